@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"path/filepath"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+)
+
+// options are the flags.
+type options struct {
+	driverName  string
+	nodeName    string
+	kubeconfig  string
+	pluginDir   string
+	registryDir string
+	cdiDir      string
+	cdiHook     string
+	httpAddress string
+
+	driver nvml.DriverRoot
+
+	simulate            bool
+	simulateDir         string
+	simulateProfile     string
+	simulateProfilesDir string
+}
+
+func (o *options) addFlags(f *pflag.FlagSet) {
+	f.StringVar(&o.driverName, "driver-name", "gpu.nvidia.com", "name of the driver, as in device classes")
+	f.StringVar(&o.nodeName, "node-name", "", "name of this node (required)")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server; empty: as a pod does")
+	f.StringVar(&o.pluginDir, "plugin-dir", "", "directory for sockets and records, the same path on the host (default /var/lib/kubelet/plugins/<driver name>)")
+	f.StringVar(&o.registryDir, "registry-dir", "/var/lib/kubelet/plugins_registry", "where the kubelet looks for plugins")
+	f.StringVar(&o.cdiDir, "cdi-dir", "/var/run/cdi", "where container runtimes look for CDI specs")
+	f.StringVar(&o.cdiHook, "cdi-hook", "/usr/bin/nvidia-cdi-hook", "NVIDIA's CDI hook program, copied to the plugin directory, from where the host runs it")
+	f.StringVar(&o.httpAddress, "http-address", ":8081", "where /healthz and /readyz are served; empty: nowhere")
+	f.StringVar(&o.driver.Host, "driver-root", "/", "root of NVIDIA's driver on the host")
+	f.StringVar(&o.driver.Here, "driver-root-mount", "/driver-root", "where that root is seen by this program")
+	f.BoolVar(&o.simulate, "simulate", false, "serve simulated GPUs; the driver root is then made below --simulate-dir")
+	f.StringVar(&o.simulateDir, "simulate-dir", "/var/lib/gpu-dra-driver/sim", "directory of the simulated GPUs, the same path on the host")
+	f.StringVar(&o.simulateProfile, "simulate-profile", "", "profile of a node without the label "+profileLabel+": a name, or the path of a YAML file")
+	f.StringVar(&o.simulateProfilesDir, "simulate-profiles-dir", "", "directory with further profiles, NAME.yaml")
+}
+
+// complete checks the flags and fills in what follows from others.
+func (o *options) complete() error {
+	if o.nodeName == "" {
+		return errors.New("--node-name (or NODE_NAME) is required: the name of the Node object of this machine")
+	}
+	if o.pluginDir == "" {
+		o.pluginDir = filepath.Join("/var/lib/kubelet/plugins", o.driverName)
+	}
+	return nil
+}

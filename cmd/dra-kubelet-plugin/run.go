@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/google/renameio/v2"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/gpudra/gpu-dra-driver/internal/plugin"
+	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/claims"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+)
+
+// bootIDFile changes its content every time the machine starts (proc(5)).
+const bootIDFile = "/proc/sys/kernel/random/boot_id"
+
+// run wires the parts together and serves until ctx ends.
+func run(ctx context.Context, o options) error {
+	client, err := newClient(o.kubeconfig)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(o.pluginDir, 0o750); err != nil {
+		return err
+	}
+	hook, err := installHook(o.cdiHook, o.pluginDir)
+	if err != nil {
+		return err
+	}
+	records, err := checkpoint.Open(o.pluginDir)
+	if err != nil {
+		return fmt.Errorf("open the records of claims: %w", err)
+	}
+	specs, err := cdi.NewSpecs(o.driverName, o.cdiDir)
+	if err != nil {
+		return err
+	}
+	bootID, err := os.ReadFile(bootIDFile)
+	if err != nil {
+		return err
+	}
+	machine := nvml.Config{Sysfs: "/sys", Driver: o.driver, HookPath: hook}
+	if o.simulate {
+		if err := simulate(ctx, client, o, &machine); err != nil {
+			return err
+		}
+	}
+	return plugin.Run(ctx, plugin.Config{
+		DriverName:  o.driverName,
+		NodeName:    o.nodeName,
+		PluginDir:   o.pluginDir,
+		RegistryDir: o.registryDir,
+		HTTPAddress: o.httpAddress,
+		BootID:      strings.TrimSpace(string(bootID)),
+		Client:      client,
+		Specs:       specs,
+		Records:     records,
+		Discover:    func() (claims.Node, []error, error) { return discover(machine) },
+	})
+}
+
+// discover opens the driver's library and reads all GPUs. On an error it can be called again.
+func discover(c nvml.Config) (claims.Node, []error, error) {
+	library, err := c.Driver.Library()
+	if err != nil {
+		return claims.Node{}, nil, err
+	}
+	if c.Library == nil {
+		c.Library = nvmllib.New(nvmllib.WithLibraryPath(library))
+	}
+	node, err := nvml.Open(c)
+	if err != nil {
+		return claims.Node{}, nil, err
+	}
+	devices, broken, err := node.Discover()
+	if err != nil {
+		return claims.Node{}, nil, errors.Join(err, node.Close())
+	}
+	return claims.Node{Inventory: inventory.New(devices), Hardware: node}, broken, nil
+}
+
+// newClient leaves the pace to the API server, whose priority and fairness is made for it: a limit here would only delay pods.
+func newClient(kubeconfig string) (kubernetes.Interface, error) {
+	config, err := rest.InClusterConfig()
+	if kubeconfig != "" {
+		config, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reach the API server (--kubeconfig %q): %w", kubeconfig, err)
+	}
+	config.QPS = -1
+	return kubernetes.NewForConfig(config)
+}
+
+// installHook copies the hook program to a directory that the host has too, and returns its path there.
+func installHook(source, dir string) (string, error) {
+	target := filepath.Join(dir, filepath.Base(source))
+	program, err := os.ReadFile(source)
+	if err != nil {
+		return "", fmt.Errorf("read the CDI hook program (--cdi-hook): %w", err)
+	}
+	installed, err := os.ReadFile(target)
+	if err == nil && bytes.Equal(program, installed) {
+		return target, nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	// Replaced in one step: the host may be running the old one.
+	if err := renameio.WriteFile(target, program, 0o755, renameio.IgnoreUmask()); err != nil {
+		return "", fmt.Errorf("install the CDI hook program: %w", err)
+	}
+	return target, nil
+}

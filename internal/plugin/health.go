@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// status is what the plugin tells about itself.
+type status struct {
+	registration func() *registerapi.RegistrationStatus
+
+	mu      sync.Mutex
+	waiting error
+}
+
+func newStatus() *status {
+	return &status{waiting: errors.New("starting")}
+}
+
+// wait says what the plugin waits for; nil: for nothing, devices are published.
+func (s *status) wait(reason error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waiting = reason
+}
+
+func (s *status) waitingFor() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.waiting
+}
+
+// ready is nil when devices are published and the kubelet knows the plugin.
+func (s *status) ready() error {
+	if err := s.waitingFor(); err != nil {
+		return fmt.Errorf("waiting: %w", err)
+	}
+	switch r := s.registration(); {
+	case r == nil:
+		return errors.New("waiting for the kubelet to register the plugin")
+	case !r.PluginRegistered:
+		return fmt.Errorf("the kubelet refused to register the plugin: %s", r.Error)
+	}
+	return nil
+}
+
+// serveHealth answers /healthz while the process lives and /readyz when the plugin is ready, with the reason when it is not.
+func serveHealth(address string, s *status) (*http.Server, error) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := s.ready(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	if address == "" {
+		return server, nil
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("serve health: %w", err)
+	}
+	go func() { _ = server.Serve(listener) }() // ends when the server is closed
+	return server, nil
+}

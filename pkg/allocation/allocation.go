@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package allocation reads what the scheduler has given to a claim.
+package allocation
+
+import (
+	"errors"
+	"fmt"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/api"
+)
+
+// ErrNotAllocated means that the scheduler has not decided about the claim yet, or has taken its decision back.
+var ErrNotAllocated = errors.New("claim is not allocated")
+
+// Result is one device of ours that the claim got, with the configuration that rules it.
+type Result struct {
+	Request string // as in the claim; "main/sub" for an alternative of firstAvailable
+	Pool    string
+	Device  string
+	ShareID types.UID // set when the device is shared
+	Config  api.GpuConfig
+}
+
+// Results are the devices of this driver that the claim got, in the order of the allocation. Those of other drivers, and the
+// configuration for them, are left alone. The error reports every configuration that cannot be read.
+func Results(claim *resourceapi.ResourceClaim, driver string) ([]Result, error) {
+	if claim.Status.Allocation == nil {
+		return nil, ErrNotAllocated
+	}
+	devices := claim.Status.Allocation.Devices
+	configs := decodeConfigs(devices.Config, driver)
+	var results []Result
+	var errs []error
+	for _, r := range devices.Results {
+		if r.Driver != driver {
+			continue
+		}
+		config, err := rulingConfig(configs, devices.Config, r, driver)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("request %s: %w", r.Request, err))
+			continue
+		}
+		result := Result{Request: r.Request, Pool: r.Pool, Device: r.Device, Config: config}
+		if r.ShareID != nil {
+			result.ShareID = *r.ShareID
+		}
+		results = append(results, result)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return results, nil
+}
+
+// decoded is a configuration of ours, or why it cannot be read.
+type decoded struct {
+	config api.GpuConfig
+	err    error
+}
+
+// decodeConfigs reads the configurations of this driver once each, by the address of their parameters.
+func decodeConfigs(configs []resourceapi.DeviceAllocationConfiguration, driver string) map[*resourceapi.OpaqueDeviceConfiguration]decoded {
+	out := map[*resourceapi.OpaqueDeviceConfiguration]decoded{}
+	for i, c := range configs {
+		if c.Opaque == nil || c.Opaque.Driver != driver {
+			continue
+		}
+		path := field.NewPath("status", "allocation", "devices", "config").Index(i).Child("opaque", "parameters")
+		config, err := api.Decode(c.Opaque.Parameters.Raw, path)
+		if err != nil {
+			err = fmt.Errorf("config from %s: %w", origin(c.Source), err)
+		}
+		out[c.Opaque] = decoded{config, err}
+	}
+	return out
+}
+
+// rulingConfig is the last configuration of ours that applies to the result: those of the class come before those of the claim.
+// One that cannot be read is an error even where a later one would rule, because its author meant something by it.
+func rulingConfig(configs map[*resourceapi.OpaqueDeviceConfiguration]decoded, all []resourceapi.DeviceAllocationConfiguration,
+	result resourceapi.DeviceRequestAllocationResult, driver string) (api.GpuConfig, error) {
+	var ruling api.GpuConfig
+	var errs []error
+	for _, c := range resourceclaim.ConfigForResult(all, result) {
+		if c.Opaque.Driver != driver {
+			continue
+		}
+		d := configs[c.Opaque]
+		ruling = d.config
+		errs = append(errs, d.err)
+	}
+	return ruling, errors.Join(errs...)
+}
+
+func origin(source resourceapi.AllocationConfigSource) string {
+	if source == resourceapi.AllocationConfigSourceClass {
+		return "the device class"
+	}
+	return "the claim"
+}

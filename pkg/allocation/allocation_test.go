@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package allocation
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+)
+
+const driver = "gpu.nvidia.com"
+
+// config is one line of an allocation: where it comes from, for which driver and requests, and the variable A that it sets.
+func config(source resourceapi.AllocationConfigSource, driver, parameters string, requests ...string) resourceapi.DeviceAllocationConfiguration {
+	return resourceapi.DeviceAllocationConfiguration{
+		Source: source, Requests: requests,
+		DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+			Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(parameters)}}},
+	}
+}
+
+func setA(value string) string {
+	return `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","environment":{"A":"` + value + `"}}`
+}
+
+func TestResults(t *testing.T) {
+	const class, claim = resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim
+	gpu := func(request, device string) resourceapi.DeviceRequestAllocationResult {
+		return resourceapi.DeviceRequestAllocationResult{Driver: driver, Pool: "n", Request: request, Device: device}
+	}
+	nic := resourceapi.DeviceRequestAllocationResult{Driver: "dra.net", Pool: "n", Request: "nic", Device: "eth1"}
+	shared := gpu("r", "d")
+	shared.ShareID = ptr.To(types.UID("s1"))
+	bad := `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","enviroment":{}}`
+
+	for _, row := range []struct {
+		name    string
+		results []resourceapi.DeviceRequestAllocationResult
+		configs []resourceapi.DeviceAllocationConfiguration
+		want    string
+	}{
+		{"one device without configuration", []resourceapi.DeviceRequestAllocationResult{gpu("r", "d")}, nil, "r n/d A="},
+		{"devices of other drivers are skipped", []resourceapi.DeviceRequestAllocationResult{nic, gpu("r", "d")}, nil, "r n/d A="},
+		{"the share is kept", []resourceapi.DeviceRequestAllocationResult{shared}, nil, "r n/d share=s1 A="},
+		{"a configuration without requests is for all",
+			[]resourceapi.DeviceRequestAllocationResult{gpu("r", "d"), gpu("q", "e")},
+			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, setA("1"))}, "r n/d A=1\nq n/e A=1"},
+		{"the claim rules over its class",
+			[]resourceapi.DeviceRequestAllocationResult{gpu("r", "d")},
+			[]resourceapi.DeviceAllocationConfiguration{config(class, driver, setA("1"), "r"), config(claim, driver, setA("2"), "r")}, "r n/d A=2"},
+		{"the last of several rules",
+			[]resourceapi.DeviceRequestAllocationResult{gpu("r", "d")},
+			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, setA("1")), config(claim, driver, setA("2"), "r"), config(claim, driver, setA("3"), "q")}, "r n/d A=2"},
+		{"a configuration for a request is for its alternatives too",
+			[]resourceapi.DeviceRequestAllocationResult{gpu("r/small", "d")},
+			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, setA("1"), "r")}, "r/small n/d A=1"},
+		{"a configuration for another alternative is not",
+			[]resourceapi.DeviceRequestAllocationResult{gpu("r/small", "d")},
+			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, setA("1"), "r/large")}, "r/small n/d A="},
+		{"another driver's configuration is ignored, whatever it says",
+			[]resourceapi.DeviceRequestAllocationResult{gpu("r", "d")},
+			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, setA("1")), config(claim, "dra.net", `{"x"`)}, "r n/d A=1"},
+		{"a configuration that cannot be read is refused, with its path",
+			[]resourceapi.DeviceRequestAllocationResult{gpu("r", "d")},
+			[]resourceapi.DeviceAllocationConfiguration{config(class, driver, bad), config(claim, driver, setA("1"))},
+			"error: request r: config from the device class: status.allocation.devices.config[0].opaque.parameters.enviroment: Forbidden: unknown field"},
+		{"a bad configuration for a request that is not ours is no business of ours",
+			[]resourceapi.DeviceRequestAllocationResult{nic, gpu("r", "d")},
+			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, bad, "nic")}, "r n/d A="},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			c := &resourceapi.ResourceClaim{Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{
+				Devices: resourceapi.DeviceAllocationResult{Results: row.results, Config: row.configs}}}}
+			if got := text(Results(c, driver)); got != row.want {
+				t.Errorf("\ngot  %s\nwant %s", got, row.want)
+			}
+		})
+	}
+}
+
+func TestResultsOfAnUnallocatedClaim(t *testing.T) {
+	if _, err := Results(&resourceapi.ResourceClaim{}, driver); !errors.Is(err, ErrNotAllocated) {
+		t.Errorf("got %v, want %v", err, ErrNotAllocated)
+	}
+}
+
+func text(results []Result, err error) string {
+	if err != nil {
+		return "error: " + err.Error()
+	}
+	var lines []string
+	for _, r := range results {
+		line := fmt.Sprintf("%s %s/%s", r.Request, r.Pool, r.Device)
+		if r.ShareID != "" {
+			line += " share=" + string(r.ShareID)
+		}
+		lines = append(lines, line+" A="+r.Config.Environment["A"])
+	}
+	return strings.Join(lines, "\n")
+}

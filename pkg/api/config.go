@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package api is what a user may write in the opaque parameters of a claim or a device class.
+package api
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	kjson "sigs.k8s.io/json"
+)
+
+// GroupVersion is the apiVersion of every kind in this package.
+const GroupVersion = "resource.nvidia.com/v1beta1"
+
+// KindGpuConfig is the kind of GpuConfig.
+const KindGpuConfig = "GpuConfig"
+
+// GpuConfig is how a claim wants its GPUs. The zero value is the default: the whole GPU, as it is.
+type GpuConfig struct {
+	// Environment is passed to every container that uses the claim.
+	Environment map[string]string
+}
+
+// driverEnv are the variables that the driver sets itself; a user who could override them would change which GPUs a container sees.
+var driverEnv = []string{"NVIDIA_VISIBLE_DEVICES", "NVIDIA_CTK_LIBCUDA_DIR"}
+
+// mpsEnvPrefix begins the variables by which a share of a GPU is limited.
+const mpsEnvPrefix = "CUDA_MPS_"
+
+// gpuConfigJSON is GpuConfig as it is written.
+type gpuConfigJSON struct {
+	APIVersion  string            `json:"apiVersion"`
+	Kind        string            `json:"kind"`
+	Environment map[string]string `json:"environment,omitempty"`
+	// Sharing is a part of the contract that this version does not serve yet: read so that the refusal can say so.
+	Sharing map[string]any `json:"sharing,omitempty"`
+}
+
+// Decode reads the opaque parameters of a claim or class. It is strict: an unknown field, an unknown kind or a bad value is an
+// error, and the error reports every problem with its path below root.
+func Decode(raw []byte, root *field.Path) (GpuConfig, error) {
+	if err := checkKind(raw, root); err != nil {
+		return GpuConfig{}, err
+	}
+	var in gpuConfigJSON
+	strict, err := kjson.UnmarshalStrict(raw, &in)
+	if err != nil {
+		return GpuConfig{}, fmt.Errorf("%s: %w", root, err)
+	}
+	var errs field.ErrorList
+	for _, e := range strict {
+		errs = append(errs, fieldError(e, root))
+	}
+	if len(in.Sharing) > 0 {
+		errs = append(errs, field.Forbidden(root.Child("sharing"),
+			"this version hands out whole GPUs only; remove the field"))
+	}
+	errs = append(errs, checkEnvironment(in.Environment, root.Child("environment"))...)
+	if len(errs) > 0 {
+		return GpuConfig{}, errs.ToAggregate()
+	}
+	return GpuConfig{Environment: in.Environment}, nil
+}
+
+// checkKind reports parameters that are no object of ours at all, before their fields are looked at: the fields of another kind
+// would all be unknown.
+func checkKind(raw []byte, root *field.Path) error {
+	var meta struct {
+		APIVersion string `json:"apiVersion"`
+		Kind       string `json:"kind"`
+	}
+	if err := json.Unmarshal(raw, &meta); err != nil {
+		return fmt.Errorf("%s: %w", root, err)
+	}
+	var errs field.ErrorList
+	if meta.APIVersion != GroupVersion {
+		errs = append(errs, field.NotSupported(root.Child("apiVersion"), meta.APIVersion, []string{GroupVersion}))
+	}
+	if meta.Kind != KindGpuConfig {
+		errs = append(errs, field.NotSupported(root.Child("kind"), meta.Kind, []string{KindGpuConfig}))
+	}
+	return errs.ToAggregate()
+}
+
+// fieldError gives a strict decoding error the form of all other problems.
+func fieldError(err error, root *field.Path) *field.Error {
+	if f, ok := err.(kjson.FieldError); ok {
+		detail, _, _ := strings.Cut(err.Error(), " field ")
+		return field.Forbidden(root.Child(f.FieldPath()), detail+" field")
+	}
+	return field.Invalid(root, "", err.Error())
+}
+
+func checkEnvironment(env map[string]string, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		at := path.Key(name)
+		for _, problem := range validation.IsEnvVarName(name) {
+			errs = append(errs, field.Invalid(at, name, problem))
+		}
+		if slices.Contains(driverEnv, name) || strings.HasPrefix(name, mpsEnvPrefix) {
+			errs = append(errs, field.Forbidden(at, "the driver sets this variable itself"))
+		}
+		if strings.ContainsRune(env[name], 0) {
+			errs = append(errs, field.Invalid(at, env[name], "must not contain a NUL character"))
+		}
+	}
+	return errs
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"k8s.io/apimachinery/pkg/types"
+	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/pkg/parser"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+const (
+	driverClass = "driver" // what every container needs of the driver, in one spec: runtimes parse all specs again on every change
+	claimClass  = "claim"  // what one claim adds, in a spec of its own
+
+	driverDevice = "common" // the only device of the driver's spec
+)
+
+// Specs keeps the spec files of one driver in a CDI directory.
+type Specs struct {
+	dir    string
+	vendor string
+	cache  *cdiapi.Cache
+}
+
+// NewSpecs keeps the specs of the driver in dir, which is made when something is written.
+func NewSpecs(driver, dir string) (*Specs, error) {
+	vendor := "k8s." + driver
+	if err := parser.ValidateVendorName(vendor); err != nil {
+		return nil, fmt.Errorf("driver name %q: %w", driver, err)
+	}
+	// The cache is used to write only; a refresh would read every spec on the machine.
+	cache, err := cdiapi.NewCache(cdiapi.WithSpecDirs(dir), cdiapi.WithAutoRefresh(false))
+	if err != nil {
+		return nil, err
+	}
+	return &Specs{dir: dir, vendor: vendor, cache: cache}, nil
+}
+
+// WriteDriver makes the driver's spec say what common says, and returns the qualified name of the device that every container
+// with a GPU needs. A spec that says so already is left alone.
+func (s *Specs) WriteDriver(common gpu.Access) (string, error) {
+	// A CDI device must edit something. The variable keeps NVIDIA's own runtime, where it is installed, from adding GPUs of its own.
+	device := Device{Name: driverDevice, Access: gpu.Access{Env: []string{"NVIDIA_VISIBLE_DEVICES=void"}}}
+	name := parser.QualifiedName(s.vendor, driverClass, driverDevice)
+	spec, err := render(s.kind(driverClass), common, []Device{device})
+	if err != nil {
+		return "", err
+	}
+	if same, err := s.holds(s.driverFile(), spec); err != nil || same {
+		return name, err
+	}
+	return name, s.write(spec, s.driverFile())
+}
+
+// WriteClaim writes the spec of a claim and returns the qualified names of its devices, in their order.
+func (s *Specs) WriteClaim(claim types.UID, devices []Device) ([]string, error) {
+	spec, err := render(s.kind(claimClass), gpu.Access{}, devices)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, d := range devices {
+		names = append(names, parser.QualifiedName(s.vendor, claimClass, d.Name))
+	}
+	return names, s.write(spec, s.claimFile(claim))
+}
+
+// RemoveClaim removes the spec of a claim. It is no error if there is none.
+func (s *Specs) RemoveClaim(claim types.UID) error {
+	return s.cache.RemoveSpec(s.claimFile(claim))
+}
+
+// Complete says whether both specs that the containers of a claim need are there.
+func (s *Specs) Complete(claim types.UID) (bool, error) {
+	for _, name := range []string{s.driverFile(), s.claimFile(claim)} {
+		_, err := os.Stat(filepath.Join(s.dir, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+func (s *Specs) kind(class string) string { return s.vendor + "/" + class }
+
+func (s *Specs) driverFile() string { return cdiapi.GenerateSpecName(s.vendor, driverClass) + ".json" }
+
+func (s *Specs) claimFile(claim types.UID) string {
+	return cdiapi.GenerateTransientSpecName(s.vendor, claimClass, string(claim)) + ".json"
+}
+
+func (s *Specs) write(spec *specs.Spec, name string) error {
+	if err := s.cache.WriteSpec(spec, name); err != nil {
+		return fmt.Errorf("write CDI spec %s: %w", name, err)
+	}
+	return nil
+}
+
+// holds says whether the file has this spec, byte by byte as the library writes it.
+func (s *Specs) holds(name string, spec *specs.Spec) (bool, error) {
+	want, err := json.Marshal(spec)
+	if err != nil {
+		return false, err
+	}
+	got, err := os.ReadFile(filepath.Join(s.dir, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return bytes.Equal(got, want), err
+}

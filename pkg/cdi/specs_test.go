@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+var (
+	common = gpu.Access{
+		Nodes:  []gpu.Node{{Path: "/dev/nvidiactl", HostPath: "/root/dev/nvidiactl", Type: "c", Major: 60, Minor: 255, Permissions: "rw"}},
+		Mounts: []gpu.Mount{{HostPath: "/root/usr/bin/nvidia-smi", ContainerPath: "/usr/bin/nvidia-smi", Options: []string{"ro", "rbind"}}},
+		Env:    []string{"NVIDIA_VISIBLE_DEVICES=void"},
+		Hooks:  []gpu.Hook{{Name: "createContainer", Path: "/hook", Args: []string{"hook", "update-ldcache"}, Env: []string{"A=1"}}},
+		Groups: []uint32{44},
+	}
+	first = Device{Name: "u1-gpu-01-00-0", Access: gpu.Access{
+		Nodes: []gpu.Node{{Path: "/dev/nvidia0", Type: "c", Major: 60, Minor: 0}}, Env: []string{"B=2"}}}
+	second = Device{Name: "u1-gpu-02-00-0", Access: gpu.Access{
+		Nodes: []gpu.Node{{Path: "/dev/nvidia1", Type: "c", Major: 60, Minor: 1}}}}
+)
+
+func newSpecs(t *testing.T) (*Specs, string) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "cdi")
+	s, err := NewSpecs("gpu.nvidia.com", dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, dir
+}
+
+func write(t *testing.T, s *Specs) (driver string, devices []string) {
+	t.Helper()
+	driver, err := s.WriteDriver(common)
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices, err = s.WriteClaim("u1", []Device{first, second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return driver, devices
+}
+
+// What a runtime makes of the specs: every container gets the driver's part once, and its own devices only.
+func TestInjection(t *testing.T) {
+	s, dir := newSpecs(t)
+	driver, devices := write(t, s)
+	runtime, err := cdiapi.NewCache(cdiapi.WithSpecDirs(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		name string
+		ids  []string
+		want string
+	}{
+		{"one device", []string{driver, devices[0]}, "env NVIDIA_VISIBLE_DEVICES=void B=2\nnodes /dev/nvidiactl /dev/nvidia0\nmounts /usr/bin/nvidia-smi\nhooks 1 groups [44]"},
+		{"two devices, each with the driver's", []string{driver, devices[0], driver, devices[1]},
+			"env NVIDIA_VISIBLE_DEVICES=void B=2\nnodes /dev/nvidiactl /dev/nvidia0 /dev/nvidia1\nmounts /usr/bin/nvidia-smi\nhooks 1 groups [44]"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			spec := &oci.Spec{Process: &oci.Process{}, Linux: &oci.Linux{}}
+			// The nodes of the test do not exist: their numbers must come from the spec.
+			if _, err := runtime.InjectDevices(spec, row.ids...); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(injected(spec), row.want); diff != "" {
+				t.Errorf("got - want +\n%s", diff)
+			}
+		})
+	}
+}
+
+func injected(spec *oci.Spec) string {
+	var nodes, mounts []string
+	for _, d := range spec.Linux.Devices {
+		nodes = append(nodes, d.Path)
+	}
+	for _, m := range spec.Mounts {
+		mounts = append(mounts, m.Destination)
+	}
+	return fmt.Sprintf("env %s\nnodes %s\nmounts %s\nhooks %d groups %v",
+		strings.Join(spec.Process.Env, " "), strings.Join(nodes, " "), strings.Join(mounts, " "),
+		len(spec.Hooks.CreateContainer), spec.Process.User.AdditionalGids)
+}
+
+func TestClaimSpecFile(t *testing.T) {
+	s, dir := newSpecs(t)
+	write(t, s)
+	got, err := os.ReadFile(filepath.Join(dir, "k8s.gpu.nvidia.com-claim_u1.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{"cdiVersion":"0.3.0","kind":"k8s.gpu.nvidia.com/claim","devices":[` +
+		`{"name":"u1-gpu-01-00-0","containerEdits":{"env":["B=2"],"deviceNodes":[{"path":"/dev/nvidia0","type":"c","major":60}]}},` +
+		`{"name":"u1-gpu-02-00-0","containerEdits":{"deviceNodes":[{"path":"/dev/nvidia1","type":"c","major":60,"minor":1}]}}],"containerEdits":{}}`
+	if string(got) != want {
+		t.Errorf("\ngot  %s\nwant %s", got, want)
+	}
+}
+
+// Runtimes read every spec again when one changes, so what is already there is not written.
+func TestDriverSpecIsWrittenWhenItChanges(t *testing.T) {
+	s, dir := newSpecs(t)
+	write(t, s)
+	file := filepath.Join(dir, "k8s.gpu.nvidia.com-driver.json")
+	inode := func() uint64 {
+		t.Helper()
+		var stat unix.Stat_t
+		if err := unix.Stat(file, &stat); err != nil {
+			t.Fatal(err)
+		}
+		return stat.Ino
+	}
+	before := inode()
+	write(t, s)
+	if inode() != before {
+		t.Error("written again without a change")
+	}
+	changed := common
+	changed.Env = []string{"NEW=1"}
+	if _, err := s.WriteDriver(changed); err != nil {
+		t.Fatal(err)
+	}
+	if data, _ := os.ReadFile(file); !strings.Contains(string(data), "NEW=1") {
+		t.Errorf("not written after a change: %s", data)
+	}
+}
+
+func TestCompleteAndRemove(t *testing.T) {
+	s, dir := newSpecs(t)
+	complete := func(want bool, when string) {
+		t.Helper()
+		if got, err := s.Complete("u1"); err != nil || got != want {
+			t.Errorf("%s: got %t, %v, want %t", when, got, err, want)
+		}
+	}
+	complete(false, "before anything is written")
+	write(t, s)
+	complete(true, "when both specs are written")
+	if err := os.Remove(filepath.Join(dir, "k8s.gpu.nvidia.com-driver.json")); err != nil {
+		t.Fatal(err)
+	}
+	complete(false, "without the driver's spec")
+	write(t, s)
+	for range 2 {
+		if err := s.RemoveClaim("u1"); err != nil {
+			t.Fatal(err)
+		}
+		complete(false, "after the claim's is removed")
+	}
+}
+
+func TestDriverNameThatIsNoVendor(t *testing.T) {
+	if _, err := NewSpecs("gpu/nvidia", t.TempDir()); err == nil || !strings.Contains(err.Error(), `driver name "gpu/nvidia"`) {
+		t.Errorf("got %v", err)
+	}
+}

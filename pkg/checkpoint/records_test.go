@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+func open(t *testing.T, dir string) *Records {
+	t.Helper()
+	r, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func record(uid types.UID, phase Phase, devices ...string) Record {
+	rec := Record{Version: 1, Claim: sharing.Claim{Namespace: "ns", Name: "name-" + string(uid), UID: uid}, Phase: phase, BootID: "boot"}
+	for _, d := range devices {
+		rec.Plan.Assignments = append(rec.Plan.Assignments, sharing.Assignment{Request: "r", Pool: "n", Device: d, GPU: "GPU-x"})
+	}
+	return rec
+}
+
+func put(t *testing.T, r *Records, records ...Record) {
+	t.Helper()
+	for _, rec := range records {
+		if err := r.Put(rec); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// holders are the claims on the devices as text.
+func holders(r *Records, except types.UID, devices ...string) string {
+	found, err := r.Holders(devices, except)
+	if err != nil {
+		return "error: " + err.Error()
+	}
+	var uids []string
+	for _, h := range found {
+		uids = append(uids, string(h.Claim.UID))
+	}
+	slices.Sort(uids)
+	return strings.Join(uids, " ")
+}
+
+func TestWhatIsPutIsGot(t *testing.T) {
+	dir := t.TempDir()
+	want := record("u1", Prepared, "gpu-1", "gpu-2")
+	put(t, open(t, dir), want)
+	got, err := open(t, dir).Get("u1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(got, want); diff != "" {
+		t.Errorf("got - want +\n%s", diff)
+	}
+	if left, _ := os.ReadDir(filepath.Join(dir, "tmp")); len(left) > 0 {
+		t.Errorf("%d temporary files left", len(left))
+	}
+}
+
+// Records of format 1 must load for ever, and this driver still writes format 1.
+func TestGoldenRecord(t *testing.T) {
+	const uid, file = "11111111-2222-3333-4444-555555555555", "testdata/v1/11111111-2222-3333-4444-555555555555.json"
+	golden, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, err := decode(golden, uid, file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := fmt.Sprintf("%s %s %s %s %v %s %s", rec.Claim, rec.Phase, rec.BootID, rec.Plan.Assignments[0].GPU,
+		rec.Plan.Assignments[0].Environment, rec.Grants[0].ShareID, rec.Grants[0].CDI[0])
+	want := "ml/train-gpu-x7k2p Prepared b0071d00-0000-4000-8000-000000000001 GPU-0a1b2c3d-0000-4000-8000-000000000003 " +
+		"map[NCCL_DEBUG:INFO] 5ba4e1d0-0000-4000-8000-000000000002 k8s.gpu.nvidia.com/driver=common"
+	if got != want {
+		t.Errorf("\ngot  %s\nwant %s", got, want)
+	}
+	written, err := encode(rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(written), string(golden)); diff != "" {
+		t.Errorf("written anew: got - want +\n%s", diff)
+	}
+}
+
+func TestHolders(t *testing.T) {
+	dir := t.TempDir()
+	r := open(t, dir)
+	put(t, r, record("u1", Prepared, "gpu-1"), record("u2", Releasing, "gpu-2", "gpu-3"), record("u3", Prepared, "gpu-3"))
+	for _, row := range []struct {
+		name    string
+		devices []string
+		except  types.UID
+		want    string
+	}{
+		{"the claim on a device", []string{"gpu-1"}, "", "u1"},
+		{"a claim that is being released still holds", []string{"gpu-2"}, "", "u2"},
+		{"several devices, each claim once", []string{"gpu-2", "gpu-3"}, "", "u2 u3"},
+		{"not the claim that asks", []string{"gpu-3"}, "u3", "u2"},
+		{"nobody", []string{"gpu-4"}, "", ""},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			if got := holders(r, row.except, row.devices...); got != row.want {
+				t.Errorf("got %q, want %q", got, row.want)
+			}
+		})
+	}
+	if err := r.Delete(record("u2", Releasing, "gpu-2", "gpu-3")); err != nil {
+		t.Fatal(err)
+	}
+	if got := holders(r, "", "gpu-2", "gpu-3"); got != "u3" {
+		t.Errorf("after a release: got %q, want %q", got, "u3")
+	}
+}
+
+// The marks below devices/ are not synced: a power cut may lose any of them, or leave one whose record was never written.
+func TestMarksAreMadeAgain(t *testing.T) {
+	dir := t.TempDir()
+	r := open(t, dir)
+	put(t, r, record("u1", Prepared, "gpu-1", "gpu-2"))
+	if err := os.RemoveAll(filepath.Join(dir, "devices")); err != nil {
+		t.Fatal(err)
+	}
+	r = open(t, dir)
+	if err := r.mark("gpu-1", "never-written"); err != nil {
+		t.Fatal(err)
+	}
+	if got := holders(r, "", "gpu-1"); got != "u1" {
+		t.Errorf("got %q, want u1", got)
+	}
+	if got := holders(r, "", "gpu-2"); got != "u1" {
+		t.Errorf("got %q, want u1", got)
+	}
+	if left, _ := r.marks("gpu-1"); len(left) != 1 {
+		t.Errorf("marks left: %v", left)
+	}
+}
+
+func TestUnreadableRecords(t *testing.T) {
+	for _, row := range []struct {
+		name    string
+		content string
+		want    string
+	}{
+		{"empty", "", "unexpected end of JSON input"},
+		{"truncated", `{"version":1,"claim":{"uid":"u1"`, "unexpected end of JSON input"},
+		{"of another claim", `{"version":1,"claim":{"uid":"u2"},"phase":"Prepared"}`, "is about claim u2"},
+		{"without a phase", `{"version":1,"claim":{"uid":"u1"}}`, `version 1, phase ""`},
+		{"from a newer driver", `{"version":2,"claim":{"uid":"u1"},"phase":"Sleeping"}`, "format 2 is from a newer driver, this one reads up to 1; run that driver again"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			dir := t.TempDir()
+			r := open(t, dir)
+			put(t, r, record("u1", Prepared, "gpu-1"), record("u2", Prepared, "gpu-2"))
+			file := filepath.Join(dir, "claims", "u1.json")
+			if err := os.WriteFile(file, []byte(row.content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			r = open(t, dir) // a restart neither fails nor forgets
+
+			_, err := r.Get("u1")
+			if !errors.Is(err, ErrUnreadable) || !strings.Contains(err.Error(), file) || !strings.Contains(err.Error(), row.want) {
+				t.Errorf("got  %v\nwant %s … %s", err, file, row.want)
+			}
+			if got := holders(r, "", "gpu-1"); !strings.Contains(got, "error: may hold gpu-1: "+file) {
+				t.Errorf("its device is not blocked: %s", got)
+			}
+			if got := holders(r, "", "gpu-2"); got != "u2" {
+				t.Errorf("another device: got %q, want u2", got)
+			}
+			listed, err := r.List()
+			if len(listed) != 1 || listed[0].Claim.UID != "u2" || !errors.Is(err, ErrUnreadable) {
+				t.Errorf("listed %v, %v", listed, err)
+			}
+			if now, _ := os.ReadFile(file); string(now) != row.content {
+				t.Errorf("the file was changed to %q", now)
+			}
+			// When even the marks are lost, it may hold any device; removing the file ends that.
+			if err := os.RemoveAll(filepath.Join(dir, "devices")); err != nil {
+				t.Fatal(err)
+			}
+			r = open(t, dir)
+			if got := holders(r, "", "gpu-3"); !strings.Contains(got, file) {
+				t.Errorf("without marks: got %q, want an error about %s", got, file)
+			}
+			if err := os.Remove(file); err != nil {
+				t.Fatal(err)
+			}
+			if got := holders(r, "", "gpu-3"); got != "" {
+				t.Errorf("after the file was removed: got %q, want nobody", got)
+			}
+		})
+	}
+}
+
+func TestUIDsThatLeadElsewhere(t *testing.T) {
+	r := open(t, t.TempDir())
+	for _, uid := range []types.UID{"", "../x", ".", "a/b", "a\x00b"} {
+		if _, err := r.Get(uid); err == nil || errors.Is(err, ErrNotFound) {
+			t.Errorf("%q: got %v, want a refusal", uid, err)
+		}
+		if err := r.Put(record(uid, Prepared)); err == nil {
+			t.Errorf("%q: was written", uid)
+		}
+	}
+}
+
+func TestAbandonedWritesAreDropped(t *testing.T) {
+	dir := t.TempDir()
+	open(t, dir)
+	old, young := filepath.Join(dir, "tmp", "old"), filepath.Join(dir, "tmp", "young")
+	for _, f := range []string{old, young} {
+		if err := os.WriteFile(f, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hourAgo := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(old, hourAgo, hourAgo); err != nil {
+		t.Fatal(err)
+	}
+	open(t, dir)
+	if _, err := os.Stat(old); err == nil {
+		t.Error("an old temporary file is left")
+	}
+	if _, err := os.Stat(young); err != nil {
+		t.Error("a file that another instance may be writing is gone")
+	}
+}
+
+// A full disk refuses the new record and keeps the old one.
+func TestDiskFull(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Skipf("mounting a small tmpfs needs root: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, 0) })
+	r := open(t, dir)
+	before := record("u1", Prepared, "gpu-1")
+	put(t, r, before)
+	fill := filepath.Join(dir, "fill")
+	if err := os.WriteFile(fill, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("the disk is not full: %v", err)
+	}
+	after := before
+	after.Phase = Releasing
+	after.BootID = strings.Repeat("x", 1<<13)
+	if err := r.Put(after); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("got %v, want %v", err, unix.ENOSPC)
+	}
+	if got, err := r.Get("u1"); err != nil || got.Phase != Prepared {
+		t.Errorf("got %s, %v, want the record as before", got.Phase, err)
+	}
+	if err := os.Remove(fill); err != nil {
+		t.Fatal(err)
+	}
+	put(t, r, after)
+}
+
+func TestLock(t *testing.T) {
+	dir := t.TempDir()
+	r, other := open(t, dir), open(t, dir) // as two instances of the driver
+	unlock, err := r.Lock(context.Background(), []string{"gpu-2", "gpu-1", "gpu-2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if free, err := other.Lock(context.Background(), []string{"gpu-3"}); err != nil {
+		t.Errorf("another device: %v", err)
+	} else {
+		free()
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	got := make(chan error)
+	go func() {
+		_, err := other.Lock(ctx, []string{"gpu-1"})
+		got <- err
+	}()
+	cancel()
+	if err := <-got; !errors.Is(err, context.Canceled) {
+		t.Errorf("a held lock: got %v, want %v", err, context.Canceled)
+	}
+	go func() {
+		free, err := other.Lock(context.Background(), []string{"gpu-1"})
+		if err == nil {
+			free()
+		}
+		got <- err
+	}()
+	unlock()
+	if err := <-got; err != nil {
+		t.Errorf("a lock given back: %v", err)
+	}
+}

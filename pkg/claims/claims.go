@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package claims prepares GPUs for claims and takes them back. It is the only package that knows the order of things:
+//
+//	Prepare:   decide → write the CDI spec → write the record (Prepared) → answer
+//	Unprepare: write the record (Releasing) → remove the CDI spec → delete the record
+//
+// Every step may be repeated, so whatever interrupts one of them is put right by calling it again.
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/allocation"
+	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+// Node is what is known of the machine.
+type Node struct {
+	Inventory inventory.Inventory
+	Hardware  Hardware
+}
+
+// Hardware is what a Preparer needs of the machine. Every method may be repeated with the same arguments.
+type Hardware interface {
+	// DriverAccess is what every container with a GPU needs.
+	DriverAccess() (gpu.Access, error)
+	// Access is what a container needs of this GPU, beside DriverAccess.
+	Access(d gpu.Device) (gpu.Access, error)
+}
+
+// Specs keeps what container runtimes are told.
+type Specs interface {
+	WriteDriver(common gpu.Access) (name string, err error)
+	WriteClaim(claim types.UID, devices []cdi.Device) (names []string, err error)
+	RemoveClaim(claim types.UID) error
+	Complete(claim types.UID) (bool, error)
+}
+
+// Records keeps what has been decided.
+type Records interface {
+	Get(claim types.UID) (checkpoint.Record, error)
+	Put(rec checkpoint.Record) error
+	Delete(rec checkpoint.Record) error
+	List() ([]checkpoint.Record, error)
+	// Lock keeps others from the devices; Holders finds the claims on them meanwhile.
+	Lock(ctx context.Context, devices []string) (unlock func(), err error)
+	Holders(devices []string, except types.UID) ([]sharing.Holder, error)
+}
+
+// Preparer prepares claims for one driver on one node. It keeps nothing in memory between calls: several may work on the same
+// records, in one process or in many.
+type Preparer struct {
+	Driver  string
+	BootID  string               // changes when the machine starts: what was prepared before must be made anew
+	Node    func() (Node, error) // asked at every call that needs it; the error says what the driver waits for
+	Specs   Specs
+	Records Records
+}
+
+// Prepare makes the devices of an allocated claim usable for containers. Repeating it gives the same answer; a claim that was
+// allocated anew since is released first. Errors: allocation.ErrNotAllocated, sharing.ErrInUse, sharing.ErrGone,
+// checkpoint.ErrUnreadable, and whatever stopped it; then nothing is promised to the kubelet and it can be called again.
+func (p *Preparer) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]checkpoint.Grant, error) {
+	results, err := allocation.Results(claim, p.Driver)
+	if err != nil || len(results) == 0 {
+		return nil, err
+	}
+	rec, err := p.Records.Get(claim.UID)
+	switch {
+	case errors.Is(err, checkpoint.ErrNotFound):
+		return p.prepare(ctx, claim, results)
+	case err != nil:
+		return nil, err
+	case rec.Phase == checkpoint.Prepared && rec.Plan.Fulfils(results):
+		return p.restore(ctx, rec)
+	}
+	if err := p.Unprepare(ctx, claim.UID); err != nil {
+		return nil, fmt.Errorf("release what the claim had before: %w", err)
+	}
+	return p.prepare(ctx, claim, results)
+}
+
+// Resume puts every claim right that a crash, a reboot or somebody's hand has left incomplete. The error reports each claim that
+// it could not help; the others are done all the same.
+func (p *Preparer) Resume(ctx context.Context) error {
+	records, err := p.Records.List()
+	errs := []error{err}
+	for _, rec := range records {
+		if rec.Phase == checkpoint.Releasing {
+			err = p.Unprepare(ctx, rec.Claim.UID)
+		} else {
+			_, err = p.restore(ctx, rec)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("resume claim %s: %w", rec.Claim, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// prepare decides what the claim gets, while nobody else can decide about the same devices.
+func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, results []allocation.Result) ([]checkpoint.Grant, error) {
+	node, err := p.Node()
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, r := range results {
+		names = append(names, r.Device)
+	}
+	unlock, err := p.Records.Lock(ctx, names)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	others, err := p.Records.Holders(names, claim.UID)
+	if err != nil {
+		return nil, err
+	}
+	plan, err := sharing.NewPlan(results, node.Inventory, others)
+	if err != nil {
+		return nil, err
+	}
+	return p.apply(node, sharing.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}, plan)
+}
+
+// restore answers for a prepared claim. What the machine has forgotten since is made again, after the recorded plan.
+func (p *Preparer) restore(ctx context.Context, rec checkpoint.Record) ([]checkpoint.Grant, error) {
+	complete, err := p.Specs.Complete(rec.Claim.UID)
+	if err != nil {
+		return nil, err
+	}
+	if complete && rec.BootID == p.BootID {
+		return rec.Grants, nil
+	}
+	node, err := p.Node()
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := p.Records.Lock(ctx, rec.Plan.Devices())
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	return p.apply(node, rec.Claim, rec.Plan)
+}
+
+// apply makes the CDI specs agree with the plan and writes down that they do.
+func (p *Preparer) apply(node Node, claim sharing.Claim, plan sharing.Plan) ([]checkpoint.Grant, error) {
+	devices, err := node.render(claim.UID, plan)
+	if err != nil {
+		return nil, err
+	}
+	common, err := node.Hardware.DriverAccess()
+	if err != nil {
+		return nil, err
+	}
+	driver, err := p.Specs.WriteDriver(common)
+	if err != nil {
+		return nil, err
+	}
+	names, err := p.Specs.WriteClaim(claim.UID, devices)
+	if err != nil {
+		return nil, err
+	}
+	rec := checkpoint.Record{Claim: claim, Phase: checkpoint.Prepared, BootID: p.BootID, Plan: plan}
+	for i, a := range plan.Assignments {
+		rec.Grants = append(rec.Grants, checkpoint.Grant{
+			Request: a.Request, Pool: a.Pool, Device: a.Device, ShareID: a.ShareID, CDI: []string{driver, names[i]}})
+	}
+	if err := p.Records.Put(rec); err != nil {
+		return nil, fmt.Errorf("record the claim: %w", err)
+	}
+	return rec.Grants, nil
+}
+
+// Unprepare takes back what the claim has. It is no error if it has nothing.
+func (p *Preparer) Unprepare(ctx context.Context, claim types.UID) error {
+	rec, err := p.Records.Get(claim)
+	if errors.Is(err, checkpoint.ErrNotFound) {
+		return p.Specs.RemoveClaim(claim) // Prepare may have been cut off between spec and record
+	}
+	if err != nil {
+		return err
+	}
+	unlock, err := p.Records.Lock(ctx, rec.Plan.Devices())
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if rec.Phase != checkpoint.Releasing {
+		rec.Phase = checkpoint.Releasing
+		if err := p.Records.Put(rec); err != nil {
+			return fmt.Errorf("record the release: %w", err)
+		}
+	}
+	if err := p.Specs.RemoveClaim(claim); err != nil {
+		return err
+	}
+	return p.Records.Delete(rec)
+}
+
+// render asks what the containers need: one CDI device for each assignment.
+func (n Node) render(claim types.UID, plan sharing.Plan) ([]cdi.Device, error) {
+	var devices []cdi.Device
+	for _, a := range plan.Assignments {
+		device, ok := n.Inventory.Find(a.Device)
+		if !ok || device.UUID != a.GPU {
+			return nil, fmt.Errorf("device %s (%s): %w", a.Device, a.GPU, sharing.ErrGone)
+		}
+		access, err := n.Hardware.Access(device)
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range slices.Sorted(maps.Keys(a.Environment)) {
+			access.Env = append(access.Env, name+"="+a.Environment[name])
+		}
+		devices = append(devices, cdi.Device{Name: cdiName(claim, a), Access: access})
+	}
+	return devices, nil
+}
+
+// cdiName is unique for ever, because runtimes remember names.
+func cdiName(claim types.UID, a sharing.Assignment) string {
+	name := string(claim) + "-" + a.Device
+	if a.ShareID != "" {
+		name += "-" + string(a.ShareID)
+	}
+	return name
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const (
+	common = "\ncdi common NVIDIA_VISIBLE_DEVICES=void"
+	aHas1  = "a Prepared boot-0 gpu-1\ncdi a-gpu-1 /dev/nvidia0" + common
+)
+
+func TestScripts(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		script string
+		said   string // by the last verb
+		want   string // the world in the end
+	}{
+		{"a claim gets its GPU", "prepare a gpu-1", "r0=node/gpu-1", aHas1},
+		{"two requests, two GPUs", "prepare a gpu-2,gpu-1", "r0=node/gpu-2 r1=node/gpu-1",
+			"a Prepared boot-0 gpu-1,gpu-2\ncdi a-gpu-2 /dev/nvidia1\ncdi a-gpu-1 /dev/nvidia0" + common},
+		{"the environment of the claim reaches the container", "prepare a gpu-1 A=1", "r0=node/gpu-1",
+			"a Prepared boot-0 gpu-1\ncdi a-gpu-1 /dev/nvidia0 A=1" + common},
+		{"prepare twice", "prepare a gpu-1; prepare a gpu-1", "r0=node/gpu-1", aHas1},
+		{"two claims on two GPUs", "prepare a gpu-1; prepare b gpu-2", "r0=node/gpu-2",
+			"a Prepared boot-0 gpu-1\nb Prepared boot-0 gpu-2\ncdi a-gpu-1 /dev/nvidia0\ncdi b-gpu-2 /dev/nvidia1" + common},
+		{"nothing is left of a claim that ends", "prepare a gpu-1; unprepare a", "ok", strings.TrimSpace(common)},
+		{"unprepare twice", "prepare a gpu-1; unprepare a; unprepare a", "ok", strings.TrimSpace(common)},
+		{"unprepare of a claim that nobody knows", "unprepare a", "ok", ""},
+		{"a GPU in use is refused, its holder named, and nothing touched", "prepare a gpu-1; prepare b gpu-2,gpu-1",
+			"error: request r1: device gpu-1 is held by claim ns/a (UID a): device in use", aHas1},
+		{"a GPU given back can be had", "prepare b gpu-1; unprepare b; prepare a gpu-1", "r0=node/gpu-1", aHas1},
+		{"a GPU that is gone is refused", "unplug gpu-1; prepare a gpu-1", "error: request r0: device gpu-1: no such device on this node", ""},
+		{"a claim allocated anew loses what it had", "prepare a gpu-2; prepare a gpu-1", "r0=node/gpu-1", aHas1},
+		{"a CDI file deleted by hand is made again by prepare", "prepare a gpu-1; lose claim_a; prepare a gpu-1", "r0=node/gpu-1", aHas1},
+		{"the driver's too", "prepare a gpu-1; lose driver; prepare a gpu-1", "r0=node/gpu-1", aHas1},
+		{"and by a restart", "prepare a gpu-1; lose claim_a; restart", "ok", aHas1},
+		{"a restart changes nothing", "prepare a gpu-1; restart", "ok", aHas1},
+		{"after a reboot the kubelet prepares again", "prepare a gpu-1; reboot; prepare a gpu-1", "r0=node/gpu-1",
+			strings.Replace(aHas1, "boot-0", "boot-1", 1)},
+		{"after a reboot a GPU is still held", "prepare a gpu-1; reboot; restart; prepare b gpu-1",
+			"error: request r0: device gpu-1 is held by claim ns/a (UID a): device in use", strings.Replace(aHas1, "boot-0", "boot-1", 1)},
+		{"a GPU that is gone after a reboot", "prepare a gpu-1; reboot; unplug gpu-1; prepare a gpu-1",
+			"error: device gpu-1 (GPU-1): no such device on this node", "a Prepared boot-0 gpu-1"},
+		{"its claim can be released all the same", "prepare a gpu-1; reboot; unplug gpu-1; unprepare a", "ok", ""},
+		{"a truncated record blocks its GPU and names the file", "prepare a gpu-1; truncate a; restart; prepare b gpu-1",
+			"error: may hold gpu-1: <dir>/state/claims/a.json: unexpected end of JSON input; when no container of that claim runs any more, remove the file: record is unreadable",
+			"unreadable a.json\ncdi a-gpu-1 /dev/nvidia0" + common},
+		{"but no other", "prepare a gpu-1; truncate a; restart; prepare b gpu-2", "r0=node/gpu-2",
+			"unreadable a.json\nb Prepared boot-0 gpu-2\ncdi a-gpu-1 /dev/nvidia0\ncdi b-gpu-2 /dev/nvidia1" + common},
+		{"and nobody takes it for released", "prepare a gpu-1; truncate a; unprepare a",
+			"error: <dir>/state/claims/a.json: unexpected end of JSON input; when no container of that claim runs any more, remove the file: record is unreadable",
+			"unreadable a.json\ncdi a-gpu-1 /dev/nvidia0" + common},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			w := newWorld(t)
+			var said string
+			for verb := range strings.SplitSeq(row.script, "; ") {
+				said = w.do(verb)
+			}
+			if said != row.said {
+				t.Errorf("\ngot  %s\nwant %s", said, row.said)
+			}
+			if diff := cmp.Diff(w.String(), row.want); diff != "" {
+				t.Errorf("the world: got - want +\n%s", diff)
+			}
+		})
+	}
+}
+
+// Whatever step a process dies at, before it or just after it, the same call made again by another process ends in the same world
+// as if nothing had happened; and so does the opposite call.
+func TestCrashes(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		before string // what has happened so far
+		verb   string // what is cut off
+		then   []string
+	}{
+		{"prepare of one GPU", "", "prepare a gpu-1", []string{"prepare a gpu-1", "unprepare a"}},
+		{"prepare of two GPUs", "", "prepare a gpu-1,gpu-3", []string{"prepare a gpu-1,gpu-3", "unprepare a"}},
+		{"prepare beside another claim", "prepare b gpu-2", "prepare a gpu-1", []string{"prepare a gpu-1", "unprepare a"}},
+		{"prepare of a claim allocated anew", "prepare a gpu-1", "prepare a gpu-2", []string{"prepare a gpu-2", "unprepare a"}},
+		{"prepare after a reboot", "prepare a gpu-1; reboot", "prepare a gpu-1", []string{"prepare a gpu-1", "unprepare a", "restart"}},
+		{"prepare after a CDI file was lost", "prepare a gpu-1; lose claim_a", "prepare a gpu-1", []string{"prepare a gpu-1", "unprepare a", "restart"}},
+		{"unprepare", "prepare a gpu-1", "unprepare a", []string{"unprepare a", "prepare a gpu-1"}},
+		{"unprepare of two GPUs", "prepare a gpu-1,gpu-2", "unprepare a", []string{"unprepare a", "prepare a gpu-1,gpu-2"}},
+		{"resume", "prepare a gpu-1; prepare b gpu-2; reboot", "restart", []string{"restart", "prepare a gpu-1", "unprepare a"}},
+	} {
+		for _, then := range row.then {
+			// Undisturbed: the verb, then what follows, then a start of the driver.
+			finish := []string{then, "restart"}
+			clean := newWorld(t)
+			play(clean, row.before)
+			clean.breaker = breaker{}
+			play(clean, row.verb)
+			steps := clean.breaker.passed
+			if steps == 0 {
+				t.Fatalf("%s: no steps", row.name)
+			}
+			play(clean, finish...)
+			want := clean.String()
+
+			for n := 1; n <= steps; n++ {
+				for _, after := range []bool{false, true} {
+					name := fmt.Sprintf("%s, cut off at step %d of %d (done: %t), then %s", row.name, n, steps, after, then)
+					t.Run(name, func(t *testing.T) {
+						w := newWorld(t)
+						play(w, row.before)
+						w.breaker = breaker{at: n, after: after}
+						if said := w.do(row.verb); !strings.Contains(said, errCut.Error()) {
+							t.Fatalf("not cut off: %s", said)
+						}
+						w.breaker = breaker{}
+						for _, verb := range finish {
+							if said := w.do(verb); strings.HasPrefix(said, "error") {
+								t.Errorf("%s: %s", verb, said)
+							}
+						}
+						if diff := cmp.Diff(withoutCommon(w.String()), withoutCommon(want)); diff != "" {
+							t.Errorf("the world: got - want +\n%s", diff)
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+func play(w *world, verbs ...string) {
+	w.t.Helper()
+	for _, script := range verbs {
+		for verb := range strings.SplitSeq(script, "; ") {
+			if verb == "" {
+				continue
+			}
+			if said := w.do(verb); strings.HasPrefix(said, "error") {
+				w.t.Fatalf("%s: %s", verb, said)
+			}
+		}
+	}
+}
+
+// withoutCommon leaves the driver's own spec out: it belongs to no claim, and is there or not depending on how far the first
+// prepare came.
+func withoutCommon(world string) string {
+	return strings.TrimSpace(strings.ReplaceAll("\n"+world, common, ""))
+}

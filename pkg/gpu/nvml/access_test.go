@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// describe is an access as text, one line each, sorted; numbers of device nodes are left out.
+func describe(a gpu.Access) string {
+	var lines []string
+	for _, n := range a.Nodes {
+		lines = append(lines, fmt.Sprintf("node %s from %s", n.Path, n.HostPath))
+	}
+	for _, m := range a.Mounts {
+		lines = append(lines, fmt.Sprintf("mount %s from %s", m.ContainerPath, m.HostPath))
+	}
+	for _, h := range a.Hooks {
+		lines = append(lines, fmt.Sprintf("hook %s %s %s", h.Name, h.Path, h.Args[1]))
+	}
+	for _, e := range a.Env {
+		lines = append(lines, "env "+e)
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+func TestAccess(t *testing.T) {
+	_, node := machine(t, "t4-x2")
+	devices, _, err := node.Discover()
+	if err != nil {
+		t.Fatal(err)
+	}
+	access, err := node.Access(devices[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := describe(access), "node /dev/nvidia1 from /host/dev/nvidia1"; got != want {
+		t.Errorf("\ngot  %s\nwant %s", got, want)
+	}
+}
+
+func TestDriverAccess(t *testing.T) {
+	_, node := machine(t, "t4-x2")
+	access, err := node.DriverAccess()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := strings.Split(describe(access), "\n")
+	for _, want := range []string{
+		"node /dev/nvidiactl from /host/dev/nvidiactl",
+		"node /dev/nvidia-uvm from /host/dev/nvidia-uvm",
+		"mount /usr/bin/nvidia-smi from /host/usr/bin/nvidia-smi",
+		"mount /usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05 from /host/usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05",
+		"mount /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.95.05 from /host/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.95.05",
+		"hook createContainer /plugins/nvidia-cdi-hook update-ldcache",
+		"hook createContainer /plugins/nvidia-cdi-hook create-symlinks",
+		"env NVIDIA_VISIBLE_DEVICES=void",
+	} {
+		if !slices.Contains(got, want) {
+			t.Errorf("missing: %s", want)
+		}
+	}
+	for _, line := range got {
+		if strings.Contains(line, os.TempDir()) {
+			t.Errorf("not a path of the host: %s", line)
+		}
+	}
+}
+
+// What nvcdi leaves out without a word must be an error: a container would start and find no GPU.
+func TestMissingDeviceNodes(t *testing.T) {
+	m, node := machine(t, "t4-x2")
+	devices, _, err := node.Discover()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev := filepath.Join(m.DriverRoot(), "dev")
+	for _, name := range []string{"nvidia1", "nvidia-uvm"} {
+		if err := os.Remove(filepath.Join(dev, name)); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dev, name), nil, 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := node.Access(devices[1]); err == nil || !strings.Contains(err.Error(), "/host/dev/nvidia1 is not a character device") {
+		t.Errorf("a GPU without its node: got %v", err)
+	}
+	if _, err := node.Access(devices[0]); err != nil {
+		t.Errorf("the other GPU: %v", err)
+	}
+	if _, err := node.DriverAccess(); err == nil || !strings.Contains(err.Error(), "/host/dev/nvidia-uvm is not a character device") {
+		t.Errorf("a driver without nvidia-uvm: got %v", err)
+	}
+}

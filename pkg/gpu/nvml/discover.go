@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nvml reads GPUs through NVIDIA's management library and asks NVIDIA's container toolkit what a container needs of them.
+// It does not know whether the library is real or simulated.
+package nvml
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
+	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// Config is what a Node needs to know.
+type Config struct {
+	Library nvmllib.Interface
+	Sysfs   string // where sysfs is mounted: "/sys" on a real machine
+	Driver  DriverRoot
+	// HookPath is where the host has nvidia-cdi-hook.
+	HookPath string
+}
+
+// Node is the GPUs of this machine.
+type Node struct {
+	Config
+	devices device.Interface
+}
+
+// Open initialises the library. Close must follow.
+func Open(c Config) (*Node, error) {
+	if ret := c.Library.Init(); ret != nvmllib.SUCCESS {
+		return nil, fmt.Errorf("initialise NVML: %w", ret)
+	}
+	return &Node{Config: c, devices: device.New(c.Library)}, nil
+}
+
+// Close shuts the library down.
+func (n *Node) Close() error {
+	if ret := n.Library.Shutdown(); ret != nvmllib.SUCCESS {
+		return fmt.Errorf("shut NVML down: %w", ret)
+	}
+	return nil
+}
+
+// Discover reads all GPUs, in NVML's order. GPUs that cannot be read are left out and reported, each in one error; they do not
+// keep the others from being used. err is set when nothing could be read at all.
+func (n *Node) Discover() (devices []gpu.Device, broken []error, err error) {
+	count, ret := n.Library.DeviceGetCount()
+	if ret != nvmllib.SUCCESS {
+		return nil, nil, fmt.Errorf("count GPUs: %w", ret)
+	}
+	driver, cuda, err := n.versions()
+	if err != nil {
+		return nil, nil, err
+	}
+	var connections []links
+	for i := range count {
+		handle, ret := n.Library.DeviceGetHandleByIndex(i)
+		if ret != nvmllib.SUCCESS {
+			broken = append(broken, fmt.Errorf("GPU %d: get handle: %w", i, ret))
+			continue
+		}
+		d, err := n.read(i, handle)
+		if err != nil {
+			broken = append(broken, fmt.Errorf("GPU %d: %w", i, err))
+			continue
+		}
+		d.DriverVersion, d.CUDAVersion = driver, cuda
+		devices = append(devices, d)
+		connections = append(connections, readLinks(handle))
+	}
+	assignNVLinkDomains(devices, connections)
+	return devices, broken, nil
+}
+
+func (n *Node) versions() (driver string, cuda gpu.Version, err error) {
+	driver, ret := n.Library.SystemGetDriverVersion()
+	if ret != nvmllib.SUCCESS {
+		return "", cuda, fmt.Errorf("get driver version: %w", ret)
+	}
+	v, ret := n.Library.SystemGetCudaDriverVersion()
+	if ret != nvmllib.SUCCESS {
+		return "", cuda, fmt.Errorf("get CUDA version: %w", ret)
+	}
+	return driver, gpu.Version{Major: v / 1000, Minor: v % 1000 / 10}, nil
+}
+
+// read asks one GPU for everything. What identifies it, places it and sizes it must be answered; the rest may be unsupported.
+func (n *Node) read(index int, handle nvmllib.Device) (gpu.Device, error) {
+	d := gpu.Device{Type: gpu.TypeGPU, Index: index}
+	uuid, ret := handle.GetUUID()
+	if ret != nvmllib.SUCCESS {
+		return d, fmt.Errorf("get UUID: %w", ret)
+	}
+	d.UUID = gpu.UUID(uuid)
+	if err := n.locate(&d, handle); err != nil {
+		return d, err
+	}
+	if d.Minor, ret = handle.GetMinorNumber(); ret != nvmllib.SUCCESS {
+		return d, fmt.Errorf("%s: get minor number: %w", d.Name, ret)
+	}
+	memory, ret := handle.GetMemoryInfo()
+	if ret != nvmllib.SUCCESS {
+		return d, fmt.Errorf("%s: get memory: %w", d.Name, ret)
+	}
+	d.Memory = memory.Total
+	var err error
+	if d.Product, err = n.product(handle); err != nil {
+		return d, fmt.Errorf("%s: %w", d.Name, err)
+	}
+	lib, err := n.devices.NewDevice(handle)
+	if err != nil {
+		return d, fmt.Errorf("%s: %w", d.Name, err)
+	}
+	if d.MIG, err = lib.IsMigCapable(); err != nil {
+		return d, fmt.Errorf("%s: get MIG mode: %w", d.Name, err)
+	}
+	if mode, err := lib.GetAddressingModeAsString(); err == nil {
+		d.Addresses = gpu.AddressingMode(mode)
+	}
+	d.Topology.FabricDomain = fabricDomain(handle, d.UUID)
+	return d, nil
+}
+
+// locate finds the GPU on the PCI bus, and from there its name, root complex and NUMA node.
+func (n *Node) locate(d *gpu.Device, handle nvmllib.Device) error {
+	info, ret := handle.GetPciInfo()
+	if ret != nvmllib.SUCCESS {
+		return fmt.Errorf("get PCI address: %w", ret)
+	}
+	var err error
+	if d.PCI, err = pciAddress(info); err != nil {
+		return err
+	}
+	d.Name = d.PCI.DeviceName()
+	sysfs := deviceattribute.WithFSFromRoot(n.Sysfs)
+	if root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(d.PCI.String(), sysfs); err == nil {
+		d.PCIeRoot = *root.Value.StringValue
+	}
+	d.NUMANode = gpu.NoNUMANode
+	if node, err := deviceattribute.GetNUMANodeAttributeByPCIBusID(d.PCI.String(), deviceattribute.ScalarAttribute, sysfs); err == nil {
+		d.NUMANode = int(*node.Value.IntValue)
+	}
+	return nil
+}
+
+func (n *Node) product(handle nvmllib.Device) (gpu.Product, error) {
+	var p gpu.Product
+	var ret nvmllib.Return
+	if p.Name, ret = handle.GetName(); ret != nvmllib.SUCCESS {
+		return p, fmt.Errorf("get product name: %w", ret)
+	}
+	cc := &p.ComputeCapability
+	if cc.Major, cc.Minor, ret = handle.GetCudaComputeCapability(); ret != nvmllib.SUCCESS {
+		return p, fmt.Errorf("get compute capability: %w", ret)
+	}
+	lib, err := n.devices.NewDevice(handle)
+	if err != nil {
+		return p, err
+	}
+	brand, brandErr := lib.GetBrandAsString()
+	architecture, archErr := lib.GetArchitectureAsString()
+	if err := errors.Join(brandErr, archErr); err != nil {
+		return p, fmt.Errorf("get brand and architecture: %w", err)
+	}
+	p.Brand, p.Architecture = brand, architecture
+
+	cores, _ := handle.GetNumGpuCores() // a call that is not supported answers 0, and the figure is 0
+	memoryClock, _ := handle.GetMaxClockInfo(nvmllib.CLOCK_MEM)
+	smClock, _ := handle.GetMaxClockInfo(nvmllib.CLOCK_SM)
+	busWidth, _ := handle.GetMemoryBusWidth()
+	p.Multiprocessors = multiprocessors(cores, p.ComputeCapability)
+	p.MemoryBandwidth = memoryBandwidth(busWidth, memoryClock)
+	p.PeakCompute = peakCompute(p.Name, p.Multiprocessors, p.ComputeCapability, smClock)
+	return p, nil
+}
+
+// pciAddress reads the address that NVML writes as a C string.
+func pciAddress(info nvmllib.PciInfo) (gpu.PCIAddress, error) {
+	var b strings.Builder
+	for _, c := range info.BusId {
+		if c == 0 {
+			break
+		}
+		b.WriteByte(byte(c))
+	}
+	return gpu.ParsePCIAddress(b.String())
+}

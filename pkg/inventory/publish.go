@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inventory
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// devicesPerSlice is the limit of the API for slices whose devices have taints or counters; keeping to it always means that a
+// taint never makes a slice invalid (resource/v1: ResourceSliceMaxDevicesWithAdvancedFeatures).
+const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
+
+// maxString is the longest string or version that an attribute can have (resource/v1: DeviceAttributeMaxValueLength).
+const maxString = resourceapi.DeviceAttributeMaxValueLength
+
+// memoryUnit is what published memory is rounded down to.
+const memoryUnit = 1 << 20
+
+// Pool is everything the node publishes, in slices of at most 64 devices. A node without GPUs publishes one empty slice, which
+// says that the driver is there.
+func (inv Inventory) Pool() resourceslice.Pool {
+	var devices []resourceapi.Device
+	for _, d := range inv {
+		devices = append(devices, publish(d))
+	}
+	pool := resourceslice.Pool{}
+	for chunk := range slices.Chunk(devices, devicesPerSlice) {
+		pool.Slices = append(pool.Slices, resourceslice.Slice{Devices: chunk})
+	}
+	if len(pool.Slices) == 0 {
+		pool.Slices = []resourceslice.Slice{{}}
+	}
+	return pool
+}
+
+// publish writes one GPU as a device of a slice. Every device has the same attributes, because a selector that meets a device
+// without one fails for the whole pod; only the standard ones are left out where the machine does not know them.
+func publish(d gpu.Device) resourceapi.Device {
+	attributes := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+		"type":                  text(string(d.Type)),
+		"uuid":                  text(string(d.UUID)),
+		"parentUUID":            text(string(d.UUID)),
+		"productName":           text(d.Product.Name),
+		"brand":                 text(d.Product.Brand),
+		"architecture":          text(d.Product.Architecture),
+		"cudaComputeCapability": version(d.Product.ComputeCapability.Major, d.Product.ComputeCapability.Minor, 0),
+		"driverVersion":         versionOf(d.DriverVersion),
+		"cudaDriverVersion":     version(d.CUDAVersion.Major, d.CUDAVersion.Minor, 0),
+		"index":                 number(d.Index),
+		"minor":                 number(d.Minor),
+		"profile":               text(""),
+		"migCapable":            {BoolValue: ptr.To(d.MIG)},
+		"addressingMode":        text(string(d.Addresses)),
+		"multiprocessors":       number(d.Product.Multiprocessors),
+		"memoryBandwidth":       number(d.Product.MemoryBandwidth),
+		"peakCompute":           number(d.Product.PeakCompute),
+		"nvlinkDomain":          text(d.Topology.NVLinkDomain),
+		"fabricDomain":          text(d.Topology.FabricDomain),
+		"sharing":               text("exclusive"),
+		"isolation":             text("none"),
+		deviceattribute.StandardDeviceAttributePCIBusID: text(d.PCI.String()),
+	}
+	if d.PCIeRoot != "" {
+		attributes[deviceattribute.StandardDeviceAttributePCIeRoot] = text(d.PCIeRoot)
+	}
+	if d.NUMANode != gpu.NoNUMANode {
+		attributes[deviceattribute.StandardDeviceAttributeNUMANode] = number(d.NUMANode)
+	}
+	return resourceapi.Device{
+		Name:       d.Name,
+		Attributes: attributes,
+		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+			"memory": {Value: *resource.NewQuantity(int64(d.Memory/memoryUnit*memoryUnit), resource.BinarySI)},
+			"cores":  {Value: *resource.NewQuantity(100, resource.DecimalSI)},
+		},
+	}
+}
+
+func text(s string) resourceapi.DeviceAttribute {
+	if len(s) > maxString {
+		s = strings.ToValidUTF8(s[:maxString], "")
+	}
+	return resourceapi.DeviceAttribute{StringValue: &s}
+}
+
+func number(n int) resourceapi.DeviceAttribute {
+	return resourceapi.DeviceAttribute{IntValue: ptr.To(int64(n))}
+}
+
+func version(major, minor, patch int) resourceapi.DeviceAttribute {
+	return resourceapi.DeviceAttribute{VersionValue: ptr.To(fmt.Sprintf("%d.%d.%d", major, minor, patch))}
+}
+
+// versionOf reads up to three numbers out of a version as NVIDIA writes it and drops their leading zeros, which semver refuses:
+// "580.95.05" becomes "580.95.5". What is no number counts as 0, because an invalid version makes the API server refuse the slice.
+func versionOf(s string) resourceapi.DeviceAttribute {
+	var n [3]int
+	for i, part := range strings.SplitN(s, ".", 3) {
+		end := strings.IndexFunc(part, func(r rune) bool { return r < '0' || r > '9' })
+		if end >= 0 {
+			part = part[:end]
+		}
+		n[i], _ = strconv.Atoi(part)
+	}
+	return version(n[0], n[1], n[2])
+}
