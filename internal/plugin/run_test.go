@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes/fake"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/claims"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+)
+
+const driver = "gpu.nvidia.com"
+
+type hardware struct{}
+
+func (hardware) DriverAccess() (gpu.Access, error)     { return gpu.Access{Env: []string{"A=1"}}, nil }
+func (hardware) Access(gpu.Device) (gpu.Access, error) { return gpu.Access{Env: []string{"B=1"}}, nil }
+
+// kubelet talks to a running plugin as the kubelet does.
+type kubelet struct {
+	t         *testing.T
+	dir       string
+	installed atomic.Bool // whether the machine has its driver
+	http      string
+	client    *fake.Clientset
+}
+
+func start(t *testing.T, objects ...*resourceapi.ResourceClaim) *kubelet {
+	t.Helper()
+	// A socket's path must be short.
+	dir, err := os.MkdirTemp("", "plugin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	k := &kubelet{t: t, dir: dir, http: freeAddress(t)}
+	k.client = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node", UID: "node-uid"}})
+	for _, c := range objects {
+		if err := k.client.Tracker().Add(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	records, err := checkpoint.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	specs, err := cdi.NewSpecs(driver, filepath.Join(dir, "cdi"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		done <- Run(ctx, Config{
+			DriverName: driver, NodeName: "node", PluginDir: dir, RegistryDir: dir, HTTPAddress: k.http, BootID: "boot",
+			Client: k.client, Specs: specs, Records: records, Discover: k.discover,
+		})
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("the plugin ended with %v", err)
+		}
+	})
+	k.eventually("sockets", func() error {
+		_, err1 := os.Stat(filepath.Join(dir, driver+"-reg.sock"))
+		_, err2 := os.Stat(filepath.Join(dir, "dra.sock"))
+		return errors.Join(err1, err2)
+	})
+	return k
+}
+
+func (k *kubelet) discover() (claims.Node, []error, error) {
+	if !k.installed.Load() {
+		return claims.Node{}, nil, errors.New("no driver at /nowhere")
+	}
+	device := gpu.Device{Name: "gpu-01-00-0", Type: gpu.TypeGPU, UUID: "GPU-1", NUMANode: gpu.NoNUMANode}
+	return claims.Node{Inventory: inventory.New([]gpu.Device{device}), Hardware: hardware{}}, nil, nil
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func (k *kubelet) eventually(what string, check func() error) {
+	k.t.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(context.Background(), 20*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
+		last = check()
+		return last == nil, nil
+	})
+	if err != nil {
+		k.t.Fatalf("%s: %v", what, last)
+	}
+}
+
+func (k *kubelet) dial(socket string) *grpc.ClientConn {
+	k.t.Helper()
+	conn, err := grpc.NewClient("unix://"+filepath.Join(k.dir, socket), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	k.t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+func (k *kubelet) prepare(claim *resourceapi.ResourceClaim) string {
+	k.t.Helper()
+	answer, err := drapb.NewDRAPluginClient(k.dial("dra.sock")).NodePrepareResources(context.Background(), &drapb.NodePrepareResourcesRequest{
+		Claims: []*drapb.Claim{{Namespace: claim.Namespace, Name: claim.Name, Uid: string(claim.UID)}}})
+	if err != nil {
+		return "error: " + err.Error()
+	}
+	one := answer.Claims[string(claim.UID)]
+	if one.GetError() != "" {
+		return "error: " + one.GetError()
+	}
+	var out []string
+	for _, d := range one.GetDevices() {
+		out = append(out, fmt.Sprintf("%v %s/%s %v", d.RequestNames, d.PoolName, d.DeviceName, d.CdiDeviceIds))
+	}
+	return strings.Join(out, "\n")
+}
+
+func (k *kubelet) unprepare(uid string) error {
+	k.t.Helper()
+	answer, err := drapb.NewDRAPluginClient(k.dial("dra.sock")).NodeUnprepareResources(context.Background(),
+		&drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: "ns", Name: "c", Uid: uid}}})
+	if err != nil {
+		return err
+	}
+	if said := answer.Claims[uid].GetError(); said != "" {
+		return errors.New(said)
+	}
+	return nil
+}
+
+func (k *kubelet) readyz() string {
+	answer, err := http.Get("http://" + k.http + "/readyz")
+	if err != nil {
+		return err.Error()
+	}
+	defer answer.Body.Close()
+	body, _ := io.ReadAll(answer.Body)
+	return fmt.Sprintf("%d %s", answer.StatusCode, strings.TrimSpace(string(body)))
+}
+
+func (k *kubelet) published() string {
+	list, err := k.client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		return err.Error()
+	}
+	var names []string
+	for _, s := range list.Items {
+		for _, d := range s.Spec.Devices {
+			names = append(names, s.Spec.Pool.Name+"/"+d.Name)
+		}
+	}
+	return strings.Join(names, " ")
+}
+
+// A machine whose driver is not installed yet: claims can be released, nothing can be prepared and the error says why; once the
+// driver is there, everything follows by itself.
+func TestTheDriverComesLate(t *testing.T) {
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "u"}}
+	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r/sub", Driver: driver, Pool: "node", Device: "gpu-01-00-0"}}}}
+	k := start(t, claim)
+
+	k.eventually("the reason on /readyz", func() error {
+		if got, want := k.readyz(), "503 waiting: no driver at /nowhere"; got != want {
+			return fmt.Errorf("got %q, want %q", got, want)
+		}
+		return nil
+	})
+	if got, want := k.prepare(claim), "error: not ready: no driver at /nowhere"; got != want {
+		t.Errorf("prepare without a driver: got %q, want %q", got, want)
+	}
+	if err := k.unprepare("u"); err != nil {
+		t.Errorf("unprepare without a driver: %v", err)
+	}
+	if got := k.published(); got != "" {
+		t.Errorf("published without a driver: %s", got)
+	}
+
+	k.installed.Store(true)
+	k.eventually("devices", func() error {
+		if got, want := k.published(), "node/gpu-01-00-0"; got != want {
+			return fmt.Errorf("published %q, want %q", got, want)
+		}
+		return nil
+	})
+	want := "[r] node/gpu-01-00-0 [k8s.gpu.nvidia.com/driver=common k8s.gpu.nvidia.com/claim=u-gpu-01-00-0]"
+	if got := k.prepare(claim); got != want {
+		t.Errorf("prepare:\ngot  %s\nwant %s", got, want)
+	}
+	if got, want := k.readyz(), "503 waiting for the kubelet to register the plugin"; got != want {
+		t.Errorf("before registration: got %q, want %q", got, want)
+	}
+	if _, err := registerapi.NewRegistrationClient(k.dial(driver+"-reg.sock")).NotifyRegistrationStatus(context.Background(),
+		&registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := k.readyz(), "200 ok"; got != want {
+		t.Errorf("in the end: got %q, want %q", got, want)
+	}
+	if err := k.unprepare("u"); err != nil {
+		t.Errorf("unprepare: %v", err)
+	}
+}
+
+// One claim that cannot be prepared does not take the others of the call with it.
+func TestOneBadClaimOfTwo(t *testing.T) {
+	p := &plugin{preparer: preparer{}}
+	good := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: "good"}}
+	bad := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: "bad"}}
+	answer, err := p.PrepareResourceClaims(context.Background(), []*resourceapi.ResourceClaim{bad, good})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(answer) != 2 || !errors.Is(answer["bad"].Err, errBad) || answer["good"].Err != nil || len(answer["good"].Devices) != 1 {
+		t.Errorf("got %+v", answer)
+	}
+}
+
+var errBad = errors.New("bad")
+
+type preparer struct{}
+
+func (preparer) Prepare(_ context.Context, claim *resourceapi.ResourceClaim) ([]checkpoint.Grant, error) {
+	if claim.UID == "bad" {
+		return nil, errBad
+	}
+	return []checkpoint.Grant{{Request: "r", Pool: "p", Device: "d"}}, nil
+}
+
+func (preparer) Unprepare(context.Context, types.UID) error { return nil }

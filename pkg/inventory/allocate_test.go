@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inventory_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/structured"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// The scheduler's own allocator, run on what we publish for one node: does a claim fit, and which GPU does it get?
+
+// features are those of Kubernetes 1.37 by default: the incubating allocator.
+var features = structured.Features{
+	AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true,
+	DeviceBindingAndStatus: true, ConsumableCapacity: true,
+}
+
+// classes is the chart's device class.
+type classes struct{}
+
+func (c classes) List() ([]*resourceapi.DeviceClass, error) {
+	class, err := c.Get(driver)
+	return []*resourceapi.DeviceClass{class}, err
+}
+
+func (classes) Get(name string) (*resourceapi.DeviceClass, error) {
+	if name != driver {
+		return nil, fmt.Errorf("no class %s", name)
+	}
+	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+		Expression: "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'"}}}
+	return class, nil
+}
+
+func TestAllocation(t *testing.T) {
+	const attr = "device.attributes['gpu.nvidia.com']."
+	const capacity = "device.capacity['gpu.nvidia.com']."
+	cel := func(expression string) string {
+		return `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "` + expression + `"}}]}}]`
+	}
+	for _, row := range []struct {
+		name     string
+		profile  string
+		requests string // YAML of spec.devices.requests
+		taken    string // devices that other claims have
+		want     string
+	}{
+		{"any GPU is the strongest one", "mixed", `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`, "", "gpu=gpu-41-00-0"},
+		{"then the next", "mixed", `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`, "gpu-41-00-0", "gpu=gpu-61-00-0"},
+		{"by model", "mixed", cel(attr + `productName == 'Tesla T4'`), "", "gpu=gpu-a1-00-0"},
+		{"by part of the model's name", "mixed", cel(attr + `productName.contains('A100')`), "", "gpu=gpu-81-00-0"},
+		{"by memory", "mixed", cel(capacity + `memory.compareTo(quantity('41Gi')) < 0 && ` + attr + `cudaComputeCapability.isGreaterThan(semver('7.5.0'))`), "", "gpu=gpu-81-00-0"},
+		{"by compute capability", "mixed", cel(attr + `cudaComputeCapability.compareTo(semver('9.0.0')) >= 0`), "", "gpu=gpu-41-00-0"},
+		{"by NUMA node", "mixed", cel(`device.attributes['resource.kubernetes.io'].numaNode == 1`), "", "gpu=gpu-81-00-0"},
+		{"by driver version", "mixed", cel(attr + `driverVersion.isLessThan(semver('581.0.0'))`), "", "gpu=gpu-41-00-0"},
+		{"a model that is not there", "mixed", cel(attr + `productName == 'NVIDIA B300'`), "", "does not fit"},
+		{"more memory than any has", "mixed", cel(capacity + `memory.compareTo(quantity('1Ti')) >= 0`), "", "does not fit"},
+		{"all eight", "dgx-h100", `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 8}}]`, "",
+			"gpu=gpu-1b-00-0 gpu=gpu-43-00-0 gpu=gpu-52-00-0 gpu=gpu-61-00-0 gpu=gpu-9d-00-0 gpu=gpu-c3-00-0 gpu=gpu-d1-00-0 gpu=gpu-df-00-0"},
+		{"nine of eight", "dgx-h100", `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 9}}]`, "", "does not fit"},
+		{"all there are", "t4-x2", `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, allocationMode: All}}]`, "", "gpu=gpu-3b-00-0 gpu=gpu-af-00-0"},
+		{"two requests get two GPUs", "t4-x2", `[{name: a, exactly: {deviceClassName: gpu.nvidia.com}}, {name: b, exactly: {deviceClassName: gpu.nvidia.com}}]`, "", "a=gpu-3b-00-0 b=gpu-af-00-0"},
+		{"none is left", "t4-x2", `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`, "gpu-3b-00-0 gpu-af-00-0", "does not fit"},
+		{"the first alternative that fits", "mixed",
+			`[{name: gpu, firstAvailable: [{name: b200, deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "` + attr + `productName == 'NVIDIA B200'"}}]}, {name: any, deviceClassName: gpu.nvidia.com}]}]`, "", "gpu/any=gpu-41-00-0"},
+		{"a part of a card gets the whole card", "mixed", `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 5Gi, cores: "30"}}}}]`, "", "gpu=gpu-41-00-0"},
+		{"and the next claim for a part the next card", "mixed", `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 5Gi}}}}]`, "gpu-41-00-0", "gpu=gpu-61-00-0"},
+		{"a part that is larger than a card is looked for on a larger one", "mixed", `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 60Gi}}}}]`, "", "gpu=gpu-41-00-0"},
+		{"and not given where there is none", "mixed", `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 200Gi}}}}]`, "", "does not fit"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			if got := allocate(t, published(t, row.profile), row.requests, strings.Fields(row.taken)); got != row.want {
+				t.Errorf("\ngot  %s\nwant %s", got, row.want)
+			}
+		})
+	}
+}
+
+// A constraint on a topology attribute must never join GPUs that are not joined: cards without NVLink match nobody.
+func TestNVLinkConstraint(t *testing.T) {
+	for profile, want := range map[string]string{
+		"dgx-h100": "gpu=gpu-1b-00-0 gpu=gpu-43-00-0",
+		"l40s-x4":  "does not fit",
+	} {
+		claim := newClaim(t, `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 2}}]`)
+		attribute := resourceapi.FullyQualifiedName(driver + "/nvlinkDomain")
+		claim.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: &attribute}}
+		if got := run(t, published(t, profile), claim, nil); got != want {
+			t.Errorf("%s: got %s, want %s", profile, got, want)
+		}
+	}
+}
+
+func allocate(t *testing.T, slices []*resourceapi.ResourceSlice, requests string, taken []string) string {
+	t.Helper()
+	return run(t, slices, newClaim(t, requests), taken)
+}
+
+func newClaim(t *testing.T, requests string) *resourceapi.ResourceClaim {
+	t.Helper()
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "c"}}
+	if err := yaml.UnmarshalStrict([]byte("requests: "+requests), &claim.Spec.Devices); err != nil {
+		t.Fatal(err)
+	}
+	for i := range claim.Spec.Devices.Requests { // what the API server fills in
+		if r := claim.Spec.Devices.Requests[i].Exactly; r != nil && r.AllocationMode == "" {
+			r.AllocationMode, r.Count = resourceapi.DeviceAllocationModeExactCount, max(r.Count, 1)
+		}
+		for j := range claim.Spec.Devices.Requests[i].FirstAvailable {
+			sub := &claim.Spec.Devices.Requests[i].FirstAvailable[j]
+			sub.AllocationMode, sub.Count = resourceapi.DeviceAllocationModeExactCount, max(sub.Count, 1)
+		}
+	}
+	return claim
+}
+
+func run(t *testing.T, published []*resourceapi.ResourceSlice, claim *resourceapi.ResourceClaim, taken []string) string {
+	t.Helper()
+	state := structured.AllocatedState{
+		AllocatedDevices:         sets.New[structured.DeviceID](),
+		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
+	}
+	for _, d := range taken {
+		state.AllocatedDevices.Insert(structured.MakeDeviceID(driver, nodeName, d))
+	}
+	ctx := context.Background()
+	allocator, err := structured.NewAllocator(ctx, features, state, classes{}, published, cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
+	results, err := allocator.Allocate(ctx, node, []*resourceapi.ResourceClaim{claim})
+	if err != nil {
+		return "error: " + err.Error()
+	}
+	if len(results) == 0 {
+		return "does not fit"
+	}
+	var out []string
+	for _, r := range results[0].Devices.Results {
+		out = append(out, r.Request+"="+r.Device)
+	}
+	return strings.Join(out, " ")
+}
+
+// published is what the node's pool looks like in the API.
+func published(t *testing.T, profile string) []*resourceapi.ResourceSlice {
+	t.Helper()
+	return slicesOf(discover(t, profile))
+}
+
+func slicesOf(devices []gpu.Device) []*resourceapi.ResourceSlice {
+	pool := poolOf(devices)
+	var out []*resourceapi.ResourceSlice
+	for i, s := range pool.Slices {
+		slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%05x-%s", i, driver), UID: types.UID(fmt.Sprint(i))}}
+		name := nodeName
+		slice.Spec = resourceapi.ResourceSliceSpec{
+			Driver: driver, NodeName: &name, Devices: slices.Clone(s.Devices),
+			Pool: resourceapi.ResourcePool{Name: nodeName, Generation: 1, ResourceSliceCount: int64(len(pool.Slices))},
+		}
+		out = append(out, slice)
+	}
+	return out
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inventory_test
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+)
+
+const (
+	driver   = "gpu.nvidia.com"
+	nodeName = "node-1"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// discover reads the GPUs of a simulated machine.
+func discover(t *testing.T, profile string) []gpu.Device {
+	t.Helper()
+	p, err := sim.BuiltIn(profile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	machine, err := sim.Open(t.TempDir(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Device nodes come last and need root; nothing here opens one.
+	if err := machine.LayOut(sim.Programs{}); err != nil && !errors.Is(err, fs.ErrPermission) {
+		t.Fatal(err)
+	}
+	node, err := nvml.Open(nvml.Config{Library: machine.NVML(), Sysfs: filepath.Join(machine.DriverRoot(), "sys")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices, broken, err := node.Discover()
+	if err != nil || len(broken) > 0 {
+		t.Fatal(err, broken)
+	}
+	return devices
+}
+
+func poolOf(devices []gpu.Device) resourceslice.Pool { return inventory.New(devices).Pool() }
+
+// What every built-in profile publishes, with the UUIDs numbered.
+func TestPublished(t *testing.T) {
+	for _, profile := range sim.Profiles() {
+		t.Run(profile, func(t *testing.T) {
+			devices := discover(t, profile)
+			out, err := yaml.Marshal(poolOf(devices).Slices)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := string(out)
+			for i, d := range devices {
+				got = strings.ReplaceAll(got, string(d.UUID), fmt.Sprintf("<uuid %d>", i))
+			}
+			file := filepath.Join("testdata", profile+".yaml")
+			if *update {
+				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(got, string(want)); diff != "" {
+				t.Errorf("got - want + (go test -update writes it anew)\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestOrder(t *testing.T) {
+	device := func(bus uint8, peak int, memory uint64) gpu.Device {
+		pci := gpu.PCIAddress{Bus: bus}
+		return gpu.Device{Name: pci.DeviceName(), PCI: pci, Product: gpu.Product{PeakCompute: peak}, Memory: memory}
+	}
+	devices := []gpu.Device{device(4, 65, 16), device(2, 989, 80), device(1, 312, 40), device(9, 312, 80), device(3, 989, 80)}
+	want := "gpu-02-00-0 gpu-03-00-0 gpu-09-00-0 gpu-01-00-0 gpu-04-00-0"
+	for range 2 {
+		var names []string
+		for _, d := range inventory.New(devices) {
+			names = append(names, d.Name)
+		}
+		if got := strings.Join(names, " "); got != want {
+			t.Errorf("\ngot  %s\nwant %s", got, want)
+		}
+		slices.Reverse(devices)
+	}
+}
+
+func TestSlicesKeepToTheLimitsOfTheAPI(t *testing.T) {
+	for count, want := range map[int]string{0: "[0]", 1: "[1]", 64: "[64]", 65: "[64 1]", 130: "[64 64 2]"} {
+		var sizes []int
+		for _, s := range poolOf(make([]gpu.Device, count)).Slices {
+			sizes = append(sizes, len(s.Devices))
+		}
+		if got := fmt.Sprint(sizes); got != want {
+			t.Errorf("%d devices: got slices of %s, want %s", count, got, want)
+		}
+	}
+}
+
+// A selector that meets a device without an attribute fails for the whole pod.
+func TestEveryDeviceHasTheSameAttributes(t *testing.T) {
+	bare := gpu.Device{NUMANode: gpu.NoNUMANode}
+	full := discover(t, "mixed")[0]
+	names := func(d gpu.Device) []string {
+		var own []string
+		for name := range maps.Keys(poolOf([]gpu.Device{d}).Slices[0].Devices[0].Attributes) {
+			if !strings.HasPrefix(string(name), "resource.kubernetes.io/") {
+				own = append(own, string(name))
+			}
+		}
+		slices.Sort(own)
+		return own
+	}
+	if diff := cmp.Diff(names(bare), names(full)); diff != "" {
+		t.Errorf("bare - full +\n%s", diff)
+	}
+}
+
+func TestOddValues(t *testing.T) {
+	publish := func(d gpu.Device) map[string]string {
+		out := map[string]string{}
+		device := poolOf([]gpu.Device{d}).Slices[0].Devices[0]
+		for name, a := range device.Attributes {
+			switch {
+			case a.VersionValue != nil:
+				out[string(name)] = *a.VersionValue
+			case a.StringValue != nil:
+				out[string(name)] = *a.StringValue
+			}
+		}
+		memory := device.Capacity["memory"].Value
+		out["memory"] = memory.String()
+		return out
+	}
+	for _, row := range []struct {
+		name   string
+		device gpu.Device
+		key    string
+		want   string
+	}{
+		{"leading zeros of a version go", gpu.Device{DriverVersion: "580.95.05"}, "driverVersion", "580.95.5"},
+		{"a version of two parts gets a third", gpu.Device{DriverVersion: "470.57"}, "driverVersion", "470.57.0"},
+		{"a version of four parts loses one", gpu.Device{DriverVersion: "1.2.3.4"}, "driverVersion", "1.2.3"},
+		{"letters in a version end a number", gpu.Device{DriverVersion: "580.95rc1.05-beta"}, "driverVersion", "580.95.5"},
+		{"no version is 0.0.0", gpu.Device{}, "driverVersion", "0.0.0"},
+		{"memory is rounded down to 1 MiB", gpu.Device{Memory: 5<<30 + 1<<20 - 1}, "memory", "5Gi"},
+		{"a long name is cut at 64 bytes", gpu.Device{Product: gpu.Product{Name: strings.Repeat("x", 70)}}, "productName", strings.Repeat("x", 64)},
+		{"and not within a letter", gpu.Device{Product: gpu.Product{Name: strings.Repeat("x", 63) + "ß"}}, "productName", strings.Repeat("x", 63)},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			if got := publish(row.device)[row.key]; got != row.want {
+				t.Errorf("got %q, want %q", got, row.want)
+			}
+		})
+	}
+}
