@@ -95,6 +95,7 @@ func (n *Node) Access(d gpu.Device) (gpu.Access, error) {
 func (n *Node) toolkit() (nvcdi.Interface, error) {
 	return nvcdi.New(
 		nvcdi.WithMode(nvcdi.ModeNvml),
+		nvcdi.WithLogger(toolkitLog{}),
 		nvcdi.WithNvmlLib(n.Library),
 		nvcdi.WithDeviceLib(n.devices),
 		nvcdi.WithDriverRoot(n.Driver.Here),
