@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -67,7 +68,13 @@ type Preparer struct {
 	Node    func() (Node, error) // asked at every call that needs it; the error says what the driver waits for
 	Specs   Specs
 	Records Records
+	// Patience is how long Prepare waits for a device that another claim still holds. The claim that had it before may be on its
+	// way out: when a pod is deleted with grace period 0, its claim is given to the next one while its container still runs.
+	Patience time.Duration
 }
+
+// holderPollPeriod is how often Prepare looks whether a device has become free.
+const holderPollPeriod = 50 * time.Millisecond
 
 // Prepare makes the devices of an allocated claim usable for containers. Repeating it gives the same answer; a claim that was
 // allocated anew since is released first. Errors: allocation.ErrNotAllocated, sharing.ErrInUse, sharing.ErrGone,
@@ -110,7 +117,7 @@ func (p *Preparer) Resume(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// prepare decides what the claim gets, while nobody else can decide about the same devices.
+// prepare decides what the claim gets, and waits for devices that another claim is about to give back.
 func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, results []allocation.Result) ([]checkpoint.Grant, error) {
 	node, err := p.Node()
 	if err != nil {
@@ -120,6 +127,22 @@ func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 	for _, r := range results {
 		names = append(names, r.Device)
 	}
+	deadline := time.Now().Add(p.Patience)
+	for {
+		grants, err := p.tryPrepare(ctx, node, claim, results, names)
+		if !errors.Is(err, sharing.ErrInUse) || errors.Is(err, sharing.ErrGone) || time.Now().After(deadline) {
+			return grants, err
+		}
+		select { // no lock is held here: the holder needs it to let go
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(holderPollPeriod):
+		}
+	}
+}
+
+// tryPrepare decides while nobody else can decide about the same devices.
+func (p *Preparer) tryPrepare(ctx context.Context, node Node, claim *resourceapi.ResourceClaim, results []allocation.Result, names []string) ([]checkpoint.Grant, error) {
 	unlock, err := p.Records.Lock(ctx, names)
 	if err != nil {
 		return nil, err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -98,7 +99,7 @@ func TestCrashes(t *testing.T) {
 			finish := []string{then, "restart"}
 			clean := newWorld(t)
 			play(clean, row.before)
-			clean.breaker = breaker{}
+			clean.breaker = &breaker{}
 			play(clean, row.verb)
 			steps := clean.breaker.passed
 			if steps == 0 {
@@ -113,11 +114,11 @@ func TestCrashes(t *testing.T) {
 					t.Run(name, func(t *testing.T) {
 						w := newWorld(t)
 						play(w, row.before)
-						w.breaker = breaker{at: n, after: after}
+						w.breaker = &breaker{at: n, after: after}
 						if said := w.do(row.verb); !strings.Contains(said, errCut.Error()) {
 							t.Fatalf("not cut off: %s", said)
 						}
-						w.breaker = breaker{}
+						w.breaker = &breaker{}
 						for _, verb := range finish {
 							if said := w.do(verb); strings.HasPrefix(said, "error") {
 								t.Errorf("%s: %s", verb, said)
@@ -151,4 +152,24 @@ func play(w *world, verbs ...string) {
 // prepare came.
 func withoutCommon(world string) string {
 	return strings.TrimSpace(strings.ReplaceAll("\n"+world, common, ""))
+}
+
+// A device is given to the next claim while the last one still holds it: Prepare waits, and holds nothing that the release needs.
+func TestPrepareWaitsForTheHolder(t *testing.T) {
+	w := newWorld(t)
+	w.patience = time.Minute
+	play(w, "prepare a gpu-1")
+	said := make(chan string)
+	go func() { said <- w.do("prepare b gpu-1") }()
+	// Whether or not b has begun to wait: neither this claim on another device nor the release may wait for it.
+	play(w, "prepare c gpu-2")
+	select {
+	case early := <-said:
+		t.Fatalf("b did not wait for a: %s", early)
+	case <-time.After(3 * time.Second / 10):
+	}
+	play(w, "unprepare a")
+	if got, want := <-said, "r0=node/gpu-1"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
 }

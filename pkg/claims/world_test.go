@@ -10,7 +10,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,11 +37,13 @@ type world struct {
 	dir     string
 	boot    int
 	gpus    []gpu.Device
-	breaker breaker
+	breaker *breaker
+
+	patience time.Duration
 }
 
 func newWorld(t *testing.T) *world {
-	w := &world{t: t, dir: t.TempDir()}
+	w := &world{t: t, dir: t.TempDir(), breaker: &breaker{}}
 	for i := range 3 {
 		pci := gpu.PCIAddress{Bus: uint8(i + 1)}
 		w.gpus = append(w.gpus, gpu.Device{Name: fmt.Sprintf("gpu-%d", i+1), PCI: pci, UUID: gpu.UUID(fmt.Sprintf("GPU-%d", i+1)), Minor: i})
@@ -61,12 +65,14 @@ func (w *world) preparer() *claims.Preparer {
 		w.t.Fatal(err)
 	}
 	return &claims.Preparer{
-		Driver:  driver,
-		BootID:  fmt.Sprint("boot-", w.boot),
-		Specs:   brokenSpecs{specs, &w.breaker},
-		Records: brokenRecords{records, &w.breaker},
+		Driver: driver,
+		BootID: fmt.Sprint("boot-", w.boot),
+
+		Patience: w.patience,
+		Specs:    brokenSpecs{specs, w.breaker},
+		Records:  brokenRecords{records, w.breaker},
 		Node: func() (claims.Node, error) {
-			return claims.Node{Inventory: inventory.New(w.gpus), Hardware: brokenHardware{&w.breaker}}, nil
+			return claims.Node{Inventory: inventory.New(w.gpus), Hardware: brokenHardware{w.breaker}}, nil
 		},
 	}
 }
@@ -177,14 +183,18 @@ type breaker struct {
 	at     int  // which step, counted from 1; 0: never
 	after  bool // the step is still done, but nobody hears of it
 	passed int
+	mu     sync.Mutex
 }
 
 func (b *breaker) step(do func() error) error {
+	b.mu.Lock()
 	b.passed++
+	passed := b.passed
+	b.mu.Unlock()
 	switch {
-	case b.at == 0 || b.passed < b.at:
+	case b.at == 0 || passed < b.at:
 		return do()
-	case b.passed == b.at && b.after:
+	case passed == b.at && b.after:
 		return errors.Join(do(), errCut)
 	}
 	return errCut
