@@ -37,14 +37,15 @@ func TestDiscoverWaitsForTheDriver(t *testing.T) {
 		Sysfs:   filepath.Join(machine.DriverRoot(), "sys"),
 		Driver:  nvml.DriverRoot{Host: "/opt/nvidia", Here: machine.DriverRoot()},
 	}
-	_, _, err = discover(c)
+	s := &scanner{config: c}
+	_, _, err = s.discover()
 	if !errors.Is(err, nvml.ErrNoDriver) || !strings.Contains(err.Error(), "/opt/nvidia") {
 		t.Errorf("without a driver: got %v", err)
 	}
 	if err := machine.LayOut(sim.Programs{}); err != nil {
 		t.Fatal(err)
 	}
-	node, broken, err := discover(c)
+	node, broken, err := s.discover()
 	if err != nil || len(broken) > 0 || len(node.Inventory) != 2 {
 		t.Errorf("with a driver: got %d GPUs, %v, %v", len(node.Inventory), broken, err)
 	}

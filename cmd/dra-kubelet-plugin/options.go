@@ -15,6 +15,7 @@ import (
 type options struct {
 	driverName  string
 	nodeName    string
+	podUID      string
 	kubeconfig  string
 	pluginDir   string
 	registryDir string
@@ -33,6 +34,7 @@ type options struct {
 func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.driverName, "driver-name", "gpu.nvidia.com", "name of the driver, as in device classes")
 	f.StringVar(&o.nodeName, "node-name", "", "name of this node (required)")
+	f.StringVar(&o.podUID, "pod-uid", "", "UID of this program's pod; set: two instances may run side by side during an update")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server; empty: as a pod does")
 	f.StringVar(&o.pluginDir, "plugin-dir", "", "directory for sockets and records, the same path on the host (default /var/lib/kubelet/plugins/<driver name>)")
 	f.StringVar(&o.registryDir, "registry-dir", "/var/lib/kubelet/plugins_registry", "where the kubelet looks for plugins")

@@ -14,6 +14,7 @@ import (
 
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/renameio/v2"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -63,6 +64,7 @@ func run(ctx context.Context, o options) error {
 	return plugin.Run(ctx, plugin.Config{
 		DriverName:  o.driverName,
 		NodeName:    o.nodeName,
+		PodUID:      types.UID(o.podUID),
 		PluginDir:   o.pluginDir,
 		RegistryDir: o.registryDir,
 		HTTPAddress: o.httpAddress,
@@ -70,28 +72,44 @@ func run(ctx context.Context, o options) error {
 		Client:      client,
 		Specs:       specs,
 		Records:     records,
-		Discover:    func() (claims.Node, []error, error) { return discover(machine) },
+		Discover:    (&scanner{config: machine}).discover,
 	})
 }
 
-// discover opens the driver's library and reads all GPUs. On an error it can be called again.
-func discover(c nvml.Config) (claims.Node, []error, error) {
-	library, err := c.Driver.Library()
-	if err != nil {
+// scanner reads the GPUs again and again, in one NVML session.
+type scanner struct {
+	config nvml.Config
+	node   *nvml.Node
+}
+
+// discover reads all GPUs. After an error the next call begins anew.
+func (s *scanner) discover() (claims.Node, []error, error) {
+	if err := s.open(); err != nil {
 		return claims.Node{}, nil, err
 	}
+	devices, broken, err := s.node.Discover()
+	if err != nil {
+		err = errors.Join(err, s.node.Close())
+		s.node = nil
+		return claims.Node{}, nil, err
+	}
+	return claims.Node{Inventory: inventory.New(devices), Hardware: s.node}, broken, nil
+}
+
+func (s *scanner) open() error {
+	if s.node != nil {
+		return nil
+	}
+	library, err := s.config.Driver.Library()
+	if err != nil {
+		return err
+	}
+	c := s.config
 	if c.Library == nil {
 		c.Library = nvmllib.New(nvmllib.WithLibraryPath(library))
 	}
-	node, err := nvml.Open(c)
-	if err != nil {
-		return claims.Node{}, nil, err
-	}
-	devices, broken, err := node.Discover()
-	if err != nil {
-		return claims.Node{}, nil, errors.Join(err, node.Close())
-	}
-	return claims.Node{Inventory: inventory.New(devices), Hardware: node}, broken, nil
+	s.node, err = nvml.Open(c)
+	return err
 }
 
 // newClient leaves the pace to the API server, whose priority and fairness is made for it: a limit here would only delay pods.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -27,12 +28,15 @@ type Preparer interface {
 type plugin struct {
 	preparer Preparer
 	fatal    context.CancelCauseFunc // ends the process
+	calls    atomic.Int64            // in flight
 }
 
 var _ kubeletplugin.DRAPlugin = &plugin{}
 
 // PrepareResourceClaims prepares all claims at once: none waits for another.
 func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	p.calls.Add(1)
+	defer p.calls.Add(-1)
 	results := make([]kubeletplugin.PrepareResult, len(claims))
 	var all sync.WaitGroup
 	for i, claim := range claims {
@@ -79,6 +83,8 @@ func device(g checkpoint.Grant) kubeletplugin.Device {
 
 // UnprepareResourceClaims takes all claims back at once.
 func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	p.calls.Add(1)
+	defer p.calls.Add(-1)
 	errs := make([]error, len(claims))
 	var all sync.WaitGroup
 	for i, claim := range claims {

@@ -6,13 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
-	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
 )
@@ -20,10 +18,11 @@ import (
 // Config is what a running plugin is made of.
 type Config struct {
 	DriverName  string
-	NodeName    string // also the name of the pool
-	PluginDir   string // for sockets; must exist
-	RegistryDir string // where the kubelet looks for plugins
-	HTTPAddress string // for health; empty: no server
+	NodeName    string    // also the name of the pool
+	PodUID      types.UID // set: several instances may run side by side, each under the UID of its pod
+	PluginDir   string    // for sockets and state; must exist
+	RegistryDir string    // where the kubelet looks for plugins
+	HTTPAddress string    // for health; empty: no server
 	BootID      string
 
 	Client  kubernetes.Interface
@@ -33,11 +32,12 @@ type Config struct {
 	Discover func() (node claims.Node, broken []error, err error)
 }
 
-// discoverPeriod is how often a machine that is not ready is looked at again.
-const discoverPeriod = 2 * time.Second
+// patience is how long Prepare waits for a device that another claim still holds: less than the 45 s that the kubelet allows for a
+// call, and more than containers usually take to end (30 s).
+const patience = 35 * time.Second
 
-// Run serves the kubelet until ctx ends. It registers at once, so that claims can be released whatever state the machine is in;
-// devices are published, and claims prepared, as soon as Discover succeeds.
+// Run serves the kubelet until ctx ends, and then ends what it has begun. It registers at once, so that claims can be released
+// whatever state the machine is in; devices are published, and claims prepared, as soon as Discover succeeds.
 func Run(ctx context.Context, c Config) error {
 	ctx, fatal := context.WithCancelCause(ctx)
 	defer fatal(nil)
@@ -49,20 +49,37 @@ func Run(ctx context.Context, c Config) error {
 	}
 	defer server.Close()
 
-	var machine atomic.Pointer[claims.Node]
+	removeDeadSockets(ctx, c.PluginDir, c.RegistryDir, c.DriverName)
+	machine := &machine{config: c, status: status}
 	preparer := &claims.Preparer{
-		Driver:  c.DriverName,
-		BootID:  c.BootID,
-		Specs:   c.Specs,
-		Records: c.Records,
-		Node: func() (claims.Node, error) {
-			if node := machine.Load(); node != nil {
-				return *node, nil
-			}
-			return claims.Node{}, fmt.Errorf("not ready: %w", status.waitingFor())
-		},
+		Driver:   c.DriverName,
+		BootID:   c.BootID,
+		Node:     machine.current,
+		Specs:    c.Specs,
+		Records:  c.Records,
+		Patience: patience,
 	}
-	helper, err := kubeletplugin.Start(ctx, &plugin{preparer: preparer, fatal: fatal},
+	plugin := &plugin{preparer: preparer, fatal: fatal}
+	// The helper cuts calls off when its context ends, so it gets one that does not: Stop comes after drain.
+	helper, err := kubeletplugin.Start(context.WithoutCancel(ctx), plugin, helperOptions(c)...)
+	if err != nil {
+		return fmt.Errorf("serve the kubelet: %w", err)
+	}
+	status.registration = helper.RegistrationStatus
+	publisher := &publisher{pool: c.NodeName, publish: helper.PublishResources}
+	defer publisher.resign() // in the end, when nothing is on its way to the API server any more
+	defer helper.Stop()
+	defer plugin.drain(ctx, c)
+
+	go publisher.becomeTheOne(ctx, c.PluginDir)
+	machine.changed = publisher.set
+	machine.ready = preparer.Resume
+	machine.watch(ctx)
+	return ended(ctx)
+}
+
+func helperOptions(c Config) []kubeletplugin.Option {
+	options := []kubeletplugin.Option{
 		kubeletplugin.DriverName(c.DriverName),
 		kubeletplugin.NodeName(c.NodeName),
 		kubeletplugin.KubeClient(c.Client),
@@ -70,55 +87,11 @@ func Run(ctx context.Context, c Config) error {
 		kubeletplugin.RegistrarDirectoryPath(c.RegistryDir),
 		kubeletplugin.Serialize(false), // the records have locks, one per device
 		kubeletplugin.HealthService(false),
-	)
-	if err != nil {
-		return fmt.Errorf("serve the kubelet: %w", err)
 	}
-	defer helper.Stop()
-	status.registration = helper.RegistrationStatus
-
-	node, ok := waitForMachine(ctx, c, status)
-	if !ok {
-		return ended(ctx)
+	if c.PodUID != "" {
+		options = append(options, kubeletplugin.RollingUpdate(c.PodUID))
 	}
-	machine.Store(&node)
-	if err := preparer.Resume(ctx); err != nil {
-		klog.FromContext(ctx).Error(err, "Some claims from before could not be put right")
-	}
-	resources := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{c.NodeName: node.Inventory.Pool()}}
-	if err := helper.PublishResources(ctx, resources); err != nil {
-		return fmt.Errorf("publish devices: %w", err)
-	}
-	klog.FromContext(ctx).Info("Devices published", "pool", c.NodeName, "devices", len(node.Inventory))
-	status.wait(nil)
-
-	<-ctx.Done()
-	return ended(ctx)
-}
-
-// waitForMachine looks at the machine until it is ready, and says each thing it waits for once.
-func waitForMachine(ctx context.Context, c Config, status *status) (claims.Node, bool) {
-	logger := klog.FromContext(ctx)
-	said := ""
-	for {
-		node, broken, err := c.Discover()
-		if err == nil {
-			for _, b := range broken {
-				logger.Error(b, "GPU left out: it cannot be read")
-			}
-			return node, true
-		}
-		status.wait(err)
-		if err.Error() != said {
-			said = err.Error()
-			logger.Info("Waiting", "for", said)
-		}
-		select {
-		case <-ctx.Done():
-			return claims.Node{}, false
-		case <-time.After(discoverPeriod):
-		}
-	}
+	return options
 }
 
 // ended is why the context ended: nil when it was asked to.

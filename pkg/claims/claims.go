@@ -240,7 +240,7 @@ func (n Node) render(claim types.UID, plan sharing.Plan) ([]cdi.Device, error) {
 	var devices []cdi.Device
 	for _, a := range plan.Assignments {
 		device, ok := n.Inventory.Find(a.Device)
-		if !ok || device.UUID != a.GPU {
+		if !ok || device.Lost || device.UUID != a.GPU {
 			return nil, fmt.Errorf("device %s (%s): %w", a.Device, a.GPU, sharing.ErrGone)
 		}
 		access, err := n.Hardware.Access(device)

@@ -33,6 +33,7 @@ type Device struct {
 	Memory    uint64 // bytes, as NVML reports them
 	MIG       bool   // whether it can be partitioned
 	Addresses AddressingMode
+	Lost      bool // it does not answer any more, and a claim still holds it
 
 	DriverVersion string // as NVML writes it: "580.95.05"
 	CUDAVersion   Version

@@ -34,3 +34,16 @@ func (inv Inventory) Find(name string) (gpu.Device, bool) {
 	}
 	return inv[i], true
 }
+
+// Retain adds what was known before, is not found any more, and is held by a claim: a device that is in use has to stay published,
+// or the scheduler would forget who has it. Such devices are marked as lost.
+func (inv Inventory) Retain(known Inventory, held func(device string) bool) Inventory {
+	all := slices.Clone(inv)
+	for _, d := range known {
+		if _, found := inv.Find(d.Name); !found && held(d.Name) {
+			d.Lost = true
+			all = append(all, d)
+		}
+	}
+	return New(all)
+}

@@ -24,6 +24,9 @@ const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 // maxString is the longest string or version that an attribute can have (resource/v1: DeviceAttributeMaxValueLength).
 const maxString = resourceapi.DeviceAttributeMaxValueLength
 
+// lostTaint keeps new claims away from a GPU that does not answer.
+const lostTaint = "gpu.nvidia.com/gpu-lost"
+
 // memoryUnit is what published memory is rounded down to.
 const memoryUnit = 1 << 20
 
@@ -79,12 +82,20 @@ func publish(d gpu.Device) resourceapi.Device {
 	}
 	return resourceapi.Device{
 		Name:       d.Name,
+		Taints:     taints(d),
 		Attributes: attributes,
 		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 			"memory": {Value: *resource.NewQuantity(int64(d.Memory/memoryUnit*memoryUnit), resource.BinarySI)},
 			"cores":  {Value: *resource.NewQuantity(100, resource.DecimalSI)},
 		},
 	}
+}
+
+func taints(d gpu.Device) []resourceapi.DeviceTaint {
+	if !d.Lost {
+		return nil
+	}
+	return []resourceapi.DeviceTaint{{Key: lostTaint, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 }
 
 func text(s string) resourceapi.DeviceAttribute {

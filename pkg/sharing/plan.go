@@ -67,7 +67,7 @@ func NewPlan(results []allocation.Result, inv inventory.Inventory, others []Hold
 	for _, r := range results {
 		device, ok := inv.Find(r.Device)
 		switch {
-		case !ok:
+		case !ok || device.Lost:
 			errs = append(errs, fmt.Errorf("request %s: device %s: %w", r.Request, r.Device, ErrGone))
 		case taken[r.Device] != Claim{}:
 			errs = append(errs, fmt.Errorf("request %s: device %s is held by claim %s (UID %s): %w",

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/renameio/v2"
+	"k8s.io/klog/v2"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/claims"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+)
+
+const (
+	// discoverPeriod is how often a machine that is not ready is looked at again.
+	discoverPeriod = 2 * time.Second
+	// rescanPeriod is how often a machine is asked whether its GPUs are still the same.
+	rescanPeriod = 10 * time.Second
+	// knownFile keeps the last inventory in the plugin's directory: what a lost GPU was is not written anywhere else.
+	knownFile = "devices.json"
+)
+
+// machine is what is known of the node, kept up to date.
+type machine struct {
+	config  Config
+	status  *status
+	changed func(ctx context.Context, inv inventory.Inventory) // called when the inventory is another one than before
+	ready   func(ctx context.Context) error                    // called once, when the machine is known for the first time
+
+	node atomic.Pointer[claims.Node]
+	said string // the last thing logged, so that it is logged once
+}
+
+// current is the machine as last seen, or what it waits for.
+func (m *machine) current() (claims.Node, error) {
+	if node := m.node.Load(); node != nil {
+		return *node, nil
+	}
+	return claims.Node{}, fmt.Errorf("not ready: %w", m.status.waitingFor())
+}
+
+// watch looks at the machine until ctx ends.
+func (m *machine) watch(ctx context.Context) {
+	for {
+		period := rescanPeriod
+		if err := m.look(ctx); err != nil {
+			m.say(ctx, "Machine cannot be read", err)
+			if m.node.Load() == nil {
+				m.status.wait(err)
+				period = discoverPeriod
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(period):
+		}
+	}
+}
+
+// look reads the machine once. What it was stays known when it cannot be read.
+func (m *machine) look(ctx context.Context) error {
+	node, broken, err := m.config.Discover()
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(broken...); err != nil {
+		m.say(ctx, "GPU left out: it cannot be read", err)
+	}
+	before := m.node.Load()
+	known := m.lastKnown(before)
+	held, err := m.held()
+	if err != nil {
+		m.say(ctx, "Records cannot be read, every known device counts as held", err)
+		held = func(string) bool { return true }
+	}
+	node.Inventory = node.Inventory.Retain(known, held)
+	if before != nil && reflect.DeepEqual(before.Inventory, node.Inventory) {
+		return nil
+	}
+	m.node.Store(&node)
+	m.report(ctx, known, node.Inventory)
+	if err := m.keep(node.Inventory); err != nil {
+		klog.FromContext(ctx).Error(err, "Inventory not saved: a GPU that is lost now will be forgotten at the next start")
+	}
+	if before == nil {
+		m.status.wait(nil)
+		if err := m.ready(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "Some claims from before could not be put right")
+		}
+	}
+	m.changed(ctx, node.Inventory)
+	return nil
+}
+
+// held says which devices claims hold.
+func (m *machine) held() (func(device string) bool, error) {
+	records, err := m.config.Records.List()
+	if err != nil {
+		return nil, err
+	}
+	var devices []string
+	for _, rec := range records {
+		devices = append(devices, rec.Plan.Devices()...)
+	}
+	return func(device string) bool { return slices.Contains(devices, device) }, nil
+}
+
+// lastKnown is the inventory before, also across a restart.
+func (m *machine) lastKnown(before *claims.Node) inventory.Inventory {
+	if before != nil {
+		return before.Inventory
+	}
+	data, err := os.ReadFile(filepath.Join(m.config.PluginDir, knownFile))
+	var inv inventory.Inventory
+	if err == nil {
+		err = json.Unmarshal(data, &inv)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		klog.Background().Error(err, "Last known inventory cannot be read, a lost GPU will be forgotten", "file", knownFile)
+		return nil
+	}
+	return inv
+}
+
+func (m *machine) keep(inv inventory.Inventory) error {
+	data, err := json.Marshal(inv)
+	if err != nil {
+		return err
+	}
+	return renameio.WriteFile(filepath.Join(m.config.PluginDir, knownFile), data, 0o600)
+}
+
+// report logs what became of which GPU.
+func (m *machine) report(ctx context.Context, before, now inventory.Inventory) {
+	logger := klog.FromContext(ctx)
+	logger.Info("Devices discovered", "devices", len(now))
+	for _, d := range now {
+		switch old, ok := before.Find(d.Name); {
+		case d.Lost && !old.Lost:
+			logger.Info("GPU lost while a claim holds it", "device", d.Name, "uuid", d.UUID)
+		case !d.Lost && (!ok || old.Lost):
+			logger.Info("GPU found", "device", d.Name, "uuid", d.UUID, "product", d.Product.Name)
+		}
+	}
+	for _, d := range before {
+		if _, ok := now.Find(d.Name); !ok {
+			logger.Info("GPU gone", "device", d.Name, "uuid", d.UUID)
+		}
+	}
+}
+
+// say logs a problem that lasts, once.
+func (m *machine) say(ctx context.Context, what string, err error) {
+	if text := what + err.Error(); text != m.said {
+		m.said = text
+		klog.FromContext(ctx).Error(err, what)
+	}
+}

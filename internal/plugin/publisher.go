@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+)
+
+// publisherLock is held by the one instance on the node that publishes: two would undo each other's slices for ever.
+const publisherLock = "publisher.lock"
+
+// publisher publishes the inventory, once it is its turn.
+type publisher struct {
+	pool    string
+	publish func(ctx context.Context, resources resourceslice.DriverResources) error
+
+	mu     sync.Mutex
+	theOne *os.File // the lock, when this instance has it
+	latest *inventory.Inventory
+}
+
+// becomeTheOne waits until no other instance publishes.
+func (p *publisher) becomeTheOne(ctx context.Context, dir string) {
+	logger := klog.FromContext(ctx)
+	lock, err := os.OpenFile(filepath.Join(dir, publisherLock), os.O_RDWR|os.O_CREATE, 0o600)
+	if err == nil {
+		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == unix.EWOULDBLOCK {
+			logger.Info("Another instance publishes the devices of this node; waiting for its end")
+			for err = unix.EINTR; err == unix.EINTR; {
+				err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
+			}
+		}
+	}
+	if err != nil {
+		logger.Error(err, "Cannot become the publisher of this node")
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.theOne = lock
+	p.publishLatest(ctx)
+}
+
+// resign lets the next instance publish.
+func (p *publisher) resign() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.theOne != nil {
+		_ = p.theOne.Close()
+		p.theOne = nil
+	}
+}
+
+// set publishes the inventory, now or as soon as it is this instance's turn.
+func (p *publisher) set(ctx context.Context, inv inventory.Inventory) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.latest = &inv
+	p.publishLatest(ctx)
+}
+
+func (p *publisher) publishLatest(ctx context.Context) {
+	if p.theOne == nil || p.latest == nil || ctx.Err() != nil {
+		return
+	}
+	logger := klog.FromContext(ctx)
+	resources := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{p.pool: p.latest.Pool()}}
+	if err := p.publish(ctx, resources); err != nil {
+		logger.Error(err, "Devices not published")
+		return
+	}
+	logger.Info("Devices published", "pool", p.pool, "devices", len(*p.latest))
+}
