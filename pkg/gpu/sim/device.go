@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sim
+
+import (
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/gpus"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/server"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
+)
+
+// device is what a handle of a GPU stands on. It knows the GPU by its UUID, so a handle from before the machine was swapped
+// answers ERROR_GPU_IS_LOST.
+type device struct {
+	*server.Device
+	library *library
+}
+
+// newDevice makes a handle. It is a new one each time, because a mock remembers every call for as long as it lives.
+func newDevice(l *library, c node.Card) nvml.Device {
+	d := &device{Device: server.NewDeviceFromConfig(partitions(c), c.Index), library: l}
+	d.UUID, d.Minor, d.PciBusID = c.UUID, c.Minor, c.PCI.Address.String()
+	d.forget(c)
+	d.identify()
+	d.describe()
+	d.measure()
+	d.configure()
+	d.connect()
+	guard(&d.Device.Device, d.fault, d.unlisted)
+	return d.Device
+}
+
+// partitions is what the mock knows of the GPU's MIG profiles, nothing when the GPU has none.
+func partitions(c node.Card) gpus.Config {
+	if most, _ := c.Calls.GetMaxMigDeviceCount.Get(); most == 0 {
+		return gpus.Config{}
+	}
+	memory, _ := c.Calls.GetMemoryInfo.Get()
+	name, _ := c.Calls.GetName.Get()
+	switch {
+	case strings.Contains(name, "H200"):
+		return gpus.H200_SXM5_141GB
+	case strings.Contains(name, "H100"):
+		return gpus.H100_SXM5_80GB
+	case strings.Contains(name, "A100") && memory.Total>>30 <= 40:
+		return gpus.A100_PCIE_40GB
+	case strings.Contains(name, "A100"):
+		return gpus.A100_PCIE_80GB
+	case strings.Contains(name, "A30"):
+		return gpus.A30_PCIE_24GB
+	}
+	return gpus.Config{}
+}
+
+// forget takes away what the mock would remember in this process alone: until partitions and the MIG mode live in the state
+// on disk, where every process sees them, changing them is not supported. A GPU without MIG supports none of it.
+func (d *device) forget(c node.Card) {
+	d.SetMigModeFunc = nil
+	d.CreateGpuInstanceFunc = nil
+	d.CreateGpuInstanceWithPlacementFunc = nil
+	if _, e := c.Calls.GetMigMode.Get(); e != "" {
+		d.GetGpuInstanceProfileInfoFunc = nil
+		d.GetGpuInstancePossiblePlacementsFunc = nil
+		d.GetGpuInstancesFunc = nil
+	}
+}
+
+// card is the GPU as it is now.
+func (d *device) card() (node.Card, nvml.Return) {
+	v, ret := d.library.view()
+	if ret != nvml.SUCCESS {
+		return node.Card{}, ret
+	}
+	for _, c := range v.GPUs {
+		if c.UUID == d.UUID {
+			return c, nvml.SUCCESS
+		}
+	}
+	return node.Card{}, nvml.ERROR_GPU_IS_LOST
+}
+
+// fault is the error that the call has been made to answer, SUCCESS if none.
+func (d *device) fault(call string) nvml.Return {
+	c, ret := d.card()
+	if ret != nvml.SUCCESS {
+		return ret
+	}
+	return nvml.Return(c.Fault(call).Number())
+}
+
+// unlisted is what a call answers that nobody has thought of.
+func (d *device) unlisted(call string) nvml.Return {
+	c, ret := d.card()
+	if ret != nvml.SUCCESS {
+		return ret
+	}
+	return nvml.Return(c.ErrorOf(call).Number())
+}
+
+// value makes a function of the mock from an answer of the profile.
+func value[T, V any](d *device, pick func(node.Card) node.Answer[T], convert func(T) V) func() (V, nvml.Return) {
+	return func() (V, nvml.Return) {
+		var zero V
+		c, ret := d.card()
+		if ret != nvml.SUCCESS {
+			return zero, ret
+		}
+		v, e := pick(c).Get()
+		if e != "" {
+			return zero, nvml.Return(e.Number())
+		}
+		return convert(v), nvml.SUCCESS
+	}
+}
+
+// lookup makes a function of the mock from an answer of the profile that depends on an argument. An argument that the profile
+// does not mention is an invalid one.
+func lookup[K, A comparable, T, V any](d *device, pick func(node.Card) node.Answer[map[K]T], key func(A) K, convert func(T) V) func(A) (V, nvml.Return) {
+	return func(argument A) (V, nvml.Return) {
+		var zero V
+		all, ret := value(d, pick, same[map[K]T])()
+		if ret != nvml.SUCCESS {
+			return zero, ret
+		}
+		v, ok := all[key(argument)]
+		if !ok {
+			return zero, nvml.ERROR_INVALID_ARGUMENT
+		}
+		return convert(v), nvml.SUCCESS
+	}
+}
+
+func same[T any](v T) T { return v }

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sim
+
+import (
+	"reflect"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// go-nvml's mocks are structs with a function per call, and panic where the function is nil. What follows goes over these
+// functions, so that a call is answered even when nobody has thought of it.
+
+var returnType = reflect.TypeFor[nvml.Return]()
+
+// eachFunc calls f with every function of the mock that mock points to and the name of its call.
+func eachFunc(mock any, f func(call string, function reflect.Value)) {
+	v := reflect.ValueOf(mock).Elem()
+	for i := range v.NumField() {
+		if call, ok := strings.CutSuffix(v.Type().Field(i).Name, "Func"); ok && v.Field(i).Kind() == reflect.Func {
+			f(call, v.Field(i))
+		}
+	}
+}
+
+// answer is what a function of that type returns when all it says is ret: zero values beside it.
+func answer(t reflect.Type, ret nvml.Return) []reflect.Value {
+	out := make([]reflect.Value, t.NumOut())
+	for i := range out {
+		out[i] = reflect.Zero(t.Out(i))
+		if t.Out(i) == returnType {
+			out[i] = reflect.ValueOf(ret)
+		}
+	}
+	return out
+}
+
+// guard puts gate before every function of the mock: what it returns other than SUCCESS is the answer. A function that is
+// nil answers what missing says.
+func guard(mock any, gate, missing func(call string) nvml.Return) {
+	eachFunc(mock, func(call string, function reflect.Value) {
+		inner, t := reflect.ValueOf(function.Interface()), function.Type()
+		function.Set(reflect.MakeFunc(t, func(args []reflect.Value) []reflect.Value {
+			if ret := gate(call); ret != nvml.SUCCESS {
+				return answer(t, ret)
+			}
+			if inner.IsNil() {
+				return answer(t, missing(call))
+			}
+			return inner.Call(args)
+		}))
+	})
+}
+
+// refuse gives every function of the mock that is nil one that answers ERROR_NOT_SUPPORTED.
+func refuse(mock any) {
+	eachFunc(mock, func(_ string, function reflect.Value) {
+		if function.IsNil() {
+			t := function.Type()
+			function.Set(reflect.MakeFunc(t, func([]reflect.Value) []reflect.Value { return answer(t, nvml.ERROR_NOT_SUPPORTED) }))
+		}
+	})
+}
+
+// delegate gives every function of the mock that is nil and that has an object of NVML as its first argument
+// (DeviceGetName(device)) one that calls the object's method (device.GetName()).
+func delegate(mock any) {
+	eachFunc(mock, func(call string, function reflect.Value) {
+		t := function.Type()
+		if !function.IsNil() || t.NumIn() == 0 || t.In(0).Kind() != reflect.Interface {
+			return
+		}
+		method, ok := methodFor(t.In(0), call)
+		if !ok || method.Type.NumIn() != t.NumIn()-1 || method.Type.NumOut() != t.NumOut() {
+			return
+		}
+		function.Set(reflect.MakeFunc(t, func(args []reflect.Value) []reflect.Value {
+			if args[0].IsNil() {
+				return answer(t, nvml.ERROR_INVALID_ARGUMENT)
+			}
+			return args[0].MethodByName(method.Name).Call(args[1:])
+		}))
+	})
+}
+
+// methodFor finds the method that a call of the library stands for: DeviceGetName is GetName, GpmSampleGet is itself.
+func methodFor(object reflect.Type, call string) (reflect.Method, bool) {
+	for _, prefix := range []string{"Device", "GpuInstance", "ComputeInstance", "EventSet", "Unit", "VgpuInstance", "VgpuType", "GpmSample", ""} {
+		if name, ok := strings.CutPrefix(call, prefix); ok {
+			if m, found := object.MethodByName(name); found {
+				return m, true
+			}
+		}
+	}
+	return reflect.Method{}, false
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sim
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
+)
+
+// Programs are the files that LayOut copies into the driver root.
+type Programs struct {
+	NvidiaSMI string // a static program; "" leaves the root without nvidia-smi
+}
+
+// LayOut makes the driver root of the node what the NVIDIA driver's would be: versioned libraries, nvidia-smi, device nodes,
+// and the part of /sys that says where the GPUs are. It may be repeated: it makes what is missing, mends what is wrong, takes
+// away what belongs to a machine that is gone, and leaves the rest untouched. It needs the right to make device nodes.
+func (n *Node) LayOut(p Programs) error {
+	err := node.Locked(n.Dir(), "layout.lock", func() error {
+		v, err := n.View()
+		if err != nil {
+			return err
+		}
+		if err := n.layOutLibraries(v.Profile.Driver()); err != nil {
+			return err
+		}
+		if err := n.layOutPrograms(p); err != nil {
+			return err
+		}
+		if err := layOutSysfs(filepath.Join(n.DriverRoot(), "sys"), v); err != nil {
+			return err
+		}
+		return n.layOutDevices(v)
+	})
+	if err != nil {
+		return fmt.Errorf("lay out driver root %s: %w", n.DriverRoot(), err)
+	}
+	return nil
+}
+
+// libraries are the libraries of the driver that programs for computing load, with the number in their soname. The
+// management library is not among them: it is the state of the node.
+var libraries = map[string]string{
+	"libcuda.so":                  "1",
+	"libcudadebugger.so":          "1",
+	"libnvcuvid.so":               "1",
+	"libnvidia-allocator.so":      "1",
+	"libnvidia-cfg.so":            "1",
+	"libnvidia-encode.so":         "1",
+	"libnvidia-gpucomp.so":        "", // its soname has the version of the driver
+	"libnvidia-nvvm.so":           "4",
+	"libnvidia-opencl.so":         "1",
+	"libnvidia-opticalflow.so":    "1",
+	"libnvidia-ptxjitcompiler.so": "1",
+}
+
+const placeholder = "A simulated GPU has no such library. This one stands in its place and has no functions."
+
+func (n *Node) layOutLibraries(driver string) error {
+	dir := node.LibraryDir(n.Dir())
+	keep := []string{filepath.Base(node.LibraryPath(n.Dir(), driver))}
+	for name, soname := range libraries {
+		file := name + "." + driver
+		linked := file
+		if soname != "" {
+			linked = name + "." + soname
+		}
+		if err := ensureFile(filepath.Join(dir, file), node.EmptyLibrary(linked, placeholder), 0o644); err != nil {
+			return err
+		}
+		keep = append(keep, file)
+		links, err := ensureSonames(dir, name, linked, file)
+		if err != nil {
+			return err
+		}
+		keep = append(keep, links...)
+	}
+	links, err := ensureSonames(dir, "libnvidia-ml.so", "libnvidia-ml.so.1", keep[0])
+	if err != nil {
+		return err
+	}
+	return keepOnly(dir, "lib*.so*", append(keep, links...))
+}
+
+// ensureSonames makes the links from a library's soname, and from its plain name as linkers want it, to its file. It returns
+// their names: none for a library whose file is named as its soname, which only the driver itself opens.
+func ensureSonames(dir, name, soname, file string) ([]string, error) {
+	if soname == file {
+		return nil, nil
+	}
+	return []string{soname, name}, errors.Join(
+		ensureLink(filepath.Join(dir, soname), file),
+		ensureLink(filepath.Join(dir, name), soname))
+}
+
+func (n *Node) layOutPrograms(p Programs) error {
+	if p.NvidiaSMI == "" {
+		return nil
+	}
+	program, err := os.ReadFile(p.NvidiaSMI)
+	if err != nil {
+		return fmt.Errorf("read nvidia-smi: %w", err)
+	}
+	return ensureFile(filepath.Join(n.DriverRoot(), "usr/bin/nvidia-smi"), program, 0o755)
+}
+
+// layOutSysfs makes what /sys would say of the GPUs, as far as anybody asks: the way from the root complex to each GPU, and at
+// its end the model and the NUMA node.
+func layOutSysfs(sys string, v *node.View) error {
+	var roots, addresses []string
+	for _, c := range v.GPUs {
+		at := c.PCI.Address.String()
+		way := []string{"devices", c.PCI.Root}
+		for _, b := range c.PCI.Bridges {
+			way = append(way, b.String())
+		}
+		way = append(way, at)
+		for name, content := range map[string]string{
+			"vendor":           fmt.Sprintf("%#04x", node.Vendor),
+			"device":           fmt.Sprintf("%#04x", c.PCI.DeviceID),
+			"subsystem_vendor": fmt.Sprintf("%#04x", c.PCI.Subsystem&0xffff),
+			"subsystem_device": fmt.Sprintf("%#04x", c.PCI.Subsystem>>16),
+			"class":            "0x030200", // 3D controller
+			"numa_node":        fmt.Sprint(c.PCI.NUMANode),
+		} {
+			if err := ensureFile(filepath.Join(sys, filepath.Join(way...), name), []byte(content+"\n"), 0o444); err != nil {
+				return err
+			}
+		}
+		if err := ensureLink(filepath.Join(sys, "bus/pci/devices", at), filepath.Join("../../..", filepath.Join(way...))); err != nil {
+			return err
+		}
+		roots, addresses = append(roots, c.PCI.Root), append(addresses, at)
+	}
+	return errors.Join(
+		keepOnly(filepath.Join(sys, "bus/pci/devices"), "*", addresses),
+		keepOnly(filepath.Join(sys, "devices"), "pci*", roots))
+}
+
+// ensureFile makes sure that the file has the content and the mode. It never writes into a file that is there already:
+// containers may have it mounted.
+func ensureFile(path string, content []byte, mode fs.FileMode) error {
+	if st, err := os.Lstat(path); err == nil && st.Mode() == mode {
+		if is, err := os.ReadFile(path); err == nil && bytes.Equal(is, content) {
+			return nil
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(f.Name()) }() // gone already when all went well
+	_, err = f.Write(content)
+	if err := errors.Join(err, f.Chmod(mode), f.Close()); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	if st, err := os.Lstat(path); err == nil && st.IsDir() {
+		if err := os.RemoveAll(path); err != nil {
+			return err
+		}
+	}
+	return os.Rename(f.Name(), path)
+}
+
+// ensureLink makes sure that the path is a symbolic link to the target.
+func ensureLink(path, target string) error {
+	if is, err := os.Readlink(path); err == nil && is == target {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(path); err != nil {
+		return err
+	}
+	return os.Symlink(target, path)
+}
+
+// keepOnly removes from a directory what matches the pattern and is not to be kept.
+func keepOnly(dir, pattern string, keep []string) error {
+	found, err := filepath.Glob(filepath.Join(dir, pattern))
+	if err != nil {
+		return err
+	}
+	for _, path := range found {
+		if name := filepath.Base(path); !slices.Contains(keep, name) && !strings.HasPrefix(name, ".") {
+			if err := os.RemoveAll(path); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/server"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
+)
+
+// library is go-nvml's mock server over a node. The calls that a program makes again and again are methods here and not
+// functions of the mock, because the mock remembers every call for ever.
+type library struct {
+	*server.Server
+	node *node.Node
+}
+
+var _ nvml.Interface = (*library)(nil)
+
+func newLibrary(n *node.Node) *library {
+	s, err := server.New()
+	if err != nil {
+		panic(err) // it has no options that could be wrong
+	}
+	l := &library{Server: s, node: n}
+	delegate(&s.Interface)
+	refuse(&s.Interface)
+	return l
+}
+
+// Init answers SUCCESS while there is a node, as the library does while there is a driver.
+func (l *library) Init() nvml.Return {
+	_, ret := l.view()
+	return ret
+}
+
+// InitWithFlags is Init: the flags are about machines that have lost a GPU.
+func (l *library) InitWithFlags(uint32) nvml.Return { return l.Init() }
+
+// Shutdown answers SUCCESS.
+func (l *library) Shutdown() nvml.Return { return nvml.SUCCESS }
+
+func (l *library) view() (*node.View, nvml.Return) {
+	v, err := l.node.View()
+	switch {
+	case errors.Is(err, node.ErrNoNode), errors.Is(err, fs.ErrNotExist):
+		return nil, nvml.ERROR_LIBRARY_NOT_FOUND
+	case err != nil:
+		return nil, nvml.ERROR_UNKNOWN
+	}
+	return v, nvml.SUCCESS
+}
+
+// Extensions is what can be asked about the library itself.
+func (l *library) Extensions() nvml.ExtendedInterface { return l }
+
+// LookupSymbol says whether the library has the function. It has none of those that only a handler of go-nvml can call.
+func (l *library) LookupSymbol(symbol string) error {
+	for _, name := range []string{"GpuFabricInfoV", "C2cModeInfoV", "TemperatureV", "GpuInstanceProfileInfoV",
+		"GpuInstanceProfileInfoByIdV", "NvLinkInfo", "ComputeInstanceProfileInfoV"} {
+		if strings.HasPrefix(symbol, "nvml") && strings.HasSuffix(symbol, "Get"+name) {
+			return fmt.Errorf("look up %s: the simulated library has no such function", symbol)
+		}
+	}
+	return nil
+}
+
+// ErrorString is the name of the error.
+func (l *library) ErrorString(r nvml.Return) string { return r.Error() }
+
+func (l *library) system(pick func(node.System) node.Answer[string]) (string, nvml.Return) {
+	v, ret := l.view()
+	if ret != nvml.SUCCESS {
+		return "", ret
+	}
+	s, e := pick(v.Profile.System).Get()
+	return s, nvml.Return(e.Number())
+}
+
+// SystemGetDriverVersion is the version of the simulated driver.
+func (l *library) SystemGetDriverVersion() (string, nvml.Return) {
+	return l.system(func(s node.System) node.Answer[string] { return s.DriverVersion })
+}
+
+// SystemGetNVMLVersion is the version of the simulated library.
+func (l *library) SystemGetNVMLVersion() (string, nvml.Return) {
+	return l.system(func(s node.System) node.Answer[string] { return s.NVMLVersion })
+}
+
+// SystemGetCudaDriverVersion is the version of CUDA that the simulated driver has: 1000*major + 10*minor.
+func (l *library) SystemGetCudaDriverVersion() (int, nvml.Return) {
+	v, ret := l.view()
+	if ret != nvml.SUCCESS {
+		return 0, ret
+	}
+	n, e := v.Profile.System.CUDAVersion.Get()
+	return n, nvml.Return(e.Number())
+}
+
+// SystemGetCudaDriverVersion_v2 is SystemGetCudaDriverVersion.
+func (l *library) SystemGetCudaDriverVersion_v2() (int, nvml.Return) { //nolint:revive // NVML's name
+	return l.SystemGetCudaDriverVersion()
+}
+
+// DeviceGetCount is the number of GPUs.
+func (l *library) DeviceGetCount() (int, nvml.Return) {
+	v, ret := l.view()
+	if ret != nvml.SUCCESS {
+		return 0, ret
+	}
+	return len(v.GPUs), nvml.SUCCESS
+}
+
+// find is a handle of the first GPU that is the one, or the error.
+func (l *library) find(is func(node.Card) bool, otherwise nvml.Return) (nvml.Device, nvml.Return) {
+	v, ret := l.view()
+	if ret != nvml.SUCCESS {
+		return nil, ret
+	}
+	for _, c := range v.GPUs {
+		if is(c) {
+			return newDevice(l, c), nvml.SUCCESS
+		}
+	}
+	return nil, otherwise
+}
+
+// DeviceGetHandleByIndex is a handle of the GPU with that index.
+func (l *library) DeviceGetHandleByIndex(index int) (nvml.Device, nvml.Return) {
+	return l.find(func(c node.Card) bool { return c.Index == index }, nvml.ERROR_INVALID_ARGUMENT)
+}
+
+// DeviceGetHandleByUUID is a handle of the GPU with that UUID.
+func (l *library) DeviceGetHandleByUUID(uuid string) (nvml.Device, nvml.Return) {
+	return l.find(func(c node.Card) bool { return c.UUID == uuid }, nvml.ERROR_NOT_FOUND)
+}
+
+// DeviceGetHandleBySerial is a handle of the GPU with that serial number.
+func (l *library) DeviceGetHandleBySerial(serial string) (nvml.Device, nvml.Return) {
+	return l.find(func(c node.Card) bool { return c.Serial == serial }, nvml.ERROR_NOT_FOUND)
+}
+
+// DeviceGetHandleByPciBusId is a handle of the GPU at that PCI address.
+func (l *library) DeviceGetHandleByPciBusId(address string) (nvml.Device, nvml.Return) { //nolint:revive // NVML's name
+	at, err := gpu.ParsePCIAddress(address)
+	if err != nil {
+		return nil, nvml.ERROR_INVALID_ARGUMENT
+	}
+	return l.find(func(c node.Card) bool { return c.PCI.Address.PCIAddress == at }, nvml.ERROR_NOT_FOUND)
+}
+
+// EventSetCreate makes a set of events. None ever come yet.
+func (l *library) EventSetCreate() (nvml.EventSet, nvml.Return) {
+	if ret := l.Init(); ret != nvml.SUCCESS {
+		return nil, ret
+	}
+	return newEventSet(), nvml.SUCCESS
+}
+
+// EventSetWait is Wait of the set.
+func (l *library) EventSetWait(set nvml.EventSet, milliseconds uint32) (nvml.EventData, nvml.Return) {
+	if set == nil {
+		return nvml.EventData{}, nvml.ERROR_INVALID_ARGUMENT
+	}
+	return set.Wait(milliseconds)
+}

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import "strconv"
+
+// DeviceNode is a character device of the simulated driver.
+type DeviceNode struct {
+	Name  string // in /dev
+	Minor int
+}
+
+// maxMinor is the last minor number for a GPU; those after it belong to the nodes that are not of one GPU.
+const maxMinor = 247
+
+// DeviceNodes are the device nodes of the node, all of one major number: one for each GPU and those that every container with
+// a GPU gets.
+func (v *View) DeviceNodes() []DeviceNode {
+	var out []DeviceNode
+	for _, c := range v.GPUs {
+		out = append(out, DeviceNode{c.DeviceNode(), c.Minor})
+	}
+	return append(out,
+		DeviceNode{"nvidia-uvm-tools", 252},
+		DeviceNode{"nvidia-uvm", 253},
+		DeviceNode{"nvidia-modeset", 254}, // the real driver has 254 and 255, too
+		DeviceNode{"nvidiactl", 255})
+}
+
+// DeviceNode is the name of the GPU's device node in /dev.
+func (c Card) DeviceNode() string { return "nvidia" + strconv.Itoa(c.Minor) }

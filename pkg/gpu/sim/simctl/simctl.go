@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package simctl is the command line of a simulated node: it shows it, breaks it and mends it, while the driver runs on it.
+package simctl
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
+)
+
+// Command is the command "simctl".
+func Command() *cobra.Command {
+	dir := "/var/lib/gpu-dra-driver/sim"
+	c := &cobra.Command{
+		Use:   "simctl",
+		Short: "Show and change the simulated GPUs of this node",
+		Long: "Show and change the simulated GPUs of this node. The driver, and nvidia-smi in containers, see a change within a second.\n" +
+			"A GPU is given by its device name (gpu-1b-00-0), index, UUID or PCI address.",
+		Args:         cobra.NoArgs,
+		RunE:         func(c *cobra.Command, _ []string) error { return c.Help() },
+		SilenceUsage: true,
+	}
+	c.PersistentFlags().StringVar(&dir, "dir", dir, "directory of the simulated node")
+	c.AddCommand(printCommand(&dir), failCommand(&dir), healCommand(&dir), setCommand(&dir), profilesCommand(), profileCommand())
+	return c
+}
+
+func printCommand(dir *string) *cobra.Command {
+	return &cobra.Command{
+		Use:   "print",
+		Short: "Print the node: its GPUs, what has been set, what fails",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			n, err := node.Attach(*dir)
+			if err != nil {
+				return err
+			}
+			v, err := n.View()
+			if err != nil {
+				return err
+			}
+			fmt.Fprint(c.OutOrStdout(), v)
+			return nil
+		},
+	}
+}
+
+func failCommand(dir *string) *cobra.Command {
+	return &cobra.Command{
+		Use:     "fail GPU CALL|all ERROR",
+		Short:   "Make an NVML call of a GPU answer an error, or all of them",
+		Example: "  simctl fail gpu-1b-00-0 GetMemoryInfo ERROR_UNKNOWN\n  simctl fail 0 all ERROR_GPU_IS_LOST",
+		Args:    cobra.ExactArgs(3),
+		RunE: func(_ *cobra.Command, args []string) error {
+			n, err := node.Attach(*dir)
+			if err != nil {
+				return err
+			}
+			e, err := node.ParseError(args[2])
+			if err != nil {
+				return err
+			}
+			return n.Fail(args[0], args[1], e)
+		},
+	}
+}
+
+func healCommand(dir *string) *cobra.Command {
+	return &cobra.Command{
+		Use:   "heal GPU",
+		Short: "Take away what fail did to a GPU",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			n, err := node.Attach(*dir)
+			if err != nil {
+				return err
+			}
+			return n.Heal(args[0])
+		},
+	}
+}
+
+func setCommand(dir *string) *cobra.Command {
+	return &cobra.Command{
+		Use:     "set GPU NAME=VALUE...",
+		Short:   "Set compute-mode or memory-used of a GPU",
+		Example: "  simctl set gpu-1b-00-0 compute-mode=EXCLUSIVE_PROCESS memory-used=5Gi",
+		Args:    cobra.MinimumNArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			n, err := node.Attach(*dir)
+			if err != nil {
+				return err
+			}
+			changes, err := parseSettings(args[1:])
+			if err != nil {
+				return err
+			}
+			for _, change := range changes {
+				if err := change(n, args[0]); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+}
+
+// parseSettings reads all settings before the first is made.
+func parseSettings(args []string) ([]func(n *node.Node, gpu string) error, error) {
+	var out []func(*node.Node, string) error
+	for _, arg := range args {
+		name, value, ok := strings.Cut(arg, "=")
+		switch {
+		case ok && name == "compute-mode":
+			mode, err := node.ParseComputeMode(value)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, func(n *node.Node, gpu string) error { return n.SetComputeMode(gpu, mode) })
+		case ok && name == "memory-used":
+			q, err := resource.ParseQuantity(value)
+			if err != nil || q.Sign() < 0 || !isWhole(q) {
+				return nil, fmt.Errorf("memory-used %q: want a number of bytes such as 5Gi, 512Mi or 0", value)
+			}
+			out = append(out, func(n *node.Node, gpu string) error { return n.SetMemoryUsed(gpu, uint64(q.Value())) })
+		default:
+			return nil, fmt.Errorf("setting %q: want compute-mode=%s or memory-used=BYTES", arg, strings.Join(node.ComputeModes(), "|"))
+		}
+	}
+	return out, nil
+}
+
+func isWhole(q resource.Quantity) bool {
+	_, whole := q.AsInt64()
+	return whole
+}
+
+func profilesCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "profiles",
+		Short: "List the built-in profiles",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			for _, name := range node.Names() {
+				p, err := node.BuiltIn(name)
+				if err != nil {
+					return err
+				}
+				fmt.Fprintf(c.OutOrStdout(), "%-10s %s\n", name, p.Description)
+			}
+			return nil
+		},
+	}
+}
+
+func profileCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "profile NAME",
+		Short: "Print a built-in profile as YAML, to start one of your own from",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			p, err := node.BuiltIn(args[0])
+			if err != nil {
+				return err
+			}
+			fmt.Fprint(c.OutOrStdout(), p.YAML())
+			return nil
+		},
+	}
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package smi is the simulated nvidia-smi: what the real one prints about the GPUs that it can reach.
+package smi
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
+)
+
+// Machine is where the program looks for its library and for device nodes.
+type Machine struct {
+	Roots []string // searched in this order for a library; the device nodes are those of the root that has one
+}
+
+// Here is the machine or container the program runs in. A program that lies in the driver root of the host, as the real one
+// does, works with that root, too.
+func Here() Machine {
+	roots := []string{"/"}
+	if self, err := os.Readlink("/proc/self/exe"); err == nil {
+		if root, ok := strings.CutSuffix(filepath.Dir(self), "/usr/bin"); ok && root != "" {
+			roots = []string{root, "/"}
+		}
+	}
+	return Machine{Roots: roots}
+}
+
+// libraryDirs are where distributions have the driver's libraries.
+var libraryDirs = []string{"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "lib/x86_64-linux-gnu", "lib64",
+	"lib", "usr/local/lib", "usr/local/nvidia/lib64", "usr/local/nvidia/lib"}
+
+// errNoLibrary means that there is no management library.
+var errNoLibrary = errors.New("no libnvidia-ml.so")
+
+// look finds the library and returns what it says and the root it is in.
+func (m Machine) look() (*node.View, string, error) {
+	for _, root := range m.Roots {
+		for _, dir := range libraryDirs {
+			found, err := node.FindLibraries(filepath.Join(root, dir))
+			if err != nil || len(found) == 0 {
+				continue
+			}
+			n, err := node.AttachLibrary(found[0])
+			if err != nil {
+				return nil, "", err
+			}
+			v, err := n.View()
+			return v, root, err
+		}
+	}
+	return nil, "", errNoLibrary
+}
+
+// gpu is a GPU that the program can reach. Index is its place among those.
+type gpu struct {
+	node.Card
+	Index int
+}
+
+// reachable are the GPUs whose device nodes can be opened: there is one, it is that of the GPU, and this process is allowed
+// to use it. The kernel answers ENXIO then, because behind the number there is no driver.
+func reachable(v *node.View, root string) []gpu {
+	var out []gpu
+	for _, c := range v.GPUs {
+		if v.Major != 0 && reaches(filepath.Join(root, "dev", c.DeviceNode()), v.Major, c.Minor) {
+			out = append(out, gpu{c, len(out)})
+		}
+	}
+	return out
+}
+
+func reaches(path string, major, minor int) bool {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR ||
+		uint64(st.Rdev) != unix.Mkdev(uint32(major), uint32(minor)) { //nolint:unconvert // differs between architectures
+		return false
+	}
+	f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NONBLOCK, 0)
+	if err == nil {
+		f.Close()
+		return false // there is a driver behind it, so it is not the simulated one
+	}
+	return errors.Is(err, syscall.ENXIO)
+}
+
+// choose are the GPUs that the option -i names: by index, UUID, serial number or PCI address, several of them between commas.
+func choose(all []gpu, ids string) ([]gpu, error) {
+	if ids == "" {
+		return all, nil
+	}
+	var out []gpu
+	for _, id := range strings.Split(ids, ",") {
+		found := false
+		for _, g := range all {
+			if id == fmt.Sprint(g.Index) || id == g.UUID || id == g.Serial || strings.EqualFold(strings.TrimPrefix(id, "0000"), g.PCI.Address.String()) ||
+				strings.EqualFold(id, g.PCI.Address.String()) {
+				out, found = append(out, g), true
+			}
+		}
+		if !found {
+			return nil, errNotFound
+		}
+	}
+	return out, nil
+}
+
+// errNotFound means that none of the GPUs is the one that was asked for.
+var errNotFound = errors.New("no such GPU")
+
+// ask is the answer to a call, with the faults that somebody injected.
+func ask[T any](g gpu, call string, a node.Answer[T]) (T, node.Error) {
+	if e := g.Fault(call); e != "" {
+		var zero T
+		return zero, e
+	}
+	return a.Get()
+}

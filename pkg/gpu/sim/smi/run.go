@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smi
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
+)
+
+// Exit codes of the real program.
+const (
+	exitOK           = 0
+	exitUsage        = 2
+	exitNotFound     = 6
+	exitNoLibrary    = 12
+	exitGPULost      = 15
+	exitUnknownError = 255
+)
+
+const usage = `The simulated nvidia-smi: about the simulated GPUs that this process can reach.
+
+    nvidia-smi                          a table
+    nvidia-smi -L, --list-gpus          a line for each GPU
+    nvidia-smi --query-gpu=FIELD,... --format=csv[,noheader][,nounits]
+    nvidia-smi -i, --id=ID,...          only these: index, UUID, serial number or PCI address
+    nvidia-smi --version
+    nvidia-smi -h, --help               this text and the fields
+`
+
+// options are what the command line asks for.
+type options struct {
+	list, version, help bool
+	query, format, ids  string
+}
+
+// Run is the program: it writes what the arguments ask for and returns the exit code. now is for the table.
+func Run(m Machine, args []string, now time.Time, out, errOut io.Writer) int {
+	o, err := parse(args)
+	if err == nil && o.query != "" {
+		_, _, err = parseQuery(o)
+	}
+	if err != nil {
+		fmt.Fprintln(errOut, err)
+		return exitUsage
+	}
+	if o.help {
+		fmt.Fprintf(out, "%s\nFields: %s\n", usage, strings.Join(fieldNames(), ", "))
+		return exitOK
+	}
+	v, root, err := m.look()
+	switch {
+	case errors.Is(err, errNoLibrary):
+		fmt.Fprintln(out, "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA Display Driver "+
+			"is properly installed and present in your system.\nPlease also try adding directory that contains libnvidia-ml.so to your system PATH.")
+		return exitNoLibrary
+	case err != nil:
+		fmt.Fprintln(out, "Failed to initialize NVML: Unknown Error")
+		fmt.Fprintln(errOut, err)
+		return exitUnknownError
+	}
+	if o.version {
+		printVersion(out, v)
+		return exitOK
+	}
+	gpus, err := choose(reachable(v, root), o.ids)
+	if err != nil || len(gpus) == 0 {
+		fmt.Fprintln(out, "No devices were found")
+		return exitNotFound
+	}
+	return show(o, v, gpus, now, out)
+}
+
+func show(o options, v *node.View, gpus []gpu, now time.Time, out io.Writer) int {
+	switch {
+	case o.query != "":
+		fields, f, _ := parseQuery(o) // it has been found to be right
+		printQuery(out, v, gpus, fields, f)
+	case o.list:
+		return printList(out, gpus)
+	default:
+		printTable(out, v, gpus, now)
+	}
+	return exitOK
+}
+
+// parse reads the command line. Long options take their value after "=" or as the next argument.
+func parse(args []string) (options, error) {
+	var o options
+	values := map[string]*string{"--query-gpu": &o.query, "--format": &o.format, "-i": &o.ids, "--id": &o.ids}
+	flags := map[string]*bool{"-L": &o.list, "--list-gpus": &o.list, "--version": &o.version, "-h": &o.help, "--help": &o.help}
+	for len(args) > 0 {
+		name, value, given := strings.Cut(args[0], "=")
+		args = args[1:]
+		if flag, ok := flags[name]; ok && !given {
+			*flag = true
+			continue
+		}
+		to, ok := values[name]
+		if !ok {
+			return o, fmt.Errorf("nvidia-smi: option %q is not one that the simulated nvidia-smi has; see nvidia-smi -h", name)
+		}
+		if !given {
+			if len(args) == 0 {
+				return o, fmt.Errorf("nvidia-smi: option %s: its value is missing", name)
+			}
+			value, args = args[0], args[1:]
+		}
+		if value == "" {
+			return o, fmt.Errorf("nvidia-smi: option %s: its value is missing", name)
+		}
+		*to = value
+	}
+	if o.format != "" && o.query == "" {
+		return o, errors.New("nvidia-smi: --format is for --query-gpu")
+	}
+	return o, nil
+}
+
+// printList is nvidia-smi -L.
+func printList(out io.Writer, gpus []gpu) int {
+	exit := exitOK
+	for _, g := range gpus {
+		name, e := ask(g, "GetName", g.Calls.GetName)
+		if e == "" {
+			_, e = ask(g, "GetUUID", g.Calls.GetUUID.Or(g.UUID))
+		}
+		if e != "" {
+			fmt.Fprintf(out, "Unable to determine the device handle for GPU%d: %s: %s\n", g.Index, strings.ToUpper(g.PCI.Address.String()), describe(e))
+			exit = exitGPULost
+			continue
+		}
+		fmt.Fprintf(out, "GPU %d: %s (UUID: %s)\n", g.Index, name, g.UUID)
+	}
+	return exit
+}
+
+func printVersion(out io.Writer, v *node.View) {
+	driver := v.Profile.Driver()
+	short := strings.Join(strings.SplitN(driver, ".", 3)[:2], ".")
+	fmt.Fprintf(out, "NVIDIA-SMI version  : %s\nNVML version        : %s\nDRIVER version      : %s\nCUDA Version        : %s\n",
+		driver, short, driver, cudaVersion(v))
+}
+
+func cudaVersion(v *node.View) string {
+	n, e := v.Profile.System.CUDAVersion.Get()
+	if e != "" {
+		return "N/A"
+	}
+	return fmt.Sprintf("%d.%d", n/1000, n%1000/10)
+}
+
+// describe is the error in the words of the real program.
+func describe(e node.Error) string {
+	switch e {
+	case node.NotSupported:
+		return "N/A"
+	case node.LostGPU:
+		return "GPU is lost"
+	case "ERROR_NO_PERMISSION":
+		return "Insufficient Permissions"
+	}
+	return "Unknown Error"
+}

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package smi_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/smi"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+var uuid = regexp.MustCompile(`GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
+
+// run is what nvidia-smi prints, and its exit code, with the UUIDs masked.
+func run(root string, args ...string) string {
+	var out, errOut strings.Builder
+	code := smi.Run(smi.Machine{Roots: []string{root}}, args, time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), &out, &errOut)
+	return uuid.ReplaceAllString(fmt.Sprintf("%s%sexit %d\n", out.String(), errOut.String(), code), "GPU-…")
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(fmt.Errorf("unexpected: %w", err))
+	}
+}
+
+func laidOut(t *testing.T, profile string) *sim.Node {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "node")
+	if err := unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))); err != nil {
+		t.Skipf("device nodes cannot be made here: %v", err)
+	}
+	if f, err := os.Open(path); err != nil {
+		t.Skipf("device nodes cannot be used here: %v", err)
+	} else {
+		f.Close()
+	}
+	p, err := sim.BuiltIn(profile)
+	must(t, err)
+	n, err := sim.Open(t.TempDir(), p)
+	must(t, err)
+	must(t, n.LayOut(sim.Programs{}))
+	return n
+}
+
+// container has the library and the device nodes that a container of the GPUs with those minors has, as files in a directory.
+func container(t *testing.T, n *sim.Node, minors ...int) string {
+	t.Helper()
+	root := t.TempDir()
+	const library = "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.95.05"
+	must(t, os.MkdirAll(filepath.Join(root, filepath.Dir(library)), 0o755))
+	must(t, os.MkdirAll(filepath.Join(root, "dev"), 0o755))
+	must(t, os.Link(filepath.Join(n.DriverRoot(), library), filepath.Join(root, library))) // the same file, as a bind mount is
+	v, err := n.View()
+	must(t, err)
+	for _, minor := range minors {
+		must(t, unix.Mknod(filepath.Join(root, fmt.Sprintf("dev/nvidia%d", minor)), unix.S_IFCHR|0o666,
+			int(unix.Mkdev(uint32(v.Major), uint32(minor)))))
+	}
+	return root
+}
+
+func TestListingTakesADeviceNode(t *testing.T) {
+	n := laidOut(t, "mixed")
+	v, err := n.View()
+	must(t, err)
+	dev := func(root, name string) string { return filepath.Join(root, "dev", name) }
+	for _, tt := range []struct {
+		name   string
+		minors []int
+		do     func(root string) error
+		want   string
+	}{
+		{"all nodes", []int{0, 1, 2, 3}, nil, "GPU 0: NVIDIA H100 PCIe (UUID: GPU-…)\nGPU 1: NVIDIA L40S (UUID: GPU-…)\n" +
+			"GPU 2: NVIDIA A100-PCIE-40GB (UUID: GPU-…)\nGPU 3: Tesla T4 (UUID: GPU-…)\nexit 0\n"},
+		{"one node", []int{2}, nil, "GPU 0: NVIDIA A100-PCIE-40GB (UUID: GPU-…)\nexit 0\n"},
+		{"no node", nil, nil, "No devices were found\nexit 6\n"},
+		{"a node is taken away", []int{0, 3}, func(root string) error { return os.Remove(dev(root, "nvidia0")) }, "GPU 0: Tesla T4 (UUID: GPU-…)\nexit 0\n"},
+		{"a file in place of a node", nil, func(root string) error { return os.WriteFile(dev(root, "nvidia0"), nil, 0o666) }, "No devices were found\nexit 6\n"},
+		{"the node of another GPU", nil, func(root string) error {
+			return unix.Mknod(dev(root, "nvidia0"), unix.S_IFCHR|0o666, int(unix.Mkdev(uint32(v.Major), 1)))
+		}, "No devices were found\nexit 6\n"},
+		{"a node with a driver behind it", nil, func(root string) error {
+			return unix.Mknod(dev(root, "nvidia0"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3)))
+		}, "No devices were found\nexit 6\n"},
+		{"a link to a node", []int{1}, func(root string) error { return os.Rename(dev(root, "nvidia1"), dev(root, "x")) }, "No devices were found\nexit 6\n"},
+		{"no library", []int{0}, func(root string) error { return os.RemoveAll(filepath.Join(root, "usr")) },
+			"NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA Display Driver is properly installed and " +
+				"present in your system.\nPlease also try adding directory that contains libnvidia-ml.so to your system PATH.\nexit 12\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			root := container(t, n, tt.minors...)
+			if tt.do != nil {
+				must(t, tt.do(root))
+			}
+			if got := run(root, "-L"); got != tt.want {
+				t.Errorf("got:\n%s\nwant:\n%s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestAContainerSeesChangesOnTheHost(t *testing.T) {
+	n := laidOut(t, "t4-x2")
+	root := container(t, n, 1)
+	must(t, n.SetMemoryUsed("gpu-af-00-0", 5<<30))
+	must(t, n.SetComputeMode("gpu-af-00-0", 3))
+	const query = "--query-gpu=memory.used,compute_mode"
+	if got, want := run(root, query, "--format=csv,noheader"), "5120 MiB, Exclusive_Process\nexit 0\n"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	must(t, n.Fail("gpu-af-00-0", "all", "ERROR_GPU_IS_LOST"))
+	if got, want := run(root, "-L"), "Unable to determine the device handle for GPU0: 0000:AF:00.0: GPU is lost\nexit 15\n"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func TestCommandLine(t *testing.T) {
+	n := laidOut(t, "mixed")
+	for _, tt := range []struct{ name, args, want string }{
+		{"a query", "--query-gpu=index,name,memory.total,compute_cap,pci.bus_id,driver_version --format=csv",
+			"index, name, memory.total [MiB], compute_cap, pci.bus_id, driver_version\n" +
+				"0, NVIDIA H100 PCIe, 81559 MiB, 9.0, 00000000:41:00.0, 580.95.05\n1, NVIDIA L40S, 46068 MiB, 8.9, 00000000:61:00.0, 580.95.05\n" +
+				"2, NVIDIA A100-PCIE-40GB, 40960 MiB, 8.0, 00000000:81:00.0, 580.95.05\n3, Tesla T4, 15360 MiB, 7.5, 00000000:A1:00.0, 580.95.05\nexit 0\n"},
+		{"without header and units, one GPU", "--query-gpu=gpu_uuid,memory.free,power.limit,fan.speed,mig.mode.current --format=csv,noheader,nounits -i 3",
+			"GPU-…, 14915, 70.00, [N/A], [N/A]\nexit 0\n"},
+		{"a GPU by its address", "--id=0000:81:00.0 -L", "GPU 2: NVIDIA A100-PCIE-40GB (UUID: GPU-…)\nexit 0\n"},
+		{"a GPU by its long address", "--id 00000000:81:00.0 --list-gpus", "GPU 2: NVIDIA A100-PCIE-40GB (UUID: GPU-…)\nexit 0\n"},
+		{"a GPU that is not there", "-L -i 4", "No devices were found\nexit 6\n"},
+		{"version", "--version", "NVIDIA-SMI version  : 580.95.05\nNVML version        : 580.95\nDRIVER version      : 580.95.05\nCUDA Version        : 13.0\nexit 0\n"},
+		{"an unknown option", "-q", "nvidia-smi: option \"-q\" is not one that the simulated nvidia-smi has; see nvidia-smi -h\nexit 2\n"},
+		{"an unknown command", "topo -m", "nvidia-smi: option \"topo\" is not one that the simulated nvidia-smi has; see nvidia-smi -h\nexit 2\n"},
+		{"a query without format", "--query-gpu=name", "nvidia-smi: --query-gpu needs --format=csv[,noheader][,nounits]\nexit 2\n"},
+		{"a format without query", "--format=csv", "nvidia-smi: --format is for --query-gpu\nexit 2\n"},
+		{"a format that does not exist", "--query-gpu=name --format=csv,x", "nvidia-smi: --format: \"x\" is not one of noheader, nounits\nexit 2\n"},
+		{"an option without value", "--query-gpu=name --format", "nvidia-smi: option --format: its value is missing\nexit 2\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := run(n.DriverRoot(), strings.Fields(tt.args)...); got != tt.want {
+				t.Errorf("got:\n%s\nwant:\n%s", got, tt.want)
+			}
+		})
+	}
+	t.Run("a field that does not exist", func(t *testing.T) {
+		want := "Field \"memory\" is not a valid field to query.\nThe simulated nvidia-smi knows clocks.max.mem,"
+		if got := run(n.DriverRoot(), "--query-gpu=memory", "--format=csv"); !strings.HasPrefix(got, want) {
+			t.Errorf("got:\n%s\nwant:\n%s", got, want)
+		}
+	})
+	t.Run("the table", func(t *testing.T) {
+		got := run(n.DriverRoot())
+		if *update {
+			must(t, os.WriteFile("testdata/mixed.txt", []byte(got), 0o644))
+		}
+		if want, err := os.ReadFile("testdata/mixed.txt"); err != nil || got != string(want) {
+			t.Errorf("got (%v):\n%s\nwant:\n%s", err, got, want)
+		}
+	})
+}
