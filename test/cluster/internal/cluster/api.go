@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/pki"
+)
+
+// api asks the API server the few questions that a start waits for. A client
+// library would be most of this program's size and compile time.
+type api struct {
+	server string
+	client *http.Client
+}
+
+func newAPI(server string, ca []byte, admin pki.Pair) (*api, error) {
+	cert, err := tls.X509KeyPair(admin.Cert, admin.Key)
+	if err != nil {
+		return nil, fmt.Errorf("read credentials: %w", err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	return &api{
+		server: server,
+		client: &http.Client{
+			Timeout: 5 * time.Second,
+			Transport: &http.Transport{
+				TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{cert}},
+			},
+		},
+	}, nil
+}
+
+// get reads the path into value, which may be nil.
+func (a *api) get(ctx context.Context, path string, value any) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, a.server+path, nil)
+	if err != nil {
+		return err
+	}
+	response, err := a.client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return err
+	}
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("GET %s: %s", path, response.Status)
+	}
+	if value == nil {
+		return nil
+	}
+	return json.Unmarshal(body, value)
+}
+
+// ready returns nil once the API server answers requests.
+func (a *api) ready(ctx context.Context) error { return a.get(ctx, "/readyz", nil) }
+
+// usable returns nil once pods can be created: without its service account a
+// pod of the default namespace is refused.
+func (a *api) usable(ctx context.Context) error {
+	return a.get(ctx, "/api/v1/namespaces/default/serviceaccounts/default", nil)
+}
+
+// readyNodes returns the names of the nodes whose kubelet says they are ready.
+func (a *api) readyNodes(ctx context.Context) ([]string, error) {
+	var list struct {
+		Items []struct {
+			Metadata struct{ Name string }
+			Status   struct {
+				Conditions []struct{ Type, Status string }
+			}
+		}
+	}
+	if err := a.get(ctx, "/api/v1/nodes", &list); err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, n := range list.Items {
+		for _, c := range n.Status.Conditions {
+			if c.Type == "Ready" && c.Status == "True" {
+				names = append(names, n.Metadata.Name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// poll calls check until it returns nil; a machine that ends, the context or
+// the deadline end it with an error.
+func poll(ctx context.Context, failed <-chan error, check func(context.Context) error) error {
+	var last error
+	for {
+		if last = check(ctx); last == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return ctx.Err()
+			}
+			return fmt.Errorf("%w: %w", ctx.Err(), last)
+		case err := <-failed:
+			return err
+		case <-time.After(30 * time.Millisecond):
+		}
+	}
+}

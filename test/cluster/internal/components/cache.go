@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package components
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Cache is the folder with what has been built.
+type Cache struct {
+	Root   string    // one folder per build
+	Source string    // the folder test/cluster/components
+	Out    io.Writer // progress, one line per component
+}
+
+// Open returns the cache of this user: ${XDG_CACHE_HOME:-~/.cache}/gpu-dra-driver.
+// The source may be empty: then the folder with the pinned modules is looked for.
+func Open(source string, out io.Writer) (Cache, error) {
+	base, err := os.UserCacheDir()
+	if err != nil {
+		return Cache{}, fmt.Errorf("find cache folder: %w", err)
+	}
+	if source == "" {
+		if source, err = findSource(); err != nil {
+			return Cache{}, err
+		}
+	}
+	return Cache{Root: filepath.Join(base, "gpu-dra-driver"), Source: source, Out: out}, nil
+}
+
+// findSource looks for the pinned modules where this program was compiled, then
+// in the working folder and those above it.
+func findSource() (string, error) {
+	var candidates []string
+	if _, file, _, ok := runtime.Caller(0); ok && filepath.IsAbs(file) {
+		candidates = append(candidates, filepath.Join(filepath.Dir(file), "..", "..", "components"))
+	}
+	if dir, err := os.Getwd(); err == nil {
+		for ; dir != "/"; dir = filepath.Dir(dir) {
+			candidates = append(candidates, filepath.Join(dir, "components"), filepath.Join(dir, "test", "cluster", "components"))
+		}
+	}
+	for _, c := range candidates {
+		if _, err := os.Stat(filepath.Join(c, Kubernetes, "go.mod")); err == nil {
+			return filepath.Clean(c), nil
+		}
+	}
+	return "", errors.New("find folder test/cluster/components: run this inside the repository, or name it with --components")
+}
+
+// Dirs maps a component's name to the folder with its files.
+type Dirs map[string]string
+
+// Build makes sure the components are in the cache and returns where. What is
+// there already is not built again; two processes never build at once.
+func (c Cache) Build(ctx context.Context, list []Component) (Dirs, error) {
+	dirs := Dirs{}
+	for _, component := range list {
+		dir, err := c.build(ctx, component)
+		if err != nil {
+			return nil, err
+		}
+		dirs[component.Name] = dir
+	}
+	return dirs, nil
+}
+
+func (c Cache) build(ctx context.Context, component Component) (string, error) {
+	key, version, err := c.key(ctx, component)
+	if err != nil {
+		return "", err
+	}
+	if !exists(filepath.Join(c.Root, key)) {
+		if err := Ensure(ctx, c.Out, component.Debian); err != nil {
+			return "", err
+		}
+	}
+	return c.fill(ctx, key, component.Name+" "+version, func(dir string) error {
+		return c.compile(ctx, component, version, dir)
+	})
+}
+
+func (c Cache) key(ctx context.Context, component Component) (key, version string, err error) {
+	in := Inputs{Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	module := filepath.Join(c.Source, component.Name)
+	for name, text := range map[string]*string{"go.mod": &in.GoMod, "go.sum": &in.GoSum} {
+		data, err := os.ReadFile(filepath.Join(module, name))
+		if err != nil {
+			return "", "", fmt.Errorf("read pinned versions of %s: %w", component.Name, err)
+		}
+		*text = string(data)
+	}
+	if in.GoVersion, err = goVersion(ctx, module); err != nil {
+		return "", "", err
+	}
+	if version, err = component.versionIn(in.GoMod); err != nil {
+		return "", "", err
+	}
+	key, err = component.Key(in)
+	return key, version, err
+}
+
+// fill returns the folder of the key, after make has filled it if it was not
+// there. The folder gets its name only when it is complete, so a build that
+// was killed leaves nothing that looks like a result.
+func (c Cache) fill(ctx context.Context, key, title string, build func(dir string) error) (string, error) {
+	dir := filepath.Join(c.Root, key)
+	if exists(dir) {
+		return dir, nil
+	}
+	unlock, err := c.lock(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	if exists(dir) { // another process built it while this one waited
+		return dir, nil
+	}
+	start := time.Now()
+	fmt.Fprintf(c.Out, "building %s … ", title)
+	if err := c.fillLocked(dir, build); err != nil {
+		fmt.Fprintln(c.Out)
+		return "", fmt.Errorf("build %s: %w", title, err)
+	}
+	fmt.Fprintf(c.Out, "%.1f s\n", time.Since(start).Seconds())
+	return dir, nil
+}
+
+const unfinished = ".unfinished-"
+
+func (c Cache) fillLocked(dir string, build func(dir string) error) error {
+	// Holding the lock, every unfinished folder is one of a killed build.
+	leftovers, _ := filepath.Glob(filepath.Join(c.Root, unfinished+"*"))
+	for _, l := range leftovers {
+		_ = os.RemoveAll(l)
+	}
+	tmp, err := os.MkdirTemp(c.Root, unfinished)
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	if err := os.Chmod(tmp, 0o755); err != nil {
+		return err
+	}
+	if err := build(tmp); err != nil {
+		return err
+	}
+	return os.Rename(tmp, dir)
+}
+
+func (c Cache) lock(ctx context.Context) (unlock func(), err error) {
+	if err := os.MkdirAll(c.Root, 0o755); err != nil {
+		return nil, fmt.Errorf("make cache folder: %w", err)
+	}
+	file, err := os.OpenFile(filepath.Join(c.Root, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("lock cache: %w", err)
+	}
+	for said := false; ; said = true {
+		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = file.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			_ = file.Close()
+			return nil, fmt.Errorf("lock cache: %w", err)
+		}
+		if !said {
+			fmt.Fprintln(c.Out, "waiting for another process that is building")
+		}
+		select {
+		case <-ctx.Done():
+			_ = file.Close()
+			return nil, fmt.Errorf("wait for another build: %w", ctx.Err())
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// compile builds the component's commands into dir.
+func (c Cache) compile(ctx context.Context, component Component, version, dir string) error {
+	target := dir + "/" // go build names each file after its package
+	if len(component.Packages) == 1 {
+		target = filepath.Join(dir, component.Binaries[0])
+	}
+	args := []string{"build", "-trimpath", "-p", fmt.Sprint(min(runtime.NumCPU(), 4)), "-ldflags", component.linkerFlags(version)}
+	if component.Tags != "" {
+		args = append(args, "-tags", component.Tags)
+	}
+	args = append(args, "-o", target)
+	args = append(args, component.Packages...)
+	cgo := "CGO_ENABLED=0"
+	if component.Cgo {
+		cgo = "CGO_ENABLED=1"
+	}
+	if err := goBuild(ctx, filepath.Join(c.Source, component.Name), cgo, args); err != nil {
+		return err
+	}
+	for _, b := range component.Binaries {
+		if !exists(filepath.Join(dir, b)) {
+			return fmt.Errorf("go build left no %s", b)
+		}
+	}
+	return nil
+}
+
+func goBuild(ctx context.Context, dir, cgo string, args []string) error {
+	// A killed parent takes the compiler with it. The kernel watches the
+	// thread, not the process, hence the lock.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = dir
+	// The builder's own settings must not reach the result.
+	cmd.Env = append(os.Environ(), cgo, "GOFLAGS=-mod=readonly -buildvcs=false", "GOWORK=off")
+	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+		return fmt.Errorf("go build: %w\n%s", err, strings.Join(lines[max(0, len(lines)-15):], "\n"))
+	}
+	return nil
+}
+
+func goVersion(ctx context.Context, dir string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", "env", "GOVERSION")
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off")
+	out, err := cmd.Output()
+	if errors.Is(err, exec.ErrNotFound) {
+		return "", errors.New("find Go: there is no program go on PATH; it is needed to build the cluster's programs")
+	}
+	if err != nil {
+		return "", fmt.Errorf("ask Go for its version: %w", err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package components
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+var sample = Component{
+	Name: "thing", Module: "example.com/thing/v2", Packages: []string{"example.com/thing/v2/cmd/thing"},
+	Binaries: []string{"thing"}, LDFlags: "-X v={version} -X m={minor}",
+}
+
+const sampleMod = "module x\n\nrequire (\n\texample.com/other v9.9.9\n\texample.com/thing/v2 v2.37.1 // indirect\n)\n"
+
+func TestKey(t *testing.T) {
+	base := Inputs{GoVersion: "go1.26.0", Platform: "linux/amd64", GoMod: sampleMod, GoSum: "sum"}
+	key := func(c Component, in Inputs) string {
+		t.Helper()
+		k, err := c.Key(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k
+	}
+	first := key(sample, base)
+	if want := "thing-v2.37.1-"; !strings.HasPrefix(first, want) {
+		t.Errorf("got %s, want it to begin with %s", first, want)
+	}
+	for _, row := range []struct {
+		name   string
+		change func(*Component, *Inputs)
+		same   bool
+	}{
+		{"nothing changes", func(*Component, *Inputs) {}, true},
+		{"another Go", func(_ *Component, in *Inputs) { in.GoVersion = "go1.26.1" }, false},
+		{"another platform", func(_ *Component, in *Inputs) { in.Platform = "linux/arm64" }, false},
+		{"another version", func(_ *Component, in *Inputs) { in.GoMod = strings.Replace(in.GoMod, "2.37.1", "2.37.2", 1) }, false},
+		{"another dependency", func(_ *Component, in *Inputs) { in.GoSum = "other" }, false},
+		{"other linker flags", func(c *Component, _ *Inputs) { c.LDFlags = "" }, false},
+		{"other tags", func(c *Component, _ *Inputs) { c.Tags = "seccomp" }, false},
+		{"cgo", func(c *Component, _ *Inputs) { c.Cgo = true }, false},
+		{"another program", func(c *Component, _ *Inputs) { c.Packages = []string{"example.com/thing/v2/cmd/x"} }, false},
+		{"what it needs of Debian", func(c *Component, _ *Inputs) { c.Debian = []Package{compiler} }, true},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			c, in := sample, base
+			row.change(&c, &in)
+			if got := key(c, in) == first; got != row.same {
+				t.Errorf("got same=%v, want %v", got, row.same)
+			}
+		})
+	}
+}
+
+func TestVersionIn(t *testing.T) {
+	for _, row := range []struct{ name, mod, want string }{
+		{"in a block", sampleMod, "v2.37.1"},
+		{"on a line of its own", "require example.com/thing/v2 v2.0.0\n", "v2.0.0"},
+		{"not there", "require example.com/thing v1.0.0\n", "find version of thing: go.mod does not require example.com/thing/v2"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			got, err := sample.versionIn(row.mod)
+			if err != nil {
+				got = err.Error()
+			}
+			if got != row.want {
+				t.Errorf("got %s, want %s", got, row.want)
+			}
+		})
+	}
+}
+
+func TestLinkerFlags(t *testing.T) {
+	if got, want := sample.linkerFlags("v2.37.1"), "-s -w -X v=v2.37.1 -X m=37"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// TestPinnedModules reads what is really pinned.
+func TestPinnedModules(t *testing.T) {
+	source, err := findSource()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range All() {
+		mod, err := os.ReadFile(filepath.Join(source, c.Name, "go.mod"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.versionIn(string(mod)); err != nil {
+			t.Error(err)
+		}
+		for _, p := range c.Packages {
+			if !strings.Contains(string(mod), p+"\n") {
+				t.Errorf("%s: go.mod has no tool %s", c.Name, p)
+			}
+		}
+		if len(c.Packages) != len(c.Binaries) {
+			t.Errorf("%s: %d packages for %d programs", c.Name, len(c.Packages), len(c.Binaries))
+		}
+	}
+}
+
+func TestBuildThatFailsLeavesNothing(t *testing.T) {
+	cache := Cache{Root: t.TempDir(), Out: io.Discard}
+	broken := errors.New("broken")
+	_, err := cache.fill(t.Context(), "key", "thing", func(dir string) error {
+		if err := os.WriteFile(filepath.Join(dir, "half"), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return broken
+	})
+	if !errors.Is(err, broken) {
+		t.Errorf("got %v, want %v", err, broken)
+	}
+	if got := list(t, cache.Root); got != ".lock" {
+		t.Errorf("got %s, want .lock", got)
+	}
+}
+
+func TestBuildClearsWhatAKilledOneLeft(t *testing.T) {
+	cache := Cache{Root: t.TempDir(), Out: io.Discard}
+	if err := os.MkdirAll(filepath.Join(cache.Root, unfinished+"1", "half"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cache.fill(t.Context(), "key", "thing", func(string) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if got := list(t, cache.Root); got != ".lock key" {
+		t.Errorf("got %s, want .lock key", got)
+	}
+}
+
+func TestBuildsAtOnceBuildOnce(t *testing.T) {
+	cache := Cache{Root: t.TempDir(), Out: io.Discard}
+	var builds atomic.Int32
+	var wait sync.WaitGroup
+	for range 5 {
+		wait.Go(func() {
+			if _, err := cache.fill(t.Context(), "key", "thing", func(string) error {
+				builds.Add(1)
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wait.Wait()
+	if got := builds.Load(); got != 1 {
+		t.Errorf("got %d builds, want 1", got)
+	}
+}
+
+func TestEnsure(t *testing.T) {
+	there := filepath.Join(t.TempDir(), "there")
+	if err := os.WriteFile(there, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("nothing is done for what is there", func(t *testing.T) {
+		var out strings.Builder
+		if err := Ensure(t.Context(), &out, []Package{{"x", []string{"/missing/*", there}}}); err != nil || out.Len() > 0 {
+			t.Errorf("got %v, %q", err, out.String())
+		}
+	})
+	t.Run("without apt-get the missing ones are named", func(t *testing.T) {
+		t.Setenv("PATH", t.TempDir())
+		err := Ensure(t.Context(), io.Discard, []Package{{"a", []string{"/missing/a"}}, {"b", nil}, {"c", []string{there}}})
+		const want = "missing packages: please install a b (names as in Debian), then run this again"
+		if !errors.Is(err, ErrMissingPackages) || fmt.Sprint(err) != want {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	})
+}
+
+func list(t *testing.T, dir string) string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return strings.Join(names, " ")
+}

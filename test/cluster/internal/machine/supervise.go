@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// restartDelay keeps a program that ends at once from filling the log.
+	restartDelay = time.Second
+	// A program that never once lived as long as settled, in so many attempts,
+	// never will: a flag is wrong, say. The machine ends, and `up` tells why.
+	settled  = 10 * time.Second
+	attempts = 5
+)
+
+// supervisor keeps the steps of a machine running. As PID 1 it also collects
+// every process that lost its parent.
+type supervisor struct {
+	spec  Spec
+	probe prober
+
+	mu      sync.Mutex
+	started *sync.Cond
+	waiting map[int]chan syscall.WaitStatus // by process number
+	done    map[string]chan struct{}        // by name of a step with Once
+}
+
+func newSupervisor(spec Spec) *supervisor {
+	s := &supervisor{
+		spec:    spec,
+		waiting: map[int]chan syscall.WaitStatus{},
+		done:    map[string]chan struct{}{},
+	}
+	s.started = sync.NewCond(&s.mu)
+	for _, step := range spec.Steps {
+		if step.Once {
+			s.done[step.Name] = make(chan struct{})
+		}
+	}
+	s.probe = newProber(s.done)
+	return s
+}
+
+// run returns when a step turns out not to work.
+func (s *supervisor) run() error {
+	failed := make(chan error)
+	for _, step := range s.spec.Steps {
+		go func() {
+			if err := s.keep(step); err != nil {
+				failed <- err
+			}
+		}()
+	}
+	go func() { failed <- s.reap() }()
+	return <-failed
+}
+
+// keep runs the step again and again, or until it has succeeded once.
+func (s *supervisor) keep(step Step) error {
+	for _, condition := range step.After {
+		s.probe.wait(condition)
+	}
+	works := false
+	for attempt := 1; works || attempt <= attempts; attempt++ {
+		start := time.Now()
+		status, err := s.runOnce(step)
+		works = works || time.Since(start) >= settled
+		if err != nil {
+			log.Printf("run %s: %v", step.Name, err)
+		} else if step.Once && status.ExitStatus() == 0 {
+			close(s.done[step.Name])
+			return nil
+		} else {
+			log.Printf("%s ended: %s", step.Name, describe(status))
+		}
+		time.Sleep(restartDelay)
+	}
+	return fmt.Errorf("%s ended %d times within %s", step.Name, attempts, settled)
+}
+
+func (s *supervisor) runOnce(step Step) (syscall.WaitStatus, error) {
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return 0, err
+	}
+	defer null.Close()
+	out, err := os.OpenFile(LogPath(Home, step.Name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return 0, err
+	}
+	defer out.Close()
+	// The lock is held until the number is known: the process may have ended,
+	// and been collected, before ForkExec returns.
+	s.mu.Lock()
+	pid, err := syscall.ForkExec(step.Command[0], step.Command, &syscall.ProcAttr{
+		Dir:   "/",
+		Env:   environment,
+		Files: []uintptr{null.Fd(), out.Fd(), out.Fd()},
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	})
+	if err != nil {
+		s.mu.Unlock()
+		return 0, err
+	}
+	ended := make(chan syscall.WaitStatus, 1)
+	s.waiting[pid] = ended
+	s.started.Signal()
+	s.mu.Unlock()
+	log.Printf("%s started as process %d", step.Name, pid)
+	_ = os.WriteFile(filepath.Join("/run", step.Name+".pid"), []byte(strconv.Itoa(pid)+"\n"), 0o644)
+	return <-ended, nil
+}
+
+// reap collects ended processes for ever.
+func (s *supervisor) reap() error {
+	for {
+		var status syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &status, 0, nil)
+		switch {
+		case err == nil:
+			s.mu.Lock()
+			if ended, ok := s.waiting[pid]; ok {
+				ended <- status
+				delete(s.waiting, pid)
+			}
+			s.mu.Unlock()
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.ECHILD): // nothing to wait for until something starts
+			s.mu.Lock()
+			for len(s.waiting) == 0 {
+				s.started.Wait()
+			}
+			s.mu.Unlock()
+		default:
+			return fmt.Errorf("wait for processes: %w", err)
+		}
+	}
+}
+
+func describe(status syscall.WaitStatus) string {
+	if status.Signaled() {
+		return "signal: " + status.Signal().String()
+	}
+	return "exit status " + strconv.Itoa(status.ExitStatus())
+}

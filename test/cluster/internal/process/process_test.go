@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package process
+
+import (
+	"errors"
+	"os/exec"
+	"testing"
+	"time"
+)
+
+func TestKillEndsOnlyTheRecordedProcess(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		change func(*Record)
+		want   string
+	}{
+		{"the record fits", func(*Record) {}, "ended"},
+		{"it started at another time", func(r *Record) { r.Started = "1" }, "runs"},
+		{"it is of another boot", func(r *Record) { r.Boot = "another" }, "runs"},
+		{"it is another program", func(r *Record) { r.Command = []string{"sleep", "61"} }, "runs"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			cmd := exec.Command("sleep", "60")
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				_ = cmd.Process.Kill()
+				_ = cmd.Wait()
+			})
+			record, err := NewRecord(cmd.Process.Pid)
+			if err != nil {
+				t.Fatal(err)
+			}
+			changed := record
+			row.change(&changed)
+			if err := changed.Kill(10 * time.Second); err != nil {
+				t.Fatal(err)
+			}
+			got := "ended"
+			if record.Alive() {
+				got = "runs"
+			}
+			if got != row.want {
+				t.Errorf("got %s, want %s", got, row.want)
+			}
+			if err := changed.Kill(time.Second); err != nil {
+				t.Errorf("kill again: %v", err)
+			}
+		})
+	}
+}
+
+func TestParseStat(t *testing.T) {
+	const tail = " 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20"
+	for _, row := range []struct {
+		name, stat, want string
+		gone             bool
+	}{
+		{"a running process", "7 (sleep) S" + tail, "4711", false},
+		{"a name with parentheses and spaces", "7 (a) S (b c) R" + tail, "4711", false},
+		{"a zombie", "7 (sleep) Z" + tail, "", true},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			stat, err := parseStat(row.stat)
+			got := stat.Started
+			if got != row.want || errors.Is(err, ErrGone) != row.gone {
+				t.Errorf("got %q, %v; want %q, gone=%v", got, err, row.want, row.gone)
+			}
+		})
+	}
+	if _, err := parseStat("7 (sleep) S 1"); err == nil {
+		t.Error("got no error for a text that is too short")
+	}
+}
