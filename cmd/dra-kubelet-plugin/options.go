@@ -4,7 +4,9 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"path/filepath"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -13,15 +15,17 @@ import (
 
 // options are the flags.
 type options struct {
-	driverName  string
-	nodeName    string
-	podUID      string
-	kubeconfig  string
-	pluginDir   string
-	registryDir string
-	cdiDir      string
-	cdiHook     string
-	httpAddress string
+	driverName   string
+	nodeName     string
+	podUID       string
+	kubeconfig   string
+	pluginDir    string
+	registryDir  string
+	podResources string
+	cdiDir       string
+	cdiHook      string
+	httpAddress  string
+	sweepPeriod  time.Duration
 
 	driver nvml.DriverRoot
 
@@ -38,9 +42,11 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server; empty: as a pod does")
 	f.StringVar(&o.pluginDir, "plugin-dir", "", "directory for sockets and records, the same path on the host (default /var/lib/kubelet/plugins/<driver name>)")
 	f.StringVar(&o.registryDir, "registry-dir", "/var/lib/kubelet/plugins_registry", "where the kubelet looks for plugins")
+	f.StringVar(&o.podResources, "pod-resources", "/var/lib/kubelet/pod-resources/kubelet.sock", "socket on which the kubelet tells which containers it runs")
+	f.DurationVar(&o.sweepPeriod, "sweep-period", time.Minute, "how often claims that the kubelet has forgotten are looked for; one is released when it has been forgotten for twice as long")
 	f.StringVar(&o.cdiDir, "cdi-dir", "/var/run/cdi", "where container runtimes look for CDI specs")
 	f.StringVar(&o.cdiHook, "cdi-hook", "/usr/bin/nvidia-cdi-hook", "NVIDIA's CDI hook program, copied to the plugin directory, from where the host runs it")
-	f.StringVar(&o.httpAddress, "http-address", ":8081", "where /healthz and /readyz are served; empty: nowhere")
+	f.StringVar(&o.httpAddress, "http-address", ":8081", "where /healthz, /readyz and /metrics are served; empty: nowhere")
 	f.StringVar(&o.driver.Host, "driver-root", "/", "root of NVIDIA's driver on the host")
 	f.StringVar(&o.driver.Here, "driver-root-mount", "/driver-root", "where that root is seen by this program")
 	f.BoolVar(&o.simulate, "simulate", false, "serve simulated GPUs; the driver root is then made below --simulate-dir")
@@ -53,6 +59,9 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 func (o *options) complete() error {
 	if o.nodeName == "" {
 		return errors.New("--node-name (or NODE_NAME) is required: the name of the Node object of this machine")
+	}
+	if o.sweepPeriod <= 0 {
+		return fmt.Errorf("--sweep-period %s: must be longer than 0, such as 1m", o.sweepPeriod)
 	}
 	if o.pluginDir == "" {
 		o.pluginDir = filepath.Join("/var/lib/kubelet/plugins", o.driverName)

@@ -36,7 +36,8 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(o.pluginDir, 0o750); err != nil {
+	instance, err := plugin.Enter(o.pluginDir)
+	if err != nil {
 		return err
 	}
 	hook, err := installHook(o.cdiHook, o.pluginDir)
@@ -55,6 +56,9 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
+	defer instance.Leave(ctx, records, func() error {
+		return errors.Join(specs.RemoveDriver(), os.Remove(hook), records.Remove())
+	})
 	machine := nvml.Config{Sysfs: "/sys", Driver: o.driver, HookPath: hook}
 	if o.simulate {
 		if err := simulate(ctx, client, o, &machine); err != nil {
@@ -62,17 +66,20 @@ func run(ctx context.Context, o options) error {
 		}
 	}
 	return plugin.Run(ctx, plugin.Config{
-		DriverName:  o.driverName,
-		NodeName:    o.nodeName,
-		PodUID:      types.UID(o.podUID),
-		PluginDir:   o.pluginDir,
-		RegistryDir: o.registryDir,
-		HTTPAddress: o.httpAddress,
-		BootID:      strings.TrimSpace(string(bootID)),
-		Client:      client,
-		Specs:       specs,
-		Records:     records,
-		Discover:    (&scanner{config: machine}).discover,
+		DriverName:   o.driverName,
+		NodeName:     o.nodeName,
+		PodUID:       types.UID(o.podUID),
+		PluginDir:    o.pluginDir,
+		RegistryDir:  o.registryDir,
+		CDIDir:       o.cdiDir,
+		PodResources: o.podResources,
+		HTTPAddress:  o.httpAddress,
+		BootID:       strings.TrimSpace(string(bootID)),
+		SweepPeriod:  o.sweepPeriod,
+		Client:       client,
+		Specs:        specs,
+		Records:      records,
+		Discover:     (&scanner{config: machine}).discover,
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
@@ -52,9 +53,10 @@ func (s *status) ready() error {
 	return nil
 }
 
-// serveHealth answers /healthz while the process lives and /readyz when the plugin is ready, with the reason when it is not.
-func serveHealth(address string, s *status) (*http.Server, error) {
+// serveHTTP answers /healthz while the process lives, /readyz when the plugin is ready, with the reason when it is not, and /metrics.
+func serveHTTP(address string, s *status, m *metrics) (*http.Server, error) {
 	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if err := s.ready(); err != nil {
@@ -69,7 +71,7 @@ func serveHealth(address string, s *status) (*http.Server, error) {
 	}
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
-		return nil, fmt.Errorf("serve health: %w", err)
+		return nil, fmt.Errorf("serve health and metrics: %w", err)
 	}
 	go func() { _ = server.Serve(listener) }() // ends when the server is closed
 	return server, nil

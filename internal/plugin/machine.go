@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/renameio/v2"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
@@ -33,10 +34,12 @@ const (
 
 // machine is what is known of the node, kept up to date.
 type machine struct {
-	config  Config
-	status  *status
-	changed func(ctx context.Context, inv inventory.Inventory) // called when the inventory is another one than before
-	ready   func(ctx context.Context) error                    // called once, when the machine is known for the first time
+	config   Config
+	status   *status
+	metrics  *metrics
+	reporter *reporter
+	changed  func(ctx context.Context, inv inventory.Inventory) // called when the inventory is another one than before
+	ready    func(ctx context.Context) error                    // called before changed: claims from before may need what is new
 
 	node atomic.Pointer[claims.Node]
 	said string // the last thing logged, so that it is logged once
@@ -48,6 +51,11 @@ func (m *machine) current() (claims.Node, error) {
 		return *node, nil
 	}
 	return claims.Node{}, fmt.Errorf("not ready: %w", m.status.waitingFor())
+}
+
+// inventory is the last known one, also of a machine that is not ready.
+func (m *machine) inventory() inventory.Inventory {
+	return m.lastKnown(m.node.Load())
 }
 
 // watch looks at the machine until ctx ends.
@@ -86,6 +94,7 @@ func (m *machine) look(ctx context.Context) error {
 		held = func(string) bool { return true }
 	}
 	node.Inventory = node.Inventory.Retain(known, held)
+	node.Hardware = measuredHardware{node.Hardware, m.metrics}
 	if before != nil && reflect.DeepEqual(before.Inventory, node.Inventory) {
 		return nil
 	}
@@ -96,10 +105,11 @@ func (m *machine) look(ctx context.Context) error {
 	}
 	if before == nil {
 		m.status.wait(nil)
-		if err := m.ready(ctx); err != nil {
-			klog.FromContext(ctx).Error(err, "Some claims from before could not be put right")
-		}
 	}
+	if err := m.ready(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Some claims from before could not be put right")
+	}
+	m.metrics.published(node.Inventory.Pool(m.config.NodeName))
 	m.changed(ctx, node.Inventory)
 	return nil
 }
@@ -150,6 +160,7 @@ func (m *machine) report(ctx context.Context, before, now inventory.Inventory) {
 		switch old, ok := before.Find(d.Name); {
 		case d.Lost && !old.Lost:
 			logger.Info("GPU lost while a claim holds it", "device", d.Name, "uuid", d.UUID)
+			m.reporter.machine(corev1.EventTypeWarning, "GPULost", "GPU %s (%s, %s) does not answer any more; a claim holds it", d.Name, d.Product.Name, d.UUID)
 		case !d.Lost && (!ok || old.Lost):
 			logger.Info("GPU found", "device", d.Name, "uuid", d.UUID, "product", d.Product.Name)
 		}

@@ -6,16 +6,20 @@ package plugin
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"sync/atomic"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
 // Preparer does the work: see package claims.
@@ -26,9 +30,13 @@ type Preparer interface {
 
 // plugin answers the kubelet.
 type plugin struct {
-	preparer Preparer
-	fatal    context.CancelCauseFunc // ends the process
-	calls    atomic.Int64            // in flight
+	preparer  Preparer
+	metrics   *metrics
+	reporter  *reporter
+	inventory func() inventory.Inventory
+	fatal     context.CancelCauseFunc // ends the process
+	calls     atomic.Int64            // in flight
+	dropped   sync.Once               // fields of slices that the API server does not know
 }
 
 var _ kubeletplugin.DRAPlugin = &plugin{}
@@ -52,24 +60,33 @@ func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 
 func (p *plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) kubeletplugin.PrepareResult {
 	logger := klog.FromContext(ctx).WithValues("claim", klog.KObj(claim), "claimUID", claim.UID)
-	grants, err := p.preparer.Prepare(ctx, claim)
+	var grants []checkpoint.Grant
+	err := p.metrics.operation("prepare", func() (err error) {
+		grants, err = p.preparer.Prepare(ctx, claim)
+		return err
+	})
 	if err != nil {
 		logger.Error(err, "Claim not prepared")
+		p.reporter.failed(claim, err)
 		return kubeletplugin.PrepareResult{Err: err}
 	}
+	inv := p.inventory()
 	result := kubeletplugin.PrepareResult{}
 	var names []string
 	for _, g := range grants {
-		result.Devices = append(result.Devices, device(g))
+		result.Devices = append(result.Devices, device(g, inv))
 		names = append(names, g.Device)
 	}
 	logger.Info("Claim prepared", "devices", names)
+	p.reporter.prepared(claim, grants, inv)
 	return result
 }
 
-// device is a grant in the words of kubeletplugin, whose types are not stored.
-func device(g checkpoint.Grant) kubeletplugin.Device {
+// device is a grant in the words of kubeletplugin, whose types are not stored. The container is told what the device is
+// (KEP-5304), every time anew: a repeated Prepare without it would leave it with nothing.
+func device(g checkpoint.Grant, inv inventory.Inventory) kubeletplugin.Device {
 	d := kubeletplugin.Device{
+		Metadata:     &kubeletplugin.DeviceMetadata{Attributes: inv.Attributes(g.Pool, g.Device)},
 		Requests:     []string{g.Request},
 		PoolName:     g.Pool,
 		DeviceName:   g.Device,
@@ -100,7 +117,8 @@ func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 
 func (p *plugin) unprepare(ctx context.Context, claim kubeletplugin.NamespacedObject) error {
 	logger := klog.FromContext(ctx).WithValues("claim", klog.KRef(claim.Namespace, claim.Name), "claimUID", claim.UID)
-	if err := p.preparer.Unprepare(ctx, claim.UID); err != nil {
+	err := p.metrics.operation("unprepare", func() error { return p.preparer.Unprepare(ctx, claim.UID) })
+	if err != nil {
 		logger.Error(err, "Claim not released")
 		return err
 	}
@@ -111,6 +129,14 @@ func (p *plugin) unprepare(ctx context.Context, claim kubeletplugin.NamespacedOb
 // HandleError is told of what goes wrong in the background, such as publishing. What a retry cannot mend ends the process.
 func (p *plugin) HandleError(ctx context.Context, err error, msg string) {
 	utilruntime.HandleErrorWithContext(ctx, err, msg)
+	var dropped *resourceslice.DroppedFieldsError
+	if errors.As(err, &dropped) {
+		p.dropped.Do(func() {
+			p.reporter.machine(corev1.EventTypeWarning, "FieldsDropped",
+				"the API server does not know some of what describes the GPUs and left it out: enable the feature gates %s, or do without what they give",
+				strings.Join(dropped.DisabledFeatures(), ", "))
+		})
+	}
 	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
 		p.fatal(err)
 	}

@@ -74,7 +74,7 @@ func (p *publisher) publishLatest(ctx context.Context) {
 		return
 	}
 	logger := klog.FromContext(ctx)
-	resources := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{p.pool: p.latest.Pool()}}
+	resources := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{p.pool: p.latest.Pool(p.pool)}}
 	if err := p.publish(ctx, resources); err != nil {
 		logger.Error(err, "Devices not published")
 		return

@@ -8,8 +8,11 @@ import (
 	"fmt"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	metadatav1alpha1 "k8s.io/dynamic-resource-allocation/api/metadata/v1alpha1"
+	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
@@ -17,19 +20,28 @@ import (
 
 // Config is what a running plugin is made of.
 type Config struct {
-	DriverName  string
-	NodeName    string    // also the name of the pool
-	PodUID      types.UID // set: several instances may run side by side, each under the UID of its pod
-	PluginDir   string    // for sockets and state; must exist
-	RegistryDir string    // where the kubelet looks for plugins
-	HTTPAddress string    // for health; empty: no server
-	BootID      string
+	DriverName   string
+	NodeName     string    // also the name of the pool
+	PodUID       types.UID // set: several instances may run side by side, each under the UID of its pod
+	PluginDir    string    // for sockets and state; must exist
+	RegistryDir  string    // where the kubelet looks for plugins
+	CDIDir       string    // where kubeletplugin puts the specs of device metadata
+	PodResources string    // socket on which the kubelet tells which containers it runs
+	HTTPAddress  string    // for health and metrics; empty: no server
+	BootID       string
+	SweepPeriod  time.Duration // how often forgotten claims are looked for; twice that long a claim has to be forgotten
 
 	Client  kubernetes.Interface
-	Specs   claims.Specs
+	Specs   Specs
 	Records claims.Records
 	// Discover reads the machine. Broken GPUs are left out and reported, each in one error. err says what is missing for now.
 	Discover func() (node claims.Node, broken []error, err error)
+}
+
+// Specs keeps CDI specs, and knows those that belong to nobody.
+type Specs interface {
+	claims.Specs
+	Orphans(known func(claim types.UID) bool) ([]types.UID, error)
 }
 
 // patience is how long Prepare waits for a device that another claim still holds: less than the 45 s that the kubelet allows for a
@@ -41,25 +53,33 @@ const patience = 35 * time.Second
 func Run(ctx context.Context, c Config) error {
 	ctx, fatal := context.WithCancelCause(ctx)
 	defer fatal(nil)
+	removeDeadSockets(ctx, c.PluginDir, c.RegistryDir, c.DriverName)
 
 	status := newStatus()
-	server, err := serveHealth(c.HTTPAddress, status)
+	metrics := newMetrics(c.Records)
+	server, err := serveHTTP(c.HTTPAddress, status, metrics)
 	if err != nil {
 		return err
 	}
 	defer server.Close()
 
-	removeDeadSockets(ctx, c.PluginDir, c.RegistryDir, c.DriverName)
-	machine := &machine{config: c, status: status}
+	reporter := newReporter(ctx, c)
+	machine := &machine{config: c, status: status, metrics: metrics, reporter: reporter}
 	preparer := &claims.Preparer{
 		Driver:   c.DriverName,
 		BootID:   c.BootID,
 		Node:     machine.current,
-		Specs:    c.Specs,
-		Records:  c.Records,
+		Specs:    measuredSpecs{c.Specs, metrics},
+		Records:  measuredRecords{c.Records, metrics},
 		Patience: patience,
 	}
-	plugin := &plugin{preparer: preparer, fatal: fatal}
+	plugin := &plugin{
+		preparer:  preparer,
+		metrics:   metrics,
+		reporter:  reporter,
+		inventory: machine.inventory,
+		fatal:     fatal,
+	}
 	// The helper cuts calls off when its context ends, so it gets one that does not: Stop comes after drain.
 	helper, err := kubeletplugin.Start(context.WithoutCancel(ctx), plugin, helperOptions(c)...)
 	if err != nil {
@@ -72,6 +92,8 @@ func Run(ctx context.Context, c Config) error {
 	defer plugin.drain(ctx, c)
 
 	go publisher.becomeTheOne(ctx, c.PluginDir)
+	go reporter.run(ctx)
+	go newSweeper(c).run(ctx)
 	machine.changed = publisher.set
 	machine.ready = preparer.Resume
 	machine.watch(ctx)
@@ -84,7 +106,10 @@ func helperOptions(c Config) []kubeletplugin.Option {
 		kubeletplugin.NodeName(c.NodeName),
 		kubeletplugin.KubeClient(c.Client),
 		kubeletplugin.PluginDataDirectoryPath(c.PluginDir),
+		kubeletplugin.PluginSocket(serviceSocket(c)),
 		kubeletplugin.RegistrarDirectoryPath(c.RegistryDir),
+		kubeletplugin.CDIDirectory(c.CDIDir),
+		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion, metadatav1alpha1.SchemeGroupVersion}),
 		kubeletplugin.Serialize(false), // the records have locks, one per device
 		kubeletplugin.HealthService(false),
 	}
@@ -92,6 +117,14 @@ func helperOptions(c Config) []kubeletplugin.Option {
 		options = append(options, kubeletplugin.RollingUpdate(c.PodUID))
 	}
 	return options
+}
+
+// serviceSocket is the name of the socket on which this instance prepares claims.
+func serviceSocket(c Config) string {
+	if c.PodUID == "" {
+		return "dra.sock"
+	}
+	return "dra-" + string(c.PodUID) + ".sock"
 }
 
 // ended is why the context ended: nil when it was asked to.

@@ -77,7 +77,8 @@ func start(t *testing.T, objects ...*resourceapi.ResourceClaim) *kubelet {
 	done := make(chan error, 1)
 	go func() {
 		done <- Run(ctx, Config{
-			DriverName: driver, NodeName: "node", PluginDir: dir, RegistryDir: dir, HTTPAddress: k.http, BootID: "boot",
+			DriverName: driver, NodeName: "node", PluginDir: dir, RegistryDir: dir, CDIDir: filepath.Join(dir, "cdi"),
+			HTTPAddress: k.http, BootID: "boot", SweepPeriod: time.Hour,
 			Client: k.client, Specs: specs, Records: records, Discover: k.discover,
 		})
 	}()
@@ -166,6 +167,26 @@ func (k *kubelet) unprepare(uid string) error {
 	return nil
 }
 
+// status is status.devices of a claim as text.
+func (k *kubelet) status(claim string) string {
+	c, err := k.client.ResourceV1().ResourceClaims("ns").Get(context.Background(), claim, metav1.GetOptions{})
+	if err != nil {
+		return err.Error()
+	}
+	var lines []string
+	for _, d := range c.Status.Devices {
+		line := d.Device
+		for _, condition := range d.Conditions {
+			line += fmt.Sprintf(" %s=%s %s", condition.Type, condition.Status, condition.Reason)
+		}
+		if d.Data != nil {
+			line += " " + string(d.Data.Raw)
+		}
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "\n")
+}
+
 func (k *kubelet) readyz() string {
 	answer, err := http.Get("http://" + k.http + "/readyz")
 	if err != nil {
@@ -210,21 +231,33 @@ func TestTheDriverComesLate(t *testing.T) {
 	if err := k.unprepare("u"); err != nil {
 		t.Errorf("unprepare without a driver: %v", err)
 	}
+	k.eventually("the reason in the claim's status", func() error {
+		if got, want := k.status("c"), "gpu-01-00-0 Ready=False PrepareFailed"; got != want {
+			return fmt.Errorf("got  %s\nwant %s", got, want)
+		}
+		return nil
+	})
 	if got := k.published(); got != "" {
 		t.Errorf("published without a driver: %s", got)
 	}
 
 	k.installed.Store(true)
 	k.eventually("devices", func() error {
-		if got, want := k.published(), "node/gpu-01-00-0"; got != want {
+		if got, want := k.published(), "node/gpu-01-00-0 node/monitor"; got != want {
 			return fmt.Errorf("published %q, want %q", got, want)
 		}
 		return nil
 	})
-	want := "[r] node/gpu-01-00-0 [k8s.gpu.nvidia.com/driver=common k8s.gpu.nvidia.com/claim=u-gpu-01-00-0]"
+	want := "[r] node/gpu-01-00-0 [k8s.gpu.nvidia.com/driver=common k8s.gpu.nvidia.com/claim=u-gpu-01-00-0 gpu.nvidia.com/metadata=u_r]"
 	if got := k.prepare(claim); got != want {
 		t.Errorf("prepare:\ngot  %s\nwant %s", got, want)
 	}
+	k.eventually("the claim's status", func() error {
+		if got, want := k.status("c"), `gpu-01-00-0 Ready=True Prepared {"cdiDevices":["k8s.gpu.nvidia.com/driver=common","k8s.gpu.nvidia.com/claim=u-gpu-01-00-0"],"uuid":"GPU-1"}`; got != want {
+			return fmt.Errorf("got  %s\nwant %s", got, want)
+		}
+		return nil
+	})
 	if got, want := k.readyz(), "503 waiting for the kubelet to register the plugin"; got != want {
 		t.Errorf("before registration: got %q, want %q", got, want)
 	}
@@ -238,11 +271,46 @@ func TestTheDriverComesLate(t *testing.T) {
 	if err := k.unprepare("u"); err != nil {
 		t.Errorf("unprepare: %v", err)
 	}
+	k.eventually("metrics", func() error {
+		return k.hasMetrics(
+			`gpu_dra_operations_total{operation="prepare",result="error"} 1`,
+			`gpu_dra_operations_total{operation="prepare",result="success"} 1`,
+			`gpu_dra_operations_total{operation="unprepare",result="success"} 2`,
+			`gpu_dra_operation_duration_seconds_count{operation="prepare"} 2`,
+			`gpu_dra_operations_in_flight{operation="prepare"} 0`,
+			`gpu_dra_step_duration_seconds_count{step="write_record"} 2`,
+			`gpu_dra_lock_wait_seconds_count 2`,
+			`gpu_dra_devices{state="published"} 2`,
+			`gpu_dra_devices{state="tainted"} 0`,
+			`gpu_dra_claims{phase="Prepared"} 0`,
+		)
+	})
+}
+
+func (k *kubelet) hasMetrics(want ...string) error {
+	answer, err := http.Get("http://" + k.http + "/metrics")
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return err
+	}
+	var missing []error
+	for _, line := range want {
+		if !strings.Contains(string(body), "\n"+line+"\n") {
+			missing = append(missing, fmt.Errorf("no line %s", line))
+		}
+	}
+	return errors.Join(missing...)
 }
 
 // One claim that cannot be prepared does not take the others of the call with it.
 func TestOneBadClaimOfTwo(t *testing.T) {
-	p := &plugin{preparer: preparer{}}
+	client := fake.NewClientset()
+	reporter := newReporter(t.Context(), Config{DriverName: driver, NodeName: "node", Client: client})
+	p := &plugin{preparer: preparer{}, metrics: newMetrics(nil), reporter: reporter, inventory: func() inventory.Inventory { return nil }}
 	good := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: "good"}}
 	bad := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: "bad"}}
 	answer, err := p.PrepareResourceClaims(context.Background(), []*resourceapi.ResourceClaim{bad, good})

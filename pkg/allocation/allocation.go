@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
 )
@@ -25,6 +26,9 @@ type Result struct {
 	Device  string
 	ShareID types.UID // set when the device is shared
 	Config  api.GpuConfig
+	// AdminAccess means that the request is for looking after the device, whoever has it: Kubernetes gives that only in
+	// namespaces with the label resource.kubernetes.io/admin-access=true.
+	AdminAccess bool
 }
 
 // Results are the devices of this driver that the claim got, in the order of the allocation. Those of other drivers, and the
@@ -46,7 +50,7 @@ func Results(claim *resourceapi.ResourceClaim, driver string) ([]Result, error) 
 			errs = append(errs, fmt.Errorf("request %s: %w", r.Request, err))
 			continue
 		}
-		result := Result{Request: r.Request, Pool: r.Pool, Device: r.Device, Config: config}
+		result := Result{Request: r.Request, Pool: r.Pool, Device: r.Device, Config: config, AdminAccess: ptr.Deref(r.AdminAccess, false)}
 		if r.ShareID != nil {
 			result.ShareID = *r.ShareID
 		}

@@ -37,6 +37,8 @@ func TestResults(t *testing.T) {
 	nic := resourceapi.DeviceRequestAllocationResult{Driver: "dra.net", Pool: "n", Request: "nic", Device: "eth1"}
 	shared := gpu("r", "d")
 	shared.ShareID = ptr.To(types.UID("s1"))
+	admin := gpu("r", "d")
+	admin.AdminAccess = ptr.To(true)
 	bad := `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","enviroment":{}}`
 
 	for _, row := range []struct {
@@ -47,6 +49,7 @@ func TestResults(t *testing.T) {
 	}{
 		{"one device without configuration", []resourceapi.DeviceRequestAllocationResult{gpu("r", "d")}, nil, "r n/d A="},
 		{"devices of other drivers are skipped", []resourceapi.DeviceRequestAllocationResult{nic, gpu("r", "d")}, nil, "r n/d A="},
+		{"admin access is kept", []resourceapi.DeviceRequestAllocationResult{admin}, nil, "r n/d admin A="},
 		{"the share is kept", []resourceapi.DeviceRequestAllocationResult{shared}, nil, "r n/d share=s1 A="},
 		{"a configuration without requests is for all",
 			[]resourceapi.DeviceRequestAllocationResult{gpu("r", "d"), gpu("q", "e")},
@@ -99,6 +102,9 @@ func text(results []Result, err error) string {
 		line := fmt.Sprintf("%s %s/%s", r.Request, r.Pool, r.Device)
 		if r.ShareID != "" {
 			line += " share=" + string(r.ShareID)
+		}
+		if r.AdminAccess {
+			line += " admin"
 		}
 		lines = append(lines, line+" A="+r.Config.Environment["A"])
 	}

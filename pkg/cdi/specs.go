@@ -10,6 +10,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
@@ -23,6 +26,8 @@ const (
 	driverClass = "driver" // what every container needs of the driver, in one spec: runtimes parse all specs again on every change
 	claimClass  = "claim"  // what one claim adds, in a spec of its own
 
+	vendorPrefix = "k8s." // before the driver's name
+
 	driverDevice = "common" // the only device of the driver's spec
 )
 
@@ -35,7 +40,7 @@ type Specs struct {
 
 // NewSpecs keeps the specs of the driver in dir, which is made when something is written.
 func NewSpecs(driver, dir string) (*Specs, error) {
-	vendor := "k8s." + driver
+	vendor := vendorPrefix + driver
 	if err := parser.ValidateVendorName(vendor); err != nil {
 		return nil, fmt.Errorf("driver name %q: %w", driver, err)
 	}
@@ -81,6 +86,11 @@ func (s *Specs) RemoveClaim(claim types.UID) error {
 	return s.cache.RemoveSpec(s.claimFile(claim))
 }
 
+// RemoveDriver removes the driver's spec. It is no error if there is none.
+func (s *Specs) RemoveDriver() error {
+	return s.cache.RemoveSpec(s.driverFile())
+}
+
 // Complete says whether both specs that the containers of a claim need are there.
 func (s *Specs) Complete(claim types.UID) (bool, error) {
 	for _, name := range []string{s.driverFile(), s.claimFile(claim)} {
@@ -93,6 +103,44 @@ func (s *Specs) Complete(claim types.UID) (bool, error) {
 		}
 	}
 	return true, nil
+}
+
+// orphanAge is the age at which a claim's spec without a record belongs to nobody: the record follows the spec within one call of
+// the kubelet, which ends after 45 s.
+const orphanAge = 5 * time.Minute
+
+// Orphans are the claims that have specs, for longer than any call takes, and are not known. The specs of the metadata that
+// kubeletplugin writes beside ours are looked at too.
+func (s *Specs) Orphans(known func(claim types.UID) bool) ([]types.UID, error) {
+	entries, err := os.ReadDir(s.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var orphans []types.UID
+	for _, e := range entries {
+		claim, ok := s.claimOf(e.Name())
+		info, err := e.Info()
+		if !ok || err != nil || time.Since(info.ModTime()) < orphanAge || known(claim) || slices.Contains(orphans, claim) {
+			continue
+		}
+		orphans = append(orphans, claim)
+	}
+	return orphans, nil
+}
+
+// claimOf is the claim that a file of the CDI directory belongs to.
+func (s *Specs) claimOf(file string) (types.UID, bool) {
+	if rest, ok := strings.CutPrefix(file, strings.TrimSuffix(s.claimFile(""), ".json")); ok {
+		claim, ok := strings.CutSuffix(rest, ".json")
+		return types.UID(claim), ok
+	}
+	// <driver>_metadata_<claim UID>_<request>.json
+	rest, ok := strings.CutPrefix(file, strings.TrimPrefix(s.vendor, vendorPrefix)+"_metadata_")
+	claim, _, found := strings.Cut(rest, "_")
+	return types.UID(claim), ok && found
 }
 
 func (s *Specs) kind(class string) string { return s.vendor + "/" + class }

@@ -153,6 +153,14 @@ func (r *Records) Delete(rec Record) error {
 	return nil
 }
 
+// Remove removes the directories of records that are all gone. It is an error if one is there.
+func (r *Records) Remove() error {
+	if err := os.Remove(r.claimsDir()); err != nil { // fails when it is not empty
+		return err
+	}
+	return errors.Join(os.RemoveAll(r.devicesDir()), os.RemoveAll(r.tempDir()))
+}
+
 func (r *Records) claimsDir() string  { return filepath.Join(r.dir, "claims") }
 func (r *Records) tempDir() string    { return filepath.Join(r.dir, "tmp") }
 func (r *Records) devicesDir() string { return filepath.Join(r.dir, "devices") }

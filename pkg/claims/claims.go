@@ -110,7 +110,7 @@ func (p *Preparer) Resume(ctx context.Context) error {
 		} else {
 			_, err = p.restore(ctx, rec)
 		}
-		if err != nil {
+		if err != nil && !errors.Is(err, checkpoint.ErrNotFound) { // released since the records were listed
 			errs = append(errs, fmt.Errorf("resume claim %s: %w", rec.Claim, err))
 		}
 	}
@@ -148,7 +148,7 @@ func (p *Preparer) tryPrepare(ctx context.Context, node Node, claim *resourceapi
 		return nil, err
 	}
 	defer unlock()
-	others, err := p.Records.Holders(names, claim.UID)
+	others, err := p.holders(results, claim.UID)
 	if err != nil {
 		return nil, err
 	}
@@ -159,13 +159,29 @@ func (p *Preparer) tryPrepare(ctx context.Context, node Node, claim *resourceapi
 	return p.apply(node, sharing.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}, plan)
 }
 
-// restore answers for a prepared claim. What the machine has forgotten since is made again, after the recorded plan.
+// holders are the claims on devices that the results are to hold: admin access needs nobody's consent, nor that of a record that
+// nobody can read.
+func (p *Preparer) holders(results []allocation.Result, except types.UID) ([]sharing.Holder, error) {
+	var devices []string
+	for _, r := range results {
+		if !r.AdminAccess {
+			devices = append(devices, r.Device)
+		}
+	}
+	if len(devices) == 0 {
+		return nil, nil
+	}
+	return p.Records.Holders(devices, except)
+}
+
+// restore answers for a prepared claim. What the machine has forgotten since is made again, after the recorded plan; so is what a
+// monitor gets, because other GPUs may be there by now. Error: checkpoint.ErrNotFound when the claim has been released meanwhile.
 func (p *Preparer) restore(ctx context.Context, rec checkpoint.Record) ([]checkpoint.Grant, error) {
 	complete, err := p.Specs.Complete(rec.Claim.UID)
 	if err != nil {
 		return nil, err
 	}
-	if complete && rec.BootID == p.BootID {
+	if complete && rec.BootID == p.BootID && !rec.Plan.Monitors() {
 		return rec.Grants, nil
 	}
 	node, err := p.Node()
@@ -177,6 +193,11 @@ func (p *Preparer) restore(ctx context.Context, rec checkpoint.Record) ([]checkp
 		return nil, err
 	}
 	defer unlock()
+	if now, err := p.Records.Get(rec.Claim.UID); err != nil {
+		return nil, err
+	} else if now.Phase == checkpoint.Releasing {
+		return nil, fmt.Errorf("claim %s is being released: %w", rec.Claim, checkpoint.ErrNotFound)
+	}
 	return p.apply(node, rec.Claim, rec.Plan)
 }
 
@@ -239,11 +260,7 @@ func (p *Preparer) Unprepare(ctx context.Context, claim types.UID) error {
 func (n Node) render(claim types.UID, plan sharing.Plan) ([]cdi.Device, error) {
 	var devices []cdi.Device
 	for _, a := range plan.Assignments {
-		device, ok := n.Inventory.Find(a.Device)
-		if !ok || device.Lost || device.UUID != a.GPU {
-			return nil, fmt.Errorf("device %s (%s): %w", a.Device, a.GPU, sharing.ErrGone)
-		}
-		access, err := n.Hardware.Access(device)
+		access, err := n.access(a)
 		if err != nil {
 			return nil, err
 		}
@@ -253,6 +270,30 @@ func (n Node) render(claim types.UID, plan sharing.Plan) ([]cdi.Device, error) {
 		devices = append(devices, cdi.Device{Name: cdiName(claim, a), Access: access})
 	}
 	return devices, nil
+}
+
+// access is what the containers need of the assigned GPU, or of every GPU for a monitor.
+func (n Node) access(a sharing.Assignment) (gpu.Access, error) {
+	if !a.Monitors() {
+		device, ok := n.Inventory.Find(a.Device)
+		if !ok || device.Lost || device.UUID != a.GPU {
+			return gpu.Access{}, fmt.Errorf("device %s (%s): %w", a.Device, a.GPU, sharing.ErrGone)
+		}
+		return n.Hardware.Access(device)
+	}
+	present := n.Inventory.Present()
+	if len(present) == 0 {
+		return gpu.Access{}, fmt.Errorf("device %s: %w", a.Device, sharing.ErrGone)
+	}
+	var all gpu.Access
+	for _, device := range present {
+		access, err := n.Hardware.Access(device)
+		if err != nil {
+			return gpu.Access{}, err
+		}
+		all.Append(access)
+	}
+	return all, nil
 }
 
 // cdiName is unique for ever, because runtimes remember names.

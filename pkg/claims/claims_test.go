@@ -16,6 +16,17 @@ const (
 	aHas1  = "a Prepared boot-0 gpu-1\ncdi a-gpu-1 /dev/nvidia0" + common
 )
 
+// What containers of a monitor m get.
+const (
+	allNodes   = " /dev/nvidia0 /dev/nvidia1 /dev/nvidia2"
+	monitorCDI = "cdi m-monitor" + allNodes
+)
+
+// aHas1After is aHas1 beside another claim's record and CDI device.
+func aHas1After(record, device string) string {
+	return "a Prepared boot-0 gpu-1\n" + record + "\ncdi a-gpu-1 /dev/nvidia0\n" + device + common
+}
+
 func TestScripts(t *testing.T) {
 	for _, row := range []struct {
 		name   string
@@ -50,6 +61,19 @@ func TestScripts(t *testing.T) {
 		{"a GPU that is gone after a reboot", "prepare a gpu-1; reboot; unplug gpu-1; prepare a gpu-1",
 			"error: device gpu-1 (GPU-1): no such device on this node", "a Prepared boot-0 gpu-1"},
 		{"its claim can be released all the same", "prepare a gpu-1; reboot; unplug gpu-1; unprepare a", "ok", ""},
+		{"the monitor has every GPU, also those that are taken", "prepare a gpu-1; prepare m monitor!", "r0=node/monitor", aHas1After("m Prepared boot-0 monitor", monitorCDI)},
+		{"and keeps nobody from having one", "prepare m monitor!; prepare a gpu-1", "r0=node/gpu-1", aHas1After("m Prepared boot-0 monitor", monitorCDI)},
+		{"two shares of the monitor in one claim", "prepare m monitor#s1!,monitor#s2!", "r0=node/monitor r1=node/monitor",
+			"m Prepared boot-0 monitor\ncdi m-monitor-s1" + allNodes + "\ncdi m-monitor-s2" + allNodes + common},
+		{"the monitor is refused without admin access", "prepare m monitor", "error: request r0: device monitor gives every GPU of the node: set adminAccess: true in the request, " +
+			"in a namespace with the label resource.kubernetes.io/admin-access=true: device is for admin access only", ""},
+		{"nothing is left of a monitor that ends", "prepare m monitor!; unprepare m", "ok", strings.TrimSpace(common)},
+		{"a GPU that is found later is there when the monitor's next container starts", "unplug gpu-3; prepare m monitor!; plug 3; restart", "ok",
+			"m Prepared boot-0 monitor\ncdi m-monitor" + allNodes + common},
+		{"one that is gone does not keep it from starting", "prepare m monitor!; unplug gpu-2; prepare m monitor!", "r0=node/monitor",
+			"m Prepared boot-0 monitor\ncdi m-monitor /dev/nvidia0 /dev/nvidia2" + common},
+		{"an unreadable record of a monitor blocks nothing", "prepare m monitor!; truncate m; restart; prepare a gpu-1; unprepare a; prepare n monitor!", "r0=node/monitor",
+			"unreadable m.json\nn Prepared boot-0 monitor\ncdi m-monitor" + allNodes + "\ncdi n-monitor" + allNodes + common},
 		{"a truncated record blocks its GPU and names the file", "prepare a gpu-1; truncate a; restart; prepare b gpu-1",
 			"error: may hold gpu-1: <dir>/state/claims/a.json: unexpected end of JSON input; when no container of that claim runs any more, remove the file: record is unreadable",
 			"unreadable a.json\ncdi a-gpu-1 /dev/nvidia0" + common},
@@ -91,6 +115,8 @@ func TestCrashes(t *testing.T) {
 		{"prepare after a reboot", "prepare a gpu-1; reboot", "prepare a gpu-1", []string{"prepare a gpu-1", "unprepare a", "restart"}},
 		{"prepare after a CDI file was lost", "prepare a gpu-1; lose claim_a", "prepare a gpu-1", []string{"prepare a gpu-1", "unprepare a", "restart"}},
 		{"unprepare", "prepare a gpu-1", "unprepare a", []string{"unprepare a", "prepare a gpu-1"}},
+		{"prepare of a monitor", "prepare b gpu-2", "prepare a monitor!", []string{"prepare a monitor!", "unprepare a"}},
+		{"unprepare of a monitor", "prepare a monitor!", "unprepare a", []string{"unprepare a", "prepare a monitor!"}},
 		{"unprepare of two GPUs", "prepare a gpu-1,gpu-2", "unprepare a", []string{"unprepare a", "prepare a gpu-1,gpu-2"}},
 		{"resume", "prepare a gpu-1; prepare b gpu-2; reboot", "restart", []string{"restart", "prepare a gpu-1", "unprepare a"}},
 	} {

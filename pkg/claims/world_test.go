@@ -44,11 +44,15 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	w := &world{t: t, dir: t.TempDir(), breaker: &breaker{}}
-	for i := range 3 {
-		pci := gpu.PCIAddress{Bus: uint8(i + 1)}
-		w.gpus = append(w.gpus, gpu.Device{Name: fmt.Sprintf("gpu-%d", i+1), PCI: pci, UUID: gpu.UUID(fmt.Sprintf("GPU-%d", i+1)), Minor: i})
+	for n := range 3 {
+		w.plug(n + 1)
 	}
 	return w
+}
+
+func (w *world) plug(n int) {
+	pci := gpu.PCIAddress{Bus: uint8(n)}
+	w.gpus = append(w.gpus, gpu.Device{Name: fmt.Sprintf("gpu-%d", n), PCI: pci, UUID: gpu.UUID(fmt.Sprintf("GPU-%d", n)), Minor: n - 1})
 }
 
 func (w *world) cdiDir() string   { return filepath.Join(w.dir, "cdi") }
@@ -77,14 +81,23 @@ func (w *world) preparer() *claims.Preparer {
 	}
 }
 
-// claim is allocated the devices given as "gpu-1,gpu-2", one request each; "A=1" after a space sets a variable.
+// claim is allocated the devices given as "gpu-1,gpu-2", one request each; "A=1" after a space sets a variable. "#s" after a device
+// is its share, "!" means admin access.
 func claim(name, allocated string) *resourceapi.ResourceClaim {
 	devices, env, _ := strings.Cut(allocated, " ")
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name)}}
 	c.Status.Allocation = &resourceapi.AllocationResult{}
 	for i, d := range strings.Split(devices, ",") {
-		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results,
-			resourceapi.DeviceRequestAllocationResult{Request: fmt.Sprintf("r%d", i), Driver: driver, Pool: "node", Device: d})
+		d, admin := strings.CutSuffix(d, "!")
+		d, share, shared := strings.Cut(d, "#")
+		result := resourceapi.DeviceRequestAllocationResult{Request: fmt.Sprintf("r%d", i), Driver: driver, Pool: "node", Device: d}
+		if admin {
+			result.AdminAccess = &admin
+		}
+		if shared {
+			result.ShareID = (*types.UID)(&share)
+		}
+		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, result)
 	}
 	if key, value, ok := strings.Cut(env, "="); ok {
 		raw := fmt.Sprintf(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","environment":{%q:%q}}`, key, value)
@@ -120,6 +133,8 @@ func (w *world) do(verb string) string {
 		err = os.Remove(filepath.Join(w.cdiDir(), "k8s.gpu.nvidia.com-"+name+".json"))
 	case "truncate": // a record
 		err = os.Truncate(filepath.Join(w.stateDir(), "claims", name+".json"), 20)
+	case "plug": // a GPU, by its number
+		w.plug(int(name[0] - '0'))
 	case "unplug": // a GPU
 		for i, d := range w.gpus {
 			if d.Name == name {

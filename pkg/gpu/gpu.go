@@ -15,8 +15,12 @@ type UUID string
 // Type says what a device is; its values are published in the attribute "type".
 type Type string
 
-// TypeGPU is a whole physical GPU.
-const TypeGPU Type = "gpu"
+const (
+	// TypeGPU is a whole physical GPU.
+	TypeGPU Type = "gpu"
+	// TypeMonitor stands for all GPUs of a node at once.
+	TypeMonitor Type = "monitor"
+)
 
 // Device is one GPU as NVML describes it. A field that the machine does not know has its zero value.
 type Device struct {
@@ -138,4 +142,11 @@ func (a *Access) Append(other Access) {
 	a.Env = append(a.Env, other.Env...)
 	a.Hooks = append(a.Hooks, other.Hooks...)
 	a.Groups = append(a.Groups, other.Groups...)
+}
+
+// Clone is a copy that shares no list with a.
+func (a Access) Clone() Access {
+	var c Access
+	c.Append(a)
+	return c
 }

@@ -5,6 +5,7 @@ package inventory_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -29,21 +31,28 @@ var features = structured.Features{
 	DeviceBindingAndStatus: true, ConsumableCapacity: true,
 }
 
-// classes is the chart's device class.
-type classes struct{}
+// classes are the chart's device classes: name → type.
+type classes map[string]string
+
+var chart = classes{driver: "gpu", "monitor." + driver: "monitor"}
 
 func (c classes) List() ([]*resourceapi.DeviceClass, error) {
-	class, err := c.Get(driver)
-	return []*resourceapi.DeviceClass{class}, err
+	var all []*resourceapi.DeviceClass
+	for _, name := range slices.Sorted(maps.Keys(c)) {
+		class, _ := c.Get(name)
+		all = append(all, class)
+	}
+	return all, nil
 }
 
-func (classes) Get(name string) (*resourceapi.DeviceClass, error) {
-	if name != driver {
+func (c classes) Get(name string) (*resourceapi.DeviceClass, error) {
+	deviceType, ok := c[name]
+	if !ok {
 		return nil, fmt.Errorf("no class %s", name)
 	}
 	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
-		Expression: "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'"}}}
+		Expression: "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == '" + deviceType + "'"}}}
 	return class, nil
 }
 
@@ -82,6 +91,15 @@ func TestAllocation(t *testing.T) {
 		{"and the next claim for a part the next card", "mixed", `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 5Gi}}}}]`, "gpu-41-00-0", "gpu=gpu-61-00-0"},
 		{"a part that is larger than a card is looked for on a larger one", "mixed", `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 60Gi}}}}]`, "", "gpu=gpu-41-00-0"},
 		{"and not given where there is none", "mixed", `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 200Gi}}}}]`, "", "does not fit"},
+		{"what no GPU has is looked for on the monitor device too, without an error", "mixed", cel(`device.attributes['resource.kubernetes.io'].numaNode == 9`), "", "does not fit"},
+		{"the monitor device while all GPUs are taken", "t4-x2", monitor, "gpu-3b-00-0 gpu-af-00-0", "all=monitor"},
+		{"and while others have it", "t4-x2", monitor, "monitor#1 monitor#2", "all=monitor"},
+		{"the monitor device in one claim with the last GPU", "t4-x2", `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}, ` + monitor[1:], "gpu-3b-00-0", "gpu=gpu-af-00-0 all=monitor"},
+		{"two shares of the monitor device in one claim", "t4-x2", monitor[:len(monitor)-1] + ", " + strings.Replace(monitor[1:], "all", "more", 1), "", "all=monitor more=monitor"},
+		{"the monitor device twice in one request", "t4-x2", strings.Replace(monitor, "}", ", count: 2}", 1), "", "does not fit"},
+		{"every monitor device there is", "t4-x2", strings.Replace(monitor, "}", ", allocationMode: All}", 1), "", "all=monitor"},
+		{"the scheduler gives it without admin access too, so others must refuse", "t4-x2", strings.Replace(monitor, ", adminAccess: true", "", 1), "gpu-3b-00-0 gpu-af-00-0", "all=monitor"},
+		{"a GPU with admin access while it is taken", "t4-x2", strings.Replace(monitor, "monitor.", "", 1), "gpu-3b-00-0 gpu-af-00-0", "all=gpu-3b-00-0"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			if got := allocate(t, published(t, row.profile), row.requests, strings.Fields(row.taken)); got != row.want {
@@ -90,6 +108,9 @@ func TestAllocation(t *testing.T) {
 		})
 	}
 }
+
+// monitor is a request for the monitor device as the chart's policy has it.
+const monitor = `[{name: all, exactly: {deviceClassName: monitor.gpu.nvidia.com, adminAccess: true}}]`
 
 // A constraint on a topology attribute must never join GPUs that are not joined: cards without NVLink match nobody.
 func TestNVLinkConstraint(t *testing.T) {
@@ -137,10 +158,16 @@ func run(t *testing.T, published []*resourceapi.ResourceSlice, claim *resourceap
 		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
 	}
 	for _, d := range taken {
-		state.AllocatedDevices.Insert(structured.MakeDeviceID(driver, nodeName, d))
+		name, share, shared := strings.Cut(d, "#")
+		id := structured.MakeDeviceID(driver, nodeName, name)
+		if shared {
+			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, ptr.To(types.UID(share))))
+			continue
+		}
+		state.AllocatedDevices.Insert(id)
 	}
 	ctx := context.Background()
-	allocator, err := structured.NewAllocator(ctx, features, state, classes{}, published, cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
+	allocator, err := structured.NewAllocator(ctx, features, state, chart, published, cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
 	if err != nil {
 		t.Fatal(err)
 	}

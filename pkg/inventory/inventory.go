@@ -35,6 +35,11 @@ func (inv Inventory) Find(name string) (gpu.Device, bool) {
 	return inv[i], true
 }
 
+// Present are the GPUs that answer.
+func (inv Inventory) Present() Inventory {
+	return slices.DeleteFunc(slices.Clone(inv), func(d gpu.Device) bool { return d.Lost })
+}
+
 // Retain adds what was known before, is not found any more, and is held by a claim: a device that is in use has to stay published,
 // or the scheduler would forget who has it. Such devices are marked as lost.
 func (inv Inventory) Retain(known Inventory, held func(device string) bool) Inventory {

@@ -30,12 +30,15 @@ const lostTaint = "gpu.nvidia.com/gpu-lost"
 // memoryUnit is what published memory is rounded down to.
 const memoryUnit = 1 << 20
 
-// Pool is everything the node publishes, in slices of at most 64 devices. A node without GPUs publishes one empty slice, which
-// says that the driver is there.
-func (inv Inventory) Pool() resourceslice.Pool {
+// Pool is everything the node of that name publishes, in slices of at most 64 devices: its GPUs, then the monitor device. A node
+// without GPUs has nothing to monitor and publishes one empty slice, which says that the driver is there.
+func (inv Inventory) Pool(node string) resourceslice.Pool {
 	var devices []resourceapi.Device
 	for _, d := range inv {
 		devices = append(devices, publish(d))
+	}
+	if len(inv) > 0 {
+		devices = append(devices, publishMonitor(node))
 	}
 	pool := resourceslice.Pool{}
 	for chunk := range slices.Chunk(devices, devicesPerSlice) {
@@ -47,9 +50,9 @@ func (inv Inventory) Pool() resourceslice.Pool {
 	return pool
 }
 
-// publish writes one GPU as a device of a slice. Every device has the same attributes, because a selector that meets a device
-// without one fails for the whole pod; only the standard ones are left out where the machine does not know them.
-func publish(d gpu.Device) resourceapi.Device {
+// attributes are the same set for every device, because a selector that meets a device without one fails for the whole pod; only
+// the standard ones are left out where the machine does not know them.
+func attributes(d gpu.Device) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
 	attributes := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 		"type":                  text(string(d.Type)),
 		"uuid":                  text(string(d.UUID)),
@@ -80,10 +83,33 @@ func publish(d gpu.Device) resourceapi.Device {
 	if d.NUMANode != gpu.NoNUMANode {
 		attributes[deviceattribute.StandardDeviceAttributeNUMANode] = number(d.NUMANode)
 	}
+	return attributes
+}
+
+// Attributes are what the node publishes the device of that name with, for the container that uses it. Attributes of our own have
+// no domain. It is nil when there is no such device.
+func (inv Inventory) Attributes(node, device string) map[string]resourceapi.DeviceAttribute {
+	var published map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
+	if d, ok := inv.Find(device); ok {
+		published = attributes(d)
+	} else if device == Monitor {
+		published = publishMonitor(node).Attributes
+	} else {
+		return nil
+	}
+	out := map[string]resourceapi.DeviceAttribute{}
+	for name, value := range published {
+		out[string(name)] = value
+	}
+	return out
+}
+
+// publish writes one GPU as a device of a slice.
+func publish(d gpu.Device) resourceapi.Device {
 	return resourceapi.Device{
 		Name:       d.Name,
 		Taints:     taints(d),
-		Attributes: attributes,
+		Attributes: attributes(d),
 		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 			"memory": {Value: *resource.NewQuantity(int64(d.Memory/memoryUnit*memoryUnit), resource.BinarySI)},
 			"cores":  {Value: *resource.NewQuantity(100, resource.DecimalSI)},

@@ -52,7 +52,7 @@ func TestALostGPUIsTainted(t *testing.T) {
 	if got, want := allocate(t, slicesOf(devices), `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`, nil), "gpu=gpu-af-00-0"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
-	if got := len(poolOf(devices).Slices[0].Devices); got != 2 {
-		t.Errorf("published %d devices, want 2", got)
+	if got := len(poolOf(devices).Slices[0].Devices); got != 3 {
+		t.Errorf("published %d devices, want 2 GPUs and the monitor", got)
 	}
 }

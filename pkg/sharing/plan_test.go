@@ -15,9 +15,11 @@ import (
 func TestNewPlan(t *testing.T) {
 	inv := inventory.New([]gpu.Device{{Name: "gpu-01-00-0", UUID: "GPU-1"}, {Name: "gpu-02-00-0", UUID: "GPU-2"}})
 	train := Holder{Claim{"ml", "train", "uid-1"}, Plan{Assignments: []Assignment{{Device: "gpu-01-00-0"}}}}
+	exporter := Holder{Claim{"ops", "exporter", "uid-2"}, Plan{Assignments: []Assignment{
+		{Device: "monitor", AdminAccess: true}, {Device: "gpu-02-00-0", AdminAccess: true}}}}
 	for _, row := range []struct {
 		name    string
-		results string // request=device
+		results string // request=device; "!" at the end: with admin access
 		others  []Holder
 		want    string
 	}{
@@ -31,6 +33,18 @@ func TestNewPlan(t *testing.T) {
 			"error: request b: device gpu-01-00-0 is held by request a of the same claim: device in use"},
 		{"a GPU that is gone is named", "a=gpu-03-00-0", nil,
 			"error: request a: device gpu-03-00-0: no such device on this node"},
+		{"the monitor device is not one GPU", "a=monitor!", nil, "a monitor admin"},
+		{"it is given while a GPU is taken", "a=monitor!", []Holder{train}, "a monitor admin"},
+		{"and while another has it", "a=monitor!", []Holder{exporter}, "a monitor admin"},
+		{"two shares of it in one claim", "a=monitor! b=monitor!", nil, "a monitor admin\nb monitor admin"},
+		{"who has it holds no GPU", "a=gpu-01-00-0", []Holder{exporter}, "a gpu-01-00-0 GPU-1"},
+		{"it is refused without admin access", "a=monitor", nil,
+			"error: request a: device monitor gives every GPU of the node: set adminAccess: true in the request, " +
+				"in a namespace with the label resource.kubernetes.io/admin-access=true: device is for admin access only"},
+		{"a GPU is looked after beside its holder", "a=gpu-01-00-0!", []Holder{train}, "a gpu-01-00-0 GPU-1 admin"},
+		{"and beside one's own claim on it", "a=gpu-01-00-0 b=gpu-01-00-0!", nil, "a gpu-01-00-0 GPU-1\nb gpu-01-00-0 GPU-1 admin"},
+		{"and that keeps nobody from having it", "a=gpu-02-00-0", []Holder{exporter}, "a gpu-02-00-0 GPU-2"},
+		{"a GPU that is gone cannot be looked after", "a=gpu-03-00-0!", nil, "error: request a: device gpu-03-00-0: no such device on this node"},
 		{"every problem is reported", "a=gpu-01-00-0 b=gpu-03-00-0", []Holder{train},
 			"error: request a: device gpu-01-00-0 is held by claim ml/train (UID uid-1): device in use\n" +
 				"request b: device gpu-03-00-0: no such device on this node"},
@@ -43,13 +57,22 @@ func TestNewPlan(t *testing.T) {
 	}
 }
 
+func TestMonitorOfANodeWhoseGPUsAreLost(t *testing.T) {
+	inv := inventory.New([]gpu.Device{{Name: "gpu-01-00-0", UUID: "GPU-1", Lost: true}})
+	want := "error: request a: device monitor: no such device on this node"
+	if got := planText(NewPlan(parseResults("a=monitor!"), inv, nil)); got != want {
+		t.Errorf("\ngot  %s\nwant %s", got, want)
+	}
+}
+
 func TestFulfils(t *testing.T) {
 	plan := Plan{Assignments: []Assignment{{Request: "a", Device: "gpu-01-00-0"}, {Request: "b", Device: "gpu-02-00-0"}}}
 	for results, want := range map[string]bool{
-		"a=gpu-01-00-0 b=gpu-02-00-0": true,
-		"a=gpu-01-00-0":               false,
-		"a=gpu-02-00-0 b=gpu-01-00-0": false,
-		"":                            false,
+		"a=gpu-01-00-0 b=gpu-02-00-0":  true,
+		"a=gpu-01-00-0":                false,
+		"a=gpu-02-00-0 b=gpu-01-00-0":  false,
+		"a=gpu-01-00-0 b=gpu-02-00-0!": false,
+		"":                             false,
 	} {
 		if got := plan.Fulfils(parseResults(results)); got != want {
 			t.Errorf("%q: got %t, want %t", results, got, want)
@@ -61,7 +84,8 @@ func parseResults(s string) []allocation.Result {
 	var results []allocation.Result
 	for pair := range strings.FieldsSeq(s) {
 		request, device, _ := strings.Cut(pair, "=")
-		results = append(results, allocation.Result{Request: request, Device: device})
+		device, admin := strings.CutSuffix(device, "!")
+		results = append(results, allocation.Result{Request: request, Device: device, AdminAccess: admin})
 	}
 	return results
 }
@@ -72,7 +96,11 @@ func planText(plan Plan, err error) string {
 	}
 	var lines []string
 	for _, a := range plan.Assignments {
-		lines = append(lines, fmt.Sprintf("%s %s %s", a.Request, a.Device, a.GPU))
+		line := strings.TrimSpace(fmt.Sprintf("%s %s %s", a.Request, a.Device, a.GPU))
+		if a.AdminAccess {
+			line += " admin"
+		}
+		lines = append(lines, line)
 	}
 	return strings.Join(lines, "\n")
 }

@@ -56,6 +56,15 @@ func (r DriverRoot) Library() (string, error) {
 
 // DriverAccess is what a container needs to use any GPU at all: control device nodes, libraries, programs and hooks.
 func (n *Node) DriverAccess() (gpu.Access, error) {
+	return n.answers.get("", n.Driver, n.findDriver)
+}
+
+// Access is what a container needs to use this GPU, beside DriverAccess.
+func (n *Node) Access(d gpu.Device) (gpu.Access, error) {
+	return n.answers.get(d.UUID, n.Driver, func() (gpu.Access, error) { return n.findDevice(d) })
+}
+
+func (n *Node) findDriver() (gpu.Access, error) {
 	lib, err := n.toolkit()
 	if err != nil {
 		return gpu.Access{}, err
@@ -71,8 +80,7 @@ func (n *Node) DriverAccess() (gpu.Access, error) {
 	return access, n.requireNodes(access, controlNodes)
 }
 
-// Access is what a container needs to use this GPU, beside DriverAccess.
-func (n *Node) Access(d gpu.Device) (gpu.Access, error) {
+func (n *Node) findDevice(d gpu.Device) (gpu.Access, error) {
 	lib, err := n.toolkit()
 	if err != nil {
 		return gpu.Access{}, err
@@ -91,7 +99,7 @@ func (n *Node) Access(d gpu.Device) (gpu.Access, error) {
 	return access, n.requireNodes(access, []string{fmt.Sprintf("/dev/nvidia%d", d.Minor)})
 }
 
-// toolkit is made anew for every question, so that it never answers with what it saw before the driver changed.
+// toolkit is made anew for every question: it remembers what it saw, and answers decides how long that holds.
 func (n *Node) toolkit() (nvcdi.Interface, error) {
 	return nvcdi.New(
 		nvcdi.WithMode(nvcdi.ModeNvml),

@@ -101,3 +101,44 @@ func TestMissingDeviceNodes(t *testing.T) {
 		t.Errorf("a driver without nvidia-uvm: got %v", err)
 	}
 }
+
+// What was found is remembered until the driver changes: a library that comes or a device node that goes is seen at once.
+func TestAccessFollowsTheDriver(t *testing.T) {
+	m, node := machine(t, "t4-x2")
+	devices, _, err := node.Discover()
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := node.DriverAccess()
+	if err != nil {
+		t.Fatal(err)
+	}
+	first.Env[0] = "CHANGED=1" // by a caller, in its own copy
+	second, err := node.DriverAccess()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(describe(second), "CHANGED") {
+		t.Error("a caller's change is remembered")
+	}
+	libraries := filepath.Join(m.DriverRoot(), "usr/lib/x86_64-linux-gnu")
+	if err := os.Link(filepath.Join(libraries, "libcuda.so.580.95.05"), filepath.Join(libraries, "libnew.so.580.95.05")); err != nil {
+		t.Fatal(err)
+	}
+	third, err := node.DriverAccess()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(describe(third), "libnew.so.580.95.05") {
+		t.Error("a new library is not seen")
+	}
+	if _, err := node.Access(devices[0]); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(m.DriverRoot(), "dev/nvidia0")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := node.Access(devices[0]); err == nil {
+		t.Error("a device node that is gone is still given out")
+	}
+}

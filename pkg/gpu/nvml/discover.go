@@ -29,6 +29,7 @@ type Config struct {
 type Node struct {
 	Config
 	devices device.Interface
+	answers answers
 }
 
 // Open initialises the library. Close must follow.

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/claims"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+// buckets are in seconds: from below a durable write to beyond what the kubelet waits for.
+var buckets = []float64{.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 20, 45}
+
+// metrics are what the plugin counts. Names and labels are part of the contract with users.
+type metrics struct {
+	registry *prometheus.Registry
+
+	operations *prometheus.CounterVec   // operation, result
+	durations  *prometheus.HistogramVec // operation
+	inFlight   *prometheus.GaugeVec     // operation
+	steps      *prometheus.HistogramVec // step
+	failures   *prometheus.CounterVec   // step
+	lockWaits  prometheus.Histogram
+	devices    *prometheus.GaugeVec // state
+}
+
+func newMetrics(records claims.Records) *metrics {
+	const prefix = "gpu_dra_"
+	m := &metrics{
+		registry: prometheus.NewRegistry(),
+		operations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "operations_total",
+			Help: "Claims prepared and unprepared, by operation and result (success, error)."}, []string{"operation", "result"}),
+		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: prefix + "operation_duration_seconds", Buckets: buckets,
+			Help: "Time to prepare or unprepare one claim, failures included."}, []string{"operation"}),
+		inFlight: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + "operations_in_flight",
+			Help: "Claims being prepared or unprepared at this moment."}, []string{"operation"}),
+		steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: prefix + "step_duration_seconds", Buckets: buckets,
+			Help: "Time of one step of preparing or unpreparing a claim, failures included."}, []string{"step"}),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "step_failures_total",
+			Help: "Steps of preparing or unpreparing a claim that failed."}, []string{"step"}),
+		lockWaits: prometheus.NewHistogram(prometheus.HistogramOpts{Name: prefix + "lock_wait_seconds", Buckets: buckets,
+			Help: "Time that a claim waited for other claims on the same devices to be decided."}),
+		devices: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + "devices",
+			Help: "Devices of this node, by state (published, tainted); a tainted one is published too."}, []string{"state"}),
+	}
+	m.registry.MustRegister(m.operations, m.durations, m.inFlight, m.steps, m.failures, m.lockWaits, m.devices,
+		claimsCollector{records}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	for _, operation := range []string{"prepare", "unprepare"} { // so that a rate exists before the first one
+		for _, result := range []string{"success", "error"} {
+			m.operations.WithLabelValues(operation, result)
+		}
+		m.inFlight.WithLabelValues(operation)
+	}
+	return m
+}
+
+// operation counts one claim being prepared or unprepared.
+func (m *metrics) operation(name string, do func() error) error {
+	m.inFlight.WithLabelValues(name).Inc()
+	defer m.inFlight.WithLabelValues(name).Dec()
+	begin := time.Now()
+	err := do()
+	m.durations.WithLabelValues(name).Observe(time.Since(begin).Seconds())
+	result := "success"
+	if err != nil {
+		result = "error"
+	}
+	m.operations.WithLabelValues(name, result).Inc()
+	return err
+}
+
+// step counts one step of an operation.
+func (m *metrics) step(name string, do func() error) error {
+	begin := time.Now()
+	err := do()
+	m.steps.WithLabelValues(name).Observe(time.Since(begin).Seconds())
+	if err != nil {
+		m.failures.WithLabelValues(name).Inc()
+	}
+	return err
+}
+
+// published counts what the node publishes.
+func (m *metrics) published(pool resourceslice.Pool) {
+	all, tainted := 0, 0
+	for _, slice := range pool.Slices {
+		all += len(slice.Devices)
+		for _, d := range slice.Devices {
+			if len(d.Taints) > 0 {
+				tainted++
+			}
+		}
+	}
+	m.devices.WithLabelValues("published").Set(float64(all))
+	m.devices.WithLabelValues("tainted").Set(float64(tainted))
+}
+
+// claimsCollector counts the records on disk whenever somebody asks.
+type claimsCollector struct{ records claims.Records }
+
+var claimsDesc = prometheus.NewDesc("gpu_dra_claims",
+	"Claims on this node, by phase (Prepared, Releasing).", []string{"phase"}, nil)
+
+func (c claimsCollector) Describe(ch chan<- *prometheus.Desc) { ch <- claimsDesc }
+
+func (c claimsCollector) Collect(ch chan<- prometheus.Metric) {
+	records, _ := c.records.List() // those that cannot be read are reported where they stop something
+	count := map[checkpoint.Phase]int{checkpoint.Prepared: 0, checkpoint.Releasing: 0}
+	for _, rec := range records {
+		count[rec.Phase]++
+	}
+	for phase, n := range count {
+		ch <- prometheus.MustNewConstMetric(claimsDesc, prometheus.GaugeValue, float64(n), string(phase))
+	}
+}
+
+// measuredRecords, measuredSpecs and measuredHardware count the steps that they pass on.
+type measuredRecords struct {
+	claims.Records
+	*metrics
+}
+
+func (r measuredRecords) Lock(ctx context.Context, devices []string) (unlock func(), err error) {
+	begin := time.Now()
+	unlock, err = r.Records.Lock(ctx, devices)
+	r.lockWaits.Observe(time.Since(begin).Seconds())
+	return unlock, err
+}
+
+func (r measuredRecords) Holders(devices []string, except types.UID) (found []sharing.Holder, err error) {
+	err = r.step("find_holders", func() error { found, err = r.Records.Holders(devices, except); return err })
+	return found, err
+}
+
+func (r measuredRecords) Put(rec checkpoint.Record) error {
+	return r.step("write_record", func() error { return r.Records.Put(rec) })
+}
+
+func (r measuredRecords) Delete(rec checkpoint.Record) error {
+	return r.step("delete_record", func() error { return r.Records.Delete(rec) })
+}
+
+type measuredSpecs struct {
+	claims.Specs
+	*metrics
+}
+
+func (s measuredSpecs) WriteDriver(common gpu.Access) (name string, err error) {
+	err = s.step("write_driver_spec", func() error { name, err = s.Specs.WriteDriver(common); return err })
+	return name, err
+}
+
+func (s measuredSpecs) WriteClaim(claim types.UID, devices []cdi.Device) (names []string, err error) {
+	err = s.step("write_claim_spec", func() error { names, err = s.Specs.WriteClaim(claim, devices); return err })
+	return names, err
+}
+
+func (s measuredSpecs) RemoveClaim(claim types.UID) error {
+	return s.step("remove_claim_spec", func() error { return s.Specs.RemoveClaim(claim) })
+}
+
+type measuredHardware struct {
+	claims.Hardware
+	*metrics
+}
+
+func (h measuredHardware) DriverAccess() (a gpu.Access, err error) {
+	err = h.step("find_driver_files", func() error { a, err = h.Hardware.DriverAccess(); return err })
+	return a, err
+}
+
+func (h measuredHardware) Access(d gpu.Device) (a gpu.Access, err error) {
+	err = h.step("find_device_files", func() error { a, err = h.Hardware.Access(d); return err })
+	return a, err
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
+	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+)
+
+// readyCondition is the condition of a device in status.devices of its claim.
+const readyCondition = "Ready"
+
+// reporter tells users what became of their claims: in status.devices, and in events. It never keeps the kubelet waiting.
+type reporter struct {
+	driver   string
+	node     string
+	client   kubernetes.Interface
+	recorder events.EventRecorder
+
+	queue workqueue.TypedRateLimitingInterface[types.UID]
+	mu    sync.Mutex
+	next  map[types.UID]*resourceapply.ResourceClaimApplyConfiguration // what a claim's status should say
+}
+
+func newReporter(ctx context.Context, c Config) *reporter {
+	broadcaster := events.NewEventBroadcasterAdapterWithContext(ctx, c.Client)
+	broadcaster.StartRecordingToSink(ctx.Done())
+	r := &reporter{
+		driver:   c.DriverName,
+		node:     c.NodeName,
+		client:   c.Client,
+		recorder: broadcaster.NewRecorder(c.DriverName),
+		queue: workqueue.NewTypedRateLimitingQueue(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](100*time.Millisecond, time.Minute)),
+		next: map[types.UID]*resourceapply.ResourceClaimApplyConfiguration{},
+	}
+	context.AfterFunc(ctx, r.queue.ShutDown)
+	return r
+}
+
+// run writes what is in the queue until ctx ends.
+func (r *reporter) run(ctx context.Context) {
+	for {
+		uid, ended := r.queue.Get()
+		if ended {
+			return
+		}
+		r.write(ctx, uid)
+		r.queue.Done(uid)
+	}
+}
+
+// write makes one attempt. The claim may be gone by now, which is fine.
+func (r *reporter) write(ctx context.Context, uid types.UID) {
+	r.mu.Lock()
+	want := r.next[uid]
+	r.mu.Unlock()
+	if want == nil {
+		return
+	}
+	_, err := r.client.ResourceV1().ResourceClaims(*want.Namespace).ApplyStatus(ctx, want, metav1.ApplyOptions{FieldManager: r.driver, Force: true})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && ctx.Err() == nil {
+		klog.FromContext(ctx).V(2).Info("Status of claim not written, will be tried again", "claim", klog.KRef(*want.Namespace, *want.Name), "err", err)
+		r.queue.AddRateLimited(uid)
+		return
+	}
+	r.queue.Forget(uid)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.next[uid] == want {
+		delete(r.next, uid)
+	}
+}
+
+// deviceData is what status.devices says of a device beside its condition.
+type deviceData struct {
+	UUID        gpu.UUID `json:"uuid,omitempty"`
+	ProductName string   `json:"productName,omitempty"`
+	CDIDevices  []string `json:"cdiDevices,omitempty"`
+}
+
+// prepared reports the devices of a claim as ready.
+func (r *reporter) prepared(claim *resourceapi.ResourceClaim, grants []checkpoint.Grant, inv inventory.Inventory) {
+	var devices []*resourceapply.AllocatedDeviceStatusApplyConfiguration
+	for _, g := range grants {
+		device, _ := inv.Find(g.Device)
+		data, err := json.Marshal(deviceData{UUID: device.UUID, ProductName: device.Product.Name, CDIDevices: g.CDI})
+		if err != nil {
+			continue // strings always marshal
+		}
+		devices = append(devices, r.status(g.Pool, g.Device, g.ShareID, metav1.ConditionTrue, "Prepared", "").
+			WithData(runtime.RawExtension{Raw: data}))
+	}
+	r.enqueue(claim, devices)
+}
+
+// failed reports why the devices of a claim are not ready, and as an event what its owner can act on.
+func (r *reporter) failed(claim *resourceapi.ResourceClaim, cause error) {
+	r.recorder.Eventf(claim, nil, corev1.EventTypeWarning, "PrepareFailed", "Prepare", "node %s: %s", r.node, cause.Error())
+	if claim.Status.Allocation == nil {
+		return
+	}
+	var devices []*resourceapply.AllocatedDeviceStatusApplyConfiguration
+	for _, result := range claim.Status.Allocation.Devices.Results {
+		if result.Driver != r.driver {
+			continue
+		}
+		var share types.UID
+		if result.ShareID != nil {
+			share = *result.ShareID
+		}
+		devices = append(devices, r.status(result.Pool, result.Device, share, metav1.ConditionFalse, "PrepareFailed", cause.Error()))
+	}
+	r.enqueue(claim, devices)
+}
+
+// machine reports something about the node itself.
+func (r *reporter) machine(eventType, reason, format string, args ...any) {
+	node := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: r.node, UID: types.UID(r.node)}
+	r.recorder.Eventf(node, nil, eventType, reason, "Discover", format, args...)
+}
+
+func (r *reporter) status(pool, device string, share types.UID, ready metav1.ConditionStatus, reason, message string) *resourceapply.AllocatedDeviceStatusApplyConfiguration {
+	status := resourceapply.AllocatedDeviceStatus().WithDriver(r.driver).WithPool(pool).WithDevice(device).WithConditions(
+		metaapply.Condition().WithType(readyCondition).WithStatus(ready).WithReason(reason).WithMessage(message).WithLastTransitionTime(metav1.Now()))
+	if share != "" {
+		status.WithShareID(string(share))
+	}
+	return status
+}
+
+func (r *reporter) enqueue(claim *resourceapi.ResourceClaim, devices []*resourceapply.AllocatedDeviceStatusApplyConfiguration) {
+	if len(devices) == 0 {
+		return
+	}
+	want := resourceapply.ResourceClaim(claim.Name, claim.Namespace).WithUID(claim.UID).
+		WithStatus(resourceapply.ResourceClaimStatus().WithDevices(devices...))
+	r.mu.Lock()
+	r.next[claim.UID] = want
+	r.mu.Unlock()
+	r.queue.Add(claim.UID)
+}

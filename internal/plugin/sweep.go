@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/claims"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+// sweeper releases what the kubelet has forgotten: it never unprepares a claim after its own state was wiped, or after the node
+// was restored from a snapshot.
+//
+// A claim is only released when it is gone from the API, the kubelet lists no container with it, and both have been so for grace:
+// a pod deleted with grace period 0 loses its API object, and its place in the kubelet's list, while its container still ends.
+type sweeper struct {
+	client    kubernetes.Interface
+	records   claims.Records
+	specs     Specs
+	kubelet   string // socket of the kubelet's pod resources
+	self      string // socket of this plugin: claims are released in the way the kubelet does it
+	period    time.Duration
+	grace     time.Duration
+	forgotten map[types.UID]time.Time // since when
+}
+
+func newSweeper(c Config) *sweeper {
+	return &sweeper{
+		client:  c.Client,
+		records: c.Records,
+		specs:   c.Specs,
+		kubelet: c.PodResources,
+		self:    filepath.Join(c.PluginDir, serviceSocket(c)),
+		period:  c.SweepPeriod,
+		grace:   2 * c.SweepPeriod,
+	}
+}
+
+// run sweeps until ctx ends.
+func (s *sweeper) run(ctx context.Context) {
+	s.forgotten = map[types.UID]time.Time{}
+	for {
+		if err := s.sweep(ctx); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Sweep incomplete")
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(s.period):
+		}
+	}
+}
+
+func (s *sweeper) sweep(ctx context.Context) error {
+	records, listErr := s.records.List() // a record that cannot be read stays
+	if len(records) > 0 {
+		if err := s.sweepRecords(ctx, records); err != nil {
+			return errors.Join(listErr, err)
+		}
+	}
+	return errors.Join(listErr, s.sweepSpecs(ctx))
+}
+
+func (s *sweeper) sweepRecords(ctx context.Context, records []checkpoint.Record) error {
+	running, err := s.running(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, rec := range records {
+		gone, err := s.gone(ctx, rec.Claim)
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case !gone || running[rec.Claim.Namespace+"/"+rec.Claim.Name]:
+			delete(s.forgotten, rec.Claim.UID)
+		case s.forgotten[rec.Claim.UID].IsZero():
+			s.forgotten[rec.Claim.UID] = time.Now()
+		case time.Since(s.forgotten[rec.Claim.UID]) >= s.grace:
+			klog.FromContext(ctx).Info("Releasing a claim that nobody uses any more", "claim", rec.Claim, "claimUID", rec.Claim.UID)
+			errs = append(errs, s.release(ctx, rec.Claim))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sweepSpecs removes CDI specs of claims that have no record.
+func (s *sweeper) sweepSpecs(ctx context.Context) error {
+	orphans, err := s.specs.Orphans(func(claim types.UID) bool {
+		_, err := s.records.Get(claim)
+		return !errors.Is(err, checkpoint.ErrNotFound)
+	})
+	for _, claim := range orphans {
+		klog.FromContext(ctx).Info("Removing the CDI specs of a claim without a record", "claimUID", claim)
+		err = errors.Join(err, s.release(ctx, sharing.Claim{UID: claim}))
+	}
+	return err
+}
+
+// gone says whether the API has no such claim, or not this one, or has taken its devices back.
+func (s *sweeper) gone(ctx context.Context, claim sharing.Claim) (bool, error) {
+	found, err := s.client.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for claim %s: %w", claim, err)
+	}
+	return found.UID != claim.UID || found.Status.Allocation == nil, nil
+}
+
+// running are the claims, as namespace/name, of which the kubelet has containers.
+func (s *sweeper) running(ctx context.Context) (map[string]bool, error) {
+	conn, err := dial(s.kubelet)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	list, err := podresources.NewPodResourcesListerClient(conn).List(ctx, &podresources.ListPodResourcesRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("ask the kubelet for its containers: %w", err)
+	}
+	running := map[string]bool{}
+	for _, pod := range list.PodResources {
+		for _, container := range pod.Containers {
+			for _, claim := range container.DynamicResources {
+				running[claim.ClaimNamespace+"/"+claim.ClaimName] = true
+			}
+		}
+	}
+	return running, nil
+}
+
+// release unprepares the claim as the kubelet would: over the socket, through everything that belongs to it.
+func (s *sweeper) release(ctx context.Context, claim sharing.Claim) error {
+	conn, err := dial(s.self)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	answer, err := drapb.NewDRAPluginClient(conn).NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{
+		Claims: []*drapb.Claim{{Namespace: claim.Namespace, Name: claim.Name, Uid: string(claim.UID)}}})
+	if err == nil && answer.Claims[string(claim.UID)].GetError() != "" {
+		err = errors.New(answer.Claims[string(claim.UID)].GetError())
+	}
+	if err != nil {
+		return fmt.Errorf("release claim %s: %w", claim.UID, err)
+	}
+	return nil
+}
+
+func dial(socket string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("unix://"+filepath.Clean(socket), grpc.WithTransportCredentials(insecure.NewCredentials()))
+}

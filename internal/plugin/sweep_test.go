@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+// node is both ends that a sweeper talks to: the kubelet's list of containers, and the plugin's own socket.
+type node struct {
+	podresources.UnimplementedPodResourcesListerServer
+	drapb.UnimplementedDRAPluginServer
+	running  []string // names of claims
+	released []string // UIDs
+}
+
+func (n *node) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+	container := &podresources.ContainerResources{}
+	for _, name := range n.running {
+		container.DynamicResources = append(container.DynamicResources, &podresources.DynamicResource{ClaimNamespace: "ns", ClaimName: name})
+	}
+	return &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{{Containers: []*podresources.ContainerResources{container}}}}, nil
+}
+
+func (n *node) NodeUnprepareResources(_ context.Context, request *drapb.NodeUnprepareResourcesRequest) (*drapb.NodeUnprepareResourcesResponse, error) {
+	answer := &drapb.NodeUnprepareResourcesResponse{Claims: map[string]*drapb.NodeUnprepareResourceResponse{}}
+	for _, c := range request.Claims {
+		n.released = append(n.released, c.Uid)
+		answer.Claims[c.Uid] = &drapb.NodeUnprepareResourceResponse{}
+	}
+	return answer, nil
+}
+
+func TestSweep(t *testing.T) {
+	claim := func(name, uid string, allocated bool) runtime.Object {
+		c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(uid)}}
+		if allocated {
+			c.Status.Allocation = &resourceapi.AllocationResult{}
+		}
+		return c
+	}
+	for _, row := range []struct {
+		name     string
+		objects  []runtime.Object
+		running  []string
+		cdi      string // claim with specs and without a record, that old
+		age      time.Duration
+		sweeps   int
+		released string
+	}{
+		{name: "a claim in use stays", objects: []runtime.Object{claim("a", "u", true)}, running: []string{"a"}, sweeps: 3},
+		{name: "a claim whose containers have not started stays", objects: []runtime.Object{claim("a", "u", true)}, sweeps: 3},
+		{name: "a claim that is gone while its container runs stays", running: []string{"a"}, sweeps: 3},
+		{name: "a claim that is gone with its containers is not released at once", sweeps: 1},
+		{name: "but when it stays so", sweeps: 2, released: "u"},
+		{name: "another claim of that name is not this one", objects: []runtime.Object{claim("a", "u2", true)}, sweeps: 2, released: "u"},
+		{name: "a claim whose devices were taken back is released", objects: []runtime.Object{claim("a", "u", false)}, sweeps: 2, released: "u"},
+		{name: "old CDI specs without a record go", objects: []runtime.Object{claim("a", "u", true)}, cdi: "o", age: time.Hour, sweeps: 1, released: "o"},
+		{name: "young ones may be on the way to a record", objects: []runtime.Object{claim("a", "u", true)}, cdi: "o", age: time.Second, sweeps: 2},
+		{name: "old ones with a record stay", objects: []runtime.Object{claim("a", "u", true)}, cdi: "u", age: time.Hour, sweeps: 2},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			n := &node{running: row.running}
+			s := newTestSweeper(t, n, row.objects...)
+			if row.cdi != "" {
+				writeSpec(t, s.cdi, row.cdi, row.age)
+			}
+			for range row.sweeps {
+				if err := s.sweep(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := strings.Join(n.released, " "); got != row.released {
+				t.Errorf("released %q, want %q", got, row.released)
+			}
+		})
+	}
+}
+
+// When the kubelet or the API server cannot be asked, nothing is released.
+func TestSweepWithoutAnswers(t *testing.T) {
+	n := &node{}
+	s := newTestSweeper(t, n)
+	s.kubelet = filepath.Join(t.TempDir(), "nobody.sock")
+	for range 3 {
+		if err := s.sweep(t.Context()); err == nil || !strings.Contains(err.Error(), "ask the kubelet") {
+			t.Errorf("got %v", err)
+		}
+	}
+	if len(n.released) > 0 {
+		t.Errorf("released %v", n.released)
+	}
+}
+
+type testSweeper struct {
+	*sweeper
+	cdi string
+}
+
+// newTestSweeper has one record, of claim ns/a with UID u.
+func newTestSweeper(t *testing.T, n *node, objects ...runtime.Object) testSweeper {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "sweep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dir, "s.sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	podresources.RegisterPodResourcesListerServer(server, n)
+	drapb.RegisterDRAPluginServer(server, n)
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { server.Stop(); _ = os.RemoveAll(dir) })
+
+	records, err := checkpoint.Open(filepath.Join(dir, "state"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := checkpoint.Record{Claim: sharing.Claim{Namespace: "ns", Name: "a", UID: "u"}, Phase: checkpoint.Prepared}
+	if err := records.Put(rec); err != nil {
+		t.Fatal(err)
+	}
+	specs, err := cdi.NewSpecs(driver, filepath.Join(dir, "cdi"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &sweeper{client: fake.NewClientset(objects...), records: records, specs: specs, kubelet: socket, self: socket, forgotten: map[types.UID]time.Time{}}
+	return testSweeper{s, filepath.Join(dir, "cdi")}
+}
+
+func writeSpec(t *testing.T, dir, uid string, age time.Duration) {
+	t.Helper()
+	specs, err := cdi.NewSpecs(driver, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := specs.WriteClaim(types.UID(uid), []cdi.Device{{Name: "d", Access: gpu.Access{Env: []string{"A=1"}}}}); err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		when := time.Now().Add(-age)
+		if err := os.Chtimes(f, when, when); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
