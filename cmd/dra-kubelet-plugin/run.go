@@ -65,7 +65,7 @@ func run(ctx context.Context, o options) error {
 			return err
 		}
 	}
-	return plugin.Run(ctx, plugin.Config{
+	config := plugin.Config{
 		DriverName:   o.driverName,
 		NodeName:     o.nodeName,
 		PodUID:       types.UID(o.podUID),
@@ -80,7 +80,13 @@ func run(ctx context.Context, o options) error {
 		Specs:        specs,
 		Records:      records,
 		Discover:     (&scanner{config: machine}).discover,
-	})
+	}
+	if o.simulate {
+		if err := withSteps(o.simulateDir, &config); err != nil {
+			return err
+		}
+	}
+	return plugin.Run(ctx, config)
 }
 
 // scanner reads the GPUs again and again, in one NVML session.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
 )
@@ -126,6 +127,62 @@ func TestDiscoverWithABrokenGPU(t *testing.T) {
 				t.Errorf("after it was healed: %d GPUs, %v, %v", len(devices), broken, err)
 			}
 		})
+	}
+}
+
+// GPUs come and go while the machine runs: the next look sees it, in the same session of NVML.
+func TestDiscoverWhileGPUsComeAndGo(t *testing.T) {
+	m, node := machine(t, "t4-x2")
+	before, _, err := node.Discover()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := map[gpu.UUID]int{before[0].UUID: 0, before[1].UUID: 1}
+	const first, second, added = "gpu-3b-00-0 uuid=0 minor=0 numa=0 pci0000:3a", "gpu-af-00-0 uuid=1 minor=1 numa=1 pci0000:ae",
+		"gpu-b0-00-0 uuid=2 minor=2 numa=1 pci0000:ae"
+	for _, row := range []struct {
+		name   string
+		change func() error
+		want   string
+		broken string
+	}{
+		{"one falls off the bus", func() error { return m.Unplug("gpu-3b-00-0") }, second, "GPU 0: get handle: ERROR_GPU_IS_LOST"},
+		{"one is added", func() error { _, err := m.Add("gpu-af-00-0", sim.Address{}); return err }, second + "; " + added, "GPU 0: get handle: ERROR_GPU_IS_LOST"},
+		{"it comes back", func() error { return m.Plug("gpu-3b-00-0") }, first + "; " + second + "; " + added, ""},
+		{"one is removed", func() error { return m.Remove("gpu-3b-00-0") }, second + "; " + added, ""},
+		{"all are gone", func() error { return errors.Join(m.Remove("0"), m.Remove("0")) }, "", ""},
+	} {
+		if err := row.change(); err != nil {
+			t.Fatal(err)
+		}
+		devices, broken, err := node.Discover()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for i, d := range devices {
+			if _, known := ids[d.UUID]; !known {
+				ids[d.UUID] = len(ids)
+			}
+			if d.Index < i {
+				t.Errorf("%s: index %d of the GPU at %d", row.name, d.Index, i)
+			}
+			got = append(got, fmt.Sprintf("%s uuid=%d minor=%d numa=%d %s", d.Name, ids[d.UUID], d.Minor, d.NUMANode, d.PCIeRoot))
+		}
+		if got := strings.Join(got, "; "); got != row.want {
+			t.Errorf("%s: got %s, want %s", row.name, got, row.want)
+		}
+		if err := errors.Join(broken...); (err == nil) != (row.broken == "") || err != nil && err.Error() != row.broken {
+			t.Errorf("%s: broken %v, want %s", row.name, err, row.broken)
+		}
+		for _, d := range devices { // what a container gets does not depend on those that are not there
+			if access, err := node.Access(d); err != nil || access.Nodes[0].Minor != int64(d.Minor) {
+				t.Errorf("%s: access to %s: %v, %v", row.name, d.Name, access.Nodes, err)
+			}
+		}
+		if _, err := node.DriverAccess(); err != nil {
+			t.Errorf("%s: %v", row.name, err)
+		}
 	}
 }
 

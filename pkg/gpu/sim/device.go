@@ -4,6 +4,7 @@ package sim
 
 import (
 	"strings"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/gpus"
@@ -12,8 +13,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
 )
 
-// device is what a handle of a GPU stands on. It knows the GPU by its UUID, so a handle from before the machine was swapped
-// answers ERROR_GPU_IS_LOST.
+// device is what a handle of a GPU stands on. It knows the GPU by its UUID, so a handle from before the machine was swapped, or
+// of a GPU that has been removed, answers ERROR_GPU_IS_LOST.
 type device struct {
 	*server.Device
 	library *library
@@ -29,7 +30,7 @@ func newDevice(l *library, c node.Card) nvml.Device {
 	d.measure()
 	d.configure()
 	d.connect()
-	guard(&d.Device.Device, d.fault, d.unlisted)
+	guard(&d.Device.Device, d.gate, d.unlisted)
 	return d.Device
 }
 
@@ -68,27 +69,52 @@ func (d *device) forget(c node.Card) {
 	}
 }
 
-// card is the GPU as it is now.
+// card is the GPU as it is now. Of a GPU that is off the bus NVML says nothing but that.
 func (d *device) card() (node.Card, nvml.Return) {
 	v, ret := d.library.view()
 	if ret != nvml.SUCCESS {
 		return node.Card{}, ret
 	}
 	for _, c := range v.GPUs {
-		if c.UUID == d.UUID {
+		if c.UUID == d.UUID && !c.State.Unplugged {
 			return c, nvml.SUCCESS
 		}
 	}
 	return node.Card{}, nvml.ERROR_GPU_IS_LOST
 }
 
-// fault is the error that the call has been made to answer, SUCCESS if none.
-func (d *device) fault(call string) nvml.Return {
+// gate lets a call take the time that was ordered for it, and returns the error it has been made to answer, SUCCESS if none.
+func (d *device) gate(call string) nvml.Return {
 	c, ret := d.card()
-	if ret != nvml.SUCCESS {
+	if ret != nvml.SUCCESS || c.Healthy() {
 		return ret
 	}
-	return nvml.Return(c.Fault(call).Number())
+	delay, e, err := d.library.node.Befall(d.UUID, call)
+	if err != nil {
+		return nvml.ERROR_UNKNOWN
+	}
+	if ret := d.linger(call, delay); ret != nvml.SUCCESS {
+		return ret
+	}
+	return nvml.Return(e.Number())
+}
+
+// lingerPeriod is how often a call that takes long looks whether it still should.
+const lingerPeriod = 20 * time.Millisecond
+
+// linger waits so long, or until somebody heals the GPU, takes it off the bus or swaps the machine.
+func (d *device) linger(call string, delay time.Duration) nvml.Return {
+	for end := time.Now().Add(delay); time.Until(end) > 0; {
+		time.Sleep(min(time.Until(end), lingerPeriod))
+		c, ret := d.card()
+		if ret != nvml.SUCCESS {
+			return ret
+		}
+		if !c.Delayed(call) {
+			break
+		}
+	}
+	return nvml.SUCCESS
 }
 
 // unlisted is what a call answers that nobody has thought of.

@@ -102,8 +102,12 @@ func (d *device) configure() {
 		v, ret := ecc()
 		return state(v.Current), state(v.Pending), ret
 	}
-	d.GetSupportedEventTypesFunc = value(d, func(c node.Card) node.Answer[uint64] { return c.Calls.GetSupportedEventTypes }, same[uint64])
-	d.RegisterEventsFunc = d.registerEvents
+	events := value(d, func(c node.Card) node.Answer[uint64] { return c.Calls.GetSupportedEventTypes }, same[uint64])
+	d.GetSupportedEventTypesFunc = events
+	d.RegisterEventsFunc = func(mask uint64, set nvml.EventSet) nvml.Return {
+		supported, ret := events()
+		return registerEvents(supported, ret, mask, set)
+	}
 	d.GetFieldValuesFunc = d.fieldValues
 }
 
@@ -124,9 +128,8 @@ func (d *device) setComputeMode(mode nvml.ComputeMode) nvml.Return {
 	return nvml.SUCCESS
 }
 
-// registerEvents accepts the kinds of event that the GPU has.
-func (d *device) registerEvents(mask uint64, set nvml.EventSet) nvml.Return {
-	supported, ret := d.GetSupportedEventTypesFunc()
+// registerEvents accepts the kinds of event that the GPU has: those supported, if it says so.
+func registerEvents(supported uint64, ret nvml.Return, mask uint64, set nvml.EventSet) nvml.Return {
 	switch {
 	case ret != nvml.SUCCESS:
 		return ret

@@ -14,8 +14,9 @@ import (
 // connect sets the calls about what the GPU is connected to.
 func (d *device) connect() {
 	link := same[int]
-	d.GetNvLinkStateFunc = lookup(d, byLink(func(c node.Calls) node.Answer[node.Links[node.Switch]] { return c.GetNvLinkState }), link,
+	state := lookup(d, byLink(func(c node.Calls) node.Answer[node.Links[node.Switch]] { return c.GetNvLinkState }), link,
 		func(v node.Switch) nvml.EnableState { return nvml.EnableState(v) })
+	d.GetNvLinkStateFunc = state
 	d.GetNvLinkVersionFunc = lookup(d, byLink(func(c node.Calls) node.Answer[node.Links[node.LinkVersion]] { return c.GetNvLinkVersion }), link,
 		func(v node.LinkVersion) uint32 { return uint32(v) })
 	d.GetNvLinkRemoteDeviceTypeFunc = lookup(d,
@@ -24,7 +25,13 @@ func (d *device) connect() {
 	d.GetNvLinkRemotePciInfoFunc = lookup(d,
 		byLink(func(c node.Calls) node.Answer[node.Links[node.Address]] { return c.GetNvLinkRemotePciInfo }), link,
 		func(at node.Address) nvml.PciInfo { return pciInfo(node.PCI{Address: at}) })
-	d.GetNvLinkCapabilityFunc = d.linkCapability
+	// A link that exists can do everything NVML asks about.
+	d.GetNvLinkCapabilityFunc = func(link int, _ nvml.NvLinkCapability) (uint32, nvml.Return) {
+		if _, ret := state(link); ret != nvml.SUCCESS {
+			return 0, ret
+		}
+		return 1, nvml.SUCCESS
+	}
 	d.GetTopologyCommonAncestorFunc = d.commonAncestor
 	d.GetP2PStatusFunc = d.p2p
 	d.GetMemoryAffinityFunc = d.memoryAffinity
@@ -48,14 +55,6 @@ func byLink[T any](pick func(node.Calls) node.Answer[node.Links[T]]) func(node.C
 		}
 		return node.Value[map[int]T](links)
 	}
-}
-
-// linkCapability says of a link that exists that it can do everything NVML asks about.
-func (d *device) linkCapability(link int, _ nvml.NvLinkCapability) (uint32, nvml.Return) {
-	if _, ret := d.GetNvLinkStateFunc(link); ret != nvml.SUCCESS {
-		return 0, ret
-	}
-	return 1, nvml.SUCCESS
 }
 
 // both are this GPU and the other as they are now.

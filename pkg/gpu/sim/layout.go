@@ -24,26 +24,66 @@ type Programs struct {
 // and the part of /sys that says where the GPUs are. It may be repeated: it makes what is missing, mends what is wrong, takes
 // away what belongs to a machine that is gone, and leaves the rest untouched. It needs the right to make device nodes.
 func (n *Node) LayOut(p Programs) error {
-	err := node.Locked(n.Dir(), "layout.lock", func() error {
-		v, err := n.View()
-		if err != nil {
+	return n.layingOut(func() error { return n.layOut(p) })
+}
+
+// Add puts one more GPU like another into the running machine and returns it; the zero address means the next place that is
+// free. Its device node and its part of /sys are there before NVML counts it. It needs the right to make device nodes.
+func (n *Node) Add(like string, at node.Address) (node.Card, error) {
+	var added node.Card
+	err := n.layingOut(func() error {
+		if err := n.layOut(Programs{}); err != nil {
 			return err
 		}
-		if err := n.layOutLibraries(v.Profile.Driver()); err != nil {
-			return err
+		var err error
+		if added, err = n.AddCard(like, at, n.layOutGPUs); err != nil {
+			return errors.Join(err, n.layOut(Programs{})) // without what was made for it
 		}
-		if err := n.layOutPrograms(p); err != nil {
-			return err
-		}
-		if err := layOutSysfs(filepath.Join(n.DriverRoot(), "sys"), v); err != nil {
-			return err
-		}
-		return n.layOutDevices(v)
+		return nil
 	})
+	return added, err
+}
+
+// Remove takes a GPU out of the machine for good, with its device node and its part of /sys, as if the machine had been started
+// without it. It needs the right to make device nodes.
+func (n *Node) Remove(which string) error {
+	return n.layingOut(func() error {
+		if err := n.RemoveCard(which); err != nil {
+			return err
+		}
+		return n.layOut(Programs{})
+	})
+}
+
+// layingOut runs f while nobody else changes the driver root.
+func (n *Node) layingOut(f func() error) error { return node.Locked(n.Dir(), "layout.lock", f) }
+
+func (n *Node) layOut(p Programs) error {
+	v, err := n.View()
+	if err == nil {
+		err = n.layOutLibraries(v.Profile.Driver())
+	}
+	if err == nil {
+		err = n.layOutPrograms(p)
+	}
+	if err == nil {
+		v, err = n.withMajor(v)
+	}
+	if err == nil {
+		err = n.layOutGPUs(v)
+	}
 	if err != nil {
 		return fmt.Errorf("lay out driver root %s: %w", n.DriverRoot(), err)
 	}
 	return nil
+}
+
+// layOutGPUs makes what there is for each GPU of the view, and takes away what there is for others.
+func (n *Node) layOutGPUs(v *node.View) error {
+	if err := layOutSysfs(filepath.Join(n.DriverRoot(), "sys"), v); err != nil {
+		return err
+	}
+	return n.layOutDevices(v)
 }
 
 // libraries are the libraries of the driver that programs for computing load, with the number in their soname. The
@@ -115,14 +155,16 @@ func (n *Node) layOutPrograms(p Programs) error {
 // layOutSysfs makes what /sys would say of the GPUs, as far as anybody asks: the way from the root complex to each GPU, and at
 // its end the model and the NUMA node.
 func layOutSysfs(sys string, v *node.View) error {
-	var roots, addresses []string
+	keep := map[string]bool{}
+	var addresses []string
 	for _, c := range v.GPUs {
 		at := c.PCI.Address.String()
-		way := []string{"devices", c.PCI.Root}
-		for _, b := range c.PCI.Bridges {
-			way = append(way, b.String())
+		way := filepath.Join("devices", c.PCI.Root)
+		keep[filepath.Join(sys, way)] = true
+		for _, step := range append(slices.Clone(c.PCI.Bridges), c.PCI.Address) {
+			way = filepath.Join(way, step.String())
+			keep[filepath.Join(sys, way)] = true
 		}
-		way = append(way, at)
 		for name, content := range map[string]string{
 			"vendor":           fmt.Sprintf("%#04x", node.Vendor),
 			"device":           fmt.Sprintf("%#04x", c.PCI.DeviceID),
@@ -131,18 +173,35 @@ func layOutSysfs(sys string, v *node.View) error {
 			"class":            "0x030200", // 3D controller
 			"numa_node":        fmt.Sprint(c.PCI.NUMANode),
 		} {
-			if err := ensureFile(filepath.Join(sys, filepath.Join(way...), name), []byte(content+"\n"), 0o444); err != nil {
+			if err := ensureFile(filepath.Join(sys, way, name), []byte(content+"\n"), 0o444); err != nil {
 				return err
 			}
 		}
-		if err := ensureLink(filepath.Join(sys, "bus/pci/devices", at), filepath.Join("../../..", filepath.Join(way...))); err != nil {
+		if err := ensureLink(filepath.Join(sys, "bus/pci/devices", at), filepath.Join("../../..", way)); err != nil {
 			return err
 		}
-		roots, addresses = append(roots, c.PCI.Root), append(addresses, at)
+		addresses = append(addresses, at)
 	}
 	return errors.Join(
 		keepOnly(filepath.Join(sys, "bus/pci/devices"), "*", addresses),
-		keepOnly(filepath.Join(sys, "devices"), "pci*", roots))
+		keepDirectories(filepath.Join(sys, "devices"), keep))
+}
+
+// keepDirectories removes the directories below dir that are not to be kept.
+func keepDirectories(dir string, keep map[string]bool) error {
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.IsDir() || path == dir || keep[path] {
+			return err
+		}
+		if err := os.RemoveAll(path); err != nil {
+			return err
+		}
+		return fs.SkipDir
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // ensureFile makes sure that the file has the content and the mode. It never writes into a file that is there already:

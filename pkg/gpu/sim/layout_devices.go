@@ -20,25 +20,28 @@ import (
 // localMajors are the major numbers that the kernel's list of devices sets aside for local and experimental use.
 var localMajors = []int{120, 121, 122, 123, 124, 125, 126, 127, 60, 61, 62, 63}
 
-// layOutDevices makes the device nodes. Their major is one that no driver of the kernel owns, so that opening a node that the
-// container may use gives ENXIO and nothing else happens; it is kept for as long as it is free.
-func (n *Node) layOutDevices(v *node.View) error {
+// withMajor is the view with a major number for device nodes that no driver of the kernel owns, so that opening a node that the
+// container may use gives ENXIO and nothing else happens. The number is kept for as long as it is free.
+func (n *Node) withMajor(v *node.View) (*node.View, error) {
 	major, err := freeMajor(v.Major)
-	if err != nil {
-		return err
+	if err != nil || major == v.Major {
+		return v, err
 	}
-	if major != v.Major {
-		if err := n.SetMajor(major); err != nil {
-			return err
-		}
+	if err := n.SetMajor(major); err != nil {
+		return nil, err
 	}
+	return n.View()
+}
+
+// layOutDevices makes the device nodes of the view, with its major number.
+func (n *Node) layOutDevices(v *node.View) error {
 	dev := filepath.Join(n.DriverRoot(), "dev")
 	if err := os.MkdirAll(dev, 0o755); err != nil {
 		return err
 	}
 	var names []string
 	for _, d := range v.DeviceNodes() {
-		if err := ensureDevice(filepath.Join(dev, d.Name), major, d.Minor); err != nil {
+		if err := ensureDevice(filepath.Join(dev, d.Name), v.Major, d.Minor); err != nil {
 			return err
 		}
 		names = append(names, d.Name)

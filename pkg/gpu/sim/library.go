@@ -109,7 +109,8 @@ func (l *library) SystemGetCudaDriverVersion_v2() (int, nvml.Return) { //nolint:
 	return l.SystemGetCudaDriverVersion()
 }
 
-// DeviceGetCount is the number of GPUs.
+// DeviceGetCount is the number of GPUs, those that are off the bus included: NVML's answer does not depend on whether it can
+// talk to a GPU, and the k8s-device-plugin's issue 231 shows a machine that counts four while the handle of one is lost.
 func (l *library) DeviceGetCount() (int, nvml.Return) {
 	v, ret := l.view()
 	if ret != nvml.SUCCESS {
@@ -119,12 +120,19 @@ func (l *library) DeviceGetCount() (int, nvml.Return) {
 }
 
 // find is a handle of the first GPU that is the one, or the error.
+//
+// For a GPU that is off the bus it is ERROR_GPU_IS_LOST, as nvml.h documents for every way to get a handle. By UUID and by
+// serial number, nvml.h allows that answer even when any other GPU is off the bus; here, the others go on, as reports from
+// real machines have it. NVML itself is not known to see a GPU that was added before the next Init; this one does.
 func (l *library) find(is func(node.Card) bool, otherwise nvml.Return) (nvml.Device, nvml.Return) {
 	v, ret := l.view()
 	if ret != nvml.SUCCESS {
 		return nil, ret
 	}
 	for _, c := range v.GPUs {
+		if is(c) && c.State.Unplugged {
+			return nil, nvml.ERROR_GPU_IS_LOST
+		}
 		if is(c) {
 			return newDevice(l, c), nvml.SUCCESS
 		}

@@ -16,6 +16,9 @@ import (
 // Profile is a machine that can be simulated.
 type Profile = node.Profile
 
+// Address is a place on the PCI bus.
+type Address = node.Address
+
 // Errors of Open and Attach.
 var (
 	// ErrNoNode means that no simulated node has been made in the directory.

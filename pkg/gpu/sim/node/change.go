@@ -54,32 +54,7 @@ func (n *Node) change(which string, f func(Card, *GPUState) error) error {
 		if err != nil {
 			return err
 		}
-		return f(c, &s.GPUs[c.Index])
-	})
-}
-
-// Fail makes a call of the GPU answer the error from now on; the call AllCalls stands for every call.
-func (n *Node) Fail(which, call string, e Error) error {
-	if call != AllCalls && !KnownCall(call) {
-		return unknownCall(call)
-	}
-	if _, err := ParseError(string(e)); err != nil {
-		return err
-	}
-	return n.change(which, func(_ Card, s *GPUState) error {
-		if s.Faults == nil {
-			s.Faults = map[string]Error{}
-		}
-		s.Faults[call] = e
-		return nil
-	})
-}
-
-// Heal takes all faults of the GPU away. It is no error if there are none.
-func (n *Node) Heal(which string) error {
-	return n.change(which, func(_ Card, s *GPUState) error {
-		s.Faults = nil
-		return nil
+		return f(c, &s.GPUs[c.entry])
 	})
 }
 

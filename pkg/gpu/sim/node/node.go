@@ -208,8 +208,8 @@ func (n *Node) read() (v *View, s slot, err error) {
 		}
 		n.profile = p
 	}
-	if len(c.State.GPUs) != len(n.profile.GPUs) {
-		return nil, slot{}, fmt.Errorf("read %s: state of %d GPUs, the profile has %d", n.library, len(c.State.GPUs), len(n.profile.GPUs))
+	if err := c.State.fits(n.profile); err != nil {
+		return nil, slot{}, fmt.Errorf("read %s: %w", n.library, err)
 	}
 	n.have, n.last = id, newView(n.profile, c)
 	return n.last, s, nil
@@ -228,7 +228,7 @@ func (n *Node) Change(f func(*State) error) error {
 		if err != nil {
 			return err
 		}
-		next := content{Format: format, Seed: v.seed, State: v.state.clone(), Profile: v.Profile.source}
+		next := content{Seed: v.seed, State: v.state.clone(), Profile: v.Profile.source}
 		if err := f(&next.State); err != nil {
 			return err
 		}

@@ -31,7 +31,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// play is what the other processes do: "count N" adds one to the memory used N times, "read" prints it for each line of input.
+// play is what the other processes do: "count N" adds one to the memory used N times, "read" prints it for each line of input,
+// "call N" makes N calls of the first GPU and prints an E for each that fails.
 func play(role, dir string) error {
 	n, err := node.Attach(dir)
 	if err != nil {
@@ -49,12 +50,36 @@ func play(role, dir string) error {
 		}
 		return err
 	}
+	if times, ok := strings.CutPrefix(role, "call "); ok {
+		return playCalls(n, times)
+	}
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 		v, err := n.View()
 		if err != nil {
 			return err
 		}
 		fmt.Println(v.GPUs[0].State.MemoryUsed)
+	}
+	return nil
+}
+
+func playCalls(n *node.Node, times string) error {
+	count, err := strconv.Atoi(times)
+	if err != nil {
+		return err
+	}
+	v, err := n.View()
+	if err != nil {
+		return err
+	}
+	for range count {
+		_, e, err := n.Befall(v.GPUs[0].UUID, "GetName")
+		if err != nil {
+			return err
+		}
+		if e != "" {
+			fmt.Print("E")
+		}
 	}
 	return nil
 }

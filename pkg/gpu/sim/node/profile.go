@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"embed"
 	"fmt"
 	"io/fs"
@@ -57,13 +58,37 @@ const Vendor = 0x10de
 // Address is a PCI address as a profile writes it: "0000:1b:00.0".
 type Address struct{ gpu.PCIAddress }
 
+// ParseAddress reads an address as a profile writes it.
+func ParseAddress(s string) (Address, error) {
+	parsed, err := gpu.ParsePCIAddress(s)
+	if err != nil || !addressFormat.MatchString(s) {
+		return Address{}, fmt.Errorf("%q is no PCI address such as 0000:1b:00.0", s)
+	}
+	return Address{parsed}, nil
+}
+
+// MarshalText is the address as a profile writes it.
+func (a Address) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
+
+// UnmarshalText reads what MarshalText has written.
+func (a *Address) UnmarshalText(text []byte) error {
+	parsed, err := ParseAddress(string(text))
+	*a = parsed
+	return err
+}
+
+// compare orders addresses as NVML enumerates GPUs.
+func (a Address) compare(b Address) int {
+	return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Bus, b.Bus), cmp.Compare(a.Device, b.Device), cmp.Compare(a.Function, b.Function))
+}
+
 func (a *Address) decode(d *decoder, path string, n *yaml.Node) {
-	parsed, err := gpu.ParsePCIAddress(n.Value)
-	if err != nil || n.Kind != yaml.ScalarNode || !addressFormat.MatchString(n.Value) {
+	parsed, err := ParseAddress(n.Value)
+	if err != nil || n.Kind != yaml.ScalarNode {
 		d.problem(path, n, "%s is no PCI address such as 0000:1b:00.0", show(n))
 		return
 	}
-	a.PCIAddress = parsed
+	*a = parsed
 }
 
 var (

@@ -7,30 +7,50 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
 )
 
 // State is what can change on a node. All else follows from its profile.
 type State struct {
-	Major int // of the device nodes; 0 until they have been made
-	GPUs  []GPUState
+	Major int        // of the device nodes; 0 until they have been made
+	GPUs  []GPUState // those of the profile in its order, then those that were added later; an entry never goes away
+	Crash *Crash     `json:",omitempty"` // what has been ordered; nil: nothing
+	Steps *Steps     `json:",omitempty"` // what has been recorded; nil: they are not
 }
 
 // GPUState is what can change on a GPU.
 type GPUState struct {
 	ComputeMode ComputeMode
 	MemoryUsed  uint64           // bytes
-	Faults      map[string]Error `json:",omitempty"` // by call; AllCalls stands for every call
+	Faults      map[string]Fault `json:",omitempty"` // calls that answer an error; AllCalls stands for every call
+	Delays      map[string]Fault `json:",omitempty"` // calls that take long; likewise
+	Unplugged   bool             `json:",omitempty"` // off the bus: NVML counts it and says nothing else about it
+	Removed     bool             `json:",omitempty"` // gone for good: NVML does not count it
+	Added       *Added           `json:",omitempty"` // what the profile does not say; nil for a GPU of the profile
 }
 
 // AllCalls in place of a call's name means every call of the GPU.
 const AllCalls = "all"
 
-// format is the version of the layout of content. A reader refuses any other.
-const format = 1
+// format is the newest version of the layout of content that this program knows. A state is written in the oldest format that
+// can hold it: an nvidia-smi in a container that was started before an update goes on reading it, and so does the program that
+// a downgrade brings back. Format 1 has neither delays nor faults that count, every GPU of the profile in its place, and no
+// orders about steps.
+const format = 2
+
+// oldest is the oldest format that can hold the state.
+func (s State) oldest() int {
+	if s.Crash != nil || s.Steps != nil || slices.ContainsFunc(s.GPUs, func(g GPUState) bool {
+		return len(g.Delays) > 0 || g.Unplugged || g.Removed || g.Added != nil ||
+			slices.ContainsFunc(slices.Collect(maps.Values(g.Faults)), func(f Fault) bool { return !f.simple() })
+	}) {
+		return 2
+	}
+	return 1
+}
 
 // content is what a slot holds.
 type content struct {
@@ -41,6 +61,7 @@ type content struct {
 }
 
 func (c content) encode() ([]byte, error) {
+	c.Format = c.State.oldest()
 	out, err := json.Marshal(c)
 	if err != nil {
 		return nil, fmt.Errorf("encode state: %w", err)
@@ -53,8 +74,8 @@ func decodeContent(path string, b []byte) (content, error) {
 	if err := json.Unmarshal(b, &head); err != nil {
 		return content{}, fmt.Errorf("read %s: %w", path, err)
 	}
-	if head.Format != format {
-		return content{}, fmt.Errorf("read %s: the state has format %d, this program knows %d; use the program that wrote it, "+
+	if head.Format < 1 || head.Format > format {
+		return content{}, fmt.Errorf("read %s: the state has format %d, this program knows 1 to %d; use the program that wrote it, "+
 			"or remove the file to make new GPUs", path, head.Format, format)
 	}
 	var c content
@@ -66,26 +87,40 @@ func decodeContent(path string, b []byte) (content, error) {
 	return c, nil
 }
 
+// fits says whether the state can be one of a machine of the profile.
+func (s State) fits(p Profile) error {
+	if len(s.GPUs) < len(p.GPUs) {
+		return fmt.Errorf("state of %d GPUs, the profile has %d", len(s.GPUs), len(p.GPUs))
+	}
+	for i, g := range s.GPUs {
+		if g.Added == nil != (i < len(p.GPUs)) || g.Added != nil && (g.Added.Like < 0 || g.Added.Like >= len(p.GPUs)) {
+			return fmt.Errorf("GPU %d of the state is neither one of the %d of the profile nor like one of them", i, len(p.GPUs))
+		}
+	}
+	return nil
+}
+
 // newContent is the state of a machine that has just been built.
 func newContent(p Profile) content {
-	var seed [16]byte
-	if _, err := rand.Read(seed[:]); err != nil {
-		panic(err) // it never fails on Linux
-	}
-	c := content{Format: format, Seed: hex.EncodeToString(seed[:]), Profile: p.source}
+	c := content{Seed: rand.Text(), Profile: p.source}
 	for _, g := range p.GPUs {
-		mode, _ := g.Calls.GetComputeMode.Get()
-		memory, _ := g.Calls.GetMemoryInfo.Get()
-		c.State.GPUs = append(c.State.GPUs, GPUState{ComputeMode: mode, MemoryUsed: memory.Used})
+		c.State.GPUs = append(c.State.GPUs, g.factory())
 	}
 	return c
+}
+
+// factory is the state of a GPU that has just been put in.
+func (g GPU) factory() GPUState {
+	mode, _ := g.Calls.GetComputeMode.Get()
+	memory, _ := g.Calls.GetMemoryInfo.Get()
+	return GPUState{ComputeMode: mode, MemoryUsed: memory.Used}
 }
 
 func (s State) clone() State {
 	out := s
 	out.GPUs = make([]GPUState, len(s.GPUs))
 	for i, g := range s.GPUs {
-		g.Faults = maps.Clone(g.Faults)
+		g.Faults, g.Delays = maps.Clone(g.Faults), maps.Clone(g.Delays)
 		out.GPUs[i] = g
 	}
 	return out

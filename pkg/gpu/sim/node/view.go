@@ -13,9 +13,12 @@ import (
 // View is a node at one moment. It does not change.
 type View struct {
 	Profile Profile
-	Major   int // of the device nodes, 0 when they have not been made
-	GPUs    []Card
+	Major   int    // of the device nodes, 0 when they have not been made
+	GPUs    []Card // by PCI address, as NVML enumerates them; those that are off the bus among them
+	Crash   *Crash // the order that a process should crash, nil when there is none
+	Steps   *Steps // what has been recorded of steps, nil when they are not recorded
 
+	gone  []Card // those that were removed
 	seed  string
 	state State
 }
@@ -29,23 +32,43 @@ type Card struct {
 	Minor  int // N of /dev/nvidiaN
 	GPU        // what the profile says of it
 	State  GPUState
+
+	entry int // its place in State.GPUs
 }
 
 func newView(p Profile, c content) *View {
-	v := &View{Profile: p, Major: c.State.Major, seed: c.Seed, state: c.State}
-	for i, g := range p.GPUs {
-		// Where a profile says that one of these calls fails it fails; the GPU still has what the call would say.
-		v.GPUs = append(v.GPUs, Card{
-			Index:  i,
-			Name:   g.PCI.Address.DeviceName(),
-			UUID:   g.Calls.GetUUID.otherwise(uuidFor(c.Seed, g.PCI.Address)),
-			Serial: g.Calls.GetSerial.otherwise(serialFor(c.Seed, g.PCI.Address)),
-			Minor:  g.Calls.GetMinorNumber.otherwise(i),
-			GPU:    g,
-			State:  c.State.GPUs[i],
-		})
+	v := &View{Profile: p, Major: c.State.Major, Crash: c.State.Crash, Steps: c.State.Steps, seed: c.Seed, state: c.State}
+	for i, s := range c.State.GPUs {
+		card := newCard(p, c.Seed, i, s)
+		if s.Removed {
+			v.gone = append(v.gone, card)
+			continue
+		}
+		v.GPUs = append(v.GPUs, card)
+	}
+	slices.SortStableFunc(v.GPUs, func(a, b Card) int { return a.PCI.Address.compare(b.PCI.Address) })
+	for i := range v.GPUs {
+		v.GPUs[i].Index = i
 	}
 	return v
+}
+
+// newCard is the GPU of an entry of the state. Its index follows from the others.
+func newCard(p Profile, seed string, entry int, s GPUState) Card {
+	if s.Added != nil {
+		return s.Added.card(p.GPUs[s.Added.Like], entry, s)
+	}
+	g := p.GPUs[entry]
+	// Where a profile says that one of these calls fails it fails; the GPU still has what the call would say.
+	return Card{
+		Name:   g.PCI.Address.DeviceName(),
+		UUID:   g.Calls.GetUUID.otherwise(uuidFor(seed, g.PCI.Address)),
+		Serial: g.Calls.GetSerial.otherwise(serialFor(seed, g.PCI.Address)),
+		Minor:  g.Calls.GetMinorNumber.otherwise(entry),
+		GPU:    g,
+		State:  s,
+		entry:  entry,
+	}
 }
 
 // Card finds a GPU by its device name, index, UUID or PCI address.
@@ -66,14 +89,6 @@ func (v *View) Card(which string) (Card, error) {
 		which, strings.Join(names, ", "), len(names)-1)
 }
 
-// Fault is the error that somebody made the call answer, "" when none.
-func (c Card) Fault(call string) Error {
-	if e, ok := c.State.Faults[call]; ok {
-		return e
-	}
-	return c.State.Faults[AllCalls]
-}
-
 // ErrorOf is the error that the profile has for a call whose values it does not model, ERROR_NOT_SUPPORTED if it has none.
 func (g GPU) ErrorOf(call string) Error {
 	if e, ok := g.Calls.errors[call]; ok {
@@ -83,7 +98,7 @@ func (g GPU) ErrorOf(call string) Error {
 }
 
 // String is the node as text, without what differs between two nodes of the same profile: a line for the machine, a line for
-// each GPU and one for each fault.
+// each GPU, one for each fault, and one for the order to crash.
 func (v *View) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s driver=%s\n", v.Profile.Name, v.Profile.Driver())
@@ -98,10 +113,19 @@ func (v *View) String() string {
 		if c.State.MemoryUsed != 0 {
 			fmt.Fprintf(&b, " used=%dMiB", c.State.MemoryUsed>>20)
 		}
+		if c.State.Unplugged {
+			b.WriteString(" unplugged")
+		}
 		b.WriteByte('\n')
 		for _, call := range slices.Sorted(maps.Keys(c.State.Faults)) {
 			fmt.Fprintf(&b, "%s fails %s %s\n", c.Name, call, c.State.Faults[call])
 		}
+		for _, call := range slices.Sorted(maps.Keys(c.State.Delays)) {
+			fmt.Fprintf(&b, "%s slow %s %s\n", c.Name, call, c.State.Delays[call])
+		}
+	}
+	if v.Crash != nil {
+		fmt.Fprintf(&b, "%s\n", v.Crash)
 	}
 	return b.String()
 }

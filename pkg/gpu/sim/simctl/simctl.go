@@ -26,14 +26,19 @@ func Command() *cobra.Command {
 		SilenceUsage: true,
 	}
 	c.PersistentFlags().StringVar(&dir, "dir", dir, "directory of the simulated node")
-	c.AddCommand(printCommand(&dir), failCommand(&dir), healCommand(&dir), setCommand(&dir), profilesCommand(), profileCommand())
+	c.AddCommand(
+		printCommand(&dir), setCommand(&dir),
+		failCommand(&dir), slowCommand(&dir), healCommand(&dir),
+		unplugCommand(&dir), plugCommand(&dir), addCommand(&dir), removeCommand(&dir),
+		crashCommand(&dir), stepsCommand(&dir),
+		profilesCommand(), profileCommand())
 	return c
 }
 
 func printCommand(dir *string) *cobra.Command {
 	return &cobra.Command{
 		Use:   "print",
-		Short: "Print the node: its GPUs, what has been set, what fails",
+		Short: "Print the node: its GPUs, what has been set, what fails or takes long, what has been ordered",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			n, err := node.Attach(*dir)
@@ -41,46 +46,10 @@ func printCommand(dir *string) *cobra.Command {
 				return err
 			}
 			v, err := n.View()
-			if err != nil {
-				return err
+			if err == nil {
+				_, err = fmt.Fprint(c.OutOrStdout(), v)
 			}
-			fmt.Fprint(c.OutOrStdout(), v)
-			return nil
-		},
-	}
-}
-
-func failCommand(dir *string) *cobra.Command {
-	return &cobra.Command{
-		Use:     "fail GPU CALL|all ERROR",
-		Short:   "Make an NVML call of a GPU answer an error, or all of them",
-		Example: "  simctl fail gpu-1b-00-0 GetMemoryInfo ERROR_UNKNOWN\n  simctl fail 0 all ERROR_GPU_IS_LOST",
-		Args:    cobra.ExactArgs(3),
-		RunE: func(_ *cobra.Command, args []string) error {
-			n, err := node.Attach(*dir)
-			if err != nil {
-				return err
-			}
-			e, err := node.ParseError(args[2])
-			if err != nil {
-				return err
-			}
-			return n.Fail(args[0], args[1], e)
-		},
-	}
-}
-
-func healCommand(dir *string) *cobra.Command {
-	return &cobra.Command{
-		Use:   "heal GPU",
-		Short: "Take away what fail did to a GPU",
-		Args:  cobra.ExactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			n, err := node.Attach(*dir)
-			if err != nil {
-				return err
-			}
-			return n.Heal(args[0])
+			return err
 		},
 	}
 }

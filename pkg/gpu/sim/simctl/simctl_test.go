@@ -4,6 +4,8 @@ package simctl_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -50,6 +52,29 @@ func TestCommands(t *testing.T) {
 		{"profiles", "profiles", "dgx-h100   NVIDIA DGX H100, 8x H100 SXM 80 GB connected by NVSwitch, two sockets\nl40s-x4 "},
 		{"a profile", "profile t4-x2", "# SPDX-License-Identifier"},
 		{"an unknown profile", "profile b200", `error: no profile "b200"; built in are dgx-h100, l40s-x4, mixed, t4-x2` + "\n"},
+		{"fail for a while", "fail 0 GetName ERROR_UNKNOWN --after 3 --times 2; print",
+			"t4-x2 driver=580.95.05\n" + first + "Default\ngpu-3b-00-0 fails GetName ERROR_UNKNOWN after=3 times=2\n" + second},
+		{"slow", "slow 1 all 1.5s; slow 1 GetUUID 2m --times 1; print",
+			"t4-x2 driver=580.95.05\n" + first + "Default\n" + second + "gpu-af-00-0 slow GetUUID 2m0s times=1\ngpu-af-00-0 slow all 1.5s\n"},
+		{"slow and heal", "slow 1 all 1.5s; heal 1; print", "t4-x2 driver=580.95.05\n" + first + "Default\n" + second},
+		{"no duration", "slow 1 all 5", `error: duration "5": want one such as 100ms, 3s or 1m` + "\n"},
+		{"no time at all", "slow 1 all 0s", `error: duration "0s": want one such as 100ms, 3s or 1m` + "\n"},
+		{"a negative number of calls", "slow 1 all 1s --times -1", "error: a fault is for so many calls after so many others, both at least 0\n"},
+		{"unplug", "unplug 0; print", "t4-x2 driver=580.95.05\n" + first + "Default unplugged\n" + second},
+		{"unplug and plug", "unplug 0; plug gpu-3b-00-0; print", "t4-x2 driver=580.95.05\n" + first + "Default\n" + second},
+		{"add what is like nothing", "add", "error: required flag(s) \"like\" not set\n"},
+		{"add at no place", "add --like 0 --pci 3c:00.0", `error: "3c:00.0" is no PCI address such as 0000:1b:00.0` + "\n"},
+		{"order a crash", "crash --at 3; print", "t4-x2 driver=580.95.05\n" + first + "Default\n" + second + "crash before step 3 of prepare or unprepare\n"},
+		{"order another crash", "crash --at 3; crash --at 1 --verb unprepare --after; print",
+			"t4-x2 driver=580.95.05\n" + first + "Default\n" + second + "crash after step 1 of unprepare\n"},
+		{"take an order back", "crash --at 3; crash --off; print", "t4-x2 driver=580.95.05\n" + first + "Default\n" + second},
+		{"order nothing", "crash", "error: at least one of the flags in the group [at off] is required\n"},
+		{"order two things", "crash --at 3 --off", "error: if any flags in the group [off at] are set none of the others can be; [at off] were all set\n"},
+		{"no step", "crash --at 0", "error: step 0: steps are counted from 1\n"},
+		{"no verb", "crash --at 1 --verb x", `error: verb "x" is not one of prepare, unprepare` + "\n"},
+		{"no steps are recorded", "steps", `error: steps are not recorded; start with "simctl steps --record"` + "\n"},
+		{"no steps yet", "steps --record; steps", "prepare 0\nunprepare 0\n"},
+		{"steps no more", "steps --record; steps --off; steps", "error: steps are not recorded;"},
 		{"an unknown command", "destroy", `error: unknown command "destroy" for "simctl"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -72,10 +97,67 @@ func TestCommands(t *testing.T) {
 	}
 }
 
+func TestRecordedSteps(t *testing.T) {
+	dir := t.TempDir()
+	p, err := node.BuiltIn("t4-x2")
+	must(t, err)
+	n, err := node.Open(dir, p)
+	must(t, err)
+	must(t, n.NoteSteps(node.Prepare, []string{"Put"})) // not yet
+	if got := run("--dir", dir, "steps", "--record"); got != "" {
+		t.Error(got)
+	}
+	must(t, n.NoteSteps(node.Prepare, []string{"Holders", "Access", "Put"}))
+	must(t, n.NoteSteps(node.Unprepare, []string{"Put", "Delete"}))
+	run("--dir", dir, "steps", "--record") // which forgets nothing
+	if got, want := run("--dir", dir, "steps"), "prepare 3 Holders Access Put\nunprepare 2 Put Delete\n"; got != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+func TestAddAndRemove(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("making simulated device nodes needs root")
+	}
+	dir := t.TempDir()
+	p, err := node.BuiltIn("t4-x2")
+	must(t, err)
+	_, err = node.Open(dir, p)
+	must(t, err)
+	const added = "gpu-3c-00-0 Tesla T4 memory=15360MiB numa=0 root=pci0000:3a mode=Default\n"
+	for _, tt := range []struct{ command, want string }{
+		{"add --like 0", "gpu-3c-00-0\n"},
+		{"add --like 0 --pci 0000:5e:00.0", "gpu-5e-00-0\n"},
+		{"add --like 0 --pci 0000:5e:00.0", "error: add a GPU like gpu-3b-00-0: there is something at 0000:5e:00.0 already\n"},
+		{"remove gpu-5e-00-0", ""},
+		{"remove 0", ""},
+		{"remove gpu-3b-00-0", `error: no GPU "gpu-3b-00-0"; this node has gpu-3c-00-0, gpu-af-00-0 (an index from 0 to 1 or a UUID will also do)` + "\n"},
+		{"print", "t4-x2 driver=580.95.05\n" + added + second},
+	} {
+		if got := run(append([]string{"--dir", dir}, strings.Fields(tt.command)...)...); got != tt.want {
+			t.Errorf("%s: got:\n%s\nwant:\n%s", tt.command, got, tt.want)
+		}
+	}
+	nodes, err := filepath.Glob(filepath.Join(node.DriverRoot(dir), "dev/nvidia[0-9]"))
+	must(t, err)
+	if got, want := len(nodes), 2; got != want {
+		t.Errorf("%d device nodes, want %d: %q", got, want, nodes)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestWithoutANode(t *testing.T) {
 	dir := t.TempDir()
 	want := fmt.Sprintf("error: attach to simulated node %s: no simulated node here: %s\n", dir, dir)
-	if got := run("--dir", dir, "print"); got != want {
-		t.Errorf("got %s, want %s", got, want)
+	for _, command := range []string{"print", "unplug 0", "slow 0 all 1s", "add --like 0", "remove 0", "crash --at 1", "steps"} {
+		if got := run(append([]string{"--dir", dir}, strings.Fields(command)...)...); got != want {
+			t.Errorf("%s: got %s, want %s", command, got, want)
+		}
 	}
 }

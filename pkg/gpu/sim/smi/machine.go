@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -115,8 +116,9 @@ func choose(all []gpu, ids string) ([]gpu, error) {
 // errNotFound means that none of the GPUs is the one that was asked for.
 var errNotFound = errors.New("no such GPU")
 
-// ask is the answer to a call, with the faults that somebody injected.
+// ask is the answer to a call, with the faults that somebody injected. The program can only read the state, so it counts no calls.
 func ask[T any](g gpu, call string, a node.Answer[T]) (T, node.Error) {
+	time.Sleep(g.Delay(call))
 	if e := g.Fault(call); e != "" {
 		var zero T
 		return zero, e

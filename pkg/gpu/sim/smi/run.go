@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -75,8 +76,13 @@ func Run(m Machine, args []string, now time.Time, out, errOut io.Writer) int {
 	return show(o, v, gpus, now, out)
 }
 
+// show writes what was asked for. Like the real program, it writes no table and no query when it cannot get to one of the GPUs.
 func show(o options, v *node.View, gpus []gpu, now time.Time, out io.Writer) int {
+	lost := slices.IndexFunc(gpus, func(g gpu) bool { return g.State.Unplugged })
 	switch {
+	case lost >= 0 && !o.list:
+		printLost(out, gpus[lost], node.LostGPU)
+		return exitGPULost
 	case o.query != "":
 		fields, f, _ := parseQuery(o) // it has been found to be right
 		printQuery(out, v, gpus, fields, f)
@@ -130,13 +136,17 @@ func printList(out io.Writer, gpus []gpu) int {
 			_, e = ask(g, "GetUUID", g.Calls.GetUUID.Or(g.UUID))
 		}
 		if e != "" {
-			fmt.Fprintf(out, "Unable to determine the device handle for GPU%d: %s: %s\n", g.Index, strings.ToUpper(g.PCI.Address.String()), describe(e))
+			printLost(out, g, e)
 			exit = exitGPULost
 			continue
 		}
 		fmt.Fprintf(out, "GPU %d: %s (UUID: %s)\n", g.Index, name, g.UUID)
 	}
 	return exit
+}
+
+func printLost(out io.Writer, g gpu, e node.Error) {
+	fmt.Fprintf(out, "Unable to determine the device handle for GPU%d: %s: %s\n", g.Index, strings.ToUpper(g.PCI.Address.String()), describe(e))
 }
 
 func printVersion(out io.Writer, v *node.View) {

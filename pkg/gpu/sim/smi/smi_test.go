@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/smi"
 )
 
@@ -124,6 +125,35 @@ func TestAContainerSeesChangesOnTheHost(t *testing.T) {
 	must(t, n.Fail("gpu-af-00-0", "all", "ERROR_GPU_IS_LOST"))
 	if got, want := run(root, "-L"), "Unable to determine the device handle for GPU0: 0000:AF:00.0: GPU is lost\nexit 15\n"; got != want {
 		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func TestAGPUThatComesAndGoes(t *testing.T) {
+	n := laidOut(t, "t4-x2")
+	root, inside := n.DriverRoot(), container(t, n, 1)
+	const first, second, last = "GPU 0: Tesla T4 (UUID: GPU-…)\n", "GPU 1: Tesla T4 (UUID: GPU-…)\n", "GPU 2: Tesla T4 (UUID: GPU-…)\n"
+	const lost = "Unable to determine the device handle for GPU%d: 0000:AF:00.0: GPU is lost\n"
+	for _, tt := range []struct {
+		name                     string
+		do                       func() error
+		list, query, inContainer string
+	}{
+		{"all there", func() error { return nil }, first + second + "exit 0\n", "0, 3B\n1, AF\nexit 0\n", first + "exit 0\n"},
+		{"one added", func() error { _, err := n.Add("0", node.Address{}); return err }, first + second + last + "exit 0\n",
+			"0, 3B\n1, 3C\n2, AF\nexit 0\n", first + "exit 0\n"},
+		{"one unplugged", func() error { return n.Unplug("gpu-af-00-0") }, first + second + fmt.Sprintf(lost, 2) + "exit 15\n",
+			fmt.Sprintf(lost, 2) + "exit 15\n", fmt.Sprintf(lost, 0) + "exit 15\n"},
+		{"it is back", func() error { return n.Plug("gpu-af-00-0") }, first + second + last + "exit 0\n", "0, 3B\n1, 3C\n2, AF\nexit 0\n", first + "exit 0\n"},
+		{"it is removed", func() error { return n.Remove("gpu-af-00-0") }, first + second + "exit 0\n", "0, 3B\n1, 3C\nexit 0\n", "No devices were found\nexit 6\n"},
+		{"slow", func() error { return n.Slow("0", "GetName", time.Nanosecond) }, first + second + "exit 0\n", "0, 3B\n1, 3C\nexit 0\n",
+			"No devices were found\nexit 6\n"},
+	} {
+		must(t, tt.do())
+		bus := regexp.MustCompile(`00000000:(..):00\.0`)
+		query := bus.ReplaceAllString(run(root, "--query-gpu=index,pci.bus_id", "--format=csv,noheader"), "$1")
+		if got, want := run(root, "-L")+query+run(inside, "-L"), tt.list+tt.query+tt.inContainer; got != want {
+			t.Errorf("%s: got:\n%s\nwant:\n%s", tt.name, got, want)
+		}
 	}
 }
 
