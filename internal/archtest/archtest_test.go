@@ -91,7 +91,7 @@ func TestImports(t *testing.T) {
 }
 
 func isTool(name string) bool {
-	return slices.ContainsFunc(tools, func(folder string) bool { return strings.HasPrefix(name, folder) })
+	return slices.ContainsFunc(tools, func(folder string) bool { return strings.HasPrefix(name+"/", folder) })
 }
 
 func matches(name string, patterns []string) bool {

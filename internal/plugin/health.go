@@ -16,10 +16,9 @@ import (
 
 // status is what the plugin tells about itself.
 type status struct {
-	registration func() *registerapi.RegistrationStatus
-
-	mu      sync.Mutex
-	waiting error
+	mu           sync.Mutex
+	waiting      error
+	registration func() *registerapi.RegistrationStatus // nil: not even asked for
 }
 
 func newStatus() *status {
@@ -39,12 +38,28 @@ func (s *status) waitingFor() error {
 	return s.waiting
 }
 
+// registered says who knows whether the kubelet has registered the plugin.
+func (s *status) registered(ask func() *registerapi.RegistrationStatus) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.registration = ask
+}
+
+func (s *status) registrationStatus() *registerapi.RegistrationStatus {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.registration == nil {
+		return nil
+	}
+	return s.registration()
+}
+
 // ready is nil when devices are published and the kubelet knows the plugin.
 func (s *status) ready() error {
 	if err := s.waitingFor(); err != nil {
 		return fmt.Errorf("waiting: %w", err)
 	}
-	switch r := s.registration(); {
+	switch r := s.registrationStatus(); {
 	case r == nil:
 		return errors.New("waiting for the kubelet to register the plugin")
 	case !r.PluginRegistered:

@@ -72,7 +72,7 @@ func (i *Instance) Leave(ctx context.Context, records claims.Records, cleanUp fu
 	}
 }
 
-// clear removes what this package has put into the directory, and the directory when nobody else has put anything there.
+// clear removes what this package has put into the directory, and the directory, unless it is where the host's was mounted.
 func (i *Instance) clear() error {
 	var errs []error
 	for _, name := range []string{knownFile, publisherLock, metadataDir, instancesLock} {
@@ -80,5 +80,8 @@ func (i *Instance) clear() error {
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(append(errs, os.Remove(i.dir))...)
+	if err := os.Remove(i.dir); err != nil && !errors.Is(err, unix.EBUSY) {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }

@@ -41,8 +41,9 @@ type machine struct {
 	changed  func(ctx context.Context, inv inventory.Inventory) // called when the inventory is another one than before
 	ready    func(ctx context.Context) error                    // called before changed: claims from before may need what is new
 
-	node atomic.Pointer[claims.Node]
-	said string // the last thing logged, so that it is logged once
+	looked chan struct{} // closed when the machine has been looked at once, whatever was seen
+	node   atomic.Pointer[claims.Node]
+	said   string // the last thing logged, so that it is logged once
 }
 
 // current is the machine as last seen, or what it waits for.
@@ -60,7 +61,7 @@ func (m *machine) inventory() inventory.Inventory {
 
 // watch looks at the machine until ctx ends.
 func (m *machine) watch(ctx context.Context) {
-	for {
+	for first := true; ; first = false {
 		period := rescanPeriod
 		if err := m.look(ctx); err != nil {
 			m.say(ctx, "Machine cannot be read", err)
@@ -68,6 +69,9 @@ func (m *machine) watch(ctx context.Context) {
 				m.status.wait(err)
 				period = discoverPeriod
 			}
+		}
+		if first {
+			close(m.looked)
 		}
 		select {
 		case <-ctx.Done():

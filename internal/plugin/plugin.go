@@ -34,6 +34,7 @@ type plugin struct {
 	metrics   *metrics
 	reporter  *reporter
 	inventory func() inventory.Inventory
+	looked    <-chan struct{}         // closed when it is known whether claims can be prepared
 	fatal     context.CancelCauseFunc // ends the process
 	calls     atomic.Int64            // in flight
 	dropped   sync.Once               // fields of slices that the API server does not know
@@ -41,10 +42,15 @@ type plugin struct {
 
 var _ kubeletplugin.DRAPlugin = &plugin{}
 
-// PrepareResourceClaims prepares all claims at once: none waits for another.
+// PrepareResourceClaims prepares all claims at once: none waits for another. A call that comes while the plugin starts waits: the
+// kubelet would try again only many seconds later.
 func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	p.calls.Add(1)
 	defer p.calls.Add(-1)
+	select {
+	case <-p.looked:
+	case <-ctx.Done():
+	}
 	results := make([]kubeletplugin.PrepareResult, len(claims))
 	var all sync.WaitGroup
 	for i, claim := range claims {

@@ -4,6 +4,7 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"sync"
@@ -34,9 +35,9 @@ func (p *publisher) becomeTheOne(ctx context.Context, dir string) {
 	lock, err := os.OpenFile(filepath.Join(dir, publisherLock), os.O_RDWR|os.O_CREATE, 0o600)
 	if err == nil {
 		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == unix.EWOULDBLOCK {
+		if errors.Is(err, unix.EWOULDBLOCK) {
 			logger.Info("Another instance publishes the devices of this node; waiting for its end")
-			for err = unix.EINTR; err == unix.EINTR; {
+			for err = unix.EINTR; errors.Is(err, unix.EINTR); {
 				err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
 			}
 		}

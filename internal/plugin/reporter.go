@@ -115,7 +115,10 @@ func (r *reporter) prepared(claim *resourceapi.ResourceClaim, grants []checkpoin
 
 // failed reports why the devices of a claim are not ready, and as an event what its owner can act on.
 func (r *reporter) failed(claim *resourceapi.ResourceClaim, cause error) {
-	r.recorder.Eventf(claim, nil, corev1.EventTypeWarning, "PrepareFailed", "Prepare", "node %s: %s", r.node, cause.Error())
+	// Without a resource version: a failure that lasts is counted in one event, however often its claim is written meanwhile.
+	about := &corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim",
+		Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
+	r.recorder.Eventf(about, nil, corev1.EventTypeWarning, "PrepareFailed", "Prepare", "node %s: %s", r.node, cause.Error())
 	if claim.Status.Allocation == nil {
 		return
 	}

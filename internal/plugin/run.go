@@ -48,8 +48,12 @@ type Specs interface {
 // call, and more than containers usually take to end (30 s).
 const patience = 35 * time.Second
 
-// Run serves the kubelet until ctx ends, and then ends what it has begun. It registers at once, so that claims can be released
-// whatever state the machine is in; devices are published, and claims prepared, as soon as Discover succeeds.
+// headStart is how long the first look at the machine may keep the plugin from registering.
+const headStart = 10 * time.Second
+
+// Run serves the kubelet until ctx ends, and then ends what it has begun. It registers when it has looked at the machine once, or
+// headStart later, so that claims can be released whatever state the machine is in; devices are published, and claims prepared, as
+// soon as Discover succeeds.
 func Run(ctx context.Context, c Config) error {
 	ctx, fatal := context.WithCancelCause(ctx)
 	defer fatal(nil)
@@ -64,7 +68,8 @@ func Run(ctx context.Context, c Config) error {
 	defer server.Close()
 
 	reporter := newReporter(ctx, c)
-	machine := &machine{config: c, status: status, metrics: metrics, reporter: reporter}
+	publisher := &publisher{pool: c.NodeName}
+	machine := &machine{config: c, status: status, metrics: metrics, reporter: reporter, changed: publisher.set, looked: make(chan struct{})}
 	preparer := &claims.Preparer{
 		Driver:   c.DriverName,
 		BootID:   c.BootID,
@@ -78,15 +83,28 @@ func Run(ctx context.Context, c Config) error {
 		metrics:   metrics,
 		reporter:  reporter,
 		inventory: machine.inventory,
+		looked:    machine.looked,
 		fatal:     fatal,
+	}
+	machine.ready = preparer.Resume
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		machine.watch(ctx)
+	}()
+	// From now on the kubelet calls this instance and no other. During an update the other one should go on until this one can.
+	select {
+	case <-machine.looked:
+	case <-time.After(headStart):
+	case <-ctx.Done():
 	}
 	// The helper cuts calls off when its context ends, so it gets one that does not: Stop comes after drain.
 	helper, err := kubeletplugin.Start(context.WithoutCancel(ctx), plugin, helperOptions(c)...)
 	if err != nil {
 		return fmt.Errorf("serve the kubelet: %w", err)
 	}
-	status.registration = helper.RegistrationStatus
-	publisher := &publisher{pool: c.NodeName, publish: helper.PublishResources}
+	status.registered(helper.RegistrationStatus)
+	publisher.publish = helper.PublishResources
 	defer publisher.resign() // in the end, when nothing is on its way to the API server any more
 	defer helper.Stop()
 	defer plugin.drain(ctx, c)
@@ -94,9 +112,7 @@ func Run(ctx context.Context, c Config) error {
 	go publisher.becomeTheOne(ctx, c.PluginDir)
 	go reporter.run(ctx)
 	go newSweeper(c).run(ctx)
-	machine.changed = publisher.set
-	machine.ready = preparer.Resume
-	machine.watch(ctx)
+	<-watched
 	return ended(ctx)
 }
 

@@ -310,7 +310,9 @@ func (k *kubelet) hasMetrics(want ...string) error {
 func TestOneBadClaimOfTwo(t *testing.T) {
 	client := fake.NewClientset()
 	reporter := newReporter(t.Context(), Config{DriverName: driver, NodeName: "node", Client: client})
-	p := &plugin{preparer: preparer{}, metrics: newMetrics(nil), reporter: reporter, inventory: func() inventory.Inventory { return nil }}
+	looked := make(chan struct{})
+	close(looked)
+	p := &plugin{preparer: preparer{}, metrics: newMetrics(nil), reporter: reporter, inventory: func() inventory.Inventory { return nil }, looked: looked}
 	good := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: "good"}}
 	bad := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: "bad"}}
 	answer, err := p.PrepareResourceClaims(context.Background(), []*resourceapi.ResourceClaim{bad, good})

@@ -5,6 +5,7 @@ package api
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -90,7 +91,8 @@ func checkKind(raw []byte, root *field.Path) error {
 
 // fieldError gives a strict decoding error the form of all other problems.
 func fieldError(err error, root *field.Path) *field.Error {
-	if f, ok := err.(kjson.FieldError); ok {
+	var f kjson.FieldError
+	if errors.As(err, &f) {
 		detail, _, _ := strings.Cut(err.Error(), " field ")
 		return field.Forbidden(root.Child(f.FieldPath()), detail+" field")
 	}

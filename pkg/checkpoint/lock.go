@@ -4,6 +4,7 @@ package checkpoint
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -58,14 +59,17 @@ func (r *Records) lock(ctx context.Context, device string) (*os.File, error) {
 		return f, nil
 	case <-ctx.Done():
 		// The wait itself cannot be called off: whoever gets the lock in the end closes the file, which gives it back.
-		go func() { <-done; _ = f.Close() }()
+		go func() {
+			<-done
+			_ = f.Close()
+		}()
 		return nil, ctx.Err()
 	}
 }
 
 func flock(fd int) error {
 	for {
-		if err := unix.Flock(fd, unix.LOCK_EX); err != unix.EINTR {
+		if err := unix.Flock(fd, unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
 			return err
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
@@ -31,10 +32,15 @@ var features = structured.Features{
 	DeviceBindingAndStatus: true, ConsumableCapacity: true,
 }
 
-// classes are the chart's device classes: name → type.
+// classes are device classes: name → the expression that selects its devices.
 type classes map[string]string
 
-var chart = classes{driver: "gpu", "monitor." + driver: "monitor"}
+// chart are the chart's classes and that of the NICs.
+var chart = classes{driver: ofType("gpu"), "monitor." + driver: ofType("monitor"), nicDriver: "device.driver == '" + nicDriver + "'"}
+
+func ofType(deviceType string) string {
+	return "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == '" + deviceType + "'"
+}
 
 func (c classes) List() ([]*resourceapi.DeviceClass, error) {
 	var all []*resourceapi.DeviceClass
@@ -46,13 +52,12 @@ func (c classes) List() ([]*resourceapi.DeviceClass, error) {
 }
 
 func (c classes) Get(name string) (*resourceapi.DeviceClass, error) {
-	deviceType, ok := c[name]
+	expression, ok := c[name]
 	if !ok {
 		return nil, fmt.Errorf("no class %s", name)
 	}
 	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
-		Expression: "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == '" + deviceType + "'"}}}
+	class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
 	return class, nil
 }
 
@@ -112,19 +117,85 @@ func TestAllocation(t *testing.T) {
 // monitor is a request for the monitor device as the chart's policy has it.
 const monitor = `[{name: all, exactly: {deviceClassName: monitor.gpu.nvidia.com, adminAccess: true}}]`
 
-// A constraint on a topology attribute must never join GPUs that are not joined: cards without NVLink match nobody.
-func TestNVLinkConstraint(t *testing.T) {
-	for profile, want := range map[string]string{
-		"dgx-h100": "gpu=gpu-1b-00-0 gpu=gpu-43-00-0",
-		"l40s-x4":  "does not fit",
-	} {
-		claim := newClaim(t, `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 2}}]`)
-		attribute := resourceapi.FullyQualifiedName(driver + "/nvlinkDomain")
-		claim.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: &attribute}}
-		if got := run(t, published(t, profile), claim, nil); got != want {
-			t.Errorf("%s: got %s, want %s", profile, got, want)
-		}
+// Devices that belong together: a constraint on a topology attribute joins those that the machine joins, and no others.
+func TestAllocationOfDevicesThatBelongTogether(t *testing.T) {
+	const nvlink, fabric = driver + "/nvlinkDomain", driver + "/fabricDomain"
+	const numa, root = "resource.kubernetes.io/numaNode", "resource.kubernetes.io/pcieRoot"
+	gpus := func(count int) string {
+		return fmt.Sprintf(`[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: %d}}]`, count)
 	}
+	const gpuAndNIC = `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}, {name: nic, exactly: {deviceClassName: dra.net}}]`
+	const twoGPUsAndNIC = `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 2}}, {name: nic, exactly: {deviceClassName: dra.net}}]`
+	for _, row := range []struct {
+		name     string
+		profile  string
+		nics     []nic // of the node, by another driver
+		requests string
+		same     string // the attribute that all of the claim have in common
+		taken    string
+		want     string
+	}{
+		{"two GPUs on NVSwitch", "dgx-h100", nil, gpus(2), nvlink, "", "gpu=gpu-1b-00-0 gpu=gpu-43-00-0"},
+		{"two GPUs joined by a bridge", "workstation", nil, gpus(2), nvlink, "", "gpu=gpu-1a-00-0 gpu=gpu-68-00-0"},
+		{"not one of the two and the card beside them", "workstation", nil, gpus(2), nvlink, "gpu-1a-00-0", "does not fit"},
+		{"two of three cards without asking", "workstation", nil, gpus(2), "", "gpu-1a-00-0", "gpu=gpu-68-00-0 gpu=gpu-b3-00-0"},
+		{"three cards of which two are joined", "workstation", nil, gpus(3), nvlink, "", "does not fit"},
+		{"two cards that could have a bridge and have none", "a30-x2", nil, gpus(2), nvlink, "", "does not fit"},
+		{"two cards that cannot have one", "l40s-x4", nil, gpus(2), nvlink, "", "does not fit"},
+		{"a quad of a mesh", "dgx1-v100", nil, gpus(4), nvlink, "", "gpu=gpu-06-00-0 gpu=gpu-07-00-0 gpu=gpu-0a-00-0 gpu=gpu-0b-00-0"},
+		{"the other quad when the first has one too few", "dgx1-v100", nil, gpus(4), nvlink, "gpu-0b-00-0", "gpu=gpu-85-00-0 gpu=gpu-86-00-0 gpu=gpu-89-00-0 gpu=gpu-8a-00-0"},
+		{"five of a mesh of quads", "dgx1-v100", nil, gpus(5), nvlink, "", "does not fit"},
+		{"four of a rack's fabric", "gb200-nvl4", nil, gpus(4), fabric, "", "gpu=gpu-0008-01-00-0 gpu=gpu-0009-01-00-0 gpu=gpu-0018-01-00-0 gpu=gpu-0019-01-00-0"},
+		{"two of a fabric where there is none", "hgx-b200", nil, gpus(2), fabric, "", "does not fit"},
+		{"two GPUs at the same NUMA node", "l40s-x4", nil, gpus(2), numa, "", "gpu=gpu-38-00-0 gpu=gpu-3a-00-0"},
+		{"at the other one when one is taken", "l40s-x4", nil, gpus(2), numa, "gpu-38-00-0", "gpu=gpu-a8-00-0 gpu=gpu-aa-00-0"},
+		{"at no node when one of each is taken", "l40s-x4", nil, gpus(2), numa, "gpu-38-00-0 gpu-aa-00-0", "does not fit"},
+		{"a NUMA node of a socket of four", "dgx-a100", nil, gpus(2), numa, "gpu-07-00-0", "gpu=gpu-47-00-0 gpu=gpu-4e-00-0"},
+		{"a GPU and the NIC below the same PCIe root", "dgx-h100", []nic{{"nic-54", "pci0000:4c"}}, gpuAndNIC, root, "", "gpu=gpu-52-00-0 nic=nic-54"},
+		{"the next such pair when the GPU is taken", "dgx-h100", []nic{{"nic-54", "pci0000:4c"}, {"nic-ce", "pci0000:cb"}}, gpuAndNIC, root, "gpu-52-00-0", "gpu=gpu-d1-00-0 nic=nic-ce"},
+		{"none is left", "dgx-h100", []nic{{"nic-54", "pci0000:4c"}}, gpuAndNIC, root, "gpu-52-00-0", "does not fit"},
+		{"no NIC below the root of a GPU", "dgx-h100", []nic{{"nic-5", "pci0000:00"}}, gpuAndNIC, root, "", "does not fit"},
+		{"without asking it is any NIC", "dgx-h100", []nic{{"nic-5", "pci0000:00"}}, gpuAndNIC, "", "", "gpu=gpu-1b-00-0 nic=nic-5"},
+		{"a NIC whose driver does not know the root", "dgx-h100", []nic{{"nic-5", ""}}, gpuAndNIC, root, "", "does not fit"},
+		{"both GPUs of a PCIe switch and its NIC", "dgx-a100", []nic{{"nic-ba", "pci0000:b0"}}, twoGPUsAndNIC, root, "", "gpu=gpu-b7-00-0 gpu=gpu-bd-00-0 nic=nic-ba"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			claim := newClaim(t, row.requests)
+			if row.same != "" {
+				attribute := resourceapi.FullyQualifiedName(row.same)
+				claim.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: &attribute}}
+			}
+			machine := published(t, row.profile)
+			if len(row.nics) > 0 {
+				machine = append(machine, nicSlice(row.nics))
+			}
+			if got := run(t, machine, claim, strings.Fields(row.taken)); got != row.want {
+				t.Errorf("\ngot  %s\nwant %s", got, row.want)
+			}
+		})
+	}
+}
+
+// A nic is a device of another driver, below a PCIe root that it publishes if it knows it.
+type nic struct{ name, root string }
+
+const nicDriver = "dra.net"
+
+// nicSlice is what the driver of the NICs publishes on the same node.
+func nicSlice(nics []nic) *resourceapi.ResourceSlice {
+	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: nicDriver, UID: nicDriver}}
+	slice.Spec = resourceapi.ResourceSliceSpec{
+		Driver: nicDriver, NodeName: ptr.To(nodeName),
+		Pool: resourceapi.ResourcePool{Name: nodeName, Generation: 1, ResourceSliceCount: 1},
+	}
+	for _, n := range nics {
+		d := resourceapi.Device{Name: n.name}
+		if n.root != "" {
+			d.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{deviceattribute.StandardDeviceAttributePCIeRoot: {StringValue: &n.root}}
+		}
+		slice.Spec.Devices = append(slice.Spec.Devices, d)
+	}
+	return slice
 }
 
 func allocate(t *testing.T, slices []*resourceapi.ResourceSlice, requests string, taken []string) string {

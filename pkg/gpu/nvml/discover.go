@@ -177,7 +177,7 @@ func (n *Node) product(handle nvmllib.Device) (gpu.Product, error) {
 	busWidth, _ := handle.GetMemoryBusWidth()
 	p.Multiprocessors = multiprocessors(cores, p.ComputeCapability)
 	p.MemoryBandwidth = memoryBandwidth(busWidth, memoryClock)
-	p.PeakCompute = peakCompute(p.Name, p.Multiprocessors, p.ComputeCapability, smClock)
+	p.PeakCompute = peakCompute(p, smClock)
 	return p, nil
 }
 

@@ -12,47 +12,81 @@ import (
 type architecture struct {
 	coresPerSM int // CUDA cores per streaming multiprocessor: CUDA C++ Programming Guide, "Compute Capabilities"
 	tensorRate int // dense FP16 floating-point operations per multiprocessor and clock, from NVIDIA's architecture whitepapers
+	// tensorClock is the clock of the published peaks in percent of the maximum clock that NVML reports, on boards for data
+	// centres. On Hopper tensor cores have one of their own: 1830 of 1980 MHz (SXM), 1620 of 1755 MHz (PCIe); H100 whitepaper.
+	tensorClock int
 }
 
 // architectures is keyed by compute capability. Before Volta there are no tensor cores: the rate is that of packed FP16.
 var architectures = map[gpu.Version]architecture{
-	{Major: 6, Minor: 0}:  {64, 256},
-	{Major: 6, Minor: 1}:  {128, 4},
-	{Major: 7, Minor: 0}:  {64, 1024},
-	{Major: 7, Minor: 5}:  {64, 1024},
-	{Major: 8, Minor: 0}:  {64, 2048},
-	{Major: 8, Minor: 6}:  {128, 1024},
-	{Major: 8, Minor: 9}:  {128, 1024},
-	{Major: 9, Minor: 0}:  {128, 4096},
-	{Major: 10, Minor: 0}: {128, 8192},
-	{Major: 10, Minor: 3}: {128, 8192},
-	{Major: 12, Minor: 0}: {128, 1024},
+	{Major: 6, Minor: 0}:  {64, 256, 100},
+	{Major: 6, Minor: 1}:  {128, 4, 100},
+	{Major: 7, Minor: 0}:  {64, 1024, 100},
+	{Major: 7, Minor: 5}:  {64, 1024, 100},
+	{Major: 8, Minor: 0}:  {64, 2048, 100},
+	{Major: 8, Minor: 6}:  {128, 1024, 100},
+	{Major: 8, Minor: 9}:  {128, 1024, 100},
+	{Major: 9, Minor: 0}:  {128, 4096, 92},
+	{Major: 10, Minor: 0}: {128, 8192, 100},
+	{Major: 10, Minor: 3}: {128, 8192, 100},
+	{Major: 12, Minor: 0}: {128, 1024, 100},
+	{Major: 12, Minor: 1}: {128, 1024, 100},
 }
 
-// publishedPeak is the peak dense FP16 tensor throughput in TFLOP/s, per product name as NVML reports it, from NVIDIA's
-// datasheets (their sparse figures halved).
+// desktopClock is the published boost clock of a board for desktops in percent of the maximum clock that NVML reports, which such
+// a board reaches for moments only: 1545 of 2100 MHz on the RTX 2080 Ti, 1695 of 2100 on the RTX 3090, 1800 of 2100 on the
+// RTX A6000, 2520 of 3105 on the RTX 4090, 2407 of 3090 on the RTX 5090.
+const desktopClock = 80
+
+// desktopBrands are the brands, as go-nvlib writes them, of boards for desktops.
+var desktopBrands = map[string]bool{
+	"GeForce": true, "GeForceRTX": true, "Titan": true, "TitanRTX": true, "Quadro": true, "QuadroRTX": true, "NvidiaRTX": true,
+}
+
+// publishedPeak is the peak dense FP16 tensor throughput in TFLOP/s, per product name as NVML reports it. Where NVIDIA publishes
+// the sparse figure it is halved, and where it publishes that of a board or a rack it is divided by the GPUs. For GeForce and Titan
+// it is the figure with FP16 accumulation; with FP32 these do half of it, the others the same.
 var publishedPeak = map[string]int{
-	"NVIDIA GB200":               2500,
-	"NVIDIA B200":                2250,
-	"NVIDIA H200":                989,
-	"NVIDIA H100 80GB HBM3":      989,
-	"NVIDIA H100 NVL":            835,
-	"NVIDIA H100 PCIe":           756,
-	"NVIDIA A100-SXM4-80GB":      312,
-	"NVIDIA A100-SXM4-40GB":      312,
-	"NVIDIA A100 80GB PCIe":      312,
-	"NVIDIA A100-PCIE-40GB":      312,
-	"NVIDIA A30":                 165,
-	"NVIDIA A40":                 150,
-	"NVIDIA A10":                 125,
-	"NVIDIA L40S":                362,
-	"NVIDIA L40":                 181,
-	"NVIDIA L4":                  121,
-	"Tesla T4":                   65,
-	"Tesla V100-SXM2-16GB":       125,
-	"Tesla V100-SXM2-32GB":       125,
-	"Tesla V100-PCIE-16GB":       112,
-	"NVIDIA GeForce RTX 2080 Ti": 108,
+	"NVIDIA GB300":        2500, // GB300 NVL72 data sheet: 360 PFLOP/s sparse, 72 GPUs
+	"NVIDIA B300 SXM6 AC": 2250, // HGX B300 data sheet: 36 PFLOP/s sparse, 8 GPUs
+	"NVIDIA GB200":        2500, // GB200 NVL72 data sheet: 360 PFLOP/s sparse, 72 GPUs
+	"NVIDIA B200":         2250, // HGX B200 data sheet: 36 PFLOP/s sparse, 8 GPUs
+	"NVIDIA RTX PRO 6000 Blackwell Workstation Edition": 504, // RTX Blackwell PRO whitepaper: 503.8
+	"NVIDIA GeForce RTX 5090":                           419, // RTX Blackwell whitepaper
+	"NVIDIA GH200 480GB":                                990, // GH200 data sheet: 990
+	"NVIDIA H200":                                       989, // H200 data sheet: 1979 sparse
+	"NVIDIA H200 NVL":                                   835, // H200 data sheet: 1671 sparse
+	"NVIDIA H100 80GB HBM3":                             989, // H100 data sheet: 1979 sparse
+	"NVIDIA H100 NVL":                                   835, // H100 data sheet: 1671 sparse
+	"NVIDIA H100 PCIe":                                  756, // H100 PCIe data sheet: 1513 sparse
+	"NVIDIA H20":                                        148, // H20 data sheet; far less than its multiprocessors could do
+	"NVIDIA L40S":                                       362, // L40S data sheet: 362.05
+	"NVIDIA L40":                                        181, // L40 data sheet: 181.05; half of what its multiprocessors could do
+	"NVIDIA L20":                                        120, // L20 data sheet: 119.5; half, as the L40
+	"NVIDIA L4":                                         121, // L4 data sheet: 242 sparse
+	"NVIDIA RTX 6000 Ada Generation":                    364, // Ada whitepaper for professionals: 364.2
+	"NVIDIA GeForce RTX 4090":                           330, // Ada whitepaper: 330.3
+	"NVIDIA A100-SXM4-80GB":                             312, // A100 data sheet
+	"NVIDIA A100-SXM4-40GB":                             312, // A100 data sheet
+	"NVIDIA A100 80GB PCIe":                             312, // A100 data sheet
+	"NVIDIA A100-PCIE-40GB":                             312, // A100 data sheet
+	"NVIDIA A30":                                        165, // A30 data sheet
+	"NVIDIA A40":                                        150, // A40 data sheet: 149.7
+	"NVIDIA A10":                                        125, // A10 data sheet
+	"NVIDIA A10G":                                       70,  // A10G data sheet; about half of the A10's
+	"NVIDIA A16":                                        18,  // A16 data sheet: 4x 17.9
+	"NVIDIA A2":                                         18,  // A2 data sheet
+	"NVIDIA RTX A6000":                                  155, // RTX A6000 data sheet: 309.7 sparse
+	"NVIDIA GeForce RTX 3090":                           142, // GA102 whitepaper
+	"Tesla T4":                                          65,  // T4 data sheet
+	"Quadro RTX 8000":                                   131, // Turing whitepaper: 130.5
+	"Quadro RTX 6000":                                   131, // Turing whitepaper: 130.5
+	"NVIDIA GeForce RTX 2080 Ti":                        108, // Turing whitepaper: 107.6, the reference board
+	"Tesla V100-SXM2-16GB":                              125, // V100 data sheet
+	"Tesla V100-SXM2-32GB":                              125, // V100 data sheet
+	"Tesla V100-PCIE-16GB":                              112, // V100 data sheet
+	"Tesla V100-PCIE-32GB":                              112, // V100 data sheet
+	"Tesla V100S-PCIE-32GB":                             130, // V100 data sheet
 }
 
 // multiprocessors is the number of streaming multiprocessors of a GPU with that many CUDA cores, 0 when its architecture is unknown.
@@ -69,12 +103,23 @@ func memoryBandwidth(busWidth, clockMHz uint32) int {
 	return int(math.Round(float64(busWidth) / 8 * float64(clockMHz) * 2 / 1000))
 }
 
-// peakCompute is in TFLOP/s: the published figure of a known product, or else what the multiprocessors could do at the maximum
-// clock in MHz. It orders GPUs and promises nothing.
-func peakCompute(product string, multiprocessors int, cc gpu.Version, clockMHz uint32) int {
-	if peak, ok := publishedPeak[product]; ok {
+// peakCompute is in TFLOP/s: the published figure of a known product, or else what follows from what NVML reports of this one, its
+// maximum clock in MHz among it. It orders GPUs and promises nothing.
+func peakCompute(p gpu.Product, clockMHz uint32) int {
+	if peak, ok := publishedPeak[p.Name]; ok {
 		return peak
 	}
-	perSecond := float64(multiprocessors) * float64(architectures[cc].tensorRate) * float64(clockMHz) * 1e6
+	return derivedPeak(p, clockMHz)
+}
+
+// derivedPeak is in TFLOP/s: what all multiprocessors can do at the clock that NVIDIA publishes peaks for. A product that NVIDIA
+// made slower than its multiprocessors are needs an entry in publishedPeak: NVML does not say so.
+func derivedPeak(p gpu.Product, clockMHz uint32) int {
+	a := architectures[p.ComputeCapability]
+	percent := a.tensorClock
+	if desktopBrands[p.Brand] {
+		percent = desktopClock
+	}
+	perSecond := float64(p.Multiprocessors) * float64(a.tensorRate) * float64(clockMHz) * 1e6 * float64(percent) / 100
 	return int(math.Round(perSecond / 1e12))
 }

@@ -111,7 +111,7 @@ gpus:
 }
 
 func TestBuiltInProfilesAsText(t *testing.T) {
-	want := "dgx-h100 l40s-x4 mixed t4-x2"
+	want := "a30-x2 dgx-a100 dgx-h100 dgx1-v100 gb200-nvl4 hgx-b200 hgx-h200 l40s-x4 mixed rtx2080ti-x4 t4-x2 workstation"
 	if got := strings.Join(node.Names(), " "); got != want {
 		t.Errorf("profiles %s, want %s", got, want)
 	}

@@ -120,7 +120,7 @@ func profilesCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				fmt.Fprintf(c.OutOrStdout(), "%-10s %s\n", name, p.Description)
+				fmt.Fprintf(c.OutOrStdout(), "%-12s %s\n", name, p.Description)
 			}
 			return nil
 		},

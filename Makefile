@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# Targets only. What is longer than a few lines is a program: hack/dev, deployments/container, test/cluster.
+
+GO ?= go
+# NVIDIA's headers mark functions as deprecated that the bindings still offer.
+export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
+# Directory with the kubectl and helm that test/cluster builds and caches.
+TOOLS = $(shell $(GO) run -C test/cluster . tools)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo demo-down test test-unit test-cluster test-e2e build image lint clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: ## start a 3-node Kubernetes with simulated GPUs and run every demo (needs root)
+	@./hack/prerequisites.sh root
+	@$(GO) run ./hack/dev demo
+
+demo-down: ## stop the demo cluster
+	@./hack/prerequisites.sh root
+	@$(GO) run ./hack/dev demo-down
+
+test: test-unit test-cluster test-e2e ## run all tests (needs root)
+
+test-unit: ## vet, unit and golden tests of the driver
+	@./hack/prerequisites.sh
+	$(GO) vet ./...
+	HELM=$(TOOLS)/helm $(GO) test ./...
+
+test-cluster: ## tests of the test cluster, also that it leaves the machine as it found it (needs root)
+	@./hack/prerequisites.sh root
+	$(GO) vet -C test/cluster ./...
+	$(GO) test -C test/cluster ./...
+
+test-e2e: ## end-to-end tests on a fresh cluster (needs root); E2E_RUN=pattern selects some
+	@./hack/prerequisites.sh root
+	@$(GO) run ./hack/dev e2e
+
+build: ## compile the programs into _output/bin
+	@./hack/prerequisites.sh
+	$(GO) build -trimpath -o _output/bin/ ./cmd/...
+
+image: ## build both images as one OCI archive, _output/images.tar, without Docker; PUSH=registry/path also pushes them
+	@./hack/prerequisites.sh
+	@$(GO) run ./deployments/container $(if $(PUSH),-push $(PUSH))
+
+lint: ## go vet, helm lint, and golangci-lint where it is installed
+	@./hack/prerequisites.sh
+	$(GO) vet ./...
+	$(GO) vet -tags e2e ./test/e2e/...
+	$(TOOLS)/helm lint --strict deployments/helm/gpu-dra-driver
+	@if command -v golangci-lint >/dev/null; then golangci-lint run ./...; else echo "golangci-lint is not installed: skipped"; fi
+
+clean: ## remove what was built here; the cluster's cache stays
+	rm -rf _output

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// find writes the path of every file that is not a directory; a character device is followed by its numbers. A directory
+// that is not there has no files.
+func find(dirs []string, out io.Writer) error {
+	for _, dir := range dirs {
+		err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil // or it went away meanwhile
+			}
+			if err != nil || entry.IsDir() {
+				return err
+			}
+			_, err = fmt.Fprintln(out, path+numbers(entry))
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("list %s: %w", dir, err)
+		}
+	}
+	return nil
+}
+
+// numbers is " MAJOR:MINOR" for a character device and empty for everything else.
+func numbers(entry fs.DirEntry) string {
+	if entry.Type()&fs.ModeCharDevice == 0 {
+		return ""
+	}
+	info, err := entry.Info()
+	if err != nil {
+		return ""
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return ""
+	}
+	return fmt.Sprintf(" %d:%d", unix.Major(stat.Rdev), unix.Minor(stat.Rdev))
+}
+
+func remove(files []string) error {
+	for _, file := range files {
+		if err := os.Remove(file); err != nil {
+			return fmt.Errorf("remove %s: %w", file, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command gpu-demo is the workload of the demos: it prints which GPUs its container can use. It needs nothing but
+// itself, so it also serves as a first test on a real cluster.
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+)
+
+const usage = `gpu-demo prints which GPUs its container can use.
+
+  gpu-demo show [--stay]      nvidia-smi -L and the device nodes of the container; --stay then holds them until SIGTERM
+  gpu-demo sleep [DURATION]   hold the container's GPUs until SIGTERM, or for a time such as 30s
+  gpu-demo open MAJOR MINOR   make a character device with these numbers and open it; prints OK or the errno's name
+  gpu-demo find DIR...        the files below each directory, one path a line, with the numbers of a device node
+  gpu-demo rm FILE...         remove files
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	err := run(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "gpu-demo:", err)
+		os.Exit(1)
+	}
+}
+
+// errUsage means the arguments are not one of those in usage.
+var errUsage = fmt.Errorf("unknown arguments\n\n%s", strings.TrimSpace(usage))
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	if len(args) == 0 {
+		return errUsage
+	}
+	command, args := args[0], args[1:]
+	switch {
+	case command == "show" && len(args) == 0:
+		return show(ctx, hostDevices, out)
+	case command == "show" && len(args) == 1 && args[0] == "--stay":
+		if err := show(ctx, hostDevices, out); err != nil {
+			return err
+		}
+		return sleep(ctx, nil)
+	case command == "sleep" && len(args) <= 1:
+		return sleep(ctx, args)
+	case command == "open" && len(args) == 2:
+		return openNumbers(args[0], args[1], out)
+	case command == "find" && len(args) > 0:
+		return find(args, out)
+	case command == "rm" && len(args) > 0:
+		return remove(args)
+	case command == "help" || command == "--help" || command == "-h":
+		_, err := io.WriteString(out, usage)
+		return err
+	}
+	return errUsage
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+// named is an image and the reference that a container runtime gives it.
+type named struct {
+	name  string
+	image v1.Image
+}
+
+// newImages makes the driver's and the demos' image out of the programs in bin.
+func newImages(bin, layers, version string) ([]named, error) {
+	plugin := filepath.Join(bin, "dra-kubelet-plugin")
+	base, err := baseEntries(plugin)
+	if err != nil {
+		return nil, err
+	}
+	program := func(name string) []entry {
+		return []entry{{path: "/usr/bin/" + name, mode: 0o755, source: filepath.Join(bin, name)}}
+	}
+	// What changes often comes last, so that a runtime that has the rest fetches only that.
+	driver, err := newImage(layers, config("gpu-dra-driver", version, "/usr/bin/dra-kubelet-plugin"),
+		base, program("nvidia-cdi-hook"), program("sim-nvidia-smi"), program("dra-kubelet-plugin"))
+	if err != nil {
+		return nil, err
+	}
+	demo, err := newImage(layers, config("gpu-dra-demo", version, "/usr/bin/gpu-demo", "show"), base, program("gpu-demo"))
+	if err != nil {
+		return nil, err
+	}
+	return []named{{"localhost/gpu-dra-driver:" + version, driver}, {"localhost/gpu-dra-demo:" + version, demo}}, nil
+}
+
+// baseEntries is what both images share: the C library that the plugin and the NVIDIA driver's programs need, and the
+// few files that every C program expects.
+func baseEntries(plugin string) ([]entry, error) {
+	found, err := findRuntime([]string{plugin}, glibc, libraryDirs())
+	if err != nil {
+		return nil, err
+	}
+	entries := []entry{
+		{path: "/etc/passwd", mode: 0o644, text: "root:x:0:0:root:/root:/sbin/nologin\nnobody:x:65534:65534:nobody:/nonexistent:/sbin/nologin\n"},
+		{path: "/etc/group", mode: 0o644, text: "root:x:0:\nnogroup:x:65534:\n"},
+		{path: "/etc/nsswitch.conf", mode: 0o644, text: "passwd: files\ngroup: files\nhosts: files dns\n"},
+		{path: "/tmp", mode: 0o1777},
+		{path: "/bin", link: "usr/bin"},
+		{path: "/lib", link: "usr/lib"},
+		{path: "/lib64", link: "usr/lib64"},
+	}
+	for _, dir := range []string{"/dev", "/proc", "/sys", "/run", "/root", "/var/lib", "/usr/local/bin", "/usr/lib64"} {
+		entries = append(entries, entry{path: dir, mode: 0o755})
+	}
+	entries = append(entries, entry{path: "/var/run", link: "../run"})
+	if found.loader != "" {
+		entries = append(entries, entry{path: filepath.Join("/usr", found.loader), mode: 0o755, source: found.loader})
+	}
+	for _, name := range slices.Sorted(maps.Keys(found.libraries)) {
+		target := filepath.Join("/usr/lib", multiarch, name)
+		entries = append(entries, entry{path: target, mode: 0o755, source: found.libraries[name]})
+	}
+	// The hook that updates the loader's cache asks this file which directories the loader searches by itself.
+	if text, err := os.ReadFile("/etc/debian_version"); err == nil {
+		entries = append(entries, entry{path: "/etc/debian_version", mode: 0o644, text: string(text)})
+	}
+	return entries, nil
+}
+
+func config(title, version string, command ...string) v1.Config {
+	return v1.Config{
+		Entrypoint: command[:1],
+		Cmd:        command[1:],
+		Env:        []string{"PATH=/usr/local/bin:/usr/bin:/bin"},
+		WorkingDir: "/",
+		Labels: map[string]string{
+			"org.opencontainers.image.title":    title,
+			"org.opencontainers.image.version":  version,
+			"org.opencontainers.image.licenses": "Apache-2.0",
+			"org.opencontainers.image.source":   "https://github.com/gpudra/gpu-dra-driver",
+		},
+	}
+}
+
+func newImage(layerDir string, config v1.Config, contents ...[]entry) (v1.Image, error) {
+	image := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	for _, content := range contents {
+		layer, err := newLayer(layerDir, content)
+		if err != nil {
+			return nil, err
+		}
+		if image, err = mutate.AppendLayers(image, layer); err != nil {
+			return nil, fmt.Errorf("add layer: %w", err)
+		}
+	}
+	file, err := image.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	file = file.DeepCopy()
+	file.OS, file.Architecture = "linux", runtime.GOARCH
+	file.Created = v1.Time{Time: time.Unix(0, 0).UTC()}
+	file.Config = config
+	return mutate.ConfigFile(image, file)
+}

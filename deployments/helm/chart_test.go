@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package helm_test renders the chart and compares it with golden files. It needs helm, in $HELM or in the PATH;
+// make test-unit builds one. After a change that is meant, run: HELM=… go test ./deployments/helm -update
+package helm_test
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+const chart = "gpu-dra-driver"
+
+var update = flag.Bool("update", false, "write the golden files")
+
+func TestTemplate(t *testing.T) {
+	for _, tc := range []struct {
+		name, golden string
+		args         []string
+	}{
+		{"the defaults serve GPU nodes", "default", nil},
+		{"simulation serves labelled nodes", "simulate", []string{"--set", "simulate.enabled=true"}},
+		{"a profile for all nodes and profiles of one's own", "simulate-profiles", []string{"--set", "simulate.enabled=true",
+			"--set", "simulate.profile=tiny", "--set-string", "simulate.profiles.tiny=gpus: []\n"}},
+		{"everything that can be set", "everything", []string{"--values", "testdata/everything.yaml"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := helm(t, append([]string{"template", "gpu-dra-driver", chart, "--namespace", "gpu-dra-driver"}, tc.args...)...)
+			if err != nil {
+				t.Fatalf("%v\n%s", err, got)
+			}
+			compare(t, filepath.Join("testdata", tc.golden+".golden.yaml"), got)
+		})
+	}
+}
+
+func TestNotes(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		args []string
+		want string
+		not  string
+	}{
+		{"hardware: which label is missing", nil, "nvidia.com/gpu.present=true", "SIMULATED"},
+		{"simulation is called so", []string{"--set", "simulate.enabled=true"}, "SIMULATED", "gpu.present"},
+		{"the class is the driver's", []string{"--set", "driverName=gpu.example.com"}, "deviceClassName: gpu.example.com", "deviceClassName: gpu.nvidia.com"},
+		{"no class", []string{"--set", "deviceClasses.create=false"}, "claims need a DeviceClass", "ResourceClaimTemplate"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := helm(t, append([]string{"install", "x", chart, "--dry-run=client"}, tc.args...)...)
+			if err != nil {
+				t.Fatalf("%v\n%s", err, got)
+			}
+			_, notes, _ := strings.Cut(got, "\nNOTES:")
+			if !strings.Contains(notes, tc.want) || strings.Contains(notes, tc.not) {
+				t.Errorf("got\n%s\nwant %q in it and %q not", notes, tc.want, tc.not)
+			}
+		})
+	}
+}
+
+func TestDriverNameChangesEverywhere(t *testing.T) {
+	got, err := helm(t, "template", "x", chart, "--set", "driverName=gpu.example.com")
+	if err != nil {
+		t.Fatalf("%v\n%s", err, got)
+	}
+	for i, line := range strings.Split(got, "\n") {
+		// The labels of nodes are other people's names, or mean the same for every name of the driver.
+		if strings.Contains(line, "gpu.nvidia.com") && !strings.Contains(line, "gpu.nvidia.com/sim-profile") {
+			t.Errorf("line %d still has the default name: %s", i+1, line)
+		}
+	}
+	const class = "device.driver == 'gpu.example.com' && device.attributes['gpu.example.com'].type == 'gpu'"
+	if !strings.Contains(got, class) {
+		t.Errorf("got\n%s\nwant in it: %s", got, class)
+	}
+}
+
+func TestSwitches(t *testing.T) {
+	for _, tc := range []struct{ name, set, not string }{
+		{"a device plugin serves the extended resource", "deviceClasses.extendedResourceName=", "extendedResourceName"},
+		{"no classes", "deviceClasses.create=false", "kind: DeviceClass"},
+		{"the monitor device without its policy", "admissionPolicies.monitor=false", "asks for the monitor device"},
+		{"plugins that may write for all nodes", "admissionPolicies.ownNode=false", "authentication.kubernetes.io/node-name"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			with, err := helm(t, "template", "x", chart)
+			if err != nil {
+				t.Fatalf("%v\n%s", err, with)
+			}
+			without, err := helm(t, "template", "x", chart, "--set", tc.set)
+			if err != nil {
+				t.Fatalf("%v\n%s", err, without)
+			}
+			if !strings.Contains(with, tc.not) || strings.Contains(without, tc.not) {
+				t.Errorf("%q: got %t with the defaults and %t with --set %s, want it with the defaults only",
+					tc.not, strings.Contains(with, tc.not), strings.Contains(without, tc.not), tc.set)
+			}
+		})
+	}
+}
+
+func TestWrongValuesAreErrors(t *testing.T) {
+	for _, tc := range []struct{ name, set, want string }{
+		{"a misspelt key at the top", "simulated.enabled=true", "simulated"},
+		{"a misspelt key below", "simulate.enable=true", "enable"},
+		{"a misspelt key of the plugin", "kubeletPlugin.logVerbosty=4", "logVerbosty"},
+		{"a misspelt key in a toleration", "kubeletPlugin.tolerations[0].kye=x", "kye"},
+		{"an extended resource without a domain", "deviceClasses.extendedResourceName=gpu", "extendedResourceName"},
+		{"a misspelt policy", "admissionPolicies.monitors=true", "monitors"},
+		{"a word where a switch belongs", "simulate.enabled=often", "simulate/enabled"},
+		{"an unknown pull policy", "image.pullPolicy=Sometimes", "image/pullPolicy"},
+		{"a relative path", "kubeletDir=var/lib/kubelet", "kubeletDir"},
+		{"a driver name without a domain", "driverName=gpu", "driverName"},
+		{"a driver name in capitals", "driverName=GPU.nvidia.com", "driverName"},
+		{"a profile whose name is no name", "simulate.profiles.A_B=x", "A_B"},
+		{"a verbosity out of range", "kubeletPlugin.logVerbosity=11", "logVerbosity"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := helm(t, "template", "x", chart, "--set", tc.set)
+			if err == nil {
+				t.Fatal("got no error")
+			}
+			if !strings.Contains(got, tc.want) {
+				t.Errorf("got\n%s\nwant %q in it", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestLint(t *testing.T) {
+	if got, err := helm(t, "lint", "--strict", chart); err != nil {
+		t.Errorf("%v\n%s", err, got)
+	}
+}
+
+func TestVersionsFollowTheRepository(t *testing.T) {
+	want := strings.TrimSpace(read(t, "../../VERSION"))
+	var got struct{ Version, AppVersion string }
+	if err := yaml.Unmarshal([]byte(read(t, chart+"/Chart.yaml")), &got); err != nil {
+		t.Fatal(err)
+	}
+	if got.AppVersion != want || "v"+got.Version != want {
+		t.Errorf("got appVersion %s and version %s, want those of the file VERSION, %s", got.AppVersion, got.Version, want)
+	}
+}
+
+// helm returns what helm printed, errors too.
+func helm(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	program := os.Getenv("HELM")
+	if program == "" {
+		var err error
+		if program, err = exec.LookPath("helm"); err != nil {
+			t.Skip("no helm in the PATH and none in $HELM: make test-unit builds one")
+		}
+	}
+	cmd := exec.CommandContext(t.Context(), program, args...)
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
+	err := cmd.Run()
+	return output.String(), err
+}
+
+func compare(t *testing.T, golden, got string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want := strings.Split(read(t, golden), "\n")
+	lines := strings.Split(got, "\n")
+	for i := range max(len(want), len(lines)) {
+		var g, w string
+		if i < len(lines) {
+			g = lines[i]
+		}
+		if i < len(want) {
+			w = want[i]
+		}
+		if g != w {
+			t.Fatalf("%s line %d\ngot  %s\nwant %s", golden, i+1, g, w)
+		}
+	}
+}
+
+func read(t *testing.T, file string) string {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}

@@ -1,0 +1,82 @@
+{{- define "gpu-dra-driver.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* The release's own name is enough when it already says what this is. */}}
+{{- define "gpu-dra-driver.fullname" -}}
+{{- $name := include "gpu-dra-driver.name" . }}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 45 | trimSuffix "-" }}
+{{- else if contains $name .Release.Name }}
+{{- .Release.Name | trunc 45 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name $name | trunc 45 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "gpu-dra-driver.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (printf "%s-kubelet-plugin" (include "gpu-dra-driver.fullname" .)) .Values.serviceAccount.name }}
+{{- else }}
+{{- default "default" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{/* The plugin as the API server names it. */}}
+{{- define "gpu-dra-driver.user" -}}
+{{- printf "system:serviceaccount:%s:%s" .Release.Namespace (include "gpu-dra-driver.serviceAccountName" .) }}
+{{- end }}
+
+{{- define "gpu-dra-driver.monitorClass" -}}
+{{- printf "monitor.%s" .Values.driverName }}
+{{- end }}
+
+{{- define "gpu-dra-driver.image" -}}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) }}
+{{- end }}
+
+{{- define "gpu-dra-driver.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "gpu-dra-driver.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: kubelet-plugin
+{{- end }}
+
+{{- define "gpu-dra-driver.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 }}
+{{ include "gpu-dra-driver.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{/*
+Which nodes get the plugin. nodeSelectorTerms are ORed: one of the labels is enough, whoever put it there.
+pci-0302 is a 3D controller (data centre GPUs), pci-0300 a VGA controller (workstation and consumer GPUs).
+*/}}
+{{- define "gpu-dra-driver.affinity" -}}
+{{- if .Values.kubeletPlugin.affinity }}
+{{- toYaml .Values.kubeletPlugin.affinity }}
+{{- else if and .Values.simulate.enabled (not .Values.simulate.profile) -}}
+nodeAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    nodeSelectorTerms:
+      - matchExpressions:
+          - {key: gpu.nvidia.com/sim-profile, operator: Exists}
+{{- else if not .Values.simulate.enabled -}}
+nodeAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    nodeSelectorTerms:
+      # Node Feature Discovery: a PCI device of NVIDIA, by vendor alone or by class and vendor.
+      - matchExpressions:
+          - {key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}
+      - matchExpressions:
+          - {key: feature.node.kubernetes.io/pci-0302_10de.present, operator: In, values: ["true"]}
+      - matchExpressions:
+          - {key: feature.node.kubernetes.io/pci-0300_10de.present, operator: In, values: ["true"]}
+      # Node Feature Discovery on Tegra-based systems, whose GPU is no PCI device.
+      - matchExpressions:
+          - {key: feature.node.kubernetes.io/cpu-model.vendor_id, operator: In, values: ["NVIDIA"]}
+      # GPU Feature Discovery, the GPU operator, or an administrator by hand.
+      - matchExpressions:
+          - {key: nvidia.com/gpu.present, operator: In, values: ["true"]}
+{{- end }}
+{{- end }}

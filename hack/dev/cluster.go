@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
+)
+
+// profileLabel gives a node its simulated GPUs.
+const profileLabel = "gpu.nvidia.com/sim-profile"
+
+// clusterProgram is the built test/cluster.
+const clusterProgram = "_output/bin/cluster"
+
+// cluster is a Kubernetes cluster that test/cluster runs on this machine.
+type cluster struct {
+	name     string
+	profiles map[string]string // node → profile of simulated GPUs
+	audit    []string          // users whose requests to the API server are logged
+}
+
+// buildClusterProgram compiles test/cluster, which is a module of its own.
+func buildClusterProgram(ctx context.Context) error {
+	output, err := filepath.Abs(clusterProgram)
+	if err != nil {
+		return err
+	}
+	return command{label: "cluster", args: []string{"go", "build", "-C", "test/cluster", "-o", output, "."}}.run(ctx)
+}
+
+// check says what this machine lacks for a cluster, before anything is built or started.
+func check(ctx context.Context) error {
+	_, err := command{args: []string{clusterProgram, "check"}}.output(ctx)
+	return err
+}
+
+// up starts the cluster; what it needs is built first where it is not cached.
+func (c cluster) up(ctx context.Context) error {
+	args := []string{clusterProgram, "up", "--name", c.name, "--nodes", strconv.Itoa(len(c.profiles))}
+	for _, node := range slices.Sorted(maps.Keys(c.profiles)) {
+		args = append(args, "--profile", node+"="+c.profiles[node])
+	}
+	for _, user := range c.audit {
+		args = append(args, "--audit", user)
+	}
+	return command{label: "cluster", args: args}.run(ctx)
+}
+
+// down stops the cluster, if it runs, and removes what it left. It works also after the context was cancelled.
+func (c cluster) down(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
+	defer cancel()
+	_, err := command{args: []string{clusterProgram, "down", "--name", c.name}}.output(ctx)
+	return err
+}
+
+// load brings the images of an archive to every node.
+func (c cluster) load(ctx context.Context, archive string) error {
+	return command{label: "load", args: []string{clusterProgram, "load", "--name", c.name, archive}}.run(ctx)
+}
+
+// kubeconfig returns the path of the cluster's kubeconfig.
+func (c cluster) kubeconfig(ctx context.Context) (string, error) {
+	return command{args: []string{clusterProgram, "kubeconfig", "--name", c.name}}.output(ctx)
+}
+
+// tools returns the directory with kubectl and helm.
+func tools(ctx context.Context) (string, error) {
+	return command{args: []string{clusterProgram, "tools"}}.output(ctx)
+}
+
+// usable tells whether the cluster runs with the nodes that it should have, all of them ready.
+func (c cluster) usable(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	path, err := c.kubeconfig(ctx)
+	if err != nil {
+		return false
+	}
+	connection, err := kube.Connect(path)
+	if err != nil {
+		return false
+	}
+	var nodes corev1.NodeList
+	if err := connection.List(ctx, &nodes); err != nil {
+		return false
+	}
+	got := map[string]string{}
+	for i := range nodes.Items {
+		if ready(&nodes.Items[i]) {
+			got[nodes.Items[i].Name] = nodes.Items[i].Labels[profileLabel]
+		}
+	}
+	return maps.Equal(got, c.profiles)
+}
+
+func ready(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// install installs the chart with simulated GPUs, or brings it up to date, and waits until the plugin is ready everywhere.
+func (c cluster) install(ctx context.Context, archive string) error {
+	kubeconfig, err := c.kubeconfig(ctx)
+	if err != nil {
+		return err
+	}
+	dir, err := tools(ctx)
+	if err != nil {
+		return err
+	}
+	digest, err := digest(archive)
+	if err != nil {
+		return fmt.Errorf("read images: %w", err)
+	}
+	_, err = command{
+		args: []string{filepath.Join(dir, "helm"), "upgrade", "--install", "gpu-dra-driver", "deployments/helm/gpu-dra-driver",
+			"--namespace", "gpu-dra-driver", "--create-namespace", "--set", "simulate.enabled=true",
+			// The tag stays the same while one works on the driver; this restarts the plugin when the image is another.
+			"--set-string", "kubeletPlugin.podAnnotations.images=" + digest,
+			"--wait", "--timeout", "2m", "--hide-notes"},
+		env: []string{"KUBECONFIG=" + kubeconfig},
+	}.output(ctx)
+	return err
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestCommandOutput(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		script  string
+		want    string
+		wantErr []string
+	}{
+		{"what it prints, without the last line's end", "echo a; echo b", "a\nb", nil},
+		{"a failure names the program, its status and what it said", "echo cannot >&2; exit 3", "", []string{"sh -c", "exit status 3", "cannot"}},
+		{"warnings of a program that succeeds are no output", "echo warning >&2; echo a", "a", nil},
+		{"the environment is added to", "echo $HOME_OF_TEST", "here", nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := command{args: []string{"sh", "-c", tc.script}, env: []string{"HOME_OF_TEST=here"}}.output(t.Context())
+			if got != tc.want {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+			if (err != nil) != (tc.wantErr != nil) {
+				t.Fatalf("got error %v, want %q", err, tc.wantErr)
+			}
+			for _, want := range tc.wantErr {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("got error %q, want %q in it", err, want)
+				}
+			}
+		})
+	}
+}
+
+func TestDigest(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "images.tar")
+	digests := map[string]bool{}
+	for _, content := range []string{"a", "b", "a"} {
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got, err := digest(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		digests[got] = true
+	}
+	if got := len(digests); got != 2 {
+		t.Errorf("got %d digests of two contents, want 2", got)
+	}
+}
+
+func TestRun(t *testing.T) {
+	for _, args := range [][]string{nil, {"dmeo"}, {"demo", "twice"}} {
+		if err := run(t.Context(), args); err == nil || !strings.Contains(err.Error(), "usage") {
+			t.Errorf("run %q: got error %v, want the usage", args, err)
+		}
+	}
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// archive is where the images are built.
+const archive = "_output/images.tar"
+
+var demoCluster = cluster{name: "demo", profiles: map[string]string{
+	"node-1": "dgx-h100", "node-2": "l40s-x4", "node-3": "mixed",
+}}
+
+// demoRunner is the program that applies the demos.
+const demoRunner = "_output/bin/demo"
+
+// demo leaves the cluster running, also when a demo is not what its README says: one will want to look.
+func demo(ctx context.Context) (failure error) {
+	if err := buildClusterProgram(ctx); err != nil {
+		return err
+	}
+	if err := check(ctx); err != nil {
+		return err
+	}
+	defer func() {
+		if failure != nil && demoCluster.usable(context.WithoutCancel(ctx)) {
+			say("the cluster is running: make demo tries again with it, make demo-down stops it")
+		}
+	}()
+	if err := prepareDemo(ctx); err != nil {
+		return err
+	}
+	kubeconfig, err := demoCluster.kubeconfig(ctx)
+	if err != nil {
+		return err
+	}
+	say("applying the demos")
+	if err := (command{args: []string{demoRunner}, env: []string{"KUBECONFIG=" + kubeconfig}}).attach(ctx); err != nil {
+		return err
+	}
+	return explain(ctx, kubeconfig)
+}
+
+// prepareDemo returns when the driver is ready on every node.
+func prepareDemo(ctx context.Context) error {
+	work, workCtx := errgroup.WithContext(ctx)
+	work.Go(func() error { return demoCluster.ensure(workCtx) })
+	work.Go(func() error {
+		if err := buildImages(workCtx); err != nil {
+			return err
+		}
+		return command{label: "demo", args: []string{"go", "build", "-o", demoRunner, "./test/e2e/demo"}}.run(workCtx)
+	})
+	if err := work.Wait(); err != nil {
+		return err
+	}
+	say("loading the images into the nodes")
+	if err := demoCluster.load(ctx, archive); err != nil {
+		return err
+	}
+	say("installing the chart")
+	return demoCluster.install(ctx, archive)
+}
+
+func demoDown(ctx context.Context) error {
+	if err := buildClusterProgram(ctx); err != nil {
+		return err
+	}
+	return demoCluster.down(ctx)
+}
+
+// ensure uses the cluster that runs, when it is as it should be, and starts a new one otherwise.
+func (c cluster) ensure(ctx context.Context) error {
+	if c.usable(ctx) {
+		say("cluster: %s is running already", c.name)
+		return nil
+	}
+	if err := c.down(ctx); err != nil {
+		return err
+	}
+	if err := c.up(ctx); err != nil {
+		if down := c.down(ctx); down != nil {
+			say("cluster: %v", down)
+		}
+		return err
+	}
+	return nil
+}
+
+func buildImages(ctx context.Context) error {
+	return command{label: "images", args: []string{"go", "run", "./deployments/container", "-output", filepath.Dir(archive)}}.run(ctx)
+}
+
+func explain(ctx context.Context, kubeconfig string) error {
+	dir, err := tools(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Println()
+	say("the cluster is running")
+	fmt.Printf(`
+Use it:
+  export KUBECONFIG=%s PATH=%s:$PATH
+  kubectl get resourceslices
+  kubectl get pods,resourceclaims -A
+Stop it:
+  make demo-down
+`, kubeconfig, dir)
+	return nil
+}
+
+func digest(file string) (string, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	hash := sha256.New()
+	if _, err := io.Copy(hash, f); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(hash.Sum(nil))[:16], nil
+}

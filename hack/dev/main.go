@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command dev is behind `make demo`, `make demo-down` and `make test-e2e`: it puts the cluster, the images, the chart and
+// the tests together. It runs in the repository root.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+)
+
+const usage = `usage: dev demo|demo-down|e2e
+
+  demo        start the cluster "demo" (or use the one that runs), install the driver, apply every demo
+  demo-down   stop the cluster "demo"
+  e2e         run the end-to-end tests on a fresh cluster "e2e" and stop it; E2E_RUN selects tests by a pattern
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:])
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "dev:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	if len(args) != 1 {
+		args = []string{""}
+	}
+	switch args[0] {
+	case "demo":
+		return demo(ctx)
+	case "demo-down":
+		return demoDown(ctx)
+	case "e2e":
+		return e2e(ctx)
+	}
+	return fmt.Errorf("%s", strings.TrimSpace(usage))
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package demos applies a folder of demo/, tells in three lines what was asked, where it landed and what the container
+// saw, and compares that with what the folder's README says.
+package demos
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
+
+	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
+)
+
+// Demo is one folder of demo/.
+type Demo struct {
+	Name     string   // of the folder
+	Asked    string   // the README's first paragraph
+	Expected []string // the README's expected block
+	Objects  []*unstructured.Unstructured
+}
+
+// ErrDifferent means a demo's output is not the one in its README. The message has the difference.
+var ErrDifferent = errors.New("output differs from the README")
+
+// Load reads every folder of a directory, in the order of their names.
+func Load(dir string) ([]Demo, error) {
+	readmes, err := filepath.Glob(filepath.Join(dir, "*", "README.md"))
+	if err != nil {
+		return nil, err
+	}
+	if len(readmes) == 0 {
+		return nil, fmt.Errorf("load demos: no folder with a README.md in %s", dir)
+	}
+	var all []Demo
+	for _, readme := range readmes {
+		demo, err := load(filepath.Dir(readme))
+		if err != nil {
+			return nil, fmt.Errorf("load demo %s: %w", filepath.Dir(readme), err)
+		}
+		all = append(all, demo)
+	}
+	return all, nil
+}
+
+func load(dir string) (Demo, error) {
+	readme, err := os.ReadFile(filepath.Join(dir, "README.md"))
+	if err != nil {
+		return Demo{}, err
+	}
+	demo := Demo{Name: filepath.Base(dir), Asked: asked(string(readme))}
+	if demo.Expected, err = expected(string(readme)); err != nil {
+		return Demo{}, fmt.Errorf("README.md: %w", err)
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+	if err != nil {
+		return Demo{}, err
+	}
+	for _, file := range files {
+		objects, err := decode(file)
+		if err != nil {
+			return Demo{}, fmt.Errorf("%s: %w", filepath.Base(file), err)
+		}
+		demo.Objects = append(demo.Objects, objects...)
+	}
+	if len(demo.Namespaces()) == 0 {
+		return Demo{}, errors.New("no Namespace among the objects: a demo lives in one of its own")
+	}
+	return demo, nil
+}
+
+func decode(file string) ([]*unstructured.Unstructured, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var objects []*unstructured.Unstructured
+	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096)
+	for {
+		object := &unstructured.Unstructured{}
+		err := decoder.Decode(object)
+		if errors.Is(err, io.EOF) {
+			return objects, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if len(object.Object) > 0 {
+			objects = append(objects, object)
+		}
+	}
+}
+
+// Namespaces returns the names of the namespaces that the demo makes.
+func (d Demo) Namespaces() []string {
+	var names []string
+	for _, o := range d.Objects {
+		if o.GetKind() == "Namespace" {
+			names = append(names, o.GetName())
+		}
+	}
+	return names
+}
+
+// aloneAnnotation, on a demo's namespace, says that the demo needs GPUs that other demos may hold.
+const aloneAnnotation = "demo.gpu-dra-driver/alone"
+
+// Room ends the pods and claims of all demos when the demo needs their GPUs.
+func (d Demo) Room(ctx context.Context, cluster *kube.Cluster, all []Demo, timeout time.Duration) error {
+	for _, o := range d.Objects {
+		if o.GetKind() == "Namespace" && o.GetAnnotations()[aloneAnnotation] == "true" {
+			return cluster.Empty(ctx, timeout, Namespaces(all)...)
+		}
+	}
+	return nil
+}
+
+// Run applies the demo and returns what it printed. It waits until that is what the README says; when time is up the
+// error is ErrDifferent. The demo's objects stay.
+func (d Demo) Run(ctx context.Context, cluster *kube.Cluster, driver string, timeout time.Duration) ([]string, error) {
+	if err := cluster.Apply(ctx, d.Objects...); err != nil {
+		return nil, err
+	}
+	var got []string
+	err := kube.Until(ctx, timeout, "demo "+d.Name, func(ctx context.Context) (bool, string, error) {
+		lines, err := d.report(ctx, cluster, driver)
+		if err != nil {
+			return false, "", err
+		}
+		got = lines
+		return Compare(d.Expected, got) == "", "", nil
+	})
+	if diff := Compare(d.Expected, got); diff != "" {
+		return got, fmt.Errorf("demo %s: %w:\n%s%s", d.Name, ErrDifferent, diff, cause(got, err))
+	}
+	return got, nil
+}
+
+// cause is what stood in the way when there is nothing to compare.
+func cause(got []string, err error) string {
+	if len(got) > 0 || err == nil {
+		return ""
+	}
+	return err.Error() + "\n"
+}
+
+// report tells what is there now.
+func (d Demo) report(ctx context.Context, cluster *kube.Cluster, driver string) ([]string, error) {
+	lines := []string{"asked:  " + d.Asked}
+	devices, err := publishedDevices(ctx, cluster, driver)
+	if err != nil {
+		return nil, err
+	}
+	for _, namespace := range slices.Sorted(slices.Values(d.Namespaces())) {
+		pods, err := cluster.Pods(ctx, namespace)
+		if err != nil {
+			return nil, err
+		}
+		for i := range pods {
+			more, err := reportPod(ctx, cluster, devices, &pods[i])
+			if err != nil {
+				return nil, err
+			}
+			lines = append(lines, more...)
+		}
+	}
+	return lines, nil
+}
+
+func indent(label, text string) []string {
+	var lines []string
+	for line := range strings.Lines(text) {
+		lines = append(lines, label+strings.TrimRight(line, "\n"))
+	}
+	return lines
+}
+
+// Select returns the demos with these names, all of them when there are no names.
+func Select(all []Demo, names []string) ([]Demo, error) {
+	if len(names) == 0 {
+		return all, nil
+	}
+	var selected []Demo
+	for _, name := range names {
+		i := slices.IndexFunc(all, func(d Demo) bool { return d.Name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("select demos: there is none called %s", name)
+		}
+		selected = append(selected, all[i])
+	}
+	return selected, nil
+}
+
+// Namespaces returns the namespaces of all the demos.
+func Namespaces(all []Demo) []string {
+	var names []string
+	for _, d := range all {
+		names = append(names, d.Namespaces()...)
+	}
+	return names
+}

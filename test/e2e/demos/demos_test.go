@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demos
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+func TestCompare(t *testing.T) {
+	for _, tc := range []struct{ name, want, got, diff string }{
+		{"the same lines", "a\nb", "a\nb", ""},
+		{"a placeholder stands for any text", "on <node>: <device>, ok", "on node-1: gpu-3b-00-0, ok", ""},
+		{"a placeholder stands for the same text everywhere", "<uuid>\n<uuid>", "GPU-1\nGPU-2", "  GPU-1\n- GPU-1\n+ GPU-2\n"},
+		{"twice in one line", "<uuid> = <uuid>", "GPU-1 = GPU-2", "- <uuid> = <uuid>\n+ GPU-1 = GPU-2\n"},
+		{"a placeholder is never empty", "uuid: <uuid>", "uuid: ", "- uuid: <uuid>\n+ uuid: \n"},
+		{"signs of regular expressions mean themselves", "a.c (x) [<n>]", "a.c (x) [1]", ""},
+		{"a sign does not match another", "a.c", "abc", "- a.c\n+ abc\n"},
+		{"a line too much", "a\nb", "a\nx\nb", "  a\n+ x\n  b\n"},
+		{"a line too few", "a\nb\nc", "a\nc", "  a\n- b\n  c\n"},
+		{"nothing came", "a\nb", "", "- a\n- b\n"},
+		{"something came", "", "a", "+ a\n"},
+		{"a model with spaces", "<device>, <model> (UUID: <uuid>)", "gpu-1, NVIDIA H100 80GB HBM3 (UUID: GPU-1)", ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if got := Compare(lines(tc.want), lines(tc.got)); got != tc.diff {
+				t.Errorf("got\n%s\nwant\n%s", got, tc.diff)
+			}
+		})
+	}
+}
+
+func TestReadme(t *testing.T) {
+	for _, tc := range []struct{ name, readme, asked, expected, err string }{
+		{"a paragraph over two lines", "# Title\n\nOne GPU,\nany.\n\nMore.\n\n```text expected\na\nb\n```\n", "One GPU, any.", "a\nb", ""},
+		{"other blocks do not count", "x\n\n```text\nno\n```\n\n```text expected\nyes\n```\n", "x", "yes", ""},
+		{"no block", "x\n", "x", "", "no block that begins with"},
+		{"a block without end", "x\n\n```text expected\na\n", "x", "", "has no end"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if got := asked(tc.readme); got != tc.asked {
+				t.Errorf("asked: got %q, want %q", got, tc.asked)
+			}
+			block, err := expected(tc.readme)
+			if got := strings.Join(block, "\n"); got != tc.expected {
+				t.Errorf("expected: got %q, want %q", got, tc.expected)
+			}
+			if (err != nil) != (tc.err != "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+				t.Errorf("got error %v, want %q", err, tc.err)
+			}
+		})
+	}
+}
+
+// The demos are part of the repository's interface: what can be checked without a cluster is checked here.
+func TestDemosOfTheRepository(t *testing.T) {
+	version, err := os.ReadFile("../../../VERSION")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := Load("../../../demo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, demo := range all {
+		t.Run(demo.Name, func(t *testing.T) {
+			if got, want := demo.Expected[0], "asked:  "+demo.Asked; got != want {
+				t.Errorf("first expected line: got %q, want %q", got, want)
+			}
+			for _, o := range demo.Objects {
+				if o.GetKind() != "Namespace" && o.GetNamespace() != demo.Namespaces()[0] {
+					t.Errorf("%s %s is in namespace %q, want the demo's own", o.GetKind(), o.GetName(), o.GetNamespace())
+				}
+			}
+			for _, image := range images(demo) {
+				if want := "localhost/gpu-dra-demo:" + strings.TrimSpace(string(version)); image != want {
+					t.Errorf("image: got %s, want %s", image, want)
+				}
+			}
+		})
+	}
+}
+
+func TestSelect(t *testing.T) {
+	all := []Demo{{Name: "a"}, {Name: "b"}}
+	for _, tc := range []struct {
+		name  string
+		names []string
+		want  string
+	}{
+		{"no names select all", nil, "a b"},
+		{"names select in their order", []string{"b", "a"}, "b a"},
+		{"an unknown name is an error", []string{"c"}, "select demos: there is none called c"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			selected, err := Select(all, tc.names)
+			var names []string
+			for _, d := range selected {
+				names = append(names, d.Name)
+			}
+			got := strings.Join(names, " ")
+			if err != nil {
+				got = err.Error()
+			}
+			if got != tc.want {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+func lines(text string) []string {
+	if text == "" {
+		return nil
+	}
+	return strings.Split(text, "\n")
+}
+
+// images returns the images of the demo's pods.
+func images(d Demo) []string {
+	var found []string
+	var walk func(v any)
+	walk = func(v any) {
+		switch v := v.(type) {
+		case map[string]any:
+			if image, ok := v["image"].(string); ok {
+				found = append(found, image)
+			}
+			for _, child := range v {
+				walk(child)
+			}
+		case []any:
+			for _, child := range v {
+				walk(child)
+			}
+		}
+	}
+	for _, o := range d.Objects {
+		walk(o.Object)
+	}
+	return found
+}

@@ -1,0 +1,156 @@
+//go:build e2e
+
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// published returns the devices of a node in the order in which the scheduler tries them.
+func (s *suite) published(t *testing.T, node string) []resourceapi.Device {
+	t.Helper()
+	list, err := s.Slices(t.Context(), *driver)
+	s.must(t, err)
+	var devices []resourceapi.Device
+	for _, slice := range list {
+		if slice.Spec.Pool.Name == node {
+			devices = append(devices, slice.Spec.Devices...)
+		}
+	}
+	return devices
+}
+
+// gpus returns the whole GPUs of a node, strongest first: not the monitor device, which stands for all of them.
+func (s *suite) gpus(t *testing.T, node string) []resourceapi.Device {
+	t.Helper()
+	return slices.DeleteFunc(s.published(t, node), func(d resourceapi.Device) bool { return stringAttribute(d, "type") != "gpu" })
+}
+
+func stringAttribute(d resourceapi.Device, name string) string {
+	if a := d.Attributes[resourceapi.QualifiedName(name)]; a.StringValue != nil {
+		return *a.StringValue
+	}
+	return ""
+}
+
+func intAttribute(d resourceapi.Device, name string) int64 {
+	if a := d.Attributes[resourceapi.QualifiedName(name)]; a.IntValue != nil {
+		return *a.IntValue
+	}
+	return -1
+}
+
+// allocated returns the device that the pod's only claim got, as the node publishes it.
+func (s *suite) allocated(t *testing.T, pod *corev1.Pod) resourceapi.Device {
+	t.Helper()
+	claim := s.claimOf(t, pod)
+	if claim.Status.Allocation == nil || len(claim.Status.Allocation.Devices.Results) != 1 {
+		t.Fatalf("claim %s: got allocation %v, want one device", claim.Name, claim.Status.Allocation)
+	}
+	result := claim.Status.Allocation.Devices.Results[0]
+	for _, device := range s.published(t, result.Pool) {
+		if device.Name == result.Device {
+			return device
+		}
+	}
+	t.Fatalf("claim %s: device %s/%s is not published", claim.Name, result.Pool, result.Device)
+	return resourceapi.Device{}
+}
+
+func (s *suite) claimOf(t *testing.T, pod *corev1.Pod) resourceapi.ResourceClaim {
+	t.Helper()
+	var claim resourceapi.ResourceClaim
+	for _, status := range pod.Status.ResourceClaimStatuses {
+		if status.ResourceClaimName != nil {
+			s.must(t, s.Get(t.Context(), client.ObjectKey{Namespace: pod.Namespace, Name: *status.ResourceClaimName}, &claim))
+			return claim
+		}
+	}
+	t.Fatalf("pod %s has no claim", pod.Name)
+	return claim
+}
+
+var uuid = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
+
+// text writes the devices of a node one attribute a line, ordered by name. Each UUID is replaced by the number of its first
+// appearance, and the node's name, which is in the names that the monitor device makes up, by <node>.
+func text(node string, devices []resourceapi.Device) string {
+	var b strings.Builder
+	for _, d := range devices {
+		fmt.Fprintln(&b, d.Name)
+		for _, name := range slices.Sorted(maps.Keys(d.Attributes)) {
+			fmt.Fprintf(&b, "  %s = %s\n", name, value(d.Attributes[name]))
+		}
+		for _, name := range slices.Sorted(maps.Keys(d.Capacity)) {
+			quantity := d.Capacity[name].Value
+			fmt.Fprintf(&b, "  capacity %s = %s\n", name, quantity.String())
+		}
+	}
+	seen := map[string]string{}
+	return uuid.ReplaceAllStringFunc(strings.ReplaceAll(b.String(), node, "<node>"), func(id string) string {
+		if _, ok := seen[id]; !ok {
+			seen[id] = fmt.Sprintf("<uuid-%d>", len(seen)+1)
+		}
+		return seen[id]
+	})
+}
+
+func value(a resourceapi.DeviceAttribute) string {
+	switch {
+	case a.StringValue != nil:
+		return fmt.Sprintf("%q", *a.StringValue)
+	case a.VersionValue != nil:
+		return "version " + *a.VersionValue
+	case a.IntValue != nil:
+		return fmt.Sprint(*a.IntValue)
+	case a.BoolValue != nil:
+		return fmt.Sprint(*a.BoolValue)
+	}
+	return fmt.Sprintf("%+v", a)
+}
+
+func (s *suite) testPublished(t *testing.T) {
+	for _, profile := range []string{"dgx-h100", "l40s-x4", "t4-x2", "mixed"} {
+		t.Run(profile, func(t *testing.T) {
+			node := s.node(t, profile)
+			compareGolden(t, filepath.Join("testdata", profile+".txt"), text(node, s.published(t, node)))
+			if gpus := s.gpus(t, node); !slices.IsSortedFunc(gpus, strongestFirst) {
+				t.Errorf("GPUs are not ordered by peakCompute:\n%s", text(node, gpus))
+			}
+		})
+	}
+}
+
+func strongestFirst(a, b resourceapi.Device) int {
+	return int(intAttribute(b, "peakCompute") - intAttribute(a, "peakCompute"))
+}
+
+func compareGolden(t *testing.T, file, got string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s: run with -update when the change is meant\ngot\n%s\nwant\n%s", file, got, want)
+	}
+}

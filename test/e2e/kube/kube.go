@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kube is what the demos and the end-to-end tests need of a cluster: apply, wait, read logs, run a program in a
+// container, and tell what went wrong. A kubeconfig is all it needs.
+package kube
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+)
+
+// fieldOwner names us in the managed fields of what we apply.
+const fieldOwner = "gpu-dra-driver-e2e"
+
+// poll is the time between two looks at the cluster.
+const poll = 100 * time.Millisecond
+
+// Cluster is a connection to a Kubernetes cluster.
+type Cluster struct {
+	client.Client
+	config *rest.Config
+	set    kubernetes.Interface
+}
+
+// Connect reads a kubeconfig; an empty path means $KUBECONFIG, then the default place. It does not talk to the cluster yet.
+func Connect(kubeconfig string) (*Cluster, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = kubeconfig
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("read kubeconfig: %w", err)
+	}
+	return connect(config)
+}
+
+func connect(config *rest.Config) (*Cluster, error) {
+	log.SetLogger(klog.Logger{}) // controller-runtime complains when it has none
+	config.QPS = -1              // the server's own fairness limits us
+	c, err := client.New(config, client.Options{Scheme: scheme.Scheme})
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
+	}
+	set, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
+	}
+	return &Cluster{Client: c, config: config, set: set}, nil
+}
+
+// Apply makes the objects what they say, in their order. It may be repeated.
+func (c *Cluster) Apply(ctx context.Context, objects ...*unstructured.Unstructured) error {
+	for _, o := range objects {
+		err := c.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(o.DeepCopy()), client.FieldOwner(fieldOwner), client.ForceOwnership)
+		if err != nil {
+			return fmt.Errorf("apply %s %s: %w", o.GetKind(), o.GetName(), err)
+		}
+	}
+	return nil
+}
+
+// ApplyTyped is Apply for objects of Go types. They need their TypeMeta filled in.
+func (c *Cluster) ApplyTyped(ctx context.Context, objects ...client.Object) error {
+	for _, o := range objects {
+		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
+		if err != nil {
+			return fmt.Errorf("convert %s: %w", o.GetName(), err)
+		}
+		delete(fields, "status")
+		if err := c.Apply(ctx, &unstructured.Unstructured{Object: fields}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Empty deletes the pods and claims of namespaces and waits until they are gone: then their GPUs are free. The namespaces
+// stay; Kubernetes takes five seconds to delete even an empty one.
+func (c *Cluster) Empty(ctx context.Context, timeout time.Duration, names ...string) error {
+	for _, name := range names {
+		for _, kind := range []client.Object{&corev1.Pod{}, &resourceapi.ResourceClaim{}} {
+			if err := c.DeleteAllOf(ctx, kind, client.InNamespace(name)); err != nil {
+				return fmt.Errorf("empty namespace %s: %w", name, err)
+			}
+		}
+	}
+	for _, name := range names {
+		err := Until(ctx, timeout, "pods and claims of "+name+" to be gone", func(ctx context.Context) (bool, string, error) {
+			return c.empty(ctx, name)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// DeleteNamespaces deletes namespaces and does not wait for the end of it. Missing ones are no error.
+func (c *Cluster) DeleteNamespaces(ctx context.Context, names ...string) error {
+	for _, name := range names {
+		err := c.Delete(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("delete namespace %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) empty(ctx context.Context, namespace string) (bool, string, error) {
+	pods, err := c.Pods(ctx, namespace)
+	if err != nil {
+		return false, "", err
+	}
+	var claims resourceapi.ResourceClaimList
+	if err := c.List(ctx, &claims, client.InNamespace(namespace)); err != nil {
+		return false, "", err
+	}
+	left := fmt.Sprintf("%d pods, %d claims", len(pods), len(claims.Items))
+	return len(pods)+len(claims.Items) == 0, left, nil
+}
+
+// Until calls look until it says done. What look returns as state, or as an error, is the reason given when time is up.
+func Until(ctx context.Context, timeout time.Duration, what string, look func(context.Context) (done bool, state string, err error)) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	tick := time.NewTicker(poll)
+	defer tick.Stop()
+	for {
+		done, state, err := look(ctx)
+		if done && err == nil {
+			return nil
+		}
+		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+			state = err.Error()
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait %s for %s: %w; last seen: %s", timeout, what, ctx.Err(), state)
+		case <-tick.C:
+		}
+	}
+}
+
+// Slices returns the published slices of a driver in the order in which the scheduler tries them: by pool and name.
+func (c *Cluster) Slices(ctx context.Context, driver string) ([]resourceapi.ResourceSlice, error) {
+	var list resourceapi.ResourceSliceList
+	if err := c.List(ctx, &list, client.MatchingFields{"spec.driver": driver}); err != nil {
+		return nil, fmt.Errorf("list resource slices: %w", err)
+	}
+	slices.SortFunc(list.Items, func(a, b resourceapi.ResourceSlice) int {
+		return cmp.Or(cmp.Compare(a.Spec.Pool.Name, b.Spec.Pool.Name), cmp.Compare(a.Name, b.Name))
+	})
+	return list.Items, nil
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/remotecommand"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// Pods returns the pods of a namespace ordered by name.
+func (c *Cluster) Pods(ctx context.Context, namespace string, options ...client.ListOption) ([]corev1.Pod, error) {
+	var list corev1.PodList
+	if err := c.List(ctx, &list, append(options, client.InNamespace(namespace))...); err != nil {
+		return nil, fmt.Errorf("list pods of %s: %w", namespace, err)
+	}
+	slices.SortFunc(list.Items, func(a, b corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
+	return list.Items, nil
+}
+
+// Started tells whether the pod's first container runs or has run: from then on it has a log.
+func Started(pod *corev1.Pod) bool {
+	if len(pod.Status.ContainerStatuses) == 0 {
+		return false
+	}
+	state := pod.Status.ContainerStatuses[0].State
+	return state.Running != nil || state.Terminated != nil
+}
+
+// WaitPod waits until the pod is as wanted and returns it.
+func (c *Cluster) WaitPod(ctx context.Context, timeout time.Duration, key client.ObjectKey, what string, wanted func(*corev1.Pod) bool) (*corev1.Pod, error) {
+	var pod corev1.Pod
+	err := Until(ctx, timeout, fmt.Sprintf("pod %s to be %s", key, what), func(ctx context.Context) (bool, string, error) {
+		if err := c.Get(ctx, key, &pod); err != nil {
+			return false, "", err
+		}
+		return wanted(&pod), string(pod.Status.Phase), nil
+	})
+	return &pod, err
+}
+
+// Log returns what the pod's only container has printed so far.
+func (c *Cluster) Log(ctx context.Context, pod client.ObjectKey) (string, error) {
+	return c.ContainerLog(ctx, pod, "")
+}
+
+// ContainerLog returns what a container of the pod has printed so far.
+func (c *Cluster) ContainerLog(ctx context.Context, pod client.ObjectKey, container string) (string, error) {
+	stream, err := c.set.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &corev1.PodLogOptions{Container: container}).Stream(ctx)
+	if err != nil {
+		return "", fmt.Errorf("read the log of %s: %w", pod, err)
+	}
+	defer stream.Close()
+	text, err := io.ReadAll(stream)
+	if err != nil {
+		return "", fmt.Errorf("read the log of %s: %w", pod, err)
+	}
+	return string(text), nil
+}
+
+// Exec runs a program in the pod's first container and returns what it printed, the error output last.
+func (c *Cluster) Exec(ctx context.Context, pod client.ObjectKey, command ...string) (string, error) {
+	request := c.set.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
+		VersionedParams(&corev1.PodExecOptions{Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec)
+	executor, err := remotecommand.NewWebSocketExecutor(c.config, "GET", request.URL().String())
+	if err != nil {
+		return "", fmt.Errorf("run %q in %s: %w", command, pod, err)
+	}
+	var stdout, stderr bytes.Buffer
+	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &stdout, Stderr: &stderr})
+	output := stdout.String() + stderr.String()
+	if err != nil {
+		return output, fmt.Errorf("run %q in %s: %w: %s", command, pod, err, output)
+	}
+	return output, nil
+}
+
+// Events returns the messages of the events about an object, oldest first.
+func (c *Cluster) Events(ctx context.Context, object client.ObjectKey) ([]string, error) {
+	var list corev1.EventList
+	if err := c.List(ctx, &list, client.InNamespace(object.Namespace), client.MatchingFields{"involvedObject.name": object.Name}); err != nil {
+		return nil, fmt.Errorf("list events of %s: %w", object, err)
+	}
+	slices.SortFunc(list.Items, func(a, b corev1.Event) int { return eventTime(a).Compare(eventTime(b)) })
+	var messages []string
+	for _, e := range list.Items {
+		messages = append(messages, e.Reason+": "+e.Message)
+	}
+	return messages, nil
+}
+
+// eventTime is when the event was seen last; which field says so depends on the library that wrote it.
+func eventTime(e corev1.Event) time.Time {
+	switch {
+	case !e.LastTimestamp.IsZero():
+		return e.LastTimestamp.Time
+	case !e.EventTime.IsZero():
+		return e.EventTime.Time
+	}
+	return e.CreationTimestamp.Time
+}

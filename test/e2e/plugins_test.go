@@ -1,0 +1,145 @@
+//go:build e2e
+
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
+)
+
+// plugin returns the driver's pod on a node.
+func (s *suite) plugin(t *testing.T, node string) *corev1.Pod {
+	t.Helper()
+	var found *corev1.Pod
+	err := kube.Until(t.Context(), soon, "a ready plugin on "+node, func(ctx context.Context) (bool, string, error) {
+		pods, err := s.Pods(ctx, "", kube.PluginLabels)
+		for i := range pods {
+			if p := &pods[i]; p.Spec.NodeName == node && p.DeletionTimestamp == nil && podReady(p) {
+				found = p
+			}
+		}
+		return found != nil, fmt.Sprintf("%d plugin pods", len(pods)), err
+	})
+	s.must(t, err)
+	return found
+}
+
+func podReady(p *corev1.Pod) bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// restartPlugin deletes the driver's pod on a node and waits until the next one is ready.
+func (s *suite) restartPlugin(t *testing.T, node string) *corev1.Pod {
+	t.Helper()
+	s.must(t, s.Delete(t.Context(), s.plugin(t, node)))
+	return s.plugin(t, node)
+}
+
+// simctl changes the simulated GPUs of the node on which a plugin runs.
+func (s *suite) simctl(t *testing.T, plugin *corev1.Pod, args ...string) string {
+	t.Helper()
+	return s.run(t, client.ObjectKeyFromObject(plugin), append([]string{"/usr/bin/dra-kubelet-plugin", "simctl", "--dir", simDir}, args...)...)
+}
+
+// idle watches that nothing writes slices without a reason.
+type idle struct {
+	*suite
+	nodes   []string
+	before  string
+	started time.Time
+}
+
+// restDuration is longer than the period with which slice controllers look again.
+const restDuration = time.Minute
+
+// startIdle notes the slices of all nodes but those whose GPUs a test will break, and restarts the plugin on each.
+func (s *suite) startIdle(t *testing.T) *idle {
+	t.Helper()
+	i := &idle{suite: s}
+	for profile, node := range s.nodes {
+		if profile != brokenProfile {
+			i.nodes = append(i.nodes, node)
+		}
+	}
+	i.before = i.versions(t)
+	for _, node := range i.nodes {
+		s.restartPlugin(t, node)
+	}
+	i.started = time.Now()
+	return i
+}
+
+// versions prints the identity and the version of every slice of the watched nodes.
+func (i *idle) versions(t *testing.T) string {
+	t.Helper()
+	list, err := i.Slices(t.Context(), *driver)
+	i.must(t, err)
+	var b strings.Builder
+	for _, slice := range list {
+		for _, node := range i.nodes {
+			if slice.Spec.Pool.Name == node {
+				fmt.Fprintf(&b, "%s %s generation %d resourceVersion %s\n", slice.Name, slice.UID, slice.Spec.Pool.Generation, slice.ResourceVersion)
+			}
+		}
+	}
+	return b.String()
+}
+
+func (i *idle) check(t *testing.T) {
+	if rest := restDuration - time.Since(i.started); rest > 0 {
+		select {
+		case <-time.After(rest): // the rest is what is tested
+		case <-t.Context().Done():
+		}
+	}
+	if got := i.versions(t); got != i.before {
+		t.Errorf("got\n%s\nwant\n%s", got, i.before)
+	}
+}
+
+// brokenProfile is the profile of the node whose GPU is broken: the weakest, which no other test needs.
+const brokenProfile = "t4-x2"
+
+func (s *suite) testBrokenGPU(t *testing.T) {
+	node := s.node(t, brokenProfile)
+	all := s.published(t, node)
+	broken := all[0].Name
+	s.simctl(t, s.plugin(t, node), "fail", broken, "all", "ERROR_UNKNOWN")
+	defer func() { // the node is as it was, also for a later run on the same cluster
+		s.simctl(t, s.plugin(t, node), "heal", broken)
+		s.restartPlugin(t, node)
+		s.waitDevices(t, node, len(all))
+	}()
+	s.restartPlugin(t, node)
+	s.waitDevices(t, node, len(all)-1)
+	for _, device := range s.gpus(t, node) {
+		if device.Name == broken {
+			t.Errorf("%s is published although it fails", broken)
+		}
+	}
+	ns := s.namespace(t, "broken")
+	s.running(t, s.pod(t, ns, "worker", onNode(node), withTemplate(s.template(t, ns, "one-gpu"))))
+}
+
+func (s *suite) waitDevices(t *testing.T, node string, want int) {
+	t.Helper()
+	s.must(t, kube.Until(t.Context(), soon, fmt.Sprintf("%d devices on %s", want, node), func(context.Context) (bool, string, error) {
+		got := len(s.published(t, node))
+		return got == want, fmt.Sprintf("%d devices", got), nil
+	}))
+}

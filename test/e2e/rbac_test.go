@@ -1,0 +1,138 @@
+//go:build e2e
+
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// auditCommand is the environment variable with the command that prints the API server's audit log; make test-e2e sets it.
+const auditCommand = "E2E_AUDIT_COMMAND"
+
+// auditEvent is what we need of audit.k8s.io/v1 Event.
+type auditEvent struct {
+	Verb      string
+	UserAgent string
+	User      struct{ Username string }
+	ObjectRef *struct{ APIGroup, Resource, Subresource, Name string }
+
+	ResponseStatus struct {
+		Code    int
+		Message string
+	}
+}
+
+// right is what was asked for, in the words of a role: "patch events.k8s.io/events".
+func (e auditEvent) right() string {
+	resource := e.ObjectRef.Resource
+	if e.ObjectRef.Subresource != "" {
+		resource += "/" + e.ObjectRef.Subresource
+	}
+	return right(e.Verb, e.ObjectRef.APIGroup, resource)
+}
+
+func right(verb, group, resource string) string {
+	if group != "" {
+		resource = group + "/" + resource
+	}
+	return verb + " " + resource
+}
+
+// testRights comes last: what the plugin may do, it has done by now, and it has tried nothing else.
+func (s *suite) testRights(t *testing.T) {
+	command := strings.Fields(os.Getenv(auditCommand))
+	if len(command) == 0 {
+		t.Skip(auditCommand + " is not set: make test-e2e starts a cluster with an audit log")
+	}
+	log, err := exec.CommandContext(t.Context(), command[0], command[1:]...).Output()
+	s.must(t, err)
+	plugin := s.plugin(t, s.node(t, "l40s-x4"))
+	user := "system:serviceaccount:" + plugin.Namespace + ":" + plugin.Spec.ServiceAccountName
+	used := map[string]bool{}
+	for line := range bytes.Lines(log) {
+		var e auditEvent
+		s.must(t, json.Unmarshal(line, &e))
+		if e.User.Username != user || e.ObjectRef == nil || e.UserAgent == thief {
+			continue
+		}
+		used[e.right()] = true
+		if e.ResponseStatus.Code == 401 || e.ResponseStatus.Code == 403 {
+			t.Errorf("refused: %s %s: %s", e.right(), e.ObjectRef.Name, e.ResponseStatus.Message)
+		}
+	}
+	granted := s.granted(t, plugin.Namespace, plugin.Spec.ServiceAccountName)
+	t.Logf("granted:\n%s", strings.Join(granted, "\n"))
+	whole := flag.Lookup("test.run").Value.String() == "" // a part of the suite does not use everything
+	for _, right := range granted {
+		if whole && !used[usedBy(right)] && spare[right] == "" {
+			t.Errorf("granted and never used: %s", right)
+		}
+	}
+	for _, right := range slices.Sorted(maps.Keys(used)) {
+		if !slices.Contains(granted, right) {
+			t.Errorf("used and not granted by the chart: %s", right)
+		}
+	}
+}
+
+// spare are rights that are for other clusters, and why.
+var spare = map[string]string{
+	"list resource.k8s.io/resourceslices": "where the API server does not stream lists (its feature gate WatchList is off)",
+}
+
+// usedBy is the request for which the API server also asks for the right: writing a claim's status asks twice, once for the part
+// that belongs to the driver.
+func usedBy(right string) string {
+	if verb, ok := strings.CutSuffix(right, " resource.k8s.io/resourceclaims/driver"); ok {
+		return strings.TrimPrefix(verb, "associated-node:") + " resource.k8s.io/resourceclaims/status"
+	}
+	return right
+}
+
+// granted is everything that roles give to the service account, sorted.
+func (s *suite) granted(t *testing.T, namespace, account string) []string {
+	t.Helper()
+	var bindings rbacv1.ClusterRoleBindingList
+	s.must(t, s.List(t.Context(), &bindings))
+	var rules []rbacv1.PolicyRule
+	for _, b := range bindings.Items {
+		if slices.ContainsFunc(b.Subjects, func(s rbacv1.Subject) bool {
+			return s.Kind == rbacv1.ServiceAccountKind && s.Namespace == namespace && s.Name == account
+		}) {
+			var role rbacv1.ClusterRole
+			s.must(t, s.Get(t.Context(), client.ObjectKey{Name: b.RoleRef.Name}, &role))
+			rules = append(rules, role.Rules...)
+		}
+	}
+	if len(rules) == 0 {
+		t.Fatalf("no role for service account %s/%s", namespace, account)
+	}
+	rights := map[string]bool{}
+	for _, r := range rules {
+		if len(r.NonResourceURLs) > 0 || slices.Contains(append(append(r.Verbs, r.Resources...), r.APIGroups...), "*") {
+			t.Errorf("a rule is too wide: %v", fmt.Sprint(r))
+		}
+		for _, group := range r.APIGroups {
+			for _, resource := range r.Resources {
+				for _, verb := range r.Verbs {
+					rights[right(verb, group, resource)] = true
+				}
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(rights))
+}

@@ -1,0 +1,227 @@
+//go:build e2e
+
+// SPDX-License-Identifier: Apache-2.0
+
+// Package e2e tests the driver on a real cluster with simulated GPUs, through nothing but its kubeconfig ($KUBECONFIG).
+// `make test-e2e` starts such a cluster; it has a node for each built-in profile.
+package e2e
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
+)
+
+var (
+	driver = flag.String("driver-name", "gpu.nvidia.com", "name of the DRA driver")
+	update = flag.Bool("update", false, "write the golden files")
+)
+
+const (
+	// soon is how long anything may take that the cluster does by itself.
+	soon = 30 * time.Second
+	// profileLabel gives a node its simulated GPUs.
+	profileLabel = "gpu.nvidia.com/sim-profile"
+	simDir       = "/var/lib/gpu-dra-driver/sim"
+	cdiDir       = "/var/run/cdi"
+)
+
+// suite is what all tests share.
+type suite struct {
+	*kube.Cluster
+	image string
+	nodes map[string]string // profile → node
+}
+
+// TestCluster runs in this order on purpose: a test may rely on the GPUs being free again after the one before.
+func TestCluster(t *testing.T) {
+	s := newSuite(t)
+	t.Run("every demo is as its README says", s.testDemos)
+	t.Run("devices are published as the golden files have them, strongest first", s.testPublished)
+	idle := s.startIdle(t) // restarts plugins and then only watches; judged at the end
+	t.Run("each claim gets a GPU of its own and the container sees that one", s.testDistinct)
+	t.Run("a container reaches the GPU of its claim and no other", s.testIsolation)
+	t.Run("a configuration that is refused says why and where", s.testConfig)
+	t.Run("what the documentation shows works", s.testDocs)
+	t.Run("a claim's CDI file that was deleted is made again", s.testDeletedSpec)
+	t.Run("pods wait for GPUs and follow when others finish", s.testQueue)
+	t.Run("a claim shared by containers and pods is one GPU until the last has ended", s.testSharedClaim)
+	t.Run("monitors see all GPUs while all are taken, and take none", s.testMonitor)
+	t.Run("the monitor device is refused without admin access, with what to do", s.testMonitorPolicy)
+	t.Run("the plugin refuses it too", s.testMonitorRefused)
+	t.Run("a monitor sees a GPU that is found later", s.testMonitorLater)
+	t.Run("a plugin writes what belongs to its own node and nothing else", s.testOwnNode)
+	t.Run("nothing is left on the nodes when the pods are gone", s.testNothingLeft)
+	t.Run("a GPU that fails does not take the others down", s.testBrokenGPU)
+	t.Run("slices do not change over a restart and a minute of rest", idle.check)
+	t.Run("the plugin may do what it does and no more", s.testRights)
+}
+
+func newSuite(t *testing.T) *suite {
+	t.Helper()
+	if os.Getenv("KUBECONFIG") == "" {
+		t.Fatal("KUBECONFIG is not set: make test-e2e starts a cluster and sets it")
+	}
+	cluster, err := kube.Connect("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	version, err := os.ReadFile("../../VERSION")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &suite{Cluster: cluster, image: "localhost/gpu-dra-demo:" + strings.TrimSpace(string(version)), nodes: map[string]string{}}
+	var nodes corev1.NodeList
+	if err := s.List(t.Context(), &nodes, client.HasLabels{profileLabel}); err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range nodes.Items {
+		s.nodes[node.Labels[profileLabel]] = node.Name
+	}
+	return s
+}
+
+// node returns the node with a profile; a cluster without one skips the test.
+func (s *suite) node(t *testing.T, profile string) string {
+	t.Helper()
+	node, ok := s.nodes[profile]
+	if !ok {
+		t.Skipf("no node with the label %s=%s", profileLabel, profile)
+	}
+	return node
+}
+
+// namespace makes a namespace for a test. Its pods and claims are gone when the test ends; it is described when the test failed.
+func (s *suite) namespace(t *testing.T, name string) string {
+	t.Helper()
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-" + name + "-"}}
+	s.must(t, s.Create(t.Context(), ns))
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		if t.Failed() {
+			t.Log(s.Diagnose(ctx, ns.Name))
+		}
+		s.must(t, s.Empty(ctx, 2*soon, ns.Name))
+		s.must(t, s.DeleteNamespaces(ctx, ns.Name))
+	})
+	return ns.Name
+}
+
+func (s *suite) must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// claimSpec asks for one GPU of the driver's class.
+func claimSpec(configs ...resourceapi.DeviceClaimConfiguration) resourceapi.ResourceClaimSpec {
+	return resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+		Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: *driver}}},
+		Config:   configs,
+	}}
+}
+
+// template makes a ResourceClaimTemplate for one GPU and returns its name.
+func (s *suite) template(t *testing.T, namespace, name string, configs ...resourceapi.DeviceClaimConfiguration) string {
+	t.Helper()
+	s.must(t, s.ApplyTyped(t.Context(), &resourceapi.ResourceClaimTemplate{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaimTemplate"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
+		Spec:       resourceapi.ResourceClaimTemplateSpec{Spec: claimSpec(configs...)},
+	}))
+	return name
+}
+
+// podOption changes a pod before it is made.
+type podOption func(*corev1.PodSpec)
+
+func onNode(node string) podOption {
+	return func(p *corev1.PodSpec) { p.NodeSelector = map[string]string{corev1.LabelHostname: node} }
+}
+
+func withArgs(args ...string) podOption {
+	return func(p *corev1.PodSpec) { p.Containers[0].Args = args }
+}
+
+// withTemplate gives the container a claim made from a template.
+func withTemplate(name string) podOption {
+	return withClaimSource(corev1.PodResourceClaim{Name: "gpu", ResourceClaimTemplateName: &name})
+}
+
+// withClaim gives the container an existing claim.
+func withClaim(name string) podOption {
+	return withClaimSource(corev1.PodResourceClaim{Name: "gpu", ResourceClaimName: &name})
+}
+
+func withClaimSource(claim corev1.PodResourceClaim) podOption {
+	return func(p *corev1.PodSpec) {
+		p.ResourceClaims = []corev1.PodResourceClaim{claim}
+		p.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: claim.Name}}
+	}
+}
+
+// mayMakeNodes lets the container make device nodes, so that only the device cgroup stands between it and a GPU.
+func mayMakeNodes(p *corev1.PodSpec) {
+	p.Containers[0].SecurityContext = &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"MKNOD"}}}
+}
+
+// withHostDirs mounts directories of the node at the same path.
+func withHostDirs(dirs ...string) podOption {
+	return func(p *corev1.PodSpec) {
+		for i, dir := range dirs {
+			name := fmt.Sprintf("host-%d", i)
+			p.Volumes = append(p.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: dir}}})
+			p.Containers[0].VolumeMounts = append(p.Containers[0].VolumeMounts, corev1.VolumeMount{Name: name, MountPath: dir})
+		}
+	}
+}
+
+// pod makes a pod that shows what it sees and then holds its GPU, unless an option says otherwise.
+func (s *suite) pod(t *testing.T, namespace, name string, options ...podOption) client.ObjectKey {
+	t.Helper()
+	pod := &corev1.Pod{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
+		Spec: corev1.PodSpec{
+			RestartPolicy: corev1.RestartPolicyNever,
+			Containers:    []corev1.Container{{Name: "main", Image: s.image, Args: []string{"show", "--stay"}}},
+		},
+	}
+	for _, option := range options {
+		option(&pod.Spec)
+	}
+	s.must(t, s.ApplyTyped(t.Context(), pod))
+	return client.ObjectKeyFromObject(pod)
+}
+
+func succeeded(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodSucceeded }
+
+// running waits until the pod runs.
+func (s *suite) running(t *testing.T, pod client.ObjectKey) *corev1.Pod {
+	t.Helper()
+	got, err := s.WaitPod(t.Context(), soon, pod, "running", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
+	s.must(t, err)
+	return got
+}
+
+// run runs a program in a pod and returns what it printed.
+func (s *suite) run(t *testing.T, pod client.ObjectKey, command ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	defer cancel()
+	output, err := s.Exec(ctx, pod, command...)
+	s.must(t, err)
+	return output
+}
