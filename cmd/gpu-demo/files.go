@@ -51,6 +51,19 @@ func numbers(entry fs.DirEntry) string {
 	return fmt.Sprintf(" %d:%d", unix.Major(stat.Rdev), unix.Minor(stat.Rdev))
 }
 
+func cat(files []string, out io.Writer) error {
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		if _, err := out.Write(text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func remove(files []string) error {
 	for _, file := range files {
 		if err := os.Remove(file); err != nil {

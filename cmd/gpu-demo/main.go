@@ -20,6 +20,7 @@ const usage = `gpu-demo prints which GPUs its container can use.
   gpu-demo sleep [DURATION]   hold the container's GPUs until SIGTERM, or for a time such as 30s
   gpu-demo open MAJOR MINOR   make a character device with these numbers and open it; prints OK or the errno's name
   gpu-demo find DIR...        the files below each directory, one path a line, with the numbers of a device node
+  gpu-demo cat FILE...        what the files say
   gpu-demo rm FILE...         remove files
 `
 
@@ -55,6 +56,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return openNumbers(args[0], args[1], out)
 	case command == "find" && len(args) > 0:
 		return find(args, out)
+	case command == "cat" && len(args) > 0:
+		return cat(args, out)
 	case command == "rm" && len(args) > 0:
 		return remove(args)
 	case command == "help" || command == "--help" || command == "-h":

@@ -52,6 +52,7 @@ func TestCluster(t *testing.T) {
 	idle := s.startIdle(t) // restarts plugins and then only watches; judged at the end
 	t.Run("each claim gets a GPU of its own and the container sees that one", s.testDistinct)
 	t.Run("a container reaches the GPU of its claim and no other", s.testIsolation)
+	t.Run("what a claim got is told to its owner, its container and the operator", s.testVisible)
 	t.Run("a configuration that is refused says why and where", s.testConfig)
 	t.Run("what the documentation shows works", s.testDocs)
 	t.Run("a claim's CDI file that was deleted is made again", s.testDeletedSpec)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -82,6 +83,15 @@ func (c *Cluster) Exec(ctx context.Context, pod client.ObjectKey, command ...str
 		return output, fmt.Errorf("run %q in %s: %w: %s", command, pod, err, output)
 	}
 	return output, nil
+}
+
+// HTTP asks a pod through the API server's proxy and returns the body of the answer. Anything but success is an error.
+func (c *Cluster) HTTP(ctx context.Context, pod client.ObjectKey, port int, path string) (string, error) {
+	body, err := c.set.CoreV1().Pods(pod.Namespace).ProxyGet("http", pod.Name, strconv.Itoa(port), path, nil).DoRaw(ctx)
+	if err != nil {
+		return "", fmt.Errorf("ask %s for %s: %w: %s", pod, path, err, body)
+	}
+	return string(body), nil
 }
 
 // Events returns the messages of the events about an object, oldest first.
