@@ -39,11 +39,11 @@ type machine struct {
 	metrics  *metrics
 	reporter *reporter
 	changed  func(ctx context.Context, inv inventory.Inventory) // called when the inventory is another one than before
-	ready    func(ctx context.Context) error                    // called before changed: claims from before may need what is new
+	ready    func()                                             // called then too: claims from before may need what is new
 
 	looked chan struct{} // closed when the machine has been looked at once, whatever was seen
 	node   atomic.Pointer[claims.Node]
-	said   string // the last thing logged, so that it is logged once
+	said   map[string]string // the last problem of each kind that was logged, so that it is logged once
 }
 
 // current is the machine as last seen, or what it waits for.
@@ -99,10 +99,10 @@ func (m *machine) look(ctx context.Context) error {
 	}
 	node.Inventory = node.Inventory.Retain(known, held)
 	node.Hardware = measuredHardware{node.Hardware, m.metrics}
+	m.node.Store(&node) // also when it has the same devices: the session that found them may be another one
 	if before != nil && reflect.DeepEqual(before.Inventory, node.Inventory) {
 		return nil
 	}
-	m.node.Store(&node)
 	m.report(ctx, known, node.Inventory)
 	if err := m.keep(node.Inventory); err != nil {
 		klog.FromContext(ctx).Error(err, "Inventory not saved: a GPU that is lost now will be forgotten at the next start")
@@ -110,9 +110,7 @@ func (m *machine) look(ctx context.Context) error {
 	if before == nil {
 		m.status.wait(nil)
 	}
-	if err := m.ready(ctx); err != nil {
-		klog.FromContext(ctx).Error(err, "Some claims from before could not be put right")
-	}
+	m.ready()
 	m.metrics.published(node.Inventory.Pool(m.config.NodeName))
 	m.changed(ctx, node.Inventory)
 	return nil
@@ -163,8 +161,8 @@ func (m *machine) report(ctx context.Context, before, now inventory.Inventory) {
 	for _, d := range now {
 		switch old, ok := before.Find(d.Name); {
 		case d.Lost && !old.Lost:
-			logger.Info("GPU lost while a claim holds it", "device", d.Name, "uuid", d.UUID)
-			m.reporter.machine(corev1.EventTypeWarning, "GPULost", "GPU %s (%s, %s) does not answer any more; a claim holds it", d.Name, d.Product.Name, d.UUID)
+			logger.Info("GPU lost", "device", d.Name, "uuid", d.UUID)
+			m.reporter.machine(corev1.EventTypeWarning, "GPULost", "GPU %s (%s, %s) does not answer any more", d.Name, d.Product.Name, d.UUID)
 		case !d.Lost && (!ok || old.Lost):
 			logger.Info("GPU found", "device", d.Name, "uuid", d.UUID, "product", d.Product.Name)
 		}
@@ -178,8 +176,11 @@ func (m *machine) report(ctx context.Context, before, now inventory.Inventory) {
 
 // say logs a problem that lasts, once.
 func (m *machine) say(ctx context.Context, what string, err error) {
-	if text := what + err.Error(); text != m.said {
-		m.said = text
+	if m.said == nil {
+		m.said = map[string]string{}
+	}
+	if text := err.Error(); text != m.said[what] {
+		m.said[what] = text
 		klog.FromContext(ctx).Error(err, what)
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -36,7 +35,6 @@ type plugin struct {
 	inventory func() inventory.Inventory
 	looked    <-chan struct{}         // closed when it is known whether claims can be prepared
 	fatal     context.CancelCauseFunc // ends the process
-	calls     atomic.Int64            // in flight
 	dropped   sync.Once               // fields of slices that the API server does not know
 }
 
@@ -45,11 +43,10 @@ var _ kubeletplugin.DRAPlugin = &plugin{}
 // PrepareResourceClaims prepares all claims at once: none waits for another. A call that comes while the plugin starts waits: the
 // kubelet would try again only many seconds later.
 func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
-	p.calls.Add(1)
-	defer p.calls.Add(-1)
 	select {
 	case <-p.looked:
 	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
 	results := make([]kubeletplugin.PrepareResult, len(claims))
 	var all sync.WaitGroup
@@ -106,8 +103,6 @@ func device(g checkpoint.Grant, inv inventory.Inventory) kubeletplugin.Device {
 
 // UnprepareResourceClaims takes all claims back at once.
 func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
-	p.calls.Add(1)
-	defer p.calls.Add(-1)
 	errs := make([]error, len(claims))
 	var all sync.WaitGroup
 	for i, claim := range claims {

@@ -5,6 +5,7 @@ package plugin
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
 	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
@@ -42,13 +44,15 @@ type reporter struct {
 }
 
 func newReporter(ctx context.Context, c Config) *reporter {
-	broadcaster := events.NewEventBroadcasterAdapterWithContext(ctx, c.Client)
-	broadcaster.StartRecordingToSink(ctx.Done())
+	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: c.Client.EventsV1()})
+	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "No events will be written")
+	}
 	r := &reporter{
 		driver:   c.DriverName,
 		node:     c.NodeName,
 		client:   c.Client,
-		recorder: broadcaster.NewRecorder(c.DriverName),
+		recorder: broadcaster.NewRecorder(scheme.Scheme, c.DriverName),
 		queue: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](100*time.Millisecond, time.Minute)),
 		next: map[types.UID]*resourceapply.ResourceClaimApplyConfiguration{},
@@ -78,7 +82,7 @@ func (r *reporter) write(ctx context.Context, uid types.UID) {
 		return
 	}
 	_, err := r.client.ResourceV1().ResourceClaims(*want.Namespace).ApplyStatus(ctx, want, metav1.ApplyOptions{FieldManager: r.driver, Force: true})
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && ctx.Err() == nil {
+	if err != nil && ctx.Err() == nil && !final(err) {
 		klog.FromContext(ctx).V(2).Info("Status of claim not written, will be tried again", "claim", klog.KRef(*want.Namespace, *want.Name), "err", err)
 		r.queue.AddRateLimited(uid)
 		return
@@ -89,6 +93,22 @@ func (r *reporter) write(ctx context.Context, uid types.UID) {
 	if r.next[uid] == want {
 		delete(r.next, uid)
 	}
+}
+
+// final says whether trying again cannot help: the claim is gone, or another one, or has lost its devices.
+func final(err error) bool {
+	return apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsInvalid(err)
+}
+
+// maxNote is the longest text of an event that the API server takes, in bytes (events.k8s.io/v1).
+const maxNote = 1024
+
+// note cuts a text that is too long for an event.
+func note(text string) string {
+	if len(text) <= maxNote {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxNote-len("…")], "") + "…"
 }
 
 // deviceData is what status.devices says of a device beside its condition.
@@ -118,7 +138,7 @@ func (r *reporter) failed(claim *resourceapi.ResourceClaim, cause error) {
 	// Without a resource version: a failure that lasts is counted in one event, however often its claim is written meanwhile.
 	about := &corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim",
 		Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
-	r.recorder.Eventf(about, nil, corev1.EventTypeWarning, "PrepareFailed", "Prepare", "node %s: %s", r.node, cause.Error())
+	r.recorder.Eventf(about, nil, corev1.EventTypeWarning, "PrepareFailed", "Prepare", "%s", note("node "+r.node+": "+cause.Error()))
 	if claim.Status.Allocation == nil {
 		return
 	}

@@ -14,6 +14,7 @@ import (
 	metadatav1alpha1 "k8s.io/dynamic-resource-allocation/api/metadata/v1alpha1"
 	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
 )
@@ -67,7 +68,10 @@ func Run(ctx context.Context, c Config) error {
 	}
 	defer server.Close()
 
-	reporter := newReporter(ctx, c)
+	// Claims are reported as long as calls are answered: until after the drain.
+	reports, endReports := context.WithCancel(context.WithoutCancel(ctx))
+	defer endReports()
+	reporter := newReporter(reports, c)
 	publisher := &publisher{pool: c.NodeName}
 	machine := &machine{config: c, status: status, metrics: metrics, reporter: reporter, changed: publisher.set, looked: make(chan struct{})}
 	preparer := &claims.Preparer{
@@ -86,7 +90,13 @@ func Run(ctx context.Context, c Config) error {
 		looked:    machine.looked,
 		fatal:     fatal,
 	}
-	machine.ready = preparer.Resume
+	resumes := make(chan struct{}, 1)
+	machine.ready = func() {
+		select {
+		case resumes <- struct{}{}:
+		default: // one is waiting already
+		}
+	}
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
@@ -99,7 +109,8 @@ func Run(ctx context.Context, c Config) error {
 	case <-ctx.Done():
 	}
 	// The helper cuts calls off when its context ends, so it gets one that does not: Stop comes after drain.
-	helper, err := kubeletplugin.Start(context.WithoutCancel(ctx), plugin, helperOptions(c)...)
+	calls := &calls{}
+	helper, err := kubeletplugin.Start(context.WithoutCancel(ctx), plugin, helperOptions(c, calls)...)
 	if err != nil {
 		return fmt.Errorf("serve the kubelet: %w", err)
 	}
@@ -107,16 +118,35 @@ func Run(ctx context.Context, c Config) error {
 	publisher.publish = helper.PublishResources
 	defer publisher.resign() // in the end, when nothing is on its way to the API server any more
 	defer helper.Stop()
-	defer plugin.drain(ctx, c)
+	defer calls.drain(ctx, c)
 
 	go publisher.becomeTheOne(ctx, c.PluginDir)
-	go reporter.run(ctx)
+	go reporter.run(reports)
+	go resume(ctx, preparer, resumes)
 	go newSweeper(c).run(ctx)
-	<-watched
+	<-ctx.Done()
+	select {
+	case <-watched:
+	case <-time.After(time.Second): // a GPU hangs; the calls of the others are to be answered all the same
+	}
 	return ended(ctx)
 }
 
-func helperOptions(c Config) []kubeletplugin.Option {
+// resume puts claims from before right whenever the machine has changed. It keeps nobody waiting: Prepare does the same for its claim.
+func resume(ctx context.Context, preparer *claims.Preparer, wanted <-chan struct{}) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-wanted:
+		}
+		if err := preparer.Resume(ctx); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Some claims from before could not be put right")
+		}
+	}
+}
+
+func helperOptions(c Config, calls *calls) []kubeletplugin.Option {
 	options := []kubeletplugin.Option{
 		kubeletplugin.DriverName(c.DriverName),
 		kubeletplugin.NodeName(c.NodeName),
@@ -129,6 +159,7 @@ func helperOptions(c Config) []kubeletplugin.Option {
 		kubeletplugin.Serialize(false), // the records have locks, one per device
 		kubeletplugin.HealthService(false),
 	}
+	options = append(options, kubeletplugin.GRPCInterceptor(calls.count))
 	if c.PodUID != "" {
 		options = append(options, kubeletplugin.RollingUpdate(c.PodUID))
 	}

@@ -8,9 +8,11 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 )
@@ -22,20 +24,36 @@ const (
 	drainTimeout = 25 * time.Second
 )
 
-// drain makes the kubelet turn to another instance, if there is one, and waits until every call that reached this one is answered.
-func (p *plugin) drain(ctx context.Context, c Config) {
-	if c.PodUID != "" {
-		name := kubeletplugin.RollingUpdateRegistrarSocketFile(c.RegistryDir, c.DriverName, c.PodUID)
-		if err := os.Remove(filepath.Join(c.RegistryDir, name)); err == nil {
+// calls counts those of the kubelet that are in flight, from its request to our answer.
+type calls struct{ inFlight atomic.Int64 }
+
+func (c *calls) count(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	c.inFlight.Add(1)
+	defer c.inFlight.Add(-1)
+	return handle(ctx, request)
+}
+
+// wait returns when no call is in flight, or at the deadline.
+func (c *calls) wait(deadline time.Time) {
+	for c.inFlight.Load() > 0 && time.Now().Before(deadline) {
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// drain answers every call that has reached this instance, then makes the kubelet forget it. In this order: with the registration
+// socket goes the kubelet's connection, and every call on it. New calls go to the instance that registered last anyway.
+func (c *calls) drain(ctx context.Context, config Config) {
+	deadline := time.Now().Add(drainTimeout)
+	c.wait(deadline)
+	if config.PodUID != "" {
+		name := kubeletplugin.RollingUpdateRegistrarSocketFile(config.RegistryDir, config.DriverName, config.PodUID)
+		if err := os.Remove(filepath.Join(config.RegistryDir, name)); err == nil {
 			time.Sleep(unregisterDelay)
 		}
+		c.wait(deadline)
 	}
-	for deadline := time.Now().Add(drainTimeout); p.calls.Load() > 0; {
-		if time.Now().After(deadline) {
-			klog.FromContext(ctx).Info("Calls cut off at the end", "calls", p.calls.Load())
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
+	if n := c.inFlight.Load(); n > 0 {
+		klog.FromContext(ctx).Info("Calls cut off at the end", "calls", n)
 	}
 }
 

@@ -7,10 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -27,9 +30,13 @@ import (
 // sweeper releases what the kubelet has forgotten: it never unprepares a claim after its own state was wiped, or after the node
 // was restored from a snapshot.
 //
-// A claim is only released when it is gone from the API, the kubelet lists no container with it, and both have been so for grace:
-// a pod deleted with grace period 0 loses its API object, and its place in the kubelet's list, while its container still ends.
+// A claim is only released when it has no devices here in the API any more, the kubelet lists no container with it, and every sweep
+// has found both for as long as grace: a pod deleted with grace period 0 loses its API object, and its place in the kubelet's list,
+// while its container still ends. The kubelet ends it within seconds and unprepares the claim itself. A process that no signal ends
+// is not noticed: neither the API nor the kubelet lists it.
 type sweeper struct {
+	driver    string
+	pool      string
 	client    kubernetes.Interface
 	records   claims.Records
 	specs     Specs
@@ -40,8 +47,15 @@ type sweeper struct {
 	forgotten map[types.UID]time.Time // since when
 }
 
+const (
+	sweepTimeout    = 30 * time.Second // for one sweep, so that a server that never answers does not end them all
+	maxPodResources = 16 << 20         // bytes that the kubelet may answer, as its own client has it
+)
+
 func newSweeper(c Config) *sweeper {
 	return &sweeper{
+		driver:  c.DriverName,
+		pool:    c.NodeName,
 		client:  c.Client,
 		records: c.Records,
 		specs:   c.Specs,
@@ -68,32 +82,38 @@ func (s *sweeper) run(ctx context.Context) {
 }
 
 func (s *sweeper) sweep(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
 	records, listErr := s.records.List() // a record that cannot be read stays
-	if len(records) > 0 {
-		if err := s.sweepRecords(ctx, records); err != nil {
-			return errors.Join(listErr, err)
-		}
-	}
-	return errors.Join(listErr, s.sweepSpecs(ctx))
+	return errors.Join(listErr, s.sweepRecords(ctx, records), s.sweepSpecs(ctx))
 }
 
+// sweepRecords releases what has been forgotten long enough. What it cannot find out counts as not forgotten.
 func (s *sweeper) sweepRecords(ctx context.Context, records []checkpoint.Record) error {
+	before := s.forgotten
+	s.forgotten = map[types.UID]time.Time{}
+	if len(records) == 0 {
+		return nil
+	}
 	running, err := s.running(ctx)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, rec := range records {
-		gone, err := s.gone(ctx, rec.Claim)
-		switch {
-		case err != nil:
-			errs = append(errs, err)
-		case !gone || running[rec.Claim.Namespace+"/"+rec.Claim.Name]:
-			delete(s.forgotten, rec.Claim.UID)
-		case s.forgotten[rec.Claim.UID].IsZero():
-			s.forgotten[rec.Claim.UID] = time.Now()
-		case time.Since(s.forgotten[rec.Claim.UID]) >= s.grace:
-			klog.FromContext(ctx).Info("Releasing a claim that nobody uses any more", "claim", rec.Claim, "claimUID", rec.Claim.UID)
+		uid := rec.Claim.UID
+		gone, err := s.gone(ctx, rec)
+		errs = append(errs, err)
+		if !gone || strings.Contains(running, string(uid)) {
+			continue
+		}
+		since, known := before[uid]
+		if !known {
+			since = time.Now()
+		}
+		s.forgotten[uid] = since
+		if known && time.Since(since) >= s.grace {
+			klog.FromContext(ctx).Info("Releasing a claim that nobody uses any more", "claim", rec.Claim, "claimUID", uid)
 			errs = append(errs, s.release(ctx, rec.Claim))
 		}
 	}
@@ -113,8 +133,9 @@ func (s *sweeper) sweepSpecs(ctx context.Context) error {
 	return err
 }
 
-// gone says whether the API has no such claim, or not this one, or has taken its devices back.
-func (s *sweeper) gone(ctx context.Context, claim sharing.Claim) (bool, error) {
+// gone says whether the API has no such claim, or not this one, or one that has got none of the recorded devices.
+func (s *sweeper) gone(ctx context.Context, rec checkpoint.Record) (bool, error) {
+	claim := rec.Claim
 	found, err := s.client.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return true, nil
@@ -122,29 +143,39 @@ func (s *sweeper) gone(ctx context.Context, claim sharing.Claim) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("look for claim %s: %w", claim, err)
 	}
-	return found.UID != claim.UID || found.Status.Allocation == nil, nil
+	if found.UID != claim.UID || found.Status.Allocation == nil {
+		return true, nil
+	}
+	here := func(r resourceapi.DeviceRequestAllocationResult) bool {
+		return r.Driver == s.driver && r.Pool == s.pool && slices.Contains(rec.Plan.Devices(), r.Device)
+	}
+	return !slices.ContainsFunc(found.Status.Allocation.Devices.Results, here), nil
 }
 
-// running are the claims, as namespace/name, of which the kubelet has containers.
-func (s *sweeper) running(ctx context.Context) (map[string]bool, error) {
+// running are the names of the CDI devices, which have the UIDs of claims in them, of all containers that the kubelet has.
+func (s *sweeper) running(ctx context.Context) (string, error) {
 	conn, err := dial(s.kubelet)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	defer conn.Close()
-	list, err := podresources.NewPodResourcesListerClient(conn).List(ctx, &podresources.ListPodResourcesRequest{})
+	list, err := podresources.NewPodResourcesListerClient(conn).List(ctx, &podresources.ListPodResourcesRequest{}, grpc.MaxCallRecvMsgSize(maxPodResources))
 	if err != nil {
-		return nil, fmt.Errorf("ask the kubelet for its containers: %w", err)
+		return "", fmt.Errorf("ask the kubelet for its containers: %w", err)
 	}
-	running := map[string]bool{}
+	var names strings.Builder
 	for _, pod := range list.PodResources {
 		for _, container := range pod.Containers {
 			for _, claim := range container.DynamicResources {
-				running[claim.ClaimNamespace+"/"+claim.ClaimName] = true
+				for _, resource := range claim.ClaimResources {
+					for _, device := range resource.CdiDevices {
+						fmt.Fprintln(&names, device.Name)
+					}
+				}
 			}
 		}
 	}
-	return running, nil
+	return names.String(), nil
 }
 
 // release unprepares the claim as the kubelet would: over the socket, through everything that belongs to it.

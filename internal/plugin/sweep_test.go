@@ -30,14 +30,16 @@ import (
 type node struct {
 	podresources.UnimplementedPodResourcesListerServer
 	drapb.UnimplementedDRAPluginServer
-	running  []string // names of claims
+	running  []string // UIDs of claims
 	released []string // UIDs
 }
 
 func (n *node) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
 	container := &podresources.ContainerResources{}
-	for _, name := range n.running {
-		container.DynamicResources = append(container.DynamicResources, &podresources.DynamicResource{ClaimNamespace: "ns", ClaimName: name})
+	for _, uid := range n.running {
+		device := &podresources.CDIDevice{Name: "k8s.gpu.nvidia.com/claim=" + uid + "-gpu-1"}
+		container.DynamicResources = append(container.DynamicResources, &podresources.DynamicResource{
+			ClaimResources: []*podresources.ClaimResource{{CdiDevices: []*podresources.CDIDevice{device}}}})
 	}
 	return &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{{Containers: []*podresources.ContainerResources{container}}}}, nil
 }
@@ -52,13 +54,13 @@ func (n *node) NodeUnprepareResources(_ context.Context, request *drapb.NodeUnpr
 }
 
 func TestSweep(t *testing.T) {
-	claim := func(name, uid string, allocated bool) runtime.Object {
+	allocated := func(name, uid, pool, device string) runtime.Object {
 		c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(uid)}}
-		if allocated {
-			c.Status.Allocation = &resourceapi.AllocationResult{}
-		}
+		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+			Results: []resourceapi.DeviceRequestAllocationResult{{Driver: driver, Pool: pool, Device: device}}}}
 		return c
 	}
+	here := func(name, uid string) runtime.Object { return allocated(name, uid, "node", "gpu-1") }
 	for _, row := range []struct {
 		name     string
 		objects  []runtime.Object
@@ -68,16 +70,18 @@ func TestSweep(t *testing.T) {
 		sweeps   int
 		released string
 	}{
-		{name: "a claim in use stays", objects: []runtime.Object{claim("a", "u", true)}, running: []string{"a"}, sweeps: 3},
-		{name: "a claim whose containers have not started stays", objects: []runtime.Object{claim("a", "u", true)}, sweeps: 3},
-		{name: "a claim that is gone while its container runs stays", running: []string{"a"}, sweeps: 3},
+		{name: "a claim in use stays", objects: []runtime.Object{here("a", "u")}, running: []string{"u"}, sweeps: 3},
+		{name: "a claim whose containers have not started stays", objects: []runtime.Object{here("a", "u")}, sweeps: 3},
+		{name: "a claim that is gone while its container runs stays", running: []string{"u"}, sweeps: 3},
 		{name: "a claim that is gone with its containers is not released at once", sweeps: 1},
 		{name: "but when it stays so", sweeps: 2, released: "u"},
-		{name: "another claim of that name is not this one", objects: []runtime.Object{claim("a", "u2", true)}, sweeps: 2, released: "u"},
-		{name: "a claim whose devices were taken back is released", objects: []runtime.Object{claim("a", "u", false)}, sweeps: 2, released: "u"},
-		{name: "old CDI specs without a record go", objects: []runtime.Object{claim("a", "u", true)}, cdi: "o", age: time.Hour, sweeps: 1, released: "o"},
-		{name: "young ones may be on the way to a record", objects: []runtime.Object{claim("a", "u", true)}, cdi: "o", age: time.Second, sweeps: 2},
-		{name: "old ones with a record stay", objects: []runtime.Object{claim("a", "u", true)}, cdi: "u", age: time.Hour, sweeps: 2},
+		{name: "another claim of that name is not this one", objects: []runtime.Object{here("a", "u2")}, sweeps: 2, released: "u"},
+		{name: "a claim whose devices were taken back is released", objects: []runtime.Object{&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", UID: "u"}}}, sweeps: 2, released: "u"},
+		{name: "so is one that lives on another node now", objects: []runtime.Object{allocated("a", "u", "other", "gpu-1")}, sweeps: 2, released: "u"},
+		{name: "or on another GPU", objects: []runtime.Object{allocated("a", "u", "node", "gpu-2")}, sweeps: 2, released: "u"},
+		{name: "old CDI specs without a record go", objects: []runtime.Object{here("a", "u")}, cdi: "o", age: time.Hour, sweeps: 1, released: "o"},
+		{name: "young ones may be on the way to a record", objects: []runtime.Object{here("a", "u")}, cdi: "o", age: time.Second, sweeps: 2},
+		{name: "old ones with a record stay", objects: []runtime.Object{here("a", "u")}, cdi: "u", age: time.Hour, sweeps: 2},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			n := &node{running: row.running}
@@ -94,6 +98,21 @@ func TestSweep(t *testing.T) {
 				t.Errorf("released %q, want %q", got, row.released)
 			}
 		})
+	}
+}
+
+// A claim that was needed in between counts from the beginning.
+func TestSweepForgetsWhatItSawBefore(t *testing.T) {
+	n := &node{}
+	s := newTestSweeper(t, n)
+	for _, running := range [][]string{nil, {"u"}, nil} {
+		n.running = running
+		if err := s.sweep(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(n.released) > 0 {
+		t.Errorf("released %v", n.released)
 	}
 }
 
@@ -139,7 +158,8 @@ func newTestSweeper(t *testing.T, n *node, objects ...runtime.Object) testSweepe
 	if err != nil {
 		t.Fatal(err)
 	}
-	rec := checkpoint.Record{Claim: sharing.Claim{Namespace: "ns", Name: "a", UID: "u"}, Phase: checkpoint.Prepared}
+	rec := checkpoint.Record{Claim: sharing.Claim{Namespace: "ns", Name: "a", UID: "u"}, Phase: checkpoint.Prepared,
+		Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: "gpu-1"}}}}
 	if err := records.Put(rec); err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +167,7 @@ func newTestSweeper(t *testing.T, n *node, objects ...runtime.Object) testSweepe
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &sweeper{client: fake.NewClientset(objects...), records: records, specs: specs, kubelet: socket, self: socket, forgotten: map[types.UID]time.Time{}}
+	s := &sweeper{driver: driver, pool: "node", client: fake.NewClientset(objects...), records: records, specs: specs, kubelet: socket, self: socket, forgotten: map[types.UID]time.Time{}}
 	return testSweeper{s, filepath.Join(dir, "cdi")}
 }
 

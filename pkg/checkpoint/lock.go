@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -34,6 +35,13 @@ func (r *Records) Lock(ctx context.Context, devices []string) (unlock func(), er
 	return unlock, nil
 }
 
+// A held lock is asked for again after lockPollMin, then less and less often up to lockPollMax: decisions take milliseconds. Waiting
+// in flock itself could not be called off, and would cost a thread for each wait on a holder that hangs.
+const (
+	lockPollMin = time.Millisecond
+	lockPollMax = 20 * time.Millisecond
+)
+
 // lock opens a file of its own for every lock: flock belongs to the open file, so even two calls of one process exclude each other.
 func (r *Records) lock(ctx context.Context, device string) (*os.File, error) {
 	dir := filepath.Join(r.devicesDir(), device)
@@ -44,33 +52,20 @@ func (r *Records) lock(ctx context.Context, device string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	fd := int(f.Fd())
-	if unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) == nil {
-		return f, nil
-	}
-	done := make(chan error, 1)
-	go func() { done <- flock(fd) }()
-	select {
-	case err := <-done:
-		if err != nil {
+	for pause := lockPollMin; ; pause = min(2*pause, lockPollMax) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
 			_ = f.Close()
 			return nil, err
 		}
-		return f, nil
-	case <-ctx.Done():
-		// The wait itself cannot be called off: whoever gets the lock in the end closes the file, which gives it back.
-		go func() {
-			<-done
+		select {
+		case <-ctx.Done():
 			_ = f.Close()
-		}()
-		return nil, ctx.Err()
-	}
-}
-
-func flock(fd int) error {
-	for {
-		if err := unix.Flock(fd, unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
-			return err
+			return nil, ctx.Err()
+		case <-time.After(pause):
 		}
 	}
 }

@@ -156,7 +156,7 @@ func (p *Preparer) tryPrepare(ctx context.Context, node Node, claim *resourceapi
 	if err != nil {
 		return nil, err
 	}
-	return p.apply(node, sharing.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}, plan)
+	return p.apply(ctx, node, sharing.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}, plan)
 }
 
 // holders are the claims on devices that the results are to hold: admin access needs nobody's consent, nor that of a record that
@@ -188,21 +188,44 @@ func (p *Preparer) restore(ctx context.Context, rec checkpoint.Record) ([]checkp
 	if err != nil {
 		return nil, err
 	}
-	unlock, err := p.Records.Lock(ctx, rec.Plan.Devices())
+	rec, unlock, err := p.locked(ctx, rec.Claim.UID)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	if now, err := p.Records.Get(rec.Claim.UID); err != nil {
-		return nil, err
-	} else if now.Phase == checkpoint.Releasing {
+	if rec.Phase == checkpoint.Releasing {
 		return nil, fmt.Errorf("claim %s is being released: %w", rec.Claim, checkpoint.ErrNotFound)
 	}
-	return p.apply(node, rec.Claim, rec.Plan)
+	return p.apply(ctx, node, rec.Claim, rec.Plan)
 }
 
-// apply makes the CDI specs agree with the plan and writes down that they do.
-func (p *Preparer) apply(node Node, claim sharing.Claim, plan sharing.Plan) ([]checkpoint.Grant, error) {
+// locked takes the locks of all that the claim touches and returns its record as it is then: while this call waited, another one
+// may have released the claim, or prepared it anew. Error: checkpoint.ErrNotFound.
+func (p *Preparer) locked(ctx context.Context, claim types.UID) (rec checkpoint.Record, unlock func(), err error) {
+	for {
+		before, err := p.Records.Get(claim)
+		if err != nil {
+			return checkpoint.Record{}, nil, err
+		}
+		devices := before.Plan.Devices()
+		unlock, err := p.Records.Lock(ctx, devices)
+		if err != nil {
+			return checkpoint.Record{}, nil, err
+		}
+		now, err := p.Records.Get(claim)
+		if err == nil && slices.Equal(now.Plan.Devices(), devices) {
+			return now, unlock, nil
+		}
+		unlock()
+		if err != nil {
+			return checkpoint.Record{}, nil, err
+		}
+	}
+}
+
+// apply makes the CDI specs agree with the plan and writes down that they do. A call that the kubelet has given up writes nothing
+// down: its Unprepare may have come and gone.
+func (p *Preparer) apply(ctx context.Context, node Node, claim sharing.Claim, plan sharing.Plan) ([]checkpoint.Grant, error) {
 	devices, err := node.render(claim.UID, plan)
 	if err != nil {
 		return nil, err
@@ -224,6 +247,9 @@ func (p *Preparer) apply(node Node, claim sharing.Claim, plan sharing.Plan) ([]c
 		rec.Grants = append(rec.Grants, checkpoint.Grant{
 			Request: a.Request, Pool: a.Pool, Device: a.Device, ShareID: a.ShareID, CDI: []string{driver, names[i]}})
 	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	if err := p.Records.Put(rec); err != nil {
 		return nil, fmt.Errorf("record the claim: %w", err)
 	}
@@ -232,14 +258,10 @@ func (p *Preparer) apply(node Node, claim sharing.Claim, plan sharing.Plan) ([]c
 
 // Unprepare takes back what the claim has. It is no error if it has nothing.
 func (p *Preparer) Unprepare(ctx context.Context, claim types.UID) error {
-	rec, err := p.Records.Get(claim)
+	rec, unlock, err := p.locked(ctx, claim)
 	if errors.Is(err, checkpoint.ErrNotFound) {
 		return p.Specs.RemoveClaim(claim) // Prepare may have been cut off between spec and record
 	}
-	if err != nil {
-		return err
-	}
-	unlock, err := p.Records.Lock(ctx, rec.Plan.Devices())
 	if err != nil {
 		return err
 	}

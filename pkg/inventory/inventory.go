@@ -40,12 +40,13 @@ func (inv Inventory) Present() Inventory {
 	return slices.DeleteFunc(slices.Clone(inv), func(d gpu.Device) bool { return d.Lost })
 }
 
-// Retain adds what was known before, is not found any more, and is held by a claim: a device that is in use has to stay published,
-// or the scheduler would forget who has it. Such devices are marked as lost.
+// Retain adds what was known before and is not found any more, marked as lost, for as long as a claim holds it: a device that is in
+// use has to stay published, or the scheduler would forget who has it. It also adds what was found the last time, because a claim
+// may be on its way to it: it is forgotten when it is missed twice.
 func (inv Inventory) Retain(known Inventory, held func(device string) bool) Inventory {
 	all := slices.Clone(inv)
 	for _, d := range known {
-		if _, found := inv.Find(d.Name); !found && held(d.Name) {
+		if _, found := inv.Find(d.Name); !found && (held(d.Name) || !d.Lost) {
 			d.Lost = true
 			all = append(all, d)
 		}

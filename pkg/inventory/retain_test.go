@@ -22,7 +22,8 @@ func TestRetain(t *testing.T) {
 	for _, row := range []struct{ name, found, known, held, want string }{
 		{"nothing was known", "a b", "", "a", "a b"},
 		{"nothing has changed", "a b", "a b", "a b", "a b"},
-		{"a free GPU that is gone is forgotten", "a", "a b", "a", "a"},
+		{"a free GPU that is missed once is lost: a claim may be on its way to it", "a", "a b", "a", "a b!"},
+		{"and forgotten when it is missed twice", "a", "a b!", "a", "a"},
 		{"one that is held is kept as lost", "a", "a b", "b", "a b!"},
 		{"and stays so as long as it is held", "a", "a b!", "b", "a b!"},
 		{"and is forgotten when it is given back", "a", "a b!", "", "a"},

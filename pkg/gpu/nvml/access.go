@@ -56,12 +56,12 @@ func (r DriverRoot) Library() (string, error) {
 
 // DriverAccess is what a container needs to use any GPU at all: control device nodes, libraries, programs and hooks.
 func (n *Node) DriverAccess() (gpu.Access, error) {
-	return n.answers.get("", n.Driver, n.findDriver)
+	return n.answers.get(subject{}, n.Driver, n.findDriver)
 }
 
 // Access is what a container needs to use this GPU, beside DriverAccess.
 func (n *Node) Access(d gpu.Device) (gpu.Access, error) {
-	return n.answers.get(d.UUID, n.Driver, func() (gpu.Access, error) { return n.findDevice(d) })
+	return n.answers.get(subject{d.UUID, d.Minor}, n.Driver, func() (gpu.Access, error) { return n.findDevice(d) })
 }
 
 func (n *Node) findDriver() (gpu.Access, error) {

@@ -17,15 +17,29 @@ import (
 type answers struct {
 	mu    sync.Mutex
 	seen  string // fingerprint of the folders
-	known map[gpu.UUID]gpu.Access
+	known map[subject]gpu.Access
 }
 
-// get is the answer for a GPU, or for the driver (""), from before or found now.
-func (a *answers) get(id gpu.UUID, root DriverRoot, find func() (gpu.Access, error)) (gpu.Access, error) {
+// subject is what an answer is about: a GPU, under the minor number of its device node, or the driver (zero).
+type subject struct {
+	gpu   gpu.UUID
+	minor int
+}
+
+// forget makes the next question be asked anew. Not all that the toolkit gives is in the folders of the fingerprint: sockets of
+// NVIDIA's services come and go elsewhere.
+func (a *answers) forget() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.seen = ""
+}
+
+// get is the answer from before, or the one found now.
+func (a *answers) get(id subject, root DriverRoot, find func() (gpu.Access, error)) (gpu.Access, error) {
 	now := root.fingerprint()
 	a.mu.Lock()
 	if a.seen != now {
-		a.seen, a.known = now, map[gpu.UUID]gpu.Access{}
+		a.seen, a.known = now, map[subject]gpu.Access{}
 	}
 	access, ok := a.known[id]
 	a.mu.Unlock()
