@@ -68,6 +68,7 @@ func TestCluster(t *testing.T) {
 		kubectl(daemonSet, "apply", "-f", "-")
 		kubectl("", "rollout", "status", "daemonset/load-test", "--timeout=60s")
 	})
+	testControl(t, name, kubectl)
 	t.Run("exec is on the node and passes the exit status on", func(t *testing.T) {
 		got := must(t, "exec", "--name", name, "node-2", "--", "hostname")
 		if got != "node-2\n" {
@@ -86,7 +87,7 @@ func TestCluster(t *testing.T) {
 	t.Run("a killed kubelet comes back", func(t *testing.T) {
 		must(t, "exec", "--name", name, "node-3", "--", "sh", "-c",
 			`old=$(cat /run/kubelet.pid); kill -9 $old
-			 for i in $(seq 100); do [ "$(cat /run/kubelet.pid)" != $old ] && exit 0; sleep 0.1; done; exit 1`)
+			 for i in $(seq 100); do new=$(cat /run/kubelet.pid 2>/dev/null); [ -n "$new" ] && [ "$new" != $old ] && exit 0; sleep 0.1; done; exit 1`)
 	})
 	t.Run("logs are there", func(t *testing.T) {
 		if got := must(t, "logs", "--name", name, "node-1/kubelet"); !strings.Contains(got, "Successfully registered node") {

@@ -22,6 +22,7 @@ func upCommand(o *options) *cobra.Command {
 	var (
 		nodes                          int
 		profiles, gates, runtimeConfig []string
+		audit                          []string
 		keepFailed                     bool
 	)
 	c := &cobra.Command{
@@ -37,6 +38,7 @@ func upCommand(o *options) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			config.Audit = audit
 			programs, err := o.ready(c.Context())
 			if err != nil {
 				return err
@@ -57,6 +59,7 @@ func upCommand(o *options) *cobra.Command {
 	flags.StringSliceVar(&profiles, "profile", nil, "NODE=PROFILE: simulated GPUs of a node (the label "+cluster.ProfileLabel+")")
 	flags.StringSliceVar(&gates, "feature-gates", nil, "NAME=true|false for all components")
 	flags.StringSliceVar(&runtimeConfig, "runtime-config", nil, "GROUP/VERSION=true|false for the API server")
+	flags.StringSliceVar(&audit, "audit", nil, "USER: log this user's requests to the API server, one JSON object a line; logs audit prints them")
 	flags.BoolVar(&keepFailed, "keep-failed", false, "leave a start that failed as it is, to look at its logs")
 	return c
 }

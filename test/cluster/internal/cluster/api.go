@@ -100,6 +100,28 @@ func (a *api) readyNodes(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
+// booted returns nil once the node is ready after the boot with that id.
+func (a *api) booted(ctx context.Context, name, bootID string) error {
+	var node struct {
+		Status struct {
+			NodeInfo   struct{ BootID string }
+			Conditions []struct{ Type, Status string }
+		}
+	}
+	if err := a.get(ctx, "/api/v1/nodes/"+name, &node); err != nil {
+		return err
+	}
+	if got := node.Status.NodeInfo.BootID; got != bootID {
+		return fmt.Errorf("it has not reported its boot yet: it has %s, last seen is %s", bootID, got)
+	}
+	for _, c := range node.Status.Conditions {
+		if c.Type == "Ready" && c.Status == "True" {
+			return nil
+		}
+	}
+	return errors.New("not ready")
+}
+
 // poll calls check until it returns nil; a machine that ends, the context or
 // the deadline end it with an error.
 func poll(ctx context.Context, failed <-chan error, check func(context.Context) error) error {

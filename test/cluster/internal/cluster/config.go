@@ -5,7 +5,8 @@
 // life in machine.
 //
 // Files: config (what a user chooses), place (where things are), up, down,
-// use (exec, load, logs), status, api (waiting for the API server).
+// use (exec, load, logs), control (stop and start programs, pause), power (a
+// node that crashes), status, api (waiting for the API server).
 package cluster
 
 import (
@@ -30,6 +31,7 @@ type Config struct {
 	Profiles      map[string]string `json:"profiles,omitempty"` // by node name
 	FeatureGates  map[string]bool   `json:"featureGates,omitempty"`
 	RuntimeConfig map[string]string `json:"runtimeConfig,omitempty"` // by group/version
+	Audit         []string          `json:"audit,omitempty"`         // users whose requests are logged
 }
 
 var (

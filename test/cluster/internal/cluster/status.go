@@ -27,6 +27,9 @@ func Status(p Place, out io.Writer) error {
 		state := "not running"
 		if process, err := machine.Load(p.machine(name)); err == nil && process.Alive() {
 			state = fmt.Sprintf("running (process %d)", process.PID)
+			if process.Frozen() {
+				state = fmt.Sprintf("paused (process %d)", process.PID)
+			}
 		} else {
 			dead++
 		}

@@ -21,6 +21,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/network"
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/node"
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/pki"
+	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/preflight"
 )
 
 // startTimeout is far beyond what a start takes; a slow machine gets there.
@@ -58,6 +59,7 @@ type Starter struct {
 	cgroups  cgroups.Layout
 	ca       *pki.Authority
 	api      *api
+	spec     string // what every container starts from
 	record   record
 	machines []*machine.Running
 	failed   chan error // a machine that ended
@@ -77,6 +79,9 @@ func (s *Starter) Up(ctx context.Context) error {
 	}
 	if err := undo(s.Place); err != nil {
 		return fmt.Errorf("clear what is left of cluster %s: %w", s.Place.Name, err)
+	}
+	if err := preflight.CheckWatches(s.Config.Nodes); err != nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -117,6 +122,9 @@ func (s *Starter) alreadyUp() (bool, error) {
 func (s *Starter) start(ctx context.Context) error {
 	var err error
 	if s.cgroups, err = cgroups.Detect(); err != nil {
+		return err
+	}
+	if s.spec, err = node.NewContainerSpec(s.Programs); err != nil {
 		return err
 	}
 	if s.ca, err = pki.NewAuthority("gpu-dra-cluster"); err != nil {
@@ -205,7 +213,7 @@ func (s *Starter) startControlPlane(listener *os.File) (*machine.Running, error)
 	if err := controlplane.WriteCredentials(dir, s.ca); err != nil {
 		return nil, err
 	}
-	options := controlplane.Options{FeatureGates: s.Config.FeatureGates, RuntimeConfig: s.Config.RuntimeConfig}
+	options := controlplane.Options{FeatureGates: s.Config.FeatureGates, RuntimeConfig: s.Config.RuntimeConfig, Audit: s.Config.Audit}
 	hub, err := s.startMachine(controlplane.Spec(dir, s.Programs, options), listener)
 	if err != nil {
 		return nil, err
@@ -239,10 +247,11 @@ func (s *Starter) startNode(i int) (*machine.Running, error) {
 		return nil, err
 	}
 	config := node.Config{
-		Index:        i,
-		Cgroup:       s.Place.cgroup(name),
-		Labels:       s.Config.labels(name),
-		FeatureGates: s.Config.FeatureGates,
+		Index:         i,
+		Cgroup:        s.Place.cgroup(name),
+		Labels:        s.Config.labels(name),
+		FeatureGates:  s.Config.FeatureGates,
+		ContainerSpec: s.spec,
 	}
 	if err := s.cgroups.Make(config.Cgroup); err != nil {
 		return nil, err

@@ -25,7 +25,7 @@ func Exec(p Place, name string, command []string, streams machine.Streams) (int,
 		return 0, err
 	}
 	if !slices.Contains(r.machines(), name) {
-		return 0, fmt.Errorf("cluster %s has no machine %s; it has %s", p.Name, name, strings.Join(r.machines(), ", "))
+		return 0, p.noMachine(r, name)
 	}
 	status, err := p.run(name, command, streams)
 	if err != nil {
@@ -90,7 +90,7 @@ func Logs(p Place, name string, out io.Writer) error {
 		where, component = controlplane.Name, name
 	}
 	if !slices.Contains(r.machines(), where) {
-		return fmt.Errorf("cluster %s has no machine %s; it has %s", p.Name, where, strings.Join(r.machines(), ", "))
+		return p.noMachine(r, where)
 	}
 	dir := p.machine(where)
 	if !slices.Contains(machine.Logs(dir), component) {

@@ -36,6 +36,7 @@ const (
 type Options struct {
 	FeatureGates  map[string]bool
 	RuntimeConfig map[string]string
+	Audit         []string // users whose requests are logged
 }
 
 // Spec returns the machine. The folder is its own, on the host's disk.
@@ -48,6 +49,7 @@ func Spec(dir string, programs components.Dirs, o Options) machine.Spec {
 			components.Kubernetes: programs[components.Kubernetes],
 		},
 		Fresh:   []string{"/var", "/tmp"},
+		Files:   auditFiles(o),
 		Forward: "127.0.0.1:6443",
 		Steps: []machine.Step{
 			{Name: "etcd", Command: etcd()},
@@ -106,7 +108,9 @@ func apiServer(o Options) []string {
 		"--requestheader-group-headers=X-Remote-Group",
 		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
 	}
-	return append(append(command, gates(o)...), list("--runtime-config", o.RuntimeConfig)...)
+	command = append(command, gates(o)...)
+	command = append(command, list("--runtime-config", o.RuntimeConfig)...)
+	return append(command, auditFlags(o)...)
 }
 
 func controllerManager(o Options) []string {

@@ -33,10 +33,24 @@ kube-scheduler --feature-gates=A=true,B=false
 	}
 }
 
+func TestTheRequestsOfSomeUsersAreLogged(t *testing.T) {
+	spec := Spec("/d", components.Dirs{}, Options{Audit: []string{"system:serviceaccount:a:b"}})
+	const want = `{"apiVersion":"audit.k8s.io/v1","kind":"Policy","omitStages":["RequestReceived"],` +
+		`"rules":[{"level":"Metadata","users":["system:serviceaccount:a:b"]},{"level":"None"}]}`
+	if got := spec.Files[auditPolicy]; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	for _, s := range spec.Steps {
+		if got := slices.Contains(s.Command, "--audit-policy-file="+auditPolicy); got != (s.Name == "kube-apiserver") {
+			t.Errorf("%s: got %v", s.Name, s.Command)
+		}
+	}
+}
+
 func TestWithoutOptionsTheDefaultsStay(t *testing.T) {
 	for _, s := range Spec("/d", components.Dirs{}, Options{}).Steps {
 		if slices.ContainsFunc(s.Command, func(a string) bool {
-			return strings.HasPrefix(a, "--feature-gates") || strings.HasPrefix(a, "--runtime-config")
+			return strings.HasPrefix(a, "--feature-gates") || strings.HasPrefix(a, "--runtime-config") || strings.HasPrefix(a, "--audit")
 		}) {
 			t.Errorf("%s: got %v", s.Name, s.Command)
 		}

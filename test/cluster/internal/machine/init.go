@@ -12,8 +12,6 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/jsonfile"
 )
 
 // Descriptors that Start hands to PID 1.
@@ -28,9 +26,9 @@ func Init(dir string) error {
 		return nil // `up` ended before it was done: so do we
 	}
 	log.SetFlags(log.LstdFlags | log.Lmicroseconds)
-	var spec Spec
-	if err := jsonfile.Read(filepath.Join(dir, specFile), &spec); err != nil {
-		return fmt.Errorf("read machine: %w", err)
+	spec, err := LoadSpec(dir)
+	if err != nil {
+		return err
 	}
 	if err := unix.Sethostname([]byte(spec.Name)); err != nil {
 		return fmt.Errorf("set host name: %w", err)
@@ -40,6 +38,9 @@ func Init(dir string) error {
 	}
 	if err := prepare(spec); err != nil {
 		return err
+	}
+	if err := os.RemoveAll(filepath.Join(Home, restFolder)); err != nil { // a boot starts everything
+		return fmt.Errorf("forget which programs rest: %w", err)
 	}
 	if spec.Forward != "" {
 		if err := forward(listenerFD, spec.Forward); err != nil {

@@ -3,6 +3,7 @@
 package machine
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -68,6 +69,9 @@ func mount(spec Spec) error {
 		if err := pretend(name, spec.Pretend[name]); err != nil {
 			return err
 		}
+	}
+	if err := pretend(bootID, newUUID()); err != nil {
+		return err
 	}
 	// Pods may ask for mounts that propagate; they do within the machine.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
@@ -158,7 +162,7 @@ func pretend(name, value string) error {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil // this kernel does not have it
 	}
-	file := filepath.Join("/run/gpu-dra-cluster/sysctl", name)
+	file := filepath.Join(pretended, name)
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return fmt.Errorf("pretend sysctl %s: %w", name, err)
 	}
@@ -169,4 +173,12 @@ func pretend(name, value string) error {
 		return fmt.Errorf("pretend sysctl %s: %w", name, err)
 	}
 	return nil
+}
+
+// newUUID returns a random UUID (version 4), as the kernel writes them.
+func newUUID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }

@@ -19,6 +19,13 @@ const (
 	// PKI holds the machine's certificates; CA is the one it trusts.
 	PKI = Home + "/pki"
 	CA  = PKI + "/ca.crt"
+	// BootIDFile holds the machine's boot id: another one at each start, and
+	// not the host's. The machine sees it at the usual place below /proc; a
+	// container, which has a /proc of its own, has to be shown it.
+	BootIDFile = pretended + "/" + bootID
+
+	pretended = "/run/gpu-dra-cluster/sysctl"
+	bootID    = "kernel.random.boot_id"
 )
 
 // Spec describes a machine completely; it is stored as JSON in the machine's

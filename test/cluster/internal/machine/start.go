@@ -23,6 +23,7 @@ const (
 	specFile    = "machine.json"
 	processFile = "process.json"
 	logFolder   = "log"
+	restFolder  = "rest"
 	initLog     = "init"
 )
 
@@ -130,6 +131,15 @@ func Load(dir string) (process.Record, error) {
 		return record, process.ErrGone
 	}
 	return record, err
+}
+
+// LoadSpec returns what the machine in the folder was started from.
+func LoadSpec(dir string) (Spec, error) {
+	var spec Spec
+	if err := jsonfile.Read(filepath.Join(dir, specFile), &spec); err != nil {
+		return spec, fmt.Errorf("read machine: %w", err)
+	}
+	return spec, nil
 }
 
 // Find returns the PID 1 of every machine whose folder is below dir, whether

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -35,6 +36,9 @@ type supervisor struct {
 	started *sync.Cond
 	waiting map[int]chan syscall.WaitStatus // by process number
 	done    map[string]chan struct{}        // by name of a step with Once
+	running map[string]int                  // process number, by name of a step
+	stopped map[string]bool                 // steps whose process was asked to end
+	changed *sync.Cond                      // which steps rest
 }
 
 func newSupervisor(spec Spec) *supervisor {
@@ -42,8 +46,10 @@ func newSupervisor(spec Spec) *supervisor {
 		spec:    spec,
 		waiting: map[int]chan syscall.WaitStatus{},
 		done:    map[string]chan struct{}{},
+		running: map[string]int{},
+		stopped: map[string]bool{},
 	}
-	s.started = sync.NewCond(&s.mu)
+	s.started, s.changed = sync.NewCond(&s.mu), sync.NewCond(&s.mu)
 	for _, step := range spec.Steps {
 		if step.Once {
 			s.done[step.Name] = make(chan struct{})
@@ -56,6 +62,7 @@ func newSupervisor(spec Spec) *supervisor {
 // run returns when a step turns out not to work.
 func (s *supervisor) run() error {
 	failed := make(chan error)
+	go s.obey()
 	for _, step := range s.spec.Steps {
 		go func() {
 			if err := s.keep(step); err != nil {
@@ -74,9 +81,14 @@ func (s *supervisor) keep(step Step) error {
 	}
 	works := false
 	for attempt := 1; works || attempt <= attempts; attempt++ {
+		s.waitForLeave(step.Name)
 		start := time.Now()
 		status, err := s.runOnce(step)
 		works = works || time.Since(start) >= settled
+		if s.wasStopped(step.Name) {
+			attempt--
+			continue
+		}
 		if err != nil {
 			log.Printf("run %s: %v", step.Name, err)
 		} else if step.Once && status.ExitStatus() == 0 {
@@ -116,12 +128,17 @@ func (s *supervisor) runOnce(step Step) (syscall.WaitStatus, error) {
 	}
 	ended := make(chan syscall.WaitStatus, 1)
 	s.waiting[pid] = ended
+	s.running[step.Name] = pid
 	s.started.Signal()
 	s.mu.Unlock()
 	log.Printf("%s started as process %d", step.Name, pid)
-	_ = os.WriteFile(filepath.Join("/run", step.Name+".pid"), []byte(strconv.Itoa(pid)+"\n"), 0o644)
-	return <-ended, nil
+	_ = os.WriteFile(pidFile(step.Name), []byte(strconv.Itoa(pid)+"\n"), 0o644)
+	status := <-ended
+	_ = os.Remove(pidFile(step.Name))
+	return status, nil
 }
+
+func pidFile(step string) string { return filepath.Join("/run", step+".pid") }
 
 // reap collects ended processes for ever.
 func (s *supervisor) reap() error {
@@ -134,6 +151,7 @@ func (s *supervisor) reap() error {
 			if ended, ok := s.waiting[pid]; ok {
 				ended <- status
 				delete(s.waiting, pid)
+				maps.DeleteFunc(s.running, func(_ string, p int) bool { return p == pid })
 			}
 			s.mu.Unlock()
 		case errors.Is(err, unix.EINTR):

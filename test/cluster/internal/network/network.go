@@ -37,6 +37,10 @@ func NodeIP(i int) string { return fmt.Sprintf("10.77.0.%d", 10+i) }
 // NodePodCIDR returns the addresses of the i-th node's pods.
 func NodePodCIDR(i int) string { return fmt.Sprintf("10.78.%d.0/24", i) }
 
+// bridgeAddress is the bridge's own, locally administered. Without one it would have the lowest of its cables' addresses, which
+// changes when another cable is plugged in; nodes that had looked it up before would lose the control plane for half a minute.
+var bridgeAddress = net.HardwareAddr{0x02, 0, 0, 0, 0, 1}
+
 // MakeBridge sets up the namespace of the control plane, which the process
 // lives in.
 func MakeBridge(pid int) error {
@@ -45,7 +49,7 @@ func MakeBridge(pid int) error {
 		return err
 	}
 	defer h.Close()
-	br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridge}}
+	br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridge, HardwareAddr: bridgeAddress}}
 	if err := h.LinkAdd(br); err != nil {
 		return fmt.Errorf("add bridge: %w", err)
 	}
@@ -56,7 +60,8 @@ func MakeBridge(pid int) error {
 }
 
 // Connect lays a cable between the control plane's bridge and the i-th of n
-// nodes, and sets the routes to its pods and from it to the others'.
+// nodes, and sets the routes to its pods and from it to the others'. A node
+// that comes back after a crash is connected in the same way.
 func Connect(controlPlane, node, i, n int) error {
 	hub, err := open(controlPlane)
 	if err != nil {
@@ -107,6 +112,10 @@ func (s *space) plug(peer *space, name string) error {
 		LinkAttrs:     netlink.LinkAttrs{Name: name},
 		PeerName:      nodeLink,
 		PeerNamespace: netlink.NsFd(peer.ns),
+	}
+	// The kernel takes its time to remove the cable of a node that crashed.
+	if old, err := s.LinkByName(name); err == nil {
+		_ = s.LinkDel(old)
 	}
 	if err := s.LinkAdd(cable); err != nil {
 		return fmt.Errorf("add link %s: %w", name, err)
@@ -180,7 +189,7 @@ func (s *space) route(to, via string) error {
 	if gateway == nil {
 		return errors.New("parse route: bad gateway " + via)
 	}
-	if err := s.RouteAdd(&netlink.Route{Dst: dst, Gw: gateway}); err != nil {
+	if err := s.RouteReplace(&netlink.Route{Dst: dst, Gw: gateway}); err != nil {
 		return fmt.Errorf("add route to %s by %s: %w", to, via, err)
 	}
 	return nil

@@ -101,6 +101,7 @@ disabled_plugins = ['io.containerd.snapshotter.v1.erofs', 'io.containerd.snapsho
 
   [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
     runtime_type = 'io.containerd.runc.v2'
+    base_runtime_spec = '` + containerSpec + `'
     [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
       BinaryName = '` + machine.Bin + `/` + components.Runc + `/runc'
       SystemdCgroup = false

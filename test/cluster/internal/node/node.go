@@ -24,6 +24,7 @@ const (
 	kubeletConfig    = "/etc/kubernetes/kubelet.yaml"
 	containerdConfig = "/etc/containerd/config.toml"
 	networkConfig    = "/etc/cni/net.d/10-pods.conflist"
+	containerSpec    = "/etc/containerd/container.json"
 	cniPrograms      = "/opt/cni/bin"
 
 	// ContainerdSocket is where containerd listens on every node.
@@ -40,6 +41,8 @@ type Config struct {
 	Cgroup       string            // the control group of the node's pods
 	Labels       map[string]string // beside those the kubelet sets
 	FeatureGates map[string]bool
+	// ContainerSpec is what every container starts from, see NewContainerSpec.
+	ContainerSpec string
 }
 
 // Name returns the name of the i-th node, counted from one.
@@ -66,6 +69,7 @@ func Spec(dir string, programs components.Dirs, c Config) (machine.Spec, error) 
 			kubeletConfig:    kubelet,
 			containerdConfig: containerdTOML(),
 			networkConfig:    networkJSON(c.Index),
+			containerSpec:    c.ContainerSpec,
 		},
 		Pretend: kubeletSysctls,
 		Set:     map[string]string{"net.ipv4.ip_forward": "1"},

@@ -130,3 +130,18 @@ func TestSpec(t *testing.T) {
 		}
 	}
 }
+
+func TestContainersSeeTheBootIDOfTheirNode(t *testing.T) {
+	got, err := showBootID([]byte(`{"ociVersion": "1.3.0", "mounts": [{"destination": "/proc"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"ociVersion": "1.3.0"`, `"destination": "/proc"`, `"createContainer"`, machine.BootIDFile} {
+		if !strings.Contains(got, want) {
+			t.Errorf("got\n%s\nwant it to have %s", got, want)
+		}
+	}
+	if _, err := showBootID([]byte("x")); err == nil {
+		t.Error("what is no container: got no error")
+	}
+}

@@ -154,3 +154,18 @@ users:
 		t.Error(err)
 	}
 }
+
+func TestKubeconfigIsReadBack(t *testing.T) {
+	want := Access{Server: "https://127.0.0.1:1", CA: []byte("ca"), Client: Pair{Cert: []byte("cert"), Key: []byte("key")}}
+	data, err := Kubeconfig("name", want.Server, want.CA, want.Client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := ParseKubeconfig(data)
+	if err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("got %v, %v, want %v", got, err, want)
+	}
+	if _, err := ParseKubeconfig([]byte("clusters: []")); err == nil {
+		t.Error("a kubeconfig without a cluster: got no error")
+	}
+}

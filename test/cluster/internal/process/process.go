@@ -113,6 +113,7 @@ func (r Record) verify() error {
 // Stat is what the kernel says of a process that runs.
 type Stat struct {
 	Parent  int
+	State   string // one letter, see proc(5)
 	Started string // clock ticks after boot
 }
 
@@ -140,7 +141,7 @@ func parseStat(text string) (Stat, error) {
 	if err != nil {
 		return Stat{}, fmt.Errorf("parse process state %q: %w", text, err)
 	}
-	return Stat{Parent: number, Started: fields[started]}, nil
+	return Stat{Parent: number, State: fields[state], Started: fields[started]}, nil
 }
 
 func commandLine(pid int) ([]string, error) {

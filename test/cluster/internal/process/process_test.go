@@ -4,9 +4,13 @@ package process
 
 import (
 	"errors"
+	"io"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestKillEndsOnlyTheRecordedProcess(t *testing.T) {
@@ -73,4 +77,60 @@ func TestParseStat(t *testing.T) {
 	if _, err := parseStat("7 (sleep) S 1"); err == nil {
 		t.Error("got no error for a text that is too short")
 	}
+}
+
+func TestFreezeStopsAFamily(t *testing.T) {
+	cmd := exec.Command("sh", "-c", "sleep 60 & echo started; wait")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}()
+	if _, err := io.ReadFull(out, make([]byte, len("started"))); err != nil {
+		t.Fatal(err)
+	}
+	parent, err := NewRecord(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	states := func() (text string) {
+		family, err := parent.family()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range family {
+			text += m.state
+		}
+		return text
+	}
+	for range 2 { // may be repeated
+		if err := parent.Freeze(); err != nil {
+			t.Fatal(err)
+		}
+		if got := states(); got != "TT" {
+			t.Errorf("frozen: got states %s, want TT", got)
+		}
+	}
+	if err := parent.Thaw(); err != nil {
+		t.Fatal(err)
+	}
+	if got := states(); strings.Contains(got, "T") {
+		t.Errorf("thawed: got states %s", got)
+	}
+	for _, m := range must(parent.family()) { // the child outlives its parent otherwise
+		_ = unix.Kill(m.pid, unix.SIGKILL)
+	}
+}
+
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return value
 }

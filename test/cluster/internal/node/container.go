@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/components"
+	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/machine"
+)
+
+// NewContainerSpec returns what every container of the nodes starts from:
+// containerd's own default, and a hook by which the container sees the boot id
+// of its node and not the host's. (A container has a /proc of its own, and
+// runc refuses to mount anything there itself.)
+func NewContainerSpec(programs components.Dirs) (string, error) {
+	spec, err := exec.Command(filepath.Join(programs[components.Containerd], "ctr"), "oci", "spec").Output()
+	if err != nil {
+		return "", fmt.Errorf("ask containerd for its default container: %w", err)
+	}
+	return showBootID(spec)
+}
+
+func showBootID(spec []byte) (string, error) {
+	var container map[string]any
+	if err := json.Unmarshal(spec, &container); err != nil {
+		return "", fmt.Errorf("parse containerd's default container: %w", err)
+	}
+	// Run in the container's namespaces, in its root folder, before that
+	// becomes the root.
+	hook := map[string]any{
+		"path": "/bin/mount",
+		"args": []string{"mount", "--no-mtab", "--bind", machine.BootIDFile, "./proc/sys/kernel/random/boot_id"},
+	}
+	container["hooks"] = map[string]any{"createContainer": []any{hook}}
+	data, err := json.MarshalIndent(container, "", "  ")
+	return string(data), err
+}
