@@ -9,7 +9,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 TOOLS = $(shell $(GO) run -C test/cluster . tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-unit test-cluster test-e2e build image lint clean
+.PHONY: help demo demo-down test test-unit test-cluster test-e2e test-survive build image lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,7 +22,7 @@ demo-down: ## stop the demo cluster
 	@./hack/prerequisites.sh root
 	@$(GO) run ./hack/dev demo-down
 
-test: test-unit test-cluster test-e2e ## run all tests (needs root)
+test: test-unit test-cluster test-e2e test-survive ## run all tests (needs root)
 
 test-unit: ## vet, unit and golden tests of the driver
 	@./hack/prerequisites.sh
@@ -37,6 +37,11 @@ test-cluster: ## tests of the test cluster, also that it leaves the machine as i
 test-e2e: ## end-to-end tests on a fresh cluster (needs root); E2E_RUN=pattern selects some
 	@./hack/prerequisites.sh root
 	@$(GO) run ./hack/dev e2e
+
+test-survive: image ## crash nodes, kill, upgrade, downgrade and remove the driver, on clusters of their own (needs root); E2E_RUN=pattern selects some
+	@./hack/prerequisites.sh root
+	$(GO) vet -tags e2e ./test/e2e/survive
+	$(GO) test -count=1 -v -tags e2e -timeout 15m $(if $(E2E_RUN),-run '$(E2E_RUN)') ./test/e2e/survive
 
 build: ## compile the programs into _output/bin
 	@./hack/prerequisites.sh

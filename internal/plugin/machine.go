@@ -38,7 +38,7 @@ type machine struct {
 	status   *status
 	metrics  *metrics
 	reporter *reporter
-	changed  func(ctx context.Context, inv inventory.Inventory) // called when the inventory is another one than before
+	changed  func(ctx context.Context, inv inventory.Inventory) // called after every look
 	ready    func()                                             // called then too: claims from before may need what is new
 
 	looked chan struct{} // closed when the machine has been looked at once, whatever was seen
@@ -101,6 +101,7 @@ func (m *machine) look(ctx context.Context) error {
 	node.Hardware = measuredHardware{node.Hardware, m.metrics}
 	m.node.Store(&node) // also when it has the same devices: the session that found them may be another one
 	if before != nil && reflect.DeepEqual(before.Inventory, node.Inventory) {
+		m.changed(ctx, node.Inventory)
 		return nil
 	}
 	m.report(ctx, known, node.Inventory)

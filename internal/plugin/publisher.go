@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -27,6 +28,7 @@ type publisher struct {
 	mu     sync.Mutex
 	theOne *os.File // the lock, when this instance has it
 	latest *inventory.Inventory
+	logged *inventory.Inventory // the last one that was published, so that it is logged once
 }
 
 // becomeTheOne waits until no other instance publishes.
@@ -62,7 +64,8 @@ func (p *publisher) resign() {
 	}
 }
 
-// set publishes the inventory, now or as soon as it is this instance's turn.
+// set publishes the inventory, now or as soon as it is this instance's turn. To say the same again writes only what is missing: a
+// kubelet that starts removes the slices of its node, and without being told they would come back no sooner than after 30 s.
 func (p *publisher) set(ctx context.Context, inv inventory.Inventory) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -80,5 +83,8 @@ func (p *publisher) publishLatest(ctx context.Context) {
 		logger.Error(err, "Devices not published")
 		return
 	}
-	logger.Info("Devices published", "pool", p.pool, "devices", len(*p.latest))
+	if p.logged == nil || !reflect.DeepEqual(*p.logged, *p.latest) {
+		logger.Info("Devices published", "pool", p.pool, "devices", len(*p.latest))
+	}
+	p.logged = p.latest
 }

@@ -1,0 +1,186 @@
+//go:build e2e
+
+// SPDX-License-Identifier: Apache-2.0
+
+package survive
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
+)
+
+// node is one node of the cluster.
+type node struct {
+	*suite
+	name string
+}
+
+func (s *suite) node(name string) node { return node{s, name} }
+
+// sh runs a script on the node.
+func (n node) sh(t *testing.T, script string) string {
+	t.Helper()
+	return n.control(t, "exec", n.name, "--", "sh", "-c", script)
+}
+
+// disk is where this machine has a file of the node's disk.
+func (n node) disk(path string) string {
+	return filepath.Join(filepath.Dir(n.kubeconfig), n.name, "disk", path)
+}
+
+// records are the claims that the driver has written down, in the order of their names.
+func (n node) records(t *testing.T) []checkpoint.Record {
+	t.Helper()
+	files, err := filepath.Glob(n.disk(pluginDir + "/claims/*.json"))
+	must(t, err)
+	var records []checkpoint.Record
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if os.IsNotExist(err) {
+			continue // released since
+		}
+		must(t, err)
+		var rec checkpoint.Record
+		must(t, json.Unmarshal(data, &rec))
+		records = append(records, rec)
+	}
+	slices.SortFunc(records, func(a, b checkpoint.Record) int { return strings.Compare(a.Claim.String(), b.Claim.String()) })
+	return records
+}
+
+// record is the one of the pod's claim.
+func (n node) record(t *testing.T, pod client.ObjectKey) checkpoint.Record {
+	t.Helper()
+	claim := n.claim(t, pod)
+	for _, rec := range n.records(t) {
+		if rec.Claim.UID == claim.UID {
+			return rec
+		}
+	}
+	t.Fatalf("there is no record of the claim of pod %s", pod)
+	return checkpoint.Record{}
+}
+
+// left is every file on the node that belongs to some claim.
+func (n node) left(t *testing.T) string {
+	t.Helper()
+	return n.sh(t, `cd `+pluginDir+` 2>/dev/null && find claims devices dra-device-metadata -mindepth 1 ! -type d ! -name .lock 2>/dev/null
+		find /run/cdi -name '*_*-*-*' 2>/dev/null; true`)
+}
+
+// clean waits until nothing is left of any claim.
+func (n node) clean(t *testing.T) {
+	t.Helper()
+	eventually(t, soon, "nothing to be left of claims on "+n.name, func() string { return n.left(t) })
+}
+
+// specs are the CDI specs of claims, device metadata among them.
+func (n node) specs(t *testing.T) string {
+	t.Helper()
+	return n.sh(t, "cd /run/cdi && ls | grep _ || true")
+}
+
+// plugin is the driver's pod on the node, when it is ready.
+func (n node) plugin(t *testing.T) *corev1.Pod {
+	t.Helper()
+	var found *corev1.Pod
+	must(t, kube.Until(t.Context(), soon, "a ready plugin on "+n.name, func(ctx context.Context) (bool, string, error) {
+		pods, err := n.Pods(ctx, release, kube.PluginLabels)
+		state := fmt.Sprintf("%d pods of the plugin", len(pods))
+		for i := range pods {
+			if p := &pods[i]; p.Spec.NodeName == n.name && p.DeletionTimestamp == nil && ready(p) {
+				found = p
+			}
+		}
+		return found != nil, state, err
+	}))
+	return found
+}
+
+func ready(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// simctl changes the simulated GPUs of the node.
+func (n node) simctl(t *testing.T, args ...string) string {
+	t.Helper()
+	command := append([]string{"/usr/bin/dra-kubelet-plugin", "simctl", "--dir", simDir}, args...)
+	output, err := n.Exec(t.Context(), client.ObjectKeyFromObject(n.plugin(t)), command...)
+	must(t, err)
+	return output
+}
+
+// published are the devices of the node.
+func (n node) published(t *testing.T) []resourceapi.Device {
+	t.Helper()
+	list, err := n.Slices(t.Context(), driver)
+	must(t, err)
+	var devices []resourceapi.Device
+	for _, slice := range list {
+		if slice.Spec.Pool.Name == n.name {
+			devices = append(devices, slice.Spec.Devices...)
+		}
+	}
+	return devices
+}
+
+// gpus are the names of the published GPUs with their taints, one a line.
+func (n node) gpus(t *testing.T) string {
+	t.Helper()
+	var lines []string
+	for _, d := range n.published(t) {
+		if text(d, "type") != "gpu" {
+			continue
+		}
+		line := d.Name
+		for _, taint := range d.Taints {
+			line += " " + taint.Key + ":" + string(taint.Effect)
+		}
+		lines = append(lines, line)
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// text is an attribute of a device.
+func text(d resourceapi.Device, attribute string) string {
+	if value := d.Attributes[resourceapi.QualifiedName(attribute)].StringValue; value != nil {
+		return *value
+	}
+	return ""
+}
+
+// uuid is the UUID of a published device.
+func (n node) uuid(t *testing.T, device string) string {
+	t.Helper()
+	for _, d := range n.published(t) {
+		if d.Name == device {
+			return text(d, "uuid")
+		}
+	}
+	t.Fatalf("%s is not published on %s", device, n.name)
+	return ""
+}
+
+// logged is what the pod has printed since its container started last.
+func (s *suite) logged(t *testing.T, pod client.ObjectKey) string {
+	t.Helper()
+	output, err := s.Log(t.Context(), pod)
+	must(t, err)
+	return output
+}

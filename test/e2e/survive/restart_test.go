@@ -1,0 +1,77 @@
+//go:build e2e
+
+// SPDX-License-Identifier: Apache-2.0
+
+package survive
+
+import (
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// testRestarts takes away what runs the pods: first so that they go on, then so that they end.
+func (n node) testRestarts(t *testing.T) {
+	ns := n.namespace(t, "restarts")
+	first := n.pod(t, ns, "first", "")
+	started := n.running(t, first).Status.ContainerStatuses[0].ContainerID
+	pods := []client.ObjectKey{first}
+	for _, component := range []string{"kubelet", "containerd"} {
+		t.Run("restart of "+component, func(t *testing.T) {
+			n.control(t, "restart", n.name+"/"+component)
+			next := n.pod(t, ns, "after-"+component, "")
+			n.running(t, next)
+			pods = append(pods, next)
+			got := n.running(t, first).Status.ContainerStatuses[0]
+			if got.ContainerID != started || got.RestartCount != 0 {
+				t.Errorf("the first pod: got container %s after %d restarts, want %s to go on", got.ContainerID, got.RestartCount, started)
+			}
+		})
+	}
+	t.Run("power cut", func(t *testing.T) { n.testPowerCut(t, pods) })
+	n.remove(t, pods...)
+	n.gone(t, pods...)
+	n.clean(t)
+}
+
+func (n node) testPowerCut(t *testing.T, pods []client.ObjectKey) {
+	before := map[client.ObjectKey]string{} // what each pod sees of its GPU
+	for _, pod := range pods {
+		before[pod] = n.device(t, pod) + "\n" + n.logged(t, pod)
+	}
+	specs := n.specs(t)
+	boot := n.boot(t)
+	n.control(t, "crash", n.name)
+	n.control(t, "start", n.name)
+	if got := n.boot(t); got == boot {
+		t.Fatalf("boot id %s is the same after the crash", got)
+	}
+	for _, pod := range pods {
+		eventually(t, soon, pod.Name+" to be restarted", func() string {
+			status := n.running(t, pod).Status.ContainerStatuses[0]
+			if status.RestartCount == 0 {
+				return "not yet"
+			}
+			return ""
+		})
+		eventually(t, soon, pod.Name+" to have its GPU again", func() string {
+			return is(n.device(t, pod)+"\n"+n.logged(t, pod), before[pod])
+		})
+		if got, want := n.record(t, pod).BootID, n.boot(t); got != want {
+			t.Errorf("record of %s: got boot id %s, want %s", pod.Name, got, want)
+		}
+	}
+	if got := n.specs(t); got != specs {
+		t.Errorf("CDI specs after the crash: %s", is(got, specs))
+	}
+	if got, want := len(n.records(t)), len(pods); got != want {
+		t.Errorf("got %d records, want %d", got, want)
+	}
+}
+
+// boot is what the node calls its boot.
+func (n node) boot(t *testing.T) string {
+	t.Helper()
+	return strings.TrimSpace(n.sh(t, "cat /proc/sys/kernel/random/boot_id"))
+}

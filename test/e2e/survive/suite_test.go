@@ -1,0 +1,190 @@
+//go:build e2e
+
+// SPDX-License-Identifier: Apache-2.0
+
+// Package survive breaks a cluster, its nodes and the driver in every way that test/cluster and simctl offer, and looks whether
+// pods, claims and GPUs come out whole. It starts clusters of its own, so it needs root, and the images that `make image` builds;
+// `make test-survive` does both.
+package survive
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
+)
+
+var (
+	program = flag.String("cluster-program", "", "the built test/cluster (empty: it is built)")
+	images  = flag.String("images", "../../../_output/images.tar", "archive with the driver's images")
+	name    = flag.String("cluster", "survive", "name of the cluster")
+	keep    = flag.Bool("keep", false, "use the cluster when it runs, and leave it running")
+)
+
+const (
+	driver    = "gpu.nvidia.com"
+	release   = "gpu-dra-driver" // of helm, and its namespace
+	chart     = "../../../deployments/helm/gpu-dra-driver"
+	pluginDir = "/var/lib/kubelet/plugins/" + driver
+	simDir    = "/var/lib/gpu-dra-driver/sim"
+
+	// soon is how long anything may take that the cluster does by itself. The kubelet tries a pod again after 10 s to 15 s when
+	// something failed, and sometimes it takes two attempts.
+	soon = 60 * time.Second
+	// sweepPeriod is what the driver is installed with: two of them after the kubelet has forgotten a claim it is released.
+	sweepPeriod = 2 * time.Second
+)
+
+// suite is a cluster with the driver on it.
+type suite struct {
+	*kube.Cluster
+	name       string
+	kubeconfig string
+	image      string // of pods
+}
+
+// TestSurvive does side by side what concerns one node only, and then one after the other what concerns all of them.
+func TestSurvive(t *testing.T) {
+	s := start(t, *name, "up", "--nodes", "3", "--profile", "node-1=l40s-x4", "--profile", "node-2=l40s-x4", "--profile", "node-3=dgx-h100")
+	s.install(t)
+	t.Run("one node", func(t *testing.T) {
+		t.Run("feature gates off", func(t *testing.T) {
+			t.Parallel()
+			testGatesOff(t)
+		})
+		t.Run("node-1", func(t *testing.T) {
+			t.Parallel()
+			n := s.node("node-1")
+			t.Run("pods outlive the kubelet and the runtime, and come back with the machine", n.testRestarts)
+			t.Run("what the kubelet has forgotten is released, and nothing else", n.testSweep)
+		})
+		t.Run("node-2", func(t *testing.T) {
+			t.Parallel()
+			n := s.node("node-2")
+			t.Run("a GPU goes from a pod deleted by force to the next, never to both", n.testHandover)
+			t.Run("GPUs come and go while the plugin runs", n.testRescan)
+			t.Run("what the kubelet tells of a pod that was deleted by force", n.testForgottenButRunning)
+		})
+		t.Run("node-3", func(t *testing.T) {
+			t.Parallel()
+			t.Run("the plugin may be killed at any step", s.node("node-3").testKilled)
+		})
+	})
+	t.Run("claims are prepared and released while the API server is away", s.node("node-1").testAPIServerAway)
+	t.Run("an upgrade has no gap", s.testUpgrade)
+	t.Run("an older version takes over prepared claims", s.testDowngrade)
+	t.Run("nothing is left after the driver", s.testUninstall)
+}
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	dir, err := os.MkdirTemp("", "survive-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	if *program == "" {
+		*program = filepath.Join(dir, "cluster")
+		if output, err := exec.Command("go", "build", "-C", "../../cluster", "-o", *program, ".").CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "build test/cluster: %v\n%s", err, output)
+			os.Exit(1)
+		}
+	}
+	status := m.Run()
+	_ = os.RemoveAll(dir)
+	os.Exit(status)
+}
+
+// start starts a cluster, with the images in it, that ends with the test.
+func start(t *testing.T, name string, up ...string) *suite {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("this starts clusters: run it as root")
+	}
+	version, err := os.ReadFile("../../../VERSION")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &suite{name: name, image: "localhost/gpu-dra-demo:" + strings.TrimSpace(string(version))}
+	if !*keep {
+		s.control(t, "down")
+		t.Cleanup(func() { s.control(t, "down") })
+	}
+	s.control(t, up[0], up[1:]...)
+	s.kubeconfig = strings.TrimSpace(s.control(t, "kubeconfig"))
+	s.control(t, "load", *images)
+	s.Cluster, err = kube.Connect(s.kubeconfig)
+	must(t, err)
+	return s
+}
+
+// control runs a command of test/cluster.
+func (s *suite) control(t *testing.T, command string, args ...string) string {
+	t.Helper()
+	return run(t, *program, append([]string{command, "--name", s.name}, args...)...)
+}
+
+// install installs the driver, or changes how it is installed, and returns when every node is done.
+func (s *suite) install(t *testing.T, settings ...string) {
+	t.Helper()
+	args := []string{"upgrade", "--install", release, chart, "--kubeconfig", s.kubeconfig, "--namespace", release, "--create-namespace",
+		"--set", "simulate.enabled=true", "--set", "kubeletPlugin.sweepPeriod=" + sweepPeriod.String(), "--wait", "--timeout", "2m"}
+	for _, setting := range settings {
+		args = append(args, "--set", setting)
+	}
+	run(t, s.tool(t, "helm"), args...)
+}
+
+func (s *suite) uninstall(t *testing.T) {
+	t.Helper()
+	run(t, s.tool(t, "helm"), "uninstall", release, "--kubeconfig", s.kubeconfig, "--namespace", release, "--wait", "--timeout", "1m")
+}
+
+func (s *suite) tool(t *testing.T, name string) string {
+	t.Helper()
+	return filepath.Join(strings.TrimSpace(s.control(t, "tools")), name)
+}
+
+// run runs a program and returns what it printed.
+func run(t *testing.T, program string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), program, args...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%s %s: %v\n%s%s", filepath.Base(program), strings.Join(args, " "), err, stdout.String(), stderr.String())
+	}
+	return stdout.String()
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eventually waits until look says nothing; what it says last is the reason given when time is up.
+func eventually(t *testing.T, timeout time.Duration, what string, look func() (problem string)) {
+	t.Helper()
+	must(t, kube.Until(t.Context(), timeout, what, func(context.Context) (bool, string, error) {
+		problem := look()
+		return problem == "", problem, nil
+	}))
+}
+
+// is says nothing when got is what is wanted.
+func is(got, want string) string {
+	if got == want {
+		return ""
+	}
+	return fmt.Sprintf("got\n%s\nwant\n%s", got, want)
+}

@@ -1,0 +1,63 @@
+//go:build e2e
+
+// SPDX-License-Identifier: Apache-2.0
+
+package survive
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
+)
+
+// testUninstall removes the driver too early once, and then in the right order.
+func (s *suite) testUninstall(t *testing.T) {
+	n := s.node("node-1")
+	t.Run("a pod that outlives the driver ends when it is back", func(t *testing.T) {
+		ns := s.namespace(t, "early")
+		pod := n.pod(t, ns, "pod", "")
+		container := s.running(t, pod).Status.ContainerStatuses[0].ContainerID
+		s.uninstall(t)
+		if got := s.running(t, pod).Status.ContainerStatuses[0].ContainerID; got != container {
+			t.Errorf("got container %s, want %s to go on", got, container)
+		}
+		if got := len(n.records(t)); got != 1 {
+			t.Errorf("got %d records, want the pod's to stay", got)
+		}
+		s.remove(t, pod)
+		_, err := s.WaitPod(t.Context(), soon, pod, "waiting for the driver", func(p *corev1.Pod) bool {
+			status := p.Status.ContainerStatuses
+			return p.DeletionTimestamp != nil && len(status) == 1 && (status[0].State.Terminated != nil || status[0].State.Running == nil)
+		})
+		must(t, err)
+		s.install(t)
+		s.gone(t, pod)
+		n.clean(t)
+	})
+	t.Run("without pods nothing is left", func(t *testing.T) {
+		s.uninstall(t)
+		for _, name := range []string{"node-1", "node-2", "node-3"} {
+			n := s.node(name)
+			if got := n.sh(t, "ls -d "+simDir); got == "" {
+				t.Errorf("%s: the simulated machine is gone; hardware stays", name)
+			}
+			eventually(t, soon, "nothing of the driver to be left on "+name, func() string {
+				return n.sh(t, `find /var/lib/kubelet/plugins /var/lib/kubelet/plugins_registry /run/cdi /etc/cdi -mindepth 1
+					find / -xdev -name '*gpu*dra*driver*' -not -path '`+simDir[:strings.LastIndex(simDir, "/")]+`*' -newer /var/lib/kubelet -path '/var/*' -not -path '/var/log/*' -not -path '/var/lib/containerd/*' 2>/dev/null; true`)
+			})
+		}
+		// The kubelet waits half a minute for another instance before it removes the slices.
+		eventually(t, 2*time.Minute, "slices to be gone", func() string {
+			slices, err := s.Slices(t.Context(), driver)
+			must(t, err)
+			pods, err := s.Pods(t.Context(), release, kube.PluginLabels)
+			must(t, err)
+			return is(fmt.Sprintf("%d slices, %d pods", len(slices), len(pods)), "0 slices, 0 pods")
+		})
+	})
+}

@@ -1,0 +1,258 @@
+//go:build e2e
+
+// SPDX-License-Identifier: Apache-2.0
+
+package survive
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+const (
+	// every is how often a claim is prepared during the upgrade, and within is how long none may take.
+	every  = 100 * time.Millisecond
+	within = 2 * time.Second
+	// slow is a call that is certainly under way when the old plugin is told to end.
+	slow = 1500 * time.Millisecond
+)
+
+// testUpgrade prepares a claim every 100 ms while helm replaces the plugins: by a stand-in for the kubelet of node-3, and by pods
+// on the other nodes.
+func (s *suite) testUpgrade(t *testing.T) {
+	ns := s.namespace(t, "upgrade")
+	n := s.node("node-3")
+	keeper := n.pod(t, ns, "keeper", "")
+	started := s.running(t, keeper).Status.ContainerStatuses[0].ContainerID
+	record := fmt.Sprint(n.record(t, keeper))
+	old := n.plugin(t)
+	events := s.watchSlices(t)
+	kubelet := n.standIn(t)
+	defer kubelet.end()
+
+	ctx, finish := context.WithCancel(t.Context())
+	var work sync.WaitGroup
+	var free []string
+	for gpu := range strings.SplitSeq(n.gpus(t), "\n") {
+		if gpu != n.device(t, keeper) {
+			free = append(free, gpu)
+		}
+	}
+	load := &load{kubelet: kubelet}
+	for _, gpu := range free[1:] {
+		load.idle = append(load.idle, s.allocatedClaim(t, ns, n.name, gpu))
+	}
+	work.Go(func() { load.run(ctx) })
+	n.simctl(t, "slow", free[0], "GetMinorNumber", slow.String())
+	slowly := s.allocatedClaim(t, ns, n.name, free[0])
+	var slowCalls int
+	var slowErr error
+	work.Go(func() { slowCalls, slowErr = repeat(ctx, kubelet, slowly) })
+	var pods [2]shortPods
+	for i := range pods {
+		work.Go(func() { pods[i].run(ctx, t, s.node(fmt.Sprintf("node-%d", i+1)), ns) })
+	}
+
+	s.install(t, "kubeletPlugin.podAnnotations.round=two", "kubeletPlugin.logVerbosity=3")
+	s.gone(t, client.ObjectKeyFromObject(old))
+	if n.plugin(t).UID == old.UID {
+		t.Fatal("the plugin was not replaced")
+	}
+	finish()
+	work.Wait()
+	n.simctl(t, "heal", free[0])
+
+	t.Logf("%d claims prepared and released, the slowest call took %s; %d slow ones; %d and %d pods", load.count, load.slowest.Round(time.Millisecond), slowCalls, pods[0].count, pods[1].count)
+	if len(load.failed) > 0 || load.slowest > within {
+		t.Errorf("%d of %d calls failed, the slowest took %s (want at most %s):\n%v", len(load.failed), load.count, load.slowest, within, errors.Join(load.failed...))
+	}
+	if slowErr != nil {
+		t.Errorf("a call was cut off after %d: %v", slowCalls, slowErr)
+	}
+	if len(kubelet.seen) != 2 {
+		t.Errorf("registered plugins: got %v, want the old one and the new one", kubelet.seen)
+	}
+	if got := events(); got != "" {
+		t.Errorf("slices were written although no device changed:\n%s", got)
+	}
+	if got := fmt.Sprint(n.record(t, keeper)); got != record {
+		t.Errorf("the record of a pod that goes on: %s", is(got, record))
+	}
+	if got := s.running(t, keeper).Status.ContainerStatuses[0]; got.ContainerID != started || got.RestartCount != 0 {
+		t.Errorf("the pod that goes on: got container %s after %d restarts", got.ContainerID, got.RestartCount)
+	}
+	s.remove(t, keeper)
+	for i := range pods {
+		if err := pods[i].err; err != nil {
+			t.Errorf("pods on node-%d: %v", i+1, err)
+		}
+	}
+	for _, name := range []string{"node-1", "node-2", "node-3"} {
+		s.node(name).clean(t)
+	}
+}
+
+// watchSlices returns a function that tells how the driver's slices have been written since.
+func (s *suite) watchSlices(t *testing.T) (written func() string) {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", s.kubeconfig)
+	must(t, err)
+	watcher, err := client.NewWithWatch(config, client.Options{Scheme: scheme.Scheme})
+	must(t, err)
+	list, err := s.Slices(t.Context(), driver)
+	must(t, err)
+	known := map[string]string{}
+	for _, slice := range list {
+		known[slice.Name] = slice.ResourceVersion
+	}
+	w, err := watcher.Watch(t.Context(), &resourceapi.ResourceSliceList{})
+	must(t, err)
+	return func() string {
+		w.Stop()
+		var lines []string
+		for e := range w.ResultChan() {
+			slice, ok := e.Object.(*resourceapi.ResourceSlice)
+			if ok && known[slice.Name] != slice.ResourceVersion {
+				lines = append(lines, fmt.Sprintf("%s %s generation %d", e.Type, slice.Name, slice.Spec.Pool.Generation))
+			}
+		}
+		return strings.Join(lines, "\n")
+	}
+}
+
+// allocatedClaim makes a claim that has the GPU, as if the scheduler had given it.
+func (s *suite) allocatedClaim(t *testing.T, namespace, node, gpu string) *resourceapi.ResourceClaim {
+	t.Helper()
+	claim := &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "load-" + gpu},
+		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{
+			{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: driver}}}}},
+	}
+	must(t, s.Create(t.Context(), claim))
+	claim.Status.Allocation = &resourceapi.AllocationResult{
+		Devices: resourceapi.DeviceAllocationResult{
+			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: driver, Pool: node, Device: gpu}}},
+		NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}}}},
+	}
+	must(t, s.Status().Update(t.Context(), claim))
+	return claim
+}
+
+// load prepares and releases claims at a steady rate.
+type load struct {
+	kubelet *standIn
+	idle    []*resourceapi.ResourceClaim
+
+	mu      sync.Mutex
+	count   int
+	slowest time.Duration
+	failed  []error
+}
+
+// run begins with one claim every so often until ctx ends, and ends what it has begun. A claim that is not free in time waits, and
+// that counts.
+func (l *load) run(ctx context.Context) {
+	free := make(chan *resourceapi.ResourceClaim, len(l.idle))
+	for _, claim := range l.idle {
+		free <- claim
+	}
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	var all sync.WaitGroup
+	defer all.Wait()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case due := <-tick.C:
+			all.Go(func() {
+				claim := <-free
+				defer func() { free <- claim }()
+				l.cycle(context.WithoutCancel(ctx), claim, due)
+			})
+		}
+	}
+}
+
+// cycle prepares a claim that was due, holds it for a moment and releases it.
+func (l *load) cycle(ctx context.Context, claim *resourceapi.ResourceClaim, due time.Time) {
+	err := l.kubelet.prepare(ctx, claim)
+	l.note("prepare", due, err)
+	time.Sleep(2 * every)
+	begin := time.Now()
+	err = l.kubelet.unprepare(ctx, claim)
+	l.note("unprepare", begin, err)
+}
+
+func (l *load) note(what string, begin time.Time, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.count++
+	l.slowest = max(l.slowest, time.Since(begin))
+	if err != nil {
+		l.failed = append(l.failed, fmt.Errorf("%s %s: %w", time.Now().Format("15:04:05.000"), what, err))
+	}
+}
+
+// touchDriver makes the plugin look at the driver's files anew, and ask NVML about them, as after an update of the driver.
+func (n node) touchDriver() error {
+	return os.Chtimes(n.disk(simDir+"/root/usr/bin"), time.Time{}, time.Now())
+}
+
+// repeat prepares and releases one slow claim again and again, until ctx ends or something fails.
+func repeat(ctx context.Context, kubelet *standIn, claim *resourceapi.ResourceClaim) (count int, err error) {
+	for ctx.Err() == nil {
+		if err := kubelet.n.touchDriver(); err != nil {
+			return count, err
+		}
+		begin := time.Now()
+		if err := kubelet.prepare(context.WithoutCancel(ctx), claim); err != nil {
+			return count, fmt.Errorf("prepare: %w", err)
+		}
+		if took := time.Since(begin); took < slow {
+			return count, fmt.Errorf("prepare was not slow: it took %s", took)
+		}
+		if err := kubelet.unprepare(context.WithoutCancel(ctx), claim); err != nil {
+			return count, fmt.Errorf("unprepare: %w", err)
+		}
+		count++
+	}
+	return count, nil
+}
+
+// shortPods are pods that come and go one after the other, by the real kubelet.
+type shortPods struct {
+	count int
+	err   error
+}
+
+// run makes pods until ctx ends. None may have to be tried again.
+func (p *shortPods) run(ctx context.Context, t *testing.T, n node, namespace string) {
+	for ctx.Err() == nil && p.err == nil {
+		pod := n.pod(t, namespace, fmt.Sprintf("short-%s-%d", n.name, p.count), "", runs("gpu-demo", "show"), once)
+		_, err := n.WaitPod(context.WithoutCancel(ctx), soon, pod, "finished", func(got *corev1.Pod) bool { return got.Status.Phase == "Succeeded" })
+		events, listErr := n.Events(context.WithoutCancel(ctx), pod)
+		for _, e := range events {
+			if strings.HasPrefix(e, "FailedPrepareDynamicResources") {
+				err = errors.Join(err, errors.New(e))
+			}
+		}
+		p.err = errors.Join(err, listErr)
+		n.remove(t, pod)
+		p.count++
+	}
+}
