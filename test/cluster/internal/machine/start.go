@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -99,7 +100,7 @@ func start(spec Spec, listener *os.File) (*Running, error) {
 		_ = cmd.Wait()
 		close(running.ended)
 	}()
-	if running.Process, err = process.NewRecord(cmd.Process.Pid); err == nil {
+	if running.Process, err = describeStarted(cmd); err == nil {
 		err = jsonfile.Write(filepath.Join(spec.Dir, processFile), running.Process)
 	}
 	if err != nil {
@@ -108,6 +109,19 @@ func start(spec Spec, listener *os.File) (*Running, error) {
 		return nil, err
 	}
 	return running, nil
+}
+
+// describeStarted describes the process that was just started. The kernel closes the descriptor by which Start knows that the new
+// program runs before it sets that program's command line, and a record with an empty one would never be recognized again.
+func describeStarted(cmd *exec.Cmd) (process.Record, error) {
+	for range 1000 {
+		record, err := process.NewRecord(cmd.Process.Pid)
+		if err != nil || slices.Equal(record.Command, cmd.Args) {
+			return record, err
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return process.Record{}, fmt.Errorf("process %d did not become %s", cmd.Process.Pid, cmd.Args[0])
 }
 
 // Release lets the machine begin its work.
