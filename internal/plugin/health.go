@@ -25,7 +25,7 @@ func newStatus() *status {
 	return &status{waiting: errors.New("starting")}
 }
 
-// wait says what the plugin waits for; nil: for nothing, devices are published.
+// wait says what the plugin waits for; nil: for nothing, its devices are known.
 func (s *status) wait(reason error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -54,7 +54,7 @@ func (s *status) registrationStatus() *registerapi.RegistrationStatus {
 	return s.registration()
 }
 
-// ready is nil when devices are published and the kubelet knows the plugin.
+// ready is nil when the devices are known and the kubelet knows the plugin. It need not be this instance that publishes.
 func (s *status) ready() error {
 	if err := s.waitingFor(); err != nil {
 		return fmt.Errorf("waiting: %w", err)

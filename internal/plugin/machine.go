@@ -38,8 +38,8 @@ type machine struct {
 	status   *status
 	metrics  *metrics
 	reporter *reporter
-	changed  func(ctx context.Context, inv inventory.Inventory) // called after every look
-	ready    func()                                             // called then too: claims from before may need what is new
+	publish  func(ctx context.Context, inv inventory.Inventory) // called after every look
+	resume   func()                                             // called when the inventory is another one: claims may need what is new
 
 	looked chan struct{} // closed when the machine has been looked at once, whatever was seen
 	node   atomic.Pointer[claims.Node]
@@ -100,8 +100,8 @@ func (m *machine) look(ctx context.Context) error {
 	node.Inventory = node.Inventory.Retain(known, held)
 	node.Hardware = measuredHardware{node.Hardware, m.metrics}
 	m.node.Store(&node) // also when it has the same devices: the session that found them may be another one
+	defer m.publish(ctx, node.Inventory)
 	if before != nil && reflect.DeepEqual(before.Inventory, node.Inventory) {
-		m.changed(ctx, node.Inventory)
 		return nil
 	}
 	m.report(ctx, known, node.Inventory)
@@ -111,9 +111,8 @@ func (m *machine) look(ctx context.Context) error {
 	if before == nil {
 		m.status.wait(nil)
 	}
-	m.ready()
+	m.resume()
 	m.metrics.published(node.Inventory.Pool(m.config.NodeName))
-	m.changed(ctx, node.Inventory)
 	return nil
 }
 

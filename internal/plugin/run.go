@@ -73,7 +73,7 @@ func Run(ctx context.Context, c Config) error {
 	defer endReports()
 	reporter := newReporter(reports, c)
 	publisher := &publisher{pool: c.NodeName}
-	machine := &machine{config: c, status: status, metrics: metrics, reporter: reporter, changed: publisher.set, looked: make(chan struct{})}
+	machine := &machine{config: c, status: status, metrics: metrics, reporter: reporter, publish: publisher.set, looked: make(chan struct{})}
 	preparer := &claims.Preparer{
 		Driver:   c.DriverName,
 		BootID:   c.BootID,
@@ -91,7 +91,7 @@ func Run(ctx context.Context, c Config) error {
 		fatal:     fatal,
 	}
 	resumes := make(chan struct{}, 1)
-	machine.ready = func() {
+	machine.resume = func() {
 		select {
 		case resumes <- struct{}{}:
 		default: // one is waiting already
@@ -158,8 +158,8 @@ func helperOptions(c Config, calls *calls) []kubeletplugin.Option {
 		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion, metadatav1alpha1.SchemeGroupVersion}),
 		kubeletplugin.Serialize(false), // the records have locks, one per device
 		kubeletplugin.HealthService(false),
+		kubeletplugin.GRPCInterceptor(calls.count),
 	}
-	options = append(options, kubeletplugin.GRPCInterceptor(calls.count))
 	if c.PodUID != "" {
 		options = append(options, kubeletplugin.RollingUpdate(c.PodUID))
 	}

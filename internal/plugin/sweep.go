@@ -68,7 +68,6 @@ func newSweeper(c Config) *sweeper {
 
 // run sweeps until ctx ends.
 func (s *sweeper) run(ctx context.Context) {
-	s.forgotten = map[types.UID]time.Time{}
 	for {
 		if err := s.sweep(ctx); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Sweep incomplete")

@@ -167,7 +167,7 @@ func newTestSweeper(t *testing.T, n *node, objects ...runtime.Object) testSweepe
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &sweeper{driver: driver, pool: "node", client: fake.NewClientset(objects...), records: records, specs: specs, kubelet: socket, self: socket, forgotten: map[types.UID]time.Time{}}
+	s := &sweeper{driver: driver, pool: "node", client: fake.NewClientset(objects...), records: records, specs: specs, kubelet: socket, self: socket}
 	return testSweeper{s, filepath.Join(dir, "cdi")}
 }
 

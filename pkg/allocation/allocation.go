@@ -38,14 +38,13 @@ func Results(claim *resourceapi.ResourceClaim, driver string) ([]Result, error) 
 		return nil, ErrNotAllocated
 	}
 	devices := claim.Status.Allocation.Devices
-	configs := decodeConfigs(devices.Config, driver)
 	var results []Result
 	var errs []error
 	for _, r := range devices.Results {
 		if r.Driver != driver {
 			continue
 		}
-		config, err := rulingConfig(configs, devices.Config, r, driver)
+		config, err := rulingConfig(devices.Config, r, driver)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("request %s: %w", r.Request, err))
 			continue
@@ -62,42 +61,22 @@ func Results(claim *resourceapi.ResourceClaim, driver string) ([]Result, error) 
 	return results, nil
 }
 
-// decoded is a configuration of ours, or why it cannot be read.
-type decoded struct {
-	config api.GpuConfig
-	err    error
-}
-
-// decodeConfigs reads the configurations of this driver once each, by the address of their parameters.
-func decodeConfigs(configs []resourceapi.DeviceAllocationConfiguration, driver string) map[*resourceapi.OpaqueDeviceConfiguration]decoded {
-	out := map[*resourceapi.OpaqueDeviceConfiguration]decoded{}
+// rulingConfig is the last configuration of ours that applies to the result: those of the class come before those of the claim.
+// One that cannot be read is an error even where a later one would rule, because its author meant something by it.
+func rulingConfig(configs []resourceapi.DeviceAllocationConfiguration, result resourceapi.DeviceRequestAllocationResult, driver string) (api.GpuConfig, error) {
+	var ruling api.GpuConfig
+	var errs []error
 	for i, c := range configs {
-		if c.Opaque == nil || c.Opaque.Driver != driver {
+		applies := len(resourceclaim.ConfigForResult(configs[i:i+1], result)) > 0
+		if !applies || c.Opaque.Driver != driver {
 			continue
 		}
 		path := field.NewPath("status", "allocation", "devices", "config").Index(i).Child("opaque", "parameters")
 		config, err := api.Decode(c.Opaque.Parameters.Raw, path)
 		if err != nil {
-			err = fmt.Errorf("config from %s: %w", origin(c.Source), err)
+			errs = append(errs, fmt.Errorf("config from %s: %w", origin(c.Source), err))
 		}
-		out[c.Opaque] = decoded{config, err}
-	}
-	return out
-}
-
-// rulingConfig is the last configuration of ours that applies to the result: those of the class come before those of the claim.
-// One that cannot be read is an error even where a later one would rule, because its author meant something by it.
-func rulingConfig(configs map[*resourceapi.OpaqueDeviceConfiguration]decoded, all []resourceapi.DeviceAllocationConfiguration,
-	result resourceapi.DeviceRequestAllocationResult, driver string) (api.GpuConfig, error) {
-	var ruling api.GpuConfig
-	var errs []error
-	for _, c := range resourceclaim.ConfigForResult(all, result) {
-		if c.Opaque.Driver != driver {
-			continue
-		}
-		d := configs[c.Opaque]
-		ruling = d.config
-		errs = append(errs, d.err)
+		ruling = config
 	}
 	return ruling, errors.Join(errs...)
 }

@@ -111,7 +111,8 @@ func (r *Records) Holders(devices []string, except types.UID) ([]sharing.Holder,
 	return holders, nil
 }
 
-// Put writes the record: when it returns nil, the record outlives a power cut. On an error, the record is as before.
+// Put writes the record: when it returns nil, the record outlives a power cut. On an error, the record is as before, or,
+// when only the sync of the directory failed, as given and not yet safe; either way the call can be made again.
 func (r *Records) Put(rec Record) error {
 	file, err := r.file(rec.Claim.UID)
 	if err != nil {
