@@ -38,6 +38,7 @@ type Device struct {
 	MIG       bool   // whether it can be partitioned
 	Addresses AddressingMode
 	Lost      bool // it does not answer any more, and a claim still holds it
+	Use       Use  // what the administrator lets claims do with it
 
 	DriverVersion string // as NVML writes it: "580.95.05"
 	CUDAVersion   Version

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpu
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Use is how the administrator lets a GPU be used. The zero value is the default: shares of any size, enforced by MPS.
+type Use struct {
+	Sharing  Sharing
+	Replicas int // how many claims may have the GPU at once, for Replicated
+	// Isolation is what enforces a share.
+	Isolation Isolation
+	// SharedOnly keeps a replicated GPU for those who ask for a shared one (nvidia.com/gpu.shared), as the device plugin's
+	// renameByDefault does.
+	SharedOnly bool `json:",omitempty"`
+	// OnePerClaim refuses claims that have several replicas, as the device plugin's failRequestsGreaterThanOne does.
+	OnePerClaim bool `json:",omitempty"`
+	// Hook is the CUDA interposer that enforces shares, for IsolationHook.
+	Hook HookLibrary `json:",omitzero"`
+}
+
+// String is for people: "fractional, isolation mps", "replicated: 10, isolation none", "exclusive".
+func (u Use) String() string {
+	switch u.Sharing {
+	case Replicated:
+		return fmt.Sprintf("replicated: %d, isolation %s", u.Replicas, u.Isolation)
+	case Exclusive:
+		return u.Sharing.String()
+	}
+	return fmt.Sprintf("%s, isolation %s", u.Sharing, u.Isolation)
+}
+
+// HookLibrary is a library that intercepts CUDA calls, supplied by the administrator.
+type HookLibrary struct {
+	Path string `json:",omitempty"` // on the host
+}
+
+// Sharing says between how many claims a GPU may be divided, and how.
+type Sharing int
+
+const (
+	// Fractional GPUs are divided into shares of any size; a claim that does not say how much it wants gets all of it.
+	Fractional Sharing = iota
+	// Replicated GPUs are given to a fixed number of claims at once.
+	Replicated
+	// Exclusive GPUs are given to one claim at a time.
+	Exclusive
+)
+
+// Isolation says what keeps a share within its limits.
+type Isolation int
+
+const (
+	// IsolationMPS is CUDA's Multi-Process Service: memory and multiprocessors of each client are limited.
+	IsolationMPS Isolation = iota
+	// IsolationNone means that shares are counted and not enforced.
+	IsolationNone
+	// IsolationHook is a library that intercepts CUDA calls.
+	IsolationHook
+	// IsolationCgroup is the driver's own memory limit for a control group.
+	IsolationCgroup
+)
+
+var (
+	sharings   = []string{"fractional", "replicated", "exclusive"}
+	isolations = []string{"mps", "none", "hook", "cgroup"}
+)
+
+func (s Sharing) String() string   { return sharings[s] }
+func (i Isolation) String() string { return isolations[i] }
+
+// MarshalText writes the name.
+func (s Sharing) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// MarshalText writes the name.
+func (i Isolation) MarshalText() ([]byte, error) { return []byte(i.String()), nil }
+
+// UnmarshalText reads the name. The error lists the names.
+func (s *Sharing) UnmarshalText(text []byte) error {
+	n, err := indexOf(sharings, string(text))
+	*s = Sharing(n)
+	return err
+}
+
+// UnmarshalText reads the name. The error lists the names.
+func (i *Isolation) UnmarshalText(text []byte) error {
+	n, err := indexOf(isolations, string(text))
+	*i = Isolation(n)
+	return err
+}
+
+func indexOf(names []string, name string) (int, error) {
+	n := slices.Index(names, name)
+	if n < 0 {
+		return 0, fmt.Errorf("%q: want one of %s", name, strings.Join(names, ", "))
+	}
+	return n, nil
+}
