@@ -29,9 +29,10 @@ var allowed = map[string][]string{
 	"pkg/cdi":            {"pkg/gpu"},
 	"pkg/inventory":      {"pkg/gpu"},
 	"pkg/allocation":     {"pkg/api"},
-	"pkg/sharing":        {"pkg/gpu", "pkg/api", "pkg/allocation", "pkg/inventory"},
+	"pkg/sharing":        {"pkg/gpu", "pkg/api", "pkg/allocation", "pkg/inventory", "pkg/sharing/mps"},
+	"pkg/sharing/mps":    {"pkg/gpu"},
 	"pkg/checkpoint":     {"pkg/gpu", "pkg/sharing"},
-	"pkg/claims":         {"pkg/allocation", "pkg/inventory", "pkg/sharing", "pkg/checkpoint", "pkg/cdi", "pkg/gpu"},
+	"pkg/claims":         {"pkg/allocation", "pkg/inventory", "pkg/sharing", "pkg/sharing/mps", "pkg/checkpoint", "pkg/cdi", "pkg/gpu"},
 	// Beside claims and inventory, what their interfaces speak of: the metrics wrap them.
 	"internal/plugin":        {"pkg/claims", "pkg/inventory", "pkg/checkpoint", "pkg/sharing", "pkg/cdi", "pkg/gpu"},
 	"cmd/dra-kubelet-plugin": {"internal/...", "pkg/..."},

@@ -6,6 +6,7 @@ package allocation
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -24,11 +25,20 @@ type Result struct {
 	Request string // as in the claim; "main/sub" for an alternative of firstAvailable
 	Pool    string
 	Device  string
-	ShareID types.UID // set when the device is shared
-	Config  api.GpuConfig
+	ShareID types.UID // set when the device can be shared
+	// Consumed is what the scheduler has counted for this result of a device that can be shared.
+	Consumed Consumed
+	Config   api.Config
 	// AdminAccess means that the request is for looking after the device, whoever has it: Kubernetes gives that only in
 	// namespaces with the label resource.kubernetes.io/admin-access=true.
 	AdminAccess bool
+}
+
+// Consumed is how much of a device a result has, in the units that are published.
+type Consumed struct {
+	Memory   uint64 // bytes
+	Cores    int    // percent of the multiprocessors
+	Replicas int    // of a GPU that is divided into replicas
 }
 
 // Results are the devices of this driver that the claim got, in the order of the allocation. Those of other drivers, and the
@@ -53,6 +63,11 @@ func Results(claim *resourceapi.ResourceClaim, driver string) ([]Result, error) 
 		if r.ShareID != nil {
 			result.ShareID = *r.ShareID
 		}
+		consumed := func(name resourceapi.QualifiedName) int64 {
+			q := r.ConsumedCapacity[name]
+			return q.Value()
+		}
+		result.Consumed = Consumed{Memory: uint64(consumed("memory")), Cores: int(consumed("cores")), Replicas: int(consumed("shares"))}
 		results = append(results, result)
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -62,9 +77,10 @@ func Results(claim *resourceapi.ResourceClaim, driver string) ([]Result, error) 
 }
 
 // rulingConfig is the last configuration of ours that applies to the result: those of the class come before those of the claim.
-// One that cannot be read is an error even where a later one would rule, because its author meant something by it.
-func rulingConfig(configs []resourceapi.DeviceAllocationConfiguration, result resourceapi.DeviceRequestAllocationResult, driver string) (api.GpuConfig, error) {
-	var ruling api.GpuConfig
+// One that cannot be read is an error even where a later one would rule, because its author meant something by it. One of a kind
+// for other devices is left out, unless it names the request.
+func rulingConfig(configs []resourceapi.DeviceAllocationConfiguration, result resourceapi.DeviceRequestAllocationResult, driver string) (api.Config, error) {
+	var ruling api.Config
 	var errs []error
 	for i, c := range configs {
 		applies := len(resourceclaim.ConfigForResult(configs[i:i+1], result)) > 0
@@ -73,12 +89,26 @@ func rulingConfig(configs []resourceapi.DeviceAllocationConfiguration, result re
 		}
 		path := field.NewPath("status", "allocation", "devices", "config").Index(i).Child("opaque", "parameters")
 		config, err := api.Decode(c.Opaque.Parameters.Raw, path)
+		if err == nil && config.Kind != kindFor(result.Device) {
+			if len(c.Requests) == 0 {
+				continue
+			}
+			err = field.Invalid(path.Child("kind"), config.Kind, fmt.Sprintf("device %s takes a %s", result.Device, kindFor(result.Device)))
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("config from %s: %w", origin(c.Source), err))
 		}
 		ruling = config
 	}
 	return ruling, errors.Join(errs...)
+}
+
+// kindFor is the kind of configuration that the device takes. The name of a partition has its profile in it: gpu-3b-00-0-mig-1g10gb-4.
+func kindFor(device string) string {
+	if strings.Contains(device, "-mig-") {
+		return api.KindMigDeviceConfig
+	}
+	return api.KindGpuConfig
 }
 
 func origin(source resourceapi.AllocationConfigSource) string {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -37,8 +38,12 @@ func TestResults(t *testing.T) {
 	nic := resourceapi.DeviceRequestAllocationResult{Driver: "dra.net", Pool: "n", Request: "nic", Device: "eth1"}
 	shared := gpu("r", "d")
 	shared.ShareID = ptr.To(types.UID("s1"))
+	fraction, replica := shared, shared
+	fraction.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("5Gi"), "cores": resource.MustParse("30")}
+	replica.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("0"), "shares": resource.MustParse("1")}
 	admin := gpu("r", "d")
 	admin.AdminAccess = ptr.To(true)
+	partitions := `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","environment":{"A":"2"}}`
 	bad := `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","enviroment":{}}`
 
 	for _, row := range []struct {
@@ -73,6 +78,18 @@ func TestResults(t *testing.T) {
 			[]resourceapi.DeviceRequestAllocationResult{gpu("r", "d")},
 			[]resourceapi.DeviceAllocationConfiguration{config(class, driver, bad), config(claim, driver, setA("1"))},
 			"error: request r: config from the device class: status.allocation.devices.config[0].opaque.parameters.enviroment: Forbidden: unknown field"},
+		{"a configuration for partitions is not for a GPU",
+			[]resourceapi.DeviceRequestAllocationResult{gpu("r", "d")},
+			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, setA("1")), config(claim, driver, partitions)}, "r n/d A=1"},
+		{"unless it names the request, which is refused",
+			[]resourceapi.DeviceRequestAllocationResult{gpu("r", "d")},
+			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, partitions, "r")},
+			`error: request r: config from the claim: status.allocation.devices.config[0].opaque.parameters.kind: Invalid value: "MigDeviceConfig": device d takes a GpuConfig`},
+		{"and one for GPUs is not for a partition",
+			[]resourceapi.DeviceRequestAllocationResult{gpu("r", "gpu-3b-00-0-mig-1g10gb-4")},
+			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, partitions), config(claim, driver, setA("1"))}, "r n/gpu-3b-00-0-mig-1g10gb-4 A=2"},
+		{"what was consumed is kept", []resourceapi.DeviceRequestAllocationResult{fraction}, nil, "r n/d share=s1 memory=5368709120 cores=30 A="},
+		{"replicas too", []resourceapi.DeviceRequestAllocationResult{replica}, nil, "r n/d share=s1 replicas=1 A="},
 		{"a bad configuration for a request that is not ours is no business of ours",
 			[]resourceapi.DeviceRequestAllocationResult{nic, gpu("r", "d")},
 			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, bad, "nic")}, "r n/d A="},
@@ -102,6 +119,14 @@ func text(results []Result, err error) string {
 		line := fmt.Sprintf("%s %s/%s", r.Request, r.Pool, r.Device)
 		if r.ShareID != "" {
 			line += " share=" + string(r.ShareID)
+		}
+		for _, c := range []struct {
+			name  string
+			value int
+		}{{"memory", int(r.Consumed.Memory)}, {"cores", r.Consumed.Cores}, {"replicas", r.Consumed.Replicas}} {
+			if c.value != 0 {
+				line += fmt.Sprintf(" %s=%d", c.name, c.value)
+			}
 		}
 		if r.AdminAccess {
 			line += " admin"

@@ -19,54 +19,56 @@ import (
 // GroupVersion is the apiVersion of every kind in this package.
 const GroupVersion = "resource.nvidia.com/v1beta1"
 
-// KindGpuConfig is the kind of GpuConfig.
-const KindGpuConfig = "GpuConfig"
+// The kinds of configuration.
+const (
+	KindGpuConfig       = "GpuConfig"       // for whole GPUs and shares of them
+	KindMigDeviceConfig = "MigDeviceConfig" // for MIG partitions
+)
 
-// GpuConfig is how a claim wants its GPUs. The zero value is the default: the whole GPU, as it is.
-type GpuConfig struct {
+// Config is how a claim wants its devices. The zero value is the default: what was allocated, as it is.
+type Config struct {
+	Kind string // empty when nothing was configured
 	// Environment is passed to every container that uses the claim.
 	Environment map[string]string
+	Sharing     Sharing
 }
 
 // driverEnv are the variables that the driver sets itself; a user who could override them would change which GPUs a container sees.
 var driverEnv = []string{"NVIDIA_VISIBLE_DEVICES", "NVIDIA_CTK_LIBCUDA_DIR"}
 
-// mpsEnvPrefix begins the variables by which a share of a GPU is limited.
-const mpsEnvPrefix = "CUDA_MPS_"
+// driverEnvPrefixes begin the variables by which a share of a GPU is limited.
+var driverEnvPrefixes = []string{"CUDA_MPS_", "CUDA_DEVICE_MEMORY_", "CUDA_DEVICE_SM_", "NVIDIA_GPU_MEMORY_"}
 
-// gpuConfigJSON is GpuConfig as it is written.
-type gpuConfigJSON struct {
+// configJSON is Config as it is written.
+type configJSON struct {
 	APIVersion  string            `json:"apiVersion"`
 	Kind        string            `json:"kind"`
 	Environment map[string]string `json:"environment,omitempty"`
-	// Sharing is a part of the contract that this version does not serve yet: read so that the refusal can say so.
-	Sharing map[string]any `json:"sharing,omitempty"`
+	Sharing     sharingJSON       `json:"sharing"`
 }
 
 // Decode reads the opaque parameters of a claim or class. It is strict: an unknown field, an unknown kind or a bad value is an
 // error, and the error reports every problem with its path below root.
-func Decode(raw []byte, root *field.Path) (GpuConfig, error) {
+func Decode(raw []byte, root *field.Path) (Config, error) {
 	if err := checkKind(raw, root); err != nil {
-		return GpuConfig{}, err
+		return Config{}, err
 	}
-	var in gpuConfigJSON
+	var in configJSON
 	strict, err := kjson.UnmarshalStrict(raw, &in)
 	if err != nil {
-		return GpuConfig{}, fmt.Errorf("%s: %w", root, err)
+		return Config{}, fmt.Errorf("%s: %w", root, err)
 	}
 	var errs field.ErrorList
 	for _, e := range strict {
 		errs = append(errs, fieldError(e, root))
 	}
-	if len(in.Sharing) > 0 {
-		errs = append(errs, field.Forbidden(root.Child("sharing"),
-			"this version hands out whole GPUs only; remove the field"))
-	}
+	sharing, problems := in.Sharing.decode(in.Kind, root.Child("sharing"))
+	errs = append(errs, problems...)
 	errs = append(errs, checkEnvironment(in.Environment, root.Child("environment"))...)
 	if len(errs) > 0 {
-		return GpuConfig{}, errs.ToAggregate()
+		return Config{}, errs.ToAggregate()
 	}
-	return GpuConfig{Environment: in.Environment}, nil
+	return Config{Kind: in.Kind, Environment: in.Environment, Sharing: sharing}, nil
 }
 
 // checkKind reports parameters that are no object of ours at all, before their fields are looked at: the fields of another kind
@@ -83,8 +85,8 @@ func checkKind(raw []byte, root *field.Path) error {
 	if meta.APIVersion != GroupVersion {
 		errs = append(errs, field.NotSupported(root.Child("apiVersion"), meta.APIVersion, []string{GroupVersion}))
 	}
-	if meta.Kind != KindGpuConfig {
-		errs = append(errs, field.NotSupported(root.Child("kind"), meta.Kind, []string{KindGpuConfig}))
+	if kinds := []string{KindGpuConfig, KindMigDeviceConfig}; !slices.Contains(kinds, meta.Kind) {
+		errs = append(errs, field.NotSupported(root.Child("kind"), meta.Kind, kinds))
 	}
 	return errs.ToAggregate()
 }
@@ -106,7 +108,8 @@ func checkEnvironment(env map[string]string, path *field.Path) field.ErrorList {
 		for _, problem := range validation.IsEnvVarName(name) {
 			errs = append(errs, field.Invalid(at, name, problem))
 		}
-		if slices.Contains(driverEnv, name) || strings.HasPrefix(name, mpsEnvPrefix) {
+		begins := func(prefix string) bool { return strings.HasPrefix(name, prefix) }
+		if slices.Contains(driverEnv, name) || slices.ContainsFunc(driverEnvPrefixes, begins) {
 			errs = append(errs, field.Forbidden(at, "the driver sets this variable itself"))
 		}
 		if strings.ContainsRune(env[name], 0) {

@@ -12,16 +12,35 @@ import (
 
 const head = `"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig"`
 
+const migHead = `"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig"`
+
+func timeSlicing(interval string) Config {
+	return Config{Kind: KindGpuConfig, Sharing: Sharing{TimeSlicing: &TimeSlicing{Interval: interval}}}
+}
+
+func mps(m MPS) Config { return Config{Kind: KindGpuConfig, Sharing: Sharing{MPS: &m}} }
+
 func TestDecode(t *testing.T) {
 	for _, row := range []struct {
 		name string
 		raw  string
-		want GpuConfig
+		want Config
 	}{
-		{"nothing said means the defaults", `{` + head + `}`, GpuConfig{}},
-		{"an empty object means its defaults", `{` + head + `,"sharing":{},"environment":{}}`, GpuConfig{Environment: map[string]string{}}},
-		{"null means not said", `{` + head + `,"sharing":null,"environment":null}`, GpuConfig{}},
-		{"environment is kept", `{` + head + `,"environment":{"A":"1","B_2":""}}`, GpuConfig{Environment: map[string]string{"A": "1", "B_2": ""}}},
+		{"nothing said means the defaults", `{` + head + `}`, Config{Kind: KindGpuConfig}},
+		{"an empty object means its defaults", `{` + head + `,"sharing":{},"environment":{}}`, Config{Kind: KindGpuConfig, Environment: map[string]string{}}},
+		{"null means not said", `{` + head + `,"sharing":null,"environment":null}`, Config{Kind: KindGpuConfig}},
+		{"time slices without an interval", `{` + head + `,"sharing":{"strategy":"TimeSlicing"}}`, timeSlicing("Default")},
+		{"time slices with an empty config", `{` + head + `,"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{}}}`, timeSlicing("Default")},
+		{"an interval", `{` + head + `,"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}}`, timeSlicing("Long")},
+		{"MPS without limits", `{` + head + `,"sharing":{"strategy":"MPS"}}`, mps(MPS{})},
+		{"MPS with an empty config", `{` + head + `,"sharing":{"strategy":"MPS","mpsConfig":{}}}`, mps(MPS{})},
+		{"MPS with all there is", `{` + head + `,"sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50,
+			"defaultPinnedDeviceMemoryLimit":"10Gi","defaultPerDevicePinnedMemoryLimit":{"0":"1Gi","GPU-ab":2097152},"multiUser":true}}}`,
+			mps(MPS{ThreadPercentage: 50, Memory: 10 << 30, MemoryPerDevice: map[string]uint64{"0": 1 << 30, "GPU-ab": 2 << 20}, MultiUser: true})},
+		{"a MIG partition with MPS", `{` + migHead + `,"sharing":{"strategy":"MPS"}}`, Config{Kind: KindMigDeviceConfig, Sharing: Sharing{MPS: &MPS{}}}},
+		{"a MIG partition with time slices", `{` + migHead + `,"sharing":{"strategy":"TimeSlicing"}}`,
+			Config{Kind: KindMigDeviceConfig, Sharing: Sharing{TimeSlicing: &TimeSlicing{Interval: "Default"}}}},
+		{"environment is kept", `{` + head + `,"environment":{"A":"1","B_2":""}}`, Config{Kind: KindGpuConfig, Environment: map[string]string{"A": "1", "B_2": ""}}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			got, err := Decode([]byte(row.raw), field.NewPath("p"))
@@ -34,6 +53,8 @@ func TestDecode(t *testing.T) {
 		})
 	}
 }
+
+func sharing(fields string) string { return `{` + head + `,"sharing":{` + fields + `}}` }
 
 func TestDecodeRefuses(t *testing.T) {
 	for _, row := range []struct {
@@ -50,13 +71,32 @@ func TestDecodeRefuses(t *testing.T) {
 		{"a field in the wrong case", `{` + head + `,"Environment":{}}`, []string{`p.Environment: Forbidden: unknown field`}},
 		{"a field twice", `{` + head + `,"environment":{},"environment":{}}`, []string{`p.environment: Forbidden: duplicate field`}},
 		{"a wrong type", `{` + head + `,"environment":["A=1"]}`, []string{"p: ", "environment"}},
-		{"sharing, until it exists", `{` + head + `,"sharing":{"strategy":"MPS"}}`, []string{`p.sharing: Forbidden: this version hands out whole GPUs only`}},
+		{"a kind that is not served", `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"VfioDeviceConfig"}`,
+			[]string{`p.kind: Unsupported value: "VfioDeviceConfig": supported values: "GpuConfig", "MigDeviceConfig"`}},
+		{"an unknown strategy", sharing(`"strategy":"mps"`), []string{`p.sharing.strategy: Unsupported value: "mps": supported values: "TimeSlicing", "MPS"`}},
+		{"no strategy", sharing(`"mpsConfig":{}`), []string{`p.sharing.strategy: Required value: one of ["TimeSlicing" "MPS"]`}},
+		{"two strategies at once", sharing(`"strategy":"TimeSlicing","timeSlicingConfig":{},"mpsConfig":{}`), []string{`p.sharing.mpsConfig: Forbidden: the strategy is TimeSlicing`}},
+		{"the other two", sharing(`"strategy":"MPS","timeSlicingConfig":{},"mpsConfig":{}`), []string{`p.sharing.timeSlicingConfig: Forbidden: the strategy is MPS`}},
+		{"an unknown interval", sharing(`"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"long"}`),
+			[]string{`p.sharing.timeSlicingConfig.interval: Unsupported value: "long": supported values: "Default", "Short", "Medium", "Long"`}},
+		{"an unknown field of MPS", sharing(`"strategy":"MPS","mpsConfig":{"threads":1}`), []string{`p.sharing.mpsConfig.threads: Forbidden: unknown field`}},
+		{"limits out of range", sharing(`"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":0,"defaultPinnedDeviceMemoryLimit":"0",
+			"defaultPerDevicePinnedMemoryLimit":{"0":"10 Gi","first":"1Gi","1":"1Ki"}}`), []string{
+			`p.sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: 0: must be from 1 to 100`,
+			`p.sharing.mpsConfig.defaultPinnedDeviceMemoryLimit: Invalid value: "0": must be a whole number of bytes, at least 1Mi`,
+			`p.sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit[0]: Invalid value: "10 Gi": want an amount of memory such as 10Gi or 512Mi`,
+			`p.sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit[1]: Invalid value: "1Ki": must be`,
+			`p.sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit[first]: Invalid value: "first": want the index of a device in the claim, such as "0", or its UUID`}},
+		{"more threads than there are", sharing(`"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":101}`),
+			[]string{`p.sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: 101: must be from 1 to 100`}},
+		{"time slices for a partition", `{` + migHead + `,"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}}`,
+			[]string{`p.sharing.timeSlicingConfig: Forbidden: a MIG partition has no time-slice of its own`}},
 		{"a variable that is no name", `{` + head + `,"environment":{"A=B":"1"}}`, []string{`p.environment[A=B]: Invalid value: "A=B"`}},
 		{"a variable of the driver", `{` + head + `,"environment":{"NVIDIA_VISIBLE_DEVICES":"all","CUDA_MPS_PIPE_DIRECTORY":"x"}}`,
 			[]string{`p.environment[NVIDIA_VISIBLE_DEVICES]: Forbidden`, `p.environment[CUDA_MPS_PIPE_DIRECTORY]: Forbidden`}},
 		{"a value that no process can have", `{` + head + `,"environment":{"A":"\u0000"}}`, []string{`p.environment[A]: Invalid value`}},
-		{"every problem at once", `{` + head + `,"x":1,"sharing":{"strategy":"MPS"},"environment":{"":"1"}}`,
-			[]string{"p.x: ", "p.sharing: ", "p.environment[]: "}},
+		{"every problem at once", `{` + head + `,"x":1,"sharing":{"strategy":"?"},"environment":{"":"1"}}`,
+			[]string{"p.x: ", "p.sharing.strategy: ", "p.environment[]: "}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			got, err := Decode([]byte(row.raw), field.NewPath("p"))

@@ -36,7 +36,8 @@ var features = structured.Features{
 type classes map[string]string
 
 // chart are the chart's classes and that of the NICs.
-var chart = classes{driver: ofType("gpu"), "monitor." + driver: ofType("monitor"), nicDriver: "device.driver == '" + nicDriver + "'"}
+var chart = classes{driver: ofType("gpu") + " && !device.attributes['gpu.nvidia.com'].?sharedOnly.orValue(false)", "shared." + driver: ofType("gpu") + " && device.attributes['gpu.nvidia.com'].sharing == 'replicated'",
+	"monitor." + driver: ofType("monitor"), nicDriver: "device.driver == '" + nicDriver + "'"}
 
 func ofType(deviceType string) string {
 	return "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == '" + deviceType + "'"
@@ -92,8 +93,6 @@ func TestAllocation(t *testing.T) {
 		{"none is left", "t4-x2", `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`, "gpu-3b-00-0 gpu-af-00-0", "does not fit"},
 		{"the first alternative that fits", "mixed",
 			`[{name: gpu, firstAvailable: [{name: b200, deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "` + attr + `productName == 'NVIDIA B200'"}}]}, {name: any, deviceClassName: gpu.nvidia.com}]}]`, "", "gpu/any=gpu-41-00-0"},
-		{"a part of a card gets the whole card", "mixed", `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 5Gi, cores: "30"}}}}]`, "", "gpu=gpu-41-00-0"},
-		{"and the next claim for a part the next card", "mixed", `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 5Gi}}}}]`, "gpu-41-00-0", "gpu=gpu-61-00-0"},
 		{"a part that is larger than a card is looked for on a larger one", "mixed", `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 60Gi}}}}]`, "", "gpu=gpu-41-00-0"},
 		{"and not given where there is none", "mixed", `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 200Gi}}}}]`, "", "does not fit"},
 		{"what no GPU has is looked for on the monitor device too, without an error", "mixed", cel(`device.attributes['resource.kubernetes.io'].numaNode == 9`), "", "does not fit"},
@@ -223,11 +222,7 @@ func newClaim(t *testing.T, requests string) *resourceapi.ResourceClaim {
 
 func run(t *testing.T, published []*resourceapi.ResourceSlice, claim *resourceapi.ResourceClaim, taken []string) string {
 	t.Helper()
-	state := structured.AllocatedState{
-		AllocatedDevices:         sets.New[structured.DeviceID](),
-		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
-	}
+	state := nothingAllocated()
 	for _, d := range taken {
 		name, share, shared := strings.Cut(d, "#")
 		id := structured.MakeDeviceID(driver, nodeName, name)
@@ -237,6 +232,28 @@ func run(t *testing.T, published []*resourceapi.ResourceSlice, claim *resourceap
 		}
 		state.AllocatedDevices.Insert(id)
 	}
+	results, problem := allocateIn(t, state, published, claim)
+	if problem != "" {
+		return problem
+	}
+	var out []string
+	for _, r := range results {
+		out = append(out, r.Request+"="+r.Device)
+	}
+	return strings.Join(out, " ")
+}
+
+func nothingAllocated() structured.AllocatedState {
+	return structured.AllocatedState{
+		AllocatedDevices:         sets.New[structured.DeviceID](),
+		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
+	}
+}
+
+// allocateIn is what the claim gets while others have what the state says, or why it gets nothing.
+func allocateIn(t *testing.T, state structured.AllocatedState, published []*resourceapi.ResourceSlice, claim *resourceapi.ResourceClaim) ([]resourceapi.DeviceRequestAllocationResult, string) {
+	t.Helper()
 	ctx := context.Background()
 	allocator, err := structured.NewAllocator(ctx, features, state, chart, published, cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
 	if err != nil {
@@ -245,16 +262,12 @@ func run(t *testing.T, published []*resourceapi.ResourceSlice, claim *resourceap
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
 	results, err := allocator.Allocate(ctx, node, []*resourceapi.ResourceClaim{claim})
 	if err != nil {
-		return "error: " + err.Error()
+		return nil, "error: " + err.Error()
 	}
 	if len(results) == 0 {
-		return "does not fit"
+		return nil, "does not fit"
 	}
-	var out []string
-	for _, r := range results[0].Devices.Results {
-		out = append(out, r.Request+"="+r.Device)
-	}
-	return strings.Join(out, " ")
+	return results[0].Devices.Results, ""
 }
 
 // published is what the node's pool looks like in the API.

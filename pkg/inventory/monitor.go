@@ -41,9 +41,10 @@ func publishMonitor(node string) resourceapi.Device {
 	}
 }
 
-// nothing is what a request consumes that does not say how much it wants.
+// nothing is the policy of a capacity that tells how much there is and cannot be asked for.
 func nothing(format resource.Format) *resourceapi.CapacityRequestPolicy {
-	return &resourceapi.CapacityRequestPolicy{Default: resource.NewQuantity(0, format)}
+	zero := resource.NewQuantity(0, format)
+	return &resourceapi.CapacityRequestPolicy{Default: zero, ValidValues: []resource.Quantity{*zero}}
 }
 
 // monitorID identifies the monitor device of a node among all devices: people match and distinguish on such attributes. A name too

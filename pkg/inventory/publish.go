@@ -27,8 +27,11 @@ const maxString = resourceapi.DeviceAttributeMaxValueLength
 // lostTaint keeps new claims away from a GPU that does not answer.
 const lostTaint = "gpu.nvidia.com/gpu-lost"
 
-// memoryUnit is what published memory is rounded down to.
+// memoryUnit is what published memory is rounded down to, and the step in which shares can be asked for.
 const memoryUnit = 1 << 20
+
+// Memory is what is published of the GPU's memory, in bytes.
+func Memory(d gpu.Device) uint64 { return d.Memory / memoryUnit * memoryUnit }
 
 // Pool is everything the node of that name publishes, in slices of at most 64 devices: its GPUs, then the monitor device. A node
 // without GPUs has nothing to monitor and publishes one empty slice, which says that the driver is there.
@@ -73,8 +76,9 @@ func attributes(d gpu.Device) map[resourceapi.QualifiedName]resourceapi.DeviceAt
 		"peakCompute":           number(d.Product.PeakCompute),
 		"nvlinkDomain":          text(d.Topology.NVLinkDomain),
 		"fabricDomain":          text(d.Topology.FabricDomain),
-		"sharing":               text("exclusive"),
-		"isolation":             text("none"),
+		"sharing":               text(sharing(d).String()),
+		"isolation":             text(isolation(d)),
+		"sharedOnly":            {BoolValue: ptr.To(d.Use.SharedOnly)},
 		deviceattribute.StandardDeviceAttributePCIBusID: text(d.PCI.String()),
 	}
 	if d.PCIeRoot != "" {
@@ -104,16 +108,64 @@ func (inv Inventory) Attributes(node, device string) map[string]resourceapi.Devi
 	return out
 }
 
+// sharing is how the GPU may be shared. One whose memory nobody knows cannot be divided by it.
+func sharing(d gpu.Device) gpu.Sharing {
+	if d.Use.Sharing == gpu.Fractional && Memory(d) == 0 {
+		return gpu.Exclusive
+	}
+	return d.Use.Sharing
+}
+
+// isolation is what enforces a share of the GPU: nothing where there are no shares.
+func isolation(d gpu.Device) string {
+	if sharing(d) == gpu.Exclusive {
+		return gpu.IsolationNone.String()
+	}
+	return d.Use.Isolation.String()
+}
+
 // publish writes one GPU as a device of a slice.
 func publish(d gpu.Device) resourceapi.Device {
-	return resourceapi.Device{
+	device := resourceapi.Device{
 		Name:       d.Name,
 		Taints:     taints(d),
 		Attributes: attributes(d),
-		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-			"memory": {Value: *resource.NewQuantity(int64(d.Memory/memoryUnit*memoryUnit), resource.BinarySI)},
-			"cores":  {Value: *resource.NewQuantity(100, resource.DecimalSI)},
-		},
+		Capacity:   capacity(d),
+	}
+	if sharing(d) != gpu.Exclusive {
+		device.AllowMultipleAllocations = ptr.To(true)
+	}
+	return device
+}
+
+// capacity is what claims may ask for. A capacity of a device that can be shared has a policy: without one, the first claim would
+// consume all of it.
+func capacity(d gpu.Device) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
+	memory := resource.NewQuantity(int64(Memory(d)), resource.BinarySI)
+	cores := resource.NewQuantity(100, resource.DecimalSI)
+	switch sharing(d) {
+	case gpu.Replicated:
+		replicas := resource.NewQuantity(int64(d.Use.Replicas), resource.DecimalSI)
+		return map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+			"memory": {Value: *memory, RequestPolicy: nothing(resource.BinarySI)},
+			"cores":  {Value: *cores, RequestPolicy: nothing(resource.DecimalSI)},
+			"shares": {Value: *replicas, RequestPolicy: steps(1, 1, 1, replicas)},
+		}
+	case gpu.Exclusive:
+		return map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: *memory}, "cores": {Value: *cores}}
+	}
+	return map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+		"memory": {Value: *memory, RequestPolicy: steps(memory.Value(), memoryUnit, memoryUnit, memory)},
+		"cores":  {Value: *cores, RequestPolicy: steps(0, 0, 1, cores)},
+	}
+}
+
+// steps is the policy of a capacity of which a request may have as much as it asks for, in steps from the least there is.
+func steps(otherwise, least, step int64, all *resource.Quantity) *resourceapi.CapacityRequestPolicy {
+	return &resourceapi.CapacityRequestPolicy{
+		Default: resource.NewQuantity(otherwise, all.Format),
+		ValidRange: &resourceapi.CapacityRequestPolicyRange{
+			Min: resource.NewQuantity(least, all.Format), Max: ptr.To(all.DeepCopy()), Step: resource.NewQuantity(step, all.Format)},
 	}
 }
 

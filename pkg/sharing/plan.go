@@ -17,14 +17,18 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
-// ErrInUse means that another claim holds the device. The message names both.
-var ErrInUse = errors.New("device in use")
-
-// ErrGone means that the allocated device is not on this node, or not any more. The message names it.
-var ErrGone = errors.New("no such device on this node")
-
-// ErrAdminOnly means that the device is for requests with admin access and this one has none. The message says how to get it.
-var ErrAdminOnly = errors.New("device is for admin access only")
+var (
+	// ErrInUse means that other claims hold the device, or too much of it. The message names them.
+	ErrInUse = errors.New("device in use")
+	// ErrGone means that the allocated device is not on this node, or not any more. The message names it.
+	ErrGone = errors.New("no such device on this node")
+	// ErrAdminOnly means that the device is for requests with admin access and this one has none. The message says how to get it.
+	ErrAdminOnly = errors.New("device is for admin access only")
+	// ErrConflict means that another claim has a share of the device with other settings. The message names it and both settings.
+	ErrConflict = errors.New("settings of another claim are in force")
+	// ErrRefused means that the device cannot be given as the claim's configuration wants it. The message says what can.
+	ErrRefused = errors.New("configuration refused")
+)
 
 // Claim names a claim. Its UID alone identifies it; the rest is for people.
 type Claim struct {
@@ -50,10 +54,24 @@ type Assignment struct {
 	Environment map[string]string `json:"environment,omitempty"` // from the claim's configuration
 	// AdminAccess means that the device is looked after and not held: others have it, or may get it.
 	AdminAccess bool `json:"adminAccess,omitempty"`
+
+	// Share is the part of the device that the claim holds; nil: all of it, alone.
+	Share *Share `json:"share,omitempty"`
+	// Settings are what the physical GPU has to be set to for as long as this is held.
+	Settings gpu.Settings `json:"settings,omitzero"`
+	// At most one of these keeps containers within limits; none: nothing does.
+	MPS    *Client `json:"mps,omitempty"`
+	Hook   *Hook   `json:"hook,omitempty"`
+	Cgroup *Cgroup `json:"cgroup,omitempty"`
+	// Unenforced means that the claim itself chose to have its share counted and not enforced.
+	Unenforced bool `json:"unenforced,omitempty"`
 }
 
 // Monitors says whether the assignment is for all GPUs of the node, whichever there are when a container starts.
 func (a Assignment) Monitors() bool { return a.Device == inventory.Monitor }
+
+// ChangesHardware says whether something of the GPU has to be changed before containers use it, and changed back afterwards.
+func (a Assignment) ChangesHardware() bool { return a.Settings != gpu.Settings{} || a.MPS != nil }
 
 // Holder is another claim and what it holds.
 type Holder struct {
@@ -61,52 +79,37 @@ type Holder struct {
 	Plan  Plan
 }
 
-// NewPlan gives every result its GPU, whole and alone; a result with admin access gets it beside whoever has it, and the monitor
-// device only so. It refuses what another claim holds and what is not there; the error reports every such device.
+// NewPlan gives every result its GPU, or its share of one; a result with admin access gets it beside whoever has it, and the monitor
+// device only so. It refuses what other claims hold, what does not go together with what they have set, and what is not there; the
+// error reports every such device.
 func NewPlan(results []allocation.Result, inv inventory.Inventory, others []Holder) (Plan, error) {
-	taken := holders(others)
-	seen := map[string]string{} // device → request
 	var plan Plan
 	var errs []error
+	groups := mpsGroups(results, inv)
 	for _, r := range results {
-		assignment, err := assign(r, inv)
-		switch {
-		case err != nil:
-			errs = append(errs, fmt.Errorf("request %s: %w", r.Request, err))
-		case r.AdminAccess:
-			plan.Assignments = append(plan.Assignments, assignment)
-		case taken[r.Device] != Claim{}:
-			errs = append(errs, fmt.Errorf("request %s: device %s is held by claim %s (UID %s): %w",
-				r.Request, r.Device, taken[r.Device], taken[r.Device].UID, ErrInUse))
-		case seen[r.Device] != "":
-			errs = append(errs, fmt.Errorf("request %s: device %s is held by request %s of the same claim: %w",
-				r.Request, r.Device, seen[r.Device], ErrInUse))
-		default:
-			seen[r.Device] = r.Request
-			plan.Assignments = append(plan.Assignments, assignment)
+		assignment, err := assign(r, inv, groups)
+		if err == nil {
+			err = plan.allowsReplica(assignment, inv)
 		}
+		if err == nil && !r.AdminAccess {
+			err = fits(assignment, inv, occupants(assignment.Device, others, plan))
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("request %s: %w", r.Request, err))
+			continue
+		}
+		plan.Assignments = append(plan.Assignments, assignment)
 	}
+	errs = append(errs, plan.checkRequests())
 	if err := errors.Join(errs...); err != nil {
 		return Plan{}, err
 	}
 	return plan, nil
 }
 
-// holders says who holds which device.
-func holders(others []Holder) map[string]Claim {
-	taken := map[string]Claim{}
-	for _, other := range others {
-		for _, a := range other.Plan.Assignments {
-			if !a.AdminAccess {
-				taken[a.Device] = other.Claim
-			}
-		}
-	}
-	return taken
-}
-
-// assign finds what was allocated, whoever has it. Errors: ErrGone, ErrAdminOnly.
-func assign(r allocation.Result, inv inventory.Inventory) (Assignment, error) {
+// assign finds what was allocated, whoever has it, and what it takes to use it as the claim wants.
+// Errors: ErrGone, ErrAdminOnly, ErrRefused.
+func assign(r allocation.Result, inv inventory.Inventory, groups []mpsGroup) (Assignment, error) {
 	a := Assignment{Request: r.Request, Pool: r.Pool, Device: r.Device, ShareID: r.ShareID,
 		Environment: r.Config.Environment, AdminAccess: r.AdminAccess}
 	if a.Monitors() && !a.AdminAccess {
@@ -121,6 +124,21 @@ func assign(r allocation.Result, inv inventory.Inventory) (Assignment, error) {
 		return Assignment{}, fmt.Errorf("device %s: %w", r.Device, ErrGone)
 	}
 	a.GPU = device.UUID
+	if r.AdminAccess {
+		return a, nil
+	}
+	var err error
+	switch kindOf(r, device) {
+	case whole:
+		err = a.useWhole(r.Config.Sharing, groups)
+	case fraction:
+		err = a.useFraction(r, device)
+	case replica:
+		err = a.useReplica(r, device)
+	}
+	if err != nil {
+		return Assignment{}, fmt.Errorf("device %s: %w", r.Device, err)
+	}
 	return a, nil
 }
 
@@ -135,6 +153,11 @@ func (p Plan) Devices() []string {
 
 // Monitors says whether any of the assignments does.
 func (p Plan) Monitors() bool { return slices.ContainsFunc(p.Assignments, Assignment.Monitors) }
+
+// ChangesHardware says whether any of the assignments does.
+func (p Plan) ChangesHardware() bool {
+	return slices.ContainsFunc(p.Assignments, Assignment.ChangesHardware)
+}
 
 // Fulfils says whether the plan is for just these results, so that a claim which was allocated anew is not answered with what it
 // had before.

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
+)
+
+// Sharing says how the containers and pods that have a claim share its devices. At most one field is set; none means that the
+// driver does nothing about it.
+type Sharing struct {
+	TimeSlicing *TimeSlicing
+	MPS         *MPS
+}
+
+// TimeSlicing lets processes take turns.
+type TimeSlicing struct {
+	Interval string // of a turn: one of Intervals
+}
+
+// DefaultInterval is what the GPU does by itself.
+const DefaultInterval = "Default"
+
+// Intervals are the lengths of a turn that a claim can ask for.
+var Intervals = []string{DefaultInterval, "Short", "Medium", "Long"}
+
+// MPS lets processes run at the same time, as clients of CUDA's Multi-Process Service. The zero value sets no limits.
+type MPS struct {
+	ThreadPercentage int               // of the multiprocessors for each client, 1 to 100; 0: no limit
+	Memory           uint64            // bytes of each device for each client; 0: no limit
+	MemoryPerDevice  map[string]uint64 // the same for single devices, by their index in the claim or their UUID
+	MultiUser        bool              // clients of different user ids run at the same time
+}
+
+// Limits says whether it limits anything.
+func (m MPS) Limits() bool {
+	return m.ThreadPercentage != 0 || m.Memory != 0 || len(m.MemoryPerDevice) > 0
+}
+
+const (
+	strategyTimeSlicing = "TimeSlicing"
+	strategyMPS         = "MPS"
+)
+
+// minMemoryLimit is the smallest limit that MPS can count: it counts in MiB.
+const minMemoryLimit = 1 << 20
+
+// sharingJSON is Sharing as it is written.
+type sharingJSON struct {
+	Strategy          *string          `json:"strategy,omitempty"`
+	TimeSlicingConfig *timeSlicingJSON `json:"timeSlicingConfig,omitempty"`
+	MPSConfig         *mpsJSON         `json:"mpsConfig,omitempty"`
+}
+
+type timeSlicingJSON struct {
+	Interval *string `json:"interval,omitempty"`
+}
+
+type mpsJSON struct {
+	DefaultActiveThreadPercentage     *int                    `json:"defaultActiveThreadPercentage,omitempty"`
+	DefaultPinnedDeviceMemoryLimit    *quantityJSON           `json:"defaultPinnedDeviceMemoryLimit,omitempty"`
+	DefaultPerDevicePinnedMemoryLimit map[string]quantityJSON `json:"defaultPerDevicePinnedMemoryLimit,omitempty"`
+	MultiUser                         *bool                   `json:"multiUser,omitempty"`
+}
+
+// quantityJSON is a quantity as it is written, so that one that is none can be reported with its path.
+type quantityJSON string
+
+// UnmarshalJSON takes any value: it is parsed later.
+func (q *quantityJSON) UnmarshalJSON(data []byte) error {
+	var text string
+	if json.Unmarshal(data, &text) != nil {
+		text = string(data) // a number
+	}
+	*q = quantityJSON(text)
+	return nil
+}
+
+func (q quantityJSON) bytes(path *field.Path) (uint64, field.ErrorList) {
+	quantity, err := resource.ParseQuantity(string(q))
+	n, whole := quantity.AsInt64()
+	switch {
+	case err != nil:
+		return 0, field.ErrorList{field.Invalid(path, string(q), "want an amount of memory such as 10Gi or 512Mi")}
+	case !whole || n < minMemoryLimit:
+		return 0, field.ErrorList{field.Invalid(path, string(q), "must be a whole number of bytes, at least 1Mi")}
+	}
+	return uint64(n), nil
+}
+
+func (in sharingJSON) decode(kind string, path *field.Path) (Sharing, field.ErrorList) {
+	if in == (sharingJSON{}) {
+		return Sharing{}, nil
+	}
+	strategies := []string{strategyTimeSlicing, strategyMPS}
+	if in.Strategy == nil {
+		return Sharing{}, field.ErrorList{field.Required(path.Child("strategy"), fmt.Sprintf("one of %q", strategies))}
+	}
+	var errs field.ErrorList
+	var out Sharing
+	switch *in.Strategy {
+	case strategyTimeSlicing:
+		if in.MPSConfig != nil {
+			errs = append(errs, field.Forbidden(path.Child("mpsConfig"), "the strategy is TimeSlicing"))
+		}
+		if kind == KindMigDeviceConfig && in.TimeSlicingConfig != nil {
+			errs = append(errs, field.Forbidden(path.Child("timeSlicingConfig"), "a MIG partition has no time-slice of its own"))
+		}
+		timeSlicing, problems := in.TimeSlicingConfig.decode(path.Child("timeSlicingConfig"))
+		out.TimeSlicing, errs = &timeSlicing, append(errs, problems...)
+	case strategyMPS:
+		if in.TimeSlicingConfig != nil {
+			errs = append(errs, field.Forbidden(path.Child("timeSlicingConfig"), "the strategy is MPS"))
+		}
+		mps, problems := in.MPSConfig.decode(path.Child("mpsConfig"))
+		out.MPS, errs = &mps, append(errs, problems...)
+	default:
+		errs = append(errs, field.NotSupported(path.Child("strategy"), *in.Strategy, strategies))
+	}
+	return out, errs
+}
+
+func (in *timeSlicingJSON) decode(path *field.Path) (TimeSlicing, field.ErrorList) {
+	if in == nil || in.Interval == nil {
+		return TimeSlicing{Interval: DefaultInterval}, nil
+	}
+	if !slices.Contains(Intervals, *in.Interval) {
+		return TimeSlicing{}, field.ErrorList{field.NotSupported(path.Child("interval"), *in.Interval, Intervals)}
+	}
+	return TimeSlicing{Interval: *in.Interval}, nil
+}
+
+// deviceKey is how a device of a claim is named: its index, or its UUID as NVML writes it.
+var deviceKey = regexp.MustCompile(`^([0-9]{1,2}|(GPU|MIG)-[0-9a-fA-F-]+)$`)
+
+func (in *mpsJSON) decode(path *field.Path) (MPS, field.ErrorList) {
+	var out MPS
+	if in == nil {
+		return out, nil
+	}
+	var errs field.ErrorList
+	if p := in.DefaultActiveThreadPercentage; p != nil {
+		if *p < 1 || *p > 100 {
+			errs = append(errs, field.Invalid(path.Child("defaultActiveThreadPercentage"), *p, "must be from 1 to 100"))
+		}
+		out.ThreadPercentage = *p
+	}
+	if q := in.DefaultPinnedDeviceMemoryLimit; q != nil {
+		n, problems := q.bytes(path.Child("defaultPinnedDeviceMemoryLimit"))
+		out.Memory, errs = n, append(errs, problems...)
+	}
+	perDevice := path.Child("defaultPerDevicePinnedMemoryLimit")
+	for _, device := range slices.Sorted(maps.Keys(in.DefaultPerDevicePinnedMemoryLimit)) {
+		at := perDevice.Key(device)
+		if !deviceKey.MatchString(device) {
+			errs = append(errs, field.Invalid(at, device, "want the index of a device in the claim, such as \"0\", or its UUID"))
+		}
+		n, problems := in.DefaultPerDevicePinnedMemoryLimit[device].bytes(at)
+		errs = append(errs, problems...)
+		if out.MemoryPerDevice == nil {
+			out.MemoryPerDevice = map[string]uint64{}
+		}
+		out.MemoryPerDevice[device] = n
+	}
+	out.MultiUser = ptr.Deref(in.MultiUser, false)
+	return out, errs
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sharing
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/allocation"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+)
+
+// Share is a part of a GPU that other claims have parts of, too, as the scheduler has counted it.
+type Share struct {
+	Memory   uint64 `json:"memory,omitempty"`   // bytes
+	Cores    int    `json:"cores,omitempty"`    // percent of the multiprocessors
+	Replicas int    `json:"replicas,omitempty"` // of those that the GPU is divided into
+}
+
+// shareKind is what a result has of its device.
+type shareKind int
+
+const (
+	whole    shareKind = iota // all of it, alone
+	fraction                  // as much as it has asked for
+	replica                   // one of a fixed number of parts
+)
+
+// kindOf goes by what the scheduler has counted, which may be older than how the GPU may be used now.
+func kindOf(r allocation.Result, d gpu.Device) shareKind {
+	switch c := r.Consumed; {
+	case c.Replicas > 0:
+		return replica
+	case r.ShareID == "" || c.Memory >= inventory.Memory(d) && (c.Cores == 0 || c.Cores == 100):
+		return whole
+	}
+	return fraction
+}
+
+// occupant is somebody's assignment on a device, and how to speak of it.
+type occupant struct {
+	Assignment
+	name string
+}
+
+// occupants are those who hold the device already: other claims, then earlier requests of the same one.
+func occupants(device string, others []Holder, own Plan) []occupant {
+	var found []occupant
+	add := func(plan Plan, name func(Assignment) string) {
+		for _, a := range plan.Assignments {
+			if a.Device == device && !a.AdminAccess {
+				found = append(found, occupant{a, name(a)})
+			}
+		}
+	}
+	for _, other := range others {
+		add(other.Plan, func(Assignment) string { return fmt.Sprintf("claim %s (UID %s)", other.Claim, other.Claim.UID) })
+	}
+	add(own, func(a Assignment) string { return fmt.Sprintf("request %s of the same claim", a.Request) })
+	return found
+}
+
+// fits says whether the assignment can be held beside those of the others. Errors: ErrInUse, ErrConflict.
+func fits(a Assignment, inv inventory.Inventory, others []occupant) error {
+	var all Share
+	if a.Share != nil {
+		all = *a.Share
+	}
+	var names []string
+	for _, o := range others {
+		if a.Share == nil || o.Share == nil || (a.Share.Replicas > 0) != (o.Share.Replicas > 0) {
+			return fmt.Errorf("device %s is held by %s: %w", a.Device, o.name, ErrInUse)
+		}
+		if a.wants() != o.wants() {
+			return fmt.Errorf("device %s is shared with %s, which has it with %s; this claim wants %s: %w", a.Device, o.name, o.wants(), a.wants(), ErrConflict)
+		}
+		all.Memory += o.Share.Memory
+		all.Cores += o.Share.Cores
+		all.Replicas += o.Share.Replicas
+		names = append(names, o.name)
+	}
+	device, _ := inv.Find(a.Device)
+	var errs []error
+	over := func(what string, wanted, available string) {
+		holders := "this claim alone"
+		if len(names) > 0 {
+			holders = strings.Join(names, ", ") + " and this claim"
+		}
+		errs = append(errs, fmt.Errorf("device %s has %s of %s, of which %s want %s: %w", a.Device, available, what, holders, wanted, ErrInUse))
+	}
+	if memory := inventory.Memory(device); a.Share != nil && all.Memory > memory {
+		over("memory", quantity(all.Memory), quantity(memory))
+	}
+	if all.Cores > 100 {
+		over("the multiprocessors", fmt.Sprint(all.Cores, " %"), "100 %")
+	}
+	if all.Replicas > device.Use.Replicas {
+		over("replicas", fmt.Sprint(all.Replicas), fmt.Sprint(device.Use.Replicas))
+	}
+	return errors.Join(errs...)
+}
+
+// wants is what all who share a device have to agree on, for people.
+func (a Assignment) wants() string {
+	var enforced string
+	switch {
+	case a.MPS != nil:
+		enforced = ", MPS"
+	case a.Hook != nil:
+		enforced = ", hook " + a.Hook.Library
+	case a.Cgroup != nil:
+		enforced = ", cgroup limits"
+	}
+	return a.Settings.String() + enforced
+}
+
+func quantity(bytes uint64) string {
+	return resource.NewQuantity(int64(bytes), resource.BinarySI).String()
+}
+
+// checkRequests refuses requests whose containers could not be kept within their limits: those of several GPUs with different
+// limits, or with different daemons, in one container. Which requests a container uses is known later: see CheckContainers.
+func (p Plan) checkRequests() error {
+	var names []string
+	for _, a := range p.Assignments {
+		names = append(names, a.Request)
+	}
+	slices.Sort(names)
+	var errs []error
+	for _, name := range slices.Compact(names) {
+		if err := p.together([]string{name}); err != nil {
+			errs = append(errs, fmt.Errorf("request %s: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Limited says whether the devices of the plan are limited in more than one way, so that no container may use them all.
+func (p Plan) Limited() bool { return p.together(nil) != nil }
+
+// CheckContainers refuses a plan for a container that uses those requests of the claim at once; none given means all.
+// Error: ErrRefused.
+func (p Plan) CheckContainer(name string, requests []string) error {
+	if err := p.together(requests); err != nil {
+		return fmt.Errorf("container %s: %w", name, err)
+	}
+	return nil
+}
+
+// together says whether one process can use the devices of these requests: a process has one set of limits, and talks to one MPS
+// daemon only, which shows it no other GPUs.
+func (p Plan) together(requests []string) error {
+	limits := map[string]string{} // how it is limited → device
+	var devices []string
+	for _, a := range p.Assignments {
+		main, _, _ := strings.Cut(a.Request, "/")
+		if a.AdminAccess || len(requests) > 0 && !slices.Contains(requests, a.Request) && !slices.Contains(requests, main) {
+			continue
+		}
+		limits[a.limits()] = a.Device
+		devices = append(devices, a.Device)
+	}
+	if len(limits) < 2 {
+		return nil
+	}
+	return fmt.Errorf("devices %s have different limits or MPS daemons, and a process has one set of limits and talks to one daemon: "+
+		"give each container one of them, by a claim of its own or by naming one request: %w", strings.Join(devices, ", "), ErrRefused)
+}
+
+// limits identifies what a container's environment says about limits.
+func (a Assignment) limits() string {
+	switch {
+	case a.MPS != nil:
+		return fmt.Sprint("mps ", a.MPS.Daemon, a.MPS.Env())
+	case a.Hook != nil:
+		return fmt.Sprint("hook ", a.Hook.Env())
+	case a.Cgroup != nil:
+		return fmt.Sprint("cgroup ", a.Cgroup.Env())
+	}
+	return ""
+}

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sharing
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/allocation"
+	"github.com/gpudra/gpu-dra-driver/pkg/api"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+)
+
+// shareInventory has a card of 80 GiB for each way in which it may be used, named after it, and a second fractional one.
+var shareInventory = func() inventory.Inventory {
+	var devices []gpu.Device
+	for name, use := range map[string]gpu.Use{
+		"mps": {}, "mps2": {}, "none": {Isolation: gpu.IsolationNone}, "cgroup": {Isolation: gpu.IsolationCgroup},
+		"hook":     {Isolation: gpu.IsolationHook, Hook: gpu.HookLibrary{Path: "/opt/libvgpu.so"}},
+		"slices4":  {Sharing: gpu.Replicated, Replicas: 4, Isolation: gpu.IsolationNone},
+		"mps4":     {Sharing: gpu.Replicated, Replicas: 4},
+		"once":     {Sharing: gpu.Replicated, Replicas: 4, Isolation: gpu.IsolationNone, OnePerClaim: true},
+		"alone":    {Sharing: gpu.Exclusive},
+		"replaced": {Sharing: gpu.Exclusive},
+	} {
+		devices = append(devices, gpu.Device{Name: name, UUID: gpu.UUID("GPU-" + name), Memory: 80 << 30, Use: use})
+	}
+	return inventory.New(devices)
+}()
+
+// Claims come one after the other, and the last one is shown. A result is "request=device" and what was counted: ":5Gi/30" for a
+// share, ":2x" for replicas. After "|" stands the sharing of the claim's GpuConfig.
+func TestShares(t *testing.T) {
+	const timeSlices, long = `{"strategy":"TimeSlicing"}`, `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`
+	const short = `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Short"}}`
+	const mps = `{"strategy":"MPS"}`
+	mpsWith := func(fields string) string { return `{"strategy":"MPS","mpsConfig":{` + fields + `}}` }
+	for _, row := range []struct {
+		name   string
+		claims []string
+		want   string
+	}{
+		{"all of a card that can be shared is a whole card", []string{"a=mps:80Gi/0"}, "a mps"},
+		{"with all its multiprocessors, too", []string{"a=mps:80Gi/100"}, "a mps"},
+		{"a share is limited by MPS", []string{"a=mps:5Gi/30"}, "a mps 5Gi/30 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M"},
+		{"a share without multiprocessors has them all", []string{"a=mps:5Gi/0"}, "a mps 5Gi/0 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M"},
+		{"a share of the multiprocessors alone has all the memory", []string{"a=mps:80Gi/30"}, "a mps 80Gi/30 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30"},
+		{"two claims on one card", []string{"a=mps:5Gi/30", "a=mps:10Gi/70"}, "a mps 10Gi/70 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=70 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M"},
+		{"two shares of one card in one claim keep their own limits", []string{"a=mps:5Gi/30 b=mps:6Gi/0"},
+			"a mps 5Gi/30 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M\n" +
+				"b mps 6Gi/0 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=6144M"},
+		{"shares of several cards in one request", []string{"a=mps:5Gi/0 a=mps2:5Gi/0"},
+			"error: request a: devices mps, mps2 have different limits or MPS daemons, and a process has one set of limits and talks to one daemon: " +
+				"give each container one of them, by a claim of its own or by naming one request: configuration refused"},
+		{"shares of several cards in two requests, for two containers", []string{"a=mps:5Gi/0 b=mps2:5Gi/0"},
+			"a mps 5Gi/0 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M\n" +
+				"b mps2 5Gi/0 mode=EXCLUSIVE_PROCESS daemon=mps2 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M"},
+		{"a share beside somebody's whole card", []string{"a=mps:80Gi/0", "a=mps:5Gi/0"}, "error: request a: device mps is held by claim ns/c0 (UID c0): device in use"},
+		{"a whole card beside somebody's share", []string{"a=mps:5Gi/0", "a=mps:80Gi/0"}, "error: request a: device mps is held by claim ns/c0 (UID c0): device in use"},
+		{"more memory than the others leave", []string{"a=mps:50Gi/0", "a=mps:40Gi/0"},
+			"error: request a: device mps has 80Gi of memory, of which claim ns/c0 (UID c0) and this claim want 90Gi: device in use"},
+		{"more multiprocessors than the others leave", []string{"a=mps:5Gi/60", "a=mps:5Gi/41"},
+			"error: request a: device mps has 100 % of the multiprocessors, of which claim ns/c0 (UID c0) and this claim want 101 %: device in use"},
+		{"a share that does without limits", []string{"a=mps:5Gi/30|" + timeSlices}, "a mps 5Gi/30 unenforced"},
+		{"and is given a time slice", []string{"a=mps:5Gi/30|" + long}, "a mps 5Gi/30 interval=Long unenforced"},
+		{"another with limits is refused", []string{"a=mps:5Gi/30|" + long, "a=mps:5Gi/30"},
+			"error: request a: device mps is shared with claim ns/c0 (UID c0), which has it with time slice Long, compute mode DEFAULT; " +
+				"this claim wants time slice Default, compute mode EXCLUSIVE_PROCESS, MPS: settings of another claim are in force"},
+		{"another with another time slice is refused", []string{"a=mps:5Gi/30|" + long, "a=mps:5Gi/30|" + short},
+			"error: request a: device mps is shared with claim ns/c0 (UID c0), which has it with time slice Long, compute mode DEFAULT; " +
+				"this claim wants time slice Short, compute mode DEFAULT: settings of another claim are in force"},
+		{"another with the same one is not", []string{"a=mps:5Gi/30|" + long, "a=mps:5Gi/30|" + long}, "a mps 5Gi/30 interval=Long unenforced"},
+		{"MPS may be said of a share", []string{"a=mps:5Gi/0|" + mps}, "a mps 5Gi/0 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M"},
+		{"but not with other limits", []string{"a=mps:5Gi/0|" + mpsWith(`"defaultPinnedDeviceMemoryLimit":"6Gi"`)},
+			"error: request a: device mps: sharing.mpsConfig: the limits of a share are what its request asks for in capacity.requests; leave the default limits out: configuration refused"},
+		{"a share that nothing enforces", []string{"a=none:5Gi/30"}, "a none 5Gi/30"},
+		{"is not MPS", []string{"a=none:5Gi/30|" + mps}, "error: request a: device none: sharing.strategy MPS: the administrator has chosen isolation none for shares of this GPU: configuration refused"},
+		{"a share behind a hook", []string{"a=hook:5Gi/30"}, "a hook 5Gi/30 hook=/opt/libvgpu.so CUDA_DEVICE_MEMORY_LIMIT=5120m CUDA_DEVICE_SM_LIMIT=30"},
+		{"a share of a control group", []string{"a=cgroup:5Gi/0"}, "a cgroup 5Gi/0 NVIDIA_GPU_MEMORY_LIMIT=5120"},
+		{"which cannot limit multiprocessors", []string{"a=cgroup:5Gi/30"}, "error: request a: device cgroup: cores: isolation cgroup limits memory only; ask for memory alone: configuration refused"},
+		{"a replica", []string{"a=slices4:1x"}, "a slices4 1x"},
+		{"a replica of MPS has an equal part", []string{"a=mps4:1x"}, "a mps4 1x mode=EXCLUSIVE_PROCESS daemon=mps4 CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=20480M"},
+		{"two replicas have two parts", []string{"a=mps4:2x"}, "a mps4 2x mode=EXCLUSIVE_PROCESS daemon=mps4 CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=40960M"},
+		{"a replica may have time slices", []string{"a=slices4:1x|" + long}, "a slices4 1x interval=Long"},
+		{"one of MPS may not", []string{"a=mps4:1x|" + long}, "error: request a: device mps4: sharing.strategy TimeSlicing: the administrator has chosen isolation mps for the replicas of this GPU: configuration refused"},
+		{"nor choose MPS itself", []string{"a=slices4:1x|" + mps}, "error: request a: device slices4: sharing.strategy MPS: how the replicas of this GPU are kept apart is up to the administrator (isolation none): configuration refused"},
+		{"more replicas than there are", []string{"a=slices4:3x", "a=slices4:2x"},
+			"error: request a: device slices4 has 4 of replicas, of which claim ns/c0 (UID c0) and this claim want 5: device in use"},
+		{"two replicas where a claim may have one", []string{"a=once:1x b=once:1x"}, "error: request b: device once: the administrator allows one replica for a claim: configuration refused"},
+		{"a replica of a card that has none any more", []string{"a=replaced:1x"},
+			"error: request a: device replaced: was allocated as a replica, and is exclusive by now; delete the pod, so that it is scheduled anew: configuration refused"},
+		{"a whole card with a time slice", []string{"a=alone|" + long}, "a alone interval=Long"},
+		{"the default time slice changes nothing", []string{"a=alone|" + timeSlices}, "a alone"},
+		{"a whole card under MPS", []string{"a=alone|" + mps}, "a alone mode=EXCLUSIVE_PROCESS daemon=alone"},
+		{"a card that can be shared, too", []string{"a=mps:80Gi/0|" + mpsWith(`"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi"`)},
+			"a mps mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M"},
+		{"several cards have one daemon", []string{"a=alone b=mps:80Gi/0|" + mpsWith(`"defaultPerDevicePinnedMemoryLimit":{"1":"2Gi","0":"1Gi"}`)},
+			"a alone mode=EXCLUSIVE_PROCESS daemon=alone CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1024M,1=2048M\n" +
+				"b mps mode=EXCLUSIVE_PROCESS daemon=alone CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1024M,1=2048M"},
+		{"a limit for a card that the claim has not", []string{"a=alone|" + mpsWith(`"defaultPerDevicePinnedMemoryLimit":{"1":"2Gi"}`)},
+			"error: request a: device alone: sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit[1]: the configuration is for 1 devices; name them by index, from 0, or by UUID: configuration refused"},
+		{"a limit that is larger than the card", []string{"a=alone|" + mpsWith(`"defaultPinnedDeviceMemoryLimit":"81Gi"`)},
+			"error: request a: device alone: sharing.mpsConfig: a memory limit of 81Gi is more than device alone has (80Gi): configuration refused"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			var others []Holder
+			for i, c := range row.claims {
+				plan, err := NewPlan(shareResults(t, c), shareInventory, others)
+				if i == len(row.claims)-1 {
+					if got := sharesText(plan, err); got != row.want {
+						t.Errorf("\ngot  %s\nwant %s", got, row.want)
+					}
+				} else if err != nil {
+					t.Fatal(err)
+				}
+				name := fmt.Sprint("c", i)
+				others = append(others, Holder{Claim{"ns", name, types.UID(name)}, plan})
+			}
+		})
+	}
+}
+
+func TestContainersThatCannotBeKeptWithinLimits(t *testing.T) {
+	plan, err := NewPlan(shareResults(t, "a=mps:5Gi/0 b=mps2:5Gi/0"), shareInventory, nil)
+	if err != nil || !plan.Limited() {
+		t.Fatal(err, "want a plan with limits of two kinds")
+	}
+	for _, row := range []struct {
+		requests []string
+		fits     bool
+	}{{[]string{"a"}, true}, {[]string{"b"}, true}, {nil, false}, {[]string{"a", "b"}, false}} {
+		if err := plan.CheckContainer("main", row.requests); (err == nil) != row.fits {
+			t.Errorf("requests %v: got %v, want it to fit: %t", row.requests, err, row.fits)
+		}
+	}
+}
+
+// The daemon of a card serves all who have a share of it: nobody's limit may be below what one of them may use.
+func TestDaemonOfSeveralClaims(t *testing.T) {
+	plan := func(claim string) Plan {
+		p, err := NewPlan(shareResults(t, claim), shareInventory, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	small, large, all := plan("a=mps:5Gi/30"), plan("a=mps:10Gi/20"), plan("a=mps:7Gi/0")
+	for _, row := range []struct {
+		name   string
+		plan   Plan
+		others []Holder
+		want   string
+	}{
+		{"alone", small, nil, "mps 30% 5Gi"},
+		{"with a larger one", small, []Holder{{Plan: large}}, "mps 30% 10Gi"},
+		{"with one that has all multiprocessors", small, []Holder{{Plan: all}}, "mps 0% 7Gi"},
+		{"the order does not matter", all, []Holder{{Plan: large}, {Plan: small}}, "mps 0% 10Gi"},
+		{"one on another card is none of it", small, []Holder{{Plan: plan("a=mps2:10Gi/0")}}, "mps 30% 5Gi"},
+	} {
+		daemons := row.plan.Daemons(row.others)
+		if len(daemons) != 1 || !daemons[0].MultiUser {
+			t.Fatalf("%s: got %+v, want one daemon for many users", row.name, daemons)
+		}
+		d := daemons[0]
+		if got := fmt.Sprintf("%s %d%% %s", d.ID, d.ThreadPercentage, quantity(d.Memory["GPU-mps"])); got != row.want {
+			t.Errorf("%s: got %s, want %s", row.name, got, row.want)
+		}
+	}
+}
+
+func TestSettingsOfAGPU(t *testing.T) {
+	p, err := NewPlan(shareResults(t, "a=mps:5Gi/30 b=alone"), shareInventory, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(p.Changed()); got != "[GPU-mps]" {
+		t.Errorf("changed: got %s, want the shared GPU alone", got)
+	}
+	if got := Settings(p.Changed(), []Holder{{Plan: p}}); got["GPU-mps"].Mode != gpu.ExclusiveProcess {
+		t.Errorf("held: got %v, want EXCLUSIVE_PROCESS", got)
+	}
+	if got := Settings(p.Changed(), nil); got["GPU-mps"] != (gpu.Settings{}) {
+		t.Errorf("held by nobody: got %v, want the factory's settings", got)
+	}
+}
+
+func shareResults(t *testing.T, claim string) []allocation.Result {
+	t.Helper()
+	list, sharing, configured := strings.Cut(claim, "|")
+	var config api.Config
+	if configured {
+		var err error
+		config, err = api.Decode([]byte(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":`+sharing+`}`), field.NewPath("p"))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var results []allocation.Result
+	for i, one := range strings.Fields(list) {
+		request, device, _ := strings.Cut(one, "=")
+		device, counted, shared := strings.Cut(device, ":")
+		r := allocation.Result{Request: request, Device: device, Config: config}
+		if shared {
+			r.ShareID = types.UID(fmt.Sprint("share-", i))
+			if replicas, ok := strings.CutSuffix(counted, "x"); ok {
+				fmt.Sscan(replicas, &r.Consumed.Replicas)
+			} else {
+				memory, cores, _ := strings.Cut(counted, "/")
+				q := resource.MustParse(memory)
+				r.Consumed.Memory = uint64(q.Value())
+				fmt.Sscan(cores, &r.Consumed.Cores)
+			}
+		}
+		results = append(results, r)
+	}
+	return results
+}
+
+func sharesText(plan Plan, err error) string {
+	if err != nil {
+		return "error: " + err.Error()
+	}
+	var lines []string
+	for _, a := range plan.Assignments {
+		words := []string{a.Request, a.Device}
+		if s := a.Share; s != nil && s.Replicas > 0 {
+			words = append(words, fmt.Sprintf("%dx", s.Replicas))
+		} else if s != nil {
+			words = append(words, fmt.Sprintf("%s/%d", quantity(s.Memory), s.Cores))
+		}
+		if a.Settings.Interval != "" {
+			words = append(words, "interval="+string(a.Settings.Interval))
+		}
+		if a.Settings.Mode != "" {
+			words = append(words, "mode="+string(a.Settings.Mode))
+		}
+		switch {
+		case a.MPS != nil:
+			words = append(append(words, "daemon="+a.MPS.Daemon), a.MPS.Env()...)
+		case a.Hook != nil:
+			words = append(append(words, "hook="+a.Hook.Library), a.Hook.Env()...)
+		case a.Cgroup != nil:
+			words = append(words, a.Cgroup.Env()...)
+		}
+		if a.Unenforced {
+			words = append(words, "unenforced")
+		}
+		lines = append(lines, strings.Join(words, " "))
+	}
+	return strings.Join(lines, "\n")
+}
