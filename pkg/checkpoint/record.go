@@ -15,6 +15,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -25,8 +26,10 @@ import (
 type Phase string
 
 const (
-	// Prepared means that hardware and CDI agree with the plan. A plan that changes no hardware, which is every plan so far, needs
-	// no earlier phase: until this record is there, there is nothing to undo.
+	// Preparing means that the hardware may be anywhere between what it was and what the plan says. A plan that changes no hardware
+	// needs no such phase: until it is Prepared, there is nothing to undo.
+	Preparing Phase = "Preparing"
+	// Prepared means that hardware and CDI agree with the plan.
 	Prepared Phase = "Prepared"
 	// Releasing means being undone. It never goes back.
 	Releasing Phase = "Releasing"
@@ -51,8 +54,21 @@ type Grant struct {
 	CDI     []string  `json:"cdi"` // qualified names of CDI devices
 }
 
-// version is the format that this driver writes. It reads all up to it.
-const version = 1
+// version is the newest format that this driver knows. It reads all up to it, and writes the oldest that can hold the record, so that
+// the driver that a downgrade brings back knows what it has to undo. Format 1 knows whole GPUs as they are; format 2 also shares of
+// them, settings and limits.
+const version = 2
+
+// oldest is the oldest format that can hold the record.
+func (r Record) oldest() int {
+	newer := func(a sharing.Assignment) bool {
+		return a.ChangesHardware() || a.Share != nil || a.Hook != nil || a.Cgroup != nil
+	}
+	if r.Phase == Preparing || slices.ContainsFunc(r.Plan.Assignments, newer) {
+		return 2
+	}
+	return 1
+}
 
 var (
 	// ErrNotFound means that there is no record of the claim.
@@ -63,7 +79,7 @@ var (
 )
 
 func encode(rec Record) ([]byte, error) {
-	rec.Version = version
+	rec.Version = rec.oldest()
 	data, err := json.MarshalIndent(rec, "", "  ")
 	if err != nil {
 		return nil, err
@@ -81,7 +97,7 @@ func decode(data []byte, uid types.UID, file string) (Record, error) {
 	case rec.Version > version:
 		return Record{}, fmt.Errorf("%s: format %d is from a newer driver, this one reads up to %d; run that driver again until its claims are gone: %w",
 			file, rec.Version, version, ErrUnreadable)
-	case rec.Version < 1 || rec.Phase != Prepared && rec.Phase != Releasing:
+	case rec.Version < 1 || !slices.Contains([]Phase{Preparing, Prepared, Releasing}, rec.Phase):
 		return Record{}, unreadable(file, fmt.Errorf("version %d, phase %q", rec.Version, rec.Phase))
 	case rec.Claim.UID != uid:
 		return Record{}, unreadable(file, fmt.Errorf("is about claim %s", rec.Claim.UID))

@@ -2,17 +2,18 @@
 
 // Package claims prepares GPUs for claims and takes them back. It is the only package that knows the order of things:
 //
-//	Prepare:   decide → write the CDI spec → write the record (Prepared) → answer
-//	Unprepare: write the record (Releasing) → remove the CDI spec → delete the record
+//	Prepare:   decide → write the record (Preparing) → change the hardware → wait for daemons → write the CDI spec →
+//	           write the record (Prepared) → answer
+//	Unprepare: write the record (Releasing) → remove the CDI spec → change the hardware back → delete the record
 //
-// Every step may be repeated, so whatever interrupts one of them is put right by calling it again.
+// A plan that changes no hardware skips what is about hardware. Every step may be repeated, so whatever interrupts one of them is
+// put right by calling it again.
 package claims
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -25,6 +26,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
 // Node is what is known of the machine.
@@ -39,6 +41,20 @@ type Hardware interface {
 	DriverAccess() (gpu.Access, error)
 	// Access is what a container needs of this GPU, beside DriverAccess.
 	Access(d gpu.Device) (gpu.Access, error)
+	// Configure sets how the GPU is shared in time. The zero Settings are those of the factory; a GPU that is gone has them already.
+	Configure(ctx context.Context, id gpu.UUID, s gpu.Settings) error
+	// MemoryLimit is what a container needs, beside Access, for the driver to limit its memory of this GPU. The error says why the
+	// machine cannot.
+	MemoryLimit(d gpu.Device) (gpu.Access, error)
+}
+
+// Daemons keeps MPS daemons running. They outlive this process.
+type Daemons interface {
+	Want(d mps.Daemon) error
+	Unwant(id string) error
+	Wanted() ([]mps.Daemon, error)
+	Await(ctx context.Context, id string, atMost time.Duration) error
+	Pipe(id string) string
 }
 
 // Specs keeps what container runtimes are told.
@@ -68,33 +84,46 @@ type Preparer struct {
 	Node    func() (Node, error) // asked at every call that needs it; the error says what the driver waits for
 	Specs   Specs
 	Records Records
+	Daemons Daemons
+	// Containers are those that will use the claim, as far as they are known. Asked only about claims with limits of several kinds.
+	Containers func(ctx context.Context, claim *resourceapi.ResourceClaim) ([]Container, error)
+	Paths      Paths
 	// Patience is how long Prepare waits for a device that another claim still holds. The claim that had it before may be on its
 	// way out: when a pod is deleted with grace period 0, its claim is given to the next one while its container still runs.
 	Patience time.Duration
+	// DaemonPatience is how long Prepare waits for MPS daemons before it says so; the kubelet calls again.
+	DaemonPatience time.Duration
+}
+
+// Container is a container of a pod that uses a claim.
+type Container struct {
+	Name     string
+	Requests []string // of the claim; none means all
 }
 
 // holderPollPeriod is how often Prepare looks whether a device has become free.
 const holderPollPeriod = 50 * time.Millisecond
 
-// Prepare makes the devices of an allocated claim usable for containers. Repeating it gives the same answer; a claim that was
-// allocated anew since is released first. Errors: allocation.ErrNotAllocated, sharing.ErrInUse, sharing.ErrGone,
-// checkpoint.ErrUnreadable, and whatever stopped it; then nothing is promised to the kubelet and it can be called again.
-func (p *Preparer) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]checkpoint.Grant, error) {
+// Prepare makes the devices of an allocated claim usable for containers, and returns the record that says so. Repeating it gives the
+// same answer; a claim that was allocated anew since is released first. Errors: allocation.ErrNotAllocated, those of sharing.NewPlan,
+// checkpoint.ErrUnreadable, mps.ErrNotReady, and whatever stopped it; then nothing is promised to the kubelet and it can be called
+// again.
+func (p *Preparer) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (checkpoint.Record, error) {
 	results, err := allocation.Results(claim, p.Driver)
 	if err != nil || len(results) == 0 {
-		return nil, err
+		return checkpoint.Record{}, err
 	}
 	rec, err := p.Records.Get(claim.UID)
 	switch {
 	case errors.Is(err, checkpoint.ErrNotFound):
 		return p.prepare(ctx, claim, results)
 	case err != nil:
-		return nil, err
-	case rec.Phase == checkpoint.Prepared && rec.Plan.Fulfils(results):
+		return checkpoint.Record{}, err
+	case rec.Phase != checkpoint.Releasing && rec.Plan.Fulfils(results):
 		return p.restore(ctx, rec)
 	}
 	if err := p.Unprepare(ctx, claim.UID); err != nil {
-		return nil, fmt.Errorf("release what the claim had before: %w", err)
+		return checkpoint.Record{}, fmt.Errorf("release what the claim had before: %w", err)
 	}
 	return p.prepare(ctx, claim, results)
 }
@@ -114,49 +143,82 @@ func (p *Preparer) Resume(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("resume claim %s: %w", rec.Claim, err))
 		}
 	}
+	errs = append(errs, p.endUnusedDaemons(ctx))
 	return errors.Join(errs...)
 }
 
 // prepare decides what the claim gets, and waits for devices that another claim is about to give back.
-func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, results []allocation.Result) ([]checkpoint.Grant, error) {
+func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, results []allocation.Result) (checkpoint.Record, error) {
 	node, err := p.Node()
 	if err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, r := range results {
-		names = append(names, r.Device)
+		return checkpoint.Record{}, err
 	}
 	deadline := time.Now().Add(p.Patience)
 	for {
-		grants, err := p.tryPrepare(ctx, node, claim, results, names)
-		if !errors.Is(err, sharing.ErrInUse) || errors.Is(err, sharing.ErrGone) || time.Now().After(deadline) {
-			return grants, err
+		rec, err := p.tryPrepare(ctx, node, claim, results)
+		switch {
+		case err == nil && rec.Phase == checkpoint.Preparing:
+			return p.complete(ctx, node, rec)
+		case !errors.Is(err, sharing.ErrInUse) || errors.Is(err, sharing.ErrGone) || time.Now().After(deadline):
+			return rec, err
 		}
 		select { // no lock is held here: the holder needs it to let go
 		case <-ctx.Done():
-			return nil, err
+			return checkpoint.Record{}, err
 		case <-time.After(holderPollPeriod):
 		}
 	}
 }
 
-// tryPrepare decides while nobody else can decide about the same devices.
-func (p *Preparer) tryPrepare(ctx context.Context, node Node, claim *resourceapi.ResourceClaim, results []allocation.Result, names []string) ([]checkpoint.Grant, error) {
+// tryPrepare decides while nobody else can decide about the same devices. A plan that changes hardware comes back in the phase
+// Preparing: what is left to do takes time, and others need not wait for it.
+func (p *Preparer) tryPrepare(ctx context.Context, node Node, claim *resourceapi.ResourceClaim, results []allocation.Result) (checkpoint.Record, error) {
+	var names []string
+	for _, r := range results {
+		names = append(names, r.Device)
+	}
 	unlock, err := p.Records.Lock(ctx, names)
 	if err != nil {
-		return nil, err
+		return checkpoint.Record{}, err
 	}
 	defer unlock()
 	others, err := p.holders(results, claim.UID)
 	if err != nil {
-		return nil, err
+		return checkpoint.Record{}, err
 	}
 	plan, err := sharing.NewPlan(results, node.Inventory, others)
 	if err != nil {
-		return nil, err
+		return checkpoint.Record{}, err
 	}
-	return p.apply(ctx, node, sharing.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}, plan)
+	if err := p.checkContainers(ctx, claim, plan); err != nil {
+		return checkpoint.Record{}, err
+	}
+	rec := checkpoint.Record{Phase: checkpoint.Preparing, BootID: p.BootID, Plan: plan,
+		Claim: sharing.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}}
+	if !plan.ChangesHardware() {
+		return p.finish(ctx, node, rec)
+	}
+	if err := p.put(ctx, rec); err != nil {
+		return checkpoint.Record{}, err
+	}
+	return rec, p.change(ctx, node, rec, others)
+}
+
+// checkContainers refuses a plan that some container could not use as a whole.
+func (p *Preparer) checkContainers(ctx context.Context, claim *resourceapi.ResourceClaim, plan sharing.Plan) error {
+	if !plan.Limited() {
+		return nil
+	}
+	containers, err := p.Containers(ctx, claim)
+	if err != nil {
+		return fmt.Errorf("find the containers of the claim: %w", err)
+	}
+	for _, c := range containers {
+		if err := plan.CheckContainer(c.Name, c.Requests); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // holders are the claims on devices that the results are to hold: admin access needs nobody's consent, nor that of a record that
@@ -174,29 +236,37 @@ func (p *Preparer) holders(results []allocation.Result, except types.UID) ([]sha
 	return p.Records.Holders(devices, except)
 }
 
-// restore answers for a prepared claim. What the machine has forgotten since is made again, after the recorded plan; so is what a
-// monitor gets, because other GPUs may be there by now. Error: checkpoint.ErrNotFound when the claim has been released meanwhile.
-func (p *Preparer) restore(ctx context.Context, rec checkpoint.Record) ([]checkpoint.Grant, error) {
+// restore answers for a claim that has a plan. What the machine has forgotten since, or what was never finished, is made after the
+// recorded plan; so is what a monitor gets, because other GPUs may be there by now. Error: checkpoint.ErrNotFound when the claim has
+// been released meanwhile.
+func (p *Preparer) restore(ctx context.Context, rec checkpoint.Record) (checkpoint.Record, error) {
 	complete, err := p.Specs.Complete(rec.Claim.UID)
 	if err != nil {
-		return nil, err
+		return checkpoint.Record{}, err
 	}
-	if complete && rec.BootID == p.BootID && !rec.Plan.Monitors() {
-		return rec.Grants, nil
+	if complete && rec.Phase == checkpoint.Prepared && rec.BootID == p.BootID && !rec.Plan.Monitors() {
+		return rec, nil
 	}
 	node, err := p.Node()
 	if err != nil {
-		return nil, err
+		return checkpoint.Record{}, err
 	}
-	rec, unlock, err := p.locked(ctx, rec.Claim.UID)
-	if err != nil {
-		return nil, err
+	if rec.Plan.ChangesHardware() {
+		if err := p.changeAgain(ctx, node, rec.Claim); err != nil {
+			return checkpoint.Record{}, err
+		}
 	}
-	defer unlock()
-	if rec.Phase == checkpoint.Releasing {
-		return nil, fmt.Errorf("claim %s is being released: %w", rec.Claim, checkpoint.ErrNotFound)
+	return p.complete(ctx, node, rec)
+}
+
+// held is locked for a claim that must not be on its way out. Error: checkpoint.ErrNotFound.
+func (p *Preparer) held(ctx context.Context, claim sharing.Claim) (rec checkpoint.Record, unlock func(), err error) {
+	rec, unlock, err = p.locked(ctx, claim.UID)
+	if err == nil && rec.Phase == checkpoint.Releasing {
+		unlock()
+		return checkpoint.Record{}, nil, fmt.Errorf("claim %s is being released: %w", claim, checkpoint.ErrNotFound)
 	}
-	return p.apply(ctx, node, rec.Claim, rec.Plan)
+	return rec, unlock, err
 }
 
 // locked takes the locks of all that the claim touches and returns its record as it is then: while this call waited, another one
@@ -223,37 +293,60 @@ func (p *Preparer) locked(ctx context.Context, claim types.UID) (rec checkpoint.
 	}
 }
 
-// apply makes the CDI specs agree with the plan and writes down that they do. A call that the kubelet has given up writes nothing
-// down: its Unprepare may have come and gone.
-func (p *Preparer) apply(ctx context.Context, node Node, claim sharing.Claim, plan sharing.Plan) ([]checkpoint.Grant, error) {
-	devices, err := node.render(claim.UID, plan)
+// complete waits for what the hardware needs and finishes the claim as it is recorded then. No lock is held while it waits.
+func (p *Preparer) complete(ctx context.Context, node Node, rec checkpoint.Record) (checkpoint.Record, error) {
+	deadline := time.Now().Add(p.DaemonPatience)
+	for _, id := range rec.Plan.DaemonIDs() {
+		if err := p.Daemons.Await(ctx, id, time.Until(deadline)); err != nil {
+			return checkpoint.Record{}, err
+		}
+	}
+	rec, unlock, err := p.held(ctx, rec.Claim)
 	if err != nil {
-		return nil, err
+		return checkpoint.Record{}, err
+	}
+	defer unlock()
+	return p.finish(ctx, node, rec)
+}
+
+// finish makes the CDI specs agree with the plan and writes down that they do.
+func (p *Preparer) finish(ctx context.Context, node Node, rec checkpoint.Record) (checkpoint.Record, error) {
+	devices, err := p.render(node, rec)
+	if err != nil {
+		return checkpoint.Record{}, err
 	}
 	common, err := node.Hardware.DriverAccess()
 	if err != nil {
-		return nil, err
+		return checkpoint.Record{}, err
 	}
 	driver, err := p.Specs.WriteDriver(common)
 	if err != nil {
-		return nil, err
+		return checkpoint.Record{}, err
 	}
-	names, err := p.Specs.WriteClaim(claim.UID, devices)
+	names, err := p.Specs.WriteClaim(rec.Claim.UID, devices)
 	if err != nil {
-		return nil, err
+		return checkpoint.Record{}, err
 	}
-	rec := checkpoint.Record{Claim: claim, Phase: checkpoint.Prepared, BootID: p.BootID, Plan: plan}
-	for i, a := range plan.Assignments {
+	rec.Phase, rec.BootID, rec.Grants = checkpoint.Prepared, p.BootID, nil
+	for i, a := range rec.Plan.Assignments {
 		rec.Grants = append(rec.Grants, checkpoint.Grant{
 			Request: a.Request, Pool: a.Pool, Device: a.Device, ShareID: a.ShareID, CDI: []string{driver, names[i]}})
 	}
+	if err := p.put(ctx, rec); err != nil {
+		return checkpoint.Record{}, err
+	}
+	return rec, nil
+}
+
+// put writes the record down, unless the kubelet has given up the call: its Unprepare may have come and gone.
+func (p *Preparer) put(ctx context.Context, rec checkpoint.Record) error {
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return err
 	}
 	if err := p.Records.Put(rec); err != nil {
-		return nil, fmt.Errorf("record the claim: %w", err)
+		return fmt.Errorf("record the claim: %w", err)
 	}
-	return rec.Grants, nil
+	return nil
 }
 
 // Unprepare takes back what the claim has. It is no error if it has nothing.
@@ -275,54 +368,10 @@ func (p *Preparer) Unprepare(ctx context.Context, claim types.UID) error {
 	if err := p.Specs.RemoveClaim(claim); err != nil {
 		return err
 	}
+	if rec.Plan.ChangesHardware() {
+		if err := p.changeBack(ctx, rec); err != nil {
+			return err
+		}
+	}
 	return p.Records.Delete(rec)
-}
-
-// render asks what the containers need: one CDI device for each assignment.
-func (n Node) render(claim types.UID, plan sharing.Plan) ([]cdi.Device, error) {
-	var devices []cdi.Device
-	for _, a := range plan.Assignments {
-		access, err := n.access(a)
-		if err != nil {
-			return nil, err
-		}
-		for _, name := range slices.Sorted(maps.Keys(a.Environment)) {
-			access.Env = append(access.Env, name+"="+a.Environment[name])
-		}
-		devices = append(devices, cdi.Device{Name: cdiName(claim, a), Access: access})
-	}
-	return devices, nil
-}
-
-// access is what the containers need of the assigned GPU, or of every GPU for a monitor.
-func (n Node) access(a sharing.Assignment) (gpu.Access, error) {
-	if !a.Monitors() {
-		device, ok := n.Inventory.Find(a.Device)
-		if !ok || device.Lost || device.UUID != a.GPU {
-			return gpu.Access{}, fmt.Errorf("device %s (%s): %w", a.Device, a.GPU, sharing.ErrGone)
-		}
-		return n.Hardware.Access(device)
-	}
-	present := n.Inventory.Present()
-	if len(present) == 0 {
-		return gpu.Access{}, fmt.Errorf("device %s: %w", a.Device, sharing.ErrGone)
-	}
-	var all gpu.Access
-	for _, device := range present {
-		access, err := n.Hardware.Access(device)
-		if err != nil {
-			return gpu.Access{}, err
-		}
-		all.Append(access)
-	}
-	return all, nil
-}
-
-// cdiName is unique for ever, because runtimes remember names.
-func cdiName(claim types.UID, a sharing.Assignment) string {
-	name := string(claim) + "-" + a.Device
-	if a.ShareID != "" {
-		name += "-" + string(a.ShareID)
-	}
-	return name
 }

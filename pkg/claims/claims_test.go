@@ -16,6 +16,13 @@ const (
 	aHas1  = "a Prepared boot-0 gpu-1\ncdi a-gpu-1 /dev/nvidia0" + common
 )
 
+// What a claim a gets that has 5 GiB and 30 % of gpu-1.
+const (
+	exclusive1 = "GPU-1: time slice Default, compute mode EXCLUSIVE_PROCESS"
+	aSharesCDI = "cdi a-gpu-1-s /dev/nvidia0 <dir>/mps/gpu-1/pipe CUDA_MPS_PIPE_DIRECTORY=<dir>/mps/gpu-1/pipe CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M"
+	aShares    = "a Prepared boot-0 gpu-1\n" + aSharesCDI
+)
+
 // What containers of a monitor m get.
 const (
 	allNodes   = " /dev/nvidia0 /dev/nvidia1 /dev/nvidia2"
@@ -82,6 +89,40 @@ func TestScripts(t *testing.T) {
 		{"and nobody takes it for released", "prepare a gpu-1; truncate a; unprepare a",
 			"error: <dir>/state/claims/a.json: unexpected end of JSON input; when no container of that claim runs any more, remove the file: record is unreadable",
 			"unreadable a.json\ncdi a-gpu-1 /dev/nvidia0" + common},
+		{"a share is limited by an MPS daemon", "prepare a gpu-1#s:5Gi/30", "r0=node/gpu-1", exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + aShares + common},
+		{"the daemon has the limits of the largest share", "prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:10Gi/20", "r0=node/gpu-1",
+			exclusive1 + "\ndaemon gpu-1 30% GPU-1=10240Mi\na Prepared boot-0 gpu-1\nb Prepared boot-0 gpu-1\n" + aSharesCDI +
+				"\ncdi b-gpu-1-t /dev/nvidia0 <dir>/mps/gpu-1/pipe CUDA_MPS_PIPE_DIRECTORY=<dir>/mps/gpu-1/pipe CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=20 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M" + common},
+		{"one of several sharers leaves", "prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:10Gi/20; prepare c gpu-1#u:1Gi/0; unprepare b; unprepare c", "ok",
+			exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + aShares + common},
+		{"after the last one the GPU is as it came from the factory", "prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:10Gi/20; unprepare a; unprepare b", "ok", strings.TrimSpace(common)},
+		{"whatever was switched off in between", "prepare a gpu-1#s:5Gi/30; use gpu-1 none; unprepare a", "ok", strings.TrimSpace(common)},
+		{"a daemon that does not start is told of, and the claim holds its share", "supervisor away; prepare a gpu-1#s:5Gi/30",
+			"error: MPS daemon gpu-1: nvidia-cuda-mps-control: exit status 1: MPS daemon is not ready",
+			exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\na Preparing boot-0 gpu-1"},
+		{"it is ready the next time", "supervisor away; prepare a gpu-1#s:5Gi/30; supervisor back; prepare a gpu-1#s:5Gi/30", "r0=node/gpu-1",
+			exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + aShares + common},
+		{"or its claim is gone", "supervisor away; prepare a gpu-1#s:5Gi/30; unprepare a", "ok", ""},
+		{"a share is released while the daemon is away", "prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:10Gi/20; supervisor away; unprepare b", "ok",
+			exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + aShares + common},
+		{"after a reboot everything is made again", "prepare a gpu-1#s:5Gi/30; reboot; restart", "ok",
+			exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + strings.Replace(aShares, "boot-0", "boot-1", 1) + common},
+		{"a time slice", "prepare a gpu-1,gpu-2 Long", "r0=node/gpu-1 r1=node/gpu-2",
+			"GPU-1: time slice Long, compute mode DEFAULT\nGPU-2: time slice Long, compute mode DEFAULT\na Prepared boot-0 gpu-1,gpu-2\ncdi a-gpu-1 /dev/nvidia0\ncdi a-gpu-2 /dev/nvidia1" + common},
+		{"is gone with its claim", "prepare a gpu-1 Long; unprepare a", "ok", strings.TrimSpace(common)},
+		{"the default one touches nothing", "prepare a gpu-1 Default", "r0=node/gpu-1", aHas1},
+		{"several whole GPUs have one MPS daemon", "prepare a gpu-1,gpu-2 MPS", "r0=node/gpu-1 r1=node/gpu-2",
+			exclusive1 + "\nGPU-2: time slice Default, compute mode EXCLUSIVE_PROCESS\ndaemon gpu-1 0% GPU-1=0Mi GPU-2=0Mi\na Prepared boot-0 gpu-1,gpu-2\n" +
+				"cdi a-gpu-1 /dev/nvidia0 <dir>/mps/gpu-1/pipe CUDA_MPS_PIPE_DIRECTORY=<dir>/mps/gpu-1/pipe\n" +
+				"cdi a-gpu-2 /dev/nvidia1 <dir>/mps/gpu-1/pipe CUDA_MPS_PIPE_DIRECTORY=<dir>/mps/gpu-1/pipe" + common},
+		{"other settings of a shared GPU are refused before anything is touched", "prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:5Gi/0 Long",
+			"error: request r0: device gpu-1 is shared with claim ns/a (UID a), which has it with time slice Default, compute mode EXCLUSIVE_PROCESS, MPS; " +
+				"this claim wants time slice Long, compute mode DEFAULT: settings of another claim are in force",
+			exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + aShares + common},
+		{"a share behind a hook", "use gpu-1 hook; prepare a gpu-1#s:5Gi/30", "r0=node/gpu-1",
+			"a Prepared boot-0 gpu-1\ncdi a-gpu-1-s /dev/nvidia0 /opt/libvgpu.so /etc/ld.so.preload CUDA_DEVICE_MEMORY_LIMIT=5120m CUDA_DEVICE_SM_LIMIT=30" + common},
+		{"a share of a control group", "use gpu-1 cgroup; prepare a gpu-1#s:5Gi/0", "r0=node/gpu-1",
+			"a Prepared boot-0 gpu-1\ncdi a-gpu-1-s /dev/nvidia0 LIMITED=1 NVIDIA_GPU_MEMORY_LIMIT=5120" + common},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			w := newWorld(t)
@@ -118,6 +159,17 @@ func TestCrashes(t *testing.T) {
 		{"prepare of a monitor", "prepare b gpu-2", "prepare a monitor!", []string{"prepare a monitor!", "unprepare a"}},
 		{"unprepare of a monitor", "prepare a monitor!", "unprepare a", []string{"unprepare a", "prepare a monitor!"}},
 		{"unprepare of two GPUs", "prepare a gpu-1,gpu-2", "unprepare a", []string{"unprepare a", "prepare a gpu-1,gpu-2"}},
+		{"prepare of the first share", "", "prepare a gpu-1#s:5Gi/30", []string{"prepare a gpu-1#s:5Gi/30", "unprepare a"}},
+		{"prepare of the second share", "prepare b gpu-1#t:6Gi/30", "prepare a gpu-1#s:5Gi/30", []string{"prepare a gpu-1#s:5Gi/30", "unprepare a"}},
+		{"unprepare of one of two shares", "prepare b gpu-1#t:6Gi/30; prepare a gpu-1#s:5Gi/30", "unprepare a", []string{"unprepare a", "prepare a gpu-1#s:5Gi/30"}},
+		{"unprepare of the last share", "prepare a gpu-1#s:5Gi/30", "unprepare a", []string{"unprepare a", "prepare a gpu-1#s:5Gi/30"}},
+		{"prepare of shares after a reboot", "prepare b gpu-1#t:6Gi/30; prepare a gpu-1#s:5Gi/30; reboot", "prepare a gpu-1#s:5Gi/30", []string{"prepare a gpu-1#s:5Gi/30", "unprepare a", "restart"}},
+		{"prepare of a time slice", "", "prepare a gpu-1,gpu-2 Long", []string{"prepare a gpu-1,gpu-2 Long", "unprepare a"}},
+		{"unprepare of a time slice", "prepare a gpu-1,gpu-2 Long", "unprepare a", []string{"unprepare a", "prepare a gpu-1,gpu-2 Long"}},
+		{"prepare of MPS on two GPUs", "", "prepare a gpu-1,gpu-2 MPS", []string{"prepare a gpu-1,gpu-2 MPS", "unprepare a"}},
+		{"unprepare of MPS on two GPUs", "prepare a gpu-1,gpu-2 MPS", "unprepare a", []string{"unprepare a", "prepare a gpu-1,gpu-2 MPS"}},
+		{"a share allocated anew", "prepare a gpu-1#s:5Gi/30", "prepare a gpu-2#s:5Gi/30", []string{"prepare a gpu-2#s:5Gi/30", "unprepare a"}},
+		{"prepare of a share behind a hook", "use gpu-1 hook", "prepare a gpu-1#s:5Gi/30", []string{"prepare a gpu-1#s:5Gi/30", "unprepare a"}},
 		{"resume", "prepare a gpu-1; prepare b gpu-2; reboot", "restart", []string{"restart", "prepare a gpu-1", "unprepare a"}},
 	} {
 		for _, then := range row.then {
@@ -138,6 +190,7 @@ func TestCrashes(t *testing.T) {
 				for _, after := range []bool{false, true} {
 					name := fmt.Sprintf("%s, cut off at step %d of %d (done: %t), then %s", row.name, n, steps, after, then)
 					t.Run(name, func(t *testing.T) {
+						t.Parallel()
 						w := newWorld(t)
 						play(w, row.before)
 						w.breaker = &breaker{at: n, after: after}

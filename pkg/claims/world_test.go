@@ -7,14 +7,17 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -26,6 +29,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
 const driver = "gpu.nvidia.com"
@@ -39,11 +43,15 @@ type world struct {
 	gpus    []gpu.Device
 	breaker *breaker
 
-	patience time.Duration
+	settings   map[gpu.UUID]gpu.Settings // of the hardware, other than the factory's
+	supervised bool                      // MPS daemons start when they are wanted
+	patience   time.Duration
+	containers []claims.Container // of the pods that use the claim
+	mu         sync.Mutex
 }
 
 func newWorld(t *testing.T) *world {
-	w := &world{t: t, dir: t.TempDir(), breaker: &breaker{}}
+	w := &world{t: t, dir: t.TempDir(), breaker: &breaker{}, settings: map[gpu.UUID]gpu.Settings{}, supervised: true}
 	for n := range 3 {
 		w.plug(n + 1)
 	}
@@ -52,7 +60,7 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) plug(n int) {
 	pci := gpu.PCIAddress{Bus: uint8(n)}
-	w.gpus = append(w.gpus, gpu.Device{Name: fmt.Sprintf("gpu-%d", n), PCI: pci, UUID: gpu.UUID(fmt.Sprintf("GPU-%d", n)), Minor: n - 1})
+	w.gpus = append(w.gpus, gpu.Device{Name: fmt.Sprintf("gpu-%d", n), PCI: pci, UUID: gpu.UUID(fmt.Sprintf("GPU-%d", n)), Minor: n - 1, Memory: 80 << 30})
 }
 
 func (w *world) cdiDir() string   { return filepath.Join(w.dir, "cdi") }
@@ -73,22 +81,28 @@ func (w *world) preparer() *claims.Preparer {
 		BootID: fmt.Sprint("boot-", w.boot),
 
 		Patience: w.patience,
-		Specs:    brokenSpecs{specs, w.breaker},
-		Records:  brokenRecords{records, w.breaker},
+		Daemons:  brokenDaemons{mps.Dir(filepath.Join(w.dir, "mps")), w},
+		Paths:    claims.Paths{Preload: filepath.Join(w.dir, "hook")},
+		Containers: func(context.Context, *resourceapi.ResourceClaim) ([]claims.Container, error) {
+			return w.containers, nil
+		},
+		Specs:   brokenSpecs{specs, w.breaker},
+		Records: brokenRecords{records, w.breaker},
 		Node: func() (claims.Node, error) {
-			return claims.Node{Inventory: inventory.New(w.gpus), Hardware: brokenHardware{w.breaker}}, nil
+			return claims.Node{Inventory: inventory.New(w.gpus), Hardware: brokenHardware{w.breaker, w}}, nil
 		},
 	}
 }
 
-// claim is allocated the devices given as "gpu-1,gpu-2", one request each; "A=1" after a space sets a variable. "#s" after a device
-// is its share, "!" means admin access.
+// claim is allocated the devices given as "gpu-1,gpu-2", one request each; after a space, "A=1" sets a variable, and "Long" or "MPS"
+// says how its containers share them. "#s" after a device is its share, ":5Gi/30" how much of it, "!" means admin access.
 func claim(name, allocated string) *resourceapi.ResourceClaim {
 	devices, env, _ := strings.Cut(allocated, " ")
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name)}}
 	c.Status.Allocation = &resourceapi.AllocationResult{}
 	for i, d := range strings.Split(devices, ",") {
 		d, admin := strings.CutSuffix(d, "!")
+		d, amount, counted := strings.Cut(d, ":")
 		d, share, shared := strings.Cut(d, "#")
 		result := resourceapi.DeviceRequestAllocationResult{Request: fmt.Sprintf("r%d", i), Driver: driver, Pool: "node", Device: d}
 		if admin {
@@ -97,16 +111,37 @@ func claim(name, allocated string) *resourceapi.ResourceClaim {
 		if shared {
 			result.ShareID = (*types.UID)(&share)
 		}
+		if memory, cores, _ := strings.Cut(amount, "/"); counted {
+			result.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{
+				"memory": resource.MustParse(memory), "cores": resource.MustParse(cores)}
+		}
 		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, result)
 	}
-	if key, value, ok := strings.Cut(env, "="); ok {
-		raw := fmt.Sprintf(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","environment":{%q:%q}}`, key, value)
-		c.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
-			Source: resourceapi.AllocationConfigSourceClaim,
-			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
-				Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(raw)}}}}}
+	if env == "" {
+		return c
 	}
+	var config string
+	switch key, value, isEnv := strings.Cut(env, "="); {
+	case isEnv:
+		config = fmt.Sprintf(`"environment":{%q:%q}`, key, value)
+	case env == "MPS":
+		config = `"sharing":{"strategy":"MPS"}`
+	default:
+		config = fmt.Sprintf(`"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":%q}}`, env)
+	}
+	raw := `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig",` + config + `}`
+	c.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
+		Source: resourceapi.AllocationConfigSourceClaim,
+		DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+			Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(raw)}}}}}
 	return c
+}
+
+// uses are ways in which a GPU may be used.
+var uses = map[string]gpu.Use{
+	"none":   {Isolation: gpu.IsolationNone},
+	"hook":   {Isolation: gpu.IsolationHook, Hook: gpu.HookLibrary{Path: "/opt/libvgpu.so"}},
+	"cgroup": {Isolation: gpu.IsolationCgroup},
 }
 
 // do runs one verb and says what came of it.
@@ -117,10 +152,10 @@ func (w *world) do(verb string) string {
 	var err error
 	switch word {
 	case "prepare":
-		var grants []checkpoint.Grant
-		grants, err = w.preparer().Prepare(context.Background(), claim(name, rest))
+		var rec checkpoint.Record
+		rec, err = w.preparer().Prepare(context.Background(), claim(name, rest))
 		if err == nil {
-			return grantText(grants)
+			return grantText(rec.Grants)
 		}
 	case "unprepare":
 		err = w.preparer().Unprepare(context.Background(), types.UID(name))
@@ -128,7 +163,16 @@ func (w *world) do(verb string) string {
 		err = w.preparer().Resume(context.Background())
 	case "reboot":
 		w.boot++
+		clear(w.settings)
 		err = os.RemoveAll(w.cdiDir())
+	case "supervisor": // "away" or "back"
+		w.supervised = name == "back"
+	case "use": // a GPU, in another way
+		for i := range w.gpus {
+			if w.gpus[i].Name == name {
+				w.gpus[i].Use = uses[rest]
+			}
+		}
 	case "lose": // a CDI file, by hand
 		err = os.Remove(filepath.Join(w.cdiDir(), "k8s.gpu.nvidia.com-"+name+".json"))
 	case "truncate": // a record
@@ -158,9 +202,24 @@ func grantText(grants []checkpoint.Grant) string {
 	return strings.Join(out, " ")
 }
 
-// String is everything that is on disk: a line for each record, and one for each CDI device.
+// String is everything there is: a line for each GPU that is not as it came from the factory, for each MPS daemon, for each record, and
+// for each CDI device.
 func (w *world) String() string {
 	var lines []string
+	for _, id := range slices.Sorted(maps.Keys(w.settings)) {
+		lines = append(lines, fmt.Sprintf("%s: %s", id, w.settings[id]))
+	}
+	daemons, err := mps.Dir(filepath.Join(w.dir, "mps")).Wanted()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, d := range daemons {
+		line := fmt.Sprintf("daemon %s %d%%", d.ID, d.ThreadPercentage)
+		for _, id := range d.GPUs {
+			line += fmt.Sprintf(" %s=%dMi", id, d.Memory[id]>>20)
+		}
+		lines = append(lines, line)
+	}
 	files, _ := filepath.Glob(filepath.Join(w.stateDir(), "claims", "*.json"))
 	for _, f := range files {
 		data, _ := os.ReadFile(f)
@@ -184,7 +243,11 @@ func (w *world) String() string {
 			for _, n := range d.ContainerEdits.DeviceNodes {
 				line += " " + n.Path
 			}
-			lines = append(lines, strings.TrimSpace(line+" "+strings.Join(d.ContainerEdits.Env, " ")))
+			for _, m := range d.ContainerEdits.Mounts {
+				line += " " + m.ContainerPath
+			}
+			line = strings.TrimSpace(line + " " + strings.Join(d.ContainerEdits.Env, " "))
+			lines = append(lines, strings.ReplaceAll(line, w.dir, "<dir>"))
 		}
 	}
 	return strings.Join(lines, "\n")
@@ -252,7 +315,10 @@ func (s brokenSpecs) RemoveClaim(claim types.UID) error {
 	return s.step(func() error { return s.Specs.RemoveClaim(claim) })
 }
 
-type brokenHardware struct{ *breaker }
+type brokenHardware struct {
+	*breaker
+	w *world
+}
 
 func (h brokenHardware) DriverAccess() (a gpu.Access, err error) {
 	err = h.step(func() error { a.Env = []string{"COMMON=1"}; return nil })
@@ -266,4 +332,57 @@ func (h brokenHardware) Access(d gpu.Device) (a gpu.Access, err error) {
 		return nil
 	})
 	return a, err
+}
+
+func (h brokenHardware) Configure(_ context.Context, id gpu.UUID, s gpu.Settings) error {
+	return h.step(func() error {
+		h.w.mu.Lock()
+		defer h.w.mu.Unlock()
+		if delete(h.w.settings, id); s != (gpu.Settings{}) {
+			h.w.settings[id] = s
+		}
+		return nil
+	})
+}
+
+func (h brokenHardware) MemoryLimit(gpu.Device) (gpu.Access, error) {
+	return gpu.Access{Env: []string{"LIMITED=1"}}, nil
+}
+
+// brokenDaemons is the directory of wanted daemons, and a supervisor that makes them true at once.
+type brokenDaemons struct {
+	mps.Dir
+	w *world
+}
+
+func (d brokenDaemons) Want(daemon mps.Daemon) error {
+	return d.w.breaker.step(func() error { return d.Dir.Want(daemon) })
+}
+
+func (d brokenDaemons) Unwant(id string) error {
+	return d.w.breaker.step(func() error { return d.Dir.Unwant(id) })
+}
+
+func (d brokenDaemons) Await(ctx context.Context, id string, atMost time.Duration) error {
+	return d.w.breaker.step(func() error {
+		wanted, err := d.Wanted()
+		if err != nil {
+			return err
+		}
+		for _, daemon := range wanted {
+			digest, err := daemon.Digest()
+			if err != nil {
+				return err
+			}
+			if d.w.supervised {
+				err = d.Report(daemon.ID, mps.State{Wanted: digest, Ready: true, PID: 1})
+			} else {
+				err = d.Report(daemon.ID, mps.State{Wanted: digest, Message: "nvidia-cuda-mps-control: exit status 1"})
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return d.Dir.Await(ctx, id, atMost)
+	})
 }

@@ -42,22 +42,26 @@ func (c Client) Env() []string {
 	return env
 }
 
-// Daemons are the MPS daemons of the plan as they have to be for all who use them, sorted by ID: a client can lower the limits of
-// its daemon and not raise them, so those are the highest of all clients.
-func (p Plan) Daemons(others []Holder) []mps.Daemon {
-	daemons := map[string]mps.Daemon{}
+// DaemonIDs are the MPS daemons that the plan's containers use, sorted.
+func (p Plan) DaemonIDs() []string {
+	var ids []string
 	for _, a := range p.Assignments {
 		if a.MPS != nil {
-			daemons[a.MPS.Daemon] = merge(daemons[a.MPS.Daemon], *a.MPS)
+			ids = append(ids, a.MPS.Daemon)
 		}
 	}
-	for _, other := range others {
-		for _, a := range other.Plan.Assignments {
-			if a.MPS == nil {
-				continue
-			}
-			if d, wanted := daemons[a.MPS.Daemon]; wanted {
-				daemons[a.MPS.Daemon] = merge(d, *a.MPS)
+	slices.Sort(ids)
+	return slices.Compact(ids)
+}
+
+// Daemons are those of the MPS daemons that any of the holders uses, as they have to be for all of them, sorted by ID: a client can
+// lower the limits of its daemon and not raise them, so those are the highest of all clients.
+func Daemons(ids []string, holders []Holder) []mps.Daemon {
+	daemons := map[string]mps.Daemon{}
+	for _, h := range holders {
+		for _, a := range h.Plan.Assignments {
+			if a.MPS != nil && slices.Contains(ids, a.MPS.Daemon) {
+				daemons[a.MPS.Daemon] = merge(daemons[a.MPS.Daemon], *a.MPS)
 			}
 		}
 	}

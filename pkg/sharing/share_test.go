@@ -163,7 +163,7 @@ func TestDaemonOfSeveralClaims(t *testing.T) {
 		{"the order does not matter", all, []Holder{{Plan: large}, {Plan: small}}, "mps 0% 10Gi"},
 		{"one on another card is none of it", small, []Holder{{Plan: plan("a=mps2:10Gi/0")}}, "mps 30% 5Gi"},
 	} {
-		daemons := row.plan.Daemons(row.others)
+		daemons := Daemons(row.plan.DaemonIDs(), append(row.others, Holder{Plan: row.plan}))
 		if len(daemons) != 1 || !daemons[0].MultiUser {
 			t.Fatalf("%s: got %+v, want one daemon for many users", row.name, daemons)
 		}

@@ -142,22 +142,25 @@ func (d Dir) Report(id string, s State) error {
 	return renameio.WriteFile(filepath.Join(string(d), id, stateFile), append(data, '\n'), 0o644, renameio.IgnoreUmask())
 }
 
-// Check says whether the daemon runs as it is wanted. Error: ErrNotReady.
-func (d Dir) Check(daemon Daemon) error {
-	s, err := d.State(daemon.ID)
+// Check says whether the daemon runs as it is wanted now. Error: ErrNotReady.
+func (d Dir) Check(id string) error {
+	wanted, err := os.ReadFile(filepath.Join(string(d), id, wantedFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("MPS daemon %s: nobody wants it any more: %w", id, ErrNotReady)
+	}
 	if err != nil {
 		return err
 	}
-	digest, err := daemon.Digest()
+	s, err := d.State(id)
 	switch {
 	case err != nil:
 		return err
 	case s == State{}:
-		return fmt.Errorf("MPS daemon %s: no answer of the supervisor yet: is its pod running on this node? %w", daemon.ID, ErrNotReady)
+		return fmt.Errorf("MPS daemon %s: no answer of the supervisor yet; is its pod running on this node? %w", id, ErrNotReady)
 	case !s.Ready && s.Message != "":
-		return fmt.Errorf("MPS daemon %s: %s: %w", daemon.ID, s.Message, ErrNotReady)
-	case !s.Ready || s.Wanted != digest:
-		return fmt.Errorf("MPS daemon %s: starting: %w", daemon.ID, ErrNotReady)
+		return fmt.Errorf("MPS daemon %s: %s: %w", id, s.Message, ErrNotReady)
+	case !s.Ready || s.Wanted != digest(wanted):
+		return fmt.Errorf("MPS daemon %s: starting: %w", id, ErrNotReady)
 	}
 	return nil
 }
@@ -166,10 +169,10 @@ func (d Dir) Check(daemon Daemon) error {
 const pollPeriod = 5 * time.Millisecond
 
 // Await returns when the daemon runs as it is wanted, or after the time with an ErrNotReady that says what it waits for.
-func (d Dir) Await(ctx context.Context, daemon Daemon, atMost time.Duration) error {
+func (d Dir) Await(ctx context.Context, id string, atMost time.Duration) error {
 	deadline := time.After(atMost)
 	for {
-		err := d.Check(daemon)
+		err := d.Check(id)
 		if !errors.Is(err, ErrNotReady) {
 			return err
 		}
@@ -189,8 +192,12 @@ func (d Daemon) Digest() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	sum := sha256.Sum256(data)
-	return hex.EncodeToString(sum[:8]), nil
+	return digest(data), nil
+}
+
+func digest(wanted []byte) string {
+	sum := sha256.Sum256(wanted)
+	return hex.EncodeToString(sum[:8])
 }
 
 func encode(d Daemon) ([]byte, error) {
