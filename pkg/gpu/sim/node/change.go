@@ -39,6 +39,31 @@ func (m ComputeMode) Valid() bool {
 	return slices.Contains(slices.Collect(maps.Values(m.names())), int(m))
 }
 
+// TimeSlices are the time slices a GPU may be set to, as they are numbered.
+func TimeSlices() []string { return byNumber(TimeSlice(0).names()) }
+
+// ParseTimeSlice reads a time slice, "Long" for example.
+func ParseTimeSlice(s string) (TimeSlice, error) {
+	number, ok := TimeSlice(0).names()[s]
+	if !ok {
+		return 0, fmt.Errorf("time slice %q is not one of %s", s, strings.Join(TimeSlices(), ", "))
+	}
+	return TimeSlice(number), nil
+}
+
+// String is the time slice as nvidia-smi writes it.
+func (t TimeSlice) String() string {
+	for name, number := range t.names() {
+		if number == int(t) {
+			return name
+		}
+	}
+	return fmt.Sprintf("TimeSlice(%d)", int(t))
+}
+
+// Valid says whether a GPU can have the time slice.
+func (t TimeSlice) Valid() bool { return t >= 0 && int(t) < len(t.names()) }
+
 // ParseError reads the name of an NVML error, "ERROR_GPU_IS_LOST" for example.
 func ParseError(s string) (Error, error) {
 	if _, ok := errorNumbers[s]; !ok {
@@ -65,6 +90,20 @@ func (n *Node) SetComputeMode(which string, mode ComputeMode) error {
 	}
 	return n.change(which, func(_ Card, s *GPUState) error {
 		s.ComputeMode = mode
+		return nil
+	})
+}
+
+// SetTimeSlice gives the GPU the time slice. A GPU that has no time slice to set refuses every one.
+func (n *Node) SetTimeSlice(which string, t TimeSlice) error {
+	if !t.Valid() {
+		return fmt.Errorf("%s is not one of the time slices %s", t, strings.Join(TimeSlices(), ", "))
+	}
+	return n.change(which, func(c Card, s *GPUState) error {
+		if !c.HasTimeSlice() {
+			return fmt.Errorf("%s: it has no time slice to set: that came with compute capability %d.0", c.Name, timeSliceSince)
+		}
+		s.TimeSlice = t
 		return nil
 	})
 }

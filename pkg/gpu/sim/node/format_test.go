@@ -71,17 +71,19 @@ func TestAStateIsWrittenInTheOldestFormatThatCanHoldIt(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		do, undo func(n *node.Node) error // undo brings format 1 back, when there is a way
+		want     int
 	}{
-		{"an unplugged GPU", func(n *node.Node) error { return n.Unplug("0") }, func(n *node.Node) error { return n.Plug("0") }},
-		{"a removed GPU", func(n *node.Node) error { return n.RemoveCard("0") }, nil},
-		{"an added GPU", func(n *node.Node) error { return do(n, "add 0") }, nil},
-		{"a slow call", func(n *node.Node) error { return n.Slow("0", "GetName", time.Second) }, func(n *node.Node) error { return n.Heal("0") }},
+		{"an unplugged GPU", func(n *node.Node) error { return n.Unplug("0") }, func(n *node.Node) error { return n.Plug("0") }, 2},
+		{"a removed GPU", func(n *node.Node) error { return n.RemoveCard("0") }, nil, 2},
+		{"an added GPU", func(n *node.Node) error { return do(n, "add 0") }, nil, 2},
+		{"a slow call", func(n *node.Node) error { return n.Slow("0", "GetName", time.Second) }, func(n *node.Node) error { return n.Heal("0") }, 2},
 		{"a fault that counts", func(n *node.Node) error {
 			return n.Inject("0", "GetName", node.Fault{Error: "ERROR_UNKNOWN", Times: 1})
 		},
-			func(n *node.Node) error { return n.Heal("0") }},
-		{"an order to crash", func(n *node.Node) error { return n.OrderCrash(node.Crash{At: 1}) }, (*node.Node).CancelCrash},
-		{"recorded steps", (*node.Node).RecordSteps, (*node.Node).ForgetSteps},
+			func(n *node.Node) error { return n.Heal("0") }, 2},
+		{"an order to crash", func(n *node.Node) error { return n.OrderCrash(node.Crash{At: 1}) }, (*node.Node).CancelCrash, 2},
+		{"recorded steps", (*node.Node).RecordSteps, (*node.Node).ForgetSteps, 2},
+		{"a time slice", func(n *node.Node) error { return n.SetTimeSlice("0", 3) }, func(n *node.Node) error { return n.SetTimeSlice("0", 0) }, 3},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -90,7 +92,7 @@ func TestAStateIsWrittenInTheOldestFormatThatCanHoldIt(t *testing.T) {
 			must(t, n.SetComputeMode("1", node.ComputeModeExclusiveProcess))
 			requireFormat(t, dir, 1)
 			must(t, tt.do(n))
-			requireFormat(t, dir, 2)
+			requireFormat(t, dir, tt.want)
 			if tt.undo != nil {
 				must(t, tt.undo(n))
 				requireFormat(t, dir, 1)

@@ -48,6 +48,14 @@ func (ComputeMode) names() map[string]int {
 	return map[string]int{"COMPUTEMODE_DEFAULT": 0, "COMPUTEMODE_PROHIBITED": 2, "COMPUTEMODE_EXCLUSIVE_PROCESS": 3}
 }
 
+// TimeSlice is how long a process may use the GPU while others wait, as nvidia-smi compute-policy numbers it. The zero value is
+// the factory's default. NVML has no call for it.
+type TimeSlice int
+
+func (TimeSlice) names() map[string]int {
+	return map[string]int{"Default": 0, "Short": 1, "Medium": 2, "Long": 3}
+}
+
 // Clock is nvmlClockType_t.
 type Clock int
 

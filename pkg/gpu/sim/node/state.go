@@ -25,6 +25,7 @@ type State struct {
 type GPUState struct {
 	ComputeMode ComputeMode
 	MemoryUsed  uint64           // bytes
+	TimeSlice   TimeSlice        `json:",omitempty"`
 	Faults      map[string]Fault `json:",omitempty"` // calls that answer an error; AllCalls stands for every call
 	Delays      map[string]Fault `json:",omitempty"` // calls that take long; likewise
 	Unplugged   bool             `json:",omitempty"` // off the bus: NVML counts it and says nothing else about it
@@ -38,11 +39,14 @@ const AllCalls = "all"
 // format is the newest version of the layout of content that this program knows. A state is written in the oldest format that
 // can hold it: an nvidia-smi in a container that was started before an update goes on reading it, and so does the program that
 // a downgrade brings back. Format 1 has neither delays nor faults that count, every GPU of the profile in its place, and no
-// orders about steps.
-const format = 2
+// orders about steps; format 2 has no time slices.
+const format = 3
 
 // oldest is the oldest format that can hold the state.
 func (s State) oldest() int {
+	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.TimeSlice != 0 }) {
+		return 3
+	}
 	if s.Crash != nil || s.Steps != nil || slices.ContainsFunc(s.GPUs, func(g GPUState) bool {
 		return len(g.Delays) > 0 || g.Unplugged || g.Removed || g.Added != nil ||
 			slices.ContainsFunc(slices.Collect(maps.Values(g.Faults)), func(f Fault) bool { return !f.simple() })

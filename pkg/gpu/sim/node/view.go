@@ -110,6 +110,9 @@ func (v *View) String() string {
 		memory, _ := c.Calls.GetMemoryInfo.Get()
 		fmt.Fprintf(&b, "%s %s memory=%dMiB numa=%d root=%s mode=%s", c.Name, name, memory.Total>>20, c.PCI.NUMANode, c.PCI.Root,
 			c.State.ComputeMode)
+		if c.State.TimeSlice != 0 {
+			fmt.Fprintf(&b, " interval=%s", c.State.TimeSlice)
+		}
 		if c.State.MemoryUsed != 0 {
 			fmt.Fprintf(&b, " used=%dMiB", c.State.MemoryUsed>>20)
 		}
@@ -151,4 +154,14 @@ func (c Card) ComputeMode() Answer[ComputeMode] {
 	a := c.Calls.GetComputeMode
 	a.value = c.State.ComputeMode
 	return a
+}
+
+// timeSliceSince is the compute capability from which on a GPU has a time slice to set: that of Volta. Of the GPUs before,
+// which the driver refuses one by one ("Not Supported" on a Tesla P4), some have one; the simulation does not tell them apart.
+const timeSliceSince = 7
+
+// HasTimeSlice says whether the GPU has a time slice that can be set.
+func (c Card) HasTimeSlice() bool {
+	capability, _ := c.Calls.GetCudaComputeCapability.Get()
+	return capability.Major >= timeSliceSince
 }

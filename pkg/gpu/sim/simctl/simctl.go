@@ -57,8 +57,8 @@ func printCommand(dir *string) *cobra.Command {
 func setCommand(dir *string) *cobra.Command {
 	return &cobra.Command{
 		Use:     "set GPU NAME=VALUE...",
-		Short:   "Set compute-mode or memory-used of a GPU",
-		Example: "  simctl set gpu-1b-00-0 compute-mode=EXCLUSIVE_PROCESS memory-used=5Gi",
+		Short:   "Set compute-mode, interval or memory-used of a GPU",
+		Example: "  simctl set gpu-1b-00-0 compute-mode=EXCLUSIVE_PROCESS memory-used=5Gi\n  simctl set 0 interval=Long",
 		Args:    cobra.MinimumNArgs(2),
 		RunE: func(_ *cobra.Command, args []string) error {
 			n, err := node.Attach(*dir)
@@ -91,6 +91,12 @@ func parseSettings(args []string) ([]func(n *node.Node, gpu string) error, error
 				return nil, err
 			}
 			out = append(out, func(n *node.Node, gpu string) error { return n.SetComputeMode(gpu, mode) })
+		case ok && name == "interval":
+			slice, err := node.ParseTimeSlice(value)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, func(n *node.Node, gpu string) error { return n.SetTimeSlice(gpu, slice) })
 		case ok && name == "memory-used":
 			q, err := resource.ParseQuantity(value)
 			if err != nil || q.Sign() < 0 || !isWhole(q) {
@@ -98,7 +104,8 @@ func parseSettings(args []string) ([]func(n *node.Node, gpu string) error, error
 			}
 			out = append(out, func(n *node.Node, gpu string) error { return n.SetMemoryUsed(gpu, uint64(q.Value())) })
 		default:
-			return nil, fmt.Errorf("setting %q: want compute-mode=%s or memory-used=BYTES", arg, strings.Join(node.ComputeModes(), "|"))
+			return nil, fmt.Errorf("setting %q: want compute-mode=%s, interval=%s or memory-used=BYTES", arg,
+				strings.Join(node.ComputeModes(), "|"), strings.Join(node.TimeSlices(), "|"))
 		}
 	}
 	return out, nil

@@ -60,6 +60,25 @@ func (m Machine) look() (*node.View, string, error) {
 	return nil, "", errNoLibrary
 }
 
+// administered are the node that can be changed from here and its GPUs, those named by ids or all. That is so on the node itself,
+// where the root is the driver root in the node's directory. In a container there is but the library, read-only: then n is nil,
+// and the GPUs are those that the container reaches. A program that may change the node's files may change its GPUs, so on the
+// node no device node is opened: a plugin of simulated GPUs has no right to, where that of real ones is privileged.
+func administered(v *node.View, root, ids string) (n *node.Node, gpus []gpu, err error) {
+	if filepath.Base(root) != "root" {
+		gpus, err := choose(reachable(v, root), ids)
+		return nil, gpus, err
+	}
+	if n, err = node.Attach(filepath.Dir(root)); err != nil {
+		return nil, nil, err
+	}
+	for _, c := range v.GPUs {
+		gpus = append(gpus, gpu{c, len(gpus)})
+	}
+	gpus, err = choose(gpus, ids)
+	return n, gpus, err
+}
+
 // gpu is a GPU that the program can reach. Index is its place among those.
 type gpu struct {
 	node.Card

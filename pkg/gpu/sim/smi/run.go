@@ -28,6 +28,8 @@ const usage = `The simulated nvidia-smi: about the simulated GPUs that this proc
     nvidia-smi                          a table
     nvidia-smi -L, --list-gpus          a line for each GPU
     nvidia-smi --query-gpu=FIELD,... --format=csv[,noheader][,nounits]
+    nvidia-smi -c, --compute-mode=MODE  0/DEFAULT, 2/PROHIBITED, 3/EXCLUSIVE_PROCESS; on the node only
+    nvidia-smi compute-policy           the time slice; see nvidia-smi compute-policy -h
     nvidia-smi -i, --id=ID,...          only these: index, UUID, serial number or PCI address
     nvidia-smi --version
     nvidia-smi -h, --help               this text and the fields
@@ -37,10 +39,14 @@ const usage = `The simulated nvidia-smi: about the simulated GPUs that this proc
 type options struct {
 	list, version, help bool
 	query, format, ids  string
+	computeMode         string
 }
 
 // Run is the program: it writes what the arguments ask for and returns the exit code. now is for the table.
 func Run(m Machine, args []string, now time.Time, out, errOut io.Writer) int {
+	if len(args) > 0 && args[0] == "compute-policy" {
+		return runPolicy(m, args[1:], out, errOut)
+	}
 	o, err := parse(args)
 	if err == nil && o.query != "" {
 		_, _, err = parseQuery(o)
@@ -54,15 +60,11 @@ func Run(m Machine, args []string, now time.Time, out, errOut io.Writer) int {
 		return exitOK
 	}
 	v, root, err := m.look()
-	switch {
-	case errors.Is(err, errNoLibrary):
-		fmt.Fprintln(out, "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA Display Driver "+
-			"is properly installed and present in your system.\nPlease also try adding directory that contains libnvidia-ml.so to your system PATH.")
-		return exitNoLibrary
-	case err != nil:
-		fmt.Fprintln(out, "Failed to initialize NVML: Unknown Error")
-		fmt.Fprintln(errOut, err)
-		return exitUnknownError
+	if err != nil {
+		return explain(err, out, errOut)
+	}
+	if o.computeMode != "" {
+		return runComputeMode(v, root, o, out, errOut)
 	}
 	if o.version {
 		printVersion(out, v)
@@ -74,6 +76,18 @@ func Run(m Machine, args []string, now time.Time, out, errOut io.Writer) int {
 		return exitNotFound
 	}
 	return show(o, v, gpus, now, out)
+}
+
+// explain says why there is nothing to show or to change.
+func explain(err error, out, errOut io.Writer) int {
+	if errors.Is(err, errNoLibrary) {
+		fmt.Fprintln(out, "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA Display Driver "+
+			"is properly installed and present in your system.\nPlease also try adding directory that contains libnvidia-ml.so to your system PATH.")
+		return exitNoLibrary
+	}
+	fmt.Fprintln(out, "Failed to initialize NVML: Unknown Error")
+	fmt.Fprintln(errOut, err)
+	return exitUnknownError
 }
 
 // show writes what was asked for. Like the real program, it writes no table and no query when it cannot get to one of the GPUs.
@@ -97,7 +111,8 @@ func show(o options, v *node.View, gpus []gpu, now time.Time, out io.Writer) int
 // parse reads the command line. Long options take their value after "=" or as the next argument.
 func parse(args []string) (options, error) {
 	var o options
-	values := map[string]*string{"--query-gpu": &o.query, "--format": &o.format, "-i": &o.ids, "--id": &o.ids}
+	values := map[string]*string{"--query-gpu": &o.query, "--format": &o.format, "-i": &o.ids, "--id": &o.ids,
+		"-c": &o.computeMode, "--compute-mode": &o.computeMode}
 	flags := map[string]*bool{"-L": &o.list, "--list-gpus": &o.list, "--version": &o.version, "-h": &o.help, "--help": &o.help}
 	for len(args) > 0 {
 		name, value, given := strings.Cut(args[0], "=")

@@ -157,6 +157,72 @@ func TestAGPUThatComesAndGoes(t *testing.T) {
 	}
 }
 
+func TestConfigure(t *testing.T) {
+	old, err := sim.BuiltIn("t4-x2")
+	must(t, err)
+	yaml := strings.Replace(old.YAML(), "{major: 7, minor: 5}", "{major: 6, minor: 1}", 1)
+	old, err = sim.ParseProfile([]byte(yaml))
+	must(t, err)
+	const frame = "+-------------------------------------+\n"
+	const head = frame + "| GPU compute policies:               |\n| GPU     Name             Value      |\n|=====================================|\n"
+	for _, tt := range []struct{ name, args, want, node string }{
+		{"set all", "compute-policy --set-timeslice 3", "Set timeslice policy to Long for GPU 0\nSet timeslice policy to Long for GPU 1\nexit 0\n", "Long Long"},
+		{"set one", "compute-policy -i 1 --set-timeslice=1", "Set timeslice policy to Short for GPU 1\nexit 0\n", "Default Short"},
+		{"set one by UUID", "compute-policy --id UUID --set-timeslice 2", "Set timeslice policy to Medium for GPU 0\nexit 0\n", "Medium Default"},
+		{"list", "compute-policy --list", head + "|   0     Timeslice        Default    |\n|   1     Timeslice        Default    |\n" + frame + "exit 0\n", "Default Default"},
+		{"list in a container", "container compute-policy -l", head + "|   0     Timeslice        Default    |\n" + frame + "exit 0\n", "Default Default"},
+		{"a GPU that is not there", "compute-policy -i 2 --set-timeslice 1", "No devices were found\nexit 6\n", "Default Default"},
+		{"no number", "compute-policy --set-timeslice Long", "Invalid timeslice \"Long\": 0=DEFAULT, 1=SHORT, 2=MEDIUM, 3=LONG\nexit 2\n", "Default Default"},
+		{"a number that is none of them", "compute-policy --set-timeslice 4", "Invalid timeslice \"4\": 0=DEFAULT, 1=SHORT, 2=MEDIUM, 3=LONG\nexit 2\n", "Default Default"},
+		{"an unknown option", "compute-policy --timeslice 1",
+			"nvidia-smi: option \"--timeslice\" is not one that compute-policy has; see nvidia-smi compute-policy -h\nexit 2\n", "Default Default"},
+		{"from a container", "container compute-policy --set-timeslice 1", "Failed to set timeslice policy with value Short for GPU 0 : Insufficient Permissions\n" +
+			"Failed to set timeslice for requested devices : Insufficient Permissions\nexit 4\n", "Default Default"},
+		{"a card without", "old compute-policy --set-timeslice 0", "Failed to set timeslice policy with value Default for GPU 0 : Not Supported\n" +
+			"Failed to set timeslice for requested devices : Not Supported\nexit 3\n", "Default Default"},
+		{"list a card without", "old compute-policy -l -i 0", head + "|   0     Timeslice        N/A        |\n" + frame + "exit 0\n", "Default Default"},
+		{"a lost GPU", "lost compute-policy --set-timeslice 1", "Failed to set timeslice policy with value Short for GPU 0 : GPU is lost\n" +
+			"Failed to set timeslice for requested devices : GPU is lost\nexit 15\n", "Default Default"},
+		{"compute mode", "-c EXCLUSIVE_PROCESS -i 0", "Set compute mode to EXCLUSIVE_PROCESS for GPU 00000000:3B:00.0.\nAll done.\nexit 0\n", "E Default Default"},
+		{"compute mode by number", "--compute-mode=2 -i 0", "Set compute mode to PROHIBITED for GPU 00000000:3B:00.0.\nAll done.\nexit 0\n", "P Default Default"},
+		{"the compute mode that it has", "-c 0 -i 0", "Compute mode is already set to DEFAULT for GPU 00000000:3B:00.0.\nAll done.\nexit 0\n", "Default Default"},
+		{"a compute mode that is none", "-c 1", "compute mode \"1\" is not one of DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED\nexit 2\n", "Default Default"},
+		{"compute mode from a container", "container -c 3", "Unable to set the compute mode for GPU 00000000:3B:00.0: Insufficient Permissions\n" +
+			"Terminating early due to previous errors.\nexit 4\n", "Default Default"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n := laidOut(t, "t4-x2")
+			v, err := n.View()
+			must(t, err)
+			args := strings.Fields(strings.ReplaceAll(tt.args, "UUID", v.GPUs[0].UUID))
+			root := n.DriverRoot()
+			switch args[0] {
+			case "container":
+				root, args = container(t, n, 0), args[1:]
+			case "lost":
+				must(t, n.Fail("0", "all", "ERROR_GPU_IS_LOST"))
+				args = args[1:]
+			case "old":
+				n, err = sim.Open(t.TempDir(), old)
+				must(t, err)
+				root, args = n.DriverRoot(), args[1:]
+			}
+			if got := run(root, args...); got != tt.want {
+				t.Errorf("got:\n%s\nwant:\n%s", got, tt.want)
+			}
+			v, err = n.View()
+			must(t, err)
+			got := fmt.Sprintf("%s %s", v.GPUs[0].State.TimeSlice, v.GPUs[1].State.TimeSlice)
+			if mode := v.GPUs[0].State.ComputeMode; mode != 0 {
+				got = mode.String()[:1] + " " + got
+			}
+			if got != tt.node {
+				t.Errorf("the node has %s, want %s", got, tt.node)
+			}
+		})
+	}
+}
+
 func TestCommandLine(t *testing.T) {
 	n := laidOut(t, "mixed")
 	for _, tt := range []struct{ name, args, want string }{
