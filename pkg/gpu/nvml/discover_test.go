@@ -27,6 +27,11 @@ func machine(t *testing.T, profile string) (*sim.Node, *nvml.Node) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return machineOf(t, p)
+}
+
+func machineOf(t *testing.T, p sim.Profile) (*sim.Node, *nvml.Node) {
+	t.Helper()
 	m, err := sim.Open(t.TempDir(), p)
 	if err != nil {
 		t.Fatal(err)

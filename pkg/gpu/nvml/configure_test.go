@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/smi"
+)
+
+// TestMain lets the test program be the nvidia-smi of the machines that it makes.
+func TestMain(m *testing.M) {
+	if self, err := os.Readlink("/proc/self/exe"); err == nil && filepath.Base(self) == "nvidia-smi" {
+		os.Exit(smi.Run(smi.Here(), os.Args[1:], time.Now(), os.Stdout, os.Stderr))
+	}
+	os.Exit(m.Run())
+}
+
+func TestConfigure(t *testing.T) {
+	exclusive, long := gpu.Settings{Mode: gpu.ExclusiveProcess}, gpu.Settings{Interval: gpu.IntervalLong}
+	both := gpu.Settings{Mode: gpu.ExclusiveProcess, Interval: gpu.IntervalShort}
+	lost := func(m *sim.Node) error { return m.Unplug("0") }
+	for _, tt := range []struct {
+		name     string
+		old      bool // a card that has no time slice to set
+		before   func(m *sim.Node) error
+		settings []gpu.Settings
+		want     string // the first GPU then, or the error
+		errorIs  error
+	}{
+		{"nothing", false, nil, []gpu.Settings{{}}, "mode=Default", nil},
+		{"an interval", false, nil, []gpu.Settings{long}, "mode=Default interval=Long", nil},
+		{"exclusive", false, nil, []gpu.Settings{exclusive}, "mode=Exclusive_Process", nil},
+		{"both, twice", false, nil, []gpu.Settings{both, both}, "mode=Exclusive_Process interval=Short", nil},
+		{"one, then the other", false, nil, []gpu.Settings{long, exclusive}, "mode=Exclusive_Process", nil},
+		{"undo", false, nil, []gpu.Settings{both, {}, {}}, "mode=Default", nil},
+		{"an interval that is none", false, nil, []gpu.Settings{{Interval: "long"}}, `time slice "long": want Short, Medium or Long, or none for the default`, nil},
+		{"a mode that is none", false, nil, []gpu.Settings{{Mode: "PROHIBITED"}}, `compute mode "PROHIBITED": want EXCLUSIVE_PROCESS, or none for the default`, nil},
+		{"an old card, an interval", true, nil, []gpu.Settings{long}, "time slice Long: it can only have Default: the GPU does not support it", nvml.ErrNotConfigurable},
+		{"an old card, exclusive", true, nil, []gpu.Settings{exclusive}, "mode=Exclusive_Process", nil},
+		{"an old card, undo", true, nil, []gpu.Settings{exclusive, {}}, "mode=Default", nil},
+		{"a GPU that is gone", false, lost, []gpu.Settings{long}, "get handle of GPU UUID: ERROR_GPU_IS_LOST", nil},
+		{"a GPU that is gone, undo", false, lost, []gpu.Settings{{}}, "mode=Default unplugged", nil},
+		{"a GPU that was removed, undo", false, func(m *sim.Node) error { return m.Remove("0") }, []gpu.Settings{{}}, "", nil},
+		{"a card without compute modes, undo", false, func(m *sim.Node) error { return m.Fail("0", "GetComputeMode", "ERROR_NOT_SUPPORTED") },
+			[]gpu.Settings{long, {}}, "mode=Default", nil},
+		{"a card without compute modes, exclusive", false, func(m *sim.Node) error { return m.Fail("0", "GetComputeMode", "ERROR_NOT_SUPPORTED") },
+			[]gpu.Settings{exclusive}, "compute mode EXCLUSIVE_PROCESS: it can only have the default: the GPU does not support it", nvml.ErrNotConfigurable},
+		{"not permitted", false, func(m *sim.Node) error { return m.Fail("0", "SetComputeMode", "ERROR_NO_PERMISSION") },
+			[]gpu.Settings{exclusive}, "compute mode EXCLUSIVE_PROCESS: ERROR_NO_PERMISSION", nil},
+		{"the mode cannot be undone, the interval is", false, func(m *sim.Node) error {
+			return errors.Join(m.SetComputeMode("0", 3), m.SetTimeSlice("0", 3), m.Fail("0", "SetComputeMode", "ERROR_UNKNOWN"))
+		}, []gpu.Settings{{}}, "compute mode DEFAULT: ERROR_UNKNOWN; mode=Exclusive_Process", nil},
+		{"no nvidia-smi, undo", false, withSMI(""), []gpu.Settings{exclusive, {}}, "mode=Default", nil},
+		{"no nvidia-smi, an interval", false, withSMI(""), []gpu.Settings{long},
+			"time slice Long: nvidia-smi: in no directory for programs below /host (seen here as ROOT): executable file not found in $PATH", nil},
+		{"nvidia-smi says no", false, withSMI("#!/bin/sh\necho no driver; echo at all; exit 9\n"), []gpu.Settings{{}},
+			"time slice Default: nvidia-smi: exit status 9: no driver; at all", nil},
+		{"nvidia-smi hangs", false, withSMI("#!/bin/sh\nexec sleep 60\n"), []gpu.Settings{long}, "time slice Long: nvidia-smi: context deadline exceeded", nil},
+		{"nvidia-smi gets the library", false, withSMI("#!/bin/sh\n[ $LD_PRELOAD = ${0%/bin/nvidia-smi}/lib/x86_64-linux-gnu/libnvidia-ml.so.1 ] && " +
+			"[ \"$1 $2 $4 $5\" = 'compute-policy -i --set-timeslice 2' ]"), []gpu.Settings{{Interval: gpu.IntervalMedium}}, "mode=Default", nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			profile, err := sim.BuiltIn("t4-x2")
+			if err == nil && tt.old {
+				profile, err = sim.ParseProfile([]byte(strings.Replace(profile.YAML(), "{major: 7, minor: 5}", "{major: 6, minor: 1}", 1)))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			m, node := machineOf(t, profile)
+			devices, _, err := node.Discover()
+			if err != nil {
+				t.Fatal(err)
+			}
+			id := devices[0].UUID
+			if tt.before != nil {
+				if err := tt.before(m); err != nil {
+					t.Fatal(err)
+				}
+			}
+			timeout := 20 * time.Second
+			if strings.Contains(tt.name, "hangs") {
+				timeout = 200 * time.Millisecond
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), timeout)
+			defer cancel()
+			var got string
+			for _, s := range tt.settings {
+				if err := node.Configure(ctx, id, s); err != nil {
+					got = err.Error()
+					if tt.errorIs != nil && !errors.Is(err, tt.errorIs) {
+						t.Errorf("error %v is not %v", err, tt.errorIs)
+					}
+				}
+			}
+			if got == "" || strings.Contains(tt.want, "; mode=") {
+				got = strings.TrimPrefix(got+"; "+settingsOf(m, string(id)), "; ")
+			}
+			got = strings.NewReplacer(string(id), "UUID", m.DriverRoot(), "ROOT").Replace(got)
+			if got != tt.want {
+				t.Errorf("\ngot  %s\nwant %s", got, tt.want)
+			}
+		})
+	}
+}
+
+// settingsOf is how the node prints what is set of the GPU, "" when it has none of that UUID.
+func settingsOf(m *sim.Node, id string) string {
+	v, err := m.View()
+	if err != nil {
+		return err.Error()
+	}
+	c, err := v.Card(id)
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(v.String()) {
+		if strings.HasPrefix(line, c.Name+" ") && strings.Contains(line, " mode=") {
+			return strings.TrimSpace(line[strings.Index(line, "mode="):])
+		}
+	}
+	return fmt.Sprintf("no line about %s", c.Name)
+}
+
+// withSMI replaces nvidia-smi by a script, or takes it away.
+func withSMI(script string) func(m *sim.Node) error {
+	return func(m *sim.Node) error {
+		path := filepath.Join(m.DriverRoot(), "usr/bin/nvidia-smi")
+		if err := os.Remove(path); err != nil || script == "" {
+			return err
+		}
+		return os.WriteFile(path, []byte(script), 0o755)
+	}
+}
