@@ -28,6 +28,7 @@ var allowed = map[string][]string{
 	"pkg/gpu/sim/simctl": {"pkg/gpu", "pkg/gpu/sim", "pkg/gpu/sim/node"},
 	"pkg/cdi":            {"pkg/gpu"},
 	"pkg/inventory":      {"pkg/gpu"},
+	"pkg/nodeconfig":     {"pkg/gpu"},
 	"pkg/allocation":     {"pkg/api"},
 	"pkg/sharing":        {"pkg/gpu", "pkg/api", "pkg/allocation", "pkg/inventory", "pkg/sharing/mps"},
 	"pkg/sharing/mps":    {"pkg/gpu"},

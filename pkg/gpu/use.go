@@ -23,15 +23,26 @@ type Use struct {
 	Hook HookLibrary `json:",omitzero"`
 }
 
-// String is for people: "fractional, isolation mps", "replicated: 10, isolation none", "exclusive".
+// String is for people, and says everything: "fractional, isolation mps", "replicated: 10, isolation none, shared only", "exclusive".
 func (u Use) String() string {
-	switch u.Sharing {
-	case Replicated:
-		return fmt.Sprintf("replicated: %d, isolation %s", u.Replicas, u.Isolation)
-	case Exclusive:
+	if u.Sharing == Exclusive {
 		return u.Sharing.String()
 	}
-	return fmt.Sprintf("%s, isolation %s", u.Sharing, u.Isolation)
+	text := u.Sharing.String()
+	if u.Sharing == Replicated {
+		text += fmt.Sprintf(": %d", u.Replicas)
+	}
+	text += ", isolation " + u.Isolation.String()
+	if u.Hook.Path != "" {
+		text += " (" + u.Hook.Path + ")"
+	}
+	if u.SharedOnly {
+		text += ", shared only"
+	}
+	if u.OnePerClaim {
+		text += ", one per claim"
+	}
+	return text
 }
 
 // HookLibrary is a library that intercepts CUDA calls, supplied by the administrator.

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeconfig
+
+import (
+	"path"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+const (
+	apiVersion = "resource.nvidia.com/v1beta1"
+	kind       = "NodeConfig"
+)
+
+// maxReplicas is how many may share a GPU: as many as an MPS server has clients (from Volta on), or as there are percents of a GPU
+// for a library or a control group to enforce. Where nothing is enforced, the limit only catches slips.
+var maxReplicas = map[gpu.Isolation]int{gpu.IsolationMPS: 48, gpu.IsolationHook: 100, gpu.IsolationCgroup: 100, gpu.IsolationNone: 1024}
+
+// maxIndex is more than any machine has GPUs.
+const maxIndex = 1023
+
+// config reads the root of either format.
+func (r *reader) config(root *yaml.Node) []entry {
+	switch {
+	case root == nil:
+		return nil
+	case has(root, "apiVersion", "kind", "gpus"):
+		return r.own(root)
+	case has(root, "version", "flags", "resources", "sharing", "imex"):
+		return r.devicePlugin(root)
+	}
+	r.problem(root.Line, "", "%s: want a node configuration (apiVersion: %s, kind: %s, gpus: […]), or one of NVIDIA's device plugin (version: %s, sharing: {…})",
+		show(root), apiVersion, kind, devicePluginVersion)
+	return nil
+}
+
+// own reads the driver's own format.
+func (r *reader) own(root *yaml.Node) []entry {
+	f := r.fields("", root, "apiVersion", "kind", "gpus")
+	r.constant(root, f, "apiVersion", apiVersion)
+	r.constant(root, f, "kind", kind)
+	if f["gpus"] == nil {
+		r.problem(root.Line, "gpus", "missing: want a list")
+		return nil
+	}
+	var entries []entry
+	r.list("gpus", f["gpus"], func(path string, n *yaml.Node) {
+		entries = append(entries, r.entry(path, n))
+	})
+	return entries
+}
+
+func (r *reader) entry(path string, n *yaml.Node) entry {
+	before := len(r.problems)
+	f := r.fields(path, n, "select", "sharing", "isolation", "hook", "sharedOnly", "onePerClaim")
+	e := entry{line: n.Line, path: path}
+	if n := f["select"]; n != nil {
+		e.selector = r.selector(path+".select", n)
+	}
+	if n := f["sharing"]; n != nil {
+		e.use.Sharing, e.use.Replicas = r.sharing(path+".sharing", n)
+	}
+	if n := f["isolation"]; n != nil && e.use.Isolation.UnmarshalText([]byte(n.Value)) != nil {
+		r.problem(n.Line, path+".isolation", "%s: want mps, none, hook or cgroup", show(n))
+	}
+	if n := f["hook"]; n != nil {
+		e.use.Hook.Path = r.library(path+".hook", n)
+	}
+	e.use.SharedOnly = r.yes(path+".sharedOnly", f["sharedOnly"])
+	e.use.OnePerClaim = r.yes(path+".onePerClaim", f["onePerClaim"])
+	if len(r.problems) == before {
+		r.agree(path, f, e.use)
+	}
+	return e
+}
+
+// selector reads which GPUs an entry is for.
+func (r *reader) selector(path string, n *yaml.Node) selector {
+	names := []string{"product", "uuid", "index", "architecture"}
+	f := r.fields(path, n, names...)
+	if n.Kind == yaml.MappingNode && len(n.Content) == 0 {
+		r.problem(n.Line, path, "empty: want one or more of %s; an entry for every GPU has no select", strings.Join(names, ", "))
+	}
+	s := selector{}
+	for _, name := range names {
+		if n := f[name]; n != nil {
+			s = append(s, criterion{name, r.values(path+"."+name, n, name)})
+		}
+	}
+	return s
+}
+
+// values reads one value or a list of them.
+func (r *reader) values(path string, n *yaml.Node, attribute string) []value {
+	if n.Kind != yaml.SequenceNode {
+		return r.value(path, n, attribute)
+	}
+	if len(n.Content) == 0 {
+		r.problem(n.Line, path, "empty: want one value or more")
+	}
+	var all []value
+	r.list(path, n, func(path string, n *yaml.Node) { all = append(all, r.value(path, n, attribute)...) })
+	return all
+}
+
+// value reads one value, none when it makes no sense.
+func (r *reader) value(path string, n *yaml.Node, attribute string) []value {
+	var pattern string
+	var ok bool
+	switch attribute {
+	case "index":
+		var index int
+		if index, ok = r.number(path, n, 0, maxIndex); ok {
+			pattern = strconv.Itoa(index)
+		}
+	case "uuid":
+		pattern, ok = r.uuid(path, n)
+	default:
+		pattern, ok = r.text(path, n)
+	}
+	if !ok {
+		return nil
+	}
+	return []value{{n.Line, path, pattern}}
+}
+
+func (r *reader) uuid(path string, n *yaml.Node) (string, bool) {
+	text, ok := r.text(path, n)
+	if ok && (!strings.HasPrefix(text, "GPU-") || strings.Contains(text, "*")) {
+		r.problem(n.Line, path, "%q: want the UUID of a whole GPU, such as GPU-5f2a1c7e-…; partitions cannot be chosen yet", text)
+		return "", false
+	}
+	return text, ok
+}
+
+// sharing reads a word or {replicated: N}.
+func (r *reader) sharing(path string, n *yaml.Node) (gpu.Sharing, int) {
+	if n.Kind == yaml.MappingNode && len(n.Content) > 0 {
+		n := r.fields(path, n, "replicated")["replicated"]
+		if n == nil {
+			return gpu.Replicated, 0
+		}
+		replicas, _ := r.number(path+".replicated", n, 1, maxReplicas[gpu.IsolationNone])
+		return gpu.Replicated, replicas
+	}
+	switch n.Value {
+	case gpu.Fractional.String():
+		return gpu.Fractional, 0
+	case gpu.Exclusive.String():
+		return gpu.Exclusive, 0
+	}
+	r.problem(n.Line, path, "%s: want fractional, exclusive or {replicated: N}", show(n))
+	return gpu.Fractional, 0
+}
+
+// library reads where the CUDA interposer is.
+func (r *reader) library(at string, n *yaml.Node) string {
+	f := r.fields(at, n, "library")
+	if f == nil {
+		return ""
+	}
+	if f["library"] == nil {
+		r.problem(n.Line, at+".library", "missing: want the path of a CUDA interposer on the node")
+		return ""
+	}
+	text, ok := r.text(at+".library", f["library"])
+	if ok && (!path.IsAbs(text) || path.Clean(text) != text) {
+		r.problem(f["library"].Line, at+".library", "%q: want an absolute path, without .. and double slashes", text)
+	}
+	return text
+}
+
+// agree notes fields of an entry that make no sense together.
+func (r *reader) agree(path string, f map[string]*yaml.Node, use gpu.Use) {
+	if use.Sharing == gpu.Replicated {
+		r.enforceable(f["sharing"].Line, path+".sharing.replicated", use)
+	}
+	switch isolation, hook := f["isolation"], f["hook"]; {
+	case isolation != nil && use.Sharing == gpu.Exclusive:
+		r.problem(isolation.Line, path+".isolation", "an exclusive GPU has one user and nothing to isolate: leave it out")
+	case hook != nil && use.Isolation != gpu.IsolationHook:
+		r.problem(hook.Line, path+".hook", "only isolation: hook has a library")
+	case hook == nil && use.Isolation == gpu.IsolationHook:
+		r.problem(isolation.Line, path+".hook", "missing: isolation: hook wants hook: {library: PATH}, a CUDA interposer on the node")
+	}
+	for _, name := range []string{"sharedOnly", "onePerClaim"} {
+		if n := f[name]; r.yes(path+"."+name, n) && use.Sharing != gpu.Replicated {
+			r.problem(n.Line, path+"."+name, "is for sharing: {replicated: N}, and sharing is %s here", use.Sharing)
+		}
+	}
+}
+
+// enforceable notes more replicas than the isolation can keep apart.
+func (r *reader) enforceable(line int, path string, use gpu.Use) {
+	most := maxReplicas[use.Isolation]
+	if use.Replicas <= most {
+		return
+	}
+	why := "none would be left with a whole percent of the GPU"
+	if use.Isolation == gpu.IsolationMPS {
+		why = "an MPS server has no more clients"
+	}
+	r.problem(line, path, "%d: want at most %d with isolation %s, %s", use.Replicas, most, use.Isolation, why)
+}
