@@ -25,6 +25,14 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
+)
+
+// Below the plugin's directory: where it meets the supervisor of MPS daemons, and where it keeps files that make containers load a
+// hook library.
+const (
+	mpsDir     = "mps"
+	preloadDir = "preload"
 )
 
 // bootIDFile changes its content every time the machine starts (proc(5)).
@@ -57,7 +65,7 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	defer instance.Leave(ctx, records, func() error {
-		return errors.Join(specs.RemoveDriver(), os.Remove(hook), records.Remove())
+		return errors.Join(specs.RemoveDriver(), os.Remove(hook), records.Remove(), os.RemoveAll(filepath.Join(o.pluginDir, preloadDir)))
 	})
 	machine := nvml.Config{Sysfs: "/sys", Driver: o.driver, HookPath: hook}
 	if o.simulate {
@@ -79,9 +87,12 @@ func run(ctx context.Context, o options) error {
 		Client:       client,
 		Specs:        specs,
 		Records:      records,
+		Daemons:      mps.Dir(filepath.Join(o.pluginDir, mpsDir)),
+		Paths:        claims.Paths{SharedMemory: filepath.Join("/dev/shm", o.driverName), Preload: filepath.Join(o.pluginDir, preloadDir)},
 		Discover:     (&scanner{config: machine}).discover,
 	}
 	if o.simulate {
+		config.Paths.SharedMemory = "" // simulated MPS needs none
 		if err := withSteps(o.simulateDir, &config); err != nil {
 			return err
 		}

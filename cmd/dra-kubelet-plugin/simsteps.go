@@ -20,6 +20,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
 // withSteps lets the simulated machine in dir see the side effects of Prepare and Unprepare as steps, so that simctl can order a
@@ -32,6 +33,7 @@ func withSteps(dir string, c *plugin.Config) error {
 	s := &steps{machine: machine, calls: map[string]*call{}, die: die}
 	c.Specs = steppedSpecs{c.Specs, s}
 	c.Records = steppedRecords{c.Records, s}
+	c.Daemons = steppedDaemons{c.Daemons, s}
 	discover := c.Discover
 	c.Discover = func() (claims.Node, []error, error) {
 		found, broken, err := discover()
@@ -49,7 +51,7 @@ type steps struct {
 	die     func()
 
 	mu    sync.Mutex
-	calls map[string]*call // by goroutine, between Lock and unlock
+	calls map[string]*call // by goroutine, from the first Lock to the last unlock
 }
 
 // call is a Prepare or Unprepare.
@@ -57,6 +59,7 @@ type call struct {
 	verb node.Verb // of its last step
 	done []string  // the names of its steps
 	last bool      // it has come to its last step, and that went well
+	more bool      // it lets go of its locks and goes on when it has them again
 }
 
 // step does one step of the call that this goroutine is in.
@@ -77,6 +80,15 @@ func (s *steps) step(verb node.Verb, name string, do func() error) error {
 		return s.obey(order)
 	}
 	return nil
+}
+
+// stepOf is step for one that is of Prepare and of Unprepare: the call knows which it is by its step before.
+func (s *steps) stepOf(name string, do func() error) error {
+	verb := s.current().verb
+	if verb == "" {
+		verb = node.Prepare
+	}
+	return s.step(verb, name, do)
 }
 
 // finish is step for the last one of a call.
@@ -123,14 +135,20 @@ func (s *steps) begin(ctx context.Context) (end func()) {
 	id := routine()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, nested := s.calls[id]; nested {
-		return func() {}
+	c, known := s.calls[id]
+	switch {
+	case known && !c.more:
+		return func() {} // nested
+	case !known:
+		c = &call{}
+		s.calls[id] = c
 	}
-	c := &call{}
-	s.calls[id] = c
+	c.more = false
 	return func() {
 		s.mu.Lock()
-		delete(s.calls, id)
+		if !c.more {
+			delete(s.calls, id)
+		}
 		s.mu.Unlock()
 		if !c.last {
 			return
@@ -174,7 +192,7 @@ func (r steppedRecords) Lock(ctx context.Context, devices []string) (func(), err
 }
 
 func (r steppedRecords) Holders(devices []string, except types.UID) (found []sharing.Holder, err error) {
-	err = r.step(node.Prepare, "Holders", func() error { found, err = r.Records.Holders(devices, except); return err })
+	err = r.stepOf("Holders", func() error { found, err = r.Records.Holders(devices, except); return err })
 	return found, err
 }
 
@@ -186,6 +204,7 @@ func (r steppedRecords) Put(rec checkpoint.Record) error {
 	case checkpoint.Releasing:
 		return r.step(node.Unprepare, "Put", put)
 	}
+	defer func() { r.current().more = true }()
 	return r.step(node.Prepare, "Put", put)
 }
 
@@ -225,4 +244,22 @@ func (h steppedHardware) DriverAccess() (access gpu.Access, err error) {
 func (h steppedHardware) Access(d gpu.Device) (access gpu.Access, err error) {
 	err = h.step(node.Prepare, "Access", func() error { access, err = h.Hardware.Access(d); return err })
 	return access, err
+}
+
+// Configure may run in goroutines of its own, for several GPUs at once: then its steps are calls of their own.
+func (h steppedHardware) Configure(ctx context.Context, id gpu.UUID, settings gpu.Settings) error {
+	return h.stepOf("Configure", func() error { return h.Hardware.Configure(ctx, id, settings) })
+}
+
+type steppedDaemons struct {
+	plugin.Daemons
+	*steps
+}
+
+func (d steppedDaemons) Want(daemon mps.Daemon) error {
+	return d.stepOf("Want", func() error { return d.Daemons.Want(daemon) })
+}
+
+func (d steppedDaemons) Unwant(id string) error {
+	return d.stepOf("Unwant", func() error { return d.Daemons.Unwant(id) })
 }

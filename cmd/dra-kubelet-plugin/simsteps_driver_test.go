@@ -27,6 +27,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
 // The test program starts itself as a driver that serves the one call in the first variable, in the directory in the other.
@@ -72,10 +73,10 @@ func preparer(t *testing.T, dir string) (*claims.Preparer, *plugin.Config) {
 	for i := range 8 {
 		gpus = append(gpus, gpu.Device{Name: fmt.Sprint("gpu-", i), UUID: gpu.UUID(fmt.Sprint("GPU-", i)), Minor: i})
 	}
-	c := &plugin.Config{Specs: specs, Records: records, Discover: func() (claims.Node, []error, error) {
+	c := &plugin.Config{Specs: specs, Records: records, Daemons: mps.Dir(filepath.Join(dir, "mps")), Discover: func() (claims.Node, []error, error) {
 		return claims.Node{Inventory: inventory.New(gpus), Hardware: paths{}}, nil, nil
 	}}
-	return &claims.Preparer{Driver: "gpu.nvidia.com", BootID: "boot"}, c
+	return &claims.Preparer{Driver: "gpu.nvidia.com", BootID: "boot", Daemons: c.Daemons}, c
 }
 
 // stepped is that driver as --simulate makes it.
@@ -83,7 +84,7 @@ func stepped(t *testing.T, dir string) *claims.Preparer {
 	t.Helper()
 	p, c := preparer(t, dir)
 	must(t, withSteps(filepath.Join(dir, "sim"), c))
-	p.Specs, p.Records = c.Specs, c.Records
+	p.Specs, p.Records, p.Daemons = c.Specs, c.Records, c.Daemons
 	p.Node = func() (claims.Node, error) { n, _, err := c.Discover(); return n, err }
 	return p
 }
@@ -97,6 +98,10 @@ func (paths) Access(d gpu.Device) (gpu.Access, error) {
 	path := fmt.Sprint("/dev/nvidia", d.Minor)
 	return gpu.Access{Nodes: []gpu.Node{{Path: path, HostPath: path, Type: "c", Major: 120, Minor: int64(d.Minor)}}}, nil
 }
+
+func (paths) Configure(context.Context, gpu.UUID, gpu.Settings) error { return nil }
+
+func (paths) MemoryLimit(gpu.Device) (gpu.Access, error) { return gpu.Access{}, nil }
 
 func must(t *testing.T, err error) {
 	t.Helper()

@@ -183,3 +183,16 @@ func (h measuredHardware) Access(d gpu.Device) (a gpu.Access, err error) {
 	err = h.step("find_device_files", func() error { a, err = h.Hardware.Access(d); return err })
 	return a, err
 }
+
+func (h measuredHardware) Configure(ctx context.Context, id gpu.UUID, settings gpu.Settings) error {
+	return h.step("configure_gpu", func() error { return h.Hardware.Configure(ctx, id, settings) })
+}
+
+type measuredDaemons struct {
+	claims.Daemons
+	*metrics
+}
+
+func (d measuredDaemons) Await(ctx context.Context, id string, atMost time.Duration) error {
+	return d.step("await_mps_daemon", func() error { return d.Daemons.Await(ctx, id, atMost) })
+}

@@ -23,7 +23,7 @@ import (
 
 // Preparer does the work: see package claims.
 type Preparer interface {
-	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]checkpoint.Grant, error)
+	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (checkpoint.Record, error)
 	Unprepare(ctx context.Context, claim types.UID) error
 }
 
@@ -63,9 +63,9 @@ func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 
 func (p *plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) kubeletplugin.PrepareResult {
 	logger := klog.FromContext(ctx).WithValues("claim", klog.KObj(claim), "claimUID", claim.UID)
-	var grants []checkpoint.Grant
+	var rec checkpoint.Record
 	err := p.metrics.operation("prepare", func() (err error) {
-		grants, err = p.preparer.Prepare(ctx, claim)
+		rec, err = p.preparer.Prepare(ctx, claim)
 		return err
 	})
 	if err != nil {
@@ -76,12 +76,12 @@ func (p *plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	inv := p.inventory()
 	result := kubeletplugin.PrepareResult{}
 	var names []string
-	for _, g := range grants {
+	for _, g := range rec.Grants {
 		result.Devices = append(result.Devices, device(g, inv))
 		names = append(names, g.Device)
 	}
 	logger.Info("Claim prepared", "devices", names)
-	p.reporter.prepared(claim, grants, inv)
+	p.reporter.prepared(claim, rec, inv)
 	return result
 }
 

@@ -26,6 +26,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
 // readyCondition is the condition of a device in status.devices of its claim.
@@ -116,29 +117,47 @@ type deviceData struct {
 	UUID        gpu.UUID `json:"uuid,omitempty"`
 	ProductName string   `json:"productName,omitempty"`
 	CDIDevices  []string `json:"cdiDevices,omitempty"`
+	// Limits are the variables that keep containers within their share; none: nothing does.
+	Limits []string `json:"limits,omitempty"`
+	// Settings of the GPU that were changed for the claim.
+	Settings string `json:"settings,omitempty"`
 }
 
-// prepared reports the devices of a claim as ready.
-func (r *reporter) prepared(claim *resourceapi.ResourceClaim, grants []checkpoint.Grant, inv inventory.Inventory) {
+// prepared reports the devices of a claim as ready, and as an event what its owner might not expect.
+func (r *reporter) prepared(claim *resourceapi.ResourceClaim, rec checkpoint.Record, inv inventory.Inventory) {
 	var devices []*resourceapply.AllocatedDeviceStatusApplyConfiguration
-	for _, g := range grants {
+	for i, g := range rec.Grants {
 		device, _ := inv.Find(g.Device)
-		data, err := json.Marshal(deviceData{UUID: device.UUID, ProductName: device.Product.Name, CDIDevices: g.CDI})
+		data := deviceData{UUID: device.UUID, ProductName: device.Product.Name, CDIDevices: g.CDI}
+		a := rec.Plan.Assignments[i]
+		data.Limits = a.Limits()
+		if a.ChangesHardware() {
+			data.Settings = a.Settings.String()
+		}
+		raw, err := json.Marshal(data)
 		if err != nil {
 			continue // strings always marshal
 		}
 		devices = append(devices, r.status(g.Pool, g.Device, g.ShareID, metav1.ConditionTrue, "Prepared", "").
-			WithData(runtime.RawExtension{Raw: data}))
+			WithData(runtime.RawExtension{Raw: raw}))
+		if a.Unenforced {
+			r.recorder.Eventf(reference(rec.Claim), nil, corev1.EventTypeNormal, "ShareNotEnforced", "Prepare",
+				"request %s: the share of %s is counted and not enforced, because the claim asks for TimeSlicing", a.Request, a.Device)
+		}
 	}
 	r.enqueue(claim, devices)
 }
 
+// reference is the claim as an event is about it. It has no resource version: what lasts is counted in one event, however often
+// the claim is written meanwhile.
+func reference(claim sharing.Claim) *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim",
+		Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
+}
+
 // failed reports why the devices of a claim are not ready, and as an event what its owner can act on.
 func (r *reporter) failed(claim *resourceapi.ResourceClaim, cause error) {
-	// Without a resource version: a failure that lasts is counted in one event, however often its claim is written meanwhile.
-	about := &corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim",
-		Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
-	r.recorder.Eventf(about, nil, corev1.EventTypeWarning, "PrepareFailed", "Prepare", "%s", note("node "+r.node+": "+cause.Error()))
+	r.recorder.Eventf(reference(sharing.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}), nil, corev1.EventTypeWarning, "PrepareFailed", "Prepare", "%s", note("node "+r.node+": "+cause.Error()))
 	if claim.Status.Allocation == nil {
 		return
 	}
@@ -154,6 +173,12 @@ func (r *reporter) failed(claim *resourceapi.ResourceClaim, cause error) {
 		devices = append(devices, r.status(result.Pool, result.Device, share, metav1.ConditionFalse, "PrepareFailed", cause.Error()))
 	}
 	r.enqueue(claim, devices)
+}
+
+// daemonRestarted reports to the owner of a claim what has happened under its containers.
+func (r *reporter) daemonRestarted(claim sharing.Claim, daemon string) {
+	r.recorder.Eventf(reference(claim), nil, corev1.EventTypeWarning, "MPSDaemonRestarted", "Share",
+		"node %s: the MPS daemon of %s ended and was started again: programs that used the GPU through it have failed and have to start again", r.node, daemon)
 }
 
 // machine reports something about the node itself.

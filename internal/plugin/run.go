@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
 // Config is what a running plugin is made of.
@@ -35,6 +36,8 @@ type Config struct {
 	Client  kubernetes.Interface
 	Specs   Specs
 	Records claims.Records
+	Daemons Daemons
+	Paths   claims.Paths
 	// Discover reads the machine. Broken GPUs are left out and reported, each in one error. err says what is missing for now.
 	Discover func() (node claims.Node, broken []error, err error)
 }
@@ -45,9 +48,19 @@ type Specs interface {
 	Orphans(known func(claim types.UID) bool) ([]types.UID, error)
 }
 
+// Daemons keeps MPS daemons running, and knows how they are.
+type Daemons interface {
+	claims.Daemons
+	State(id string) (mps.State, error)
+}
+
 // patience is how long Prepare waits for a device that another claim still holds: less than the 45 s that the kubelet allows for a
 // call, and more than containers usually take to end (30 s).
 const patience = 35 * time.Second
+
+// daemonPatience is how long Prepare waits for MPS daemons. A start takes about a second; the kubelet calls again after a failure,
+// and in between the claim's events say what it waits for.
+const daemonPatience = 10 * time.Second
 
 // headStart is how long the first look at the machine may keep the plugin from registering.
 const headStart = 10 * time.Second
@@ -80,7 +93,12 @@ func Run(ctx context.Context, c Config) error {
 		Node:     machine.current,
 		Specs:    measuredSpecs{c.Specs, metrics},
 		Records:  measuredRecords{c.Records, metrics},
+		Daemons:  measuredDaemons{c.Daemons, metrics},
+		Paths:    c.Paths,
 		Patience: patience,
+
+		DaemonPatience: daemonPatience,
+		Containers:     containersOf(c.Client),
 	}
 	plugin := &plugin{
 		preparer:  preparer,
@@ -124,6 +142,7 @@ func Run(ctx context.Context, c Config) error {
 	go reporter.run(reports)
 	go resume(ctx, preparer, resumes)
 	go newSweeper(c).run(ctx)
+	go (&daemonWatch{daemons: c.Daemons, records: c.Records, restarted: reporter.daemonRestarted}).run(ctx)
 	<-ctx.Done()
 	select {
 	case <-watched:

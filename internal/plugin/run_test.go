@@ -32,6 +32,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
 const driver = "gpu.nvidia.com"
@@ -40,6 +42,9 @@ type hardware struct{}
 
 func (hardware) DriverAccess() (gpu.Access, error)     { return gpu.Access{Env: []string{"A=1"}}, nil }
 func (hardware) Access(gpu.Device) (gpu.Access, error) { return gpu.Access{Env: []string{"B=1"}}, nil }
+
+func (hardware) Configure(context.Context, gpu.UUID, gpu.Settings) error { return nil }
+func (hardware) MemoryLimit(gpu.Device) (gpu.Access, error)              { return gpu.Access{}, nil }
 
 // kubelet talks to a running plugin as the kubelet does.
 type kubelet struct {
@@ -79,7 +84,7 @@ func start(t *testing.T, objects ...*resourceapi.ResourceClaim) *kubelet {
 		done <- Run(ctx, Config{
 			DriverName: driver, NodeName: "node", PluginDir: dir, RegistryDir: dir, CDIDir: filepath.Join(dir, "cdi"),
 			HTTPAddress: k.http, BootID: "boot", SweepPeriod: time.Hour,
-			Client: k.client, Specs: specs, Records: records, Discover: k.discover,
+			Client: k.client, Specs: specs, Records: records, Daemons: mps.Dir(filepath.Join(k.dir, "mps")), Discover: k.discover,
 		})
 	}()
 	t.Cleanup(func() {
@@ -328,11 +333,14 @@ var errBad = errors.New("bad")
 
 type preparer struct{}
 
-func (preparer) Prepare(_ context.Context, claim *resourceapi.ResourceClaim) ([]checkpoint.Grant, error) {
+func (preparer) Prepare(_ context.Context, claim *resourceapi.ResourceClaim) (checkpoint.Record, error) {
 	if claim.UID == "bad" {
-		return nil, errBad
+		return checkpoint.Record{}, errBad
 	}
-	return []checkpoint.Grant{{Request: "r", Pool: "p", Device: "d"}}, nil
+	return checkpoint.Record{
+		Plan:   sharing.Plan{Assignments: []sharing.Assignment{{Request: "r", Device: "d"}}},
+		Grants: []checkpoint.Grant{{Request: "r", Pool: "p", Device: "d"}},
+	}, nil
 }
 
 func (preparer) Unprepare(context.Context, types.UID) error { return nil }

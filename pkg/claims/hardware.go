@@ -77,11 +77,16 @@ func (n Node) configure(ctx context.Context, settings map[gpu.UUID]gpu.Settings)
 	errs := make([]error, len(ids))
 	var all sync.WaitGroup
 	for i, id := range ids {
-		all.Go(func() {
+		one := func() {
 			if err := n.Hardware.Configure(ctx, id, settings[id]); err != nil {
 				errs[i] = fmt.Errorf("GPU %s: %s: %w", id, settings[id], err)
 			}
-		})
+		}
+		if len(ids) == 1 {
+			one()
+			break
+		}
+		all.Go(one)
 	}
 	all.Wait()
 	return errors.Join(errs...)

@@ -174,13 +174,22 @@ func (p Plan) together(requests []string) error {
 
 // limits identifies what a container's environment says about limits.
 func (a Assignment) limits() string {
+	daemon := ""
+	if a.MPS != nil {
+		daemon = a.MPS.Daemon
+	}
+	return fmt.Sprint(daemon, a.Limits())
+}
+
+// Limits are the variables, "NAME=value", that keep containers within the share; none: nothing does.
+func (a Assignment) Limits() []string {
 	switch {
 	case a.MPS != nil:
-		return fmt.Sprint("mps ", a.MPS.Daemon, a.MPS.Env())
+		return a.MPS.Env()
 	case a.Hook != nil:
-		return fmt.Sprint("hook ", a.Hook.Env())
+		return a.Hook.Env()
 	case a.Cgroup != nil:
-		return fmt.Sprint("cgroup ", a.Cgroup.Env())
+		return a.Cgroup.Env()
 	}
-	return ""
+	return nil
 }
