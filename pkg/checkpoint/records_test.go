@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
@@ -76,7 +77,7 @@ func TestWhatIsPutIsGot(t *testing.T) {
 	}
 }
 
-// Records of format 1 must load for ever, and this driver still writes format 1.
+// Records of format 1 must load for ever, and what format 1 can hold is still written in it.
 func TestGoldenRecord(t *testing.T) {
 	const uid, file = "11111111-2222-3333-4444-555555555555", "testdata/v1/11111111-2222-3333-4444-555555555555.json"
 	golden, err := os.ReadFile(file)
@@ -100,6 +101,62 @@ func TestGoldenRecord(t *testing.T) {
 	}
 	if diff := cmp.Diff(string(written), string(golden)); diff != "" {
 		t.Errorf("written anew: got - want +\n%s", diff)
+	}
+}
+
+// So must records of format 2: one claim with a share by MPS, one by a hook, one by control groups, and a whole GPU with a time slice.
+func TestGoldenRecordOfShares(t *testing.T) {
+	const uid, file = "22222222-2222-3333-4444-555555555555", "testdata/v2/22222222-2222-3333-4444-555555555555.json"
+	golden, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := decode(golden, uid, file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	share := &sharing.Share{Memory: 5 << 30, Cores: 30}
+	assignment := func(n string, share *sharing.Share) sharing.Assignment {
+		return sharing.Assignment{Request: "r" + n, Pool: "node-1", Device: "gpu-0" + n + "-00-0", ShareID: types.UID("share-" + n), GPU: gpu.UUID("GPU-" + n), Share: share}
+	}
+	mps, hook, cgroup, slices, counted := assignment("1", share), assignment("2", share), assignment("3", share), assignment("4", nil), assignment("5", &sharing.Share{Replicas: 2})
+	mps.Settings.Mode = gpu.ExclusiveProcess
+	mps.MPS = &sharing.Client{Daemon: "gpu-01-00-0", GPUs: []gpu.UUID{"GPU-1"}, ThreadPercentage: 30, Memory: []uint64{5 << 30}, MultiUser: true}
+	hook.Hook = &sharing.Hook{Library: "/opt/libvgpu.so", Memory: 5 << 30, Cores: 30}
+	cgroup.Cgroup = &sharing.Cgroup{Memory: 5 << 30}
+	slices.Settings.Interval = gpu.IntervalLong
+	counted.Unenforced = true
+	want := Record{Version: 2, Phase: Preparing, BootID: "boot", Claim: sharing.Claim{Namespace: "ml", Name: "shares", UID: uid},
+		Plan: sharing.Plan{Assignments: []sharing.Assignment{mps, hook, cgroup, slices, counted}}}
+	if diff := cmp.Diff(got, want); diff != "" {
+		t.Errorf("read: got - want +\n%s", diff)
+	}
+	written, err := encode(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(written), string(golden)); diff != "" {
+		t.Errorf("written: got - want +\n%s", diff)
+	}
+}
+
+// A driver that a downgrade brings back must not take a record for one that it can undo.
+func TestFormatOfARecord(t *testing.T) {
+	one := func(a sharing.Assignment) Record {
+		return Record{Phase: Prepared, Plan: sharing.Plan{Assignments: []sharing.Assignment{a}}}
+	}
+	for name, row := range map[string]struct {
+		rec  Record
+		want int
+	}{
+		"a whole GPU":           {one(sharing.Assignment{}), 1},
+		"one that is shared":    {one(sharing.Assignment{Share: &sharing.Share{}}), 2},
+		"one with a time slice": {one(sharing.Assignment{Settings: gpu.Settings{Interval: gpu.IntervalLong}}), 2},
+		"one being prepared":    {Record{Phase: Preparing}, 2},
+	} {
+		if got := row.rec.oldest(); got != row.want {
+			t.Errorf("%s: got format %d, want %d", name, got, row.want)
+		}
 	}
 }
 
@@ -166,7 +223,7 @@ func TestUnreadableRecords(t *testing.T) {
 		{"truncated", `{"version":1,"claim":{"uid":"u1"`, "unexpected end of JSON input"},
 		{"of another claim", `{"version":1,"claim":{"uid":"u2"},"phase":"Prepared"}`, "is about claim u2"},
 		{"without a phase", `{"version":1,"claim":{"uid":"u1"}}`, `version 1, phase ""`},
-		{"from a newer driver", `{"version":2,"claim":{"uid":"u1"},"phase":"Sleeping"}`, "format 2 is from a newer driver, this one reads up to 1; run that driver again"},
+		{"from a newer driver", `{"version":3,"claim":{"uid":"u1"},"phase":"Sleeping"}`, "format 3 is from a newer driver, this one reads up to 2; run that driver again"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			dir := t.TempDir()
