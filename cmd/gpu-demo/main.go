@@ -22,6 +22,8 @@ const usage = `gpu-demo prints which GPUs its container can use.
   gpu-demo find DIR...        the files below each directory, one path a line, with the numbers of a device node
   gpu-demo cat FILE...        what the files say
   gpu-demo rm FILE...         remove files
+  gpu-demo nothing DRIVER     be the node's part of a DRA driver that has nothing to prepare, until SIGTERM and its last claim
+                              is gone; /tmp/registered is there when the kubelet knows it
 `
 
 func main() {
@@ -60,6 +62,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return cat(args, out)
 	case command == "rm" && len(args) > 0:
 		return remove(args)
+	case command == "nothing" && len(args) == 1:
+		return newNothing(kubeletDir, args[0], registeredFile).serve(ctx, kubeletDir)
 	case command == "help" || command == "--help" || command == "-h":
 		_, err := io.WriteString(out, usage)
 		return err

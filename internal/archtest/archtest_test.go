@@ -49,7 +49,7 @@ var onlyIn = map[string][]string{
 	"github.com/NVIDIA/":        {"pkg/gpu/nvml", "pkg/gpu/sim", "cmd/dra-kubelet-plugin"},
 	"tags.cncf.io/":             {"pkg/cdi", "pkg/gpu/nvml"},
 	"k8s.io/client-go/":         {"internal/plugin", "cmd/dra-kubelet-plugin"},
-	"k8s.io/kubelet/":           {"internal/plugin"},
+	"k8s.io/kubelet/":           {"internal/plugin", "cmd/gpu-demo"}, // the demo plays the driver of a NIC
 	"k8s.io/kubernetes/":        {},
 	"github.com/opencontainers": {},
 }
