@@ -56,8 +56,8 @@ func run(ctx context.Context, c config) error {
 	if err != nil {
 		return err
 	}
-	// What an earlier run left would hold its GPUs.
-	if err := cluster.Empty(ctx, time.Minute, demos.Namespaces(selected)...); err != nil {
+	// What an earlier run left would hold GPUs.
+	if err := cluster.Empty(ctx, time.Minute, demos.Namespaces(all)...); err != nil {
 		return err
 	}
 	different := 0

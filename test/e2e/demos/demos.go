@@ -18,6 +18,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
@@ -128,7 +129,7 @@ func (d Demo) Room(ctx context.Context, cluster *kube.Cluster, all []Demo, timeo
 // Run applies the demo and returns what it printed. It waits until that is what the README says; when time is up the
 // error is ErrDifferent. The demo's objects stay.
 func (d Demo) Run(ctx context.Context, cluster *kube.Cluster, driver string, timeout time.Duration) ([]string, error) {
-	if err := cluster.Apply(ctx, d.Objects...); err != nil {
+	if err := d.apply(ctx, cluster, timeout); err != nil {
 		return nil, err
 	}
 	var got []string
@@ -146,6 +147,23 @@ func (d Demo) Run(ctx context.Context, cluster *kube.Cluster, driver string, tim
 	return got, nil
 }
 
+// firstAnnotation, on a demo's pod, says that what comes after it needs it.
+const firstAnnotation = "demo.gpu-dra-driver/first"
+
+func (d Demo) apply(ctx context.Context, cluster *kube.Cluster, timeout time.Duration) error {
+	for _, o := range d.Objects {
+		if err := cluster.Apply(ctx, o); err != nil {
+			return err
+		}
+		if o.GetKind() == "Pod" && o.GetAnnotations()[firstAnnotation] == "true" {
+			if _, err := cluster.WaitPod(ctx, timeout, client.ObjectKeyFromObject(o), "ready", kube.Ready); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // cause is what stood in the way when there is nothing to compare.
 func cause(got []string, err error) string {
 	if len(got) > 0 || err == nil {
@@ -157,7 +175,7 @@ func cause(got []string, err error) string {
 // report tells what is there now.
 func (d Demo) report(ctx context.Context, cluster *kube.Cluster, driver string) ([]string, error) {
 	lines := []string{"asked:  " + d.Asked}
-	devices, err := publishedDevices(ctx, cluster, driver)
+	devices, err := publishedDevices(ctx, cluster)
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +185,7 @@ func (d Demo) report(ctx context.Context, cluster *kube.Cluster, driver string) 
 			return nil, err
 		}
 		for i := range pods {
-			more, err := reportPod(ctx, cluster, devices, &pods[i])
+			more, err := reportPod(ctx, cluster, driver, devices, &pods[i])
 			if err != nil {
 				return nil, err
 			}

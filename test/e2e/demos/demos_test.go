@@ -4,8 +4,11 @@ package demos
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
 )
 
 func TestCompare(t *testing.T) {
@@ -53,6 +56,9 @@ func TestReadme(t *testing.T) {
 	}
 }
 
+// clusterScoped are the kinds in the demos that have no namespace.
+var clusterScoped = []string{"Namespace", "DeviceClass", "ResourceSlice"}
+
 // The demos are part of the repository's interface: what can be checked without a cluster is checked here.
 func TestDemosOfTheRepository(t *testing.T) {
 	version, err := os.ReadFile("../../../VERSION")
@@ -69,7 +75,7 @@ func TestDemosOfTheRepository(t *testing.T) {
 				t.Errorf("first expected line: got %q, want %q", got, want)
 			}
 			for _, o := range demo.Objects {
-				if o.GetKind() != "Namespace" && o.GetNamespace() != demo.Namespaces()[0] {
+				if !slices.Contains(clusterScoped, o.GetKind()) && o.GetNamespace() != demo.Namespaces()[0] {
 					t.Errorf("%s %s is in namespace %q, want the demo's own", o.GetKind(), o.GetName(), o.GetNamespace())
 				}
 			}
@@ -104,6 +110,52 @@ func TestSelect(t *testing.T) {
 				got = err.Error()
 			}
 			if got != tc.want {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestAlike(t *testing.T) {
+	root := func(value string) resourceapi.Device {
+		return resourceapi.Device{Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"resource.kubernetes.io/pcieRoot": {StringValue: &value}}}
+	}
+	port := func(value int64) resourceapi.Device {
+		return resourceapi.Device{Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"port": {IntValue: &value}}}
+	}
+	devices := map[address]resourceapi.Device{
+		{"gpu.example.com", "node", "gpu"}: root("pci0000:15"),
+		{"nic.example.com", "node", "nic"}: root("pci0000:15"),
+		{"nic.example.com", "node", "far"}: root("pci0000:ff"),
+		{"nic.example.com", "node", "one"}: port(1),
+		{"nic.example.com", "node", "uno"}: port(1),
+	}
+	for _, tc := range []struct {
+		name, attribute string
+		requests        []string
+		results         string // request=driver/device
+		want            string
+	}{
+		{"devices of two drivers", "resource.kubernetes.io/pcieRoot", nil, "a=gpu/gpu b=nic/nic", "alike:  resource.kubernetes.io/pcieRoot pci0000:15"},
+		{"devices that differ are told one by one", "resource.kubernetes.io/pcieRoot", nil, "a=gpu/gpu b=nic/far", "alike:  resource.kubernetes.io/pcieRoot pci0000:15, pci0000:ff"},
+		{"other requests do not count", "resource.kubernetes.io/pcieRoot", []string{"a"}, "a=gpu/gpu b=nic/far", "alike:  resource.kubernetes.io/pcieRoot pci0000:15"},
+		{"alternatives of a request", "resource.kubernetes.io/pcieRoot", []string{"a"}, "a/first=gpu/gpu a/first=nic/nic", "alike:  resource.kubernetes.io/pcieRoot pci0000:15"},
+		{"an attribute in the driver's own domain", "nic.example.com/port", nil, "a=nic/one a=nic/uno", "alike:  nic.example.com/port 1"},
+		{"a device that does not have it", "nic.example.com/port", nil, "a=nic/one a=nic/nic", "alike:  nic.example.com/port 1, unknown"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			claim := &resourceapi.ResourceClaim{Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}}}
+			claim.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{
+				{Requests: tc.requests, MatchAttribute: new(resourceapi.FullyQualifiedName(tc.attribute))},
+				{DistinctAttribute: new(resourceapi.FullyQualifiedName("a.example.com/other"))},
+			}
+			for _, result := range strings.Fields(tc.results) {
+				request, device, _ := strings.Cut(result, "=")
+				driver, name, _ := strings.Cut(device, "/")
+				claim.Status.Allocation.Devices.Results = append(claim.Status.Allocation.Devices.Results,
+					resourceapi.DeviceRequestAllocationResult{Request: request, Driver: driver + ".example.com", Pool: "node", Device: name})
+			}
+			if got := strings.Join(alike(devices, claim), "\n"); got != tc.want {
 				t.Errorf("got %q, want %q", got, tc.want)
 			}
 		})

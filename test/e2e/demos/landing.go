@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -17,23 +19,23 @@ import (
 // address is how an allocation names a device.
 type address struct{ driver, pool, device string }
 
-// publishedDevices reads all slices of the driver.
-func publishedDevices(ctx context.Context, cluster *kube.Cluster, driver string) (map[address]resourceapi.Device, error) {
-	list, err := cluster.Slices(ctx, driver)
-	if err != nil {
-		return nil, err
+// publishedDevices reads the slices of every driver.
+func publishedDevices(ctx context.Context, cluster *kube.Cluster) (map[address]resourceapi.Device, error) {
+	var list resourceapi.ResourceSliceList
+	if err := cluster.List(ctx, &list); err != nil {
+		return nil, fmt.Errorf("list resource slices: %w", err)
 	}
 	devices := map[address]resourceapi.Device{}
-	for _, slice := range list {
+	for _, slice := range list.Items {
 		for _, device := range slice.Spec.Devices {
-			devices[address{driver, slice.Spec.Pool.Name, device.Name}] = device
+			devices[address{slice.Spec.Driver, slice.Spec.Pool.Name, device.Name}] = device
 		}
 	}
 	return devices, nil
 }
 
 // reportPod tells where the pod's claims landed and what its container saw, or why it is nowhere.
-func reportPod(ctx context.Context, cluster *kube.Cluster, devices map[address]resourceapi.Device, pod *corev1.Pod) ([]string, error) {
+func reportPod(ctx context.Context, cluster *kube.Cluster, driver string, devices map[address]resourceapi.Device, pod *corev1.Pod) ([]string, error) {
 	if pod.Spec.NodeName == "" {
 		return append([]string{"landed: pod " + pod.Name + " nowhere, it is " + string(pod.Status.Phase)}, indent("saw:    ", unschedulable(pod))...), nil
 	}
@@ -48,8 +50,9 @@ func reportPod(ctx context.Context, cluster *kube.Cluster, devices map[address]r
 		}
 		for _, r := range claim.Status.Allocation.Devices.Results {
 			lines = append(lines, fmt.Sprintf("landed: pod %s on %s: %s", pod.Name, pod.Spec.NodeName,
-				describe(r, devices[address{r.Driver, r.Pool, r.Device}])))
+				describe(driver, r, devices[address{r.Driver, r.Pool, r.Device}])))
 		}
+		lines = append(lines, alike(devices, &claim)...)
 	}
 	if !kube.Started(pod) {
 		return lines, nil
@@ -86,8 +89,49 @@ func claimNames(pod *corev1.Pod) []string {
 	return names
 }
 
+// alike tells what the devices of a claim have in common because it asks for that.
+func alike(devices map[address]resourceapi.Device, claim *resourceapi.ResourceClaim) []string {
+	var lines []string
+	for _, constraint := range claim.Spec.Devices.Constraints {
+		if constraint.MatchAttribute == nil {
+			continue
+		}
+		var values []string
+		for _, r := range claim.Status.Allocation.Devices.Results {
+			request, _, _ := strings.Cut(r.Request, "/") // of an alternative
+			if len(constraint.Requests) == 0 || slices.Contains(constraint.Requests, r.Request) || slices.Contains(constraint.Requests, request) {
+				values = append(values, attribute(r.Driver, devices[address{r.Driver, r.Pool, r.Device}], string(*constraint.MatchAttribute)))
+			}
+		}
+		lines = append(lines, fmt.Sprintf("alike:  %s %s", *constraint.MatchAttribute, strings.Join(slices.Compact(values), ", ")))
+	}
+	return lines
+}
+
+// attribute returns the value of an attribute by its full name; a device may leave out the domain that is its driver's name.
+func attribute(driver string, device resourceapi.Device, name string) string {
+	a, ok := device.Attributes[resourceapi.QualifiedName(name)]
+	if !ok {
+		a = device.Attributes[resourceapi.QualifiedName(strings.TrimPrefix(name, driver+"/"))]
+	}
+	switch {
+	case a.StringValue != nil:
+		return *a.StringValue
+	case a.VersionValue != nil:
+		return *a.VersionValue
+	case a.IntValue != nil:
+		return fmt.Sprint(*a.IntValue)
+	case a.BoolValue != nil:
+		return fmt.Sprint(*a.BoolValue)
+	}
+	return "unknown"
+}
+
 // describe writes a device as nvidia-smi -L does, with the name that Kubernetes has for it. The monitor device is no model of GPU.
-func describe(r resourceapi.DeviceRequestAllocationResult, device resourceapi.Device) string {
+func describe(driver string, r resourceapi.DeviceRequestAllocationResult, device resourceapi.Device) string {
+	if r.Driver != driver {
+		return r.Device + " of " + r.Driver
+	}
 	text := func(name string) string {
 		if a, ok := device.Attributes[resourceapi.QualifiedName(name)]; ok && a.StringValue != nil {
 			return *a.StringValue

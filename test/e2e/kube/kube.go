@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -90,11 +91,11 @@ func (c *Cluster) ApplyTyped(ctx context.Context, objects ...client.Object) erro
 	return nil
 }
 
-// Empty deletes the pods and claims of namespaces and waits until they are gone: then their GPUs are free. The namespaces
-// stay; Kubernetes takes five seconds to delete even an empty one.
+// Empty deletes the pods and claims of namespaces, and what would make them again, and waits until they are gone: then their GPUs
+// are free. The namespaces stay; Kubernetes takes five seconds to delete even an empty one.
 func (c *Cluster) Empty(ctx context.Context, timeout time.Duration, names ...string) error {
 	for _, name := range names {
-		for _, kind := range []client.Object{&corev1.Pod{}, &resourceapi.ResourceClaim{}} {
+		for _, kind := range []client.Object{&appsv1.StatefulSet{}, &corev1.Pod{}, &resourceapi.ResourceClaim{}} {
 			if err := c.DeleteAllOf(ctx, kind, client.InNamespace(name)); err != nil {
 				return fmt.Errorf("empty namespace %s: %w", name, err)
 			}

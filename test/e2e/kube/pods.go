@@ -37,6 +37,13 @@ func Started(pod *corev1.Pod) bool {
 	return state.Running != nil || state.Terminated != nil
 }
 
+// Ready tells whether the pod's containers run and its readiness probes succeed.
+func Ready(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
 // WaitPod waits until the pod is as wanted and returns it.
 func (c *Cluster) WaitPod(ctx context.Context, timeout time.Duration, key client.ObjectKey, what string, wanted func(*corev1.Pod) bool) (*corev1.Pod, error) {
 	var pod corev1.Pod
