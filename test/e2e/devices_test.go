@@ -123,7 +123,7 @@ func value(a resourceapi.DeviceAttribute) string {
 }
 
 func (s *suite) testPublished(t *testing.T) {
-	for _, profile := range []string{"dgx-h100", "l40s-x4", "t4-x2", "mixed"} {
+	for _, profile := range []string{"dgx-h100", "l40s-x4", "workstation", "mixed"} {
 		t.Run(profile, func(t *testing.T) {
 			node := s.node(t, profile)
 			compareGolden(t, filepath.Join("testdata", profile+".txt"), text(node, s.published(t, node)))

@@ -112,8 +112,8 @@ func (i *idle) check(t *testing.T) {
 	}
 }
 
-// brokenProfile is the profile of the node whose GPU is broken: the weakest, which no other test needs.
-const brokenProfile = "t4-x2"
+// brokenProfile is the profile of the node whose GPU is broken, after the tests that need all of it.
+const brokenProfile = "workstation"
 
 func (s *suite) testBrokenGPU(t *testing.T) {
 	node := s.node(t, brokenProfile)

@@ -3,7 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package e2e tests the driver on a real cluster with simulated GPUs, through nothing but its kubeconfig ($KUBECONFIG).
-// `make test-e2e` starts such a cluster; it has a node for each built-in profile.
+// `make test-e2e` starts such a cluster; its nodes have the built-in profiles that the tests name.
 package e2e
 
 import (
@@ -58,6 +58,11 @@ func TestCluster(t *testing.T) {
 	t.Run("a claim's CDI file that was deleted is made again", s.testDeletedSpec)
 	t.Run("pods wait for GPUs and follow when others finish", s.testQueue)
 	t.Run("a claim shared by containers and pods is one GPU until the last has ended", s.testSharedClaim)
+	t.Run("two GPUs that belong together are not any two", s.testPairs)
+	t.Run("a GPU next to the device of another driver is not any GPU", s.testNextToNIC)
+	t.Run("a container that names a request gets the GPU of this request", s.testRequests)
+	t.Run("a tainted GPU is for those who tolerate it", s.testTaint)
+	t.Run("a quota counts GPUs whichever way they are asked for", s.testQuota)
 	t.Run("monitors see all GPUs while all are taken, and take none", s.testMonitor)
 	t.Run("the monitor device is refused without admin access, with what to do", s.testMonitorPolicy)
 	t.Run("the plugin refuses it too", s.testMonitorRefused)
