@@ -38,32 +38,45 @@ func (s *suite) yamlBlocks(t *testing.T, file string) []string {
 // testDocs does what a reader would do with the pages: apply what they show.
 func (s *suite) testDocs(t *testing.T) {
 	t.Run("README.md", func(t *testing.T) {
-		ns := s.namespace(t, "readme")
-		var pods []client.ObjectKey
-		for _, document := range strings.Split(s.yamlBlocks(t, "../../README.md")[0], "\n---\n") {
-			object := &unstructured.Unstructured{}
-			s.must(t, yaml.UnmarshalStrict([]byte(document), object))
-			object.SetNamespace(ns)
-			s.must(t, s.Apply(t.Context(), object))
-			if object.GetKind() == "Pod" {
-				pods = append(pods, client.ObjectKeyFromObject(object))
-			}
-		}
-		for _, pod := range pods {
-			_, err := s.WaitPod(t.Context(), soon, pod, "finished", succeeded)
-			s.must(t, err)
-		}
+		s.applied(t, s.namespace(t, "readme"), s.yamlBlocks(t, "../../README.md")[0])
 	})
-	ns := s.namespace(t, "docs")
 	for i, block := range s.yamlBlocks(t, "../../docs/claims.md") {
 		t.Run(fmt.Sprintf("docs/claims.md block %d", i+1), func(t *testing.T) {
+			ns := s.namespace(t, "docs")
+			if strings.HasPrefix(block, "apiVersion: ") {
+				s.applied(t, ns, block)
+				return
+			}
+			// What a claim says, without the template around it.
 			template := &resourceapi.ResourceClaimTemplate{
 				TypeMeta:   metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaimTemplate"},
-				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("block-%d", i+1), Namespace: ns},
+				ObjectMeta: metav1.ObjectMeta{Name: "block", Namespace: ns},
 			}
 			s.must(t, yaml.UnmarshalStrict([]byte(block), &template.Spec.Spec))
 			s.must(t, s.ApplyTyped(t.Context(), template))
 			s.running(t, s.pod(t, ns, template.Name, withTemplate(template.Name)))
 		})
+	}
+}
+
+// applied applies objects and waits until their pods have run. Where there is none, one with a GPU must run beside them.
+func (s *suite) applied(t *testing.T, namespace, documents string) {
+	t.Helper()
+	var pods []client.ObjectKey
+	for _, document := range strings.Split(documents, "\n---\n") {
+		object := &unstructured.Unstructured{}
+		s.must(t, yaml.UnmarshalStrict([]byte(document), object))
+		object.SetNamespace(namespace)
+		s.must(t, s.Apply(t.Context(), object))
+		if object.GetKind() == "Pod" {
+			pods = append(pods, client.ObjectKeyFromObject(object))
+		}
+	}
+	if len(pods) == 0 {
+		s.running(t, s.pod(t, namespace, "beside", withTemplate(s.template(t, namespace, "one-gpu"))))
+	}
+	for _, pod := range pods {
+		_, err := s.WaitPod(t.Context(), soon, pod, "finished", succeeded)
+		s.must(t, err)
 	}
 }
