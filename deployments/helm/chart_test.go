@@ -13,7 +13,10 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 )
 
 const chart = "gpu-dra-driver"
@@ -77,15 +80,39 @@ func TestDriverNameChangesEverywhere(t *testing.T) {
 			t.Errorf("line %d still has the default name: %s", i+1, line)
 		}
 	}
-	const class = "device.driver == 'gpu.example.com' && device.attributes['gpu.example.com'].type == 'gpu'"
+	const class = "device.driver == 'gpu.example.com' && device.attributes['gpu.example.com'].type == 'gpu' && !device.attributes['gpu.example.com'].?sharedOnly.orValue(false)"
 	if !strings.Contains(got, class) {
 		t.Errorf("got\n%s\nwant in it: %s", got, class)
 	}
 }
 
+// What goes in as a value comes out as a configuration that the driver can read.
+func TestNodeConfigs(t *testing.T) {
+	for _, document := range strings.Split(read(t, "testdata/everything.golden.yaml"), "\n---\n") {
+		var object corev1.ConfigMap
+		if err := yaml.Unmarshal([]byte(document), &object); err != nil {
+			t.Fatal(err)
+		}
+		if object.Kind != "ConfigMap" || !strings.HasSuffix(object.Name, "-node-config") {
+			continue
+		}
+		if len(object.Data) != 3 {
+			t.Errorf("got %d node configurations, want 3", len(object.Data))
+		}
+		for name, text := range object.Data {
+			if _, err := nodeconfig.Parse([]byte(text)); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		return
+	}
+	t.Error("no node configurations")
+}
+
 func TestSwitches(t *testing.T) {
 	for _, tc := range []struct{ name, set, not string }{
-		{"a device plugin serves the extended resource", "deviceClasses.extendedResourceName=", "extendedResourceName"},
+		{"a device plugin serves the extended resource", "deviceClasses.extendedResourceName=", "extendedResourceName: nvidia.com/gpu\n"},
+		{"shared GPUs are not an extended resource", "deviceClasses.sharedExtendedResourceName=", "extendedResourceName: nvidia.com/gpu.shared"},
 		{"no classes", "deviceClasses.create=false", "kind: DeviceClass"},
 		{"the monitor device without its policy", "admissionPolicies.monitor=false", "asks for the monitor device"},
 		{"plugins that may write for all nodes", "admissionPolicies.ownNode=false", "authentication.kubernetes.io/node-name"},
@@ -114,6 +141,15 @@ func TestWrongValuesAreErrors(t *testing.T) {
 		{"a misspelt key of the plugin", "kubeletPlugin.logVerbosty=4", "logVerbosty"},
 		{"a misspelt key in a toleration", "kubeletPlugin.tolerations[0].kye=x", "kye"},
 		{"an extended resource without a domain", "deviceClasses.extendedResourceName=gpu", "extendedResourceName"},
+		{"one extended resource for two classes", "deviceClasses.sharedExtendedResourceName=nvidia.com/gpu", "one name cannot ask for two classes"},
+		{"a node configuration whose name no label can have", "nodeConfigs.a/b=text", "a/b"},
+		{"a node configuration without text", "nodeConfigs.default=", "nodeConfigs/default"},
+		{"a node configuration without a head", "nodeConfigs.default.gpus[0].sharing=exclusive", "apiVersion"},
+		{"a misspelt key in a node configuration", "nodeConfigs.default.gpus[0].sharin=exclusive", "sharin"},
+		{"a misspelt way of sharing", "nodeConfigs.default.gpus[0].sharing=exclusiv", "gpus/0/sharing"},
+		{"no replicas", "nodeConfigs.default.gpus[0].sharing.replicated=0", "gpus/0/sharing/replicated"},
+		{"an index that no GPU can have", "nodeConfigs.default.gpus[0].select.index=-1", "gpus/0/select/index"},
+		{"a misspelt key in the device plugin's configuration", "nodeConfigs.default.sharing.timeslicing.resources=x", "timeslicing"},
 		{"a misspelt policy", "admissionPolicies.monitors=true", "monitors"},
 		{"a word where a switch belongs", "simulate.enabled=often", "simulate/enabled"},
 		{"an unknown pull policy", "image.pullPolicy=Sometimes", "image/pullPolicy"},

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -36,11 +37,24 @@ var features = structured.Features{
 type classes map[string]string
 
 // chart are the chart's classes and that of the NICs.
-var chart = classes{driver: ofType("gpu") + " && !device.attributes['gpu.nvidia.com'].?sharedOnly.orValue(false)", "shared." + driver: ofType("gpu") + " && device.attributes['gpu.nvidia.com'].sharing == 'replicated'",
-	"monitor." + driver: ofType("monitor"), nicDriver: "device.driver == '" + nicDriver + "'"}
+var chart = chartClasses("../../deployments/helm/testdata/default.golden.yaml")
 
-func ofType(deviceType string) string {
-	return "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == '" + deviceType + "'"
+func chartClasses(file string) classes {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		panic(err)
+	}
+	found := classes{nicDriver: "device.driver == '" + nicDriver + "'"}
+	for _, document := range strings.Split(string(text), "\n---\n") {
+		var class resourceapi.DeviceClass
+		if err := yaml.Unmarshal([]byte(document), &class); err != nil {
+			panic(err)
+		}
+		if class.Kind == "DeviceClass" {
+			found[class.Name] = class.Spec.Selectors[0].CEL.Expression
+		}
+	}
+	return found
 }
 
 func (c classes) List() ([]*resourceapi.DeviceClass, error) {
@@ -115,6 +129,27 @@ func TestAllocation(t *testing.T) {
 
 // monitor is a request for the monitor device as the chart's policy has it.
 const monitor = `[{name: all, exactly: {deviceClassName: monitor.gpu.nvidia.com, adminAccess: true}}]`
+
+// While the driver is updated, and where it goes back to the version before, the chart's classes see devices that have no attribute
+// sharedOnly.
+func TestAllocationOfWhatTheVersionBeforePublishes(t *testing.T) {
+	before := published(t, "t4-x2")
+	for _, s := range before {
+		for i := range s.Spec.Devices {
+			s.Spec.Devices[i] = *s.Spec.Devices[i].DeepCopy()
+			delete(s.Spec.Devices[i].Attributes, "sharedOnly")
+		}
+	}
+	for _, row := range []struct{ class, want string }{
+		{driver, "gpu=gpu-3b-00-0"},
+		{"shared." + driver, "does not fit"},
+		{"monitor." + driver, "gpu=monitor"},
+	} {
+		if got := allocate(t, before, "[{name: gpu, exactly: {deviceClassName: "+row.class+"}}]", nil); got != row.want {
+			t.Errorf("class %s: got %s, want %s", row.class, got, row.want)
+		}
+	}
+}
 
 // Devices that belong together: a constraint on a topology attribute joins those that the machine joins, and no others.
 func TestAllocationOfDevicesThatBelongTogether(t *testing.T) {

@@ -27,6 +27,10 @@
 {{- printf "system:serviceaccount:%s:%s" .Release.Namespace (include "gpu-dra-driver.serviceAccountName" .) }}
 {{- end }}
 
+{{- define "gpu-dra-driver.sharedClass" -}}
+{{- printf "shared.%s" .Values.driverName }}
+{{- end }}
+
 {{- define "gpu-dra-driver.monitorClass" -}}
 {{- printf "monitor.%s" .Values.driverName }}
 {{- end }}
