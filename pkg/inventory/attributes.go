@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inventory
+
+import (
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// value is what a device has of an attribute.
+type value = resourceapi.DeviceAttribute
+
+// Attribute is one of those that devices are published with. What it means is told to people in docs/reference.md.
+type Attribute struct {
+	Name    resourceapi.QualifiedName
+	Meaning string
+	of      func(gpu.Device) value // the zero value: this device has none
+}
+
+// AllAttributes are the same set for every device, because a selector that meets a device without one fails for the whole pod; only
+// the standard ones are left out where the machine does not know them.
+var AllAttributes = []Attribute{
+	{"type", "what the device is: see above",
+		func(d gpu.Device) value { return text(string(d.Type)) }},
+	{"uuid", "one certain GPU, as `nvidia-smi -L` prints it",
+		func(d gpu.Device) value { return text(string(d.UUID)) }},
+	{"parentUUID", "the physical GPU; a whole GPU is its own parent",
+		func(d gpu.Device) value { return text(string(d.UUID)) }},
+	{"productName", "the model, as `nvidia-smi` prints it",
+		func(d gpu.Device) value { return text(d.Product.Name) }},
+	{"brand", "the family of the model, as NVML names it",
+		func(d gpu.Device) value { return text(d.Product.Brand) }},
+	{"architecture", "the generation of the chip, as NVML names it",
+		func(d gpu.Device) value { return text(d.Product.Architecture) }},
+	{"cudaComputeCapability", "what the GPU can execute; the third part is 0",
+		func(d gpu.Device) value {
+			return version(d.Product.ComputeCapability.Major, d.Product.ComputeCapability.Minor, 0)
+		}},
+	{"driverVersion", "NVIDIA's driver on the node, without leading zeros: 580.95.05 is 580.95.5",
+		func(d gpu.Device) value { return versionOf(d.DriverVersion) }},
+	{"cudaDriverVersion", "the newest CUDA that this driver serves; the third part is 0",
+		func(d gpu.Device) value { return version(d.CUDAVersion.Major, d.CUDAVersion.Minor, 0) }},
+	{"index", "the number of the GPU in `nvidia-smi`; another one when a GPU before it is gone",
+		func(d gpu.Device) value { return number(d.Index) }},
+	{"minor", "N of `/dev/nvidiaN`",
+		func(d gpu.Device) value { return number(d.Minor) }},
+	{"profile", "the MIG profile of a partition; empty for a whole GPU",
+		func(gpu.Device) value { return text("") }},
+	{"migCapable", "whether the model can be partitioned by MIG",
+		func(d gpu.Device) value { return value{BoolValue: ptr.To(d.MIG)} }},
+	{"addressingMode", "how the GPU reaches the memory of the host: `HMM`, `ATS`, `None`; empty: unknown",
+		func(d gpu.Device) value { return text(string(d.Addresses)) }},
+	{"multiprocessors", "streaming multiprocessors; 0: unknown",
+		func(d gpu.Device) value { return number(d.Product.Multiprocessors) }},
+	{"memoryBandwidth", "GB/s, at the maximum memory clock; 0: unknown",
+		func(d gpu.Device) value { return number(d.Product.MemoryBandwidth) }},
+	{"peakCompute", "TFLOP/s, dense FP16 on tensor cores: as NVIDIA publishes it for a known model, else computed from cores and clock; it orders GPUs and promises nothing",
+		func(d gpu.Device) value { return number(d.Product.PeakCompute) }},
+	{"nvlinkDomain", "equal for GPUs that are all directly connected by NVLink: for `matchAttribute`; a GPU that is alone has its own UUID",
+		func(d gpu.Device) value { return text(d.Topology.NVLinkDomain) }},
+	{"fabricDomain", "equal for GPUs of one multi-node NVLink fabric (cluster UUID and clique); a GPU that is in none has its own UUID",
+		func(d gpu.Device) value { return text(d.Topology.FabricDomain) }},
+	{"sharing", "how the administrator lets the GPU be used: `fractional` (shares of any size), `replicated` (a fixed number of claims), `exclusive` (one claim)",
+		func(d gpu.Device) value { return ofGPUs(d, sharing(d).String()) }},
+	{"isolation", "what keeps a share within its limits: `mps`, `hook`, `cgroup`, or `none`",
+		func(d gpu.Device) value { return ofGPUs(d, isolation(d).String()) }},
+	{"sharedOnly", "whether only claims for shared GPUs (class `shared.gpu.nvidia.com`) get it",
+		func(d gpu.Device) value { return value{BoolValue: ptr.To(d.Use.SharedOnly)} }},
+	{deviceattribute.StandardDeviceAttributePCIBusID, "the place on the PCI bus",
+		func(d gpu.Device) value {
+			if d.Type == gpu.TypeMonitor {
+				return value{} // it is in no place
+			}
+			return text(d.PCI.String())
+		}},
+	{deviceattribute.StandardDeviceAttributePCIeRoot, "the PCIe root complex above the GPU: `matchAttribute` on it joins a GPU and a NIC",
+		func(d gpu.Device) value {
+			if d.PCIeRoot == "" {
+				return value{}
+			}
+			return text(d.PCIeRoot)
+		}},
+	{deviceattribute.StandardDeviceAttributeNUMANode, "the NUMA node that the GPU is attached to",
+		func(d gpu.Device) value {
+			if d.NUMANode == gpu.NoNUMANode {
+				return value{}
+			}
+			return number(d.NUMANode)
+		}},
+}
+
+// attributes are those of one device.
+func attributes(d gpu.Device) map[resourceapi.QualifiedName]value {
+	all := map[resourceapi.QualifiedName]value{}
+	for _, a := range AllAttributes {
+		if v := a.of(d); !reflect.ValueOf(v).IsZero() {
+			all[a.Name] = v
+		}
+	}
+	return all
+}
+
+// Attributes are what the node publishes the device of that name with, for the container that uses it. Attributes of our own have
+// no domain. It is nil when there is no such device.
+func (inv Inventory) Attributes(node, device string) map[string]resourceapi.DeviceAttribute {
+	d, ok := inv.Find(device)
+	if !ok && device == Monitor {
+		d, ok = monitor(node), true
+	}
+	if !ok {
+		return nil
+	}
+	out := map[string]resourceapi.DeviceAttribute{}
+	for name, v := range attributes(d) {
+		out[string(name)] = v
+	}
+	return out
+}
+
+// ofGPUs is a text about GPUs, and nothing about the monitor device.
+func ofGPUs(d gpu.Device, s string) value {
+	if d.Type == gpu.TypeMonitor {
+		return text("")
+	}
+	return text(s)
+}
+
+func text(s string) value {
+	if len(s) > maxString {
+		s = strings.ToValidUTF8(s[:maxString], "")
+	}
+	return value{StringValue: &s}
+}
+
+func number(n int) value {
+	return value{IntValue: ptr.To(int64(n))}
+}
+
+func version(major, minor, patch int) value {
+	return value{VersionValue: ptr.To(fmt.Sprintf("%d.%d.%d", major, minor, patch))}
+}
+
+// versionOf reads up to three numbers out of a version as NVIDIA writes it and drops their leading zeros, which semver refuses:
+// "580.95.05" becomes "580.95.5". What is no number counts as 0, because an invalid version makes the API server refuse the slice.
+func versionOf(s string) value {
+	var n [3]int
+	for i, part := range strings.SplitN(s, ".", 3) {
+		end := strings.IndexFunc(part, func(r rune) bool { return r < '0' || r > '9' })
+		if end >= 0 {
+			part = part[:end]
+		}
+		n[i], _ = strconv.Atoi(part)
+	}
+	return version(n[0], n[1], n[2])
+}
