@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/google/renameio/v2"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
@@ -162,7 +161,7 @@ func (m *machine) report(ctx context.Context, before, now inventory.Inventory) {
 		switch old, ok := before.Find(d.Name); {
 		case d.Lost && !old.Lost:
 			logger.Info("GPU lost", "device", d.Name, "uuid", d.UUID)
-			m.reporter.machine(corev1.EventTypeWarning, "GPULost", "GPU %s (%s, %s) does not answer any more", d.Name, d.Product.Name, d.UUID)
+			m.reporter.machine(Events.GPULost, "GPU %s (%s, %s) does not answer any more", d.Name, d.Product.Name, d.UUID)
 		case !d.Lost && (!ok || old.Lost):
 			logger.Info("GPU found", "device", d.Name, "uuid", d.UUID, "product", d.Product.Name)
 		}

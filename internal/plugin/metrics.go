@@ -34,12 +34,44 @@ type metrics struct {
 	devices    *prometheus.GaugeVec // state
 }
 
+// prefix begins the names of the driver's own metrics.
+const prefix = "gpu_dra_"
+
+// Steps are what preparing and unpreparing a claim is made of: the values of the label "step", with what each of them does.
+var Steps = map[string]string{
+	findHolders:     "finds the other claims on the devices",
+	findDriverFiles: "asks NVIDIA's container toolkit what every container with a GPU needs",
+	findDeviceFiles: "asks NVIDIA's container toolkit what a container needs of one GPU",
+	writeDriverSpec: "writes the CDI spec of the driver, when it changed",
+	writeClaimSpec:  "writes the CDI spec of the claim",
+	writeRecord:     "writes the record of the claim, so that it outlives a power cut",
+	configureGPU:    "sets compute mode and time slice of one GPU, or sets them back",
+	awaitDaemon:     "waits for an MPS daemon",
+	removeClaimSpec: "removes the CDI spec of the claim",
+	deleteRecord:    "deletes the record of the claim",
+}
+
+const (
+	findHolders     = "find_holders"
+	findDriverFiles = "find_driver_files"
+	findDeviceFiles = "find_device_files"
+	writeDriverSpec = "write_driver_spec"
+	writeClaimSpec  = "write_claim_spec"
+	writeRecord     = "write_record"
+	configureGPU    = "configure_gpu"
+	awaitDaemon     = "await_mps_daemon"
+	removeClaimSpec = "remove_claim_spec"
+	deleteRecord    = "delete_record"
+)
+
+// Metrics are those of a plugin that has just started.
+func Metrics(records claims.Records) *prometheus.Registry { return newMetrics(records).registry }
+
 func newMetrics(records claims.Records) *metrics {
-	const prefix = "gpu_dra_"
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
 		operations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "operations_total",
-			Help: "Claims prepared and unprepared, by operation and result (success, error)."}, []string{"operation", "result"}),
+			Help: "Claims prepared and unprepared."}, []string{"operation", "result"}),
 		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: prefix + "operation_duration_seconds", Buckets: buckets,
 			Help: "Time to prepare or unprepare one claim, failures included."}, []string{"operation"}),
 		inFlight: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + "operations_in_flight",
@@ -51,17 +83,30 @@ func newMetrics(records claims.Records) *metrics {
 		lockWaits: prometheus.NewHistogram(prometheus.HistogramOpts{Name: prefix + "lock_wait_seconds", Buckets: buckets,
 			Help: "Time that a claim waited for other claims on the same devices to be decided."}),
 		devices: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + "devices",
-			Help: "Devices of this node, by state (published, tainted); a tainted one is published too."}, []string{"state"}),
+			Help: "Devices of this node; a tainted one is published too."}, []string{"state"}),
 	}
 	m.registry.MustRegister(m.operations, m.durations, m.inFlight, m.steps, m.failures, m.lockWaits, m.devices,
 		claimsCollector{records}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	for _, operation := range []string{"prepare", "unprepare"} { // so that a rate exists before the first one
+	m.zero()
+	return m
+}
+
+// zero makes every metric exist before it is first counted, so that a rate over it begins with the first one.
+func (m *metrics) zero() {
+	for _, operation := range []string{"prepare", "unprepare"} {
 		for _, result := range []string{"success", "error"} {
 			m.operations.WithLabelValues(operation, result)
 		}
+		m.durations.WithLabelValues(operation)
 		m.inFlight.WithLabelValues(operation)
 	}
-	return m
+	for step := range Steps {
+		m.steps.WithLabelValues(step)
+		m.failures.WithLabelValues(step)
+	}
+	for _, state := range []string{"published", "tainted"} {
+		m.devices.WithLabelValues(state)
+	}
 }
 
 // operation counts one claim being prepared or unprepared.
@@ -109,7 +154,7 @@ func (m *metrics) published(pool resourceslice.Pool) {
 type claimsCollector struct{ records claims.Records }
 
 var claimsDesc = prometheus.NewDesc("gpu_dra_claims",
-	"Claims on this node, by phase (Prepared, Releasing).", []string{"phase"}, nil)
+	"Claims on this node, as recorded.", []string{"phase"}, nil)
 
 func (c claimsCollector) Describe(ch chan<- *prometheus.Desc) { ch <- claimsDesc }
 
@@ -138,16 +183,16 @@ func (r measuredRecords) Lock(ctx context.Context, devices []string) (unlock fun
 }
 
 func (r measuredRecords) Holders(devices []string, except types.UID) (found []sharing.Holder, err error) {
-	err = r.step("find_holders", func() error { found, err = r.Records.Holders(devices, except); return err })
+	err = r.step(findHolders, func() error { found, err = r.Records.Holders(devices, except); return err })
 	return found, err
 }
 
 func (r measuredRecords) Put(rec checkpoint.Record) error {
-	return r.step("write_record", func() error { return r.Records.Put(rec) })
+	return r.step(writeRecord, func() error { return r.Records.Put(rec) })
 }
 
 func (r measuredRecords) Delete(rec checkpoint.Record) error {
-	return r.step("delete_record", func() error { return r.Records.Delete(rec) })
+	return r.step(deleteRecord, func() error { return r.Records.Delete(rec) })
 }
 
 type measuredSpecs struct {
@@ -156,17 +201,17 @@ type measuredSpecs struct {
 }
 
 func (s measuredSpecs) WriteDriver(common gpu.Access) (name string, err error) {
-	err = s.step("write_driver_spec", func() error { name, err = s.Specs.WriteDriver(common); return err })
+	err = s.step(writeDriverSpec, func() error { name, err = s.Specs.WriteDriver(common); return err })
 	return name, err
 }
 
 func (s measuredSpecs) WriteClaim(claim types.UID, devices []cdi.Device) (names []string, err error) {
-	err = s.step("write_claim_spec", func() error { names, err = s.Specs.WriteClaim(claim, devices); return err })
+	err = s.step(writeClaimSpec, func() error { names, err = s.Specs.WriteClaim(claim, devices); return err })
 	return names, err
 }
 
 func (s measuredSpecs) RemoveClaim(claim types.UID) error {
-	return s.step("remove_claim_spec", func() error { return s.Specs.RemoveClaim(claim) })
+	return s.step(removeClaimSpec, func() error { return s.Specs.RemoveClaim(claim) })
 }
 
 type measuredHardware struct {
@@ -175,17 +220,17 @@ type measuredHardware struct {
 }
 
 func (h measuredHardware) DriverAccess() (a gpu.Access, err error) {
-	err = h.step("find_driver_files", func() error { a, err = h.Hardware.DriverAccess(); return err })
+	err = h.step(findDriverFiles, func() error { a, err = h.Hardware.DriverAccess(); return err })
 	return a, err
 }
 
 func (h measuredHardware) Access(d gpu.Device) (a gpu.Access, err error) {
-	err = h.step("find_device_files", func() error { a, err = h.Hardware.Access(d); return err })
+	err = h.step(findDeviceFiles, func() error { a, err = h.Hardware.Access(d); return err })
 	return a, err
 }
 
 func (h measuredHardware) Configure(ctx context.Context, id gpu.UUID, settings gpu.Settings) error {
-	return h.step("configure_gpu", func() error { return h.Hardware.Configure(ctx, id, settings) })
+	return h.step(configureGPU, func() error { return h.Hardware.Configure(ctx, id, settings) })
 }
 
 type measuredDaemons struct {
@@ -194,5 +239,5 @@ type measuredDaemons struct {
 }
 
 func (d measuredDaemons) Await(ctx context.Context, id string, atMost time.Duration) error {
-	return d.step("await_mps_daemon", func() error { return d.Daemons.Await(ctx, id, atMost) })
+	return d.step(awaitDaemon, func() error { return d.Daemons.Await(ctx, id, atMost) })
 }

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -133,7 +132,7 @@ func (p *plugin) HandleError(ctx context.Context, err error, msg string) {
 	var dropped *resourceslice.DroppedFieldsError
 	if errors.As(err, &dropped) {
 		p.dropped.Do(func() {
-			p.reporter.machine(corev1.EventTypeWarning, "FieldsDropped",
+			p.reporter.machine(Events.FieldsDropped,
 				"the API server does not know some of what describes the GPUs and left it out: enable the feature gates %s, or do without what they give",
 				strings.Join(dropped.DisabledFeatures(), ", "))
 		})

@@ -32,6 +32,28 @@ import (
 // readyCondition is the condition of a device in status.devices of its claim.
 const readyCondition = "Ready"
 
+// Event is one that the plugin writes.
+type Event struct {
+	Reason  string
+	Type    string // corev1.EventTypeWarning or EventTypeNormal
+	About   string // the kind of object
+	Meaning string // for docs/reference.md
+}
+
+// Events are all that there are.
+var Events = struct{ PrepareFailed, ShareNotEnforced, MPSDaemonRestarted, GPULost, FieldsDropped Event }{
+	PrepareFailed: Event{"PrepareFailed", corev1.EventTypeWarning, "ResourceClaim",
+		"the claim cannot be prepared on its node; the text says why, and the kubelet tries again"},
+	ShareNotEnforced: Event{"ShareNotEnforced", corev1.EventTypeNormal, "ResourceClaim",
+		"the claim has a share of a GPU and asks for TimeSlicing: the share is counted, and nothing keeps its containers within it"},
+	MPSDaemonRestarted: Event{"MPSDaemonRestarted", corev1.EventTypeWarning, "ResourceClaim",
+		"the MPS daemon through which the claim's containers use a GPU ended and was started again; their programs have to start again, too"},
+	GPULost: Event{"GPULost", corev1.EventTypeWarning, "Node",
+		"a GPU does not answer any more; it is tainted while a claim holds it"},
+	FieldsDropped: Event{"FieldsDropped", corev1.EventTypeWarning, "Node",
+		"the API server lacks a feature gate and left out some of what describes the GPUs; the text names the gate"},
+}
+
 // reporter tells users what became of their claims: in status.devices, and in events. It never keeps the kubelet waiting.
 type reporter struct {
 	driver   string
@@ -141,23 +163,17 @@ func (r *reporter) prepared(claim *resourceapi.ResourceClaim, rec checkpoint.Rec
 		devices = append(devices, r.status(g.Pool, g.Device, g.ShareID, metav1.ConditionTrue, "Prepared", "").
 			WithData(runtime.RawExtension{Raw: raw}))
 		if a.Unenforced {
-			r.recorder.Eventf(reference(rec.Claim), nil, corev1.EventTypeNormal, "ShareNotEnforced", "Prepare",
+			r.claim(Events.ShareNotEnforced, rec.Claim, "Prepare",
 				"request %s: the share of %s is counted and not enforced, because the claim asks for TimeSlicing", a.Request, a.Device)
 		}
 	}
 	r.enqueue(claim, devices)
 }
 
-// reference is the claim as an event is about it. It has no resource version: what lasts is counted in one event, however often
-// the claim is written meanwhile.
-func reference(claim sharing.Claim) *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim",
-		Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
-}
-
 // failed reports why the devices of a claim are not ready, and as an event what its owner can act on.
 func (r *reporter) failed(claim *resourceapi.ResourceClaim, cause error) {
-	r.recorder.Eventf(reference(sharing.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}), nil, corev1.EventTypeWarning, "PrepareFailed", "Prepare", "%s", note("node "+r.node+": "+cause.Error()))
+	r.claim(Events.PrepareFailed, sharing.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}, "Prepare",
+		"%s", note("node "+r.node+": "+cause.Error()))
 	if claim.Status.Allocation == nil {
 		return
 	}
@@ -170,21 +186,29 @@ func (r *reporter) failed(claim *resourceapi.ResourceClaim, cause error) {
 		if result.ShareID != nil {
 			share = *result.ShareID
 		}
-		devices = append(devices, r.status(result.Pool, result.Device, share, metav1.ConditionFalse, "PrepareFailed", cause.Error()))
+		devices = append(devices, r.status(result.Pool, result.Device, share, metav1.ConditionFalse, Events.PrepareFailed.Reason, cause.Error()))
 	}
 	r.enqueue(claim, devices)
 }
 
 // daemonRestarted reports to the owner of a claim what has happened under its containers.
 func (r *reporter) daemonRestarted(claim sharing.Claim, daemon string) {
-	r.recorder.Eventf(reference(claim), nil, corev1.EventTypeWarning, "MPSDaemonRestarted", "Share",
+	r.claim(Events.MPSDaemonRestarted, claim, "Share",
 		"node %s: the MPS daemon of %s ended and was started again: programs that used the GPU through it have failed and have to start again", r.node, daemon)
 }
 
+// claim reports something about a claim. The reference has no resource version: what lasts is counted in one event, however often the
+// claim is written meanwhile.
+func (r *reporter) claim(e Event, claim sharing.Claim, action, format string, args ...any) {
+	about := &corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: e.About,
+		Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
+	r.recorder.Eventf(about, nil, e.Type, e.Reason, action, format, args...)
+}
+
 // machine reports something about the node itself.
-func (r *reporter) machine(eventType, reason, format string, args ...any) {
-	node := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: r.node, UID: types.UID(r.node)}
-	r.recorder.Eventf(node, nil, eventType, reason, "Discover", format, args...)
+func (r *reporter) machine(e Event, format string, args ...any) {
+	node := &corev1.ObjectReference{APIVersion: "v1", Kind: e.About, Name: r.node, UID: types.UID(r.node)}
+	r.recorder.Eventf(node, nil, e.Type, e.Reason, "Discover", format, args...)
 }
 
 func (r *reporter) status(pool, device string, share types.UID, ready metav1.ConditionStatus, reason, message string) *resourceapply.AllocatedDeviceStatusApplyConfiguration {

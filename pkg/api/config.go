@@ -39,12 +39,15 @@ var driverEnv = []string{"NVIDIA_VISIBLE_DEVICES", "NVIDIA_CTK_LIBCUDA_DIR"}
 // driverEnvPrefixes begin the variables by which a share of a GPU is limited.
 var driverEnvPrefixes = []string{"CUDA_MPS_", "CUDA_DEVICE_MEMORY_", "CUDA_DEVICE_SM_", "NVIDIA_GPU_MEMORY_"}
 
+// Kinds are the kinds of configuration as they are written. The tag "doc" of a field says what it means, in docs/reference.md.
+var Kinds = map[string]any{KindGpuConfig: configJSON{}, KindMigDeviceConfig: configJSON{}}
+
 // configJSON is Config as it is written.
 type configJSON struct {
-	APIVersion  string            `json:"apiVersion"`
-	Kind        string            `json:"kind"`
-	Environment map[string]string `json:"environment,omitempty"`
-	Sharing     sharingJSON       `json:"sharing"`
+	APIVersion  string            `json:"apiVersion" doc:"always resource.nvidia.com/v1beta1"`
+	Kind        string            `json:"kind" doc:"the name of the kind"`
+	Environment map[string]string `json:"environment,omitempty" doc:"variables for every container that uses the claim; those that the driver sets itself are refused"`
+	Sharing     sharingJSON       `json:"sharing" doc:"how the containers and pods that have the claim share its devices; none: the driver does nothing about it"`
 }
 
 // Decode reads the opaque parameters of a claim or class. It is strict: an unknown field, an unknown kind or a bad value is an

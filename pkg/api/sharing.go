@@ -55,20 +55,20 @@ const minMemoryLimit = 1 << 20
 
 // sharingJSON is Sharing as it is written.
 type sharingJSON struct {
-	Strategy          *string          `json:"strategy,omitempty"`
-	TimeSlicingConfig *timeSlicingJSON `json:"timeSlicingConfig,omitempty"`
-	MPSConfig         *mpsJSON         `json:"mpsConfig,omitempty"`
+	Strategy          *string          `json:"strategy,omitempty" doc:"TimeSlicing or MPS; on a share of a GPU, TimeSlicing means that it is counted and not enforced"`
+	TimeSlicingConfig *timeSlicingJSON `json:"timeSlicingConfig,omitempty" doc:"for the strategy TimeSlicing on GPUs"`
+	MPSConfig         *mpsJSON         `json:"mpsConfig,omitempty" doc:"for the strategy MPS; the limits of a share of a GPU come from what its request asks for, not from here"`
 }
 
 type timeSlicingJSON struct {
-	Interval *string `json:"interval,omitempty"`
+	Interval *string `json:"interval,omitempty" doc:"how long a process may use the GPU while others wait: Default, Short, Medium or Long"`
 }
 
 type mpsJSON struct {
-	DefaultActiveThreadPercentage     *int                    `json:"defaultActiveThreadPercentage,omitempty"`
-	DefaultPinnedDeviceMemoryLimit    *quantityJSON           `json:"defaultPinnedDeviceMemoryLimit,omitempty"`
-	DefaultPerDevicePinnedMemoryLimit map[string]quantityJSON `json:"defaultPerDevicePinnedMemoryLimit,omitempty"`
-	MultiUser                         *bool                   `json:"multiUser,omitempty"`
+	DefaultActiveThreadPercentage     *int                    `json:"defaultActiveThreadPercentage,omitempty" doc:"percent of the multiprocessors for each client, 1 to 100"`
+	DefaultPinnedDeviceMemoryLimit    *quantityJSON           `json:"defaultPinnedDeviceMemoryLimit,omitempty" doc:"memory of each GPU for each client, such as 10Gi; at least 1Mi"`
+	DefaultPerDevicePinnedMemoryLimit map[string]quantityJSON `json:"defaultPerDevicePinnedMemoryLimit,omitempty" doc:"the same for single GPUs, by their index in the claim or their UUID"`
+	MultiUser                         *bool                   `json:"multiUser,omitempty" doc:"clients of different user ids use the GPUs at the same time; otherwise they take turns"`
 }
 
 // quantityJSON is a quantity as it is written, so that one that is none can be reported with its path.
