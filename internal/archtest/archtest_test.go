@@ -42,7 +42,7 @@ var allowed = map[string][]string{
 }
 
 // tools are the folders of programs that belong to the project and not to the driver: nothing of the driver may import them.
-var tools = []string{"deployments/", "test/", "hack/", "demo/"}
+var tools = []string{"deployments/", "test/", "hack/", "demo/", "docs/"}
 
 // onlyIn are modules that stay behind a seam: everything else sees our types.
 var onlyIn = map[string][]string{
