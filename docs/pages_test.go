@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docs_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
+)
+
+var (
+	driverBlock = regexp.MustCompile("(?s)\n```text driver\n(.*?)\n```")
+	placeholder = regexp.MustCompile(`<[^>]+>|: `) // errors are put together with ": " between the parts
+)
+
+// Whoever searches the page for a message of the driver finds it: every part of it is a text of the code or of the chart.
+func TestTheDriverSaysWhatThePageQuotes(t *testing.T) {
+	texts := textsOf(t, "../cmd", "../internal", "../pkg", "../deployments/helm/gpu-dra-driver/templates")
+	blocks := driverBlock.FindAllStringSubmatch(read(t, "troubleshoot.md"), -1)
+	if len(blocks) == 0 {
+		t.Fatal("the page quotes nothing")
+	}
+	for _, block := range blocks {
+		for _, message := range strings.Split(block[1], "\n") {
+			for _, part := range placeholder.Split(message, -1) {
+				if part = strings.Trim(part, " :;,/()="); !strings.Contains(texts, part) {
+					t.Errorf("nobody says %q of the message %q", part, message)
+				}
+			}
+		}
+	}
+}
+
+// textsOf are all texts in the programs and in the templates below the folders.
+func textsOf(t *testing.T, folders ...string) string {
+	t.Helper()
+	var texts strings.Builder
+	for _, folder := range folders {
+		walk(t, folder, func(file string) {
+			switch {
+			case filepath.Ext(file) == ".yaml" && strings.Contains(file, "/templates/"):
+				texts.WriteString(read(t, file))
+			case filepath.Ext(file) == ".go" && !strings.HasSuffix(file, "_test.go"):
+				parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				ast.Inspect(parsed, func(n ast.Node) bool {
+					if literal, ok := n.(*ast.BasicLit); ok && literal.Kind == token.STRING {
+						text, _ := strconv.Unquote(literal.Value)
+						texts.WriteString(text + "\n")
+					}
+					return true
+				})
+			}
+		})
+	}
+	return texts.String()
+}
+
+var (
+	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	fence   = regexp.MustCompile("(?s)\n```.*?\n```")
+	notSlug = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+)
+
+// Every link of every page leads to a file that is there, and to a heading that is in it.
+func TestLinks(t *testing.T) {
+	walk(t, "..", func(file string) {
+		if filepath.Ext(file) != ".md" {
+			return
+		}
+		for _, found := range link.FindAllStringSubmatch(fence.ReplaceAllString(read(t, file), ""), -1) {
+			target, anchor, _ := strings.Cut(found[1], "#")
+			if strings.Contains(target, "://") {
+				continue
+			}
+			path := file
+			if target != "" {
+				path = filepath.Join(filepath.Dir(file), target)
+			}
+			if _, err := os.Stat(path); err != nil {
+				t.Errorf("%s: link to %s: %v", file, found[1], err)
+				continue
+			}
+			if anchor != "" && !hasHeading(read(t, path), anchor) {
+				t.Errorf("%s: link to %s: no such heading", file, found[1])
+			}
+		}
+	})
+}
+
+// hasHeading says whether GitHub makes that anchor for a heading of the page.
+func hasHeading(page, anchor string) bool {
+	for _, found := range heading.FindAllStringSubmatch(fence.ReplaceAllString(page, ""), -1) {
+		slug := strings.ReplaceAll(notSlug.ReplaceAllString(strings.ToLower(found[1]), ""), " ", "-")
+		if slug == anchor {
+			return true
+		}
+	}
+	return false
+}
+
+// What can be simulated is listed where somebody chooses.
+func TestTheProfilesAreListed(t *testing.T) {
+	for _, file := range []string{"install.md", "../deployments/helm/gpu-dra-driver/values.yaml", "../deployments/helm/gpu-dra-driver/templates/NOTES.txt"} {
+		for _, profile := range sim.Profiles() {
+			if !strings.Contains(read(t, file), profile) {
+				t.Errorf("%s does not name the profile %s", file, profile)
+			}
+		}
+	}
+}
+
+// walk calls do with every file of the repository below the folder.
+func walk(t *testing.T, folder string, do func(file string)) {
+	t.Helper()
+	err := filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if name := entry.Name(); entry.IsDir() && (name == ".git" || name == "_output" || name == "shared") {
+			return fs.SkipDir
+		}
+		if !entry.IsDir() {
+			do(path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
