@@ -160,7 +160,7 @@ func (c claimsCollector) Describe(ch chan<- *prometheus.Desc) { ch <- claimsDesc
 
 func (c claimsCollector) Collect(ch chan<- prometheus.Metric) {
 	records, _ := c.records.List() // those that cannot be read are reported where they stop something
-	count := map[checkpoint.Phase]int{checkpoint.Prepared: 0, checkpoint.Releasing: 0}
+	count := map[checkpoint.Phase]int{checkpoint.Preparing: 0, checkpoint.Prepared: 0, checkpoint.Releasing: 0}
 	for _, rec := range records {
 		count[rec.Phase]++
 	}
