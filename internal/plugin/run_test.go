@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -306,6 +307,11 @@ func (k *kubelet) hasMetrics(want ...string) error {
 	for _, line := range want {
 		if !strings.Contains(string(body), "\n"+line+"\n") {
 			missing = append(missing, fmt.Errorf("no line %s", line))
+		}
+	}
+	for _, found := range regexp.MustCompile(`step="(\w*)"`).FindAllStringSubmatch(string(body), -1) {
+		if Steps[found[1]] == "" {
+			missing = append(missing, fmt.Errorf("step %s is not described in Steps", found[1]))
 		}
 	}
 	return errors.Join(missing...)
