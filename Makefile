@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Targets only. What is longer than a few lines is a program: hack/dev, deployments/container, test/cluster.
+# Targets only. What is longer than a few lines is a program: hack/dev, deployments/container, test/cluster, test/kind.
 
 GO ?= go
 # NVIDIA's headers mark functions as deprecated that the bindings still offer.
@@ -8,15 +8,21 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 # Directory with the kubectl and helm that test/cluster builds and caches.
 TOOLS = $(shell $(GO) run -C test/cluster . tools)
 
+# Only a KUBECONFIG that is said to make names a cluster to work on: one that is merely exported may be of any cluster.
+GIVEN = $(if $(filter command,$(origin KUBECONFIG)),-kubeconfig "$(KUBECONFIG)")
+ROOT = $(if $(GIVEN),,root)
+# The kind that is tested, built on first use; KIND=kind is the one on PATH.
+export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
+
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-unit test-cluster test-e2e test-survive build image lint clean
+.PHONY: help demo demo-down test test-unit test-cluster test-e2e test-survive kind-up kind-down build image lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: ## start a 3-node Kubernetes with simulated GPUs and run every demo (needs root)
-	@./hack/prerequisites.sh root
-	@$(GO) run ./hack/dev demo
+demo: ## start a 3-node Kubernetes with simulated GPUs and run every demo (needs root); KUBECONFIG=file runs them on that cluster
+	@./hack/prerequisites.sh $(ROOT)
+	@$(GO) run ./hack/dev demo $(GIVEN)
 
 demo-down: ## stop the demo cluster
 	@./hack/prerequisites.sh root
@@ -28,20 +34,28 @@ test-unit: ## vet, unit and golden tests of the driver
 	@./hack/prerequisites.sh
 	$(GO) vet ./...
 	HELM=$(TOOLS)/helm $(GO) test ./...
+	$(GO) vet -C test/kind/tool ./...
+	$(GO) test -C test/kind/tool ./...
 
 test-cluster: ## tests of the test cluster, also that it leaves the machine as it found it (needs root)
 	@./hack/prerequisites.sh root
 	$(GO) vet -C test/cluster ./...
 	$(GO) test -C test/cluster ./...
 
-test-e2e: ## end-to-end tests on a fresh cluster (needs root); E2E_RUN=pattern selects some
-	@./hack/prerequisites.sh root
-	@$(GO) run ./hack/dev e2e
+test-e2e: ## end-to-end tests on a fresh cluster (needs root), with KUBECONFIG=file on that one; E2E_RUN=pattern selects some
+	@./hack/prerequisites.sh $(ROOT)
+	@$(GO) run ./hack/dev e2e $(GIVEN)
 
 test-survive: image ## crash nodes, kill, upgrade, downgrade and remove the driver, on clusters of their own (needs root); E2E_RUN=pattern selects some
 	@./hack/prerequisites.sh root
 	$(GO) vet -tags e2e ./test/e2e/survive
 	$(GO) test -count=1 -v -tags e2e -timeout 15m $(if $(E2E_RUN),-run '$(E2E_RUN)') ./test/e2e/survive
+
+kind-up: image ## start a kind cluster with the images, or load them again; KIND_NODE_IMAGE=image chooses the Kubernetes (needs Docker)
+	@test/kind/up.sh
+
+kind-down: ## stop the kind cluster
+	@test/kind/down.sh
 
 build: ## compile the programs into _output/bin
 	@./hack/prerequisites.sh

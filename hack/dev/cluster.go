@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -74,6 +73,27 @@ func (c cluster) kubeconfig(ctx context.Context) (string, error) {
 	return command{args: []string{clusterProgram, "kubeconfig", "--name", c.name}}.output(ctx)
 }
 
+// target returns the cluster as it is used through its kubeconfig.
+func (c cluster) target(ctx context.Context) (target, error) {
+	kubeconfig, err := c.kubeconfig(ctx)
+	if err != nil {
+		return target{}, err
+	}
+	dir, err := tools(ctx)
+	if err != nil {
+		return target{}, err
+	}
+	t := target{kubeconfig: kubeconfig, helm: filepath.Join(dir, "helm")}
+	if len(c.audit) > 0 {
+		program, err := filepath.Abs(clusterProgram) // the tests run elsewhere
+		if err != nil {
+			return target{}, err
+		}
+		t.audit = program + " logs --name " + c.name + " audit"
+	}
+	return t, nil
+}
+
 // tools returns the directory with kubectl and helm.
 func tools(ctx context.Context) (string, error) {
 	return command{args: []string{clusterProgram, "tools"}}.output(ctx)
@@ -108,29 +128,4 @@ func ready(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
-}
-
-// install installs the chart with simulated GPUs, or brings it up to date, and waits until the plugin is ready everywhere.
-func (c cluster) install(ctx context.Context, archive string) error {
-	kubeconfig, err := c.kubeconfig(ctx)
-	if err != nil {
-		return err
-	}
-	dir, err := tools(ctx)
-	if err != nil {
-		return err
-	}
-	digest, err := digest(archive)
-	if err != nil {
-		return fmt.Errorf("read images: %w", err)
-	}
-	_, err = command{
-		args: []string{filepath.Join(dir, "helm"), "upgrade", "--install", "gpu-dra-driver", "deployments/helm/gpu-dra-driver",
-			"--namespace", "gpu-dra-driver", "--create-namespace", "--set", "simulate.enabled=true",
-			// The tag stays the same while one works on the driver; this restarts the plugin when the image is another.
-			"--set-string", "kubeletPlugin.podAnnotations.images=" + digest,
-			"--wait", "--timeout", "2m", "--hide-notes"},
-		env: []string{"KUBECONFIG=" + kubeconfig},
-	}.output(ctx)
-	return err
 }

@@ -57,7 +57,7 @@ func TestDigest(t *testing.T) {
 }
 
 func TestRun(t *testing.T) {
-	for _, args := range [][]string{nil, {"dmeo"}, {"demo", "twice"}} {
+	for _, args := range [][]string{nil, {"dmeo"}, {"demo", "twice"}, {"e2e", "-kubeconfig", ""}, {"demo-down", "-kubeconfig", "x"}} {
 		if err := run(t.Context(), args); err == nil || !strings.Contains(err.Error(), "usage") {
 			t.Errorf("run %q: got error %v, want the usage", args, err)
 		}

@@ -37,39 +37,57 @@ func demo(ctx context.Context) (failure error) {
 			say("the cluster is running: make demo tries again with it, make demo-down stops it")
 		}
 	}()
-	if err := prepareDemo(ctx); err != nil {
+	if err := startDemo(ctx); err != nil {
 		return err
 	}
-	kubeconfig, err := demoCluster.kubeconfig(ctx)
+	t, err := demoCluster.target(ctx)
 	if err != nil {
 		return err
 	}
-	say("applying the demos")
-	if err := (command{args: []string{demoRunner}, env: []string{"KUBECONFIG=" + kubeconfig}}).attach(ctx); err != nil {
+	if err := showDemos(ctx, t); err != nil {
 		return err
 	}
-	return explain(ctx, kubeconfig)
+	return explain(ctx, t.kubeconfig)
 }
 
-// prepareDemo returns when the driver is ready on every node.
-func prepareDemo(ctx context.Context) error {
+// demoOn shows the demos on a cluster that has the images. It stays as it is.
+func demoOn(ctx context.Context, kubeconfig string) error {
+	t, err := given(ctx, kubeconfig)
+	if err != nil {
+		return err
+	}
+	if err := buildDemoRunner(ctx); err != nil {
+		return err
+	}
+	return showDemos(ctx, t)
+}
+
+func showDemos(ctx context.Context, t target) error {
+	if err := t.install(ctx); err != nil {
+		return err
+	}
+	return t.runDemos(ctx)
+}
+
+// startDemo returns when the cluster runs and its nodes have the images.
+func startDemo(ctx context.Context) error {
 	work, workCtx := errgroup.WithContext(ctx)
 	work.Go(func() error { return demoCluster.ensure(workCtx) })
 	work.Go(func() error {
 		if err := buildImages(workCtx); err != nil {
 			return err
 		}
-		return command{label: "demo", args: []string{"go", "build", "-o", demoRunner, "./test/e2e/demo"}}.run(workCtx)
+		return buildDemoRunner(workCtx)
 	})
 	if err := work.Wait(); err != nil {
 		return err
 	}
 	say("loading the images into the nodes")
-	if err := demoCluster.load(ctx, archive); err != nil {
-		return err
-	}
-	say("installing the chart")
-	return demoCluster.install(ctx, archive)
+	return demoCluster.load(ctx, archive)
+}
+
+func buildDemoRunner(ctx context.Context) error {
+	return command{label: "demo", args: []string{"go", "build", "-o", demoRunner, "./test/e2e/demo"}}.run(ctx)
 }
 
 func demoDown(ctx context.Context) error {

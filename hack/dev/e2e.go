@@ -38,26 +38,34 @@ func e2e(ctx context.Context) (failure error) {
 			failure = err
 		}
 	}()
-	if err := prepareE2E(ctx); err != nil {
+	if err := startE2E(ctx); err != nil {
 		return err
 	}
-	kubeconfig, err := e2eCluster.kubeconfig(ctx)
+	t, err := e2eCluster.target(ctx)
 	if err != nil {
 		return err
 	}
-	args := []string{"go", "test", "-count=1", "-v", "-tags", "e2e", "-timeout", "9m", "./test/e2e"}
-	if pattern := os.Getenv("E2E_RUN"); pattern != "" {
-		args = append(args, "-run", pattern)
-	}
-	program, err := filepath.Abs(clusterProgram)
-	if err != nil {
-		return err
-	}
-	auditLog := "E2E_AUDIT_COMMAND=" + program + " logs --name " + e2eCluster.name + " audit"
-	return command{args: args, env: []string{"KUBECONFIG=" + kubeconfig, auditLog}}.attach(ctx)
+	return test(ctx, t)
 }
 
-func prepareE2E(ctx context.Context) error {
+// e2eOn runs the tests on a cluster that has the images. It stays as it is.
+func e2eOn(ctx context.Context, kubeconfig string) error {
+	t, err := given(ctx, kubeconfig)
+	if err != nil {
+		return err
+	}
+	return test(ctx, t)
+}
+
+func test(ctx context.Context, t target) error {
+	if err := t.install(ctx); err != nil {
+		return err
+	}
+	return t.runTests(ctx)
+}
+
+// startE2E returns when the cluster runs and its nodes have the images.
+func startE2E(ctx context.Context) error {
 	work, workCtx := errgroup.WithContext(ctx)
 	work.Go(func() error { return e2eCluster.up(workCtx) })
 	work.Go(func() error {
@@ -69,10 +77,7 @@ func prepareE2E(ctx context.Context) error {
 	if err := work.Wait(); err != nil {
 		return err
 	}
-	if err := e2eCluster.load(ctx, archive); err != nil {
-		return err
-	}
-	return e2eCluster.install(ctx, archive)
+	return e2eCluster.load(ctx, archive)
 }
 
 // keepLogs saves what the components have printed, so that a failure can be understood when the cluster is gone.

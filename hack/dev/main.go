@@ -13,11 +13,13 @@ import (
 	"syscall"
 )
 
-const usage = `usage: dev demo|demo-down|e2e
+const usage = `usage: dev demo|demo-down|e2e [-kubeconfig FILE]
 
   demo        start the cluster "demo" (or use the one that runs), install the driver, apply every demo
   demo-down   stop the cluster "demo"
   e2e         run the end-to-end tests on a fresh cluster "e2e" and stop it; E2E_RUN selects tests by a pattern
+
+  -kubeconfig FILE   install, apply and test on this cluster, which has the images and the profiles; leave it running
 `
 
 func main() {
@@ -31,16 +33,24 @@ func main() {
 }
 
 func run(ctx context.Context, args []string) error {
-	if len(args) != 1 {
-		args = []string{""}
+	var verb, kubeconfig string
+	switch {
+	case len(args) == 1:
+		verb = args[0]
+	case len(args) == 3 && args[1] == "-kubeconfig" && args[2] != "":
+		verb, kubeconfig = args[0]+" on", args[2]
 	}
-	switch args[0] {
+	switch verb {
 	case "demo":
 		return demo(ctx)
+	case "demo on":
+		return demoOn(ctx, kubeconfig)
 	case "demo-down":
 		return demoDown(ctx)
 	case "e2e":
 		return e2e(ctx)
+	case "e2e on":
+		return e2eOn(ctx, kubeconfig)
 	}
 	return fmt.Errorf("%s", strings.TrimSpace(usage))
 }

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
+)
+
+// target is a cluster with the images on its nodes: one of test/cluster, or any other, such as one of kind. What is done with it
+// needs nothing but its kubeconfig.
+type target struct {
+	kubeconfig string
+	helm       string
+	audit      string // the command that prints the API server's audit log; empty: there is none
+}
+
+// errNoProfiles keeps us from a cluster that is not for simulated GPUs.
+var errNoProfiles = errors.New("no node has the label " + profileLabel + ", which gives it simulated GPUs: is this the cluster you mean?")
+
+// given returns the cluster of a kubeconfig that a user has named.
+func given(ctx context.Context, kubeconfig string) (target, error) {
+	kubeconfig, err := filepath.Abs(kubeconfig) // the tests run elsewhere
+	if err != nil {
+		return target{}, err
+	}
+	connection, err := kube.Connect(kubeconfig)
+	if err != nil {
+		return target{}, err
+	}
+	look, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	var nodes corev1.NodeList
+	if err := connection.List(look, &nodes, client.HasLabels{profileLabel}); err != nil {
+		return target{}, fmt.Errorf("list nodes: %w", err)
+	}
+	if len(nodes.Items) == 0 {
+		return target{}, fmt.Errorf("%s: %w", kubeconfig, errNoProfiles)
+	}
+	helm, err := findHelm(ctx)
+	return target{kubeconfig: kubeconfig, helm: helm}, err
+}
+
+// findHelm prefers the helm that is installed: building one takes minutes.
+func findHelm(ctx context.Context) (string, error) {
+	if helm, err := exec.LookPath("helm"); err == nil {
+		return helm, nil
+	}
+	if err := buildClusterProgram(ctx); err != nil {
+		return "", err
+	}
+	dir, err := tools(ctx)
+	return filepath.Join(dir, "helm"), err
+}
+
+// install installs the chart with simulated GPUs, or brings it up to date, and waits until the plugin is ready everywhere.
+func (t target) install(ctx context.Context) error {
+	say("installing the chart")
+	args := []string{t.helm, "upgrade", "--install", "gpu-dra-driver", "deployments/helm/gpu-dra-driver",
+		"--namespace", "gpu-dra-driver", "--create-namespace", "--set", "simulate.enabled=true",
+		"--wait", "--timeout", "2m", "--hide-notes"}
+	digest, err := digest(archive)
+	switch {
+	case err == nil:
+		// The tag stays the same while one works on the driver; this restarts the plugin when the image is another.
+		args = append(args, "--set-string", "kubeletPlugin.podAnnotations.images="+digest)
+	case !errors.Is(err, fs.ErrNotExist): // the nodes may have the images from elsewhere
+		return fmt.Errorf("read images: %w", err)
+	}
+	_, err = command{args: args, env: t.env()}.output(ctx)
+	return err
+}
+
+// runDemos applies every demo and compares it with its README.
+func (t target) runDemos(ctx context.Context) error {
+	say("applying the demos")
+	return command{args: []string{demoRunner}, env: t.env()}.attach(ctx)
+}
+
+// runTests runs the end-to-end tests, or those that $E2E_RUN selects. It prints nothing after them when they succeed.
+func (t target) runTests(ctx context.Context) error {
+	args := []string{"go", "test", "-count=1", "-v", "-tags", "e2e", "-timeout", "9m", "./test/e2e"}
+	if pattern := os.Getenv("E2E_RUN"); pattern != "" {
+		args = append(args, "-run", pattern)
+	}
+	return command{args: args, env: t.env()}.attach(ctx)
+}
+
+func (t target) env() []string {
+	env := []string{"KUBECONFIG=" + t.kubeconfig}
+	if t.audit != "" {
+		env = append(env, "E2E_AUDIT_COMMAND="+t.audit)
+	}
+	return env
+}
