@@ -23,27 +23,48 @@ type named struct {
 	image v1.Image
 }
 
-// newImages makes the driver's and the demos' image out of the programs in bin.
-func newImages(bin, layers, version string) ([]named, error) {
-	plugin := filepath.Join(bin, "dra-kubelet-plugin")
-	base, err := baseEntries(plugin)
+// content says what an image consists of.
+type content struct {
+	name   string
+	config v1.Config
+	layers [][]entry
+}
+
+// contents says what the driver's and the demos' image consist of, given the programs in bin.
+func contents(bin, version string) ([]content, error) {
+	base, err := baseEntries(filepath.Join(bin, "dra-kubelet-plugin"))
 	if err != nil {
 		return nil, err
 	}
 	program := func(name string) []entry {
 		return []entry{{path: "/usr/bin/" + name, mode: 0o755, source: filepath.Join(bin, name)}}
 	}
-	// What changes often comes last, so that a runtime that has the rest fetches only that.
-	driver, err := newImage(layers, config("gpu-dra-driver", version, "/usr/bin/dra-kubelet-plugin"),
-		base, program("nvidia-cdi-hook"), program("sim-nvidia-smi"), program("dra-kubelet-plugin"))
-	if err != nil {
-		return nil, err
+	return []content{
+		{
+			name:   "gpu-dra-driver",
+			config: config("gpu-dra-driver", version, "/usr/bin/dra-kubelet-plugin"),
+			// What changes often comes last, so that a runtime that has the rest fetches only that.
+			layers: [][]entry{base, program("nvidia-cdi-hook"), program("sim-nvidia-smi"), program("dra-kubelet-plugin")},
+		},
+		{
+			name:   "gpu-dra-demo",
+			config: config("gpu-dra-demo", version, "/usr/bin/gpu-demo", "show"),
+			layers: [][]entry{base, program("gpu-demo")},
+		},
+	}, nil
+}
+
+// newImages makes the images; their layers are files of layerDir.
+func newImages(contents []content, layerDir, version string) ([]named, error) {
+	var images []named
+	for _, c := range contents {
+		image, err := newImage(layerDir, c.config, c.layers)
+		if err != nil {
+			return nil, fmt.Errorf("make image %s: %w", c.name, err)
+		}
+		images = append(images, named{"localhost/" + c.name + ":" + version, image})
 	}
-	demo, err := newImage(layers, config("gpu-dra-demo", version, "/usr/bin/gpu-demo", "show"), base, program("gpu-demo"))
-	if err != nil {
-		return nil, err
-	}
-	return []named{{"localhost/gpu-dra-driver:" + version, driver}, {"localhost/gpu-dra-demo:" + version, demo}}, nil
+	return images, nil
 }
 
 // baseEntries is what both images share: the C library that the plugin and the NVIDIA driver's programs need, and the
@@ -95,10 +116,10 @@ func config(title, version string, command ...string) v1.Config {
 	}
 }
 
-func newImage(layerDir string, config v1.Config, contents ...[]entry) (v1.Image, error) {
+func newImage(layerDir string, config v1.Config, layers [][]entry) (v1.Image, error) {
 	image := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
-	for _, content := range contents {
-		layer, err := newLayer(layerDir, content)
+	for _, entries := range layers {
+		layer, err := newLayer(layerDir, entries)
 		if err != nil {
 			return nil, err
 		}

@@ -85,10 +85,7 @@ func TestArchive(t *testing.T) {
 	build := func() string {
 		dir := t.TempDir()
 		bin := programs(t, filepath.Join(dir, "bin"))
-		images, err := newImages(bin, filepath.Join(dir, "layers"), "v1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		images := testImages(t, bin, filepath.Join(dir, "layers"))
 		file := filepath.Join(dir, "images.tar")
 		if _, err := writeArchive(file, images); err != nil {
 			t.Fatal(err)
@@ -122,10 +119,7 @@ func TestArchive(t *testing.T) {
 		t.Setenv("DOCKER_CONFIG", t.TempDir())
 		dir := t.TempDir()
 		bin := programs(t, filepath.Join(dir, "bin"))
-		images, err := newImages(bin, filepath.Join(dir, "layers"), "v1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		images := testImages(t, bin, filepath.Join(dir, "layers"))
 		prefix := strings.TrimPrefix(server.URL, "http://") + "/team"
 		if err := push(t.Context(), prefix, images); err != nil {
 			t.Fatal(err)
@@ -144,10 +138,7 @@ func TestArchive(t *testing.T) {
 	t.Run("layers of earlier builds go, those in use stay", func(t *testing.T) {
 		dir := t.TempDir()
 		bin := programs(t, filepath.Join(dir, "bin"))
-		images, err := newImages(bin, dir, "v1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		images := testImages(t, bin, dir)
 		if err := os.RemoveAll(bin); err != nil {
 			t.Fatal(err)
 		}
@@ -221,6 +212,19 @@ func read(t *testing.T, file string) []byte {
 		t.Fatal(err)
 	}
 	return data
+}
+
+func testImages(t *testing.T, bin, layers string) []named {
+	t.Helper()
+	contents, err := contents(bin, "v1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	images, err := newImages(contents, layers, "v1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return images
 }
 
 // programs fills a directory with programs that are really this test.

@@ -18,13 +18,20 @@ import (
 // maxArchive keeps the archive something one can copy to a machine: bytes.
 const maxArchive = 100 << 20
 
+// options are the command line.
+type options struct {
+	output, version, registry, rootfs string
+}
+
 func main() {
-	output := flag.String("output", "_output", "directory for the programs, the layers and images.tar")
-	version := flag.String("version", "", "tag of the images; empty: the content of the file VERSION")
-	registry := flag.String("push", "", "also push the images below this prefix, such as registry.example.com/team, with the login of docker login")
+	var o options
+	flag.StringVar(&o.output, "output", "_output", "directory for the programs, the layers and images.tar")
+	flag.StringVar(&o.version, "version", "", "tag of the images; empty: the content of the file VERSION")
+	flag.StringVar(&o.registry, "push", "", "also push the images below this prefix, such as registry.example.com/team, with the login of docker login")
+	flag.StringVar(&o.rootfs, "rootfs", "", "make no images, but write what is in each into a folder of its name in this directory; the Dockerfile does that")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx, *output, *version, *registry)
+	err := run(ctx, o)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "container:", err)
@@ -32,27 +39,35 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, output, version, registry string) error {
+func run(ctx context.Context, o options) error {
 	start := time.Now()
-	if version == "" {
+	if o.version == "" {
 		text, err := os.ReadFile("VERSION")
 		if err != nil {
 			return fmt.Errorf("read the version (run this in the repository root): %w", err)
 		}
-		version = strings.TrimSpace(string(text))
+		o.version = strings.TrimSpace(string(text))
 	}
-	bin := filepath.Join(output, "bin")
+	bin := filepath.Join(o.output, "bin")
 	if err := buildPrograms(ctx, bin); err != nil {
 		return err
 	}
-	images, err := newImages(bin, filepath.Join(output, "layers"), version)
+	contents, err := contents(bin, o.version)
 	if err != nil {
 		return err
 	}
-	if err := prune(filepath.Join(output, "layers"), images); err != nil {
+	if o.rootfs != "" {
+		return writeRootfs(o.rootfs, contents)
+	}
+	layers := filepath.Join(o.output, "layers")
+	images, err := newImages(contents, layers, o.version)
+	if err != nil {
 		return err
 	}
-	archive := filepath.Join(output, "images.tar")
+	if err := prune(layers, images); err != nil {
+		return err
+	}
+	archive := filepath.Join(o.output, "images.tar")
 	size, err := writeArchive(archive, images)
 	if err != nil {
 		return err
@@ -64,8 +79,8 @@ func run(ctx context.Context, output, version, registry string) error {
 	for _, image := range images {
 		fmt.Printf("  %s\n", image.name)
 	}
-	if registry == "" {
+	if o.registry == "" {
 		return nil
 	}
-	return push(ctx, registry, images)
+	return push(ctx, o.registry, images)
 }
