@@ -33,6 +33,7 @@ func TestScripts(t *testing.T) {
 		{"another Kubernetes", "up.sh", []string{"KIND_NODE_IMAGE=kindest/node:v1.36.1"}, list + create + " --image kindest/node:v1.36.1\n" + load + wait, ""},
 		{"a cluster that runs gets the images", "up.sh", []string{"CLUSTERS=other gpu-dra"}, list + export + load + wait, ""},
 		{"a cluster of a similar name is another one", "up.sh", []string{"CLUSTERS=gpu-dra-2"}, list + create + "\n" + load + wait, ""},
+		{"nothing is started when Docker does not answer", "up.sh", []string{"FAIL=get"}, list, ""},
 		{"nothing goes on without a cluster", "up.sh", []string{"FAIL=create"}, list + create + "\n", ""},
 		{"nothing is started that nobody could look at", "up.sh", []string{"KUBECTL=no-such-kubectl"}, "", "kubectl is missing"},
 		{"the end", "down.sh", nil, "kind delete cluster --name gpu-dra" + kubeconfig + "\n", ""},
@@ -44,8 +45,8 @@ func TestScripts(t *testing.T) {
 			write(t, filepath.Join(dir, "bin/kind"), `#!/bin/sh
 echo kind "$@" >>"$CALLS"
 case $1 in
+"$FAIL") exit 1 ;;
 get) printf '%s\n' $CLUSTERS ;;
-$FAIL) exit 1 ;;
 esac
 `)
 			write(t, filepath.Join(dir, "bin/kubectl"), "#!/bin/sh\necho kubectl \"$@\" >>\"$CALLS\"\n")

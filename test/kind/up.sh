@@ -11,7 +11,8 @@ cd "$(dirname "$0")/../.."
 kubeconfig=_output/kind/kubeconfig
 
 command -v "$KUBECTL" >/dev/null || { echo "kubectl is missing: install it, or name one with KUBECTL=" >&2; exit 1; }
-if $KIND get clusters | grep -qx gpu-dra; then
+clusters=$($KIND get clusters) # says what is the matter where Docker does not answer
+if echo "$clusters" | grep -qx gpu-dra; then
 	$KIND export kubeconfig --name gpu-dra --kubeconfig $kubeconfig
 else
 	$KIND create cluster --config test/kind/cluster.yaml --kubeconfig $kubeconfig ${KIND_NODE_IMAGE:+--image "$KIND_NODE_IMAGE"}
