@@ -23,6 +23,8 @@ const (
 	profileLabel = "gpu.nvidia.com/sim-profile"
 	// simNvidiaSMI is the simulated nvidia-smi in the driver's image.
 	simNvidiaSMI = "/usr/bin/sim-nvidia-smi"
+	// simMPSControl is likewise the simulated nvidia-cuda-mps-control.
+	simMPSControl = "/usr/bin/sim-nvidia-cuda-mps-control"
 )
 
 // simulate makes the simulated machine, unless it is there from before, and points c at it.
@@ -35,7 +37,7 @@ func simulate(ctx context.Context, client kubernetes.Interface, o options, c *nv
 	if err != nil {
 		return err
 	}
-	if err := machine.LayOut(sim.Programs{NvidiaSMI: simNvidiaSMI}); err != nil {
+	if err := machine.LayOut(sim.Programs{NvidiaSMI: simNvidiaSMI, MPSControl: simMPSControl}); err != nil {
 		return err
 	}
 	c.Library = machine.NVML()

@@ -6,17 +6,25 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"strings"
 	"syscall"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/cuda"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/smi"
 )
 
 const usage = `gpu-demo prints which GPUs its container can use.
 
   gpu-demo show [--stay]      nvidia-smi -L and the device nodes of the container; --stay then holds them until SIGTERM
+  gpu-demo alloc SIZE [--device=N] [--stay] [--unset-mps] [--unset-limits]
+                              ask a simulated GPU for memory such as 5Gi as a CUDA program would: through MPS where the
+                              container's variables say so. Prints what was granted, or CUDA's error, whose number is the
+                              exit code. --stay holds it until SIGTERM; the others act as if variables were not set
   gpu-demo sleep [DURATION]   hold the container's GPUs until SIGTERM, or for a time such as 30s
   gpu-demo open MAJOR MINOR   make a character device with these numbers and open it; prints OK or the errno's name
   gpu-demo find DIR...        the files below each directory, one path a line, with the numbers of a device node
@@ -32,8 +40,17 @@ func main() {
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "gpu-demo:", err)
-		os.Exit(1)
+		os.Exit(exitCode(err))
 	}
+}
+
+// exitCode is that of CUDA's error, otherwise 1.
+func exitCode(err error) int {
+	var e *cuda.Error
+	if errors.As(err, &e) {
+		return e.Number()
+	}
+	return 1
 }
 
 // errUsage means the arguments are not one of those in usage.
@@ -52,6 +69,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			return err
 		}
 		return sleep(ctx, nil)
+	case command == "alloc" && len(args) > 0:
+		return alloc(ctx, args, smi.Here(), out)
 	case command == "sleep" && len(args) <= 1:
 		return sleep(ctx, args)
 	case command == "open" && len(args) == 2:

@@ -26,6 +26,8 @@ var allowed = map[string][]string{
 	"pkg/gpu/sim/node":   {"pkg/gpu"},
 	"pkg/gpu/sim/smi":    {"pkg/gpu", "pkg/gpu/sim/node"},
 	"pkg/gpu/sim/simctl": {"pkg/gpu", "pkg/gpu/sim", "pkg/gpu/sim/node"},
+	"pkg/gpu/sim/mps":    {"pkg/gpu/sim/node"},
+	"pkg/gpu/sim/cuda":   {"pkg/gpu/sim/mps", "pkg/gpu/sim/node"},
 	"pkg/cdi":            {"pkg/gpu"},
 	"pkg/inventory":      {"pkg/gpu"},
 	"pkg/nodeconfig":     {"pkg/gpu"},
@@ -35,10 +37,12 @@ var allowed = map[string][]string{
 	"pkg/checkpoint":     {"pkg/gpu", "pkg/sharing"},
 	"pkg/claims":         {"pkg/allocation", "pkg/inventory", "pkg/sharing", "pkg/sharing/mps", "pkg/checkpoint", "pkg/cdi", "pkg/gpu"},
 	// Beside claims and inventory, what their interfaces speak of: the metrics wrap them.
-	"internal/plugin":        {"pkg/claims", "pkg/inventory", "pkg/checkpoint", "pkg/sharing", "pkg/sharing/mps", "pkg/cdi", "pkg/gpu"},
-	"cmd/dra-kubelet-plugin": {"internal/...", "pkg/..."},
-	"cmd/sim-nvidia-smi":     {"pkg/gpu/sim/smi"},
-	"cmd/gpu-demo":           {},
+	"internal/plugin":                 {"pkg/claims", "pkg/inventory", "pkg/checkpoint", "pkg/sharing", "pkg/sharing/mps", "pkg/cdi", "pkg/gpu"},
+	"cmd/dra-kubelet-plugin":          {"internal/...", "pkg/..."},
+	"cmd/sim-nvidia-smi":              {"pkg/gpu/sim/smi"},
+	"cmd/sim-nvidia-cuda-mps-control": {"pkg/gpu/sim/mps"},
+	// Its allocation is that of a CUDA program, where the GPUs are simulated.
+	"cmd/gpu-demo": {"pkg/gpu/sim/cuda", "pkg/gpu/sim/mps", "pkg/gpu/sim/smi"},
 }
 
 // tools are the folders of programs that belong to the project and not to the driver: nothing of the driver may import them.

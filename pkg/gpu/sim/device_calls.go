@@ -4,6 +4,7 @@ package sim
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -83,10 +84,41 @@ func (d *device) measure() {
 	d.GetEnforcedPowerLimitFunc = d.GetPowerManagementLimitFunc
 	d.GetUtilizationRatesFunc = value(d, func(c node.Card) node.Answer[node.Utilization] { return c.Calls.GetUtilizationRates },
 		func(v node.Utilization) nvml.Utilization { return nvml.Utilization{Gpu: v.GPU, Memory: v.Memory} })
-	idle := func() ([]nvml.ProcessInfo, nvml.Return) { return nil, nvml.SUCCESS }
-	d.GetComputeRunningProcessesFunc = idle
-	d.GetGraphicsRunningProcessesFunc = idle
-	d.GetMPSComputeRunningProcessesFunc = idle
+	d.GetGraphicsRunningProcessesFunc = func() ([]nvml.ProcessInfo, nvml.Return) { return nil, nvml.SUCCESS }
+	// All are clients of MPS: nvidia-smi's M+C, a context of either kind.
+	d.GetComputeRunningProcessesFunc = value(d, processes, processInfo)
+	d.GetMPSComputeRunningProcessesFunc = d.GetComputeRunningProcessesFunc
+	d.GetProcessUtilizationFunc = d.processUtilization
+}
+
+func processes(c node.Card) node.Answer[[]node.Process] { return node.Value(c.State.Processes) }
+
+func processInfo(all []node.Process) []nvml.ProcessInfo {
+	const none = ^uint32(0) // no MIG instance
+	var out []nvml.ProcessInfo
+	for _, p := range all {
+		out = append(out, nvml.ProcessInfo{Pid: uint32(p.PID), UsedGpuMemory: p.Memory, GpuInstanceId: none, ComputeInstanceId: none})
+	}
+	return out
+}
+
+// processUtilization is as if every process used all the multiprocessors that it may, and all of them together no more than there are.
+func (d *device) processUtilization(uint64) ([]nvml.ProcessUtilizationSample, nvml.Return) {
+	all, ret := value(d, processes, same[[]node.Process])()
+	if ret != nvml.SUCCESS {
+		return nil, ret
+	}
+	if len(all) == 0 {
+		return nil, nvml.ERROR_NOT_FOUND
+	}
+	now, free := uint64(time.Now().UnixMicro()), 100
+	var out []nvml.ProcessUtilizationSample
+	for _, p := range all {
+		sm := min(p.Threads, free)
+		free -= sm
+		out = append(out, nvml.ProcessUtilizationSample{Pid: uint32(p.PID), TimeStamp: now, SmUtil: uint32(sm)})
+	}
+	return out, nvml.SUCCESS
 }
 
 // configure sets the calls about what an administrator can change, and those about events.

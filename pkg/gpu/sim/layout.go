@@ -17,7 +17,8 @@ import (
 
 // Programs are the files that LayOut copies into the driver root.
 type Programs struct {
-	NvidiaSMI string // a static program; "" leaves the root without nvidia-smi
+	NvidiaSMI  string // a static program; "" leaves the root without nvidia-smi
+	MPSControl string // likewise, nvidia-cuda-mps-control
 }
 
 // LayOut makes the driver root of the node what the NVIDIA driver's would be: versioned libraries, nvidia-smi, device nodes,
@@ -142,14 +143,19 @@ func ensureSonames(dir, name, soname, file string) ([]string, error) {
 }
 
 func (n *Node) layOutPrograms(p Programs) error {
-	if p.NvidiaSMI == "" {
-		return nil
+	for name, source := range map[string]string{"nvidia-smi": p.NvidiaSMI, "nvidia-cuda-mps-control": p.MPSControl} {
+		if source == "" {
+			continue
+		}
+		program, err := os.ReadFile(source)
+		if err != nil {
+			return fmt.Errorf("read %s: %w", name, err)
+		}
+		if err := ensureFile(filepath.Join(n.DriverRoot(), "usr/bin", name), program, 0o755); err != nil {
+			return err
+		}
 	}
-	program, err := os.ReadFile(p.NvidiaSMI)
-	if err != nil {
-		return fmt.Errorf("read nvidia-smi: %w", err)
-	}
-	return ensureFile(filepath.Join(n.DriverRoot(), "usr/bin/nvidia-smi"), program, 0o755)
+	return nil
 }
 
 // layOutSysfs makes what /sys would say of the GPUs, as far as anybody asks: the way from the root complex to each GPU, and at

@@ -35,7 +35,7 @@ func layOut(t *testing.T, n *sim.Node) {
 	needMknod(t)
 	program := filepath.Join(t.TempDir(), "nvidia-smi")
 	must(t, os.WriteFile(program, []byte("a program\n"), 0o755))
-	must(t, n.LayOut(sim.Programs{NvidiaSMI: program}))
+	must(t, n.LayOut(sim.Programs{NvidiaSMI: program, MPSControl: program}))
 }
 
 func needMknod(t *testing.T) {
@@ -267,7 +267,7 @@ func TestNVCDIFindsTheDriverRootAndTheDeviceNodes(t *testing.T) {
 		nvidia-nvvm nvidia-opencl nvidia-opticalflow nvidia-ptxjitcompiler`) {
 		want = append(want, "mount /usr/lib/x86_64-linux-gnu/lib"+name+".so.580.95.05")
 	}
-	want = append(want, "mount /usr/bin/nvidia-smi")
+	want = append(want, "mount /usr/bin/nvidia-cuda-mps-control", "mount /usr/bin/nvidia-smi")
 	slices.Sort(got)
 	slices.Sort(want)
 	if !slices.Equal(got, want) {

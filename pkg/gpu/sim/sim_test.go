@@ -3,6 +3,7 @@
 package sim_test
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 	"strings"
@@ -286,4 +287,47 @@ func arguments(t *testing.T, n *sim.Node, f reflect.Type, withDevice bool) []ref
 		}
 	}
 	return out
+}
+
+func TestProcesses(t *testing.T) {
+	n := open(t, "t4-x2")
+	handle, ret := n.NVML().DeviceGetHandleByIndex(0)
+	success(t, ret)
+	if _, ret := handle.GetProcessUtilization(0); ret != nvml.ERROR_NOT_FOUND {
+		t.Errorf("no process: %v", ret)
+	}
+	must(t, n.SetMemoryUsed("0", 1<<30))
+	must(t, n.SetProcesses("0", []node.Process{{PID: 7, Name: "a", Memory: 2 << 30, Threads: 70}, {PID: 8, Name: "b", Memory: 1 << 30, Threads: 100}}))
+	for name, list := range map[string]func() ([]nvml.ProcessInfo, nvml.Return){
+		"compute": handle.GetComputeRunningProcesses, "MPS": handle.GetMPSComputeRunningProcesses,
+	} {
+		got, ret := list()
+		success(t, ret)
+		if len(got) != 2 || got[0].Pid != 7 || got[0].UsedGpuMemory != 2<<30 || got[1].Pid != 8 {
+			t.Errorf("%s: got %+v", name, got)
+		}
+	}
+	memory, ret := handle.GetMemoryInfo_v2()
+	success(t, ret)
+	if memory.Used != 4<<30 {
+		t.Errorf("used %d", memory.Used)
+	}
+	samples, ret := handle.GetProcessUtilization(0)
+	success(t, ret)
+	if len(samples) != 2 || samples[0].SmUtil != 70 || samples[1].SmUtil != 30 {
+		t.Errorf("got %+v", samples)
+	}
+	if err := n.SetProcesses("0", []node.Process{{PID: 7, Memory: 14 << 30}}); !errors.Is(err, node.ErrNoMemory) {
+		t.Errorf("more than there is: %v", err)
+	}
+	if err := n.SetMemoryUsed("0", 12<<30); err == nil {
+		t.Error("more than the processes leave: no error")
+	}
+}
+
+func success(t *testing.T, ret nvml.Return) {
+	t.Helper()
+	if ret != nvml.SUCCESS {
+		t.Fatal(ret)
+	}
 }

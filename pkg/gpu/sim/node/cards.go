@@ -48,7 +48,7 @@ func (n *Node) Plug(which string) error {
 	return n.change(which, func(c Card, s *GPUState) error {
 		if s.Unplugged {
 			fresh := c.factory()
-			fresh.Faults, fresh.Delays, fresh.Added = s.Faults, s.Delays, s.Added
+			fresh.Faults, fresh.Delays, fresh.MPS, fresh.Added = s.Faults, s.Delays, s.MPS, s.Added
 			*s = fresh
 		}
 		return nil

@@ -108,15 +108,15 @@ func (n *Node) SetTimeSlice(which string, t TimeSlice) error {
 	})
 }
 
-// SetMemoryUsed makes the GPU say that so many bytes of its memory are in use.
+// SetMemoryUsed makes the GPU say that so many bytes of its memory are in use, beside what its processes hold.
 func (n *Node) SetMemoryUsed(which string, bytes uint64) error {
 	return n.change(which, func(c Card, s *GPUState) error {
 		m, e := c.Calls.GetMemoryInfo.Get()
 		if e != "" {
 			return fmt.Errorf("%s: its memory is unknown: GetMemoryInfo answers %s", c.Name, e)
 		}
-		if bytes > m.Total-m.Reserved {
-			return fmt.Errorf("%s: %d bytes used: at most %d of its memory are free for use", c.Name, bytes, m.Total-m.Reserved)
+		if free := m.Total - m.Reserved - min(c.held(), m.Total-m.Reserved); bytes > free {
+			return fmt.Errorf("%s: %d bytes used: at most %d of its memory are free for use", c.Name, bytes, free)
 		}
 		s.MemoryUsed = bytes
 		return nil

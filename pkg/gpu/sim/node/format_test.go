@@ -21,6 +21,7 @@ func TestStatesOfEveryFormatLoad(t *testing.T) {
 		{"format 1", "state-1.so", "state-1.txt", "GPU-0c95ed9a-ddc8-4010-9a0b-899979bfee78 GPU-77a6a475-9199-40aa-a750-3935d8dc4369"},
 		{"format 2", "state-2.so", "state-2.txt",
 			"GPU-80c15793-26e6-4819-9266-6e95cb021fce GPU-0d1301c1-cc8d-471e-a894-fa3758596cd6 GPU-f89c2c4e-3fcc-468b-a5e9-6b1d7b46de36"},
+		{"format 3", "state-3.so", "state-3.txt", "GPU-a2ac5117-4046-402e-9cb0-20587442209d GPU-f6c56917-cd99-467e-a5ab-e51e2b6b022e"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b, err := os.ReadFile(filepath.Join("testdata", tt.file))
@@ -84,6 +85,14 @@ func TestAStateIsWrittenInTheOldestFormatThatCanHoldIt(t *testing.T) {
 		{"an order to crash", func(n *node.Node) error { return n.OrderCrash(node.Crash{At: 1}) }, (*node.Node).CancelCrash, 2},
 		{"recorded steps", (*node.Node).RecordSteps, (*node.Node).ForgetSteps, 2},
 		{"a time slice", func(n *node.Node) error { return n.SetTimeSlice("0", 3) }, func(n *node.Node) error { return n.SetTimeSlice("0", 0) }, 3},
+		{
+			"a process", func(n *node.Node) error { return n.SetProcesses("0", []node.Process{{PID: 7, Memory: 1 << 20}}) },
+			func(n *node.Node) error { return n.SetProcesses("0", nil) }, 3,
+		},
+		{
+			"a fault of MPS", func(n *node.Node) error { return n.BreakMPS("0", node.MPSFault{Dead: true}) },
+			func(n *node.Node) error { return n.HealMPS("0") }, 3,
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -26,6 +26,8 @@ type GPUState struct {
 	ComputeMode ComputeMode
 	MemoryUsed  uint64           // bytes
 	TimeSlice   TimeSlice        `json:",omitempty"`
+	Processes   []Process        `json:",omitempty"` // that hold memory, by their daemon of MPS; beside MemoryUsed
+	MPS         *MPSFault        `json:",omitempty"` // what is wrong with daemons of MPS on it; nil: nothing
 	Faults      map[string]Fault `json:",omitempty"` // calls that answer an error; AllCalls stands for every call
 	Delays      map[string]Fault `json:",omitempty"` // calls that take long; likewise
 	Unplugged   bool             `json:",omitempty"` // off the bus: NVML counts it and says nothing else about it
@@ -39,12 +41,12 @@ const AllCalls = "all"
 // format is the newest version of the layout of content that this program knows. A state is written in the oldest format that
 // can hold it: an nvidia-smi in a container that was started before an update goes on reading it, and so does the program that
 // a downgrade brings back. Format 1 has neither delays nor faults that count, every GPU of the profile in its place, and no
-// orders about steps; format 2 has no time slices.
+// orders about steps; format 2 has no time slices, and nothing of MPS.
 const format = 3
 
 // oldest is the oldest format that can hold the state.
 func (s State) oldest() int {
-	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.TimeSlice != 0 }) {
+	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.TimeSlice != 0 || len(g.Processes) > 0 || g.MPS != nil }) {
 		return 3
 	}
 	if s.Crash != nil || s.Steps != nil || slices.ContainsFunc(s.GPUs, func(g GPUState) bool {
@@ -124,7 +126,7 @@ func (s State) clone() State {
 	out := s
 	out.GPUs = make([]GPUState, len(s.GPUs))
 	for i, g := range s.GPUs {
-		g.Faults, g.Delays = maps.Clone(g.Faults), maps.Clone(g.Delays)
+		g.Faults, g.Delays, g.Processes = maps.Clone(g.Faults), maps.Clone(g.Delays), slices.Clone(g.Processes)
 		out.GPUs[i] = g
 	}
 	return out

@@ -98,7 +98,7 @@ func (g GPU) ErrorOf(call string) Error {
 }
 
 // String is the node as text, without what differs between two nodes of the same profile: a line for the machine, a line for
-// each GPU, one for each fault, and one for the order to crash.
+// each GPU, one for each of its processes and faults, and one for the order to crash.
 func (v *View) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s driver=%s\n", v.Profile.Name, v.Profile.Driver())
@@ -113,13 +113,19 @@ func (v *View) String() string {
 		if c.State.TimeSlice != 0 {
 			fmt.Fprintf(&b, " interval=%s", c.State.TimeSlice)
 		}
-		if c.State.MemoryUsed != 0 {
-			fmt.Fprintf(&b, " used=%dMiB", c.State.MemoryUsed>>20)
+		if used := c.State.MemoryUsed + c.held(); used != 0 {
+			fmt.Fprintf(&b, " used=%dMiB", used>>20)
 		}
 		if c.State.Unplugged {
 			b.WriteString(" unplugged")
 		}
 		b.WriteByte('\n')
+		for _, p := range c.State.Processes {
+			fmt.Fprintf(&b, "%s process %s\n", c.Name, p)
+		}
+		if c.State.MPS != nil {
+			fmt.Fprintf(&b, "%s mps %s\n", c.Name, c.State.MPS)
+		}
 		for _, call := range slices.Sorted(maps.Keys(c.State.Faults)) {
 			fmt.Fprintf(&b, "%s fails %s %s\n", c.Name, call, c.State.Faults[call])
 		}
@@ -145,7 +151,7 @@ func (n *Node) String() string {
 // Memory is the GPU's memory as it is now.
 func (c Card) Memory() Answer[Memory] {
 	a := c.Calls.GetMemoryInfo
-	a.value.Used = c.State.MemoryUsed
+	a.value.Used = min(c.State.MemoryUsed+c.held(), a.value.Total-a.value.Reserved)
 	return a
 }
 

@@ -4,6 +4,7 @@ package simctl
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -30,11 +31,8 @@ func slowCommand(dir *string) *cobra.Command {
 		Long:    "Make an NVML call of a GPU take so long, or all of them. heal ends calls that are waiting, too.",
 		Example: "  simctl slow gpu-1b-00-0 GetMinorNumber 3s\n  simctl slow 0 all 100ms --times 20",
 	}, func(text string) (node.Fault, error) {
-		d, err := time.ParseDuration(text)
-		if err != nil || d <= 0 {
-			return node.Fault{}, fmt.Errorf("duration %q: want one such as 100ms, 3s or 1m", text)
-		}
-		return node.Fault{Delay: d}, nil
+		d, err := parseDuration(text)
+		return node.Fault{Delay: d}, err
 	})
 }
 
@@ -77,4 +75,53 @@ func gpuCommand(dir *string, use, short string, do func(n *node.Node, gpu string
 			return do(n, args[0])
 		},
 	}
+}
+
+func mpsCommand(dir *string) *cobra.Command {
+	return &cobra.Command{
+		Use:   "mps GPU slow=DURATION|dead|refusing|heal",
+		Short: "Break or mend the MPS daemons of a GPU",
+		Long: "Break or mend the MPS daemons of a GPU: slow ones take so long to start, dead ones die, now and whenever they are started,\n" +
+			"refusing ones say that they cannot start, while one that runs goes on. \"heal\" takes away what was wrong with them.",
+		Example: "  simctl mps gpu-1b-00-0 slow=5s\n  simctl mps 0 dead\n  simctl mps 0 heal",
+		Args:    cobra.ExactArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			change, err := parseMPS(args[1])
+			if err != nil {
+				return err
+			}
+			n, err := node.Attach(*dir)
+			if err != nil {
+				return err
+			}
+			return change(n, args[0])
+		},
+	}
+}
+
+func parseMPS(text string) (func(n *node.Node, gpu string) error, error) {
+	order := func(f node.MPSFault) func(*node.Node, string) error {
+		return func(n *node.Node, gpu string) error { return n.BreakMPS(gpu, f) }
+	}
+	name, value, _ := strings.Cut(text, "=")
+	switch {
+	case text == "heal":
+		return (*node.Node).HealMPS, nil
+	case text == "dead":
+		return order(node.MPSFault{Dead: true}), nil
+	case text == "refusing":
+		return order(node.MPSFault{Refusing: true}), nil
+	case name == "slow":
+		d, err := parseDuration(value)
+		return order(node.MPSFault{Slow: d}), err
+	}
+	return nil, fmt.Errorf("MPS %q: want slow=DURATION, dead, refusing or heal", text)
+}
+
+func parseDuration(text string) (time.Duration, error) {
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 {
+		return 0, fmt.Errorf("duration %q: want one such as 100ms, 3s or 1m", text)
+	}
+	return d, nil
 }

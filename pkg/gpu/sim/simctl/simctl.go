@@ -29,6 +29,7 @@ func Command() *cobra.Command {
 	c.AddCommand(
 		printCommand(&dir), setCommand(&dir),
 		failCommand(&dir), slowCommand(&dir), healCommand(&dir),
+		mpsCommand(&dir),
 		unplugCommand(&dir), plugCommand(&dir), addCommand(&dir), removeCommand(&dir),
 		crashCommand(&dir), stepsCommand(&dir),
 		profilesCommand(), profileCommand())

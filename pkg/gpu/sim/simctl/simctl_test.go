@@ -78,6 +78,11 @@ func TestCommands(t *testing.T) {
 		{"no steps are recorded", "steps", `error: steps are not recorded; start with "simctl steps --record"` + "\n"},
 		{"no steps yet", "steps --record; steps", "prepare 0\nunprepare 0\n"},
 		{"steps no more", "steps --record; steps --off; steps", "error: steps are not recorded;"},
+		{"a slow MPS daemon", "mps 0 slow=2s; print", "t4-x2 driver=580.95.05\n" + first + "Default\ngpu-3b-00-0 mps slow 2s\n" + second},
+		{"a dead MPS daemon", "mps 0 slow=2s; mps 0 dead; print", "t4-x2 driver=580.95.05\n" + first + "Default\ngpu-3b-00-0 mps dead\n" + second},
+		{"an MPS daemon is mended", "mps 0 refusing; mps 0 heal; print", "t4-x2 driver=580.95.05\n" + first + "Default\n" + second},
+		{"slow by nothing", "mps 0 slow", `error: duration "": want one such as 100ms, 3s or 1m` + "\n"},
+		{"an unknown fault of MPS", "mps 0 sick", `error: MPS "sick": want slow=DURATION, dead, refusing or heal` + "\n"},
 		{"an unknown command", "destroy", `error: unknown command "destroy" for "simctl"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -79,6 +79,19 @@ func administered(v *node.View, root, ids string) (n *node.Node, gpus []gpu, err
 	return n, gpus, err
 }
 
+// Reachable are the GPUs that a program can use here: those whose device nodes it can open.
+func (m Machine) Reachable() ([]node.Card, error) {
+	v, root, err := m.look()
+	if err != nil {
+		return nil, err
+	}
+	var out []node.Card
+	for _, g := range reachable(v, root) {
+		out = append(out, g.Card)
+	}
+	return out, nil
+}
+
 // gpu is a GPU that the program can reach. Index is its place among those.
 type gpu struct {
 	node.Card

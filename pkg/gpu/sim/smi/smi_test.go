@@ -223,6 +223,28 @@ func TestConfigure(t *testing.T) {
 	}
 }
 
+// Processes are listed where they are seen, which is not in a process namespace of one's own.
+func TestProcesses(t *testing.T) {
+	n := laidOut(t, "t4-x2")
+	name, err := os.ReadFile("/proc/self/comm")
+	must(t, err)
+	must(t, n.SetProcesses("1", []node.Process{
+		{PID: os.Getpid(), Name: strings.TrimSpace(string(name)), Memory: 5 << 30, Threads: 30},
+		{PID: 1 << 30, Name: "x", Memory: 1 << 30},
+	}))
+	got := run(n.DriverRoot())
+	row := fmt.Sprintf("|    1   N/A  N/A %15d    M+C   %-35s    5120MiB |\n", os.Getpid(), strings.TrimSpace(string(name)))
+	if !strings.Contains(got, row) || strings.Contains(got, " x ") || strings.Contains(got, "No running processes") || !strings.Contains(got, " 6144MiB / ") {
+		t.Errorf("got:\n%s\nwant the row:\n%s", got, row)
+	}
+	width := len(strings.Split(got, "\n")[1])
+	for line := range strings.Lines(got) {
+		if strings.HasPrefix(line, "|") && len(line) != width+1 {
+			t.Errorf("not as wide as the others: %s", line)
+		}
+	}
+}
+
 func TestCommandLine(t *testing.T) {
 	n := laidOut(t, "mixed")
 	for _, tt := range []struct{ name, args, want string }{

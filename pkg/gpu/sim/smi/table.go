@@ -5,6 +5,7 @@ package smi
 import (
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"time"
 
@@ -32,7 +33,26 @@ func printTable(out io.Writer, v *node.View, gpus []gpu, now time.Time) {
 	fmt.Fprintln(out, "|  GPU   GI   CI              PID   Type   Process name                        GPU Memory |")
 	fmt.Fprintln(out, "|        ID   ID                                                               Usage      |")
 	fmt.Fprintln(out, "|"+strings.Repeat("=", len(rule)-2)+"|")
-	fmt.Fprintf(out, "|  %-*s|\n%s\n", len(rule)-4, "No running processes found", wide)
+	printProcesses(out, gpus)
+	fmt.Fprintln(out, wide)
+}
+
+// printProcesses writes the processes as the node has them. The real program leaves out those that this one cannot see, as in a
+// container of its own process namespace, and so does this: it looks for each by its number and name.
+func printProcesses(out io.Writer, gpus []gpu) {
+	found := false
+	for _, g := range gpus {
+		for _, p := range g.State.Processes {
+			if name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", p.PID)); err != nil || strings.TrimSpace(string(name)) != p.Name {
+				continue
+			}
+			found = true
+			fmt.Fprintf(out, "| %4d   N/A  N/A %15d    M+C   %-35.35s %10s |\n", g.Index, p.PID, p.Name, fmt.Sprintf("%dMiB", p.Memory>>20))
+		}
+	}
+	if !found {
+		fmt.Fprintf(out, "|  %-*s|\n", len(rule)-4, "No running processes found")
+	}
 }
 
 func printRows(out io.Writer, v *node.View, g gpu) {

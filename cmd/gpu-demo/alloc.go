@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/cuda"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/mps"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/smi"
+)
+
+// allocOptions are what the command line of alloc asks for.
+type allocOptions struct {
+	bytes  uint64
+	device int
+	stay   bool
+	unset  []string // variables that the program does not see
+}
+
+func parseAlloc(args []string) (allocOptions, error) {
+	var o allocOptions
+	var err error
+	size := ""
+	for _, arg := range args {
+		name, value, _ := strings.Cut(arg, "=")
+		switch {
+		case arg == "--stay":
+			o.stay = true
+		case arg == "--unset-mps":
+			o.unset = append(o.unset, mps.PipeVariable)
+		case arg == "--unset-limits":
+			o.unset = append(o.unset, mps.ThreadsVariable, mps.MemoryVariable)
+		case name == "--device":
+			if o.device, err = strconv.Atoi(value); err != nil {
+				return o, fmt.Errorf("device %q: want a number", value)
+			}
+		case strings.HasPrefix(arg, "-") || size != "":
+			return o, errUsage
+		default:
+			size = arg
+		}
+	}
+	o.bytes, err = parseSize(size)
+	return o, err
+}
+
+// parseSize reads a number of bytes such as 5Gi, 512Mi or 1024.
+func parseSize(s string) (uint64, error) {
+	shift := 0
+	digits := s
+	for i, unit := range []string{"Ki", "Mi", "Gi", "Ti"} {
+		if d, ok := strings.CutSuffix(s, unit); ok {
+			digits, shift = d, 10*(i+1)
+		}
+	}
+	n, err := strconv.ParseUint(digits, 10, 64)
+	if err != nil || n > math.MaxUint64>>shift {
+		return 0, fmt.Errorf("size %q: want a number of bytes such as 5Gi or 512Mi", s)
+	}
+	return n << shift, nil
+}
+
+// alloc asks for memory as a CUDA program would, and says what it got and within which limits.
+func alloc(ctx context.Context, args []string, machine smi.Machine, out io.Writer) error {
+	o, err := parseAlloc(args)
+	if err != nil {
+		return err
+	}
+	program := cuda.Program{Reachable: machine.Reachable, Env: func(name string) string {
+		if slices.Contains(o.unset, name) {
+			return ""
+		}
+		return os.Getenv(name)
+	}}
+	memory, err := program.Allocate(ctx, o.device, o.bytes)
+	if err != nil {
+		return err
+	}
+	defer memory.Free()
+	limit := "all"
+	if memory.Limit > 0 {
+		limit = fmt.Sprintf("%dMiB", memory.Limit>>20)
+	}
+	if _, err := fmt.Fprintf(out, "granted %dMiB of %s, limit %s, threads %g%%\n", memory.Bytes>>20, memory.UUID, limit, memory.Threads); err != nil || !o.stay {
+		return err
+	}
+	return memory.Hold(ctx)
+}

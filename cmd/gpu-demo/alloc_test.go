@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/cuda"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/mps"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/smi"
+)
+
+func TestParseSize(t *testing.T) {
+	for _, tt := range []struct {
+		size string
+		want uint64
+	}{{"1024", 1024}, {"1Ki", 1024}, {"512Mi", 512 << 20}, {"5Gi", 5 << 30}, {"1Ti", 1 << 40}} {
+		if got, err := parseSize(tt.size); err != nil || got != tt.want {
+			t.Errorf("%s: got %d, %v; want %d", tt.size, got, err, tt.want)
+		}
+	}
+	for _, size := range []string{"", "Gi", "5G", "-1", "1.5Gi", "99999999Ti"} {
+		if got, err := parseSize(size); err == nil {
+			t.Errorf("%s: got %d", size, got)
+		}
+	}
+}
+
+// machine is a simulated machine with a daemon of MPS on its first GPU.
+func machine(t *testing.T) (n *sim.Node, uuid string, stop func()) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("making simulated device nodes needs root")
+	}
+	p, err := sim.BuiltIn("t4-x2")
+	must(t, err)
+	n, err = sim.Open(t.TempDir(), p)
+	must(t, err)
+	must(t, n.LayOut(sim.Programs{}))
+	v, err := n.View()
+	must(t, err)
+	pipe := t.TempDir()
+	t.Setenv(mps.PipeVariable, pipe)
+	env := map[string]string{mps.PipeVariable: pipe, "CUDA_VISIBLE_DEVICES": v.GPUs[0].UUID}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan int)
+	go func() {
+		done <- mps.Program{
+			Path: filepath.Join(n.DriverRoot(), "usr/bin/x"), Args: []string{"-f"},
+			Env: func(name string) string { return env[name] }, Err: &bytes.Buffer{},
+		}.Run(ctx)
+	}()
+	ended := false
+	stop = func() {
+		if !ended {
+			ended = true
+			cancel()
+			<-done
+		}
+	}
+	t.Cleanup(stop)
+	for {
+		if _, err := os.Stat(filepath.Join(pipe, "nvidia-cuda-mps-control.pid")); err == nil {
+			return n, v.GPUs[0].UUID, stop
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAlloc(t *testing.T) {
+	for _, tt := range []struct {
+		name, args, threads, memory string
+		do                          func(n *sim.Node) error
+		want                        string
+		exit                        int
+	}{
+		{"through MPS", "5Gi", "", "", nil, "granted 5120MiB of UUID, limit all, threads 100%\n", 0},
+		{"within its limits", "5Gi", "30", "0=6000M", nil, "granted 5120MiB of UUID, limit 6000MiB, threads 30%\n", 0},
+		{"above its limit", "5Gi", "30", "0=5000M", nil, "CUDA_ERROR_OUT_OF_MEMORY: more than the limit of the client: limit 5000MiB, held 0MiB", 2},
+		{"without its limits", "5Gi --unset-limits", "30", "0=5000M", nil, "granted 5120MiB of UUID, limit all, threads 100%\n", 0},
+		{"above what the card has", "20Gi", "", "", nil, "CUDA_ERROR_OUT_OF_MEMORY: more than the GPU has left", 2},
+		{"without MPS", "5Gi --unset-mps", "30", "0=5000M", nil, "granted 5120MiB of UUID, limit all, threads 100%\n", 0},
+		{"without MPS, above what the card has", "15Gi --unset-mps", "", "", nil, "CUDA_ERROR_OUT_OF_MEMORY: the GPU has 14915MiB left", 2},
+		{"without MPS on an exclusive card", "1Mi --unset-mps", "", "", func(n *sim.Node) error { return n.SetComputeMode("0", node.ComputeModeExclusiveProcess) },
+			"CUDA_ERROR_DEVICE_UNAVAILABLE: the compute mode of the GPU is Exclusive_Process", 46},
+		{"on an exclusive card", "1Mi", "", "", func(n *sim.Node) error { return n.SetComputeMode("0", node.ComputeModeExclusiveProcess) },
+			"granted 1MiB of UUID, limit all, threads 100%\n", 0},
+		{"a device that the daemon has not", "1Mi --device=1", "", "", nil, "CUDA_ERROR_INVALID_DEVICE: device 1: the daemon has 1", 101},
+		{"no device node", "1Mi", "", "", func(n *sim.Node) error { return os.Remove(filepath.Join(n.DriverRoot(), "dev/nvidia0")) },
+			"CUDA_ERROR_NO_DEVICE: device 0 of the daemon is UUID, which cannot be opened here", 100},
+		{"no size", "--stay", "", "", nil, `size "": want a number of bytes such as 5Gi or 512Mi`, 1},
+		{"two sizes", "1Gi 2Gi", "", "", nil, "unknown arguments", 1},
+		{"a device that is no number", "1Gi --device=x", "", "", nil, `device "x": want a number`, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n, uuid, _ := machine(t)
+			t.Setenv(mps.ThreadsVariable, tt.threads)
+			t.Setenv(mps.MemoryVariable, tt.memory)
+			if tt.do != nil {
+				must(t, tt.do(n))
+			}
+			var out strings.Builder
+			err := alloc(t.Context(), strings.Fields(tt.args), smi.Machine{Roots: []string{n.DriverRoot()}}, &out)
+			got, exit := out.String(), 0
+			if err != nil {
+				got, exit = err.Error(), exitCode(err)
+			}
+			if got = strings.ReplaceAll(got, uuid, "UUID"); !strings.HasPrefix(got, tt.want) || exit != tt.exit {
+				t.Errorf("got %d %s, want %d %s", exit, got, tt.exit, tt.want)
+			}
+		})
+	}
+}
+
+func TestAllocStays(t *testing.T) {
+	n, _, stop := machine(t)
+	hold := func(ctx context.Context) chan error {
+		done := make(chan error, 1)
+		go func() {
+			done <- alloc(ctx, []string{"1Gi", "--stay"}, smi.Machine{Roots: []string{n.DriverRoot()}}, &strings.Builder{})
+		}()
+		for !strings.Contains(n.String(), fmt.Sprintf("process %d ", os.Getpid())) {
+			time.Sleep(time.Millisecond)
+		}
+		return done
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := hold(ctx)
+	cancel()
+	if err := <-done; err != nil {
+		t.Errorf("told to end: %v", err)
+	}
+	for strings.Contains(n.String(), "process") {
+		time.Sleep(time.Millisecond)
+	}
+	done = hold(t.Context())
+	stop()
+	var e *cuda.Error
+	if err := <-done; !errors.As(err, &e) || e.Name != "CUDA_ERROR_MPS_RPC_FAILURE" {
+		t.Errorf("the daemon has gone: %v", err)
+	}
+}

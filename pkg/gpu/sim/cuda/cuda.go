@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cuda is what a CUDA program does before it computes, on simulated GPUs: it connects to the daemon of MPS, or opens the
+// GPU itself where there is none, and asks for memory.
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/mps"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
+)
+
+// Error is an error that CUDA's driver API would return.
+type Error struct {
+	Name   string // CUDA_ERROR_OUT_OF_MEMORY
+	Detail string
+}
+
+// Error is the name and why.
+func (e *Error) Error() string {
+	if e.Detail == "" {
+		return e.Name
+	}
+	return e.Name + ": " + e.Detail
+}
+
+// numbers are those of cuda.h.
+var numbers = map[string]int{
+	"CUDA_ERROR_INVALID_VALUE": 1, outOfMemory: 2, deviceUnavailable: 46, noDevice: 100, invalidDevice: 101,
+}
+
+const (
+	outOfMemory       = "CUDA_ERROR_OUT_OF_MEMORY"
+	deviceUnavailable = "CUDA_ERROR_DEVICE_UNAVAILABLE"
+	noDevice          = "CUDA_ERROR_NO_DEVICE"
+	invalidDevice     = "CUDA_ERROR_INVALID_DEVICE"
+	rpcFailure        = "CUDA_ERROR_MPS_RPC_FAILURE"
+)
+
+// Number is that of cuda.h where it fits an exit code, otherwise 255.
+func (e *Error) Number() int {
+	if n, ok := numbers[e.Name]; ok {
+		return n
+	}
+	return 255
+}
+
+// Program is a CUDA program.
+type Program struct {
+	Env       func(string) string
+	Reachable func() ([]node.Card, error) // the GPUs whose device nodes it can open
+}
+
+// Memory is what was granted.
+type Memory struct {
+	UUID    string
+	Bytes   uint64
+	Limit   uint64  // bytes that the program may hold; 0: all that the GPU has
+	Threads float64 // percent of the multiprocessors that it may use
+
+	client *mps.Client // nil: without MPS
+}
+
+// Allocate asks for memory of a device, counted as the program sees them. It waits for as long as another user's programs have the
+// GPU. Error: *Error.
+func (p Program) Allocate(ctx context.Context, device int, bytes uint64) (*Memory, error) {
+	cards, err := p.Reachable()
+	if err != nil || len(cards) == 0 {
+		return nil, &Error{noDevice, fmt.Sprint("no GPU can be opened here: ", err)}
+	}
+	pipe := p.Env(mps.PipeVariable)
+	if pipe == "" {
+		pipe = mps.DefaultPipe
+	}
+	client, err := mps.Connect(ctx, pipe, p.Env(mps.ThreadsVariable), p.Env(mps.MemoryVariable))
+	if errors.Is(err, mps.ErrNoDaemon) {
+		return direct(cards, device, bytes)
+	}
+	if err != nil {
+		return nil, &Error{rpcFailure, err.Error()}
+	}
+	memory, err := shared(client, cards, device, bytes)
+	if err != nil {
+		_ = client.Close()
+		return nil, err
+	}
+	return memory, nil
+}
+
+// direct is without MPS: a GPU whose compute mode wants one process is that of the server of MPS.
+func direct(cards []node.Card, device int, bytes uint64) (*Memory, error) {
+	if device < 0 || device >= len(cards) {
+		return nil, &Error{invalidDevice, fmt.Sprintf("device %d: there are %d", device, len(cards))}
+	}
+	c := cards[device]
+	if mode, _ := c.ComputeMode().Get(); mode != 0 {
+		return nil, &Error{deviceUnavailable, fmt.Sprintf("the compute mode of the GPU is %s", mode)}
+	}
+	m, e := c.Memory().Get()
+	if e != "" {
+		return nil, &Error{"CUDA_ERROR_UNKNOWN", string(e)}
+	}
+	if free := m.Total - m.Reserved - m.Used; bytes > free {
+		return nil, &Error{outOfMemory, fmt.Sprintf("the GPU has %dMiB left", free>>20)}
+	}
+	return &Memory{UUID: c.UUID, Bytes: bytes, Threads: 100}, nil
+}
+
+// shared is through the daemon.
+func shared(client *mps.Client, cards []node.Card, device int, bytes uint64) (*Memory, error) {
+	if e := client.Hello.Error; e != "" {
+		return nil, &Error{e, client.Hello.Detail}
+	}
+	devices := client.Hello.Devices
+	if device < 0 || device >= len(devices) {
+		return nil, &Error{invalidDevice, fmt.Sprintf("device %d: the daemon has %d", device, len(devices))}
+	}
+	if !opens(cards, devices[device]) {
+		return nil, &Error{noDevice, fmt.Sprintf("device %d of the daemon is %s, which cannot be opened here", device, devices[device])}
+	}
+	a, err := client.Allocate(device, bytes)
+	switch {
+	case err != nil:
+		return nil, &Error{rpcFailure, err.Error()}
+	case a.Error != "" && a.Limit > 0:
+		return nil, &Error{a.Error, fmt.Sprintf("%s: limit %dMiB, held %dMiB", a.Detail, a.Limit>>20, a.Held>>20)}
+	case a.Error != "":
+		return nil, &Error{a.Error, a.Detail}
+	}
+	return &Memory{UUID: devices[device], Bytes: bytes, Limit: a.Limit, Threads: a.Threads, client: client}, nil
+}
+
+func opens(cards []node.Card, uuid string) bool {
+	for _, c := range cards {
+		if c.UUID == uuid {
+			return true
+		}
+	}
+	return false
+}
+
+// Hold returns when the context ends, or with an *Error when the daemon has gone, and what it gave with it.
+func (m *Memory) Hold(ctx context.Context) error {
+	if m.client == nil {
+		<-ctx.Done()
+		return nil
+	}
+	stop := context.AfterFunc(ctx, func() { _ = m.client.Close() })
+	defer stop()
+	m.client.Wait()
+	if ctx.Err() != nil {
+		return nil
+	}
+	return &Error{rpcFailure, "the MPS daemon has gone"}
+}
+
+// Free gives the memory back.
+func (m *Memory) Free() {
+	if m.client != nil {
+		_ = m.client.Close()
+	}
+}

@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mps_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/mps"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
+)
+
+// world is a simulated machine and what its programs need.
+type world struct {
+	*node.Node
+	pipe, log string
+	env       map[string]string
+}
+
+func newWorld(t *testing.T) world {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "mps") // not t.TempDir: other users must get there
+	must(t, err)
+	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	must(t, os.Chmod(dir, 0o755))
+	p, err := node.BuiltIn("t4-x2")
+	must(t, err)
+	n, err := node.Open(filepath.Join(dir, "node"), p)
+	must(t, err)
+	w := world{n, filepath.Join(dir, "pipe"), filepath.Join(dir, "log"), map[string]string{}}
+	must(t, os.Mkdir(w.pipe, 0o755))
+	must(t, os.Mkdir(w.log, 0o755))
+	v, err := n.View()
+	must(t, err)
+	w.env[mps.PipeVariable], w.env[mps.LogVariable], w.env["CUDA_VISIBLE_DEVICES"] = w.pipe, w.log, v.GPUs[0].UUID
+	return w
+}
+
+func (w world) program(in string, args ...string) (p mps.Program, out *strings.Builder) {
+	out = &strings.Builder{}
+	return mps.Program{
+		Path: filepath.Join(w.DriverRoot(), "usr/bin/nvidia-cuda-mps-control"), Args: args, In: strings.NewReader(in),
+		Env: func(name string) string { return w.env[name] }, Out: out, Err: &bytes.Buffer{},
+	}, out
+}
+
+// start starts a daemon and returns when it answers. stop ends it as SIGTERM does and returns its exit code.
+func (w world) start(t *testing.T, args ...string) (stop func() int) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	code := make(chan int, 1)
+	p, _ := w.program("", append([]string{"-f"}, args...)...)
+	go func() { code <- p.Run(ctx) }()
+	stop = sync.OnceValue(func() int {
+		cancel()
+		return <-code
+	})
+	t.Cleanup(func() { stop() })
+	eventually(t, "the daemon answers", func() bool { return !strings.Contains(w.say("get_server_list"), "Cannot find") })
+	return stop
+}
+
+// say is what the daemon answers to the commands, between semicolons, with its process number and the UUIDs masked.
+func (w world) say(commands string) string {
+	commands = strings.ReplaceAll(commands, "PID", fmt.Sprint(os.Getpid()))
+	p, out := w.program(strings.ReplaceAll(commands, "; ", "\n") + "\n")
+	code := p.Run(context.Background())
+	text := strings.TrimSpace(strings.ReplaceAll(strings.ReplaceAll(out.String(), fmt.Sprint(os.Getpid()), "PID"), "\n", "; "))
+	text = strings.TrimSuffix(regexp.MustCompile(`GPU-[0-9a-f-]{36}`).ReplaceAllString(text, "UUID"), ";")
+	if code != 0 {
+		text += fmt.Sprintf(" exit %d", code)
+	}
+	return text
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within 10 s: %s", what)
+		}
+	}
+}
+
+func (w world) connect(t *testing.T, threads, memory string) *mps.Client {
+	t.Helper()
+	c, err := mps.Connect(t.Context(), w.pipe, threads, memory)
+	must(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// allocate is what the daemon answers, in a line.
+func allocate(t *testing.T, c *mps.Client, mebibytes uint64) string {
+	t.Helper()
+	a, err := c.Allocate(0, mebibytes<<20)
+	must(t, err)
+	if a.Error != "" {
+		return a.Error
+	}
+	return fmt.Sprintf("%dMiB of %dMiB, %g%%", a.Held>>20, a.Limit>>20, a.Threads)
+}
+
+func TestCommands(t *testing.T) {
+	for _, tt := range []struct{ name, commands, want string }{
+		{"no server at first", "get_server_list", ""},
+		{"defaults at first", "get_default_active_thread_percentage; get_default_device_pinned_mem_limit 0", "100.0; No limit"},
+		{"defaults", "set_default_active_thread_percentage 30; get_default_active_thread_percentage", "30.0; 30.0"},
+		{"default memory", "set_default_device_pinned_mem_limit 0 5000M; get_default_device_pinned_mem_limit 0", "5000M"},
+		{"gigabytes", "set_default_device_pinned_mem_limit 0 2048M; get_default_device_pinned_mem_limit 0", "2G"},
+		{"a server has the defaults of its start", "set_default_active_thread_percentage 30; start_server -uid 0; set_default_active_thread_percentage 40; " +
+			"get_server_list; get_server_status PID; get_active_thread_percentage PID", "30.0; 40.0; PID; ACTIVE; 30.0"},
+		{"limits of a server", "start_server -uid 0; set_active_thread_percentage PID 20; set_device_pinned_mem_limit PID 0 1G; " +
+			"get_active_thread_percentage PID; get_device_pinned_mem_limit PID 0; get_default_device_pinned_mem_limit 0", "20.0; 20.0; 1G; No limit"},
+		{"clients", "start_server -uid 0; get_client_list PID; get_device_client_list", "0: UUID"},
+		{"two servers", "start_server -uid 0; start_server -uid 1", "Invalid request: server PID is running exit 1"},
+		{"shut down", "start_server -uid 0; shutdown_server PID; get_server_list", ""},
+		{"a server that is none", "get_server_status 1", "Invalid server: no server 1 exit 1"},
+		{"a device that is none", "set_default_device_pinned_mem_limit 1 1G", "Invalid device: 1; the daemon has 1, counted from 0 exit 1"},
+		{"a device by UUID", "set_default_device_pinned_mem_limit GPU-1 1G", "Invalid device: GPU-1; the daemon has 1, counted from 0 exit 1"},
+		{"a size that is none", "set_default_device_pinned_mem_limit 0 1Gi", `Invalid memory limit "1Gi": want an integer followed by G or M exit 1`},
+		{"a percentage that is none", "set_default_active_thread_percentage 0", `Invalid active thread percentage "0": want more than 0 and at most 100 exit 1`},
+		{"a command that is none", "get_servers", "Invalid command: get_servers exit 1"},
+		{"too many arguments", "get_server_list 1", "Invalid arguments: want get_server_list exit 1"},
+		{"the next goes on", "get_servers; get_default_active_thread_percentage", "Invalid command: get_servers; 100.0 exit 1"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.start(t)
+			if got := strings.ReplaceAll(w.say(tt.commands), "  exit", " exit"); got != tt.want {
+				t.Errorf("\ngot  %s\nwant %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestQuit(t *testing.T) {
+	w := newWorld(t)
+	if got, want := w.say("get_server_list"), "Cannot find MPS control daemon process exit 1"; got != want {
+		t.Errorf("before: got %s, want %s", got, want)
+	}
+	w.start(t)
+	c := w.connect(t, "", "")
+	if got := allocate(t, c, 100); got != "100MiB of 0MiB, 100%" {
+		t.Error(got)
+	}
+	done := make(chan string)
+	go func() { done <- w.say("quit") }()
+	select {
+	case got := <-done:
+		t.Fatalf("it quit under its client: %s", got)
+	case <-time.After(200 * time.Millisecond):
+	}
+	must(t, c.Close())
+	if got := <-done; got != "" {
+		t.Error(got)
+	}
+	eventually(t, "it is gone", func() bool { return strings.Contains(w.say(""), "Cannot find") })
+	left, err := os.ReadDir(w.pipe)
+	must(t, err)
+	if len(left) != 1 || left[0].Name() != "control_lock" {
+		t.Errorf("left: %v", left)
+	}
+	w.start(t)
+	c = w.connect(t, "", "")
+	w.say("quit -t 0") // which does not wait
+	c.Wait()
+	if got := w.String(); strings.Contains(got, "process") {
+		t.Errorf("left on the node:\n%s", got)
+	}
+}
+
+func TestLimits(t *testing.T) {
+	for _, tt := range []struct {
+		name, commands, threads, memory string
+		ask                             []uint64 // MiB
+		want                            string
+	}{
+		{"none", "", "", "", []uint64{100, 200}, "100MiB of 0MiB, 100%; 300MiB of 0MiB, 100%"},
+		{"of the client", "", "30", "0=500M", []uint64{400, 100, 1}, "400MiB of 500MiB, 30%; 500MiB of 500MiB, 30%; CUDA_ERROR_OUT_OF_MEMORY"},
+		{"of another device", "", "", "1=1M", []uint64{400}, "400MiB of 0MiB, 100%"},
+		{"by default", "set_default_active_thread_percentage 50; set_default_device_pinned_mem_limit 0 1G", "", "", []uint64{1024, 1},
+			"1024MiB of 1024MiB, 50%; CUDA_ERROR_OUT_OF_MEMORY"},
+		{"the client's are lower", "set_default_active_thread_percentage 50; set_default_device_pinned_mem_limit 0 1G", "20", "0=1M", []uint64{1}, "1MiB of 1MiB, 20%"},
+		{"the client cannot raise them", "set_default_active_thread_percentage 50; set_default_device_pinned_mem_limit 0 1G", "90", "0=2G", []uint64{1},
+			"1MiB of 1024MiB, 50%"},
+		{"of the server", "start_server -uid 0; set_active_thread_percentage PID 25; set_device_pinned_mem_limit PID 0 3M", "", "", []uint64{3}, "3MiB of 3MiB, 25%"},
+		{"the card's memory", "", "", "", []uint64{14915, 14914, 1}, "CUDA_ERROR_OUT_OF_MEMORY; 14914MiB of 0MiB, 100%; CUDA_ERROR_OUT_OF_MEMORY"},
+		{"nobody holds less than nothing", "", "", "0=1M", []uint64{1 << 43, 1}, "CUDA_ERROR_OUT_OF_MEMORY; 1MiB of 1MiB, 100%"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t)
+			must(t, w.SetMemoryUsed("0", 1<<19)) // so that the card has 14914.5 MiB left
+			w.start(t)
+			w.say(tt.commands)
+			c := w.connect(t, tt.threads, tt.memory)
+			var got []string
+			for _, mebibytes := range tt.ask {
+				got = append(got, allocate(t, c, mebibytes))
+			}
+			if got := strings.Join(got, "; "); got != tt.want {
+				t.Errorf("\ngot  %s\nwant %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestLimitsThatAreNone(t *testing.T) {
+	w := newWorld(t)
+	w.start(t)
+	for _, tt := range []struct{ threads, memory, want string }{
+		{"0", "", `active thread percentage "0": want more than 0 and at most 100`},
+		{"101", "", `active thread percentage "101": want more than 0 and at most 100`},
+		{"", "GPU-1=1G", `memory limit "GPU-1=1G": want DEVICE=SIZE, the device by its number`},
+		{"", "0=1", `memory limit "1": want an integer followed by G or M`},
+	} {
+		c := w.connect(t, tt.threads, tt.memory)
+		if got := c.Hello; got.Error != "CUDA_ERROR_INVALID_VALUE" || got.Detail != tt.want {
+			t.Errorf("got %+v, want %s", got, tt.want)
+		}
+	}
+}
+
+// What clients hold is seen on the node, for as long as they live.
+func TestProcesses(t *testing.T) {
+	w := newWorld(t)
+	stop := w.start(t)
+	lines := func() string {
+		var out []string
+		for line := range strings.Lines(w.String()) {
+			if strings.Contains(line, " process ") || strings.Contains(line, "used=") {
+				out = append(out, strings.TrimSpace(line[strings.LastIndex(line, " "):]))
+			}
+		}
+		return strings.Join(out, " ")
+	}
+	a, b := w.connect(t, "30", ""), w.connect(t, "", "")
+	if got := lines(); got != "" {
+		t.Errorf("before: %s", got)
+	}
+	allocate(t, a, 100)
+	allocate(t, b, 200)
+	if got, want := lines(), "used=300MiB threads=30% threads=100%"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	must(t, a.Close())
+	eventually(t, "one has left", func() bool { return lines() == "used=200MiB threads=100%" })
+	stop()
+	b.Wait()
+	if got := lines(); got != "" {
+		t.Errorf("after: %s", got)
+	}
+	// What a daemon left that was killed, the next takes away.
+	must(t, w.SetProcesses("0", []node.Process{{PID: 1, Memory: 1}}))
+	w.start(t)
+	if got := lines(); got != "" {
+		t.Errorf("after the next start: %s", got)
+	}
+}
+
+// as runs f as another user.
+func as(uid int, f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // for ever: the thread ends with the goroutine
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
+			panic(errno)
+		}
+		f()
+	}()
+	<-done
+}
+
+func TestUsers(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("being somebody else needs root")
+	}
+	for _, tt := range []struct {
+		name  string
+		args  []string
+		waits bool
+	}{{"take turns", nil, true}, {"at once", []string{"-multiuser-server"}, false}} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.start(t, tt.args...)
+			first := w.connect(t, "", "")
+			in := make(chan *mps.Client)
+			go as(1000, func() {
+				c, err := mps.Connect(t.Context(), w.pipe, "", "")
+				if err != nil {
+					t.Error(err)
+				}
+				in <- c
+			})
+			var second *mps.Client
+			select {
+			case second = <-in:
+				if tt.waits {
+					t.Error("it did not wait")
+				}
+			case <-time.After(300 * time.Millisecond):
+				if !tt.waits {
+					t.Error("it waits")
+				}
+				must(t, first.Close())
+				second = <-in
+			}
+			if got := allocate(t, second, 10); got != "10MiB of 0MiB, 100%" {
+				t.Error(got)
+			}
+			_ = second.Close()
+		})
+	}
+	t.Run("commands are the owner's", func(t *testing.T) {
+		w := newWorld(t)
+		w.start(t)
+		var got string
+		as(1000, func() { got = w.say("get_server_list") })
+		if want := "Cannot find MPS control daemon process exit 1"; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	})
+}
+
+// One who has stopped waiting holds nobody up.
+func TestWhoStopsWaiting(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("being somebody else needs root")
+	}
+	w := newWorld(t)
+	w.start(t)
+	first := w.connect(t, "", "")
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	as(1000, func() {
+		if _, err := mps.Connect(ctx, w.pipe, "", ""); err == nil || errors.Is(err, mps.ErrNoDaemon) {
+			t.Errorf("error %v", err)
+		}
+	})
+	second := w.connect(t, "", "") // of the first user again
+	must(t, first.Close())
+	must(t, second.Close())
+}
+
+func TestFaults(t *testing.T) {
+	w := newWorld(t)
+	run := func() (code int, text string) {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		p, _ := w.program("", "-f")
+		var out bytes.Buffer
+		p.Err = &out
+		code = p.Run(ctx)
+		return code, out.String()
+	}
+	must(t, w.BreakMPS("0", node.MPSFault{Refusing: true}))
+	if code, text := run(); code != 1 || !strings.Contains(text, "simulated fault: daemons on gpu-3b-00-0 refuse to start") {
+		t.Errorf("refusing: %d %s", code, text)
+	}
+	must(t, w.BreakMPS("0", node.MPSFault{Dead: true}))
+	if code, text := run(); code != 1 || !strings.Contains(text, "simulated fault: daemons on gpu-3b-00-0 die") {
+		t.Errorf("dead: %d %s", code, text)
+	}
+	must(t, w.BreakMPS("1", node.MPSFault{Dead: true})) // not one of its GPUs
+	must(t, w.BreakMPS("0", node.MPSFault{Slow: 300 * time.Millisecond}))
+	began := time.Now()
+	w.start(t)
+	if took := time.Since(began); took < 300*time.Millisecond {
+		t.Errorf("slow: it took %s", took)
+	}
+	c := w.connect(t, "", "")
+	must(t, w.BreakMPS("0", node.MPSFault{Dead: true}))
+	c.Wait() // until it dies
+	must(t, w.HealMPS("0"))
+	must(t, w.HealMPS("1"))
+	eventually(t, "it is gone", func() bool { return strings.Contains(w.say(""), "Cannot find") })
+	w.start(t)
+	if code, text := run(); code != 1 || !strings.Contains(text, "an instance of this daemon is already running") {
+		t.Errorf("a second one: %d %s", code, text)
+	}
+}

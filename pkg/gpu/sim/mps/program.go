@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
+)
+
+const usage = `The simulated nvidia-cuda-mps-control.
+
+    nvidia-cuda-mps-control -f [-multiuser-server]   the daemon, in the foreground
+    nvidia-cuda-mps-control -d [-multiuser-server]   the daemon, in the background
+    nvidia-cuda-mps-control                          commands for the daemon, from the standard input
+`
+
+// Program is how nvidia-cuda-mps-control was called.
+type Program struct {
+	Path     string // its own file: it lies in a simulated driver root, below usr/bin
+	Args     []string
+	Env      func(string) string
+	In       io.Reader
+	Out, Err io.Writer
+}
+
+// Run is the program. It returns the exit code.
+func (p Program) Run(ctx context.Context) int {
+	var foreground, background, multiUser bool
+	for _, arg := range p.Args {
+		switch arg {
+		case "-f":
+			foreground = true
+		case "-d":
+			background = true
+		case "-multiuser-server":
+			multiUser = true
+		default:
+			fmt.Fprint(p.Err, usage)
+			return 1
+		}
+	}
+	var err error
+	switch {
+	case foreground:
+		err = p.daemon(ctx, multiUser)
+	case background:
+		err = p.detach(multiUser)
+	default:
+		return p.shell(ctx)
+	}
+	if err != nil {
+		fmt.Fprintln(p.Err, err)
+		return 1
+	}
+	return 0
+}
+
+func (p Program) pipe() string {
+	if dir := p.Env(PipeVariable); dir != "" {
+		return dir
+	}
+	return DefaultPipe
+}
+
+// daemon runs the daemon until it has been told to quit.
+func (p Program) daemon(ctx context.Context, multiUser bool) error {
+	root, ok := strings.CutSuffix(filepath.Dir(p.Path), "/usr/bin")
+	if !ok || filepath.Base(root) != "root" {
+		return fmt.Errorf("%s lies in no simulated driver root", p.Path)
+	}
+	n, err := node.Attach(filepath.Dir(root))
+	if err != nil {
+		return err
+	}
+	c := &config{node: n, pipe: p.pipe(), multiUser: multiUser, log: log.New(p.Err, "", 0)}
+	if c.gpus, err = visible(n, p.Env("CUDA_VISIBLE_DEVICES")); err != nil {
+		return err
+	}
+	if c.defaults, err = parseLimits(p.Env(ThreadsVariable), p.Env(MemoryVariable)); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(c.pipe, 0o755); err != nil {
+		return err
+	}
+	if dir := p.Env(LogVariable); dir != "" {
+		file, err := os.OpenFile(filepath.Join(dir, "control.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		c.log = log.New(io.MultiWriter(file, p.Err), "", 0)
+	}
+	err = run(ctx, *c)
+	if err != nil {
+		c.logf("%v", err)
+	}
+	return err
+}
+
+// visible are the UUIDs of the GPUs that the variable names, by UUID or index; all when it is empty.
+func visible(n *node.Node, names string) ([]string, error) {
+	v, err := n.View()
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	if names == "" {
+		for _, c := range v.GPUs {
+			out = append(out, c.UUID)
+		}
+		return out, nil
+	}
+	for _, name := range strings.Split(names, ",") {
+		c, err := v.Card(name)
+		if err != nil {
+			return nil, fmt.Errorf("CUDA_VISIBLE_DEVICES: %w", err)
+		}
+		out = append(out, c.UUID)
+	}
+	return out, nil
+}
+
+// detach starts the daemon as a process of its own and returns when it answers or has ended.
+func (p Program) detach(multiUser bool) error {
+	args := []string{"-f"}
+	if multiUser {
+		args = append(args, "-multiuser-server")
+	}
+	cmd := exec.Command(p.Path, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	for {
+		if conn, err := net.Dial("unix", filepath.Join(p.pipe(), commandSocket)); err == nil {
+			return conn.Close()
+		}
+		select {
+		case err := <-ended:
+			if err == nil {
+				err = errors.New("the daemon has ended")
+			}
+			return err
+		case <-time.After(pollPeriod / 5):
+		}
+	}
+}
+
+// shell sends the commands to the daemon and prints its answers.
+func (p Program) shell(ctx context.Context) int {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(p.pipe(), commandSocket))
+	if err != nil {
+		fmt.Fprintln(p.Out, "Cannot find MPS control daemon process")
+		return 1
+	}
+	defer conn.Close()
+	exit := 0
+	answers := json.NewDecoder(bufio.NewReader(conn))
+	for in := bufio.NewScanner(p.In); in.Scan(); {
+		var r result
+		if _, err := fmt.Fprintln(conn, in.Text()); err == nil {
+			err = answers.Decode(&r)
+		}
+		if err != nil {
+			fmt.Fprintln(p.Out, "Lost connection to MPS control daemon process")
+			return 1
+		}
+		fmt.Fprint(p.Out, r.Text)
+		if r.Failed {
+			exit = 1
+		}
+	}
+	return exit
+}
