@@ -26,6 +26,7 @@ type options struct {
 	cdiHook      string
 	httpAddress  string
 	sweepPeriod  time.Duration
+	nodeConfigs  string
 
 	driver nvml.DriverRoot
 
@@ -44,6 +45,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.registryDir, "registry-dir", "/var/lib/kubelet/plugins_registry", "where the kubelet looks for plugins")
 	f.StringVar(&o.podResources, "pod-resources", "/var/lib/kubelet/pod-resources/kubelet.sock", "socket on which the kubelet tells which containers it runs")
 	f.DurationVar(&o.sweepPeriod, "sweep-period", time.Minute, "how often claims that the kubelet has forgotten are looked for; one is released when it has been forgotten for twice as long")
+	f.StringVar(&o.nodeConfigs, "node-config-dir", "", "directory of node configurations, which say how GPUs may be shared: one file for each, of which a label of the node names one; empty: none")
 	f.StringVar(&o.cdiDir, "cdi-dir", "/var/run/cdi", "where container runtimes look for CDI specs")
 	f.StringVar(&o.cdiHook, "cdi-hook", "/usr/bin/nvidia-cdi-hook", "NVIDIA's CDI hook program, copied to the plugin directory, from where the host runs it")
 	f.StringVar(&o.httpAddress, "http-address", ":8081", "where /healthz, /readyz and /metrics are served; empty: nowhere")

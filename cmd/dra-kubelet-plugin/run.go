@@ -84,6 +84,7 @@ func run(ctx context.Context, o options) error {
 		HTTPAddress:  o.httpAddress,
 		BootID:       strings.TrimSpace(string(bootID)),
 		SweepPeriod:  o.sweepPeriod,
+		NodeConfigs:  o.nodeConfigs,
 		Client:       client,
 		Specs:        specs,
 		Records:      records,

@@ -37,7 +37,7 @@ var allowed = map[string][]string{
 	"pkg/checkpoint":     {"pkg/gpu", "pkg/sharing"},
 	"pkg/claims":         {"pkg/allocation", "pkg/inventory", "pkg/sharing", "pkg/sharing/mps", "pkg/checkpoint", "pkg/cdi", "pkg/gpu"},
 	// Beside claims and inventory, what their interfaces speak of: the metrics wrap them.
-	"internal/plugin":                 {"pkg/claims", "pkg/inventory", "pkg/checkpoint", "pkg/sharing", "pkg/sharing/mps", "pkg/cdi", "pkg/gpu"},
+	"internal/plugin":                 {"pkg/claims", "pkg/inventory", "pkg/checkpoint", "pkg/sharing", "pkg/sharing/mps", "pkg/nodeconfig", "pkg/cdi", "pkg/gpu"},
 	"cmd/dra-kubelet-plugin":          {"internal/...", "pkg/..."},
 	"cmd/sim-nvidia-smi":              {"pkg/gpu/sim/smi"},
 	"cmd/sim-nvidia-cuda-mps-control": {"pkg/gpu/sim/mps"},

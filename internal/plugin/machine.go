@@ -18,8 +18,10 @@ import (
 	"github.com/google/renameio/v2"
 	"k8s.io/klog/v2"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
 const (
@@ -34,6 +36,7 @@ const (
 // machine is what is known of the node, kept up to date.
 type machine struct {
 	config   Config
+	modes    *configSource
 	status   *status
 	metrics  *metrics
 	reporter *reporter
@@ -43,6 +46,8 @@ type machine struct {
 	looked chan struct{} // closed when the machine has been looked at once, whatever was seen
 	node   atomic.Pointer[claims.Node]
 	said   map[string]string // the last problem of each kind that was logged, so that it is logged once
+
+	pending []pendingChange // of modes
 }
 
 // current is the machine as last seen, or what it waits for.
@@ -91,12 +96,15 @@ func (m *machine) look(ctx context.Context) error {
 	}
 	before := m.node.Load()
 	known := m.lastKnown(before)
-	held, err := m.held()
+	records, err := m.config.Records.List()
 	if err != nil {
 		m.say(ctx, "Records cannot be read, every known device counts as held", err)
-		held = func(string) bool { return true }
 	}
-	node.Inventory = node.Inventory.Retain(known, held)
+	node.Inventory = node.Inventory.Retain(known, touched(records, err))
+	node.Inventory, err = m.settle(ctx, node.Inventory, known, holders(records, err))
+	if err != nil {
+		return err
+	}
 	node.Hardware = measuredHardware{node.Hardware, m.metrics}
 	m.node.Store(&node) // also when it has the same devices: the session that found them may be another one
 	defer m.publish(ctx, node.Inventory)
@@ -115,17 +123,33 @@ func (m *machine) look(ctx context.Context) error {
 	return nil
 }
 
-// held says which devices claims hold.
-func (m *machine) held() (func(device string) bool, error) {
-	records, err := m.config.Records.List()
-	if err != nil {
+// settle gives every GPU its mode. Without a configuration, GPUs keep the modes that they had; the error says that they had none.
+func (m *machine) settle(ctx context.Context, found, known inventory.Inventory, claimsOn func(device string) []sharing.Claim) (inventory.Inventory, error) {
+	config, err := m.modes.current(ctx)
+	if err == nil {
+		m.modes.explain(ctx, config, found)
+		settled, pending := settle(found, known, claimsOn, config)
+		m.announce(ctx, pending)
+		return settled, nil
+	}
+	settled, unknown := recorded(found, known)
+	if unknown == nil {
+		return settled, nil
+	}
+	if len(settled) == 0 {
 		return nil, err
 	}
+	m.say(ctx, "GPU left out: without a node configuration nobody knows how it may be used", unknown)
+	return settled, nil
+}
+
+// touched says which devices records are about. When some of them cannot be read, that may be any.
+func touched(records []checkpoint.Record, unreadable error) func(device string) bool {
 	var devices []string
 	for _, rec := range records {
 		devices = append(devices, rec.Plan.Devices()...)
 	}
-	return func(device string) bool { return slices.Contains(devices, device) }, nil
+	return func(device string) bool { return unreadable != nil || slices.Contains(devices, device) }
 }
 
 // lastKnown is the inventory before, also across a restart.
@@ -163,7 +187,11 @@ func (m *machine) report(ctx context.Context, before, now inventory.Inventory) {
 			logger.Info("GPU lost", "device", d.Name, "uuid", d.UUID)
 			m.reporter.machine(Events.GPULost, "GPU %s (%s, %s) does not answer any more", d.Name, d.Product.Name, d.UUID)
 		case !d.Lost && (!ok || old.Lost):
-			logger.Info("GPU found", "device", d.Name, "uuid", d.UUID, "product", d.Product.Name)
+			logger.Info("GPU found", "device", d.Name, "uuid", d.UUID, "product", d.Product.Name, "mode", d.Use.String())
+		}
+		if old, ok := before.Find(d.Name); ok && old.Use != d.Use {
+			logger.Info("Mode of GPU changed", "device", d.Name, "uuid", d.UUID, "from", old.Use.String(), "to", d.Use.String())
+			m.reporter.machine(Events.ModeChanged, "GPU %s (%s) changed from %s to %s", d.Name, d.UUID, old.Use, d.Use)
 		}
 	}
 	for _, d := range before {

@@ -4,6 +4,7 @@ package plugin
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -32,6 +33,8 @@ type metrics struct {
 	failures   *prometheus.CounterVec   // step
 	lockWaits  prometheus.Histogram
 	devices    *prometheus.GaugeVec // state
+
+	pendingChanges *pendingChanges
 }
 
 // prefix begins the names of the driver's own metrics.
@@ -64,8 +67,12 @@ const (
 	deleteRecord    = "delete_record"
 )
 
-// Metrics are those of a plugin that has just started.
-func Metrics(records claims.Records) *prometheus.Registry { return newMetrics(records).registry }
+// Metrics are those of a plugin that has just started, and an example of each that has no value then.
+func Metrics(records claims.Records) *prometheus.Registry {
+	m := newMetrics(records)
+	m.pendingChanges.set([]pendingChange{{uuid: "GPU-…", from: gpu.Use{Sharing: gpu.Exclusive}, claims: []sharing.Claim{{Namespace: "ml", Name: "train"}}}})
+	return m.registry
+}
 
 func newMetrics(records claims.Records) *metrics {
 	m := &metrics{
@@ -84,9 +91,10 @@ func newMetrics(records claims.Records) *metrics {
 			Help: "Time that a claim waited for other claims on the same devices to be decided."}),
 		devices: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + "devices",
 			Help: "Devices of this node; a tainted one is published too."}, []string{"state"}),
+		pendingChanges: &pendingChanges{},
 	}
 	m.registry.MustRegister(m.operations, m.durations, m.inFlight, m.steps, m.failures, m.lockWaits, m.devices,
-		claimsCollector{records}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		m.pendingChanges, claimsCollector{records}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.zero()
 	return m
 }
@@ -166,6 +174,38 @@ func (c claimsCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for phase, n := range count {
 		ch <- prometheus.MustNewConstMetric(claimsDesc, prometheus.GaugeValue, float64(n), string(phase))
+	}
+}
+
+// pendingChanges counts the claims that changes of mode wait for, whenever somebody asks.
+type pendingChanges struct {
+	mu  sync.Mutex
+	now []pendingChange
+}
+
+var pendingDesc = prometheus.NewDesc(prefix+"mode_change_pending_claims",
+	"Claims that must end before a GPU is used in the configured way (to) and not as it was before (from); one series for each.",
+	[]string{"uuid", "from", "to", "namespace", "claim"}, nil)
+
+func (p *pendingChanges) set(now []pendingChange) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.now = now
+}
+
+func (p *pendingChanges) Describe(ch chan<- *prometheus.Desc) { ch <- pendingDesc }
+
+func (p *pendingChanges) Collect(ch chan<- prometheus.Metric) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	count := map[[5]string]int{} // a claim and its successor may have the same name
+	for _, c := range p.now {
+		for _, claim := range c.claims {
+			count[[5]string{string(c.uuid), c.from.String(), c.to.String(), claim.Namespace, claim.Name}]++
+		}
+	}
+	for labels, n := range count {
+		ch <- prometheus.MustNewConstMetric(pendingDesc, prometheus.GaugeValue, float64(n), labels[:]...)
 	}
 }
 

@@ -41,7 +41,10 @@ type Event struct {
 }
 
 // Events are all that there are.
-var Events = struct{ PrepareFailed, ShareNotEnforced, MPSDaemonRestarted, GPULost, FieldsDropped Event }{
+var Events = struct {
+	PrepareFailed, ShareNotEnforced, MPSDaemonRestarted                                          Event
+	GPULost, FieldsDropped, NodeConfigRefused, NodeConfigWarning, ModeChangePending, ModeChanged Event
+}{
 	PrepareFailed: Event{"PrepareFailed", corev1.EventTypeWarning, "ResourceClaim",
 		"the claim cannot be prepared on its node; the text says why, and the kubelet tries again"},
 	ShareNotEnforced: Event{"ShareNotEnforced", corev1.EventTypeNormal, "ResourceClaim",
@@ -52,6 +55,14 @@ var Events = struct{ PrepareFailed, ShareNotEnforced, MPSDaemonRestarted, GPULos
 		"a GPU does not answer any more; it is tainted while a claim holds it"},
 	FieldsDropped: Event{"FieldsDropped", corev1.EventTypeWarning, "Node",
 		"the API server lacks a feature gate and left out some of what describes the GPUs; the text names the gate"},
+	NodeConfigRefused: Event{"NodeConfigRefused", corev1.EventTypeWarning, "Node",
+		"the node configuration has mistakes; the text names each with its line, and says what is in force instead"},
+	NodeConfigWarning: Event{"NodeConfigWarning", corev1.EventTypeWarning, "Node",
+		"the node configuration is in force, except for parts that have no effect; the text names each with its line"},
+	ModeChangePending: Event{"ModeChangePending", corev1.EventTypeNormal, "Node",
+		"the node configuration lets a GPU be used in another way as soon as the claims that hold it have ended; the text names them, and both modes"},
+	ModeChanged: Event{"ModeChanged", corev1.EventTypeNormal, "Node",
+		"a GPU may be used in another way from now on; the text names both modes"},
 }
 
 // reporter tells users what became of their claims: in status.devices, and in events. It never keeps the kubelet waiting.

@@ -32,6 +32,7 @@ type Config struct {
 	HTTPAddress  string    // for health and metrics; empty: no server
 	BootID       string
 	SweepPeriod  time.Duration // how often forgotten claims are looked for; twice that long a claim has to be forgotten
+	NodeConfigs  string        // directory with one file for each node configuration; empty: every GPU has its default mode
 
 	Client  kubernetes.Interface
 	Specs   Specs
@@ -86,7 +87,7 @@ func Run(ctx context.Context, c Config) error {
 	defer endReports()
 	reporter := newReporter(reports, c)
 	publisher := &publisher{pool: c.NodeName}
-	machine := &machine{config: c, status: status, metrics: metrics, reporter: reporter, publish: publisher.set, looked: make(chan struct{})}
+	machine := &machine{config: c, modes: newConfigSource(c, reporter), status: status, metrics: metrics, reporter: reporter, publish: publisher.set, looked: make(chan struct{})}
 	preparer := &claims.Preparer{
 		Driver:   c.DriverName,
 		BootID:   c.BootID,
