@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -25,6 +26,8 @@ const usage = `gpu-demo prints which GPUs its container can use.
                               ask a simulated GPU for memory such as 5Gi as a CUDA program would: through MPS where the
                               container's variables say so. Prints what was granted, or CUDA's error, whose number is the
                               exit code. --stay holds it until SIGTERM; the others act as if variables were not set
+  gpu-demo probe [--stay]     run into the limits within which the container has its simulated GPU, and print them
+  gpu-demo policy [--stay]    the time slice of the container's GPUs
   gpu-demo sleep [DURATION]   hold the container's GPUs until SIGTERM, or for a time such as 30s
   gpu-demo open MAJOR MINOR   make a character device with these numbers and open it; prints OK or the errno's name
   gpu-demo find DIR...        the files below each directory, one path a line, with the numbers of a device node
@@ -62,13 +65,12 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	command, args := args[0], args[1:]
 	switch {
-	case command == "show" && len(args) == 0:
-		return show(ctx, hostDevices, out)
-	case command == "show" && len(args) == 1 && args[0] == "--stay":
-		if err := show(ctx, hostDevices, out); err != nil {
-			return err
-		}
-		return sleep(ctx, nil)
+	case command == "show":
+		return staying(ctx, args, func() error { return show(ctx, hostDevices, out) })
+	case command == "probe":
+		return staying(ctx, args, func() error { return probe(ctx, smi.Here(), out) })
+	case command == "policy":
+		return staying(ctx, args, func() error { return policy(ctx, out) })
 	case command == "alloc" && len(args) > 0:
 		return alloc(ctx, args, smi.Here(), out)
 	case command == "sleep" && len(args) <= 1:
@@ -88,4 +90,16 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	return errUsage
+}
+
+// staying does what a command is for, and holds the container's GPUs afterwards when the arguments say so.
+func staying(ctx context.Context, args []string, do func() error) error {
+	stay := slices.Equal(args, []string{"--stay"})
+	if len(args) > 0 && !stay {
+		return errUsage
+	}
+	if err := do(); err != nil || !stay {
+		return err
+	}
+	return sleep(ctx, nil)
 }

@@ -67,8 +67,11 @@ func findHelm(ctx context.Context) (string, error) {
 // install installs the chart with simulated GPUs, or brings it up to date, and waits until the plugin is ready everywhere.
 func (t target) install(ctx context.Context) error {
 	say("installing the chart")
+	if err := t.labelNodes(ctx); err != nil {
+		return err
+	}
 	args := []string{t.helm, "upgrade", "--install", "gpu-dra-driver", "deployments/helm/gpu-dra-driver",
-		"--namespace", "gpu-dra-driver", "--create-namespace", "--set", "simulate.enabled=true",
+		"--namespace", "gpu-dra-driver", "--create-namespace", "--values", "demo/values.yaml",
 		"--wait", "--timeout", "2m", "--hide-notes"}
 	digest, err := digest(archive)
 	switch {
@@ -80,6 +83,31 @@ func (t target) install(ctx context.Context) error {
 	}
 	_, err = command{args: args, env: t.env()}.output(ctx)
 	return err
+}
+
+// devicePlugin is the label by which nodes choose a file of the device plugin, and which of demo/values.yaml those with that profile
+// choose.
+var devicePlugin = struct{ profile, label, file string }{"l40s-x4", "nvidia.com/device-plugin.config", "time-sliced"}
+
+// labelNodes lets nodes choose the configuration that demo/values.yaml has for them.
+func (t target) labelNodes(ctx context.Context) error {
+	connection, err := kube.Connect(t.kubeconfig)
+	if err != nil {
+		return err
+	}
+	var nodes corev1.NodeList
+	if err := connection.List(ctx, &nodes, client.MatchingLabels{profileLabel: devicePlugin.profile}); err != nil {
+		return fmt.Errorf("list nodes: %w", err)
+	}
+	for i := range nodes.Items {
+		node := &nodes.Items[i]
+		before := node.DeepCopy()
+		node.Labels[devicePlugin.label] = devicePlugin.file
+		if err := connection.Patch(ctx, node, client.MergeFrom(before)); err != nil {
+			return fmt.Errorf("label node %s: %w", node.Name, err)
+		}
+	}
+	return nil
 }
 
 // runDemos applies every demo and compares it with its README.

@@ -149,16 +149,12 @@ func (p *Preparer) Resume(ctx context.Context) error {
 
 // prepare decides what the claim gets, and waits for devices that another claim is about to give back.
 func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, results []allocation.Result) (checkpoint.Record, error) {
-	node, err := p.Node()
-	if err != nil {
-		return checkpoint.Record{}, err
-	}
 	deadline := time.Now().Add(p.Patience)
 	for {
-		rec, err := p.tryPrepare(ctx, node, claim, results)
+		rec, err := p.tryPrepare(ctx, claim, results)
 		switch {
 		case err == nil && rec.Phase == checkpoint.Preparing:
-			return p.complete(ctx, node, rec)
+			return p.complete(ctx, rec)
 		case !errors.Is(err, sharing.ErrInUse) || errors.Is(err, sharing.ErrGone) || time.Now().After(deadline):
 			return rec, err
 		}
@@ -172,7 +168,7 @@ func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 
 // tryPrepare decides while nobody else can decide about the same devices. A plan that changes hardware comes back in the phase
 // Preparing: what is left to do takes time, and others need not wait for it.
-func (p *Preparer) tryPrepare(ctx context.Context, node Node, claim *resourceapi.ResourceClaim, results []allocation.Result) (checkpoint.Record, error) {
+func (p *Preparer) tryPrepare(ctx context.Context, claim *resourceapi.ResourceClaim, results []allocation.Result) (checkpoint.Record, error) {
 	var names []string
 	for _, r := range results {
 		names = append(names, r.Device)
@@ -182,6 +178,10 @@ func (p *Preparer) tryPrepare(ctx context.Context, node Node, claim *resourceapi
 		return checkpoint.Record{}, err
 	}
 	defer unlock()
+	node, err := p.Node() // how GPUs may be used changes only while nobody holds them
+	if err != nil {
+		return checkpoint.Record{}, err
+	}
 	others, err := p.holders(results, claim.UID)
 	if err != nil {
 		return checkpoint.Record{}, err
@@ -247,16 +247,12 @@ func (p *Preparer) restore(ctx context.Context, rec checkpoint.Record) (checkpoi
 	if complete && rec.Phase == checkpoint.Prepared && rec.BootID == p.BootID && !rec.Plan.Monitors() {
 		return rec, nil
 	}
-	node, err := p.Node()
-	if err != nil {
-		return checkpoint.Record{}, err
-	}
 	if rec.Plan.ChangesHardware() {
-		if err := p.changeAgain(ctx, node, rec.Claim); err != nil {
+		if err := p.changeAgain(ctx, rec.Claim); err != nil {
 			return checkpoint.Record{}, err
 		}
 	}
-	return p.complete(ctx, node, rec)
+	return p.complete(ctx, rec)
 }
 
 // held is locked for a claim that must not be on its way out. Error: checkpoint.ErrNotFound.
@@ -294,12 +290,16 @@ func (p *Preparer) locked(ctx context.Context, claim types.UID) (rec checkpoint.
 }
 
 // complete waits for what the hardware needs and finishes the claim as it is recorded then. No lock is held while it waits.
-func (p *Preparer) complete(ctx context.Context, node Node, rec checkpoint.Record) (checkpoint.Record, error) {
+func (p *Preparer) complete(ctx context.Context, rec checkpoint.Record) (checkpoint.Record, error) {
 	deadline := time.Now().Add(p.DaemonPatience)
 	for _, id := range rec.Plan.DaemonIDs() {
 		if err := p.Daemons.Await(ctx, id, time.Until(deadline)); err != nil {
 			return checkpoint.Record{}, err
 		}
+	}
+	node, err := p.Node()
+	if err != nil {
+		return checkpoint.Record{}, err
 	}
 	rec, unlock, err := p.held(ctx, rec.Claim)
 	if err != nil {

@@ -30,7 +30,11 @@ func (p *Preparer) change(ctx context.Context, node Node, rec checkpoint.Record,
 }
 
 // changeAgain is change for a claim that is recorded. Error: checkpoint.ErrNotFound.
-func (p *Preparer) changeAgain(ctx context.Context, node Node, claim sharing.Claim) error {
+func (p *Preparer) changeAgain(ctx context.Context, claim sharing.Claim) error {
+	node, err := p.Node()
+	if err != nil {
+		return err
+	}
 	rec, unlock, err := p.held(ctx, claim)
 	if err != nil {
 		return err

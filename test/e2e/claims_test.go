@@ -141,7 +141,11 @@ func (s *suite) testConfig(t *testing.T) {
 	}{
 		{"unknown-field", *driver, head + `, "sharign": {}}`, []string{"opaque.parameters.sharign", "unknown field"}},
 		{"unknown-kind", *driver, `{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GPUConfig"}`, []string{"opaque.parameters.kind", "GpuConfig"}},
-		{"sharing", *driver, head + `, "sharing": {"strategy": "TimeSlicing"}}`, []string{"opaque.parameters.sharing", "whole GPUs only"}},
+		{"two-strategies", *driver, head + `, "sharing": {"strategy": "TimeSlicing", "mpsConfig": {}}}`, []string{"opaque.parameters.sharing.mpsConfig", "the strategy is TimeSlicing"}},
+		{"limit-of-nothing", *driver, head + `, "sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 0}}}`,
+			[]string{"sharing.mpsConfig.defaultActiveThreadPercentage", "must be from 1 to 100"}},
+		{"limit-above-the-card", *driver, head + `, "sharing": {"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "1Ti"}}}`,
+			[]string{"a memory limit of 1Ti is more than device"}},
 		{"defaults", *driver, head + `}`, nil},
 		{"other-driver", "gpu.example.com", `{"any": "thing"}`, nil},
 	} {

@@ -39,6 +39,15 @@ func (s *suite) gpus(t *testing.T, node string) []resourceapi.Device {
 	return slices.DeleteFunc(s.published(t, node), func(d resourceapi.Device) bool { return stringAttribute(d, "type") != "gpu" })
 }
 
+// wholeGPUs are those that a claim can have alone: not one that is given only to those who ask for a shared GPU.
+func (s *suite) wholeGPUs(t *testing.T, node string) []resourceapi.Device {
+	t.Helper()
+	return slices.DeleteFunc(s.gpus(t, node), func(d resourceapi.Device) bool {
+		a := d.Attributes["sharedOnly"]
+		return a.BoolValue != nil && *a.BoolValue
+	})
+}
+
 func stringAttribute(d resourceapi.Device, name string) string {
 	if a := d.Attributes[resourceapi.QualifiedName(name)]; a.StringValue != nil {
 		return *a.StringValue

@@ -72,7 +72,7 @@ func (s *suite) testMonitor(t *testing.T) {
 	worker := func(n int) client.ObjectKey {
 		return s.pod(t, ns, fmt.Sprintf("worker-%d", n), onNode(node), withTemplate(one))
 	}
-	gpus := len(s.gpus(t, node))
+	gpus := len(s.wholeGPUs(t, node))
 	for n := range gpus {
 		worker(n)
 	}

@@ -103,6 +103,7 @@ func (s *suite) ownClaims(t *testing.T, node string, own, other, nowhere *kube.C
 	}
 	lie := func(status *resourceapi.ResourceClaimStatus) {
 		status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: result.Driver, Pool: result.Pool, Device: result.Device,
+			ShareID:    (*string)(result.ShareID),
 			Conditions: []metav1.Condition{{Type: "Ready", Status: metav1.ConditionFalse, Reason: "E2E", LastTransitionTime: metav1.Now()}}}}
 	}
 	// Validation comes before the policy, and since 1.36 with checks of its own (granular status authorization).

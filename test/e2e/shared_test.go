@@ -45,7 +45,7 @@ func (s *suite) testSharedClaim(t *testing.T) {
 	}
 
 	// All others are free, this one is not: neither with both pods nor with the last of them.
-	others := len(s.gpus(t, node)) - 1
+	others := len(s.wholeGPUs(t, node)) - 1
 	template := s.template(t, ns, "one-gpu")
 	for n := range others {
 		s.pod(t, ns, fmt.Sprintf("other-%d", n), onNode(node), withTemplate(template))

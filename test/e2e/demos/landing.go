@@ -141,7 +141,24 @@ func describe(driver string, r resourceapi.DeviceRequestAllocationResult, device
 	if text("productName") == "" {
 		return r.Device
 	}
-	return fmt.Sprintf("%s, %s (UUID: %s)", r.Device, text("productName"), text("uuid"))
+	return fmt.Sprintf("%s, %s (UUID: %s)%s", r.Device, text("productName"), text("uuid"), part(r, device))
+}
+
+// part says how much of a GPU an allocation has, when that is not all of it.
+func part(r resourceapi.DeviceRequestAllocationResult, device resourceapi.Device) string {
+	if shares, ok := r.ConsumedCapacity["shares"]; ok {
+		all := device.Capacity["shares"].Value
+		return fmt.Sprintf(", %s of its %s replicas", shares.String(), all.String())
+	}
+	var text string
+	all := device.Capacity["memory"].Value
+	if memory, ok := r.ConsumedCapacity["memory"]; ok && memory.Cmp(all) < 0 {
+		text += fmt.Sprintf(", %s of its memory", memory.String())
+	}
+	if cores, ok := r.ConsumedCapacity["cores"]; ok && !cores.IsZero() {
+		text += fmt.Sprintf(", %s %% of its multiprocessors", cores.String())
+	}
+	return text
 }
 
 // unschedulable is what the scheduler says about the pod.

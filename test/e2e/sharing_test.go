@@ -1,0 +1,241 @@
+//go:build e2e
+
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
+)
+
+// share is a request for a part of a GPU of that model.
+func share(name, model, memory, cores string) resourceapi.DeviceRequest {
+	requests := map[resourceapi.QualifiedName]resource.Quantity{}
+	for capacity, amount := range map[resourceapi.QualifiedName]string{"memory": memory, "cores": cores} {
+		if amount != "" {
+			requests[capacity] = resource.MustParse(amount)
+		}
+	}
+	request := resourceapi.DeviceRequest{Name: name, Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: *driver,
+		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+			Expression: fmt.Sprintf("device.attributes['%s'].productName == '%s'", *driver, model)}}}}}
+	if len(requests) > 0 {
+		request.Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: requests}
+	}
+	return request
+}
+
+// configured is a template for one request with a GpuConfig.
+func (s *suite) configured(t *testing.T, namespace, name string, request resourceapi.DeviceRequest, sharing string) string {
+	t.Helper()
+	s.must(t, s.ApplyTyped(t.Context(), &resourceapi.ResourceClaimTemplate{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaimTemplate"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
+		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+			Requests: []resourceapi.DeviceRequest{request},
+			Config: []resourceapi.DeviceClaimConfiguration{opaque(*driver,
+				`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": `+sharing+`}`)},
+		}}},
+	}))
+	return name
+}
+
+func asUser(uid int64) podOption {
+	return func(p *corev1.PodSpec) { p.SecurityContext = &corev1.PodSecurityContext{RunAsUser: &uid} }
+}
+
+// h100 is the model of the only card of its kind on the node "mixed".
+const h100 = "NVIDIA H100 PCIe"
+
+// hardware is what simctl says of a GPU and its MPS daemon, and what the supervisor says of the daemon.
+func (s *suite) hardware(t *testing.T, node, device string) string {
+	t.Helper()
+	var lines []string
+	for line := range strings.Lines(s.simctl(t, s.plugin(t, node), "print")) {
+		if strings.HasPrefix(line, device) {
+			lines = append(lines, strings.TrimSpace(line))
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// waitFactory waits until a GPU is as it came from the factory.
+func (s *suite) waitFactory(t *testing.T, node, device, factory string) {
+	t.Helper()
+	s.must(t, kube.Until(t.Context(), soon, device+" to be as it came from the factory", func(context.Context) (bool, string, error) {
+		is := s.hardware(t, node, device)
+		return is == factory, is, nil
+	}))
+}
+
+// testShares has pods of several namespaces and users on one card.
+func (s *suite) testShares(t *testing.T) {
+	node := s.node(t, "mixed")
+	device := s.gpus(t, node)[0].Name
+	factory := s.hardware(t, node, device)
+	first, second := s.namespace(t, "shares"), s.namespace(t, "shares-too")
+	var pods []client.ObjectKey
+	for i, ns := range []string{first, second} {
+		template := s.templateFor(t, ns, "share", share("gpu", h100, "5Gi", "30"))
+		pods = append(pods, s.pod(t, ns, "worker", withTemplate(template), withArgs("alloc", "4Gi", "--stay"), asUser(int64(1000+i))))
+	}
+	uuid := stringAttribute(s.gpus(t, node)[0], "uuid")
+	for _, pod := range pods {
+		if got := s.allocated(t, s.running(t, pod)).Name; got != device {
+			t.Errorf("%s: got %s, want %s", pod, got, device)
+		}
+		s.waitLog(t, pod, fmt.Sprintf("granted 4096MiB of %s, limit 5120MiB, threads 30%%\n", uuid))
+	}
+	if got := s.hardware(t, node, device); !strings.Contains(got, "EXCLUSIVE_PROCESS") {
+		t.Errorf("got %q, want a GPU that only MPS gets at", got)
+	}
+	whole := s.pod(t, first, "whole", withTemplate(s.templateFor(t, first, "whole", share("gpu", h100, "", ""))))
+	if _, err := s.WaitPod(t.Context(), soon, whole, "unschedulable", unschedulable); err != nil {
+		t.Errorf("a card with shares was given to a claim for all of it: %v", err)
+	}
+	over := s.pod(t, second, "over", withTemplate(s.templateFor(t, second, "share", share("gpu", h100, "5Gi", "30"))), withArgs("alloc", "5121Mi"))
+	_, err := s.WaitPod(t.Context(), soon, over, "failed", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
+	s.must(t, err)
+	// One of the sharers leaves, and the others do not notice.
+	s.must(t, s.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: pods[0].Name, Namespace: first}}))
+	s.must(t, s.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: over.Name, Namespace: second}}))
+	if got := s.run(t, pods[1], "gpu-demo", "alloc", "512Mi"); !strings.HasPrefix(got, "granted 512MiB") {
+		t.Errorf("after another sharer left: got %q, want memory", got)
+	}
+	s.must(t, s.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: pods[1].Name, Namespace: second}}))
+	s.running(t, whole) // the card is free, and as it was
+	s.waitFactory(t, node, device, factory)
+}
+
+// testSharesOfOneClaim has containers with a share each.
+func (s *suite) testSharesOfOneClaim(t *testing.T) {
+	ns := s.namespace(t, "shares-of-one")
+	one := s.templateFor(t, ns, "one-card", share("small", h100, "5Gi", "30"), share("large", h100, "6Gi", ""))
+	apart := func(p *corev1.PodSpec) {
+		again := *p.Containers[0].DeepCopy()
+		again.Name = "large"
+		p.Containers = append(p.Containers, again)
+		p.Containers[0].Resources.Claims[0].Request = "small"
+		p.Containers[1].Resources.Claims = []corev1.ResourceClaim{{Name: "gpu", Request: "large"}}
+	}
+	pod := s.pod(t, ns, "apart", withTemplate(one), withArgs("probe", "--stay"), apart)
+	s.running(t, pod)
+	for container, want := range map[string]string{"main": "5120 MiB: granted\n5121 MiB: CUDA_ERROR_OUT_OF_MEMORY", "large": "6144 MiB: granted\n6145 MiB: CUDA_ERROR_OUT_OF_MEMORY"} {
+		s.must(t, kube.Until(t.Context(), soon, "the limits of "+container, func(ctx context.Context) (bool, string, error) {
+			got, err := s.ContainerLog(ctx, pod, container)
+			return strings.Contains(got, want), got, err
+		}))
+	}
+	// A process has one set of limits and talks to one daemon.
+	for name, template := range map[string]string{
+		"together":    one,
+		"two-daemons": s.templateFor(t, ns, "two-cards", share("small", h100, "5Gi", ""), share("large", "NVIDIA L40S", "5Gi", "")),
+	} {
+		s.waitRefused(t, s.pod(t, ns, name, withTemplate(template)), []string{"container main", "one set of limits", "configuration refused"})
+	}
+}
+
+// testSharingConflict has two claims want different settings of one card.
+func (s *suite) testSharingConflict(t *testing.T) {
+	node := s.node(t, "mixed")
+	device := s.gpus(t, node)[0].Name
+	factory := s.hardware(t, node, device)
+	ns := s.namespace(t, "conflict")
+	request := share("gpu", h100, "5Gi", "")
+	first := s.pod(t, ns, "first", withTemplate(s.configured(t, ns, "long", request, `{"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}`)))
+	claim := s.claimOf(t, s.running(t, first))
+	if got := s.hardware(t, node, device); !strings.Contains(strings.ToLower(got), "interval=long") {
+		t.Errorf("got %q, want a long time slice", got)
+	}
+	s.must(t, kube.Until(t.Context(), soon, "an event that the share is not enforced", func(ctx context.Context) (bool, string, error) {
+		events, err := s.Events(ctx, client.ObjectKeyFromObject(&claim))
+		return containsAll(strings.Join(events, "\n"), []string{"counted and not enforced"}), strings.Join(events, "\n"), err
+	}))
+	second := s.pod(t, ns, "second", withTemplate(s.templateFor(t, ns, "enforced", request)))
+	s.waitRefused(t, second, []string{device, ns + "/" + claim.Name, "time slice Long", "EXCLUSIVE_PROCESS", "settings of another claim"})
+	s.must(t, s.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: second.Name, Namespace: ns}}))
+	s.must(t, s.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: first.Name, Namespace: ns}}))
+	s.waitFactory(t, node, device, factory)
+}
+
+// testDaemonFaults breaks the MPS daemon of a card, before and under its clients.
+func (s *suite) testDaemonFaults(t *testing.T) {
+	node := s.node(t, "mixed")
+	device := s.gpus(t, node)[0].Name
+	ns := s.namespace(t, "daemon")
+	template := s.templateFor(t, ns, "share", share("gpu", h100, "5Gi", ""))
+	fault := func(what string) { s.simctl(t, s.plugin(t, node), "mps", device, what) }
+	defer fault("heal")
+
+	fault("refusing")
+	pod := s.pod(t, ns, "waiting", withTemplate(template), withArgs("probe", "--stay"))
+	s.waitRefused(t, pod, []string{"MPS daemon " + device, "MPS daemon is not ready"})
+	fault("heal")
+	claim := s.claimOf(t, s.running(t, pod))
+
+	fault("dead")
+	fault("heal")
+	s.must(t, kube.Until(t.Context(), soon, "an event about the daemon's restart", func(ctx context.Context) (bool, string, error) {
+		events, err := s.Events(ctx, client.ObjectKeyFromObject(&claim))
+		return containsAll(strings.Join(events, "\n"), []string{"MPS daemon of " + device, "started again"}), strings.Join(events, "\n"), err
+	}))
+	s.must(t, kube.Until(t.Context(), soon, "the new daemon to serve", func(ctx context.Context) (bool, string, error) {
+		got, _ := s.Exec(ctx, pod, "gpu-demo", "alloc", "1Gi")
+		return strings.HasPrefix(got, "granted 1024MiB"), got, nil
+	}))
+}
+
+// testDaemonOutlivesPlugin kills the plugin under a client of MPS.
+func (s *suite) testDaemonOutlivesPlugin(t *testing.T) {
+	node := s.node(t, "mixed")
+	ns := s.namespace(t, "outlives")
+	template := s.templateFor(t, ns, "share", share("gpu", h100, "5Gi", ""))
+	pod := s.pod(t, ns, "client", withTemplate(template), withArgs("alloc", "1Gi", "--stay"))
+	s.running(t, pod)
+	uuid := stringAttribute(s.gpus(t, node)[0], "uuid")
+	s.waitLog(t, pod, fmt.Sprintf("granted 1024MiB of %s, limit 5120MiB, threads 100%%\n", uuid))
+	daemon := func() string {
+		var states []string
+		for _, supervisor := range s.supervisors(t, node) {
+			states = append(states, supervisor.Name+" "+string(supervisor.UID))
+		}
+		return strings.Join(states, "\n") + "\n" + s.hardware(t, node, s.gpus(t, node)[0].Name)
+	}
+	before := daemon()
+	plugin := s.plugin(t, node)
+	s.must(t, s.Delete(t.Context(), plugin, client.GracePeriodSeconds(0)))
+	s.must(t, kube.Until(t.Context(), soon, "another plugin to prepare", func(ctx context.Context) (bool, string, error) {
+		now := s.plugin(t, node)
+		return now.UID != plugin.UID && kube.Ready(now), now.Name, nil
+	}))
+	if got := daemon(); got != before {
+		t.Errorf("got\n%s\nwant the same as before the plugin was killed\n%s", got, before)
+	}
+	second := s.pod(t, ns, "second", withTemplate(template), withArgs("probe", "--stay"))
+	s.running(t, second)
+	if got, err := s.WaitPod(t.Context(), soon, pod, "running", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning }); err != nil || got.Status.ContainerStatuses[0].RestartCount != 0 {
+		t.Errorf("the client did not survive: %v", err)
+	}
+}
+
+// supervisors are the pods that keep the MPS daemons of a node.
+func (s *suite) supervisors(t *testing.T, node string) []corev1.Pod {
+	t.Helper()
+	var pods corev1.PodList
+	s.must(t, s.List(t.Context(), &pods, client.MatchingLabels{"app.kubernetes.io/component": "mps-supervisor"}, client.MatchingFields{"spec.nodeName": node}))
+	if len(pods.Items) == 0 {
+		t.Fatalf("no supervisor on %s", node)
+	}
+	return pods.Items
+}
