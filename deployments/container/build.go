@@ -24,7 +24,7 @@ type build struct {
 func builds() []build {
 	const module = "github.com/gpudra/gpu-dra-driver/cmd/"
 	return []build{
-		{[]string{module + "gpu-demo", module + "sim-nvidia-smi", module + "sim-nvidia-cuda-mps-control"}, "0", "-s -w"},
+		{[]string{module + "gpu-demo", module + "sim-nvidia-smi", module + "sim-nvidia-cuda-mps-control", module + "mps-supervisor"}, "0", "-s -w"},
 		{[]string{"github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook"}, "1", `-s -w -linkmode external -extldflags "-static"`},
 		{[]string{module + "dra-kubelet-plugin"}, "1", "-s -w"},
 	}

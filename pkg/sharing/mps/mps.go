@@ -76,10 +76,16 @@ func (d Dir) Want(daemon Daemon) error {
 	if is, err := os.ReadFile(file); err == nil && bytes.Equal(is, data) {
 		return nil
 	}
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		return err
+	for {
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			return err
+		}
+		err := renameio.WriteFile(file, data, 0o644, renameio.IgnoreUmask(), renameio.WithTempDir(filepath.Dir(file)))
+		if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		// The supervisor has just removed the directory of the daemon before.
 	}
-	return renameio.WriteFile(file, data, 0o644, renameio.IgnoreUmask())
 }
 
 // Unwant asks for the daemon's end. It is no error if there is none.
@@ -139,7 +145,8 @@ func (d Dir) Report(id string, s State) error {
 	if err != nil {
 		return err
 	}
-	return renameio.WriteFile(filepath.Join(string(d), id, stateFile), append(data, '\n'), 0o644, renameio.IgnoreUmask())
+	return renameio.WriteFile(filepath.Join(string(d), id, stateFile), append(data, '\n'), 0o644,
+		renameio.IgnoreUmask(), renameio.WithTempDir(filepath.Join(string(d), id)))
 }
 
 // Check says whether the daemon runs as it is wanted now. Error: ErrNotReady.

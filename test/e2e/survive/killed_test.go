@@ -17,14 +17,7 @@ import (
 // time, and then in the same way at each step of Unprepare.
 func (n node) testKilled(t *testing.T) {
 	ns := n.namespace(t, "killed")
-	n.simctl(t, "steps", "--record")
-	trial := n.pod(t, ns, "trial", "")
-	n.running(t, trial)
-	n.remove(t, trial)
-	n.gone(t, trial)
-	n.clean(t)
-	steps := n.simctl(t, "steps")
-	n.simctl(t, "steps", "--off")
+	steps := n.stepsOf(t, func() client.ObjectKey { return n.pod(t, ns, "trial", "") })
 
 	var pods []client.ObjectKey
 	for i, point := range crashPoints(t, steps, "prepare") {
@@ -53,6 +46,60 @@ func (n node) testKilled(t *testing.T) {
 	n.remove(t, pods...)
 	n.gone(t, pods...)
 	n.clean(t)
+}
+
+// testKilledWithShares does the same with shares of one GPU, whose hardware and MPS daemon are set up and back again in between. In
+// the end the GPU is as it was, and every daemon has ended.
+func (n node) testKilledWithShares(t *testing.T) {
+	ns := n.namespace(t, "killed-shares")
+	factory := n.simctl(t, "print")
+	pod := func(name string) client.ObjectKey {
+		return n.share(t, ns, name, "1Gi", runs("gpu-demo", "alloc", "1Gi", "--stay"))
+	}
+	steps := n.stepsOf(t, func() client.ObjectKey { return pod("trial") })
+	for _, step := range []string{"Configure", "Want", "Unwant"} {
+		if !strings.Contains(steps, step) {
+			t.Fatalf("no step %s in\n%s", step, steps)
+		}
+	}
+
+	// Each pod is the first on the GPU, so that all is set up for it, and the last, so that all is set back.
+	preparing, releasing := crashPoints(t, steps, "prepare"), crashPoints(t, steps, "unprepare")
+	for i := range max(len(preparing), len(releasing)) {
+		var worker client.ObjectKey
+		create := func() { worker = pod(fmt.Sprintf("worker-%d", i)) }
+		if i < len(preparing) {
+			n.killAt(t, preparing[i], create)
+		} else {
+			create()
+		}
+		n.running(t, worker)
+		if got, want := n.logged(t, worker), "granted 1024MiB of "+n.uuid(t, n.device(t, worker)); !strings.Contains(got, want) {
+			t.Errorf("%s: got %q, want %q", worker.Name, got, want)
+		}
+		if i < len(releasing) {
+			n.killAt(t, releasing[i], func() { n.remove(t, worker) })
+		} else {
+			n.remove(t, worker)
+		}
+		n.gone(t, worker)
+		n.clean(t)
+		eventually(t, soon, "the GPU to be as it was", func() string { return is(n.simctl(t, "print"), factory) })
+	}
+}
+
+// stepsOf are the steps of preparing and releasing the claim of a pod, as simctl tells them.
+func (n node) stepsOf(t *testing.T, trial func() client.ObjectKey) string {
+	t.Helper()
+	n.simctl(t, "steps", "--record")
+	pod := trial()
+	n.running(t, pod)
+	n.remove(t, pod)
+	n.gone(t, pod)
+	n.clean(t)
+	steps := n.simctl(t, "steps")
+	n.simctl(t, "steps", "--off")
+	return steps
 }
 
 // crashPoints are the arguments of simctl crash for each step of a verb, as simctl steps tells them ("prepare 2 Access Put").

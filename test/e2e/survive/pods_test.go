@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -64,15 +65,28 @@ func grace(period time.Duration) podOption {
 // pod makes a pod on the node, with one GPU of those that the expression selects; empty: any.
 func (n node) pod(t *testing.T, namespace, name, selector string, options ...podOption) client.ObjectKey {
 	t.Helper()
-	request := resourceapi.DeviceRequest{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: driver}}
+	request := resourceapi.ExactDeviceRequest{DeviceClassName: driver}
 	if selector != "" {
-		request.Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: selector}}}
+		request.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: selector}}}
 	}
+	return n.podFor(t, namespace, name, request, options...)
+}
+
+// share makes a pod on the node, with so much of a GPU.
+func (n node) share(t *testing.T, namespace, name, memory string, options ...podOption) client.ObjectKey {
+	t.Helper()
+	return n.podFor(t, namespace, name, resourceapi.ExactDeviceRequest{DeviceClassName: driver, Capacity: &resourceapi.CapacityRequirements{
+		Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(memory)}}}, options...)
+}
+
+// podFor makes a pod on the node, with what is asked for.
+func (n node) podFor(t *testing.T, namespace, name string, request resourceapi.ExactDeviceRequest, options ...podOption) client.ObjectKey {
+	t.Helper()
 	must(t, n.ApplyTyped(t.Context(), &resourceapi.ResourceClaimTemplate{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaimTemplate"},
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
 		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{
-			Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{request}}}},
+			Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &request}}}}},
 	}))
 	pod := &corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},

@@ -75,7 +75,9 @@ func TestSurvive(t *testing.T) {
 		})
 		t.Run("node-3", func(t *testing.T) {
 			t.Parallel()
-			t.Run("the plugin may be killed at any step", s.node("node-3").testKilled)
+			n := s.node("node-3")
+			t.Run("the plugin may be killed at any step", n.testKilled)
+			t.Run("also of what changes the hardware", n.testKilledWithShares)
 		})
 	})
 	t.Run("claims are prepared and released while the API server is away", s.node("node-1").testAPIServerAway)

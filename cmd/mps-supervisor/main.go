@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// mps-supervisor runs the MPS daemons that the driver wants on its node. It is a program of its own, so that daemons outlive an
+// update of the driver, and small, because it runs on every node.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps/supervise"
+)
+
+func main() {
+	dir := flag.String("dir", "", "directory in which the driver says which daemons it wants, the same path on the host (required)")
+	root := flag.String("driver-root", "/driver-root", "root of NVIDIA's driver, as it is seen by this program")
+	flag.Parse()
+	if err := run(*dir, *root); err != nil {
+		fmt.Fprintln(os.Stderr, "mps-supervisor:", err)
+		os.Exit(1)
+	}
+}
+
+func run(dir, root string) error {
+	if dir == "" || flag.NArg() > 0 {
+		return errors.New("usage: mps-supervisor --dir DIRECTORY [--driver-root DIRECTORY]")
+	}
+	debug.SetGCPercent(25) // it has next to nothing to do, and keeps next to nothing
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	log.Info("supervising MPS daemons", "dir", dir, "driver-root", root)
+	return supervise.Run(ctx, supervise.Config{Dir: mps.Dir(dir), DriverRoot: root, Log: log})
+}

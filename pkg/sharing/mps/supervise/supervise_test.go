@@ -1,0 +1,548 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package supervise_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	simmps "github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/mps"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps/supervise"
+)
+
+// dirVariable and rootVariable make the test program a supervisor of its own.
+const dirVariable, rootVariable = "SUPERVISE_TEST_DIR", "SUPERVISE_TEST_ROOT"
+
+// TestMain lets the test program be the control program of simulated GPUs, and a supervisor that can be killed.
+func TestMain(m *testing.M) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	if self, err := os.Readlink("/proc/self/exe"); err == nil && filepath.Base(self) == "nvidia-cuda-mps-control" {
+		os.Exit(simmps.Program{Path: self, Args: os.Args[1:], Env: os.Getenv, In: os.Stdin, Out: os.Stdout, Err: os.Stderr}.Run(ctx))
+	}
+	if dir := os.Getenv(dirVariable); dir != "" {
+		_ = supervise.Run(ctx, supervise.Config{Dir: mps.Dir(dir), DriverRoot: os.Getenv(rootVariable), Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+		os.Exit(0)
+	}
+	stop()
+	os.Exit(m.Run())
+}
+
+// world is a simulated machine and the directory in which its driver and its supervisor meet.
+type world struct {
+	*node.Node
+	dir mps.Dir
+	ids map[string]gpu.UUID // of the GPUs, by their names
+}
+
+func newWorld(t *testing.T) world {
+	t.Helper()
+	top := t.TempDir()
+	p, err := node.BuiltIn("t4-x2")
+	must(t, err)
+	n, err := node.Open(filepath.Join(top, "node"), p)
+	must(t, err)
+	v, err := n.View()
+	must(t, err)
+	w := world{n, mps.Dir(filepath.Join(top, "plugin/mps")), map[string]gpu.UUID{}}
+	for i, c := range v.GPUs {
+		w.ids[fmt.Sprintf("g%d", i)] = gpu.UUID(c.UUID)
+	}
+	self, err := os.ReadFile(os.Args[0])
+	must(t, err)
+	w.install(t, self)
+	return w
+}
+
+// install makes the program the control program of the driver.
+func (w world) install(t *testing.T, program []byte) {
+	t.Helper()
+	path := filepath.Join(w.DriverRoot(), "usr/bin/nvidia-cuda-mps-control")
+	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	must(t, os.RemoveAll(path))
+	must(t, os.WriteFile(path, program, 0o755))
+}
+
+// supervise starts a supervisor. stop ends it as SIGTERM does.
+func (w world) supervise(t *testing.T) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	log := slog.New(slog.NewTextHandler(testLog{t}, nil))
+	go func() { done <- supervise.Run(ctx, supervise.Config{Dir: w.dir, DriverRoot: w.DriverRoot(), Log: log}) }()
+	stopped := false
+	stop = func() {
+		if !stopped {
+			stopped = true
+			cancel()
+			must(t, <-done)
+		}
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+type testLog struct{ t *testing.T }
+
+func (l testLog) Write(b []byte) (int, error) {
+	l.t.Log(strings.TrimSpace(string(b)))
+	return len(b), nil
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within 20 s: %s", what)
+		}
+	}
+}
+
+// daemon is one of a GPU, under the GPU's name.
+func (w world) daemon(name string) mps.Daemon {
+	return mps.Daemon{ID: name, GPUs: []gpu.UUID{w.ids[name]}}
+}
+
+func (w world) await(t *testing.T, d mps.Daemon) mps.State {
+	t.Helper()
+	must(t, w.dir.Await(t.Context(), d.ID, 20*time.Second))
+	s, err := w.dir.State(d.ID)
+	must(t, err)
+	return s
+}
+
+func (w world) awaitMessage(t *testing.T, id, want string) mps.State {
+	t.Helper()
+	var s mps.State
+	eventually(t, "a message with "+want, func() bool {
+		var err error
+		s, err = w.dir.State(id)
+		must(t, err)
+		return strings.Contains(s.Message, want)
+	})
+	return s
+}
+
+// say is what the daemon answers to commands.
+func (w world) say(id, commands string) string {
+	cmd := exec.Command(filepath.Join(w.DriverRoot(), "usr/bin/nvidia-cuda-mps-control"))
+	cmd.Env = []string{"CUDA_MPS_PIPE_DIRECTORY=" + w.dir.Pipe(id)}
+	cmd.Stdin = strings.NewReader(strings.ReplaceAll(commands, "; ", "\n") + "\n")
+	out, _ := cmd.CombinedOutput()
+	return strings.ReplaceAll(strings.TrimSpace(string(out)), "\n", "; ")
+}
+
+func (w world) gone(id string) bool {
+	_, err := os.Stat(filepath.Join(string(w.dir), id))
+	return os.IsNotExist(err)
+}
+
+func TestDaemonComesAndGoes(t *testing.T) {
+	w := newWorld(t)
+	stop := w.supervise(t)
+	d := w.daemon("g0")
+	d.ThreadPercentage, d.Memory = 30, map[gpu.UUID]uint64{w.ids["g0"]: 5 << 30}
+	must(t, w.dir.Want(d))
+	s := w.await(t, d)
+	if s.PID == 0 || s.Restarts != 0 || s.Message != "" {
+		t.Errorf("got %+v", s)
+	}
+	if got, want := w.say("g0", "get_default_active_thread_percentage; get_default_device_pinned_mem_limit 0"), "30.0; 5G"; got != want {
+		t.Errorf("limits %s, want %s", got, want)
+	}
+	eventually(t, "there is a server", func() bool { return w.say("g0", "get_server_list") == fmt.Sprint(s.PID) })
+	if info, err := os.Stat(w.dir.Pipe("g0")); err != nil || info.Mode().Perm() != 0o777 || info.Mode()&os.ModeSticky == 0 {
+		t.Errorf("pipe directory: %v, %v", info.Mode(), err)
+	}
+	client, err := simmps.Connect(t.Context(), w.dir.Pipe("g0"), "", "")
+	must(t, err)
+	if got := client.Hello.Devices; len(got) != 1 || got[0] != string(w.ids["g0"]) {
+		t.Errorf("the daemon has %v", got)
+	}
+	must(t, client.Close())
+	must(t, w.dir.Want(d)) // again
+	must(t, w.dir.Unwant("g0"))
+	must(t, w.dir.Unwant("g0"))
+	eventually(t, "it is gone", func() bool { return w.gone("g0") })
+	if err := syscall.Kill(s.PID, 0); err != syscall.ESRCH {
+		t.Errorf("the process: %v", err)
+	}
+	must(t, w.dir.Want(d))
+	w.await(t, d)
+	must(t, w.dir.Unwant("g0"))
+	eventually(t, "it is gone again", func() bool { return w.gone("g0") })
+	stop()
+	if _, err := os.Stat(filepath.Dir(string(w.dir))); !os.IsNotExist(err) {
+		t.Errorf("something is left of the directory: %v", err)
+	}
+}
+
+func TestNoticesAtOnce(t *testing.T) {
+	w := newWorld(t)
+	w.supervise(t)
+	must(t, w.BreakMPS("0", node.MPSFault{Refusing: true}))
+	time.Sleep(200 * time.Millisecond) // so that it waits for events
+	d := w.daemon("g0")
+	began := time.Now()
+	must(t, w.dir.Want(d))
+	eventually(t, "an answer", func() bool { s, _ := w.dir.State("g0"); return s.Wanted != "" })
+	if took := time.Since(began); took > 200*time.Millisecond {
+		t.Errorf("it took %s", took)
+	}
+}
+
+func TestLimitsOfARunningDaemon(t *testing.T) {
+	w := newWorld(t)
+	w.supervise(t)
+	id := w.ids["g0"]
+	d := w.daemon("g0")
+	must(t, w.dir.Want(d))
+	pid := w.await(t, d).PID
+	eventually(t, "there is a server", func() bool { return w.say("g0", "get_server_list") == fmt.Sprint(pid) })
+	queries := fmt.Sprintf("get_default_active_thread_percentage; get_default_device_pinned_mem_limit 0; get_active_thread_percentage %d; get_device_pinned_mem_limit %d 0", pid, pid)
+	for _, tt := range []struct {
+		threads int
+		memory  map[gpu.UUID]uint64
+		want    string
+	}{
+		{40, nil, "40.0; No limit; 40.0; No limit"},
+		{40, map[gpu.UUID]uint64{id: 3 << 30}, "40.0; 3G; 40.0; 3G"},
+		{20, map[gpu.UUID]uint64{id: 100<<20 + 5}, "20.0; 100M; 20.0; 100M"},
+		{0, nil, "100.0; 1024G; 100.0; 1024G"},
+	} {
+		d.ThreadPercentage, d.Memory = tt.threads, tt.memory
+		must(t, w.dir.Want(d))
+		if s := w.await(t, d); s.PID != pid || s.Restarts != 0 {
+			t.Errorf("it is another one: %+v", s)
+		}
+		if got := w.say("g0", queries); got != tt.want {
+			t.Errorf("got %s, want %s", got, tt.want)
+		}
+	}
+	d.MultiUser = true // for which it takes another process
+	must(t, w.dir.Want(d))
+	if s := w.await(t, d); s.PID == pid || s.Restarts != 0 {
+		t.Errorf("it is the same one: %+v", s)
+	}
+}
+
+func TestADaemonThatDies(t *testing.T) {
+	w := newWorld(t)
+	w.supervise(t)
+	d := w.daemon("g0")
+	d.ThreadPercentage = 30
+	must(t, w.dir.Want(d))
+	pid := w.await(t, d).PID
+	pipe, err := os.Stat(w.dir.Pipe("g0"))
+	must(t, err)
+	must(t, syscall.Kill(pid, syscall.SIGKILL))
+	eventually(t, "it is another one", func() bool { s, err := w.dir.State("g0"); must(t, err); return s.Ready && s.PID != pid })
+	if s := w.await(t, d); s.Restarts != 1 {
+		t.Errorf("got %+v", s)
+	}
+	if again, err := os.Stat(w.dir.Pipe("g0")); err != nil || !os.SameFile(pipe, again) {
+		t.Errorf("containers have another pipe directory mounted: %v", err)
+	}
+	if got := w.say("g0", "get_default_active_thread_percentage"); got != "30.0" {
+		t.Errorf("its limit is %s", got)
+	}
+	must(t, w.BreakMPS("0", node.MPSFault{Dead: true}))
+	s := w.awaitMessage(t, "g0", "simulated fault: daemons on gpu-3b-00-0 die")
+	if s.Ready || s.Restarts < 2 {
+		t.Errorf("got %+v", s)
+	}
+	if err := w.dir.Check(d.ID); err == nil || !strings.Contains(err.Error(), "simulated fault") {
+		t.Errorf("check: %v", err)
+	}
+	must(t, w.HealMPS("0"))
+	w.await(t, d)
+}
+
+func TestADaemonThatRefuses(t *testing.T) {
+	w := newWorld(t)
+	must(t, w.BreakMPS("0", node.MPSFault{Refusing: true}))
+	w.supervise(t)
+	d, other := w.daemon("g0"), w.daemon("g1")
+	must(t, w.dir.Want(d))
+	must(t, w.dir.Want(other))
+	w.await(t, other) // which does not wait for the first
+	s := w.awaitMessage(t, "g0", "it ended: exit status 1: ")
+	if s.Ready || s.Restarts != 0 || !strings.Contains(s.Message, "simulated fault: daemons on gpu-3b-00-0 refuse to start") {
+		t.Errorf("got %+v", s)
+	}
+	must(t, w.dir.Unwant("g0"))
+	eventually(t, "it is gone", func() bool { return w.gone("g0") })
+	must(t, w.dir.Want(d))
+	w.awaitMessage(t, "g0", "refuse to start")
+	must(t, w.HealMPS("0"))
+	if s := w.await(t, d); s.Restarts != 0 {
+		t.Errorf("got %+v", s)
+	}
+}
+
+func TestASlowDaemon(t *testing.T) {
+	w := newWorld(t)
+	must(t, w.BreakMPS("0", node.MPSFault{Slow: time.Second}))
+	w.supervise(t)
+	d := w.daemon("g0")
+	began := time.Now()
+	must(t, w.dir.Want(d))
+	eventually(t, "it starts", func() bool { s, _ := w.dir.State("g0"); return s.Wanted != "" })
+	if err := w.dir.Check(d.ID); err == nil || !strings.Contains(err.Error(), "starting") {
+		t.Errorf("check: %v", err)
+	}
+	d.ThreadPercentage = 50 // changed while it starts
+	must(t, w.dir.Want(d))
+	w.await(t, d)
+	if took := time.Since(began); took < time.Second {
+		t.Errorf("it took %s", took)
+	}
+	if got := w.say("g0", "get_default_active_thread_percentage"); got != "50.0" {
+		t.Errorf("its limit is %s", got)
+	}
+	must(t, w.dir.Unwant("g0"))
+	eventually(t, "it is gone", func() bool { return w.gone("g0") })
+	must(t, w.BreakMPS("0", node.MPSFault{Slow: time.Hour}))
+	must(t, w.dir.Want(d))
+	eventually(t, "it starts again", func() bool { s, _ := w.dir.State("g0"); return s.Wanted != "" })
+	began = time.Now()
+	must(t, w.dir.Unwant("g0")) // while it starts
+	eventually(t, "it is gone again", func() bool { return w.gone("g0") })
+	if took := time.Since(began); took > 3*time.Second {
+		t.Errorf("to end took %s", took)
+	}
+}
+
+// fake is a control program that notes what it is told and does what the script says then.
+func fake(script string) []byte {
+	return []byte(`#!/bin/sh
+up=$CUDA_MPS_PIPE_DIRECTORY/up
+if [ "$1" = -f ]; then touch $up; trap 'exit 0' TERM; ` + "echo some output; echo and more >&2; while [ -e $up ]; do sleep 0.05; done; exit; fi\n" + `
+[ -e $up ] || { echo Cannot find MPS control daemon process; exit 1; }
+while read -r line; do
+	echo "$line" >> "$CUDA_MPS_LOG_DIRECTORY/commands"
+	case $line in
+	` + script + `
+	quit*) rm -f $up;;
+	esac
+done
+`)
+}
+
+func TestLimitsThatAreRefused(t *testing.T) {
+	for _, tt := range []struct{ name, script, want string }{
+		{"by the exit code", "set_*) echo no; exit 3;;",
+			"set limits: set_default_active_thread_percentage 30; set_default_device_pinned_mem_limit 0 1024M: exit status 3: no"},
+		{"by the text", "set_*mem*) echo Invalid argument;;",
+			"set limits: set_default_active_thread_percentage 30; set_default_device_pinned_mem_limit 0 1024M: refused: Invalid argument"},
+		{"in silence", "get_default_a*) echo 100.0;;", "active thread percentage is 100 after it was set to 30"},
+		{"of a server", "get_server_list) echo 77;; set_a*) echo Failed;;", "set limits of server 77: set_active_thread_percentage 77 30; set_device_pinned_mem_limit 77 0 1024M: refused: Failed"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.install(t, fake(tt.script))
+			w.supervise(t)
+			d := w.daemon("g0")
+			d.ThreadPercentage, d.Memory = 30, map[gpu.UUID]uint64{w.ids["g0"]: 1 << 30}
+			must(t, w.dir.Want(d))
+			if s := w.awaitMessage(t, "g0", tt.want); s.Ready {
+				t.Errorf("got %+v", s)
+			}
+		})
+	}
+	t.Run("of a running one", func(t *testing.T) {
+		w := newWorld(t)
+		w.install(t, fake("*30) echo Invalid;;"))
+		w.supervise(t)
+		d := w.daemon("g0")
+		must(t, w.dir.Want(d))
+		pid := w.await(t, d).PID
+		d.ThreadPercentage = 30
+		must(t, w.dir.Want(d))
+		if s := w.awaitMessage(t, "g0", "refused: Invalid"); s.PID != pid || s.Ready {
+			t.Errorf("got %+v", s)
+		}
+		d.ThreadPercentage = 20
+		must(t, w.dir.Want(d))
+		if s := w.await(t, d); s.PID != pid {
+			t.Errorf("got %+v", s)
+		}
+	})
+}
+
+func TestADaemonThatDoesNotQuit(t *testing.T) {
+	w := newWorld(t)
+	w.install(t, fake("quit*) ;;")) // SIGTERM ends it
+	w.supervise(t)
+	d := w.daemon("g0")
+	must(t, w.dir.Want(d))
+	w.await(t, d)
+	must(t, w.dir.Unwant("g0"))
+	eventually(t, "it is gone", func() bool { return w.gone("g0") })
+}
+
+func TestNoDriver(t *testing.T) {
+	w := newWorld(t)
+	must(t, os.RemoveAll(filepath.Join(w.DriverRoot(), "usr/bin")))
+	w.supervise(t)
+	d := w.daemon("g0")
+	must(t, w.dir.Want(d))
+	w.awaitMessage(t, "g0", "nvidia-cuda-mps-control is in no directory for programs below "+w.DriverRoot())
+	long := w.daemon("g0")
+	long.ID = strings.Repeat("x", 100)
+	must(t, w.dir.Want(long))
+	w.awaitMessage(t, long.ID, "would have more than the 107 characters that are possible")
+}
+
+// The libraries of the driver are found, and no others of its root.
+func TestLibraries(t *testing.T) {
+	w := newWorld(t)
+	libraries := filepath.Join(w.DriverRoot(), "usr/lib/x86_64-linux-gnu")
+	for _, name := range []string{"libcuda.so.1", "libnvidia-x.so.5", "libc.so.6"} {
+		must(t, os.WriteFile(filepath.Join(libraries, name), nil, 0o644))
+	}
+	w.supervise(t)
+	d := w.daemon("g0")
+	must(t, w.dir.Want(d))
+	w.await(t, d)
+	found, err := filepath.Glob(filepath.Join(w.dir.Libraries("g0"), "*"))
+	must(t, err)
+	var got []string
+	for _, path := range found {
+		if _, err := os.Stat(path); err != nil {
+			t.Error(err)
+		}
+		got = append(got, filepath.Base(path))
+	}
+	if got, want := strings.Join(got, " "), "libcuda.so.1 libnvidia-ml.so.580.95.05 libnvidia-x.so.5"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// A wanted.json that cannot be read changes nothing.
+func TestWhatCannotBeRead(t *testing.T) {
+	w := newWorld(t)
+	w.supervise(t)
+	d := w.daemon("g0")
+	must(t, w.dir.Want(d))
+	pid := w.await(t, d).PID
+	must(t, os.WriteFile(filepath.Join(string(w.dir), "g0", mps.WantedFile), []byte("{"), 0o644))
+	time.Sleep(200 * time.Millisecond)
+	other := w.daemon("g1")
+	must(t, w.dir.Want(other))
+	w.await(t, other)
+	if s, err := w.dir.State("g0"); err != nil || s.PID != pid || !s.Ready {
+		t.Errorf("got %+v, %v", s, err)
+	}
+	must(t, w.dir.Unwant("g0"))
+	eventually(t, "it is gone", func() bool { return w.gone("g0") })
+}
+
+// Daemons end with their supervisor, whichever way it goes, and the next starts them again.
+func TestSupervisorsComeAndGo(t *testing.T) {
+	w := newWorld(t)
+	d, other := w.daemon("g0"), w.daemon("g1")
+	must(t, w.dir.Want(d))
+	must(t, w.dir.Want(other))
+
+	first := exec.Command(os.Args[0])
+	first.Env = append(os.Environ(), dirVariable+"="+string(w.dir), rootVariable+"="+w.DriverRoot())
+	must(t, first.Start())
+	pid := w.await(t, d).PID
+	w.await(t, other)
+	must(t, first.Process.Kill())
+	_ = first.Wait()
+	eventually(t, "its daemon is gone", func() bool { return syscall.Kill(pid, 0) == syscall.ESRCH })
+
+	must(t, w.dir.Unwant("g1")) // meanwhile
+	stop := w.supervise(t)
+	eventually(t, "it is another one", func() bool { s, err := w.dir.State("g0"); must(t, err); return s.Ready && s.PID != pid })
+	if s := w.await(t, d); s.Restarts != 1 {
+		t.Errorf("after a kill: %+v", s)
+	}
+	eventually(t, "what is not wanted is gone", func() bool { return w.gone("g1") })
+
+	pid = w.await(t, d).PID
+	stop()
+	if err := syscall.Kill(pid, 0); err != syscall.ESRCH {
+		t.Errorf("the process: %v", err)
+	}
+	s, err := w.dir.State("g0")
+	if must(t, err); s.Ready || s.Restarts != 2 || s.Message != "its supervisor was stopped: is its pod running on this node?" {
+		t.Errorf("after SIGTERM: %+v", s)
+	}
+	w.supervise(t)
+	if s := w.await(t, d); s.Restarts != 2 {
+		t.Errorf("after the next start: %+v", s)
+	}
+}
+
+// One supervisor waits for another that still has daemons.
+func TestTwoSupervisors(t *testing.T) {
+	w := newWorld(t)
+	stop := w.supervise(t)
+	d := w.daemon("g0")
+	must(t, w.dir.Want(d))
+	pid := w.await(t, d).PID
+	w.supervise(t)
+	time.Sleep(300 * time.Millisecond)
+	if s := w.await(t, d); s.PID != pid {
+		t.Errorf("got %+v, the first had %d", s, pid)
+	}
+	stop()
+	eventually(t, "the second has it", func() bool { s, err := w.dir.State("g0"); must(t, err); return s.Ready && s.PID != pid })
+}
+
+// Asking for daemons and taking that back, over and over, ends with what was asked for last.
+func TestChurn(t *testing.T) {
+	w := newWorld(t)
+	w.supervise(t)
+	d := w.daemon("g0")
+	for i := range 30 {
+		d.ThreadPercentage = 1 + i
+		must(t, w.dir.Want(d))
+		time.Sleep(time.Duration(i*i%7) * 10 * time.Millisecond)
+		must(t, w.dir.Unwant("g0"))
+		time.Sleep(time.Duration(i*i%5) * 5 * time.Millisecond)
+	}
+	must(t, w.dir.Want(d))
+	w.await(t, d)
+	if got := w.say("g0", "get_default_active_thread_percentage"); got != "30.0" {
+		t.Errorf("its limit is %s", got)
+	}
+	must(t, w.dir.Unwant("g0"))
+	eventually(t, "it is gone", func() bool { return w.gone("g0") })
+}
+
+func TestPauses(t *testing.T) {
+	w := newWorld(t)
+	count := filepath.Join(t.TempDir(), "count")
+	w.install(t, []byte("#!/bin/sh\n[ \"$1\" = -f ] && echo x >> "+count+"\nexit 1\n"))
+	w.supervise(t)
+	must(t, w.dir.Want(w.daemon("g0")))
+	time.Sleep(time.Second)
+	text, err := os.ReadFile(count)
+	must(t, err)
+	if n := strings.Count(string(text), "x"); n < 2 || n > 6 {
+		t.Errorf("it was started %d times within a second", n)
+	}
+}
