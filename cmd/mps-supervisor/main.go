@@ -22,21 +22,22 @@ import (
 func main() {
 	dir := flag.String("dir", "", "directory in which the driver says which daemons it wants, the same path on the host (required)")
 	root := flag.String("driver-root", "/driver-root", "root of NVIDIA's driver, as it is seen by this program")
+	shm := flag.String("shm", "", "directory of the host that daemons and clients have as /dev/shm, as it is seen by this program; empty: none")
 	flag.Parse()
-	if err := run(*dir, *root); err != nil {
+	if err := run(*dir, *root, *shm); err != nil {
 		fmt.Fprintln(os.Stderr, "mps-supervisor:", err)
 		os.Exit(1)
 	}
 }
 
-func run(dir, root string) error {
+func run(dir, root, shm string) error {
 	if dir == "" || flag.NArg() > 0 {
-		return errors.New("usage: mps-supervisor --dir DIRECTORY [--driver-root DIRECTORY]")
+		return errors.New("usage: mps-supervisor --dir DIRECTORY [--driver-root DIRECTORY] [--shm DIRECTORY]")
 	}
 	debug.SetGCPercent(25) // it has next to nothing to do, and keeps next to nothing
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	log.Info("supervising MPS daemons", "dir", dir, "driver-root", root)
-	return supervise.Run(ctx, supervise.Config{Dir: mps.Dir(dir), DriverRoot: root, Log: log})
+	return supervise.Run(ctx, supervise.Config{Dir: mps.Dir(dir), DriverRoot: root, SharedMemory: shm, Log: log})
 }

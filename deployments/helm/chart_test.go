@@ -115,6 +115,7 @@ func TestSwitches(t *testing.T) {
 		{"shared GPUs are not an extended resource", "deviceClasses.sharedExtendedResourceName=", "extendedResourceName: nvidia.com/gpu.shared"},
 		{"no classes", "deviceClasses.create=false", "kind: DeviceClass"},
 		{"the monitor device without its policy", "admissionPolicies.monitor=false", "asks for the monitor device"},
+		{"no supervisor of MPS daemons", "mps.supervisor.enabled=false", "mps-supervisor"},
 		{"plugins that may write for all nodes", "admissionPolicies.ownNode=false", "authentication.kubernetes.io/node-name"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -150,6 +151,7 @@ func TestWrongValuesAreErrors(t *testing.T) {
 		{"no replicas", "nodeConfigs.default.gpus[0].sharing.replicated=0", "gpus/0/sharing/replicated"},
 		{"an index that no GPU can have", "nodeConfigs.default.gpus[0].select.index=-1", "gpus/0/select/index"},
 		{"a misspelt key in the device plugin's configuration", "nodeConfigs.default.sharing.timeslicing.resources=x", "timeslicing"},
+		{"a misspelt key of the supervisor", "mps.supervisor.resource.limits.cpu=1", "resource"},
 		{"a misspelt policy", "admissionPolicies.monitors=true", "monitors"},
 		{"a word where a switch belongs", "simulate.enabled=often", "simulate/enabled"},
 		{"an unknown pull policy", "image.pullPolicy=Sometimes", "image/pullPolicy"},

@@ -52,6 +52,15 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
+{{/* The same for the supervisor of MPS daemons. */}}
+{{- define "gpu-dra-driver.mpsSelectorLabels" -}}
+{{- include "gpu-dra-driver.selectorLabels" . | replace "component: kubelet-plugin" "component: mps-supervisor" }}
+{{- end }}
+
+{{- define "gpu-dra-driver.mpsLabels" -}}
+{{- include "gpu-dra-driver.labels" . | replace "component: kubelet-plugin" "component: mps-supervisor" }}
+{{- end }}
+
 {{/*
 Which nodes get the plugin. nodeSelectorTerms are ORed: one of the labels is enough, whoever put it there.
 pci-0302 is a 3D controller (data centre GPUs), pci-0300 a VGA controller (workstation and consumer GPUs).

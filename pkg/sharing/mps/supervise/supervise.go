@@ -22,7 +22,9 @@ import (
 type Config struct {
 	Dir        mps.Dir
 	DriverRoot string // of NVIDIA's driver, as this program sees it
-	Log        *slog.Logger
+	// SharedMemory is the directory that daemons and clients have as their /dev/shm; "" for none. It is made for all users.
+	SharedMemory string
+	Log          *slog.Logger
 }
 
 // lookPeriod is how often a supervisor looks what is wanted although it has noticed no change.
@@ -44,6 +46,9 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	defer lock.Close()
+	if err := c.shareMemory(); err != nil {
+		return err
+	}
 	w, err := newWatcher()
 	if err != nil {
 		return err
@@ -164,9 +169,23 @@ func (s *supervisor) clear(id string) {
 	}
 }
 
-// leave removes the directory, and the one above if it is the last in there: whoever leaves last takes it away.
+// shareMemory makes the directory for shared memory as /dev/shm is.
+func (c Config) shareMemory() error {
+	if c.SharedMemory == "" {
+		return nil
+	}
+	if err := os.MkdirAll(c.SharedMemory, 0o755); err != nil {
+		return err
+	}
+	return os.Chmod(c.SharedMemory, 0o777|os.ModeSticky)
+}
+
+// leave removes the directory, with that for shared memory, and the one above if it is the last in there: whoever leaves last takes it away.
 func (s *supervisor) leave() {
 	if os.Remove(string(s.Dir)) == nil {
+		if s.SharedMemory != "" {
+			_ = os.RemoveAll(s.SharedMemory)
+		}
 		_ = os.Remove(filepath.Dir(string(s.Dir)))
 	}
 }

@@ -66,6 +66,9 @@ func newWorld(t *testing.T) world {
 	return w
 }
 
+// shm is the directory for shared memory.
+func (w world) shm() string { return filepath.Join(w.Dir(), "shm") }
+
 // install makes the program the control program of the driver.
 func (w world) install(t *testing.T, program []byte) {
 	t.Helper()
@@ -81,7 +84,8 @@ func (w world) supervise(t *testing.T) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	log := slog.New(slog.NewTextHandler(testLog{t}, nil))
-	go func() { done <- supervise.Run(ctx, supervise.Config{Dir: w.dir, DriverRoot: w.DriverRoot(), Log: log}) }()
+	config := supervise.Config{Dir: w.dir, DriverRoot: w.DriverRoot(), SharedMemory: w.shm(), Log: log}
+	go func() { done <- supervise.Run(ctx, config) }()
 	stopped := false
 	stop = func() {
 		if !stopped {
@@ -190,9 +194,15 @@ func TestDaemonComesAndGoes(t *testing.T) {
 	w.await(t, d)
 	must(t, w.dir.Unwant("g0"))
 	eventually(t, "it is gone again", func() bool { return w.gone("g0") })
+	if info, err := os.Stat(w.shm()); err != nil || info.Mode().Perm() != 0o777 || info.Mode()&os.ModeSticky == 0 {
+		t.Errorf("directory for shared memory: %v, %v", info.Mode(), err)
+	}
+	must(t, os.WriteFile(filepath.Join(w.shm(), "of a client"), nil, 0o600))
 	stop()
-	if _, err := os.Stat(filepath.Dir(string(w.dir))); !os.IsNotExist(err) {
-		t.Errorf("something is left of the directory: %v", err)
+	for _, dir := range []string{filepath.Dir(string(w.dir)), w.shm()} {
+		if _, err := os.Stat(dir); !os.IsNotExist(err) {
+			t.Errorf("something is left of %s: %v", dir, err)
+		}
 	}
 }
 
