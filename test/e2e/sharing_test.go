@@ -97,7 +97,7 @@ func (s *suite) testShares(t *testing.T) {
 		}
 		s.waitLog(t, pod, fmt.Sprintf("granted 4096MiB of %s, limit 5120MiB, threads 30%%\n", uuid))
 	}
-	if got := s.hardware(t, node, device); !strings.Contains(got, "EXCLUSIVE_PROCESS") {
+	if got := s.hardware(t, node, device); !strings.Contains(got, "mode=Exclusive_Process") {
 		t.Errorf("got %q, want a GPU that only MPS gets at", got)
 	}
 	whole := s.pod(t, first, "whole", withTemplate(s.templateFor(t, first, "whole", share("gpu", h100, "", ""))))
@@ -155,7 +155,7 @@ func (s *suite) testSharingConflict(t *testing.T) {
 	request := share("gpu", h100, "5Gi", "")
 	first := s.pod(t, ns, "first", withTemplate(s.configured(t, ns, "long", request, `{"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}`)))
 	claim := s.claimOf(t, s.running(t, first))
-	if got := s.hardware(t, node, device); !strings.Contains(strings.ToLower(got), "interval=long") {
+	if got := s.hardware(t, node, device); !strings.Contains(got, "interval=Long") {
 		t.Errorf("got %q, want a long time slice", got)
 	}
 	s.must(t, kube.Until(t.Context(), soon, "an event that the share is not enforced", func(ctx context.Context) (bool, string, error) {

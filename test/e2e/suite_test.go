@@ -72,6 +72,7 @@ func TestCluster(t *testing.T) {
 	t.Run("the monitor device is refused without admin access, with what to do", s.testMonitorPolicy)
 	t.Run("the plugin refuses it too", s.testMonitorRefused)
 	t.Run("a monitor sees a GPU that is found later", s.testMonitorLater)
+	t.Run("how GPUs may be used changes while the plugin runs, GPU by GPU", s.testNodeConfig)
 	t.Run("a plugin writes what belongs to its own node and nothing else", s.testOwnNode)
 	t.Run("nothing is left on the nodes when the pods are gone", s.testNothingLeft)
 	t.Run("a GPU that fails does not take the others down", s.testBrokenGPU)

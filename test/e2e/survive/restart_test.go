@@ -16,7 +16,17 @@ func (n node) testRestarts(t *testing.T) {
 	ns := n.namespace(t, "restarts")
 	first := n.pod(t, ns, "first", "")
 	started := n.running(t, first).Status.ContainerStatuses[0].ContainerID
-	pods := []client.ObjectKey{first}
+	// A share of another GPU: its MPS daemon outlives the kubelet and the runtime, and comes back with the machine.
+	sharer := n.share(t, ns, "sharer", "1Gi", runs("gpu-demo", "alloc", "1Gi", "--stay"))
+	n.running(t, sharer)
+	var clients string
+	eventually(t, soon, "a client of MPS", func() string {
+		if clients = n.clients(t); clients == "" {
+			return "none"
+		}
+		return ""
+	})
+	pods := []client.ObjectKey{first, sharer}
 	for _, component := range []string{"kubelet", "containerd"} {
 		t.Run("restart of "+component, func(t *testing.T) {
 			n.control(t, "restart", n.name+"/"+component)
@@ -26,6 +36,9 @@ func (n node) testRestarts(t *testing.T) {
 			got := n.running(t, first).Status.ContainerStatuses[0]
 			if got.ContainerID != started || got.RestartCount != 0 {
 				t.Errorf("the first pod: got container %s after %d restarts, want %s to go on", got.ContainerID, got.RestartCount, started)
+			}
+			if got := n.clients(t); got != clients {
+				t.Errorf("the client of MPS: %s", is(got, clients))
 			}
 		})
 	}

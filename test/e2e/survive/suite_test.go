@@ -54,6 +54,7 @@ type suite struct {
 // TestSurvive does side by side what concerns one node only, and then one after the other what concerns all of them.
 func TestSurvive(t *testing.T) {
 	s := start(t, *name, "up", "--nodes", "3", "--profile", "node-1=l40s-x4", "--profile", "node-2=l40s-x4", "--profile", "node-3=dgx-h100")
+	run(t, s.tool(t, "kubectl"), "--kubeconfig", s.kubeconfig, "label", "node", "node-2", "gpu.nvidia.com/node-config=hook")
 	s.install(t)
 	t.Run("one node", func(t *testing.T) {
 		t.Run("feature gates off", func(t *testing.T) {
@@ -71,6 +72,7 @@ func TestSurvive(t *testing.T) {
 			n := s.node("node-2")
 			t.Run("a GPU goes from a pod deleted by force to the next, never to both", n.testHandover)
 			t.Run("GPUs come and go while the plugin runs", n.testRescan)
+			t.Run("a container with a share loads the administrator's library", n.testHook)
 			t.Run("what the kubelet tells of a pod that was deleted by force", n.testForgottenButRunning)
 		})
 		t.Run("node-3", func(t *testing.T) {
@@ -138,7 +140,7 @@ func (s *suite) control(t *testing.T, command string, args ...string) string {
 func (s *suite) install(t *testing.T, settings ...string) {
 	t.Helper()
 	args := []string{"upgrade", "--install", release, chart, "--kubeconfig", s.kubeconfig, "--namespace", release, "--create-namespace",
-		"--set", "simulate.enabled=true", "--set", "kubeletPlugin.sweepPeriod=" + sweepPeriod.String(), "--wait", "--timeout", "2m"}
+		"--set", "simulate.enabled=true", "--set", "kubeletPlugin.sweepPeriod=" + sweepPeriod.String(), "--set-json", hookConfig, "--wait", "--timeout", "2m"}
 	for _, setting := range settings {
 		args = append(args, "--set", setting)
 	}

@@ -38,6 +38,15 @@ func (s *suite) testUpgrade(t *testing.T) {
 	keeper := n.pod(t, ns, "keeper", "")
 	started := s.running(t, keeper).Status.ContainerStatuses[0].ContainerID
 	record := fmt.Sprint(n.record(t, keeper))
+	sharer := n.share(t, ns, "sharer", "1Gi", runs("gpu-demo", "alloc", "1Gi", "--stay"))
+	s.running(t, sharer)
+	var clients string
+	eventually(t, soon, "a client of MPS", func() string {
+		if clients = n.clients(t); clients == "" {
+			return "none"
+		}
+		return ""
+	})
 	old := n.plugin(t)
 	events := s.watchSlices(t)
 	kubelet := n.standIn(t)
@@ -47,7 +56,7 @@ func (s *suite) testUpgrade(t *testing.T) {
 	var work sync.WaitGroup
 	var free []string
 	for gpu := range strings.SplitSeq(n.gpus(t), "\n") {
-		if gpu != n.device(t, keeper) {
+		if gpu != n.device(t, keeper) && gpu != n.device(t, sharer) {
 			free = append(free, gpu)
 		}
 	}
@@ -94,7 +103,10 @@ func (s *suite) testUpgrade(t *testing.T) {
 	if got := s.running(t, keeper).Status.ContainerStatuses[0]; got.ContainerID != started || got.RestartCount != 0 {
 		t.Errorf("the pod that goes on: got container %s after %d restarts", got.ContainerID, got.RestartCount)
 	}
-	s.remove(t, keeper)
+	if got := n.clients(t); got != clients {
+		t.Errorf("the client of MPS: %s", is(got, clients))
+	}
+	s.remove(t, keeper, sharer)
 	for i := range pods {
 		if err := pods[i].err; err != nil {
 			t.Errorf("pods on node-%d: %v", i+1, err)
@@ -103,6 +115,22 @@ func (s *suite) testUpgrade(t *testing.T) {
 	for _, name := range []string{"node-1", "node-2", "node-3"} {
 		s.node(name).clean(t)
 	}
+}
+
+// clients are the processes that use GPUs of the node through MPS, each with its number on the node and what it holds, and the
+// supervisors of their daemons.
+func (n node) clients(t *testing.T) string {
+	t.Helper()
+	var lines []string
+	for line := range strings.Lines(n.simctl(t, "print")) {
+		if strings.Contains(line, " process ") {
+			lines = append(lines, strings.TrimSpace(line))
+		}
+	}
+	if len(lines) == 0 {
+		return ""
+	}
+	return strings.Join(lines, "\n") + "\n" + n.sh(t, "cat "+pluginDir+"/mps/*/state.json")
 }
 
 // watchSlices returns a function that tells how the driver's slices have been written since.
