@@ -185,13 +185,13 @@ func (m *machine) report(ctx context.Context, before, now inventory.Inventory) {
 		switch old, ok := before.Find(d.Name); {
 		case d.Lost && !old.Lost:
 			logger.Info("GPU lost", "device", d.Name, "uuid", d.UUID)
-			m.reporter.machine(Events.GPULost, "GPU %s (%s, %s) does not answer any more", d.Name, d.Product.Name, d.UUID)
+			m.reporter.device(Events.GPULost, d.Name, "GPU %s (%s, %s) does not answer any more", d.Name, d.Product.Name, d.UUID)
 		case !d.Lost && (!ok || old.Lost):
 			logger.Info("GPU found", "device", d.Name, "uuid", d.UUID, "product", d.Product.Name, "mode", d.Use.String())
 		}
 		if old, ok := before.Find(d.Name); ok && old.Use != d.Use {
 			logger.Info("Mode of GPU changed", "device", d.Name, "uuid", d.UUID, "from", old.Use.String(), "to", d.Use.String())
-			m.reporter.machine(Events.ModeChanged, "GPU %s (%s) changed from %s to %s", d.Name, d.UUID, old.Use, d.Use)
+			m.reporter.device(Events.ModeChanged, d.Name, "GPU %s (%s) changed from %s to %s", d.Name, d.UUID, old.Use, d.Use)
 		}
 	}
 	for _, d := range before {

@@ -94,7 +94,7 @@ func (m *machine) announce(ctx context.Context, pending []pendingChange) {
 			names = append(names, c.String())
 		}
 		klog.FromContext(ctx).Info("Change of mode waits for claims", "device", p.device, "uuid", p.uuid, "from", p.from.String(), "to", p.to.String(), "claims", names)
-		m.reporter.machine(Events.ModeChangePending, "%s", note(fmt.Sprintf("GPU %s (%s) will change from %s to %s when these claims have ended: %s",
+		m.reporter.device(Events.ModeChangePending, p.device, "%s", note(fmt.Sprintf("GPU %s (%s) will change from %s to %s when these claims have ended: %s",
 			p.device, p.uuid, p.from, p.to, strings.Join(names, ", "))))
 	}
 }

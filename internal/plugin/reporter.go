@@ -218,8 +218,20 @@ func (r *reporter) claim(e Event, claim sharing.Claim, action, format string, ar
 
 // machine reports something about the node itself.
 func (r *reporter) machine(e Event, format string, args ...any) {
-	node := &corev1.ObjectReference{APIVersion: "v1", Kind: e.About, Name: r.node, UID: types.UID(r.node)}
-	r.recorder.Eventf(node, nil, e.Type, e.Reason, "Discover", format, args...)
+	r.recorder.Eventf(r.self(e), nil, e.Type, e.Reason, "Discover", format, args...)
+}
+
+// device reports something about one device of the node. Events that differ in their text alone are counted as one, with the text of
+// the first: what they are related to keeps those of several devices apart.
+func (r *reporter) device(e Event, device, format string, args ...any) {
+	related := r.self(e)
+	related.FieldPath = device
+	r.recorder.Eventf(r.self(e), related, e.Type, e.Reason, "Discover", format, args...)
+}
+
+// self is the node as an event is about it.
+func (r *reporter) self(e Event) *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: e.About, Name: r.node, UID: types.UID(r.node)}
 }
 
 func (r *reporter) status(pool, device string, share types.UID, ready metav1.ConditionStatus, reason, message string) *resourceapply.AllocatedDeviceStatusApplyConfiguration {
