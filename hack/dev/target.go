@@ -72,7 +72,8 @@ func (t target) install(ctx context.Context) error {
 	}
 	args := []string{t.helm, "upgrade", "--install", "gpu-dra-driver", "deployments/helm/gpu-dra-driver",
 		"--namespace", "gpu-dra-driver", "--create-namespace", "--values", "demo/values.yaml",
-		"--wait", "--timeout", "2m", "--hide-notes"}
+		// Helm's other way to wait waits for a DaemonSet whose pods are not replaced, too: that of the MPS supervisor.
+		"--wait=legacy", "--timeout", "2m", "--hide-notes"}
 	digest, err := digest(archive)
 	switch {
 	case err == nil:

@@ -97,13 +97,30 @@ func (d Dir) Unwant(id string) error {
 	return err
 }
 
+// Asked is a daemon as it is asked for. Who asks may be of a newer version and say more than this one reads, so the digest is that
+// of the file.
+type Asked struct {
+	Daemon
+	Wanted string // Digest of the wanted.json
+}
+
 // Wanted are the daemons that are asked for, sorted by ID. One that cannot be read is reported in the error, beside the others.
 func (d Dir) Wanted() ([]Daemon, error) {
+	asked, err := d.Asked()
+	var daemons []Daemon
+	for _, a := range asked {
+		daemons = append(daemons, a.Daemon)
+	}
+	return daemons, err
+}
+
+// Asked is Wanted with the digests that the answers need.
+func (d Dir) Asked() ([]Asked, error) {
 	files, err := filepath.Glob(filepath.Join(string(d), "*", wantedFile))
 	if err != nil {
 		return nil, err
 	}
-	var daemons []Daemon
+	var asked []Asked
 	var errs []error
 	for _, file := range files {
 		var daemon Daemon
@@ -121,9 +138,9 @@ func (d Dir) Wanted() ([]Daemon, error) {
 			errs = append(errs, fmt.Errorf("%s: %w", file, err))
 			continue
 		}
-		daemons = append(daemons, daemon)
+		asked = append(asked, Asked{daemon, digest(data)})
 	}
-	return daemons, errors.Join(errs...)
+	return asked, errors.Join(errs...)
 }
 
 // State is what the supervisor last said of the daemon; the zero State when it has said nothing.

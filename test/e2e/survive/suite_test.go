@@ -140,7 +140,7 @@ func (s *suite) control(t *testing.T, command string, args ...string) string {
 func (s *suite) install(t *testing.T, settings ...string) {
 	t.Helper()
 	args := []string{"upgrade", "--install", release, chart, "--kubeconfig", s.kubeconfig, "--namespace", release, "--create-namespace",
-		"--set", "simulate.enabled=true", "--set", "kubeletPlugin.sweepPeriod=" + sweepPeriod.String(), "--set-json", hookConfig, "--wait", "--timeout", "2m"}
+		"--set", "simulate.enabled=true", "--set", "kubeletPlugin.sweepPeriod=" + sweepPeriod.String(), "--set-json", hookConfig, "--wait=legacy", "--timeout", "2m"}
 	for _, setting := range settings {
 		args = append(args, "--set", setting)
 	}

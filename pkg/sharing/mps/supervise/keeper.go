@@ -18,9 +18,9 @@ type keeper struct {
 	log     *slog.Logger
 	changed chan struct{} // there is something new in wanted
 
-	wanted *mps.Daemon // under supervisor.mu; nil: it is to end
-	state  mps.State   // what was reported last
-	why    string      // it did not run the last time
+	wanted *mps.Asked // under supervisor.mu; nil: it is to end
+	state  mps.State  // what was reported last
+	why    string     // it did not run the last time
 }
 
 func newKeeper(s *supervisor, id string) *keeper {
@@ -28,7 +28,7 @@ func newKeeper(s *supervisor, id string) *keeper {
 }
 
 // want says what is wanted. The caller holds the supervisor's lock.
-func (k *keeper) want(d *mps.Daemon) {
+func (k *keeper) want(d *mps.Asked) {
 	if k.wanted != nil && d != nil && reflect.DeepEqual(*k.wanted, *d) || k.wanted == nil && d == nil {
 		return
 	}
@@ -45,7 +45,7 @@ func (k *keeper) tell() {
 }
 
 // target is what is wanted now, nil when the daemon is to end.
-func (k *keeper) target(ctx context.Context) *mps.Daemon {
+func (k *keeper) target(ctx context.Context) *mps.Asked {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if ctx.Err() != nil {
@@ -128,9 +128,9 @@ func (k *keeper) end(ctx context.Context) bool {
 
 // live is the life of one process of the daemon. It returns nil when the process has been ended because another or none is wanted,
 // an error when it has failed.
-func (k *keeper) live(ctx context.Context, d mps.Daemon) error {
+func (k *keeper) live(ctx context.Context, d mps.Asked) error {
 	k.report(d, mps.State{Message: k.why}) // until it does, it is not said to be just starting
-	r, err := start(k.Dir, driver(k.DriverRoot), d)
+	r, err := start(k.Dir, driver(k.DriverRoot), d.Daemon)
 	if err != nil {
 		return err
 	}
@@ -149,12 +149,12 @@ func (k *keeper) live(ctx context.Context, d mps.Daemon) error {
 }
 
 // begin waits until the daemon answers, and sets its limits. It stops waiting, without an error, when another process is wanted.
-func (k *keeper) begin(ctx context.Context, r *running, d mps.Daemon) error {
+func (k *keeper) begin(ctx context.Context, r *running, d mps.Asked) error {
 	life, stop := k.whileWanted(ctx, d)
 	defer stop()
 	err := r.await(life)
 	if err == nil {
-		err = r.setLimits(life, d, mps.Daemon{GPUs: d.GPUs})
+		err = r.setLimits(life, d.Daemon, mps.Daemon{GPUs: d.GPUs})
 	}
 	switch {
 	case life.Err() != nil:
@@ -169,7 +169,7 @@ func (k *keeper) begin(ctx context.Context, r *running, d mps.Daemon) error {
 
 // whileWanted is a context that ends when another process is wanted, or none. Until it is stopped it takes the words from k.changed;
 // if it has taken one there is one again then.
-func (k *keeper) whileWanted(ctx context.Context, d mps.Daemon) (life context.Context, stop func()) {
+func (k *keeper) whileWanted(ctx context.Context, d mps.Asked) (life context.Context, stop func()) {
 	life, cancel := context.WithCancel(ctx)
 	done, taken := make(chan struct{}), false
 	go func() {
@@ -181,7 +181,7 @@ func (k *keeper) whileWanted(ctx context.Context, d mps.Daemon) (life context.Co
 			case <-k.changed:
 				taken = true
 			}
-			if now := k.target(ctx); now == nil || !sameProcess(*now, d) {
+			if now := k.target(ctx); now == nil || !sameProcess(now.Daemon, d.Daemon) {
 				cancel()
 			}
 		}
@@ -202,7 +202,7 @@ func sameProcess(a, b mps.Daemon) bool {
 }
 
 // hold returns when the process has ended, with how, or is to end, with nil. Meanwhile it gives the process new limits.
-func (k *keeper) hold(ctx context.Context, r *running, is mps.Daemon) error {
+func (k *keeper) hold(ctx context.Context, r *running, is mps.Asked) error {
 	var retry <-chan time.Time
 	for {
 		select {
@@ -213,7 +213,7 @@ func (k *keeper) hold(ctx context.Context, r *running, is mps.Daemon) error {
 		case <-retry:
 		}
 		d := k.target(ctx)
-		if d == nil || !sameProcess(*d, is) {
+		if d == nil || !sameProcess(d.Daemon, is.Daemon) {
 			k.log.Info("the daemon is to end")
 			if ctx.Err() != nil {
 				k.orphan(is)
@@ -221,12 +221,12 @@ func (k *keeper) hold(ctx context.Context, r *running, is mps.Daemon) error {
 			return nil
 		}
 		retry = nil
-		if err := r.setLimits(ctx, *d, is); err != nil && ctx.Err() == nil {
+		if err := r.setLimits(ctx, d.Daemon, is.Daemon); err != nil && ctx.Err() == nil {
 			// The daemon goes on: it has clients.
 			k.log.Error("limits could not be changed", "err", err)
 			k.report(*d, mps.State{PID: r.cmd.Process.Pid, Message: err.Error()})
 			retry = time.After(longestPause)
-			is = unknownLimits(is)
+			is.Daemon = unknownLimits(is.Daemon)
 			continue
 		}
 		is = *d
@@ -235,7 +235,7 @@ func (k *keeper) hold(ctx context.Context, r *running, is mps.Daemon) error {
 }
 
 // orphan reports that the daemon ends with its supervisor, if it is still wanted.
-func (k *keeper) orphan(d mps.Daemon) {
+func (k *keeper) orphan(d mps.Asked) {
 	if !k.Dir.IsWanted(k.id) {
 		return
 	}
@@ -246,17 +246,13 @@ func (k *keeper) orphan(d mps.Daemon) {
 }
 
 // report says what has been made of the daemon, unless that has been said.
-func (k *keeper) report(d mps.Daemon, s mps.State) {
-	digest, err := d.Digest()
-	if err == nil {
-		s.Wanted, s.Restarts = digest, k.state.Restarts
-		if s == k.state {
-			return
-		}
-		k.state = s
-		err = k.Dir.Report(k.id, s)
+func (k *keeper) report(d mps.Asked, s mps.State) {
+	s.Wanted, s.Restarts = d.Wanted, k.state.Restarts
+	if s == k.state {
+		return
 	}
-	if err != nil {
+	k.state = s
+	if err := k.Dir.Report(k.id, s); err != nil {
 		k.log.Error("the state of the daemon could not be reported", "err", err)
 	}
 }

@@ -115,14 +115,14 @@ func (s *supervisor) look(ctx context.Context, w *watcher) {
 	if err := w.watch(string(s.Dir)); err != nil {
 		s.Log.Error("cannot notice changes at once", "err", err)
 	}
-	daemons, err := s.Dir.Wanted()
+	asked, err := s.Dir.Asked()
 	if err != nil {
 		s.Log.Error("a daemon cannot be read; it stays as it is", "err", err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	wanted := map[string]bool{}
-	for _, d := range daemons {
+	for _, d := range asked {
 		wanted[d.ID] = true
 		s.keep(ctx, d.ID).want(&d)
 	}

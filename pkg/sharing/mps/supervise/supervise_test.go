@@ -467,6 +467,22 @@ func TestWhatCannotBeRead(t *testing.T) {
 	eventually(t, "it is gone", func() bool { return w.gone("g0") })
 }
 
+// The driver may be of a newer version than the supervisor, which an update leaves alone.
+func TestADriverThatSaysMore(t *testing.T) {
+	w := newWorld(t)
+	w.supervise(t)
+	d := w.daemon("g0")
+	must(t, w.dir.Want(d))
+	pid := w.await(t, d).PID
+	file := filepath.Join(string(w.dir), "g0", mps.WantedFile)
+	text, err := os.ReadFile(file)
+	must(t, err)
+	must(t, os.WriteFile(file, []byte(strings.Replace(string(text), "{", `{"news": 1,`, 1)), 0o644))
+	if s := w.await(t, d); s.PID != pid {
+		t.Errorf("got %+v", s)
+	}
+}
+
 // Daemons end with their supervisor, whichever way it goes, and the next starts them again.
 func TestSupervisorsComeAndGo(t *testing.T) {
 	w := newWorld(t)
