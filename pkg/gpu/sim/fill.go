@@ -62,36 +62,3 @@ func refuse(mock any) {
 		}
 	})
 }
-
-// delegate gives every function of the mock that is nil and that has an object of NVML as its first argument
-// (DeviceGetName(device)) one that calls the object's method (device.GetName()).
-func delegate(mock any) {
-	eachFunc(mock, func(call string, function reflect.Value) {
-		t := function.Type()
-		if !function.IsNil() || t.NumIn() == 0 || t.In(0).Kind() != reflect.Interface {
-			return
-		}
-		method, ok := methodFor(t.In(0), call)
-		if !ok || method.Type.NumIn() != t.NumIn()-1 || method.Type.NumOut() != t.NumOut() {
-			return
-		}
-		function.Set(reflect.MakeFunc(t, func(args []reflect.Value) []reflect.Value {
-			if args[0].IsNil() {
-				return answer(t, nvml.ERROR_INVALID_ARGUMENT)
-			}
-			return args[0].MethodByName(method.Name).Call(args[1:])
-		}))
-	})
-}
-
-// methodFor finds the method that a call of the library stands for: DeviceGetName is GetName, GpmSampleGet is itself.
-func methodFor(object reflect.Type, call string) (reflect.Method, bool) {
-	for _, prefix := range []string{"Device", "GpuInstance", "ComputeInstance", "EventSet", "Unit", "VgpuInstance", "VgpuType", "GpmSample", ""} {
-		if name, ok := strings.CutPrefix(call, prefix); ok {
-			if m, found := object.MethodByName(name); found {
-				return m, true
-			}
-		}
-	}
-	return reflect.Method{}, false
-}
