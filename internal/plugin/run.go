@@ -176,6 +176,7 @@ func helperOptions(c Config, calls *calls) []kubeletplugin.Option {
 		kubeletplugin.RegistrarDirectoryPath(c.RegistryDir),
 		kubeletplugin.CDIDirectory(c.CDIDir),
 		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion, metadatav1alpha1.SchemeGroupVersion}),
+		kubeletplugin.MetadataFileOps(metadataFiles),
 		kubeletplugin.Serialize(false), // the records have locks, one per device
 		kubeletplugin.HealthService(false),
 		kubeletplugin.GRPCInterceptor(calls.count),
