@@ -180,6 +180,7 @@ func helperOptions(c Config, calls *calls) []kubeletplugin.Option {
 		kubeletplugin.Serialize(false), // the records have locks, one per device
 		kubeletplugin.HealthService(false),
 		kubeletplugin.GRPCInterceptor(calls.count),
+		kubeletplugin.GRPCInterceptor(eachClaim),
 	}
 	if c.PodUID != "" {
 		options = append(options, kubeletplugin.RollingUpdate(c.PodUID))
