@@ -25,7 +25,8 @@ type clique struct {
 	id      uint32
 }
 
-// readLinks asks for every link of the GPU. A GPU without NVLink refuses the question, which means no links.
+// readLinks asks for the links of the GPU, up to the first one that leads to a switch: then all of them do. A GPU without NVLink
+// refuses the question, which means no links.
 func readLinks(d nvmllib.Device) links {
 	var l links
 	for link := range nvmllib.NVLINK_MAX_LINKS {
@@ -34,7 +35,7 @@ func readLinks(d nvmllib.Device) links {
 		}
 		if kind, ret := d.GetNvLinkRemoteDeviceType(link); ret == nvmllib.SUCCESS && kind == nvmllib.NVLINK_DEVICE_TYPE_SWITCH {
 			l.toSwitch = true
-			continue
+			break
 		}
 		info, ret := d.GetNvLinkRemotePciInfo(link)
 		if ret != nvmllib.SUCCESS {
