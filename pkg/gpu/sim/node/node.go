@@ -7,6 +7,7 @@
 package node
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,6 +15,8 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // ErrNoNode means that no simulated node has been made in the directory.
@@ -28,7 +31,8 @@ type Node struct {
 	library string // the state file; "" while it is to be looked for in dir
 	have    identity
 	last    *View
-	profile Profile // of last
+	profile Profile  // of last
+	file    *os.File // the one that have identifies, to look whether it says something new; nil when there is none
 }
 
 // libraryDir is where the driver root has its libraries, and libraryName what the state file is called there.
@@ -163,12 +167,54 @@ func FindLibraries(dir string) ([]string, error) {
 	return out, nil
 }
 
-// View is the node as it is now.
+// View is the node as it is now. A program asks for it hundreds of times to learn all about its GPUs, so when nothing has changed it
+// costs no more than to see that.
 func (n *Node) View() (*View, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.unchanged() {
+		return n.last, nil
+	}
 	v, _, err := n.read()
+	if err == nil {
+		n.keepOpen()
+	}
 	return v, err
+}
+
+// unchanged says whether the last view is still that of the node. When in doubt it is not. The caller holds n.mu.
+func (n *Node) unchanged() bool {
+	var st unix.Stat_t
+	if n.file == nil || unix.Stat(n.library, &st) != nil || n.have.device != uint64(st.Dev) || n.have.inode != st.Ino { //nolint:unconvert // as in load
+		return false
+	}
+	newest := uint64(0)
+	for i := range 2 {
+		var sequence [8]byte
+		if k, err := unix.Pread(int(n.file.Fd()), sequence[:], offset(i)); err != nil || k != len(sequence) {
+			return false
+		}
+		newest = max(newest, binary.LittleEndian.Uint64(sequence[:]))
+	}
+	return newest == n.have.sequence
+}
+
+// keepOpen opens the file that was just read. The caller holds n.mu.
+func (n *Node) keepOpen() {
+	if n.file != nil {
+		_ = n.file.Close()
+		n.file = nil
+	}
+	f, err := os.Open(n.library)
+	if err != nil {
+		return
+	}
+	var st unix.Stat_t
+	if unix.Fstat(int(f.Fd()), &st) != nil || n.have.device != uint64(st.Dev) || n.have.inode != st.Ino { //nolint:unconvert // as in load
+		_ = f.Close() // it has been replaced since
+		return
+	}
+	n.file = f
 }
 
 // locate loads the state from where it was the last time, and looks for it when it is there no more: a machine with another
