@@ -23,6 +23,7 @@ const publisherLock = "publisher.lock"
 // publisher publishes the inventory, once it is its turn.
 type publisher struct {
 	pool    string
+	first   func(ctx context.Context, pool resourceslice.Pool) error // writes what the node lacks, once, before publish
 	publish func(ctx context.Context, resources resourceslice.DriverResources) error
 
 	mu     sync.Mutex
@@ -78,7 +79,13 @@ func (p *publisher) publishLatest(ctx context.Context) {
 		return
 	}
 	logger := klog.FromContext(ctx)
-	resources := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{p.pool: p.latest.Pool(p.pool)}}
+	pool := p.latest.Pool(p.pool)
+	if p.logged == nil {
+		if err := p.first(ctx, pool); err != nil {
+			logger.Info("The first slices were not written at once; they follow", "err", err)
+		}
+	}
+	resources := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{p.pool: pool}}
 	if err := p.publish(ctx, resources); err != nil {
 		logger.Error(err, "Devices not published")
 		return

@@ -14,6 +14,7 @@ import (
 	metadatav1alpha1 "k8s.io/dynamic-resource-allocation/api/metadata/v1alpha1"
 	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
@@ -86,7 +87,9 @@ func Run(ctx context.Context, c Config) error {
 	reports, endReports := context.WithCancel(context.WithoutCancel(ctx))
 	defer endReports()
 	reporter := newReporter(reports, c)
-	publisher := &publisher{pool: c.NodeName}
+	publisher := &publisher{pool: c.NodeName, first: func(ctx context.Context, pool resourceslice.Pool) error {
+		return firstSlices(ctx, c.Client, c.DriverName, c.NodeName, pool)
+	}}
 	machine := &machine{config: c, modes: newConfigSource(c, reporter), status: status, metrics: metrics, reporter: reporter, publish: publisher.set, looked: make(chan struct{})}
 	preparer := &claims.Preparer{
 		Driver:   c.DriverName,

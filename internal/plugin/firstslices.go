@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"fmt"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/utils/ptr"
+)
+
+// firstSlices writes the slices of a node that has none yet, as the controller of kubeletplugin would. It would begin a second
+// later: that long it waits for its informer. What it finds then is what it would have written, so it leaves it alone.
+func firstSlices(ctx context.Context, client kubernetes.Interface, driver, nodeName string, pool resourceslice.Pool) error {
+	slices := client.ResourceV1().ResourceSlices()
+	own := fields.Set{resourceapi.ResourceSliceSelectorDriver: driver, resourceapi.ResourceSliceSelectorNodeName: nodeName}
+	found, err := slices.List(ctx, metav1.ListOptions{FieldSelector: own.String(), Limit: 1})
+	if err != nil || len(found.Items) > 0 {
+		return err
+	}
+	node, err := client.CoreV1().Nodes().Get(ctx, nodeName, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	for i, s := range pool.Slices {
+		slice := &resourceapi.ResourceSlice{
+			ObjectMeta: metav1.ObjectMeta{
+				// The controller knows a slice by the number that its name begins with.
+				GenerateName: fmt.Sprintf("%05x-%s-%s-", i, driver, nodeName),
+				OwnerReferences: []metav1.OwnerReference{{
+					APIVersion: "v1", Kind: "Node", Name: nodeName, UID: node.UID, Controller: ptr.To(true)}},
+			},
+			Spec: resourceapi.ResourceSliceSpec{
+				Driver:                 driver,
+				Pool:                   resourceapi.ResourcePool{Name: nodeName, Generation: 1, ResourceSliceCount: int64(len(pool.Slices))},
+				NodeName:               &nodeName,
+				Devices:                s.Devices,
+				SharedCounters:         s.SharedCounters,
+				PerDeviceNodeSelection: s.PerDeviceNodeSelection,
+				PartitionTypeAttribute: s.PartitionTypeAttribute,
+				SkipNodeOperations:     s.SkipNodeOperations,
+			},
+		}
+		if _, err := slices.Create(ctx, slice, metav1.CreateOptions{}); err != nil {
+			return fmt.Errorf("create slice %d: %w", i, err)
+		}
+	}
+	return nil
+}

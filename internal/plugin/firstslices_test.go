@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+)
+
+// The controller of kubeletplugin must find nothing to do: if it wrote slices in another way one day, each start of the driver would
+// write them twice.
+func TestTheControllerLeavesTheFirstSlicesAlone(t *testing.T) {
+	pool := resourceslice.Pool{Slices: []resourceslice.Slice{
+		{Devices: []resourceapi.Device{{Name: "gpu-0"}, {Name: "gpu-1"}}}, {Devices: []resourceapi.Device{{Name: "monitor"}}}}}
+	client := newServer()
+	if err := firstSlices(t.Context(), client, driver, "node", pool); err != nil {
+		t.Fatal(err)
+	}
+	before := listSlices(t, client)
+	if len(before) != 2 {
+		t.Fatalf("got %d slices, want 2", len(before))
+	}
+	client.ClearActions()
+	controller, err := resourceslice.StartController(t.Context(), resourceslice.Options{DriverName: driver, KubeClient: client,
+		Owner:     &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node"},
+		Resources: &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": pool}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer controller.Stop()
+	time.Sleep(200 * time.Millisecond)
+	for _, action := range client.Actions() {
+		if !slices.Contains([]string{"get", "list", "watch"}, action.GetVerb()) {
+			t.Errorf("the controller did %s %v", action.GetVerb(), action.GetResource().Resource)
+		}
+	}
+}
+
+// What is there from before is the controller's to compare.
+func TestFirstSlicesAreWrittenOnce(t *testing.T) {
+	client := newServer()
+	pool := resourceslice.Pool{Slices: []resourceslice.Slice{{}}}
+	for range 2 {
+		if err := firstSlices(t.Context(), client, driver, "node", pool); err != nil {
+			t.Fatal(err)
+		}
+		if got := len(listSlices(t, client)); got != 1 {
+			t.Errorf("got %d slices, want 1", got)
+		}
+	}
+}
+
+// newServer gives names to what asks for generated ones, as the API server does.
+func newServer() *fake.Clientset {
+	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node", UID: "node-uid"}})
+	client.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		slice := action.(clienttesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
+		slice.Name = slice.GenerateName + "x"
+		return false, nil, nil
+	})
+	return client
+}
+
+func listSlices(t *testing.T, client *fake.Clientset) []resourceapi.ResourceSlice {
+	t.Helper()
+	list, err := client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list.Items
+}
