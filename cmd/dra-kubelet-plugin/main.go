@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"strings"
 	"syscall"
 
@@ -20,6 +21,10 @@ import (
 )
 
 func main() {
+	// The plugin holds some 4 MB and does nothing most of the time: it is better to collect twice as often than to hold as much again.
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(50)
+	}
 	os.Exit(cli.Run(command()))
 }
 
