@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	"k8s.io/utils/ptr"
+)
+
+// gpu and monitor are results of an allocation: the whole GPU of that number, and all GPUs for somebody who watches them.
+func (b *bench) gpu(number int) resourceapi.DeviceRequestAllocationResult {
+	return resourceapi.DeviceRequestAllocationResult{Request: request, Driver: driver, Pool: b.node, Device: b.gpus[number%len(b.gpus)]}
+}
+
+func (b *bench) monitor() resourceapi.DeviceRequestAllocationResult {
+	return resourceapi.DeviceRequestAllocationResult{Request: request, Driver: driver, Pool: b.node, Device: "monitor",
+		AdminAccess: ptr.To(true), ShareID: ptr.To(uuid.NewUUID())}
+}
+
+// allocated makes a claim for each result, allocated as the scheduler would, in the words of the kubelet.
+func (b *bench) allocated(ctx context.Context, results ...resourceapi.DeviceRequestAllocationResult) ([]*drapb.Claim, error) {
+	claims := make([]*drapb.Claim, len(results))
+	err := atOnce(len(results), 4, func(i int) (err error) {
+		claims[i], err = b.allocate(ctx, results[i])
+		return err
+	})
+	return claims, err
+}
+
+func (b *bench) allocate(ctx context.Context, result resourceapi.DeviceRequestAllocationResult) (*drapb.Claim, error) {
+	class := driver
+	if result.Device == "monitor" {
+		class = "monitor." + driver
+	}
+	claim, err := b.claims.Create(ctx, &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "bench-"},
+		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
+			Name:    request,
+			Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class, AdminAccess: result.AdminAccess},
+		}}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("create a claim: %w", err)
+	}
+	claim.Status.Allocation = &resourceapi.AllocationResult{
+		Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{result}}}
+	if _, err := b.claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil {
+		return nil, fmt.Errorf("allocate claim %s: %w", claim.Name, err)
+	}
+	return &drapb.Claim{Namespace: claim.Namespace, Name: claim.Name, Uid: string(claim.UID)}, nil
+}
+
+// prepare calls the plugin as the kubelet does and tells how long the answer took.
+func (b *bench) prepare(ctx context.Context, claims ...*drapb.Claim) (time.Duration, error) {
+	begin := time.Now()
+	answer, err := b.kubelet.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: claims})
+	took := time.Since(begin)
+	if err != nil {
+		return 0, fmt.Errorf("prepare: %w", err)
+	}
+	for _, claim := range claims {
+		switch got := answer.Claims[claim.Uid]; {
+		case got.GetError() != "":
+			return 0, fmt.Errorf("prepare %s: %s", claim.Name, got.Error)
+		case len(got.GetDevices()) != 1:
+			return 0, fmt.Errorf("prepare %s: got %d devices, want 1", claim.Name, len(got.GetDevices()))
+		}
+	}
+	return took, nil
+}
+
+func (b *bench) unprepare(ctx context.Context, claims ...*drapb.Claim) (time.Duration, error) {
+	begin := time.Now()
+	answer, err := b.kubelet.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: claims})
+	took := time.Since(begin)
+	if err != nil {
+		return 0, fmt.Errorf("unprepare: %w", err)
+	}
+	for _, claim := range claims {
+		if got := answer.Claims[claim.Uid]; got == nil || got.Error != "" {
+			return 0, fmt.Errorf("unprepare %s: %s", claim.Name, got.GetError())
+		}
+	}
+	return took, nil
+}
+
+// get asks the API server for the claim, as the plugin has to before it prepares it.
+func (b *bench) get(ctx context.Context, claim *drapb.Claim) (time.Duration, error) {
+	begin := time.Now()
+	got, err := b.plugin.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
+	took := time.Since(begin)
+	if err == nil && got.UID != types.UID(claim.Uid) {
+		err = errors.New("it is another one")
+	}
+	if err != nil {
+		return 0, fmt.Errorf("get claim %s: %w", claim.Name, err)
+	}
+	return took, nil
+}
+
+// forget deletes all claims of the bench. What is prepared must have been unprepared.
+func (b *bench) forget(ctx context.Context) error {
+	return b.claims.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+}
+
+// atOnce calls do for 0 to n-1, at most limit at once, and returns the errors of all.
+func atOnce(n, limit int, do func(i int) error) error {
+	errs := make([]error, n)
+	slots := make(chan struct{}, limit)
+	var all sync.WaitGroup
+	for i := range n {
+		slots <- struct{}{}
+		all.Go(func() {
+			errs[i] = do(i)
+			<-slots
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}

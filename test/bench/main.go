@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command bench measures the driver on a cluster that test/cluster runs on this machine, and prints what it found as a table.
+// `make bench` starts such a cluster, of one node with 8 simulated GPUs, and installs the chart. The node's processes are looked at
+// from outside, so it needs root.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"regexp"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	var (
+		kubeconfig = flag.String("kubeconfig", os.Getenv("KUBECONFIG"), "of the cluster")
+		docs       = flag.String("docs", "", "file in which the part between the markers is replaced by the results")
+		only       = flag.String("rows", "", "measure what matches this pattern; \"list\" names what there is")
+	)
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	err := run(ctx, *kubeconfig, *docs, *only)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, kubeconfig, docs, only string) error {
+	if only == "list" {
+		for _, m := range measurements {
+			fmt.Println(m.name)
+		}
+		return nil
+	}
+	pattern, err := regexp.Compile(only)
+	if err != nil {
+		return fmt.Errorf("-rows: %w", err)
+	}
+	if docs != "" && only != "" {
+		return errors.New("-docs wants all rows, -rows selects some")
+	}
+	b, err := newBench(ctx, kubeconfig)
+	if err != nil {
+		return err
+	}
+	for _, m := range measurements {
+		if !pattern.MatchString(m.name) {
+			continue
+		}
+		begin := time.Now()
+		if err := m.measure(ctx, b); err != nil {
+			fmt.Println(b.report("Incomplete:")) // it took minutes
+			return errors.Join(fmt.Errorf("%s: %w", m.name, err), b.cleanUp(ctx))
+		}
+		fmt.Printf("[%5.1fs] %s\n", time.Since(begin).Seconds(), m.name)
+	}
+	if err := b.cleanUp(ctx); err != nil {
+		return err
+	}
+	text := b.report(thisMachine(ctx, b))
+	fmt.Println()
+	fmt.Println(strings.TrimSpace(text))
+	if docs == "" {
+		return nil
+	}
+	return insert(docs, text)
+}

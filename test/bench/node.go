@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+)
+
+const program = "dra-kubelet-plugin"
+
+// process is a plugin of the chart, seen from the host.
+type process struct {
+	pid int
+	env map[string]string
+}
+
+// findPlugin finds the process of the only plugin pod that runs, and is not about to end.
+func findPlugin(ctx context.Context, client kubernetes.Interface) (process, error) {
+	pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: pluginLabel})
+	if err != nil {
+		return process{}, err
+	}
+	for _, pod := range pods.Items {
+		if pod.Status.Phase != corev1.PodRunning || pod.DeletionTimestamp != nil {
+			continue
+		}
+		for _, pid := range pids() {
+			if p := (process{pid, environment(pid)}); executable(pid) == program && p.env["POD_UID"] == string(pod.UID) {
+				return p, nil
+			}
+		}
+	}
+	return process{}, errors.New("the plugin does not run on this machine: test/cluster must have started the cluster here, and the chart be installed")
+}
+
+func pids() []int {
+	entries, _ := os.ReadDir("/proc")
+	var all []int
+	for _, e := range entries {
+		if pid, err := strconv.Atoi(e.Name()); err == nil {
+			all = append(all, pid)
+		}
+	}
+	return all
+}
+
+// executable is the name of the program, empty when the process is gone.
+func executable(pid int) string {
+	target, err := os.Readlink(proc(pid, "exe"))
+	if err != nil {
+		return ""
+	}
+	return filepath.Base(target)
+}
+
+func environment(pid int) map[string]string {
+	data, _ := os.ReadFile(proc(pid, "environ"))
+	env := map[string]string{}
+	for _, entry := range bytes.Split(data, []byte{0}) {
+		if name, value, ok := strings.Cut(string(entry), "="); ok {
+			env[name] = value
+		}
+	}
+	return env
+}
+
+func proc(pid int, name string) string { return filepath.Join("/proc", strconv.Itoa(pid), name) }
+
+// path is where the process's file is for us.
+func (p process) path(inside string) string { return filepath.Join(proc(p.pid, "root"), inside) }
+
+// dial connects to the socket on which the kubelet calls this plugin.
+func (p process) dial() (drapb.DRAPluginClient, func(), error) {
+	socket := p.path(filepath.Join(pluginDir, "dra-"+p.env["POD_UID"]+".sock"))
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, nil, err
+	}
+	return drapb.NewDRAPluginClient(conn), func() { _ = conn.Close() }, nil
+}
+
+// client asks the API server as the plugin does: as its service account, and from its network namespace.
+func (p process) client() (kubernetes.Interface, error) {
+	const credentials = "/var/run/secrets/kubernetes.io/serviceaccount/"
+	token, err := os.ReadFile(p.path(credentials + "token"))
+	if err != nil {
+		return nil, err
+	}
+	return kubernetes.NewForConfig(&rest.Config{
+		Host:            "https://" + net.JoinHostPort(p.env["KUBERNETES_SERVICE_HOST"], p.env["KUBERNETES_SERVICE_PORT"]),
+		BearerToken:     string(token),
+		TLSClientConfig: rest.TLSClientConfig{CAFile: p.path(credentials + "ca.crt")},
+		Dial:            p.dialNetwork,
+		QPS:             -1,
+	})
+}
+
+// dialNetwork connects from the process's network namespace.
+func (p process) dialNetwork(ctx context.Context, network, address string) (net.Conn, error) {
+	runtime.LockOSThread()
+	here, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, err
+	}
+	defer here.Close()
+	there, err := os.Open(proc(p.pid, "ns/net"))
+	if err != nil {
+		return nil, err
+	}
+	defer there.Close()
+	if err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err != nil {
+		return nil, fmt.Errorf("enter the plugin's network namespace: %w", err)
+	}
+	conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+	if unix.Setns(int(here.Fd()), unix.CLONE_NEWNET) == nil {
+		runtime.UnlockOSThread() // otherwise the thread ends with this goroutine
+	}
+	return conn, err
+}
+
+// cpu is the processor time that the process has used so far.
+func (p process) cpu() (time.Duration, error) {
+	// A clock of another process, as clock_getcpuclockid(3) makes it; /proc has hundredths of a second only.
+	const schedulerClock = 2
+	var t unix.Timespec
+	if err := unix.ClockGettime(int32(^p.pid<<3|schedulerClock), &t); err != nil {
+		return 0, fmt.Errorf("processor time of %d: %w", p.pid, err)
+	}
+	return time.Duration(t.Nano()), nil
+}
+
+// memory is the process's resident memory in MiB, all of it and what is not backed by a file.
+func (p process) memory() (rss, anon float64, err error) {
+	data, err := os.ReadFile(proc(p.pid, "status"))
+	if err != nil {
+		return 0, 0, err
+	}
+	for line := range strings.Lines(string(data)) {
+		name, value, _ := strings.Cut(line, ":")
+		kib, _ := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 64)
+		switch name {
+		case "VmRSS":
+			rss = kib / 1024
+		case "RssAnon":
+			anon = kib / 1024
+		}
+	}
+	return rss, anon, nil
+}

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/google/renameio/v2"
+	resourceapi "k8s.io/api/resource/v1"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
+)
+
+const (
+	idleTime   = time.Minute
+	backToBack = 200
+	others     = 200
+	rounds     = 5  // without and with others, in turn
+	cycles     = 24 // of one claim in each round
+	burst      = 8
+	bursts     = 25
+	// pause is the time between two timed steps: the driver has written the claim's status then, which it does after it has answered.
+	pause = 20 * time.Millisecond
+)
+
+// measureIdle leaves the plugin alone and looks what it uses. Nothing has been prepared yet.
+func measureIdle(ctx context.Context, b *bench) error {
+	begin, err := b.process.cpu()
+	if err != nil {
+		return err
+	}
+	if err := sleep(ctx, idleTime); err != nil {
+		return err
+	}
+	end, err := b.process.cpu()
+	if err != nil {
+		return err
+	}
+	rss, anon, err := b.process.memory()
+	b.results["cpu"] = []float64{ms(end-begin) / idleTime.Minutes()}
+	b.results["rss"], b.results["anon"] = []float64{rss}, []float64{anon}
+	return err
+}
+
+// measureBackToBack prepares and releases one claim after the other without a pause.
+func measureBackToBack(ctx context.Context, b *bench) error {
+	claims, err := b.allocatedGPUs(ctx, backToBack)
+	if err != nil {
+		return err
+	}
+	var prepares samples
+	for _, claim := range claims {
+		took, err := b.prepare(ctx, claim)
+		if err != nil {
+			return err
+		}
+		prepares = append(prepares, took)
+		if _, err := b.unprepare(ctx, claim); err != nil {
+			return err
+		}
+	}
+	b.results["backtoback"] = []float64{prepares.p50()}
+	rss, anon, err := b.process.memory()
+	if err == nil && len(b.results["rss"]) == 1 {
+		b.results["rss"], b.results["anon"] = append(b.results["rss"], rss), append(b.results["anon"], anon)
+	}
+	return errors.Join(err, b.forget(ctx))
+}
+
+// steps are the times of what is measured side by side, so that one can be subtracted from the other.
+type steps struct{ get, write, prepare, unprepare samples }
+
+// measureOneClaim times each step of a claim by itself, alone and with many other claims prepared, in turn: what else the machine
+// does then hits both alike.
+func measureOneClaim(ctx context.Context, b *bench) error {
+	dir, err := b.scratch()
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	claims, err := b.allocatedGPUs(ctx, cycles)
+	if err != nil {
+		return err
+	}
+	monitors := make([]resourceapi.DeviceRequestAllocationResult, others)
+	for i := range monitors {
+		monitors[i] = b.monitor()
+	}
+	many, err := b.allocated(ctx, monitors...)
+	if err != nil {
+		return err
+	}
+	var alone, crowded steps
+	var parses samples
+	for range rounds {
+		if err := b.cycle(ctx, dir, claims, &alone); err != nil {
+			return err
+		}
+		if err := b.crowd(ctx, many, func() error {
+			parsed, err := b.parseCDI()
+			parses = append(parses, parsed...)
+			return errors.Join(err, b.cycle(ctx, dir, claims, &crowded))
+		}); err != nil {
+			return err
+		}
+	}
+	b.results["prepare"] = []float64{alone.prepare.p50(), alone.prepare.at(0.99)}
+	b.results["get"], b.results["write"] = []float64{alone.get.p50()}, []float64{alone.write.p50()}
+	b.results["own"] = []float64{alone.prepare.p50() - alone.get.p50() - alone.write.p50()}
+	b.results["unprepare"] = []float64{alone.unprepare.p50()}
+	b.results["prepare200"] = []float64{crowded.prepare.p50()}
+	b.results["parse200"] = []float64{parses.p50()}
+	return b.forget(ctx)
+}
+
+// cycle takes every claim through its steps once.
+func (b *bench) cycle(ctx context.Context, dir string, claims []*drapb.Claim, s *steps) error {
+	for _, claim := range claims {
+		for _, step := range []struct {
+			do   func() (time.Duration, error)
+			took *samples
+		}{
+			{func() (time.Duration, error) { return b.get(ctx, claim) }, &s.get},
+			{func() (time.Duration, error) { return writeDurably(dir) }, &s.write},
+			{func() (time.Duration, error) { return b.prepare(ctx, claim) }, &s.prepare},
+			{func() (time.Duration, error) { return b.unprepare(ctx, claim) }, &s.unprepare},
+		} {
+			took, err := step.do()
+			if err != nil {
+				return err
+			}
+			*step.took = append(*step.took, took)
+			if err := sleep(ctx, pause); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// crowd prepares the claims, lets do run, and releases them.
+func (b *bench) crowd(ctx context.Context, claims []*drapb.Claim, do func() error) error {
+	err := atOnce(len(claims), 4, func(i int) error { _, err := b.prepare(ctx, claims[i]); return err })
+	if err != nil {
+		return err
+	}
+	if err := sleep(ctx, time.Second); err != nil { // their status is written
+		return err
+	}
+	return errors.Join(do(), atOnce(len(claims), 4, func(i int) error { _, err := b.unprepare(ctx, claims[i]); return err }))
+}
+
+// parseCDI reads the CDI directory as containerd does at every change of a file in it: with this library, all files.
+func (b *bench) parseCDI() (samples, error) {
+	cache, err := cdiapi.NewCache(cdiapi.WithSpecDirs(b.process.path(cdiDir)), cdiapi.WithAutoRefresh(false))
+	if err != nil {
+		return nil, err
+	}
+	var took samples
+	for range 10 {
+		begin := time.Now()
+		if err := cache.Refresh(); err != nil {
+			return nil, fmt.Errorf("read the CDI directory: %w", err)
+		}
+		took = append(took, time.Since(begin))
+	}
+	if n := len(cache.ListDevices()); n < others {
+		return nil, fmt.Errorf("read the CDI directory: found %d devices, want more than %d", n, others)
+	}
+	return took, nil
+}
+
+// measureManyAtOnce times eight claims on eight GPUs: a call for each at once, and all in one call.
+func measureManyAtOnce(ctx context.Context, b *bench) error {
+	var calls, call samples
+	for range bursts {
+		claims, err := b.allocatedGPUs(ctx, burst)
+		if err != nil {
+			return err
+		}
+		if err := sleep(ctx, pause); err != nil {
+			return err
+		}
+		begin := time.Now()
+		err = atOnce(burst, burst, func(i int) error { _, err := b.prepare(ctx, claims[i]); return err })
+		calls = append(calls, time.Since(begin))
+		if err != nil {
+			return err
+		}
+		if err := b.settle(ctx, claims); err != nil {
+			return err
+		}
+		took, err := b.prepare(ctx, claims...)
+		if err != nil {
+			return err
+		}
+		call = append(call, took)
+		if err := b.settle(ctx, claims); err != nil {
+			return err
+		}
+	}
+	b.results["calls8"], b.results["claims8"] = []float64{calls.p50()}, []float64{call.p50()}
+	return b.forget(ctx)
+}
+
+// settle waits until the claims' status is written, and releases them.
+func (b *bench) settle(ctx context.Context, claims []*drapb.Claim) error {
+	if err := sleep(ctx, burst*pause); err != nil {
+		return err
+	}
+	_, err := b.unprepare(ctx, claims...)
+	return errors.Join(err, sleep(ctx, pause))
+}
+
+// allocatedGPUs makes claims on the GPUs in turn.
+func (b *bench) allocatedGPUs(ctx context.Context, n int) ([]*drapb.Claim, error) {
+	results := make([]resourceapi.DeviceRequestAllocationResult, n)
+	for i := range results {
+		results[i] = b.gpu(i)
+	}
+	return b.allocated(ctx, results...)
+}
+
+// writeDurably writes as many bytes as a record has, in the way of a record: temporary file, fsync, rename, fsync of the directory.
+func writeDurably(dir string) (time.Duration, error) {
+	content := make([]byte, 1024)
+	begin := time.Now()
+	if err := renameio.WriteFile(filepath.Join(dir, "record"), content, 0o600, renameio.WithTempDir(dir)); err != nil {
+		return 0, err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return 0, err
+	}
+	defer d.Close()
+	err = d.Sync()
+	return time.Since(begin), err
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}

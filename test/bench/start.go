@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+const (
+	starts = 5
+	soon   = 30 * time.Second
+	// lookPeriod is how often new processes are looked for, and so how late a start may be noticed.
+	lookPeriod = 3 * time.Millisecond
+)
+
+// measureStart starts the plugin on a node that publishes nothing and waits for its slice.
+func measureStart(ctx context.Context, b *bench) error {
+	var took samples
+	for range starts {
+		if err := b.stopPlugin(ctx); err != nil {
+			return fmt.Errorf("stop the plugin: %w", err)
+		}
+		one, err := b.startPlugin(ctx)
+		if err != nil {
+			return fmt.Errorf("start the plugin: %w", err)
+		}
+		took = append(took, one)
+	}
+	b.results["start"] = []float64{took.p50() / 1000}
+	return nil
+}
+
+// stopPlugin lets the DaemonSet match no node until the plugin has gone, and removes its slices, as the kubelet does later.
+func (b *bench) stopPlugin(ctx context.Context) error {
+	if err := b.selectNodes(ctx, `{"bench": "off"}`); err != nil {
+		return err
+	}
+	pods := b.client.CoreV1().Pods(namespace)
+	err := until(ctx, "the plugin to end", func() (bool, error) {
+		list, err := pods.List(ctx, metav1.ListOptions{LabelSelector: pluginLabel})
+		return err == nil && len(list.Items) == 0, err
+	})
+	if err != nil {
+		return err
+	}
+	return b.client.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.driver=" + driver})
+}
+
+// startPlugin lets the DaemonSet start the plugin again. It tells the time from the start of the program, not of its container, to
+// the arrival of the slice at somebody who watches slices.
+func (b *bench) startPlugin(ctx context.Context) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, soon)
+	defer cancel()
+	events, err := b.client.ResourceV1().ResourceSlices().Watch(ctx, metav1.ListOptions{FieldSelector: "spec.driver=" + driver})
+	if err != nil {
+		return 0, err
+	}
+	defer events.Stop()
+	looking, stopLooking := context.WithCancel(ctx)
+	defer stopLooking()
+	starts := make(chan map[int]time.Time, 1)
+	go func() { starts <- newPrograms(looking) }()
+	if err := b.selectNodes(ctx, `{"bench": null}`); err != nil {
+		return 0, err
+	}
+	visible, err := sliceVisible(ctx, events, len(b.gpus))
+	if err != nil {
+		return 0, err
+	}
+	stopLooking()
+	seen := <-starts
+	if err := until(ctx, "the plugin", func() (bool, error) { return b.attach(ctx) == nil, nil }); err != nil {
+		return 0, err
+	}
+	begin, ok := seen[b.process.pid]
+	if !ok {
+		return 0, errors.New("nobody saw the program start")
+	}
+	return visible.Sub(begin), b.pluginReady(ctx)
+}
+
+func (b *bench) selectNodes(ctx context.Context, selector string) error {
+	sets := b.client.AppsV1().DaemonSets(namespace)
+	list, err := sets.List(ctx, metav1.ListOptions{LabelSelector: pluginLabel})
+	if err != nil {
+		return err
+	}
+	if len(list.Items) != 1 {
+		return fmt.Errorf("found %d DaemonSets of the plugin, want 1", len(list.Items))
+	}
+	patch := `{"spec": {"template": {"spec": {"nodeSelector": ` + selector + `}}}}`
+	_, err = sets.Patch(ctx, list.Items[0].Name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
+	return err
+}
+
+// pluginReady waits until the kubelet has registered the plugin.
+func (b *bench) pluginReady(ctx context.Context) error {
+	return until(ctx, "the plugin to be ready", func() (bool, error) {
+		list, err := b.client.AppsV1().DaemonSets(namespace).List(ctx, metav1.ListOptions{LabelSelector: pluginLabel})
+		return err == nil && !slices.ContainsFunc(list.Items, func(d appsv1.DaemonSet) bool {
+			return d.Status.NumberReady != 1 || d.Status.ObservedGeneration != d.Generation
+		}), err
+	})
+}
+
+// sliceVisible is when a slice with so many devices, or more, was seen.
+func sliceVisible(ctx context.Context, events watch.Interface, devices int) (time.Time, error) {
+	for {
+		select {
+		case <-ctx.Done():
+			return time.Time{}, fmt.Errorf("wait for the slice: %w", ctx.Err())
+		case event, open := <-events.ResultChan():
+			now := time.Now()
+			if !open {
+				return time.Time{}, errors.New("wait for the slice: the watch ended")
+			}
+			if slice, ok := event.Object.(*resourceapi.ResourceSlice); ok && event.Type == watch.Added && len(slice.Spec.Devices) >= devices {
+				return now, nil
+			}
+		}
+	}
+}
+
+// newPrograms notes when processes turn into the plugin, until ctx ends: the time of the last look at which it was not there yet.
+// When a process began is no answer, because the runtime makes it before it is told to start the container.
+func newPrograms(ctx context.Context) map[int]time.Time {
+	old := map[int]bool{}
+	for _, pid := range pids() {
+		old[pid] = true
+	}
+	seen := map[int]time.Time{}
+	for before := time.Now(); ; {
+		now := time.Now()
+		for _, pid := range pids() {
+			if _, known := seen[pid]; !old[pid] && !known && executable(pid) == program {
+				seen[pid] = before
+			}
+		}
+		before = now
+		if sleep(ctx, lookPeriod) != nil {
+			return seen
+		}
+	}
+}
+
+// until looks again and again.
+func until(ctx context.Context, what string, look func() (done bool, err error)) error {
+	ctx, cancel := context.WithTimeout(ctx, soon)
+	defer cancel()
+	for {
+		done, err := look()
+		if err == nil && done {
+			return nil
+		}
+		if sleep(ctx, 50*time.Millisecond) != nil {
+			return errors.Join(fmt.Errorf("wait for %s: %w", what, ctx.Err()), err)
+		}
+	}
+}
