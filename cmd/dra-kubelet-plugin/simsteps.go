@@ -24,7 +24,8 @@ import (
 )
 
 // withSteps lets the simulated machine in dir see the side effects of Prepare and Unprepare as steps, so that simctl can order a
-// crash at any of them. As long as nothing is ordered or recorded, a step costs one look at the state of the machine.
+// crash at any of them. As long as nothing is ordered or recorded, a step costs one look at the state of the machine. What is ordered
+// or recorded while a call is under way is for the calls after it.
 func withSteps(dir string, c *plugin.Config) error {
 	machine, err := node.Attach(dir)
 	if err != nil {
@@ -60,11 +61,19 @@ type call struct {
 	done []string  // the names of its steps
 	last bool      // it has come to its last step, and that went well
 	more bool      // it lets go of its locks and goes on when it has them again
+
+	unwatched bool // nothing was ordered or recorded when it began, so its steps were not counted
 }
 
 // step does one step of the call that this goroutine is in.
 func (s *steps) step(verb node.Verb, name string, do func() error) error {
+	if !s.watched() {
+		return do()
+	}
 	c := s.current()
+	if c.unwatched {
+		return do()
+	}
 	c.verb, c.last = verb, false
 	c.done = append(c.done, name)
 	order, ordered := s.order(verb, len(c.done))
@@ -84,6 +93,9 @@ func (s *steps) step(verb node.Verb, name string, do func() error) error {
 
 // stepOf is step for one that is of Prepare and of Unprepare: the call knows which it is by its step before.
 func (s *steps) stepOf(name string, do func() error) error {
+	if !s.watched() {
+		return do()
+	}
 	verb := s.current().verb
 	if verb == "" {
 		verb = node.Prepare
@@ -96,8 +108,16 @@ func (s *steps) finish(verb node.Verb, name string, do func() error) error {
 	if err := s.step(verb, name, do); err != nil {
 		return err
 	}
-	s.current().last = true
+	if s.watched() {
+		s.current().last = true
+	}
 	return nil
+}
+
+// watched says whether anybody counts steps. A machine whose state cannot be read is reported by NVML.
+func (s *steps) watched() bool {
+	v, err := s.machine.View()
+	return err == nil && (v.Crash != nil || v.Steps != nil)
 }
 
 // order is the order for that step, if there is one.
@@ -140,7 +160,7 @@ func (s *steps) begin(ctx context.Context) (end func()) {
 	case known && !c.more:
 		return func() {} // nested
 	case !known:
-		c = &call{}
+		c = &call{unwatched: !s.watched()}
 		s.calls[id] = c
 	}
 	c.more = false
@@ -150,7 +170,7 @@ func (s *steps) begin(ctx context.Context) (end func()) {
 			delete(s.calls, id)
 		}
 		s.mu.Unlock()
-		if !c.last {
+		if !c.last || c.unwatched {
 			return
 		}
 		if err := s.machine.NoteSteps(c.verb, c.done); err != nil {
@@ -204,7 +224,9 @@ func (r steppedRecords) Put(rec checkpoint.Record) error {
 	case checkpoint.Releasing:
 		return r.step(node.Unprepare, "Put", put)
 	}
-	defer func() { r.current().more = true }()
+	if r.watched() {
+		defer func() { r.current().more = true }()
+	}
 	return r.step(node.Prepare, "Put", put)
 }
 

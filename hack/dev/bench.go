@@ -45,16 +45,16 @@ func bench(ctx context.Context) (failure error) {
 	if err := benchCluster.load(ctx, archive); err != nil {
 		return err
 	}
-	if err := benchCluster.install(ctx, archive); err != nil {
+	t, err := benchCluster.target(ctx)
+	if err != nil {
 		return err
 	}
-	kubeconfig, err := benchCluster.kubeconfig(ctx)
-	if err != nil {
+	if err := t.install(ctx); err != nil {
 		return err
 	}
 	args := []string{benchProgram, "-docs", "docs/benchmarks.md"}
 	if rows := os.Getenv("BENCH_ROWS"); rows != "" {
 		args = []string{benchProgram, "-rows", rows}
 	}
-	return command{args: args, env: []string{"KUBECONFIG=" + kubeconfig}}.attach(ctx)
+	return command{args: args, env: t.env()}.attach(ctx)
 }
