@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -53,7 +54,11 @@ func (b *bench) allocate(ctx context.Context, result resourceapi.DeviceRequestAl
 		return nil, fmt.Errorf("create a claim: %w", err)
 	}
 	claim.Status.Allocation = &resourceapi.AllocationResult{
-		Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{result}}}
+		Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{result}},
+		// Without it the driver of that node may not write the claim's status.
+		NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{
+			Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{b.node}}}}}},
+	}
 	if _, err := b.claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil {
 		return nil, fmt.Errorf("allocate claim %s: %w", claim.Name, err)
 	}

@@ -78,3 +78,25 @@ func kernel() string {
 	}
 	return unix.ByteSliceToString(name.Release[:])
 }
+
+// busy is the processor time that the machine has spent so far on anything but waiting.
+func busy() (time.Duration, error) {
+	const tick = 10 * time.Millisecond // proc(5), USER_HZ
+	data, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, err
+	}
+	line, _, _ := strings.Cut(string(data), "\n")
+	var total time.Duration
+	for i, field := range strings.Fields(line) {
+		if i == 0 || i == 4 || i == 5 || i > 8 { // the name, idle, iowait; guests are in user
+			continue
+		}
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read /proc/stat: %w", err)
+		}
+		total += time.Duration(n) * tick
+	}
+	return total, nil
+}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/renameio/v2"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
 )
@@ -20,12 +21,12 @@ const (
 	idleTime   = time.Minute
 	backToBack = 200
 	others     = 200
-	rounds     = 5  // without and with others, in turn
-	cycles     = 24 // of one claim in each round
+	rounds     = 2                      // without and with others, in turn
+	cycles     = 75                     // of one claim in each round without others
+	crowded    = 30                     // and with them
+	breath     = 400 * time.Millisecond // before each of those: so long does containerd read the CDI directory after the one before
 	burst      = 8
 	bursts     = 25
-	// pause is the time between two timed steps: the driver has written the claim's status then, which it does after it has answered.
-	pause = 20 * time.Millisecond
 )
 
 // measureIdle leaves the plugin alone and looks what it uses. Nothing has been prepared yet.
@@ -73,7 +74,7 @@ func measureBackToBack(ctx context.Context, b *bench) error {
 }
 
 // steps are the times of what is measured side by side, so that one can be subtracted from the other.
-type steps struct{ get, write, prepare, unprepare samples }
+type steps struct{ get, write, call, prepare, unprepare samples }
 
 // measureOneClaim times each step of a claim by itself, alone and with many other claims prepared, in turn: what else the machine
 // does then hits both alike.
@@ -83,10 +84,6 @@ func measureOneClaim(ctx context.Context, b *bench) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	claims, err := b.allocatedGPUs(ctx, cycles)
-	if err != nil {
-		return err
-	}
 	monitors := make([]resourceapi.DeviceRequestAllocationResult, others)
 	for i := range monitors {
 		monitors[i] = b.monitor()
@@ -95,39 +92,53 @@ func measureOneClaim(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	var alone, crowded steps
+	var alone, among steps
 	var parses samples
 	for range rounds {
-		if err := b.cycle(ctx, dir, claims, &alone); err != nil {
+		if err := b.quiet(ctx); err != nil {
+			return err
+		}
+		if err := b.cycle(ctx, dir, cycles, 0, &alone); err != nil {
 			return err
 		}
 		if err := b.crowd(ctx, many, func() error {
 			parsed, err := b.parseCDI()
 			parses = append(parses, parsed...)
-			return errors.Join(err, b.cycle(ctx, dir, claims, &crowded))
+			return errors.Join(err, b.cycle(ctx, dir, crowded, breath, &among))
 		}); err != nil {
 			return err
 		}
 	}
 	b.results["prepare"] = []float64{alone.prepare.p50(), alone.prepare.at(0.99)}
-	b.results["get"], b.results["write"] = []float64{alone.get.p50()}, []float64{alone.write.p50()}
+	b.results["get"], b.results["write"], b.results["call"] = []float64{alone.get.p50()}, []float64{alone.write.p50()}, []float64{alone.call.p50()}
 	b.results["own"] = []float64{alone.prepare.p50() - alone.get.p50() - alone.write.p50()}
 	b.results["unprepare"] = []float64{alone.unprepare.p50()}
-	b.results["prepare200"] = []float64{crowded.prepare.p50()}
+	b.results["prepare200"] = []float64{among.prepare.p50()}
 	b.results["parse200"] = []float64{parses.p50()}
 	return b.forget(ctx)
 }
 
-// cycle takes every claim through its steps once.
-func (b *bench) cycle(ctx context.Context, dir string, claims []*drapb.Claim, s *steps) error {
+// cycle takes n new claims through their steps, with a pause before each of them. There is none between steps: a processor that has
+// to be woken takes as long as a step.
+func (b *bench) cycle(ctx context.Context, dir string, n int, pause time.Duration, s *steps) error {
+	claims, err := b.allocatedGPUs(ctx, n)
+	if err != nil {
+		return err
+	}
 	for _, claim := range claims {
+		if err := sleep(ctx, pause); err != nil {
+			return err
+		}
 		for _, step := range []struct {
 			do   func() (time.Duration, error)
 			took *samples
 		}{
+			{func() (time.Duration, error) { return b.get(ctx, claim) }, &samples{}}, // after what came before, which is not timed
 			{func() (time.Duration, error) { return b.get(ctx, claim) }, &s.get},
 			{func() (time.Duration, error) { return writeDurably(dir) }, &s.write},
+			{func() (time.Duration, error) { return b.prepare(ctx) }, &s.call},
 			{func() (time.Duration, error) { return b.prepare(ctx, claim) }, &s.prepare},
+			{func() (time.Duration, error) { return 0, b.settled(ctx, claim) }, &samples{}},
 			{func() (time.Duration, error) { return b.unprepare(ctx, claim) }, &s.unprepare},
 		} {
 			took, err := step.do()
@@ -135,9 +146,6 @@ func (b *bench) cycle(ctx context.Context, dir string, claims []*drapb.Claim, s 
 				return err
 			}
 			*step.took = append(*step.took, took)
-			if err := sleep(ctx, pause); err != nil {
-				return err
-			}
 		}
 	}
 	return nil
@@ -145,14 +153,41 @@ func (b *bench) cycle(ctx context.Context, dir string, claims []*drapb.Claim, s 
 
 // crowd prepares the claims, lets do run, and releases them.
 func (b *bench) crowd(ctx context.Context, claims []*drapb.Claim, do func() error) error {
-	err := atOnce(len(claims), 4, func(i int) error { _, err := b.prepare(ctx, claims[i]); return err })
-	if err != nil {
-		return err
+	for _, claim := range claims {
+		if _, err := b.prepare(ctx, claim); err != nil {
+			return err
+		}
 	}
-	if err := sleep(ctx, time.Second); err != nil { // their status is written
-		return err
+	err := b.quiet(ctx)
+	if err == nil {
+		err = do()
 	}
-	return errors.Join(do(), atOnce(len(claims), 4, func(i int) error { _, err := b.unprepare(ctx, claims[i]); return err }))
+	for _, claim := range claims {
+		_, failed := b.unprepare(ctx, claim)
+		err = errors.Join(err, failed)
+	}
+	return err
+}
+
+// quiet waits until the machine does next to nothing for half a second: containerd reads all CDI files again for each that came or
+// went, and with hundreds of them that goes on for seconds after the last call. A machine that has other things to do is not waited
+// for for long.
+func (b *bench) quiet(ctx context.Context) error {
+	const look, little, patience = 500 * time.Millisecond, 0.2, 12 * time.Second // little: of one processor
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		before, err := busy()
+		if err != nil {
+			return err
+		}
+		if err := sleep(ctx, look); err != nil {
+			return err
+		}
+		after, err := busy()
+		if err != nil || after-before < time.Duration(little*float64(look)) {
+			return err
+		}
+	}
+	return nil
 }
 
 // parseCDI reads the CDI directory as containerd does at every change of a file in it: with this library, all files.
@@ -179,42 +214,54 @@ func (b *bench) parseCDI() (samples, error) {
 func measureManyAtOnce(ctx context.Context, b *bench) error {
 	var calls, call samples
 	for range bursts {
-		claims, err := b.allocatedGPUs(ctx, burst)
-		if err != nil {
-			return err
-		}
-		if err := sleep(ctx, pause); err != nil {
-			return err
-		}
-		begin := time.Now()
-		err = atOnce(burst, burst, func(i int) error { _, err := b.prepare(ctx, claims[i]); return err })
-		calls = append(calls, time.Since(begin))
-		if err != nil {
-			return err
-		}
-		if err := b.settle(ctx, claims); err != nil {
-			return err
-		}
-		took, err := b.prepare(ctx, claims...)
-		if err != nil {
-			return err
-		}
-		call = append(call, took)
-		if err := b.settle(ctx, claims); err != nil {
-			return err
+		for _, kind := range []struct {
+			prepare func(claims []*drapb.Claim) error
+			took    *samples
+		}{
+			{func(claims []*drapb.Claim) error {
+				return atOnce(burst, burst, func(i int) error { _, err := b.prepare(ctx, claims[i]); return err })
+			}, &calls},
+			{func(claims []*drapb.Claim) error { _, err := b.prepare(ctx, claims...); return err }, &call},
+		} {
+			claims, err := b.allocatedGPUs(ctx, burst)
+			if err != nil {
+				return err
+			}
+			begin := time.Now()
+			err = kind.prepare(claims)
+			*kind.took = append(*kind.took, time.Since(begin))
+			if err != nil {
+				return err
+			}
+			if err := b.settled(ctx, claims...); err != nil {
+				return err
+			}
+			if _, err := b.unprepare(ctx, claims...); err != nil {
+				return err
+			}
 		}
 	}
 	b.results["calls8"], b.results["claims8"] = []float64{calls.p50()}, []float64{call.p50()}
 	return b.forget(ctx)
 }
 
-// settle waits until the claims' status is written, and releases them.
-func (b *bench) settle(ctx context.Context, claims []*drapb.Claim) error {
-	if err := sleep(ctx, burst*pause); err != nil {
-		return err
+// settled returns when the driver has written the status of the claims, as it does after it has answered: what is timed next has
+// the machine for itself.
+func (b *bench) settled(ctx context.Context, claims ...*drapb.Claim) error {
+	ctx, cancel := context.WithTimeout(ctx, soon)
+	defer cancel()
+	for _, claim := range claims {
+		for {
+			got, err := b.plugin.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
+			if err != nil {
+				return fmt.Errorf("wait for the status of claim %s: %w", claim.Name, err)
+			}
+			if len(got.Status.Devices) > 0 {
+				break
+			}
+		}
 	}
-	_, err := b.unprepare(ctx, claims...)
-	return errors.Join(err, sleep(ctx, pause))
+	return nil
 }
 
 // allocatedGPUs makes claims on the GPUs in turn.

@@ -36,6 +36,7 @@ var rows = []row{
 	{key: "prepare", what: "NodePrepareResources, one GPU, p50 / p99", unit: "ms", peer: "3.5 / 5.7", aim: []float64{2, 6}, why: whyPrepare},
 	{key: "get", what: "– the claim's GET, asked for as the plugin asks, p50", unit: "ms"},
 	{key: "write", what: "– one durable write in the plugin's directory, p50", unit: "ms"},
+	{key: "call", what: "– a call without claims, there and back, p50", unit: "ms"},
 	{key: "own", what: "– what Prepare takes beside its GET and its durable write, p50", unit: "ms", aim: []float64{0.5}, why: whyOwn},
 	{key: "unprepare", what: "NodeUnprepareResources, p50", unit: "ms", peer: "1.1", aim: []float64{1}, why: whyUnprepare},
 	{key: "prepare200", what: "Prepare with 200 other claims prepared, p50", unit: "ms", peer: "128", says: "1.1 × Prepare alone", why: whyPrepare200},
@@ -48,6 +49,6 @@ var rows = []row{
 	{key: "anon", what: "– of that the process's own, the rest is the program file's: idle / after 200 cycles", unit: "MiB"},
 	{key: "cpu", what: "CPU, idle", unit: "ms a minute", peer: "10", aim: []float64{10}, why: whyCPU},
 	{key: "pod", what: "pod with a claim, create → Running, minus the same pod without, p50", unit: "ms", peer: "50", aim: []float64{30}, why: whyPods},
-	{key: "pods8", what: "eight such pods at once, minus eight without, p50", unit: "ms", peer: "231", aim: []float64{100}, why: whyPods},
+	{key: "pods8", what: "eight such pods at once, minus eight without, p50", unit: "ms", peer: "231", aim: []float64{100}, why: whyPods8},
 	{key: "podplain", what: "– the pod without a claim, create → Running, one / eight, p50", unit: "ms"},
 }
