@@ -28,12 +28,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
-// Below the plugin's directory: where it meets the supervisor of MPS daemons, and where it keeps files that make containers load a
-// hook library.
-const (
-	mpsDir     = "mps"
-	preloadDir = "preload"
-)
+// preloadDir, in the plugin's directory, has the files that make containers load a hook library.
+const preloadDir = "preload"
 
 // bootIDFile changes its content every time the machine starts (proc(5)).
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
@@ -88,7 +84,7 @@ func run(ctx context.Context, o options) error {
 		Client:       client,
 		Specs:        specs,
 		Records:      records,
-		Daemons:      mps.Dir(filepath.Join(o.pluginDir, mpsDir)),
+		Daemons:      mps.Dir(filepath.Join(o.pluginDir, plugin.MPSDir)),
 		Paths:        claims.Paths{SharedMemory: filepath.Join("/dev/shm", o.driverName), Preload: filepath.Join(o.pluginDir, preloadDir)},
 		Discover:     (&scanner{config: machine}).discover,
 	}

@@ -21,6 +21,9 @@ const instancesLock = "instances.lock"
 // metadataDir is where kubeletplugin keeps the metadata of claims, in the plugin's directory.
 const metadataDir = "dra-device-metadata"
 
+// MPSDir is where, in the plugin's directory, it meets the supervisor of MPS daemons.
+const MPSDir = "mps"
+
 // Instance is one run of the driver on a node, possibly beside another.
 type Instance struct {
 	dir  string
@@ -34,6 +37,9 @@ func Enter(dir string) (*Instance, error) {
 			return nil, err
 		}
 		lock, err := os.OpenFile(filepath.Join(dir, instancesLock), os.O_RDWR|os.O_CREATE, 0o600)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // the supervisor of MPS daemons has just removed the directory, which was empty
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -80,8 +86,11 @@ func (i *Instance) clear() error {
 			errs = append(errs, err)
 		}
 	}
-	if err := os.Remove(i.dir); err != nil && !errors.Is(err, unix.EBUSY) {
-		errs = append(errs, err)
+	// The supervisor of MPS daemons may end after this one: then it is the one that removes what is empty.
+	for _, dir := range []string{filepath.Join(i.dir, MPSDir), i.dir} {
+		if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) {
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }
