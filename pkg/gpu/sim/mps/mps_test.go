@@ -158,7 +158,7 @@ func TestQuit(t *testing.T) {
 	if got, want := w.say("get_server_list"), "Cannot find MPS control daemon process exit 1"; got != want {
 		t.Errorf("before: got %s, want %s", got, want)
 	}
-	w.start(t)
+	ended := w.start(t)
 	c := w.connect(t, "", "")
 	if got := allocate(t, c, 100); got != "100MiB of 0MiB, 100%" {
 		t.Error(got)
@@ -175,6 +175,7 @@ func TestQuit(t *testing.T) {
 		t.Error(got)
 	}
 	eventually(t, "it is gone", func() bool { return strings.Contains(w.say(""), "Cannot find") })
+	ended() // it does not answer any more a moment before it has removed its files
 	left, err := os.ReadDir(w.pipe)
 	must(t, err)
 	if len(left) != 1 || left[0].Name() != "control_lock" {
