@@ -54,6 +54,10 @@ func measureBackToBack(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
+	begin, err := b.process.cpu()
+	if err != nil {
+		return err
+	}
 	var prepares samples
 	for _, claim := range claims {
 		took, err := b.prepare(ctx, claim)
@@ -65,7 +69,12 @@ func measureBackToBack(ctx context.Context, b *bench) error {
 			return err
 		}
 	}
+	end, err := b.process.cpu()
+	if err != nil {
+		return err
+	}
 	b.results["backtoback"] = []float64{prepares.p50()}
+	b.results["claimcpu"] = []float64{ms(end-begin) / backToBack}
 	rss, anon, err := b.process.memory()
 	if err == nil && len(b.results["rss"]) == 1 {
 		b.results["rss"], b.results["anon"] = append(b.results["rss"], rss), append(b.results["anon"], anon)

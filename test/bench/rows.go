@@ -44,6 +44,7 @@ var rows = []row{
 	{key: "calls8", what: "8 calls at once, 8 GPUs, wall, p50", unit: "ms", peer: "715", aim: []float64{10}, why: whyCalls8},
 	{key: "claims8", what: "one call with 8 claims, wall, p50", unit: "ms", peer: "45", aim: []float64{8}, why: whyClaims8},
 	{key: "backtoback", what: "200 prepares back to back, the chart's API limits, p50", unit: "ms", peer: "198 (throttled)", says: "as Prepare alone", why: whyBackToBack},
+	{key: "claimcpu", what: "– the plugin's processor time for a claim then: prepare, status, unprepare", unit: "ms"},
 	{key: "start", what: "process start → slice visible, p50", unit: "s", peer: "1.04", aim: []float64{0.5}, why: whyStart},
 	{key: "rss", what: "RSS idle / after 200 cycles", unit: "MiB", peer: "67 / 69", aim: []float64{40, 40}, why: whyRSS},
 	{key: "anon", what: "– of that the process's own, the rest is the program file's: idle / after 200 cycles", unit: "MiB"},

@@ -19,8 +19,8 @@ const (
 	whyBackToBack = "no API limit is involved, the client has none. The driver writes the status of each claim after it has answered; without a " +
 		"pause that write is under way during the next call."
 	whyStart = "it is 0.1 s where nothing else runs: the plugin looks at the machine, registers and writes the slice."
-	whyRSS   = "three quarters are pages of the program file, most of them the types of all Kubernetes API groups, which client-go " +
-		"registers whether they are used or not. The kernel shares them and can drop them."
+	whyRSS   = "three quarters are pages of the program file. More than a third of its code and data (go tool nm) are the types of all " +
+		"Kubernetes API groups, which client-go registers whether they are used or not. The kernel shares these pages and can drop them."
 	whyCPU = "perf over a minute: a third is the look at the machine every 10 s (about 25 questions to each of eight GPUs; here the simulation " +
 		"answers, which makes a mock for each handle), a tenth the comparison of the slices after it, a sixth the kubelet's 36 probes, a sixth " +
 		"the timers of Go's scheduler that run on after each of these. The rest is garbage collection and wake-ups."
