@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
@@ -16,9 +17,13 @@ import (
 // Mistakes are not kept.
 type answers struct {
 	mu    sync.Mutex
-	seen  string // fingerprint of the folders
+	seen  string    // fingerprint of the folders
+	since time.Time // when the first of the answers was found
 	known map[subject]gpu.Access
 }
+
+// maxAge is how long an answer holds at most: not all that the toolkit gives is in the folders of the fingerprint.
+const maxAge = 5 * time.Minute
 
 // subject is what an answer is about: a GPU, under the minor number of its device node, or the driver (zero).
 type subject struct {
@@ -26,20 +31,12 @@ type subject struct {
 	minor int
 }
 
-// forget makes the next question be asked anew. Not all that the toolkit gives is in the folders of the fingerprint: sockets of
-// NVIDIA's services come and go elsewhere.
-func (a *answers) forget() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.seen = ""
-}
-
 // get is the answer from before, or the one found now.
 func (a *answers) get(id subject, root DriverRoot, find func() (gpu.Access, error)) (gpu.Access, error) {
 	now := root.fingerprint()
 	a.mu.Lock()
-	if a.seen != now {
-		a.seen, a.known = now, map[subject]gpu.Access{}
+	if a.seen != now || time.Since(a.since) > maxAge {
+		a.seen, a.since, a.known = now, time.Now(), map[subject]gpu.Access{}
 	}
 	access, ok := a.known[id]
 	a.mu.Unlock()
@@ -58,11 +55,13 @@ func (a *answers) get(id subject, root DriverRoot, find func() (gpu.Access, erro
 	return access, nil
 }
 
-// fingerprint changes when a file comes to, goes from or is replaced in a folder where the driver has libraries, programs or
-// device nodes.
+// watchedDirs are where the driver has device nodes, programs and libraries, and its services their sockets.
+var watchedDirs = append([]string{"dev", "usr/bin", "run/nvidia-persistenced", "run/nvidia-fabricmanager", "tmp/nvidia-mps"}, libraryDirs...)
+
+// fingerprint changes when a file comes to, goes from or is replaced in a folder that is watched.
 func (r DriverRoot) fingerprint() string {
 	var b strings.Builder
-	for _, dir := range append([]string{"dev", "usr/bin"}, libraryDirs...) {
+	for _, dir := range watchedDirs {
 		info, err := os.Stat(filepath.Join(r.Here, dir))
 		if err != nil {
 			fmt.Fprintf(&b, "%s -\n", dir)

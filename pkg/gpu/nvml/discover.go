@@ -51,7 +51,6 @@ func (n *Node) Close() error {
 // Discover reads all GPUs, in NVML's order. GPUs that cannot be read are left out and reported, each in one error; they do not
 // keep the others from being used. err is set when nothing could be read at all.
 func (n *Node) Discover() (devices []gpu.Device, broken []error, err error) {
-	n.answers.forget()
 	count, ret := n.Library.DeviceGetCount()
 	if ret != nvmllib.SUCCESS {
 		return nil, nil, fmt.Errorf("count GPUs: %w", ret)
