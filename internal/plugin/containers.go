@@ -32,15 +32,32 @@ func containersOf(client kubernetes.Interface) func(context.Context, *resourceap
 			if err != nil {
 				return nil, err
 			}
-			for _, ref := range pod.Spec.ResourceClaims {
-				if name, _, err := resourceclaim.Name(pod, &ref); err != nil || name == nil || *name != claim.Name {
-					continue
-				}
-				containers = append(containers, using(pod, ref.Name)...)
-			}
+			containers = append(containers, users(pod, claim.Name)...)
 		}
 		return containers, nil
 	}
+}
+
+// users are the containers of the pod that use the claim.
+func users(pod *corev1.Pod, claim string) []claims.Container {
+	var containers []claims.Container
+	for _, ref := range pod.Spec.ResourceClaims {
+		if name, _, err := resourceclaim.Name(pod, &ref); err == nil && name != nil && *name == claim {
+			containers = append(containers, using(pod, ref.Name)...)
+		}
+	}
+	// The claim that the scheduler has made for what the pod has in its resources.limits.
+	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil && extended.ResourceClaimName == claim {
+		for _, m := range extended.RequestMappings {
+			i := slices.IndexFunc(containers, func(c claims.Container) bool { return c.Name == m.ContainerName })
+			if i < 0 {
+				i = len(containers)
+				containers = append(containers, claims.Container{Name: m.ContainerName})
+			}
+			containers[i].Requests = append(containers[i].Requests, m.RequestName)
+		}
+	}
+	return containers
 }
 
 // using are the containers of the pod that use the claim which the pod calls by that name.

@@ -35,6 +35,7 @@ type metrics struct {
 	devices    *prometheus.GaugeVec // state
 
 	pendingChanges *pendingChanges
+	figureFailures *prometheus.CounterVec // source
 }
 
 // prefix begins the names of the driver's own metrics.
@@ -71,6 +72,7 @@ const (
 func Metrics(records claims.Records) *prometheus.Registry {
 	m := newMetrics(records)
 	m.pendingChanges.set([]pendingChange{{uuid: "GPU-…", from: gpu.Use{Sharing: gpu.Exclusive}, claims: []sharing.Claim{{Namespace: "ml", Name: "train"}}}})
+	m.registry.MustRegister(exampleFigures{})
 	return m.registry
 }
 
@@ -92,9 +94,12 @@ func newMetrics(records claims.Records) *metrics {
 		devices: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + "devices",
 			Help: "Devices of this node; a tainted one is published too."}, []string{"state"}),
 		pendingChanges: &pendingChanges{},
+		figureFailures: prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "container_metrics_failures_total",
+			Help: "Times that figures of containers were missing, by who had not told them: the kubelet, the API server (pods), the records of claims, NVML, the proc file system."},
+			[]string{"source"}),
 	}
-	m.registry.MustRegister(m.operations, m.durations, m.inFlight, m.steps, m.failures, m.lockWaits, m.devices,
-		m.pendingChanges, claimsCollector{records}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(m.operations, m.durations, m.inFlight, m.steps, m.failures, m.lockWaits, m.devices, m.pendingChanges, m.figureFailures,
+		claimsCollector{records}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.zero()
 	return m
 }
@@ -114,6 +119,9 @@ func (m *metrics) zero() {
 	}
 	for _, state := range []string{"published", "tainted"} {
 		m.devices.WithLabelValues(state)
+	}
+	for _, source := range []string{sourceKubelet, sourceRecords, sourcePods, sourceNVML, sourceProc} {
+		m.figureFailures.WithLabelValues(source)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
@@ -40,6 +41,12 @@ type Config struct {
 	Records claims.Records
 	Daemons Daemons
 	Paths   claims.Paths
+	// Processes are those that use a GPU. nil: what containers use of GPUs is not measured.
+	Processes func(gpu.Device) ([]gpu.Process, error)
+	// Proc is the proc file system of the PID namespace in which Processes has its PIDs.
+	Proc string
+	// GPUManagerNames gives the metrics of containers also under the names of gpu-manager.
+	GPUManagerNames bool
 	// Discover reads the machine. Broken GPUs are left out and reported, each in one error. err says what is missing for now.
 	Discover func() (node claims.Node, broken []error, err error)
 }
@@ -91,6 +98,7 @@ func Run(ctx context.Context, c Config) error {
 		return firstSlices(ctx, c.Client, c.DriverName, c.NodeName, pool)
 	}}
 	machine := &machine{config: c, modes: newConfigSource(c, reporter), status: status, metrics: metrics, reporter: reporter, publish: publisher.set, looked: make(chan struct{})}
+	metrics.registry.MustRegister(newFigures(c, machine.inventory, metrics))
 	preparer := &claims.Preparer{
 		Driver:   c.DriverName,
 		BootID:   c.BootID,

@@ -11,8 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,7 +18,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
-	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
@@ -47,10 +44,8 @@ type sweeper struct {
 	forgotten map[types.UID]time.Time // since when
 }
 
-const (
-	sweepTimeout    = 30 * time.Second // for one sweep, so that a server that never answers does not end them all
-	maxPodResources = 16 << 20         // bytes that the kubelet may answer, as its own client has it
-)
+// sweepTimeout is for one sweep, so that a server that never answers does not end them all.
+const sweepTimeout = 30 * time.Second
 
 func newSweeper(c Config) *sweeper {
 	return &sweeper{
@@ -153,24 +148,15 @@ func (s *sweeper) gone(ctx context.Context, rec checkpoint.Record) (bool, error)
 
 // running are the names of the CDI devices, which have the UIDs of claims in them, of all containers that the kubelet has.
 func (s *sweeper) running(ctx context.Context) (string, error) {
-	conn, err := dial(s.kubelet)
+	pods, err := podResources(ctx, s.kubelet)
 	if err != nil {
 		return "", err
 	}
-	defer conn.Close()
-	list, err := podresources.NewPodResourcesListerClient(conn).List(ctx, &podresources.ListPodResourcesRequest{}, grpc.MaxCallRecvMsgSize(maxPodResources))
-	if err != nil {
-		return "", fmt.Errorf("ask the kubelet for its containers: %w", err)
-	}
 	var names strings.Builder
-	for _, pod := range list.PodResources {
+	for _, pod := range pods {
 		for _, container := range pod.Containers {
-			for _, claim := range container.DynamicResources {
-				for _, resource := range claim.ClaimResources {
-					for _, device := range resource.CdiDevices {
-						fmt.Fprintln(&names, device.Name)
-					}
-				}
+			for _, name := range cdiNames(container) {
+				fmt.Fprintln(&names, name)
 			}
 		}
 	}
@@ -193,8 +179,4 @@ func (s *sweeper) release(ctx context.Context, claim sharing.Claim) error {
 		return fmt.Errorf("release claim %s: %w", claim.UID, err)
 	}
 	return nil
-}
-
-func dial(socket string) (*grpc.ClientConn, error) {
-	return grpc.NewClient("unix://"+filepath.Clean(socket), grpc.WithTransportCredentials(insecure.NewCredentials()))
 }

@@ -22,6 +22,23 @@ type Share struct {
 	Replicas int    `json:"replicas,omitempty"` // of those that the GPU is divided into
 }
 
+// Part is how much of its device the assignment holds: bytes of memory, and percent of the multiprocessors, where 0 means that it
+// uses them as far as others leave them. ok is false when it is not known how many replicas the device had.
+func (a Assignment) Part(d gpu.Device) (memory uint64, cores int, ok bool) {
+	switch {
+	case a.AdminAccess:
+		return 0, 0, true
+	case a.Share == nil:
+		return inventory.Memory(d), 100, true
+	case a.Share.Replicas > 0 && d.Use.Replicas < 1:
+		return 0, 0, false
+	case a.Share.Replicas > 0:
+		l := replicas(a.Share.Replicas, d)
+		return l.memory, l.cores, true
+	}
+	return a.Share.Memory, a.Share.Cores, true
+}
+
 // shareKind is what a result has of its device.
 type shareKind int
 

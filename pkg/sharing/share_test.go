@@ -126,6 +126,35 @@ func TestShares(t *testing.T) {
 	}
 }
 
+func TestPart(t *testing.T) {
+	for _, row := range []struct{ name, claim, want string }{
+		{"a whole card", "a=alone", "81920 100 true"},
+		{"a whole card of those that can be shared", "a=mps:80Gi/0", "81920 100 true"},
+		{"a share", "a=mps:5Gi/30", "5120 30 true"},
+		{"a share of memory alone", "a=mps:5Gi/0", "5120 0 true"},
+		{"a replica", "a=slices4:1x", "20480 25 true"},
+		{"two replicas", "a=mps4:2x", "40960 50 true"},
+	} {
+		plan, err := NewPlan(shareResults(t, row.claim), shareInventory, nil)
+		if err != nil {
+			t.Fatal(row.name, err)
+		}
+		a := plan.Assignments[0]
+		d, _ := shareInventory.Find(a.Device)
+		memory, cores, ok := a.Part(d)
+		if got := fmt.Sprint(memory/mib, cores, ok); got != row.want {
+			t.Errorf("%s: got %s, want %s", row.name, got, row.want)
+		}
+		a.AdminAccess = true
+		if memory, cores, ok := a.Part(d); memory != 0 || cores != 0 || !ok {
+			t.Errorf("%s, with admin access: got %d %d %t, want nothing", row.name, memory, cores, ok)
+		}
+	}
+	if _, _, ok := (Assignment{Share: &Share{Replicas: 1}}).Part(gpu.Device{}); ok {
+		t.Error("a replica of a card that has none any more has a part")
+	}
+}
+
 func TestContainersThatCannotBeKeptWithinLimits(t *testing.T) {
 	plan, err := NewPlan(shareResults(t, "a=mps:5Gi/0 b=mps2:5Gi/0"), shareInventory, nil)
 	if err != nil || !plan.Limited() {

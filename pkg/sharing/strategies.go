@@ -62,10 +62,16 @@ func (a *Assignment) useReplica(r allocation.Result, d gpu.Device) error {
 		a.Settings = timeSlices(*s.TimeSlicing)
 		return nil
 	}
-	return a.enforce(limits{
+	return a.enforce(replicas(n, d), d)
+}
+
+// replicas are the limits of n of the equal parts into which the device is divided.
+func replicas(n int, d gpu.Device) limits {
+	all := d.Use.Replicas
+	return limits{
 		memory: inventory.Memory(d) / uint64(all) * uint64(n) / mib * mib,
 		cores:  max(1, 100*n/all),
-	}, d)
+	}
 }
 
 // allowsReplica refuses a second replica for a claim where the administrator allows one.
