@@ -28,6 +28,9 @@ type options struct {
 	sweepPeriod  time.Duration
 	nodeConfigs  string
 
+	metricsContainerUsage  bool
+	metricsGPUManagerNames bool
+
 	driver nvml.DriverRoot
 
 	simulate            bool
@@ -49,6 +52,8 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.cdiDir, "cdi-dir", "/var/run/cdi", "where container runtimes look for CDI specs")
 	f.StringVar(&o.cdiHook, "cdi-hook", "/usr/bin/nvidia-cdi-hook", "NVIDIA's CDI hook program, copied to the plugin directory, from where the host runs it")
 	f.StringVar(&o.httpAddress, "http-address", ":8081", "where /healthz, /readyz and /metrics are served; empty: nowhere")
+	f.BoolVar(&o.metricsContainerUsage, "metrics-container-usage", false, "measure what containers use of GPUs; needs the host's PID namespace")
+	f.BoolVar(&o.metricsGPUManagerNames, "metrics-gpu-manager-names", false, "give the metrics of containers also under the names of gpu-manager")
 	f.StringVar(&o.driver.Host, "driver-root", "/", "root of NVIDIA's driver on the host")
 	f.StringVar(&o.driver.Here, "driver-root-mount", "/driver-root", "where that root is seen by this program")
 	f.BoolVar(&o.simulate, "simulate", false, "serve simulated GPUs; the driver root is then made below --simulate-dir")

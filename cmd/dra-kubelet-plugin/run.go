@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/renameio/v2"
@@ -23,6 +24,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
@@ -69,6 +71,7 @@ func run(ctx context.Context, o options) error {
 			return err
 		}
 	}
+	gpus := &scanner{config: machine}
 	config := plugin.Config{
 		DriverName:   o.driverName,
 		NodeName:     o.nodeName,
@@ -86,7 +89,12 @@ func run(ctx context.Context, o options) error {
 		Records:      records,
 		Daemons:      mps.Dir(filepath.Join(o.pluginDir, plugin.MPSDir)),
 		Paths:        claims.Paths{SharedMemory: filepath.Join("/dev/shm", o.driverName), Preload: filepath.Join(o.pluginDir, preloadDir)},
-		Discover:     (&scanner{config: machine}).discover,
+		Discover:     gpus.discover,
+
+		GPUManagerNames: o.metricsGPUManagerNames,
+	}
+	if o.metricsContainerUsage {
+		config.Processes, config.Proc = gpus.processes, "/proc"
 	}
 	if o.simulate {
 		config.Paths.SharedMemory = "" // simulated MPS needs none
@@ -100,7 +108,9 @@ func run(ctx context.Context, o options) error {
 // scanner reads the GPUs again and again, in one NVML session.
 type scanner struct {
 	config nvml.Config
-	node   *nvml.Node
+
+	mu   sync.RWMutex // locked to change node: the library must not go while somebody else is in it
+	node *nvml.Node
 }
 
 // discover reads all GPUs. After an error the next call begins anew.
@@ -110,9 +120,7 @@ func (s *scanner) discover() (claims.Node, []error, error) {
 	}
 	devices, broken, err := s.node.Discover()
 	if err != nil {
-		err = errors.Join(err, s.node.Close())
-		s.node = nil
-		return claims.Node{}, nil, err
+		return claims.Node{}, nil, errors.Join(err, s.close())
 	}
 	return claims.Node{Inventory: inventory.New(devices), Hardware: s.node}, broken, nil
 }
@@ -129,8 +137,35 @@ func (s *scanner) open() error {
 	if c.Library == nil {
 		c.Library = nvmllib.New(nvmllib.WithLibraryPath(library))
 	}
-	s.node, err = nvml.Open(c)
+	node, err := nvml.Open(c)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.node = node
+	return nil
+}
+
+// close ends the session, unless somebody is in it and may not come back: then the next look finds it as it is.
+func (s *scanner) close() error {
+	if !s.mu.TryLock() {
+		return nil
+	}
+	defer s.mu.Unlock()
+	err := s.node.Close()
+	s.node = nil
 	return err
+}
+
+// processes are those that use a GPU, in the session of discover.
+func (s *scanner) processes(d gpu.Device) ([]gpu.Process, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.node == nil {
+		return nil, errors.New("the GPUs cannot be read")
+	}
+	return s.node.Processes(d)
 }
 
 // newClient leaves the pace to the API server, whose priority and fairness is made for it: a limit here would only delay pods.
