@@ -117,6 +117,7 @@ func TestSwitches(t *testing.T) {
 		{"the monitor device without its policy", "admissionPolicies.monitor=false", "asks for the monitor device"},
 		{"no supervisor of MPS daemons", "mps.supervisor.enabled=false", "mps-supervisor"},
 		{"plugins that may write for all nodes", "admissionPolicies.ownNode=false", "authentication.kubernetes.io/node-name"},
+		{"no need to see the processes of the host", "metrics.containers.usage=false", "NVIDIA's driver translates the PIDs"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			with, err := helm(t, "template", "x", chart)

@@ -63,6 +63,7 @@ func TestCluster(t *testing.T) {
 	t.Run("a claim that wants other settings of a shared card is refused", s.testSharingConflict)
 	t.Run("an MPS daemon that does not start or dies is told of and comes back", s.testDaemonFaults)
 	t.Run("an MPS daemon outlives the plugin", s.testDaemonOutlivesPlugin)
+	t.Run("what each container has of which GPU is told in metrics", s.testContainerMetrics)
 	t.Run("two GPUs that belong together are not any two", s.testPairs)
 	t.Run("a GPU next to the device of another driver is not any GPU", s.testNextToNIC)
 	t.Run("a container that names a request gets the GPU of this request", s.testRequests)
