@@ -14,60 +14,82 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
-// testContainerMetrics has containers with a whole GPU, with fractions of one, and with none of their own, and looks at what the
+// testContainerMetrics has containers with a whole GPU, with one of two, and with shares of one that they use, and looks at what the
 // plugin of their node tells about them, until they are gone.
 func (s *suite) testContainerMetrics(t *testing.T) {
+	const model = "NVIDIA L40S"
 	node := s.node(t, "l40s-x4")
 	ns := s.namespace(t, "metrics")
+	some := s.allocating(t, ns, "some", "4Gi", onNode(node), withTemplate(s.templateFor(t, ns, "some", share("gpu", model, "5Gi", "30"))))
+	more := s.allocating(t, ns, "more", "1Gi", onNode(node), withTemplate(s.templateFor(t, ns, "more", share("gpu", model, "6Gi", ""))))
 	whole := s.running(t, s.pod(t, ns, "whole", onNode(node), withTemplate(s.template(t, ns, "one-gpu")), twice))
-	some := s.running(t, s.pod(t, ns, "some", onNode(node), withTemplate(s.fraction(t, ns, "some", "5Gi", "30"))))
-	more := s.running(t, s.pod(t, ns, "more", onNode(node), withTemplate(s.fraction(t, ns, "more", "6Gi", ""))))
+	named, devices := s.oneRequestEach(t, ns, node)
 
 	gpu := s.allocated(t, whole)
-	memory := gpu.Capacity["memory"].Value
-	all := float64(memory.Value())
-	var want []string
-	want = append(want, containerMetrics(whole, "again", gpu, all, 1)...)
-	want = append(want, containerMetrics(whole, "main", gpu, all, 1)...)
-	want = append(want, containerMetrics(some, "main", s.allocated(t, some), 5<<30, .3)...)
-	want = append(want, containerMetrics(more, "main", s.allocated(t, more), 6<<30, 0)...)
+	capacity := gpu.Capacity["memory"].Value
+	all := containerFigures{memory: float64(capacity.Value()), cores: 1}
+	want := append(all.lines(whole, "main", gpu), all.lines(whole, "again", gpu)...)
+	for container, device := range devices {
+		want = append(want, all.lines(named, container, device)...)
+	}
+	// The simulation has every process use all of the multiprocessors that it may and that those before leave.
+	card := s.allocated(t, more)
+	want = append(want, containerFigures{5 << 30, .3, 4 << 30, .3}.lines(some, "main", card)...)
+	want = append(want, containerFigures{6 << 30, 0, 1 << 30, .7}.lines(more, "main", card)...)
 	s.waitContainerMetrics(t, node, ns, want)
 
-	for _, pod := range []*corev1.Pod{whole, some} {
+	for _, pod := range []*corev1.Pod{whole, named, some} {
 		s.must(t, s.Delete(t.Context(), pod))
 	}
-	s.waitContainerMetrics(t, node, ns, containerMetrics(more, "main", s.allocated(t, more), 6<<30, 0))
+	s.waitContainerMetrics(t, node, ns, containerFigures{6 << 30, 0, 1 << 30, 1}.lines(more, "main", card))
 }
 
-// fraction makes a ResourceClaimTemplate for a part of a GPU that nothing enforces, and returns its name.
-func (s *suite) fraction(t *testing.T, namespace, name, memory, cores string) string {
+// allocating is a pod that holds memory of its GPU.
+func (s *suite) allocating(t *testing.T, namespace, name, memory string, options ...podOption) *corev1.Pod {
 	t.Helper()
-	spec := claimSpec(opaque(*driver, `{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing"}}`))
-	requests := map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(memory)}
-	if cores != "" {
-		requests["cores"] = resource.MustParse(cores)
-	}
-	spec.Devices.Requests[0].Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: requests}
-	s.must(t, s.ApplyTyped(t.Context(), &resourceapi.ResourceClaimTemplate{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaimTemplate"},
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
-		Spec:       resourceapi.ResourceClaimTemplateSpec{Spec: spec},
+	key := s.pod(t, namespace, name, append(options, withArgs("alloc", memory, "--stay"))...)
+	pod := s.running(t, key)
+	s.must(t, kube.Until(t.Context(), soon, name+" to have its memory", func(ctx context.Context) (bool, string, error) {
+		got, err := s.Log(ctx, key)
+		return strings.HasPrefix(got, "granted"), got, err
 	}))
-	return name
+	return pod
 }
 
-// containerMetrics are the series of a container that has that much of a GPU and uses nothing of it.
-func containerMetrics(pod *corev1.Pod, container string, device resourceapi.Device, memory, cores float64) []string {
+// oneRequestEach runs a pod with a claim for two GPUs, of which each container names one, and returns who has which.
+func (s *suite) oneRequestEach(t *testing.T, namespace, node string) (*corev1.Pod, map[string]resourceapi.Device) {
+	t.Helper()
+	template := s.claimTemplate(t, namespace, "two", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{gpus("main", 1), gpus("again", 1)}})
+	pod := s.running(t, s.pod(t, namespace, "named", onNode(node), withTemplate(template), twice, func(p *corev1.PodSpec) {
+		for i := range p.Containers {
+			p.Containers[i].Resources.Claims = []corev1.ResourceClaim{{Name: p.ResourceClaims[0].Name, Request: p.Containers[i].Name}}
+		}
+	}))
+	devices := map[string]resourceapi.Device{}
+	for _, result := range s.claimOf(t, pod).Status.Allocation.Devices.Results {
+		for _, device := range s.gpus(t, node) {
+			if device.Name == result.Device {
+				devices[result.Request] = device
+			}
+		}
+	}
+	return pod, devices
+}
+
+// containerFigures are what a container has requested of a GPU and uses of it: bytes, and parts of 1.
+type containerFigures struct{ memory, cores, memoryUsed, utilization float64 }
+
+func (f containerFigures) lines(pod *corev1.Pod, container string, device resourceapi.Device) []string {
 	labels := fmt.Sprintf("{container=%q,device=%q,namespace=%q,pod=%q,uuid=%q}", container, device.Name, pod.Namespace, pod.Name, stringAttribute(device, "uuid"))
 	var lines []string
-	for name, value := range map[string]float64{"memory_requested_bytes": memory, "cores_requested_ratio": cores, "memory_used_bytes": 0, "utilization_ratio": 0} {
+	for name, value := range map[string]float64{
+		"memory_requested_bytes": f.memory, "cores_requested_ratio": f.cores, "memory_used_bytes": f.memoryUsed, "utilization_ratio": f.utilization,
+	} {
 		lines = append(lines, "gpu_dra_container_"+name+labels+" "+strconv.FormatFloat(value, 'g', -1, 64))
 	}
 	return lines
@@ -83,7 +105,7 @@ func (s *suite) waitContainerMetrics(t *testing.T, node, namespace string, want 
 		body, err := s.HTTP(ctx, plugin, httpPort, "/metrics")
 		var got []string
 		for line := range strings.Lines(body) {
-			if strings.Contains(line, fmt.Sprintf("namespace=%q", namespace)) {
+			if strings.HasPrefix(line, "gpu_dra_container_") && strings.Contains(line, fmt.Sprintf("namespace=%q", namespace)) {
 				got = append(got, strings.TrimSuffix(line, "\n"))
 			}
 		}
