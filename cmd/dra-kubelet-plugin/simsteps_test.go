@@ -30,7 +30,7 @@ func TestTheDriverCrashesOnceAtTheStepThatWasOrdered(t *testing.T) {
 	v, err := machine(t, undisturbed).View()
 	must(t, err)
 	steps := map[node.Verb][]string{node.Prepare: v.Steps.Prepare, node.Unprepare: v.Steps.Unprepare}
-	const known = "map[prepare:[Holders Access Access DriverAccess WriteDriver WriteClaim Put] unprepare:[Put RemoveClaim Delete]]"
+	const known = "map[prepare:[Holders Access Access DriverAccess WriteDriver WriteClaim Put] unprepare:[RemoveClaim Delete]]"
 	if got := fmt.Sprint(steps); got != known {
 		t.Fatalf("steps %s, want %s", got, known)
 	}
@@ -153,7 +153,7 @@ func TestStepsOfCallsAtTheSameTime(t *testing.T) {
 	}
 	v, err := n.View()
 	must(t, err)
-	if got, want := fmt.Sprint(*v.Steps), "{[Holders Access DriverAccess WriteDriver WriteClaim Put] [Put RemoveClaim Delete]}"; got != want {
+	if got, want := fmt.Sprint(*v.Steps), "{[Holders Access DriverAccess WriteDriver WriteClaim Put] [RemoveClaim Delete]}"; got != want {
 		t.Errorf("steps %s, want %s", got, want)
 	}
 	if len(s.calls) != 0 {

@@ -284,7 +284,7 @@ func TestTheDriverComesLate(t *testing.T) {
 			`gpu_dra_operations_total{operation="unprepare",result="success"} 2`,
 			`gpu_dra_operation_duration_seconds_count{operation="prepare"} 2`,
 			`gpu_dra_operations_in_flight{operation="prepare"} 0`,
-			`gpu_dra_step_duration_seconds_count{step="write_record"} 2`,
+			`gpu_dra_step_duration_seconds_count{step="write_record"} 1`,
 			`gpu_dra_lock_wait_seconds_count 3`,
 			`gpu_dra_devices{state="published"} 2`,
 			`gpu_dra_devices{state="tainted"} 0`,

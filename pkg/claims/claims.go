@@ -6,7 +6,7 @@
 //	           write the record (Prepared) → answer
 //	Unprepare: write the record (Releasing) → remove the CDI spec → change the hardware back → delete the record
 //
-// A plan that changes no hardware skips what is about hardware. Every step may be repeated, so whatever interrupts one of them is
+// A plan that changes no hardware skips what is about hardware, and the records Preparing and Releasing with it. Every step may be repeated, so whatever interrupts one of them is
 // put right by calling it again.
 package claims
 
@@ -359,7 +359,8 @@ func (p *Preparer) Unprepare(ctx context.Context, claim types.UID) error {
 		return err
 	}
 	defer unlock()
-	if rec.Phase != checkpoint.Releasing {
+	// Where no hardware has to be changed back, a release that is cut off leaves a claim that is merely prepared or gone.
+	if rec.Phase != checkpoint.Releasing && rec.Plan.ChangesHardware() {
 		rec.Phase = checkpoint.Releasing
 		if err := p.Records.Put(rec); err != nil {
 			return fmt.Errorf("record the release: %w", err)
