@@ -48,37 +48,40 @@ func (n node) testKilled(t *testing.T) {
 	n.clean(t)
 }
 
-// testKilledWithShares does the same with shares of one GPU, whose hardware and MPS daemon are set up and back again in between. In
-// the end the GPU is as it was, and every daemon has ended.
-func (n node) testKilledWithShares(t *testing.T) {
+// testKilledPreparingShares does the same at each step of Prepare with shares of a GPU, whose hardware and MPS daemon are set up in
+// between, and testKilledReleasingShares at each step of Unprepare, where they are set back. Each share is the first on its GPU, and
+// the last.
+func (n node) testKilledPreparingShares(t *testing.T) { n.testKilledWithShares(t, "prepare") }
+func (n node) testKilledReleasingShares(t *testing.T) { n.testKilledWithShares(t, "unprepare") }
+
+func (n node) testKilledWithShares(t *testing.T, verb string) {
 	ns := n.namespace(t, "killed-shares")
 	factory := n.simctl(t, "print")
-	pod := func(name string) client.ObjectKey {
-		return n.share(t, ns, name, "1Gi", runs("gpu-demo", "alloc", "1Gi", "--stay"))
-	}
+	pod := func(name string) client.ObjectKey { return n.share(t, ns, name, "1Gi", runs("gpu-demo", "alloc", "1Gi", "--stay")) }
 	steps := n.stepsOf(t, func() client.ObjectKey { return pod("trial") })
 	for _, step := range []string{"Configure", "Want", "Unwant"} {
 		if !strings.Contains(steps, step) {
 			t.Fatalf("no step %s in\n%s", step, steps)
 		}
 	}
-
-	// Each pod is the first on the GPU, so that all is set up for it, and the last, so that all is set back.
-	preparing, releasing := crashPoints(t, steps, "prepare"), crashPoints(t, steps, "unprepare")
-	for i := range max(len(preparing), len(releasing)) {
+	for i, point := range crashPoints(t, steps, verb) {
 		var worker client.ObjectKey
 		create := func() { worker = pod(fmt.Sprintf("worker-%d", i)) }
-		if i < len(preparing) {
-			n.killAt(t, preparing[i], create)
+		if verb == "prepare" {
+			n.killAt(t, point, create)
 		} else {
 			create()
 		}
 		n.running(t, worker)
-		if got, want := n.logged(t, worker), "granted 1024MiB of "+n.uuid(t, n.device(t, worker)); !strings.Contains(got, want) {
-			t.Errorf("%s: got %q, want %q", worker.Name, got, want)
-		}
-		if i < len(releasing) {
-			n.killAt(t, releasing[i], func() { n.remove(t, worker) })
+		uuid := n.uuid(t, n.device(t, worker))
+		eventually(t, soon, worker.Name+" to have its memory", func() string {
+			if got, want := n.logged(t, worker), "granted 1024MiB of "+uuid; !strings.Contains(got, want) {
+				return is(got, want)
+			}
+			return ""
+		})
+		if verb == "unprepare" {
+			n.killAt(t, point, func() { n.remove(t, worker) })
 		} else {
 			n.remove(t, worker)
 		}

@@ -23,6 +23,13 @@ func (s *suite) namespace(t *testing.T, name string) string {
 	t.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: name + "-"}}
 	must(t, s.Create(t.Context(), ns))
+	// Without it no pod is let in. After the API server was away, it takes the controller a moment to make it.
+	eventually(t, soon, "the default service account", func() string {
+		if err := s.Get(t.Context(), client.ObjectKey{Namespace: ns.Name, Name: "default"}, &corev1.ServiceAccount{}); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		if t.Failed() {

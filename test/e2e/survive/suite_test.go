@@ -66,6 +66,7 @@ func TestSurvive(t *testing.T) {
 			n := s.node("node-1")
 			t.Run("pods outlive the kubelet and the runtime, and come back with the machine", n.testRestarts)
 			t.Run("what the kubelet has forgotten is released, and nothing else", n.testSweep)
+			t.Run("the plugin may be killed while it sets hardware up", n.testKilledPreparingShares)
 		})
 		t.Run("node-2", func(t *testing.T) {
 			t.Parallel()
@@ -79,7 +80,7 @@ func TestSurvive(t *testing.T) {
 			t.Parallel()
 			n := s.node("node-3")
 			t.Run("the plugin may be killed at any step", n.testKilled)
-			t.Run("also of what changes the hardware", n.testKilledWithShares)
+			t.Run("also while it sets hardware back", n.testKilledReleasingShares)
 		})
 	})
 	t.Run("claims are prepared and released while the API server is away", s.node("node-1").testAPIServerAway)
