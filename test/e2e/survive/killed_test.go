@@ -57,7 +57,9 @@ func (n node) testKilledReleasingShares(t *testing.T) { n.testKilledWithShares(t
 func (n node) testKilledWithShares(t *testing.T, verb string) {
 	ns := n.namespace(t, "killed-shares")
 	factory := n.simctl(t, "print")
-	pod := func(name string) client.ObjectKey { return n.share(t, ns, name, "1Gi", runs("gpu-demo", "alloc", "1Gi", "--stay")) }
+	pod := func(name string) client.ObjectKey {
+		return n.share(t, ns, name, "1Gi", runs("gpu-demo", "alloc", "1Gi", "--stay"))
+	}
 	steps := n.stepsOf(t, func() client.ObjectKey { return pod("trial") })
 	for _, step := range []string{"Configure", "Want", "Unwant"} {
 		if !strings.Contains(steps, step) {
@@ -94,6 +96,7 @@ func (n node) testKilledWithShares(t *testing.T, verb string) {
 // stepsOf are the steps of preparing and releasing the claim of a pod, as simctl tells them.
 func (n node) stepsOf(t *testing.T, trial func() client.ObjectKey) string {
 	t.Helper()
+	n.clean(t) // nobody else is to be released meanwhile
 	n.simctl(t, "steps", "--record")
 	pod := trial()
 	n.running(t, pod)
