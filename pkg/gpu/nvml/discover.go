@@ -7,7 +7,9 @@ package nvml
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -30,7 +32,14 @@ type Node struct {
 	Config
 	devices device.Interface
 	answers answers
+
+	last   []gpu.Device // what the last full look has found; nil when some of it was broken
+	lastAt time.Time
 }
+
+// fullLookPeriod is how often everything is asked of GPUs that are the same as before: what a GPU is does not change, and to ask for
+// all of it takes the processor milliseconds.
+const fullLookPeriod = time.Minute
 
 // Open initialises the library. Close must follow.
 func Open(c Config) (*Node, error) {
@@ -49,12 +58,47 @@ func (n *Node) Close() error {
 }
 
 // Discover reads all GPUs, in NVML's order. GPUs that cannot be read are left out and reported, each in one error; they do not
-// keep the others from being used. err is set when nothing could be read at all.
+// keep the others from being used. err is set when nothing could be read at all. When it is called again soon, GPUs that answer as
+// the same as before are not asked for what they are.
 func (n *Node) Discover() (devices []gpu.Device, broken []error, err error) {
 	count, ret := n.Library.DeviceGetCount()
 	if ret != nvmllib.SUCCESS {
 		return nil, nil, fmt.Errorf("count GPUs: %w", ret)
 	}
+	if time.Since(n.lastAt) < fullLookPeriod && n.same(count) {
+		return slices.Clone(n.last), nil, nil
+	}
+	devices, broken, err = n.discover(count)
+	n.last, n.lastAt = devices, time.Now()
+	if err != nil || len(broken) > 0 {
+		n.last = nil
+	}
+	return devices, broken, err
+}
+
+// same says whether all GPUs answer and are those of the last full look.
+func (n *Node) same(count int) bool {
+	if count != len(n.last) {
+		return false
+	}
+	for i, d := range n.last {
+		handle, ret := n.Library.DeviceGetHandleByIndex(i)
+		if ret != nvmllib.SUCCESS {
+			return false
+		}
+		uuid, ret := handle.GetUUID()
+		if ret != nvmllib.SUCCESS || gpu.UUID(uuid) != d.UUID || i != d.Index {
+			return false
+		}
+		if minor, ret := handle.GetMinorNumber(); ret != nvmllib.SUCCESS || minor != d.Minor {
+			return false
+		}
+	}
+	return true
+}
+
+// discover asks for everything.
+func (n *Node) discover(count int) (devices []gpu.Device, broken []error, err error) {
 	driver, cuda, err := n.versions()
 	if err != nil {
 		return nil, nil, err
