@@ -269,8 +269,8 @@ func (h steppedHardware) Access(d gpu.Device) (access gpu.Access, err error) {
 }
 
 // Configure may run in goroutines of its own, for several GPUs at once: then its steps are calls of their own.
-func (h steppedHardware) Configure(ctx context.Context, id gpu.UUID, settings gpu.Settings) error {
-	return h.stepOf("Configure", func() error { return h.Hardware.Configure(ctx, id, settings) })
+func (h steppedHardware) Configure(ctx context.Context, id gpu.UUID, settings, before gpu.Settings) error {
+	return h.stepOf("Configure", func() error { return h.Hardware.Configure(ctx, id, settings, before) })
 }
 
 type steppedDaemons struct {

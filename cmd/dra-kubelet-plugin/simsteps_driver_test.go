@@ -99,7 +99,7 @@ func (paths) Access(d gpu.Device) (gpu.Access, error) {
 	return gpu.Access{Nodes: []gpu.Node{{Path: path, HostPath: path, Type: "c", Major: 120, Minor: int64(d.Minor)}}}, nil
 }
 
-func (paths) Configure(context.Context, gpu.UUID, gpu.Settings) error { return nil }
+func (paths) Configure(context.Context, gpu.UUID, gpu.Settings, gpu.Settings) error { return nil }
 
 func (paths) MemoryLimit(gpu.Device) (gpu.Access, error) { return gpu.Access{}, nil }
 

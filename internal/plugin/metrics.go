@@ -277,8 +277,8 @@ func (h measuredHardware) Access(d gpu.Device) (a gpu.Access, err error) {
 	return a, err
 }
 
-func (h measuredHardware) Configure(ctx context.Context, id gpu.UUID, settings gpu.Settings) error {
-	return h.step(configureGPU, func() error { return h.Hardware.Configure(ctx, id, settings) })
+func (h measuredHardware) Configure(ctx context.Context, id gpu.UUID, settings, before gpu.Settings) error {
+	return h.step(configureGPU, func() error { return h.Hardware.Configure(ctx, id, settings, before) })
 }
 
 type measuredDaemons struct {

@@ -44,8 +44,8 @@ type hardware struct{}
 func (hardware) DriverAccess() (gpu.Access, error)     { return gpu.Access{Env: []string{"A=1"}}, nil }
 func (hardware) Access(gpu.Device) (gpu.Access, error) { return gpu.Access{Env: []string{"B=1"}}, nil }
 
-func (hardware) Configure(context.Context, gpu.UUID, gpu.Settings) error { return nil }
-func (hardware) MemoryLimit(gpu.Device) (gpu.Access, error)              { return gpu.Access{}, nil }
+func (hardware) Configure(context.Context, gpu.UUID, gpu.Settings, gpu.Settings) error { return nil }
+func (hardware) MemoryLimit(gpu.Device) (gpu.Access, error)                            { return gpu.Access{}, nil }
 
 // kubelet talks to a running plugin as the kubelet does.
 type kubelet struct {

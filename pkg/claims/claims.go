@@ -41,8 +41,9 @@ type Hardware interface {
 	DriverAccess() (gpu.Access, error)
 	// Access is what a container needs of this GPU, beside DriverAccess.
 	Access(d gpu.Device) (gpu.Access, error)
-	// Configure sets how the GPU is shared in time. The zero Settings are those of the factory; a GPU that is gone has them already.
-	Configure(ctx context.Context, id gpu.UUID, s gpu.Settings) error
+	// Configure sets how the GPU is shared in time, where claims may have left it with the settings before. The zero Settings are
+	// those of the factory; a GPU that is gone has them already.
+	Configure(ctx context.Context, id gpu.UUID, s, before gpu.Settings) error
 	// MemoryLimit is what a container needs, beside Access, for the driver to limit its memory of this GPU. The error says why the
 	// machine cannot.
 	MemoryLimit(d gpu.Device) (gpu.Access, error)

@@ -18,7 +18,8 @@ import (
 // change makes GPUs and daemons agree with the plan and with those of the others on the same GPUs. The caller holds their locks.
 func (p *Preparer) change(ctx context.Context, node Node, rec checkpoint.Record, others []sharing.Holder) error {
 	all := append(slices.Clone(others), sharing.Holder{Claim: rec.Claim, Plan: rec.Plan})
-	if err := node.configure(ctx, sharing.Settings(rec.Plan.Changed(), all)); err != nil {
+	// Whoever had the GPUs before has left them as they came from the factory, or is among the others and wants the same.
+	if err := node.configure(ctx, sharing.Settings(rec.Plan.Changed(), all), nil); err != nil {
 		return err
 	}
 	for _, d := range sharing.Daemons(rec.Plan.DaemonIDs(), all) {
@@ -72,17 +73,17 @@ func (p *Preparer) changeBack(ctx context.Context, rec checkpoint.Record) error 
 	had := sharing.Settings(rec.Plan.Changed(), []sharing.Holder{{Plan: rec.Plan}})
 	wanted := sharing.Settings(rec.Plan.Changed(), others)
 	maps.DeleteFunc(wanted, func(id gpu.UUID, s gpu.Settings) bool { return s == had[id] })
-	return node.configure(ctx, wanted)
+	return node.configure(ctx, wanted, had)
 }
 
 // configure sets all GPUs at once: each may take its time.
-func (n Node) configure(ctx context.Context, settings map[gpu.UUID]gpu.Settings) error {
+func (n Node) configure(ctx context.Context, settings, before map[gpu.UUID]gpu.Settings) error {
 	ids := slices.Sorted(maps.Keys(settings))
 	errs := make([]error, len(ids))
 	var all sync.WaitGroup
 	for i, id := range ids {
 		one := func() {
-			if err := n.Hardware.Configure(ctx, id, settings[id]); err != nil {
+			if err := n.Hardware.Configure(ctx, id, settings[id], before[id]); err != nil {
 				errs[i] = fmt.Errorf("GPU %s: %s: %w", id, settings[id], err)
 			}
 		}

@@ -334,10 +334,13 @@ func (h brokenHardware) Access(d gpu.Device) (a gpu.Access, err error) {
 	return a, err
 }
 
-func (h brokenHardware) Configure(_ context.Context, id gpu.UUID, s gpu.Settings) error {
+func (h brokenHardware) Configure(_ context.Context, id gpu.UUID, s, before gpu.Settings) error {
 	return h.step(func() error {
 		h.w.mu.Lock()
 		defer h.w.mu.Unlock()
+		if s.Interval == "" && before.Interval == "" {
+			s.Interval = h.w.settings[id].Interval // not touched
+		}
 		if delete(h.w.settings, id); s != (gpu.Settings{}) {
 			h.w.settings[id] = s
 		}

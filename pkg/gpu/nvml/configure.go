@@ -36,10 +36,11 @@ var modes = map[gpu.ComputeMode]nvmllib.ComputeMode{
 var intervals = map[gpu.Interval]int{"": 0, gpu.IntervalShort: 1, gpu.IntervalMedium: 2, gpu.IntervalLong: 3}
 
 // Configure makes the GPU shared in time as the settings say. It may be repeated. The zero Settings undo: a GPU that is gone, or
-// that has never had such a setting, is no error then. Call it only for a GPU that is to have, or may have had, other settings than
-// zero: what time slice a GPU has cannot be asked, so each call runs nvidia-smi.
+// that has never had such a setting, is no error then. What time slice a GPU has cannot be asked, and setting it takes a run of
+// nvidia-smi, which can take longer than all the rest; so that is done only for a GPU that is to have another one than the factory's,
+// or has had one before.
 // Error: ErrNotConfigurable.
-func (n *Node) Configure(ctx context.Context, id gpu.UUID, s gpu.Settings) error {
+func (n *Node) Configure(ctx context.Context, id gpu.UUID, s, before gpu.Settings) error {
 	mode, ok := modes[s.Mode]
 	if !ok {
 		return fmt.Errorf("compute mode %q: want %s, or none for the default", s.Mode, gpu.ExclusiveProcess)
@@ -55,8 +56,12 @@ func (n *Node) Configure(ctx context.Context, id gpu.UUID, s gpu.Settings) error
 		}
 		return fmt.Errorf("get handle of GPU %s: %w", id, ret)
 	}
+	err := setMode(handle, s.Mode, mode)
+	if s.Interval == "" && before.Interval == "" {
+		return err
+	}
 	// Both are tried: what can be undone is undone.
-	return errors.Join(setMode(handle, s.Mode, mode), n.setTimeSlice(ctx, id, s.Interval, interval))
+	return errors.Join(err, n.setTimeSlice(ctx, id, s.Interval, interval))
 }
 
 // gone says whether the answer means that the GPU is not there any more: all that was set went with it.

@@ -96,8 +96,10 @@ func TestConfigure(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), timeout)
 			defer cancel()
 			var got string
+			before := both // at worst
 			for _, s := range tt.settings {
-				if err := node.Configure(ctx, id, s); err != nil {
+				err := node.Configure(ctx, id, s, before)
+				if before = s; err != nil {
 					got = err.Error()
 					if tt.errorIs != nil && !errors.Is(err, tt.errorIs) {
 						t.Errorf("error %v is not %v", err, tt.errorIs)
@@ -112,6 +114,32 @@ func TestConfigure(t *testing.T) {
 				t.Errorf("\ngot  %s\nwant %s", got, tt.want)
 			}
 		})
+	}
+}
+
+func TestTimeSliceLeftAlone(t *testing.T) {
+	profile, err := sim.BuiltIn("t4-x2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, node := machineOf(t, profile)
+	devices, _, err := node.Discover()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := withSMI("#!/bin/sh\necho has run; exit 1\n")(m); err != nil {
+		t.Fatal(err)
+	}
+	none, long := gpu.Settings{}, gpu.Settings{Interval: gpu.IntervalLong}
+	exclusive := gpu.Settings{Mode: gpu.ExclusiveProcess}
+	for _, tt := range []struct {
+		to, from gpu.Settings
+		runs     bool
+	}{{exclusive, none, false}, {none, exclusive, false}, {long, none, true}, {long, long, true}, {none, long, true}, {exclusive, long, true}} {
+		err := node.Configure(t.Context(), devices[0].UUID, tt.to, tt.from)
+		if runs := err != nil && strings.Contains(err.Error(), "has run"); runs != tt.runs || err != nil && !runs {
+			t.Errorf("from %s to %s: nvidia-smi runs: %t, want %t; error %v", tt.from, tt.to, runs, tt.runs, err)
+		}
 	}
 }
 
