@@ -86,11 +86,24 @@ func (i *Instance) clear() error {
 			errs = append(errs, err)
 		}
 	}
-	// The supervisor of MPS daemons may end after this one: then it is the one that removes what is empty.
+	// Where a supervisor of MPS daemons lives, it is the one that removes what is empty when it ends.
+	if supervised(filepath.Join(i.dir, MPSDir)) {
+		return errors.Join(errs...)
+	}
 	for _, dir := range []string{filepath.Join(i.dir, MPSDir), i.dir} {
 		if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) {
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// supervised says whether somebody holds the lock of the directory in which the plugin meets the supervisor of MPS daemons.
+func supervised(dir string) bool {
+	d, err := os.Open(dir)
+	if err != nil {
+		return false
+	}
+	defer d.Close()
+	return errors.Is(unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
 }

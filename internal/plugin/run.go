@@ -63,13 +63,13 @@ type Daemons interface {
 	State(id string) (mps.State, error)
 }
 
-// patience is how long Prepare waits for a device that another claim still holds: less than the 45 s that the kubelet allows for a
-// call, and more than containers usually take to end (30 s).
-const patience = 35 * time.Second
+// patience is how long Prepare waits for a device that another claim still holds: more than containers usually take to end (30 s),
+// and with daemonPatience less than the 45 s that the kubelet allows for a call.
+const patience = 33 * time.Second
 
 // daemonPatience is how long Prepare waits for MPS daemons. A start takes about a second; the kubelet calls again after a failure,
 // and in between the claim's events say what it waits for.
-const daemonPatience = 10 * time.Second
+const daemonPatience = 8 * time.Second
 
 // headStart is how long the first look at the machine may keep the plugin from registering.
 const headStart = 10 * time.Second

@@ -2,8 +2,8 @@
 
 // Package claims prepares GPUs for claims and takes them back. It is the only package that knows the order of things:
 //
-//	Prepare:   decide → write the record (Preparing) → change the hardware → wait for daemons → write the CDI spec →
-//	           write the record (Prepared) → answer
+//	Prepare:   decide → write the record (Preparing) → change the hardware → wait for daemons →
+//	           write the CDI spec → write the record (Prepared) → answer
 //	Unprepare: write the record (Releasing) → remove the CDI spec → change the hardware back → delete the record
 //
 // A plan that changes no hardware skips what is about hardware, and the records Preparing and Releasing with it. Every step may be repeated, so whatever interrupts one of them is
@@ -134,10 +134,17 @@ func (p *Preparer) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 func (p *Preparer) Resume(ctx context.Context) error {
 	records, err := p.Records.List()
 	errs := []error{err}
-	for _, rec := range records {
-		if rec.Phase == checkpoint.Releasing {
+	releasing := func(rec checkpoint.Record) bool { return rec.Phase == checkpoint.Releasing }
+	first, then := partition(records, releasing) // others may wait for what is being released
+	for _, rec := range append(first, then...) {
+		switch {
+		case releasing(rec):
 			err = p.Unprepare(ctx, rec.Claim.UID)
-		} else {
+		case rec.Plan.ChangesHardware(): // which may have been reset in this run of the machine, too
+			if err = p.changeAgain(ctx, rec.Claim); err == nil {
+				_, err = p.restore(ctx, rec)
+			}
+		default:
 			_, err = p.restore(ctx, rec)
 		}
 		if err != nil && !errors.Is(err, checkpoint.ErrNotFound) { // released since the records were listed
@@ -146,6 +153,18 @@ func (p *Preparer) Resume(ctx context.Context) error {
 	}
 	errs = append(errs, p.endUnusedDaemons(ctx))
 	return errors.Join(errs...)
+}
+
+// partition are the records of which that is true, and the others, in their order.
+func partition(records []checkpoint.Record, is func(checkpoint.Record) bool) (those, others []checkpoint.Record) {
+	for _, rec := range records {
+		if is(rec) {
+			those = append(those, rec)
+		} else {
+			others = append(others, rec)
+		}
+	}
+	return those, others
 }
 
 // prepare decides what the claim gets, and waits for devices that another claim is about to give back.
@@ -179,7 +198,7 @@ func (p *Preparer) tryPrepare(ctx context.Context, claim *resourceapi.ResourceCl
 		return checkpoint.Record{}, err
 	}
 	defer unlock()
-	node, err := p.Node() // how GPUs may be used changes only while nobody holds them
+	node, err := p.Node() // asked again in every attempt: how GPUs may be used can change while this one waits
 	if err != nil {
 		return checkpoint.Record{}, err
 	}

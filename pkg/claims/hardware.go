@@ -45,6 +45,12 @@ func (p *Preparer) changeAgain(ctx context.Context, claim sharing.Claim) error {
 	if err != nil {
 		return err
 	}
+	if rec.BootID != p.BootID { // from now on there is something to undo again
+		rec.BootID, rec.Phase = p.BootID, checkpoint.Preparing
+		if err := p.put(ctx, rec); err != nil {
+			return err
+		}
+	}
 	return p.change(ctx, node, rec, others)
 }
 
@@ -65,6 +71,9 @@ func (p *Preparer) changeBack(ctx context.Context, rec checkpoint.Record) error 
 		if err := p.Daemons.Unwant(id); err != nil {
 			return fmt.Errorf("end MPS daemon %s: %w", id, err)
 		}
+	}
+	if rec.BootID != p.BootID {
+		return nil // the machine has forgotten the settings since, and may not even have its driver now
 	}
 	node, err := p.Node()
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -48,6 +49,20 @@ type world struct {
 	patience   time.Duration
 	containers []claims.Container // of the pods that use the claim
 	mu         sync.Mutex
+
+	superviseOnce sync.Once
+}
+
+// supervise holds the lock by which a supervisor of MPS daemons is known to live.
+func (w *world) supervise(dir string) {
+	d, err := os.Open(dir)
+	if err == nil {
+		err = unix.Flock(int(d.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = d.Close() })
 }
 
 func newWorld(t *testing.T) *world {
@@ -165,6 +180,8 @@ func (w *world) do(verb string) string {
 		w.boot++
 		clear(w.settings)
 		err = os.RemoveAll(w.cdiDir())
+	case "reset": // the GPUs, as an update of the driver does
+		clear(w.settings)
 	case "supervisor": // "away" or "back"
 		w.supervised = name == "back"
 	case "use": // a GPU, in another way
@@ -368,6 +385,7 @@ func (d brokenDaemons) Unwant(id string) error {
 
 func (d brokenDaemons) Await(ctx context.Context, id string, atMost time.Duration) error {
 	return d.w.breaker.step(func() error {
+		d.w.superviseOnce.Do(func() { d.w.supervise(string(d.Dir)) })
 		wanted, err := d.Wanted()
 		if err != nil {
 			return err

@@ -104,20 +104,20 @@ func fits(a Assignment, inv inventory.Inventory, others []occupant) error {
 	device, _ := inv.Find(a.Device)
 	var errs []error
 	over := func(what string, wanted, available string) {
-		holders := "this claim alone"
+		holders, cause := "this claim alone", ErrRefused
 		if len(names) > 0 {
-			holders = strings.Join(names, ", ") + " and this claim"
+			holders, cause = strings.Join(names, ", ")+" and this claim", ErrInUse
 		}
-		errs = append(errs, fmt.Errorf("device %s has %s of %s, of which %s want %s: %w", a.Device, available, what, holders, wanted, ErrInUse))
+		errs = append(errs, fmt.Errorf("device %s has %s of %s, of which %s want %s: %w", a.Device, available, what, holders, wanted, cause))
 	}
 	if memory := inventory.Memory(device); a.Share != nil && all.Memory > memory {
-		over("memory", quantity(all.Memory), quantity(memory))
+		over("its memory", quantity(all.Memory), quantity(memory))
 	}
 	if all.Cores > 100 {
-		over("the multiprocessors", fmt.Sprint(all.Cores, " %"), "100 %")
+		over("its multiprocessors", fmt.Sprint(all.Cores, " %"), "100 %")
 	}
 	if all.Replicas > device.Use.Replicas {
-		over("replicas", fmt.Sprint(all.Replicas), fmt.Sprint(device.Use.Replicas))
+		over("its replicas", fmt.Sprint(all.Replicas), fmt.Sprint(device.Use.Replicas))
 	}
 	return errors.Join(errs...)
 }
@@ -160,7 +160,7 @@ func (p Plan) checkRequests() error {
 // Limited says whether the devices of the plan are limited in more than one way, so that no container may use them all.
 func (p Plan) Limited() bool { return p.together(nil) != nil }
 
-// CheckContainers refuses a plan for a container that uses those requests of the claim at once; none given means all.
+// CheckContainer refuses a plan for a container that uses those requests of the claim at once; none given means all.
 // Error: ErrRefused.
 func (p Plan) CheckContainer(name string, requests []string) error {
 	if err := p.together(requests); err != nil {
@@ -173,6 +173,8 @@ func (p Plan) CheckContainer(name string, requests []string) error {
 // daemon only, which shows it no other GPUs.
 func (p Plan) together(requests []string) error {
 	limits := map[string]string{} // how it is limited → device
+	shares := map[string]int{}    // of each device, those with limits
+	twice := false
 	var devices []string
 	for _, a := range p.Assignments {
 		main, _, _ := strings.Cut(a.Request, "/")
@@ -181,12 +183,16 @@ func (p Plan) together(requests []string) error {
 		}
 		limits[a.limits()] = a.Device
 		devices = append(devices, a.Device)
+		if len(a.Limits()) > 0 && a.Share != nil {
+			shares[a.Device]++
+			twice = twice || shares[a.Device] > 1
+		}
 	}
-	if len(limits) < 2 {
+	if len(limits) < 2 && !twice {
 		return nil
 	}
-	return fmt.Errorf("devices %s have different limits or MPS daemons, and a process has one set of limits and talks to one daemon: "+
-		"give each container one of them, by a claim of its own or by naming one request: %w", strings.Join(devices, ", "), ErrRefused)
+	return fmt.Errorf("devices %s: a process has one set of limits and talks to one MPS daemon: "+
+		"give each container one of these shares, by a claim of its own or by naming one request: %w", strings.Join(devices, ", "), ErrRefused)
 }
 
 // limits identifies what a container's environment says about limits.

@@ -56,17 +56,17 @@ func TestShares(t *testing.T) {
 			"a mps 5Gi/30 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M\n" +
 				"b mps 6Gi/0 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=6144M"},
 		{"shares of several cards in one request", []string{"a=mps:5Gi/0 a=mps2:5Gi/0"},
-			"error: request a: devices mps, mps2 have different limits or MPS daemons, and a process has one set of limits and talks to one daemon: " +
-				"give each container one of them, by a claim of its own or by naming one request: configuration refused"},
+			"error: request a: devices mps, mps2: a process has one set of limits and talks to one MPS daemon: " +
+				"give each container one of these shares, by a claim of its own or by naming one request: configuration refused"},
 		{"shares of several cards in two requests, for two containers", []string{"a=mps:5Gi/0 b=mps2:5Gi/0"},
 			"a mps 5Gi/0 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M\n" +
 				"b mps2 5Gi/0 mode=EXCLUSIVE_PROCESS daemon=mps2 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M"},
 		{"a share beside somebody's whole card", []string{"a=mps:80Gi/0", "a=mps:5Gi/0"}, "error: request a: device mps is held by claim ns/c0 (UID c0): device in use"},
 		{"a whole card beside somebody's share", []string{"a=mps:5Gi/0", "a=mps:80Gi/0"}, "error: request a: device mps is held by claim ns/c0 (UID c0): device in use"},
 		{"more memory than the others leave", []string{"a=mps:50Gi/0", "a=mps:40Gi/0"},
-			"error: request a: device mps has 80Gi of memory, of which claim ns/c0 (UID c0) and this claim want 90Gi: device in use"},
+			"error: request a: device mps has 80Gi of its memory, of which claim ns/c0 (UID c0) and this claim want 90Gi: device in use"},
 		{"more multiprocessors than the others leave", []string{"a=mps:5Gi/60", "a=mps:5Gi/41"},
-			"error: request a: device mps has 100 % of the multiprocessors, of which claim ns/c0 (UID c0) and this claim want 101 %: device in use"},
+			"error: request a: device mps has 100 % of its multiprocessors, of which claim ns/c0 (UID c0) and this claim want 101 %: device in use"},
 		{"a share that does without limits", []string{"a=mps:5Gi/30|" + timeSlices}, "a mps 5Gi/30 unenforced"},
 		{"and is given a time slice", []string{"a=mps:5Gi/30|" + long}, "a mps 5Gi/30 interval=Long unenforced"},
 		{"another with limits is refused", []string{"a=mps:5Gi/30|" + long, "a=mps:5Gi/30"},
@@ -84,6 +84,10 @@ func TestShares(t *testing.T) {
 		{"a share behind a hook", []string{"a=hook:5Gi/30"}, "a hook 5Gi/30 hook=/opt/libvgpu.so CUDA_DEVICE_MEMORY_LIMIT=5120m CUDA_DEVICE_SM_LIMIT=30"},
 		{"a share of a control group", []string{"a=cgroup:5Gi/0"}, "a cgroup 5Gi/0 NVIDIA_GPU_MEMORY_LIMIT=5120"},
 		{"which cannot limit multiprocessors", []string{"a=cgroup:5Gi/30"}, "error: request a: device cgroup: cores: isolation cgroup limits memory only; ask for memory alone: configuration refused"},
+		{"a share of a card that is not shared any more", []string{"a=alone:5Gi/0"},
+			"error: request a: device alone: was allocated as a share, and is exclusive by now; delete the pod, so that it is scheduled anew: configuration refused"},
+		{"more than the card has, for one claim", []string{"a=slices4:5x"},
+			"error: request a: device slices4 has 4 of its replicas, of which this claim alone want 5: configuration refused"},
 		{"a replica", []string{"a=slices4:1x"}, "a slices4 1x"},
 		{"a replica of MPS has an equal part", []string{"a=mps4:1x"}, "a mps4 1x mode=EXCLUSIVE_PROCESS daemon=mps4 CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=20480M"},
 		{"two replicas have two parts", []string{"a=mps4:2x"}, "a mps4 2x mode=EXCLUSIVE_PROCESS daemon=mps4 CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=40960M"},
@@ -91,7 +95,7 @@ func TestShares(t *testing.T) {
 		{"one of MPS may not", []string{"a=mps4:1x|" + long}, "error: request a: device mps4: sharing.strategy TimeSlicing: the administrator has chosen isolation mps for the replicas of this GPU: configuration refused"},
 		{"nor choose MPS itself", []string{"a=slices4:1x|" + mps}, "error: request a: device slices4: sharing.strategy MPS: how the replicas of this GPU are kept apart is up to the administrator (isolation none): configuration refused"},
 		{"more replicas than there are", []string{"a=slices4:3x", "a=slices4:2x"},
-			"error: request a: device slices4 has 4 of replicas, of which claim ns/c0 (UID c0) and this claim want 5: device in use"},
+			"error: request a: device slices4 has 4 of its replicas, of which claim ns/c0 (UID c0) and this claim want 5: device in use"},
 		{"two replicas where a claim may have one", []string{"a=once:1x b=once:1x"}, "error: request b: device once: the administrator allows one replica for a claim: configuration refused"},
 		{"a replica of a card that has none any more", []string{"a=replaced:1x"},
 			"error: request a: device replaced: was allocated as a replica, and is exclusive by now; delete the pod, so that it is scheduled anew: configuration refused"},
@@ -152,6 +156,13 @@ func TestPart(t *testing.T) {
 	}
 	if _, _, ok := (Assignment{Share: &Share{Replicas: 1}}).Part(gpu.Device{}); ok {
 		t.Error("a replica of a card that has none any more has a part")
+	}
+}
+
+func TestTwoEqualSharesAreNotOneForOneContainer(t *testing.T) {
+	plan, err := NewPlan(shareResults(t, "a=mps:5Gi/0 b=mps:5Gi/0"), shareInventory, nil)
+	if err != nil || !plan.Limited() || plan.CheckContainer("main", nil) == nil || plan.CheckContainer("main", []string{"b"}) != nil {
+		t.Errorf("got error %v and limited: %t, want a plan whose shares are for two containers", err, plan.Limited())
 	}
 }
 

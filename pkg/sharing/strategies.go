@@ -25,6 +25,9 @@ func (a *Assignment) useWhole(s api.Sharing, groups []mpsGroup) error {
 
 // useFraction gives as much as was asked for, kept apart from the others as the administrator wants. The claim may do without.
 func (a *Assignment) useFraction(r allocation.Result, d gpu.Device) error {
+	if d.Use.Sharing != gpu.Fractional {
+		return fmt.Errorf("was allocated as a share, and is %s by now; delete the pod, so that it is scheduled anew: %w", d.Use, ErrRefused)
+	}
 	a.Share = &Share{Memory: r.Consumed.Memory, Cores: r.Consumed.Cores}
 	s := r.Config.Sharing
 	switch {
@@ -37,11 +40,11 @@ func (a *Assignment) useFraction(r allocation.Result, d gpu.Device) error {
 	case s.MPS != nil && s.MPS.Limits():
 		return fmt.Errorf("sharing.mpsConfig: the limits of a share are what its request asks for in capacity.requests; leave the default limits out: %w", ErrRefused)
 	}
-	limits := limits{memory: r.Consumed.Memory, cores: r.Consumed.Cores}
-	if limits.memory >= inventory.Memory(d) {
-		limits.memory = 0
+	l := limits{memory: r.Consumed.Memory, cores: r.Consumed.Cores}
+	if l.memory >= inventory.Memory(d) {
+		l.memory = 0
 	}
-	return a.enforce(limits, d)
+	return a.enforce(l, d)
 }
 
 // useReplica gives an equal part, kept apart from the others as the administrator wants.

@@ -101,7 +101,7 @@ func (n *Node) setTimeSlice(ctx context.Context, id gpu.UUID, name gpu.Interval,
 	switch {
 	case err == nil:
 		return nil
-	case name == "" && (unsupported || code == exitNoDevice || code == exitLost || errors.Is(err, exec.ErrNotFound)):
+	case name == "" && (unsupported || code == exitNoDevice || code == exitLost):
 		return nil // it has the default, or is gone
 	case unsupported:
 		return fmt.Errorf("time slice %s: it can only have Default: %w", name, ErrNotConfigurable)

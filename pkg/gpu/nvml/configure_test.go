@@ -61,7 +61,8 @@ func TestConfigure(t *testing.T) {
 		{"the mode cannot be undone, the interval is", false, func(m *sim.Node) error {
 			return errors.Join(m.SetComputeMode("0", 3), m.SetTimeSlice("0", 3), m.Fail("0", "SetComputeMode", "ERROR_UNKNOWN"))
 		}, []gpu.Settings{{}}, "compute mode DEFAULT: ERROR_UNKNOWN; mode=Exclusive_Process", nil},
-		{"no nvidia-smi, undo", false, withSMI(""), []gpu.Settings{exclusive, {}}, "mode=Default", nil},
+		{"no nvidia-smi, so an interval cannot be set back", false, withSMI(""), []gpu.Settings{exclusive, {}},
+			"time slice Default: nvidia-smi: in no directory for programs below /host (seen here as ROOT): executable file not found in $PATH; mode=Default", nil},
 		{"no nvidia-smi, an interval", false, withSMI(""), []gpu.Settings{long},
 			"time slice Long: nvidia-smi: in no directory for programs below /host (seen here as ROOT): executable file not found in $PATH", nil},
 		{"nvidia-smi says no", false, withSMI("#!/bin/sh\necho no driver; echo at all; exit 9\n"), []gpu.Settings{{}},

@@ -13,6 +13,7 @@ package mps
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -24,6 +25,7 @@ import (
 	"time"
 
 	"github.com/google/renameio/v2"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
@@ -41,6 +43,8 @@ type Daemon struct {
 	Memory map[gpu.UUID]uint64 `json:"memory,omitempty"`
 	// MultiUser lets clients of different user ids use the GPUs at the same time. Without it they take turns.
 	MultiUser bool `json:"multiUser,omitempty"`
+	// Ask is set by Want: it tells the daemon from one that was wanted before and may still be ending.
+	Ask string `json:"ask,omitempty"`
 }
 
 // State is what the supervisor says of a daemon.
@@ -68,13 +72,17 @@ func (d Dir) Log(id string) string { return filepath.Join(string(d), id, "log") 
 
 // Want asks for the daemon. Asking again for the same changes nothing; asking for other limits changes those of the running one.
 func (d Dir) Want(daemon Daemon) error {
-	data, err := encode(daemon)
-	if err != nil {
-		return err
-	}
 	file := filepath.Join(string(d), daemon.ID, wantedFile)
-	if is, err := os.ReadFile(file); err == nil && bytes.Equal(is, data) {
-		return nil
+	var is Daemon
+	before, err := os.ReadFile(file)
+	if err == nil && json.Unmarshal(before, &is) == nil {
+		daemon.Ask = is.Ask
+	} else {
+		daemon.Ask = rand.Text()
+	}
+	data, err := encode(daemon)
+	if err != nil || bytes.Equal(before, data) {
+		return err
 	}
 	for {
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
@@ -176,10 +184,14 @@ func (d Dir) Check(id string) error {
 		return err
 	}
 	s, err := d.State(id)
+	if err != nil {
+		return err
+	}
+	supervised, err := d.supervised()
 	switch {
 	case err != nil:
 		return err
-	case s == State{}:
+	case !supervised || s == State{}:
 		return fmt.Errorf("MPS daemon %s: no answer of the supervisor yet; is its pod running on this node? %w", id, ErrNotReady)
 	case !s.Ready && s.Message != "":
 		return fmt.Errorf("MPS daemon %s: %s: %w", id, s.Message, ErrNotReady)
@@ -187,6 +199,41 @@ func (d Dir) Check(id string) error {
 		return fmt.Errorf("MPS daemon %s: starting: %w", id, ErrNotReady)
 	}
 	return nil
+}
+
+// supervised says whether a supervisor has the directory: it holds a lock on it for as long as its daemons live, and what one has
+// said that was killed, or ended with the machine, is not true any more.
+func (d Dir) supervised() (bool, error) {
+	dir, err := os.Open(string(d))
+	if err != nil {
+		return false, err
+	}
+	defer dir.Close()
+	err = unix.Flock(int(dir.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return true, nil
+	}
+	return false, err
+}
+
+// Forget takes back what an earlier supervisor has said of its daemons: they have ended with it. How often they were started again
+// stays known.
+func (d Dir) Forget() error {
+	files, err := filepath.Glob(filepath.Join(string(d), "*", stateFile))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, file := range files {
+		id := filepath.Base(filepath.Dir(file))
+		s, err := d.State(id)
+		if err == nil && s.Ready {
+			s.Ready, s.Restarts = false, s.Restarts+1
+			err = d.Report(id, s)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // pollPeriod is how often Await looks.

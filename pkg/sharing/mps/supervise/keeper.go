@@ -105,9 +105,6 @@ func (k *keeper) resume() {
 		k.log.Error("what was reported before cannot be read", "err", err)
 	}
 	k.state.Restarts = before.Restarts
-	if before.Ready {
-		k.state.Restarts++
-	}
 }
 
 // end clears up after a daemon that is not wanted. It says whether the keeper is done.

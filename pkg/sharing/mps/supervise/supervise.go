@@ -46,7 +46,7 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	defer lock.Close()
-	if err := c.shareMemory(); err != nil {
+	if err := errors.Join(c.Dir.Forget(), c.shareMemory()); err != nil {
 		return err
 	}
 	w, err := newWatcher()
@@ -182,7 +182,7 @@ func (c Config) shareMemory() error {
 
 // leave removes the directory, with that for shared memory, and the one above if it is the last in there: whoever leaves last takes it away.
 func (s *supervisor) leave() {
-	if os.Remove(string(s.Dir)) == nil {
+	if err := os.Remove(string(s.Dir)); err == nil || errors.Is(err, fs.ErrNotExist) {
 		if s.SharedMemory != "" {
 			_ = os.RemoveAll(s.SharedMemory)
 		}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// What a supervisor has said holds for the daemon that was asked for, and for as long as the supervisor lives.
+func TestReady(t *testing.T) {
+	dir := Dir(t.TempDir())
+	daemon := Daemon{ID: "gpu-1", GPUs: []gpu.UUID{"GPU-1"}, ThreadPercentage: 30}
+	supervisor, err := os.Open(string(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer supervisor.Close()
+	lock := func(how int) func() error { return func() error { return unix.Flock(int(supervisor.Fd()), how) } }
+	want := func(percentage int) func() error {
+		return func() error {
+			d := daemon
+			d.ThreadPercentage = percentage
+			return dir.Want(d)
+		}
+	}
+	start := func() error {
+		asked, err := dir.Asked()
+		if err == nil {
+			err = dir.Report("gpu-1", State{Wanted: asked[0].Wanted, Ready: true})
+		}
+		return err
+	}
+	for _, step := range []struct {
+		name  string
+		do    func() error
+		ready bool
+	}{
+		{"it is asked for", want(30), false},
+		{"a supervisor is there", lock(unix.LOCK_EX), false},
+		{"and has started it", start, true},
+		{"it is asked for again", want(30), true},
+		{"with another limit", want(40), false},
+		{"which was set", start, true},
+		{"nobody wants it any more", func() error { return dir.Unwant("gpu-1") }, false},
+		{"the same is wanted anew while the one before ends", want(40), false},
+		{"and was started", start, true},
+		{"the supervisor is killed", lock(unix.LOCK_UN), false},
+		{"another one comes", func() error { return errors.Join(lock(unix.LOCK_EX)(), dir.Forget()) }, false},
+		{"and starts it", start, true},
+	} {
+		if err := step.do(); err != nil {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		if err := dir.Await(t.Context(), "gpu-1", 0*time.Second); (err == nil) != step.ready || err != nil && !errors.Is(err, ErrNotReady) {
+			t.Errorf("%s: got %v, want it ready: %t", step.name, err, step.ready)
+		}
+	}
+}
