@@ -17,22 +17,43 @@ import (
 // Lock takes the locks of the devices, against other calls and other instances of the driver alike, or gives up when ctx ends.
 // unlock gives them back. They are taken in one fixed order, so that two claims on the same devices never wait for each other.
 func (r *Records) Lock(ctx context.Context, devices []string) (unlock func(), err error) {
-	var held []*os.File
+	var held []func()
 	unlock = func() {
-		for _, f := range held {
-			_ = f.Close() // the lock goes with the file
+		for _, release := range held {
+			release()
 		}
 	}
 	ordered := slices.Compact(slices.Sorted(slices.Values(devices)))
 	for _, device := range ordered {
-		f, err := r.lock(ctx, device)
+		release, err := r.lock(ctx, device)
 		if err != nil {
 			unlock()
 			return nil, fmt.Errorf("lock %s: %w", device, err)
 		}
-		held = append(held, f)
+		held = append(held, release)
 	}
 	return unlock, nil
+}
+
+// lock waits for the turn of this call among those of this process, which are told when it comes, and then for other processes,
+// which there are only during an update.
+func (r *Records) lock(ctx context.Context, device string) (release func(), err error) {
+	place, _ := r.turns.LoadOrStore(device, make(chan struct{}, 1))
+	turn := place.(chan struct{})
+	select {
+	case turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	f, err := r.lockFile(ctx, device)
+	if err != nil {
+		<-turn
+		return nil, err
+	}
+	return func() {
+		_ = f.Close() // the lock goes with the file
+		<-turn
+	}, nil
 }
 
 // A held lock is asked for again after lockPollMin, then less and less often up to lockPollMax: decisions take milliseconds. Waiting
@@ -42,8 +63,8 @@ const (
 	lockPollMax = 20 * time.Millisecond
 )
 
-// lock opens a file of its own for every lock: flock belongs to the open file, so even two calls of one process exclude each other.
-func (r *Records) lock(ctx context.Context, device string) (*os.File, error) {
+// lockFile opens a file of its own for every lock: flock belongs to the open file.
+func (r *Records) lockFile(ctx context.Context, device string) (*os.File, error) {
 	dir := filepath.Join(r.devicesDir(), device)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err

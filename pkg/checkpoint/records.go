@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/google/renameio/v2"
 	"k8s.io/apimachinery/pkg/types"
@@ -17,7 +18,10 @@ import (
 )
 
 // Records is a directory of records.
-type Records struct{ dir string }
+type Records struct {
+	dir   string
+	turns sync.Map // device → chan struct{}: has a value in it while a call of this process has the device's lock, or asks for it
+}
 
 // recordSuffix ends the name of a record's file; before it stands the UID of the claim.
 const recordSuffix = ".json"
@@ -27,7 +31,7 @@ const anyDevice = "_any"
 
 // Open opens the directory, making it when there is none, and derives what it keeps beside the records anew.
 func Open(dir string) (*Records, error) {
-	r := &Records{dir}
+	r := &Records{dir: dir}
 	for _, d := range []string{r.claimsDir(), r.tempDir(), r.devicesDir()} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return nil, err

@@ -335,7 +335,12 @@ func TestDiskFull(t *testing.T) {
 
 func TestLock(t *testing.T) {
 	dir := t.TempDir()
-	r, other := open(t, dir), open(t, dir) // as two instances of the driver
+	r := open(t, dir)
+	t.Run("other instance", func(t *testing.T) { testLock(t, r, open(t, dir)) })
+	t.Run("other call", func(t *testing.T) { testLock(t, r, r) })
+}
+
+func testLock(t *testing.T, r, other *Records) {
 	unlock, err := r.Lock(context.Background(), []string{"gpu-2", "gpu-1", "gpu-2"})
 	if err != nil {
 		t.Fatal(err)
