@@ -22,8 +22,8 @@ import (
 // testContainerMetrics has containers with a whole GPU, with one of two, and with shares of one that they use, and looks at what the
 // plugin of their node tells about them, until they are gone.
 func (s *suite) testContainerMetrics(t *testing.T) {
-	const model = "NVIDIA L40S"
-	node := s.node(t, "l40s-x4")
+	const model = "NVIDIA H100 80GB HBM3"
+	node := s.node(t, "dgx-h100")
 	ns := s.namespace(t, "metrics")
 	some := s.allocating(t, ns, "some", "4Gi", onNode(node), withTemplate(s.templateFor(t, ns, "some", share("gpu", model, "5Gi", "30"))))
 	more := s.allocating(t, ns, "more", "1Gi", onNode(node), withTemplate(s.templateFor(t, ns, "more", share("gpu", model, "6Gi", ""))))
