@@ -23,11 +23,14 @@ import (
 
 // The driver as `make bench` installs it.
 const (
-	driver      = "gpu.nvidia.com"
-	namespace   = "gpu-dra-driver"
-	pluginLabel = "app.kubernetes.io/component=kubelet-plugin"
-	pluginDir   = "/var/lib/kubelet/plugins/" + driver
-	cdiDir      = "/var/run/cdi"
+	driver          = "gpu.nvidia.com"
+	namespace       = "gpu-dra-driver"
+	pluginLabel     = "app.kubernetes.io/component=kubelet-plugin"
+	supervisorLabel = "app.kubernetes.io/component=mps-supervisor"
+	pluginDir       = "/var/lib/kubelet/plugins/" + driver
+	daemonsDir      = pluginDir + "/mps" // of MPS
+	cdiDir          = "/var/run/cdi"
+	driverRoot      = "/var/lib/gpu-dra-driver/sim/root" // of the simulated NVIDIA driver
 
 	request = "gpu" // in every claim
 )
@@ -105,7 +108,7 @@ func (b *bench) findGPUs(ctx context.Context) error {
 // attach connects to the plugin that runs now.
 func (b *bench) attach(ctx context.Context) error {
 	var err error
-	if b.process, err = findPlugin(ctx, b.client); err != nil {
+	if b.process, err = findProcess(ctx, b.client, pluginLabel, program); err != nil {
 		return err
 	}
 	if b.hangUp != nil {

@@ -11,7 +11,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -28,17 +30,42 @@ func (b *bench) monitor() resourceapi.DeviceRequestAllocationResult {
 		AdminAccess: ptr.To(true), ShareID: ptr.To(uuid.NewUUID())}
 }
 
+// fraction is a share of the GPU of that number, so large that five of them fill it.
+func (b *bench) fraction(number int) resourceapi.DeviceRequestAllocationResult {
+	result := b.gpu(number)
+	result.ShareID = ptr.To(uuid.NewUUID())
+	result.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{
+		"memory": *resource.NewQuantity(5<<30, resource.BinarySI), "cores": *resource.NewQuantity(20, resource.DecimalSI)}
+	return result
+}
+
+// longTimeSlice is the configuration of a claim whose containers take long turns.
+func longTimeSlice() []resourceapi.DeviceAllocationConfiguration {
+	const config = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}}`
+	return []resourceapi.DeviceAllocationConfiguration{{
+		Source: resourceapi.AllocationConfigSourceClaim,
+		DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+			Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(config)}}},
+	}}
+}
+
 // allocated makes a claim for each result, allocated as the scheduler would, in the words of the kubelet.
 func (b *bench) allocated(ctx context.Context, results ...resourceapi.DeviceRequestAllocationResult) ([]*drapb.Claim, error) {
+	return b.configured(ctx, nil, results...)
+}
+
+// configured is allocated with a configuration in each claim.
+func (b *bench) configured(ctx context.Context, config []resourceapi.DeviceAllocationConfiguration, results ...resourceapi.DeviceRequestAllocationResult) ([]*drapb.Claim, error) {
 	claims := make([]*drapb.Claim, len(results))
 	err := atOnce(len(results), 4, func(i int) (err error) {
-		claims[i], err = b.allocate(ctx, results[i])
+		claims[i], err = b.allocate(ctx, resourceapi.DeviceAllocationResult{Results: results[i : i+1], Config: config})
 		return err
 	})
 	return claims, err
 }
 
-func (b *bench) allocate(ctx context.Context, result resourceapi.DeviceRequestAllocationResult) (*drapb.Claim, error) {
+func (b *bench) allocate(ctx context.Context, devices resourceapi.DeviceAllocationResult) (*drapb.Claim, error) {
+	result := devices.Results[0]
 	class := driver
 	if result.Device == "monitor" {
 		class = "monitor." + driver
@@ -54,7 +81,7 @@ func (b *bench) allocate(ctx context.Context, result resourceapi.DeviceRequestAl
 		return nil, fmt.Errorf("create a claim: %w", err)
 	}
 	claim.Status.Allocation = &resourceapi.AllocationResult{
-		Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{result}},
+		Devices: devices,
 		// Without it the driver of that node may not write the claim's status.
 		NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{
 			Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{b.node}}}}}},

@@ -5,7 +5,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -25,31 +24,42 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
-const program = "dra-kubelet-plugin"
+// program is that of the driver's plugin, and supervisor that which runs its MPS daemons.
+const (
+	program    = "dra-kubelet-plugin"
+	supervisor = "mps-supervisor"
+)
 
-// process is a plugin of the chart, seen from the host.
+// process is one of the chart's, seen from the host.
 type process struct {
 	pid int
 	env map[string]string
 }
 
-// findPlugin finds the process of the only plugin pod that runs, and is not about to end.
-func findPlugin(ctx context.Context, client kubernetes.Interface) (process, error) {
-	pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: pluginLabel})
+// findProcess finds the process of the only pod with that label that runs, and is not about to end.
+func findProcess(ctx context.Context, client kubernetes.Interface, label, program string) (process, error) {
+	pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: label})
 	if err != nil {
 		return process{}, err
 	}
 	for _, pod := range pods.Items {
-		if pod.Status.Phase != corev1.PodRunning || pod.DeletionTimestamp != nil {
+		if pod.Status.Phase != corev1.PodRunning || pod.DeletionTimestamp != nil || len(pod.Status.ContainerStatuses) == 0 {
 			continue
 		}
+		_, container, _ := strings.Cut(pod.Status.ContainerStatuses[0].ContainerID, "://")
 		for _, pid := range pids() {
-			if p := (process{pid, environment(pid)}); executable(pid) == program && p.env["POD_UID"] == string(pod.UID) {
-				return p, nil
+			if executable(pid) == program && inContainer(pid, container) {
+				return process{pid, environment(pid)}, nil
 			}
 		}
 	}
-	return process{}, errors.New("the plugin does not run on this machine: test/cluster must have started the cluster here, and the chart be installed")
+	return process{}, fmt.Errorf("%s does not run on this machine: test/cluster must have started the cluster here, and the chart be installed", program)
+}
+
+// inContainer goes by the control group, whose name has the container's in it.
+func inContainer(pid int, container string) bool {
+	groups, err := os.ReadFile(proc(pid, "cgroup"))
+	return err == nil && container != "" && strings.Contains(string(groups), container)
 }
 
 func pids() []int {

@@ -127,8 +127,7 @@ func measureOneClaim(ctx context.Context, b *bench) error {
 	return b.forget(ctx)
 }
 
-// cycle takes n new claims through their steps, with a pause before each of them. There is none between steps: a processor that has
-// to be woken takes as long as a step.
+// cycle takes n new claims through their steps, with a pause before each of them.
 func (b *bench) cycle(ctx context.Context, dir string, n int, pause time.Duration, s *steps) error {
 	claims, err := b.allocatedGPUs(ctx, n)
 	if err != nil {
@@ -138,24 +137,32 @@ func (b *bench) cycle(ctx context.Context, dir string, n int, pause time.Duratio
 		if err := sleep(ctx, pause); err != nil {
 			return err
 		}
-		for _, step := range []struct {
-			do   func() (time.Duration, error)
-			took *samples
-		}{
-			{func() (time.Duration, error) { return b.get(ctx, claim) }, &samples{}}, // after what came before, which is not timed
-			{func() (time.Duration, error) { return b.get(ctx, claim) }, &s.get},
-			{func() (time.Duration, error) { return writeDurably(dir) }, &s.write},
-			{func() (time.Duration, error) { return b.prepare(ctx) }, &s.call},
-			{func() (time.Duration, error) { return b.prepare(ctx, claim) }, &s.prepare},
-			{func() (time.Duration, error) { return 0, b.settled(ctx, claim) }, &samples{}},
-			{func() (time.Duration, error) { return b.unprepare(ctx, claim) }, &s.unprepare},
-		} {
-			took, err := step.do()
-			if err != nil {
-				return err
-			}
-			*step.took = append(*step.took, took)
+		if err := b.steps(ctx, dir, claim, s); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// steps takes a claim through its steps. There is no pause between them: a processor that has to be woken takes as long as a step.
+func (b *bench) steps(ctx context.Context, dir string, claim *drapb.Claim, s *steps) error {
+	for _, step := range []struct {
+		do   func() (time.Duration, error)
+		took *samples
+	}{
+		{func() (time.Duration, error) { return b.get(ctx, claim) }, &samples{}}, // after what came before, which is not timed
+		{func() (time.Duration, error) { return b.get(ctx, claim) }, &s.get},
+		{func() (time.Duration, error) { return writeDurably(dir) }, &s.write},
+		{func() (time.Duration, error) { return b.prepare(ctx) }, &s.call},
+		{func() (time.Duration, error) { return b.prepare(ctx, claim) }, &s.prepare},
+		{func() (time.Duration, error) { return 0, b.settled(ctx, claim) }, &samples{}},
+		{func() (time.Duration, error) { return b.unprepare(ctx, claim) }, &s.unprepare},
+	} {
+		took, err := step.do()
+		if err != nil {
+			return err
+		}
+		*step.took = append(*step.took, took)
 	}
 	return nil
 }

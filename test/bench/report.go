@@ -14,17 +14,10 @@ const (
 	endMark   = "<!-- end -->"
 )
 
-// aims are the row's, with those that follow from other rows of the same run.
+// aims are the row's, with one that follows from another row of the same run.
 func (b *bench) aims(r row) []float64 {
-	prepare := b.results["prepare"]
-	if len(prepare) == 0 {
-		return r.aim
-	}
-	switch r.key {
-	case "prepare200":
-		return []float64{1.1 * prepare[0]}
-	case "backtoback":
-		return []float64{prepare[0]}
+	if of := b.results[r.of]; len(of) > 0 {
+		return []float64{r.times * of[0]}
 	}
 	return r.aim
 }

@@ -15,6 +15,11 @@ var measurements = []measurement{
 	{"back to back", measureBackToBack},
 	{"one claim", measureOneClaim},
 	{"many at once", measureManyAtOnce},
+	{"time slices", measureTimeSlices},
+	{"first share", measureFirstShare},
+	{"supervisor", measureSupervisor},
+	{"shares", measureShares},
+	{"many shares", measureManyShares},
 	{"start", measureStart},
 	{"pods", measurePods},
 }
@@ -26,7 +31,10 @@ type row struct {
 	unit string
 	peer string
 	aim  []float64 // as many as the row has figures; nil: there is none, the row explains others
-	says string    // how the aim is put where the numbers alone do not say it
+	// An aim may follow from the first figure of another row: so many times as much, which says puts into words.
+	of    string
+	times float64
+	says  string
 	// why explains a miss, as profiles found it. It is printed only when the aim is missed.
 	why string
 }
@@ -39,12 +47,22 @@ var rows = []row{
 	{key: "call", what: "– a call without claims, there and back, p50", unit: "ms"},
 	{key: "own", what: "– what Prepare takes beside its GET and its durable write, p50", unit: "ms", aim: []float64{0.5}, why: whyOwn},
 	{key: "unprepare", what: "NodeUnprepareResources, p50", unit: "ms", peer: "1.1", aim: []float64{1}, why: whyUnprepare},
-	{key: "prepare200", what: "Prepare with 200 other claims prepared, p50", unit: "ms", peer: "128", says: "1.1 × Prepare alone", why: whyPrepare200},
+	{key: "prepare200", what: "Prepare with 200 other claims prepared, p50", unit: "ms", peer: "128", of: "prepare", times: 1.1, says: "1.1 × Prepare alone", why: whyPrepare200},
 	{key: "parse200", what: "– the CDI directory then, read as containerd reads it at each change, p50", unit: "ms"},
 	{key: "calls8", what: "8 calls at once, 8 GPUs, wall, p50", unit: "ms", peer: "715", aim: []float64{10}, why: whyCalls8},
 	{key: "claims8", what: "one call with 8 claims, wall, p50", unit: "ms", peer: "45", aim: []float64{8}, why: whyClaims8},
-	{key: "backtoback", what: "200 prepares back to back, the chart's API limits, p50", unit: "ms", peer: "198 (throttled)", says: "as Prepare alone", why: whyBackToBack},
+	{key: "backtoback", what: "200 prepares back to back, the chart's API limits, p50", unit: "ms", peer: "198 (throttled)", of: "prepare", times: 1, says: "as Prepare alone", why: whyBackToBack},
 	{key: "claimcpu", what: "– the plugin's processor time for a claim then: prepare, status, unprepare", unit: "ms"},
+	{key: "share", what: "Prepare of a fraction on a running daemon, p50", unit: "ms", of: "shareplain", times: 1.5, says: "1.5 × a plain GPU", why: whyShare},
+	{key: "shareplain", what: "– a plain GPU in turn with it, p50", unit: "ms"},
+	{key: "shares32", what: "32 fractions prepared at once on 8 GPUs, daemons running, wall, p50", unit: "ms", of: "share", times: 4, says: "4 × one", why: whyShares32},
+	{key: "gets32", what: "– the claims' GETs then, at once, asked for as the plugin asks, wall, p50", unit: "ms"},
+	{key: "firstshares32", what: "– the same without daemons, wall, p50", unit: "ms", of: "firstsharep50", times: 4, says: "4 × one", why: whyFirstShares32},
+	{key: "firstshare", what: "first fraction on a GPU (daemon start, simulated), p99", unit: "ms", aim: []float64{300}, why: whyFirstShare},
+	{key: "firstsharep50", what: "– p50", unit: "ms"},
+	{key: "timeslice", what: "TimeSlicing prepare / unprepare, p50, with a no-op `nvidia-smi`", unit: "ms", peer: "6.6 / 4.2", aim: []float64{4, 2}, why: whyTimeSlice},
+	{key: "smi", what: "– that `nvidia-smi` by itself, p50", unit: "ms"},
+	{key: "supervisor", what: "RSS of the MPS supervisor, idle / with 8 daemons, without those", unit: "MiB", aim: []float64{15, 15}, why: whySupervisor},
 	{key: "start", what: "process start → slice visible, p50", unit: "s", peer: "1.04", aim: []float64{0.5}, why: whyStart},
 	{key: "rss", what: "RSS idle / after 200 cycles", unit: "MiB", peer: "67 / 69", aim: []float64{40, 40}, why: whyRSS},
 	{key: "anon", what: "– of that the process's own, the rest is the program file's: idle / after 200 cycles", unit: "MiB"},

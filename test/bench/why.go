@@ -28,4 +28,16 @@ const (
 		"by other components) and 59 between binding and running. One Prepare is in there; the kubelet also fetches the claim, containerd reads " +
 		"the CDI directory, and runc starts the six CDI hooks that NVIDIA's toolkit asks for one after the other, 4 ms each before they do anything."
 	whyPods8 = "as for one pod, with 48 hooks for 2 cores."
+	whyShare = "a share has two records, one before and one after its GPU and its daemon are as it needs them, where a plain GPU has one. " +
+		"Nothing is started for it, nor waited for."
+	whyShares32 = "one after the other is the rule for the four shares of a GPU, each with two records; that is 128 fsyncs on one journal, of which " +
+		"each takes several times as long as one alone (the step write_record in the metrics). The rest is processor time (perf): containerd, which " +
+		"reads the CDI directory after each change of it, and the API server take twice as much as the plugin, each. On two cores eight plain GPUs " +
+		"at once take more than four times one, too."
+	whyFirstShares32 = "eight daemons start at once: each is asked whether it answers, given its limits, and asked for them, by a program that is started " +
+		"for every command. Then the above."
+	whyFirstShare = "the start of a daemon takes five starts of a program, one after the other: of itself and one for each command."
+	whyTimeSlice  = "a plain GPU's Prepare and Unprepare, whose rows are above, and one run of `nvidia-smi` each; in Prepare also a record before it. What " +
+		"the plugin takes for that run beside the program's own time is half a millisecond (the step configure_gpu in the metrics)."
+	whySupervisor = "half is the program file."
 )

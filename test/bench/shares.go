@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/google/renameio/v2"
+	resourceapi "k8s.io/api/resource/v1"
+)
+
+const (
+	firstRounds   = 10 // of first fractions, on each GPU
+	shareCycles   = 100
+	keepersInTurn = 4 // GPUs on which a daemon runs; the plain ones come from the others
+	shareBurst    = 32
+	shareBursts   = 15
+	coldBursts    = 5
+	sliceCycles   = 100
+	smiInRoot     = driverRoot + "/usr/bin/nvidia-smi"
+)
+
+// measureFirstShare times fractions that need a daemon which does not run yet, one after the other.
+func measureFirstShare(ctx context.Context, b *bench) error {
+	claims, err := b.allocated(ctx, b.fractions(firstRounds*len(b.gpus))...)
+	if err != nil {
+		return err
+	}
+	var prepares samples
+	for _, claim := range claims {
+		took, err := b.prepare(ctx, claim)
+		if err != nil {
+			return err
+		}
+		prepares = append(prepares, took)
+		if err := b.settled(ctx, claim); err != nil {
+			return err
+		}
+		if _, err := b.unprepare(ctx, claim); err != nil {
+			return err
+		}
+		if err := b.noDaemons(ctx); err != nil {
+			return err
+		}
+	}
+	b.results["firstshare"], b.results["firstsharep50"] = []float64{prepares.at(0.99)}, []float64{prepares.p50()}
+	return b.forget(ctx)
+}
+
+// measureSupervisor looks what the supervisor uses, after the daemons of all that came before it.
+func measureSupervisor(ctx context.Context, b *bench) error {
+	p, err := findProcess(ctx, b.client, supervisorLabel, supervisor)
+	if err != nil {
+		return err
+	}
+	without, _, err := p.memory()
+	if err != nil {
+		return err
+	}
+	return b.keeping(ctx, len(b.gpus), func() error {
+		with, _, err := p.memory()
+		b.results["supervisor"] = []float64{without, with}
+		return err
+	})
+}
+
+// noDaemons waits until the supervisor has cleared up after every daemon.
+func (b *bench) noDaemons(ctx context.Context) error {
+	return until(ctx, "MPS daemons to end", func() (bool, error) {
+		left, err := os.ReadDir(b.process.path(daemonsDir))
+		return len(left) == 0, err
+	})
+}
+
+// keeping has a daemon run on each of the first GPUs, for a fraction of it, while do runs.
+func (b *bench) keeping(ctx context.Context, gpus int, do func() error) error {
+	keepers, err := b.allocated(ctx, b.fractions(gpus)...)
+	if err != nil {
+		return err
+	}
+	return errors.Join(b.crowd(ctx, keepers, do), b.noDaemons(ctx), b.forget(ctx))
+}
+
+// measureShares times fractions where daemons run and plain GPUs where none do, in turn.
+func measureShares(ctx context.Context, b *bench) error {
+	return b.keeping(ctx, keepersInTurn, func() error { return b.sharesBesidePlain(ctx) })
+}
+
+func (b *bench) sharesBesidePlain(ctx context.Context) error {
+	var results []resourceapi.DeviceRequestAllocationResult
+	for i := range shareCycles {
+		results = append(results, b.fraction(i%keepersInTurn), b.gpu(keepersInTurn+i%(len(b.gpus)-keepersInTurn)))
+	}
+	claims, err := b.allocated(ctx, results...)
+	if err != nil {
+		return err
+	}
+	dir, err := b.scratch()
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	var share, plain steps
+	for i, claim := range claims {
+		if err := b.steps(ctx, dir, claim, []*steps{&share, &plain}[i%2]); err != nil {
+			return err
+		}
+	}
+	b.results["share"], b.results["shareplain"] = []float64{share.prepare.p50()}, []float64{plain.prepare.p50()}
+	return nil
+}
+
+// measureManyShares times fractions of all GPUs, many at once: where daemons run, and where none do.
+func measureManyShares(ctx context.Context, b *bench) error {
+	if err := b.keeping(ctx, len(b.gpus), func() error {
+		gets, prepares, err := b.sharesAtOnce(ctx, shareBursts, func() error { return sleep(ctx, breath) })
+		b.results["gets32"], b.results["shares32"] = []float64{gets.p50()}, []float64{prepares.p50()}
+		return err
+	}); err != nil {
+		return err
+	}
+	_, prepares, err := b.sharesAtOnce(ctx, coldBursts, func() error { return b.noDaemons(ctx) })
+	b.results["firstshares32"] = []float64{prepares.p50()}
+	return errors.Join(err, b.forget(ctx))
+}
+
+// sharesAtOnce times the calls for as many fractions on all GPUs, all at once, and what the API server takes for so many. Before each
+// burst it lets the machine rest.
+func (b *bench) sharesAtOnce(ctx context.Context, bursts int, rest func() error) (gets, prepares samples, err error) {
+	for range bursts {
+		claims, err := b.allocated(ctx, b.fractions(shareBurst)...)
+		if err != nil {
+			return nil, nil, err
+		}
+		if err := rest(); err != nil {
+			return nil, nil, err
+		}
+		for _, step := range []struct {
+			do   func(i int) (time.Duration, error)
+			wall *samples
+		}{
+			{func(i int) (time.Duration, error) { return b.get(ctx, claims[i]) }, &gets},
+			{func(i int) (time.Duration, error) { return b.prepare(ctx, claims[i]) }, &prepares},
+		} {
+			begin := time.Now()
+			if err := atOnce(shareBurst, shareBurst, func(i int) error { _, err := step.do(i); return err }); err != nil {
+				return nil, nil, err
+			}
+			*step.wall = append(*step.wall, time.Since(begin))
+		}
+		if err := b.settled(ctx, claims...); err != nil {
+			return nil, nil, err
+		}
+		if _, err := b.unprepare(ctx, claims...); err != nil {
+			return nil, nil, err
+		}
+	}
+	return gets, prepares, nil
+}
+
+// fractions are of the GPUs in turn.
+func (b *bench) fractions(n int) []resourceapi.DeviceRequestAllocationResult {
+	results := make([]resourceapi.DeviceRequestAllocationResult, n)
+	for i := range results {
+		results[i] = b.fraction(i)
+	}
+	return results
+}
+
+// measureTimeSlices takes GPUs with a time slice, which the driver sets by running nvidia-smi: here one that does nothing.
+func measureTimeSlices(ctx context.Context, b *bench) (failure error) {
+	restore, err := b.replaceSMI(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { failure = errors.Join(failure, restore()) }()
+	results := make([]resourceapi.DeviceRequestAllocationResult, sliceCycles)
+	for i := range results {
+		results[i] = b.gpu(i)
+	}
+	claims, err := b.configured(ctx, longTimeSlice(), results...)
+	if err != nil {
+		return err
+	}
+	dir, err := b.scratch()
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	var smi samples
+	var slice steps
+	for _, claim := range claims {
+		begin := time.Now()
+		if err := exec.CommandContext(ctx, b.process.path(smiInRoot)).Run(); err != nil {
+			return err
+		}
+		smi = append(smi, time.Since(begin))
+		if err := b.steps(ctx, dir, claim, &slice); err != nil {
+			return err
+		}
+	}
+	b.results["timeslice"] = []float64{slice.prepare.p50(), slice.unprepare.p50()}
+	b.results["smi"] = []float64{smi.p50()}
+	return b.forget(ctx)
+}
+
+// replaceSMI puts a program that does nothing in the place of nvidia-smi, until restore is called.
+func (b *bench) replaceSMI(ctx context.Context) (restore func() error, err error) {
+	dir, err := os.MkdirTemp("", "bench-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	program := filepath.Join(dir, "noop")
+	build := exec.CommandContext(ctx, "gcc", "-static", "-O2", "-o", program, "-x", "c", "-")
+	build.Stdin = strings.NewReader("int main(void) { return 0; }")
+	if out, err := build.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("build a program that does nothing: %w: %s", err, out)
+	}
+	noop, err := os.ReadFile(program)
+	if err != nil {
+		return nil, err
+	}
+	smi := b.process.path(smiInRoot)
+	before, err := os.ReadFile(smi)
+	if err != nil {
+		return nil, err
+	}
+	return func() error { return renameio.WriteFile(smi, before, 0o755) }, renameio.WriteFile(smi, noop, 0o755)
+}
