@@ -4,13 +4,13 @@ package main
 
 // Why a row misses its aim, as profiles found it. A text is printed only when its row does.
 const (
-	whyPrepare = "the rows below divide it: the API server's answer and the disk are most of it. The 99th percentile is a call right after " +
-		"a look at the machine: NVIDIA's toolkit is then asked anew what a container needs."
+	whyPrepare = "the rows below divide it: the API server's answer and the disk are most of it. The 99th percentile was not profiled: a call that " +
+		"comes while the plugin looks at the machine or writes the status of another claim waits for a processor."
 	whyOwn = "the call itself, there and back, is the row above. Of the plugin's processor time in Prepare (perf), three tenths each go to " +
 		"the record's system calls and to the metadata of the device, for which kubeletplugin makes two folders, a file in two versions and a CDI " +
 		"spec of its own for every claim; the rest to the request, the claim's answer, lock, mark and the claim's CDI spec."
-	whyUnprepare = "three fsyncs (strace): the release is written down before anything is undone, file and directory, and then the record's " +
-		"deletion, directory. A whole GPU has nothing to undo but files; its release could do with the last alone."
+	whyUnprepare = "one fsync, of the directory of records, is left (strace showed three before releases of whole GPUs were made one step). The rest was not " +
+		"profiled since: the call there and back, the lock, and removing the claim's CDI files and the metadata that kubeletplugin keeps of it."
 	whyPrepare200 = "the records of other claims are not read (strace shows the same files opened). containerd reads the CDI directory after " +
 		"every change, on the same cores; see the row below."
 	whyCalls8 = "eight times the processor time of one claim (API server, etcd, plugin) on the cores of this machine, and sixteen fsyncs on " +
@@ -21,9 +21,9 @@ const (
 	whyStart = "it is 0.1 s where nothing else runs: the plugin looks at the machine, registers and writes the slice."
 	whyRSS   = "three quarters are pages of the program file. More than a third of its code and data (go tool nm) are the types of all " +
 		"Kubernetes API groups, which client-go registers whether they are used or not. The kernel shares these pages and can drop them."
-	whyCPU = "perf over a minute: a third is the look at the machine every 10 s (about 25 questions to each of eight GPUs; here the simulation " +
-		"answers, which makes a mock for each handle), a tenth the comparison of the slices after it, a sixth the kubelet's 36 probes, a sixth " +
-		"the timers of Go's scheduler that run on after each of these. The rest is garbage collection and wake-ups."
+	whyCPU = "perf over a minute, when everything was still asked of every GPU every 10 s (now once a minute): a third was that look, a tenth the comparison " +
+		"of the slices after it, a sixth the kubelet's 36 probes, a sixth the timers of Go's scheduler that run on after each of these. The rest was " +
+		"garbage collection and wake-ups. It was not profiled since; the figure is after that change."
 	whyPods = "a timeline of watches, on a quiet machine: of 76 ms, 17 pass before the pod is bound (the claim is made from its template, allocated and reserved " +
 		"by other components) and 59 between binding and running. One Prepare is in there; the kubelet also fetches the claim, containerd reads " +
 		"the CDI directory, and runc starts the six CDI hooks that NVIDIA's toolkit asks for one after the other, 4 ms each before they do anything."

@@ -39,7 +39,7 @@ func TestUpAndDown(t *testing.T) {
 		const label = "gpu.nvidia.com/sim-profile="
 		want := map[string]string{
 			"gpu-dra-control-plane": "", "gpu-dra-worker": label + "dgx-h100", "gpu-dra-worker2": label + "l40s-x4",
-			"gpu-dra-worker3": label + "t4-x2", "gpu-dra-worker4": label + "mixed",
+			"gpu-dra-worker3": label + "workstation", "gpu-dra-worker4": label + "mixed",
 		}
 		got := map[string]string{}
 		for _, node := range r.nodes(t) {
