@@ -185,6 +185,10 @@ func (s *suite) testDaemonFaults(t *testing.T) {
 	claim := s.claimOf(t, s.running(t, pod))
 
 	fault("dead")
+	s.must(t, kube.Until(t.Context(), soon, "the daemon to die", func(ctx context.Context) (bool, string, error) {
+		got, _ := s.Exec(ctx, pod, "gpu-demo", "alloc", "1Gi")
+		return !strings.HasPrefix(got, "granted"), got, nil
+	}))
 	fault("heal")
 	s.must(t, kube.Until(t.Context(), soon, "an event about the daemon's restart", func(ctx context.Context) (bool, string, error) {
 		events, err := s.Events(ctx, client.ObjectKeyFromObject(&claim))
