@@ -53,7 +53,7 @@ func (w *daemonWatch) look() error {
 			return err
 		}
 		w.seen[d.ID] = state.Restarts
-		if restarts, known := before[d.ID]; !known || state.Restarts <= restarts {
+		if before == nil || state.Restarts <= before[d.ID] { // a daemon that is new was not restarted before
 			continue
 		}
 		records, err := w.records.List()

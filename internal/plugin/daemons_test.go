@@ -19,7 +19,7 @@ func TestARestartOfADaemonIsToldToTheClaimsThatUseIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for claim, daemon := range map[string]string{"a": "gpu-1", "b": "gpu-1", "c": "gpu-2"} {
+	for claim, daemon := range map[string]string{"a": "gpu-1", "b": "gpu-1", "c": "gpu-2", "d": "gpu-3"} {
 		rec := checkpoint.Record{Phase: checkpoint.Prepared, Claim: sharing.Claim{Namespace: "ns", Name: claim, UID: types.UID(claim)}}
 		rec.Plan.Assignments = []sharing.Assignment{{Device: daemon, MPS: &sharing.Client{Daemon: daemon}}}
 		if err := records.Put(rec); err != nil {
@@ -40,6 +40,7 @@ func TestARestartOfADaemonIsToldToTheClaimsThatUseIt(t *testing.T) {
 		{"nothing has happened", map[string]int{"gpu-1": 3, "gpu-2": 0}, "[]"},
 		{"one was started again", map[string]int{"gpu-1": 4, "gpu-2": 0}, "[ns/a gpu-1 ns/b gpu-1]"},
 		{"which is told once", map[string]int{"gpu-1": 4, "gpu-2": 1}, "[ns/c gpu-2]"},
+		{"a new one was started again before it was looked at", map[string]int{"gpu-1": 4, "gpu-2": 1, "gpu-3": 1}, "[ns/d gpu-3]"},
 	} {
 		for id, restarts := range look.restarts {
 			if err := dir.Want(mps.Daemon{ID: id}); err != nil {
