@@ -226,7 +226,7 @@ func products(t *testing.T) string {
 	for _, d := range inventory.New(slices.SortedFunc(maps.Values(sizes), func(a, b gpu.Device) int { return strings.Compare(a.Product.Name, b.Product.Name) })) {
 		p := d.Product
 		mig := "no"
-		if d.MIG {
+		if d.MIG.Capable {
 			mig = "yes"
 		}
 		rows = append(rows, []string{code(p.Name), p.Architecture, fmt.Sprintf("%d.%d", p.ComputeCapability.Major, p.ComputeCapability.Minor),

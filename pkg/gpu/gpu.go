@@ -18,11 +18,14 @@ type Type string
 const (
 	// TypeGPU is a whole physical GPU.
 	TypeGPU Type = "gpu"
+	// TypeMIG is a partition of a GPU.
+	TypeMIG Type = "mig"
 	// TypeMonitor stands for all GPUs of a node at once.
 	TypeMonitor Type = "monitor"
 )
 
-// Device is one GPU as NVML describes it. A field that the machine does not know has its zero value.
+// Device is one GPU as NVML describes it, or a partition of one. A field that the machine does not know has its zero value. What a
+// partition does not have of its own is that of its GPU.
 type Device struct {
 	Name      string // the name it is published under, from its PCI address: see PCIAddress.DeviceName
 	Type      Type
@@ -35,10 +38,14 @@ type Device struct {
 	Topology  Topology
 	Product   Product
 	Memory    uint64 // bytes, as NVML reports them
-	MIG       bool   // whether it can be partitioned
+	MIG       MIG    `json:"Partitioning"` // how it can be partitioned; of a partition, only whether its GPU can
 	Addresses AddressingMode
 	Lost      bool // it does not answer any more, and a claim still holds it
 	Use       Use  // what the administrator lets claims do with it
+	// Partition is which part of its GPU it is; nil: it is the whole GPU.
+	Partition *Partition `json:",omitempty"`
+	// Blocked says who keeps the driver from partitioning the GPU, or from making it whole; empty: nobody.
+	Blocked string `json:",omitempty"`
 
 	DriverVersion string // as NVML writes it: "580.95.05"
 	CUDAVersion   Version

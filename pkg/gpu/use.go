@@ -12,6 +12,8 @@ import (
 type Use struct {
 	Sharing  Sharing
 	Replicas int // how many claims may have the GPU at once, for Replicated
+	// Partitions says which partitions claims can get, beside the whole GPU.
+	Partitions Partitions `json:",omitempty"`
 	// Isolation is what enforces a share.
 	Isolation Isolation
 	// SharedOnly keeps a replicated GPU for those who ask for a shared one (nvidia.com/gpu.shared), as the device plugin's
@@ -25,10 +27,10 @@ type Use struct {
 
 // String is for people, and says everything: "fractional, isolation mps", "replicated: 10, isolation none, shared only", "exclusive".
 func (u Use) String() string {
-	if u.Sharing == Exclusive {
-		return u.Sharing.String()
-	}
 	text := u.Sharing.String()
+	if u.Sharing == Exclusive {
+		return text + u.partitions()
+	}
 	if u.Sharing == Replicated {
 		text += fmt.Sprintf(": %d", u.Replicas)
 	}
@@ -42,7 +44,14 @@ func (u Use) String() string {
 	if u.OnePerClaim {
 		text += ", one per claim"
 	}
-	return text
+	return text + u.partitions()
+}
+
+func (u Use) partitions() string {
+	if u.Partitions == PartitionsAuto {
+		return ""
+	}
+	return ", partitions " + u.Partitions.String()
 }
 
 // HookLibrary is a library that intercepts CUDA calls, supplied by the administrator.

@@ -55,7 +55,7 @@ var AllAttributes = []Attribute{
 	{"profile", "the MIG profile of a partition; empty for a whole GPU",
 		func(gpu.Device) value { return text("") }},
 	{"migCapable", "whether the model can be partitioned by MIG",
-		func(d gpu.Device) value { return value{BoolValue: ptr.To(d.MIG)} }},
+		func(d gpu.Device) value { return value{BoolValue: ptr.To(d.MIG.Capable)} }},
 	{"addressingMode", "how the GPU reaches the memory of the host: `HMM`, `ATS`, `None`; empty: unknown",
 		func(d gpu.Device) value { return text(string(d.Addresses)) }},
 	{"multiprocessors", "streaming multiprocessors; 0: unknown",

@@ -162,7 +162,7 @@ func (n *Node) read(index int, handle nvmllib.Device) (gpu.Device, error) {
 	if err != nil {
 		return d, fmt.Errorf("%s: %w", d.Name, err)
 	}
-	if d.MIG, err = lib.IsMigCapable(); err != nil {
+	if d.MIG.Capable, err = lib.IsMigCapable(); err != nil {
 		return d, fmt.Errorf("%s: get MIG mode: %w", d.Name, err)
 	}
 	if mode, err := lib.GetAddressingModeAsString(); err == nil {
