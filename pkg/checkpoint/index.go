@@ -34,7 +34,7 @@ func (r *Records) index() error {
 				return err
 			}
 		default:
-			for _, device := range rec.Plan.Devices() {
+			for _, device := range gpusOf(rec.Plan.Devices()) {
 				if err := r.mark(device, uid); err != nil {
 					return err
 				}

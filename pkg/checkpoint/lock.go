@@ -8,13 +8,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// Lock takes the locks of the devices, against other calls and other instances of the driver alike, or gives up when ctx ends.
+// Lock takes the locks of the GPUs that the devices are or are parts of, against other calls and other instances of the driver alike, or gives up when ctx ends.
 // unlock gives them back. They are taken in one fixed order, so that two claims on the same devices never wait for each other.
 func (r *Records) Lock(ctx context.Context, devices []string) (unlock func(), err error) {
 	var held []func()
@@ -23,8 +22,7 @@ func (r *Records) Lock(ctx context.Context, devices []string) (unlock func(), er
 			release()
 		}
 	}
-	ordered := slices.Compact(slices.Sorted(slices.Values(devices)))
-	for _, device := range ordered {
+	for _, device := range gpusOf(devices) {
 		release, err := r.lock(ctx, device)
 		if err != nil {
 			unlock()

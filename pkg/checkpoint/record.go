@@ -5,8 +5,8 @@
 // Two instances of the driver may use a directory at the same time, so nothing is kept in memory between calls:
 //
 //	claims/<UID>.json        the record
-//	devices/<device>/<UID>   says that the record touches the device, so that nobody has to read them all to find out
-//	devices/<device>/.lock   held while a claim on the device is prepared or released
+//	devices/<GPU>/<UID>      says that the record touches the GPU or a partition of it, so that nobody has to read them all to find out
+//	devices/<GPU>/.lock      held while a claim on the GPU is prepared or released
 //
 // The records are the truth. What is below devices/ is derived from them and is made again by Open.
 package checkpoint
@@ -56,11 +56,14 @@ type Grant struct {
 
 // version is the newest format that this driver knows. It reads all up to it, and writes the oldest that can hold the record, so that
 // the driver that a downgrade brings back knows what it has to undo. Format 1 knows whole GPUs as they are; format 2 also shares of
-// them, settings and limits.
-const version = 2
+// them, settings and limits; format 3 also partitions.
+const version = 3
 
 // oldest is the oldest format that can hold the record.
 func (r Record) oldest() int {
+	if slices.ContainsFunc(r.Plan.Assignments, func(a sharing.Assignment) bool { return a.Partition != nil }) {
+		return 3
+	}
 	newer := func(a sharing.Assignment) bool {
 		return a.ChangesHardware() || a.Share != nil || a.Hook != nil || a.Cgroup != nil
 	}

@@ -8,12 +8,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
 	"github.com/google/renameio/v2"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
@@ -84,12 +86,12 @@ func (r *Records) List() ([]Record, error) {
 	return records, errors.Join(errs...)
 }
 
-// Holders are the claims, other than the one given, whose records touch any of the devices. The caller holds their locks. A
+// Holders are the claims, other than the one given, whose records touch the GPUs of any of the devices. The caller holds their locks. A
 // record that may touch one and cannot be read is an error: ErrUnreadable.
 func (r *Records) Holders(devices []string, except types.UID) ([]sharing.Holder, error) {
 	seen := map[types.UID]bool{except: true}
 	var holders []sharing.Holder
-	for _, device := range append([]string{anyDevice}, devices...) {
+	for _, device := range append([]string{anyDevice}, gpusOf(devices)...) {
 		marks, err := r.marks(device)
 		if err != nil {
 			return nil, err
@@ -127,7 +129,7 @@ func (r *Records) Put(rec Record) error {
 		return err
 	}
 	// Marks come first: a record that can be found without its mark would leave its device free for others.
-	for _, device := range rec.Plan.Devices() {
+	for _, device := range gpusOf(rec.Plan.Devices()) {
 		if err := r.mark(device, rec.Claim.UID); err != nil {
 			return err
 		}
@@ -150,7 +152,7 @@ func (r *Records) Delete(rec Record) error {
 	if err := syncDir(r.claimsDir()); err != nil {
 		return err
 	}
-	for _, device := range rec.Plan.Devices() {
+	for _, device := range gpusOf(rec.Plan.Devices()) {
 		if err := r.unmark(device, rec.Claim.UID); err != nil {
 			return err
 		}
@@ -176,6 +178,17 @@ func (r *Records) file(uid types.UID) (string, error) {
 		return "", fmt.Errorf("claim UID %q: not a UID", uid)
 	}
 	return filepath.Join(r.claimsDir(), string(uid)+recordSuffix), nil
+}
+
+// gpusOf are the names of the physical GPUs that the devices are or are parts of, sorted, each once: what happens to a partition
+// concerns its GPU.
+func gpusOf(devices []string) []string {
+	var names []string
+	for _, device := range devices {
+		names = append(names, gpu.ParentName(device))
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // uids are the claims that have a record, sorted.

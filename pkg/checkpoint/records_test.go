@@ -140,6 +140,39 @@ func TestGoldenRecordOfShares(t *testing.T) {
 	}
 }
 
+// So must records of format 3: partitions that are made, one of them not yet and one with MPS, and one that somebody else has made.
+func TestGoldenRecordOfPartitions(t *testing.T) {
+	const uid, file = "33333333-2222-3333-4444-555555555555", "testdata/v3/33333333-2222-3333-4444-555555555555.json"
+	golden, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := decode(golden, uid, file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	partition := func(n int, profile string, size int, id gpu.UUID) sharing.Assignment {
+		at := gpu.Placement{Parent: "GPU-1", Profile: profile, Start: n, Size: size}
+		return sharing.Assignment{Request: fmt.Sprint("r", n), Pool: "node-1", Device: gpu.PartitionName("gpu-01-00-0", at), GPU: at.Parent,
+			Partition: &sharing.Partition{Placement: at, UUID: id}}
+	}
+	planned, made, static := partition(0, "1g.10gb", 1, ""), partition(4, "3g.40gb", 4, "MIG-4"), partition(2, "1g.10gb+me", 1, "MIG-2")
+	made.MPS = &sharing.Client{Daemon: made.Device, GPUs: []gpu.UUID{"MIG-4"}, ThreadPercentage: 50}
+	static.Partition.Static, static.Unsliced = true, true
+	want := Record{Version: 3, Phase: Preparing, BootID: "boot", Claim: sharing.Claim{Namespace: "ml", Name: "partitions", UID: uid},
+		Plan: sharing.Plan{Assignments: []sharing.Assignment{planned, made, static}}}
+	if diff := cmp.Diff(got, want); diff != "" {
+		t.Errorf("read: got - want +\n%s", diff)
+	}
+	written, err := encode(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(written), string(golden)); diff != "" {
+		t.Errorf("written: got - want +\n%s", diff)
+	}
+}
+
 // A driver that a downgrade brings back must not take a record for one that it can undo.
 func TestFormatOfARecord(t *testing.T) {
 	one := func(a sharing.Assignment) Record {
@@ -223,7 +256,7 @@ func TestUnreadableRecords(t *testing.T) {
 		{"truncated", `{"version":1,"claim":{"uid":"u1"`, "unexpected end of JSON input"},
 		{"of another claim", `{"version":1,"claim":{"uid":"u2"},"phase":"Prepared"}`, "is about claim u2"},
 		{"without a phase", `{"version":1,"claim":{"uid":"u1"}}`, `version 1, phase ""`},
-		{"from a newer driver", `{"version":3,"claim":{"uid":"u1"},"phase":"Sleeping"}`, "format 3 is from a newer driver, this one reads up to 2; run that driver again"},
+		{"from a newer driver", `{"version":4,"claim":{"uid":"u1"},"phase":"Sleeping"}`, "format 4 is from a newer driver, this one reads up to 3; run that driver again"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			dir := t.TempDir()

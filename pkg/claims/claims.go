@@ -44,6 +44,16 @@ type Hardware interface {
 	// Configure sets how the GPU is shared in time, where claims may have left it with the settings before. The zero Settings are
 	// those of the factory; a GPU that is gone has them already.
 	Configure(ctx context.Context, id gpu.UUID, s, before gpu.Settings) error
+	// Vacant says whether a partition could be made there, as far as partitions of others go. Error: gpu.ErrForeign.
+	Vacant(at gpu.Placement) error
+	// Create makes the partition, and puts the GPU into the mode for it. One that is there already is the one. Errors: gpu.ErrBusy,
+	// gpu.ErrForeign.
+	Create(ctx context.Context, at gpu.Placement) (gpu.UUID, error)
+	// Destroy removes the partition, and after the last one of the GPU takes it out of the mode for them, where that can be done
+	// without a reset and nobody uses it. It is no error if there is none, nor if the GPU is gone. Error: gpu.ErrBusy.
+	Destroy(ctx context.Context, at gpu.Placement) error
+	// Merge makes the GPU usable as a whole, where partitions were before. Errors: gpu.ErrBusy, gpu.ErrForeign.
+	Merge(ctx context.Context, id gpu.UUID) error
 	// MemoryLimit is what a container needs, beside Access, for the driver to limit its memory of this GPU. The error says why the
 	// machine cannot.
 	MemoryLimit(d gpu.Device) (gpu.Access, error)
@@ -92,7 +102,8 @@ type Preparer struct {
 	// Patience is how long Prepare waits for a device that another claim still holds. The claim that had it before may be on its
 	// way out: when a pod is deleted with grace period 0, its claim is given to the next one while its container still runs.
 	Patience time.Duration
-	// DaemonPatience is how long Prepare waits for MPS daemons before it says so; the kubelet calls again.
+	// DaemonPatience is how long Prepare waits for MPS daemons before it says so; the kubelet calls again. So long does Unprepare wait
+	// for one that still uses a partition, too.
 	DaemonPatience time.Duration
 }
 
@@ -107,7 +118,7 @@ const holderPollPeriod = 50 * time.Millisecond
 
 // Prepare makes the devices of an allocated claim usable for containers, and returns the record that says so. Repeating it gives the
 // same answer; a claim that was allocated anew since is released first. Errors: allocation.ErrNotAllocated, those of sharing.NewPlan,
-// checkpoint.ErrUnreadable, mps.ErrNotReady, and whatever stopped it; then nothing is promised to the kubelet and it can be called
+// checkpoint.ErrUnreadable, mps.ErrNotReady, gpu.ErrBusy, gpu.ErrForeign, and whatever stopped it; then nothing is promised to the kubelet and it can be called
 // again.
 func (p *Preparer) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (checkpoint.Record, error) {
 	results, err := allocation.Results(claim, p.Driver)
@@ -142,6 +153,9 @@ func (p *Preparer) Resume(ctx context.Context) error {
 			err = p.Unprepare(ctx, rec.Claim.UID)
 		case rec.Plan.ChangesHardware(): // which may have been reset in this run of the machine, too
 			if err = p.changeAgain(ctx, rec.Claim); err == nil {
+				rec, err = p.Records.Get(rec.Claim.UID) // what was made anew is another one
+			}
+			if err == nil {
 				_, err = p.restore(ctx, rec)
 			}
 		default:
@@ -216,7 +230,13 @@ func (p *Preparer) tryPrepare(ctx context.Context, claim *resourceapi.ResourceCl
 	rec := checkpoint.Record{Phase: checkpoint.Preparing, BootID: p.BootID, Plan: plan,
 		Claim: sharing.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}}
 	if !plan.ChangesHardware() {
+		if err := node.merge(ctx, plan); err != nil {
+			return checkpoint.Record{}, err
+		}
 		return p.finish(ctx, node, rec)
+	}
+	if err := node.vacant(plan); err != nil {
+		return checkpoint.Record{}, err
 	}
 	if err := p.put(ctx, rec); err != nil {
 		return checkpoint.Record{}, err

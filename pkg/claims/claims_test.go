@@ -23,6 +23,12 @@ const (
 	aShares    = "a Prepared boot-0 gpu-1\n" + aSharesCDI
 )
 
+// What a claim a gets that has a partition of gpu-1.
+const (
+	aSliceCDI = "cdi a-gpu-1-mig-1g10gb-0 /dev/nvidia0 PARTITION=1g.10gb"
+	aSlice    = "GPU-1: 1g.10gb at 0, MIG-\nGPU-1: mig\na Prepared boot-0 gpu-1-mig-1g10gb-0\n" + aSliceCDI + common
+)
+
 // What containers of a monitor m get.
 const (
 	allNodes   = " /dev/nvidia0 /dev/nvidia1 /dev/nvidia2"
@@ -122,6 +128,44 @@ func TestScripts(t *testing.T) {
 			"error: request r0: device gpu-1 is shared with claim ns/a (UID a), which has it with time slice Default, compute mode EXCLUSIVE_PROCESS, MPS; " +
 				"this claim wants time slice Long, compute mode DEFAULT: settings of another claim are in force",
 			exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + aShares + common},
+		{"a partition is made when a claim has it", "prepare a gpu-1-mig-1g10gb-0", "r0=node/gpu-1-mig-1g10gb-0", aSlice},
+		{"and removed after it", "prepare a gpu-1-mig-1g10gb-0; unprepare a", "ok", strings.TrimSpace(common)},
+		{"the GPU stays partitioned while another is there", "prepare a gpu-1-mig-1g10gb-0; prepare b gpu-1-mig-3g40gb-4; unprepare b", "ok", aSlice},
+		{"what overlaps it is refused", "prepare a gpu-1-mig-1g10gb-0; prepare b gpu-1-mig-2g20gb-0",
+			"error: request r0: device gpu-1-mig-2g20gb-0 is held by claim ns/a (UID a), which has gpu-1-mig-1g10gb-0: device in use", aSlice},
+		{"so is the whole GPU", "prepare a gpu-1-mig-1g10gb-0; prepare b gpu-1",
+			"error: request r0: device gpu-1 is held by claim ns/a (UID a), which has gpu-1-mig-1g10gb-0: device in use", aSlice},
+		{"and a share of it", "prepare a gpu-1-mig-1g10gb-0; prepare b gpu-1#s:5Gi/30",
+			"error: request r0: device gpu-1 is held by claim ns/a (UID a), which has gpu-1-mig-1g10gb-0: device in use", aSlice},
+		{"a share keeps partitions away", "prepare a gpu-1#s:5Gi/30; prepare b gpu-1-mig-1g10gb-0",
+			"error: request r0: device gpu-1-mig-1g10gb-0 is held by claim ns/a (UID a), which has gpu-1: device in use", exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + aShares + common},
+		{"two in one claim do not overlap", "prepare a gpu-1-mig-1g10gb-0,gpu-1-mig-2g20gb-0",
+			"error: request r1: device gpu-1-mig-2g20gb-0 is held by request r0 of the same claim, which has gpu-1-mig-1g10gb-0: device in use", ""},
+		{"a partition and a whole GPU in one claim", "prepare a gpu-1-mig-1g10gb-0,gpu-2", "r0=node/gpu-1-mig-1g10gb-0 r1=node/gpu-2",
+			"GPU-1: 1g.10gb at 0, MIG-\nGPU-1: mig\na Prepared boot-0 gpu-1-mig-1g10gb-0,gpu-2\n" + aSliceCDI + "\ncdi a-gpu-2 /dev/nvidia1" + common},
+		{"MPS inside a partition", "prepare a gpu-1-mig-1g10gb-0 MPS", "r0=node/gpu-1-mig-1g10gb-0",
+			"GPU-1: 1g.10gb at 0, MIG-\nGPU-1: mig\ndaemon gpu-1-mig-1g10gb-0 0% MIG-=0Mi\na Prepared boot-0 gpu-1-mig-1g10gb-0\n" +
+				"cdi a-gpu-1-mig-1g10gb-0 /dev/nvidia0 <dir>/mps/gpu-1-mig-1g10gb-0/pipe PARTITION=1g.10gb CUDA_MPS_PIPE_DIRECTORY=<dir>/mps/gpu-1-mig-1g10gb-0/pipe" + common},
+		{"after a reboot it is made again", "prepare a gpu-1-mig-1g10gb-0; reboot; restart", "ok", strings.Replace(aSlice, "boot-0", "boot-1", 1)},
+		{"after a reboot there is none to remove", "prepare a gpu-1-mig-1g10gb-0; reboot; unprepare a", "ok", ""},
+		{"removed by hand, its claim ends all the same", "prepare a gpu-1-mig-1g10gb-0; remove all; unprepare a", "ok", strings.TrimSpace(common)},
+		{"or it is made again", "prepare a gpu-1-mig-1g10gb-0; remove all; restart", "ok", aSlice},
+		{"a partition of others is named, and nothing is touched", "partition gpu-1 1g.10gb@0; prepare a gpu-1-mig-2g20gb-0",
+			"error: partition 2g.20gb at 0 of GPU-1: 1g.10gb at 0 of GPU-1 (MIG-hand): a partition that is not the driver's is in the way",
+			"GPU-1: 1g.10gb at 0, MIG-hand\nGPU-1: mig"},
+		{"also one that is just what the claim wants", "partition gpu-1 1g.10gb@0; prepare a gpu-1-mig-1g10gb-0",
+			"error: partition 1g.10gb at 0 of GPU-1: 1g.10gb at 0 of GPU-1 (MIG-hand): a partition that is not the driver's is in the way",
+			"GPU-1: 1g.10gb at 0, MIG-hand\nGPU-1: mig"},
+		{"who keeps the GPU from being partitioned is named, and the claim waits", "busy yes; prepare a gpu-1-mig-1g10gb-0",
+			"error: make partition 1g.10gb at 0 of GPU-1: process 7 (exporter): the GPU is in use", "a Preparing boot-0 gpu-1-mig-1g10gb-0"},
+		{"until the GPU is free", "busy yes; prepare a gpu-1-mig-1g10gb-0; busy no; prepare a gpu-1-mig-1g10gb-0", "r0=node/gpu-1-mig-1g10gb-0", aSlice},
+		{"or its claim is gone", "busy yes; prepare a gpu-1-mig-1g10gb-0; busy no; unprepare a", "ok", ""},
+		{"a GPU that was left in the mode for partitions is made whole", "partition gpu-1 1g.10gb@0; remove all; prepare a gpu-1", "r0=node/gpu-1", aHas1},
+		{"for a share, too", "partition gpu-1 1g.10gb@0; remove all; prepare a gpu-1#s:5Gi/30", "r0=node/gpu-1", exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + aShares + common},
+		{"unless somebody uses it", "partition gpu-1 1g.10gb@0; remove all; busy yes; prepare a gpu-1",
+			"error: GPU GPU-1: use it as a whole: process 7 (exporter): the GPU is in use", "GPU-1: mig"},
+		{"admin access to one is refused", "prepare a gpu-1-mig-1g10gb-0!",
+			"error: request r0: device gpu-1-mig-1g10gb-0: a partition that claims make and remove cannot be looked after by itself; ask for the device monitor: configuration refused", ""},
 		{"a share behind a hook", "use gpu-1 hook; prepare a gpu-1#s:5Gi/30", "r0=node/gpu-1",
 			"a Prepared boot-0 gpu-1\ncdi a-gpu-1-s /dev/nvidia0 /opt/libvgpu.so /etc/ld.so.preload CUDA_DEVICE_MEMORY_LIMIT=5120m CUDA_DEVICE_SM_LIMIT=30" + common},
 		{"a share of a control group", "use gpu-1 cgroup; prepare a gpu-1#s:5Gi/0", "r0=node/gpu-1",
@@ -173,6 +217,17 @@ func TestCrashes(t *testing.T) {
 		{"unprepare of MPS on two GPUs", "prepare a gpu-1,gpu-2 MPS", "unprepare a", []string{"unprepare a", "prepare a gpu-1,gpu-2 MPS"}},
 		{"a share allocated anew", "prepare a gpu-1#s:5Gi/30", "prepare a gpu-2#s:5Gi/30", []string{"prepare a gpu-2#s:5Gi/30", "unprepare a"}},
 		{"prepare of a share behind a hook", "use gpu-1 hook", "prepare a gpu-1#s:5Gi/30", []string{"prepare a gpu-1#s:5Gi/30", "unprepare a"}},
+		{"prepare of a partition", "", "prepare a gpu-1-mig-1g10gb-0", []string{"prepare a gpu-1-mig-1g10gb-0", "unprepare a"}},
+		{"prepare of a second partition", "prepare b gpu-1-mig-3g40gb-4", "prepare a gpu-1-mig-1g10gb-0", []string{"prepare a gpu-1-mig-1g10gb-0", "unprepare a"}},
+		{"prepare of partitions of two GPUs", "", "prepare a gpu-1-mig-1g10gb-0,gpu-2-mig-3g40gb-4,gpu-2-mig-1g10gb-1",
+			[]string{"prepare a gpu-1-mig-1g10gb-0,gpu-2-mig-3g40gb-4,gpu-2-mig-1g10gb-1", "unprepare a"}},
+		{"unprepare of the last partition", "prepare a gpu-1-mig-1g10gb-0", "unprepare a", []string{"unprepare a", "prepare a gpu-1-mig-1g10gb-0"}},
+		{"unprepare of one of two partitions", "prepare b gpu-1-mig-3g40gb-4; prepare a gpu-1-mig-1g10gb-0", "unprepare a", []string{"unprepare a", "prepare a gpu-1-mig-1g10gb-0"}},
+		{"prepare of MPS in a partition", "", "prepare a gpu-1-mig-3g40gb-4 MPS", []string{"prepare a gpu-1-mig-3g40gb-4 MPS", "unprepare a"}},
+		{"unprepare of MPS in a partition", "prepare a gpu-1-mig-3g40gb-4 MPS", "unprepare a", []string{"unprepare a", "prepare a gpu-1-mig-3g40gb-4 MPS"}},
+		{"prepare of a partition after a reboot", "prepare a gpu-1-mig-1g10gb-0; reboot", "prepare a gpu-1-mig-1g10gb-0", []string{"prepare a gpu-1-mig-1g10gb-0", "unprepare a", "restart"}},
+		{"a partition instead of the whole GPU", "prepare a gpu-1", "prepare a gpu-1-mig-1g10gb-0", []string{"prepare a gpu-1-mig-1g10gb-0", "unprepare a"}},
+		{"the whole GPU instead of a partition", "prepare a gpu-1-mig-1g10gb-0", "prepare a gpu-1", []string{"prepare a gpu-1", "unprepare a"}},
 		{"resume", "prepare a gpu-1; prepare b gpu-2; reboot", "restart", []string{"restart", "prepare a gpu-1", "unprepare a"}},
 	} {
 		for _, then := range row.then {

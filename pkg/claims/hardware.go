@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -16,7 +18,20 @@ import (
 )
 
 // change makes GPUs and daemons agree with the plan and with those of the others on the same GPUs. The caller holds their locks.
+// What partitions have become is written down.
 func (p *Preparer) change(ctx context.Context, node Node, rec checkpoint.Record, others []sharing.Holder) error {
+	if err := node.merge(ctx, rec.Plan); err != nil {
+		return err
+	}
+	if partitions := rec.Plan.Partitions(); len(partitions) > 0 {
+		made, err := node.create(ctx, partitions)
+		if err != nil {
+			return err
+		}
+		if err := p.putMade(ctx, &rec, made); err != nil {
+			return err
+		}
+	}
 	all := append(slices.Clone(others), sharing.Holder{Claim: rec.Claim, Plan: rec.Plan})
 	// Whoever had the GPUs before has left them as they came from the factory, or is among the others and wants the same.
 	if err := node.configure(ctx, sharing.Settings(rec.Plan.Changed(), all), nil); err != nil {
@@ -28,6 +43,16 @@ func (p *Preparer) change(ctx context.Context, node Node, rec checkpoint.Record,
 		}
 	}
 	return nil
+}
+
+// putMade writes down what partitions have become. Where that is something else than before, containers have to be told anew.
+func (p *Preparer) putMade(ctx context.Context, rec *checkpoint.Record, made map[gpu.Placement]gpu.UUID) error {
+	plan := rec.Plan.Made(made)
+	if reflect.DeepEqual(plan, rec.Plan) {
+		return nil
+	}
+	rec.Plan, rec.Phase = plan, checkpoint.Preparing
+	return p.put(ctx, *rec)
 }
 
 // changeAgain is change for a claim that is recorded. Error: checkpoint.ErrNotFound.
@@ -79,28 +104,101 @@ func (p *Preparer) changeBack(ctx context.Context, rec checkpoint.Record) error 
 	if err != nil {
 		return err
 	}
+	if err := p.destroy(ctx, node, rec.Plan.Partitions()); err != nil {
+		return err
+	}
 	had := sharing.Settings(rec.Plan.Changed(), []sharing.Holder{{Plan: rec.Plan}})
 	wanted := sharing.Settings(rec.Plan.Changed(), others)
 	maps.DeleteFunc(wanted, func(id gpu.UUID, s gpu.Settings) bool { return s == had[id] })
 	return node.configure(ctx, wanted, had)
 }
 
-// configure sets all GPUs at once: each may take its time.
+// configure sets all GPUs at once.
 func (n Node) configure(ctx context.Context, settings, before map[gpu.UUID]gpu.Settings) error {
-	ids := slices.Sorted(maps.Keys(settings))
+	return each(slices.Sorted(maps.Keys(settings)), func(id gpu.UUID) error {
+		if err := n.Hardware.Configure(ctx, id, settings[id], before[id]); err != nil {
+			return fmt.Errorf("GPU %s: %s: %w", id, settings[id], err)
+		}
+		return nil
+	})
+}
+
+// merge makes those GPUs whole that the plan uses as such and that may have been partitioned before.
+func (n Node) merge(ctx context.Context, plan sharing.Plan) error {
+	ids := slices.DeleteFunc(plan.Whole(), func(id gpu.UUID) bool {
+		return !slices.ContainsFunc(n.Inventory, func(d gpu.Device) bool { return d.UUID == id && d.MIG.Switchable })
+	})
+	return each(ids, func(id gpu.UUID) error {
+		if err := n.Hardware.Merge(ctx, id); err != nil {
+			return fmt.Errorf("GPU %s: use it as a whole: %w", id, err)
+		}
+		return nil
+	})
+}
+
+// vacant says whether partitions of others are in the way of those that the plan makes. It is asked before anything of the plan is
+// written down: what is there then is not the driver's.
+func (n Node) vacant(plan sharing.Plan) error {
+	var errs []error
+	for _, placements := range plan.Partitions() {
+		for _, at := range placements {
+			if err := n.Hardware.Vacant(at); err != nil {
+				errs = append(errs, fmt.Errorf("partition %s: %w", at, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// create makes partitions: those of one GPU one after the other, several GPUs at once.
+func (n Node) create(ctx context.Context, partitions map[gpu.UUID][]gpu.Placement) (map[gpu.Placement]gpu.UUID, error) {
+	made := map[gpu.Placement]gpu.UUID{}
+	var mu sync.Mutex
+	err := each(slices.Sorted(maps.Keys(partitions)), func(id gpu.UUID) error {
+		for _, at := range partitions[id] {
+			uuid, err := n.Hardware.Create(ctx, at)
+			if err != nil {
+				return fmt.Errorf("make partition %s: %w", at, err)
+			}
+			mu.Lock()
+			made[at] = uuid
+			mu.Unlock()
+		}
+		return nil
+	})
+	return made, err
+}
+
+// destroyPollPeriod is how often Unprepare looks whether the MPS daemon of a partition has ended.
+const destroyPollPeriod = 50 * time.Millisecond
+
+// destroy removes partitions as create makes them. An MPS daemon that is ending may still use one for a moment.
+func (p *Preparer) destroy(ctx context.Context, node Node, partitions map[gpu.UUID][]gpu.Placement) error {
+	deadline := time.Now().Add(p.DaemonPatience)
+	return each(slices.Sorted(maps.Keys(partitions)), func(id gpu.UUID) error {
+		for _, at := range partitions[id] {
+			err := node.Hardware.Destroy(ctx, at)
+			for errors.Is(err, gpu.ErrBusy) && time.Now().Before(deadline) && ctx.Err() == nil {
+				time.Sleep(destroyPollPeriod)
+				err = node.Hardware.Destroy(ctx, at)
+			}
+			if err != nil {
+				return fmt.Errorf("remove partition %s: %w", at, err)
+			}
+		}
+		return nil
+	})
+}
+
+// each does it for all GPUs at once, because each may take its time. The error reports every one that failed.
+func each(ids []gpu.UUID, do func(gpu.UUID) error) error {
+	if len(ids) == 1 {
+		return do(ids[0])
+	}
 	errs := make([]error, len(ids))
 	var all sync.WaitGroup
 	for i, id := range ids {
-		one := func() {
-			if err := n.Hardware.Configure(ctx, id, settings[id], before[id]); err != nil {
-				errs[i] = fmt.Errorf("GPU %s: %s: %w", id, settings[id], err)
-			}
-		}
-		if len(ids) == 1 {
-			one()
-			break
-		}
-		all.Go(one)
+		all.Go(func() { errs[i] = do(id) })
 	}
 	all.Wait()
 	return errors.Join(errs...)

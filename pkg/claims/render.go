@@ -100,12 +100,17 @@ func (p *Preparer) preload(library string) (string, error) {
 func (n Node) access(a sharing.Assignment) (gpu.Access, error) {
 	if !a.Monitors() {
 		device, ok := n.Inventory.Find(a.Device)
-		if !ok || device.Lost || device.UUID != a.GPU {
+		if p := a.Partition; p != nil && ok && device.Partition != nil && device.Partition.Parent == a.GPU {
+			device.UUID = p.UUID // a place for a partition has its name there
+		} else if device.UUID != a.GPU {
+			ok = false
+		}
+		if !ok || device.Lost {
 			return gpu.Access{}, fmt.Errorf("device %s (%s): %w", a.Device, a.GPU, sharing.ErrGone)
 		}
 		return n.Hardware.Access(device)
 	}
-	present := n.Inventory.Present()
+	present := n.Inventory.Physical()
 	if len(present) == 0 {
 		return gpu.Access{}, fmt.Errorf("device %s: %w", a.Device, sharing.ErrGone)
 	}

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -44,8 +45,12 @@ type world struct {
 	gpus    []gpu.Device
 	breaker *breaker
 
-	settings   map[gpu.UUID]gpu.Settings // of the hardware, other than the factory's
-	supervised bool                      // MPS daemons start when they are wanted
+	settings   map[gpu.UUID]gpu.Settings  // of the hardware, other than the factory's
+	mig        map[gpu.UUID]bool          // whether it is in the mode for partitions
+	partitions map[gpu.Placement]gpu.UUID // those that there are; "" while they are half made
+	made       int                        // partitions since the beginning
+	busy       bool                       // somebody uses the GPUs
+	supervised bool                       // MPS daemons start when they are wanted
 	patience   time.Duration
 	containers []claims.Container // of the pods that use the claim
 	mu         sync.Mutex
@@ -66,7 +71,8 @@ func (w *world) supervise(dir string) {
 }
 
 func newWorld(t *testing.T) *world {
-	w := &world{t: t, dir: t.TempDir(), breaker: &breaker{}, settings: map[gpu.UUID]gpu.Settings{}, supervised: true}
+	w := &world{t: t, dir: t.TempDir(), breaker: &breaker{}, settings: map[gpu.UUID]gpu.Settings{}, supervised: true,
+		mig: map[gpu.UUID]bool{}, partitions: map[gpu.Placement]gpu.UUID{}}
 	for n := range 3 {
 		w.plug(n + 1)
 	}
@@ -75,7 +81,21 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) plug(n int) {
 	pci := gpu.PCIAddress{Bus: uint8(n)}
-	w.gpus = append(w.gpus, gpu.Device{Name: fmt.Sprintf("gpu-%d", n), PCI: pci, UUID: gpu.UUID(fmt.Sprintf("GPU-%d", n)), Minor: n - 1, Memory: 80 << 30})
+	w.gpus = append(w.gpus, gpu.Device{Name: fmt.Sprintf("gpu-%d", n), PCI: pci, UUID: gpu.UUID(fmt.Sprintf("GPU-%d", n)), Minor: n - 1, Memory: 80 << 30,
+		MIG: gpu.MIG{Capable: true, Switchable: true}})
+}
+
+// inventory is the GPUs and a few places for partitions on each.
+func (w *world) inventory() inventory.Inventory {
+	devices := slices.Clone(w.gpus)
+	for _, d := range w.gpus {
+		for _, at := range []gpu.Placement{{Profile: "1g.10gb", Size: 1}, {Profile: "1g.10gb", Start: 1, Size: 1}, {Profile: "2g.20gb", Size: 2}, {Profile: "3g.40gb", Start: 4, Size: 4}} {
+			at.Parent = d.UUID
+			name := gpu.PartitionName(d.Name, at)
+			devices = append(devices, gpu.Device{Name: name, Type: gpu.TypeMIG, UUID: gpu.UUID(name), Minor: d.Minor, Memory: 10 << 30, Partition: &gpu.Partition{Placement: at}})
+		}
+	}
+	return inventory.New(devices)
 }
 
 func (w *world) cdiDir() string   { return filepath.Join(w.dir, "cdi") }
@@ -104,7 +124,7 @@ func (w *world) preparer() *claims.Preparer {
 		Specs:   brokenSpecs{specs, w.breaker},
 		Records: brokenRecords{records, w.breaker},
 		Node: func() (claims.Node, error) {
-			return claims.Node{Inventory: inventory.New(w.gpus), Hardware: brokenHardware{w.breaker, w}}, nil
+			return claims.Node{Inventory: w.inventory(), Hardware: brokenHardware{w.breaker, w}}, nil
 		},
 	}
 }
@@ -144,7 +164,11 @@ func claim(name, allocated string) *resourceapi.ResourceClaim {
 	default:
 		config = fmt.Sprintf(`"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":%q}}`, env)
 	}
-	raw := `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig",` + config + `}`
+	kind := "GpuConfig"
+	if gpu.IsPartition(devices) {
+		kind = "MigDeviceConfig"
+	}
+	raw := `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"` + kind + `",` + config + `}`
 	c.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
 		Source: resourceapi.AllocationConfigSourceClaim,
 		DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
@@ -179,9 +203,19 @@ func (w *world) do(verb string) string {
 	case "reboot":
 		w.boot++
 		clear(w.settings)
+		clear(w.mig)
+		clear(w.partitions)
 		err = os.RemoveAll(w.cdiDir())
 	case "reset": // the GPUs, as an update of the driver does
 		clear(w.settings)
+	case "busy": // "yes" or "no": somebody has the GPUs open
+		w.busy = name == "yes"
+	case "partition": // by an administrator: a GPU, and a profile and where it starts
+		profile, start, _ := strings.Cut(rest, "@")
+		w.mig["GPU-"+gpu.UUID(name[len("gpu-"):])] = true
+		w.partitions[gpu.Placement{Parent: "GPU-" + gpu.UUID(name[len("gpu-"):]), Profile: profile, Start: int(start[0] - '0'), Size: 1}] = "MIG-hand"
+	case "remove": // every partition, by hand
+		clear(w.partitions)
 	case "supervisor": // "away" or "back"
 		w.supervised = name == "back"
 	case "use": // a GPU, in another way
@@ -226,6 +260,13 @@ func (w *world) String() string {
 	for _, id := range slices.Sorted(maps.Keys(w.settings)) {
 		lines = append(lines, fmt.Sprintf("%s: %s", id, w.settings[id]))
 	}
+	for _, id := range slices.Sorted(maps.Keys(w.mig)) {
+		lines = append(lines, fmt.Sprintf("%s: mig", id))
+	}
+	for at, id := range w.partitions {
+		lines = append(lines, fmt.Sprintf("%s: %s at %d, %s", at.Parent, at.Profile, at.Start, strings.TrimRight(string(id), "0123456789")))
+	}
+	slices.Sort(lines)
 	daemons, err := mps.Dir(filepath.Join(w.dir, "mps")).Wanted()
 	if err != nil {
 		w.t.Fatal(err)
@@ -233,7 +274,7 @@ func (w *world) String() string {
 	for _, d := range daemons {
 		line := fmt.Sprintf("daemon %s %d%%", d.ID, d.ThreadPercentage)
 		for _, id := range d.GPUs {
-			line += fmt.Sprintf(" %s=%dMi", id, d.Memory[id]>>20)
+			line += fmt.Sprintf(" %s=%dMi", migUUID.ReplaceAllString(string(id), "MIG-"), d.Memory[id]>>20)
 		}
 		lines = append(lines, line)
 	}
@@ -346,9 +387,100 @@ func (h brokenHardware) Access(d gpu.Device) (a gpu.Access, err error) {
 	err = h.step(func() error {
 		path := fmt.Sprint("/dev/nvidia", d.Minor)
 		a.Nodes = []gpu.Node{{Path: path, HostPath: path, Type: "c", Major: 60, Minor: int64(d.Minor)}}
+		if p := d.Partition; p != nil {
+			if id := h.w.partitions[p.Placement]; id == "" || id != d.UUID {
+				return fmt.Errorf("%s: there is %q, not %q", d.Name, id, d.UUID)
+			}
+			a.Env = []string{"PARTITION=" + p.Profile}
+		}
 		return nil
 	})
 	return a, err
+}
+
+// migUUID is the UUID of a partition, which is another one each time it is made.
+var migUUID = regexp.MustCompile("MIG-[0-9]+")
+
+func (h brokenHardware) Vacant(at gpu.Placement) error {
+	for other, id := range h.w.partitions {
+		if other.Overlaps(at) {
+			return fmt.Errorf("%s (%s): %w", other, id, gpu.ErrForeign)
+		}
+	}
+	return nil
+}
+
+// Create takes the three steps that real hardware takes.
+func (h brokenHardware) Create(_ context.Context, at gpu.Placement) (id gpu.UUID, err error) {
+	err = h.onHardware(func() error { return h.w.setMIG(at.Parent, true) })
+	if err == nil {
+		err = h.onHardware(func() error { h.w.partitions[at] += ""; return nil })
+	}
+	if err == nil {
+		err = h.onHardware(func() error {
+			if h.w.partitions[at] == "" {
+				h.w.made++
+				h.w.partitions[at] = gpu.UUID(fmt.Sprint("MIG-", h.w.made))
+			}
+			id = h.w.partitions[at]
+			return nil
+		})
+	}
+	return id, err
+}
+
+func (h brokenHardware) Destroy(_ context.Context, at gpu.Placement) error {
+	err := h.onHardware(func() error {
+		if _, there := h.w.partitions[at]; there {
+			h.w.partitions[at] = ""
+		}
+		return nil
+	})
+	if err == nil {
+		err = h.onHardware(func() error { delete(h.w.partitions, at); return nil })
+	}
+	if err == nil {
+		err = h.onHardware(func() error { return h.w.setMIG(at.Parent, h.w.divided(at.Parent)) })
+	}
+	return err
+}
+
+func (h brokenHardware) Merge(_ context.Context, id gpu.UUID) error {
+	return h.onHardware(func() error {
+		if h.w.divided(id) {
+			return gpu.ErrForeign
+		}
+		return h.w.setMIG(id, false)
+	})
+}
+
+func (h brokenHardware) onHardware(do func() error) error {
+	return h.step(func() error {
+		h.w.mu.Lock()
+		defer h.w.mu.Unlock()
+		return do()
+	})
+}
+
+func (w *world) divided(id gpu.UUID) bool {
+	for at := range w.partitions {
+		if at.Parent == id {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *world) setMIG(id gpu.UUID, on bool) error {
+	if on != w.mig[id] && w.busy {
+		return fmt.Errorf("process 7 (exporter): %w", gpu.ErrBusy)
+	}
+	if on {
+		w.mig[id] = true
+	} else {
+		delete(w.mig, id)
+	}
+	return nil
 }
 
 func (h brokenHardware) Configure(_ context.Context, id gpu.UUID, s, before gpu.Settings) error {

@@ -92,7 +92,7 @@ func Settings(gpus []gpu.UUID, holders []Holder) map[gpu.UUID]gpu.Settings {
 	}
 	for _, h := range holders {
 		for _, a := range h.Plan.Assignments {
-			if _, wanted := out[a.GPU]; wanted && a.ChangesHardware() {
+			if _, wanted := out[a.GPU]; wanted && a.sets() {
 				out[a.GPU] = a.Settings
 			}
 		}
@@ -100,11 +100,14 @@ func Settings(gpus []gpu.UUID, holders []Holder) map[gpu.UUID]gpu.Settings {
 	return out
 }
 
-// Changed are the physical GPUs of which the plan changes something, sorted.
+// sets says whether the assignment decides how the physical GPU is shared in time. A partition does not: its GPU has no users.
+func (a Assignment) sets() bool { return a.Partition == nil && a.ChangesHardware() }
+
+// Changed are the physical GPUs whose settings the plan decides, sorted.
 func (p Plan) Changed() []gpu.UUID {
 	var ids []gpu.UUID
 	for _, a := range p.Assignments {
-		if a.ChangesHardware() {
+		if a.sets() {
 			ids = append(ids, a.GPU)
 		}
 	}
@@ -112,7 +115,8 @@ func (p Plan) Changed() []gpu.UUID {
 	return slices.Compact(ids)
 }
 
-// mpsGroup is the whole GPUs of a claim that the same configuration puts under one MPS daemon.
+// mpsGroup is the whole GPUs of a claim that the same configuration puts under one MPS daemon, or one partition: a process of CUDA
+// uses one partition only.
 type mpsGroup struct {
 	config  api.MPS
 	devices []gpu.Device
@@ -125,11 +129,14 @@ func mpsGroups(results []allocation.Result, inv inventory.Inventory) []mpsGroup 
 	var groups []mpsGroup
 	for _, r := range results {
 		d, ok := inv.Find(r.Device)
-		if !ok || r.AdminAccess || r.Config.Sharing.MPS == nil || kindOf(r, d) != whole {
+		kind := kindOf(r, d)
+		if !ok || r.AdminAccess || r.Config.Sharing.MPS == nil || kind != whole && kind != partition {
 			continue
 		}
-		i := slices.IndexFunc(groups, func(g mpsGroup) bool { return reflect.DeepEqual(g.config, *r.Config.Sharing.MPS) })
-		if i < 0 {
+		i := slices.IndexFunc(groups, func(g mpsGroup) bool {
+			return g.devices[0].Partition == nil && reflect.DeepEqual(g.config, *r.Config.Sharing.MPS)
+		})
+		if i < 0 || kind == partition {
 			i, groups = len(groups), append(groups, mpsGroup{config: *r.Config.Sharing.MPS})
 		}
 		groups[i].devices = append(groups[i].devices, d)
@@ -173,7 +180,10 @@ func (a *Assignment) joinGroup(groups []mpsGroup) error {
 	for _, g := range groups {
 		if slices.ContainsFunc(g.devices, func(d gpu.Device) bool { return d.Name == a.Device }) {
 			client := g.client
-			a.MPS, a.Settings = &client, gpu.Settings{Mode: gpu.ExclusiveProcess}
+			a.MPS = &client
+			if a.Partition == nil {
+				a.Settings = gpu.Settings{Mode: gpu.ExclusiveProcess}
+			}
 			return g.err
 		}
 	}

@@ -55,6 +55,8 @@ type Assignment struct {
 	// AdminAccess means that the device is looked after and not held: others have it, or may get it.
 	AdminAccess bool `json:"adminAccess,omitempty"`
 
+	// Partition is the part of the GPU that is touched; nil: not one of its partitions.
+	Partition *Partition `json:"partition,omitempty"`
 	// Share is the part of the device that the claim holds; nil: all of it, alone.
 	Share *Share `json:"share,omitempty"`
 	// Settings are what the physical GPU has to be set to for as long as this is held.
@@ -65,13 +67,27 @@ type Assignment struct {
 	Cgroup *Cgroup `json:"cgroup,omitempty"`
 	// Unenforced means that the claim itself chose to have its share counted and not enforced.
 	Unenforced bool `json:"unenforced,omitempty"`
+	// Unsliced means that the claim asked for time slices, which a partition does not have.
+	Unsliced bool `json:"unsliced,omitempty"`
+}
+
+// Partition is a partition of a GPU.
+type Partition struct {
+	gpu.Placement
+	UUID   gpu.UUID `json:"uuid,omitempty"`   // empty: not made yet
+	Static bool     `json:"static,omitempty"` // somebody else has made it
 }
 
 // Monitors says whether the assignment is for all GPUs of the node, whichever there are when a container starts.
 func (a Assignment) Monitors() bool { return a.Device == inventory.Monitor }
 
 // ChangesHardware says whether something of the GPU has to be changed before containers use it, and changed back afterwards.
-func (a Assignment) ChangesHardware() bool { return a.Settings != gpu.Settings{} || a.MPS != nil }
+func (a Assignment) ChangesHardware() bool {
+	return a.Settings != gpu.Settings{} || a.MPS != nil || a.MakesPartition()
+}
+
+// MakesPartition says whether the partition is made for the claim, and removed after it.
+func (a Assignment) MakesPartition() bool { return a.Partition != nil && !a.Partition.Static }
 
 // Holder is another claim and what it holds.
 type Holder struct {
@@ -92,7 +108,7 @@ func NewPlan(results []allocation.Result, inv inventory.Inventory, others []Hold
 			err = plan.allowsReplica(assignment, inv)
 		}
 		if err == nil && !r.AdminAccess {
-			err = fits(assignment, inv, occupants(assignment.Device, others, plan))
+			err = fits(assignment, inv, occupants(assignment, others, plan))
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("request %s: %w", r.Request, err))
@@ -124,11 +140,20 @@ func assign(r allocation.Result, inv inventory.Inventory, groups []mpsGroup) (As
 		return Assignment{}, fmt.Errorf("device %s: %w", r.Device, ErrGone)
 	}
 	a.GPU = device.UUID
+	if p := device.Partition; p != nil {
+		a.GPU, a.Partition = p.Parent, &Partition{p.Placement, p.UUID, p.Static}
+	}
+	if r.AdminAccess && a.MakesPartition() {
+		return Assignment{}, fmt.Errorf("device %s: a partition that claims make and remove cannot be looked after by itself; ask for the device %s: %w",
+			r.Device, inventory.Monitor, ErrRefused)
+	}
 	if r.AdminAccess {
 		return a, nil
 	}
 	var err error
 	switch kindOf(r, device) {
+	case partition:
+		err = a.usePartition(r.Config.Sharing, groups)
 	case whole:
 		err = a.useWhole(r.Config.Sharing, groups)
 	case fraction:
@@ -157,6 +182,47 @@ func (p Plan) Monitors() bool { return slices.ContainsFunc(p.Assignments, Assign
 // ChangesHardware says whether any of the assignments does.
 func (p Plan) ChangesHardware() bool {
 	return slices.ContainsFunc(p.Assignments, Assignment.ChangesHardware)
+}
+
+// Partitions are the partitions that the plan makes, by the physical GPU, in the order of the claim.
+func (p Plan) Partitions() map[gpu.UUID][]gpu.Placement {
+	out := map[gpu.UUID][]gpu.Placement{}
+	for _, a := range p.Assignments {
+		if a.MakesPartition() {
+			out[a.GPU] = append(out[a.GPU], a.Partition.Placement)
+		}
+	}
+	return out
+}
+
+// Made is the plan with the UUIDs of partitions that have been made.
+func (p Plan) Made(made map[gpu.Placement]gpu.UUID) Plan {
+	p.Assignments = slices.Clone(p.Assignments)
+	for i, a := range p.Assignments {
+		if !a.MakesPartition() {
+			continue
+		}
+		id := made[a.Partition.Placement]
+		p.Assignments[i].Partition = &Partition{Placement: a.Partition.Placement, UUID: id}
+		if a.MPS != nil {
+			client := *a.MPS
+			client.GPUs = []gpu.UUID{id}
+			p.Assignments[i].MPS = &client
+		}
+	}
+	return p
+}
+
+// Whole are the physical GPUs that the plan uses otherwise than by their partitions, sorted.
+func (p Plan) Whole() []gpu.UUID {
+	var ids []gpu.UUID
+	for _, a := range p.Assignments {
+		if a.Partition == nil && !a.AdminAccess {
+			ids = append(ids, a.GPU)
+		}
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
 }
 
 // Fulfils says whether the plan is for just these results, so that a claim which was allocated anew is not answered with what it

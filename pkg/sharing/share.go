@@ -43,14 +43,17 @@ func (a Assignment) Part(d gpu.Device) (memory uint64, cores int, ok bool) {
 type shareKind int
 
 const (
-	whole    shareKind = iota // all of it, alone
-	fraction                  // as much as it has asked for
-	replica                   // one of a fixed number of parts
+	whole     shareKind = iota // all of it, alone
+	fraction                   // as much as it has asked for
+	replica                    // one of a fixed number of parts
+	partition                  // a partition, alone
 )
 
 // kindOf goes by what the scheduler has counted, which may be older than how the GPU may be used now.
 func kindOf(r allocation.Result, d gpu.Device) shareKind {
 	switch c := r.Consumed; {
+	case d.Partition != nil:
+		return partition
 	case c.Replicas > 0:
 		return replica
 	case r.ShareID == "" || c.Memory >= inventory.Memory(d) && (c.Cores == 0 || c.Cores == 100):
@@ -65,12 +68,16 @@ type occupant struct {
 	name string
 }
 
-// occupants are those who hold the device already: other claims, then earlier requests of the same one.
-func occupants(device string, others []Holder, own Plan) []occupant {
+// occupants are those who hold something of the same GPU already that leaves the assignment no room beside it, or that it has to be
+// added up with: other claims, then earlier requests of the same one. Partitions side by side do not concern each other.
+func occupants(of Assignment, others []Holder, own Plan) []occupant {
 	var found []occupant
 	add := func(plan Plan, name func(Assignment) string) {
 		for _, a := range plan.Assignments {
-			if a.Device == device && !a.AdminAccess {
+			if gpu.ParentName(a.Device) != gpu.ParentName(of.Device) || a.AdminAccess {
+				continue
+			}
+			if a.Partition == nil || of.Partition == nil || a.Partition.Overlaps(of.Partition.Placement) {
 				found = append(found, occupant{a, name(a)})
 			}
 		}
@@ -82,6 +89,14 @@ func occupants(device string, others []Holder, own Plan) []occupant {
 	return found
 }
 
+// by says which other device of the same GPU it is that the occupant holds.
+func (o occupant) by(a Assignment) string {
+	if o.Device == a.Device {
+		return ""
+	}
+	return ", which has " + o.Device
+}
+
 // fits says whether the assignment can be held beside those of the others. Errors: ErrInUse, ErrConflict.
 func fits(a Assignment, inv inventory.Inventory, others []occupant) error {
 	var all Share
@@ -91,7 +106,7 @@ func fits(a Assignment, inv inventory.Inventory, others []occupant) error {
 	var names []string
 	for _, o := range others {
 		if a.Share == nil || o.Share == nil || (a.Share.Replicas > 0) != (o.Share.Replicas > 0) {
-			return fmt.Errorf("device %s is held by %s: %w", a.Device, o.name, ErrInUse)
+			return fmt.Errorf("device %s is held by %s%s: %w", a.Device, o.name, o.by(a), ErrInUse)
 		}
 		if a.wants() != o.wants() {
 			return fmt.Errorf("device %s is shared with %s, which has it with %s; this claim wants %s: %w", a.Device, o.name, o.wants(), a.wants(), ErrConflict)

@@ -23,6 +23,17 @@ func (a *Assignment) useWhole(s api.Sharing, groups []mpsGroup) error {
 	return nil
 }
 
+// usePartition gives a partition: hardware walls keep it apart from the others, and the claim itself says how its containers share it.
+func (a *Assignment) usePartition(s api.Sharing, groups []mpsGroup) error {
+	switch {
+	case s.TimeSlicing != nil:
+		a.Unsliced = true
+	case s.MPS != nil:
+		return a.joinGroup(groups)
+	}
+	return nil
+}
+
 // useFraction gives as much as was asked for, kept apart from the others as the administrator wants. The claim may do without.
 func (a *Assignment) useFraction(r allocation.Result, d gpu.Device) error {
 	if d.Use.Sharing != gpu.Fractional {
