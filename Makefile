@@ -49,7 +49,7 @@ test-e2e: ## end-to-end tests on a fresh cluster (needs root), with KUBECONFIG=f
 test-survive: image ## crash nodes, kill, upgrade, downgrade and remove the driver, on clusters of their own (needs root); E2E_RUN=pattern selects some
 	@./hack/prerequisites.sh root
 	$(GO) vet -tags e2e ./test/e2e/survive
-	$(GO) test -count=1 -v -tags e2e -timeout 15m $(if $(E2E_RUN),-run '$(E2E_RUN)') ./test/e2e/survive
+	@$(GO) run ./hack/dev survive
 
 kind-up: image ## start a kind cluster with the images, or load them again; KIND_NODE_IMAGE=image chooses the Kubernetes (needs Docker)
 	@test/kind/up.sh

@@ -65,7 +65,7 @@ func run(ctx context.Context, o options) error {
 	defer instance.Leave(ctx, records, func() error {
 		return errors.Join(specs.RemoveDriver(), os.Remove(hook), records.Remove(), os.RemoveAll(filepath.Join(o.pluginDir, preloadDir)))
 	})
-	machine := nvml.Config{Sysfs: "/sys", Driver: o.driver, HookPath: hook}
+	machine := nvml.Config{Sysfs: "/sys", Proc: "/proc", Driver: o.driver, HookPath: hook}
 	if o.simulate {
 		if err := simulate(ctx, client, o, &machine); err != nil {
 			return err

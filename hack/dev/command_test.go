@@ -63,3 +63,16 @@ func TestRun(t *testing.T) {
 		}
 	}
 }
+
+func TestRecap(t *testing.T) {
+	var r recap
+	for piece := range strings.SplitSeq("=== RUN   TestA|\n    a_test.go:3: it is |broken\n        below\n--- FAIL: TestA (1s)\n{\"log\":1}\n    --- FAIL: TestA/b\n        b_test.go:9: that too\n", "|") {
+		if _, err := r.Write([]byte(piece)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const want = "    a_test.go:3: it is broken\n        below\n        b_test.go:9: that too\n"
+	if got := r.String(); got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+}

@@ -48,6 +48,15 @@ func e2e(ctx context.Context) (failure error) {
 	return test(ctx, t)
 }
 
+// survive runs the tests that start clusters of their own. The images must be there.
+func survive(ctx context.Context) error {
+	args := []string{"go", "test", "-count=1", "-v", "-tags", "e2e", "-timeout", "15m", "./test/e2e/survive"}
+	if pattern := os.Getenv("E2E_RUN"); pattern != "" {
+		args = append(args, "-run", pattern)
+	}
+	return command{args: args}.test(ctx)
+}
+
 // e2eOn runs the tests on a cluster that has the images. It stays as it is.
 func e2eOn(ctx context.Context, kubeconfig string) error {
 	t, err := given(ctx, kubeconfig)

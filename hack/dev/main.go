@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command dev is behind `make demo`, `make demo-down`, `make test-e2e` and `make bench`: it puts the cluster, the images, the chart and
+// Command dev is behind `make demo`, `make demo-down`, `make test-e2e`, `make test-survive` and `make bench`: it puts the cluster, the images, the chart and
 // the tests together. It runs in the repository root.
 package main
 
@@ -14,11 +14,12 @@ import (
 )
 
 const usage = `usage: dev demo|demo-down|e2e [-kubeconfig FILE]
-       dev bench
+       dev survive|bench
 
   demo        start the cluster "demo" (or use the one that runs), install the driver, apply every demo
   demo-down   stop the cluster "demo"
   e2e         run the end-to-end tests on a fresh cluster "e2e" and stop it; E2E_RUN selects tests by a pattern
+  survive     crash, kill, upgrade and remove the driver on clusters of its own; E2E_RUN selects tests by a pattern
   bench       measure the driver on a fresh cluster "bench" and stop it; BENCH_ROWS selects by a pattern
 
   -kubeconfig FILE   install, apply and test on this cluster, which has the images and the profiles; leave it running
@@ -53,6 +54,8 @@ func run(ctx context.Context, args []string) error {
 		return e2e(ctx)
 	case "e2e on":
 		return e2eOn(ctx, kubeconfig)
+	case "survive":
+		return survive(ctx)
 	case "bench":
 		return bench(ctx)
 	}

@@ -123,7 +123,7 @@ func (t target) runTests(ctx context.Context) error {
 	if pattern := os.Getenv("E2E_RUN"); pattern != "" {
 		args = append(args, "-run", pattern)
 	}
-	return command{args: args, env: t.env()}.attach(ctx)
+	return command{args: args, env: t.env()}.test(ctx)
 }
 
 func (t target) env() []string {

@@ -17,6 +17,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
@@ -114,7 +115,10 @@ func (n Node) access(a sharing.Assignment) (gpu.Access, error) {
 	if len(present) == 0 {
 		return gpu.Access{}, fmt.Errorf("device %s: %w", a.Device, sharing.ErrGone)
 	}
-	var all gpu.Access
+	all, err := n.Hardware.Access(gpu.Device{Name: inventory.Monitor, Type: gpu.TypeMonitor})
+	if err != nil {
+		return gpu.Access{}, err
+	}
 	for _, device := range present {
 		access, err := n.Hardware.Access(device)
 		if err != nil {

@@ -59,8 +59,15 @@ func (n *Node) DriverAccess() (gpu.Access, error) {
 	return n.answers.get(subject{}, n.Driver, n.findDriver)
 }
 
-// Access is what a container needs to use this GPU, beside DriverAccess.
+// Access is what a container needs to use this GPU or partition, beside DriverAccess. Of the monitor device it is what is needed
+// beside every GPU.
 func (n *Node) Access(d gpu.Device) (gpu.Access, error) {
+	switch d.Type {
+	case gpu.TypeMIG:
+		return n.findPartition(d)
+	case gpu.TypeMonitor:
+		return n.findMonitoring()
+	}
 	return n.answers.get(subject{d.UUID, d.Minor}, n.Driver, func() (gpu.Access, error) { return n.findDevice(d) })
 }
 
@@ -96,8 +103,11 @@ func (n *Node) findDevice(d gpu.Device) (gpu.Access, error) {
 	if err != nil {
 		return gpu.Access{}, err
 	}
-	return access, n.requireNodes(access, []string{fmt.Sprintf("/dev/nvidia%d", d.Minor)})
+	return access, n.requireNodes(access, []string{nodePath(d.Minor)})
 }
+
+// nodePath is the device node of the GPU with that minor number.
+func nodePath(minor int) string { return fmt.Sprintf("/dev/nvidia%d", minor) }
 
 // toolkit is made anew for every question: it remembers what it saw, and answers decides how long that holds.
 func (n *Node) toolkit() (nvcdi.Interface, error) {

@@ -22,6 +22,7 @@ import (
 type Config struct {
 	Library nvmllib.Interface
 	Sysfs   string // where sysfs is mounted: "/sys" on a real machine
+	Proc    string // where proc is: "/proc" on a real machine
 	Driver  DriverRoot
 	// HookPath is where the host has nvidia-cdi-hook.
 	HookPath string
@@ -93,6 +94,9 @@ func (n *Node) same(count int) bool {
 		if minor, ret := handle.GetMinorNumber(); ret != nvmllib.SUCCESS || minor != d.Minor {
 			return false
 		}
+		if !n.sameMIG(handle, d) {
+			return false
+		}
 	}
 	return true
 }
@@ -158,12 +162,12 @@ func (n *Node) read(index int, handle nvmllib.Device) (gpu.Device, error) {
 	if d.Product, err = n.product(handle); err != nil {
 		return d, fmt.Errorf("%s: %w", d.Name, err)
 	}
+	if d.MIG, err = n.readMIG(handle, d); err != nil {
+		return d, fmt.Errorf("%s: %w", d.Name, err)
+	}
 	lib, err := n.devices.NewDevice(handle)
 	if err != nil {
 		return d, fmt.Errorf("%s: %w", d.Name, err)
-	}
-	if d.MIG.Capable, err = lib.IsMigCapable(); err != nil {
-		return d, fmt.Errorf("%s: get MIG mode: %w", d.Name, err)
 	}
 	if mode, err := lib.GetAddressingModeAsString(); err == nil {
 		d.Addresses = gpu.AddressingMode(mode)
@@ -227,12 +231,17 @@ func (n *Node) product(handle nvmllib.Device) (gpu.Product, error) {
 
 // pciAddress reads the address that NVML writes as a C string.
 func pciAddress(info nvmllib.PciInfo) (gpu.PCIAddress, error) {
+	return gpu.ParsePCIAddress(text(info.BusId[:]))
+}
+
+// text is a C string.
+func text(chars []int8) string {
 	var b strings.Builder
-	for _, c := range info.BusId {
+	for _, c := range chars {
 		if c == 0 {
 			break
 		}
 		b.WriteByte(byte(c))
 	}
-	return gpu.ParsePCIAddress(b.String())
+	return b.String()
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -74,11 +75,18 @@ func TestDiscover(t *testing.T) {
 				uuids[string(d.UUID)] = fmt.Sprintf("<uuid %d>", i)
 			}
 			for _, d := range devices {
+				profiles := d.MIG.Profiles
+				d.MIG.Profiles = nil // below, once
 				line := fmt.Sprintf("%+v", d)
 				for uuid, name := range uuids {
 					line = strings.ReplaceAll(line, uuid, name)
 				}
 				lines = append(lines, line)
+				for _, p := range profiles {
+					if line := fmt.Sprintf("  %+v", p); !slices.Contains(lines, line) {
+						lines = append(lines, line)
+					}
+				}
 			}
 			got := strings.Join(lines, "\n") + "\n"
 			file := filepath.Join("testdata", profile+".txt")
