@@ -378,14 +378,28 @@ func typeName(of reflect.Type) string {
 	return of.Kind().String()
 }
 
-// published is what a node with that profile publishes.
+// published is what a node with that profile publishes where its GPUs may be partitioned.
 func published(t *testing.T, profile string) []resourceapi.Device {
 	t.Helper()
+	gpus := inventory.New(discover(t, profile))
+	for i := range gpus {
+		gpus[i].MIG.Switchable, gpus[i].MIG.Profiles, gpus[i].Use.Partitions = true, migProfiles(t), gpu.PartitionsDynamic
+	}
 	var devices []resourceapi.Device
-	for _, slice := range inventory.New(discover(t, profile)).Pool("node-1").Slices {
+	for _, slice := range gpus.Divide(func(gpu.Placement) bool { return true }).Pool("node-1").Slices {
 		devices = append(devices, slice.Devices...)
 	}
 	return devices
+}
+
+// migProfiles are those of the example's GPUs, which the simulation does not have.
+func migProfiles(t *testing.T) []gpu.Profile {
+	t.Helper()
+	var tables map[string][]gpu.Profile
+	if err := yaml.Unmarshal([]byte(read(t, "../pkg/inventory/testdata/mig/tables.yaml")), &tables); err != nil {
+		t.Fatal(err)
+	}
+	return tables["H100-80GB"]
 }
 
 // discover reads the GPUs of a simulated machine.

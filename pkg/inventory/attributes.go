@@ -30,10 +30,10 @@ type Attribute struct {
 var AllAttributes = []Attribute{
 	{"type", "what the device is: see above",
 		func(d gpu.Device) value { return text(string(d.Type)) }},
-	{"uuid", "one certain GPU, as `nvidia-smi -L` prints it",
+	{"uuid", "one certain GPU or MIG partition, as `nvidia-smi -L` prints it; of a partition that the driver makes for a claim, its device name",
 		func(d gpu.Device) value { return text(string(d.UUID)) }},
 	{"parentUUID", "the physical GPU; a whole GPU is its own parent",
-		func(d gpu.Device) value { return text(string(d.UUID)) }},
+		func(d gpu.Device) value { return text(string(parentUUID(d))) }},
 	{"productName", "the model, as `nvidia-smi` prints it",
 		func(d gpu.Device) value { return text(d.Product.Name) }},
 	{"brand", "the family of the model, as NVML names it",
@@ -53,20 +53,20 @@ var AllAttributes = []Attribute{
 	{"minor", "N of `/dev/nvidiaN`",
 		func(d gpu.Device) value { return number(d.Minor) }},
 	{"profile", "the MIG profile of a partition; empty for a whole GPU",
-		func(gpu.Device) value { return text("") }},
+		func(d gpu.Device) value { return text(profile(d)) }},
 	{"migCapable", "whether the model can be partitioned by MIG",
 		func(d gpu.Device) value { return value{BoolValue: ptr.To(d.MIG.Capable)} }},
 	{"addressingMode", "how the GPU reaches the memory of the host: `HMM`, `ATS`, `None`; empty: unknown",
 		func(d gpu.Device) value { return text(string(d.Addresses)) }},
-	{"multiprocessors", "streaming multiprocessors; 0: unknown",
+	{"multiprocessors", "streaming multiprocessors, of a partition its own; 0: unknown",
 		func(d gpu.Device) value { return number(d.Product.Multiprocessors) }},
-	{"memoryBandwidth", "GB/s, at the maximum memory clock; 0: unknown",
+	{"memoryBandwidth", "GB/s, at the maximum memory clock; a partition has that of its memory slices; 0: unknown",
 		func(d gpu.Device) value { return number(d.Product.MemoryBandwidth) }},
-	{"peakCompute", "TFLOP/s, dense FP16 on tensor cores: as NVIDIA publishes it for a known model, else computed from cores and clock; it orders GPUs and promises nothing",
+	{"peakCompute", "TFLOP/s, dense FP16 on tensor cores: as NVIDIA publishes it for a known model, else computed from cores and clock; it orders GPUs and promises nothing; a partition has that of its multiprocessors",
 		func(d gpu.Device) value { return number(d.Product.PeakCompute) }},
-	{"nvlinkDomain", "equal for GPUs that are all directly connected by NVLink: for `matchAttribute`; a GPU that is alone has its own UUID",
+	{"nvlinkDomain", "equal for GPUs that are all directly connected by NVLink: for `matchAttribute`; a GPU that is alone, and every partition, has its own `uuid`",
 		func(d gpu.Device) value { return text(d.Topology.NVLinkDomain) }},
-	{"fabricDomain", "equal for GPUs of one multi-node NVLink fabric (cluster UUID and clique); a GPU that is in none has its own UUID",
+	{"fabricDomain", "equal for GPUs of one multi-node NVLink fabric (cluster UUID and clique); a GPU that is in none, and every partition, has its own `uuid`",
 		func(d gpu.Device) value { return text(d.Topology.FabricDomain) }},
 	{"sharing", "how the administrator lets the GPU be used: `fractional` (shares of any size), `replicated` (a fixed number of claims), `exclusive` (one claim)",
 		func(d gpu.Device) value { return ofGPUs(d, sharing(d).String()) }},
@@ -95,6 +95,20 @@ var AllAttributes = []Attribute{
 			}
 			return number(d.NUMANode)
 		}},
+}
+
+func parentUUID(d gpu.Device) gpu.UUID {
+	if d.Partition != nil {
+		return d.Partition.Parent
+	}
+	return d.UUID
+}
+
+func profile(d gpu.Device) string {
+	if d.Partition != nil {
+		return d.Partition.Profile
+	}
+	return ""
 }
 
 // attributes are those of one device.

@@ -18,9 +18,9 @@ type Capacity struct {
 	of      func(gpu.Device) *resourceapi.DeviceCapacity // nil: this device has none
 }
 
-// AllCapacities are those of GPUs. A capacity of a device that can be shared has a policy: without one, the first claim would consume
+// AllCapacities are those of GPUs and of partitions. A capacity of a device that can be shared has a policy: without one, the first claim would consume
 // all of it.
-var AllCapacities = []Capacity{
+var AllCapacities = append([]Capacity{
 	{"memory", "bytes", "as NVML reports it, rounded down to 1 MiB; a fractional GPU can be asked for some of it, in steps of 1Mi, and a claim that does not ask gets all of it",
 		func(d gpu.Device) *resourceapi.DeviceCapacity {
 			all := resource.NewQuantity(int64(Memory(d)), resource.BinarySI)
@@ -28,6 +28,9 @@ var AllCapacities = []Capacity{
 		}},
 	{"cores", "percent", "of the multiprocessors; a fractional GPU can be asked for some of them, and for a claim that does not ask there is no limit",
 		func(d gpu.Device) *resourceapi.DeviceCapacity {
+			if d.Partition != nil {
+				return nil
+			}
 			all := resource.NewQuantity(100, resource.DecimalSI)
 			return capacity(d, all, steps(0, 0, 1, all))
 		}},
@@ -39,6 +42,20 @@ var AllCapacities = []Capacity{
 			all := resource.NewQuantity(int64(d.Use.Replicas), resource.DecimalSI)
 			return &resourceapi.DeviceCapacity{Value: *all, RequestPolicy: steps(1, 1, 1, all)}
 		}},
+}, engineCapacities()...)
+
+// engineCapacities are those of what a partition has to itself, also where it has none of it: a selector may ask.
+func engineCapacities() []Capacity {
+	var all []Capacity
+	for _, e := range engines {
+		all = append(all, Capacity{e.capacity, e.unit, e.meaning, func(d gpu.Device) *resourceapi.DeviceCapacity {
+			if d.Partition == nil {
+				return nil
+			}
+			return &resourceapi.DeviceCapacity{Value: *resource.NewQuantity(int64(e.of(d.Partition.Engines)), resource.DecimalSI)}
+		}})
+	}
+	return all
 }
 
 func capacities(d gpu.Device) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {

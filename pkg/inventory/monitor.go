@@ -18,7 +18,7 @@ const Monitor = "monitor"
 // publishMonitor writes the monitor device. It is always free: it may be allocated any number of times, and an allocation consumes
 // nothing of it. Admin access to the GPUs themselves would be refused where their capacity or counters are used up.
 func publishMonitor(node string) resourceapi.Device {
-	return publish(monitor(node))
+	return publish(monitor(node), nil)
 }
 
 // monitor is the monitor device of a node as far as it is like a GPU.

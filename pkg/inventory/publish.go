@@ -34,6 +34,7 @@ type Type struct {
 // AllTypes are the kinds of devices that are published.
 var AllTypes = []Type{
 	{gpu.TypeGPU, "a whole physical GPU, named after its place on the PCI bus (with the domain in front when that is not 0); the name survives reboots"},
+	{gpu.TypeMIG, "a part of a GPU with hardware walls, which exists, or which the driver makes when a claim gets it; named after the GPU, the MIG profile and the memory slice where it begins"},
 	{gpu.TypeMonitor, "all GPUs of the node at once, for those who look after them; always free; only with `adminAccess`"},
 }
 
@@ -50,21 +51,36 @@ var AllTaints = []Taint{
 	{"gpu.nvidia.com/gpu-lost", resourceapi.DeviceTaintEffectNoSchedule,
 		"the GPU does not answer any more; until the claim that holds it is released, or the GPU is back",
 		func(d gpu.Device) bool { return d.Lost }},
+	{"gpu.nvidia.com/mig-blocked", resourceapi.DeviceTaintEffectNoSchedule,
+		"somebody's program on the GPU, or a partition that is not the driver's, keeps the driver from making the partition",
+		func(d gpu.Device) bool { return d.Partition != nil && d.Blocked != "" }},
 }
 
-// Pool is everything the node of that name publishes, in slices of at most 64 devices: its GPUs, then the monitor device. A node
-// without GPUs has nothing to monitor and publishes one empty slice, which says that the driver is there.
+// Pool is everything the node of that name publishes: its GPUs and the monitor device, then partitions, then the counters that tie them
+// together, none in a slice with another, so that one of them that comes or goes moves no other. A slice has at most 64 devices or 8
+// sets of counters. A node without GPUs has nothing to monitor and publishes one empty slice, which says that the driver is there.
 func (inv Inventory) Pool(node string) resourceslice.Pool {
-	var devices []resourceapi.Device
+	all := countersOf(inv)
+	var gpus, partitions []resourceapi.Device
 	for _, d := range inv {
-		devices = append(devices, publish(d))
+		if d.Partition != nil {
+			partitions = append(partitions, publish(d, all))
+		} else {
+			gpus = append(gpus, publish(d, all))
+		}
 	}
 	if len(inv) > 0 {
-		devices = append(devices, publishMonitor(node))
+		gpus = append(gpus, publishMonitor(node))
 	}
 	pool := resourceslice.Pool{}
-	for chunk := range slices.Chunk(devices, devicesPerSlice) {
+	for chunk := range slices.Chunk(gpus, devicesPerSlice) {
 		pool.Slices = append(pool.Slices, resourceslice.Slice{Devices: chunk})
+	}
+	for chunk := range slices.Chunk(partitions, devicesPerSlice) {
+		pool.Slices = append(pool.Slices, resourceslice.Slice{Devices: chunk})
+	}
+	for chunk := range slices.Chunk(counterSets(all), counterSetsPerSlice) {
+		pool.Slices = append(pool.Slices, resourceslice.Slice{SharedCounters: chunk})
 	}
 	if len(pool.Slices) == 0 {
 		pool.Slices = []resourceslice.Slice{{}}
@@ -72,11 +88,15 @@ func (inv Inventory) Pool(node string) resourceslice.Pool {
 	return pool
 }
 
-// publish writes one device of a slice.
-func publish(d gpu.Device) resourceapi.Device {
+// publish writes one device of a slice. It consumes of its GPU's counters, if that has some.
+func publish(d gpu.Device, all map[string]counters) resourceapi.Device {
 	device := resourceapi.Device{Name: d.Name, Taints: taints(d), Attributes: attributes(d), Capacity: capacities(d)}
 	if sharing(d) != gpu.Exclusive {
 		device.AllowMultipleAllocations = ptr.To(true)
+	}
+	parent := gpu.ParentName(d.Name)
+	if of, ok := all[parent]; ok && (d.Partition == nil || !d.Partition.Static) {
+		device.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: parent, Counters: taken(d, of)}}
 	}
 	return device
 }
