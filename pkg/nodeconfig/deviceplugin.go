@@ -3,6 +3,7 @@
 package nodeconfig
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -16,6 +17,7 @@ const (
 	resourcePrefix      = "nvidia.com/"
 	wholeGPU            = resourcePrefix + "gpu"
 	sharedGPU           = wholeGPU + ".shared"
+	migPrefix           = resourcePrefix + "mig-"
 )
 
 // devicePlugin reads a configuration of NVIDIA's device plugin. What it says of sharing is honoured or refused; of the rest, what
@@ -25,28 +27,59 @@ func (r *reader) devicePlugin(root *yaml.Node) []entry {
 	if f["version"] != nil { // the device plugin does without, too
 		r.constant(root, f, "version", devicePluginVersion)
 	}
-	r.flags(f["flags"])
+	strategy := r.flags(f["flags"])
 	if n := f["resources"]; n != nil && len(n.Content) > 0 {
 		r.warning(n.Line, "resources", "ignored, as the device plugin does too: what GPUs are called is for device classes to say")
 	}
 	r.imex(f["imex"])
-	return r.replication(f["sharing"])
+	return r.partitioned(r.replication(f["sharing"]), strategy)
 }
 
-// flags warns of those that say what containers get.
-func (r *reader) flags(n *yaml.Node) {
+// flags warns of those that say what containers get. It returns the one that says which partitions there are, nil where the file
+// leaves that open: the device plugin can have it from its command line, too.
+func (r *reader) flags(n *yaml.Node) (migStrategy *yaml.Node) {
 	if n == nil || n.Kind != yaml.MappingNode {
-		return
+		return nil
 	}
 	for i := 0; i < len(n.Content); i += 2 {
 		name, v := n.Content[i].Value, resolve(n.Content[i+1])
 		switch {
-		case name == "migStrategy" && v.Value != "none" && v.Value != "":
-			r.warning(v.Line, "flags."+name, "%s is ignored: MIG partitions are not offered yet", show(v))
+		case name == "migStrategy" && v.Tag != "!!null" && (v.Value != "" || v.Kind != yaml.ScalarNode):
+			migStrategy = v
 		case (name == "gdsEnabled" || name == "mofedEnabled") && v.Value == "true":
 			r.warning(v.Line, "flags."+name, "ignored: containers do not get its device nodes from this driver")
 		}
 	}
+	return migStrategy
+}
+
+// migStrategies are what the device plugin's ways to treat partitions mean here. It only ever gives those that somebody has made.
+var migStrategies = map[string]gpu.Partitions{
+	"none": gpu.PartitionsNone, "single": gpu.PartitionsStatic, "mixed": gpu.PartitionsStatic,
+}
+
+// partitioned adds to the entries which partitions there are, and one for the GPUs that they leave.
+func (r *reader) partitioned(entries []entry, strategy *yaml.Node) []entry {
+	if strategy == nil {
+		return entries
+	}
+	const path = "flags.migStrategy"
+	partitions, ok := migStrategies[strategy.Value]
+	if !ok {
+		r.problem(strategy.Line, path, "%s: want none, single or mixed", show(strategy))
+		return entries
+	}
+	if strategy.Value == "single" {
+		r.warning(strategy.Line, path, "%s is taken as mixed: a partition is asked for as %s<profile> here, and %s is a whole GPU",
+			show(strategy), migPrefix, wholeGPU)
+	}
+	for i := range entries {
+		entries[i].use.Partitions = partitions
+	}
+	if slices.ContainsFunc(entries, func(e entry) bool { return e.selector == nil }) {
+		return entries // there is no GPU left
+	}
+	return append(entries, entry{line: strategy.Line, path: path, use: gpu.Use{Partitions: partitions}})
 }
 
 // imex refuses channels that pods cannot do without.
@@ -128,7 +161,7 @@ func (r *reader) resource(path string, n *yaml.Node, use gpu.Use) []entry {
 	}
 	var entries []entry
 	for _, s := range r.devices(path+".devices", f["devices"]) {
-		entries = append(entries, entry{n.Line, path, s, use})
+		entries = append(entries, entry{line: n.Line, path: path, selector: s, use: use})
 	}
 	return entries
 }
@@ -143,8 +176,8 @@ func full(name string) string {
 
 // notOffered says why a resource cannot be replicated.
 func notOffered(name string) string {
-	if strings.HasPrefix(name, resourcePrefix+"mig-") {
-		return "; MIG partitions are not offered yet"
+	if strings.HasPrefix(name, migPrefix) {
+		return "; a partition is for one claim here, which containers and pods can share"
 	}
 	return "; other resources of the device plugin do not exist here"
 }

@@ -25,6 +25,8 @@ type entry struct {
 	path     string // "gpus[0]"
 	selector selector
 	use      gpu.Use
+	// partitions is where the entry says which partitions there are; the zero value where it does not.
+	partitions value
 }
 
 func (e entry) String() string { return fmt.Sprintf("%s of line %d", e.path, e.line) }
@@ -67,9 +69,10 @@ func (c Config) ruling(d gpu.Device) int {
 // Unmatched are the selections that have no effect on a node with these GPUs, each with its line. That is no mistake where nodes
 // with other GPUs share the configuration.
 func (c Config) Unmatched(devices []gpu.Device) []string {
-	ruling := map[int]bool{}
+	ruled := map[int][]gpu.Device{}
 	for _, d := range devices {
-		ruling[c.ruling(d)] = true
+		i := c.ruling(d)
+		ruled[i] = append(ruled[i], d)
 	}
 	var out []string
 	for i, e := range c.entries {
@@ -78,11 +81,33 @@ func (c Config) Unmatched(devices []gpu.Device) []string {
 		case e.selector == nil: // what is left; nothing may be
 		case first < 0:
 			out = append(out, fmt.Sprintf("line %d: %s: selects no GPU of this node", e.line, e.path))
-		case !ruling[i]:
+		case len(ruled[i]) == 0:
 			out = append(out, fmt.Sprintf("line %d: %s: decides about no GPU of this node: those that it selects are ruled by earlier entries, the first by %s",
 				e.line, e.path, c.entries[c.ruling(devices[first])]))
 		default:
 			out = append(out, e.selector.absent(devices)...)
+		}
+		if e.partitions.path != "" && len(ruled[i]) > 0 {
+			out = append(out, e.unpartitionable(ruled[i])...)
+		}
+	}
+	return out
+}
+
+// unpartitionable says why there will be no partitions of the GPUs that the entry decides about, where it asks for some. A GPU that
+// can have none is not worth a word beside one that can.
+func (e entry) unpartitionable(devices []gpu.Device) []string {
+	if e.use.Partitions == gpu.PartitionsNone {
+		return nil
+	}
+	if !slices.ContainsFunc(devices, func(d gpu.Device) bool { return d.MIG.Capable }) {
+		return []string{at(e.partitions.line, e.partitions.path, "no GPU of this node that it is for can be partitioned")}
+	}
+	var out []string
+	for _, d := range devices {
+		if e.use.Partitions == gpu.PartitionsDynamic && d.MIG.Capable && !d.MIG.Enabled && !d.MIG.Switchable {
+			out = append(out, at(e.partitions.line, e.partitions.path,
+				"%s has MIG mode off, and only a reset can change that: nvidia-smi -i %d -mig 1", d.Name, d.Index))
 		}
 	}
 	return out

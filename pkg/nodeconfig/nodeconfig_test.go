@@ -9,11 +9,11 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// node has four GPUs.
+// node has four GPUs. MIG mode of an A100 changes by a reset; that of the second is on.
 var node = []gpu.Device{
-	{Name: "gpu-0", UUID: "GPU-aaaa", Index: 0, Product: gpu.Product{Name: "NVIDIA A100-SXM4-40GB", Architecture: "Ampere"}},
-	{Name: "gpu-1", UUID: "GPU-bbbb", Index: 1, Product: gpu.Product{Name: "NVIDIA A100-SXM4-80GB", Architecture: "Ampere"}},
-	{Name: "gpu-2", UUID: "GPU-cccc", Index: 2, Product: gpu.Product{Name: "NVIDIA H100 80GB HBM3", Architecture: "Hopper"}},
+	{Name: "gpu-0", UUID: "GPU-aaaa", Index: 0, Product: gpu.Product{Name: "NVIDIA A100-SXM4-40GB", Architecture: "Ampere"}, MIG: gpu.MIG{Capable: true}},
+	{Name: "gpu-1", UUID: "GPU-bbbb", Index: 1, Product: gpu.Product{Name: "NVIDIA A100-SXM4-80GB", Architecture: "Ampere"}, MIG: gpu.MIG{Capable: true, Enabled: true}},
+	{Name: "gpu-2", UUID: "GPU-cccc", Index: 2, Product: gpu.Product{Name: "NVIDIA H100 80GB HBM3", Architecture: "Hopper"}, MIG: gpu.MIG{Capable: true, Switchable: true}},
 	{Name: "gpu-3", UUID: "GPU-dddd", Index: 3, Product: gpu.Product{Name: "Tesla T4", Architecture: "Turing"}},
 }
 
@@ -68,6 +68,17 @@ gpus:
 			strings.Repeat("gpu-N replicated: 100, isolation hook (/opt/hook/libhook.so)\n", 4)},
 		{"the kernel enforces fractions", `gpus: [{isolation: cgroup}]`, strings.Repeat("gpu-N fractional, isolation cgroup\n", 4)},
 		{"as many replicas as an MPS server has clients", `gpus: [{sharing: {replicated: 48}}]`, strings.Repeat("gpu-N replicated: 48, isolation mps\n", 4)},
+		{"partitions beside every way of sharing", `
+gpus:
+  - select: {index: 0}
+    partitions: none
+  - select: {index: 1}
+    sharing: exclusive
+    partitions: static
+  - sharing: {replicated: 4}
+    partitions: dynamic`,
+			"gpu-0 fractional, isolation mps, partitions none\ngpu-1 exclusive, partitions static\n" +
+				"gpu-2 replicated: 4, isolation mps, partitions dynamic\ngpu-3 replicated: 4, isolation mps, partitions dynamic"},
 		{"an anchor saves writing", "gpus:\n  - {select: {index: 0}, sharing: &four {replicated: 4}}\n  - {select: {index: 3}, sharing: *four}",
 			"gpu-0 replicated: 4, isolation mps\ngpu-1 fractional, isolation mps\ngpu-2 fractional, isolation mps\ngpu-3 replicated: 4, isolation mps"},
 	} {
@@ -123,7 +134,23 @@ sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, devices: [0], replica
 version: v1
 sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 1}]}}`,
 			strings.Repeat("gpu-N replicated: 1, isolation none, one per claim\n", 4)},
-		{"nothing about sharing", "version: v1\nflags: {migStrategy: none}", untouched},
+		{"nothing about sharing", "version: v1\nflags: {failOnInitError: true}", untouched},
+		{"nothing about partitions", "version: v1\nflags: {migStrategy: }", untouched},
+		{"an empty word about partitions", "version: v1\nflags: {migStrategy: ''}", untouched},
+		{"no partitions", "version: v1\nflags: {migStrategy: none}", strings.Repeat("gpu-N fractional, isolation mps, partitions none\n", 4)},
+		{"partitions that are there, and replicas", `
+version: v1
+flags: {migStrategy: mixed}
+sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}`,
+			strings.Repeat("gpu-N replicated: 4, isolation none, partitions static\n", 4)},
+		{"partitions also of the GPUs that are not replicated", `
+version: v1
+flags: {migStrategy: mixed}
+sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, devices: [3], replicas: 4}]}}`,
+			"gpu-0 fractional, isolation mps, partitions static\ngpu-1 fractional, isolation mps, partitions static\n" +
+				"gpu-2 fractional, isolation mps, partitions static\ngpu-3 replicated: 4, isolation none, partitions static"},
+		{"partitions under the name of a whole GPU", "version: v1\nflags: {migStrategy: single}", strings.Repeat("gpu-N fractional, isolation mps, partitions static\n", 4) +
+			`line 2: flags.migStrategy: "single" is taken as mixed: a partition is asked for as nvidia.com/mig-<profile> here, and nvidia.com/gpu is a whole GPU`},
 		{"what a file that is carried over often has", `
 version: v1
 flags:
@@ -135,20 +162,18 @@ flags:
   gfd: {oneshot: false, noTimestamp: false, sleepInterval: 60s}
 resources: {}
 imex: {required: false}
-sharing: {}`, untouched},
+sharing: {}`, strings.Repeat("gpu-N fractional, isolation mps, partitions none\n", 4)},
 		{"what would be missed is warned of", `
 version: v1
 flags:
-  migStrategy: mixed
   gdsEnabled: true
   mofedEnabled: true
 resources: {gpus: [{pattern: "*", name: nvidia.com/gpu}]}
 imex: {channelIDs: [0]}`, untouched + `
-line 4: flags.migStrategy: "mixed" is ignored: MIG partitions are not offered yet
-line 5: flags.gdsEnabled: ignored: containers do not get its device nodes from this driver
-line 6: flags.mofedEnabled: ignored: containers do not get its device nodes from this driver
-line 7: resources: ignored, as the device plugin does too: what GPUs are called is for device classes to say
-line 8: imex.channelIDs: ignored: IMEX channels are not offered by this driver`},
+line 4: flags.gdsEnabled: ignored: containers do not get its device nodes from this driver
+line 5: flags.mofedEnabled: ignored: containers do not get its device nodes from this driver
+line 6: resources: ignored, as the device plugin does too: what GPUs are called is for device classes to say
+line 7: imex.channelIDs: ignored: IMEX channels are not offered by this driver`},
 		{"as JSON, too", `{"version": "v1", "sharing": {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 3}]}}}`,
 			strings.Repeat("gpu-N replicated: 3, isolation none\n", 4)},
 	} {
@@ -187,28 +212,32 @@ gpus:
   - {select: {uuid: MIG-1}, sharing: replicated, onePerClaim: often}
 `, `
 line 4: gpu: unknown field; accepted here: apiVersion, kind, gpus
-line 6: gpus[0].selects: unknown field; accepted here: select, sharing, isolation, hook, sharedOnly, onePerClaim
+line 6: gpus[0].selects: unknown field; accepted here: select, sharing, partitions, isolation, hook, sharedOnly, onePerClaim
 line 7: gpus[0].sharing: "exclusiv": want fractional, exclusive or {replicated: N}
 line 8: gpus[1].select.produkt: unknown field; accepted here: product, uuid, index, architecture
 line 8: gpus[1].select.index: "first": want a whole number from 0 to 1023
 line 9: gpus[1].sharing.replicas: unknown field; accepted here: replicated
 line 10: gpus[1].isolation: "msp": want mps, none, hook or cgroup
-line 11: gpus[2].select.uuid: "MIG-1": want the UUID of a whole GPU, such as GPU-5f2a1c7e-…; partitions cannot be chosen yet
+line 11: gpus[2].select.uuid: "MIG-1": want the UUID of a whole GPU, such as GPU-5f2a1c7e-…; its partitions have no configuration of their own
 line 11: gpus[2].sharing: "replicated": want fractional, exclusive or {replicated: N}
 line 11: gpus[2].onePerClaim: "often": want true or false`},
 		{"a field twice", ownHead + "gpus:\n  - sharing: exclusive\n    sharing: fractional\n", "line 5: gpus[0].sharing: given twice"},
-		{"an entry that is no map", ownHead + "gpus: [exclusive]", `line 3: gpus[0]: "exclusive": want a map with the fields select, sharing, isolation, hook, sharedOnly, onePerClaim`},
+		{"an entry that is no map", ownHead + "gpus: [exclusive]", `line 3: gpus[0]: "exclusive": want a map with the fields select, sharing, partitions, isolation, hook, sharedOnly, onePerClaim`},
 		{"a list that is none", ownHead + "gpus: {sharing: exclusive}", "line 3: gpus: a map: want a list"},
 		{"a selection that was commented out", ownHead + "gpus:\n  - select:\n    # index: 0\n    sharing: exclusive", "line 4: gpus[0].select: nothing: want a map with the fields product, uuid, index, architecture"},
 		{"a selection of nothing", ownHead + "gpus:\n  - select: {}\n", "line 4: gpus[0].select: empty: want one or more of product, uuid, index, architecture; an entry for every GPU has no select"},
 		{"a list of nothing", ownHead + "gpus:\n  - select: {uuid: []}\n", "line 4: gpus[0].select.uuid: empty: want one value or more"},
 		{"an index below 0", ownHead + "gpus: [{select: {index: [0, -1]}}]", `line 3: gpus[0].select.index[1]: "-1": want a whole number from 0 to 1023`},
-		{"a pattern of UUIDs", ownHead + "gpus: [{select: {uuid: GPU-*}}]", `line 3: gpus[0].select.uuid: "GPU-*": want the UUID of a whole GPU, such as GPU-5f2a1c7e-…; partitions cannot be chosen yet`},
+		{"a pattern of UUIDs", ownHead + "gpus: [{select: {uuid: GPU-*}}]", `line 3: gpus[0].select.uuid: "GPU-*": want the UUID of a whole GPU, such as GPU-5f2a1c7e-…; its partitions have no configuration of their own`},
 		{"no replicas", ownHead + "gpus: [{sharing: {replicated: 0}}]", `line 3: gpus[0].sharing.replicated: "0": want a whole number from 1 to 1024`},
 		{"no number of replicas", ownHead + "gpus: [{sharing: {replicated: }}]", `line 3: gpus[0].sharing.replicated: nothing: want a whole number from 1 to 1024`},
 		{"more replicas than clients", ownHead + "gpus:\n  - sharing: {replicated: 49}\n", "line 4: gpus[0].sharing.replicated: 49: want at most 48 with isolation mps, an MPS server has no more clients"},
 		{"replicas of less than a percent", ownHead + "gpus: [{sharing: {replicated: 101}, isolation: cgroup}]", "line 3: gpus[0].sharing.replicated: 101: want at most 100 with isolation cgroup, none would be left with a whole percent of the GPU"},
 		{"isolation of one user", ownHead + "gpus: [{sharing: exclusive, isolation: mps}]", "line 3: gpus[0].isolation: an exclusive GPU has one user and nothing to isolate: leave it out"},
+		{"partitions in a way that does not exist", ownHead + "gpus:\n  - sharing: exclusive\n    partitions: mixed\n", `line 5: gpus[0].partitions: "mixed": want none, static or dynamic; without the field it depends on the GPU`},
+		{"partitions by default", ownHead + "gpus: [{partitions: auto}]", `line 3: gpus[0].partitions: "auto": want none, static or dynamic; without the field it depends on the GPU`},
+		{"partitions, and then nothing", ownHead + "gpus:\n  - partitions:\n", `line 4: gpus[0].partitions: nothing: want none, static or dynamic; without the field it depends on the GPU`},
+		{"partitions by profile", ownHead + "gpus: [{partitions: {1g.10gb: 7}}]", `line 3: gpus[0].partitions: a map: want none, static or dynamic; without the field it depends on the GPU`},
 		{"a hook without a library", ownHead + "gpus: [{isolation: hook}]", "line 3: gpus[0].hook: missing: isolation: hook wants hook: {library: PATH}, a CUDA interposer on the node"},
 		{"a hook with an empty library", ownHead + "gpus: [{isolation: hook, hook: {}}]", "line 3: gpus[0].hook.library: missing: want the path of a CUDA interposer on the node"},
 		{"a library without a hook", ownHead + "gpus: [{hook: {library: /opt/libhook.so}}]", "line 3: gpus[0].hook: only isolation: hook has a library"},
@@ -249,7 +278,7 @@ sharing:
   timeSlicing:
     resources:
       - {name: nvidia.com/gpu, replicas: 4}
-      - {name: nvidia.com/mig-1g.5gb, replicas: 2}`, `line 7: sharing.timeSlicing.resources[1].name: "nvidia.com/mig-1g.5gb": want nvidia.com/gpu; MIG partitions are not offered yet`},
+      - {name: nvidia.com/mig-1g.5gb, replicas: 2}`, `line 7: sharing.timeSlicing.resources[1].name: "nvidia.com/mig-1g.5gb": want nvidia.com/gpu; a partition is for one claim here, which containers and pods can share`},
 		{"another resource", "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/a100, replicas: 2}]}}",
 			`line 2: sharing.mps.resources[0].name: "nvidia.com/a100": want nvidia.com/gpu; other resources of the device plugin do not exist here`},
 		{"another name", "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, rename: nvidia.com/slice, replicas: 2}]}}",
@@ -259,10 +288,12 @@ sharing:
 		{"no devices", "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, devices: [], replicas: 2}]}}",
 			`line 2: sharing.mps.resources[0].devices: a list: want all, a number of GPUs, or a list of indexes and UUIDs`},
 		{"a partition by index and one by UUID", "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, devices: [\"0:1\", MIG-1], replicas: 2}]}}", `
-line 2: sharing.mps.resources[0].devices[0]: "0:1": want the UUID of a whole GPU, such as GPU-5f2a1c7e-…; partitions cannot be chosen yet
-line 2: sharing.mps.resources[0].devices[1]: "MIG-1": want the UUID of a whole GPU, such as GPU-5f2a1c7e-…; partitions cannot be chosen yet`},
+line 2: sharing.mps.resources[0].devices[0]: "0:1": want the UUID of a whole GPU, such as GPU-5f2a1c7e-…; its partitions have no configuration of their own
+line 2: sharing.mps.resources[0].devices[1]: "MIG-1": want the UUID of a whole GPU, such as GPU-5f2a1c7e-…; its partitions have no configuration of their own`},
 		{"the same devices twice", "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 4}]}}",
 			"line 2: sharing.mps.resources[1]: never decides: sharing.mps.resources[0] of line 2 selects the same GPUs, and the first entry that selects a GPU decides"},
+		{"a strategy that does not exist", "version: v1\nflags:\n  migStrategy: mix\n", `line 3: flags.migStrategy: "mix": want none, single or mixed`},
+		{"a list of strategies", "version: v1\nflags:\n  migStrategy: [mixed]\n", `line 3: flags.migStrategy: a list: want none, single or mixed`},
 		{"channels that pods need", "version: v1\nimex: {channelIDs: [0], required: true}", "line 2: imex.required: IMEX channels are not offered by this driver: want false"},
 	} {
 		t.Run(row.name, func(t *testing.T) { compare(t, usesOf(row.text), row.want) })
@@ -278,6 +309,13 @@ func TestSelectionsWithoutEffect(t *testing.T) {
 		{"one of two values", ownHead + "gpus:\n  - select:\n      uuid:\n        - GPU-aaaa\n        - GPU-aaab\n", "line 7: gpus[0].select.uuid[1]: no GPU of this node has the uuid GPU-aaab"},
 		{"earlier entries have them all", ownHead + "gpus:\n  - select: {index: [0, 1]}\n  - select: {product: '*A100*'}\n",
 			"line 5: gpus[1]: decides about no GPU of this node: those that it selects are ruled by earlier entries, the first by gpus[0] of line 4"},
+		{"partitions where some GPUs can have them", ownHead + "gpus:\n  - {select: {index: [1, 2, 3]}, partitions: dynamic}\n  - partitions: static\n", ""},
+		{"partitions of GPUs that can have none", ownHead + "gpus:\n  - select: {index: 3}\n    partitions: dynamic\n  - partitions: static\n",
+			"line 5: gpus[0].partitions: no GPU of this node that it is for can be partitioned"},
+		{"no partitions of GPUs that can have none", ownHead + "gpus:\n  - select: {index: 3}\n    partitions: none\n", ""},
+		{"partitions that wait for a reset", ownHead + "gpus:\n  - partitions: dynamic\n",
+			"line 4: gpus[0].partitions: gpu-0 has MIG mode off, and only a reset can change that: nvidia-smi -i 0 -mig 1"},
+		{"a file of the device plugin for nodes of all kinds", "version: v1\nflags: {migStrategy: mixed}\nsharing: {mps: {resources: [{name: nvidia.com/gpu, devices: [3], replicas: 2}]}}", ""},
 		{"more devices than there are", "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, devices: 5, replicas: 2}]}}",
 			"line 2: sharing.mps.resources[0].devices: no GPU of this node has the index 4"},
 	} {

@@ -57,13 +57,17 @@ func (r *reader) own(root *yaml.Node) []entry {
 
 func (r *reader) entry(path string, n *yaml.Node) entry {
 	before := len(r.problems)
-	f := r.fields(path, n, "select", "sharing", "isolation", "hook", "sharedOnly", "onePerClaim")
+	f := r.fields(path, n, "select", "sharing", "partitions", "isolation", "hook", "sharedOnly", "onePerClaim")
 	e := entry{line: n.Line, path: path}
 	if n := f["select"]; n != nil {
 		e.selector = r.selector(path+".select", n)
 	}
 	if n := f["sharing"]; n != nil {
 		e.use.Sharing, e.use.Replicas = r.sharing(path+".sharing", n)
+	}
+	if n := f["partitions"]; n != nil {
+		e.partitions = value{n.Line, path + ".partitions", n.Value}
+		e.use.Partitions = r.partitions(e.partitions.path, n)
 	}
 	if n := f["isolation"]; n != nil && e.use.Isolation.UnmarshalText([]byte(n.Value)) != nil {
 		r.problem(n.Line, path+".isolation", "%s: want mps, none, hook or cgroup", show(n))
@@ -132,7 +136,7 @@ func (r *reader) value(path string, n *yaml.Node, attribute string) []value {
 func (r *reader) uuid(path string, n *yaml.Node) (string, bool) {
 	text, ok := r.text(path, n)
 	if ok && (!strings.HasPrefix(text, "GPU-") || strings.Contains(text, "*")) {
-		r.problem(n.Line, path, "%q: want the UUID of a whole GPU, such as GPU-5f2a1c7e-…; partitions cannot be chosen yet", text)
+		r.problem(n.Line, path, "%q: want the UUID of a whole GPU, such as GPU-5f2a1c7e-…; its partitions have no configuration of their own", text)
 		return "", false
 	}
 	return text, ok
@@ -156,6 +160,16 @@ func (r *reader) sharing(path string, n *yaml.Node) (gpu.Sharing, int) {
 	}
 	r.problem(n.Line, path, "%s: want fractional, exclusive or {replicated: N}", show(n))
 	return gpu.Fractional, 0
+}
+
+// partitions reads a word. There is none for the default: that is to leave the field out.
+func (r *reader) partitions(path string, n *yaml.Node) gpu.Partitions {
+	var p gpu.Partitions
+	if n.Kind != yaml.ScalarNode || p.UnmarshalText([]byte(n.Value)) != nil || p == gpu.PartitionsAuto {
+		r.problem(n.Line, path, "%s: want none, static or dynamic; without the field it depends on the GPU", show(n))
+		return gpu.PartitionsAuto
+	}
+	return p
 }
 
 // library reads where the CUDA interposer is.
