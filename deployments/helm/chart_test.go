@@ -7,6 +7,7 @@ package helm_test
 import (
 	"bytes"
 	"flag"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,12 +15,17 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 )
 
 const chart = "gpu-dra-driver"
+
+// fewProfiles keeps golden files short: one has the classes of all profiles.
+const fewProfiles = "deviceClasses.migProfiles={1g.10gb+me}"
 
 var update = flag.Bool("update", false, "write the golden files")
 
@@ -29,9 +35,9 @@ func TestTemplate(t *testing.T) {
 		args         []string
 	}{
 		{"the defaults serve GPU nodes", "default", nil},
-		{"simulation serves labelled nodes", "simulate", []string{"--set", "simulate.enabled=true"}},
+		{"simulation serves labelled nodes", "simulate", []string{"--set", "simulate.enabled=true", "--set", fewProfiles}},
 		{"a profile for all nodes and profiles of one's own", "simulate-profiles", []string{"--set", "simulate.enabled=true",
-			"--set", "simulate.profile=tiny", "--set-string", "simulate.profiles.tiny=gpus: []\n"}},
+			"--set", "simulate.profile=tiny", "--set-string", "simulate.profiles.tiny=gpus: []\n", "--set", fewProfiles}},
 		{"everything that can be set", "everything", []string{"--values", "testdata/everything.yaml"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -54,6 +60,7 @@ func TestNotes(t *testing.T) {
 		{"hardware: which label is missing", nil, "nvidia.com/gpu.present=true", "SIMULATED"},
 		{"simulation is called so", []string{"--set", "simulate.enabled=true"}, "SIMULATED", "gpu.present"},
 		{"the class is the driver's", []string{"--set", "driverName=gpu.example.com"}, "deviceClassName: gpu.example.com", "deviceClassName: gpu.nvidia.com"},
+		{"the class of a profile", nil, "name mig.nvidia.com, or the class of its profile, such as mig-1g.6gb.nvidia.com.", "SIMULATED"},
 		{"no class", []string{"--set", "deviceClasses.create=false"}, "claims need a DeviceClass", "ResourceClaimTemplate"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -86,6 +93,76 @@ func TestDriverNameChangesEverywhere(t *testing.T) {
 	}
 }
 
+// migClasses are the classes of partitions in a rendered chart: name → selector, extended resource.
+func migClasses(t *testing.T, args ...string) map[string]string {
+	t.Helper()
+	text, err := helm(t, append([]string{"template", "x", chart}, args...)...)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	classes := map[string]string{}
+	for _, document := range strings.Split(text, "\n---\n") {
+		var class resourceapi.DeviceClass
+		if err := yaml.Unmarshal([]byte(document), &class); err != nil {
+			t.Fatal(err)
+		}
+		if class.Kind != "DeviceClass" || !strings.HasPrefix(class.Name, "mig") {
+			continue
+		}
+		if problems := validation.IsDNS1123Subdomain(class.Name); problems != nil || classes[class.Name] != "" {
+			t.Errorf("class %s: is there twice, or %v", class.Name, problems)
+		}
+		resource := "none"
+		if class.Spec.ExtendedResourceName != nil {
+			resource = *class.Spec.ExtendedResourceName
+			if problems := validation.IsQualifiedName(resource); problems != nil {
+				t.Errorf("extended resource %s: %v", resource, problems)
+			}
+		}
+		classes[class.Name] = class.Spec.Selectors[0].CEL.Expression + ", " + resource
+	}
+	return classes
+}
+
+func TestClassesOfPartitions(t *testing.T) {
+	const (
+		any  = "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'mig'"
+		all  = any + ", none"
+		a    = any + " && device.attributes['gpu.nvidia.com'].profile == '1g.24gb"
+		five = "deviceClasses.migProfiles={1g.24gb,1g.24gb+me,1g.24gb-me,1g.24gb+me.all,1g.24gb+gfx}"
+	)
+	for _, tc := range []struct {
+		name string
+		args []string
+		want map[string]string
+	}{
+		{"profiles that differ in their last sign only", []string{"--set", five}, map[string]string{
+			"mig.nvidia.com":                all,
+			"mig-1g.24gb.nvidia.com":        a + "', nvidia.com/mig-1g.24gb",
+			"mig-1g.24gb.me.nvidia.com":     a + "+me', nvidia.com/mig-1g.24gb.me",
+			"mig-1g.24gb-me.nvidia.com":     a + "-me', nvidia.com/mig-1g.24gb-me",
+			"mig-1g.24gb.me.all.nvidia.com": a + "+me.all', nvidia.com/mig-1g.24gb.me.all",
+			"mig-1g.24gb.gfx.nvidia.com":    a + "+gfx', nvidia.com/mig-1g.24gb.gfx",
+		}},
+		{"no profiles", []string{"--set-json", "deviceClasses.migProfiles=[]"}, map[string]string{"mig.nvidia.com": all}},
+		{"no extended resources", []string{"--set", "deviceClasses.migProfiles={1g.24gb}", "--set", "deviceClasses.migExtendedResourcePrefix="},
+			map[string]string{"mig.nvidia.com": all, "mig-1g.24gb.nvidia.com": a + "', none"}},
+		{"the driver has another name", []string{"--set-json", "deviceClasses.migProfiles=[]", "--set", "driverName=gpu.example.com"},
+			map[string]string{"mig.example.com": strings.ReplaceAll(all, "gpu.nvidia.com", "gpu.example.com")}},
+		{"the driver has a name that does not begin with gpu", []string{"--set-json", "deviceClasses.migProfiles=[]", "--set", "driverName=cards.example.com"},
+			map[string]string{"mig.cards.example.com": strings.ReplaceAll(all, "gpu.nvidia.com", "cards.example.com")}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if got := migClasses(t, tc.args...); !maps.Equal(got, tc.want) {
+				t.Errorf("got\n%v\nwant\n%v", got, tc.want)
+			}
+		})
+	}
+	if n := len(migClasses(t)); n < 50 { // and every name is legal
+		t.Errorf("got %d classes by default", n)
+	}
+}
+
 // What goes in as a value comes out as a configuration that the driver can read.
 func TestNodeConfigs(t *testing.T) {
 	for _, document := range strings.Split(read(t, "testdata/everything.golden.yaml"), "\n---\n") {
@@ -112,6 +189,7 @@ func TestNodeConfigs(t *testing.T) {
 func TestSwitches(t *testing.T) {
 	for _, tc := range []struct{ name, set, not string }{
 		{"a device plugin serves the extended resource", "deviceClasses.extendedResourceName=", "extendedResourceName: nvidia.com/gpu\n"},
+		{"partitions are not extended resources", "deviceClasses.migExtendedResourcePrefix=", "extendedResourceName: nvidia.com/mig-"},
 		{"shared GPUs are not an extended resource", "deviceClasses.sharedExtendedResourceName=", "extendedResourceName: nvidia.com/gpu.shared"},
 		{"no classes", "deviceClasses.create=false", "kind: DeviceClass"},
 		{"the monitor device without its policy", "admissionPolicies.monitor=false", "asks for the monitor device"},
@@ -144,6 +222,13 @@ func TestWrongValuesAreErrors(t *testing.T) {
 		{"a misspelt key in a toleration", "kubeletPlugin.tolerations[0].kye=x", "kye"},
 		{"an extended resource without a domain", "deviceClasses.extendedResourceName=gpu", "extendedResourceName"},
 		{"one extended resource for two classes", "deviceClasses.sharedExtendedResourceName=nvidia.com/gpu", "one name cannot ask for two classes"},
+		{"an extended resource of partitions for whole GPUs", "deviceClasses.extendedResourceName=nvidia.com/mig-1g.10gb.me", "of the profile 1g.10gb+me"},
+		{"a prefix without a domain", "deviceClasses.migExtendedResourcePrefix=mig-", "migExtendedResourcePrefix"},
+		{"a profile that is none", "deviceClasses.migProfiles={1g.10}", "migProfiles/0"},
+		{"a profile of a compute instance", "deviceClasses.migProfiles={1c.3g.20gb}", "migProfiles/0"},
+		{"a profile as it is in other names", "deviceClasses.migProfiles={1g.10gb.me}", "migProfiles/0"},
+		{"a profile twice", "deviceClasses.migProfiles={1g.10gb,1g.10gb}", "migProfiles"},
+		{"a misspelt way of partitioning", "nodeConfigs.default.gpus[0].partitions=auto", "gpus/0/partitions"},
 		{"a node configuration whose name no label can have", "nodeConfigs.a/b=text", "a/b"},
 		{"a node configuration without text", "nodeConfigs.default=", "nodeConfigs/default"},
 		{"a node configuration without a head", "nodeConfigs.default.gpus[0].sharing=exclusive", "apiVersion"},

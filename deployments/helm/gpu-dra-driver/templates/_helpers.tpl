@@ -35,6 +35,22 @@
 {{- printf "monitor.%s" .Values.driverName }}
 {{- end }}
 
+{{/*
+The class of MIG partitions, or with a profile the one of those: mig.nvidia.com and mig-1g.10gb.me.nvidia.com, which is what
+NVIDIA's driver and device plugin have in their names. "mig" takes the place of "gpu." in the name of the driver, and otherwise
+goes in front of it. Takes a list: the root, and a profile where there is one.
+*/}}
+{{- define "gpu-dra-driver.migClass" -}}
+{{- $profile := "" }}
+{{- with rest . }}{{ $profile = printf "-%s" (include "gpu-dra-driver.migName" (first .)) }}{{ end }}
+{{- printf "mig%s.%s" $profile (trimPrefix "gpu." (first .).Values.driverName) }}
+{{- end }}
+
+{{/* A profile as names can have it, and as the device plugin writes it: no name can have a "+", and no two profiles become one. */}}
+{{- define "gpu-dra-driver.migName" -}}
+{{- replace "+" "." . }}
+{{- end }}
+
 {{- define "gpu-dra-driver.image" -}}
 {{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) }}
 {{- end }}
