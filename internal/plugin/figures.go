@@ -148,7 +148,7 @@ func (f *figures) look(ctx context.Context) []figure {
 		}
 	}
 	if f.usage != nil && len(pods) > 0 {
-		f.measure(ctx, inv.Present(), pods, found)
+		f.measure(ctx, found.users(inv), pods, found)
 	}
 	return found.sorted()
 }
@@ -170,12 +170,30 @@ func (t figureTable) request(p place, a sharing.Assignment, inv inventory.Invent
 	if a.AdminAccess || !known || !ok {
 		return
 	}
+	if a.Partition != nil {
+		d.UUID = a.Partition.UUID // the place for it has its name there
+	}
 	one := t.at(p, d)
 	if one.requested == nil {
 		one.requested = &requested{}
 	}
 	one.requested.memory += memory
 	one.requested.cores += cores
+}
+
+// users are the devices whose processes are to be asked for: partitions that containers have, and all GPUs without such. A GPU lists
+// the processes of its partitions, too.
+func (t figureTable) users(inv inventory.Inventory) inventory.Inventory {
+	var partitions inventory.Inventory
+	divided := map[string]bool{}
+	for _, one := range t {
+		if _, known := partitions.Find(one.device); one.gpu.Partition != nil && !known {
+			partitions = append(partitions, one.gpu)
+			divided[gpu.ParentName(one.device)] = true
+		}
+	}
+	whole := slices.DeleteFunc(inv.Present(), func(d gpu.Device) bool { return divided[d.Name] })
+	return append(whole, partitions...)
 }
 
 // use sets what containers use of the GPU. One that has it and no process on it uses nothing.

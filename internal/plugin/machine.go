@@ -18,10 +18,9 @@ import (
 	"github.com/google/renameio/v2"
 	"k8s.io/klog/v2"
 
-	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
-	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
 const (
@@ -45,6 +44,8 @@ type machine struct {
 
 	looked chan struct{} // closed when the machine has been looked at once, whatever was seen
 	node   atomic.Pointer[claims.Node]
+	known  inventory.Inventory // all that there was at the last look, also GPUs of which claims can get partitions only
+	busy   *busyGPUs
 	said   map[string]string // the last problem of each kind that was logged, so that it is logged once
 
 	pending []pendingChange // of modes
@@ -60,7 +61,10 @@ func (m *machine) current() (claims.Node, error) {
 
 // inventory is the last known one, also of a machine that is not ready.
 func (m *machine) inventory() inventory.Inventory {
-	return m.lastKnown(m.node.Load())
+	if node := m.node.Load(); node != nil {
+		return node.Inventory
+	}
+	return m.saved()
 }
 
 // watch looks at the machine until ctx ends.
@@ -87,6 +91,8 @@ func (m *machine) watch(ctx context.Context) {
 
 // look reads the machine once. What it was stays known when it cannot be read.
 func (m *machine) look(ctx context.Context) error {
+	l := ledger{}
+	l.before, l.incomplete = m.config.Records.List()
 	node, broken, err := m.config.Discover()
 	if err != nil {
 		return err
@@ -94,28 +100,36 @@ func (m *machine) look(ctx context.Context) error {
 	if err := errors.Join(broken...); err != nil {
 		m.say(ctx, "GPU left out: it cannot be read", err)
 	}
-	before := m.node.Load()
-	known := m.lastKnown(before)
-	records, err := m.config.Records.List()
-	if err != nil {
-		m.say(ctx, "Records cannot be read, every known device counts as held", err)
+	l.after, err = m.config.Records.List()
+	if l.incomplete = errors.Join(l.incomplete, err); l.incomplete != nil {
+		m.say(ctx, "Records cannot be read, every known device counts as held", l.incomplete)
 	}
-	node.Inventory = node.Inventory.Retain(known, touched(records, err))
-	node.Inventory, err = m.settle(ctx, node.Inventory, known, holders(records, err))
-	if err != nil {
+	first := m.node.Load() == nil
+	if first {
+		m.known = m.saved()
+	}
+	gpus := node.Inventory.Retain(m.known.GPUs(), l.touched)
+	if gpus, err = m.settle(ctx, gpus, m.known.GPUs(), l); err != nil {
 		return err
 	}
-	node.Hardware = measuredHardware{node.Hardware, m.metrics}
+	gpus = m.block(gpus, l)
+	gone := l.missing(gpus)
+	heldBefore := slices.DeleteFunc(slices.Clone(m.known), func(d gpu.Device) bool { return d.Partition == nil || !l.held(d.Name) })
+	node.Inventory = steady(withoutMissing(gpus.Divide(l.own).Retain(heldBefore, l.held), gone))
+	node.Hardware = measuredHardware{node.Hardware, m.metrics, m.busy}
+	before := m.node.Load()
 	m.node.Store(&node) // also when it has the same devices: the session that found them may be another one
 	defer m.publish(ctx, node.Inventory)
-	if before != nil && reflect.DeepEqual(before.Inventory, node.Inventory) {
+	if !first && reflect.DeepEqual(before.Inventory, node.Inventory) {
 		return nil
 	}
-	m.report(ctx, known, node.Inventory)
-	if err := m.keep(node.Inventory); err != nil {
+	known := append(steady(gpus), slices.DeleteFunc(slices.Clone(node.Inventory), func(d gpu.Device) bool { return d.Partition == nil })...)
+	m.report(ctx, m.known, known, gone)
+	m.known = known
+	if err := m.keep(known); err != nil {
 		klog.FromContext(ctx).Error(err, "Inventory not saved: a GPU that is lost now will be forgotten at the next start")
 	}
-	if before == nil {
+	if first {
 		m.status.wait(nil)
 	}
 	m.resume()
@@ -124,11 +138,11 @@ func (m *machine) look(ctx context.Context) error {
 }
 
 // settle gives every GPU its mode. Without a configuration, GPUs keep the modes that they had; the error says that they had none.
-func (m *machine) settle(ctx context.Context, found, known inventory.Inventory, claimsOn func(device string) []sharing.Claim) (inventory.Inventory, error) {
+func (m *machine) settle(ctx context.Context, found, known inventory.Inventory, l ledger) (inventory.Inventory, error) {
 	config, err := m.modes.current(ctx)
 	if err == nil {
 		m.modes.explain(ctx, config, found)
-		settled, pending := settle(found, known, claimsOn, config)
+		settled, pending := settle(found, known, l, config)
 		m.announce(ctx, pending)
 		return settled, nil
 	}
@@ -143,20 +157,8 @@ func (m *machine) settle(ctx context.Context, found, known inventory.Inventory, 
 	return settled, nil
 }
 
-// touched says which devices records are about. When some of them cannot be read, that may be any.
-func touched(records []checkpoint.Record, unreadable error) func(device string) bool {
-	var devices []string
-	for _, rec := range records {
-		devices = append(devices, rec.Plan.Devices()...)
-	}
-	return func(device string) bool { return unreadable != nil || slices.Contains(devices, device) }
-}
-
-// lastKnown is the inventory before, also across a restart.
-func (m *machine) lastKnown(before *claims.Node) inventory.Inventory {
-	if before != nil {
-		return before.Inventory
-	}
+// saved is the last known inventory of the instance before.
+func (m *machine) saved() inventory.Inventory {
 	data, err := os.ReadFile(filepath.Join(m.config.PluginDir, knownFile))
 	var inv inventory.Inventory
 	if err == nil {
@@ -177,26 +179,37 @@ func (m *machine) keep(inv inventory.Inventory) error {
 	return renameio.WriteFile(filepath.Join(m.config.PluginDir, knownFile), data, 0o600)
 }
 
-// report logs what became of which GPU.
-func (m *machine) report(ctx context.Context, before, now inventory.Inventory) {
+// report logs what became of which GPU, and of partitions that claims have.
+func (m *machine) report(ctx context.Context, before, now inventory.Inventory, gone []missing) {
 	logger := klog.FromContext(ctx)
-	logger.Info("Devices discovered", "devices", len(now))
-	for _, d := range now {
-		switch old, ok := before.Find(d.Name); {
+	logger.Info("Devices discovered", "gpus", len(now.GPUs()), "partitions", len(now)-len(now.GPUs()))
+	for _, d := range now.GPUs() {
+		old, known := before.Find(d.Name)
+		switch {
 		case d.Lost && !old.Lost:
 			logger.Info("GPU lost", "device", d.Name, "uuid", d.UUID)
 			m.reporter.device(Events.GPULost, d.Name, "GPU %s (%s, %s) does not answer any more", d.Name, d.Product.Name, d.UUID)
-		case !d.Lost && (!ok || old.Lost):
+		case !d.Lost && (!known || old.Lost):
 			logger.Info("GPU found", "device", d.Name, "uuid", d.UUID, "product", d.Product.Name, "mode", d.Use.String())
 		}
-		if old, ok := before.Find(d.Name); ok && old.Use != d.Use {
+		if known && old.Use != d.Use {
 			logger.Info("Mode of GPU changed", "device", d.Name, "uuid", d.UUID, "from", old.Use.String(), "to", d.Use.String())
 			m.reporter.device(Events.ModeChanged, d.Name, "GPU %s (%s) changed from %s to %s", d.Name, d.UUID, old.Use, d.Use)
 		}
+		if d.Blocked != "" && old.Blocked == "" {
+			logger.Info("GPU cannot be partitioned", "device", d.Name, "uuid", d.UUID, "why", d.Blocked)
+			m.reporter.device(Events.MIGBlocked, d.Name, "%s", note(fmt.Sprintf("GPU %s (%s) cannot be partitioned: %s", d.Name, d.UUID, d.Blocked)))
+		}
 	}
-	for _, d := range before {
+	for _, d := range before.GPUs() {
 		if _, ok := now.Find(d.Name); !ok {
 			logger.Info("GPU gone", "device", d.Name, "uuid", d.UUID)
+		}
+	}
+	for _, g := range gone {
+		if old, _ := before.Find(g.device); !old.Lost {
+			logger.Info("Partition is gone under a claim", "device", g.device, "uuid", g.partition.UUID, "claim", g.claim)
+			m.reporter.partitionLost(g.claim, g.device, g.partition)
 		}
 	}
 }

@@ -4,6 +4,7 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -43,29 +44,35 @@ const prefix = "gpu_dra_"
 
 // Steps are what preparing and unpreparing a claim is made of: the values of the label "step", with what each of them does.
 var Steps = map[string]string{
-	findHolders:     "finds the other claims on the devices",
-	findDriverFiles: "asks NVIDIA's container toolkit what every container with a GPU needs",
-	findDeviceFiles: "asks NVIDIA's container toolkit what a container needs of one GPU",
-	writeDriverSpec: "writes the CDI spec of the driver, when it changed",
-	writeClaimSpec:  "writes the CDI spec of the claim",
-	writeRecord:     "writes the record of the claim, so that it outlives a power cut",
-	configureGPU:    "sets compute mode and time slice of one GPU, or sets them back",
-	awaitDaemon:     "waits for an MPS daemon",
-	removeClaimSpec: "removes the CDI spec of the claim",
-	deleteRecord:    "deletes the record of the claim",
+	findHolders:      "finds the other claims on the devices",
+	findDriverFiles:  "asks NVIDIA's container toolkit what every container with a GPU needs",
+	findDeviceFiles:  "asks NVIDIA's container toolkit what a container needs of one GPU",
+	writeDriverSpec:  "writes the CDI spec of the driver, when it changed",
+	writeClaimSpec:   "writes the CDI spec of the claim",
+	writeRecord:      "writes the record of the claim, so that it outlives a power cut",
+	configureGPU:     "sets compute mode and time slice of one GPU, or sets them back",
+	createPartition:  "makes one partition of a GPU, with MIG mode before the first one",
+	destroyPartition: "removes one partition of a GPU, and MIG mode after the last one",
+	mergePartitions:  "makes one GPU whole that may have been partitioned before",
+	awaitDaemon:      "waits for an MPS daemon",
+	removeClaimSpec:  "removes the CDI spec of the claim",
+	deleteRecord:     "deletes the record of the claim",
 }
 
 const (
-	findHolders     = "find_holders"
-	findDriverFiles = "find_driver_files"
-	findDeviceFiles = "find_device_files"
-	writeDriverSpec = "write_driver_spec"
-	writeClaimSpec  = "write_claim_spec"
-	writeRecord     = "write_record"
-	configureGPU    = "configure_gpu"
-	awaitDaemon     = "await_mps_daemon"
-	removeClaimSpec = "remove_claim_spec"
-	deleteRecord    = "delete_record"
+	findHolders      = "find_holders"
+	findDriverFiles  = "find_driver_files"
+	findDeviceFiles  = "find_device_files"
+	writeDriverSpec  = "write_driver_spec"
+	writeClaimSpec   = "write_claim_spec"
+	writeRecord      = "write_record"
+	configureGPU     = "configure_gpu"
+	createPartition  = "create_partition"
+	destroyPartition = "destroy_partition"
+	mergePartitions  = "merge_partitions"
+	awaitDaemon      = "await_mps_daemon"
+	removeClaimSpec  = "remove_claim_spec"
+	deleteRecord     = "delete_record"
 )
 
 // Metrics are those of a plugin that has just started, and an example of each that has no value then.
@@ -265,6 +272,7 @@ func (s measuredSpecs) RemoveClaim(claim types.UID) error {
 type measuredHardware struct {
 	claims.Hardware
 	*metrics
+	busy *busyGPUs
 }
 
 func (h measuredHardware) DriverAccess() (a gpu.Access, err error) {
@@ -279,6 +287,22 @@ func (h measuredHardware) Access(d gpu.Device) (a gpu.Access, err error) {
 
 func (h measuredHardware) Configure(ctx context.Context, id gpu.UUID, settings, before gpu.Settings) error {
 	return h.step(configureGPU, func() error { return h.Hardware.Configure(ctx, id, settings, before) })
+}
+
+func (h measuredHardware) Create(ctx context.Context, at gpu.Placement) (id gpu.UUID, err error) {
+	err = h.step(createPartition, func() error { id, err = h.Hardware.Create(ctx, at); return err })
+	if errors.Is(err, gpu.ErrBusy) {
+		h.busy.note(at.Parent, err.Error())
+	}
+	return id, err
+}
+
+func (h measuredHardware) Destroy(ctx context.Context, at gpu.Placement) error {
+	return h.step(destroyPartition, func() error { return h.Hardware.Destroy(ctx, at) })
+}
+
+func (h measuredHardware) Merge(ctx context.Context, id gpu.UUID) error {
+	return h.step(mergePartitions, func() error { return h.Hardware.Merge(ctx, id) })
 }
 
 type measuredDaemons struct {

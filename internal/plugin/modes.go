@@ -11,7 +11,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
@@ -28,13 +27,14 @@ type pendingChange struct {
 
 // settle gives every GPU the mode that is configured, except one that claims hold in another: it keeps that one, and its change is
 // pending.
-func settle(found, known inventory.Inventory, claimsOn func(device string) []sharing.Claim, config nodeconfig.Config) (inventory.Inventory, []pendingChange) {
+func settle(found, known inventory.Inventory, l ledger, config nodeconfig.Config) (inventory.Inventory, []pendingChange) {
 	settled := slices.Clone(found)
 	var pending []pendingChange
 	for i, d := range settled {
 		want := config.For(d)
+		want.Partitions = partitioning(d, want.Partitions, l.own)
 		before, ok := known.Find(d.Name)
-		if holders := claimsOn(d.Name); ok && before.Use != want && len(holders) > 0 {
+		if holders := l.holders(d.Name); ok && before.Use != want && len(holders) > 0 {
 			pending = append(pending, pendingChange{d.Name, d.UUID, before.Use, want, holders})
 			want = before.Use
 		}
@@ -57,27 +57,6 @@ func recorded(found, known inventory.Inventory) (inventory.Inventory, error) {
 		settled = append(settled, d)
 	}
 	return settled, errors.Join(errs...)
-}
-
-// unreadable stands for the claims of records that cannot be read: any of them may hold any device.
-var unreadable = sharing.Claim{Namespace: "unknown", Name: "unreadable-record"}
-
-// holders says which claims hold a device; one with admin access does not.
-func holders(records []checkpoint.Record, incomplete error) func(device string) []sharing.Claim {
-	found := map[string][]sharing.Claim{}
-	for _, rec := range records {
-		for _, a := range rec.Plan.Assignments {
-			if !a.AdminAccess && !slices.Contains(found[a.Device], rec.Claim) {
-				found[a.Device] = append(found[a.Device], rec.Claim)
-			}
-		}
-	}
-	return func(device string) []sharing.Claim {
-		if incomplete != nil {
-			return append(slices.Clone(found[device]), unreadable)
-		}
-		return found[device]
-	}
 }
 
 // announce tells which changes are pending, each new one in an event.

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -59,13 +58,14 @@ func TestSettle(t *testing.T) {
 				"gpu-1 GPU-1 from replicated: 2, isolation mps to replicated: 4, isolation mps: ns/gpu-1-a, ns/gpu-1-b"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			claimsOn := func(device string) []sharing.Claim {
-				if !slices.Contains(strings.Fields(row.held), device) {
-					return nil
+			var l ledger
+			for _, device := range strings.Fields(row.held) {
+				for _, name := range []string{device + "-a", device + "-b"} {
+					l.after = append(l.after, checkpoint.Record{Claim: sharing.Claim{Namespace: "ns", Name: name},
+						Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: device}}}})
 				}
-				return []sharing.Claim{{Namespace: "ns", Name: device + "-a"}, {Namespace: "ns", Name: device + "-b"}}
 			}
-			settled, pending := settle(found, row.known, claimsOn, config)
+			settled, pending := settle(found, row.known, l, config)
 			got := usesOf(settled)
 			for _, p := range pending {
 				var names []string
@@ -107,7 +107,7 @@ func TestHolders(t *testing.T) {
 		{"an unreadable record may hold any", "gpu-1", errors.New("broken"), "[unknown/unreadable-record]"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			if got := fmt.Sprint(holders([]checkpoint.Record{a, b}, row.incomplete)(row.device)); got != row.want {
+			if got := fmt.Sprint(ledger{after: []checkpoint.Record{a, b}, incomplete: row.incomplete}.holders(row.device)); got != row.want {
 				t.Errorf("got %s, want %s", got, row.want)
 			}
 		})
@@ -151,7 +151,7 @@ func newLooker(t *testing.T) *looker {
 func (l *looker) restart(c Config) {
 	reporter := newReporter(l.Context(), c)
 	reporter.recorder = l
-	l.machine = &machine{config: c, modes: newConfigSource(c, reporter), status: newStatus(), metrics: newMetrics(c.Records), reporter: reporter,
+	l.machine = &machine{config: c, modes: newConfigSource(c, reporter), status: newStatus(), metrics: newMetrics(c.Records), reporter: reporter, busy: &busyGPUs{},
 		publish: func(context.Context, inventory.Inventory) {}, resume: func() {}, looked: make(chan struct{})}
 	l.modes.labels = func(context.Context) (map[string]string, error) {
 		if l.apiDown {
@@ -246,13 +246,13 @@ Normal ModeChanged: GPU gpu-1 (GPU-1) changed from fractional, isolation mps to 
 	l.want("a typo leaves the old one in force", `
 gpu-0 exclusive
 gpu-1 exclusive
-Warning NodeConfigRefused: node configuration default: line 4: gpus[0].sharing: "replicate": want fractional, exclusive or {replicated: N}; line 5: gpus[1].isolaton: unknown field; accepted here: select, sharing, isolation, hook, sharedOnly, onePerClaim; meanwhile the one before stays in force`)
+Warning NodeConfigRefused: node configuration default: line 4: gpus[0].sharing: "replicate": want fractional, exclusive or {replicated: N}; line 5: gpus[1].isolaton: unknown field; accepted here: select, sharing, partitions, isolation, hook, sharedOnly, onePerClaim; meanwhile the one before stays in force`)
 	l.want("and is told once", "gpu-0 exclusive\ngpu-1 exclusive")
 	l.restart(l.config)
 	l.want("also when the plugin starts anew: modes are remembered", `
 gpu-0 exclusive
 gpu-1 exclusive
-Warning NodeConfigRefused: node configuration default: line 4: gpus[0].sharing: "replicate": want fractional, exclusive or {replicated: N}; line 5: gpus[1].isolaton: unknown field; accepted here: select, sharing, isolation, hook, sharedOnly, onePerClaim; meanwhile every GPU stays in the mode that it had, and one that had none is not offered`)
+Warning NodeConfigRefused: node configuration default: line 4: gpus[0].sharing: "replicate": want fractional, exclusive or {replicated: N}; line 5: gpus[1].isolaton: unknown field; accepted here: select, sharing, partitions, isolation, hook, sharedOnly, onePerClaim; meanwhile every GPU stays in the mode that it had, and one that had none is not offered`)
 	l.devices = append(l.devices, gpu.Device{Name: "gpu-2", UUID: "GPU-2", Type: gpu.TypeGPU, Index: 2, PCI: gpu.PCIAddress{Bus: 3}})
 	l.want("a GPU that comes meanwhile is left out", "gpu-0 exclusive\ngpu-1 exclusive")
 

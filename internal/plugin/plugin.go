@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
 // Preparer does the work: see package claims.
@@ -75,8 +76,8 @@ func (p *plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	inv := p.inventory()
 	result := kubeletplugin.PrepareResult{}
 	var names []string
-	for _, g := range rec.Grants {
-		result.Devices = append(result.Devices, device(g, inv))
+	for i, g := range rec.Grants {
+		result.Devices = append(result.Devices, device(g, rec.Plan.Assignments[i], inv))
 		names = append(names, g.Device)
 	}
 	logger.Info("Claim prepared", "devices", names)
@@ -86,9 +87,13 @@ func (p *plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 
 // device is a grant in the words of kubeletplugin, whose types are not stored. The container is told what the device is
 // (KEP-5304), every time anew: a repeated Prepare without it would leave it with nothing.
-func device(g checkpoint.Grant, inv inventory.Inventory) kubeletplugin.Device {
+func device(g checkpoint.Grant, a sharing.Assignment, inv inventory.Inventory) kubeletplugin.Device {
+	attributes := inv.Attributes(g.Pool, g.Device)
+	if a.Partition != nil && attributes != nil { // where it is published, it does not exist yet
+		attributes["uuid"] = resourceapi.DeviceAttribute{StringValue: (*string)(&a.Partition.UUID)}
+	}
 	d := kubeletplugin.Device{
-		Metadata:     &kubeletplugin.DeviceMetadata{Attributes: inv.Attributes(g.Pool, g.Device)},
+		Metadata:     &kubeletplugin.DeviceMetadata{Attributes: attributes},
 		Requests:     []string{g.Request},
 		PoolName:     g.Pool,
 		DeviceName:   g.Device,

@@ -42,13 +42,17 @@ type Event struct {
 
 // Events are all that there are.
 var Events = struct {
-	PrepareFailed, ShareNotEnforced, MPSDaemonRestarted                                          Event
-	GPULost, FieldsDropped, NodeConfigRefused, NodeConfigWarning, ModeChangePending, ModeChanged Event
+	PrepareFailed, ShareNotEnforced, TimeSlicingIgnored, MPSDaemonRestarted, PartitionLost                   Event
+	GPULost, FieldsDropped, NodeConfigRefused, NodeConfigWarning, ModeChangePending, ModeChanged, MIGBlocked Event
 }{
 	PrepareFailed: Event{"PrepareFailed", corev1.EventTypeWarning, "ResourceClaim",
 		"the claim cannot be prepared on its node; the text says why, and the kubelet tries again"},
 	ShareNotEnforced: Event{"ShareNotEnforced", corev1.EventTypeNormal, "ResourceClaim",
 		"the claim has a share of a GPU and asks for TimeSlicing: the share is counted, and nothing keeps its containers within it"},
+	TimeSlicingIgnored: Event{"TimeSlicingIgnored", corev1.EventTypeNormal, "ResourceClaim",
+		"the claim has a partition and asks for TimeSlicing, which changes nothing: a partition has no time slices to set"},
+	PartitionLost: Event{"PartitionLost", corev1.EventTypeWarning, "ResourceClaim",
+		"somebody has removed the partition under the claim; its programs have to start again with another one, and the device is tainted until the claim is released"},
 	MPSDaemonRestarted: Event{"MPSDaemonRestarted", corev1.EventTypeWarning, "ResourceClaim",
 		"the MPS daemon through which the claim's containers use a GPU ended and was started again; their programs have to start again, too"},
 	GPULost: Event{"GPULost", corev1.EventTypeWarning, "Node",
@@ -61,6 +65,8 @@ var Events = struct {
 		"the node configuration is in force, except for parts that have no effect; the text names each with its line"},
 	ModeChangePending: Event{"ModeChangePending", corev1.EventTypeNormal, "Node",
 		"the node configuration lets a GPU be used in another way as soon as the claims that hold it have ended; the text names them, and both modes"},
+	MIGBlocked: Event{"MIGBlocked", corev1.EventTypeWarning, "Node",
+		"a GPU cannot be partitioned, because somebody uses it; the text names who, and its partitions are tainted meanwhile"},
 	ModeChanged: Event{"ModeChanged", corev1.EventTypeNormal, "Node",
 		"a GPU may be used in another way from now on; the text names both modes"},
 }
@@ -149,6 +155,7 @@ func note(text string) string {
 type deviceData struct {
 	UUID        gpu.UUID `json:"uuid,omitempty"`
 	ProductName string   `json:"productName,omitempty"`
+	Profile     string   `json:"profile,omitempty"` // of a partition
 	CDIDevices  []string `json:"cdiDevices,omitempty"`
 	// Limits are the variables that keep containers within their share; none: nothing does.
 	Limits []string `json:"limits,omitempty"`
@@ -164,7 +171,9 @@ func (r *reporter) prepared(claim *resourceapi.ResourceClaim, rec checkpoint.Rec
 		data := deviceData{UUID: device.UUID, ProductName: device.Product.Name, CDIDevices: g.CDI}
 		a := rec.Plan.Assignments[i]
 		data.Limits = a.Limits()
-		if a.ChangesHardware() {
+		if p := a.Partition; p != nil {
+			data.UUID, data.Profile = p.UUID, p.Profile
+		} else if a.ChangesHardware() {
 			data.Settings = a.Settings.String()
 		}
 		raw, err := json.Marshal(data)
@@ -176,6 +185,10 @@ func (r *reporter) prepared(claim *resourceapi.ResourceClaim, rec checkpoint.Rec
 		if a.Unenforced {
 			r.claim(Events.ShareNotEnforced, rec.Claim, "Prepare",
 				"request %s: the share of %s is counted and not enforced, because the claim asks for TimeSlicing", a.Request, a.Device)
+		}
+		if a.Unsliced {
+			r.claim(Events.TimeSlicingIgnored, rec.Claim, "Prepare",
+				"request %s: %s is a partition and has no time slices to set: TimeSlicing changes nothing", a.Request, a.Device)
 		}
 	}
 	r.enqueue(claim, devices)
@@ -206,6 +219,12 @@ func (r *reporter) failed(claim *resourceapi.ResourceClaim, cause error) {
 func (r *reporter) daemonRestarted(claim sharing.Claim, daemon string) {
 	r.claim(Events.MPSDaemonRestarted, claim, "Share",
 		"node %s: the MPS daemon of %s ended and was started again: programs that used the GPU through it have failed and have to start again", r.node, daemon)
+}
+
+// partitionLost reports to the owner of a claim that its partition is gone.
+func (r *reporter) partitionLost(claim sharing.Claim, device string, p sharing.Partition) {
+	r.claim(Events.PartitionLost, claim, "Partition",
+		"node %s: somebody has removed the partition %s (%s, %s) under this claim: delete its pods, so that they get another one", r.node, device, p.Profile, p.UUID)
 }
 
 // claim reports something about a claim. The reference has no resource version: what lasts is counted in one event, however often the

@@ -97,7 +97,7 @@ func Run(ctx context.Context, c Config) error {
 	publisher := &publisher{pool: c.NodeName, first: func(ctx context.Context, pool resourceslice.Pool) error {
 		return firstSlices(ctx, c.Client, c.DriverName, c.NodeName, pool)
 	}}
-	machine := &machine{config: c, modes: newConfigSource(c, reporter), status: status, metrics: metrics, reporter: reporter, publish: publisher.set, looked: make(chan struct{})}
+	machine := &machine{config: c, modes: newConfigSource(c, reporter), status: status, metrics: metrics, reporter: reporter, publish: publisher.set, looked: make(chan struct{}), busy: &busyGPUs{}}
 	metrics.registry.MustRegister(newFigures(c, machine.inventory, metrics))
 	preparer := &claims.Preparer{
 		Driver:   c.DriverName,

@@ -111,7 +111,7 @@ func (n Node) access(a sharing.Assignment) (gpu.Access, error) {
 		}
 		return n.Hardware.Access(device)
 	}
-	present := n.Inventory.Physical()
+	present := n.Inventory.Present()
 	if len(present) == 0 {
 		return gpu.Access{}, fmt.Errorf("device %s: %w", a.Device, sharing.ErrGone)
 	}

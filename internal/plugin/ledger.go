@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"slices"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+// ledger is what records say of devices, as they were before the machine was looked at and as they were after: what changes meanwhile
+// is in one of the two.
+type ledger struct {
+	before, after []checkpoint.Record
+	// incomplete is set when some of the records cannot be read: they may be about any device.
+	incomplete error
+}
+
+// unreadable stands for the claims of records that cannot be read: any of them may hold any device.
+var unreadable = sharing.Claim{Namespace: "unknown", Name: "unreadable-record"}
+
+// touched says whether a claim is about the GPU or a partition of it.
+func (l ledger) touched(device string) bool {
+	return l.incomplete != nil || slices.ContainsFunc(l.assignments(), func(a sharing.Assignment) bool { return gpu.ParentName(a.Device) == device })
+}
+
+// holders says which claims hold the GPU or a partition of it; one with admin access does not.
+func (l ledger) holders(device string) []sharing.Claim {
+	var found []sharing.Claim
+	for _, rec := range l.after {
+		holds := func(a sharing.Assignment) bool { return !a.AdminAccess && gpu.ParentName(a.Device) == device }
+		if slices.ContainsFunc(rec.Plan.Assignments, holds) {
+			found = append(found, rec.Claim)
+		}
+	}
+	if l.incomplete != nil {
+		found = append(found, unreadable)
+	}
+	return found
+}
+
+// held says whether a claim has just this device.
+func (l ledger) held(device string) bool {
+	return slices.ContainsFunc(l.assignments(), func(a sharing.Assignment) bool { return a.Device == device })
+}
+
+// own says whether the driver has made the partition that is at the placement, or is about to.
+func (l ledger) own(at gpu.Placement) bool {
+	return slices.ContainsFunc(l.assignments(), func(a sharing.Assignment) bool { return a.MakesPartition() && a.Partition.Placement == at })
+}
+
+func (l ledger) assignments() []sharing.Assignment {
+	var all []sharing.Assignment
+	for _, rec := range append(slices.Clone(l.before), l.after...) {
+		all = append(all, rec.Plan.Assignments...)
+	}
+	return all
+}
+
+// missing is a partition that is not there any more, under a claim that was prepared with it.
+type missing struct {
+	claim     sharing.Claim
+	device    string
+	partition sharing.Partition
+}
+
+// missing finds them among partitions that were prepared all the time in which the machine was looked at. GPUs that do not answer say
+// nothing of their partitions.
+func (l ledger) missing(gpus inventory.Inventory) []missing {
+	var found []missing
+	for _, rec := range l.before {
+		same := func(now checkpoint.Record) bool {
+			return now.Claim.UID == rec.Claim.UID && now.Phase == checkpoint.Prepared
+		}
+		if rec.Phase != checkpoint.Prepared || !slices.ContainsFunc(l.after, same) {
+			continue
+		}
+		for _, a := range rec.Plan.Assignments {
+			parent, ok := gpus.Find(gpu.ParentName(a.Device))
+			if !ok || parent.Lost || parent.UUID != a.GPU || !a.MakesPartition() {
+				continue
+			}
+			if !slices.ContainsFunc(parent.MIG.Instances, func(p gpu.Partition) bool { return p.UUID == a.Partition.UUID }) {
+				found = append(found, missing{rec.Claim, a.Device, *a.Partition})
+			}
+		}
+	}
+	return found
+}
