@@ -3,7 +3,6 @@
 package sim
 
 import (
-	"strings"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -14,59 +13,24 @@ import (
 )
 
 // device is what a handle of a GPU stands on. It knows the GPU by its UUID, so a handle from before the machine was swapped, or
-// of a GPU that has been removed, answers ERROR_GPU_IS_LOST.
+// of a GPU that has been removed, answers ERROR_GPU_IS_LOST. What it inherits from the mock knows nothing of MIG.
 type device struct {
 	*server.Device
 	library *library
 }
 
 // newDevice makes a handle. It is a new one each time, because a mock remembers every call for as long as it lives.
-func newDevice(l *library, c node.Card) nvml.Device {
-	d := &device{Device: server.NewDeviceFromConfig(partitions(c), c.Index), library: l}
+func newDevice(l *library, c node.Card) *device {
+	d := &device{Device: server.NewDeviceFromConfig(gpus.Config{}, c.Index), library: l}
 	d.UUID, d.Minor, d.PciBusID = c.UUID, c.Minor, c.PCI.Address.String()
-	d.forget(c)
 	d.identify()
 	d.describe()
 	d.measure()
 	d.configure()
 	d.connect()
+	d.divide()
 	guard(&d.Device.Device, d.gate, d.unlisted)
-	return d.Device
-}
-
-// partitions is what the mock knows of the GPU's MIG profiles, nothing when the GPU has none.
-func partitions(c node.Card) gpus.Config {
-	if most, _ := c.Calls.GetMaxMigDeviceCount.Get(); most == 0 {
-		return gpus.Config{}
-	}
-	memory, _ := c.Calls.GetMemoryInfo.Get()
-	name, _ := c.Calls.GetName.Get()
-	switch {
-	case strings.Contains(name, "H200"):
-		return gpus.H200_SXM5_141GB
-	case strings.Contains(name, "H100"):
-		return gpus.H100_SXM5_80GB
-	case strings.Contains(name, "A100") && memory.Total>>30 <= 40:
-		return gpus.A100_PCIE_40GB
-	case strings.Contains(name, "A100"):
-		return gpus.A100_PCIE_80GB
-	case strings.Contains(name, "A30"):
-		return gpus.A30_PCIE_24GB
-	}
-	return gpus.Config{}
-}
-
-// forget takes away what the mock would remember in this process alone: until partitions and the MIG mode live in the state
-// on disk, where every process sees them, changing them is not supported. A GPU without MIG supports none of it.
-func (d *device) forget(c node.Card) {
-	d.SetMigModeFunc = nil
-	d.CreateGpuInstanceFunc = nil
-	d.CreateGpuInstanceWithPlacementFunc = nil
-	if _, e := c.Calls.GetMigMode.Get(); e != "" {
-		d.GetGpuInstanceProfileInfoFunc = nil
-		d.GetGpuInstancePossiblePlacementsFunc = nil
-		d.GetGpuInstancesFunc = nil
-	}
+	return d
 }
 
 // card is the GPU as it is now. Of a GPU that is off the bus NVML says nothing but that.

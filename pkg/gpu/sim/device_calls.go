@@ -23,7 +23,6 @@ func (d *device) identify() {
 	pci := func(c node.Card) node.Answer[node.PCI] { return node.Value(c.PCI) }
 	d.GetPciInfoFunc = value(d, pci, pciInfo)
 	d.GetPciInfoExtFunc = value(d, pci, pciInfoExt)
-	d.IsMigDeviceHandleFunc = func() (bool, nvml.Return) { return false, nvml.SUCCESS }
 }
 
 // describe sets the calls that say what kind of GPU it is.
@@ -46,13 +45,6 @@ func (d *device) describe() {
 	d.GetMaxPcieLinkWidthFunc = value(d, func(c node.Card) node.Answer[int] { return c.Calls.GetMaxPcieLinkWidth }, same[int])
 	d.GetCurrPcieLinkGenerationFunc = value(d, func(c node.Card) node.Answer[int] { return c.Calls.GetCurrPcieLinkGeneration }, same[int])
 	d.GetCurrPcieLinkWidthFunc = value(d, func(c node.Card) node.Answer[int] { return c.Calls.GetCurrPcieLinkWidth }, same[int])
-	d.GetMaxMigDeviceCountFunc = value(d, func(c node.Card) node.Answer[int] { return c.Calls.GetMaxMigDeviceCount }, same[int])
-	d.GetMigDeviceHandleByIndexFunc = func(int) (nvml.Device, nvml.Return) { return nil, nvml.ERROR_NOT_FOUND }
-	mig := value(d, func(c node.Card) node.Answer[node.MigMode] { return c.Calls.GetMigMode }, same[node.MigMode])
-	d.GetMigModeFunc = func() (int, int, nvml.Return) {
-		v, ret := mig()
-		return v.Current, v.Pending, ret
-	}
 	d.GetAddressingModeFunc = value(d, func(c node.Card) node.Answer[node.AddressingMode] { return c.Calls.GetAddressingMode },
 		func(v node.AddressingMode) nvml.DeviceAddressingMode {
 			mode := nvml.DeviceAddressingMode{Value: uint32(v)}
@@ -86,18 +78,29 @@ func (d *device) measure() {
 		func(v node.Utilization) nvml.Utilization { return nvml.Utilization{Gpu: v.GPU, Memory: v.Memory} })
 	d.GetGraphicsRunningProcessesFunc = func() ([]nvml.ProcessInfo, nvml.Return) { return nil, nvml.SUCCESS }
 	// All are clients of MPS: nvidia-smi's M+C, a context of either kind.
-	d.GetComputeRunningProcessesFunc = value(d, processes, processInfo)
+	d.GetComputeRunningProcessesFunc = value(d, func(c node.Card) node.Answer[node.Card] { return node.Value(c) }, allProcesses)
 	d.GetMPSComputeRunningProcessesFunc = d.GetComputeRunningProcessesFunc
 	d.GetProcessUtilizationFunc = d.processUtilization
 }
 
 func processes(c node.Card) node.Answer[[]node.Process] { return node.Value(c.State.Processes) }
 
-func processInfo(all []node.Process) []nvml.ProcessInfo {
-	const none = ^uint32(0) // no MIG instance
+// noInstance is the ID of no instance of MIG.
+const noInstance = ^uint32(0)
+
+func processInfo(all []node.Process, instance, compute uint32) []nvml.ProcessInfo {
 	var out []nvml.ProcessInfo
 	for _, p := range all {
-		out = append(out, nvml.ProcessInfo{Pid: uint32(p.PID), UsedGpuMemory: p.Memory, GpuInstanceId: none, ComputeInstanceId: none})
+		out = append(out, nvml.ProcessInfo{Pid: uint32(p.PID), UsedGpuMemory: p.Memory, GpuInstanceId: instance, ComputeInstanceId: compute})
+	}
+	return out
+}
+
+// allProcesses are the processes of the GPU and of all its partitions: NVML tells an administrator of all of them.
+func allProcesses(c node.Card) []nvml.ProcessInfo {
+	out := processInfo(c.State.Processes, noInstance, noInstance)
+	for _, p := range c.Partitions() {
+		out = append(out, processInfo(p.Compute.Processes, uint32(p.Instance.ID), uint32(p.Compute.ID))...)
 	}
 	return out
 }

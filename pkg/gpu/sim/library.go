@@ -19,7 +19,8 @@ import (
 // functions of the mock, because the mock remembers every call for ever.
 type library struct {
 	*server.Server
-	node *node.Node
+	node     *node.Node
+	onChange func(call string, do func() nvml.Return) nvml.Return // see Node.OnChange
 }
 
 var _ nvml.Interface = (*library)(nil)
@@ -29,7 +30,7 @@ func newLibrary(n *node.Node) *library {
 	if err != nil {
 		panic(err) // it has no options that could be wrong
 	}
-	l := &library{Server: s, node: n}
+	l := &library{Server: s, node: n, onChange: func(_ string, do func() nvml.Return) nvml.Return { return do() }}
 	delegate(&s.Interface)
 	refuse(&s.Interface)
 	return l
@@ -145,8 +146,11 @@ func (l *library) DeviceGetHandleByIndex(index int) (nvml.Device, nvml.Return) {
 	return l.find(func(c node.Card) bool { return c.Index == index }, nvml.ERROR_INVALID_ARGUMENT)
 }
 
-// DeviceGetHandleByUUID is a handle of the GPU with that UUID.
+// DeviceGetHandleByUUID is a handle of the GPU, or of the partition of one, with that UUID.
 func (l *library) DeviceGetHandleByUUID(uuid string) (nvml.Device, nvml.Return) {
+	if strings.HasPrefix(uuid, "MIG-") {
+		return l.partition(uuid)
+	}
 	return l.find(func(c node.Card) bool { return c.UUID == uuid }, nvml.ERROR_NOT_FOUND)
 }
 

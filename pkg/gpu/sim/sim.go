@@ -39,7 +39,7 @@ func Profiles() []string { return node.Names() }
 // Node is a simulated machine. Everything it is lives on disk; see node.Node for what can be done to it.
 type Node struct {
 	*node.Node
-	library func() nvml.Interface
+	library func() *library
 }
 
 // Open returns the node that lives in dir. When there is none it is made from the profile; when the one that is there was made
@@ -62,13 +62,20 @@ func Attach(dir string) (*Node, error) {
 }
 
 func wrap(n *node.Node) *Node {
-	return &Node{Node: n, library: sync.OnceValue(func() nvml.Interface { return newLibrary(n) })}
+	return &Node{Node: n, library: sync.OnceValue(func() *library { return newLibrary(n) })}
 }
 
 // NVML is the management library of the node: always the same value, for use by several goroutines. Each call answers from
 // what is on disk at that moment.
 //
-// One thing cannot be simulated: the handlers that GetGpuFabricInfoV, GetTemperatureV and the like return go straight to the
-// C library, so that calling their V1, V2 or V3 ends the process. LookupSymbol says that these functions do not exist;
-// GetGpuFabricInfo and GetGpuFabricInfo_v4 do.
+// One thing cannot be simulated: the handlers that GetGpuFabricInfoV, GetGpuInstanceProfileInfoV and the like return go straight to
+// the C library, so that calling their V1, V2 or V3 ends the process. LookupSymbol says that these functions do not exist;
+// GetGpuFabricInfo and GetGpuFabricInfo_v4 do, and every GPU has a method GpuInstanceProfileInfo_v3(profile int).
 func (n *Node) NVML() nvml.Interface { return n.library() }
+
+// OnChange lets every call to NVML that changes how a GPU is partitioned go through f: SetMigMode, CreateGpuInstance(WithPlacement),
+// GpuInstanceCreateComputeInstance, ComputeInstanceDestroy and GpuInstanceDestroy. f gets the name of the call and what does it, on the
+// goroutine of the caller, and its result is that of the call. It is for the one who makes the library, before anybody uses it.
+func (n *Node) OnChange(f func(call string, do func() nvml.Return) nvml.Return) {
+	n.library().onChange = f
+}

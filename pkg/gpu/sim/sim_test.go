@@ -99,7 +99,6 @@ func TestWhatNVMLSays(t *testing.T) {
 			{"far", says(first.GetTopologyCommonAncestor(fifth)), fmt.Sprint(int(nvml.TOPOLOGY_SYSTEM), " SUCCESS")},
 			{"fabric", fmt.Sprint(fabric.State, fabric.ClusterUuid, ret), fmt.Sprint(nvml.GPU_FABRIC_STATE_COMPLETED, [16]uint8{}, " SUCCESS")},
 			{"processes", says(first.GetComputeRunningProcesses()), "[] SUCCESS"},
-			{"turning MIG on", says(first.SetMigMode(1)), "ERROR_NOT_SUPPORTED ERROR_NOT_SUPPORTED"},
 			{"fabric by a handler", says(n.NVML().Extensions().LookupSymbol("nvmlDeviceGetGpuFabricInfoV")),
 				"look up nvmlDeviceGetGpuFabricInfoV: the simulated library has no such function"},
 			{"fabric without", says(n.NVML().Extensions().LookupSymbol("nvmlDeviceGetGpuFabricInfo")), "<nil>"},

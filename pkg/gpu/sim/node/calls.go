@@ -18,46 +18,49 @@ import (
 // A call that is not mentioned answers ERROR_NOT_SUPPORTED, but for those that follow from elsewhere: GetPciInfo(Ext) from
 // the GPU's place on the bus, GetIndex from the order of the GPUs, GetUUID and GetMinorNumber where they are not given.
 type Calls struct {
-	GetName                   Answer[string]                `yaml:"GetName"`
-	GetUUID                   Answer[string]                `yaml:"GetUUID"`
-	GetSerial                 Answer[string]                `yaml:"GetSerial"`
-	GetVbiosVersion           Answer[string]                `yaml:"GetVbiosVersion"`
-	GetBoardPartNumber        Answer[string]                `yaml:"GetBoardPartNumber"`
-	GetMinorNumber            Answer[int]                   `yaml:"GetMinorNumber"`
-	GetBrand                  Answer[Brand]                 `yaml:"GetBrand"`
-	GetArchitecture           Answer[Architecture]          `yaml:"GetArchitecture"`
-	GetCudaComputeCapability  Answer[Capability]            `yaml:"GetCudaComputeCapability"`
-	GetNumGpuCores            Answer[int]                   `yaml:"GetNumGpuCores"`
-	GetMemoryInfo             Answer[Memory]                `yaml:"GetMemoryInfo"`
-	GetMemoryBusWidth         Answer[uint32]                `yaml:"GetMemoryBusWidth"`
-	GetMaxClockInfo           Answer[map[Clock]uint32]      `yaml:"GetMaxClockInfo"`
-	GetClockInfo              Answer[map[Clock]uint32]      `yaml:"GetClockInfo"`
-	GetComputeMode            Answer[ComputeMode]           `yaml:"GetComputeMode"`
-	GetPersistenceMode        Answer[Switch]                `yaml:"GetPersistenceMode"`
-	GetDisplayActive          Answer[Switch]                `yaml:"GetDisplayActive"`
-	GetEccMode                Answer[ModeChange]            `yaml:"GetEccMode"`
-	GetMigMode                Answer[MigMode]               `yaml:"GetMigMode"`
-	GetMaxMigDeviceCount      Answer[int]                   `yaml:"GetMaxMigDeviceCount"`
-	GetAddressingMode         Answer[AddressingMode]        `yaml:"GetAddressingMode"`
-	GetNumaNodeId             Answer[int]                   `yaml:"GetNumaNodeId"`
-	GetTemperature            Answer[map[Sensor]uint32]     `yaml:"GetTemperature"`
-	GetFanSpeed               Answer[uint32]                `yaml:"GetFanSpeed"`
-	GetPerformanceState       Answer[Performance]           `yaml:"GetPerformanceState"`
-	GetPowerUsage             Answer[uint32]                `yaml:"GetPowerUsage"`
-	GetPowerManagementLimit   Answer[uint32]                `yaml:"GetPowerManagementLimit"`
-	GetUtilizationRates       Answer[Utilization]           `yaml:"GetUtilizationRates"`
-	GetMaxPcieLinkGeneration  Answer[int]                   `yaml:"GetMaxPcieLinkGeneration"`
-	GetMaxPcieLinkWidth       Answer[int]                   `yaml:"GetMaxPcieLinkWidth"`
-	GetCurrPcieLinkGeneration Answer[int]                   `yaml:"GetCurrPcieLinkGeneration"`
-	GetCurrPcieLinkWidth      Answer[int]                   `yaml:"GetCurrPcieLinkWidth"`
-	GetGpuFabricInfo          Answer[Fabric]                `yaml:"GetGpuFabricInfo"`
-	GetNvLinkState            Answer[Links[Switch]]         `yaml:"GetNvLinkState"`
-	GetNvLinkVersion          Answer[Links[LinkVersion]]    `yaml:"GetNvLinkVersion"`
-	GetNvLinkRemoteDeviceType Answer[Links[LinkEnd]]        `yaml:"GetNvLinkRemoteDeviceType"`
-	GetNvLinkRemotePciInfo    Answer[Links[Address]]        `yaml:"GetNvLinkRemotePciInfo"`
-	GetTopologyCommonAncestor Answer[map[Address]Proximity] `yaml:"GetTopologyCommonAncestor"`
-	GetSupportedEventTypes    Answer[uint64]                `yaml:"GetSupportedEventTypes"`
-	errors                    map[string]Error              // of the other calls: the error alone
+	GetName                                  Answer[string]                  `yaml:"GetName"`
+	GetUUID                                  Answer[string]                  `yaml:"GetUUID"`
+	GetSerial                                Answer[string]                  `yaml:"GetSerial"`
+	GetVbiosVersion                          Answer[string]                  `yaml:"GetVbiosVersion"`
+	GetBoardPartNumber                       Answer[string]                  `yaml:"GetBoardPartNumber"`
+	GetMinorNumber                           Answer[int]                     `yaml:"GetMinorNumber"`
+	GetBrand                                 Answer[Brand]                   `yaml:"GetBrand"`
+	GetArchitecture                          Answer[Architecture]            `yaml:"GetArchitecture"`
+	GetCudaComputeCapability                 Answer[Capability]              `yaml:"GetCudaComputeCapability"`
+	GetNumGpuCores                           Answer[int]                     `yaml:"GetNumGpuCores"`
+	GetMemoryInfo                            Answer[Memory]                  `yaml:"GetMemoryInfo"`
+	GetMemoryBusWidth                        Answer[uint32]                  `yaml:"GetMemoryBusWidth"`
+	GetMaxClockInfo                          Answer[map[Clock]uint32]        `yaml:"GetMaxClockInfo"`
+	GetClockInfo                             Answer[map[Clock]uint32]        `yaml:"GetClockInfo"`
+	GetComputeMode                           Answer[ComputeMode]             `yaml:"GetComputeMode"`
+	GetPersistenceMode                       Answer[Switch]                  `yaml:"GetPersistenceMode"`
+	GetDisplayActive                         Answer[Switch]                  `yaml:"GetDisplayActive"`
+	GetEccMode                               Answer[ModeChange]              `yaml:"GetEccMode"`
+	GetMigMode                               Answer[MigMode]                 `yaml:"GetMigMode"`
+	GetMaxMigDeviceCount                     Answer[int]                     `yaml:"GetMaxMigDeviceCount"`
+	GetGpuInstanceProfileInfo                Answer[GPUInstanceProfiles]     `yaml:"GetGpuInstanceProfileInfo"`
+	GetGpuInstancePossiblePlacements         Answer[GPUInstancePlacements]   `yaml:"GetGpuInstancePossiblePlacements"`
+	GpuInstanceGetComputeInstanceProfileInfo Answer[ComputeInstanceProfiles] `yaml:"GpuInstanceGetComputeInstanceProfileInfo"`
+	GetAddressingMode                        Answer[AddressingMode]          `yaml:"GetAddressingMode"`
+	GetNumaNodeId                            Answer[int]                     `yaml:"GetNumaNodeId"`
+	GetTemperature                           Answer[map[Sensor]uint32]       `yaml:"GetTemperature"`
+	GetFanSpeed                              Answer[uint32]                  `yaml:"GetFanSpeed"`
+	GetPerformanceState                      Answer[Performance]             `yaml:"GetPerformanceState"`
+	GetPowerUsage                            Answer[uint32]                  `yaml:"GetPowerUsage"`
+	GetPowerManagementLimit                  Answer[uint32]                  `yaml:"GetPowerManagementLimit"`
+	GetUtilizationRates                      Answer[Utilization]             `yaml:"GetUtilizationRates"`
+	GetMaxPcieLinkGeneration                 Answer[int]                     `yaml:"GetMaxPcieLinkGeneration"`
+	GetMaxPcieLinkWidth                      Answer[int]                     `yaml:"GetMaxPcieLinkWidth"`
+	GetCurrPcieLinkGeneration                Answer[int]                     `yaml:"GetCurrPcieLinkGeneration"`
+	GetCurrPcieLinkWidth                     Answer[int]                     `yaml:"GetCurrPcieLinkWidth"`
+	GetGpuFabricInfo                         Answer[Fabric]                  `yaml:"GetGpuFabricInfo"`
+	GetNvLinkState                           Answer[Links[Switch]]           `yaml:"GetNvLinkState"`
+	GetNvLinkVersion                         Answer[Links[LinkVersion]]      `yaml:"GetNvLinkVersion"`
+	GetNvLinkRemoteDeviceType                Answer[Links[LinkEnd]]          `yaml:"GetNvLinkRemoteDeviceType"`
+	GetNvLinkRemotePciInfo                   Answer[Links[Address]]          `yaml:"GetNvLinkRemotePciInfo"`
+	GetTopologyCommonAncestor                Answer[map[Address]Proximity]   `yaml:"GetTopologyCommonAncestor"`
+	GetSupportedEventTypes                   Answer[uint64]                  `yaml:"GetSupportedEventTypes"`
+	errors                                   map[string]Error                // of the other calls: the error alone
 }
 
 // Capability is the answer of GetCudaComputeCapability.
@@ -202,10 +205,20 @@ var callList string
 // knownCalls are the names of all methods of go-nvml's Device, in order; a test of the package above compares them.
 var knownCalls = strings.Fields(callList)
 
-// KnownCall says whether NVML has a device call of that name, as go-nvml names it.
+// instanceCalls are the calls about GPU instances and compute instances that the simulation answers, as go-nvml's Interface has them.
+var instanceCalls = []string{
+	"ComputeInstanceDestroy", "ComputeInstanceGetInfo",
+	"GpuInstanceCreateComputeInstance", "GpuInstanceDestroy", "GpuInstanceGetComputeInstanceById", "GpuInstanceGetComputeInstanceProfileInfo",
+	"GpuInstanceGetComputeInstances", "GpuInstanceGetInfo",
+}
+
+// InstanceCalls are the calls about GPU instances and compute instances that the simulation answers, in order.
+func InstanceCalls() []string { return slices.Clone(instanceCalls) }
+
+// KnownCall says whether NVML has a device call of that name, as go-nvml names it, or a call about instances.
 func KnownCall(name string) bool {
 	_, found := slices.BinarySearch(knownCalls, name)
-	return found
+	return found || slices.Contains(instanceCalls, name)
 }
 
 func unknownCall(name string) error {
@@ -223,7 +236,7 @@ func similar(name string) []string {
 		}
 		return n * 100 / (len(call) + len(name) + 1)
 	}
-	calls := slices.Clone(knownCalls)
+	calls := slices.Concat(knownCalls, instanceCalls)
 	slices.SortStableFunc(calls, func(a, b string) int { return score(b) - score(a) })
 	return calls[:3]
 }

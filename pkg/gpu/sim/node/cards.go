@@ -49,6 +49,7 @@ func (n *Node) Plug(which string) error {
 		if s.Unplugged {
 			fresh := c.factory()
 			fresh.Faults, fresh.Delays, fresh.MPS, fresh.Added = s.Faults, s.Delays, s.MPS, s.Added
+			fresh.setMIG(c.GPU, c.afterStart(c.MIG()))
 			*s = fresh
 		}
 		return nil

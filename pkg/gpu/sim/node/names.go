@@ -27,6 +27,12 @@ func (Architecture) names() map[string]int {
 // Switch is nvmlEnableState_t.
 type Switch int
 
+// The states of a switch.
+const (
+	Disabled Switch = 0
+	Enabled  Switch = 1
+)
+
 func (Switch) names() map[string]int {
 	return map[string]int{"FEATURE_DISABLED": 0, "FEATURE_ENABLED": 1}
 }
@@ -144,6 +150,11 @@ type Error string
 const (
 	NotSupported Error = "ERROR_NOT_SUPPORTED"
 	LostGPU      Error = "ERROR_GPU_IS_LOST"
+	InUse        Error = "ERROR_IN_USE"
+
+	invalidArgument       Error = "ERROR_INVALID_ARGUMENT"
+	notFound              Error = "ERROR_NOT_FOUND"
+	insufficientResources Error = "ERROR_INSUFFICIENT_RESOURCES"
 )
 
 // Number is the nvmlReturn_t of the error, 0 for success.

@@ -229,12 +229,12 @@ func TestAStateOfAnotherFormatIsLeftAlone(t *testing.T) {
 	open(t, dir, p)
 	path := node.LibraryPath(dir, p.Driver())
 	must(t, os.Remove(path))
-	must(t, node.CreateForTest(path, []byte(`{"Format":4}`)))
+	must(t, node.CreateForTest(path, []byte(`{"Format":5}`)))
 	for name, open := range map[string]func() (*node.Node, error){
 		"attach": func() (*node.Node, error) { return node.Attach(dir) },
 		"open":   func() (*node.Node, error) { return node.Open(dir, p) },
 	} {
-		if _, err := open(); err == nil || !strings.Contains(err.Error(), "the state has format 4, this program knows 1 to 3") {
+		if _, err := open(); err == nil || !strings.Contains(err.Error(), "the state has format 5, this program knows 1 to 4") {
 			t.Errorf("%s: error %v, want one that names both formats", name, err)
 		}
 	}

@@ -201,6 +201,7 @@ func (g *GPU) check(d *decoder, path string, n *yaml.Node) {
 	if m, e := g.Calls.GetMemoryInfo.Get(); e == "" && (m.Total == 0 || m.Reserved+m.Used > m.Total) {
 		d.problem(path+".calls.GetMemoryInfo", n, "want a total of at least reserved and used together")
 	}
+	g.checkMIG(d, path, n)
 	if f, e := g.Calls.GetGpuFabricInfo.Get(); e == "" && !hexUUIDFormat.MatchString(f.ClusterUUID) {
 		d.problem(path+".calls.GetGpuFabricInfo.clusterUuid", n, "%q: want xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", f.ClusterUUID)
 	}

@@ -41,9 +41,11 @@ func (n *Node) SetProcesses(which string, processes []Process) error {
 }
 
 // held is the memory that processes hold, in bytes.
-func (c Card) held() uint64 {
+func (c Card) held() uint64 { return held(c.State.Processes) }
+
+func held(processes []Process) uint64 {
 	var sum uint64
-	for _, p := range c.State.Processes {
+	for _, p := range processes {
 		sum += p.Memory
 	}
 	return sum

@@ -27,6 +27,7 @@ type GPUState struct {
 	MemoryUsed  uint64           // bytes
 	TimeSlice   TimeSlice        `json:",omitempty"`
 	Processes   []Process        `json:",omitempty"` // that hold memory, by their daemon of MPS; beside MemoryUsed
+	MIG         *MIG             `json:",omitempty"` // nil: as the profile has it
 	MPS         *MPSFault        `json:",omitempty"` // what is wrong with daemons of MPS on it; nil: nothing
 	Faults      map[string]Fault `json:",omitempty"` // calls that answer an error; AllCalls stands for every call
 	Delays      map[string]Fault `json:",omitempty"` // calls that take long; likewise
@@ -41,11 +42,14 @@ const AllCalls = "all"
 // format is the newest version of the layout of content that this program knows. A state is written in the oldest format that
 // can hold it: an nvidia-smi in a container that was started before an update goes on reading it, and so does the program that
 // a downgrade brings back. Format 1 has neither delays nor faults that count, every GPU of the profile in its place, and no
-// orders about steps; format 2 has no time slices, and nothing of MPS.
-const format = 3
+// orders about steps; format 2 has no time slices, and nothing of MPS; format 3 has no MIG.
+const format = 4
 
 // oldest is the oldest format that can hold the state.
 func (s State) oldest() int {
+	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.MIG != nil }) {
+		return 4
+	}
 	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.TimeSlice != 0 || len(g.Processes) > 0 || g.MPS != nil }) {
 		return 3
 	}

@@ -98,7 +98,7 @@ func (g GPU) ErrorOf(call string) Error {
 }
 
 // String is the node as text, without what differs between two nodes of the same profile: a line for the machine, a line for
-// each GPU, one for each of its processes and faults, and one for the order to crash.
+// each GPU, one for each of its processes, partitions and faults, and one for the order to crash.
 func (v *View) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s driver=%s\n", v.Profile.Name, v.Profile.Driver())
@@ -116,6 +116,7 @@ func (v *View) String() string {
 		if used := c.State.MemoryUsed + c.held(); used != 0 {
 			fmt.Fprintf(&b, " used=%dMiB", used>>20)
 		}
+		b.WriteString(c.migText())
 		if c.State.Unplugged {
 			b.WriteString(" unplugged")
 		}
@@ -123,6 +124,7 @@ func (v *View) String() string {
 		for _, p := range c.State.Processes {
 			fmt.Fprintf(&b, "%s process %s\n", c.Name, p)
 		}
+		c.printInstances(&b)
 		if c.State.MPS != nil {
 			fmt.Fprintf(&b, "%s mps %s\n", c.Name, c.State.MPS)
 		}
@@ -137,6 +139,36 @@ func (v *View) String() string {
 		fmt.Fprintf(&b, "%s\n", v.Crash)
 	}
 	return b.String()
+}
+
+// migText is the mode of MIG as the node prints it, nothing when it is off and stays so.
+func (c Card) migText() string {
+	switch c.MIG().Mode {
+	case MigMode{Current: 1, Pending: 1}:
+		return " mig=on"
+	case MigMode{Current: 1}:
+		return " mig=on,pending=off"
+	case MigMode{Pending: 1}:
+		return " mig=off,pending=on"
+	}
+	return ""
+}
+
+// printInstances writes a line for each compute instance of the GPU, one for each GPU instance without any, and their processes.
+func (c Card) printInstances(b *strings.Builder) {
+	profiles, _ := c.Calls.GetGpuInstanceProfileInfo.Get()
+	for _, g := range c.MIG().Instances {
+		if len(g.Compute) == 0 {
+			fmt.Fprintf(b, "%s/%s@%d gi=%d\n", c.Name, profiles[g.Profile].Name, g.Span.Start, g.ID)
+		}
+		for _, ci := range g.Compute {
+			name := fmt.Sprintf("%s/%s@%d", c.Name, c.partition(g, ci, 0).Name, g.Span.Start)
+			fmt.Fprintf(b, "%s gi=%d ci=%d\n", name, g.ID, ci.ID)
+			for _, p := range ci.Processes {
+				fmt.Fprintf(b, "%s process %s\n", name, p)
+			}
+		}
+	}
 }
 
 // String is the node as it is now, as text; see View.String.

@@ -54,7 +54,7 @@ func TestCommands(t *testing.T) {
 		{"nothing is set when one setting is wrong", "set 0 memory-used=1Gi compute-mode=x; print", "t4-x2 driver=580.95.05\n" + first + "Default\n" + second},
 		{"profiles", "profiles", "a30-x2       2x A30 24 GB behind one PCIe switch, without an NVLink bridge\ndgx-a100     "},
 		{"a profile", "profile t4-x2", "# SPDX-License-Identifier"},
-		{"an unknown profile", "profile b200", `error: no profile "b200"; built in are a30-x2, dgx-a100, dgx-h100, dgx1-v100, gb200-nvl4, hgx-b200, hgx-h200, l40s-x4, mixed, rtx2080ti-x4, t4-x2, workstation` + "\n"},
+		{"an unknown profile", "profile b200", `error: no profile "b200"; built in are a30-x2, dgx-a100, dgx-h100, dgx1-v100, gb200-nvl4, hgx-b200, hgx-h200, l40s-x4, mixed, rtx2080ti-x4, rtxpro6000-x2, t4-x2, workstation` + "\n"},
 		{"fail for a while", "fail 0 GetName ERROR_UNKNOWN --after 3 --times 2; print",
 			"t4-x2 driver=580.95.05\n" + first + "Default\ngpu-3b-00-0 fails GetName ERROR_UNKNOWN after=3 times=2\n" + second},
 		{"slow", "slow 1 all 1.5s; slow 1 GetUUID 2m --times 1; print",

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"embed"
+	"fmt"
+	"io/fs"
+	"reflect"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// GPUInstanceProfile is the answer of GetGpuInstanceProfileInfo: what a partition of a kind has to itself.
+type GPUInstanceProfile struct {
+	ID                  int    `yaml:"id"`         // by which GPU instances are asked for; not NVML's number of the profile
+	Name                string `yaml:"name"`       // "1g.10gb+me"
+	SliceCount          int    `yaml:"sliceCount"` // of computing
+	InstanceCount       int    `yaml:"instanceCount"`
+	MultiprocessorCount int    `yaml:"multiprocessorCount"`
+	CopyEngineCount     int    `yaml:"copyEngineCount"`
+	DecoderCount        int    `yaml:"decoderCount"`
+	EncoderCount        int    `yaml:"encoderCount"`
+	JPEGCount           int    `yaml:"jpegCount"`
+	OFACount            int    `yaml:"ofaCount"`
+	MemorySizeMB        uint64 `yaml:"memorySizeMB"`
+}
+
+// Span is a place among the slices of memory of a GPU, or among the slices of computing of a GPU instance.
+type Span struct {
+	Start int `yaml:"start"`
+	Size  int `yaml:"size"`
+}
+
+func (s Span) overlaps(other Span) bool {
+	return s.Start < other.Start+other.Size && other.Start < s.Start+s.Size
+}
+
+// ComputeInstanceProfile is the answer of GetComputeInstanceProfileInfo. The engines are those of the GPU instance, shared.
+type ComputeInstanceProfile struct {
+	ID                  int `yaml:"id"`
+	SliceCount          int `yaml:"sliceCount"`
+	InstanceCount       int `yaml:"instanceCount"`
+	MultiprocessorCount int `yaml:"multiprocessorCount"`
+}
+
+// The answers of the calls about MIG by NVML's numbers of the profiles. A profile of a machine may give each of them by the name of
+// a built-in table.
+type (
+	// GPUInstanceProfiles are what GetGpuInstanceProfileInfo answers.
+	GPUInstanceProfiles map[int]GPUInstanceProfile
+	// GPUInstancePlacements are what GetGpuInstancePossiblePlacements answers.
+	GPUInstancePlacements map[int][]Span
+	// ComputeInstanceProfiles are what GetComputeInstanceProfileInfo answers, by the GPU instance's profile and the compute instance's.
+	ComputeInstanceProfiles map[int]map[int]ComputeInstanceProfile
+)
+
+// partitionTable is what a model of GPU answers to the calls about MIG.
+type partitionTable struct {
+	Profiles   map[int]GPUInstanceProfile             `yaml:"GetGpuInstanceProfileInfo"`
+	Placements map[int][]Span                         `yaml:"GetGpuInstancePossiblePlacements"`
+	Compute    map[int]map[int]ComputeInstanceProfile `yaml:"GpuInstanceGetComputeInstanceProfileInfo"`
+}
+
+func (p *GPUInstanceProfiles) decode(d *decoder, path string, n *yaml.Node) {
+	tabled(d, path, n, p, func(t partitionTable) GPUInstanceProfiles { return t.Profiles })
+}
+
+func (p *GPUInstancePlacements) decode(d *decoder, path string, n *yaml.Node) {
+	tabled(d, path, n, p, func(t partitionTable) GPUInstancePlacements { return t.Placements })
+}
+
+func (p *ComputeInstanceProfiles) decode(d *decoder, path string, n *yaml.Node) {
+	tabled(d, path, n, p, func(t partitionTable) ComputeInstanceProfiles { return t.Compute })
+}
+
+// tabled reads an answer, or picks it from the table that is named in its place.
+func tabled[T any](d *decoder, path string, n *yaml.Node, to *T, pick func(partitionTable) T) {
+	if n.Kind != yaml.ScalarNode {
+		d.table(path, n, reflect.ValueOf(to).Elem())
+		return
+	}
+	t, err := readTable(n.Value)
+	if err != nil {
+		d.problem(path, n, "%v", err)
+		return
+	}
+	*to = pick(t)
+}
+
+//go:embed mig/*.yaml
+var tables embed.FS
+
+// Tables are the names of the built-in tables of MIG profiles, in order.
+func Tables() []string {
+	files, err := fs.Glob(tables, "mig/*.yaml")
+	if err != nil {
+		panic(err) // the pattern is a constant
+	}
+	for i, f := range files {
+		files[i] = strings.TrimSuffix(strings.TrimPrefix(f, "mig/"), ".yaml")
+	}
+	slices.Sort(files)
+	return files
+}
+
+func readTable(name string) (partitionTable, error) {
+	var t partitionTable
+	text, err := tables.ReadFile("mig/" + name + ".yaml")
+	if err != nil {
+		return t, fmt.Errorf("no table %q of MIG profiles; built in are %s", name, strings.Join(Tables(), ", "))
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(text, &doc); err != nil {
+		return t, fmt.Errorf("table %s of MIG profiles: %w", name, err)
+	}
+	d := &decoder{}
+	d.value("", doc.Content[0], reflect.ValueOf(&t).Elem())
+	return t, d.err()
+}
+
+// checkMIG finds what contradicts itself in the answers about MIG.
+func (g *GPU) checkMIG(d *decoder, path string, n *yaml.Node) {
+	placements, _ := g.Calls.GetGpuInstancePossiblePlacements.Get()
+	compute, _ := g.Calls.GpuInstanceGetComputeInstanceProfileInfo.Get()
+	profiles, _ := g.Calls.GetGpuInstanceProfileInfo.Get()
+	for _, number := range sortedKeys(profiles) {
+		if len(placements[number]) == 0 {
+			d.problem(path+".calls.GetGpuInstancePossiblePlacements", n, "profile %d has no placement", number)
+		}
+		if len(compute[number]) == 0 {
+			d.problem(path+".calls.GpuInstanceGetComputeInstanceProfileInfo", n, "profile %d has no compute instance profile", number)
+		}
+	}
+	for _, number := range sortedKeys(placements) {
+		for _, at := range placements[number] {
+			if at.Start < 0 || at.Size < 1 {
+				d.problem(path+".calls.GetGpuInstancePossiblePlacements", n, "profile %d: want a start of at least 0 and a size of at least 1", number)
+			}
+		}
+	}
+	if mode, _ := g.Calls.GetMigMode.Get(); mode.Current&^1 != 0 || mode.Pending&^1 != 0 {
+		d.problem(path+".calls.GetMigMode", n, "want 0 or 1")
+	}
+}
