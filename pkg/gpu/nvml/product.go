@@ -52,6 +52,7 @@ var publishedPeak = map[string]int{
 	"NVIDIA GB200":        2500, // GB200 NVL72 data sheet: 360 PFLOP/s sparse, 72 GPUs
 	"NVIDIA B200":         2250, // HGX B200 data sheet: 36 PFLOP/s sparse, 8 GPUs
 	"NVIDIA RTX PRO 6000 Blackwell Workstation Edition": 504, // RTX Blackwell PRO whitepaper: 503.8
+	"NVIDIA RTX PRO 6000 Blackwell Server Edition":      480, // its data sheet: 120 TFLOP/s FP32, of which tensor cores do four times as many
 	"NVIDIA GeForce RTX 5090":                           419, // RTX Blackwell whitepaper
 	"NVIDIA GH200 480GB":                                990, // GH200 data sheet: 990
 	"NVIDIA H200":                                       989, // H200 data sheet: 1979 sparse

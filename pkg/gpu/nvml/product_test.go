@@ -62,6 +62,7 @@ var products = []product{
 	{"NVIDIA B200", "Nvidia", blackwell, 18944, 7680, 3996, 1965, 62000. / 8, 36000. / 2 / 8, ""}, // of the HGX B200; the DGX B200's is 64000
 	{"NVIDIA GB200", "Nvidia", blackwell, 19456, 7936, 3996, 2062, 576000. / 72, 360000. / 2 / 72, ""},
 	{"NVIDIA GeForce RTX 5090", "GeForce", gb20x, 21760, 512, 14001, 3090, 1792, 419, ""},
+	{"NVIDIA RTX PRO 6000 Blackwell Server Edition", "Nvidia", gb20x, 24064, 512, 12481, 2430, 1597, 480, ""},
 	{"NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "NvidiaRTX", gb20x, 24064, 512, 14001, 3090, 1792, 503.8, ""},
 }
 
