@@ -66,6 +66,9 @@ func showDemos(ctx context.Context, t target) error {
 	if err := t.install(ctx); err != nil {
 		return err
 	}
+	if err := t.partition(ctx); err != nil {
+		return err
+	}
 	return t.runDemos(ctx)
 }
 

@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -106,6 +108,59 @@ func (t target) labelNodes(ctx context.Context) error {
 		node.Labels[devicePlugin.label] = devicePlugin.file
 		if err := connection.Patch(ctx, node, client.MergeFrom(before)); err != nil {
 			return fmt.Errorf("label node %s: %w", node.Name, err)
+		}
+	}
+	return nil
+}
+
+// byHand is what an administrator has done where demo/mig-static works: in the machine that has an A100 there is one more, in MIG mode
+// and with a partition. A step is left out where its sign is in what simctl prints.
+var byHand = struct {
+	profile string
+	steps   []step
+}{"mixed", []step{
+	{"gpu-c1-00-0", []string{"add", "--like", "gpu-81-00-0", "--pci", "0000:c1:00.0"}},
+	{"3g.20gb", []string{"partition", "gpu-c1-00-0", "create", "3g.20gb"}},
+}}
+
+type step struct {
+	sign string
+	args []string
+}
+
+// partition does it.
+func (t target) partition(ctx context.Context) error {
+	connection, err := kube.Connect(t.kubeconfig)
+	if err != nil {
+		return err
+	}
+	var nodes corev1.NodeList
+	if err := connection.List(ctx, &nodes, client.MatchingLabels{profileLabel: byHand.profile}); err != nil {
+		return fmt.Errorf("list nodes: %w", err)
+	}
+	plugins, err := connection.Pods(ctx, "gpu-dra-driver", kube.PluginLabels)
+	if err != nil {
+		return err
+	}
+	for i := range plugins {
+		plugin := &plugins[i]
+		if plugin.DeletionTimestamp != nil || !slices.ContainsFunc(nodes.Items, func(n corev1.Node) bool { return n.Name == plugin.Spec.NodeName }) {
+			continue
+		}
+		for _, step := range byHand.steps {
+			simctl := func(args ...string) (string, error) {
+				return connection.Exec(ctx, client.ObjectKeyFromObject(plugin), append([]string{"/usr/bin/dra-kubelet-plugin", "simctl"}, args...)...)
+			}
+			machine, err := simctl("print")
+			if err != nil {
+				return err
+			}
+			if strings.Contains(machine, step.sign) {
+				continue
+			}
+			if _, err := simctl(step.args...); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
