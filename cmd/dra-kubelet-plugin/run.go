@@ -26,6 +26,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
@@ -66,8 +67,9 @@ func run(ctx context.Context, o options) error {
 		return errors.Join(specs.RemoveDriver(), os.Remove(hook), records.Remove(), os.RemoveAll(filepath.Join(o.pluginDir, preloadDir)))
 	})
 	machine := nvml.Config{Sysfs: "/sys", Proc: "/proc", Driver: o.driver, HookPath: hook}
+	var simulated *sim.Node
 	if o.simulate {
-		if err := simulate(ctx, client, o, &machine); err != nil {
+		if simulated, err = simulate(ctx, client, o, &machine); err != nil {
 			return err
 		}
 	}
@@ -98,9 +100,7 @@ func run(ctx context.Context, o options) error {
 	}
 	if o.simulate {
 		config.Paths.SharedMemory = "" // simulated MPS needs none
-		if err := withSteps(o.simulateDir, &config); err != nil {
-			return err
-		}
+		withSteps(simulated, &config)
 	}
 	return plugin.Run(ctx, config)
 }

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"syscall"
 
+	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
@@ -26,12 +28,9 @@ import (
 // withSteps lets the simulated machine in dir see the side effects of Prepare and Unprepare as steps, so that simctl can order a
 // crash at any of them. As long as nothing is ordered or recorded, a step costs one look at the state of the machine. What is ordered
 // or recorded while a call is under way is for the calls after it.
-func withSteps(dir string, c *plugin.Config) error {
-	machine, err := node.Attach(dir)
-	if err != nil {
-		return err
-	}
-	s := &steps{machine: machine, calls: map[string]*call{}, die: die}
+func withSteps(machine *sim.Node, c *plugin.Config) {
+	s := &steps{machine: machine.Node, calls: map[string]*call{}, die: die}
+	machine.OnChange(s.change)
 	c.Specs = steppedSpecs{c.Specs, s}
 	c.Records = steppedRecords{c.Records, s}
 	c.Daemons = steppedDaemons{c.Daemons, s}
@@ -43,7 +42,20 @@ func withSteps(dir string, c *plugin.Config) error {
 		}
 		return found, broken, err
 	}
-	return nil
+}
+
+// change is step for a call to NVML that changes how a GPU is partitioned.
+func (s *steps) change(call string, do func() nvmllib.Return) (ret nvmllib.Return) {
+	err := s.stepOf(call, func() error {
+		if ret = do(); ret != nvmllib.SUCCESS {
+			return ret
+		}
+		return nil
+	})
+	if err != nil && ret == nvmllib.SUCCESS {
+		return nvmllib.ERROR_UNKNOWN
+	}
+	return ret
 }
 
 // steps counts the steps of every call that is under way, and carries out orders.

@@ -83,7 +83,9 @@ func preparer(t *testing.T, dir string) (*claims.Preparer, *plugin.Config) {
 func stepped(t *testing.T, dir string) *claims.Preparer {
 	t.Helper()
 	p, c := preparer(t, dir)
-	must(t, withSteps(filepath.Join(dir, "sim"), c))
+	machine, err := sim.Attach(filepath.Join(dir, "sim"))
+	must(t, err)
+	withSteps(machine, c)
 	p.Specs, p.Records, p.Daemons = c.Specs, c.Records, c.Daemons
 	p.Node = func() (claims.Node, error) { n, _, err := c.Discover(); return n, err }
 	return p
@@ -100,6 +102,14 @@ func (paths) Access(d gpu.Device) (gpu.Access, error) {
 }
 
 func (paths) Configure(context.Context, gpu.UUID, gpu.Settings, gpu.Settings) error { return nil }
+
+func (paths) Vacant(gpu.Placement) error { return nil }
+
+func (paths) Create(context.Context, gpu.Placement) (gpu.UUID, error) { return "", nil }
+
+func (paths) Destroy(context.Context, gpu.Placement) error { return nil }
+
+func (paths) Merge(context.Context, gpu.UUID) error { return nil }
 
 func (paths) MemoryLimit(gpu.Device) (gpu.Access, error) { return gpu.Access{}, nil }
 

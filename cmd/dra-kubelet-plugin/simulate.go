@@ -28,22 +28,23 @@ const (
 )
 
 // simulate makes the simulated machine, unless it is there from before, and points c at it.
-func simulate(ctx context.Context, client kubernetes.Interface, o options, c *nvml.Config) error {
+func simulate(ctx context.Context, client kubernetes.Interface, o options, c *nvml.Config) (*sim.Node, error) {
 	profile, err := nodeProfile(ctx, client, o)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	machine, err := sim.Open(o.simulateDir, profile)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := machine.LayOut(sim.Programs{NvidiaSMI: simNvidiaSMI, MPSControl: simMPSControl}); err != nil {
-		return err
+		return nil, err
 	}
 	c.Library = machine.NVML()
 	c.Sysfs = filepath.Join(machine.DriverRoot(), "sys")
+	c.Proc = filepath.Join(machine.DriverRoot(), "proc")
 	c.Driver = nvml.DriverRoot{Host: machine.DriverRoot(), Here: machine.DriverRoot()}
-	return nil
+	return machine, nil
 }
 
 // nodeProfile is the profile that the label of this node names, or else the one for nodes without the label.
