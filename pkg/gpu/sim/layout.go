@@ -22,7 +22,7 @@ type Programs struct {
 }
 
 // LayOut makes the driver root of the node what the NVIDIA driver's would be: versioned libraries, nvidia-smi, device nodes,
-// and the part of /sys that says where the GPUs are. It may be repeated: it makes what is missing, mends what is wrong, takes
+// the part of /sys that says where the GPUs are, and that of /proc about device nodes for partitions. It may be repeated: it makes what is missing, mends what is wrong, takes
 // away what belongs to a machine that is gone, and leaves the rest untouched. It needs the right to make device nodes.
 func (n *Node) LayOut(p Programs) error {
 	return n.layingOut(func() error { return n.layOut(p) })
@@ -84,7 +84,17 @@ func (n *Node) layOutGPUs(v *node.View) error {
 	if err := layOutSysfs(filepath.Join(n.DriverRoot(), "sys"), v); err != nil {
 		return err
 	}
+	if err := layOutProc(n.Proc(), v); err != nil {
+		return err
+	}
 	return n.layOutDevices(v)
+}
+
+// layOutProc makes what the driver would show in /proc, as far as anybody asks: the numbers of device nodes for partitions.
+func layOutProc(proc string, v *node.View) error {
+	return errors.Join(
+		ensureFile(filepath.Join(proc, "driver/nvidia-caps/mig-minors"), []byte(v.MigMinors()), 0o444),
+		ensureFile(filepath.Join(proc, "devices"), []byte(v.KernelDevices()), 0o444))
 }
 
 // libraries are the libraries of the driver that programs for computing load, with the number in their soname. The

@@ -74,7 +74,7 @@ func tree(t *testing.T, root string) string {
 			err := unix.Stat(path, &st)
 			fmt.Fprintf(&b, "%s %s minor %d\n", name, info.Mode(), unix.Minor(st.Rdev))
 			return err
-		case strings.HasPrefix(name, "sys/"):
+		case strings.HasPrefix(name, "sys/"), strings.HasSuffix(name, "/mig-minors"):
 			content, err := os.ReadFile(path)
 			fmt.Fprintf(&b, "%s: %s", name, content)
 			return err

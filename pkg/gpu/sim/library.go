@@ -95,6 +95,19 @@ func (l *library) SystemGetNVMLVersion() (string, nvml.Return) {
 	return l.system(func(s node.System) node.Answer[string] { return s.NVMLVersion })
 }
 
+// SystemGetProcessName is the name of a process that uses a GPU.
+func (l *library) SystemGetProcessName(pid int) (string, nvml.Return) {
+	v, ret := l.view()
+	if ret != nvml.SUCCESS {
+		return "", ret
+	}
+	name, ok := v.ProcessName(pid)
+	if !ok {
+		return "", nvml.ERROR_NOT_FOUND
+	}
+	return name, nvml.SUCCESS
+}
+
 // SystemGetCudaDriverVersion is the version of CUDA that the simulated driver has: 1000*major + 10*minor.
 func (l *library) SystemGetCudaDriverVersion() (int, nvml.Return) {
 	v, ret := l.view()

@@ -323,3 +323,32 @@ func TestInstanceCallsAreThoseOfGoNVML(t *testing.T) {
 		}
 	}
 }
+
+func TestProcessesKeepPartitionsAndTheMode(t *testing.T) {
+	n := open(t, "dgx-h100")
+	must(t, n.AddProcess("0", "dcgm-exporter", 1<<20))
+	if got, want := partitions(t, n, "mig 1"), "activation ERROR_IN_USE"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	whole := gpu(t, n, 0)
+	if got, want := says(whole.GetComputeRunningProcesses()), "[{4194305 1048576 4294967295 4294967295}] SUCCESS"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if got, want := says(n.NVML().SystemGetProcessName(4194305)), "dcgm-exporter SUCCESS"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	must(t, n.RemoveProcess("0", "dcgm-exporter"))
+	p := partitionOf(t, n, "mig 1; create 1g.10gb 4 1; compute 11")
+	must(t, n.AddProcess("0/1g.10gb@4", "train", 1<<30))
+	const processes = "[{4194305 1073741824 11 0}] SUCCESS"
+	for _, c := range []struct{ name, got, want string }{
+		{"of the partition", says(p.GetComputeRunningProcesses()), processes},
+		{"of the GPU", says(whole.GetComputeRunningProcesses()), processes},
+		{"memory of the partition", says(p.GetMemoryInfo()), "{10468982784 9395240960 1073741824} SUCCESS"},
+		{"to destroy it", partitions(t, n, "destroy 11 0; destroy 11"), "ERROR_IN_USE; ERROR_IN_USE"},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s: got %s, want %s", c.name, c.got, c.want)
+		}
+	}
+}

@@ -93,6 +93,10 @@ func TestAStateIsWrittenInTheOldestFormatThatCanHoldIt(t *testing.T) {
 			"a fault of MPS", func(n *node.Node) error { return n.BreakMPS("0", node.MPSFault{Dead: true}) },
 			func(n *node.Node) error { return n.HealMPS("0") }, 3,
 		},
+		{
+			"a process that somebody put there", func(n *node.Node) error { return n.AddProcess("0", "x", 0) },
+			func(n *node.Node) error { return n.RemoveProcess("0", "x") }, 4,
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -137,6 +137,9 @@ func (n *Node) Dir() string { return n.dir }
 // DriverRoot is the simulated driver root.
 func (n *Node) DriverRoot() string { return DriverRoot(n.dir) }
 
+// Proc is where the node has what the driver would show in /proc: driver/nvidia-caps/mig-minors and devices.
+func (n *Node) Proc() string { return filepath.Join(n.DriverRoot(), "proc") }
+
 func findLibrary(dir string) (string, error) {
 	found, err := FindLibraries(LibraryDir(dir))
 	if err != nil {

@@ -5,7 +5,6 @@ package node
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 )
 
@@ -18,30 +17,18 @@ type Process struct {
 	Name    string
 	Memory  uint64 // bytes
 	Threads int    // percent of the multiprocessors that it may use
+	Placed  bool   `json:",omitempty"` // it does not exist: somebody put it there, and takes it away
 }
+
+func (p Process) placed() bool { return p.Placed }
 
 // String is the process as the node prints it.
 func (p Process) String() string {
 	return fmt.Sprintf("%d %s memory=%dMiB threads=%d%%", p.PID, p.Name, p.Memory>>20, p.Threads)
 }
 
-// SetProcesses says which processes use the GPU, in place of those before. They get no more memory than the GPU has: then the
-// error is ErrNoMemory, and nothing changes.
-func (n *Node) SetProcesses(which string, processes []Process) error {
-	return n.change(which, func(c Card, s *GPUState) error {
-		m, _ := c.Calls.GetMemoryInfo.Get()
-		before := c.held()
-		s.Processes = slices.Clone(processes)
-		c.State = *s
-		if held := c.held(); held > before && held+s.MemoryUsed > m.Total-m.Reserved {
-			return fmt.Errorf("%s: %w: %d bytes are free", c.Name, ErrNoMemory, m.Total-m.Reserved-min(before+s.MemoryUsed, m.Total-m.Reserved))
-		}
-		return nil
-	})
-}
-
-// held is the memory that processes hold, in bytes.
-func (c Card) held() uint64 { return held(c.State.Processes) }
+// held is the memory that processes of the GPU and of its partitions hold, in bytes.
+func (c Card) held() uint64 { return held(c.allProcesses()) }
 
 func held(processes []Process) uint64 {
 	var sum uint64

@@ -42,12 +42,13 @@ const AllCalls = "all"
 // format is the newest version of the layout of content that this program knows. A state is written in the oldest format that
 // can hold it: an nvidia-smi in a container that was started before an update goes on reading it, and so does the program that
 // a downgrade brings back. Format 1 has neither delays nor faults that count, every GPU of the profile in its place, and no
-// orders about steps; format 2 has no time slices, and nothing of MPS; format 3 has no MIG.
+// orders about steps; format 2 has no time slices, and nothing of MPS; format 3 has no MIG, and
+// no processes that somebody put there.
 const format = 4
 
 // oldest is the oldest format that can hold the state.
 func (s State) oldest() int {
-	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.MIG != nil }) {
+	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.MIG != nil || slices.ContainsFunc(g.Processes, Process.placed) }) {
 		return 4
 	}
 	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.TimeSlice != 0 || len(g.Processes) > 0 || g.MPS != nil }) {

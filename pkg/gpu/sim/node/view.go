@@ -162,7 +162,7 @@ func (c Card) printInstances(b *strings.Builder) {
 			fmt.Fprintf(b, "%s/%s@%d gi=%d\n", c.Name, profiles[g.Profile].Name, g.Span.Start, g.ID)
 		}
 		for _, ci := range g.Compute {
-			name := fmt.Sprintf("%s/%s@%d", c.Name, c.partition(g, ci, 0).Name, g.Span.Start)
+			name := c.Name + "/" + c.partition(g, ci, 0).place()
 			fmt.Fprintf(b, "%s gi=%d ci=%d\n", name, g.ID, ci.ID)
 			for _, p := range ci.Processes {
 				fmt.Fprintf(b, "%s process %s\n", name, p)

@@ -30,6 +30,7 @@ func Command() *cobra.Command {
 		printCommand(&dir), setCommand(&dir),
 		failCommand(&dir), slowCommand(&dir), healCommand(&dir),
 		mpsCommand(&dir),
+		migCommand(&dir), partitionCommand(&dir), processCommand(&dir),
 		unplugCommand(&dir), plugCommand(&dir), addCommand(&dir), removeCommand(&dir),
 		crashCommand(&dir), stepsCommand(&dir),
 		profilesCommand(), profileCommand())
@@ -39,7 +40,7 @@ func Command() *cobra.Command {
 func printCommand(dir *string) *cobra.Command {
 	return &cobra.Command{
 		Use:   "print",
-		Short: "Print the node: its GPUs, what has been set, what fails or takes long, what has been ordered",
+		Short: "Print the node: its GPUs and their partitions, what has been set, what fails or takes long, what has been ordered",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			n, err := node.Attach(*dir)
@@ -99,11 +100,11 @@ func parseSettings(args []string) ([]func(n *node.Node, gpu string) error, error
 			}
 			out = append(out, func(n *node.Node, gpu string) error { return n.SetTimeSlice(gpu, slice) })
 		case ok && name == "memory-used":
-			q, err := resource.ParseQuantity(value)
-			if err != nil || q.Sign() < 0 || !isWhole(q) {
-				return nil, fmt.Errorf("memory-used %q: want a number of bytes such as 5Gi, 512Mi or 0", value)
+			bytes, err := parseBytes(name, value)
+			if err != nil {
+				return nil, err
 			}
-			out = append(out, func(n *node.Node, gpu string) error { return n.SetMemoryUsed(gpu, uint64(q.Value())) })
+			out = append(out, func(n *node.Node, gpu string) error { return n.SetMemoryUsed(gpu, bytes) })
 		default:
 			return nil, fmt.Errorf("setting %q: want compute-mode=%s, interval=%s or memory-used=BYTES", arg,
 				strings.Join(node.ComputeModes(), "|"), strings.Join(node.TimeSlices(), "|"))
@@ -112,9 +113,13 @@ func parseSettings(args []string) ([]func(n *node.Node, gpu string) error, error
 	return out, nil
 }
 
-func isWhole(q resource.Quantity) bool {
-	_, whole := q.AsInt64()
-	return whole
+// parseBytes reads what the setting of that name is.
+func parseBytes(name, value string) (uint64, error) {
+	q, err := resource.ParseQuantity(value)
+	if _, whole := q.AsInt64(); err != nil || q.Sign() < 0 || !whole {
+		return 0, fmt.Errorf("%s %q: want a number of bytes such as 5Gi, 512Mi or 0", name, value)
+	}
+	return uint64(q.Value()), nil
 }
 
 func profilesCommand() *cobra.Command {

@@ -105,6 +105,81 @@ func TestCommands(t *testing.T) {
 	}
 }
 
+func TestPartitions(t *testing.T) {
+	for _, tt := range []struct{ name, commands, want string }{
+		{"MIG mode", "mig 0 on; mig 2 on", "0 mig=on\n2 mig=on\n"},
+		{"MIG mode off", "mig 0 on; mig 0 off", ""},
+		{"MIG mode of a GPU without", "mig 1 on", "error: gpu-61-00-0 has no MIG mode (ERROR_NOT_SUPPORTED)\n"},
+		{"no mode", "mig 0 maybe", "error: MIG mode \"maybe\": want on or off\n"},
+		{"a partition", "mig 0 on; partition 0 create 1g.10gb@4", "0 mig=on\n0/1g.10gb@4 gi=11 ci=0\n"},
+		{"partitions somewhere", "mig 0 on; partition 0 create 3g.40gb; partition 0 create 2g.20gb; partition 0 create 1g.10gb+me",
+			"0 mig=on\n0/3g.40gb@0 gi=1 ci=0\n0/2g.20gb@4 gi=5 ci=0\n0/1g.10gb+me@6 gi=13 ci=0\n"},
+		{"a partition is gone", "mig 0 on; partition 0 create 1g.10gb@4; partition 0 create 1g.10gb@5; process 0/1g.10gb@4 add train; partition 0 delete 1g.10gb@4",
+			"0 mig=on\n0/1g.10gb@5 gi=12 ci=0\n"},
+		{"all are gone", "mig 0 on; partition 0 create 1g.10gb@4; partition 0 create 1g.10gb@5; partition 0 delete all; mig 0 off", ""},
+		{"without MIG mode", "partition 0 create 1g.10gb", "error: gpu-NAME is not in MIG mode (ERROR_NOT_SUPPORTED)\n"},
+		{"no profile", "mig 0 on; partition 0 create 1g.5gb", "error: gpu-NAME has no profile \"1g.5gb\"; it has 1g.10gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb, 1g.10gb+me, 1g.20gb\n"},
+		{"no place", "mig 0 on; partition 0 create 3g.40gb@1", "error: gpu-NAME: 3g.40gb can start at 0, 4\n"},
+		{"no room", "mig 0 on; partition 0 create 3g.40gb@0; partition 0 create 1g.10gb@2", "error: gpu-NAME: 3g.40gb at 0 is in the way (ERROR_INSUFFICIENT_RESOURCES)\n"},
+		{"nothing to remove", "mig 0 on; partition 0 delete 1g.10gb@2", "error: gpu-NAME has no partition 1g.10gb@2\n"},
+		{"any to remove", "mig 0 on; partition 0 delete 1g.10gb", "error: partition \"1g.10gb\": want PROFILE@START\n"},
+		{"no verb", "partition 0 make 1g.10gb", "error: partition \"make\": want create or delete\n"},
+		{"a process", "process 0 add dcgm-exporter --memory 1Gi", "0 used=1024MiB\n0 process 4194305 dcgm-exporter memory=1024MiB threads=100%\n"},
+		{"a process keeps the mode", "process 0 add dcgm-exporter; mig 0 on", "error: gpu-NAME is used by process 4194305 dcgm-exporter (ERROR_IN_USE)\n"},
+		{"a process goes", "process 0 add a; process 0 add b; process 0 remove a", "0 process 4194306 b memory=0MiB threads=100%\n"},
+		{"no process to go", "process 0 remove a", "error: 0 has no process a that somebody put there\n"},
+		{"no verb for a process", "process 0 kill a", "error: process \"kill\": want add or remove\n"},
+		{"no memory", "process 0 add a --memory much", "error: memory \"much\": want a number of bytes such as 5Gi, 512Mi or 0\n"},
+		{"a process on a partition", "mig 0 on; partition 0 create 1g.10gb@4; process 0/1g.10gb@4 add train --memory 5Gi",
+			"0 used=5120MiB mig=on\n0/1g.10gb@4 gi=11 ci=0\n0/1g.10gb@4 process 4194305 train memory=5120MiB threads=100%\n"},
+		{"too much for a partition", "mig 0 on; partition 0 create 1g.10gb@4; process 0/1g.10gb@4 add train --memory 10Gi", "error: gpu-NAME: out of memory: 10468982784 bytes are free\n"},
+		{"partitions keep the mode", "mig 0 on; partition 0 create 1g.10gb@4; mig 0 off", "error: gpu-NAME has partitions (ERROR_IN_USE)\n"},
+		{"the whole in MIG mode", "mig 0 on; process 0 add a", "error: gpu-NAME is in MIG mode: programs can use its partitions only (ERROR_IN_USE)\n"},
+		{"a partition that is none", "mig 0 on; process 0/1g.10gb@4 add a", "error: gpu-NAME has no partition 1g.10gb@4\n"},
+		{"a call about partitions fails", "fail 0 GpuInstanceDestroy ERROR_UNKNOWN", "0 fails GpuInstanceDestroy ERROR_UNKNOWN\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			p, err := node.BuiltIn("mixed")
+			must(t, err)
+			n, err := node.Open(dir, p)
+			must(t, err)
+			var got string
+			for _, command := range strings.Split(tt.commands, "; ") {
+				got = run(append([]string{"--dir", dir}, strings.Fields(command)...)...)
+			}
+			v, err := n.View()
+			must(t, err)
+			if !strings.HasPrefix(got, "error") {
+				got = partitioned(v)
+			}
+			if got = strings.ReplaceAll(got, v.GPUs[0].Name, "gpu-NAME"); got != tt.want {
+				t.Errorf("got:\n%s\nwant:\n%s", got, tt.want)
+			}
+		})
+	}
+}
+
+// partitioned is what the node prints of GPUs that are not as they were put in, with their indexes for their names.
+func partitioned(v *node.View) string {
+	var out strings.Builder
+	for _, line := range strings.SplitAfter(v.String(), "\n")[1:] {
+		for _, c := range v.GPUs {
+			rest, ok := strings.CutPrefix(line, c.Name)
+			if !ok {
+				continue
+			}
+			if _, changed, first := strings.Cut(rest, "mode=Default"); first {
+				rest = changed
+			}
+			if rest != "\n" {
+				fmt.Fprintf(&out, "%d%s", c.Index, rest)
+			}
+		}
+	}
+	return out.String()
+}
+
 func TestRecordedSteps(t *testing.T) {
 	dir := t.TempDir()
 	p, err := node.BuiltIn("t4-x2")
