@@ -42,7 +42,7 @@ func simulate(ctx context.Context, client kubernetes.Interface, o options, c *nv
 	}
 	c.Library = machine.NVML()
 	c.Sysfs = filepath.Join(machine.DriverRoot(), "sys")
-	c.Proc = filepath.Join(machine.DriverRoot(), "proc")
+	c.Proc = machine.Proc()
 	c.Driver = nvml.DriverRoot{Host: machine.DriverRoot(), Here: machine.DriverRoot()}
 	return machine, nil
 }

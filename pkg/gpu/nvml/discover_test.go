@@ -46,6 +46,7 @@ func machineOf(t *testing.T, p sim.Profile) (*sim.Node, *nvml.Node) {
 	node, err := nvml.Open(nvml.Config{
 		Library:  m.NVML(),
 		Sysfs:    filepath.Join(m.DriverRoot(), "sys"),
+		Proc:     filepath.Join(m.DriverRoot(), "proc"),
 		Driver:   nvml.DriverRoot{Host: "/host", Here: m.DriverRoot()},
 		HookPath: "/plugins/nvidia-cdi-hook",
 	})

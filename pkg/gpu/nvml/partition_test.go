@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
+)
+
+// partitions is the first GPU of the machine as its text has it: the mode, and a line for each partition.
+func partitions(m *sim.Node) string {
+	var lines []string
+	first := ""
+	for line := range strings.Lines(m.String()) {
+		line = strings.TrimSpace(line)
+		name, _, _ := strings.Cut(line, " ")
+		switch {
+		case first == "" && strings.HasPrefix(name, "gpu-"):
+			first = name
+			if strings.Contains(line, " mig=on") {
+				lines = append(lines, "on")
+			}
+		case first != "" && strings.HasPrefix(name, first+"/"):
+			lines = append(lines, strings.TrimPrefix(line, first+"/"))
+		}
+	}
+	return strings.Join(lines, "; ")
+}
+
+// first is the first GPU of the machine.
+func first(t *testing.T, n *nvml.Node) gpu.Device {
+	t.Helper()
+	devices, broken, err := n.Discover()
+	if err != nil || len(broken) > 0 || len(devices) == 0 {
+		t.Fatal(devices, broken, err)
+	}
+	return devices[0]
+}
+
+// place is where a partition of that profile sits when it starts there.
+func place(t *testing.T, d gpu.Device, profile string, start int) gpu.Placement {
+	t.Helper()
+	for _, p := range d.MIG.Profiles {
+		if p.Name == profile && slices.Contains(p.Starts, start) {
+			return gpu.Placement{Parent: d.UUID, Profile: profile, Start: start, Size: p.Size}
+		}
+	}
+	t.Fatalf("%s has no %s at %d", d.Name, profile, start)
+	return gpu.Placement{}
+}
+
+func TestPartitions(t *testing.T) {
+	process := func(m *sim.Node) error {
+		return m.AddProcess("0", "dcgm-exporter", 1<<20)
+	}
+	for _, row := range []struct {
+		name    string
+		profile string
+		before  func(m *sim.Node) error
+		script  string // "+" makes and "-" removes a partition, "?" asks whether there is room, "=" makes the GPU whole
+		want    string // the GPU then, and after " | " the error of the last verb
+		errorIs error
+	}{
+		{"the first one", "dgx-h100", nil, "+1g.10gb@4", "on; 1g.10gb@4 gi=11 ci=0", nil},
+		{"made twice", "dgx-h100", nil, "+1g.10gb@4 +1g.10gb@4", "on; 1g.10gb@4 gi=11 ci=0", nil},
+		{"two side by side", "dgx-h100", nil, "+3g.40gb@4 +1g.10gb+me@0", "on; 3g.40gb@4 gi=2 ci=0; 1g.10gb+me@0 gi=7 ci=0", nil},
+		{"the largest", "dgx-h100", nil, "+7g.80gb@0", "on; 7g.80gb@0 gi=0 ci=0", nil},
+		{"the mode goes with the last one", "dgx-h100", nil, "+1g.10gb@4 +3g.40gb@0 -1g.10gb@4 -3g.40gb@0", "", nil},
+		{"removed twice", "dgx-h100", nil, "+1g.10gb@4 -1g.10gb@4 -1g.10gb@4", "", nil},
+		{"the others stay", "dgx-h100", nil, "+1g.10gb@4 +3g.40gb@0 -1g.10gb@4", "on; 3g.40gb@0 gi=1 ci=0", nil},
+		{"a card with twelve memory slices", "rtxpro6000-x2", nil, "+1g.24gb-me@0 +1g.24gb-me@3 +2g.48gb+me.all@6",
+			"on; 2g.48gb+me.all@6 gi=2 ci=0; 1g.24gb-me@0 gi=3 ci=0; 1g.24gb-me@3 gi=4 ci=0", nil},
+		{"there is room", "dgx-h100", nil, "+1g.10gb@4 ?3g.40gb@0", "on; 1g.10gb@4 gi=11 ci=0", nil},
+		{"there is none", "dgx-h100", nil, "+1g.10gb@4 ?3g.40gb@4", "on; 1g.10gb@4 gi=11 ci=0 | 1g.10gb at 4 (GPU instance 11, MIG-…): " +
+			"remove it (nvidia-smi mig -dci, -dgi), or offer the GPU with partitions: static: a partition that is not the driver's is in the way", gpu.ErrForeign},
+		{"what is in the way is named", "dgx-h100", nil, "+1g.10gb@4 +3g.40gb@4", "on; 1g.10gb@4 gi=11 ci=0 | 1g.10gb at 4 (GPU instance 11, MIG-…): " +
+			"remove it (nvidia-smi mig -dci, -dgi), or offer the GPU with partitions: static: a partition that is not the driver's is in the way", gpu.ErrForeign},
+		{"engines that are all taken", "dgx-h100", nil, "+1g.10gb+me@4 +1g.10gb+me@0", "on; 1g.10gb+me@4 gi=11 ci=0 | create GPU instance: ERROR_INSUFFICIENT_RESOURCES", nil},
+		{"a half that is all there is", "dgx-h100", func(m *sim.Node) error {
+			return m.Fail("0", "GpuInstanceCreateComputeInstance", "ERROR_UNKNOWN")
+		}, "+1g.10gb@4", "on; 1g.10gb@4 gi=11 | create compute instance: ERROR_UNKNOWN", nil},
+		{"and is removed again", "dgx-h100", func(m *sim.Node) error {
+			return m.Fail("0", "GpuInstanceCreateComputeInstance", "ERROR_UNKNOWN")
+		}, "+1g.10gb@4 -1g.10gb@4", "", nil},
+		{"a program on the GPU", "dgx-h100", process, "+1g.10gb@4", " | switch MIG mode on: used by process 4194305 (dcgm-exporter): the GPU is in use", gpu.ErrBusy},
+		{"removing where there never was one", "dgx-h100", process, "-1g.10gb@4", "", nil},
+		{"a card that needs a reset", "dgx-a100", nil, "+1g.5gb@4",
+			" | switch MIG mode on: this takes a reset of the GPU, which is the administrator's to do (nvidia-smi --gpu-reset): ERROR_RESET_REQUIRED", nil},
+		{"unless it is in the mode", "dgx-a100", func(m *sim.Node) error { return m.SwitchMIG("0", 1) }, "+1g.5gb@4", "on; 1g.5gb@4 gi=11 ci=0", nil},
+		{"in which it stays", "dgx-a100", func(m *sim.Node) error { return m.SwitchMIG("0", 1) }, "+1g.5gb@4 -1g.5gb@4", "on", nil},
+		{"a whole one made whole", "dgx-h100", nil, "=", "", nil},
+		{"one without MIG", "t4-x2", nil, "=", "", nil},
+		{"one left in the mode made whole", "dgx-h100", func(m *sim.Node) error { return m.SwitchMIG("0", 1) }, "=", "", nil},
+		{"one with partitions stays as it is", "dgx-h100", nil, "+1g.10gb@4 =", "on; 1g.10gb@4 gi=11 ci=0 | GPU instance 11 (MIG-…): a partition that is not the driver's is in the way", gpu.ErrForeign},
+		{"a GPU that is lost has no partitions", "dgx-h100", func(m *sim.Node) error { return m.Unplug("0") }, "-1g.10gb@4", "", nil},
+		{"and gets none", "dgx-h100", func(m *sim.Node) error { return m.Unplug("0") }, "+1g.10gb@4", " | get handle of GPU GPU-…: ERROR_GPU_IS_LOST", nil},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			m, node := machine(t, row.profile)
+			d := first(t, node)
+			if row.before != nil {
+				if err := row.before(m); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var last error
+			for verb := range strings.FieldsSeq(row.script) {
+				last = do(t, node, d, verb)
+			}
+			got := partitions(m)
+			if last != nil {
+				got += " | " + uuids.ReplaceAllString(last.Error(), "$1-…")
+			}
+			if got != row.want {
+				t.Errorf("\ngot  %s\nwant %s", got, row.want)
+			}
+			if row.errorIs != nil && !errors.Is(last, row.errorIs) {
+				t.Errorf("got %v, want %v", last, row.errorIs)
+			}
+		})
+	}
+}
+
+var uuids = regexp.MustCompile(`(MIG|GPU)-[0-9a-f-]+`)
+
+func do(t *testing.T, node *nvml.Node, d gpu.Device, verb string) error {
+	t.Helper()
+	if verb == "=" {
+		return node.Merge(t.Context(), d.UUID)
+	}
+	profile, start, _ := strings.Cut(verb[1:], "@")
+	var n int
+	if _, err := fmt.Sscan(start, &n); err != nil {
+		t.Fatal(err)
+	}
+	at := place(t, d, profile, n)
+	switch verb[0] {
+	case '?':
+		return node.Vacant(at)
+	case '+':
+		_, err := node.Create(t.Context(), at)
+		return err
+	}
+	return node.Destroy(t.Context(), at)
+}
+
+// Whatever call of NVML fails, before or after it has done its work, the same verb said again ends as if nothing had happened; and so
+// does the opposite verb.
+func TestPartitionsCutOff(t *testing.T) {
+	cut := errors.New("cut")
+	for _, row := range []struct{ before, verb, again, want string }{
+		{"", "+3g.40gb@4", "+3g.40gb@4", "on; 3g.40gb@4 gi=2 ci=0"},
+		{"", "+3g.40gb@4", "-3g.40gb@4", ""},
+		{"+3g.40gb@4", "-3g.40gb@4", "-3g.40gb@4", ""},
+		{"+3g.40gb@4", "-3g.40gb@4", "+3g.40gb@4", "on; 3g.40gb@4 gi=2 ci=0"},
+		{"+1g.10gb@0", "+3g.40gb@4", "-3g.40gb@4", "on; 1g.10gb@0 gi=7 ci=0"},
+	} {
+		for n := 1; ; n++ {
+			calls := 0
+			for _, after := range []bool{false, true} {
+				m, node := machine(t, "dgx-h100")
+				d := first(t, node)
+				if row.before != "" {
+					if err := do(t, node, d, row.before); err != nil {
+						t.Fatal(err)
+					}
+				}
+				calls = 0
+				m.OnChange(func(_ string, call func() nvmllib.Return) nvmllib.Return {
+					calls++
+					if calls < n {
+						return call()
+					}
+					if calls == n && after {
+						call()
+					}
+					panic(cut)
+				})
+				func() {
+					defer func() {
+						if r := recover(); r != nil && r != any(cut) {
+							panic(r)
+						}
+					}()
+					if err := do(t, node, d, row.verb); err != nil {
+						t.Fatal(err)
+					}
+				}()
+				m.OnChange(func(_ string, call func() nvmllib.Return) nvmllib.Return { return call() })
+				if err := do(t, node, d, row.again); err != nil {
+					t.Errorf("%s, cut off at call %d (done: %t), %s: %v", row.verb, n, after, row.again, err)
+				}
+				if got := partitions(m); got != row.want {
+					t.Errorf("%s, cut off at call %d (done: %t), %s: got %q, want %q", row.verb, n, after, row.again, got, row.want)
+				}
+			}
+			if calls < n {
+				if n < 3 {
+					t.Errorf("%s: %d calls that change something: want 3 or more", row.verb, calls)
+				}
+				break
+			}
+		}
+	}
+}
+
+// What a container needs of a partition: the GPU's node and those of the two capabilities, with numbers that make the nodes anywhere.
+func TestAccessToAPartition(t *testing.T) {
+	_, node := machine(t, "dgx-h100")
+	d := first(t, node)
+	at := place(t, d, "1g.10gb", 4)
+	id, err := node.Create(t.Context(), at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Name, d.Type, d.UUID, d.Partition = gpu.PartitionName(d.Name, at), gpu.TypeMIG, id, &gpu.Partition{Placement: at}
+	access, err := node.Access(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var paths []string
+	for _, n := range access.Nodes {
+		if strings.Contains(n.Path, "caps") && (n.Type != "c" || n.Major == 0) {
+			t.Errorf("%s: type %q, major %d", n.Path, n.Type, n.Major)
+		}
+		paths = append(paths, n.Path)
+	}
+	minors, err := os.ReadFile(filepath.Join(node.Proc, "driver/nvidia-caps/mig-minors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"/dev/nvidia0"}
+	for _, name := range []string{"gpu0/gi11/access", "gpu0/gi11/ci0/access"} {
+		m := regexp.MustCompile(`(?m)^` + name + ` (\d+)$`).FindStringSubmatch(string(minors))
+		if m == nil {
+			t.Fatalf("mig-minors does not list %s", name)
+		}
+		want = append(want, "/dev/nvidia-caps/nvidia-cap"+m[1])
+	}
+	if !slices.Equal(paths, want) {
+		t.Errorf("got %v, want %v", paths, want)
+	}
+	if err := node.Destroy(t.Context(), at); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := node.Access(d); err == nil {
+		t.Error("a partition that is gone can still be had")
+	}
+}
+
+// Partitions that somebody else makes are noticed by the next look, also a part of a GPU instance.
+func TestDiscoverPartitions(t *testing.T) {
+	m, node := machine(t, "dgx-h100")
+	if d := first(t, node); d.MIG.Enabled || len(d.MIG.Instances) > 0 {
+		t.Fatalf("got %+v", d.MIG)
+	}
+	text := func() string {
+		d := first(t, node)
+		var lines []string
+		for _, p := range d.MIG.Instances {
+			lines = append(lines, fmt.Sprintf("%s@%d+%d of %d", p.Profile, p.Start, p.Size, p.Engines.Multiprocessors))
+			if !strings.HasPrefix(string(p.UUID), "MIG-") || p.Parent != d.UUID {
+				t.Errorf("%s: %s of %s", p.Profile, p.UUID, p.Parent)
+			}
+		}
+		return strings.Join(lines, ", ")
+	}
+	if err := m.SwitchMIG("0", 1); err != nil {
+		t.Fatal(err)
+	}
+	for _, profile := range []string{"3g.40gb@4", "1g.10gb@0"} {
+		if _, err := m.CreatePartition("0", profile); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, want := text(), "1g.10gb@0+1 of 16, 3g.40gb@4+4 of 60"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if err := m.DeletePartition("0", "1g.10gb@0"); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := text(), "3g.40gb@4+4 of 60"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
