@@ -120,6 +120,7 @@ var byHand = struct {
 	steps   []step
 }{"mixed", []step{
 	{"gpu-c1-00-0", []string{"add", "--like", "gpu-81-00-0", "--pci", "0000:c1:00.0"}},
+	{"mig=on", []string{"mig", "gpu-c1-00-0", "on"}},
 	{"3g.20gb", []string{"partition", "gpu-c1-00-0", "create", "3g.20gb"}},
 }}
 
