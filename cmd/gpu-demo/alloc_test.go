@@ -39,19 +39,42 @@ func TestParseSize(t *testing.T) {
 // machine is a simulated machine with a daemon of MPS on its first GPU.
 func machine(t *testing.T) (n *sim.Node, uuid string, stop func()) {
 	t.Helper()
+	return machineOf(t, "t4-x2", func(n *sim.Node) string {
+		v, err := n.View()
+		must(t, err)
+		return v.GPUs[0].UUID
+	})
+}
+
+// partitioned is a simulated machine with a daemon of MPS on the only partition of its first GPU.
+func partitioned(t *testing.T) (n *sim.Node, uuid string) {
+	t.Helper()
+	n, uuid, _ = machineOf(t, "dgx-h100", func(n *sim.Node) string {
+		must(t, n.SwitchMIG("0", node.Enabled))
+		_, err := n.CreatePartition("0", "1g.10gb@4")
+		must(t, err)
+		v, err := n.View()
+		must(t, err)
+		return v.GPUs[0].Partitions()[0].Compute.UUID
+	})
+	return n, uuid
+}
+
+// machineOf is a simulated machine with a daemon of MPS on what prepare returns.
+func machineOf(t *testing.T, profile string, prepare func(*sim.Node) string) (n *sim.Node, uuid string, stop func()) {
+	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("making simulated device nodes needs root")
 	}
-	p, err := sim.BuiltIn("t4-x2")
+	p, err := sim.BuiltIn(profile)
 	must(t, err)
 	n, err = sim.Open(t.TempDir(), p)
 	must(t, err)
 	must(t, n.LayOut(sim.Programs{}))
-	v, err := n.View()
-	must(t, err)
+	uuid = prepare(n)
 	pipe := t.TempDir()
 	t.Setenv(mps.PipeVariable, pipe)
-	env := map[string]string{mps.PipeVariable: pipe, "CUDA_VISIBLE_DEVICES": v.GPUs[0].UUID}
+	env := map[string]string{mps.PipeVariable: pipe, "CUDA_VISIBLE_DEVICES": uuid}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan int)
 	go func() {
@@ -71,7 +94,7 @@ func machine(t *testing.T) (n *sim.Node, uuid string, stop func()) {
 	t.Cleanup(stop)
 	for {
 		if _, err := os.Stat(filepath.Join(pipe, "nvidia-cuda-mps-control.pid")); err == nil {
-			return n, v.GPUs[0].UUID, stop
+			return n, uuid, stop
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -126,6 +149,59 @@ func TestAlloc(t *testing.T) {
 				t.Errorf("got %d %s, want %d %s", exit, got, tt.exit, tt.want)
 			}
 		})
+	}
+}
+
+func TestAllocOnAPartition(t *testing.T) {
+	for _, tt := range []struct {
+		name, args, memory string
+		do                 func(n *sim.Node) error
+		want               string
+		exit               int
+	}{
+		{"without MPS", "9Gi --unset-mps", "", nil, "granted 9216MiB of UUID, limit 9984MiB, threads 100%\n", 0},
+		{"without MPS, above what it has", "10Gi --unset-mps", "", nil, "CUDA_ERROR_OUT_OF_MEMORY: the partition has 9984MiB left", 2},
+		{"through MPS", "9Gi", "", nil, "granted 9216MiB of UUID, limit 9984MiB, threads 100%\n", 0},
+		{"through MPS, above what it has", "10Gi", "", nil, "CUDA_ERROR_OUT_OF_MEMORY: more than the GPU has left", 2},
+		{"above the limit", "2Gi", "0=1G", nil, "CUDA_ERROR_OUT_OF_MEMORY: more than the limit of the client: limit 1024MiB, held 0MiB", 2},
+		{"an exclusive GPU", "1Gi --unset-mps", "", func(n *sim.Node) error { return n.SetComputeMode("0", node.ComputeModeExclusiveProcess) },
+			"granted 1024MiB of UUID, limit 9984MiB, threads 100%\n", 0},
+		{"no partition any more", "1Gi --unset-mps", "", func(n *sim.Node) error { return n.DeletePartition("0", "") },
+			"CUDA_ERROR_INVALID_DEVICE: device 7: there are 7", 101},
+		{"none any more, through MPS", "1Gi", "", func(n *sim.Node) error { return n.DeletePartition("0", "") },
+			"CUDA_ERROR_NO_DEVICE: device 0 of the daemon is UUID, which cannot be opened here", 100},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n, uuid := partitioned(t)
+			t.Setenv(mps.MemoryVariable, tt.memory)
+			if tt.do != nil {
+				must(t, tt.do(n))
+			}
+			args := strings.Fields(tt.args)
+			if tt.exit == 101 {
+				args = append(args, "--device=7") // the partition was the first of eight devices
+			}
+			var out strings.Builder
+			err := alloc(t.Context(), args, smi.Machine{Roots: []string{n.DriverRoot()}}, &out)
+			got, exit := out.String(), 0
+			if err != nil {
+				got, exit = err.Error(), exitCode(err)
+			}
+			if got = strings.ReplaceAll(got, uuid, "UUID"); !strings.HasPrefix(got, tt.want) || exit != tt.exit {
+				t.Errorf("got %d %s, want %d %s", exit, got, tt.exit, tt.want)
+			}
+		})
+	}
+}
+
+func TestProbeOfAPartition(t *testing.T) {
+	n, _ := partitioned(t)
+	t.Setenv(mps.PipeVariable, "")
+	var out strings.Builder
+	must(t, probe(t.Context(), smi.Machine{Roots: []string{n.DriverRoot()}}, &out))
+	want := "may use 100% of the multiprocessors\n9984 MiB: granted\n9985 MiB: CUDA_ERROR_OUT_OF_MEMORY\n"
+	if got := out.String(); got != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}
 }
 

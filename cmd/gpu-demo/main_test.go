@@ -43,6 +43,8 @@ func TestShow(t *testing.T) {
 		{"a container without a claim", "", nil, "no nvidia-smi in this container\nno GPU device node in DIR\n"},
 		{"nodes are ordered by number and control nodes left out", smi, []string{"nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"},
 			"GPU 0: NVIDIA T4 (UUID: GPU-1) -L\nDIR/nvidia2: allowed\nDIR/nvidia10: allowed\n"},
+		{"a container with a partition", smi, []string{"nvidia0", "nvidia-caps/nvidia-cap1260", "nvidia-caps/nvidia-cap358"},
+			"GPU 0: NVIDIA T4 (UUID: GPU-1) -L\nDIR/nvidia0: allowed\nDIR/nvidia-caps/nvidia-cap358: allowed\nDIR/nvidia-caps/nvidia-cap1260: allowed\n"},
 		{"nvidia-smi fails", "#!/bin/sh\necho no driver; exit 9\n", nil,
 			"nvidia-smi -L: exit status 9\nno driver\nno GPU device node in DIR\n"},
 		{"nvidia-smi finds nothing", "#!/bin/sh\n", nil, "nvidia-smi -L lists no GPU\nno GPU device node in DIR\n"},
@@ -50,6 +52,9 @@ func TestShow(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			dir, bin := t.TempDir(), t.TempDir()
 			t.Setenv("PATH", bin)
+			if err := os.Mkdir(filepath.Join(dir, "nvidia-caps"), 0o755); err != nil {
+				t.Fatal(err)
+			}
 			if tc.smi != "" {
 				write(t, filepath.Join(bin, "nvidia-smi"), tc.smi)
 			}

@@ -58,18 +58,22 @@ func listing(ctx context.Context) string {
 	return strings.TrimRight(string(text), "\n") + "\n"
 }
 
-// deviceNodes returns the nodes of whole GPUs, /dev/nvidiaN, ordered by N.
+// deviceNodes returns the nodes of GPUs, /dev/nvidiaN, ordered by N, and then those of partitions, /dev/nvidia-caps/nvidia-capN.
 func deviceNodes(dir string) ([]string, error) {
-	paths, err := filepath.Glob(filepath.Join(dir, "nvidia[0-9]*"))
-	if err != nil {
-		return nil, fmt.Errorf("list device nodes: %w", err)
+	var out []string
+	for _, pattern := range []string{"nvidia[0-9]*", "nvidia-caps/nvidia-cap[0-9]*"} {
+		paths, err := filepath.Glob(filepath.Join(dir, pattern))
+		if err != nil {
+			return nil, fmt.Errorf("list device nodes: %w", err)
+		}
+		slices.SortFunc(paths, func(a, b string) int { return nodeNumber(a) - nodeNumber(b) })
+		out = append(out, paths...)
 	}
-	slices.SortFunc(paths, func(a, b string) int { return nodeNumber(a) - nodeNumber(b) })
-	return paths, nil
+	return out, nil
 }
 
 func nodeNumber(path string) int {
-	n, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(path), "nvidia"))
+	n, err := strconv.Atoi(strings.TrimLeft(filepath.Base(path), "-abcdefghijklmnopqrstuvwxyz"))
 	if err != nil {
 		return -1
 	}

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/mps"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
@@ -51,14 +52,14 @@ func (e *Error) Number() int {
 // Program is a CUDA program.
 type Program struct {
 	Env       func(string) string
-	Reachable func() ([]node.Card, error) // the GPUs whose device nodes it can open
+	Reachable func() ([]node.Device, error) // the GPUs and partitions whose device nodes it can open
 }
 
 // Memory is what was granted.
 type Memory struct {
 	UUID    string
 	Bytes   uint64
-	Limit   uint64  // bytes that the program may hold; 0: all that the GPU has
+	Limit   uint64  // bytes that the program may hold; 0: all that the GPU has. Of a partition it is what that has
 	Threads float64 // percent of the multiprocessors that it may use
 
 	client *mps.Client // nil: without MPS
@@ -67,8 +68,8 @@ type Memory struct {
 // Allocate asks for memory of a device, counted as the program sees them. It waits for as long as another user's programs have the
 // GPU. Error: *Error.
 func (p Program) Allocate(ctx context.Context, device int, bytes uint64) (*Memory, error) {
-	cards, err := p.Reachable()
-	if err != nil || len(cards) == 0 {
+	devices, err := p.Reachable()
+	if err != nil || len(devices) == 0 {
 		return nil, &Error{noDevice, fmt.Sprint("no GPU can be opened here: ", err)}
 	}
 	pipe := p.Env(mps.PipeVariable)
@@ -77,12 +78,12 @@ func (p Program) Allocate(ctx context.Context, device int, bytes uint64) (*Memor
 	}
 	client, err := mps.Connect(ctx, pipe, p.Env(mps.ThreadsVariable), p.Env(mps.MemoryVariable))
 	if errors.Is(err, mps.ErrNoDaemon) {
-		return direct(cards, device, bytes)
+		return direct(devices, device, bytes)
 	}
 	if err != nil {
 		return nil, &Error{rpcFailure, err.Error()}
 	}
-	memory, err := shared(client, cards, device, bytes)
+	memory, err := shared(client, devices, device, bytes)
 	if err != nil {
 		_ = client.Close()
 		return nil, err
@@ -91,26 +92,41 @@ func (p Program) Allocate(ctx context.Context, device int, bytes uint64) (*Memor
 }
 
 // direct is without MPS: a GPU whose compute mode wants one process is that of the server of MPS.
-func direct(cards []node.Card, device int, bytes uint64) (*Memory, error) {
-	if device < 0 || device >= len(cards) {
-		return nil, &Error{invalidDevice, fmt.Sprintf("device %d: there are %d", device, len(cards))}
+func direct(devices []node.Device, device int, bytes uint64) (*Memory, error) {
+	if device < 0 || device >= len(devices) {
+		return nil, &Error{invalidDevice, fmt.Sprintf("device %d: there are %d", device, len(devices))}
 	}
-	c := cards[device]
-	if mode, _ := c.ComputeMode().Get(); mode != 0 {
+	d := devices[device]
+	if mode, _ := d.ComputeMode().Get(); mode != 0 && d.Partition == nil {
 		return nil, &Error{deviceUnavailable, fmt.Sprintf("the compute mode of the GPU is %s", mode)}
 	}
-	m, e := c.Memory().Get()
+	m, e := d.Memory().Get()
 	if e != "" {
 		return nil, &Error{"CUDA_ERROR_UNKNOWN", string(e)}
 	}
 	if free := m.Total - m.Reserved - m.Used; bytes > free {
-		return nil, &Error{outOfMemory, fmt.Sprintf("the GPU has %dMiB left", free>>20)}
+		return nil, &Error{outOfMemory, fmt.Sprintf("the %s has %dMiB left", kindOf(d), free>>20)}
 	}
-	return &Memory{UUID: c.UUID, Bytes: bytes, Threads: 100}, nil
+	return &Memory{UUID: d.ID(), Bytes: bytes, Limit: limitOf(d), Threads: 100}, nil
+}
+
+func kindOf(d node.Device) string {
+	if d.Partition != nil {
+		return "partition"
+	}
+	return "GPU"
+}
+
+// limitOf is how much memory of the device a program may hold, 0 for all of a GPU.
+func limitOf(d node.Device) uint64 {
+	if d.Partition == nil {
+		return 0
+	}
+	return d.Partition.Memory().Total
 }
 
 // shared is through the daemon.
-func shared(client *mps.Client, cards []node.Card, device int, bytes uint64) (*Memory, error) {
+func shared(client *mps.Client, here []node.Device, device int, bytes uint64) (*Memory, error) {
 	if e := client.Hello.Error; e != "" {
 		return nil, &Error{e, client.Hello.Detail}
 	}
@@ -118,7 +134,8 @@ func shared(client *mps.Client, cards []node.Card, device int, bytes uint64) (*M
 	if device < 0 || device >= len(devices) {
 		return nil, &Error{invalidDevice, fmt.Sprintf("device %d: the daemon has %d", device, len(devices))}
 	}
-	if !opens(cards, devices[device]) {
+	at := slices.IndexFunc(here, func(d node.Device) bool { return d.ID() == devices[device] })
+	if at < 0 {
 		return nil, &Error{noDevice, fmt.Sprintf("device %d of the daemon is %s, which cannot be opened here", device, devices[device])}
 	}
 	a, err := client.Allocate(device, bytes)
@@ -130,16 +147,10 @@ func shared(client *mps.Client, cards []node.Card, device int, bytes uint64) (*M
 	case a.Error != "":
 		return nil, &Error{a.Error, a.Detail}
 	}
-	return &Memory{UUID: devices[device], Bytes: bytes, Limit: a.Limit, Threads: a.Threads, client: client}, nil
-}
-
-func opens(cards []node.Card, uuid string) bool {
-	for _, c := range cards {
-		if c.UUID == uuid {
-			return true
-		}
+	if a.Limit == 0 {
+		a.Limit = limitOf(here[at])
 	}
-	return false
+	return &Memory{UUID: devices[device], Bytes: bytes, Limit: a.Limit, Threads: a.Threads, client: client}, nil
 }
 
 // Hold returns when the context ends, or with an *Error when the daemon has gone, and what it gave with it.

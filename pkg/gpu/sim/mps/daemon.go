@@ -31,7 +31,7 @@ const maxClients = 48
 // config is what a daemon needs to know.
 type config struct {
 	node      *node.Node
-	gpus      []string // UUIDs, in the order in which clients count them
+	gpus      []string // UUIDs, also of partitions, in the order in which clients count them
 	pipe      string
 	defaults  limits
 	multiUser bool
@@ -113,9 +113,9 @@ func (c *config) fault() (node.MPSFault, string) {
 	if err != nil {
 		return node.MPSFault{}, ""
 	}
-	for _, card := range v.GPUs {
-		if slices.Contains(c.gpus, card.UUID) && card.State.MPS != nil {
-			return *card.State.MPS, card.Name
+	for _, uuid := range c.gpus {
+		if d, err := v.Device(uuid); err == nil && d.State.MPS != nil {
+			return *d.State.MPS, d.Name
 		}
 	}
 	return node.MPSFault{}, ""
@@ -347,6 +347,11 @@ func (d *daemon) allocate(c *client, r request) Answer {
 	if r.Device < 0 || r.Device >= len(d.gpus) {
 		return Answer{Error: "CUDA_ERROR_INVALID_DEVICE", Detail: fmt.Sprintf("device %d: the daemon has %d", r.Device, len(d.gpus))}
 	}
+	if v, err := d.node.View(); err == nil {
+		if _, err := v.Device(d.gpus[r.Device]); err != nil {
+			return Answer{Error: "CUDA_ERROR_DEVICE_UNAVAILABLE", Detail: err.Error()}
+		}
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	a := Answer{Threads: c.limits.percent(), Limit: c.limits.memory[r.Device], Held: c.held[r.Device]}
@@ -390,9 +395,8 @@ func (d *daemon) publishLocked() error {
 				}
 			}
 		}
-		card, err := v.Card(uuid)
-		if err != nil || slices.Equal(card.State.Processes, processes) {
-			continue // a GPU that was taken out has no processes
+		if _, err := v.Device(uuid); err != nil {
+			continue // what was taken out has no processes
 		}
 		if err := d.node.SetProcesses(uuid, processes); err != nil {
 			return err

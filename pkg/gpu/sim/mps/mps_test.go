@@ -400,3 +400,62 @@ func TestFaults(t *testing.T) {
 		t.Errorf("a second one: %d %s", code, text)
 	}
 }
+
+// onPartition is a world whose daemon has a partition.
+func onPartition(t *testing.T) world {
+	t.Helper()
+	w := newWorld(t)
+	p, err := node.BuiltIn("dgx-h100")
+	must(t, err)
+	w.Node, err = node.Open(w.Dir(), p)
+	must(t, err)
+	must(t, w.SwitchMIG("0", node.Enabled))
+	_, err = w.CreatePartition("0", "1g.10gb@4")
+	must(t, err)
+	v, err := w.View()
+	must(t, err)
+	w.env["CUDA_VISIBLE_DEVICES"] = v.GPUs[0].Partitions()[0].Compute.UUID
+	return w
+}
+
+func TestADaemonOnAPartition(t *testing.T) {
+	w := onPartition(t)
+	w.start(t)
+	c := w.connect(t, "50", "0=2G")
+	allocate(t, c, 1024)
+	const line = "/1g.10gb@4 process "
+	if !strings.Contains(w.String(), line) || !strings.Contains(w.String(), "memory=1024MiB threads=50%") {
+		t.Errorf("the node prints\n%s\nwant it to contain %s", w, line)
+	}
+	v, err := w.View()
+	must(t, err)
+	if err := w.DestroyComputeInstance("0", 11, 0); node.CodeOf(err) != node.InUse {
+		t.Errorf("destroyed under a client: %v", err)
+	}
+	if a, err := c.Allocate(0, 2<<30); err != nil || a.Error != "CUDA_ERROR_OUT_OF_MEMORY" {
+		t.Errorf("above the limit: %+v, %v", a, err)
+	}
+	must(t, w.DeletePartition("0", ""))
+	if a, err := c.Allocate(0, 1<<20); err != nil || a.Error != "CUDA_ERROR_DEVICE_UNAVAILABLE" {
+		t.Errorf("without the partition: %+v, %v", a, err)
+	}
+	if got := v.GPUs[0].Partitions()[0].Compute.Processes; len(got) != 1 {
+		t.Errorf("%d processes, want 1", len(got))
+	}
+}
+
+func TestADaemonOnAGPUInMIGMode(t *testing.T) {
+	w := onPartition(t)
+	for _, tt := range []struct{ devices, want string }{
+		{"0", "CUDA_VISIBLE_DEVICES: gpu-1b-00-0 is in MIG mode: name one of its partitions\n"},
+		{"MIG-0", "CUDA_VISIBLE_DEVICES: no partition \"MIG-0\"\n"},
+	} {
+		w.env["CUDA_VISIBLE_DEVICES"] = tt.devices
+		p, _ := w.program("", "-f")
+		var log bytes.Buffer
+		p.Err = &log
+		if code := p.Run(t.Context()); code != 1 || log.String() != tt.want {
+			t.Errorf("%s: exit %d, %s; want %s", tt.devices, code, log.String(), tt.want)
+		}
+	}
+}

@@ -111,7 +111,7 @@ func (p Program) daemon(ctx context.Context, multiUser bool) error {
 	return err
 }
 
-// visible are the UUIDs of the GPUs that the variable names, by UUID or index; all when it is empty.
+// visible are the UUIDs of the GPUs and partitions that the variable names, by UUID or index; all when it is empty.
 func visible(n *node.Node, names string) ([]string, error) {
 	v, err := n.View()
 	if err != nil {
@@ -120,16 +120,21 @@ func visible(n *node.Node, names string) ([]string, error) {
 	var out []string
 	if names == "" {
 		for _, c := range v.GPUs {
-			out = append(out, c.UUID)
+			for _, d := range c.Devices() {
+				out = append(out, d.ID())
+			}
 		}
 		return out, nil
 	}
 	for _, name := range strings.Split(names, ",") {
-		c, err := v.Card(name)
+		d, err := v.Device(name)
+		if err == nil && d.Partition == nil && d.Partitioned() {
+			err = fmt.Errorf("%s is in MIG mode: name one of its partitions", d.Name)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("CUDA_VISIBLE_DEVICES: %w", err)
 		}
-		out = append(out, c.UUID)
+		out = append(out, d.ID())
 	}
 	return out, nil
 }

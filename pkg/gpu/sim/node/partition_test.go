@@ -188,8 +188,14 @@ func TestProcessesOfAPartition(t *testing.T) {
 	if name, ok := v.ProcessName(8); name != "b" || !ok {
 		t.Errorf("process 8 is %q", name)
 	}
+	before := v.String()
 	must(t, n.SetProcesses(uuid, nil))
-	d, err = (func() (node.Device, error) { v, err := n.View(); must(t, err); return v.Device(uuid) })()
+	if got := v.String(); got != before {
+		t.Errorf("a view has changed:\n%s\nwant:\n%s", got, before)
+	}
+	v, err = n.View()
+	must(t, err)
+	d, err = v.Device(uuid)
 	must(t, err)
 	if got := d.Processes(); len(got) != 1 || !slices.ContainsFunc(got, func(p node.Process) bool { return p.Name == "train" }) {
 		t.Errorf("processes %v, want the one that somebody put there", got)

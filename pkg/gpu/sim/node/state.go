@@ -132,6 +132,9 @@ func (s State) clone() State {
 	out.GPUs = make([]GPUState, len(s.GPUs))
 	for i, g := range s.GPUs {
 		g.Faults, g.Delays, g.Processes = maps.Clone(g.Faults), maps.Clone(g.Delays), slices.Clone(g.Processes)
+		if g.MIG != nil {
+			g.MIG = &MIG{Mode: g.MIG.Mode, Instances: cloneInstances(g.MIG.Instances)}
+		}
 		out.GPUs[i] = g
 	}
 	return out

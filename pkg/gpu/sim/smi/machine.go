@@ -65,7 +65,7 @@ func (m Machine) look() (*node.View, string, error) {
 // and the GPUs are those that the container reaches. A program that may change the node's files may change its GPUs, so on the
 // node no device node is opened: a plugin of simulated GPUs has no right to, where that of real ones is privileged.
 func administered(v *node.View, root, ids string) (n *node.Node, gpus []gpu, err error) {
-	if filepath.Base(root) != "root" {
+	if !onNode(root) {
 		gpus, err := choose(reachable(v, root), ids)
 		return nil, gpus, err
 	}
@@ -73,21 +73,30 @@ func administered(v *node.View, root, ids string) (n *node.Node, gpus []gpu, err
 		return nil, nil, err
 	}
 	for _, c := range v.GPUs {
-		gpus = append(gpus, gpu{c, len(gpus)})
+		gpus = append(gpus, gpu{c, len(gpus), c.Partitions()})
 	}
 	gpus, err = choose(gpus, ids)
 	return n, gpus, err
 }
 
-// Reachable are the GPUs that a program can use here: those whose device nodes it can open.
-func (m Machine) Reachable() ([]node.Card, error) {
+// onNode says whether the root is the driver root in a node's directory.
+func onNode(root string) bool { return filepath.Base(root) == "root" }
+
+// Reachable are what a program can use here: the GPUs whose device nodes it can open, and of those in MIG mode the partitions whose
+// device nodes it can open. A CUDA program on a real machine is shown the first partition only.
+func (m Machine) Reachable() ([]node.Device, error) {
 	v, root, err := m.look()
 	if err != nil {
 		return nil, err
 	}
-	var out []node.Card
+	var out []node.Device
 	for _, g := range reachable(v, root) {
-		out = append(out, g.Card)
+		if !g.Partitioned() {
+			out = append(out, node.Device{Card: g.Card})
+		}
+		for _, p := range g.partitions {
+			out = append(out, node.Device{Card: g.Card, Partition: &p})
+		}
 	}
 	return out, nil
 }
@@ -95,7 +104,8 @@ func (m Machine) Reachable() ([]node.Card, error) {
 // gpu is a GPU that the program can reach. Index is its place among those.
 type gpu struct {
 	node.Card
-	Index int
+	Index      int
+	partitions []node.Partition // those that the program can reach
 }
 
 // reachable are the GPUs whose device nodes can be opened: there is one, it is that of the GPU, and this process is allowed
@@ -104,7 +114,23 @@ func reachable(v *node.View, root string) []gpu {
 	var out []gpu
 	for _, c := range v.GPUs {
 		if v.Major != 0 && reaches(filepath.Join(root, "dev", c.DeviceNode()), v.Major, c.Minor) {
-			out = append(out, gpu{c, len(out)})
+			out = append(out, gpu{c, len(out), reachablePartitions(v, root, c)})
+		}
+	}
+	return out
+}
+
+// reachablePartitions are the partitions of the GPU whose device nodes can be opened, that of the GPU instance and that of the compute
+// instance. On the node that is all of them, as for an administrator: the runtime makes these nodes in containers only.
+func reachablePartitions(v *node.View, root string, c node.Card) []node.Partition {
+	var out []node.Partition
+	for _, p := range c.Partitions() {
+		all := true
+		for _, minor := range c.Capabilities(p) {
+			all = all && (onNode(root) || reaches(filepath.Join(root, "dev", node.CapabilityNode(minor)), v.Major, minor))
+		}
+		if all {
+			out = append(out, p)
 		}
 	}
 	return out

@@ -100,7 +100,7 @@ var fields = []field{
 	of("clocks.mem", "MHz", "GetClockInfo", func(c node.Card) node.Answer[map[node.Clock]uint32] { return c.Calls.GetClockInfo }, clockOf(node.ClockMemory)),
 	of("clocks.max.sm", "MHz", "GetMaxClockInfo", func(c node.Card) node.Answer[map[node.Clock]uint32] { return c.Calls.GetMaxClockInfo }, clockOf(node.ClockSM)),
 	of("clocks.max.mem", "MHz", "GetMaxClockInfo", func(c node.Card) node.Answer[map[node.Clock]uint32] { return c.Calls.GetMaxClockInfo }, clockOf(node.ClockMemory)),
-	of("mig.mode.current", "", "GetMigMode", func(c node.Card) node.Answer[node.MigMode] { return c.Calls.GetMigMode },
+	of("mig.mode.current", "", "GetMigMode", func(c node.Card) node.Answer[node.MigMode] { return c.MigMode() },
 		func(m node.MigMode) string { return enabled(node.Switch(m.Current)) }),
 }
 

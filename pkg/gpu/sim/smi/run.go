@@ -26,10 +26,11 @@ const (
 const usage = `The simulated nvidia-smi: about the simulated GPUs that this process can reach.
 
     nvidia-smi                          a table
-    nvidia-smi -L, --list-gpus          a line for each GPU
+    nvidia-smi -L, --list-gpus          a line for each GPU and for each partition
     nvidia-smi --query-gpu=FIELD,... --format=csv[,noheader][,nounits]
     nvidia-smi -c, --compute-mode=MODE  0/DEFAULT, 2/PROHIBITED, 3/EXCLUSIVE_PROCESS; on the node only
     nvidia-smi compute-policy           the time slice; see nvidia-smi compute-policy -h
+    nvidia-smi mig -lgip|-lgipp|-lgi    profiles of partitions, where they can be, and those that are there
     nvidia-smi -i, --id=ID,...          only these: index, UUID, serial number or PCI address
     nvidia-smi --version
     nvidia-smi -h, --help               this text and the fields
@@ -46,6 +47,9 @@ type options struct {
 func Run(m Machine, args []string, now time.Time, out, errOut io.Writer) int {
 	if len(args) > 0 && args[0] == "compute-policy" {
 		return runPolicy(m, args[1:], out, errOut)
+	}
+	if len(args) > 0 && args[0] == "mig" {
+		return runMIG(m, args[1:], out, errOut)
 	}
 	o, err := parse(args)
 	if err == nil && o.query != "" {
@@ -156,6 +160,9 @@ func printList(out io.Writer, gpus []gpu) int {
 			continue
 		}
 		fmt.Fprintf(out, "GPU %d: %s (UUID: %s)\n", g.Index, name, g.UUID)
+		for i, p := range g.partitions {
+			fmt.Fprintf(out, "  MIG %-11s Device %2d: (UUID: %s)\n", p.Name, i, p.Compute.UUID)
+		}
 	}
 	return exit
 }

@@ -21,13 +21,13 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-var uuid = regexp.MustCompile(`GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
+var uuid = regexp.MustCompile(`(GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
 
 // run is what nvidia-smi prints, and its exit code, with the UUIDs masked.
 func run(root string, args ...string) string {
 	var out, errOut strings.Builder
 	code := smi.Run(smi.Machine{Roots: []string{root}}, args, time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), &out, &errOut)
-	return uuid.ReplaceAllString(fmt.Sprintf("%s%sexit %d\n", out.String(), errOut.String(), code), "GPU-…")
+	return uuid.ReplaceAllString(fmt.Sprintf("%s%sexit %d\n", out.String(), errOut.String(), code), "$1-…")
 }
 
 func must(t *testing.T, err error) {
@@ -110,6 +110,97 @@ func TestListingTakesADeviceNode(t *testing.T) {
 				t.Errorf("got:\n%s\nwant:\n%s", got, tt.want)
 			}
 		})
+	}
+}
+
+// allow makes the device nodes for the partitions in a container: those that their minor numbers follow from.
+func allow(t *testing.T, n *sim.Node, root string, minors ...int) {
+	t.Helper()
+	v, err := n.View()
+	must(t, err)
+	must(t, os.MkdirAll(filepath.Join(root, "dev/nvidia-caps"), 0o755))
+	for _, minor := range minors {
+		must(t, unix.Mknod(filepath.Join(root, "dev", node.CapabilityNode(minor)), unix.S_IFCHR|0o666, int(unix.Mkdev(uint32(v.Major), uint32(minor)))))
+	}
+}
+
+func TestPartitionsTakeTheirDeviceNodes(t *testing.T) {
+	n := laidOut(t, "mixed")
+	must(t, n.SwitchMIG("0", node.Enabled))
+	for _, place := range []string{"1g.10gb@4", "2g.20gb@0"} {
+		_, err := n.CreatePartition("0", place)
+		must(t, err)
+	}
+	v, err := n.View()
+	must(t, err)
+	c := v.GPUs[0]
+	first, second := c.Capabilities(c.Partitions()[0]), c.Capabilities(c.Partitions()[1])
+	const gpu, big, small = "GPU 0: NVIDIA H100 PCIe (UUID: GPU-…)\n", "  MIG 2g.20gb     Device  %d: (UUID: MIG-…)\n", "  MIG 1g.10gb     Device  %d: (UUID: MIG-…)\n"
+	for _, tt := range []struct {
+		name      string
+		minors    []int
+		want      string
+		reachable int
+	}{
+		{"none", nil, gpu, 0},
+		{"one", first[:], gpu + fmt.Sprintf(big, 0), 1},
+		{"the other", second[:], gpu + fmt.Sprintf(small, 0), 1},
+		{"both", append(first[:], second[:]...), gpu + fmt.Sprintf(big, 0) + fmt.Sprintf(small, 1), 2},
+		{"half of one", first[:1], gpu, 0},
+		{"half of each", []int{first[0], second[1]}, gpu, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			root := container(t, n, 0)
+			allow(t, n, root, tt.minors...)
+			if got := run(root, "-L"); got != tt.want+"exit 0\n" {
+				t.Errorf("got:\n%s\nwant:\n%s", got, tt.want)
+			}
+			got, err := smi.Machine{Roots: []string{root}}.Reachable()
+			if err != nil || len(got) != tt.reachable {
+				t.Errorf("%d devices (%v), want %d", len(got), err, tt.reachable)
+			}
+		})
+	}
+	if got, want := run(n.DriverRoot(), "-L", "-i", "0"), gpu+fmt.Sprintf(big, 0)+fmt.Sprintf(small, 1)+"exit 0\n"; got != want {
+		t.Errorf("on the node, got:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+func TestMIGListings(t *testing.T) {
+	n := laidOut(t, "mixed")
+	const none = "No MIG-enabled devices found.\nexit 6\n"
+	if got := run(n.DriverRoot(), "mig", "-lgip"); got != none {
+		t.Errorf("got %s, want %s", got, none)
+	}
+	must(t, n.SwitchMIG("0", node.Enabled))
+	if got, want := run(n.DriverRoot(), "mig", "-lgi"), "No GPU instances found: Not Found\nexit 6\n"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	_, err := n.CreatePartition("0", "3g.40gb@4")
+	must(t, err)
+	_, err = n.CreatePartition("0", "1g.10gb+me@2")
+	must(t, err)
+	path := filepath.Join("testdata", "mig.txt")
+	var got string
+	for _, option := range []string{"-lgip", "-lgipp", "-lgi"} {
+		got += run(n.DriverRoot(), "mig", option)
+	}
+	if *update {
+		must(t, os.WriteFile(path, []byte(got), 0o644))
+	}
+	want, err := os.ReadFile(path)
+	if err != nil || got != string(want) {
+		t.Errorf("got (%v):\n%s\nwant:\n%s", err, got, want)
+	}
+	for _, tt := range []struct{ args, want string }{
+		{"mig -lgi -i 1", none},
+		{"mig -lgi -i 9", "No devices were found\nexit 6\n"},
+		{"mig -cgi 19", "nvidia-smi mig: option \"-cgi\" is not one that the simulated nvidia-smi has; see nvidia-smi mig -h\nexit 2\n"},
+		{"--query-gpu=mig.mode.current --format=csv,noheader -i 0", "Enabled\nexit 0\n"},
+	} {
+		if got := run(n.DriverRoot(), strings.Fields(tt.args)...); got != tt.want {
+			t.Errorf("%s: got %s, want %s", tt.args, got, tt.want)
+		}
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -42,17 +44,31 @@ func printTable(out io.Writer, v *node.View, gpus []gpu, now time.Time) {
 func printProcesses(out io.Writer, gpus []gpu) {
 	found := false
 	for _, g := range gpus {
-		for _, p := range g.State.Processes {
-			if name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", p.PID)); err != nil || strings.TrimSpace(string(name)) != p.Name {
-				continue
-			}
+		for _, p := range visibleProcesses(g.State.Processes) {
 			found = true
-			fmt.Fprintf(out, "| %4d   N/A  N/A %15d    M+C   %-35.35s %10s |\n", g.Index, p.PID, p.Name, fmt.Sprintf("%dMiB", p.Memory>>20))
+			printProcess(out, g, "N/A", "N/A", p)
+		}
+		for _, partition := range g.partitions {
+			for _, p := range visibleProcesses(partition.Compute.Processes) {
+				found = true
+				printProcess(out, g, strconv.Itoa(partition.Instance.ID), strconv.Itoa(partition.Compute.ID), p)
+			}
 		}
 	}
 	if !found {
 		fmt.Fprintf(out, "|  %-*s|\n", len(rule)-4, "No running processes found")
 	}
+}
+
+func visibleProcesses(all []node.Process) []node.Process {
+	return slices.DeleteFunc(slices.Clone(all), func(p node.Process) bool {
+		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", p.PID))
+		return err != nil || strings.TrimSpace(string(name)) != p.Name
+	})
+}
+
+func printProcess(out io.Writer, g gpu, instance, compute string, p node.Process) {
+	fmt.Fprintf(out, "| %4d %5s %4s %15d    M+C   %-35.35s %10s |\n", g.Index, instance, compute, p.PID, p.Name, fmt.Sprintf("%dMiB", p.Memory>>20))
 }
 
 func printRows(out io.Writer, v *node.View, g gpu) {
