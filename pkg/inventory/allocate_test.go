@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
@@ -38,6 +40,9 @@ type classes map[string]string
 
 // chart are the chart's classes and that of the NICs.
 var chart = chartClasses("../../deployments/helm/testdata/default.golden.yaml")
+
+// compiled are the expressions that the scheduler has seen already.
+var compiled = cel.NewCache(100, cel.Features{EnableConsumableCapacity: true})
 
 func chartClasses(file string) classes {
 	text, err := os.ReadFile(file)
@@ -289,20 +294,30 @@ func nothingAllocated() structured.AllocatedState {
 // allocateIn is what the claim gets while others have what the state says, or why it gets nothing.
 func allocateIn(t *testing.T, state structured.AllocatedState, published []*resourceapi.ResourceSlice, claim *resourceapi.ResourceClaim) ([]resourceapi.DeviceRequestAllocationResult, string) {
 	t.Helper()
+	results, problem, _ := search(t, state, chart, published, claim)
+	return results, problem
+}
+
+// search also says how many steps the allocator took: how often it looked for one device, or was done with a request or a claim.
+func search(t *testing.T, state structured.AllocatedState, known classes, published []*resourceapi.ResourceSlice, claim *resourceapi.ResourceClaim) (
+	results []resourceapi.DeviceRequestAllocationResult, problem string, steps int64) {
+	t.Helper()
 	ctx := context.Background()
-	allocator, err := structured.NewAllocator(ctx, features, state, chart, published, cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
+	allocator, err := structured.NewAllocator(ctx, features, state, known, published, compiled)
 	if err != nil {
 		t.Fatal(err)
 	}
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
-	results, err := allocator.Allocate(ctx, node, []*resourceapi.ResourceClaim{claim})
-	if err != nil {
-		return nil, "error: " + err.Error()
+	allocated, err := allocator.Allocate(ctx, node, []*resourceapi.ResourceClaim{claim})
+	// The type of the answer is internal to the module.
+	steps = reflect.ValueOf(allocator).MethodByName("GetStats").Call(nil)[0].FieldByName("NumAllocateOneInvocations").Int()
+	switch {
+	case err != nil:
+		return nil, "error: " + err.Error(), steps
+	case len(allocated) == 0:
+		return nil, "does not fit", steps
 	}
-	if len(results) == 0 {
-		return nil, "does not fit"
-	}
-	return results[0].Devices.Results, ""
+	return allocated[0].Devices.Results, "", steps
 }
 
 // published is what the node's pool looks like in the API.
@@ -312,13 +327,17 @@ func published(t *testing.T, profile string) []*resourceapi.ResourceSlice {
 }
 
 func slicesOf(devices []gpu.Device) []*resourceapi.ResourceSlice {
-	pool := poolOf(devices)
+	return inAPI(poolOf(devices))
+}
+
+// inAPI is the pool as the slice controller writes it.
+func inAPI(pool resourceslice.Pool) []*resourceapi.ResourceSlice {
 	var out []*resourceapi.ResourceSlice
 	for i, s := range pool.Slices {
 		slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%05x-%s", i, driver), UID: types.UID(fmt.Sprint(i))}}
 		name := nodeName
 		slice.Spec = resourceapi.ResourceSliceSpec{
-			Driver: driver, NodeName: &name, Devices: slices.Clone(s.Devices),
+			Driver: driver, NodeName: &name, Devices: slices.Clone(s.Devices), SharedCounters: s.SharedCounters,
 			Pool: resourceapi.ResourcePool{Name: nodeName, Generation: 1, ResourceSliceCount: int64(len(pool.Slices))},
 		}
 		out = append(out, slice)
