@@ -22,6 +22,8 @@ var measurements = []measurement{
 	{"many shares", measureManyShares},
 	{"start", measureStart},
 	{"pods", measurePods},
+	{"partitions", measurePartitions},
+	{"fragmentation", measureFragmentation},
 }
 
 // row is a line of the table. What it shows is in the bench's results under its key.
@@ -70,4 +72,9 @@ var rows = []row{
 	{key: "pod", what: "pod with a claim, create → Running, minus the same pod without, p50", unit: "ms", peer: "50", aim: []float64{30}, why: whyPods},
 	{key: "pods8", what: "eight such pods at once, minus eight without, p50", unit: "ms", peer: "231", aim: []float64{100}, why: whyPods8},
 	{key: "podplain", what: "– the pod without a claim, create → Running, one / eight, p50", unit: "ms"},
+	{key: "partition", what: "allocation of a 1g.10gb on a half-full node of 8 H100, in-process, p50", unit: "ms", aim: []float64{2}, why: whySearch},
+	{key: "partitionways", what: "– of what is recommended to ask for, on 1,000 half-full nodes of 8 or 16 H100, also where it does not fit, p99 / p50", unit: "ms", aim: []float64{20}, why: whySearch},
+	{key: "partslices", what: "– ResourceSlices of a node of 8 H100", unit: "slices", aim: []float64{10}, why: whySearch},
+	{key: "fragments", what: "partitions that come and go on one H100: served by the published order / ascending / the best of 60,480", unit: "%"},
+	{key: "fragments8", what: "– on eight", unit: "%"},
 }

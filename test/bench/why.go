@@ -40,4 +40,6 @@ const (
 	whyTimeSlice  = "a plain GPU's Prepare and Unprepare, whose rows are above, and one run of `nvidia-smi` each; in Prepare also a record before it. What " +
 		"the plugin takes for that run beside the program's own time is half a millisecond (the step configure_gpu in the metrics)."
 	whySupervisor = "half is the program file."
+	whySearch     = "the scheduler's allocator looks at the devices in their order and, for each that it tries, at every counter of the node: other " +
+		"work on the same cores is all that was seen to change it. See docs/scheduling.md."
 )

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand"
+	"os"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+)
+
+// The scheduler's allocator, run in this process on what nodes with partitionable GPUs publish: no cluster has a part in it.
+
+const (
+	migTables = "pkg/inventory/testdata/mig/tables.yaml"
+	migCard   = "H100-80GB"
+	halfFull  = 1000 // nodes
+)
+
+// partitionable are so many GPUs of which claims can get every partition.
+func partitionable(tables string, count int) (inventory.Inventory, error) {
+	text, err := os.ReadFile(tables)
+	if err != nil {
+		return nil, fmt.Errorf("run this in the repository root: %w", err)
+	}
+	var profiles map[string][]gpu.Profile
+	if err := yaml.Unmarshal(text, &profiles); err != nil {
+		return nil, fmt.Errorf("%s: %w", tables, err)
+	}
+	var gpus []gpu.Device
+	for i := range count {
+		pci := gpu.PCIAddress{Bus: uint8(0x10 + i)}
+		id := fmt.Sprintf("GPU-%d", i)
+		gpus = append(gpus, gpu.Device{
+			Name: pci.DeviceName(), Type: gpu.TypeGPU, UUID: gpu.UUID(id), PCI: pci, PCIeRoot: "pci0000:0f", Index: i, Minor: i, Memory: 80 << 30,
+			Topology: gpu.Topology{NVLinkDomain: "all", FabricDomain: id},
+			Product:  gpu.Product{Name: migCard, Multiprocessors: 132, MemoryBandwidth: 3352, PeakCompute: 989},
+			MIG:      gpu.MIG{Capable: true, Switchable: true, Profiles: profiles[migCard]},
+			Use:      gpu.Use{Partitions: gpu.PartitionsDynamic},
+		})
+	}
+	return inventory.New(gpus).Divide(func(gpu.Placement) bool { return true }), nil
+}
+
+// searched is a node whose devices the allocator is asked for.
+type searched struct {
+	inv      inventory.Inventory
+	slices   []*resourceapi.ResourceSlice
+	compiled *cel.Cache
+	state    structured.AllocatedState
+}
+
+func newSearched(inv inventory.Inventory) *searched {
+	s := &searched{inv: inv, compiled: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true})}
+	published := inv.Pool("node").Slices
+	for i, slice := range published {
+		s.slices = append(s.slices, &resourceapi.ResourceSlice{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%05x-%s", i, driver), UID: types.UID(fmt.Sprint(i))},
+			Spec: resourceapi.ResourceSliceSpec{Driver: driver, NodeName: ptr.To("node"), Devices: slice.Devices, SharedCounters: slice.SharedCounters,
+				Pool: resourceapi.ResourcePool{Name: "node", Generation: 1, ResourceSliceCount: int64(len(published))}},
+		})
+	}
+	return s
+}
+
+// fill takes about half of the node, at random: of each GPU all, a share, nothing, or partitions.
+func (s *searched) fill(rng *rand.Rand) {
+	s.state = structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity: structured.NewConsumedCapacityCollection()}
+	for i, d := range s.inv.GPUs() {
+		id := structured.MakeDeviceID(driver, "node", d.Name)
+		switch rng.Intn(5) {
+		case 0, 1:
+			s.state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, ptr.To(types.UID(fmt.Sprint("share-", i)))))
+			s.state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, map[resourceapi.QualifiedName]resource.Quantity{
+				"memory": resource.MustParse([]string{"80Gi", "10Gi"}[rng.Intn(2)]), "cores": {}}))
+		default:
+			s.fillGPU(rng, d.UUID, rng.Intn(8))
+		}
+	}
+}
+
+// fillGPU makes partitions until so many memory slices are taken, or a little more.
+func (s *searched) fillGPU(rng *rand.Rand, of gpu.UUID, enough int) {
+	var held []gpu.Partition
+	taken := 0
+	for _, i := range rng.Perm(len(s.inv)) {
+		p := s.inv[i].Partition
+		if p == nil || p.Parent != of || taken+p.Size > 8 || taken >= enough || !fitsBeside(*p, held) {
+			continue
+		}
+		s.state.AllocatedDevices.Insert(structured.MakeDeviceID(driver, "node", s.inv[i].Name))
+		held, taken = append(held, *p), taken+p.Size
+	}
+}
+
+func fitsBeside(p gpu.Partition, held []gpu.Partition) bool {
+	for _, h := range held {
+		if h.Overlaps(p.Placement) || h.Engines.OFA > 0 && p.Engines.OFA > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// ask lets the allocator decide about a claim.
+func (s *searched) ask(ctx context.Context, class string, selectors []string, count int64) (time.Duration, error) {
+	request := resourceapi.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
+	for _, expression := range selectors {
+		request.Selectors = append(request.Selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: expression}})
+	}
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "bench", Name: "claim", UID: "claim"}}
+	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "part", Exactly: &request}}
+	begin := time.Now()
+	allocator, err := structured.NewAllocator(ctx, structured.Features{AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true,
+		DeviceBindingAndStatus: true, ConsumableCapacity: true}, s.state, searchedClasses{}, s.slices, s.compiled)
+	if err != nil {
+		return 0, err
+	}
+	_, err = allocator.Allocate(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}}, []*resourceapi.ResourceClaim{claim})
+	return time.Since(begin), err
+}
+
+// searchedClasses are one for whole GPUs ("gpu"), one for all partitions ("mig"), and one for each profile ("mig-1g.10gb").
+type searchedClasses struct{}
+
+func (searchedClasses) List() ([]*resourceapi.DeviceClass, error) {
+	return nil, errors.ErrUnsupported // nobody asks for an extended resource
+}
+
+func (searchedClasses) Get(name string) (*resourceapi.DeviceClass, error) {
+	kind, profile, ofProfile := strings.Cut(name, "-")
+	expression := "device.driver == '" + driver + "' && device.attributes['" + driver + "'].type == '" + kind + "'"
+	if ofProfile {
+		expression += " && " + isProfile(profile)
+	}
+	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
+	return class, nil
+}
+
+func isProfile(profile string) string {
+	return "device.attributes['" + driver + "'].profile == '" + profile + "'"
+}
+
+// measurePartitions times the decisions about claims for partitions.
+func measurePartitions(ctx context.Context, b *bench) error {
+	var nodes []*searched
+	for _, count := range []int{8, 16} {
+		inv, err := partitionable(migTables, count)
+		if err != nil {
+			return err
+		}
+		nodes = append(nodes, newSearched(inv))
+	}
+	b.results["partslices"] = []float64{float64(len(nodes[0].slices))}
+	var one, all samples
+	rng := rand.New(rand.NewSource(1))
+	for range halfFull {
+		n := nodes[0]
+		n.fill(rng)
+		d, err := n.ask(ctx, "mig-1g.10gb", nil, 1)
+		if err != nil {
+			return err
+		}
+		one = append(one, d)
+		n = nodes[rng.Intn(len(nodes))]
+		n.fill(rng)
+		if d, err = n.askAsRecommended(ctx, rng); err != nil {
+			return err
+		}
+		all = append(all, d)
+	}
+	b.results["partition"] = []float64{one.p50()}
+	b.results["partitionways"] = []float64{all.at(0.99), all.p50()}
+	return nil
+}
+
+// askAsRecommended asks in one of the ways that docs/scheduling.md recommends, for what may be there or not.
+func (s *searched) askAsRecommended(ctx context.Context, rng *rand.Rand) (time.Duration, error) {
+	var profiles []string
+	for _, d := range s.inv {
+		if d.Partition != nil {
+			profiles = append(profiles, d.Partition.Profile) // those with more places more often
+		}
+	}
+	profile := profiles[rng.Intn(len(profiles))]
+	count := 1 + rng.Int63n(4)
+	if strings.Contains(profile, "+") {
+		count = 1 + rng.Int63n(2)
+	}
+	switch rng.Intn(5) {
+	case 0:
+		return s.ask(ctx, "mig-"+profile, nil, count)
+	case 1:
+		return s.ask(ctx, "mig", []string{isProfile(profile)}, 1)
+	case 2:
+		return s.ask(ctx, "gpu", nil, 1)
+	case 3:
+		return s.ask(ctx, "mig", nil, 1)
+	}
+	return s.ask(ctx, "mig-"+profile, nil, 1)
+}
