@@ -326,3 +326,58 @@ func newNodes(rng *rand.Rand) *node {
 	n.state = nothingAllocated()
 	return &n
 }
+
+// What docs/scheduling.md tells of the allocator's search: its steps on a node of eight, of which some GPUs are free and the others taken.
+func TestStepsOfASearch(t *testing.T) {
+	at := func(place string) string { // on every GPU
+		var all []string
+		for i := range 8 {
+			all = append(all, fmt.Sprintf("gpu-%x-00-0-mig-%s", 0x10+i, place))
+		}
+		return strings.Join(all, " ")
+	}
+	const last = "gpu-17-00-0-mig-"
+	for _, row := range []struct {
+		claim string
+		free  int
+		taken string // beside GPUs that are not free
+		fits  bool
+		steps int64
+	}{
+		{"1g.10gb", 8, "", true, 4},
+		{"1g.10gb × 32", 8, "", true, 35},
+		{"1g.10gb × 4", 1, last + "4g40gb-0", false, 8},
+		{"1g.10gb × 8", 1, "", false, 128},
+		{"1g.10gb+me × 2", 1, "", false, 8},
+		{"1g.10gb+me × 3", 2, "", false, 64},
+		{"1g.10gb+me × 4", 3, "", false, 512},
+		{"distinct: 1g.10gb × 3", 2, "", false, 64},
+		{"1g.10gb & 1g.10gb & 1g.10gb & 1g.10gb", 1, last + "4g40gb-0", false, 31},
+		{"mig × 32", 8, "", true, 35},
+		{"mig × 4", 1, last + "4g40gb-0", false, 37},
+		{"7g.80gb & 1g.10gb & 1g.10gb", 8, at("1g10gb-6"), false, 1},
+		{"1g.10gb & 7g.80gb", 8, at("1g10gb-6"), false, 97},
+		{"1g.10gb & 1g.10gb & 7g.80gb", 8, at("1g10gb-6"), false, 4609},
+		{"same: 3g.40gb & 1g.10gb", 8, "", true, 6},
+		{"same: 4g.40gb & 3g.40gb", 8, at("1g10gb-6"), false, 17},
+		{"same: 3g.40gb & 1g.10gb × 5", 8, "", false, 209},
+		{"same: 1g.10gb × 5 & 3g.40gb", 8, "", false, 1121},
+		{"distinct: gpu & 1g.10gb", 8, "", true, 6},
+		{"gpu × 8 & 1g.10gb", 8, "", false, 257},
+	} {
+		t.Run(row.claim, func(t *testing.T) {
+			n := *empty[8]
+			n.state = nothingAllocated()
+			for _, d := range n.inv.GPUs()[:8-row.free] {
+				n.take(d.Name+"-mig-7g80gb-0", "")
+			}
+			for _, name := range strings.Fields(row.taken) {
+				n.take(name, "")
+			}
+			got, _, steps := n.allocate(t, row.claim)
+			if fits := got != "does not fit"; fits != row.fits || steps != row.steps {
+				t.Errorf("got %s in %d steps, want %v in %d", got, steps, row.fits, row.steps)
+			}
+		})
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"sigs.k8s.io/yaml"
@@ -365,4 +366,50 @@ func count(devices []gpu.Device, profile string) int {
 		}
 	}
 	return n
+}
+
+// What an A30 publishes that can be partitioned. Every device has the same attributes.
+func TestPublishedPartitions(t *testing.T) {
+	all := divided(partitionable("A30", 1)).Pool(nodeName).Slices
+	out, err := yaml.Marshal(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const file = "testdata/mig/a30.yaml"
+	if *update {
+		if err := os.WriteFile(file, out, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(out), string(want)); diff != "" {
+		t.Errorf("got - want + (go test -update writes it anew)\n%s", diff)
+	}
+	whole := all[0].Devices[0]
+	for _, d := range all[1].Devices {
+		if diff := cmp.Diff(attributeNames(d), attributeNames(whole)); diff != "" {
+			t.Errorf("%s - whole +\n%s", d.Name, diff)
+		}
+	}
+}
+
+// The partitions that an administrator made have nothing to tie them together.
+func TestPublishedStaticPartitions(t *testing.T) {
+	d := partitionable("A30", 1)[0]
+	d.Use.Partitions, d.MIG.Enabled = gpu.PartitionsStatic, true
+	d.MIG.Instances = []gpu.Partition{{Placement: gpu.Placement{Parent: d.UUID, Profile: "2g.12gb", Start: 2, Size: 2}, UUID: "MIG-1", Slices: 2,
+		Memory: 12 << 30, Engines: gpu.Engines{Multiprocessors: 28, Decoders: 2}}}
+	pool := divided([]gpu.Device{d}).Pool(nodeName)
+	if got, want := layout(pool.Slices), "0 monitor\n1 gpu-10-00-0-mig-2g12gb-2\n"; got != want {
+		t.Fatalf("got\n%swant\n%s", got, want)
+	}
+	part := pool.Slices[1].Devices[0]
+	text := func(name resourceapi.QualifiedName) string { return *part.Attributes[name].StringValue }
+	got := fmt.Sprintln(len(part.ConsumesCounters), text("uuid"), text("parentUUID"), text("nvlinkDomain"), text("profile"), text("sharing"), text("isolation"))
+	if want := "0 MIG-1 GPU-10 MIG-1 2g.12gb exclusive none\n"; got != want {
+		t.Errorf("got %swant %s", got, want)
+	}
 }

@@ -123,22 +123,24 @@ func TestSlicesKeepToTheLimitsOfTheAPI(t *testing.T) {
 
 // A selector that meets a device without an attribute fails for the whole pod.
 func TestEveryDeviceHasTheSameAttributes(t *testing.T) {
-	names := func(d resourceapi.Device) []string {
-		var own []string
-		for name := range maps.Keys(d.Attributes) {
-			if !strings.HasPrefix(string(name), "resource.kubernetes.io/") {
-				own = append(own, string(name))
-			}
-		}
-		slices.Sort(own)
-		return own
-	}
 	full := poolOf(discover(t, "mixed")).Slices[0].Devices[0]
 	for _, other := range poolOf([]gpu.Device{{NUMANode: gpu.NoNUMANode}}).Slices[0].Devices { // a bare GPU and the monitor
-		if diff := cmp.Diff(names(other), names(full)); diff != "" {
+		if diff := cmp.Diff(attributeNames(other), attributeNames(full)); diff != "" {
 			t.Errorf("%s - full +\n%s", other.Name, diff)
 		}
 	}
+}
+
+// attributeNames are those that every device has.
+func attributeNames(d resourceapi.Device) []string {
+	var own []string
+	for name := range maps.Keys(d.Attributes) {
+		if !strings.HasPrefix(string(name), "resource.kubernetes.io/") {
+			own = append(own, string(name))
+		}
+	}
+	slices.Sort(own)
+	return own
 }
 
 func TestOddValues(t *testing.T) {
