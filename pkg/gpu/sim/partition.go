@@ -153,27 +153,24 @@ func (d *device) createInstance(call string, info *nvml.GpuInstanceProfileInfo, 
 	return g.handle(), nvml.SUCCESS
 }
 
+// instances are handles of the GPU instances of a profile.
 func (d *device) instances(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstance, nvml.Return) {
-	type found struct {
-		id      int
-		profile int
+	if info == nil {
+		return nil, nvml.ERROR_INVALID_ARGUMENT
 	}
-	all, ret := ofProfile(d, info, func(c node.Card, _ int) ([]found, error) {
-		instances, err := c.Instances()
-		profiles, _ := c.Calls.GetGpuInstanceProfileInfo.Get()
-		var out []found
-		for _, g := range instances {
-			out = append(out, found{g.ID, profiles[g.Profile].ID})
-		}
-		return out, err
-	})
+	c, ret := d.card()
+	if ret != nvml.SUCCESS {
+		return nil, ret
+	}
+	all, err := c.Instances()
+	profiles, _ := c.Calls.GetGpuInstanceProfileInfo.Get()
 	var out []nvml.GpuInstance
-	for _, f := range all {
-		if f.profile == int(info.Id) {
-			out = append(out, (&gpuInstance{gpu: d, id: f.id}).handle())
+	for _, g := range all {
+		if profiles[g.Profile].ID == int(info.Id) {
+			out = append(out, (&gpuInstance{gpu: d, id: g.ID}).handle())
 		}
 	}
-	return out, ret
+	return out, code(err)
 }
 
 // partitionAt is a handle of the partition that has the index among those of the GPU.

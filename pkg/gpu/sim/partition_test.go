@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
@@ -350,5 +351,30 @@ func TestProcessesKeepPartitionsAndTheMode(t *testing.T) {
 		if c.got != c.want {
 			t.Errorf("%s: got %s, want %s", c.name, c.got, c.want)
 		}
+	}
+}
+
+// go-nvlib derives the names from what NVML says of the instances and of the GPU, and is what other drivers stand on.
+func TestNvlibNamesPartitionsAsTheTablesDo(t *testing.T) {
+	for _, profile := range []string{"a30-x2", "dgx-a100", "dgx-h100", "hgx-h200", "hgx-b200", "gb200-nvl4", "rtxpro6000-x2"} {
+		t.Run(profile, func(t *testing.T) {
+			n := open(t, profile)
+			must(t, n.SwitchMIG("0", node.Enabled))
+			whole := gpu(t, n, 0)
+			d, err := device.New(n.NVML()).NewDevice(whole)
+			must(t, err)
+			for name := range profiled(t, whole) {
+				_, err := n.CreatePartition("0", name)
+				must(t, err)
+				all, err := d.GetMigDevices()
+				must(t, err)
+				p, err := all[0].GetProfile()
+				must(t, err)
+				if got := p.String(); got != name {
+					t.Errorf("got %s, want %s", got, name)
+				}
+				must(t, n.DeletePartition("0", ""))
+			}
+		})
 	}
 }

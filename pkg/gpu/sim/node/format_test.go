@@ -22,6 +22,7 @@ func TestStatesOfEveryFormatLoad(t *testing.T) {
 		{"format 2", "state-2.so", "state-2.txt",
 			"GPU-80c15793-26e6-4819-9266-6e95cb021fce GPU-0d1301c1-cc8d-471e-a894-fa3758596cd6 GPU-f89c2c4e-3fcc-468b-a5e9-6b1d7b46de36"},
 		{"format 3", "state-3.so", "state-3.txt", "GPU-a2ac5117-4046-402e-9cb0-20587442209d GPU-f6c56917-cd99-467e-a5ab-e51e2b6b022e"},
+		{"format 4", "state-4.so", "state-4.txt", "GPU-d5e82df6-f6fa-4339-aae3-53afd4ffd7a4 GPU-09762b53-744e-4c89-b58a-c5bc97c85411"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b, err := os.ReadFile(filepath.Join("testdata", tt.file))

@@ -36,6 +36,11 @@ func TestTables(t *testing.T) {
 			t.Errorf("no profile has the table %s", table)
 		}
 	}
+	p, err := node.ParseProfile([]byte(strings.Replace(base, `GetSerial: "1"`, `GetMemoryInfo: {total: 85899345920}, GetNumGpuCores: 6912,
+    GetGpuInstanceProfileInfo: a100-80gb, GetGpuInstancePossiblePlacements: a100-80gb, GpuInstanceGetComputeInstanceProfileInfo: a100-80gb`, 1)))
+	must(t, err)
+	profiles, _ := p.GPUs[0].Calls.GetGpuInstanceProfileInfo.Get()
+	checkTable(t, "A100 80 GB", p.GPUs[0], profiles)
 }
 
 func checkTable(t *testing.T, machine string, g node.GPU, profiles node.GPUInstanceProfiles) {
