@@ -73,8 +73,7 @@ func (n *Node) capabilities(names ...string) ([]gpu.Node, error) {
 			return nil, fmt.Errorf("%s does not list %s: is the partition still there?", n.minorsFile(), name)
 		}
 		path := fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor)
-		// Reading is all that it takes to prove that one may.
-		nodes = append(nodes, gpu.Node{Path: path, HostPath: path, Type: "c", Major: major, Minor: minor, Permissions: "r"})
+		nodes = append(nodes, gpu.Node{Path: path, HostPath: path, Type: "c", Major: major, Minor: minor, Permissions: "rw"})
 	}
 	return nodes, nil
 }
