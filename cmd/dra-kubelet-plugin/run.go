@@ -11,9 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 
-	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/renameio/v2"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -24,10 +22,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
-	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
@@ -103,69 +99,6 @@ func run(ctx context.Context, o options) error {
 		withSteps(simulated, &config)
 	}
 	return plugin.Run(ctx, config)
-}
-
-// scanner reads the GPUs again and again, in one NVML session.
-type scanner struct {
-	config nvml.Config
-
-	mu   sync.RWMutex // locked to change node: the library must not go while somebody else is in it
-	node *nvml.Node
-}
-
-// discover reads all GPUs. After an error the next call begins anew.
-func (s *scanner) discover() (claims.Node, []error, error) {
-	if err := s.open(); err != nil {
-		return claims.Node{}, nil, err
-	}
-	devices, broken, err := s.node.Discover()
-	if err != nil {
-		return claims.Node{}, nil, errors.Join(err, s.close())
-	}
-	return claims.Node{Inventory: inventory.New(devices), Hardware: s.node}, broken, nil
-}
-
-func (s *scanner) open() error {
-	if s.node != nil {
-		return nil
-	}
-	library, err := s.config.Driver.Library()
-	if err != nil {
-		return err
-	}
-	c := s.config
-	if c.Library == nil {
-		c.Library = nvmllib.New(nvmllib.WithLibraryPath(library))
-	}
-	node, err := nvml.Open(c)
-	if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.node = node
-	return nil
-}
-
-// close ends the session, unless somebody is in it and may not come back: then the next look finds it as it is.
-func (s *scanner) close() error {
-	if !s.mu.TryLock() {
-		return nil
-	}
-	defer s.mu.Unlock()
-	err := s.node.Close()
-	s.node = nil
-	return err
-}
-
-// processes are those that use a GPU, in the session of discover.
-func (s *scanner) processes(d gpu.Device) ([]gpu.Process, error) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	if s.node == nil {
-		return nil, errors.New("the GPUs cannot be read")
-	}
-	return s.node.Processes(d)
 }
 
 // newClient leaves the pace to the API server, whose priority and fairness is made for it: a limit here would only delay pods.

@@ -105,9 +105,11 @@ func (paths) Configure(context.Context, gpu.UUID, gpu.Settings, gpu.Settings) er
 
 func (paths) Vacant(gpu.Placement) error { return nil }
 
-func (paths) Create(context.Context, gpu.Placement) (gpu.UUID, error) { return "", nil }
+func (paths) Divide(context.Context, gpu.UUID) error { return nil }
 
-func (paths) Destroy(context.Context, gpu.Placement) error { return nil }
+func (paths) Create(context.Context, gpu.Placement, gpu.UUID) (gpu.UUID, error) { return "", nil }
+
+func (paths) Destroy(context.Context, gpu.Placement, gpu.UUID) error { return nil }
 
 func (paths) Merge(context.Context, gpu.UUID) error { return nil }
 

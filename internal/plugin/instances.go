@@ -81,7 +81,7 @@ func (i *Instance) Leave(ctx context.Context, records claims.Records, cleanUp fu
 // clear removes what this package has put into the directory, and the directory, unless it is where the host's was mounted.
 func (i *Instance) clear() error {
 	var errs []error
-	for _, name := range []string{knownFile, publisherLock, metadataDir, instancesLock} {
+	for _, name := range []string{knownFile, partitionsFile, publisherLock, metadataDir, instancesLock} {
 		if err := os.Remove(filepath.Join(i.dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, err)
 		}

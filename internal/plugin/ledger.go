@@ -15,6 +15,7 @@ import (
 // is in one of the two.
 type ledger struct {
 	before, after []checkpoint.Record
+	bootID        string // of this run of the machine
 	// incomplete is set when some of the records cannot be read: they may be about any device.
 	incomplete error
 }
@@ -49,7 +50,7 @@ func (l ledger) held(device string) bool {
 
 // own says whether the driver has made the partition that is at the placement, or is about to.
 func (l ledger) own(at gpu.Placement) bool {
-	return slices.ContainsFunc(l.assignments(), func(a sharing.Assignment) bool { return a.MakesPartition() && a.Partition.Placement == at })
+	return l.incomplete != nil || slices.ContainsFunc(l.assignments(), func(a sharing.Assignment) bool { return a.MakesPartition() && a.Partition.Placement == at })
 }
 
 func (l ledger) assignments() []sharing.Assignment {
@@ -60,6 +61,20 @@ func (l ledger) assignments() []sharing.Assignment {
 	return all
 }
 
+// partitioned says how a GPU was offered, if a claim has a partition of it.
+func (l ledger) partitioned(device string) (how gpu.Partitions, ok bool) {
+	for _, a := range l.assignments() {
+		switch {
+		case a.Partition == nil || gpu.ParentName(a.Device) != device:
+		case a.Partition.Static:
+			return gpu.PartitionsStatic, true
+		default:
+			return gpu.PartitionsDynamic, true
+		}
+	}
+	return 0, false
+}
+
 // missing is a partition that is not there any more, under a claim that was prepared with it.
 type missing struct {
 	claim     sharing.Claim
@@ -67,8 +82,8 @@ type missing struct {
 	partition sharing.Partition
 }
 
-// missing finds them among partitions that were prepared all the time in which the machine was looked at. GPUs that do not answer say
-// nothing of their partitions.
+// missing finds them among partitions that were prepared all the time in which the machine was looked at, in this run of it: those of the
+// one before are made anew. GPUs that do not answer say nothing of their partitions.
 func (l ledger) missing(gpus inventory.Inventory) []missing {
 	var found []missing
 	for _, rec := range l.before {
@@ -80,7 +95,7 @@ func (l ledger) missing(gpus inventory.Inventory) []missing {
 		}
 		for _, a := range rec.Plan.Assignments {
 			parent, ok := gpus.Find(gpu.ParentName(a.Device))
-			if !ok || parent.Lost || parent.UUID != a.GPU || !a.MakesPartition() {
+			if !ok || parent.Lost || parent.UUID != a.GPU || a.Partition == nil || a.AdminAccess {
 				continue
 			}
 			if !slices.ContainsFunc(parent.MIG.Instances, func(p gpu.Partition) bool { return p.UUID == a.Partition.UUID }) {

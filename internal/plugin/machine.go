@@ -30,6 +30,8 @@ const (
 	rescanPeriod = 10 * time.Second
 	// knownFile keeps the last inventory in the plugin's directory: what a lost GPU was is not written anywhere else.
 	knownFile = "devices.json"
+	// partitionsFile does the same for partitions.
+	partitionsFile = "partitions.json"
 )
 
 // machine is what is known of the node, kept up to date.
@@ -91,14 +93,14 @@ func (m *machine) watch(ctx context.Context) {
 
 // look reads the machine once. What it was stays known when it cannot be read.
 func (m *machine) look(ctx context.Context) error {
-	l := ledger{}
+	l := ledger{bootID: m.config.BootID}
 	l.before, l.incomplete = m.config.Records.List()
 	node, broken, err := m.config.Discover()
 	if err != nil {
 		return err
 	}
 	if err := errors.Join(broken...); err != nil {
-		m.say(ctx, "GPU left out: it cannot be read", err)
+		m.say(ctx, "GPU cannot be read, it counts as lost", err)
 	}
 	l.after, err = m.config.Records.List()
 	if l.incomplete = errors.Join(l.incomplete, err); l.incomplete != nil {
@@ -108,25 +110,26 @@ func (m *machine) look(ctx context.Context) error {
 	if first {
 		m.known = m.saved()
 	}
-	gpus := node.Inventory.Retain(m.known.GPUs(), l.touched)
+	gpus := remember(node.Inventory, m.known).Retain(m.known.GPUs(), l.touched)
 	if gpus, err = m.settle(ctx, gpus, m.known.GPUs(), l); err != nil {
 		return err
 	}
 	gpus = m.block(gpus, l)
 	gone := l.missing(gpus)
-	heldBefore := slices.DeleteFunc(slices.Clone(m.known), func(d gpu.Device) bool { return d.Partition == nil || !l.held(d.Name) })
+	heldBefore := slices.DeleteFunc(slices.Clone(m.known), func(d gpu.Device) bool { return !l.held(d.Name) })
 	node.Inventory = steady(withoutMissing(gpus.Divide(l.own).Retain(heldBefore, l.held), gone))
 	node.Hardware = measuredHardware{node.Hardware, m.metrics, m.busy}
 	before := m.node.Load()
 	m.node.Store(&node) // also when it has the same devices: the session that found them may be another one
 	defer m.publish(ctx, node.Inventory)
+	partitions := slices.DeleteFunc(slices.Clone(node.Inventory), func(d gpu.Device) bool { return d.Partition == nil })
+	knownBefore := m.known
+	m.known = append(slices.Clone(gpus), partitions...)
 	if !first && reflect.DeepEqual(before.Inventory, node.Inventory) {
 		return nil
 	}
-	known := append(steady(gpus), slices.DeleteFunc(slices.Clone(node.Inventory), func(d gpu.Device) bool { return d.Partition == nil })...)
-	m.report(ctx, m.known, known, gone)
-	m.known = known
-	if err := m.keep(known); err != nil {
+	m.report(ctx, knownBefore, m.known, gone)
+	if err := m.keep(gpus, partitions); err != nil {
 		klog.FromContext(ctx).Error(err, "Inventory not saved: a GPU that is lost now will be forgotten at the next start")
 	}
 	if first {
@@ -159,24 +162,34 @@ func (m *machine) settle(ctx context.Context, found, known inventory.Inventory, 
 
 // saved is the last known inventory of the instance before.
 func (m *machine) saved() inventory.Inventory {
-	data, err := os.ReadFile(filepath.Join(m.config.PluginDir, knownFile))
+	return append(m.load(knownFile), m.load(partitionsFile)...)
+}
+
+func (m *machine) load(file string) inventory.Inventory {
+	data, err := os.ReadFile(filepath.Join(m.config.PluginDir, file))
 	var inv inventory.Inventory
 	if err == nil {
 		err = json.Unmarshal(data, &inv)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		klog.Background().Error(err, "Last known inventory cannot be read, a lost GPU will be forgotten", "file", knownFile)
+		klog.Background().Error(err, "Last known inventory cannot be read, a lost GPU will be forgotten", "file", file)
 		return nil
 	}
 	return inv
 }
 
-func (m *machine) keep(inv inventory.Inventory) error {
-	data, err := json.Marshal(inv)
-	if err != nil {
-		return err
+// keep saves what is known. A driver that knows no partitions takes all that is in the first file for GPUs.
+func (m *machine) keep(gpus, partitions inventory.Inventory) error {
+	for file, inv := range map[string]inventory.Inventory{knownFile: gpus, partitionsFile: partitions} {
+		data, err := json.Marshal(inv)
+		if err != nil {
+			return err
+		}
+		if err := renameio.WriteFile(filepath.Join(m.config.PluginDir, file), data, 0o600); err != nil {
+			return err
+		}
 	}
-	return renameio.WriteFile(filepath.Join(m.config.PluginDir, knownFile), data, 0o600)
+	return nil
 }
 
 // report logs what became of which GPU, and of partitions that claims have.
@@ -199,6 +212,11 @@ func (m *machine) report(ctx context.Context, before, now inventory.Inventory, g
 		if d.Blocked != "" && old.Blocked == "" {
 			logger.Info("GPU cannot be partitioned", "device", d.Name, "uuid", d.UUID, "why", d.Blocked)
 			m.reporter.device(Events.MIGBlocked, d.Name, "%s", note(fmt.Sprintf("GPU %s (%s) cannot be partitioned: %s", d.Name, d.UUID, d.Blocked)))
+		}
+	}
+	for _, d := range now.GPUs() {
+		if old, _ := before.Find(d.Name); d.MIG.Enabled && d.Use.Partitions == gpu.PartitionsNone && !(old.MIG.Enabled && old.Use.Partitions == gpu.PartitionsNone) {
+			logger.Info("GPU is in MIG mode and offered with partitions: none, so nobody can have it: switch MIG mode off, or offer its partitions", "device", d.Name, "uuid", d.UUID)
 		}
 	}
 	for _, d := range before.GPUs() {

@@ -4,7 +4,6 @@ package plugin
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
@@ -51,7 +50,8 @@ var Steps = map[string]string{
 	writeClaimSpec:   "writes the CDI spec of the claim",
 	writeRecord:      "writes the record of the claim, so that it outlives a power cut",
 	configureGPU:     "sets compute mode and time slice of one GPU, or sets them back",
-	createPartition:  "makes one partition of a GPU, with MIG mode before the first one",
+	divideGPU:        "switches the MIG mode of a GPU on, unless it is",
+	createPartition:  "makes one partition of a GPU",
 	destroyPartition: "removes one partition of a GPU, and MIG mode after the last one",
 	mergePartitions:  "makes one GPU whole that may have been partitioned before",
 	awaitDaemon:      "waits for an MPS daemon",
@@ -67,6 +67,7 @@ const (
 	writeClaimSpec   = "write_claim_spec"
 	writeRecord      = "write_record"
 	configureGPU     = "configure_gpu"
+	divideGPU        = "divide_gpu"
 	createPartition  = "create_partition"
 	destroyPartition = "destroy_partition"
 	mergePartitions  = "merge_partitions"
@@ -289,20 +290,25 @@ func (h measuredHardware) Configure(ctx context.Context, id gpu.UUID, settings, 
 	return h.step(configureGPU, func() error { return h.Hardware.Configure(ctx, id, settings, before) })
 }
 
-func (h measuredHardware) Create(ctx context.Context, at gpu.Placement) (id gpu.UUID, err error) {
-	err = h.step(createPartition, func() error { id, err = h.Hardware.Create(ctx, at); return err })
-	if errors.Is(err, gpu.ErrBusy) {
-		h.busy.note(at.Parent, err.Error())
-	}
+func (h measuredHardware) Divide(ctx context.Context, id gpu.UUID) error {
+	err := h.step(divideGPU, func() error { return h.Hardware.Divide(ctx, id) })
+	h.busy.note(id, err)
+	return err
+}
+
+func (h measuredHardware) Create(ctx context.Context, at gpu.Placement, was gpu.UUID) (id gpu.UUID, err error) {
+	err = h.step(createPartition, func() error { id, err = h.Hardware.Create(ctx, at, was); return err })
 	return id, err
 }
 
-func (h measuredHardware) Destroy(ctx context.Context, at gpu.Placement) error {
-	return h.step(destroyPartition, func() error { return h.Hardware.Destroy(ctx, at) })
+func (h measuredHardware) Destroy(ctx context.Context, at gpu.Placement, was gpu.UUID) error {
+	return h.step(destroyPartition, func() error { return h.Hardware.Destroy(ctx, at, was) })
 }
 
 func (h measuredHardware) Merge(ctx context.Context, id gpu.UUID) error {
-	return h.step(mergePartitions, func() error { return h.Hardware.Merge(ctx, id) })
+	err := h.step(mergePartitions, func() error { return h.Hardware.Merge(ctx, id) })
+	h.busy.note(id, err)
+	return err
 }
 
 type measuredDaemons struct {

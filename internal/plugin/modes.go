@@ -31,9 +31,19 @@ func settle(found, known inventory.Inventory, l ledger, config nodeconfig.Config
 	settled := slices.Clone(found)
 	var pending []pendingChange
 	for i, d := range settled {
-		want := config.For(d)
-		want.Partitions = partitioning(d, want.Partitions, l.own)
 		before, ok := known.Find(d.Name)
+		if d.Lost && ok {
+			settled[i].Use = before.Use // what it could be is not known now
+			continue
+		}
+		want := config.For(d)
+		want.Partitions = partitioning(d, want.Partitions, before.Use.Partitions, l.own)
+		if how, has := l.partitioned(d.Name); has { // the record knows better than what is known of the GPU
+			if !ok {
+				before.Use, ok = want, true
+			}
+			before.Use.Partitions = how
+		}
 		if holders := l.holders(d.Name); ok && before.Use != want && len(holders) > 0 {
 			pending = append(pending, pendingChange{d.Name, d.UUID, before.Use, want, holders})
 			want = before.Use

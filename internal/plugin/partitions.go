@@ -3,6 +3,7 @@
 package plugin
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,7 +16,7 @@ import (
 
 // partitioning is how a GPU is offered for which the administrator has said that. A GPU without MIG has nothing to choose. On its own,
 // the driver keeps off a GPU that somebody else has partitioned, and partitions one that can be without a reset.
-func partitioning(d gpu.Device, said gpu.Partitions, own func(gpu.Placement) bool) gpu.Partitions {
+func partitioning(d gpu.Device, said, before gpu.Partitions, own func(gpu.Placement) bool) gpu.Partitions {
 	possible := d.MIG.Enabled || d.MIG.Switchable
 	foreign := func(p gpu.Partition) bool { return !own(p.Placement) }
 	switch {
@@ -27,6 +28,8 @@ func partitioning(d gpu.Device, said gpu.Partitions, own func(gpu.Placement) boo
 		return said
 	case len(d.MIG.Instances) > 0 && !slices.ContainsFunc(d.MIG.Instances, func(p gpu.Partition) bool { return !foreign(p) }):
 		return gpu.PartitionsStatic
+	case before == gpu.PartitionsStatic && d.MIG.Enabled && !d.MIG.Switchable:
+		return gpu.PartitionsStatic // who has partitioned it may be about to do it again, after a start of the machine
 	case possible:
 		return gpu.PartitionsDynamic
 	}
@@ -36,53 +39,88 @@ func partitioning(d gpu.Device, said gpu.Partitions, own func(gpu.Placement) boo
 // busyFor is how long a GPU counts as blocked after it was: claims are given other GPUs meanwhile, and then it is tried again.
 const busyFor = time.Minute
 
-// busyGPUs remembers who kept GPUs from being partitioned.
+// busyGPUs remembers who kept GPUs from being partitioned, or from being made whole.
 type busyGPUs struct {
 	mu    sync.Mutex
-	why   map[gpu.UUID]string
-	since map[gpu.UUID]time.Time
+	known map[gpu.UUID]busy
 }
 
-func (b *busyGPUs) note(id gpu.UUID, why string) {
+type busy struct {
+	why   string
+	until time.Time // zero: for good
+}
+
+// note keeps what came of a change of the MIG mode.
+func (b *busyGPUs) note(id gpu.UUID, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.why == nil {
-		b.why, b.since = map[gpu.UUID]string{}, map[gpu.UUID]time.Time{}
+	if b.known == nil {
+		b.known = map[gpu.UUID]busy{}
 	}
-	b.why[id], b.since[id] = why, time.Now()
+	switch {
+	case err == nil:
+		delete(b.known, id)
+	case errors.Is(err, gpu.ErrFixed):
+		b.known[id] = busy{why: err.Error()}
+	case errors.Is(err, gpu.ErrBusy):
+		b.known[id] = busy{err.Error(), time.Now().Add(busyFor)}
+	}
 }
 
-// of says who keeps the GPU from being partitioned; empty: nobody.
+// of says what keeps the MIG mode of the GPU from changing; empty: nothing that is known.
 func (b *busyGPUs) of(id gpu.UUID) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if time.Since(b.since[id]) > busyFor {
+	known := b.known[id]
+	if !known.until.IsZero() && time.Now().After(known.until) {
 		return ""
 	}
-	return b.why[id]
+	return known.why
 }
 
-// block finds out who keeps GPUs from being partitioned: programs of nobody's claim that use one whose MIG mode is off, and who was
-// seen in the way of a claim lately.
+// block finds out what keeps the MIG mode of GPUs from changing for a claim: programs of nobody's claim that use one, and what was met
+// lately in the way of a claim. While something does, the text stays that of the beginning.
 func (m *machine) block(gpus inventory.Inventory, l ledger) inventory.Inventory {
 	gpus = slices.Clone(gpus)
 	for i, d := range gpus {
-		if d.Lost || d.Use.Partitions != gpu.PartitionsDynamic || d.MIG.Enabled {
+		if d.Lost || d.Use.Partitions != gpu.PartitionsDynamic || d.MIG.Enabled && len(d.MIG.Instances) > 0 {
 			continue
 		}
-		gpus[i].Blocked = m.busy.of(d.UUID)
-		if m.config.Processes == nil || l.touched(d.Name) {
-			continue
+		now := m.busy.of(d.UUID)
+		if now == "" && !l.touched(d.Name) {
+			now = m.usedBy(d)
 		}
-		processes, err := m.config.Processes(d)
-		if err != nil || len(processes) == 0 {
-			continue // who cannot be seen is met when a claim has the GPU
+		if before, ok := m.known.Find(d.Name); now != "" && ok && before.Blocked != "" {
+			now = before.Blocked
 		}
-		var names []string
-		for _, p := range processes {
-			names = append(names, fmt.Sprintf("process %d", p.PID))
+		gpus[i].Blocked = now
+	}
+	return gpus
+}
+
+// usedBy names the processes that use the GPU. Who cannot be seen is met when a claim has the GPU.
+func (m *machine) usedBy(d gpu.Device) string {
+	if m.config.Processes == nil {
+		return ""
+	}
+	processes, err := m.config.Processes(d)
+	if err != nil || len(processes) == 0 {
+		return ""
+	}
+	var names []string
+	for _, p := range processes {
+		names = append(names, fmt.Sprintf("process %d", p.PID))
+	}
+	return "used by " + strings.Join(names, ", ")
+}
+
+// remember gives GPUs in MIG mode what was known of them before: in this mode NVML tells less of what they are, and they have no NVLink.
+func remember(gpus, known inventory.Inventory) inventory.Inventory {
+	gpus = slices.Clone(gpus)
+	for i, d := range gpus {
+		if before, ok := known.Find(d.Name); ok && d.MIG.Enabled && before.UUID == d.UUID && !d.Lost {
+			gpus[i].Product, gpus[i].Topology = before.Product, before.Topology
 		}
-		gpus[i].Blocked = "used by " + strings.Join(names, ", ")
 	}
 	return gpus
 }
@@ -98,9 +136,10 @@ func withoutMissing(inv inventory.Inventory, all []missing) inventory.Inventory 
 	return inv
 }
 
-// steady leaves out of whole GPUs what comes and goes with every claim that has a partition: it is nobody's business, and an inventory
+// steady leaves out of whole GPUs, in a copy, what comes and goes with every claim that has a partition: it is nobody's business, and an inventory
 // that is another one is looked at by everybody.
 func steady(inv inventory.Inventory) inventory.Inventory {
+	inv = slices.Clone(inv)
 	for i := range inv {
 		inv[i].MIG.Enabled, inv[i].MIG.Instances = false, nil
 	}

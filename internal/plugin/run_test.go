@@ -46,10 +46,14 @@ func (hardware) Access(gpu.Device) (gpu.Access, error) { return gpu.Access{Env: 
 
 func (hardware) Configure(context.Context, gpu.UUID, gpu.Settings, gpu.Settings) error { return nil }
 func (hardware) Vacant(gpu.Placement) error                                            { return nil }
-func (hardware) Create(context.Context, gpu.Placement) (gpu.UUID, error)               { return "MIG-1", nil }
-func (hardware) Destroy(context.Context, gpu.Placement) error                          { return nil }
-func (hardware) Merge(context.Context, gpu.UUID) error                                 { return nil }
-func (hardware) MemoryLimit(gpu.Device) (gpu.Access, error)                            { return gpu.Access{}, nil }
+func (hardware) Divide(context.Context, gpu.UUID) error                                { return nil }
+
+func (hardware) Create(context.Context, gpu.Placement, gpu.UUID) (gpu.UUID, error) {
+	return "MIG-1", nil
+}
+func (hardware) Destroy(context.Context, gpu.Placement, gpu.UUID) error { return nil }
+func (hardware) Merge(context.Context, gpu.UUID) error                  { return nil }
+func (hardware) MemoryLimit(gpu.Device) (gpu.Access, error)             { return gpu.Access{}, nil }
 
 // kubelet talks to a running plugin as the kubelet does.
 type kubelet struct {

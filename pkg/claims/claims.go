@@ -46,13 +46,16 @@ type Hardware interface {
 	Configure(ctx context.Context, id gpu.UUID, s, before gpu.Settings) error
 	// Vacant says whether a partition could be made there, as far as partitions of others go. Error: gpu.ErrForeign.
 	Vacant(at gpu.Placement) error
-	// Create makes the partition, and puts the GPU into the mode for it. One that is there already is the one. Errors: gpu.ErrBusy,
-	// gpu.ErrForeign.
-	Create(ctx context.Context, at gpu.Placement) (gpu.UUID, error)
-	// Destroy removes the partition, and after the last one of the GPU takes it out of the mode for them, where that can be done
-	// without a reset and nobody uses it. It is no error if there is none, nor if the GPU is gone. Error: gpu.ErrBusy.
-	Destroy(ctx context.Context, at gpu.Placement) error
-	// Merge makes the GPU usable as a whole, where partitions were before. Errors: gpu.ErrBusy, gpu.ErrForeign.
+	// Divide puts the GPU into the mode for partitions. Errors: gpu.ErrBusy, gpu.ErrFixed.
+	Divide(ctx context.Context, id gpu.UUID) error
+	// Create makes the partition on a GPU in that mode. Where was is empty, one that is there already is the one; otherwise it must be
+	// that one. Errors: gpu.ErrForeign, gpu.ErrRemoved.
+	Create(ctx context.Context, at gpu.Placement, was gpu.UUID) (gpu.UUID, error)
+	// Destroy removes the partition if it is as it was, and after the last one of the GPU takes it out of the mode for them, where that
+	// can be done without a reset and nobody uses it. It is no error if there is none or another one, nor if the GPU is gone.
+	// Error: gpu.ErrBusy.
+	Destroy(ctx context.Context, at gpu.Placement, was gpu.UUID) error
+	// Merge makes the GPU usable as a whole, where partitions were before. Errors: gpu.ErrBusy, gpu.ErrForeign, gpu.ErrFixed.
 	Merge(ctx context.Context, id gpu.UUID) error
 	// MemoryLimit is what a container needs, beside Access, for the driver to limit its memory of this GPU. The error says why the
 	// machine cannot.
@@ -118,7 +121,8 @@ const holderPollPeriod = 50 * time.Millisecond
 
 // Prepare makes the devices of an allocated claim usable for containers, and returns the record that says so. Repeating it gives the
 // same answer; a claim that was allocated anew since is released first. Errors: allocation.ErrNotAllocated, those of sharing.NewPlan,
-// checkpoint.ErrUnreadable, mps.ErrNotReady, gpu.ErrBusy, gpu.ErrForeign, and whatever stopped it; then nothing is promised to the kubelet and it can be called
+// checkpoint.ErrUnreadable, mps.ErrNotReady, gpu.ErrBusy, gpu.ErrForeign, gpu.ErrFixed,
+// gpu.ErrRemoved, and whatever stopped it; then nothing is promised to the kubelet and it can be called
 // again.
 func (p *Preparer) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (checkpoint.Record, error) {
 	results, err := allocation.Results(claim, p.Driver)

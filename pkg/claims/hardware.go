@@ -23,14 +23,8 @@ func (p *Preparer) change(ctx context.Context, node Node, rec checkpoint.Record,
 	if err := node.merge(ctx, rec.Plan); err != nil {
 		return err
 	}
-	if partitions := rec.Plan.Partitions(); len(partitions) > 0 {
-		made, err := node.create(ctx, partitions)
-		if err != nil {
-			return err
-		}
-		if err := p.putMade(ctx, &rec, made); err != nil {
-			return err
-		}
+	if err := p.makePartitions(ctx, node, &rec); err != nil {
+		return err
 	}
 	all := append(slices.Clone(others), sharing.Holder{Claim: rec.Claim, Plan: rec.Plan})
 	// Whoever had the GPUs before has left them as they came from the factory, or is among the others and wants the same.
@@ -45,9 +39,35 @@ func (p *Preparer) change(ctx context.Context, node Node, rec checkpoint.Record,
 	return nil
 }
 
-// putMade writes down what partitions have become. Where that is something else than before, containers have to be told anew.
-func (p *Preparer) putMade(ctx context.Context, rec *checkpoint.Record, made map[gpu.Placement]gpu.UUID) error {
-	plan := rec.Plan.Made(made)
+// makePartitions makes those of the plan. What is at their places before they are begun is somebody else's.
+func (p *Preparer) makePartitions(ctx context.Context, node Node, rec *checkpoint.Record) error {
+	partitions := rec.Plan.Partitions()
+	if len(partitions) == 0 {
+		return nil
+	}
+	if err := each(slices.Sorted(maps.Keys(partitions)), func(id gpu.UUID) error {
+		if err := node.Hardware.Divide(ctx, id); err != nil {
+			return fmt.Errorf("GPU %s: divide it: %w", id, err)
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	if err := node.vacant(rec.Plan); err != nil {
+		return err
+	}
+	if err := p.putPlan(ctx, rec, rec.Plan.Begun()); err != nil {
+		return err
+	}
+	made, err := node.create(ctx, partitions)
+	if err != nil {
+		return err
+	}
+	return p.putPlan(ctx, rec, rec.Plan.Made(made))
+}
+
+// putPlan writes down what has become of the plan. Where that is something else than before, containers have to be told anew.
+func (p *Preparer) putPlan(ctx context.Context, rec *checkpoint.Record, plan sharing.Plan) error {
 	if reflect.DeepEqual(plan, rec.Plan) {
 		return nil
 	}
@@ -71,6 +91,7 @@ func (p *Preparer) changeAgain(ctx context.Context, claim sharing.Claim) error {
 		return err
 	}
 	if rec.BootID != p.BootID { // from now on there is something to undo again
+		rec.Plan = rec.Plan.Unbegun() // partitions are gone with the run of the machine that had them
 		rec.BootID, rec.Phase = p.BootID, checkpoint.Preparing
 		if err := p.put(ctx, rec); err != nil {
 			return err
@@ -126,7 +147,7 @@ func (n Node) configure(ctx context.Context, settings, before map[gpu.UUID]gpu.S
 // merge makes those GPUs whole that the plan uses as such and that may have been partitioned before.
 func (n Node) merge(ctx context.Context, plan sharing.Plan) error {
 	ids := slices.DeleteFunc(plan.Whole(), func(id gpu.UUID) bool {
-		return !slices.ContainsFunc(n.Inventory, func(d gpu.Device) bool { return d.UUID == id && d.MIG.Switchable })
+		return !slices.ContainsFunc(n.Inventory, func(d gpu.Device) bool { return d.UUID == id && d.Use.Partitions == gpu.PartitionsDynamic })
 	})
 	return each(ids, func(id gpu.UUID) error {
 		if err := n.Hardware.Merge(ctx, id); err != nil {
@@ -136,32 +157,32 @@ func (n Node) merge(ctx context.Context, plan sharing.Plan) error {
 	})
 }
 
-// vacant says whether partitions of others are in the way of those that the plan makes. It is asked before anything of the plan is
-// written down: what is there then is not the driver's.
+// vacant says whether partitions of others are in the way of those that the plan makes and has not begun.
 func (n Node) vacant(plan sharing.Plan) error {
 	var errs []error
-	for _, placements := range plan.Partitions() {
-		for _, at := range placements {
-			if err := n.Hardware.Vacant(at); err != nil {
-				errs = append(errs, fmt.Errorf("partition %s: %w", at, err))
-			}
+	for _, a := range plan.Assignments {
+		if !a.MakesPartition() || a.Partition.Begun {
+			continue
+		}
+		if err := n.Hardware.Vacant(a.Partition.Placement); err != nil {
+			errs = append(errs, fmt.Errorf("partition %s: %w", a.Partition.Placement, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
 // create makes partitions: those of one GPU one after the other, several GPUs at once.
-func (n Node) create(ctx context.Context, partitions map[gpu.UUID][]gpu.Placement) (map[gpu.Placement]gpu.UUID, error) {
+func (n Node) create(ctx context.Context, partitions map[gpu.UUID][]sharing.Partition) (map[gpu.Placement]gpu.UUID, error) {
 	made := map[gpu.Placement]gpu.UUID{}
 	var mu sync.Mutex
 	err := each(slices.Sorted(maps.Keys(partitions)), func(id gpu.UUID) error {
-		for _, at := range partitions[id] {
-			uuid, err := n.Hardware.Create(ctx, at)
+		for _, part := range partitions[id] {
+			uuid, err := n.Hardware.Create(ctx, part.Placement, part.UUID)
 			if err != nil {
-				return fmt.Errorf("make partition %s: %w", at, err)
+				return fmt.Errorf("make partition %s: %w", part.Placement, err)
 			}
 			mu.Lock()
-			made[at] = uuid
+			made[part.Placement] = uuid
 			mu.Unlock()
 		}
 		return nil
@@ -173,17 +194,21 @@ func (n Node) create(ctx context.Context, partitions map[gpu.UUID][]gpu.Placemen
 const destroyPollPeriod = 50 * time.Millisecond
 
 // destroy removes partitions as create makes them. An MPS daemon that is ending may still use one for a moment.
-func (p *Preparer) destroy(ctx context.Context, node Node, partitions map[gpu.UUID][]gpu.Placement) error {
+func (p *Preparer) destroy(ctx context.Context, node Node, partitions map[gpu.UUID][]sharing.Partition) error {
 	deadline := time.Now().Add(p.DaemonPatience)
 	return each(slices.Sorted(maps.Keys(partitions)), func(id gpu.UUID) error {
-		for _, at := range partitions[id] {
-			err := node.Hardware.Destroy(ctx, at)
+		for _, part := range partitions[id] {
+			if !part.Begun {
+				_ = node.Hardware.Merge(ctx, id) // as far as it goes: others may have partitions of it, or use it
+				continue
+			}
+			err := node.Hardware.Destroy(ctx, part.Placement, part.UUID)
 			for errors.Is(err, gpu.ErrBusy) && time.Now().Before(deadline) && ctx.Err() == nil {
 				time.Sleep(destroyPollPeriod)
-				err = node.Hardware.Destroy(ctx, at)
+				err = node.Hardware.Destroy(ctx, part.Placement, part.UUID)
 			}
 			if err != nil {
-				return fmt.Errorf("remove partition %s: %w", at, err)
+				return fmt.Errorf("remove partition %s: %w", part.Placement, err)
 			}
 		}
 		return nil

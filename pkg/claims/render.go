@@ -101,12 +101,17 @@ func (p *Preparer) preload(library string) (string, error) {
 func (n Node) access(a sharing.Assignment) (gpu.Access, error) {
 	if !a.Monitors() {
 		device, ok := n.Inventory.Find(a.Device)
-		if p := a.Partition; p != nil && ok && device.Partition != nil && device.Partition.Parent == a.GPU {
-			device.UUID = p.UUID // a place for a partition has its name there
-		} else if device.UUID != a.GPU {
+		p := a.Partition
+		switch {
+		case p != nil && ok && device.Partition != nil && device.Partition.Parent == a.GPU:
+			device.UUID = p.UUID                    // a place for a partition has its name there
+			ok = !device.Lost || a.MakesPartition() // it may have been made again since it was missed
+		case p == nil && device.UUID == a.GPU:
+			ok = !device.Lost
+		default:
 			ok = false
 		}
-		if !ok || device.Lost {
+		if !ok {
 			return gpu.Access{}, fmt.Errorf("device %s (%s): %w", a.Device, a.GPU, sharing.ErrGone)
 		}
 		return n.Hardware.Access(device)
@@ -115,9 +120,9 @@ func (n Node) access(a sharing.Assignment) (gpu.Access, error) {
 	if len(present) == 0 {
 		return gpu.Access{}, fmt.Errorf("device %s: %w", a.Device, sharing.ErrGone)
 	}
-	all, err := n.Hardware.Access(gpu.Device{Name: inventory.Monitor, Type: gpu.TypeMonitor})
-	if err != nil {
-		return gpu.Access{}, err
+	var all gpu.Access
+	if slices.ContainsFunc(present, func(d gpu.Device) bool { return d.MIG.Capable }) {
+		present = append(present, gpu.Device{Name: inventory.Monitor, Type: gpu.TypeMonitor}) // what it takes to see partitions
 	}
 	for _, device := range present {
 		access, err := n.Hardware.Access(device)

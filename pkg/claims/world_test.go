@@ -82,7 +82,7 @@ func newWorld(t *testing.T) *world {
 func (w *world) plug(n int) {
 	pci := gpu.PCIAddress{Bus: uint8(n)}
 	w.gpus = append(w.gpus, gpu.Device{Name: fmt.Sprintf("gpu-%d", n), PCI: pci, UUID: gpu.UUID(fmt.Sprintf("GPU-%d", n)), Minor: n - 1, Memory: 80 << 30,
-		MIG: gpu.MIG{Capable: true, Switchable: true}})
+		Use: gpu.Use{Partitions: gpu.PartitionsDynamic}})
 }
 
 // inventory is the GPUs and a few places for partitions on each.
@@ -413,12 +413,21 @@ func (h brokenHardware) Vacant(at gpu.Placement) error {
 	return nil
 }
 
-// Create takes the three steps that real hardware takes.
-func (h brokenHardware) Create(_ context.Context, at gpu.Placement) (id gpu.UUID, err error) {
-	err = h.onHardware(func() error { return h.w.setMIG(at.Parent, true) })
-	if err == nil {
-		err = h.onHardware(func() error { h.w.partitions[at] += ""; return nil })
+func (h brokenHardware) Divide(_ context.Context, id gpu.UUID) error {
+	return h.onHardware(func() error { return h.w.setMIG(id, true) })
+}
+
+// Create takes the two steps that real hardware takes.
+func (h brokenHardware) Create(_ context.Context, at gpu.Placement, was gpu.UUID) (id gpu.UUID, err error) {
+	switch is := h.w.partitions[at]; {
+	case was != "" && is == "":
+		return "", fmt.Errorf("%s: %w", was, gpu.ErrRemoved)
+	case was != "" && is != was:
+		return "", gpu.ErrForeign
+	case !h.w.mig[at.Parent]:
+		return "", errors.New("not in the mode for partitions")
 	}
+	err = h.onHardware(func() error { h.w.partitions[at] += ""; return nil })
 	if err == nil {
 		err = h.onHardware(func() error {
 			if h.w.partitions[at] == "" {
@@ -432,7 +441,10 @@ func (h brokenHardware) Create(_ context.Context, at gpu.Placement) (id gpu.UUID
 	return id, err
 }
 
-func (h brokenHardware) Destroy(_ context.Context, at gpu.Placement) error {
+func (h brokenHardware) Destroy(_ context.Context, at gpu.Placement, was gpu.UUID) error {
+	if is := h.w.partitions[at]; is != "" && was != "" && is != was {
+		return nil
+	}
 	err := h.onHardware(func() error {
 		if _, there := h.w.partitions[at]; there {
 			h.w.partitions[at] = ""

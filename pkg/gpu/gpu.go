@@ -40,7 +40,7 @@ type Device struct {
 	Memory    uint64 // bytes, as NVML reports them
 	MIG       MIG    `json:"Partitioning"` // how it can be partitioned; of a partition, only whether its GPU can
 	Addresses AddressingMode
-	Lost      bool // it does not answer any more, and a claim still holds it
+	Lost      bool // it does not answer, or is not there any more and a claim still holds it
 	Use       Use  // what the administrator lets claims do with it
 	// Partition is which part of its GPU it is; nil: it is the whole GPU.
 	Partition *Partition `json:",omitempty"`

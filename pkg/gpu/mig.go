@@ -13,6 +13,10 @@ var (
 	ErrBusy = errors.New("the GPU is in use")
 	// ErrForeign means that a partition which the driver has not made is in the way. The message names it.
 	ErrForeign = errors.New("a partition that is not the driver's is in the way")
+	// ErrRemoved means that somebody else has removed a partition of the driver's. The message names it.
+	ErrRemoved = errors.New("somebody has removed the partition")
+	// ErrFixed means that the MIG mode of the GPU cannot be changed from here. The message says who can.
+	ErrFixed = errors.New("the MIG mode cannot be changed from here")
 )
 
 // Placement is where a partition sits. It identifies the partition before, during and after its life, so it can always be undone.

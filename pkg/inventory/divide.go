@@ -16,13 +16,18 @@ import (
 // a profile the last GPU: whole GPUs are taken from the front and partitions from the back. Same devices, same order.
 //
 // own says whether the driver has made the partition that exists at a placement. One that it has not made keeps its place, and those
-// that overlap it are Blocked. A GPU is left out while it cannot be used as a whole, and what is Blocked about it goes to its partitions.
+// that overlap it are Blocked. A GPU is left out while it cannot be used as a whole. What is Blocked about it goes to its partitions, and
+// stays with the GPU only while it is in MIG mode.
 func (inv Inventory) Divide(own func(gpu.Placement) bool) Inventory {
 	var all, partitions Inventory
 	for _, d := range inv {
-		if wholeUsable(d, foreign(d, own)) {
-			all = append(all, d)
+		if !wholeUsable(d, foreign(d, own)) {
+			continue
 		}
+		if !d.MIG.Enabled {
+			d.Blocked = "" // it is only about partitions
+		}
+		all = append(all, d)
 	}
 	for _, d := range slices.Backward(inv) {
 		switch d.Use.Partitions {
@@ -49,7 +54,7 @@ func foreign(d gpu.Device, own func(gpu.Placement) bool) []gpu.Partition {
 
 // wholeUsable says whether claims can have the GPU as a whole: not in MIG mode, or the driver may end that.
 func wholeUsable(d gpu.Device, foreign []gpu.Partition) bool {
-	return !d.MIG.Enabled || d.MIG.Switchable && d.Use.Partitions != gpu.PartitionsStatic && len(foreign) == 0
+	return !d.MIG.Enabled || d.MIG.Switchable && d.Use.Partitions == gpu.PartitionsDynamic && len(foreign) == 0
 }
 
 // possible are all partitions that the GPU can have, each at all its places, in the order of their profiles and of starts.
@@ -81,6 +86,9 @@ func inTheWay(at gpu.Placement, foreign []gpu.Partition) string {
 func made(d gpu.Device) []gpu.Device {
 	var all []gpu.Device
 	for _, p := range d.MIG.Instances {
+		if p.UUID == "" {
+			continue // nothing can run in it yet
+		}
 		p.Static = true
 		part := partition(d, p)
 		part.UUID = p.UUID

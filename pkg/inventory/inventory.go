@@ -81,10 +81,15 @@ func physical(d gpu.Device) gpu.Device {
 
 // Retain adds what was known before and is not found any more, marked as lost, for as long as a claim holds it: a device that is in
 // use has to stay published, or the scheduler would forget who has it. It also adds what was found the last time, because a claim
-// may be on its way to it: it is forgotten when it is missed twice. A partition stays behind the device that it was published behind.
+// may be on its way to it: it is forgotten when it is missed twice. Of a GPU that was found to be lost, what was known before stays
+// known. A partition stays behind the device that it was published behind.
 func (inv Inventory) Retain(known Inventory, held func(device string) bool) Inventory {
 	all := slices.Clone(inv)
 	for i, d := range known {
+		if at := all.index(d.Name); at >= 0 && all[at].Lost {
+			d.Lost = true
+			all[at] = d
+		}
 		if all.index(d.Name) < 0 && (held(d.Name) || !d.Lost) {
 			d.Lost = true
 			all = slices.Insert(all, all.behind(known[:i]), d)

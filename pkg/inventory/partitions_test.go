@@ -100,14 +100,16 @@ func TestDivide(t *testing.T) {
 	}{
 		{"one that is not partitioned", none, gpu.MIG{Switchable: true}, false, "", false, "10"},
 		{"auto counts as none", auto, gpu.MIG{Switchable: true}, false, "", false, "10"},
-		{"one in MIG mode which the driver may end", none, gpu.MIG{Switchable: true, Enabled: true}, false, "", false, "10"},
+		{"one in MIG mode, which is not the driver's to end", none, gpu.MIG{Switchable: true, Enabled: true}, false, "", false, ""},
+		{"one in MIG mode which the driver ends", dynamic, gpu.MIG{Switchable: true, Enabled: true}, false, "", false, "10 " + everyPlace},
+		{"or cannot end now", dynamic, gpu.MIG{Switchable: true, Enabled: true}, false, "ollama", false, "10# " + flagged(everyPlace, "#")},
 		{"one in MIG mode which only a reset ends", none, gpu.MIG{Enabled: true}, false, "", false, ""},
 		{"every place, and the whole", dynamic, gpu.MIG{Switchable: true}, false, "", false, "10 " + everyPlace},
 		{"and so while some of them are there", dynamic, gpu.MIG{Switchable: true, Enabled: true, Instances: []gpu.Partition{instance("1g.6gb", 3, 1, 0)}}, false, "", false, "10 " + everyPlace},
 		{"no whole where only a reset ends MIG mode", dynamic, gpu.MIG{Enabled: true}, false, "", false, everyPlace},
 		{"a foreign partition keeps its place", dynamic, gpu.MIG{Switchable: true, Enabled: true, Instances: []gpu.Partition{instance("1g.6gb", 3, 1, 0)}}, false, "", true, besideOneAt3},
 		{"a lost GPU", dynamic, gpu.MIG{Switchable: true}, true, "", false, flagged("10 "+everyPlace, "!")},
-		{"a GPU that cannot be partitioned now", dynamic, gpu.MIG{Switchable: true}, false, "ollama", false, "10# " + flagged(everyPlace, "#")},
+		{"a GPU that cannot be partitioned now", dynamic, gpu.MIG{Switchable: true}, false, "ollama", false, "10 " + flagged(everyPlace, "#")},
 		{"those that exist, and no whole", static, gpu.MIG{Switchable: true, Enabled: true, Instances: []gpu.Partition{instance("2g.12gb", 0, 2, 0), instance("1g.6gb", 3, 1, 0)}}, false, "busy", true,
 			"10-mig-1g6gb-3 10-mig-2g12gb-0"},
 		{"two in one instance", static, gpu.MIG{Enabled: true, Instances: []gpu.Partition{instance("1c.2g.12gb", 0, 2, 0), instance("1c.2g.12gb", 0, 2, 1)}}, false, "", true,
@@ -206,7 +208,7 @@ func TestRetainPartitions(t *testing.T) {
 		d.Use.Partitions, d.MIG.Enabled = gpu.PartitionsStatic, true
 		for _, start := range starts {
 			at := gpu.Placement{Parent: d.UUID, Profile: "1g.6gb", Start: start, Size: 1}
-			d.MIG.Instances = append(d.MIG.Instances, gpu.Partition{Placement: at})
+			d.MIG.Instances = append(d.MIG.Instances, gpu.Partition{Placement: at, UUID: gpu.UUID(fmt.Sprint("MIG-", start))})
 		}
 		return divided([]gpu.Device{d})
 	}

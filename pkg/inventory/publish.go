@@ -49,11 +49,11 @@ type Taint struct {
 // AllTaints keep new claims away from devices that others may still hold.
 var AllTaints = []Taint{
 	{"gpu.nvidia.com/gpu-lost", resourceapi.DeviceTaintEffectNoSchedule,
-		"the GPU does not answer any more; until the claim that holds it is released, or the GPU is back",
+		"the GPU does not answer; until it is back, or, when NVML does not count it any more, until the claim that holds it is released",
 		func(d gpu.Device) bool { return d.Lost }},
 	{"gpu.nvidia.com/mig-blocked", resourceapi.DeviceTaintEffectNoSchedule,
-		"somebody's program on the GPU, or a partition that is not the driver's, keeps the driver from making the partition",
-		func(d gpu.Device) bool { return d.Partition != nil && d.Blocked != "" }},
+		"somebody's program on the GPU, or a partition that is not the driver's, keeps the driver from making the partition, or from making the GPU whole again",
+		func(d gpu.Device) bool { return d.Blocked != "" }},
 }
 
 // Pool is everything the node of that name publishes: its GPUs and the monitor device, then partitions, then the counters that tie them

@@ -76,6 +76,8 @@ type Partition struct {
 	gpu.Placement
 	UUID   gpu.UUID `json:"uuid,omitempty"`   // empty: not made yet
 	Static bool     `json:"static,omitempty"` // somebody else has made it
+	// Begun means that it may be there, made for the claim, also when its UUID is not known. Before, whatever is there is somebody else's.
+	Begun bool `json:"begun,omitempty"`
 }
 
 // Monitors says whether the assignment is for all GPUs of the node, whichever there are when a container starts.
@@ -141,7 +143,7 @@ func assign(r allocation.Result, inv inventory.Inventory, groups []mpsGroup) (As
 	}
 	a.GPU = device.UUID
 	if p := device.Partition; p != nil {
-		a.GPU, a.Partition = p.Parent, &Partition{p.Placement, p.UUID, p.Static}
+		a.GPU, a.Partition = p.Parent, &Partition{Placement: p.Placement, UUID: p.UUID, Static: p.Static}
 	}
 	if r.AdminAccess && a.MakesPartition() {
 		return Assignment{}, fmt.Errorf("device %s: a partition that claims make and remove cannot be looked after by itself; ask for the device %s: %w",
@@ -185,28 +187,49 @@ func (p Plan) ChangesHardware() bool {
 }
 
 // Partitions are the partitions that the plan makes, by the physical GPU, in the order of the claim.
-func (p Plan) Partitions() map[gpu.UUID][]gpu.Placement {
-	out := map[gpu.UUID][]gpu.Placement{}
+func (p Plan) Partitions() map[gpu.UUID][]Partition {
+	out := map[gpu.UUID][]Partition{}
 	for _, a := range p.Assignments {
 		if a.MakesPartition() {
-			out[a.GPU] = append(out[a.GPU], a.Partition.Placement)
+			out[a.GPU] = append(out[a.GPU], *a.Partition)
 		}
 	}
 	return out
 }
 
-// Made is the plan with the UUIDs of partitions that have been made.
+// Unbegun is the plan as it was before any of its partitions was made.
+func (p Plan) Unbegun() Plan {
+	return p.withPartitions(func(part Partition) Partition { return Partition{Placement: part.Placement} })
+}
+
+// Begun is the plan when its partitions may be there.
+func (p Plan) Begun() Plan {
+	return p.withPartitions(func(part Partition) Partition {
+		part.Begun = true
+		return part
+	})
+}
+
+// Made is the plan with the UUIDs of its partitions.
 func (p Plan) Made(made map[gpu.Placement]gpu.UUID) Plan {
+	return p.withPartitions(func(part Partition) Partition {
+		part.UUID = made[part.Placement]
+		return part
+	})
+}
+
+// withPartitions is the plan with other partitions in place of those that it makes.
+func (p Plan) withPartitions(other func(Partition) Partition) Plan {
 	p.Assignments = slices.Clone(p.Assignments)
 	for i, a := range p.Assignments {
 		if !a.MakesPartition() {
 			continue
 		}
-		id := made[a.Partition.Placement]
-		p.Assignments[i].Partition = &Partition{Placement: a.Partition.Placement, UUID: id}
+		part := other(*a.Partition)
+		p.Assignments[i].Partition = &part
 		if a.MPS != nil {
 			client := *a.MPS
-			client.GPUs = []gpu.UUID{id}
+			client.GPUs = []gpu.UUID{part.UUID}
 			p.Assignments[i].MPS = &client
 		}
 	}

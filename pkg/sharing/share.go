@@ -77,7 +77,7 @@ func occupants(of Assignment, others []Holder, own Plan) []occupant {
 			if gpu.ParentName(a.Device) != gpu.ParentName(of.Device) || a.AdminAccess {
 				continue
 			}
-			if a.Partition == nil || of.Partition == nil || a.Partition.Overlaps(of.Partition.Placement) {
+			if a.Partition == nil || of.Partition == nil || a.Device == of.Device || a.Partition.inTheWay(*of.Partition) {
 				found = append(found, occupant{a, name(a)})
 			}
 		}
@@ -87,6 +87,11 @@ func occupants(of Assignment, others []Holder, own Plan) []occupant {
 	}
 	add(own, func(a Assignment) string { return fmt.Sprintf("request %s of the same claim", a.Request) })
 	return found
+}
+
+// inTheWay says whether both cannot be there. Those that exist already can: compute instances of one GPU instance sit at one place.
+func (p Partition) inTheWay(other Partition) bool {
+	return p.Overlaps(other.Placement) && !(p.Static && other.Static)
 }
 
 // by says which other device of the same GPU it is that the occupant holds.

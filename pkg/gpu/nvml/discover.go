@@ -5,15 +5,18 @@
 package nvml
 
 import (
-	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
@@ -33,6 +36,13 @@ type Node struct {
 	Config
 	devices device.Interface
 	answers answers
+
+	// switching is locked for reading by those who switch the MIG mode of a GPU, many at once, and for writing by Discover.
+	switching sync.RWMutex
+
+	offered sync.Map // UUID of a GPU → []profile
+
+	said map[string]string // what GPUs do not tell, so that it is logged once
 
 	last   []gpu.Device // what the last full look has found; nil when some of it was broken
 	lastAt time.Time
@@ -58,10 +68,12 @@ func (n *Node) Close() error {
 	return nil
 }
 
-// Discover reads all GPUs, in NVML's order. GPUs that cannot be read are left out and reported, each in one error; they do not
-// keep the others from being used. err is set when nothing could be read at all. When it is called again soon, GPUs that answer as
-// the same as before are not asked for what they are.
+// Discover reads all GPUs, in NVML's order. GPUs that cannot be read are reported, each in one error, and are among the devices as
+// lost, as far as their place is known; they do not keep the others from being used. err is set when nothing could be read at all.
+// When it is called again soon, GPUs that answer as the same as before are not asked for what they are.
 func (n *Node) Discover() (devices []gpu.Device, broken []error, err error) {
+	n.switching.Lock()
+	defer n.switching.Unlock()
 	count, ret := n.Library.DeviceGetCount()
 	if ret != nvmllib.SUCCESS {
 		return nil, nil, fmt.Errorf("count GPUs: %w", ret)
@@ -108,15 +120,12 @@ func (n *Node) discover(count int) (devices []gpu.Device, broken []error, err er
 		return nil, nil, err
 	}
 	var connections []links
+	var silent []gpu.Device
 	for i := range count {
-		handle, ret := n.Library.DeviceGetHandleByIndex(i)
-		if ret != nvmllib.SUCCESS {
-			broken = append(broken, fmt.Errorf("GPU %d: get handle: %w", i, ret))
-			continue
-		}
-		d, err := n.read(i, handle)
+		d, handle, err := n.readAt(i)
 		if err != nil {
 			broken = append(broken, fmt.Errorf("GPU %d: %w", i, err))
+			silent = append(silent, d)
 			continue
 		}
 		d.DriverVersion, d.CUDAVersion = driver, cuda
@@ -124,7 +133,17 @@ func (n *Node) discover(count int) (devices []gpu.Device, broken []error, err er
 		connections = append(connections, readLinks(handle))
 	}
 	assignNVLinkDomains(devices, connections)
-	return devices, broken, nil
+	return n.withLost(devices, silent), broken, nil
+}
+
+// readAt reads the GPU of that number. After an error, what is known of it is in the device.
+func (n *Node) readAt(index int) (gpu.Device, nvmllib.Device, error) {
+	handle, ret := n.Library.DeviceGetHandleByIndex(index)
+	if ret != nvmllib.SUCCESS {
+		return gpu.Device{Index: index}, nil, fmt.Errorf("get handle: %w", ret)
+	}
+	d, err := n.read(index, handle)
+	return d, handle, err
 }
 
 func (n *Node) versions() (driver string, cuda gpu.Version, err error) {
@@ -139,41 +158,75 @@ func (n *Node) versions() (driver string, cuda gpu.Version, err error) {
 	return driver, gpu.Version{Major: v / 1000, Minor: v % 1000 / 10}, nil
 }
 
-// read asks one GPU for everything. What identifies it, places it and sizes it must be answered; the rest may be unsupported.
+// read asks one GPU for everything. What identifies it and places it must be answered, by any call that it is not lost; the rest may
+// be unknown.
 func (n *Node) read(index int, handle nvmllib.Device) (gpu.Device, error) {
 	d := gpu.Device{Type: gpu.TypeGPU, Index: index}
-	uuid, ret := handle.GetUUID()
-	if ret != nvmllib.SUCCESS {
-		return d, fmt.Errorf("get UUID: %w", ret)
-	}
-	d.UUID = gpu.UUID(uuid)
 	if err := n.locate(&d, handle); err != nil {
 		return d, err
 	}
-	if d.Minor, ret = handle.GetMinorNumber(); ret != nvmllib.SUCCESS {
-		return d, fmt.Errorf("%s: get minor number: %w", d.Name, ret)
+	uuid, ret := handle.GetUUID()
+	if ret != nvmllib.SUCCESS {
+		return d, fmt.Errorf("%s: get UUID: %w", d.Name, ret)
+	}
+	d.UUID = gpu.UUID(uuid)
+	var err error
+	if d.Minor, err = n.minor(handle, d); err != nil {
+		return d, fmt.Errorf("%s: %w", d.Name, err)
 	}
 	memory, ret := handle.GetMemoryInfo()
-	if ret != nvmllib.SUCCESS {
+	switch ret {
+	case nvmllib.SUCCESS:
+		d.Memory = memory.Total
+	case nvmllib.ERROR_NOT_SUPPORTED: // it uses the memory of the host: nobody can say how much is its own
+	default:
 		return d, fmt.Errorf("%s: get memory: %w", d.Name, ret)
 	}
-	d.Memory = memory.Total
-	var err error
-	if d.Product, err = n.product(handle); err != nil {
+	if d.Product, err = n.product(d, handle); err != nil {
 		return d, fmt.Errorf("%s: %w", d.Name, err)
 	}
 	if d.MIG, err = n.readMIG(handle, d); err != nil {
 		return d, fmt.Errorf("%s: %w", d.Name, err)
 	}
-	lib, err := n.devices.NewDevice(handle)
-	if err != nil {
-		return d, fmt.Errorf("%s: %w", d.Name, err)
-	}
-	if mode, err := lib.GetAddressingModeAsString(); err == nil {
-		d.Addresses = gpu.AddressingMode(mode)
+	d.Product = inMIGMode(d)
+	if lib, err := n.devices.NewDevice(handle); err == nil {
+		if mode, err := lib.GetAddressingModeAsString(); err == nil {
+			d.Addresses = gpu.AddressingMode(mode)
+		}
 	}
 	d.Topology.FabricDomain = fabricDomain(handle, d.UUID)
 	return d, nil
+}
+
+// inMIGMode is the product with the multiprocessors of its largest profile where NVML does not tell its cores, as in MIG mode
+// (nvml.h: nvmlDeviceGetNumGpuCores).
+func inMIGMode(d gpu.Device) gpu.Product {
+	p := d.Product
+	if p.Multiprocessors > 0 {
+		return p
+	}
+	for _, profile := range d.MIG.Profiles {
+		p.Multiprocessors = max(p.Multiprocessors, profile.Engines.Multiprocessors)
+	}
+	return p
+}
+
+// minor is N of /dev/nvidiaN. Where NVML does not tell, the driver's directory in /proc does.
+func (n *Node) minor(handle nvmllib.Device, d gpu.Device) (int, error) {
+	minor, ret := handle.GetMinorNumber()
+	if ret == nvmllib.SUCCESS {
+		return minor, nil
+	}
+	text, err := os.ReadFile(filepath.Join(n.Proc, "driver/nvidia/gpus", d.PCI.String(), "information"))
+	if err != nil {
+		return 0, fmt.Errorf("get minor number: %w", ret)
+	}
+	for line := range strings.Lines(string(text)) {
+		if _, err := fmt.Sscanf(line, "Device Minor: %d", &minor); err == nil {
+			return minor, nil
+		}
+	}
+	return 0, fmt.Errorf("get minor number: %w", ret)
 }
 
 // locate finds the GPU on the PCI bus, and from there its name, root complex and NUMA node.
@@ -198,27 +251,27 @@ func (n *Node) locate(d *gpu.Device, handle nvmllib.Device) error {
 	return nil
 }
 
-func (n *Node) product(handle nvmllib.Device) (gpu.Product, error) {
+// product is the model, as far as the GPU tells. Error: the GPU is lost.
+func (n *Node) product(d gpu.Device, handle nvmllib.Device) (gpu.Product, error) {
 	var p gpu.Product
 	var ret nvmllib.Return
-	if p.Name, ret = handle.GetName(); ret != nvmllib.SUCCESS {
+	if p.Name, ret = handle.GetName(); ret == nvmllib.ERROR_GPU_IS_LOST {
 		return p, fmt.Errorf("get product name: %w", ret)
 	}
+	n.note(d, "Product name unknown", ret, nvmllib.SUCCESS)
 	cc := &p.ComputeCapability
-	if cc.Major, cc.Minor, ret = handle.GetCudaComputeCapability(); ret != nvmllib.SUCCESS {
+	if cc.Major, cc.Minor, ret = handle.GetCudaComputeCapability(); ret == nvmllib.ERROR_GPU_IS_LOST {
 		return p, fmt.Errorf("get compute capability: %w", ret)
 	}
-	lib, err := n.devices.NewDevice(handle)
-	if err != nil {
-		return p, err
+	n.note(d, "Compute capability unknown", ret, nvmllib.SUCCESS)
+	if lib, err := n.devices.NewDevice(handle); err == nil {
+		if brand, err := lib.GetBrandAsString(); err == nil {
+			p.Brand = brand
+		}
+		if architecture, err := lib.GetArchitectureAsString(); err == nil {
+			p.Architecture = architecture
+		}
 	}
-	brand, brandErr := lib.GetBrandAsString()
-	architecture, archErr := lib.GetArchitectureAsString()
-	if err := errors.Join(brandErr, archErr); err != nil {
-		return p, fmt.Errorf("get brand and architecture: %w", err)
-	}
-	p.Brand, p.Architecture = brand, architecture
-
 	cores, _ := handle.GetNumGpuCores() // a call that is not supported answers 0, and the figure is 0
 	memoryClock, _ := handle.GetMaxClockInfo(nvmllib.CLOCK_MEM)
 	smClock, _ := handle.GetMaxClockInfo(nvmllib.CLOCK_SM)
@@ -227,6 +280,21 @@ func (n *Node) product(handle nvmllib.Device) (gpu.Product, error) {
 	p.MemoryBandwidth = memoryBandwidth(busWidth, memoryClock)
 	p.PeakCompute = peakCompute(p, smClock)
 	return p, nil
+}
+
+// note logs what a GPU does not tell, once, unless it is one of the answers that are fine.
+func (n *Node) note(d gpu.Device, what string, err error, fine ...error) {
+	if slices.Contains(fine, err) {
+		return
+	}
+	about := d.Name + " " + what
+	if n.said == nil {
+		n.said = map[string]string{}
+	}
+	if text := err.Error(); n.said[about] != text {
+		n.said[about] = text
+		klog.Background().Info(what, "device", d.Name, "uuid", d.UUID, "err", err)
+	}
 }
 
 // pciAddress reads the address that NVML writes as a C string.

@@ -107,7 +107,7 @@ func TestDiscover(t *testing.T) {
 	}
 }
 
-// One GPU that does not answer is reported and left out; the others stay.
+// One GPU that does not answer is reported and counts as lost; the others stay.
 func TestDiscoverWithABrokenGPU(t *testing.T) {
 	for _, row := range []struct{ call, want string }{
 		{"GetUUID", "get UUID"},
@@ -128,8 +128,8 @@ func TestDiscoverWithABrokenGPU(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(devices) != 1 || devices[0].Index != 1 {
-				t.Errorf("got %v, want GPU 1 alone", devices)
+			if len(devices) != 2 || !devices[0].Lost || devices[0].Name != "gpu-3b-00-0" || devices[1].Lost {
+				t.Errorf("got %v, want GPU 0 as lost, at its place", devices)
 			}
 			if len(broken) != 1 || !strings.Contains(broken[0].Error(), row.want) {
 				t.Errorf("got %v, want one error with %q", broken, row.want)
@@ -174,6 +174,7 @@ func TestDiscoverWhileGPUsComeAndGo(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got []string
+		devices = slices.DeleteFunc(devices, func(d gpu.Device) bool { return d.Lost })
 		for i, d := range devices {
 			if _, known := ids[d.UUID]; !known {
 				ids[d.UUID] = len(ids)

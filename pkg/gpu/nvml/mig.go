@@ -4,9 +4,9 @@ package nvml
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -20,25 +20,33 @@ const switchableSince = 9
 // mebi is the unit in which NVML tells the memory of partitions.
 const mebi = 1 << 20
 
-// readMIG asks how the GPU can be partitioned, and how it is. A GPU without MIG answers that it does not support the mode.
+// readMIG asks how the GPU can be partitioned, and how it is. A GPU without MIG answers that it does not support the mode. One that
+// cannot tell has no partitions, and can be used as a whole if it is not in MIG mode. Error: the GPU is lost.
 func (n *Node) readMIG(handle nvmllib.Device, d gpu.Device) (gpu.MIG, error) {
 	current, _, ret := handle.GetMigMode()
-	if ret == nvmllib.ERROR_NOT_SUPPORTED {
-		return gpu.MIG{}, nil
+	if ret == nvmllib.ERROR_GPU_IS_LOST {
+		return gpu.MIG{}, fmt.Errorf("get MIG mode: %w", ret)
 	}
 	if ret != nvmllib.SUCCESS {
-		return gpu.MIG{}, fmt.Errorf("get MIG mode: %w", ret)
+		n.note(d, "MIG mode unknown", ret, nvmllib.ERROR_NOT_SUPPORTED)
+		return gpu.MIG{}, nil
 	}
 	m := gpu.MIG{Capable: true, Enabled: current == nvmllib.DEVICE_MIG_ENABLE, Switchable: d.Product.ComputeCapability.Major >= switchableSince}
 	profiles, err := n.profiles(handle)
-	if err != nil {
-		return gpu.MIG{}, err
-	}
 	for _, p := range profiles {
 		m.Profiles = append(m.Profiles, p.Profile)
 	}
-	m.Instances, err = n.instances(handle, d.UUID, profiles)
-	return m, err
+	if err == nil {
+		m.Instances, err = n.instances(handle, d.UUID, profiles)
+	}
+	if errors.Is(err, nvmllib.ERROR_GPU_IS_LOST) {
+		return gpu.MIG{}, err
+	}
+	if err != nil {
+		n.note(d, "Partitions unknown", err)
+		m.Profiles, m.Instances = nil, nil
+	}
+	return m, nil
 }
 
 // profile is one that a GPU offers, and what NVML knows it by.
@@ -47,18 +55,36 @@ type profile struct {
 	info nvmllib.GpuInstanceProfileInfo
 }
 
-// profiles are those that the GPU offers, whether or not it is in MIG mode.
+// profiles are those that the GPU offers, whether or not it is in MIG mode. They never change.
 func (n *Node) profiles(handle nvmllib.Device) ([]profile, error) {
+	id, ret := handle.GetUUID()
+	if ret != nvmllib.SUCCESS {
+		return nil, fmt.Errorf("get UUID: %w", ret)
+	}
+	if known, ok := n.offered.Load(id); ok {
+		return known.([]profile), nil
+	}
+	all, err := n.readProfiles(handle)
+	if err == nil {
+		n.offered.Store(id, all)
+	}
+	return all, err
+}
+
+func (n *Node) readProfiles(handle nvmllib.Device) ([]profile, error) {
 	var all []profile
 	for i := range nvmllib.GPU_INSTANCE_PROFILE_COUNT {
 		info, ret := handle.GetGpuInstanceProfileInfo(i)
-		if ret == nvmllib.ERROR_NOT_SUPPORTED || ret == nvmllib.ERROR_INVALID_ARGUMENT {
+		if absent(ret) {
 			continue
 		}
 		if ret != nvmllib.SUCCESS {
 			return nil, fmt.Errorf("get MIG profile %d: %w", i, ret)
 		}
 		placements, ret := handle.GetGpuInstancePossiblePlacements(&info)
+		if absent(ret) {
+			continue
+		}
 		if ret != nvmllib.SUCCESS {
 			return nil, fmt.Errorf("get placements of MIG profile %d: %w", i, ret)
 		}
@@ -82,15 +108,14 @@ func (n *Node) profiles(handle nvmllib.Device) ([]profile, error) {
 	return all, nil
 }
 
-// profileName is the name of a profile as NVIDIA writes it. Drivers from R470 on say it; for older ones it is put together from what
-// the profile is, as NVIDIA's own libraries do.
+// absent says whether the answer means that the GPU has no such profile.
+func absent(ret nvmllib.Return) bool {
+	return ret == nvmllib.ERROR_NOT_SUPPORTED || ret == nvmllib.ERROR_INVALID_ARGUMENT
+}
+
+// profileName is the name of a profile as NVIDIA writes it, put together from what the profile is, as NVIDIA's own components do. The
+// newer call that says it is not asked: it may answer in MIG mode only, and a name must not change with the mode.
 func (n *Node) profileName(handle nvmllib.Device, index int, info nvmllib.GpuInstanceProfileInfo) (string, error) {
-	// The binding ends the process when it calls what the library does not have.
-	if n.Library.Extensions().LookupSymbol("nvmlDeviceGetGpuInstanceProfileInfoV") == nil {
-		if named, ret := handle.GetGpuInstanceProfileInfoV(index).V2(); ret == nvmllib.SUCCESS && named.Name[0] != 0 {
-			return strings.TrimPrefix(text(named.Name[:]), "MIG "), nil
-		}
-	}
 	whole, ok := computeProfiles[int(info.SliceCount)]
 	if !ok {
 		return "", fmt.Errorf("%d slices: want one of 1 to 4 and 6 to 8", info.SliceCount)
@@ -125,6 +150,9 @@ func (n *Node) instances(handle nvmllib.Device, parent gpu.UUID, profiles []prof
 			base := gpu.Partition{GPUInstance: int(i.info.Id), Slices: p.Slices, Engines: p.Engines, Memory: p.Memory, Placement: gpu.Placement{
 				Parent: parent, Profile: p.Name, Start: int(i.info.Placement.Start), Size: int(i.info.Placement.Size)}}
 			computes, err := computeInstances(i.handle)
+			if errors.Is(err, nvmllib.ERROR_NOT_FOUND) {
+				continue // removed since it was listed
+			}
 			if err != nil {
 				return nil, fmt.Errorf("partition %s: %w", base.Placement, err)
 			}
@@ -160,12 +188,20 @@ func gpuInstances(handle nvmllib.Device, p profile) ([]gpuInstance, error) {
 	var all []gpuInstance
 	for _, i := range list {
 		info, ret := i.GetInfo()
+		if removed(ret) {
+			continue
+		}
 		if ret != nvmllib.SUCCESS {
 			return nil, fmt.Errorf("read a GPU instance of %s: %w", p.Name, ret)
 		}
 		all = append(all, gpuInstance{i, info})
 	}
 	return all, nil
+}
+
+// removed says whether the answer means that what was listed a moment ago is gone: claims of others come and go meanwhile.
+func removed(ret nvmllib.Return) bool {
+	return ret == nvmllib.ERROR_NOT_FOUND || ret == nvmllib.ERROR_INVALID_ARGUMENT
 }
 
 // computeInstance is one that exists in a GPU instance.
@@ -202,6 +238,9 @@ func computeInstances(in nvmllib.GpuInstance) ([]computeInstance, error) {
 		}
 		for _, handle := range list {
 			c, err := readComputeInstance(handle, info)
+			if errors.Is(err, nvmllib.ERROR_NOT_FOUND) || errors.Is(err, nvmllib.ERROR_INVALID_ARGUMENT) {
+				continue // removed since it was listed
+			}
 			if err != nil {
 				return nil, err
 			}

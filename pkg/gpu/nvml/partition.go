@@ -74,28 +74,33 @@ func (n *Node) inTheWay(p parent, at gpu.Placement, otherwise error) error {
 	return otherwise
 }
 
-// Create makes the partition at the placement, a GPU instance with one compute instance that has all of it, and switches the MIG mode
-// on for the first one. What is there already is not made again. Calls of NVML cannot be called off: ctx is looked at between them.
-// Errors: gpu.ErrBusy, with who keeps the mode from changing; gpu.ErrForeign, with the partition that is in the way.
-func (n *Node) Create(ctx context.Context, at gpu.Placement) (gpu.UUID, error) {
+// Divide puts the GPU into MIG mode. Errors: gpu.ErrBusy, with who keeps the mode from changing; gpu.ErrFixed.
+func (n *Node) Divide(_ context.Context, id gpu.UUID) error {
+	handle, ret := n.Library.DeviceGetHandleByUUID(string(id))
+	if ret != nvmllib.SUCCESS {
+		return fmt.Errorf("get handle: %w", ret)
+	}
+	return n.setMIGMode(handle, nvmllib.DEVICE_MIG_ENABLE)
+}
+
+// Create makes the partition at the placement: a GPU instance with one compute instance that has all of it. Where nothing is known of how
+// it was, what is there already is not made again; otherwise it has to be that one. Calls of NVML cannot be called off: ctx is looked at
+// between them. Errors: gpu.ErrForeign, with the partition that is in the way; gpu.ErrRemoved.
+func (n *Node) Create(ctx context.Context, at gpu.Placement, was gpu.UUID) (gpu.UUID, error) {
 	p, err := n.parent(at)
 	if err != nil {
-		return "", err
-	}
-	if err := n.setMIGMode(p.Device, nvmllib.DEVICE_MIG_ENABLE); err != nil {
-		return "", err
-	}
-	if p, err = n.parent(at); err != nil { // a change of the mode may have made old handles worthless
 		return "", err
 	}
 	instance, ok, err := p.at(at)
 	if err == nil {
 		err = ctx.Err()
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return "", err
-	}
-	if !ok {
+	case !ok && was != "":
+		return "", n.inTheWay(p, at, fmt.Errorf("%s: %w", was, gpu.ErrRemoved))
+	case !ok:
 		handle, ret := p.CreateGpuInstanceWithPlacement(&p.profile.info, &nvmllib.GpuInstancePlacement{Start: uint32(at.Start), Size: uint32(at.Size)})
 		if ret != nvmllib.SUCCESS {
 			return "", n.inTheWay(p, at, fmt.Errorf("create GPU instance: %w", ret))
@@ -105,20 +110,26 @@ func (n *Node) Create(ctx context.Context, at gpu.Placement) (gpu.UUID, error) {
 	if err := ctx.Err(); err != nil {
 		return "", err
 	}
-	return createCompute(instance.handle, p.profile)
+	return createCompute(instance.handle, p.profile, was)
 }
 
 // createCompute makes the compute instance that has all of the GPU instance, unless it is there.
-func createCompute(in nvmllib.GpuInstance, p profile) (gpu.UUID, error) {
+func createCompute(in nvmllib.GpuInstance, p profile, was gpu.UUID) (gpu.UUID, error) {
 	there, err := computeInstances(in)
 	if err != nil {
 		return "", err
 	}
 	for _, c := range there {
-		if int(c.profile.SliceCount) == p.Slices {
+		switch {
+		case was != "" && c.uuid != was:
+			return "", fmt.Errorf("there is %s, and it was %s: somebody else has made it anew: %w", c.uuid, was, gpu.ErrForeign)
+		case int(c.profile.SliceCount) == p.Slices:
 			return c.uuid, nil
 		}
 		return "", fmt.Errorf("compute instance %d (%s) has a part of it: %w", c.id, c.uuid, gpu.ErrForeign)
+	}
+	if was != "" {
+		return "", fmt.Errorf("%s: %w", was, gpu.ErrRemoved)
 	}
 	info, err := wholeCompute(in, p)
 	if err != nil {
@@ -145,9 +156,9 @@ func wholeCompute(in nvmllib.GpuInstance, p profile) (nvmllib.ComputeInstancePro
 }
 
 // Destroy removes the partition at the placement, whatever of it is there, and switches the MIG mode off after the last one where that
-// takes no reset; somebody who uses the GPU then keeps it on. A GPU that is gone has no partitions. Error: gpu.ErrBusy, with who uses
-// the partition.
-func (n *Node) Destroy(ctx context.Context, at gpu.Placement) error {
+// takes no reset; somebody who uses the GPU then keeps it on. One with another UUID than it had is left alone. A GPU that is gone has no
+// partitions. Error: gpu.ErrBusy, with who uses the partition.
+func (n *Node) Destroy(ctx context.Context, at gpu.Placement, was gpu.UUID) error {
 	handle, ret := n.Library.DeviceGetHandleByUUID(string(at.Parent))
 	if gone(ret) {
 		return nil
@@ -158,26 +169,33 @@ func (n *Node) Destroy(ctx context.Context, at gpu.Placement) error {
 			return nil
 		}
 	}
-	p, err := n.parent(at)
+	profiles, err := n.profiles(handle)
 	if err != nil {
 		return err
 	}
-	instance, ok, err := p.at(at)
-	if err != nil {
-		return err
-	}
-	if ok {
-		if err := n.destroy(ctx, p, instance); err != nil {
+	for _, p := range profiles { // whatever the driver of today calls the profile
+		p := parent{handle, p, profiles}
+		instance, ok, err := p.at(at)
+		if err != nil {
+			return err
+		}
+		if !ok || int(instance.info.Placement.Size) != at.Size {
+			continue
+		}
+		if err := n.destroy(ctx, p, instance, was); err != nil {
 			return err
 		}
 	}
-	return n.endMIG(ctx, p, at.Parent)
+	return n.endMIG(ctx, handle, at.Parent, profiles)
 }
 
-func (n *Node) destroy(ctx context.Context, p parent, instance gpuInstance) error {
+func (n *Node) destroy(ctx context.Context, p parent, instance gpuInstance, was gpu.UUID) error {
 	computes, err := computeInstances(instance.handle)
 	if err != nil {
 		return err
+	}
+	if was != "" && slices.ContainsFunc(computes, func(c computeInstance) bool { return c.uuid != was }) {
+		return nil // somebody else has made it since
 	}
 	for _, c := range computes {
 		if err := ctx.Err(); err != nil {
@@ -197,22 +215,21 @@ func (n *Node) destroy(ctx context.Context, p parent, instance gpuInstance) erro
 }
 
 // endMIG switches the MIG mode off when there is no partition any more and no reset is needed. It stays on while others use the GPU.
-func (n *Node) endMIG(ctx context.Context, p parent, id gpu.UUID) error {
-	left, err := n.instances(p.Device, id, p.profiles)
+func (n *Node) endMIG(ctx context.Context, handle nvmllib.Device, id gpu.UUID, profiles []profile) error {
+	left, err := n.instances(handle, id, profiles)
 	if err != nil || len(left) > 0 {
 		return err
 	}
-	major, _, ret := p.GetCudaComputeCapability()
-	if ret != nvmllib.SUCCESS || major < switchableSince {
+	if major, _, ret := handle.GetCudaComputeCapability(); ret != nvmllib.SUCCESS || major < switchableSince {
 		return nil
 	}
-	if err := n.setMIGMode(p.Device, nvmllib.DEVICE_MIG_DISABLE); err != nil {
+	if err := n.setMIGMode(handle, nvmllib.DEVICE_MIG_DISABLE); err != nil {
 		klog.FromContext(ctx).Info("GPU stays in MIG mode after its last partition", "uuid", id, "err", err)
 	}
 	return nil
 }
 
-// Merge makes the GPU usable as a whole: it switches the MIG mode off. Errors: gpu.ErrBusy, gpu.ErrForeign, with who is in the way.
+// Merge makes the GPU usable as a whole: it switches the MIG mode off. Errors: gpu.ErrBusy, gpu.ErrForeign, with who is in the way; gpu.ErrFixed.
 func (n *Node) Merge(_ context.Context, id gpu.UUID) error {
 	handle, ret := n.Library.DeviceGetHandleByUUID(string(id))
 	if ret != nvmllib.SUCCESS {
@@ -242,7 +259,8 @@ func (n *Node) Merge(_ context.Context, id gpu.UUID) error {
 // modeNames are the MIG modes, as people write them.
 var modeNames = map[int]string{nvmllib.DEVICE_MIG_DISABLE: "off", nvmllib.DEVICE_MIG_ENABLE: "on"}
 
-// setMIGMode switches the MIG mode, unless it is so already. Error: gpu.ErrBusy.
+// setMIGMode switches the MIG mode, unless it is so already. A GPU that takes a reset for it is left alone. Errors: gpu.ErrBusy,
+// gpu.ErrFixed.
 func (n *Node) setMIGMode(handle nvmllib.Device, mode int) error {
 	current, _, ret := handle.GetMigMode()
 	if ret == nvmllib.SUCCESS && current == mode {
@@ -252,15 +270,22 @@ func (n *Node) setMIGMode(handle nvmllib.Device, mode int) error {
 	if ret != nvmllib.SUCCESS {
 		return fmt.Errorf("%s: %w", what, ret)
 	}
+	if major, _, ret := handle.GetCudaComputeCapability(); ret != nvmllib.SUCCESS || major < switchableSince {
+		return fmt.Errorf("%s: this takes a reset of the GPU, which is the administrator's to do (nvidia-smi -mig, nvidia-smi --gpu-reset): %w", what, gpu.ErrFixed)
+	}
+	n.switching.RLock() // Discover has to wait: the GPU may be away for a moment
+	defer n.switching.RUnlock()
 	activation, ret := handle.SetMigMode(mode)
 	if ret == nvmllib.SUCCESS {
 		ret = activation
 	}
-	switch ret {
-	case nvmllib.SUCCESS:
+	if ret == nvmllib.SUCCESS {
 		return nil
-	case nvmllib.ERROR_RESET_REQUIRED:
-		return fmt.Errorf("%s: this takes a reset of the GPU, which is the administrator's to do (nvidia-smi --gpu-reset): %w", what, ret)
+	}
+	_, _ = handle.SetMigMode(current) // or the next reset would make it so, when nobody wants it any more
+	switch ret {
+	case nvmllib.ERROR_RESET_REQUIRED, nvmllib.ERROR_NOT_SUPPORTED, nvmllib.ERROR_NO_PERMISSION: // in a virtual machine, for example
+		return fmt.Errorf("%s: %w: offer the GPU with partitions: none or static: %w", what, ret, gpu.ErrFixed)
 	}
 	return n.refused(handle, what, ret)
 }

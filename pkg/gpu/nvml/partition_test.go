@@ -97,15 +97,17 @@ func TestPartitions(t *testing.T) {
 		{"a program on the GPU", "dgx-h100", process, "+1g.10gb@4", " | switch MIG mode on: used by process 4194305 (dcgm-exporter): the GPU is in use", gpu.ErrBusy},
 		{"removing where there never was one", "dgx-h100", process, "-1g.10gb@4", "", nil},
 		{"a card that needs a reset", "dgx-a100", nil, "+1g.5gb@4",
-			" | switch MIG mode on: this takes a reset of the GPU, which is the administrator's to do (nvidia-smi --gpu-reset): ERROR_RESET_REQUIRED", nil},
+			" | switch MIG mode on: this takes a reset of the GPU, which is the administrator's to do (nvidia-smi -mig, nvidia-smi --gpu-reset): the MIG mode cannot be changed from here", gpu.ErrFixed},
 		{"unless it is in the mode", "dgx-a100", func(m *sim.Node) error { return m.SwitchMIG("0", 1) }, "+1g.5gb@4", "on; 1g.5gb@4 gi=11 ci=0", nil},
 		{"in which it stays", "dgx-a100", func(m *sim.Node) error { return m.SwitchMIG("0", 1) }, "+1g.5gb@4 -1g.5gb@4", "on", nil},
+		{"a virtual machine that cannot switch the mode", "dgx-h100", func(m *sim.Node) error { return m.Fail("0", "SetMigMode", "ERROR_RESET_REQUIRED") },
+			"+1g.10gb@4", " | switch MIG mode on: ERROR_RESET_REQUIRED: offer the GPU with partitions: none or static: the MIG mode cannot be changed from here", gpu.ErrFixed},
 		{"a whole one made whole", "dgx-h100", nil, "=", "", nil},
 		{"one without MIG", "t4-x2", nil, "=", "", nil},
 		{"one left in the mode made whole", "dgx-h100", func(m *sim.Node) error { return m.SwitchMIG("0", 1) }, "=", "", nil},
 		{"one with partitions stays as it is", "dgx-h100", nil, "+1g.10gb@4 =", "on; 1g.10gb@4 gi=11 ci=0 | GPU instance 11 (MIG-…): a partition that is not the driver's is in the way", gpu.ErrForeign},
 		{"a GPU that is lost has no partitions", "dgx-h100", func(m *sim.Node) error { return m.Unplug("0") }, "-1g.10gb@4", "", nil},
-		{"and gets none", "dgx-h100", func(m *sim.Node) error { return m.Unplug("0") }, "+1g.10gb@4", " | get handle of GPU GPU-…: ERROR_GPU_IS_LOST", nil},
+		{"and gets none", "dgx-h100", func(m *sim.Node) error { return m.Unplug("0") }, "+1g.10gb@4", " | get handle: ERROR_GPU_IS_LOST", nil},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			m, node := machine(t, row.profile)
@@ -150,10 +152,13 @@ func do(t *testing.T, node *nvml.Node, d gpu.Device, verb string) error {
 	case '?':
 		return node.Vacant(at)
 	case '+':
-		_, err := node.Create(t.Context(), at)
+		if err := node.Divide(t.Context(), d.UUID); err != nil {
+			return err
+		}
+		_, err := node.Create(t.Context(), at, "")
 		return err
 	}
-	return node.Destroy(t.Context(), at)
+	return node.Destroy(t.Context(), at, "")
 }
 
 // Whatever call of NVML fails, before or after it has done its work, the same verb said again ends as if nothing had happened; and so
@@ -221,7 +226,10 @@ func TestAccessToAPartition(t *testing.T) {
 	_, node := machine(t, "dgx-h100")
 	d := first(t, node)
 	at := place(t, d, "1g.10gb", 4)
-	id, err := node.Create(t.Context(), at)
+	if err := node.Divide(t.Context(), d.UUID); err != nil {
+		t.Fatal(err)
+	}
+	id, err := node.Create(t.Context(), at, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -252,7 +260,7 @@ func TestAccessToAPartition(t *testing.T) {
 	if !slices.Equal(paths, want) {
 		t.Errorf("got %v, want %v", paths, want)
 	}
-	if err := node.Destroy(t.Context(), at); err != nil {
+	if err := node.Destroy(t.Context(), at, ""); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := node.Access(d); err == nil {

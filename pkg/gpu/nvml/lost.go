@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"cmp"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// withLost adds the GPUs that NVML counts and that do not answer, as lost: others may hold them, and people look for them. One that
+// did not even tell its place gets one of those that Linux has a GPU at and no other GPU is at, in the order in which NVML counts.
+func (n *Node) withLost(devices, silent []gpu.Device) []gpu.Device {
+	if len(silent) == 0 {
+		return devices
+	}
+	all := slices.Clone(devices)
+	free := slices.DeleteFunc(n.onBus(), func(at gpu.PCIAddress) bool {
+		return slices.ContainsFunc(slices.Concat(devices, silent), func(d gpu.Device) bool { return d.PCI == at })
+	})
+	for _, d := range silent {
+		if d.PCI == (gpu.PCIAddress{}) {
+			if len(free) == 0 {
+				continue
+			}
+			d.PCI, free = free[0], free[1:]
+		}
+		lost := gpu.Device{Name: d.PCI.DeviceName(), Type: gpu.TypeGPU, UUID: cmp.Or(d.UUID, gpu.UUID(d.PCI.DeviceName())), PCI: d.PCI,
+			NUMANode: gpu.NoNUMANode, Index: d.Index, Lost: true}
+		lost.Topology = gpu.Topology{NVLinkDomain: string(lost.UUID), FabricDomain: string(lost.UUID)}
+		all = append(all, lost)
+	}
+	slices.SortStableFunc(all, func(a, b gpu.Device) int { return cmp.Compare(a.Index, b.Index) })
+	return all
+}
+
+const (
+	vendorNVIDIA = "0x10de"
+	classDisplay = "0x03" // the first byte of a PCI class: display controllers, GPUs without a display among them
+)
+
+// onBus are the addresses at which Linux has NVIDIA's GPUs, rising.
+func (n *Node) onBus() []gpu.PCIAddress {
+	dir := filepath.Join(n.Sysfs, "bus/pci/devices")
+	entries, _ := os.ReadDir(dir)
+	var found []gpu.PCIAddress
+	for _, e := range entries {
+		at, err := gpu.ParsePCIAddress(e.Name())
+		if err == nil && begins(filepath.Join(dir, e.Name(), "vendor"), vendorNVIDIA) && begins(filepath.Join(dir, e.Name(), "class"), classDisplay) {
+			found = append(found, at)
+		}
+	}
+	return found
+}
+
+func begins(file, with string) bool {
+	text, err := os.ReadFile(file)
+	return err == nil && strings.HasPrefix(string(text), with)
+}
