@@ -5,9 +5,7 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
-	"path/filepath"
 	"sync"
 
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -25,7 +23,7 @@ type scanner struct {
 
 	mu      sync.RWMutex // locked to change node: the library must not go while somebody else is in it
 	node    *nvml.Node
-	library string // which one the session is with
+	library os.FileInfo // which one the session is with
 }
 
 // discover reads all GPUs. After an error, or when no GPU answers, the next call begins anew: the driver may have been loaded again.
@@ -49,11 +47,11 @@ func (s *scanner) open() error {
 	if err != nil {
 		return err
 	}
-	library, err := identity(path)
+	library, err := os.Stat(path) // of what the link leads to: another version has another file
 	if err != nil {
 		return err
 	}
-	if s.node != nil && s.library != library {
+	if s.node != nil && !os.SameFile(s.library, library) {
 		if err := s.close(); err != nil {
 			return err
 		}
@@ -73,19 +71,6 @@ func (s *scanner) open() error {
 	defer s.mu.Unlock()
 	s.node, s.library = node, library
 	return nil
-}
-
-// identity tells one library from another that is put in its place: its name has the version of the driver.
-func identity(path string) (string, error) {
-	path, err := filepath.EvalSymlinks(path)
-	if err != nil {
-		return "", err
-	}
-	info, err := os.Stat(path)
-	if err != nil {
-		return "", err
-	}
-	return fmt.Sprint(path, info.Size()), nil
 }
 
 // close ends the session, unless somebody is in it and may not come back: then the next look finds it as it is.
