@@ -93,6 +93,7 @@ func run(ctx context.Context, o options) error {
 	}
 	if o.metricsContainerUsage {
 		config.Processes, config.Proc = gpus.processes, "/proc"
+		config.Users = gpus.users
 	}
 	if o.simulate {
 		config.Paths.SharedMemory = "" // simulated MPS needs none

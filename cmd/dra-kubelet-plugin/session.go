@@ -105,6 +105,12 @@ func (s *scanner) processes(d gpu.Device) (all []gpu.Process, err error) {
 	return all, err
 }
 
+// users are the same, as people call them.
+func (s *scanner) users(d gpu.Device) (names []string, err error) {
+	err = s.in(func(n *nvml.Node) error { names, err = n.Users(d); return err })
+	return names, err
+}
+
 // session is the hardware as claims.Hardware: each call keeps the session open for as long as it takes.
 type session struct{ *scanner }
 

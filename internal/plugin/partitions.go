@@ -4,7 +4,6 @@ package plugin
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -98,20 +97,16 @@ func (m *machine) block(gpus inventory.Inventory, l ledger) inventory.Inventory 
 	return gpus
 }
 
-// usedBy names the processes that use the GPU. Who cannot be seen is met when a claim has the GPU.
+// usedBy names the programs that use the GPU. Who cannot be seen is met when a claim has the GPU.
 func (m *machine) usedBy(d gpu.Device) string {
-	if m.config.Processes == nil {
+	if m.config.Users == nil {
 		return ""
 	}
-	processes, err := m.config.Processes(d)
-	if err != nil || len(processes) == 0 {
+	users, err := m.config.Users(d)
+	if err != nil || len(users) == 0 {
 		return ""
 	}
-	var names []string
-	for _, p := range processes {
-		names = append(names, fmt.Sprintf("process %d", p.PID))
-	}
-	return "used by " + strings.Join(names, ", ")
+	return "used by " + strings.Join(users, ", ")
 }
 
 // remember gives GPUs in MIG mode what was known of them before: in this mode NVML tells less of what they are, and they have no NVLink.

@@ -43,6 +43,8 @@ type Config struct {
 	Paths   claims.Paths
 	// Processes are those that use a GPU. nil: what containers use of GPUs is not measured.
 	Processes func(gpu.Device) ([]gpu.Process, error)
+	// Users name, for people, the programs that use a GPU. nil: who keeps one from being partitioned is met when a claim has it.
+	Users func(gpu.Device) ([]string, error)
 	// Proc is the proc file system of the PID namespace in which Processes has its PIDs.
 	Proc string
 	// GPUManagerNames gives the metrics of containers also under the names of gpu-manager.

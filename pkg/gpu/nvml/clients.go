@@ -12,7 +12,22 @@ import (
 	"strings"
 
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
+
+// Users name the programs that NVML lists on the GPU.
+func (n *Node) Users(d gpu.Device) ([]string, error) {
+	handle, ret := n.Library.DeviceGetHandleByUUID(string(d.UUID))
+	if ret != nvmllib.SUCCESS {
+		return nil, fmt.Errorf("get handle of GPU %s: %w", d.UUID, ret)
+	}
+	listed, err := n.memoryByProcess(handle)
+	if err != nil {
+		return nil, fmt.Errorf("GPU %s: %w", d.UUID, err)
+	}
+	return n.processNames(slices.Sorted(maps.Keys(listed))), nil
+}
 
 // clients name the programs that use the GPU: those that NVML lists, or else those that have its device node open, as monitoring
 // programs do. Both see the PID namespace of this process only.
@@ -26,6 +41,10 @@ func (n *Node) clients(handle nvmllib.Device) []string {
 			pids = n.openers(nodePath(minor))
 		}
 	}
+	return n.processNames(pids)
+}
+
+func (n *Node) processNames(pids []int) []string {
 	var names []string
 	for _, pid := range pids {
 		names = append(names, fmt.Sprintf("process %d (%s)", pid, n.processName(pid)))

@@ -102,3 +102,14 @@ func TestProcessesMerged(t *testing.T) {
 		}
 	}
 }
+
+func TestUsers(t *testing.T) {
+	m, n := machine(t, "dgx-h100")
+	d := first(t, n)
+	none, err := n.Users(d)
+	err = errors.Join(err, m.AddProcess(d.Name, "dcgm-exporter", 0))
+	users, err2 := n.Users(d)
+	if got, want := fmt.Sprint(none, users, errors.Join(err, err2)), "[] [process 4194305 (dcgm-exporter)] <nil>"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
