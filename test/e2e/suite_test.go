@@ -64,6 +64,7 @@ func TestCluster(t *testing.T) {
 	t.Run("an MPS daemon that does not start or dies is told of and comes back", s.testDaemonFaults)
 	t.Run("an MPS daemon outlives the plugin", s.testDaemonOutlivesPlugin)
 	t.Run("what each container has of which GPU is told in metrics", s.testContainerMetrics)
+	t.Run("pods have partitions of one GPU, which then is as it was", s.testPartition)
 	t.Run("two GPUs that belong together are not any two", s.testPairs)
 	t.Run("a GPU next to the device of another driver is not any GPU", s.testNextToNIC)
 	t.Run("a container that names a request gets the GPU of this request", s.testRequests)
@@ -78,6 +79,7 @@ func TestCluster(t *testing.T) {
 	t.Run("nothing is left on the nodes when the pods are gone", s.testNothingLeft)
 	t.Run("a GPU that fails does not take the others down", s.testBrokenGPU)
 	t.Run("slices do not change over a restart and a minute of rest", idle.check)
+	t.Run("what others do to partitions", s.testPartitionsChange) // and so to slices
 	t.Run("the plugin may do what it does and no more", s.testRights)
 }
 
