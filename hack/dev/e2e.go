@@ -70,6 +70,9 @@ func test(ctx context.Context, t target) error {
 	if err := t.install(ctx); err != nil {
 		return err
 	}
+	if err := t.partition(ctx); err != nil {
+		return err
+	}
 	return t.runTests(ctx)
 }
 

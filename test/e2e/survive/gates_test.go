@@ -31,9 +31,10 @@ func testGatesOff(t *testing.T) {
 		t.Errorf("two pods got the same GPU %s", a)
 	}
 	// Another look at the machine changes the slice, and drops the same once more. Once is enough to say so.
-	n.simctl(t, "unplug", n.device(t, first))
+	gpu := n.device(t, first)
 	s.remove(t, first)
 	s.gone(t, first)
+	n.simctl(t, "remove", gpu)
 	eventually(t, soon, "a GPU to go", func() string { return is(fmt.Sprint(len(strings.Fields(n.gpus(t)))), "1") })
 	var list eventsv1.EventList
 	eventually(t, soon, "one event that names what was dropped", func() string {

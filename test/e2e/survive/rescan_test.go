@@ -29,17 +29,8 @@ func (n node) testRescan(t *testing.T) {
 
 	n.simctl(t, "unplug", free)
 	n.simctl(t, "unplug", used)
-	var left []string
-	for _, gpu := range all {
-		switch gpu {
-		case free:
-		case used:
-			left = append(left, used+" gpu.nvidia.com/gpu-lost:NoSchedule")
-		default:
-			left = append(left, gpu)
-		}
-	}
-	published("a lost GPU to go, and one in use to be tainted", strings.Join(left, "\n"))
+	const lost = " gpu.nvidia.com/gpu-lost:NoSchedule"
+	published("lost GPUs to be tainted, used or not", strings.Join(replace(replace(all, used, used+lost), free, free+lost), "\n"))
 	if got := n.running(t, holder).Status.ContainerStatuses[0].RestartCount; got != 0 {
 		t.Errorf("the pod on the lost GPU: got %d restarts, want none", got)
 	}
@@ -53,12 +44,12 @@ func (n node) testRescan(t *testing.T) {
 	newcomer := n.pod(t, ns, "newcomer", exactly(n.uuid(t, added)))
 	n.running(t, newcomer)
 
-	// A lost GPU goes when its claim does.
+	// A lost GPU stays while NVML counts it, and its claim can end.
 	n.simctl(t, "unplug", used)
-	published("the GPU in use to be tainted again", strings.Join(replace(more, used, used+" gpu.nvidia.com/gpu-lost:NoSchedule"), "\n"))
+	published("the GPU in use to be tainted again", strings.Join(replace(more, used, used+lost), "\n"))
 	n.remove(t, holder)
 	n.gone(t, holder)
-	published("the lost GPU to go with its claim", strings.Join(slices.DeleteFunc(slices.Clone(more), func(name string) bool { return name == used }), "\n"))
+	published("the lost GPU to stay", strings.Join(replace(more, used, used+lost), "\n"))
 	n.simctl(t, "plug", used)
 	published("the GPU to be back", strings.Join(more, "\n"))
 
