@@ -90,7 +90,7 @@ func (l ledger) missing(gpus inventory.Inventory) []missing {
 		same := func(now checkpoint.Record) bool {
 			return now.Claim.UID == rec.Claim.UID && now.Phase == checkpoint.Prepared
 		}
-		if rec.Phase != checkpoint.Prepared || !slices.ContainsFunc(l.after, same) {
+		if rec.Phase != checkpoint.Prepared || rec.BootID != l.bootID || !slices.ContainsFunc(l.after, same) {
 			continue
 		}
 		for _, a := range rec.Plan.Assignments {
