@@ -56,6 +56,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.metricsGPUManagerNames, "metrics-gpu-manager-names", false, "give the metrics of containers also under the names of gpu-manager")
 	f.StringVar(&o.driver.Host, "driver-root", "/", "root of NVIDIA's driver on the host")
 	f.StringVar(&o.driver.Here, "driver-root-mount", "/driver-root", "where that root is seen by this program")
+	f.StringVar(&o.driver.HostDev, "host-dev-mount", "", "where the host's root is seen by this program as far as /dev goes; the driver's device nodes are looked for there when the driver root has none; empty: nowhere")
 	f.BoolVar(&o.simulate, "simulate", false, "serve simulated GPUs; the driver root is then made below --simulate-dir")
 	f.StringVar(&o.simulateDir, "simulate-dir", "/var/lib/gpu-dra-driver/sim", "directory of the simulated GPUs, the same path on the host")
 	f.StringVar(&o.simulateProfile, "simulate-profile", "", "profile of a node without the label "+profileLabel+": a name, or the path of a YAML file")

@@ -21,6 +21,20 @@ import (
 type DriverRoot struct {
 	Host string // on the host, as container runtimes see it
 	Here string // in this container
+	// HostDev is where this container sees the root of the host as far as /dev goes: where a driver is installed without device nodes
+	// of its own, they are there. Empty: nowhere.
+	HostDev string
+}
+
+// dev is the root that has the driver's device nodes, as seen here and on the host.
+func (r DriverRoot) dev() (here, host string) {
+	const control = "dev/nvidiactl"
+	if _, err := os.Stat(filepath.Join(r.Here, control)); err != nil && r.HostDev != "" {
+		if _, err := os.Stat(filepath.Join(r.HostDev, control)); err == nil {
+			return r.HostDev, "/"
+		}
+	}
+	return r.Here, r.Host
 }
 
 // memoryLimitsHook limits a GPU's memory by a variable that any container can set for itself; here, limits come from claims.
@@ -111,13 +125,14 @@ func nodePath(minor int) string { return fmt.Sprintf("/dev/nvidia%d", minor) }
 
 // toolkit is made anew for every question: it remembers what it saw, and answers decides how long that holds.
 func (n *Node) toolkit() (nvcdi.Interface, error) {
+	dev, _ := n.Driver.dev()
 	return nvcdi.New(
 		nvcdi.WithMode(nvcdi.ModeNvml),
 		nvcdi.WithLogger(toolkitLog{}),
 		nvcdi.WithNvmlLib(n.Library),
 		nvcdi.WithDeviceLib(n.devices),
 		nvcdi.WithDriverRoot(n.Driver.Here),
-		nvcdi.WithDevRoot(n.Driver.Here),
+		nvcdi.WithDevRoot(dev),
 		nvcdi.WithNVIDIACDIHookPath(n.HookPath),
 		nvcdi.WithDisabledHooks(memoryLimitsHook),
 		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils),
@@ -126,9 +141,12 @@ func (n *Node) toolkit() (nvcdi.Interface, error) {
 
 // onHost rewrites the paths from how this container sees the driver to how the host does.
 func (n *Node) onHost(edits specs.ContainerEdits) (gpu.Access, error) {
+	here, host := n.Driver.dev()
 	transformer := root.NewDriverTransformer(
 		root.WithDriverRoot(n.Driver.Here),
 		root.WithTargetDriverRoot(n.Driver.Host),
+		root.WithDevRoot(here),
+		root.WithTargetDevRoot(host),
 	)
 	spec := &specs.Spec{ContainerEdits: edits}
 	if err := transformer.Transform(spec); err != nil {
@@ -140,10 +158,11 @@ func (n *Node) onHost(edits specs.ContainerEdits) (gpu.Access, error) {
 // requireNodes reports the device nodes that a container would miss.
 func (n *Node) requireNodes(a gpu.Access, paths []string) error {
 	var errs []error
+	_, host := n.Driver.dev()
 	for _, path := range paths {
 		if !slices.ContainsFunc(a.Nodes, func(node gpu.Node) bool { return node.Path == path }) {
 			errs = append(errs, fmt.Errorf("%s is not a character device: load the driver's kernel modules and make its device nodes (nvidia-modprobe -u -c=0)",
-				filepath.Join(n.Driver.Host, path)))
+				filepath.Join(host, path)))
 		}
 	}
 	return errors.Join(errs...)

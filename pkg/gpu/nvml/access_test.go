@@ -75,6 +75,39 @@ func TestDriverAccess(t *testing.T) {
 	}
 }
 
+// A driver root without device nodes of its own, as on GKE: they are where the host has them.
+func TestDeviceNodesOfTheHost(t *testing.T) {
+	m, node := machine(t, "t4-x2")
+	host := t.TempDir()
+	if err := os.Rename(filepath.Join(m.DriverRoot(), "dev"), filepath.Join(host, "dev")); err != nil {
+		t.Fatal(err)
+	}
+	devices, _, err := node.Discover()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := node.Access(devices[1]); err == nil || !strings.Contains(err.Error(), "/host/dev/nvidia1 is not a character device") {
+		t.Errorf("nobody knows of them: got %v", err)
+	}
+	node.Driver.HostDev = host
+	access, err := node.Access(devices[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := access.Nodes[0]; n.Path != "/dev/nvidia1" || n.HostPath != "/dev/nvidia1" {
+		t.Errorf("got %s from %s, want /dev/nvidia1 from /dev/nvidia1", n.Path, n.HostPath)
+	}
+	common, err := node.DriverAccess()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, mount := range common.Mounts {
+		if !strings.HasPrefix(mount.HostPath, "/host/") {
+			t.Errorf("a library of the driver is mounted from %s", mount.HostPath)
+		}
+	}
+}
+
 // What nvcdi leaves out without a word must be an error: a container would start and find no GPU.
 func TestMissingDeviceNodes(t *testing.T) {
 	m, node := machine(t, "t4-x2")

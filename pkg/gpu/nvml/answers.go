@@ -61,13 +61,19 @@ var watchedDirs = append([]string{"dev", "usr/bin", "run/nvidia-persistenced", "
 // fingerprint changes when a file comes to, goes from or is replaced in a folder that is watched.
 func (r DriverRoot) fingerprint() string {
 	var b strings.Builder
-	for _, dir := range watchedDirs {
-		info, err := os.Stat(filepath.Join(r.Here, dir))
+	look := func(root, dir string) {
+		info, err := os.Stat(filepath.Join(root, dir))
 		if err != nil {
 			fmt.Fprintf(&b, "%s -\n", dir)
-			continue
+			return
 		}
 		fmt.Fprintf(&b, "%s %d\n", dir, info.ModTime().UnixNano())
+	}
+	for _, dir := range watchedDirs {
+		look(r.Here, dir)
+	}
+	if dev, _ := r.dev(); dev != r.Here {
+		look(dev, "dev")
 	}
 	return b.String()
 }
