@@ -268,6 +268,18 @@ func TestAccessToAPartition(t *testing.T) {
 	}
 }
 
+// NVML does not tell the cores of a GPU in MIG mode: then its largest profile does, and its peak compute is that of its model.
+func TestProductInMIGMode(t *testing.T) {
+	m, node := machine(t, "dgx-h100")
+	before := first(t, node).Product
+	if err := m.SwitchMIG("0", 1); err != nil {
+		t.Fatal(err)
+	}
+	if got := first(t, node).Product; got != before {
+		t.Errorf("got  %+v\nwant %+v", got, before)
+	}
+}
+
 // Partitions that somebody else makes are noticed by the next look, also a part of a GPU instance.
 func TestDiscoverPartitions(t *testing.T) {
 	m, node := machine(t, "dgx-h100")

@@ -36,7 +36,7 @@ func (d *device) describe() {
 		v, ret := capability()
 		return v.Major, v.Minor, ret
 	}
-	d.GetNumGpuCoresFunc = value(d, func(c node.Card) node.Answer[int] { return c.Calls.GetNumGpuCores }, same[int])
+	d.GetNumGpuCoresFunc = value(d, cores, same[int])
 	d.GetMemoryBusWidthFunc = value(d, func(c node.Card) node.Answer[uint32] { return c.Calls.GetMemoryBusWidth }, same[uint32])
 	clock := func(v nvml.ClockType) node.Clock { return node.Clock(v) }
 	d.GetMaxClockInfoFunc = lookup(d, func(c node.Card) node.Answer[map[node.Clock]uint32] { return c.Calls.GetMaxClockInfo }, clock, same[uint32])
@@ -52,6 +52,14 @@ func (d *device) describe() {
 			return mode
 		})
 	d.GetNumaNodeIdFunc = value(d, func(c node.Card) node.Answer[int] { return c.Calls.GetNumaNodeId }, same[int])
+}
+
+// cores are not told of a GPU in MIG mode (nvml.h: nvmlDeviceGetNumGpuCores).
+func cores(c node.Card) node.Answer[int] {
+	if c.MIG().Mode.Current == 1 {
+		return node.Failure[int](node.NotSupported)
+	}
+	return c.Calls.GetNumGpuCores
 }
 
 // measure sets the calls about what the GPU is doing: nothing, but that its memory may be in use.
