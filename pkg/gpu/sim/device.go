@@ -47,11 +47,23 @@ func (d *device) card() (node.Card, nvml.Return) {
 	return node.Card{}, nvml.ERROR_GPU_IS_LOST
 }
 
-// gate lets a call take the time that was ordered for it, and returns the error it has been made to answer, SUCCESS if none.
+// gate lets a call take the time that was ordered for it, and returns the error that it has been made to answer, or that the profile
+// has for it in place of all values; SUCCESS if none.
 func (d *device) gate(call string) nvml.Return {
 	c, ret := d.card()
-	if ret != nvml.SUCCESS || c.Healthy() {
+	if ret != nvml.SUCCESS {
 		return ret
+	}
+	if ret := d.befall(c, call); ret != nvml.SUCCESS {
+		return ret
+	}
+	return nvml.Return(c.Calls.ErrorOnly(call).Number())
+}
+
+// befall lets the call take the time that was ordered for it, and returns the error that was.
+func (d *device) befall(c node.Card, call string) nvml.Return {
+	if c.Healthy() {
+		return nvml.SUCCESS
 	}
 	delay, e, err := d.library.node.Befall(d.UUID, call)
 	if err != nil {

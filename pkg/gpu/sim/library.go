@@ -148,10 +148,24 @@ func (l *library) find(is func(node.Card) bool, otherwise nvml.Return) (nvml.Dev
 			return nil, nvml.ERROR_GPU_IS_LOST
 		}
 		if is(c) {
-			return newDevice(l, c), nvml.SUCCESS
+			return l.handle(c)
 		}
 	}
 	return nil, otherwise
+}
+
+// handle is a handle of the GPU, or the error that the profile or an order has for getting one.
+func (l *library) handle(c node.Card) (nvml.Device, nvml.Return) {
+	d := newDevice(l, c)
+	if _, ordered := c.State.Faults[node.HandleCall]; ordered { // an order for all calls is about those of the handle
+		if ret := d.befall(c, node.HandleCall); ret != nvml.SUCCESS {
+			return nil, ret
+		}
+	}
+	if e := c.Calls.ErrorOnly(node.HandleCall); e != "" {
+		return nil, nvml.Return(e.Number())
+	}
+	return d, nvml.SUCCESS
 }
 
 // DeviceGetHandleByIndex is a handle of the GPU with that index.

@@ -199,6 +199,21 @@ func (c *Calls) decode(d *decoder, path string, n *yaml.Node) {
 	}
 }
 
+// ErrorOnly is the error that the profile gives for a call of which it has no values, "" if it gives none.
+func (c Calls) ErrorOnly(call string) Error { return c.errors[call] }
+
+// SetError makes a call of which the profile has no values answer the error.
+func (c *Calls) SetError(call string, e Error) {
+	c.errors = maps.Clone(c.errors)
+	if c.errors == nil {
+		c.errors = map[string]Error{}
+	}
+	c.errors[call] = e
+}
+
+// HandleCall is the call that gives the handle of a GPU. In a profile it stands for every call that does.
+const HandleCall = "DeviceGetHandleByIndex"
+
 //go:embed calls.txt
 var callList string
 
@@ -215,10 +230,10 @@ var instanceCalls = []string{
 // InstanceCalls are the calls about GPU instances and compute instances that the simulation answers, in order.
 func InstanceCalls() []string { return slices.Clone(instanceCalls) }
 
-// KnownCall says whether NVML has a device call of that name, as go-nvml names it, or a call about instances.
+// KnownCall says whether NVML has a device call of that name, as go-nvml names it, a call about instances, or HandleCall.
 func KnownCall(name string) bool {
 	_, found := slices.BinarySearch(knownCalls, name)
-	return found || slices.Contains(instanceCalls, name)
+	return found || name == HandleCall || slices.Contains(instanceCalls, name)
 }
 
 func unknownCall(name string) error {

@@ -18,7 +18,7 @@ type Added struct {
 
 // card is the added GPU with all that the one that it is like has but its identity and its place.
 func (a Added) card(like GPU, entry int, s GPUState) Card {
-	like.PCI = a.PCI
+	like.PCI, like.Instances = a.PCI, nil
 	like.Calls.GetUUID = instead(like.Calls.GetUUID, a.UUID)
 	like.Calls.GetSerial = instead(like.Calls.GetSerial, a.Serial)
 	like.Calls.GetMinorNumber = instead(like.Calls.GetMinorNumber, a.Minor)

@@ -104,6 +104,10 @@ func (s *GPUState) setProcesses(d Device, processes []Process) {
 		s.Processes = processes
 		return
 	}
+	if s.MIG == nil {
+		m := d.startMIG()
+		s.MIG = &m
+	}
 	for _, g := range s.MIG.Instances {
 		for i := range g.Compute {
 			if g.Compute[i].UUID == d.Partition.Compute.UUID {

@@ -10,3 +10,6 @@ func ContentForTest(path string) ([]byte, error) {
 	s, _, err := load(path, identity{})
 	return s.content, err
 }
+
+// SameForTest says whether both describe the same machine.
+func SameForTest(a, b Profile) bool { return a.same(b) }

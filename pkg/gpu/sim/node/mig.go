@@ -144,4 +144,30 @@ func (g *GPU) checkMIG(d *decoder, path string, n *yaml.Node) {
 	if mode, _ := g.Calls.GetMigMode.Get(); mode.Current&^1 != 0 || mode.Pending&^1 != 0 {
 		d.problem(path+".calls.GetMigMode", n, "want 0 or 1")
 	}
+	g.checkInstances(d, path+".gpuInstances", n)
+}
+
+// checkInstances finds what cannot be in the GPU instances that are there from the start.
+func (g *GPU) checkInstances(d *decoder, path string, n *yaml.Node) {
+	placements, _ := g.Calls.GetGpuInstancePossiblePlacements.Get()
+	compute, _ := g.Calls.GpuInstanceGetComputeInstanceProfileInfo.Get()
+	if mode, _ := g.Calls.GetMigMode.Get(); len(g.Instances) > 0 && mode.Current == 0 {
+		d.problem(path, n, "the GPU is not in MIG mode")
+	}
+	ids := map[int]int{}
+	for i, instance := range g.Instances {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		unique(d, at+".id", n, ids, instance.ID, i)
+		if !slices.Contains(placements[instance.Profile], instance.Span) {
+			d.problem(at, n, "profile %d cannot be at %d with a size of %d", instance.Profile, instance.Span.Start, instance.Span.Size)
+		}
+		for j, ci := range instance.Compute {
+			if _, ok := compute[instance.Profile][ci.Profile]; !ok {
+				d.problem(fmt.Sprintf("%s.compute[%d].profile", at, j), n, "%d is no compute instance profile of profile %d", ci.Profile, instance.Profile)
+			}
+			if !strings.HasPrefix(ci.UUID, "MIG-") {
+				d.problem(fmt.Sprintf("%s.compute[%d].uuid", at, j), n, "%q: want MIG-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", ci.UUID)
+			}
+		}
+	}
 }

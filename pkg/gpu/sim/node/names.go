@@ -160,6 +160,19 @@ const (
 // Number is the nvmlReturn_t of the error, 0 for success.
 func (e Error) Number() int { return errorNumbers[string(e)] }
 
+// ErrorNumbered is the error with that nvmlReturn_t, "" for success. One that this package has no name for is ERROR_UNKNOWN.
+func ErrorNumbered(number int) Error {
+	if number == 0 {
+		return ""
+	}
+	for name, n := range errorNumbers {
+		if n == number {
+			return Error(name)
+		}
+	}
+	return "ERROR_UNKNOWN"
+}
+
 var errorNumbers = map[string]int{
 	"ERROR_UNINITIALIZED": 1, "ERROR_INVALID_ARGUMENT": 2, "ERROR_NOT_SUPPORTED": 3, "ERROR_NO_PERMISSION": 4,
 	"ERROR_ALREADY_INITIALIZED": 5, "ERROR_NOT_FOUND": 6, "ERROR_INSUFFICIENT_SIZE": 7, "ERROR_INSUFFICIENT_POWER": 8,

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 )
 
@@ -19,18 +20,18 @@ type MIG struct {
 
 // GPUInstance is a part of a GPU's memory and engines.
 type GPUInstance struct {
-	ID      int
-	Profile int // NVML's number of it
-	Span    Span
-	Compute []ComputeInstance `json:",omitempty"` // by ID
+	ID      int               `yaml:"id"`
+	Profile int               `yaml:"profile"` // NVML's number of it
+	Span    Span              `yaml:"span"`
+	Compute []ComputeInstance `json:",omitempty" yaml:"compute"` // by ID
 }
 
 // ComputeInstance is a part of a GPU instance's multiprocessors: what a program sees as a device.
 type ComputeInstance struct {
-	ID        int
-	Profile   int // NVML's number of it
-	Span      Span
-	UUID      string    // "MIG-…", a new one for every instance
+	ID        int       `yaml:"id"`
+	Profile   int       `yaml:"profile"` // NVML's number of it
+	Span      Span      `yaml:"span"`
+	UUID      string    `yaml:"uuid"` // "MIG-…", a new one for every instance
 	Processes []Process `json:",omitempty"`
 }
 
@@ -74,7 +75,7 @@ func sortedKeys[V any](m map[int]V) []int { return slices.Sorted(maps.Keys(m)) }
 // startMIG is how the GPU is partitioned when it has just been put in.
 func (g GPU) startMIG() MIG {
 	mode, _ := g.Calls.GetMigMode.Get()
-	return MIG{Mode: mode}
+	return MIG{Mode: mode, Instances: cloneInstances(g.Instances)}
 }
 
 // MIG is how the GPU is partitioned now.
@@ -158,7 +159,7 @@ func (n *Node) changeMIG(which string, f func(Card, *MIG) error) error {
 // setMIG keeps how the GPU is partitioned, if that is not as it was put in.
 func (s *GPUState) setMIG(g GPU, m MIG) {
 	s.MIG = &m
-	if len(m.Instances) == 0 && m.Mode == g.startMIG().Mode {
+	if start := g.startMIG(); m.Mode == start.Mode && (len(m.Instances) == 0 && len(start.Instances) == 0 || reflect.DeepEqual(m, start)) {
 		s.MIG = nil
 	}
 }
@@ -229,7 +230,7 @@ func (n *Node) SwitchMIG(which string, mode Switch) error {
 // afterStart is how the GPU is partitioned after a start of the machine.
 func (c Card) afterStart(m MIG) MIG {
 	if c.switchesFreely() {
-		return c.startMIG()
+		return MIG{Mode: c.startMIG().Mode}
 	}
 	return MIG{Mode: MigMode{Current: m.Mode.Pending, Pending: m.Mode.Pending}}
 }

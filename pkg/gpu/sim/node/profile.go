@@ -40,6 +40,8 @@ type System struct {
 type GPU struct {
 	PCI   PCI   `yaml:"pci"`
 	Calls Calls `yaml:"calls"`
+	// Instances are the GPU instances that are there when the GPU is put in, by ID.
+	Instances []GPUInstance `yaml:"gpuInstances"`
 }
 
 // PCI is where a GPU sits on the bus and what it says about itself there.
@@ -96,7 +98,7 @@ var (
 	rootFormat    = regexp.MustCompile(`^pci[0-9a-f]{4}:[0-9a-f]{2}$`)
 	uuidFormat    = regexp.MustCompile(`^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 	hexUUIDFormat = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-	versionFormat = regexp.MustCompile(`^[0-9]+(\.[0-9]+){1,2}$`)
+	versionFormat = regexp.MustCompile(`^[0-9]+(\.[0-9]+){1,2}([-+][0-9A-Za-z.+-]+)?$`)
 )
 
 // MaxGPUs is how many GPUs a simulated node may have.

@@ -29,7 +29,7 @@ func TestParseProfileNamesEveryMistake(t *testing.T) {
 	for _, tt := range []struct{ name, old, new, want string }{
 		{"nothing wrong", "", "", ""},
 		{"an unknown field at the top", "name:", "nmae:", "line 1: nmae: unknown field; accepted here: defaults, description, gpus, kernel, name, system"},
-		{"an unknown field of a GPU", "- pci: {address: \"0000:af", "- speed: 1\n  pci: {address: \"0000:af", "gpus[1].speed: unknown field; accepted here: calls, pci"},
+		{"an unknown field of a GPU", "- pci: {address: \"0000:af", "- speed: 1\n  pci: {address: \"0000:af", "gpus[1].speed: unknown field; accepted here: calls, gpuInstances, pci"},
 		{"an unknown field of a place", "root: \"pci0000:ae\"", "rooot: x", "gpus[1].pci.rooot: unknown field; accepted here: address, bridges, deviceId"},
 		{"an unknown call", "GetSerial: \"1\"", "GetMemoryInf: 1", "line 7: gpus[0].calls.GetMemoryInf: NVML has no device call \"GetMemoryInf\"; the calls are the methods of go-nvml's Device, such as GetMemoryInfo"},
 		{"an unknown call in the defaults", "GetName: One", "GetNames: One", "defaults.calls.GetNames: NVML has no device call"},

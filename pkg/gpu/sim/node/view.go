@@ -91,7 +91,7 @@ func (v *View) Card(which string) (Card, error) {
 
 // ErrorOf is the error that the profile has for a call whose values it does not model, ERROR_NOT_SUPPORTED if it has none.
 func (g GPU) ErrorOf(call string) Error {
-	if e, ok := g.Calls.errors[call]; ok {
+	if e := g.Calls.ErrorOnly(call); e != "" {
 		return e
 	}
 	return NotSupported
