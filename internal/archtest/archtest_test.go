@@ -24,6 +24,7 @@ var allowed = map[string][]string{
 	"pkg/gpu/nvml":              {"pkg/gpu"},
 	"pkg/gpu/sim":               {"pkg/gpu", "pkg/gpu/sim/node"},
 	"pkg/gpu/sim/node":          {"pkg/gpu"},
+	"pkg/gpu/sim/record":        {"pkg/gpu", "pkg/gpu/nvml", "pkg/gpu/sim/node"},
 	"pkg/gpu/sim/smi":           {"pkg/gpu", "pkg/gpu/sim/node"},
 	"pkg/gpu/sim/simctl":        {"pkg/gpu", "pkg/gpu/sim", "pkg/gpu/sim/node"},
 	"pkg/gpu/sim/mps":           {"pkg/gpu/sim/node"},
@@ -52,7 +53,7 @@ var tools = []string{"deployments/", "test/", "hack/", "demo/", "docs/"}
 
 // onlyIn are modules that stay behind a seam: everything else sees our types.
 var onlyIn = map[string][]string{
-	"github.com/NVIDIA/":        {"pkg/gpu/nvml", "pkg/gpu/sim", "cmd/dra-kubelet-plugin"},
+	"github.com/NVIDIA/":        {"pkg/gpu/nvml", "pkg/gpu/sim", "pkg/gpu/sim/record", "cmd/dra-kubelet-plugin"},
 	"tags.cncf.io/":             {"pkg/cdi", "pkg/gpu/nvml"},
 	"k8s.io/client-go/":         {"internal/plugin", "cmd/dra-kubelet-plugin"},
 	"k8s.io/kubelet/":           {"internal/plugin", "cmd/gpu-demo"}, // the demo plays the driver of a NIC

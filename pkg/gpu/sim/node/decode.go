@@ -22,7 +22,8 @@ type custom interface {
 	decode(d *decoder, path string, n *yaml.Node)
 }
 
-// A named value is an integer that NVML has a constant for; it is written as that constant.
+// A named value is an integer that NVML has a constant for; it is written as that constant, or as the number where it is newer than
+// this program.
 type named interface{ names() map[string]int }
 
 // problem notes a mistake: where it is, what it is, what is accepted.
@@ -61,6 +62,9 @@ func (d *decoder) value(path string, n *yaml.Node, target reflect.Value) {
 
 func (d *decoder) name(path string, n *yaml.Node, target reflect.Value, names map[string]int) {
 	number, ok := names[n.Value]
+	if plain, err := strconv.Atoi(n.Value); err == nil { // one that this program has no name for
+		number, ok = plain, true
+	}
 	if n.Kind != yaml.ScalarNode || !ok {
 		d.problem(path, n, "%s is not one of %s", show(n), strings.Join(byNumber(names), ", "))
 		return

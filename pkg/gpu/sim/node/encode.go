@@ -179,7 +179,7 @@ func numberNode(text string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!int", Value: text}
 }
 
-// nameNode is a constant by its name. A number that has none stays one, which the decoder refuses.
+// nameNode is a constant by its name, or by its number where it has none.
 func nameNode(number int, names map[string]int) *yaml.Node {
 	for _, name := range byNumber(names) {
 		if names[name] == number {

@@ -16,6 +16,7 @@ gpus:
 - pci: {address: "0000:01:00.0", root: "pci0000:00", bridges: ["0000:00:01.0"], numaNode: -1}
   calls:
     GetName: "null"
+    GetArchitecture: 4000000000
     GetUUID: GPU-00000000-0000-0000-0000-000000000001
     GetCudaComputeCapability: {major: 9, minor: 0}
     GetMigMode: {current: 1, pending: 1}

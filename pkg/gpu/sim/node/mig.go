@@ -127,10 +127,10 @@ func (g *GPU) checkMIG(d *decoder, path string, n *yaml.Node) {
 	compute, _ := g.Calls.GpuInstanceGetComputeInstanceProfileInfo.Get()
 	profiles, _ := g.Calls.GetGpuInstanceProfileInfo.Get()
 	for _, number := range sortedKeys(profiles) {
-		if len(placements[number]) == 0 {
+		if len(placements[number]) == 0 && g.Calls.GetGpuInstancePossiblePlacements.err == "" {
 			d.problem(path+".calls.GetGpuInstancePossiblePlacements", n, "profile %d has no placement", number)
 		}
-		if len(compute[number]) == 0 {
+		if len(compute[number]) == 0 && g.Calls.GpuInstanceGetComputeInstanceProfileInfo.err == "" {
 			d.problem(path+".calls.GpuInstanceGetComputeInstanceProfileInfo", n, "profile %d has no compute instance profile", number)
 		}
 	}

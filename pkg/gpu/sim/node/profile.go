@@ -95,7 +95,7 @@ func (a *Address) decode(d *decoder, path string, n *yaml.Node) {
 
 var (
 	addressFormat = regexp.MustCompile(`^[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.[0-7]$`)
-	rootFormat    = regexp.MustCompile(`^pci[0-9a-f]{4}:[0-9a-f]{2}$`)
+	rootFormat    = regexp.MustCompile(`^pci[0-9a-f]{4,8}:[0-9a-f]{2}$`)
 	uuidFormat    = regexp.MustCompile(`^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 	hexUUIDFormat = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 	versionFormat = regexp.MustCompile(`^[0-9]+(\.[0-9]+){1,2}([-+][0-9A-Za-z.+-]+)?$`)
