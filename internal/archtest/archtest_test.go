@@ -39,7 +39,8 @@ var allowed = map[string][]string{
 	"pkg/claims":                {"pkg/allocation", "pkg/inventory", "pkg/sharing", "pkg/sharing/mps", "pkg/checkpoint", "pkg/cdi", "pkg/gpu"},
 	"pkg/sharing/mps/supervise": {"pkg/gpu", "pkg/sharing/mps"},
 	// Beside claims and inventory, what their interfaces speak of: the metrics wrap them.
-	"internal/plugin":                 {"pkg/claims", "pkg/inventory", "pkg/checkpoint", "pkg/sharing", "pkg/sharing/mps", "pkg/nodeconfig", "pkg/cdi", "pkg/gpu"},
+	"internal/plugin":                 {"internal/doctor/host", "pkg/claims", "pkg/inventory", "pkg/checkpoint", "pkg/sharing", "pkg/sharing/mps", "pkg/nodeconfig", "pkg/cdi", "pkg/gpu"},
+	"internal/doctor/host":            {},
 	"cmd/dra-kubelet-plugin":          {"internal/...", "pkg/..."},
 	"cmd/mps-supervisor":              {"pkg/sharing/mps", "pkg/sharing/mps/supervise"},
 	"cmd/sim-nvidia-smi":              {"pkg/gpu/sim/smi"},

@@ -37,7 +37,7 @@ func settle(found, known inventory.Inventory, l ledger, config nodeconfig.Config
 			continue
 		}
 		want := config.For(d)
-		want.Partitions = partitioning(d, want.Partitions, before.Use.Partitions, l.own)
+		want.Partitions = inventory.Partitioning(d, want.Partitions, before.Use.Partitions, l.own)
 		if how, has := l.partitioned(d.Name); has { // the record knows better than what is known of the GPU
 			if !ok {
 				before.Use, ok = want, true

@@ -63,7 +63,7 @@ func TestPartitioning(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			d, own := partitioned(row.device, row.instances)
-			if got := partitioning(d, row.said, row.before, own); got != row.want {
+			if got := inventory.Partitioning(d, row.said, row.before, own); got != row.want {
 				t.Errorf("got %s, want %s", got, row.want)
 			}
 		})
