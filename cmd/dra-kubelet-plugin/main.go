@@ -4,10 +4,13 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -25,7 +28,26 @@ func main() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50)
 	}
-	os.Exit(cli.Run(command()))
+	cmd := command()
+	if tools := []string{"check", "record"}; len(os.Args) > 1 && slices.Contains(tools, os.Args[1]) {
+		os.Exit(exitCode(cli.RunNoErrOutput(cmd), os.Stderr))
+	}
+	os.Exit(cli.Run(cmd))
+}
+
+// exitCode is that of a command for people, which prints its errors as they are.
+func exitCode(err error, out io.Writer) int {
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, errUnhealthy):
+		return 1
+	}
+	fmt.Fprintf(out, "Error: %v\n", err)
+	if errors.Is(err, errUsage) {
+		return 2
+	}
+	return 1
 }
 
 func command() *cobra.Command {
@@ -55,7 +77,7 @@ func command() *cobra.Command {
 	}
 	o.addFlags(cmd.Flags())
 	logsapi.AddFlags(logs, cmd.Flags())
-	cmd.AddCommand(simctl.Command())
+	cmd.AddCommand(simctl.Command(), checkCommand(), recordCommand())
 	return cmd
 }
 

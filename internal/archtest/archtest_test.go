@@ -41,6 +41,7 @@ var allowed = map[string][]string{
 	// Beside claims and inventory, what their interfaces speak of: the metrics wrap them.
 	"internal/plugin":                 {"internal/doctor/host", "pkg/claims", "pkg/inventory", "pkg/checkpoint", "pkg/sharing", "pkg/sharing/mps", "pkg/nodeconfig", "pkg/cdi", "pkg/gpu"},
 	"internal/doctor/host":            {},
+	"internal/doctor":                 {"internal/doctor/host", "pkg/cdi", "pkg/inventory", "pkg/gpu", "pkg/gpu/nvml", "pkg/gpu/sim/node", "pkg/gpu/sim/record"},
 	"cmd/dra-kubelet-plugin":          {"internal/...", "pkg/..."},
 	"cmd/mps-supervisor":              {"pkg/sharing/mps", "pkg/sharing/mps/supervise"},
 	"cmd/sim-nvidia-smi":              {"pkg/gpu/sim/smi"},
@@ -55,7 +56,7 @@ var tools = []string{"deployments/", "test/", "hack/", "demo/", "docs/"}
 // onlyIn are modules that stay behind a seam: everything else sees our types.
 var onlyIn = map[string][]string{
 	"github.com/NVIDIA/":        {"pkg/gpu/nvml", "pkg/gpu/sim", "pkg/gpu/sim/record", "cmd/dra-kubelet-plugin"},
-	"tags.cncf.io/":             {"pkg/cdi", "pkg/gpu/nvml"},
+	"tags.cncf.io/":             {"pkg/cdi", "pkg/gpu/nvml", "internal/doctor"},
 	"k8s.io/client-go/":         {"internal/plugin", "cmd/dra-kubelet-plugin"},
 	"k8s.io/kubelet/":           {"internal/plugin", "cmd/gpu-demo"}, // the demo plays the driver of a NIC
 	"k8s.io/kubernetes/":        {},

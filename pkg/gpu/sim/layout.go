@@ -90,10 +90,12 @@ func (n *Node) layOutGPUs(v *node.View) error {
 	return n.layOutDevices(v)
 }
 
-// layOutProc makes what the driver would show in /proc, as far as anybody asks: the numbers of device nodes for partitions.
+// layOutProc makes what the driver would show in /proc, as far as anybody asks: the numbers of device nodes for partitions, and the
+// version of the kernel module.
 func layOutProc(proc string, v *node.View) error {
 	return errors.Join(
 		ensureFile(filepath.Join(proc, "driver/nvidia-caps/mig-minors"), []byte(v.MigMinors()), 0o444),
+		ensureFile(filepath.Join(proc, "driver/nvidia/version"), []byte(v.ModuleVersion()), 0o444),
 		ensureFile(filepath.Join(proc, "devices"), []byte(v.KernelDevices()), 0o444))
 }
 

@@ -199,6 +199,27 @@ func (c *Calls) decode(d *decoder, path string, n *yaml.Node) {
 	}
 }
 
+// Errors are the calls for which the profile gives an error in place of values.
+func (c Calls) Errors() map[string]Error {
+	out := maps.Clone(c.errors)
+	if out == nil {
+		out = map[string]Error{}
+	}
+	v := reflect.ValueOf(c)
+	for i := range v.NumField() {
+		tag := v.Type().Field(i).Tag.Get("yaml")
+		if tag == "" {
+			continue
+		}
+		if a, ok := v.Field(i).Interface().(interface{ failure() Error }); ok && a.failure() != "" {
+			out[tag] = a.failure()
+		}
+	}
+	return out
+}
+
+func (a Answer[T]) failure() Error { return a.err }
+
 // ErrorOnly is the error that the profile gives for a call of which it has no values, "" if it gives none.
 func (c Calls) ErrorOnly(call string) Error { return c.errors[call] }
 

@@ -53,3 +53,8 @@ func (v *View) MigMinors() string {
 func (v *View) KernelDevices() string {
 	return fmt.Sprintf("Character devices:\n%3d nvidia\n%3d nvidia-caps\n\nBlock devices:\n", v.Major, v.Major)
 }
+
+// ModuleVersion is what /proc/driver/nvidia/version says of the simulated kernel module.
+func (v *View) ModuleVersion() string {
+	return fmt.Sprintf("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  %s  Release Build  (simulated)\n", v.Profile.Driver())
+}

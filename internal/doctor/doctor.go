@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package doctor looks at a node without a cluster: what the driver sees there, what it would publish, and what is in its way.
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpudra/gpu-dra-driver/internal/doctor/host"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+)
+
+// Config is what to look at.
+type Config struct {
+	Machine    nvml.Config // its Library is nil where the driver root has none
+	DriverName string
+	NodeName   string
+	CDIDir     string
+	Writes     []string  // further directories of the host that the driver writes to
+	Host       host.Root // "" when it is not seen
+	Kernel     string
+	Cgroups    string                 // where control groups are mounted
+	Writable   func(dir string) error // host.Writable, but in tests
+}
+
+// Format is that of a report. It changes when a field is taken away or means something else.
+const Format = 1
+
+// Report is what was found. Its fields are described in docs/doctor.md.
+type Report struct {
+	Format   int                         `json:"format"`
+	Driver   Driver                      `json:"driver"`
+	Host     Host                        `json:"host"`
+	GPUs     []GPU                       `json:"gpus"`
+	Slices   []resourceapi.ResourceSlice `json:"resourceSlices"`
+	CDI      *specs.Spec                 `json:"cdi"`
+	Problems []host.Problem              `json:"problems"`
+}
+
+// Driver is NVIDIA's driver on the node.
+type Driver struct {
+	Root           string   `json:"root"`
+	Mount          string   `json:"mount"`
+	Target         string   `json:"target"`
+	Library        string   `json:"library"`
+	Installed      []string `json:"installed"`
+	Module         string   `json:"module"`
+	Version        string   `json:"version"`
+	NVML           string   `json:"nvml"`
+	CUDA           string   `json:"cuda"`
+	NvidiaSMI      string   `json:"nvidiaSMI"`
+	MPSControl     string   `json:"mpsControl"`
+	CDIHook        string   `json:"cdiHook"`
+	Persistence    bool     `json:"persistenceDaemon"`
+	MIGDeviceNodes bool     `json:"migDeviceNodes"`
+}
+
+// Host is what surrounds the driver.
+type Host struct {
+	Root    string       `json:"root"`
+	Kernel  string       `json:"kernel"`
+	Cgroup  int          `json:"cgroupVersion"`
+	AllPIDs bool         `json:"hostPIDs"`
+	Runtime host.Runtime `json:"runtime"`
+}
+
+// GPU is one that NVML counts.
+type GPU struct {
+	Index      int               `json:"index"`
+	Name       string            `json:"name"`
+	Error      string            `json:"error"`
+	Attributes map[string]any    `json:"attributes"`
+	Memory     uint64            `json:"memory"`
+	MIG        MIG               `json:"mig"`
+	MPSLimits  bool              `json:"mpsLimits"`
+	Nodes      []string          `json:"deviceNodes"`
+	Unanswered map[string]string `json:"unanswered"`
+}
+
+// MIG is how a GPU can be partitioned, and how it is.
+type MIG struct {
+	Capable    bool        `json:"capable"`
+	Enabled    bool        `json:"enabled"`
+	Switchable bool        `json:"switchable"`
+	Offered    string      `json:"offered"`
+	Profiles   []string    `json:"profiles"`
+	Partitions []Partition `json:"partitions"`
+}
+
+// Partition is one that exists.
+type Partition struct {
+	Profile string `json:"profile"`
+	Start   int    `json:"start"`
+	UUID    string `json:"uuid"`
+}
+
+// Healthy says that nothing keeps pods from GPUs.
+func (r Report) Healthy() bool {
+	return !slices.ContainsFunc(r.Problems, func(p host.Problem) bool { return p.Severity == host.Error })
+}
+
+// Check looks at everything. It changes nothing. Same machine, same report.
+func Check(c Config) Report {
+	e := &examination{Config: c, report: Report{Format: Format, GPUs: []GPU{}, Slices: []resourceapi.ResourceSlice{}, Problems: []host.Problem{}}}
+	e.driver()
+	e.surroundings()
+	if c.Machine.Library != nil {
+		e.machine()
+	}
+	slices.SortStableFunc(e.report.Problems, func(a, b host.Problem) int { return cmp.Compare(a.Severity, b.Severity) }) // errors first
+	return e.report
+}
+
+// examination is a report that is being written.
+type examination struct {
+	Config
+	report Report
+}
+
+func (e *examination) found(p ...host.Problem) { e.report.Problems = append(e.report.Problems, p...) }
+
+// has says whether a problem of the kind has been found.
+func (e *examination) has(k host.Kind) bool {
+	return slices.ContainsFunc(e.report.Problems, func(p host.Problem) bool { return p.ID == k.ID })
+}
+
+func (e *examination) surroundings() {
+	r, problems := host.LookUpRuntime(e.Host, "", e.CDIDir)
+	h := &e.report.Host
+	*h = Host{Root: string(e.Host), Kernel: e.Kernel, Cgroup: host.CgroupVersion(e.Cgroups), AllPIDs: host.SeesAllPIDs("/proc"), Runtime: r}
+	e.found(problems...)
+	e.found(host.Places(e.Host, append([]string{e.CDIDir}, e.Writes...), e.Writable)...)
+	if h.Cgroup == 1 {
+		e.found(host.CgroupV1.Found("%s is not cgroup v2", e.Cgroups))
+	}
+	if !h.AllPIDs {
+		e.found(host.PIDNamespace.Found("this program does not see the processes of the whole machine"))
+	}
+}
+
+// publish writes what the node would publish, without a node configuration and without claims.
+func (e *examination) publish(devices []gpu.Device) {
+	nobody := func(gpu.Placement) bool { return false }
+	for i, d := range devices {
+		devices[i].Use.Partitions = inventory.Partitioning(d, gpu.PartitionsAuto, nobody)
+	}
+	pool := inventory.New(devices).Divide(nobody).Pool(e.NodeName)
+	for i, s := range pool.Slices {
+		e.report.Slices = append(e.report.Slices, resourceapi.ResourceSlice{
+			TypeMeta:   metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSlice"},
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%s-%d", e.NodeName, e.DriverName, i)},
+			Spec: resourceapi.ResourceSliceSpec{
+				Driver: e.DriverName, NodeName: &e.NodeName, Devices: s.Devices, SharedCounters: s.SharedCounters,
+				Pool: resourceapi.ResourcePool{Name: e.NodeName, Generation: 1, ResourceSliceCount: int64(len(pool.Slices))},
+			},
+		})
+	}
+}

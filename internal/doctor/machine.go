@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpudra/gpu-dra-driver/internal/doctor/host"
+	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/record"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+)
+
+// machine looks at the GPUs, in one session of NVML.
+func (e *examination) machine() {
+	n, err := nvml.Open(e.Machine)
+	if err != nil {
+		e.refused(err)
+		return
+	}
+	defer n.Close()
+	devices, broken, err := n.Discover()
+	if err != nil {
+		e.refused(err)
+		return
+	}
+	if len(devices)+len(broken) == 0 {
+		e.found(noGPU.Found("NVML counts no GPU"))
+	}
+	e.list(devices, broken)
+	e.answers()
+	e.access(n, devices)
+	e.publish(devices)
+}
+
+// kinds are the problems behind errors of NVML.
+var kinds = map[string]host.Kind{
+	"ERROR_LIB_RM_VERSION_MISMATCH": versionMismatch, "ERROR_DRIVER_NOT_LOADED": noModule, "ERROR_NO_PERMISSION": noPermission,
+	"ERROR_GPU_IS_LOST": gpuLost, "ERROR_GPU_NOT_FOUND": noGPU,
+}
+
+// refused notes why nothing can be read, unless that was found before.
+func (e *examination) refused(err error) {
+	k, ok := kinds[nvml.Code(err)]
+	if !ok {
+		k = noNVML
+	}
+	if !e.has(k) {
+		e.found(k.Found("%v", err))
+	}
+}
+
+var brokenIndex = regexp.MustCompile(`^GPU ([0-9]+): `)
+
+// list writes an entry for each GPU, those that cannot be read among them.
+func (e *examination) list(devices []gpu.Device, broken []error) {
+	for _, d := range devices {
+		e.report.GPUs = append(e.report.GPUs, e.entry(d))
+	}
+	for _, err := range broken {
+		k := gpuUnreadable
+		if nvml.Code(err) == "ERROR_GPU_IS_LOST" {
+			k = gpuLost
+		}
+		e.found(k.Found("%v", err))
+		g := GPU{Index: -1, Error: err.Error(), Attributes: map[string]any{}, Nodes: []string{}, Unanswered: map[string]string{}}
+		if found := brokenIndex.FindStringSubmatch(err.Error()); found != nil {
+			g.Index, _ = strconv.Atoi(found[1]) //nolint:errcheck // digits
+		}
+		e.report.GPUs = append(e.report.GPUs, g)
+	}
+	slices.SortStableFunc(e.report.GPUs, func(a, b GPU) int { return a.Index - b.Index })
+}
+
+// limitsSince is the compute capability from which on MPS limits its clients: that of Volta.
+const limitsSince = 7
+
+func (e *examination) entry(d gpu.Device) GPU {
+	g := GPU{Index: d.Index, Name: d.Name, Memory: inventory.Memory(d), Attributes: map[string]any{}, Nodes: []string{}, Unanswered: map[string]string{},
+		MPSLimits: d.Product.ComputeCapability.Major >= limitsSince,
+		MIG: MIG{Capable: d.MIG.Capable, Enabled: d.MIG.Enabled, Switchable: d.MIG.Switchable,
+			Offered: inventory.Partitioning(d, gpu.PartitionsAuto, func(gpu.Placement) bool { return false }).String()}}
+	for name, v := range (inventory.Inventory{d}).Attributes(e.NodeName, d.Name) {
+		g.Attributes[name] = valueOf(v)
+	}
+	for _, p := range d.MIG.Profiles {
+		g.MIG.Profiles = append(g.MIG.Profiles, p.Name)
+	}
+	for _, p := range d.MIG.Instances {
+		g.MIG.Partitions = append(g.MIG.Partitions, Partition{p.Profile, p.Start, string(p.UUID)})
+	}
+	if !g.MPSLimits {
+		e.found(oldForMPS.Found("%s (%s) has compute capability %d.%d", d.Name, d.Product.Name, d.Product.ComputeCapability.Major, d.Product.ComputeCapability.Minor))
+	}
+	if d.MIG.Capable && !e.report.Driver.MIGDeviceNodes && !e.has(noCapabilities) {
+		e.found(noCapabilities.Found("%s can be partitioned, and there is no %s", d.Name, "/proc/driver/nvidia-caps/mig-minors"))
+	}
+	return g
+}
+
+// valueOf is the one value that an attribute has.
+func valueOf(v resourceapi.DeviceAttribute) any {
+	switch {
+	case v.StringValue != nil:
+		return *v.StringValue
+	case v.VersionValue != nil:
+		return *v.VersionValue
+	case v.IntValue != nil:
+		return *v.IntValue
+	case v.BoolValue != nil:
+		return *v.BoolValue
+	}
+	return nil
+}
+
+// answers notes the calls that NVML does not answer, and what only a recording has of the machine.
+func (e *examination) answers() {
+	r, err := record.Read(record.Machine{Library: e.Machine.Library, Sysfs: e.Machine.Sysfs})
+	if err != nil {
+		e.refused(err)
+		return
+	}
+	d := &e.report.Driver
+	d.Version = r.Profile.Driver()
+	d.NVML, _ = r.Profile.System.NVMLVersion.Get()
+	if cuda, e := r.Profile.System.CUDAVersion.Get(); e == "" {
+		d.CUDA = fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10)
+	}
+	if !regexp.MustCompile(`^[0-9]+\.[0-9]+(\.[0-9]+)?$`).MatchString(d.Version) {
+		e.found(oddVersion.Found("the driver calls its version %q; %s is published", d.Version, e.publishedVersion()))
+	}
+	for i, g := range r.Profile.GPUs {
+		if at := slices.IndexFunc(e.report.GPUs, func(known GPU) bool { return known.Index == i }); at >= 0 {
+			e.unanswered(&e.report.GPUs[at], g.Calls)
+		}
+	}
+}
+
+func (e *examination) publishedVersion() any {
+	for _, g := range e.report.GPUs {
+		if v, ok := g.Attributes["driverVersion"]; ok {
+			return v
+		}
+	}
+	return "nothing"
+}
+
+// unanswered notes which calls the GPU answers with errors. That a GPU does not support one is how it is made.
+func (e *examination) unanswered(g *GPU, calls node.Calls) {
+	var failing []string
+	errors := calls.Errors()
+	for _, call := range slices.Sorted(maps.Keys(errors)) {
+		code := errors[call]
+		g.Unanswered[call] = string(code)
+		if code != node.NotSupported && code != "ERROR_FUNCTION_NOT_FOUND" && code != node.LostGPU {
+			failing = append(failing, fmt.Sprintf("%s (%s)", call, code))
+		}
+	}
+	if len(failing) > 0 {
+		e.found(callFails.Found("GPU %d %s: calls fail: %s", g.Index, g.Name, strings.Join(failing, ", ")))
+	}
+	if mode, code := calls.GetPersistenceMode.Get(); code == "" && mode == node.Disabled && !e.report.Driver.Persistence && !e.has(noPersistence) {
+		e.found(noPersistence.Found("GPU %d %s is not in persistence mode, and no persistence daemon runs", g.Index, g.Name))
+	}
+}
+
+// access finds what containers need, and writes the CDI spec of the first GPU.
+func (e *examination) access(n *nvml.Node, devices []gpu.Device) {
+	common, err := n.DriverAccess()
+	if err != nil {
+		e.found(driverFiles.Found("%v", err))
+	}
+	for _, d := range devices {
+		a, errOf := n.Access(d)
+		if errOf != nil {
+			e.found(driverFiles.Found("%v", errOf))
+			continue
+		}
+		at := slices.IndexFunc(e.report.GPUs, func(g GPU) bool { return g.Index == d.Index })
+		for _, node := range a.Nodes {
+			e.report.GPUs[at].Nodes = append(e.report.GPUs[at].Nodes, node.HostPath)
+		}
+		if e.report.CDI != nil || err != nil {
+			continue
+		}
+		if e.report.CDI, err = cdi.Whole(e.DriverName, common, []cdi.Device{{Name: d.Name, Access: a}}); err != nil {
+			e.found(driverFiles.Found("%v", err))
+		}
+	}
+}
