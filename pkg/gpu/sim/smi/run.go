@@ -28,6 +28,7 @@ const usage = `The simulated nvidia-smi: about the simulated GPUs that this proc
     nvidia-smi                          a table
     nvidia-smi -L, --list-gpus          a line for each GPU and for each partition
     nvidia-smi --query-gpu=FIELD,... --format=csv[,noheader][,nounits]
+    nvidia-smi -q -x                    what each GPU is, as XML; of the real document a part
     nvidia-smi -c, --compute-mode=MODE  0/DEFAULT, 2/PROHIBITED, 3/EXCLUSIVE_PROCESS; on the node only
     nvidia-smi compute-policy           the time slice; see nvidia-smi compute-policy -h
     nvidia-smi mig -lgip|-lgipp|-lgi    profiles of partitions, where they can be, and those that are there
@@ -39,6 +40,7 @@ const usage = `The simulated nvidia-smi: about the simulated GPUs that this proc
 // options are what the command line asks for.
 type options struct {
 	list, version, help bool
+	full, xml           bool
 	query, format, ids  string
 	computeMode         string
 }
@@ -104,6 +106,8 @@ func show(o options, v *node.View, gpus []gpu, now time.Time, out io.Writer) int
 	case o.query != "":
 		fields, f, _ := parseQuery(o) // it has been found to be right
 		printQuery(out, v, gpus, fields, f)
+	case o.full:
+		printXML(out, v, gpus, now)
 	case o.list:
 		return printList(out, gpus)
 	default:
@@ -117,7 +121,8 @@ func parse(args []string) (options, error) {
 	var o options
 	values := map[string]*string{"--query-gpu": &o.query, "--format": &o.format, "-i": &o.ids, "--id": &o.ids,
 		"-c": &o.computeMode, "--compute-mode": &o.computeMode}
-	flags := map[string]*bool{"-L": &o.list, "--list-gpus": &o.list, "--version": &o.version, "-h": &o.help, "--help": &o.help}
+	flags := map[string]*bool{"-L": &o.list, "--list-gpus": &o.list, "--version": &o.version, "-h": &o.help, "--help": &o.help,
+		"-q": &o.full, "--query": &o.full, "-x": &o.xml, "--xml-format": &o.xml}
 	for len(args) > 0 {
 		name, value, given := strings.Cut(args[0], "=")
 		args = args[1:]
@@ -139,6 +144,9 @@ func parse(args []string) (options, error) {
 			return o, fmt.Errorf("nvidia-smi: option %s: its value is missing", name)
 		}
 		*to = value
+	}
+	if o.full != o.xml {
+		return o, errors.New("nvidia-smi: the simulated nvidia-smi has -q and -x only together")
 	}
 	if o.format != "" && o.query == "" {
 		return o, errors.New("nvidia-smi: --format is for --query-gpu")

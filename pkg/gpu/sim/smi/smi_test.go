@@ -23,6 +23,8 @@ var update = flag.Bool("update", false, "write the golden files")
 
 var uuid = regexp.MustCompile(`(GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
 
+var serial = regexp.MustCompile(`<serial>[0-9]+`)
+
 // run is what nvidia-smi prints, and its exit code, with the UUIDs masked.
 func run(root string, args ...string) string {
 	var out, errOut strings.Builder
@@ -349,7 +351,8 @@ func TestCommandLine(t *testing.T) {
 		{"a GPU by its long address", "--id 00000000:81:00.0 --list-gpus", "GPU 2: NVIDIA A100-PCIE-40GB (UUID: GPU-…)\nexit 0\n"},
 		{"a GPU that is not there", "-L -i 4", "No devices were found\nexit 6\n"},
 		{"version", "--version", "NVIDIA-SMI version  : 580.95.05\nNVML version        : 580.95\nDRIVER version      : 580.95.05\nCUDA Version        : 13.0\nexit 0\n"},
-		{"an unknown option", "-q", "nvidia-smi: option \"-q\" is not one that the simulated nvidia-smi has; see nvidia-smi -h\nexit 2\n"},
+		{"a full query as text", "-q", "nvidia-smi: the simulated nvidia-smi has -q and -x only together\nexit 2\n"},
+		{"an unknown option", "-z", "nvidia-smi: option \"-z\" is not one that the simulated nvidia-smi has; see nvidia-smi -h\nexit 2\n"},
 		{"an unknown command", "topo -m", "nvidia-smi: option \"topo\" is not one that the simulated nvidia-smi has; see nvidia-smi -h\nexit 2\n"},
 		{"a query without format", "--query-gpu=name", "nvidia-smi: --query-gpu needs --format=csv[,noheader][,nounits]\nexit 2\n"},
 		{"a format without query", "--format=csv", "nvidia-smi: --format is for --query-gpu\nexit 2\n"},
@@ -366,6 +369,15 @@ func TestCommandLine(t *testing.T) {
 		want := "Field \"memory\" is not a valid field to query.\nThe simulated nvidia-smi knows clocks.max.mem,"
 		if got := run(n.DriverRoot(), "--query-gpu=memory", "--format=csv"); !strings.HasPrefix(got, want) {
 			t.Errorf("got:\n%s\nwant:\n%s", got, want)
+		}
+	})
+	t.Run("XML", func(t *testing.T) {
+		got := serial.ReplaceAllString(run(n.DriverRoot(), "-q", "-x"), "<serial>…")
+		if *update {
+			must(t, os.WriteFile("testdata/mixed.xml", []byte(got), 0o644))
+		}
+		if want, err := os.ReadFile("testdata/mixed.xml"); err != nil || got != string(want) {
+			t.Errorf("got (%v):\n%s\nwant:\n%s", err, got, want)
 		}
 	})
 	t.Run("the table", func(t *testing.T) {
