@@ -150,7 +150,7 @@ func (e *examination) surroundings() {
 func (e *examination) publish(devices []gpu.Device) {
 	nobody := func(gpu.Placement) bool { return false }
 	for i, d := range devices {
-		devices[i].Use.Partitions = inventory.Partitioning(d, gpu.PartitionsAuto, nobody)
+		devices[i].Use.Partitions = inventory.Partitioning(d, gpu.PartitionsAuto, gpu.PartitionsAuto, nobody)
 	}
 	pool := inventory.New(devices).Divide(nobody).Pool(e.NodeName)
 	for i, s := range pool.Slices {

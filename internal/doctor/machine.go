@@ -37,9 +37,10 @@ func (e *examination) machine() {
 	if len(devices)+len(broken) == 0 {
 		e.found(noGPU.Found("NVML counts no GPU"))
 	}
-	e.list(devices, broken)
+	present := slices.DeleteFunc(slices.Clone(devices), func(d gpu.Device) bool { return d.Lost })
+	e.list(present, broken)
 	e.answers()
-	e.access(n, devices)
+	e.access(n, present)
 	e.publish(devices)
 }
 
@@ -89,7 +90,7 @@ func (e *examination) entry(d gpu.Device) GPU {
 	g := GPU{Index: d.Index, Name: d.Name, Memory: inventory.Memory(d), Attributes: map[string]any{}, Nodes: []string{}, Unanswered: map[string]string{},
 		MPSLimits: d.Product.ComputeCapability.Major >= limitsSince,
 		MIG: MIG{Capable: d.MIG.Capable, Enabled: d.MIG.Enabled, Switchable: d.MIG.Switchable,
-			Offered: inventory.Partitioning(d, gpu.PartitionsAuto, func(gpu.Placement) bool { return false }).String()}}
+			Offered: inventory.Partitioning(d, gpu.PartitionsAuto, gpu.PartitionsAuto, func(gpu.Placement) bool { return false }).String()}}
 	for name, v := range (inventory.Inventory{d}).Attributes(e.NodeName, d.Name) {
 		g.Attributes[name] = valueOf(v)
 	}
