@@ -108,12 +108,12 @@ func (s *suite) testMonitorLater(t *testing.T) {
 	heal := func() {
 		if !healed {
 			s.simctl(t, s.plugin(t, node), "heal", broken)
-			s.waitDevices(t, node, len(all))
+			s.waitHealthy(t, node, len(all))
 		}
 		healed = true
 	}
 	defer heal()
-	s.waitDevices(t, node, len(all)-1)
+	s.waitHealthy(t, node, len(all)-1)
 
 	ns := s.adminNamespace(t, "monitor-later")
 	template := s.templateFor(t, ns, "monitor", monitorRequest("all"))

@@ -7,11 +7,13 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
@@ -123,23 +125,24 @@ func (s *suite) testBrokenGPU(t *testing.T) {
 	defer func() { // the node is as it was, also for a later run on the same cluster
 		s.simctl(t, s.plugin(t, node), "heal", broken)
 		s.restartPlugin(t, node)
-		s.waitDevices(t, node, len(all))
+		s.waitHealthy(t, node, len(all))
 	}()
 	s.restartPlugin(t, node)
-	s.waitDevices(t, node, len(all)-1)
+	s.waitHealthy(t, node, len(all)-1)
 	for _, device := range s.gpus(t, node) {
-		if device.Name == broken {
-			t.Errorf("%s is published although it fails", broken)
+		if lost := len(device.Taints) == 1 && device.Taints[0].Key == "gpu.nvidia.com/gpu-lost"; lost != (device.Name == broken) {
+			t.Errorf("%s has the taints %v", device.Name, device.Taints)
 		}
 	}
 	ns := s.namespace(t, "broken")
 	s.running(t, s.pod(t, ns, "worker", onNode(node), withTemplate(s.template(t, ns, "one-gpu"))))
 }
 
-func (s *suite) waitDevices(t *testing.T, node string, want int) {
+// waitHealthy waits until so many devices of the node are published without a taint.
+func (s *suite) waitHealthy(t *testing.T, node string, want int) {
 	t.Helper()
-	s.must(t, kube.Until(t.Context(), soon, fmt.Sprintf("%d devices on %s", want, node), func(context.Context) (bool, string, error) {
-		got := len(s.published(t, node))
+	s.must(t, kube.Until(t.Context(), soon, fmt.Sprintf("%d devices without a taint on %s", want, node), func(context.Context) (bool, string, error) {
+		got := len(slices.DeleteFunc(s.published(t, node), func(d resourceapi.Device) bool { return len(d.Taints) > 0 }))
 		return got == want, fmt.Sprintf("%d devices", got), nil
 	}))
 }

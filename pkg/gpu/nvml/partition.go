@@ -156,8 +156,8 @@ func wholeCompute(in nvmllib.GpuInstance, p profile) (nvmllib.ComputeInstancePro
 }
 
 // Destroy removes the partition at the placement, whatever of it is there, and switches the MIG mode off after the last one where that
-// takes no reset; somebody who uses the GPU then keeps it on. One with another UUID than it had is left alone. A GPU that is gone has no
-// partitions. Error: gpu.ErrBusy, with who uses the partition.
+// takes no reset; somebody who uses the GPU then keeps it on. One with another UUID than it had is left alone. A GPU that is gone, or
+// knows no MIG, has no partitions. Error: gpu.ErrBusy, with who uses the partition.
 func (n *Node) Destroy(ctx context.Context, at gpu.Placement, was gpu.UUID) error {
 	handle, ret := n.Library.DeviceGetHandleByUUID(string(at.Parent))
 	if gone(ret) {
@@ -165,7 +165,7 @@ func (n *Node) Destroy(ctx context.Context, at gpu.Placement, was gpu.UUID) erro
 	}
 	if ret == nvmllib.SUCCESS {
 		current, _, ret := handle.GetMigMode()
-		if gone(ret) || ret == nvmllib.SUCCESS && current != nvmllib.DEVICE_MIG_ENABLE {
+		if gone(ret) || ret == nvmllib.ERROR_NOT_SUPPORTED || ret == nvmllib.SUCCESS && current != nvmllib.DEVICE_MIG_ENABLE {
 			return nil
 		}
 	}

@@ -135,6 +135,14 @@ func TestPartitions(t *testing.T) {
 	}
 }
 
+// A record may speak of a partition that the machine cannot have: its claim can still be released.
+func TestDestroyWithoutMIG(t *testing.T) {
+	_, node := machine(t, "t4-x2")
+	if err := node.Destroy(t.Context(), gpu.Placement{Parent: first(t, node).UUID, Profile: "1g.10gb", Size: 1}, ""); err != nil {
+		t.Error(err)
+	}
+}
+
 var uuids = regexp.MustCompile(`(MIG|GPU)-[0-9a-f-]+`)
 
 func do(t *testing.T, node *nvml.Node, d gpu.Device, verb string) error {
