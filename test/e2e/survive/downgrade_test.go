@@ -27,6 +27,9 @@ import (
 // olderCommit overrides the version to go back to.
 const olderCommit = "SURVIVE_OLDER_COMMIT"
 
+// olderNodes are those whose machines older simulations understand: what can be partitioned is described in words that they do not know.
+const olderNodes = `kubeletPlugin.nodeSelector.gpu\.nvidia\.com/sim-profile=l40s-x4`
+
 // testDowngrade goes back to the oldest version of the plugin that can be installed, with claims prepared by this one: it can
 // release them and prepare others. Then this version takes over from the old one in the same way.
 func (s *suite) testDowngrade(t *testing.T) {
@@ -38,14 +41,39 @@ func (s *suite) testDowngrade(t *testing.T) {
 	s.running(t, ours)
 	container := s.running(t, kept).Status.ContainerStatuses[0].ContainerID
 
-	s.install(t, "image.tag=older")
+	s.install(t, "image.tag=older", olderNodes)
+	// This version would release the claim, which nobody has, so the older one comes upon its record when it starts once more.
+	newer := s.node("node-2")
+	record, text := newer.partitionRecord(t)
+	older := client.ObjectKeyFromObject(newer.plugin(t))
+	s.remove(t, older)
+	s.gone(t, older)
+	refused := newer.pod(t, ns, "refused", "")
 	theirs := n.pod(t, ns, "theirs", "")
 	s.running(t, theirs)
 	s.remove(t, ours)
 	s.gone(t, ours)
 	s.recorded(t, n, kept, theirs)
+	// What it cannot read it leaves alone, and says so to those whose GPU that may be about.
+	eventually(t, soon, "an event of the pod that names the record", func() string {
+		events, err := s.Events(t.Context(), refused)
+		must(t, err)
+		if got := strings.Join(events, "\n"); !strings.Contains(got, filepath.Base(record)) {
+			return is(got, filepath.Base(record))
+		}
+		return ""
+	})
+	left, err := os.ReadFile(record)
+	must(t, err)
+	if got := string(left); got != text {
+		t.Errorf("the record of a partition: %s", is(got, text))
+	}
 
 	s.install(t)
+	s.running(t, refused) // nobody has the claim of that record, so it has been released
+	s.remove(t, refused)
+	s.gone(t, refused)
+	newer.clean(t)
 	next := n.pod(t, ns, "next", "")
 	s.running(t, next)
 	s.remove(t, theirs)
@@ -57,6 +85,24 @@ func (s *suite) testDowngrade(t *testing.T) {
 	s.remove(t, kept, next)
 	s.gone(t, kept, next)
 	n.clean(t)
+}
+
+// partitionRecord puts the record of a claim for a partition on the node, and returns its file and its text. A partition itself is not
+// made: the older plugin's simulation does not understand a machine that has one.
+func (n node) partitionRecord(t *testing.T) (file, text string) {
+	t.Helper()
+	gpu, _, _ := strings.Cut(n.gpus(t), "\n")
+	const uid = "33333333-2222-3333-4444-555555555555"
+	file = n.disk(pluginDir + "/claims/" + uid + ".json")
+	text = fmt.Sprintf(`{"version": 3, "claim": {"namespace": "newer", "name": "partition", "uid": %q}, "phase": "Prepared", "bootID": %q,
+		"plan": {"assignments": [{"request": "gpu", "pool": %q, "device": "%s-mig-1g10gb-0", "gpu": %q,
+			"partition": {"parent": %[5]q, "profile": "1g.10gb", "start": 0, "size": 1, "uuid": "MIG-1"}}]}}`,
+		uid, n.boot(t), n.name, gpu, n.uuid(t, gpu))
+	// In one piece, for the plugin that runs.
+	must(t, os.MkdirAll(filepath.Dir(file), 0o700))
+	must(t, os.WriteFile(file+".new", []byte(text), 0o600))
+	must(t, os.Rename(file+".new", file))
+	return file, text
 }
 
 // recorded waits until there are records of these pods' claims and no others.
@@ -118,7 +164,7 @@ func (s *suite) olderPlugin(t *testing.T) string {
 		if output, err = build.CombinedOutput(); err != nil {
 			continue
 		}
-		for _, name := range []string{"node-1", "node-2", "node-3"} {
+		for _, name := range []string{"node-1", "node-2"} {
 			if err == nil {
 				output, err = exec.Command(plugin, "simctl", "--dir", s.node(name).disk(simDir), "print").CombinedOutput()
 			}

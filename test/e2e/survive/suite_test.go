@@ -81,6 +81,8 @@ func TestSurvive(t *testing.T) {
 			n := s.node("node-3")
 			t.Run("the plugin may be killed at any step", n.testKilled)
 			t.Run("also while it sets hardware back", n.testKilledReleasingShares)
+			t.Run("also while it makes and removes partitions", n.testKilledPartitioning)
+			t.Run("partitions are made anew after a power cut", n.testPowerCutPartitions)
 		})
 	})
 	t.Run("claims are prepared and released while the API server is away", s.node("node-1").testAPIServerAway)

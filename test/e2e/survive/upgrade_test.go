@@ -6,6 +6,7 @@ package survive
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -36,8 +37,7 @@ func (s *suite) testUpgrade(t *testing.T) {
 	ns := s.namespace(t, "upgrade")
 	n := s.node("node-3")
 	keeper := n.pod(t, ns, "keeper", "")
-	started := s.running(t, keeper).Status.ContainerStatuses[0].ContainerID
-	record := fmt.Sprint(n.record(t, keeper))
+	s.running(t, keeper)
 	sharer := n.share(t, ns, "sharer", "1Gi", runs("gpu-demo", "alloc", "1Gi", "--stay"))
 	s.running(t, sharer)
 	var clients string
@@ -47,6 +47,10 @@ func (s *suite) testUpgrade(t *testing.T) {
 		}
 		return ""
 	})
+	part := n.partition(t, ns, "partition", "")
+	s.running(t, part)
+	made := n.made(t, part)
+	goOn := []func(){n.goesOn(t, keeper), n.goesOn(t, part)}
 	old := n.plugin(t)
 	events := s.watchSlices(t)
 	kubelet := n.standIn(t)
@@ -56,7 +60,7 @@ func (s *suite) testUpgrade(t *testing.T) {
 	var work sync.WaitGroup
 	var free []string
 	for gpu := range strings.SplitSeq(n.gpus(t), "\n") {
-		if gpu != n.device(t, keeper) && gpu != n.device(t, sharer) {
+		if gpu != n.device(t, keeper) && gpu != n.device(t, sharer) && gpu != n.parent(t, part) {
 			free = append(free, gpu)
 		}
 	}
@@ -97,16 +101,16 @@ func (s *suite) testUpgrade(t *testing.T) {
 	if got := events(); got != "" {
 		t.Errorf("slices were written although no device changed:\n%s", got)
 	}
-	if got := fmt.Sprint(n.record(t, keeper)); got != record {
-		t.Errorf("the record of a pod that goes on: %s", is(got, record))
+	for _, check := range goOn {
+		check()
 	}
-	if got := s.running(t, keeper).Status.ContainerStatuses[0]; got.ContainerID != started || got.RestartCount != 0 {
-		t.Errorf("the pod that goes on: got container %s after %d restarts", got.ContainerID, got.RestartCount)
+	if got := n.made(t, part); got != made {
+		t.Errorf("the partition: %s", is(got, made))
 	}
 	if got := n.clients(t); got != clients {
 		t.Errorf("the client of MPS: %s", is(got, clients))
 	}
-	s.remove(t, keeper, sharer)
+	s.remove(t, keeper, sharer, part)
 	for i := range pods {
 		if err := pods[i].err; err != nil {
 			t.Errorf("pods on node-%d: %v", i+1, err)
@@ -114,6 +118,27 @@ func (s *suite) testUpgrade(t *testing.T) {
 	}
 	for _, name := range []string{"node-1", "node-2", "node-3"} {
 		s.node(name).clean(t)
+	}
+}
+
+// goesOn returns a function that looks whether the pod has gone on since, in the same container and with the same record.
+func (n node) goesOn(t *testing.T, pod client.ObjectKey) func() {
+	t.Helper()
+	started := n.running(t, pod).Status.ContainerStatuses[0].ContainerID
+	record := func() string {
+		text, err := json.Marshal(n.record(t, pod))
+		must(t, err)
+		return string(text)
+	}
+	before := record()
+	return func() {
+		t.Helper()
+		if got := record(); got != before {
+			t.Errorf("the record of %s, which goes on: %s", pod.Name, is(got, before))
+		}
+		if got := n.running(t, pod).Status.ContainerStatuses[0]; got.ContainerID != started || got.RestartCount != 0 {
+			t.Errorf("%s, which goes on: got container %s after %d restarts", pod.Name, got.ContainerID, got.RestartCount)
+		}
 	}
 }
 
