@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/gpudra/gpu-dra-driver/internal/doctor/host"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin"
 	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
@@ -90,6 +91,7 @@ func run(ctx context.Context, o options) error {
 		Discover:     gpus.discover,
 
 		GPUManagerNames: o.metricsGPUManagerNames,
+		RuntimeProblems: func(version string) []string { return runtimeProblems(version, o.cdiDir) },
 	}
 	if o.metricsContainerUsage {
 		config.Processes, config.Proc = gpus.processes, "/proc"
@@ -134,4 +136,17 @@ func installHook(source, dir string) (string, error) {
 		return "", fmt.Errorf("install the CDI hook program: %w", err)
 	}
 	return target, nil
+}
+
+// runtimeProblems are what the version of a container runtime tells of it.
+func runtimeProblems(version, cdiDir string) []string {
+	var all []string
+	for _, p := range host.RuntimeProblems("", version, cdiDir) {
+		what := p.What
+		if p.ID == host.CDIOff.ID { // its configuration is not known here
+			what = version + " has CDI off unless its configuration says otherwise"
+		}
+		all = append(all, what+": "+p.Remedy)
+	}
+	return all
 }

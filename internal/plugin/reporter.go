@@ -42,8 +42,8 @@ type Event struct {
 
 // Events are all that there are.
 var Events = struct {
-	PrepareFailed, ShareNotEnforced, TimeSlicingIgnored, MPSDaemonRestarted, PartitionLost                   Event
-	GPULost, FieldsDropped, NodeConfigRefused, NodeConfigWarning, ModeChangePending, ModeChanged, MIGBlocked Event
+	PrepareFailed, ShareNotEnforced, TimeSlicingIgnored, MPSDaemonRestarted, PartitionLost                                      Event
+	GPULost, FieldsDropped, NodeConfigRefused, NodeConfigWarning, ModeChangePending, ModeChanged, MIGBlocked, RuntimeWithoutCDI Event
 }{
 	PrepareFailed: Event{"PrepareFailed", corev1.EventTypeWarning, "ResourceClaim",
 		"the claim cannot be prepared on its node; the text says why, and the kubelet tries again"},
@@ -65,6 +65,8 @@ var Events = struct {
 		"the node configuration is in force, except for parts that have no effect; the text names each with its line"},
 	ModeChangePending: Event{"ModeChangePending", corev1.EventTypeNormal, "Node",
 		"the node configuration lets a GPU be used in another way as soon as the claims that hold it have ended; the text names them, and both modes"},
+	RuntimeWithoutCDI: Event{"RuntimeWithoutCDI", corev1.EventTypeWarning, "Node",
+		"the container runtime of the node may not give containers their GPUs, as far as its version tells: CDI is not known to it or not on, or it looks for specs elsewhere; the text says what to do"},
 	MIGBlocked: Event{"MIGBlocked", corev1.EventTypeWarning, "Node",
 		"a GPU cannot be partitioned, because somebody uses it; the text names who, and its partitions are tainted meanwhile"},
 	ModeChanged: Event{"ModeChanged", corev1.EventTypeNormal, "Node",

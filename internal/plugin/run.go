@@ -45,6 +45,9 @@ type Config struct {
 	Processes func(gpu.Device) ([]gpu.Process, error)
 	// Users name, for people, the programs that use a GPU. nil: who keeps one from being partitioned is met when a claim has it.
 	Users func(gpu.Device) ([]string, error)
+	// RuntimeProblems are what a container runtime of that version ("containerd://1.7.24") lacks, and what to do about it, for people.
+	// nil: it is not looked at.
+	RuntimeProblems func(version string) []string
 	// Proc is the proc file system of the PID namespace in which Processes has its PIDs.
 	Proc string
 	// GPUManagerNames gives the metrics of containers also under the names of gpu-manager.
@@ -100,6 +103,9 @@ func Run(ctx context.Context, c Config) error {
 		return firstSlices(ctx, c.Client, c.DriverName, c.NodeName, pool)
 	}}
 	machine := &machine{config: c, modes: newConfigSource(c, reporter), status: status, metrics: metrics, reporter: reporter, publish: publisher.set, looked: make(chan struct{}), busy: &busyGPUs{}}
+	if c.RuntimeProblems != nil {
+		go checkRuntime(ctx, c.Client, c.NodeName, c.RuntimeProblems, reporter.machine)
+	}
 	metrics.registry.MustRegister(newFigures(c, machine.inventory, metrics))
 	preparer := &claims.Preparer{
 		Driver:   c.DriverName,
