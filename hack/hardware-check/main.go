@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command hardware-check finds out on a machine with GPUs, without a cluster, whether what the driver assumes is so: it compares what
+// would be published with nvidia-smi, starts a container with the driver's CDI spec, and an MPS daemon. It prints a report in Markdown
+// and leaves nothing behind but what -out names.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+// atMost is how long all of it may take.
+const atMost = 10 * time.Minute
+
+// options are the flags.
+type options struct {
+	plugin       string
+	driverRoot   string
+	simulateDir  string
+	hook         string
+	runtime      string
+	rootfs       string
+	out          string
+	allowChanges bool
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.plugin, "plugin", "_output/bin/dra-kubelet-plugin", "the driver's program (make build)")
+	flag.StringVar(&o.driverRoot, "driver-root", "/", "root of NVIDIA's driver")
+	flag.StringVar(&o.simulateDir, "simulate-dir", "", "check the simulated GPUs in this directory instead")
+	flag.StringVar(&o.hook, "cdi-hook", "/usr/bin/nvidia-cdi-hook", "NVIDIA's CDI hook program")
+	flag.StringVar(&o.runtime, "runtime", "runc", "OCI runtime")
+	flag.StringVar(&o.rootfs, "rootfs", "", "root file system of the containers; empty: that of this machine, behind an overlay")
+	flag.StringVar(&o.out, "out", "", "directory for report.md, check.json and recording.yaml (masked); empty: only the report, on the standard output")
+	flag.BoolVar(&o.allowChanges, "allow-changes", false, "also set a time slice and a compute mode, and set them back")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	ctx, cancel := context.WithTimeout(ctx, atMost)
+	err := run(ctx, o, os.Stdout)
+	cancel()
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "hardware-check:", err)
+		os.Exit(1)
+	}
+}
+
+// errFailed means that something is not as the driver assumes; the report says what.
+var errFailed = errors.New("something failed: see the report")
+
+// run takes all steps, whatever comes of the ones before, and prints the report.
+func run(ctx context.Context, o options, out io.Writer) error {
+	dir, err := os.MkdirTemp("", "hardware-check-*")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	e := &examiner{options: o, dir: dir}
+	e.doctor(ctx)
+	e.recording(ctx)
+	e.nvidiaSMI(ctx)
+	e.containers(ctx)
+	e.daemon(ctx)
+	e.changes(ctx)
+	if err := e.write(out); err != nil {
+		return err
+	}
+	if e.count(failed) > 0 {
+		return errFailed
+	}
+	return nil
+}

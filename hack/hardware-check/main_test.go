@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
+	simmps "github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/mps"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/smi"
+)
+
+// TestMain lets the test program be the programs of simulated GPUs.
+func TestMain(m *testing.M) {
+	self, err := os.Readlink("/proc/self/exe")
+	if err != nil {
+		panic(err)
+	}
+	switch filepath.Base(self) {
+	case "nvidia-smi":
+		os.Exit(smi.Run(smi.Here(), os.Args[1:], time.Now(), os.Stdout, os.Stderr))
+	case "nvidia-cuda-mps-control":
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+		code := simmps.Program{Path: self, Args: os.Args[1:], Env: os.Getenv, In: os.Stdin, Out: os.Stdout, Err: os.Stderr}.Run(ctx)
+		stop()
+		os.Exit(code)
+	}
+	code := m.Run()
+	if built != "" {
+		_ = os.RemoveAll(built)
+	}
+	os.Exit(code)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// simulated is a simulated machine and how to check it.
+func simulated(t *testing.T, profile string) (*sim.Node, options) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("making simulated device nodes needs root")
+	}
+	p, err := sim.BuiltIn(profile)
+	must(t, err)
+	n, err := sim.Open(t.TempDir(), p)
+	must(t, err)
+	must(t, n.LayOut(sim.Programs{NvidiaSMI: os.Args[0], MPSControl: os.Args[0]}))
+	hook := filepath.Join(t.TempDir(), "nvidia-cdi-hook")
+	must(t, os.WriteFile(hook, nil, 0o600))
+	return n, options{plugin: plugin(t), simulateDir: n.Dir(), hook: hook, runtime: "no-runtime", rootfs: t.TempDir()}
+}
+
+// build builds the driver's program, once. TestMain removes it.
+var build = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "hardware-check-test-*")
+	if err != nil {
+		return "", err
+	}
+	built = dir
+	path := filepath.Join(dir, "dra-kubelet-plugin")
+	if out, err := exec.Command("go", "build", "-o", path, "../../cmd/dra-kubelet-plugin").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, out)
+	}
+	return path, nil
+})
+
+// built is the directory of what was built.
+var built string
+
+func plugin(t *testing.T) string {
+	t.Helper()
+	path, err := build()
+	must(t, err)
+	return path
+}
+
+// runtimeOf is a stand-in for an OCI runtime: it prints what nvidia-smi would in a container that has the device node, and refuses
+// a device that the container may not use.
+func runtimeOf(t *testing.T, n *sim.Node) string {
+	t.Helper()
+	v, err := n.View()
+	must(t, err)
+	path := filepath.Join(t.TempDir(), "runtime")
+	script := fmt.Sprintf(`#!/bin/sh
+[ "$1 $2" = "run --bundle" ] || exit 2
+if grep -q '"destination":"/dev/probe"' "$3/config.json"; then
+	echo "sh: can't open /dev/probe: Operation not permitted"
+	exit 1
+fi
+grep -q '"path":"/dev/%s"' "$3/config.json" || { echo "No devices were found"; exit 6; }
+echo "GPU 0: x (UUID: %s)"
+`, v.GPUs[0].DeviceNode(), v.GPUs[0].UUID)
+	must(t, os.WriteFile(path, []byte(script), 0o700))
+	return path
+}
+
+// check runs everything, and returns the report.
+func check(t *testing.T, o options) (string, error) {
+	t.Helper()
+	var out strings.Builder
+	err := run(t.Context(), o, &out)
+	return out.String(), err
+}
+
+func requireLines(t *testing.T, report string, lines ...string) {
+	t.Helper()
+	for _, want := range lines {
+		if !strings.Contains(report, want) {
+			t.Errorf("%q is not in:\n%s", want, report)
+		}
+	}
+}
+
+func TestTheWholeCheckOnSimulatedGPUs(t *testing.T) {
+	for _, profile := range []string{"t4-x2", "hgx-h200", "mixed"} {
+		t.Run(profile, func(t *testing.T) {
+			n, o := simulated(t, profile)
+			o.runtime, o.out, o.allowChanges = runtimeOf(t, n), t.TempDir(), true
+			report, err := check(t, o)
+			if err != nil {
+				t.Errorf("%v:\n%s", err, report)
+			}
+			requireLines(t, report, "0 failed",
+				"| verified | dra-kubelet-plugin record |", "| verified | the recording, simulated | it publishes the same slices |",
+				"| verified | nvidia-smi -q -x: cudaComputeCapability |", "| verified | nvidia-smi -q -x: memory |",
+				"| skipped | other published values | nvidia-smi -q -x has none of them: fabricDomain, ",
+				"| verified | a container with a GPU |", "| verified | a container without a claim | it cannot open",
+				"| verified | an MPS daemon with limits | started", "| verified | nvidia-smi compute-policy --set-timeslice |")
+			v, err := n.View()
+			must(t, err)
+			for _, c := range v.GPUs {
+				if c.State.TimeSlice != 0 || c.State.ComputeMode != 0 || len(c.State.Processes) > 0 {
+					t.Errorf("%s was left with %+v", c.Name, c.State)
+				}
+			}
+			for _, file := range []string{"report.md", "check.json", "recording.yaml"} {
+				content, err := os.ReadFile(filepath.Join(o.out, file))
+				if err != nil || len(content) == 0 {
+					t.Errorf("%s: %d bytes, %v", file, len(content), err)
+				}
+				if file == "recording.yaml" && strings.Contains(string(content), v.GPUs[0].UUID) {
+					t.Error("the recording is not masked")
+				}
+			}
+		})
+	}
+}
+
+func TestWhatCannotBeCheckedIsSkippedWithTheReason(t *testing.T) {
+	n, o := simulated(t, "t4-x2")
+	must(t, os.RemoveAll(filepath.Join(n.DriverRoot(), "usr/bin")))
+	report, err := check(t, o)
+	if err != nil {
+		t.Error(err)
+	}
+	requireLines(t, report, "| skipped | nvidia-smi -q -x | the driver root has no nvidia-smi |", `| skipped | a container with a GPU | exec: "no-runtime"`,
+		"| skipped | an MPS daemon with limits | the driver root has no nvidia-cuda-mps-control |",
+		"| skipped | nvidia-smi -c | it changes settings: -allow-changes |")
+}
+
+func TestWhatIsNotAsPublishedFails(t *testing.T) {
+	n, o := simulated(t, "t4-x2")
+	// A machine whose nvidia-smi says something else of its memory.
+	program, said := filepath.Join(n.DriverRoot(), "usr/bin/nvidia-smi"), filepath.Join(t.TempDir(), "said")
+	text, err := exec.CommandContext(t.Context(), program, "-q", "-x").Output()
+	must(t, err)
+	must(t, os.WriteFile(said, []byte(strings.ReplaceAll(string(text), "15360 MiB", "16384 MiB")), 0o600))
+	must(t, os.Remove(program))
+	must(t, os.WriteFile(program, []byte("#!/bin/sh\ncat "+said+"\n"), 0o700))
+	report, err := check(t, o)
+	if !errors.Is(err, errFailed) {
+		t.Errorf("got %v", err)
+	}
+	requireLines(t, report, `| FAILED | nvidia-smi -q -x: memory | GPU 0: "15360" is published, nvidia-smi says "16384"`)
+}
+
+func TestAGPUThatIsLost(t *testing.T) {
+	n, o := simulated(t, "t4-x2")
+	must(t, n.Unplug("1"))
+	report, err := check(t, o)
+	if !errors.Is(err, errFailed) {
+		t.Errorf("got %v", err)
+	}
+	requireLines(t, report, "| FAILED | dra-kubelet-plugin check | gpu-lost: GPU 1: get handle: ")
+}
