@@ -86,12 +86,21 @@ func TestRecordMasks(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := simulated(t, t.TempDir(), p)
+	t.Setenv("NAME", "secret-host") // as some shells have it
 	text, code := say(t, "record", "--mask", "--simulate-dir", n.Dir())
 	v, err := n.View()
 	if err != nil || code != 0 {
 		t.Fatal(err, code)
 	}
-	if strings.Contains(text, v.GPUs[0].UUID) || !strings.Contains(text, "GPU-00000000-0000-0000-0000-000000000001") {
+	if strings.Contains(text, v.GPUs[0].UUID) || strings.Contains(text, "secret") || !strings.Contains(text, "GPU-00000000-0000-0000-0000-000000000001") {
+		t.Errorf("got:\n%s", text)
+	}
+}
+
+func TestCheckTakesThePluginsEnvironment(t *testing.T) {
+	t.Setenv("DRIVER_ROOT", "/run/nvidia/driver")
+	t.Setenv("DRIVER_ROOT_MOUNT", "/nowhere")
+	if text, _ := say(t, "check"); !strings.Contains(text, "/run/nvidia/driver (seen here as /nowhere)") {
 		t.Errorf("got:\n%s", text)
 	}
 }

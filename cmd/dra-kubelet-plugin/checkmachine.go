@@ -72,7 +72,22 @@ func kernel() string {
 // errUsage means that the command line makes no sense.
 var errUsage = errors.New("see --help")
 
-// tool gives a command for people the flags of the environment, and tells mistakes on its command line from failures.
+// fromPlugin are the flags that the plugin has too, and that are therefore in its container's environment. Others are not taken from
+// there: NAME and OUTPUT may mean anything in the shell of whoever looks after a machine.
+var fromPlugin = []string{"cdi-dir", "cdi-hook", "driver-name", "driver-root", "driver-root-mount", "node-name", "plugin-dir"}
+
+// shared are those of a command's flags that the plugin has too.
+func shared(all *pflag.FlagSet) *pflag.FlagSet {
+	out := pflag.NewFlagSet("", pflag.ContinueOnError)
+	for _, name := range fromPlugin {
+		if f := all.Lookup(name); f != nil {
+			out.AddFlag(f)
+		}
+	}
+	return out
+}
+
+// tool gives a command for people the flags of the plugin's environment, and tells mistakes on its command line from failures.
 func tool(cmd *cobra.Command, run func(cmd *cobra.Command) error) *cobra.Command {
 	usage := func(err error) error {
 		if err == nil {
@@ -84,7 +99,7 @@ func tool(cmd *cobra.Command, run func(cmd *cobra.Command) error) *cobra.Command
 	cmd.Args = func(cmd *cobra.Command, args []string) error { return usage(cobra.NoArgs(cmd, args)) }
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := fromEnvironment(cmd.LocalNonPersistentFlags()); err != nil {
+		if err := fromEnvironment(shared(cmd.Flags())); err != nil {
 			return usage(err)
 		}
 		return run(cmd)
