@@ -9,10 +9,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -191,9 +195,10 @@ func (s *suite) testPartitionsChange(t *testing.T) {
 	t.Run("several", func(t *testing.T) { // which ends when all have
 		dgx := s.node(t, "dgx-h100")
 		gpus := s.gpus(t, dgx)
-		t.Run("mixed", func(t *testing.T) {
+		t.Run("on a node with one GPU that can be partitioned", func(t *testing.T) {
 			t.Parallel()
 			t.Run("a GPU that somebody uses is not partitioned, and an event says who", s.testPartitionBlocked)
+			t.Run("partitions are there until the last claim has ended when they are no longer wanted", s.testPartitionsUnwanted)
 		})
 		t.Run("partitions that somebody makes and removes by hand are noticed, given out and left alone", func(t *testing.T) {
 			t.Parallel()
@@ -202,6 +207,18 @@ func (s *suite) testPartitionsChange(t *testing.T) {
 		t.Run("a partition that is removed under a claim is told of, and its pod can go", func(t *testing.T) {
 			t.Parallel()
 			s.testPartitionLost(t, dgx, gpus[2])
+		})
+		t.Run("a claim that comes upon somebody whom nobody sees waits, and others keep away", func(t *testing.T) {
+			t.Parallel()
+			s.testPartitionRefused(t, dgx, gpus[5])
+		})
+		t.Run("a GPU is lost while it is partitioned", func(t *testing.T) {
+			t.Parallel()
+			s.testPartitionedGPULost(t, dgx, gpus[3])
+		})
+		t.Run("partitions that somebody makes beside those of claims keep their places", func(t *testing.T) {
+			t.Parallel()
+			s.testPartitionsOfOthers(t, dgx, gpus[4])
 		})
 	})
 	for node, before := range machines {
@@ -309,4 +326,206 @@ func (s *suite) testPartitionLost(t *testing.T, node string, gpu resourceapi.Dev
 	s.gone(t, pod)
 	s.waitParts(t, node, gpu.Name, "the taint to go", are(free))
 	s.madeFor(t, s.withPartition(t, ns, "next", small, gpu))
+}
+
+// testPartitionRefused has a claim come upon somebody whom NVML does not list.
+func (s *suite) testPartitionRefused(t *testing.T, node string, gpu resourceapi.Device) {
+	free := s.partsOf(t, node, gpu.Name)
+	ns := s.namespace(t, "refused")
+	healed := false
+	heal := func() {
+		if !healed {
+			s.simctl(t, s.plugin(t, node), "heal", gpu.Name)
+		}
+		healed = true
+	}
+	defer heal()
+	s.simctl(t, s.plugin(t, node), "fail", gpu.Name, "SetMigMode", "ERROR_IN_USE")
+	pod := s.withPartition(t, ns, "worker", small, gpu)
+	s.waitRefused(t, pod, []string{"switch MIG mode on", "nobody that can be seen", "the GPU is in use"})
+	var got corev1.Pod
+	s.must(t, s.Get(t.Context(), pod, &got))
+	claim := s.claimOf(t, &got)
+	s.waitEvent(t, client.ObjectKeyFromObject(&claim), "PrepareFailed", "switch MIG mode on", "nobody that can be seen")
+	s.waitParts(t, node, gpu.Name, "the taint of all partitions", areTainted(migBlocked))
+	s.waitUnschedulable(t, s.withPartition(t, ns, "another", small, gpu))
+	heal()
+	s.madeFor(t, pod)
+	s.waitParts(t, node, gpu.Name, "the taint to go", are(free))
+}
+
+// testPartitionsUnwanted has the node configuration say that the GPU is not to be partitioned, while a claim has a partition.
+func (s *suite) testPartitionsUnwanted(t *testing.T) {
+	node := s.node(t, "mixed")
+	gpu := s.gpus(t, node)[0]
+	free := s.partsOf(t, node, gpu.Name)
+	ns := s.namespace(t, "unwanted")
+	pod := s.withPartition(t, ns, "worker", small, gpu)
+	held := s.madeFor(t, pod)
+	claim := s.claimOf(t, s.running(t, pod))
+	label := func(value any) { // and do not wait until the plugin reads it by itself
+		s.must(t, s.Patch(context.WithoutCancel(t.Context()), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
+			client.RawPatch("application/merge-patch+json", fmt.Appendf(nil, `{"metadata":{"labels":{%q:%s}}}`, configLabel, value))))
+		s.restartPlugin(t, node)
+	}
+	labelled := true
+	defer func() {
+		if labelled {
+			label("null")
+		}
+	}()
+	label(`"unpartitioned"`)
+	s.waitEvent(t, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: node},
+		"ModeChangePending", gpu.Name, "partitions dynamic", "partitions none", ns+"/"+claim.Name)
+	if got := s.partsOf(t, node, gpu.Name); !slices.Equal(got, free) {
+		t.Errorf("while a claim has a partition: got %q, want %q", got, free)
+	}
+	if got, want := s.run(t, pod, "/usr/bin/nvidia-smi", "-L"), listing(gpu, held); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	s.gone(t, pod)
+	s.waitParts(t, node, gpu.Name, "the partitions to go", are([]string{gpu.Name}))
+	label("null")
+	labelled = false
+	s.waitParts(t, node, gpu.Name, "the partitions to be back", are(free))
+}
+
+// testPartitionedGPULost unplugs a GPU while a pod has a partition of it.
+func (s *suite) testPartitionedGPULost(t *testing.T, node string, gpu resourceapi.Device) {
+	free := s.partsOf(t, node, gpu.Name)
+	ns := s.namespace(t, "unplugged")
+	pod := s.withPartition(t, ns, "worker", small, gpu)
+	held := s.madeFor(t, pod)
+	plugged := false
+	plug := func() {
+		if !plugged {
+			s.simctl(t, s.plugin(t, node), "plug", gpu.Name)
+		}
+		plugged = true
+	}
+	defer plug()
+	s.simctl(t, s.plugin(t, node), "unplug", gpu.Name)
+	s.waitParts(t, node, gpu.Name, "the taint of the partition that a claim has", func(parts []string) bool {
+		return slices.Contains(parts, held.Device+" "+gpuLost) && !slices.ContainsFunc(parts, func(line string) bool { return !strings.HasSuffix(line, gpuLost) })
+	})
+	s.gone(t, pod)
+	s.waitParts(t, node, gpu.Name, "the GPU to go with its claim", are(nil))
+	plug()
+	s.waitParts(t, node, gpu.Name, "the GPU to be back", are(free))
+	s.madeFor(t, s.withPartition(t, ns, "next", small, gpu))
+}
+
+// testPartitionsOfOthers has an administrator make a partition beside that of a claim.
+func (s *suite) testPartitionsOfOthers(t *testing.T, node string, gpu resourceapi.Device) {
+	free := s.partsOf(t, node, gpu.Name)
+	ns := s.namespace(t, "others")
+	pod := s.withPartition(t, ns, "worker", small, gpu)
+	held := s.madeFor(t, pod)
+	removed := false
+	remove := func() {
+		if !removed {
+			s.simctl(t, s.plugin(t, node), "partition", gpu.Name, "delete", "3g.40gb@0")
+		}
+		removed = true
+	}
+	defer remove()
+	if place := held.place(); !slices.Contains([]string{"4", "5", "6"}, place[len(place)-1:]) {
+		t.Fatalf("got %s, want a place in the other half", place)
+	}
+	s.simctl(t, s.plugin(t, node), "partition", gpu.Name, "create", "3g.40gb@0")
+	s.waitParts(t, node, gpu.Name, "the taint of what is in its way, and of nothing else", func(parts []string) bool {
+		return slices.Contains(parts, gpu.Name+"-mig-1g10gb-0 "+migBlocked) && slices.Contains(parts, held.Device) &&
+			slices.Contains(parts, gpu.Name+"-mig-7g80gb-0 "+migBlocked)
+	})
+	s.waitUnschedulable(t, s.withPartition(t, ns, "large", "7g.80gb", gpu))
+	s.gone(t, pod)
+	if got := s.hardware(t, node, gpu.Name); !strings.Contains(got, gpu.Name+"/3g.40gb@0 ") || strings.Count(got, gpu.Name+"/") != 1 {
+		t.Errorf("after the claim: got\n%s\nwant the partition that is not the driver's, and no other", got)
+	}
+	s.must(t, s.Empty(t.Context(), 2*soon, ns))
+	remove()
+	s.simctl(t, s.plugin(t, node), "mig", gpu.Name, "off") // which is on for a partition of somebody else's
+	s.waitParts(t, node, gpu.Name, "the GPU to be as it was", are(free))
+}
+
+// testPartitionsAndWholeGPUs has pods of all kinds on one node.
+func (s *suite) testPartitionsAndWholeGPUs(t *testing.T) {
+	node := s.node(t, "dgx-h100")
+	gpus := s.gpus(t, node)
+	ns := s.namespace(t, "all-kinds")
+	part := s.withPartition(t, ns, "partition", small, gpus[0])
+	s.madeFor(t, part)
+	others := s.namespace(t, "others")
+	beside := s.pod(t, others, "beside", withTemplate(s.claimTemplate(t, others, "beside", shareOf(gpus[1], "5Gi"))), withArgs("alloc", "1Gi", "--stay"))
+	waiting := []client.ObjectKey{
+		s.pod(t, others, "share", withTemplate(s.claimTemplate(t, others, "share", shareOf(gpus[0], "5Gi")))),
+		s.withPartition(t, others, "overlapping", "7g.80gb", gpus[0]),
+		s.withPartition(t, others, "of-a-shared-one", small, gpus[1]),
+	}
+	s.waitLog(t, beside, fmt.Sprintf("granted 1024MiB of %s, limit 5120MiB, threads 100%%\n", stringAttribute(gpus[1], "uuid")))
+	for _, pod := range waiting {
+		s.waitUnschedulable(t, pod)
+	}
+	s.must(t, s.Empty(t.Context(), 2*soon, others))
+
+	whole := s.namespace(t, "whole")
+	template := s.template(t, whole, "one-gpu")
+	for n := range gpus {
+		s.pod(t, whole, fmt.Sprintf("worker-%d", n), onNode(node), withTemplate(template))
+	}
+	s.waitPhases(t, whole, len(gpus)-1, 1)
+	s.gone(t, part)
+	s.waitPhases(t, whole, len(gpus), 0)
+}
+
+// testPartitionsAtOnce has one pod with a partition of every GPU: they are made at the same time. Another has two by their resource.
+func (s *suite) testPartitionsAtOnce(t *testing.T) {
+	node := s.node(t, "dgx-h100")
+	plugin := s.plugin(t, node)
+	gpus := s.gpus(t, node)
+	ns := s.namespace(t, "at-once")
+	const slow = time.Second
+	for _, gpu := range gpus {
+		s.simctl(t, plugin, "slow", gpu.Name, "CreateGpuInstanceWithPlacement", slow.String())
+		defer s.simctl(t, plugin, "heal", gpu.Name)
+	}
+	request := partition("gpu", small, "")
+	request.Exactly.AllocationMode, request.Exactly.Count = resourceapi.DeviceAllocationModeExactCount, int64(len(gpus))
+	distinct := resourceapi.FullyQualifiedName(*driver + "/parentUUID")
+	template := s.claimTemplate(t, ns, "all", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{request},
+		Constraints: []resourceapi.DeviceConstraint{{DistinctAttribute: &distinct}}})
+	made, took := s.seconds(t, plugin, "create_partition"), s.seconds(t, plugin, "prepare")
+	pod := s.pod(t, ns, "all", onNode(node), withTemplate(template))
+	s.running(t, pod)
+	made, took = s.seconds(t, plugin, "create_partition")-made, s.seconds(t, plugin, "prepare")-took
+	if least := float64(len(gpus)) * slow.Seconds(); made < least || took > made/2 {
+		t.Errorf("%d partitions took %.1fs in a call of %.1fs, want at least %.1fs in less than half of that", len(gpus), made, took, least)
+	}
+	if got := s.run(t, pod, "/usr/bin/nvidia-smi", "-L"); strings.Count(got, "MIG "+small) != len(gpus) {
+		t.Errorf("got\n%s\nwant a partition of each of %d GPUs", got, len(gpus))
+	}
+	two := s.pod(t, ns, "two", onNode(node), func(p *corev1.PodSpec) {
+		p.Containers[0].Resources.Limits = corev1.ResourceList{"nvidia.com/mig-1g.10gb": resource.MustParse("2")}
+	})
+	s.running(t, two)
+	if got := s.run(t, two, "/usr/bin/nvidia-smi", "-L"); strings.Count(got, "MIG "+small) != 2 {
+		t.Errorf("got\n%s\nwant two partitions", got)
+	}
+}
+
+// seconds is how much time the plugin has spent with something, in the histogram of steps or in that of operations.
+func (s *suite) seconds(t *testing.T, plugin *corev1.Pod, what string) float64 {
+	t.Helper()
+	body, err := s.HTTP(t.Context(), client.ObjectKeyFromObject(plugin), httpPort, "/metrics")
+	s.must(t, err)
+	sum := 0.0
+	for line := range strings.Lines(body) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if strings.Contains(name, "_duration_seconds_sum{") && strings.Contains(name, strconv.Quote(what)) {
+			v, err := strconv.ParseFloat(value, 64)
+			s.must(t, err)
+			sum += v
+		}
+	}
+	return sum
 }

@@ -65,6 +65,8 @@ func TestCluster(t *testing.T) {
 	t.Run("an MPS daemon outlives the plugin", s.testDaemonOutlivesPlugin)
 	t.Run("what each container has of which GPU is told in metrics", s.testContainerMetrics)
 	t.Run("pods have partitions of one GPU, which then is as it was", s.testPartition)
+	t.Run("partitions, shares and whole GPUs keep out of each other's way", s.testPartitionsAndWholeGPUs)
+	t.Run("partitions of several GPUs are made at the same time", s.testPartitionsAtOnce)
 	t.Run("two GPUs that belong together are not any two", s.testPairs)
 	t.Run("a GPU next to the device of another driver is not any GPU", s.testNextToNIC)
 	t.Run("a container that names a request gets the GPU of this request", s.testRequests)

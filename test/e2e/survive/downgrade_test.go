@@ -142,12 +142,12 @@ func (s *suite) olderImage(t *testing.T) string {
 }
 
 // olderPlugin compiles the plugin of the first commit at which that succeeds, and whose simulation understands the machine that is
-// there: the hardware is not what goes back.
+// there: the hardware is not what goes back. Nor does it go back to before device metadata, the files of which would stay for ever.
 func (s *suite) olderPlugin(t *testing.T) string {
 	t.Helper()
 	commits := []string{os.Getenv(olderCommit)}
 	if commits[0] == "" {
-		first := strings.Fields(run(t, "git", "log", "--diff-filter=A", "--format=%H", "--", ":/cmd/dra-kubelet-plugin/main.go"))
+		first := strings.Fields(run(t, "git", "log", "--diff-filter=A", "--format=%H", "--", ":/internal/plugin/sweep.go"))
 		all := strings.Fields(run(t, "git", "log", "--reverse", "--format=%H"))
 		commits = all[slices.Index(all, first[len(first)-1]):]
 	}
