@@ -63,7 +63,7 @@ func (n node) testKilledPartitioning(t *testing.T) {
 	gpus := strings.Split(n.gpus(t), "\n")
 	steps := n.stepsOf(t, func() client.ObjectKey { return n.partition(t, ns, "trial", gpus[0]) })
 	var pods []client.ObjectKey
-	for i, point := range pointsAround(t, steps, "prepare", "SetMigMode", "CreateGpuInstanceWithPlacement", "GpuInstanceCreateComputeInstance") {
+	for i, point := range pointsAround(t, steps, "prepare", "SetMigMode", "Put", "CreateGpuInstanceWithPlacement", "GpuInstanceCreateComputeInstance") {
 		n.killAt(t, point, func() { pods = append(pods, n.partition(t, ns, fmt.Sprintf("worker-%d", i), gpus[i])) })
 	}
 	uuids := map[string]bool{}
