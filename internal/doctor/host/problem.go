@@ -48,7 +48,7 @@ var (
 	CgroupV1      = Kind{"cgroup-v1", Warning, "start the machine with cgroup v2: memory limits by control group (isolation: cgroup) need it"}
 	ReadOnly      = Kind{"read-only", Error, "give the driver a directory on a file system that can be written to (--cdi-dir, --plugin-dir; cdiDir, kubeletDir of the chart)"}
 	PIDNamespace  = Kind{"pid-namespace", Warning,
-		"for metrics of containers, and to see who keeps a GPU from being partitioned, run in the host's PID namespace (metrics.containerUsage of the chart)"}
+		"for metrics of containers, and to see who keeps a GPU from being partitioned, run in the host's PID namespace (metrics.containers.usage of the chart)"}
 )
 
 // AllKinds are the problems of a host.
