@@ -21,6 +21,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 )
 
 const (
@@ -48,7 +49,9 @@ type machine struct {
 	node   atomic.Pointer[claims.Node]
 	known  inventory.Inventory // all that there was at the last look, also GPUs of which claims can get partitions only
 	busy   *busyGPUs
-	said   map[string]string // the last problem of each kind that was logged, so that it is logged once
+	// uncounted means that the API server keeps no counters: GPUs are offered whole, or nothing would tie them to their partitions.
+	uncounted atomic.Bool
+	said      map[string]string // the last problem of each kind that was logged, so that it is logged once
 
 	pending []pendingChange // of modes
 }
@@ -145,7 +148,7 @@ func (m *machine) settle(ctx context.Context, found, known inventory.Inventory, 
 	config, err := m.modes.current(ctx)
 	if err == nil {
 		m.modes.explain(ctx, config, found)
-		settled, pending := settle(found, known, l, config)
+		settled, pending := settle(found, known, l, m.offered(config))
 		m.announce(ctx, pending)
 		return settled, nil
 	}
@@ -158,6 +161,17 @@ func (m *machine) settle(ctx context.Context, found, known inventory.Inventory, 
 	}
 	m.say(ctx, "GPU left out: without a node configuration nobody knows how it may be used", unknown)
 	return settled, nil
+}
+
+// offered is how GPUs are to be used, as far as the API server allows.
+func (m *machine) offered(config nodeconfig.Config) func(gpu.Device) gpu.Use {
+	return func(d gpu.Device) gpu.Use {
+		use := config.For(d)
+		if m.uncounted.Load() && use.Partitions != gpu.PartitionsStatic {
+			use.Partitions = gpu.PartitionsNone
+		}
+		return use
+	}
 }
 
 // saved is the last known inventory of the instance before.

@@ -13,7 +13,6 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
-	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
@@ -27,7 +26,7 @@ type pendingChange struct {
 
 // settle gives every GPU the mode that is configured, except one that claims hold in another: it keeps that one, and its change is
 // pending.
-func settle(found, known inventory.Inventory, l ledger, config nodeconfig.Config) (inventory.Inventory, []pendingChange) {
+func settle(found, known inventory.Inventory, l ledger, configured func(gpu.Device) gpu.Use) (inventory.Inventory, []pendingChange) {
 	settled := slices.Clone(found)
 	var pending []pendingChange
 	for i, d := range settled {
@@ -36,7 +35,7 @@ func settle(found, known inventory.Inventory, l ledger, config nodeconfig.Config
 			settled[i].Use = before.Use // what it could be is not known now
 			continue
 		}
-		want := config.For(d)
+		want := configured(d)
 		want.Partitions = inventory.Partitioning(d, want.Partitions, before.Use.Partitions, l.own)
 		if how, has := l.partitioned(d.Name); has { // the record knows better than what is known of the GPU
 			if !ok {

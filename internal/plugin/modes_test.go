@@ -65,7 +65,7 @@ func TestSettle(t *testing.T) {
 						Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: device}}}})
 				}
 			}
-			settled, pending := settle(found, row.known, l, config)
+			settled, pending := settle(found, row.known, l, config.For)
 			got := usesOf(settled)
 			for _, p := range pending {
 				var names []string

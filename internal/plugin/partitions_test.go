@@ -11,6 +11,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
@@ -134,5 +135,25 @@ func TestRemember(t *testing.T) {
 		if got := remember(inventory.Inventory{d}, inventory.Inventory{before})[0]; got.Product != d.Product {
 			t.Errorf("%s, MIG mode %t: got %+v", d.UUID, d.MIG.Enabled, got)
 		}
+	}
+}
+
+// Without counters nothing would tie a GPU to its partitions: it is offered whole, unless somebody else has partitioned it.
+func TestWithoutCounters(t *testing.T) {
+	var config nodeconfig.Config
+	m := &machine{}
+	if got := m.offered(config)(gpu.Device{}).Partitions; got != gpu.PartitionsAuto {
+		t.Errorf("with counters: got %s, want auto", got)
+	}
+	m.uncounted.Store(true)
+	if got := m.offered(config)(gpu.Device{}).Partitions; got != gpu.PartitionsNone {
+		t.Errorf("without: got %s, want none", got)
+	}
+	static, err := nodeconfig.Parse([]byte("apiVersion: resource.nvidia.com/v1beta1\nkind: NodeConfig\ngpus: [{partitions: static}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := m.offered(static)(gpu.Device{}).Partitions; got != gpu.PartitionsStatic {
+		t.Errorf("static ones: got %s, want static", got)
 	}
 }

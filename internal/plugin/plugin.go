@@ -6,6 +6,7 @@ package plugin
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 
@@ -35,6 +36,7 @@ type plugin struct {
 	inventory func() inventory.Inventory
 	looked    <-chan struct{}         // closed when it is known whether claims can be prepared
 	fatal     context.CancelCauseFunc // ends the process
+	uncounted func()                  // called when the API server keeps no counters
 	dropped   sync.Once               // fields of slices that the API server does not know
 }
 
@@ -131,11 +133,18 @@ func (p *plugin) unprepare(ctx context.Context, claim kubeletplugin.NamespacedOb
 	return nil
 }
 
+// partitionableGate is the feature of the API server that keeps counters. Without them the scheduler takes a GPU and its partitions for
+// devices that have nothing to do with each other.
+const partitionableGate = "DRAPartitionableDevices"
+
 // HandleError is told of what goes wrong in the background, such as publishing. What a retry cannot mend ends the process.
 func (p *plugin) HandleError(ctx context.Context, err error, msg string) {
 	utilruntime.HandleErrorWithContext(ctx, err, msg)
 	var dropped *resourceslice.DroppedFieldsError
 	if errors.As(err, &dropped) {
+		if slices.Contains(dropped.DisabledFeatures(), partitionableGate) {
+			p.uncounted()
+		}
 		p.dropped.Do(func() {
 			p.reporter.machine(Events.FieldsDropped,
 				"the API server does not know some of what describes the GPUs and left it out: enable the feature gates %s, or do without what they give",

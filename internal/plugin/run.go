@@ -4,8 +4,11 @@ package plugin
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -126,6 +129,7 @@ func Run(ctx context.Context, c Config) error {
 		reporter:  reporter,
 		inventory: machine.inventory,
 		looked:    machine.looked,
+		uncounted: func() { machine.uncounted.Store(true) },
 		fatal:     fatal,
 	}
 	resumes := make(chan struct{}, 1)
@@ -207,12 +211,21 @@ func helperOptions(c Config, calls *calls) []kubeletplugin.Option {
 	return options
 }
 
-// serviceSocket is the name of the socket on which this instance prepares claims.
+// maxSocketPath is the longest path that a socket can have (unix(7): sun_path has 108 bytes, the last is zero).
+const maxSocketPath = 107
+
+// serviceSocket is the name of the socket on which this instance prepares claims: with its pod's UID, or with a digest of it where the
+// kubelet's directory leaves no room.
 func serviceSocket(c Config) string {
 	if c.PodUID == "" {
 		return "dra.sock"
 	}
-	return "dra-" + string(c.PodUID) + ".sock"
+	name := "dra-" + string(c.PodUID) + ".sock"
+	if len(filepath.Join(c.PluginDir, name)) > maxSocketPath {
+		digest := sha256.Sum256([]byte(c.PodUID))
+		name = "dra-" + hex.EncodeToString(digest[:6]) + ".sock"
+	}
+	return name
 }
 
 // ended is why the context ended: nil when it was asked to.

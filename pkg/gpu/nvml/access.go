@@ -49,7 +49,7 @@ var ErrNoDriver = errors.New("no NVIDIA driver")
 // libraryDirs are where distributions put the driver's libraries, relative to its root.
 var libraryDirs = []string{
 	"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu",
-	"lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu",
+	"lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "usr/lib", "lib",
 }
 
 // Library is the path of the driver's NVML library. Error: ErrNoDriver, with what is missing and where.
