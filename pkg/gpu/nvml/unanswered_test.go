@@ -98,3 +98,27 @@ func fresh(t *testing.T, n *nvml.Node) gpu.Device {
 	}
 	return devices[0]
 }
+
+// A guest of a vGPU host may not ask for much. What it has can be had, and what was never set can be set back.
+func TestVGPUGuest(t *testing.T) {
+	m, n := machine(t, "l40s-x4")
+	for _, call := range []string{"GetMigMode", "GetNumGpuCores", "GetMaxClockInfo", "GetMemoryBusWidth", "GetNvLinkState", "GetGpuFabricInfo",
+		"GetComputeMode", "SetComputeMode", "GetSerial", "GetProcessUtilization"} {
+		if err := m.Fail("0", call, "ERROR_NOT_SUPPORTED"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := fresh(t, n)
+	if d.Lost || d.MIG.Capable || d.Product.Name == "" || d.Memory == 0 {
+		t.Fatalf("got %+v", d)
+	}
+	if _, err := n.Access(d); err != nil {
+		t.Error(err)
+	}
+	if err := n.Configure(t.Context(), d.UUID, gpu.Settings{}, gpu.Settings{Mode: gpu.ExclusiveProcess}); err != nil {
+		t.Error(err)
+	}
+	if err := n.Merge(t.Context(), d.UUID); err != nil {
+		t.Error(err)
+	}
+}
