@@ -198,19 +198,6 @@ func (n *Node) read(index int, handle nvmllib.Device) (gpu.Device, error) {
 	return d, nil
 }
 
-// inMIGMode is the product with the multiprocessors of its largest profile where NVML does not tell its cores, as in MIG mode
-// (nvml.h: nvmlDeviceGetNumGpuCores).
-func inMIGMode(d gpu.Device) gpu.Product {
-	p := d.Product
-	if p.Multiprocessors > 0 {
-		return p
-	}
-	for _, profile := range d.MIG.Profiles {
-		p.Multiprocessors = max(p.Multiprocessors, profile.Engines.Multiprocessors)
-	}
-	return p
-}
-
 // minor is N of /dev/nvidiaN. Where NVML does not tell, the driver's directory in /proc does.
 func (n *Node) minor(handle nvmllib.Device, d gpu.Device) (int, error) {
 	minor, ret := handle.GetMinorNumber()

@@ -124,3 +124,28 @@ func derivedPeak(p gpu.Product, clockMHz uint32) int {
 	perSecond := float64(p.Multiprocessors) * float64(a.tensorRate) * float64(clockMHz) * 1e6 * float64(percent) / 100
 	return int(math.Round(perSecond / 1e12))
 }
+
+// knownMultiprocessors are those of products that can be partitioned: in MIG mode NVML tells neither them nor the cores
+// (nvml.h: nvmlDeviceGetNumGpuCores), and the largest partition has not always all of them. From NVIDIA's data sheets.
+var knownMultiprocessors = map[string]int{
+	"NVIDIA A100-SXM4-40GB": 108, "NVIDIA A100-SXM4-80GB": 108, "NVIDIA A100-PCIE-40GB": 108, "NVIDIA A100 80GB PCIe": 108,
+	"NVIDIA A30":       56,
+	"NVIDIA H100 PCIe": 114, "NVIDIA H100 80GB HBM3": 132, "NVIDIA H100 NVL": 132, "NVIDIA H200": 132, "NVIDIA GH200 480GB": 132,
+	"NVIDIA B200": 148, "NVIDIA GB200": 152, "NVIDIA RTX PRO 6000 Blackwell Server Edition": 188,
+}
+
+// inMIGMode is the product with its multiprocessors where NVML does not tell its cores: those that are known, or else those of its
+// largest profile.
+func inMIGMode(d gpu.Device) gpu.Product {
+	p := d.Product
+	if p.Multiprocessors > 0 {
+		return p
+	}
+	if p.Multiprocessors = knownMultiprocessors[p.Name]; p.Multiprocessors > 0 {
+		return p
+	}
+	for _, profile := range d.MIG.Profiles {
+		p.Multiprocessors = max(p.Multiprocessors, profile.Engines.Multiprocessors)
+	}
+	return p
+}

@@ -122,6 +122,23 @@ func TestPeakComputeOfUnknownProducts(t *testing.T) {
 	}
 }
 
+func TestKnownMultiprocessors(t *testing.T) {
+	found := 0
+	for _, p := range products {
+		known, ok := knownMultiprocessors[p.name]
+		if !ok {
+			continue
+		}
+		found++
+		if want := multiprocessors(p.cores, p.cc); known != want {
+			t.Errorf("%s: got %d, want %d", p.name, known, want)
+		}
+	}
+	if found != len(knownMultiprocessors) {
+		t.Errorf("%d of %d are products that this test knows", found, len(knownMultiprocessors))
+	}
+}
+
 func TestMultiprocessorsOfAnUnknownArchitecture(t *testing.T) {
 	if got := multiprocessors(10000, gpu.Version{Major: 99}); got != 0 {
 		t.Errorf("got %d, want 0", got)
