@@ -26,19 +26,31 @@ type scanner struct {
 	library os.FileInfo // which one the session is with
 }
 
-// discover reads all GPUs. After an error, or when no GPU answers, the next call begins anew: the driver may have been loaded again.
+// discover reads all GPUs. When no GPU answers it tries once more in a new session: the driver may have been loaded again. After an
+// error the next call begins anew.
 func (s *scanner) discover() (claims.Node, []error, error) {
-	if err := s.open(); err != nil {
+	devices, broken, err := s.look()
+	if err == nil && len(broken) > 0 && len(broken) >= len(devices) {
+		if err = s.close(); err == nil {
+			devices, broken, err = s.look()
+		}
+	}
+	if err != nil {
 		return claims.Node{}, nil, err
 	}
-	devices, broken, err := s.node.Discover()
+	return claims.Node{Inventory: inventory.New(devices), Hardware: session{s}}, broken, nil
+}
+
+// look reads all GPUs in a session.
+func (s *scanner) look() (devices []gpu.Device, broken []error, err error) {
+	if err := s.open(); err != nil {
+		return nil, nil, err
+	}
+	devices, broken, err = s.node.Discover()
 	if err != nil {
-		return claims.Node{}, nil, errors.Join(err, s.close())
+		return nil, nil, errors.Join(err, s.close())
 	}
-	if len(broken) > 0 && len(broken) >= len(devices) {
-		err = s.close()
-	}
-	return claims.Node{Inventory: inventory.New(devices), Hardware: session{s}}, broken, err
+	return devices, broken, nil
 }
 
 // open begins a session, unless there is one with the library that is on the disk.

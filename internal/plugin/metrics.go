@@ -4,6 +4,7 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -307,7 +308,9 @@ func (h measuredHardware) Destroy(ctx context.Context, at gpu.Placement, was gpu
 
 func (h measuredHardware) Merge(ctx context.Context, id gpu.UUID) error {
 	err := h.step(mergePartitions, func() error { return h.Hardware.Merge(ctx, id) })
-	h.busy.note(id, err)
+	if !errors.Is(err, gpu.ErrFixed) { // who cannot have it whole can have its partitions
+		h.busy.note(id, err)
+	}
 	return err
 }
 

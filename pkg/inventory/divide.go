@@ -16,8 +16,8 @@ import (
 // a profile the last GPU: whole GPUs are taken from the front and partitions from the back. Same devices, same order.
 //
 // own says whether the driver has made the partition that exists at a placement. One that it has not made keeps its place, and those
-// that overlap it are Blocked. A GPU is left out while it cannot be used as a whole. What is Blocked about it goes to its partitions, and
-// stays with the GPU only while it is in MIG mode.
+// that overlap it are Blocked. A GPU is left out while it cannot be used as a whole. What is Blocked about it is
+// its MIG mode: that concerns its partitions while the mode is off, and the GPU itself while it is on.
 func (inv Inventory) Divide(own func(gpu.Placement) bool) Inventory {
 	var all, partitions Inventory
 	for _, d := range inv {
@@ -65,7 +65,10 @@ func possible(d gpu.Device, foreign []gpu.Partition) []gpu.Device {
 			at := gpu.Placement{Parent: d.UUID, Profile: p.Name, Start: start, Size: p.Size}
 			part := partition(d, gpu.Partition{Placement: at, Slices: p.Slices, Engines: p.Engines, Memory: p.Memory})
 			part.UUID = gpu.UUID(part.Name) // it has none while it does not exist
-			part.Blocked = cmp.Or(d.Blocked, inTheWay(at, foreign))
+			part.Blocked = inTheWay(at, foreign)
+			if !d.MIG.Enabled {
+				part.Blocked = cmp.Or(d.Blocked, part.Blocked)
+			}
 			all = append(all, alone(part))
 		}
 	}

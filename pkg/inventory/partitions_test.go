@@ -102,7 +102,7 @@ func TestDivide(t *testing.T) {
 		{"auto counts as none", auto, gpu.MIG{Switchable: true}, false, "", false, "10"},
 		{"one in MIG mode, which is not the driver's to end", none, gpu.MIG{Switchable: true, Enabled: true}, false, "", false, ""},
 		{"one in MIG mode which the driver ends", dynamic, gpu.MIG{Switchable: true, Enabled: true}, false, "", false, "10 " + everyPlace},
-		{"or cannot end now", dynamic, gpu.MIG{Switchable: true, Enabled: true}, false, "ollama", false, "10# " + flagged(everyPlace, "#")},
+		{"or cannot end now", dynamic, gpu.MIG{Switchable: true, Enabled: true}, false, "ollama", false, "10# " + everyPlace},
 		{"one in MIG mode which only a reset ends", none, gpu.MIG{Enabled: true}, false, "", false, ""},
 		{"every place, and the whole", dynamic, gpu.MIG{Switchable: true}, false, "", false, "10 " + everyPlace},
 		{"and so while some of them are there", dynamic, gpu.MIG{Switchable: true, Enabled: true, Instances: []gpu.Partition{instance("1g.6gb", 3, 1, 0)}}, false, "", false, "10 " + everyPlace},

@@ -65,7 +65,7 @@ func (n *Node) profiles(handle nvmllib.Device) ([]profile, error) {
 		return known.([]profile), nil
 	}
 	all, err := n.readProfiles(handle)
-	if err == nil {
+	if err == nil && len(all) > 0 { // some may tell in MIG mode only
 		n.offered.Store(id, all)
 	}
 	return all, err
