@@ -58,7 +58,7 @@ func (e *examiner) containers(ctx context.Context) {
 	text, err = e.contain(ctx, runtime, rootfs, "without", e.noClaim, "sh", "-c", ": <"+probe)
 	if err == nil {
 		e.say(failed, without, "it can open the device node of %s", device.Name)
-	} else if denied := strings.ToLower(text); strings.Contains(denied, "not permitted") || strings.Contains(denied, "permission denied") {
+	} else if denied := strings.ToLower(text); strings.Contains(text, probe) && (strings.Contains(denied, "not permitted") || strings.Contains(denied, "permission denied")) {
 		e.say(verified, without, "it cannot open the device node of %s: %s", device.Name, text)
 	} else {
 		e.say(failed, without, "%v: %s", err, text)

@@ -281,14 +281,15 @@ func (p *Preparer) holders(results []allocation.Result, except types.UID) ([]sha
 }
 
 // restore answers for a claim that has a plan. What the machine has forgotten since, or what was never finished, is made after the
-// recorded plan; so is what a monitor gets, because other GPUs may be there by now. Error: checkpoint.ErrNotFound when the claim has
-// been released meanwhile.
+// recorded plan; so is what a monitor gets, because other GPUs may be there by now, and a partition is looked for, because somebody may
+// have removed it. Error: checkpoint.ErrNotFound when the claim has been released meanwhile.
 func (p *Preparer) restore(ctx context.Context, rec checkpoint.Record) (checkpoint.Record, error) {
 	complete, err := p.Specs.Complete(rec.Claim.UID)
 	if err != nil {
 		return checkpoint.Record{}, err
 	}
-	if complete && rec.Phase == checkpoint.Prepared && rec.BootID == p.BootID && !rec.Plan.Monitors() {
+	mayHaveChanged := rec.Plan.Monitors() || len(rec.Plan.Partitions()) > 0
+	if complete && rec.Phase == checkpoint.Prepared && rec.BootID == p.BootID && !mayHaveChanged {
 		return rec, nil
 	}
 	if rec.Plan.ChangesHardware() {

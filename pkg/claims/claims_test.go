@@ -151,6 +151,8 @@ func TestScripts(t *testing.T) {
 		{"removed by hand, its claim ends all the same", "prepare a gpu-1-mig-1g10gb-0; remove all; unprepare a", "ok", strings.TrimSpace(common)},
 		{"and it is not made again: its containers would not notice", "prepare a gpu-1-mig-1g10gb-0; remove all; restart",
 			"error: resume claim ns/a: make partition 1g.10gb at 0 of GPU-1: MIG-1: somebody has removed the partition", strings.Replace(aSlice, "GPU-1: 1g.10gb at 0, MIG-\n", "", 1)},
+		{"neither for the kubelet, which is told", "prepare a gpu-1-mig-1g10gb-0; remove all; prepare a gpu-1-mig-1g10gb-0",
+			"error: make partition 1g.10gb at 0 of GPU-1: MIG-1: somebody has removed the partition", strings.Replace(aSlice, "GPU-1: 1g.10gb at 0, MIG-\n", "", 1)},
 		{"nor is another one at its place taken for it", "prepare a gpu-1-mig-1g10gb-0; remove all; partition gpu-1 1g.10gb@0; unprepare a", "ok",
 			"GPU-1: 1g.10gb at 0, MIG-hand\nGPU-1: mig" + common},
 		{"nor after a reboot", "prepare a gpu-1-mig-1g10gb-0; reboot; partition gpu-1 1g.10gb@0; restart",

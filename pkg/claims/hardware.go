@@ -46,6 +46,9 @@ func (p *Preparer) makePartitions(ctx context.Context, node Node, rec *checkpoin
 		return nil
 	}
 	if err := each(slices.Sorted(maps.Keys(partitions)), func(id gpu.UUID) error {
+		if !slices.ContainsFunc(partitions[id], func(p sharing.Partition) bool { return p.UUID == "" }) {
+			return nil // they have been made; what is gone is not made again
+		}
 		if err := node.Hardware.Divide(ctx, id); err != nil {
 			return fmt.Errorf("GPU %s: divide it: %w", id, err)
 		}
@@ -161,7 +164,7 @@ func (n Node) merge(ctx context.Context, plan sharing.Plan) error {
 func (n Node) vacant(plan sharing.Plan) error {
 	var errs []error
 	for _, a := range plan.Assignments {
-		if !a.MakesPartition() || a.Partition.Begun {
+		if !a.MakesPartition() || a.Partition.MayExist() {
 			continue
 		}
 		if err := n.Hardware.Vacant(a.Partition.Placement); err != nil {
@@ -198,7 +201,7 @@ func (p *Preparer) destroy(ctx context.Context, node Node, partitions map[gpu.UU
 	deadline := time.Now().Add(p.DaemonPatience)
 	return each(slices.Sorted(maps.Keys(partitions)), func(id gpu.UUID) error {
 		for _, part := range partitions[id] {
-			if !part.Begun {
+			if !part.MayExist() {
 				_ = node.Hardware.Merge(ctx, id) // as far as it goes: others may have partitions of it, or use it
 				continue
 			}

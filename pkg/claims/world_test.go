@@ -419,12 +419,12 @@ func (h brokenHardware) Divide(_ context.Context, id gpu.UUID) error {
 
 // Create takes the two steps that real hardware takes.
 func (h brokenHardware) Create(_ context.Context, at gpu.Placement, was gpu.UUID) (id gpu.UUID, err error) {
-	switch is := h.w.partitions[at]; {
+	switch is, on := h.w.partitionAt(at); {
 	case was != "" && is == "":
 		return "", fmt.Errorf("%s: %w", was, gpu.ErrRemoved)
 	case was != "" && is != was:
 		return "", gpu.ErrForeign
-	case !h.w.mig[at.Parent]:
+	case !on:
 		return "", errors.New("not in the mode for partitions")
 	}
 	err = h.onHardware(func() error { h.w.partitions[at] += ""; return nil })
@@ -442,7 +442,7 @@ func (h brokenHardware) Create(_ context.Context, at gpu.Placement, was gpu.UUID
 }
 
 func (h brokenHardware) Destroy(_ context.Context, at gpu.Placement, was gpu.UUID) error {
-	if is := h.w.partitions[at]; is != "" && was != "" && is != was {
+	if is, _ := h.w.partitionAt(at); is != "" && was != "" && is != was {
 		return nil
 	}
 	err := h.onHardware(func() error {
@@ -475,6 +475,12 @@ func (h brokenHardware) onHardware(do func() error) error {
 		defer h.w.mu.Unlock()
 		return do()
 	})
+}
+
+func (w *world) partitionAt(at gpu.Placement) (id gpu.UUID, mode bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.partitions[at], w.mig[at.Parent]
 }
 
 func (w *world) divided(id gpu.UUID) bool {

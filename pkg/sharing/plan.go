@@ -80,6 +80,9 @@ type Partition struct {
 	Begun bool `json:"begun,omitempty"`
 }
 
+// MayExist says whether there may be such a partition, made for the claim.
+func (p Partition) MayExist() bool { return p.Begun || p.UUID != "" }
+
 // Monitors says whether the assignment is for all GPUs of the node, whichever there are when a container starts.
 func (a Assignment) Monitors() bool { return a.Device == inventory.Monitor }
 
