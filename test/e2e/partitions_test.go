@@ -395,7 +395,7 @@ func (s *suite) testPartitionedGPULost(t *testing.T, node string, gpu resourceap
 	free := s.partsOf(t, node, gpu.Name)
 	ns := s.namespace(t, "unplugged")
 	pod := s.withPartition(t, ns, "worker", small, gpu)
-	held := s.madeFor(t, pod)
+	s.madeFor(t, pod)
 	plugged := false
 	plug := func() {
 		if !plugged {
@@ -405,11 +405,15 @@ func (s *suite) testPartitionedGPULost(t *testing.T, node string, gpu resourceap
 	}
 	defer plug()
 	s.simctl(t, s.plugin(t, node), "unplug", gpu.Name)
-	s.waitParts(t, node, gpu.Name, "the taint of the partition that a claim has", func(parts []string) bool {
-		return slices.Contains(parts, held.Device+" "+gpuLost) && !slices.ContainsFunc(parts, func(line string) bool { return !strings.HasSuffix(line, gpuLost) })
-	})
+	lost := slices.Clone(free)
+	for i := range lost {
+		lost[i] += " " + gpuLost
+	}
+	s.waitParts(t, node, gpu.Name, "the taint of the GPU and all its partitions", are(lost))
 	s.gone(t, pod)
-	s.waitParts(t, node, gpu.Name, "the GPU to go with its claim", are(nil))
+	if got := s.partsOf(t, node, gpu.Name); !slices.Equal(got, lost) {
+		t.Errorf("after the claim: got %q, want %q", got, lost)
+	}
 	plug()
 	s.waitParts(t, node, gpu.Name, "the GPU to be back", are(free))
 	s.madeFor(t, s.withPartition(t, ns, "next", small, gpu))
