@@ -24,6 +24,7 @@ type localMachine struct {
 
 func (m *localMachine) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&m.driver.Host, "driver-root", "/", "root of NVIDIA's driver on the host")
+	f.StringVar(&m.driver.HostDev, "host-dev-mount", "/", "where the host's root is seen by this program as far as /dev goes; the driver's device nodes are looked for there when the driver root has none")
 	f.StringVar(&m.driver.Here, "driver-root-mount", "", "where that root is seen by this program (default /driver-root, in the driver's container, and otherwise the root itself)")
 	f.StringVar(&m.simulateDir, "simulate-dir", "", "look at the simulated GPUs in this directory instead")
 }
@@ -74,7 +75,7 @@ var errUsage = errors.New("see --help")
 
 // fromPlugin are the flags that the plugin has too, and that are therefore in its container's environment. Others are not taken from
 // there: NAME and OUTPUT may mean anything in the shell of whoever looks after a machine.
-var fromPlugin = []string{"cdi-dir", "cdi-hook", "driver-name", "driver-root", "driver-root-mount", "node-name", "plugin-dir"}
+var fromPlugin = []string{"cdi-dir", "cdi-hook", "driver-name", "driver-root", "driver-root-mount", "host-dev-mount", "node-name", "plugin-dir"}
 
 // shared are those of a command's flags that the plugin has too.
 func shared(all *pflag.FlagSet) *pflag.FlagSet {

@@ -42,6 +42,8 @@ type Node struct {
 
 	offered sync.Map // UUID of a GPU → []profile
 
+	partitioned map[gpu.UUID]gpu.MIG // how GPUs were when they last told
+
 	said map[string]string // what GPUs do not tell, so that it is logged once
 
 	last   []gpu.Device // what the last full look has found; nil when some of it was broken

@@ -21,31 +21,49 @@ const switchableSince = 9
 const mebi = 1 << 20
 
 // readMIG asks how the GPU can be partitioned, and how it is. A GPU without MIG answers that it does not support the mode. One that
-// cannot tell has no partitions, and can be used as a whole if it is not in MIG mode. Error: the GPU is lost.
+// cannot tell is as it was when it could; one that never could has no partitions, and can be used as a whole if it is not in MIG mode.
+// Error: the GPU is lost.
 func (n *Node) readMIG(handle nvmllib.Device, d gpu.Device) (gpu.MIG, error) {
-	current, _, ret := handle.GetMigMode()
-	if ret == nvmllib.ERROR_GPU_IS_LOST {
-		return gpu.MIG{}, fmt.Errorf("get MIG mode: %w", ret)
-	}
-	if ret != nvmllib.SUCCESS {
-		n.note(d, "MIG mode unknown", ret, nvmllib.ERROR_NOT_SUPPORTED)
-		return gpu.MIG{}, nil
-	}
-	m := gpu.MIG{Capable: true, Enabled: current == nvmllib.DEVICE_MIG_ENABLE, Switchable: d.Product.ComputeCapability.Major >= switchableSince}
-	profiles, err := n.profiles(handle)
-	for _, p := range profiles {
-		m.Profiles = append(m.Profiles, p.Profile)
-	}
-	if err == nil {
-		m.Instances, err = n.instances(handle, d.UUID, profiles)
-	}
+	m, err := n.askMIG(handle, d)
 	if errors.Is(err, nvmllib.ERROR_GPU_IS_LOST) {
 		return gpu.MIG{}, err
 	}
 	if err != nil {
-		n.note(d, "Partitions unknown", err)
-		m.Profiles, m.Instances = nil, nil
+		n.note(d, "How the GPU is partitioned cannot be read", err)
+		if was, known := n.partitioned[d.UUID]; known {
+			return was, nil
+		}
+		return m, nil
 	}
+	if n.partitioned == nil {
+		n.partitioned = map[gpu.UUID]gpu.MIG{}
+	}
+	n.partitioned[d.UUID] = m
+	return m, nil
+}
+
+// askMIG is what NVML says. After an error it is what is known without the answer.
+func (n *Node) askMIG(handle nvmllib.Device, d gpu.Device) (gpu.MIG, error) {
+	current, _, ret := handle.GetMigMode()
+	if ret == nvmllib.ERROR_NOT_SUPPORTED {
+		return gpu.MIG{}, nil
+	}
+	if ret != nvmllib.SUCCESS {
+		return gpu.MIG{}, fmt.Errorf("get MIG mode: %w", ret)
+	}
+	m := gpu.MIG{Capable: true, Enabled: current == nvmllib.DEVICE_MIG_ENABLE, Switchable: d.Product.ComputeCapability.Major >= switchableSince}
+	profiles, err := n.profiles(handle)
+	if err != nil {
+		return m, err
+	}
+	instances, err := n.instances(handle, d.UUID, profiles)
+	if err != nil {
+		return m, err
+	}
+	for _, p := range profiles {
+		m.Profiles = append(m.Profiles, p.Profile)
+	}
+	m.Instances = instances
 	return m, nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -273,6 +274,24 @@ func TestAccessToAPartition(t *testing.T) {
 	}
 	if _, err := node.Access(d); err == nil {
 		t.Error("a partition that is gone can still be had")
+	}
+}
+
+// A call that fails for a moment does not take partitions away.
+func TestPartitionsOverAMomentaryError(t *testing.T) {
+	for _, call := range []string{"GetMigMode", "GetGpuInstances"} {
+		m, node := machine(t, "dgx-h100")
+		d := first(t, node)
+		if err := do(t, node, d, "+3g.40gb@4"); err != nil {
+			t.Fatal(err)
+		}
+		before := first(t, node).MIG
+		if err := m.Fail("0", call, "ERROR_UNKNOWN"); err != nil {
+			t.Fatal(err)
+		}
+		if got := first(t, node).MIG; len(got.Instances) != 1 || !reflect.DeepEqual(got, before) {
+			t.Errorf("%s: got %+v, want %+v", call, got.Instances, before.Instances)
+		}
 	}
 }
 
