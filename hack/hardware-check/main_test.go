@@ -100,6 +100,7 @@ func runtimeOf(t *testing.T, n *sim.Node) string {
 	script := fmt.Sprintf(`#!/bin/sh
 [ "$1 $2" = "run --bundle" ] || exit 2
 if grep -q '"destination":"/dev/probe"' "$3/config.json"; then
+	echo "the container has started"
 	echo "sh: can't open /dev/probe: Operation not permitted"
 	exit 1
 fi

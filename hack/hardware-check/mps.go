@@ -97,9 +97,10 @@ func (e *examiner) changes(ctx context.Context) {
 	}
 	uuid := fmt.Sprint(g.Attributes["uuid"])
 	_, err := e.smi(ctx, "compute-policy", "-i", uuid, "--set-timeslice", "1")
-	_, back := e.smi(ctx, "compute-policy", "-i", uuid, "--set-timeslice", "0")
+	undo := context.WithoutCancel(ctx) // also when somebody gives up in between
+	_, back := e.smi(undo, "compute-policy", "-i", uuid, "--set-timeslice", "0")
 	e.expect(errors.Join(err, back), timeSlice, "set to Short, and back")
 	_, err = e.smi(ctx, "-i", uuid, "-c", "EXCLUSIVE_PROCESS")
-	_, back = e.smi(ctx, "-i", uuid, "-c", "DEFAULT")
+	_, back = e.smi(undo, "-i", uuid, "-c", "DEFAULT")
 	e.expect(errors.Join(err, back), mode, "set to EXCLUSIVE_PROCESS, and back to DEFAULT")
 }

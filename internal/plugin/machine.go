@@ -224,8 +224,12 @@ func (m *machine) report(ctx context.Context, before, now inventory.Inventory, g
 			m.reporter.device(Events.ModeChanged, d.Name, "GPU %s (%s) changed from %s to %s", d.Name, d.UUID, old.Use, d.Use)
 		}
 		if d.Blocked != "" && old.Blocked == "" {
-			logger.Info("GPU cannot be partitioned", "device", d.Name, "uuid", d.UUID, "why", d.Blocked)
-			m.reporter.device(Events.MIGBlocked, d.Name, "%s", note(fmt.Sprintf("GPU %s (%s) cannot be partitioned: %s", d.Name, d.UUID, d.Blocked)))
+			what := "cannot be partitioned"
+			if d.MIG.Enabled {
+				what = "cannot be made whole again"
+			}
+			logger.Info("GPU "+what, "device", d.Name, "uuid", d.UUID, "why", d.Blocked)
+			m.reporter.device(Events.MIGBlocked, d.Name, "%s", note(fmt.Sprintf("GPU %s (%s) %s: %s", d.Name, d.UUID, what, d.Blocked)))
 		}
 	}
 	for _, d := range now.GPUs() {

@@ -4,7 +4,6 @@ package plugin
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
@@ -308,9 +307,7 @@ func (h measuredHardware) Destroy(ctx context.Context, at gpu.Placement, was gpu
 
 func (h measuredHardware) Merge(ctx context.Context, id gpu.UUID) error {
 	err := h.step(mergePartitions, func() error { return h.Hardware.Merge(ctx, id) })
-	if !errors.Is(err, gpu.ErrFixed) { // who cannot have it whole can have its partitions
-		h.busy.note(id, err)
-	}
+	h.busy.note(id, err)
 	return err
 }
 

@@ -68,7 +68,7 @@ var Events = struct {
 	RuntimeWithoutCDI: Event{"RuntimeWithoutCDI", corev1.EventTypeWarning, "Node",
 		"the container runtime of the node may not give containers their GPUs, as far as its version tells: CDI is not known to it or not on, or it looks for specs elsewhere; the text says what to do"},
 	MIGBlocked: Event{"MIGBlocked", corev1.EventTypeWarning, "Node",
-		"a GPU cannot be partitioned, because somebody uses it; the text names who, and its partitions are tainted meanwhile"},
+		"the MIG mode of a GPU cannot be changed, because somebody uses it or because it cannot be from here; the text says who or why, and what would need the change is tainted meanwhile"},
 	ModeChanged: Event{"ModeChanged", corev1.EventTypeNormal, "Node",
 		"a GPU may be used in another way from now on; the text names both modes"},
 }

@@ -288,7 +288,8 @@ func (p *Preparer) restore(ctx context.Context, rec checkpoint.Record) (checkpoi
 	if err != nil {
 		return checkpoint.Record{}, err
 	}
-	mayHaveChanged := rec.Plan.Monitors() || len(rec.Plan.Partitions()) > 0
+	partition := func(a sharing.Assignment) bool { return a.Partition != nil }
+	mayHaveChanged := rec.Plan.Monitors() || slices.ContainsFunc(rec.Plan.Assignments, partition)
 	if complete && rec.Phase == checkpoint.Prepared && rec.BootID == p.BootID && !mayHaveChanged {
 		return rec, nil
 	}

@@ -163,11 +163,15 @@ func (n *Node) Destroy(ctx context.Context, at gpu.Placement, was gpu.UUID) erro
 	if gone(ret) {
 		return nil
 	}
-	if ret == nvmllib.SUCCESS {
-		current, _, ret := handle.GetMigMode()
-		if gone(ret) || ret == nvmllib.ERROR_NOT_SUPPORTED || ret == nvmllib.SUCCESS && current != nvmllib.DEVICE_MIG_ENABLE {
-			return nil
-		}
+	if ret != nvmllib.SUCCESS {
+		return fmt.Errorf("get handle of GPU %s: %w", at.Parent, ret)
+	}
+	current, _, ret := handle.GetMigMode()
+	switch {
+	case gone(ret) || ret == nvmllib.ERROR_NOT_SUPPORTED || ret == nvmllib.SUCCESS && current != nvmllib.DEVICE_MIG_ENABLE:
+		return nil
+	case ret != nvmllib.SUCCESS:
+		return fmt.Errorf("get MIG mode of GPU %s: %w", at.Parent, ret)
 	}
 	profiles, err := n.profiles(handle)
 	if err != nil {
