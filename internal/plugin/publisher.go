@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
@@ -30,7 +31,11 @@ type publisher struct {
 	theOne *os.File // the lock, when this instance has it
 	latest *inventory.Inventory
 	logged *inventory.Inventory // the last one that was published, so that it is logged once
+	at     time.Time            // when it was
 }
+
+// againAfter is how often the same inventory is published again. It takes a comparison of all devices with those of the API server.
+const againAfter = 30 * time.Second
 
 // becomeTheOne waits until no other instance publishes.
 func (p *publisher) becomeTheOne(ctx context.Context, dir string) {
@@ -66,11 +71,14 @@ func (p *publisher) resign() {
 }
 
 // set publishes the inventory, now or as soon as it is this instance's turn. To say the same again writes only what is missing: a
-// kubelet that starts removes the slices of its node, and without being told they would come back no sooner than after 30 s.
+// kubelet that starts removes the slices of its node, and without being told they would come back no sooner than 30 s after that.
 func (p *publisher) set(ctx context.Context, inv inventory.Inventory) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.latest = &inv
+	if p.logged != nil && time.Since(p.at) < againAfter && reflect.DeepEqual(*p.logged, inv) {
+		return
+	}
 	p.publishLatest(ctx)
 }
 
@@ -93,5 +101,5 @@ func (p *publisher) publishLatest(ctx context.Context) {
 	if p.logged == nil || !reflect.DeepEqual(*p.logged, *p.latest) {
 		logger.Info("Devices published", "pool", p.pool, "devices", len(*p.latest))
 	}
-	p.logged = p.latest
+	p.logged, p.at = p.latest, time.Now()
 }
