@@ -215,7 +215,7 @@ func TestNoticesAtOnce(t *testing.T) {
 	began := time.Now()
 	must(t, w.dir.Want(d))
 	eventually(t, "an answer", func() bool { s, _ := w.dir.State("g0"); return s.Wanted != "" })
-	if took := time.Since(began); took > 200*time.Millisecond {
+	if took := time.Since(began); took > 5*time.Second { // by itself it looks every 10 s
 		t.Errorf("it took %s", took)
 	}
 }
