@@ -39,7 +39,7 @@ var allowed = map[string][]string{
 	"pkg/claims":                {"pkg/allocation", "pkg/inventory", "pkg/sharing", "pkg/sharing/mps", "pkg/checkpoint", "pkg/cdi", "pkg/gpu"},
 	"pkg/sharing/mps/supervise": {"pkg/gpu", "pkg/sharing/mps"},
 	// Beside claims and inventory, what their interfaces speak of: the metrics wrap them.
-	"internal/plugin":                 {"internal/doctor/host", "pkg/claims", "pkg/inventory", "pkg/checkpoint", "pkg/sharing", "pkg/sharing/mps", "pkg/nodeconfig", "pkg/cdi", "pkg/gpu"},
+	"internal/plugin":                 {"pkg/claims", "pkg/inventory", "pkg/checkpoint", "pkg/sharing", "pkg/sharing/mps", "pkg/nodeconfig", "pkg/cdi", "pkg/gpu"},
 	"internal/doctor/host":            {},
 	"internal/doctor":                 {"internal/doctor/host", "pkg/cdi", "pkg/inventory", "pkg/gpu", "pkg/gpu/nvml", "pkg/gpu/sim/node", "pkg/gpu/sim/record"},
 	"cmd/dra-kubelet-plugin":          {"internal/...", "pkg/..."},

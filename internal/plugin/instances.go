@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
 // instancesLock is held, shared, by every running instance.
@@ -87,23 +88,14 @@ func (i *Instance) clear() error {
 		}
 	}
 	// Where a supervisor of MPS daemons lives, it is the one that removes what is empty when it ends.
-	if supervised(filepath.Join(i.dir, MPSDir)) {
+	mpsDir := filepath.Join(i.dir, MPSDir)
+	if supervised, _ := mps.Dir(mpsDir).Supervised(); supervised { // where it cannot be told, the directory is not there
 		return errors.Join(errs...)
 	}
-	for _, dir := range []string{filepath.Join(i.dir, MPSDir), i.dir} {
+	for _, dir := range []string{mpsDir, i.dir} {
 		if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) {
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// supervised says whether somebody holds the lock of the directory in which the plugin meets the supervisor of MPS daemons.
-func supervised(dir string) bool {
-	d, err := os.Open(dir)
-	if err != nil {
-		return false
-	}
-	defer d.Close()
-	return errors.Is(unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
 }

@@ -15,9 +15,20 @@ import (
 // is in one of the two.
 type ledger struct {
 	before, after []checkpoint.Record
-	bootID        string // of this run of the machine
+	assignments   []sharing.Assignment // of all of them
+	bootID        string               // of this run of the machine
 	// incomplete is set when some of the records cannot be read: they may be about any device.
 	incomplete error
+}
+
+func newLedger(bootID string, before, after []checkpoint.Record, incomplete error) ledger {
+	l := ledger{before: before, after: after, bootID: bootID, incomplete: incomplete}
+	for _, records := range [][]checkpoint.Record{before, after} {
+		for _, rec := range records {
+			l.assignments = append(l.assignments, rec.Plan.Assignments...)
+		}
+	}
+	return l
 }
 
 // unreadable stands for the claims of records that cannot be read: any of them may hold any device.
@@ -25,7 +36,7 @@ var unreadable = sharing.Claim{Namespace: "unknown", Name: "unreadable-record"}
 
 // touched says whether a claim is about the GPU or a partition of it.
 func (l ledger) touched(device string) bool {
-	return l.incomplete != nil || slices.ContainsFunc(l.assignments(), func(a sharing.Assignment) bool { return gpu.ParentName(a.Device) == device })
+	return l.incomplete != nil || slices.ContainsFunc(l.assignments, func(a sharing.Assignment) bool { return gpu.ParentName(a.Device) == device })
 }
 
 // holders says which claims hold the GPU or a partition of it; one with admin access does not.
@@ -45,25 +56,17 @@ func (l ledger) holders(device string) []sharing.Claim {
 
 // held says whether a claim has just this device.
 func (l ledger) held(device string) bool {
-	return slices.ContainsFunc(l.assignments(), func(a sharing.Assignment) bool { return a.Device == device })
+	return slices.ContainsFunc(l.assignments, func(a sharing.Assignment) bool { return a.Device == device })
 }
 
 // own says whether the driver has made the partition that is at the placement, or is about to.
 func (l ledger) own(at gpu.Placement) bool {
-	return l.incomplete != nil || slices.ContainsFunc(l.assignments(), func(a sharing.Assignment) bool { return a.MakesPartition() && a.Partition.Placement == at })
-}
-
-func (l ledger) assignments() []sharing.Assignment {
-	var all []sharing.Assignment
-	for _, rec := range append(slices.Clone(l.before), l.after...) {
-		all = append(all, rec.Plan.Assignments...)
-	}
-	return all
+	return l.incomplete != nil || slices.ContainsFunc(l.assignments, func(a sharing.Assignment) bool { return a.MakesPartition() && a.Partition.Placement == at })
 }
 
 // partitioned says how a GPU was offered, if a claim has a partition of it.
 func (l ledger) partitioned(device string) (how gpu.Partitions, ok bool) {
-	for _, a := range l.assignments() {
+	for _, a := range l.assignments {
 		switch {
 		case a.Partition == nil || gpu.ParentName(a.Device) != device:
 		case a.Partition.Static:

@@ -96,8 +96,7 @@ func (m *machine) watch(ctx context.Context) {
 
 // look reads the machine once. What it was stays known when it cannot be read.
 func (m *machine) look(ctx context.Context) error {
-	l := ledger{bootID: m.config.BootID}
-	l.before, l.incomplete = m.config.Records.List()
+	before, errBefore := m.config.Records.List()
 	node, broken, err := m.config.Discover()
 	if err != nil {
 		return err
@@ -105,8 +104,9 @@ func (m *machine) look(ctx context.Context) error {
 	if err := errors.Join(broken...); err != nil {
 		m.say(ctx, "GPU cannot be read, it counts as lost", err)
 	}
-	l.after, err = m.config.Records.List()
-	if l.incomplete = errors.Join(l.incomplete, err); l.incomplete != nil {
+	after, errAfter := m.config.Records.List()
+	l := newLedger(m.config.BootID, before, after, errors.Join(errBefore, errAfter))
+	if l.incomplete != nil {
 		m.say(ctx, "Records cannot be read, every known device counts as held", l.incomplete)
 	}
 	first := m.node.Load() == nil
@@ -122,13 +122,13 @@ func (m *machine) look(ctx context.Context) error {
 	heldBefore := slices.DeleteFunc(slices.Clone(m.known), func(d gpu.Device) bool { return !l.held(d.Name) })
 	node.Inventory = steady(withoutMissing(gpus.Divide(l.own).Retain(heldBefore, l.held), gone))
 	node.Hardware = measuredHardware{node.Hardware, m.metrics, m.busy}
-	before := m.node.Load()
+	last := m.node.Load()
 	m.node.Store(&node) // also when it has the same devices: the session that found them may be another one
 	defer m.publish(ctx, node.Inventory)
 	partitions := slices.DeleteFunc(slices.Clone(node.Inventory), func(d gpu.Device) bool { return d.Partition == nil })
 	knownBefore := m.known
 	m.known = append(slices.Clone(gpus), partitions...)
-	if !first && reflect.DeepEqual(before.Inventory, node.Inventory) {
+	if !first && reflect.DeepEqual(last.Inventory, node.Inventory) {
 		return nil
 	}
 	m.report(ctx, knownBefore, m.known, gone)
@@ -209,8 +209,9 @@ func (m *machine) keep(gpus, partitions inventory.Inventory) error {
 // report logs what became of which GPU, and of partitions that claims have.
 func (m *machine) report(ctx context.Context, before, now inventory.Inventory, gone []missing) {
 	logger := klog.FromContext(ctx)
-	logger.Info("Devices discovered", "gpus", len(now.GPUs()), "partitions", len(now)-len(now.GPUs()))
-	for _, d := range now.GPUs() {
+	gpus := now.GPUs()
+	logger.Info("Devices discovered", "gpus", len(gpus), "partitions", len(now)-len(gpus))
+	for _, d := range gpus {
 		old, known := before.Find(d.Name)
 		switch {
 		case d.Lost && !old.Lost:
@@ -231,9 +232,7 @@ func (m *machine) report(ctx context.Context, before, now inventory.Inventory, g
 			logger.Info("GPU "+what, "device", d.Name, "uuid", d.UUID, "why", d.Blocked)
 			m.reporter.device(Events.MIGBlocked, d.Name, "%s", note(fmt.Sprintf("GPU %s (%s) %s: %s", d.Name, d.UUID, what, d.Blocked)))
 		}
-	}
-	for _, d := range now.GPUs() {
-		if old, _ := before.Find(d.Name); d.MIG.Enabled && d.Use.Partitions == gpu.PartitionsNone && !(old.MIG.Enabled && old.Use.Partitions == gpu.PartitionsNone) {
+		if d.MIG.Enabled && d.Use.Partitions == gpu.PartitionsNone && !(old.MIG.Enabled && old.Use.Partitions == gpu.PartitionsNone) {
 			logger.Info("GPU is in MIG mode and offered with partitions: none, so nobody can have it: switch MIG mode off, or offer its partitions", "device", d.Name, "uuid", d.UUID)
 		}
 	}

@@ -107,7 +107,7 @@ func TestHolders(t *testing.T) {
 		{"an unreadable record may hold any", "gpu-1", errors.New("broken"), "[unknown/unreadable-record]"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			if got := fmt.Sprint(ledger{after: []checkpoint.Record{a, b}, incomplete: row.incomplete}.holders(row.device)); got != row.want {
+			if got := fmt.Sprint(newLedger("", nil, []checkpoint.Record{a, b}, row.incomplete).holders(row.device)); got != row.want {
 				t.Errorf("got %s, want %s", got, row.want)
 			}
 		})

@@ -111,7 +111,7 @@ func TestMissingPartitions(t *testing.T) {
 		{"a GPU that does not answer says nothing of its partitions", record("gpu-0-mig-1g10gb-5", "MIG-5", checkpoint.Prepared, "now"), record("gpu-0-mig-1g10gb-5", "MIG-5", checkpoint.Prepared, "now"), lost, 0},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			l := ledger{before: []checkpoint.Record{row.before}, after: []checkpoint.Record{row.after}, bootID: "now"}
+			l := newLedger("now", []checkpoint.Record{row.before}, []checkpoint.Record{row.after}, nil)
 			if got := l.missing(inventory.Inventory{row.device}); len(got) != row.want {
 				t.Errorf("got %v, want %d", got, row.want)
 			}

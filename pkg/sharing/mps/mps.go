@@ -187,7 +187,7 @@ func (d Dir) Check(id string) error {
 	if err != nil {
 		return err
 	}
-	supervised, err := d.supervised()
+	supervised, err := d.Supervised()
 	switch {
 	case err != nil:
 		return err
@@ -201,9 +201,9 @@ func (d Dir) Check(id string) error {
 	return nil
 }
 
-// supervised says whether a supervisor has the directory: it holds a lock on it for as long as its daemons live, and what one has
+// Supervised says whether a supervisor has the directory: it holds a lock on it for as long as its daemons live, and what one has
 // said that was killed, or ended with the machine, is not true any more.
-func (d Dir) supervised() (bool, error) {
+func (d Dir) Supervised() (bool, error) {
 	dir, err := os.Open(string(d))
 	if err != nil {
 		return false, err
