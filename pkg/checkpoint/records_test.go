@@ -104,17 +104,32 @@ func TestGoldenRecord(t *testing.T) {
 	}
 }
 
+// golden fails unless the file is read as this record, and the record is written as the file.
+func golden(t *testing.T, file string, want Record) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := decode(text, want.Claim.UID, file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(got, want); diff != "" {
+		t.Errorf("read: got - want +\n%s", diff)
+	}
+	written, err := encode(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(written), string(text)); diff != "" {
+		t.Errorf("written: got - want +\n%s", diff)
+	}
+}
+
 // So must records of format 2: one claim with a share by MPS, one by a hook, one by control groups, and a whole GPU with a time slice.
 func TestGoldenRecordOfShares(t *testing.T) {
 	const uid, file = "22222222-2222-3333-4444-555555555555", "testdata/v2/22222222-2222-3333-4444-555555555555.json"
-	golden, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := decode(golden, uid, file)
-	if err != nil {
-		t.Fatal(err)
-	}
 	share := &sharing.Share{Memory: 5 << 30, Cores: 30}
 	assignment := func(n string, share *sharing.Share) sharing.Assignment {
 		return sharing.Assignment{Request: "r" + n, Pool: "node-1", Device: "gpu-0" + n + "-00-0", ShareID: types.UID("share-" + n), GPU: gpu.UUID("GPU-" + n), Share: share}
@@ -128,29 +143,12 @@ func TestGoldenRecordOfShares(t *testing.T) {
 	counted.Unenforced = true
 	want := Record{Version: 2, Phase: Preparing, BootID: "boot", Claim: sharing.Claim{Namespace: "ml", Name: "shares", UID: uid},
 		Plan: sharing.Plan{Assignments: []sharing.Assignment{mps, hook, cgroup, slices, counted}}}
-	if diff := cmp.Diff(got, want); diff != "" {
-		t.Errorf("read: got - want +\n%s", diff)
-	}
-	written, err := encode(want)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(written), string(golden)); diff != "" {
-		t.Errorf("written: got - want +\n%s", diff)
-	}
+	golden(t, file, want)
 }
 
 // So must records of format 3: partitions that are made, one of them not yet and one with MPS, and one that somebody else has made.
 func TestGoldenRecordOfPartitions(t *testing.T) {
 	const uid, file = "33333333-2222-3333-4444-555555555555", "testdata/v3/33333333-2222-3333-4444-555555555555.json"
-	golden, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := decode(golden, uid, file)
-	if err != nil {
-		t.Fatal(err)
-	}
 	partition := func(n int, profile string, size int, id gpu.UUID) sharing.Assignment {
 		at := gpu.Placement{Parent: "GPU-1", Profile: profile, Start: n, Size: size}
 		return sharing.Assignment{Request: fmt.Sprint("r", n), Pool: "node-1", Device: gpu.PartitionName("gpu-01-00-0", at), GPU: at.Parent,
@@ -161,16 +159,7 @@ func TestGoldenRecordOfPartitions(t *testing.T) {
 	static.Partition.Static, static.Unsliced = true, true
 	want := Record{Version: 3, Phase: Preparing, BootID: "boot", Claim: sharing.Claim{Namespace: "ml", Name: "partitions", UID: uid},
 		Plan: sharing.Plan{Assignments: []sharing.Assignment{planned, made, static}}}
-	if diff := cmp.Diff(got, want); diff != "" {
-		t.Errorf("read: got - want +\n%s", diff)
-	}
-	written, err := encode(want)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(written), string(golden)); diff != "" {
-		t.Errorf("written: got - want +\n%s", diff)
-	}
+	golden(t, file, want)
 }
 
 // A driver that a downgrade brings back must not take a record for one that it can undo.

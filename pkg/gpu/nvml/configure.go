@@ -117,7 +117,7 @@ func (n *Node) setTimeSlice(ctx context.Context, id gpu.UUID, name gpu.Interval,
 // runSMI runs the driver's nvidia-smi. It returns the exit code when it got so far, what it said in one line, and an error unless
 // all went well: exec.ErrNotFound when the root has no nvidia-smi.
 func (r DriverRoot) runSMI(ctx context.Context, args ...string) (code int, text string, err error) {
-	program, err := r.program("nvidia-smi")
+	program, err := r.Program("nvidia-smi")
 	if err != nil {
 		return 0, "", err
 	}
@@ -145,8 +145,8 @@ func (r DriverRoot) runSMI(ctx context.Context, args ...string) (code int, text 
 	return code, strings.Join(strings.FieldsFunc(strings.TrimSpace(output.String()), func(c rune) bool { return c == '\n' }), "; "), err
 }
 
-// program is the path of a program of the driver. Error: exec.ErrNotFound.
-func (r DriverRoot) program(name string) (string, error) {
+// Program is the path of a program of the driver, as this container sees it. Error: exec.ErrNotFound.
+func (r DriverRoot) Program(name string) (string, error) {
 	for _, dir := range programDirs {
 		path := filepath.Join(r.Here, dir, name)
 		_, err := os.Stat(path)

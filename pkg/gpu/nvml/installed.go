@@ -28,9 +28,6 @@ func (r DriverRoot) Versions() []string {
 	return slices.Compact(out) // the same folder may have two names
 }
 
-// Program is the path of a program of the driver, as this container sees it. Error: exec.ErrNotFound.
-func (r DriverRoot) Program(name string) (string, error) { return r.program(name) }
-
 // Code is the name of NVML's error that err is, "ERROR_GPU_IS_LOST": "" when it is none of NVML's.
 func Code(err error) string {
 	var ret nvmllib.Return

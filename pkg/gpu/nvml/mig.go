@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -106,7 +107,7 @@ func (n *Node) readProfiles(handle nvmllib.Device) ([]profile, error) {
 		if ret != nvmllib.SUCCESS {
 			return nil, fmt.Errorf("get placements of MIG profile %d: %w", i, ret)
 		}
-		name, err := n.profileName(handle, i, info)
+		name, err := ProfileName(n.devices, handle, i, info)
 		if err != nil {
 			return nil, fmt.Errorf("name MIG profile %d: %w", i, err)
 		}
@@ -131,9 +132,10 @@ func absent(ret nvmllib.Return) bool {
 	return ret == nvmllib.ERROR_NOT_SUPPORTED || ret == nvmllib.ERROR_INVALID_ARGUMENT
 }
 
-// profileName is the name of a profile as NVIDIA writes it, put together from what the profile is, as NVIDIA's own components do. The
-// newer call that says it is not asked: it may answer in MIG mode only, and a name must not change with the mode.
-func (n *Node) profileName(handle nvmllib.Device, index int, info nvmllib.GpuInstanceProfileInfo) (string, error) {
+// ProfileName is the name of a GPU's MIG profile as NVIDIA writes it, "1g.10gb+me", put together from NVML's number of the profile and
+// what NVML says of it, as NVIDIA's own components do. The newer call that says it is not asked: it may answer in MIG mode only, and a
+// name must not change with the mode. The library must be initialised.
+func ProfileName(devices device.Interface, handle nvmllib.Device, number int, info nvmllib.GpuInstanceProfileInfo) (string, error) {
 	whole, ok := computeProfiles[int(info.SliceCount)]
 	if !ok {
 		return "", fmt.Errorf("%d slices: want one of 1 to 4 and 6 to 8", info.SliceCount)
@@ -142,7 +144,7 @@ func (n *Node) profileName(handle nvmllib.Device, index int, info nvmllib.GpuIns
 	if ret != nvmllib.SUCCESS {
 		return "", fmt.Errorf("get memory: %w", ret)
 	}
-	name, err := n.devices.NewMigProfile(index, whole, nvmllib.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, info.MemorySizeMB, memory.Total)
+	name, err := devices.NewMigProfile(number, whole, nvmllib.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, info.MemorySizeMB, memory.Total)
 	if err != nil {
 		return "", err
 	}

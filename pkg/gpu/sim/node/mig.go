@@ -5,7 +5,6 @@ package node
 import (
 	"embed"
 	"fmt"
-	"io/fs"
 	"reflect"
 	"slices"
 	"strings"
@@ -94,17 +93,7 @@ func tabled[T any](d *decoder, path string, n *yaml.Node, to *T, pick func(parti
 var tables embed.FS
 
 // Tables are the names of the built-in tables of MIG profiles, in order.
-func Tables() []string {
-	files, err := fs.Glob(tables, "mig/*.yaml")
-	if err != nil {
-		panic(err) // the pattern is a constant
-	}
-	for i, f := range files {
-		files[i] = strings.TrimSuffix(strings.TrimPrefix(f, "mig/"), ".yaml")
-	}
-	slices.Sort(files)
-	return files
-}
+func Tables() []string { return namesIn(tables) }
 
 func readTable(name string) (partitionTable, error) {
 	var t partitionTable

@@ -7,6 +7,7 @@ import (
 	"embed"
 	"fmt"
 	"io/fs"
+	"path"
 	"reflect"
 	"regexp"
 	"slices"
@@ -228,16 +229,19 @@ func (p Profile) same(other Profile) bool {
 var builtIn embed.FS
 
 // Names are the names of the built-in profiles, in order.
-func Names() []string {
-	files, err := fs.Glob(builtIn, "profiles/*.yaml")
+func Names() []string { return namesIn(builtIn) }
+
+// namesIn are the names of the YAML files in the directories of a file system, without directory and ending, in order.
+func namesIn(files fs.FS) []string {
+	names, err := fs.Glob(files, "*/*.yaml")
 	if err != nil {
 		panic(err) // the pattern is a constant
 	}
-	for i, f := range files {
-		files[i] = strings.TrimSuffix(strings.TrimPrefix(f, "profiles/"), ".yaml")
+	for i, name := range names {
+		names[i] = strings.TrimSuffix(path.Base(name), ".yaml")
 	}
-	slices.Sort(files)
-	return files
+	slices.Sort(names)
+	return names
 }
 
 // BuiltIn is the built-in profile of that name.

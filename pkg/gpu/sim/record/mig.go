@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
@@ -58,7 +59,7 @@ func (g *gpuReader) profiles() map[int]nvmllib.GpuInstanceProfileInfo {
 	}
 	profiles := node.GPUInstanceProfiles{}
 	for number, info := range infos {
-		name, err := nvml.ProfileName(g.Library, g.handle, number, info)
+		name, err := nvml.ProfileName(device.New(g.Library), g.handle, number, info)
 		if err != nil {
 			g.note("GPU %d: name MIG profile %d: %v", g.index, number, err)
 		}
