@@ -134,6 +134,9 @@ Use it:
   export KUBECONFIG=%s PATH=%s:$PATH
   kubectl get resourceslices
   kubectl get pods,resourceclaims -A
+Try a demo by hand, once the GPUs that the last ones hold are free:
+  kubectl get namespaces -o name | grep /demo- | xargs kubectl delete
+  kubectl apply -f demo/mig-1g/
 Stop it:
   make demo-down
 `, kubeconfig, dir)
