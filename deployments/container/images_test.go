@@ -234,7 +234,7 @@ func programs(t *testing.T, dir string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"dra-kubelet-plugin", "gpu-demo", "nvidia-cdi-hook", "sim-nvidia-smi", "sim-nvidia-cuda-mps-control", "mps-supervisor"} {
+	for _, name := range []string{"dra-kubelet-plugin", "gpu-demo", "nvidia-cdi-hook", "sim-nvidia-smi", "sim-nvidia-cuda-mps-control", "mps-supervisor", "dra-controller"} {
 		write(t, filepath.Join(dir, name), read(t, self))
 	}
 	return dir

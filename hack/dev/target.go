@@ -79,8 +79,8 @@ func (t target) install(ctx context.Context) error {
 	digest, err := digest(archive)
 	switch {
 	case err == nil:
-		// The tag stays the same while one works on the driver; this restarts the plugin when the image is another.
-		args = append(args, "--set-string", "kubeletPlugin.podAnnotations.images="+digest)
+		// The tag stays the same while one works on the driver; this restarts plugin and controller when the image is another.
+		args = append(args, "--set-string", "kubeletPlugin.podAnnotations.images="+digest, "--set-string", "controller.podAnnotations.images="+digest)
 	case !errors.Is(err, fs.ErrNotExist): // the nodes may have the images from elsewhere
 		return fmt.Errorf("read images: %w", err)
 	}

@@ -42,6 +42,14 @@ var allowed = map[string][]string{
 	"internal/plugin":                 {"pkg/claims", "pkg/inventory", "pkg/checkpoint", "pkg/sharing", "pkg/sharing/mps", "pkg/nodeconfig", "pkg/cdi", "pkg/gpu"},
 	"internal/doctor/host":            {},
 	"internal/doctor":                 {"internal/doctor/host", "pkg/cdi", "pkg/inventory", "pkg/gpu", "pkg/gpu/nvml", "pkg/gpu/sim/node", "pkg/gpu/sim/record"},
+	"internal/controller/certificate": {},
+	"internal/controller/view":        {"pkg/gpu"},
+	"internal/controller/viewtest":    {"internal/controller/view", "pkg/inventory", "pkg/gpu", "pkg/gpu/nvml", "pkg/gpu/sim"},
+	"internal/controller/strongest":   {"internal/controller/view", "pkg/gpu"},
+	// It lets the node's own code decide about claims, on devices that it makes up.
+	"internal/controller/admission":   {"internal/controller/view", "pkg/api", "pkg/allocation", "pkg/inventory", "pkg/sharing", "pkg/gpu"},
+	"internal/controller":             {"internal/controller/..."},
+	"cmd/dra-controller":              {"internal/controller"},
 	"cmd/dra-kubelet-plugin":          {"internal/...", "pkg/..."},
 	"cmd/mps-supervisor":              {"pkg/sharing/mps", "pkg/sharing/mps/supervise"},
 	"cmd/sim-nvidia-smi":              {"pkg/gpu/sim/smi"},
@@ -57,7 +65,7 @@ var tools = []string{"deployments/", "test/", "hack/", "demo/", "docs/"}
 var onlyIn = map[string][]string{
 	"github.com/NVIDIA/":        {"pkg/gpu/nvml", "pkg/gpu/sim", "pkg/gpu/sim/record", "cmd/dra-kubelet-plugin"},
 	"tags.cncf.io/":             {"pkg/cdi", "pkg/gpu/nvml", "internal/doctor"},
-	"k8s.io/client-go/":         {"internal/plugin", "cmd/dra-kubelet-plugin"},
+	"k8s.io/client-go/":         {"internal/plugin", "cmd/dra-kubelet-plugin", "internal/controller", "internal/controller/certificate", "cmd/dra-controller"},
 	"k8s.io/kubelet/":           {"internal/plugin", "cmd/gpu-demo"}, // the demo plays the driver of a NIC
 	"k8s.io/kubernetes/":        {},
 	"github.com/opencontainers": {},

@@ -77,6 +77,23 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- include "gpu-dra-driver.labels" . | replace "component: kubelet-plugin" "component: mps-supervisor" }}
 {{- end }}
 
+{{/* The same for the controller, which is one of the cluster and not of a node. */}}
+{{- define "gpu-dra-driver.controllerName" -}}
+{{- printf "%s-controller" (include "gpu-dra-driver.fullname" .) }}
+{{- end }}
+
+{{- define "gpu-dra-driver.controllerSelectorLabels" -}}
+{{- include "gpu-dra-driver.selectorLabels" . | replace "component: kubelet-plugin" "component: controller" }}
+{{- end }}
+
+{{- define "gpu-dra-driver.controllerLabels" -}}
+{{- include "gpu-dra-driver.labels" . | replace "component: kubelet-plugin" "component: controller" }}
+{{- end }}
+
+{{- define "gpu-dra-driver.strongestClass" -}}
+{{- printf "strongest.%s" .Values.driverName }}
+{{- end }}
+
 {{/*
 Which nodes get the plugin. nodeSelectorTerms are ORed: one of the labels is enough, whoever put it there.
 pci-0302 is a 3D controller (data centre GPUs), pci-0300 a VGA controller (workstation and consumer GPUs).

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// dra-controller is the cluster's side of the driver.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/component-base/cli"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	_ "k8s.io/component-base/logs/json/register"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller"
+)
+
+func main() {
+	// What it holds is a few MB that hardly change: it is better to collect twice as often than to hold as much again.
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(50)
+	}
+	os.Exit(cli.Run(command()))
+}
+
+func command() *cobra.Command {
+	var c controller.Config
+	var kubeconfig string
+	logs := logsapi.NewLoggingConfiguration()
+	cmd := &cobra.Command{
+		Use:          "dra-controller",
+		Short:        "Judges claims for GPUs when they are made, ranks GPUs, and tells what the cluster has of them.",
+		Args:         cobra.NoArgs,
+		SilenceUsage: true,
+		PreRunE: func(*cobra.Command, []string) error {
+			if err := logsapi.ValidateAndApply(logs, nil); err != nil {
+				return err
+			}
+			ctrl.SetLogger(klog.Background())
+			return check(c)
+		},
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			if c.REST, err = connect(kubeconfig); err != nil {
+				return err
+			}
+			return controller.Run(ctx, c)
+		},
+	}
+	addFlags(cmd.Flags(), &c)
+	cmd.Flags().StringVar(&kubeconfig, "kubeconfig", "", "how to reach the API server; empty: as a pod does")
+	logsapi.AddFlags(logs, cmd.Flags())
+	return cmd
+}
+
+func addFlags(f *pflag.FlagSet, c *controller.Config) {
+	f.StringVar(&c.DriverName, "driver-name", "gpu.nvidia.com", "name of the driver, as in device classes")
+	f.StringVar(&c.Name, "name", "", "name of the webhook configurations, of the service and of the lease (required)")
+	f.StringVar(&c.Namespace, "namespace", os.Getenv("NAMESPACE"), "namespace of this program's pod")
+	f.StringVar(&c.StrongestClass, "strongest-class", "strongest.gpu.nvidia.com", "class whose requests become an ordered list, the strongest GPU first")
+	f.IntVar(&c.StrongestRanks, "strongest-ranks", 4, "how many ranks the list has at most, 2 to 8: few for the default scheduler, 8 for one that weighs DynamicResources more")
+	f.IntVar(&c.WebhookPort, "webhook-port", 9443, "where webhooks are served")
+	f.StringVar(&c.HealthAddress, "health-address", ":8081", "where /healthz and /readyz are served")
+	f.StringVar(&c.MetricsAddress, "metrics-address", ":8080", "where /metrics is served; 0: nowhere")
+	f.StringVar(&c.CertificateDir, "certificate-dir", "", "directory with tls.crt and tls.key that somebody else keeps, such as cert-manager; empty: the controller makes and renews its own")
+	f.DurationVar(&c.CertificateLifetime, "certificate-lifetime", 90*24*time.Hour, "of a certificate that the controller makes; it is replaced when a third of that is left")
+}
+
+func check(c controller.Config) error {
+	switch {
+	case c.Name == "":
+		return errors.New("--name is required: that of the webhook configurations")
+	case c.Namespace == "":
+		return errors.New("--namespace (or NAMESPACE) is required: that of this program's pod")
+	case c.StrongestRanks < 2 || c.StrongestRanks > 8:
+		return fmt.Errorf("--strongest-ranks %d: must be from 2 to 8", c.StrongestRanks)
+	case c.CertificateLifetime < time.Minute:
+		return fmt.Errorf("--certificate-lifetime %s: must be at least 1m", c.CertificateLifetime)
+	}
+	return nil
+}
+
+// connect leaves the pace to the API server, whose priority and fairness is made for it.
+func connect(kubeconfig string) (*rest.Config, error) {
+	config, err := rest.InClusterConfig()
+	if kubeconfig != "" {
+		config, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reach the API server (--kubeconfig %q): %w", kubeconfig, err)
+	}
+	config.QPS = -1
+	return config, nil
+}

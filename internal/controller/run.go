@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package controller is the cluster's side of the driver: it judges claims when they are typed, ranks GPUs, tells what the cluster
+// has, and clears away what nobody owns any more. No pod waits for it: without it, claims work as they are written.
+package controller
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	webhookserver "sigs.k8s.io/controller-runtime/pkg/webhook"
+	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/certificate"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+)
+
+// Config is what a running controller is made of.
+type Config struct {
+	DriverName     string
+	StrongestClass string // the class whose requests are ranked
+	StrongestRanks int    // 2 to 8
+
+	Namespace string // of the controller itself
+	Name      string // of the release: of webhooks, service, secret and lease
+
+	WebhookPort    int
+	HealthAddress  string
+	MetricsAddress string
+
+	// CertificateDir has tls.crt and tls.key that somebody else keeps. Empty: the controller keeps its own certificate.
+	CertificateDir      string
+	CertificateLifetime time.Duration
+
+	REST *rest.Config
+}
+
+// Run serves until ctx ends.
+func Run(ctx context.Context, c Config) error {
+	scheme := runtime.NewScheme()
+	if err := clientgoscheme.AddToScheme(scheme); err != nil {
+		return err
+	}
+	v := view.New(c.DriverName)
+	keeper := &certificate.Keeper{
+		Secret:        types.NamespacedName{Namespace: c.Namespace, Name: c.Name + "-certificate"},
+		ServiceName:   fmt.Sprintf("%s.%s.svc", c.Name, c.Namespace),
+		Configuration: c.Name,
+		Lifetime:      c.CertificateLifetime,
+		Period:        5 * time.Second,
+		Settle:        30 * time.Second,
+	}
+	webhookOptions := webhookserver.Options{Port: c.WebhookPort, CertDir: c.CertificateDir}
+	if c.CertificateDir == "" {
+		webhookOptions.TLSOpts = []func(*tls.Config){func(t *tls.Config) { t.GetCertificate = keeper.GetCertificate }}
+	}
+	mgr, err := ctrl.NewManager(c.REST, ctrl.Options{
+		Scheme:                        scheme,
+		Cache:                         caches(v),
+		WebhookServer:                 webhookserver.NewServer(webhookOptions),
+		HealthProbeBindAddress:        c.HealthAddress,
+		Metrics:                       metricsserver.Options{BindAddress: c.MetricsAddress},
+		LeaderElection:                true,
+		LeaderElectionID:              c.Name,
+		LeaderElectionNamespace:       c.Namespace,
+		LeaderElectionReleaseOnCancel: true,
+	})
+	if err != nil {
+		return fmt.Errorf("make the manager: %w", err)
+	}
+	known, err := follow(ctx, mgr.GetCache(), v)
+	if err != nil {
+		return err
+	}
+	server := mgr.GetWebhookServer()
+	server.Register(validatePath, &webhook.Webhook{Handler: validator{admission.Checker{View: v}}})
+	server.Register(strongestPath, &webhook.Webhook{Handler: ranker{strongest.Expander{View: v, Class: c.StrongestClass, Ranks: c.StrongestRanks}}})
+	if c.CertificateDir == "" {
+		// The cache would need to list and watch all secrets.
+		if keeper.Client, err = client.New(c.REST, client.Options{Scheme: scheme}); err != nil {
+			return err
+		}
+		if err := mgr.Add(keeper); err != nil {
+			return err
+		}
+		if err := mgr.AddReadyzCheck("certificate", keeper.Ready); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(
+		mgr.AddHealthzCheck("ping", func(*http.Request) error { return nil }),
+		mgr.AddReadyzCheck("webhooks", server.StartedChecker()),
+		mgr.AddReadyzCheck("view", func(*http.Request) error { return known() }),
+	); err != nil {
+		return err
+	}
+	return mgr.Start(ctx)
+}
+
+// caches keep no more than what is needed: a cluster has thousands of GPUs, and of each slice and claim only little is looked at.
+func caches(v *view.View) cache.Options {
+	slim := func(obj any) (any, error) {
+		switch o := obj.(type) {
+		case *resourceapi.ResourceSlice:
+			return v.SlimSlice(o), nil
+		case *resourceapi.ResourceClaim:
+			return view.SlimClaim(o), nil
+		}
+		return obj, nil
+	}
+	return cache.Options{
+		DefaultTransform: cache.TransformStripManagedFields(),
+		ByObject: map[client.Object]cache.ByObject{
+			&resourceapi.ResourceSlice{}: {Transform: slim, Field: fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, v.Driver())},
+			&resourceapi.ResourceClaim{}: {Transform: slim},
+		},
+	}
+}
+
+// follow keeps the view up to date. known says whether it has seen all that there is.
+func follow(ctx context.Context, c cache.Cache, v *view.View) (known func() error, err error) {
+	var synced []toolscache.InformerSynced
+	for _, of := range []struct {
+		object client.Object
+		events toolscache.ResourceEventHandler
+	}{
+		{&resourceapi.DeviceClass{}, handler(v.SetClass, func(c metav1.Object) { v.DeleteClass(c.GetName()) })},
+		{&resourceapi.ResourceSlice{}, handler(v.SetSlice, func(s metav1.Object) { v.DeleteSlice(s.GetName()) })},
+		{&resourceapi.ResourceClaim{}, handler(v.SetClaim, func(c metav1.Object) { v.DeleteClaim(c.GetUID()) })},
+	} {
+		informer, err := c.GetInformer(ctx, of.object, cache.BlockUntilSynced(false))
+		if err != nil {
+			return nil, fmt.Errorf("follow %T: %w", of.object, err)
+		}
+		events, err := informer.AddEventHandler(of.events)
+		if err != nil {
+			return nil, fmt.Errorf("follow %T: %w", of.object, err)
+		}
+		synced = append(synced, events.HasSynced)
+	}
+	return func() error {
+		for _, done := range synced {
+			if !done() {
+				return errors.New("slices, claims and classes are still being read")
+			}
+		}
+		return nil
+	}, nil
+}
+
+// handler hands what an informer sees to two functions.
+func handler[T metav1.Object](set func(T), drop func(metav1.Object)) toolscache.ResourceEventHandler {
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc: func(obj any) {
+			if o, ok := obj.(T); ok {
+				set(o)
+			}
+		},
+		UpdateFunc: func(_, obj any) {
+			if o, ok := obj.(T); ok {
+				set(o)
+			}
+		},
+		DeleteFunc: func(obj any) {
+			if gone, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
+				obj = gone.Obj
+			}
+			if o, ok := obj.(metav1.Object); ok {
+				drop(o)
+			}
+		},
+	}
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package view
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// placeAttributes say which device it is, or where; all others say what it is.
+var placeAttributes = map[resourceapi.QualifiedName]bool{
+	"uuid": true, "parentUUID": true, "index": true, "minor": true, "nvlinkDomain": true, "fabricDomain": true,
+	deviceattribute.StandardDeviceAttributePCIBusID: true,
+	deviceattribute.StandardDeviceAttributePCIeRoot: true,
+	deviceattribute.StandardDeviceAttributeNUMANode: true,
+}
+
+// Kind is what all devices have in common that differ only in which one they are: there are as many as there are models, MIG profiles
+// and ways of sharing in the cluster, however many GPUs it has.
+type Kind struct {
+	Device resourceapi.Device // one of them, without name and taints; what says which one it is is that of the first that was seen
+	id     string
+}
+
+// kindOf tells devices of different kinds apart. An attribute that only some devices have makes a difference even where its value
+// does not: selectors fail without it.
+func kindOf(d resourceapi.Device) string {
+	attributes := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}
+	for name, value := range d.Attributes {
+		if placeAttributes[name] {
+			value = resourceapi.DeviceAttribute{}
+		}
+		attributes[name] = value
+	}
+	text, err := json.Marshal([]any{attributes, d.Capacity, d.AllowMultipleAllocations})
+	if err != nil {
+		return fmt.Sprintf("%p", d.Attributes) // no API object is like that: a kind of its own
+	}
+	digest := sha256.Sum256(text)
+	return string(digest[:])
+}
+
+// Matchable is the device as selectors see it.
+func (k *Kind) Matchable(driver string) cel.Device {
+	return cel.Device{Driver: driver, AllowMultipleAllocations: k.Device.AllowMultipleAllocations, Attributes: k.Device.Attributes, Capacity: k.Device.Capacity}
+}
+
+// Type is the kind of device: a GPU, a partition, the monitor.
+func (k *Kind) Type() gpu.Type { return gpu.Type(k.text("type")) }
+
+// Product is the model, as NVML names it.
+func (k *Kind) Product() string { return k.text("productName") }
+
+// Profile is the MIG profile of a partition.
+func (k *Kind) Profile() string { return k.text("profile") }
+
+// Sharing is how the administrator lets such GPUs be used.
+func (k *Kind) Sharing() string { return k.text("sharing") }
+
+// Isolation is what keeps a share of such a GPU within its limits.
+func (k *Kind) Isolation() string { return k.text("isolation") }
+
+// PeakCompute is in TFLOP/s, and orders GPUs.
+func (k *Kind) PeakCompute() int64 { return ptr.Deref(k.Device.Attributes["peakCompute"].IntValue, 0) }
+
+// Capacity is how much such a device has of it, in the unit that is published; 0: none.
+func (k *Kind) Capacity(name resourceapi.QualifiedName) int64 {
+	q := k.Device.Capacity[name].Value
+	return q.Value()
+}
+
+// Has says whether such a device, while it is free, has so much of its capacities.
+func (k *Kind) Has(asked map[resourceapi.QualifiedName]resource.Quantity) bool {
+	for name, wanted := range asked {
+		has, ok := k.Device.Capacity[name]
+		if !ok || has.Value.Cmp(wanted) < 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func (k *Kind) text(name resourceapi.QualifiedName) string {
+	return ptr.Deref(k.Device.Attributes[name].StringValue, "")
+}
+
+// String names the kind for people.
+func (k *Kind) String() string {
+	switch k.Type() {
+	case gpu.TypeMIG:
+		return fmt.Sprintf("MIG %s of %s", k.Profile(), k.Product())
+	case gpu.TypeMonitor:
+		return "the monitor device"
+	}
+	return k.Product()
+}

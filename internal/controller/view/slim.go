@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package view
+
+import (
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// SlimSlice takes out of a slice what the view does not need, before it is kept: devices of one kind share what they have in common,
+// and of partitions one of each kind stays. A node with eight GPUs publishes more than 200 possible partitions, which differ in where
+// they are.
+func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlice {
+	slim := &resourceapi.ResourceSlice{TypeMeta: s.TypeMeta, ObjectMeta: s.ObjectMeta}
+	slim.ManagedFields = nil
+	slim.Spec = resourceapi.ResourceSliceSpec{Driver: s.Spec.Driver, Pool: s.Spec.Pool, NodeName: s.Spec.NodeName}
+	if s.Spec.Driver != v.driver {
+		return slim
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	seen := map[*Kind]bool{}
+	for _, d := range s.Spec.Devices {
+		kind := v.intern(d)
+		if kind.Type() == gpu.TypeMIG && seen[kind] {
+			continue
+		}
+		seen[kind] = true
+		slim.Spec.Devices = append(slim.Spec.Devices, resourceapi.Device{Name: d.Name, Taints: d.Taints,
+			Attributes: kind.Device.Attributes, Capacity: kind.Device.Capacity, AllowMultipleAllocations: kind.Device.AllowMultipleAllocations})
+	}
+	return slim
+}
+
+// SlimClaim takes out of a claim what neither the view nor the sweep needs, before it is kept.
+func SlimClaim(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+	slim := &resourceapi.ResourceClaim{TypeMeta: c.TypeMeta, ObjectMeta: c.ObjectMeta, Status: resourceapi.ResourceClaimStatus{ReservedFor: c.Status.ReservedFor}}
+	slim.ManagedFields, slim.Annotations = nil, nil
+	if c.Status.Allocation != nil {
+		slim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: c.Status.Allocation.Devices.Results}}
+		return slim
+	}
+	for _, r := range c.Spec.Devices.Requests {
+		short := resourceapi.DeviceRequest{Name: r.Name}
+		if r.Exactly != nil {
+			short.Exactly = &resourceapi.ExactDeviceRequest{DeviceClassName: r.Exactly.DeviceClassName, Count: r.Exactly.Count}
+		}
+		for _, sub := range r.FirstAvailable {
+			short.FirstAvailable = append(short.FirstAvailable, resourceapi.DeviceSubRequest{DeviceClassName: sub.DeviceClassName, Count: sub.Count})
+		}
+		slim.Spec.Devices.Requests = append(slim.Spec.Devices.Requests, short)
+	}
+	return slim
+}

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package view_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// text is the view for people: the kinds, then the GPUs with their holders.
+func text(v *view.View) string {
+	var lines []string
+	for g := range v.GPUs {
+		var holders []string
+		for _, c := range g.Holders {
+			for _, h := range g.Parts(c) {
+				holders = append(holders, c.Name+" "+h.Device)
+			}
+		}
+		slices.Sort(holders)
+		line := fmt.Sprintf("%s %s %s [%s]", g.Node, g.Name, g.Kind, strings.Join(holders, ", "))
+		if g.Tainted {
+			line += " tainted"
+		}
+		lines = append(lines, line)
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// claim has that device; consumed as "memory=5Gi".
+func claim(name, pool, device string, consumed ...string) *resourceapi.ResourceClaim {
+	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name)}}
+	result := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: viewtest.Driver, Pool: pool, Device: device}
+	for _, text := range consumed {
+		what, amount, _ := strings.Cut(text, "=")
+		if result.ConsumedCapacity == nil {
+			result.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{}
+		}
+		result.ConsumedCapacity[resourceapi.QualifiedName(what)] = resource.MustParse(amount)
+	}
+	c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{result}}}
+	return c
+}
+
+func TestView(t *testing.T) {
+	v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"})
+	const empty = "a gpu-3b-00-0 Tesla T4 []\na gpu-af-00-0 Tesla T4 []"
+	same := func(what, want string) {
+		t.Helper()
+		if got := text(v); got != want {
+			t.Errorf("%s: got\n%s\nwant\n%s", what, got, want)
+		}
+	}
+	same("nobody has anything", empty)
+
+	v.SetClaim(claim("one", "a", "gpu-3b-00-0", "memory=5Gi"))
+	v.SetClaim(claim("two", "a", "gpu-3b-00-0", "memory=6Gi"))
+	admin := claim("admin", "a", "gpu-af-00-0")
+	admin.Status.Allocation.Devices.Results[0].AdminAccess = ptr.To(true)
+	v.SetClaim(admin)
+	other := claim("other", "a", "gpu-af-00-0")
+	other.Status.Allocation.Devices.Results[0].Driver = "gpu.example.com"
+	v.SetClaim(other)
+	same("two share one", "a gpu-3b-00-0 Tesla T4 [one gpu-3b-00-0, two gpu-3b-00-0]\na gpu-af-00-0 Tesla T4 []")
+
+	v.SetClaim(claim("two", "a", "gpu-af-00-0"))
+	v.DeleteClaim("one")
+	v.DeleteClaim("unknown")
+	same("one moves, one goes", "a gpu-3b-00-0 Tesla T4 []\na gpu-af-00-0 Tesla T4 [two gpu-af-00-0]")
+
+	tainted := viewtest.Slices(t, viewtest.Node{Name: "a", Profile: "t4-x2"})[0]
+	tainted.Spec.Devices[0].Taints = []resourceapi.DeviceTaint{{Key: "k", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	tainted.Spec.Devices[1].Taints = []resourceapi.DeviceTaint{{Key: "k", Effect: resourceapi.DeviceTaintEffectNone}}
+	v.SetSlice(v.SlimSlice(tainted))
+	same("one is tainted", "a gpu-3b-00-0 Tesla T4 [] tainted\na gpu-af-00-0 Tesla T4 [two gpu-af-00-0]")
+
+	v.DeleteSlice(tainted.Name)
+	same("the node is gone", "")
+	if kinds := v.Kinds(); len(kinds) != 0 {
+		t.Errorf("got %v, want no kinds of devices", kinds)
+	}
+	for _, s := range viewtest.Slices(t, viewtest.Node{Name: "a", Profile: "t4-x2"}) {
+		v.SetSlice(v.SlimSlice(s))
+	}
+	same("it is back, and its claim with it", "a gpu-3b-00-0 Tesla T4 []\na gpu-af-00-0 Tesla T4 [two gpu-af-00-0]")
+}
+
+// However many nodes there are, the kinds are those of one; a node of eight GPUs keeps one partition of each profile.
+func TestKinds(t *testing.T) {
+	one := viewtest.New(t, viewtest.Node{Name: "a", Profile: "dgx-h100"})
+	three := viewtest.New(t, viewtest.Node{Name: "a", Profile: "dgx-h100"}, viewtest.Node{Name: "b", Profile: "dgx-h100"}, viewtest.Node{Name: "c", Profile: "dgx-h100"})
+	names := func(v *view.View) (all []string) {
+		for _, k := range v.Kinds() {
+			all = append(all, k.String())
+		}
+		return all
+	}
+	want := []string{
+		"MIG 1g.10gb of NVIDIA H100 80GB HBM3", "MIG 1g.10gb+me of NVIDIA H100 80GB HBM3", "MIG 1g.20gb of NVIDIA H100 80GB HBM3",
+		"MIG 2g.20gb of NVIDIA H100 80GB HBM3", "MIG 3g.40gb of NVIDIA H100 80GB HBM3", "MIG 4g.40gb of NVIDIA H100 80GB HBM3",
+		"MIG 7g.80gb of NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3", "the monitor device",
+	}
+	if got := names(one); !slices.Equal(got, want) {
+		t.Errorf("one node: got %q, want %q", got, want)
+	}
+	if got := names(three); !slices.Equal(got, want) {
+		t.Errorf("three nodes: got %q, want %q", got, want)
+	}
+	v := view.New(viewtest.Driver)
+	full, kept := 0, 0
+	for _, s := range viewtest.Slices(t, viewtest.Node{Name: "a", Profile: "dgx-h100"}) {
+		full += len(s.Spec.Devices)
+		kept += len(v.SlimSlice(s).Spec.Devices)
+	}
+	// Eight GPUs and the monitor, and in each of the slices of partitions one of each profile that it has.
+	if full < 200 || kept > 9+2*7 {
+		t.Errorf("of %d devices %d are kept, want the GPUs and one partition of each profile for each slice", full, kept)
+	}
+}
+
+func TestFits(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		use   gpu.Use
+		held  []*resourceapi.ResourceClaim
+		asked string
+		want  bool
+	}{
+		{"a free GPU", gpu.Use{}, nil, "", true},
+		{"one that has a share taken", gpu.Use{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "memory=1Gi", "cores=0")}, "", false},
+		{"room for another share", gpu.Use{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "memory=5Gi", "cores=40")}, "memory=5Gi cores=60", true},
+		{"too little memory", gpu.Use{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "memory=5Gi", "cores=40")}, "memory=11Gi", false},
+		{"too few cores", gpu.Use{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "memory=5Gi", "cores=40")}, "memory=5Gi cores=61", false},
+		{"more than it has", gpu.Use{}, nil, "memory=20Gi", false},
+		{"what it does not have", gpu.Use{}, nil, "shares=1", false},
+		{"a partition is there", gpu.Use{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0-mig-1g10gb-0")}, "memory=1Gi", false},
+		{"exclusive and free", gpu.Use{Sharing: gpu.Exclusive}, nil, "memory=5Gi", true},
+		{"exclusive and taken", gpu.Use{Sharing: gpu.Exclusive}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0")}, "memory=5Gi", false},
+		{"the last replica", gpu.Use{Sharing: gpu.Replicated, Replicas: 2}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "shares=1")}, "", true},
+		{"no replica is left", gpu.Use{Sharing: gpu.Replicated, Replicas: 2}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "shares=2")}, "", false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: tc.use})
+			for _, c := range tc.held {
+				v.SetClaim(c)
+			}
+			asked := map[resourceapi.QualifiedName]resource.Quantity{}
+			for _, text := range strings.Fields(tc.asked) {
+				what, amount, _ := strings.Cut(text, "=")
+				asked[resourceapi.QualifiedName(what)] = resource.MustParse(amount)
+			}
+			for g := range v.GPUs {
+				if g.Name == "gpu-3b-00-0" && g.Fits(asked) != tc.want {
+					t.Errorf("got %t, want %t", !tc.want, tc.want)
+				}
+			}
+		})
+	}
+}
+
+func TestWaiting(t *testing.T) {
+	v := view.New(viewtest.Driver)
+	for name, devices := range map[string]string{
+		"one":         `requests: [{name: gpu, exactly: {deviceClassName: strongest}}]`,
+		"three":       `requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: strongest, count: 3}, {name: b, deviceClassName: strongest, count: 3}]}]`,
+		"another":     `requests: [{name: gpu, exactly: {deviceClassName: gpu}}]`,
+		"for an hour": `requests: [{name: gpu, exactly: {deviceClassName: strongest}}]`,
+	} {
+		c := viewtest.Claim(t, devices)
+		c.UID, c.CreationTimestamp = types.UID(name), metav1.Now()
+		if name == "for an hour" {
+			c.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Hour))
+		}
+		v.SetClaim(view.SlimClaim(c))
+	}
+	if got := v.Waiting("strongest", time.Now().Add(-time.Minute)); got != 4 {
+		t.Errorf("got %d devices, want 4", got)
+	}
+	v.SetClaim(claim("three", "a", "gpu-3b-00-0"))
+	if got := v.Waiting("strongest", time.Now().Add(-time.Minute)); got != 1 {
+		t.Errorf("when three have been found: got %d devices, want 1", got)
+	}
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package viewtest fills views for tests: with what the plugins of simulated machines publish, and with the classes of the chart.
+package viewtest
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+)
+
+// Driver is the name of the driver.
+const Driver = "gpu.nvidia.com"
+
+// Node is a machine with simulated GPUs.
+type Node struct {
+	Name    string
+	Profile string
+	Use     gpu.Use // of all its GPUs
+}
+
+// New is a view that knows the chart's classes and what the nodes publish.
+func New(t testing.TB, nodes ...Node) *view.View {
+	t.Helper()
+	v := view.New(Driver)
+	for _, class := range Classes(t) {
+		v.SetClass(class)
+	}
+	for _, n := range nodes {
+		for _, s := range Slices(t, n) {
+			v.SetSlice(v.SlimSlice(s))
+		}
+	}
+	return v
+}
+
+// Slices are what the node publishes.
+func Slices(t testing.TB, n Node) []*resourceapi.ResourceSlice {
+	t.Helper()
+	p, err := sim.BuiltIn(n.Profile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	machine, err := sim.Open(t.TempDir(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open, err := nvml.Open(nvml.Config{Library: machine.NVML(), Sysfs: filepath.Join(machine.DriverRoot(), "sys")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices, broken, err := open.Discover()
+	if err != nil || len(broken) > 0 {
+		t.Fatal(err, broken)
+	}
+	for i := range devices {
+		devices[i].Use = n.Use
+		if devices[i].MIG.Switchable && n.Use == (gpu.Use{}) {
+			devices[i].Use.Partitions = gpu.PartitionsDynamic // as the plugin has it
+		}
+	}
+	nobody := func(gpu.Placement) bool { return false }
+	pool := inventory.New(devices).Divide(nobody).Pool(n.Name)
+	var all []*resourceapi.ResourceSlice
+	for i, s := range pool.Slices {
+		slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%05x-%s-%s", i, Driver, n.Name)}}
+		slice.Spec = resourceapi.ResourceSliceSpec{Driver: Driver, NodeName: &n.Name, Devices: s.Devices, SharedCounters: s.SharedCounters,
+			Pool: resourceapi.ResourcePool{Name: n.Name, Generation: 1, ResourceSliceCount: int64(len(pool.Slices))}}
+		all = append(all, slice)
+	}
+	return all
+}
+
+// Classes are those of the chart.
+func Classes(t testing.TB) []*resourceapi.DeviceClass {
+	t.Helper()
+	_, here, _, _ := runtime.Caller(0)
+	text, err := os.ReadFile(filepath.Join(filepath.Dir(here), "../../../deployments/helm/testdata/default.golden.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []*resourceapi.DeviceClass
+	for _, document := range strings.Split(string(text), "\n---\n") {
+		var class resourceapi.DeviceClass
+		if err := yaml.Unmarshal([]byte(document), &class); err != nil {
+			t.Fatal(err)
+		}
+		if class.Kind == "DeviceClass" {
+			all = append(all, &class)
+		}
+	}
+	return all
+}
+
+// Claim is a claim with that spec.devices, as the API server would complete it.
+func Claim(t testing.TB, devices string) *resourceapi.ResourceClaim {
+	t.Helper()
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "claim", UID: "claim"}}
+	if err := yaml.UnmarshalStrict([]byte(devices), &claim.Spec.Devices); err != nil {
+		t.Fatal(err)
+	}
+	complete := func(mode *resourceapi.DeviceAllocationMode, count *int64) {
+		if *mode == "" {
+			*mode = resourceapi.DeviceAllocationModeExactCount
+		}
+		if *mode == resourceapi.DeviceAllocationModeExactCount && *count == 0 {
+			*count = 1
+		}
+	}
+	for i := range claim.Spec.Devices.Requests {
+		if r := claim.Spec.Devices.Requests[i].Exactly; r != nil {
+			complete(&r.AllocationMode, &r.Count)
+		}
+		for j := range claim.Spec.Devices.Requests[i].FirstAvailable {
+			sub := &claim.Spec.Devices.Requests[i].FirstAvailable[j]
+			complete(&sub.AllocationMode, &sub.Count)
+		}
+	}
+	return claim
+}
