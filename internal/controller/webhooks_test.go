@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	admissionv1 "k8s.io/api/admission/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+)
+
+// request is one about an object of that kind, in YAML.
+func request(t testing.TB, kind, object string) webhook.Request {
+	t.Helper()
+	raw, err := yaml.YAMLToJSON([]byte(object))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return webhook.Request{AdmissionRequest: admissionv1.AdmissionRequest{Kind: metav1.GroupVersionKind{Group: "resource.k8s.io", Version: "v1", Kind: kind},
+		Object: runtime.RawExtension{Raw: raw}}}
+}
+
+const wrong = `config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: MPS, timeSlicingConfig: {}, mpsConfig: {defaultActiveThreadPercentage: 0}}}}}]`
+
+func TestValidator(t *testing.T) {
+	handler := validator{admission.Checker{View: viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"})}}
+	const both = ".sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: 0: must be from 1 to 100"
+	for _, tc := range []struct {
+		name, kind, object string
+		code               int32
+		want               []string // in the message
+	}{
+		{"a claim", "ResourceClaim", `spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]}}`, http.StatusOK, nil},
+		{"a claim with two mistakes", "ResourceClaim", `spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}], ` + wrong + `}}`, http.StatusForbidden,
+			[]string{"2 problems:\n  - spec.devices.config[0].opaque.parameters.sharing.timeSlicingConfig: Forbidden", "\n  - spec.devices.config[0].opaque.parameters" + both}},
+		{"a template", "ResourceClaimTemplate", `spec: {spec: {devices: {` + wrong + `}}}`, http.StatusForbidden, []string{"spec.spec.devices.config[0].opaque.parameters" + both}},
+		{"a class", "DeviceClass", `spec: {` + wrong + `}`, http.StatusForbidden, []string{"spec.config[0].opaque.parameters" + both}},
+		{"what is no claim", "ResourceClaim", `spec: 5`, http.StatusBadRequest, []string{"cannot unmarshal"}},
+		{"what it is not for", "Pod", `{}`, http.StatusBadRequest, []string{"Pod"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got := handler.Handle(t.Context(), request(t, tc.kind, tc.object))
+			if got.Result.Code != tc.code || got.Allowed != (tc.code == http.StatusOK) {
+				t.Errorf("got %d (allowed: %t), want %d", got.Result.Code, got.Allowed, tc.code)
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(got.Result.Message, want) {
+					t.Errorf("got %q, want %q in it", got.Result.Message, want)
+				}
+			}
+		})
+	}
+}
+
+func TestRanker(t *testing.T) {
+	handler := ranker{strongest.Expander{Class: "strongest.gpu.nvidia.com", Ranks: 4,
+		View: viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"}, viewtest.Node{Name: "b", Profile: "l40s-x4"})}}
+	const asks = `spec: {devices: {requests: [{name: first, exactly: {deviceClassName: gpu.nvidia.com, count: 1}}, {name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com, count: 1MORE}}]FIELDS}}`
+	claim := func(more, fields string) string {
+		return strings.NewReplacer("MORE", more, "FIELDS", fields).Replace(asks)
+	}
+	for _, tc := range []struct {
+		name, object string
+		expanded     bool
+		warned       string
+	}{
+		{"a claim", claim("", ""), true, ""},
+		{"a claim with fields that are newer than the controller", claim("", ", newer: {field: 1}"), true, ""},
+		{"a request with fields that are newer", claim(", newer: 1", ""), false, "its requests have fields that the controller does not know"},
+		{"the scheduler's own", "metadata: {annotations: {resource.kubernetes.io/extended-resource-claim: \"true\"}}\n" + claim("", ""), false, ""},
+		{"what is no claim", "spec: 5", false, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			req := request(t, "ResourceClaim", tc.object)
+			got := handler.Handle(t.Context(), req)
+			if warned := strings.Join(got.Warnings, " "); !strings.Contains(warned, tc.warned) || (warned == "") != (tc.warned == "") {
+				t.Errorf("warned: got %q, want %q", warned, tc.warned)
+			}
+			if !tc.expanded {
+				if len(got.Patches) > 0 {
+					t.Errorf("got %v, want nothing changed", got.Patches)
+				}
+				return
+			}
+			operations, err := json.Marshal(got.Patches)
+			if err != nil {
+				t.Fatal(err)
+			}
+			patch, err := jsonpatch.DecodePatch(operations)
+			if err != nil {
+				t.Fatal(err)
+			}
+			patched, err := patch.Apply(req.Object.Raw)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var after resourceapi.ResourceClaim
+			if err := json.Unmarshal(patched, &after); err != nil {
+				t.Fatal(err)
+			}
+			requests := after.Spec.Devices.Requests
+			if requests[0].Exactly == nil || requests[1].Exactly != nil || len(requests[1].FirstAvailable) != 8 || requests[1].Name != "gpu" {
+				t.Errorf("got %s, want the second request as a list", patched)
+			}
+			if strings.Contains(tc.object, "newer") && !strings.Contains(string(patched), `"newer":{"field":1}`) {
+				t.Errorf("got %s, want the unknown field still there", patched)
+			}
+		})
+	}
+}
+
+// FuzzWebhooks looks for objects that make a webhook panic, or answer neither yes nor no.
+func FuzzWebhooks(f *testing.F) {
+	for _, seed := range []string{
+		`{"spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "strongest.gpu.nvidia.com", "count": 2, "capacity": {"requests": {"memory": "5Gi"}}}}]}}}`,
+		`{"spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "mig.nvidia.com", "count": -1}}, {}]}}}`,
+		`{"spec": {"devices": {"requests": [{"name": "gpu", "firstAvailable": [{"name": "a", "deviceClassName": "gpu.nvidia.com", "selectors": [{}, {"cel": {"expression": "1/0 == 1"}}]}]}], "config": [{}, {"opaque": {"driver": "gpu.nvidia.com"}}]}}}`,
+		`{"spec": {"selectors": [{"cel": {"expression": "device.driver == 'gpu.nvidia.com' && x"}}], "config": [{"opaque": null}]}}`,
+		`{"spec": {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "monitor.gpu.nvidia.com", "allocationMode": "All"}}]}}}}`,
+		`null`, `{`, `[]`,
+	} {
+		f.Add([]byte(seed))
+	}
+	v := viewtest.New(f, viewtest.Node{Name: "a", Profile: "t4-x2"}, viewtest.Node{Name: "b", Profile: "a30-x2"})
+	judge, rank := validator{admission.Checker{View: v}}, ranker{strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		for _, kind := range []string{"ResourceClaim", "ResourceClaimTemplate", "DeviceClass"} {
+			req := webhook.Request{AdmissionRequest: admissionv1.AdmissionRequest{Kind: metav1.GroupVersionKind{Kind: kind}, Object: runtime.RawExtension{Raw: raw}}}
+			if got := judge.Handle(context.Background(), req); got.Result == nil || got.Allowed != (got.Result.Code == http.StatusOK) {
+				t.Errorf("%s %s: got %+v", kind, raw, got)
+			}
+			rank.Handle(context.Background(), req)
+		}
+	})
+}
