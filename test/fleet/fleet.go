@@ -62,7 +62,7 @@ type Size struct {
 	Slices  int
 }
 
-// Fleet is nodes that are being played.
+// Fleet is nodes that are being played. Its methods are for one goroutine at a time.
 type Fleet struct {
 	driver string
 	client kubernetes.Interface
