@@ -5,10 +5,8 @@ package docs_test
 
 import (
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -419,8 +417,7 @@ func discover(t *testing.T, profile string) []gpu.Device {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Device nodes come last and need root; nothing here opens one.
-	if err := machine.LayOut(sim.Programs{}); err != nil && !errors.Is(err, fs.ErrPermission) {
+	if err := machine.LayOutSysfs(); err != nil {
 		t.Fatal(err)
 	}
 	node, err := nvml.Open(nvml.Config{Library: machine.NVML(), Sysfs: filepath.Join(machine.DriverRoot(), "sys")})

@@ -148,11 +148,7 @@ func (e *examination) surroundings() {
 
 // publish writes what the node would publish, without a node configuration and without claims.
 func (e *examination) publish(devices []gpu.Device) {
-	nobody := func(gpu.Placement) bool { return false }
-	for i, d := range devices {
-		devices[i].Use.Partitions = inventory.Partitioning(d, gpu.PartitionsAuto, gpu.PartitionsAuto, nobody)
-	}
-	pool := inventory.New(devices).Divide(nobody).Pool(e.NodeName)
+	pool := inventory.Untouched(devices).Pool(e.NodeName)
 	for i, s := range pool.Slices {
 		e.report.Slices = append(e.report.Slices, resourceapi.ResourceSlice{
 			TypeMeta:   metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSlice"},

@@ -14,19 +14,21 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// firstSlices writes the slices of a node that has none yet, as the controller of kubeletplugin would. It would begin a second
-// later: that long it waits for its informer. What it finds then is what it would have written, so it leaves it alone.
-func firstSlices(ctx context.Context, client kubernetes.Interface, driver, nodeName string, pool resourceslice.Pool) error {
+// FirstSlices writes the slices of a node that has none yet, as the controller of kubeletplugin would. It would begin a second
+// later: that long it waits for its informer. What it finds then is what it would have written, so it leaves it alone. What was written
+// is returned as the API server has it, in the order of the pool.
+func FirstSlices(ctx context.Context, client kubernetes.Interface, driver, nodeName string, pool resourceslice.Pool) ([]*resourceapi.ResourceSlice, error) {
 	slices := client.ResourceV1().ResourceSlices()
 	own := fields.Set{resourceapi.ResourceSliceSelectorDriver: driver, resourceapi.ResourceSliceSelectorNodeName: nodeName}
 	found, err := slices.List(ctx, metav1.ListOptions{FieldSelector: own.String(), Limit: 1})
 	if err != nil || len(found.Items) > 0 {
-		return err
+		return nil, err
 	}
 	node, err := client.CoreV1().Nodes().Get(ctx, nodeName, metav1.GetOptions{})
 	if err != nil {
-		return err
+		return nil, err
 	}
+	var written []*resourceapi.ResourceSlice
 	for i, s := range pool.Slices {
 		slice := &resourceapi.ResourceSlice{
 			ObjectMeta: metav1.ObjectMeta{
@@ -46,9 +48,11 @@ func firstSlices(ctx context.Context, client kubernetes.Interface, driver, nodeN
 				SkipNodeOperations:     s.SkipNodeOperations,
 			},
 		}
-		if _, err := slices.Create(ctx, slice, metav1.CreateOptions{}); err != nil {
-			return fmt.Errorf("create slice %d: %w", i, err)
+		slice, err := slices.Create(ctx, slice, metav1.CreateOptions{})
+		if err != nil {
+			return written, fmt.Errorf("create slice %d: %w", i, err)
 		}
+		written = append(written, slice)
 	}
-	return nil
+	return written, nil
 }

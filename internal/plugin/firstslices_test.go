@@ -23,7 +23,7 @@ func TestTheControllerLeavesTheFirstSlicesAlone(t *testing.T) {
 	pool := resourceslice.Pool{Slices: []resourceslice.Slice{
 		{Devices: []resourceapi.Device{{Name: "gpu-0"}, {Name: "gpu-1"}}}, {Devices: []resourceapi.Device{{Name: "monitor"}}}}}
 	client := newServer()
-	if err := firstSlices(t.Context(), client, driver, "node", pool); err != nil {
+	if _, err := FirstSlices(t.Context(), client, driver, "node", pool); err != nil {
 		t.Fatal(err)
 	}
 	before := listSlices(t, client)
@@ -51,7 +51,7 @@ func TestFirstSlicesAreWrittenOnce(t *testing.T) {
 	client := newServer()
 	pool := resourceslice.Pool{Slices: []resourceslice.Slice{{}}}
 	for range 2 {
-		if err := firstSlices(t.Context(), client, driver, "node", pool); err != nil {
+		if _, err := FirstSlices(t.Context(), client, driver, "node", pool); err != nil {
 			t.Fatal(err)
 		}
 		if got := len(listSlices(t, client)); got != 1 {

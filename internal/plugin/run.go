@@ -103,7 +103,8 @@ func Run(ctx context.Context, c Config) error {
 	defer endReports()
 	reporter := newReporter(reports, c)
 	publisher := &publisher{pool: c.NodeName, first: func(ctx context.Context, pool resourceslice.Pool) error {
-		return firstSlices(ctx, c.Client, c.DriverName, c.NodeName, pool)
+		_, err := FirstSlices(ctx, c.Client, c.DriverName, c.NodeName, pool)
+		return err
 	}}
 	machine := &machine{config: c, modes: newConfigSource(c, reporter), status: status, metrics: metrics, reporter: reporter, publish: publisher.set, looked: make(chan struct{}), busy: &busyGPUs{}}
 	if c.RuntimeProblems != nil {

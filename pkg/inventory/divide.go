@@ -47,6 +47,16 @@ func (inv Inventory) Divide(own func(gpu.Placement) bool) Inventory {
 	return append(all, partitions...)
 }
 
+// Untouched is what a node with these GPUs offers before anybody has done anything: without a node configuration and without claims.
+func Untouched(gpus []gpu.Device) Inventory {
+	nobody := func(gpu.Placement) bool { return false }
+	inv := New(gpus)
+	for i, d := range inv {
+		inv[i].Use.Partitions = Partitioning(d, gpu.PartitionsAuto, gpu.PartitionsAuto, nobody)
+	}
+	return inv.Divide(nobody)
+}
+
 // foreign are the partitions of the GPU that somebody else has made.
 func foreign(d gpu.Device, own func(gpu.Placement) bool) []gpu.Partition {
 	return slices.DeleteFunc(slices.Clone(d.MIG.Instances), func(p gpu.Partition) bool { return own(p.Placement) })

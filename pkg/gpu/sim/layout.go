@@ -56,6 +56,21 @@ func (n *Node) Remove(which string) error {
 	})
 }
 
+// LayOutSysfs makes of the driver root only what /sys would say of the GPUs: all that is read of it to know what GPUs there are. It needs
+// no rights, but containers cannot be given such GPUs.
+func (n *Node) LayOutSysfs() error {
+	return n.layingOut(func() error {
+		v, err := n.View()
+		if err == nil {
+			err = layOutSysfs(filepath.Join(n.DriverRoot(), "sys"), v)
+		}
+		if err != nil {
+			return fmt.Errorf("lay out sysfs of driver root %s: %w", n.DriverRoot(), err)
+		}
+		return nil
+	})
+}
+
 // layingOut runs f while nobody else changes the driver root.
 func (n *Node) layingOut(f func() error) error { return node.Locked(n.Dir(), "layout.lock", f) }
 

@@ -78,7 +78,7 @@ func newRoot() *cobra.Command {
 		upCommand(&o), downCommand(&o), statusCommand(&o), kubeconfigCommand(&o),
 		execCommand(&o), loadCommand(&o), logsCommand(&o),
 		crashCommand(&o), startCommand(&o), stopCommand(&o), restartCommand(&o), pauseCommand(&o), resumeCommand(&o),
-		buildCommand(&o), toolsCommand(&o), checkCommand(&o),
+		fleetCommand(&o), buildCommand(&o), toolsCommand(&o), checkCommand(&o),
 		machineCommand(), probeCommand(),
 	)
 	return root

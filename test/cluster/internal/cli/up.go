@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/components"
+	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/controlplane"
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/preflight"
 )
 
@@ -23,6 +24,8 @@ func upCommand(o *options) *cobra.Command {
 		nodes                          int
 		profiles, gates, runtimeConfig []string
 		audit                          []string
+		schedulerConfig                string
+		schedulerVerbosity             uint
 		keepFailed                     bool
 	)
 	c := &cobra.Command{
@@ -38,7 +41,10 @@ func upCommand(o *options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			config.Audit = audit
+			config.Audit, config.SchedulerVerbosity = audit, schedulerVerbosity
+			if config.SchedulerConfig, err = readSchedulerConfig(schedulerConfig); err != nil {
+				return err
+			}
 			programs, err := o.ready(c.Context())
 			if err != nil {
 				return err
@@ -60,8 +66,26 @@ func upCommand(o *options) *cobra.Command {
 	flags.StringSliceVar(&gates, "feature-gates", nil, "NAME=true|false for all components")
 	flags.StringSliceVar(&runtimeConfig, "runtime-config", nil, "GROUP/VERSION=true|false for the API server")
 	flags.StringSliceVar(&audit, "audit", nil, "USER: log this user's requests to the API server, one JSON object a line; logs audit prints them")
+	flags.StringVar(&schedulerConfig, "scheduler-config", "", "FILE: a KubeSchedulerConfiguration for the scheduler; how it reaches the API server is filled in")
+	flags.UintVar(&schedulerVerbosity, "scheduler-verbosity", 0, "how much the scheduler logs; at 10, each plugin's score for each node")
 	flags.BoolVar(&keepFailed, "keep-failed", false, "leave a start that failed as it is, to look at its logs")
 	return c
+}
+
+// readSchedulerConfig reads the file, if there is one.
+func readSchedulerConfig(file string) (string, error) {
+	if file == "" {
+		return "", nil
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("scheduler-config: %w", err)
+	}
+	config, err := controlplane.CompleteSchedulerConfig(text)
+	if err != nil {
+		return "", fmt.Errorf("scheduler-config: %s: %w", file, err)
+	}
+	return config, nil
 }
 
 // ready checks the machine, then builds and installs what is missing.

@@ -32,6 +32,9 @@ type Config struct {
 	FeatureGates  map[string]bool   `json:"featureGates,omitempty"`
 	RuntimeConfig map[string]string `json:"runtimeConfig,omitempty"` // by group/version
 	Audit         []string          `json:"audit,omitempty"`         // users whose requests are logged
+
+	SchedulerConfig    string `json:"schedulerConfig,omitempty"` // see controlplane.CompleteSchedulerConfig
+	SchedulerVerbosity uint   `json:"schedulerVerbosity,omitempty"`
 }
 
 var (

@@ -213,7 +213,10 @@ func (s *Starter) startControlPlane(listener *os.File) (*machine.Running, error)
 	if err := controlplane.WriteCredentials(dir, s.ca); err != nil {
 		return nil, err
 	}
-	options := controlplane.Options{FeatureGates: s.Config.FeatureGates, RuntimeConfig: s.Config.RuntimeConfig, Audit: s.Config.Audit}
+	options := controlplane.Options{
+		FeatureGates: s.Config.FeatureGates, RuntimeConfig: s.Config.RuntimeConfig, Audit: s.Config.Audit,
+		SchedulerConfig: s.Config.SchedulerConfig, SchedulerVerbosity: s.Config.SchedulerVerbosity,
+	}
 	hub, err := s.startMachine(controlplane.Spec(dir, s.Programs, options), listener)
 	if err != nil {
 		return nil, err

@@ -37,6 +37,9 @@ type Options struct {
 	FeatureGates  map[string]bool
 	RuntimeConfig map[string]string
 	Audit         []string // users whose requests are logged
+	// SchedulerConfig is what CompleteSchedulerConfig has made of the user's; empty: none.
+	SchedulerConfig    string
+	SchedulerVerbosity uint // 0: the scheduler's default
 }
 
 // Spec returns the machine. The folder is its own, on the host's disk.
@@ -49,7 +52,7 @@ func Spec(dir string, programs components.Dirs, o Options) machine.Spec {
 			components.Kubernetes: programs[components.Kubernetes],
 		},
 		Fresh:   []string{"/var", "/tmp"},
-		Files:   auditFiles(o),
+		Files:   files(auditFiles(o), schedulerFiles(o)),
 		Forward: "127.0.0.1:6443",
 		Steps: []machine.Step{
 			{Name: "etcd", Command: etcd()},
@@ -135,17 +138,18 @@ func controllerManager(o Options) []string {
 	return append(command, gates(o)...)
 }
 
-func scheduler(o Options) []string {
-	config := machine.PKI + "/scheduler.conf"
-	command := []string{
-		kube + "kube-scheduler",
-		"--kubeconfig=" + config,
-		"--authentication-kubeconfig=" + config,
-		"--authorization-kubeconfig=" + config,
-		"--leader-elect=false",
-		"--bind-address=127.0.0.1",
+// files are all of them; nil if there are none.
+func files(sets ...map[string]string) map[string]string {
+	var all map[string]string
+	for _, set := range sets {
+		for path, text := range set {
+			if all == nil {
+				all = map[string]string{}
+			}
+			all[path] = text
+		}
 	}
-	return append(command, gates(o)...)
+	return all
 }
 
 func gates(o Options) []string {

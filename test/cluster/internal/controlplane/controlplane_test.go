@@ -3,6 +3,7 @@
 package controlplane
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -44,6 +45,56 @@ func TestTheRequestsOfSomeUsersAreLogged(t *testing.T) {
 		if got := slices.Contains(s.Command, "--audit-policy-file="+auditPolicy); got != (s.Name == "kube-apiserver") {
 			t.Errorf("%s: got %v", s.Name, s.Command)
 		}
+	}
+}
+
+func TestTheSchedulerGetsItsConfiguration(t *testing.T) {
+	for _, row := range []struct {
+		name  string
+		o     Options
+		flags string // of those that differ
+		file  string
+	}{
+		{"none", Options{}, "--kubeconfig=/run/gpu-dra-cluster/machine/pki/scheduler.conf --leader-elect=false", ""},
+		{"one of the user's", Options{SchedulerConfig: "kind: X\n"}, "--config=/var/scheduler-config.yaml", "kind: X\n"},
+		{"more to log", Options{SchedulerConfig: "kind: X\n", SchedulerVerbosity: 10}, "--config=/var/scheduler-config.yaml --v=10", "kind: X\n"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			spec := Spec("/d", components.Dirs{}, row.o)
+			var flags []string
+			for _, a := range spec.Steps[len(spec.Steps)-1].Command {
+				if slices.ContainsFunc([]string{"--kubeconfig", "--leader-elect", "--config", "--v"}, func(f string) bool { return strings.HasPrefix(a, f+"=") }) {
+					flags = append(flags, a)
+				}
+			}
+			if got := strings.Join(flags, " "); got != row.flags {
+				t.Errorf("got flags %s, want %s", got, row.flags)
+			}
+			if got := spec.Files[schedulerConfig]; got != row.file {
+				t.Errorf("got file %q, want %q", got, row.file)
+			}
+		})
+	}
+}
+
+func TestCompleteSchedulerConfig(t *testing.T) {
+	const head = "apiVersion: kubescheduler.config.k8s.io/v1\n"
+	const kind = "kind: KubeSchedulerConfiguration\n"
+	for _, row := range []struct{ name, text, want, err string }{
+		{"what is missing is filled in", head + kind + "percentageOfNodesToScore: 100\n",
+			head + "clientConnection:\n  kubeconfig: /run/gpu-dra-cluster/machine/pki/scheduler.conf\n" + kind + "leaderElection:\n  leaderElect: false\npercentageOfNodesToScore: 100\n", ""},
+		{"what is said stays", head + "clientConnection:\n  kubeconfig: /k\n  qps: 5\n" + kind + "leaderElection:\n  leaderElect: true\n",
+			head + "clientConnection:\n  kubeconfig: /k\n  qps: 5\n" + kind + "leaderElection:\n  leaderElect: true\n", ""},
+		{"another kind is refused", "apiVersion: v1\nkind: Pod\n", "", `want kind KubeSchedulerConfiguration of kubescheduler.config.k8s.io/v1, got kind Pod of "v1"`},
+		{"an empty file is refused", "", "", `want kind KubeSchedulerConfiguration of kubescheduler.config.k8s.io/v1, got kind <nil> of ""`},
+		{"a section that is none is refused", head + kind + "leaderElection: no thanks\n", "", "leaderElection: want fields, got no thanks"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			got, err := CompleteSchedulerConfig([]byte(row.text))
+			if message := fmt.Sprint(err); got != row.want || (err != nil || row.err != "") && message != row.err {
+				t.Errorf("got\n%s\n%v, want\n%s\n%s", got, err, row.want, row.err)
+			}
+		})
 	}
 }
 

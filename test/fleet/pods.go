@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+)
+
+// nodeOfPod is the field of a pod that names its node.
+const nodeOfPod = "spec.nodeName"
+
+// podWorkers is how many pods are answered for at once.
+const podWorkers = 16
+
+// kubelets does what kubelets do about the pods of their nodes, for all nodes by one watch.
+type kubelets struct {
+	fleet *Fleet
+	pods  cache.SharedIndexInformer
+	queue workqueue.TypedRateLimitingInterface[cache.ObjectName]
+}
+
+// playPods plays the kubelets until the fleet ends. It returns when the pods that are there are known.
+func (f *Fleet) playPods(ctx context.Context) error {
+	k := kubelets{
+		fleet: f,
+		pods: coreinformers.NewFilteredPodInformer(f.client, metav1.NamespaceAll, 0, nil, func(o *metav1.ListOptions) {
+			o.FieldSelector = fields.OneTermNotEqualSelector(nodeOfPod, "").String()
+		}),
+		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[cache.ObjectName]()),
+	}
+	f.kubelets = k
+	if err := k.pods.SetTransform(withoutManagers); err != nil {
+		return err
+	}
+	if _, err := k.pods.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: k.look, UpdateFunc: func(_, pod any) { k.look(pod) }}); err != nil {
+		return err
+	}
+	f.wait.Go(func() { k.pods.RunWithContext(f.life) })
+	if !cache.WaitForCacheSync(ctx.Done(), k.pods.HasSynced) {
+		return fmt.Errorf("list pods: %w", context.Cause(ctx))
+	}
+	for range podWorkers {
+		f.wait.Go(func() { k.work(f.life) })
+	}
+	context.AfterFunc(f.life, k.queue.ShutDown)
+	return nil
+}
+
+// withoutManagers takes from a pod who has set which field: a good part of its size, and nobody asks here.
+func withoutManagers(object any) (any, error) {
+	if pod, ok := object.(*corev1.Pod); ok {
+		pod.ManagedFields = nil
+	}
+	return object, nil
+}
+
+func (k kubelets) look(pod any) {
+	if p, ok := pod.(*corev1.Pod); ok && k.fleet.plays(p.Spec.NodeName) {
+		k.queue.Add(cache.MetaObjectToName(p))
+	}
+}
+
+// lookAgain looks at pods that were bound to nodes before these were ours.
+func (k kubelets) lookAgain() {
+	for _, pod := range k.pods.GetStore().List() {
+		k.look(pod)
+	}
+}
+
+func (k kubelets) work(ctx context.Context) {
+	for {
+		pod, over := k.queue.Get()
+		if over {
+			return
+		}
+		err := k.settle(ctx, pod)
+		switch {
+		case err == nil:
+			k.queue.Forget(pod)
+		case ctx.Err() == nil:
+			if !apierrors.IsConflict(err) { // somebody was faster: the watch tells soon
+				klog.FromContext(ctx).Error(err, "Pod not answered for", "pod", pod)
+			}
+			k.queue.AddRateLimited(pod)
+		}
+		k.queue.Done(pod)
+	}
+}
+
+// settle brings the pod to where its kubelet would: it runs, or, when it is to end, is gone.
+func (k kubelets) settle(ctx context.Context, name cache.ObjectName) error {
+	found, exists, err := k.pods.GetStore().GetByKey(name.String())
+	if err != nil || !exists {
+		return err
+	}
+	pod := found.(*corev1.Pod)
+	pods := k.fleet.client.CoreV1().Pods(pod.Namespace)
+	if pod.DeletionTimestamp != nil {
+		at := metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0)), Preconditions: metav1.NewUIDPreconditions(string(pod.UID))}
+		if err := pods.Delete(ctx, pod.Name, at); gone(err) != nil {
+			return fmt.Errorf("end pod: %w", err)
+		}
+		return nil
+	}
+	if pod.Status.Phase != corev1.PodPending {
+		return nil
+	}
+	pod = pod.DeepCopy()
+	pod.Status = running(pod, metav1.Now())
+	if _, err := pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{}); gone(err) != nil {
+		return fmt.Errorf("report that the pod runs: %w", err)
+	}
+	return nil
+}
+
+// running is the status of the pod once all of it has started, which takes no time. Addresses are missing: nothing would answer there.
+func running(pod *corev1.Pod, now metav1.Time) corev1.PodStatus {
+	s := *pod.Status.DeepCopy()
+	s.Phase, s.StartTime, s.ObservedGeneration = corev1.PodRunning, &now, pod.Generation
+	for _, t := range []corev1.PodConditionType{corev1.PodReadyToStartContainers, corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady} {
+		setTrue(&s, corev1.PodCondition{Type: t, Status: corev1.ConditionTrue, ObservedGeneration: pod.Generation, LastTransitionTime: now})
+	}
+	runs := corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: now}}
+	done := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "Completed", StartedAt: now, FinishedAt: now}}
+	s.InitContainerStatuses, s.ContainerStatuses = nil, nil
+	for _, c := range pod.Spec.InitContainers {
+		if sidecar := c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways; sidecar {
+			s.InitContainerStatuses = append(s.InitContainerStatuses, containerStatus(pod, c, runs))
+		} else {
+			s.InitContainerStatuses = append(s.InitContainerStatuses, containerStatus(pod, c, done))
+		}
+	}
+	for _, c := range pod.Spec.Containers {
+		s.ContainerStatuses = append(s.ContainerStatuses, containerStatus(pod, c, runs))
+	}
+	return s
+}
+
+func setTrue(s *corev1.PodStatus, c corev1.PodCondition) {
+	for i, is := range s.Conditions {
+		if is.Type == c.Type {
+			s.Conditions[i] = c
+			return
+		}
+	}
+	s.Conditions = append(s.Conditions, c)
+}
+
+func containerStatus(pod *corev1.Pod, c corev1.Container, state corev1.ContainerState) corev1.ContainerStatus {
+	return corev1.ContainerStatus{
+		Name: c.Name, Image: c.Image, ContainerID: fmt.Sprintf("fleet://%s/%s", pod.UID, c.Name),
+		State: state, Ready: true, Started: ptr.To(state.Running != nil),
+	}
+}
+
+// removePods ends all pods of the node at once.
+func (f *Fleet) removePods(ctx context.Context, node string) error {
+	pods, err := f.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(nodeOfPod, node).String()})
+	if err != nil {
+		return fmt.Errorf("list its pods: %w", err)
+	}
+	var errs []error
+	for _, p := range pods.Items {
+		errs = append(errs, gone(f.client.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))})))
+	}
+	return errors.Join(errs...)
+}
