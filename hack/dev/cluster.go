@@ -26,6 +26,7 @@ type cluster struct {
 	name     string
 	profiles map[string]string // node → profile of simulated GPUs
 	audit    []string          // users whose requests to the API server are logged
+	flags    []string          // more flags of "up"
 }
 
 // buildClusterProgram compiles test/cluster, which is a module of its own.
@@ -52,7 +53,7 @@ func (c cluster) up(ctx context.Context) error {
 	for _, user := range c.audit {
 		args = append(args, "--audit", user)
 	}
-	return command{label: "cluster", args: args}.run(ctx)
+	return command{label: "cluster", args: append(args, c.flags...)}.run(ctx)
 }
 
 // down stops the cluster, if it runs, and removes what it left. It works also after the context was cancelled.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command dev is behind `make demo`, `make demo-down`, `make test-e2e`, `make test-survive` and `make bench`: it puts the cluster, the images, the chart and
+// Command dev is behind `make demo`, `make demo-down`, `make test-e2e`, `make test-survive`, `make strongest` and `make bench`: it puts the cluster, the images, the chart and
 // the tests together. It runs in the repository root.
 package main
 
@@ -14,13 +14,14 @@ import (
 )
 
 const usage = `usage: dev demo|demo-down|e2e [-kubeconfig FILE]
-       dev survive|bench
+       dev survive|bench|strongest
 
   demo        start the cluster "demo" (or use the one that runs), install the driver, apply every demo
   demo-down   stop the cluster "demo"
   e2e         run the end-to-end tests on a fresh cluster "e2e" and stop it; E2E_RUN selects tests by a pattern
   survive     crash, kill, upgrade and remove the driver on clusters of its own; E2E_RUN selects tests by a pattern
   bench       measure the driver on a fresh cluster "bench" and stop it; BENCH_ROWS selects by a pattern
+  strongest   ask for the strongest GPU on random fleets and compare with what was free, on a fresh cluster "strongest"
 
   -kubeconfig FILE   install, apply and test on this cluster, which has the images and the profiles; leave it running
 `
@@ -58,6 +59,8 @@ func run(ctx context.Context, args []string) error {
 		return survive(ctx)
 	case "bench":
 		return bench(ctx)
+	case "strongest":
+		return strongest(ctx)
 	}
 	return fmt.Errorf("%s", strings.TrimSpace(usage))
 }

@@ -132,7 +132,7 @@ func opaque(driver, parameters string) resourceapi.DeviceClaimConfiguration {
 
 func (s *suite) testConfig(t *testing.T) {
 	const head = `{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"`
-	ns := s.namespace(t, "config")
+	ns := s.unjudged(t, "config")
 	for _, tc := range []struct {
 		name       string // of the pod too
 		driver     string

@@ -206,7 +206,7 @@ func (s *suite) testMonitorRefused(t *testing.T) {
 		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: "device.driver == '" + *driver + "'"}}}}}
 	s.must(t, s.Create(t.Context(), class))
 	t.Cleanup(func() { s.must(t, s.Delete(context.WithoutCancel(t.Context()), class)) })
-	ns := s.namespace(t, "monitor-refused")
+	ns := s.unjudged(t, "monitor-refused")
 	template := s.templateFor(t, ns, "monitor", resourceapi.DeviceRequest{Name: "all", Exactly: &resourceapi.ExactDeviceRequest{
 		DeviceClassName: class.Name,
 		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{

@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
@@ -54,6 +55,9 @@ func TestCluster(t *testing.T) {
 	t.Run("a container reaches the GPU of its claim and no other", s.testIsolation)
 	t.Run("what a claim got is told to its owner, its container and the operator", s.testVisible)
 	t.Run("a configuration that is refused says why and where", s.testConfig)
+	t.Run("a mistake is refused when it is typed", s.testAdmission)
+	t.Run("the strongest GPU that is free, however much is asked of it", s.testStrongest)
+	t.Run("claims come through whatever happens to the controller", s.testControllerFaults)
 	t.Run("what the documentation shows works", s.testDocs)
 	t.Run("a claim's CDI file that was deleted is made again", s.testDeletedSpec)
 	t.Run("pods wait for GPUs and follow when others finish", s.testQueue)
@@ -133,6 +137,15 @@ func (s *suite) namespace(t *testing.T, name string) string {
 		s.must(t, s.DeleteNamespaces(ctx, ns.Name))
 	})
 	return ns.Name
+}
+
+// unjudged is a namespace about which the API server does not ask the controller: what it would refuse there, the node refuses.
+func (s *suite) unjudged(t *testing.T, name string) string {
+	t.Helper()
+	ns := s.namespace(t, name)
+	s.must(t, s.Patch(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}},
+		client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"labels": {"gpu.nvidia.com/admission": "off"}}}`))))
+	return ns
 }
 
 func (s *suite) must(t *testing.T, err error) {

@@ -32,6 +32,7 @@ type Keeper struct {
 	Period        time.Duration // between two looks
 	Settle        time.Duration // between the moment when a certificate is trusted and its first use
 
+	last    state // as of the last look
 	serving atomic.Pointer[tls.Certificate]
 }
 
@@ -59,7 +60,7 @@ func (k *Keeper) Start(ctx context.Context) error {
 	for {
 		wait, problem := k.Period, ""
 		if err := k.look(ctx); err != nil && ctx.Err() == nil {
-			wait = time.Second
+			wait = min(wait, time.Second)
 			if faster := apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err); !faster { // than another replica
 				problem = err.Error()
 			}
@@ -84,30 +85,38 @@ func (k *Keeper) look(ctx context.Context) error {
 	if err != nil && !absent {
 		return fmt.Errorf("read secret %s: %w", k.Secret, err)
 	}
-	before := stateOf(secret.Data)
-	after, err := before.step(issuer{k.ServiceName, k.Lifetime}, time.Now(), k.Settle)
+	before, now := stateOf(secret.Data), time.Now()
+	from := before
+	if from.current.unfit(k.ServiceName, now) && !k.last.current.unfit(k.ServiceName, now) {
+		from = k.last // somebody has removed or spoilt the secret: what is served is still good
+	}
+	after, err := from.step(issuer{k.ServiceName, k.Lifetime}, now, k.Settle)
 	if err != nil {
 		return err
 	}
+	// The secret comes first: of several replicas that renew at the same time, the one that is first is followed by the others. Trusted is
+	// what comes into use before it does.
 	if !after.equal(before) {
-		// What comes into use is trusted first.
-		if err := k.trust(ctx, after.trusted); err != nil {
-			return err
-		}
 		if err := k.save(ctx, &secret, absent, after); err != nil {
 			return err
 		}
-		log.FromContext(ctx).WithName("certificate").Info("Certificate renewed", "secret", k.Secret, "next", after.next.certificate != nil)
-	} else if err := k.trust(ctx, after.trusted); err != nil {
+		log.FromContext(ctx).WithName("certificate").Info("Certificate written", "secret", k.Secret, "successor", after.next.certificate != nil)
+	}
+	if err := k.trust(ctx, after.trusted); err != nil {
 		return err
 	}
+	k.last = after
 	return k.serve(after.current)
 }
 
 func (k *Keeper) save(ctx context.Context, secret *corev1.Secret, absent bool, s state) error {
 	secret.Data = s.data()
 	if absent {
-		secret.ObjectMeta = metav1.ObjectMeta{Name: k.Secret.Name, Namespace: k.Secret.Namespace}
+		owner, err := k.owner(ctx)
+		if err != nil {
+			return err
+		}
+		secret.ObjectMeta = metav1.ObjectMeta{Name: k.Secret.Name, Namespace: k.Secret.Namespace, OwnerReferences: []metav1.OwnerReference{owner}}
 		secret.Type = corev1.SecretTypeOpaque
 		if err := k.Client.Create(ctx, secret); err != nil {
 			return fmt.Errorf("create secret %s: %w", k.Secret, err)
@@ -118,6 +127,15 @@ func (k *Keeper) save(ctx context.Context, secret *corev1.Secret, absent bool, s
 		return fmt.Errorf("write secret %s: %w", k.Secret, err)
 	}
 	return nil
+}
+
+// owner is what the secret goes with when the driver is uninstalled: the webhooks.
+func (k *Keeper) owner(ctx context.Context) (metav1.OwnerReference, error) {
+	var webhooks admissionregistration.ValidatingWebhookConfiguration
+	if err := k.Client.Get(ctx, client.ObjectKey{Name: k.Configuration}, &webhooks); err != nil {
+		return metav1.OwnerReference{}, fmt.Errorf("read webhooks %s: %w", k.Configuration, err)
+	}
+	return metav1.OwnerReference{APIVersion: admissionregistration.SchemeGroupVersion.String(), Kind: "ValidatingWebhookConfiguration", Name: webhooks.Name, UID: webhooks.UID}, nil
 }
 
 func (k *Keeper) serve(p pair) error {

@@ -97,6 +97,12 @@ func (p pair) parse(name string, now time.Time) (leaf, authority *x509.Certifica
 	return leaf, authority, nil
 }
 
+// unfit says whether the pair is none for serving that name.
+func (p pair) unfit(name string, now time.Time) bool {
+	_, _, err := p.parse(name, now)
+	return err != nil
+}
+
 // made is when the pair was issued.
 func made(leaf *x509.Certificate) time.Time { return leaf.NotBefore.Add(backdated) }
 

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -129,12 +130,13 @@ func (d Demo) Room(ctx context.Context, cluster *kube.Cluster, all []Demo, timeo
 // Run applies the demo and returns what it printed. It waits until that is what the README says; when time is up the
 // error is ErrDifferent. The demo's objects stay.
 func (d Demo) Run(ctx context.Context, cluster *kube.Cluster, driver string, timeout time.Duration) ([]string, error) {
-	if err := d.apply(ctx, cluster, timeout); err != nil {
+	refused, err := d.apply(ctx, cluster, timeout)
+	if err != nil {
 		return nil, err
 	}
 	var got []string
-	err := kube.Until(ctx, timeout, "demo "+d.Name, func(ctx context.Context) (bool, string, error) {
-		lines, err := d.report(ctx, cluster, driver)
+	err = kube.Until(ctx, timeout, "demo "+d.Name, func(ctx context.Context) (bool, string, error) {
+		lines, err := d.report(ctx, cluster, driver, refused)
 		if err != nil {
 			return false, "", err
 		}
@@ -150,18 +152,31 @@ func (d Demo) Run(ctx context.Context, cluster *kube.Cluster, driver string, tim
 // firstAnnotation, on a demo's pod, says that what comes after it needs it.
 const firstAnnotation = "demo.gpu-dra-driver/first"
 
-func (d Demo) apply(ctx context.Context, cluster *kube.Cluster, timeout time.Duration) error {
+// refusedAnnotation, on an object of a demo, says that the API server is to refuse it.
+const refusedAnnotation = "demo.gpu-dra-driver/refused"
+
+// apply makes the demo's objects; refused is what was said against those that are to be refused.
+func (d Demo) apply(ctx context.Context, cluster *kube.Cluster, timeout time.Duration) (refused []string, err error) {
 	for _, o := range d.Objects {
-		if err := cluster.Apply(ctx, o); err != nil {
-			return err
+		err := cluster.Apply(ctx, o)
+		if o.GetAnnotations()[refusedAnnotation] == "true" {
+			var status apierrors.APIStatus
+			if !errors.As(err, &status) {
+				return nil, fmt.Errorf("%s %s: want it refused, got %v", o.GetKind(), o.GetName(), err)
+			}
+			refused = append(refused, indent("refused: ", fmt.Sprintf("%s %s: %s", o.GetKind(), o.GetName(), status.Status().Message))...)
+			continue
+		}
+		if err != nil {
+			return nil, err
 		}
 		if o.GetKind() == "Pod" && o.GetAnnotations()[firstAnnotation] == "true" {
 			if _, err := cluster.WaitPod(ctx, timeout, client.ObjectKeyFromObject(o), "ready", kube.Ready); err != nil {
-				return err
+				return nil, err
 			}
 		}
 	}
-	return nil
+	return refused, nil
 }
 
 // cause is what stood in the way when there is nothing to compare.
@@ -173,8 +188,8 @@ func cause(got []string, err error) string {
 }
 
 // report tells what is there now.
-func (d Demo) report(ctx context.Context, cluster *kube.Cluster, driver string) ([]string, error) {
-	lines := []string{"asked:  " + d.Asked}
+func (d Demo) report(ctx context.Context, cluster *kube.Cluster, driver string, refused []string) ([]string, error) {
+	lines := append([]string{"asked:  " + d.Asked}, refused...)
 	devices, err := publishedDevices(ctx, cluster)
 	if err != nil {
 		return nil, err

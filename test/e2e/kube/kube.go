@@ -38,6 +38,8 @@ type Cluster struct {
 	client.Client
 	config *rest.Config
 	set    kubernetes.Interface
+
+	warnings *warnings
 }
 
 // Connect reads a kubeconfig; an empty path means $KUBECONFIG, then the default place. It does not talk to the cluster yet.
@@ -54,6 +56,8 @@ func Connect(kubeconfig string) (*Cluster, error) {
 func connect(config *rest.Config) (*Cluster, error) {
 	log.SetLogger(klog.Logger{}) // controller-runtime complains when it has none
 	config.QPS = -1              // the server's own fairness limits us
+	heard := &warnings{}
+	config.WarningHandler = heard
 	c, err := client.New(config, client.Options{Scheme: scheme.Scheme})
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
@@ -62,7 +66,7 @@ func connect(config *rest.Config) (*Cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
 	}
-	return &Cluster{Client: c, config: config, set: set}, nil
+	return &Cluster{Client: c, config: config, set: set, warnings: heard}, nil
 }
 
 // Apply makes the objects what they say, in their order. It may be repeated.

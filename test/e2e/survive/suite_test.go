@@ -88,6 +88,7 @@ func TestSurvive(t *testing.T) {
 	t.Run("claims are prepared and released while the API server is away", s.node("node-1").testAPIServerAway)
 	t.Run("an upgrade has no gap", s.testUpgrade)
 	t.Run("an older version takes over prepared claims", s.testDowngrade)
+	t.Run("claims are made while the controller hangs", s.testControllerHangs)
 	t.Run("nothing is left after the driver", s.testUninstall)
 }
 
@@ -143,7 +144,9 @@ func (s *suite) control(t *testing.T, command string, args ...string) string {
 func (s *suite) install(t *testing.T, settings ...string) {
 	t.Helper()
 	args := []string{"upgrade", "--install", release, chart, "--kubeconfig", s.kubeconfig, "--namespace", release, "--create-namespace",
-		"--set", "simulate.enabled=true", "--set", "kubeletPlugin.sweepPeriod=" + sweepPeriod.String(), "--set-json", hookConfig, "--wait=legacy", "--timeout", "2m"}
+		"--set", "simulate.enabled=true",
+		// The nodes get along without the cluster's side, and nodes that crash would take replicas of it along.
+		"--set", "controller.enabled=false", "--set", "kubeletPlugin.sweepPeriod=" + sweepPeriod.String(), "--set-json", hookConfig, "--wait=legacy", "--timeout", "2m"}
 	for _, setting := range settings {
 		args = append(args, "--set", setting)
 	}

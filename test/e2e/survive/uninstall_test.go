@@ -10,7 +10,9 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
@@ -57,7 +59,11 @@ func (s *suite) testUninstall(t *testing.T) {
 			must(t, err)
 			pods, err := s.Pods(t.Context(), release, kube.PluginLabels)
 			must(t, err)
-			return is(fmt.Sprintf("%d slices, %d pods", len(slices), len(pods)), "0 slices, 0 pods")
+			var secrets corev1.SecretList
+			must(t, s.List(t.Context(), &secrets, client.InNamespace(release)))
+			var leases coordinationv1.LeaseList
+			must(t, s.List(t.Context(), &leases, client.InNamespace(release)))
+			return is(fmt.Sprintf("%d slices, %d pods, %d secrets, %d leases", len(slices), len(pods), len(secrets.Items), len(leases.Items)), "0 slices, 0 pods, 0 secrets, 0 leases")
 		})
 	})
 }

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package certificate
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	admissionregistration "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+)
+
+// replica is a keeper and a server with its certificate.
+type replica struct {
+	keeper *Keeper
+	server *httptest.Server
+}
+
+func startReplica(t *testing.T, ctx context.Context, c client.Client, lifetime time.Duration) *replica {
+	t.Helper()
+	k := &Keeper{Client: c, Secret: types.NamespacedName{Namespace: "ns", Name: "certificate"}, ServiceName: service, Configuration: "webhooks",
+		Lifetime: lifetime, Period: 20 * time.Millisecond, Settle: 300 * time.Millisecond}
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	server.Config.ErrorLog = log.New(io.Discard, "", 0) // what fails, the caller tells
+	server.TLS = &tls.Config{GetCertificate: k.GetCertificate} //nolint:gosec // the default is what Go serves
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	go func() { _ = k.Start(ctx) }()
+	for k.Ready(nil) != nil {
+		time.Sleep(time.Millisecond)
+	}
+	return &replica{k, server}
+}
+
+// call asks the replica as the API server would: it knows the service by its name and trusts what the webhook's configuration says.
+func (r *replica) call(ctx context.Context, c client.Client) error {
+	var config admissionregistration.ValidatingWebhookConfiguration
+	if err := c.Get(ctx, client.ObjectKey{Name: "webhooks"}, &config); err != nil {
+		return err
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(config.Webhooks[0].ClientConfig.CABundle)
+	dialer := tls.Dialer{NetDialer: &net.Dialer{}, Config: &tls.Config{RootCAs: roots, ServerName: service, MinVersion: tls.VersionTLS12}}
+	conn, err := dialer.DialContext(ctx, "tcp", r.server.Listener.Addr().String())
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+func cluster() client.Client {
+	hooks := []admissionregistration.ValidatingWebhook{{Name: "a.b.c"}, {Name: "d.e.f"}}
+	return fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(
+		&admissionregistration.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "webhooks"}, Webhooks: hooks},
+		&admissionregistration.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "webhooks"}, Webhooks: []admissionregistration.MutatingWebhook{{Name: "g.h.i"}}},
+	).Build()
+}
+
+// Two replicas are called all the time while their certificates are replaced every few seconds: no call fails.
+func TestRotationUnderLoad(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	c := cluster()
+	replicas := []*replica{startReplica(t, ctx, c, 9*time.Second), startReplica(t, ctx, c, 9*time.Second)}
+	served := map[string]bool{}
+	var calls atomic.Int64
+	var load sync.WaitGroup
+	for _, r := range replicas {
+		load.Go(func() {
+			for ctx.Err() == nil {
+				if err := r.call(ctx, c); err != nil && ctx.Err() == nil {
+					t.Errorf("after %d calls: %v", calls.Load(), err)
+					return
+				}
+				calls.Add(1)
+				time.Sleep(5 * time.Millisecond) // making a key takes a processor for a while
+			}
+		})
+	}
+	for end := time.Now().Add(40 * time.Second); len(served) < 2 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		served[string(replicas[0].keeper.serving.Load().Certificate[0])] = true
+	}
+	stop()
+	load.Wait()
+	if len(served) < 2 || calls.Load() < 100 {
+		t.Errorf("got %d certificates and %d calls, want at least 2 and 100", len(served), calls.Load())
+	}
+}
+
+// Somebody removes the secret, or writes something else into it: the replicas go on with what they have and put it back.
+func TestSpoiltSecret(t *testing.T) {
+	ctx := t.Context()
+	c := cluster()
+	r := startReplica(t, ctx, c, time.Hour)
+	before := r.keeper.serving.Load()
+	for what, spoil := range map[string]func(*corev1.Secret) error{
+		"removed": func(s *corev1.Secret) error { return c.Delete(ctx, s) },
+		"emptied": func(s *corev1.Secret) error { s.Data = nil; return c.Update(ctx, s) },
+		"spoilt": func(s *corev1.Secret) error {
+			s.Data[keyCertificate], s.Data[keyTrusted] = []byte("x"), []byte("y")
+			return c.Update(ctx, s)
+		},
+	} {
+		var secret corev1.Secret
+		if err := c.Get(ctx, r.keeper.Secret, &secret); err != nil {
+			t.Fatal(err)
+		}
+		if err := spoil(&secret); err != nil {
+			t.Fatal(err)
+		}
+		whole := func() bool {
+			var now corev1.Secret
+			return c.Get(ctx, r.keeper.Secret, &now) == nil && !stateOf(now.Data).current.unfit(service, time.Now())
+		}
+		for end := time.Now().Add(10 * time.Second); !whole(); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s: not put back", what)
+			}
+			if err := r.call(ctx, c); err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+		}
+		if r.keeper.serving.Load() != before {
+			t.Errorf("%s: another certificate is served, want the one that was good", what)
+		}
+	}
+}
+
+// A patch touches the authority and nothing else, and what is right already is not written.
+func TestTrust(t *testing.T) {
+	ctx := t.Context()
+	c := cluster()
+	k := &Keeper{Client: c, Configuration: "webhooks"}
+	version := func() string {
+		var v admissionregistration.ValidatingWebhookConfiguration
+		var m admissionregistration.MutatingWebhookConfiguration
+		if err := c.Get(ctx, client.ObjectKey{Name: "webhooks"}, &v); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Get(ctx, client.ObjectKey{Name: "webhooks"}, &m); err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range v.Webhooks {
+			if string(w.ClientConfig.CABundle) != "authority" {
+				t.Errorf("webhook %s: got %q, want the authority", w.Name, w.ClientConfig.CABundle)
+			}
+		}
+		if w := m.Webhooks[0]; string(w.ClientConfig.CABundle) != "authority" {
+			t.Errorf("webhook %s: got %q, want the authority", w.Name, w.ClientConfig.CABundle)
+		}
+		return v.ResourceVersion + " " + m.ResourceVersion
+	}
+	if err := k.trust(ctx, []byte("authority")); err != nil {
+		t.Fatal(err)
+	}
+	before := version()
+	if err := k.trust(ctx, []byte("authority")); err != nil {
+		t.Fatal(err)
+	}
+	if after := version(); after != before {
+		t.Errorf("written again: got versions %s, want %s", after, before)
+	}
+}

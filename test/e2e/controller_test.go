@@ -1,0 +1,404 @@
+//go:build e2e
+
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	resourcev1beta1 "k8s.io/api/resource/v1beta1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
+)
+
+const controllerNamespace = "gpu-dra-driver"
+
+var controllerLabels = client.MatchingLabels{"app.kubernetes.io/component": "controller"}
+
+// strongestClass ranks.
+func strongestClass() string { return "strongest." + *driver }
+
+const gpuConfig = `{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", `
+
+func (s *suite) testAdmission(t *testing.T) {
+	const (
+		share = `"sharing": {"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "10Gi"}}}`
+		fails = `device.attributes["gpu.nvidia.com"].modelName == "x"`
+	)
+	ns := s.namespace(t, "admission")
+	request := func(more func(*resourceapi.ExactDeviceRequest)) resourceapi.DeviceRequest {
+		r := resourceapi.DeviceRequest{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: *driver}}
+		if more != nil {
+			more(r.Exactly)
+		}
+		return r
+	}
+	memory := func(name, amount string) func(*resourceapi.ExactDeviceRequest) {
+		return func(r *resourceapi.ExactDeviceRequest) {
+			r.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{resourceapi.QualifiedName(name): resource.MustParse(amount)}}
+		}
+	}
+	for _, tc := range []struct {
+		name    string
+		request resourceapi.DeviceRequest
+		config  string   // of the driver
+		refused []string // in the error; none: it is accepted
+		warned  string   // in a warning
+	}{
+		{"right", request(nil), gpuConfig + `"sharing": {"strategy": "TimeSlicing"}}`, nil, ""},
+		{"two mistakes", request(nil), gpuConfig + `"sharign": {}, "environment": {"NVIDIA_VISIBLE_DEVICES": "all"}}`,
+			[]string{"2 problems", "devices.config[0].opaque.parameters.sharign: Forbidden: unknown field", "devices.config[0].opaque.parameters.environment[NVIDIA_VISIBLE_DEVICES]"}, ""},
+		{"a limit above what is asked for", request(memory("memory", "5Gi")), gpuConfig + share, []string{"defaultPinnedDeviceMemoryLimit", "is above the 5Gi of memory that request gpu asks for"}, ""},
+		{"a capacity with a domain", request(memory("gpu.nvidia.com/memory", "5Gi")), "", []string{"exactly.capacity.requests[gpu.nvidia.com/memory]", "write memory"}, ""},
+		{"more than there is", request(memory("memory", "1Ti")), "", nil, "has so much; the most is 81559Mi (NVIDIA H100 80GB HBM3)"},
+		{"a selector that fails", request(func(r *resourceapi.ExactDeviceRequest) {
+			r.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: fails}}}
+		}), "", nil, "no such key: modelName"},
+		{"another driver's", resourceapi.DeviceRequest{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "nic.example.com"}}, "", nil, ""},
+	} {
+		spec := resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{tc.request}}}
+		if tc.config != "" {
+			spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{opaque(*driver, tc.config)}
+		}
+		for kind, object := range map[string]client.Object{
+			"claim":    &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: "try-", Namespace: ns}, Spec: spec},
+			"template": &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{GenerateName: "try-", Namespace: ns}, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}},
+		} {
+			t.Run(tc.name+", "+kind, func(t *testing.T) {
+				warnings := s.Warnings()
+				s.tryCreate(t, object, tc.refused != nil, tc.refused...)
+				if got := strings.Join(warnings(), "\n"); !strings.Contains(got, tc.warned) || (got == "") != (tc.warned == "") && tc.refused == nil {
+					t.Errorf("got warnings %q, want %q", got, tc.warned)
+				}
+			})
+		}
+	}
+	t.Run("kube-system is never asked about", func(t *testing.T) {
+		bad := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: "try-", Namespace: "kube-system"}, Spec: claimSpec(opaque(*driver, gpuConfig+`"sharign": {}}`))}
+		s.tryCreate(t, bad, false)
+	})
+	t.Run("an older version of the API", func(t *testing.T) {
+		old := &resourcev1beta1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: "try-", Namespace: ns}}
+		old.Spec.Devices.Requests = []resourcev1beta1.DeviceRequest{{Name: "gpu", DeviceClassName: *driver}}
+		old.Spec.Devices.Config = []resourcev1beta1.DeviceClaimConfiguration{{}}
+		old.Spec.Devices.Config[0].Opaque = &resourcev1beta1.OpaqueDeviceConfiguration{Driver: *driver}
+		old.Spec.Devices.Config[0].Opaque.Parameters.Raw = []byte(gpuConfig + `"sharign": {}}`)
+		s.tryCreate(t, old, true, "spec.devices.config[0].opaque.parameters.sharign")
+	})
+	t.Run("a class", func(t *testing.T) {
+		class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"}}
+		class.Spec.Config = []resourceapi.DeviceClassConfiguration{{DeviceConfiguration: opaque(*driver, gpuConfig+`"sharign": {}}`).DeviceConfiguration}}
+		s.tryCreate(t, class, true, "spec.config[0].opaque.parameters.sharign")
+		class.Spec.Config[0].Opaque.Driver = "gpu.example.com"
+		s.tryCreate(t, class, false)
+	})
+}
+
+// strongestClaim asks for the strongest GPU.
+func strongestClaim(more ...func(*resourceapi.ExactDeviceRequest)) resourceapi.DeviceClaim {
+	r := &resourceapi.ExactDeviceRequest{DeviceClassName: strongestClass()}
+	for _, change := range more {
+		change(r)
+	}
+	return resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: r}}}
+}
+
+func (s *suite) testStrongest(t *testing.T) {
+	ns := s.namespace(t, "strongest")
+	best := s.wholeGPUs(t, s.node(t, "dgx-h100"))[0]
+	model := func(name string) func(*resourceapi.ExactDeviceRequest) {
+		return func(r *resourceapi.ExactDeviceRequest) {
+			r.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf("device.attributes[%q].architecture == %q", *driver, name)}}}
+		}
+	}
+	nvlink := resourceapi.FullyQualifiedName(*driver + "/nvlinkDomain")
+	for _, tc := range []struct {
+		name  string
+		claim resourceapi.DeviceClaim
+		want  string // the product
+		count int
+	}{
+		{"one", strongestClaim(), stringAttribute(best, "productName"), 1},
+		{"two that are joined", func() resourceapi.DeviceClaim {
+			c := strongestClaim(func(r *resourceapi.ExactDeviceRequest) { r.Count = 2 })
+			c.Constraints = []resourceapi.DeviceConstraint{{Requests: []string{"gpu"}, MatchAttribute: &nvlink}}
+			return c
+		}(), stringAttribute(best, "productName"), 2},
+		{"of an architecture", strongestClaim(model("Ada")), "NVIDIA L40S", 1},
+		{"with time slices", func() resourceapi.DeviceClaim {
+			c := strongestClaim()
+			c.Config = []resourceapi.DeviceClaimConfiguration{opaque(*driver, gpuConfig+`"environment": {"RANK": "first"}, "sharing": {"strategy": "TimeSlicing"}}`)}
+			c.Config[0].Requests = []string{"gpu"}
+			return c
+		}(), stringAttribute(best, "productName"), 1},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			name := strings.ReplaceAll(tc.name, " ", "-")
+			pod := s.pod(t, ns, name, withTemplate(s.claimTemplate(t, ns, name, tc.claim)), func(p *corev1.PodSpec) {
+				p.Containers[0].Resources.Claims[0].Request = "gpu" // the name that the user knows
+			})
+			s.waitLog(t, pod, s.expectedLog(t, s.running(t, pod), tc.want, tc.count))
+			if len(tc.claim.Config) > 0 {
+				if got := s.run(t, pod, "gpu-demo", "env", "RANK"); got != "" && !strings.Contains(got, "first") {
+					t.Errorf("got RANK %q, want what the configuration says", got)
+				}
+			}
+		})
+	}
+	t.Run("the strongest that is left", func(t *testing.T) {
+		// All of the strongest are taken, but one: the second of two gets another model.
+		all := s.wholeGPUs(t, s.node(t, "dgx-h100"))
+		free := len(all) - 4 // what the pods above have
+		holder := s.pod(t, ns, "holder", onNode(s.node(t, "dgx-h100")), withTemplate(s.claimTemplate(t, ns, "rest", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{gpus("gpus", int64(free-1))}})))
+		s.running(t, holder)
+		var products []string
+		for n := range 2 {
+			pod := s.pod(t, ns, fmt.Sprintf("last-%d", n), withTemplate("one"))
+			products = append(products, stringAttribute(s.allocated(t, s.running(t, pod)), "productName"))
+		}
+		if products[0] != stringAttribute(best, "productName") || products[1] != "NVIDIA H100 PCIe" {
+			t.Errorf("got %q, want the last of the strongest, then the strongest of the others", products)
+		}
+	})
+}
+
+// expectedLog is what a container prints that has the GPUs of the pod's claim, which are of that model.
+func (s *suite) expectedLog(t *testing.T, pod *corev1.Pod, product string, count int) string {
+	t.Helper()
+	claim := s.claimOf(t, pod)
+	results := claim.Status.Allocation.Devices.Results
+	if len(results) != count {
+		t.Fatalf("got %d devices, want %d", len(results), count)
+	}
+	var gpus, nodes []string
+	published := s.published(t, results[0].Pool)
+	devices := map[int64]resourceapi.Device{}
+	var indices []int64
+	for _, r := range results {
+		i := slices.IndexFunc(published, func(d resourceapi.Device) bool { return d.Name == r.Device })
+		d := published[i]
+		if got := stringAttribute(d, "productName"); got != product {
+			t.Errorf("got %s, want %s", got, product)
+		}
+		devices[intAttribute(d, "index")] = d
+		indices = append(indices, intAttribute(d, "index"))
+	}
+	slices.Sort(indices)
+	for i, index := range indices {
+		d := devices[index]
+		gpus = append(gpus, fmt.Sprintf("GPU %d: %s (UUID: %s)\n", i, stringAttribute(d, "productName"), stringAttribute(d, "uuid")))
+		nodes = append(nodes, fmt.Sprintf("/dev/nvidia%d: allowed\n", intAttribute(d, "minor")))
+	}
+	return strings.Join(gpus, "") + strings.Join(nodes, "")
+}
+
+// testControllerFaults makes claims all the time while the controller suffers.
+func (s *suite) testControllerFaults(t *testing.T) {
+	ns := s.namespace(t, "faults")
+	configured := func(name string) *resourceapi.ResourceClaim {
+		return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: ns},
+			Spec: resourceapi.ResourceClaimSpec{Devices: func() resourceapi.DeviceClaim {
+				c := strongestClaim()
+				c.Config = []resourceapi.DeviceClaimConfiguration{opaque(*driver, gpuConfig+`"sharing": {"strategy": "TimeSlicing"}}`)}
+				return c
+			}()}}
+	}
+	t.Run("500 claims at once", func(t *testing.T) {
+		work, ctx := errgroup.WithContext(t.Context())
+		work.SetLimit(50)
+		for n := range 500 {
+			work.Go(func() error { return s.Create(ctx, configured(fmt.Sprintf("many-%03d", n))) })
+		}
+		s.must(t, work.Wait())
+		s.allRanked(t, ns, 500)
+		s.must(t, s.DeleteAllOf(t.Context(), &resourceapi.ResourceClaim{}, client.InNamespace(ns)))
+	})
+	// load makes claims, one after the other, until stop: those that were refused because nobody answered are told.
+	load := func(name string) (stop func() (made int, unanswered []error)) {
+		var made atomic.Int64
+		var unanswered []error
+		ctx, cancel := context.WithCancel(t.Context())
+		var done sync.WaitGroup
+		done.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				if err := s.Create(ctx, configured(fmt.Sprintf("%s-%d", name, n))); err == nil {
+					made.Add(1)
+				} else if ctx.Err() == nil {
+					unanswered = append(unanswered, err)
+				}
+			}
+		})
+		return func() (int, []error) {
+			cancel()
+			done.Wait()
+			return int(made.Load()), unanswered
+		}
+	}
+	t.Run("its certificate is spoilt, then removed", func(t *testing.T) {
+		stop := load("certificate")
+		for _, spoil := range []func(*corev1.Secret) error{
+			func(secret *corev1.Secret) error {
+				secret.Data["tls.crt"] = []byte("expired long ago")
+				return s.Update(t.Context(), secret)
+			},
+			func(secret *corev1.Secret) error { return s.Delete(t.Context(), secret) },
+		} {
+			before := s.certificate(t)
+			s.must(t, spoil(before.DeepCopy()))
+			s.must(t, kube.Until(t.Context(), soon, "the certificate to be put back", func(ctx context.Context) (bool, string, error) {
+				var now corev1.Secret
+				err := s.Get(ctx, client.ObjectKeyFromObject(before), &now)
+				return string(now.Data["tls.crt"]) == string(before.Data["tls.crt"]), fmt.Sprint(len(now.Data)), client.IgnoreNotFound(err)
+			}))
+		}
+		made, unanswered := stop()
+		if made < 10 || len(unanswered) > 0 {
+			t.Errorf("%d claims were made, and nobody answered for %v; want all answered", made, unanswered)
+		}
+	})
+	t.Run("one replica after the other is killed", func(t *testing.T) {
+		stop := load("killed")
+		for _, pod := range s.controllers(t) {
+			s.must(t, s.Delete(t.Context(), &pod, client.GracePeriodSeconds(0)))
+			s.waitControllers(t, 2)
+		}
+		made, unanswered := stop()
+		for _, err := range unanswered { // a claim that carries a configuration needs an answer: whoever asks again gets one
+			if !strings.Contains(err.Error(), "failed calling webhook") {
+				t.Errorf("got %v, want nothing but calls that reached nobody", err)
+			}
+		}
+		if made < 10 {
+			t.Errorf("%d claims were made, want more", made)
+		}
+		t.Logf("%d claims were made, %d have to be tried again", made, len(unanswered))
+	})
+	t.Run("clients that know an older API only", func(t *testing.T) {
+		s.must(t, s.Create(t.Context(), configured("edited")))
+		var old resourcev1beta1.ResourceClaim
+		s.must(t, s.Get(t.Context(), types.NamespacedName{Namespace: ns, Name: "edited"}, &old))
+		old.Labels = map[string]string{"edited": "yes"}
+		s.must(t, s.Update(t.Context(), &old))
+		var now resourceapi.ResourceClaim
+		s.must(t, s.Get(t.Context(), types.NamespacedName{Namespace: ns, Name: "edited"}, &now))
+		if len(now.Spec.Devices.Requests[0].FirstAvailable) != 8 || now.Labels["edited"] != "yes" {
+			t.Errorf("got %+v, want the list unharmed and the label", now.Spec.Devices.Requests)
+		}
+	})
+	t.Run("it is away", func(t *testing.T) {
+		s.scaleController(t, 0)
+		defer func() {
+			s.scaleController(t, 2)
+		}()
+		plain := s.pod(t, ns, "plain", withTemplate(s.template(t, ns, "plain")))
+		strongest := s.pod(t, ns, "strongest", withTemplate(s.claimTemplate(t, ns, "any", strongestClaim())))
+		s.running(t, plain)
+		claim := s.claimOf(t, s.running(t, strongest))
+		if claim.Spec.Devices.Requests[0].Exactly == nil {
+			t.Errorf("got %+v, want it as it was typed: nobody was there to rank", claim.Spec.Devices.Requests)
+		}
+		err := s.Create(t.Context(), configured("refused"))
+		if err == nil || !strings.Contains(err.Error(), "validate."+*driver) {
+			t.Errorf("got %v, want a claim with a configuration refused, with the name of the webhook", err)
+		}
+		s.must(t, s.Delete(t.Context(), &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "plain"}}))
+		s.gone(t, plain)
+	})
+	s.must(t, s.Create(t.Context(), configured("again")))
+	s.allRanked(t, ns, 1, "again")
+}
+
+// allRanked checks that so many claims are ordered lists; with a name, that one.
+func (s *suite) allRanked(t *testing.T, ns string, want int, names ...string) {
+	t.Helper()
+	var claims resourceapi.ResourceClaimList
+	s.must(t, s.List(t.Context(), &claims, client.InNamespace(ns)))
+	ranked := 0
+	for _, c := range claims.Items {
+		if len(names) > 0 && !slices.Contains(names, c.Name) {
+			continue
+		}
+		if len(c.Spec.Devices.Requests[0].FirstAvailable) == 8 {
+			ranked++
+		}
+	}
+	if ranked != want {
+		t.Errorf("%d of %d claims are ordered lists, want %d", ranked, len(claims.Items), want)
+	}
+}
+
+func (s *suite) certificate(t *testing.T) *corev1.Secret {
+	t.Helper()
+	var secrets corev1.SecretList
+	s.must(t, s.List(t.Context(), &secrets, client.InNamespace(controllerNamespace)))
+	i := slices.IndexFunc(secrets.Items, func(secret corev1.Secret) bool { return strings.HasSuffix(secret.Name, "-controller-certificate") })
+	if i < 0 {
+		t.Fatal("the controller has no certificate")
+	}
+	return &secrets.Items[i]
+}
+
+func (s *suite) controllers(t *testing.T) []corev1.Pod {
+	t.Helper()
+	pods, err := s.Pods(t.Context(), controllerNamespace, controllerLabels)
+	s.must(t, err)
+	return slices.DeleteFunc(pods, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
+}
+
+// waitControllers waits until so many replicas are ready and no other is left.
+func (s *suite) waitControllers(t *testing.T, want int) {
+	t.Helper()
+	s.must(t, kube.Until(t.Context(), 2*soon, fmt.Sprintf("%d controllers", want), func(ctx context.Context) (bool, string, error) {
+		pods, err := s.Pods(ctx, controllerNamespace, controllerLabels)
+		ready := 0
+		for i := range pods {
+			if pods[i].DeletionTimestamp == nil && kube.Ready(&pods[i]) {
+				ready++
+			}
+		}
+		return ready == want && len(pods) == want, fmt.Sprintf("%d pods, %d ready", len(pods), ready), err
+	}))
+}
+
+func (s *suite) scaleController(t *testing.T, replicas int) {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	var all appsv1.DeploymentList
+	s.must(t, s.List(ctx, &all, client.InNamespace(controllerNamespace), controllerLabels))
+	for i := range all.Items {
+		before := all.Items[i].DeepCopy()
+		all.Items[i].Spec.Replicas = ptr.To(int32(replicas))
+		s.must(t, s.Patch(ctx, &all.Items[i], client.MergeFrom(before)))
+	}
+	s.waitControllers(t, replicas)
+	if replicas == 0 {
+		return
+	}
+	// The API server learns of new endpoints by and by.
+	s.must(t, kube.Until(ctx, soon, "webhooks to answer", func(ctx context.Context) (bool, string, error) {
+		probe := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: "probe-", Namespace: "default"}, Spec: claimSpec(opaque(*driver, gpuConfig+`"environment": {}}`))}
+		err := s.Create(ctx, probe, client.DryRunAll)
+		if err != nil && !apierrors.IsInternalError(err) && !errors.Is(err, context.DeadlineExceeded) {
+			return false, "", err
+		}
+		return err == nil, fmt.Sprint(err), nil
+	}))
+}

@@ -1,0 +1,66 @@
+//go:build e2e
+
+// SPDX-License-Identifier: Apache-2.0
+
+package survive
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
+)
+
+// testControllerHangs stops every replica where it stands: connections are accepted and nobody answers. A claim with a configuration
+// is refused after the second that the API server waits, any other is made; then the kubelet restarts what does not answer, and all is
+// as before. The controller stays installed.
+func (s *suite) testControllerHangs(t *testing.T) {
+	s.install(t, "controller.enabled=true")
+	ns := s.namespace(t, "hangs")
+	claim := func(class string, config ...resourceapi.DeviceClaimConfiguration) error {
+		return s.Create(t.Context(), &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: "claim-", Namespace: ns},
+			Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Config: config,
+				Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class}}}}}})
+	}
+	config := resourceapi.DeviceClaimConfiguration{DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driver,
+		Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}`)}}}}
+	eventually(t, soon, "the controller to answer", func() string {
+		if err := claim(driver, config); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
+	pods, err := s.Pods(t.Context(), release, client.MatchingLabels{"app.kubernetes.io/component": "controller"})
+	must(t, err)
+	for _, pod := range pods {
+		s.control(t, "exec", pod.Spec.NodeName, "--", "pkill", "-STOP", "-x", "dra-controller")
+	}
+	begin := time.Now()
+	must(t, claim(driver))
+	must(t, claim("strongest."+driver))
+	if err := claim(driver, config); err == nil || !strings.Contains(err.Error(), "validate."+driver) {
+		t.Errorf("got %v, want a claim with a configuration refused in the name of the webhook", err)
+	}
+	if took := time.Since(begin); took > 15*time.Second { // without a limit of its own the API server waits for ten seconds, each time
+		t.Errorf("three claims took %s, want a second for each webhook that is asked", took)
+	}
+	for _, pod := range pods {
+		_, err := s.WaitPod(t.Context(), 3*soon, client.ObjectKeyFromObject(&pod), "restarted and ready", func(p *corev1.Pod) bool {
+			return kube.Ready(p) && p.Status.ContainerStatuses[0].RestartCount > 0
+		})
+		must(t, err)
+	}
+	eventually(t, soon, "the controller to answer again", func() string {
+		if err := claim(driver, config); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
+}

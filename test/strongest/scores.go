@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// scored is a line of kube-scheduler -v=10, with the weight of the plugin in it: what a plugin gives to a node for a pod.
+var scored = regexp.MustCompile(`"Plugin scored node for pod" pod="([^"]+)" plugin="([^"]+)" node="([^"]+)" score=(-?\d+)`)
+
+// explain finds out what spoke for the node of each miss, and against the best that had a stronger GPU.
+func explain(ctx context.Context, command []string, all []placement) error {
+	misses := map[string]*placement{}
+	for i := range all {
+		if !all[i].hit() {
+			misses[all[i].pod] = &all[i]
+		}
+	}
+	if len(misses) == 0 {
+		return nil
+	}
+	log, err := exec.CommandContext(ctx, command[0], command[1:]...).Output()
+	if err != nil {
+		return fmt.Errorf("read the scheduler's log: %w", err)
+	}
+	scores := map[string]map[string]map[string]int{} // pod → node → plugin
+	lines := bufio.NewScanner(bytes.NewReader(log))
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		found := scored.FindStringSubmatch(lines.Text())
+		if found == nil || misses[found[1]] == nil {
+			continue
+		}
+		pod, plugin, node := found[1], found[2], found[3]
+		if scores[pod] == nil {
+			scores[pod] = map[string]map[string]int{}
+		}
+		if scores[pod][node] == nil {
+			scores[pod][node] = map[string]int{}
+		}
+		scores[pod][node][plugin], _ = strconv.Atoi(found[4])
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("read the scheduler's log: %w", err)
+	}
+	for pod, miss := range misses {
+		miss.reason = reason(*miss, scores[pod])
+	}
+	return nil
+}
+
+// reason names the plugins that made the difference, the largest first.
+func reason(miss placement, scores map[string]map[string]int) string {
+	best, most := "", -1
+	for _, node := range miss.bestOn {
+		if total := sum(scores[node]); scores[node] != nil && total > most {
+			best, most = node, total
+		}
+	}
+	chosen := scores[miss.node]
+	if best == "" || chosen == nil {
+		return "not scored: the node was not looked at"
+	}
+	if chosen["DynamicResources"] >= scores[best]["DynamicResources"] {
+		return "of the same rank"
+	}
+	plugins := slices.DeleteFunc(slices.Collect(maps.Keys(chosen)), func(plugin string) bool { return chosen[plugin] <= scores[best][plugin] })
+	slices.SortFunc(plugins, func(a, b string) int {
+		if by := (chosen[b] - scores[best][b]) - (chosen[a] - scores[best][a]); by != 0 {
+			return by
+		}
+		return strings.Compare(a, b)
+	})
+	var why []string
+	for _, plugin := range plugins {
+		why = append(why, fmt.Sprintf("%s %+d", plugin, chosen[plugin]-scores[best][plugin]))
+	}
+	return fmt.Sprintf("%s against DynamicResources %+d", strings.Join(why, ", "), scores[best]["DynamicResources"]-chosen["DynamicResources"])
+}
+
+func sum(scores map[string]int) (total int) {
+	for _, n := range scores {
+		total += n
+	}
+	return total
+}
