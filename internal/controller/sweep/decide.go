@@ -88,11 +88,29 @@ func Decide(w World, since Since, now time.Time, grace time.Duration) ([]Finding
 	return due, next
 }
 
+// mark is an attribute that every device of this plugin has. NVIDIA's DRA driver has the same name, and may serve other nodes while
+// people move from it: its plugin is not ours to miss.
+const mark = "isolation"
+
+// published are the pools that this plugin has published.
+func (w World) published() map[string]bool {
+	pools := map[string]bool{}
+	for _, s := range w.Slices {
+		for _, d := range s.Spec.Devices {
+			if _, ours := d.Attributes[mark]; ours && s.Spec.Driver == w.Driver {
+				pools[s.Spec.Pool.Name] = true
+			}
+		}
+	}
+	return pools
+}
+
 // find says what is left behind now.
 func (w World) find() []Finding {
 	var found []Finding
+	published := w.published()
 	for i := range w.Slices {
-		if f, ok := w.slice(&w.Slices[i]); ok {
+		if f, ok := w.slice(&w.Slices[i], published); ok {
 			found = append(found, f)
 		}
 	}
@@ -107,7 +125,7 @@ func (w World) find() []Finding {
 	return found
 }
 
-func (w World) slice(s *resourceapi.ResourceSlice) (Finding, bool) {
+func (w World) slice(s *resourceapi.ResourceSlice, published map[string]bool) (Finding, bool) {
 	if s.Spec.Driver != w.Driver || s.Spec.NodeName == nil {
 		return Finding{}, false
 	}
@@ -120,7 +138,7 @@ func (w World) slice(s *resourceapi.ResourceSlice) (Finding, bool) {
 		f.Event, f.Why = Events.NodeGone, "its node "+name+" is gone"
 	case owner != "" && owner != node.UID:
 		f.Event, f.Why = Events.NodeGone, "its node was replaced by another one with the name "+name
-	case len(w.Plugins) == 0 || w.Plugins[name]:
+	case len(w.Plugins) == 0 || w.Plugins[name] || !published[s.Spec.Pool.Name]:
 		return Finding{}, false
 	default:
 		f.Event, f.Why, f.node = Events.PluginGone, "node "+name+" has no pod of the plugin", node.UID
@@ -192,7 +210,7 @@ func (w World) claim(c *resourceapi.ResourceClaim) (Finding, bool) {
 func (f *Finding) decide(stays string) {
 	f.Remove = stays == ""
 	if !f.Remove {
-		f.Why += "; it stays: " + stays
+		f.Why += ": left alone: " + stays
 	}
 }
 

@@ -11,6 +11,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
 )
 
 const (
@@ -24,7 +27,8 @@ var start = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 // slice is one on a node, in the pool of that name. The owner is the UID of a node; "": none.
 func slice(name, driver, node string, owner types.UID, change ...func(*resourceapi.ResourceSlice)) resourceapi.ResourceSlice {
 	s := resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), ResourceVersion: "1"},
-		Spec: resourceapi.ResourceSliceSpec{Driver: driver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: node}}}
+		Spec: resourceapi.ResourceSliceSpec{Driver: driver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: node},
+			Devices: []resourceapi.Device{{Name: "gpu-3b-00-0", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{mark: {}}}}}}
 	if owner != "" {
 		s.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node, UID: owner}}
 	}
@@ -115,34 +119,39 @@ func TestWhatIsLeftBehind(t *testing.T) {
 		{"the slice of another driver survives its node", slicesAre(slice("s", theirs, "w9", "n9")), ""},
 		{"the slice of another driver survives the plugin", slicesAre(slice("s", theirs, "w2", "n2")), ""},
 		{"a slice without an owner is only told of", slicesAre(slice("s", ours, "w9", "")),
-			"NodeGone s stays, its node w9 is gone; it stays: it belongs to no node alone (ownerReferences)\n"},
+			"NodeGone s stays, its node w9 is gone: left alone: it belongs to no node alone (ownerReferences)\n"},
 		{"a slice with two owners is only told of", slicesAre(slice("s", ours, "w9", "n9", func(s *resourceapi.ResourceSlice) {
 			s.OwnerReferences = append(s.OwnerReferences, metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "c", UID: "c"})
-		})), "NodeGone s stays, its node w9 is gone; it stays: it belongs to no node alone (ownerReferences)\n"},
+		})), "NodeGone s stays, its node w9 is gone: left alone: it belongs to no node alone (ownerReferences)\n"},
 		{"a slice whose owner is another node that is there is only told of", slicesAre(slice("s", ours, "w9", "n1")),
-			"NodeGone s stays, its node w9 is gone; it stays: it belongs to another node that is there (ownerReferences)\n"},
+			"NodeGone s stays, its node w9 is gone: left alone: it belongs to another node that is there (ownerReferences)\n"},
 		{"a slice for several nodes is nobody's of ours", slicesAre(slice("s", ours, "", "n9", func(s *resourceapi.ResourceSlice) { s.Spec.NodeName = nil })), ""},
 		{"a slice that a finalizer keeps is only told of", slicesAre(slice("s", ours, "w9", "n9", func(s *resourceapi.ResourceSlice) {
 			now := metav1.NewTime(start)
 			s.DeletionTimestamp, s.Finalizers = &now, []string{"example.com/hold"}
 		})), "DeletionStuck s stays, its node w9 is gone; it is deleted, and waits for example.com/hold\n"},
 		{"a node has lost its plugin", slicesAre(slice("s", ours, "w2", "n2")), "PluginGone s goes, node w2 has no pod of the plugin\n"},
+		{"a slice with the counters of lost devices goes with them", slicesAre(slice("s", ours, "w2", "n2"),
+			slice("t", ours, "w2", "n2", func(s *resourceapi.ResourceSlice) { s.Spec.Devices = nil })),
+			"PluginGone s goes, node w2 has no pod of the plugin\nPluginGone t goes, node w2 has no pod of the plugin\n"},
+		{"the slice of a driver with the same name survives", slicesAre(slice("s", ours, "w2", "n2",
+			func(s *resourceapi.ResourceSlice) { s.Spec.Devices = []resourceapi.Device{{Name: "gpu-0"}} })), ""},
 		{"a node has lost its plugin and a claim has a device of it", func(w *World) {
 			claimsAre(claim("train", one, func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Results[0].Pool = "w2" }))(w)
 			slicesAre(slice("s", ours, "w2", "n2"))(w)
-		}, "PluginGone s stays, node w2 has no pod of the plugin; it stays: claim ml/train has a device of the node, and schedulers forget what is not published\n"},
+		}, "PluginGone s stays, node w2 has no pod of the plugin: left alone: claim ml/train has a device of the node, and schedulers forget what is not published\n"},
 		{"a node has lost its plugin and a claim has a device of another driver there", func(w *World) {
 			claimsAre(claim("train", []string{theirs}, func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Results[0].Pool = "w2" }))(w)
 			slicesAre(slice("s", ours, "w2", "n2"))(w)
 		}, "PluginGone s goes, node w2 has no pod of the plugin\n"},
 		{"a node that is not ready has no plugin", slicesAre(slice("s", ours, "w3", "n3")),
-			"PluginGone s stays, node w3 has no pod of the plugin; it stays: the node is not ready: the plugin may be alive where nobody sees it\n"},
+			"PluginGone s stays, node w3 has no pod of the plugin: left alone: the node is not ready: the plugin may be alive where nobody sees it\n"},
 		{"a node without the plugin does not own the slice", slicesAre(slice("s", ours, "w2", "")),
-			"PluginGone s stays, node w2 has no pod of the plugin; it stays: it belongs to no node alone (ownerReferences)\n"},
+			"PluginGone s stays, node w2 has no pod of the plugin: left alone: it belongs to no node alone (ownerReferences)\n"},
 		{"a slice came back after it had been removed", func(w *World) {
 			slicesAre(slice("s", ours, "w2", "n2"))(w)
 			w.Returned["n2"] = true
-		}, "PluginGone s stays, node w2 has no pod of the plugin; it stays: it came back after it had been removed: somebody publishes it\n"},
+		}, "PluginGone s stays, node w2 has no pod of the plugin: left alone: it came back after it had been removed: somebody publishes it\n"},
 		{"no node has a pod of the plugin", func(w *World) {
 			slicesAre(slice("s", ours, "w2", "n2"), slice("t", ours, "w9", "n9"))(w)
 			w.Plugins = nil
@@ -154,15 +163,15 @@ func TestWhatIsLeftBehind(t *testing.T) {
 		{"the claim of another driver survives its pod", claimsAre(claim("c", []string{theirs}, madeFor("p", "dead"))), ""},
 		{"a claim without devices survives its pod", claimsAre(claim("c", nil, madeFor("p", "dead"))), ""},
 		{"a claim with devices of two drivers is only told of", claimsAre(claim("c", []string{theirs, ours}, madeFor("p", "dead"))),
-			"PodGone c stays, its pod p is gone; it stays: it has devices of several drivers: gpu.nvidia.com, nic.example.com\n"},
+			"PodGone c stays, its pod p is gone: left alone: it has devices of several drivers: gpu.nvidia.com, nic.example.com\n"},
 		{"a claim that another pod uses is only told of", claimsAre(claim("c", one, madeFor("p", "dead"), reservedFor("q", "here"))),
-			"PodGone c stays, its pod p is gone; it stays: it is reserved for another that is there\n"},
+			"PodGone c stays, its pod p is gone: left alone: it is reserved for another that is there\n"},
 		{"a claim that something else than a pod uses is only told of", claimsAre(claim("c", one, madeFor("p", "dead"), reservedFor("q", "dead"),
 			func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor[0].Resource = "podgroups" })),
-			"PodGone c stays, its pod p is gone; it stays: it is reserved for another that is there\n"},
+			"PodGone c stays, its pod p is gone: left alone: it is reserved for another that is there\n"},
 		{"a claim with another owner is only told of", claimsAre(claim("c", one, madeFor("p", "dead"), func(c *resourceapi.ResourceClaim) {
 			c.OwnerReferences = append(c.OwnerReferences, metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "c", UID: "c"})
-		})), "PodGone c stays, its pod p is gone; it stays: it has other owners too\n"},
+		})), "PodGone c stays, its pod p is gone: left alone: it has other owners too\n"},
 		{"a claim that is deleted waits for a finalizer", claimsAre(claim("c", one, madeFor("p", "dead"), deleted)),
 			"DeletionStuck c stays, its pod p is gone; it is deleted, and waits for example.com/hold\n"},
 		{"a claim that is deleted waits for its pod", claimsAre(claim("c", one, madeFor("p", "here"), reservedFor("p", "here"), deleted)), ""},
@@ -170,7 +179,7 @@ func TestWhatIsLeftBehind(t *testing.T) {
 		{"a claim made by hand is used", claimsAre(claim("c", one, reservedFor("p", "dead"), reservedFor("q", "here"))), ""},
 		{"a claim made by hand is free", claimsAre(claim("c", one)), ""},
 		{"a claim made by hand is reserved for pods that are gone", claimsAre(claim("c", one, reservedFor("p", "dead"))),
-			"ReservationStale c stays, no pod that it is reserved for is there; it stays: nobody has made it for one pod alone: kube-controller-manager frees it\n"},
+			"ReservationStale c stays, no pod that it is reserved for is there: left alone: nobody has made it for one pod alone: kube-controller-manager frees it\n"},
 		{"a claim made by hand is deleted and waits for a finalizer", claimsAre(claim("c", one, deleted)),
 			"DeletionStuck c stays, no pod that it is reserved for is there; it is deleted, and waits for example.com/hold\n"},
 		{"they come in the order of their names", func(w *World) {
@@ -231,5 +240,22 @@ func TestGrace(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// What the plugin publishes can be told from what another driver of the same name does, also when the cache has made it slim.
+func TestEveryDeviceOfThisPluginIsMarked(t *testing.T) {
+	v := view.New(ours)
+	devices := 0
+	for _, s := range viewtest.Slices(t, viewtest.Node{Name: "w2", Profile: "dgx-h100"}) {
+		for _, d := range v.SlimSlice(s).Spec.Devices {
+			if _, ok := d.Attributes[mark]; !ok {
+				t.Errorf("device %s has no attribute %s", d.Name, mark)
+			}
+			devices++
+		}
+	}
+	if devices == 0 {
+		t.Error("no devices")
 	}
 }
