@@ -20,6 +20,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpudra/gpu-dra-driver/internal/controller/sweep"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin"
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
@@ -42,6 +43,7 @@ func TestReference(t *testing.T) {
 	tables := map[string]func(*testing.T) string{
 		"types": types, "attributes": attributes, "standard": standard, "capacities": capacities, "taints": taints, "products": products,
 		"classes": classes, "metrics": metrics, "steps": steps, "events": events, "kinds": kinds,
+		"orphans": orphans, "sweepEvents": sweepEvents,
 	}
 	const file = "reference.md"
 	page := read(t, file)
@@ -271,8 +273,17 @@ func (noRecords) List() ([]checkpoint.Record, error) { return nil, nil }
 
 var fqName = regexp.MustCompile(`fqName: "(\w+)"`)
 
-func metrics(t *testing.T) string {
-	registry := plugin.Metrics(noRecords{})
+func metrics(t *testing.T) string { return metricsOf(t, plugin.Metrics(noRecords{})) }
+
+func orphans(t *testing.T) string {
+	registry := prometheus.NewRegistry()
+	if _, err := sweep.NewFigures(registry); err != nil {
+		t.Fatal(err)
+	}
+	return metricsOf(t, registry)
+}
+
+func metricsOf(t *testing.T, registry *prometheus.Registry) string {
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -335,6 +346,16 @@ func events(t *testing.T) string {
 	all := reflect.ValueOf(plugin.Events)
 	for i := range all.NumField() {
 		e := all.Field(i).Interface().(plugin.Event)
+		rows = append(rows, []string{code(e.Reason), e.Type, e.About, e.Meaning})
+	}
+	return table(t, []string{"reason", "type", "about a", "means"}, rows)
+}
+
+func sweepEvents(t *testing.T) string {
+	var rows [][]string
+	all := reflect.ValueOf(sweep.Events)
+	for i := range all.NumField() {
+		e := all.Field(i).Interface().(sweep.Event)
 		rows = append(rows, []string{code(e.Reason), e.Type, e.About, e.Meaning})
 	}
 	return table(t, []string{"reason", "type", "about a", "means"}, rows)

@@ -195,6 +195,7 @@ func TestSwitches(t *testing.T) {
 		{"the monitor device without its policy", "admissionPolicies.monitor=false", "asks for the monitor device"},
 		{"no supervisor of MPS daemons", "mps.supervisor.enabled=false", "mps-supervisor"},
 		{"plugins that may write for all nodes", "admissionPolicies.ownNode=false", "authentication.kubernetes.io/node-name"},
+		{"a controller that may delete what is not the driver's", "admissionPolicies.controller=false", "of the GPU driver may delete only"},
 		{"no need to see the processes of the host", "metrics.containers.usage=false", "NVIDIA's driver translates the PIDs"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -239,6 +240,8 @@ func TestWrongValuesAreErrors(t *testing.T) {
 		{"a misspelt key in the device plugin's configuration", "nodeConfigs.default.sharing.timeslicing.resources=x", "timeslicing"},
 		{"a misspelt key of the supervisor", "mps.supervisor.resource.limits.cpu=1", "resource"},
 		{"a misspelt policy", "admissionPolicies.monitors=true", "monitors"},
+		{"a misspelt key of the sweep", "controller.sweep.periods=1m", "periods"},
+		{"a grace without a unit", "controller.sweep.grace=5", "sweep/grace"},
 		{"a word where a switch belongs", "simulate.enabled=often", "simulate/enabled"},
 		{"an unknown pull policy", "image.pullPolicy=Sometimes", "image/pullPolicy"},
 		{"a relative path", "kubeletDir=var/lib/kubelet", "kubeletDir"},

@@ -15,6 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -23,6 +24,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	webhookserver "sigs.k8s.io/controller-runtime/pkg/webhook"
 	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -30,6 +32,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/certificate"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/sweep"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
 )
 
@@ -49,6 +52,10 @@ type Config struct {
 	// CertificateDir has tls.crt and tls.key that somebody else keeps. Empty: the controller keeps its own certificate.
 	CertificateDir      string
 	CertificateLifetime time.Duration
+
+	Plugins     labels.Selector // of the plugin's pods, in the controller's namespace
+	SweepPeriod time.Duration
+	SweepGrace  time.Duration
 
 	REST *rest.Config
 }
@@ -105,6 +112,9 @@ func Run(ctx context.Context, c Config) error {
 			return err
 		}
 	}
+	if err := clearAway(mgr, c); err != nil {
+		return err
+	}
 	if err := errors.Join(
 		mgr.AddHealthzCheck("ping", func(*http.Request) error { return nil }),
 		mgr.AddReadyzCheck("webhooks", server.StartedChecker()),
@@ -113,6 +123,18 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	return mgr.Start(ctx)
+}
+
+// clearAway has the leader look for what nobody owns any more.
+func clearAway(mgr ctrl.Manager, c Config) error {
+	figures, err := sweep.NewFigures(metrics.Registry)
+	if err != nil {
+		return fmt.Errorf("register the metrics of the sweep: %w", err)
+	}
+	return mgr.Add(&sweep.Sweeper{
+		Driver: c.DriverName, Namespace: c.Namespace, Plugins: c.Plugins, Period: c.SweepPeriod, Grace: c.SweepGrace,
+		Objects: mgr.GetClient(), API: mgr.GetAPIReader(), Recorder: mgr.GetEventRecorder(c.DriverName), Figures: figures,
+	})
 }
 
 // caches keep no more than what is needed: a cluster has thousands of GPUs, and of each slice and claim only little is looked at.

@@ -61,6 +61,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: kubelet-plugin
 {{- end }}
 
+{{/* Labels as a program is told them: a=b,c=d. */}}
+{{- define "gpu-dra-driver.selector" -}}
+{{- $terms := list }}
+{{- range $name, $value := . }}{{ $terms = append $terms (printf "%s=%s" $name $value) }}{{ end }}
+{{- join "," $terms }}
+{{- end }}
+
 {{- define "gpu-dra-driver.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 }}
 {{ include "gpu-dra-driver.selectorLabels" . }}
