@@ -11,7 +11,7 @@ import (
 
 // strongestCluster has one node, without GPUs: the controller runs there. The others are a fleet. Its scheduler says how it scores.
 var strongestCluster = cluster{name: "strongest", profiles: map[string]string{"node-1": "none"},
-	flags: []string{"--scheduler-config", "deployments/scheduler/gpu-first.yaml", "--scheduler-verbosity", "10"}}
+	flags: []string{"--scheduler-config", "deployments/scheduler/gpu-first.yaml", "--scheduler-vmodule", "schedule_one=10"}}
 
 // strongestProgram is the program that asks and compares.
 const strongestProgram = "_output/bin/strongest"

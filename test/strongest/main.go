@@ -36,9 +36,9 @@ var settings = []setting{
 func main() {
 	var (
 		kubeconfig = flag.String("kubeconfig", os.Getenv("KUBECONFIG"), "of the cluster")
-		rounds     = flag.Int("rounds", 15, "random clusters for each setting")
+		rounds     = flag.Int("rounds", 16, "random clusters for each setting")
 		seed       = flag.Uint64("seed", 1, "of the random clusters")
-		logs       = flag.String("scheduler-log", "", "command that prints the scheduler's log, written with -v=10, for the reasons of misses")
+		logs       = flag.String("scheduler-log", "", "command that prints the scheduler's log, written with --vmodule=schedule_one=10, for the reasons of misses")
 		docs       = flag.String("docs", "", "file in which the part between the markers is replaced by the results")
 	)
 	flag.Parse()
@@ -69,7 +69,8 @@ func run(ctx context.Context, kubeconfig string, rounds int, seed uint64, logs [
 		for n := range rounds {
 			// The same clusters for every setting.
 			random := rand.New(rand.NewPCG(seed, uint64(n)))
-			placed, err := p.round(ctx, s, fmt.Sprintf("round-%d-%d", i, n), random)
+			models := 1 + n%len(gpus)
+			placed, err := p.round(ctx, s, fmt.Sprintf("round-%d-%d", i, n), models, random)
 			if err != nil {
 				return errors.Join(fmt.Errorf("%s, round %d: %w", s.name, n, err), p.end(context.WithoutCancel(ctx)))
 			}

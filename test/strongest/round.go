@@ -94,8 +94,8 @@ func (p *prover) setRanks(ctx context.Context, ranks int) error {
 }
 
 // round makes a random cluster, asks for the strongest GPU and takes the cluster away.
-func (p *prover) round(ctx context.Context, s setting, ns string, random *rand.Rand) ([]placement, error) {
-	nodes := randomNodes(random)
+func (p *prover) round(ctx context.Context, s setting, ns string, models int, random *rand.Rand) ([]placement, error) {
+	nodes := randomNodes(models, random)
 	var err error
 	if p.fleet, err = fleet.Start(ctx, p.config, fleet.Config{Nodes: nodes}); err != nil {
 		return nil, err
@@ -196,14 +196,14 @@ func (p *prover) end(ctx context.Context) error {
 	return err
 }
 
-// randomNodes are 3 to 40 nodes of 1 to 8 models, with room for all that is placed.
-func randomNodes(random *rand.Rand) []fleet.Node {
+// randomNodes are 3 to 40 nodes of so many models, with room for all that is placed.
+func randomNodes(count int, random *rand.Rand) []fleet.Node {
 	models := slices.Sorted(maps.Keys(gpus))
 	random.Shuffle(len(models), func(i, j int) { models[i], models[j] = models[j], models[i] })
-	models = models[:1+random.IntN(len(models))]
-	count, room := max(len(models), 3+random.IntN(38)), 0
+	models = models[:count]
+	least, room := max(len(models), 3+random.IntN(38)), 0
 	var nodes []fleet.Node
-	for n := 0; n < count || room < singles+2*replicas; n++ {
+	for n := 0; n < least || room < singles+2*replicas; n++ {
 		profile := models[random.IntN(len(models))]
 		if n < len(models) {
 			profile = models[n]

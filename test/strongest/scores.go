@@ -4,8 +4,8 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os/exec"
@@ -15,7 +15,7 @@ import (
 	"strings"
 )
 
-// scored is a line of kube-scheduler -v=10, with the weight of the plugin in it: what a plugin gives to a node for a pod.
+// scored is a line of kube-scheduler --vmodule=schedule_one=10, with the weight of the plugin in it: what a plugin gives to a node for a pod.
 var scored = regexp.MustCompile(`"Plugin scored node for pod" pod="([^"]+)" plugin="([^"]+)" node="([^"]+)" score=(-?\d+)`)
 
 // explain finds out what spoke for the node of each miss, and against the best that had a stronger GPU.
@@ -29,12 +29,16 @@ func explain(ctx context.Context, command []string, all []placement) error {
 	if len(misses) == 0 {
 		return nil
 	}
-	log, err := exec.CommandContext(ctx, command[0], command[1:]...).Output()
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	log, err := cmd.StdoutPipe()
 	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("read the scheduler's log: %w", err)
 	}
 	scores := map[string]map[string]map[string]int{} // pod → node → plugin
-	lines := bufio.NewScanner(bytes.NewReader(log))
+	lines := bufio.NewScanner(log)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		found := scored.FindStringSubmatch(lines.Text())
@@ -50,7 +54,7 @@ func explain(ctx context.Context, command []string, all []placement) error {
 		}
 		scores[pod][node][plugin], _ = strconv.Atoi(found[4])
 	}
-	if err := lines.Err(); err != nil {
+	if err := errors.Join(lines.Err(), cmd.Wait()); err != nil {
 		return fmt.Errorf("read the scheduler's log: %w", err)
 	}
 	for pod, miss := range misses {

@@ -25,7 +25,7 @@ func upCommand(o *options) *cobra.Command {
 		profiles, gates, runtimeConfig []string
 		audit                          []string
 		schedulerConfig                string
-		schedulerVerbosity             uint
+		schedulerVModule               string
 		keepFailed                     bool
 	)
 	c := &cobra.Command{
@@ -41,7 +41,7 @@ func upCommand(o *options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			config.Audit, config.SchedulerVerbosity = audit, schedulerVerbosity
+			config.Audit, config.SchedulerVModule = audit, schedulerVModule
 			if config.SchedulerConfig, err = readSchedulerConfig(schedulerConfig); err != nil {
 				return err
 			}
@@ -67,7 +67,7 @@ func upCommand(o *options) *cobra.Command {
 	flags.StringSliceVar(&runtimeConfig, "runtime-config", nil, "GROUP/VERSION=true|false for the API server")
 	flags.StringSliceVar(&audit, "audit", nil, "USER: log this user's requests to the API server, one JSON object a line; logs audit prints them")
 	flags.StringVar(&schedulerConfig, "scheduler-config", "", "FILE: a KubeSchedulerConfiguration for the scheduler; how it reaches the API server is filled in")
-	flags.UintVar(&schedulerVerbosity, "scheduler-verbosity", 0, "how much the scheduler logs; at 10, each plugin's score for each node")
+	flags.StringVar(&schedulerVModule, "scheduler-vmodule", "", "what the scheduler logs more of, as klog has it; schedule_one=10: each plugin's score for each node")
 	flags.BoolVar(&keepFailed, "keep-failed", false, "leave a start that failed as it is, to look at its logs")
 	return c
 }

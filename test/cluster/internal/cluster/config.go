@@ -33,8 +33,8 @@ type Config struct {
 	RuntimeConfig map[string]string `json:"runtimeConfig,omitempty"` // by group/version
 	Audit         []string          `json:"audit,omitempty"`         // users whose requests are logged
 
-	SchedulerConfig    string `json:"schedulerConfig,omitempty"` // see controlplane.CompleteSchedulerConfig
-	SchedulerVerbosity uint   `json:"schedulerVerbosity,omitempty"`
+	SchedulerConfig  string `json:"schedulerConfig,omitempty"` // see controlplane.CompleteSchedulerConfig
+	SchedulerVModule string `json:"schedulerVModule,omitempty"`
 }
 
 var (

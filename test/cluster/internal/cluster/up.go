@@ -215,7 +215,7 @@ func (s *Starter) startControlPlane(listener *os.File) (*machine.Running, error)
 	}
 	options := controlplane.Options{
 		FeatureGates: s.Config.FeatureGates, RuntimeConfig: s.Config.RuntimeConfig, Audit: s.Config.Audit,
-		SchedulerConfig: s.Config.SchedulerConfig, SchedulerVerbosity: s.Config.SchedulerVerbosity,
+		SchedulerConfig: s.Config.SchedulerConfig, SchedulerVModule: s.Config.SchedulerVModule,
 	}
 	hub, err := s.startMachine(controlplane.Spec(dir, s.Programs, options), listener)
 	if err != nil {

@@ -38,8 +38,8 @@ type Options struct {
 	RuntimeConfig map[string]string
 	Audit         []string // users whose requests are logged
 	// SchedulerConfig is what CompleteSchedulerConfig has made of the user's; empty: none.
-	SchedulerConfig    string
-	SchedulerVerbosity uint // 0: the scheduler's default
+	SchedulerConfig  string
+	SchedulerVModule string // what the scheduler logs more of: FILE=N of klog; empty: of nothing
 }
 
 // Spec returns the machine. The folder is its own, on the host's disk.

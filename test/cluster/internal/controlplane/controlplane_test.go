@@ -57,7 +57,7 @@ func TestTheSchedulerGetsItsConfiguration(t *testing.T) {
 	}{
 		{"none", Options{}, "--kubeconfig=/run/gpu-dra-cluster/machine/pki/scheduler.conf --leader-elect=false", ""},
 		{"one of the user's", Options{SchedulerConfig: "kind: X\n"}, "--config=/var/scheduler-config.yaml", "kind: X\n"},
-		{"more to log", Options{SchedulerConfig: "kind: X\n", SchedulerVerbosity: 10}, "--config=/var/scheduler-config.yaml --v=10", "kind: X\n"},
+		{"more to log", Options{SchedulerConfig: "kind: X\n", SchedulerVModule: "schedule_one=10"}, "--config=/var/scheduler-config.yaml --vmodule=schedule_one=10", "kind: X\n"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			spec := Spec("/d", components.Dirs{}, row.o)

@@ -31,8 +31,8 @@ func scheduler(o Options) []string {
 	} else {
 		command = append(command, "--kubeconfig="+schedulerKubeconfig, "--leader-elect=false")
 	}
-	if o.SchedulerVerbosity > 0 {
-		command = append(command, fmt.Sprintf("--v=%d", o.SchedulerVerbosity))
+	if o.SchedulerVModule != "" {
+		command = append(command, "--vmodule="+o.SchedulerVModule)
 	}
 	return append(command, gates(o)...)
 }
