@@ -22,6 +22,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"sigs.k8s.io/yaml"
 
+	clustermetrics "github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin"
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
@@ -43,7 +44,7 @@ var section = regexp.MustCompile(`(?s)<!-- generated: (\w+) -->\n(.*?)<!-- end -
 func TestReference(t *testing.T) {
 	tables := map[string]func(*testing.T) string{
 		"types": types, "attributes": attributes, "standard": standard, "capacities": capacities, "taints": taints, "products": products,
-		"classes": classes, "metrics": metrics, "steps": steps, "events": events, "kinds": kinds,
+		"classes": classes, "metrics": metrics, "cluster": cluster, "steps": steps, "events": events, "kinds": kinds,
 	}
 	const file = "reference.md"
 	page := read(t, file)
@@ -273,8 +274,11 @@ func (noRecords) List() ([]checkpoint.Record, error) { return nil, nil }
 
 var fqName = regexp.MustCompile(`fqName: "(\w+)"`)
 
-func metrics(t *testing.T) string {
-	registry := plugin.Metrics(noRecords{})
+func metrics(t *testing.T) string { return metricsOf(t, plugin.Metrics(noRecords{})) }
+func cluster(t *testing.T) string { return metricsOf(t, clustermetrics.Example()) }
+
+func metricsOf(t *testing.T, registry *prometheus.Registry) string {
+	t.Helper()
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)

@@ -23,12 +23,14 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	webhookserver "sigs.k8s.io/controller-runtime/pkg/webhook"
 	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/certificate"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
 )
@@ -90,6 +92,9 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
+	if err := ctrlmetrics.Registry.Register(metrics.Collector{View: v, Tells: leads(mgr.Elected(), known)}); err != nil {
+		return fmt.Errorf("register the cluster's metrics: %w", err)
+	}
 	server := mgr.GetWebhookServer()
 	server.Register(validatePath, &webhook.Webhook{Handler: validator{admission.Checker{View: v}}})
 	server.Register(strongestPath, &webhook.Webhook{Handler: ranker{strongest.Expander{View: v, Class: c.StrongestClass, Ranks: c.StrongestRanks}}})
@@ -113,6 +118,19 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	return mgr.Start(ctx)
+}
+
+// leads says whether this replica tells about the cluster: the leader does. Every replica has the same view, and if each told it, sums
+// would count every GPU several times. Before all is known, GPUs would look as if they were gone.
+func leads(elected <-chan struct{}, known func() error) func() bool {
+	return func() bool {
+		select {
+		case <-elected:
+			return known() == nil
+		default:
+			return false
+		}
+	}
 }
 
 // caches keep no more than what is needed: a cluster has thousands of GPUs, and of each slice and claim only little is looked at.
