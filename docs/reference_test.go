@@ -20,6 +20,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"sigs.k8s.io/yaml"
 
+	clustermetrics "github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/sweep"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin"
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
@@ -42,7 +43,7 @@ var section = regexp.MustCompile(`(?s)<!-- generated: (\w+) -->\n(.*?)<!-- end -
 func TestReference(t *testing.T) {
 	tables := map[string]func(*testing.T) string{
 		"types": types, "attributes": attributes, "standard": standard, "capacities": capacities, "taints": taints, "products": products,
-		"classes": classes, "metrics": metrics, "steps": steps, "events": events, "kinds": kinds,
+		"classes": classes, "metrics": metrics, "cluster": cluster, "steps": steps, "events": events, "kinds": kinds,
 		"orphans": orphans, "sweepEvents": sweepEvents,
 	}
 	const file = "reference.md"
@@ -283,7 +284,10 @@ func orphans(t *testing.T) string {
 	return metricsOf(t, registry)
 }
 
+func cluster(t *testing.T) string { return metricsOf(t, clustermetrics.Example()) }
+
 func metricsOf(t *testing.T, registry *prometheus.Registry) string {
+	t.Helper()
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)

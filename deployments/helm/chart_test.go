@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -24,8 +25,10 @@ import (
 
 const chart = "gpu-dra-driver"
 
-// fewProfiles keeps golden files short: one has the classes of all profiles.
-const fewProfiles = "deviceClasses.migProfiles={1g.10gb+me}"
+// fewProfiles keeps golden files short: one has the classes of all profiles, and the dashboard.
+const fewProfiles = "deviceClasses.migProfiles={1g.10gb+me},controller.dashboard.enabled=false"
+
+var dashboardText = regexp.MustCompile(`(?m)(^  gpus\.json: \|\n)(?:    .*\n| *\n)+`)
 
 var update = flag.Bool("update", false, "write the golden files")
 
@@ -44,6 +47,9 @@ func TestTemplate(t *testing.T) {
 			got, err := helm(t, append([]string{"template", "gpu-dra-driver", chart, "--namespace", "gpu-dra-driver"}, tc.args...)...)
 			if err != nil {
 				t.Fatalf("%v\n%s", err, got)
+			}
+			if tc.golden != "default" {
+				got = dashboardText.ReplaceAllString(got, "$1    …\n") // one golden file has it
 			}
 			compare(t, filepath.Join("testdata", tc.golden+".golden.yaml"), got)
 		})
@@ -196,6 +202,8 @@ func TestSwitches(t *testing.T) {
 		{"no supervisor of MPS daemons", "mps.supervisor.enabled=false", "mps-supervisor"},
 		{"plugins that may write for all nodes", "admissionPolicies.ownNode=false", "authentication.kubernetes.io/node-name"},
 		{"a controller that may delete what is not the driver's", "admissionPolicies.controller=false", "of the GPU driver may delete only"},
+		{"no dashboard", "controller.dashboard.enabled=false", "grafana_dashboard"},
+		{"no dashboard without the controller", "controller.enabled=false", "grafana_dashboard"},
 		{"no need to see the processes of the host", "metrics.containers.usage=false", "NVIDIA's driver translates the PIDs"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -239,6 +247,8 @@ func TestWrongValuesAreErrors(t *testing.T) {
 		{"an index that no GPU can have", "nodeConfigs.default.gpus[0].select.index=-1", "gpus/0/select/index"},
 		{"a misspelt key in the device plugin's configuration", "nodeConfigs.default.sharing.timeslicing.resources=x", "timeslicing"},
 		{"a misspelt key of the supervisor", "mps.supervisor.resource.limits.cpu=1", "resource"},
+		{"a misspelt key of the dashboard", "controller.dashboard.label=x", "label"},
+		{"a label of the dashboard that is no text", "controller.dashboard.labels.grafana_dashboard=1", "grafana_dashboard"},
 		{"a misspelt policy", "admissionPolicies.monitors=true", "monitors"},
 		{"a misspelt key of the sweep", "controller.sweep.periods=1m", "periods"},
 		{"a grace without a unit", "controller.sweep.grace=5", "sweep/grace"},

@@ -45,6 +45,7 @@ var allowed = map[string][]string{
 	"internal/controller/certificate": {},
 	"internal/controller/view":        {"pkg/gpu"},
 	"internal/controller/viewtest":    {"internal/controller/view", "pkg/inventory", "pkg/gpu", "pkg/gpu/nvml", "pkg/gpu/sim"},
+	"internal/controller/metrics":     {"internal/controller/view"},
 	"internal/controller/strongest":   {"internal/controller/view", "pkg/gpu"},
 	"internal/controller/sweep":       {},
 	// It lets the node's own code decide about claims, on devices that it makes up.

@@ -24,13 +24,14 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	webhookserver "sigs.k8s.io/controller-runtime/pkg/webhook"
 	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/certificate"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/sweep"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
@@ -97,6 +98,9 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
+	if err := ctrlmetrics.Registry.Register(metrics.Collector{View: v, Tells: leads(mgr.Elected(), known)}); err != nil {
+		return fmt.Errorf("register the cluster's metrics: %w", err)
+	}
 	server := mgr.GetWebhookServer()
 	server.Register(validatePath, &webhook.Webhook{Handler: validator{admission.Checker{View: v}}})
 	server.Register(strongestPath, &webhook.Webhook{Handler: ranker{strongest.Expander{View: v, Class: c.StrongestClass, Ranks: c.StrongestRanks}}})
@@ -127,7 +131,7 @@ func Run(ctx context.Context, c Config) error {
 
 // clearAway has the leader look for what nobody owns any more.
 func clearAway(mgr ctrl.Manager, c Config) error {
-	figures, err := sweep.NewFigures(metrics.Registry)
+	figures, err := sweep.NewFigures(ctrlmetrics.Registry)
 	if err != nil {
 		return fmt.Errorf("register the metrics of the sweep: %w", err)
 	}
@@ -135,6 +139,19 @@ func clearAway(mgr ctrl.Manager, c Config) error {
 		Driver: c.DriverName, Namespace: c.Namespace, Plugins: c.Plugins, Period: c.SweepPeriod, Grace: c.SweepGrace,
 		Objects: mgr.GetClient(), API: mgr.GetAPIReader(), Recorder: mgr.GetEventRecorder(c.DriverName), Figures: figures,
 	})
+}
+
+// leads says whether this replica tells about the cluster: the leader does. Every replica has the same view, and if each told it, sums
+// would count every GPU several times. Before all is known, GPUs would look as if they were gone.
+func leads(elected <-chan struct{}, known func() error) func() bool {
+	return func() bool {
+		select {
+		case <-elected:
+			return known() == nil
+		default:
+			return false
+		}
+	}
 }
 
 // caches keep no more than what is needed: a cluster has thousands of GPUs, and of each slice and claim only little is looked at.

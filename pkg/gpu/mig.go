@@ -111,6 +111,14 @@ func PartitionName(parent string, at Placement) string {
 	return fmt.Sprintf("%s%s%s-%d", parent, partitionMark, profileNames.Replace(at.Profile), at.Start)
 }
 
+// PartitionProfile is the profile of a partition as the name of the device has it: "1g10gb" of "gpu-3b-00-0-mig-1g10gb-4". Partitions
+// that differ in their profile differ in it. Empty: the device is no partition.
+func PartitionProfile(device string) string {
+	_, profile, _ := strings.Cut(device, partitionMark)
+	// What follows is where it is: no profile ends in a number.
+	return strings.TrimRight(profile, "-0123456789")
+}
+
 // ParentName is the name of the physical GPU that the device of that name is, or is a partition of.
 func ParentName(device string) string {
 	parent, _, _ := strings.Cut(device, partitionMark)

@@ -86,6 +86,7 @@ func TestCluster(t *testing.T) {
 	t.Run("a GPU that fails does not take the others down", s.testBrokenGPU)
 	t.Run("slices do not change over a restart and a minute of rest", idle.check)
 	t.Run("what others do to partitions", s.testPartitionsChange) // and so to slices
+	t.Run("what nobody owns is told of, and removed where that is safe", s.testOrphans)
 	t.Run("the plugin may do what it does and no more", s.testRights)
 }
 

@@ -154,14 +154,8 @@ func asksOf(r resourceapi.DeviceRequest, path *field.Path) []ask {
 
 // class finds the class, and whether it is for devices of the driver: only then is anything of the request judged.
 func (c Checker) class(name string) (class *resourceapi.DeviceClass, ours bool) {
-	class, ok := c.View.Class(name)
-	if !ok {
-		return nil, false
-	}
-	quoted := []string{"'" + c.View.Driver() + "'", `"` + c.View.Driver() + `"`}
-	return class, slices.ContainsFunc(class.Spec.Selectors, func(s resourceapi.DeviceSelector) bool {
-		return s.CEL != nil && slices.ContainsFunc(quoted, func(q string) bool { return strings.Contains(s.CEL.Expression, q) })
-	})
+	class, _ = c.View.Class(name)
+	return class, class != nil && c.View.Ours(name)
 }
 
 // ask judges one by itself, and finds what it could get.

@@ -36,7 +36,7 @@ func startReplica(t *testing.T, ctx context.Context, c client.Client, lifetime t
 	k := &Keeper{Client: c, Secret: types.NamespacedName{Namespace: "ns", Name: "certificate"}, ServiceName: service, Configuration: "webhooks",
 		Lifetime: lifetime, Period: 20 * time.Millisecond, Settle: 300 * time.Millisecond}
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-	server.Config.ErrorLog = log.New(io.Discard, "", 0) // what fails, the caller tells
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)        // what fails, the caller tells
 	server.TLS = &tls.Config{GetCertificate: k.GetCertificate} //nolint:gosec // the default is what Go serves
 	server.StartTLS()
 	t.Cleanup(server.Close)

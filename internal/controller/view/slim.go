@@ -8,9 +8,12 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
+// possible marks a partition that the driver would make.
+var possible = []resourceapi.DeviceCounterConsumption{{}}
+
 // SlimSlice takes out of a slice what the view does not need, before it is kept: devices of one kind share what they have in common,
-// and of partitions one of each kind stays. A node with eight GPUs publishes more than 200 possible partitions, which differ in where
-// they are.
+// and of the partitions that are possible one of each kind stays, and the largest of each GPU, which tells that the GPU is there and how
+// large it is: of the largest profile of the model that was seen until now. A node with eight GPUs publishes more than 200 of them, which differ in where they are.
 func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlice {
 	slim := &resourceapi.ResourceSlice{TypeMeta: s.TypeMeta, ObjectMeta: s.ObjectMeta}
 	slim.ManagedFields = nil
@@ -20,17 +23,35 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	largest := map[string]int{} // by GPU: which of the devices
+	for i, d := range s.Spec.Devices {
+		name := gpu.ParentName(d.Name)
+		if at, ok := largest[name]; !ok || memoryOf(d) > memoryOf(s.Spec.Devices[at]) {
+			largest[name] = i
+		}
+	}
 	seen := map[*Kind]bool{}
-	for _, d := range s.Spec.Devices {
+	for i, d := range s.Spec.Devices {
 		kind := v.intern(d)
-		if kind.Type() == gpu.TypeMIG && seen[kind] {
+		some := kind.Type() == gpu.TypeMIG && len(d.ConsumesCounters) > 0
+		tells := largest[gpu.ParentName(d.Name)] == i && kind.Capacity("memory") >= v.largest[kind.Product()]
+		if some && seen[kind] && !tells {
 			continue
 		}
 		seen[kind] = true
-		slim.Spec.Devices = append(slim.Spec.Devices, resourceapi.Device{Name: d.Name, Taints: d.Taints,
-			Attributes: kind.Device.Attributes, Capacity: kind.Device.Capacity, AllowMultipleAllocations: kind.Device.AllowMultipleAllocations})
+		short := resourceapi.Device{Name: d.Name, Taints: d.Taints,
+			Attributes: kind.Device.Attributes, Capacity: kind.Device.Capacity, AllowMultipleAllocations: kind.Device.AllowMultipleAllocations}
+		if some {
+			short.ConsumesCounters = possible
+		}
+		slim.Spec.Devices = append(slim.Spec.Devices, short)
 	}
 	return slim
+}
+
+func memoryOf(d resourceapi.Device) int64 {
+	q := d.Capacity["memory"].Value
+	return q.Value()
 }
 
 // SlimClaim takes out of a claim what neither the view nor the sweep needs, before it is kept.

@@ -33,6 +33,10 @@ type View struct {
 	held   map[id]map[types.UID]struct{} // by physical GPU
 
 	classes map[string]*resourceapi.DeviceClass
+	ours    map[string]bool // which of them are for devices of the driver
+
+	partitions map[partitionKind]*Kind // the last that was seen of each
+	largest    map[string]int64        // memory of the largest partition that was seen of each model
 }
 
 // id is a physical GPU.
@@ -40,9 +44,11 @@ type id struct{ pool, gpu string }
 
 // device is one that is published.
 type device struct {
-	id   id
-	name string
-	kind *Kind
+	id      id
+	name    string
+	kind    *Kind
+	tainted bool
+	static  bool // a partition that somebody else has made, not one of those that are possible
 }
 
 // GPU is a whole GPU that is published, and what is held of it.
@@ -89,7 +95,7 @@ func New(driver string) *View {
 		selectors: cel.NewCache(cachedSelectors, cel.Features{EnableConsumableCapacity: true}),
 		kinds:     map[string]*Kind{}, count: map[string]int{}, slices: map[string][]device{},
 		gpus: map[id]*GPU{}, claims: map[types.UID]*Claim{}, held: map[id]map[types.UID]struct{}{},
-		classes: map[string]*resourceapi.DeviceClass{},
+		classes: map[string]*resourceapi.DeviceClass{}, ours: map[string]bool{}, partitions: map[partitionKind]*Kind{}, largest: map[string]int64{},
 	}
 }
 
@@ -108,7 +114,7 @@ func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 	for _, d := range s.Spec.Devices {
 		kind := v.intern(d)
 		at := id{s.Spec.Pool.Name, gpu.ParentName(d.Name)}
-		all = append(all, device{at, d.Name, kind})
+		all = append(all, device{id: at, name: d.Name, kind: kind, tainted: keepsAway(d.Taints), static: len(d.ConsumesCounters) == 0})
 		v.count[kind.id]++
 		if kind.Type() == gpu.TypeGPU {
 			v.gpus[at] = &GPU{Node: ptr.Deref(s.Spec.NodeName, ""), Name: d.Name, Kind: kind, Tainted: keepsAway(d.Taints), pool: at.pool}
@@ -143,6 +149,10 @@ func (v *View) intern(d resourceapi.Device) *Kind {
 	if !ok {
 		kind = &Kind{id: key, Device: resourceapi.Device{Attributes: d.Attributes, Capacity: d.Capacity, AllowMultipleAllocations: d.AllowMultipleAllocations}}
 		v.kinds[key] = kind
+	}
+	if kind.Type() == gpu.TypeMIG {
+		v.partitions[partitionKind{kind.Product(), gpu.PartitionProfile(d.Name)}] = kind
+		v.largest[kind.Product()] = max(v.largest[kind.Product()], kind.Capacity("memory"))
 	}
 	return kind
 }
@@ -201,6 +211,7 @@ func (v *View) SetClass(c *resourceapi.DeviceClass) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.classes[c.Name] = c
+	v.ours[c.Name] = selects(c, v.driver)
 }
 
 // DeleteClass forgets a device class.
@@ -208,6 +219,7 @@ func (v *View) DeleteClass(name string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	delete(v.classes, name)
+	delete(v.ours, name)
 }
 
 // Class finds a device class. It is not to be changed.
@@ -216,6 +228,21 @@ func (v *View) Class(name string) (*resourceapi.DeviceClass, bool) {
 	defer v.mu.RUnlock()
 	class, ok := v.classes[name]
 	return class, ok
+}
+
+// Ours says whether a class is for devices of the driver.
+func (v *View) Ours(class string) bool {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.ours[class]
+}
+
+// selects says whether a selector of the class names the driver.
+func selects(class *resourceapi.DeviceClass, driver string) bool {
+	quoted := []string{"'" + driver + "'", `"` + driver + `"`}
+	return slices.ContainsFunc(class.Spec.Selectors, func(s resourceapi.DeviceSelector) bool {
+		return s.CEL != nil && slices.ContainsFunc(quoted, func(q string) bool { return strings.Contains(s.CEL.Expression, q) })
+	})
 }
 
 // held leaves out who only looks after a device.

@@ -63,7 +63,7 @@ func TestTheSchedulerGetsItsConfiguration(t *testing.T) {
 			spec := Spec("/d", components.Dirs{}, row.o)
 			var flags []string
 			for _, a := range spec.Steps[len(spec.Steps)-1].Command {
-				if slices.ContainsFunc([]string{"--kubeconfig", "--leader-elect", "--config", "--v"}, func(f string) bool { return strings.HasPrefix(a, f+"=") }) {
+				if slices.ContainsFunc([]string{"--kubeconfig", "--leader-elect", "--config", "--vmodule"}, func(f string) bool { return strings.HasPrefix(a, f+"=") }) {
 					flags = append(flags, a)
 				}
 			}

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package helm_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+	webhookserver "sigs.k8s.io/controller-runtime/pkg/webhook"
+	"sigs.k8s.io/yaml"
+
+	clustermetrics "github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin"
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/claims"
+)
+
+// series are those that can be scraped: name → label → its values; "" stands for any.
+type series map[string]map[string][]string
+
+// What the dashboard and the alerts ask for is there: metrics, labels, and values of labels.
+func TestDashboard(t *testing.T) {
+	known := scraped(t)
+	asked := dashboard(t)
+	if len(asked) < 20 {
+		t.Fatalf("the dashboard has %d expressions", len(asked))
+	}
+	page := read(t, "../../docs/operate.md")
+	alerts := regexp.MustCompile("(?m)^ *expr: (.*)$|^- `(.*gpu_dra_.*?)`:").FindAllStringSubmatch(page, -1)
+	if len(alerts) < 5 {
+		t.Fatalf("operate.md has %d expressions", len(alerts))
+	}
+	for _, found := range alerts {
+		asked = append(asked, ask{expr: found[1] + found[2]})
+	}
+	for _, block := range regexp.MustCompile("(?s)```promql\n(.*?)\n```").FindAllStringSubmatch(page, -1) {
+		for _, line := range strings.Split(block[1], "\n") {
+			asked = append(asked, ask{expr: line})
+		}
+	}
+	for _, a := range asked {
+		for _, problem := range known.check(a) {
+			t.Errorf("%s: %s", a.expr, problem)
+		}
+	}
+}
+
+// The check finds what it is there for.
+func TestDashboardCheck(t *testing.T) {
+	known := scraped(t)
+	for _, tc := range []struct{ name, expr, legend, want string }{
+		{"all is there", `sum by (node, state) (gpu_dra_cluster_gpus{state="free", node=~"$node"}) > 0`, "{{node}}", ""},
+		{"two metrics", `sum by (node) (gpu_dra_cluster_gpus) / sum by (node) (gpu_dra_cluster_gpu)`, "", "no metric gpu_dra_cluster_gpu"},
+		{"a metric that is none", `rate(gpu_dra_operation_total[5m])`, "", "no metric gpu_dra_operation_total"},
+		{"the parts of a histogram", `sum by (le, operation) (rate(gpu_dra_operation_duration_seconds_bucket[5m]))`, "", ""},
+		{"a histogram is not scraped by its name", `rate(gpu_dra_operation_duration_seconds[5m])`, "", "no metric gpu_dra_operation_duration_seconds"},
+		{"a label that it does not have", `sum by (namespace) (gpu_dra_cluster_gpus)`, "", "gpu_dra_cluster_gpus has no label namespace"},
+		{"a label that it is not selected by", `gpu_dra_cluster_gpus{uuid="x"}`, "", "gpu_dra_cluster_gpus has no label uuid"},
+		{"a value that the label never has", `gpu_dra_cluster_gpus{state=~"free|busy"}`, "", "gpu_dra_cluster_gpus has no state busy"},
+		{"a webhook that the chart does not have", `controller_runtime_webhook_requests_total{webhook="/mutate"}`, "", "controller_runtime_webhook_requests_total has no webhook /mutate"},
+		{"a label that was added up over", `sum by (node) (gpu_dra_cluster_gpus)`, "{{model}}", "the legend has the label model, which is added up over"},
+		{"the node of a plugin is from its PodMonitor", `sum by (node) (gpu_dra_claims)`, "", ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if got := strings.Join(known.check(ask{tc.expr, tc.legend}), "; "); got != tc.want {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+// noRecords are those of a node without claims.
+type noRecords struct{ claims.Records }
+
+func (noRecords) List() ([]checkpoint.Record, error) { return nil, nil }
+
+// scraped is what Prometheus gets from the plugin and from the controller.
+func scraped(t *testing.T) series {
+	t.Helper()
+	server := webhookserver.NewServer(webhookserver.Options{})
+	for _, found := range regexp.MustCompile(`path: (/[^,} ]+)`).FindAllStringSubmatch(read(t, "testdata/default.golden.yaml"), -1) {
+		if path := found[1]; !slices.Contains(webhooks, path) {
+			webhooks = append(webhooks, path)
+			server.Register(path, http.NotFoundHandler())
+			server.WebhookMux().ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, path, nil)) // a histogram has no values before
+		}
+	}
+	known := series{}
+	known.gather(t, plugin.Metrics(noRecords{}), targetLabels(t, "kubelet-plugin"))
+	known.gather(t, clustermetrics.Example(), targetLabels(t, "controller"))
+	known.gather(t, ctrlmetrics.Registry, targetLabels(t, "controller"))
+	return known
+}
+
+// webhooks are those that controller-runtime counts already: it does for all of the process.
+var webhooks []string
+
+func (s series) gather(t *testing.T, from prometheus.Gatherer, more []string) {
+	t.Helper()
+	families, err := from.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		labels := map[string][]string{}
+		for _, label := range more {
+			labels[label] = []string{""}
+		}
+		names := []string{family.GetName()}
+		for _, m := range family.GetMetric() {
+			for _, l := range m.GetLabel() {
+				labels[l.GetName()] = append(labels[l.GetName()], l.GetValue())
+			}
+			if m.GetHistogram() != nil {
+				labels["le"] = []string{""}
+				names = []string{family.GetName() + "_bucket", family.GetName() + "_sum", family.GetName() + "_count"}
+			}
+		}
+		for _, name := range names {
+			s[name] = labels
+		}
+	}
+}
+
+// targetLabels are what the PodMonitor of the component adds to all that it scrapes.
+func targetLabels(t *testing.T, component string) []string {
+	t.Helper()
+	for _, document := range strings.Split(read(t, "testdata/everything.golden.yaml"), "\n---\n") {
+		var monitor struct {
+			Kind string
+			Spec struct {
+				Selector            struct{ MatchLabels map[string]string }
+				PodMetricsEndpoints []struct {
+					HonorLabels bool
+					Relabelings []struct{ TargetLabel string }
+				}
+			}
+		}
+		if err := yaml.Unmarshal([]byte(document), &monitor); err != nil {
+			t.Fatal(err)
+		}
+		if monitor.Kind != "PodMonitor" || monitor.Spec.Selector.MatchLabels["app.kubernetes.io/component"] != component {
+			continue
+		}
+		endpoint := monitor.Spec.PodMetricsEndpoints[0]
+		if !endpoint.HonorLabels {
+			t.Errorf("the PodMonitor of %s renames the label namespace of its metrics", component)
+		}
+		var labels []string
+		for _, r := range endpoint.Relabelings {
+			labels = append(labels, r.TargetLabel)
+		}
+		return labels
+	}
+	t.Fatalf("no PodMonitor of %s", component)
+	return nil
+}
+
+// ask is an expression of PromQL, and what its lines are called.
+type ask struct{ expr, legend string }
+
+// dashboard is what the dashboard of the rendered chart asks for: its panels, and the values of its variables.
+func dashboard(t *testing.T) []ask {
+	t.Helper()
+	for _, document := range strings.Split(read(t, "testdata/default.golden.yaml"), "\n---\n") {
+		var object corev1.ConfigMap
+		if err := yaml.Unmarshal([]byte(document), &object); err != nil {
+			t.Fatal(err)
+		}
+		if object.Kind != "ConfigMap" || object.Labels["grafana_dashboard"] != "1" {
+			continue
+		}
+		var board struct {
+			Panels []struct {
+				ID      int
+				Title   string
+				Targets []struct{ Expr, LegendFormat string }
+			}
+			Templating struct {
+				List []struct{ Type, Definition string }
+			}
+		}
+		if err := json.Unmarshal([]byte(object.Data["gpus.json"]), &board); err != nil {
+			t.Fatal(err)
+		}
+		var asked []ask
+		ids := map[int]bool{}
+		for _, panel := range board.Panels {
+			if ids[panel.ID] {
+				t.Errorf("panel %q: another one has the id %d", panel.Title, panel.ID)
+			}
+			ids[panel.ID] = true
+			for _, target := range panel.Targets {
+				asked = append(asked, ask{target.Expr, target.LegendFormat})
+			}
+		}
+		for _, v := range board.Templating.List {
+			if parts := regexp.MustCompile(`^label_values\((.*), (\w+)\)$`).FindStringSubmatch(v.Definition); parts != nil {
+				asked = append(asked, ask{expr: "sum by (" + parts[2] + ") (" + parts[1] + ")"})
+			} else if v.Type == "query" {
+				t.Errorf("a variable of the dashboard has a query that this test does not read: %s", v.Definition)
+			}
+		}
+		return asked
+	}
+	t.Fatal("no dashboard")
+	return nil
+}
+
+var (
+	selector   = regexp.MustCompile(`([a-zA-Z_:][\w:]*)\s*\{([^}]*)\}`)
+	matcher    = regexp.MustCompile(`(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"`)
+	rangeOf    = regexp.MustCompile(`\[[^\]]*\]`)
+	grouping   = regexp.MustCompile(`\b(by|without|on|ignoring)\s*\(([^)]*)\)\s*`)
+	identifier = regexp.MustCompile(`[a-zA-Z_:][\w:]*\s*\(?`)
+	legendOf   = regexp.MustCompile(`{{\s*(\w+)\s*}}`)
+	operators  = []string{"and", "or", "unless", "bool", "offset", "group_left", "group_right"}
+)
+
+// check says what of the expression is not there. It reads as much of PromQL as is used here: "sum by (…) (…)", and not "sum(…) by (…)".
+func (s series) check(a ask) (problems []string) {
+	missing := func(metrics []string, label string) {
+		for _, m := range metrics {
+			if labels, ok := s[m]; ok && labels[label] == nil {
+				problems = append(problems, m+" has no label "+label)
+			}
+		}
+	}
+	for _, found := range selector.FindAllStringSubmatch(a.expr, -1) {
+		for _, m := range matcher.FindAllStringSubmatch(found[2], -1) {
+			label, values := m[1], s[found[1]][m[1]]
+			missing(found[1:2], label)
+			for _, value := range strings.Split(m[2], "|") {
+				if len(values) > 0 && !slices.Contains(values, value) && !slices.Contains(values, "") && !strings.Contains(value, "$") {
+					problems = append(problems, found[1]+" has no "+label+" "+value)
+				}
+			}
+		}
+	}
+	bare := rangeOf.ReplaceAllString(selector.ReplaceAllString(a.expr, "$1"), "")
+	for _, name := range metricsOf(bare) {
+		if s[name] == nil {
+			problems = append(problems, "no metric "+name)
+		}
+	}
+	grouped := map[string]bool{}
+	for _, at := range grouping.FindAllStringSubmatchIndex(bare, -1) {
+		for _, label := range strings.FieldsFunc(bare[at[4]:at[5]], func(r rune) bool { return r == ',' || r == ' ' }) {
+			if kind := bare[at[2]:at[3]]; kind == "by" {
+				grouped[label] = true
+				argument := argumentOf(bare[at[1]:])
+				if argument == "" {
+					problems = append(problems, "write by (…) in front of what is added up")
+				}
+				missing(metricsOf(argument), label)
+			}
+		}
+	}
+	for _, found := range legendOf.FindAllStringSubmatch(a.legend, -1) {
+		if !grouped[found[1]] {
+			problems = append(problems, "the legend has the label "+found[1]+", which is added up over")
+		}
+	}
+	return problems
+}
+
+// metricsOf are the names that are neither functions nor words of the language.
+func metricsOf(bare string) []string {
+	var names []string
+	for _, word := range identifier.FindAllString(grouping.ReplaceAllString(bare, ""), -1) {
+		if word = strings.TrimSpace(word); !strings.HasSuffix(word, "(") && !slices.Contains(operators, word) {
+			names = append(names, word)
+		}
+	}
+	return names
+}
+
+// argumentOf is what is between the first parenthesis and the one that closes it.
+func argumentOf(text string) string {
+	depth := 0
+	for i, r := range text {
+		switch r {
+		case '(':
+			depth++
+		case ')':
+			depth--
+		}
+		if depth == 0 {
+			return text[:min(i+1, len(text))]
+		}
+	}
+	return text
+}

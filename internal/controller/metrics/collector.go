@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package metrics tells how many GPUs the cluster has, how much of them is held, and by whom.
+package metrics
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+)
+
+// prefix begins the names of the metrics. Names and labels are part of the contract with users.
+const prefix = "gpu_dra_cluster_"
+
+// The values of the label "state". Each GPU, and each part of its memory and multiprocessors, is in one of them, so that they add up
+// to what is published.
+const (
+	free      = "free"
+	allocated = "allocated"
+	tainted   = "tainted"
+	waiting   = "waiting" // of claims
+)
+
+var (
+	ofNode      = []string{"node", "model", "state"}
+	ofNamespace = []string{"namespace", "node", "model"}
+
+	gpusDesc = prometheus.NewDesc(prefix+"gpus",
+		"GPUs of which something is published, each in one state: allocated while a claim holds something of it, else tainted or free.", ofNode, nil)
+	memoryDesc = prometheus.NewDesc(prefix+"memory_bytes",
+		"Memory of these GPUs: allocated to claims; of the rest, tainted where the GPU is, and free elsewhere.", ofNode, nil)
+	coresDesc = prometheus.NewDesc(prefix+"cores",
+		"Multiprocessors of these GPUs, 100 for each GPU, in the same states as memory. A share of memory alone has no limit of cores and counts 0.", ofNode, nil)
+	taintedDesc = prometheus.NewDesc(prefix+"tainted_gpus",
+		"GPUs with a taint that keeps new pods away, held or not.", []string{"node", "model"}, nil)
+	namespaceGPUsDesc = prometheus.NewDesc(prefix+"namespace_gpus",
+		"GPUs of which claims of the namespace hold something. One that several namespaces share counts in each.", ofNamespace, nil)
+	namespaceMemoryDesc = prometheus.NewDesc(prefix+"namespace_memory_bytes",
+		"Memory of GPUs that is allocated to claims of the namespace.", ofNamespace, nil)
+	namespaceCoresDesc = prometheus.NewDesc(prefix+"namespace_cores",
+		"Multiprocessors that are allocated to claims of the namespace, 100 for each GPU.", ofNamespace, nil)
+	claimsDesc = prometheus.NewDesc(prefix+"claims",
+		"Claims that hold devices of the driver (allocated), or have none yet and ask for some of its classes (waiting), also those that no pod uses yet.",
+		[]string{"namespace", "state"}, nil)
+)
+
+// Collector counts what a view has whenever somebody asks.
+type Collector struct {
+	View *view.View
+	// Tells says whether this is the one who tells about the cluster: of several replicas only one may.
+	Tells func() bool
+}
+
+// Example has a value of each metric; labels that may have any value are empty.
+func Example() *prometheus.Registry {
+	const driver = "gpu.nvidia.com"
+	v := view.New(driver)
+	v.SetSlice(&resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Driver: driver, Devices: []resourceapi.Device{
+		{Name: "gpu", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"type": {StringValue: ptr.To("gpu")}}}}}})
+	v.SetClaim(&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: "claim"}, Status: resourceapi.ResourceClaimStatus{
+		Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+			Results: []resourceapi.DeviceRequestAllocationResult{{Driver: driver, Device: "gpu"}}}}}})
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(Collector{View: v, Tells: func() bool { return true }})
+	return registry
+}
+
+// Describe sends what there may be.
+func (Collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, desc := range []*prometheus.Desc{gpusDesc, memoryDesc, coresDesc, taintedDesc, namespaceGPUsDesc, namespaceMemoryDesc, namespaceCoresDesc, claimsDesc} {
+		ch <- desc
+	}
+}
+
+// model is all GPUs of one model on one node.
+type model struct{ node, name string }
+
+func (m model) send(ch chan<- prometheus.Metric, a amount, state string) {
+	send(ch, gpusDesc, a.gpus, m.node, m.name, state)
+	send(ch, memoryDesc, a.memory, m.node, m.name, state)
+	send(ch, coresDesc, a.cores, m.node, m.name, state)
+}
+
+// amount is of GPUs, of bytes of memory, and of percent of the multiprocessors of one GPU.
+type amount struct{ gpus, memory, cores int64 }
+
+func (a *amount) add(b amount) {
+	a.gpus += b.gpus
+	a.memory += b.memory
+	a.cores += b.cores
+}
+
+// states are what there is of a model.
+type states struct {
+	free, allocated, tainted amount
+	taintedGPUs              int64
+}
+
+// account adds a GPU of which so much is held. More than it has cannot be: partitions that share their memory each have it.
+func (s *states) account(p *view.Physical, held amount) {
+	whole := amount{1, p.Memory, 100}
+	held = amount{min(held.gpus, whole.gpus), min(held.memory, whole.memory), min(held.cores, whole.cores)}
+	s.allocated.add(held)
+	rest := &s.free
+	if p.Tainted {
+		rest = &s.tainted
+		s.taintedGPUs++
+	}
+	rest.add(amount{whole.gpus - held.gpus, whole.memory - held.memory, whole.cores - held.cores})
+}
+
+// use is what a namespace has of a model.
+type use struct {
+	namespace string
+	model
+}
+
+// Collect sends the figures of now, if it is to.
+func (c Collector) Collect(ch chan<- prometheus.Metric) {
+	if !c.Tells() {
+		return
+	}
+	c.gpus(ch)
+	c.claims(ch)
+}
+
+func (c Collector) gpus(ch chan<- prometheus.Metric) {
+	models, uses := map[model]*states{}, map[use]*amount{}
+	for p := range c.View.Physicals {
+		m := model{p.Node, p.Product}
+		var held amount
+		for i, h := range p.Held {
+			held.add(amount{1, h.Memory, h.Cores})
+			of := entry(uses, use{h.Claim.Namespace, m})
+			of.memory += h.Memory
+			of.cores += h.Cores
+			if firstOfItsNamespace(p.Held, i) {
+				of.gpus++
+			}
+		}
+		entry(models, m).account(p, held)
+	}
+	for m, s := range models {
+		m.send(ch, s.free, free)
+		m.send(ch, s.allocated, allocated)
+		m.send(ch, s.tainted, tainted)
+		send(ch, taintedDesc, s.taintedGPUs, m.node, m.name)
+	}
+	for u, a := range uses {
+		send(ch, namespaceGPUsDesc, a.gpus, u.namespace, u.node, u.name)
+		send(ch, namespaceMemoryDesc, a.memory, u.namespace, u.node, u.name)
+		send(ch, namespaceCoresDesc, a.cores, u.namespace, u.node, u.name)
+	}
+}
+
+// firstOfItsNamespace says whether nobody before it is of the same namespace. A GPU has few holders.
+func firstOfItsNamespace(held []view.Holding, i int) bool {
+	for _, before := range held[:i] {
+		if before.Claim.Namespace == held[i].Claim.Namespace {
+			return false
+		}
+	}
+	return true
+}
+
+func (c Collector) claims(ch chan<- prometheus.Metric) {
+	namespaces := map[string]*struct{ holds, waits int64 }{}
+	for claim, waits := range c.View.Claims {
+		count := entry(namespaces, claim.Namespace)
+		if waits {
+			count.waits++
+		} else {
+			count.holds++
+		}
+	}
+	for namespace, count := range namespaces {
+		send(ch, claimsDesc, count.holds, namespace, allocated)
+		send(ch, claimsDesc, count.waits, namespace, waiting)
+	}
+}
+
+// entry is that of the key, a new one if there is none.
+func entry[K comparable, V any](of map[K]*V, key K) *V {
+	if of[key] == nil {
+		of[key] = new(V)
+	}
+	return of[key]
+}
+
+func send(ch chan<- prometheus.Metric, desc *prometheus.Desc, value int64, labels ...string) {
+	ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(value), labels...)
+}
