@@ -12,11 +12,16 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 
@@ -337,4 +342,51 @@ func read(t *testing.T, file string) string {
 		t.Fatal(err)
 	}
 	return string(data)
+}
+
+// The controller can do little harm: it is nobody, writes nowhere, and reaches the API server and DNS only.
+func TestControllerHasFewRights(t *testing.T) {
+	text, err := helm(t, "template", "x", chart)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	var deployment appsv1.Deployment
+	var policy networkingv1.NetworkPolicy
+	var role rbacv1.Role
+	var clusterRole rbacv1.ClusterRole
+	for _, document := range strings.Split(text, "\n---\n") {
+		var kind metav1.PartialObjectMetadata
+		if err := yaml.Unmarshal([]byte(document), &kind); err != nil {
+			t.Fatal(err)
+		}
+		into := map[string]any{"Deployment": &deployment, "NetworkPolicy": &policy, "Role": &role, "ClusterRole": &clusterRole}[kind.Kind]
+		if into == nil || !strings.HasSuffix(kind.Name, "-controller") {
+			continue
+		}
+		if err := yaml.UnmarshalStrict([]byte(document), into); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pod := deployment.Spec.Template.Spec
+	container := pod.Containers[0].SecurityContext
+	if !*pod.SecurityContext.RunAsNonRoot || *pod.SecurityContext.RunAsUser == 0 || !*container.ReadOnlyRootFilesystem || *container.AllowPrivilegeEscalation ||
+		len(container.Capabilities.Add) > 0 || len(container.Capabilities.Drop) != 1 || container.Capabilities.Drop[0] != "ALL" || len(pod.Volumes) > 0 || pod.HostNetwork || pod.HostPID {
+		t.Errorf("got %+v and %+v, want nobody, nothing to write to, and no capabilities", pod.SecurityContext, container)
+	}
+	if len(policy.Spec.PolicyTypes) != 2 || len(policy.Spec.Egress) != 1 || len(policy.Spec.Egress[0].Ports) != 4 || len(policy.Spec.Ingress) != 1 || len(policy.Spec.Ingress[0].Ports) != 3 {
+		t.Errorf("got %+v, want the ports of webhooks, probes and metrics in, of the API server and DNS out", policy.Spec)
+	}
+	if !maps.Equal(policy.Spec.PodSelector.MatchLabels, deployment.Spec.Selector.MatchLabels) {
+		t.Errorf("the policy is for %v, the pods are %v", policy.Spec.PodSelector.MatchLabels, deployment.Spec.Selector.MatchLabels)
+	}
+	for _, rule := range append(role.Rules, clusterRole.Rules...) {
+		if slices.Contains(rule.Resources, "secrets") && !slices.Equal(rule.Verbs, []string{"create"}) && len(rule.ResourceNames) == 0 {
+			t.Errorf("got %v, want the rights of one secret by its name", rule)
+		}
+	}
+	for _, rule := range clusterRole.Rules {
+		if slices.Contains(rule.Resources, "secrets") {
+			t.Errorf("got %v, want no secrets of other namespaces", rule)
+		}
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
 )
 
@@ -120,6 +122,38 @@ func TestRanker(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Slices, claims and classes come and go while webhooks think: run with -race.
+func TestWhileTheInventoryChanges(t *testing.T) {
+	v := viewtest.New(t)
+	slices := append(viewtest.Slices(t, viewtest.Node{Name: "a", Profile: "t4-x2"}), viewtest.Slices(t, viewtest.Node{Name: "b", Profile: "l40s-x4"})...)
+	classes := viewtest.Classes(t)
+	judge, rank := validator{admission.Checker{View: v}}, ranker{strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}}
+	ctx, stop := context.WithCancel(t.Context())
+	var changes sync.WaitGroup
+	changes.Go(func() {
+		for n := 0; ctx.Err() == nil; n++ {
+			s := slices[n%len(slices)]
+			v.SetSlice(v.SlimSlice(s))
+			v.SetClass(classes[n%len(classes)])
+			claim := viewtest.Claim(t, `requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com}}]`)
+			v.SetClaim(view.SlimClaim(claim))
+			v.DeleteSlice(slices[(n+1)%len(slices)].Name)
+			v.DeleteClaim(claim.UID)
+		}
+	})
+	ask := request(t, "ResourceClaim", `spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com, count: 1, capacity: {requests: {memory: 5Gi}}}}]}}`)
+	for range 200 {
+		if got := judge.Handle(t.Context(), ask); !got.Allowed {
+			t.Fatalf("got %+v, want it accepted whatever there is", got.Result)
+		}
+		if got := rank.Handle(t.Context(), ask); !got.Allowed {
+			t.Fatalf("got %+v, want it accepted whatever there is", got.Result)
+		}
+	}
+	stop()
+	changes.Wait()
 }
 
 // FuzzWebhooks looks for objects that make a webhook panic, or answer neither yes nor no.

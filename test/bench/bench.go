@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
@@ -38,6 +39,7 @@ const (
 // bench is a cluster with one plugin, and what has been measured of it.
 type bench struct {
 	client  kubernetes.Interface                  // as administrator
+	config  *rest.Config                          // of it
 	claims  resourceclient.ResourceClaimInterface // in the bench's own namespace
 	ns      string                                // the namespace
 	node    string
@@ -58,7 +60,7 @@ func newBench(ctx context.Context, kubeconfig string) (*bench, error) {
 		return nil, err
 	}
 	config.QPS = -1
-	b := &bench{results: map[string][]float64{}}
+	b := &bench{config: config, results: map[string][]float64{}}
 	if b.client, err = kubernetes.NewForConfig(config); err != nil {
 		return nil, err
 	}

@@ -38,10 +38,20 @@ type process struct {
 
 // findProcess finds the process of the only pod with that label that runs, and is not about to end.
 func findProcess(ctx context.Context, client kubernetes.Interface, label, program string) (process, error) {
-	pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: label})
+	all, err := findProcesses(ctx, client, label, program)
 	if err != nil {
 		return process{}, err
 	}
+	return all[0], nil
+}
+
+// findProcesses finds those of all such pods; there is at least one.
+func findProcesses(ctx context.Context, client kubernetes.Interface, label, program string) ([]process, error) {
+	pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: label})
+	if err != nil {
+		return nil, err
+	}
+	var all []process
 	for _, pod := range pods.Items {
 		if pod.Status.Phase != corev1.PodRunning || pod.DeletionTimestamp != nil || len(pod.Status.ContainerStatuses) == 0 {
 			continue
@@ -49,11 +59,14 @@ func findProcess(ctx context.Context, client kubernetes.Interface, label, progra
 		_, container, _ := strings.Cut(pod.Status.ContainerStatuses[0].ContainerID, "://")
 		for _, pid := range pids() {
 			if executable(pid) == program && inContainer(pid, container) {
-				return process{pid, environment(pid)}, nil
+				all = append(all, process{pid, environment(pid)})
 			}
 		}
 	}
-	return process{}, fmt.Errorf("%s does not run on this machine: test/cluster must have started the cluster here, and the chart be installed", program)
+	if len(all) > 0 {
+		return all, nil
+	}
+	return nil, fmt.Errorf("%s does not run on this machine: test/cluster must have started the cluster here, and the chart be installed", program)
 }
 
 // inContainer goes by the control group, whose name has the container's in it.
@@ -156,6 +169,18 @@ func (p process) cpu() (time.Duration, error) {
 		return 0, fmt.Errorf("processor time of %d: %w", p.pid, err)
 	}
 	return time.Duration(t.Nano()), nil
+}
+
+// peak is the most that the process's resident memory has been, in MiB.
+func (p process) peak() (float64, error) {
+	data, err := os.ReadFile(proc(p.pid, "status"))
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(data), "VmHWM:")
+	value, _, _ := strings.Cut(rest, "kB")
+	kib, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+	return kib / 1024, err
 }
 
 // memory is the process's resident memory in MiB, all of it and what is not backed by a file.

@@ -42,4 +42,6 @@ const (
 	whySupervisor = "half is the program file."
 	whySearch     = "the scheduler's allocator looks at the devices in their order and, for each that it tries, at every counter of the node: other " +
 		"work on the same cores is all that was seen to change it. See docs/scheduling.md."
+	whyAdmission     = "not profiled."
+	whyControllerRSS = "not profiled."
 )

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
+	"github.com/gpudra/gpu-dra-driver/test/fleet"
+)
+
+const (
+	controllerLabel   = "app.kubernetes.io/component=controller"
+	controllerProgram = "dra-controller"
+	webhookPort       = 9443
+
+	manyNodes = 1000
+	rate      = 100 // requests a second
+	askFor    = 20 * time.Second
+)
+
+// typed are claims of the kinds that people type, and the path of the webhook that is typed about each.
+var typed = []struct{ path, claim string }{
+	{"/strongest", `spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com, allocationMode: ExactCount, count: 1}}]}}`},
+	{"/validate", `spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, allocationMode: ExactCount, count: 1, selectors: [{cel: {expression: "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('40Gi')) >= 0"}}]}}],
+config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: MPS, mpsConfig: {defaultActiveThreadPercentage: 50}}}}}]}}`},
+	{"/validate", `spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, allocationMode: ExactCount, count: 1, capacity: {requests: {memory: 5Gi, cores: "30"}}}}]}}`},
+	{"/validate", `spec: {devices: {requests: [{name: part, exactly: {deviceClassName: mig.nvidia.com, allocationMode: ExactCount, count: 2, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].profile == '1g.10gb'"}}]}}]}}`},
+}
+
+// measureController asks the webhooks of a controller that knows a large cluster, from its own network namespace, as often as said,
+// whether or not it has answered the last request. The controller is restarted when all of the cluster is there: what it takes to read
+// all at once counts too.
+func measureController(ctx context.Context, b *bench) error {
+	var nodes []fleet.Node
+	for n := range manyNodes {
+		nodes = append(nodes, fleet.Node{Name: fmt.Sprintf("fleet-%04d", n), Profile: "dgx-h100"})
+	}
+	f, err := fleet.Start(ctx, b.config, fleet.Config{Nodes: nodes})
+	if err != nil {
+		return err
+	}
+	err = b.admission(ctx)
+	return errors.Join(err, f.Stop(context.WithoutCancel(ctx)))
+}
+
+func (b *bench) admission(ctx context.Context) error {
+	pods := b.client.CoreV1().Pods(namespace)
+	if err := pods.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: controllerLabel}); err != nil {
+		return err
+	}
+	err := kube.Until(ctx, 5*time.Minute, "new controllers to know the cluster", func(ctx context.Context) (bool, string, error) {
+		all, err := pods.List(ctx, metav1.ListOptions{LabelSelector: controllerLabel})
+		if err != nil {
+			return false, "", err
+		}
+		ready := 0
+		for i := range all.Items {
+			if all.Items[i].DeletionTimestamp == nil && kube.Ready(&all.Items[i]) {
+				ready++
+			}
+		}
+		return ready == 2 && len(all.Items) == 2, fmt.Sprintf("%d of %d are ready", ready, len(all.Items)), nil
+	})
+	if err != nil {
+		return err
+	}
+	processes, err := findProcesses(ctx, b.client, controllerLabel, controllerProgram)
+	if err != nil {
+		return err
+	}
+	took, err := b.ask(ctx, processes[0])
+	if err != nil {
+		return err
+	}
+	var most, peak float64
+	for _, p := range processes {
+		rss, _, err := p.memory()
+		if err != nil {
+			return err
+		}
+		high, err := p.peak()
+		if err != nil {
+			return err
+		}
+		most, peak = max(most, rss), max(peak, high)
+	}
+	b.results["admission"] = []float64{took.at(0.99), took.at(0.5)}
+	b.results["controllerrss"], b.results["controllerpeak"] = []float64{most}, []float64{peak}
+	return nil
+}
+
+// ask asks at the rate and returns how long each answer took.
+func (b *bench) ask(ctx context.Context, p process) (samples, error) {
+	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DialContext: p.dialNetwork, MaxIdleConnsPerHost: rate, ForceAttemptHTTP2: true,
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} //nolint:gosec // how fast, not who
+	var mu sync.Mutex
+	var took samples
+	var failures []error
+	var wait sync.WaitGroup
+	tick := time.NewTicker(time.Second / rate)
+	defer tick.Stop()
+	for n := range int(askFor.Seconds()) * rate {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-tick.C:
+		}
+		wait.Go(func() {
+			one := typed[n%len(typed)]
+			begin := time.Now()
+			err := judge(client, one.path, one.claim)
+			mu.Lock()
+			defer mu.Unlock()
+			took = append(took, time.Since(begin))
+			if err != nil {
+				failures = append(failures, err)
+			}
+		})
+	}
+	wait.Wait()
+	if len(failures) > 0 {
+		return nil, fmt.Errorf("%d of %d requests failed, the first: %w", len(failures), len(took), failures[0])
+	}
+	return took, nil
+}
+
+// judge asks a webhook about a claim, which it has to accept.
+func judge(client *http.Client, path, claim string) error {
+	raw, err := yaml.YAMLToJSON([]byte(claim))
+	if err != nil {
+		return err
+	}
+	review := admissionv1.AdmissionReview{TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"},
+		Request: &admissionv1.AdmissionRequest{UID: "bench", Operation: admissionv1.Create, Object: runtime.RawExtension{Raw: raw},
+			Kind: metav1.GroupVersionKind{Group: "resource.k8s.io", Version: "v1", Kind: "ResourceClaim"}}}
+	body, err := json.Marshal(review)
+	if err != nil {
+		return err
+	}
+	answer, err := client.Post(fmt.Sprintf("https://127.0.0.1:%d%s", webhookPort, path), "application/json", bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return err
+	}
+	review = admissionv1.AdmissionReview{}
+	if err := json.Unmarshal(text, &review); err != nil {
+		return err
+	}
+	if review.Response == nil || !review.Response.Allowed {
+		return fmt.Errorf("%s of %s: %s", path, claim, text)
+	}
+	return nil
+}
