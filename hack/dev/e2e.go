@@ -14,7 +14,8 @@ import (
 
 var e2eCluster = cluster{name: "e2e", profiles: map[string]string{
 	"node-1": "dgx-h100", "node-2": "l40s-x4", "node-3": "workstation", "node-4": "mixed",
-}, audit: []string{"system:serviceaccount:gpu-dra-driver:gpu-dra-driver-kubelet-plugin", "system:serviceaccount:gpu-dra-driver:gpu-dra-driver-controller"}}
+}, audit: []string{"system:serviceaccount:gpu-dra-driver:gpu-dra-driver-kubelet-plugin", "system:serviceaccount:gpu-dra-driver:gpu-dra-driver-controller"},
+	flags: []string{"--runtime-config", "resource.k8s.io/v1beta1=true"}} // for clients that know no newer one
 
 // e2eLogs is where the cluster's logs are kept after a failure.
 const e2eLogs = "_output/e2e-logs"

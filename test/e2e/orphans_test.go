@@ -123,17 +123,32 @@ func (s *suite) orphanRights(t *testing.T, controller *corev1.Pod) {
 	}
 }
 
-// nodeWithoutKubelet makes a node that nobody runs. It counts as ready until kube-controller-manager misses its kubelet, after 50 s.
+// nodeWithoutKubelet makes a node that nobody runs. Its heart beats as a kubelet's until the test ends, or kube-controller-manager would
+// soon take it for lost.
 func (s *suite) nodeWithoutKubelet(t *testing.T, name string) *corev1.Node {
 	t.Helper()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "e2e-" + name},
 		Spec: corev1.NodeSpec{Unschedulable: true, Taints: []corev1.Taint{{Key: hold, Effect: corev1.TaintEffectNoSchedule}}}}
 	s.must(t, s.Create(t.Context(), node))
 	s.cleanUp(t, node)
-	now := metav1.Now()
-	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "E2E",
-		LastHeartbeatTime: now, LastTransitionTime: now}}
-	s.must(t, s.Status().Update(t.Context(), node))
+	since := metav1.Now()
+	beat := func() error {
+		before := node.DeepCopy()
+		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "E2E",
+			LastHeartbeatTime: metav1.Now(), LastTransitionTime: since}}
+		return s.Status().Patch(t.Context(), node.DeepCopy(), client.MergeFrom(before))
+	}
+	s.must(t, beat())
+	go func() {
+		for {
+			select {
+			case <-t.Context().Done():
+				return
+			case <-time.After(3 * time.Second):
+				_ = beat() // the node is gone when the test has ended
+			}
+		}
+	}()
 	return node
 }
 
