@@ -161,7 +161,7 @@ func (g mpsGroup) newClient() (Client, error) {
 		}
 		if limit > d.Memory {
 			return Client{}, fmt.Errorf("sharing.mpsConfig: a memory limit of %s is more than device %s has (%s): %w",
-				quantity(limit), d.Name, quantity(d.Memory), ErrRefused)
+				quantity(limit), d.Name, quantity(d.Memory), ErrTooLarge)
 		}
 		c.GPUs = append(c.GPUs, d.UUID)
 		c.Memory = append(c.Memory, limit)

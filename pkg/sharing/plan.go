@@ -28,7 +28,13 @@ var (
 	ErrConflict = errors.New("settings of another claim are in force")
 	// ErrRefused means that the device cannot be given as the claim's configuration wants it. The message says what can.
 	ErrRefused = errors.New("configuration refused")
+	// ErrTooLarge is ErrRefused, and in the same words, for a limit above what the device has: a larger one may accept it.
+	ErrTooLarge error = tooLarge{ErrRefused}
 )
+
+type tooLarge struct{ error }
+
+func (e tooLarge) Unwrap() error { return e.error }
 
 // Claim names a claim. Its UID alone identifies it; the rest is for people.
 type Claim struct {

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -59,28 +60,34 @@ func measureController(ctx context.Context, b *bench) error {
 }
 
 func (b *bench) admission(ctx context.Context) error {
-	pods := b.client.CoreV1().Pods(namespace)
-	if err := pods.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: controllerLabel}); err != nil {
+	processes, err := findProcesses(ctx, b.client, controllerLabel, controllerProgram)
+	if err != nil {
 		return err
 	}
-	err := kube.Until(ctx, 5*time.Minute, "new controllers to know the cluster", func(ctx context.Context) (bool, string, error) {
+	// Killed, so that they come back where they were: a new pod could be bound to a node that nobody runs.
+	for _, p := range processes {
+		if err := unix.Kill(p.pid, unix.SIGKILL); err != nil {
+			return fmt.Errorf("kill controller %d: %w", p.pid, err)
+		}
+	}
+	pods := b.client.CoreV1().Pods(namespace)
+	err = kube.Until(ctx, 5*time.Minute, "new controllers to know the cluster", func(ctx context.Context) (bool, string, error) {
 		all, err := pods.List(ctx, metav1.ListOptions{LabelSelector: controllerLabel})
 		if err != nil {
 			return false, "", err
 		}
 		ready := 0
 		for i := range all.Items {
-			if all.Items[i].DeletionTimestamp == nil && kube.Ready(&all.Items[i]) {
+			if kube.Ready(&all.Items[i]) && all.Items[i].Status.ContainerStatuses[0].RestartCount > 0 {
 				ready++
 			}
 		}
-		return ready == 2 && len(all.Items) == 2, fmt.Sprintf("%d of %d are ready", ready, len(all.Items)), nil
+		return ready == len(processes), fmt.Sprintf("%d of %d are ready", ready, len(all.Items)), nil
 	})
 	if err != nil {
 		return err
 	}
-	processes, err := findProcesses(ctx, b.client, controllerLabel, controllerProgram)
-	if err != nil {
+	if processes, err = findProcesses(ctx, b.client, controllerLabel, controllerProgram); err != nil {
 		return err
 	}
 	took, err := b.ask(ctx, processes[0])

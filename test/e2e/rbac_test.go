@@ -105,6 +105,7 @@ var (
 	spareController = map[string]string{
 		"get resource.k8s.io/resourceslices":    "one of them, before it is removed",
 		"delete resource.k8s.io/resourceclaims": "Kubernetes' garbage collector is faster",
+		"create coordination.k8s.io/leases":     "where somebody has removed it",
 	}
 )
 

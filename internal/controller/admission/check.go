@@ -64,7 +64,7 @@ func (c Checker) Claim(ctx context.Context, spec *resourceapi.ResourceClaimSpec,
 		}
 	}
 	if len(v.Problems) == 0 { // the rest takes the configurations as they were meant
-		c.rehearse(spec, asks, devices, &v)
+		c.rehearse(ctx, spec, asks, devices, &v)
 	}
 	return v
 }
@@ -205,8 +205,8 @@ func lacking(kind *view.Kind, a *ask) (less shortage, lacks bool) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.Capacity.Requests)) {
 		wanted := a.Capacity.Requests[name]
-		if has := kind.Device.Capacity[name].Value; has.Cmp(wanted) < 0 {
-			return shortage{kind, name, has}, true
+		if most, ok := kind.Most(name); !ok || most.Cmp(wanted) < 0 {
+			return shortage{kind, name, most}, true
 		}
 	}
 	return shortage{}, false

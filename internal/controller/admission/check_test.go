@@ -21,6 +21,8 @@ var (
 	shared  = []viewtest.Node{{Name: "a", Profile: "l40s-x4"}, {Name: "b", Profile: "dgx-h100"}}
 	mixed   = append(shared, viewtest.Node{Name: "c", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}})
 	nothing []viewtest.Node
+
+	exclusive = []viewtest.Node{{Name: "c", Profile: "l40s-x4", Use: gpu.Use{Sharing: gpu.Exclusive}}}
 )
 
 const (
@@ -78,13 +80,29 @@ config: [{opaque: {driver: gpu.nvidia.com, parameters: {}}}, {opaque: {driver: g
 
 		{"limits of MPS for a share", shared, fraction + config("sharing: {strategy: MPS, mpsConfig: {defaultActiveThreadPercentage: 10}}"),
 			[]string{"spec.devices.requests[0]: device NVIDIA H100 80GB HBM3: sharing.mpsConfig: the limits of a share are what its request asks for in capacity.requests; leave the default limits out"}, nil},
-		{"a limit above what is asked for", mixed, fraction + config("sharing: {strategy: MPS, mpsConfig: {defaultPinnedDeviceMemoryLimit: 6Gi}}"),
-			[]string{`spec.devices.config[0].opaque.parameters.sharing.mpsConfig.defaultPinnedDeviceMemoryLimit: Invalid value: "6Gi": is above the 5Gi of memory that request gpu asks for`},
-			[]string{"spec.devices.requests[0]: on NVIDIA H100 80GB HBM3, NVIDIA L40S: "}},
-		{"a limit for one device above what is asked for", mixed, fraction + config(`sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {"0": 6Gi}}}`),
-			[]string{`mpsConfig.defaultPerDevicePinnedMemoryLimit[0]: Invalid value: "6Gi": is above`}, []string{"on NVIDIA H100 80GB HBM3, NVIDIA L40S"}},
-		{"a limit above what any GPU has", shared, one + config("sharing: {strategy: MPS, mpsConfig: {defaultPinnedDeviceMemoryLimit: 1Ti}}"),
-			[]string{"a memory limit of 1Ti is more than device NVIDIA H100 80GB HBM3 has"}, nil},
+		{"a limit above what is asked for", shared, fraction + config("sharing: {strategy: MPS, mpsConfig: {defaultPinnedDeviceMemoryLimit: 6Gi}}"),
+			[]string{"the limits of a share are what its request asks for in capacity.requests; leave the default limits out"}, nil},
+		{"a limit for one device above what is asked for", shared, fraction + config(`sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {"0": 6Gi}}}`),
+			[]string{"the limits of a share are what its request asks for"}, nil},
+		{"a limit above the least that is asked for of a GPU that is given whole", exclusive, fraction + config("sharing: {strategy: MPS, mpsConfig: {defaultPinnedDeviceMemoryLimit: 6Gi}}"), nil, nil},
+		{"a limit above the least that is asked for of a partition", shared,
+			`requests: [{name: part, exactly: {deviceClassName: mig-2g.20gb.nvidia.com, capacity: {requests: {memory: 8Gi}}}}]
+config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: MigDeviceConfig, sharing: {strategy: MPS, mpsConfig: {defaultPinnedDeviceMemoryLimit: 15Gi}}}}}]`, nil, nil},
+		{"a later configuration rules one request", shared,
+			`requests: [{name: whole, exactly: {deviceClassName: gpu.nvidia.com}}, {name: small, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 5Gi}}}}]
+config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: MPS, mpsConfig: {defaultPinnedDeviceMemoryLimit: 10Gi}}}}},
+  {requests: [small], opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: TimeSlicing}}}}]`,
+			nil, []string{"spec.devices.requests: their devices have limits of their own"}},
+		{"limits for GPUs of different sizes, in the order of the claim", mixed,
+			`requests: [{name: large, exactly: {deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].architecture == 'Hopper'"}}]}}, {name: a-small-one, exactly: {deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].architecture == 'Turing'"}}]}}]` +
+				config(`sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {"0": 40Gi, "1": 8Gi}}}`), nil, nil},
+		{"limits for two GPUs of which one is not there now", []viewtest.Node{{Name: "t", Profile: "t4-x2"}},
+			`requests: [{name: large, exactly: {deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].architecture == 'Hopper'"}}]}}, {name: small, exactly: {deviceClassName: gpu.nvidia.com}}]` +
+				config(`sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {"0": 8Gi, "1": 8Gi}}}`), nil, []string{"the configuration is for 1 devices"}},
+		{"limits by UUID for the second request", shared, `requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com}}, {name: b, exactly: {deviceClassName: gpu.nvidia.com}}]
+config: [{requests: [b], opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {GPU-aaa: 8Gi}}}}}}]`, nil, nil},
+		{"a limit above what any GPU has that is there now", shared, one + config("sharing: {strategy: MPS, mpsConfig: {defaultPinnedDeviceMemoryLimit: 1Ti}}"),
+			nil, []string{"a memory limit of 1Ti is more than device NVIDIA H100 80GB HBM3 has"}},
 		{"a limit above what some GPUs have", shared, one + config("sharing: {strategy: MPS, mpsConfig: {defaultPinnedDeviceMemoryLimit: 60Gi}}"),
 			nil, []string{"spec.devices.requests[0]: on NVIDIA L40S: device NVIDIA L40S: sharing.mpsConfig: a memory limit of 60Gi is more than"}},
 		{"a limit for a device that the claim does not have", shared, one + config(`sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {"1": 1Gi}}}`),
@@ -92,8 +110,8 @@ config: [{opaque: {driver: gpu.nvidia.com, parameters: {}}}, {opaque: {driver: g
 		{"a limit for the second of two requests", shared, `requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com}}, {name: b, exactly: {deviceClassName: gpu.nvidia.com}}]` +
 			config(`sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {"1": 1Gi}}}`), nil, nil},
 		{"a limit by UUID, which only the node knows", shared, one + config(`sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {GPU-1234: 1Gi}}}`), nil, nil},
-		{"MPS for who only looks after GPUs", shared, `requests: [{name: gpu, exactly: {deviceClassName: monitor.gpu.nvidia.com, adminAccess: true}}]` + config("sharing: {strategy: MPS}"),
-			[]string{"sharing.mpsConfig: Forbidden: request gpu has adminAccess: it looks after devices and is no client of MPS"}, nil},
+		{"MPS for all, also for who only looks after GPUs", shared, `requests: [{name: all, exactly: {deviceClassName: monitor.gpu.nvidia.com, adminAccess: true}}, {name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]` +
+			config("sharing: {strategy: MPS}"), nil, nil},
 		{"a configuration for GPUs at a request for partitions", shared,
 			`requests: [{name: part, exactly: {deviceClassName: mig.nvidia.com}}]
 config: [{requests: [part], opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig}}}]`,
@@ -105,7 +123,7 @@ config: [{requests: [part], opaque: {driver: gpu.nvidia.com, parameters: {apiVer
 			`requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: gpu.nvidia.com}, {name: b, deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "device.capacity['gpu.nvidia.com'].vram.isGreaterThan(quantity('1'))"}}]}]}]`,
 			nil, []string{"spec.devices.requests[0].firstAvailable[1].selectors[0].cel.expression: no such key: vram"}},
 		{"a selector for one certain GPU", shared, `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].uuid == 'GPU-1'"}}]}}]` +
-			config("sharing: {strategy: MPS, mpsConfig: {defaultPinnedDeviceMemoryLimit: 1Ti}}"), []string{"a memory limit of 1Ti is more than"}, nil},
+			config("sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {\"1\": 1Gi}}}"), []string{"the configuration is for 1 devices"}, nil},
 		{"alternatives of which one works", shared,
 			`requests: [{name: gpu, firstAvailable: [{name: shares, deviceClassName: gpu.nvidia.com, count: 2, capacity: {requests: {memory: 5Gi}}}, {name: whole, deviceClassName: gpu.nvidia.com}]}]`,
 			nil, []string{"spec.devices.requests[0]: on NVIDIA H100 80GB HBM3, NVIDIA L40S: "}},

@@ -3,10 +3,11 @@
 package admission
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -28,60 +29,142 @@ var (
 	hundred = resource.MustParse("100")
 )
 
-// rehearse lets the node's own code decide about the claim, as if each of its requests had got a device of each kind that it could
-// get. What is refused for every kind is a problem, what is refused for some is a warning. Of an alternative for which nothing is
-// published nothing is known.
-func (c Checker) rehearse(spec *resourceapi.ResourceClaimSpec, asks []ask, devices *field.Path, v *Verdict) {
-	c.limits(spec, asks, devices.Child("config"), v)
-	byRequest := map[string][]ask{}
-	first := map[string]ask{} // which alternative stands for a request while another is tried
+// rehearsal lets the node's own code decide about a claim, as if its requests had got devices of the kinds that they could get.
+type rehearsal struct {
+	driver  string
+	spec    *resourceapi.ResourceClaimSpec
+	configs *field.Path
+	cast    []part // in the order of the claim: some configurations count devices by it
+	indices bool   // a configuration counts devices
+}
+
+// part is a request of the claim.
+type part struct {
+	asks   []ask // itself, or its alternatives
+	stands *ask  // which of them stands for it while others are tried; nil: nothing is published for any
+}
+
+// outcome is what the node would say about a request.
+type outcome struct {
+	refused  error    // the first reason
+	on       []string // the kinds of devices on which it would be refused
+	accepted bool     // on some kind
+	unknown  bool     // there may be other kinds of devices, tomorrow or here already, of which nothing can be said
+	limited  bool     // the devices have limits of their own
+}
+
+// rehearse judges what only a node can. What is refused for every kind is a problem, what is refused for some is a warning.
+func (c Checker) rehearse(ctx context.Context, spec *resourceapi.ResourceClaimSpec, asks []ask, devices *field.Path, v *Verdict) {
+	r := rehearsal{driver: c.View.Driver(), spec: spec, configs: devices.Child("config")}
+	if !r.castFrom(asks) {
+		return
+	}
+	limited, requests := false, 0
+	for i, p := range r.cast {
+		if p.stands == nil {
+			continue
+		}
+		requests++
+		o := r.judge(ctx, i)
+		limited = limited || o.limited
+		switch path := p.asks[0].of; {
+		case o.refused != nil && !o.accepted && !o.unknown:
+			v.refuse(fmt.Errorf("%s: %w", path, o.refused))
+		case o.refused != nil:
+			slices.Sort(o.on)
+			v.warn("%s: on %s: %v", path, strings.Join(slices.Compact(o.on), ", "), o.refused)
+		}
+	}
+	if limited && requests > 1 {
+		v.warn("%s: their devices have limits of their own, and a process has one set of limits: let each container name one request, in resources.claims[].request", devices.Child("requests"))
+	}
+}
+
+// castFrom finds who plays. There is nothing to rehearse where a configuration is about certain GPUs, which only their node knows, or
+// where the claim asks for more devices than a claim can get.
+func (r *rehearsal) castFrom(asks []ask) bool {
+	for _, config := range r.spec.Devices.Config {
+		if config.Opaque == nil || config.Opaque.Driver != r.driver {
+			continue
+		}
+		decoded, err := api.Decode(config.Opaque.Parameters.Raw, nil)
+		if err != nil || decoded.Sharing.MPS == nil {
+			continue
+		}
+		for key := range decoded.Sharing.MPS.MemoryPerDevice {
+			if _, err := strconv.Atoi(key); err != nil {
+				return false
+			}
+			r.indices = true
+		}
+	}
+	devices := int64(0)
 	for _, a := range asks {
+		if len(r.cast) == 0 || r.cast[len(r.cast)-1].asks[0].request != a.request {
+			r.cast = append(r.cast, part{})
+			devices += max(1, a.Count)
+		}
+		if a.never() {
+			a.kinds = nil
+		}
+		p := &r.cast[len(r.cast)-1]
+		if p.asks = append(p.asks, a); p.stands == nil && len(a.kinds) > 0 {
+			p.stands = &a
+		}
+	}
+	return devices <= resourceapi.AllocationResultsMaxSize
+}
+
+// judge tries each alternative of a request on each kind of device that it could get, while another stands for each of the others.
+func (r *rehearsal) judge(ctx context.Context, request int) outcome {
+	// Who counts devices over several requests counts such as are not on the stage.
+	o := outcome{unknown: r.indices && len(r.cast) > 1}
+	for _, a := range r.cast[request].asks {
 		if a.never() {
 			continue
 		}
-		byRequest[a.request] = append(byRequest[a.request], a)
-		if _, known := first[a.request]; !known && len(a.kinds) > 0 {
-			first[a.request] = a
-		}
-	}
-	requests := slices.Sorted(maps.Keys(first))
-	limited := false
-	for _, request := range requests {
-		var refused error
-		certain := true
-		var on []string
-		for _, a := range byRequest[request] {
-			certain = certain && len(a.kinds) > 0 && a.AllocationMode != resourceapi.DeviceAllocationModeAll
-			for _, kind := range behaviours(a.kinds) {
-				stage := newStage(c.View.Driver(), spec, devices.Child("config"))
-				for _, other := range requests {
-					if other != request {
-						stage.add(first[other], first[other].kinds[0])
-					}
-				}
-				stage.add(a, kind)
-				plan, err := stage.play(a)
-				if err == nil {
-					certain, limited = false, limited || plan.Limited()
-					continue
-				}
-				if refused == nil {
-					refused = err
-				}
-				on = append(on, kind.String())
+		o.unknown = o.unknown || len(a.kinds) == 0 || a.AllocationMode == resourceapi.DeviceAllocationModeAll
+		for _, kind := range behaviours(a.kinds) {
+			if ctx.Err() != nil {
+				o.unknown = true
+				return o
 			}
-		}
-		switch path := first[request].of; {
-		case refused != nil && certain:
-			v.refuse(fmt.Errorf("%s: %w", path, refused))
-		case refused != nil:
-			slices.Sort(on)
-			v.warn("%s: on %s: %v", path, strings.Join(slices.Compact(on), ", "), refused)
+			plan, err := r.play(request, a, kind)
+			switch {
+			case err == nil:
+				o.accepted, o.limited = true, o.limited || plan.Limited()
+				continue
+			case errors.Is(err, sharing.ErrTooLarge):
+				o.unknown = true // there may be larger ones tomorrow
+			}
+			if o.refused == nil {
+				o.refused = inWords(err)
+			}
+			o.on = append(o.on, kind.String())
 		}
 	}
-	if limited && len(requests) > 1 {
-		v.warn("%s: their devices have limits of their own, and a process has one set of limits: let each container name one request, in resources.claims[].request", devices.Child("requests"))
+	return o
+}
+
+// inWords leaves out what the API server says already: that it is refused.
+func inWords(err error) error {
+	return errors.New(strings.ReplaceAll(err.Error(), ": "+sharing.ErrRefused.Error(), ""))
+}
+
+// play is what the node decides when the request has got devices of that kind; the error is what it says against the request.
+func (r *rehearsal) play(request int, a ask, kind *view.Kind) (sharing.Plan, error) {
+	s := &stage{rehearsal: r}
+	s.claim.Spec = *r.spec
+	s.claim.Status.Allocation = &resourceapi.AllocationResult{}
+	for i, p := range r.cast {
+		switch {
+		case i == request:
+			s.add(a, kind)
+		case p.stands != nil:
+			s.add(*p.stands, p.stands.kinds[0])
+		}
 	}
+	return s.play(a)
 }
 
 // behaviours leaves one of the kinds that the node treats alike.
@@ -98,79 +181,19 @@ func behaviours(kinds []*view.Kind) []*view.Kind {
 	return all
 }
 
-// limits refuses limits of memory that no share can have: above what is asked for.
-func (c Checker) limits(spec *resourceapi.ResourceClaimSpec, asks []ask, configs *field.Path, v *Verdict) {
-	for i, config := range spec.Devices.Config {
-		if config.Opaque == nil || config.Opaque.Driver != c.View.Driver() {
-			continue
-		}
-		path := configs.Index(i).Child("opaque", "parameters")
-		decoded, err := api.Decode(config.Opaque.Parameters.Raw, path)
-		if err != nil || decoded.Sharing.MPS == nil {
-			continue
-		}
-		for _, a := range asks {
-			applies := len(config.Requests) == 0 || slices.Contains(config.Requests, a.request) || slices.Contains(config.Requests, a.name())
-			if !applies || !a.ours {
-				continue
-			}
-			mps := path.Child("sharing", "mpsConfig")
-			if a.admin {
-				v.refuse(field.Forbidden(mps, fmt.Sprintf("request %s has adminAccess: it looks after devices and is no client of MPS", a.request)))
-				continue
-			}
-			if a.Capacity == nil {
-				continue
-			}
-			asked, ok := a.Capacity.Requests["memory"]
-			if limit := decoded.Sharing.MPS.Memory; ok && limit > uint64(asked.Value()) {
-				v.refuse(field.Invalid(mps.Child("defaultPinnedDeviceMemoryLimit"), quantity(limit),
-					fmt.Sprintf("is above the %s of memory that request %s asks for", asked.String(), a.request)))
-			}
-			for _, key := range slices.Sorted(maps.Keys(decoded.Sharing.MPS.MemoryPerDevice)) {
-				if limit := decoded.Sharing.MPS.MemoryPerDevice[key]; ok && limit > uint64(asked.Value()) {
-					v.refuse(field.Invalid(mps.Child("defaultPerDevicePinnedMemoryLimit").Key(key), quantity(limit),
-						fmt.Sprintf("is above the %s of memory that request %s asks for", asked.String(), a.request)))
-				}
-			}
-		}
-	}
-}
-
-func quantity(bytes uint64) string {
-	return resource.NewQuantity(int64(bytes), resource.BinarySI).String()
-}
-
 // stage is a node that has just what a claim got.
 type stage struct {
-	driver string
-	claim  resourceapi.ResourceClaim
-	gpus   []gpu.Device
-	uuids  []gpu.UUID  // that the configurations name: the devices have them
-	paths  []string    // where the configurations of the allocation come from
-	own    *field.Path // of the claim's
+	*rehearsal
+	claim resourceapi.ResourceClaim
+	gpus  []gpu.Device
+	paths []string // where the configurations of the allocation come from
 }
 
-func newStage(driver string, spec *resourceapi.ResourceClaimSpec, configs *field.Path) *stage {
-	s := &stage{driver: driver, claim: resourceapi.ResourceClaim{Spec: *spec}, own: configs}
-	s.claim.Status.Allocation = &resourceapi.AllocationResult{}
-	for _, config := range spec.Devices.Config {
-		if config.Opaque == nil || config.Opaque.Driver != driver {
-			continue
-		}
-		if decoded, err := api.Decode(config.Opaque.Parameters.Raw, nil); err == nil && decoded.Sharing.MPS != nil {
-			for _, key := range slices.Sorted(maps.Keys(decoded.Sharing.MPS.MemoryPerDevice)) {
-				if strings.HasPrefix(key, "GPU-") || strings.HasPrefix(key, "MIG-") {
-					s.uuids = append(s.uuids, gpu.UUID(key))
-				}
-			}
-		}
-	}
-	return s
-}
-
-// allDevices is how many a request for all of a node gets here.
-const allDevices = 16
+// What a request gets here: of many devices two are as good as all, unless somebody counts them.
+const (
+	someDevices = 2
+	allDevices  = 16 // of a node
+)
 
 // add gives the request devices of that kind.
 func (s *stage) add(a ask, kind *view.Kind) {
@@ -178,8 +201,11 @@ func (s *stage) add(a ask, kind *view.Kind) {
 	if a.AllocationMode == resourceapi.DeviceAllocationModeAll {
 		count = allDevices
 	}
+	if !s.indices {
+		count = min(count, someDevices)
+	}
 	devices := &s.claim.Status.Allocation.Devices
-	for range min(count, resourceapi.AllocationResultsMaxSize) {
+	for range count {
 		d := s.device(kind)
 		s.gpus = append(s.gpus, d)
 		result := resourceapi.DeviceRequestAllocationResult{Request: a.name(), Driver: s.driver, Pool: "node", Device: d.Name}
@@ -222,9 +248,6 @@ func (s *stage) device(kind *view.Kind) gpu.Device {
 	if n > 0 {
 		d.Name = fmt.Sprintf("%s (%d)", d.Name, n+1)
 	}
-	if n < len(s.uuids) {
-		d.UUID = s.uuids[n]
-	}
 	switch kind.Type() {
 	case gpu.TypeMonitor:
 		d.Name = inventory.Monitor
@@ -260,7 +283,7 @@ func isolationOf(name string) gpu.Isolation {
 func (s *stage) play(a ask) (sharing.Plan, error) {
 	devices := &s.claim.Status.Allocation.Devices
 	for i, config := range s.claim.Spec.Devices.Config {
-		s.paths = append(s.paths, s.own.Index(i).String())
+		s.paths = append(s.paths, s.configs.Index(i).String())
 		devices.Config = append(devices.Config, resourceapi.DeviceAllocationConfiguration{Source: resourceapi.AllocationConfigSourceClaim,
 			Requests: config.Requests, DeviceConfiguration: config.DeviceConfiguration})
 	}
@@ -284,11 +307,14 @@ func (s *stage) against(a ask, err error) error {
 		if !ok {
 			continue
 		}
-		cause = strings.TrimSuffix(cause, ": "+sharing.ErrRefused.Error())
-		for i, path := range slices.Backward(s.paths) { // 1 is the beginning of 10
+		for i, path := range s.paths {
 			cause = strings.ReplaceAll(cause, field.NewPath("status", "allocation", "devices", "config").Index(i).String(), path)
 		}
-		all = append(all, errors.New(cause))
+		kept := sharing.ErrRefused
+		if errors.Is(e, sharing.ErrTooLarge) {
+			kept = sharing.ErrTooLarge
+		}
+		all = append(all, fmt.Errorf("%s: %w", strings.TrimSuffix(cause, ": "+kept.Error()), kept))
 	}
 	return errors.Join(all...)
 }

@@ -59,7 +59,7 @@ func (e Expander) Expand(ctx context.Context, spec *resourceapi.ResourceClaimSpe
 	}
 	var mine []int
 	for i, r := range spec.Devices.Requests {
-		if r.Exactly != nil && r.Exactly.DeviceClassName == e.Class && !ptr.Deref(r.Exactly.AdminAccess, false) {
+		if r.Exactly != nil && e.ranks(*r.Exactly) {
 			mine = append(mine, i)
 		}
 	}
@@ -81,6 +81,12 @@ func (e Expander) Expand(ctx context.Context, spec *resourceapi.ResourceClaimSpe
 		changed = true
 	}
 	return changed
+}
+
+// ranks says whether the request is one that is ranked. All GPUs of a node are to stay all, and one selector more has to fit in.
+func (e Expander) ranks(r resourceapi.ExactDeviceRequest) bool {
+	return r.DeviceClassName == e.Class && !ptr.Deref(r.AdminAccess, false) && r.AllocationMode != resourceapi.DeviceAllocationModeAll &&
+		len(r.Selectors) < resourceapi.DeviceSelectorsMaxSize
 }
 
 func power(base, exponent int) int {
@@ -112,6 +118,9 @@ func (e Expander) tiers(ctx context.Context, r resourceapi.ExactDeviceRequest, c
 	eligible := map[*view.Kind]bool{}
 	var all []tier
 	for _, kind := range e.View.Kinds() {
+		if ctx.Err() != nil {
+			return nil // nothing is better than an answer that comes too late
+		}
 		if kind.Type() != gpu.TypeGPU || !e.accepts(ctx, kind, class.Spec.Selectors) || !e.accepts(ctx, kind, r.Selectors) || !kind.Has(asked) {
 			continue
 		}
@@ -227,7 +236,8 @@ func name(highest, lowest int64) string {
 // between is the selector of the GPUs of a rank.
 func (e Expander) between(highest, lowest int64) string {
 	driver := e.View.Driver()
-	peak := fmt.Sprintf("device.attributes['%s'].peakCompute", driver)
+	// NVIDIA's driver has the same name, and no such attribute.
+	peak := fmt.Sprintf("device.attributes['%s'].?peakCompute.orValue(0)", driver)
 	if highest == lowest {
 		return fmt.Sprintf("device.driver == '%s' && %s == %d", driver, peak, highest)
 	}

@@ -70,6 +70,8 @@ func TestExpand(t *testing.T) {
 			"gpu tflops-989 . . . . . . any"},
 		{"only those with so much memory", 4, []viewtest.Node{t4, h100, l40s}, ask(", capacity: {requests: {memory: 40Gi}}"), "gpu tflops-989 . . . . . . any"},
 		{"administrators see what is there", 4, []viewtest.Node{t4, h100}, ask(", adminAccess: true"), "gpu exactly"},
+		{"all GPUs of a node stay all", 4, []viewtest.Node{t4, h100}, ask(", allocationMode: All"), "gpu exactly"},
+		{"no room for one selector more", 4, []viewtest.Node{t4, h100}, ask(`, selectors: [` + strings.Join(slices.Repeat([]string{`{cel: {expression: "true"}}`}, 32), ", ") + `]`), "gpu exactly"},
 		{"another class", 4, []viewtest.Node{t4, h100}, `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`, "gpu exactly"},
 		{"a list of the user's own", 4, []viewtest.Node{t4, h100}, `requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: ` + class + `}]}]`, "gpu a"},
 		{"beside others", 4, []viewtest.Node{t4, h100}, `requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com}}, {name: b, exactly: {deviceClassName: ` + class + `}}]`,
@@ -111,7 +113,7 @@ func TestExpandKeepsTheRequest(t *testing.T) {
 		t.Fatalf("got %d alternatives, want %d", len(list), alternatives)
 	}
 	for i, sub := range []resourceapi.DeviceSubRequest{list[0], list[7]} {
-		rank := []string{"device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].peakCompute == 989", ""}[i]
+		rank := []string{"device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].?peakCompute.orValue(0) == 989", ""}[i]
 		if sub.Count != 2 || !reflect.DeepEqual(sub.Capacity, was.Capacity) || !reflect.DeepEqual(sub.Tolerations, was.Tolerations) || sub.Selectors[0] != was.Selectors[0] && sub.Selectors[0].CEL.Expression != "true" {
 			t.Errorf("%s: got %+v, want all that the request had: %+v", sub.Name, sub, was)
 		}

@@ -78,15 +78,28 @@ func (k *Kind) Capacity(name resourceapi.QualifiedName) int64 {
 	return q.Value()
 }
 
-// Has says whether such a device, while it is free, has so much of its capacities.
+// Has says whether a request can get so much of such a device's capacities, while it is free.
 func (k *Kind) Has(asked map[resourceapi.QualifiedName]resource.Quantity) bool {
 	for name, wanted := range asked {
-		has, ok := k.Device.Capacity[name]
-		if !ok || has.Value.Cmp(wanted) < 0 {
+		if most, ok := k.Most(name); !ok || most.Cmp(wanted) < 0 {
 			return false
 		}
 	}
 	return true
+}
+
+// Most is how much of the capacity a request can get: of a GPU that is replicated no memory, however much it has. ok says whether there
+// is such a capacity.
+func (k *Kind) Most(name resourceapi.QualifiedName) (most resource.Quantity, ok bool) {
+	capacity, ok := k.Device.Capacity[name]
+	policy := capacity.RequestPolicy
+	switch {
+	case policy != nil && len(policy.ValidValues) > 0:
+		return policy.ValidValues[len(policy.ValidValues)-1], ok // they rise
+	case policy != nil && policy.ValidRange != nil && policy.ValidRange.Max != nil:
+		return *policy.ValidRange.Max, ok
+	}
+	return capacity.Value, ok
 }
 
 func (k *Kind) text(name resourceapi.QualifiedName) string {

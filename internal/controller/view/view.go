@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/utils/lru"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -23,13 +24,14 @@ import (
 type View struct {
 	driver    string
 	selectors *cel.Cache
+	answers   *lru.Cache // question → answer
 
 	mu     sync.RWMutex
 	kinds  map[string]*Kind              // all that were ever seen, by id
 	count  map[string]int                // published devices of each
 	slices map[string][]device           // by the name of the slice
 	gpus   map[id]*GPU                   // those that are published as whole GPUs
-	claims map[types.UID]*Claim          // those that hold or want something of the driver
+	claims map[types.UID]*Claim          // those that hold something of the driver, and all that wait
 	held   map[id]map[types.UID]struct{} // by physical GPU
 
 	classes map[string]*resourceapi.DeviceClass
@@ -59,7 +61,7 @@ type GPU struct {
 	// Holders are the claims that have something of it, also a partition.
 	Holders []*Claim
 
-	pool string
+	pool, slice string
 }
 
 // Claim is one that holds devices of the driver, or waits for some.
@@ -85,14 +87,18 @@ type Want struct {
 	Count   int64
 }
 
-// cachedSelectors is how many compiled selectors are kept.
-const cachedSelectors = 1000
+// How many compiled selectors are kept, and how many of their answers.
+const (
+	cachedSelectors = 1000
+	cachedAnswers   = 20000
+)
 
 // New is a view of a cluster of which nothing is known yet.
 func New(driver string) *View {
 	return &View{
 		driver:    driver,
 		selectors: cel.NewCache(cachedSelectors, cel.Features{EnableConsumableCapacity: true}),
+		answers:   lru.New(cachedAnswers),
 		kinds:     map[string]*Kind{}, count: map[string]int{}, slices: map[string][]device{},
 		gpus: map[id]*GPU{}, claims: map[types.UID]*Claim{}, held: map[id]map[types.UID]struct{}{},
 		classes: map[string]*resourceapi.DeviceClass{}, ours: map[string]bool{}, partitions: map[partitionKind]*Kind{}, largest: map[string]int64{},
@@ -117,7 +123,7 @@ func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 		all = append(all, device{id: at, name: d.Name, kind: kind, tainted: keepsAway(d.Taints), static: len(d.ConsumesCounters) == 0})
 		v.count[kind.id]++
 		if kind.Type() == gpu.TypeGPU {
-			v.gpus[at] = &GPU{Node: ptr.Deref(s.Spec.NodeName, ""), Name: d.Name, Kind: kind, Tainted: keepsAway(d.Taints), pool: at.pool}
+			v.gpus[at] = &GPU{Node: ptr.Deref(s.Spec.NodeName, ""), Name: d.Name, Kind: kind, Tainted: keepsAway(d.Taints), pool: at.pool, slice: s.Name}
 		}
 	}
 	v.slices[s.Name] = all
@@ -135,7 +141,8 @@ func (v *View) drop(slice string) {
 		if v.count[d.kind.id]--; v.count[d.kind.id] == 0 {
 			delete(v.count, d.kind.id)
 		}
-		if d.name == d.id.gpu {
+		// A GPU may be in another slice by now: that of a node of the same name, or the next of the pool.
+		if g := v.gpus[d.id]; d.name == d.id.gpu && g != nil && g.slice == slice {
 			delete(v.gpus, d.id)
 		}
 	}
@@ -297,17 +304,6 @@ func (v *View) Kinds() []*Kind {
 	return all
 }
 
-// KindOf is that of the device of that name in a pool; nil: it is not published. Of partitions, where Slim has left one of each
-// kind, only those that are left are found.
-func (v *View) KindOf(pool, name string) *Kind {
-	v.mu.RLock()
-	defer v.mu.RUnlock()
-	if g, ok := v.gpus[id{pool, name}]; ok {
-		return g.Kind
-	}
-	return nil
-}
-
 // GPUs are all whole GPUs that are published, in no order, until yield returns false.
 func (v *View) GPUs(yield func(GPU) bool) {
 	v.mu.RLock()
@@ -389,13 +385,31 @@ func (v *View) Accepts(ctx context.Context, k *Kind, s resourceapi.DeviceSelecto
 	if s.CEL == nil {
 		return true, nil
 	}
+	key := question{k.id, s.CEL.Expression}
+	if known, ok := v.answers.Get(key); ok {
+		is := known.(answer)
+		return is.accepts, is.err
+	}
 	compiled := v.selectors.GetOrCompile(s.CEL.Expression)
 	if compiled.Error != nil {
 		return false, compiled.Error
 	}
 	ok, _, err := compiled.DeviceMatches(ctx, k.Matchable(v.driver))
-	return err == nil && (ok || aboutPlace(s.CEL.Expression)), err
+	is := answer{err == nil && (ok || aboutPlace(s.CEL.Expression)), err}
+	if ctx.Err() == nil { // otherwise it was interrupted
+		v.answers.Add(key, is)
+	}
+	return is.accepts, is.err
 }
+
+// question is what a selector is asked, and answer what it says: the same at any time, since a kind does not change.
+type (
+	question struct{ kind, selector string }
+	answer   struct {
+		accepts bool
+		err     error
+	}
+)
 
 // aboutPlace says whether a selector looks at what tells devices of one kind apart, so that the answer for one of them is none for
 // the others.

@@ -88,7 +88,12 @@ func TestView(t *testing.T) {
 	v.SetSlice(v.SlimSlice(tainted))
 	same("one is tainted", "a gpu-3b-00-0 Tesla T4 [] tainted\na gpu-af-00-0 Tesla T4 [two gpu-af-00-0]")
 
+	next := tainted.DeepCopy()
+	next.Name = "next"
+	v.SetSlice(v.SlimSlice(next))
 	v.DeleteSlice(tainted.Name)
+	same("another slice has the GPUs", "a gpu-3b-00-0 Tesla T4 [] tainted\na gpu-af-00-0 Tesla T4 [two gpu-af-00-0]")
+	v.DeleteSlice(next.Name)
 	same("the node is gone", "")
 	if kinds := v.Kinds(); len(kinds) != 0 {
 		t.Errorf("got %v, want no kinds of devices", kinds)
