@@ -57,6 +57,11 @@ func (s *suite) testAdmission(t *testing.T) {
 			r.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{resourceapi.QualifiedName(name): resource.MustParse(amount)}}
 		}
 	}
+	selects := func(expression string) func(*resourceapi.ExactDeviceRequest) {
+		return func(r *resourceapi.ExactDeviceRequest) {
+			r.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
+		}
+	}
 	for _, tc := range []struct {
 		name    string
 		request resourceapi.DeviceRequest
@@ -67,12 +72,14 @@ func (s *suite) testAdmission(t *testing.T) {
 		{"right", request(nil), gpuConfig + `"sharing": {"strategy": "TimeSlicing"}}`, nil, ""},
 		{"two mistakes", request(nil), gpuConfig + `"sharign": {}, "environment": {"NVIDIA_VISIBLE_DEVICES": "all"}}`,
 			[]string{"2 problems", "devices.config[0].opaque.parameters.sharign: Forbidden: unknown field", "devices.config[0].opaque.parameters.environment[NVIDIA_VISIBLE_DEVICES]"}, ""},
-		{"a limit above what is asked for", request(memory("memory", "5Gi")), gpuConfig + share, []string{"defaultPinnedDeviceMemoryLimit", "is above the 5Gi of memory that request gpu asks for"}, ""},
+		{"limits of MPS for a share", request(func(r *resourceapi.ExactDeviceRequest) {
+			memory("memory", "5Gi")(r)
+			selects("device.attributes['gpu.nvidia.com'].sharing == 'fractional'")(r)
+		}), gpuConfig + share, []string{"spec.devices.requests[0]: device NVIDIA", "sharing.mpsConfig: the limits of a share are what its request asks for"}, ""},
+		{"limits of MPS where some GPUs are given whole", request(memory("memory", "5Gi")), gpuConfig + share, nil, "the limits of a share are what its request asks for"},
 		{"a capacity with a domain", request(memory("gpu.nvidia.com/memory", "5Gi")), "", []string{"exactly.capacity.requests[gpu.nvidia.com/memory]", "write memory"}, ""},
 		{"more than there is", request(memory("memory", "1Ti")), "", nil, "has so much; the most is 81559Mi (NVIDIA H100 80GB HBM3)"},
-		{"a selector that fails", request(func(r *resourceapi.ExactDeviceRequest) {
-			r.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: fails}}}
-		}), "", nil, "no such key: modelName"},
+		{"a selector that fails", request(selects(fails)), "", nil, "no such key: modelName"},
 		{"another driver's", resourceapi.DeviceRequest{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "nic.example.com"}}, "", nil, ""},
 	} {
 		spec := resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{tc.request}}}
