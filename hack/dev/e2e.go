@@ -51,7 +51,7 @@ func e2e(ctx context.Context) (failure error) {
 
 // survive runs the tests that start clusters of their own. The images must be there.
 func survive(ctx context.Context) error {
-	args := []string{"go", "test", "-count=1", "-v", "-tags", "e2e", "-timeout", "15m", "./test/e2e/survive"}
+	args := []string{"go", "test", "-count=1", "-v", "-tags", "e2e", "-timeout", "25m", "./test/e2e/survive"}
 	if pattern := os.Getenv("E2E_RUN"); pattern != "" {
 		args = append(args, "-run", pattern)
 	}

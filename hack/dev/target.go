@@ -176,7 +176,7 @@ func (t target) runDemos(ctx context.Context) error {
 // runTests runs the end-to-end tests, or those that $E2E_RUN selects. It prints nothing after them when they succeed.
 func (t target) runTests(ctx context.Context) error {
 	// What runs in parallel waits for the cluster most of the time, however many processors there are.
-	args := []string{"go", "test", "-count=1", "-v", "-tags", "e2e", "-timeout", "15m", "-parallel", "8", "./test/e2e"}
+	args := []string{"go", "test", "-count=1", "-v", "-tags", "e2e", "-timeout", "25m", "-parallel", "8", "./test/e2e"}
 	if pattern := os.Getenv("E2E_RUN"); pattern != "" {
 		args = append(args, "-run", pattern)
 	}
