@@ -63,10 +63,6 @@ type Config struct {
 
 // Run serves until ctx ends.
 func Run(ctx context.Context, c Config) error {
-	scheme := runtime.NewScheme()
-	if err := clientgoscheme.AddToScheme(scheme); err != nil {
-		return err
-	}
 	v := view.New(c.DriverName)
 	keeper := &certificate.Keeper{
 		Secret:        types.NamespacedName{Namespace: c.Namespace, Name: c.Name + "-certificate"},
@@ -76,21 +72,7 @@ func Run(ctx context.Context, c Config) error {
 		Period:        5 * time.Second,
 		Settle:        30 * time.Second,
 	}
-	webhookOptions := webhookserver.Options{Port: c.WebhookPort, CertDir: c.CertificateDir}
-	if c.CertificateDir == "" {
-		webhookOptions.TLSOpts = []func(*tls.Config){func(t *tls.Config) { t.GetCertificate = keeper.GetCertificate }}
-	}
-	mgr, err := ctrl.NewManager(c.REST, ctrl.Options{
-		Scheme:                        scheme,
-		Cache:                         caches(v),
-		WebhookServer:                 webhookserver.NewServer(webhookOptions),
-		HealthProbeBindAddress:        c.HealthAddress,
-		Metrics:                       metricsserver.Options{BindAddress: c.MetricsAddress},
-		LeaderElection:                true,
-		LeaderElectionID:              c.Name,
-		LeaderElectionNamespace:       c.Namespace,
-		LeaderElectionReleaseOnCancel: true,
-	})
+	mgr, err := newManager(c, v, keeper)
 	if err != nil {
 		return fmt.Errorf("make the manager: %w", err)
 	}
@@ -104,29 +86,51 @@ func Run(ctx context.Context, c Config) error {
 	server := mgr.GetWebhookServer()
 	server.Register(validatePath, &webhook.Webhook{Handler: validator{admission.Checker{View: v}}})
 	server.Register(strongestPath, &webhook.Webhook{Handler: ranker{strongest.Expander{View: v, Class: c.StrongestClass, Ranks: c.StrongestRanks}}})
-	if c.CertificateDir == "" {
-		// The cache would need to list and watch all secrets.
-		if keeper.Client, err = client.New(c.REST, client.Options{Scheme: scheme}); err != nil {
-			return err
-		}
-		if err := mgr.Add(keeper); err != nil {
-			return err
-		}
-		if err := mgr.AddReadyzCheck("certificate", keeper.Ready); err != nil {
-			return err
-		}
-	}
-	if err := clearAway(mgr, c); err != nil {
-		return err
-	}
-	if err := errors.Join(
+	err = errors.Join(
+		keepCertificate(mgr, c, keeper),
+		clearAway(mgr, c),
 		mgr.AddHealthzCheck("ping", func(*http.Request) error { return nil }),
 		mgr.AddReadyzCheck("webhooks", server.StartedChecker()),
 		mgr.AddReadyzCheck("view", func(*http.Request) error { return known() }),
-	); err != nil {
+	)
+	if err != nil {
 		return err
 	}
 	return mgr.Start(ctx)
+}
+
+func newManager(c Config, v *view.View, keeper *certificate.Keeper) (ctrl.Manager, error) {
+	scheme := runtime.NewScheme()
+	if err := clientgoscheme.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	webhooks := webhookserver.Options{Port: c.WebhookPort, CertDir: c.CertificateDir}
+	if c.CertificateDir == "" {
+		webhooks.TLSOpts = []func(*tls.Config){func(t *tls.Config) { t.GetCertificate = keeper.GetCertificate }}
+	}
+	return ctrl.NewManager(c.REST, ctrl.Options{
+		Scheme:                        scheme,
+		Cache:                         caches(v),
+		WebhookServer:                 webhookserver.NewServer(webhooks),
+		HealthProbeBindAddress:        c.HealthAddress,
+		Metrics:                       metricsserver.Options{BindAddress: c.MetricsAddress},
+		LeaderElection:                true,
+		LeaderElectionID:              c.Name,
+		LeaderElectionNamespace:       c.Namespace,
+		LeaderElectionReleaseOnCancel: true,
+	})
+}
+
+// keepCertificate lets the keeper work, unless somebody else keeps the certificate.
+func keepCertificate(mgr ctrl.Manager, c Config, keeper *certificate.Keeper) (err error) {
+	if c.CertificateDir != "" {
+		return nil
+	}
+	// The manager's own client would list and watch all secrets.
+	if keeper.Client, err = client.New(c.REST, client.Options{Scheme: mgr.GetScheme()}); err != nil {
+		return err
+	}
+	return errors.Join(mgr.Add(keeper), mgr.AddReadyzCheck("certificate", keeper.Ready))
 }
 
 // clearAway has the leader look for what nobody owns any more.

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller"
+)
+
+func TestFlags(t *testing.T) {
+	const needed = "--name=x --namespace=y "
+	for _, tc := range []struct{ name, flags, want string }{
+		{"what is needed", needed, ""},
+		{"no name", "--namespace=y", "--name is required"},
+		{"no namespace", "--name=x --namespace=", "--namespace (or NAMESPACE) is required"},
+		{"one rank", needed + "--strongest-ranks=1", "--strongest-ranks 1: must be from 2 to 8"},
+		{"nine ranks", needed + "--strongest-ranks=9", "--strongest-ranks 9: must be from 2 to 8"},
+		{"a certificate that ends at once", needed + "--certificate-lifetime=1s", "--certificate-lifetime 1s: must be at least 1m"},
+		{"a sweep without a pause", needed + "--sweep-period=0s", "--sweep-period 0s: must be longer than 0"},
+		{"a sweep without grace", needed + "--sweep-grace=-1m", "--sweep-grace -1m0s: must be longer than 0"},
+		{"any pod is a plugin", needed + "--plugin-selector=", "--plugin-selector is empty"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var c controller.Config
+			flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+			addFlags(flags, &c)
+			if err := flags.Parse(strings.Fields(tc.flags)); err != nil {
+				t.Fatal(err)
+			}
+			err := check(c)
+			if got := err == nil; got != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
