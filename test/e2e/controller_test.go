@@ -284,6 +284,26 @@ func (s *suite) testControllerFaults(t *testing.T) {
 			t.Errorf("%d claims were made, and nobody answered for %v; want all answered", made, unanswered)
 		}
 	})
+	t.Run("its replicas are replaced, as by an upgrade", func(t *testing.T) {
+		before := s.controllers(t)
+		stop := load("replaced")
+		var all appsv1.DeploymentList
+		s.must(t, s.List(t.Context(), &all, client.InNamespace(controllerNamespace), controllerLabels))
+		s.must(t, s.Patch(t.Context(), &all.Items[0], client.RawPatch(types.MergePatchType,
+			[]byte(`{"spec": {"template": {"metadata": {"annotations": {"e2e.example.com/replaced": "yes"}}}}}`))))
+		s.must(t, kube.Until(t.Context(), 2*soon, "other replicas", func(context.Context) (bool, string, error) {
+			now := s.controllers(t)
+			old := slices.ContainsFunc(now, func(p corev1.Pod) bool {
+				return slices.ContainsFunc(before, func(b corev1.Pod) bool { return b.UID == p.UID })
+			})
+			return !old && len(now) == 2, fmt.Sprintf("%d replicas, old ones among them: %t", len(now), old), nil
+		}))
+		s.waitControllers(t, 2)
+		made, unanswered := stop()
+		if made < 10 || len(unanswered) > 0 {
+			t.Errorf("%d claims were made, and nobody answered for %v; want all answered", made, unanswered)
+		}
+	})
 	t.Run("one replica after the other is killed", func(t *testing.T) {
 		stop := load("killed")
 		for _, pod := range s.controllers(t) {

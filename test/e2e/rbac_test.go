@@ -103,7 +103,10 @@ var (
 		"list resource.k8s.io/resourceslices": "where the API server does not stream lists (its feature gate WatchList is off)",
 	}
 	spareController = map[string]string{
-		"get resource.k8s.io/resourceslices":    "one of them, before it is removed",
+		"list resource.k8s.io/resourceslices":   "where the API server does not stream lists (its feature gate WatchList is off)",
+		"list resource.k8s.io/deviceclasses":    "the same",
+		"patch events":                          "one that comes again",
+		"patch events.k8s.io/events":            "the same",
 		"delete resource.k8s.io/resourceclaims": "Kubernetes' garbage collector is faster",
 		"create coordination.k8s.io/leases":     "where somebody has removed it",
 	}
