@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
@@ -57,7 +58,8 @@ func (c Checker) Claim(ctx context.Context, spec *resourceapi.ResourceClaimSpec,
 	var asks []ask
 	for i, request := range spec.Devices.Requests {
 		for _, a := range asksOf(request, devices.Child("requests").Index(i)) {
-			if a.class, a.ours = c.class(a.DeviceClassName); a.ours {
+			if class, ok := c.View.Class(a.DeviceClassName); ok && c.View.Ours(a.DeviceClassName) { // of others nothing is judged
+				a.class = class
 				c.ask(ctx, &a, &v)
 			}
 			asks = append(asks, a)
@@ -121,9 +123,8 @@ type ask struct {
 	request string      // of the claim
 	of      *field.Path // the request
 	admin   bool
-	class   *resourceapi.DeviceClass
-	ours    bool         // the class has devices of the driver
-	kinds   []*view.Kind // that it could get
+	class   *resourceapi.DeviceClass // nil: it has no devices of the driver
+	kinds   []*view.Kind             // that it could get
 }
 
 // never says whether nothing can match: such an alternative only takes a place in a list.
@@ -141,7 +142,7 @@ func (a ask) name() string {
 
 func asksOf(r resourceapi.DeviceRequest, path *field.Path) []ask {
 	if e := r.Exactly; e != nil {
-		return []ask{{request: r.Name, of: path, path: path.Child("exactly"), admin: e.AdminAccess != nil && *e.AdminAccess,
+		return []ask{{request: r.Name, of: path, path: path.Child("exactly"), admin: ptr.Deref(e.AdminAccess, false),
 			DeviceSubRequest: resourceapi.DeviceSubRequest{DeviceClassName: e.DeviceClassName, Selectors: e.Selectors,
 				AllocationMode: e.AllocationMode, Count: e.Count, Tolerations: e.Tolerations, Capacity: e.Capacity}}}
 	}
@@ -150,12 +151,6 @@ func asksOf(r resourceapi.DeviceRequest, path *field.Path) []ask {
 		all = append(all, ask{request: r.Name, of: path, path: path.Child("firstAvailable").Index(i), DeviceSubRequest: sub})
 	}
 	return all
-}
-
-// class finds the class, and whether it is for devices of the driver: only then is anything of the request judged.
-func (c Checker) class(name string) (class *resourceapi.DeviceClass, ours bool) {
-	class, _ = c.View.Class(name)
-	return class, class != nil && c.View.Ours(name)
 }
 
 // ask judges one by itself, and finds what it could get.

@@ -252,31 +252,18 @@ func (s *stage) device(kind *view.Kind) gpu.Device {
 	case gpu.TypeMonitor:
 		d.Name = inventory.Monitor
 	case gpu.TypeMIG:
-		d.Name += "-mig-" + kind.Profile()
 		d.Partition = &gpu.Partition{Placement: gpu.Placement{Parent: gpu.UUID(fmt.Sprintf("GPU-of-%d", n)), Profile: kind.Profile()}}
+		d.Name = gpu.PartitionName(d.Name, d.Partition.Placement)
 	}
 	d.Use = gpu.Use{Replicas: int(kind.Capacity("shares"))}
-	d.Use.Sharing, d.Use.Isolation = sharingOf(kind.Sharing()), isolationOf(kind.Isolation())
+	// The monitor has neither.
+	if d.Use.Sharing.UnmarshalText([]byte(kind.Sharing())) != nil {
+		d.Use.Sharing = gpu.Exclusive
+	}
+	if d.Use.Isolation.UnmarshalText([]byte(kind.Isolation())) != nil {
+		d.Use.Isolation = gpu.IsolationNone
+	}
 	return d
-}
-
-// sharingOf is the way of sharing that is published by that name.
-func sharingOf(name string) gpu.Sharing {
-	for _, s := range []gpu.Sharing{gpu.Fractional, gpu.Replicated, gpu.Exclusive} {
-		if s.String() == name {
-			return s
-		}
-	}
-	return gpu.Exclusive
-}
-
-func isolationOf(name string) gpu.Isolation {
-	for _, i := range []gpu.Isolation{gpu.IsolationMPS, gpu.IsolationHook, gpu.IsolationCgroup} {
-		if i.String() == name {
-			return i
-		}
-	}
-	return gpu.IsolationNone
 }
 
 // play is what the node would decide; the error is what it would say against the ask.

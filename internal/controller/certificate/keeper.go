@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"gomodules.xyz/jsonpatch/v2"
 	admissionregistration "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -173,19 +174,12 @@ func (k *Keeper) trust(ctx context.Context, authorities []byte) error {
 	return k.patch(ctx, &mutating, configs, authorities)
 }
 
-// operation is one of RFC 6902.
-type operation struct {
-	Op    string `json:"op"`
-	Path  string `json:"path"`
-	Value any    `json:"value"`
-}
-
 // patch writes the authorities where they differ and touches nothing else: the object may have fields that this program does not know.
 func (k *Keeper) patch(ctx context.Context, of client.Object, configs []*admissionregistration.WebhookClientConfig, authorities []byte) error {
-	operations := []operation{{"test", "/metadata/resourceVersion", of.GetResourceVersion()}}
+	operations := []jsonpatch.Operation{jsonpatch.NewOperation("test", "/metadata/resourceVersion", of.GetResourceVersion())}
 	for i, config := range configs {
 		if !bytes.Equal(config.CABundle, authorities) {
-			operations = append(operations, operation{"add", fmt.Sprintf("/webhooks/%d/clientConfig/caBundle", i), authorities})
+			operations = append(operations, jsonpatch.NewOperation("add", fmt.Sprintf("/webhooks/%d/clientConfig/caBundle", i), authorities))
 		}
 	}
 	if len(operations) == 1 {
