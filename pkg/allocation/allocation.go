@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -48,13 +49,14 @@ func Results(claim *resourceapi.ResourceClaim, driver string) ([]Result, error) 
 		return nil, ErrNotAllocated
 	}
 	devices := claim.Status.Allocation.Devices
+	configs := newConfigs(devices.Config, driver)
 	var results []Result
 	var errs []error
 	for _, r := range devices.Results {
 		if r.Driver != driver {
 			continue
 		}
-		config, err := rulingConfig(devices.Config, r, driver)
+		config, err := configs.ruling(r)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("request %s: %w", r.Request, err))
 			continue
@@ -76,27 +78,46 @@ func Results(claim *resourceapi.ResourceClaim, driver string) ([]Result, error) 
 	return results, nil
 }
 
-// rulingConfig is the last configuration of ours that applies to the result: those of the class come before those of the claim.
+// configs are those of an allocation.
+type configs struct {
+	of     []resourceapi.DeviceAllocationConfiguration
+	driver string
+	decode []func() (api.Config, error) // each is read once, however many devices it is for
+}
+
+func newConfigs(of []resourceapi.DeviceAllocationConfiguration, driver string) configs {
+	c := configs{of: of, driver: driver}
+	for i, one := range of {
+		c.decode = append(c.decode, sync.OnceValues(func() (api.Config, error) { return api.Decode(one.Opaque.Parameters.Raw, pathOf(i)) }))
+	}
+	return c
+}
+
+// pathOf is where the configuration stands in the claim.
+func pathOf(config int) *field.Path {
+	return field.NewPath("status", "allocation", "devices", "config").Index(config).Child("opaque", "parameters")
+}
+
+// ruling is the last configuration of ours that applies to the result: those of the class come before those of the claim.
 // One that cannot be read is an error even where a later one would rule, because its author meant something by it. One of a kind
 // for other devices is left out, unless it names the request.
-func rulingConfig(configs []resourceapi.DeviceAllocationConfiguration, result resourceapi.DeviceRequestAllocationResult, driver string) (api.Config, error) {
+func (c configs) ruling(result resourceapi.DeviceRequestAllocationResult) (api.Config, error) {
 	var ruling api.Config
 	var errs []error
-	for i, c := range configs {
-		applies := len(resourceclaim.ConfigForResult(configs[i:i+1], result)) > 0
-		if !applies || c.Opaque.Driver != driver {
+	for i, one := range c.of {
+		applies := len(resourceclaim.ConfigForResult(c.of[i:i+1], result)) > 0
+		if !applies || one.Opaque.Driver != c.driver {
 			continue
 		}
-		path := field.NewPath("status", "allocation", "devices", "config").Index(i).Child("opaque", "parameters")
-		config, err := api.Decode(c.Opaque.Parameters.Raw, path)
+		config, err := c.decode[i]()
 		if err == nil && config.Kind != kindFor(result.Device) {
-			if len(c.Requests) == 0 {
+			if len(one.Requests) == 0 {
 				continue
 			}
-			err = field.Invalid(path.Child("kind"), config.Kind, fmt.Sprintf("device %s takes a %s", result.Device, kindFor(result.Device)))
+			err = field.Invalid(pathOf(i).Child("kind"), config.Kind, fmt.Sprintf("device %s takes a %s", result.Device, kindFor(result.Device)))
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("config from %s: %w", origin(c.Source), err))
+			errs = append(errs, fmt.Errorf("config from %s: %w", origin(one.Source), err))
 		}
 		ruling = config
 	}
