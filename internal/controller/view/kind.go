@@ -31,6 +31,15 @@ type Kind struct {
 	id     string
 }
 
+// kindsOf are the keys of the devices' kinds. They take a while: whoever has the view's lock should have them already.
+func kindsOf(devices []resourceapi.Device) []string {
+	var keys []string
+	for _, d := range devices {
+		keys = append(keys, kindOf(d))
+	}
+	return keys
+}
+
 // kindOf tells devices of different kinds apart. An attribute that only some devices have makes a difference even where its value
 // does not: selectors fail without it.
 func kindOf(d resourceapi.Device) string {

@@ -87,7 +87,7 @@ func (v *View) holdings(all []Holding, at id, p *Physical, kind *Kind) []Holding
 	for uid := range v.held[at] {
 		c := v.claims[uid]
 		for _, h := range c.Held {
-			if h.Pool != at.pool || gpu.ParentName(h.Device) != at.gpu {
+			if h.gpu() != at {
 				continue
 			}
 			memory, cores := v.part(h, p, kind)
@@ -121,29 +121,4 @@ func (v *View) part(h Held, p *Physical, kind *Kind) (memory, cores int64) {
 
 func (k *Kind) multiprocessors() int64 {
 	return ptr.Deref(k.Device.Attributes["multiprocessors"].IntValue, 0)
-}
-
-// Claims are those that hold devices of the driver, and with waits those that have none and want some of a class of the driver, in no
-// order, until yield returns false. It must not ask the view.
-func (v *View) Claims(yield func(c *Claim, waits bool) bool) {
-	v.mu.RLock()
-	defer v.mu.RUnlock()
-	for _, c := range v.claims {
-		waits := v.wanted(c)
-		if (waits || len(c.Held) > 0) && !yield(c, waits) {
-			return
-		}
-	}
-}
-
-// wanted says whether the claim waits for devices of the driver.
-func (v *View) wanted(c *Claim) bool {
-	for _, w := range c.Wants {
-		for _, class := range w.Classes {
-			if v.ours[class] {
-				return true
-			}
-		}
-	}
-	return false
 }

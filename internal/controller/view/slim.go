@@ -21,18 +21,21 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 	if s.Spec.Driver != v.driver {
 		return slim
 	}
+	keys := kindsOf(s.Spec.Devices)
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	var kinds []*Kind
 	largest := map[string]int{} // by GPU: which of the devices
 	for i, d := range s.Spec.Devices {
+		kinds = append(kinds, v.intern(keys[i], d))
 		name := gpu.ParentName(d.Name)
-		if at, ok := largest[name]; !ok || memoryOf(d) > memoryOf(s.Spec.Devices[at]) {
+		if at, ok := largest[name]; !ok || kinds[i].Capacity("memory") > kinds[at].Capacity("memory") {
 			largest[name] = i
 		}
 	}
 	seen := map[*Kind]bool{}
 	for i, d := range s.Spec.Devices {
-		kind := v.intern(d)
+		kind := kinds[i]
 		some := kind.Type() == gpu.TypeMIG && len(d.ConsumesCounters) > 0
 		tells := largest[gpu.ParentName(d.Name)] == i && kind.Capacity("memory") >= v.largest[kind.Product()]
 		if some && seen[kind] && !tells {
@@ -47,11 +50,6 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 		slim.Spec.Devices = append(slim.Spec.Devices, short)
 	}
 	return slim
-}
-
-func memoryOf(d resourceapi.Device) int64 {
-	q := d.Capacity["memory"].Value
-	return q.Value()
 }
 
 // SlimClaim takes out of a claim what neither the view nor the sweep needs, before it is kept.

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package view
+
+import (
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/ptr"
+)
+
+// GPU is a whole GPU that is published, and what is held of it.
+type GPU struct {
+	Node, Name string
+	Kind       *Kind
+	Tainted    bool // new pods are kept away
+	// Holders are the claims that have something of it, also a partition.
+	Holders []*Claim
+
+	pool, slice string
+}
+
+// GPUs are all whole GPUs that are published, in no order, until yield returns false.
+func (v *View) GPUs(yield func(GPU) bool) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	for at, g := range v.gpus {
+		found := *g
+		for uid := range v.held[at] {
+			found.Holders = append(found.Holders, v.claims[uid])
+		}
+		if !yield(found) {
+			return
+		}
+	}
+}
+
+// Parts are what the claim holds of the GPU.
+func (g *GPU) Parts(c *Claim) []Held {
+	return slices.DeleteFunc(slices.Clone(c.Held), func(h Held) bool { return h.gpu() != id{g.pool, g.Name} })
+}
+
+// Fits says whether the GPU has room for one more that asks for so much of its capacities.
+func (g *GPU) Fits(asked map[resourceapi.QualifiedName]resource.Quantity) bool {
+	if g.Tainted {
+		return false
+	}
+	taken := map[resourceapi.QualifiedName]int64{}
+	for _, c := range g.Holders {
+		for _, h := range g.Parts(c) {
+			if h.Device != g.Name || h.Consumed == nil {
+				return false // a partition, or all of it
+			}
+			for name, n := range h.Consumed {
+				taken[name] += n
+			}
+		}
+	}
+	if !g.Kind.Has(asked) {
+		return false
+	}
+	if !ptr.Deref(g.Kind.Device.AllowMultipleAllocations, false) {
+		return len(g.Holders) == 0
+	}
+	for name, capacity := range g.Kind.Device.Capacity {
+		policy := capacity.RequestPolicy
+		if policy == nil || policy.Default == nil {
+			continue
+		}
+		want := policy.Default.Value()
+		if q, ok := asked[name]; ok {
+			want = q.Value()
+		}
+		if taken[name]+want > g.Kind.Capacity(name) {
+			return false
+		}
+	}
+	return true
+}
