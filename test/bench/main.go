@@ -16,6 +16,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/gpudra/gpu-dra-driver/test/page"
 )
 
 func main() {
@@ -72,5 +74,5 @@ func run(ctx context.Context, kubeconfig, docs, only string) error {
 	if docs == "" {
 		return nil
 	}
-	return insert(docs, text)
+	return page.Insert(docs, "make bench", text)
 }

@@ -4,14 +4,8 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
-)
-
-const (
-	beginMark = "<!-- begin: written by make bench -->"
-	endMark   = "<!-- end -->"
 )
 
 // aims are the row's, with one that follows from another row of the same run.
@@ -97,18 +91,4 @@ func figures(values []float64) string {
 		texts = append(texts, text)
 	}
 	return strings.Join(texts, " / ")
-}
-
-// insert replaces what is between the markers of the file.
-func insert(file, text string) error {
-	old, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	before, rest, found := strings.Cut(string(old), beginMark)
-	_, after, ended := strings.Cut(rest, endMark)
-	if !found || !ended {
-		return fmt.Errorf("%s: the markers %q and %q are missing", file, beginMark, endMark)
-	}
-	return os.WriteFile(file, []byte(before+beginMark+"\n"+text+endMark+after), 0o644)
 }

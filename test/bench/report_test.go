@@ -3,8 +3,6 @@
 package main
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -72,26 +70,5 @@ func TestEveryAimHasAReasonToMissIt(t *testing.T) {
 		if (len(r.aim) > 0 || r.says != "") && r.why == "" {
 			t.Errorf("%s: an aim, and no reason to miss it", r.what)
 		}
-	}
-}
-
-func TestInsert(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "docs.md")
-	for _, row := range []struct{ name, old, want, wantErr string }{
-		{"what is between the markers is replaced", "a\n" + beginMark + "\nold\n" + endMark + "\nb\n", "a\n" + beginMark + "\nnew\n" + endMark + "\nb\n", ""},
-		{"a file without markers is an error", "a\n", "a\n", "markers"},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			if err := os.WriteFile(file, []byte(row.old), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			err := insert(file, "new\n")
-			if (err != nil) != (row.wantErr != "") || err != nil && !strings.Contains(err.Error(), row.wantErr) {
-				t.Errorf("got error %v, want %q", err, row.wantErr)
-			}
-			if got, _ := os.ReadFile(file); string(got) != row.want {
-				t.Errorf("got %q, want %q", got, row.want)
-			}
-		})
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
+	"github.com/gpudra/gpu-dra-driver/test/page"
 )
 
 // setting is how pods are placed: by which scheduler profile, with how many ranks.
@@ -87,5 +88,5 @@ func run(ctx context.Context, kubeconfig string, rounds int, seed uint64, logs [
 	if docs == "" {
 		return nil
 	}
-	return insert(docs, text)
+	return page.Insert(docs, "make strongest", text)
 }

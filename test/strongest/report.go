@@ -4,15 +4,9 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
-)
-
-const (
-	beginMark = "<!-- begin: written by make strongest -->"
-	endMark   = "<!-- end -->"
 )
 
 // report is the share of placements on the strongest GPU that was free, by how many models the cluster has, and why others were not.
@@ -88,18 +82,4 @@ func row(b *strings.Builder, all []placement) {
 		}
 	}
 	b.WriteString("\n")
-}
-
-// insert replaces what is between the markers of the file.
-func insert(file, text string) error {
-	old, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	before, rest, found := strings.Cut(string(old), beginMark)
-	_, after, ended := strings.Cut(rest, endMark)
-	if !found || !ended {
-		return fmt.Errorf("%s: the markers %q and %q are missing", file, beginMark, endMark)
-	}
-	return os.WriteFile(file, []byte(before+beginMark+"\n"+text+endMark+after), 0o644)
 }
