@@ -41,10 +41,7 @@ func (s *suite) testRequests(t *testing.T) {
 	names := s.names(t, s.running(t, pod))
 	a, b := devices[names[0]], devices[names[1]]
 	for container, want := range map[string][]resourceapi.Device{"only-a": {a}, "only-b": {b}, "both": {a, b}} {
-		s.must(t, kube.Until(t.Context(), soon, "the log of "+container, func(ctx context.Context) (bool, string, error) {
-			got, err := s.ContainerLog(ctx, pod, container)
-			return got == seen(want), got, err
-		}))
+		s.waitContainerLog(t, pod, container, seen(want))
 	}
 }
 

@@ -61,13 +61,19 @@ func (s *suite) testDistinct(t *testing.T) {
 	}
 }
 
-// waitLog waits until the pod has printed exactly this.
+// waitLog waits until the pod, which has one container, has printed exactly this: a container that runs may not have printed yet.
 func (s *suite) waitLog(t *testing.T, pod client.ObjectKey, want string) {
 	t.Helper()
+	s.waitContainerLog(t, pod, "", want)
+}
+
+// waitContainerLog is waitLog of a pod with several containers.
+func (s *suite) waitContainerLog(t *testing.T, pod client.ObjectKey, container, want string) {
+	t.Helper()
 	var got string
-	err := kube.Until(t.Context(), soon, "the log of "+pod.Name, func(ctx context.Context) (bool, string, error) {
+	err := kube.Until(t.Context(), soon, "the log of "+pod.Name+" "+container, func(ctx context.Context) (bool, string, error) {
 		var err error
-		got, err = s.Log(ctx, pod)
+		got, err = s.ContainerLog(ctx, pod, container)
 		return got == want, "", err
 	})
 	if err != nil {
@@ -277,9 +283,7 @@ func (s *suite) testDeletedSpec(t *testing.T) {
 	}))
 	second := s.pod(t, ns, "second", onNode(node), withClaim("shared"))
 	s.running(t, second)
-	first, err := s.Log(t.Context(), client.ObjectKey{Namespace: ns, Name: "first"})
-	s.must(t, err)
-	s.waitLog(t, second, first)
+	s.waitLog(t, second, seen([]resourceapi.Device{s.holds(t, ns, "shared")}))
 }
 
 // testNothingLeft comes after all tests that made claims.

@@ -35,9 +35,7 @@ func (s *suite) testSharedClaim(t *testing.T) {
 	}
 	want := seen([]resourceapi.Device{device})
 	for _, container := range []string{"main", "again"} {
-		if got, err := s.ContainerLog(t.Context(), first, container); got != want || err != nil {
-			t.Errorf("container %s: got %q and error %v, want %q", container, got, err, want)
-		}
+		s.waitContainerLog(t, first, container, want)
 	}
 	s.waitLog(t, second, want)
 	if got := s.holds(t, ns, "ours"); got.Name != device.Name {

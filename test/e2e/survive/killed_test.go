@@ -31,9 +31,7 @@ func (n node) testKilled(t *testing.T) {
 			t.Errorf("%s and %s both have %s", pod.Name, other, device)
 		}
 		holders[device] = pod.Name
-		if got := n.logged(t, pod); !strings.Contains(got, n.uuid(t, device)) {
-			t.Errorf("%s: got\n%s\nwant it to see %s", pod.Name, got, device)
-		}
+		n.waitLog(t, pod, n.uuid(t, device))
 	}
 	if got, want := len(n.records(t)), len(pods); got != want {
 		t.Errorf("got %d records of %d claims", got, want)

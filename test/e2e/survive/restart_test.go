@@ -26,12 +26,16 @@ func (n node) testRestarts(t *testing.T) {
 		}
 		return ""
 	})
+	// What they print is compared after the power cut: they have printed it all.
+	n.waitLog(t, first, ": allowed")
+	n.waitLog(t, sharer, "granted")
 	pods := []client.ObjectKey{first, sharer}
 	for _, component := range []string{"kubelet", "containerd"} {
 		t.Run("restart of "+component, func(t *testing.T) {
 			n.control(t, "restart", n.name+"/"+component)
 			next := n.pod(t, ns, "after-"+component, "")
 			n.running(t, next)
+			n.waitLog(t, next, ": allowed")
 			pods = append(pods, next)
 			got := n.running(t, first).Status.ContainerStatuses[0]
 			if got.ContainerID != started || got.RestartCount != 0 {
