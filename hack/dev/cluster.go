@@ -5,11 +5,13 @@ package main
 import (
 	"context"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
@@ -27,6 +29,7 @@ type cluster struct {
 	profiles map[string]string // node → profile of simulated GPUs
 	audit    []string          // users whose requests to the API server are logged
 	flags    []string          // more flags of "up"
+	logs     string            // where the components' logs are kept when what is done on a fresh cluster fails; empty: nowhere
 }
 
 // buildClusterProgram compiles test/cluster, which is a module of its own.
@@ -42,6 +45,46 @@ func buildClusterProgram(ctx context.Context) error {
 func check(ctx context.Context) error {
 	_, err := command{args: []string{clusterProgram, "check"}}.output(ctx)
 	return err
+}
+
+// fresh starts the cluster anew, with the images on its nodes; beside is run in the meantime. It always stops the cluster after use.
+func (c cluster) fresh(ctx context.Context, beside command, use func(context.Context, target) error) (failure error) {
+	if err := buildClusterProgram(ctx); err != nil {
+		return err
+	}
+	if err := check(ctx); err != nil {
+		return err
+	}
+	if err := c.down(ctx); err != nil { // what an interrupted run left
+		return err
+	}
+	defer func() {
+		if failure != nil && c.logs != "" {
+			c.keepLogs(ctx)
+		}
+		if err := c.down(ctx); err != nil && failure == nil {
+			failure = err
+		}
+	}()
+	work, workCtx := errgroup.WithContext(ctx)
+	work.Go(func() error { return c.up(workCtx) })
+	work.Go(func() error {
+		if err := buildImages(workCtx); err != nil {
+			return err
+		}
+		return beside.run(workCtx)
+	})
+	if err := work.Wait(); err != nil {
+		return err
+	}
+	if err := c.load(ctx, archive); err != nil {
+		return err
+	}
+	t, err := c.target(ctx)
+	if err != nil {
+		return err
+	}
+	return use(ctx, t)
 }
 
 // up starts the cluster; what it needs is built first where it is not cached.
@@ -129,4 +172,32 @@ func ready(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
+}
+
+// keepLogs saves what the components have printed, so that a failure can be understood when the cluster is gone.
+func (c cluster) keepLogs(ctx context.Context) {
+	ctx = context.WithoutCancel(ctx)
+	if _, err := c.kubeconfig(ctx); err != nil {
+		return // it never ran
+	}
+	if err := os.MkdirAll(c.logs, 0o755); err != nil {
+		say("keep logs: %v", err)
+		return
+	}
+	components := []string{"kube-apiserver", "kube-scheduler", "kube-controller-manager"}
+	for _, node := range slices.Sorted(maps.Keys(c.profiles)) {
+		components = append(components, node+"/kubelet", node+"/containerd")
+	}
+	for _, component := range components {
+		text, err := command{args: []string{clusterProgram, "logs", "--name", c.name, component}}.output(ctx)
+		if err != nil {
+			say("keep logs: %v", err)
+			continue
+		}
+		file := filepath.Join(c.logs, filepath.Base(filepath.Dir(component))+"-"+filepath.Base(component)+".log")
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			say("keep logs: %v", err)
+		}
+	}
+	say("the cluster's logs are in %s", c.logs)
 }
