@@ -187,7 +187,9 @@ func follow(ctx context.Context, c cache.Cache, v *view.View) (known func() erro
 	}{
 		{&resourceapi.DeviceClass{}, handler(v.SetClass, func(c metav1.Object) { v.DeleteClass(c.GetName()) })},
 		{&resourceapi.ResourceSlice{}, handler(v.SetSlice, func(s metav1.Object) { v.DeleteSlice(s.GetName()) })},
-		{&resourceapi.ResourceClaim{}, handler(v.SetClaim, func(c metav1.Object) { v.DeleteClaim(c.GetUID()) })},
+		{&resourceapi.ResourceClaim{}, handler(v.SetClaim, func(c metav1.Object) {
+			v.DeleteClaim(types.NamespacedName{Namespace: c.GetNamespace(), Name: c.GetName()})
+		})},
 	} {
 		informer, err := c.GetInformer(ctx, of.object, cache.BlockUntilSynced(false))
 		if err != nil {

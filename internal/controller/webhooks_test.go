@@ -15,6 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 	"sigs.k8s.io/yaml"
 
@@ -140,7 +141,7 @@ func TestWhileTheInventoryChanges(t *testing.T) {
 			claim := viewtest.Claim(t, `requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com}}]`)
 			v.SetClaim(view.SlimClaim(claim))
 			v.DeleteSlice(slices[(n+1)%len(slices)].Name)
-			v.DeleteClaim(claim.UID)
+			v.DeleteClaim(types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name})
 		}
 	})
 	ask := request(t, "ResourceClaim", `spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com, count: 1, capacity: {requests: {memory: 5Gi}}}}]}}`)

@@ -6,7 +6,6 @@ package metrics
 import (
 	"github.com/prometheus/client_golang/prometheus"
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
@@ -60,7 +59,7 @@ func Example() *prometheus.Registry {
 	v := view.New(driver)
 	v.SetSlice(&resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Driver: driver, Devices: []resourceapi.Device{
 		{Name: "gpu", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"type": {StringValue: ptr.To("gpu")}}}}}})
-	v.SetClaim(&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: "claim"}, Status: resourceapi.ResourceClaimStatus{
+	v.SetClaim(&resourceapi.ResourceClaim{Status: resourceapi.ResourceClaimStatus{
 		Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 			Results: []resourceapi.DeviceRequestAllocationResult{{Driver: driver, Device: "gpu"}}}}}})
 	registry := prometheus.NewRegistry()

@@ -14,7 +14,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
@@ -30,7 +29,7 @@ func always() bool { return true }
 func claim(text string) *resourceapi.ResourceClaim {
 	name, devices, _ := strings.Cut(text, ": ")
 	namespace, short, _ := strings.Cut(name, "/")
-	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: short, UID: types.UID(name)}}
+	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: short}}
 	c.Status.Allocation = &resourceapi.AllocationResult{}
 	for _, one := range strings.Split(devices, ", ") {
 		words := strings.Fields(one)
@@ -59,7 +58,7 @@ func claim(text string) *resourceapi.ResourceClaim {
 // waiting is a claim that has nothing yet.
 func waiting(t *testing.T, name, class string) *resourceapi.ResourceClaim {
 	c := viewtest.Claim(t, "requests: [{name: gpu, exactly: {deviceClassName: "+class+"}}]")
-	c.Namespace, c.Name, c.UID = "ml", name, types.UID(name)
+	c.Namespace, c.Name = "ml", name
 	return c
 }
 

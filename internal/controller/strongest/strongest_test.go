@@ -11,7 +11,6 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
@@ -242,7 +241,7 @@ func TestRoom(t *testing.T) {
 	}
 	for i, g := range taken[:7] {
 		c := viewtest.Claim(t, "")
-		c.UID = types.UID(fmt.Sprint(i))
+		c.Name = fmt.Sprint(i)
 		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
 			{Driver: viewtest.Driver, Pool: g.Node, Device: g.Name}}}}
 		v.SetClaim(c)
@@ -250,7 +249,7 @@ func TestRoom(t *testing.T) {
 	same("one is left", room(1), "989:true 65:true")
 	same("not two", room(2), "989:false 65:true")
 	waiting := viewtest.Claim(t, ask(""))
-	waiting.UID = "waiting"
+	waiting.Name = "waiting"
 	waiting.CreationTimestamp = metav1.Now()
 	v.SetClaim(waiting)
 	same("somebody waits for it", room(1), "989:false 65:true")

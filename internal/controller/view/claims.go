@@ -15,9 +15,8 @@ import (
 
 // Claim is one that holds devices of the driver, or waits for some.
 type Claim struct {
-	Namespace, Name string
-	UID             types.UID
-	Made            time.Time
+	types.NamespacedName
+	Made time.Time
 	// Held are its devices. Empty: it waits.
 	Held []Held
 	// Wants are the requests of a claim that waits, with the classes that would do.
@@ -39,9 +38,10 @@ type Want struct {
 	Count   int64
 }
 
-// SetClaim takes what a claim has or wants now.
+// SetClaim takes what a claim has or wants now. What another one of that name had is forgotten: who was away while a claim was replaced
+// sees it change.
 func (v *View) SetClaim(c *resourceapi.ResourceClaim) {
-	claim := &Claim{Namespace: c.Namespace, Name: c.Name, UID: c.UID, Made: c.CreationTimestamp.Time}
+	claim := &Claim{NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: c.Name}, Made: c.CreationTimestamp.Time}
 	if c.Status.Allocation == nil {
 		claim.Wants = wants(c)
 	} else {
@@ -49,35 +49,35 @@ func (v *View) SetClaim(c *resourceapi.ResourceClaim) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.forget(c.UID)
+	v.forget(claim.NamespacedName)
 	if len(claim.Held)+len(claim.Wants) == 0 {
 		return
 	}
-	v.claims[c.UID] = claim
+	v.claims[claim.NamespacedName] = claim
 	for _, h := range claim.Held {
 		at := h.gpu()
 		if v.held[at] == nil {
-			v.held[at] = map[types.UID]struct{}{}
+			v.held[at] = map[*Claim]struct{}{}
 		}
-		v.held[at][c.UID] = struct{}{}
+		v.held[at][claim] = struct{}{}
 	}
 }
 
 // DeleteClaim forgets a claim.
-func (v *View) DeleteClaim(uid types.UID) {
+func (v *View) DeleteClaim(claim types.NamespacedName) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.forget(uid)
+	v.forget(claim)
 }
 
-func (v *View) forget(claim types.UID) {
+func (v *View) forget(claim types.NamespacedName) {
 	before, ok := v.claims[claim]
 	if !ok {
 		return
 	}
 	for _, h := range before.Held {
 		at := h.gpu()
-		if delete(v.held[at], claim); len(v.held[at]) == 0 {
+		if delete(v.held[at], before); len(v.held[at]) == 0 {
 			delete(v.held, at)
 		}
 	}

@@ -27,8 +27,8 @@ func (v *View) GPUs(yield func(GPU) bool) {
 	defer v.mu.RUnlock()
 	for at, g := range v.gpus {
 		found := *g
-		for uid := range v.held[at] {
-			found.Holders = append(found.Holders, v.claims[uid])
+		for claim := range v.held[at] {
+			found.Holders = append(found.Holders, claim)
 		}
 		if !yield(found) {
 			return

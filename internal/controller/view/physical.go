@@ -84,8 +84,7 @@ func (v *View) divided() map[id]*Physical {
 
 // holdings adds what claims hold of the GPU. kind is nil when it is not published as a whole.
 func (v *View) holdings(all []Holding, at id, p *Physical, kind *Kind) []Holding {
-	for uid := range v.held[at] {
-		c := v.claims[uid]
+	for c := range v.held[at] {
 		for _, h := range c.Held {
 			if h.gpu() != at {
 				continue

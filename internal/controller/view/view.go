@@ -24,12 +24,12 @@ type View struct {
 	answers   *lru.Cache // question → answer
 
 	mu     sync.RWMutex
-	kinds  map[string]*Kind              // all that were ever seen, by id
-	count  map[string]int                // published devices of each
-	slices map[string][]device           // by the name of the slice
-	gpus   map[id]*GPU                   // those that are published as whole GPUs
-	claims map[types.UID]*Claim          // those that hold something of the driver, and all that wait
-	held   map[id]map[types.UID]struct{} // by physical GPU
+	kinds  map[string]*Kind                // all that were ever seen, by id
+	count  map[string]int                  // published devices of each
+	slices map[string][]device             // by the name of the slice
+	gpus   map[id]*GPU                     // those that are published as whole GPUs
+	claims map[types.NamespacedName]*Claim // those that hold something of the driver, and all that wait
+	held   map[id]map[*Claim]struct{}      // by physical GPU
 
 	classes map[string]*resourceapi.DeviceClass
 	ours    map[string]bool // which of them are for devices of the driver
@@ -57,7 +57,7 @@ func New(driver string) *View {
 		selectors: cel.NewCache(cachedSelectors, cel.Features{EnableConsumableCapacity: true}),
 		answers:   lru.New(cachedAnswers),
 		kinds:     map[string]*Kind{}, count: map[string]int{}, slices: map[string][]device{},
-		gpus: map[id]*GPU{}, claims: map[types.UID]*Claim{}, held: map[id]map[types.UID]struct{}{},
+		gpus: map[id]*GPU{}, claims: map[types.NamespacedName]*Claim{}, held: map[id]map[*Claim]struct{}{},
 		classes: map[string]*resourceapi.DeviceClass{}, ours: map[string]bool{}, partitions: map[partitionKind]*Kind{}, largest: map[string]int64{},
 	}
 }

@@ -43,7 +43,7 @@ func text(v *view.View) string {
 
 // claim has that device; consumed as "memory=5Gi".
 func claim(name, pool, device string, consumed ...string) *resourceapi.ResourceClaim {
-	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name)}}
+	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
 	result := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: viewtest.Driver, Pool: pool, Device: device}
 	for _, text := range consumed {
 		what, amount, _ := strings.Cut(text, "=")
@@ -78,9 +78,16 @@ func TestView(t *testing.T) {
 	same("two share one", "a gpu-3b-00-0 Tesla T4 [one gpu-3b-00-0, two gpu-3b-00-0]\na gpu-af-00-0 Tesla T4 []")
 
 	v.SetClaim(claim("two", "a", "gpu-af-00-0"))
-	v.DeleteClaim("one")
-	v.DeleteClaim("unknown")
+	v.DeleteClaim(types.NamespacedName{Namespace: "ns", Name: "one"})
+	v.DeleteClaim(types.NamespacedName{Namespace: "ns", Name: "unknown"})
 	same("one moves, one goes", "a gpu-3b-00-0 Tesla T4 []\na gpu-af-00-0 Tesla T4 [two gpu-af-00-0]")
+
+	// Who lost its connection while a claim was deleted and made again hears of the new one only.
+	v.SetClaim(claim("again", "a", "gpu-3b-00-0"))
+	again := viewtest.Claim(t, `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`)
+	again.Namespace, again.Name, again.UID = "ns", "again", "another"
+	v.SetClaim(again)
+	same("a claim is replaced by one that waits", "a gpu-3b-00-0 Tesla T4 []\na gpu-af-00-0 Tesla T4 [two gpu-af-00-0]")
 
 	tainted := viewtest.Slices(t, viewtest.Node{Name: "a", Profile: "t4-x2"})[0]
 	tainted.Spec.Devices[0].Taints = []resourceapi.DeviceTaint{{Key: "k", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
@@ -189,7 +196,7 @@ func TestWaiting(t *testing.T) {
 		"for an hour": `requests: [{name: gpu, exactly: {deviceClassName: strongest}}]`,
 	} {
 		c := viewtest.Claim(t, devices)
-		c.UID, c.CreationTimestamp = types.UID(name), metav1.Now()
+		c.Name, c.CreationTimestamp = name, metav1.Now()
 		if name == "for an hour" {
 			c.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Hour))
 		}
