@@ -24,7 +24,7 @@ type View struct {
 	answers   *lru.Cache // question → answer
 
 	mu     sync.RWMutex
-	kinds  map[string]*Kind                // all that were ever seen, by id
+	kinds  map[string]*Kind                // by id
 	count  map[string]int                  // published devices of each
 	slices map[string][]device             // by the name of the slice
 	gpus   map[id]*GPU                     // those that are published as whole GPUs
@@ -98,6 +98,7 @@ func (v *View) drop(slice string) {
 	for _, d := range v.slices[slice] {
 		if v.count[d.kind.id]--; v.count[d.kind.id] == 0 {
 			delete(v.count, d.kind.id)
+			delete(v.kinds, d.kind.id)
 		}
 		// A GPU may be in another slice by now: that of a node of the same name, or the next of the pool.
 		if g := v.gpus[d.id]; d.name == d.id.gpu && g != nil && g.slice == slice {
