@@ -118,14 +118,14 @@ func (s *Sweeper) act(ctx context.Context, due []Finding) error {
 			stays = append(stays, f)
 			continue
 		}
-		err := s.remove(ctx, f)
+		gone, err := s.remove(ctx, f)
 		if err != nil {
 			stays = append(stays, f)
 			errs = append(errs, err)
 		}
 		if f.takesDevices() {
 			before, seen := cleared[f.node]
-			cleared[f.node] = err == nil && (before || !seen)
+			cleared[f.node] = gone && (before || !seen)
 		}
 	}
 	for node, all := range cleared {
@@ -140,7 +140,7 @@ func (s *Sweeper) act(ctx context.Context, due []Finding) error {
 }
 
 // remove deletes the object if it still is as it was read. If it is not, whoever has changed it looks after it; the next sweep sees.
-func (s *Sweeper) remove(ctx context.Context, f Finding) error {
+func (s *Sweeper) remove(ctx context.Context, f Finding) (gone bool, _ error) {
 	var object client.Object = &resourceapi.ResourceSlice{}
 	event := Events.SliceRemoved
 	if f.Object.Kind == "ResourceClaim" {
@@ -149,16 +149,18 @@ func (s *Sweeper) remove(ctx context.Context, f Finding) error {
 	object.SetNamespace(f.Object.Namespace)
 	object.SetName(f.Object.Name)
 	err := s.Objects.Delete(ctx, object, client.Preconditions{UID: &f.Object.UID, ResourceVersion: &f.Object.ResourceVersion})
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("remove %s %s: %w", f.Object.Kind, strings.TrimPrefix(f.Object.Namespace+"/"+f.Object.Name, "/"), err)
+	switch {
+	case apierrors.IsNotFound(err):
+		return true, nil
+	case apierrors.IsConflict(err):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("remove %s %s: %w", f.Object.Kind, strings.TrimPrefix(f.Object.Namespace+"/"+f.Object.Name, "/"), err)
 	}
 	s.Figures.removed.WithLabelValues(f.Object.Kind, f.Event.Reason).Inc()
 	s.tell(event, f.Object, "Remove", f)
 	log.FromContext(ctx).Info("Removed what was left behind", "kind", f.Object.Kind, "namespace", f.Object.Namespace, "name", f.Object.Name, "why", f.Why)
-	return nil
+	return true, nil
 }
 
 // maxNote is the longest text of an event that the API server takes, in bytes (events.k8s.io/v1).

@@ -180,6 +180,16 @@ func TestSomebodyElseIsFaster(t *testing.T) {
 	}
 }
 
+func TestSliceThatChangedMeanwhileIsRemovedLater(t *testing.T) {
+	s := slice("s", ours, "w2", "n2")
+	c := newCluster(t, nodeObject("w1", "n1"), nodeObject("w2", "n2"), plugin("w1"), &s)
+	c.refuse["DELETE s"] = apierrors.NewConflict(schema.GroupResource{Resource: "resourceslices"}, "s", errors.New("changed"))
+	c.after(t, 0)
+	equal(t, "changed", c.after(t, 5), "")
+	delete(c.refuse, "DELETE s")
+	equal(t, "as it was", c.after(t, 1), "delete s; Normal SliceRemoved about ResourceSlice s")
+}
+
 func TestSliceThatComesBackStays(t *testing.T) {
 	s := slice("s", ours, "w2", "n2")
 	c := newCluster(t, nodeObject("w1", "n1"), nodeObject("w2", "n2"), plugin("w1"), &s)
