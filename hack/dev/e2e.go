@@ -20,11 +20,17 @@ func e2e(ctx context.Context) error {
 
 // survive runs the tests that start clusters of their own. The images must be there.
 func survive(ctx context.Context) error {
-	args := []string{"go", "test", "-count=1", "-v", "-tags", "e2e", "-timeout", "25m", "./test/e2e/survive"}
+	return goTest("./test/e2e/survive").test(ctx)
+}
+
+// goTest runs tests that use a cluster, or those that $E2E_RUN selects.
+func goTest(pkg string) command {
+	// What runs in parallel waits for the cluster most of the time, however many processors there are.
+	args := []string{"go", "test", "-count=1", "-v", "-tags", "e2e", "-timeout", "25m", "-parallel", "8", pkg}
 	if pattern := os.Getenv("E2E_RUN"); pattern != "" {
 		args = append(args, "-run", pattern)
 	}
-	return command{args: args}.test(ctx)
+	return command{args: args}
 }
 
 // e2eOn runs the tests on a cluster that has the images. It stays as it is.

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -173,14 +172,11 @@ func (t target) runDemos(ctx context.Context) error {
 	return command{args: []string{demoRunner}, env: t.env()}.attach(ctx)
 }
 
-// runTests runs the end-to-end tests, or those that $E2E_RUN selects. It prints nothing after them when they succeed.
+// runTests runs the end-to-end tests. It prints nothing after them when they succeed.
 func (t target) runTests(ctx context.Context) error {
-	// What runs in parallel waits for the cluster most of the time, however many processors there are.
-	args := []string{"go", "test", "-count=1", "-v", "-tags", "e2e", "-timeout", "25m", "-parallel", "8", "./test/e2e"}
-	if pattern := os.Getenv("E2E_RUN"); pattern != "" {
-		args = append(args, "-run", pattern)
-	}
-	return command{args: args, env: t.env()}.test(ctx)
+	tests := goTest("./test/e2e")
+	tests.env = t.env()
+	return tests.test(ctx)
 }
 
 func (t target) env() []string {

@@ -28,8 +28,8 @@ const (
 	// defaultConfig is the node configuration of a node without labels. It need not exist.
 	defaultConfig = "default"
 
-	// labelPeriod is how often the labels of the node are read.
-	labelPeriod = time.Minute
+	// labelPeriod is how often the labels of the node are read, from the API server's cache: 50 requests a second of 1,000 nodes.
+	labelPeriod = 20 * time.Second
 	// labelTimeout is how long reading them may keep the machine from being looked at.
 	labelTimeout = 5 * time.Second
 )

@@ -21,6 +21,10 @@ import (
 // configLabel chooses one of the node configurations in demo/values.yaml.
 const configLabel = "gpu.nvidia.com/node-config"
 
+// relabelled is how long a change of the label may take: at most 30 s until the plugin reads it, as docs/operate.md says, and then it
+// publishes.
+const relabelled = 30*time.Second + soon
+
 // testNodeConfig changes how the GPUs of a node may be used while a claim has one of them.
 func (s *suite) testNodeConfig(t *testing.T) {
 	node := s.node(t, "workstation")
@@ -34,7 +38,7 @@ func (s *suite) testNodeConfig(t *testing.T) {
 	}
 	modes := func(want func(device string) string) {
 		t.Helper()
-		s.must(t, kube.Until(t.Context(), 100*time.Second, "the GPUs to be used in another way", func(context.Context) (bool, string, error) {
+		s.must(t, kube.Until(t.Context(), relabelled, "the GPUs to be used in another way", func(context.Context) (bool, string, error) {
 			var wrong []string
 			for _, d := range s.gpus(t, node) {
 				if got := stringAttribute(d, "sharing"); got != want(d.Name) {
@@ -73,7 +77,7 @@ func (s *suite) testNodeConfig(t *testing.T) {
 
 	// A configuration that is not there is refused, and the one before stays in force.
 	label(`"exlusive"`)
-	s.must(t, kube.Until(t.Context(), 100*time.Second, "the configuration to be refused", func(ctx context.Context) (bool, string, error) {
+	s.must(t, kube.Until(t.Context(), relabelled, "the configuration to be refused", func(ctx context.Context) (bool, string, error) {
 		var list corev1.EventList
 		err := s.List(ctx, &list, client.InNamespace(metav1.NamespaceDefault))
 		for _, e := range list.Items {

@@ -43,6 +43,9 @@ const (
 	sweepPeriod = 2 * time.Second
 )
 
+// profiles are those of the nodes of the cluster, in the order of their names.
+var profiles = []string{"l40s-x4", "l40s-x4", "dgx-h100", "l40s-x4"}
+
 // suite is a cluster with the driver on it.
 type suite struct {
 	*kube.Cluster
@@ -53,7 +56,11 @@ type suite struct {
 
 // TestSurvive does side by side what concerns one node only, and then one after the other what concerns all of them.
 func TestSurvive(t *testing.T) {
-	s := start(t, *name, "up", "--nodes", "3", "--profile", "node-1=l40s-x4", "--profile", "node-2=l40s-x4", "--profile", "node-3=dgx-h100")
+	up := []string{"up", "--nodes", fmt.Sprint(len(profiles))}
+	for i, profile := range profiles {
+		up = append(up, "--profile", nodeName(i)+"="+profile)
+	}
+	s := start(t, *name, up...)
 	run(t, s.tool(t, "kubectl"), "--kubeconfig", s.kubeconfig, "label", "node", "node-2", "gpu.nvidia.com/node-config=hook")
 	s.install(t)
 	t.Run("one node", func(t *testing.T) {
@@ -66,7 +73,7 @@ func TestSurvive(t *testing.T) {
 			n := s.node("node-1")
 			t.Run("pods outlive the kubelet and the runtime, and come back with the machine", n.testRestarts)
 			t.Run("what the kubelet has forgotten is released, and nothing else", n.testSweep)
-			t.Run("the plugin may be killed while it sets hardware up", n.testKilledPreparingShares)
+			t.Run("the plugin may be killed while it sets hardware back", n.testKilledReleasingShares)
 		})
 		t.Run("node-2", func(t *testing.T) {
 			t.Parallel()
@@ -80,9 +87,12 @@ func TestSurvive(t *testing.T) {
 			t.Parallel()
 			n := s.node("node-3")
 			t.Run("the plugin may be killed at any step", n.testKilled)
-			t.Run("also while it sets hardware back", n.testKilledReleasingShares)
 			t.Run("also while it makes and removes partitions", n.testKilledPartitioning)
 			t.Run("partitions are made anew after a power cut", n.testPowerCutPartitions)
+		})
+		t.Run("node-4", func(t *testing.T) {
+			t.Parallel()
+			t.Run("the plugin may be killed while it sets hardware up", s.node("node-4").testKilledPreparingShares)
 		})
 	})
 	t.Run("claims are prepared and released while the API server is away", s.node("node-1").testAPIServerAway)
@@ -91,6 +101,8 @@ func TestSurvive(t *testing.T) {
 	t.Run("claims are made while the controller hangs", s.testControllerHangs)
 	t.Run("nothing is left after the driver", s.testUninstall)
 }
+
+func nodeName(i int) string { return fmt.Sprintf("node-%d", i+1) }
 
 func TestMain(m *testing.M) {
 	flag.Parse()

@@ -43,12 +43,12 @@ func (s *suite) testUninstall(t *testing.T) {
 	})
 	t.Run("without pods nothing is left", func(t *testing.T) {
 		s.uninstall(t)
-		for _, name := range []string{"node-1", "node-2", "node-3"} {
-			n := s.node(name)
+		for i := range profiles {
+			n := s.node(nodeName(i))
 			if got := n.sh(t, "ls -d "+simDir); got == "" {
-				t.Errorf("%s: the simulated machine is gone; hardware stays", name)
+				t.Errorf("%s: the simulated machine is gone; hardware stays", n.name)
 			}
-			eventually(t, soon, "nothing of the driver to be left on "+name, func() string {
+			eventually(t, soon, "nothing of the driver to be left on "+n.name, func() string {
 				return n.sh(t, `find /var/lib/kubelet/plugins /var/lib/kubelet/plugins_registry /run/cdi /etc/cdi -mindepth 1
 					find / -xdev -name '*gpu*dra*driver*' -not -path '`+simDir[:strings.LastIndex(simDir, "/")]+`*' -newer /var/lib/kubelet -path '/var/*' -not -path '/var/log/*' -not -path '/var/lib/containerd/*' 2>/dev/null; true`)
 			})

@@ -77,7 +77,7 @@ func (s *suite) testUpgrade(t *testing.T) {
 	work.Go(func() { slowCalls, slowErr = repeat(ctx, kubelet, slowly) })
 	var pods [2]shortPods
 	for i := range pods {
-		work.Go(func() { pods[i].run(ctx, t, s.node(fmt.Sprintf("node-%d", i+1)), ns) })
+		work.Go(func() { pods[i].run(ctx, t, s.node(nodeName(i)), ns) })
 	}
 
 	s.install(t, "kubeletPlugin.podAnnotations.round=two", "kubeletPlugin.logVerbosity=3")
@@ -117,8 +117,8 @@ func (s *suite) testUpgrade(t *testing.T) {
 			t.Errorf("pods on node-%d: %v", i+1, err)
 		}
 	}
-	for _, name := range []string{"node-1", "node-2", "node-3"} {
-		s.node(name).clean(t)
+	for i := range profiles {
+		s.node(nodeName(i)).clean(t)
 	}
 }
 
