@@ -30,6 +30,10 @@ const Driver = "gpu.nvidia.com"
 // run its pods.
 const ProfileLabel = "gpu.nvidia.com/fleet-profile"
 
+// sweepLabel of a node, with the value "off", says that no pod of the plugin publishes its GPUs: where the driver is installed, too, its
+// controller leaves them alone.
+const sweepLabel = "gpu.nvidia.com/sweep"
+
 // What a node has for pods where nothing else is said: as a server with eight GPUs.
 const (
 	DefaultCPU    = "128"

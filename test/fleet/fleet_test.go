@@ -81,8 +81,8 @@ func TestAFleetComesAndGoes(t *testing.T) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	requireState(t, client, `
-node fleet-1 gpu.nvidia.com/fleet-profile=t4-x2 kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-1 kubernetes.io/os=linux rack=a: Ready, 128 CPUs, 2Ti
-node fleet-2 gpu.nvidia.com/fleet-profile=t4-x2 kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-2 kubernetes.io/os=linux: Ready, 128 CPUs, 2Ti
+node fleet-1 gpu.nvidia.com/fleet-profile=t4-x2 gpu.nvidia.com/sweep=off kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-1 kubernetes.io/os=linux rack=a: Ready, 128 CPUs, 2Ti
+node fleet-2 gpu.nvidia.com/fleet-profile=t4-x2 gpu.nvidia.com/sweep=off kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-2 kubernetes.io/os=linux: Ready, 128 CPUs, 2Ti
 lease fleet-1
 lease fleet-2
 slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1, owners 1: 3 devices
@@ -99,7 +99,7 @@ pod waits on : Pending
 	requireError(t, err, "")
 	requireError(t, f.Remove(t.Context(), "fleet-2", "fleet-9"), "")
 	requireState(t, client, `
-node fleet-1 gpu.nvidia.com/fleet-profile=t4-x2 kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-1 kubernetes.io/os=linux rack=a: Ready, 128 CPUs, 2Ti
+node fleet-1 gpu.nvidia.com/fleet-profile=t4-x2 gpu.nvidia.com/sweep=off kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-1 kubernetes.io/os=linux rack=a: Ready, 128 CPUs, 2Ti
 lease fleet-1
 slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1, owners 1: 3 devices
 pod elsewhere on node-1: Pending
@@ -127,7 +127,8 @@ func TestTwoFleetsDoNotPlayTheSameNode(t *testing.T) {
 	requireError(t, err, "")
 	before := "\n" + state(t.Context(), client)
 	_, err = start(t.Context(), client, nodes)
-	requireError(t, err, "node fleet-1: another fleet plays it, or did until 0s ago: end it, or wait until it has been silent for 20s")
+	requireError(t, err, "node fleet-1: another fleet plays it, or did until ")
+	requireError(t, err, "s ago: end it, or wait until it has been silent for 20s")
 	requireState(t, client, before)
 	requireError(t, f.Stop(t.Context()), "")
 }
@@ -139,7 +140,7 @@ func TestStartReplacesWhatAFleetHasLeft(t *testing.T) {
 	f, err := start(t.Context(), client, Config{Nodes: []Node{{Name: "fleet-1", Profile: "t4-x2"}}})
 	requireError(t, err, "")
 	requireState(t, client, `
-node fleet-1 gpu.nvidia.com/fleet-profile=t4-x2 kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-1 kubernetes.io/os=linux: Ready, 128 CPUs, 2Ti
+node fleet-1 gpu.nvidia.com/fleet-profile=t4-x2 gpu.nvidia.com/sweep=off kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-1 kubernetes.io/os=linux: Ready, 128 CPUs, 2Ti
 lease fleet-1
 slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1, owners 1: 3 devices
 `)

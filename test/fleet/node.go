@@ -21,6 +21,7 @@ import (
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 const (
@@ -59,7 +60,7 @@ func object(n Node, profile string, now metav1.Time) *corev1.Node {
 		labels = map[string]string{}
 	}
 	maps.Copy(labels, map[string]string{
-		corev1.LabelHostname: n.Name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64", ProfileLabel: profile,
+		corev1.LabelHostname: n.Name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64", ProfileLabel: profile, sweepLabel: "off",
 	})
 	has := corev1.ResourceList{
 		corev1.ResourceCPU: n.CPU, corev1.ResourceMemory: n.Memory,
@@ -134,7 +135,7 @@ func (f *Fleet) clearLeft(ctx context.Context, name string) error {
 func (f *Fleet) deserted(ctx context.Context, node string) error {
 	lease, err := f.leases().Get(ctx, node, metav1.GetOptions{})
 	if err != nil {
-		return gone(err)
+		return client.IgnoreNotFound(err)
 	}
 	if lease.Spec.RenewTime == nil {
 		return nil
@@ -156,7 +157,7 @@ func (f *Fleet) withdraw(ctx context.Context, m *member) error {
 	}
 	var errs []error
 	for _, slice := range m.slices {
-		errs = append(errs, gone(f.client.ResourceV1().ResourceSlices().Delete(ctx, slice, metav1.DeleteOptions{})))
+		errs = append(errs, client.IgnoreNotFound(f.client.ResourceV1().ResourceSlices().Delete(ctx, slice, metav1.DeleteOptions{})))
 	}
 	return errors.Join(append(errs, f.removeNode(ctx, m.object))...)
 }
@@ -164,17 +165,10 @@ func (f *Fleet) withdraw(ctx context.Context, m *member) error {
 // removeNode removes the node with its lease and its pods. What is gone already is no error.
 func (f *Fleet) removeNode(ctx context.Context, n *corev1.Node) error {
 	return errors.Join(
-		gone(f.leases().Delete(ctx, n.Name, metav1.DeleteOptions{})),
-		gone(f.client.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(n.UID))})),
+		client.IgnoreNotFound(f.leases().Delete(ctx, n.Name, metav1.DeleteOptions{})),
+		client.IgnoreNotFound(f.client.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(n.UID))})),
 		f.removePods(ctx, n.Name), // after the node, so that no other comes
 	)
-}
-
-func gone(err error) error {
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
 }
 
 // beat renews the leases until the fleet ends, a tenth of them at a time.
@@ -207,7 +201,7 @@ func (f *Fleet) leases() coordinationclient.LeaseInterface {
 func (f *Fleet) renew(node string) {
 	patch := fmt.Sprintf(`{"spec":{"renewTime":%q}}`, time.Now().UTC().Format(metav1.RFC3339Micro))
 	_, err := f.leases().Patch(f.life, node, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
-	if gone(err) != nil && f.life.Err() == nil {
+	if client.IgnoreNotFound(err) != nil && f.life.Err() == nil {
 		klog.FromContext(f.life).Error(err, "Lease not renewed", "node", node)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // nodeOfPod is the field of a pod that names its node.
@@ -109,7 +110,7 @@ func (k kubelets) settle(ctx context.Context, name cache.ObjectName) error {
 	pods := k.fleet.client.CoreV1().Pods(pod.Namespace)
 	if pod.DeletionTimestamp != nil {
 		at := metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0)), Preconditions: metav1.NewUIDPreconditions(string(pod.UID))}
-		if err := pods.Delete(ctx, pod.Name, at); gone(err) != nil {
+		if err := pods.Delete(ctx, pod.Name, at); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("end pod: %w", err)
 		}
 		return nil
@@ -119,7 +120,7 @@ func (k kubelets) settle(ctx context.Context, name cache.ObjectName) error {
 	}
 	pod = pod.DeepCopy()
 	pod.Status = running(pod, metav1.Now())
-	if _, err := pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{}); gone(err) != nil {
+	if _, err := pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{}); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("report that the pod runs: %w", err)
 	}
 	return nil
@@ -173,7 +174,7 @@ func (f *Fleet) removePods(ctx context.Context, node string) error {
 	}
 	var errs []error
 	for _, p := range pods.Items {
-		errs = append(errs, gone(f.client.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))})))
+		errs = append(errs, client.IgnoreNotFound(f.client.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))})))
 	}
 	return errors.Join(errs...)
 }

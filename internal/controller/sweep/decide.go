@@ -37,9 +37,14 @@ type World struct {
 
 // Node is one of the cluster.
 type Node struct {
-	UID   types.UID
-	Ready bool // only known of those that are in Bare
+	UID types.UID
+	// Exempt are those whose slices come from elsewhere than a pod of the plugin: none is missed there.
+	Exempt bool
+	Ready  bool // only known of those that are in Bare
 }
+
+// exemptLabel of a node, with the value "off", makes it exempt.
+const exemptLabel = "gpu.nvidia.com/sweep"
 
 // Finding is an object that is left behind.
 type Finding struct {
@@ -138,7 +143,7 @@ func (w World) slice(s *resourceapi.ResourceSlice, published map[string]bool) (F
 		f.Event, f.Why = Events.NodeGone, "its node "+name+" is gone"
 	case owner != "" && owner != node.UID:
 		f.Event, f.Why = Events.NodeGone, "its node was replaced by another one with the name "+name
-	case len(w.Plugins) == 0 || w.Plugins[name] || !published[s.Spec.Pool.Name]:
+	case !w.bare(s, published):
 		return Finding{}, false
 	default:
 		f.Event, f.Why, f.node = Events.PluginGone, "node "+name+" has no pod of the plugin", node.UID
@@ -224,19 +229,26 @@ func stuck(o metav1.Object, f *Finding) bool {
 	return true
 }
 
-// Bare are the nodes that have slices and no plugin, in the order of their names.
+// Bare are the nodes that have slices of the plugin and not the plugin, in the order of their names.
 func (w World) Bare() []string {
 	var names []string
-	for _, s := range w.Slices {
-		if s.Spec.Driver != w.Driver || s.Spec.NodeName == nil || w.Plugins[*s.Spec.NodeName] {
-			continue
-		}
-		if _, exists := w.Nodes[*s.Spec.NodeName]; exists {
-			names = append(names, *s.Spec.NodeName)
+	published := w.published()
+	for i := range w.Slices {
+		if w.bare(&w.Slices[i], published) {
+			names = append(names, *w.Slices[i].Spec.NodeName)
 		}
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
+}
+
+// bare says whether the slice is one of the plugin, of a node where the plugin should be and is not.
+func (w World) bare(s *resourceapi.ResourceSlice, published map[string]bool) bool {
+	if len(w.Plugins) == 0 || s.Spec.NodeName == nil || !published[s.Spec.Pool.Name] || w.Plugins[*s.Spec.NodeName] {
+		return false
+	}
+	node, exists := w.Nodes[*s.Spec.NodeName]
+	return exists && !node.Exempt && s.Spec.Driver == w.Driver
 }
 
 func (w World) has(node types.UID) bool {

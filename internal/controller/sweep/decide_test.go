@@ -74,7 +74,7 @@ func deleted(c *resourceapi.ResourceClaim) {
 // world has the node w1, which has the plugin, w2, which has not, w3, which is not ready either, and a pod that is gone.
 func world(change func(*World)) World {
 	w := World{Driver: ours,
-		Nodes:    map[string]Node{"w1": {"n1", true}, "w2": {"n2", true}, "w3": {"n3", false}},
+		Nodes:    map[string]Node{"w1": {UID: "n1", Ready: true}, "w2": {UID: "n2", Ready: true}, "w3": {UID: "n3"}},
 		Plugins:  map[string]bool{"w1": true},
 		Returned: map[types.UID]bool{}, Holders: map[string]string{}, Gone: map[types.UID]bool{"dead": true}}
 	if change != nil {
@@ -152,6 +152,10 @@ func TestWhatIsLeftBehind(t *testing.T) {
 			slicesAre(slice("s", ours, "w2", "n2"))(w)
 			w.Returned["n2"] = true
 		}, "PluginGone s stays, node w2 has no pod of the plugin: left alone: it came back after it had been removed: somebody publishes it\n"},
+		{"a node gets its slices from elsewhere", func(w *World) {
+			slicesAre(slice("s", ours, "w2", "n2"), slice("t", ours, "w2", "n0"))(w)
+			w.Nodes["w2"] = Node{UID: "n2", Exempt: true, Ready: true}
+		}, "NodeGone t goes, its node was replaced by another one with the name w2\n"},
 		{"no node has a pod of the plugin", func(w *World) {
 			slicesAre(slice("s", ours, "w2", "n2"), slice("t", ours, "w9", "n9"))(w)
 			w.Plugins = nil
@@ -209,7 +213,7 @@ func TestGrace(t *testing.T) {
 	}
 	notReady := func(w *World) {
 		slicesAre(slice("s", ours, "w2", "n2"))(w)
-		w.Nodes["w2"] = Node{"n2", false}
+		w.Nodes["w2"] = Node{UID: "n2"}
 	}
 	bare, fine := slicesAre(slice("s", ours, "w2", "n2")), func(w *World) {
 		slicesAre(slice("s", ours, "w2", "n2"))(w)

@@ -48,10 +48,10 @@ type Sweeper struct {
 	saidNone bool                    // that there is no plugin
 }
 
-// telling is an event that is written once.
+// telling is an event that is written once: for all slices of a node, and again when the reason is another one.
 type telling struct {
-	about  types.UID
-	reason string
+	about       types.UID
+	reason, why string
 }
 
 // sweepTimeout is for one sweep, so that a server that never answers does not end them all.
@@ -111,10 +111,11 @@ func (s *Sweeper) act(ctx context.Context, due []Finding) error {
 	told, cleared := map[telling]bool{}, map[types.UID]bool{}
 	for _, f := range due {
 		if !f.Remove {
-			key := telling{f.About.UID, f.Event.Reason}
-			if told[key] = true; !s.told[key] {
+			key := telling{f.About.UID, f.Event.Reason, f.Why}
+			if !told[key] && !s.told[key] {
 				s.tell(f.Event, f.About, "Look", f)
 			}
+			told[key] = true
 			stays = append(stays, f)
 			continue
 		}
@@ -170,6 +171,9 @@ const maxNote = 1024
 func (s *Sweeper) tell(e Event, about corev1.ObjectReference, action string, f Finding) {
 	about.ResourceVersion = ""
 	text := fmt.Sprintf("%s %s: %s", f.Object.Kind, f.Object.Name, f.Why)
+	if about.UID != f.Object.UID {
+		text = f.Object.Kind + "s are left behind: " + f.Why // there may be several
+	}
 	s.Recorder.Eventf(&about, nil, e.Type, e.Reason, action, "%s", strings.ToValidUTF8(text[:min(len(text), maxNote)], ""))
 }
 
@@ -192,7 +196,7 @@ func (s *Sweeper) look(ctx context.Context) (World, error) {
 	nodes := &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}}
 	if err := pages(ctx, s.API, nodes, func(list *metav1.PartialObjectMetadataList) {
 		for _, n := range list.Items {
-			w.Nodes[n.Name] = Node{UID: n.UID}
+			w.Nodes[n.Name] = Node{UID: n.UID, Exempt: n.Labels[exemptLabel] == "off"}
 		}
 	}); err != nil {
 		return World{}, fmt.Errorf("list nodes: %w", err)
@@ -213,9 +217,6 @@ func (s *Sweeper) look(ctx context.Context) (World, error) {
 
 // ready asks for the nodes of which it matters whether they are ready, which are few.
 func (s *Sweeper) ready(ctx context.Context, w World) error {
-	if len(w.Plugins) == 0 {
-		return nil
-	}
 	for name := range w.Plugins {
 		delete(s.removed, w.Nodes[name].UID) // the plugin is back, and may be lost again
 	}

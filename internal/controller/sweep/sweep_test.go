@@ -167,6 +167,35 @@ func TestOneOfEach(t *testing.T) {
 	}
 }
 
+func TestOneEventForAllSlicesOfANode(t *testing.T) {
+	s, another := slice("s", ours, "w2", "n2"), slice("t", ours, "w2", "n2")
+	w2 := nodeObject("w2", "n2")
+	w2.Status.Conditions = nil
+	train := claim("train", []string{ours}, func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Results[0].Pool = "w2" })
+	c := newCluster(t, nodeObject("w1", "n1"), w2, plugin("w1"), &s, &another, &train)
+	c.after(t, 0)
+	equal(t, "not ready", c.after(t, 5), "Warning PluginGone about Node w2")
+	equal(t, "told of", c.after(t, 1), "")
+	ready := nodeObject("w2", "n2")
+	if err := c.Status().Update(t.Context(), ready); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "ready, and used", c.after(t, 1), "Warning PluginGone about Node w2")
+	equal(t, "told of again", c.after(t, 1), "")
+}
+
+// Nodes of a driver with the same name, and those that get their slices from elsewhere, need not be asked for.
+func TestOnlyNodesWithoutThePluginAreRead(t *testing.T) {
+	bare, exempt, other := slice("bare", ours, "w2", "n2"), slice("exempt", ours, "w3", "n3"), slice("other", ours, "w4", "n4")
+	other.Spec.Devices[0].Attributes = nil
+	w3 := nodeObject("w3", "n3")
+	w3.Labels = map[string]string{"gpu.nvidia.com/sweep": "off"}
+	c := newCluster(t, nodeObject("w1", "n1"), nodeObject("w2", "n2"), w3, nodeObject("w4", "n4"), plugin("w1"), &bare, &exempt, &other)
+	c.after(t, 0)
+	equal(t, "read", strings.Join(c.did, "; "), "get w2")
+	equal(t, "removed", c.after(t, 5), "delete bare; Normal SliceRemoved about ResourceSlice bare")
+}
+
 func TestSomebodyElseIsFaster(t *testing.T) {
 	conflict := apierrors.NewConflict(schema.GroupResource{Resource: "resourceslices"}, "s", errors.New("changed"))
 	gone := apierrors.NewNotFound(schema.GroupResource{Resource: "resourceslices"}, "s")
