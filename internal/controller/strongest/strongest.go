@@ -115,7 +115,7 @@ func (e Expander) tiers(ctx context.Context, r resourceapi.ExactDeviceRequest, c
 	if r.Capacity != nil {
 		asked = r.Capacity.Requests
 	}
-	eligible := map[*view.Kind]bool{}
+	eligible := map[string]bool{} // by kind
 	var all []tier
 	for _, kind := range e.View.Kinds() {
 		if ctx.Err() != nil {
@@ -124,7 +124,7 @@ func (e Expander) tiers(ctx context.Context, r resourceapi.ExactDeviceRequest, c
 		if kind.Type() != gpu.TypeGPU || !e.accepts(ctx, kind, class.Spec.Selectors) || !e.accepts(ctx, kind, r.Selectors) || !kind.Has(asked) {
 			continue
 		}
-		eligible[kind] = true
+		eligible[kind.ID] = true
 		if !slices.ContainsFunc(all, func(t tier) bool { return t.peak == kind.PeakCompute() }) {
 			all = append(all, tier{peak: kind.PeakCompute()})
 		}
@@ -151,15 +151,15 @@ func (e Expander) accepts(ctx context.Context, kind *view.Kind, selectors []reso
 	})
 }
 
-// room is how many devices of each speed are free now for requests that want so many of one node.
-func (e Expander) room(eligible map[*view.Kind]bool, asked map[resourceapi.QualifiedName]resource.Quantity, count int64) map[int64]int64 {
+// room is how many devices of each speed, of eligible kinds, are free now for requests that want so many of one node.
+func (e Expander) room(eligible map[string]bool, asked map[resourceapi.QualifiedName]resource.Quantity, count int64) map[int64]int64 {
 	type place struct {
 		node string
 		peak int64
 	}
 	free := map[place]int64{}
 	for g := range e.View.GPUs {
-		if eligible[g.Kind] && g.Fits(asked) {
+		if eligible[g.Kind.ID] && g.Fits(asked) {
 			free[place{g.Node, g.Kind.PeakCompute()}]++
 		}
 	}

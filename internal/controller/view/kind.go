@@ -27,8 +27,8 @@ var placeAttributes = map[resourceapi.QualifiedName]bool{
 // Kind is what all devices have in common that differ only in which one they are: there are as many as there are models, MIG profiles
 // and ways of sharing in the cluster, however many GPUs it has.
 type Kind struct {
+	ID     string             // tells kinds apart
 	Device resourceapi.Device // one of them, without name and taints; what says which one it is is that of the first that was seen
-	id     string
 }
 
 // kindsOf are the keys of the devices' kinds. They take a while: whoever has the view's lock should have them already.

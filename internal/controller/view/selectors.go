@@ -61,7 +61,7 @@ func (v *View) Accepts(ctx context.Context, k *Kind, s resourceapi.DeviceSelecto
 	if s.CEL == nil {
 		return true, nil
 	}
-	key := question{k.id, s.CEL.Expression}
+	key := question{k.ID, s.CEL.Expression}
 	if known, ok := v.answers.Get(key); ok {
 		is := known.(answer)
 		return is.accepts, is.err

@@ -79,7 +79,7 @@ func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 		kind := v.intern(keys[i], d)
 		at := id{s.Spec.Pool.Name, gpu.ParentName(d.Name)}
 		all = append(all, device{id: at, name: d.Name, kind: kind, tainted: keepsAway(d.Taints), static: len(d.ConsumesCounters) == 0})
-		v.count[kind.id]++
+		v.count[kind.ID]++
 		if kind.Type() == gpu.TypeGPU {
 			v.gpus[at] = &GPU{Node: ptr.Deref(s.Spec.NodeName, ""), Name: d.Name, Kind: kind, Tainted: keepsAway(d.Taints), pool: at.pool, slice: s.Name}
 		}
@@ -96,9 +96,9 @@ func (v *View) DeleteSlice(name string) {
 
 func (v *View) drop(slice string) {
 	for _, d := range v.slices[slice] {
-		if v.count[d.kind.id]--; v.count[d.kind.id] == 0 {
-			delete(v.count, d.kind.id)
-			delete(v.kinds, d.kind.id)
+		if v.count[d.kind.ID]--; v.count[d.kind.ID] == 0 {
+			delete(v.count, d.kind.ID)
+			delete(v.kinds, d.kind.ID)
 		}
 		// A GPU may be in another slice by now: that of a node of the same name, or the next of the pool.
 		if g := v.gpus[d.id]; d.name == d.id.gpu && g != nil && g.slice == slice {
@@ -112,7 +112,7 @@ func (v *View) drop(slice string) {
 func (v *View) intern(key string, d resourceapi.Device) *Kind {
 	kind, ok := v.kinds[key]
 	if !ok {
-		kind = &Kind{id: key, Device: resourceapi.Device{Attributes: d.Attributes, Capacity: d.Capacity, AllowMultipleAllocations: d.AllowMultipleAllocations}}
+		kind = &Kind{ID: key, Device: resourceapi.Device{Attributes: d.Attributes, Capacity: d.Capacity, AllowMultipleAllocations: d.AllowMultipleAllocations}}
 		v.kinds[key] = kind
 	}
 	if kind.Type() == gpu.TypeMIG {
@@ -138,7 +138,7 @@ func (v *View) Kinds() []*Kind {
 		if by := strings.Compare(a.String(), b.String()); by != 0 {
 			return by
 		}
-		return strings.Compare(a.id, b.id)
+		return strings.Compare(a.ID, b.ID)
 	})
 	return all
 }
