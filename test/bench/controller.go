@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -29,9 +30,10 @@ const (
 	controllerProgram = "dra-controller"
 	webhookPort       = 9443
 
-	manyNodes = 1000
-	rate      = 100 // requests a second
-	askFor    = 20 * time.Second
+	manyNodes   = 1000
+	fleetPrefix = "fleet-" // of the names of these nodes
+	rate        = 100      // requests a second
+	askFor      = 20 * time.Second
 )
 
 // typed are claims of the kinds that people type, and the path of the webhook that is typed about each.
@@ -49,14 +51,40 @@ config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvi
 func measureController(ctx context.Context, b *bench) error {
 	var nodes []fleet.Node
 	for n := range manyNodes {
-		nodes = append(nodes, fleet.Node{Name: fmt.Sprintf("fleet-%04d", n), Profile: "dgx-h100"})
+		nodes = append(nodes, fleet.Node{Name: fmt.Sprintf("%s%04d", fleetPrefix, n), Profile: "dgx-h100"})
 	}
 	f, err := fleet.Start(ctx, b.config, fleet.Config{Nodes: nodes})
 	if err != nil {
 		return err
 	}
 	err = b.admission(ctx)
+	if err == nil {
+		err = b.published(ctx, f.Size().Slices)
+	}
 	return errors.Join(err, f.Stop(context.WithoutCancel(ctx)))
+}
+
+// published looks whether all of the fleet is still there: a controller that knows less has less to do.
+func (b *bench) published(ctx context.Context, want int) error {
+	got := 0
+	for page := ""; ; {
+		list, err := b.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{Limit: 500, Continue: page})
+		if err != nil {
+			return err
+		}
+		for _, s := range list.Items {
+			if strings.HasPrefix(s.Spec.Pool.Name, fleetPrefix) {
+				got++
+			}
+		}
+		if page = list.Continue; page == "" {
+			break
+		}
+	}
+	if got != want {
+		return fmt.Errorf("%d slices of the fleet are published after the measurement, %d before it", got, want)
+	}
+	return nil
 }
 
 func (b *bench) admission(ctx context.Context) error {
@@ -94,20 +122,16 @@ func (b *bench) admission(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var most, peak float64
+	var most memory
 	for _, p := range processes {
-		rss, _, err := p.memory()
+		m, err := p.memory()
 		if err != nil {
 			return err
 		}
-		high, err := p.peak()
-		if err != nil {
-			return err
-		}
-		most, peak = max(most, rss), max(peak, high)
+		most.rss, most.peak = max(most.rss, m.rss), max(most.peak, m.peak)
 	}
 	b.results["admission"] = []float64{took.at(0.99), took.at(0.5)}
-	b.results["controllerrss"], b.results["controllerpeak"] = []float64{most}, []float64{peak}
+	b.results["controllerrss"], b.results["controllerpeak"] = []float64{most.rss}, []float64{most.peak}
 	return nil
 }
 
@@ -115,6 +139,14 @@ func (b *bench) admission(ctx context.Context) error {
 func (b *bench) ask(ctx context.Context, p process) (samples, error) {
 	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DialContext: p.dialNetwork, MaxIdleConnsPerHost: rate, ForceAttemptHTTP2: true,
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} //nolint:gosec // how fast, not who
+	var bodies [][]byte // made before the clock runs
+	for _, one := range typed {
+		body, err := review(one.claim)
+		if err != nil {
+			return nil, err
+		}
+		bodies = append(bodies, body)
+	}
 	var mu sync.Mutex
 	var took samples
 	var failures []error
@@ -128,9 +160,9 @@ func (b *bench) ask(ctx context.Context, p process) (samples, error) {
 		case <-tick.C:
 		}
 		wait.Go(func() {
-			one := typed[n%len(typed)]
+			one := n % len(typed)
 			begin := time.Now()
-			err := judge(client, one.path, one.claim)
+			err := judge(client, typed[one].path, bodies[one])
 			mu.Lock()
 			defer mu.Unlock()
 			took = append(took, time.Since(begin))
@@ -146,19 +178,19 @@ func (b *bench) ask(ctx context.Context, p process) (samples, error) {
 	return took, nil
 }
 
-// judge asks a webhook about a claim, which it has to accept.
-func judge(client *http.Client, path, claim string) error {
+// review is the request about a claim, in JSON.
+func review(claim string) ([]byte, error) {
 	raw, err := yaml.YAMLToJSON([]byte(claim))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	review := admissionv1.AdmissionReview{TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"},
+	return json.Marshal(admissionv1.AdmissionReview{TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"},
 		Request: &admissionv1.AdmissionRequest{UID: "bench", Operation: admissionv1.Create, Object: runtime.RawExtension{Raw: raw},
-			Kind: metav1.GroupVersionKind{Group: "resource.k8s.io", Version: "v1", Kind: "ResourceClaim"}}}
-	body, err := json.Marshal(review)
-	if err != nil {
-		return err
-	}
+			Kind: metav1.GroupVersionKind{Group: "resource.k8s.io", Version: "v1", Kind: "ResourceClaim"}}})
+}
+
+// judge asks a webhook about a claim, which it has to accept.
+func judge(client *http.Client, path string, body []byte) error {
 	answer, err := client.Post(fmt.Sprintf("https://127.0.0.1:%d%s", webhookPort, path), "application/json", bytes.NewReader(body))
 	if err != nil {
 		return err
@@ -168,12 +200,12 @@ func judge(client *http.Client, path, claim string) error {
 	if err != nil {
 		return err
 	}
-	review = admissionv1.AdmissionReview{}
+	var review admissionv1.AdmissionReview
 	if err := json.Unmarshal(text, &review); err != nil {
 		return err
 	}
 	if review.Response == nil || !review.Response.Allowed {
-		return fmt.Errorf("%s of %s: %s", path, claim, text)
+		return fmt.Errorf("%s of %s: %s", path, body, text)
 	}
 	return nil
 }

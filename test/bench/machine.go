@@ -23,7 +23,7 @@ func thisMachine(ctx context.Context, b *bench) string {
 		kubernetes = strings.TrimPrefix(version.GitVersion, "v")
 	}
 	return fmt.Sprintf("Measured on %s at commit %s: %d cores (%s), %s, %s, Linux %s, %s, Kubernetes %s.",
-		time.Now().UTC().Format(time.DateOnly), commit(ctx), runtime.NumCPU(), processor(), memory(), distribution(), kernel(), goVersion(), kubernetes)
+		time.Now().UTC().Format(time.DateOnly), commit(ctx), runtime.NumCPU(), processor(), installedMemory(), distribution(), kernel(), goVersion(), kubernetes)
 }
 
 func goVersion() string { return "Go " + strings.TrimPrefix(runtime.Version(), "go") }
@@ -52,7 +52,7 @@ func processor() string {
 	return runtime.GOARCH
 }
 
-func memory() string {
+func installedMemory() string {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {
 		return "unknown memory"

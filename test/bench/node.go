@@ -171,33 +171,31 @@ func (p process) cpu() (time.Duration, error) {
 	return time.Duration(t.Nano()), nil
 }
 
-// peak is the most that the process's resident memory has been, in MiB.
-func (p process) peak() (float64, error) {
-	data, err := os.ReadFile(proc(p.pid, "status"))
-	if err != nil {
-		return 0, err
-	}
-	_, rest, _ := strings.Cut(string(data), "VmHWM:")
-	value, _, _ := strings.Cut(rest, "kB")
-	kib, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-	return kib / 1024, err
+// memory is what a process has in memory, in MiB.
+type memory struct {
+	rss  float64 // resident now
+	peak float64 // the most that was
+	anon float64 // of what is resident, what is not backed by a file
 }
 
-// memory is the process's resident memory in MiB, all of it and what is not backed by a file.
-func (p process) memory() (rss, anon float64, err error) {
+func (p process) memory() (memory, error) {
 	data, err := os.ReadFile(proc(p.pid, "status"))
 	if err != nil {
-		return 0, 0, err
+		return memory{}, err
 	}
+	var m memory
+	values := map[string]*float64{"VmRSS": &m.rss, "VmHWM": &m.peak, "RssAnon": &m.anon}
 	for line := range strings.Lines(string(data)) {
-		name, value, _ := strings.Cut(line, ":")
-		kib, _ := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 64)
-		switch name {
-		case "VmRSS":
-			rss = kib / 1024
-		case "RssAnon":
-			anon = kib / 1024
+		name, text, _ := strings.Cut(line, ":")
+		value, wanted := values[name]
+		if !wanted {
+			continue
 		}
+		kib, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(text), " kB"), 64)
+		if err != nil {
+			return memory{}, fmt.Errorf("read %s: %w", name, err)
+		}
+		*value = kib / 1024
 	}
-	return rss, anon, nil
+	return m, nil
 }

@@ -42,9 +42,9 @@ func measureIdle(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	rss, anon, err := b.process.memory()
+	memory, err := b.process.memory()
 	b.results["cpu"] = []float64{ms(end-begin) / idleTime.Minutes()}
-	b.results["rss"], b.results["anon"] = []float64{rss}, []float64{anon}
+	b.results["rss"], b.results["anon"] = []float64{memory.rss}, []float64{memory.anon}
 	return err
 }
 
@@ -75,9 +75,9 @@ func measureBackToBack(ctx context.Context, b *bench) error {
 	}
 	b.results["backtoback"] = []float64{prepares.p50()}
 	b.results["claimcpu"] = []float64{ms(end-begin) / backToBack}
-	rss, anon, err := b.process.memory()
+	memory, err := b.process.memory()
 	if err == nil && len(b.results["rss"]) == 1 {
-		b.results["rss"], b.results["anon"] = append(b.results["rss"], rss), append(b.results["anon"], anon)
+		b.results["rss"], b.results["anon"] = append(b.results["rss"], memory.rss), append(b.results["anon"], memory.anon)
 	}
 	return errors.Join(err, b.forget(ctx))
 }

@@ -60,13 +60,13 @@ func measureSupervisor(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	without, _, err := p.memory()
+	without, err := p.memory()
 	if err != nil {
 		return err
 	}
 	return b.keeping(ctx, len(b.gpus), func() error {
-		with, _, err := p.memory()
-		b.results["supervisor"] = []float64{without, with}
+		with, err := p.memory()
+		b.results["supervisor"] = []float64{without.rss, with.rss}
 		return err
 	})
 }
