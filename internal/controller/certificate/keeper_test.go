@@ -3,6 +3,7 @@
 package certificate
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -11,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -33,6 +35,16 @@ type replica struct {
 
 func startReplica(t *testing.T, ctx context.Context, c client.Client, lifetime time.Duration) *replica {
 	t.Helper()
+	r := newReplica(t, c, lifetime)
+	go func() { _ = r.keeper.Start(ctx) }()
+	for r.keeper.Ready(nil) != nil {
+		time.Sleep(time.Millisecond)
+	}
+	return r
+}
+
+func newReplica(t *testing.T, c client.Client, lifetime time.Duration) *replica {
+	t.Helper()
 	k := &Keeper{Client: c, Secret: types.NamespacedName{Namespace: "ns", Name: "certificate"}, ServiceName: service, Configuration: "webhooks",
 		Lifetime: lifetime, Period: 20 * time.Millisecond, Settle: 300 * time.Millisecond}
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
@@ -40,10 +52,6 @@ func startReplica(t *testing.T, ctx context.Context, c client.Client, lifetime t
 	server.TLS = &tls.Config{GetCertificate: k.GetCertificate} //nolint:gosec // the default is what Go serves
 	server.StartTLS()
 	t.Cleanup(server.Close)
-	go func() { _ = k.Start(ctx) }()
-	for k.Ready(nil) != nil {
-		time.Sleep(time.Millisecond)
-	}
 	return &replica{k, server}
 }
 
@@ -137,6 +145,54 @@ func TestSpoiltSecret(t *testing.T) {
 		if r.keeper.serving.Load() != before {
 			t.Errorf("%s: another certificate is served, want the one that was good", what)
 		}
+	}
+}
+
+// Machines that slept for months wake up: what is in the secret has expired, and so has what the replicas serve. One makes another
+// certificate, and the other follows.
+func TestExpired(t *testing.T) {
+	ctx := t.Context()
+	old, err := issuer{service, -time.Minute}.issue()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, authority, err := old.parse(service, time.Now().Add(-backdated/2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	expired := state{current: old, trusted: bundle(authority)}
+	c := cluster()
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "certificate"}, Data: expired.data()}
+	if err := c.Create(ctx, secret); err != nil {
+		t.Fatal(err)
+	}
+	var replicas []*replica
+	for range 2 {
+		r := newReplica(t, c, time.Hour)
+		r.keeper.last = expired
+		if err := r.keeper.serve(old); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.keeper.trust(ctx, expired.trusted); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.call(ctx, c); err == nil || !strings.Contains(err.Error(), "expired") {
+			t.Fatalf("before: got %v, want a certificate that has expired", err)
+		}
+		replicas = append(replicas, r)
+	}
+	for _, r := range replicas {
+		go func() { _ = r.keeper.Start(ctx) }()
+	}
+	for _, r := range replicas {
+		for end := time.Now().Add(10 * time.Second); r.call(ctx, c) != nil; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("the certificate is not replaced: %v", r.call(ctx, c))
+			}
+		}
+	}
+	if !bytes.Equal(replicas[0].keeper.serving.Load().Certificate[0], replicas[1].keeper.serving.Load().Certificate[0]) {
+		t.Error("the replicas serve different certificates")
 	}
 }
 
