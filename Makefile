@@ -15,7 +15,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-unit test-cluster test-e2e test-survive kind-up kind-down bench strongest build image lint clean
+.PHONY: help demo demo-down test test-unit test-race test-cluster test-e2e test-survive kind-up kind-down bench strongest build image lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,7 +28,7 @@ demo-down: ## stop the demo cluster
 	@./hack/prerequisites.sh root
 	@$(GO) run ./hack/dev demo-down
 
-test: test-unit test-cluster test-e2e test-survive ## run all tests (needs root)
+test: test-unit test-race test-cluster test-e2e test-survive ## run all tests (needs root)
 
 test-unit: ## vet, unit and golden tests of the driver
 	@./hack/prerequisites.sh
@@ -36,6 +36,10 @@ test-unit: ## vet, unit and golden tests of the driver
 	HELM=$(TOOLS)/helm $(GO) test ./...
 	$(GO) vet -C test/kind/tool ./...
 	$(GO) test -C test/kind/tool ./...
+
+test-race: ## tests of what serves several at a time, with the race detector
+	@./hack/prerequisites.sh
+	$(GO) test -race ./internal/controller/... ./internal/plugin ./pkg/claims ./test/fleet
 
 test-cluster: ## tests of the test cluster, also that it leaves the machine as it found it (needs root)
 	@./hack/prerequisites.sh root

@@ -84,8 +84,9 @@ func Run(ctx context.Context, c Config) error {
 		return fmt.Errorf("register the cluster's metrics: %w", err)
 	}
 	server := mgr.GetWebhookServer()
-	server.Register(validatePath, &webhook.Webhook{Handler: validator{admission.Checker{View: v}}})
-	server.Register(strongestPath, &webhook.Webhook{Handler: ranker{strongest.Expander{View: v, Class: c.StrongestClass, Ranks: c.StrongestRanks}}})
+	expander := strongest.Expander{View: v, Class: c.StrongestClass, Ranks: c.StrongestRanks}
+	server.Register(validatePath, &webhook.Webhook{Handler: validator{admission.Checker{View: v}, expander}})
+	server.Register(strongestPath, &webhook.Webhook{Handler: ranker{expander}})
 	err = errors.Join(
 		keepCertificate(mgr, c, keeper),
 		clearAway(mgr, c),

@@ -31,7 +31,10 @@ const (
 const patience = 800 * time.Millisecond
 
 // validator judges claims, templates and classes.
-type validator struct{ checker admission.Checker }
+type validator struct {
+	checker  admission.Checker
+	expander strongest.Expander
+}
 
 // Handle is asked about objects that are made, and about classes that are changed: what a claim asks for never changes.
 func (v validator) Handle(ctx context.Context, req webhook.Request) webhook.Response {
@@ -66,13 +69,13 @@ func (v validator) judge(ctx context.Context, req webhook.Request) (admission.Ve
 		if err := json.Unmarshal(req.Object.Raw, &claim); err != nil {
 			return admission.Verdict{}, err
 		}
-		return v.checker.Claim(ctx, &claim.Spec, field.NewPath("spec")), nil
+		return v.claim(ctx, &claim.Spec, field.NewPath("spec")), nil
 	case "ResourceClaimTemplate":
 		var template resourceapi.ResourceClaimTemplate
 		if err := json.Unmarshal(req.Object.Raw, &template); err != nil {
 			return admission.Verdict{}, err
 		}
-		return v.checker.Claim(ctx, &template.Spec.Spec, field.NewPath("spec", "spec")), nil
+		return v.claim(ctx, &template.Spec.Spec, field.NewPath("spec", "spec")), nil
 	case "DeviceClass":
 		var class resourceapi.DeviceClass
 		if err := json.Unmarshal(req.Object.Raw, &class); err != nil {
@@ -81,6 +84,12 @@ func (v validator) judge(ctx context.Context, req webhook.Request) (admission.Ve
 		return v.checker.DeviceClass(ctx, &class.Spec, field.NewPath("spec")), nil
 	}
 	return admission.Verdict{}, fmt.Errorf("a webhook configuration sends what this webhook is not for")
+}
+
+func (v validator) claim(ctx context.Context, spec *resourceapi.ResourceClaimSpec, root *field.Path) admission.Verdict {
+	verdict := v.checker.Claim(ctx, spec, root)
+	verdict.Warnings = append(verdict.Warnings, v.expander.Unranked(spec, root)...)
+	return verdict
 }
 
 // ranker expands requests for the strongest GPU.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	admissionv1 "k8s.io/api/admission/v1"
@@ -39,7 +40,7 @@ func request(t testing.TB, kind, object string) webhook.Request {
 const wrong = `config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: MPS, timeSlicingConfig: {}, mpsConfig: {defaultActiveThreadPercentage: 0}}}}}]`
 
 func TestValidator(t *testing.T) {
-	handler := validator{admission.Checker{View: viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"})}}
+	handler := validator{checker: admission.Checker{View: viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"})}}
 	const both = ".sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: 0: must be from 1 to 100"
 	for _, tc := range []struct {
 		name, kind, object string
@@ -125,12 +126,16 @@ func TestRanker(t *testing.T) {
 	}
 }
 
-// Slices, claims and classes come and go while webhooks think: run with -race.
+// Slices, claims and classes come and go while webhooks think. make test-race looks for races.
 func TestWhileTheInventoryChanges(t *testing.T) {
 	v := viewtest.New(t)
-	slices := append(viewtest.Slices(t, viewtest.Node{Name: "a", Profile: "t4-x2"}), viewtest.Slices(t, viewtest.Node{Name: "b", Profile: "l40s-x4"})...)
+	var slices []*resourceapi.ResourceSlice
+	for _, profile := range []string{"t4-x2", "l40s-x4", "a30-x2"} {
+		slices = append(slices, viewtest.Slices(t, viewtest.Node{Name: profile, Profile: profile})...)
+	}
 	classes := viewtest.Classes(t)
-	judge, rank := validator{admission.Checker{View: v}}, ranker{strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}}
+	expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
+	judge, rank := validator{admission.Checker{View: v}, expander}, ranker{expander}
 	ctx, stop := context.WithCancel(t.Context())
 	var changes sync.WaitGroup
 	changes.Go(func() {
@@ -145,16 +150,30 @@ func TestWhileTheInventoryChanges(t *testing.T) {
 		}
 	})
 	ask := request(t, "ResourceClaim", `spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com, count: 1, capacity: {requests: {memory: 5Gi}}}}]}}`)
-	for range 200 {
+	ranked := 0
+	end := time.Now().Add(10 * time.Second)
+	for n := 0; n < 200 || ranked == 0 && time.Now().Before(end); n++ {
 		if got := judge.Handle(t.Context(), ask); !got.Allowed {
 			t.Fatalf("got %+v, want it accepted whatever there is", got.Result)
 		}
-		if got := rank.Handle(t.Context(), ask); !got.Allowed {
+		got := rank.Handle(t.Context(), ask)
+		if !got.Allowed {
 			t.Fatalf("got %+v, want it accepted whatever there is", got.Result)
 		}
+		if len(got.Patches) == 0 {
+			continue
+		}
+		list := got.Patches[1].Value.([]resourceapi.DeviceSubRequest)
+		if first, last := list[0].Name, list[len(list)-1].Name; len(list) != 8 || !strings.HasPrefix(first, "tflops-") || last != "any" {
+			t.Fatalf("got %d alternatives from %s to %s, want eight, from the strongest to any", len(list), first, last)
+		}
+		ranked++
 	}
 	stop()
 	changes.Wait()
+	if ranked == 0 {
+		t.Error("nothing was ever ranked")
+	}
 }
 
 // FuzzWebhooks looks for objects that make a webhook panic, or answer neither yes nor no.
@@ -170,7 +189,8 @@ func FuzzWebhooks(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	v := viewtest.New(f, viewtest.Node{Name: "a", Profile: "t4-x2"}, viewtest.Node{Name: "b", Profile: "a30-x2"})
-	judge, rank := validator{admission.Checker{View: v}}, ranker{strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}}
+	expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
+	judge, rank := validator{admission.Checker{View: v}, expander}, ranker{expander}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		for _, kind := range []string{"ResourceClaim", "ResourceClaimTemplate", "DeviceClass"} {
 			req := webhook.Request{AdmissionRequest: admissionv1.AdmissionRequest{Kind: metav1.GroupVersionKind{Kind: kind}, Object: runtime.RawExtension{Raw: raw}}}

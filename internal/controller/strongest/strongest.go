@@ -13,6 +13,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
@@ -87,6 +88,28 @@ func (e Expander) Expand(ctx context.Context, spec *resourceapi.ResourceClaimSpe
 func (e Expander) ranks(r resourceapi.ExactDeviceRequest) bool {
 	return r.DeviceClassName == e.Class && !ptr.Deref(r.AdminAccess, false) && r.AllocationMode != resourceapi.DeviceAllocationModeAll &&
 		len(r.Selectors) < resourceapi.DeviceSelectorsMaxSize
+}
+
+// Unranked says which requests of a spec, which is below root, name the class where nothing is ranked: in a list of their own.
+func (e Expander) Unranked(spec *resourceapi.ResourceClaimSpec, root *field.Path) []string {
+	var all []string
+	for i, r := range spec.Devices.Requests {
+		if e.made(r.FirstAvailable) {
+			continue
+		}
+		for j, sub := range r.FirstAvailable {
+			if sub.DeviceClassName == e.Class {
+				all = append(all, fmt.Sprintf("%s: %s stands for any whole GPU in a list: ranked is a request that names it under exactly",
+					root.Child("devices", "requests").Index(i).Child("firstAvailable").Index(j).Child("deviceClassName"), e.Class))
+			}
+		}
+	}
+	return all
+}
+
+// made says whether the list is one of Expand.
+func (e Expander) made(list []resourceapi.DeviceSubRequest) bool {
+	return len(list) > 1 && list[len(list)-1].Name == last && !slices.ContainsFunc(list, func(s resourceapi.DeviceSubRequest) bool { return s.DeviceClassName != e.Class })
 }
 
 func power(base, exponent int) int {
@@ -201,8 +224,11 @@ func rank(tiers []tier, most int) [][]tier {
 	return ranks
 }
 
-// never is an alternative that only takes a position.
-const never = "false"
+// never is the selector of an alternative that only takes a position, and last the name of the one that accepts everything.
+const (
+	never = "false"
+	last  = "any"
+)
 
 // list is the request with an alternative for each rank. The last accepts whatever the request accepts: also what is new in the
 // cluster, and several GPUs that are not of one rank.
@@ -214,7 +240,7 @@ func (e Expander) list(r resourceapi.ExactDeviceRequest, ranks [][]tier) []resou
 			all = append(all, resourceapi.DeviceSubRequest{Name: fmt.Sprintf("gap-%d", len(all)), DeviceClassName: e.Class,
 				Selectors: expression(never), AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1})
 		}
-		sub := resourceapi.DeviceSubRequest{Name: "any", DeviceClassName: e.Class, Selectors: r.Selectors,
+		sub := resourceapi.DeviceSubRequest{Name: last, DeviceClassName: e.Class, Selectors: r.Selectors,
 			AllocationMode: r.AllocationMode, Count: r.Count, Tolerations: r.Tolerations, Capacity: r.Capacity, DerivedAttributes: r.DerivedAttributes}
 		if i < len(ranks)-1 {
 			highest, lowest := tiers[0].peak, tiers[len(tiers)-1].peak

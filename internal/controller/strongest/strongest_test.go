@@ -11,6 +11,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
@@ -91,6 +92,24 @@ func TestExpand(t *testing.T) {
 				t.Error("expanded a second time")
 			}
 		})
+	}
+}
+
+func TestUnranked(t *testing.T) {
+	e := Expander{View: viewtest.New(t, viewtest.Node{Name: "h", Profile: "dgx-h100"}, viewtest.Node{Name: "t", Profile: "t4-x2"}), Class: class, Ranks: 4}
+	own := viewtest.Claim(t, `requests: [{name: gpu, firstAvailable: [{name: two, deviceClassName: `+class+`, count: 2}, {name: mig, deviceClassName: mig.nvidia.com}]}]`)
+	got := e.Unranked(&own.Spec, field.NewPath("spec"))
+	if want := "spec.devices.requests[0].firstAvailable[0].deviceClassName: " + class + " stands for any whole GPU in a list: ranked is a request that names it under exactly"; !slices.Equal(got, []string{want}) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	ranked := viewtest.Claim(t, ask(""))
+	if !e.Expand(t.Context(), &ranked.Spec) {
+		t.Fatal("not expanded")
+	}
+	for _, claim := range []*resourceapi.ResourceClaim{ranked, viewtest.Claim(t, ask("")), viewtest.Claim(t, "requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]")} {
+		if got := e.Unranked(&claim.Spec, field.NewPath("spec")); len(got) > 0 {
+			t.Errorf("%s: got %q, want nothing", names(claim), got)
+		}
 	}
 }
 
