@@ -344,7 +344,8 @@ func read(t *testing.T, file string) string {
 	return string(data)
 }
 
-// The controller can do little harm: it is nobody, writes nowhere, and reaches the API server and DNS only.
+// The controller is nobody, writes to no file, reaches certain ports only, and has the rights of one secret. What it may do with its own
+// webhooks is more than that (docs/operate.md).
 func TestControllerHasFewRights(t *testing.T) {
 	text, err := helm(t, "template", "x", chart)
 	if err != nil {

@@ -36,19 +36,19 @@ const (
 // object that is not there: that the controller does it too, where Kubernetes has not, is for the tests of internal/controller/sweep.
 // What is left to see here is what Kubernetes leaves: slices of a node without the plugin, and what a finalizer keeps.
 func (s *suite) testOrphans(t *testing.T) {
-	controllers, err := s.Pods(t.Context(), "", client.MatchingLabels{"app.kubernetes.io/component": "controller"})
-	s.must(t, err)
+	controllers := s.controllers(t)
 	if len(controllers) == 0 {
 		t.Skip("no controller is installed")
 	}
 	t.Run("slices", s.orphanSlices)
 	t.Run("claims", s.orphanClaims)
-	t.Run("the controller's token deletes nothing else", func(t *testing.T) { s.orphanRights(t, &controllers[0]) })
+	t.Run("the controller's token deletes nothing else, and makes no other secret", func(t *testing.T) { s.orphanRights(t, &controllers[0]) })
 }
 
 func (s *suite) orphanSlices(t *testing.T) {
 	ns := s.namespace(t, "orphan-slices")
-	bare, held := s.nodeWithoutKubelet(t, "bare"), s.nodeWithoutKubelet(t, "held")
+	bare, held, exempt := s.nodeWithoutKubelet(t, "bare"), s.nodeWithoutKubelet(t, "held"), s.nodeWithoutKubelet(t, "exempt")
+	s.must(t, s.Patch(t.Context(), exempt, client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"labels": {"gpu.nvidia.com/sweep": "off"}}}`))))
 	nowhere := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "e2e-gone", UID: nobody}}
 	s.plantClaim(t, ns, "holder", held.Name, nil, *driver)
 
@@ -60,6 +60,7 @@ func (s *suite) orphanSlices(t *testing.T) {
 	})
 	nobodys := s.plantSlice(t, *driver, nowhere, nil)
 	allocated := s.plantSlice(t, *driver, held, held)
+	published := s.plantSlice(t, *driver, exempt, exempt)
 	ownGone := s.plantSlice(t, *driver, nowhere, nowhere)
 	ownBare := s.plantSlice(t, *driver, bare, bare) // the last one: for the others, the grace is over before
 
@@ -68,10 +69,10 @@ func (s *suite) orphanSlices(t *testing.T) {
 	s.waitEvent(t, about(ownBare), "SliceRemoved", "node "+bare.Name+" has no pod of the plugin")
 	s.waitEvent(t, about(nobodys), "NodeGone", "its node "+nowhere.Name+" is gone", "belongs to no node alone")
 	s.waitEvent(t, about(held), "PluginGone", "claim "+ns+"/holder has a device of the node")
-	for _, slice := range []*resourceapi.ResourceSlice{foreignBare, foreignGone, namesake, nobodys, allocated} {
+	for _, slice := range []*resourceapi.ResourceSlice{foreignBare, foreignGone, namesake, nobodys, allocated, published} {
 		s.survives(t, slice)
 	}
-	for _, slice := range []*resourceapi.ResourceSlice{foreignBare, foreignGone, namesake} {
+	for _, slice := range []*resourceapi.ResourceSlice{foreignBare, foreignGone, namesake, published} {
 		s.unmentioned(t, slice)
 	}
 }
@@ -118,6 +119,17 @@ func (s *suite) orphanRights(t *testing.T, controller *corev1.Pod) {
 	refusedFor(t, "claim of another driver", remove(s.plantClaim(t, ns, "foreign", "e2e-nowhere", pod, foreignDriver)), "claims that have its devices and no others")
 	refusedFor(t, "claim of several drivers", remove(s.plantClaim(t, ns, "several", "e2e-nowhere", pod, *driver, foreignDriver)), "claims that have its devices and no others")
 	refusedFor(t, "claim made by hand", remove(s.plantClaim(t, ns, "hand", "e2e-nowhere", nil, *driver)), "a claim that belongs to a pod")
+	secret := func(name string, kind corev1.SecretType) error {
+		return as.Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: controller.Namespace, Name: name,
+			Annotations: map[string]string{corev1.ServiceAccountNameKey: "default"}}, Type: kind}, client.DryRunAll)
+	}
+	own := s.certificate(t).Name
+	const other = "may create only the secret "
+	refusedFor(t, "another secret", secret(own+"-2", corev1.SecretTypeOpaque), other+own)
+	refusedFor(t, "a secret that is filled with a token", secret(own, corev1.SecretTypeServiceAccountToken), other+own)
+	if err := secret(own, corev1.SecretTypeOpaque); !apierrors.IsAlreadyExists(err) {
+		t.Errorf("its own secret: got error %v, want it to be there already", err)
+	}
 	if err := as.Delete(t.Context(), pod, client.DryRunAll); !apierrors.IsForbidden(err) {
 		t.Errorf("pod: got error %v, want a refusal", err)
 	}
