@@ -72,25 +72,26 @@ func (s *suite) testTaint(t *testing.T) {
 	s.running(t, refused)
 }
 
-// testQuota fills the quota of a namespace with claims and with nvidia.com/gpu.
+// testQuota fills the quota of a namespace with claims and with nvidia.com/gpu. The class of the strongest GPU has one of its own.
 func (s *suite) testQuota(t *testing.T) {
 	ns := s.namespace(t, "quota")
 	const name = "requests.nvidia.com/gpu"
+	strongest := corev1.ResourceName(strongestClass() + ".deviceclass.resource.k8s.io/devices")
 	s.must(t, s.ApplyTyped(t.Context(), &corev1.ResourceQuota{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ResourceQuota"},
 		ObjectMeta: metav1.ObjectMeta{Name: "gpus", Namespace: ns},
-		Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{name: resource.MustParse("4")}},
+		Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{name: resource.MustParse("4"), strongest: resource.MustParse("1")}},
 	}))
-	used := func(want int64) {
+	used := func(name corev1.ResourceName, want int64) {
 		t.Helper()
-		s.must(t, kube.Until(t.Context(), soon, fmt.Sprintf("%d GPUs to be used", want), func(ctx context.Context) (bool, string, error) {
+		s.must(t, kube.Until(t.Context(), soon, fmt.Sprintf("%d of %s to be used", want, name), func(ctx context.Context) (bool, string, error) {
 			var quota corev1.ResourceQuota
 			err := s.Get(ctx, client.ObjectKey{Namespace: ns, Name: "gpus"}, &quota)
 			got, ok := quota.Status.Used[name]
 			return ok && got.Value() == want, got.String(), err
 		}))
 	}
-	used(0)
+	used(name, 0)
 	// A list counts with its longest alternative, here two, whichever it gets.
 	list := s.claimTemplate(t, ns, "list", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "gpu",
 		FirstAvailable: []resourceapi.DeviceSubRequest{
@@ -98,17 +99,17 @@ func (s *suite) testQuota(t *testing.T) {
 			{Name: "two", DeviceClassName: *driver, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 2},
 		}}}})
 	s.running(t, s.pod(t, ns, "list", withTemplate(list)))
-	used(2)
+	used(name, 2)
 	limit := func(p *corev1.PodSpec) {
 		p.Containers[0].Resources.Limits = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}
 	}
 	plain := s.pod(t, ns, "plain", limit)
 	s.running(t, plain)
-	used(3)
+	used(name, 3)
 	// A claim that nobody can satisfy counts too.
 	impossible := s.claimTemplate(t, ns, "impossible", theGPU(resourceapi.Device{}))
 	s.waitUnschedulable(t, s.pod(t, ns, "impossible", withTemplate(impossible)))
-	used(4)
+	used(name, 4)
 	// Over the quota: a pod with nvidia.com/gpu is refused, one with a template is there and its claim is not.
 	err := s.ApplyTyped(t.Context(), &corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
@@ -119,9 +120,17 @@ func (s *suite) testQuota(t *testing.T) {
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "exceeded quota") {
 		t.Errorf("a pod with nvidia.com/gpu over the quota: got error %v", err)
 	}
+	// However many ranks its list has, the strongest GPU is one.
+	s.must(t, s.Create(t.Context(), &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "strongest", Namespace: ns}, Spec: resourceapi.ResourceClaimSpec{Devices: strongestClaim()}}))
+	used(strongest, 1)
+	used(name, 4)
+	err = s.Create(t.Context(), &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "another", Namespace: ns}, Spec: resourceapi.ResourceClaimSpec{Devices: strongestClaim()}})
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "exceeded quota") {
+		t.Errorf("a claim for the strongest GPU over its quota: got error %v", err)
+	}
 	waiting := s.pod(t, ns, "waiting", withTemplate(s.template(t, ns, "one-gpu")))
 	s.waitRefused(t, waiting, []string{"FailedResourceClaimCreation", "exceeded quota: gpus"})
 	s.must(t, s.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: plain.Name, Namespace: ns}}))
 	s.running(t, waiting)
-	used(4)
+	used(name, 4)
 }

@@ -86,7 +86,7 @@ func TestCluster(t *testing.T) {
 			t.Run("a container that names a request gets the GPU of this request", s.testRequests)
 		})
 	})
-	t.Run("a quota counts GPUs whichever way they are asked for", s.testQuota)
+	t.Run("a quota counts the GPUs of a class however they are asked for", s.testQuota)
 	t.Run("monitors see all GPUs while all are taken, and take none", s.testMonitor)
 	t.Run("the monitor device is refused without admin access, with what to do", s.testMonitorPolicy)
 	t.Run("the plugin refuses it too", s.testMonitorRefused)
