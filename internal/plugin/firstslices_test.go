@@ -44,6 +44,15 @@ func TestTheControllerLeavesTheFirstSlicesAlone(t *testing.T) {
 			t.Errorf("the controller did %s %v", action.GetVerb(), action.GetResource().Resource)
 		}
 	}
+	// That it was at work: a device more is written.
+	more := resourceslice.Pool{Slices: slices.Clone(pool.Slices)}
+	more.Slices[0].Devices = append(slices.Clone(pool.Slices[0].Devices), resourceapi.Device{Name: "gpu-2"})
+	controller.Update(&resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": more}})
+	for end := time.Now().Add(10 * time.Second); !slices.ContainsFunc(listSlices(t, client), func(s resourceapi.ResourceSlice) bool { return len(s.Spec.Devices) == 3 }); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the controller writes nothing at all")
+		}
+	}
 }
 
 // What is there from before is the controller's to compare.

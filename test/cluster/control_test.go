@@ -82,9 +82,7 @@ func testControl(t *testing.T, name string, kubectl func(input string, args ...s
 			out, _ := exec.CommandContext(ctx, path, "exec", "--name", name, "node-3", "--", "timeout", "1", "bash", "-c", ask).CombinedOutput()
 			return strings.Contains(string(out), "200 OK")
 		}
-		if !healthy() {
-			t.Fatal("the kubelet does not answer to begin with")
-		}
+		waitFor(t, "the kubelet to answer to begin with", healthy)
 		must(t, "pause", "--name", name, "node-3")
 		if got := must(t, "status", "--name", name); !strings.Contains(got, "paused") {
 			t.Errorf("got status\n%s\nwant a paused node", got)

@@ -246,8 +246,8 @@ type refusal struct {
 	err error
 }
 
-// noticed is when the API server has noticed, at the latest, that a replica is gone, with an answer that it still waits for.
-const noticed = 5 * time.Second
+// noticed is when the API server has noticed, at the latest, that a replica is gone: after what the kubelet takes to end it.
+const noticed = 15 * time.Second
 
 // testControllerFaults makes claims all the time while the controller suffers.
 func (s *suite) testControllerFaults(t *testing.T) {
@@ -262,7 +262,7 @@ func (s *suite) testControllerFaults(t *testing.T) {
 	}
 	t.Run("500 claims at once", func(t *testing.T) {
 		work, ctx := errgroup.WithContext(t.Context())
-		work.SetLimit(50)
+		work.SetLimit(25)
 		for n := range 500 {
 			work.Go(func() error { return s.Create(ctx, configured(fmt.Sprintf("many-%03d", n))) })
 		}
@@ -270,7 +270,7 @@ func (s *suite) testControllerFaults(t *testing.T) {
 		s.allRanked(t, ns, 500)
 		s.must(t, s.DeleteAllOf(t.Context(), &resourceapi.ResourceClaim{}, client.InNamespace(ns)))
 	})
-	// load makes claims, one after the other, until stop: those that were refused because nobody answered are told.
+	// load makes claims, one after the other, until stop, at least ten: those that were refused because nobody answered are told.
 	load := func(name string) (stop func() (made int, unanswered []refusal)) {
 		var made atomic.Int64
 		var unanswered []refusal
@@ -286,6 +286,9 @@ func (s *suite) testControllerFaults(t *testing.T) {
 			}
 		})
 		return func() (int, []refusal) {
+			s.must(t, kube.Until(t.Context(), soon, "ten claims to be made", func(context.Context) (bool, string, error) {
+				return made.Load() >= 10, fmt.Sprint(made.Load()), nil
+			}))
 			cancel()
 			done.Wait()
 			return int(made.Load()), unanswered
@@ -309,7 +312,7 @@ func (s *suite) testControllerFaults(t *testing.T) {
 			}))
 		}
 		made, unanswered := stop()
-		if made < 10 || len(unanswered) > 0 {
+		if len(unanswered) > 0 {
 			t.Errorf("%d claims were made, and nobody answered for %v; want all answered", made, unanswered)
 		}
 	})
@@ -329,7 +332,7 @@ func (s *suite) testControllerFaults(t *testing.T) {
 		}))
 		s.waitControllers(t, 2)
 		made, unanswered := stop()
-		if made < 10 || len(unanswered) > 0 {
+		if len(unanswered) > 0 {
 			t.Errorf("%d claims were made, and nobody answered for %v; want all answered", made, unanswered)
 		}
 	})
@@ -347,9 +350,6 @@ func (s *suite) testControllerFaults(t *testing.T) {
 			if !strings.Contains(r.err.Error(), "failed calling webhook") || !soonAfter {
 				t.Errorf("got %v, want nothing but calls that reached nobody, within %s", r.err, noticed)
 			}
-		}
-		if made < 10 {
-			t.Errorf("%d claims were made, want more", made)
 		}
 		t.Logf("%d claims were made, %d have to be tried again", made, len(unanswered))
 	})

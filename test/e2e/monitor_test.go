@@ -26,10 +26,7 @@ import (
 // adminNamespace makes a namespace in which admin access may be asked for.
 func (s *suite) adminNamespace(t *testing.T, name string) string {
 	t.Helper()
-	ns := s.namespace(t, name)
-	patch := fmt.Sprintf(`{"metadata": {"labels": {%q: "true"}}}`, resourceapi.DRAAdminNamespaceLabelKey)
-	s.must(t, s.Patch(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}, client.RawPatch("application/merge-patch+json", []byte(patch))))
-	return ns
+	return s.labelled(t, name, map[string]string{resourceapi.DRAAdminNamespaceLabelKey: "true"})
 }
 
 // monitorRequest asks for the monitor device as the chart's policy has it.

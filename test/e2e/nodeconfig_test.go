@@ -40,12 +40,14 @@ func (s *suite) testNodeConfig(t *testing.T) {
 		t.Helper()
 		s.must(t, kube.Until(t.Context(), relabelled, "the GPUs to be used in another way", func(context.Context) (bool, string, error) {
 			var wrong []string
-			for _, d := range s.gpus(t, node) {
+			gpus := s.gpus(t, node)
+			all := len(gpus)
+			for _, d := range gpus {
 				if got := stringAttribute(d, "sharing"); got != want(d.Name) {
 					wrong = append(wrong, d.Name+" is "+got)
 				}
 			}
-			return len(wrong) == 0, strings.Join(wrong, ", "), nil
+			return all > 0 && len(wrong) == 0, fmt.Sprintf("%d GPUs; %s", all, strings.Join(wrong, ", ")), nil
 		}))
 	}
 	events := func(parts ...string) {

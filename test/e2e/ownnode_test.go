@@ -88,6 +88,9 @@ func (s *suite) slicesOf(t *testing.T, node string) []resourceapi.ResourceSlice 
 			found = append(found, slice)
 		}
 	}
+	if len(found) == 0 {
+		t.Fatalf("%s has no slices", node)
+	}
 	return found
 }
 

@@ -52,12 +52,12 @@ func (s *suite) testSharedClaim(t *testing.T) {
 		s.running(t, client.ObjectKey{Namespace: ns, Name: fmt.Sprintf("other-%d", n)})
 	}
 	s.must(t, s.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: first.Name, Namespace: ns}}))
-	waiting := s.pod(t, ns, "waiting", onNode(node), withTemplate(template))
 	s.must(t, kube.Until(t.Context(), soon, "the first pod to be gone", func(ctx context.Context) (bool, string, error) {
 		var pod corev1.Pod
 		err := s.Get(ctx, first, &pod)
 		return client.IgnoreNotFound(err) == nil && err != nil, string(pod.Status.Phase), nil
 	}))
+	waiting := s.pod(t, ns, "waiting", onNode(node), withTemplate(template))
 	if _, err := s.WaitPod(t.Context(), soon, waiting, "unschedulable", unschedulable); err != nil {
 		t.Errorf("a GPU is free although the second pod has the last one: %v", err)
 	}

@@ -18,7 +18,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
@@ -120,6 +119,13 @@ func newSuite(t *testing.T) *suite {
 	for _, node := range nodes.Items {
 		s.nodes[node.Labels[profileLabel]] = node.Name
 	}
+	if os.Getenv(auditCommand) != "" { // a cluster of ours: no test is left out
+		for _, profile := range []string{"dgx-h100", "l40s-x4", "workstation", "mixed"} {
+			if s.nodes[profile] == "" {
+				t.Fatalf("no node has the label %s=%s", profileLabel, profile)
+			}
+		}
+	}
 	return s
 }
 
@@ -136,7 +142,13 @@ func (s *suite) node(t *testing.T, profile string) string {
 // namespace makes a namespace for a test. Its pods and claims are gone when the test ends; it is described when the test failed.
 func (s *suite) namespace(t *testing.T, name string) string {
 	t.Helper()
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-" + name + "-"}}
+	return s.labelled(t, name, nil)
+}
+
+// labelled is namespace with labels, which everybody knows from the first moment on.
+func (s *suite) labelled(t *testing.T, name string, labels map[string]string) string {
+	t.Helper()
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-" + name + "-", Labels: labels}}
 	s.must(t, s.Create(t.Context(), ns))
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
@@ -152,10 +164,7 @@ func (s *suite) namespace(t *testing.T, name string) string {
 // unjudged is a namespace about which the API server does not ask the controller: what it would refuse there, the node refuses.
 func (s *suite) unjudged(t *testing.T, name string) string {
 	t.Helper()
-	ns := s.namespace(t, name)
-	s.must(t, s.Patch(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}},
-		client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"labels": {"gpu.nvidia.com/admission": "off"}}}`))))
-	return ns
+	return s.labelled(t, name, map[string]string{"gpu.nvidia.com/admission": "off"})
 }
 
 func (s *suite) must(t *testing.T, err error) {

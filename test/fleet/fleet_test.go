@@ -244,11 +244,10 @@ func slicesOf(node string) fields.Set {
 func requireState(t *testing.T, client kubernetes.Interface, want string) {
 	t.Helper()
 	got := ""
-	for range 100 {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if got = "\n" + state(t.Context(), client); got == want {
 			return
 		}
-		time.Sleep(20 * time.Millisecond)
 	}
 	t.Errorf("got%swant%s", got, want)
 }

@@ -27,6 +27,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 )
 
+// untilUsed is counted from the whole second before a certificate is made, which takes a while.
+const untilUsed = 3 * time.Second
+
 // replica is a keeper and a server with its certificate.
 type replica struct {
 	keeper *Keeper
@@ -46,7 +49,7 @@ func startReplica(t *testing.T, ctx context.Context, c client.Client, lifetime t
 func newReplica(t *testing.T, c client.Client, lifetime time.Duration) *replica {
 	t.Helper()
 	k := &Keeper{Client: c, Secret: types.NamespacedName{Namespace: "ns", Name: "certificate"}, ServiceName: service, Configuration: "webhooks",
-		Lifetime: lifetime, Period: 20 * time.Millisecond, Settle: 300 * time.Millisecond}
+		Lifetime: lifetime, Period: 20 * time.Millisecond, Settle: untilUsed}
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)        // what fails, the caller tells
 	server.TLS = &tls.Config{GetCertificate: k.GetCertificate} //nolint:gosec // the default is what Go serves
@@ -79,11 +82,12 @@ func cluster() client.Client {
 	).Build()
 }
 
-// Two replicas are called all the time while their certificates are replaced every few seconds: no call fails.
+// Two replicas are called all the time while their certificates are replaced: no call fails.
 func TestRotationUnderLoad(t *testing.T) {
+	const lifetime = 15 * time.Second // after 10 s there is a successor, which is used 3 s later
 	ctx, stop := context.WithCancel(t.Context())
 	c := cluster()
-	replicas := []*replica{startReplica(t, ctx, c, 9*time.Second), startReplica(t, ctx, c, 9*time.Second)}
+	replicas := []*replica{startReplica(t, ctx, c, lifetime), startReplica(t, ctx, c, lifetime)}
 	served := map[string]bool{}
 	var calls atomic.Int64
 	var load sync.WaitGroup

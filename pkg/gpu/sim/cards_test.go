@@ -216,7 +216,7 @@ func TestAGPUThatCannotBeLaidOutIsNotAdded(t *testing.T) {
 func TestASlowCallTakesItsTime(t *testing.T) {
 	n := open(t, "t4-x2")
 	d := gpu(t, n, 0)
-	const delay = 50 * time.Millisecond
+	const delay = time.Second // no other call takes as long, on a busy disk either
 	must(t, n.Inject("0", "GetName", node.Fault{Delay: delay, After: 1, Times: 1}))
 	must(t, n.Inject("0", "GetName", node.Fault{Error: "ERROR_UNKNOWN", After: 1, Times: 2}))
 	var got []string

@@ -27,11 +27,15 @@ func (n node) testAPIServerAway(t *testing.T) {
 		return ""
 	})
 
-	n.simctl(t, "slow", gpu, "GetMinorNumber", "4s")
+	n.simctl(t, "slow", gpu, "GetMinorNumber", "15s")
 	must(t, n.touchDriver())
 	pod := n.pod(t, ns, "prepared", exactly(n.uuid(t, gpu)))
 	eventually(t, soon, "the plugin to be at work", func() string { return n.inFlight(t, "prepare") })
+	ip := n.plugin(t).Status.PodIP
 	n.control(t, "stop", "apiserver")
+	if got := n.metric(t, ip, inFlight("prepare")); got != "" {
+		t.Fatal("the plugin was done before the API server was away")
+	}
 	eventually(t, soon, "the claim to be prepared without the API server", func() string {
 		if len(n.records(t)) == 0 {
 			return "there is no record"
@@ -65,11 +69,15 @@ func (n node) testAPIServerAway(t *testing.T) {
 	n.clean(t)
 }
 
+// inFlight is the line of the plugin's metrics that says that it is at such a call.
+func inFlight(operation string) string {
+	return fmt.Sprintf(`gpu_dra_operations_in_flight{operation=%q} 1`, operation)
+}
+
 // inFlight says nothing when the plugin is at such a call.
 func (n node) inFlight(t *testing.T, operation string) string {
 	t.Helper()
-	plugin := n.plugin(t)
-	return n.metric(t, plugin.Status.PodIP, fmt.Sprintf(`gpu_dra_operations_in_flight{operation=%q} 1`, operation))
+	return n.metric(t, n.plugin(t).Status.PodIP, inFlight(operation))
 }
 
 // metric says nothing when the plugin's metrics have the line.

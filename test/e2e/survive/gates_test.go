@@ -11,13 +11,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
-	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // testGatesOff runs the driver where the API server does not know everything that describes a GPU.
 func testGatesOff(t *testing.T) {
-	must(t, eventsv1.AddToScheme(scheme.Scheme))
 	s := start(t, *name+"-gates", "up", "--nodes", "1", "--profile", "node-1=t4-x2",
 		"--feature-gates", "DRAConsumableCapacity=false,DRAPartitionableDevices=false,DRADeviceTaints=false,DRADeviceTaintRules=false")
 	s.install(t)

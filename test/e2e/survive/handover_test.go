@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// runningWithin is how long a pod may take that gets the GPU of one that was deleted by force: 3 s, and one more because the
-	// API tells times in whole seconds.
-	runningWithin = 4 * time.Second
+	// runningWithin is how long a pod may take that gets the GPU of one that was deleted by force: less than it takes until the kubelet
+	// tries again what has failed. Where nothing else runs it is 3 s.
+	runningWithin = 9 * time.Second
 	// forcedGrace is what the kubelet gives a container of such a pod to end, whatever the pod says.
 	forcedGrace = 2 * time.Second
 )

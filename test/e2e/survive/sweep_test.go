@@ -48,6 +48,7 @@ func (n node) testSweep(t *testing.T) {
 	stray := "/run/cdi/k8s." + driver + "-claim_11111111-2222-3333-4444-555555555555.json" // no record says whose it is
 	n.sh(t, "cp /run/cdi/k8s."+driver+"-claim_"+string(want.Claim.UID)+".json "+stray+" && sed -i s/"+string(want.Claim.UID)+"/11111111-2222-3333-4444-555555555555/g "+stray+" && touch -d '1 hour ago' "+stray)
 	n.control(t, "start", n.name+"/kubelet")
+	n.podResources(t) // until it answers, nothing is swept
 
 	eventually(t, sweepWithin, "the forgotten claim to be released", func() string {
 		records := n.records(t)

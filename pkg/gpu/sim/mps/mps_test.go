@@ -300,7 +300,8 @@ func TestUsers(t *testing.T) {
 		name  string
 		args  []string
 		waits bool
-	}{{"take turns", nil, true}, {"at once", []string{"-multiuser-server"}, false}} {
+		limit time.Duration // after which it is clear that it waits
+	}{{"take turns", nil, true, 300 * time.Millisecond}, {"at once", []string{"-multiuser-server"}, false, 10 * time.Second}} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t)
 			w.start(t, tt.args...)
@@ -319,7 +320,7 @@ func TestUsers(t *testing.T) {
 				if tt.waits {
 					t.Error("it did not wait")
 				}
-			case <-time.After(300 * time.Millisecond):
+			case <-time.After(tt.limit):
 				if !tt.waits {
 					t.Error("it waits")
 				}

@@ -310,8 +310,9 @@ func TestADaemonThatRefuses(t *testing.T) {
 }
 
 func TestASlowDaemon(t *testing.T) {
+	const slow = 3 * time.Second
 	w := newWorld(t)
-	must(t, w.BreakMPS("0", node.MPSFault{Slow: time.Second}))
+	must(t, w.BreakMPS("0", node.MPSFault{Slow: slow}))
 	w.supervise(t)
 	d := w.daemon("g0")
 	began := time.Now()
@@ -323,7 +324,7 @@ func TestASlowDaemon(t *testing.T) {
 	d.ThreadPercentage = 50 // changed while it starts
 	must(t, w.dir.Want(d))
 	w.await(t, d)
-	if took := time.Since(began); took < time.Second {
+	if took := time.Since(began); took < slow {
 		t.Errorf("it took %s", took)
 	}
 	if got := w.say("g0", "get_default_active_thread_percentage"); got != "50.0" {
@@ -337,7 +338,7 @@ func TestASlowDaemon(t *testing.T) {
 	began = time.Now()
 	must(t, w.dir.Unwant("g0")) // while it starts
 	eventually(t, "it is gone again", func() bool { return w.gone("g0") })
-	if took := time.Since(began); took > 3*time.Second {
+	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("to end took %s", took)
 	}
 }
@@ -564,11 +565,15 @@ func TestPauses(t *testing.T) {
 	count := filepath.Join(t.TempDir(), "count")
 	w.install(t, []byte("#!/bin/sh\n[ \"$1\" = -f ] && echo x >> "+count+"\nexit 1\n"))
 	w.supervise(t)
+	began := time.Now()
 	must(t, w.dir.Want(w.daemon("g0")))
-	time.Sleep(time.Second)
-	text, err := os.ReadFile(count)
-	must(t, err)
-	if n := strings.Count(string(text), "x"); n < 2 || n > 6 {
-		t.Errorf("it was started %d times within a second", n)
+	started := func() int {
+		text, _ := os.ReadFile(count)
+		return strings.Count(string(text), "x")
+	}
+	eventually(t, "it is started again", func() bool { return started() >= 2 })
+	time.Sleep(time.Until(began.Add(time.Second)))
+	if n, took := started(), time.Since(began); float64(n) > 6*took.Seconds() {
+		t.Errorf("it was started %d times within %s", n, took)
 	}
 }
