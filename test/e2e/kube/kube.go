@@ -7,7 +7,6 @@ package kube
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -146,17 +145,20 @@ func Until(ctx context.Context, timeout time.Duration, what string, look func(co
 	defer cancel()
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
+	last := ""
 	for {
 		done, state, err := look(ctx)
-		if done && err == nil {
+		switch {
+		case done && err == nil:
 			return nil
-		}
-		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
-			state = err.Error()
+		case err == nil:
+			last = state
+		case ctx.Err() == nil: // otherwise the end of the time has cut it off
+			last = err.Error()
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("wait %s for %s: %w; last seen: %s", timeout, what, ctx.Err(), state)
+			return fmt.Errorf("wait %s for %s: %w; last seen: %s", timeout, what, ctx.Err(), last)
 		case <-tick.C:
 		}
 	}

@@ -27,7 +27,9 @@ func (n node) testAPIServerAway(t *testing.T) {
 		return ""
 	})
 
-	n.simctl(t, "slow", gpu, "GetMinorNumber", "15s")
+	// Long enough for the API server to end, which takes up to 5 s. The longer it is away, the longer kube-controller-manager waits until it
+	// looks again: 56 s after it was away for 18 s.
+	n.simctl(t, "slow", gpu, "GetMinorNumber", "8s")
 	must(t, n.touchDriver())
 	pod := n.pod(t, ns, "prepared", exactly(n.uuid(t, gpu)))
 	eventually(t, soon, "the plugin to be at work", func() string { return n.inFlight(t, "prepare") })
