@@ -59,15 +59,22 @@ func (s *suite) testTaint(t *testing.T) {
 		},
 	}
 	t.Cleanup(func() { s.must(t, client.IgnoreNotFound(s.Delete(context.WithoutCancel(t.Context()), rule))) })
-	s.must(t, s.ApplyTyped(t.Context(), rule))
+	// The scheduler hears of rules and of pods by different watches: while somebody has the GPU, it has the time to hear of the rule.
+	holder := s.pod(t, ns, "holder", withTemplate(s.claimTemplate(t, ns, "holder", theGPU(device))))
+	s.running(t, holder)
 	refused := s.pod(t, ns, "refused", withTemplate(s.claimTemplate(t, ns, "refused", theGPU(device))))
 	s.waitUnschedulable(t, refused)
+	s.must(t, s.ApplyTyped(t.Context(), rule))
+	s.gone(t, holder)
 	tolerates := resourceapi.DeviceToleration{Key: "example.com/maintenance", Operator: resourceapi.DeviceTolerationOpExists}
 	tolerated := s.pod(t, ns, "tolerated", withTemplate(s.claimTemplate(t, ns, "tolerated", theGPU(device, tolerates))))
 	if got := s.allocated(t, s.running(t, tolerated)); got.Name != device.Name {
 		t.Errorf("got %s, want %s", got.Name, device.Name)
 	}
 	s.gone(t, tolerated)
+	again := s.pod(t, ns, "again", withTemplate("refused")) // free, and still refused
+	s.waitUnschedulable(t, again)
+	s.gone(t, again)
 	s.must(t, s.Delete(t.Context(), rule))
 	s.running(t, refused)
 }
