@@ -66,15 +66,7 @@ func (c cluster) fresh(ctx context.Context, beside command, use func(context.Con
 			failure = err
 		}
 	}()
-	work, workCtx := errgroup.WithContext(ctx)
-	work.Go(func() error { return c.up(workCtx) })
-	work.Go(func() error {
-		if err := buildImages(workCtx); err != nil {
-			return err
-		}
-		return beside.run(workCtx)
-	})
-	if err := work.Wait(); err != nil {
+	if err := sideBySide(ctx, c.up, beside); err != nil {
 		return err
 	}
 	if err := c.load(ctx, archive); err != nil {
@@ -85,6 +77,19 @@ func (c cluster) fresh(ctx context.Context, beside command, use func(context.Con
 		return err
 	}
 	return use(ctx, t)
+}
+
+// sideBySide starts a cluster, and builds the images and then something else.
+func sideBySide(ctx context.Context, start func(context.Context) error, build command) error {
+	work, workCtx := errgroup.WithContext(ctx)
+	work.Go(func() error { return start(workCtx) })
+	work.Go(func() error {
+		if err := buildImages(workCtx); err != nil {
+			return err
+		}
+		return build.run(workCtx)
+	})
+	return work.Wait()
 }
 
 // up starts the cluster; what it needs is built first where it is not cached.

@@ -10,8 +10,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-
-	"golang.org/x/sync/errgroup"
 )
 
 // archive is where the images are built.
@@ -23,6 +21,8 @@ var demoCluster = cluster{name: "demo", profiles: map[string]string{
 
 // demoRunner is the program that applies the demos.
 const demoRunner = "_output/bin/demo"
+
+var buildDemoRunner = command{label: "demo", args: []string{"go", "build", "-o", demoRunner, "./test/e2e/demo"}}
 
 // demo leaves the cluster running, also when a demo is not what its README says: one will want to look.
 func demo(ctx context.Context) (failure error) {
@@ -56,7 +56,7 @@ func demoOn(ctx context.Context, kubeconfig string) error {
 	if err != nil {
 		return err
 	}
-	if err := buildDemoRunner(ctx); err != nil {
+	if err := buildDemoRunner.run(ctx); err != nil {
 		return err
 	}
 	return showDemos(ctx, t)
@@ -74,23 +74,11 @@ func showDemos(ctx context.Context, t target) error {
 
 // startDemo returns when the cluster runs and its nodes have the images.
 func startDemo(ctx context.Context) error {
-	work, workCtx := errgroup.WithContext(ctx)
-	work.Go(func() error { return demoCluster.ensure(workCtx) })
-	work.Go(func() error {
-		if err := buildImages(workCtx); err != nil {
-			return err
-		}
-		return buildDemoRunner(workCtx)
-	})
-	if err := work.Wait(); err != nil {
+	if err := sideBySide(ctx, demoCluster.ensure, buildDemoRunner); err != nil {
 		return err
 	}
 	say("loading the images into the nodes")
 	return demoCluster.load(ctx, archive)
-}
-
-func buildDemoRunner(ctx context.Context) error {
-	return command{label: "demo", args: []string{"go", "build", "-o", demoRunner, "./test/e2e/demo"}}.run(ctx)
 }
 
 func demoDown(ctx context.Context) error {
