@@ -17,8 +17,10 @@ import (
 
 	"golang.org/x/sys/unix"
 	admissionv1 "k8s.io/api/admission/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/pager"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
@@ -67,19 +69,17 @@ func measureController(ctx context.Context, b *bench) error {
 // published looks whether all of the fleet is still there: a controller that knows less has less to do.
 func (b *bench) published(ctx context.Context, want int) error {
 	got := 0
-	for page := ""; ; {
-		list, err := b.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{Limit: 500, Continue: page})
-		if err != nil {
-			return err
+	list := func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		return b.client.ResourceV1().ResourceSlices().List(ctx, o)
+	}
+	err := pager.New(list).EachListItem(ctx, metav1.ListOptions{}, func(o runtime.Object) error {
+		if slice := o.(*resourceapi.ResourceSlice); strings.HasPrefix(slice.Spec.Pool.Name, fleetPrefix) {
+			got++
 		}
-		for _, s := range list.Items {
-			if strings.HasPrefix(s.Spec.Pool.Name, fleetPrefix) {
-				got++
-			}
-		}
-		if page = list.Continue; page == "" {
-			break
-		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	if got != want {
 		return fmt.Errorf("%d slices of the fleet are published after the measurement, %d before it", got, want)
