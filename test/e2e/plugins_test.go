@@ -8,7 +8,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -89,17 +88,9 @@ func (s *suite) startIdle(t *testing.T) *idle {
 // versions prints the identity and the version of every slice of the watched nodes.
 func (i *idle) versions(t *testing.T) string {
 	t.Helper()
-	list, err := i.Slices(t.Context(), *driver)
+	versions, err := i.SliceVersions(t.Context(), *driver, i.nodes...)
 	i.must(t, err)
-	var b strings.Builder
-	for _, slice := range list {
-		for _, node := range i.nodes {
-			if slice.Spec.Pool.Name == node {
-				fmt.Fprintf(&b, "%s %s generation %d resourceVersion %s\n", slice.Name, slice.UID, slice.Spec.Pool.Generation, slice.ResourceVersion)
-			}
-		}
-	}
-	return b.String()
+	return versions
 }
 
 func (i *idle) check(t *testing.T) {

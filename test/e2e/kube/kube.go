@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -174,4 +175,20 @@ func (c *Cluster) Slices(ctx context.Context, driver string) ([]resourceapi.Reso
 		return cmp.Or(cmp.Compare(a.Spec.Pool.Name, b.Spec.Pool.Name), cmp.Compare(a.Name, b.Name))
 	})
 	return list.Items, nil
+}
+
+// SliceVersions prints the identity and the version of every published slice of a driver, a line for each: of these nodes, or of all when
+// none is named.
+func (c *Cluster) SliceVersions(ctx context.Context, driver string, nodes ...string) (string, error) {
+	list, err := c.Slices(ctx, driver)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	for _, slice := range list {
+		if len(nodes) == 0 || slices.Contains(nodes, slice.Spec.Pool.Name) {
+			fmt.Fprintf(&b, "%s %s generation %d resourceVersion %s\n", slice.Name, slice.UID, slice.Spec.Pool.Generation, slice.ResourceVersion)
+		}
+	}
+	return b.String(), nil
 }

@@ -51,7 +51,8 @@ func (s *suite) testUpgrade(t *testing.T) {
 	made := n.made(t, part)
 	goOn := []func(){n.goesOn(t, keeper), n.goesOn(t, part)}
 	old := n.plugin(t)
-	published := s.sliceVersions(t)
+	published, err := s.SliceVersions(t.Context(), driver)
+	must(t, err)
 	kubelet := n.standIn(t)
 	defer kubelet.end()
 
@@ -97,8 +98,8 @@ func (s *suite) testUpgrade(t *testing.T) {
 	if len(kubelet.seen) != 2 {
 		t.Errorf("registered plugins: got %v, want the old one and the new one", kubelet.seen)
 	}
-	if got := s.sliceVersions(t); published == "" || got != published {
-		t.Errorf("slices were written although no device changed: %s", is(got, published))
+	if got, err := s.SliceVersions(t.Context(), driver); err != nil || published == "" || got != published {
+		t.Errorf("error %v; slices were written although no device changed: %s", err, is(got, published))
 	}
 	for _, check := range goOn {
 		check()
@@ -155,18 +156,6 @@ func (n node) clients(t *testing.T) string {
 		return ""
 	}
 	return strings.Join(lines, "\n") + "\n" + n.sh(t, "cat "+pluginDir+"/mps/*/state.json")
-}
-
-// sliceVersions prints the identity and the version of every slice of the driver.
-func (s *suite) sliceVersions(t *testing.T) string {
-	t.Helper()
-	list, err := s.Slices(t.Context(), driver)
-	must(t, err)
-	var b strings.Builder
-	for _, slice := range list {
-		fmt.Fprintf(&b, "%s %s generation %d resourceVersion %s\n", slice.Name, slice.UID, slice.Spec.Pool.Generation, slice.ResourceVersion)
-	}
-	return b.String()
 }
 
 // allocatedClaim makes a claim that has the GPU, as if the scheduler had given it.
