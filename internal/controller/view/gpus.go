@@ -3,6 +3,7 @@
 package view
 
 import (
+	"maps"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -27,9 +28,7 @@ func (v *View) GPUs(yield func(GPU) bool) {
 	defer v.mu.RUnlock()
 	for at, g := range v.gpus {
 		found := *g
-		for claim := range v.held[at] {
-			found.Holders = append(found.Holders, claim)
-		}
+		found.Holders = slices.Collect(maps.Keys(v.held[at]))
 		if !yield(found) {
 			return
 		}
