@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Targets only. What is longer than a few lines is a program: hack/dev, deployments/container, test/cluster, test/kind.
+# Targets only. Everything longer is a program or a script: hack/dev, hack/golangci-lint, deployments/container, test/cluster, test/kind.
 
 GO ?= go
-# NVIDIA's headers mark functions as deprecated that the bindings still offer.
+# The bindings use functions that NVIDIA's headers mark as deprecated.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 # Directory with the kubectl and helm that test/cluster builds and caches.
 TOOLS = $(shell $(GO) run -C test/cluster . tools)
 
-# Only a KUBECONFIG that is said to make names a cluster to work on: one that is merely exported may be of any cluster.
+# Only a KUBECONFIG on the command line of make names a cluster to work on. An exported one may be of any cluster.
 GIVEN = $(if $(filter command,$(origin KUBECONFIG)),-kubeconfig "$(KUBECONFIG)")
 ROOT = $(if $(GIVEN),,root)
-# The kind that is tested, built on first use; KIND=kind is the one on PATH.
+# The pinned kind, built on first use. KIND=kind uses the one on PATH.
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-unit test-race test-cluster test-e2e test-survive kind-up kind-down bench strongest build image lint clean
+.PHONY: help demo demo-down test test-unit test-race test-nvidia test-cluster test-e2e test-survive kind-up kind-down bench strongest build image lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,7 +28,7 @@ demo-down: ## stop the demo cluster
 	@./hack/prerequisites.sh root
 	@$(GO) run ./hack/dev demo-down
 
-test: test-unit test-race test-cluster test-e2e test-survive ## run all tests (needs root)
+test: test-unit lint test-race test-nvidia test-cluster test-e2e test-survive ## run the linter and all tests (needs root)
 
 test-unit: ## vet, unit and golden tests of the driver
 	@./hack/prerequisites.sh
@@ -39,7 +39,15 @@ test-unit: ## vet, unit and golden tests of the driver
 
 test-race: ## tests of what serves several at a time, with the race detector
 	@./hack/prerequisites.sh
-	$(GO) test -race ./internal/controller/... ./internal/plugin ./pkg/claims ./test/fleet
+	$(GO) test -race ./internal/controller/... ./internal/plugin/... ./pkg/claims ./pkg/gpu/nvml ./test/fleet
+
+test-nvidia: ## tests with NVIDIA's own programs of three driver branches, downloaded from Debian (needs no GPU)
+	@./hack/prerequisites.sh
+	@if packages=$$(hack/nvidia-packages.sh); then \
+		NVIDIA_PACKAGES=$$packages $(GO) test -run NVIDIA ./pkg/gpu/nvml ./pkg/sharing/mps/supervise ./simulator/mps; \
+	else \
+		echo "SKIPPED: the tests with NVIDIA's own programs, because Debian's non-free packages cannot be had here" >&2; \
+	fi
 
 test-cluster: ## tests of the test cluster, also that it leaves the machine as it found it (needs root)
 	@./hack/prerequisites.sh root
@@ -71,18 +79,18 @@ strongest: ## ask for the strongest GPU on random fleets, compare with an oracle
 
 build: ## compile the programs into _output/bin
 	@./hack/prerequisites.sh
-	$(GO) build -trimpath -o _output/bin/ ./cmd/...
+	$(GO) build -trimpath -o _output/bin/ ./cmd/... ./simulator/cmd/...
 
 image: ## build both images as one OCI archive, _output/images.tar, without Docker; PUSH=registry/path also pushes them
 	@./hack/prerequisites.sh
 	@$(GO) run ./deployments/container $(if $(PUSH),-push $(PUSH))
 
-lint: ## go vet, helm lint, and golangci-lint where it is installed
+lint: ## go vet, helm lint, and golangci-lint on every Go module
 	@./hack/prerequisites.sh
 	$(GO) vet ./...
 	$(GO) vet -tags e2e ./test/e2e/...
 	$(TOOLS)/helm lint --strict deployments/helm/gpu-dra-driver
-	@if command -v golangci-lint >/dev/null; then golangci-lint run ./...; else echo "golangci-lint is not installed: skipped"; fi
+	GO="$(GO)" ./hack/golangci-lint/run.sh
 
-clean: ## remove what was built here; the cluster's cache stays
+clean: ## remove what was built here; the cache of the cluster and of golangci-lint stays
 	rm -rf _output

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
+	"github.com/gpudra/gpu-dra-driver/simulator"
 )
 
 var (
@@ -22,9 +22,11 @@ var (
 	placeholder = regexp.MustCompile(`<[^>]+>|: `) // errors are put together with ": " between the parts
 )
 
-// Whoever searches the page for a message of the driver finds it: every part of it is a text of the code or of the chart.
+// Whoever searches the page for a message of the driver finds it: every part of it is a text of the code or of the
+// chart.
 func TestTheDriverSaysWhatThePageQuotes(t *testing.T) {
-	texts := textsOf(t, "../cmd", "../internal", "../pkg", "../deployments/helm/gpu-dra-driver/templates")
+	texts := textsOf(t, "../cmd", "../internal", "../pkg", "../simulator",
+		"../deployments/helm/gpu-dra-driver/templates")
 	blocks := driverBlock.FindAllStringSubmatch(read(t, "troubleshoot.md"), -1)
 	if len(blocks) == 0 {
 		t.Fatal("the page quotes nothing")
@@ -55,9 +57,8 @@ func textsOf(t *testing.T, folders ...string) string {
 					t.Fatal(err)
 				}
 				ast.Inspect(parsed, func(n ast.Node) bool {
-					if literal, ok := n.(*ast.BasicLit); ok && literal.Kind == token.STRING {
-						text, _ := strconv.Unquote(literal.Value)
-						texts.WriteString(text + "\n")
+					if e, ok := n.(ast.Expr); ok {
+						texts.WriteString(operands(e) + "\n")
 					}
 					return true
 				})
@@ -65,6 +66,22 @@ func textsOf(t *testing.T, folders ...string) string {
 		})
 	}
 	return texts.String()
+}
+
+// operands are the texts in the sum of strings, one after the other; what is no text stands between lines.
+func operands(n ast.Expr) string {
+	switch n := n.(type) {
+	case *ast.BasicLit:
+		if n.Kind == token.STRING {
+			text, _ := strconv.Unquote(n.Value)
+			return text
+		}
+	case *ast.BinaryExpr:
+		if n.Op == token.ADD {
+			return operands(n.X) + operands(n.Y)
+		}
+	}
+	return "\n"
 }
 
 var (
@@ -113,8 +130,9 @@ func hasHeading(page, anchor string) bool {
 
 // What can be simulated is listed where somebody chooses.
 func TestTheProfilesAreListed(t *testing.T) {
-	for _, file := range []string{"install.md", "../deployments/helm/gpu-dra-driver/values.yaml", "../deployments/helm/gpu-dra-driver/templates/NOTES.txt"} {
-		for _, profile := range sim.Profiles() {
+	for _, file := range []string{"install.md", "../deployments/helm/gpu-dra-driver/values.yaml",
+		"../deployments/helm/gpu-dra-driver/templates/NOTES.txt"} {
+		for _, profile := range simulator.Profiles() {
 			if !strings.Contains(read(t, file), profile) {
 				t.Errorf("%s does not name the profile %s", file, profile)
 			}

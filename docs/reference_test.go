@@ -22,14 +22,16 @@ import (
 
 	clustermetrics "github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/sweep"
+	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
-	"github.com/gpudra/gpu-dra-driver/pkg/claims"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/steps"
+	"github.com/gpudra/gpu-dra-driver/simulator"
 )
 
 var update = flag.Bool("update", false, "write the tables of reference.md anew")
@@ -42,8 +44,10 @@ var section = regexp.MustCompile(`(?s)<!-- generated: (\w+) -->\n(.*?)<!-- end -
 
 func TestReference(t *testing.T) {
 	tables := map[string]func(*testing.T) string{
-		"types": types, "attributes": attributes, "standard": standard, "capacities": capacities, "taints": taints, "products": products,
-		"classes": classes, "metrics": metrics, "cluster": cluster, "steps": steps, "events": events, "kinds": kinds,
+		"types": types, "attributes": attributes, "standard": standard, "capacities": capacities, "taints": taints,
+		"products": products,
+		"classes":  classes, "metrics": metrics, "cluster": cluster, "steps": stepsTable, "events": events,
+		"kinds":   kinds,
 		"orphans": orphans, "sweepEvents": sweepEvents,
 	}
 	const file = "reference.md"
@@ -69,7 +73,8 @@ func TestReference(t *testing.T) {
 	got, wanted := strings.Split(page, "\n"), strings.Split(want, "\n")
 	for i := range min(len(got), len(wanted)) {
 		if got[i] != wanted[i] {
-			t.Fatalf("%s line %d is out of date (go test ./docs -update)\ngot  %s\nwant %s", file, i+1, got[i], wanted[i])
+			t.Fatalf("%s line %d is out of date (go test ./docs -update)\ngot  %s\nwant %s", file, i+1, got[i],
+				wanted[i])
 		}
 	}
 	if len(got) != len(wanted) {
@@ -173,7 +178,8 @@ func capacities(t *testing.T) string {
 				continue
 			}
 			seen = append(seen, of)
-			rows = append(rows, []string{code(string(c.Name)), code(of), c.Unit, code(published.Value.String()), policy(published.RequestPolicy), c.Meaning})
+			rows = append(rows, []string{code(string(c.Name)), code(of), c.Unit, code(published.Value.String()),
+				policy(published.RequestPolicy), c.Meaning})
 		}
 	}
 	return table(t, []string{"capacity", "of a", "unit", "for example", "an allocation takes", "means"}, rows)
@@ -215,7 +221,7 @@ func taints(t *testing.T) string {
 func products(t *testing.T) string {
 	profiles := map[gpu.Product][]string{}
 	sizes := map[gpu.Product]gpu.Device{}
-	for _, profile := range sim.Profiles() {
+	for _, profile := range simulator.Profiles() {
 		for _, d := range discover(t, profile) {
 			if !slices.Contains(profiles[d.Product], code(profile)) {
 				profiles[d.Product] = append(profiles[d.Product], code(profile))
@@ -224,17 +230,21 @@ func products(t *testing.T) string {
 		}
 	}
 	var rows [][]string
-	for _, d := range inventory.New(slices.SortedFunc(maps.Values(sizes), func(a, b gpu.Device) int { return strings.Compare(a.Product.Name, b.Product.Name) })) {
+	for _, d := range inventory.New(slices.SortedFunc(maps.Values(sizes),
+		func(a, b gpu.Device) int { return strings.Compare(a.Product.Name, b.Product.Name) })) {
 		p := d.Product
 		mig := "no"
 		if d.MIG.Capable {
 			mig = "yes"
 		}
-		rows = append(rows, []string{code(p.Name), p.Architecture, fmt.Sprintf("%d.%d", p.ComputeCapability.Major, p.ComputeCapability.Minor),
-			fmt.Sprintf("%dMi", d.Memory>>20), fmt.Sprint(p.MemoryBandwidth), fmt.Sprint(p.Multiprocessors), fmt.Sprint(p.PeakCompute), mig,
+		rows = append(rows, []string{code(p.Name), p.Architecture, fmt.Sprintf("%d.%d", p.ComputeCapability.Major,
+			p.ComputeCapability.Minor),
+			fmt.Sprintf("%dMi", d.Memory>>20), fmt.Sprint(p.MemoryBandwidth), fmt.Sprint(p.Multiprocessors),
+			fmt.Sprint(p.PeakCompute), mig,
 			strings.Join(profiles[p], ", ")})
 	}
-	return table(t, []string{"`productName`", "`architecture`", "compute capability", "`memory`", "`memoryBandwidth`", "`multiprocessors`", "`peakCompute`", "`migCapable`", "profiles"}, rows)
+	return table(t, []string{"`productName`", "`architecture`", "compute capability", "`memory`", "`memoryBandwidth`",
+		"`multiprocessors`", "`peakCompute`", "`migCapable`", "profiles"}, rows)
 }
 
 // ofProfile says whether a class is for one profile of partitions; there are many, all alike.
@@ -268,17 +278,17 @@ func classes(t *testing.T) string {
 }
 
 // noRecords are those of a node without claims.
-type noRecords struct{ claims.Records }
+type noRecords struct{}
 
 func (noRecords) List() ([]checkpoint.Record, error) { return nil, nil }
 
 var fqName = regexp.MustCompile(`fqName: "(\w+)"`)
 
-func metrics(t *testing.T) string { return metricsOf(t, plugin.Metrics(noRecords{})) }
+func metrics(t *testing.T) string { return metricsOf(t, plugin.ExampleMetrics(noRecords{})) }
 
 func orphans(t *testing.T) string {
 	registry := prometheus.NewRegistry()
-	if _, err := sweep.NewFigures(registry); err != nil {
+	if _, err := sweep.NewMetrics(registry); err != nil {
 		t.Fatal(err)
 	}
 	return metricsOf(t, registry)
@@ -322,7 +332,8 @@ func metricsOf(t *testing.T, registry *prometheus.Registry) string {
 		if len(labels) == 0 {
 			labels = []string{"–"}
 		}
-		rows = append(rows, []string{code(family.GetName()), strings.ToLower(family.GetType().String()), strings.Join(labels, "; "), family.GetHelp()})
+		rows = append(rows, []string{code(family.GetName()), strings.ToLower(family.GetType().String()),
+			strings.Join(labels, "; "), family.GetHelp()})
 	}
 	descs := make(chan *prometheus.Desc)
 	go func() {
@@ -330,26 +341,27 @@ func metricsOf(t *testing.T, registry *prometheus.Registry) string {
 		registry.Describe(descs)
 	}()
 	for desc := range descs { // a vector without values is registered and not gathered
-		if name := fqName.FindStringSubmatch(desc.String()); (name == nil || !gathered[name[1]]) && strings.Contains(desc.String(), "gpu_dra_") {
+		if name := fqName.FindStringSubmatch(desc.String()); (name == nil || !gathered[name[1]]) &&
+			strings.Contains(desc.String(), "gpu_dra_") {
 			t.Errorf("%s has no values: let metrics.zero make some", desc)
 		}
 	}
 	return table(t, []string{"metric", "type", "labels", "counts"}, rows)
 }
 
-func steps(t *testing.T) string {
+func stepsTable(t *testing.T) string {
 	var rows [][]string
-	for _, name := range slices.Sorted(maps.Keys(plugin.Steps)) {
-		rows = append(rows, []string{code(name), plugin.Steps[name]})
+	for _, name := range slices.Sorted(maps.Keys(steps.Meanings)) {
+		rows = append(rows, []string{code(name), steps.Meanings[name]})
 	}
 	return table(t, []string{"step", "what it does"}, rows)
 }
 
 func events(t *testing.T) string {
 	var rows [][]string
-	all := reflect.ValueOf(plugin.Events)
+	all := reflect.ValueOf(report.Events)
 	for i := range all.NumField() {
-		e := all.Field(i).Interface().(plugin.Event)
+		e := all.Field(i).Interface().(event.Kind)
 		rows = append(rows, []string{code(e.Reason), e.Type, e.About, e.Meaning})
 	}
 	return table(t, []string{"reason", "type", "about a", "means"}, rows)
@@ -359,7 +371,7 @@ func sweepEvents(t *testing.T) string {
 	var rows [][]string
 	all := reflect.ValueOf(sweep.Events)
 	for i := range all.NumField() {
-		e := all.Field(i).Interface().(sweep.Event)
+		e := all.Field(i).Interface().(event.Kind)
 		rows = append(rows, []string{code(e.Reason), e.Type, e.About, e.Meaning})
 	}
 	return table(t, []string{"reason", "type", "about a", "means"}, rows)
@@ -412,10 +424,11 @@ func published(t *testing.T, profile string) []resourceapi.Device {
 	t.Helper()
 	gpus := inventory.New(discover(t, profile))
 	for i := range gpus {
-		gpus[i].MIG.Switchable, gpus[i].MIG.Profiles, gpus[i].Use.Partitions = true, migProfiles(t), gpu.PartitionsDynamic
+		gpus[i].MIG.Switchable, gpus[i].MIG.Profiles, gpus[i].Use.Partitions = true, migProfiles(t),
+			gpu.PartitionsDynamic
 	}
 	var devices []resourceapi.Device
-	for _, slice := range gpus.Divide(func(gpu.Placement) bool { return true }).Pool("node-1").Slices {
+	for _, slice := range gpus.WithPartitions(func(gpu.Placement) bool { return true }).Pool("node-1").Slices {
 		devices = append(devices, slice.Devices...)
 	}
 	return devices
@@ -434,11 +447,11 @@ func migProfiles(t *testing.T) []gpu.Profile {
 // discover reads the GPUs of a simulated machine.
 func discover(t *testing.T, profile string) []gpu.Device {
 	t.Helper()
-	p, err := sim.BuiltIn(profile)
+	p, err := simulator.BuiltIn(profile)
 	if err != nil {
 		t.Fatal(err)
 	}
-	machine, err := sim.Open(t.TempDir(), p)
+	machine, err := simulator.Open(t.TempDir(), p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -449,7 +462,8 @@ func discover(t *testing.T, profile string) []gpu.Device {
 	if err != nil {
 		t.Fatal(err)
 	}
-	devices, broken, err := node.Discover()
+	look, err := node.Discover(t.Context())
+	devices, broken := look.Devices, look.Broken
 	if err != nil || len(broken) > 0 {
 		t.Fatal(err, broken)
 	}

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Checks what `make demo` and `make test` cannot install themselves. Each thing that is missing is named in a sentence.
-# usage: prerequisites.sh [root]     "root" also asks for root
+# Checks what `make demo` and `make test` cannot install themselves, and prints a sentence for each missing item.
+# usage: prerequisites.sh [root]     "root" also requires root
 
 go_minor=26
 missing=0
@@ -23,7 +23,7 @@ fi
 if ! command -v go >/dev/null; then
 	say "Go is missing: install version 1.$go_minor or newer from https://go.dev/dl."
 else
-	# GOTOOLCHAIN=local: the version that is installed, not one that go would download.
+	# GOTOOLCHAIN=local: the installed version, not one that go would download.
 	version=$(GOTOOLCHAIN=local go env GOVERSION)
 	minor=${version#go1.}
 	minor=${minor%%[!0-9]*}

@@ -12,7 +12,8 @@ import (
 )
 
 func TestPrerequisites(t *testing.T) {
-	everything := map[string]string{"uname": "echo Linux", "id": "echo 0", "git": "", "make": "", "gcc": "", "go": "echo go1.26.8"}
+	everything := map[string]string{"uname": "echo Linux", "id": "echo 0", "git": "", "make": "", "gcc": "",
+		"go": "echo go1.26.8"}
 	for _, tc := range []struct {
 		name   string
 		change map[string]string // program → what it does; "missing" takes it away
@@ -20,10 +21,12 @@ func TestPrerequisites(t *testing.T) {
 		want   []string // the beginning of each line; none: all is well
 	}{
 		{"all is there", nil, []string{"root"}, nil},
-		{"not root, where root is needed", map[string]string{"id": "echo 1000"}, []string{"root"}, []string{"This needs root"}},
+		{"not root, where root is needed", map[string]string{"id": "echo 1000"}, []string{"root"},
+			[]string{"This needs root"}},
 		{"not root, where it is not needed", map[string]string{"id": "echo 1000"}, nil, nil},
 		{"no compiler", map[string]string{"gcc": "missing"}, nil, []string{"gcc is missing"}},
-		{"several things are missing, each is named", map[string]string{"git": "missing", "make": "missing", "go": "missing"}, nil,
+		{"several things are missing, each is named", map[string]string{"git": "missing", "make": "missing",
+			"go": "missing"}, nil,
 			[]string{"git is missing", "make is missing", "Go is missing"}},
 		{"Go is too old", map[string]string{"go": "echo go1.25.3"}, nil, []string{"Go is too old (go1.25.3)"}},
 		{"Go is newer", map[string]string{"go": "echo go1.30"}, nil, nil},

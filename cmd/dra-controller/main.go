@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// dra-controller is the cluster's side of the driver.
+// dra-controller is the cluster-wide part of the driver.
 package main
 
 import (
@@ -27,7 +27,7 @@ import (
 )
 
 func main() {
-	// What it holds is a few MB that hardly change: it is better to collect twice as often than to hold as much again.
+	// The controller uses a few MB that hardly change: collect garbage twice as often to save memory.
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50)
 	}
@@ -39,8 +39,9 @@ func command() *cobra.Command {
 	var kubeconfig string
 	logs := logsapi.NewLoggingConfiguration()
 	cmd := &cobra.Command{
-		Use:          "dra-controller",
-		Short:        "Judges claims for GPUs when they are made, ranks GPUs, tells what the cluster has of them, and clears away what nobody owns any more.",
+		Use: "dra-controller",
+		Short: "Judges claims for GPUs when they are made, ranks GPUs, tells what the cluster has of them, " +
+			"and clears away what nobody owns any more.",
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		PreRunE: func(*cobra.Command, []string) error {
@@ -69,20 +70,27 @@ func addFlags(f *pflag.FlagSet, c *controller.Config) {
 	f.StringVar(&c.DriverName, "driver-name", "gpu.nvidia.com", "name of the driver, as in device classes")
 	f.StringVar(&c.Name, "name", "", "name of the webhook configurations, of the service and of the lease (required)")
 	f.StringVar(&c.Namespace, "namespace", os.Getenv("NAMESPACE"), "namespace of this program's pod")
-	f.StringVar(&c.StrongestClass, "strongest-class", "strongest.gpu.nvidia.com", "class whose requests become an ordered list, the strongest GPU first")
-	f.IntVar(&c.StrongestRanks, "strongest-ranks", 4, "how many ranks the list has at most, 2 to 8: few for the default scheduler, 8 for one that weighs DynamicResources more")
+	f.StringVar(&c.StrongestClass, "strongest-class", "strongest.gpu.nvidia.com",
+		"class whose requests become an ordered list, the strongest GPU first")
+	f.IntVar(&c.StrongestRanks, "strongest-ranks", 4, "how many ranks the list has at most, 2 to 8: few for the "+
+		"default scheduler, 8 for one that weighs DynamicResources more")
 	f.IntVar(&c.WebhookPort, "webhook-port", 9443, "where webhooks are served")
 	f.StringVar(&c.HealthAddress, "health-address", ":8081", "where /healthz and /readyz are served")
 	f.StringVar(&c.MetricsAddress, "metrics-address", ":8080", "where /metrics is served; 0: nowhere")
-	f.StringVar(&c.CertificateDir, "certificate-dir", "", "directory with tls.crt and tls.key that somebody else keeps, such as cert-manager; empty: the controller makes and renews its own")
-	f.DurationVar(&c.CertificateLifetime, "certificate-lifetime", 90*24*time.Hour, "of a certificate that the controller makes; it is replaced when a third of that is left")
+	f.StringVar(&c.CertificateDir, "certificate-dir", "", "directory with tls.crt and tls.key that somebody else "+
+		"keeps, such as cert-manager; empty: the controller makes and renews its own")
+	f.DurationVar(&c.CertificateLifetime, "certificate-lifetime", 90*24*time.Hour,
+		"of a certificate that the controller makes; it is replaced when a third of that is left")
 	c.Plugins = labels.SelectorFromSet(labels.Set{"app.kubernetes.io/component": "kubelet-plugin"})
-	f.Func("plugin-selector", "labels of the plugin's pods in the namespace (default "+c.Plugins.String()+")", func(s string) (err error) {
-		c.Plugins, err = labels.Parse(s)
-		return err
-	})
-	f.DurationVar(&c.SweepPeriod, "sweep-period", time.Minute, "how often slices and claims that nobody owns any more are looked for")
-	f.DurationVar(&c.SweepGrace, "sweep-grace", 5*time.Minute, "for how long nobody must have owned one before it is told of, or removed where that is safe")
+	f.Func("plugin-selector", "labels of the plugin's pods in the namespace (default "+c.Plugins.String()+")",
+		func(s string) (err error) {
+			c.Plugins, err = labels.Parse(s)
+			return err
+		})
+	f.DurationVar(&c.SweepPeriod, "sweep-period", time.Minute, "how often slices and claims that nobody owns any "+
+		"more are looked for")
+	f.DurationVar(&c.SweepGrace, "sweep-grace", 5*time.Minute, "for how long nobody must have owned one before it is "+
+		"told of, or removed where that is safe")
 }
 
 func check(c controller.Config) error {
@@ -105,7 +113,7 @@ func check(c controller.Config) error {
 	return nil
 }
 
-// connect leaves the pace to the API server, whose priority and fairness is made for it.
+// connect returns a configuration without a rate limit: API priority and fairness limits requests on the server.
 func connect(kubeconfig string) (*rest.Config, error) {
 	config, err := rest.InClusterConfig()
 	if kubeconfig != "" {

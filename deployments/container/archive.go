@@ -99,7 +99,8 @@ func tarFile(w *tar.Writer, dir, path string) error {
 	if err != nil {
 		return err
 	}
-	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: stat.Size()}); err != nil {
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644,
+		Size: stat.Size()}); err != nil {
 		return err
 	}
 	_, err = io.Copy(w, f)

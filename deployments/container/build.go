@@ -23,15 +23,22 @@ type build struct {
 // builds names every program of the images. Programs that run in other people's root file systems are static: the hook
 // runs on the host, gpu-demo and nvidia-smi in containers without a C library.
 //
-// grpcnotrace: gRPC's traces are pages made of templates, which call methods by name, and so keep the linker from leaving out any
-// method at all. Nobody reads them.
+// grpcnotrace: gRPC's traces are pages made of templates, which call methods by name, and so keep the linker from
+// leaving out any method at all. Nobody reads them.
 func builds() []build {
-	const module = "github.com/gpudra/gpu-dra-driver/cmd/"
+	const (
+		driver    = "github.com/gpudra/gpu-dra-driver/cmd/"
+		simulator = "github.com/gpudra/gpu-dra-driver/simulator/cmd/"
+	)
 	return []build{
-		{[]string{module + "gpu-demo", module + "sim-nvidia-smi", module + "sim-nvidia-cuda-mps-control", module + "mps-supervisor"}, "0", "-s -w", ""},
-		{[]string{"github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook"}, "1", `-s -w -linkmode external -extldflags "-static"`, ""},
+		{[]string{simulator + "gpu-demo", simulator + "sim-nvidia-smi", simulator + "sim-nvidia-cuda-mps-control",
+			driver + "mps-supervisor"},
+			"0", "-s -w", ""},
+		{[]string{"github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook"}, "1",
+			`-s -w -linkmode external -extldflags "-static"`, ""},
 		// The controller calls no C; it is built like the plugin so that what both need is compiled once.
-		{[]string{module + "dra-controller", module + "dra-kubelet-plugin"}, "1", "-s -w", "grpcnotrace"},
+		{[]string{driver + "dra-controller", driver + "dra-kubelet-plugin", simulator + "dra-kubelet-plugin-sim"}, "1",
+			"-s -w", "grpcnotrace"},
 	}
 }
 
@@ -57,7 +64,8 @@ func buildPrograms(ctx context.Context, dir string) error {
 
 // run keeps quiet unless the build fails: cgo warns of every function that NVIDIA's headers call deprecated.
 func (b build) run(ctx context.Context, dir string) error {
-	args := []string{"build", "-trimpath", "-buildvcs=false", "-ldflags", b.ldflags, "-tags", b.tags, "-o", dir + string(filepath.Separator)}
+	args := []string{"build", "-trimpath", "-buildvcs=false", "-ldflags", b.ldflags, "-tags", b.tags, "-o",
+		dir + string(filepath.Separator)}
 	cmd := exec.CommandContext(ctx, "go", append(args, b.packages...)...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED="+b.cgo)
 	if os.Getenv("CGO_CFLAGS") == "" {

@@ -19,7 +19,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// TestDockerfile compares what is written twice: the configuration of the images, the version, and that of Go.
+// TestDockerfile compares the duplicated configuration of the images, the version, and the version of Go.
 func TestDockerfile(t *testing.T) {
 	dockerfile := string(read(t, "Dockerfile"))
 	version := strings.TrimSpace(string(read(t, "../../VERSION")))
@@ -33,7 +33,8 @@ func TestDockerfile(t *testing.T) {
 	for _, c := range contents {
 		t.Run(c.name, func(t *testing.T) {
 			got, copied := stage(t, dockerfile, c.name)
-			if diff := cmp.Diff(c.config, got, cmp.Transformer("empty", func(s []string) string { return strings.Join(s, "\n") })); diff != "" {
+			if diff := cmp.Diff(c.config, got, cmp.Transformer("empty",
+				func(s []string) string { return strings.Join(s, "\n") })); diff != "" {
 				t.Errorf("-%s is made with, +the Dockerfile says:\n%s", c.name, diff)
 			}
 			if want := "--from=build /out/rootfs/" + c.name + "/ /"; copied != want {
@@ -47,7 +48,7 @@ func TestDockerfile(t *testing.T) {
 	}
 }
 
-// stage reads the configuration that a stage of a Dockerfile gives its image, and what it copies.
+// stage returns the image configuration of a stage in a Dockerfile, and what it copies.
 func stage(t *testing.T, dockerfile, name string) (config v1.Config, copied string) {
 	t.Helper()
 	_, text, ok := strings.Cut(dockerfile, "\nFROM scratch AS "+name+"\n")
@@ -124,7 +125,7 @@ func TestRootfs(t *testing.T) {
 	}
 }
 
-// members returns what is at each path of a tar stream.
+// members returns the content of a tar stream by path.
 func members(t *testing.T, stream []byte) map[string]string {
 	t.Helper()
 	members := map[string]string{}
@@ -140,6 +141,7 @@ func members(t *testing.T, stream []byte) map[string]string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		members[strings.TrimSuffix(h.Name, "/")] = fmt.Sprintf("%c %o %s %d %s", h.Typeflag, h.Mode&0o7777, h.Linkname, size, hash)
+		members[strings.TrimSuffix(h.Name, "/")] = fmt.Sprintf("%c %o %s %d %s", h.Typeflag, h.Mode&0o7777, h.Linkname,
+			size, hash)
 	}
 }

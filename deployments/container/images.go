@@ -45,7 +45,8 @@ func contents(bin, version string) ([]content, error) {
 			config: config("gpu-dra-driver", version, "/usr/bin/dra-kubelet-plugin"),
 			// What changes often comes last, so that a runtime that has the rest fetches only that.
 			layers: [][]entry{base, program("nvidia-cdi-hook"), program("sim-nvidia-smi"),
-				program("sim-nvidia-cuda-mps-control"), program("mps-supervisor"), program("dra-controller"), program("dra-kubelet-plugin")},
+				program("sim-nvidia-cuda-mps-control"), program("mps-supervisor"), program("dra-controller"),
+				program("dra-kubelet-plugin-sim"), program("dra-kubelet-plugin")},
 		},
 		{
 			name:   "gpu-dra-demo",
@@ -76,7 +77,8 @@ func baseEntries(plugin string) ([]entry, error) {
 		return nil, err
 	}
 	entries := []entry{
-		{path: "/etc/passwd", mode: 0o644, text: "root:x:0:0:root:/root:/sbin/nologin\nnobody:x:65534:65534:nobody:/nonexistent:/sbin/nologin\n"},
+		{path: "/etc/passwd", mode: 0o644,
+			text: "root:x:0:0:root:/root:/sbin/nologin\nnobody:x:65534:65534:nobody:/nonexistent:/sbin/nologin\n"},
 		{path: "/etc/group", mode: 0o644, text: "root:x:0:\nnogroup:x:65534:\n"},
 		{path: "/etc/nsswitch.conf", mode: 0o644, text: "passwd: files\ngroup: files\nhosts: files dns\n"},
 		{path: "/tmp", mode: 0o1777},

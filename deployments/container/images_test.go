@@ -65,7 +65,8 @@ func TestFindRuntime(t *testing.T) {
 		want              string
 	}{
 		{"the C library is found with what it needs", nil, []string{"libm.so.6"}, "libm.so.6 libc.so.6"},
-		{"a library that is nowhere is named", nil, []string{"libnowhere.so.1"}, "find library libnowhere.so.1: not in"},
+		{"a library that is nowhere is named", nil, []string{"libnowhere.so.1"},
+			"find library libnowhere.so.1: not in"},
 		{"a program that is no ELF file is named", []string{"images_test.go"}, nil, "read ELF file images_test.go"},
 		{"this program, static or not", []string{self}, nil, ""},
 	} {
@@ -162,7 +163,7 @@ func TestArchive(t *testing.T) {
 	})
 }
 
-// listing prints a tar stream, and fails on anything that would make two builds differ.
+// listing prints a tar stream. It fails on anything that makes builds differ.
 func listing(t *testing.T, r io.Reader) string {
 	t.Helper()
 	var b strings.Builder
@@ -227,14 +228,16 @@ func testImages(t *testing.T, bin, layers string) []named {
 	return images
 }
 
-// programs fills a directory with programs that are really this test.
+// programs fills a directory with programs that are copies of this test.
 func programs(t *testing.T, dir string) string {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"dra-kubelet-plugin", "gpu-demo", "nvidia-cdi-hook", "sim-nvidia-smi", "sim-nvidia-cuda-mps-control", "mps-supervisor", "dra-controller"} {
+	for _, name := range []string{"dra-kubelet-plugin", "gpu-demo", "nvidia-cdi-hook", "sim-nvidia-smi",
+		"sim-nvidia-cuda-mps-control", "mps-supervisor", "dra-controller",
+		"dra-kubelet-plugin-sim"} {
 		write(t, filepath.Join(dir, name), read(t, self))
 	}
 	return dir

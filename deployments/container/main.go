@@ -27,8 +27,10 @@ func main() {
 	var o options
 	flag.StringVar(&o.output, "output", "_output", "directory for the programs, the layers and images.tar")
 	flag.StringVar(&o.version, "version", "", "tag of the images; empty: the content of the file VERSION")
-	flag.StringVar(&o.registry, "push", "", "also push the images below this prefix, such as registry.example.com/team, with the login of docker login")
-	flag.StringVar(&o.rootfs, "rootfs", "", "make no images, but write what is in each into a folder of its name in this directory; the Dockerfile does that")
+	flag.StringVar(&o.registry, "push", "", "also push the images below this prefix, such as "+
+		"registry.example.com/team, with the login of docker login")
+	flag.StringVar(&o.rootfs, "rootfs", "", "make no images, but write what is in each into a folder of its name in "+
+		"this directory; the Dockerfile does that")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	err := run(ctx, o)

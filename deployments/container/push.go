@@ -21,7 +21,8 @@ func push(ctx context.Context, prefix string, images []named) error {
 		if err != nil {
 			return fmt.Errorf("push %s: %w", target, err)
 		}
-		err = remote.Write(tag, image.image, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain))
+		err = remote.Write(tag, image.image, remote.WithContext(ctx),
+			remote.WithAuthFromKeychain(authn.DefaultKeychain))
 		if err != nil {
 			return fmt.Errorf("push %s: %w", target, err)
 		}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package helm_test renders the chart and compares it with golden files. It needs helm, in $HELM or in the PATH;
-// make test-unit builds one. After a change that is meant, run: HELM=… go test ./deployments/helm -update
+// Package helm_test renders the chart and compares it with golden files. It needs helm, in $HELM or in the PATH; make
+// test-unit builds one. After an intended change, run: HELM=… go test ./deployments/helm -update
 package helm_test
 
 import (
@@ -30,8 +30,8 @@ import (
 
 const chart = "gpu-dra-driver"
 
-// fewProfiles keeps golden files short: one has the classes of all profiles, and the dashboard.
-const fewProfiles = "deviceClasses.migProfiles={1g.10gb+me},controller.dashboard.enabled=false"
+// reducedProfiles keeps golden files short. One golden file has the classes of all profiles, and the dashboard.
+const reducedProfiles = "deviceClasses.migProfiles={1g.10gb+me},controller.dashboard.enabled=false"
 
 var dashboardText = regexp.MustCompile(`(?m)(^  gpus\.json: \|\n)(?:    .*\n| *\n)+`)
 
@@ -43,13 +43,17 @@ func TestTemplate(t *testing.T) {
 		args         []string
 	}{
 		{"the defaults serve GPU nodes", "default", nil},
-		{"simulation serves labelled nodes", "simulate", []string{"--set", "simulate.enabled=true", "--set", fewProfiles}},
-		{"a profile for all nodes and profiles of one's own", "simulate-profiles", []string{"--set", "simulate.enabled=true",
-			"--set", "simulate.profile=tiny", "--set-string", "simulate.profiles.tiny=gpus: []\n", "--set", fewProfiles}},
+		{"simulation serves labelled nodes", "simulate", []string{"--set", "simulate.enabled=true", "--set",
+			reducedProfiles}},
+		{"a profile for all nodes and profiles of one's own", "simulate-profiles",
+			[]string{"--set", "simulate.enabled=true",
+				"--set", "simulate.profile=tiny", "--set-string", "simulate.profiles.tiny=gpus: []\n", "--set",
+				reducedProfiles}},
 		{"everything that can be set", "everything", []string{"--values", "testdata/everything.yaml"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got, err := helm(t, append([]string{"template", "gpu-dra-driver", chart, "--namespace", "gpu-dra-driver"}, tc.args...)...)
+			got, err := helm(t, append([]string{"template", "gpu-dra-driver", chart, "--namespace", "gpu-dra-driver"},
+				tc.args...)...)
 			if err != nil {
 				t.Fatalf("%v\n%s", err, got)
 			}
@@ -70,9 +74,12 @@ func TestNotes(t *testing.T) {
 	}{
 		{"hardware: which label is missing", nil, "nvidia.com/gpu.present=true", "SIMULATED"},
 		{"simulation is called so", []string{"--set", "simulate.enabled=true"}, "SIMULATED", "gpu.present"},
-		{"the class is the driver's", []string{"--set", "driverName=gpu.example.com"}, "deviceClassName: gpu.example.com", "deviceClassName: gpu.nvidia.com"},
-		{"the class of a profile", nil, "name mig.nvidia.com, or the class of its profile, such as mig-1g.6gb.nvidia.com.", "SIMULATED"},
-		{"no class", []string{"--set", "deviceClasses.create=false"}, "claims need a DeviceClass", "ResourceClaimTemplate"},
+		{"the class is the driver's", []string{"--set", "driverName=gpu.example.com"},
+			"deviceClassName: gpu.example.com", "deviceClassName: gpu.nvidia.com"},
+		{"the class of a profile", nil, "name mig.nvidia.com, or the class of its profile, such as " +
+			"mig-1g.6gb.nvidia.com.", "SIMULATED"},
+		{"no class", []string{"--set", "deviceClasses.create=false"}, "claims need a DeviceClass",
+			"ResourceClaimTemplate"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := helm(t, append([]string{"install", "x", chart, "--dry-run=client"}, tc.args...)...)
@@ -93,18 +100,20 @@ func TestDriverNameChangesEverywhere(t *testing.T) {
 		t.Fatalf("%v\n%s", err, got)
 	}
 	for i, line := range strings.Split(got, "\n") {
-		// The labels of nodes are other people's names, or mean the same for every name of the driver.
-		if strings.Contains(line, "gpu.nvidia.com") && !strings.Contains(line, "gpu.nvidia.com/sim-profile") && !strings.Contains(line, "gpu.nvidia.com/admission") {
+		// Node labels do not depend on the driver's name.
+		if strings.Contains(line, "gpu.nvidia.com") && !strings.Contains(line, "gpu.nvidia.com/sim-profile") &&
+			!strings.Contains(line, "gpu.nvidia.com/admission") {
 			t.Errorf("line %d still has the default name: %s", i+1, line)
 		}
 	}
-	const class = "device.driver == 'gpu.example.com' && device.attributes['gpu.example.com'].type == 'gpu' && !device.attributes['gpu.example.com'].?sharedOnly.orValue(false)"
+	const class = "device.driver == 'gpu.example.com' && device.attributes['gpu.example.com'].type == 'gpu' && " +
+		"!device.attributes['gpu.example.com'].?sharedOnly.orValue(false)"
 	if !strings.Contains(got, class) {
 		t.Errorf("got\n%s\nwant in it: %s", got, class)
 	}
 }
 
-// migClasses are the classes of partitions in a rendered chart: name → selector, extended resource.
+// migClasses returns the classes of partitions in a rendered chart: name → selector, extended resource.
 func migClasses(t *testing.T, args ...string) map[string]string {
 	t.Helper()
 	text, err := helm(t, append([]string{"template", "x", chart}, args...)...)
@@ -155,12 +164,16 @@ func TestClassesOfPartitions(t *testing.T) {
 			"mig-1g.24gb.me.all.nvidia.com": a + "+me.all', nvidia.com/mig-1g.24gb.me.all",
 			"mig-1g.24gb.gfx.nvidia.com":    a + "+gfx', nvidia.com/mig-1g.24gb.gfx",
 		}},
-		{"no profiles", []string{"--set-json", "deviceClasses.migProfiles=[]"}, map[string]string{"mig.nvidia.com": all}},
-		{"no extended resources", []string{"--set", "deviceClasses.migProfiles={1g.24gb}", "--set", "deviceClasses.migExtendedResourcePrefix="},
+		{"no profiles", []string{"--set-json", "deviceClasses.migProfiles=[]"},
+			map[string]string{"mig.nvidia.com": all}},
+		{"no extended resources", []string{"--set", "deviceClasses.migProfiles={1g.24gb}", "--set",
+			"deviceClasses.migExtendedResourcePrefix="},
 			map[string]string{"mig.nvidia.com": all, "mig-1g.24gb.nvidia.com": a + "', none"}},
-		{"the driver has another name", []string{"--set-json", "deviceClasses.migProfiles=[]", "--set", "driverName=gpu.example.com"},
+		{"the driver has another name", []string{"--set-json", "deviceClasses.migProfiles=[]", "--set",
+			"driverName=gpu.example.com"},
 			map[string]string{"mig.example.com": strings.ReplaceAll(all, "gpu.nvidia.com", "gpu.example.com")}},
-		{"the driver has a name that does not begin with gpu", []string{"--set-json", "deviceClasses.migProfiles=[]", "--set", "driverName=cards.example.com"},
+		{"the driver has a name that does not begin with gpu", []string{"--set-json", "deviceClasses.migProfiles=[]",
+			"--set", "driverName=cards.example.com"},
 			map[string]string{"mig.cards.example.com": strings.ReplaceAll(all, "gpu.nvidia.com", "cards.example.com")}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -174,7 +187,7 @@ func TestClassesOfPartitions(t *testing.T) {
 	}
 }
 
-// What goes in as a value comes out as a configuration that the driver can read.
+// The driver can read the rendered node configurations.
 func TestNodeConfigs(t *testing.T) {
 	for _, document := range strings.Split(read(t, "testdata/everything.golden.yaml"), "\n---\n") {
 		var object corev1.ConfigMap
@@ -199,17 +212,21 @@ func TestNodeConfigs(t *testing.T) {
 
 func TestSwitches(t *testing.T) {
 	for _, tc := range []struct{ name, set, not string }{
-		{"a device plugin serves the extended resource", "deviceClasses.extendedResourceName=", "extendedResourceName: nvidia.com/gpu\n"},
-		{"partitions are not extended resources", "deviceClasses.migExtendedResourcePrefix=", "extendedResourceName: nvidia.com/mig-"},
-		{"shared GPUs are not an extended resource", "deviceClasses.sharedExtendedResourceName=", "extendedResourceName: nvidia.com/gpu.shared"},
+		{"a device plugin serves the extended resource", "deviceClasses.extendedResourceName=",
+			"extendedResourceName: nvidia.com/gpu\n"},
+		{"partitions are not extended resources", "deviceClasses.migExtendedResourcePrefix=",
+			"extendedResourceName: nvidia.com/mig-"},
+		{"shared GPUs are not an extended resource", "deviceClasses.sharedExtendedResourceName=",
+			"extendedResourceName: nvidia.com/gpu.shared"},
 		{"no classes", "deviceClasses.create=false", "kind: DeviceClass"},
 		{"the monitor device without its policy", "admissionPolicies.monitor=false", "asks for the monitor device"},
 		{"no supervisor of MPS daemons", "mps.supervisor.enabled=false", "mps-supervisor"},
-		{"plugins that may write for all nodes", "admissionPolicies.ownNode=false", "authentication.kubernetes.io/node-name"},
-		{"a controller that may delete what is not the driver's", "admissionPolicies.controller=false", "of the GPU driver may delete only"},
+		{"plugins that may write for all nodes", "admissionPolicies.ownNode=false",
+			"authentication.kubernetes.io/node-name"},
+		{"a controller that may delete what is not the driver's", "admissionPolicies.controller=false",
+			"of the GPU driver may delete only"},
 		{"no dashboard", "controller.dashboard.enabled=false", "grafana_dashboard"},
 		{"no dashboard without the controller", "controller.enabled=false", "grafana_dashboard"},
-		{"no need to see the processes of the host", "metrics.containers.usage=false", "NVIDIA's driver translates the PIDs"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			with, err := helm(t, "template", "x", chart)
@@ -235,8 +252,10 @@ func TestWrongValuesAreErrors(t *testing.T) {
 		{"a misspelt key of the plugin", "kubeletPlugin.logVerbosty=4", "logVerbosty"},
 		{"a misspelt key in a toleration", "kubeletPlugin.tolerations[0].kye=x", "kye"},
 		{"an extended resource without a domain", "deviceClasses.extendedResourceName=gpu", "extendedResourceName"},
-		{"one extended resource for two classes", "deviceClasses.sharedExtendedResourceName=nvidia.com/gpu", "one name cannot ask for two classes"},
-		{"an extended resource of partitions for whole GPUs", "deviceClasses.extendedResourceName=nvidia.com/mig-1g.10gb.me", "of the profile 1g.10gb+me"},
+		{"one extended resource for two classes", "deviceClasses.sharedExtendedResourceName=nvidia.com/gpu",
+			"one name cannot ask for two classes"},
+		{"an extended resource of partitions for whole GPUs",
+			"deviceClasses.extendedResourceName=nvidia.com/mig-1g.10gb.me", "of the profile 1g.10gb+me"},
 		{"a prefix without a domain", "deviceClasses.migExtendedResourcePrefix=mig-", "migExtendedResourcePrefix"},
 		{"a profile that is none", "deviceClasses.migProfiles={1g.10}", "migProfiles/0"},
 		{"a profile of a compute instance", "deviceClasses.migProfiles={1c.3g.20gb}", "migProfiles/0"},
@@ -250,10 +269,12 @@ func TestWrongValuesAreErrors(t *testing.T) {
 		{"a misspelt way of sharing", "nodeConfigs.default.gpus[0].sharing=exclusiv", "gpus/0/sharing"},
 		{"no replicas", "nodeConfigs.default.gpus[0].sharing.replicated=0", "gpus/0/sharing/replicated"},
 		{"an index that no GPU can have", "nodeConfigs.default.gpus[0].select.index=-1", "gpus/0/select/index"},
-		{"a misspelt key in the device plugin's configuration", "nodeConfigs.default.sharing.timeslicing.resources=x", "timeslicing"},
+		{"a misspelt key in the device plugin's configuration", "nodeConfigs.default.sharing.timeslicing.resources=x",
+			"timeslicing"},
 		{"a misspelt key of the supervisor", "mps.supervisor.resource.limits.cpu=1", "resource"},
 		{"a misspelt key of the dashboard", "controller.dashboard.label=x", "label"},
-		{"a label of the dashboard that is no text", "controller.dashboard.labels.grafana_dashboard=1", "grafana_dashboard"},
+		{"a label of the dashboard that is no text", "controller.dashboard.labels.grafana_dashboard=1",
+			"grafana_dashboard"},
 		{"a misspelt policy", "admissionPolicies.monitors=true", "monitors"},
 		{"a misspelt key of the sweep", "controller.sweep.periods=1m", "periods"},
 		{"a grace without a unit", "controller.sweep.grace=5", "sweep/grace"},
@@ -290,11 +311,12 @@ func TestVersionsFollowTheRepository(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got.AppVersion != want || "v"+got.Version != want {
-		t.Errorf("got appVersion %s and version %s, want those of the file VERSION, %s", got.AppVersion, got.Version, want)
+		t.Errorf("got appVersion %s and version %s, want those of the file VERSION, %s", got.AppVersion, got.Version,
+			want)
 	}
 }
 
-// helm returns what helm printed, errors too.
+// helm returns the output of helm, including errors.
 func helm(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	program := os.Getenv("HELM")
@@ -344,8 +366,8 @@ func read(t *testing.T, file string) string {
 	return string(data)
 }
 
-// The controller is nobody, writes to no file, reaches certain ports only, and has the rights of one secret. What it may do with its own
-// webhooks is more than that (docs/operate.md).
+// The controller runs as nobody, writes to no file, reaches only certain ports, and may access one secret. Its rights
+// on its own webhooks go further (docs/operate.md).
 func TestControllerHasFewRights(t *testing.T) {
 	text, err := helm(t, "template", "x", chart)
 	if err != nil {
@@ -360,7 +382,8 @@ func TestControllerHasFewRights(t *testing.T) {
 		if err := yaml.Unmarshal([]byte(document), &kind); err != nil {
 			t.Fatal(err)
 		}
-		into := map[string]any{"Deployment": &deployment, "NetworkPolicy": &policy, "Role": &role, "ClusterRole": &clusterRole}[kind.Kind]
+		into := map[string]any{"Deployment": &deployment, "NetworkPolicy": &policy, "Role": &role,
+			"ClusterRole": &clusterRole}[kind.Kind]
 		if into == nil || !strings.HasSuffix(kind.Name, "-controller") {
 			continue
 		}
@@ -370,18 +393,25 @@ func TestControllerHasFewRights(t *testing.T) {
 	}
 	pod := deployment.Spec.Template.Spec
 	container := pod.Containers[0].SecurityContext
-	if !*pod.SecurityContext.RunAsNonRoot || *pod.SecurityContext.RunAsUser == 0 || !*container.ReadOnlyRootFilesystem || *container.AllowPrivilegeEscalation ||
-		len(container.Capabilities.Add) > 0 || len(container.Capabilities.Drop) != 1 || container.Capabilities.Drop[0] != "ALL" || len(pod.Volumes) > 0 || pod.HostNetwork || pod.HostPID {
-		t.Errorf("got %+v and %+v, want nobody, nothing to write to, and no capabilities", pod.SecurityContext, container)
+	if !*pod.SecurityContext.RunAsNonRoot || *pod.SecurityContext.RunAsUser == 0 ||
+		!*container.ReadOnlyRootFilesystem || *container.AllowPrivilegeEscalation ||
+		len(container.Capabilities.Add) > 0 || len(container.Capabilities.Drop) != 1 ||
+		container.Capabilities.Drop[0] != "ALL" || len(pod.Volumes) > 0 || pod.HostNetwork || pod.HostPID {
+		t.Errorf("got %+v and %+v, want nobody, nothing to write to, and no capabilities", pod.SecurityContext,
+			container)
 	}
-	if len(policy.Spec.PolicyTypes) != 2 || len(policy.Spec.Egress) != 1 || len(policy.Spec.Egress[0].Ports) != 4 || len(policy.Spec.Ingress) != 1 || len(policy.Spec.Ingress[0].Ports) != 3 {
-		t.Errorf("got %+v, want the ports of webhooks, probes and metrics in, of the API server and DNS out", policy.Spec)
+	if len(policy.Spec.PolicyTypes) != 2 || len(policy.Spec.Egress) != 1 || len(policy.Spec.Egress[0].Ports) != 4 ||
+		len(policy.Spec.Ingress) != 1 || len(policy.Spec.Ingress[0].Ports) != 3 {
+		t.Errorf("got %+v, want the ports of webhooks, probes and metrics in, of the API server and DNS out",
+			policy.Spec)
 	}
 	if !maps.Equal(policy.Spec.PodSelector.MatchLabels, deployment.Spec.Selector.MatchLabels) {
-		t.Errorf("the policy is for %v, the pods are %v", policy.Spec.PodSelector.MatchLabels, deployment.Spec.Selector.MatchLabels)
+		t.Errorf("the policy is for %v, the pods are %v", policy.Spec.PodSelector.MatchLabels,
+			deployment.Spec.Selector.MatchLabels)
 	}
 	for _, rule := range append(role.Rules, clusterRole.Rules...) {
-		if slices.Contains(rule.Resources, "secrets") && !slices.Equal(rule.Verbs, []string{"create"}) && len(rule.ResourceNames) == 0 {
+		if slices.Contains(rule.Resources, "secrets") && !slices.Equal(rule.Verbs, []string{"create"}) &&
+			len(rule.ResourceNames) == 0 {
 			t.Errorf("got %v, want the rights of one secret by its name", rule)
 		}
 	}

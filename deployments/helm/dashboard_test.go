@@ -20,13 +20,12 @@ import (
 	clustermetrics "github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
-	"github.com/gpudra/gpu-dra-driver/pkg/claims"
 )
 
-// series are those that can be scraped: name → label → its values; "" stands for any.
+// series are the exported series: name → label → values; "" matches any value.
 type series map[string]map[string][]string
 
-// What the dashboard and the alerts ask for is there: metrics, labels, and values of labels.
+// The dashboard and the alerts use only existing metrics, labels and label values.
 func TestDashboard(t *testing.T) {
 	known := scraped(t)
 	asked := dashboard(t)
@@ -53,20 +52,29 @@ func TestDashboard(t *testing.T) {
 	}
 }
 
-// The check finds what it is there for.
+// The check finds unknown metrics and labels.
 func TestDashboardCheck(t *testing.T) {
 	known := scraped(t)
 	for _, tc := range []struct{ name, expr, legend, want string }{
-		{"all is there", `sum by (node, state) (gpu_dra_cluster_gpus{state="free", node=~"$node"}) > 0`, "{{node}}", ""},
-		{"two metrics", `sum by (node) (gpu_dra_cluster_gpus) / sum by (node) (gpu_dra_cluster_gpu)`, "", "no metric gpu_dra_cluster_gpu"},
+		{"all is there", `sum by (node, state) (gpu_dra_cluster_gpus{state="free", node=~"$node"}) > 0`, "{{node}}",
+			""},
+		{"two metrics", `sum by (node) (gpu_dra_cluster_gpus) / sum by (node) (gpu_dra_cluster_gpu)`, "",
+			"no metric gpu_dra_cluster_gpu"},
 		{"a metric that is none", `rate(gpu_dra_operation_total[5m])`, "", "no metric gpu_dra_operation_total"},
-		{"the parts of a histogram", `sum by (le, operation) (rate(gpu_dra_operation_duration_seconds_bucket[5m]))`, "", ""},
-		{"a histogram is not scraped by its name", `rate(gpu_dra_operation_duration_seconds[5m])`, "", "no metric gpu_dra_operation_duration_seconds"},
-		{"a label that it does not have", `sum by (namespace) (gpu_dra_cluster_gpus)`, "", "gpu_dra_cluster_gpus has no label namespace"},
-		{"a label that it is not selected by", `gpu_dra_cluster_gpus{uuid="x"}`, "", "gpu_dra_cluster_gpus has no label uuid"},
-		{"a value that the label never has", `gpu_dra_cluster_gpus{state=~"free|busy"}`, "", "gpu_dra_cluster_gpus has no state busy"},
-		{"a webhook that the chart does not have", `controller_runtime_webhook_requests_total{webhook="/mutate"}`, "", "controller_runtime_webhook_requests_total has no webhook /mutate"},
-		{"a label that was added up over", `sum by (node) (gpu_dra_cluster_gpus)`, "{{model}}", "the legend has the label model, which is added up over"},
+		{"the parts of a histogram", `sum by (le, operation) (rate(gpu_dra_operation_duration_seconds_bucket[5m]))`, "",
+			""},
+		{"a histogram is not scraped by its name", `rate(gpu_dra_operation_duration_seconds[5m])`, "",
+			"no metric gpu_dra_operation_duration_seconds"},
+		{"a label that it does not have", `sum by (namespace) (gpu_dra_cluster_gpus)`, "",
+			"gpu_dra_cluster_gpus has no label namespace"},
+		{"a label that it is not selected by", `gpu_dra_cluster_gpus{uuid="x"}`, "",
+			"gpu_dra_cluster_gpus has no label uuid"},
+		{"a value that the label never has", `gpu_dra_cluster_gpus{state=~"free|busy"}`, "",
+			"gpu_dra_cluster_gpus has no state busy"},
+		{"a webhook that the chart does not have", `controller_runtime_webhook_requests_total{webhook="/mutate"}`, "",
+			"controller_runtime_webhook_requests_total has no webhook /mutate"},
+		{"a label that was added up over", `sum by (node) (gpu_dra_cluster_gpus)`, "{{model}}",
+			"the legend has the label model, which is added up over"},
 		{"the node of a plugin is from its PodMonitor", `sum by (node) (gpu_dra_claims)`, "", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -77,24 +85,26 @@ func TestDashboardCheck(t *testing.T) {
 	}
 }
 
-// noRecords are those of a node without claims.
-type noRecords struct{ claims.Records }
+// noRecords are the records of a node without claims.
+type noRecords struct{}
 
 func (noRecords) List() ([]checkpoint.Record, error) { return nil, nil }
 
-// scraped is what Prometheus gets from the plugin and from the controller.
+// scraped returns the series of the plugin and of the controller.
 func scraped(t *testing.T) series {
 	t.Helper()
 	server := webhookserver.NewServer(webhookserver.Options{})
-	for _, found := range regexp.MustCompile(`path: (/[^,} ]+)`).FindAllStringSubmatch(read(t, "testdata/default.golden.yaml"), -1) {
+	for _, found := range regexp.MustCompile(`path: (/[^,} ]+)`).FindAllStringSubmatch(read(t,
+		"testdata/default.golden.yaml"), -1) {
 		if path := found[1]; !slices.Contains(webhooks, path) {
 			webhooks = append(webhooks, path)
 			server.Register(path, http.NotFoundHandler())
-			server.WebhookMux().ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, path, nil)) // a histogram has no values before
+			// a histogram has no series before its first value
+			server.WebhookMux().ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, path, nil))
 		}
 	}
 	known := series{}
-	known.gather(t, plugin.Metrics(noRecords{}), targetLabels(t, "kubelet-plugin"))
+	known.gather(t, plugin.ExampleMetrics(noRecords{}), targetLabels(t, "kubelet-plugin"))
 	known.gather(t, clustermetrics.Example(), targetLabels(t, "controller"))
 	known.gather(t, ctrlmetrics.Registry, targetLabels(t, "controller"))
 	return known
@@ -130,7 +140,7 @@ func (s series) gather(t *testing.T, from prometheus.Gatherer, more []string) {
 	}
 }
 
-// targetLabels are what the PodMonitor of the component adds to all that it scrapes.
+// targetLabels returns the labels that the PodMonitor of the component adds.
 func targetLabels(t *testing.T, component string) []string {
 	t.Helper()
 	for _, document := range strings.Split(read(t, "testdata/everything.golden.yaml"), "\n---\n") {
@@ -147,7 +157,8 @@ func targetLabels(t *testing.T, component string) []string {
 		if err := yaml.Unmarshal([]byte(document), &monitor); err != nil {
 			t.Fatal(err)
 		}
-		if monitor.Kind != "PodMonitor" || monitor.Spec.Selector.MatchLabels["app.kubernetes.io/component"] != component {
+		if monitor.Kind != "PodMonitor" ||
+			monitor.Spec.Selector.MatchLabels["app.kubernetes.io/component"] != component {
 			continue
 		}
 		endpoint := monitor.Spec.PodMetricsEndpoints[0]
@@ -164,10 +175,10 @@ func targetLabels(t *testing.T, component string) []string {
 	return nil
 }
 
-// ask is an expression of PromQL, and what its lines are called.
+// ask is a PromQL expression and its legend.
 type ask struct{ expr, legend string }
 
-// dashboard is what the dashboard of the rendered chart asks for: its panels, and the values of its variables.
+// dashboard returns the queries of the rendered dashboard: of its panels and variables.
 func dashboard(t *testing.T) []ask {
 	t.Helper()
 	for _, document := range strings.Split(read(t, "testdata/default.golden.yaml"), "\n---\n") {
@@ -203,7 +214,8 @@ func dashboard(t *testing.T) []ask {
 			}
 		}
 		for _, v := range board.Templating.List {
-			if parts := regexp.MustCompile(`^label_values\((.*), (\w+)\)$`).FindStringSubmatch(v.Definition); parts != nil {
+			if parts := regexp.MustCompile(`^label_values\((.*), (\w+)\)$`).FindStringSubmatch(
+				v.Definition); parts != nil {
 				asked = append(asked, ask{expr: "sum by (" + parts[2] + ") (" + parts[1] + ")"})
 			} else if v.Type == "query" {
 				t.Errorf("a variable of the dashboard has a query that this test does not read: %s", v.Definition)
@@ -225,7 +237,8 @@ var (
 	operators  = []string{"and", "or", "unless", "bool", "offset", "group_left", "group_right"}
 )
 
-// check says what of the expression is not there. It reads as much of PromQL as is used here: "sum by (…) (…)", and not "sum(…) by (…)".
+// check returns what the expression uses and does not exist. It parses only the PromQL that is used here: "sum by (…)
+// (…)", and not "sum(…) by (…)".
 func (s series) check(a ask) (problems []string) {
 	missing := func(metrics []string, label string) {
 		for _, m := range metrics {
@@ -239,7 +252,8 @@ func (s series) check(a ask) (problems []string) {
 			label, values := m[1], s[found[1]][m[1]]
 			missing(found[1:2], label)
 			for _, value := range strings.Split(m[2], "|") {
-				if len(values) > 0 && !slices.Contains(values, value) && !slices.Contains(values, "") && !strings.Contains(value, "$") {
+				if len(values) > 0 && !slices.Contains(values, value) && !slices.Contains(values, "") &&
+					!strings.Contains(value, "$") {
 					problems = append(problems, found[1]+" has no "+label+" "+value)
 				}
 			}
@@ -272,7 +286,7 @@ func (s series) check(a ask) (problems []string) {
 	return problems
 }
 
-// metricsOf are the names that are neither functions nor words of the language.
+// metricsOf returns the names that are neither functions nor keywords.
 func metricsOf(bare string) []string {
 	var names []string
 	for _, word := range identifier.FindAllString(grouping.ReplaceAllString(bare, ""), -1) {
@@ -283,7 +297,7 @@ func metricsOf(bare string) []string {
 	return names
 }
 
-// argumentOf is what is between the first parenthesis and the one that closes it.
+// argumentOf returns the text between the first parenthesis and the matching one.
 func argumentOf(text string) string {
 	depth := 0
 	for i, r := range text {

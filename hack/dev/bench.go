@@ -7,10 +7,10 @@ import (
 	"os"
 )
 
-// benchCluster has the node of the aims: 8 GPUs.
+// benchCluster has the node that the targets are for: 8 GPUs.
 var benchCluster = cluster{name: "bench", profiles: map[string]string{"node-1": "dgx-h100"}}
 
-// benchProgram is the program that measures.
+// benchProgram is the binary of test/bench.
 const benchProgram = "_output/bin/bench"
 
 // bench measures the driver and writes docs/benchmarks.md; the rows that BENCH_ROWS selects are only printed.

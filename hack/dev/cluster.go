@@ -17,10 +17,10 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
-// profileLabel gives a node its simulated GPUs.
+// profileLabel selects the profile of a node's simulated GPUs.
 const profileLabel = "gpu.nvidia.com/sim-profile"
 
-// clusterProgram is the built test/cluster.
+// clusterProgram is the binary of test/cluster.
 const clusterProgram = "_output/bin/cluster"
 
 // cluster is a Kubernetes cluster that test/cluster runs on this machine.
@@ -29,7 +29,8 @@ type cluster struct {
 	profiles map[string]string // node → profile of simulated GPUs
 	audit    []string          // users whose requests to the API server are logged
 	flags    []string          // more flags of "up"
-	logs     string            // where the components' logs are kept when what is done on a fresh cluster fails; empty: nowhere
+	// directory for the components' logs if the use of a fresh cluster fails; empty: they are not kept
+	logs string
 }
 
 // buildClusterProgram compiles test/cluster, which is a module of its own.
@@ -41,13 +42,14 @@ func buildClusterProgram(ctx context.Context) error {
 	return command{label: "cluster", args: []string{"go", "build", "-C", "test/cluster", "-o", output, "."}}.run(ctx)
 }
 
-// check says what this machine lacks for a cluster, before anything is built or started.
+// check reports what this machine lacks for a cluster, before anything is built or started.
 func check(ctx context.Context) error {
 	_, err := command{args: []string{clusterProgram, "check"}}.output(ctx)
 	return err
 }
 
-// fresh starts the cluster anew, with the images on its nodes; beside is run in the meantime. It always stops the cluster after use.
+// fresh starts a new cluster with the images on its nodes and passes it to use. It runs beside in parallel with the
+// start, and always stops the cluster at the end.
 func (c cluster) fresh(ctx context.Context, beside command, use func(context.Context, target) error) (failure error) {
 	if err := buildClusterProgram(ctx); err != nil {
 		return err
@@ -55,7 +57,7 @@ func (c cluster) fresh(ctx context.Context, beside command, use func(context.Con
 	if err := check(ctx); err != nil {
 		return err
 	}
-	if err := c.down(ctx); err != nil { // what an interrupted run left
+	if err := c.down(ctx); err != nil { // left by an interrupted run
 		return err
 	}
 	defer func() {
@@ -79,7 +81,7 @@ func (c cluster) fresh(ctx context.Context, beside command, use func(context.Con
 	return use(ctx, t)
 }
 
-// sideBySide starts a cluster, and builds the images and then something else.
+// sideBySide starts a cluster while it builds the images.
 func sideBySide(ctx context.Context, start func(context.Context) error, build command) error {
 	work, workCtx := errgroup.WithContext(ctx)
 	work.Go(func() error { return start(workCtx) })
@@ -92,7 +94,7 @@ func sideBySide(ctx context.Context, start func(context.Context) error, build co
 	return work.Wait()
 }
 
-// up starts the cluster; what it needs is built first where it is not cached.
+// up starts the cluster. It first builds the components that are not cached.
 func (c cluster) up(ctx context.Context) error {
 	args := []string{clusterProgram, "up", "--name", c.name, "--nodes", strconv.Itoa(len(c.profiles))}
 	for _, node := range slices.Sorted(maps.Keys(c.profiles)) {
@@ -104,7 +106,7 @@ func (c cluster) up(ctx context.Context) error {
 	return command{label: "cluster", args: append(args, c.flags...)}.run(ctx)
 }
 
-// down stops the cluster, if it runs, and removes what it left. It works also after the context was cancelled.
+// down stops the cluster if it runs and removes its files. It also works after ctx is cancelled.
 func (c cluster) down(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
 	defer cancel()
@@ -112,7 +114,7 @@ func (c cluster) down(ctx context.Context) error {
 	return err
 }
 
-// load brings the images of an archive to every node.
+// load imports an image archive on every node.
 func (c cluster) load(ctx context.Context, archive string) error {
 	return command{label: "load", args: []string{clusterProgram, "load", "--name", c.name, archive}}.run(ctx)
 }
@@ -122,7 +124,7 @@ func (c cluster) kubeconfig(ctx context.Context) (string, error) {
 	return command{args: []string{clusterProgram, "kubeconfig", "--name", c.name}}.output(ctx)
 }
 
-// target returns the cluster as it is used through its kubeconfig.
+// target returns the cluster as a target.
 func (c cluster) target(ctx context.Context) (target, error) {
 	kubeconfig, err := c.kubeconfig(ctx)
 	if err != nil {
@@ -148,7 +150,7 @@ func tools(ctx context.Context) (string, error) {
 	return command{args: []string{clusterProgram, "tools"}}.output(ctx)
 }
 
-// usable tells whether the cluster runs with the nodes that it should have, all of them ready.
+// usable reports whether the cluster runs with all of its nodes and all are ready.
 func (c cluster) usable(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -179,11 +181,11 @@ func ready(node *corev1.Node) bool {
 	})
 }
 
-// keepLogs saves what the components have printed, so that a failure can be understood when the cluster is gone.
+// keepLogs copies the components' logs, which the end of the cluster removes.
 func (c cluster) keepLogs(ctx context.Context) {
 	ctx = context.WithoutCancel(ctx)
 	if _, err := c.kubeconfig(ctx); err != nil {
-		return // it never ran
+		return // it was never started
 	}
 	if err := os.MkdirAll(c.logs, 0o755); err != nil {
 		say("keep logs: %v", err)

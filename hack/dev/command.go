@@ -17,10 +17,10 @@ import (
 	"time"
 )
 
-// start is when the program began; every progress line says how long ago that was.
+// start is the program's start time. Every progress line prints the time since then.
 var start = time.Now()
 
-// screen keeps the lines of programs that run side by side whole.
+// screen serializes output, so that lines of parallel programs do not mix.
 var screen sync.Mutex
 
 func say(format string, args ...any) {
@@ -36,7 +36,8 @@ type command struct {
 	env   []string
 }
 
-// run shows the program's output as it comes. Cancelling asks the program to end and waits, so that it can clean up.
+// run streams the program's output. On cancellation it interrupts the program and waits, so that the program can clean
+// up.
 func (c command) run(ctx context.Context) error {
 	reader, writer := io.Pipe()
 	var shown sync.WaitGroup
@@ -54,14 +55,14 @@ func (c command) run(ctx context.Context) error {
 	return c.wrap(err)
 }
 
-// attach runs the program on our own output, as it is.
+// attach runs the program with the stdin, stdout and stderr of this one.
 func (c command) attach(ctx context.Context) error {
 	cmd := c.prepare(ctx)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	return c.wrap(cmd.Run())
 }
 
-// output returns what the program prints. What it prints as an error becomes part of the error.
+// output returns the program's stdout. An error includes its stderr.
 func (c command) output(ctx context.Context) (string, error) {
 	cmd := c.prepare(ctx)
 	var stderr bytes.Buffer

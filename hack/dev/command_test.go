@@ -16,13 +16,15 @@ func TestCommandOutput(t *testing.T) {
 		want    string
 		wantErr []string
 	}{
-		{"what it prints, without the last line's end", "echo a; echo b", "a\nb", nil},
-		{"a failure names the program, its status and what it said", "echo cannot >&2; exit 3", "", []string{"sh -c", "exit status 3", "cannot"}},
+		{"stdout without the final newline", "echo a; echo b", "a\nb", nil},
+		{"a failure names the program, its status and its stderr", "echo cannot >&2; exit 3", "",
+			[]string{"sh -c", "exit status 3", "cannot"}},
 		{"warnings of a program that succeeds are no output", "echo warning >&2; echo a", "a", nil},
 		{"the environment is added to", "echo $HOME_OF_TEST", "here", nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got, err := command{args: []string{"sh", "-c", tc.script}, env: []string{"HOME_OF_TEST=here"}}.output(t.Context())
+			got, err := command{args: []string{"sh", "-c", tc.script}, env: []string{"HOME_OF_TEST=here"}}.output(
+				t.Context())
 			if got != tc.want {
 				t.Errorf("got %q, want %q", got, tc.want)
 			}
@@ -57,7 +59,8 @@ func TestDigest(t *testing.T) {
 }
 
 func TestRun(t *testing.T) {
-	for _, args := range [][]string{nil, {"dmeo"}, {"demo", "twice"}, {"e2e", "-kubeconfig", ""}, {"demo-down", "-kubeconfig", "x"}} {
+	for _, args := range [][]string{nil, {"dmeo"}, {"demo", "twice"}, {"e2e", "-kubeconfig", ""},
+		{"demo-down", "-kubeconfig", "x"}} {
 		if err := run(t.Context(), args); err == nil || !strings.Contains(err.Error(), "usage") {
 			t.Errorf("run %q: got error %v, want the usage", args, err)
 		}
@@ -66,7 +69,8 @@ func TestRun(t *testing.T) {
 
 func TestRecap(t *testing.T) {
 	var r recap
-	for piece := range strings.SplitSeq("=== RUN   TestA|\n    a_test.go:3: it is |broken\n        below\n--- FAIL: TestA (1s)\n{\"log\":1}\n    --- FAIL: TestA/b\n        b_test.go:9: that too\n", "|") {
+	for piece := range strings.SplitSeq("=== RUN   TestA|\n    a_test.go:3: it is |broken\n        below\n--- FAIL: "+
+		"TestA (1s)\n{\"log\":1}\n    --- FAIL: TestA/b\n        b_test.go:9: that too\n", "|") {
 		if _, err := r.Write([]byte(piece)); err != nil {
 			t.Fatal(err)
 		}

@@ -12,19 +12,19 @@ import (
 	"path/filepath"
 )
 
-// archive is where the images are built.
+// archive is the image archive.
 const archive = "_output/images.tar"
 
 var demoCluster = cluster{name: "demo", profiles: map[string]string{
 	"node-1": "dgx-h100", "node-2": "l40s-x4", "node-3": "mixed",
 }}
 
-// demoRunner is the program that applies the demos.
+// demoRunner is the binary of test/e2e/demo.
 const demoRunner = "_output/bin/demo"
 
 var buildDemoRunner = command{label: "demo", args: []string{"go", "build", "-o", demoRunner, "./test/e2e/demo"}}
 
-// demo leaves the cluster running, also when a demo is not what its README says: one will want to look.
+// demo leaves the cluster running, also after a failure, for inspection.
 func demo(ctx context.Context) (failure error) {
 	if err := buildClusterProgram(ctx); err != nil {
 		return err
@@ -50,7 +50,7 @@ func demo(ctx context.Context) (failure error) {
 	return explain(ctx, t.kubeconfig)
 }
 
-// demoOn shows the demos on a cluster that has the images. It stays as it is.
+// demoOn runs the demos on an existing cluster that has the images, and leaves it running.
 func demoOn(ctx context.Context, kubeconfig string) error {
 	t, err := given(ctx, kubeconfig)
 	if err != nil {
@@ -88,7 +88,7 @@ func demoDown(ctx context.Context) error {
 	return demoCluster.down(ctx)
 }
 
-// ensure uses the cluster that runs, when it is as it should be, and starts a new one otherwise.
+// ensure reuses a running cluster if it is usable, and starts a new one otherwise.
 func (c cluster) ensure(ctx context.Context) error {
 	if c.usable(ctx) {
 		say("cluster: %s is running already", c.name)
@@ -107,7 +107,8 @@ func (c cluster) ensure(ctx context.Context) error {
 }
 
 func buildImages(ctx context.Context) error {
-	return command{label: "images", args: []string{"go", "run", "./deployments/container", "-output", filepath.Dir(archive)}}.run(ctx)
+	return command{label: "images", args: []string{"go", "run", "./deployments/container", "-output",
+		filepath.Dir(archive)}}.run(ctx)
 }
 
 func explain(ctx context.Context, kubeconfig string) error {

@@ -11,7 +11,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestKindHasTheSameProfiles compares the cluster of make kind-up with that of make test-e2e, whose profiles the tests are about.
+// TestKindHasTheSameProfiles checks that the cluster of make kind-up has the profiles of make test-e2e, which the tests
+// expect.
 func TestKindHasTheSameProfiles(t *testing.T) {
 	text, err := os.ReadFile("../../test/kind/cluster.yaml")
 	if err != nil {

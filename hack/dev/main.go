@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command dev is behind `make demo`, `make demo-down`, `make test-e2e`, `make test-survive`, `make strongest` and `make bench`: it puts the cluster, the images, the chart and
-// the tests together. It runs in the repository root.
+// Command dev implements `make demo`, `make demo-down`, `make test-e2e`, `make test-survive`, `make strongest` and
+// `make bench`: it starts a cluster, builds the images, installs the chart and runs the tests. Run it in the repository
+// root.
 package main
 
 import (

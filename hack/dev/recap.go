@@ -12,23 +12,23 @@ import (
 	"slices"
 )
 
-// test runs a command of go test on our own output. When it fails, what the tests said comes once more at the end: the logs that
-// failed tests print push it out of sight, and of what CI keeps.
+// test runs go test with our stdout. If it fails, it repeats the tests' messages at the end, because the logs of failed
+// tests push them out of sight and out of what CI keeps.
 func (c command) test(ctx context.Context) error {
-	said := &recap{}
+	messages := &recap{}
 	cmd := c.prepare(ctx)
-	cmd.Stdout, cmd.Stderr = io.MultiWriter(os.Stdout, said), os.Stderr
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(os.Stdout, messages), os.Stderr
 	err := cmd.Run()
 	if err != nil {
-		fmt.Printf("\nonce more, what the tests said:\n%s", said)
+		fmt.Printf("\nthe messages of the tests again:\n%s", messages)
 	}
 	return c.wrap(err)
 }
 
-// recap keeps the last things that tests have said, each with a few of the lines below it.
+// recap keeps the last messages of tests, each with a few of the lines below it.
 type recap struct {
 	kept [][]byte
-	more int // lines to come that may belong to the last
+	more int // following lines that may belong to the last message
 	rest []byte
 }
 
@@ -37,10 +37,10 @@ const (
 	recapBelow = 6
 )
 
-// saidByTest is a line of t.Log or t.Error.
-var saidByTest = regexp.MustCompile(`^\s+\w+_test\.go:\d+: `)
+// testMessage matches a line of t.Log or t.Error.
+var testMessage = regexp.MustCompile(`^\s+\w+_test\.go:\d+: `)
 
-// Write takes the output in any pieces.
+// Write accepts output in pieces of any size.
 func (r *recap) Write(p []byte) (int, error) {
 	r.rest = append(r.rest, p...)
 	for {
@@ -55,7 +55,7 @@ func (r *recap) Write(p []byte) (int, error) {
 
 func (r *recap) line(line []byte) {
 	switch {
-	case saidByTest.Match(line):
+	case testMessage.Match(line):
 		r.more = 1 + recapBelow
 	case bytes.HasPrefix(line, []byte("=== ")) || bytes.Contains(line, []byte("--- FAIL")):
 		r.more = 0

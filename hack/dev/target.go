@@ -19,18 +19,19 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
-// target is a cluster with the images on its nodes: one of test/cluster, or any other, such as one of kind. What is done with it
-// needs nothing but its kubeconfig.
+// target is a cluster with the images on its nodes: one of test/cluster or any other, for example of kind. It is used
+// only through its kubeconfig.
 type target struct {
 	kubeconfig string
 	helm       string
 	audit      string // the command that prints the API server's audit log; empty: there is none
 }
 
-// errNoProfiles keeps us from a cluster that is not for simulated GPUs.
-var errNoProfiles = errors.New("no node has the label " + profileLabel + ", which gives it simulated GPUs: is this the cluster you mean?")
+// errNoProfiles protects clusters that are not for simulated GPUs.
+var errNoProfiles = errors.New("no node has the label " + profileLabel +
+	", which gives it simulated GPUs: is this the cluster you mean?")
 
-// given returns the cluster of a kubeconfig that a user has named.
+// given returns the target of a kubeconfig that the user passed.
 func given(ctx context.Context, kubeconfig string) (target, error) {
 	kubeconfig, err := filepath.Abs(kubeconfig) // the tests run elsewhere
 	if err != nil {
@@ -53,7 +54,7 @@ func given(ctx context.Context, kubeconfig string) (target, error) {
 	return target{kubeconfig: kubeconfig, helm: helm}, err
 }
 
-// findHelm prefers the helm that is installed: building one takes minutes.
+// findHelm prefers an installed helm, because building one takes minutes.
 func findHelm(ctx context.Context) (string, error) {
 	if helm, err := exec.LookPath("helm"); err == nil {
 		return helm, nil
@@ -65,7 +66,7 @@ func findHelm(ctx context.Context) (string, error) {
 	return filepath.Join(dir, "helm"), err
 }
 
-// install installs the chart with simulated GPUs, or brings it up to date, and waits until the plugin is ready everywhere.
+// install installs or upgrades the chart with simulated GPUs, and waits until the plugin is ready on all nodes.
 func (t target) install(ctx context.Context) error {
 	say("installing the chart")
 	if err := t.labelNodes(ctx); err != nil {
@@ -73,13 +74,15 @@ func (t target) install(ctx context.Context) error {
 	}
 	args := []string{t.helm, "upgrade", "--install", "gpu-dra-driver", "deployments/helm/gpu-dra-driver",
 		"--namespace", "gpu-dra-driver", "--create-namespace", "--values", "demo/values.yaml",
-		// Helm's other way to wait waits for a DaemonSet whose pods are not replaced, too: that of the MPS supervisor.
+		// Helm's other wait strategy also waits for the DaemonSet of the MPS supervisor, whose pods are not replaced.
 		"--wait=legacy", "--timeout", "2m", "--hide-notes"}
 	digest, err := digest(archive)
 	switch {
 	case err == nil:
-		// The tag stays the same while one works on the driver; this restarts plugin and controller when the image is another.
-		args = append(args, "--set-string", "kubeletPlugin.podAnnotations.images="+digest, "--set-string", "controller.podAnnotations.images="+digest)
+		// During development the tag stays the same. The digest restarts the plugin and the controller when the image
+		// changes.
+		args = append(args, "--set-string", "kubeletPlugin.podAnnotations.images="+digest, "--set-string",
+			"controller.podAnnotations.images="+digest)
 	case !errors.Is(err, fs.ErrNotExist): // the nodes may have the images from elsewhere
 		return fmt.Errorf("read images: %w", err)
 	}
@@ -87,11 +90,11 @@ func (t target) install(ctx context.Context) error {
 	return err
 }
 
-// devicePlugin is the label by which nodes choose a file of the device plugin, and which of demo/values.yaml those with that profile
-// choose.
+// devicePlugin is the label by which nodes select a configuration file of the device plugin, and the file of
+// demo/values.yaml that nodes with that profile select.
 var devicePlugin = struct{ profile, label, file string }{"l40s-x4", "nvidia.com/device-plugin.config", "time-sliced"}
 
-// labelNodes lets nodes choose the configuration that demo/values.yaml has for them.
+// labelNodes lets nodes select the configuration that demo/values.yaml has for them.
 func (t target) labelNodes(ctx context.Context) error {
 	connection, err := kube.Connect(t.kubeconfig)
 	if err != nil {
@@ -112,9 +115,9 @@ func (t target) labelNodes(ctx context.Context) error {
 	return nil
 }
 
-// byHand is what an administrator has done where demo/mig-static works: in the machine that has an A100 there is one more, in MIG mode
-// and with a partition. A step is left out where its sign is in what simctl prints.
-var byHand = struct {
+// staticMIG is the setup that an administrator does for demo/mig-static: the machine with an A100 gets a second one in
+// MIG mode with a partition. A step is skipped if the output of simctl contains its sign.
+var staticMIG = struct {
 	profile string
 	steps   []step
 }{"mixed", []step{
@@ -128,14 +131,14 @@ type step struct {
 	args []string
 }
 
-// partition does it.
+// partition runs the steps of staticMIG.
 func (t target) partition(ctx context.Context) error {
 	connection, err := kube.Connect(t.kubeconfig)
 	if err != nil {
 		return err
 	}
 	var nodes corev1.NodeList
-	if err := connection.List(ctx, &nodes, client.MatchingLabels{profileLabel: byHand.profile}); err != nil {
+	if err := connection.List(ctx, &nodes, client.MatchingLabels{profileLabel: staticMIG.profile}); err != nil {
 		return fmt.Errorf("list nodes: %w", err)
 	}
 	plugins, err := connection.Pods(ctx, "gpu-dra-driver", kube.PluginLabels)
@@ -144,12 +147,14 @@ func (t target) partition(ctx context.Context) error {
 	}
 	for i := range plugins {
 		plugin := &plugins[i]
-		if plugin.DeletionTimestamp != nil || !slices.ContainsFunc(nodes.Items, func(n corev1.Node) bool { return n.Name == plugin.Spec.NodeName }) {
+		if plugin.DeletionTimestamp != nil || !slices.ContainsFunc(nodes.Items,
+			func(n corev1.Node) bool { return n.Name == plugin.Spec.NodeName }) {
 			continue
 		}
-		for _, step := range byHand.steps {
+		for _, step := range staticMIG.steps {
 			simctl := func(args ...string) (string, error) {
-				return connection.Exec(ctx, client.ObjectKeyFromObject(plugin), append([]string{"/usr/bin/dra-kubelet-plugin", "simctl"}, args...)...)
+				return connection.Exec(ctx, client.ObjectKeyFromObject(plugin),
+					append([]string{"/usr/bin/dra-kubelet-plugin-sim", "simctl"}, args...)...)
 			}
 			machine, err := simctl("print")
 			if err != nil {

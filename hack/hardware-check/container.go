@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,11 +19,11 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 )
 
-// probe is where a container without a claim has the device node of a GPU, which it must not be able to open.
+// probe is the path of a GPU's device node in a container without a claim, which must not be able to open it.
 const probe = "/dev/probe"
 
-// containers starts one with the CDI spec of a GPU and one without.
-func (e *examiner) containers(ctx context.Context) {
+// containers starts a container with the CDI spec of a GPU, and one without.
+func (e *checker) containers(ctx context.Context) {
 	const with, without = "a container with a GPU", "a container without a claim"
 	why := ""
 	runtime, err := exec.LookPath(e.runtime)
@@ -37,39 +38,41 @@ func (e *examiner) containers(ctx context.Context) {
 		why = "there is no " + e.hook + ", which the CDI spec has the runtime run (-cdi-hook)"
 	}
 	if why != "" {
-		e.say(skipped, with, "%s", why)
-		e.say(skipped, without, "%s", why)
+		e.add(skipped, with, "%s", why)
+		e.add(skipped, without, "%s", why)
 		return
 	}
 	rootfs, done, err := e.rootFileSystem()
 	if err != nil {
-		e.say(skipped, with, "no root file system for it (-rootfs): %v", err)
-		e.say(skipped, without, "no root file system for it (-rootfs): %v", err)
+		e.add(skipped, with, "no root file system for it (-rootfs): %v", err)
+		e.add(skipped, without, "no root file system for it (-rootfs): %v", err)
 		return
 	}
 	defer done()
 	device := e.report.CDI.Devices[0]
 	uuid := e.uuidOf(device.Name)
-	text, err := e.contain(ctx, runtime, rootfs, "with", e.claim, "nvidia-smi", "-L")
+	text, err := e.runContainer(ctx, runtime, rootfs, "with", e.claim, "nvidia-smi", "-L")
 	if err == nil && (!strings.Contains(text, uuid) || strings.Count(text, "GPU ") != 1) {
 		err = fmt.Errorf("nvidia-smi -L does not show %s alone: %s", uuid, text)
 	}
 	e.expect(err, with, "nvidia-smi -L shows %s", uuid)
-	text, err = e.contain(ctx, runtime, rootfs, "without", e.noClaim, "sh", "-c", "echo "+started+"; : <"+probe)
+	text, err = e.runContainer(ctx, runtime, rootfs, "without", e.noClaim, "sh", "-c", "echo "+started+"; : <"+probe)
 	if err == nil {
-		e.say(failed, without, "it can open the device node of %s", device.Name)
-	} else if denied := strings.ToLower(text); strings.Contains(text, started) && (strings.Contains(denied, "not permitted") || strings.Contains(denied, "permission denied")) {
-		e.say(verified, without, "it cannot open the device node of %s: %s", device.Name, text)
+		e.add(failed, without, "it can open the device node of %s", device.Name)
+	} else if denied := strings.ToLower(text); strings.Contains(text, started) &&
+		(strings.Contains(denied, "not permitted") || strings.Contains(denied, "permission denied")) {
+		e.add(verified, without, "it cannot open the device node of %s: %s", device.Name, text)
 	} else {
-		e.say(failed, without, "%v: %s", err, text)
+		e.add(failed, without, "%v: %s", err, text)
 	}
 }
 
-// started is what a container says first: what stops it from starting proves nothing about devices.
+// started is the first output of a container. Without it the container did not start, which proves nothing about
+// devices.
 const started = "the container has started"
 
-// uuidOf is the UUID of the GPU of that name.
-func (e *examiner) uuidOf(name string) string {
+// uuidOf returns the UUID of the GPU with that name.
+func (e *checker) uuidOf(name string) string {
 	for _, g := range e.report.GPUs {
 		if g.Name == name {
 			return fmt.Sprint(g.Attributes["uuid"])
@@ -78,8 +81,8 @@ func (e *examiner) uuidOf(name string) string {
 	return "a GPU without a UUID"
 }
 
-// claim gives the container the GPU, as a runtime does that Kubernetes has told of it.
-func (e *examiner) claim(spec *oci.Spec) error {
+// claim adds the GPU's CDI devices to the container, as a runtime does for a claim.
+func (e *checker) claim(spec *oci.Spec) error {
 	dir := filepath.Join(e.dir, "cdi")
 	text, err := json.Marshal(e.report.CDI)
 	if err == nil {
@@ -100,21 +103,21 @@ func (e *examiner) claim(spec *oci.Spec) error {
 	return err
 }
 
-// noClaim gives the container the node of a GPU's device, and not the right to use it.
-func (e *examiner) noClaim(spec *oci.Spec) error {
-	for _, n := range e.report.CDI.Devices[0].ContainerEdits.DeviceNodes {
-		path := n.HostPath
-		if path == "" {
-			path = n.Path
-		}
-		spec.Mounts = append(spec.Mounts, oci.Mount{Destination: probe, Type: "bind", Source: path, Options: []string{"bind", "ro"}})
-		return nil
+// noClaim adds a GPU's device node to the container without the permission to use it.
+func (e *checker) noClaim(spec *oci.Spec) error {
+	nodes := e.report.CDI.Devices[0].ContainerEdits.DeviceNodes
+	if len(nodes) == 0 {
+		return errors.New("the GPU has no device node")
 	}
-	return errors.New("the GPU has no device node")
+	path := cmp.Or(nodes[0].HostPath, nodes[0].Path)
+	spec.Mounts = append(spec.Mounts, oci.Mount{Destination: probe, Type: "bind", Source: path,
+		Options: []string{"bind", "ro"}})
+	return nil
 }
 
-// contain runs the program in a container, and returns what it says.
-func (e *examiner) contain(ctx context.Context, runtime, rootfs, name string, change func(*oci.Spec) error, args ...string) (string, error) {
+// runContainer runs the program in a container and returns its output.
+func (e *checker) runContainer(ctx context.Context, runtime, rootfs, name string, change func(*oci.Spec) error,
+	args ...string) (string, error) {
 	bundle := filepath.Join(e.dir, name)
 	if err := os.MkdirAll(bundle, 0o755); err != nil {
 		return "", err
@@ -132,35 +135,40 @@ func (e *examiner) contain(ctx context.Context, runtime, rootfs, name string, ch
 	}
 	id := fmt.Sprintf("hardware-check-%d-%s", os.Getpid(), name)
 	out, err := exec.CommandContext(ctx, runtime, "run", "--bundle", bundle, id).CombinedOutput()
-	said := strings.TrimSpace(string(out))
+	output := strings.TrimSpace(string(out))
 	if err != nil {
-		err = fmt.Errorf("%w: %s", err, said)
+		err = fmt.Errorf("%w: %s", err, output)
 	}
-	return said, err
+	return output, err
 }
 
-// plainContainer is one that may use no device.
+// plainContainer returns the spec of a container that may use no device.
 func plainContainer(rootfs string, args []string) *oci.Spec {
 	some := []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_SETGID", "CAP_SETUID"}
 	return &oci.Spec{
 		Version: oci.Version,
-		Process: &oci.Process{Args: args, Cwd: "/", Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, NoNewPrivileges: true,
+		Process: &oci.Process{Args: args, Cwd: "/",
+			Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, NoNewPrivileges: true,
 			Capabilities: &oci.LinuxCapabilities{Bounding: some, Effective: some, Permitted: some}},
 		Root: &oci.Root{Path: rootfs},
 		Mounts: []oci.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc"},
-			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755"}},
-			{Destination: "/sys", Type: "none", Source: "/sys", Options: []string{"rbind", "nosuid", "noexec", "nodev", "ro"}},
+			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime",
+				"mode=755"}},
+			{Destination: "/sys", Type: "none", Source: "/sys", Options: []string{"rbind", "nosuid", "noexec", "nodev",
+				"ro"}},
 		},
 		Linux: &oci.Linux{
-			Namespaces: []oci.LinuxNamespace{{Type: oci.PIDNamespace}, {Type: oci.IPCNamespace}, {Type: oci.UTSNamespace}, {Type: oci.MountNamespace}, {Type: oci.NetworkNamespace}},
-			Resources:  &oci.LinuxResources{Devices: []oci.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}},
+			Namespaces: []oci.LinuxNamespace{{Type: oci.PIDNamespace}, {Type: oci.IPCNamespace},
+				{Type: oci.UTSNamespace}, {Type: oci.MountNamespace}, {Type: oci.NetworkNamespace}},
+			Resources: &oci.LinuxResources{Devices: []oci.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}},
 		},
 	}
 }
 
-// rootFileSystem is the one that was named, or that of this machine behind an overlay, so that nothing is written to it.
-func (e *examiner) rootFileSystem() (dir string, done func(), err error) {
+// rootFileSystem returns the directory that the user named, or this machine's root behind an overlay, so that nothing
+// writes to it.
+func (e *checker) rootFileSystem() (dir string, done func(), err error) {
 	if e.rootfs != "" {
 		return e.rootfs, func() {}, nil
 	}

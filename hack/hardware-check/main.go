@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command hardware-check finds out on a machine with GPUs, without a cluster, whether what the driver assumes is so: it compares what
-// would be published with nvidia-smi, starts a container with the driver's CDI spec, and an MPS daemon. It prints a report in Markdown
-// and leaves nothing behind but what -out names.
+// Command hardware-check verifies the driver's assumptions on a machine with GPUs, without a cluster. It compares what
+// would be published with nvidia-smi, and starts a container with the driver's CDI spec and an MPS daemon. It prints a
+// report in Markdown and leaves no files except those of -out.
 package main
 
 import (
@@ -17,12 +17,13 @@ import (
 	"time"
 )
 
-// atMost is how long all of it may take.
-const atMost = 10 * time.Minute
+// totalTimeout limits the duration of the whole run.
+const totalTimeout = 10 * time.Minute
 
 // options are the flags.
 type options struct {
 	plugin       string
+	simulation   string
 	driverRoot   string
 	simulateDir  string
 	hook         string
@@ -35,16 +36,20 @@ type options struct {
 func main() {
 	var o options
 	flag.StringVar(&o.plugin, "plugin", "_output/bin/dra-kubelet-plugin", "the driver's program (make build)")
+	flag.StringVar(&o.simulation, "simulation", "_output/bin/dra-kubelet-plugin-sim",
+		"the driver's program for simulated GPUs (make build); it replays the recording")
 	flag.StringVar(&o.driverRoot, "driver-root", "/", "root of NVIDIA's driver")
 	flag.StringVar(&o.simulateDir, "simulate-dir", "", "check the simulated GPUs in this directory instead")
 	flag.StringVar(&o.hook, "cdi-hook", "/usr/bin/nvidia-cdi-hook", "NVIDIA's CDI hook program")
 	flag.StringVar(&o.runtime, "runtime", "runc", "OCI runtime")
-	flag.StringVar(&o.rootfs, "rootfs", "", "root file system of the containers; empty: that of this machine, behind an overlay")
-	flag.StringVar(&o.out, "out", "", "directory for report.md, check.json and recording.yaml (masked); empty: only the report, on the standard output")
+	flag.StringVar(&o.rootfs, "rootfs", "", "root file system of the containers; empty: that of this machine, behind "+
+		"an overlay")
+	flag.StringVar(&o.out, "out", "", "directory for report.md, check.json and recording.yaml (masked); empty: only "+
+		"the report, on the standard output")
 	flag.BoolVar(&o.allowChanges, "allow-changes", false, "also set a time slice and a compute mode, and set them back")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	ctx, cancel := context.WithTimeout(ctx, atMost)
+	ctx, cancel := context.WithTimeout(ctx, totalTimeout)
 	err := run(ctx, o, os.Stdout)
 	cancel()
 	stop()
@@ -54,23 +59,23 @@ func main() {
 	}
 }
 
-// errFailed means that something is not as the driver assumes; the report says what.
+// errFailed means that an assumption of the driver does not hold; the report says which.
 var errFailed = errors.New("something failed: see the report")
 
-// run takes all steps, whatever comes of the ones before, and prints the report.
+// run takes all steps, also after a failed one, and prints the report.
 func run(ctx context.Context, o options, out io.Writer) error {
 	dir, err := os.MkdirTemp("", "hardware-check-*")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	e := &examiner{options: o, dir: dir}
+	e := &checker{options: o, dir: dir}
 	e.doctor(ctx)
 	e.recording(ctx)
 	e.nvidiaSMI(ctx)
 	e.containers(ctx)
 	e.daemon(ctx)
-	e.changes(ctx)
+	e.settings(ctx)
 	if err := e.write(out); err != nil {
 		return err
 	}

@@ -16,12 +16,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
-	simmps "github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/mps"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/smi"
+	"github.com/gpudra/gpu-dra-driver/simulator"
+	simmps "github.com/gpudra/gpu-dra-driver/simulator/mps"
+	"github.com/gpudra/gpu-dra-driver/simulator/smi"
 )
 
-// TestMain lets the test program be the programs of simulated GPUs.
+// TestMain lets the test binary act as the programs of simulated GPUs.
 func TestMain(m *testing.M) {
 	self, err := os.Readlink("/proc/self/exe")
 	if err != nil {
@@ -32,7 +32,8 @@ func TestMain(m *testing.M) {
 		os.Exit(smi.Run(smi.Here(), os.Args[1:], time.Now(), os.Stdout, os.Stderr))
 	case "nvidia-cuda-mps-control":
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-		code := simmps.Program{Path: self, Args: os.Args[1:], Env: os.Getenv, In: os.Stdin, Out: os.Stdout, Err: os.Stderr}.Run(ctx)
+		code := simmps.Program{Path: self, Args: os.Args[1:], Env: os.Getenv, In: os.Stdin, Out: os.Stdout,
+			Err: os.Stderr}.Run(ctx)
 		stop()
 		os.Exit(code)
 	}
@@ -50,49 +51,49 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// simulated is a simulated machine and how to check it.
-func simulated(t *testing.T, profile string) (*sim.Node, options) {
+// simulated returns a simulated machine and the options that check it.
+func simulated(t *testing.T, profile string) (*simulator.Node, options) {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("making simulated device nodes needs root")
 	}
-	p, err := sim.BuiltIn(profile)
+	p, err := simulator.BuiltIn(profile)
 	must(t, err)
-	n, err := sim.Open(t.TempDir(), p)
+	n, err := simulator.Open(t.TempDir(), p)
 	must(t, err)
-	must(t, n.LayOut(sim.Programs{NvidiaSMI: os.Args[0], MPSControl: os.Args[0]}))
+	must(t, n.LayOut(simulator.Programs{NvidiaSMI: os.Args[0], MPSControl: os.Args[0]}))
 	hook := filepath.Join(t.TempDir(), "nvidia-cdi-hook")
 	must(t, os.WriteFile(hook, nil, 0o600))
-	return n, options{plugin: plugin(t), simulateDir: n.Dir(), hook: hook, runtime: "no-runtime", rootfs: t.TempDir()}
+	programs, err := build()
+	must(t, err)
+	return n, options{
+		plugin: filepath.Join(programs, "dra-kubelet-plugin"), simulation: filepath.Join(programs,
+			"dra-kubelet-plugin-sim"),
+		simulateDir: n.Dir(), hook: hook, runtime: "no-runtime", rootfs: t.TempDir(),
+	}
 }
 
-// build builds the driver's program, once. TestMain removes it.
+// build builds the driver's programs into a directory, once. TestMain removes it.
 var build = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "hardware-check-test-*")
 	if err != nil {
 		return "", err
 	}
 	built = dir
-	path := filepath.Join(dir, "dra-kubelet-plugin")
-	if out, err := exec.Command("go", "build", "-o", path, "../../cmd/dra-kubelet-plugin").CombinedOutput(); err != nil {
+	out, err := exec.Command("go", "build", "-o", dir+"/",
+		"../../cmd/dra-kubelet-plugin", "../../simulator/cmd/dra-kubelet-plugin-sim").CombinedOutput()
+	if err != nil {
 		return "", fmt.Errorf("%w: %s", err, out)
 	}
-	return path, nil
+	return dir, nil
 })
 
-// built is the directory of what was built.
+// built is the directory of the built programs.
 var built string
 
-func plugin(t *testing.T) string {
-	t.Helper()
-	path, err := build()
-	must(t, err)
-	return path
-}
-
-// runtimeOf is a stand-in for an OCI runtime: it prints what nvidia-smi would in a container that has the device node, and refuses
-// a device that the container may not use.
-func runtimeOf(t *testing.T, n *sim.Node) string {
+// runtimeOf returns a fake OCI runtime: it prints what nvidia-smi would print in a container with the device node, and
+// refuses a device that the container may not use.
+func runtimeOf(t *testing.T, n *simulator.Node) string {
 	t.Helper()
 	v, err := n.View()
 	must(t, err)
@@ -111,7 +112,7 @@ echo "GPU 0: x (UUID: %s)"
 	return path
 }
 
-// check runs everything, and returns the report.
+// check takes all steps and returns the report.
 func check(t *testing.T, o options) (string, error) {
 	t.Helper()
 	var out strings.Builder
@@ -138,11 +139,13 @@ func TestTheWholeCheckOnSimulatedGPUs(t *testing.T) {
 				t.Errorf("%v:\n%s", err, report)
 			}
 			requireLines(t, report, "0 failed",
-				"| verified | dra-kubelet-plugin record |", "| verified | the recording, simulated | it publishes the same slices |",
+				"| verified | dra-kubelet-plugin record |", "| verified | the recording, simulated | it publishes "+
+					"the same slices |",
 				"| verified | nvidia-smi -q -x: cudaComputeCapability |", "| verified | nvidia-smi -q -x: memory |",
 				"| skipped | other published values | nvidia-smi -q -x has none of them: fabricDomain, ",
 				"| verified | a container with a GPU |", "| verified | a container without a claim | it cannot open",
-				"| verified | an MPS daemon with limits | started", "| verified | nvidia-smi compute-policy --set-timeslice |")
+				"| verified | an MPS daemon with limits | started", "| verified | nvidia-smi compute-policy "+
+					"--set-timeslice |")
 			v, err := n.View()
 			must(t, err)
 			for _, c := range v.GPUs {
@@ -170,25 +173,27 @@ func TestWhatCannotBeCheckedIsSkippedWithTheReason(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	requireLines(t, report, "| skipped | nvidia-smi -q -x | the driver root has no nvidia-smi |", `| skipped | a container with a GPU | exec: "no-runtime"`,
+	requireLines(t, report, "| skipped | nvidia-smi -q -x | the driver root has no nvidia-smi |",
+		`| skipped | a container with a GPU | exec: "no-runtime"`,
 		"| skipped | an MPS daemon with limits | the driver root has no nvidia-cuda-mps-control |",
 		"| skipped | nvidia-smi -c | it changes settings: -allow-changes |")
 }
 
 func TestWhatIsNotAsPublishedFails(t *testing.T) {
 	n, o := simulated(t, "t4-x2")
-	// A machine whose nvidia-smi says something else of its memory.
-	program, said := filepath.Join(n.DriverRoot(), "usr/bin/nvidia-smi"), filepath.Join(t.TempDir(), "said")
+	// Replace nvidia-smi: this one reports another amount of memory.
+	program, output := filepath.Join(n.DriverRoot(), "usr/bin/nvidia-smi"), filepath.Join(t.TempDir(), "said")
 	text, err := exec.CommandContext(t.Context(), program, "-q", "-x").Output()
 	must(t, err)
-	must(t, os.WriteFile(said, []byte(strings.ReplaceAll(string(text), "15360 MiB", "16384 MiB")), 0o600))
+	must(t, os.WriteFile(output, []byte(strings.ReplaceAll(string(text), "15360 MiB", "16384 MiB")), 0o600))
 	must(t, os.Remove(program))
-	must(t, os.WriteFile(program, []byte("#!/bin/sh\ncat "+said+"\n"), 0o700))
+	must(t, os.WriteFile(program, []byte("#!/bin/sh\ncat "+output+"\n"), 0o700))
 	report, err := check(t, o)
 	if !errors.Is(err, errFailed) {
 		t.Errorf("got %v", err)
 	}
-	requireLines(t, report, `| FAILED | nvidia-smi -q -x: memory | GPU 0: "15360" is published, nvidia-smi says "16384"`)
+	requireLines(t, report,
+		`| FAILED | nvidia-smi -q -x: memory | GPU 0: "15360" is published, nvidia-smi says "16384"`)
 }
 
 func TestAGPUThatIsLost(t *testing.T) {

@@ -18,22 +18,24 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps/supervise"
 )
 
-// daemon runs an MPS daemon with limits, by the driver's own supervisor, and ends it. The compute mode stays as it is.
-func (e *examiner) daemon(ctx context.Context) {
+// daemon runs an MPS daemon with limits through the driver's supervisor, and stops it. It does not change the compute
+// mode.
+func (e *checker) daemon(ctx context.Context) {
 	const what = "an MPS daemon with limits"
-	g, ok := e.whole()
+	g, ok := e.unpartitionedGPU()
 	switch {
 	case e.report.Driver.MPSControl == "":
-		e.say(skipped, what, "the driver root has no nvidia-cuda-mps-control")
+		e.add(skipped, what, "the driver root has no nvidia-cuda-mps-control")
 	case !ok:
-		e.say(skipped, what, "no GPU is whole and young enough")
+		e.add(skipped, what, "no unpartitioned GPU supports limits of MPS clients")
 	default:
-		e.expect(e.superviseDaemon(ctx, g), what, "started, limited to half of %s, changed while it runs, and ended", g.Name)
+		e.expect(e.superviseDaemon(ctx, g), what, "started, limited to half of %s, changed while it runs, and ended",
+			g.Name)
 	}
 }
 
-// whole is a GPU that is not partitioned and can limit clients of MPS.
-func (e *examiner) whole() (doctor.GPU, bool) {
+// unpartitionedGPU returns a GPU without partitions that can limit MPS clients.
+func (e *checker) unpartitionedGPU() (doctor.GPU, bool) {
 	for _, g := range e.report.GPUs {
 		if g.Error == "" && !g.MIG.Enabled && g.MPSLimits {
 			return g, true
@@ -42,10 +44,10 @@ func (e *examiner) whole() (doctor.GPU, bool) {
 	return doctor.GPU{}, false
 }
 
-// patience is how long a daemon may take to start, to change and to end.
-const patience = time.Minute
+// timeout limits the start, each change and the end of a daemon.
+const timeout = time.Minute
 
-func (e *examiner) superviseDaemon(ctx context.Context, g doctor.GPU) (err error) {
+func (e *checker) superviseDaemon(ctx context.Context, g doctor.GPU) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	dir := mps.Dir(filepath.Join(e.dir, "plugin/mps"))
 	root := e.driverRoot
@@ -54,50 +56,55 @@ func (e *examiner) superviseDaemon(ctx context.Context, g doctor.GPU) (err error
 	}
 	ended := make(chan error, 1)
 	go func() {
-		ended <- supervise.Run(ctx, supervise.Config{Dir: dir, DriverRoot: root, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+		ended <- supervise.Run(ctx, supervise.Config{Dir: dir, DriverRoot: root,
+			Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	}()
 	defer func() {
-		cancel() // which ends the daemon
+		cancel() // ends the daemon
 		err = errors.Join(err, <-ended)
 	}()
 	id := gpu.UUID(fmt.Sprint(g.Attributes["uuid"]))
-	d := mps.Daemon{ID: g.Name, GPUs: []gpu.UUID{id}, ThreadPercentage: 50, Memory: map[gpu.UUID]uint64{id: g.Memory / 2}}
+	d := mps.Daemon{ID: g.Name, GPUs: []gpu.UUID{id}, ThreadPercentage: 50,
+		Memory: map[gpu.UUID]uint64{id: g.Memory / 2}}
 	for _, percentage := range []int{50, 30} {
 		d.ThreadPercentage = percentage
-		if err := dir.Want(d); err != nil {
+		if err := dir.Request(d); err != nil {
 			return err
 		}
-		if err := dir.Await(ctx, d.ID, patience); err != nil {
+		waiting, cancel := context.WithTimeout(ctx, timeout)
+		err := dir.Await(waiting, d.ID)
+		cancel()
+		if err != nil {
 			return err
 		}
 	}
-	if err := dir.Unwant(d.ID); err != nil {
+	if err := dir.Release(d.ID); err != nil {
 		return err
 	}
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+	for end := time.Now().Add(timeout); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		if _, err := os.Stat(dir.Pipe(d.ID)); errors.Is(err, os.ErrNotExist) {
 			return nil
 		}
 	}
-	return fmt.Errorf("it has not ended within %s", patience)
+	return fmt.Errorf("it has not ended within %s", timeout)
 }
 
-// changes sets what claims may set of a GPU, and sets it back.
-func (e *examiner) changes(ctx context.Context) {
+// settings applies the settings that claims may request of a GPU, and reverts them.
+func (e *checker) settings(ctx context.Context) {
 	const timeSlice, mode = "nvidia-smi compute-policy --set-timeslice", "nvidia-smi -c"
-	g, ok := e.whole()
+	g, ok := e.unpartitionedGPU()
 	if !e.allowChanges || !ok || e.report.Driver.NvidiaSMI == "" {
 		why := "it changes settings: -allow-changes"
 		if e.allowChanges {
 			why = "no GPU is whole, or there is no nvidia-smi"
 		}
-		e.say(skipped, timeSlice, "%s", why)
-		e.say(skipped, mode, "%s", why)
+		e.add(skipped, timeSlice, "%s", why)
+		e.add(skipped, mode, "%s", why)
 		return
 	}
 	uuid := fmt.Sprint(g.Attributes["uuid"])
 	_, err := e.smi(ctx, "compute-policy", "-i", uuid, "--set-timeslice", "1")
-	undo := context.WithoutCancel(ctx) // also when somebody gives up in between
+	undo := context.WithoutCancel(ctx) // also after cancellation
 	_, back := e.smi(undo, "compute-policy", "-i", uuid, "--set-timeslice", "0")
 	e.expect(errors.Join(err, back), timeSlice, "set to Short, and back")
 	_, err = e.smi(ctx, "-i", uuid, "-c", "EXCLUSIVE_PROCESS")

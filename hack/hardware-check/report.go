@@ -12,7 +12,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/doctor"
 )
 
-// result is what came of a step.
+// result is the outcome of a step.
 type result string
 
 const (
@@ -21,36 +21,36 @@ const (
 	skipped  result = "skipped" // the detail says why
 )
 
-// line is one of the report.
+// line is a line of the report.
 type line struct {
 	result       result
 	what, detail string
 }
 
-// examiner takes the steps.
-type examiner struct {
+// checker runs the steps and collects their results.
+type checker struct {
 	options
-	dir    string // for what the steps need; removed at the end
+	dir    string // for the steps' files; removed at the end
 	report doctor.Report
 	json   []byte // the report as the doctor printed it
 	record []byte // masked
 	lines  []line
 }
 
-func (e *examiner) say(r result, what, format string, args ...any) {
+func (e *checker) add(r result, what, format string, args ...any) {
 	e.lines = append(e.lines, line{r, what, fmt.Sprintf(format, args...)})
 }
 
-// expect is verified without an error, and otherwise failed.
-func (e *examiner) expect(err error, what, format string, args ...any) {
+// expect reports verified without an error, and failed otherwise.
+func (e *checker) expect(err error, what, format string, args ...any) {
 	if err != nil {
-		e.say(failed, what, "%v", err)
+		e.add(failed, what, "%v", err)
 		return
 	}
-	e.say(verified, what, format, args...)
+	e.add(verified, what, format, args...)
 }
 
-func (e *examiner) count(r result) int {
+func (e *checker) count(r result) int {
 	n := 0
 	for _, l := range e.lines {
 		if l.result == r {
@@ -60,11 +60,12 @@ func (e *examiner) count(r result) int {
 	return n
 }
 
-// write prints the report, and keeps it with what else is for a bug report.
-func (e *examiner) write(out io.Writer) error {
+// write prints the report and, with -out, writes it and the other files for a bug report.
+func (e *checker) write(out io.Writer) error {
 	var b strings.Builder
 	d := e.report.Driver
-	fmt.Fprintf(&b, "# Hardware check\n\nDriver %s, NVML %s, CUDA %s, kernel %s, %d GPUs: %d verified, %d failed, %d skipped.\n\n", d.Version, d.NVML, d.CUDA,
+	fmt.Fprintf(&b, "# Hardware check\n\nDriver %s, NVML %s, CUDA %s, kernel %s, %d GPUs: %d verified, %d failed, %d "+
+		"skipped.\n\n", d.Version, d.NVML, d.CUDA,
 		e.report.Host.Kernel, len(e.report.GPUs), e.count(verified), e.count(failed), e.count(skipped))
 	b.WriteString("| result | what | detail |\n|---|---|---|\n")
 	cell := strings.NewReplacer("|", "\\|", "\n", " ")
@@ -77,7 +78,8 @@ func (e *examiner) write(out io.Writer) error {
 	if err := os.MkdirAll(e.out, 0o755); err != nil {
 		return err
 	}
-	for name, content := range map[string][]byte{"report.md": []byte(b.String()), "check.json": e.json, "recording.yaml": e.record} {
+	for name, content := range map[string][]byte{"report.md": []byte(b.String()), "check.json": e.json,
+		"recording.yaml": e.record} {
 		if err := os.WriteFile(filepath.Join(e.out, name), content, 0o644); err != nil { //nolint:gosec // for others to read
 			return err
 		}

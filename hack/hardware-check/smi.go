@@ -18,7 +18,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/doctor"
 )
 
-// smiLog is what nvidia-smi -q -x prints, as far as it is compared.
+// smiLog is the compared part of the output of nvidia-smi -q -x.
 type smiLog struct {
 	Driver string   `xml:"driver_version"`
 	CUDA   string   `xml:"cuda_version"`
@@ -39,22 +39,27 @@ type smiGPU struct {
 	index        int
 }
 
-// compared are the published values that nvidia-smi shows, and how it shows them. "?" means that it does not say.
+// compared maps published attributes to nvidia-smi's value in the published form. "?" means that nvidia-smi does not
+// report it.
 var compared = map[string]func(smiLog, smiGPU) string{
-	"uuid":                            func(_ smiLog, g smiGPU) string { return g.UUID },
-	"parentUUID":                      func(_ smiLog, g smiGPU) string { return g.UUID },
-	"productName":                     func(_ smiLog, g smiGPU) string { return g.Name },
-	"brand":                           func(_ smiLog, g smiGPU) string { return g.Brand },
-	"architecture":                    func(_ smiLog, g smiGPU) string { return g.Architecture },
-	"driverVersion":                   func(l smiLog, _ smiGPU) string { return plainVersion(l.Driver) },
-	"cudaDriverVersion":               func(l smiLog, _ smiGPU) string { return plainVersion(l.CUDA) },
-	"cudaComputeCapability":           func(_ smiLog, g smiGPU) string { return plainVersion(g.capability) },
-	"index":                           func(_ smiLog, g smiGPU) string { return strconv.Itoa(g.index) },
-	"minor":                           func(_ smiLog, g smiGPU) string { return unsaid(g.Minor) },
-	"migCapable":                      func(_ smiLog, g smiGPU) string { return strconv.FormatBool(g.MIG != "N/A" && g.MIG != "") },
-	"addressingMode":                  func(_ smiLog, g smiGPU) string { return unsaid(g.Addressing) },
-	"resource.kubernetes.io/pciBusID": func(_ smiLog, g smiGPU) string { return strings.ToLower(strings.TrimPrefix(g.BusID, "0000")) },
-	"memory":                          func(_ smiLog, g smiGPU) string { return unsaid(strings.TrimSuffix(g.Memory, " MiB")) },
+	"uuid":                  func(_ smiLog, g smiGPU) string { return g.UUID },
+	"parentUUID":            func(_ smiLog, g smiGPU) string { return g.UUID },
+	"productName":           func(_ smiLog, g smiGPU) string { return g.Name },
+	"brand":                 func(_ smiLog, g smiGPU) string { return g.Brand },
+	"architecture":          func(_ smiLog, g smiGPU) string { return g.Architecture },
+	"driverVersion":         func(l smiLog, _ smiGPU) string { return plainVersion(l.Driver) },
+	"cudaDriverVersion":     func(l smiLog, _ smiGPU) string { return plainVersion(l.CUDA) },
+	"cudaComputeCapability": func(_ smiLog, g smiGPU) string { return plainVersion(g.capability) },
+	"index":                 func(_ smiLog, g smiGPU) string { return strconv.Itoa(g.index) },
+	"minor":                 func(_ smiLog, g smiGPU) string { return unsaid(g.Minor) },
+	"migCapable": func(_ smiLog, g smiGPU) string {
+		return strconv.FormatBool(g.MIG != "N/A" && g.MIG != "")
+	},
+	"addressingMode": func(_ smiLog, g smiGPU) string { return unsaid(g.Addressing) },
+	"resource.kubernetes.io/pciBusID": func(_ smiLog, g smiGPU) string {
+		return strings.ToLower(strings.TrimPrefix(g.BusID, "0000"))
+	},
+	"memory": func(_ smiLog, g smiGPU) string { return unsaid(strings.TrimSuffix(g.Memory, " MiB")) },
 }
 
 func unsaid(s string) string {
@@ -64,7 +69,7 @@ func unsaid(s string) string {
 	return s
 }
 
-// plainVersion is the version with three numbers and without leading zeros, as it is published.
+// plainVersion returns the version with three numbers and without leading zeros, as it is published.
 func plainVersion(s string) string {
 	var numbers [3]int
 	if s == "" || s == "N/A" {
@@ -76,22 +81,22 @@ func plainVersion(s string) string {
 	return fmt.Sprintf("%d.%d.%d", numbers[0], numbers[1], numbers[2])
 }
 
-// nvidiaSMI compares what would be published of each GPU with what nvidia-smi says.
-func (e *examiner) nvidiaSMI(ctx context.Context) {
+// nvidiaSMI compares the devices that would be published with nvidia-smi.
+func (e *checker) nvidiaSMI(ctx context.Context) {
 	const what = "nvidia-smi -q -x"
 	if e.report.Driver.NvidiaSMI == "" {
-		e.say(skipped, what, "the driver root has no nvidia-smi")
+		e.add(skipped, what, "the driver root has no nvidia-smi")
 		return
 	}
 	log, err := e.askSMI(ctx)
 	if err != nil {
-		e.say(failed, what, "%v", err)
+		e.add(failed, what, "%v", err)
 		return
 	}
 	differences, same := map[string][]string{}, map[string]int{}
 	for _, g := range e.report.GPUs {
 		if g.Error != "" {
-			e.say(failed, what, "GPU %d is not published: %s", g.Index, g.Error)
+			e.add(failed, what, "GPU %d is not published: %s", g.Index, g.Error)
 			continue
 		}
 		compare(log, g, differences, same)
@@ -99,18 +104,18 @@ func (e *examiner) nvidiaSMI(ctx context.Context) {
 	for _, name := range slices.Sorted(maps.Keys(compared)) {
 		switch {
 		case len(differences[name]) > 0:
-			e.say(failed, what+": "+name, "%s", strings.Join(differences[name], "; "))
+			e.add(failed, what+": "+name, "%s", strings.Join(differences[name], "; "))
 		case same[name] > 0:
-			e.say(verified, what+": "+name, "as published, on %d GPUs", same[name])
+			e.add(verified, what+": "+name, "as published, on %d GPUs", same[name])
 		default:
-			e.say(skipped, what+": "+name, "nvidia-smi does not say it")
+			e.add(skipped, what+": "+name, "nvidia-smi does not say it")
 		}
 	}
-	e.others()
+	e.unreported()
 }
 
-// others are the published values that nvidia-smi has nothing to say of.
-func (e *examiner) others() {
+// unreported lists the published attributes that nvidia-smi does not report.
+func (e *checker) unreported() {
 	names := map[string]bool{}
 	for _, g := range e.report.GPUs {
 		for name := range g.Attributes {
@@ -120,15 +125,17 @@ func (e *examiner) others() {
 		}
 	}
 	if len(names) > 0 {
-		e.say(skipped, "other published values", "nvidia-smi -q -x has none of them: %s", strings.Join(slices.Sorted(maps.Keys(names)), ", "))
+		e.add(skipped, "other published values", "nvidia-smi -q -x has none of them: %s",
+			strings.Join(slices.Sorted(maps.Keys(names)), ", "))
 	}
 }
 
-// compare notes for each value where the GPU differs, or that it does not.
+// compare records the attributes in which the GPU differs, and counts the equal ones.
 func compare(log smiLog, g doctor.GPU, differences map[string][]string, same map[string]int) {
 	at := slices.IndexFunc(log.GPUs, func(s smiGPU) bool { return s.UUID == g.Attributes["uuid"] })
 	if at < 0 {
-		differences["uuid"] = append(differences["uuid"], fmt.Sprintf("GPU %d: nvidia-smi has no %v", g.Index, g.Attributes["uuid"]))
+		differences["uuid"] = append(differences["uuid"], fmt.Sprintf("GPU %d: nvidia-smi has no %v", g.Index,
+			g.Attributes["uuid"]))
 		return
 	}
 	for name, of := range compared {
@@ -141,15 +148,16 @@ func compare(log smiLog, g doctor.GPU, differences map[string][]string, same map
 		case canonical(published) == canonical(says):
 			same[name]++
 		default:
-			differences[name] = append(differences[name], fmt.Sprintf("GPU %d: %q is published, nvidia-smi says %q", g.Index, published, says))
+			differences[name] = append(differences[name], fmt.Sprintf("GPU %d: %q is published, nvidia-smi says %q",
+				g.Index, published, says))
 		}
 	}
 }
 
-// canonical leaves out how go-nvlib and nvidia-smi write brands differently: "GeForceRTX" and "GeForce RTX".
+// canonical removes the difference between brands of go-nvlib and nvidia-smi: "GeForceRTX" and "GeForce RTX".
 func canonical(s string) string { return strings.ToLower(strings.ReplaceAll(s, " ", "")) }
 
-func (e *examiner) askSMI(ctx context.Context) (smiLog, error) {
+func (e *checker) askSMI(ctx context.Context) (smiLog, error) {
 	var log smiLog
 	text, err := e.smi(ctx, "-q", "-x")
 	if err == nil {
@@ -160,7 +168,7 @@ func (e *examiner) askSMI(ctx context.Context) (smiLog, error) {
 	}
 	capabilities, err := e.smi(ctx, "--query-gpu=uuid,compute_cap", "--format=csv,noheader")
 	if err != nil {
-		return log, nil // older than R510: it does not say
+		return log, nil //nolint:nilerr // older than R510, which does not report it
 	}
 	for i := range log.GPUs {
 		log.GPUs[i].index = i
@@ -173,11 +181,12 @@ func (e *examiner) askSMI(ctx context.Context) (smiLog, error) {
 	return log, nil
 }
 
-// smi runs the nvidia-smi of the driver.
-func (e *examiner) smi(ctx context.Context, args ...string) (string, error) {
+// smi runs the driver's nvidia-smi.
+func (e *checker) smi(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, e.report.Driver.NvidiaSMI, args...)
 	if e.simulateDir == "" && filepath.Clean(e.driverRoot) != "/" {
-		// The library alone, by name: a search path into the root would also find its C library, which may not fit the loader here.
+		// Preload only the library: a search path into the root would also find its C library, which may not fit the
+		// loader here.
 		cmd.Env = append(os.Environ(), "LD_PRELOAD="+e.report.Driver.Library)
 	}
 	out, err := cmd.Output()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package archtest keeps the imports of the driver going one way.
+// Package archtest checks the imports of packages.
 package archtest
 
 import (
@@ -16,59 +16,104 @@ import (
 
 const module = "github.com/gpudra/gpu-dra-driver/"
 
-// allowed are the packages of ours that a package may import; "/..." stands for all below a folder. A package without a row is an
-// error: think about where it belongs, then add it.
+// allowed lists the packages of this module that a package may import. A package without a row is an error: decide
+// where it belongs, then add a row.
 var allowed = map[string][]string{
-	"pkg/gpu":                   {},
-	"pkg/api":                   {},
-	"pkg/gpu/nvml":              {"pkg/gpu"},
-	"pkg/gpu/sim":               {"pkg/gpu", "pkg/gpu/sim/node"},
-	"pkg/gpu/sim/node":          {"pkg/gpu"},
-	"pkg/gpu/sim/record":        {"pkg/gpu", "pkg/gpu/nvml", "pkg/gpu/sim/node"},
-	"pkg/gpu/sim/smi":           {"pkg/gpu", "pkg/gpu/sim/node"},
-	"pkg/gpu/sim/simctl":        {"pkg/gpu", "pkg/gpu/sim", "pkg/gpu/sim/node"},
-	"pkg/gpu/sim/mps":           {"pkg/gpu/sim/node"},
-	"pkg/gpu/sim/cuda":          {"pkg/gpu/sim/mps", "pkg/gpu/sim/node"},
+	// Shared by node and controller.
+	"pkg/gpu":        {},
+	"pkg/api":        {},
+	"internal/event": {},
+	"pkg/steps":      {},
+	"pkg/inventory":  {"pkg/gpu"},
+	"pkg/nodeconfig": {"pkg/gpu"},
+	"pkg/allocation": {"pkg/api", "pkg/gpu"},
+	"pkg/sharing":    {"pkg/allocation", "pkg/api", "pkg/gpu", "pkg/inventory", "pkg/sharing/mps"},
+
+	// Only for the node.
+	"pkg/gpu/nvml":              {"pkg/gpu", "pkg/steps"},
 	"pkg/cdi":                   {"pkg/gpu"},
-	"pkg/inventory":             {"pkg/gpu"},
-	"pkg/nodeconfig":            {"pkg/gpu"},
-	"pkg/allocation":            {"pkg/api"},
-	"pkg/sharing":               {"pkg/gpu", "pkg/api", "pkg/allocation", "pkg/inventory", "pkg/sharing/mps"},
 	"pkg/sharing/mps":           {"pkg/gpu"},
-	"pkg/checkpoint":            {"pkg/gpu", "pkg/sharing"},
-	"pkg/claims":                {"pkg/allocation", "pkg/inventory", "pkg/sharing", "pkg/sharing/mps", "pkg/checkpoint", "pkg/cdi", "pkg/gpu"},
 	"pkg/sharing/mps/supervise": {"pkg/gpu", "pkg/sharing/mps"},
-	// Beside claims and inventory, what their interfaces speak of: the metrics wrap them.
-	"internal/plugin":                 {"pkg/claims", "pkg/inventory", "pkg/checkpoint", "pkg/sharing", "pkg/sharing/mps", "pkg/nodeconfig", "pkg/cdi", "pkg/gpu"},
-	"internal/doctor/host":            {},
-	"internal/doctor":                 {"internal/doctor/host", "pkg/cdi", "pkg/inventory", "pkg/gpu", "pkg/gpu/nvml", "pkg/gpu/sim/node", "pkg/gpu/sim/record"},
+	"pkg/checkpoint":            {"pkg/gpu", "pkg/sharing"},
+	"pkg/claims": {"pkg/allocation", "pkg/cdi", "pkg/checkpoint", "pkg/gpu", "pkg/inventory", "pkg/sharing",
+		"pkg/sharing/mps",
+		"pkg/steps"},
+
+	// The kubelet plugin. Only the root package imports all of its packages; others import report and podresources.
+	"internal/plugin/podresources": {},
+	"internal/plugin/report": {"internal/event", "pkg/checkpoint", "pkg/gpu", "pkg/inventory", "pkg/sharing",
+		"pkg/sharing/mps", "pkg/steps"},
+	"internal/plugin/node": {"internal/event", "internal/plugin/report", "pkg/checkpoint", "pkg/claims", "pkg/gpu",
+		"pkg/inventory", "pkg/nodeconfig",
+		"pkg/sharing"},
+	"internal/plugin/kubelet": {"internal/plugin/report", "pkg/checkpoint", "pkg/inventory", "pkg/sharing",
+		"pkg/steps"},
+	"internal/plugin/usage": {"internal/plugin/podresources", "internal/plugin/report", "pkg/checkpoint", "pkg/gpu",
+		"pkg/inventory", "pkg/sharing"},
+	"internal/plugin/sweep": {"internal/plugin/podresources", "pkg/checkpoint", "pkg/sharing"},
+	"internal/plugin": {"internal/plugin/kubelet", "internal/plugin/node", "internal/plugin/report",
+		"internal/plugin/sweep",
+		"internal/plugin/usage", "pkg/cdi", "pkg/checkpoint", "pkg/claims", "pkg/gpu", "pkg/sharing/mps", "pkg/steps"},
+
+	// The commands of the plugin's program: run, check, record.
+	"pkg/hwprofile":        {"pkg/gpu"},
+	"pkg/hwprofile/record": {"pkg/gpu", "pkg/gpu/nvml", "pkg/hwprofile"},
+	"internal/doctor/host": {},
+	"internal/doctor": {"internal/doctor/host", "pkg/cdi", "pkg/gpu", "pkg/gpu/nvml", "pkg/hwprofile",
+		"pkg/hwprofile/record",
+		"pkg/inventory"},
+	"internal/app": {"internal/doctor", "internal/doctor/host", "internal/plugin", "internal/plugin/node", "pkg/cdi",
+		"pkg/checkpoint",
+		"pkg/gpu/nvml", "pkg/hwprofile/record", "pkg/sharing/mps", "pkg/steps"},
+	"cmd/dra-kubelet-plugin": {"internal/app"},
+	"cmd/mps-supervisor":     {"pkg/sharing/mps", "pkg/sharing/mps/supervise"},
+
+	// The controller.
 	"internal/controller/certificate": {},
 	"internal/controller/view":        {"pkg/gpu"},
-	"internal/controller/viewtest":    {"internal/controller/view", "pkg/inventory", "pkg/gpu", "pkg/gpu/nvml", "pkg/gpu/sim"},
-	"internal/controller/metrics":     {"internal/controller/view"},
-	"internal/controller/strongest":   {"internal/controller/view", "pkg/gpu"},
-	"internal/controller/sweep":       {},
-	// It lets the node's own code decide about claims, on devices that it makes up.
-	"internal/controller/admission":   {"internal/controller/view", "pkg/api", "pkg/allocation", "pkg/inventory", "pkg/sharing", "pkg/gpu"},
-	"internal/controller":             {"internal/controller/..."},
-	"cmd/dra-controller":              {"internal/controller"},
-	"cmd/dra-kubelet-plugin":          {"internal/...", "pkg/..."},
-	"cmd/mps-supervisor":              {"pkg/sharing/mps", "pkg/sharing/mps/supervise"},
-	"cmd/sim-nvidia-smi":              {"pkg/gpu/sim/smi"},
-	"cmd/sim-nvidia-cuda-mps-control": {"pkg/gpu/sim/mps"},
-	// Its allocation is that of a CUDA program, where the GPUs are simulated.
-	"cmd/gpu-demo": {"pkg/gpu/sim/cuda", "pkg/gpu/sim/mps", "pkg/gpu/sim/smi"},
+	"internal/controller/viewtest": {"internal/controller/view", "pkg/gpu", "pkg/gpu/nvml", "pkg/inventory",
+		"simulator"},
+	"internal/controller/metrics":   {"internal/controller/view"},
+	"internal/controller/strongest": {"internal/controller/view", "pkg/gpu"},
+	"internal/controller/sweep":     {"internal/event"},
+	// Admission runs the node's validation with simulated devices.
+	"internal/controller/admission": {"internal/controller/view", "pkg/allocation", "pkg/api", "pkg/gpu",
+		"pkg/inventory", "pkg/sharing"},
+	"internal/controller": {"internal/controller/admission", "internal/controller/certificate",
+		"internal/controller/metrics",
+		"internal/controller/strongest", "internal/controller/sweep", "internal/controller/view"},
+	"cmd/dra-controller": {"internal/controller"},
+
+	// The simulator. The driver's programs do not import it; viewtest is for tests.
+	"simulator":        {"pkg/gpu", "pkg/hwprofile", "pkg/steps", "simulator/node"},
+	"simulator/node":   {"pkg/hwprofile"},
+	"simulator/smi":    {"pkg/hwprofile", "simulator/node"},
+	"simulator/simctl": {"pkg/hwprofile", "simulator", "simulator/node"},
+	"simulator/mps":    {"simulator/node"},
+	"simulator/cuda":   {"simulator/mps", "simulator/node"},
+	"simulator/cmd/dra-kubelet-plugin-sim": {"internal/app", "pkg/gpu/nvml", "pkg/hwprofile", "pkg/steps",
+		"simulator", "simulator/simctl"},
+	"simulator/cmd/sim-nvidia-smi":              {"simulator/smi"},
+	"simulator/cmd/sim-nvidia-cuda-mps-control": {"simulator/mps"},
+	// It allocates memory as a CUDA program on a simulated GPU.
+	"simulator/cmd/gpu-demo": {"simulator/cuda", "simulator/mps", "simulator/smi"},
 }
 
-// tools are the folders of programs that belong to the project and not to the driver: nothing of the driver may import them.
+// tools are directories of the project's own programs, which the driver must not import.
 var tools = []string{"deployments/", "test/", "hack/", "demo/", "docs/"}
 
-// onlyIn are modules that stay behind a seam: everything else sees our types.
+// onlyIn are modules that only a few packages may import: all others use our types.
 var onlyIn = map[string][]string{
-	"github.com/NVIDIA/":        {"pkg/gpu/nvml", "pkg/gpu/sim", "pkg/gpu/sim/record", "cmd/dra-kubelet-plugin"},
-	"tags.cncf.io/":             {"pkg/cdi", "pkg/gpu/nvml", "internal/doctor"},
-	"k8s.io/client-go/":         {"internal/plugin", "cmd/dra-kubelet-plugin", "internal/controller", "internal/controller/certificate", "cmd/dra-controller"},
-	"k8s.io/kubelet/":           {"internal/plugin", "cmd/gpu-demo"}, // the demo plays the driver of a NIC
+	"github.com/NVIDIA/": {"pkg/gpu/nvml", "pkg/hwprofile/record", "internal/app", "simulator",
+		"simulator/cmd/dra-kubelet-plugin-sim"},
+	"tags.cncf.io/": {"pkg/cdi", "pkg/gpu/nvml", "internal/doctor"},
+	"k8s.io/client-go/": {"internal/app", "internal/plugin", "internal/plugin/kubelet", "internal/plugin/node",
+		"internal/plugin/report",
+		"internal/plugin/sweep", "internal/plugin/usage", "internal/controller", "internal/controller/certificate",
+		"cmd/dra-controller", "simulator/cmd/dra-kubelet-plugin-sim"},
+	"k8s.io/kubelet/": {"internal/plugin/kubelet", "internal/plugin/podresources", "internal/plugin/report",
+		"internal/plugin/usage",
+		"simulator/cmd/gpu-demo"}, // the demo simulates the DRA driver of a NIC
 	"k8s.io/kubernetes/":        {},
 	"github.com/opencontainers": {},
 }
@@ -94,20 +139,45 @@ func TestImports(t *testing.T) {
 		}
 		for _, imported := range p.Imports {
 			if own, ok := strings.CutPrefix(imported, module); ok {
-				if !matches(own, row) {
+				if !slices.Contains(row, own) {
 					t.Errorf("%s imports %s; it may import %v", name, own, row)
 				}
 				continue
 			}
 			for prefix, users := range onlyIn {
 				if strings.HasPrefix(imported, prefix) && !slices.Contains(users, name) {
-					t.Errorf("%s imports %s, which is for %v alone", name, imported, users)
+					t.Errorf("%s imports %s; only %v may", name, imported, users)
 				}
 			}
 			if standard := !strings.Contains(strings.Split(imported, "/")[0], "."); name == "pkg/gpu" && !standard {
 				t.Errorf("%s imports %s; it may import the standard library only", name, imported)
 			}
 		}
+		for _, own := range row {
+			if !slices.Contains(p.Imports, module+own) {
+				t.Errorf("%s has a row for %s and does not import it: remove that", name, own)
+			}
+		}
+	}
+}
+
+// TestNoSimulatorInProduction: programs for real GPUs link nothing of the simulator.
+func TestNoSimulatorInProduction(t *testing.T) {
+	const simulation = module + "simulator"
+	for _, program := range []string{"cmd/dra-kubelet-plugin", "cmd/dra-controller", "cmd/mps-supervisor"} {
+		var found []string
+		for _, p := range strings.Fields(goList(t, "-deps", module+program)) {
+			if p == simulation || strings.HasPrefix(p, simulation+"/") {
+				found = append(found, p)
+			}
+		}
+		if len(found) > 0 {
+			t.Errorf("%s contains %v", program, found)
+		}
+	}
+	deps := strings.Fields(goList(t, "-deps", simulation+"/cmd/dra-kubelet-plugin-sim"))
+	if !slices.Contains(deps, simulation) {
+		t.Errorf("dra-kubelet-plugin-sim does not contain %s: is this test looking for the right name?", simulation)
 	}
 }
 
@@ -115,29 +185,12 @@ func isTool(name string) bool {
 	return slices.ContainsFunc(tools, func(folder string) bool { return strings.HasPrefix(name+"/", folder) })
 }
 
-func matches(name string, patterns []string) bool {
-	return slices.ContainsFunc(patterns, func(pattern string) bool {
-		if folder, ok := strings.CutSuffix(pattern, "/..."); ok {
-			return strings.HasPrefix(name, folder+"/")
-		}
-		return name == pattern
-	})
-}
-
-// list is every package of the module, with what its files other than tests import.
+// list returns every package of the module with its imports, without those of tests.
 func list(t *testing.T) []goPackage {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", path.Join(module, "..."))
-	out, err := cmd.Output()
-	if err != nil {
-		var exit *exec.ExitError
-		if errors.As(err, &exit) {
-			t.Fatalf("go list: %s", exit.Stderr)
-		}
-		t.Fatal(err)
-	}
 	var packages []goPackage
-	for decoder := json.NewDecoder(strings.NewReader(string(out))); ; {
+	for decoder := json.NewDecoder(strings.NewReader(goList(t, "-json=ImportPath,Imports",
+		path.Join(module, "...")))); ; {
 		var p goPackage
 		if err := decoder.Decode(&p); err == io.EOF {
 			return packages
@@ -146,4 +199,17 @@ func list(t *testing.T) []goPackage {
 		}
 		packages = append(packages, p)
 	}
+}
+
+func goList(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := exec.Command("go", append([]string{"list"}, args...)...).Output()
+	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			t.Fatalf("go list: %s", exit.Stderr)
+		}
+		t.Fatal(err)
+	}
+	return string(out)
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package controller is the cluster's side of the driver: it judges claims when they are typed, ranks GPUs, tells what the cluster
-// has, and clears away what nobody owns any more. No pod waits for it: without it, claims work as they are written.
+// Package controller is the cluster-wide part of the driver. It validates claims at admission, ranks GPUs, exports
+// metrics, and removes orphaned objects. Pods do not depend on it: without it, claims work as written.
 package controller
 
 import (
@@ -37,7 +37,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
 )
 
-// Config is what a running controller is made of.
+// Config is the configuration of the controller.
 type Config struct {
 	DriverName     string
 	StrongestClass string // the class whose requests are ranked
@@ -50,7 +50,8 @@ type Config struct {
 	HealthAddress  string
 	MetricsAddress string
 
-	// CertificateDir has tls.crt and tls.key that somebody else keeps. Empty: the controller keeps its own certificate.
+	// CertificateDir contains tls.crt and tls.key, which another program renews. Empty: the controller issues its own
+	// certificate.
 	CertificateDir      string
 	CertificateLifetime time.Duration
 
@@ -61,10 +62,10 @@ type Config struct {
 	REST *rest.Config
 }
 
-// Run serves until ctx ends.
+// Run runs the controller until ctx ends.
 func Run(ctx context.Context, c Config) error {
 	v := view.New(c.DriverName)
-	keeper := &certificate.Keeper{
+	certs := &certificate.Manager{
 		Secret:        types.NamespacedName{Namespace: c.Namespace, Name: c.Name + "-certificate"},
 		ServiceName:   fmt.Sprintf("%s.%s.svc", c.Name, c.Namespace),
 		Configuration: c.Name,
@@ -72,7 +73,7 @@ func Run(ctx context.Context, c Config) error {
 		Period:        5 * time.Second,
 		Settle:        30 * time.Second,
 	}
-	mgr, err := newManager(c, v, keeper)
+	mgr, err := newManager(c, v, certs)
 	if err != nil {
 		return fmt.Errorf("make the manager: %w", err)
 	}
@@ -80,7 +81,8 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	if err := ctrlmetrics.Registry.Register(metrics.Collector{View: v, Tells: leads(mgr.Elected(), known)}); err != nil {
+	if err := ctrlmetrics.Registry.Register(metrics.Collector{View: v,
+		Active: isReportingLeader(mgr.Elected(), known)}); err != nil {
 		return fmt.Errorf("register the cluster's metrics: %w", err)
 	}
 	server := mgr.GetWebhookServer()
@@ -88,8 +90,8 @@ func Run(ctx context.Context, c Config) error {
 	server.Register(validatePath, &webhook.Webhook{Handler: validator{admission.Checker{View: v}, expander}})
 	server.Register(strongestPath, &webhook.Webhook{Handler: ranker{expander}})
 	err = errors.Join(
-		keepCertificate(mgr, c, keeper),
-		clearAway(mgr, c),
+		addCertificateManager(mgr, c, certs),
+		addSweeper(mgr, c),
 		mgr.AddHealthzCheck("ping", func(*http.Request) error { return nil }),
 		mgr.AddReadyzCheck("webhooks", server.StartedChecker()),
 		mgr.AddReadyzCheck("view", func(*http.Request) error { return known() }),
@@ -100,18 +102,18 @@ func Run(ctx context.Context, c Config) error {
 	return mgr.Start(ctx)
 }
 
-func newManager(c Config, v *view.View, keeper *certificate.Keeper) (ctrl.Manager, error) {
+func newManager(c Config, v *view.View, certs *certificate.Manager) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
 	if err := clientgoscheme.AddToScheme(scheme); err != nil {
 		return nil, err
 	}
 	webhooks := webhookserver.Options{Port: c.WebhookPort, CertDir: c.CertificateDir}
 	if c.CertificateDir == "" {
-		webhooks.TLSOpts = []func(*tls.Config){func(t *tls.Config) { t.GetCertificate = keeper.GetCertificate }}
+		webhooks.TLSOpts = []func(*tls.Config){func(t *tls.Config) { t.GetCertificate = certs.GetCertificate }}
 	}
 	return ctrl.NewManager(c.REST, ctrl.Options{
 		Scheme:                        scheme,
-		Cache:                         caches(v),
+		Cache:                         cacheOptions(v),
 		WebhookServer:                 webhookserver.NewServer(webhooks),
 		HealthProbeBindAddress:        c.HealthAddress,
 		Metrics:                       metricsserver.Options{BindAddress: c.MetricsAddress},
@@ -122,33 +124,35 @@ func newManager(c Config, v *view.View, keeper *certificate.Keeper) (ctrl.Manage
 	})
 }
 
-// keepCertificate lets the keeper work, unless somebody else keeps the certificate.
-func keepCertificate(mgr ctrl.Manager, c Config, keeper *certificate.Keeper) (err error) {
+// addCertificateManager runs the certificate manager, unless another program provides the certificate.
+func addCertificateManager(mgr ctrl.Manager, c Config, certs *certificate.Manager) (err error) {
 	if c.CertificateDir != "" {
 		return nil
 	}
 	// The manager's own client would list and watch all secrets.
-	if keeper.Client, err = client.New(c.REST, client.Options{Scheme: mgr.GetScheme()}); err != nil {
+	if certs.Client, err = client.New(c.REST, client.Options{Scheme: mgr.GetScheme()}); err != nil {
 		return err
 	}
-	return errors.Join(mgr.Add(keeper), mgr.AddReadyzCheck("certificate", keeper.Ready))
+	return errors.Join(mgr.Add(certs), mgr.AddReadyzCheck("certificate", certs.Ready))
 }
 
-// clearAway has the leader look for what nobody owns any more.
-func clearAway(mgr ctrl.Manager, c Config) error {
-	figures, err := sweep.NewFigures(ctrlmetrics.Registry)
+// addSweeper runs the sweep for orphaned objects on the leader.
+func addSweeper(mgr ctrl.Manager, c Config) error {
+	sweepMetrics, err := sweep.NewMetrics(ctrlmetrics.Registry)
 	if err != nil {
 		return fmt.Errorf("register the metrics of the sweep: %w", err)
 	}
 	return mgr.Add(&sweep.Sweeper{
 		Driver: c.DriverName, Namespace: c.Namespace, Plugins: c.Plugins, Period: c.SweepPeriod, Grace: c.SweepGrace,
-		Objects: mgr.GetClient(), API: mgr.GetAPIReader(), Recorder: mgr.GetEventRecorder(c.DriverName), Figures: figures,
+		Objects: mgr.GetClient(), API: mgr.GetAPIReader(), Recorder: mgr.GetEventRecorder(c.DriverName),
+		Metrics: sweepMetrics,
 	})
 }
 
-// leads says whether this replica tells about the cluster: the leader does. Every replica has the same view, and if each told it, sums
-// would count every GPU several times. Before all is known, GPUs would look as if they were gone.
-func leads(elected <-chan struct{}, known func() error) func() bool {
+// isReportingLeader returns a function that reports whether this replica exports the cluster's metrics. Only the leader
+// does: otherwise sums would count every GPU once per replica. It starts when the view is complete, so that no GPU
+// seems to be missing.
+func isReportingLeader(elected <-chan struct{}, known func() error) func() bool {
 	return func() bool {
 		select {
 		case <-elected:
@@ -159,8 +163,8 @@ func leads(elected <-chan struct{}, known func() error) func() bool {
 	}
 }
 
-// caches keep no more than what is needed: a cluster has thousands of GPUs, and of each slice and claim only little is looked at.
-func caches(v *view.View) cache.Options {
+// cacheOptions keeps little of each object in the cache: a cluster has thousands of GPUs.
+func cacheOptions(v *view.View) cache.Options {
 	slim := func(obj any) (any, error) {
 		switch o := obj.(type) {
 		case *resourceapi.ResourceSlice:
@@ -173,13 +177,14 @@ func caches(v *view.View) cache.Options {
 	return cache.Options{
 		DefaultTransform: cache.TransformStripManagedFields(),
 		ByObject: map[client.Object]cache.ByObject{
-			&resourceapi.ResourceSlice{}: {Transform: slim, Field: fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, v.Driver())},
+			&resourceapi.ResourceSlice{}: {Transform: slim,
+				Field: fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, v.Driver())},
 			&resourceapi.ResourceClaim{}: {Transform: slim},
 		},
 	}
 }
 
-// follow keeps the view up to date. known says whether it has seen all that there is.
+// follow keeps the view up to date. known returns an error until the view is complete.
 func follow(ctx context.Context, c cache.Cache, v *view.View) (known func() error, err error) {
 	var synced []toolscache.InformerSynced
 	for _, of := range []struct {
@@ -212,7 +217,7 @@ func follow(ctx context.Context, c cache.Cache, v *view.View) (known func() erro
 	}, nil
 }
 
-// handler hands what an informer sees to two functions.
+// handler passes the events of an informer to two functions.
 func handler[T metav1.Object](set func(T), drop func(metav1.Object)) toolscache.ResourceEventHandler {
 	return toolscache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) {

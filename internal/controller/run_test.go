@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestOneReplicaTellsAboutTheCluster(t *testing.T) {
+func TestOnlyLeaderReports(t *testing.T) {
 	leader := make(chan struct{})
 	close(leader)
 	all, some := func() error { return nil }, func() error { return errors.New("slices are still being read") }
@@ -18,11 +18,11 @@ func TestOneReplicaTellsAboutTheCluster(t *testing.T) {
 		want    bool
 	}{
 		{"the leader", leader, all, true},
-		{"a leader that knows only some", leader, some, false},
+		{"a leader with an incomplete view", leader, some, false},
 		{"another replica", make(chan struct{}), all, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if got := leads(tc.elected, tc.known)(); got != tc.want {
+			if got := isReportingLeader(tc.elected, tc.known)(); got != tc.want {
 				t.Errorf("got %t, want %t", got, tc.want)
 			}
 		})

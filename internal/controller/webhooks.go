@@ -27,31 +27,31 @@ const (
 	strongestPath = "/strongest"
 )
 
-// patience is how long a webhook may think. The API server waits for a second.
-const patience = 800 * time.Millisecond
+// webhookTimeout is how long a webhook may take. The API server waits for a second.
+const webhookTimeout = 800 * time.Millisecond
 
-// validator judges claims, templates and classes.
+// validator validates claims, templates and classes.
 type validator struct {
 	checker  admission.Checker
 	expander strongest.Expander
 }
 
-// Handle is asked about objects that are made, and about classes that are changed: what a claim asks for never changes.
+// Handle validates objects on create, and classes also on update. The spec of a claim is immutable.
 func (v validator) Handle(ctx context.Context, req webhook.Request) webhook.Response {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, webhookTimeout)
 	defer cancel()
 	verdict, err := v.judge(ctx, req)
 	if err != nil {
 		return webhook.Errored(http.StatusBadRequest, fmt.Errorf("%s %s: %w", req.Kind.Kind, req.Name, err))
 	}
 	if len(verdict.Problems) > 0 {
-		return webhook.Denied(told(verdict.Problems)).WithWarnings(verdict.Warnings...)
+		return webhook.Denied(problemsText(verdict.Problems)).WithWarnings(verdict.Warnings...)
 	}
 	return webhook.Allowed("").WithWarnings(verdict.Warnings...)
 }
 
-// told is all problems in one message.
-func told(problems []error) string {
+// problemsText joins all problems in one message.
+func problemsText(problems []error) string {
 	if len(problems) == 1 {
 		return problems[0].Error()
 	}
@@ -95,9 +95,9 @@ func (v validator) claim(ctx context.Context, spec *resourceapi.ResourceClaimSpe
 // ranker expands requests for the strongest GPU.
 type ranker struct{ expander strongest.Expander }
 
-// Handle is asked about claims that are made. What it cannot expand stays as it is, and gets any whole GPU.
+// Handle mutates claims on create. A request that it cannot expand stays as it is, and gets any whole GPU.
 func (r ranker) Handle(ctx context.Context, req webhook.Request) webhook.Response {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, webhookTimeout)
 	defer cancel()
 	var claim resourceapi.ResourceClaim
 	if err := json.Unmarshal(req.Object.Raw, &claim); err != nil {
@@ -106,7 +106,7 @@ func (r ranker) Handle(ctx context.Context, req webhook.Request) webhook.Respons
 	if _, implicit := claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation]; implicit {
 		return webhook.Allowed("the scheduler has made it for a GPU that it has found already")
 	}
-	if err := newer(req.Object.Raw); err != nil {
+	if err := checkUnknownFields(req.Object.Raw); err != nil {
 		return webhook.Allowed("").WithWarnings(fmt.Sprintf("this claim gets any whole GPU: %v", err))
 	}
 	before := claim.Spec.DeepCopy().Devices.Requests
@@ -119,13 +119,14 @@ func (r ranker) Handle(ctx context.Context, req webhook.Request) webhook.Respons
 			continue
 		}
 		at := fmt.Sprintf("/spec/devices/requests/%d/", i)
-		patches = append(patches, jsonpatch.NewOperation("remove", at+"exactly", nil), jsonpatch.NewOperation("add", at+"firstAvailable", request.FirstAvailable))
+		patches = append(patches, jsonpatch.NewOperation("remove", at+"exactly", nil),
+			jsonpatch.NewOperation("add", at+"firstAvailable", request.FirstAvailable))
 	}
 	return webhook.Patched("", patches...)
 }
 
-// newer says whether the requests have fields that this version does not know, and so could not carry over.
-func newer(claim []byte) error {
+// checkUnknownFields returns an error if the requests have fields that this version does not know: it would drop them.
+func checkUnknownFields(claim []byte) error {
 	var in struct {
 		Spec struct {
 			Devices struct {

@@ -26,14 +26,15 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
 )
 
-// request is one about an object of that kind, in YAML.
+// request returns an admission request for an object in YAML.
 func request(t testing.TB, kind, object string) webhook.Request {
 	t.Helper()
 	raw, err := yaml.YAMLToJSON([]byte(object))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return webhook.Request{AdmissionRequest: admissionv1.AdmissionRequest{Kind: metav1.GroupVersionKind{Group: "resource.k8s.io", Version: "v1", Kind: kind},
+	return webhook.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+		Kind:   metav1.GroupVersionKind{Group: "resource.k8s.io", Version: "v1", Kind: kind},
 		Object: runtime.RawExtension{Raw: raw}}}
 }
 
@@ -47,13 +48,20 @@ func TestValidator(t *testing.T) {
 		code               int32
 		want               []string // in the message
 	}{
-		{"a claim", "ResourceClaim", `spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]}}`, http.StatusOK, nil},
-		{"a claim with two mistakes", "ResourceClaim", `spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}], ` + wrong + `}}`, http.StatusForbidden,
-			[]string{"2 problems:\n  - spec.devices.config[0].opaque.parameters.sharing.timeSlicingConfig: Forbidden", "\n  - spec.devices.config[0].opaque.parameters" + both}},
-		{"a template", "ResourceClaimTemplate", `spec: {spec: {devices: {` + wrong + `}}}`, http.StatusForbidden, []string{"spec.spec.devices.config[0].opaque.parameters" + both}},
-		{"a class", "DeviceClass", `spec: {` + wrong + `}`, http.StatusForbidden, []string{"spec.config[0].opaque.parameters" + both}},
-		{"what is no claim", "ResourceClaim", `spec: 5`, http.StatusBadRequest, []string{"cannot unmarshal"}},
-		{"what it is not for", "Pod", `{}`, http.StatusBadRequest, []string{"Pod"}},
+		{"a claim", "ResourceClaim",
+			`spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]}}`, http.StatusOK,
+			nil},
+		{"a claim with two mistakes", "ResourceClaim",
+			`spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}], ` + wrong + `}}`,
+			http.StatusForbidden,
+			[]string{"2 problems:\n  - spec.devices.config[0].opaque.parameters.sharing.timeSlicingConfig: Forbidden",
+				"\n  - spec.devices.config[0].opaque.parameters" + both}},
+		{"a template", "ResourceClaimTemplate", `spec: {spec: {devices: {` + wrong + `}}}`, http.StatusForbidden,
+			[]string{"spec.spec.devices.config[0].opaque.parameters" + both}},
+		{"a class", "DeviceClass", `spec: {` + wrong + `}`, http.StatusForbidden,
+			[]string{"spec.config[0].opaque.parameters" + both}},
+		{"not a claim", "ResourceClaim", `spec: 5`, http.StatusBadRequest, []string{"cannot unmarshal"}},
+		{"another kind of object", "Pod", `{}`, http.StatusBadRequest, []string{"Pod"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got := handler.Handle(t.Context(), request(t, tc.kind, tc.object))
@@ -71,7 +79,8 @@ func TestValidator(t *testing.T) {
 
 func TestRanker(t *testing.T) {
 	handler := ranker{strongest.Expander{Class: "strongest.gpu.nvidia.com", Ranks: 4,
-		View: viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"}, viewtest.Node{Name: "b", Profile: "l40s-x4"})}}
+		View: viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"},
+			viewtest.Node{Name: "b", Profile: "l40s-x4"})}}
 	const asks = `spec: {devices: {requests: [{name: first, exactly: {deviceClassName: gpu.nvidia.com, count: 1}}, {name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com, count: 1MORE}}]FIELDS}}`
 	claim := func(more, fields string) string {
 		return strings.NewReplacer("MORE", more, "FIELDS", fields).Replace(asks)
@@ -83,14 +92,18 @@ func TestRanker(t *testing.T) {
 	}{
 		{"a claim", claim("", ""), true, ""},
 		{"a claim with fields that are newer than the controller", claim("", ", newer: {field: 1}"), true, ""},
-		{"a request with fields that are newer", claim(", newer: 1", ""), false, "its requests have fields that the controller does not know"},
-		{"the scheduler's own", "metadata: {annotations: {resource.kubernetes.io/extended-resource-claim: \"true\"}}\n" + claim("", ""), false, ""},
-		{"what is no claim", "spec: 5", false, ""},
+		{"a request with fields that are newer", claim(", newer: 1", ""), false,
+			"its requests have fields that the controller does not know"},
+		{"the scheduler's own",
+			"metadata: {annotations: {resource.kubernetes.io/extended-resource-claim: \"true\"}}\n" + claim("", ""),
+			false, ""},
+		{"not a claim", "spec: 5", false, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			req := request(t, "ResourceClaim", tc.object)
 			got := handler.Handle(t.Context(), req)
-			if warned := strings.Join(got.Warnings, " "); !strings.Contains(warned, tc.warned) || (warned == "") != (tc.warned == "") {
+			if warned := strings.Join(got.Warnings, " "); !strings.Contains(warned, tc.warned) ||
+				(warned == "") != (tc.warned == "") {
 				t.Errorf("warned: got %q, want %q", warned, tc.warned)
 			}
 			if !tc.expanded {
@@ -116,7 +129,8 @@ func TestRanker(t *testing.T) {
 				t.Fatal(err)
 			}
 			requests := after.Spec.Devices.Requests
-			if requests[0].Exactly == nil || requests[1].Exactly != nil || len(requests[1].FirstAvailable) != 8 || requests[1].Name != "gpu" {
+			if requests[0].Exactly == nil || requests[1].Exactly != nil || len(requests[1].FirstAvailable) != 8 ||
+				requests[1].Name != "gpu" {
 				t.Errorf("got %s, want the second request as a list", patched)
 			}
 			if strings.Contains(tc.object, "newer") && !strings.Contains(string(patched), `"newer":{"field":1}`) {
@@ -126,8 +140,8 @@ func TestRanker(t *testing.T) {
 	}
 }
 
-// Slices, claims and classes come and go while webhooks think. make test-race looks for races.
-func TestWhileTheInventoryChanges(t *testing.T) {
+// Slices, claims and classes change while webhooks run. make test-race looks for data races.
+func TestWebhooksDuringChanges(t *testing.T) {
 	v := viewtest.New(t)
 	var slices []*resourceapi.ResourceSlice
 	for _, profile := range []string{"t4-x2", "l40s-x4", "a30-x2"} {
@@ -149,7 +163,8 @@ func TestWhileTheInventoryChanges(t *testing.T) {
 			v.DeleteClaim(types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name})
 		}
 	})
-	ask := request(t, "ResourceClaim", `spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com, count: 1, capacity: {requests: {memory: 5Gi}}}}]}}`)
+	ask := request(t, "ResourceClaim",
+		`spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com, count: 1, capacity: {requests: {memory: 5Gi}}}}]}}`)
 	ranked := 0
 	end := time.Now().Add(10 * time.Second)
 	for n := 0; n < 200 || ranked == 0 && time.Now().Before(end); n++ {
@@ -164,7 +179,8 @@ func TestWhileTheInventoryChanges(t *testing.T) {
 			continue
 		}
 		list := got.Patches[1].Value.([]resourceapi.DeviceSubRequest)
-		if first, last := list[0].Name, list[len(list)-1].Name; len(list) != 8 || !strings.HasPrefix(first, "tflops-") || last != "any" {
+		if first, last := list[0].Name, list[len(list)-1].Name; len(list) != 8 ||
+			!strings.HasPrefix(first, "tflops-") || last != "any" {
 			t.Fatalf("got %d alternatives from %s to %s, want eight, from the strongest to any", len(list), first, last)
 		}
 		ranked++
@@ -176,7 +192,7 @@ func TestWhileTheInventoryChanges(t *testing.T) {
 	}
 }
 
-// FuzzWebhooks looks for objects that make a webhook panic, or answer neither yes nor no.
+// FuzzWebhooks looks for objects that make a webhook panic or fail.
 func FuzzWebhooks(f *testing.F) {
 	for _, seed := range []string{
 		`{"spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "strongest.gpu.nvidia.com", "count": 2, "capacity": {"requests": {"memory": "5Gi"}}}}]}}}`,
@@ -193,8 +209,11 @@ func FuzzWebhooks(f *testing.F) {
 	judge, rank := validator{admission.Checker{View: v}, expander}, ranker{expander}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		for _, kind := range []string{"ResourceClaim", "ResourceClaimTemplate", "DeviceClass"} {
-			req := webhook.Request{AdmissionRequest: admissionv1.AdmissionRequest{Kind: metav1.GroupVersionKind{Kind: kind}, Object: runtime.RawExtension{Raw: raw}}}
-			if got := judge.Handle(context.Background(), req); got.Result == nil || got.Allowed != (got.Result.Code == http.StatusOK) {
+			req := webhook.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+				Kind: metav1.GroupVersionKind{Kind: kind}, Object: runtime.RawExtension{Raw: raw},
+			}}
+			if got := judge.Handle(context.Background(), req); got.Result == nil ||
+				got.Allowed != (got.Result.Code == http.StatusOK) {
 				t.Errorf("%s %s: got %+v", kind, raw, got)
 			}
 			rank.Handle(context.Background(), req)

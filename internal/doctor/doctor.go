@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package doctor looks at a node without a cluster: what the driver sees there, what it would publish, and what is in its way.
+// Package doctor checks a node without a cluster: what the driver finds, what it would publish, and which problems it
+// has.
 package doctor
 
 import (
@@ -18,23 +19,23 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
-// Config is what to look at.
+// Config is the configuration of a check.
 type Config struct {
-	Machine    nvml.Config // its Library is nil where the driver root has none
+	Machine    nvml.Config // Library is nil if the driver root has none
 	DriverName string
 	NodeName   string
 	CDIDir     string
 	Writes     []string  // further directories of the host that the driver writes to
-	Host       host.Root // "" when it is not seen
+	Host       host.Root // "" if it is not mounted
 	Kernel     string
-	Cgroups    string                 // where control groups are mounted
-	Writable   func(dir string) error // host.Writable, but in tests
+	Cgroups    string                 // where cgroups are mounted
+	Writable   func(dir string) error // host.Writable, except in tests
 }
 
-// Format is that of a report. It changes when a field is taken away or means something else.
+// Format is the version of the report's format. It changes when a field is removed or gets another meaning.
 const Format = 1
 
-// Report is what was found. Its fields are described in docs/doctor.md.
+// Report is the result of a check. Its fields are described in docs/doctor.md.
 type Report struct {
 	Format   int                         `json:"format"`
 	Driver   Driver                      `json:"driver"`
@@ -63,7 +64,7 @@ type Driver struct {
 	MIGDeviceNodes bool     `json:"migDeviceNodes"`
 }
 
-// Host is what surrounds the driver.
+// Host is the environment of the driver.
 type Host struct {
 	Root    string       `json:"root"`
 	Kernel  string       `json:"kernel"`
@@ -72,7 +73,7 @@ type Host struct {
 	Runtime host.Runtime `json:"runtime"`
 }
 
-// GPU is one that NVML counts.
+// GPU is a GPU that NVML counts.
 type GPU struct {
 	Index      int               `json:"index"`
 	Name       string            `json:"name"`
@@ -85,7 +86,7 @@ type GPU struct {
 	Unanswered map[string]string `json:"unanswered"`
 }
 
-// MIG is how a GPU can be partitioned, and how it is.
+// MIG is the MIG support and state of a GPU.
 type MIG struct {
 	Capable    bool        `json:"capable"`
 	Enabled    bool        `json:"enabled"`
@@ -95,49 +96,52 @@ type MIG struct {
 	Partitions []Partition `json:"partitions"`
 }
 
-// Partition is one that exists.
+// Partition is an existing MIG partition.
 type Partition struct {
 	Profile string `json:"profile"`
 	Start   int    `json:"start"`
 	UUID    string `json:"uuid"`
 }
 
-// Healthy says that nothing keeps pods from GPUs.
+// Healthy reports whether nothing keeps pods from using GPUs.
 func (r Report) Healthy() bool {
 	return !slices.ContainsFunc(r.Problems, func(p host.Problem) bool { return p.Severity == host.Error })
 }
 
-// Check looks at everything. It changes nothing. Same machine, same report.
+// Check checks the node without changing it. On the same machine it returns the same report.
 func Check(c Config) Report {
-	e := &examination{Config: c, report: Report{Format: Format, GPUs: []GPU{}, Slices: []resourceapi.ResourceSlice{}, Problems: []host.Problem{}}}
+	e := &checker{Config: c, report: Report{Format: Format, GPUs: []GPU{}, Slices: []resourceapi.ResourceSlice{},
+		Problems: []host.Problem{}}}
 	e.driver()
-	e.surroundings()
+	e.host()
 	if c.Machine.Library != nil {
 		e.machine()
 	}
-	slices.SortStableFunc(e.report.Problems, func(a, b host.Problem) int { return cmp.Compare(a.Severity, b.Severity) }) // errors first
+	// errors first
+	slices.SortStableFunc(e.report.Problems, func(a, b host.Problem) int { return cmp.Compare(a.Severity, b.Severity) })
 	return e.report
 }
 
-// examination is a report that is being written.
-type examination struct {
+// checker builds a report.
+type checker struct {
 	Config
 	report Report
 }
 
-func (e *examination) found(p ...host.Problem) { e.report.Problems = append(e.report.Problems, p...) }
+func (e *checker) found(p ...host.Problem) { e.report.Problems = append(e.report.Problems, p...) }
 
-// has says whether a problem of the kind has been found.
-func (e *examination) has(k host.Kind) bool {
+// has reports whether a problem of the kind was found.
+func (e *checker) has(k host.Kind) bool {
 	return slices.ContainsFunc(e.report.Problems, func(p host.Problem) bool { return p.ID == k.ID })
 }
 
-func (e *examination) surroundings() {
+func (e *checker) host() {
 	r, problems := host.LookUpRuntime(e.Host, "", e.CDIDir)
 	h := &e.report.Host
-	*h = Host{Root: string(e.Host), Kernel: e.Kernel, Cgroup: host.CgroupVersion(e.Cgroups), AllPIDs: host.SeesAllPIDs("/proc"), Runtime: r}
+	*h = Host{Root: string(e.Host), Kernel: e.Kernel, Cgroup: host.CgroupVersion(e.Cgroups),
+		AllPIDs: host.SeesAllPIDs("/proc"), Runtime: r}
 	e.found(problems...)
-	e.found(host.Places(e.Host, append([]string{e.CDIDir}, e.Writes...), e.Writable)...)
+	e.found(host.ReadOnlyDirs(e.Host, append([]string{e.CDIDir}, e.Writes...), e.Writable)...)
 	if h.Cgroup == 1 {
 		e.found(host.CgroupV1.Found("%s is not cgroup v2", e.Cgroups))
 	}
@@ -146,16 +150,17 @@ func (e *examination) surroundings() {
 	}
 }
 
-// publish writes what the node would publish, without a node configuration and without claims.
-func (e *examination) publish(devices []gpu.Device) {
-	pool := inventory.Untouched(devices).Pool(e.NodeName)
+// publish adds what the node would publish without a node configuration and without claims.
+func (e *checker) publish(devices []gpu.Device) {
+	pool := inventory.Defaults(devices).Pool(e.NodeName)
 	for i, s := range pool.Slices {
 		e.report.Slices = append(e.report.Slices, resourceapi.ResourceSlice{
 			TypeMeta:   metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSlice"},
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%s-%d", e.NodeName, e.DriverName, i)},
 			Spec: resourceapi.ResourceSliceSpec{
 				Driver: e.DriverName, NodeName: &e.NodeName, Devices: s.Devices, SharedCounters: s.SharedCounters,
-				Pool: resourceapi.ResourcePool{Name: e.NodeName, Generation: 1, ResourceSliceCount: int64(len(pool.Slices))},
+				Pool: resourceapi.ResourcePool{Name: e.NodeName, Generation: 1,
+					ResourceSliceCount: int64(len(pool.Slices))},
 			},
 		})
 	}

@@ -16,8 +16,9 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/doctor"
 	"github.com/gpudra/gpu-dra-driver/internal/doctor/host"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
+	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
+	"github.com/gpudra/gpu-dra-driver/simulator"
+	"github.com/gpudra/gpu-dra-driver/simulator/node"
 )
 
 func must(t *testing.T, err error) {
@@ -27,37 +28,38 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// patient is a simulated machine and how it is looked at.
-type patient struct {
-	*sim.Node
+// testNode is a simulated node and the configuration of its check.
+type testNode struct {
+	*simulator.Node
 	config doctor.Config
 	t      *testing.T
 }
 
-// admit is a machine with nothing wrong but what the program that runs the test cannot have.
-func admit(t *testing.T, p sim.Profile) *patient {
+// newTestNode returns a node without problems, except those of the test's own environment.
+func newTestNode(t *testing.T, p simulator.Profile) *testNode {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("making simulated device nodes needs root")
 	}
-	n, err := sim.Open(t.TempDir(), p)
+	n, err := simulator.Open(t.TempDir(), p)
 	must(t, err)
 	program := filepath.Join(t.TempDir(), "program")
 	must(t, os.WriteFile(program, nil, 0o600))
-	must(t, n.LayOut(sim.Programs{NvidiaSMI: program, MPSControl: program}))
+	must(t, n.LayOut(simulator.Programs{NvidiaSMI: program, MPSControl: program}))
 	root := t.TempDir()
 	must(t, os.MkdirAll(filepath.Join(root, "etc/containerd"), 0o755))
 	must(t, os.WriteFile(filepath.Join(root, "etc/containerd/config.toml"), []byte("version = 3\n"), 0o600))
 	must(t, os.WriteFile(filepath.Join(root, "cgroup.controllers"), nil, 0o600))
-	return &patient{n, doctor.Config{
-		Machine: nvml.Config{Library: n.NVML(), Sysfs: filepath.Join(n.DriverRoot(), "sys"), Proc: n.Proc(), HookPath: program,
-			Driver: nvml.DriverRoot{Host: n.DriverRoot(), Here: n.DriverRoot()}},
+	return &testNode{n, doctor.Config{
+		Machine: nvml.Config{Library: n.NVML(), Sysfs: filepath.Join(n.DriverRoot(), "sys"), Proc: n.Proc(),
+			HookPath: program,
+			Driver:   nvml.DriverRoot{Host: n.DriverRoot(), Here: n.DriverRoot()}},
 		DriverName: "gpu.nvidia.com", NodeName: "n", CDIDir: "/var/run/cdi", Host: host.Root(root), Cgroups: root,
 		Writable: func(string) error { return nil },
 	}, t}
 }
 
-// problems are the IDs of what was found, but for what is about the test.
+// problems returns the IDs of the problems, except those of the test's environment.
 func problems(r doctor.Report) string {
 	var ids []string
 	for _, p := range r.Problems {
@@ -68,7 +70,7 @@ func problems(r doctor.Report) string {
 	return strings.Join(ids, " ")
 }
 
-// brokenLibrary cannot be initialised.
+// brokenLibrary fails to initialize.
 type brokenLibrary struct {
 	nvmllib.Interface
 	ret nvmllib.Return
@@ -76,104 +78,131 @@ type brokenLibrary struct {
 
 func (b brokenLibrary) Init() nvmllib.Return { return b.ret }
 
-func (p *patient) file(name string) string {
+func (p *testNode) file(name string) string {
 	return filepath.Join(p.DriverRoot(), "usr/lib/x86_64-linux-gnu", name)
 }
 
-func (p *patient) broken(ret nvmllib.Return) error {
+func (p *testNode) broken(ret nvmllib.Return) error {
 	p.config.Machine.Library = brokenLibrary{p.config.Machine.Library, ret}
 	return nil
 }
 
-func (p *patient) module(version string) error {
+func (p *testNode) module(version string) error {
 	file := filepath.Join(p.Proc(), "driver/nvidia/version")
 	if version == "" {
 		return os.Remove(file)
 	}
 	must(p.t, os.Remove(file))
-	return os.WriteFile(file, []byte("NVRM version: NVIDIA UNIX x86_64 Kernel Module  "+version+"  Wed Jan  1 00:00:00 UTC 2025\n"), 0o600)
+	return os.WriteFile(file, []byte("NVRM version: NVIDIA UNIX x86_64 Kernel Module  "+version+
+		"  Wed Jan  1 00:00:00 UTC 2025\n"), 0o600)
 }
 
-// Machines on which something is not as the driver needs it.
-func TestBadSurroundings(t *testing.T) {
+func TestProblems(t *testing.T) {
 	for _, row := range []struct {
 		name, profile string
-		spoil         func(p *patient) error
+		change        func(p *testNode) error
 		want          string   // the problems, errors first
 		says          []string // in what is printed
 	}{
-		{"nothing is wrong", "t4-x2", func(*patient) error { return nil }, "", []string{"GPU 1 gpu-af-00-0", "0 errors, "}},
-		{"partitions can be made", "hgx-h200", func(*patient) error { return nil }, "", []string{"changes without a reset", "1g.18gb+me"}},
-		{"no library", "t4-x2", func(p *patient) error {
+		{"nothing is wrong", "t4-x2", func(*testNode) error { return nil }, "",
+			[]string{"GPU 1 gpu-af-00-0", "0 errors, "}},
+		{"partitions can be made", "hgx-h200", func(*testNode) error { return nil }, "",
+			[]string{"changes without a reset", "1g.18gb+me"}},
+		{"no library", "t4-x2", func(p *testNode) error {
 			p.config.Machine.Library = nil
 			return os.Remove(p.file("libnvidia-ml.so.1"))
 		}, "no-library", []string{"libnvidia-ml.so.1 is in no library directory below", "--driver-root"}},
-		{"a library and no GPU", "t4-x2", func(p *patient) error {
+		{"a library and no GPU", "t4-x2", func(p *testNode) error {
 			for range 2 {
 				must(p.t, p.Remove("0"))
 			}
 			return nil
 		}, "no-gpu", []string{"NVML counts no GPU", "lspci"}},
-		{"the module is not loaded", "t4-x2", func(p *patient) error {
+		{"the module is not loaded", "t4-x2", func(p *testNode) error {
 			return first(p.module(""), p.broken(nvmllib.ERROR_DRIVER_NOT_LOADED))
 		}, "no-module", []string{"modprobe nvidia"}},
-		{"module and libraries differ", "t4-x2", func(p *patient) error {
+		{"module and libraries differ", "t4-x2", func(p *testNode) error {
 			return first(p.module("570.124.06"), p.broken(nvmllib.ERROR_LIB_RM_VERSION_MISMATCH))
-		}, "version-mismatch", []string{"the kernel module has version 570.124.06, the libraries have 580.95.05", "rmmod"}},
-		{"module and libraries differ, and the file does not say it", "t4-x2", func(p *patient) error {
+		}, "version-mismatch", []string{"the kernel module has version 570.124.06, the libraries have 580.95.05",
+			"rmmod"}},
+		{"module and libraries differ, and the file does not say it", "t4-x2", func(p *testNode) error {
 			return p.broken(nvmllib.ERROR_LIB_RM_VERSION_MISMATCH)
 		}, "version-mismatch", []string{"initialise NVML"}},
-		{"NVML fails for no known reason", "t4-x2", func(p *patient) error { return p.broken(nvmllib.ERROR_UNKNOWN) }, "nvml-fails", nil},
-		{"no permission", "t4-x2", func(p *patient) error { return p.broken(nvmllib.ERROR_NO_PERMISSION) }, "no-permission", []string{"privileged"}},
-		{"a GPU is lost", "t4-x2", func(p *patient) error { return p.Unplug("0") }, "gpu-lost", []string{"GPU 0: get handle: ", "GPU 1 gpu-af-00-0"}},
-		{"a GPU is lost, and has a handle", "t4-x2", func(p *patient) error { return p.Fail("0", node.AllCalls, node.LostGPU) }, "gpu-lost", nil},
-		{"every call of a GPU fails", "t4-x2", func(p *patient) error { return p.Fail("0", node.AllCalls, "ERROR_UNKNOWN") },
+		{"NVML fails for no known reason", "t4-x2", func(p *testNode) error { return p.broken(nvmllib.ERROR_UNKNOWN) },
+			"nvml-fails", nil},
+		{"no permission", "t4-x2", func(p *testNode) error { return p.broken(nvmllib.ERROR_NO_PERMISSION) },
+			"no-permission", []string{"privileged"}},
+		{"a GPU is lost", "t4-x2", func(p *testNode) error { return p.Unplug("0") }, "gpu-lost",
+			[]string{"GPU 0: get handle: ", "GPU 1 gpu-af-00-0"}},
+		{"a GPU is lost, and has a handle", "t4-x2", func(p *testNode) error {
+			return p.Fail("0", node.AllCalls, hwprofile.LostGPU)
+		}, "gpu-lost", nil},
+		{"every call of a GPU fails", "t4-x2", func(p *testNode) error {
+			return p.Fail("0", node.AllCalls,
+				"ERROR_UNKNOWN")
+		},
 			"gpu-unreadable call-fails", []string{"GetName (ERROR_UNKNOWN), "}},
-		{"a call is not supported", "t4-x2", func(p *patient) error { return p.Fail("0", "GetNumGpuCores", node.NotSupported) }, "", []string{"not supported"}},
-		{"a call answers an unknown error", "t4-x2", func(p *patient) error { return p.Fail("0", "GetNumGpuCores", "ERROR_UNKNOWN") },
+		{"a call is not supported", "t4-x2", func(p *testNode) error {
+			return p.Fail("0", "GetNumGpuCores", hwprofile.NotSupported)
+		}, "", []string{"not supported"}},
+		{"a call answers an unknown error", "t4-x2", func(p *testNode) error {
+			return p.Fail("0", "GetNumGpuCores",
+				"ERROR_UNKNOWN")
+		},
 			"call-fails", []string{"GPU 0 gpu-3b-00-0: calls fail: GetNumGpuCores (ERROR_UNKNOWN)", "record --mask"}},
-		{"a call is not permitted", "t4-x2", func(p *patient) error { return p.Fail("0", "GetComputeRunningProcesses", "ERROR_NO_PERMISSION") },
+		{"a call is not permitted", "t4-x2", func(p *testNode) error {
+			return p.Fail("0", "GetComputeRunningProcesses",
+				"ERROR_NO_PERMISSION")
+		},
 			"call-fails", []string{"GetComputeRunningProcesses (ERROR_NO_PERMISSION)"}},
-		{"the driver root is a link", "t4-x2", func(p *patient) error {
+		{"the driver root is a link", "t4-x2", func(p *testNode) error {
 			link := filepath.Join(p.t.TempDir(), "driver")
 			p.config.Machine.Driver = nvml.DriverRoot{Host: link, Here: link}
 			return os.Symlink(p.DriverRoot(), link)
 		}, "driver-root-symlink", []string{"is a symbolic link to"}},
-		{"the driver root is a link, and seen at another place", "t4-x2", func(p *patient) error {
+		{"the driver root is a link, and seen at another place", "t4-x2", func(p *testNode) error {
 			link := filepath.Join(p.t.TempDir(), "driver")
 			p.config.Machine.Driver = nvml.DriverRoot{Host: "/run/nvidia/driver", Here: link}
 			return os.Symlink(p.DriverRoot(), link)
 		}, "driver-root-symlink", nil},
-		{"two drivers in the root", "t4-x2", func(p *patient) error {
-			return first(os.WriteFile(p.file("libnvidia-ml.so.570.124.06"), nil, 0o600), os.WriteFile(p.file("libcuda.so.570.124.06"), nil, 0o600))
+		{"two drivers in the root", "t4-x2", func(p *testNode) error {
+			return first(os.WriteFile(p.file("libnvidia-ml.so.570.124.06"), nil, 0o600),
+				os.WriteFile(p.file("libcuda.so.570.124.06"), nil, 0o600))
 		}, "two-versions", []string{"570.124.06, 580.95.05"}},
-		{"no nvidia-smi, no MPS, no hook", "t4-x2", func(p *patient) error {
+		{"no nvidia-smi, no MPS, no hook", "t4-x2", func(p *testNode) error {
 			p.config.Machine.HookPath = "/nowhere/nvidia-cdi-hook"
 			return os.RemoveAll(filepath.Join(p.DriverRoot(), "usr/bin"))
 		}, "no-nvidia-smi no-mps no-cdi-hook", nil},
-		{"a device node is missing", "t4-x2", func(p *patient) error { return os.Remove(filepath.Join(p.DriverRoot(), "dev/nvidia-uvm")) },
+		{"a device node is missing", "t4-x2", func(p *testNode) error {
+			return os.Remove(filepath.Join(p.DriverRoot(),
+				"dev/nvidia-uvm"))
+		},
 			"driver-files", []string{"/dev/nvidia-uvm is not a character device", "nvidia-modprobe -u -c=0"}},
-		{"no device nodes for partitions", "hgx-h200", func(p *patient) error { return os.RemoveAll(filepath.Join(p.Proc(), "driver/nvidia-caps")) },
+		{"no device nodes for partitions", "hgx-h200",
+			func(p *testNode) error { return os.RemoveAll(filepath.Join(p.Proc(), "driver/nvidia-caps")) },
 			"no-mig-device-nodes", nil},
-		{"containerd without CDI", "t4-x2", func(p *patient) error {
+		{"containerd without CDI", "t4-x2", func(p *testNode) error {
 			return os.WriteFile(filepath.Join(string(p.config.Host), "etc/containerd/config.toml"),
 				[]byte("version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = false\n"), 0o600)
 		}, "cdi-off", []string{"enable_cdi = true"}},
-		{"read-only /etc and /usr", "t4-x2", func(p *patient) error {
+		{"read-only /etc and /usr", "t4-x2", func(p *testNode) error {
 			p.config.Writable = readOnly("/etc", "/usr")
 			return nil
 		}, "", nil},
-		{"a read-only directory for CDI specs", "t4-x2", func(p *patient) error {
+		{"a read-only directory for CDI specs", "t4-x2", func(p *testNode) error {
 			p.config.Writable, p.config.CDIDir = readOnly("/etc"), "/etc/cdi"
 			return nil
 		}, "read-only", []string{"/etc/cdi cannot be written to"}},
-		{"cgroup v1", "t4-x2", func(p *patient) error { return os.Remove(filepath.Join(p.config.Cgroups, "cgroup.controllers")) }, "cgroup-v1", nil},
+		{"cgroup v1", "t4-x2", func(p *testNode) error {
+			return os.Remove(filepath.Join(p.config.Cgroups,
+				"cgroup.controllers"))
+		}, "cgroup-v1", nil},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			profile, err := sim.BuiltIn(row.profile)
+			profile, err := simulator.BuiltIn(row.profile)
 			must(t, err)
-			p := admit(t, profile)
-			must(t, row.spoil(p))
+			p := newTestNode(t, profile)
+			must(t, row.change(p))
 			r := doctor.Check(p.config)
 			if got := problems(r); got != row.want {
 				t.Errorf("found %q, want %q: %v", got, row.want, r.Problems)
@@ -207,23 +236,23 @@ func first(errs ...error) error {
 	return nil
 }
 
-// A driver may call itself something that is no version to Kubernetes.
-func TestADriverVersionThatIsNoSemver(t *testing.T) {
-	profile, err := sim.BuiltIn("t4-x2")
+// The version of a driver need not be a semantic version.
+func TestDriverVersionNoSemver(t *testing.T) {
+	profile, err := simulator.BuiltIn("t4-x2")
 	must(t, err)
-	odd, err := sim.ParseProfile([]byte(strings.ReplaceAll(profile.YAML(), "580.95.05", "580.95.05-grid.1")))
+	odd, err := simulator.ParseProfile([]byte(strings.ReplaceAll(profile.YAML(), "580.95.05", "580.95.05-grid.1")))
 	must(t, err)
-	r := doctor.Check(admit(t, odd).config)
+	r := doctor.Check(newTestNode(t, odd).config)
 	if got := problems(r); got != "odd-version" || r.GPUs[0].Attributes["driverVersion"] != "580.95.5" {
 		t.Errorf("found %q, published %v: %v", got, r.GPUs[0].Attributes["driverVersion"], r.Problems)
 	}
 }
 
-// A GPU that was there is lost later, and comes back.
-func TestAGPUIsLostLater(t *testing.T) {
-	profile, err := sim.BuiltIn("t4-x2")
+// A known GPU is lost, and comes back.
+func TestGPULostLater(t *testing.T) {
+	profile, err := simulator.BuiltIn("t4-x2")
 	must(t, err)
-	p := admit(t, profile)
+	p := newTestNode(t, profile)
 	before := doctor.Check(p.config)
 	must(t, p.Unplug("1"))
 	lost := doctor.Check(p.config)
@@ -252,12 +281,12 @@ func TestEveryProblemHasAnIDAndARemedy(t *testing.T) {
 	}
 }
 
-// failing cannot be written to.
+// failing is a writer that always fails.
 type failing struct{}
 
 func (failing) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 
-func TestPrintToNowhere(t *testing.T) {
+func TestPrintError(t *testing.T) {
 	if err := (doctor.Report{}).Print(failing{}); err != io.ErrClosedPipe { //nolint:errorlint // it is that one
 		t.Errorf("got %v", err)
 	}

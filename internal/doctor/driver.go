@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// driver looks at the files of NVIDIA's driver, and at its kernel module.
-func (e *examination) driver() {
+// driver checks the files of NVIDIA's driver and its kernel module.
+func (e *checker) driver() {
 	root := e.Machine.Driver
 	d := &e.report.Driver
 	d.Root, d.Mount, d.Installed = root.Host, root.Here, root.Versions()
@@ -39,8 +39,8 @@ func (e *examination) driver() {
 	}
 }
 
-// link says where the driver root leads to, when it is a symbolic link.
-func (e *examination) link() {
+// link reports a driver root that is a symbolic link.
+func (e *checker) link() {
 	target, err := os.Readlink(strings.TrimSuffix(e.Machine.Driver.Here, "/"))
 	if err != nil {
 		return
@@ -49,14 +49,16 @@ func (e *examination) link() {
 	e.found(symlink.Found("the driver root %s is a symbolic link to %s", e.Machine.Driver.Host, target))
 }
 
-// versions compares those of the libraries with each other and with the kernel module.
-func (e *examination) versions(library string) {
+// versions compares the versions of the libraries and of the kernel module.
+func (e *checker) versions(library string) {
 	d := e.report.Driver
 	if len(d.Installed) > 1 {
-		e.found(twoVersions.Found("the driver root %s has libraries of the versions %s", d.Root, strings.Join(d.Installed, ", ")))
+		e.found(twoVersions.Found("the driver root %s has libraries of the versions %s", d.Root,
+			strings.Join(d.Installed, ", ")))
 	}
 	if d.Module == "" {
-		e.found(noModule.Found("there is no %s: NVIDIA's kernel module is not loaded", filepath.Join(e.Machine.Proc, moduleFile)))
+		e.found(noModule.Found("there is no %s: NVIDIA's kernel module is not loaded",
+			filepath.Join(e.Machine.Proc, moduleFile)))
 		return
 	}
 	file, err := filepath.EvalSymlinks(library)
@@ -73,8 +75,8 @@ const moduleFile = "driver/nvidia/version"
 
 var moduleLine = regexp.MustCompile(`NVRM version:.*?\s([0-9]+\.[0-9]\S*)`)
 
-// moduleVersion is that of the kernel module, "" when it is not loaded.
-func (e *examination) moduleVersion() string {
+// moduleVersion returns the version of the kernel module; "" if it is not loaded.
+func (e *checker) moduleVersion() string {
 	text, err := os.ReadFile(filepath.Join(e.Machine.Proc, moduleFile))
 	if err != nil {
 		return ""
@@ -85,8 +87,8 @@ func (e *examination) moduleVersion() string {
 	return "unknown"
 }
 
-// program is where the host has a program of the driver, "" when it has not.
-func (e *examination) program(name string) string {
+// program returns the path of a driver's program on the host; "" if there is none.
+func (e *checker) program(name string) string {
 	path, err := e.Machine.Driver.Program(name)
 	if err != nil {
 		return ""
@@ -94,8 +96,8 @@ func (e *examination) program(name string) string {
 	return e.onHost(path)
 }
 
-// onHost is the path of a file in the driver root as the host has it.
-func (e *examination) onHost(path string) string {
+// onHost converts a path in the driver root to the path on the host.
+func (e *checker) onHost(path string) string {
 	relative, err := filepath.Rel(e.Machine.Driver.Here, path)
 	if err != nil {
 		return path

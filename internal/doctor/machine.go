@@ -3,6 +3,7 @@
 package doctor
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"regexp"
@@ -16,20 +17,21 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/record"
+	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
+	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile/record"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
-// machine looks at the GPUs, in one session of NVML.
-func (e *examination) machine() {
+// machine checks the GPUs, in one session of NVML.
+func (e *checker) machine() {
 	n, err := nvml.Open(e.Machine)
 	if err != nil {
 		e.refused(err)
 		return
 	}
 	defer n.Close()
-	devices, broken, err := n.Discover()
+	look, err := n.Discover(context.Background())
+	devices, broken := look.Devices, look.Broken
 	if err != nil {
 		e.refused(err)
 		return
@@ -44,14 +46,15 @@ func (e *examination) machine() {
 	e.publish(devices)
 }
 
-// kinds are the problems behind errors of NVML.
+// kinds maps errors of NVML to problems.
 var kinds = map[string]host.Kind{
-	"ERROR_LIB_RM_VERSION_MISMATCH": versionMismatch, "ERROR_DRIVER_NOT_LOADED": noModule, "ERROR_NO_PERMISSION": noPermission,
-	"ERROR_GPU_IS_LOST": gpuLost, "ERROR_GPU_NOT_FOUND": noGPU,
+	"ERROR_LIB_RM_VERSION_MISMATCH": versionMismatch, "ERROR_DRIVER_NOT_LOADED": noModule,
+	"ERROR_NO_PERMISSION": noPermission,
+	"ERROR_GPU_IS_LOST":   gpuLost, "ERROR_GPU_NOT_FOUND": noGPU,
 }
 
-// refused notes why nothing can be read, unless that was found before.
-func (e *examination) refused(err error) {
+// refused reports why NVML cannot be used, unless that problem was already found.
+func (e *checker) refused(err error) {
 	k, ok := kinds[nvml.Code(err)]
 	if !ok {
 		k = noNVML
@@ -63,8 +66,8 @@ func (e *examination) refused(err error) {
 
 var brokenIndex = regexp.MustCompile(`^GPU ([0-9]+): `)
 
-// list writes an entry for each GPU, those that cannot be read among them.
-func (e *examination) list(devices []gpu.Device, broken []error) {
+// list adds an entry for each GPU, also for those that cannot be read.
+func (e *checker) list(devices []gpu.Device, broken []error) {
 	for _, d := range devices {
 		e.report.GPUs = append(e.report.GPUs, e.entry(d))
 	}
@@ -74,7 +77,8 @@ func (e *examination) list(devices []gpu.Device, broken []error) {
 			k = gpuLost
 		}
 		e.found(k.Found("%v", err))
-		g := GPU{Index: -1, Error: err.Error(), Attributes: map[string]any{}, Nodes: []string{}, Unanswered: map[string]string{}}
+		g := GPU{Index: -1, Error: err.Error(), Attributes: map[string]any{}, Nodes: []string{},
+			Unanswered: map[string]string{}}
 		if found := brokenIndex.FindStringSubmatch(err.Error()); found != nil {
 			g.Index, _ = strconv.Atoi(found[1]) //nolint:errcheck // digits
 		}
@@ -83,14 +87,16 @@ func (e *examination) list(devices []gpu.Device, broken []error) {
 	slices.SortStableFunc(e.report.GPUs, func(a, b GPU) int { return a.Index - b.Index })
 }
 
-// limitsSince is the compute capability from which on MPS limits its clients: that of Volta.
+// limitsSince is the first major compute capability whose clients MPS can limit: Volta.
 const limitsSince = 7
 
-func (e *examination) entry(d gpu.Device) GPU {
-	g := GPU{Index: d.Index, Name: d.Name, Memory: inventory.Memory(d), Attributes: map[string]any{}, Nodes: []string{}, Unanswered: map[string]string{},
-		MPSLimits: d.Product.ComputeCapability.Major >= limitsSince,
+func (e *checker) entry(d gpu.Device) GPU {
+	g := GPU{Index: d.Index, Name: d.Name, Memory: inventory.Memory(d), Attributes: map[string]any{}, Nodes: []string{},
+		Unanswered: map[string]string{},
+		MPSLimits:  d.Product.ComputeCapability.Major >= limitsSince,
 		MIG: MIG{Capable: d.MIG.Capable, Enabled: d.MIG.Enabled, Switchable: d.MIG.Switchable,
-			Offered: inventory.Partitioning(d, gpu.PartitionsAuto, gpu.PartitionsAuto, func(gpu.Placement) bool { return false }).String()}}
+			Offered: inventory.Partitioning(d, gpu.PartitionsAuto, gpu.PartitionsAuto,
+				func(gpu.Placement) bool { return false }).String()}}
 	for name, v := range (inventory.Inventory{d}).Attributes(e.NodeName, d.Name) {
 		g.Attributes[name] = valueOf(v)
 	}
@@ -101,15 +107,17 @@ func (e *examination) entry(d gpu.Device) GPU {
 		g.MIG.Partitions = append(g.MIG.Partitions, Partition{p.Profile, p.Start, string(p.UUID)})
 	}
 	if !g.MPSLimits {
-		e.found(oldForMPS.Found("%s (%s) has compute capability %d.%d", d.Name, d.Product.Name, d.Product.ComputeCapability.Major, d.Product.ComputeCapability.Minor))
+		e.found(oldForMPS.Found("%s (%s) has compute capability %d.%d", d.Name, d.Product.Name,
+			d.Product.ComputeCapability.Major, d.Product.ComputeCapability.Minor))
 	}
 	if d.MIG.Capable && !e.report.Driver.MIGDeviceNodes && !e.has(noCapabilities) {
-		e.found(noCapabilities.Found("%s can be partitioned, and there is no %s", d.Name, "/proc/driver/nvidia-caps/mig-minors"))
+		e.found(noCapabilities.Found("%s can be partitioned, and there is no %s", d.Name,
+			"/proc/driver/nvidia-caps/mig-minors"))
 	}
 	return g
 }
 
-// valueOf is the one value that an attribute has.
+// valueOf returns the value of an attribute.
 func valueOf(v resourceapi.DeviceAttribute) any {
 	switch {
 	case v.StringValue != nil:
@@ -124,8 +132,8 @@ func valueOf(v resourceapi.DeviceAttribute) any {
 	return nil
 }
 
-// answers notes the calls that NVML does not answer, and what only a recording has of the machine.
-func (e *examination) answers() {
+// answers adds what only a recording contains: calls that NVML does not answer, and versions.
+func (e *checker) answers() {
 	r, err := record.Read(record.Machine{Library: e.Machine.Library, Sysfs: e.Machine.Sysfs})
 	if err != nil {
 		e.refused(err)
@@ -147,7 +155,7 @@ func (e *examination) answers() {
 	}
 }
 
-func (e *examination) publishedVersion() any {
+func (e *checker) publishedVersion() any {
 	for _, g := range e.report.GPUs {
 		if v, ok := g.Attributes["driverVersion"]; ok {
 			return v
@@ -156,33 +164,35 @@ func (e *examination) publishedVersion() any {
 	return "nothing"
 }
 
-// unanswered notes which calls the GPU answers with errors. That a GPU does not support one is how it is made.
-func (e *examination) unanswered(g *GPU, calls node.Calls) {
+// unanswered adds the calls that fail on the GPU. A call that the GPU does not support is no problem.
+func (e *checker) unanswered(g *GPU, calls hwprofile.Calls) {
 	var failing []string
 	errors := calls.Errors()
 	for _, call := range slices.Sorted(maps.Keys(errors)) {
 		code := errors[call]
 		g.Unanswered[call] = string(code)
-		if code != node.NotSupported && code != "ERROR_FUNCTION_NOT_FOUND" && code != node.LostGPU {
+		if code != hwprofile.NotSupported && code != "ERROR_FUNCTION_NOT_FOUND" && code != hwprofile.LostGPU {
 			failing = append(failing, fmt.Sprintf("%s (%s)", call, code))
 		}
 	}
 	if len(failing) > 0 {
 		e.found(callFails.Found("GPU %d %s: calls fail: %s", g.Index, g.Name, strings.Join(failing, ", ")))
 	}
-	if mode, code := calls.GetPersistenceMode.Get(); code == "" && mode == node.Disabled && !e.report.Driver.Persistence && !e.has(noPersistence) {
-		e.found(noPersistence.Found("GPU %d %s is not in persistence mode, and no persistence daemon runs", g.Index, g.Name))
+	if mode, code := calls.GetPersistenceMode.Get(); code == "" && mode == hwprofile.Disabled &&
+		!e.report.Driver.Persistence && !e.has(noPersistence) {
+		e.found(noPersistence.Found("GPU %d %s is not in persistence mode, and no persistence daemon runs", g.Index,
+			g.Name))
 	}
 }
 
-// access finds what containers need, and writes the CDI spec of the first GPU.
-func (e *examination) access(n *nvml.Node, devices []gpu.Device) {
-	common, err := n.DriverAccess()
+// access collects what containers need, and adds the CDI spec of the first GPU.
+func (e *checker) access(n *nvml.Node, devices []gpu.Device) {
+	common, err := n.DriverAccess(context.Background())
 	if err != nil {
 		e.found(driverFiles.Found("%v", err))
 	}
 	for _, d := range devices {
-		a, errOf := n.Access(d)
+		a, errOf := n.Access(context.Background(), d)
 		if errOf != nil {
 			e.found(driverFiles.Found("%v", errOf))
 			continue

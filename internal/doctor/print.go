@@ -15,7 +15,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/doctor/host"
 )
 
-// Print writes the report for people: the problems come last.
+// Print writes the report as text, the problems last.
 func (r Report) Print(out io.Writer) error {
 	p := printer{out: out}
 	p.driver(r.Driver)
@@ -23,13 +23,14 @@ func (r Report) Print(out io.Writer) error {
 	for _, g := range r.GPUs {
 		p.gpu(g)
 	}
-	p.document("What would be published (without a node configuration, and without claims)", r.Slices, len(r.Slices) > 0)
+	p.document("What would be published (without a node configuration, and without claims)", r.Slices,
+		len(r.Slices) > 0)
 	p.document("CDI spec of one GPU", r.CDI, r.CDI != nil)
 	p.problems(r.Problems)
 	return p.err
 }
 
-// printer remembers the first error.
+// printer keeps the first error of its writes.
 type printer struct {
 	out io.Writer
 	err error
@@ -59,7 +60,8 @@ func (p *printer) driver(d Driver) {
 	p.row("library", d.Library)
 	p.row("versions installed", strings.Join(d.Installed, ", "))
 	p.row("kernel module", cmp.Or(d.Module, "not loaded"))
-	p.row("driver, NVML, CUDA", strings.Join([]string{cmp.Or(d.Version, "-"), cmp.Or(d.NVML, "-"), cmp.Or(d.CUDA, "-")}, ", "))
+	p.row("driver, NVML, CUDA", strings.Join([]string{cmp.Or(d.Version, "-"), cmp.Or(d.NVML, "-"), cmp.Or(d.CUDA, "-")},
+		", "))
 	p.row("nvidia-smi", d.NvidiaSMI)
 	p.row("MPS", d.MPSControl)
 	p.row("CDI hook", d.CDIHook)
@@ -106,14 +108,15 @@ func (p *printer) gpu(g GPU) {
 	p.unanswered(g)
 }
 
-// unanswered groups the calls by what NVML answers.
+// unanswered groups calls by the error of NVML.
 func (p *printer) unanswered(g GPU) {
 	byCode := map[string][]string{}
 	for _, call := range slices.Sorted(maps.Keys(g.Unanswered)) {
 		byCode[g.Unanswered[call]] = append(byCode[g.Unanswered[call]], call)
 	}
 	for _, code := range slices.Sorted(maps.Keys(byCode)) {
-		p.row(strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(code, "ERROR_"), "_", " ")), strings.Join(byCode[code], " "))
+		p.row(strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(code, "ERROR_"), "_", " ")),
+			strings.Join(byCode[code], " "))
 	}
 }
 

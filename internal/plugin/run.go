@@ -1,31 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package plugin runs the node's part of the driver. It connects the packages below it, and starts and stops them in
+// order. Each of them has one task:
+//
+//	kubelet       registration, sockets, and the calls of the kubelet
+//	node          discovering GPUs, assigning their modes, publishing them
+//	usage         GPU usage of containers
+//	report        events, status of claims, metrics, readiness
+//	sweep         releasing claims that the kubelet has forgotten
+//	podresources  client of the kubelet's pod resources API
 package plugin
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
-	"fmt"
 	"path/filepath"
 	"time"
 
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	metadatav1alpha1 "k8s.io/dynamic-resource-allocation/api/metadata/v1alpha1"
-	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
-	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/kubelet"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/node"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/sweep"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/usage"
+	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
+	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 )
 
-// Config is what a running plugin is made of.
+// Config is the configuration of the plugin.
 type Config struct {
 	DriverName   string
 	NodeName     string    // also the name of the pool
@@ -33,204 +45,163 @@ type Config struct {
 	PluginDir    string    // for sockets and state; must exist
 	RegistryDir  string    // where the kubelet looks for plugins
 	CDIDir       string    // where kubeletplugin puts the specs of device metadata
-	PodResources string    // socket on which the kubelet tells which containers it runs
+	PodResources string    // socket of the kubelet's pod resources API
 	HTTPAddress  string    // for health and metrics; empty: no server
 	BootID       string
-	SweepPeriod  time.Duration // how often forgotten claims are looked for; twice that long a claim has to be forgotten
-	NodeConfigs  string        // directory with one file for each node configuration; empty: every GPU has its default mode
+	SweepPeriod  time.Duration // see sweep.Config
+	// directory with one file per node configuration; empty: every GPU has its default mode
+	NodeConfigs  string
+	SharedMemory string // see claims.Preparer
+	DaemonMemory uint64 // likewise
+	PreloadDir   string // see claims.Preparer
 
-	Client  kubernetes.Interface
-	Specs   Specs
-	Records claims.Records
-	Daemons Daemons
-	Paths   claims.Paths
-	// Processes are those that use a GPU. nil: what containers use of GPUs is not measured.
-	Processes func(gpu.Device) ([]gpu.Process, error)
-	// Users name, for people, the programs that use a GPU. nil: who keeps one from being partitioned is met when a claim has it.
-	Users func(gpu.Device) ([]string, error)
-	// RuntimeProblems are what a container runtime of that version ("containerd://1.7.24") lacks, and what to do about it, for people.
-	// nil: it is not looked at.
+	Client   kubernetes.Interface
+	Specs    *cdi.Specs
+	Records  *checkpoint.Records
+	Daemons  mps.Dir
+	Hardware claims.Hardware
+	Toolkit  claims.Toolkit
+	// Observers observe the steps of every call, besides the metrics.
+	Observers []steps.Observer
+
+	// Discover, DriverChanged, Users and RuntimeProblems: see node.Config.
+	Discover        func(context.Context) (node.Look, error)
+	DriverChanged   func() bool
+	Users           func(context.Context, gpu.Device) ([]string, error)
 	RuntimeProblems func(version string) []string
-	// Proc is the proc file system of the PID namespace in which Processes has its PIDs.
-	Proc string
-	// GPUManagerNames gives the metrics of containers also under the names of gpu-manager.
+	// Processes, Proc and GPUManagerNames: see usage.Config.
+	Processes       func(context.Context, gpu.Device) ([]gpu.Process, error)
+	Proc            string
 	GPUManagerNames bool
-	// Discover reads the machine. Broken GPUs are left out and reported, each in one error. err says what is missing for now.
-	Discover func() (node claims.Node, broken []error, err error)
 }
 
-// Specs keeps CDI specs, and knows those that belong to nobody.
-type Specs interface {
-	claims.Specs
-	Orphans(known func(claim types.UID) bool) ([]types.UID, error)
-}
+// callTimeout is how long a call without a deadline waits for other operations. Calls of the kubelet have one (45 s).
+const callTimeout = 30 * time.Second
 
-// Daemons keeps MPS daemons running, and knows how they are.
-type Daemons interface {
-	claims.Daemons
-	State(id string) (mps.State, error)
-}
+// firstLookTimeout is how long the first discovery may delay registration. It is longer than the timeout of a GPU, so
+// that claims on working GPUs can be prepared.
+const firstLookTimeout = 40 * time.Second
 
-// patience is how long Prepare waits for a device that another claim still holds: more than containers usually take to end (30 s),
-// and with daemonPatience less than the 45 s that the kubelet allows for a call.
-const patience = 33 * time.Second
-
-// daemonPatience is how long Prepare waits for MPS daemons. A start takes about a second; the kubelet calls again after a failure,
-// and in between the claim's events say what it waits for.
-const daemonPatience = 8 * time.Second
-
-// headStart is how long the first look at the machine may keep the plugin from registering.
-const headStart = 10 * time.Second
-
-// Run serves the kubelet until ctx ends, and then ends what it has begun. It registers when it has looked at the machine once, or
-// headStart later, so that claims can be released whatever state the machine is in; devices are published, and claims prepared, as
-// soon as Discover succeeds.
+// Run serves the kubelet until ctx ends, and then stops everything that it has started. It registers after the first
+// discovery, so that during an update the old instance serves until this one can.
 func Run(ctx context.Context, c Config) error {
 	ctx, fatal := context.WithCancelCause(ctx)
 	defer fatal(nil)
-	removeDeadSockets(ctx, c.PluginDir, c.RegistryDir, c.DriverName)
+	sockets := kubelet.Config{DriverName: c.DriverName, NodeName: c.NodeName, PodUID: c.PodUID, PluginDir: c.PluginDir,
+		RegistryDir: c.RegistryDir, CDIDir: c.CDIDir, Client: c.Client}
+	sockets.RemoveDeadSockets(ctx)
 
-	status := newStatus()
-	metrics := newMetrics(c.Records)
-	server, err := serveHTTP(c.HTTPAddress, status, metrics)
+	publisher := node.NewPublisher(c.NodeName)
+	readiness := report.NewReadiness(node.LoopTimeout, publisher.Problem)
+	metrics := report.NewMetrics(c.Records)
+	http, err := report.Serve(c.HTTPAddress, readiness, metrics.Registry)
 	if err != nil {
 		return err
 	}
-	defer server.Close()
+	defer http.Close()
 
-	// Claims are reported as long as calls are answered: until after the drain.
+	// The reporter runs until calls in flight have drained.
 	reports, endReports := context.WithCancel(context.WithoutCancel(ctx))
 	defer endReports()
-	reporter := newReporter(reports, c)
-	publisher := &publisher{pool: c.NodeName, first: func(ctx context.Context, pool resourceslice.Pool) error {
-		_, err := FirstSlices(ctx, c.Client, c.DriverName, c.NodeName, pool)
-		return err
-	}}
-	machine := &machine{config: c, modes: newConfigSource(c, reporter), status: status, metrics: metrics, reporter: reporter, publish: publisher.set, looked: make(chan struct{}), busy: &busyGPUs{}}
-	if c.RuntimeProblems != nil {
-		go checkRuntime(ctx, c.Client, c.NodeName, c.RuntimeProblems, reporter.machine)
-	}
-	metrics.registry.MustRegister(newFigures(c, machine.inventory, metrics))
-	preparer := &claims.Preparer{
-		Driver:   c.DriverName,
-		BootID:   c.BootID,
-		Node:     machine.current,
-		Specs:    measuredSpecs{c.Specs, metrics},
-		Records:  measuredRecords{c.Records, metrics},
-		Daemons:  measuredDaemons{c.Daemons, metrics},
-		Paths:    c.Paths,
-		Patience: patience,
+	reporter := report.NewReporter(reports, report.Config{Driver: c.DriverName, Node: c.NodeName, Client: c.Client})
 
-		DaemonPatience: daemonPatience,
-		Containers:     containersOf(c.Client),
-	}
-	plugin := &plugin{
-		preparer:  preparer,
-		metrics:   metrics,
-		reporter:  reporter,
-		inventory: machine.inventory,
-		looked:    machine.looked,
-		uncounted: func() { machine.uncounted.Store(true) },
-		fatal:     fatal,
-	}
 	resumes := make(chan struct{}, 1)
-	machine.resume = func() {
-		select {
-		case resumes <- struct{}{}:
-		default: // one is waiting already
-		}
+	gpus := node.New(node.Config{
+		DriverName: c.DriverName, NodeName: c.NodeName, Dir: c.PluginDir, BootID: c.BootID, ConfigDir: c.NodeConfigs,
+		Client: c.Client, Records: c.Records, Discover: c.Discover, DriverChanged: c.DriverChanged, Users: c.Users,
+		RuntimeProblems: c.RuntimeProblems, Readiness: readiness, Metrics: metrics, Reporter: reporter,
+		Publish: publisher.Set,
+		Resume: func() {
+			select {
+			case resumes <- struct{}{}:
+			default: // one is already pending
+			}
+		},
+	})
+	metrics.Registry.MustRegister(usage.NewCollector(usage.Config{
+		Kubelet: c.PodResources, Client: c.Client, Node: c.NodeName, Records: c.Records, Inventory: gpus.Inventory,
+		Processes: c.Processes, Proc: c.Proc, GPUManagerNames: c.GPUManagerNames,
+	}))
+	preparer := &claims.Preparer{
+		Driver: c.DriverName, BootID: c.BootID, Devices: gpus.Devices, Hardware: gpus.Hardware(c.Hardware),
+		Toolkit: c.Toolkit,
+		Specs:   c.Specs, Records: c.Records, Daemons: c.Daemons, SharedMemory: c.SharedMemory,
+		DaemonMemory: c.DaemonMemory, PreloadDir: c.PreloadDir,
+		Containers: usage.Containers(c.Client, c.DriverName),
+		Running:    usage.Running{Proc: c.Proc, MetadataDir: filepath.Join(c.PluginDir, metadataDir)}.With,
+		Timeout:    callTimeout, Waiting: reporter.Waiting, Stopping: ctx,
 	}
-	watched := make(chan struct{})
+	server := &kubelet.Server{
+		Preparer: preparer, Metrics: metrics, Reporter: reporter, Observers: c.Observers, Inventory: gpus.Inventory,
+		Ready: gpus.Looked, Fatal: fatal, CountersDropped: gpus.CountersDropped,
+	}
+	stopped := make(chan struct{})
 	go func() {
-		defer close(watched)
-		machine.watch(ctx)
+		defer close(stopped)
+		gpus.Run(ctx)
 	}()
-	// From now on the kubelet calls this instance and no other. During an update the other one should go on until this one can.
 	select {
-	case <-machine.looked:
-	case <-time.After(headStart):
+	case <-gpus.Looked:
+	case <-time.After(firstLookTimeout):
 	case <-ctx.Done():
 	}
-	// The helper cuts calls off when its context ends, so it gets one that does not: Stop comes after drain.
-	calls := &calls{}
-	helper, err := kubeletplugin.Start(context.WithoutCancel(ctx), plugin, helperOptions(c, calls)...)
+	connection, err := kubelet.Serve(ctx, sockets, server)
 	if err != nil {
-		return fmt.Errorf("serve the kubelet: %w", err)
+		return err
 	}
-	status.registered(helper.RegistrationStatus)
-	publisher.publish = helper.PublishResources
-	defer publisher.resign() // in the end, when nothing is on its way to the API server any more
-	defer helper.Stop()
-	defer calls.drain(ctx, c)
+	readiness.Registration(connection.RegistrationStatus)
+	publisher.Publish = connection.PublishResources
+	publisher.First = func(ctx context.Context, pool resourceslice.Pool) error {
+		_, err := node.FirstSlices(ctx, c.Client, c.DriverName, c.NodeName, pool)
+		return err
+	}
+	defer publisher.Release() // last, when no request to the API server is in flight
+	defer connection.Stop()
+	defer connection.Drain(ctx)
 
-	go publisher.becomeTheOne(ctx, c.PluginDir)
-	go reporter.run(reports)
-	go resume(ctx, preparer, resumes)
-	go newSweeper(c).run(ctx)
-	go (&daemonWatch{daemons: c.Daemons, records: c.Records, restarted: reporter.daemonRestarted}).run(ctx)
+	go publisher.Run(ctx, c.PluginDir)
+	go reporter.Run(reports)
+	go resume(ctx, preparer, server, resumes)
+	go (&sweep.Sweeper{Config: sweep.Config{
+		Driver: c.DriverName, Pool: c.NodeName, Client: c.Client, Records: c.Records, Specs: c.Specs,
+		Kubelet: c.PodResources, Release: sockets.Release, Period: c.SweepPeriod,
+	}}).Run(ctx)
+	go (&report.DaemonWatch{Daemons: c.Daemons, Records: c.Records, Restarted: reporter.DaemonRestarted,
+		SingleUser: reporter.SingleUser}).Run(ctx)
 	<-ctx.Done()
 	select {
-	case <-watched:
-	case <-time.After(time.Second): // a GPU hangs; the calls of the others are to be answered all the same
+	case <-stopped:
+	case <-time.After(time.Second): // a GPU hangs; calls for the others are still answered
 	}
-	return ended(ctx)
+	return exitCause(ctx)
 }
 
-// resume puts claims from before right whenever the machine has changed. It keeps nobody waiting: Prepare does the same for its claim.
-func resume(ctx context.Context, preparer *claims.Preparer, wanted <-chan struct{}) {
+// ExampleMetrics returns the metrics of a new plugin, with an example of each metric that has no value then. It is used
+// for the docs.
+func ExampleMetrics(records report.Lister) *prometheus.Registry {
+	m := report.NewMetrics(records)
+	m.Example()
+	m.Registry.MustRegister(usage.Example{})
+	return m.Registry
+}
+
+// resume calls Resume on request. It blocks no call: Prepare does the same for its own
+// claim.
+func resume(ctx context.Context, preparer *claims.Preparer, server *kubelet.Server, asked <-chan struct{}) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-wanted:
+		case <-asked:
 		}
-		if err := preparer.Resume(ctx); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Some claims from before could not be put right")
+		if err := preparer.Resume(server.Observed(ctx)); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Some claims could not be brought right")
 		}
 	}
 }
 
-func helperOptions(c Config, calls *calls) []kubeletplugin.Option {
-	options := []kubeletplugin.Option{
-		kubeletplugin.DriverName(c.DriverName),
-		kubeletplugin.NodeName(c.NodeName),
-		kubeletplugin.KubeClient(c.Client),
-		kubeletplugin.PluginDataDirectoryPath(c.PluginDir),
-		kubeletplugin.PluginSocket(serviceSocket(c)),
-		kubeletplugin.RegistrarDirectoryPath(c.RegistryDir),
-		kubeletplugin.CDIDirectory(c.CDIDir),
-		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion, metadatav1alpha1.SchemeGroupVersion}),
-		kubeletplugin.MetadataFileOps(metadataFiles),
-		kubeletplugin.Serialize(false), // the records have locks, one per device
-		kubeletplugin.HealthService(false),
-		kubeletplugin.GRPCInterceptor(calls.count),
-		kubeletplugin.GRPCInterceptor(eachClaim),
-	}
-	if c.PodUID != "" {
-		options = append(options, kubeletplugin.RollingUpdate(c.PodUID))
-	}
-	return options
-}
-
-// maxSocketPath is the longest path that a socket can have (unix(7): sun_path has 108 bytes, the last is zero).
-const maxSocketPath = 107
-
-// serviceSocket is the name of the socket on which this instance prepares claims: with its pod's UID, or with a digest of it where the
-// kubelet's directory leaves no room.
-func serviceSocket(c Config) string {
-	if c.PodUID == "" {
-		return "dra.sock"
-	}
-	name := "dra-" + string(c.PodUID) + ".sock"
-	if len(filepath.Join(c.PluginDir, name)) > maxSocketPath {
-		digest := sha256.Sum256([]byte(c.PodUID))
-		name = "dra-" + hex.EncodeToString(digest[:6]) + ".sock"
-	}
-	return name
-}
-
-// ended is why the context ended: nil when it was asked to.
-func ended(ctx context.Context) error {
+// exitCause returns why the context ended; nil if it was canceled normally.
+func exitCause(ctx context.Context) error {
 	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
 		return cause
 	}

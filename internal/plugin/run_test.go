@@ -22,41 +22,42 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/fake"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/node"
 	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
-	"github.com/gpudra/gpu-dra-driver/pkg/claims"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
-	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
-	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
+	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 )
 
 const driver = "gpu.nvidia.com"
 
 type hardware struct{}
 
-func (hardware) DriverAccess() (gpu.Access, error)     { return gpu.Access{Env: []string{"A=1"}}, nil }
-func (hardware) Access(gpu.Device) (gpu.Access, error) { return gpu.Access{Env: []string{"B=1"}}, nil }
+func (hardware) DriverAccess(context.Context) (gpu.Access, error) {
+	return gpu.Access{Env: []string{"A=1"}}, nil
+}
 
-func (hardware) Configure(context.Context, gpu.UUID, gpu.Settings, gpu.Settings) error { return nil }
-func (hardware) Vacant(gpu.Placement) error                                            { return nil }
-func (hardware) Divide(context.Context, gpu.UUID) error                                { return nil }
+func (hardware) Access(context.Context, gpu.Device) (gpu.Access, error) {
+	return gpu.Access{Env: []string{"B=1"}}, nil
+}
 
-func (hardware) Create(context.Context, gpu.Placement, gpu.UUID) (gpu.UUID, error) {
+func (hardware) MemoryLimit(gpu.Device) (gpu.Access, error)                      { return gpu.Access{}, nil }
+func (hardware) Set(context.Context, gpu.UUID, gpu.State) error                  { return nil }
+func (hardware) CheckPlacement(context.Context, gpu.Placement) error             { return nil }
+func (hardware) DestroyPartition(context.Context, gpu.Placement, gpu.UUID) error { return nil }
+
+func (hardware) CreatePartition(context.Context, gpu.Placement, gpu.UUID) (gpu.UUID, error) {
 	return "MIG-1", nil
 }
-func (hardware) Destroy(context.Context, gpu.Placement, gpu.UUID) error { return nil }
-func (hardware) Merge(context.Context, gpu.UUID) error                  { return nil }
-func (hardware) MemoryLimit(gpu.Device) (gpu.Access, error)             { return gpu.Access{}, nil }
 
-// kubelet talks to a running plugin as the kubelet does.
-type kubelet struct {
+// fakeKubelet calls a running plugin as the kubelet does.
+type fakeKubelet struct {
 	t         *testing.T
 	dir       string
 	installed atomic.Bool // whether the machine has its driver
@@ -64,7 +65,7 @@ type kubelet struct {
 	client    *fake.Clientset
 }
 
-func start(t *testing.T, objects ...*resourceapi.ResourceClaim) *kubelet {
+func start(t *testing.T, objects ...*resourceapi.ResourceClaim) *fakeKubelet {
 	t.Helper()
 	// A socket's path must be short.
 	dir, err := os.MkdirTemp("", "plugin")
@@ -72,7 +73,7 @@ func start(t *testing.T, objects ...*resourceapi.ResourceClaim) *kubelet {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	k := &kubelet{t: t, dir: dir, http: freeAddress(t)}
+	k := &fakeKubelet{t: t, dir: dir, http: freeAddress(t)}
 	k.client = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node", UID: "node-uid"}})
 	for _, c := range objects {
 		if err := k.client.Tracker().Add(c); err != nil {
@@ -92,8 +93,9 @@ func start(t *testing.T, objects ...*resourceapi.ResourceClaim) *kubelet {
 	go func() {
 		done <- Run(ctx, Config{
 			DriverName: driver, NodeName: "node", PluginDir: dir, RegistryDir: dir, CDIDir: filepath.Join(dir, "cdi"),
-			HTTPAddress: k.http, BootID: "boot", SweepPeriod: time.Hour,
-			Client: k.client, Specs: specs, Records: records, Daemons: mps.Dir(filepath.Join(k.dir, "mps")), Discover: k.discover,
+			HTTPAddress: k.http, BootID: "boot", SweepPeriod: time.Hour, Proc: t.TempDir(),
+			Client: k.client, Specs: specs, Records: records, Daemons: mps.Dir(filepath.Join(k.dir, "mps")),
+			Discover: k.discover, Hardware: hardware{}, Toolkit: hardware{},
 		})
 	}()
 	t.Cleanup(func() {
@@ -110,12 +112,12 @@ func start(t *testing.T, objects ...*resourceapi.ResourceClaim) *kubelet {
 	return k
 }
 
-func (k *kubelet) discover() (claims.Node, []error, error) {
+func (k *fakeKubelet) discover(context.Context) (node.Look, error) {
 	if !k.installed.Load() {
-		return claims.Node{}, nil, errors.New("no driver at /nowhere")
+		return node.Look{}, errors.New("no driver at /nowhere")
 	}
 	device := gpu.Device{Name: "gpu-01-00-0", Type: gpu.TypeGPU, UUID: "GPU-1", NUMANode: gpu.NoNUMANode}
-	return claims.Node{Inventory: inventory.New([]gpu.Device{device}), Hardware: hardware{}}, nil, nil
+	return node.Look{Devices: []gpu.Device{device}, Answered: map[gpu.UUID]time.Time{"GPU-1": time.Now()}}, nil
 }
 
 func freeAddress(t *testing.T) string {
@@ -128,21 +130,23 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-func (k *kubelet) eventually(what string, check func() error) {
+func (k *fakeKubelet) eventually(what string, check func() error) {
 	k.t.Helper()
 	var last error
-	err := wait.PollUntilContextTimeout(context.Background(), 20*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
-		last = check()
-		return last == nil, nil
-	})
+	err := wait.PollUntilContextTimeout(context.Background(), 20*time.Millisecond, 30*time.Second, true,
+		func(context.Context) (bool, error) {
+			last = check()
+			return last == nil, nil
+		})
 	if err != nil {
 		k.t.Fatalf("%s: %v", what, last)
 	}
 }
 
-func (k *kubelet) dial(socket string) *grpc.ClientConn {
+func (k *fakeKubelet) dial(socket string) *grpc.ClientConn {
 	k.t.Helper()
-	conn, err := grpc.NewClient("unix://"+filepath.Join(k.dir, socket), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix://"+filepath.Join(k.dir, socket),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -150,10 +154,11 @@ func (k *kubelet) dial(socket string) *grpc.ClientConn {
 	return conn
 }
 
-func (k *kubelet) prepare(claim *resourceapi.ResourceClaim) string {
+func (k *fakeKubelet) prepare(claim *resourceapi.ResourceClaim) string {
 	k.t.Helper()
-	answer, err := drapb.NewDRAPluginClient(k.dial("dra.sock")).NodePrepareResources(context.Background(), &drapb.NodePrepareResourcesRequest{
-		Claims: []*drapb.Claim{{Namespace: claim.Namespace, Name: claim.Name, Uid: string(claim.UID)}}})
+	answer, err := drapb.NewDRAPluginClient(k.dial("dra.sock")).NodePrepareResources(context.Background(),
+		&drapb.NodePrepareResourcesRequest{
+			Claims: []*drapb.Claim{{Namespace: claim.Namespace, Name: claim.Name, Uid: string(claim.UID)}}})
 	if err != nil {
 		return "error: " + err.Error()
 	}
@@ -168,7 +173,7 @@ func (k *kubelet) prepare(claim *resourceapi.ResourceClaim) string {
 	return strings.Join(out, "\n")
 }
 
-func (k *kubelet) unprepare(uid string) error {
+func (k *fakeKubelet) unprepare(uid string) error {
 	k.t.Helper()
 	answer, err := drapb.NewDRAPluginClient(k.dial("dra.sock")).NodeUnprepareResources(context.Background(),
 		&drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: "ns", Name: "c", Uid: uid}}})
@@ -181,8 +186,8 @@ func (k *kubelet) unprepare(uid string) error {
 	return nil
 }
 
-// status is status.devices of a claim as text.
-func (k *kubelet) status(claim string) string {
+// status returns status.devices of a claim as text.
+func (k *fakeKubelet) status(claim string) string {
 	c, err := k.client.ResourceV1().ResourceClaims("ns").Get(context.Background(), claim, metav1.GetOptions{})
 	if err != nil {
 		return err.Error()
@@ -201,7 +206,7 @@ func (k *kubelet) status(claim string) string {
 	return strings.Join(lines, "\n")
 }
 
-func (k *kubelet) readyz() string {
+func (k *fakeKubelet) readyz() string {
 	answer, err := http.Get("http://" + k.http + "/readyz")
 	if err != nil {
 		return err.Error()
@@ -211,7 +216,7 @@ func (k *kubelet) readyz() string {
 	return fmt.Sprintf("%d %s", answer.StatusCode, strings.TrimSpace(string(body)))
 }
 
-func (k *kubelet) published() string {
+func (k *fakeKubelet) published() string {
 	list, err := k.client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{})
 	if err != nil {
 		return err.Error()
@@ -225,12 +230,13 @@ func (k *kubelet) published() string {
 	return strings.Join(names, " ")
 }
 
-// A machine whose driver is not installed yet: claims can be released, nothing can be prepared and the error says why; once the
-// driver is there, everything follows by itself.
-func TestTheDriverComesLate(t *testing.T) {
+// Before NVIDIA's driver is installed, claims can be released but not prepared, and the error says why. After the
+// installation, the plugin recovers by itself.
+func TestDriverInstalledLate(t *testing.T) {
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "u"}}
 	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r/sub", Driver: driver, Pool: "node", Device: "gpu-01-00-0"}}}}
+		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r/sub", Driver: driver, Pool: "node",
+			Device: "gpu-01-00-0"}}}}
 	k := start(t, claim)
 
 	k.eventually("the reason on /readyz", func() error {
@@ -262,12 +268,14 @@ func TestTheDriverComesLate(t *testing.T) {
 		}
 		return nil
 	})
-	want := "[r] node/gpu-01-00-0 [k8s.gpu.nvidia.com/driver=common k8s.gpu.nvidia.com/claim=u-gpu-01-00-0 gpu.nvidia.com/metadata=u_r]"
+	want := "[r] node/gpu-01-00-0 [k8s.gpu.nvidia.com/driver=common k8s.gpu.nvidia.com/claim=u-gpu-01-00-0 " +
+		"gpu.nvidia.com/metadata=u_r]"
 	if got := k.prepare(claim); got != want {
 		t.Errorf("prepare:\ngot  %s\nwant %s", got, want)
 	}
 	k.eventually("the claim's status", func() error {
-		if got, want := k.status("c"), `gpu-01-00-0 Ready=True Prepared {"cdiDevices":["k8s.gpu.nvidia.com/driver=common","k8s.gpu.nvidia.com/claim=u-gpu-01-00-0"],"uuid":"GPU-1"}`; got != want {
+		if got, want := k.status("c"),
+			`gpu-01-00-0 Ready=True Prepared {"cdiDevices":["k8s.gpu.nvidia.com/driver=common","k8s.gpu.nvidia.com/claim=u-gpu-01-00-0"],"uuid":"GPU-1"}`; got != want {
 			return fmt.Errorf("got  %s\nwant %s", got, want)
 		}
 		return nil
@@ -275,7 +283,8 @@ func TestTheDriverComesLate(t *testing.T) {
 	if got, want := k.readyz(), "503 waiting for the kubelet to register the plugin"; got != want {
 		t.Errorf("before registration: got %q, want %q", got, want)
 	}
-	if _, err := registerapi.NewRegistrationClient(k.dial(driver+"-reg.sock")).NotifyRegistrationStatus(context.Background(),
+	if _, err := registerapi.NewRegistrationClient(k.dial(driver+"-reg.sock")).NotifyRegistrationStatus(
+		context.Background(),
 		&registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -301,7 +310,7 @@ func TestTheDriverComesLate(t *testing.T) {
 	})
 }
 
-func (k *kubelet) hasMetrics(want ...string) error {
+func (k *fakeKubelet) hasMetrics(want ...string) error {
 	answer, err := http.Get("http://" + k.http + "/metrics")
 	if err != nil {
 		return err
@@ -318,43 +327,9 @@ func (k *kubelet) hasMetrics(want ...string) error {
 		}
 	}
 	for _, found := range regexp.MustCompile(`step="(\w*)"`).FindAllStringSubmatch(string(body), -1) {
-		if Steps[found[1]] == "" {
+		if steps.Meanings[found[1]] == "" && found[1] != "divide_gpu" && found[1] != "merge_partitions" {
 			missing = append(missing, fmt.Errorf("step %s is not described in Steps", found[1]))
 		}
 	}
 	return errors.Join(missing...)
 }
-
-// One claim that cannot be prepared does not take the others of the call with it.
-func TestOneBadClaimOfTwo(t *testing.T) {
-	client := fake.NewClientset()
-	reporter := newReporter(t.Context(), Config{DriverName: driver, NodeName: "node", Client: client})
-	looked := make(chan struct{})
-	close(looked)
-	p := &plugin{preparer: preparer{}, metrics: newMetrics(nil), reporter: reporter, inventory: func() inventory.Inventory { return nil }, looked: looked}
-	good := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: "good"}}
-	bad := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: "bad"}}
-	answer, err := p.PrepareResourceClaims(context.Background(), []*resourceapi.ResourceClaim{bad, good})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(answer) != 2 || !errors.Is(answer["bad"].Err, errBad) || answer["good"].Err != nil || len(answer["good"].Devices) != 1 {
-		t.Errorf("got %+v", answer)
-	}
-}
-
-var errBad = errors.New("bad")
-
-type preparer struct{}
-
-func (preparer) Prepare(_ context.Context, claim *resourceapi.ResourceClaim) (checkpoint.Record, error) {
-	if claim.UID == "bad" {
-		return checkpoint.Record{}, errBad
-	}
-	return checkpoint.Record{
-		Plan:   sharing.Plan{Assignments: []sharing.Assignment{{Request: "r", Device: "d"}}},
-		Grants: []checkpoint.Grant{{Request: "r", Pool: "p", Device: "d"}},
-	}, nil
-}
-
-func (preparer) Unprepare(context.Context, types.UID) error { return nil }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package allocation reads what the scheduler has given to a claim.
+// Package allocation reads the scheduler's allocation of a claim.
 package allocation
 
 import (
 	"errors"
 	"fmt"
-	"strings"
+	"slices"
 	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -16,52 +16,74 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// ErrNotAllocated means that the scheduler has not decided about the claim yet, or has taken its decision back.
+// ErrNotAllocated means that the claim is not allocated yet, or not any more.
 var ErrNotAllocated = errors.New("claim is not allocated")
 
-// Result is one device of ours that the claim got, with the configuration that rules it.
+// Result is one device of this driver in the allocation, with its effective configuration.
 type Result struct {
 	Request string // as in the claim; "main/sub" for an alternative of firstAvailable
 	Pool    string
 	Device  string
-	ShareID types.UID // set when the device can be shared
-	// Consumed is what the scheduler has counted for this result of a device that can be shared.
+	ShareID types.UID // set if the device can be shared
+	// Consumed is the capacity that the result consumes of a device that can be shared.
 	Consumed Consumed
 	Config   api.Config
-	// AdminAccess means that the request is for looking after the device, whoever has it: Kubernetes gives that only in
+	// AdminAccess means that the request may use the device beside its holders. Kubernetes allows that only in
 	// namespaces with the label resource.kubernetes.io/admin-access=true.
 	AdminAccess bool
 }
 
-// Consumed is how much of a device a result has, in the units that are published.
+// Consumed is how much of a device a result has, in the published units.
 type Consumed struct {
 	Memory   uint64 // bytes
 	Cores    int    // percent of the multiprocessors
 	Replicas int    // of a GPU that is divided into replicas
 }
 
-// Results are the devices of this driver that the claim got, in the order of the allocation. Those of other drivers, and the
-// configuration for them, are left alone. The error reports every configuration that cannot be read.
+// ConfigError is a configuration that is invalid, or of the wrong kind for the allocated device.
+type ConfigError struct {
+	Request string // as in the allocation: "main/sub" for an alternative
+	Source  resourceapi.AllocationConfigSource
+	Err     error // about fields, with their paths
+}
+
+func (e *ConfigError) Error() string {
+	return fmt.Sprintf("request %s: config from %s: %v", e.Request, origin(e.Source), e.Err)
+}
+
+func (e *ConfigError) Unwrap() error { return e.Err }
+
+// Results returns the claim's devices of this driver, in the order of the allocation. Devices and configurations of
+// other drivers are ignored. The error joins one ConfigError for each invalid configuration.
 func Results(claim *resourceapi.ResourceClaim, driver string) ([]Result, error) {
+	return ResultsAt(claim, driver, func(config int) *field.Path {
+		return field.NewPath("status", "allocation", "devices", "config").Index(config)
+	})
+}
+
+// ResultsAt is Results with the field paths of the configurations for its errors.
+func ResultsAt(claim *resourceapi.ResourceClaim, driver string, pathOf func(config int) *field.Path) ([]Result, error) {
 	if claim.Status.Allocation == nil {
 		return nil, ErrNotAllocated
 	}
 	devices := claim.Status.Allocation.Devices
-	configs := newConfigs(devices.Config, driver)
+	configs := newConfigs(devices.Config, driver, pathOf)
 	var results []Result
 	var errs []error
 	for _, r := range devices.Results {
 		if r.Driver != driver {
 			continue
 		}
-		config, err := configs.ruling(r)
+		config, err := configs.effective(r)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("request %s: %w", r.Request, err))
+			errs = append(errs, err)
 			continue
 		}
-		result := Result{Request: r.Request, Pool: r.Pool, Device: r.Device, Config: config, AdminAccess: ptr.Deref(r.AdminAccess, false)}
+		result := Result{Request: r.Request, Pool: r.Pool, Device: r.Device, Config: config,
+			AdminAccess: ptr.Deref(r.AdminAccess, false)}
 		if r.ShareID != nil {
 			result.ShareID = *r.ShareID
 		}
@@ -69,7 +91,8 @@ func Results(claim *resourceapi.ResourceClaim, driver string) ([]Result, error) 
 			q := r.ConsumedCapacity[name]
 			return q.Value()
 		}
-		result.Consumed = Consumed{Memory: uint64(consumed("memory")), Cores: int(consumed("cores")), Replicas: int(consumed("shares"))}
+		result.Consumed = Consumed{Memory: uint64(consumed("memory")), Cores: int(consumed("cores")),
+			Replicas: int(consumed("shares"))}
 		results = append(results, result)
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -78,30 +101,34 @@ func Results(claim *resourceapi.ResourceClaim, driver string) ([]Result, error) 
 	return results, nil
 }
 
-// configs are those of an allocation.
+// configs are the configurations of an allocation.
 type configs struct {
 	of     []resourceapi.DeviceAllocationConfiguration
 	driver string
-	decode []func() (api.Config, error) // each is read once, however many devices it is for
+	pathOf func(config int) *field.Path
+	decode []func() (api.Config, error) // each is decoded once, for any number of devices
 }
 
-func newConfigs(of []resourceapi.DeviceAllocationConfiguration, driver string) configs {
-	c := configs{of: of, driver: driver}
+func newConfigs(of []resourceapi.DeviceAllocationConfiguration, driver string,
+	pathOf func(config int) *field.Path) configs {
+	c := configs{of: of, driver: driver, pathOf: pathOf}
 	for i, one := range of {
-		c.decode = append(c.decode, sync.OnceValues(func() (api.Config, error) { return api.Decode(one.Opaque.Parameters.Raw, pathOf(i)) }))
+		c.decode = append(c.decode, sync.OnceValues(func() (api.Config, error) {
+			return api.Decode(one.Opaque.Parameters.Raw, c.parameters(i))
+		}))
 	}
 	return c
 }
 
-// pathOf is where the configuration stands in the claim.
-func pathOf(config int) *field.Path {
-	return field.NewPath("status", "allocation", "devices", "config").Index(config).Child("opaque", "parameters")
+// parameters returns the path of the opaque parameters of a configuration.
+func (c configs) parameters(config int) *field.Path {
+	return c.pathOf(config).Child("opaque", "parameters")
 }
 
-// ruling is the last configuration of ours that applies to the result: those of the class come before those of the claim.
-// One that cannot be read is an error even where a later one would rule, because its author meant something by it. One of a kind
-// for other devices is left out, unless it names the request.
-func (c configs) ruling(result resourceapi.DeviceRequestAllocationResult) (api.Config, error) {
+// effective returns the last configuration of this driver that applies to the result. Those of the class come before
+// those of the claim. An invalid one is an error even if a later one overrides it. One of a kind for other devices is
+// ignored, unless the claim names exactly this request or alternative.
+func (c configs) effective(result resourceapi.DeviceRequestAllocationResult) (api.Config, error) {
 	var ruling api.Config
 	var errs []error
 	for i, one := range c.of {
@@ -111,22 +138,30 @@ func (c configs) ruling(result resourceapi.DeviceRequestAllocationResult) (api.C
 		}
 		config, err := c.decode[i]()
 		if err == nil && config.Kind != kindFor(result.Device) {
-			if len(one.Requests) == 0 {
+			if !names(one, result.Request) {
 				continue
 			}
-			err = field.Invalid(pathOf(i).Child("kind"), config.Kind, fmt.Sprintf("device %s takes a %s", result.Device, kindFor(result.Device)))
+			err = field.Invalid(c.parameters(i).Child("kind"), config.Kind,
+				fmt.Sprintf("device %s takes a %s", result.Device, kindFor(result.Device)))
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("config from %s: %w", origin(one.Source), err))
+			errs = append(errs, &ConfigError{Request: result.Request, Source: one.Source, Err: err})
 		}
 		ruling = config
 	}
 	return ruling, errors.Join(errs...)
 }
 
-// kindFor is the kind of configuration that the device takes. The name of a partition has its profile in it: gpu-3b-00-0-mig-1g10gb-4.
+// names reports whether the claim has the configuration for exactly this request or alternative. Configurations of
+// classes do not count, because the scheduler adds their requests. The name of a main request does not count for its
+// alternatives, which may be of several kinds.
+func names(c resourceapi.DeviceAllocationConfiguration, request string) bool {
+	return c.Source == resourceapi.AllocationConfigSourceClaim && slices.Contains(c.Requests, request)
+}
+
+// kindFor returns the kind of configuration that the device takes.
 func kindFor(device string) string {
-	if strings.Contains(device, "-mig-") {
+	if gpu.IsPartition(device) {
 		return api.KindMigDeviceConfig
 	}
 	return api.KindGpuConfig

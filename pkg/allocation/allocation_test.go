@@ -17,8 +17,10 @@ import (
 
 const driver = "gpu.nvidia.com"
 
-// config is one line of an allocation: where it comes from, for which driver and requests, and the variable A that it sets.
-func config(source resourceapi.AllocationConfigSource, driver, parameters string, requests ...string) resourceapi.DeviceAllocationConfiguration {
+// config is one line of an allocation: where it comes from, for which driver and requests, and the variable A that it
+// sets.
+func config(source resourceapi.AllocationConfigSource, driver, parameters string,
+	requests ...string) resourceapi.DeviceAllocationConfiguration {
 	return resourceapi.DeviceAllocationConfiguration{
 		Source: source, Requests: requests,
 		DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
@@ -39,8 +41,10 @@ func TestResults(t *testing.T) {
 	shared := gpu("r", "d")
 	shared.ShareID = ptr.To(types.UID("s1"))
 	fraction, replica := shared, shared
-	fraction.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("5Gi"), "cores": resource.MustParse("30")}
-	replica.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("0"), "shares": resource.MustParse("1")}
+	fraction.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("5Gi"),
+		"cores": resource.MustParse("30")}
+	replica.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("0"),
+		"shares": resource.MustParse("1")}
 	admin := gpu("r", "d")
 	admin.AdminAccess = ptr.To(true)
 	partitions := `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","environment":{"A":"2"}}`
@@ -52,8 +56,10 @@ func TestResults(t *testing.T) {
 		configs []resourceapi.DeviceAllocationConfiguration
 		want    string
 	}{
-		{"one device without configuration", []resourceapi.DeviceRequestAllocationResult{gpu("r", "d")}, nil, "r n/d A="},
-		{"devices of other drivers are skipped", []resourceapi.DeviceRequestAllocationResult{nic, gpu("r", "d")}, nil, "r n/d A="},
+		{"one device without configuration", []resourceapi.DeviceRequestAllocationResult{gpu("r", "d")}, nil,
+			"r n/d A="},
+		{"devices of other drivers are skipped", []resourceapi.DeviceRequestAllocationResult{nic, gpu("r", "d")}, nil,
+			"r n/d A="},
 		{"admin access is kept", []resourceapi.DeviceRequestAllocationResult{admin}, nil, "r n/d admin A="},
 		{"the share is kept", []resourceapi.DeviceRequestAllocationResult{shared}, nil, "r n/d share=s1 A="},
 		{"a configuration without requests is for all",
@@ -61,10 +67,12 @@ func TestResults(t *testing.T) {
 			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, setA("1"))}, "r n/d A=1\nq n/e A=1"},
 		{"the claim rules over its class",
 			[]resourceapi.DeviceRequestAllocationResult{gpu("r", "d")},
-			[]resourceapi.DeviceAllocationConfiguration{config(class, driver, setA("1"), "r"), config(claim, driver, setA("2"), "r")}, "r n/d A=2"},
+			[]resourceapi.DeviceAllocationConfiguration{config(class, driver, setA("1"), "r"),
+				config(claim, driver, setA("2"), "r")}, "r n/d A=2"},
 		{"the last of several rules",
 			[]resourceapi.DeviceRequestAllocationResult{gpu("r", "d")},
-			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, setA("1")), config(claim, driver, setA("2"), "r"), config(claim, driver, setA("3"), "q")}, "r n/d A=2"},
+			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, setA("1")),
+				config(claim, driver, setA("2"), "r"), config(claim, driver, setA("3"), "q")}, "r n/d A=2"},
 		{"a configuration for a request is for its alternatives too",
 			[]resourceapi.DeviceRequestAllocationResult{gpu("r/small", "d")},
 			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, setA("1"), "r")}, "r/small n/d A=1"},
@@ -73,30 +81,48 @@ func TestResults(t *testing.T) {
 			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, setA("1"), "r/large")}, "r/small n/d A="},
 		{"another driver's configuration is ignored, whatever it says",
 			[]resourceapi.DeviceRequestAllocationResult{gpu("r", "d")},
-			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, setA("1")), config(claim, "dra.net", `{"x"`)}, "r n/d A=1"},
+			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, setA("1")),
+				config(claim, "dra.net", `{"x"`)}, "r n/d A=1"},
 		{"a configuration that cannot be read is refused, with its path",
 			[]resourceapi.DeviceRequestAllocationResult{gpu("r", "d")},
 			[]resourceapi.DeviceAllocationConfiguration{config(class, driver, bad), config(claim, driver, setA("1"))},
-			"error: request r: config from the device class: status.allocation.devices.config[0].opaque.parameters.enviroment: Forbidden: unknown field"},
+			"error: request r: config from the device class: " +
+				"status.allocation.devices.config[0].opaque.parameters.enviroment: Forbidden: unknown field"},
 		{"a configuration for partitions is not for a GPU",
 			[]resourceapi.DeviceRequestAllocationResult{gpu("r", "d")},
-			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, setA("1")), config(claim, driver, partitions)}, "r n/d A=1"},
+			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, setA("1")),
+				config(claim, driver, partitions)}, "r n/d A=1"},
 		{"unless it names the request, which is refused",
 			[]resourceapi.DeviceRequestAllocationResult{gpu("r", "d")},
 			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, partitions, "r")},
 			`error: request r: config from the claim: status.allocation.devices.config[0].opaque.parameters.kind: Invalid value: "MigDeviceConfig": device d takes a GpuConfig`},
+		{"a class names every request, which says nothing about its kind",
+			[]resourceapi.DeviceRequestAllocationResult{gpu("r", "gpu-3b-00-0-mig-1g10gb-4")},
+			[]resourceapi.DeviceAllocationConfiguration{config(class, driver, setA("1"), "r"),
+				config(class, driver, partitions, "r")}, "r n/gpu-3b-00-0-mig-1g10gb-4 A=2"},
+		{"nor does a main request that has alternatives of both kinds",
+			[]resourceapi.DeviceRequestAllocationResult{gpu("r/small", "gpu-3b-00-0-mig-1g10gb-4")},
+			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, setA("1"), "r")},
+			"r/small n/gpu-3b-00-0-mig-1g10gb-4 A="},
+		{"an alternative that is named does",
+			[]resourceapi.DeviceRequestAllocationResult{gpu("r/small", "gpu-3b-00-0-mig-1g10gb-4")},
+			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, setA("1"), "r/small")},
+			`error: request r/small: config from the claim: status.allocation.devices.config[0].opaque.parameters.kind: Invalid value: "GpuConfig": device gpu-3b-00-0-mig-1g10gb-4 takes a MigDeviceConfig`},
 		{"and one for GPUs is not for a partition",
 			[]resourceapi.DeviceRequestAllocationResult{gpu("r", "gpu-3b-00-0-mig-1g10gb-4")},
-			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, partitions), config(claim, driver, setA("1"))}, "r n/gpu-3b-00-0-mig-1g10gb-4 A=2"},
-		{"what was consumed is kept", []resourceapi.DeviceRequestAllocationResult{fraction}, nil, "r n/d share=s1 memory=5368709120 cores=30 A="},
+			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, partitions),
+				config(claim, driver, setA("1"))}, "r n/gpu-3b-00-0-mig-1g10gb-4 A=2"},
+		{"what was consumed is kept", []resourceapi.DeviceRequestAllocationResult{fraction}, nil,
+			"r n/d share=s1 memory=5368709120 cores=30 A="},
 		{"replicas too", []resourceapi.DeviceRequestAllocationResult{replica}, nil, "r n/d share=s1 replicas=1 A="},
 		{"a bad configuration for a request that is not ours is no business of ours",
 			[]resourceapi.DeviceRequestAllocationResult{nic, gpu("r", "d")},
 			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, bad, "nic")}, "r n/d A="},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			c := &resourceapi.ResourceClaim{Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{
-				Devices: resourceapi.DeviceAllocationResult{Results: row.results, Config: row.configs}}}}
+			c := &resourceapi.ResourceClaim{Status: resourceapi.ResourceClaimStatus{
+				Allocation: &resourceapi.AllocationResult{
+					Devices: resourceapi.DeviceAllocationResult{Results: row.results, Config: row.configs}}}}
 			if got := text(Results(c, driver)); got != row.want {
 				t.Errorf("\ngot  %s\nwant %s", got, row.want)
 			}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package api is what a user may write in the opaque parameters of a claim or a device class.
+// Package api defines the opaque parameters of claims and device classes.
 package api
 
 import (
@@ -19,13 +19,13 @@ import (
 // GroupVersion is the apiVersion of every kind in this package.
 const GroupVersion = "resource.nvidia.com/v1beta1"
 
-// The kinds of configuration.
+// Kinds of configuration.
 const (
 	KindGpuConfig       = "GpuConfig"       // for whole GPUs and shares of them
 	KindMigDeviceConfig = "MigDeviceConfig" // for MIG partitions
 )
 
-// Config is how a claim wants its devices. The zero value is the default: what was allocated, as it is.
+// Config is a claim's configuration of its devices. The zero value changes nothing.
 type Config struct {
 	Kind string // empty when nothing was configured
 	// Environment is passed to every container that uses the claim.
@@ -33,16 +33,20 @@ type Config struct {
 	Sharing     Sharing
 }
 
-// driverEnv are the variables that the driver sets itself; a user who could override them would change which GPUs a container sees.
-var driverEnv = []string{"NVIDIA_VISIBLE_DEVICES", "NVIDIA_CTK_LIBCUDA_DIR"}
+// driverEnv are variables that the driver sets itself. A user who overrides them could lift limits or change which GPUs
+// a container sees.
+var driverEnv = []string{
+	"NVIDIA_VISIBLE_DEVICES", "NVIDIA_CTK_LIBCUDA_DIR", "CUDA_OVERSUBSCRIBE", "CUDA_REDIRECT",
+	"GPU_CORE_UTILIZATION_POLICY",
+}
 
-// driverEnvPrefixes begin the variables by which a share of a GPU is limited.
+// driverEnvPrefixes are the prefixes of variables that limit a share of a GPU.
 var driverEnvPrefixes = []string{"CUDA_MPS_", "CUDA_DEVICE_MEMORY_", "CUDA_DEVICE_SM_", "NVIDIA_GPU_MEMORY_"}
 
-// Kinds are the kinds of configuration as they are written. The tag "doc" of a field says what it means, in docs/reference.md.
+// Kinds has the JSON form of each kind. The tag "doc" of a field is its description in docs/reference.md.
 var Kinds = map[string]any{KindGpuConfig: configJSON{}, KindMigDeviceConfig: configJSON{}}
 
-// configJSON is Config as it is written.
+// configJSON is the JSON form of Config.
 type configJSON struct {
 	APIVersion  string            `json:"apiVersion" doc:"always resource.nvidia.com/v1beta1"`
 	Kind        string            `json:"kind" doc:"the name of the kind"`
@@ -50,8 +54,8 @@ type configJSON struct {
 	Sharing     sharingJSON       `json:"sharing" doc:"how the containers and pods that have the claim share its devices; none: the driver does nothing about it"`
 }
 
-// Decode reads the opaque parameters of a claim or class. It is strict: an unknown field, an unknown kind or a bad value is an
-// error, and the error reports every problem with its path below root.
+// Decode reads the opaque parameters of a claim or class. It is strict: unknown fields, unknown kinds and invalid
+// values are errors. The error reports every problem with its path below root.
 func Decode(raw []byte, root *field.Path) (Config, error) {
 	if err := checkKind(raw, root); err != nil {
 		return Config{}, err
@@ -74,8 +78,8 @@ func Decode(raw []byte, root *field.Path) (Config, error) {
 	return Config{Kind: in.Kind, Environment: in.Environment, Sharing: sharing}, nil
 }
 
-// checkKind reports parameters that are no object of ours at all, before their fields are looked at: the fields of another kind
-// would all be unknown.
+// checkKind checks apiVersion and kind. It comes before the fields, because all fields of another kind would be
+// unknown.
 func checkKind(raw []byte, root *field.Path) error {
 	var meta struct {
 		APIVersion string `json:"apiVersion"`
@@ -94,7 +98,7 @@ func checkKind(raw []byte, root *field.Path) error {
 	return errs.ToAggregate()
 }
 
-// fieldError gives a strict decoding error the form of all other problems.
+// fieldError turns a strict decoding error into a field error.
 func fieldError(err error, root *field.Path) *field.Error {
 	var f kjson.FieldError
 	if errors.As(err, &f) {

@@ -14,33 +14,33 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Sharing says how the containers and pods that have a claim share its devices. At most one field is set; none means that the
-// driver does nothing about it.
+// Sharing says how the containers and pods of a claim share its devices. At most one field is set; none: the driver
+// configures no sharing.
 type Sharing struct {
 	TimeSlicing *TimeSlicing
 	MPS         *MPS
 }
 
-// TimeSlicing lets processes take turns.
+// TimeSlicing lets processes use the GPU in turns.
 type TimeSlicing struct {
-	Interval string // of a turn: one of Intervals
+	Interval string // the time slice: one of Intervals
 }
 
-// DefaultInterval is what the GPU does by itself.
+// DefaultInterval is the factory default of the GPU.
 const DefaultInterval = "Default"
 
-// Intervals are the lengths of a turn that a claim can ask for.
+// Intervals are the time slices that a claim can ask for.
 var Intervals = []string{DefaultInterval, "Short", "Medium", "Long"}
 
 // MPS lets processes run at the same time, as clients of CUDA's Multi-Process Service. The zero value sets no limits.
 type MPS struct {
 	ThreadPercentage int               // of the multiprocessors for each client, 1 to 100; 0: no limit
 	Memory           uint64            // bytes of each device for each client; 0: no limit
-	MemoryPerDevice  map[string]uint64 // the same for single devices, by their index in the claim or their UUID
-	MultiUser        bool              // clients of different user ids run at the same time
+	MemoryPerDevice  map[string]uint64 // overrides Memory for single devices, by index in the claim or by UUID
+	MultiUser        bool              // clients of different user IDs run at the same time
 }
 
-// Limits says whether it limits anything.
+// Limits reports whether any limit is set.
 func (m MPS) Limits() bool {
 	return m.ThreadPercentage != 0 || m.Memory != 0 || len(m.MemoryPerDevice) > 0
 }
@@ -50,10 +50,10 @@ const (
 	strategyMPS         = "MPS"
 )
 
-// minMemoryLimit is the smallest limit that MPS can count: it counts in MiB.
+// minMemoryLimit is the smallest memory limit: MPS counts in MiB.
 const minMemoryLimit = 1 << 20
 
-// sharingJSON is Sharing as it is written.
+// sharingJSON is the JSON form of Sharing.
 type sharingJSON struct {
 	Strategy          *string          `json:"strategy,omitempty" doc:"TimeSlicing or MPS; on a share of a GPU, TimeSlicing means that it is counted and not enforced"`
 	TimeSlicingConfig *timeSlicingJSON `json:"timeSlicingConfig,omitempty" doc:"for the strategy TimeSlicing on GPUs"`
@@ -71,10 +71,10 @@ type mpsJSON struct {
 	MultiUser                         *bool                   `json:"multiUser,omitempty" doc:"clients of different user ids use the GPUs at the same time; otherwise they take turns"`
 }
 
-// quantityJSON is a quantity as it is written, so that one that is none can be reported with its path.
+// quantityJSON is an unparsed quantity, so that an invalid one can be reported with its path.
 type quantityJSON string
 
-// UnmarshalJSON takes any value: it is parsed later.
+// UnmarshalJSON accepts any value, which is parsed later.
 func (q *quantityJSON) UnmarshalJSON(data []byte) error {
 	var text string
 	if json.Unmarshal(data, &text) != nil {
@@ -112,7 +112,8 @@ func (in sharingJSON) decode(kind string, path *field.Path) (Sharing, field.Erro
 			errs = append(errs, field.Forbidden(path.Child("mpsConfig"), "the strategy is TimeSlicing"))
 		}
 		if kind == KindMigDeviceConfig && in.TimeSlicingConfig != nil {
-			errs = append(errs, field.Forbidden(path.Child("timeSlicingConfig"), "a MIG partition has no time-slice of its own"))
+			errs = append(errs, field.Forbidden(path.Child("timeSlicingConfig"),
+				"a MIG partition has no time-slice of its own"))
 		}
 		timeSlicing, problems := in.TimeSlicingConfig.decode(path.Child("timeSlicingConfig"))
 		out.TimeSlicing, errs = &timeSlicing, append(errs, problems...)
@@ -138,7 +139,7 @@ func (in *timeSlicingJSON) decode(path *field.Path) (TimeSlicing, field.ErrorLis
 	return TimeSlicing{Interval: *in.Interval}, nil
 }
 
-// deviceKey is how a device of a claim is named: its index, or its UUID as NVML writes it.
+// deviceKey matches the index of a device in the claim, or its UUID as NVML writes it.
 var deviceKey = regexp.MustCompile(`^([0-9]{1,2}|(GPU|MIG)-[0-9a-fA-F-]+)$`)
 
 func (in *mpsJSON) decode(path *field.Path) (MPS, field.ErrorList) {
@@ -161,7 +162,8 @@ func (in *mpsJSON) decode(path *field.Path) (MPS, field.ErrorList) {
 	for _, device := range slices.Sorted(maps.Keys(in.DefaultPerDevicePinnedMemoryLimit)) {
 		at := perDevice.Key(device)
 		if !deviceKey.MatchString(device) {
-			errs = append(errs, field.Invalid(at, device, "want the index of a device in the claim, such as \"0\", or its UUID"))
+			errs = append(errs, field.Invalid(at, device, "want the index of a device in the claim, such as \"0\", "+
+				"or its UUID"))
 		}
 		n, problems := in.DefaultPerDevicePinnedMemoryLimit[device].bytes(at)
 		errs = append(errs, problems...)

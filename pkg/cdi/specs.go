@@ -23,28 +23,29 @@ import (
 )
 
 const (
-	driverClass = "driver" // what every container needs of the driver, in one spec: runtimes parse all specs again on every change
-	claimClass  = "claim"  // what one claim adds, in a spec of its own
+	// for what every container needs, in one spec, because runtimes parse all specs again on every change
+	driverClass = "driver"
+	claimClass  = "claim" // for what one claim adds, in a spec of its own
 
 	vendorPrefix = "k8s." // before the driver's name
 
 	driverDevice = "common" // the only device of the driver's spec
 )
 
-// Specs keeps the spec files of one driver in a CDI directory.
+// Specs manages the spec files of one driver in a CDI directory.
 type Specs struct {
 	dir    string
 	vendor string
 	cache  *cdiapi.Cache
 }
 
-// NewSpecs keeps the specs of the driver in dir, which is made when something is written.
+// NewSpecs manages the specs of the driver in dir. The first write creates dir.
 func NewSpecs(driver, dir string) (*Specs, error) {
 	vendor := vendorPrefix + driver
 	if err := parser.ValidateVendorName(vendor); err != nil {
 		return nil, fmt.Errorf("driver name %q: %w", driver, err)
 	}
-	// The cache is used to write only; a refresh would read every spec on the machine.
+	// The cache only writes; a refresh would read every spec on the machine.
 	cache, err := cdiapi.NewCache(cdiapi.WithSpecDirs(dir), cdiapi.WithAutoRefresh(false))
 	if err != nil {
 		return nil, err
@@ -52,23 +53,21 @@ func NewSpecs(driver, dir string) (*Specs, error) {
 	return &Specs{dir: dir, vendor: vendor, cache: cache}, nil
 }
 
-// WriteDriver makes the driver's spec say what common says, and returns the qualified name of the device that every container
-// with a GPU needs. A spec that says so already is left alone.
+// WriteDriver writes the driver's spec with common, and returns the qualified name of the device that every container
+// with a GPU needs. An unchanged spec is not written again.
 func (s *Specs) WriteDriver(common gpu.Access) (string, error) {
-	// A CDI device must edit something. The variable keeps NVIDIA's own runtime, where it is installed, from adding GPUs of its own.
+	// A CDI device must edit something. The variable keeps NVIDIA's container runtime, if installed, from adding GPUs.
 	device := Device{Name: driverDevice, Access: gpu.Access{Env: []string{"NVIDIA_VISIBLE_DEVICES=void"}}}
 	name := parser.QualifiedName(s.vendor, driverClass, driverDevice)
 	spec, err := render(s.kind(driverClass), common, []Device{device})
 	if err != nil {
 		return "", err
 	}
-	if same, err := s.holds(s.driverFile(), spec); err != nil || same {
-		return name, err
-	}
 	return name, s.write(spec, s.driverFile())
 }
 
-// WriteClaim writes the spec of a claim and returns the qualified names of its devices, in their order.
+// WriteClaim writes the spec of a claim, and returns the qualified names of its devices, in their order. An unchanged
+// spec is not written again.
 func (s *Specs) WriteClaim(claim types.UID, devices []Device) ([]string, error) {
 	spec, err := render(s.kind(claimClass), gpu.Access{}, devices)
 	if err != nil {
@@ -91,26 +90,12 @@ func (s *Specs) RemoveDriver() error {
 	return s.cache.RemoveSpec(s.driverFile())
 }
 
-// Complete says whether both specs that the containers of a claim need are there.
-func (s *Specs) Complete(claim types.UID) (bool, error) {
-	for _, name := range []string{s.driverFile(), s.claimFile(claim)} {
-		_, err := os.Stat(filepath.Join(s.dir, name))
-		if errors.Is(err, fs.ErrNotExist) {
-			return false, nil
-		}
-		if err != nil {
-			return false, err
-		}
-	}
-	return true, nil
-}
-
-// orphanAge is the age at which a claim's spec without a record belongs to nobody: the record follows the spec within one call of
-// the kubelet, which ends after 45 s.
+// orphanAge is the age at which a claim's spec without a record is an orphan. The record follows the spec within one
+// call of the kubelet, which ends after 45 s.
 const orphanAge = 5 * time.Minute
 
-// Orphans are the claims that have specs, for longer than any call takes, and are not known. The specs of the metadata that
-// kubeletplugin writes beside ours are looked at too.
+// Orphans returns the unknown claims with specs older than orphanAge. It includes the metadata specs that kubeletplugin
+// writes beside ours.
 func (s *Specs) Orphans(known func(claim types.UID) bool) ([]types.UID, error) {
 	entries, err := os.ReadDir(s.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -123,7 +108,8 @@ func (s *Specs) Orphans(known func(claim types.UID) bool) ([]types.UID, error) {
 	for _, e := range entries {
 		claim, ok := s.claimOf(e.Name())
 		info, err := e.Info()
-		if !ok || err != nil || time.Since(info.ModTime()) < orphanAge || known(claim) || slices.Contains(orphans, claim) {
+		if !ok || err != nil || time.Since(info.ModTime()) < orphanAge || known(claim) ||
+			slices.Contains(orphans, claim) {
 			continue
 		}
 		orphans = append(orphans, claim)
@@ -131,7 +117,7 @@ func (s *Specs) Orphans(known func(claim types.UID) bool) ([]types.UID, error) {
 	return orphans, nil
 }
 
-// claimOf is the claim that a file of the CDI directory belongs to.
+// claimOf returns the claim that a file of the CDI directory belongs to.
 func (s *Specs) claimOf(file string) (types.UID, bool) {
 	if rest, ok := strings.CutPrefix(file, strings.TrimSuffix(s.claimFile(""), ".json")); ok {
 		claim, ok := strings.CutSuffix(rest, ".json")
@@ -151,14 +137,18 @@ func (s *Specs) claimFile(claim types.UID) string {
 	return cdiapi.GenerateTransientSpecName(s.vendor, claimClass, string(claim)) + ".json"
 }
 
+// write writes the spec unless the file is the same.
 func (s *Specs) write(spec *specs.Spec, name string) error {
+	if same, err := s.holds(name, spec); err != nil || same {
+		return err
+	}
 	if err := s.cache.WriteSpec(spec, name); err != nil {
 		return fmt.Errorf("write CDI spec %s: %w", name, err)
 	}
 	return nil
 }
 
-// holds says whether the file has this spec, byte by byte as the library writes it.
+// holds reports whether the file has this spec, byte by byte as the library writes it.
 func (s *Specs) holds(name string, spec *specs.Spec) (bool, error) {
 	want, err := json.Marshal(spec)
 	if err != nil {

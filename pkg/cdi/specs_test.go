@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -19,10 +20,13 @@ import (
 
 var (
 	common = gpu.Access{
-		Nodes:  []gpu.Node{{Path: "/dev/nvidiactl", HostPath: "/root/dev/nvidiactl", Type: "c", Major: 60, Minor: 255, Permissions: "rw"}},
-		Mounts: []gpu.Mount{{HostPath: "/root/usr/bin/nvidia-smi", ContainerPath: "/usr/bin/nvidia-smi", Options: []string{"ro", "rbind"}}},
-		Env:    []string{"NVIDIA_VISIBLE_DEVICES=void"},
-		Hooks:  []gpu.Hook{{Name: "createContainer", Path: "/hook", Args: []string{"hook", "update-ldcache"}, Env: []string{"A=1"}}},
+		Nodes: []gpu.Node{{Path: "/dev/nvidiactl", HostPath: "/root/dev/nvidiactl", Type: "c", Major: 60, Minor: 255,
+			Permissions: "rw"}},
+		Mounts: []gpu.Mount{{HostPath: "/root/usr/bin/nvidia-smi", ContainerPath: "/usr/bin/nvidia-smi",
+			Options: []string{"ro", "rbind"}}},
+		Env: []string{"NVIDIA_VISIBLE_DEVICES=void"},
+		Hooks: []gpu.Hook{{Name: "createContainer", Path: "/hook", Args: []string{"hook", "update-ldcache"},
+			Env: []string{"A=1"}}},
 		Groups: []uint32{44},
 	}
 	first = Device{Name: "u1-gpu-01-00-0", Access: gpu.Access{
@@ -67,9 +71,11 @@ func TestInjection(t *testing.T) {
 		ids  []string
 		want string
 	}{
-		{"one device", []string{driver, devices[0]}, "env NVIDIA_VISIBLE_DEVICES=void B=2\nnodes /dev/nvidiactl /dev/nvidia0\nmounts /usr/bin/nvidia-smi\nhooks 1 groups [44]"},
+		{"one device", []string{driver, devices[0]}, "env NVIDIA_VISIBLE_DEVICES=void B=2\nnodes /dev/nvidiactl " +
+			"/dev/nvidia0\nmounts /usr/bin/nvidia-smi\nhooks 1 groups [44]"},
 		{"two devices, each with the driver's", []string{driver, devices[0], driver, devices[1]},
-			"env NVIDIA_VISIBLE_DEVICES=void B=2\nnodes /dev/nvidiactl /dev/nvidia0 /dev/nvidia1\nmounts /usr/bin/nvidia-smi\nhooks 1 groups [44]"},
+			"env NVIDIA_VISIBLE_DEVICES=void B=2\nnodes /dev/nvidiactl /dev/nvidia0 /dev/nvidia1\nmounts " +
+				"/usr/bin/nvidia-smi\nhooks 1 groups [44]"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			spec := &oci.Spec{Process: &oci.Process{}, Linux: &oci.Linux{}}
@@ -140,32 +146,41 @@ func TestDriverSpecIsWrittenWhenItChanges(t *testing.T) {
 	}
 }
 
-func TestCompleteAndRemove(t *testing.T) {
+func TestClaimSpec(t *testing.T) {
 	s, dir := newSpecs(t)
-	complete := func(want bool, when string) {
-		t.Helper()
-		if got, err := s.Complete("u1"); err != nil || got != want {
-			t.Errorf("%s: got %t, %v, want %t", when, got, err, want)
-		}
-	}
-	complete(false, "before anything is written")
 	write(t, s)
-	complete(true, "when both specs are written")
-	if err := os.Remove(filepath.Join(dir, "k8s.gpu.nvidia.com-driver.json")); err != nil {
+	file := filepath.Join(dir, "k8s.gpu.nvidia.com-claim_u1.json")
+	inode := func() uint64 {
+		t.Helper()
+		info, err := os.Stat(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Sys().(*syscall.Stat_t).Ino
+	}
+	before := inode()
+	if write(t, s); inode() != before {
+		t.Error("written again without a change")
+	}
+	if err := os.WriteFile(file, []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	complete(false, "without the driver's spec")
-	write(t, s)
+	if write(t, s); inode() == before {
+		t.Error("not written although somebody had changed it")
+	}
 	for range 2 {
 		if err := s.RemoveClaim("u1"); err != nil {
 			t.Fatal(err)
 		}
-		complete(false, "after the claim's is removed")
+		if _, err := os.Stat(file); err == nil {
+			t.Error("the spec of a claim that was removed is still there")
+		}
 	}
 }
 
 func TestDriverNameThatIsNoVendor(t *testing.T) {
-	if _, err := NewSpecs("gpu/nvidia", t.TempDir()); err == nil || !strings.Contains(err.Error(), `driver name "gpu/nvidia"`) {
+	if _, err := NewSpecs("gpu/nvidia", t.TempDir()); err == nil || !strings.Contains(err.Error(),
+		`driver name "gpu/nvidia"`) {
 		t.Errorf("got %v", err)
 	}
 }

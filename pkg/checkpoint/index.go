@@ -13,12 +13,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// abandonedAfter is the age at which a temporary file belongs to nobody: longer than the kubelet lets any call run (45 s), because
-// the other of two instances may be writing.
+// abandonedAfter is the age at which a temporary file is abandoned. It is longer than the kubelet's timeout for a call
+// (45 s), because another instance may be writing.
 const abandonedAfter = 5 * time.Minute
 
-// index makes every record findable by its devices. Marks are not synced to disk, so a power cut may have lost some. Marks of
-// records that are not there are left to Holders, which has the lock: another instance may be between mark and record.
+// index marks the devices of every record again, because marks are not synced to disk and a power cut may lose some.
+// Marks without a record are left to Holders, which runs under the lock: another instance may be about to write the
+// record.
 func (r *Records) index() error {
 	uids, err := r.uids()
 	if err != nil {
@@ -28,33 +29,37 @@ func (r *Records) index() error {
 		rec, err := r.Get(uid)
 		switch {
 		case errors.Is(err, ErrNotFound): // released by another instance
-		case err != nil: // nothing says any more which devices it holds, unless marks are left
+		case err != nil: // only marks can still say which devices it holds
 			err = r.markUnreadable(uid)
 			if err != nil {
 				return err
 			}
 		default:
-			for _, device := range gpusOf(rec.Plan.Devices()) {
-				if err := r.mark(device, uid); err != nil {
-					return err
-				}
+			if err := r.mark(rec); err != nil {
+				return err
 			}
 		}
 	}
 	return nil
 }
 
-// markUnreadable makes a record that cannot be read block what it may hold: the devices under which it is still marked, or else
-// all of them.
+// markUnreadable makes an unreadable record block the devices that one of its marks names, or all devices if it has no
+// mark.
 func (r *Records) markUnreadable(uid types.UID) error {
-	marked, err := filepath.Glob(filepath.Join(r.devicesDir(), "*", string(uid)))
-	if err != nil || len(marked) > 0 {
+	marks, err := filepath.Glob(filepath.Join(r.devicesDir(), "*", string(uid)))
+	if err != nil {
 		return err
 	}
-	return r.mark(anyDevice, uid)
+	for _, mark := range marks {
+		content, err := os.ReadFile(mark)
+		if err == nil && len(content) > 0 {
+			return r.markAll(strings.Fields(string(content)), uid)
+		}
+	}
+	return r.markAll([]string{anyDevice}, uid)
 }
 
-// marks are the claims that are marked as touching the device, sorted.
+// marks returns the claims with a mark for the device, sorted.
 func (r *Records) marks(device string) ([]types.UID, error) {
 	entries, err := os.ReadDir(filepath.Join(r.devicesDir(), device))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -72,12 +77,22 @@ func (r *Records) marks(device string) ([]types.UID, error) {
 	return uids, nil
 }
 
-func (r *Records) mark(device string, uid types.UID) error {
-	dir := filepath.Join(r.devicesDir(), device)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
+// mark marks the devices of the record with its claim.
+func (r *Records) mark(rec Record) error { return r.markAll(gpusOf(rec.Plan.Devices()), rec.Claim.UID) }
+
+// markAll writes a mark for each device. Each mark names all of them, because a power cut may lose the others.
+func (r *Records) markAll(devices []string, uid types.UID) error {
+	content := []byte(strings.Join(devices, "\n"))
+	for _, device := range devices {
+		dir := filepath.Join(r.devicesDir(), device)
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, string(uid)), content, 0o600); err != nil {
+			return err
+		}
 	}
-	return os.WriteFile(filepath.Join(dir, string(uid)), nil, 0o600)
+	return nil
 }
 
 func (r *Records) unmark(device string, uid types.UID) error {
@@ -88,8 +103,8 @@ func (r *Records) unmark(device string, uid types.UID) error {
 	return err
 }
 
-// dropAbandonedWrites removes what a killed driver was writing.
-func (r *Records) dropAbandonedWrites() error {
+// removeAbandonedFiles removes temporary files of a driver that was killed.
+func (r *Records) removeAbandonedFiles() error {
 	entries, err := os.ReadDir(r.tempDir())
 	if err != nil {
 		return err

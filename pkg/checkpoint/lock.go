@@ -13,8 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lock takes the locks of the GPUs that the devices are or are parts of, against other calls and other instances of the driver alike, or gives up when ctx ends.
-// unlock gives them back. They are taken in one fixed order, so that two claims on the same devices never wait for each other.
+// Lock locks the physical GPU of each device against other calls and other instances of the driver, or fails when ctx
+// ends. unlock releases the locks. They are taken in one fixed order, so that two claims on the same devices cannot
+// deadlock.
 func (r *Records) Lock(ctx context.Context, devices []string) (unlock func(), err error) {
 	var held []func()
 	unlock = func() {
@@ -33,8 +34,8 @@ func (r *Records) Lock(ctx context.Context, devices []string) (unlock func(), er
 	return unlock, nil
 }
 
-// lock waits for the turn of this call among those of this process, which are told when it comes, and then for other processes,
-// which there are only during an update.
+// lock first waits for other calls of this process, through a channel, and then for other processes, which exist only
+// during an update.
 func (r *Records) lock(ctx context.Context, device string) (release func(), err error) {
 	place, _ := r.turns.LoadOrStore(device, make(chan struct{}, 1))
 	turn := place.(chan struct{})
@@ -54,14 +55,14 @@ func (r *Records) lock(ctx context.Context, device string) (release func(), err 
 	}, nil
 }
 
-// A held lock is asked for again after lockPollMin, then less and less often up to lockPollMax: decisions take milliseconds. Waiting
-// in flock itself could not be called off, and would cost a thread for each wait on a holder that hangs.
+// A held lock is tried again after lockPollMin, with increasing pauses up to lockPollMax, because it is usually held
+// for milliseconds. A blocking flock could not be cancelled, and would occupy a thread for each wait.
 const (
 	lockPollMin = time.Millisecond
 	lockPollMax = 20 * time.Millisecond
 )
 
-// lockFile opens a file of its own for every lock: flock belongs to the open file.
+// lockFile opens the file anew for every lock, because a flock belongs to the open file.
 func (r *Records) lockFile(ctx context.Context, device string) (*os.File, error) {
 	dir := filepath.Join(r.devicesDir(), device)
 	if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -21,17 +21,18 @@ import (
 
 // Records is a directory of records.
 type Records struct {
-	dir   string
-	turns sync.Map // device → chan struct{}: has a value in it while a call of this process has the device's lock, or asks for it
+	dir string
+	// device → chan struct{} of capacity 1, full while a call of this process holds or acquires the device's lock
+	turns sync.Map
 }
 
-// recordSuffix ends the name of a record's file; before it stands the UID of the claim.
+// recordSuffix follows the UID of the claim in the name of a record's file.
 const recordSuffix = ".json"
 
-// anyDevice stands for the devices of a record that says nothing: it may hold any of them.
+// anyDevice stands for all devices, for an unreadable record that may hold any of them.
 const anyDevice = "_any"
 
-// Open opens the directory, making it when there is none, and derives what it keeps beside the records anew.
+// Open opens the directory, creating it if needed, and indexes the records again.
 func Open(dir string) (*Records, error) {
 	r := &Records{dir: dir}
 	for _, d := range []string{r.claimsDir(), r.tempDir(), r.devicesDir()} {
@@ -39,7 +40,7 @@ func Open(dir string) (*Records, error) {
 			return nil, err
 		}
 	}
-	if err := r.dropAbandonedWrites(); err != nil {
+	if err := r.removeAbandonedFiles(); err != nil {
 		return nil, err
 	}
 	if err := r.index(); err != nil {
@@ -64,7 +65,7 @@ func (r *Records) Get(uid types.UID) (Record, error) {
 	return decode(data, uid, file)
 }
 
-// List reads all records, sorted by UID. Those that cannot be read are reported in the error, beside the others.
+// List reads all records, sorted by UID. It returns the readable ones together with an error for the others.
 func (r *Records) List() ([]Record, error) {
 	uids, err := r.uids()
 	if err != nil {
@@ -86,8 +87,8 @@ func (r *Records) List() ([]Record, error) {
 	return records, errors.Join(errs...)
 }
 
-// Holders are the claims, other than the one given, whose records touch the GPUs of any of the devices. The caller holds their locks. A
-// record that may touch one and cannot be read is an error: ErrUnreadable.
+// Holders returns the claims, without the excepted one, whose records concern the physical GPU of any of the devices.
+// The caller holds the locks. Error: ErrUnreadable, if an unreadable record may concern one of them.
 func (r *Records) Holders(devices []string, except types.UID) ([]sharing.Holder, error) {
 	seen := map[types.UID]bool{except: true}
 	var holders []sharing.Holder
@@ -117,8 +118,8 @@ func (r *Records) Holders(devices []string, except types.UID) ([]sharing.Holder,
 	return holders, nil
 }
 
-// Put writes the record: when it returns nil, the record outlives a power cut. On an error, the record is as before, or,
-// when only the sync of the directory failed, as given and not yet safe; either way the call can be made again.
+// Put writes the record. When it returns nil, the record survives a power cut. After an error the old record is in
+// place, or the new one not yet safely, if only the sync of the directory failed. The call may be repeated.
 func (r *Records) Put(rec Record) error {
 	file, err := r.file(rec.Claim.UID)
 	if err != nil {
@@ -128,11 +129,9 @@ func (r *Records) Put(rec Record) error {
 	if err != nil {
 		return err
 	}
-	// Marks come first: a record that can be found without its mark would leave its device free for others.
-	for _, device := range gpusOf(rec.Plan.Devices()) {
-		if err := r.mark(device, rec.Claim.UID); err != nil {
-			return err
-		}
+	// Marks come first: a record without its marks would leave its devices free for others.
+	if err := r.mark(rec); err != nil {
+		return err
 	}
 	if err := renameio.WriteFile(file, data, 0o600, renameio.WithTempDir(r.tempDir())); err != nil {
 		return fmt.Errorf("write %s: %w", file, err)
@@ -160,9 +159,9 @@ func (r *Records) Delete(rec Record) error {
 	return nil
 }
 
-// Remove removes the directories of records that are all gone. It is an error if one is there.
+// Remove removes the directories. It is an error if there is still a record.
 func (r *Records) Remove() error {
-	if err := os.Remove(r.claimsDir()); err != nil { // fails when it is not empty
+	if err := os.Remove(r.claimsDir()); err != nil { // fails if it is not empty
 		return err
 	}
 	return errors.Join(os.RemoveAll(r.devicesDir()), os.RemoveAll(r.tempDir()))
@@ -172,7 +171,7 @@ func (r *Records) claimsDir() string  { return filepath.Join(r.dir, "claims") }
 func (r *Records) tempDir() string    { return filepath.Join(r.dir, "tmp") }
 func (r *Records) devicesDir() string { return filepath.Join(r.dir, "devices") }
 
-// file is where the record of the claim is. The UID comes from outside and must not lead elsewhere.
+// file returns the path of the claim's record. It refuses UIDs that would leave the directory.
 func (r *Records) file(uid types.UID) (string, error) {
 	if uid == "" || strings.HasPrefix(string(uid), ".") || strings.ContainsAny(string(uid), "/\x00") {
 		return "", fmt.Errorf("claim UID %q: not a UID", uid)
@@ -180,8 +179,8 @@ func (r *Records) file(uid types.UID) (string, error) {
 	return filepath.Join(r.claimsDir(), string(uid)+recordSuffix), nil
 }
 
-// gpusOf are the names of the physical GPUs that the devices are or are parts of, sorted, each once: what happens to a partition
-// concerns its GPU.
+// gpusOf returns the names of the physical GPU of each device, sorted and unique. A change of a partition concerns its
+// whole GPU.
 func gpusOf(devices []string) []string {
 	var names []string
 	for _, device := range devices {
@@ -191,7 +190,7 @@ func gpusOf(devices []string) []string {
 	return slices.Compact(names)
 }
 
-// uids are the claims that have a record, sorted.
+// uids returns the claims that have a record, sorted.
 func (r *Records) uids() ([]types.UID, error) {
 	entries, err := os.ReadDir(r.claimsDir())
 	if err != nil {

@@ -16,20 +16,21 @@ const (
 	aHas1  = "a Prepared boot-0 gpu-1\ncdi a-gpu-1 /dev/nvidia0" + common
 )
 
-// What a claim a gets that has 5 GiB and 30 % of gpu-1.
+// State of a claim a with 5 GiB and 30 % of gpu-1.
 const (
 	exclusive1 = "GPU-1: time slice Default, compute mode EXCLUSIVE_PROCESS"
-	aSharesCDI = "cdi a-gpu-1-s /dev/nvidia0 <dir>/mps/gpu-1/pipe CUDA_MPS_PIPE_DIRECTORY=<dir>/mps/gpu-1/pipe CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M"
-	aShares    = "a Prepared boot-0 gpu-1\n" + aSharesCDI
+	aSharesCDI = "cdi a-gpu-1-s /dev/nvidia0 <dir>/mps/gpu-1/pipe CUDA_MPS_PIPE_DIRECTORY=<dir>/mps/gpu-1/pipe " +
+		"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M"
+	aShares = "a Prepared boot-0 gpu-1\n" + aSharesCDI
 )
 
-// What a claim a gets that has a partition of gpu-1.
+// State of a claim a with a partition of gpu-1.
 const (
 	aSliceCDI = "cdi a-gpu-1-mig-1g10gb-0 /dev/nvidia0 PARTITION=1g.10gb"
 	aSlice    = "GPU-1: 1g.10gb at 0, MIG-\nGPU-1: mig\na Prepared boot-0 gpu-1-mig-1g10gb-0\n" + aSliceCDI + common
 )
 
-// What containers of a monitor m get.
+// CDI devices of a claim m for the monitor device.
 const (
 	allNodes   = " /dev/nvidia0 /dev/nvidia1 /dev/nvidia2"
 	monitorCDI = "cdi m-monitor" + allNodes
@@ -44,8 +45,8 @@ func TestScripts(t *testing.T) {
 	for _, row := range []struct {
 		name   string
 		script string
-		said   string // by the last verb
-		want   string // the world in the end
+		result string // of the last verb
+		want   string // state of the node at the end
 	}{
 		{"a claim gets its GPU", "prepare a gpu-1", "r0=node/gpu-1", aHas1},
 		{"two requests, two GPUs", "prepare a gpu-2,gpu-1", "r0=node/gpu-2 r1=node/gpu-1",
@@ -54,152 +55,229 @@ func TestScripts(t *testing.T) {
 			"a Prepared boot-0 gpu-1\ncdi a-gpu-1 /dev/nvidia0 A=1" + common},
 		{"prepare twice", "prepare a gpu-1; prepare a gpu-1", "r0=node/gpu-1", aHas1},
 		{"two claims on two GPUs", "prepare a gpu-1; prepare b gpu-2", "r0=node/gpu-2",
-			"a Prepared boot-0 gpu-1\nb Prepared boot-0 gpu-2\ncdi a-gpu-1 /dev/nvidia0\ncdi b-gpu-2 /dev/nvidia1" + common},
+			"a Prepared boot-0 gpu-1\nb Prepared boot-0 gpu-2\ncdi a-gpu-1 /dev/nvidia0\ncdi b-gpu-2 /dev/nvidia1" +
+				common},
 		{"nothing is left of a claim that ends", "prepare a gpu-1; unprepare a", "ok", strings.TrimSpace(common)},
 		{"unprepare twice", "prepare a gpu-1; unprepare a; unprepare a", "ok", strings.TrimSpace(common)},
 		{"unprepare of a claim that nobody knows", "unprepare a", "ok", ""},
 		{"a GPU in use is refused, its holder named, and nothing touched", "prepare a gpu-1; prepare b gpu-2,gpu-1",
 			"error: request r1: device gpu-1 is held by claim ns/a (UID a): device in use", aHas1},
 		{"a GPU given back can be had", "prepare b gpu-1; unprepare b; prepare a gpu-1", "r0=node/gpu-1", aHas1},
-		{"a GPU that is gone is refused", "unplug gpu-1; prepare a gpu-1", "error: request r0: device gpu-1: no such device on this node", ""},
+		{"a GPU that is gone is refused", "unplug gpu-1; prepare a gpu-1",
+			"error: request r0: device gpu-1: no such device on this node", ""},
 		{"a claim allocated anew loses what it had", "prepare a gpu-2; prepare a gpu-1", "r0=node/gpu-1", aHas1},
-		{"a CDI file deleted by hand is made again by prepare", "prepare a gpu-1; lose claim_a; prepare a gpu-1", "r0=node/gpu-1", aHas1},
+		{"a CDI file deleted by hand is made again by prepare", "prepare a gpu-1; lose claim_a; prepare a gpu-1",
+			"r0=node/gpu-1", aHas1},
 		{"the driver's too", "prepare a gpu-1; lose driver; prepare a gpu-1", "r0=node/gpu-1", aHas1},
 		{"and by a restart", "prepare a gpu-1; lose claim_a; restart", "ok", aHas1},
 		{"a restart changes nothing", "prepare a gpu-1; restart", "ok", aHas1},
 		{"after a reboot the kubelet prepares again", "prepare a gpu-1; reboot; prepare a gpu-1", "r0=node/gpu-1",
 			strings.Replace(aHas1, "boot-0", "boot-1", 1)},
 		{"after a reboot a GPU is still held", "prepare a gpu-1; reboot; restart; prepare b gpu-1",
-			"error: request r0: device gpu-1 is held by claim ns/a (UID a): device in use", strings.Replace(aHas1, "boot-0", "boot-1", 1)},
+			"error: request r0: device gpu-1 is held by claim ns/a (UID a): device in use",
+			strings.Replace(aHas1, "boot-0", "boot-1", 1)},
 		{"a GPU that is gone after a reboot", "prepare a gpu-1; reboot; unplug gpu-1; prepare a gpu-1",
 			"error: device gpu-1 (GPU-1): no such device on this node", "a Prepared boot-0 gpu-1"},
 		{"its claim can be released all the same", "prepare a gpu-1; reboot; unplug gpu-1; unprepare a", "ok", ""},
-		{"the monitor has every GPU, also those that are taken", "prepare a gpu-1; prepare m monitor!", "r0=node/monitor", aHas1After("m Prepared boot-0 monitor", monitorCDI)},
-		{"and keeps nobody from having one", "prepare m monitor!; prepare a gpu-1", "r0=node/gpu-1", aHas1After("m Prepared boot-0 monitor", monitorCDI)},
-		{"two shares of the monitor in one claim", "prepare m monitor#s1!,monitor#s2!", "r0=node/monitor r1=node/monitor",
+		{"the monitor has every GPU, also those that are taken", "prepare a gpu-1; prepare m monitor!",
+			"r0=node/monitor", aHas1After("m Prepared boot-0 monitor", monitorCDI)},
+		{"and keeps nobody from having one", "prepare m monitor!; prepare a gpu-1", "r0=node/gpu-1",
+			aHas1After("m Prepared boot-0 monitor", monitorCDI)},
+		{"two shares of the monitor in one claim", "prepare m monitor#s1!,monitor#s2!",
+			"r0=node/monitor r1=node/monitor",
 			"m Prepared boot-0 monitor\ncdi m-monitor-s1" + allNodes + "\ncdi m-monitor-s2" + allNodes + common},
-		{"the monitor is refused without admin access", "prepare m monitor", "error: request r0: device monitor gives every GPU of the node: set adminAccess: true in the request, " +
-			"in a namespace with the label resource.kubernetes.io/admin-access=true: device is for admin access only", ""},
+		{"the monitor is refused without admin access", "prepare m monitor",
+			"error: request r0: device monitor gives every GPU of the node: set adminAccess: true in the request, " +
+				"in a namespace with the label resource.kubernetes.io/admin-access=true: device is for admin access " +
+				"only", ""},
 		{"nothing is left of a monitor that ends", "prepare m monitor!; unprepare m", "ok", strings.TrimSpace(common)},
-		{"a GPU that is found later is there when the monitor's next container starts", "unplug gpu-3; prepare m monitor!; plug 3; restart", "ok",
+		{"a GPU that is found later is there when the monitor's next container starts",
+			"unplug gpu-3; prepare m monitor!; plug 3; restart", "ok",
 			"m Prepared boot-0 monitor\ncdi m-monitor" + allNodes + common},
-		{"one that is gone does not keep it from starting", "prepare m monitor!; unplug gpu-2; prepare m monitor!", "r0=node/monitor",
+		{"one that is gone does not keep it from starting", "prepare m monitor!; unplug gpu-2; prepare m monitor!",
+			"r0=node/monitor",
 			"m Prepared boot-0 monitor\ncdi m-monitor /dev/nvidia0 /dev/nvidia2" + common},
-		{"an unreadable record of a monitor blocks nothing", "prepare m monitor!; truncate m; restart; prepare a gpu-1; unprepare a; prepare n monitor!", "r0=node/monitor",
-			"unreadable m.json\nn Prepared boot-0 monitor\ncdi m-monitor" + allNodes + "\ncdi n-monitor" + allNodes + common},
-		{"a truncated record blocks its GPU and names the file", "prepare a gpu-1; truncate a; restart; prepare b gpu-1",
-			"error: may hold gpu-1: <dir>/state/claims/a.json: unexpected end of JSON input; when no container of that claim runs any more, remove the file: record is unreadable",
+		{"an unreadable record of a monitor blocks nothing", "prepare m monitor!; truncate m; restart; prepare a " +
+			"gpu-1; unprepare a; prepare n monitor!", "r0=node/monitor",
+			"unreadable m.json\nn Prepared boot-0 monitor\ncdi m-monitor" + allNodes + "\ncdi n-monitor" + allNodes +
+				common},
+		{"a truncated record blocks its GPU and names the file",
+			"prepare a gpu-1; truncate a; restart; prepare b gpu-1",
+			"error: may hold gpu-1: <dir>/state/claims/a.json: unexpected end of JSON input; when no container of " +
+				"that claim runs any more, remove the file: record is unreadable",
 			"unreadable a.json\ncdi a-gpu-1 /dev/nvidia0" + common},
 		{"but no other", "prepare a gpu-1; truncate a; restart; prepare b gpu-2", "r0=node/gpu-2",
 			"unreadable a.json\nb Prepared boot-0 gpu-2\ncdi a-gpu-1 /dev/nvidia0\ncdi b-gpu-2 /dev/nvidia1" + common},
 		{"and nobody takes it for released", "prepare a gpu-1; truncate a; unprepare a",
-			"error: <dir>/state/claims/a.json: unexpected end of JSON input; when no container of that claim runs any more, remove the file: record is unreadable",
+			"error: <dir>/state/claims/a.json: unexpected end of JSON input; when no container of that claim runs " +
+				"any more, remove the file: record is unreadable",
 			"unreadable a.json\ncdi a-gpu-1 /dev/nvidia0" + common},
-		{"a share is limited by an MPS daemon", "prepare a gpu-1#s:5Gi/30", "r0=node/gpu-1", exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + aShares + common},
-		{"the daemon has the limits of the largest share", "prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:10Gi/20", "r0=node/gpu-1",
-			exclusive1 + "\ndaemon gpu-1 30% GPU-1=10240Mi\na Prepared boot-0 gpu-1\nb Prepared boot-0 gpu-1\n" + aSharesCDI +
-				"\ncdi b-gpu-1-t /dev/nvidia0 <dir>/mps/gpu-1/pipe CUDA_MPS_PIPE_DIRECTORY=<dir>/mps/gpu-1/pipe CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=20 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M" + common},
-		{"one of several sharers leaves", "prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:10Gi/20; prepare c gpu-1#u:1Gi/0; unprepare b; unprepare c", "ok",
+		{"a share is limited by an MPS daemon", "prepare a gpu-1#s:5Gi/30", "r0=node/gpu-1", exclusive1 +
+			"\ndaemon gpu-1 30% GPU-1=5120Mi\n" + aShares + common},
+		{"the daemon has the limits of the largest share", "prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:10Gi/20",
+			"r0=node/gpu-1",
+			exclusive1 + "\ndaemon gpu-1 30% GPU-1=10240Mi\na Prepared boot-0 gpu-1\nb Prepared boot-0 gpu-1\n" +
+				aSharesCDI +
+				"\ncdi b-gpu-1-t /dev/nvidia0 <dir>/mps/gpu-1/pipe CUDA_MPS_PIPE_DIRECTORY=<dir>/mps/gpu-1/pipe " +
+				"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=20 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M" + common},
+		{"one of several sharers leaves", "prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:10Gi/20; prepare c " +
+			"gpu-1#u:1Gi/0; unprepare b; unprepare c", "ok",
 			exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + aShares + common},
-		{"after the last one the GPU is as it came from the factory", "prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:10Gi/20; unprepare a; unprepare b", "ok", strings.TrimSpace(common)},
-		{"whatever was switched off in between", "prepare a gpu-1#s:5Gi/30; use gpu-1 none; unprepare a", "ok", strings.TrimSpace(common)},
-		{"a daemon that does not start is told of, and the claim holds its share", "supervisor away; prepare a gpu-1#s:5Gi/30",
+		{"after the last one the GPU is as it came from the factory", "prepare a gpu-1#s:5Gi/30; prepare b " +
+			"gpu-1#t:10Gi/20; unprepare a; unprepare b", "ok", strings.TrimSpace(common)},
+		{"whatever was switched off in between", "prepare a gpu-1#s:5Gi/30; use gpu-1 none; unprepare a", "ok",
+			strings.TrimSpace(common)},
+		{"a daemon that does not start is told of, and the claim holds its share",
+			"supervisor away; prepare a gpu-1#s:5Gi/30",
 			"error: MPS daemon gpu-1: nvidia-cuda-mps-control: exit status 1: MPS daemon is not ready",
 			exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\na Preparing boot-0 gpu-1"},
-		{"it is ready the next time", "supervisor away; prepare a gpu-1#s:5Gi/30; supervisor back; prepare a gpu-1#s:5Gi/30", "r0=node/gpu-1",
+		{"it is ready the next time", "supervisor away; prepare a gpu-1#s:5Gi/30; supervisor back; prepare a " +
+			"gpu-1#s:5Gi/30", "r0=node/gpu-1",
 			exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + aShares + common},
 		{"or its claim is gone", "supervisor away; prepare a gpu-1#s:5Gi/30; unprepare a", "ok", ""},
-		{"a share is released while the daemon is away", "prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:10Gi/20; supervisor away; unprepare b", "ok",
+		{"a share is released while the daemon is away", "prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:10Gi/20; " +
+			"supervisor away; unprepare b", "ok",
 			exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + aShares + common},
 		{"after a reboot everything is made again", "prepare a gpu-1#s:5Gi/30; reboot; restart", "ok",
-			exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + strings.Replace(aShares, "boot-0", "boot-1", 1) + common},
+			exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + strings.Replace(aShares, "boot-0", "boot-1", 1) +
+				common},
 		{"so it is after GPUs were reset in between", "prepare a gpu-1#s:5Gi/30; reset; restart", "ok",
 			exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + aShares + common},
-		{"after a reboot there is nothing to set back", "prepare a gpu-1 Long; reboot; unplug gpu-1; unprepare a", "ok", ""},
+		{"after a reboot there is nothing to set back", "prepare a gpu-1 Long; reboot; unplug gpu-1; unprepare a", "ok",
+			""},
 		{"a time slice", "prepare a gpu-1,gpu-2 Long", "r0=node/gpu-1 r1=node/gpu-2",
-			"GPU-1: time slice Long, compute mode DEFAULT\nGPU-2: time slice Long, compute mode DEFAULT\na Prepared boot-0 gpu-1,gpu-2\ncdi a-gpu-1 /dev/nvidia0\ncdi a-gpu-2 /dev/nvidia1" + common},
+			"GPU-1: time slice Long, compute mode DEFAULT\nGPU-2: time slice Long, compute mode DEFAULT\na Prepared " +
+				"boot-0 gpu-1,gpu-2\ncdi a-gpu-1 /dev/nvidia0\ncdi a-gpu-2 /dev/nvidia1" + common},
 		{"is gone with its claim", "prepare a gpu-1 Long; unprepare a", "ok", strings.TrimSpace(common)},
 		{"the default one touches nothing", "prepare a gpu-1 Default", "r0=node/gpu-1", aHas1},
 		{"several whole GPUs have one MPS daemon", "prepare a gpu-1,gpu-2 MPS", "r0=node/gpu-1 r1=node/gpu-2",
-			exclusive1 + "\nGPU-2: time slice Default, compute mode EXCLUSIVE_PROCESS\ndaemon gpu-1 0% GPU-1=0Mi GPU-2=0Mi\na Prepared boot-0 gpu-1,gpu-2\n" +
+			exclusive1 + "\nGPU-2: time slice Default, compute mode EXCLUSIVE_PROCESS\ndaemon gpu-1 0% GPU-1=0Mi " +
+				"GPU-2=0Mi\na Prepared boot-0 gpu-1,gpu-2\n" +
 				"cdi a-gpu-1 /dev/nvidia0 <dir>/mps/gpu-1/pipe CUDA_MPS_PIPE_DIRECTORY=<dir>/mps/gpu-1/pipe\n" +
 				"cdi a-gpu-2 /dev/nvidia1 <dir>/mps/gpu-1/pipe CUDA_MPS_PIPE_DIRECTORY=<dir>/mps/gpu-1/pipe" + common},
-		{"other settings of a shared GPU are refused before anything is touched", "prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:5Gi/0 Long",
-			"error: request r0: device gpu-1 is shared with claim ns/a (UID a), which has it with time slice Default, compute mode EXCLUSIVE_PROCESS, MPS; " +
+		{"other settings of a shared GPU are refused before anything is touched",
+			"prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:5Gi/0 Long",
+			"error: request r0: device gpu-1 is shared with claim ns/a (UID a), which has it with time slice " +
+				"Default, compute mode EXCLUSIVE_PROCESS, MPS; " +
 				"this claim wants time slice Long, compute mode DEFAULT: settings of another claim are in force",
 			exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + aShares + common},
-		{"a partition is made when a claim has it", "prepare a gpu-1-mig-1g10gb-0", "r0=node/gpu-1-mig-1g10gb-0", aSlice},
+		{"a partition is made when a claim has it", "prepare a gpu-1-mig-1g10gb-0", "r0=node/gpu-1-mig-1g10gb-0",
+			aSlice},
 		{"and removed after it", "prepare a gpu-1-mig-1g10gb-0; unprepare a", "ok", strings.TrimSpace(common)},
-		{"the GPU stays partitioned while another is there", "prepare a gpu-1-mig-1g10gb-0; prepare b gpu-1-mig-3g40gb-4; unprepare b", "ok", aSlice},
+		{"the GPU stays partitioned while another is there", "prepare a gpu-1-mig-1g10gb-0; prepare b " +
+			"gpu-1-mig-3g40gb-4; unprepare b", "ok", aSlice},
 		{"what overlaps it is refused", "prepare a gpu-1-mig-1g10gb-0; prepare b gpu-1-mig-2g20gb-0",
-			"error: request r0: device gpu-1-mig-2g20gb-0 is held by claim ns/a (UID a), which has gpu-1-mig-1g10gb-0: device in use", aSlice},
+			"error: request r0: device gpu-1-mig-2g20gb-0 is held by claim ns/a (UID a), which has " +
+				"gpu-1-mig-1g10gb-0: device in use", aSlice},
 		{"so is the whole GPU", "prepare a gpu-1-mig-1g10gb-0; prepare b gpu-1",
-			"error: request r0: device gpu-1 is held by claim ns/a (UID a), which has gpu-1-mig-1g10gb-0: device in use", aSlice},
+			"error: request r0: device gpu-1 is held by claim ns/a (UID a), which has gpu-1-mig-1g10gb-0: device " +
+				"in use", aSlice},
 		{"and a share of it", "prepare a gpu-1-mig-1g10gb-0; prepare b gpu-1#s:5Gi/30",
-			"error: request r0: device gpu-1 is held by claim ns/a (UID a), which has gpu-1-mig-1g10gb-0: device in use", aSlice},
+			"error: request r0: device gpu-1 is held by claim ns/a (UID a), which has gpu-1-mig-1g10gb-0: device " +
+				"in use", aSlice},
 		{"a share keeps partitions away", "prepare a gpu-1#s:5Gi/30; prepare b gpu-1-mig-1g10gb-0",
-			"error: request r0: device gpu-1-mig-1g10gb-0 is held by claim ns/a (UID a), which has gpu-1: device in use", exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + aShares + common},
+			"error: request r0: device gpu-1-mig-1g10gb-0 is held by claim ns/a (UID a), which has gpu-1: device " +
+				"in use", exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + aShares + common},
 		{"two in one claim do not overlap", "prepare a gpu-1-mig-1g10gb-0,gpu-1-mig-2g20gb-0",
-			"error: request r1: device gpu-1-mig-2g20gb-0 is held by request r0 of the same claim, which has gpu-1-mig-1g10gb-0: device in use", ""},
-		{"a partition and a whole GPU in one claim", "prepare a gpu-1-mig-1g10gb-0,gpu-2", "r0=node/gpu-1-mig-1g10gb-0 r1=node/gpu-2",
-			"GPU-1: 1g.10gb at 0, MIG-\nGPU-1: mig\na Prepared boot-0 gpu-1-mig-1g10gb-0,gpu-2\n" + aSliceCDI + "\ncdi a-gpu-2 /dev/nvidia1" + common},
+			"error: request r1: device gpu-1-mig-2g20gb-0 is held by request r0 of the same claim, which has " +
+				"gpu-1-mig-1g10gb-0: device in use", ""},
+		{"a partition and a whole GPU in one claim", "prepare a gpu-1-mig-1g10gb-0,gpu-2",
+			"r0=node/gpu-1-mig-1g10gb-0 r1=node/gpu-2",
+			"GPU-1: 1g.10gb at 0, MIG-\nGPU-1: mig\na Prepared boot-0 gpu-1-mig-1g10gb-0,gpu-2\n" + aSliceCDI +
+				"\ncdi a-gpu-2 /dev/nvidia1" + common},
 		{"MPS inside a partition", "prepare a gpu-1-mig-1g10gb-0 MPS", "r0=node/gpu-1-mig-1g10gb-0",
-			"GPU-1: 1g.10gb at 0, MIG-\nGPU-1: mig\ndaemon gpu-1-mig-1g10gb-0 0% MIG-=0Mi\na Prepared boot-0 gpu-1-mig-1g10gb-0\n" +
-				"cdi a-gpu-1-mig-1g10gb-0 /dev/nvidia0 <dir>/mps/gpu-1-mig-1g10gb-0/pipe PARTITION=1g.10gb CUDA_MPS_PIPE_DIRECTORY=<dir>/mps/gpu-1-mig-1g10gb-0/pipe" + common},
-		{"after a reboot it is made again", "prepare a gpu-1-mig-1g10gb-0; reboot; restart", "ok", strings.Replace(aSlice, "boot-0", "boot-1", 1)},
+			"GPU-1: 1g.10gb at 0, MIG-\nGPU-1: mig\ndaemon gpu-1-mig-1g10gb-0 0% MIG-=0Mi\na Prepared boot-0 " +
+				"gpu-1-mig-1g10gb-0\n" +
+				"cdi a-gpu-1-mig-1g10gb-0 /dev/nvidia0 <dir>/mps/gpu-1-mig-1g10gb-0/pipe PARTITION=1g.10gb " +
+				"CUDA_MPS_PIPE_DIRECTORY=<dir>/mps/gpu-1-mig-1g10gb-0/pipe" + common},
+		{"after a reboot it is made again", "prepare a gpu-1-mig-1g10gb-0; reboot; restart", "ok",
+			strings.Replace(aSlice, "boot-0", "boot-1", 1)},
 		{"after a reboot there is none to remove", "prepare a gpu-1-mig-1g10gb-0; reboot; unprepare a", "ok", ""},
-		{"removed by hand, its claim ends all the same", "prepare a gpu-1-mig-1g10gb-0; remove all; unprepare a", "ok", strings.TrimSpace(common)},
-		{"and it is not made again: its containers would not notice", "prepare a gpu-1-mig-1g10gb-0; remove all; restart",
-			"error: resume claim ns/a: make partition 1g.10gb at 0 of GPU-1: MIG-1: somebody has removed the partition", strings.Replace(aSlice, "GPU-1: 1g.10gb at 0, MIG-\n", "", 1)},
-		{"neither for the kubelet, which is told", "prepare a gpu-1-mig-1g10gb-0; remove all; prepare a gpu-1-mig-1g10gb-0",
-			"error: make partition 1g.10gb at 0 of GPU-1: MIG-1: somebody has removed the partition", strings.Replace(aSlice, "GPU-1: 1g.10gb at 0, MIG-\n", "", 1)},
-		{"nor is another one at its place taken for it", "prepare a gpu-1-mig-1g10gb-0; remove all; partition gpu-1 1g.10gb@0; unprepare a", "ok",
+		{"removed by hand, its claim ends all the same", "prepare a gpu-1-mig-1g10gb-0; remove all; unprepare a", "ok",
+			strings.TrimSpace(common)},
+		{"and it is not made again: its containers would not notice", "prepare a gpu-1-mig-1g10gb-0; remove all; " +
+			"restart",
+			"error: resume claim ns/a: create partition 1g.10gb at 0 of GPU-1: MIG-1: somebody has removed the " +
+				"partition", strings.Replace(aSlice, "GPU-1: 1g.10gb at 0, MIG-\n", "", 1)},
+		{"neither for the kubelet, which is told", "prepare a gpu-1-mig-1g10gb-0; remove all; prepare a " +
+			"gpu-1-mig-1g10gb-0",
+			"error: create partition 1g.10gb at 0 of GPU-1: MIG-1: somebody has removed the partition",
+			strings.Replace(aSlice, "GPU-1: 1g.10gb at 0, MIG-\n", "", 1)},
+		{"nor is another one at its place taken for it", "prepare a gpu-1-mig-1g10gb-0; remove all; partition gpu-1 " +
+			"1g.10gb@0; unprepare a", "ok",
 			"GPU-1: 1g.10gb at 0, MIG-hand\nGPU-1: mig" + common},
 		{"nor after a reboot", "prepare a gpu-1-mig-1g10gb-0; reboot; partition gpu-1 1g.10gb@0; restart",
-			"error: resume claim ns/a: partition 1g.10gb at 0 of GPU-1: 1g.10gb at 0 of GPU-1 (MIG-hand): a partition that is not the driver's is in the way",
+			"error: resume claim ns/a: partition 1g.10gb at 0 of GPU-1: 1g.10gb at 0 of GPU-1 (MIG-hand): a " +
+				"partition that is not the driver's is in the way",
 			"GPU-1: 1g.10gb at 0, MIG-hand\nGPU-1: mig\na Preparing boot-1 gpu-1-mig-1g10gb-0"},
-		{"which stays when the claim ends", "prepare a gpu-1-mig-1g10gb-0; reboot; partition gpu-1 1g.10gb@0; unprepare a", "ok", "GPU-1: 1g.10gb at 0, MIG-hand\nGPU-1: mig"},
-		{"also one that was made while a claim waited", "busy yes; prepare a gpu-1-mig-1g10gb-0; busy no; partition gpu-1 1g.10gb@0; unprepare a", "ok",
+		{"which stays when the claim ends", "prepare a gpu-1-mig-1g10gb-0; reboot; partition gpu-1 1g.10gb@0; " +
+			"unprepare a", "ok", "GPU-1: 1g.10gb at 0, MIG-hand\nGPU-1: mig"},
+		{"also one that was made while a claim waited", "busy yes; prepare a gpu-1-mig-1g10gb-0; busy no; partition " +
+			"gpu-1 1g.10gb@0; unprepare a", "ok",
 			"GPU-1: 1g.10gb at 0, MIG-hand\nGPU-1: mig"},
-		{"a partition of others is named, and nothing is touched", "partition gpu-1 1g.10gb@0; prepare a gpu-1-mig-2g20gb-0",
-			"error: partition 2g.20gb at 0 of GPU-1: 1g.10gb at 0 of GPU-1 (MIG-hand): a partition that is not the driver's is in the way",
+		{"a partition of others is named, and nothing is touched", "partition gpu-1 1g.10gb@0; prepare a " +
+			"gpu-1-mig-2g20gb-0",
+			"error: partition 2g.20gb at 0 of GPU-1: 1g.10gb at 0 of GPU-1 (MIG-hand): a partition that is not the " +
+				"driver's is in the way",
 			"GPU-1: 1g.10gb at 0, MIG-hand\nGPU-1: mig"},
 		{"also one that is just what the claim wants", "partition gpu-1 1g.10gb@0; prepare a gpu-1-mig-1g10gb-0",
-			"error: partition 1g.10gb at 0 of GPU-1: 1g.10gb at 0 of GPU-1 (MIG-hand): a partition that is not the driver's is in the way",
+			"error: partition 1g.10gb at 0 of GPU-1: 1g.10gb at 0 of GPU-1 (MIG-hand): a partition that is not the " +
+				"driver's is in the way",
 			"GPU-1: 1g.10gb at 0, MIG-hand\nGPU-1: mig"},
-		{"who keeps the GPU from being partitioned is named, and the claim waits", "busy yes; prepare a gpu-1-mig-1g10gb-0",
-			"error: GPU GPU-1: divide it: process 7 (exporter): the GPU is in use", "a Preparing boot-0 gpu-1-mig-1g10gb-0"},
-		{"until the GPU is free", "busy yes; prepare a gpu-1-mig-1g10gb-0; busy no; prepare a gpu-1-mig-1g10gb-0", "r0=node/gpu-1-mig-1g10gb-0", aSlice},
+		{"who keeps the GPU from being partitioned is named, and the claim waits",
+			"busy yes; prepare a gpu-1-mig-1g10gb-0",
+			"error: GPU GPU-1: process 7 (exporter): the GPU is in use", "a Preparing boot-0 gpu-1-mig-1g10gb-0"},
+		{"until the GPU is free", "busy yes; prepare a gpu-1-mig-1g10gb-0; busy no; prepare a gpu-1-mig-1g10gb-0",
+			"r0=node/gpu-1-mig-1g10gb-0", aSlice},
 		{"or its claim is gone", "busy yes; prepare a gpu-1-mig-1g10gb-0; busy no; unprepare a", "ok", ""},
-		{"a GPU that was left in the mode for partitions is made whole", "partition gpu-1 1g.10gb@0; remove all; prepare a gpu-1", "r0=node/gpu-1", aHas1},
-		{"for a share, too", "partition gpu-1 1g.10gb@0; remove all; prepare a gpu-1#s:5Gi/30", "r0=node/gpu-1", exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + aShares + common},
+		{"a GPU that was left in the mode for partitions is made whole",
+			"partition gpu-1 1g.10gb@0; remove all; prepare a gpu-1", "r0=node/gpu-1", aHas1},
+		{"for a share, too", "partition gpu-1 1g.10gb@0; remove all; prepare a gpu-1#s:5Gi/30", "r0=node/gpu-1",
+			exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + aShares + common},
 		{"unless somebody uses it", "partition gpu-1 1g.10gb@0; remove all; busy yes; prepare a gpu-1",
-			"error: GPU GPU-1: use it as a whole: process 7 (exporter): the GPU is in use", "GPU-1: mig"},
+			"error: GPU GPU-1: process 7 (exporter): the GPU is in use", "GPU-1: mig"},
 		{"admin access to one is refused", "prepare a gpu-1-mig-1g10gb-0!",
-			"error: request r0: device gpu-1-mig-1g10gb-0: a partition that claims make and remove cannot be looked after by itself; ask for the device monitor: configuration refused", ""},
+			"error: request r0: device gpu-1-mig-1g10gb-0 is a partition that claims make and remove, so it cannot " +
+				"be monitored by itself; ask for the device monitor: configuration refused", ""},
+		{"a claim whose container still runs is not released", "prepare a gpu-1; run a; unprepare a",
+			"error: container main of pod 1 (process 7) still runs: the claim is released when it has ended", aHas1},
+		{"its GPU goes to nobody", "prepare a gpu-1; run a; unprepare a; prepare b gpu-1",
+			"error: request r0: device gpu-1 is held by claim ns/a (UID a): device in use", aHas1},
+		{"also over a restart of the driver", "prepare a gpu-1; run a; unprepare a; restart; unprepare a",
+			"error: container main of pod 1 (process 7) still runs: the claim is released when it has ended", aHas1},
+		{"until the container has ended", "prepare a gpu-1; run a; unprepare a; end a; unprepare a", "ok", common[1:]},
+		{"the machine has started since", "prepare a gpu-1; run a; unprepare a; reboot; unprepare a", "ok", ""},
+		{"another claim's container does not matter", "prepare a gpu-1; prepare b gpu-2; run b; unprepare a", "ok",
+			"b Prepared boot-0 gpu-2\ncdi b-gpu-2 /dev/nvidia1" + common},
+		{"nor do its own settings go while it runs", "prepare a gpu-1#s:5Gi/30; run a; unprepare a",
+			"error: container main of pod 1 (process 7) still runs: the claim is released when it has ended",
+			exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + aShares + common},
 		{"a share behind a hook", "use gpu-1 hook; prepare a gpu-1#s:5Gi/30", "r0=node/gpu-1",
-			"a Prepared boot-0 gpu-1\ncdi a-gpu-1-s /dev/nvidia0 /opt/libvgpu.so /etc/ld.so.preload CUDA_DEVICE_MEMORY_LIMIT=5120m CUDA_DEVICE_SM_LIMIT=30" + common},
+			"a Prepared boot-0 gpu-1\ncdi a-gpu-1-s /dev/nvidia0 /opt/libvgpu.so /etc/ld.so.preload " +
+				"CUDA_DEVICE_MEMORY_LIMIT=5120m CUDA_DEVICE_SM_LIMIT=30" +
+				" CUDA_OVERSUBSCRIBE=false CUDA_REDIRECT=/opt/libvgpu.so GPU_CORE_UTILIZATION_POLICY=force" +
+				numbered("CUDA_DEVICE_MEMORY_LIMIT", "5120m") + numbered("CUDA_DEVICE_SM_LIMIT", "30") + common},
 		{"a share of a control group", "use gpu-1 cgroup; prepare a gpu-1#s:5Gi/0", "r0=node/gpu-1",
 			"a Prepared boot-0 gpu-1\ncdi a-gpu-1-s /dev/nvidia0 LIMITED=1 NVIDIA_GPU_MEMORY_LIMIT=5120" + common},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			w := newWorld(t)
-			var said string
+			w := newFixture(t)
+			var result string
 			for verb := range strings.SplitSeq(row.script, "; ") {
-				said = w.do(verb)
+				result = w.do(verb)
 			}
-			if said != row.said {
-				t.Errorf("\ngot  %s\nwant %s", said, row.said)
+			if result != row.result {
+				t.Errorf("\ngot  %s\nwant %s", result, row.result)
 			}
 			if diff := cmp.Diff(w.String(), row.want); diff != "" {
-				t.Errorf("the world: got - want +\n%s", diff)
+				t.Errorf("state: got - want +\n%s", diff)
 			}
 		})
 	}
 }
 
-// Whatever step a process dies at, before it or just after it, the same call made again by another process ends in the same world
-// as if nothing had happened; and so does the opposite call.
+// After a crash before or after any step, the same call by a new process leads to the same state as without a crash,
+// and so does the opposite call.
 func TestCrashes(t *testing.T) {
 	for _, row := range []struct {
 		name   string
@@ -209,71 +287,99 @@ func TestCrashes(t *testing.T) {
 	}{
 		{"prepare of one GPU", "", "prepare a gpu-1", []string{"prepare a gpu-1", "unprepare a"}},
 		{"prepare of two GPUs", "", "prepare a gpu-1,gpu-3", []string{"prepare a gpu-1,gpu-3", "unprepare a"}},
-		{"prepare beside another claim", "prepare b gpu-2", "prepare a gpu-1", []string{"prepare a gpu-1", "unprepare a"}},
-		{"prepare of a claim allocated anew", "prepare a gpu-1", "prepare a gpu-2", []string{"prepare a gpu-2", "unprepare a"}},
-		{"prepare after a reboot", "prepare a gpu-1; reboot", "prepare a gpu-1", []string{"prepare a gpu-1", "unprepare a", "restart"}},
-		{"prepare after a CDI file was lost", "prepare a gpu-1; lose claim_a", "prepare a gpu-1", []string{"prepare a gpu-1", "unprepare a", "restart"}},
+		{"prepare beside another claim", "prepare b gpu-2", "prepare a gpu-1",
+			[]string{"prepare a gpu-1", "unprepare a"}},
+		{"prepare of a claim allocated anew", "prepare a gpu-1", "prepare a gpu-2",
+			[]string{"prepare a gpu-2", "unprepare a"}},
+		{"prepare after a reboot", "prepare a gpu-1; reboot", "prepare a gpu-1",
+			[]string{"prepare a gpu-1", "unprepare a", "restart"}},
+		{"prepare after a CDI file was lost", "prepare a gpu-1; lose claim_a", "prepare a gpu-1",
+			[]string{"prepare a gpu-1", "unprepare a", "restart"}},
 		{"unprepare", "prepare a gpu-1", "unprepare a", []string{"unprepare a", "prepare a gpu-1"}},
-		{"prepare of a monitor", "prepare b gpu-2", "prepare a monitor!", []string{"prepare a monitor!", "unprepare a"}},
+		{"prepare of a monitor", "prepare b gpu-2", "prepare a monitor!", []string{"prepare a monitor!",
+			"unprepare a"}},
 		{"unprepare of a monitor", "prepare a monitor!", "unprepare a", []string{"unprepare a", "prepare a monitor!"}},
-		{"unprepare of two GPUs", "prepare a gpu-1,gpu-2", "unprepare a", []string{"unprepare a", "prepare a gpu-1,gpu-2"}},
-		{"prepare of the first share", "", "prepare a gpu-1#s:5Gi/30", []string{"prepare a gpu-1#s:5Gi/30", "unprepare a"}},
-		{"prepare of the second share", "prepare b gpu-1#t:6Gi/30", "prepare a gpu-1#s:5Gi/30", []string{"prepare a gpu-1#s:5Gi/30", "unprepare a"}},
-		{"unprepare of one of two shares", "prepare b gpu-1#t:6Gi/30; prepare a gpu-1#s:5Gi/30", "unprepare a", []string{"unprepare a", "prepare a gpu-1#s:5Gi/30"}},
-		{"unprepare of the last share", "prepare a gpu-1#s:5Gi/30", "unprepare a", []string{"unprepare a", "prepare a gpu-1#s:5Gi/30"}},
-		{"prepare of shares after a reboot", "prepare b gpu-1#t:6Gi/30; prepare a gpu-1#s:5Gi/30; reboot", "prepare a gpu-1#s:5Gi/30", []string{"prepare a gpu-1#s:5Gi/30", "unprepare a", "restart"}},
-		{"prepare of a time slice", "", "prepare a gpu-1,gpu-2 Long", []string{"prepare a gpu-1,gpu-2 Long", "unprepare a"}},
-		{"unprepare of a time slice", "prepare a gpu-1,gpu-2 Long", "unprepare a", []string{"unprepare a", "prepare a gpu-1,gpu-2 Long"}},
-		{"prepare of MPS on two GPUs", "", "prepare a gpu-1,gpu-2 MPS", []string{"prepare a gpu-1,gpu-2 MPS", "unprepare a"}},
-		{"unprepare of MPS on two GPUs", "prepare a gpu-1,gpu-2 MPS", "unprepare a", []string{"unprepare a", "prepare a gpu-1,gpu-2 MPS"}},
-		{"a share allocated anew", "prepare a gpu-1#s:5Gi/30", "prepare a gpu-2#s:5Gi/30", []string{"prepare a gpu-2#s:5Gi/30", "unprepare a"}},
-		{"prepare of a share behind a hook", "use gpu-1 hook", "prepare a gpu-1#s:5Gi/30", []string{"prepare a gpu-1#s:5Gi/30", "unprepare a"}},
-		{"prepare of a partition", "", "prepare a gpu-1-mig-1g10gb-0", []string{"prepare a gpu-1-mig-1g10gb-0", "unprepare a"}},
-		{"prepare of a second partition", "prepare b gpu-1-mig-3g40gb-4", "prepare a gpu-1-mig-1g10gb-0", []string{"prepare a gpu-1-mig-1g10gb-0", "unprepare a"}},
+		{"unprepare of two GPUs", "prepare a gpu-1,gpu-2", "unprepare a",
+			[]string{"unprepare a", "prepare a gpu-1,gpu-2"}},
+		{"prepare of the first share", "", "prepare a gpu-1#s:5Gi/30", []string{"prepare a gpu-1#s:5Gi/30",
+			"unprepare a"}},
+		{"prepare of the second share", "prepare b gpu-1#t:6Gi/30", "prepare a gpu-1#s:5Gi/30",
+			[]string{"prepare a gpu-1#s:5Gi/30", "unprepare a"}},
+		{"unprepare of one of two shares", "prepare b gpu-1#t:6Gi/30; prepare a gpu-1#s:5Gi/30", "unprepare a",
+			[]string{"unprepare a", "prepare a gpu-1#s:5Gi/30"}},
+		{"unprepare of the last share", "prepare a gpu-1#s:5Gi/30", "unprepare a",
+			[]string{"unprepare a", "prepare a gpu-1#s:5Gi/30"}},
+		{"prepare of shares after a reboot", "prepare b gpu-1#t:6Gi/30; prepare a gpu-1#s:5Gi/30; reboot",
+			"prepare a gpu-1#s:5Gi/30", []string{"prepare a gpu-1#s:5Gi/30", "unprepare a", "restart"}},
+		{"prepare of a time slice", "", "prepare a gpu-1,gpu-2 Long", []string{"prepare a gpu-1,gpu-2 Long",
+			"unprepare a"}},
+		{"unprepare of a time slice", "prepare a gpu-1,gpu-2 Long", "unprepare a",
+			[]string{"unprepare a", "prepare a gpu-1,gpu-2 Long"}},
+		{"prepare of MPS on two GPUs", "", "prepare a gpu-1,gpu-2 MPS", []string{"prepare a gpu-1,gpu-2 MPS",
+			"unprepare a"}},
+		{"unprepare of MPS on two GPUs", "prepare a gpu-1,gpu-2 MPS", "unprepare a",
+			[]string{"unprepare a", "prepare a gpu-1,gpu-2 MPS"}},
+		{"a share allocated anew", "prepare a gpu-1#s:5Gi/30", "prepare a gpu-2#s:5Gi/30",
+			[]string{"prepare a gpu-2#s:5Gi/30", "unprepare a"}},
+		{"prepare of a share behind a hook", "use gpu-1 hook", "prepare a gpu-1#s:5Gi/30",
+			[]string{"prepare a gpu-1#s:5Gi/30", "unprepare a"}},
+		{"prepare of a partition", "", "prepare a gpu-1-mig-1g10gb-0", []string{"prepare a gpu-1-mig-1g10gb-0",
+			"unprepare a"}},
+		{"prepare of a second partition", "prepare b gpu-1-mig-3g40gb-4", "prepare a gpu-1-mig-1g10gb-0",
+			[]string{"prepare a gpu-1-mig-1g10gb-0", "unprepare a"}},
 		{"prepare of partitions of two GPUs", "", "prepare a gpu-1-mig-1g10gb-0,gpu-2-mig-3g40gb-4,gpu-2-mig-1g10gb-1",
 			[]string{"prepare a gpu-1-mig-1g10gb-0,gpu-2-mig-3g40gb-4,gpu-2-mig-1g10gb-1", "unprepare a"}},
-		{"unprepare of the last partition", "prepare a gpu-1-mig-1g10gb-0", "unprepare a", []string{"unprepare a", "prepare a gpu-1-mig-1g10gb-0"}},
-		{"unprepare of one of two partitions", "prepare b gpu-1-mig-3g40gb-4; prepare a gpu-1-mig-1g10gb-0", "unprepare a", []string{"unprepare a", "prepare a gpu-1-mig-1g10gb-0"}},
-		{"prepare of MPS in a partition", "", "prepare a gpu-1-mig-3g40gb-4 MPS", []string{"prepare a gpu-1-mig-3g40gb-4 MPS", "unprepare a"}},
-		{"unprepare of MPS in a partition", "prepare a gpu-1-mig-3g40gb-4 MPS", "unprepare a", []string{"unprepare a", "prepare a gpu-1-mig-3g40gb-4 MPS"}},
-		{"prepare of a partition after a reboot", "prepare a gpu-1-mig-1g10gb-0; reboot", "prepare a gpu-1-mig-1g10gb-0", []string{"prepare a gpu-1-mig-1g10gb-0", "unprepare a", "restart"}},
-		{"a partition instead of the whole GPU", "prepare a gpu-1", "prepare a gpu-1-mig-1g10gb-0", []string{"prepare a gpu-1-mig-1g10gb-0", "unprepare a"}},
-		{"the whole GPU instead of a partition", "prepare a gpu-1-mig-1g10gb-0", "prepare a gpu-1", []string{"prepare a gpu-1", "unprepare a"}},
-		{"resume", "prepare a gpu-1; prepare b gpu-2; reboot", "restart", []string{"restart", "prepare a gpu-1", "unprepare a"}},
+		{"unprepare of the last partition", "prepare a gpu-1-mig-1g10gb-0", "unprepare a",
+			[]string{"unprepare a", "prepare a gpu-1-mig-1g10gb-0"}},
+		{"unprepare of one of two partitions", "prepare b gpu-1-mig-3g40gb-4; prepare a gpu-1-mig-1g10gb-0",
+			"unprepare a", []string{"unprepare a", "prepare a gpu-1-mig-1g10gb-0"}},
+		{"prepare of MPS in a partition", "", "prepare a gpu-1-mig-3g40gb-4 MPS",
+			[]string{"prepare a gpu-1-mig-3g40gb-4 MPS", "unprepare a"}},
+		{"unprepare of MPS in a partition", "prepare a gpu-1-mig-3g40gb-4 MPS", "unprepare a",
+			[]string{"unprepare a", "prepare a gpu-1-mig-3g40gb-4 MPS"}},
+		{"prepare of a partition after a reboot", "prepare a gpu-1-mig-1g10gb-0; reboot",
+			"prepare a gpu-1-mig-1g10gb-0", []string{"prepare a gpu-1-mig-1g10gb-0", "unprepare a", "restart"}},
+		{"a partition instead of the whole GPU", "prepare a gpu-1", "prepare a gpu-1-mig-1g10gb-0",
+			[]string{"prepare a gpu-1-mig-1g10gb-0", "unprepare a"}},
+		{"the whole GPU instead of a partition", "prepare a gpu-1-mig-1g10gb-0", "prepare a gpu-1",
+			[]string{"prepare a gpu-1", "unprepare a"}},
+		{"resume", "prepare a gpu-1; prepare b gpu-2; reboot", "restart", []string{"restart", "prepare a gpu-1",
+			"unprepare a"}},
 	} {
 		for _, then := range row.then {
 			// Undisturbed: the verb, then what follows, then a start of the driver.
 			finish := []string{then, "restart"}
-			clean := newWorld(t)
-			play(clean, row.before)
+			clean := newFixture(t)
+			runScript(clean, row.before)
 			clean.breaker = &breaker{}
-			play(clean, row.verb)
+			runScript(clean, row.verb)
 			steps := clean.breaker.passed
 			if steps == 0 {
 				t.Fatalf("%s: no steps", row.name)
 			}
-			play(clean, finish...)
+			runScript(clean, finish...)
 			want := clean.String()
 
 			for n := 1; n <= steps; n++ {
 				for _, after := range []bool{false, true} {
-					name := fmt.Sprintf("%s, cut off at step %d of %d (done: %t), then %s", row.name, n, steps, after, then)
+					name := fmt.Sprintf("%s, cut off at step %d of %d (done: %t), then %s", row.name, n, steps, after,
+						then)
 					t.Run(name, func(t *testing.T) {
 						t.Parallel()
-						w := newWorld(t)
-						play(w, row.before)
+						w := newFixture(t)
+						runScript(w, row.before)
 						w.breaker = &breaker{at: n, after: after}
-						if said := w.do(row.verb); !strings.Contains(said, errCut.Error()) {
-							t.Fatalf("not cut off: %s", said)
+						if result := w.do(row.verb); !strings.Contains(result, errCrash.Error()) {
+							t.Fatalf("not cut off: %s", result)
 						}
 						w.breaker = &breaker{}
 						for _, verb := range finish {
-							if said := w.do(verb); strings.HasPrefix(said, "error") {
-								t.Errorf("%s: %s", verb, said)
+							if result := w.do(verb); strings.HasPrefix(result, "error") {
+								t.Errorf("%s: %s", verb, result)
 							}
 						}
 						if diff := cmp.Diff(withoutCommon(w.String()), withoutCommon(want)); diff != "" {
-							t.Errorf("the world: got - want +\n%s", diff)
+							t.Errorf("state: got - want +\n%s", diff)
 						}
 					})
 				}
@@ -282,42 +388,50 @@ func TestCrashes(t *testing.T) {
 	}
 }
 
-func play(w *world, verbs ...string) {
+func runScript(w *fixture, verbs ...string) {
 	w.t.Helper()
 	for _, script := range verbs {
 		for verb := range strings.SplitSeq(script, "; ") {
 			if verb == "" {
 				continue
 			}
-			if said := w.do(verb); strings.HasPrefix(said, "error") {
-				w.t.Fatalf("%s: %s", verb, said)
+			if result := w.do(verb); strings.HasPrefix(result, "error") {
+				w.t.Fatalf("%s: %s", verb, result)
 			}
 		}
 	}
 }
 
-// withoutCommon leaves the driver's own spec out: it belongs to no claim, and is there or not depending on how far the first
-// prepare came.
-func withoutCommon(world string) string {
-	return strings.TrimSpace(strings.ReplaceAll("\n"+world, common, ""))
+// withoutCommon removes the driver's own spec, which depends on how far the first prepare came.
+func withoutCommon(state string) string {
+	return strings.TrimSpace(strings.ReplaceAll("\n"+state, common, ""))
 }
 
-// A device is given to the next claim while the last one still holds it: Prepare waits, and holds nothing that the release needs.
+// If another claim still holds the device, Prepare waits without the locks that the release needs.
 func TestPrepareWaitsForTheHolder(t *testing.T) {
-	w := newWorld(t)
-	w.patience = time.Minute
-	play(w, "prepare a gpu-1")
-	said := make(chan string)
-	go func() { said <- w.do("prepare b gpu-1") }()
+	w := newFixture(t)
+	w.timeout = time.Minute
+	runScript(w, "prepare a gpu-1")
+	result := make(chan string)
+	go func() { result <- w.do("prepare b gpu-1") }()
 	// Whether or not b has begun to wait: neither this claim on another device nor the release may wait for it.
-	play(w, "prepare c gpu-2")
+	runScript(w, "prepare c gpu-2")
 	select {
-	case early := <-said:
+	case early := <-result:
 		t.Fatalf("b did not wait for a: %s", early)
 	case <-time.After(3 * time.Second / 10):
 	}
-	play(w, "unprepare a")
-	if got, want := <-said, "r0=node/gpu-1"; got != want {
+	runScript(w, "unprepare a")
+	if got, want := <-result, "r0=node/gpu-1"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
+}
+
+// numbered returns the variable for each of HAMi-core's 16 GPUs, because a pod's own would override the one for all.
+func numbered(name, value string) string {
+	var b strings.Builder
+	for i := range 16 {
+		fmt.Fprintf(&b, " %s_%d=%s", name, i, value)
+	}
+	return b.String()
 }

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gpu is the vocabulary of the driver: what a GPU is, and what a container needs in order to use one.
-// It does no I/O and imports the standard library only.
+// Package gpu has the types of the driver: what a GPU is, and what a container needs to use one. It does no I/O and
+// imports the standard library only.
 package gpu
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 )
 
-// UUID identifies a GPU or a partition of one for as long as the hardware exists, as NVML writes it: "GPU-…" or "MIG-…".
+// UUID identifies a GPU or a partition for as long as it exists, as NVML writes it: "GPU-…" or "MIG-…".
 type UUID string
 
 // Type says what a device is; its values are published in the attribute "type".
@@ -24,37 +25,40 @@ const (
 	TypeMonitor Type = "monitor"
 )
 
-// Device is one GPU as NVML describes it, or a partition of one. A field that the machine does not know has its zero value. What a
-// partition does not have of its own is that of its GPU.
+// Device is one GPU as NVML describes it, or a partition of one. Unknown fields have their zero value. A partition has
+// the values of its GPU in fields that it does not have itself.
 type Device struct {
-	Name      string // the name it is published under, from its PCI address: see PCIAddress.DeviceName
+	Name      string // in ResourceSlices, from the PCI address: see PCIAddress.DeviceName
 	Type      Type
 	UUID      UUID
 	PCI       PCIAddress
 	PCIeRoot  string // the root complex above it, "pci0000:3a"
-	NUMANode  int    // the NUMA node it is attached to, NoNUMANode when the machine does not say
+	NUMANode  int    // the NUMA node that it is attached to, NoNUMANode when unknown
 	Index     int    // NVML's enumeration order
 	Minor     int    // N of /dev/nvidiaN
 	Topology  Topology
 	Product   Product
 	Memory    uint64 // bytes, as NVML reports them
-	MIG       MIG    `json:"Partitioning"` // how it can be partitioned; of a partition, only whether its GPU can
+	MIG       MIG    `json:"Partitioning"` // how it can be partitioned; a partition has Capable only
 	Addresses AddressingMode
-	Lost      bool // it does not answer, or is not there any more and a claim still holds it
-	Use       Use  // what the administrator lets claims do with it
-	// Partition is which part of its GPU it is; nil: it is the whole GPU.
+	Lost      bool // it does not answer, or it has gone while a claim holds it
+	Use       Use  // how the administrator lets claims use it
+	// Partition says which part of its GPU it is; nil: the whole GPU.
 	Partition *Partition `json:",omitempty"`
-	// Blocked says who keeps the driver from partitioning the GPU, or from making it whole; empty: nobody.
+	// ComputeMode is the current mode, as NVML reports it.
+	ComputeMode ComputeMode `json:",omitempty"`
+	// Blocked says who prevents the driver from enabling or disabling the MIG mode, or from creating the partition;
+	// empty: nobody.
 	Blocked string `json:",omitempty"`
 
 	DriverVersion string // as NVML writes it: "580.95.05"
 	CUDAVersion   Version
 }
 
-// NoNUMANode is the NUMANode of a GPU whose machine does not say where it is attached.
+// NoNUMANode is the NUMANode of a GPU whose NUMA node is unknown.
 const NoNUMANode = -1
 
-// Product is what the model of a GPU says about it.
+// Product has the properties of a GPU's model.
 type Product struct {
 	Name              string // "NVIDIA H100 80GB HBM3"
 	Brand             string // "Nvidia", "Tesla", "GeForce"
@@ -65,19 +69,19 @@ type Product struct {
 	PeakCompute       int // dense FP16 tensor throughput in TFLOP/s
 }
 
-// Topology is what a GPU is connected to. Both fields name a set of GPUs; a GPU that is alone carries its own UUID.
+// Topology says what a GPU is connected to. Both fields name a set of GPUs; a GPU that is alone has its own UUID.
 type Topology struct {
 	NVLinkDomain string // GPUs that are all directly connected by NVLink
 	FabricDomain string // GPUs of one multi-node NVLink fabric: cluster UUID and clique
 }
 
-// Version is a version of two parts, such as a compute capability.
+// Version is a version of two numbers, such as a compute capability.
 type Version struct{ Major, Minor int }
 
 // AddressingMode says how the GPU reaches the memory of the host: "HMM", "ATS", "None" or unknown (empty).
 type AddressingMode string
 
-// PCIAddress is where a device sits on the PCI bus.
+// PCIAddress is the address of a device on the PCI bus.
 type PCIAddress struct {
 	Domain   uint32
 	Bus      uint8
@@ -100,8 +104,8 @@ func (a PCIAddress) String() string {
 	return fmt.Sprintf("%04x:%02x:%02x.%x", a.Domain, a.Bus, a.Device, a.Function)
 }
 
-// DeviceName is the name of the whole GPU at this address. It is a DNS label and survives reboots and re-enumeration:
-// "gpu-3b-00-0", with the domain in front when it is not 0: "gpu-0001-3b-00-0".
+// DeviceName returns the name of the whole GPU at this address: "gpu-3b-00-0", or "gpu-0001-3b-00-0" when the domain is
+// not 0. It is a DNS label and survives reboots and re-enumeration.
 func (a PCIAddress) DeviceName() string {
 	if a.Domain != 0 {
 		return fmt.Sprintf("gpu-%04x-%02x-%02x-%x", a.Domain, a.Bus, a.Device, a.Function)
@@ -109,13 +113,14 @@ func (a PCIAddress) DeviceName() string {
 	return fmt.Sprintf("gpu-%02x-%02x-%x", a.Bus, a.Device, a.Function)
 }
 
-// Access is what a container needs in order to use a device: what a CDI edit can say.
+// Access is what a container needs to use a device, in terms of CDI container edits.
 type Access struct {
 	Nodes  []Node
 	Mounts []Mount
 	Env    []string // NAME=value
 	Hooks  []Hook
-	Groups []uint32 // additional group ids of the container's process
+	Groups []uint32 // additional group IDs of the container's process
+	Files  []File   // on the host, needed by mounts
 }
 
 // Node is a device node in the container.
@@ -135,9 +140,18 @@ type Mount struct {
 	Options       []string
 }
 
-// Hook is a program that the container runtime runs on the host while it makes the container.
+// Mount options. They exclude device nodes and set-user-ID programs.
+var (
+	ReadOnly  = []string{"ro", "nosuid", "nodev", "rbind", "rprivate"}
+	ReadWrite = []string{"rw", "nosuid", "nodev", "rbind", "rprivate"}
+)
+
+// File is a file on the host.
+type File struct{ Path, Content string }
+
+// Hook is a program that the container runtime runs on the host while it creates the container.
 type Hook struct {
-	Name string // the moment, as the OCI runtime specification names it: "createContainer"
+	Name string // as in the OCI runtime specification: "createContainer"
 	Path string // of the program, on the host
 	Args []string
 	Env  []string
@@ -150,11 +164,25 @@ func (a *Access) Append(other Access) {
 	a.Env = append(a.Env, other.Env...)
 	a.Hooks = append(a.Hooks, other.Hooks...)
 	a.Groups = append(a.Groups, other.Groups...)
+	a.Files = append(a.Files, other.Files...)
 }
 
-// Clone is a copy that shares no list with a.
+// Clone returns a copy that shares no slice with a.
 func (a Access) Clone() Access {
 	var c Access
 	c.Append(a)
 	return c
+}
+
+// ErrUnmeasured means that the GPU does not support usage per process. It is no failure.
+var ErrUnmeasured = errors.New("the GPU does not say what processes use of it")
+
+// Unmeasured is the usage of a process when the GPU does not report it.
+const Unmeasured = -1
+
+// Process is a process that uses a GPU.
+type Process struct {
+	PID         int   // in the PID namespace of the caller
+	Memory      int64 // bytes of GPU memory that it holds, or Unmeasured
+	Utilization int   // percent of the time of the last seconds in which its kernels ran, or Unmeasured
 }

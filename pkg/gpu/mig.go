@@ -9,17 +9,19 @@ import (
 )
 
 var (
-	// ErrBusy means that the GPU cannot be partitioned, or made whole, while somebody uses it. The message names who.
+	// ErrBusy is returned when a GPU or a partition cannot be changed because it is in use. The message names the user.
 	ErrBusy = errors.New("the GPU is in use")
-	// ErrForeign means that a partition which the driver has not made is in the way. The message names it.
-	ErrForeign = errors.New("a partition that is not the driver's is in the way")
-	// ErrRemoved means that somebody else has removed a partition of the driver's. The message names it.
-	ErrRemoved = errors.New("somebody has removed the partition")
-	// ErrFixed means that the MIG mode of the GPU cannot be changed from here. The message says who can.
-	ErrFixed = errors.New("the MIG mode cannot be changed from here")
+	// ErrForeignPartition is returned when a partition that the driver has not created is in the way. The message names
+	// it.
+	ErrForeignPartition = errors.New("a partition that is not the driver's is in the way")
+	// ErrPartitionRemoved is returned when somebody else has removed a partition of the driver. The message names it.
+	ErrPartitionRemoved = errors.New("somebody has removed the partition")
+	// ErrMIGModeFixed is returned when the MIG mode of the GPU cannot be changed from here. The message says who can.
+	ErrMIGModeFixed = errors.New("the MIG mode cannot be changed from here")
 )
 
-// Placement is where a partition sits. It identifies the partition before, during and after its life, so it can always be undone.
+// Placement is the place of a partition on its GPU. It identifies the partition before, during and after its life, so
+// that a creation can always be undone.
 type Placement struct {
 	Parent  UUID   `json:"parent"`  // the physical GPU
 	Profile string `json:"profile"` // as NVIDIA writes it: "1g.10gb+me"
@@ -31,43 +33,43 @@ func (p Placement) String() string {
 	return fmt.Sprintf("%s at %d of %s", p.Profile, p.Start, p.Parent)
 }
 
-// Overlaps says whether both cannot be there at the same time because of where they sit.
+// Overlaps reports whether both share a memory slice, so that they cannot exist at the same time.
 func (p Placement) Overlaps(other Placement) bool {
 	return p.Parent == other.Parent && p.Start < other.Start+other.Size && other.Start < p.Start+p.Size
 }
 
-// MIG is how a GPU can be partitioned (Multi-Instance GPU), and how it is. The zero value: not at all.
+// MIG says how a GPU can be and is partitioned (Multi-Instance GPU). The zero value: not at all.
 type MIG struct {
 	Capable    bool
-	Enabled    bool        // partitions can exist; the whole GPU cannot be used meanwhile
+	Enabled    bool        // MIG mode: partitions can exist, and the whole GPU cannot be used
 	Switchable bool        // Enabled can change without a reset of the GPU
-	Profiles   []Profile   `json:",omitempty"` // what partitions it can have, in NVML's order
-	Instances  []Partition `json:",omitempty"` // those that exist now, by where they start
+	Profiles   []Profile   `json:",omitempty"` // possible partitions, in NVML's order
+	Instances  []Partition `json:",omitempty"` // existing partitions, by their starts
 }
 
-// Profile is a kind of partition: what each one has, and where it can sit.
+// Profile is a kind of partition: its resources and possible places.
 type Profile struct {
 	Name    string // as NVIDIA writes it: "1g.10gb+me"
 	Slices  int    // the G of "Gg.…gb"
 	Memory  uint64 // bytes
 	Engines Engines
 	Size    int   // memory slices
-	Starts  []int // the first memory slices that it can have, rising
+	Starts  []int // the memory slices at which it can start, ascending
 }
 
-// Engines are what a partition has to itself beside memory.
+// Engines are the resources of a partition besides memory.
 type Engines struct{ Multiprocessors, Copy, Decoders, Encoders, JPEG, OFA int }
 
-// Partition is a part of a GPU with hardware walls, or the place for one.
+// Partition is a hardware-isolated part of a GPU, or the place for one.
 type Partition struct {
 	Placement
 	Slices  int // the G of its profile
 	Engines Engines
 	Memory  uint64 // bytes
-	UUID    UUID   // "MIG-…"; empty for a place where there is none
-	// GPUInstance and ComputeInstance are the numbers under which NVML has it; they mean nothing where there is none.
+	UUID    UUID   // "MIG-…"; empty if it does not exist
+	// GPUInstance and ComputeInstance are its IDs in NVML; undefined if it does not exist.
 	GPUInstance, ComputeInstance int
-	// Static means that somebody else has made it, and that the driver neither makes nor removes it.
+	// Static means that somebody else has created it. The driver neither creates nor removes it.
 	Static bool
 }
 
@@ -75,14 +77,14 @@ type Partition struct {
 type Partitions int
 
 const (
-	// PartitionsAuto is PartitionsStatic for a GPU that somebody else has partitioned, PartitionsDynamic for one that can be without
-	// a reset, and PartitionsNone for all others.
+	// PartitionsAuto is PartitionsStatic for a GPU that somebody else has partitioned, PartitionsDynamic for one that
+	// can be partitioned without a reset, and PartitionsNone for all others.
 	PartitionsAuto Partitions = iota
 	// PartitionsNone gives the whole GPU only.
 	PartitionsNone
-	// PartitionsStatic gives those that somebody else has made.
+	// PartitionsStatic gives the partitions that somebody else has created.
 	PartitionsStatic
-	// PartitionsDynamic gives every partition that is possible, and makes it when a claim has it.
+	// PartitionsDynamic gives every possible partition. The driver creates it when a claim gets it.
 	PartitionsDynamic
 )
 
@@ -100,30 +102,30 @@ func (p *Partitions) UnmarshalText(text []byte) error {
 	return err
 }
 
-// partitionMark stands between the name of a GPU and the rest of the name of one of its partitions.
+// partitionMark follows the name of the GPU in the name of a partition.
 const partitionMark = "-mig-"
 
-// profileNames turns the name of a profile into one that a DNS label can hold: "+me" and "-me" both exist.
+// profileNames turns a profile name into a part of a DNS label: "+me" and "-me" both exist.
 var profileNames = strings.NewReplacer("+me.all", "-meall", "-me", "-nome", "+", "-", ".", "")
 
-// PartitionName is the name under which a partition of the named GPU is published: "gpu-3b-00-0-mig-1g10gb-4". It is a DNS label.
+// PartitionName returns the device name of a partition of the named GPU: "gpu-3b-00-0-mig-1g10gb-4". It is a DNS label.
 func PartitionName(parent string, at Placement) string {
 	return fmt.Sprintf("%s%s%s-%d", parent, partitionMark, profileNames.Replace(at.Profile), at.Start)
 }
 
-// PartitionProfile is the profile of a partition as the name of the device has it: "1g10gb" of "gpu-3b-00-0-mig-1g10gb-4". Partitions
-// that differ in their profile differ in it. Empty: the device is no partition.
+// PartitionProfile returns the profile part of a partition's device name: "1g10gb" for "gpu-3b-00-0-mig-1g10gb-4". It
+// differs for different profiles, and is empty if the device is no partition.
 func PartitionProfile(device string) string {
 	_, profile, _ := strings.Cut(device, partitionMark)
-	// What follows is where it is: no profile ends in a number.
+	// The rest is the placement: no profile ends in a digit.
 	return strings.TrimRight(profile, "-0123456789")
 }
 
-// ParentName is the name of the physical GPU that the device of that name is, or is a partition of.
+// ParentName returns the name of the physical GPU of the named device.
 func ParentName(device string) string {
 	parent, _, _ := strings.Cut(device, partitionMark)
 	return parent
 }
 
-// IsPartition says whether a device of that name is a partition.
+// IsPartition reports whether the named device is a partition.
 func IsPartition(device string) bool { return strings.Contains(device, partitionMark) }

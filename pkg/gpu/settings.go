@@ -4,8 +4,30 @@ package gpu
 
 import "fmt"
 
-// Settings is how a physical GPU is shared in time. The zero value is the factory default, so undoing is configuring with
-// Settings{}.
+// State is the desired state of a physical GPU for the claims on it. The zero value changes nothing.
+type State struct {
+	Settings *Settings // nil: unchanged
+	MIG      MIGMode
+}
+
+// MIGMode is the desired MIG mode of a physical GPU.
+type MIGMode int
+
+const (
+	// MIGUnchanged leaves the mode alone.
+	MIGUnchanged MIGMode = iota
+	// MIGOn is for GPUs with partitions for claims.
+	MIGOn
+	// MIGOff is for GPUs that claims use as a whole.
+	MIGOff
+	// MIGOffIfUnused is for GPUs whose last partition has been removed. The mode stays on while a partition or a
+	// process uses the GPU, and if disabling it needs a reset.
+	MIGOffIfUnused
+)
+
+func (m MIGMode) String() string { return []string{"unchanged", "on", "off", "off if unused"}[m] }
+
+// Settings are the time slice and the compute mode of a physical GPU. The zero value is the factory default.
 type Settings struct {
 	Interval Interval    `json:"interval,omitempty"`
 	Mode     ComputeMode `json:"mode,omitempty"`
@@ -22,11 +44,15 @@ func (s Settings) String() string {
 	return fmt.Sprintf("time slice %s, compute mode %s", interval, mode)
 }
 
-// Interval is how long a process may use the GPU while others wait for it. The zero value is the factory default.
+// Interval is the time slice: how long a process may use the GPU while others wait. The zero value is the factory
+// default.
 type Interval string
 
-// The intervals other than the factory default, as the driver knows them.
+// Intervals. IntervalDefault restores the factory default after a claim has set another; the zero value leaves the time
+// slice unchanged.
 const (
+	IntervalDefault Interval = "Default"
+
 	IntervalShort  Interval = "Short"
 	IntervalMedium Interval = "Medium"
 	IntervalLong   Interval = "Long"
@@ -35,5 +61,5 @@ const (
 // ComputeMode says which processes may use the GPU. The zero value is the factory default: all.
 type ComputeMode string
 
-// ExclusiveProcess lets one process use the GPU. When that is the server of MPS, only its clients get at the GPU.
+// ExclusiveProcess lets one process use the GPU. If that is an MPS server, only its clients can use the GPU.
 const ExclusiveProcess ComputeMode = "EXCLUSIVE_PROCESS"

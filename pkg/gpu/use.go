@@ -8,24 +8,26 @@ import (
 	"strings"
 )
 
-// Use is how the administrator lets a GPU be used. The zero value is the default: shares of any size, enforced by MPS.
+// Use says how claims may use a GPU, as the administrator configures it. The zero value is the default: shares of any
+// size, enforced by MPS.
 type Use struct {
 	Sharing  Sharing
-	Replicas int // how many claims may have the GPU at once, for Replicated
-	// Partitions says which partitions claims can get, beside the whole GPU.
+	Replicas int // how many claims may hold the GPU at once, for Replicated
+	// Partitions says which partitions claims can get, besides the whole GPU.
 	Partitions Partitions `json:",omitempty"`
 	// Isolation is what enforces a share.
 	Isolation Isolation
-	// SharedOnly keeps a replicated GPU for those who ask for a shared one (nvidia.com/gpu.shared), as the device plugin's
+	// SharedOnly reserves a replicated GPU for requests for shared ones (nvidia.com/gpu.shared), as the device plugin's
 	// renameByDefault does.
 	SharedOnly bool `json:",omitempty"`
-	// OnePerClaim refuses claims that have several replicas, as the device plugin's failRequestsGreaterThanOne does.
+	// OnePerClaim refuses claims for several replicas, as the device plugin's failRequestsGreaterThanOne does.
 	OnePerClaim bool `json:",omitempty"`
 	// Hook is the CUDA interposer that enforces shares, for IsolationHook.
 	Hook HookLibrary `json:",omitzero"`
 }
 
-// String is for people, and says everything: "fractional, isolation mps", "replicated: 10, isolation none, shared only", "exclusive".
+// String is for people and complete: "fractional, isolation mps", "replicated: 10, isolation none, shared only",
+// "exclusive".
 func (u Use) String() string {
 	text := u.Sharing.String()
 	if u.Sharing == Exclusive {
@@ -59,11 +61,11 @@ type HookLibrary struct {
 	Path string `json:",omitempty"` // on the host
 }
 
-// Sharing says between how many claims a GPU may be divided, and how.
+// Sharing reports whether and how claims share a GPU.
 type Sharing int
 
 const (
-	// Fractional GPUs are divided into shares of any size; a claim that does not say how much it wants gets all of it.
+	// Fractional GPUs are divided into shares of any size; a claim that requests no amount gets the whole GPU.
 	Fractional Sharing = iota
 	// Replicated GPUs are given to a fixed number of claims at once.
 	Replicated
@@ -71,17 +73,17 @@ const (
 	Exclusive
 )
 
-// Isolation says what keeps a share within its limits.
+// Isolation says what enforces the limits of a share.
 type Isolation int
 
 const (
-	// IsolationMPS is CUDA's Multi-Process Service: memory and multiprocessors of each client are limited.
+	// IsolationMPS is CUDA's Multi-Process Service: it limits memory and multiprocessors of each client.
 	IsolationMPS Isolation = iota
 	// IsolationNone means that shares are counted and not enforced.
 	IsolationNone
 	// IsolationHook is a library that intercepts CUDA calls.
 	IsolationHook
-	// IsolationCgroup is the driver's own memory limit for a control group.
+	// IsolationCgroup is the memory limit of NVIDIA's driver for a cgroup.
 	IsolationCgroup
 )
 

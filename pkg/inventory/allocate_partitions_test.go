@@ -47,8 +47,8 @@ func newNode(cards int) *node {
 	return &node{cards, inv, inAPI(inv.Pool(nodeName)), nothingAllocated()}
 }
 
-// claim is one as rows write it: "1g.10gb × 2 & 3g.40gb" are two requests; of "gpu" with "5Gi" it wants a share. "same: " and "distinct: "
-// are about the physical GPU.
+// claim is one as rows write it: "1g.10gb × 2 & 3g.40gb" are two requests; of "gpu" with "5Gi" it wants a share. "same:
+// " and "distinct: " are about the physical GPU.
 func (n *node) claim(t *testing.T, text string) *resourceapi.ResourceClaim {
 	t.Helper()
 	constraint, rest, constrained := strings.Cut(text, ": ")
@@ -71,7 +71,8 @@ func (n *node) claim(t *testing.T, text string) *resourceapi.ResourceClaim {
 		if class == "gpu" {
 			class = driver
 		}
-		requests = append(requests, fmt.Sprintf("{name: r%d, exactly: {deviceClassName: %q, count: %d, capacity: %s}}", i, class, count, capacity))
+		requests = append(requests, fmt.Sprintf("{name: r%d, exactly: {deviceClassName: %q, count: %d, capacity: %s}}",
+			i, class, count, capacity))
 	}
 	claim := newClaim(t, "["+strings.Join(requests, ", ")+"]")
 	parent := ptr.To(resourceapi.FullyQualifiedName(driver + "/parentUUID"))
@@ -120,8 +121,10 @@ func (n *node) take(name, memory string) {
 		n.state.AllocatedDevices.Insert(id)
 		return
 	}
-	consumed := map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(memory), "cores": resource.MustParse("0")}
-	n.state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, ptr.To(types.UID(fmt.Sprint("share-", len(n.state.AllocatedSharedDeviceIDs))))))
+	consumed := map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(memory),
+		"cores": resource.MustParse("0")}
+	n.state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id,
+		ptr.To(types.UID(fmt.Sprint("share-", len(n.state.AllocatedSharedDeviceIDs))))))
 	n.state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, consumed))
 }
 
@@ -131,21 +134,26 @@ func TestAllocationOfPartitions(t *testing.T) {
 		claims []string
 		want   string
 	}{
-		{"whole GPUs are taken from the front, partitions from the back", []string{"gpu", "1g.10gb", "gpu", "3g.40gb"}, "0, -1/1g.10gb@6, 1, -1/3g.40gb@0"},
-		{"who names no profile gets the smallest", []string{"mig"}, "-1/1g.10gb@6"},
-		{"what was kept free for a large one is there", []string{"1g.10gb", "1g.10gb", "3g.40gb", "4g.40gb", "2g.20gb"},
+		{"whole GPUs from the first GPU on, partitions from the last", []string{"gpu", "1g.10gb", "gpu", "3g.40gb"},
+			"0, -1/1g.10gb@6, 1, -1/3g.40gb@0"},
+		{"no profile: the smallest one", []string{"mig"}, "-1/1g.10gb@6"},
+		{"small partitions leave room for a large one", []string{"1g.10gb", "1g.10gb", "3g.40gb", "4g.40gb", "2g.20gb"},
 			"-1/1g.10gb@6, -1/1g.10gb@5, -1/3g.40gb@0, -2/4g.40gb@0, -2/2g.20gb@4"},
-		{"a GPU holds seven", []string{"1g.10gb × 8"},
+		{"seven partitions on one GPU", []string{"1g.10gb × 8"},
 			"-1/1g.10gb@6 -1/1g.10gb@5 -1/1g.10gb@4 -1/1g.10gb@3 -1/1g.10gb@2 -1/1g.10gb@1 -1/1g.10gb@0 -2/1g.10gb@6"},
-		{"media engines are there once", []string{"1g.10gb+me", "1g.10gb+me", "1g.10gb"}, "-1/1g.10gb+me@6, -2/1g.10gb+me@6, -1/1g.10gb@5"},
-		{"a 4g and a 3g, and no more", []string{"4g.40gb", "3g.40gb", "1g.10gb"}, "-1/4g.40gb@0, -1/3g.40gb@4, -2/1g.10gb@6"},
-		{"a 7g is alone", []string{"7g.80gb", "1g.10gb"}, "-1/7g.80gb@0, -2/1g.10gb@6"},
-		{"a GPU and a partition of another one", []string{"distinct: gpu & 1g.10gb", "distinct: 1g.10gb & gpu"}, "0 -1/1g.10gb@6, -1/1g.10gb@5 1"},
+		{"media engines only once", []string{"1g.10gb+me", "1g.10gb+me", "1g.10gb"},
+			"-1/1g.10gb+me@6, -2/1g.10gb+me@6, -1/1g.10gb@5"},
+		{"a 4g and a 3g fill a GPU", []string{"4g.40gb", "3g.40gb", "1g.10gb"},
+			"-1/4g.40gb@0, -1/3g.40gb@4, -2/1g.10gb@6"},
+		{"a 7g fills a GPU", []string{"7g.80gb", "1g.10gb"}, "-1/7g.80gb@0, -2/1g.10gb@6"},
+		{"a GPU and a partition of another one", []string{"distinct: gpu & 1g.10gb", "distinct: 1g.10gb & gpu"},
+			"0 -1/1g.10gb@6, -1/1g.10gb@5 1"},
 		{"two partitions of one GPU", []string{"1g.10gb × 4", "same: 4g.40gb & 3g.40gb"},
 			"-1/1g.10gb@6 -1/1g.10gb@5 -1/1g.10gb@4 -1/1g.10gb@3, -2/4g.40gb@0 -2/3g.40gb@4"},
 		{"two partitions of different GPUs", []string{"distinct: 1g.10gb × 2"}, "-1/1g.10gb@6 -2/1g.10gb@6"},
 		{"never a GPU and its own partition", []string{"same: gpu & 1g.10gb"}, "does not fit"},
-		{"shares are taken from the front and pack", []string{"30Gi", "30Gi", "1g.10gb", "30Gi"}, "0, 0, -1/1g.10gb@6, 1"},
+		{"shares are packed from the first GPU on", []string{"30Gi", "30Gi", "1g.10gb", "30Gi"},
+			"0, 0, -1/1g.10gb@6, 1"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			for _, cards := range []int{8, 16} {
@@ -164,7 +172,7 @@ func TestAllocationOfPartitions(t *testing.T) {
 }
 
 // What a GPU is used for keeps others away from it, and from no other GPU. Only the last GPU is free.
-func TestAGPUIsUsedInOneWay(t *testing.T) {
+func TestGPUOrItsPartitions(t *testing.T) {
 	for _, row := range []struct{ first, second, want string }{
 		{"gpu", "1g.10gb", "does not fit"},
 		{"gpu", "30Gi", "does not fit"},
@@ -190,7 +198,7 @@ func TestAGPUIsUsedInOneWay(t *testing.T) {
 }
 
 // Claims that come and find what they find: never two that overlap, never two with the same media engines.
-func TestPartitionsNeverOverlap(t *testing.T) {
+func TestAllocatedPartitionsDoNotOverlap(t *testing.T) {
 	instances := map[string]int{}
 	for _, p := range migTables[card] {
 		instances[p.Name] = p.Instances
@@ -210,8 +218,8 @@ func TestPartitionsNeverOverlap(t *testing.T) {
 	}
 }
 
-// halfFull takes about half of the node, at random: of each GPU all, a share, some partitions or nothing. It returns how many partitions
-// of each profile are still possible, and how many whole GPUs ("gpu").
+// halfFull takes about half of the node, at random: of each GPU all, a share, some partitions or nothing. It returns
+// how many partitions of each profile are still possible, and how many whole GPUs ("gpu").
 func (n *node) halfFull(rng *rand.Rand) map[string]int {
 	free := map[string]int{}
 	for _, d := range n.inv.GPUs() {
@@ -243,7 +251,8 @@ func (n *node) takeSome(rng *rand.Rand, of gpu.UUID, enough int) []gpu.Device {
 		if taken >= enough {
 			break
 		}
-		if d.Partition != nil && d.Partition.Parent == of && taken+d.Partition.Size <= 8 && mayBe(d.Partition.Placement, held) {
+		if d.Partition != nil && d.Partition.Parent == of && taken+d.Partition.Size <= 8 &&
+			mayBe(d.Partition.Placement, held) {
 			n.take(d.Name, "")
 			held, taken = append(held, d), taken+d.Partition.Size
 		}
@@ -273,7 +282,7 @@ func anyParent(held []gpu.Device) gpu.UUID {
 	return held[0].Partition.Parent
 }
 
-// mayBe says whether a partition can be there beside those of the same GPU.
+// mayBe reports whether a partition can be there beside those of the same GPU.
 func mayBe(at gpu.Placement, held []gpu.Device) bool {
 	media := strings.Contains(at.Profile, "+me")
 	return !slices.ContainsFunc(held, func(h gpu.Device) bool {
@@ -281,8 +290,9 @@ func mayBe(at gpu.Placement, held []gpu.Device) bool {
 	})
 }
 
-// The ways of asking that docs/scheduling.md recommends are decided in few steps, whatever is taken, and whether they fit or not.
-func TestRecommendedClaimsAreDecidedAtOnce(t *testing.T) {
+// The ways of asking that docs/scheduling.md recommends are decided in few steps, whatever is taken, and whether they
+// fit or not.
+func TestSearchStepsOfRecommendedClaims(t *testing.T) {
 	const mostSteps = 8 // four of three free ones, or two with media engines where one GPU has some left
 	worst, fitted := int64(0), 0
 	for seed := range int64(1000) {
@@ -327,8 +337,9 @@ func newNodes(rng *rand.Rand) *node {
 	return &n
 }
 
-// What docs/scheduling.md tells of the allocator's search: its steps on a node of eight, of which some GPUs are free and the others taken.
-func TestStepsOfASearch(t *testing.T) {
+// What docs/scheduling.md tells of the allocator's search: its steps on a node of eight, of which some GPUs are free
+// and the others taken.
+func TestSearchSteps(t *testing.T) {
 	at := func(place string) string { // on every GPU
 		var all []string
 		for i := range 8 {

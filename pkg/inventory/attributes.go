@@ -15,22 +15,23 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// value is what a device has of an attribute.
+// value is the value of an attribute.
 type value = resourceapi.DeviceAttribute
 
-// Attribute is one of those that devices are published with. What it means is told to people in docs/reference.md.
+// Attribute is a published device attribute. Its Meaning is part of docs/reference.md.
 type Attribute struct {
 	Name    resourceapi.QualifiedName
 	Meaning string
-	of      func(gpu.Device) value // the zero value: this device has none
+	of      func(gpu.Device) value // the zero value: not published for this device
 }
 
-// AllAttributes are the same set for every device, because a selector that meets a device without one fails for the whole pod; only
-// the standard ones are left out where the machine does not know them.
+// AllAttributes are published for every device, because a selector on a missing attribute fails for the whole pod. Only
+// unknown standard attributes are left out.
 var AllAttributes = []Attribute{
 	{"type", "what the device is: see above",
 		func(d gpu.Device) value { return text(string(d.Type)) }},
-	{"uuid", "one certain GPU or MIG partition, as `nvidia-smi -L` prints it; of a partition that the driver makes for a claim, its device name",
+	{"uuid", "one certain GPU or MIG partition, as `nvidia-smi -L` prints it; of a partition that the driver makes " +
+		"for a claim, its device name",
 		func(d gpu.Device) value { return text(string(d.UUID)) }},
 	{"parentUUID", "the physical GPU; a whole GPU is its own parent",
 		func(d gpu.Device) value { return text(string(parentUUID(d))) }},
@@ -62,13 +63,17 @@ var AllAttributes = []Attribute{
 		func(d gpu.Device) value { return number(d.Product.Multiprocessors) }},
 	{"memoryBandwidth", "GB/s, at the maximum memory clock; a partition has that of its memory slices; 0: unknown",
 		func(d gpu.Device) value { return number(d.Product.MemoryBandwidth) }},
-	{"peakCompute", "TFLOP/s, dense FP16 on tensor cores: as NVIDIA publishes it for a known model, else computed from cores and clock; it orders GPUs and promises nothing; a partition has that of its multiprocessors",
+	{"peakCompute", "TFLOP/s, dense FP16 on tensor cores: as NVIDIA publishes it for a known model, else computed " +
+		"from cores and clock; it orders GPUs and promises nothing; a partition has that of its multiprocessors",
 		func(d gpu.Device) value { return number(d.Product.PeakCompute) }},
-	{"nvlinkDomain", "equal for GPUs that are all directly connected by NVLink: for `matchAttribute`; a GPU that is alone, and every partition, has its own `uuid`",
+	{"nvlinkDomain", "equal for GPUs that are all directly connected by NVLink: for `matchAttribute`; a GPU that is " +
+		"alone, and every partition, has its own `uuid`",
 		func(d gpu.Device) value { return text(d.Topology.NVLinkDomain) }},
-	{"fabricDomain", "equal for GPUs of one multi-node NVLink fabric (cluster UUID and clique); a GPU that is in none, and every partition, has its own `uuid`",
+	{"fabricDomain", "equal for GPUs of one multi-node NVLink fabric (cluster UUID and clique); a GPU that is in " +
+		"none, and every partition, has its own `uuid`",
 		func(d gpu.Device) value { return text(d.Topology.FabricDomain) }},
-	{"sharing", "how the administrator lets the GPU be used: `fractional` (shares of any size), `replicated` (a fixed number of claims), `exclusive` (one claim)",
+	{"sharing", "how the administrator lets the GPU be used: `fractional` (shares of any size), `replicated` (a " +
+		"fixed number of claims), `exclusive` (one claim)",
 		func(d gpu.Device) value { return ofGPUs(d, sharing(d).String()) }},
 	{"isolation", "what keeps a share within its limits: `mps`, `hook`, `cgroup`, or `none`",
 		func(d gpu.Device) value { return ofGPUs(d, isolation(d).String()) }},
@@ -77,11 +82,12 @@ var AllAttributes = []Attribute{
 	{deviceattribute.StandardDeviceAttributePCIBusID, "the place on the PCI bus",
 		func(d gpu.Device) value {
 			if d.Type == gpu.TypeMonitor {
-				return value{} // it is in no place
+				return value{} // it has no PCI address
 			}
 			return text(d.PCI.String())
 		}},
-	{deviceattribute.StandardDeviceAttributePCIeRoot, "the PCIe root complex above the GPU: `matchAttribute` on it joins a GPU and a NIC",
+	{deviceattribute.StandardDeviceAttributePCIeRoot, "the PCIe root complex above the GPU: `matchAttribute` on it " +
+		"joins a GPU and a NIC",
 		func(d gpu.Device) value {
 			if d.PCIeRoot == "" {
 				return value{}
@@ -111,7 +117,7 @@ func profile(d gpu.Device) string {
 	return ""
 }
 
-// attributes are those of one device.
+// attributes returns the attributes of one device.
 func attributes(d gpu.Device) map[resourceapi.QualifiedName]value {
 	all := map[resourceapi.QualifiedName]value{}
 	for _, a := range AllAttributes {
@@ -122,8 +128,8 @@ func attributes(d gpu.Device) map[resourceapi.QualifiedName]value {
 	return all
 }
 
-// Attributes are what the node publishes the device of that name with, for the container that uses it. Attributes of our own have
-// no domain. It is nil when there is no such device.
+// Attributes returns the published attributes of the named device, for the container that uses it. The driver's own
+// attributes have no domain. It is nil if there is no such device.
 func (inv Inventory) Attributes(node, device string) map[string]resourceapi.DeviceAttribute {
 	d, ok := inv.Find(device)
 	if !ok && device == Monitor {
@@ -139,7 +145,7 @@ func (inv Inventory) Attributes(node, device string) map[string]resourceapi.Devi
 	return out
 }
 
-// ofGPUs is a text about GPUs, and nothing about the monitor device.
+// ofGPUs returns the text for GPUs, and an empty one for the monitor device.
 func ofGPUs(d gpu.Device, s string) value {
 	if d.Type == gpu.TypeMonitor {
 		return text("")
@@ -162,8 +168,8 @@ func version(major, minor, patch int) value {
 	return value{VersionValue: ptr.To(fmt.Sprintf("%d.%d.%d", major, minor, patch))}
 }
 
-// versionOf reads up to three numbers out of a version as NVIDIA writes it and drops their leading zeros, which semver refuses:
-// "580.95.05" becomes "580.95.5". What is no number counts as 0, because an invalid version makes the API server refuse the slice.
+// versionOf turns a driver version into a semver: up to three numbers without leading zeros. "580.95.05" becomes
+// "580.95.5". An invalid number becomes 0, because the API server refuses slices with an invalid version.
 func versionOf(s string) value {
 	var n [3]int
 	for i, part := range strings.SplitN(s, ".", 3) {

@@ -14,10 +14,10 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// counterSetsPerSlice is the limit of the API.
+// counterSetsPerSlice is the API's limit.
 const counterSetsPerSlice = resourceapi.ResourceSliceMaxCounterSets
 
-// engine is something that a partition has to itself, as a counter of its GPU and as a capacity.
+// engine is a resource of a partition, published as a counter of its GPU and as a capacity.
 type engine struct {
 	counter  string
 	capacity resourceapi.QualifiedName
@@ -37,7 +37,7 @@ var engines = []engine{
 	{"ofa-engines", "ofaEngines", "engines", "for optical flow (OFA)", func(e gpu.Engines) int { return e.OFA }},
 }
 
-// counters are amounts by the names of their counters.
+// counters are the amounts by counter name.
 type counters map[string]resourceapi.Counter
 
 func (c counters) add(name string, n int) {
@@ -46,8 +46,8 @@ func (c counters) add(name string, n int) {
 	}
 }
 
-// countersOf are what the GPUs that the driver partitions have to divide, by the GPU's name. They tie the partitions of a GPU to each
-// other and to the whole. GPUs without partitions, or with such as somebody else makes, have none.
+// countersOf returns the counters of each GPU with dynamic partitions, by the GPU's name. The partitions and the whole
+// GPU consume them, which excludes overlapping ones. GPUs without partitions, or with static ones, have no counters.
 func countersOf(inv Inventory) map[string]counters {
 	partitions := map[string][]gpu.Partition{}
 	for _, d := range inv {
@@ -63,28 +63,28 @@ func countersOf(inv Inventory) map[string]counters {
 	return all
 }
 
-// totals are what a GPU has that can have these partitions: each memory slice once, and of the engines what partitions can have at most
-// together.
+// totals returns the counters of a GPU with these possible partitions: each memory slice once, and the most engines
+// that partitions can have together.
 func totals(partitions []gpu.Partition) counters {
 	c := counters{}
 	for _, p := range partitions {
 		takeSlices(c, p)
 	}
 	for _, e := range engines {
-		c.add(e.counter, together(partitions, e.of))
+		c.add(e.counter, maxEngines(partitions, e.of))
 	}
 	return c
 }
 
-// together is the most engines of a kind that partitions can have at the same time, as far as the memory slices go. Profiles with a "+"
-// have engines that NVIDIA gives only once or so ("1g.10gb+me"): they have to find them in what the others can have together, or in
-// what one of their kind needs.
-func together(partitions []gpu.Partition, of func(gpu.Engines) int) int {
+// maxEngines returns the most engines of a kind that partitions can have at the same time, limited by memory slices.
+// Profiles with a "+" ("1g.10gb+me") do not add to it, because NVIDIA allows only one or few of them; a single one must
+// fit.
+func maxEngines(partitions []gpu.Partition, of func(gpu.Engines) int) int {
 	end, one := 0, 0
 	for _, p := range partitions {
 		end, one = max(end, p.Start+p.Size), max(one, of(p.Engines))
 	}
-	most := make([]int, end+1) // in so many of the first memory slices
+	most := make([]int, end+1) // most[n] is for the first n memory slices
 	for n := 1; n <= end; n++ {
 		most[n] = most[n-1]
 		for _, p := range partitions {
@@ -102,8 +102,8 @@ func takeSlices(c counters, p gpu.Partition) {
 	}
 }
 
-// taken is what the device takes of its GPU's counters: a partition what it has, the whole GPU all there is.
-func taken(d gpu.Device, all counters) counters {
+// consumed returns what the device consumes of its GPU's counters: a partition its own resources, the whole GPU all.
+func consumed(d gpu.Device, all counters) counters {
 	if d.Partition == nil {
 		return all
 	}
@@ -115,7 +115,7 @@ func taken(d gpu.Device, all counters) counters {
 	return c
 }
 
-// counterSets are the counters as slices publish them, in the order of the GPUs' names.
+// counterSets returns the counters as API objects, in the order of the GPUs' names.
 func counterSets(all map[string]counters) []resourceapi.CounterSet {
 	var sets []resourceapi.CounterSet
 	for _, name := range slices.Sorted(maps.Keys(all)) {

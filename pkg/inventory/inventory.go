@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inventory says what a node has to offer, in the words of Kubernetes.
+// Package inventory turns the GPUs of a node into DRA devices: ResourceSlices with attributes, capacities, counters and
+// taints.
 package inventory
 
 import (
@@ -10,12 +11,12 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// Inventory is the GPUs of a node, strongest first: the order in which the scheduler tries them. A divided one has partitions behind
-// them: see Divide.
+// Inventory is the devices of a node: the GPUs, fastest first, in the order in which the scheduler tries them, and then
+// the partitions: see WithPartitions.
 type Inventory []gpu.Device
 
-// New orders the GPUs: by peak compute, then by memory, both falling, then by PCI address. Partitions come behind them in the order that
-// they have. Same devices, same order.
+// New sorts the GPUs by peak compute and memory, both descending, then by PCI address. Partitions follow in their given
+// order. The same devices always have the same order.
 func New(devices []gpu.Device) Inventory {
 	inv := slices.Clone(devices)
 	slices.SortStableFunc(inv, func(a, b gpu.Device) int {
@@ -31,7 +32,7 @@ func New(devices []gpu.Device) Inventory {
 	return inv
 }
 
-// rank puts partitions behind GPUs.
+// rank sorts partitions after GPUs.
 func rank(d gpu.Device) int {
 	if d.Partition != nil {
 		return 1
@@ -39,7 +40,7 @@ func rank(d gpu.Device) int {
 	return 0
 }
 
-// Find returns the device of that name.
+// Find returns the named device.
 func (inv Inventory) Find(name string) (gpu.Device, bool) {
 	i := inv.index(name)
 	if i < 0 {
@@ -52,13 +53,13 @@ func (inv Inventory) index(name string) int {
 	return slices.IndexFunc(inv, func(d gpu.Device) bool { return d.Name == name })
 }
 
-// GPUs are the devices that are whole GPUs.
+// GPUs returns the devices that are whole GPUs.
 func (inv Inventory) GPUs() Inventory {
 	return slices.DeleteFunc(slices.Clone(inv), func(d gpu.Device) bool { return d.Partition != nil })
 }
 
-// Present are the physical GPUs that answer, never partitions. A GPU of which there are only partitions is among them; what is said of
-// its memory, speed and use is then that of a partition.
+// Present returns the physical GPUs that answer. It includes a GPU that is only offered as partitions; its memory,
+// speed and use are then those of a partition.
 func (inv Inventory) Present() Inventory {
 	var present Inventory
 	for _, d := range inv {
@@ -72,17 +73,17 @@ func (inv Inventory) Present() Inventory {
 	return present
 }
 
-// physical is the GPU that the partition is a part of, as far as the partition tells.
+// physical returns the GPU of the partition, as far as the partition describes it.
 func physical(d gpu.Device) gpu.Device {
 	d.Name, d.Type, d.UUID = gpu.ParentName(d.Name), gpu.TypeGPU, d.Partition.Parent
 	d.Partition, d.Blocked = nil, ""
 	return d
 }
 
-// Retain adds what was known before and is not found any more, marked as lost, for as long as a claim holds it: a device that is in
-// use has to stay published, or the scheduler would forget who has it. It also adds what was found the last time, because a claim
-// may be on its way to it: it is forgotten when it is missed twice. Of a GPU that was found to be lost, what was known before stays
-// known. A partition stays behind the device that it was published behind.
+// Retain adds known devices that are missing now, marked as lost. A device that a claim holds must stay published, or
+// the scheduler would forget its allocation. A device that nobody holds stays for one more time, because a claim may be
+// about to get it. A GPU that was found lost keeps its known properties. A partition stays after the device that it was
+// published after.
 func (inv Inventory) Retain(known Inventory, held func(device string) bool) Inventory {
 	all := slices.Clone(inv)
 	for i, d := range known {
@@ -92,14 +93,14 @@ func (inv Inventory) Retain(known Inventory, held func(device string) bool) Inve
 		}
 		if all.index(d.Name) < 0 && (held(d.Name) || !d.Lost) {
 			d.Lost = true
-			all = slices.Insert(all, all.behind(known[:i]), d)
+			all = slices.Insert(all, all.after(known[:i]), d)
 		}
 	}
 	return New(all)
 }
 
-// behind is the place behind the last of these devices that is there.
-func (inv Inventory) behind(devices Inventory) int {
+// after returns the index after the last of these devices that is present.
+func (inv Inventory) after(devices Inventory) int {
 	for _, d := range slices.Backward(devices) {
 		if i := inv.index(d.Name); i >= 0 {
 			return i + 1

@@ -11,17 +11,18 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// Monitor is the name of the device that stands for all GPUs of a node, for those who look after them. No GPU has such a name:
-// theirs come from PCI addresses.
+// Monitor is the name of the monitor device, which stands for all GPUs of a node. It differs from all GPU names, which
+// come from PCI addresses.
 const Monitor = "monitor"
 
-// publishMonitor writes the monitor device. It is always free: it may be allocated any number of times, and an allocation consumes
-// nothing of it. Admin access to the GPUs themselves would be refused where their capacity or counters are used up.
+// publishMonitor returns the monitor device as an API object. It is always free: it may be allocated any number of
+// times and consumes nothing. Admin access to the GPUs themselves would fail when their capacity or counters are used
+// up.
 func publishMonitor(node string) resourceapi.Device {
 	return publish(monitor(node), nil)
 }
 
-// monitor is the monitor device of a node as far as it is like a GPU.
+// monitor returns the monitor device of a node.
 func monitor(node string) gpu.Device {
 	id := monitorID(node)
 	return gpu.Device{
@@ -33,8 +34,8 @@ func monitor(node string) gpu.Device {
 	}
 }
 
-// monitorID identifies the monitor device of a node among all devices: people match and distinguish on such attributes. A name too
-// long for an attribute is not cut, because others may begin like it.
+// monitorID identifies the monitor device of a node in attributes that people match on. A name that is too long is
+// hashed and not cut, because others may have the same prefix.
 func monitorID(node string) string {
 	id := Monitor + "-" + node
 	if len(id) <= maxString {

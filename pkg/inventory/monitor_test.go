@@ -13,13 +13,13 @@ import (
 )
 
 // Two monitor devices must never look alike to matchAttribute and distinctAttribute.
-func TestEveryMonitorHasAnIdentityOfItsOwn(t *testing.T) {
+func TestMonitorIdentityIsUnique(t *testing.T) {
 	long := strings.Repeat("rack-7.", 10)
 	for _, row := range []struct{ name, node, want string }{
 		{"the node's name", "node-1", "monitor-node-1"},
-		{"a name that just fits", strings.Repeat("n", 56), "monitor-" + strings.Repeat("n", 56)},
+		{"a name of the maximum length", strings.Repeat("n", 56), "monitor-" + strings.Repeat("n", 56)},
 		{"a name too long for an attribute", long + "node-1", "monitor-9e8b78c860f7c29321eba0f248c790d7"},
-		{"and one that begins like it", long + "node-2", "monitor-790af388cbab50ab411f4e2ddb671ebf"},
+		{"another name with the same beginning", long + "node-2", "monitor-790af388cbab50ab411f4e2ddb671ebf"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			device := monitorOf(t, row.node)
@@ -33,11 +33,12 @@ func TestEveryMonitorHasAnIdentityOfItsOwn(t *testing.T) {
 }
 
 // The container is told of its devices what the slices say of them.
-func TestAttributesAreThoseThatArePublished(t *testing.T) {
+func TestPublishedAttributes(t *testing.T) {
 	devices := discover(t, "t4-x2")
 	for _, published := range poolOf(devices).Slices[0].Devices {
 		got := inventory.New(devices).Attributes(nodeName, published.Name)
-		if len(got) != len(published.Attributes) || *got["uuid"].StringValue != *published.Attributes["uuid"].StringValue {
+		if len(got) != len(published.Attributes) ||
+			*got["uuid"].StringValue != *published.Attributes["uuid"].StringValue {
 			t.Errorf("%s: got %v, want %v", published.Name, got, published.Attributes)
 		}
 	}

@@ -43,7 +43,8 @@ func partitionable(model string, count int) []gpu.Device {
 	for i := range count {
 		pci := gpu.PCIAddress{Bus: uint8(0x10 + i)}
 		d := gpu.Device{
-			Name: pci.DeviceName(), Type: gpu.TypeGPU, UUID: gpu.UUID(fmt.Sprintf("GPU-%x", 0x10+i)), PCI: pci, PCIeRoot: "pci0000:0f", Index: i, Minor: i,
+			Name: pci.DeviceName(), Type: gpu.TypeGPU, UUID: gpu.UUID(fmt.Sprintf("GPU-%x", 0x10+i)), PCI: pci,
+			PCIeRoot: "pci0000:0f", Index: i, Minor: i,
 			Topology: gpu.Topology{NVLinkDomain: "all", FabricDomain: "all"},
 			Memory:   80 << 30,
 			Product:  gpu.Product{Name: model, Multiprocessors: 132, MemoryBandwidth: 3352, PeakCompute: 989},
@@ -60,7 +61,7 @@ func partitionable(model string, count int) []gpu.Device {
 
 // divided is what claims can get of these GPUs while nothing is in the way.
 func divided(devices []gpu.Device) inventory.Inventory {
-	return inventory.New(devices).Divide(func(gpu.Placement) bool { return true })
+	return inventory.New(devices).WithPartitions(func(gpu.Placement) bool { return true })
 }
 
 func names(inv inventory.Inventory) string {
@@ -78,14 +79,17 @@ func names(inv inventory.Inventory) string {
 	return strings.Join(all, " ")
 }
 
-func TestDivide(t *testing.T) {
+func TestPartitionInventory(t *testing.T) {
 	instance := func(profile string, start, size, number int) gpu.Partition {
-		return gpu.Partition{Placement: gpu.Placement{Parent: "GPU-10", Profile: profile, Start: start, Size: size}, Slices: int(profile[0] - '0'),
-			UUID: gpu.UUID(fmt.Sprintf("MIG-%d-%d", start, number)), ComputeInstance: number}
+		return gpu.Partition{Placement: gpu.Placement{Parent: "GPU-10", Profile: profile, Start: start, Size: size},
+			Slices: int(profile[0] - '0'),
+			UUID:   gpu.UUID(fmt.Sprintf("MIG-%d-%d", start, number)), ComputeInstance: number}
 	}
-	const everyPlace = "10-mig-1g6gb-3 10-mig-1g6gb-2 10-mig-1g6gb-1 10-mig-1g6gb-0 10-mig-1g6gb-me-3 10-mig-1g6gb-me-2 10-mig-1g6gb-me-1 10-mig-1g6gb-me-0 " +
+	const everyPlace = "10-mig-1g6gb-3 10-mig-1g6gb-2 10-mig-1g6gb-1 10-mig-1g6gb-0 10-mig-1g6gb-me-3 " +
+		"10-mig-1g6gb-me-2 10-mig-1g6gb-me-1 10-mig-1g6gb-me-0 " +
 		"10-mig-2g12gb-2 10-mig-2g12gb-0 10-mig-2g12gb-me-2 10-mig-2g12gb-me-0 10-mig-4g24gb-0"
-	const besideOneAt3 = "10-mig-1g6gb-3# 10-mig-1g6gb-2 10-mig-1g6gb-1 10-mig-1g6gb-0 10-mig-1g6gb-me-3# 10-mig-1g6gb-me-2 10-mig-1g6gb-me-1 10-mig-1g6gb-me-0 " +
+	const besideOneAt3 = "10-mig-1g6gb-3# 10-mig-1g6gb-2 10-mig-1g6gb-1 10-mig-1g6gb-0 10-mig-1g6gb-me-3# " +
+		"10-mig-1g6gb-me-2 10-mig-1g6gb-me-1 10-mig-1g6gb-me-0 " +
 		"10-mig-2g12gb-2# 10-mig-2g12gb-0 10-mig-2g12gb-me-2# 10-mig-2g12gb-me-0 10-mig-4g24gb-0#"
 	flagged := func(s, mark string) string { return strings.ReplaceAll(s, " ", mark+" ") + mark }
 	dynamic, static, none, auto := gpu.PartitionsDynamic, gpu.PartitionsStatic, gpu.PartitionsNone, gpu.PartitionsAuto
@@ -98,29 +102,40 @@ func TestDivide(t *testing.T) {
 		foreign bool
 		want    string
 	}{
-		{"one that is not partitioned", none, gpu.MIG{Switchable: true}, false, "", false, "10"},
-		{"auto counts as none", auto, gpu.MIG{Switchable: true}, false, "", false, "10"},
-		{"one in MIG mode, which is not the driver's to end", none, gpu.MIG{Switchable: true, Enabled: true}, false, "", false, ""},
-		{"one in MIG mode which the driver ends", dynamic, gpu.MIG{Switchable: true, Enabled: true}, false, "", false, "10 " + everyPlace},
-		{"or cannot end now", dynamic, gpu.MIG{Switchable: true, Enabled: true}, false, "ollama", false, "10# " + everyPlace},
-		{"one in MIG mode which only a reset ends", none, gpu.MIG{Enabled: true}, false, "", false, ""},
-		{"every place, and the whole", dynamic, gpu.MIG{Switchable: true}, false, "", false, "10 " + everyPlace},
-		{"and so while some of them are there", dynamic, gpu.MIG{Switchable: true, Enabled: true, Instances: []gpu.Partition{instance("1g.6gb", 3, 1, 0)}}, false, "", false, "10 " + everyPlace},
-		{"no whole where only a reset ends MIG mode", dynamic, gpu.MIG{Enabled: true}, false, "", false, everyPlace},
-		{"a foreign partition keeps its place", dynamic, gpu.MIG{Switchable: true, Enabled: true, Instances: []gpu.Partition{instance("1g.6gb", 3, 1, 0)}}, false, "", true, besideOneAt3},
+		{"a GPU that is not partitioned", none, gpu.MIG{Switchable: true}, false, "", false, "10"},
+		{"auto is none", auto, gpu.MIG{Switchable: true}, false, "", false, "10"},
+		{"in MIG mode, which the driver may not disable", none, gpu.MIG{Switchable: true, Enabled: true}, false, "",
+			false, ""},
+		{"in MIG mode, which the driver disables", dynamic, gpu.MIG{Switchable: true, Enabled: true}, false, "", false,
+			"10 " + everyPlace},
+		{"in MIG mode, which the driver cannot disable now", dynamic,
+			gpu.MIG{Switchable: true, Enabled: true}, false, "ollama", false, "10# " +
+				everyPlace},
+		{"in MIG mode, which takes a reset to disable", none, gpu.MIG{Enabled: true}, false, "", false, ""},
+		{"all placements and the whole GPU", dynamic, gpu.MIG{Switchable: true}, false, "", false, "10 " + everyPlace},
+		{"all placements and the whole GPU, with existing partitions", dynamic, gpu.MIG{Switchable: true, Enabled: true,
+			Instances: []gpu.Partition{instance("1g.6gb", 3, 1, 0)}}, false, "", false, "10 " + everyPlace},
+		{"no whole GPU if disabling MIG takes a reset", dynamic, gpu.MIG{Enabled: true}, false, "", false, everyPlace},
+		{"a foreign partition keeps its place", dynamic, gpu.MIG{Switchable: true, Enabled: true,
+			Instances: []gpu.Partition{instance("1g.6gb", 3, 1, 0)}}, false, "", true, besideOneAt3},
 		{"a lost GPU", dynamic, gpu.MIG{Switchable: true}, true, "", false, flagged("10 "+everyPlace, "!")},
-		{"a GPU that cannot be partitioned now", dynamic, gpu.MIG{Switchable: true}, false, "ollama", false, "10 " + flagged(everyPlace, "#")},
-		{"those that exist, and no whole", static, gpu.MIG{Switchable: true, Enabled: true, Instances: []gpu.Partition{instance("2g.12gb", 0, 2, 0), instance("1g.6gb", 3, 1, 0)}}, false, "busy", true,
+		{"a GPU that cannot be partitioned now", dynamic, gpu.MIG{Switchable: true}, false, "ollama", false,
+			"10 " + flagged(everyPlace, "#")},
+		{"static: existing partitions, no whole GPU", static, gpu.MIG{Switchable: true, Enabled: true,
+			Instances: []gpu.Partition{instance("2g.12gb", 0, 2, 0), instance("1g.6gb", 3, 1, 0)}}, false, "busy", true,
 			"10-mig-1g6gb-3 10-mig-2g12gb-0"},
-		{"two in one instance", static, gpu.MIG{Enabled: true, Instances: []gpu.Partition{instance("1c.2g.12gb", 0, 2, 0), instance("1c.2g.12gb", 0, 2, 1)}}, false, "", true,
+		{"two compute instances in one GPU instance", static,
+			gpu.MIG{Enabled: true, Instances: []gpu.Partition{instance("1c.2g.12gb", 0, 2,
+				0), instance("1c.2g.12gb", 0, 2, 1)}}, false, "", true,
 			"10-mig-1c2g12gb-0-0 10-mig-1c2g12gb-0-1"},
-		{"static, and nobody has made any", static, gpu.MIG{Switchable: true}, false, "", false, "10"},
+		{"static without partitions", static, gpu.MIG{Switchable: true}, false, "", false, "10"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			d := partitionable("A30", 1)[0]
 			row.mig.Capable, row.mig.Profiles = true, d.MIG.Profiles
 			d.MIG, d.Use.Partitions, d.Lost, d.Blocked = row.mig, row.use, row.lost, row.blocked
-			got := names(inventory.New([]gpu.Device{d}).Divide(func(gpu.Placement) bool { return !row.foreign }))
+			got := names(inventory.New([]gpu.Device{d}).WithPartitions(
+				func(gpu.Placement) bool { return !row.foreign }))
 			if got != row.want {
 				t.Errorf("\ngot  %s\nwant %s", got, row.want)
 			}
@@ -128,24 +143,29 @@ func TestDivide(t *testing.T) {
 	}
 }
 
-func TestWhatAPartitionHas(t *testing.T) {
+func TestPartitionDevice(t *testing.T) {
 	d := partitionable("H100-80GB", 1)[0]
 	d.MIG.Enabled = true
-	d.MIG.Instances = []gpu.Partition{{Placement: gpu.Placement{Parent: d.UUID, Profile: "3g.40gb", Start: 4, Size: 4}, UUID: "MIG-3"}}
-	inv := inventory.New([]gpu.Device{d}).Divide(func(gpu.Placement) bool { return false })
+	d.MIG.Instances = []gpu.Partition{{Placement: gpu.Placement{Parent: d.UUID, Profile: "3g.40gb", Start: 4, Size: 4},
+		UUID: "MIG-3"}}
+	inv := inventory.New([]gpu.Device{d}).WithPartitions(func(gpu.Placement) bool { return false })
 	got, ok := inv.Find("gpu-10-00-0-mig-2g20gb-4")
 	if !ok {
 		t.Fatal("there is no 2g.20gb at 4")
 	}
 	want := d
 	want.Name, want.Type, want.UUID = got.Name, gpu.TypeMIG, gpu.UUID(got.Name)
-	want.Memory, want.Product.Multiprocessors, want.Product.PeakCompute, want.Product.MemoryBandwidth = 20096<<20, 32, 989*32/132, 3352*2/8
+	want.Memory, want.Product.Multiprocessors, want.Product.PeakCompute, want.Product.MemoryBandwidth = 20096<<20, 32,
+		989*32/132, 3352*2/8
 	want.Topology = gpu.Topology{NVLinkDomain: got.Name, FabricDomain: got.Name}
-	want.MIG, want.Use = gpu.MIG{Capable: true}, gpu.Use{Sharing: gpu.Exclusive, Isolation: gpu.IsolationNone, Partitions: gpu.PartitionsDynamic}
+	want.MIG, want.Use = gpu.MIG{Capable: true}, gpu.Use{Sharing: gpu.Exclusive, Isolation: gpu.IsolationNone,
+		Partitions: gpu.PartitionsDynamic}
 	want.Blocked = "partition 3g.40gb at 4 (MIG-3) is not the driver's"
-	want.Partition = &gpu.Partition{Placement: gpu.Placement{Parent: "GPU-10", Profile: "2g.20gb", Start: 4, Size: 2}, Slices: 2,
+	want.Partition = &gpu.Partition{Placement: gpu.Placement{Parent: "GPU-10", Profile: "2g.20gb", Start: 4, Size: 2},
+		Slices:  2,
 		Engines: gpu.Engines{Multiprocessors: 32, Copy: 2, Decoders: 2, JPEG: 2}, Memory: 20096 << 20}
-	if got, want := fmt.Sprintf("%+v %+v", got, *got.Partition), fmt.Sprintf("%+v %+v", want, *want.Partition); withoutPointers(got) != withoutPointers(want) {
+	if got, want := fmt.Sprintf("%+v %+v", got, *got.Partition),
+		fmt.Sprintf("%+v %+v", want, *want.Partition); withoutPointers(got) != withoutPointers(want) {
 		t.Errorf("\ngot  %s\nwant %s", got, want)
 	}
 }
@@ -157,14 +177,17 @@ func withoutPointers(s string) string {
 	return before + after
 }
 
-// Partitions come smallest first, so that nobody who does not name a profile takes a large one, and from the last GPU on: whole GPUs are
-// taken from the first on.
+// Partitions come smallest first, so that nobody who does not name a profile takes a large one, and from the last GPU
+// on: whole GPUs are taken from the first on.
 func TestOrderOfPartitions(t *testing.T) {
 	devices := append(partitionable("A30", 2), gpu.Device{Name: "gpu-99-00-0", PCI: gpu.PCIAddress{Bus: 0x99}})
 	want := "10 11 99 " +
-		"11-mig-1g6gb-3 11-mig-1g6gb-2 11-mig-1g6gb-1 11-mig-1g6gb-0 10-mig-1g6gb-3 10-mig-1g6gb-2 10-mig-1g6gb-1 10-mig-1g6gb-0 " +
-		"11-mig-1g6gb-me-3 11-mig-1g6gb-me-2 11-mig-1g6gb-me-1 11-mig-1g6gb-me-0 10-mig-1g6gb-me-3 10-mig-1g6gb-me-2 10-mig-1g6gb-me-1 10-mig-1g6gb-me-0 " +
-		"11-mig-2g12gb-2 11-mig-2g12gb-0 10-mig-2g12gb-2 10-mig-2g12gb-0 11-mig-2g12gb-me-2 11-mig-2g12gb-me-0 10-mig-2g12gb-me-2 10-mig-2g12gb-me-0 " +
+		"11-mig-1g6gb-3 11-mig-1g6gb-2 11-mig-1g6gb-1 11-mig-1g6gb-0 10-mig-1g6gb-3 10-mig-1g6gb-2 10-mig-1g6gb-1 " +
+		"10-mig-1g6gb-0 " +
+		"11-mig-1g6gb-me-3 11-mig-1g6gb-me-2 11-mig-1g6gb-me-1 11-mig-1g6gb-me-0 10-mig-1g6gb-me-3 10-mig-1g6gb-me-2 " +
+		"10-mig-1g6gb-me-1 10-mig-1g6gb-me-0 " +
+		"11-mig-2g12gb-2 11-mig-2g12gb-0 10-mig-2g12gb-2 10-mig-2g12gb-0 11-mig-2g12gb-me-2 11-mig-2g12gb-me-0 " +
+		"10-mig-2g12gb-me-2 10-mig-2g12gb-me-0 " +
 		"11-mig-4g24gb-0 10-mig-4g24gb-0"
 	inv := divided(devices)
 	if got := names(inv); got != want {
@@ -188,7 +211,7 @@ func TestOrderOfPartitions(t *testing.T) {
 }
 
 // The monitor is for physical GPUs, each once.
-func TestPresentAreGPUs(t *testing.T) {
+func TestPresentArePhysicalGPUs(t *testing.T) {
 	devices := partitionable("A30", 4)
 	devices[1].MIG.Enabled, devices[1].MIG.Switchable = true, false // it is there in parts only
 	devices[2].Lost, devices[3].Lost = true, true
@@ -208,7 +231,8 @@ func TestRetainPartitions(t *testing.T) {
 		d.Use.Partitions, d.MIG.Enabled = gpu.PartitionsStatic, true
 		for _, start := range starts {
 			at := gpu.Placement{Parent: d.UUID, Profile: "1g.6gb", Start: start, Size: 1}
-			d.MIG.Instances = append(d.MIG.Instances, gpu.Partition{Placement: at, UUID: gpu.UUID(fmt.Sprint("MIG-", start))})
+			d.MIG.Instances = append(d.MIG.Instances, gpu.Partition{Placement: at,
+				UUID: gpu.UUID(fmt.Sprint("MIG-", start))})
 		}
 		return divided([]gpu.Device{d})
 	}
@@ -217,13 +241,15 @@ func TestRetainPartitions(t *testing.T) {
 	if got, want := names(lost), "10-mig-1g6gb-0 10-mig-1g6gb-1! 10-mig-1g6gb-2 10-mig-1g6gb-3"; got != want {
 		t.Errorf("\ngot  %s\nwant %s", got, want)
 	}
-	if got, want := names(static(0, 2, 3).Retain(lost, func(string) bool { return false })), "10-mig-1g6gb-0 10-mig-1g6gb-2 10-mig-1g6gb-3"; got != want {
+	if got, want := names(static(0, 2, 3).Retain(lost, func(string) bool { return false })),
+		"10-mig-1g6gb-0 10-mig-1g6gb-2 10-mig-1g6gb-3"; got != want {
 		t.Errorf("given back\ngot  %s\nwant %s", got, want)
 	}
 }
 
-// Eight and sixteen GPUs of every model keep to the limits of the API, and what happens to one of them moves no device of another.
-func TestPoolOfPartitionsKeepsToTheLimits(t *testing.T) {
+// Eight and sixteen GPUs of every model keep to the limits of the API, and what happens to one of them moves no device
+// of another.
+func TestPoolOfPartitionsWithinLimits(t *testing.T) {
 	for model := range migTables {
 		for count, most := range map[int]int{8: 10, 16: 20} {
 			devices := partitionable(model, count)
@@ -233,9 +259,11 @@ func TestPoolOfPartitionsKeepsToTheLimits(t *testing.T) {
 			}
 			sets := map[string]resourceapi.CounterSet{}
 			for _, s := range pool.Slices {
-				if len(s.Devices) > resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures || len(s.SharedCounters) > resourceapi.ResourceSliceMaxCounterSets ||
+				if len(s.Devices) > resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures ||
+					len(s.SharedCounters) > resourceapi.ResourceSliceMaxCounterSets ||
 					len(s.Devices) > 0 && len(s.SharedCounters) > 0 {
-					t.Errorf("%d × %s: a slice of %d devices and %d sets of counters", count, model, len(s.Devices), len(s.SharedCounters))
+					t.Errorf("%d × %s: a slice of %d devices and %d sets of counters", count, model, len(s.Devices),
+						len(s.SharedCounters))
 				}
 				for _, set := range s.SharedCounters {
 					sets[set.Name] = set
@@ -246,7 +274,7 @@ func TestPoolOfPartitionsKeepsToTheLimits(t *testing.T) {
 			}
 			for _, s := range pool.Slices {
 				for _, d := range s.Devices {
-					keepsToTheLimits(t, d, sets)
+					checkLimits(t, d, sets)
 				}
 			}
 			devices[3].Lost, devices[4].Blocked = true, "somebody"
@@ -257,7 +285,7 @@ func TestPoolOfPartitionsKeepsToTheLimits(t *testing.T) {
 	}
 }
 
-func keepsToTheLimits(t *testing.T, d resourceapi.Device, sets map[string]resourceapi.CounterSet) {
+func checkLimits(t *testing.T, d resourceapi.Device, sets map[string]resourceapi.CounterSet) {
 	t.Helper()
 	if n := len(d.Attributes) + len(d.Capacity); n > resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
 		t.Errorf("%s has %d attributes and capacities", d.Name, n)
@@ -288,9 +316,9 @@ func layout(all []resourceslice.Slice) string {
 	return text.String()
 }
 
-// The counters allow what NVIDIA allows, and nothing else: partitions that do not overlap, of each profile as many as there can be, and
-// the engines of "+me" once.
-func TestCountersAllowWhatNVIDIAAllows(t *testing.T) {
+// The counters allow what NVIDIA allows, and nothing else: partitions that do not overlap, of each profile as many as
+// there can be, and the engines of "+me" once.
+func TestCountersMatchNVIDIAsPlacements(t *testing.T) {
 	for model, table := range migTables {
 		t.Run(model, func(t *testing.T) {
 			inv := divided(partitionable(model, 1))
@@ -329,7 +357,8 @@ func TestCountersAllowWhatNVIDIAAllows(t *testing.T) {
 					if fits {
 						seen++
 						next := append(slices.Clone(chosen), d)
-						largest[d.Partition.Profile] = max(largest[d.Partition.Profile], count(next, d.Partition.Profile))
+						largest[d.Partition.Profile] = max(largest[d.Partition.Profile],
+							count(next, d.Partition.Profile))
 						try(i+1, next, rest)
 					}
 				}
@@ -349,7 +378,7 @@ func TestCountersAllowWhatNVIDIAAllows(t *testing.T) {
 	}
 }
 
-// allowed says whether NVIDIA lets the partition be made beside the others.
+// allowed reports whether NVIDIA lets the partition be made beside the others.
 func allowed(d gpu.Device, others []gpu.Device, instances map[string]int) bool {
 	media := func(o gpu.Device) bool { return strings.Contains(o.Partition.Profile, "+me") }
 	for _, o := range others {
@@ -402,7 +431,8 @@ func TestPublishedPartitions(t *testing.T) {
 func TestPublishedStaticPartitions(t *testing.T) {
 	d := partitionable("A30", 1)[0]
 	d.Use.Partitions, d.MIG.Enabled = gpu.PartitionsStatic, true
-	d.MIG.Instances = []gpu.Partition{{Placement: gpu.Placement{Parent: d.UUID, Profile: "2g.12gb", Start: 2, Size: 2}, UUID: "MIG-1", Slices: 2,
+	d.MIG.Instances = []gpu.Partition{{Placement: gpu.Placement{Parent: d.UUID, Profile: "2g.12gb", Start: 2, Size: 2},
+		UUID: "MIG-1", Slices: 2,
 		Memory: 12 << 30, Engines: gpu.Engines{Multiprocessors: 28, Decoders: 2}}}
 	pool := divided([]gpu.Device{d}).Pool(nodeName)
 	if got, want := layout(pool.Slices), "0 monitor\n1 gpu-10-00-0-mig-2g12gb-2\n"; got != want {
@@ -410,7 +440,8 @@ func TestPublishedStaticPartitions(t *testing.T) {
 	}
 	part := pool.Slices[1].Devices[0]
 	text := func(name resourceapi.QualifiedName) string { return *part.Attributes[name].StringValue }
-	got := fmt.Sprintln(len(part.ConsumesCounters), text("uuid"), text("parentUUID"), text("nvlinkDomain"), text("profile"), text("sharing"), text("isolation"))
+	got := fmt.Sprintln(len(part.ConsumesCounters), text("uuid"), text("parentUUID"), text("nvlinkDomain"),
+		text("profile"), text("sharing"), text("isolation"))
 	if want := "0 MIG-1 GPU-10 MIG-1 2g.12gb exclusive none\n"; got != want {
 		t.Errorf("got %swant %s", got, want)
 	}

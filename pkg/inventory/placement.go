@@ -8,16 +8,16 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// starts are the places of a profile in the order in which they are to be taken, so that what is left has room for larger ones: the
-// scheduler takes the first that is free. Next is always the place that destroys the fewest places of larger profiles that those before
-// it have left, and of several the last. On 8 memory slices a 1g starts at 6, which no 2g can have.
+// starts returns the starts of a profile in the order in which the scheduler should use them, so that larger profiles
+// still fit. The scheduler takes the first free one. The next start is always the one that blocks the fewest remaining
+// places of larger profiles, and of several the last. On 8 memory slices a 1g starts at 6, where no 2g can start.
 func starts(p gpu.Profile, profiles []gpu.Profile) []int {
 	var ordered []int
 	left := larger(p, profiles)
 	for rest := slices.Clone(p.Starts); len(rest) > 0; {
 		best := 0
 		for i, start := range rest {
-			if harm(p.Size, start, left) <= harm(p.Size, rest[best], left) {
+			if blocked(p.Size, start, left) <= blocked(p.Size, rest[best], left) {
 				best = i
 			}
 		}
@@ -28,13 +28,13 @@ func starts(p gpu.Profile, profiles []gpu.Profile) []int {
 	return ordered
 }
 
-// span is some memory slices in a row.
+// span is a range of memory slices.
 type span struct{ start, size int }
 
 func (s span) overlaps(start, size int) bool { return s.start < start+size && start < s.start+s.size }
 
-// harm is how many of these a partition at the start destroys.
-func harm(size, start int, places []span) int {
+// blocked counts the places that a partition at the start overlaps.
+func blocked(size, start int, places []span) int {
 	n := 0
 	for _, s := range places {
 		if s.overlaps(start, size) {
@@ -44,7 +44,7 @@ func harm(size, start int, places []span) int {
 	return n
 }
 
-// larger are the places of all profiles that have more memory slices, or as many and more multiprocessors.
+// larger returns the places of all profiles with more memory slices, or with as many and more compute slices.
 func larger(than gpu.Profile, profiles []gpu.Profile) []span {
 	var places []span
 	for _, p := range profiles {

@@ -12,33 +12,36 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// devicesPerSlice is the limit of the API for slices whose devices have taints or counters; keeping to it always means that a
-// taint never makes a slice invalid (resource/v1: ResourceSliceMaxDevicesWithAdvancedFeatures).
+// devicesPerSlice is the API's limit for slices whose devices have taints or counters. It always applies, so that a new
+// taint cannot make a slice invalid (resource/v1: ResourceSliceMaxDevicesWithAdvancedFeatures).
 const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 
-// maxString is the longest string or version that an attribute can have (resource/v1: DeviceAttributeMaxValueLength).
+// maxString is the maximum length of a string or version attribute (resource/v1: DeviceAttributeMaxValueLength).
 const maxString = resourceapi.DeviceAttributeMaxValueLength
 
-// memoryUnit is what published memory is rounded down to, and the step in which shares can be asked for.
+// memoryUnit is the unit of published memory, and the step of requests for shares.
 const memoryUnit = 1 << 20
 
-// Memory is what is published of the GPU's memory, in bytes.
+// Memory returns the published memory of the GPU, in bytes.
 func Memory(d gpu.Device) uint64 { return d.Memory / memoryUnit * memoryUnit }
 
-// Type is a kind of device, and what it is for.
+// Type is a kind of device. Its Meaning is part of docs/reference.md.
 type Type struct {
 	Name    gpu.Type
 	Meaning string
 }
 
-// AllTypes are the kinds of devices that are published.
+// AllTypes are the published kinds of devices.
 var AllTypes = []Type{
-	{gpu.TypeGPU, "a whole physical GPU, named after its place on the PCI bus (with the domain in front when that is not 0); the name survives reboots"},
-	{gpu.TypeMIG, "a part of a GPU with hardware walls, which exists, or which the driver makes when a claim gets it; named after the GPU, the MIG profile and the memory slice where it begins"},
-	{gpu.TypeMonitor, "all GPUs of the node at once, for those who look after them; always free; only with `adminAccess`"},
+	{gpu.TypeGPU, "a whole physical GPU, named after its place on the PCI bus (with the domain in front when that is " +
+		"not 0); the name survives reboots"},
+	{gpu.TypeMIG, "a part of a GPU with hardware walls, which exists, or which the driver makes when a claim gets " +
+		"it; named after the GPU, the MIG profile and the memory slice where it begins"},
+	{gpu.TypeMonitor, "all GPUs of the node at once, for those who look after them; always free; only with " +
+		"`adminAccess`"},
 }
 
-// Taint is one that a device can be published with, and why it is.
+// Taint is a device taint that the driver publishes, and its reason.
 type Taint struct {
 	Key     string
 	Effect  resourceapi.DeviceTaintEffect
@@ -46,19 +49,21 @@ type Taint struct {
 	on      func(gpu.Device) bool
 }
 
-// AllTaints keep new claims away from devices that others may still hold.
+// AllTaints are the taints of devices that new claims cannot use.
 var AllTaints = []Taint{
 	{"gpu.nvidia.com/gpu-lost", resourceapi.DeviceTaintEffectNoSchedule,
-		"the GPU does not answer; until it is back, or, when NVML does not count it any more, until the claim that holds it is released",
+		"the GPU does not answer; until it is back, or, when NVML does not count it any more, until the claim that " +
+			"holds it is released",
 		func(d gpu.Device) bool { return d.Lost }},
 	{"gpu.nvidia.com/mig-blocked", resourceapi.DeviceTaintEffectNoSchedule,
-		"somebody's program on the GPU, or a partition that is not the driver's, keeps the driver from making the partition, or from making the GPU whole again",
+		"somebody's program on the GPU, or a partition that is not the driver's, keeps the driver from making the " +
+			"partition, or from making the GPU whole again",
 		func(d gpu.Device) bool { return d.Blocked != "" }},
 }
 
-// Pool is everything the node of that name publishes: its GPUs and the monitor device, then partitions, then the counters that tie them
-// together, none in a slice with another, so that one of them that comes or goes moves no other. A slice has at most 64 devices or 8
-// sets of counters. A node without GPUs has nothing to monitor and publishes one empty slice, which says that the driver is there.
+// Pool returns all that the node publishes: GPUs and the monitor device, then partitions, then counters. Each group has
+// its own slices, so that a change of one does not move devices of another. A slice has at most 64 devices or 8 counter
+// sets. A node without GPUs publishes one empty slice, which shows that the driver runs.
 func (inv Inventory) Pool(node string) resourceslice.Pool {
 	all := countersOf(inv)
 	var gpus, partitions []resourceapi.Device
@@ -88,7 +93,7 @@ func (inv Inventory) Pool(node string) resourceslice.Pool {
 	return pool
 }
 
-// publish writes one device of a slice. It consumes of its GPU's counters, if that has some.
+// publish returns the device as an API object. It consumes counters of its GPU, if that has any.
 func publish(d gpu.Device, all map[string]counters) resourceapi.Device {
 	device := resourceapi.Device{Name: d.Name, Taints: taints(d), Attributes: attributes(d), Capacity: capacities(d)}
 	if sharing(d) != gpu.Exclusive {
@@ -96,7 +101,9 @@ func publish(d gpu.Device, all map[string]counters) resourceapi.Device {
 	}
 	parent := gpu.ParentName(d.Name)
 	if of, ok := all[parent]; ok && (d.Partition == nil || !d.Partition.Static) {
-		device.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: parent, Counters: taken(d, of)}}
+		device.ConsumesCounters = []resourceapi.DeviceCounterConsumption{
+			{CounterSet: parent, Counters: consumed(d, of)},
+		}
 	}
 	return device
 }

@@ -19,8 +19,8 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/simulator"
 )
 
 const (
@@ -33,11 +33,11 @@ var update = flag.Bool("update", false, "write the golden files anew")
 // discover reads the GPUs of a simulated machine.
 func discover(t *testing.T, profile string) []gpu.Device {
 	t.Helper()
-	p, err := sim.BuiltIn(profile)
+	p, err := simulator.BuiltIn(profile)
 	if err != nil {
 		t.Fatal(err)
 	}
-	machine, err := sim.Open(t.TempDir(), p)
+	machine, err := simulator.Open(t.TempDir(), p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,8 @@ func discover(t *testing.T, profile string) []gpu.Device {
 	if err != nil {
 		t.Fatal(err)
 	}
-	devices, broken, err := node.Discover()
+	look, err := node.Discover(t.Context())
+	devices, broken := look.Devices, look.Broken
 	if err != nil || len(broken) > 0 {
 		t.Fatal(err, broken)
 	}
@@ -59,7 +60,7 @@ func poolOf(devices []gpu.Device) resourceslice.Pool { return inventory.New(devi
 
 // What every built-in profile publishes, with the UUIDs numbered.
 func TestPublished(t *testing.T) {
-	for _, profile := range sim.Profiles() {
+	for _, profile := range simulator.Profiles() {
 		t.Run(profile, func(t *testing.T) {
 			devices := discover(t, profile)
 			out, err := yaml.Marshal(poolOf(devices).Slices)
@@ -92,7 +93,8 @@ func TestOrder(t *testing.T) {
 		pci := gpu.PCIAddress{Bus: bus}
 		return gpu.Device{Name: pci.DeviceName(), PCI: pci, Product: gpu.Product{PeakCompute: peak}, Memory: memory}
 	}
-	devices := []gpu.Device{device(4, 65, 16), device(2, 989, 80), device(1, 312, 40), device(9, 312, 80), device(3, 989, 80)}
+	devices := []gpu.Device{device(4, 65, 16), device(2, 989, 80), device(1, 312, 40), device(9, 312, 80),
+		device(3, 989, 80)}
 	want := "gpu-02-00-0 gpu-03-00-0 gpu-09-00-0 gpu-01-00-0 gpu-04-00-0"
 	for range 2 {
 		var names []string
@@ -106,7 +108,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-func TestSlicesKeepToTheLimitsOfTheAPI(t *testing.T) {
+func TestSlicesWithinAPILimits(t *testing.T) {
 	for count, want := range map[int]string{0: "[0]", 1: "[2]", 63: "[64]", 64: "[64 1]", 130: "[64 64 3]"} {
 		var sizes []int
 		for _, s := range poolOf(make([]gpu.Device, count)).Slices {
@@ -119,9 +121,10 @@ func TestSlicesKeepToTheLimitsOfTheAPI(t *testing.T) {
 }
 
 // A selector that meets a device without an attribute fails for the whole pod.
-func TestEveryDeviceHasTheSameAttributes(t *testing.T) {
+func TestDevicesHaveTheSameAttributes(t *testing.T) {
 	full := poolOf(discover(t, "mixed")).Slices[0].Devices[0]
-	for _, other := range poolOf([]gpu.Device{{NUMANode: gpu.NoNUMANode}}).Slices[0].Devices { // a bare GPU and the monitor
+	// a bare GPU and the monitor
+	for _, other := range poolOf([]gpu.Device{{NUMANode: gpu.NoNUMANode}}).Slices[0].Devices {
 		if diff := cmp.Diff(attributeNames(other), attributeNames(full)); diff != "" {
 			t.Errorf("%s - full +\n%s", other.Name, diff)
 		}
@@ -140,7 +143,7 @@ func attributeNames(d resourceapi.Device) []string {
 	return own
 }
 
-func TestOddValues(t *testing.T) {
+func TestUnusualValues(t *testing.T) {
 	publish := func(d gpu.Device) map[string]string {
 		out := map[string]string{}
 		device := poolOf([]gpu.Device{d}).Slices[0].Devices[0]
@@ -162,14 +165,17 @@ func TestOddValues(t *testing.T) {
 		key    string
 		want   string
 	}{
-		{"leading zeros of a version go", gpu.Device{DriverVersion: "580.95.05"}, "driverVersion", "580.95.5"},
+		{"leading zeros in a version are dropped", gpu.Device{DriverVersion: "580.95.05"}, "driverVersion", "580.95.5"},
 		{"a version of two parts gets a third", gpu.Device{DriverVersion: "470.57"}, "driverVersion", "470.57.0"},
 		{"a version of four parts loses one", gpu.Device{DriverVersion: "1.2.3.4"}, "driverVersion", "1.2.3"},
-		{"letters in a version end a number", gpu.Device{DriverVersion: "580.95rc1.05-beta"}, "driverVersion", "580.95.5"},
+		{"letters in a version are dropped", gpu.Device{DriverVersion: "580.95rc1.05-beta"}, "driverVersion",
+			"580.95.5"},
 		{"no version is 0.0.0", gpu.Device{}, "driverVersion", "0.0.0"},
 		{"memory is rounded down to 1 MiB", gpu.Device{Memory: 5<<30 + 1<<20 - 1}, "memory", "5Gi"},
-		{"a long name is cut at 64 bytes", gpu.Device{Product: gpu.Product{Name: strings.Repeat("x", 70)}}, "productName", strings.Repeat("x", 64)},
-		{"and not within a letter", gpu.Device{Product: gpu.Product{Name: strings.Repeat("x", 63) + "ß"}}, "productName", strings.Repeat("x", 63)},
+		{"a long name is cut at 64 bytes", gpu.Device{Product: gpu.Product{Name: strings.Repeat("x", 70)}},
+			"productName", strings.Repeat("x", 64)},
+		{"a long name is cut between characters", gpu.Device{Product: gpu.Product{Name: strings.Repeat("x", 63) + "ß"}},
+			"productName", strings.Repeat("x", 63)},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			if got := publish(row.device)[row.key]; got != row.want {

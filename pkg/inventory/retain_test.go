@@ -20,14 +20,14 @@ func TestRetain(t *testing.T) {
 		return inventory.New(devices)
 	}
 	for _, row := range []struct{ name, found, known, held, want string }{
-		{"nothing was known", "a b", "", "a", "a b"},
-		{"nothing has changed", "a b", "a b", "a b", "a b"},
+		{"first discovery", "a b", "", "a", "a b"},
+		{"no change", "a b", "a b", "a b", "a b"},
 		{"a free GPU that is missed once is lost: a claim may be on its way to it", "a", "a b", "a", "a b!"},
-		{"and forgotten when it is missed twice", "a", "a b!", "a", "a"},
-		{"one that is held is kept as lost", "a", "a b", "b", "a b!"},
-		{"and stays so as long as it is held", "a", "a b!", "b", "a b!"},
-		{"and is forgotten when it is given back", "a", "a b!", "", "a"},
-		{"one that comes back is no longer lost", "a b", "a b!", "b", "a b"},
+		{"a GPU missing twice is removed", "a", "a b!", "a", "a"},
+		{"a GPU in use is kept as lost", "a", "a b", "b", "a b!"},
+		{"a lost GPU stays while it is in use", "a", "a b!", "b", "a b!"},
+		{"a lost GPU is removed after its release", "a", "a b!", "", "a"},
+		{"a lost GPU that returns is healthy", "a b", "a b!", "b", "a b"},
 		{"a new GPU is added", "a b c", "a b", "", "a b c"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -50,7 +50,8 @@ func TestRetain(t *testing.T) {
 func TestALostGPUIsTainted(t *testing.T) {
 	devices := discover(t, "t4-x2")
 	devices[0].Lost = true
-	if got, want := allocate(t, slicesOf(devices), `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`, nil), "gpu=gpu-af-00-0"; got != want {
+	if got, want := allocate(t, slicesOf(devices), `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`, nil),
+		"gpu=gpu-af-00-0"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	if got := len(poolOf(devices).Slices[0].Devices); got != 3 {

@@ -28,29 +28,42 @@ func TestAllocationOfShares(t *testing.T) {
 		claims []string // capacity of each claim; "class: capacity" for another class
 		want   string
 	}{
-		{"a plain claim is alone on its card", fractional, fractional, []string{whole, whole, whole}, "3b 15Gi/0, af 15Gi/0, does not fit"},
-		{"shares are packed", fractional, fractional, []string{ask("memory: 5Gi"), ask("memory: 5Gi"), ask("memory: 5Gi"), ask("memory: 5Gi")},
+		{"a claim without capacity gets a whole card", fractional, fractional, []string{whole, whole, whole},
+			"3b 15Gi/0, af 15Gi/0, does not fit"},
+		{"shares are packed", fractional, fractional, []string{ask("memory: 5Gi"), ask("memory: 5Gi"),
+			ask("memory: 5Gi"), ask("memory: 5Gi")},
 			"3b 5Gi/0, 3b 5Gi/0, 3b 5Gi/0, af 5Gi/0"},
-		{"as far as the multiprocessors go", fractional, fractional, []string{ask(`memory: 1Gi, cores: "60"`), ask(`memory: 1Gi, cores: "60"`), ask(`memory: 1Gi, cores: "40"`)},
+		{"shares are packed up to all multiprocessors", fractional, fractional, []string{ask(`memory: 1Gi, cores: "60"`),
+			ask(`memory: 1Gi, cores: "60"`), ask(`memory: 1Gi, cores: "40"`)},
 			"3b 1Gi/60, af 1Gi/60, 3b 1Gi/40"},
-		{"a plain claim after a share goes to the next card", fractional, fractional, []string{ask("memory: 5Gi"), whole, whole}, "3b 5Gi/0, af 15Gi/0, does not fit"},
-		{"a share after a plain claim does, too", fractional, fractional, []string{whole, ask("memory: 5Gi")}, "3b 15Gi/0, af 5Gi/0"},
-		{"multiprocessors without memory take all the memory", fractional, fractional, []string{ask(`cores: "30"`), ask(`cores: "30"`)}, "3b 15Gi/30, af 15Gi/30"},
-		{"a share is rounded up to the step", fractional, fractional, []string{ask("memory: 1500Ki")}, "3b 2Mi/0"},
+		{"a whole card after a share: the next card", fractional, fractional,
+			[]string{ask("memory: 5Gi"), whole, whole}, "3b 5Gi/0, af 15Gi/0, does not fit"},
+		{"a share after a whole card: the next card", fractional, fractional, []string{whole, ask("memory: 5Gi")},
+			"3b 15Gi/0, af 5Gi/0"},
+		{"multiprocessors without memory: all the memory", fractional, fractional,
+			[]string{ask(`cores: "30"`), ask(`cores: "30"`)}, "3b 15Gi/30, af 15Gi/30"},
+		{"memory is rounded up to the step", fractional, fractional, []string{ask("memory: 1500Ki")}, "3b 2Mi/0"},
 		{"more than a card has", fractional, fractional, []string{ask("memory: 16Gi")}, "does not fit"},
-		{"more multiprocessors than a card has", fractional, fractional, []string{ask(`memory: 1Gi, cores: "101"`)}, "does not fit"},
-		{"an exclusive card takes no shares, and a request for some memory gets all of it", exclusive, exclusive, []string{ask("memory: 5Gi"), ask("memory: 5Gi"), whole}, "3b alone, af alone, does not fit"},
-		{"replicas", replicated, exclusive, []string{whole, whole, whole, whole}, "3b 1 of 2, 3b 1 of 2, af alone, does not fit"},
-		{"a claim for memory passes replicas over", replicated, fractional, []string{ask("memory: 5Gi")}, "af 5Gi/0"},
-		{"both replicas for one claim", replicated, exclusive, []string{ask(`shares: "2"`), whole}, "3b 2 of 2, af alone"},
-		{"replicas under another name are only for those who ask for them", renamed, fractional,
-			[]string{whole, whole, "shared: " + whole, "shared: " + whole, "shared: " + whole}, "af 15Gi/0, does not fit, 3b 1 of 2, 3b 1 of 2, does not fit"},
-		{"the class of shared GPUs has no others", fractional, exclusive, []string{"shared: " + whole}, "does not fit"},
+		{"more multiprocessors than a card has", fractional, fractional, []string{ask(`memory: 1Gi, cores: "101"`)},
+			"does not fit"},
+		{"an exclusive card takes no shares, and a request for some memory gets all of it", exclusive, exclusive,
+			[]string{ask("memory: 5Gi"), ask("memory: 5Gi"), whole}, "3b alone, af alone, does not fit"},
+		{"replicas", replicated, exclusive, []string{whole, whole, whole, whole},
+			"3b 1 of 2, 3b 1 of 2, af alone, does not fit"},
+		{"a share of memory is not a replica", replicated, fractional, []string{ask("memory: 5Gi")}, "af 5Gi/0"},
+		{"both replicas for one claim", replicated, exclusive, []string{ask(`shares: "2"`), whole},
+			"3b 2 of 2, af alone"},
+		{"shared-only replicas need the class of shared GPUs", renamed, fractional,
+			[]string{whole, whole, "shared: " + whole, "shared: " + whole, "shared: " + whole},
+			"af 15Gi/0, does not fit, 3b 1 of 2, 3b 1 of 2, does not fit"},
+		{"the class of shared GPUs has only these replicas", fractional, exclusive,
+			[]string{"shared: " + whole}, "does not fit"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			devices := discover(t, "t4-x2")
 			for i := range devices {
-				devices[i].Use = map[string]gpu.Use{"gpu-3b-00-0": row.first, "gpu-af-00-0": row.second}[devices[i].Name]
+				devices[i].Use = map[string]gpu.Use{"gpu-3b-00-0": row.first,
+					"gpu-af-00-0": row.second}[devices[i].Name]
 			}
 			state := nothingAllocated()
 			var got []string
@@ -59,7 +72,8 @@ func TestAllocationOfShares(t *testing.T) {
 				if capacity, ok := strings.CutPrefix(c, "shared: "); ok {
 					class, c = "shared."+driver, capacity
 				}
-				claim := newClaim(t, fmt.Sprintf("[{name: gpu, exactly: {deviceClassName: %s, capacity: %s}}]", class, c))
+				claim := newClaim(t, fmt.Sprintf("[{name: gpu, exactly: {deviceClassName: %s, capacity: %s}}]", class,
+					c))
 				results, problem := allocateIn(t, state, slicesOf(devices), claim)
 				got = append(got, problem)
 				for _, r := range results {

@@ -20,23 +20,24 @@ const (
 	migPrefix           = resourcePrefix + "mig-"
 )
 
-// devicePlugin reads a configuration of NVIDIA's device plugin. What it says of sharing is honoured or refused; of the rest, what
-// would change what containers get is refused or warned of, and what is about the device plugin itself does not matter.
+// devicePlugin reads a configuration of NVIDIA's device plugin. It honours or refuses settings of sharing. It refuses
+// or warns about other settings that change what containers get, and ignores those of the device plugin itself.
 func (r *reader) devicePlugin(root *yaml.Node) []entry {
 	f := r.fields("", root, "version", "flags", "resources", "sharing", "imex")
-	if f["version"] != nil { // the device plugin does without, too
+	if f["version"] != nil { // optional in the device plugin, too
 		r.constant(root, f, "version", devicePluginVersion)
 	}
 	strategy := r.flags(f["flags"])
 	if n := f["resources"]; n != nil && len(n.Content) > 0 {
-		r.warning(n.Line, "resources", "ignored, as the device plugin does too: what GPUs are called is for device classes to say")
+		r.warning(n.Line, "resources", "ignored, as the device plugin does too: what GPUs are called is for device "+
+			"classes to say")
 	}
 	r.imex(f["imex"])
 	return r.partitioned(r.replication(f["sharing"]), strategy)
 }
 
-// flags warns of those that say what containers get. It returns the one that says which partitions there are, nil where the file
-// leaves that open: the device plugin can have it from its command line, too.
+// flags warns about flags that change what containers get. It returns the value of migStrategy, nil if the file does
+// not set it: the device plugin can also have it on its command line.
 func (r *reader) flags(n *yaml.Node) (migStrategy *yaml.Node) {
 	if n == nil || n.Kind != yaml.MappingNode {
 		return nil
@@ -53,12 +54,12 @@ func (r *reader) flags(n *yaml.Node) (migStrategy *yaml.Node) {
 	return migStrategy
 }
 
-// migStrategies are what the device plugin's ways to treat partitions mean here. It only ever gives those that somebody has made.
+// migStrategies maps the device plugin's strategies. It only ever offers existing partitions.
 var migStrategies = map[string]gpu.Partitions{
 	"none": gpu.PartitionsNone, "single": gpu.PartitionsStatic, "mixed": gpu.PartitionsStatic,
 }
 
-// partitioned adds to the entries which partitions there are, and one for the GPUs that they leave.
+// partitioned sets the partitions of the entries, and adds an entry for the remaining GPUs.
 func (r *reader) partitioned(entries []entry, strategy *yaml.Node) []entry {
 	if strategy == nil {
 		return entries
@@ -70,32 +71,33 @@ func (r *reader) partitioned(entries []entry, strategy *yaml.Node) []entry {
 		return entries
 	}
 	if strategy.Value == "single" {
-		r.warning(strategy.Line, path, "%s is taken as mixed: a partition is asked for as %s<profile> here, and %s is a whole GPU",
+		r.warning(strategy.Line, path, "%s is taken as mixed: a partition is asked for as %s<profile> here, and %s "+
+			"is a whole GPU",
 			show(strategy), migPrefix, wholeGPU)
 	}
 	for i := range entries {
 		entries[i].use.Partitions = partitions
 	}
 	if slices.ContainsFunc(entries, func(e entry) bool { return e.selector == nil }) {
-		return entries // there is no GPU left
+		return entries // an entry is for all GPUs
 	}
 	return append(entries, entry{line: strategy.Line, path: path, use: gpu.Use{Partitions: partitions}})
 }
 
-// imex refuses channels that pods cannot do without.
+// imex refuses required IMEX channels, and warns about optional ones.
 func (r *reader) imex(n *yaml.Node) {
 	if n == nil || n.Tag == "!!null" {
 		return
 	}
 	f := r.fields("imex", n, "channelIDs", "required")
-	if r.yes("imex.required", f["required"]) {
+	if r.boolean("imex.required", f["required"]) {
 		r.problem(f["required"].Line, "imex.required", "IMEX channels are not offered by this driver: want false")
 	} else if channels := f["channelIDs"]; channels != nil && len(channels.Content) > 0 {
 		r.warning(channels.Line, "imex.channelIDs", "ignored: IMEX channels are not offered by this driver")
 	}
 }
 
-// replication reads the part that says how GPUs are shared.
+// replication reads the sharing of GPUs.
 func (r *reader) replication(n *yaml.Node) []entry {
 	if n == nil || n.Tag == "!!null" {
 		return nil
@@ -107,23 +109,25 @@ func (r *reader) replication(n *yaml.Node) []entry {
 		r.problem(mps.Line, "sharing.mps", "sharing.timeSlicing is there too: want one of them")
 		fallthrough
 	case slicing != nil:
-		return r.replicated("sharing.timeSlicing", slicing, gpu.Use{Sharing: gpu.Replicated, Isolation: gpu.IsolationNone})
-	case mps != nil: // the device plugin allows one per container by default, too
-		return r.replicated("sharing.mps", mps, gpu.Use{Sharing: gpu.Replicated, Isolation: gpu.IsolationMPS, OnePerClaim: true})
+		return r.replicated("sharing.timeSlicing", slicing, gpu.Use{Sharing: gpu.Replicated,
+			Isolation: gpu.IsolationNone})
+	case mps != nil: // one per container is also the device plugin's default
+		return r.replicated("sharing.mps", mps, gpu.Use{Sharing: gpu.Replicated, Isolation: gpu.IsolationMPS,
+			OnePerClaim: true})
 	}
 	return nil
 }
 
-// replicated reads one way of sharing; use is what it means by default.
+// replicated reads one kind of sharing; use has its defaults.
 func (r *reader) replicated(path string, n *yaml.Node, use gpu.Use) []entry {
 	accepted := []string{"renameByDefault", "failRequestsGreaterThanOne", "resources"}
 	f := r.fields(path, n, accepted...)
 	if f == nil {
 		return nil
 	}
-	use.SharedOnly = r.yes(path+".renameByDefault", f["renameByDefault"])
+	use.SharedOnly = r.boolean(path+".renameByDefault", f["renameByDefault"])
 	if n := f["failRequestsGreaterThanOne"]; n != nil && n.Tag != "!!null" {
-		use.OnePerClaim = r.yes(path+".failRequestsGreaterThanOne", n)
+		use.OnePerClaim = r.boolean(path+".failRequestsGreaterThanOne", n)
 	}
 	resources := f["resources"]
 	if resources == nil || resources.Kind == yaml.SequenceNode && len(resources.Content) == 0 {
@@ -137,7 +141,7 @@ func (r *reader) replicated(path string, n *yaml.Node, use gpu.Use) []entry {
 	return entries
 }
 
-// resource reads how one resource is replicated.
+// resource reads the replication of one resource.
 func (r *reader) resource(path string, n *yaml.Node, use gpu.Use) []entry {
 	f := r.fields(path, n, "name", "rename", "devices", "replicas")
 	if f == nil {
@@ -154,10 +158,10 @@ func (r *reader) resource(path string, n *yaml.Node, use gpu.Use) []entry {
 		r.problem(n.Line, path+".replicas", "missing: want a whole number of at least 1")
 	} else if replicas, ok := r.number(path+".replicas", f["replicas"], 1, maxReplicas[gpu.IsolationNone]); ok {
 		use.Replicas = replicas
-		r.enforceable(f["replicas"].Line, path+".replicas", use)
+		r.checkReplicas(f["replicas"].Line, path+".replicas", use)
 	}
 	if use.Replicas == 1 {
-		use.Isolation = gpu.IsolationNone // one user has all of it: the device plugin starts no MPS either
+		use.Isolation = gpu.IsolationNone // a single user: the device plugin starts no MPS either
 	}
 	var entries []entry
 	for _, s := range r.devices(path+".devices", f["devices"]) {
@@ -166,7 +170,7 @@ func (r *reader) resource(path string, n *yaml.Node, use gpu.Use) []entry {
 	return entries
 }
 
-// full is the resource's name as the device plugin completes it.
+// full completes the resource's name as the device plugin does.
 func full(name string) string {
 	if strings.HasPrefix(name, resourcePrefix) {
 		return name
@@ -174,7 +178,7 @@ func full(name string) string {
 	return resourcePrefix + name
 }
 
-// notOffered says why a resource cannot be replicated.
+// notOffered returns why a resource cannot be replicated.
 func notOffered(name string) string {
 	if strings.HasPrefix(name, migPrefix) {
 		return "; a partition is for one claim here, which containers and pods can share"
@@ -182,7 +186,7 @@ func notOffered(name string) string {
 	return "; other resources of the device plugin do not exist here"
 }
 
-// renamed says whether only those get a replica who ask for a shared GPU.
+// renamed reports whether only requests for a shared GPU get a replica.
 func (r *reader) renamed(path string, n *yaml.Node, byDefault bool) bool {
 	switch {
 	case n == nil || n.Tag == "!!null" || n.Value == "":
@@ -192,11 +196,12 @@ func (r *reader) renamed(path string, n *yaml.Node, byDefault bool) bool {
 	case full(n.Value) == wholeGPU && !byDefault:
 		return false
 	}
-	r.problem(n.Line, path, "%s: want %s, the resource of the device class for shared GPUs; a name of your own belongs into the class", show(n), sharedGPU)
+	r.problem(n.Line, path, "%s: want %s, the resource of the device class for shared GPUs; a name of your own "+
+		"belongs into the class", show(n), sharedGPU)
 	return byDefault
 }
 
-// devices reads which GPUs a resource is replicated on.
+// devices reads the GPUs on which a resource is replicated.
 func (r *reader) devices(path string, n *yaml.Node) []selector {
 	switch {
 	case n == nil || n.Kind == yaml.ScalarNode && n.Value == "all":
@@ -215,7 +220,7 @@ func (r *reader) devices(path string, n *yaml.Node) []selector {
 	return []selector{{{"index", indexes}}}
 }
 
-// listed reads a list in which indexes and UUIDs may be mixed.
+// listed reads a list of indexes and UUIDs.
 func (r *reader) listed(path string, n *yaml.Node) []selector {
 	found := map[string][]value{}
 	r.list(path, n, func(path string, n *yaml.Node) {

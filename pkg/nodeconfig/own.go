@@ -17,11 +17,12 @@ const (
 	kind       = "NodeConfig"
 )
 
-// maxReplicas is how many may share a GPU: as many as an MPS server has clients (from Volta on), or as there are percents of a GPU
-// for a library or a control group to enforce. Where nothing is enforced, the limit only catches slips.
-var maxReplicas = map[gpu.Isolation]int{gpu.IsolationMPS: 48, gpu.IsolationHook: 100, gpu.IsolationCgroup: 100, gpu.IsolationNone: 1024}
+// maxReplicas limits the replicas of a GPU: an MPS server has 48 clients (from Volta on), and a hook or a cgroup
+// enforces whole percents. Without isolation, the limit only catches typing errors.
+var maxReplicas = map[gpu.Isolation]int{gpu.IsolationMPS: 48, gpu.IsolationHook: 100, gpu.IsolationCgroup: 100,
+	gpu.IsolationNone: 1024}
 
-// maxIndex is more than any machine has GPUs.
+// maxIndex is above the number of GPUs of any machine.
 const maxIndex = 1023
 
 // config reads the root of either format.
@@ -30,17 +31,18 @@ func (r *reader) config(root *yaml.Node) []entry {
 	case root == nil:
 		return nil
 	case has(root, "apiVersion", "kind", "gpus"):
-		return r.own(root)
+		return r.nodeConfig(root)
 	case has(root, "version", "flags", "resources", "sharing", "imex"):
 		return r.devicePlugin(root)
 	}
-	r.problem(root.Line, "", "%s: want a node configuration (apiVersion: %s, kind: %s, gpus: […]), or one of NVIDIA's device plugin (version: %s, sharing: {…})",
+	r.problem(root.Line, "", "%s: want a node configuration (apiVersion: %s, kind: %s, gpus: […]), or one of "+
+		"NVIDIA's device plugin (version: %s, sharing: {…})",
 		show(root), apiVersion, kind, devicePluginVersion)
 	return nil
 }
 
-// own reads the driver's own format.
-func (r *reader) own(root *yaml.Node) []entry {
+// nodeConfig reads a NodeConfig, the driver's own format.
+func (r *reader) nodeConfig(root *yaml.Node) []entry {
 	f := r.fields("", root, "apiVersion", "kind", "gpus")
 	r.constant(root, f, "apiVersion", apiVersion)
 	r.constant(root, f, "kind", kind)
@@ -75,20 +77,21 @@ func (r *reader) entry(path string, n *yaml.Node) entry {
 	if n := f["hook"]; n != nil {
 		e.use.Hook.Path = r.library(path+".hook", n)
 	}
-	e.use.SharedOnly = r.yes(path+".sharedOnly", f["sharedOnly"])
-	e.use.OnePerClaim = r.yes(path+".onePerClaim", f["onePerClaim"])
+	e.use.SharedOnly = r.boolean(path+".sharedOnly", f["sharedOnly"])
+	e.use.OnePerClaim = r.boolean(path+".onePerClaim", f["onePerClaim"])
 	if len(r.problems) == before {
-		r.agree(path, f, e.use)
+		r.checkEntry(path, f, e.use)
 	}
 	return e
 }
 
-// selector reads which GPUs an entry is for.
+// selector reads the GPUs that an entry selects.
 func (r *reader) selector(path string, n *yaml.Node) selector {
 	names := []string{"product", "uuid", "index", "architecture"}
 	f := r.fields(path, n, names...)
 	if n.Kind == yaml.MappingNode && len(n.Content) == 0 {
-		r.problem(n.Line, path, "empty: want one or more of %s; an entry for every GPU has no select", strings.Join(names, ", "))
+		r.problem(n.Line, path, "empty: want one or more of %s; an entry for every GPU has no select",
+			strings.Join(names, ", "))
 	}
 	s := selector{}
 	for _, name := range names {
@@ -112,7 +115,7 @@ func (r *reader) values(path string, n *yaml.Node, attribute string) []value {
 	return all
 }
 
-// value reads one value, none when it makes no sense.
+// value reads one value, none if it is invalid.
 func (r *reader) value(path string, n *yaml.Node, attribute string) []value {
 	var pattern string
 	var ok bool
@@ -136,7 +139,8 @@ func (r *reader) value(path string, n *yaml.Node, attribute string) []value {
 func (r *reader) uuid(path string, n *yaml.Node) (string, bool) {
 	text, ok := r.text(path, n)
 	if ok && (!strings.HasPrefix(text, "GPU-") || strings.Contains(text, "*")) {
-		r.problem(n.Line, path, "%q: want the UUID of a whole GPU, such as GPU-5f2a1c7e-…; its partitions have no configuration of their own", text)
+		r.problem(n.Line, path, "%q: want the UUID of a whole GPU, such as GPU-5f2a1c7e-…; its partitions have no "+
+			"configuration of their own", text)
 		return "", false
 	}
 	return text, ok
@@ -162,7 +166,7 @@ func (r *reader) sharing(path string, n *yaml.Node) (gpu.Sharing, int) {
 	return gpu.Fractional, 0
 }
 
-// partitions reads a word. There is none for the default: that is to leave the field out.
+// partitions reads a word. The default has no word: it is a missing field.
 func (r *reader) partitions(path string, n *yaml.Node) gpu.Partitions {
 	var p gpu.Partitions
 	if n.Kind != yaml.ScalarNode || p.UnmarshalText([]byte(n.Value)) != nil || p == gpu.PartitionsAuto {
@@ -172,7 +176,7 @@ func (r *reader) partitions(path string, n *yaml.Node) gpu.Partitions {
 	return p
 }
 
-// library reads where the CUDA interposer is.
+// library reads the path of the CUDA interposer.
 func (r *reader) library(at string, n *yaml.Node) string {
 	f := r.fields(at, n, "library")
 	if f == nil {
@@ -189,28 +193,30 @@ func (r *reader) library(at string, n *yaml.Node) string {
 	return text
 }
 
-// agree notes fields of an entry that make no sense together.
-func (r *reader) agree(path string, f map[string]*yaml.Node, use gpu.Use) {
+// checkEntry reports conflicting fields of an entry.
+func (r *reader) checkEntry(path string, f map[string]*yaml.Node, use gpu.Use) {
 	if use.Sharing == gpu.Replicated {
-		r.enforceable(f["sharing"].Line, path+".sharing.replicated", use)
+		r.checkReplicas(f["sharing"].Line, path+".sharing.replicated", use)
 	}
 	switch isolation, hook := f["isolation"], f["hook"]; {
 	case isolation != nil && use.Sharing == gpu.Exclusive:
-		r.problem(isolation.Line, path+".isolation", "an exclusive GPU has one user and nothing to isolate: leave it out")
+		r.problem(isolation.Line, path+".isolation", "an exclusive GPU has one user and nothing to isolate: leave it "+
+			"out")
 	case hook != nil && use.Isolation != gpu.IsolationHook:
 		r.problem(hook.Line, path+".hook", "only isolation: hook has a library")
 	case hook == nil && use.Isolation == gpu.IsolationHook:
-		r.problem(isolation.Line, path+".hook", "missing: isolation: hook wants hook: {library: PATH}, a CUDA interposer on the node")
+		r.problem(isolation.Line, path+".hook", "missing: isolation: hook wants hook: {library: PATH}, a CUDA "+
+			"interposer on the node")
 	}
 	for _, name := range []string{"sharedOnly", "onePerClaim"} {
-		if n := f[name]; r.yes(path+"."+name, n) && use.Sharing != gpu.Replicated {
+		if n := f[name]; r.boolean(path+"."+name, n) && use.Sharing != gpu.Replicated {
 			r.problem(n.Line, path+"."+name, "is for sharing: {replicated: N}, and sharing is %s here", use.Sharing)
 		}
 	}
 }
 
-// enforceable notes more replicas than the isolation can keep apart.
-func (r *reader) enforceable(line int, path string, use gpu.Use) {
+// checkReplicas reports more replicas than the isolation supports.
+func (r *reader) checkReplicas(line int, path string, use gpu.Use) {
 	most := maxReplicas[use.Isolation]
 	if use.Replicas <= most {
 		return

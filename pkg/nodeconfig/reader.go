@@ -16,7 +16,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// A reader goes on after a mistake, so that all of them are reported at once.
+// A reader continues after a mistake, so that it reports all of them at once.
 type reader struct {
 	problems []problem
 	warnings []string
@@ -27,12 +27,12 @@ type problem struct {
 	text string
 }
 
-// problem notes a mistake: where it is, what it is, what is accepted.
+// problem reports a mistake: where it is, what it is, what is accepted.
 func (r *reader) problem(line int, path, format string, args ...any) {
 	r.problems = append(r.problems, problem{line, at(line, path, format, args...)})
 }
 
-// warning notes what has no effect.
+// warning reports a setting without effect.
 func (r *reader) warning(line int, path, format string, args ...any) {
 	r.warnings = append(r.warnings, at(line, path, format, args...))
 }
@@ -45,7 +45,7 @@ func at(line int, path, format string, args ...any) string {
 	return fmt.Sprintf("line %d: %s", line, text)
 }
 
-// err is every mistake so far in the order of the text, nil when there is none.
+// err returns all mistakes in the order of the text, nil if there are none.
 func (r *reader) err() error {
 	slices.SortStableFunc(r.problems, func(a, b problem) int { return cmp.Compare(a.line, b.line) })
 	var errs []error
@@ -55,7 +55,7 @@ func (r *reader) err() error {
 	return errors.Join(errs...)
 }
 
-// document is the root of the one YAML document in the text, nil when there is none to read.
+// document returns the root of the only YAML document in the text, nil if it cannot be read.
 func (r *reader) document(text []byte) *yaml.Node {
 	documents, err := parse(text)
 	switch {
@@ -71,7 +71,7 @@ func (r *reader) document(text []byte) *yaml.Node {
 	return nil
 }
 
-// parse reads every YAML document in the text.
+// parse parses all YAML documents in the text.
 func parse(text []byte) ([]*yaml.Node, error) {
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	for documents := []*yaml.Node{}; ; {
@@ -85,10 +85,11 @@ func parse(text []byte) ([]*yaml.Node, error) {
 	}
 }
 
-// syntaxError begins what the parser says. Its line is often that of the block around the mistake, or one too low.
+// syntaxError matches the start of the parser's message. Its line is often that of the block around the mistake, or one
+// too low.
 var syntaxError = regexp.MustCompile(`^yaml: (line \d+: )?`)
 
-// wrongLine is the first line that makes no sense after those before it, searched in the first thousand.
+// wrongLine returns the first line up to which the text does not parse, among the first thousand.
 func wrongLine(text []byte) int {
 	lines := bytes.SplitAfterN(text, []byte("\n"), 1000)
 	for n := len(lines) - 1; n > 0; n-- {
@@ -99,7 +100,7 @@ func wrongLine(text []byte) int {
 	return 1
 }
 
-// fields are the values of a map by name, none of them nil.
+// fields returns the values of a map by name, none of them nil.
 func (r *reader) fields(path string, n *yaml.Node, accepted ...string) map[string]*yaml.Node {
 	if n.Kind != yaml.MappingNode {
 		r.problem(n.Line, path, "%s: want a map with the fields %s", show(n), strings.Join(accepted, ", "))
@@ -131,7 +132,7 @@ func (r *reader) list(path string, n *yaml.Node, item func(path string, n *yaml.
 	}
 }
 
-// text is a string that is not empty.
+// text reads a non-empty string.
 func (r *reader) text(path string, n *yaml.Node) (string, bool) {
 	if n.Kind != yaml.ScalarNode || n.Value == "" || n.Tag == "!!null" {
 		r.problem(n.Line, path, "%s: want a string", show(n))
@@ -140,7 +141,7 @@ func (r *reader) text(path string, n *yaml.Node) (string, bool) {
 	return n.Value, true
 }
 
-// number is a whole number in a range.
+// number reads an integer in a range.
 func (r *reader) number(path string, n *yaml.Node, least, most int) (int, bool) {
 	v, err := strconv.Atoi(n.Value)
 	if n.Kind != yaml.ScalarNode || err != nil || v < least || v > most {
@@ -150,8 +151,8 @@ func (r *reader) number(path string, n *yaml.Node, least, most int) (int, bool) 
 	return v, true
 }
 
-// yes is true or false; a field that is not there (nil) is false.
-func (r *reader) yes(path string, n *yaml.Node) bool {
+// boolean reads true or false; a missing field (nil) is false.
+func (r *reader) boolean(path string, n *yaml.Node) bool {
 	if n == nil {
 		return false
 	}
@@ -162,7 +163,7 @@ func (r *reader) yes(path string, n *yaml.Node) bool {
 	return v
 }
 
-// constant notes a value that is not the only one accepted.
+// constant reports a field that is missing or does not have the only accepted value.
 func (r *reader) constant(parent *yaml.Node, fields map[string]*yaml.Node, name, want string) {
 	if n := fields[name]; n == nil {
 		r.problem(parent.Line, name, "missing: want %s", want)
@@ -178,7 +179,7 @@ func resolve(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// has says whether a map has any of the fields.
+// has reports whether a map has any of the fields.
 func has(n *yaml.Node, names ...string) bool {
 	for i := 0; n.Kind == yaml.MappingNode && i < len(n.Content); i += 2 {
 		if slices.Contains(names, n.Content[i].Value) {
@@ -188,7 +189,7 @@ func has(n *yaml.Node, names ...string) bool {
 	return false
 }
 
-// show is the node as a person finds it in the text.
+// show formats the node as it looks in the text.
 func show(n *yaml.Node) string {
 	switch {
 	case n.Kind == yaml.MappingNode:

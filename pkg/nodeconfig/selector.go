@@ -11,7 +11,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// A selector selects the GPUs that meet all of its criteria. Without any it selects every GPU.
+// A selector selects the GPUs that meet all its criteria. Without criteria it selects every GPU.
 type selector []criterion
 
 // A criterion is met by a GPU with any of the values.
@@ -20,14 +20,14 @@ type criterion struct {
 	values    []value
 }
 
-// A value is a pattern, in which "*" stands for any text, and where it was read.
+// A value is a pattern, in which "*" matches any text, and its position in the configuration.
 type value struct {
 	line    int
 	path    string
 	pattern string
 }
 
-// attributes are what GPUs can be selected by.
+// attributes are the attributes that select GPUs.
 var attributes = map[string]func(gpu.Device) string{
 	"product":      func(d gpu.Device) string { return d.Product.Name },
 	"uuid":         func(d gpu.Device) string { return string(d.UUID) },
@@ -43,32 +43,33 @@ func (c criterion) matches(d gpu.Device) bool {
 	return slices.ContainsFunc(c.values, func(v value) bool { return glob(v.pattern, attributes[c.attribute](d)) })
 }
 
-// covers says whether s certainly selects every GPU that other selects.
+// covers reports whether s certainly selects every GPU that other selects.
 func (s selector) covers(other selector) bool {
 	return !slices.ContainsFunc(s, func(c criterion) bool { return !slices.ContainsFunc(other, c.covers) })
 }
 
 func (c criterion) covers(other criterion) bool {
 	return c.attribute == other.attribute && !slices.ContainsFunc(other.values, func(v value) bool {
-		// A "*" of the other pattern, taken as a letter, can only be covered by a "*".
+		// A "*" of the other pattern is compared as a character, so only a "*" covers it.
 		return !slices.ContainsFunc(c.values, func(w value) bool { return glob(w.pattern, v.pattern) })
 	})
 }
 
-// absent are the values that none of the GPUs has.
+// absent reports the values that no GPU has.
 func (s selector) absent(devices []gpu.Device) []string {
 	var out []string
 	for _, c := range s {
 		for _, v := range c.values {
 			if one := (criterion{c.attribute, []value{v}}); !slices.ContainsFunc(devices, one.matches) {
-				out = append(out, fmt.Sprintf("line %d: %s: no GPU of this node has the %s %s", v.line, v.path, c.attribute, v.pattern))
+				out = append(out, fmt.Sprintf("line %d: %s: no GPU of this node has the %s %s", v.line, v.path,
+					c.attribute, v.pattern))
 			}
 		}
 	}
 	return out
 }
 
-// glob says whether the text is what the pattern describes.
+// glob reports whether the text matches the pattern.
 func glob(pattern, text string) bool {
 	parts := strings.Split(pattern, "*")
 	last := len(parts) - 1

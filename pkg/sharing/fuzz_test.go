@@ -17,25 +17,31 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
-// FuzzDecode looks for parameters that make the reader of configurations panic, or that it accepts and Prepare does not: what a claim
-// may say is decided when it is typed. Prepare may only refuse what it alone knows: how much memory the GPU has, and which GPUs there are.
+// FuzzDecode looks for parameters that make the reader of configurations panic, or that it accepts and Prepare does
+// not: what a claim may say is decided when it is typed. Prepare may only refuse what it alone knows: how much memory
+// the GPU has, and which GPUs there are.
 func FuzzDecode(f *testing.F) {
 	const head = `{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"`
 	for _, seed := range []string{
-		head + `}`, `{}`, `null`, `[]`, `"`, head + `, "sharing": null}`, head + `, "sharing": {"strategy": "TimeSlicing"}}`,
+		head + `}`, `{}`, `null`, `[]`, `"`, head + `, "sharing": null}`,
+		head + `, "sharing": {"strategy": "TimeSlicing"}}`,
 		head + `, "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {}}}`,
 		head + `, "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}}`,
 		head + `, "sharing": {"strategy": "MPS"}, "environment": {"A": "b"}}`,
-		head + `, "sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": "10Gi", "multiUser": true}}}`,
-		head + `, "sharing": {"strategy": "MPS", "mpsConfig": {"defaultPerDevicePinnedMemoryLimit": {"0": "1Gi", "GPU-1": 5e9}}}}`,
-		head + `, "sharing": {"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "9223372036854775807"}}}`,
+		head +
+			`, "sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": "10Gi", "multiUser": true}}}`,
+		head +
+			`, "sharing": {"strategy": "MPS", "mpsConfig": {"defaultPerDevicePinnedMemoryLimit": {"0": "1Gi", "GPU-1": 5e9}}}}`,
+		head +
+			`, "sharing": {"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "9223372036854775807"}}}`,
 		`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "MigDeviceConfig", "sharing": {"strategy": "MPS"}}`,
 		`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "VfioDeviceConfig", "iommu": {}}`,
 	} {
 		f.Add([]byte(seed))
 	}
 	const driver, memory = "gpu.nvidia.com", 80 << 30
-	d := gpu.Device{Name: "gpu-3b-00-0", Type: gpu.TypeGPU, UUID: "GPU-1", Memory: memory, Use: gpu.Use{Sharing: gpu.Exclusive}}
+	d := gpu.Device{Name: "gpu-3b-00-0", Type: gpu.TypeGPU, UUID: "GPU-1", Memory: memory,
+		Use: gpu.Use{Sharing: gpu.Exclusive}}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		config, err := api.Decode(raw, nil)
 		if err != nil {
@@ -46,9 +52,12 @@ func FuzzDecode(f *testing.F) {
 		}
 		claim := &resourceapi.ResourceClaim{}
 		claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: driver, Pool: "node", Device: d.Name}},
-			Config: []resourceapi.DeviceAllocationConfiguration{{Source: resourceapi.AllocationConfigSourceClaim, DeviceConfiguration: resourceapi.DeviceConfiguration{
-				Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driver, Parameters: runtime.RawExtension{Raw: raw}}}}},
+			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: driver, Pool: "node",
+				Device: d.Name}},
+			Config: []resourceapi.DeviceAllocationConfiguration{{Source: resourceapi.AllocationConfigSourceClaim,
+				DeviceConfiguration: resourceapi.DeviceConfiguration{
+					Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driver,
+						Parameters: runtime.RawExtension{Raw: raw}}}}},
 		}}
 		results, err := allocation.Results(claim, driver)
 		if err != nil {
@@ -56,7 +65,8 @@ func FuzzDecode(f *testing.F) {
 		}
 		mps := config.Sharing.MPS
 		onlyTheNodeKnows := mps != nil && (mps.Memory > memory || len(mps.MemoryPerDevice) > 0)
-		if _, err := sharing.NewPlan(results, inventory.Inventory{d}, nil); err != nil && (!onlyTheNodeKnows || !errors.Is(err, sharing.ErrRefused)) {
+		if _, err := sharing.NewPlan(results, inventory.Inventory{d}, nil); err != nil &&
+			(!onlyTheNodeKnows || !errors.Is(err, sharing.ErrRefused)) {
 			t.Fatalf("%s: Decode accepts it, Prepare does not: %v", raw, err)
 		}
 	})

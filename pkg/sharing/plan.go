@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sharing decides what a claim gets of the GPUs that were allocated to it. It only decides: nothing is touched here.
+// Package sharing plans how a claim uses its allocated GPUs: settings, partitions, limits and MPS daemons. It only
+// decides and changes nothing.
+//
+// Each kind of isolation has a file of its own: isolation_mps.go, isolation_hook.go and isolation_cgroup.go.
 package sharing
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 
@@ -17,26 +19,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
-var (
-	// ErrInUse means that other claims hold the device, or too much of it. The message names them.
-	ErrInUse = errors.New("device in use")
-	// ErrGone means that the allocated device is not on this node, or not any more. The message names it.
-	ErrGone = errors.New("no such device on this node")
-	// ErrAdminOnly means that the device is for requests with admin access and this one has none. The message says how to get it.
-	ErrAdminOnly = errors.New("device is for admin access only")
-	// ErrConflict means that another claim has a share of the device with other settings. The message names it and both settings.
-	ErrConflict = errors.New("settings of another claim are in force")
-	// ErrRefused means that the device cannot be given as the claim's configuration wants it. The message says what can.
-	ErrRefused = errors.New("configuration refused")
-	// ErrTooLarge is ErrRefused, and in the same words, for a limit above what the device has: a larger one may accept it.
-	ErrTooLarge error = tooLarge{ErrRefused}
-)
-
-type tooLarge struct{ error }
-
-func (e tooLarge) Unwrap() error { return e.error }
-
-// Claim names a claim. Its UID alone identifies it; the rest is for people.
+// Claim names a claim. The UID identifies it; namespace and name are for people.
 type Claim struct {
 	Namespace string    `json:"namespace"`
 	Name      string    `json:"name"`
@@ -45,7 +28,7 @@ type Claim struct {
 
 func (c Claim) String() string { return c.Namespace + "/" + c.Name }
 
-// Plan is what a claim gets. It is part of the record on disk: its JSON is a format that has to be readable for ever.
+// Plan is what a claim gets. It is part of the record on disk, so its JSON must stay readable by later versions.
 type Plan struct {
 	Assignments []Assignment `json:"assignments"`
 }
@@ -56,49 +39,35 @@ type Assignment struct {
 	Pool        string            `json:"pool"`
 	Device      string            `json:"device"`
 	ShareID     types.UID         `json:"shareID,omitempty"`
-	GPU         gpu.UUID          `json:"gpu"`                   // the physical GPU that is touched; empty for the monitor device
+	GPU         gpu.UUID          `json:"gpu"`                   // the physical GPU; empty for the monitor device
 	Environment map[string]string `json:"environment,omitempty"` // from the claim's configuration
-	// AdminAccess means that the device is looked after and not held: others have it, or may get it.
+	// AdminAccess means that the device is monitored and not held: other claims may hold it.
 	AdminAccess bool `json:"adminAccess,omitempty"`
 
-	// Partition is the part of the GPU that is touched; nil: not one of its partitions.
+	// Partition is the assigned partition of the GPU; nil: none.
 	Partition *Partition `json:"partition,omitempty"`
 	// Share is the part of the device that the claim holds; nil: all of it, alone.
 	Share *Share `json:"share,omitempty"`
-	// Settings are what the physical GPU has to be set to for as long as this is held.
+	// Settings are those of the physical GPU while the claim holds it.
 	Settings gpu.Settings `json:"settings,omitzero"`
-	// At most one of these keeps containers within limits; none: nothing does.
-	MPS    *Client `json:"mps,omitempty"`
-	Hook   *Hook   `json:"hook,omitempty"`
-	Cgroup *Cgroup `json:"cgroup,omitempty"`
-	// Unenforced means that the claim itself chose to have its share counted and not enforced.
+	// Isolation keeps the containers within their limits.
+	Isolation
+	// Unenforced means that the claim chose a share that is counted but not enforced.
 	Unenforced bool `json:"unenforced,omitempty"`
-	// Unsliced means that the claim asked for time slices, which a partition does not have.
+	// Unsliced means that the claim asked for time slices on a partition, which has none.
 	Unsliced bool `json:"unsliced,omitempty"`
+
+	// CDI are the qualified names of the CDI devices that give a container the device; set when the claim is prepared.
+	CDI []string `json:"-"` // package checkpoint writes them
 }
 
-// Partition is a partition of a GPU.
-type Partition struct {
-	gpu.Placement
-	UUID   gpu.UUID `json:"uuid,omitempty"`   // empty: not made yet
-	Static bool     `json:"static,omitempty"` // somebody else has made it
-	// Begun means that it may be there, made for the claim, also when its UUID is not known. Before, whatever is there is somebody else's.
-	Begun bool `json:"begun,omitempty"`
-}
+// IsMonitor reports whether the assignment is the monitor device: all GPUs that exist when a container starts.
+func (a Assignment) IsMonitor() bool { return a.Device == inventory.Monitor }
 
-// MayExist says whether there may be such a partition, made for the claim.
-func (p Partition) MayExist() bool { return p.Begun || p.UUID != "" }
-
-// Monitors says whether the assignment is for all GPUs of the node, whichever there are when a container starts.
-func (a Assignment) Monitors() bool { return a.Device == inventory.Monitor }
-
-// ChangesHardware says whether something of the GPU has to be changed before containers use it, and changed back afterwards.
+// ChangesHardware reports whether the GPU must be changed before containers use it, and changed back afterwards.
 func (a Assignment) ChangesHardware() bool {
 	return a.Settings != gpu.Settings{} || a.MPS != nil || a.MakesPartition()
 }
-
-// MakesPartition says whether the partition is made for the claim, and removed after it.
-func (a Assignment) MakesPartition() bool { return a.Partition != nil && !a.Partition.Static }
 
 // Holder is another claim and what it holds.
 type Holder struct {
@@ -106,9 +75,9 @@ type Holder struct {
 	Plan  Plan
 }
 
-// NewPlan gives every result its GPU, or its share of one; a result with admin access gets it beside whoever has it, and the monitor
-// device only so. It refuses what other claims hold, what does not go together with what they have set, and what is not there; the
-// error reports every such device.
+// NewPlan assigns a GPU, a partition or a share to every result. Admin access ignores other holders of the device; the
+// monitor device requires admin access. A result is refused if other claims hold the device, if their settings
+// conflict, or if the device is missing. The error joins one Refusal for each refused result.
 func NewPlan(results []allocation.Result, inv inventory.Inventory, others []Holder) (Plan, error) {
 	var plan Plan
 	var errs []error
@@ -122,7 +91,7 @@ func NewPlan(results []allocation.Result, inv inventory.Inventory, others []Hold
 			err = fits(assignment, inv, occupants(assignment, others, plan))
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("request %s: %w", r.Request, err))
+			errs = append(errs, about(err, r.Request, r.Device))
 			continue
 		}
 		plan.Assignments = append(plan.Assignments, assignment)
@@ -134,51 +103,45 @@ func NewPlan(results []allocation.Result, inv inventory.Inventory, others []Hold
 	return plan, nil
 }
 
-// assign finds what was allocated, whoever has it, and what it takes to use it as the claim wants.
-// Errors: ErrGone, ErrAdminOnly, ErrRefused.
+// assign finds the allocated device and what its use by the claim takes. It does not look at other holders.
 func assign(r allocation.Result, inv inventory.Inventory, groups []mpsGroup) (Assignment, error) {
 	a := Assignment{Request: r.Request, Pool: r.Pool, Device: r.Device, ShareID: r.ShareID,
 		Environment: r.Config.Environment, AdminAccess: r.AdminAccess}
-	if a.Monitors() && !a.AdminAccess {
-		return Assignment{}, fmt.Errorf("device %s gives every GPU of the node: set adminAccess: true in the request, in a namespace with the label %s=true: %w",
-			r.Device, resourceapi.DRAAdminNamespaceLabelKey, ErrAdminOnly)
+	if a.IsMonitor() && !a.AdminAccess {
+		return Assignment{}, refuse(ErrAdminOnly, "gives every GPU of the node: set adminAccess: true in the request, "+
+			"in a namespace with the label %s=true", resourceapi.DRAAdminNamespaceLabelKey)
 	}
-	if a.Monitors() && len(inv.Present()) > 0 {
+	if a.IsMonitor() && len(inv.Present()) > 0 {
 		return a, nil
 	}
 	device, ok := inv.Find(r.Device)
 	if !ok || device.Lost {
-		return Assignment{}, fmt.Errorf("device %s: %w", r.Device, ErrGone)
+		return Assignment{}, &Refusal{Kind: ErrGone}
 	}
 	a.GPU = device.UUID
 	if p := device.Partition; p != nil {
 		a.GPU, a.Partition = p.Parent, &Partition{Placement: p.Placement, UUID: p.UUID, Static: p.Static}
 	}
 	if r.AdminAccess && a.MakesPartition() {
-		return Assignment{}, fmt.Errorf("device %s: a partition that claims make and remove cannot be looked after by itself; ask for the device %s: %w",
-			r.Device, inventory.Monitor, ErrRefused)
+		return Assignment{}, refuse(ErrRefused,
+			"is a partition that claims make and remove, so it cannot be monitored "+
+				"by itself; ask for the device %s", inventory.Monitor)
 	}
 	if r.AdminAccess {
 		return a, nil
 	}
-	var err error
 	switch kindOf(r, device) {
 	case partition:
-		err = a.usePartition(r.Config.Sharing, groups)
-	case whole:
-		err = a.useWhole(r.Config.Sharing, groups)
+		return a, a.usePartition(r.Config.Sharing, groups)
 	case fraction:
-		err = a.useFraction(r, device)
+		return a, a.useFraction(r, device)
 	case replica:
-		err = a.useReplica(r, device)
+		return a, a.useReplica(r, device)
 	}
-	if err != nil {
-		return Assignment{}, fmt.Errorf("device %s: %w", r.Device, err)
-	}
-	return a, nil
+	return a, a.useWhole(r.Config.Sharing, groups)
 }
 
-// Devices are the names of the devices that the plan touches, sorted, each once. It need not hold them: see Assignment.AdminAccess.
+// Devices returns the names of the plan's devices, sorted and unique, including those with admin access.
 func (p Plan) Devices() []string {
 	names := map[string]struct{}{}
 	for _, a := range p.Assignments {
@@ -187,80 +150,27 @@ func (p Plan) Devices() []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// Monitors says whether any of the assignments does.
-func (p Plan) Monitors() bool { return slices.ContainsFunc(p.Assignments, Assignment.Monitors) }
+// GPUs returns the physical GPUs that the plan holds, sorted and unique, without those with admin access.
+func (p Plan) GPUs() []gpu.UUID {
+	ids := map[gpu.UUID]struct{}{}
+	for _, a := range p.Assignments {
+		if !a.AdminAccess {
+			ids[a.GPU] = struct{}{}
+		}
+	}
+	return slices.Sorted(maps.Keys(ids))
+}
 
-// ChangesHardware says whether any of the assignments does.
+// ChangesHardware reports whether any of the assignments does.
 func (p Plan) ChangesHardware() bool {
 	return slices.ContainsFunc(p.Assignments, Assignment.ChangesHardware)
 }
 
-// Partitions are the partitions that the plan makes, by the physical GPU, in the order of the claim.
-func (p Plan) Partitions() map[gpu.UUID][]Partition {
-	out := map[gpu.UUID][]Partition{}
-	for _, a := range p.Assignments {
-		if a.MakesPartition() {
-			out[a.GPU] = append(out[a.GPU], *a.Partition)
-		}
-	}
-	return out
-}
-
-// Unbegun is the plan as it was before any of its partitions was made.
-func (p Plan) Unbegun() Plan {
-	return p.withPartitions(func(part Partition) Partition { return Partition{Placement: part.Placement} })
-}
-
-// Begun is the plan when its partitions may be there.
-func (p Plan) Begun() Plan {
-	return p.withPartitions(func(part Partition) Partition {
-		part.Begun = true
-		return part
-	})
-}
-
-// Made is the plan with the UUIDs of its partitions.
-func (p Plan) Made(made map[gpu.Placement]gpu.UUID) Plan {
-	return p.withPartitions(func(part Partition) Partition {
-		part.UUID = made[part.Placement]
-		return part
-	})
-}
-
-// withPartitions is the plan with other partitions in place of those that it makes.
-func (p Plan) withPartitions(other func(Partition) Partition) Plan {
-	p.Assignments = slices.Clone(p.Assignments)
-	for i, a := range p.Assignments {
-		if !a.MakesPartition() {
-			continue
-		}
-		part := other(*a.Partition)
-		p.Assignments[i].Partition = &part
-		if a.MPS != nil {
-			client := *a.MPS
-			client.GPUs = []gpu.UUID{part.UUID}
-			p.Assignments[i].MPS = &client
-		}
-	}
-	return p
-}
-
-// Whole are the physical GPUs that the plan uses otherwise than by their partitions, sorted.
-func (p Plan) Whole() []gpu.UUID {
-	var ids []gpu.UUID
-	for _, a := range p.Assignments {
-		if a.Partition == nil && !a.AdminAccess {
-			ids = append(ids, a.GPU)
-		}
-	}
-	slices.Sort(ids)
-	return slices.Compact(ids)
-}
-
-// Fulfils says whether the plan is for just these results, so that a claim which was allocated anew is not answered with what it
-// had before.
+// Fulfils reports whether the plan is for exactly these results. A claim that was allocated again must not get its old
+// devices.
 func (p Plan) Fulfils(results []allocation.Result) bool {
 	return slices.EqualFunc(p.Assignments, results, func(a Assignment, r allocation.Result) bool {
-		return a.Request == r.Request && a.Pool == r.Pool && a.Device == r.Device && a.ShareID == r.ShareID && a.AdminAccess == r.AdminAccess
+		return a.Request == r.Request && a.Pool == r.Pool && a.Device == r.Device && a.ShareID == r.ShareID &&
+			a.AdminAccess == r.AdminAccess
 	})
 }

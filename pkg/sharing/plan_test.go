@@ -24,27 +24,32 @@ func TestNewPlan(t *testing.T) {
 		want    string
 	}{
 		{"a free GPU is given", "a=gpu-01-00-0", nil, "a gpu-01-00-0 GPU-1"},
-		{"two requests get two GPUs in their order", "b=gpu-02-00-0 a=gpu-01-00-0", nil, "b gpu-02-00-0 GPU-2\na gpu-01-00-0 GPU-1"},
-		{"a claim on another GPU is no hindrance", "a=gpu-02-00-0", []Holder{train}, "a gpu-02-00-0 GPU-2"},
+		{"two requests get two GPUs in their order", "b=gpu-02-00-0 a=gpu-01-00-0", nil,
+			"b gpu-02-00-0 GPU-2\na gpu-01-00-0 GPU-1"},
+		{"a claim on another GPU does not conflict", "a=gpu-02-00-0", []Holder{train}, "a gpu-02-00-0 GPU-2"},
 		{"nothing allocated gives an empty plan", "", []Holder{train}, ""},
-		{"a GPU in use is refused and its holder named", "a=gpu-01-00-0", []Holder{train},
+		{"a GPU in use is refused with its holder", "a=gpu-01-00-0", []Holder{train},
 			"error: request a: device gpu-01-00-0 is held by claim ml/train (UID uid-1): device in use"},
 		{"one GPU for two requests is refused", "a=gpu-01-00-0 b=gpu-01-00-0", nil,
 			"error: request b: device gpu-01-00-0 is held by request a of the same claim: device in use"},
-		{"a GPU that is gone is named", "a=gpu-03-00-0", nil,
+		{"a missing GPU is named", "a=gpu-03-00-0", nil,
 			"error: request a: device gpu-03-00-0: no such device on this node"},
-		{"the monitor device is not one GPU", "a=monitor!", nil, "a monitor admin"},
-		{"it is given while a GPU is taken", "a=monitor!", []Holder{train}, "a monitor admin"},
-		{"and while another has it", "a=monitor!", []Holder{exporter}, "a monitor admin"},
-		{"two shares of it in one claim", "a=monitor! b=monitor!", nil, "a monitor admin\nb monitor admin"},
-		{"who has it holds no GPU", "a=gpu-01-00-0", []Holder{exporter}, "a gpu-01-00-0 GPU-1"},
-		{"it is refused without admin access", "a=monitor", nil,
+		{"the monitor device is not a GPU", "a=monitor!", nil, "a monitor admin"},
+		{"the monitor device while a GPU is taken", "a=monitor!", []Holder{train}, "a monitor admin"},
+		{"the monitor device while another claim has it", "a=monitor!", []Holder{exporter}, "a monitor admin"},
+		{"two shares of the monitor device in one claim", "a=monitor! b=monitor!", nil,
+			"a monitor admin\nb monitor admin"},
+		{"a holder of the monitor device holds no GPU", "a=gpu-01-00-0", []Holder{exporter}, "a gpu-01-00-0 GPU-1"},
+		{"the monitor device is refused without admin access", "a=monitor", nil,
 			"error: request a: device monitor gives every GPU of the node: set adminAccess: true in the request, " +
-				"in a namespace with the label resource.kubernetes.io/admin-access=true: device is for admin access only"},
-		{"a GPU is looked after beside its holder", "a=gpu-01-00-0!", []Holder{train}, "a gpu-01-00-0 GPU-1 admin"},
-		{"and beside one's own claim on it", "a=gpu-01-00-0 b=gpu-01-00-0!", nil, "a gpu-01-00-0 GPU-1\nb gpu-01-00-0 GPU-1 admin"},
-		{"and that keeps nobody from having it", "a=gpu-02-00-0", []Holder{exporter}, "a gpu-02-00-0 GPU-2"},
-		{"a GPU that is gone cannot be looked after", "a=gpu-03-00-0!", nil, "error: request a: device gpu-03-00-0: no such device on this node"},
+				"in a namespace with the label resource.kubernetes.io/admin-access=true: device is for admin access " +
+				"only"},
+		{"admin access to a GPU in use", "a=gpu-01-00-0!", []Holder{train}, "a gpu-01-00-0 GPU-1 admin"},
+		{"admin access to a GPU of the same claim", "a=gpu-01-00-0 b=gpu-01-00-0!", nil,
+			"a gpu-01-00-0 GPU-1\nb gpu-01-00-0 GPU-1 admin"},
+		{"admin access does not block other claims", "a=gpu-02-00-0", []Holder{exporter}, "a gpu-02-00-0 GPU-2"},
+		{"admin access to a missing GPU", "a=gpu-03-00-0!", nil,
+			"error: request a: device gpu-03-00-0: no such device on this node"},
 		{"every problem is reported", "a=gpu-01-00-0 b=gpu-03-00-0", []Holder{train},
 			"error: request a: device gpu-01-00-0 is held by claim ml/train (UID uid-1): device in use\n" +
 				"request b: device gpu-03-00-0: no such device on this node"},
@@ -57,7 +62,7 @@ func TestNewPlan(t *testing.T) {
 	}
 }
 
-func TestMonitorOfANodeWhoseGPUsAreLost(t *testing.T) {
+func TestMonitorWithLostGPUs(t *testing.T) {
 	inv := inventory.New([]gpu.Device{{Name: "gpu-01-00-0", UUID: "GPU-1", Lost: true}})
 	want := "error: request a: device monitor: no such device on this node"
 	if got := planText(NewPlan(parseResults("a=monitor!"), inv, nil)); got != want {
@@ -66,7 +71,8 @@ func TestMonitorOfANodeWhoseGPUsAreLost(t *testing.T) {
 }
 
 func TestFulfils(t *testing.T) {
-	plan := Plan{Assignments: []Assignment{{Request: "a", Device: "gpu-01-00-0"}, {Request: "b", Device: "gpu-02-00-0"}}}
+	plan := Plan{Assignments: []Assignment{{Request: "a", Device: "gpu-01-00-0"},
+		{Request: "b", Device: "gpu-02-00-0"}}}
 	for results, want := range map[string]bool{
 		"a=gpu-01-00-0 b=gpu-02-00-0":  true,
 		"a=gpu-01-00-0":                false,

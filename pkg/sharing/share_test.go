@@ -3,6 +3,7 @@
 package sharing
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -17,7 +18,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
-// shareInventory has a card of 80 GiB for each way in which it may be used, named after it, and a second fractional one.
+// shareInventory has a card of 80 GiB for each way in which it may be used, named after it, and a second fractional
+// one.
 var shareInventory = func() inventory.Inventory {
 	var devices []gpu.Device
 	for name, use := range map[string]gpu.Use{
@@ -34,10 +36,11 @@ var shareInventory = func() inventory.Inventory {
 	return inventory.New(devices)
 }()
 
-// Claims come one after the other, and the last one is shown. A result is "request=device" and what was counted: ":5Gi/30" for a
-// share, ":2x" for replicas. After "|" stands the sharing of the claim's GpuConfig.
+// Claims come one after the other, and the last one is shown. A result is "request=device" and what was counted:
+// ":5Gi/30" for a share, ":2x" for replicas. After "|" stands the sharing of the claim's GpuConfig.
 func TestShares(t *testing.T) {
-	const timeSlices, long = `{"strategy":"TimeSlicing"}`, `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`
+	const timeSlices, long = `{"strategy":"TimeSlicing"}`,
+		`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`
 	const short = `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Short"}}`
 	const mps = `{"strategy":"MPS"}`
 	mpsWith := func(fields string) string { return `{"strategy":"MPS","mpsConfig":{` + fields + `}}` }
@@ -46,71 +49,114 @@ func TestShares(t *testing.T) {
 		claims []string
 		want   string
 	}{
-		{"all of a card that can be shared is a whole card", []string{"a=mps:80Gi/0"}, "a mps"},
-		{"with all its multiprocessors, too", []string{"a=mps:80Gi/100"}, "a mps"},
-		{"a share is limited by MPS", []string{"a=mps:5Gi/30"}, "a mps 5Gi/30 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M"},
-		{"a share without multiprocessors has them all", []string{"a=mps:5Gi/0"}, "a mps 5Gi/0 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M"},
-		{"a share of the multiprocessors alone has all the memory", []string{"a=mps:80Gi/30"}, "a mps 80Gi/30 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30"},
-		{"two claims on one card", []string{"a=mps:5Gi/30", "a=mps:10Gi/70"}, "a mps 10Gi/70 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=70 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M"},
+		{"all memory is a whole card", []string{"a=mps:80Gi/0"}, "a mps"},
+		{"all memory and multiprocessors are a whole card", []string{"a=mps:80Gi/100"}, "a mps"},
+		{"a share is limited by MPS", []string{"a=mps:5Gi/30"}, "a mps 5Gi/30 mode=EXCLUSIVE_PROCESS daemon=mps " +
+			"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M"},
+		{"a share of memory alone has all multiprocessors", []string{"a=mps:5Gi/0"},
+			"a mps 5Gi/0 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M"},
+		{"a share of the multiprocessors alone has all the memory", []string{"a=mps:80Gi/30"},
+			"a mps 80Gi/30 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30"},
+		{"two claims on one card", []string{"a=mps:5Gi/30", "a=mps:10Gi/70"},
+			"a mps 10Gi/70 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=70 " +
+				"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M"},
 		{"two shares of one card in one claim keep their own limits", []string{"a=mps:5Gi/30 b=mps:6Gi/0"},
-			"a mps 5Gi/30 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M\n" +
+			"a mps 5Gi/30 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30 " +
+				"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M\n" +
 				"b mps 6Gi/0 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=6144M"},
 		{"shares of several cards in one request", []string{"a=mps:5Gi/0 a=mps2:5Gi/0"},
 			"error: request a: devices mps, mps2: a process has one set of limits and talks to one MPS daemon: " +
-				"give each container one of these shares, by a claim of its own or by naming one request: configuration refused"},
+				"give each container one of these shares, by a claim of its own or by naming one request: " +
+				"configuration refused"},
 		{"shares of several cards in two requests, for two containers", []string{"a=mps:5Gi/0 b=mps2:5Gi/0"},
 			"a mps 5Gi/0 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M\n" +
 				"b mps2 5Gi/0 mode=EXCLUSIVE_PROCESS daemon=mps2 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M"},
-		{"a share beside somebody's whole card", []string{"a=mps:80Gi/0", "a=mps:5Gi/0"}, "error: request a: device mps is held by claim ns/c0 (UID c0): device in use"},
-		{"a whole card beside somebody's share", []string{"a=mps:5Gi/0", "a=mps:80Gi/0"}, "error: request a: device mps is held by claim ns/c0 (UID c0): device in use"},
+		{"a share beside a whole card", []string{"a=mps:80Gi/0", "a=mps:5Gi/0"},
+			"error: request a: device mps is held by claim ns/c0 (UID c0): device in use"},
+		{"a whole card beside a share", []string{"a=mps:5Gi/0", "a=mps:80Gi/0"},
+			"error: request a: device mps is held by claim ns/c0 (UID c0): device in use"},
 		{"more memory than the others leave", []string{"a=mps:50Gi/0", "a=mps:40Gi/0"},
-			"error: request a: device mps has 80Gi of its memory, of which claim ns/c0 (UID c0) and this claim want 90Gi: device in use"},
+			"error: request a: device mps has 80Gi of its memory, of which claim ns/c0 (UID c0) and this claim want " +
+				"90Gi: device in use"},
 		{"more multiprocessors than the others leave", []string{"a=mps:5Gi/60", "a=mps:5Gi/41"},
-			"error: request a: device mps has 100 % of its multiprocessors, of which claim ns/c0 (UID c0) and this claim want 101 %: device in use"},
-		{"a share that does without limits", []string{"a=mps:5Gi/30|" + timeSlices}, "a mps 5Gi/30 unenforced"},
-		{"and is given a time slice", []string{"a=mps:5Gi/30|" + long}, "a mps 5Gi/30 interval=Long unenforced"},
-		{"another with limits is refused", []string{"a=mps:5Gi/30|" + long, "a=mps:5Gi/30"},
-			"error: request a: device mps is shared with claim ns/c0 (UID c0), which has it with time slice Long, compute mode DEFAULT; " +
-				"this claim wants time slice Default, compute mode EXCLUSIVE_PROCESS, MPS: settings of another claim are in force"},
-		{"another with another time slice is refused", []string{"a=mps:5Gi/30|" + long, "a=mps:5Gi/30|" + short},
-			"error: request a: device mps is shared with claim ns/c0 (UID c0), which has it with time slice Long, compute mode DEFAULT; " +
+			"error: request a: device mps has 100 % of its multiprocessors, of which claim ns/c0 (UID c0) and this " +
+				"claim want 101 %: device in use"},
+		{"a share without limits", []string{"a=mps:5Gi/30|" + timeSlices}, "a mps 5Gi/30 unenforced"},
+		{"a share without limits, with a time slice", []string{"a=mps:5Gi/30|" + long},
+			"a mps 5Gi/30 interval=Long unenforced"},
+		{"a share with limits beside one without", []string{"a=mps:5Gi/30|" + long, "a=mps:5Gi/30"},
+			"error: request a: device mps is shared with claim ns/c0 (UID c0), which has it with time slice Long, " +
+				"compute mode DEFAULT; " +
+				"this claim wants time slice Default, compute mode EXCLUSIVE_PROCESS, MPS: settings of another claim " +
+				"are in force"},
+		{"shares with different time slices", []string{"a=mps:5Gi/30|" + long, "a=mps:5Gi/30|" + short},
+			"error: request a: device mps is shared with claim ns/c0 (UID c0), which has it with time slice Long, " +
+				"compute mode DEFAULT; " +
 				"this claim wants time slice Short, compute mode DEFAULT: settings of another claim are in force"},
-		{"another with the same one is not", []string{"a=mps:5Gi/30|" + long, "a=mps:5Gi/30|" + long}, "a mps 5Gi/30 interval=Long unenforced"},
-		{"MPS may be said of a share", []string{"a=mps:5Gi/0|" + mps}, "a mps 5Gi/0 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M"},
-		{"but not with other limits", []string{"a=mps:5Gi/0|" + mpsWith(`"defaultPinnedDeviceMemoryLimit":"6Gi"`)},
-			"error: request a: device mps: sharing.mpsConfig: the limits of a share are what its request asks for in capacity.requests; leave the default limits out: configuration refused"},
-		{"a share that nothing enforces", []string{"a=none:5Gi/30"}, "a none 5Gi/30"},
-		{"is not MPS", []string{"a=none:5Gi/30|" + mps}, "error: request a: device none: sharing.strategy MPS: the administrator has chosen isolation none for shares of this GPU: configuration refused"},
-		{"a share behind a hook", []string{"a=hook:5Gi/30"}, "a hook 5Gi/30 hook=/opt/libvgpu.so CUDA_DEVICE_MEMORY_LIMIT=5120m CUDA_DEVICE_SM_LIMIT=30"},
-		{"a share of a control group", []string{"a=cgroup:5Gi/0"}, "a cgroup 5Gi/0 NVIDIA_GPU_MEMORY_LIMIT=5120"},
-		{"which cannot limit multiprocessors", []string{"a=cgroup:5Gi/30"}, "error: request a: device cgroup: cores: isolation cgroup limits memory only; ask for memory alone: configuration refused"},
-		{"a share of a card that is not shared any more", []string{"a=alone:5Gi/0"},
-			"error: request a: device alone: was allocated as a share, and is exclusive by now; delete the pod, so that it is scheduled anew: configuration refused"},
-		{"more than the card has, for one claim", []string{"a=slices4:5x"},
-			"error: request a: device slices4 has 4 of its replicas, of which this claim alone want 5: configuration refused"},
+		{"shares with the same time slice", []string{"a=mps:5Gi/30|" + long, "a=mps:5Gi/30|" + long},
+			"a mps 5Gi/30 interval=Long unenforced"},
+		{"a share may set the strategy MPS", []string{"a=mps:5Gi/0|" + mps},
+			"a mps 5Gi/0 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M"},
+		{"a share may not set other MPS limits", []string{"a=mps:5Gi/0|" + mpsWith(`"defaultPinnedDeviceMemoryLimit":"6Gi"`)},
+			"error: request a: device mps: sharing.mpsConfig: the limits of a share are what its request asks for in " +
+				"capacity.requests; leave the default limits out: configuration refused"},
+		{"a share without isolation", []string{"a=none:5Gi/30"}, "a none 5Gi/30"},
+		{"a share without isolation refuses MPS", []string{"a=none:5Gi/30|" + mps},
+			"error: request a: device none: sharing.strategy MPS: the " +
+				"administrator has chosen isolation none for shares of this GPU: configuration refused"},
+		{"a share behind a hook", []string{"a=hook:5Gi/30"}, "a hook 5Gi/30 hook=/opt/libvgpu.so " +
+			"CUDA_DEVICE_MEMORY_LIMIT=5120m CUDA_DEVICE_SM_LIMIT=30"},
+		{"a share with isolation cgroup", []string{"a=cgroup:5Gi/0"}, "a cgroup 5Gi/0 NVIDIA_GPU_MEMORY_LIMIT=5120"},
+		{"a cgroup cannot limit multiprocessors", []string{"a=cgroup:5Gi/30"},
+			"error: request a: device cgroup: cores: isolation cgroup limits memory only; ask for memory alone: " +
+				"configuration refused"},
+		{"a share of a card that is no longer shared", []string{"a=alone:5Gi/0"},
+			"error: request a: device alone was allocated as a share, and is exclusive by now; delete the pod, so " +
+				"that it is scheduled anew: configuration refused"},
+		{"one claim for more than the card has", []string{"a=slices4:5x"},
+			"error: request a: device slices4 has 4 of its replicas; this claim alone wants 5 of them: " +
+				"configuration refused"},
 		{"a replica", []string{"a=slices4:1x"}, "a slices4 1x"},
-		{"a replica of MPS has an equal part", []string{"a=mps4:1x"}, "a mps4 1x mode=EXCLUSIVE_PROCESS daemon=mps4 CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=20480M"},
-		{"two replicas have two parts", []string{"a=mps4:2x"}, "a mps4 2x mode=EXCLUSIVE_PROCESS daemon=mps4 CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=40960M"},
+		{"an MPS replica has an equal part", []string{"a=mps4:1x"}, "a mps4 1x mode=EXCLUSIVE_PROCESS daemon=mps4 " +
+			"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=20480M"},
+		{"two replicas have two parts", []string{"a=mps4:2x"}, "a mps4 2x mode=EXCLUSIVE_PROCESS daemon=mps4 " +
+			"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=40960M"},
 		{"a replica may have time slices", []string{"a=slices4:1x|" + long}, "a slices4 1x interval=Long"},
-		{"one of MPS may not", []string{"a=mps4:1x|" + long}, "error: request a: device mps4: sharing.strategy TimeSlicing: the administrator has chosen isolation mps for the replicas of this GPU: configuration refused"},
-		{"nor choose MPS itself", []string{"a=slices4:1x|" + mps}, "error: request a: device slices4: sharing.strategy MPS: how the replicas of this GPU are kept apart is up to the administrator (isolation none): configuration refused"},
+		{"an MPS replica may not have time slices", []string{"a=mps4:1x|" + long},
+			"error: request a: device mps4: sharing.strategy " +
+				"TimeSlicing: the administrator has chosen isolation mps for the replicas of this GPU: configuration " +
+				"refused"},
+		{"a replica may not choose MPS", []string{"a=slices4:1x|" + mps}, "error: request a: device slices4: " +
+			"sharing.strategy MPS: how the replicas of this GPU are kept apart is up to the administrator (isolation " +
+			"none): configuration refused"},
 		{"more replicas than there are", []string{"a=slices4:3x", "a=slices4:2x"},
-			"error: request a: device slices4 has 4 of its replicas, of which claim ns/c0 (UID c0) and this claim want 5: device in use"},
-		{"two replicas where a claim may have one", []string{"a=once:1x b=once:1x"}, "error: request b: device once: the administrator allows one replica for a claim: configuration refused"},
-		{"a replica of a card that has none any more", []string{"a=replaced:1x"},
-			"error: request a: device replaced: was allocated as a replica, and is exclusive by now; delete the pod, so that it is scheduled anew: configuration refused"},
+			"error: request a: device slices4 has 4 of its replicas, of which claim ns/c0 (UID c0) and this claim " +
+				"want 5: device in use"},
+		{"two replicas with one per claim", []string{"a=once:1x b=once:1x"},
+			"error: request b: device once is limited by the administrator to one replica for a claim: configuration " +
+				"refused"},
+		{"a replica of a card that no longer has any", []string{"a=replaced:1x"},
+			"error: request a: device replaced was allocated as a replica, and is exclusive by now; delete the pod, " +
+				"so that it is scheduled anew: configuration refused"},
 		{"a whole card with a time slice", []string{"a=alone|" + long}, "a alone interval=Long"},
 		{"the default time slice changes nothing", []string{"a=alone|" + timeSlices}, "a alone"},
 		{"a whole card under MPS", []string{"a=alone|" + mps}, "a alone mode=EXCLUSIVE_PROCESS daemon=alone"},
-		{"a card that can be shared, too", []string{"a=mps:80Gi/0|" + mpsWith(`"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi"`)},
-			"a mps mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M"},
-		{"several cards have one daemon", []string{"a=alone b=mps:80Gi/0|" + mpsWith(`"defaultPerDevicePinnedMemoryLimit":{"1":"2Gi","0":"1Gi"}`)},
+		{"a shareable card under MPS", []string{"a=mps:80Gi/0|" +
+			mpsWith(`"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi"`)},
+			"a mps mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50 " +
+				"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M"},
+		{"several cards have one daemon", []string{"a=alone b=mps:80Gi/0|" +
+			mpsWith(`"defaultPerDevicePinnedMemoryLimit":{"1":"2Gi","0":"1Gi"}`)},
 			"a alone mode=EXCLUSIVE_PROCESS daemon=alone CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1024M,1=2048M\n" +
 				"b mps mode=EXCLUSIVE_PROCESS daemon=alone CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1024M,1=2048M"},
-		{"a limit for a card that the claim has not", []string{"a=alone|" + mpsWith(`"defaultPerDevicePinnedMemoryLimit":{"1":"2Gi"}`)},
-			"error: request a: device alone: sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit[1]: the configuration is for 1 devices; name them by index, from 0, or by UUID: configuration refused"},
-		{"a limit that is larger than the card", []string{"a=alone|" + mpsWith(`"defaultPinnedDeviceMemoryLimit":"81Gi"`)},
-			"error: request a: device alone: sharing.mpsConfig: a memory limit of 81Gi is more than device alone has (80Gi): configuration refused"},
+		{"a limit for a card of no request",
+			[]string{"a=alone|" + mpsWith(`"defaultPerDevicePinnedMemoryLimit":{"1":"2Gi"}`)},
+			"error: request a: device alone: sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit[1]: the " +
+				"configuration is for 1 devices; name them by index, from 0, or by UUID: configuration refused"},
+		{"a limit above the card's memory", []string{"a=alone|" +
+			mpsWith(`"defaultPinnedDeviceMemoryLimit":"81Gi"`)},
+			"error: request a: device alone: sharing.mpsConfig: a memory limit of 81Gi is more than device alone has " +
+				"(80Gi): configuration refused"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			var others []Holder
@@ -133,7 +179,7 @@ func TestShares(t *testing.T) {
 func TestPart(t *testing.T) {
 	for _, row := range []struct{ name, claim, want string }{
 		{"a whole card", "a=alone", "81920 100 true"},
-		{"a whole card of those that can be shared", "a=mps:80Gi/0", "81920 100 true"},
+		{"a whole shareable card", "a=mps:80Gi/0", "81920 100 true"},
 		{"a share", "a=mps:5Gi/30", "5120 30 true"},
 		{"a share of memory alone", "a=mps:5Gi/0", "5120 0 true"},
 		{"a replica", "a=slices4:1x", "20480 25 true"},
@@ -159,14 +205,15 @@ func TestPart(t *testing.T) {
 	}
 }
 
-func TestTwoEqualSharesAreNotOneForOneContainer(t *testing.T) {
+func TestTwoEqualShares(t *testing.T) {
 	plan, err := NewPlan(shareResults(t, "a=mps:5Gi/0 b=mps:5Gi/0"), shareInventory, nil)
-	if err != nil || !plan.Limited() || plan.CheckContainer("main", nil) == nil || plan.CheckContainer("main", []string{"b"}) != nil {
+	if err != nil || !plan.Limited() || plan.CheckContainer(Container{}) == nil ||
+		plan.CheckContainer(Container{Requests: []string{"b"}}) != nil {
 		t.Errorf("got error %v and limited: %t, want a plan whose shares are for two containers", err, plan.Limited())
 	}
 }
 
-func TestContainersThatCannotBeKeptWithinLimits(t *testing.T) {
+func TestContainersOfTwoIsolations(t *testing.T) {
 	plan, err := NewPlan(shareResults(t, "a=mps:5Gi/0 b=mps2:5Gi/0"), shareInventory, nil)
 	if err != nil || !plan.Limited() {
 		t.Fatal(err, "want a plan with limits of two kinds")
@@ -175,8 +222,60 @@ func TestContainersThatCannotBeKeptWithinLimits(t *testing.T) {
 		requests []string
 		fits     bool
 	}{{[]string{"a"}, true}, {[]string{"b"}, true}, {nil, false}, {[]string{"a", "b"}, false}} {
-		if err := plan.CheckContainer("main", row.requests); (err == nil) != row.fits {
+		if err := plan.CheckContainer(Container{Name: "main", Requests: row.requests}); (err == nil) != row.fits {
 			t.Errorf("requests %v: got %v, want it to fit: %t", row.requests, err, row.fits)
+		}
+	}
+}
+
+// TestContainersWithOtherClaims: what keeps a container within a share would hold, or fail to hold, for the
+// devices of other claims.
+func TestContainersWithOtherClaims(t *testing.T) {
+	other := []string{"device gpu-9 of claim other"}
+	for _, row := range []struct {
+		claim    string
+		requests []string
+		others   []string
+		fits     bool
+	}{
+		{"a=mps:5Gi/0", nil, nil, true},
+		{"a=mps:5Gi/0", nil, other, false},
+		{"a=hook:5Gi/30", nil, other, false},
+		{"a=cgroup:5Gi/0", nil, other, false},
+		{"a=mps4:1x", nil, other, false},
+		{`a=alone|{"strategy":"MPS"}`, nil, other, false},
+		{"a=none:5Gi/30", nil, other, true}, // nothing is enforced
+		{"a=alone", nil, other, true},
+		{"a=mps:5Gi/0 b=alone", []string{"b"}, other, true},
+		{"a=mps:5Gi/0 b=alone", []string{"a"}, other, false},
+	} {
+		plan, err := NewPlan(shareResults(t, row.claim), shareInventory, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = plan.CheckContainer(Container{Name: "main", Requests: row.requests, Others: row.others})
+		if fits := err == nil; fits != row.fits || !fits && !errors.Is(err, ErrRefused) {
+			t.Errorf("%s, requests %v beside %v: got error %v, want it to fit: %t", row.claim, row.requests, row.others,
+				err, row.fits)
+		}
+		if !row.fits && !strings.Contains(err.Error(), other[0]) {
+			t.Errorf("%s: the error does not name the other device: %v", row.claim, err)
+		}
+	}
+}
+
+func TestContainersWithOwnSharedMemory(t *testing.T) {
+	for _, row := range []struct {
+		claim string
+		fits  bool
+	}{{"a=mps:5Gi/0", false}, {`a=alone|{"strategy":"MPS"}`, false}, {"a=hook:5Gi/30", true}, {"a=none:5Gi/30", true},
+		{"a=alone", true}} {
+		plan, err := NewPlan(shareResults(t, row.claim), shareInventory, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := plan.CheckContainer(Container{Name: "main", OwnSharedMemory: true}); (err == nil) != row.fits {
+			t.Errorf("%s: got error %v, want it to fit: %t", row.claim, err, row.fits)
 		}
 	}
 }
@@ -201,7 +300,7 @@ func TestDaemonOfSeveralClaims(t *testing.T) {
 		{"with a larger one", small, []Holder{{Plan: large}}, "mps 30% 10Gi"},
 		{"with one that has all multiprocessors", small, []Holder{{Plan: all}}, "mps 0% 7Gi"},
 		{"the order does not matter", all, []Holder{{Plan: large}, {Plan: small}}, "mps 0% 10Gi"},
-		{"one on another card is none of it", small, []Holder{{Plan: plan("a=mps2:10Gi/0")}}, "mps 30% 5Gi"},
+		{"a claim on another card is ignored", small, []Holder{{Plan: plan("a=mps2:10Gi/0")}}, "mps 30% 5Gi"},
 	} {
 		daemons := Daemons(row.plan.DaemonIDs(), append(row.others, Holder{Plan: row.plan}))
 		if len(daemons) != 1 || !daemons[0].MultiUser {
@@ -214,19 +313,65 @@ func TestDaemonOfSeveralClaims(t *testing.T) {
 	}
 }
 
-func TestSettingsOfAGPU(t *testing.T) {
-	p, err := NewPlan(shareResults(t, "a=mps:5Gi/30 b=alone"), shareInventory, nil)
-	if err != nil {
-		t.Fatal(err)
+func TestState(t *testing.T) {
+	plan := func(claim string) Plan {
+		p, err := NewPlan(shareResults(t, claim), shareInventory, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
 	}
-	if got := fmt.Sprint(p.Changed()); got != "[GPU-mps]" {
-		t.Errorf("changed: got %s, want the shared GPU alone", got)
+	const long = `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`
+	partition := func(uuid gpu.UUID) Plan {
+		return Plan{Assignments: []Assignment{{GPU: "GPU-mig", Partition: &Partition{UUID: uuid}}}}
 	}
-	if got := Settings(p.Changed(), []Holder{{Plan: p}}); got["GPU-mps"].Mode != gpu.ExclusiveProcess {
-		t.Errorf("held: got %v, want EXCLUSIVE_PROCESS", got)
+	dynamic := inventory.New([]gpu.Device{{UUID: "GPU-mig", Use: gpu.Use{Partitions: gpu.PartitionsDynamic}}})
+	text := func(s gpu.State) string {
+		out := fmt.Sprint("MIG ", s.MIG)
+		if s.Settings != nil {
+			out += fmt.Sprintf(", time slice %q, compute mode %q", s.Settings.Interval, s.Settings.Mode)
+		}
+		return out
 	}
-	if got := Settings(p.Changed(), nil); got["GPU-mps"] != (gpu.Settings{}) {
-		t.Errorf("held by nobody: got %v, want the factory's settings", got)
+	for _, row := range []struct {
+		name   string
+		id     gpu.UUID
+		plan   Plan
+		others []Plan
+		held   string // while the claim holds the GPU
+		after  string // when it is released
+	}{
+		{"a whole GPU", "GPU-alone", plan("a=alone"), nil, "MIG unchanged", "MIG unchanged"},
+		{"a share", "GPU-mps", plan("a=mps:5Gi/30"), nil,
+			"MIG unchanged, time slice \"\", compute mode \"EXCLUSIVE_PROCESS\"",
+			"MIG unchanged, time slice \"\", compute mode \"\""},
+		{"one of two shares", "GPU-mps", plan("a=mps:5Gi/30"), []Plan{plan("a=mps:5Gi/30")},
+			"MIG unchanged, time slice \"\", compute mode \"EXCLUSIVE_PROCESS\"", "MIG unchanged"},
+		{"a time slice", "GPU-alone", plan("a=alone|" + long), nil,
+			"MIG unchanged, time slice \"Long\", compute mode \"\"", "MIG unchanged, time slice \"Default\", compute " +
+				"mode \"\""},
+		{"admin access", "GPU-alone", Plan{Assignments: []Assignment{{GPU: "GPU-alone", AdminAccess: true,
+			Settings: gpu.Settings{Mode: gpu.ExclusiveProcess}}}}, nil,
+			"MIG unchanged", "MIG unchanged"},
+		{"a partition to create", "GPU-mig", partition(""), nil, "MIG on", "MIG off if unused"},
+		{"a created partition", "GPU-mig", partition("MIG-1"), nil, "MIG unchanged", "MIG off if unused"},
+		{"one of two partitions", "GPU-mig", partition("MIG-1"), []Plan{partition("MIG-2")}, "MIG unchanged",
+			"MIG unchanged"},
+		{"a partitionable GPU as a whole", "GPU-mig", Plan{Assignments: []Assignment{{GPU: "GPU-mig"}}},
+			nil, "MIG off", "MIG unchanged"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			var others []Holder
+			for _, p := range row.others {
+				others = append(others, Holder{Plan: p})
+			}
+			if got := text(State(row.id, append([]Holder{{Plan: row.plan}}, others...), dynamic)); got != row.held {
+				t.Errorf("held: got %s, want %s", got, row.held)
+			}
+			if got := text(StateWithout(row.id, row.plan, others)); got != row.after {
+				t.Errorf("released: got %s, want %s", got, row.after)
+			}
+		})
 	}
 }
 
@@ -236,7 +381,8 @@ func shareResults(t *testing.T, claim string) []allocation.Result {
 	var config api.Config
 	if configured {
 		var err error
-		config, err = api.Decode([]byte(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":`+sharing+`}`), field.NewPath("p"))
+		config, err = api.Decode([]byte(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":`+
+			sharing+`}`), field.NewPath("p"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -282,12 +428,11 @@ func sharesText(plan Plan, err error) string {
 		}
 		switch {
 		case a.MPS != nil:
-			words = append(append(words, "daemon="+a.MPS.Daemon), a.MPS.Env()...)
+			words = append(words, "daemon="+a.MPS.Daemon)
 		case a.Hook != nil:
-			words = append(append(words, "hook="+a.Hook.Library), a.Hook.Env()...)
-		case a.Cgroup != nil:
-			words = append(words, a.Cgroup.Env()...)
+			words = append(words, "hook="+a.Hook.Library)
 		}
+		words = append(words, a.Limits()...)
 		if a.Unenforced {
 			words = append(words, "unenforced")
 		}

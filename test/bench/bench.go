@@ -22,7 +22,7 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
-// The driver as `make bench` installs it.
+// Paths and names of the driver as `make bench` installs it.
 const (
 	driver          = "gpu.nvidia.com"
 	namespace       = "gpu-dra-driver"
@@ -36,7 +36,7 @@ const (
 	request = "gpu" // in every claim
 )
 
-// bench is a cluster with one plugin, and what has been measured of it.
+// bench is a cluster with one plugin, and the results measured so far.
 type bench struct {
 	client  kubernetes.Interface                  // as administrator
 	config  *rest.Config                          // of it
@@ -76,7 +76,8 @@ func newBench(ctx context.Context, kubeconfig string) (*bench, error) {
 		return nil, err
 	}
 	ns, err := b.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
-		GenerateName: "bench-", Labels: map[string]string{resourceapi.DRAAdminNamespaceLabelKey: "true"}}}, metav1.CreateOptions{})
+		GenerateName: "bench-", Labels: map[string]string{resourceapi.DRAAdminNamespaceLabelKey: "true"}}},
+		metav1.CreateOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -84,9 +85,10 @@ func newBench(ctx context.Context, kubeconfig string) (*bench, error) {
 	return b, nil
 }
 
-// findGPUs reads from the slices what there is. All of it is on one node.
+// findGPUs reads the devices from the slices. All of them are on one node.
 func (b *bench) findGPUs(ctx context.Context) error {
-	slices, err := b.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.driver=" + driver})
+	slices, err := b.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.driver=" +
+		driver})
 	if err != nil {
 		return err
 	}
@@ -107,7 +109,7 @@ func (b *bench) findGPUs(ctx context.Context) error {
 	return nil
 }
 
-// attach connects to the plugin that runs now.
+// attach connects to the current plugin process.
 func (b *bench) attach(ctx context.Context) error {
 	var err error
 	if b.process, err = findProcess(ctx, b.client, pluginLabel, program); err != nil {
@@ -126,10 +128,10 @@ func (b *bench) attach(ctx context.Context) error {
 func (b *bench) cleanUp(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
-	return errors.Join(b.forget(ctx), b.client.CoreV1().Namespaces().Delete(ctx, b.ns, metav1.DeleteOptions{}))
+	return errors.Join(b.deleteClaims(ctx), b.client.CoreV1().Namespaces().Delete(ctx, b.ns, metav1.DeleteOptions{}))
 }
 
-// scratch is a directory beside the plugin's own, on the same file system.
+// scratch creates a directory beside the plugin's own, on the same file system.
 func (b *bench) scratch() (string, error) {
 	return os.MkdirTemp(filepath.Dir(b.process.path(pluginDir)), "bench-")
 }
@@ -137,7 +139,7 @@ func (b *bench) scratch() (string, error) {
 // samples are measured times.
 type samples []time.Duration
 
-// at is the sample that the share q of all are not above, in milliseconds.
+// at returns the quantile q in milliseconds.
 func (s samples) at(q float64) float64 {
 	if len(s) == 0 {
 		return 0

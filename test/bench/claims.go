@@ -20,9 +20,10 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// gpu and monitor are results of an allocation: the whole GPU of that number, and all GPUs for somebody who watches them.
+// gpu and monitor return allocation results: the whole GPU with that number, and the monitor device.
 func (b *bench) gpu(number int) resourceapi.DeviceRequestAllocationResult {
-	return resourceapi.DeviceRequestAllocationResult{Request: request, Driver: driver, Pool: b.node, Device: b.gpus[number%len(b.gpus)]}
+	return resourceapi.DeviceRequestAllocationResult{Request: request, Driver: driver, Pool: b.node,
+		Device: b.gpus[number%len(b.gpus)]}
 }
 
 func (b *bench) monitor() resourceapi.DeviceRequestAllocationResult {
@@ -30,16 +31,17 @@ func (b *bench) monitor() resourceapi.DeviceRequestAllocationResult {
 		AdminAccess: ptr.To(true), ShareID: ptr.To(uuid.NewUUID())}
 }
 
-// fraction is a share of the GPU of that number, so large that five of them fill it.
+// fraction returns the result of a share of the GPU with that number. Five of them fill the GPU.
 func (b *bench) fraction(number int) resourceapi.DeviceRequestAllocationResult {
 	result := b.gpu(number)
 	result.ShareID = ptr.To(uuid.NewUUID())
 	result.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{
-		"memory": *resource.NewQuantity(5<<30, resource.BinarySI), "cores": *resource.NewQuantity(20, resource.DecimalSI)}
+		"memory": *resource.NewQuantity(5<<30, resource.BinarySI), "cores": *resource.NewQuantity(20,
+			resource.DecimalSI)}
 	return result
 }
 
-// longTimeSlice is the configuration of a claim whose containers take long turns.
+// longTimeSlice returns a claim configuration with the long time slice.
 func longTimeSlice() []resourceapi.DeviceAllocationConfiguration {
 	const config = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}}`
 	return []resourceapi.DeviceAllocationConfiguration{{
@@ -49,13 +51,16 @@ func longTimeSlice() []resourceapi.DeviceAllocationConfiguration {
 	}}
 }
 
-// allocated makes a claim for each result, allocated as the scheduler would, in the words of the kubelet.
-func (b *bench) allocated(ctx context.Context, results ...resourceapi.DeviceRequestAllocationResult) ([]*drapb.Claim, error) {
+// allocated creates a claim for each result, with the status that the scheduler would write, and returns them as the
+// kubelet's messages.
+func (b *bench) allocated(ctx context.Context, results ...resourceapi.DeviceRequestAllocationResult) ([]*drapb.Claim,
+	error) {
 	return b.configured(ctx, nil, results...)
 }
 
 // configured is allocated with a configuration in each claim.
-func (b *bench) configured(ctx context.Context, config []resourceapi.DeviceAllocationConfiguration, results ...resourceapi.DeviceRequestAllocationResult) ([]*drapb.Claim, error) {
+func (b *bench) configured(ctx context.Context, config []resourceapi.DeviceAllocationConfiguration,
+	results ...resourceapi.DeviceRequestAllocationResult) ([]*drapb.Claim, error) {
 	claims := make([]*drapb.Claim, len(results))
 	err := atOnce(len(results), 4, func(i int) (err error) {
 		claims[i], err = b.allocate(ctx, resourceapi.DeviceAllocationResult{Results: results[i : i+1], Config: config})
@@ -82,9 +87,10 @@ func (b *bench) allocate(ctx context.Context, devices resourceapi.DeviceAllocati
 	}
 	claim.Status.Allocation = &resourceapi.AllocationResult{
 		Devices: devices,
-		// Without it the driver of that node may not write the claim's status.
-		NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{
-			Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{b.node}}}}}},
+		// Without the selector the driver may not write the claim's status.
+		NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchFields: []corev1.NodeSelectorRequirement{{
+				Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{b.node}}}}}},
 	}
 	if _, err := b.claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil {
 		return nil, fmt.Errorf("allocate claim %s: %w", claim.Name, err)
@@ -92,7 +98,7 @@ func (b *bench) allocate(ctx context.Context, devices resourceapi.DeviceAllocati
 	return &drapb.Claim{Namespace: claim.Namespace, Name: claim.Name, Uid: string(claim.UID)}, nil
 }
 
-// prepare calls the plugin as the kubelet does and tells how long the answer took.
+// prepare calls the plugin as the kubelet does and returns the duration of the call.
 func (b *bench) prepare(ctx context.Context, claims ...*drapb.Claim) (time.Duration, error) {
 	begin := time.Now()
 	answer, err := b.kubelet.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: claims})
@@ -126,7 +132,7 @@ func (b *bench) unprepare(ctx context.Context, claims ...*drapb.Claim) (time.Dur
 	return took, nil
 }
 
-// get asks the API server for the claim, as the plugin has to before it prepares it.
+// get reads the claim from the API server, as the plugin does before it prepares it.
 func (b *bench) get(ctx context.Context, claim *drapb.Claim) (time.Duration, error) {
 	begin := time.Now()
 	got, err := b.plugin.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
@@ -140,12 +146,12 @@ func (b *bench) get(ctx context.Context, claim *drapb.Claim) (time.Duration, err
 	return took, nil
 }
 
-// forget deletes all claims of the bench. What is prepared must have been unprepared.
-func (b *bench) forget(ctx context.Context) error {
+// deleteClaims deletes all claims of the bench. They must be unprepared.
+func (b *bench) deleteClaims(ctx context.Context) error {
 	return b.claims.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
 }
 
-// atOnce calls do for 0 to n-1, at most limit at once, and returns the errors of all.
+// atOnce calls do for 0 to n-1, at most limit in parallel, and joins the errors.
 func atOnce(n, limit int, do func(i int) error) error {
 	errs := make([]error, n)
 	slots := make(chan struct{}, limit)

@@ -38,18 +38,21 @@ const (
 	askFor      = 20 * time.Second
 )
 
-// typed are claims of the kinds that people type, and the path of the webhook that is typed about each.
+// typed are example claims and the webhook path for each.
 var typed = []struct{ path, claim string }{
-	{"/strongest", `spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com, allocationMode: ExactCount, count: 1}}]}}`},
+	{"/strongest",
+		`spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com, allocationMode: ExactCount, count: 1}}]}}`},
 	{"/validate", `spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, allocationMode: ExactCount, count: 1, selectors: [{cel: {expression: "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('40Gi')) >= 0"}}]}}],
 config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: MPS, mpsConfig: {defaultActiveThreadPercentage: 50}}}}}]}}`},
-	{"/validate", `spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, allocationMode: ExactCount, count: 1, capacity: {requests: {memory: 5Gi, cores: "30"}}}}]}}`},
-	{"/validate", `spec: {devices: {requests: [{name: part, exactly: {deviceClassName: mig.nvidia.com, allocationMode: ExactCount, count: 2, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].profile == '1g.10gb'"}}]}}]}}`},
+	{"/validate",
+		`spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, allocationMode: ExactCount, count: 1, capacity: {requests: {memory: 5Gi, cores: "30"}}}}]}}`},
+	{"/validate",
+		`spec: {devices: {requests: [{name: part, exactly: {deviceClassName: mig.nvidia.com, allocationMode: ExactCount, count: 2, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].profile == '1g.10gb'"}}]}}]}}`},
 }
 
-// measureController asks the webhooks of a controller that knows a large cluster, from its own network namespace, as often as said,
-// whether or not it has answered the last request. The controller is restarted when all of the cluster is there: what it takes to read
-// all at once counts too.
+// measureController calls the webhooks of a controller that knows a large cluster, from the controller's network
+// namespace and at a fixed rate, also while earlier calls are pending. It restarts the controller when the whole
+// cluster is published, to include the memory of the first list.
 func measureController(ctx context.Context, b *bench) error {
 	var nodes []fleet.Node
 	for n := range manyNodes {
@@ -66,7 +69,7 @@ func measureController(ctx context.Context, b *bench) error {
 	return errors.Join(err, f.Stop(context.WithoutCancel(ctx)))
 }
 
-// published looks whether all of the fleet is still there: a controller that knows less has less to do.
+// published verifies that all of the fleet's devices are still published: with fewer, the controller has less work.
 func (b *bench) published(ctx context.Context, want int) error {
 	got := 0
 	list := func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -92,14 +95,15 @@ func (b *bench) admission(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Killed, so that they come back where they were: a new pod could be bound to a node that nobody runs.
+	// Kill the process instead of the pod: a new pod could be bound to a node of the fleet, which runs no pods.
 	for _, p := range processes {
 		if err := unix.Kill(p.pid, unix.SIGKILL); err != nil {
 			return fmt.Errorf("kill controller %d: %w", p.pid, err)
 		}
 	}
 	pods := b.client.CoreV1().Pods(namespace)
-	err = kube.Until(ctx, 5*time.Minute, "new controllers to know the cluster", func(ctx context.Context) (bool, string, error) {
+	err = kube.Until(ctx, 5*time.Minute, "new controllers to know the cluster", func(ctx context.Context) (bool, string,
+		error) {
 		all, err := pods.List(ctx, metav1.ListOptions{LabelSelector: controllerLabel})
 		if err != nil {
 			return false, "", err
@@ -135,11 +139,12 @@ func (b *bench) admission(ctx context.Context) error {
 	return nil
 }
 
-// ask asks at the rate and returns how long each answer took.
+// ask calls the webhooks at the rate and returns the duration of each call.
 func (b *bench) ask(ctx context.Context, p process) (samples, error) {
-	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DialContext: p.dialNetwork, MaxIdleConnsPerHost: rate, ForceAttemptHTTP2: true,
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} //nolint:gosec // how fast, not who
-	var bodies [][]byte // made before the clock runs
+	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DialContext: p.dialNetwork,
+		MaxIdleConnsPerHost: rate, ForceAttemptHTTP2: true,
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} //nolint:gosec // only latency is measured
+	var bodies [][]byte // prepared before the measurement
 	for _, one := range typed {
 		body, err := review(one.claim)
 		if err != nil {
@@ -162,7 +167,7 @@ func (b *bench) ask(ctx context.Context, p process) (samples, error) {
 		wait.Go(func() {
 			one := n % len(typed)
 			begin := time.Now()
-			err := judge(client, typed[one].path, bodies[one])
+			err := callWebhook(client, typed[one].path, bodies[one])
 			mu.Lock()
 			defer mu.Unlock()
 			took = append(took, time.Since(begin))
@@ -178,20 +183,23 @@ func (b *bench) ask(ctx context.Context, p process) (samples, error) {
 	return took, nil
 }
 
-// review is the request about a claim, in JSON.
+// review returns the AdmissionReview of a claim in JSON.
 func review(claim string) ([]byte, error) {
 	raw, err := yaml.YAMLToJSON([]byte(claim))
 	if err != nil {
 		return nil, err
 	}
-	return json.Marshal(admissionv1.AdmissionReview{TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"},
-		Request: &admissionv1.AdmissionRequest{UID: "bench", Operation: admissionv1.Create, Object: runtime.RawExtension{Raw: raw},
-			Kind: metav1.GroupVersionKind{Group: "resource.k8s.io", Version: "v1", Kind: "ResourceClaim"}}})
+	return json.Marshal(admissionv1.AdmissionReview{TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1",
+		Kind: "AdmissionReview"},
+		Request: &admissionv1.AdmissionRequest{UID: "bench", Operation: admissionv1.Create,
+			Object: runtime.RawExtension{Raw: raw},
+			Kind:   metav1.GroupVersionKind{Group: "resource.k8s.io", Version: "v1", Kind: "ResourceClaim"}}})
 }
 
-// judge asks a webhook about a claim, which it has to accept.
-func judge(client *http.Client, path string, body []byte) error {
-	answer, err := client.Post(fmt.Sprintf("https://127.0.0.1:%d%s", webhookPort, path), "application/json", bytes.NewReader(body))
+// callWebhook calls a webhook for a claim, which it must accept.
+func callWebhook(client *http.Client, path string, body []byte) error {
+	answer, err := client.Post(fmt.Sprintf("https://127.0.0.1:%d%s", webhookPort, path), "application/json",
+		bytes.NewReader(body))
 	if err != nil {
 		return err
 	}

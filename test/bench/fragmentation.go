@@ -18,43 +18,43 @@ import (
 const (
 	migLoad       = 0.6     // of the memory slices that would be in use if every request were served
 	searchedCalls = 1500    // requests of each mix on which an order is tried
-	servedCalls   = 200_000 // requests of each mix on which the figures are taken: others
+	servedCalls   = 200_000 // other requests of each mix, for the results
 )
 
-// asked are what claims ask for. On one GPU "gpu" and 7g are the same.
-var asked = []string{"1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "gpu"}
+// requestKinds are the profiles that claims request. On one GPU "gpu" and 7g are the same.
+var requestKinds = []string{"1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "gpu"}
 
-// mix is how often claims ask for each.
+// mix is the frequency of each of them.
 type mix [5]float64
 
-// mixes are mostly small ones, some of all, and many large ones: the driver does not know which comes.
+// mixes are mostly small ones, a balanced one, and one with many large ones. The driver cannot know the future mix.
 var mixes = []mix{{0.70, 0.10, 0.10, 0.05, 0.05}, {0.50, 0.20, 0.20, 0.05, 0.05}, {0.30, 0.20, 0.20, 0.20, 0.10}}
 
-// site is where something may be: a GPU, and the memory slices that it takes of it.
+// site is a possible placement: a GPU and its memory slices.
 type site struct {
 	gpu   int
 	takes uint8
 }
 
-// sites are, for each that is asked for, the places in the order in which the scheduler tries them.
+// sites holds the placements of each profile in the scheduler's order.
 type sites [][]site
 
-// published are those of the inventory.
+// published returns the sites of an inventory.
 func published(inv inventory.Inventory) sites {
-	all := make(sites, len(asked))
+	all := make(sites, len(requestKinds))
 	for _, d := range inv {
 		what, at := "gpu", site{d.Index, 0xff}
 		if p := d.Partition; p != nil {
 			what, at.takes = p.Profile, uint8((1<<p.Size-1)<<p.Start)
 		}
-		if i := slices.Index(asked, what); i >= 0 {
+		if i := slices.Index(requestKinds, what); i >= 0 {
 			all[i] = append(all[i], at)
 		}
 	}
 	return all
 }
 
-// ascending are the same sites on each GPU from the first memory slice on. GPUs keep their order.
+// ascending returns the same sites sorted by first memory slice on each GPU. GPUs keep their order.
 func (s sites) ascending() sites {
 	var all sites
 	for _, places := range s {
@@ -66,7 +66,7 @@ func (s sites) ascending() sites {
 	return all
 }
 
-// byGPU are the places of one GPU after the other.
+// byGPU groups the places by GPU.
 func byGPU(places []site) iter.Seq[[]site] {
 	return func(yield func([]site) bool) {
 		for len(places) > 0 {
@@ -82,13 +82,13 @@ func byGPU(places []site) iter.Seq[[]site] {
 	}
 }
 
-// demand is a request: when it comes, what for, and how long it stays if it is served.
+// demand is a request: its arrival, its profile, and its lifetime if it is served.
 type demand struct {
 	at, until float64
 	what      int
 }
 
-// demands are random requests, with times of an exponential distribution, that load so many GPUs.
+// demands returns random requests with exponentially distributed times that load that number of GPUs.
 func (m mix) demands(rng *rand.Rand, count, gpus int, of sites) []demand {
 	perRequest := 0.0
 	for i, share := range m {
@@ -113,7 +113,7 @@ func (m mix) draw(x float64) int {
 	return 0
 }
 
-// served is the share of the requests that find a place, the first that is free. One that finds none goes away.
+// served returns the share of requests that find a free place; each takes the first. The others are dropped.
 func served(all []demand, s sites, gpus int) float64 {
 	type stay struct {
 		until float64
@@ -144,7 +144,8 @@ func served(all []demand, s sites, gpus int) float64 {
 	return float64(found) / float64(len(all))
 }
 
-// orders are all orders in which the places of one GPU may be tried: 7! of a 1g times 3! of a 2g times 2 of a 3g; what is larger has one.
+// orders returns all orders in which the places of one GPU can be tried: 7! of a 1g times 3! of a 2g times 2 of a 3g.
+// Larger profiles have one order.
 func orders(s sites) []sites {
 	all := []sites{nil}
 	for _, places := range s {
@@ -173,7 +174,7 @@ func permutations(places []site) [][]site {
 	return all
 }
 
-// best is the order that serves most requests of all mixes together.
+// best returns the order that serves most requests of all mixes together.
 func best(candidates []sites) sites {
 	var all [][]demand
 	for i, m := range mixes {
@@ -194,8 +195,8 @@ func best(candidates []sites) sites {
 	return candidates[slices.Index(shares, slices.Max(shares))]
 }
 
-// on is the order of one GPU's places on all GPUs that the other has.
-func (s sites) on(many sites) sites {
+// spread applies the order of one GPU's places to all GPUs of many.
+func (s sites) spread(many sites) sites {
 	var all sites
 	for i, places := range many {
 		var order []site
@@ -209,8 +210,8 @@ func (s sites) on(many sites) sites {
 	return all
 }
 
-// compare is how many percent of the requests of each mix are served by the order in which places are published, by the ascending one and
-// by the best.
+// compare returns the percentage of requests of each mix that the published order, the ascending order and the best
+// order serve.
 func compare(ours, best sites, gpus int) [][]float64 {
 	var all [][]float64
 	for i, m := range mixes {
@@ -224,7 +225,7 @@ func compare(ours, best sites, gpus int) [][]float64 {
 	return all
 }
 
-// mean is that of each column.
+// mean returns the mean of each column.
 func mean(rows [][]float64) []float64 {
 	means := make([]float64, len(rows[0]))
 	for _, r := range rows {
@@ -235,7 +236,7 @@ func mean(rows [][]float64) []float64 {
 	return means
 }
 
-// measureFragmentation compares the order in which places are published with others, for claims that come and go.
+// measureFragmentation compares the published order of placements with others, for claims that come and go.
 func measureFragmentation(_ context.Context, b *bench) error {
 	one, err := partitionable(migTables, 1)
 	if err != nil {
@@ -248,6 +249,6 @@ func measureFragmentation(_ context.Context, b *bench) error {
 	ours, ours8 := published(one), published(eight)
 	found := best(orders(ours))
 	b.results["fragments"] = mean(compare(ours, found, 1))
-	b.results["fragments8"] = mean(compare(ours8, found.on(ours8), 8))
+	b.results["fragments8"] = mean(compare(ours8, found.spread(ours8), 8))
 	return nil
 }

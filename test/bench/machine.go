@@ -16,14 +16,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// thisMachine is what the figures were measured on, and of what.
+// thisMachine describes the machine and the commit of the measurement.
 func thisMachine(ctx context.Context, b *bench) string {
 	kubernetes := "?"
 	if version, err := b.client.Discovery().ServerVersion(); err == nil {
 		kubernetes = strings.TrimPrefix(version.GitVersion, "v")
 	}
 	return fmt.Sprintf("Measured on %s at commit %s: %d cores (%s), %s, %s, Linux %s, %s, Kubernetes %s.",
-		time.Now().UTC().Format(time.DateOnly), commit(ctx), runtime.NumCPU(), processor(), installedMemory(), distribution(), kernel(), goVersion(), kubernetes)
+		time.Now().UTC().Format(time.DateOnly), commit(ctx), runtime.NumCPU(), processor(), installedMemory(),
+		distribution(), kernel(), goVersion(), kubernetes)
 }
 
 func goVersion() string { return "Go " + strings.TrimPrefix(runtime.Version(), "go") }
@@ -34,8 +35,9 @@ func commit(ctx context.Context) string {
 		return "unknown"
 	}
 	text := strings.TrimSpace(string(id))
-	// The results themselves are no change.
-	changed, err := exec.CommandContext(ctx, "git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/benchmarks.md").Output()
+	// The results themselves do not count as a change.
+	changed, err := exec.CommandContext(ctx, "git", "status", "--porcelain", "--untracked-files=no", "--", ".",
+		":!docs/benchmarks.md").Output()
 	if err != nil || len(changed) > 0 {
 		text += " with changes"
 	}
@@ -79,7 +81,7 @@ func kernel() string {
 	return unix.ByteSliceToString(name.Release[:])
 }
 
-// busy is the processor time that the machine has spent so far on anything but waiting.
+// busy returns the processor time that the machine has used so far, without idle and iowait.
 func busy() (time.Duration, error) {
 	const tick = 10 * time.Millisecond // proc(5), USER_HZ
 	data, err := os.ReadFile("/proc/stat")

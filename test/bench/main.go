@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command bench measures the driver on a cluster that test/cluster runs on this machine, and prints what it found as a table.
-// `make bench` starts such a cluster, of one node with 8 simulated GPUs, and installs the chart. The node's processes are looked at
-// from outside, so it needs root.
+// Command bench measures the driver on a cluster that test/cluster runs on this machine, and prints the results as a
+// table. `make bench` starts such a cluster, with one node and 8 simulated GPUs, and installs the chart. It reads the
+// node's processes from the host, so it needs root.
 package main
 
 import (
@@ -60,7 +60,7 @@ func run(ctx context.Context, kubeconfig, docs, only string) error {
 		}
 		begin := time.Now()
 		if err := m.measure(ctx, b); err != nil {
-			fmt.Println(b.report("Incomplete:")) // it took minutes
+			fmt.Println(b.report("Incomplete:")) // the run took minutes, so print the results so far
 			return errors.Join(fmt.Errorf("%s: %w", m.name, err), b.cleanUp(ctx))
 		}
 		fmt.Printf("[%5.1fs] %s\n", time.Since(begin).Seconds(), m.name)

@@ -14,15 +14,16 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
+	"github.com/gpudra/gpu-dra-driver/simulator/node"
 )
 
 const (
-	creation  = time.Second // what making a GPU instance is made to take
+	creation  = time.Second // simulated time to create a GPU instance
 	migBursts = 5
 )
 
-// measureMakingPartitions times partitions that are made on all GPUs at once, each of which takes a while, and one that takes none.
+// measureMakingPartitions times creating partitions on all GPUs in parallel, with a creation time of one second and
+// without.
 func measureMakingPartitions(ctx context.Context, b *bench) error {
 	machine, err := node.Attach(b.process.path(filepath.Dir(driverRoot)))
 	if err != nil {
@@ -50,7 +51,10 @@ func measureMakingPartitions(ctx context.Context, b *bench) error {
 			return err
 		}
 		begin := time.Now()
-		if err := atOnce(len(claims), len(claims), func(i int) error { _, err := b.prepare(ctx, claims[i]); return err }); err != nil {
+		if err := atOnce(len(claims), len(claims), func(i int) error {
+			_, err := b.prepare(ctx, claims[i])
+			return err
+		}); err != nil {
 			return err
 		}
 		wall = append(wall, time.Since(begin))
@@ -59,10 +63,10 @@ func measureMakingPartitions(ctx context.Context, b *bench) error {
 		}
 	}
 	b.results["mig8"] = []float64{wall.p50() / 1000}
-	return b.forget(ctx)
+	return b.deleteClaims(ctx)
 }
 
-// partitionCycles times making and removing a partition, one GPU after the other.
+// partitionCycles times creating and removing a partition on one GPU after the other.
 func (b *bench) partitionCycles(ctx context.Context) (prepares, unprepares samples, err error) {
 	for range migBursts {
 		claims, err := b.allocated(ctx, b.partitions()...)
@@ -84,7 +88,7 @@ func (b *bench) partitionCycles(ctx context.Context) (prepares, unprepares sampl
 	return prepares, unprepares, nil
 }
 
-// partitions are one small partition of each GPU.
+// partitions returns one small partition of each GPU.
 func (b *bench) partitions() []resourceapi.DeviceRequestAllocationResult {
 	var all []resourceapi.DeviceRequestAllocationResult
 	for i := range b.gpus {

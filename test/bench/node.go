@@ -24,19 +24,19 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
-// program is that of the driver's plugin, and supervisor that which runs its MPS daemons.
+// program is the process name of the plugin, and supervisor that of the MPS supervisor.
 const (
-	program    = "dra-kubelet-plugin"
+	program    = "dra-kubelet-plugin-sim"
 	supervisor = "mps-supervisor"
 )
 
-// process is one of the chart's, seen from the host.
+// process is a process of the chart's pods, seen from the host.
 type process struct {
 	pid int
 	env map[string]string
 }
 
-// findProcess finds the process of the only pod with that label that runs, and is not about to end.
+// findProcess finds the process of the only pod with that label that runs and is not terminating.
 func findProcess(ctx context.Context, client kubernetes.Interface, label, program string) (process, error) {
 	all, err := findProcesses(ctx, client, label, program)
 	if err != nil {
@@ -45,7 +45,7 @@ func findProcess(ctx context.Context, client kubernetes.Interface, label, progra
 	return all[0], nil
 }
 
-// findProcesses finds those of all such pods; there is at least one.
+// findProcesses finds the processes of all such pods; there is at least one.
 func findProcesses(ctx context.Context, client kubernetes.Interface, label, program string) ([]process, error) {
 	pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: label})
 	if err != nil {
@@ -53,7 +53,8 @@ func findProcesses(ctx context.Context, client kubernetes.Interface, label, prog
 	}
 	var all []process
 	for _, pod := range pods.Items {
-		if pod.Status.Phase != corev1.PodRunning || pod.DeletionTimestamp != nil || len(pod.Status.ContainerStatuses) == 0 {
+		if pod.Status.Phase != corev1.PodRunning || pod.DeletionTimestamp != nil ||
+			len(pod.Status.ContainerStatuses) == 0 {
 			continue
 		}
 		_, container, _ := strings.Cut(pod.Status.ContainerStatuses[0].ContainerID, "://")
@@ -66,10 +67,11 @@ func findProcesses(ctx context.Context, client kubernetes.Interface, label, prog
 	if len(all) > 0 {
 		return all, nil
 	}
-	return nil, fmt.Errorf("%s does not run on this machine: test/cluster must have started the cluster here, and the chart be installed", program)
+	return nil, fmt.Errorf("%s does not run on this machine: test/cluster must have started the cluster here, and "+
+		"the chart be installed", program)
 }
 
-// inContainer goes by the control group, whose name has the container's in it.
+// inContainer looks for the container's ID in the name of the control group.
 func inContainer(pid int, container string) bool {
 	groups, err := os.ReadFile(proc(pid, "cgroup"))
 	return err == nil && container != "" && strings.Contains(string(groups), container)
@@ -86,7 +88,7 @@ func pids() []int {
 	return all
 }
 
-// executable is the name of the program, empty when the process is gone.
+// executable returns the name of the program; empty if the process has exited.
 func executable(pid int) string {
 	target, err := os.Readlink(proc(pid, "exe"))
 	if err != nil {
@@ -108,10 +110,10 @@ func environment(pid int) map[string]string {
 
 func proc(pid int, name string) string { return filepath.Join("/proc", strconv.Itoa(pid), name) }
 
-// path is where the process's file is for us.
+// path returns the path on the host of a file of the process.
 func (p process) path(inside string) string { return filepath.Join(proc(p.pid, "root"), inside) }
 
-// dial connects to the socket on which the kubelet calls this plugin.
+// dial connects to the socket on which the kubelet calls the plugin.
 func (p process) dial() (drapb.DRAPluginClient, func(), error) {
 	socket := p.path(filepath.Join(pluginDir, "dra-"+p.env["POD_UID"]+".sock"))
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -121,7 +123,7 @@ func (p process) dial() (drapb.DRAPluginClient, func(), error) {
 	return drapb.NewDRAPluginClient(conn), func() { _ = conn.Close() }, nil
 }
 
-// client asks the API server as the plugin does: as its service account, and from its network namespace.
+// client returns a client like the plugin's: with its service account, from its network namespace.
 func (p process) client() (kubernetes.Interface, error) {
 	const credentials = "/var/run/secrets/kubernetes.io/serviceaccount/"
 	token, err := os.ReadFile(p.path(credentials + "token"))
@@ -129,7 +131,8 @@ func (p process) client() (kubernetes.Interface, error) {
 		return nil, err
 	}
 	return kubernetes.NewForConfig(&rest.Config{
-		Host:            "https://" + net.JoinHostPort(p.env["KUBERNETES_SERVICE_HOST"], p.env["KUBERNETES_SERVICE_PORT"]),
+		Host: "https://" + net.JoinHostPort(p.env["KUBERNETES_SERVICE_HOST"],
+			p.env["KUBERNETES_SERVICE_PORT"]),
 		BearerToken:     string(token),
 		TLSClientConfig: rest.TLSClientConfig{CAFile: p.path(credentials + "ca.crt")},
 		Dial:            p.dialNetwork,
@@ -155,14 +158,14 @@ func (p process) dialNetwork(ctx context.Context, network, address string) (net.
 	}
 	conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
 	if unix.Setns(int(here.Fd()), unix.CLONE_NEWNET) == nil {
-		runtime.UnlockOSThread() // otherwise the thread ends with this goroutine
+		runtime.UnlockOSThread() // without it the thread would end with this goroutine
 	}
 	return conn, err
 }
 
-// cpu is the processor time that the process has used so far.
+// cpu returns the processor time that the process has used so far.
 func (p process) cpu() (time.Duration, error) {
-	// A clock of another process, as clock_getcpuclockid(3) makes it; /proc has hundredths of a second only.
+	// The clock of another process, see clock_getcpuclockid(3); /proc only has hundredths of a second.
 	const schedulerClock = 2
 	var t unix.Timespec
 	if err := unix.ClockGettime(int32(^p.pid<<3|schedulerClock), &t); err != nil {
@@ -171,11 +174,11 @@ func (p process) cpu() (time.Duration, error) {
 	return time.Duration(t.Nano()), nil
 }
 
-// memory is what a process has in memory, in MiB.
+// memory is the memory of a process in MiB.
 type memory struct {
-	rss  float64 // resident now
-	peak float64 // the most that was
-	anon float64 // of what is resident, what is not backed by a file
+	rss  float64 // currently resident
+	peak float64 // maximum of rss
+	anon float64 // resident and not backed by a file
 }
 
 func (p process) memory() (memory, error) {

@@ -26,7 +26,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
-// The scheduler's allocator, run in this process on what nodes with partitionable GPUs publish: no cluster has a part in it.
+// The scheduler's allocator, run in this process on the slices of nodes with partitionable GPUs, without a cluster.
 
 const (
 	migTables = "pkg/inventory/testdata/mig/tables.yaml"
@@ -34,7 +34,7 @@ const (
 	halfFull  = 1000 // nodes
 )
 
-// partitionable are so many GPUs of which claims can get every partition.
+// partitionable returns the inventory of count GPUs with all their possible partitions.
 func partitionable(tables string, count int) (inventory.Inventory, error) {
 	text, err := os.ReadFile(tables)
 	if err != nil {
@@ -49,56 +49,63 @@ func partitionable(tables string, count int) (inventory.Inventory, error) {
 		pci := gpu.PCIAddress{Bus: uint8(0x10 + i)}
 		id := fmt.Sprintf("GPU-%d", i)
 		gpus = append(gpus, gpu.Device{
-			Name: pci.DeviceName(), Type: gpu.TypeGPU, UUID: gpu.UUID(id), PCI: pci, PCIeRoot: "pci0000:0f", Index: i, Minor: i, Memory: 80 << 30,
+			Name: pci.DeviceName(), Type: gpu.TypeGPU, UUID: gpu.UUID(id), PCI: pci, PCIeRoot: "pci0000:0f", Index: i,
+			Minor: i, Memory: 80 << 30,
 			Topology: gpu.Topology{NVLinkDomain: "all", FabricDomain: id},
 			Product:  gpu.Product{Name: migCard, Multiprocessors: 132, MemoryBandwidth: 3352, PeakCompute: 989},
 			MIG:      gpu.MIG{Capable: true, Switchable: true, Profiles: profiles[migCard]},
 			Use:      gpu.Use{Partitions: gpu.PartitionsDynamic},
 		})
 	}
-	return inventory.New(gpus).Divide(func(gpu.Placement) bool { return true }), nil
+	return inventory.New(gpus).WithPartitions(func(gpu.Placement) bool { return true }), nil
 }
 
-// searched is a node whose devices the allocator is asked for.
-type searched struct {
+// allocatorNode is a node whose devices the allocator searches.
+type allocatorNode struct {
 	inv      inventory.Inventory
 	slices   []*resourceapi.ResourceSlice
 	compiled *cel.Cache
 	state    structured.AllocatedState
 }
 
-func newSearched(inv inventory.Inventory) *searched {
-	s := &searched{inv: inv, compiled: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true})}
+func newAllocatorNode(inv inventory.Inventory) *allocatorNode {
+	s := &allocatorNode{inv: inv, compiled: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true})}
 	published := inv.Pool("node").Slices
 	for i, slice := range published {
 		s.slices = append(s.slices, &resourceapi.ResourceSlice{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%05x-%s", i, driver), UID: types.UID(fmt.Sprint(i))},
-			Spec: resourceapi.ResourceSliceSpec{Driver: driver, NodeName: ptr.To("node"), Devices: slice.Devices, SharedCounters: slice.SharedCounters,
-				Pool: resourceapi.ResourcePool{Name: "node", Generation: 1, ResourceSliceCount: int64(len(published))}},
+			Spec: resourceapi.ResourceSliceSpec{Driver: driver, NodeName: ptr.To("node"), Devices: slice.Devices,
+				SharedCounters: slice.SharedCounters,
+				Pool: resourceapi.ResourcePool{
+					Name: "node", Generation: 1, ResourceSliceCount: int64(len(published)),
+				}},
 		})
 	}
 	return s
 }
 
-// fill takes about half of the node, at random: of each GPU all, a share, nothing, or partitions.
-func (s *searched) fill(rng *rand.Rand) {
-	s.state = structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity: structured.NewConsumedCapacityCollection()}
+// fill allocates about half of the node at random: of each GPU all, a share, nothing, or partitions.
+func (s *allocatorNode) fill(rng *rand.Rand) {
+	s.state = structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](),
+		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity:       structured.NewConsumedCapacityCollection()}
 	for i, d := range s.inv.GPUs() {
 		id := structured.MakeDeviceID(driver, "node", d.Name)
 		switch rng.Intn(5) {
 		case 0, 1:
-			s.state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, ptr.To(types.UID(fmt.Sprint("share-", i)))))
-			s.state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, map[resourceapi.QualifiedName]resource.Quantity{
-				"memory": resource.MustParse([]string{"80Gi", "10Gi"}[rng.Intn(2)]), "cores": {}}))
+			s.state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id,
+				ptr.To(types.UID(fmt.Sprint("share-", i)))))
+			s.state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id,
+				map[resourceapi.QualifiedName]resource.Quantity{
+					"memory": resource.MustParse([]string{"80Gi", "10Gi"}[rng.Intn(2)]), "cores": {}}))
 		default:
 			s.fillGPU(rng, d.UUID, rng.Intn(8))
 		}
 	}
 }
 
-// fillGPU makes partitions until so many memory slices are taken, or a little more.
-func (s *searched) fillGPU(rng *rand.Rand, of gpu.UUID, enough int) {
+// fillGPU allocates partitions until at least that number of memory slices is taken.
+func (s *allocatorNode) fillGPU(rng *rand.Rand, of gpu.UUID, enough int) {
 	var held []gpu.Partition
 	taken := 0
 	for _, i := range rng.Perm(len(s.inv)) {
@@ -120,32 +127,37 @@ func fitsBeside(p gpu.Partition, held []gpu.Partition) bool {
 	return true
 }
 
-// ask lets the allocator decide about a claim.
-func (s *searched) ask(ctx context.Context, class string, selectors []string, count int64) (time.Duration, error) {
-	request := resourceapi.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
+// ask runs the allocator for a claim and returns the duration.
+func (s *allocatorNode) ask(ctx context.Context, class string, selectors []string, count int64) (time.Duration, error) {
+	request := resourceapi.ExactDeviceRequest{DeviceClassName: class,
+		AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
 	for _, expression := range selectors {
-		request.Selectors = append(request.Selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: expression}})
+		request.Selectors = append(request.Selectors,
+			resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: expression}})
 	}
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "bench", Name: "claim", UID: "claim"}}
 	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "part", Exactly: &request}}
 	begin := time.Now()
-	allocator, err := structured.NewAllocator(ctx, structured.Features{AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true,
-		DeviceBindingAndStatus: true, ConsumableCapacity: true}, s.state, searchedClasses{}, s.slices, s.compiled)
+	allocator, err := structured.NewAllocator(ctx, structured.Features{AdminAccess: true, PrioritizedList: true,
+		PartitionableDevices: true, DeviceTaints: true,
+		DeviceBindingAndStatus: true, ConsumableCapacity: true}, s.state, deviceClasses{}, s.slices, s.compiled)
 	if err != nil {
 		return 0, err
 	}
-	_, err = allocator.Allocate(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}}, []*resourceapi.ResourceClaim{claim})
+	_, err = allocator.Allocate(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}},
+		[]*resourceapi.ResourceClaim{claim})
 	return time.Since(begin), err
 }
 
-// searchedClasses are one for whole GPUs ("gpu"), one for all partitions ("mig"), and one for each profile ("mig-1g.10gb").
-type searchedClasses struct{}
+// deviceClasses are the device classes "gpu" for whole GPUs, "mig" for all partitions, and one for each profile, such
+// as "mig-1g.10gb".
+type deviceClasses struct{}
 
-func (searchedClasses) List() ([]*resourceapi.DeviceClass, error) {
-	return nil, errors.ErrUnsupported // nobody asks for an extended resource
+func (deviceClasses) List() ([]*resourceapi.DeviceClass, error) {
+	return nil, errors.ErrUnsupported // no claim is for an extended resource
 }
 
-func (searchedClasses) Get(name string) (*resourceapi.DeviceClass, error) {
+func (deviceClasses) Get(name string) (*resourceapi.DeviceClass, error) {
 	kind, profile, ofProfile := strings.Cut(name, "-")
 	expression := "device.driver == '" + driver + "' && device.attributes['" + driver + "'].type == '" + kind + "'"
 	if ofProfile {
@@ -160,15 +172,15 @@ func isProfile(profile string) string {
 	return "device.attributes['" + driver + "'].profile == '" + profile + "'"
 }
 
-// measurePartitions times the decisions about claims for partitions.
+// measurePartitions times allocations of partitions.
 func measurePartitions(ctx context.Context, b *bench) error {
-	var nodes []*searched
+	var nodes []*allocatorNode
 	for _, count := range []int{8, 16} {
 		inv, err := partitionable(migTables, count)
 		if err != nil {
 			return err
 		}
-		nodes = append(nodes, newSearched(inv))
+		nodes = append(nodes, newAllocatorNode(inv))
 	}
 	b.results["partslices"] = []float64{float64(len(nodes[0].slices))}
 	var one, all samples
@@ -193,12 +205,13 @@ func measurePartitions(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// askAsRecommended asks in one of the ways that docs/scheduling.md recommends, for what may be there or not.
-func (s *searched) askAsRecommended(ctx context.Context, rng *rand.Rand) (time.Duration, error) {
+// askAsRecommended requests devices in a random way of those that docs/scheduling.md recommends. They may be
+// unavailable.
+func (s *allocatorNode) askAsRecommended(ctx context.Context, rng *rand.Rand) (time.Duration, error) {
 	var profiles []string
 	for _, d := range s.inv {
 		if d.Partition != nil {
-			profiles = append(profiles, d.Partition.Profile) // those with more places more often
+			profiles = append(profiles, d.Partition.Profile) // weighted by the number of placements
 		}
 	}
 	profile := profiles[rng.Intn(len(profiles))]

@@ -8,19 +8,20 @@ import (
 	"testing"
 )
 
-// The rows that need no cluster are measured. Times are for the table alone.
+// Runs the rows that need no cluster. It does not check their times.
 func TestMeasurePartitions(t *testing.T) {
 	t.Chdir("../..")
 	b := &bench{results: map[string][]float64{}}
 	if err := measurePartitions(context.Background(), b); err != nil {
 		t.Fatal(err)
 	}
-	if got := fmt.Sprint(len(b.results["partition"]), len(b.results["partitionways"]), b.results["partslices"]); got != "1 2 [6]" {
-		t.Errorf("got %s figures, want 1 2 [6]", got)
+	if got := fmt.Sprint(len(b.results["partition"]), len(b.results["partitionways"]),
+		b.results["partslices"]); got != "1 2 [6]" {
+		t.Errorf("got values %s, want 1 2 [6]", got)
 	}
 }
 
-// Requests by chance: what is published serves more than the ascending order, of the mixes together.
+// With random requests, the published order serves more than the ascending order, summed over the mixes.
 func TestThePublishedOrderLeavesRoom(t *testing.T) {
 	for _, gpus := range []int{1, 8} {
 		inv, err := partitionable("../../"+migTables, gpus)
@@ -44,8 +45,8 @@ func TestServed(t *testing.T) {
 	}{
 		{"each finds a place", []demand{{0, 9, 0}, {1, 9, 0}}, 1},
 		{"the third does not", []demand{{0, 9, 0}, {1, 9, 0}, {2, 9, 0}, {3, 9, 0}}, 0.5},
-		{"a large one waits for nobody", []demand{{0, 9, 0}, {1, 9, 1}}, 0.5},
-		{"and finds it when the small one is gone", []demand{{0, 1, 0}, {1, 9, 1}}, 1},
+		{"a large one does not wait", []demand{{0, 9, 0}, {1, 9, 1}}, 0.5},
+		{"a large one is served after the small one", []demand{{0, 1, 0}, {1, 9, 1}}, 1},
 	} {
 		if got := served(row.demands, places, 1); got != row.want {
 			t.Errorf("%s: got %v, want %v", row.name, got, row.want)

@@ -18,18 +18,19 @@ import (
 )
 
 const (
-	idleTime   = time.Minute
-	backToBack = 200
-	others     = 200
-	rounds     = 2                      // without and with others, in turn
-	cycles     = 75                     // of one claim in each round without others
-	crowded    = 30                     // and with them
-	breath     = 400 * time.Millisecond // before each of those: so long does containerd read the CDI directory after the one before
-	burst      = 8
-	bursts     = 25
+	idleTime      = time.Minute
+	backToBack    = 200
+	others        = 200
+	rounds        = 2  // each without and with other claims
+	cycles        = 75 // of one claim in each round without other claims
+	crowdedCycles = 30 // of one claim in each round with other claims
+	// pause before each of the latter, in which containerd reads the CDI directory
+	cdiPause = 400 * time.Millisecond
+	burst    = 8
+	bursts   = 25
 )
 
-// measureIdle leaves the plugin alone and looks what it uses. Nothing has been prepared yet.
+// measureIdle measures the idle plugin, before anything was prepared.
 func measureIdle(ctx context.Context, b *bench) error {
 	begin, err := b.process.cpu()
 	if err != nil {
@@ -77,16 +78,17 @@ func measureBackToBack(ctx context.Context, b *bench) error {
 	b.results["claimcpu"] = []float64{ms(end-begin) / backToBack}
 	memory, err := b.process.memory()
 	if err == nil && len(b.results["rss"]) == 1 {
-		b.results["rss"], b.results["anon"] = append(b.results["rss"], memory.rss), append(b.results["anon"], memory.anon)
+		b.results["rss"], b.results["anon"] = append(b.results["rss"], memory.rss),
+			append(b.results["anon"], memory.anon)
 	}
-	return errors.Join(err, b.forget(ctx))
+	return errors.Join(err, b.deleteClaims(ctx))
 }
 
-// steps are the times of what is measured side by side, so that one can be subtracted from the other.
+// steps are the durations of a claim's steps, measured together so that they can be subtracted from each other.
 type steps struct{ get, write, call, prepare, unprepare samples }
 
-// measureOneClaim times each step of a claim by itself, alone and with many other claims prepared, in turn: what else the machine
-// does then hits both alike.
+// measureOneClaim times each step of a single claim, alternately alone and with many other claims prepared, so that
+// other load on the machine affects both equally.
 func measureOneClaim(ctx context.Context, b *bench) error {
 	dir, err := b.scratch()
 	if err != nil {
@@ -110,24 +112,25 @@ func measureOneClaim(ctx context.Context, b *bench) error {
 		if err := b.cycle(ctx, dir, cycles, 0, &alone); err != nil {
 			return err
 		}
-		if err := b.crowd(ctx, many, func() error {
+		if err := b.withPrepared(ctx, many, func() error {
 			parsed, err := b.parseCDI()
 			parses = append(parses, parsed...)
-			return errors.Join(err, b.cycle(ctx, dir, crowded, breath, &among))
+			return errors.Join(err, b.cycle(ctx, dir, crowdedCycles, cdiPause, &among))
 		}); err != nil {
 			return err
 		}
 	}
 	b.results["prepare"] = []float64{alone.prepare.p50(), alone.prepare.at(0.99)}
-	b.results["get"], b.results["write"], b.results["call"] = []float64{alone.get.p50()}, []float64{alone.write.p50()}, []float64{alone.call.p50()}
+	b.results["get"], b.results["write"], b.results["call"] = []float64{alone.get.p50()}, []float64{alone.write.p50()},
+		[]float64{alone.call.p50()}
 	b.results["own"] = []float64{alone.prepare.p50() - alone.get.p50() - alone.write.p50()}
 	b.results["unprepare"] = []float64{alone.unprepare.p50()}
 	b.results["prepare200"] = []float64{among.prepare.p50()}
 	b.results["parse200"] = []float64{parses.p50()}
-	return b.forget(ctx)
+	return b.deleteClaims(ctx)
 }
 
-// cycle takes n new claims through their steps, with a pause before each of them.
+// cycle takes n new claims through all steps, with a pause before each claim.
 func (b *bench) cycle(ctx context.Context, dir string, n int, pause time.Duration, s *steps) error {
 	claims, err := b.allocatedGPUs(ctx, n)
 	if err != nil {
@@ -144,13 +147,14 @@ func (b *bench) cycle(ctx context.Context, dir string, n int, pause time.Duratio
 	return nil
 }
 
-// steps takes a claim through its steps. There is no pause between them: a processor that has to be woken takes as long as a step.
+// steps takes a claim through all steps without pauses: waking a processor takes as long as a step.
 func (b *bench) steps(ctx context.Context, dir string, claim *drapb.Claim, s *steps) error {
 	for _, step := range []struct {
 		do   func() (time.Duration, error)
 		took *samples
 	}{
-		{func() (time.Duration, error) { return b.get(ctx, claim) }, &samples{}}, // after what came before, which is not timed
+		// warm-up, not recorded
+		{func() (time.Duration, error) { return b.get(ctx, claim) }, &samples{}},
 		{func() (time.Duration, error) { return b.get(ctx, claim) }, &s.get},
 		{func() (time.Duration, error) { return writeDurably(dir) }, &s.write},
 		{func() (time.Duration, error) { return b.prepare(ctx) }, &s.call},
@@ -167,8 +171,8 @@ func (b *bench) steps(ctx context.Context, dir string, claim *drapb.Claim, s *st
 	return nil
 }
 
-// crowd prepares the claims, lets do run, and releases them.
-func (b *bench) crowd(ctx context.Context, claims []*drapb.Claim, do func() error) error {
+// withPrepared prepares the claims, calls do, and releases them.
+func (b *bench) withPrepared(ctx context.Context, claims []*drapb.Claim, do func() error) error {
 	for _, claim := range claims {
 		if _, err := b.prepare(ctx, claim); err != nil {
 			return err
@@ -185,12 +189,11 @@ func (b *bench) crowd(ctx context.Context, claims []*drapb.Claim, do func() erro
 	return err
 }
 
-// quiet waits until the machine does next to nothing for half a second: containerd reads all CDI files again for each that came or
-// went, and with hundreds of them that goes on for seconds after the last call. A machine that has other things to do is not waited
-// for for long.
+// quiet waits until the machine is idle for half a second: containerd reads all CDI files again after each change,
+// which with hundreds of files takes seconds after the last call. It gives up soon on a machine with other load.
 func (b *bench) quiet(ctx context.Context) error {
-	const look, little, patience = 500 * time.Millisecond, 0.2, 12 * time.Second // little: of one processor
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+	const look, little, timeout = 500 * time.Millisecond, 0.2, 12 * time.Second // little: of one processor
+	for deadline := time.Now().Add(timeout); time.Now().Before(deadline); {
 		before, err := busy()
 		if err != nil {
 			return err
@@ -206,7 +209,7 @@ func (b *bench) quiet(ctx context.Context) error {
 	return nil
 }
 
-// parseCDI reads the CDI directory as containerd does at every change of a file in it: with this library, all files.
+// parseCDI times reading the whole CDI directory with the CDI library, as containerd does after every change in it.
 func (b *bench) parseCDI() (samples, error) {
 	cache, err := cdiapi.NewCache(cdiapi.WithSpecDirs(b.process.path(cdiDir)), cdiapi.WithAutoRefresh(false))
 	if err != nil {
@@ -226,7 +229,7 @@ func (b *bench) parseCDI() (samples, error) {
 	return took, nil
 }
 
-// measureManyAtOnce times eight claims on eight GPUs: a call for each at once, and all in one call.
+// measureManyAtOnce times eight claims on eight GPUs: in parallel calls, and in one call.
 func measureManyAtOnce(ctx context.Context, b *bench) error {
 	var calls, call samples
 	for range bursts {
@@ -258,11 +261,11 @@ func measureManyAtOnce(ctx context.Context, b *bench) error {
 		}
 	}
 	b.results["calls8"], b.results["claims8"] = []float64{calls.p50()}, []float64{call.p50()}
-	return b.forget(ctx)
+	return b.deleteClaims(ctx)
 }
 
-// settled returns when the driver has written the status of the claims, as it does after it has answered: what is timed next has
-// the machine for itself.
+// settled returns when the driver has written the status of the claims, which it does after it has answered. It must
+// not disturb the next measurement.
 func (b *bench) settled(ctx context.Context, claims ...*drapb.Claim) error {
 	ctx, cancel := context.WithTimeout(ctx, soon)
 	defer cancel()
@@ -280,7 +283,7 @@ func (b *bench) settled(ctx context.Context, claims ...*drapb.Claim) error {
 	return nil
 }
 
-// allocatedGPUs makes claims on the GPUs in turn.
+// allocatedGPUs creates n claims, on each GPU in turn.
 func (b *bench) allocatedGPUs(ctx context.Context, n int) ([]*drapb.Claim, error) {
 	results := make([]resourceapi.DeviceRequestAllocationResult, n)
 	for i := range results {
@@ -289,7 +292,8 @@ func (b *bench) allocatedGPUs(ctx context.Context, n int) ([]*drapb.Claim, error
 	return b.allocated(ctx, results...)
 }
 
-// writeDurably writes as many bytes as a record has, in the way of a record: temporary file, fsync, rename, fsync of the directory.
+// writeDurably writes a file of a record's size as a record is written: temporary file, fsync, rename, fsync of the
+// directory.
 func writeDurably(dir string) (time.Duration, error) {
 	content := make([]byte, 1024)
 	begin := time.Now()

@@ -21,12 +21,14 @@ const (
 	eights  = 6
 )
 
-// measurePods times pods with a claim and the same pods without, in turn. The claim comes from a template, as users have it.
+// measurePods times pods with a claim and the same pods without, alternately. The claim comes from a template, as users
+// do it.
 func measurePods(ctx context.Context, b *bench) error {
 	_, err := b.client.ResourceV1().ResourceClaimTemplates(b.ns).Create(ctx, &resourceapi.ResourceClaimTemplate{
 		ObjectMeta: metav1.ObjectMeta{Name: request},
-		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
-			Requests: []resourceapi.DeviceRequest{{Name: request, Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: driver}}}}}},
+		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{
+			Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: request,
+				Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: driver}}}}}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		return err
@@ -60,7 +62,7 @@ func measurePods(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// pod does nothing until it is told to end, which it does at once.
+// pod returns a pod that does nothing and ends at once when it is terminated.
 func (b *bench) pod() *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "bench-"},
@@ -79,8 +81,8 @@ func withClaim(pod *corev1.Pod) *corev1.Pod {
 	return pod
 }
 
-// podsRunning makes n pods at once and tells the time until the last of them was seen running. They and their claims are gone when
-// it returns.
+// podsRunning creates n pods in parallel and returns the time until the last is seen running. It removes them and their
+// claims before it returns.
 func (b *bench) podsRunning(ctx context.Context, pod *corev1.Pod, n int) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*soon)
 	defer cancel()
@@ -99,10 +101,11 @@ func (b *bench) podsRunning(ctx context.Context, pod *corev1.Pod, n int) (time.D
 	if err != nil {
 		return 0, err
 	}
-	return end.Sub(begin), errors.Join(pods.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}), b.empty(ctx))
+	return end.Sub(begin), errors.Join(pods.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
+		b.empty(ctx))
 }
 
-// allRunning is when the last of n pods was seen running.
+// allRunning returns the time at which the last of n pods was seen running.
 func allRunning(ctx context.Context, events watch.Interface, n int) (time.Time, error) {
 	var running []string
 	for {
@@ -125,7 +128,7 @@ func allRunning(ctx context.Context, events watch.Interface, n int) (time.Time, 
 	}
 }
 
-// empty waits until no pod and no claim is left.
+// empty waits until no pod and no claim remains.
 func (b *bench) empty(ctx context.Context) error {
 	return until(ctx, "pods and claims to be gone", func() (bool, error) {
 		pods, err := b.client.CoreV1().Pods(b.ns).List(ctx, metav1.ListOptions{})

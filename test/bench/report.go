@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// aims are the row's, with one that follows from another row of the same run.
+// aims returns the row's targets, including one that derives from another row of the same run.
 func (b *bench) aims(r row) []float64 {
 	if of := b.results[r.of]; len(of) > 0 {
 		return []float64{r.times * of[0]}
@@ -16,7 +16,7 @@ func (b *bench) aims(r row) []float64 {
 	return r.aim
 }
 
-// report is the table of all that was measured, what misses its aim explained below it.
+// report returns the table of all results, with explanations of missed targets below it.
 func (b *bench) report(machine string) string {
 	var table, misses strings.Builder
 	fmt.Fprintf(&table, "%s\n\n| what | peer | aim | here | |\n|---|---:|---:|---:|---|\n", machine)
@@ -34,7 +34,8 @@ func (b *bench) report(machine string) string {
 				fmt.Fprintf(&misses, "- %s: %s\n", strings.TrimPrefix(r.what, "– "), r.why)
 			}
 		}
-		fmt.Fprintf(&table, "| %s | %s | %s | %s | %s |\n", r.what, withUnit(r.peer, r.unit), withUnit(aim(r, aims), r.unit), withUnit(figures(here), r.unit), verdict)
+		fmt.Fprintf(&table, "| %s | %s | %s | %s | %s |\n", r.what, withUnit(r.peer, r.unit),
+			withUnit(aim(r, aims), r.unit), withUnit(formatValues(here), r.unit), verdict)
 	}
 	if misses.Len() > 0 {
 		fmt.Fprintf(&table, "\nWhat misses its aim, and why:\n\n%s", misses.String())
@@ -55,7 +56,7 @@ func aim(r row, aims []float64) string {
 	if len(aims) == 0 {
 		return ""
 	}
-	text := "≤ " + figures(aims)
+	text := "≤ " + formatValues(aims)
 	if r.says != "" {
 		text = r.says + ": " + text
 	}
@@ -66,15 +67,15 @@ func withUnit(text, unit string) string {
 	switch {
 	case text == "":
 		return ""
-	case strings.HasSuffix(text, ")"): // a remark stands behind the figure
+	case strings.HasSuffix(text, ")"): // the value has a remark
 		figure, remark, _ := strings.Cut(text, " (")
 		return figure + " " + unit + " (" + remark
 	}
 	return text + " " + unit
 }
 
-// figures writes numbers with three digits, or all of those before the point.
-func figures(values []float64) string {
+// formatValues formats numbers with three digits, or with all digits of the integer part.
+func formatValues(values []float64) string {
 	var texts []string
 	for _, v := range values {
 		digits := 2

@@ -37,7 +37,7 @@ func TestFigures(t *testing.T) {
 		{[]float64{0.5, -0.25, -123.4}, "0.5 / -0.25 / -123"},
 		{[]float64{100, 40}, "100 / 40"},
 	} {
-		if got := figures(row.values); got != row.want {
+		if got := formatValues(row.values); got != row.want {
 			t.Errorf("%v: got %q, want %q", row.values, got, row.want)
 		}
 	}

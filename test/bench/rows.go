@@ -4,7 +4,7 @@ package main
 
 import "context"
 
-// measurement fills in rows of the table. Its order is that of the run: what needs a plugin that has not done anything yet comes first.
+// measurement fills in rows of the table. Measurements run in this order: those that need an unused plugin come first.
 type measurement struct {
 	name    string
 	measure func(context.Context, *bench) error
@@ -21,6 +21,8 @@ var measurements = []measurement{
 	{"shares", measureShares},
 	{"many shares", measureManyShares},
 	{"making partitions", measureMakingPartitions},
+	{"driver update", measureDriverUpdate},
+	{"hanging GPU", measureHanging},
 	{"start", measureStart},
 	{"pods", measurePods},
 	{"partitions", measurePartitions},
@@ -28,61 +30,92 @@ var measurements = []measurement{
 	{"controller", measureController},
 }
 
-// row is a line of the table. What it shows is in the bench's results under its key.
+// row is a line of the table. Its values are in the bench's results under its key.
 type row struct {
 	key  string
 	what string
 	unit string
 	peer string
-	aim  []float64 // as many as the row has figures; nil: there is none, the row explains others
-	// An aim may follow from the first figure of another row: so many times as much, which says puts into words.
+	aim  []float64 // one for each value; nil: none, the row explains others
+	// A target may be a multiple of the first value of another row; says describes it.
 	of    string
 	times float64
 	says  string
-	// why explains a miss, as profiles found it. It is printed only when the aim is missed.
+	// why explains a missed target, as profiles showed it. It is printed only then.
 	why string
 }
 
-// The order of the table is that of the aims.
+// rows are in the order of the targets.
 var rows = []row{
-	{key: "prepare", what: "NodePrepareResources, one GPU, p50 / p99", unit: "ms", peer: "3.5 / 5.7", aim: []float64{2, 6}, why: whyPrepare},
+	{key: "prepare", what: "NodePrepareResources, one GPU, p50 / p99", unit: "ms", peer: "3.5 / 5.7",
+		aim: []float64{2, 6}, why: whyPrepare},
 	{key: "get", what: "– the claim's GET, asked for as the plugin asks, p50", unit: "ms"},
 	{key: "write", what: "– one durable write in the plugin's directory, p50", unit: "ms"},
 	{key: "call", what: "– a call without claims, there and back, p50", unit: "ms"},
-	{key: "own", what: "– what Prepare takes beside its GET and its durable write, p50", unit: "ms", aim: []float64{0.5}, why: whyOwn},
-	{key: "unprepare", what: "NodeUnprepareResources, p50", unit: "ms", peer: "1.1", aim: []float64{1}, why: whyUnprepare},
-	{key: "prepare200", what: "Prepare with 200 other claims prepared, p50", unit: "ms", peer: "128", of: "prepare", times: 1.1, says: "1.1 × Prepare alone", why: whyPrepare200},
+	{key: "own", what: "– what Prepare takes beside its GET and its durable write, p50", unit: "ms",
+		aim: []float64{0.5}, why: whyOwn},
+	{key: "unprepare", what: "NodeUnprepareResources, p50", unit: "ms", peer: "1.1", aim: []float64{1},
+		why: whyUnprepare},
+	{key: "prepare200", what: "Prepare with 200 other claims prepared, p50", unit: "ms", peer: "128", of: "prepare",
+		times: 1.1, says: "1.1 × Prepare alone", why: whyPrepare200},
 	{key: "parse200", what: "– the CDI directory then, read as containerd reads it at each change, p50", unit: "ms"},
-	{key: "calls8", what: "8 calls at once, 8 GPUs, wall, p50", unit: "ms", peer: "715", aim: []float64{10}, why: whyCalls8},
-	{key: "claims8", what: "one call with 8 claims, wall, p50", unit: "ms", peer: "45", aim: []float64{8}, why: whyClaims8},
-	{key: "backtoback", what: "200 prepares back to back, the chart's API limits, p50", unit: "ms", peer: "198 (throttled)", of: "prepare", times: 1, says: "as Prepare alone", why: whyBackToBack},
+	{key: "calls8", what: "8 calls at once, 8 GPUs, wall, p50", unit: "ms", peer: "715", aim: []float64{10},
+		why: whyCalls8},
+	{key: "claims8", what: "one call with 8 claims, wall, p50", unit: "ms", peer: "45", aim: []float64{8},
+		why: whyClaims8},
+	{key: "backtoback", what: "200 prepares back to back, the chart's API limits, p50", unit: "ms",
+		peer: "198 (throttled)", of: "prepare", times: 1, says: "as Prepare alone", why: whyBackToBack},
 	{key: "claimcpu", what: "– the plugin's processor time for a claim then: prepare, status, unprepare", unit: "ms"},
-	{key: "share", what: "Prepare of a fraction on a running daemon, p50", unit: "ms", of: "shareplain", times: 1.5, says: "1.5 × a plain GPU", why: whyShare},
+	{key: "share", what: "Prepare of a fraction on a running daemon, p50", unit: "ms", of: "shareplain", times: 1.5,
+		says: "1.5 × a plain GPU", why: whyShare},
 	{key: "shareplain", what: "– a plain GPU in turn with it, p50", unit: "ms"},
-	{key: "shares32", what: "32 fractions prepared at once on 8 GPUs, daemons running, wall, p50", unit: "ms", of: "share", times: 4, says: "4 × one", why: whyShares32},
+	{key: "shares32", what: "32 fractions prepared at once on 8 GPUs, daemons running, wall, p50", unit: "ms",
+		of: "share", times: 4, says: "4 × one", why: whyShares32},
 	{key: "gets32", what: "– the claims' GETs then, at once, asked for as the plugin asks, wall, p50", unit: "ms"},
-	{key: "firstshares32", what: "– the same without daemons, wall, p50", unit: "ms", of: "firstsharep50", times: 4, says: "4 × one", why: whyFirstShares32},
-	{key: "firstshare", what: "first fraction on a GPU (daemon start, simulated), p99", unit: "ms", aim: []float64{300}, why: whyFirstShare},
+	{key: "firstshares32", what: "– the same without daemons, wall, p50", unit: "ms", of: "firstsharep50", times: 4,
+		says: "4 × one", why: whyFirstShares32},
+	{key: "firstshare", what: "first fraction on a GPU (daemon start, simulated), p99", unit: "ms", aim: []float64{300},
+		why: whyFirstShare},
 	{key: "firstsharep50", what: "– p50", unit: "ms"},
-	{key: "timeslice", what: "TimeSlicing prepare / unprepare, p50, with a no-op `nvidia-smi`", unit: "ms", peer: "6.6 / 4.2", aim: []float64{4, 2}, why: whyTimeSlice},
+	{key: "timeslice", what: "TimeSlicing prepare / unprepare, p50, with a no-op `nvidia-smi`", unit: "ms",
+		peer: "6.6 / 4.2", aim: []float64{4, 2}, why: whyTimeSlice},
 	{key: "smi", what: "– that `nvidia-smi` by itself, p50", unit: "ms"},
-	{key: "supervisor", what: "RSS of the MPS supervisor, idle / with 8 daemons, without those", unit: "MiB", aim: []float64{15, 15}, why: whySupervisor},
-	{key: "start", what: "process start → slice visible, p50", unit: "s", peer: "1.04", aim: []float64{0.5}, why: whyStart},
-	{key: "startall", what: "– every slice, with all partitions of 8 H100, p50", unit: "s", aim: []float64{1.5}, why: whyStart},
-	{key: "rss", what: "RSS idle / after 200 cycles, with all partitions of 8 H100 (the peer: without)", unit: "MiB", peer: "67 / 69", aim: []float64{60, 60}, why: whyRSS},
-	{key: "anon", what: "– of that the process's own, the rest is the program file's: idle / after 200 cycles", unit: "MiB"},
+	{key: "supervisor", what: "RSS of the MPS supervisor, idle / with 8 daemons, without those", unit: "MiB",
+		aim: []float64{15, 15}, why: whySupervisor},
+	{key: "hang", what: "with one of eight GPUs hanging: p99 of Prepare / Unprepare on the others, as a ratio to all " +
+		"healthy", unit: "×", aim: []float64{1.2, 1.2}, why: whyHang},
+	{key: "hangmedian", what: "– p50", unit: "×"},
+	{key: "update", what: "driver updated under 50 claims, minor numbers of two GPUs swapped: all CDI specs right " +
+		"after", unit: "s", aim: []float64{10}, why: whyUpdate},
+	{key: "start", what: "process start → slice visible, p50", unit: "s", peer: "1.04", aim: []float64{0.5},
+		why: whyStart},
+	{key: "startall", what: "– every slice, with all partitions of 8 H100, p50", unit: "s", aim: []float64{1.5},
+		why: whyStart},
+	{key: "rss", what: "RSS idle / after 200 cycles, with all partitions of 8 H100 (the peer: without)", unit: "MiB",
+		peer: "67 / 69", aim: []float64{60, 60}, why: whyRSS},
+	{key: "anon", what: "– of that the process's own, the rest is the program file's: idle / after 200 cycles",
+		unit: "MiB"},
 	{key: "cpu", what: "CPU, idle", unit: "ms a minute", peer: "10", aim: []float64{10}, why: whyCPU},
-	{key: "pod", what: "pod with a claim, create → Running, minus the same pod without, p50", unit: "ms", peer: "50", aim: []float64{30}, why: whyPods},
-	{key: "pods8", what: "eight such pods at once, minus eight without, p50", unit: "ms", peer: "231", aim: []float64{100}, why: whyPods8},
+	{key: "pod", what: "pod with a claim, create → Running, minus the same pod without, p50", unit: "ms", peer: "50",
+		aim: []float64{30}, why: whyPods},
+	{key: "pods8", what: "eight such pods at once, minus eight without, p50", unit: "ms", peer: "231",
+		aim: []float64{100}, why: whyPods8},
 	{key: "podplain", what: "– the pod without a claim, create → Running, one / eight, p50", unit: "ms"},
-	{key: "mig8", what: "8 partitions on 8 GPUs prepared at once, simulated creation set to 1 s, wall, p50", unit: "s", aim: []float64{1.3}, why: whyCalls8},
+	{key: "mig8", what: "8 partitions on 8 GPUs prepared at once, simulated creation set to 1 s, wall, p50", unit: "s",
+		aim: []float64{1.3}, why: whyCalls8},
 	{key: "migprepare", what: "– one that takes no time to make, prepare / unprepare, p50", unit: "ms"},
-	{key: "partition", what: "allocation of a 1g.10gb on a half-full node of 8 H100, in-process, p50", unit: "ms", aim: []float64{2}, why: whySearch},
-	{key: "partitionways", what: "– of what is recommended to ask for, on 1,000 half-full nodes of 8 or 16 H100, also where it does not fit, p99 / p50", unit: "ms", aim: []float64{20}, why: whySearch},
-	{key: "partslices", what: "– ResourceSlices of a node of 8 H100", unit: "slices", aim: []float64{10}, why: whySearch},
-	{key: "fragments", what: "partitions that come and go on one H100: served by the published order / ascending / the best of 60,480", unit: "%"},
+	{key: "partition", what: "allocation of a 1g.10gb on a half-full node of 8 H100, in-process, p50", unit: "ms",
+		aim: []float64{2}, why: whySearch},
+	{key: "partitionways", what: "– of what is recommended to ask for, on 1,000 half-full nodes of 8 or 16 H100, " +
+		"also where it does not fit, p99 / p50", unit: "ms", aim: []float64{20}, why: whySearch},
+	{key: "partslices", what: "– ResourceSlices of a node of 8 H100", unit: "slices", aim: []float64{10},
+		why: whySearch},
+	{key: "fragments", what: "partitions that come and go on one H100: served by the published order / ascending / " +
+		"the best of 60,480", unit: "%"},
 	{key: "fragments8", what: "– on eight", unit: "%"},
-	{key: "admission", what: "admission at 100 requests a second, with 1,000 nodes of 8 H100 and all their partitions known, p99 / p50", unit: "ms", aim: []float64{10}, why: whyAdmission},
-	{key: "controllerrss", what: "– RSS of the controller then", unit: "MiB", aim: []float64{150}, why: whyControllerRSS},
+	{key: "admission", what: "admission at 100 requests a second, with 1,000 nodes of 8 H100 and all their " +
+		"partitions known, p99 / p50", unit: "ms", aim: []float64{10}, why: whyAdmission},
+	{key: "controllerrss", what: "– RSS of the controller then", unit: "MiB", aim: []float64{150},
+		why: whyControllerRSS},
 	{key: "controllerpeak", what: "– the most it has been, while it read all slices", unit: "MiB"},
 }

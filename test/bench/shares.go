@@ -19,7 +19,7 @@ import (
 const (
 	firstRounds   = 10 // of first fractions, on each GPU
 	shareCycles   = 100
-	keepersInTurn = 4 // GPUs on which a daemon runs; the plain ones come from the others
+	daemonsInTurn = 4 // GPUs on which a daemon runs; the plain ones come from the others
 	shareBurst    = 32
 	shareBursts   = 15
 	coldBursts    = 5
@@ -27,7 +27,7 @@ const (
 	smiInRoot     = driverRoot + "/usr/bin/nvidia-smi"
 )
 
-// measureFirstShare times fractions that need a daemon which does not run yet, one after the other.
+// measureFirstShare times fractions that need a new daemon, one after the other.
 func measureFirstShare(ctx context.Context, b *bench) error {
 	claims, err := b.allocated(ctx, b.fractions(firstRounds*len(b.gpus))...)
 	if err != nil {
@@ -51,10 +51,10 @@ func measureFirstShare(ctx context.Context, b *bench) error {
 		}
 	}
 	b.results["firstshare"], b.results["firstsharep50"] = []float64{prepares.at(0.99)}, []float64{prepares.p50()}
-	return b.forget(ctx)
+	return b.deleteClaims(ctx)
 }
 
-// measureSupervisor looks what the supervisor uses, after the daemons of all that came before it.
+// measureSupervisor measures the supervisor after all daemons so far have run.
 func measureSupervisor(ctx context.Context, b *bench) error {
 	p, err := findProcess(ctx, b.client, supervisorLabel, supervisor)
 	if err != nil {
@@ -64,14 +64,14 @@ func measureSupervisor(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	return b.keeping(ctx, len(b.gpus), func() error {
+	return b.withDaemons(ctx, len(b.gpus), func() error {
 		with, err := p.memory()
 		b.results["supervisor"] = []float64{without.rss, with.rss}
 		return err
 	})
 }
 
-// noDaemons waits until the supervisor has cleared up after every daemon.
+// noDaemons waits until the supervisor has cleaned up after every daemon.
 func (b *bench) noDaemons(ctx context.Context) error {
 	return until(ctx, "MPS daemons to end", func() (bool, error) {
 		left, err := os.ReadDir(b.process.path(daemonsDir))
@@ -79,24 +79,24 @@ func (b *bench) noDaemons(ctx context.Context) error {
 	})
 }
 
-// keeping has a daemon run on each of the first GPUs, for a fraction of it, while do runs.
-func (b *bench) keeping(ctx context.Context, gpus int, do func() error) error {
+// withDaemons calls do while a daemon runs on each of the first GPUs, for a fraction of it.
+func (b *bench) withDaemons(ctx context.Context, gpus int, do func() error) error {
 	keepers, err := b.allocated(ctx, b.fractions(gpus)...)
 	if err != nil {
 		return err
 	}
-	return errors.Join(b.crowd(ctx, keepers, do), b.noDaemons(ctx), b.forget(ctx))
+	return errors.Join(b.withPrepared(ctx, keepers, do), b.noDaemons(ctx), b.deleteClaims(ctx))
 }
 
-// measureShares times fractions where daemons run and plain GPUs where none do, in turn.
+// measureShares times fractions of GPUs with a daemon and whole GPUs without, alternately.
 func measureShares(ctx context.Context, b *bench) error {
-	return b.keeping(ctx, keepersInTurn, func() error { return b.sharesBesidePlain(ctx) })
+	return b.withDaemons(ctx, daemonsInTurn, func() error { return b.sharesBesidePlain(ctx) })
 }
 
 func (b *bench) sharesBesidePlain(ctx context.Context) error {
 	var results []resourceapi.DeviceRequestAllocationResult
 	for i := range shareCycles {
-		results = append(results, b.fraction(i%keepersInTurn), b.gpu(keepersInTurn+i%(len(b.gpus)-keepersInTurn)))
+		results = append(results, b.fraction(i%daemonsInTurn), b.gpu(daemonsInTurn+i%(len(b.gpus)-daemonsInTurn)))
 	}
 	claims, err := b.allocated(ctx, results...)
 	if err != nil {
@@ -117,10 +117,10 @@ func (b *bench) sharesBesidePlain(ctx context.Context) error {
 	return nil
 }
 
-// measureManyShares times fractions of all GPUs, many at once: where daemons run, and where none do.
+// measureManyShares times many fractions in parallel on all GPUs, with and without running daemons.
 func measureManyShares(ctx context.Context, b *bench) error {
-	if err := b.keeping(ctx, len(b.gpus), func() error {
-		gets, prepares, err := b.sharesAtOnce(ctx, shareBursts, func() error { return sleep(ctx, breath) })
+	if err := b.withDaemons(ctx, len(b.gpus), func() error {
+		gets, prepares, err := b.sharesAtOnce(ctx, shareBursts, func() error { return sleep(ctx, cdiPause) })
 		b.results["gets32"], b.results["shares32"] = []float64{gets.p50()}, []float64{prepares.p50()}
 		return err
 	}); err != nil {
@@ -128,11 +128,11 @@ func measureManyShares(ctx context.Context, b *bench) error {
 	}
 	_, prepares, err := b.sharesAtOnce(ctx, coldBursts, func() error { return b.noDaemons(ctx) })
 	b.results["firstshares32"] = []float64{prepares.p50()}
-	return errors.Join(err, b.forget(ctx))
+	return errors.Join(err, b.deleteClaims(ctx))
 }
 
-// sharesAtOnce times the calls for as many fractions on all GPUs, all at once, and what the API server takes for so many. Before each
-// burst it lets the machine rest.
+// sharesAtOnce times parallel prepare calls for fractions on all GPUs, and the same number of reads from the API
+// server. It calls rest before each burst.
 func (b *bench) sharesAtOnce(ctx context.Context, bursts int, rest func() error) (gets, prepares samples, err error) {
 	for range bursts {
 		claims, err := b.allocated(ctx, b.fractions(shareBurst)...)
@@ -150,7 +150,10 @@ func (b *bench) sharesAtOnce(ctx context.Context, bursts int, rest func() error)
 			{func(i int) (time.Duration, error) { return b.prepare(ctx, claims[i]) }, &prepares},
 		} {
 			begin := time.Now()
-			if err := atOnce(shareBurst, shareBurst, func(i int) error { _, err := step.do(i); return err }); err != nil {
+			if err := atOnce(shareBurst, shareBurst, func(i int) error {
+				_, err := step.do(i)
+				return err
+			}); err != nil {
 				return nil, nil, err
 			}
 			*step.wall = append(*step.wall, time.Since(begin))
@@ -165,7 +168,7 @@ func (b *bench) sharesAtOnce(ctx context.Context, bursts int, rest func() error)
 	return gets, prepares, nil
 }
 
-// fractions are of the GPUs in turn.
+// fractions returns n fractions, of each GPU in turn.
 func (b *bench) fractions(n int) []resourceapi.DeviceRequestAllocationResult {
 	results := make([]resourceapi.DeviceRequestAllocationResult, n)
 	for i := range results {
@@ -174,7 +177,7 @@ func (b *bench) fractions(n int) []resourceapi.DeviceRequestAllocationResult {
 	return results
 }
 
-// measureTimeSlices takes GPUs with a time slice, which the driver sets by running nvidia-smi: here one that does nothing.
+// measureTimeSlices times GPUs with a time slice. The driver sets it with nvidia-smi, here a program that does nothing.
 func measureTimeSlices(ctx context.Context, b *bench) (failure error) {
 	restore, err := b.replaceSMI(ctx)
 	if err != nil {
@@ -208,10 +211,10 @@ func measureTimeSlices(ctx context.Context, b *bench) (failure error) {
 	}
 	b.results["timeslice"] = []float64{slice.prepare.p50(), slice.unprepare.p50()}
 	b.results["smi"] = []float64{smi.p50()}
-	return b.forget(ctx)
+	return b.deleteClaims(ctx)
 }
 
-// replaceSMI puts a program that does nothing in the place of nvidia-smi, until restore is called.
+// replaceSMI replaces nvidia-smi with a program that does nothing, until restore is called.
 func (b *bench) replaceSMI(ctx context.Context) (restore func() error, err error) {
 	dir, err := os.MkdirTemp("", "bench-")
 	if err != nil {

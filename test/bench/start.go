@@ -19,11 +19,11 @@ import (
 const (
 	starts = 5
 	soon   = 30 * time.Second
-	// lookPeriod is how often new processes are looked for, and so how late a start may be noticed.
+	// lookPeriod is the polling period for new processes: a start is noticed at most this much later.
 	lookPeriod = 3 * time.Millisecond
 )
 
-// measureStart starts the plugin on a node that publishes nothing and waits for its slice.
+// measureStart starts the plugin on a node without slices and waits for them.
 func measureStart(ctx context.Context, b *bench) error {
 	var first, all samples
 	for range starts {
@@ -40,7 +40,8 @@ func measureStart(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// stopPlugin lets the DaemonSet match no node until the plugin has gone, and removes its slices, as the kubelet does later.
+// stopPlugin makes the DaemonSet match no node, waits until the plugin has stopped, and removes its slices, as the
+// kubelet does later.
 func (b *bench) stopPlugin(ctx context.Context) error {
 	if err := b.selectNodes(ctx, `{"bench": "off"}`); err != nil {
 		return err
@@ -53,15 +54,17 @@ func (b *bench) stopPlugin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return b.client.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.driver=" + driver})
+	return b.client.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{},
+		metav1.ListOptions{FieldSelector: "spec.driver=" + driver})
 }
 
-// startPlugin lets the DaemonSet start the plugin again. It tells the time from the start of the program, not of its container, to
-// the arrival of the first slice, and of the last, at somebody who watches slices.
+// startPlugin lets the DaemonSet start the plugin again. It returns the time from the start of the program, not of its
+// container, until a watch delivers the first slice, and the last.
 func (b *bench) startPlugin(ctx context.Context) (first, last time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, soon)
 	defer cancel()
-	events, err := b.client.ResourceV1().ResourceSlices().Watch(ctx, metav1.ListOptions{FieldSelector: "spec.driver=" + driver})
+	events, err := b.client.ResourceV1().ResourceSlices().Watch(ctx, metav1.ListOptions{FieldSelector: "spec.driver=" +
+		driver})
 	if err != nil {
 		return 0, 0, err
 	}
@@ -84,7 +87,7 @@ func (b *bench) startPlugin(ctx context.Context) (first, last time.Duration, err
 	}
 	begin, ok := seen[b.process.pid]
 	if !ok {
-		return 0, 0, errors.New("nobody saw the program start")
+		return 0, 0, errors.New("the start of the program was not seen")
 	}
 	return visible.Sub(begin), complete.Sub(begin), b.pluginReady(ctx)
 }
@@ -113,7 +116,8 @@ func (b *bench) pluginReady(ctx context.Context) error {
 	})
 }
 
-// slicesVisible is when a slice with so many devices, or more, was seen, and when all of its pool were.
+// slicesVisible returns the times at which a slice with at least that number of devices was seen, and all slices of its
+// pool.
 func slicesVisible(ctx context.Context, events watch.Interface, devices int) (first, last time.Time, err error) {
 	for seen := map[string]bool{}; ; {
 		select {
@@ -139,8 +143,8 @@ func slicesVisible(ctx context.Context, events watch.Interface, devices int) (fi
 	}
 }
 
-// newPrograms notes when processes turn into the plugin, until ctx ends: the time of the last look at which it was not there yet.
-// When a process began is no answer, because the runtime makes it before it is told to start the container.
+// newPrograms records when processes exec the plugin, until ctx ends: the time of the last poll before the exec. The
+// start time of the process is too early, because the runtime creates it before it starts the container.
 func newPrograms(ctx context.Context) map[int]time.Time {
 	old := map[int]bool{}
 	for _, pid := range pids() {
@@ -161,7 +165,7 @@ func newPrograms(ctx context.Context) map[int]time.Time {
 	}
 }
 
-// until looks again and again.
+// until polls look until it is done.
 func until(ctx context.Context, what string, look func() (done bool, err error)) error {
 	ctx, cancel := context.WithTimeout(ctx, soon)
 	defer cancel()

@@ -19,7 +19,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/components"
 )
 
-// TestCluster uses a cluster as people and tests do.
+// TestCluster uses a cluster as users and tests do.
 func TestCluster(t *testing.T) {
 	requireMachine(t)
 	name, other := ours+"-a", ours+"-b"
@@ -49,7 +49,7 @@ func TestCluster(t *testing.T) {
 			t.Errorf("got mode %o, want 600", got)
 		}
 	})
-	t.Run("feature gates and runtime config arrive", func(t *testing.T) {
+	t.Run("feature gates and runtime config are applied", func(t *testing.T) {
 		if got := kubectl("", "api-versions"); !strings.Contains(got, "resource.k8s.io/v1beta2\n") {
 			t.Errorf("got no resource.k8s.io/v1beta2 in\n%s", got)
 		}
@@ -69,7 +69,7 @@ func TestCluster(t *testing.T) {
 		kubectl("", "rollout", "status", "daemonset/load-test", "--timeout=60s")
 	})
 	testControl(t, name, kubectl)
-	t.Run("exec is on the node and passes the exit status on", func(t *testing.T) {
+	t.Run("exec runs on the node and returns the exit status", func(t *testing.T) {
 		got := must(t, "exec", "--name", name, "node-2", "--", "hostname")
 		if got != "node-2\n" {
 			t.Errorf("got host name %q, want node-2", got)
@@ -82,15 +82,17 @@ func TestCluster(t *testing.T) {
 	})
 	t.Run("device nodes below /var work", func(t *testing.T) {
 		must(t, "exec", "--name", name, "node-1", "--", "sh", "-c",
-			"mkdir -p /var/lib/device-test && mknod /var/lib/device-test/null c 1 3 && echo x > /var/lib/device-test/null")
+			"mkdir -p /var/lib/device-test && mknod /var/lib/device-test/null c 1 3 && echo x > "+
+				"/var/lib/device-test/null")
 	})
 	t.Run("a killed kubelet comes back", func(t *testing.T) {
 		must(t, "exec", "--name", name, "node-3", "--", "sh", "-c",
 			`old=$(cat /run/kubelet.pid); kill -9 $old
 			 for i in $(seq 100); do new=$(cat /run/kubelet.pid 2>/dev/null); [ -n "$new" ] && [ "$new" != $old ] && exit 0; sleep 0.1; done; exit 1`)
 	})
-	t.Run("logs are there", func(t *testing.T) {
-		if got := must(t, "logs", "--name", name, "node-1/kubelet"); !strings.Contains(got, "Successfully registered node") {
+	t.Run("logs exist", func(t *testing.T) {
+		if got := must(t, "logs", "--name", name, "node-1/kubelet"); !strings.Contains(got,
+			"Successfully registered node") {
 			t.Errorf("got no registration in the kubelet's log")
 		}
 		if got := fails(t, "logs", "--name", name, "node-1/nothing"); !strings.Contains(got, "node-1/kubelet") {
@@ -107,7 +109,7 @@ func TestCluster(t *testing.T) {
 			t.Errorf("got %q", got)
 		}
 	})
-	t.Run("a second cluster runs beside it, and ends alone", func(t *testing.T) {
+	t.Run("a second cluster starts and ends independently", func(t *testing.T) {
 		must(t, "up", "--name", other, "--nodes", "1")
 		if got := newKubectl(t, other)("", "get", "nodes", "-o", "name"); got != "node/node-1\n" {
 			t.Errorf("got nodes %q", got)
@@ -118,15 +120,17 @@ func TestCluster(t *testing.T) {
 	})
 	t.Run("after down there is nothing to use", func(t *testing.T) {
 		must(t, "down", "--name", name)
-		for _, args := range [][]string{{"status"}, {"kubeconfig"}, {"exec", "node-1", "--", "true"}, {"load", "x.tar"}} {
-			if got := fails(t, append(args[:1:1], append([]string{"--name", name}, args[1:]...)...)...); !strings.Contains(got, "cluster is not up") {
+		for _, args := range [][]string{{"status"}, {"kubeconfig"}, {"exec", "node-1", "--", "true"},
+			{"load", "x.tar"}} {
+			if got := fails(t, append(args[:1:1], append([]string{"--name", name},
+				args[1:]...)...)...); !strings.Contains(got, "cluster is not up") {
 				t.Errorf("%s: got %q", args[0], got)
 			}
 		}
 	})
 }
 
-// TestStartThatCannotSucceed checks that `up` notices, tells why, and cleans up.
+// TestStartThatCannotSucceed checks that `up` detects the failure, reports the reason, and cleans up.
 func TestStartThatCannotSucceed(t *testing.T) {
 	requireMachine(t)
 	name := ours + "-gate"
@@ -154,7 +158,7 @@ spec:
       - {name: pause, image: "localhost/load-test:1"}
 `
 
-// newKubectl returns a function that runs kubectl with text as its input.
+// newKubectl returns a function that runs kubectl with the input on stdin.
 func newKubectl(t *testing.T, name string) func(input string, args ...string) string {
 	t.Helper()
 	tool := filepath.Join(strings.TrimSpace(must(t, "tools")), "kubectl")
@@ -172,7 +176,7 @@ func newKubectl(t *testing.T, name string) func(input string, args ...string) st
 	}
 }
 
-// writeArchive writes the pause image under another name, as an OCI archive.
+// writeArchive writes the pause image under another name as an OCI archive.
 func writeArchive(t *testing.T, name string) string {
 	t.Helper()
 	cache, err := components.Open("", os.Stderr)
@@ -192,7 +196,8 @@ func writeArchive(t *testing.T, name string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := oci.AppendImage(image, layout.WithAnnotations(map[string]string{"io.containerd.image.name": name})); err != nil {
+	if err := oci.AppendImage(image, layout.WithAnnotations(
+		map[string]string{"io.containerd.image.name": name})); err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "image.tar")

@@ -18,8 +18,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/residue"
 )
 
-// ours begins the name of every cluster of these tests; another run of them
-// has another number.
+// ours is the prefix of all cluster names of this test run.
 var ours = fmt.Sprintf("test%d", os.Getpid())
 
 var workDir string
@@ -36,7 +35,7 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// binary builds the program once; killing `go run` would not kill it.
+// binary builds the program once. With `go run`, a kill would only reach the go command.
 var binary = sync.OnceValues(func() (string, error) {
 	path := filepath.Join(workDir, "cluster")
 	out, err := exec.Command("go", "build", "-o", path, ".").CombinedOutput()
@@ -46,7 +45,7 @@ var binary = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-// requireMachine skips the test where no cluster can run.
+// requireMachine skips the test on a machine that cannot run a cluster.
 func requireMachine(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
@@ -81,7 +80,7 @@ func must(t *testing.T, args ...string) string {
 	return stdout.String()
 }
 
-// fails runs the program, which has to fail, and returns what it said.
+// fails runs the program, which must fail, and returns its stderr.
 func fails(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := command(t, args...).CombinedOutput()
@@ -91,7 +90,7 @@ func fails(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-// ending makes sure the cluster is gone when the test is.
+// ending makes the test remove the cluster at its end.
 func ending(t *testing.T, name string) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -101,8 +100,7 @@ func ending(t *testing.T, name string) {
 	})
 }
 
-// until starts the program and returns it, still running, when it has printed
-// the text on standard error.
+// until starts the program and returns when it has printed the text on stderr. The program still runs then.
 func until(t *testing.T, cmd *exec.Cmd, text string) {
 	t.Helper()
 	stderr, err := cmd.StderrPipe()
@@ -124,9 +122,8 @@ func until(t *testing.T, cmd *exec.Cmd, text string) {
 	t.Fatalf("ended before it said %q:\n%s", text, strings.Join(seen, "\n"))
 }
 
-// leavesNothing fails the test unless the machine is as before after what was
-// done. Where only other clusters of the machine changed meanwhile, it says so
-// and looks again; it fails if that happens every time.
+// leavesNothing runs do and fails the test if the machine has changed. If only other clusters changed, it logs that and
+// tries again; it fails if that happens every time.
 func leavesNothing(t *testing.T, do func(t *testing.T)) {
 	t.Helper()
 	const attempts = 3
@@ -138,17 +135,19 @@ func leavesNothing(t *testing.T, do func(t *testing.T)) {
 		case len(own) == 0 && len(foreign) == 0:
 			return
 		case len(own) > 0:
-			t.Fatalf("the machine changed:\n%s\nbeside %d changes of other clusters", strings.Join(own, "\n"), len(foreign))
+			t.Fatalf("the machine changed:\n%s\nbeside %d changes of other clusters", strings.Join(own, "\n"),
+				len(foreign))
 		case attempt == attempts:
-			t.Fatalf("other clusters of this machine changed each time, so nothing is proved; stop them, or wait. The last time:\n%s",
+			t.Fatalf("other clusters of this machine changed each time, so nothing is proved; stop them, or wait. "+
+				"The last time:\n%s",
 				strings.Join(foreign[:min(len(foreign), 10)], "\n"))
 		}
 		t.Logf("attempt %d: only other clusters of this machine changed (%d changes); again", attempt, len(foreign))
 	}
 }
 
-// split tells changes that are certainly of other clusters from the rest. The folder for all clusters comes with the first and goes
-// with the last of them.
+// split separates changes that certainly belong to other clusters from the rest. The folder of all clusters appears
+// with the first cluster and disappears with the last.
 func split(changes []string) (own, foreign []string) {
 	for _, c := range changes {
 		if other := residue.ClusterOf(c); other != "" && !strings.HasPrefix(other, ours) {

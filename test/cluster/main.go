@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command cluster runs a real Kubernetes of several nodes on one machine,
-// without Docker.
+// Command cluster runs a Kubernetes cluster of several nodes on one machine, without Docker.
 package main
 
 import (

@@ -17,8 +17,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/residue"
 )
 
-// warmUp runs a cluster once where the kernel loads modules when they are
-// needed first: they stay, and bring sysctls with them.
+// warmUp runs a cluster once: the kernel loads modules on first use, and they add sysctls and stay loaded.
 func warmUp(t *testing.T) {
 	t.Helper()
 	if _, err := os.Stat("/proc/modules"); err != nil {
@@ -44,8 +43,8 @@ func TestMachineIsAsBefore(t *testing.T) {
 			kubectl := newKubectl(t, name)
 			kubectl(daemonSet, "apply", "-f", "-")
 			kubectl("", "rollout", "status", "daemonset/load-test", "--timeout=60s")
-			must(t, "down", "--name", name) // with pods that run
-			must(t, "down", "--name", name) // may be repeated
+			must(t, "down", "--name", name) // with running pods
+			must(t, "down", "--name", name) // idempotent
 		})
 	})
 	for _, stage := range cluster.Stages() {
@@ -79,7 +78,7 @@ func TestMachineIsAsBefore(t *testing.T) {
 	})
 }
 
-// killedAt starts a cluster and kills the start at the stage.
+// killedAt starts a cluster and kills `up` at the stage.
 func killedAt(t *testing.T, stage, name string) {
 	t.Helper()
 	up := command(t, "up", "--name", name, "--nodes", "2")
@@ -91,7 +90,7 @@ func killedAt(t *testing.T, stage, name string) {
 	_ = up.Wait()
 }
 
-// TestPlantedResidue proves that the comparison sees what it is there for.
+// TestPlantedResidue checks that the comparison finds residue.
 func TestPlantedResidue(t *testing.T) {
 	requireMachine(t)
 	mountPoint := t.TempDir()

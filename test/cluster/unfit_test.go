@@ -14,8 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestUnfitMachine starts `up` where it cannot work: it has to say why in one
-// sentence and leave nothing.
+// TestUnfitMachine runs `up` where it cannot work: it must report the reason in one sentence and leave nothing.
 func TestUnfitMachine(t *testing.T) {
 	requireMachine(t)
 	for _, row := range []struct {
@@ -23,11 +22,16 @@ func TestUnfitMachine(t *testing.T) {
 		run  func(t *testing.T, up *exec.Cmd) error
 		want string
 	}{
-		{"the user is not root", asNobody, "cannot run a cluster here: a cluster needs namespaces, mounts and control groups: run this as root"},
-		{"namespaces are not allowed", without(unix.CAP_SYS_ADMIN), "cannot run a cluster here: the kernel does not allow new namespaces"},
-		{"links are not allowed", without(unix.CAP_NET_ADMIN), "cannot run a cluster here: the kernel lacks virtual links (veth)"},
-		{"device nodes are not allowed", without(unix.CAP_MKNOD), "cannot run a cluster here: device nodes cannot be made (CAP_MKNOD)"},
-		{"the disk takes no device nodes", onDisk(unix.MS_NODEV), "is mounted with nodev, so device nodes of simulated GPUs would not work; choose another folder with --state"},
+		{"the user is not root", asNobody, "cannot run a cluster here: a cluster needs namespaces, mounts and " +
+			"control groups: run this as root"},
+		{"namespaces are not allowed", without(unix.CAP_SYS_ADMIN), "cannot run a cluster here: the kernel does not " +
+			"allow new namespaces"},
+		{"links are not allowed", without(unix.CAP_NET_ADMIN), "cannot run a cluster here: the kernel lacks virtual " +
+			"links (veth)"},
+		{"device nodes are not allowed", without(unix.CAP_MKNOD), "cannot run a cluster here: device nodes cannot be " +
+			"made (CAP_MKNOD)"},
+		{"the disk takes no device nodes", onDisk(unix.MS_NODEV), "is mounted with nodev, so device nodes of " +
+			"simulated GPUs would not work; choose another folder with --state"},
 		{"the disk is read-only", onDisk(unix.MS_RDONLY), "is read-only; choose another folder with --state"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -48,7 +52,7 @@ func TestUnfitMachine(t *testing.T) {
 }
 
 func asNobody(t *testing.T, up *exec.Cmd) error {
-	// os.MkdirTemp made it for root only.
+	// os.MkdirTemp created it for root only.
 	if err := os.Chmod(filepath.Dir(up.Path), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +60,7 @@ func asNobody(t *testing.T, up *exec.Cmd) error {
 	return up.Run()
 }
 
-// without runs `up` as a root that has lost a capability for good.
+// without runs `up` as root after dropping a capability permanently.
 func without(capability uintptr) func(*testing.T, *exec.Cmd) error {
 	return func(_ *testing.T, up *exec.Cmd) error {
 		result := make(chan error)
@@ -72,7 +76,7 @@ func without(capability uintptr) func(*testing.T, *exec.Cmd) error {
 	}
 }
 
-// onDisk runs `up` with its state on a file system mounted with the flag.
+// onDisk runs `up` with its state on a file system with that mount flag.
 func onDisk(flag uintptr) func(*testing.T, *exec.Cmd) error {
 	return func(t *testing.T, up *exec.Cmd) error {
 		dir := t.TempDir()

@@ -18,8 +18,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
-// testPairs asks for two GPUs that belong together where two are free that do not. The workstation has three cards of one model: a
-// bridge joins the first two, which are also at one NUMA node.
+// testPairs requests two matching GPUs where two non-matching ones are also free. The workstation has three cards of
+// one model: the first two are connected by a bridge and on the same NUMA node.
 func (s *suite) testPairs(t *testing.T) {
 	node := s.node(t, "workstation")
 	for _, tc := range []struct {
@@ -27,8 +27,10 @@ func (s *suite) testPairs(t *testing.T) {
 		attribute resourceapi.FullyQualifiedName
 		value     func(resourceapi.Device) string
 	}{
-		{"nvlink", resourceapi.FullyQualifiedName(*driver + "/nvlinkDomain"), func(d resourceapi.Device) string { return stringAttribute(d, "nvlinkDomain") }},
-		{"numa", "resource.kubernetes.io/numaNode", func(d resourceapi.Device) string { return value(d.Attributes["resource.kubernetes.io/numaNode"]) }},
+		{"nvlink", resourceapi.FullyQualifiedName(*driver + "/nvlinkDomain"),
+			func(d resourceapi.Device) string { return stringAttribute(d, "nvlinkDomain") }},
+		{"numa", "resource.kubernetes.io/numaNode",
+			func(d resourceapi.Device) string { return value(d.Attributes["resource.kubernetes.io/numaNode"]) }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			all := s.gpus(t, node)
@@ -36,19 +38,21 @@ func (s *suite) testPairs(t *testing.T) {
 				t.Fatalf("want three GPUs, the first two alike:\n%s", text(node, all))
 			}
 			ns := s.namespace(t, tc.name)
-			two := s.claimTemplate(t, ns, "two", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{gpus("gpus", 2)}})
+			two := s.claimTemplate(t, ns, "two",
+				resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{gpus("gpus", 2)}})
 			pair := s.claimTemplate(t, ns, "pair", resourceapi.DeviceClaim{
 				Requests:    []resourceapi.DeviceRequest{gpus("gpus", 2)},
 				Constraints: []resourceapi.DeviceConstraint{{MatchAttribute: &tc.attribute}},
 			})
-			holder := s.pod(t, ns, "holder", onNode(node), withTemplate(s.claimTemplate(t, ns, "first", theGPU(all[0]))))
+			holder := s.pod(t, ns, "holder", onNode(node),
+				withTemplate(s.claimTemplate(t, ns, "first", theGPU(all[0]))))
 			s.running(t, holder)
 			others := s.pod(t, ns, "others", onNode(node), withTemplate(two))
 			s.running(t, others) // so two are free
-			s.gone(t, others)
+			s.deletePod(t, others)
 			waiting := s.pod(t, ns, "pair", onNode(node), withTemplate(pair))
 			s.waitUnschedulable(t, waiting)
-			s.gone(t, holder)
+			s.deletePod(t, holder)
 			got := s.names(t, s.running(t, waiting))
 			if want := []string{all[0].Name, all[1].Name}; !slices.Equal(got, want) {
 				t.Errorf("got %v, want %v", got, want)
@@ -57,7 +61,7 @@ func (s *suite) testPairs(t *testing.T) {
 	}
 }
 
-// testNextToNIC plays a driver of network cards whose devices share a PCIe root with one GPU or with none.
+// testNextToNIC acts as a driver of network cards whose devices share a PCIe root with one GPU or with none.
 func (s *suite) testNextToNIC(t *testing.T) {
 	const nics = "nic.e2e.example.com"
 	node := s.node(t, "workstation")
@@ -75,10 +79,15 @@ func (s *suite) testNextToNIC(t *testing.T) {
 		TypeMeta:   metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceSlice"},
 		ObjectMeta: metav1.ObjectMeta{Name: nics},
 		Spec: resourceapi.ResourceSliceSpec{
-			Driver: nics, NodeName: &node, Pool: resourceapi.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: 1},
+			Driver: nics, NodeName: &node, Pool: resourceapi.ResourcePool{Name: node, Generation: 1,
+				ResourceSliceCount: 1},
 			Devices: []resourceapi.Device{
-				{Name: "beside", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{root: beside.Attributes[root], "port": {IntValue: new(int64(0))}}},
-				{Name: "apart", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{root: {StringValue: new("pci0000:ff")}, "port": {IntValue: new(int64(1))}}},
+				{Name: "beside",
+					Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{root: beside.Attributes[root],
+						"port": {IntValue: new(int64(0))}}},
+				{Name: "apart",
+					Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{root: {StringValue: new(
+						"pci0000:ff")}, "port": {IntValue: new(int64(1))}}},
 			},
 		},
 	}
@@ -93,44 +102,47 @@ func (s *suite) testNextToNIC(t *testing.T) {
 		withHostDirs("/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry"))
 	_, err := s.WaitPod(t.Context(), soon, plugin, "ready", kube.Ready)
 	s.must(t, err)
-	s.must(t, s.ApplyTyped(t.Context(), slice)) // now: the kubelet deletes slices of drivers that it does not know
+	s.must(t, s.ApplyTyped(t.Context(), slice)) // only now: the kubelet deletes slices of unregistered drivers
 
 	atOneRoot := func(name, port string) string {
 		attribute := resourceapi.FullyQualifiedName(root)
 		nic := resourceapi.DeviceRequest{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: nics,
-			Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: "device.attributes['" + nics + "'].port == " + port}}}}}
+			Selectors: []resourceapi.DeviceSelector{
+				{CEL: &resourceapi.CELDeviceSelector{Expression: "device.attributes['" + nics + "'].port == " + port}},
+			}}}
 		return s.claimTemplate(t, ns, name, resourceapi.DeviceClaim{
 			Requests:    []resourceapi.DeviceRequest{gpus("gpu", 1), nic},
 			Constraints: []resourceapi.DeviceConstraint{{MatchAttribute: &attribute}},
 		})
 	}
-	// All GPUs are free, and none is at this root.
+	// All GPUs are free, but none is at this root.
 	s.waitUnschedulable(t, s.pod(t, ns, "apart", withTemplate(atOneRoot("apart", "1"))))
-	// Two GPUs are free, and the one beside the NIC is not.
+	// Two GPUs are free, but not the one beside the NIC.
 	holder := s.pod(t, ns, "holder", onNode(node), withTemplate(s.claimTemplate(t, ns, "holder", theGPU(beside))))
 	s.running(t, holder)
 	waiting := s.pod(t, ns, "beside", withTemplate(atOneRoot("beside", "0")))
 	s.waitUnschedulable(t, waiting)
-	s.gone(t, holder)
+	s.deletePod(t, holder)
 	if got, want := s.names(t, s.running(t, waiting)), []string{beside.Name, "beside"}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	s.waitLog(t, waiting, seen([]resourceapi.Device{beside}))
 }
 
-// untilRegistered makes the pod ready when the kubelet knows the driver that it plays.
+// untilRegistered makes the pod ready when the kubelet has registered its driver.
 func untilRegistered(p *corev1.PodSpec) {
 	p.Containers[0].ReadinessProbe = &corev1.Probe{PeriodSeconds: 1, ProbeHandler: corev1.ProbeHandler{
 		Exec: &corev1.ExecAction{Command: []string{"gpu-demo", "cat", "/tmp/registered"}}}}
 }
 
-// gpus asks for so many GPUs of the driver's class.
+// gpus requests count GPUs of the driver's class.
 func gpus(name string, count int64, tolerations ...resourceapi.DeviceToleration) resourceapi.DeviceRequest {
 	return resourceapi.DeviceRequest{Name: name, Exactly: &resourceapi.ExactDeviceRequest{
-		DeviceClassName: *driver, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count, Tolerations: tolerations}}
+		DeviceClassName: *driver, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count,
+		Tolerations: tolerations}}
 }
 
-// theGPU asks for one certain GPU.
+// theGPU requests one specific GPU.
 func theGPU(device resourceapi.Device, tolerations ...resourceapi.DeviceToleration) resourceapi.DeviceClaim {
 	request := gpus("gpu", 1, tolerations...)
 	request.Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
@@ -138,7 +150,7 @@ func theGPU(device resourceapi.Device, tolerations ...resourceapi.DeviceTolerati
 	return resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{request}}
 }
 
-// claimTemplate makes a template and returns its name.
+// claimTemplate creates a template and returns its name.
 func (s *suite) claimTemplate(t *testing.T, namespace, name string, claim resourceapi.DeviceClaim) string {
 	t.Helper()
 	s.must(t, s.ApplyTyped(t.Context(), &resourceapi.ResourceClaimTemplate{
@@ -149,7 +161,7 @@ func (s *suite) claimTemplate(t *testing.T, namespace, name string, claim resour
 	return name
 }
 
-// names returns the devices that the pod's only claim got, in the order of the requests.
+// names returns the devices allocated to the pod's only claim, in the order of the requests.
 func (s *suite) names(t *testing.T, pod *corev1.Pod) []string {
 	t.Helper()
 	claim := s.claimOf(t, pod)
@@ -163,25 +175,27 @@ func (s *suite) names(t *testing.T, pod *corev1.Pod) []string {
 	return names
 }
 
-// gone deletes a pod and waits for the end of it and of its claim: then its GPU is free.
-func (s *suite) gone(t *testing.T, pod client.ObjectKey) {
+// deletePod deletes a pod and waits until it and its claim no longer exist, so that its GPU is free.
+func (s *suite) deletePod(t *testing.T, pod client.ObjectKey) {
 	t.Helper()
-	s.must(t, s.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace}}))
-	s.must(t, kube.Until(t.Context(), soon, "pod "+pod.Name+" and its claim to be gone", func(ctx context.Context) (bool, string, error) {
-		var claims resourceapi.ResourceClaimList
-		if err := s.List(ctx, &claims, client.InNamespace(pod.Namespace)); err != nil {
-			return false, "", err
-		}
-		held := slices.ContainsFunc(claims.Items, func(c resourceapi.ResourceClaim) bool {
-			owner := metav1.GetControllerOf(&c)
-			return owner != nil && owner.Name == pod.Name
-		})
-		err := s.Get(ctx, pod, &corev1.Pod{})
-		return !held && err != nil && client.IgnoreNotFound(err) == nil, "", client.IgnoreNotFound(err)
-	}))
+	s.must(t, s.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: pod.Name,
+		Namespace: pod.Namespace}}))
+	s.must(t, kube.Until(t.Context(), soon, "pod "+pod.Name+" and its claim to be gone",
+		func(ctx context.Context) (bool, string, error) {
+			var claims resourceapi.ResourceClaimList
+			if err := s.List(ctx, &claims, client.InNamespace(pod.Namespace)); err != nil {
+				return false, "", err
+			}
+			held := slices.ContainsFunc(claims.Items, func(c resourceapi.ResourceClaim) bool {
+				owner := metav1.GetControllerOf(&c)
+				return owner != nil && owner.Name == pod.Name
+			})
+			err := s.Get(ctx, pod, &corev1.Pod{})
+			return !held && err != nil && client.IgnoreNotFound(err) == nil, "", client.IgnoreNotFound(err)
+		}))
 }
 
-// waitUnschedulable waits until the scheduler has said that no node can allocate the pod's claims.
+// waitUnschedulable waits until the scheduler has reported that no node can allocate the pod's claims.
 func (s *suite) waitUnschedulable(t *testing.T, pod client.ObjectKey) {
 	t.Helper()
 	got, err := s.WaitPod(t.Context(), soon, pod, "unschedulable", unschedulable)

@@ -20,11 +20,12 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
-// testRequests gives one claim with two requests to three containers: one for each request and one for the whole claim.
+// testRequests uses one claim with two requests in three containers: one for each request and one for the whole claim.
 func (s *suite) testRequests(t *testing.T) {
 	node := s.node(t, "mixed")
 	ns := s.namespace(t, "requests")
-	template := s.claimTemplate(t, ns, "two", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{gpus("a", 1), gpus("b", 1)}})
+	template := s.claimTemplate(t, ns, "two", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{gpus("a",
+		1), gpus("b", 1)}})
 	pod := s.pod(t, ns, "worker", onNode(node), withTemplate(template), func(p *corev1.PodSpec) {
 		one := p.Containers[0]
 		p.Containers = nil
@@ -45,7 +46,7 @@ func (s *suite) testRequests(t *testing.T) {
 	}
 }
 
-// testTaint taints a GPU as an administrator does who wants to look at it.
+// testTaint taints a GPU, as an administrator does for maintenance.
 func (s *suite) testTaint(t *testing.T) {
 	node := s.node(t, "workstation")
 	ns := s.namespace(t, "taint")
@@ -55,31 +56,35 @@ func (s *suite) testTaint(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: ns},
 		Spec: resourceapi.DeviceTaintRuleSpec{
 			DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: driver, Pool: &node, Device: &device.Name},
-			Taint:          resourceapi.DeviceTaint{Key: "example.com/maintenance", Effect: resourceapi.DeviceTaintEffectNoSchedule},
+			Taint: resourceapi.DeviceTaint{Key: "example.com/maintenance",
+				Effect: resourceapi.DeviceTaintEffectNoSchedule},
 		},
 	}
 	t.Cleanup(func() { s.must(t, client.IgnoreNotFound(s.Delete(context.WithoutCancel(t.Context()), rule))) })
-	// The scheduler hears of rules and of pods by different watches: while somebody has the GPU, it has the time to hear of the rule.
+	// The scheduler receives rules and pods through different watches. While the holder has the GPU, the rule has time
+	// to arrive.
 	holder := s.pod(t, ns, "holder", withTemplate(s.claimTemplate(t, ns, "holder", theGPU(device))))
 	s.running(t, holder)
 	refused := s.pod(t, ns, "refused", withTemplate(s.claimTemplate(t, ns, "refused", theGPU(device))))
 	s.waitUnschedulable(t, refused)
 	s.must(t, s.ApplyTyped(t.Context(), rule))
-	s.gone(t, holder)
-	tolerates := resourceapi.DeviceToleration{Key: "example.com/maintenance", Operator: resourceapi.DeviceTolerationOpExists}
+	s.deletePod(t, holder)
+	tolerates := resourceapi.DeviceToleration{Key: "example.com/maintenance",
+		Operator: resourceapi.DeviceTolerationOpExists}
 	tolerated := s.pod(t, ns, "tolerated", withTemplate(s.claimTemplate(t, ns, "tolerated", theGPU(device, tolerates))))
 	if got := s.allocated(t, s.running(t, tolerated)); got.Name != device.Name {
 		t.Errorf("got %s, want %s", got.Name, device.Name)
 	}
-	s.gone(t, tolerated)
+	s.deletePod(t, tolerated)
 	again := s.pod(t, ns, "again", withTemplate("refused")) // free, and still refused
 	s.waitUnschedulable(t, again)
-	s.gone(t, again)
+	s.deletePod(t, again)
 	s.must(t, s.Delete(t.Context(), rule))
 	s.running(t, refused)
 }
 
-// testQuota fills the quota of a namespace with claims and with nvidia.com/gpu. The class of the strongest GPU has one of its own.
+// testQuota uses up a namespace's quota with claims and with nvidia.com/gpu. The class of the strongest GPU has its own
+// quota.
 func (s *suite) testQuota(t *testing.T) {
 	ns := s.namespace(t, "quota")
 	const name = "requests.nvidia.com/gpu"
@@ -87,23 +92,27 @@ func (s *suite) testQuota(t *testing.T) {
 	s.must(t, s.ApplyTyped(t.Context(), &corev1.ResourceQuota{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ResourceQuota"},
 		ObjectMeta: metav1.ObjectMeta{Name: "gpus", Namespace: ns},
-		Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{name: resource.MustParse("4"), strongest: resource.MustParse("1")}},
+		Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{name: resource.MustParse("4"),
+			strongest: resource.MustParse("1")}},
 	}))
 	used := func(name corev1.ResourceName, want int64) {
 		t.Helper()
-		s.must(t, kube.Until(t.Context(), soon, fmt.Sprintf("%d of %s to be used", want, name), func(ctx context.Context) (bool, string, error) {
-			var quota corev1.ResourceQuota
-			err := s.Get(ctx, client.ObjectKey{Namespace: ns, Name: "gpus"}, &quota)
-			got, ok := quota.Status.Used[name]
-			return ok && got.Value() == want, got.String(), err
-		}))
+		s.must(t, kube.Until(t.Context(), soon, fmt.Sprintf("%d of %s to be used", want, name),
+			func(ctx context.Context) (bool, string, error) {
+				var quota corev1.ResourceQuota
+				err := s.Get(ctx, client.ObjectKey{Namespace: ns, Name: "gpus"}, &quota)
+				got, ok := quota.Status.Used[name]
+				return ok && got.Value() == want, got.String(), err
+			}))
 	}
 	used(name, 0)
-	// A list counts with its longest alternative, here two, whichever it gets.
+	// A prioritized list counts as its largest alternative, here two, whichever is allocated.
 	list := s.claimTemplate(t, ns, "list", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "gpu",
 		FirstAvailable: []resourceapi.DeviceSubRequest{
-			{Name: "one", DeviceClassName: *driver, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1},
-			{Name: "two", DeviceClassName: *driver, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 2},
+			{Name: "one", DeviceClassName: *driver, AllocationMode: resourceapi.DeviceAllocationModeExactCount,
+				Count: 1},
+			{Name: "two", DeviceClassName: *driver, AllocationMode: resourceapi.DeviceAllocationModeExactCount,
+				Count: 2},
 		}}}})
 	s.running(t, s.pod(t, ns, "list", withTemplate(list)))
 	used(name, 2)
@@ -113,25 +122,28 @@ func (s *suite) testQuota(t *testing.T) {
 	plain := s.pod(t, ns, "plain", limit)
 	s.running(t, plain)
 	used(name, 3)
-	// A claim that nobody can satisfy counts too.
+	// An unsatisfiable claim counts too.
 	impossible := s.claimTemplate(t, ns, "impossible", theGPU(resourceapi.Device{}))
 	s.waitUnschedulable(t, s.pod(t, ns, "impossible", withTemplate(impossible)))
 	used(name, 4)
-	// Over the quota: a pod with nvidia.com/gpu is refused, one with a template is there and its claim is not.
+	// Over the quota, a pod with nvidia.com/gpu is rejected; a pod with a template exists, but not its claim.
 	err := s.ApplyTyped(t.Context(), &corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		ObjectMeta: metav1.ObjectMeta{Name: "too-much", Namespace: ns},
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: s.image,
-			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}}}}},
+			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse(
+				"1")}}}}},
 	})
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "exceeded quota") {
 		t.Errorf("a pod with nvidia.com/gpu over the quota: got error %v", err)
 	}
-	// However many ranks its list has, the strongest GPU is one.
-	s.must(t, s.Create(t.Context(), &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "strongest", Namespace: ns}, Spec: resourceapi.ResourceClaimSpec{Devices: strongestClaim()}}))
+	// The strongest GPU counts as one, regardless of the number of ranks.
+	s.must(t, s.Create(t.Context(), &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "strongest",
+		Namespace: ns}, Spec: resourceapi.ResourceClaimSpec{Devices: strongestClaim()}}))
 	used(strongest, 1)
 	used(name, 4)
-	err = s.Create(t.Context(), &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "another", Namespace: ns}, Spec: resourceapi.ResourceClaimSpec{Devices: strongestClaim()}})
+	err = s.Create(t.Context(), &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "another",
+		Namespace: ns}, Spec: resourceapi.ResourceClaimSpec{Devices: strongestClaim()}})
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "exceeded quota") {
 		t.Errorf("a claim for the strongest GPU over its quota: got error %v", err)
 	}

@@ -28,7 +28,7 @@ func (s *suite) testDemos(t *testing.T) {
 	t.Cleanup(func() { s.must(t, s.Empty(context.WithoutCancel(t.Context()), 2*soon, names...)) })
 	for _, demo := range all {
 		t.Run(demo.Name, func(t *testing.T) {
-			s.must(t, demo.Room(t.Context(), s.Cluster, all, 2*soon))
+			s.must(t, demo.FreeGPUs(t.Context(), s.Cluster, all, 2*soon))
 			if _, err := demo.Run(t.Context(), s.Cluster, *driver, soon); err != nil {
 				t.Errorf("%v\n%s", err, s.Diagnose(t.Context(), demo.Namespaces()[0]))
 			}
@@ -54,24 +54,26 @@ func (s *suite) testDistinct(t *testing.T) {
 		want := fmt.Sprintf("GPU 0: %s (UUID: %s)\n/dev/nvidia%d: allowed\n",
 			stringAttribute(device, "productName"), stringAttribute(device, "uuid"), intAttribute(device, "minor"))
 		s.waitLog(t, key, want)
-		// A hook of the CDI spec has run: without the loader's cache no CUDA program finds the driver's libraries.
+		// The CDI spec's hook has run: without the loader's cache, CUDA programs do not find the driver's libraries.
 		if got := s.run(t, key, "gpu-demo", "find", "/etc/ld.so.cache"); got == "" {
 			t.Errorf("%s: no /etc/ld.so.cache, want the one that the CDI hook makes", key.Name)
 		}
 	}
 }
 
-// waitLog waits until the pod, which has one container, has printed exactly this: a container that runs may not have printed yet.
+// waitLog waits until the output of the pod's only container is exactly want: a running container may not have printed
+// it yet.
 func (s *suite) waitLog(t *testing.T, pod client.ObjectKey, want string) {
 	t.Helper()
 	s.waitContainerLog(t, pod, "", want)
 }
 
-// waitContainerLog is waitLog of a pod with several containers.
+// waitContainerLog is waitLog for a pod with several containers.
 func (s *suite) waitContainerLog(t *testing.T, pod client.ObjectKey, container, want string) {
 	t.Helper()
 	var got string
-	err := kube.Until(t.Context(), soon, "the log of "+pod.Name+" "+container, func(ctx context.Context) (bool, string, error) {
+	err := kube.Until(t.Context(), soon, "the log of "+pod.Name+" "+container, func(ctx context.Context) (bool, string,
+		error) {
 		var err error
 		got, err = s.ContainerLog(ctx, pod, container)
 		return got == want, "", err
@@ -84,10 +86,10 @@ func (s *suite) waitContainerLog(t *testing.T, pod client.ObjectKey, container, 
 func (s *suite) testIsolation(t *testing.T) {
 	node := s.node(t, "mixed")
 	ns := s.namespace(t, "isolation")
-	// The device numbers of all GPUs of the node, as its device nodes have them.
+	// The major and minor numbers of all GPUs of the node.
 	dev := simDir + "/root/dev"
-	outside := s.pod(t, ns, "outside", onNode(node), withHostDirs(simDir), mayMakeNodes)
-	inside := s.pod(t, ns, "inside", onNode(node), withTemplate(s.template(t, ns, "one-gpu")), mayMakeNodes)
+	outside := s.pod(t, ns, "outside", onNode(node), withHostDirs(simDir), withMknod)
+	inside := s.pod(t, ns, "inside", onNode(node), withTemplate(s.template(t, ns, "one-gpu")), withMknod)
 	s.running(t, outside)
 	own := s.allocated(t, s.running(t, inside))
 	numbers := deviceNumbers(s.run(t, outside, "gpu-demo", "find", dev), dev+"/nvidia")
@@ -111,14 +113,14 @@ func (s *suite) testIsolation(t *testing.T) {
 			t.Errorf("with a claim for %s, %s: got %q, want %q", own.Name, device.Name, got, want)
 		}
 	}
-	// The same program that lists the claim's GPU finds none where there is no claim, and ends with status 6 as the real one.
+	// Without a claim, the program that lists the claim's GPU finds none, and exits with status 6 like the real one.
 	got, err := s.Exec(t.Context(), outside, simDir+"/root/usr/bin/nvidia-smi", "-L")
 	if want := "No devices were found\n"; got != want || err == nil {
 		t.Errorf("nvidia-smi -L without a claim: got %q and error %v, want %q and an error", got, err, want)
 	}
 }
 
-// deviceNumbers reads "PREFIXn MAJOR:MINOR" lines: n → numbers.
+// deviceNumbers parses "PREFIXn MAJOR:MINOR" lines into a map from n to the numbers.
 func deviceNumbers(listing, prefix string) map[string]string {
 	numbers := map[string]string{}
 	for line := range strings.Lines(listing) {
@@ -132,13 +134,14 @@ func deviceNumbers(listing, prefix string) map[string]string {
 
 func opaque(driver, parameters string) resourceapi.DeviceClaimConfiguration {
 	return resourceapi.DeviceClaimConfiguration{DeviceConfiguration: resourceapi.DeviceConfiguration{
-		Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(parameters)}},
+		Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driver,
+			Parameters: runtime.RawExtension{Raw: []byte(parameters)}},
 	}}
 }
 
 func (s *suite) testConfig(t *testing.T) {
 	const head = `{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"`
-	ns := s.unjudged(t, "config")
+	ns := s.namespaceWithoutWebhooks(t, "config")
 	for _, tc := range []struct {
 		name       string // of the pod too
 		driver     string
@@ -146,11 +149,15 @@ func (s *suite) testConfig(t *testing.T) {
 		want       []string // in the event; none: the pod runs
 	}{
 		{"unknown-field", *driver, head + `, "sharign": {}}`, []string{"opaque.parameters.sharign", "unknown field"}},
-		{"unknown-kind", *driver, `{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GPUConfig"}`, []string{"opaque.parameters.kind", "GpuConfig"}},
-		{"two-strategies", *driver, head + `, "sharing": {"strategy": "TimeSlicing", "mpsConfig": {}}}`, []string{"opaque.parameters.sharing.mpsConfig", "the strategy is TimeSlicing"}},
-		{"limit-of-nothing", *driver, head + `, "sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 0}}}`,
+		{"unknown-kind", *driver, `{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GPUConfig"}`,
+			[]string{"opaque.parameters.kind", "GpuConfig"}},
+		{"two-strategies", *driver, head + `, "sharing": {"strategy": "TimeSlicing", "mpsConfig": {}}}`,
+			[]string{"opaque.parameters.sharing.mpsConfig", "the strategy is TimeSlicing"}},
+		{"limit-of-nothing", *driver, head +
+			`, "sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 0}}}`,
 			[]string{"sharing.mpsConfig.defaultActiveThreadPercentage", "must be from 1 to 100"}},
-		{"limit-above-the-card", *driver, head + `, "sharing": {"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "1Ti"}}}`,
+		{"limit-above-the-card", *driver, head +
+			`, "sharing": {"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "1Ti"}}}`,
 			[]string{"a memory limit of 1Ti is more than device"}},
 		{"defaults", *driver, head + `}`, nil},
 		{"other-driver", "gpu.example.com", `{"any": "thing"}`, nil},
@@ -167,18 +174,29 @@ func (s *suite) testConfig(t *testing.T) {
 	}
 }
 
-// waitRefused waits for an event that contains all of want, and checks that the container is still not created.
+// waitRefused waits for an event that contains all of want, and checks that the container has not been created.
 func (s *suite) waitRefused(t *testing.T, pod client.ObjectKey, want []string) {
 	t.Helper()
-	s.must(t, kube.Until(t.Context(), soon, fmt.Sprintf("an event with %q", want), func(ctx context.Context) (bool, string, error) {
-		events, err := s.Events(ctx, pod)
-		for _, event := range events {
-			if containsAll(event, want) {
-				return true, "", err
-			}
-		}
-		return false, strings.Join(events, "\n"), err
-	}))
+	s.waitEvent(t, pod, want...)
+	s.waits(t, pod)
+}
+
+// waitWaiting waits for an event with these words that the pod's claim waits, and checks that its container has not
+// started.
+func (s *suite) waitWaiting(t *testing.T, pod client.ObjectKey, want ...string) {
+	t.Helper()
+	got, err := s.WaitPod(t.Context(), soon, pod, "to have its claim", func(p *corev1.Pod) bool {
+		return len(p.Status.ResourceClaimStatuses) > 0
+	})
+	s.must(t, err)
+	claim := s.claimOf(t, got)
+	s.waitEvent(t, client.ObjectKeyFromObject(&claim), append([]string{"ClaimWaiting"}, want...)...)
+	s.waits(t, pod)
+}
+
+// waits checks that the pod's container has not started.
+func (s *suite) waits(t *testing.T, pod client.ObjectKey) {
+	t.Helper()
 	var got corev1.Pod
 	s.must(t, s.Get(t.Context(), pod, &got))
 	if kube.Started(&got) || got.Status.Phase != corev1.PodPending {
@@ -195,7 +213,7 @@ func containsAll(text string, parts []string) bool {
 	return true
 }
 
-// testQueue asks for more GPUs than a node has.
+// testQueue requests more GPUs than a node has.
 func (s *suite) testQueue(t *testing.T) {
 	node := s.node(t, "dgx-h100")
 	const gpus, wanted = 8, 12
@@ -212,7 +230,7 @@ func (s *suite) testQueue(t *testing.T) {
 	if len(seen) != gpus {
 		t.Errorf("got %d different GPUs in use, want %d", len(seen), gpus)
 	}
-	// Two are deleted, two finish and stay as objects: either way their GPUs are free.
+	// Delete two pods; two others complete, and their objects stay. The GPUs of all four become free.
 	for i := range 2 {
 		s.must(t, s.Delete(t.Context(), &running[i]))
 		finished := running[i+2].DeepCopy()
@@ -223,7 +241,7 @@ func (s *suite) testQueue(t *testing.T) {
 	s.waitPhases(t, ns, gpus, 0)
 }
 
-// waitPhases waits until so many pods run and so many wait for a node, and returns those that run.
+// waitPhases waits until these numbers of pods are running and pending, and returns the running ones.
 func (s *suite) waitPhases(t *testing.T, namespace string, wantRunning, wantPending int) []corev1.Pod {
 	t.Helper()
 	var running []corev1.Pod
@@ -249,7 +267,7 @@ func (s *suite) waitPhases(t *testing.T, namespace string, wantRunning, wantPend
 	return running
 }
 
-// testDeletedSpec shares one claim between two pods: the second needs the file that somebody deleted.
+// testDeletedSpec shares one claim between two pods. The second needs a CDI spec that was deleted.
 func (s *suite) testDeletedSpec(t *testing.T) {
 	node := s.node(t, "l40s-x4")
 	ns := s.namespace(t, "deleted-spec")
@@ -283,25 +301,26 @@ func (s *suite) testDeletedSpec(t *testing.T) {
 	}))
 	second := s.pod(t, ns, "second", onNode(node), withClaim("shared"))
 	s.running(t, second)
-	s.waitLog(t, second, seen([]resourceapi.Device{s.holds(t, ns, "shared")}))
+	s.waitLog(t, second, seen([]resourceapi.Device{s.allocatedDevice(t, ns, "shared")}))
 }
 
-// testNothingLeft comes after all tests that made claims.
+// testNothingLeft runs after all tests with claims.
 func (s *suite) testNothingLeft(t *testing.T) {
 	ns := s.namespace(t, "residue")
 	pluginDir := "/var/lib/kubelet/plugins/" + *driver
 	for profile, node := range s.nodes {
 		helper := s.pod(t, ns, "helper-"+profile, onNode(node), withHostDirs(cdiDir, pluginDir))
 		s.running(t, helper)
-		// Unprepare follows the end of the pod, which a namespace does not wait for.
-		s.must(t, kube.Until(t.Context(), soon, "claims on "+node+" to be gone", func(context.Context) (bool, string, error) {
+		// Unprepare happens after the pod has ended, and the deletion of a namespace does not wait for it.
+		s.must(t, kube.Until(t.Context(), soon, "claims on "+node+" to be gone", func(context.Context) (bool, string,
+			error) {
 			left := claimFiles(s.run(t, helper, "gpu-demo", "find", cdiDir, pluginDir))
 			return left == "", left, nil
 		}))
 	}
 }
 
-// claimFiles returns the files that carry the UID of a claim in their name.
+// claimFiles returns the files whose names contain the UID of a claim.
 func claimFiles(listing string) string {
 	var left []string
 	for line := range strings.Lines(listing) {

@@ -35,7 +35,7 @@ const controllerNamespace = "gpu-dra-driver"
 
 var controllerLabels = client.MatchingLabels{"app.kubernetes.io/component": "controller"}
 
-// strongestClass ranks.
+// strongestClass is the device class whose requests the controller ranks.
 func strongestClass() string { return "strongest." + *driver }
 
 const gpuConfig = `{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", `
@@ -55,7 +55,9 @@ func (s *suite) testAdmission(t *testing.T) {
 	}
 	memory := func(name, amount string) func(*resourceapi.ExactDeviceRequest) {
 		return func(r *resourceapi.ExactDeviceRequest) {
-			r.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{resourceapi.QualifiedName(name): resource.MustParse(amount)}}
+			r.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{
+				resourceapi.QualifiedName(name): resource.MustParse(amount),
+			}}
 		}
 	}
 	selects := func(expression string) func(*resourceapi.ExactDeviceRequest) {
@@ -72,37 +74,51 @@ func (s *suite) testAdmission(t *testing.T) {
 	}{
 		{"right", request(nil), gpuConfig + `"sharing": {"strategy": "TimeSlicing"}}`, nil, ""},
 		{"two mistakes", request(nil), gpuConfig + `"sharign": {}, "environment": {"NVIDIA_VISIBLE_DEVICES": "all"}}`,
-			[]string{"2 problems", "devices.config[0].opaque.parameters.sharign: Forbidden: unknown field", "devices.config[0].opaque.parameters.environment[NVIDIA_VISIBLE_DEVICES]"}, ""},
+			[]string{"2 problems", "devices.config[0].opaque.parameters.sharign: Forbidden: unknown field",
+				"devices.config[0].opaque.parameters.environment[NVIDIA_VISIBLE_DEVICES]"}, ""},
 		{"limits of MPS for a share", request(func(r *resourceapi.ExactDeviceRequest) {
 			memory("memory", "5Gi")(r)
 			selects("device.attributes['gpu.nvidia.com'].sharing == 'fractional'")(r)
-		}), gpuConfig + share, []string{"spec.devices.requests[0]: device NVIDIA", "sharing.mpsConfig: the limits of a share are what its request asks for"}, ""},
-		{"limits of MPS where some GPUs are given whole", request(memory("memory", "5Gi")), gpuConfig + share, nil, "the limits of a share are what its request asks for"},
-		{"a capacity with a domain", request(memory("gpu.nvidia.com/memory", "5Gi")), "", []string{"check." + *driver, "exactly.capacity.requests[gpu.nvidia.com/memory]", "write memory"}, ""},
-		{"more than there is", request(memory("memory", "1Ti")), "", nil, "has so much; the most is 81559Mi (NVIDIA H100 80GB HBM3)"},
+		}), gpuConfig + share, []string{"spec.devices.requests[0]: device NVIDIA",
+			"sharing.mpsConfig: the limits of a share are what its request asks for"}, ""},
+		{"limits of MPS where some GPUs are given whole", request(memory("memory", "5Gi")), gpuConfig + share, nil,
+			"the limits of a share are what its request asks for"},
+		{"a capacity with a domain", request(memory("gpu.nvidia.com/memory", "5Gi")), "",
+			[]string{"check." + *driver, "exactly.capacity.requests[gpu.nvidia.com/memory]", "write memory"}, ""},
+		{"more than there is", request(memory("memory", "1Ti")), "", nil,
+			"has so much; the most is 81559Mi (NVIDIA H100 80GB HBM3)"},
 		{"a selector that fails", request(selects(fails)), "", nil, "no such key: modelName"},
-		{"the strongest GPU in a list", resourceapi.DeviceRequest{Name: "gpu", FirstAvailable: []resourceapi.DeviceSubRequest{{Name: "a", DeviceClassName: strongestClass()}}}, "", nil, "any whole GPU in a list"},
-		{"another driver's", resourceapi.DeviceRequest{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "nic.example.com"}}, "", nil, ""},
+		{"the strongest GPU in a list", resourceapi.DeviceRequest{Name: "gpu",
+			FirstAvailable: []resourceapi.DeviceSubRequest{{Name: "a", DeviceClassName: strongestClass()}}}, "", nil,
+			"any whole GPU in a list"},
+		{"another driver's", resourceapi.DeviceRequest{Name: "nic",
+			Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "nic.example.com"}}, "", nil, ""},
 	} {
-		spec := resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{tc.request}}}
+		spec := resourceapi.ResourceClaimSpec{
+			Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{tc.request}},
+		}
 		if tc.config != "" {
 			spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{opaque(*driver, tc.config)}
 		}
 		for kind, object := range map[string]client.Object{
-			"claim":    &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: "try-", Namespace: ns}, Spec: spec},
-			"template": &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{GenerateName: "try-", Namespace: ns}, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}},
+			"claim": &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: "try-", Namespace: ns},
+				Spec: spec},
+			"template": &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{GenerateName: "try-",
+				Namespace: ns}, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}},
 		} {
 			t.Run(tc.name+", "+kind, func(t *testing.T) {
 				warnings := s.Warnings()
 				s.tryCreate(t, object, tc.refused != nil, tc.refused...)
-				if got := strings.Join(warnings(), "\n"); !strings.Contains(got, tc.warned) || (got == "") != (tc.warned == "") && tc.refused == nil {
+				if got := strings.Join(warnings(), "\n"); !strings.Contains(got, tc.warned) ||
+					(got == "") != (tc.warned == "") && tc.refused == nil {
 					t.Errorf("got warnings %q, want %q", got, tc.warned)
 				}
 			})
 		}
 	}
 	t.Run("kube-system is never asked about", func(t *testing.T) {
-		bad := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: "try-", Namespace: "kube-system"}, Spec: claimSpec(opaque(*driver, gpuConfig+`"sharign": {}}`))}
+		bad := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: "try-", Namespace: "kube-system"},
+			Spec: claimSpec(opaque(*driver, gpuConfig+`"sharign": {}}`))}
 		s.tryCreate(t, bad, false)
 	})
 	t.Run("an older version of the API", func(t *testing.T) {
@@ -116,14 +132,15 @@ func (s *suite) testAdmission(t *testing.T) {
 	})
 	t.Run("a class", func(t *testing.T) {
 		class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"}}
-		class.Spec.Config = []resourceapi.DeviceClassConfiguration{{DeviceConfiguration: opaque(*driver, gpuConfig+`"sharign": {}}`).DeviceConfiguration}}
+		class.Spec.Config = []resourceapi.DeviceClassConfiguration{{DeviceConfiguration: opaque(*driver, gpuConfig+
+			`"sharign": {}}`).DeviceConfiguration}}
 		s.tryCreate(t, class, true, "spec.config[0].opaque.parameters.sharign")
 		class.Spec.Config[0].Opaque.Driver = "gpu.example.com"
 		s.tryCreate(t, class, false)
 	})
 }
 
-// strongestClaim asks for the strongest GPU.
+// strongestClaim requests the strongest GPU.
 func strongestClaim(more ...func(*resourceapi.ExactDeviceRequest)) resourceapi.DeviceClaim {
 	r := &resourceapi.ExactDeviceRequest{DeviceClassName: strongestClass()}
 	for _, change := range more {
@@ -137,7 +154,8 @@ func (s *suite) testStrongest(t *testing.T) {
 	best := s.wholeGPUs(t, s.node(t, "dgx-h100"))[0]
 	model := func(name string) func(*resourceapi.ExactDeviceRequest) {
 		return func(r *resourceapi.ExactDeviceRequest) {
-			r.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf("device.attributes[%q].architecture == %q", *driver, name)}}}
+			r.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf(
+				"device.attributes[%q].architecture == %q", *driver, name)}}}
 		}
 	}
 	nvlink := resourceapi.FullyQualifiedName(*driver + "/nvlinkDomain")
@@ -156,7 +174,8 @@ func (s *suite) testStrongest(t *testing.T) {
 		{"of an architecture", strongestClaim(model("Ada Lovelace")), "NVIDIA L40S", 1},
 		{"with time slices", func() resourceapi.DeviceClaim {
 			c := strongestClaim()
-			c.Config = []resourceapi.DeviceClaimConfiguration{opaque(*driver, gpuConfig+`"sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}}`)}
+			c.Config = []resourceapi.DeviceClaimConfiguration{opaque(*driver, gpuConfig+
+				`"sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}}`)}
 			c.Config[0].Requests = []string{"gpu"}
 			return c
 		}(), stringAttribute(best, "productName"), 1},
@@ -169,17 +188,19 @@ func (s *suite) testStrongest(t *testing.T) {
 			running := s.running(t, pod)
 			s.waitLog(t, pod, s.expectedLog(t, running, tc.want, tc.count))
 			if len(tc.claim.Config) > 0 {
-				if got := s.hardware(t, running.Spec.NodeName, s.allocated(t, running).Name); !strings.Contains(got, "interval=Long") {
+				if got := s.hardware(t, running.Spec.NodeName, s.allocated(t, running).Name); !strings.Contains(got,
+					"interval=Long") {
 					t.Errorf("got %q, want the time slice of the configuration, which names the request", got)
 				}
 			}
 		})
 	}
-	t.Run("the strongest that is left", func(t *testing.T) {
-		// All of the strongest are taken, but one: the second of two gets another model.
+	t.Run("the strongest free one", func(t *testing.T) {
+		// All but one of the strongest GPUs are allocated, so the second of two pods gets another model.
 		free := len(s.wholeGPUs(t, s.node(t, "dgx-h100"))) - s.allocatedOn(t, s.node(t, "dgx-h100"))
 		one := s.claimTemplate(t, ns, "last", strongestClaim())
-		holder := s.pod(t, ns, "holder", onNode(s.node(t, "dgx-h100")), withTemplate(s.claimTemplate(t, ns, "rest", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{gpus("gpus", int64(free-1))}})))
+		holder := s.pod(t, ns, "holder", onNode(s.node(t, "dgx-h100")), withTemplate(s.claimTemplate(t, ns, "rest",
+			resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{gpus("gpus", int64(free-1))}})))
 		s.running(t, holder)
 		var products []string
 		for n := range 2 {
@@ -192,7 +213,7 @@ func (s *suite) testStrongest(t *testing.T) {
 	})
 }
 
-// allocatedOn is how many devices of the node claims have.
+// allocatedOn returns how many devices of the node are allocated.
 func (s *suite) allocatedOn(t *testing.T, node string) (devices int) {
 	t.Helper()
 	var claims resourceapi.ResourceClaimList
@@ -210,7 +231,7 @@ func (s *suite) allocatedOn(t *testing.T, node string) (devices int) {
 	return devices
 }
 
-// expectedLog is what a container prints that has the GPUs of the pod's claim, which are of that model.
+// expectedLog returns the output of a container with the GPUs of the pod's claim, which are of that model.
 func (s *suite) expectedLog(t *testing.T, pod *corev1.Pod, product string, count int) string {
 	t.Helper()
 	claim := s.claimOf(t, pod)
@@ -234,29 +255,32 @@ func (s *suite) expectedLog(t *testing.T, pod *corev1.Pod, product string, count
 	slices.Sort(indices)
 	for i, index := range indices {
 		d := devices[index]
-		gpus = append(gpus, fmt.Sprintf("GPU %d: %s (UUID: %s)\n", i, stringAttribute(d, "productName"), stringAttribute(d, "uuid")))
+		gpus = append(gpus, fmt.Sprintf("GPU %d: %s (UUID: %s)\n", i, stringAttribute(d, "productName"),
+			stringAttribute(d, "uuid")))
 		nodes = append(nodes, fmt.Sprintf("/dev/nvidia%d: allowed\n", intAttribute(d, "minor")))
 	}
 	return strings.Join(gpus, "") + strings.Join(nodes, "")
 }
 
-// refusal is a call that failed.
+// refusal is a failed request.
 type refusal struct {
 	at  time.Time
 	err error
 }
 
-// noticed is when the API server has noticed, at the latest, that a replica is gone: after what the kubelet takes to end it.
-const noticed = 15 * time.Second
+// endpointTimeout is the time after which the API server no longer uses a deleted replica, including the time in which
+// the kubelet stops it.
+const endpointTimeout = 15 * time.Second
 
-// testControllerFaults makes claims all the time while the controller suffers.
+// testControllerFaults creates claims continuously while the controller fails in several ways.
 func (s *suite) testControllerFaults(t *testing.T) {
 	ns := s.namespace(t, "faults")
 	configured := func(name string) *resourceapi.ResourceClaim {
 		return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: ns},
 			Spec: resourceapi.ResourceClaimSpec{Devices: func() resourceapi.DeviceClaim {
 				c := strongestClaim()
-				c.Config = []resourceapi.DeviceClaimConfiguration{opaque(*driver, gpuConfig+`"sharing": {"strategy": "TimeSlicing"}}`)}
+				c.Config = []resourceapi.DeviceClaimConfiguration{opaque(*driver, gpuConfig+
+					`"sharing": {"strategy": "TimeSlicing"}}`)}
 				return c
 			}()}}
 	}
@@ -270,7 +294,8 @@ func (s *suite) testControllerFaults(t *testing.T) {
 		s.allRanked(t, ns, 500)
 		s.must(t, s.DeleteAllOf(t.Context(), &resourceapi.ResourceClaim{}, client.InNamespace(ns)))
 	})
-	// load makes claims, one after the other, until stop, at least ten: those that were refused because nobody answered are told.
+	// load creates at least ten claims, one after the other, until stop. It returns those that were rejected because no
+	// webhook answered.
 	load := func(name string) (stop func() (made int, unanswered []refusal)) {
 		var made atomic.Int64
 		var unanswered []refusal
@@ -286,7 +311,8 @@ func (s *suite) testControllerFaults(t *testing.T) {
 			}
 		})
 		return func() (int, []refusal) {
-			s.must(t, kube.Until(t.Context(), soon, "ten claims to be made", func(context.Context) (bool, string, error) {
+			s.must(t, kube.Until(t.Context(), soon, "ten claims to be made", func(context.Context) (bool, string,
+				error) {
 				return made.Load() >= 10, fmt.Sprint(made.Load()), nil
 			}))
 			cancel()
@@ -294,7 +320,7 @@ func (s *suite) testControllerFaults(t *testing.T) {
 			return int(made.Load()), unanswered
 		}
 	}
-	t.Run("its certificate is spoilt, then removed", func(t *testing.T) {
+	t.Run("its certificate is corrupted, then removed", func(t *testing.T) {
 		stop := load("certificate")
 		for _, spoil := range []func(*corev1.Secret) error{
 			func(secret *corev1.Secret) error {
@@ -305,10 +331,12 @@ func (s *suite) testControllerFaults(t *testing.T) {
 		} {
 			before := s.certificate(t)
 			s.must(t, spoil(before.DeepCopy()))
-			s.must(t, kube.Until(t.Context(), soon, "the certificate to be put back", func(ctx context.Context) (bool, string, error) {
+			s.must(t, kube.Until(t.Context(), soon, "the certificate to be put back", func(ctx context.Context) (bool,
+				string, error) {
 				var now corev1.Secret
 				err := s.Get(ctx, client.ObjectKeyFromObject(before), &now)
-				return string(now.Data["tls.crt"]) == string(before.Data["tls.crt"]), fmt.Sprint(len(now.Data)), client.IgnoreNotFound(err)
+				return string(now.Data["tls.crt"]) == string(before.Data["tls.crt"]), fmt.Sprint(len(now.Data)),
+					client.IgnoreNotFound(err)
 			}))
 		}
 		made, unanswered := stop()
@@ -345,15 +373,18 @@ func (s *suite) testControllerFaults(t *testing.T) {
 			s.waitControllers(t, 2)
 		}
 		made, unanswered := stop()
-		for _, r := range unanswered { // a claim that carries a configuration needs an answer: whoever asks again gets one
-			soonAfter := slices.ContainsFunc(killed, func(at time.Time) bool { return r.at.After(at) && r.at.Before(at.Add(noticed)) })
+		// A claim with a configuration requires the webhook, so a retry must succeed.
+		for _, r := range unanswered {
+			soonAfter := slices.ContainsFunc(killed, func(at time.Time) bool {
+				return r.at.After(at) && r.at.Before(at.Add(endpointTimeout))
+			})
 			if !strings.Contains(r.err.Error(), "failed calling webhook") || !soonAfter {
-				t.Errorf("got %v, want nothing but calls that reached nobody, within %s", r.err, noticed)
+				t.Errorf("got %v, want nothing but calls that reached nobody, within %s", r.err, endpointTimeout)
 			}
 		}
 		t.Logf("%d claims were made, %d have to be tried again", made, len(unanswered))
 	})
-	t.Run("clients that know an older API only", func(t *testing.T) {
+	t.Run("clients of an older API", func(t *testing.T) {
 		s.serves(t, resourcev1beta1.SchemeGroupVersion)
 		s.must(t, s.Create(t.Context(), configured("edited")))
 		var old resourcev1beta1.ResourceClaim
@@ -366,7 +397,7 @@ func (s *suite) testControllerFaults(t *testing.T) {
 			t.Errorf("got %+v, want the list unharmed and the label", now.Spec.Devices.Requests)
 		}
 	})
-	t.Run("it is away", func(t *testing.T) {
+	t.Run("it is down", func(t *testing.T) {
 		s.scaleController(t, 0)
 		defer func() {
 			s.scaleController(t, 2)
@@ -382,22 +413,24 @@ func (s *suite) testControllerFaults(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "validate."+*driver) {
 			t.Errorf("got %v, want a claim with a configuration refused, with the name of the webhook", err)
 		}
-		s.must(t, s.Delete(t.Context(), &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "plain"}}))
-		s.gone(t, plain)
+		s.must(t, s.Delete(t.Context(), &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: ns,
+			Name: "plain"}}))
+		s.deletePod(t, plain)
 	})
 	s.must(t, s.Create(t.Context(), configured("again")))
 	s.allRanked(t, ns, 1, "again")
 }
 
-// serves skips the test where the API server does not have that version of claims.
+// serves skips the test if the API server does not serve that version of claims.
 func (s *suite) serves(t *testing.T, version schema.GroupVersion) {
 	t.Helper()
-	if _, err := s.RESTMapper().RESTMapping(schema.GroupKind{Group: version.Group, Kind: "ResourceClaim"}, version.Version); err != nil {
+	if _, err := s.RESTMapper().RESTMapping(schema.GroupKind{Group: version.Group, Kind: "ResourceClaim"},
+		version.Version); err != nil {
 		t.Skipf("%v; make test-e2e starts a cluster that has it", err)
 	}
 }
 
-// allRanked checks that so many claims are ordered lists; with a name, that one.
+// allRanked checks that want claims have ranked lists; with names, those claims.
 func (s *suite) allRanked(t *testing.T, ns string, want int, names ...string) {
 	t.Helper()
 	var claims resourceapi.ResourceClaimList
@@ -420,7 +453,10 @@ func (s *suite) certificate(t *testing.T) *corev1.Secret {
 	t.Helper()
 	var secrets corev1.SecretList
 	s.must(t, s.List(t.Context(), &secrets, client.InNamespace(controllerNamespace)))
-	i := slices.IndexFunc(secrets.Items, func(secret corev1.Secret) bool { return strings.HasSuffix(secret.Name, "-controller-certificate") })
+	i := slices.IndexFunc(secrets.Items, func(secret corev1.Secret) bool {
+		return strings.HasSuffix(secret.Name,
+			"-controller-certificate")
+	})
 	if i < 0 {
 		t.Fatal("the controller has no certificate")
 	}
@@ -434,10 +470,11 @@ func (s *suite) controllers(t *testing.T) []corev1.Pod {
 	return slices.DeleteFunc(pods, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
 }
 
-// waitControllers waits until so many replicas are ready and no other is left.
+// waitControllers waits until that number of replicas is ready and no other exists.
 func (s *suite) waitControllers(t *testing.T, want int) {
 	t.Helper()
-	s.must(t, kube.Until(t.Context(), 2*soon, fmt.Sprintf("%d controllers", want), func(ctx context.Context) (bool, string, error) {
+	s.must(t, kube.Until(t.Context(), 2*soon, fmt.Sprintf("%d controllers", want), func(ctx context.Context) (bool,
+		string, error) {
 		pods, err := s.Pods(ctx, controllerNamespace, controllerLabels)
 		ready := 0
 		for i := range pods {
@@ -463,9 +500,10 @@ func (s *suite) scaleController(t *testing.T, replicas int) {
 	if replicas == 0 {
 		return
 	}
-	// The API server learns of new endpoints by and by.
+	// The API server updates endpoints with a delay.
 	s.must(t, kube.Until(ctx, soon, "webhooks to answer", func(ctx context.Context) (bool, string, error) {
-		probe := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: "probe-", Namespace: "default"}, Spec: claimSpec(opaque(*driver, gpuConfig+`"environment": {}}`))}
+		probe := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: "probe-", Namespace: "default"},
+			Spec: claimSpec(opaque(*driver, gpuConfig+`"environment": {}}`))}
 		err := s.Create(ctx, probe, client.DryRunAll)
 		if err != nil && !apierrors.IsInternalError(err) && !errors.Is(err, context.DeadlineExceeded) {
 			return false, "", err

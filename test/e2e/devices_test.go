@@ -19,7 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// published returns the devices of a node in the order in which the scheduler tries them.
+// published returns the devices of a node in the scheduler's order.
 func (s *suite) published(t *testing.T, node string) []resourceapi.Device {
 	t.Helper()
 	list, err := s.Slices(t.Context(), *driver)
@@ -33,13 +33,16 @@ func (s *suite) published(t *testing.T, node string) []resourceapi.Device {
 	return devices
 }
 
-// gpus returns the whole GPUs of a node, strongest first: not the monitor device, which stands for all of them.
+// gpus returns the whole GPUs of a node, strongest first, without the monitor device.
 func (s *suite) gpus(t *testing.T, node string) []resourceapi.Device {
 	t.Helper()
-	return slices.DeleteFunc(s.published(t, node), func(d resourceapi.Device) bool { return stringAttribute(d, "type") != "gpu" })
+	return slices.DeleteFunc(s.published(t, node), func(d resourceapi.Device) bool {
+		return stringAttribute(d,
+			"type") != "gpu"
+	})
 }
 
-// wholeGPUs are those that a claim can have alone: not one that is given only to those who ask for a shared GPU.
+// wholeGPUs returns the GPUs that a claim can get exclusively, without those that are only for shared GPUs.
 func (s *suite) wholeGPUs(t *testing.T, node string) []resourceapi.Device {
 	t.Helper()
 	return slices.DeleteFunc(s.gpus(t, node), func(d resourceapi.Device) bool {
@@ -62,7 +65,7 @@ func intAttribute(d resourceapi.Device, name string) int64 {
 	return -1
 }
 
-// allocated returns the device that the pod's only claim got, as the node publishes it.
+// allocated returns the published device that the pod's only claim got.
 func (s *suite) allocated(t *testing.T, pod *corev1.Pod) resourceapi.Device {
 	t.Helper()
 	claim := s.claimOf(t, pod)
@@ -84,7 +87,8 @@ func (s *suite) claimOf(t *testing.T, pod *corev1.Pod) resourceapi.ResourceClaim
 	var claim resourceapi.ResourceClaim
 	for _, status := range pod.Status.ResourceClaimStatuses {
 		if status.ResourceClaimName != nil {
-			s.must(t, s.Get(t.Context(), client.ObjectKey{Namespace: pod.Namespace, Name: *status.ResourceClaimName}, &claim))
+			s.must(t, s.Get(t.Context(), client.ObjectKey{Namespace: pod.Namespace, Name: *status.ResourceClaimName},
+				&claim))
 			return claim
 		}
 	}
@@ -94,9 +98,9 @@ func (s *suite) claimOf(t *testing.T, pod *corev1.Pod) resourceapi.ResourceClaim
 
 var uuid = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
 
-// text writes the devices of a node one attribute a line, ordered by name; of a partition that is not there only the name, because the
-// tests of pkg/inventory have all of it. Each UUID is replaced by the number of its first
-// appearance, and the node's name, which is in the names that the monitor device makes up, by <node>.
+// text formats the devices of a node with one attribute per line, sorted by name. Partitions that do not exist have
+// only their names, because the tests of pkg/inventory cover the rest. It replaces each UUID with the number of its
+// first appearance, and the node's name, which is part of the monitor device's names, with <node>.
 func text(node string, devices []resourceapi.Device) string {
 	var b strings.Builder
 	for _, d := range devices {

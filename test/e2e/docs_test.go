@@ -20,7 +20,7 @@ import (
 
 var yamlBlock = regexp.MustCompile("(?s)\n```yaml\n(.*?)\n```")
 
-// yamlBlocks returns the YAML that a page shows.
+// yamlBlocks returns the YAML blocks of a page.
 func (s *suite) yamlBlocks(t *testing.T, file string) []string {
 	t.Helper()
 	page, err := os.ReadFile(file)
@@ -35,7 +35,7 @@ func (s *suite) yamlBlocks(t *testing.T, file string) []string {
 	return blocks
 }
 
-// testDocs does what a reader would do with the pages: apply what they show.
+// testDocs applies the YAML of the documentation, as readers do.
 func (s *suite) testDocs(t *testing.T) {
 	t.Run("README.md", func(t *testing.T) {
 		s.applied(t, s.namespace(t, "readme"), s.yamlBlocks(t, "../../README.md")[0])
@@ -47,7 +47,7 @@ func (s *suite) testDocs(t *testing.T) {
 				s.applied(t, ns, block)
 				return
 			}
-			// What a claim says, without the template around it.
+			// The spec of a claim, without a template around it.
 			template := &resourceapi.ResourceClaimTemplate{
 				TypeMeta:   metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaimTemplate"},
 				ObjectMeta: metav1.ObjectMeta{Name: "block", Namespace: ns},
@@ -59,7 +59,8 @@ func (s *suite) testDocs(t *testing.T) {
 	}
 }
 
-// applied applies objects and waits until their pods have run. Where there is none, one with a GPU must run beside them.
+// applied applies objects and waits until their pods have run. If there is no pod, a pod with a GPU must run beside
+// them.
 func (s *suite) applied(t *testing.T, namespace, documents string) {
 	t.Helper()
 	var pods []client.ObjectKey

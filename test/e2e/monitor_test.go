@@ -23,44 +23,50 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
-// adminNamespace makes a namespace in which admin access may be asked for.
+// adminNamespace creates a namespace that allows admin access.
 func (s *suite) adminNamespace(t *testing.T, name string) string {
 	t.Helper()
 	return s.labelled(t, name, map[string]string{resourceapi.DRAAdminNamespaceLabelKey: "true"})
 }
 
-// monitorRequest asks for the monitor device as the chart's policy has it.
+// monitorRequest requests the monitor device as the chart's policy requires.
 func monitorRequest(name string) resourceapi.DeviceRequest {
 	return resourceapi.DeviceRequest{Name: name, Exactly: &resourceapi.ExactDeviceRequest{
 		DeviceClassName: "monitor." + *driver, AdminAccess: ptr.To(true)}}
 }
 
-// templateFor makes a ResourceClaimTemplate with these requests and returns its name.
+// templateFor creates a ResourceClaimTemplate with these requests and returns its name.
 func (s *suite) templateFor(t *testing.T, namespace, name string, requests ...resourceapi.DeviceRequest) string {
 	t.Helper()
 	s.must(t, s.ApplyTyped(t.Context(), &resourceapi.ResourceClaimTemplate{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaimTemplate"},
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
-		Spec:       resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: requests}}},
+		Spec: resourceapi.ResourceClaimTemplateSpec{
+			Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: requests}},
+		},
 	}))
 	return name
 }
 
-// seen is what a container prints that sees these GPUs.
+// seen returns the output of a container that sees these GPUs.
 func seen(devices []resourceapi.Device) string {
-	gpus := slices.DeleteFunc(slices.Clone(devices), func(d resourceapi.Device) bool { return stringAttribute(d, "type") != "gpu" })
+	gpus := slices.DeleteFunc(slices.Clone(devices), func(d resourceapi.Device) bool {
+		return stringAttribute(d,
+			"type") != "gpu"
+	})
 	slices.SortFunc(gpus, func(a, b resourceapi.Device) int {
 		return cmp.Compare(intAttribute(a, "index"), intAttribute(b, "index"))
 	})
 	var listing, nodes strings.Builder
 	for i, d := range gpus {
-		fmt.Fprintf(&listing, "GPU %d: %s (UUID: %s)\n", i, stringAttribute(d, "productName"), stringAttribute(d, "uuid"))
+		fmt.Fprintf(&listing, "GPU %d: %s (UUID: %s)\n", i, stringAttribute(d, "productName"),
+			stringAttribute(d, "uuid"))
 		fmt.Fprintf(&nodes, "/dev/nvidia%d: allowed\n", intAttribute(d, "minor"))
 	}
 	return listing.String() + nodes.String()
 }
 
-// testMonitor has monitors beside GPUs that are all taken.
+// testMonitor runs monitors while all GPUs are allocated.
 func (s *suite) testMonitor(t *testing.T) {
 	node := s.node(t, "l40s-x4")
 	devices := s.published(t, node)
@@ -84,7 +90,7 @@ func (s *suite) testMonitor(t *testing.T) {
 	for n := range 3 {
 		s.waitLog(t, client.ObjectKey{Namespace: ns, Name: fmt.Sprintf("monitor-%d", n+1)}, seen(devices))
 	}
-	// The monitors take nothing from anybody: a GPU that is given back is had by the next.
+	// Monitors hold no GPUs: a released GPU goes to the next worker.
 	first := s.running(t, client.ObjectKey{Namespace: ns, Name: "worker-0"})
 	freed := s.allocated(t, first)
 	s.must(t, s.Delete(t.Context(), first))
@@ -95,7 +101,7 @@ func (s *suite) testMonitor(t *testing.T) {
 	s.waitLog(t, next, seen([]resourceapi.Device{freed}))
 }
 
-// testMonitorLater looks at a node on which a GPU comes back while a monitor runs.
+// testMonitorLater plugs in a GPU again while a monitor runs.
 func (s *suite) testMonitorLater(t *testing.T) {
 	node := s.node(t, brokenProfile)
 	all := s.published(t, node)
@@ -118,12 +124,12 @@ func (s *suite) testMonitorLater(t *testing.T) {
 	s.waitLog(t, before, seen(all[1:]))
 	heal()
 	s.waitLog(t, s.pod(t, ns, "after", onNode(node), withTemplate(template)), seen(all))
-	s.waitLog(t, before, seen(all)) // it ends and starts again all the time; nobody prepares its claim again for that
+	s.waitLog(t, before, seen(all)) // its container restarts repeatedly, without a new Prepare of its claim
 }
 
 func restartAlways(p *corev1.PodSpec) { p.RestartPolicy = corev1.RestartPolicyAlways }
 
-// testMonitorPolicy asks for the monitor device in ways that are refused.
+// testMonitorPolicy requests the monitor device in ways that the policy rejects.
 func (s *suite) testMonitorPolicy(t *testing.T) {
 	ns := s.adminNamespace(t, "monitor-policy")
 	class := "monitor." + *driver
@@ -132,7 +138,8 @@ func (s *suite) testMonitorPolicy(t *testing.T) {
 	}
 	monitorType := "device.attributes['" + *driver + "'].type == 'monitor'"
 	exactly := func(class string, admin *bool, selectors []resourceapi.DeviceSelector) resourceapi.DeviceRequest {
-		return resourceapi.DeviceRequest{Name: "r", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class, AdminAccess: admin, Selectors: selectors}}
+		return resourceapi.DeviceRequest{Name: "r", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class,
+			AdminAccess: admin, Selectors: selectors}}
 	}
 	first := func(subs ...resourceapi.DeviceSubRequest) resourceapi.DeviceRequest {
 		return resourceapi.DeviceRequest{Name: "r", FirstAvailable: subs}
@@ -145,27 +152,34 @@ func (s *suite) testMonitorPolicy(t *testing.T) {
 		{"the class with adminAccess", exactly(class, ptr.To(true), nil), false},
 		{"the class without adminAccess", exactly(class, nil, nil), true},
 		{"the class with adminAccess: false", exactly(class, ptr.To(false), nil), true},
-		{"the class as an alternative", first(resourceapi.DeviceSubRequest{Name: "a", DeviceClassName: *driver}, resourceapi.DeviceSubRequest{Name: "b", DeviceClassName: class}), true},
+		{"the class as an alternative", first(resourceapi.DeviceSubRequest{Name: "a", DeviceClassName: *driver},
+			resourceapi.DeviceSubRequest{Name: "b", DeviceClassName: class}), true},
 		{"another class and a selector for the type", exactly("any", nil, typeIs(monitorType)), true},
-		{"a selector that begins with the driver and goes on", exactly("any", nil, typeIs("device.driver == '"+*driver+"' && "+monitorType+" && true")), true},
+		{"a selector that begins with the driver and goes on",
+			exactly("any", nil, typeIs("device.driver == '"+*driver+"' && "+monitorType+" && true")), true},
 		{"a selector for the type with adminAccess", exactly("any", ptr.To(true), typeIs(monitorType)), false},
 		{"a selector that could select other devices too", exactly("any", nil, typeIs(monitorType+" || true")), false},
 		{"a selector for GPUs", exactly(*driver, nil, typeIs("device.attributes['"+*driver+"'].type == 'gpu'")), false},
 		{"alternatives of GPUs", first(resourceapi.DeviceSubRequest{Name: "a", DeviceClassName: *driver}), false},
 	} {
-		spec := resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{tc.request}}}
+		spec := resourceapi.ResourceClaimSpec{
+			Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{tc.request}},
+		}
 		meta := metav1.ObjectMeta{GenerateName: "try-", Namespace: ns}
 		t.Run("claim: "+tc.name, func(t *testing.T) {
-			s.tryCreate(t, &resourceapi.ResourceClaim{ObjectMeta: meta, Spec: spec}, tc.refused, "adminAccess: true", "the class "+*driver)
+			s.tryCreate(t, &resourceapi.ResourceClaim{ObjectMeta: meta, Spec: spec}, tc.refused, "adminAccess: true",
+				"the class "+*driver)
 		})
 		t.Run("template: "+tc.name, func(t *testing.T) {
-			s.tryCreate(t, &resourceapi.ResourceClaimTemplate{ObjectMeta: meta, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}},
+			s.tryCreate(t, &resourceapi.ResourceClaimTemplate{ObjectMeta: meta,
+				Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}},
 				tc.refused, "adminAccess: true", "the class "+*driver)
 		})
 	}
 	extended := func(name string) corev1.Container {
 		return corev1.Container{Name: "c", Image: s.image, Resources: corev1.ResourceRequirements{
-			Limits: corev1.ResourceList{corev1.ResourceName("deviceclass.resource.kubernetes.io/" + name): resource.MustParse("1")}}}
+			Limits: corev1.ResourceList{corev1.ResourceName("deviceclass.resource.kubernetes.io/" +
+				name): resource.MustParse("1")}}}
 	}
 	plain := corev1.Container{Name: "plain", Image: s.image}
 	for _, tc := range []struct {
@@ -174,7 +188,8 @@ func (s *suite) testMonitorPolicy(t *testing.T) {
 		refused bool
 	}{
 		{"a container", corev1.PodSpec{Containers: []corev1.Container{plain, extended(class)}}, true},
-		{"an init container", corev1.PodSpec{InitContainers: []corev1.Container{extended(class)}, Containers: []corev1.Container{plain}}, true},
+		{"an init container", corev1.PodSpec{InitContainers: []corev1.Container{extended(class)},
+			Containers: []corev1.Container{plain}}, true},
 		{"a container with a GPU", corev1.PodSpec{Containers: []corev1.Container{plain, extended(*driver)}}, false},
 		{"a plain pod", corev1.PodSpec{Containers: []corev1.Container{plain}}, false},
 	} {
@@ -185,7 +200,7 @@ func (s *suite) testMonitorPolicy(t *testing.T) {
 	}
 }
 
-// tryCreate has the API server say what it would do, and checks that a refusal says why.
+// tryCreate creates the object in a dry run, and checks that a rejection gives the reasons.
 func (s *suite) tryCreate(t *testing.T, object client.Object, refused bool, reasons ...string) {
 	t.Helper()
 	err := s.Create(t.Context(), object, client.DryRunAll)
@@ -197,30 +212,38 @@ func (s *suite) tryCreate(t *testing.T, object client.Object, refused bool, reas
 	}
 }
 
-// testMonitorRefused gets round the policy, with a class of its own and a selector that nobody sees through: the plugin refuses.
+// testMonitorRefused bypasses the policy with its own class and an opaque selector: the plugin rejects the claim.
 func (s *suite) testMonitorRefused(t *testing.T) {
-	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-any-"}, Spec: resourceapi.DeviceClassSpec{
-		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: "device.driver == '" + *driver + "'"}}}}}
+	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-any-"},
+		Spec: resourceapi.DeviceClassSpec{
+			Selectors: []resourceapi.DeviceSelector{
+				{CEL: &resourceapi.CELDeviceSelector{Expression: "device.driver == '" + *driver + "'"}},
+			}}}
 	s.must(t, s.Create(t.Context(), class))
 	t.Cleanup(func() { s.must(t, s.Delete(context.WithoutCancel(t.Context()), class)) })
-	ns := s.unjudged(t, "monitor-refused")
-	template := s.templateFor(t, ns, "monitor", resourceapi.DeviceRequest{Name: "all", Exactly: &resourceapi.ExactDeviceRequest{
-		DeviceClassName: class.Name,
-		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
-			Expression: "'monitor' == device.attributes['" + *driver + "'].type"}}}}})
+	ns := s.namespaceWithoutWebhooks(t, "monitor-refused")
+	template := s.templateFor(t, ns, "monitor", resourceapi.DeviceRequest{Name: "all",
+		Exactly: &resourceapi.ExactDeviceRequest{
+			DeviceClassName: class.Name,
+			Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+				Expression: "'monitor' == device.attributes['" + *driver + "'].type"}}}}})
 	pod := s.pod(t, ns, "exporter", withTemplate(template))
-	s.waitRefused(t, pod, []string{"device monitor gives every GPU of the node", "adminAccess: true", resourceapi.DRAAdminNamespaceLabelKey + "=true"})
+	s.waitRefused(t, pod, []string{"device monitor gives every GPU of the node", "adminAccess: true",
+		resourceapi.DRAAdminNamespaceLabelKey + "=true"})
 
 	var got corev1.Pod
 	s.must(t, s.Get(t.Context(), pod, &got))
 	claim := s.claimOf(t, &got)
-	s.must(t, kube.Until(t.Context(), 2*soon, "the same event again, counted in the first", func(ctx context.Context) (bool, string, error) {
-		var events corev1.EventList
-		err := s.List(ctx, &events, client.InNamespace(ns), client.MatchingFields{"involvedObject.name": claim.Name, "reason": "PrepareFailed"})
-		counted := len(events.Items) == 1 && events.Items[0].Series != nil
-		if err != nil {
-			return false, "", err
-		}
-		return counted, fmt.Sprintf("%d events", len(events.Items)), nil
-	}))
+	s.must(t, s.TryAgain(t.Context(), pod))
+	s.must(t, kube.Until(t.Context(), 2*soon, "the same event again, counted in the first",
+		func(ctx context.Context) (bool, string, error) {
+			var events corev1.EventList
+			err := s.List(ctx, &events, client.InNamespace(ns), client.MatchingFields{"involvedObject.name": claim.Name,
+				"reason": "PrepareFailed"})
+			counted := len(events.Items) == 1 && events.Items[0].Series != nil
+			if err != nil {
+				return false, "", err
+			}
+			return counted, fmt.Sprintf("%d events", len(events.Items)), nil
+		}))
 }

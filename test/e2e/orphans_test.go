@@ -22,19 +22,19 @@ import (
 )
 
 const (
-	// foreignDriver has nothing to do with us.
+	// foreignDriver is another driver.
 	foreignDriver = "nic.example.com"
-	// sweepGrace is what demo/values.yaml gives the controller.
+	// sweepGrace is the controller's grace period in demo/values.yaml.
 	sweepGrace = 20 * time.Second
-	// hold is a finalizer that nobody but the test removes.
+	// hold is a finalizer that only the test removes.
 	hold = "e2e.example.com/hold"
-	// nobody has this UID.
+	// nobody is a UID without an object.
 	nobody types.UID = "00000000-0000-4000-8000-000000000000"
 )
 
-// testOrphans plants what nobody owns, of this driver and of another one. Kubernetes deletes by itself, and sooner, what belongs to an
-// object that is not there: that the controller does it too, where Kubernetes has not, is for the tests of internal/controller/sweep.
-// What is left to see here is what Kubernetes leaves: slices of a node without the plugin, and what a finalizer keeps.
+// testOrphans creates orphaned objects of this driver and of another one. The garbage collector deletes objects whose
+// owner does not exist before the controller does; the tests of internal/controller/sweep cover the controller's part.
+// What remains to test are slices of a node without the plugin, and objects with a finalizer.
 func (s *suite) testOrphans(t *testing.T) {
 	controllers := s.controllers(t)
 	if len(controllers) == 0 {
@@ -42,19 +42,22 @@ func (s *suite) testOrphans(t *testing.T) {
 	}
 	t.Run("slices", s.orphanSlices)
 	t.Run("claims", s.orphanClaims)
-	t.Run("the controller's token deletes nothing else, and makes no other secret", func(t *testing.T) { s.orphanRights(t, &controllers[0]) })
+	t.Run("the controller's token deletes nothing else, and makes no other secret",
+		func(t *testing.T) { s.orphanRights(t, &controllers[0]) })
 }
 
 func (s *suite) orphanSlices(t *testing.T) {
 	ns := s.namespace(t, "orphan-slices")
-	bare, held, exempt := s.nodeWithoutKubelet(t, "bare"), s.nodeWithoutKubelet(t, "held"), s.nodeWithoutKubelet(t, "exempt")
-	s.must(t, s.Patch(t.Context(), exempt, client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"labels": {"gpu.nvidia.com/sweep": "off"}}}`))))
+	bare, held, exempt := s.nodeWithoutKubelet(t, "bare"), s.nodeWithoutKubelet(t, "held"),
+		s.nodeWithoutKubelet(t, "exempt")
+	s.must(t, s.Patch(t.Context(), exempt, client.RawPatch(types.MergePatchType,
+		[]byte(`{"metadata": {"labels": {"gpu.nvidia.com/sweep": "off"}}}`))))
 	nowhere := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "e2e-gone", UID: nobody}}
 	s.plantClaim(t, ns, "holder", held.Name, nil, *driver)
 
 	foreignBare := s.plantSlice(t, foreignDriver, bare, bare)
-	foreignGone := s.plantSlice(t, foreignDriver, nowhere, nil) // with an owner, Kubernetes would delete it
-	// NVIDIA's DRA driver has the same name.
+	foreignGone := s.plantSlice(t, foreignDriver, nowhere, nil) // with an owner, the garbage collector would delete it
+	// NVIDIA's DRA driver has the same driver name.
 	namesake := s.plantSlice(t, *driver, bare, bare, func(slice *resourceapi.ResourceSlice) {
 		slice.Spec.Pool.Name, slice.Spec.Devices = "e2e-namesake", []resourceapi.Device{{Name: "gpu-0"}}
 	})
@@ -64,16 +67,17 @@ func (s *suite) orphanSlices(t *testing.T) {
 	ownGone := s.plantSlice(t, *driver, nowhere, nowhere)
 	ownBare := s.plantSlice(t, *driver, bare, bare) // the last one: for the others, the grace is over before
 
-	s.waitRemoved(t, ownGone) // whoever was first
+	s.waitRemoved(t, ownGone) // by the garbage collector or the controller
 	s.waitRemoved(t, ownBare)
 	s.waitEvent(t, about(ownBare), "SliceRemoved", "node "+bare.Name+" has no pod of the plugin")
 	s.waitEvent(t, about(nobodys), "NodeGone", "its node "+nowhere.Name+" is gone", "belongs to no node alone")
 	s.waitEvent(t, about(held), "PluginGone", "claim "+ns+"/holder has a device of the node")
-	for _, slice := range []*resourceapi.ResourceSlice{foreignBare, foreignGone, namesake, nobodys, allocated, published} {
-		s.survives(t, slice)
+	for _, slice := range []*resourceapi.ResourceSlice{foreignBare, foreignGone, namesake, nobodys, allocated,
+		published} {
+		s.requireUnchanged(t, slice)
 	}
 	for _, slice := range []*resourceapi.ResourceSlice{foreignBare, foreignGone, namesake, published} {
-		s.unmentioned(t, slice)
+		s.requireNoEvents(t, slice)
 	}
 }
 
@@ -86,23 +90,23 @@ func (s *suite) orphanClaims(t *testing.T) {
 	hand := s.plantClaim(t, ns, "hand", "e2e-nowhere", nil, *driver)
 	own := s.plantClaim(t, ns, "own-stuck", "e2e-nowhere", gone, *driver)
 
-	// Kubernetes deletes it at once, and the clock of the controller begins then.
+	// The garbage collector deletes it at once, and the controller's grace period begins.
 	time.Sleep(sweepGrace)
 	s.waitEvent(t, about(own), "DeletionStuck", "its pod gone is gone", hold)
 	s.waitEvent(t, about(several), "DeletionStuck", hold)
 	for _, claim := range []*resourceapi.ResourceClaim{foreignHand, foreignStuck, several, hand, own} {
-		s.survives(t, claim)
+		s.requireUnchanged(t, claim)
 	}
 	for _, claim := range []*resourceapi.ResourceClaim{foreignHand, foreignStuck, hand} {
-		s.unmentioned(t, claim)
+		s.requireNoEvents(t, claim)
 	}
-	s.let(t.Context(), t, own)
+	s.removeFinalizers(t.Context(), t, own)
 	s.waitRemoved(t, own)
 }
 
-// orphanRights asks for deletions with the controller's token, and has none of them done.
+// orphanRights sends deletions with the controller's token, as dry runs.
 func (s *suite) orphanRights(t *testing.T, controller *corev1.Pod) {
-	as, err := s.AsServiceAccount(t.Context(), controller.Namespace, controller.Spec.ServiceAccountName, thief)
+	as, err := s.AsServiceAccount(t.Context(), controller.Namespace, controller.Spec.ServiceAccountName, misusedToken)
 	s.must(t, err)
 	ns := s.namespace(t, "orphan-rights")
 	remove := func(o client.Object) error { return as.Delete(t.Context(), o, client.DryRunAll) }
@@ -114,13 +118,19 @@ func (s *suite) orphanRights(t *testing.T, controller *corev1.Pod) {
 		s.must(t, remove(&slice))
 	}
 	elsewhere := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "e2e-elsewhere"}}
-	refusedFor(t, "slice of another driver", remove(s.plantSlice(t, foreignDriver, elsewhere, nil)), "only ResourceSlices of driver "+*driver)
-	refusedFor(t, "slice without a node", remove(s.plantSlice(t, *driver, elsewhere, nil)), "only a ResourceSlice that belongs to a node")
-	refusedFor(t, "claim of another driver", remove(s.plantClaim(t, ns, "foreign", "e2e-nowhere", pod, foreignDriver)), "claims that have its devices and no others")
-	refusedFor(t, "claim of several drivers", remove(s.plantClaim(t, ns, "several", "e2e-nowhere", pod, *driver, foreignDriver)), "claims that have its devices and no others")
-	refusedFor(t, "claim made by hand", remove(s.plantClaim(t, ns, "hand", "e2e-nowhere", nil, *driver)), "a claim that belongs to a pod")
+	refusedFor(t, "slice of another driver", remove(s.plantSlice(t, foreignDriver, elsewhere, nil)),
+		"only ResourceSlices of driver "+*driver)
+	refusedFor(t, "slice without a node", remove(s.plantSlice(t, *driver, elsewhere, nil)),
+		"only a ResourceSlice that belongs to a node")
+	refusedFor(t, "claim of another driver", remove(s.plantClaim(t, ns, "foreign", "e2e-nowhere", pod, foreignDriver)),
+		"claims that have its devices and no others")
+	refusedFor(t, "claim of several drivers", remove(s.plantClaim(t, ns, "several", "e2e-nowhere", pod, *driver,
+		foreignDriver)), "claims that have its devices and no others")
+	refusedFor(t, "claim made by hand", remove(s.plantClaim(t, ns, "hand", "e2e-nowhere", nil, *driver)),
+		"a claim that belongs to a pod")
 	secret := func(name string, kind corev1.SecretType) error {
-		return as.Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: controller.Namespace, Name: name,
+		return as.Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: controller.Namespace,
+			Name:        name,
 			Annotations: map[string]string{corev1.ServiceAccountNameKey: "default"}}, Type: kind}, client.DryRunAll)
 	}
 	own := s.certificate(t).Name
@@ -135,18 +145,20 @@ func (s *suite) orphanRights(t *testing.T, controller *corev1.Pod) {
 	}
 }
 
-// nodeWithoutKubelet makes a node that nobody runs. Its heart beats as a kubelet's until the test ends, or kube-controller-manager would
-// soon take it for lost.
+// nodeWithoutKubelet creates a node without a kubelet. Its lease is renewed until the test ends; otherwise
+// kube-controller-manager would soon mark it as unreachable.
 func (s *suite) nodeWithoutKubelet(t *testing.T, name string) *corev1.Node {
 	t.Helper()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "e2e-" + name},
-		Spec: corev1.NodeSpec{Unschedulable: true, Taints: []corev1.Taint{{Key: hold, Effect: corev1.TaintEffectNoSchedule}}}}
+		Spec: corev1.NodeSpec{Unschedulable: true,
+			Taints: []corev1.Taint{{Key: hold, Effect: corev1.TaintEffectNoSchedule}}}}
 	s.must(t, s.Create(t.Context(), node))
 	s.cleanUp(t, node)
 	since := metav1.Now()
 	beat := func() error {
 		before := node.DeepCopy()
-		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "E2E",
+		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue,
+			Reason:            "E2E",
 			LastHeartbeatTime: metav1.Now(), LastTransitionTime: since}}
 		return s.Status().Patch(t.Context(), node.DeepCopy(), client.MergeFrom(before))
 	}
@@ -157,25 +169,28 @@ func (s *suite) nodeWithoutKubelet(t *testing.T, name string) *corev1.Node {
 			case <-t.Context().Done():
 				return
 			case <-time.After(3 * time.Second):
-				_ = beat() // the node is gone when the test has ended
+				_ = beat() // fails after the node was deleted at the end of the test
 			}
 		}
 	}()
 	return node
 }
 
-// plantSlice makes a slice of a node with one device. The owner may be nil, or a node that is not there.
-func (s *suite) plantSlice(t *testing.T, driver string, node, owner *corev1.Node, change ...func(*resourceapi.ResourceSlice)) *resourceapi.ResourceSlice {
+// plantSlice creates a slice of a node with one device. The owner may be nil, or a node that does not exist.
+func (s *suite) plantSlice(t *testing.T, driver string, node, owner *corev1.Node,
+	change ...func(*resourceapi.ResourceSlice)) *resourceapi.ResourceSlice {
 	t.Helper()
 	slice := &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-orphan-"},
 		Spec: resourceapi.ResourceSliceSpec{Driver: driver, NodeName: &node.Name,
 			Pool: resourceapi.ResourcePool{Name: node.Name, Generation: 1, ResourceSliceCount: 1},
-			Devices: []resourceapi.Device{{Name: "gpu-3b-00-0", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-				"isolation": {StringValue: new("none")}}}}},
+			Devices: []resourceapi.Device{{Name: "gpu-3b-00-0",
+				Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+					"isolation": {StringValue: new("none")}}}}},
 	}
 	if owner != nil {
-		slice.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: owner.Name, UID: owner.UID}}
+		slice.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: owner.Name,
+			UID: owner.UID}}
 	}
 	for _, c := range change {
 		c(slice)
@@ -185,46 +200,53 @@ func (s *suite) plantSlice(t *testing.T, driver string, node, owner *corev1.Node
 	return slice
 }
 
-// plantClaim makes a claim that has a device of each driver in the pool. The owner may be nil, or a pod that is not there: then
-// Kubernetes deletes the claim, and a finalizer keeps it. Nobody has reserved it, so Kubernetes leaves its devices alone.
-func (s *suite) plantClaim(t *testing.T, namespace, name, pool string, owner *corev1.Pod, drivers ...string) *resourceapi.ResourceClaim {
+// plantClaim creates a claim with a device of each driver allocated in the pool. The owner may be nil or a pod that
+// does not exist: then the garbage collector deletes the claim, and a finalizer keeps it. It is not reserved, so
+// Kubernetes does not deallocate it.
+func (s *suite) plantClaim(t *testing.T, namespace, name, pool string, owner *corev1.Pod,
+	drivers ...string) *resourceapi.ResourceClaim {
 	t.Helper()
-	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Finalizers: []string{hold}}}
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name,
+		Finalizers: []string{hold}}}
 	allocation := &resourceapi.AllocationResult{}
 	for i, driver := range drivers {
 		request := fmt.Sprintf("request-%d", i)
 		claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests,
-			resourceapi.DeviceRequest{Name: request, Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "e2e.example.com"}})
+			resourceapi.DeviceRequest{Name: request,
+				Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "e2e.example.com"}})
 		allocation.Devices.Results = append(allocation.Devices.Results,
-			resourceapi.DeviceRequestAllocationResult{Request: request, Driver: driver, Pool: pool, Device: "gpu-3b-00-0"})
+			resourceapi.DeviceRequestAllocationResult{Request: request, Driver: driver, Pool: pool,
+				Device: "gpu-3b-00-0"})
 	}
 	s.must(t, s.Create(t.Context(), claim))
 	s.cleanUp(t, claim)
 	claim.Status.Allocation = allocation
 	s.must(t, s.Status().Update(t.Context(), claim))
 	if owner != nil {
-		claim.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: owner.Name, UID: owner.UID, Controller: new(true)}}
+		claim.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: owner.Name,
+			UID: owner.UID, Controller: new(true)}}
 		s.must(t, s.Update(t.Context(), claim))
 	}
 	return claim
 }
 
-// cleanUp removes at the end what may be gone by then.
+// cleanUp deletes the object at the end of the test, if it still exists.
 func (s *suite) cleanUp(t *testing.T, o client.Object) {
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		s.must(t, client.IgnoreNotFound(s.Delete(ctx, o)))
-		s.let(ctx, t, o)
+		s.removeFinalizers(ctx, t, o)
 	})
 }
 
-// let takes the finalizers of an object away.
-func (s *suite) let(ctx context.Context, t *testing.T, o client.Object) {
+// removeFinalizers removes the finalizers of an object.
+func (s *suite) removeFinalizers(ctx context.Context, t *testing.T, o client.Object) {
 	t.Helper()
-	s.must(t, client.IgnoreNotFound(s.Patch(ctx, o, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))))
+	s.must(t, client.IgnoreNotFound(s.Patch(ctx, o, client.RawPatch(types.MergePatchType,
+		[]byte(`{"metadata":{"finalizers":null}}`)))))
 }
 
-// about is the object as events know it.
+// about returns the key of the object in events.
 func about(o client.Object) client.ObjectKey {
 	if o.GetNamespace() == "" {
 		return client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: o.GetName()}
@@ -234,26 +256,29 @@ func about(o client.Object) client.ObjectKey {
 
 func (s *suite) waitRemoved(t *testing.T, o client.Object) {
 	t.Helper()
-	s.must(t, kube.Until(t.Context(), sweepGrace+soon, o.GetName()+" to be removed", func(ctx context.Context) (bool, string, error) {
+	s.must(t, kube.Until(t.Context(), sweepGrace+soon, o.GetName()+" to be removed", func(ctx context.Context) (bool,
+		string, error) {
 		err := s.Get(ctx, client.ObjectKeyFromObject(o), o)
 		return apierrors.IsNotFound(err), fmt.Sprint(err), client.IgnoreNotFound(err)
 	}))
 }
 
-// survives checks that an object is there, and still the one that was planted, with what it had.
-func (s *suite) survives(t *testing.T, o client.Object) {
+// requireUnchanged checks that an object still exists unchanged.
+func (s *suite) requireUnchanged(t *testing.T, o client.Object) {
 	t.Helper()
 	before := o.GetUID()
 	if err := s.Get(t.Context(), client.ObjectKeyFromObject(o), o); err != nil || o.GetUID() != before {
 		t.Errorf("%s: got error %v and UID %s, want it to survive with %s", o.GetName(), err, o.GetUID(), before)
 	}
-	if claim, ok := o.(*resourceapi.ResourceClaim); ok && (len(claim.Finalizers) == 0 || claim.Status.Allocation == nil) {
-		t.Errorf("%s: got finalizers %v and allocation %v, want both as they were", o.GetName(), claim.Finalizers, claim.Status.Allocation)
+	if claim, ok := o.(*resourceapi.ResourceClaim); ok && (len(claim.Finalizers) == 0 ||
+		claim.Status.Allocation == nil) {
+		t.Errorf("%s: got finalizers %v and allocation %v, want both as they were", o.GetName(), claim.Finalizers,
+			claim.Status.Allocation)
 	}
 }
 
-// unmentioned checks that no event is about an object.
-func (s *suite) unmentioned(t *testing.T, o client.Object) {
+// requireNoEvents checks that no event is about an object.
+func (s *suite) requireNoEvents(t *testing.T, o client.Object) {
 	t.Helper()
 	events, err := s.Events(t.Context(), about(o))
 	s.must(t, err)

@@ -26,13 +26,14 @@ import (
 const (
 	migBlocked = "gpu.nvidia.com/mig-blocked"
 	gpuLost    = "gpu.nvidia.com/gpu-lost"
-	// small is the smallest profile of an H100, which seven partitions can have.
+	// small is the smallest profile of an H100, which fits seven times.
 	small = "1g.10gb"
 )
 
-// partition asks for a partition of that profile; of is the UUID of the GPU that it is to be of, empty: any.
+// partition requests a partition of the profile on the GPU with the UUID of; empty: on any.
 func partition(name, profile, of string) resourceapi.DeviceRequest {
-	request := resourceapi.DeviceRequest{Name: name, Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "mig-" + profile + ".nvidia.com"}}
+	request := resourceapi.DeviceRequest{Name: name, Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "mig-" +
+		profile + ".nvidia.com"}}
 	if of != "" {
 		request.Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
 			Expression: fmt.Sprintf("device.attributes['%s'].parentUUID == '%s'", *driver, of)}}}
@@ -40,20 +41,21 @@ func partition(name, profile, of string) resourceapi.DeviceRequest {
 	return request
 }
 
-// shareOf asks for memory of one certain GPU.
+// shareOf requests memory of a specific GPU.
 func shareOf(device resourceapi.Device, memory string) resourceapi.DeviceClaim {
 	claim := theGPU(device)
 	claim.Requests[0].Exactly.Capacity = share("", "", memory, "").Exactly.Capacity
 	return claim
 }
 
-// withPartition makes a pod with a partition of the GPU.
+// withPartition creates a pod with a partition of the GPU.
 func (s *suite) withPartition(t *testing.T, namespace, name, profile string, of resourceapi.Device) client.ObjectKey {
 	t.Helper()
-	return s.pod(t, namespace, name, withTemplate(s.templateFor(t, namespace, name, partition("gpu", profile, stringAttribute(of, "uuid")))))
+	return s.pod(t, namespace, name, withTemplate(s.templateFor(t, namespace, name,
+		partition("gpu", profile, stringAttribute(of, "uuid")))))
 }
 
-// made is what the claim's status says of the partition that a running pod has.
+// made is the claim status of a running pod's partition.
 type made struct {
 	Device        string // where it is published
 	UUID, Profile string
@@ -63,24 +65,27 @@ func (s *suite) madeFor(t *testing.T, pod client.ObjectKey) made {
 	t.Helper()
 	claim := s.claimOf(t, s.running(t, pod))
 	var m made
-	s.must(t, kube.Until(t.Context(), soon, "the partition in the claim's status", func(ctx context.Context) (bool, string, error) {
-		if err := s.Get(ctx, client.ObjectKeyFromObject(&claim), &claim); err != nil || len(claim.Status.Devices) != 1 || claim.Status.Devices[0].Data == nil {
+	s.must(t, kube.Until(t.Context(), soon, "the partition in the claim's status", func(ctx context.Context) (bool,
+		string, error) {
+		if err := s.Get(ctx, client.ObjectKeyFromObject(&claim), &claim); err != nil ||
+			len(claim.Status.Devices) != 1 || claim.Status.Devices[0].Data == nil {
 			return false, fmt.Sprint(claim.Status.Devices), err
 		}
 		device := claim.Status.Devices[0]
 		m.Device = device.Device
-		return len(device.Conditions) == 1 && device.Conditions[0].Status == metav1.ConditionTrue, fmt.Sprint(device), json.Unmarshal(device.Data.Raw, &m)
+		return len(device.Conditions) == 1 && device.Conditions[0].Status == metav1.ConditionTrue, fmt.Sprint(device),
+			json.Unmarshal(device.Data.Raw, &m)
 	}))
 	return m
 }
 
-// place is how simctl writes the partition's place: gpu-1b-00-0/1g.10gb@4.
+// place returns the placement in simctl's format: gpu-1b-00-0/1g.10gb@4.
 func (m made) place() string {
 	parent, at, _ := strings.Cut(m.Device, "-mig-")
 	return parent + "/" + m.Profile + "@" + at[strings.LastIndex(at, "-")+1:]
 }
 
-// listing is what nvidia-smi -L prints where these partitions of one GPU are all that there is.
+// listing returns the output of nvidia-smi -L with only these partitions of one GPU.
 func listing(parent resourceapi.Device, partitions ...made) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "GPU 0: %s (UUID: %s)\n", stringAttribute(parent, "productName"), stringAttribute(parent, "uuid"))
@@ -90,7 +95,7 @@ func listing(parent resourceapi.Device, partitions ...made) string {
 	return b.String()
 }
 
-// partsOf are the published partitions of a GPU, each with its UUID where there is one, and its taints; and the GPU as a whole.
+// partsOf returns the published partitions of a GPU, with UUIDs of existing ones and with taints, and the whole GPU.
 func (s *suite) partsOf(t *testing.T, node, gpu string) []string {
 	t.Helper()
 	var lines []string
@@ -120,7 +125,7 @@ func (s *suite) waitParts(t *testing.T, node, gpu, what string, wanted func(part
 	}))
 }
 
-// areTainted is true of parts of which all partitions have the taint.
+// areTainted matches if all partitions have the taint.
 func areTainted(taint string) func([]string) bool {
 	return func(parts []string) bool {
 		return len(parts) > 1 && !slices.ContainsFunc(parts, func(line string) bool {
@@ -129,28 +134,31 @@ func areTainted(taint string) func([]string) bool {
 	}
 }
 
-// are is true of just these parts.
+// are matches exactly these parts.
 func are(want []string) func([]string) bool {
 	return func(parts []string) bool { return slices.Equal(parts, want) }
 }
 
-// waitEvent waits for an event about an object; the namespace of one about a node is "default".
+// waitEvent waits for an event about an object. The namespace of a node's events is "default".
 func (s *suite) waitEvent(t *testing.T, about client.ObjectKey, parts ...string) {
 	t.Helper()
-	s.must(t, kube.Until(t.Context(), soon, fmt.Sprintf("an event of %s with %q", about.Name, parts), func(ctx context.Context) (bool, string, error) {
-		events, err := s.Events(ctx, about)
-		return slices.ContainsFunc(events, func(e string) bool { return containsAll(e, parts) }), strings.Join(events, "\n"), err
-	}))
+	s.must(t, kube.Until(t.Context(), soon, fmt.Sprintf("an event of %s with %q", about.Name, parts),
+		func(ctx context.Context) (bool, string, error) {
+			events, err := s.Events(ctx, about)
+			return slices.ContainsFunc(events, func(e string) bool { return containsAll(e, parts) }),
+				strings.Join(events, "\n"), err
+		}))
 }
 
-// testPartition has two pods with a partition each of one GPU, and then one with the whole.
+// testPartition runs two pods with a partition of the same GPU, and then one with the whole GPU.
 func (s *suite) testPartition(t *testing.T) {
 	node := s.node(t, "dgx-h100")
 	parent := s.gpus(t, node)[0]
 	plugin := s.plugin(t, node)
 	before := s.simctl(t, plugin, "print")
 	ns := s.namespace(t, "partition")
-	pods := []client.ObjectKey{s.withPartition(t, ns, "first", small, parent), s.withPartition(t, ns, "second", small, parent)}
+	pods := []client.ObjectKey{s.withPartition(t, ns, "first", small, parent), s.withPartition(t, ns, "second", small,
+		parent)}
 	var lines []string
 	seen := map[string]bool{}
 	for _, pod := range pods {
@@ -163,9 +171,11 @@ func (s *suite) testPartition(t *testing.T) {
 		if got, want := s.run(t, pod, "/usr/bin/nvidia-smi", "-L"), listing(parent, got); got != want {
 			t.Errorf("%s: got\n%s\nwant\n%s", pod.Name, got, want)
 		}
-		file := "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/gpu/gpu/" + *driver + "-metadata.json"
+		file := "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/gpu/gpu/" + *driver +
+			"-metadata.json"
 		metadata := strings.ReplaceAll(s.run(t, pod, "gpu-demo", "cat", file), `": "`, `":"`)
-		if want := []string{`"name":"` + got.Device + `"`, `"string":"` + got.UUID + `"`, `"string":"` + small + `"`, stringAttribute(parent, "uuid")}; !containsAll(metadata, want) {
+		if want := []string{`"name":"` + got.Device + `"`, `"string":"` + got.UUID + `"`, `"string":"` + small + `"`,
+			stringAttribute(parent, "uuid")}; !containsAll(metadata, want) {
 			t.Errorf("%s: got metadata %s, want %q in it", pod.Name, metadata, want)
 		}
 	}
@@ -174,41 +184,44 @@ func (s *suite) testPartition(t *testing.T) {
 	}
 	whole := s.pod(t, ns, "whole", withTemplate(s.claimTemplate(t, ns, "whole", theGPU(parent))))
 	s.waitUnschedulable(t, whole)
-	s.gone(t, pods[0])
+	s.deletePod(t, pods[0])
 	if got := s.run(t, pods[1], "/usr/bin/nvidia-smi", "-L"); !strings.Contains(got, "MIG "+small) {
 		t.Errorf("after the other partition went: got\n%s\nwant the pod to keep its own", got)
 	}
-	s.gone(t, pods[1])
+	s.deletePod(t, pods[1])
 	s.running(t, whole)
 	if got := s.simctl(t, plugin, "print"); got != before {
 		t.Errorf("after the partitions: got\n%s\nwant what was before\n%s", got, before)
 	}
 }
 
-// testPartitionsChange has what happens to partitions from outside, on several GPUs at once: every look at the machine takes its time.
+// testPartitionsChange changes partitions outside the driver, on several GPUs in parallel, because each rescan takes
+// time.
 func (s *suite) testPartitionsChange(t *testing.T) {
 	machines := map[string]string{}
 	for _, profile := range []string{"dgx-h100", "mixed"} {
 		node := s.node(t, profile)
 		machines[node] = s.simctl(t, s.plugin(t, node), "print")
 	}
-	t.Run("several", func(t *testing.T) { // which ends when all have
+	t.Run("several", func(t *testing.T) { // ends when all subtests have ended
 		dgx := s.node(t, "dgx-h100")
 		gpus := s.gpus(t, dgx)
 		t.Run("on a node with one GPU that can be partitioned", func(t *testing.T) {
 			t.Parallel()
-			t.Run("a GPU that somebody uses is not partitioned, and an event says who", s.testPartitionBlocked)
-			t.Run("partitions are there until the last claim has ended when they are no longer wanted", s.testPartitionsUnwanted)
+			t.Run("a GPU in use is not partitioned, and an event names the process", s.testPartitionBlocked)
+			t.Run("partitions that are disabled remain until the last claim has ended",
+				s.testPartitionsUnwanted)
 		})
-		t.Run("partitions that somebody makes and removes by hand are noticed, given out and left alone", func(t *testing.T) {
-			t.Parallel()
-			s.testPartitionsByHand(t, dgx, gpus[1])
-		})
-		t.Run("a partition that is removed under a claim is told of, and its pod can go", func(t *testing.T) {
+		t.Run("partitions of an administrator are published, allocated and not changed",
+			func(t *testing.T) {
+				t.Parallel()
+				s.testPartitionsByHand(t, dgx, gpus[1])
+			})
+		t.Run("a removed partition of a claim is reported, and its pod can end", func(t *testing.T) {
 			t.Parallel()
 			s.testPartitionLost(t, dgx, gpus[2])
 		})
-		t.Run("a claim that comes upon somebody whom nobody sees waits, and others keep away", func(t *testing.T) {
+		t.Run("a claim waits for a process that NVML does not list, and others avoid the GPU", func(t *testing.T) {
 			t.Parallel()
 			s.testPartitionRefused(t, dgx, gpus[5])
 		})
@@ -216,7 +229,7 @@ func (s *suite) testPartitionsChange(t *testing.T) {
 			t.Parallel()
 			s.testPartitionedGPULost(t, dgx, gpus[3])
 		})
-		t.Run("partitions that somebody makes beside those of claims keep their places", func(t *testing.T) {
+		t.Run("partitions of an administrator beside those of claims remain", func(t *testing.T) {
 			t.Parallel()
 			s.testPartitionsOfOthers(t, dgx, gpus[4])
 		})
@@ -228,7 +241,7 @@ func (s *suite) testPartitionsChange(t *testing.T) {
 	}
 }
 
-// testPartitionBlocked puts an exporter on the only GPU of a node that can be partitioned.
+// testPartitionBlocked runs an exporter that uses the only partitionable GPU of a node.
 func (s *suite) testPartitionBlocked(t *testing.T) {
 	node := s.node(t, "mixed")
 	gpu := s.gpus(t, node)[0].Name
@@ -252,7 +265,7 @@ func (s *suite) testPartitionBlocked(t *testing.T) {
 	s.madeFor(t, pod)
 }
 
-// testPartitionsByHand has an administrator partition a free GPU, whose configuration says nothing of partitions.
+// testPartitionsByHand partitions a free GPU as an administrator. The node configuration does not mention partitions.
 func (s *suite) testPartitionsByHand(t *testing.T, node string, gpu resourceapi.Device) {
 	dynamic := s.partsOf(t, node, gpu.Name)
 	ns := s.namespace(t, "by-hand")
@@ -307,28 +320,29 @@ func (s *suite) testPartitionLost(t *testing.T, node string, gpu resourceapi.Dev
 	lost := s.madeFor(t, pod)
 	claim := s.claimOf(t, s.running(t, pod))
 	s.simctl(t, s.plugin(t, node), "partition", gpu.Name, "delete", "all")
-	s.waitParts(t, node, gpu.Name, "the taint of the partition that is gone, and of no other", func(parts []string) bool {
-		return slices.Equal(parts, slices.Sorted(func(yield func(string) bool) {
-			for _, line := range free {
-				if line == lost.Device {
-					line += " " + gpuLost
+	s.waitParts(t, node, gpu.Name, "the taint of the partition that is gone, and of no other",
+		func(parts []string) bool {
+			return slices.Equal(parts, slices.Sorted(func(yield func(string) bool) {
+				for _, line := range free {
+					if line == lost.Device {
+						line += " " + gpuLost
+					}
+					if !yield(line) {
+						return
+					}
 				}
-				if !yield(line) {
-					return
-				}
-			}
-		}))
-	})
+			}))
+		})
 	s.waitEvent(t, client.ObjectKeyFromObject(&claim), "PartitionLost", lost.Device, lost.UUID)
 	if got := s.running(t, pod); got.DeletionTimestamp != nil {
 		t.Error("the pod was deleted, want it to be its owner's business")
 	}
-	s.gone(t, pod)
+	s.deletePod(t, pod)
 	s.waitParts(t, node, gpu.Name, "the taint to go", are(free))
 	s.madeFor(t, s.withPartition(t, ns, "next", small, gpu))
 }
 
-// testPartitionRefused has a claim come upon somebody whom NVML does not list.
+// testPartitionRefused prepares a claim for a GPU with a process that NVML does not list.
 func (s *suite) testPartitionRefused(t *testing.T, node string, gpu resourceapi.Device) {
 	free := s.partsOf(t, node, gpu.Name)
 	ns := s.namespace(t, "refused")
@@ -342,11 +356,7 @@ func (s *suite) testPartitionRefused(t *testing.T, node string, gpu resourceapi.
 	defer heal()
 	s.simctl(t, s.plugin(t, node), "fail", gpu.Name, "SetMigMode", "ERROR_IN_USE")
 	pod := s.withPartition(t, ns, "worker", small, gpu)
-	s.waitRefused(t, pod, []string{"switch MIG mode on", "nobody that can be seen", "the GPU is in use"})
-	var got corev1.Pod
-	s.must(t, s.Get(t.Context(), pod, &got))
-	claim := s.claimOf(t, &got)
-	s.waitEvent(t, client.ObjectKeyFromObject(&claim), "PrepareFailed", "switch MIG mode on", "nobody that can be seen")
+	s.waitWaiting(t, pod, "switch MIG mode on", "nobody that can be seen", "the GPU is in use")
 	s.waitParts(t, node, gpu.Name, "the taint of all partitions", areTainted(migBlocked))
 	s.waitUnschedulable(t, s.withPartition(t, ns, "another", small, gpu))
 	heal()
@@ -354,7 +364,7 @@ func (s *suite) testPartitionRefused(t *testing.T, node string, gpu resourceapi.
 	s.waitParts(t, node, gpu.Name, "the taint to go", are(free))
 }
 
-// testPartitionsUnwanted has the node configuration say that the GPU is not to be partitioned, while a claim has a partition.
+// testPartitionsUnwanted disables partitioning of the GPU in the node configuration while a claim has a partition.
 func (s *suite) testPartitionsUnwanted(t *testing.T) {
 	node := s.node(t, "mixed")
 	gpu := s.gpus(t, node)[0]
@@ -363,9 +373,10 @@ func (s *suite) testPartitionsUnwanted(t *testing.T) {
 	pod := s.withPartition(t, ns, "worker", small, gpu)
 	held := s.madeFor(t, pod)
 	claim := s.claimOf(t, s.running(t, pod))
-	label := func(value any) { // and do not wait until the plugin reads it by itself
+	label := func(value any) { // without waiting for the plugin's next read
 		s.must(t, s.Patch(context.WithoutCancel(t.Context()), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
-			client.RawPatch("application/merge-patch+json", fmt.Appendf(nil, `{"metadata":{"labels":{%q:%s}}}`, configLabel, value))))
+			client.RawPatch("application/merge-patch+json", fmt.Appendf(nil, `{"metadata":{"labels":{%q:%s}}}`,
+				configLabel, value))))
 		s.restartPlugin(t, node)
 	}
 	labelled := true
@@ -383,7 +394,7 @@ func (s *suite) testPartitionsUnwanted(t *testing.T) {
 	if got, want := s.run(t, pod, "/usr/bin/nvidia-smi", "-L"), listing(gpu, held); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	s.gone(t, pod)
+	s.deletePod(t, pod)
 	s.waitParts(t, node, gpu.Name, "the partitions to go", are([]string{gpu.Name}))
 	label("null")
 	labelled = false
@@ -410,7 +421,7 @@ func (s *suite) testPartitionedGPULost(t *testing.T, node string, gpu resourceap
 		lost[i] += " " + gpuLost
 	}
 	s.waitParts(t, node, gpu.Name, "the taint of the GPU and all its partitions", are(lost))
-	s.gone(t, pod)
+	s.deletePod(t, pod)
 	if got := s.partsOf(t, node, gpu.Name); !slices.Equal(got, lost) {
 		t.Errorf("after the claim: got %q, want %q", got, lost)
 	}
@@ -419,7 +430,7 @@ func (s *suite) testPartitionedGPULost(t *testing.T, node string, gpu resourceap
 	s.madeFor(t, s.withPartition(t, ns, "next", small, gpu))
 }
 
-// testPartitionsOfOthers has an administrator make a partition beside that of a claim.
+// testPartitionsOfOthers creates a partition as an administrator beside that of a claim.
 func (s *suite) testPartitionsOfOthers(t *testing.T, node string, gpu resourceapi.Device) {
 	free := s.partsOf(t, node, gpu.Name)
 	ns := s.namespace(t, "others")
@@ -442,17 +453,18 @@ func (s *suite) testPartitionsOfOthers(t *testing.T, node string, gpu resourceap
 			slices.Contains(parts, gpu.Name+"-mig-7g80gb-0 "+migBlocked)
 	})
 	s.waitUnschedulable(t, s.withPartition(t, ns, "large", "7g.80gb", gpu))
-	s.gone(t, pod)
-	if got := s.hardware(t, node, gpu.Name); !strings.Contains(got, gpu.Name+"/3g.40gb@0 ") || strings.Count(got, gpu.Name+"/") != 1 {
+	s.deletePod(t, pod)
+	if got := s.hardware(t, node, gpu.Name); !strings.Contains(got, gpu.Name+"/3g.40gb@0 ") ||
+		strings.Count(got, gpu.Name+"/") != 1 {
 		t.Errorf("after the claim: got\n%s\nwant the partition that is not the driver's, and no other", got)
 	}
 	s.must(t, s.Empty(t.Context(), 2*soon, ns))
 	remove()
-	s.simctl(t, s.plugin(t, node), "mig", gpu.Name, "off") // which is on for a partition of somebody else's
+	s.simctl(t, s.plugin(t, node), "mig", gpu.Name, "off") // still on because of the administrator's partition
 	s.waitParts(t, node, gpu.Name, "the GPU to be as it was", are(free))
 }
 
-// testPartitionsAndWholeGPUs has pods of all kinds on one node.
+// testPartitionsAndWholeGPUs runs pods with partitions and with whole GPUs on one node.
 func (s *suite) testPartitionsAndWholeGPUs(t *testing.T) {
 	node := s.node(t, "dgx-h100")
 	gpus := s.gpus(t, node)
@@ -460,13 +472,15 @@ func (s *suite) testPartitionsAndWholeGPUs(t *testing.T) {
 	part := s.withPartition(t, ns, "partition", small, gpus[0])
 	s.madeFor(t, part)
 	others := s.namespace(t, "others")
-	beside := s.pod(t, others, "beside", withTemplate(s.claimTemplate(t, others, "beside", shareOf(gpus[1], "5Gi"))), withArgs("alloc", "1Gi", "--stay"))
+	beside := s.pod(t, others, "beside", withTemplate(s.claimTemplate(t, others, "beside", shareOf(gpus[1], "5Gi"))),
+		withArgs("alloc", "1Gi", "--stay"))
 	waiting := []client.ObjectKey{
 		s.pod(t, others, "share", withTemplate(s.claimTemplate(t, others, "share", shareOf(gpus[0], "5Gi")))),
 		s.withPartition(t, others, "overlapping", "7g.80gb", gpus[0]),
 		s.withPartition(t, others, "of-a-shared-one", small, gpus[1]),
 	}
-	s.waitLog(t, beside, fmt.Sprintf("granted 1024MiB of %s, limit 5120MiB, threads 100%%\n", stringAttribute(gpus[1], "uuid")))
+	s.waitLog(t, beside, fmt.Sprintf("granted 1024MiB of %s, limit 5120MiB, threads 100%%\n",
+		stringAttribute(gpus[1], "uuid")))
 	for _, pod := range waiting {
 		s.waitUnschedulable(t, pod)
 	}
@@ -478,11 +492,12 @@ func (s *suite) testPartitionsAndWholeGPUs(t *testing.T) {
 		s.pod(t, whole, fmt.Sprintf("worker-%d", n), onNode(node), withTemplate(template))
 	}
 	s.waitPhases(t, whole, len(gpus)-1, 1)
-	s.gone(t, part)
+	s.deletePod(t, part)
 	s.waitPhases(t, whole, len(gpus), 0)
 }
 
-// testPartitionsAtOnce has one pod with a partition of every GPU: they are made at the same time. Another has two by their resource.
+// testPartitionsAtOnce runs one pod with a partition of every GPU, which are created in parallel. Another pod has two
+// partitions by their extended resource.
 func (s *suite) testPartitionsAtOnce(t *testing.T) {
 	node := s.node(t, "dgx-h100")
 	plugin := s.plugin(t, node)
@@ -503,7 +518,8 @@ func (s *suite) testPartitionsAtOnce(t *testing.T) {
 	s.running(t, pod)
 	made, took = s.seconds(t, plugin, "create_partition")-made, s.seconds(t, plugin, "prepare")-took
 	if least := float64(len(gpus)) * slow.Seconds(); made < least || took > made/2 {
-		t.Errorf("%d partitions took %.1fs in a call of %.1fs, want at least %.1fs in less than half of that", len(gpus), made, took, least)
+		t.Errorf("%d partitions took %.1fs in a call of %.1fs, want at least %.1fs in less than half of that",
+			len(gpus), made, took, least)
 	}
 	if got := s.run(t, pod, "/usr/bin/nvidia-smi", "-L"); strings.Count(got, "MIG "+small) != len(gpus) {
 		t.Errorf("got\n%s\nwant a partition of each of %d GPUs", got, len(gpus))
@@ -517,7 +533,7 @@ func (s *suite) testPartitionsAtOnce(t *testing.T) {
 	}
 }
 
-// seconds is how much time the plugin has spent with something, in the histogram of steps or in that of operations.
+// seconds returns the time that the plugin has spent on a step or an operation, from its histograms.
 func (s *suite) seconds(t *testing.T, plugin *corev1.Pod, what string) float64 {
 	t.Helper()
 	body, err := s.HTTP(t.Context(), client.ObjectKeyFromObject(plugin), httpPort, "/metrics")

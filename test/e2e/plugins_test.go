@@ -18,7 +18,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
-// plugin returns the driver's pod on a node.
+// plugin returns the driver's plugin pod on a node.
 func (s *suite) plugin(t *testing.T, node string) *corev1.Pod {
 	t.Helper()
 	var found *corev1.Pod
@@ -44,20 +44,21 @@ func podReady(p *corev1.Pod) bool {
 	return false
 }
 
-// restartPlugin deletes the driver's pod on a node and waits until the next one is ready.
+// restartPlugin deletes the plugin pod on a node and waits until the next one is ready.
 func (s *suite) restartPlugin(t *testing.T, node string) *corev1.Pod {
 	t.Helper()
 	s.must(t, s.Delete(t.Context(), s.plugin(t, node)))
 	return s.plugin(t, node)
 }
 
-// simctl changes the simulated GPUs of the node on which a plugin runs.
+// simctl changes the simulated GPUs of the plugin's node.
 func (s *suite) simctl(t *testing.T, plugin *corev1.Pod, args ...string) string {
 	t.Helper()
-	return s.run(t, client.ObjectKeyFromObject(plugin), append([]string{"/usr/bin/dra-kubelet-plugin", "simctl", "--dir", simDir}, args...)...)
+	return s.run(t, client.ObjectKeyFromObject(plugin), append([]string{"/usr/bin/dra-kubelet-plugin-sim", "simctl",
+		"--dir", simDir}, args...)...)
 }
 
-// idle watches that nothing writes slices without a reason.
+// idle checks that slices are not written without a reason.
 type idle struct {
 	*suite
 	nodes   []string
@@ -65,10 +66,10 @@ type idle struct {
 	started time.Time
 }
 
-// restDuration is longer than the period with which slice controllers look again.
+// restDuration is longer than the resync period of slice controllers.
 const restDuration = time.Minute
 
-// startIdle notes the slices of all nodes but those whose GPUs a test will break, and restarts the plugin on each.
+// startIdle records the slices of all nodes whose GPUs no test breaks, and restarts the plugins there.
 func (s *suite) startIdle(t *testing.T) *idle {
 	t.Helper()
 	i := &idle{suite: s}
@@ -85,7 +86,7 @@ func (s *suite) startIdle(t *testing.T) *idle {
 	return i
 }
 
-// versions prints the identity and the version of every slice of the watched nodes.
+// versions returns the UID and the version of every slice of these nodes.
 func (i *idle) versions(t *testing.T) string {
 	t.Helper()
 	versions, err := i.SliceVersions(t.Context(), *driver, i.nodes...)
@@ -96,7 +97,7 @@ func (i *idle) versions(t *testing.T) string {
 func (i *idle) check(t *testing.T) {
 	if rest := restDuration - time.Since(i.started); rest > 0 {
 		select {
-		case <-time.After(rest): // the rest is what is tested
+		case <-time.After(rest): // the test is that nothing happens
 		case <-t.Context().Done():
 		}
 	}
@@ -105,7 +106,7 @@ func (i *idle) check(t *testing.T) {
 	}
 }
 
-// brokenProfile is the profile of the node whose GPU is broken, after the tests that need all of it.
+// brokenProfile is the profile of the node with the broken GPU. That test runs after those that need the whole node.
 const brokenProfile = "workstation"
 
 func (s *suite) testBrokenGPU(t *testing.T) {
@@ -113,7 +114,7 @@ func (s *suite) testBrokenGPU(t *testing.T) {
 	all := s.published(t, node)
 	broken := all[0].Name
 	s.simctl(t, s.plugin(t, node), "fail", broken, "all", "ERROR_UNKNOWN")
-	defer func() { // the node is as it was, also for a later run on the same cluster
+	defer func() { // restore the node for the next test and the next run
 		s.simctl(t, s.plugin(t, node), "heal", broken)
 		s.restartPlugin(t, node)
 		s.waitHealthy(t, node, len(all))
@@ -121,7 +122,8 @@ func (s *suite) testBrokenGPU(t *testing.T) {
 	s.restartPlugin(t, node)
 	s.waitHealthy(t, node, len(all)-1)
 	for _, device := range s.gpus(t, node) {
-		if lost := len(device.Taints) == 1 && device.Taints[0].Key == "gpu.nvidia.com/gpu-lost"; lost != (device.Name == broken) {
+		lost := len(device.Taints) == 1 && device.Taints[0].Key == "gpu.nvidia.com/gpu-lost"
+		if lost != (device.Name == broken) {
 			t.Errorf("%s has the taints %v", device.Name, device.Taints)
 		}
 	}
@@ -129,11 +131,13 @@ func (s *suite) testBrokenGPU(t *testing.T) {
 	s.running(t, s.pod(t, ns, "worker", onNode(node), withTemplate(s.template(t, ns, "one-gpu"))))
 }
 
-// waitHealthy waits until so many devices of the node are published without a taint.
+// waitHealthy waits until that number of devices of the node is published without a taint.
 func (s *suite) waitHealthy(t *testing.T, node string, want int) {
 	t.Helper()
-	s.must(t, kube.Until(t.Context(), soon, fmt.Sprintf("%d devices without a taint on %s", want, node), func(context.Context) (bool, string, error) {
-		got := len(slices.DeleteFunc(s.published(t, node), func(d resourceapi.Device) bool { return len(d.Taints) > 0 }))
-		return got == want, fmt.Sprintf("%d devices", got), nil
-	}))
+	s.must(t, kube.Until(t.Context(), soon, fmt.Sprintf("%d devices without a taint on %s", want, node),
+		func(context.Context) (bool, string, error) {
+			got := len(slices.DeleteFunc(s.published(t, node),
+				func(d resourceapi.Device) bool { return len(d.Taints) > 0 }))
+			return got == want, fmt.Sprintf("%d devices", got), nil
+		}))
 }

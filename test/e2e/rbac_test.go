@@ -21,10 +21,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// auditCommand is the environment variable with the command that prints the API server's audit log; make test-e2e sets it.
+// auditCommand is the environment variable with the command that prints the API server's audit log. `make test-e2e`
+// sets it.
 const auditCommand = "E2E_AUDIT_COMMAND"
 
-// auditEvent is what we need of audit.k8s.io/v1 Event.
+// auditEvent is the used part of audit.k8s.io/v1 Event.
 type auditEvent struct {
 	Verb      string
 	UserAgent string
@@ -37,7 +38,7 @@ type auditEvent struct {
 	}
 }
 
-// right is what was asked for, in the words of a role: "patch events.k8s.io/events".
+// right is the request in the form "patch events.k8s.io/events".
 func (e auditEvent) right() string {
 	resource := e.ObjectRef.Resource
 	if e.ObjectRef.Subresource != "" {
@@ -53,7 +54,8 @@ func right(verb, group, resource string) string {
 	return verb + " " + resource
 }
 
-// testRights comes last: what the plugin and the controller may do, they have done by now, and they have tried nothing else.
+// testRights runs last: by then, the plugin and the controller must have used all of their permissions, and requested
+// nothing else.
 func (s *suite) testRights(t *testing.T) {
 	command := strings.Fields(os.Getenv(auditCommand))
 	if len(command) == 0 {
@@ -67,18 +69,18 @@ func (s *suite) testRights(t *testing.T) {
 	t.Run("controller", func(t *testing.T) { s.testRightsOf(t, &controller, log, spareController) })
 }
 
-// testRightsOf compares what the account of a pod may do with what the log says that it has done.
+// testRightsOf compares the permissions of a pod's service account with its requests in the audit log.
 func (s *suite) testRightsOf(t *testing.T, pod *corev1.Pod, log []byte, spare map[string]string) {
 	user := "system:serviceaccount:" + pod.Namespace + ":" + pod.Spec.ServiceAccountName
 	used := map[string]bool{}
 	for line := range bytes.Lines(log) {
 		var e auditEvent
 		s.must(t, json.Unmarshal(line, &e))
-		if e.User.Username != user || e.ObjectRef == nil || e.UserAgent == thief {
+		if e.User.Username != user || e.ObjectRef == nil || e.UserAgent == misusedToken {
 			continue
 		}
 		used[e.right()] = true
-		// An event may come when its namespace is on its way out.
+		// An event may arrive while its namespace is being deleted.
 		late := strings.Contains(e.ResponseStatus.Message, "is being terminated")
 		if e.ResponseStatus.Code == 401 || e.ResponseStatus.Code == 403 && !late {
 			t.Errorf("refused: %s %s: %s", e.right(), e.ObjectRef.Name, e.ResponseStatus.Message)
@@ -99,13 +101,15 @@ func (s *suite) testRightsOf(t *testing.T, pod *corev1.Pod, log []byte, spare ma
 	}
 }
 
-// The rights that are for other clusters, or for days on which something else fails, and why.
+// Permissions for other clusters or for failures that the tests do not cause, with the reason.
 var (
 	sparePlugin = map[string]string{
-		"list resource.k8s.io/resourceslices": "where the API server does not stream lists (its feature gate WatchList is off)",
+		"list resource.k8s.io/resourceslices": "where the API server does not stream lists (its feature gate " +
+			"WatchList is off)",
 	}
 	spareController = map[string]string{
-		"list resource.k8s.io/resourceslices":   "where the API server does not stream lists (its feature gate WatchList is off)",
+		"list resource.k8s.io/resourceslices": "where the API server does not stream lists (its feature gate " +
+			"WatchList is off)",
 		"list resource.k8s.io/deviceclasses":    "the same",
 		"patch events":                          "one that comes again",
 		"patch events.k8s.io/events":            "the same",
@@ -114,8 +118,8 @@ var (
 	}
 )
 
-// usedBy is the request for which the API server also asks for the right: writing a claim's status asks twice, once for the part
-// that belongs to the driver.
+// usedBy returns the request that needs the permission: a write of a claim's status is authorized twice, the second
+// time for the driver's part.
 func usedBy(right string) string {
 	if verb, ok := strings.CutSuffix(right, " resource.k8s.io/resourceclaims/driver"); ok {
 		return strings.TrimPrefix(verb, "associated-node:") + " resource.k8s.io/resourceclaims/status"
@@ -123,7 +127,7 @@ func usedBy(right string) string {
 	return right
 }
 
-// granted is everything that roles give to the service account, sorted.
+// granted returns all permissions of the service account, sorted.
 func (s *suite) granted(t *testing.T, namespace, account string) []string {
 	t.Helper()
 	var bindings rbacv1.ClusterRoleBindingList
@@ -141,7 +145,9 @@ func (s *suite) granted(t *testing.T, namespace, account string) []string {
 	var own rbacv1.RoleBindingList
 	s.must(t, s.List(t.Context(), &own, client.InNamespace(namespace)))
 	for _, b := range own.Items {
-		if slices.ContainsFunc(b.Subjects, func(s rbacv1.Subject) bool { return s.Kind == rbacv1.ServiceAccountKind && s.Name == account }) {
+		if slices.ContainsFunc(b.Subjects, func(s rbacv1.Subject) bool {
+			return s.Kind == rbacv1.ServiceAccountKind && s.Name == account
+		}) {
 			var role rbacv1.Role
 			s.must(t, s.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: b.RoleRef.Name}, &role))
 			rules = append(rules, role.Rules...)

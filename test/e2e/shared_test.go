@@ -17,7 +17,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
-// testSharedClaim has two containers and then another pod use one claim, and looks at who has which GPU.
+// testSharedClaim uses one claim in two containers and in another pod, and checks the GPU of each.
 func (s *suite) testSharedClaim(t *testing.T) {
 	node := s.node(t, "l40s-x4")
 	ns := s.namespace(t, "shared-claim")
@@ -26,9 +26,9 @@ func (s *suite) testSharedClaim(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "ours", Namespace: ns},
 		Spec:       claimSpec(),
 	}))
-	first := s.pod(t, ns, "first", onNode(node), withClaim("ours"), twice)
+	first := s.pod(t, ns, "first", onNode(node), withClaim("ours"), withSecondContainer)
 	s.running(t, first)
-	device := s.holds(t, ns, "ours")
+	device := s.allocatedDevice(t, ns, "ours")
 	second := s.pod(t, ns, "second", withClaim("ours"))
 	if got := s.running(t, second); got.Spec.NodeName != node {
 		t.Errorf("the second pod is on %s, want %s, where the GPU is", got.Spec.NodeName, node)
@@ -38,11 +38,11 @@ func (s *suite) testSharedClaim(t *testing.T) {
 		s.waitContainerLog(t, first, container, want)
 	}
 	s.waitLog(t, second, want)
-	if got := s.holds(t, ns, "ours"); got.Name != device.Name {
+	if got := s.allocatedDevice(t, ns, "ours"); got.Name != device.Name {
 		t.Errorf("with two pods the claim has %s, want %s", got.Name, device.Name)
 	}
 
-	// All others are free, this one is not: neither with both pods nor with the last of them.
+	// All other GPUs are free, but this one is not: neither with both pods nor with the last one.
 	others := len(s.wholeGPUs(t, node)) - 1
 	template := s.template(t, ns, "one-gpu")
 	for n := range others {
@@ -52,7 +52,8 @@ func (s *suite) testSharedClaim(t *testing.T) {
 		s.running(t, client.ObjectKey{Namespace: ns, Name: fmt.Sprintf("other-%d", n)})
 	}
 	s.must(t, s.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: first.Name, Namespace: ns}}))
-	s.must(t, kube.Until(t.Context(), soon, "the first pod to be gone", func(ctx context.Context) (bool, string, error) {
+	s.must(t, kube.Until(t.Context(), soon, "the first pod to be gone", func(ctx context.Context) (bool, string,
+		error) {
 		var pod corev1.Pod
 		err := s.Get(ctx, first, &pod)
 		return client.IgnoreNotFound(err) == nil && err != nil, string(pod.Status.Phase), nil
@@ -68,8 +69,8 @@ func (s *suite) testSharedClaim(t *testing.T) {
 	}
 }
 
-// twice adds a container like the first.
-func twice(p *corev1.PodSpec) {
+// withSecondContainer adds a second container like the first.
+func withSecondContainer(p *corev1.PodSpec) {
 	again := *p.Containers[0].DeepCopy()
 	again.Name = "again"
 	p.Containers = append(p.Containers, again)
@@ -84,8 +85,8 @@ func unschedulable(p *corev1.Pod) bool {
 	return false
 }
 
-// holds returns the only device that a claim has.
-func (s *suite) holds(t *testing.T, namespace, name string) resourceapi.Device {
+// allocatedDevice returns the only device that is allocated to a claim.
+func (s *suite) allocatedDevice(t *testing.T, namespace, name string) resourceapi.Device {
 	t.Helper()
 	var claim resourceapi.ResourceClaim
 	s.must(t, s.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: name}, &claim))

@@ -7,6 +7,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -19,7 +20,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
-// share is a request for a part of a GPU of that model.
+// share requests a share of a GPU of that model.
 func share(name, model, memory, cores string) resourceapi.DeviceRequest {
 	requests := map[resourceapi.QualifiedName]resource.Quantity{}
 	for capacity, amount := range map[resourceapi.QualifiedName]string{"memory": memory, "cores": cores} {
@@ -36,17 +37,19 @@ func share(name, model, memory, cores string) resourceapi.DeviceRequest {
 	return request
 }
 
-// configured is a template for one request with a GpuConfig.
-func (s *suite) configured(t *testing.T, namespace, name string, request resourceapi.DeviceRequest, sharing string) string {
+// configured creates a template for one request with a GpuConfig.
+func (s *suite) configured(t *testing.T, namespace, name string, request resourceapi.DeviceRequest,
+	sharing string) string {
 	t.Helper()
 	s.must(t, s.ApplyTyped(t.Context(), &resourceapi.ResourceClaimTemplate{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaimTemplate"},
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
-		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
-			Requests: []resourceapi.DeviceRequest{request},
-			Config: []resourceapi.DeviceClaimConfiguration{opaque(*driver,
-				`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": `+sharing+`}`)},
-		}}},
+		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{
+			Devices: resourceapi.DeviceClaim{
+				Requests: []resourceapi.DeviceRequest{request},
+				Config: []resourceapi.DeviceClaimConfiguration{opaque(*driver,
+					`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": `+sharing+`}`)},
+			}}},
 	}))
 	return name
 }
@@ -55,10 +58,10 @@ func asUser(uid int64) podOption {
 	return func(p *corev1.PodSpec) { p.SecurityContext = &corev1.PodSecurityContext{RunAsUser: &uid} }
 }
 
-// h100 is the model of the only card of its kind on the node "mixed".
+// h100 is the model of a card that the node "mixed" has once.
 const h100 = "NVIDIA H100 PCIe"
 
-// hardware is what simctl says of a GPU and its MPS daemon, and what the supervisor says of the daemon.
+// hardware returns simctl's state of a GPU and its MPS daemon, and the supervisor's state of the daemon.
 func (s *suite) hardware(t *testing.T, node, device string) string {
 	t.Helper()
 	var lines []string
@@ -70,16 +73,17 @@ func (s *suite) hardware(t *testing.T, node, device string) string {
 	return strings.Join(lines, "\n")
 }
 
-// waitFactory waits until a GPU is as it came from the factory.
+// waitFactory waits until a GPU is in its default state.
 func (s *suite) waitFactory(t *testing.T, node, device, factory string) {
 	t.Helper()
-	s.must(t, kube.Until(t.Context(), soon, device+" to be as it came from the factory", func(context.Context) (bool, string, error) {
-		is := s.hardware(t, node, device)
-		return is == factory, is, nil
-	}))
+	s.must(t, kube.Until(t.Context(), soon, device+" to be as it came from the factory",
+		func(context.Context) (bool, string, error) {
+			is := s.hardware(t, node, device)
+			return is == factory, is, nil
+		}))
 }
 
-// testShares has pods of several namespaces and users on one card.
+// testShares runs pods of several namespaces and users on one card.
 func (s *suite) testShares(t *testing.T) {
 	node := s.node(t, "mixed")
 	device := s.gpus(t, node)[0].Name
@@ -88,7 +92,8 @@ func (s *suite) testShares(t *testing.T) {
 	var pods []client.ObjectKey
 	for i, ns := range []string{first, second} {
 		template := s.templateFor(t, ns, "share", share("gpu", h100, "5Gi", "30"))
-		pods = append(pods, s.pod(t, ns, "worker", withTemplate(template), withArgs("alloc", "4Gi", "--stay"), asUser(int64(1000+i))))
+		pods = append(pods, s.pod(t, ns, "worker", withTemplate(template), withArgs("alloc", "4Gi", "--stay"),
+			asUser(int64(1000+i))))
 	}
 	uuid := stringAttribute(s.gpus(t, node)[0], "uuid")
 	for _, pod := range pods {
@@ -104,21 +109,23 @@ func (s *suite) testShares(t *testing.T) {
 	if _, err := s.WaitPod(t.Context(), soon, whole, "unschedulable", unschedulable); err != nil {
 		t.Errorf("a card with shares was given to a claim for all of it: %v", err)
 	}
-	over := s.pod(t, second, "over", withTemplate(s.templateFor(t, second, "share", share("gpu", h100, "5Gi", "30"))), withArgs("alloc", "5121Mi"))
-	_, err := s.WaitPod(t.Context(), soon, over, "failed", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
+	over := s.pod(t, second, "over", withTemplate(s.templateFor(t, second, "share", share("gpu", h100, "5Gi", "30"))),
+		withArgs("alloc", "5121Mi"))
+	_, err := s.WaitPod(t.Context(), soon, over, "failed",
+		func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
 	s.must(t, err)
-	// One of the sharers leaves, and the others do not notice.
+	// One pod leaves without effect on the others.
 	s.must(t, s.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: pods[0].Name, Namespace: first}}))
 	s.must(t, s.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: over.Name, Namespace: second}}))
 	if got := s.run(t, pods[1], "gpu-demo", "alloc", "512Mi"); !strings.HasPrefix(got, "granted 512MiB") {
 		t.Errorf("after another sharer left: got %q, want memory", got)
 	}
 	s.must(t, s.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: pods[1].Name, Namespace: second}}))
-	s.running(t, whole) // the card is free, and as it was
+	s.running(t, whole) // the card is free, in its default state
 	s.waitFactory(t, node, device, factory)
 }
 
-// testSharesOfOneClaim has containers with a share each.
+// testSharesOfOneClaim runs containers with a share each.
 func (s *suite) testSharesOfOneClaim(t *testing.T) {
 	ns := s.namespace(t, "shares-of-one")
 	one := s.templateFor(t, ns, "one-card", share("small", h100, "5Gi", "30"), share("large", h100, "6Gi", ""))
@@ -131,45 +138,86 @@ func (s *suite) testSharesOfOneClaim(t *testing.T) {
 	}
 	pod := s.pod(t, ns, "apart", withTemplate(one), withArgs("probe", "--stay"), apart)
 	s.running(t, pod)
-	for container, want := range map[string]string{"main": "5120 MiB: granted\n5121 MiB: CUDA_ERROR_OUT_OF_MEMORY", "large": "6144 MiB: granted\n6145 MiB: CUDA_ERROR_OUT_OF_MEMORY"} {
-		s.must(t, kube.Until(t.Context(), soon, "the limits of "+container, func(ctx context.Context) (bool, string, error) {
+	for container, want := range map[string]string{"main": "5120 MiB: granted\n5121 MiB: CUDA_ERROR_OUT_OF_MEMORY",
+		"large": "6144 MiB: granted\n6145 MiB: CUDA_ERROR_OUT_OF_MEMORY"} {
+		s.must(t, kube.Until(t.Context(), soon, "the limits of "+container, func(ctx context.Context) (bool, string,
+			error) {
 			got, err := s.ContainerLog(ctx, pod, container)
 			return strings.Contains(got, want), got, err
 		}))
 	}
-	// A process has one set of limits and talks to one daemon.
+	// A process has one set of limits and connects to one daemon.
 	for name, template := range map[string]string{
-		"together":    one,
-		"two-daemons": s.templateFor(t, ns, "two-cards", share("small", h100, "5Gi", ""), share("large", "NVIDIA L40S", "5Gi", "")),
+		"together": one,
+		"two-daemons": s.templateFor(t, ns, "two-cards", share("small", h100, "5Gi", ""),
+			share("large", "NVIDIA L40S", "5Gi", "")),
 	} {
-		s.waitRefused(t, s.pod(t, ns, name, withTemplate(template)), []string{"container main", "one set of limits", "configuration refused"})
+		s.waitRefused(t, s.pod(t, ns, name, withTemplate(template)), []string{"container main", "one set of limits",
+			"configuration refused"})
 	}
+	// The same holds for shares of two claims.
+	other := s.templateFor(t, ns, "other", share("gpu", "NVIDIA L40S", "20Gi", ""))
+	alsoOther := func(p *corev1.PodSpec) {
+		p.ResourceClaims = append(p.ResourceClaims, corev1.PodResourceClaim{Name: "other",
+			ResourceClaimTemplateName: &other})
+		p.Containers[0].Resources.Claims = append(p.Containers[0].Resources.Claims, corev1.ResourceClaim{Name: "other"})
+	}
+	small := s.templateFor(t, ns, "small", share("gpu", h100, "1Gi", ""))
+	s.waitRefused(t, s.pod(t, ns, "two-claims", withTemplate(small), alsoOther),
+		[]string{"container main", "it also uses device", "configuration refused"})
 }
 
-// testSharingConflict has two claims want different settings of one card.
+// testSharedMemory: containers with a share have the size-limited /dev/shm of their daemon instead of their own.
+func (s *suite) testSharedMemory(t *testing.T) {
+	ns := s.namespace(t, "shared-memory")
+	template := s.templateFor(t, ns, "share", share("gpu", h100, "1Gi", ""))
+	pod := s.pod(t, ns, "worker", withTemplate(template), withArgs("show", "--stay"))
+	s.running(t, pod)
+	mounts := s.run(t, pod, "gpu-demo", "cat", "/proc/mounts")
+	for _, want := range []string{`(?m)^mps /dev/shm tmpfs rw,nosuid,nodev.*size=1048576k`,
+		`(?m)^mps \S+/mps/\S+/pipe tmpfs rw,nosuid,nodev.*size=1024k`} {
+		if !regexp.MustCompile(want).MatchString(mounts) {
+			t.Errorf("the container's mounts do not have %s:\n%s", want, mounts)
+		}
+	}
+	own := func(p *corev1.PodSpec) {
+		p.Volumes = append(p.Volumes, corev1.Volume{Name: "shm", VolumeSource: corev1.VolumeSource{
+			EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}})
+		p.Containers[0].VolumeMounts = append(p.Containers[0].VolumeMounts, corev1.VolumeMount{Name: "shm",
+			MountPath: "/dev/shm"})
+	}
+	s.waitRefused(t, s.pod(t, ns, "own", withTemplate(template), own), []string{"mounts a volume at /dev/shm",
+		"leave the volume out", "configuration refused"})
+}
+
+// testSharingConflict creates two claims with different settings for one card.
 func (s *suite) testSharingConflict(t *testing.T) {
 	node := s.node(t, "mixed")
 	device := s.gpus(t, node)[0].Name
 	factory := s.hardware(t, node, device)
 	ns := s.namespace(t, "conflict")
 	request := share("gpu", h100, "5Gi", "")
-	first := s.pod(t, ns, "first", withTemplate(s.configured(t, ns, "long", request, `{"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}`)))
+	first := s.pod(t, ns, "first", withTemplate(s.configured(t, ns, "long", request,
+		`{"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}`)))
 	claim := s.claimOf(t, s.running(t, first))
 	if got := s.hardware(t, node, device); !strings.Contains(got, "interval=Long") {
 		t.Errorf("got %q, want a long time slice", got)
 	}
-	s.must(t, kube.Until(t.Context(), soon, "an event that the share is not enforced", func(ctx context.Context) (bool, string, error) {
+	s.must(t, kube.Until(t.Context(), soon, "an event that the share is not enforced", func(ctx context.Context) (bool,
+		string, error) {
 		events, err := s.Events(ctx, client.ObjectKeyFromObject(&claim))
-		return containsAll(strings.Join(events, "\n"), []string{"counted and not enforced"}), strings.Join(events, "\n"), err
+		return containsAll(strings.Join(events, "\n"), []string{"counted and not enforced"}),
+			strings.Join(events, "\n"), err
 	}))
 	second := s.pod(t, ns, "second", withTemplate(s.templateFor(t, ns, "enforced", request)))
-	s.waitRefused(t, second, []string{device, ns + "/" + claim.Name, "time slice Long", "EXCLUSIVE_PROCESS", "settings of another claim"})
+	s.waitRefused(t, second, []string{device, ns + "/" + claim.Name, "time slice Long", "EXCLUSIVE_PROCESS",
+		"settings of another claim"})
 	s.must(t, s.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: second.Name, Namespace: ns}}))
 	s.must(t, s.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: first.Name, Namespace: ns}}))
 	s.waitFactory(t, node, device, factory)
 }
 
-// testDaemonFaults breaks the MPS daemon of a card, before and under its clients.
+// testDaemonFaults breaks the MPS daemon of a card, before and while it has clients.
 func (s *suite) testDaemonFaults(t *testing.T) {
 	node := s.node(t, "mixed")
 	device := s.gpus(t, node)[0].Name
@@ -180,7 +228,7 @@ func (s *suite) testDaemonFaults(t *testing.T) {
 
 	fault("refusing")
 	pod := s.pod(t, ns, "waiting", withTemplate(template), withArgs("probe", "--stay"))
-	s.waitRefused(t, pod, []string{"MPS daemon " + device, "MPS daemon is not ready"})
+	s.waitWaiting(t, pod, "MPS daemon "+device, "MPS daemon is not ready")
 	fault("heal")
 	claim := s.claimOf(t, s.running(t, pod))
 
@@ -190,9 +238,11 @@ func (s *suite) testDaemonFaults(t *testing.T) {
 		return !strings.HasPrefix(got, "granted"), got, nil
 	}))
 	fault("heal")
-	s.must(t, kube.Until(t.Context(), soon, "an event about the daemon's restart", func(ctx context.Context) (bool, string, error) {
+	s.must(t, kube.Until(t.Context(), soon, "an event about the daemon's restart", func(ctx context.Context) (bool,
+		string, error) {
 		events, err := s.Events(ctx, client.ObjectKeyFromObject(&claim))
-		return containsAll(strings.Join(events, "\n"), []string{"MPS daemon of " + device, "started again"}), strings.Join(events, "\n"), err
+		return containsAll(strings.Join(events, "\n"), []string{"MPS daemon of " + device, "started again"}),
+			strings.Join(events, "\n"), err
 	}))
 	s.must(t, kube.Until(t.Context(), soon, "the new daemon to serve", func(ctx context.Context) (bool, string, error) {
 		got, _ := s.Exec(ctx, pod, "gpu-demo", "alloc", "1Gi")
@@ -200,7 +250,7 @@ func (s *suite) testDaemonFaults(t *testing.T) {
 	}))
 }
 
-// testDaemonOutlivesPlugin kills the plugin under a client of MPS.
+// testDaemonOutlivesPlugin kills the plugin while an MPS client runs.
 func (s *suite) testDaemonOutlivesPlugin(t *testing.T) {
 	node := s.node(t, "mixed")
 	ns := s.namespace(t, "outlives")
@@ -219,7 +269,8 @@ func (s *suite) testDaemonOutlivesPlugin(t *testing.T) {
 	before := daemon()
 	plugin := s.plugin(t, node)
 	s.must(t, s.Delete(t.Context(), plugin, client.GracePeriodSeconds(0)))
-	s.must(t, kube.Until(t.Context(), soon, "another plugin to prepare", func(ctx context.Context) (bool, string, error) {
+	s.must(t, kube.Until(t.Context(), soon, "another plugin to prepare", func(ctx context.Context) (bool, string,
+		error) {
 		now := s.plugin(t, node)
 		return now.UID != plugin.UID && kube.Ready(now), now.Name, nil
 	}))
@@ -228,16 +279,19 @@ func (s *suite) testDaemonOutlivesPlugin(t *testing.T) {
 	}
 	second := s.pod(t, ns, "second", withTemplate(template), withArgs("probe", "--stay"))
 	s.running(t, second)
-	if got, err := s.WaitPod(t.Context(), soon, pod, "running", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning }); err != nil || got.Status.ContainerStatuses[0].RestartCount != 0 {
+	if got, err := s.WaitPod(t.Context(), soon, pod, "running",
+		func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning }); err != nil ||
+		got.Status.ContainerStatuses[0].RestartCount != 0 {
 		t.Errorf("the client did not survive: %v", err)
 	}
 }
 
-// supervisors are the pods that keep the MPS daemons of a node.
+// supervisors returns the pods that run the MPS daemons of a node.
 func (s *suite) supervisors(t *testing.T, node string) []corev1.Pod {
 	t.Helper()
 	var pods corev1.PodList
-	s.must(t, s.List(t.Context(), &pods, client.MatchingLabels{"app.kubernetes.io/component": "mps-supervisor"}, client.MatchingFields{"spec.nodeName": node}))
+	s.must(t, s.List(t.Context(), &pods, client.MatchingLabels{"app.kubernetes.io/component": "mps-supervisor"},
+		client.MatchingFields{"spec.nodeName": node}))
 	if len(pods.Items) == 0 {
 		t.Fatalf("no supervisor on %s", node)
 	}

@@ -2,8 +2,8 @@
 
 // SPDX-License-Identifier: Apache-2.0
 
-// Package e2e tests the driver on a real cluster with simulated GPUs, through nothing but its kubeconfig ($KUBECONFIG).
-// `make test-e2e` starts such a cluster; its nodes have the built-in profiles that the tests name.
+// Package e2e tests the driver on a real cluster with simulated GPUs, only through its kubeconfig ($KUBECONFIG). `make
+// test-e2e` starts such a cluster, with the built-in profiles that the tests need on its nodes.
 package e2e
 
 import (
@@ -29,73 +29,75 @@ var (
 )
 
 const (
-	// soon is how long anything may take that the cluster does by itself.
+	// soon is the timeout for anything that the cluster does by itself.
 	soon = 30 * time.Second
-	// profileLabel gives a node its simulated GPUs.
+	// profileLabel selects the profile of a node's simulated GPUs.
 	profileLabel = "gpu.nvidia.com/sim-profile"
 	simDir       = "/var/lib/gpu-dra-driver/sim"
 	cdiDir       = "/var/run/cdi"
 )
 
-// suite is what all tests share.
+// suite is the state that all tests share.
 type suite struct {
 	*kube.Cluster
 	image string
 	nodes map[string]string // profile → node
 }
 
-// TestCluster runs in this order on purpose: a test may rely on the GPUs of its nodes being free again after the one before.
+// TestCluster runs the tests in this order on purpose: a test may rely on the GPUs of its nodes being free again after
+// the previous one.
 func TestCluster(t *testing.T) {
 	s := newSuite(t)
 	t.Run("every demo is as its README says", s.testDemos)
 	t.Run("devices are published as the golden files have them, strongest first", s.testPublished)
 	idle := s.startIdle(t) // restarts plugins and then only watches; judged at the end
-	t.Run("each claim gets a GPU of its own and the container sees that one", s.testDistinct)
+	t.Run("each claim gets its own GPU and the container sees only that one", s.testDistinct)
 	t.Run("a container reaches the GPU of its claim and no other", s.testIsolation)
-	t.Run("what a claim got is told to its owner, its container and the operator", s.testVisible)
-	t.Run("a configuration that is refused says why and where", s.testConfig)
-	t.Run("a mistake is refused when it is typed", s.testAdmission)
-	t.Run("the strongest GPU that is free, however much is asked of it", s.testStrongest)
-	t.Run("claims come through whatever happens to the controller", s.testControllerFaults)
-	t.Run("what the documentation shows works", s.testDocs)
-	// Each of these keeps to nodes, or to models of GPUs, that are on one side only.
+	t.Run("the claim's status, the container's metadata and the metrics show its GPU", s.testVisible)
+	t.Run("an invalid configuration is refused with the reason and the field", s.testConfig)
+	t.Run("the webhook refuses invalid claims", s.testAdmission)
+	t.Run("the class of the strongest GPU gives the strongest free one", s.testStrongest)
+	t.Run("claims can be created while the controller fails", s.testControllerFaults)
+	t.Run("the examples of the documentation work", s.testDocs)
+	// Each of these uses its own nodes or its own models of GPUs.
 	t.Run("nodes", func(t *testing.T) {
 		t.Run("workstation", func(t *testing.T) {
 			t.Parallel()
-			t.Run("two GPUs that belong together are not any two", s.testPairs)
-			t.Run("a GPU next to the device of another driver is not any GPU", s.testNextToNIC)
-			t.Run("a tainted GPU is for those who tolerate it", s.testTaint)
+			t.Run("constraints select two GPUs that belong together", s.testPairs)
+			t.Run("a constraint selects the GPU next to another driver's device", s.testNextToNIC)
+			t.Run("a tainted GPU is only for claims that tolerate it", s.testTaint)
 			t.Run("a monitor sees a GPU that is found later", s.testMonitorLater)
-			t.Run("how GPUs may be used changes while the plugin runs, GPU by GPU", s.testNodeConfig)
+			t.Run("the node configuration changes while the plugin runs, for each GPU", s.testNodeConfig)
 		})
 		t.Run("others", func(t *testing.T) {
 			t.Parallel()
-			t.Run("pods wait for GPUs and follow when others finish", s.testQueue)
+			t.Run("pods wait for GPUs and start when others finish", s.testQueue)
 			t.Run("a claim shared by containers and pods is one GPU until the last has ended", s.testSharedClaim)
-			t.Run("a claim's CDI file that was deleted is made again", s.testDeletedSpec)
+			t.Run("a deleted CDI file of a claim is created again", s.testDeletedSpec)
 			t.Run("shares of one card, for several namespaces and users, each within its limits", s.testShares)
 			t.Run("two shares in one claim keep their own limits", s.testSharesOfOneClaim)
+			t.Run("containers of a share have the memory of their daemon as /dev/shm", s.testSharedMemory)
 			t.Run("a claim that wants other settings of a shared card is refused", s.testSharingConflict)
-			t.Run("an MPS daemon that does not start or dies is told of and comes back", s.testDaemonFaults)
+			t.Run("an MPS daemon that does not start or dies is reported and restarted", s.testDaemonFaults)
 			t.Run("an MPS daemon outlives the plugin", s.testDaemonOutlivesPlugin)
-			t.Run("what each container has of which GPU is told in metrics", s.testContainerMetrics)
-			t.Run("pods have partitions of one GPU, which then is as it was", s.testPartition)
-			t.Run("partitions, shares and whole GPUs keep out of each other's way", s.testPartitionsAndWholeGPUs)
-			t.Run("partitions of several GPUs are made at the same time", s.testPartitionsAtOnce)
+			t.Run("metrics report the GPU usage of each container", s.testContainerMetrics)
+			t.Run("pods have partitions of one GPU, which is restored afterwards", s.testPartition)
+			t.Run("partitions, shares and whole GPUs do not conflict", s.testPartitionsAndWholeGPUs)
+			t.Run("partitions of several GPUs are created in parallel", s.testPartitionsAtOnce)
 			t.Run("a container that names a request gets the GPU of this request", s.testRequests)
 		})
 	})
-	t.Run("a quota counts the GPUs of a class however they are asked for", s.testQuota)
-	t.Run("monitors see all GPUs while all are taken, and take none", s.testMonitor)
-	t.Run("the monitor device is refused without admin access, with what to do", s.testMonitorPolicy)
-	t.Run("the plugin refuses it too", s.testMonitorRefused)
-	t.Run("a plugin writes what belongs to its own node and nothing else", s.testOwnNode)
+	t.Run("a quota counts the GPUs of a class for all kinds of requests", s.testQuota)
+	t.Run("monitors see all GPUs while all are allocated, and allocate none", s.testMonitor)
+	t.Run("the policy refuses the monitor device without admin access, with advice", s.testMonitorPolicy)
+	t.Run("the plugin refuses the monitor device without admin access", s.testMonitorRefused)
+	t.Run("a plugin can only write objects of its own node", s.testOwnNode)
 	t.Run("nothing is left on the nodes when the pods are gone", s.testNothingLeft)
-	t.Run("a GPU that fails does not take the others down", s.testBrokenGPU)
-	t.Run("slices do not change over a restart and a minute of rest", idle.check)
-	t.Run("what others do to partitions", s.testPartitionsChange) // and so to slices
-	t.Run("what nobody owns is told of, and removed where that is safe", s.testOrphans)
-	t.Run("the plugin may do what it does and no more", s.testRights)
+	t.Run("a failing GPU does not affect the others", s.testBrokenGPU)
+	t.Run("slices do not change during a restart and an idle minute", idle.check)
+	t.Run("partitions change outside the driver", s.testPartitionsChange) // and so do slices
+	t.Run("orphans are reported, and removed where that is safe", s.testOrphans)
+	t.Run("plugin and controller use all of their permissions and no others", s.testRights)
 }
 
 func newSuite(t *testing.T) *suite {
@@ -111,7 +113,8 @@ func newSuite(t *testing.T) *suite {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &suite{Cluster: cluster, image: "localhost/gpu-dra-demo:" + strings.TrimSpace(string(version)), nodes: map[string]string{}}
+	s := &suite{Cluster: cluster, image: "localhost/gpu-dra-demo:" + strings.TrimSpace(string(version)),
+		nodes: map[string]string{}}
 	var nodes corev1.NodeList
 	if err := s.List(t.Context(), &nodes, client.HasLabels{profileLabel}); err != nil {
 		t.Fatal(err)
@@ -129,7 +132,7 @@ func newSuite(t *testing.T) *suite {
 	return s
 }
 
-// node returns the node with a profile; a cluster without one skips the test.
+// node returns the node with the profile. It skips the test if there is none.
 func (s *suite) node(t *testing.T, profile string) string {
 	t.Helper()
 	node, ok := s.nodes[profile]
@@ -139,13 +142,14 @@ func (s *suite) node(t *testing.T, profile string) string {
 	return node
 }
 
-// namespace makes a namespace for a test. Its pods and claims are gone when the test ends; it is described when the test failed.
+// namespace creates a namespace for a test. The end of the test removes its pods and claims, and prints diagnostics if
+// the test failed.
 func (s *suite) namespace(t *testing.T, name string) string {
 	t.Helper()
 	return s.labelled(t, name, nil)
 }
 
-// labelled is namespace with labels, which everybody knows from the first moment on.
+// labelled is namespace with labels that are set at creation.
 func (s *suite) labelled(t *testing.T, name string, labels map[string]string) string {
 	t.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-" + name + "-", Labels: labels}}
@@ -161,8 +165,9 @@ func (s *suite) labelled(t *testing.T, name string, labels map[string]string) st
 	return ns.Name
 }
 
-// unjudged is a namespace about which the API server does not ask the controller: what it would refuse there, the node refuses.
-func (s *suite) unjudged(t *testing.T, name string) string {
+// namespaceWithoutWebhooks returns a namespace without the controller's webhooks: the node rejects what they would
+// reject.
+func (s *suite) namespaceWithoutWebhooks(t *testing.T, name string) string {
 	t.Helper()
 	return s.labelled(t, name, map[string]string{"gpu.nvidia.com/admission": "off"})
 }
@@ -174,15 +179,16 @@ func (s *suite) must(t *testing.T, err error) {
 	}
 }
 
-// claimSpec asks for one GPU of the driver's class.
+// claimSpec requests one GPU of the driver's class.
 func claimSpec(configs ...resourceapi.DeviceClaimConfiguration) resourceapi.ResourceClaimSpec {
 	return resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
-		Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: *driver}}},
-		Config:   configs,
+		Requests: []resourceapi.DeviceRequest{{Name: "gpu",
+			Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: *driver}}},
+		Config: configs,
 	}}
 }
 
-// template makes a ResourceClaimTemplate for one GPU and returns its name.
+// template creates a ResourceClaimTemplate for one GPU and returns its name.
 func (s *suite) template(t *testing.T, namespace, name string, configs ...resourceapi.DeviceClaimConfiguration) string {
 	t.Helper()
 	s.must(t, s.ApplyTyped(t.Context(), &resourceapi.ResourceClaimTemplate{
@@ -193,7 +199,7 @@ func (s *suite) template(t *testing.T, namespace, name string, configs ...resour
 	return name
 }
 
-// podOption changes a pod before it is made.
+// podOption changes a pod before it is created.
 type podOption func(*corev1.PodSpec)
 
 func onNode(node string) podOption {
@@ -221,23 +227,26 @@ func withClaimSource(claim corev1.PodResourceClaim) podOption {
 	}
 }
 
-// mayMakeNodes lets the container make device nodes, so that only the device cgroup stands between it and a GPU.
-func mayMakeNodes(p *corev1.PodSpec) {
-	p.Containers[0].SecurityContext = &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"MKNOD"}}}
+// withMknod lets the container create device nodes, so that only the device cgroup prevents access to a GPU.
+func withMknod(p *corev1.PodSpec) {
+	p.Containers[0].SecurityContext =
+		&corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"MKNOD"}}}
 }
 
-// withHostDirs mounts directories of the node at the same path.
+// withHostDirs mounts directories of the node at the same paths.
 func withHostDirs(dirs ...string) podOption {
 	return func(p *corev1.PodSpec) {
 		for i, dir := range dirs {
 			name := fmt.Sprintf("host-%d", i)
-			p.Volumes = append(p.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: dir}}})
-			p.Containers[0].VolumeMounts = append(p.Containers[0].VolumeMounts, corev1.VolumeMount{Name: name, MountPath: dir})
+			p.Volumes = append(p.Volumes, corev1.Volume{Name: name,
+				VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: dir}}})
+			p.Containers[0].VolumeMounts = append(p.Containers[0].VolumeMounts, corev1.VolumeMount{Name: name,
+				MountPath: dir})
 		}
 	}
 }
 
-// pod makes a pod that shows what it sees and then holds its GPU, unless an option says otherwise.
+// pod creates a pod that prints the GPUs it sees and then keeps running, unless an option changes that.
 func (s *suite) pod(t *testing.T, namespace, name string, options ...podOption) client.ObjectKey {
 	t.Helper()
 	pod := &corev1.Pod{
@@ -257,15 +266,16 @@ func (s *suite) pod(t *testing.T, namespace, name string, options ...podOption) 
 
 func succeeded(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodSucceeded }
 
-// running waits until the pod runs.
+// running waits until the pod is running.
 func (s *suite) running(t *testing.T, pod client.ObjectKey) *corev1.Pod {
 	t.Helper()
-	got, err := s.WaitPod(t.Context(), soon, pod, "running", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
+	got, err := s.WaitPod(t.Context(), soon, pod, "running",
+		func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
 	s.must(t, err)
 	return got
 }
 
-// run runs a program in a pod and returns what it printed.
+// run runs a program in a pod and returns its output.
 func (s *suite) run(t *testing.T, pod client.ObjectKey, command ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), soon)

@@ -22,7 +22,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
-// httpPort is where the chart's plugin serves health and metrics.
+// httpPort is the plugin's port for health and metrics in the chart.
 const httpPort = 8081
 
 func (s *suite) testVisible(t *testing.T) {
@@ -31,15 +31,20 @@ func (s *suite) testVisible(t *testing.T) {
 	key := client.ObjectKeyFromObject(pod)
 	name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[0])
 	s.must(t, err)
-	device := s.holds(t, ns, *name)
+	device := s.allocatedDevice(t, ns, *name)
 	uuid := *device.Attributes["uuid"].StringValue
 
-	t.Run("status.devices of the claim", func(t *testing.T) { s.waitStatus(t, client.ObjectKey{Namespace: ns, Name: *name}, device.Name, uuid) })
+	t.Run("status.devices of the claim", func(t *testing.T) {
+		s.waitStatus(t, client.ObjectKey{Namespace: ns, Name: *name}, device.Name, uuid)
+	})
 	t.Run("metadata in the container", func(t *testing.T) {
-		file := "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/gpu/gpu/" + *driver + "-metadata.json"
+		file := "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/gpu/gpu/" + *driver +
+			"-metadata.json"
 		got := s.run(t, key, "gpu-demo", "cat", file)
 		got = strings.ReplaceAll(got, `": "`, `":"`)
-		for _, want := range []string{`"name":"` + device.Name + `"`, uuid, *device.Attributes["productName"].StringValue, *device.Attributes["resource.kubernetes.io/pciBusID"].StringValue} {
+		for _, want := range []string{`"name":"` + device.Name + `"`, uuid,
+			*device.Attributes["productName"].StringValue,
+			*device.Attributes["resource.kubernetes.io/pciBusID"].StringValue} {
 			if !strings.Contains(got, want) {
 				t.Errorf("no %s in %s", want, got)
 			}
@@ -50,7 +55,8 @@ func (s *suite) testVisible(t *testing.T) {
 		for path, wants := range map[string][]string{
 			"/healthz": {"ok"},
 			"/readyz":  {"ok"},
-			"/metrics": {`gpu_dra_operations_total{operation="prepare",result="success"}`, `gpu_dra_devices{state="published"}`,
+			"/metrics": {`gpu_dra_operations_total{operation="prepare",result="success"}`,
+				`gpu_dra_devices{state="published"}`,
 				`gpu_dra_claims{phase="Prepared"} `, `gpu_dra_step_duration_seconds_bucket{step="write_record"`},
 		} {
 			body, err := s.HTTP(t.Context(), plugin, httpPort, path)
@@ -62,10 +68,11 @@ func (s *suite) testVisible(t *testing.T) {
 			}
 		}
 	})
-	t.Run("who holds which GPU, in one line of kubectl", func(t *testing.T) {
+	t.Run("holders of GPUs, with one kubectl command", func(t *testing.T) {
 		got := s.holdersTable(t)
 		for _, want := range []string{
-			fmt.Sprintf("%-12s %-20s %-24s  %s/%s", pod.Spec.NodeName, device.Name, *device.Attributes["productName"].StringValue, ns, *name),
+			fmt.Sprintf("%-12s %-20s %-24s  %s/%s", pod.Spec.NodeName, device.Name,
+				*device.Attributes["productName"].StringValue, ns, *name),
 			" free\n",
 		} {
 			if !strings.Contains(got, want) {
@@ -75,10 +82,11 @@ func (s *suite) testVisible(t *testing.T) {
 	})
 }
 
-// waitStatus waits until the claim says that its device is ready and which it is.
+// waitStatus waits until the claim's status has its device as ready with this UUID.
 func (s *suite) waitStatus(t *testing.T, key client.ObjectKey, device, uuid string) {
 	t.Helper()
-	s.must(t, kube.Until(t.Context(), soon, "the device in the claim's status", func(ctx context.Context) (bool, string, error) {
+	s.must(t, kube.Until(t.Context(), soon, "the device in the claim's status", func(ctx context.Context) (bool, string,
+		error) {
 		var claim resourceapi.ResourceClaim
 		if err := s.Get(ctx, key, &claim); err != nil {
 			return false, "", err
@@ -99,7 +107,7 @@ func (s *suite) waitStatus(t *testing.T, key client.ObjectKey, device, uuid stri
 	}))
 }
 
-// holdersTable is what kubectl prints with docs/gpus.gotmpl.
+// holdersTable returns the output of kubectl with docs/gpus.gotmpl.
 func (s *suite) holdersTable(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/gpus.gotmpl")

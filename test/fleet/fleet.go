@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fleet plays the nodes of a cluster that is larger than this machine. Their GPUs are simulated below NVML; what finds,
-// describes and publishes them is the driver's own code, and the scheduler that gives them to claims is the cluster's. There is no
-// kubelet: pods that are bound to such a node are said to run, and nothing of them does.
+// Package fleet simulates the nodes of a cluster that is larger than this machine. Their GPUs are simulated below NVML.
+// The driver's own code discovers, describes and publishes them, and the cluster's scheduler allocates them. There is
+// no kubelet: pods on such a node get the status Running, but no container starts.
 package fleet
 
 import (
@@ -23,42 +23,43 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Driver is the name under which the driver's chart installs it.
+// Driver is the driver name of the chart.
 const Driver = "gpu.nvidia.com"
 
-// ProfileLabel names the profile of a node. It is not the label of simulated nodes that the chart's DaemonSet looks for: nothing could
-// run its pods.
+// ProfileLabel is the label with a node's profile. It differs from the label that the chart's DaemonSet selects,
+// because no kubelet could run its pods.
 const ProfileLabel = "gpu.nvidia.com/fleet-profile"
 
-// sweepLabel of a node, with the value "off", says that no pod of the plugin publishes its GPUs: where the driver is installed, too, its
-// controller leaves them alone.
+// sweepLabel with the value "off" on a node tells an installed driver's controller to leave the node's slices alone,
+// although no plugin pod publishes them.
 const sweepLabel = "gpu.nvidia.com/sweep"
 
-// What a node has for pods where nothing else is said: as a server with eight GPUs.
+// Default resources of a node: those of a server with eight GPUs.
 const (
 	DefaultCPU    = "128"
 	DefaultMemory = "2Ti"
 )
 
-// atOnce is how many nodes are made or removed side by side. More would not be faster: the API server works through what there is.
+// atOnce limits how many nodes are added or removed in parallel. More is not faster, because the API server is the
+// limit.
 const atOnce = 32
 
-// Config is what a fleet is made of.
+// Config configures a fleet.
 type Config struct {
-	Driver string // as in device classes; empty: gpu.nvidia.com
+	Driver string // name of the driver in device classes; empty: gpu.nvidia.com
 	Nodes  []Node
 }
 
-// Node is one node of a fleet.
+// Node configures one node of a fleet.
 type Node struct {
 	Name    string
 	Profile string            // the name of a built-in profile, or the path (with a "/") of a file with one
 	CPU     resource.Quantity // that pods can ask for; zero: DefaultCPU
 	Memory  resource.Quantity // likewise; zero: DefaultMemory
-	Labels  map[string]string // beside those that every node has
+	Labels  map[string]string // in addition to those of every node
 }
 
-// Size is how much a fleet has, over all nodes.
+// Size is the total of all nodes of a fleet.
 type Size struct {
 	Nodes   int
 	GPUs    int // that answer
@@ -66,7 +67,7 @@ type Size struct {
 	Slices  int
 }
 
-// Fleet is nodes that are being played. Its methods are for one goroutine at a time.
+// Fleet is a set of simulated nodes. Its methods must not be called concurrently.
 type Fleet struct {
 	driver string
 	client kubernetes.Interface
@@ -80,7 +81,7 @@ type Fleet struct {
 	nodes map[string]*member
 }
 
-// member is a node that is played. What join sets is read only when it has returned.
+// member is a simulated node. Fields that join sets are read only after it has returned.
 type member struct {
 	Node
 	model  *model
@@ -89,12 +90,13 @@ type member struct {
 	size   Size
 }
 
-// Start plays nodes and returns when all of them are ready and have published all that they have. They are kept alive until ctx ends;
-// then they stay where they are, without a heartbeat. Stop takes them away. A start that fails leaves nothing.
+// Start adds the nodes and returns when all of them are ready and have published all of their devices. Their leases are
+// renewed until ctx ends; after that the nodes remain without a heartbeat. Stop removes them. If Start fails, no node
+// remains.
 func Start(ctx context.Context, config *rest.Config, c Config) (*Fleet, error) {
 	config = rest.CopyConfig(config)
-	config.QPS = -1                  // one client for all: the server's own fairness is the limit
-	config.DisableCompression = true // of slices that the API server repeats
+	config.QPS = -1                  // all nodes share a client; the API server's fairness limits them
+	config.DisableCompression = true // slices are large, and the API server returns them
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	client, err := kubernetes.NewForConfig(config)
@@ -110,27 +112,27 @@ func start(ctx context.Context, client kubernetes.Interface, c Config) (*Fleet, 
 		f.driver = Driver
 	}
 	f.life, f.end = context.WithCancel(ctx)
-	if err := f.playPods(ctx); err != nil {
+	if err := f.startKubelets(ctx); err != nil {
 		return nil, errors.Join(err, f.Stop(context.WithoutCancel(ctx)))
 	}
-	f.wait.Go(f.beat)
+	f.wait.Go(f.renewLeases)
 	if err := f.Add(ctx, c.Nodes...); err != nil {
 		if ctx.Err() != nil {
-			err = ctx.Err() // which request it has cut off is of no interest
+			err = ctx.Err() // not the error of the request that it interrupted
 		}
 		return nil, errors.Join(err, f.Stop(context.WithoutCancel(ctx)))
 	}
 	return f, nil
 }
 
-// Add plays further nodes, and returns when they are ready and have published all that they have. When one of them fails, none is left.
-// A node that another fleet has left under such a name is replaced, one that another fleet plays is not.
+// Add adds nodes and returns when they are ready and have published their devices. If one fails, all of them are
+// removed. A node with the same name that another fleet left behind is replaced, but not one of a running fleet.
 func (f *Fleet) Add(ctx context.Context, nodes ...Node) error {
 	dir, err := os.MkdirTemp("", "fleet-")
 	if err != nil {
 		return fmt.Errorf("make a folder for simulated GPUs: %w", err)
 	}
-	defer os.RemoveAll(dir) // GPUs of a fleet do not change: once they are read, nobody needs them
+	defer os.RemoveAll(dir) // the simulated GPUs are read once and do not change
 	added, err := f.enroll(nodes, dir)
 	if err != nil {
 		return err
@@ -148,12 +150,12 @@ func (f *Fleet) Add(ctx context.Context, nodes ...Node) error {
 	if err := all.Wait(); err != nil {
 		return errors.Join(err, f.remove(context.WithoutCancel(ctx), added))
 	}
-	f.kubelets.lookAgain()
+	f.kubelets.requeue()
 	return nil
 }
 
-// enroll checks the nodes, reporting every problem, and counts them among ours: as soon as the API server knows one, pods may be bound
-// to it.
+// enroll checks the nodes, reports every problem, and adds them to the fleet: pods may be bound to a node as soon as
+// the API server has it.
 func (f *Fleet) enroll(nodes []Node, dir string) ([]*member, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -168,7 +170,8 @@ func (f *Fleet) enroll(nodes []Node, dir string) ([]*member, error) {
 			}
 		}
 		m, err := newMember(n, models[n.Profile])
-		twice := f.nodes[n.Name] != nil || slices.ContainsFunc(added, func(other *member) bool { return other.Name == n.Name })
+		twice := f.nodes[n.Name] != nil || slices.ContainsFunc(added,
+			func(other *member) bool { return other.Name == n.Name })
 		switch {
 		case err != nil:
 			problems = append(problems, err)
@@ -187,7 +190,7 @@ func (f *Fleet) enroll(nodes []Node, dir string) ([]*member, error) {
 	return added, nil
 }
 
-// join makes the node, and returns when all that it has is published.
+// join creates the node and returns when all of its devices are published.
 func (f *Fleet) join(ctx context.Context, m *member) error {
 	inv, err := m.model.discover()
 	if err := cmp.Or(err, ctx.Err()); err != nil {
@@ -207,10 +210,11 @@ func (f *Fleet) join(ctx context.Context, m *member) error {
 	return nil
 }
 
-// Remove takes nodes away, with their slices and with the pods that are bound to them, as if the machines had been sold. Names that are
-// not of the fleet are no error.
+// Remove removes nodes with their slices and pods, as if the machines were sold. Unknown names are no error.
 func (f *Fleet) Remove(ctx context.Context, names ...string) error {
-	return f.remove(ctx, slices.DeleteFunc(f.members(), func(m *member) bool { return !slices.Contains(names, m.Name) }))
+	return f.remove(ctx, slices.DeleteFunc(f.members(), func(m *member) bool {
+		return !slices.Contains(names, m.Name)
+	}))
 }
 
 func (f *Fleet) remove(ctx context.Context, members []*member) error {
@@ -219,7 +223,7 @@ func (f *Fleet) remove(ctx context.Context, members []*member) error {
 	problems := make([]error, len(members))
 	for i, m := range members {
 		all.Go(func() error {
-			if err := f.withdraw(ctx, m); err != nil {
+			if err := f.leave(ctx, m); err != nil {
 				problems[i] = fmt.Errorf("remove node %s: %w", m.Name, err)
 				return nil
 			}
@@ -233,7 +237,7 @@ func (f *Fleet) remove(ctx context.Context, members []*member) error {
 	return errors.Join(problems...)
 }
 
-// Stop removes all nodes, and ends. It may be called after the context of Start has ended.
+// Stop removes all nodes and ends the fleet. It may be called after the context of Start has ended.
 func (f *Fleet) Stop(ctx context.Context) error {
 	err := f.remove(ctx, f.members())
 	f.end()
@@ -241,7 +245,7 @@ func (f *Fleet) Stop(ctx context.Context) error {
 	return err
 }
 
-// Size is how much the fleet has.
+// Size returns the total of all nodes.
 func (f *Fleet) Size() Size {
 	var all Size
 	for _, m := range f.members() {
@@ -253,14 +257,14 @@ func (f *Fleet) Size() Size {
 	return all
 }
 
-// plays says whether the node is one of ours.
-func (f *Fleet) plays(node string) bool {
+// has reports whether the node belongs to the fleet.
+func (f *Fleet) has(node string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.nodes[node] != nil
 }
 
-// members are the nodes, ordered by name.
+// members returns the nodes, sorted by name.
 func (f *Fleet) members() []*member {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -24,10 +24,11 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// madeByHand is a partition that the end-to-end tests make in the way of an administrator; nobody does that here.
+// madeByHand is a partition that the end-to-end tests create as an administrator would. It does not exist here.
 const madeByHand = "gpu-c1-00-0-mig-3g20gb-0"
 
-// A node of a fleet has the devices that the end-to-end tests have seen from a real plugin, in the same order.
+// A node of a fleet has the same devices in the same order as the golden files of the end-to-end tests, which a real
+// plugin published.
 func TestTheDevicesAreThoseOfThePlugin(t *testing.T) {
 	golden, err := filepath.Glob("../e2e/testdata/*.txt")
 	if err != nil || len(golden) == 0 {
@@ -93,9 +94,12 @@ pod waits on : Pending
 `)
 	requireDistinctUUIDs(t, client, 4)
 
-	requireError(t, f.Add(t.Context(), Node{Name: "fleet-2", Profile: "t4-x2"}), "node fleet-2: it is in the fleet already")
-	requireError(t, f.Add(t.Context(), Node{Name: "Fleet 3", Profile: "t4-x2"}), `node "Fleet 3": a lowercase RFC 1123 subdomain`)
-	_, err = client.CoreV1().Pods("default").Update(t.Context(), pod("early", "fleet-1", ptr.To(metav1.Now())), metav1.UpdateOptions{})
+	requireError(t, f.Add(t.Context(), Node{Name: "fleet-2", Profile: "t4-x2"}),
+		"node fleet-2: it is in the fleet already")
+	requireError(t, f.Add(t.Context(), Node{Name: "Fleet 3", Profile: "t4-x2"}),
+		`node "Fleet 3": a lowercase RFC 1123 subdomain`)
+	_, err = client.CoreV1().Pods("default").Update(t.Context(), pod("early", "fleet-1", ptr.To(metav1.Now())),
+		metav1.UpdateOptions{})
 	requireError(t, err, "")
 	requireError(t, f.Remove(t.Context(), "fleet-2", "fleet-9"), "")
 	requireState(t, client, `
@@ -115,8 +119,10 @@ pod waits on : Pending
 func TestStartLeavesOtherNodesAlone(t *testing.T) {
 	other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1"}}
 	client := newServer(other)
-	_, err := start(t.Context(), client, Config{Nodes: []Node{{Name: "fleet-1", Profile: "t4-x2"}, {Name: "gpu-1", Profile: "t4-x2"}}})
-	requireError(t, err, "node gpu-1: there is a node of that name that is not of a fleet: it has no label gpu.nvidia.com/fleet-profile")
+	_, err := start(t.Context(), client, Config{Nodes: []Node{{Name: "fleet-1", Profile: "t4-x2"},
+		{Name: "gpu-1", Profile: "t4-x2"}}})
+	requireError(t, err, "node gpu-1: there is a node of that name that is not of a fleet: it has no label "+
+		"gpu.nvidia.com/fleet-profile")
 	requireState(t, client, "\nnode gpu-1 : , 0 CPUs, 0\n")
 }
 
@@ -127,15 +133,17 @@ func TestTwoFleetsDoNotPlayTheSameNode(t *testing.T) {
 	requireError(t, err, "")
 	before := "\n" + state(t.Context(), client)
 	_, err = start(t.Context(), client, nodes)
-	requireError(t, err, "node fleet-1: another fleet plays it, or did until ")
+	requireError(t, err, "node fleet-1: another fleet runs it, or did until ")
 	requireError(t, err, "s ago: end it, or wait until it has been silent for 20s")
 	requireState(t, client, before)
 	requireError(t, f.Stop(t.Context()), "")
 }
 
 func TestStartReplacesWhatAFleetHasLeft(t *testing.T) {
-	left := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "fleet-1", UID: "old", Labels: map[string]string{ProfileLabel: "dgx-h100"}}}
-	old := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "old"}, Spec: resourceapi.ResourceSliceSpec{NodeName: ptr.To("fleet-1")}}
+	left := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "fleet-1", UID: "old",
+		Labels: map[string]string{ProfileLabel: "dgx-h100"}}}
+	old := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "old"},
+		Spec: resourceapi.ResourceSliceSpec{NodeName: ptr.To("fleet-1")}}
 	client := newServer(left, old)
 	f, err := start(t.Context(), client, Config{Nodes: []Node{{Name: "fleet-1", Profile: "t4-x2"}}})
 	requireError(t, err, "")
@@ -151,8 +159,10 @@ func TestRunning(t *testing.T) {
 	now := metav1.NewTime(time.Unix(1e9, 0))
 	p := pod("p", "fleet-1", nil)
 	p.Generation = 3
-	p.Spec.InitContainers = []corev1.Container{{Name: "setup"}, {Name: "sidecar", RestartPolicy: ptr.To(corev1.ContainerRestartPolicyAlways)}}
-	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}, {Type: corev1.PodReady, Status: corev1.ConditionFalse}}
+	p.Spec.InitContainers = []corev1.Container{{Name: "setup"},
+		{Name: "sidecar", RestartPolicy: ptr.To(corev1.ContainerRestartPolicyAlways)}}
+	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue},
+		{Type: corev1.PodReady, Status: corev1.ConditionFalse}}
 	p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "gpu"}}
 	s := running(p, now)
 	var got strings.Builder
@@ -183,14 +193,14 @@ main true true true false
 
 func pod(name, node string, deleted *metav1.Time) *corev1.Pod {
 	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, DeletionTimestamp: deleted, DeletionGracePeriodSeconds: ptr.To(int64(30))},
-		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main"}}},
-		Status:     corev1.PodStatus{Phase: corev1.PodPending},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, DeletionTimestamp: deleted,
+			DeletionGracePeriodSeconds: ptr.To(int64(30))},
+		Spec:   corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main"}}},
+		Status: corev1.PodStatus{Phase: corev1.PodPending},
 	}
 }
 
-// newServer does what the API server does and the fake does not: it gives names to what asks for generated ones, and selects slices and
-// pods by node.
+// newServer adds to the fake client what the API server does: generated names, and field selectors for slices and pods.
 func newServer(objects ...runtime.Object) *fake.Clientset {
 	client := fake.NewClientset(objects...)
 	client.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -199,28 +209,35 @@ func newServer(objects ...runtime.Object) *fake.Clientset {
 		return false, nil, nil
 	})
 	client.PrependReactor("list", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		found, err := client.Tracker().List(action.GetResource(), resourceapi.SchemeGroupVersion.WithKind("ResourceSlice"), "")
+		found, err := client.Tracker().List(action.GetResource(),
+			resourceapi.SchemeGroupVersion.WithKind("ResourceSlice"), "")
 		if err != nil {
 			return true, nil, err
 		}
 		list := found.(*resourceapi.ResourceSliceList)
-		list.Items = slices.DeleteFunc(list.Items, func(s resourceapi.ResourceSlice) bool { return !ofNode(action, *s.Spec.NodeName) })
+		list.Items = slices.DeleteFunc(list.Items, func(s resourceapi.ResourceSlice) bool {
+			return !ofNode(action, *s.Spec.NodeName)
+		})
 		return true, list, nil
 	})
-	client.PrependReactor("delete-collection", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		found, err := client.Tracker().List(action.GetResource(), resourceapi.SchemeGroupVersion.WithKind("ResourceSlice"), "")
+	client.PrependReactor("delete-collection", "resourceslices", func(action clienttesting.Action) (bool,
+		runtime.Object, error) {
+		found, err := client.Tracker().List(action.GetResource(),
+			resourceapi.SchemeGroupVersion.WithKind("ResourceSlice"), "")
 		if err != nil {
 			return true, nil, err
 		}
 		for _, s := range found.(*resourceapi.ResourceSliceList).Items {
-			if action.(clienttesting.DeleteCollectionAction).GetListRestrictions().Fields.Matches(slicesOf(*s.Spec.NodeName)) {
+			if action.(clienttesting.DeleteCollectionAction).GetListRestrictions().Fields.Matches(
+				slicesOf(*s.Spec.NodeName)) {
 				err = errors.Join(err, client.Tracker().Delete(action.GetResource(), "", s.Name))
 			}
 		}
 		return true, nil, err
 	})
 	client.PrependReactor("list", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		found, err := client.Tracker().List(action.GetResource(), corev1.SchemeGroupVersion.WithKind("Pod"), action.GetNamespace())
+		found, err := client.Tracker().List(action.GetResource(), corev1.SchemeGroupVersion.WithKind("Pod"),
+			action.GetNamespace())
 		if err != nil {
 			return true, nil, err
 		}
@@ -235,12 +252,12 @@ func ofNode(action clienttesting.Action, node string) bool {
 	return action.(clienttesting.ListAction).GetListRestrictions().Fields.Matches(slicesOf(node))
 }
 
-// slicesOf are the fields by which slices of a node are selected; the one of pods has the same name.
+// slicesOf are the fields that select slices of a node. The field for pods has the same name.
 func slicesOf(node string) fields.Set {
 	return fields.Set{resourceapi.ResourceSliceSelectorNodeName: node, resourceapi.ResourceSliceSelectorDriver: Driver}
 }
 
-// requireState waits until the API server knows what is wanted, and nothing else.
+// requireState waits until the API server has exactly the wanted state.
 func requireState(t *testing.T, client kubernetes.Interface, want string) {
 	t.Helper()
 	got := ""
@@ -263,7 +280,8 @@ func state(ctx context.Context, client kubernetes.Interface) string {
 				ready += string(c.Type)
 			}
 		}
-		fmt.Fprintf(&b, "node %s %s: %s, %s CPUs, %s\n", n.Name, labels, ready, n.Status.Allocatable.Cpu(), n.Status.Allocatable.Memory())
+		fmt.Fprintf(&b, "node %s %s: %s, %s CPUs, %s\n", n.Name, labels, ready, n.Status.Allocatable.Cpu(),
+			n.Status.Allocatable.Memory())
 	}
 	leases, _ := client.CoordinationV1().Leases(corev1.NamespaceNodeLease).List(ctx, metav1.ListOptions{})
 	for _, l := range leases.Items {
@@ -271,7 +289,8 @@ func state(ctx context.Context, client kubernetes.Interface) string {
 	}
 	found, _ := client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
 	for _, s := range found.Items {
-		fmt.Fprintf(&b, "slice %s of node %s, pool %s, owners %d: %d devices\n", s.GenerateName, *s.Spec.NodeName, s.Spec.Pool.Name, len(s.OwnerReferences), len(s.Spec.Devices))
+		fmt.Fprintf(&b, "slice %s of node %s, pool %s, owners %d: %d devices\n", s.GenerateName, *s.Spec.NodeName,
+			s.Spec.Pool.Name, len(s.OwnerReferences), len(s.Spec.Devices))
 	}
 	pods, _ := client.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
 	for _, p := range pods.Items {

@@ -19,21 +19,21 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// nodeOfPod is the field of a pod that names its node.
+// nodeOfPod is the field selector for a pod's node.
 const nodeOfPod = "spec.nodeName"
 
-// podWorkers is how many pods are answered for at once.
+// podWorkers is the number of workers that update pods.
 const podWorkers = 16
 
-// kubelets does what kubelets do about the pods of their nodes, for all nodes by one watch.
+// kubelets does a kubelet's work on pods for all nodes, with one watch.
 type kubelets struct {
 	fleet *Fleet
 	pods  cache.SharedIndexInformer
 	queue workqueue.TypedRateLimitingInterface[cache.ObjectName]
 }
 
-// playPods plays the kubelets until the fleet ends. It returns when the pods that are there are known.
-func (f *Fleet) playPods(ctx context.Context) error {
+// startKubelets starts the kubelets, which run until the fleet ends. It returns when their cache is synced.
+func (f *Fleet) startKubelets(ctx context.Context) error {
 	k := kubelets{
 		fleet: f,
 		pods: coreinformers.NewFilteredPodInformer(f.client, metav1.NamespaceAll, 0, nil, func(o *metav1.ListOptions) {
@@ -42,10 +42,11 @@ func (f *Fleet) playPods(ctx context.Context) error {
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[cache.ObjectName]()),
 	}
 	f.kubelets = k
-	if err := k.pods.SetTransform(withoutManagers); err != nil {
+	if err := k.pods.SetTransform(dropManagedFields); err != nil {
 		return err
 	}
-	if _, err := k.pods.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: k.look, UpdateFunc: func(_, pod any) { k.look(pod) }}); err != nil {
+	if _, err := k.pods.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: k.look,
+		UpdateFunc: func(_, pod any) { k.look(pod) }}); err != nil {
 		return err
 	}
 	f.wait.Go(func() { k.pods.RunWithContext(f.life) })
@@ -59,8 +60,8 @@ func (f *Fleet) playPods(ctx context.Context) error {
 	return nil
 }
 
-// withoutManagers takes from a pod who has set which field: a good part of its size, and nobody asks here.
-func withoutManagers(object any) (any, error) {
+// dropManagedFields removes the managed fields, which are large and not used here.
+func dropManagedFields(object any) (any, error) {
 	if pod, ok := object.(*corev1.Pod); ok {
 		pod.ManagedFields = nil
 	}
@@ -68,13 +69,13 @@ func withoutManagers(object any) (any, error) {
 }
 
 func (k kubelets) look(pod any) {
-	if p, ok := pod.(*corev1.Pod); ok && k.fleet.plays(p.Spec.NodeName) {
+	if p, ok := pod.(*corev1.Pod); ok && k.fleet.has(p.Spec.NodeName) {
 		k.queue.Add(cache.MetaObjectToName(p))
 	}
 }
 
-// lookAgain looks at pods that were bound to nodes before these were ours.
-func (k kubelets) lookAgain() {
+// requeue queues pods that were bound to nodes before the nodes joined the fleet.
+func (k kubelets) requeue() {
 	for _, pod := range k.pods.GetStore().List() {
 		k.look(pod)
 	}
@@ -86,12 +87,12 @@ func (k kubelets) work(ctx context.Context) {
 		if over {
 			return
 		}
-		err := k.settle(ctx, pod)
+		err := k.sync(ctx, pod)
 		switch {
 		case err == nil:
 			k.queue.Forget(pod)
 		case ctx.Err() == nil:
-			if !apierrors.IsConflict(err) { // somebody was faster: the watch tells soon
+			if !apierrors.IsConflict(err) { // the watch delivers the newer version soon
 				klog.FromContext(ctx).Error(err, "Pod not answered for", "pod", pod)
 			}
 			k.queue.AddRateLimited(pod)
@@ -100,8 +101,8 @@ func (k kubelets) work(ctx context.Context) {
 	}
 }
 
-// settle brings the pod to where its kubelet would: it runs, or, when it is to end, is gone.
-func (k kubelets) settle(ctx context.Context, name cache.ObjectName) error {
+// sync does what the pod's kubelet would do: it makes the pod Running, or deletes it if it is terminating.
+func (k kubelets) sync(ctx context.Context, name cache.ObjectName) error {
 	found, exists, err := k.pods.GetStore().GetByKey(name.String())
 	if err != nil || !exists {
 		return err
@@ -109,7 +110,8 @@ func (k kubelets) settle(ctx context.Context, name cache.ObjectName) error {
 	pod := found.(*corev1.Pod)
 	pods := k.fleet.client.CoreV1().Pods(pod.Namespace)
 	if pod.DeletionTimestamp != nil {
-		at := metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0)), Preconditions: metav1.NewUIDPreconditions(string(pod.UID))}
+		at := metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0)),
+			Preconditions: metav1.NewUIDPreconditions(string(pod.UID))}
 		if err := pods.Delete(ctx, pod.Name, at); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("end pod: %w", err)
 		}
@@ -126,15 +128,19 @@ func (k kubelets) settle(ctx context.Context, name cache.ObjectName) error {
 	return nil
 }
 
-// running is the status of the pod once all of it has started, which takes no time. Addresses are missing: nothing would answer there.
+// running returns the status of a pod whose containers have all started. It has no addresses, because nothing would
+// answer there.
 func running(pod *corev1.Pod, now metav1.Time) corev1.PodStatus {
 	s := *pod.Status.DeepCopy()
 	s.Phase, s.StartTime, s.ObservedGeneration = corev1.PodRunning, &now, pod.Generation
-	for _, t := range []corev1.PodConditionType{corev1.PodReadyToStartContainers, corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady} {
-		setTrue(&s, corev1.PodCondition{Type: t, Status: corev1.ConditionTrue, ObservedGeneration: pod.Generation, LastTransitionTime: now})
+	for _, t := range []corev1.PodConditionType{corev1.PodReadyToStartContainers, corev1.PodInitialized,
+		corev1.ContainersReady, corev1.PodReady} {
+		setTrue(&s, corev1.PodCondition{Type: t, Status: corev1.ConditionTrue, ObservedGeneration: pod.Generation,
+			LastTransitionTime: now})
 	}
 	runs := corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: now}}
-	done := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "Completed", StartedAt: now, FinishedAt: now}}
+	done := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "Completed", StartedAt: now,
+		FinishedAt: now}}
 	s.InitContainerStatuses, s.ContainerStatuses = nil, nil
 	for _, c := range pod.Spec.InitContainers {
 		if sidecar := c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways; sidecar {
@@ -166,15 +172,17 @@ func containerStatus(pod *corev1.Pod, c corev1.Container, state corev1.Container
 	}
 }
 
-// removePods ends all pods of the node at once.
+// removePods deletes all pods of the node without a grace period.
 func (f *Fleet) removePods(ctx context.Context, node string) error {
-	pods, err := f.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(nodeOfPod, node).String()})
+	pods, err := f.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx,
+		metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(nodeOfPod, node).String()})
 	if err != nil {
 		return fmt.Errorf("list its pods: %w", err)
 	}
 	var errs []error
 	for _, p := range pods.Items {
-		errs = append(errs, client.IgnoreNotFound(f.client.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))})))
+		errs = append(errs, client.IgnoreNotFound(f.client.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name,
+			metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))})))
 	}
 	return errors.Join(errs...)
 }

@@ -12,16 +12,16 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// Share is how many of a fleet's nodes have a profile, in proportion to the other shares.
+// Share is the weight of a profile among a fleet's nodes.
 type Share struct {
 	Profile string
 	Weight  int
 }
 
-// maxWeight keeps sums of weights far from overflowing.
+// maxWeight prevents overflow of sums of weights.
 const maxWeight = 1_000_000
 
-// ParseShares reads shares as a command line has them: "dgx-h100=2", or "dgx-h100" for a weight of 1. It reports every problem.
+// ParseShares parses command-line values: "dgx-h100=2", or "dgx-h100" for a weight of 1. It reports every problem.
 func ParseShares(items []string) ([]Share, error) {
 	var shares []Share
 	var problems []error
@@ -31,7 +31,8 @@ func ParseShares(items []string) ([]Share, error) {
 		if weighted {
 			var err error
 			if weight, err = strconv.Atoi(text); err != nil || weight < 1 || weight > maxWeight {
-				problems = append(problems, fmt.Errorf("profile %q: want PROFILE or PROFILE=WEIGHT, the weight a whole number from 1 to %d", item, maxWeight))
+				problems = append(problems, fmt.Errorf("profile %q: want PROFILE or PROFILE=WEIGHT, the weight a "+
+					"whole number from 1 to %d", item, maxWeight))
 				continue
 			}
 		}
@@ -48,11 +49,11 @@ func ParseShares(items []string) ([]Share, error) {
 	return shares, errors.Join(problems...)
 }
 
-// MaxSpread is how many nodes Spread can name.
+// MaxSpread is the maximum number of nodes of Spread.
 const MaxSpread = 9999
 
-// Spread makes nodes of that size: fleet-0001, fleet-0002, … Each gets the profile that is furthest behind its share, so that profiles
-// take turns, and the first nodes of a fleet are a small fleet of the same proportions. Same arguments, same nodes.
+// Spread returns count nodes named fleet-0001, fleet-0002, … Each gets the profile that is furthest behind its share,
+// so the first nodes of a fleet have about the same proportions. The result is deterministic.
 func Spread(count int, shares []Share, cpu, memory resource.Quantity) ([]Node, error) {
 	if count < 1 || count > MaxSpread {
 		return nil, fmt.Errorf("nodes: want 1 to %d, got %d", MaxSpread, count)
@@ -74,7 +75,8 @@ func Spread(count int, shares []Share, cpu, memory resource.Quantity) ([]Node, e
 			}
 		}
 		given[next]++
-		nodes = append(nodes, Node{Name: fmt.Sprintf("fleet-%04d", i), Profile: shares[next].Profile, CPU: cpu, Memory: memory})
+		nodes = append(nodes, Node{Name: fmt.Sprintf("fleet-%04d", i), Profile: shares[next].Profile, CPU: cpu,
+			Memory: memory})
 	}
 	return nodes, nil
 }

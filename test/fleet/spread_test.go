@@ -13,9 +13,11 @@ import (
 func TestParseShares(t *testing.T) {
 	for _, row := range []struct{ name, items, want, err string }{
 		{"a profile without a weight has 1", "dgx-h100=2 l40s-x4", "[{dgx-h100 2} {l40s-x4 1}]", ""},
-		{"a profile that nobody knows", "dgx-h200", "[]", `no profile "dgx-h200"; built in are a30-x2, dgx-a100`},
-		{"a file that is not there", "./mine.yaml=3", "[]", "read profile: open ./mine.yaml: no such file or directory"},
-		{"a weight that is no number", "dgx-h100=many", "[]", `profile "dgx-h100=many": want PROFILE or PROFILE=WEIGHT, the weight a whole number from 1 to 1000000`},
+		{"an unknown profile", "dgx-h200", "[]", `no profile "dgx-h200"; built in are a30-x2, dgx-a100`},
+		{"a file that is not there", "./mine.yaml=3", "[]",
+			"read profile: open ./mine.yaml: no such file or directory"},
+		{"a weight that is no number", "dgx-h100=many", "[]",
+			`profile "dgx-h100=many": want PROFILE or PROFILE=WEIGHT, the weight a whole number from 1 to 1000000`},
 		{"no weight at all", "dgx-h100=0", "[]", `profile "dgx-h100=0": want PROFILE or PROFILE=WEIGHT`},
 		{"a profile twice", "dgx-h100 dgx-h100=2", "[{dgx-h100 1}]", "profile dgx-h100: it has a weight already"},
 	} {
@@ -51,7 +53,8 @@ func TestSpread(t *testing.T) {
 			var got []string
 			for i, n := range nodes {
 				got = append(got, n.Profile)
-				if want := fmt.Sprintf("fleet-%04d 8 64Gi", i+1); n.Name+" "+n.CPU.String()+" "+n.Memory.String() != want {
+				if want := fmt.Sprintf("fleet-%04d 8 64Gi", i+1); n.Name+" "+n.CPU.String()+" "+
+					n.Memory.String() != want {
 					t.Errorf("got %+v, want %s", n, want)
 				}
 			}

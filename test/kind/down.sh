@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Ends what up.sh has started, whole or not.
+# Deletes the cluster of up.sh, also after a failed start.
 set -eu
 cd "$(dirname "$0")/../.."
 ${KIND:-kind} delete cluster --name gpu-dra --kubeconfig _output/kind/kubeconfig

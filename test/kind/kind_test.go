@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kind_test tests the scripts of this folder with programs that only note how they were called. The folder tool has the
-// real kind do what they ask for.
+// Package kind_test tests the scripts of this folder with fake programs that record their arguments. The folder tool
+// tests them with the real kind.
 package kind_test
 
 import (
@@ -27,15 +27,19 @@ func TestScripts(t *testing.T) {
 		name, script string
 		env          []string
 		want         string // the calls
-		fails        string // what is said then
+		fails        string // the expected message
 	}{
 		{"a new cluster", "up.sh", nil, list + create + "\n" + load + wait, ""},
-		{"another Kubernetes", "up.sh", []string{"KIND_NODE_IMAGE=kindest/node:v1.36.1"}, list + create + " --image kindest/node:v1.36.1\n" + load + wait, ""},
-		{"a cluster that runs gets the images", "up.sh", []string{"CLUSTERS=other gpu-dra"}, list + export + load + wait, ""},
-		{"a cluster of a similar name is another one", "up.sh", []string{"CLUSTERS=gpu-dra-2"}, list + create + "\n" + load + wait, ""},
+		{"another Kubernetes", "up.sh", []string{"KIND_NODE_IMAGE=kindest/node:v1.36.1"}, list + create +
+			" --image kindest/node:v1.36.1\n" + load + wait, ""},
+		{"a cluster that runs gets the images", "up.sh", []string{"CLUSTERS=other gpu-dra"}, list + export + load +
+			wait, ""},
+		{"a cluster of a similar name is another one", "up.sh", []string{"CLUSTERS=gpu-dra-2"}, list + create + "\n" +
+			load + wait, ""},
 		{"nothing is started when Docker does not answer", "up.sh", []string{"FAIL=get"}, list, ""},
 		{"nothing goes on without a cluster", "up.sh", []string{"FAIL=create"}, list + create + "\n", ""},
-		{"nothing is started that nobody could look at", "up.sh", []string{"KUBECTL=no-such-kubectl"}, "", "kubectl is missing"},
+		{"nothing is started without kubectl", "up.sh", []string{"KUBECTL=no-such-kubectl"}, "",
+			"kubectl is missing"},
 		{"the end", "down.sh", nil, "kind delete cluster --name gpu-dra" + kubeconfig + "\n", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -51,7 +55,8 @@ esac
 `)
 			write(t, filepath.Join(dir, "bin/kubectl"), "#!/bin/sh\necho kubectl \"$@\" >>\"$CALLS\"\n")
 			cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "test/kind", tc.script))
-			cmd.Env = append([]string{"PATH=" + dir + "/bin:" + os.Getenv("PATH"), "CALLS=" + calls, "KUBECONFIG=/somebody/elses"}, tc.env...)
+			cmd.Env = append([]string{"PATH=" + dir + "/bin:" + os.Getenv("PATH"), "CALLS=" + calls,
+				"KUBECONFIG=/somebody/elses"}, tc.env...)
 			output, err := cmd.CombinedOutput()
 			if fails := tc.fails != "" || strings.Contains(strings.Join(tc.env, " "), "FAIL="); (err != nil) != fails {
 				t.Errorf("got error %v and\n%s", err, output)

@@ -1,17 +1,17 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Starts the kind cluster of cluster.yaml, unless it runs, brings the images of `make image` to its nodes and waits for these.
-# What comes then needs only the kubeconfig: `make demo` and `make test-e2e`, as on any cluster.
-#   KIND, KUBECTL     the programs
-#   KIND_NODE_IMAGE   another Kubernetes than kind's own, such as kindest/node:v1.36.1
+# Starts the kind cluster of cluster.yaml unless it runs, loads the images of `make image`, and waits for its nodes.
+# `make demo` and `make test-e2e` then only need its kubeconfig, as for any cluster.
+#   KIND, KUBECTL     the commands
+#   KIND_NODE_IMAGE   node image of another Kubernetes version, such as kindest/node:v1.36.1
 set -eu
 cd "$(dirname "$0")/../.."
 : "${KIND:=kind}" "${KUBECTL:=kubectl}"
 kubeconfig=_output/kind/kubeconfig
 
 command -v "$KUBECTL" >/dev/null || { echo "kubectl is missing: install it, or name one with KUBECTL=" >&2; exit 1; }
-clusters=$($KIND get clusters) # says what is the matter where Docker does not answer
+clusters=$($KIND get clusters) # prints the reason if Docker does not answer
 if echo "$clusters" | grep -qx gpu-dra; then
 	$KIND export kubeconfig --name gpu-dra --kubeconfig $kubeconfig
 else

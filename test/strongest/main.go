@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command strongest asks for the strongest GPU on random clusters, and compares what the scheduler gives with the strongest that was
-// free. The nodes are a fleet; control plane, scheduler and controller are real. `make strongest` starts the cluster.
+// Command strongest requests the strongest GPU on random clusters and compares the scheduler's choice with the
+// strongest free GPU. The nodes are a fleet; control plane, scheduler and controller are real. `make strongest` starts
+// the cluster.
 package main
 
 import (
@@ -21,7 +22,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/page"
 )
 
-// setting is how pods are placed: by which scheduler profile, with how many ranks.
+// setting selects how pods are placed: the scheduler profile and the number of ranks.
 type setting struct {
 	name      string
 	scheduler string
@@ -39,8 +40,9 @@ func main() {
 		kubeconfig = flag.String("kubeconfig", os.Getenv("KUBECONFIG"), "of the cluster")
 		rounds     = flag.Int("rounds", 16, "random clusters for each setting")
 		seed       = flag.Uint64("seed", 1, "of the random clusters")
-		logs       = flag.String("scheduler-log", "", "command that prints the scheduler's log, written with --vmodule=schedule_one=10, for the reasons of misses")
-		docs       = flag.String("docs", "", "file in which the part between the markers is replaced by the results")
+		logs       = flag.String("scheduler-log", "", "command that prints the scheduler's log, written with "+
+			"--vmodule=schedule_one=10, for the reasons of misses")
+		docs = flag.String("docs", "", "file in which the part between the markers is replaced by the results")
 	)
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -61,7 +63,7 @@ func run(ctx context.Context, kubeconfig string, rounds int, seed uint64, logs [
 	if err != nil {
 		return err
 	}
-	p := &prover{Cluster: cluster, config: config}
+	p := &runner{Cluster: cluster, config: config}
 	var all []placement
 	for i, s := range settings {
 		if err := p.setRanks(ctx, s.ranks); err != nil {

@@ -15,13 +15,13 @@ const driver = "gpu.nvidia.com"
 // place is a GPU: its pool, which is its node, and its name.
 type place struct{ node, gpu string }
 
-// oracle knows which GPUs are free, from what is published and what is allocated and from nothing else.
+// oracle tracks the free GPUs. It reads only slices and allocations.
 type oracle struct {
 	peak map[place]int64 // of every GPU that is published
 	free map[place]bool
 }
 
-// newOracle reads what is published. All of it is free.
+// newOracle returns an oracle of the published GPUs, all free.
 func newOracle(published []resourceapi.ResourceSlice) *oracle {
 	o := &oracle{peak: map[place]int64{}, free: map[place]bool{}}
 	for _, s := range published {
@@ -36,7 +36,7 @@ func newOracle(published []resourceapi.ResourceSlice) *oracle {
 	return o
 }
 
-// take is told of an allocation.
+// take marks the GPUs of an allocated claim as used and returns them.
 func (o *oracle) take(claim *resourceapi.ResourceClaim) (took []place) {
 	if claim.Status.Allocation == nil {
 		return nil
@@ -49,7 +49,7 @@ func (o *oracle) take(claim *resourceapi.ResourceClaim) (took []place) {
 	return took
 }
 
-// strongest is the peak of the strongest GPU that is free, and the nodes that have such.
+// strongest returns the peak of the strongest free GPU and the nodes that have one.
 func (o *oracle) strongest() (peak int64, nodes []string) {
 	for at := range o.free {
 		peak = max(peak, o.peak[at])
@@ -63,7 +63,7 @@ func (o *oracle) strongest() (peak int64, nodes []string) {
 	return peak, slices.Compact(nodes)
 }
 
-// tiers is how many different peaks the cluster has.
+// tiers returns the number of different peaks in the cluster.
 func (o *oracle) tiers() int {
 	all := map[int64]bool{}
 	for _, peak := range o.peak {
@@ -72,7 +72,8 @@ func (o *oracle) tiers() int {
 	return len(all)
 }
 
-// inOrder sorts claims by when they were last written: that is when they were allocated, since nothing of a fleet writes them afterwards.
+// inOrder sorts claims by the time of their last write. That is their allocation, because a fleet does not write them
+// afterwards.
 func inOrder(claims []resourceapi.ResourceClaim) []resourceapi.ResourceClaim {
 	version := func(c resourceapi.ResourceClaim) uint64 {
 		n, _ := strconv.ParseUint(c.ResourceVersion, 10, 64)

@@ -9,10 +9,12 @@ import (
 	"strings"
 )
 
-// report is the share of placements on the strongest GPU that was free, by how many models the cluster has, and why others were not.
+// report returns the share of placements on the strongest free GPU by the number of models in the cluster, and the
+// reasons for the others.
 func report(all []placement, rounds int) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d random clusters for each setting, of 3 to 40 nodes; %d placements.\n\n| models that differ in speed |", rounds, len(all))
+	fmt.Fprintf(&b, "%d random clusters for each setting, of 3 to 40 nodes; %d placements.\n\n| models that differ "+
+		"in speed |", rounds, len(all))
 	for _, s := range settings {
 		fmt.Fprintf(&b, " %s: %s | %s | %s |", s.name, single, replica, neutral)
 	}
@@ -59,10 +61,10 @@ func report(all []placement, rounds int) string {
 	return b.String()
 }
 
-// points are the scores in a reason.
+// points matches the scores in a reason.
 var points = regexp.MustCompile(` [+-]\d+`)
 
-// kind is a reason without its figures.
+// kind returns the reason without its scores.
 func kind(reason string) string {
 	if reason == "" {
 		return "not known: the scheduler's log was not read"
@@ -73,7 +75,9 @@ func kind(reason string) string {
 func row(b *strings.Builder, all []placement) {
 	for _, s := range settings {
 		for _, how := range []how{single, replica, neutral} {
-			some := slices.DeleteFunc(slices.Clone(all), func(p placement) bool { return p.setting != s || p.how != how })
+			some := slices.DeleteFunc(slices.Clone(all), func(p placement) bool {
+				return p.setting != s || p.how != how
+			})
 			if len(some) == 0 {
 				b.WriteString(" |")
 				continue

@@ -33,10 +33,11 @@ const (
 	image          = "localhost/never-pulled:v1"
 )
 
-// gpus are profiles of models that differ in speed, and how many each has.
-var gpus = map[string]int{"gb200-nvl4": 4, "hgx-b200": 8, "dgx-h100": 8, "l40s-x4": 4, "dgx-a100": 8, "a30-x2": 2, "dgx1-v100": 8, "t4-x2": 2}
+// gpus maps profiles whose models differ in speed to their number of GPUs.
+var gpus = map[string]int{"gb200-nvl4": 4, "hgx-b200": 8, "dgx-h100": 8, "l40s-x4": 4, "dgx-a100": 8, "a30-x2": 2,
+	"dgx1-v100": 8, "t4-x2": 2}
 
-// placement is one pod, what it got, and what was free.
+// placement is a pod with the GPU that it got and the best free one at that time.
 type placement struct {
 	setting   setting
 	tiers     int
@@ -50,7 +51,7 @@ type placement struct {
 
 func (p placement) hit() bool { return p.got == p.best }
 
-// how pods are made.
+// how is the kind of object that creates the pods.
 type how string
 
 const (
@@ -59,17 +60,18 @@ const (
 	neutral how = "replicas that need not spread"
 )
 
-// prover places pods.
-type prover struct {
+// runner places pods and checks the results.
+type runner struct {
 	*kube.Cluster
 	config *rest.Config
 	fleet  *fleet.Fleet
 }
 
-// setRanks restarts the controller with so many ranks.
-func (p *prover) setRanks(ctx context.Context, ranks int) error {
+// setRanks restarts the controller with that number of ranks.
+func (p *runner) setRanks(ctx context.Context, ranks int) error {
 	var all appsv1.DeploymentList
-	if err := p.List(ctx, &all, client.InNamespace(namespace), client.MatchingLabels{"app.kubernetes.io/component": "controller"}); err != nil {
+	if err := p.List(ctx, &all, client.InNamespace(namespace),
+		client.MatchingLabels{"app.kubernetes.io/component": "controller"}); err != nil {
 		return err
 	}
 	if len(all.Items) != 1 {
@@ -88,19 +90,21 @@ func (p *prover) setRanks(ctx context.Context, ranks int) error {
 	return kube.Until(ctx, soon, "the controller to restart", func(ctx context.Context) (bool, string, error) {
 		err := p.Get(ctx, client.ObjectKeyFromObject(controller), controller)
 		s := controller.Status
-		done := s.ObservedGeneration == controller.Generation && s.UpdatedReplicas == s.Replicas && s.ReadyReplicas == *controller.Spec.Replicas && s.Replicas == *controller.Spec.Replicas
+		done := s.ObservedGeneration == controller.Generation && s.UpdatedReplicas == s.Replicas &&
+			s.ReadyReplicas == *controller.Spec.Replicas && s.Replicas == *controller.Spec.Replicas
 		return done, fmt.Sprintf("%+v", s), err
 	})
 }
 
-// round makes a random cluster, asks for the strongest GPU and takes the cluster away.
-func (p *prover) round(ctx context.Context, s setting, ns string, models int, random *rand.Rand) ([]placement, error) {
+// round creates a random cluster, requests the strongest GPU, and removes the cluster.
+func (p *runner) round(ctx context.Context, s setting, ns string, models int, random *rand.Rand) ([]placement, error) {
 	nodes := randomNodes(models, random)
 	var err error
 	if p.fleet, err = fleet.Start(ctx, p.config, fleet.Config{Nodes: nodes}); err != nil {
 		return nil, err
 	}
-	if err := p.make(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}, template(ns, "strongest", strongestClass, 1)); err != nil {
+	if err := p.make(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}},
+		template(ns, "strongest", strongestClass, 1)); err != nil {
 		return nil, err
 	}
 	o, err := p.occupy(ctx, ns, nodes, random)
@@ -109,7 +113,8 @@ func (p *prover) round(ctx context.Context, s setting, ns string, models int, ra
 	}
 	var all []placement
 	for n := range singles {
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: fmt.Sprintf("single-%d", n)}, Spec: podSpec("strongest", s.scheduler)}
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: fmt.Sprintf("single-%d", n)},
+			Spec: podSpec("strongest", s.scheduler)}
 		if err := p.Create(ctx, pod); err != nil {
 			return nil, err
 		}
@@ -129,12 +134,13 @@ func (p *prover) round(ctx context.Context, s setting, ns string, models int, ra
 	for i := range all {
 		all[i].setting, all[i].tiers = s, o.tiers()
 	}
-	fmt.Printf("%s: %s: %d nodes, %d models, %d of %d placements on the strongest GPU that was free\n", s.name, ns, len(nodes), o.tiers(), hits(all), len(all))
+	fmt.Printf("%s: %s: %d nodes, %d models, %d of %d placements on the strongest GPU that was free\n", s.name, ns,
+		len(nodes), o.tiers(), hits(all), len(all))
 	return all, p.end(ctx)
 }
 
-// replicas makes a ReplicaSet.
-func (p *prover) replicas(ctx context.Context, o *oracle, how how, ns, scheduler string) ([]placement, error) {
+// replicas creates a ReplicaSet and returns its placements.
+func (p *runner) replicas(ctx context.Context, o *oracle, how how, ns, scheduler string) ([]placement, error) {
 	name := "spread"
 	if how == neutral {
 		name = "neutral"
@@ -142,8 +148,9 @@ func (p *prover) replicas(ctx context.Context, o *oracle, how how, ns, scheduler
 	labels := map[string]string{"app": name}
 	pod := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: podSpec("strongest", scheduler)}
 	if how == neutral {
-		// A constraint of its own takes the place of the scheduler's defaults, and this one never says no.
-		pod.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{MaxSkew: 1000, TopologyKey: corev1.LabelHostname,
+		// Its own constraint replaces the scheduler's defaults, and never prevents a placement.
+		pod.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{MaxSkew: 1000,
+			TopologyKey:       corev1.LabelHostname,
 			WhenUnsatisfiable: corev1.DoNotSchedule, LabelSelector: &metav1.LabelSelector{MatchLabels: labels}}}
 	}
 	set := &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}, Spec: appsv1.ReplicaSetSpec{
@@ -163,8 +170,8 @@ func hits(all []placement) (n int) {
 	return n
 }
 
-// end takes the cluster of a round away.
-func (p *prover) end(ctx context.Context) error {
+// end removes the cluster of a round.
+func (p *runner) end(ctx context.Context) error {
 	var all corev1.NamespaceList
 	if err := p.List(ctx, &all); err != nil {
 		return err
@@ -196,7 +203,7 @@ func (p *prover) end(ctx context.Context) error {
 	return err
 }
 
-// randomNodes are 3 to 40 nodes of so many models, with room for all that is placed.
+// randomNodes returns 3 to 40 nodes with that number of models and room for all pods of a round.
 func randomNodes(count int, random *rand.Rand) []fleet.Node {
 	models := slices.Sorted(maps.Keys(gpus))
 	random.Shuffle(len(models), func(i, j int) { models[i], models[j] = models[j], models[i] })
@@ -209,13 +216,14 @@ func randomNodes(count int, random *rand.Rand) []fleet.Node {
 			profile = models[n]
 		}
 		room += gpus[profile]
-		nodes = append(nodes, fleet.Node{Name: fmt.Sprintf("fleet-%02d", n), Profile: profile, CPU: resource.MustParse("32"), Memory: resource.MustParse("128Gi")})
+		nodes = append(nodes, fleet.Node{Name: fmt.Sprintf("fleet-%02d", n), Profile: profile,
+			CPU: resource.MustParse("32"), Memory: resource.MustParse("128Gi")})
 	}
 	return nodes
 }
 
-// occupy gives every node a pod of its own that takes some of its GPUs and up to nine tenths of its processors.
-func (p *prover) occupy(ctx context.Context, ns string, nodes []fleet.Node, random *rand.Rand) (*oracle, error) {
+// occupy creates a pod on every node that takes some of its GPUs and up to nine tenths of its processors.
+func (p *runner) occupy(ctx context.Context, ns string, nodes []fleet.Node, random *rand.Rand) (*oracle, error) {
 	var published resourceapi.ResourceSliceList
 	if err := p.List(ctx, &published); err != nil {
 		return nil, err
@@ -239,7 +247,8 @@ func (p *prover) occupy(ctx context.Context, ns string, nodes []fleet.Node, rand
 		}
 		spec.NodeSelector = map[string]string{corev1.LabelHostname: n.Name}
 		spec.Containers[0].Resources.Requests[corev1.ResourceCPU] = resource.MustParse(cpu)
-		objects = append(objects, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "on-" + n.Name}, Spec: spec})
+		objects = append(objects, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "on-" + n.Name},
+			Spec: spec})
 		spare -= take
 		pods++
 	}
@@ -259,8 +268,8 @@ func (p *prover) occupy(ctx context.Context, ns string, nodes []fleet.Node, rand
 	return o, nil
 }
 
-// make creates what is not there yet.
-func (p *prover) make(ctx context.Context, objects ...client.Object) error {
+// make creates objects that do not exist yet.
+func (p *runner) make(ctx context.Context, objects ...client.Object) error {
 	for _, o := range objects {
 		if err := p.Create(ctx, o); client.IgnoreAlreadyExists(err) != nil {
 			return err
@@ -269,9 +278,10 @@ func (p *prover) make(ctx context.Context, objects ...client.Object) error {
 	return nil
 }
 
-// running waits until so many pods, whose names begin so, are said to run.
-func (p *prover) running(ctx context.Context, ns, prefix string, want int) error {
-	return kube.Until(ctx, soon, fmt.Sprintf("%d pods %s… to run", want, prefix), func(ctx context.Context) (bool, string, error) {
+// running waits until that number of pods with the name prefix is Running.
+func (p *runner) running(ctx context.Context, ns, prefix string, want int) error {
+	return kube.Until(ctx, soon, fmt.Sprintf("%d pods %s… to run", want, prefix), func(ctx context.Context) (bool,
+		string, error) {
 		pods, err := p.Pods(ctx, ns)
 		running := 0
 		for _, pod := range pods {
@@ -283,8 +293,8 @@ func (p *prover) running(ctx context.Context, ns, prefix string, want int) error
 	})
 }
 
-// placed waits for the pods and compares, in the order in which the scheduler has decided, what each got with what was free.
-func (p *prover) placed(ctx context.Context, o *oracle, how how, ns, prefix string, want int) ([]placement, error) {
+// placed waits for the pods and compares, in the scheduler's order, what each got with what was free.
+func (p *runner) placed(ctx context.Context, o *oracle, how how, ns, prefix string, want int) ([]placement, error) {
 	if err := p.running(ctx, ns, prefix, want); err != nil {
 		return nil, err
 	}
@@ -313,7 +323,7 @@ func (p *prover) placed(ctx context.Context, o *oracle, how how, ns, prefix stri
 	return all, nil
 }
 
-// template is of claims for so many devices of a class.
+// template returns a claim template for count devices of a class.
 func template(ns, name, class string, count int64) *resourceapi.ResourceClaimTemplate {
 	t := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}
 	t.Spec.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{
@@ -321,10 +331,11 @@ func template(ns, name, class string, count int64) *resourceapi.ResourceClaimTem
 	return t
 }
 
-// podSpec is a pod with a claim of that template; empty: with none.
+// podSpec returns a pod with a claim of the template; empty: without a claim.
 func podSpec(template, scheduler string) corev1.PodSpec {
 	spec := corev1.PodSpec{SchedulerName: scheduler, Containers: []corev1.Container{{Name: "main", Image: image,
-		Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("100m")}}}}}
+		Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(
+			"100m")}}}}}
 	if template != "" {
 		spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}
 		spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}

@@ -15,10 +15,11 @@ import (
 	"strings"
 )
 
-// scored is a line of kube-scheduler --vmodule=schedule_one=10, with the weight of the plugin in it: what a plugin gives to a node for a pod.
-var scored = regexp.MustCompile(`"Plugin scored node for pod" pod="([^"]+)" plugin="([^"]+)" node="([^"]+)" score=(-?\d+)`)
+// scored matches a line of kube-scheduler --vmodule=schedule_one=10: a plugin's weighted score of a node for a pod.
+var scored = regexp.MustCompile(
+	`"Plugin scored node for pod" pod="([^"]+)" plugin="([^"]+)" node="([^"]+)" score=(-?\d+)`)
 
-// explain finds out what spoke for the node of each miss, and against the best that had a stronger GPU.
+// explain finds the scores that preferred the node of each miss to the best node with a stronger GPU.
 func explain(ctx context.Context, command []string, all []placement) error {
 	misses := map[string]*placement{}
 	for i := range all {
@@ -78,7 +79,8 @@ func reason(miss placement, scores map[string]map[string]int) string {
 	if chosen["DynamicResources"] >= scores[best]["DynamicResources"] {
 		return "of the same rank"
 	}
-	plugins := slices.DeleteFunc(slices.Collect(maps.Keys(chosen)), func(plugin string) bool { return chosen[plugin] <= scores[best][plugin] })
+	plugins := slices.DeleteFunc(slices.Collect(maps.Keys(chosen)),
+		func(plugin string) bool { return chosen[plugin] <= scores[best][plugin] })
 	slices.SortFunc(plugins, func(a, b string) int {
 		if by := (chosen[b] - scores[best][b]) - (chosen[a] - scores[best][a]); by != 0 {
 			return by
@@ -89,7 +91,8 @@ func reason(miss placement, scores map[string]map[string]int) string {
 	for _, plugin := range plugins {
 		why = append(why, fmt.Sprintf("%s %+d", plugin, chosen[plugin]-scores[best][plugin]))
 	}
-	return fmt.Sprintf("%s against DynamicResources %+d", strings.Join(why, ", "), scores[best]["DynamicResources"]-chosen["DynamicResources"])
+	return fmt.Sprintf("%s against DynamicResources %+d", strings.Join(why, ", "),
+		scores[best]["DynamicResources"]-chosen["DynamicResources"])
 }
 
 func sum(scores map[string]int) (total int) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package admission judges claims and device classes when they are typed. What it refuses, the node would refuse too, later; what it
-// warns of may go well.
+// Package admission validates claims and device classes. An error means that the node would refuse the claim, too. A
+// warning means that the claim may fail, or has to wait.
 package admission
 
 import (
@@ -24,10 +24,10 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
-// Verdict is what there is to say about an object. The zero value: nothing.
+// Verdict is the result of a validation. The zero value means that the object is valid.
 type Verdict struct {
-	Problems []error  // it can never work
-	Warnings []string // it may not work, or not yet
+	Problems []error  // the object can never work
+	Warnings []string // the object may not work, or not yet
 }
 
 // refuse adds a problem, once.
@@ -45,39 +45,45 @@ func (v *Verdict) warn(format string, args ...any) {
 	}
 }
 
-// Checker knows what the cluster has at the moment. It asks nobody.
+var (
+	zero    = resource.MustParse("0")
+	hundred = resource.MustParse("100")
+)
+
+// Checker validates against the current state of the cluster. It makes no API calls.
 type Checker struct{ View *view.View }
 
-// Claim judges the spec of a claim, or that of a template's claims, which is below root.
+// Claim validates the spec of a claim, or of the claims of a template. root is the path of the spec.
 func (c Checker) Claim(ctx context.Context, spec *resourceapi.ResourceClaimSpec, root *field.Path) Verdict {
 	var v Verdict
 	devices := root.Child("devices")
 	for i, config := range spec.Devices.Config {
 		c.config(config.DeviceConfiguration, devices.Child("config").Index(i), &v)
 	}
-	var asks []ask
+	var all []alternative
 	for i, request := range spec.Devices.Requests {
-		for _, a := range asksOf(request, devices.Child("requests").Index(i)) {
-			if class, ok := c.View.Class(a.DeviceClassName); ok && c.View.Ours(a.DeviceClassName) { // of others nothing is judged
+		for _, a := range alternativesOf(request, devices.Child("requests").Index(i)) {
+			// classes of other drivers are not validated
+			if class, ok := c.View.Class(a.DeviceClassName); ok && c.View.Ours(a.DeviceClassName) {
 				a.class = class
-				c.ask(ctx, &a, &v)
+				c.checkAlternative(ctx, &a, &v)
 			}
-			asks = append(asks, a)
+			all = append(all, a)
 		}
 	}
-	if len(v.Problems) == 0 { // the rest takes the configurations as they were meant
-		c.rehearse(ctx, spec, asks, devices, &v)
+	if len(v.Problems) == 0 { // the dry run needs valid configurations
+		c.dryRun(ctx, spec, all, devices, &v)
 	}
 	return v
 }
 
-// DeviceClass judges a class.
+// DeviceClass validates the spec of a class.
 func (c Checker) DeviceClass(ctx context.Context, spec *resourceapi.DeviceClassSpec, root *field.Path) Verdict {
 	var v Verdict
 	for i, config := range spec.Config {
 		c.config(config.DeviceConfiguration, root.Child("config").Index(i), &v)
 	}
-	failures := failures{}
+	failures := selectorErrors{}
 	for _, kind := range c.View.Kinds() {
 		c.accepts(ctx, kind, spec.Selectors, root.Child("selectors"), failures)
 	}
@@ -85,21 +91,21 @@ func (c Checker) DeviceClass(ctx context.Context, spec *resourceapi.DeviceClassS
 	return v
 }
 
-// config reads a configuration, if it is for the driver.
+// config validates a configuration of this driver, and skips those of others.
 func (c Checker) config(config resourceapi.DeviceConfiguration, path *field.Path, v *Verdict) {
 	if config.Opaque == nil || config.Opaque.Driver != c.View.Driver() {
 		return
 	}
 	_, err := api.Decode(config.Opaque.Parameters.Raw, path.Child("opaque", "parameters"))
-	for _, problem := range list(err) {
+	for _, problem := range flatten(err) {
 		v.refuse(problem)
 	}
 }
 
-// list takes apart what was joined.
-func list(err error) []error {
+// flatten splits joined and aggregated errors.
+func flatten(err error) []error {
 	var parts []error
-	switch many := err.(type) { //nolint:errorlint // what is wrapped stays together with what wraps it
+	switch many := err.(type) { //nolint:errorlint // only the joined errors themselves, not what they wrap
 	case nil:
 		return nil
 	case utilerrors.Aggregate:
@@ -111,55 +117,60 @@ func list(err error) []error {
 	}
 	var all []error
 	for _, part := range parts {
-		all = append(all, list(part)...)
+		all = append(all, flatten(part)...)
 	}
 	return all
 }
 
-// ask is a request, or one of its alternatives.
-type ask struct {
+// alternative is a request, or one subrequest of its prioritized list.
+type alternative struct {
 	resourceapi.DeviceSubRequest
 	path    *field.Path
-	request string      // of the claim
-	of      *field.Path // the request
+	request string      // name of the request
+	of      *field.Path // of the request
 	admin   bool
-	class   *resourceapi.DeviceClass // nil: it has no devices of the driver
-	kinds   []*view.Kind             // that it could get
+	class   *resourceapi.DeviceClass // nil: not a class of this driver
+	kinds   []*view.Kind             // kinds of devices that match
 }
 
-// never says whether nothing can match: such an alternative only takes a place in a list.
-func (a ask) never() bool {
-	return slices.ContainsFunc(a.Selectors, func(s resourceapi.DeviceSelector) bool { return s.CEL != nil && s.CEL.Expression == "false" })
+// matchesNothing reports whether a selector is the literal false. Such an alternative only fills a position of a list.
+func (a alternative) matchesNothing() bool {
+	return slices.ContainsFunc(a.Selectors, func(s resourceapi.DeviceSelector) bool {
+		return s.CEL != nil && s.CEL.Expression == "false"
+	})
 }
 
-// name is that of results: "request", or "request/alternative".
-func (a ask) name() string {
+// name returns the name as in allocation results: "request", or "request/subrequest".
+func (a alternative) name() string {
 	if a.Name == "" {
 		return a.request
 	}
 	return a.request + "/" + a.Name
 }
 
-func asksOf(r resourceapi.DeviceRequest, path *field.Path) []ask {
+// alternativesOf returns the subrequests of the request, or the request itself.
+func alternativesOf(r resourceapi.DeviceRequest, path *field.Path) []alternative {
 	if e := r.Exactly; e != nil {
-		return []ask{{request: r.Name, of: path, path: path.Child("exactly"), admin: ptr.Deref(e.AdminAccess, false),
+		return []alternative{{request: r.Name, of: path, path: path.Child("exactly"), admin: ptr.Deref(e.AdminAccess,
+			false),
 			DeviceSubRequest: resourceapi.DeviceSubRequest{DeviceClassName: e.DeviceClassName, Selectors: e.Selectors,
 				AllocationMode: e.AllocationMode, Count: e.Count, Tolerations: e.Tolerations, Capacity: e.Capacity}}}
 	}
-	var all []ask
+	var all []alternative
 	for i, sub := range r.FirstAvailable {
-		all = append(all, ask{request: r.Name, of: path, path: path.Child("firstAvailable").Index(i), DeviceSubRequest: sub})
+		all = append(all, alternative{request: r.Name, of: path, path: path.Child("firstAvailable").Index(i),
+			DeviceSubRequest: sub})
 	}
 	return all
 }
 
-// ask judges one by itself, and finds what it could get.
-func (c Checker) ask(ctx context.Context, a *ask, v *Verdict) {
+// checkAlternative validates one alternative by itself, and sets the kinds of devices that match it.
+func (c Checker) checkAlternative(ctx context.Context, a *alternative, v *Verdict) {
 	known := c.capacity(a, v)
-	failures := failures{}
+	failures := selectorErrors{}
 	var best shortage
 	for _, kind := range c.View.Kinds() {
-		if !c.accepts(ctx, kind, a.class.Spec.Selectors, nil, nil) { // the class was judged by itself
+		if !c.accepts(ctx, kind, a.class.Spec.Selectors, nil, nil) { // the class is validated when it is written
 			continue
 		}
 		if !c.accepts(ctx, kind, a.Selectors, a.path.Child("selectors"), failures) {
@@ -178,14 +189,14 @@ func (c Checker) ask(ctx context.Context, a *ask, v *Verdict) {
 	}
 }
 
-// shortage is what a kind of device has too little of.
+// shortage is a capacity of which a kind of device has less than requested.
 type shortage struct {
 	kind *view.Kind
 	name resourceapi.QualifiedName
 	has  resource.Quantity
 }
 
-// or is the one that has more.
+// or returns the shortage with the larger capacity.
 func (s shortage) or(other shortage) shortage {
 	if s.kind == nil || s.name == other.name && s.has.Cmp(other.has) < 0 {
 		return other
@@ -193,8 +204,8 @@ func (s shortage) or(other shortage) shortage {
 	return s
 }
 
-// lacking says what of the capacities that are asked for such a device has too little of.
-func lacking(kind *view.Kind, a *ask) (less shortage, lacks bool) {
+// lacking returns the first requested capacity of which the kind has too little.
+func lacking(kind *view.Kind, a *alternative) (less shortage, lacks bool) {
 	if a.Capacity == nil {
 		return shortage{}, false
 	}
@@ -207,8 +218,8 @@ func lacking(kind *view.Kind, a *ask) (less shortage, lacks bool) {
 	return shortage{}, false
 }
 
-// capacity judges the names and values of the capacities that are asked for.
-func (c Checker) capacity(a *ask, v *Verdict) (ok bool) {
+// capacity validates the names and values of the requested capacities.
+func (c Checker) capacity(a *alternative, v *Verdict) (ok bool) {
 	if a.Capacity == nil {
 		return true
 	}
@@ -223,11 +234,13 @@ func (c Checker) capacity(a *ask, v *Verdict) (ok bool) {
 		domain, short, qualified := strings.Cut(string(name), "/")
 		switch {
 		case qualified && known.Has(short):
-			v.refuse(field.Invalid(path, string(name), fmt.Sprintf("write %s: the scheduler does not find a capacity that is asked for with a domain (%s) and published without one", short, domain)))
+			v.refuse(field.Invalid(path, string(name), fmt.Sprintf("write %s: the scheduler does not find a capacity "+
+				"that is asked for with a domain (%s) and published without one", short, domain)))
 		case !known.Has(string(name)):
 			v.refuse(field.NotSupported(path, string(name), sets.List(known)))
 		case name == "cores" && (value.Cmp(zero) < 0 || value.Cmp(hundred) > 0):
-			v.refuse(field.Invalid(path, value.String(), "must be from 0 to 100: percent of the multiprocessors of one GPU"))
+			v.refuse(field.Invalid(path, value.String(), "must be from 0 to 100: percent of the multiprocessors of "+
+				"one GPU"))
 		case value.Cmp(zero) < 0:
 			v.refuse(field.Invalid(path, value.String(), "must not be negative"))
 		default:
@@ -238,17 +251,21 @@ func (c Checker) capacity(a *ask, v *Verdict) (ok bool) {
 	return ok
 }
 
-// failures are selectors that cannot say about some kinds of devices: what the scheduler would meet → on what.
-type failures map[string][]string
+// selectorErrors maps the error of a selector, as the scheduler would report it, to the kinds of devices where it
+// occurs.
+type selectorErrors map[string][]string
 
-func (f failures) warn(v *Verdict) {
+func (f selectorErrors) warn(v *Verdict) {
 	for _, failure := range slices.Sorted(maps.Keys(f)) {
-		v.warn("%s; so it is on %s, and the scheduler gives up on a pod when a selector fails on any device that it looks at", failure, strings.Join(slices.Compact(f[failure]), ", "))
+		v.warn("%s; so it is on %s, and the scheduler gives up on a pod when a selector fails on any device that it "+
+			"looks at", failure, strings.Join(slices.Compact(f[failure]), ", "))
 	}
 }
 
-// accepts says whether the selectors accept the kind, or may accept some of it; one that cannot say is noted, unless failures is nil.
-func (c Checker) accepts(ctx context.Context, kind *view.Kind, selectors []resourceapi.DeviceSelector, path *field.Path, failures failures) bool {
+// accepts reports whether the selectors accept the kind, or may accept some of its devices. A selector that fails
+// accepts nothing; its error is added to failures, unless failures is nil.
+func (c Checker) accepts(ctx context.Context, kind *view.Kind, selectors []resourceapi.DeviceSelector, path *field.Path,
+	failures selectorErrors) bool {
 	for i, s := range selectors {
 		ok, err := c.View.Accepts(ctx, kind, s)
 		if err != nil && ctx.Err() == nil && failures != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package certificate keeps the certificate by which the API server knows the webhooks: it makes it, renews it in time, and has the
-// API server trust the next one before it is used.
+// Package certificate issues and renews the serving certificate of the webhooks. It adds the next certificate to the CA
+// bundle before it serves it.
 package certificate
 
 import (
@@ -20,15 +20,15 @@ import (
 const (
 	keyCertificate     = "tls.crt"
 	keyPrivate         = "tls.key"
-	keyTrusted         = "ca.crt" // the authorities of all certificates that may be in use
+	keyTrusted         = "ca.crt" // the CA bundle of all certificates that may be in use
 	keyNextCertificate = "next.crt"
 	keyNextPrivate     = "next.key"
 )
 
-// pair is a certificate, with its authority behind it, and its key. The authority's key is thrown away when it has signed.
+// pair is a certificate, followed by its CA certificate, and its key. The key of the CA is discarded after signing.
 type pair struct{ certificate, key []byte }
 
-// state is what the secret holds.
+// state is the content of the secret.
 type state struct {
 	current, next pair
 	trusted       []byte // PEM
@@ -43,7 +43,7 @@ func stateOf(data map[string][]byte) state {
 }
 
 func (s state) data() map[string][]byte {
-	// A secret of type kubernetes.io/tls has to have the first two, also when they are empty.
+	// A secret of type kubernetes.io/tls must have the first two keys, even if they are empty.
 	data := map[string][]byte{keyCertificate: s.current.certificate, keyPrivate: s.current.key, keyTrusted: s.trusted}
 	if s.next.certificate != nil {
 		data[keyNextCertificate], data[keyNextPrivate] = s.next.certificate, s.next.key
@@ -59,24 +59,25 @@ func (p pair) equal(other pair) bool {
 	return bytes.Equal(p.certificate, other.certificate) && bytes.Equal(p.key, other.key)
 }
 
-// issuer makes a pair for the service.
+// issuer issues pairs for the service.
 type issuer struct {
-	name     string // of the service, as the API server calls it
+	name     string // of the service, as the API server uses it
 	lifetime time.Duration
 }
 
-// backdated is how much earlier than now the library lets a certificate begin.
-const backdated = time.Hour
+// backdating is how far in the past client-go sets NotBefore.
+const backdating = time.Hour
 
 func (i issuer) issue() (pair, error) {
-	certificate, key, err := cert.GenerateSelfSignedCertKeyWithOptions(cert.SelfSignedCertKeyOptions{Host: i.name, MaxAge: i.lifetime + backdated})
+	certificate, key, err := cert.GenerateSelfSignedCertKeyWithOptions(cert.SelfSignedCertKeyOptions{Host: i.name,
+		MaxAge: i.lifetime + backdating})
 	if err != nil {
 		return pair{}, fmt.Errorf("make a certificate for %s: %w", i.name, err)
 	}
 	return pair{certificate, key}, nil
 }
 
-// parse reads the pair. The error says what is wrong with it for serving that name.
+// parse parses the pair. It returns an error if the pair cannot serve that name.
 func (p pair) parse(name string, now time.Time) (leaf, authority *x509.Certificate, err error) {
 	if _, err := tls.X509KeyPair(p.certificate, p.key); err != nil {
 		return nil, nil, err
@@ -97,19 +98,19 @@ func (p pair) parse(name string, now time.Time) (leaf, authority *x509.Certifica
 	return leaf, authority, nil
 }
 
-// unfit says whether the pair is none for serving that name.
-func (p pair) unfit(name string, now time.Time) bool {
+// unusable reports whether the pair cannot serve that name.
+func (p pair) unusable(name string, now time.Time) bool {
 	_, _, err := p.parse(name, now)
 	return err != nil
 }
 
-// made is when the pair was issued.
-func made(leaf *x509.Certificate) time.Time { return leaf.NotBefore.Add(backdated) }
+// issuedAt returns when the pair was issued.
+func issuedAt(leaf *x509.Certificate) time.Time { return leaf.NotBefore.Add(backdating) }
 
-// step is the state that follows. A certificate is replaced when a third of its life is left: first its successor is made and its
-// authority trusted beside the present one, and only after settle, when every API server knows, it is used. Without one that can be
-// used there is nothing to wait for.
-func (s state) step(i issuer, now time.Time, settle time.Duration) (state, error) {
+// advance returns the next state. A certificate is replaced when a third of its lifetime is left. Its successor is
+// issued and added to the CA bundle first. It is served only after settle, when every API server has the new bundle.
+// Without a usable certificate, the new one is served at once.
+func (s state) advance(i issuer, now time.Time, settle time.Duration) (state, error) {
 	leaf, authority, err := s.current.parse(i.name, now)
 	nextLeaf, nextAuthority, nextErr := s.next.parse(i.name, now)
 	switch {
@@ -125,14 +126,14 @@ func (s state) step(i issuer, now time.Time, settle time.Duration) (state, error
 			return state{}, fmt.Errorf("use the certificate that was just made: %w", err)
 		}
 		return state{current: fresh, trusted: bundle(authority)}, nil
-	case nextErr == nil && now.Sub(made(nextLeaf)) >= settle:
-		// The old one stays trusted: another replica may serve it for a moment yet.
+	case nextErr == nil && now.Sub(issuedAt(nextLeaf)) >= settle:
+		// Keep the old CA: another replica may still serve the old certificate.
 		return state{current: s.next, trusted: bundle(authority, nextAuthority)}, nil
 	case nextErr == nil:
 		return state{current: s.current, next: s.next, trusted: bundle(authority, nextAuthority)}, nil
 	}
-	life := leaf.NotAfter.Sub(made(leaf))
-	if now.Before(made(leaf).Add(life - life/3)) {
+	life := leaf.NotAfter.Sub(issuedAt(leaf))
+	if now.Before(issuedAt(leaf).Add(life - life/3)) {
 		trusted := s.trusted
 		if !trusts(trusted, authority) {
 			trusted = bundle(authority)
@@ -155,7 +156,7 @@ func trusts(trusted []byte, authority *x509.Certificate) bool {
 	return err == nil && slices.ContainsFunc(all, authority.Equal)
 }
 
-// bundle is the PEM of the authorities.
+// bundle encodes the CA certificates as PEM.
 func bundle(authorities ...*x509.Certificate) []byte {
 	text, err := cert.EncodeCertificates(authorities...)
 	if err != nil {

@@ -18,26 +18,28 @@ const (
 	settle  = time.Minute
 )
 
-// step goes on and checks what has to hold at all times: what is served, and what may still be served by another replica, is trusted.
-func step(t *testing.T, s state, lifetime time.Duration, now time.Time) state {
+// mustAdvance advances the state and checks the invariant: the CA bundle always covers the served certificate, and the
+// one that another replica may still serve.
+func mustAdvance(t *testing.T, s state, lifetime time.Duration, now time.Time) state {
 	t.Helper()
-	next, err := s.step(issuer{service, lifetime}, now, settle)
+	next, err := s.advance(issuer{service, lifetime}, now, settle)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, served := range []pair{s.current, next.current} {
 		if _, _, err := served.parse(service, now); err != nil {
-			continue // it was unfit before
+			continue // it was unusable before
 		}
 		if !trusted(t, served, next.trusted, now) {
 			t.Fatal("a certificate that is in use is not trusted")
 		}
 	}
 	if next.next.certificate != nil {
-		return next // made by the library's clock, it may be long enough there already
+		return next // issued by the real clock, it may already be older than settle
 	}
-	if again, err := stateOf(next.data()).step(issuer{service, lifetime}, now, settle); err != nil || !again.equal(next) {
-		t.Fatalf("a second look at the same time changes something again, err %v", err)
+	if again, err := stateOf(next.data()).advance(issuer{service, lifetime}, now, settle); err != nil ||
+		!again.equal(next) {
+		t.Fatalf("advancing again at the same time changes the state, err %v", err)
 	}
 	return next
 }
@@ -56,21 +58,21 @@ func trusted(t *testing.T, p pair, authorities []byte, now time.Time) bool {
 
 func TestRotation(t *testing.T) {
 	start := time.Now()
-	first := step(t, state{}, life, start)
-	if s := step(t, first, life, start.Add(life/2)); !s.equal(first) {
+	first := mustAdvance(t, state{}, life, start)
+	if s := mustAdvance(t, first, life, start.Add(life/2)); !s.equal(first) {
 		t.Error("renewed although half of its life is left")
 	}
 	renewal := start.Add(life*2/3 + time.Hour)
-	// Whatever the test says, the library makes certificates now: this one lives long enough to be new then.
+	// The library always uses the real clock. This certificate lives long enough to be new at the test's time.
 	const long = 10 * life
-	both := step(t, first, long, renewal)
+	both := mustAdvance(t, first, long, renewal)
 	if !both.current.equal(first.current) || both.next.certificate == nil {
 		t.Fatal("when a third of its life is left: want a successor that is not used yet")
 	}
 	if !trusted(t, both.next, both.trusted, renewal) {
 		t.Error("the successor is not trusted")
 	}
-	second := step(t, both, long, renewal.Add(time.Second))
+	second := mustAdvance(t, both, long, renewal.Add(time.Second))
 	if second.next.certificate != nil || second.current.equal(first.current) || !second.current.equal(both.next) {
 		t.Fatal("after a while: want the successor in use")
 	}
@@ -82,30 +84,30 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-func TestTheSuccessorWaits(t *testing.T) {
+func TestSuccessorIsUsedAfterSettle(t *testing.T) {
 	start := time.Now()
 	s := state{}
-	s, err := s.step(issuer{service, 3 * time.Minute}, start, time.Hour)
+	s, err := s.advance(issuer{service, 3 * time.Minute}, start, time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err = s.step(issuer{service, 3 * time.Minute}, start.Add(150*time.Second), time.Hour)
+	s, err = s.advance(issuer{service, 3 * time.Minute}, start.Add(150*time.Second), time.Hour)
 	if err != nil || s.next.certificate == nil {
 		t.Fatalf("want a successor, err %v", err)
 	}
-	again, err := s.step(issuer{service, 3 * time.Minute}, start.Add(151*time.Second), time.Hour)
+	again, err := s.advance(issuer{service, 3 * time.Minute}, start.Add(151*time.Second), time.Hour)
 	if err != nil || !again.equal(s) {
 		t.Errorf("want nothing changed before every API server knows of it, err %v", err)
 	}
-	// Expired: there is nothing to wait for.
-	again, err = s.step(issuer{service, time.Hour}, start.Add(10*time.Minute), time.Hour)
+	// An expired certificate is replaced at once.
+	again, err = s.advance(issuer{service, time.Hour}, start.Add(10*time.Minute), time.Hour)
 	if err != nil || again.current.equal(s.current) {
 		t.Errorf("want another in place of the expired one, err %v", err)
 	}
 }
 
-func TestUnfitSecrets(t *testing.T) {
-	good := step(t, state{}, life, time.Now()).data()
+func TestUnusablePairs(t *testing.T) {
+	good := mustAdvance(t, state{}, life, time.Now()).data()
 	foreign, err := issuer{"other.ns.svc", life}.issue()
 	if err != nil {
 		t.Fatal(err)
@@ -115,17 +117,18 @@ func TestUnfitSecrets(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, change := range map[string]map[string][]byte{
-		"empty":                    {keyCertificate: nil, keyPrivate: nil},
-		"not PEM":                  {keyCertificate: []byte("certificate"), keyPrivate: []byte("key")},
-		"the key of another":       {keyPrivate: foreign.key},
-		"for another service":      {keyCertificate: foreign.certificate, keyPrivate: foreign.key},
-		"without its authority":    {keyCertificate: bundle(leaf[0])},
-		"the successor is rubbish": {keyNextCertificate: []byte("x"), keyNextPrivate: []byte("y"), keyTrusted: []byte("z")},
+		"empty":                 {keyCertificate: nil, keyPrivate: nil},
+		"not PEM":               {keyCertificate: []byte("certificate"), keyPrivate: []byte("key")},
+		"the key of another":    {keyPrivate: foreign.key},
+		"for another service":   {keyCertificate: foreign.certificate, keyPrivate: foreign.key},
+		"without its authority": {keyCertificate: bundle(leaf[0])},
+		"the successor is rubbish": {keyNextCertificate: []byte("x"), keyNextPrivate: []byte("y"),
+			keyTrusted: []byte("z")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			data := maps.Clone(good)
 			maps.Copy(data, change)
-			got := step(t, stateOf(data), life, time.Now())
+			got := mustAdvance(t, stateOf(data), life, time.Now())
 			if _, _, err := got.current.parse(service, time.Now()); err != nil {
 				t.Error(err)
 			}

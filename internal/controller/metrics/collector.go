@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package metrics tells how many GPUs the cluster has, how much of them is held, and by whom.
+// Package metrics exports how many GPUs the cluster has, and how much of them each namespace holds.
 package metrics
 
 import (
@@ -11,11 +11,11 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
 )
 
-// prefix begins the names of the metrics. Names and labels are part of the contract with users.
+// prefix is the prefix of all metric names. Names and labels are an API for users.
 const prefix = "gpu_dra_cluster_"
 
-// The values of the label "state". Each GPU, and each part of its memory and multiprocessors, is in one of them, so that they add up
-// to what is published.
+// The values of the label "state". Each GPU, and each part of its memory and multiprocessors, is in one state, so the
+// states add up to what is published.
 const (
 	free      = "free"
 	allocated = "allocated"
@@ -28,48 +28,57 @@ var (
 	ofNamespace = []string{"namespace", "node", "model"}
 
 	gpusDesc = prometheus.NewDesc(prefix+"gpus",
-		"GPUs of which something is published, each in one state: allocated while a claim holds something of it, else tainted or free.", ofNode, nil)
+		"GPUs of which something is published, each in one state: allocated while a claim holds something of it, "+
+			"else tainted or free.", ofNode, nil)
 	memoryDesc = prometheus.NewDesc(prefix+"memory_bytes",
-		"Memory of these GPUs: allocated to claims; of the rest, tainted where the GPU is, and free elsewhere.", ofNode, nil)
+		"Memory of these GPUs: allocated to claims; of the rest, tainted where the GPU is, and free elsewhere.", ofNode,
+		nil)
 	coresDesc = prometheus.NewDesc(prefix+"cores",
-		"Multiprocessors of these GPUs, 100 for each GPU, in the same states as memory. A share of memory alone has no limit of cores and counts 0.", ofNode, nil)
+		"Multiprocessors of these GPUs, 100 for each GPU, in the same states as memory. A share of memory alone has "+
+			"no limit of cores and counts 0.", ofNode, nil)
 	taintedDesc = prometheus.NewDesc(prefix+"tainted_gpus",
 		"GPUs with a taint that keeps new pods away, held or not.", []string{"node", "model"}, nil)
 	namespaceGPUsDesc = prometheus.NewDesc(prefix+"namespace_gpus",
-		"GPUs of which claims of the namespace hold something. One that several namespaces share counts in each.", ofNamespace, nil)
+		"GPUs of which claims of the namespace hold something. One that several namespaces share counts in each.",
+		ofNamespace, nil)
 	namespaceMemoryDesc = prometheus.NewDesc(prefix+"namespace_memory_bytes",
 		"Memory of GPUs that is allocated to claims of the namespace.", ofNamespace, nil)
 	namespaceCoresDesc = prometheus.NewDesc(prefix+"namespace_cores",
 		"Multiprocessors that are allocated to claims of the namespace, 100 for each GPU.", ofNamespace, nil)
 	claimsDesc = prometheus.NewDesc(prefix+"claims",
-		"Claims that hold devices of the driver (allocated), or have none yet and ask for some of its classes (waiting), also those that no pod uses yet.",
+		"Claims that hold devices of the driver (allocated), or have none yet and ask for some of its classes "+
+			"(waiting), also those that no pod uses yet.",
 		[]string{"namespace", "state"}, nil)
 )
 
-// Collector counts what a view has whenever somebody asks.
+// Collector computes the metrics of a view on each scrape.
 type Collector struct {
 	View *view.View
-	// Tells says whether this is the one who tells about the cluster: of several replicas only one may.
-	Tells func() bool
+	// Active reports whether this replica exports metrics. Only one replica may.
+	Active func() bool
 }
 
-// Example has a value of each metric; labels that may have any value are empty.
+// Example returns a registry with one value of each metric. Labels with arbitrary values are empty.
 func Example() *prometheus.Registry {
 	const driver = "gpu.nvidia.com"
 	v := view.New(driver)
-	v.SetSlice(&resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Driver: driver, Devices: []resourceapi.Device{
-		{Name: "gpu", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"type": {StringValue: ptr.To("gpu")}}}}}})
+	v.SetSlice(&resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Driver: driver,
+		Devices: []resourceapi.Device{
+			{Name: "gpu",
+				Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"type": {StringValue: ptr.To(
+					"gpu")}}}}}})
 	v.SetClaim(&resourceapi.ResourceClaim{Status: resourceapi.ResourceClaimStatus{
 		Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 			Results: []resourceapi.DeviceRequestAllocationResult{{Driver: driver, Device: "gpu"}}}}}})
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(Collector{View: v, Tells: func() bool { return true }})
+	registry.MustRegister(Collector{View: v, Active: func() bool { return true }})
 	return registry
 }
 
-// Describe sends what there may be.
+// Describe implements prometheus.Collector.
 func (Collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{gpusDesc, memoryDesc, coresDesc, taintedDesc, namespaceGPUsDesc, namespaceMemoryDesc, namespaceCoresDesc, claimsDesc} {
+	for _, desc := range []*prometheus.Desc{gpusDesc, memoryDesc, coresDesc, taintedDesc, namespaceGPUsDesc,
+		namespaceMemoryDesc, namespaceCoresDesc, claimsDesc} {
 		ch <- desc
 	}
 }
@@ -83,7 +92,7 @@ func (m model) send(ch chan<- prometheus.Metric, a amount, state string) {
 	send(ch, coresDesc, a.cores, m.node, m.name, state)
 }
 
-// amount is of GPUs, of bytes of memory, and of percent of the multiprocessors of one GPU.
+// amount counts GPUs, bytes of memory, and percent of the multiprocessors of one GPU.
 type amount struct{ gpus, memory, cores int64 }
 
 func (a *amount) add(b amount) {
@@ -92,13 +101,14 @@ func (a *amount) add(b amount) {
 	a.cores += b.cores
 }
 
-// states are what there is of a model.
+// states is the amount of a model in each state.
 type states struct {
 	free, allocated, tainted amount
 	taintedGPUs              int64
 }
 
-// account adds a GPU of which so much is held. More than it has cannot be: partitions that share their memory each have it.
+// account adds a GPU of which that much is held. It caps held at the size of the GPU: partitions that share memory each
+// count it.
 func (s *states) account(p *view.Physical, held amount) {
 	whole := amount{1, p.Memory, 100}
 	held = amount{min(held.gpus, whole.gpus), min(held.memory, whole.memory), min(held.cores, whole.cores)}
@@ -111,15 +121,15 @@ func (s *states) account(p *view.Physical, held amount) {
 	rest.add(amount{whole.gpus - held.gpus, whole.memory - held.memory, whole.cores - held.cores})
 }
 
-// use is what a namespace has of a model.
+// use identifies what a namespace holds of a model.
 type use struct {
 	namespace string
 	model
 }
 
-// Collect sends the figures of now, if it is to.
+// Collect implements prometheus.Collector. It sends nothing unless Active.
 func (c Collector) Collect(ch chan<- prometheus.Metric) {
-	if !c.Tells() {
+	if !c.Active() {
 		return
 	}
 	c.gpus(ch)
@@ -155,7 +165,7 @@ func (c Collector) gpus(ch chan<- prometheus.Metric) {
 	}
 }
 
-// firstOfItsNamespace says whether nobody before it is of the same namespace. A GPU has few holders.
+// firstOfItsNamespace reports whether no earlier holder is of the same namespace. A GPU has few holders.
 func firstOfItsNamespace(held []view.Holding, i int) bool {
 	for _, before := range held[:i] {
 		if before.Claim.Namespace == held[i].Claim.Namespace {
@@ -181,7 +191,7 @@ func (c Collector) claims(ch chan<- prometheus.Metric) {
 	}
 }
 
-// entry is that of the key, a new one if there is none.
+// entry returns the value of the key, and adds a zero value if there is none.
 func entry[K comparable, V any](of map[K]*V, key K) *V {
 	if of[key] == nil {
 		of[key] = new(V)

@@ -24,8 +24,8 @@ import (
 
 func always() bool { return true }
 
-// claim is one that holds devices: "ml/train: gpu-3b-00-0 memory=5Gi cores=20, gpu-af-00-0", all of the node a unless they begin with
-// another ("b/gpu-3b-00-0"). "admin" and "other" stand for admin access and for another driver.
+// claim returns a claim that holds devices: "ml/train: gpu-3b-00-0 memory=5Gi cores=20, gpu-af-00-0". Devices are on
+// the node a unless they are prefixed ("b/gpu-3b-00-0"). "admin" means admin access, and "other" another driver.
 func claim(text string) *resourceapi.ResourceClaim {
 	name, devices, _ := strings.Cut(text, ": ")
 	namespace, short, _ := strings.Cut(name, "/")
@@ -55,25 +55,26 @@ func claim(text string) *resourceapi.ResourceClaim {
 	return c
 }
 
-// waiting is a claim that has nothing yet.
+// waiting returns a pending claim.
 func waiting(t *testing.T, name, class string) *resourceapi.ResourceClaim {
 	c := viewtest.Claim(t, "requests: [{name: gpu, exactly: {deviceClassName: "+class+"}}]")
 	c.Namespace, c.Name = "ml", name
 	return c
 }
 
-// text is what is collected, without prefix and zeros: "gpus Tesla T4 a free: 2". Memory is in MiB.
+// text returns the nonzero metrics, without prefix: "gpus Tesla T4 a free: 2". Memory is in MiB.
 func text(t *testing.T, v *view.View) string {
 	t.Helper()
 	var lines []string
-	for _, s := range samples(t, metrics.Collector{View: v, Tells: always}) {
+	for _, s := range samples(t, metrics.Collector{View: v, Active: always}) {
 		if s.value == 0 {
 			continue
 		}
 		if strings.HasSuffix(s.name, "bytes") {
 			s.value /= 1 << 20
 		}
-		lines = append(lines, fmt.Sprintf("%s %s: %v", strings.TrimPrefix(s.name, "gpu_dra_cluster_"), strings.Join(s.labels, " "), s.value))
+		lines = append(lines, fmt.Sprintf("%s %s: %v", strings.TrimPrefix(s.name, "gpu_dra_cluster_"),
+			strings.Join(s.labels, " "), s.value))
 	}
 	return strings.Join(lines, "\n")
 }
@@ -105,13 +106,14 @@ func samples(t *testing.T, c metrics.Collector) []sample {
 	return all
 }
 
-// taint keeps new pods away from a GPU of the node, and from its partitions.
+// taint adds a NoSchedule taint to a GPU of the node and its partitions.
 func taint(t *testing.T, v *view.View, n viewtest.Node, name string) {
 	t.Helper()
 	for _, s := range viewtest.Slices(t, n) {
 		for i, d := range s.Spec.Devices {
 			if gpu.ParentName(d.Name) == name {
-				s.Spec.Devices[i].Taints = []resourceapi.DeviceTaint{{Key: "gpu.nvidia.com/gpu-lost", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+				s.Spec.Devices[i].Taints = []resourceapi.DeviceTaint{{Key: "gpu.nvidia.com/gpu-lost",
+					Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 			}
 		}
 		v.SetSlice(v.SlimSlice(s))
@@ -128,7 +130,8 @@ func TestCollect(t *testing.T) {
 	}{
 		{"nobody has anything", viewtest.Node{Profile: "t4-x2"}, "", nil,
 			"cores Tesla T4 a free: 200\ngpus Tesla T4 a free: 2\nmemory_bytes Tesla T4 a free: 30720"},
-		{"one has a whole GPU", viewtest.Node{Profile: "t4-x2"}, "", []string{"ml/train: gpu-3b-00-0 memory=15360Mi cores=0"}, `
+		{"one has a whole GPU", viewtest.Node{Profile: "t4-x2"}, "",
+			[]string{"ml/train: gpu-3b-00-0 memory=15360Mi cores=0"}, `
 claims ml allocated: 1
 cores Tesla T4 a allocated: 100
 cores Tesla T4 a free: 100
@@ -139,8 +142,10 @@ memory_bytes Tesla T4 a free: 15360
 namespace_cores Tesla T4 ml a: 100
 namespace_gpus Tesla T4 ml a: 1
 namespace_memory_bytes Tesla T4 ml a: 15360`},
-		{"a claim has two shares of a GPU and another one, another namespace a share of memory alone", viewtest.Node{Profile: "t4-x2"}, "",
-			[]string{"ml/train: gpu-3b-00-0 memory=1Gi cores=10, gpu-3b-00-0 memory=2Gi cores=20, gpu-af-00-0 memory=15360Mi cores=0", "web/a: gpu-3b-00-0 memory=4Gi cores=0"}, `
+		{"a claim has two shares of a GPU and another one, another namespace a share of memory alone",
+			viewtest.Node{Profile: "t4-x2"}, "",
+			[]string{"ml/train: gpu-3b-00-0 memory=1Gi cores=10, gpu-3b-00-0 memory=2Gi cores=20, " +
+				"gpu-af-00-0 memory=15360Mi cores=0", "web/a: gpu-3b-00-0 memory=4Gi cores=0"}, `
 claims ml allocated: 1
 claims web allocated: 1
 cores Tesla T4 a allocated: 130
@@ -153,7 +158,8 @@ namespace_gpus Tesla T4 ml a: 2
 namespace_gpus Tesla T4 web a: 1
 namespace_memory_bytes Tesla T4 ml a: 18432
 namespace_memory_bytes Tesla T4 web a: 4096`},
-		{"a tainted GPU is held in part", viewtest.Node{Profile: "t4-x2"}, "gpu-3b-00-0", []string{"ml/train: gpu-3b-00-0 memory=5Gi cores=20"}, `
+		{"a tainted GPU is held in part", viewtest.Node{Profile: "t4-x2"}, "gpu-3b-00-0",
+			[]string{"ml/train: gpu-3b-00-0 memory=5Gi cores=20"}, `
 claims ml allocated: 1
 cores Tesla T4 a allocated: 20
 cores Tesla T4 a free: 100
@@ -175,7 +181,8 @@ gpus Tesla T4 a tainted: 1
 memory_bytes Tesla T4 a free: 15360
 memory_bytes Tesla T4 a tainted: 15360
 tainted_gpus Tesla T4 a: 1`},
-		{"replicas count their part", viewtest.Node{Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 4}}, "",
+		{"replicas count their part", viewtest.Node{Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Replicated,
+			Replicas: 4}}, "",
 			[]string{"ml/a: gpu-3b-00-0 shares=1 memory=0 cores=0", "ml/b: gpu-3b-00-0 shares=2 memory=0 cores=0"}, `
 claims ml allocated: 2
 cores Tesla T4 a allocated: 75
@@ -199,13 +206,16 @@ memory_bytes NVIDIA H100 80GB HBM3 a free: 520888
 namespace_cores NVIDIA H100 80GB HBM3 ml a: 157
 namespace_gpus NVIDIA H100 80GB HBM3 ml a: 2
 namespace_memory_bytes NVIDIA H100 80GB HBM3 ml a: 131584`},
-		{"what does not hold anything: admin access, other drivers, unknown nodes", viewtest.Node{Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}}, "",
-			[]string{"ml/watch: gpu-3b-00-0 admin, monitor admin", "ml/nic: gpu-3b-00-0 other", "ml/gone: b/gpu-3b-00-0"}, `
+		{"what does not hold anything: admin access, other drivers, unknown nodes", viewtest.Node{Profile: "t4-x2",
+			Use: gpu.Use{Sharing: gpu.Exclusive}}, "",
+			[]string{"ml/watch: gpu-3b-00-0 admin, monitor admin", "ml/nic: gpu-3b-00-0 other",
+				"ml/gone: b/gpu-3b-00-0"}, `
 claims ml allocated: 1
 cores Tesla T4 a free: 200
 gpus Tesla T4 a free: 2
 memory_bytes Tesla T4 a free: 30720`},
-		{"an exclusive GPU is all of it", viewtest.Node{Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}}, "", []string{"ml/train: gpu-3b-00-0"}, `
+		{"an exclusive GPU is all of it", viewtest.Node{Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}}, "",
+			[]string{"ml/train: gpu-3b-00-0"}, `
 claims ml allocated: 1
 cores Tesla T4 a allocated: 100
 cores Tesla T4 a free: 100
@@ -243,7 +253,7 @@ func sums(t *testing.T, v *view.View) {
 		published["memory_bytes"] += float64(p.Memory)
 		published["cores"] += 100
 	}
-	for _, s := range samples(t, metrics.Collector{View: v, Tells: always}) {
+	for _, s := range samples(t, metrics.Collector{View: v, Active: always}) {
 		name := strings.TrimPrefix(s.name, "gpu_dra_cluster_")
 		got[name] += s.value
 		if slices.Contains(s.labels, "allocated") {
@@ -260,14 +270,16 @@ func sums(t *testing.T, v *view.View) {
 	}
 }
 
-// Where a GPU is in MIG mode and the driver cannot end that, only partitions are published.
+// Only partitions are published if a GPU is in MIG mode and the driver cannot disable it.
 func TestOnlyPartitions(t *testing.T) {
 	possible, made := view.New(viewtest.Driver), view.New(viewtest.Driver)
 	for _, s := range viewtest.Slices(t, viewtest.Node{Name: "a", Profile: "dgx-h100"}) {
-		s.Spec.Devices = slices.DeleteFunc(s.Spec.Devices, func(d resourceapi.Device) bool { return !gpu.IsPartition(d.Name) })
+		s.Spec.Devices = slices.DeleteFunc(s.Spec.Devices,
+			func(d resourceapi.Device) bool { return !gpu.IsPartition(d.Name) })
 		possible.SetSlice(possible.SlimSlice(s))
 		s.Spec.Devices = slices.DeleteFunc(s.Spec.Devices, func(d resourceapi.Device) bool {
-			return d.Name != "gpu-1b-00-0-mig-3g40gb-0" && d.Name != "gpu-1b-00-0-mig-3g40gb-4" && d.Name != "gpu-43-00-0-mig-1g10gb-0"
+			return d.Name != "gpu-1b-00-0-mig-3g40gb-0" && d.Name != "gpu-1b-00-0-mig-3g40gb-4" &&
+				d.Name != "gpu-43-00-0-mig-1g10gb-0"
 		})
 		for i := range s.Spec.Devices {
 			s.Spec.Devices[i].ConsumesCounters = nil // as of partitions that somebody else has made
@@ -312,7 +324,7 @@ namespace_memory_bytes NVIDIA H100 80GB HBM3 ml a: 40448`},
 	}
 }
 
-// What Prometheus gets, to the letter: two nodes, and claims that wait for this driver or for another.
+// The exact exposition of two nodes, with pending claims for this driver and for another.
 func TestExposition(t *testing.T) {
 	v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"}, viewtest.Node{Name: "b", Profile: "workstation"})
 	taint(t, v, viewtest.Node{Name: "a", Profile: "t4-x2"}, "gpu-af-00-0")
@@ -324,17 +336,18 @@ func TestExposition(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer want.Close()
-	if err := testutil.CollectAndCompare(metrics.Collector{View: v, Tells: always}, want); err != nil {
+	if err := testutil.CollectAndCompare(metrics.Collector{View: v, Active: always}, want); err != nil {
 		t.Error(err)
 	}
-	if problems, err := testutil.CollectAndLint(metrics.Collector{View: v, Tells: always}); err != nil || len(problems) > 0 {
+	if problems, err := testutil.CollectAndLint(metrics.Collector{View: v, Active: always}); err != nil ||
+		len(problems) > 0 {
 		t.Errorf("got %v, %v, want names that follow Prometheus' conventions", problems, err)
 	}
-	if n := testutil.CollectAndCount(metrics.Collector{View: v, Tells: func() bool { return false }}); n != 0 {
-		t.Errorf("who is not the leader: got %d figures, want none", n)
+	if n := testutil.CollectAndCount(metrics.Collector{View: v, Active: func() bool { return false }}); n != 0 {
+		t.Errorf("not the leader: got %d metrics, want none", n)
 	}
 	if n := testutil.CollectAndCount(metrics.Example()); n < 8 {
-		t.Errorf("the example has %d figures, want one of each", n)
+		t.Errorf("the example has %d metrics, want one of each", n)
 	}
 }
 
@@ -357,7 +370,7 @@ func BenchmarkCollect(b *testing.B) {
 			v.SetClaim(claim(fmt.Sprintf("team-%d/%s-%d: %s/%s", n%20, name, i, name, device)))
 		}
 	}
-	c := metrics.Collector{View: v, Tells: always}
+	c := metrics.Collector{View: v, Active: always}
 	b.ReportAllocs()
 	for b.Loop() {
 		ch := make(chan prometheus.Metric, 1<<16)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package strongest turns "the strongest GPU that is free" into what the scheduler understands: an ordered list of alternatives. The
-// scheduler takes the first alternative that fits on a node, and prefers nodes where an earlier one does.
+// Package strongest expands a request for the strongest free GPU into an ordered list of subrequests. The scheduler
+// takes the first one that fits on a node, and prefers nodes where an earlier one fits.
 package strongest
 
 import (
@@ -20,24 +20,23 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// Expander writes the lists.
+// Expander expands requests of one class.
 type Expander struct {
 	View *view.View
-	// Class is the name of the class whose requests are expanded.
+	// Class is the class whose requests are expanded.
 	Class string
-	// Ranks is how many ranks a list has at most, 2 to 8. The fewer, the more one rank outweighs what else the scheduler looks at; the
-	// more, the better for a scheduler that looks at little else.
+	// Ranks is the maximum number of ranks in a list, 2 to 8. With few ranks, the score of one rank outweighs the
+	// scheduler's other scores. Many ranks suit a scheduler profile with few other scores.
 	Ranks int
 }
 
-// alternatives is how many a request can have, and so how many positions there are to choose from
-// (resource/v1: FirstAvailableDeviceRequestMaxSize).
-const alternatives = resourceapi.FirstAvailableDeviceRequestMaxSize
+// maxAlternatives is the maximum number of subrequests, and so of positions.
+const maxAlternatives = resourceapi.FirstAvailableDeviceRequestMaxSize
 
-// positions are where that many ranks sit among the alternatives. The scheduler scores a node 8 for the first position, down to 1 for
-// the last, in proportion to the best node that it has: what counts is the ratio between neighbours, so these are the positions with
-// which the smallest ratio is as large as it can be.
-var positions = [alternatives + 1][]int{
+// positions are the positions of the ranks in the list, by number of ranks. The scheduler scores a node 8 for the first
+// position down to 1 for the last, and normalizes by the best node. So the ratio of neighboring scores counts. These
+// positions make the smallest ratio as large as possible.
+var positions = [maxAlternatives + 1][]int{
 	2: {0, 7},
 	3: {0, 5, 7},
 	4: {0, 4, 6, 7},
@@ -47,31 +46,31 @@ var positions = [alternatives + 1][]int{
 	8: {0, 1, 2, 3, 4, 5, 6, 7},
 }
 
-// maxCombinations is how many combinations of ranks the requests of one claim may have: the scheduler may try all of them on a node
-// before it knows that the claim does not fit.
+// maxCombinations limits the combinations of ranks of all requests of one claim. The scheduler may try all of them on a
+// node before it finds that the claim does not fit.
 const maxCombinations = 64
 
-// Expand replaces, in the spec of a claim that is about to be made, every request for the class by the same request with ranks. One
-// that has nothing to rank stays as it is: it asks for any whole GPU.
+// Expand replaces every request for the class by a ranked list, in the spec of a new claim. A request with nothing to
+// rank stays as it is, and gets any whole GPU.
 func (e Expander) Expand(ctx context.Context, spec *resourceapi.ResourceClaimSpec) (changed bool) {
 	class, ok := e.View.Class(e.Class)
 	if !ok {
 		return false
 	}
-	var mine []int
+	var indexes []int
 	for i, r := range spec.Devices.Requests {
-		if r.Exactly != nil && e.ranks(*r.Exactly) {
-			mine = append(mine, i)
+		if r.Exactly != nil && e.rankable(*r.Exactly) {
+			indexes = append(indexes, i)
 		}
 	}
 	most := e.Ranks
-	for most > 1 && power(most, len(mine)) > maxCombinations {
+	for most > 1 && power(most, len(indexes)) > maxCombinations {
 		most--
 	}
-	if len(mine) == 0 || most < 2 {
+	if len(indexes) == 0 || most < 2 {
 		return false
 	}
-	for _, i := range mine {
+	for _, i := range indexes {
 		request := &spec.Devices.Requests[i]
 		ranks := rank(e.tiers(ctx, *request.Exactly, class), most)
 		if len(ranks) < 2 {
@@ -84,32 +83,38 @@ func (e Expander) Expand(ctx context.Context, spec *resourceapi.ResourceClaimSpe
 	return changed
 }
 
-// ranks says whether the request is one that is ranked. All GPUs of a node are to stay all, and one selector more has to fit in.
-func (e Expander) ranks(r resourceapi.ExactDeviceRequest) bool {
-	return r.DeviceClassName == e.Class && !ptr.Deref(r.AdminAccess, false) && r.AllocationMode != resourceapi.DeviceAllocationModeAll &&
+// rankable reports whether the request can be ranked. It must not ask for all GPUs of a node, and must have room for
+// one more selector.
+func (e Expander) rankable(r resourceapi.ExactDeviceRequest) bool {
+	return r.DeviceClassName == e.Class && !ptr.Deref(r.AdminAccess, false) &&
+		r.AllocationMode != resourceapi.DeviceAllocationModeAll &&
 		len(r.Selectors) < resourceapi.DeviceSelectorsMaxSize
 }
 
-// Unranked says which requests of a spec, which is below root, name the class where nothing is ranked: in a list of their own.
+// Unranked returns a warning for each subrequest that names the class: only whole requests are ranked. root is the path
+// of the spec.
 func (e Expander) Unranked(spec *resourceapi.ResourceClaimSpec, root *field.Path) []string {
 	var all []string
 	for i, r := range spec.Devices.Requests {
-		if e.made(r.FirstAvailable) {
+		if e.expanded(r.FirstAvailable) {
 			continue
 		}
 		for j, sub := range r.FirstAvailable {
 			if sub.DeviceClassName == e.Class {
-				all = append(all, fmt.Sprintf("%s: %s stands for any whole GPU in a list: ranked is a request that names it under exactly",
-					root.Child("devices", "requests").Index(i).Child("firstAvailable").Index(j).Child("deviceClassName"), e.Class))
+				all = append(all, fmt.Sprintf("%s: %s stands for any whole GPU in a list: ranked is a request that "+
+					"names it under exactly",
+					root.Child("devices", "requests").Index(i).Child("firstAvailable").Index(j).Child(
+						"deviceClassName"), e.Class))
 			}
 		}
 	}
 	return all
 }
 
-// made says whether the list is one of Expand.
-func (e Expander) made(list []resourceapi.DeviceSubRequest) bool {
-	return len(list) > 1 && list[len(list)-1].Name == last && !slices.ContainsFunc(list, func(s resourceapi.DeviceSubRequest) bool { return s.DeviceClassName != e.Class })
+// expanded reports whether Expand has created the list.
+func (e Expander) expanded(list []resourceapi.DeviceSubRequest) bool {
+	return len(list) > 1 && list[len(list)-1].Name == anyName &&
+		!slices.ContainsFunc(list, func(s resourceapi.DeviceSubRequest) bool { return s.DeviceClassName != e.Class })
 }
 
 func power(base, exponent int) int {
@@ -125,14 +130,14 @@ func power(base, exponent int) int {
 // tier is all GPUs of one speed.
 type tier struct {
 	peak int64 // TFLOP/s
-	room bool  // one of them is free, as far as one can tell
+	free bool  // at least one of them seems to be free
 }
 
-// recent is how long a claim that waits counts as one that is about to get the strongest GPU: whoever waits longer waits for something
-// else.
+// recent is how long a pending claim counts as about to get the strongest GPU. A claim that is pending longer waits for
+// something else.
 const recent = 10 * time.Second
 
-// tiers are those that the request can get, the strongest first.
+// tiers returns the tiers that match the request, the strongest first.
 func (e Expander) tiers(ctx context.Context, r resourceapi.ExactDeviceRequest, class *resourceapi.DeviceClass) []tier {
 	asked := map[resourceapi.QualifiedName]resource.Quantity{}
 	if r.Capacity != nil {
@@ -142,9 +147,10 @@ func (e Expander) tiers(ctx context.Context, r resourceapi.ExactDeviceRequest, c
 	var all []tier
 	for _, kind := range e.View.Kinds() {
 		if ctx.Err() != nil {
-			return nil // nothing is better than an answer that comes too late
+			return nil // too late for a webhook response
 		}
-		if kind.Type() != gpu.TypeGPU || !e.accepts(ctx, kind, class.Spec.Selectors) || !e.accepts(ctx, kind, r.Selectors) || !kind.Has(asked) {
+		if kind.Type() != gpu.TypeGPU || !e.accepts(ctx, kind, class.Spec.Selectors) ||
+			!e.accepts(ctx, kind, r.Selectors) || !kind.Has(asked) {
 			continue
 		}
 		eligible[kind.ID] = true
@@ -156,17 +162,17 @@ func (e Expander) tiers(ctx context.Context, r resourceapi.ExactDeviceRequest, c
 	if len(all) < 2 {
 		return all
 	}
-	room := e.room(eligible, asked, max(1, r.Count))
+	free := e.freeDevices(eligible, asked, max(1, r.Count))
 	ahead := e.View.Waiting(e.Class, time.Now().Add(-recent))
 	for i, t := range all {
-		free := room[t.peak]
-		all[i].room = free > ahead
-		ahead -= min(ahead, free)
+		n := free[t.peak]
+		all[i].free = n > ahead
+		ahead -= min(ahead, n)
 	}
 	return all
 }
 
-// accepts leaves what cannot be said to the scheduler.
+// accepts reports whether the selectors may accept the kind. A selector that fails is left to the scheduler.
 func (e Expander) accepts(ctx context.Context, kind *view.Kind, selectors []resourceapi.DeviceSelector) bool {
 	return !slices.ContainsFunc(selectors, func(s resourceapi.DeviceSelector) bool {
 		ok, err := e.View.Accepts(ctx, kind, s)
@@ -174,8 +180,10 @@ func (e Expander) accepts(ctx context.Context, kind *view.Kind, selectors []reso
 	})
 }
 
-// room is how many devices of each speed, of eligible kinds, are free now for requests that want so many of one node.
-func (e Expander) room(eligible map[string]bool, asked map[resourceapi.QualifiedName]resource.Quantity, count int64) map[int64]int64 {
+// freeDevices returns the free devices of eligible kinds by speed. It counts only those that fit a request for count
+// devices on one node.
+func (e Expander) freeDevices(eligible map[string]bool, asked map[resourceapi.QualifiedName]resource.Quantity,
+	count int64) map[int64]int64 {
 	type place struct {
 		node string
 		peak int64
@@ -186,15 +194,15 @@ func (e Expander) room(eligible map[string]bool, asked map[resourceapi.Qualified
 			free[place{g.Node, g.Kind.PeakCompute()}]++
 		}
 	}
-	room := map[int64]int64{}
+	devices := map[int64]int64{}
 	for at, n := range free {
-		room[at.peak] += n / count * count
+		devices[at.peak] += n / count * count
 	}
-	return room
+	return devices
 }
 
-// rank joins tiers until there are no more than most, the strongest first. Those in front of the first that has room are joined first,
-// since nobody is likely to get them; then the last ones.
+// rank merges tiers into at most that many ranks, the strongest first. It first merges the tiers before the first free
+// one, which are unlikely to be allocated, and then the last ones.
 func rank(tiers []tier, most int) [][]tier {
 	var ranks [][]tier
 	if len(tiers) <= most {
@@ -203,9 +211,9 @@ func rank(tiers []tier, most int) [][]tier {
 		}
 		return ranks
 	}
-	first := max(0, slices.IndexFunc(tiers, func(t tier) bool { return t.room }))
+	first := max(0, slices.IndexFunc(tiers, func(t tier) bool { return t.free }))
 	behind := len(tiers) - first
-	// As many in front as the ones behind leave, but at least one.
+	// Ranks before the first free tier: what the tiers after it leave, but at least one.
 	front := min(first, max(1, most-behind))
 	for i := range front {
 		end := i + 1
@@ -224,24 +232,28 @@ func rank(tiers []tier, most int) [][]tier {
 	return ranks
 }
 
-// never is the selector of an alternative that only takes a position, and last the name of the one that accepts everything.
+// matchNothing is the selector of a subrequest that only fills a position. anyName is the name of the last subrequest,
+// which accepts everything.
 const (
-	never = "false"
-	last  = "any"
+	matchNothing = "false"
+	anyName      = "any"
 )
 
-// list is the request with an alternative for each rank. The last accepts whatever the request accepts: also what is new in the
-// cluster, and several GPUs that are not of one rank.
+// list returns the request with one subrequest per rank. The last one accepts everything that the request accepts, also
+// new models, and several GPUs of different ranks.
 func (e Expander) list(r resourceapi.ExactDeviceRequest, ranks [][]tier) []resourceapi.DeviceSubRequest {
 	at := positions[len(ranks)]
 	var all []resourceapi.DeviceSubRequest
 	for i, tiers := range ranks {
 		for len(all) < at[i] {
-			all = append(all, resourceapi.DeviceSubRequest{Name: fmt.Sprintf("gap-%d", len(all)), DeviceClassName: e.Class,
-				Selectors: expression(never), AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1})
+			all = append(all, resourceapi.DeviceSubRequest{Name: fmt.Sprintf("gap-%d", len(all)),
+				DeviceClassName: e.Class,
+				Selectors:       expression(matchNothing), AllocationMode: resourceapi.DeviceAllocationModeExactCount,
+				Count: 1})
 		}
-		sub := resourceapi.DeviceSubRequest{Name: last, DeviceClassName: e.Class, Selectors: r.Selectors,
-			AllocationMode: r.AllocationMode, Count: r.Count, Tolerations: r.Tolerations, Capacity: r.Capacity, DerivedAttributes: r.DerivedAttributes}
+		sub := resourceapi.DeviceSubRequest{Name: anyName, DeviceClassName: e.Class, Selectors: r.Selectors,
+			AllocationMode: r.AllocationMode, Count: r.Count, Tolerations: r.Tolerations, Capacity: r.Capacity,
+			DerivedAttributes: r.DerivedAttributes}
 		if i < len(ranks)-1 {
 			highest, lowest := tiers[0].peak, tiers[len(tiers)-1].peak
 			sub.Name = name(highest, lowest)
@@ -259,10 +271,10 @@ func name(highest, lowest int64) string {
 	return fmt.Sprintf("tflops-%d-to-%d", highest, lowest)
 }
 
-// between is the selector of the GPUs of a rank.
+// between returns the selector for the GPUs of a rank.
 func (e Expander) between(highest, lowest int64) string {
 	driver := e.View.Driver()
-	// NVIDIA's driver has the same name, and no such attribute.
+	// NVIDIA's DRA driver has the same name but not this attribute.
 	peak := fmt.Sprintf("device.attributes['%s'].?peakCompute.orValue(0)", driver)
 	if highest == lowest {
 		return fmt.Sprintf("device.driver == '%s' && %s == %d", driver, peak, highest)

@@ -19,12 +19,12 @@ import (
 
 const class = "strongest.gpu.nvidia.com"
 
-// ask is a request for the class with more fields.
+// ask returns a request for the class with additional fields.
 func ask(more string) string {
 	return "requests: [{name: gpu, exactly: {deviceClassName: " + class + more + "}}]"
 }
 
-// names are the alternatives of a claim's requests, gaps as dots.
+// names returns the subrequests of a claim's requests, gaps as dots.
 func names(c *resourceapi.ResourceClaim) string {
 	var all []string
 	for _, r := range c.Spec.Devices.Requests {
@@ -48,7 +48,8 @@ func TestExpand(t *testing.T) {
 	h100 := viewtest.Node{Name: "h", Profile: "dgx-h100"}
 	l40s := viewtest.Node{Name: "l", Profile: "l40s-x4"}
 	t4 := viewtest.Node{Name: "t", Profile: "t4-x2"}
-	eight := []viewtest.Node{h100, l40s, t4, {Name: "b", Profile: "hgx-b200"}, {Name: "a", Profile: "dgx-a100"}, {Name: "v", Profile: "dgx1-v100"},
+	eight := []viewtest.Node{h100, l40s, t4, {Name: "b", Profile: "hgx-b200"}, {Name: "a", Profile: "dgx-a100"},
+		{Name: "v", Profile: "dgx1-v100"},
 		{Name: "g", Profile: "gb200-nvl4"}, {Name: "m", Profile: "a30-x2"}}
 	all8 := "gpu tflops-2500 tflops-2250 tflops-989 tflops-362 tflops-312 tflops-165 tflops-125 any"
 	for _, tc := range []struct {
@@ -64,21 +65,31 @@ func TestExpand(t *testing.T) {
 		{"three", 4, []viewtest.Node{t4, h100, l40s}, ask(""), "gpu tflops-989 . . . . tflops-362 . any"},
 		{"eight in four ranks", 4, eight, ask(""), "gpu tflops-2500 . . . tflops-2250 . tflops-989 any"},
 		{"eight in eight ranks", 8, eight, ask(""), all8},
-		{"only those that the selectors leave", 4, eight, ask(`, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].architecture == 'Ampere'"}}]`),
+		{"only those that the selectors leave", 4, eight,
+			ask(`, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].architecture == 'Ampere'"}}]`),
 			"gpu tflops-312 . . . . . . any"},
-		{"a selector for a place leaves all", 4, []viewtest.Node{t4, h100}, ask(`, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].index == 7"}}]`),
+		{"a selector for a place leaves all", 4, []viewtest.Node{t4, h100},
+			ask(`, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].index == 7"}}]`),
 			"gpu tflops-989 . . . . . . any"},
-		{"only those with so much memory", 4, []viewtest.Node{t4, h100, l40s}, ask(", capacity: {requests: {memory: 40Gi}}"), "gpu tflops-989 . . . . . . any"},
+		{"only those with so much memory", 4, []viewtest.Node{t4, h100, l40s},
+			ask(", capacity: {requests: {memory: 40Gi}}"), "gpu tflops-989 . . . . . . any"},
 		{"administrators see what is there", 4, []viewtest.Node{t4, h100}, ask(", adminAccess: true"), "gpu exactly"},
 		{"all GPUs of a node stay all", 4, []viewtest.Node{t4, h100}, ask(", allocationMode: All"), "gpu exactly"},
-		{"no room for one selector more", 4, []viewtest.Node{t4, h100}, ask(`, selectors: [` + strings.Join(slices.Repeat([]string{`{cel: {expression: "true"}}`}, 32), ", ") + `]`), "gpu exactly"},
-		{"another class", 4, []viewtest.Node{t4, h100}, `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`, "gpu exactly"},
-		{"a list of the user's own", 4, []viewtest.Node{t4, h100}, `requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: ` + class + `}]}]`, "gpu a"},
-		{"beside others", 4, []viewtest.Node{t4, h100}, `requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com}}, {name: b, exactly: {deviceClassName: ` + class + `}}]`,
+		{"no room for one selector more", 4, []viewtest.Node{t4, h100},
+			ask(`, selectors: [` + strings.Join(slices.Repeat([]string{`{cel: {expression: "true"}}`}, 32), ", ") +
+				`]`), "gpu exactly"},
+		{"another class", 4, []viewtest.Node{t4, h100},
+			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`, "gpu exactly"},
+		{"a list of the user's own", 4, []viewtest.Node{t4, h100},
+			`requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: ` + class + `}]}]`, "gpu a"},
+		{"beside others", 4, []viewtest.Node{t4, h100},
+			`requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com}}, {name: b, exactly: {deviceClassName: ` +
+				class + `}}]`,
 			"a exactly; b tflops-989 . . . . . . any"},
 		{"four requests have fewer ranks", 4, []viewtest.Node{t4, h100, l40s}, "requests: [" + requests(4) + "]",
 			strings.Join(slices.Repeat([]string{"r tflops-989 . . . . . . any"}, 4), "; ")},
-		{"seven have none", 4, []viewtest.Node{t4, h100, l40s}, "requests: [" + requests(7) + "]", strings.Join(slices.Repeat([]string{"r exactly"}, 7), "; ")},
+		{"seven have none", 4, []viewtest.Node{t4, h100, l40s}, "requests: [" + requests(7) + "]",
+			strings.Join(slices.Repeat([]string{"r exactly"}, 7), "; ")},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			claim := viewtest.Claim(t, tc.devices)
@@ -96,17 +107,22 @@ func TestExpand(t *testing.T) {
 }
 
 func TestUnranked(t *testing.T) {
-	e := Expander{View: viewtest.New(t, viewtest.Node{Name: "h", Profile: "dgx-h100"}, viewtest.Node{Name: "t", Profile: "t4-x2"}), Class: class, Ranks: 4}
-	own := viewtest.Claim(t, `requests: [{name: gpu, firstAvailable: [{name: two, deviceClassName: `+class+`, count: 2}, {name: mig, deviceClassName: mig.nvidia.com}]}]`)
+	e := Expander{View: viewtest.New(t, viewtest.Node{Name: "h", Profile: "dgx-h100"},
+		viewtest.Node{Name: "t", Profile: "t4-x2"}), Class: class, Ranks: 4}
+	own := viewtest.Claim(t, `requests: [{name: gpu, firstAvailable: [{name: two, deviceClassName: `+class+
+		`, count: 2}, {name: mig, deviceClassName: mig.nvidia.com}]}]`)
 	got := e.Unranked(&own.Spec, field.NewPath("spec"))
-	if want := "spec.devices.requests[0].firstAvailable[0].deviceClassName: " + class + " stands for any whole GPU in a list: ranked is a request that names it under exactly"; !slices.Equal(got, []string{want}) {
+	if want := "spec.devices.requests[0].firstAvailable[0].deviceClassName: " + class +
+		" stands for any whole GPU in a list: ranked is a request that names it under exactly"; !slices.Equal(got,
+		[]string{want}) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	ranked := viewtest.Claim(t, ask(""))
 	if !e.Expand(t.Context(), &ranked.Spec) {
 		t.Fatal("not expanded")
 	}
-	for _, claim := range []*resourceapi.ResourceClaim{ranked, viewtest.Claim(t, ask("")), viewtest.Claim(t, "requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]")} {
+	for _, claim := range []*resourceapi.ResourceClaim{ranked, viewtest.Claim(t, ask("")),
+		viewtest.Claim(t, "requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]")} {
 		if got := e.Unranked(&claim.Spec, field.NewPath("spec")); len(got) > 0 {
 			t.Errorf("%s: got %q, want nothing", names(claim), got)
 		}
@@ -117,22 +133,26 @@ func requests(n int) string {
 	return strings.Join(slices.Repeat([]string{"{name: r, exactly: {deviceClassName: " + class + "}}"}, n), ", ")
 }
 
-// Every alternative asks for what the request asked for, and each but the last for one rank of it.
+// Every subrequest asks for what the request asked for. Each but the last is limited to one rank.
 func TestExpandKeepsTheRequest(t *testing.T) {
-	claim := viewtest.Claim(t, ask(`, count: 2, capacity: {requests: {memory: 10Gi}}, tolerations: [{key: a, operator: Exists}], selectors: [{cel: {expression: "true"}}]`)+
+	claim := viewtest.Claim(t, ask(
+		`, count: 2, capacity: {requests: {memory: 10Gi}}, tolerations: [{key: a, operator: Exists}], selectors: [{cel: {expression: "true"}}]`)+
 		"\nconstraints: [{requests: [gpu], matchAttribute: gpu.nvidia.com/nvlinkDomain}]")
 	before := claim.DeepCopy()
-	e := Expander{View: viewtest.New(t, viewtest.Node{Name: "h", Profile: "dgx-h100"}, viewtest.Node{Name: "t", Profile: "t4-x2"}), Class: class, Ranks: 4}
+	e := Expander{View: viewtest.New(t, viewtest.Node{Name: "h", Profile: "dgx-h100"},
+		viewtest.Node{Name: "t", Profile: "t4-x2"}), Class: class, Ranks: 4}
 	if !e.Expand(t.Context(), &claim.Spec) {
 		t.Fatal("not expanded")
 	}
 	was, list := before.Spec.Devices.Requests[0].Exactly, claim.Spec.Devices.Requests[0].FirstAvailable
-	if len(list) != alternatives {
-		t.Fatalf("got %d alternatives, want %d", len(list), alternatives)
+	if len(list) != maxAlternatives {
+		t.Fatalf("got %d alternatives, want %d", len(list), maxAlternatives)
 	}
 	for i, sub := range []resourceapi.DeviceSubRequest{list[0], list[7]} {
-		rank := []string{"device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].?peakCompute.orValue(0) == 989", ""}[i]
-		if sub.Count != 2 || !reflect.DeepEqual(sub.Capacity, was.Capacity) || !reflect.DeepEqual(sub.Tolerations, was.Tolerations) || sub.Selectors[0] != was.Selectors[0] && sub.Selectors[0].CEL.Expression != "true" {
+		rank := []string{"device.driver == 'gpu.nvidia.com' && " +
+			"device.attributes['gpu.nvidia.com'].?peakCompute.orValue(0) == 989", ""}[i]
+		if sub.Count != 2 || !reflect.DeepEqual(sub.Capacity, was.Capacity) || !reflect.DeepEqual(sub.Tolerations,
+			was.Tolerations) || sub.Selectors[0] != was.Selectors[0] && sub.Selectors[0].CEL.Expression != "true" {
 			t.Errorf("%s: got %+v, want all that the request had: %+v", sub.Name, sub, was)
 		}
 		var own []string
@@ -149,8 +169,7 @@ func TestExpandKeepsTheRequest(t *testing.T) {
 	}
 }
 
-// An alternative has a field for everything that a request can ask for, except what is never expanded. A new version of the API that
-// adds one fails here.
+// A subrequest has all fields of a request, except those that prevent expansion. A new field of the API fails here.
 func TestAlternativesHaveAllFields(t *testing.T) {
 	fields := func(of any) (all []string) {
 		for _, f := range reflect.VisibleFields(reflect.TypeOf(of)) {
@@ -159,30 +178,32 @@ func TestAlternativesHaveAllFields(t *testing.T) {
 		slices.Sort(all)
 		return all
 	}
-	want := slices.DeleteFunc(fields(resourceapi.ExactDeviceRequest{}), func(name string) bool { return name == "AdminAccess" })
+	want := slices.DeleteFunc(fields(resourceapi.ExactDeviceRequest{}),
+		func(name string) bool { return name == "AdminAccess" })
 	got := slices.DeleteFunc(fields(resourceapi.DeviceSubRequest{}), func(name string) bool { return name == "Name" })
 	if !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v: copy the new one in list", got, want)
 	}
-	if known := []string{"AllocationMode", "Capacity", "Count", "DerivedAttributes", "DeviceClassName", "Selectors", "Tolerations"}; !slices.Equal(got, known) {
+	if known := []string{"AllocationMode", "Capacity", "Count", "DerivedAttributes", "DeviceClassName", "Selectors",
+		"Tolerations"}; !slices.Equal(got, known) {
 		t.Errorf("got %v, want %v: copy the new one in list, then name it here", got, known)
 	}
 }
 
-// The table of positions is what a search finds: the smallest ratio of neighbouring scores is as large as it can be.
+// The table of positions is optimal: the smallest ratio of neighboring scores is as large as possible.
 func TestPositions(t *testing.T) {
 	smallest := func(at []int) float64 {
 		ratio := 100.0
 		for i := 1; i < len(at); i++ {
-			ratio = min(ratio, float64(alternatives-at[i-1])/float64(alternatives-at[i]))
+			ratio = min(ratio, float64(maxAlternatives-at[i-1])/float64(maxAlternatives-at[i]))
 		}
 		return ratio
 	}
-	for n := 2; n <= alternatives; n++ {
+	for n := 2; n <= maxAlternatives; n++ {
 		best := 0.0
-		for set := range 1 << alternatives {
+		for set := range 1 << maxAlternatives {
 			var at []int
-			for i := range alternatives {
+			for i := range maxAlternatives {
 				if set>>i&1 == 1 {
 					at = append(at, i)
 				}
@@ -216,7 +237,7 @@ func TestRank(t *testing.T) {
 	} {
 		var tiers []tier
 		for i, letter := range tc.tiers {
-			tiers = append(tiers, tier{peak: int64(100 - i), room: letter < 'a'})
+			tiers = append(tiers, tier{peak: int64(100 - i), free: letter < 'a'})
 		}
 		var got []string
 		for _, rank := range rank(tiers, tc.most) {
@@ -232,15 +253,15 @@ func TestRank(t *testing.T) {
 	}
 }
 
-// What is taken, and what claims are about to take that came before, has no room.
-func TestRoom(t *testing.T) {
+// Allocated devices are not free, and neither are those that earlier claims are about to get.
+func TestFreeDevices(t *testing.T) {
 	v := viewtest.New(t, viewtest.Node{Name: "h", Profile: "dgx-h100"}, viewtest.Node{Name: "t", Profile: "t4-x2"})
 	e := Expander{View: v, Class: class, Ranks: 4}
 	room := func(count int64) string {
 		var text []string
 		c, _ := v.Class(class)
 		for _, t := range e.tiers(t.Context(), resourceapi.ExactDeviceRequest{Count: count}, c) {
-			text = append(text, fmt.Sprintf("%d:%t", t.peak, t.room))
+			text = append(text, fmt.Sprintf("%d:%t", t.peak, t.free))
 		}
 		return strings.Join(text, " ")
 	}
@@ -261,8 +282,9 @@ func TestRoom(t *testing.T) {
 	for i, g := range taken[:7] {
 		c := viewtest.Claim(t, "")
 		c.Name = fmt.Sprint(i)
-		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
-			{Driver: viewtest.Driver, Pool: g.Node, Device: g.Name}}}}
+		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+			Results: []resourceapi.DeviceRequestAllocationResult{
+				{Driver: viewtest.Driver, Pool: g.Node, Device: g.Name}}}}
 		v.SetClaim(c)
 	}
 	same("one is left", room(1), "989:true 65:true")

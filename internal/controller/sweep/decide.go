@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sweep clears away what nobody owns any more: slices of nodes that are gone or have lost their plugin, and claims whose pod
-// is gone. Kubernetes does that itself, by its garbage collector, its kubelets and its controllers; what is found here is what they
-// have left.
+// Package sweep removes orphaned objects: slices of nodes that are gone or have lost their plugin, and claims whose pod
+// is gone. Normally the garbage collector, the kubelets and the controllers of Kubernetes do this. The sweep finds what
+// they have missed.
 package sweep
 
 import (
@@ -16,64 +16,67 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpudra/gpu-dra-driver/internal/event"
 )
 
-// World is what decides whether something is left behind.
-type World struct {
+// Snapshot is the state of the cluster from which Decide finds orphans.
+type Snapshot struct {
 	Driver string
-	Nodes  map[string]Node // all of the cluster
-	// Plugins are the nodes with a pod of the plugin. None at all: the plugin runs in another way, and nothing is said about it.
+	Nodes  map[string]Node // all nodes of the cluster, by name
+	// Plugins are the nodes with a pod of the plugin. If it is empty, the plugin is deployed in another way, and no
+	// node counts as one without the plugin.
 	Plugins map[string]bool
-	// Returned are the nodes whose slices came back after they had been removed: somebody publishes them.
+	// Returned are the nodes whose slices came back after the sweep removed them: something publishes them.
 	Returned map[types.UID]bool
-	// Gone are the pods that were asked for and are not there. What is not known to be gone counts as alive.
+	// Gone are the pods of claims that the API server does not have. All others count as alive.
 	Gone map[types.UID]bool
-	// Holders has a claim, as namespace/name, of each pool of which devices of the driver are allocated.
+	// Holders maps each pool with allocated devices of the driver to one of the claims, as namespace/name.
 	Holders map[string]string
 
 	Slices []resourceapi.ResourceSlice
 	Claims []resourceapi.ResourceClaim
 }
 
-// Node is one of the cluster.
+// Node is a node of the cluster.
 type Node struct {
 	UID types.UID
-	// Exempt are those whose slices come from elsewhere than a pod of the plugin: none is missed there.
+	// Exempt nodes get their slices from something other than a pod of the plugin.
 	Exempt bool
-	Ready  bool // only known of those that are in Bare
+	Ready  bool // read only for NodesWithoutPlugin
 }
 
-// exemptLabel of a node, with the value "off", makes it exempt.
+// exemptLabel is the label of a node that makes it exempt, with the value "off".
 const exemptLabel = "gpu.nvidia.com/sweep"
 
-// Finding is an object that is left behind.
+// Finding is an orphaned object.
 type Finding struct {
-	Event  Event // that tells of it
+	Event  event.Kind // reports the finding
 	Object corev1.ObjectReference
-	About  corev1.ObjectReference // of the event, when the object stays
+	About  corev1.ObjectReference // object of this event
 	Remove bool
-	Why    string // it is left behind, and why it stays or that it goes
+	Why    string // the object is orphaned, and why it stays
 
-	node types.UID // whose plugin is gone
+	node types.UID // that lost its plugin
 }
 
-// Since is for how long something has been so.
-type Since map[seen]times
+// Since records since when each finding exists.
+type Since map[findingKey]times
 
-type seen struct {
+type findingKey struct {
 	object types.UID
 	reason string
 }
 
 type times struct{ found, removable time.Time }
 
-// Decide says what has been left behind for as long as grace, in the order of the names, and since when what is left behind now has
-// been so. What may be removed has been removable all that time.
-func Decide(w World, since Since, now time.Time, grace time.Duration) ([]Finding, Since) {
+// Decide returns the findings that are older than grace, sorted by name, and the times of all current findings. Remove
+// is set only if the object has been removable for all that time.
+func Decide(w Snapshot, since Since, now time.Time, grace time.Duration) ([]Finding, Since) {
 	var due []Finding
 	next := Since{}
 	for _, f := range w.find() {
-		key := seen{f.Object.UID, f.Event.Reason}
+		key := findingKey{f.Object.UID, f.Event.Reason}
 		at, known := since[key]
 		if !known {
 			at.found = now
@@ -93,16 +96,16 @@ func Decide(w World, since Since, now time.Time, grace time.Duration) ([]Finding
 	return due, next
 }
 
-// mark is an attribute that every device of this plugin has. NVIDIA's DRA driver has the same name, and may serve other nodes while
-// people move from it: its plugin is not ours to miss.
-const mark = "isolation"
+// pluginAttribute is an attribute of every device of this plugin. NVIDIA's DRA driver has the same driver name, and may
+// serve other nodes during a migration. Its slices do not count.
+const pluginAttribute = "isolation"
 
-// published are the pools that this plugin has published.
-func (w World) published() map[string]bool {
+// published returns the pools that this plugin publishes.
+func (w Snapshot) published() map[string]bool {
 	pools := map[string]bool{}
 	for _, s := range w.Slices {
 		for _, d := range s.Spec.Devices {
-			if _, ours := d.Attributes[mark]; ours && s.Spec.Driver == w.Driver {
+			if _, ours := d.Attributes[pluginAttribute]; ours && s.Spec.Driver == w.Driver {
 				pools[s.Spec.Pool.Name] = true
 			}
 		}
@@ -110,8 +113,8 @@ func (w World) published() map[string]bool {
 	return pools
 }
 
-// find says what is left behind now.
-func (w World) find() []Finding {
+// find returns all current findings.
+func (w Snapshot) find() []Finding {
 	var found []Finding
 	published := w.published()
 	for i := range w.Slices {
@@ -125,12 +128,13 @@ func (w World) find() []Finding {
 		}
 	}
 	slices.SortFunc(found, func(a, b Finding) int {
-		return cmp.Or(cmp.Compare(a.Object.Kind, b.Object.Kind), cmp.Compare(a.Object.Namespace, b.Object.Namespace), cmp.Compare(a.Object.Name, b.Object.Name))
+		return cmp.Or(cmp.Compare(a.Object.Kind, b.Object.Kind), cmp.Compare(a.Object.Namespace, b.Object.Namespace),
+			cmp.Compare(a.Object.Name, b.Object.Name))
 	})
 	return found
 }
 
-func (w World) slice(s *resourceapi.ResourceSlice, published map[string]bool) (Finding, bool) {
+func (w Snapshot) slice(s *resourceapi.ResourceSlice, published map[string]bool) (Finding, bool) {
 	if s.Spec.Driver != w.Driver || s.Spec.NodeName == nil {
 		return Finding{}, false
 	}
@@ -143,7 +147,7 @@ func (w World) slice(s *resourceapi.ResourceSlice, published map[string]bool) (F
 		f.Event, f.Why = Events.NodeGone, "its node "+name+" is gone"
 	case owner != "" && owner != node.UID:
 		f.Event, f.Why = Events.NodeGone, "its node was replaced by another one with the name "+name
-	case !w.bare(s, published):
+	case !w.lacksPlugin(s, published):
 		return Finding{}, false
 	default:
 		f.Event, f.Why, f.node = Events.PluginGone, "node "+name+" has no pod of the plugin", node.UID
@@ -157,13 +161,14 @@ func (w World) slice(s *resourceapi.ResourceSlice, published map[string]bool) (F
 	case owner == "":
 		stays = "it belongs to no node alone (ownerReferences)"
 	case f.Event == Events.NodeGone:
-		if w.has(owner) {
+		if w.hasNode(owner) {
 			stays = "it belongs to another node that is there (ownerReferences)"
 		}
 	case !node.Ready:
 		stays = "the node is not ready: the plugin may be alive where nobody sees it"
 	case w.Holders[s.Spec.Pool.Name] != "":
-		stays = "claim " + w.Holders[s.Spec.Pool.Name] + " has a device of the node, and schedulers forget what is not published"
+		stays = "claim " + w.Holders[s.Spec.Pool.Name] + " has a device of the node, and schedulers forget what is " +
+			"not published"
 	case w.Returned[node.UID]:
 		stays = "it came back after it had been removed: somebody publishes it"
 	}
@@ -171,13 +176,14 @@ func (w World) slice(s *resourceapi.ResourceSlice, published map[string]bool) (F
 	return f, true
 }
 
-func (w World) claim(c *resourceapi.ResourceClaim) (Finding, bool) {
+func (w Snapshot) claim(c *resourceapi.ResourceClaim) (Finding, bool) {
 	drivers := driversOf(c)
 	if !slices.Contains(drivers, w.Driver) {
 		return Finding{}, false
 	}
 	owner := podOf(c)
-	used := slices.ContainsFunc(c.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return !isPod(r) || !w.Gone[r.UID] })
+	used := slices.ContainsFunc(c.Status.ReservedFor,
+		func(r resourceapi.ResourceClaimConsumerReference) bool { return !isPod(r) || !w.Gone[r.UID] })
 	switch {
 	case owner != nil && !w.Gone[owner.UID]:
 		return Finding{}, false
@@ -211,7 +217,7 @@ func (w World) claim(c *resourceapi.ResourceClaim) (Finding, bool) {
 	return f, true
 }
 
-// decide has the object removed, unless something says why it stays.
+// decide sets Remove, unless there is a reason to keep the object.
 func (f *Finding) decide(stays string) {
 	f.Remove = stays == ""
 	if !f.Remove {
@@ -219,7 +225,7 @@ func (f *Finding) decide(stays string) {
 	}
 }
 
-// stuck says whether the object is deleted already. Whose finalizer it is has something to do first.
+// stuck reports whether the object is already being deleted, and waits for a finalizer.
 func stuck(o metav1.Object, f *Finding) bool {
 	if o.GetDeletionTimestamp() == nil {
 		return false
@@ -229,12 +235,12 @@ func stuck(o metav1.Object, f *Finding) bool {
 	return true
 }
 
-// Bare are the nodes that have slices of the plugin and not the plugin, in the order of their names.
-func (w World) Bare() []string {
+// NodesWithoutPlugin returns the nodes that have slices of the plugin but no pod of it, sorted by name.
+func (w Snapshot) NodesWithoutPlugin() []string {
 	var names []string
 	published := w.published()
 	for i := range w.Slices {
-		if w.bare(&w.Slices[i], published) {
+		if w.lacksPlugin(&w.Slices[i], published) {
 			names = append(names, *w.Slices[i].Spec.NodeName)
 		}
 	}
@@ -242,8 +248,9 @@ func (w World) Bare() []string {
 	return slices.Compact(names)
 }
 
-// bare says whether the slice is one of the plugin, of a node where the plugin should be and is not.
-func (w World) bare(s *resourceapi.ResourceSlice, published map[string]bool) bool {
+// lacksPlugin reports whether the plugin published the slice and has no pod on its node, although the node is not
+// exempt.
+func (w Snapshot) lacksPlugin(s *resourceapi.ResourceSlice, published map[string]bool) bool {
 	if len(w.Plugins) == 0 || s.Spec.NodeName == nil || !published[s.Spec.Pool.Name] || w.Plugins[*s.Spec.NodeName] {
 		return false
 	}
@@ -251,7 +258,7 @@ func (w World) bare(s *resourceapi.ResourceSlice, published map[string]bool) boo
 	return exists && !node.Exempt && s.Spec.Driver == w.Driver
 }
 
-func (w World) has(node types.UID) bool {
+func (w Snapshot) hasNode(node types.UID) bool {
 	for _, n := range w.Nodes {
 		if n.UID == node {
 			return true
@@ -260,7 +267,7 @@ func (w World) has(node types.UID) bool {
 	return false
 }
 
-// holders adds to the pools of which the claims have devices; of several claims the first by name.
+// holders adds the pools of which the claims hold devices. It keeps the first claim by name.
 func holders(driver string, claims []resourceapi.ResourceClaim, into map[string]string) {
 	for _, c := range claims {
 		if c.Status.Allocation == nil {
@@ -275,7 +282,7 @@ func holders(driver string, claims []resourceapi.ResourceClaim, into map[string]
 	}
 }
 
-// driversOf are the drivers whose devices the claim has, in the order of their names.
+// driversOf returns the drivers of the claim's allocated devices, sorted.
 func driversOf(c *resourceapi.ResourceClaim) []string {
 	var drivers []string
 	if c.Status.Allocation != nil {
@@ -287,7 +294,7 @@ func driversOf(c *resourceapi.ResourceClaim) []string {
 	return slices.Compact(drivers)
 }
 
-// nodeOf is the node that the slice belongs to, and to nothing else.
+// nodeOf returns the node that is the only owner of the slice; empty: there is none.
 func nodeOf(s *resourceapi.ResourceSlice) types.UID {
 	if len(s.OwnerReferences) != 1 || s.OwnerReferences[0].APIVersion != "v1" || s.OwnerReferences[0].Kind != "Node" {
 		return ""
@@ -295,7 +302,7 @@ func nodeOf(s *resourceapi.ResourceSlice) types.UID {
 	return s.OwnerReferences[0].UID
 }
 
-// podOf is the pod that the claim was made for; nil: somebody has made it by hand, or for something else.
+// podOf returns the pod for which the claim was made; nil: it was made in another way.
 func podOf(c *resourceapi.ResourceClaim) *metav1.OwnerReference {
 	owner := metav1.GetControllerOf(c)
 	if owner == nil || owner.APIVersion != "v1" || owner.Kind != "Pod" {
@@ -308,13 +315,13 @@ func isPod(r resourceapi.ResourceClaimConsumerReference) bool {
 	return r.APIGroup == "" && r.Resource == "pods"
 }
 
-// pod is one that a claim names.
+// pod is a pod that a claim refers to.
 type pod struct {
 	types.NamespacedName
 	UID types.UID
 }
 
-// podsOf are the pods on which it depends whether the claim is left behind, the one that it was made for first.
+// podsOf returns the pods that keep the claim from being orphaned. Its owner is the first.
 func podsOf(c *resourceapi.ResourceClaim) []pod {
 	var pods []pod
 	if owner := podOf(c); owner != nil {

@@ -25,19 +25,19 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 )
 
-// cluster is what a sweeper works on, and what it was seen to do there.
+// cluster is a fake cluster with a Sweeper. It records the sweeper's actions.
 type cluster struct {
 	*Sweeper
 	client.WithWatch
-	did      []string
+	actions  []string
 	registry *prometheus.Registry
-	refuse   map[string]error // "DELETE name", "GET name", "LIST *v1.…"
+	errors   map[string]error // "DELETE name", "GET name", "LIST *v1.…"
 	minute   int
 }
 
 func (c *cluster) Eventf(regarding, _ runtime.Object, kind, reason, _, note string, args ...any) {
 	about := regarding.(*corev1.ObjectReference)
-	c.did = append(c.did, fmt.Sprintf("%s %s about %s %s", kind, reason, about.Kind, about.Name))
+	c.actions = append(c.actions, fmt.Sprintf("%s %s about %s %s", kind, reason, about.Kind, about.Name))
 }
 
 func newCluster(t *testing.T, objects ...client.Object) *cluster {
@@ -48,57 +48,63 @@ func newCluster(t *testing.T, objects ...client.Object) *cluster {
 			t.Fatal(err)
 		}
 	}
-	c := &cluster{registry: prometheus.NewRegistry(), refuse: map[string]error{}}
-	c.WithWatch = fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithInterceptorFuncs(interceptor.Funcs{
-		Delete: func(ctx context.Context, with client.WithWatch, o client.Object, options ...client.DeleteOption) error {
-			if err := c.refuse["DELETE "+o.GetName()]; err != nil {
-				return err
-			}
-			var how client.DeleteOptions
-			how.ApplyOptions(options)
-			if p := how.Preconditions; p == nil || p.UID == nil || p.ResourceVersion == nil {
-				t.Errorf("%s is deleted whatever it is by now", o.GetName())
-			}
-			c.did = append(c.did, "delete "+o.GetName())
-			return with.Delete(ctx, o, options...)
-		},
-		Get: func(ctx context.Context, with client.WithWatch, key client.ObjectKey, o client.Object, options ...client.GetOption) error {
-			c.did = append(c.did, "get "+key.Name)
-			if err := c.refuse["GET "+key.Name]; err != nil {
-				return err
-			}
-			return with.Get(ctx, key, o, options...)
-		},
-		List: func(ctx context.Context, with client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
-			if err := c.refuse[fmt.Sprintf("LIST %T", list)]; err != nil {
-				return err
-			}
-			return with.List(ctx, list, options...)
-		},
-	}).Build()
-	figures, err := NewFigures(c.registry)
+	c := &cluster{registry: prometheus.NewRegistry(), errors: map[string]error{}}
+	c.WithWatch = fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithInterceptorFuncs(
+		interceptor.Funcs{
+			Delete: func(ctx context.Context, with client.WithWatch, o client.Object,
+				options ...client.DeleteOption) error {
+				if err := c.errors["DELETE "+o.GetName()]; err != nil {
+					return err
+				}
+				var how client.DeleteOptions
+				how.ApplyOptions(options)
+				if p := how.Preconditions; p == nil || p.UID == nil || p.ResourceVersion == nil {
+					t.Errorf("%s is deleted without preconditions", o.GetName())
+				}
+				c.actions = append(c.actions, "delete "+o.GetName())
+				return with.Delete(ctx, o, options...)
+			},
+			Get: func(ctx context.Context, with client.WithWatch, key client.ObjectKey, o client.Object,
+				options ...client.GetOption) error {
+				c.actions = append(c.actions, "get "+key.Name)
+				if err := c.errors["GET "+key.Name]; err != nil {
+					return err
+				}
+				return with.Get(ctx, key, o, options...)
+			},
+			List: func(ctx context.Context, with client.WithWatch, list client.ObjectList,
+				options ...client.ListOption) error {
+				if err := c.errors[fmt.Sprintf("LIST %T", list)]; err != nil {
+					return err
+				}
+				return with.List(ctx, list, options...)
+			},
+		}).Build()
+	metrics, err := NewMetrics(c.registry)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Sweeper = &Sweeper{Driver: ours, Namespace: "gpus", Plugins: labels.SelectorFromSet(labels.Set{"app": "plugin"}), Grace: grace,
-		Objects: c.WithWatch, API: c.WithWatch, Recorder: c, Figures: figures}
+	c.Sweeper = &Sweeper{Driver: ours, Namespace: "gpus", Plugins: labels.SelectorFromSet(labels.Set{"app": "plugin"}),
+		Grace:   grace,
+		Objects: c.WithWatch, API: c.WithWatch, Recorder: c, Metrics: metrics}
 	return c
 }
 
-// after sweeps so many minutes later and returns what was done, without what was only read.
+// after sweeps that many minutes later, and returns the actions except reads.
 func (c *cluster) after(t *testing.T, minutes int) string {
 	t.Helper()
-	c.did = nil
+	c.actions = nil
 	c.minute += minutes
 	err := c.sweep(t.Context(), start.Add(time.Duration(c.minute)*time.Minute))
 	if err != nil {
-		c.did = append(c.did, "error "+err.Error())
+		c.actions = append(c.actions, "error "+err.Error())
 	}
-	return strings.Join(slices.DeleteFunc(slices.Clone(c.did), func(d string) bool { return strings.HasPrefix(d, "get ") }), "; ")
+	return strings.Join(slices.DeleteFunc(slices.Clone(c.actions),
+		func(d string) bool { return strings.HasPrefix(d, "get ") }), "; ")
 }
 
-// figure is the value of a series.
-func (c *cluster) figure(t *testing.T, name, reason string) (sum float64) {
+// metric returns the value of a series.
+func (c *cluster) metric(t *testing.T, name, reason string) (sum float64) {
 	t.Helper()
 	families, err := c.registry.Gather()
 	if err != nil {
@@ -125,11 +131,13 @@ func equal(t *testing.T, what string, got, want any) {
 
 func nodeObject(name string, uid types.UID) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: uid},
-		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}}
+		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady,
+			Status: corev1.ConditionTrue}}}}
 }
 
 func plugin(node string) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "gpus", Name: "plugin-" + node, Labels: map[string]string{"app": "plugin"}},
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "gpus", Name: "plugin-" + node,
+		Labels: map[string]string{"app": "plugin"}},
 		Spec: corev1.PodSpec{NodeName: node}}
 }
 
@@ -141,24 +149,29 @@ func TestOneOfEach(t *testing.T) {
 	ownGone, foreignGone := slice("own-gone", ours, "w9", "n9"), slice("foreign-gone", theirs, "w9", "n9")
 	ownBare, foreignBare := slice("own-bare", ours, "w2", "n2"), slice("foreign-bare", theirs, "w2", "n2")
 	nobodys := slice("nobodys", ours, "w9", "")
-	own, foreign := claim("own", []string{ours}, madeFor("p", "dead")), claim("foreign", []string{theirs}, madeFor("p", "dead"))
-	again, hand := claim("again", []string{ours}, madeFor("again", "dead-too")), claim("hand", []string{ours}, reservedFor("p", "dead"))
+	own, foreign := claim("own", []string{ours}, madeFor("p", "dead")), claim("foreign", []string{theirs},
+		madeFor("p", "dead"))
+	again, hand := claim("again", []string{ours}, madeFor("again", "dead-too")),
+		claim("hand", []string{ours}, reservedFor("p", "dead"))
 	used := claim("used", []string{ours}, madeFor("alive", "alive"), reservedFor("alive", "alive"))
-	c := newCluster(t, nodeObject("w1", "n1"), nodeObject("w2", "n2"), plugin("w1"), podObject("alive", "alive"), podObject("again", "another"),
+	c := newCluster(t, nodeObject("w1", "n1"), nodeObject("w2", "n2"), plugin("w1"), podObject("alive", "alive"),
+		podObject("again", "another"),
 		&ownGone, &foreignGone, &ownBare, &foreignBare, &nobodys, &own, &foreign, &again, &hand, &used)
 
 	equal(t, "at first sight", c.after(t, 0), "")
-	equal(t, "as told by metrics", c.figure(t, "gpu_dra_orphans", "NodeGone"), 0.0)
+	equal(t, "as told by metrics", c.metric(t, "gpu_dra_orphans", "NodeGone"), 0.0)
 	equal(t, "after the grace", c.after(t, 5), "delete again; Normal ClaimRemoved about ResourceClaim again; "+
 		"Warning ReservationStale about ResourceClaim hand; delete own; Normal ClaimRemoved about ResourceClaim own; "+
 		"Warning NodeGone about ResourceSlice nobodys; "+
-		"delete own-bare; Normal SliceRemoved about ResourceSlice own-bare; delete own-gone; Normal SliceRemoved about ResourceSlice own-gone")
+		"delete own-bare; Normal SliceRemoved about ResourceSlice own-bare; delete own-gone; Normal SliceRemoved "+
+		"about ResourceSlice own-gone")
 	equal(t, "a minute later everything has been told", c.after(t, 1), "")
-	for reason, want := range map[string]float64{"NodeGone": 1, "PluginGone": 0, "PodGone": 0, "ReservationStale": 1, "DeletionStuck": 0} {
-		equal(t, "left of "+reason, c.figure(t, "gpu_dra_orphans", reason), want)
+	for reason, want := range map[string]float64{"NodeGone": 1, "PluginGone": 0, "PodGone": 0, "ReservationStale": 1,
+		"DeletionStuck": 0} {
+		equal(t, "left of "+reason, c.metric(t, "gpu_dra_orphans", reason), want)
 	}
 	for reason, want := range map[string]float64{"NodeGone": 1, "PluginGone": 1, "PodGone": 2} {
-		equal(t, "removed of "+reason, c.figure(t, "gpu_dra_orphans_removed_total", reason), want)
+		equal(t, "removed of "+reason, c.metric(t, "gpu_dra_orphans_removed_total", reason), want)
 	}
 	for _, o := range []client.Object{&foreignGone, &foreignBare, &nobodys, &foreign, &hand, &used} {
 		if err := c.WithWatch.Get(t.Context(), client.ObjectKeyFromObject(o), o); err != nil {
@@ -167,11 +180,12 @@ func TestOneOfEach(t *testing.T) {
 	}
 }
 
-func TestOneEventForAllSlicesOfANode(t *testing.T) {
+func TestOneEventPerNode(t *testing.T) {
 	s, another := slice("s", ours, "w2", "n2"), slice("t", ours, "w2", "n2")
 	w2 := nodeObject("w2", "n2")
 	w2.Status.Conditions = nil
-	train := claim("train", []string{ours}, func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Results[0].Pool = "w2" })
+	train := claim("train", []string{ours},
+		func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Results[0].Pool = "w2" })
 	c := newCluster(t, nodeObject("w1", "n1"), w2, plugin("w1"), &s, &another, &train)
 	c.after(t, 0)
 	equal(t, "not ready", c.after(t, 5), "Warning PluginGone about Node w2")
@@ -184,42 +198,45 @@ func TestOneEventForAllSlicesOfANode(t *testing.T) {
 	equal(t, "told of again", c.after(t, 1), "")
 }
 
-// Nodes of a driver with the same name, and those that get their slices from elsewhere, need not be asked for.
-func TestOnlyNodesWithoutThePluginAreRead(t *testing.T) {
-	bare, exempt, other := slice("bare", ours, "w2", "n2"), slice("exempt", ours, "w3", "n3"), slice("other", ours, "w4", "n4")
+// Nodes of a driver with the same name, and exempt nodes, are not read.
+func TestReadsOnlyNodesWithoutPlugin(t *testing.T) {
+	bare, exempt, other := slice("bare", ours, "w2", "n2"), slice("exempt", ours, "w3", "n3"),
+		slice("other", ours, "w4", "n4")
 	other.Spec.Devices[0].Attributes = nil
 	w3 := nodeObject("w3", "n3")
 	w3.Labels = map[string]string{"gpu.nvidia.com/sweep": "off"}
-	c := newCluster(t, nodeObject("w1", "n1"), nodeObject("w2", "n2"), w3, nodeObject("w4", "n4"), plugin("w1"), &bare, &exempt, &other)
+	c := newCluster(t, nodeObject("w1", "n1"), nodeObject("w2", "n2"), w3, nodeObject("w4", "n4"), plugin("w1"), &bare,
+		&exempt, &other)
 	c.after(t, 0)
-	equal(t, "read", strings.Join(c.did, "; "), "get w2")
+	equal(t, "read", strings.Join(c.actions, "; "), "get w2")
 	equal(t, "removed", c.after(t, 5), "delete bare; Normal SliceRemoved about ResourceSlice bare")
 }
 
-func TestSomebodyElseIsFaster(t *testing.T) {
+func TestObjectAlreadyDeleted(t *testing.T) {
 	conflict := apierrors.NewConflict(schema.GroupResource{Resource: "resourceslices"}, "s", errors.New("changed"))
 	gone := apierrors.NewNotFound(schema.GroupResource{Resource: "resourceslices"}, "s")
 	for _, err := range []error{conflict, gone} {
 		s := slice("s", ours, "w9", "n9")
 		c := newCluster(t, nodeObject("w1", "n1"), plugin("w1"), &s)
-		c.refuse["DELETE s"] = err
+		c.errors["DELETE s"] = err
 		c.after(t, 0)
 		equal(t, err.Error(), c.after(t, 5), "")
-		equal(t, "removed", c.figure(t, "gpu_dra_orphans_removed_total", "NodeGone"), 0.0)
+		equal(t, "removed", c.metric(t, "gpu_dra_orphans_removed_total", "NodeGone"), 0.0)
 	}
 }
 
-func TestSliceThatChangedMeanwhileIsRemovedLater(t *testing.T) {
+func TestChangedSliceIsRemovedLater(t *testing.T) {
 	s := slice("s", ours, "w2", "n2")
 	c := newCluster(t, nodeObject("w1", "n1"), nodeObject("w2", "n2"), plugin("w1"), &s)
-	c.refuse["DELETE s"] = apierrors.NewConflict(schema.GroupResource{Resource: "resourceslices"}, "s", errors.New("changed"))
+	c.errors["DELETE s"] = apierrors.NewConflict(schema.GroupResource{Resource: "resourceslices"}, "s",
+		errors.New("changed"))
 	c.after(t, 0)
 	equal(t, "changed", c.after(t, 5), "")
-	delete(c.refuse, "DELETE s")
+	delete(c.errors, "DELETE s")
 	equal(t, "as it was", c.after(t, 1), "delete s; Normal SliceRemoved about ResourceSlice s")
 }
 
-func TestSliceThatComesBackStays(t *testing.T) {
+func TestRepublishedSliceStays(t *testing.T) {
 	s := slice("s", ours, "w2", "n2")
 	c := newCluster(t, nodeObject("w1", "n1"), nodeObject("w2", "n2"), plugin("w1"), &s)
 	c.after(t, 0)
@@ -245,12 +262,13 @@ func TestSliceThatComesBackStays(t *testing.T) {
 	equal(t, "lost again", c.after(t, 5), "delete s; Normal SliceRemoved about ResourceSlice s")
 }
 
-// The cache has not seen yet that a device was allocated.
-func TestCacheIsBehind(t *testing.T) {
+// The cache does not yet show that a device was allocated.
+func TestStaleCache(t *testing.T) {
 	s := slice("s", ours, "w2", "n2")
 	c := newCluster(t, nodeObject("w1", "n1"), nodeObject("w2", "n2"), plugin("w1"), &s)
 	api := newCluster(t, nodeObject("w1", "n1"), nodeObject("w2", "n2"), plugin("w1"))
-	train := claim("train", []string{ours}, func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Results[0].Pool = "w2" })
+	train := claim("train", []string{ours},
+		func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Results[0].Pool = "w2" })
 	train.ResourceVersion = ""
 	if err := api.Create(t.Context(), &train); err != nil {
 		t.Fatal(err)
@@ -260,10 +278,10 @@ func TestCacheIsBehind(t *testing.T) {
 	equal(t, "the slice stays", c.after(t, 5), "Warning PluginGone about Node w2")
 }
 
-func TestWhatCannotBeSeenIsNotGone(t *testing.T) {
+func TestNothingIsRemovedAfterErrors(t *testing.T) {
 	down := errors.New("no answer")
 	s, own := slice("s", ours, "w2", "n2"), claim("own", []string{ours}, madeFor("p", "dead"))
-	for _, tc := range []struct{ name, refuse, want string }{
+	for _, tc := range []struct{ name, errors, want string }{
 		{"nodes", "LIST *v1.PartialObjectMetadataList", "error list nodes: no answer"},
 		{"the plugin's pods", "LIST *v1.PodList", "error list the plugin's pods: no answer"},
 		{"a node", "GET w2", "error read node w2: no answer"},
@@ -274,41 +292,43 @@ func TestWhatCannotBeSeenIsNotGone(t *testing.T) {
 			s, own := s.DeepCopy(), own.DeepCopy()
 			c := newCluster(t, nodeObject("w1", "n1"), nodeObject("w2", "n2"), plugin("w1"), s, own)
 			c.after(t, 0)
-			c.refuse[tc.refuse] = down
+			c.errors[tc.errors] = down
 			equal(t, "while it does not answer", c.after(t, 5), tc.want)
-			delete(c.refuse, tc.refuse)
-			equal(t, "the clock starts anew", c.after(t, 1), "")
-			equal(t, "and runs", c.after(t, 5), "delete own; Normal ClaimRemoved about ResourceClaim own; delete s; Normal SliceRemoved about ResourceSlice s")
+			delete(c.errors, tc.errors)
+			equal(t, "grace starts again", c.after(t, 1), "")
+			equal(t, "and runs", c.after(t, 5), "delete own; Normal ClaimRemoved about ResourceClaim own; delete s; "+
+				"Normal SliceRemoved about ResourceSlice s")
 		})
 	}
 	t.Run("a pod", func(t *testing.T) {
 		c := newCluster(t, nodeObject("w1", "n1"), nodeObject("w2", "n2"), plugin("w1"), s.DeepCopy(), own.DeepCopy())
 		c.after(t, 0)
-		c.refuse["GET p"] = down
-		equal(t, "the rest goes on", c.after(t, 5), "delete s; Normal SliceRemoved about ResourceSlice s; error look for pod ml/p: no answer")
-		delete(c.refuse, "GET p")
+		c.errors["GET p"] = down
+		equal(t, "the rest goes on", c.after(t, 5), "delete s; Normal SliceRemoved about ResourceSlice s; error look "+
+			"for pod ml/p: no answer")
+		delete(c.errors, "GET p")
 		equal(t, "the clock of the claim starts anew", c.after(t, 1), "")
 		equal(t, "and runs", c.after(t, 5), "delete own; Normal ClaimRemoved about ResourceClaim own")
 	})
 	t.Run("a deletion", func(t *testing.T) {
 		c := newCluster(t, nodeObject("w1", "n1"), nodeObject("w2", "n2"), plugin("w1"), s.DeepCopy())
-		c.refuse["DELETE s"] = down
+		c.errors["DELETE s"] = down
 		c.after(t, 0)
 		equal(t, "refused", c.after(t, 5), "error remove ResourceSlice s: no answer")
-		equal(t, "left", c.figure(t, "gpu_dra_orphans", "PluginGone"), 1.0)
-		delete(c.refuse, "DELETE s")
+		equal(t, "left", c.metric(t, "gpu_dra_orphans", "PluginGone"), 1.0)
+		delete(c.errors, "DELETE s")
 		equal(t, "done a minute later", c.after(t, 1), "delete s; Normal SliceRemoved about ResourceSlice s")
-		equal(t, "nothing left", c.figure(t, "gpu_dra_orphans", "PluginGone"), 0.0)
+		equal(t, "nothing left", c.metric(t, "gpu_dra_orphans", "PluginGone"), 0.0)
 	})
 }
 
-// A cluster has thousands of claims in use: each is looked at once within the grace.
-func TestPodsThatAreThereAreSeldomAskedFor(t *testing.T) {
+// A cluster has thousands of claims in use.
+func TestLivePodsAreReadOncePerGrace(t *testing.T) {
 	used := claim("used", []string{ours}, madeFor("alive", "alive"), reservedFor("alive", "alive"))
 	foreign := claim("foreign", []string{theirs}, madeFor("elsewhere", "elsewhere"))
 	c := newCluster(t, podObject("alive", "alive"), &used, &foreign)
 	for minute, want := range []string{"get alive", "", "", "", "", "get alive", ""} {
 		c.after(t, min(minute, 1))
-		equal(t, fmt.Sprintf("minute %d", minute), strings.Join(c.did, "; "), want)
+		equal(t, fmt.Sprintf("minute %d", minute), strings.Join(c.actions, "; "), want)
 	}
 }

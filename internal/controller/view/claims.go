@@ -13,35 +13,36 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// Claim is one that holds devices of the driver, or waits for some.
+// Claim holds devices of the driver, or is pending.
 type Claim struct {
 	types.NamespacedName
-	Made time.Time
-	// Held are its devices. Empty: it waits.
+	Created time.Time
+	// Held are its devices. Empty: the claim is pending.
 	Held []Held
-	// Wants are the requests of a claim that waits, with the classes that would do.
+	// Wants are the requests of a pending claim.
 	Wants []Want
 }
 
-// Held is one device that a claim has.
+// Held is an allocated device.
 type Held struct {
 	Pool, Device string
-	Consumed     map[resourceapi.QualifiedName]int64 // of a device that can be shared
+	Consumed     map[resourceapi.QualifiedName]int64 // of a device that allows multiple allocations
 }
 
-// gpu is the physical GPU of the device.
+// gpu returns the physical GPU of the device.
 func (h Held) gpu() id { return id{h.Pool, gpu.ParentName(h.Device)} }
 
-// Want is a request of a claim that waits.
+// Want is a request of a pending claim, with the classes it accepts.
 type Want struct {
 	Classes []string
 	Count   int64
 }
 
-// SetClaim takes what a claim has or wants now. What another one of that name had is forgotten: who was away while a claim was replaced
-// sees it change.
+// SetClaim adds or updates a claim. It also replaces an earlier claim of that name: an informer may report a re-created
+// claim as an update.
 func (v *View) SetClaim(c *resourceapi.ResourceClaim) {
-	claim := &Claim{NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: c.Name}, Made: c.CreationTimestamp.Time}
+	claim := &Claim{NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: c.Name},
+		Created: c.CreationTimestamp.Time}
 	if c.Status.Allocation == nil {
 		claim.Wants = wants(c)
 	} else {
@@ -63,7 +64,7 @@ func (v *View) SetClaim(c *resourceapi.ResourceClaim) {
 	}
 }
 
-// DeleteClaim forgets a claim.
+// DeleteClaim removes a claim.
 func (v *View) DeleteClaim(claim types.NamespacedName) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -84,7 +85,7 @@ func (v *View) forget(claim types.NamespacedName) {
 	delete(v.claims, claim)
 }
 
-// held leaves out who only looks after a device.
+// held returns the devices of the driver, without those with admin access.
 func held(c *resourceapi.ResourceClaim, driver string) []Held {
 	var all []Held
 	for _, r := range c.Status.Allocation.Devices.Results {
@@ -119,12 +120,12 @@ func wants(c *resourceapi.ResourceClaim) []Want {
 	return all
 }
 
-// Waiting is how many devices of that class are wanted by claims that were made since then and have none.
+// Waiting returns how many devices of that class are requested by pending claims created after since.
 func (v *View) Waiting(class string, since time.Time) (devices int64) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	for _, c := range v.claims {
-		if c.Made.Before(since) {
+		if c.Created.Before(since) {
 			continue
 		}
 		for _, w := range c.Wants {
@@ -136,21 +137,21 @@ func (v *View) Waiting(class string, since time.Time) (devices int64) {
 	return devices
 }
 
-// Claims are those that hold devices of the driver, and with waits those that have none and want some of a class of the driver, in no
-// order, until yield returns false. It must not ask the view.
+// Claims iterates over the claims that hold devices of the driver, and, with waits, over pending claims for a class of
+// the driver. The order is random. yield must not call the view.
 func (v *View) Claims(yield func(c *Claim, waits bool) bool) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	for _, c := range v.claims {
-		waits := v.wanted(c)
+		waits := v.waitsForDriver(c)
 		if (waits || len(c.Held) > 0) && !yield(c, waits) {
 			return
 		}
 	}
 }
 
-// wanted says whether the claim waits for devices of the driver.
-func (v *View) wanted(c *Claim) bool {
+// waitsForDriver reports whether the claim waits for devices of the driver.
+func (v *View) waitsForDriver(c *Claim) bool {
 	for _, w := range c.Wants {
 		for _, class := range w.Classes {
 			if v.ours[class] {

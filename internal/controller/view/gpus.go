@@ -11,18 +11,18 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// GPU is a whole GPU that is published, and what is held of it.
+// GPU is a whole GPU that is published, and the claims on it.
 type GPU struct {
 	Node, Name string
 	Kind       *Kind
-	Tainted    bool // new pods are kept away
-	// Holders are the claims that have something of it, also a partition.
+	Tainted    bool // for new pods
+	// Holders are the claims that hold the GPU, a share or a partition of it.
 	Holders []*Claim
 
 	pool, slice string
 }
 
-// GPUs are all whole GPUs that are published, in no order, until yield returns false.
+// GPUs iterates over all published whole GPUs, in no order.
 func (v *View) GPUs(yield func(GPU) bool) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -35,12 +35,12 @@ func (v *View) GPUs(yield func(GPU) bool) {
 	}
 }
 
-// Parts are what the claim holds of the GPU.
+// Parts returns what the claim holds of the GPU.
 func (g *GPU) Parts(c *Claim) []Held {
 	return slices.DeleteFunc(slices.Clone(c.Held), func(h Held) bool { return h.gpu() != id{g.pool, g.Name} })
 }
 
-// Fits says whether the GPU has room for one more that asks for so much of its capacities.
+// Fits reports whether the GPU can serve another request for these capacities now.
 func (g *GPU) Fits(asked map[resourceapi.QualifiedName]resource.Quantity) bool {
 	if g.Tainted {
 		return false
@@ -49,7 +49,7 @@ func (g *GPU) Fits(asked map[resourceapi.QualifiedName]resource.Quantity) bool {
 	for _, c := range g.Holders {
 		for _, h := range g.Parts(c) {
 			if h.Device != g.Name || h.Consumed == nil {
-				return false // a partition, or all of it
+				return false // a partition, or the whole GPU
 			}
 			for name, n := range h.Consumed {
 				taken[name] += n

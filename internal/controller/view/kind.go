@@ -16,22 +16,23 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// placeAttributes say which device it is, or where; all others say what it is.
-var placeAttributes = map[resourceapi.QualifiedName]bool{
+// identityAttributes identify a device, or its location. All others describe its kind.
+var identityAttributes = map[resourceapi.QualifiedName]bool{
 	"uuid": true, "parentUUID": true, "index": true, "minor": true, "nvlinkDomain": true, "fabricDomain": true,
 	deviceattribute.StandardDeviceAttributePCIBusID: true,
 	deviceattribute.StandardDeviceAttributePCIeRoot: true,
 	deviceattribute.StandardDeviceAttributeNUMANode: true,
 }
 
-// Kind is what all devices have in common that differ only in which one they are: there are as many as there are models, MIG profiles
-// and ways of sharing in the cluster, however many GPUs it has.
+// Kind is what devices have in common that differ only in identity. A cluster has one per model, MIG profile and
+// sharing mode, however many GPUs it has.
 type Kind struct {
-	ID     string             // tells kinds apart
-	Device resourceapi.Device // one of them, without name and taints; what says which one it is is that of the first that was seen
+	ID string // unique
+	// a device of the kind, without name and taints; its identity attributes are those of the first device seen
+	Device resourceapi.Device
 }
 
-// kindsOf are the keys of the devices' kinds. They take a while: whoever has the view's lock should have them already.
+// kindsOf returns the key of each device's kind. This is slow: call it before locking the view.
 func kindsOf(devices []resourceapi.Device) []string {
 	var keys []string
 	for _, d := range devices {
@@ -40,54 +41,55 @@ func kindsOf(devices []resourceapi.Device) []string {
 	return keys
 }
 
-// kindOf tells devices of different kinds apart. An attribute that only some devices have makes a difference even where its value
-// does not: selectors fail without it.
+// kindOf returns the key of the device's kind. It includes the names of identity attributes: selectors fail on a device
+// that lacks one.
 func kindOf(d resourceapi.Device) string {
 	attributes := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}
 	for name, value := range d.Attributes {
-		if placeAttributes[name] {
+		if identityAttributes[name] {
 			value = resourceapi.DeviceAttribute{}
 		}
 		attributes[name] = value
 	}
 	text, err := json.Marshal([]any{attributes, d.Capacity, d.AllowMultipleAllocations})
 	if err != nil {
-		return fmt.Sprintf("%p", d.Attributes) // no API object is like that: a kind of its own
+		return fmt.Sprintf("%p", d.Attributes) // API objects always marshal; otherwise a kind of its own
 	}
 	digest := sha256.Sum256(text)
 	return string(digest[:])
 }
 
-// Matchable is the device as selectors see it.
+// Matchable returns the device as CEL selectors see it.
 func (k *Kind) Matchable(driver string) cel.Device {
-	return cel.Device{Driver: driver, AllowMultipleAllocations: k.Device.AllowMultipleAllocations, Attributes: k.Device.Attributes, Capacity: k.Device.Capacity}
+	return cel.Device{Driver: driver, AllowMultipleAllocations: k.Device.AllowMultipleAllocations,
+		Attributes: k.Device.Attributes, Capacity: k.Device.Capacity}
 }
 
-// Type is the kind of device: a GPU, a partition, the monitor.
+// Type returns the type of device: GPU, partition or monitor.
 func (k *Kind) Type() gpu.Type { return gpu.Type(k.text("type")) }
 
-// Product is the model, as NVML names it.
+// Product returns the model, as NVML names it.
 func (k *Kind) Product() string { return k.text("productName") }
 
-// Profile is the MIG profile of a partition.
+// Profile returns the MIG profile of a partition.
 func (k *Kind) Profile() string { return k.text("profile") }
 
-// Sharing is how the administrator lets such GPUs be used.
+// Sharing returns the configured sharing mode of the GPU.
 func (k *Kind) Sharing() string { return k.text("sharing") }
 
-// Isolation is what keeps a share of such a GPU within its limits.
+// Isolation returns what enforces the limits of shares.
 func (k *Kind) Isolation() string { return k.text("isolation") }
 
-// PeakCompute is in TFLOP/s, and orders GPUs.
+// PeakCompute returns the peak compute rate in TFLOP/s. GPUs are ranked by it.
 func (k *Kind) PeakCompute() int64 { return ptr.Deref(k.Device.Attributes["peakCompute"].IntValue, 0) }
 
-// Capacity is how much such a device has of it, in the unit that is published; 0: none.
+// Capacity returns a capacity of the device in its published unit; 0: it has none.
 func (k *Kind) Capacity(name resourceapi.QualifiedName) int64 {
 	q := k.Device.Capacity[name].Value
 	return q.Value()
 }
 
-// Has says whether a request can get so much of such a device's capacities, while it is free.
+// Has reports whether an unused device of the kind can serve a request for these capacities.
 func (k *Kind) Has(asked map[resourceapi.QualifiedName]resource.Quantity) bool {
 	for name, wanted := range asked {
 		if most, ok := k.Most(name); !ok || most.Cmp(wanted) < 0 {
@@ -97,14 +99,14 @@ func (k *Kind) Has(asked map[resourceapi.QualifiedName]resource.Quantity) bool {
 	return true
 }
 
-// Most is how much of the capacity a request can get: of a GPU that is replicated no memory, however much it has. ok says whether there
-// is such a capacity.
+// Most returns the most that a request can get of the capacity. A replicated GPU has memory, but a request can get none
+// of it. ok is false if there is no such capacity.
 func (k *Kind) Most(name resourceapi.QualifiedName) (most resource.Quantity, ok bool) {
 	capacity, ok := k.Device.Capacity[name]
 	policy := capacity.RequestPolicy
 	switch {
 	case policy != nil && len(policy.ValidValues) > 0:
-		return policy.ValidValues[len(policy.ValidValues)-1], ok // they rise
+		return policy.ValidValues[len(policy.ValidValues)-1], ok // in ascending order
 	case policy != nil && policy.ValidRange != nil && policy.ValidRange.Max != nil:
 		return *policy.ValidRange.Max, ok
 	}
@@ -115,7 +117,7 @@ func (k *Kind) text(name resourceapi.QualifiedName) string {
 	return ptr.Deref(k.Device.Attributes[name].StringValue, "")
 }
 
-// String names the kind for people.
+// String returns a name for messages.
 func (k *Kind) String() string {
 	switch k.Type() {
 	case gpu.TypeMIG:

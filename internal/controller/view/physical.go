@@ -8,32 +8,32 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// partitionKind finds a partition that a claim holds, which need not be published any more.
+// partitionKind finds the kind of an allocated partition, which may no longer be published.
 type partitionKind struct{ product, profile string }
 
 // Physical is a physical GPU, and what claims hold of it.
 type Physical struct {
 	Node, Product string
-	// Memory is in bytes. Of a GPU of which only partitions are published, it is that of those somebody has made, or that of the largest
-	// that is possible.
+	// Memory is in bytes. If only partitions of the GPU are published, it is the sum of the existing ones, or the
+	// memory of the largest possible one.
 	Memory  int64
-	Tainted bool      // new pods are kept away; of a GPU of which only partitions are published: from the largest
-	Held    []Holding // until the next GPU
+	Tainted bool      // for new pods; if only partitions are published, whether the largest one is
+	Held    []Holding // valid only until the next GPU
 
-	multiprocessors int64 // that Memory goes with
+	multiprocessors int64 // of the same partitions as Memory
 }
 
-// Holding is a device that a claim holds: bytes of memory, and percent of the multiprocessors of its GPU, rounded down.
+// Holding is an allocated device: bytes of memory, and percent of the GPU's multiprocessors, rounded down.
 type Holding struct {
 	Claim         *Claim
 	Memory, Cores int64
 }
 
-// Physicals are all physical GPUs of which something is published, in no order, until yield returns false. It must not ask the view.
+// Physicals iterates over all physical GPUs with published devices, in no order. yield must not call the view.
 func (v *View) Physicals(yield func(*Physical) bool) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	var held []Holding // one list for all: there are thousands of GPUs
+	var held []Holding // reused, because there are thousands of GPUs
 	for at, g := range v.gpus {
 		p := Physical{Node: g.Node, Product: g.Kind.Product(), Memory: g.Kind.Capacity("memory"), Tainted: g.Tainted,
 			multiprocessors: g.Kind.multiprocessors()}
@@ -43,7 +43,7 @@ func (v *View) Physicals(yield func(*Physical) bool) {
 			return
 		}
 	}
-	for at, p := range v.divided() {
+	for at, p := range v.migOnlyGPUs() {
 		held = v.holdings(held[:0], at, p, nil)
 		p.Held = held
 		if !yield(p) {
@@ -52,8 +52,9 @@ func (v *View) Physicals(yield func(*Physical) bool) {
 	}
 }
 
-// divided are the GPUs of which only partitions are published: in MIG mode, and the driver cannot end it.
-func (v *View) divided() map[id]*Physical {
+// migOnlyGPUs returns the GPUs of which only partitions are published: they are in MIG mode, and the driver cannot
+// disable it.
+func (v *View) migOnlyGPUs() map[id]*Physical {
 	all := map[id]*Physical{}
 	largest := map[id]int64{}
 	for _, devices := range v.slices {
@@ -63,7 +64,7 @@ func (v *View) divided() map[id]*Physical {
 			}
 			p := all[d.id]
 			if p == nil {
-				p = &Physical{Node: d.id.pool, Product: d.kind.Product()} // a node is the pool of that name
+				p = &Physical{Node: d.id.pool, Product: d.kind.Product()} // the pool has the name of the node
 				all[d.id] = p
 			}
 			memory, multiprocessors := d.kind.Capacity("memory"), d.kind.multiprocessors()
@@ -82,7 +83,7 @@ func (v *View) divided() map[id]*Physical {
 	return all
 }
 
-// holdings adds what claims hold of the GPU. kind is nil when it is not published as a whole.
+// holdings appends what claims hold of the GPU. kind is nil if the GPU is not published as a whole.
 func (v *View) holdings(all []Holding, at id, p *Physical, kind *Kind) []Holding {
 	for c := range v.held[at] {
 		for _, h := range c.Held {
@@ -96,7 +97,7 @@ func (v *View) holdings(all []Holding, at id, p *Physical, kind *Kind) []Holding
 	return all
 }
 
-// part is how much of the GPU is held. Of a partition that was never seen nothing is known.
+// part returns how much of the GPU is held: 0 for a partition whose kind was never published.
 func (v *View) part(h Held, p *Physical, kind *Kind) (memory, cores int64) {
 	if gpu.IsPartition(h.Device) {
 		k := v.partitions[partitionKind{p.Product, gpu.PartitionProfile(h.Device)}]
@@ -115,7 +116,7 @@ func (v *View) part(h Held, p *Physical, kind *Kind) (memory, cores int64) {
 	case taken > 0 && taken < p.Memory:
 		return taken, h.Consumed["cores"]
 	}
-	return p.Memory, 100 // with all of the memory nobody else can have anything, whatever is said of cores
+	return p.Memory, 100 // without free memory, free cores cannot be allocated
 }
 
 func (k *Kind) multiprocessors() int64 {

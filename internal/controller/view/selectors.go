@@ -10,13 +10,13 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// How many compiled selectors are kept, and how many of their answers.
+// Sizes of the caches of compiled selectors and of their results.
 const (
 	cachedSelectors = 1000
-	cachedAnswers   = 20000
+	cachedResults   = 20000
 )
 
-// SetClass takes what a device class says now.
+// SetClass adds or updates a device class.
 func (v *View) SetClass(c *resourceapi.DeviceClass) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -24,7 +24,7 @@ func (v *View) SetClass(c *resourceapi.DeviceClass) {
 	v.ours[c.Name] = selects(c, v.driver)
 }
 
-// DeleteClass forgets a device class.
+// DeleteClass removes a device class.
 func (v *View) DeleteClass(name string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -32,7 +32,7 @@ func (v *View) DeleteClass(name string) {
 	delete(v.ours, name)
 }
 
-// Class finds a device class. It is not to be changed.
+// Class returns a device class. The caller must not change it.
 func (v *View) Class(name string) (*resourceapi.DeviceClass, bool) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -40,57 +40,58 @@ func (v *View) Class(name string) (*resourceapi.DeviceClass, bool) {
 	return class, ok
 }
 
-// Ours says whether a class is for devices of the driver.
+// Ours reports whether the selectors of a class name the driver.
 func (v *View) Ours(class string) bool {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	return v.ours[class]
 }
 
-// selects says whether a selector of the class names the driver.
+// selects reports whether a selector of the class names the driver.
 func selects(class *resourceapi.DeviceClass, driver string) bool {
 	quoted := []string{"'" + driver + "'", `"` + driver + `"`}
 	return slices.ContainsFunc(class.Spec.Selectors, func(s resourceapi.DeviceSelector) bool {
-		return s.CEL != nil && slices.ContainsFunc(quoted, func(q string) bool { return strings.Contains(s.CEL.Expression, q) })
+		return s.CEL != nil && slices.ContainsFunc(quoted,
+			func(q string) bool { return strings.Contains(s.CEL.Expression, q) })
 	})
 }
 
-// Accepts says whether the selector accepts devices of the kind, or may accept some of them: those that differ in their place only.
-// The error is what the scheduler would meet.
+// Accepts reports whether the selector accepts devices of the kind, or may accept some of them by their identity. The
+// error is that of the scheduler.
 func (v *View) Accepts(ctx context.Context, k *Kind, s resourceapi.DeviceSelector) (bool, error) {
 	if s.CEL == nil {
 		return true, nil
 	}
-	key := question{k.ID, s.CEL.Expression}
-	if known, ok := v.answers.Get(key); ok {
-		is := known.(answer)
-		return is.accepts, is.err
+	key := resultKey{k.ID, s.CEL.Expression}
+	if known, ok := v.results.Get(key); ok {
+		r := known.(result)
+		return r.accepts, r.err
 	}
 	compiled := v.selectors.GetOrCompile(s.CEL.Expression)
 	if compiled.Error != nil {
 		return false, compiled.Error
 	}
 	ok, _, err := compiled.DeviceMatches(ctx, k.Matchable(v.driver))
-	is := answer{err == nil && (ok || aboutPlace(s.CEL.Expression)), err}
-	if ctx.Err() == nil { // otherwise it was interrupted
-		v.answers.Add(key, is)
+	r := result{err == nil && (ok || selectsByIdentity(s.CEL.Expression)), err}
+	if ctx.Err() == nil { // else the evaluation was interrupted
+		v.results.Add(key, r)
 	}
-	return is.accepts, is.err
+	return r.accepts, r.err
 }
 
-// question is what a selector is asked, and answer what it says: the same at any time, since a kind does not change.
+// A result never expires: a kind does not change.
 type (
-	question struct{ kind, selector string }
-	answer   struct {
+	resultKey struct{ kind, selector string }
+	result    struct {
 		accepts bool
 		err     error
 	}
 )
 
-// aboutPlace says whether a selector looks at what tells devices of one kind apart, so that the answer for one of them is none for
-// the others.
-func aboutPlace(expression string) bool {
-	for name := range placeAttributes {
+// selectsByIdentity reports whether a selector uses an attribute that differs between devices of one kind. Then the
+// result for one device does not hold for the others.
+func selectsByIdentity(expression string) bool {
+	for name := range identityAttributes {
 		_, short, found := strings.Cut(string(name), "/")
 		if !found {
 			short = string(name)

@@ -8,12 +8,13 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// possible marks a partition that the driver would make.
+// possible marks a partition that the driver would create.
 var possible = []resourceapi.DeviceCounterConsumption{{}}
 
-// SlimSlice takes out of a slice what the view does not need, before it is kept: devices of one kind share what they have in common,
-// and of the partitions that are possible one of each kind stays, and the largest of each GPU, which tells that the GPU is there and how
-// large it is: of the largest profile of the model that was seen until now. A node with eight GPUs publishes more than 200 of them, which differ in where they are.
+// SlimSlice drops what the view does not need of a slice, to save memory. Devices of one kind share their attributes.
+// Of the possible partitions, which differ only in placement, it keeps one of each kind. It also keeps the largest one
+// of each GPU, if it has the largest profile of the model: it shows that the GPU exists and how large it is. A node
+// with eight GPUs publishes more than 200 possible partitions.
 func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlice {
 	slim := &resourceapi.ResourceSlice{TypeMeta: s.TypeMeta, ObjectMeta: s.ObjectMeta}
 	slim.ManagedFields = nil
@@ -25,7 +26,7 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	var kinds []*Kind
-	largest := map[string]int{} // by GPU: which of the devices
+	largest := map[string]int{} // index of the device, by GPU
 	for i, d := range s.Spec.Devices {
 		kinds = append(kinds, v.intern(keys[i], d))
 		name := gpu.ParentName(d.Name)
@@ -37,13 +38,14 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 	for i, d := range s.Spec.Devices {
 		kind := kinds[i]
 		some := kind.Type() == gpu.TypeMIG && len(d.ConsumesCounters) > 0
-		tells := largest[gpu.ParentName(d.Name)] == i && kind.Capacity("memory") >= v.largest[kind.Product()]
-		if some && seen[kind] && !tells {
+		isLargest := largest[gpu.ParentName(d.Name)] == i && kind.Capacity("memory") >= v.largest[kind.Product()]
+		if some && seen[kind] && !isLargest {
 			continue
 		}
 		seen[kind] = true
 		short := resourceapi.Device{Name: d.Name, Taints: d.Taints,
-			Attributes: kind.Device.Attributes, Capacity: kind.Device.Capacity, AllowMultipleAllocations: kind.Device.AllowMultipleAllocations}
+			Attributes: kind.Device.Attributes, Capacity: kind.Device.Capacity,
+			AllowMultipleAllocations: kind.Device.AllowMultipleAllocations}
 		if some {
 			short.ConsumesCounters = possible
 		}
@@ -52,21 +54,26 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 	return slim
 }
 
-// SlimClaim takes out of a claim what neither the view nor the sweep needs, before it is kept.
+// SlimClaim drops what neither the view nor the sweep needs of a claim, to save memory.
 func SlimClaim(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
-	slim := &resourceapi.ResourceClaim{TypeMeta: c.TypeMeta, ObjectMeta: c.ObjectMeta, Status: resourceapi.ResourceClaimStatus{ReservedFor: c.Status.ReservedFor}}
+	slim := &resourceapi.ResourceClaim{TypeMeta: c.TypeMeta, ObjectMeta: c.ObjectMeta,
+		Status: resourceapi.ResourceClaimStatus{ReservedFor: c.Status.ReservedFor}}
 	slim.ManagedFields, slim.Annotations = nil, nil
 	if c.Status.Allocation != nil {
-		slim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: c.Status.Allocation.Devices.Results}}
+		slim.Status.Allocation = &resourceapi.AllocationResult{
+			Devices: resourceapi.DeviceAllocationResult{Results: c.Status.Allocation.Devices.Results},
+		}
 		return slim
 	}
 	for _, r := range c.Spec.Devices.Requests {
 		short := resourceapi.DeviceRequest{Name: r.Name}
 		if r.Exactly != nil {
-			short.Exactly = &resourceapi.ExactDeviceRequest{DeviceClassName: r.Exactly.DeviceClassName, Count: r.Exactly.Count}
+			short.Exactly = &resourceapi.ExactDeviceRequest{DeviceClassName: r.Exactly.DeviceClassName,
+				Count: r.Exactly.Count}
 		}
 		for _, sub := range r.FirstAvailable {
-			short.FirstAvailable = append(short.FirstAvailable, resourceapi.DeviceSubRequest{DeviceClassName: sub.DeviceClassName, Count: sub.Count})
+			short.FirstAvailable = append(short.FirstAvailable,
+				resourceapi.DeviceSubRequest{DeviceClassName: sub.DeviceClassName, Count: sub.Count})
 		}
 		slim.Spec.Devices.Requests = append(slim.Spec.Devices.Requests, short)
 	}

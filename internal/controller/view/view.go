@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package view is what the cluster has of GPUs, and who holds them, as the API server tells it.
+// Package view is a model of the GPUs in the cluster and of the claims that hold them, built from API objects.
 package view
 
 import (
@@ -17,60 +17,61 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// View follows the slices of one driver, and the claims and device classes of the cluster. It answers without asking anybody.
+// View follows the slices of one driver, and the claims and device classes of the cluster. It makes no API calls.
 type View struct {
 	driver    string
 	selectors *cel.Cache
-	answers   *lru.Cache // question → answer
+	results   *lru.Cache // resultKey → result
 
 	mu     sync.RWMutex
 	kinds  map[string]*Kind                // by id
-	count  map[string]int                  // published devices of each
-	slices map[string][]device             // by the name of the slice
-	gpus   map[id]*GPU                     // those that are published as whole GPUs
-	claims map[types.NamespacedName]*Claim // those that hold something of the driver, and all that wait
+	count  map[string]int                  // published devices of each kind
+	slices map[string][]device             // by name of the slice
+	gpus   map[id]*GPU                     // that are published as a whole
+	claims map[types.NamespacedName]*Claim // that hold devices of the driver, and all pending ones
 	held   map[id]map[*Claim]struct{}      // by physical GPU
 
 	classes map[string]*resourceapi.DeviceClass
-	ours    map[string]bool // which of them are for devices of the driver
+	ours    map[string]bool // classes whose selectors name the driver
 
-	partitions map[partitionKind]*Kind // the last that was seen of each
-	largest    map[string]int64        // memory of the largest partition that was seen of each model
+	partitions map[partitionKind]*Kind // the last one published of each
+	largest    map[string]int64        // memory of the largest partition of each model
 }
 
-// id is a physical GPU.
+// id identifies a physical GPU.
 type id struct{ pool, gpu string }
 
-// device is one that is published.
+// device is a published device.
 type device struct {
 	id      id
 	name    string
 	kind    *Kind
 	tainted bool
-	static  bool // a partition that somebody else has made, not one of those that are possible
+	static  bool // an existing partition that the driver did not create
 }
 
-// New is a view of a cluster of which nothing is known yet.
+// New returns an empty view.
 func New(driver string) *View {
 	return &View{
 		driver:    driver,
 		selectors: cel.NewCache(cachedSelectors, cel.Features{EnableConsumableCapacity: true}),
-		answers:   lru.New(cachedAnswers),
+		results:   lru.New(cachedResults),
 		kinds:     map[string]*Kind{}, count: map[string]int{}, slices: map[string][]device{},
 		gpus: map[id]*GPU{}, claims: map[types.NamespacedName]*Claim{}, held: map[id]map[*Claim]struct{}{},
-		classes: map[string]*resourceapi.DeviceClass{}, ours: map[string]bool{}, partitions: map[partitionKind]*Kind{}, largest: map[string]int64{},
+		classes: map[string]*resourceapi.DeviceClass{}, ours: map[string]bool{}, partitions: map[partitionKind]*Kind{},
+		largest: map[string]int64{},
 	}
 }
 
-// Driver is the driver whose devices it knows.
+// Driver returns the name of the driver.
 func (v *View) Driver() string { return v.driver }
 
-// SetSlice takes what a slice says now.
+// SetSlice adds or updates a slice.
 func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 	keys := kindsOf(s.Spec.Devices)
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.drop(s.Name)
+	v.dropSlice(s.Name)
 	if s.Spec.Driver != v.driver {
 		return
 	}
@@ -78,29 +79,31 @@ func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 	for i, d := range s.Spec.Devices {
 		kind := v.intern(keys[i], d)
 		at := id{s.Spec.Pool.Name, gpu.ParentName(d.Name)}
-		all = append(all, device{id: at, name: d.Name, kind: kind, tainted: keepsAway(d.Taints), static: len(d.ConsumesCounters) == 0})
+		all = append(all, device{id: at, name: d.Name, kind: kind, tainted: preventsScheduling(d.Taints),
+			static: len(d.ConsumesCounters) == 0})
 		v.count[kind.ID]++
 		if kind.Type() == gpu.TypeGPU {
-			v.gpus[at] = &GPU{Node: ptr.Deref(s.Spec.NodeName, ""), Name: d.Name, Kind: kind, Tainted: keepsAway(d.Taints), pool: at.pool, slice: s.Name}
+			v.gpus[at] = &GPU{Node: ptr.Deref(s.Spec.NodeName, ""), Name: d.Name, Kind: kind,
+				Tainted: preventsScheduling(d.Taints), pool: at.pool, slice: s.Name}
 		}
 	}
 	v.slices[s.Name] = all
 }
 
-// DeleteSlice forgets a slice.
+// DeleteSlice removes a slice.
 func (v *View) DeleteSlice(name string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.drop(name)
+	v.dropSlice(name)
 }
 
-func (v *View) drop(slice string) {
+func (v *View) dropSlice(slice string) {
 	for _, d := range v.slices[slice] {
 		if v.count[d.kind.ID]--; v.count[d.kind.ID] == 0 {
 			delete(v.count, d.kind.ID)
 			delete(v.kinds, d.kind.ID)
 		}
-		// A GPU may be in another slice by now: that of a node of the same name, or the next of the pool.
+		// The GPU may be in another slice by now: of a new node with the same name, or of the next pool generation.
 		if g := v.gpus[d.id]; d.name == d.id.gpu && g != nil && g.slice == slice {
 			delete(v.gpus, d.id)
 		}
@@ -108,11 +111,12 @@ func (v *View) drop(slice string) {
 	delete(v.slices, slice)
 }
 
-// intern is the kind of the device, whose key that is, the same for all of it.
+// intern returns the kind of the device. key is its kindOf.
 func (v *View) intern(key string, d resourceapi.Device) *Kind {
 	kind, ok := v.kinds[key]
 	if !ok {
-		kind = &Kind{ID: key, Device: resourceapi.Device{Attributes: d.Attributes, Capacity: d.Capacity, AllowMultipleAllocations: d.AllowMultipleAllocations}}
+		kind = &Kind{ID: key, Device: resourceapi.Device{Attributes: d.Attributes, Capacity: d.Capacity,
+			AllowMultipleAllocations: d.AllowMultipleAllocations}}
 		v.kinds[key] = kind
 	}
 	if kind.Type() == gpu.TypeMIG {
@@ -122,11 +126,12 @@ func (v *View) intern(key string, d resourceapi.Device) *Kind {
 	return kind
 }
 
-func keepsAway(taints []resourceapi.DeviceTaint) bool {
-	return slices.ContainsFunc(taints, func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone })
+func preventsScheduling(taints []resourceapi.DeviceTaint) bool {
+	return slices.ContainsFunc(taints,
+		func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone })
 }
 
-// Kinds are those of which at least one device is published, in the order of their names.
+// Kinds returns the kinds with at least one published device, sorted by name.
 func (v *View) Kinds() []*Kind {
 	v.mu.RLock()
 	defer v.mu.RUnlock()

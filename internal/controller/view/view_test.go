@@ -20,7 +20,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// text is the view for people: the kinds, then the GPUs with their holders.
+// text prints the view: the kinds, then the GPUs with their holders.
 func text(v *view.View) string {
 	var lines []string
 	for g := range v.GPUs {
@@ -41,10 +41,11 @@ func text(v *view.View) string {
 	return strings.Join(lines, "\n")
 }
 
-// claim has that device; consumed as "memory=5Gi".
+// claim returns a claim that holds the device; consumed as "memory=5Gi".
 func claim(name, pool, device string, consumed ...string) *resourceapi.ResourceClaim {
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
-	result := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: viewtest.Driver, Pool: pool, Device: device}
+	result := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: viewtest.Driver, Pool: pool,
+		Device: device}
 	for _, text := range consumed {
 		what, amount, _ := strings.Cut(text, "=")
 		if result.ConsumedCapacity == nil {
@@ -52,7 +53,9 @@ func claim(name, pool, device string, consumed ...string) *resourceapi.ResourceC
 		}
 		result.ConsumedCapacity[resourceapi.QualifiedName(what)] = resource.MustParse(amount)
 	}
-	c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{result}}}
+	c.Status.Allocation = &resourceapi.AllocationResult{
+		Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{result}},
+	}
 	return c
 }
 
@@ -82,7 +85,7 @@ func TestView(t *testing.T) {
 	v.DeleteClaim(types.NamespacedName{Namespace: "ns", Name: "unknown"})
 	same("one moves, one goes", "a gpu-3b-00-0 Tesla T4 []\na gpu-af-00-0 Tesla T4 [two gpu-af-00-0]")
 
-	// Who lost its connection while a claim was deleted and made again hears of the new one only.
+	// An informer that was disconnected while a claim was deleted and re-created reports only an update.
 	v.SetClaim(claim("again", "a", "gpu-3b-00-0"))
 	again := viewtest.Claim(t, `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`)
 	again.Namespace, again.Name, again.UID = "ns", "again", "another"
@@ -90,7 +93,8 @@ func TestView(t *testing.T) {
 	same("a claim is replaced by one that waits", "a gpu-3b-00-0 Tesla T4 []\na gpu-af-00-0 Tesla T4 [two gpu-af-00-0]")
 
 	tainted := viewtest.Slices(t, viewtest.Node{Name: "a", Profile: "t4-x2"})[0]
-	tainted.Spec.Devices[0].Taints = []resourceapi.DeviceTaint{{Key: "k", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	tainted.Spec.Devices[0].Taints = []resourceapi.DeviceTaint{{Key: "k",
+		Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	tainted.Spec.Devices[1].Taints = []resourceapi.DeviceTaint{{Key: "k", Effect: resourceapi.DeviceTaintEffectNone}}
 	v.SetSlice(v.SlimSlice(tainted))
 	same("one is tainted", "a gpu-3b-00-0 Tesla T4 [] tainted\na gpu-af-00-0 Tesla T4 [two gpu-af-00-0]")
@@ -111,10 +115,11 @@ func TestView(t *testing.T) {
 	same("it is back, and its claim with it", "a gpu-3b-00-0 Tesla T4 []\na gpu-af-00-0 Tesla T4 [two gpu-af-00-0]")
 }
 
-// However many nodes there are, the kinds are those of one; a node of eight GPUs keeps one partition of each profile.
+// The number of kinds does not depend on the number of nodes. SlimSlice keeps one partition per profile.
 func TestKinds(t *testing.T) {
 	one := viewtest.New(t, viewtest.Node{Name: "a", Profile: "dgx-h100"})
-	three := viewtest.New(t, viewtest.Node{Name: "a", Profile: "dgx-h100"}, viewtest.Node{Name: "b", Profile: "dgx-h100"}, viewtest.Node{Name: "c", Profile: "dgx-h100"})
+	three := viewtest.New(t, viewtest.Node{Name: "a", Profile: "dgx-h100"},
+		viewtest.Node{Name: "b", Profile: "dgx-h100"}, viewtest.Node{Name: "c", Profile: "dgx-h100"})
 	names := func(v *view.View) (all []string) {
 		for _, k := range v.Kinds() {
 			all = append(all, k.String())
@@ -122,8 +127,10 @@ func TestKinds(t *testing.T) {
 		return all
 	}
 	want := []string{
-		"MIG 1g.10gb of NVIDIA H100 80GB HBM3", "MIG 1g.10gb+me of NVIDIA H100 80GB HBM3", "MIG 1g.20gb of NVIDIA H100 80GB HBM3",
-		"MIG 2g.20gb of NVIDIA H100 80GB HBM3", "MIG 3g.40gb of NVIDIA H100 80GB HBM3", "MIG 4g.40gb of NVIDIA H100 80GB HBM3",
+		"MIG 1g.10gb of NVIDIA H100 80GB HBM3", "MIG 1g.10gb+me of NVIDIA H100 80GB HBM3",
+		"MIG 1g.20gb of NVIDIA H100 80GB HBM3",
+		"MIG 2g.20gb of NVIDIA H100 80GB HBM3", "MIG 3g.40gb of NVIDIA H100 80GB HBM3",
+		"MIG 4g.40gb of NVIDIA H100 80GB HBM3",
 		"MIG 7g.80gb of NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3", "the monitor device",
 	}
 	if got := names(one); !slices.Equal(got, want) {
@@ -141,9 +148,10 @@ func TestKinds(t *testing.T) {
 			kept += len(v.SlimSlice(s).Spec.Devices)
 		}
 	}
-	// Eight GPUs and the monitor, in each of the slices of partitions one of each profile that it has, and the largest of each GPU.
+	// Eight GPUs and the monitor; of each slice with partitions one per profile; and the largest one of each GPU.
 	if full < 200 || kept > 9+2*7+8 {
-		t.Errorf("of %d devices %d are kept, want the GPUs, one partition of each profile for each slice, and the largest of each GPU", full, kept)
+		t.Errorf("of %d devices %d are kept, want the GPUs, one partition of each profile for each slice, and the "+
+			"largest of each GPU", full, kept)
 	}
 }
 
@@ -156,17 +164,25 @@ func TestFits(t *testing.T) {
 		want  bool
 	}{
 		{"a free GPU", gpu.Use{}, nil, "", true},
-		{"one that has a share taken", gpu.Use{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "memory=1Gi", "cores=0")}, "", false},
-		{"room for another share", gpu.Use{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "memory=5Gi", "cores=40")}, "memory=5Gi cores=60", true},
-		{"too little memory", gpu.Use{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "memory=5Gi", "cores=40")}, "memory=11Gi", false},
-		{"too few cores", gpu.Use{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "memory=5Gi", "cores=40")}, "memory=5Gi cores=61", false},
+		{"one that has a share taken", gpu.Use{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0",
+			"memory=1Gi", "cores=0")}, "", false},
+		{"room for another share", gpu.Use{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "memory=5Gi",
+			"cores=40")}, "memory=5Gi cores=60", true},
+		{"too little memory", gpu.Use{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "memory=5Gi",
+			"cores=40")}, "memory=11Gi", false},
+		{"too few cores", gpu.Use{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "memory=5Gi",
+			"cores=40")}, "memory=5Gi cores=61", false},
 		{"more than it has", gpu.Use{}, nil, "memory=20Gi", false},
 		{"what it does not have", gpu.Use{}, nil, "shares=1", false},
-		{"a partition is there", gpu.Use{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0-mig-1g10gb-0")}, "memory=1Gi", false},
+		{"a partition is there", gpu.Use{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0-mig-1g10gb-0")},
+			"memory=1Gi", false},
 		{"exclusive and free", gpu.Use{Sharing: gpu.Exclusive}, nil, "memory=5Gi", true},
-		{"exclusive and taken", gpu.Use{Sharing: gpu.Exclusive}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0")}, "memory=5Gi", false},
-		{"the last replica", gpu.Use{Sharing: gpu.Replicated, Replicas: 2}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "shares=1")}, "", true},
-		{"no replica is left", gpu.Use{Sharing: gpu.Replicated, Replicas: 2}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "shares=2")}, "", false},
+		{"exclusive and taken", gpu.Use{Sharing: gpu.Exclusive},
+			[]*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0")}, "memory=5Gi", false},
+		{"the last replica", gpu.Use{Sharing: gpu.Replicated, Replicas: 2},
+			[]*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "shares=1")}, "", true},
+		{"no replica is left", gpu.Use{Sharing: gpu.Replicated, Replicas: 2},
+			[]*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "shares=2")}, "", false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: tc.use})

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package viewtest fills views for tests: with what the plugins of simulated machines publish, and with the classes of the chart.
+// Package viewtest creates views for tests, with the slices of simulated nodes and the classes of the Helm chart.
 package viewtest
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,21 +19,21 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/simulator"
 )
 
 // Driver is the name of the driver.
 const Driver = "gpu.nvidia.com"
 
-// Node is a machine with simulated GPUs.
+// Node is a node with simulated GPUs.
 type Node struct {
 	Name    string
 	Profile string
 	Use     gpu.Use // of all its GPUs
 }
 
-// New is a view that knows the chart's classes and what the nodes publish.
+// New returns a view with the chart's classes and the slices of the nodes.
 func New(t testing.TB, nodes ...Node) *view.View {
 	t.Helper()
 	v := view.New(Driver)
@@ -47,14 +48,14 @@ func New(t testing.TB, nodes ...Node) *view.View {
 	return v
 }
 
-// Slices are what the node publishes.
+// Slices returns the slices that the node's plugin would publish.
 func Slices(t testing.TB, n Node) []*resourceapi.ResourceSlice {
 	t.Helper()
-	p, err := sim.BuiltIn(n.Profile)
+	p, err := simulator.BuiltIn(n.Profile)
 	if err != nil {
 		t.Fatal(err)
 	}
-	machine, err := sim.Open(t.TempDir(), p)
+	machine, err := simulator.Open(t.TempDir(), p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,33 +63,39 @@ func Slices(t testing.TB, n Node) []*resourceapi.ResourceSlice {
 	if err != nil {
 		t.Fatal(err)
 	}
-	devices, broken, err := open.Discover()
+	look, err := open.Discover(context.Background())
+	devices, broken := look.Devices, look.Broken
 	if err != nil || len(broken) > 0 {
 		t.Fatal(err, broken)
 	}
 	for i := range devices {
 		devices[i].Use = n.Use
 		if devices[i].MIG.Switchable && n.Use == (gpu.Use{}) {
-			devices[i].Use.Partitions = gpu.PartitionsDynamic // as the plugin has it
+			devices[i].Use.Partitions = gpu.PartitionsDynamic // the default of the plugin
 		}
 	}
-	nobody := func(gpu.Placement) bool { return false }
-	pool := inventory.New(devices).Divide(nobody).Pool(n.Name)
+	noPartition := func(gpu.Placement) bool { return false }
+	pool := inventory.New(devices).WithPartitions(noPartition).Pool(n.Name)
 	var all []*resourceapi.ResourceSlice
 	for i, s := range pool.Slices {
-		slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%05x-%s-%s", i, Driver, n.Name)}}
-		slice.Spec = resourceapi.ResourceSliceSpec{Driver: Driver, NodeName: &n.Name, Devices: s.Devices, SharedCounters: s.SharedCounters,
-			Pool: resourceapi.ResourcePool{Name: n.Name, Generation: 1, ResourceSliceCount: int64(len(pool.Slices))}}
+		slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%05x-%s-%s", i, Driver,
+			n.Name)}}
+		slice.Spec = resourceapi.ResourceSliceSpec{Driver: Driver, NodeName: &n.Name, Devices: s.Devices,
+			SharedCounters: s.SharedCounters,
+			Pool: resourceapi.ResourcePool{
+				Name: n.Name, Generation: 1, ResourceSliceCount: int64(len(pool.Slices)),
+			}}
 		all = append(all, slice)
 	}
 	return all
 }
 
-// Classes are those of the chart.
+// Classes returns the classes of the chart.
 func Classes(t testing.TB) []*resourceapi.DeviceClass {
 	t.Helper()
 	_, here, _, _ := runtime.Caller(0)
-	text, err := os.ReadFile(filepath.Join(filepath.Dir(here), "../../../deployments/helm/testdata/default.golden.yaml"))
+	text, err := os.ReadFile(filepath.Join(filepath.Dir(here),
+		"../../../deployments/helm/testdata/default.golden.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +112,7 @@ func Classes(t testing.TB) []*resourceapi.DeviceClass {
 	return all
 }
 
-// Claim is a claim with that spec.devices, as the API server would complete it.
+// Claim returns a claim with that spec.devices, defaulted as by the API server.
 func Claim(t testing.TB, devices string) *resourceapi.ResourceClaim {
 	t.Helper()
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "claim", UID: "claim"}}

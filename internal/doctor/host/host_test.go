@@ -15,7 +15,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/doctor/host"
 )
 
-// tree is the root of a host with those files; a content that begins with "->" is a symbolic link.
+// tree returns the root of a host with these files. A content that begins with "->" is a symbolic link.
 func tree(t *testing.T, files map[string]string) host.Root {
 	t.Helper()
 	root := t.TempDir()
@@ -52,28 +52,42 @@ func TestLookUpRuntime(t *testing.T) {
 	}{
 		{"nothing is known", nil, "", "  unknown runtime-unknown"},
 		{"the Node object says containerd 1.7", nil, "containerd://1.7.24", "containerd 1.7.24 off cdi-off"},
-		{"the Node object says containerd 1.6", nil, "containerd://1.6.4", "containerd 1.6.4 unsupported cdi-unsupported"},
+		{"the Node object says containerd 1.6", nil, "containerd://1.6.4",
+			"containerd 1.6.4 unsupported cdi-unsupported"},
 		{"the Node object says containerd 2", nil, "containerd://2.1.0-k3s1", "containerd 2.1.0-k3s1 on"},
 		{"the Node object says CRI-O", nil, "cri-o://1.34.0", "cri-o 1.34.0 on"},
 		{"another runtime", nil, "docker://27.1", "docker 27.1 unknown runtime-unknown"},
-		{"containerd 1.7 with CDI", map[string]string{config: "version = 2\n" + oldPlace + "enable_cdi = true\n"}, "containerd://1.7.24", "containerd 1.7.24 on"},
-		{"containerd 2 without", map[string]string{config: "version = 3\n" + newPlace + "enable_cdi = false\n"}, "containerd://2.0.1", "containerd 2.0.1 off cdi-off"},
-		{"containerd 2 by the format of its configuration", map[string]string{config: "version = 3\n"}, "", "containerd  on"},
+		{"containerd 1.7 with CDI", map[string]string{config: "version = 2\n" + oldPlace + "enable_cdi = true\n"},
+			"containerd://1.7.24", "containerd 1.7.24 on"},
+		{"containerd 2 without", map[string]string{config: "version = 3\n" + newPlace + "enable_cdi = false\n"},
+			"containerd://2.0.1", "containerd 2.0.1 off cdi-off"},
+		{"containerd 2 by the format of its configuration", map[string]string{config: "version = 3\n"}, "",
+			"containerd  on"},
 		{"either version", map[string]string{config: "version = 2\n"}, "", "containerd  unknown runtime-unknown"},
-		{"switched on in a file that is imported", map[string]string{config: "version = 2\nimports = [\"conf.d/*.toml\"]\n",
-			"etc/containerd/conf.d/cdi.toml": oldPlace + "enable_cdi = true\n"}, "containerd://1.7.24", "containerd 1.7.24 on"},
-		{"it reads other directories", map[string]string{config: oldPlace + "enable_cdi = true\ncdi_spec_dirs = [\"/etc/cdi\"]\n"}, "containerd://1.7.24",
+		{"switched on in a file that is imported", map[string]string{config: "version = 2\nimports = " +
+			"[\"conf.d/*.toml\"]\n",
+			"etc/containerd/conf.d/cdi.toml": oldPlace + "enable_cdi = true\n"}, "containerd://1.7.24",
+			"containerd 1.7.24 on"},
+		{"it reads other directories", map[string]string{config: oldPlace +
+			"enable_cdi = true\ncdi_spec_dirs = [\"/etc/cdi\"]\n"}, "containerd://1.7.24",
 			"containerd 1.7.24 on cdi-dir-unread"},
-		{"it reads the directory under its other name", map[string]string{config: oldPlace + "cdi_spec_dirs = [\"/run/cdi\"]\n"}, "containerd://2.0.0",
+		{"it reads the directory under its other name", map[string]string{config: oldPlace +
+			"cdi_spec_dirs = [\"/run/cdi\"]\n"}, "containerd://2.0.0",
 			"containerd 2.0.0 on"},
-		{"a configuration that is none", map[string]string{config: "version = = 2\n"}, "containerd://2.0.0", "containerd 2.0.0 on runtime-config"},
+		{"a configuration that is none", map[string]string{config: "version = = 2\n"}, "containerd://2.0.0",
+			"containerd 2.0.0 on runtime-config"},
 		{"k3s beside the containerd of Docker", map[string]string{config: "disabled_plugins = [\"cri\"]\n",
-			"var/lib/rancher/k3s/agent/etc/containerd/config.toml": "version = 2\n" + oldPlace + "enable_cdi = true\n"}, "", "containerd  on"},
-		{"the containerd of Docker alone", map[string]string{config: "disabled_plugins = [\"cri\"]\n"}, "", "  unknown runtime-unknown"},
-		{"CRI-O that reads other directories", map[string]string{"etc/crio/crio.conf.d/10.conf": "[crio.runtime]\ncdi_spec_dirs = [\"/etc/cdi\"]\n"}, "",
+			"var/lib/rancher/k3s/agent/etc/containerd/config.toml": "version = 2\n" + oldPlace + "enable_cdi = true\n"},
+			"", "containerd  on"},
+		{"the containerd of Docker alone", map[string]string{config: "disabled_plugins = [\"cri\"]\n"}, "",
+			"  unknown runtime-unknown"},
+		{"CRI-O that reads other directories",
+			map[string]string{"etc/crio/crio.conf.d/10.conf": "[crio.runtime]\ncdi_spec_dirs = [\"/etc/cdi\"]\n"}, "",
 			"cri-o  on cdi-dir-unread"},
-		{"the configuration is a link on the host", map[string]string{config: "->/opt/containerd.toml", "opt/containerd.toml": "version = 3\n"}, "", "containerd  on"},
-		{"a link that leads to itself", map[string]string{config: "->config.toml"}, "containerd://2.0.0", "containerd 2.0.0 on runtime-config"},
+		{"the configuration is a link on the host", map[string]string{config: "->/opt/containerd.toml",
+			"opt/containerd.toml": "version = 3\n"}, "", "containerd  on"},
+		{"a link that leads to itself", map[string]string{config: "->config.toml"}, "containerd://2.0.0",
+			"containerd 2.0.0 on runtime-config"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			root := host.Root("")
@@ -95,7 +109,7 @@ func TestLookUpRuntime(t *testing.T) {
 	}
 }
 
-func TestARuntimeThatSaysWhatItIs(t *testing.T) {
+func TestRuntimeOfNodeVersion(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -107,7 +121,7 @@ func TestARuntimeThatSaysWhatItIs(t *testing.T) {
 	}
 }
 
-// As Talos and Bottlerocket have it, where nothing of the driver is in /etc and /usr.
+// As on Talos and Bottlerocket, where the driver writes nothing to /etc and /usr.
 func TestReadOnlyFileSystems(t *testing.T) {
 	readOnly := func(dir string) error {
 		if strings.Contains(dir, "/etc") || strings.Contains(dir, "/usr") {
@@ -116,11 +130,13 @@ func TestReadOnlyFileSystems(t *testing.T) {
 		return nil
 	}
 	root := tree(t, map[string]string{"var/lib/x": "", "etc/x": ""})
-	if got := host.Places(root, []string{"/var/run/cdi", "/var/lib/kubelet/plugins/gpu.nvidia.com", "/dev/shm"}, readOnly); len(got) > 0 {
+	if got := host.ReadOnlyDirs(root, []string{"/var/run/cdi", "/var/lib/kubelet/plugins/gpu.nvidia.com", "/dev/shm"},
+		readOnly); len(got) > 0 {
 		t.Errorf("got %v, want nothing", got)
 	}
-	got := host.Places(root, []string{"/etc/cdi"}, readOnly)
-	if len(got) != 1 || got[0].ID != "read-only" || got[0].What != "/etc/cdi cannot be written to: read-only file system" {
+	got := host.ReadOnlyDirs(root, []string{"/etc/cdi"}, readOnly)
+	if len(got) != 1 || got[0].ID != "read-only" || got[0].What != "/etc/cdi cannot be written to: read-only file "+
+		"system" {
 		t.Errorf("got %v", got)
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Writable says whether there can be files in a directory; nil when there can, else why not. One that is not there yet is judged by
-// the one above. Nothing is written.
+// Writable returns an error if a directory is not writable, without writing. For a missing directory it checks the
+// closest existing parent.
 func Writable(dir string) error {
 	for {
 		err := unix.Access(dir, unix.W_OK|unix.X_OK)
@@ -23,8 +23,9 @@ func Writable(dir string) error {
 	}
 }
 
-// Places finds those of the directories of the host that the driver cannot write to. writable is Writable, but in tests.
-func Places(root Root, dirs []string, writable func(dir string) error) []Problem {
+// ReadOnlyDirs returns a problem for each directory of the host that is not writable. writable is Writable, except in
+// tests.
+func ReadOnlyDirs(root Root, dirs []string, writable func(dir string) error) []Problem {
 	var out []Problem
 	for _, dir := range dirs {
 		if err := writable(root.path(dir)); err != nil {
@@ -34,7 +35,7 @@ func Places(root Root, dirs []string, writable func(dir string) error) []Problem
 	return out
 }
 
-// CgroupVersion is that of the control groups that are mounted there, 0 when there are none.
+// CgroupVersion returns the version of the cgroups mounted at dir; 0 if there are none.
 func CgroupVersion(dir string) int {
 	if _, err := os.Stat(filepath.Join(dir, "cgroup.controllers")); err == nil {
 		return 2
@@ -45,10 +46,10 @@ func CgroupVersion(dir string) int {
 	return 0
 }
 
-// firstPIDs is the PID namespace that a machine starts with (PROC_PID_INIT_INO of the kernel).
+// firstPIDs is the initial PID namespace (PROC_PID_INIT_INO of the kernel).
 const firstPIDs = "pid:[4026531836]"
 
-// SeesAllPIDs says whether this process sees those of the whole machine, by what proc says of it.
+// SeesAllPIDs reports whether this process is in the initial PID namespace, according to proc.
 func SeesAllPIDs(proc string) bool {
 	namespace, err := os.Readlink(filepath.Join(proc, "self/ns/pid"))
 	return err == nil && namespace == firstPIDs

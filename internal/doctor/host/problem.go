@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package host looks at what surrounds the driver on a node: the container runtime, control groups, file systems. It needs no GPU.
+// Package host checks the environment of the driver on a node: container runtime, cgroups, file systems. It needs no
+// GPU.
 package host
 
 import "fmt"
 
-// Severity says what a problem does.
+// Severity is the effect of a problem.
 type Severity string
 
 const (
-	// Error keeps pods from GPUs.
+	// Error problems keep pods from using GPUs.
 	Error Severity = "error"
-	// Warning keeps them from something that not every pod needs, or is worth a look.
+	// Warning problems affect only some pods, or should be looked at.
 	Warning Severity = "warning"
 )
 
-// Problem is something that is not as the driver needs it, and what to do about it.
+// Problem is a problem of the node, and its remedy.
 type Problem struct {
 	ID       string   `json:"id"`
 	Severity Severity `json:"severity"`
@@ -23,14 +24,14 @@ type Problem struct {
 	Remedy   string   `json:"remedy"`
 }
 
-// Kind is a problem that can be found. Its ID never changes.
+// Kind is a kind of problem. Its ID never changes.
 type Kind struct {
 	ID       string
 	Severity Severity
 	Remedy   string
 }
 
-// Found is the problem, as it is on this machine.
+// Found returns the problem as found on this machine.
 func (k Kind) Found(format string, args ...any) Problem {
 	return Problem{ID: k.ID, Severity: k.Severity, What: fmt.Sprintf(format, args...), Remedy: k.Remedy}
 }
@@ -39,17 +40,25 @@ func (k Kind) Found(format string, args ...any) Problem {
 var (
 	CDIOff = Kind{"cdi-off", Error,
 		"in the section of the CRI plugin of containerd's configuration set enable_cdi = true, and restart containerd"}
-	CDIUnsupported = Kind{"cdi-unsupported", Error, "update containerd: CDI came with 1.7, and is on by default since 2.0"}
-	CDIDirUnread   = Kind{"cdi-dir-unread", Error,
-		"give the driver a directory that the runtime reads (--cdi-dir, cdiDir of the chart), or add its directory to the runtime's cdi_spec_dirs"}
+	CDIUnsupported = Kind{"cdi-unsupported", Error, "update containerd: CDI came with 1.7, and is on by default " +
+		"since 2.0"}
+	CDIDirUnread = Kind{"cdi-dir-unread", Error,
+		"give the driver a directory that the runtime reads (--cdi-dir, cdiDir of the chart), or add its directory " +
+			"to the runtime's cdi_spec_dirs"}
 	RuntimeUnknown = Kind{"runtime-unknown", Warning,
-		"name the root of the host (--host-root), or make sure that the container runtime has CDI on: containerd 2 or CRI-O, or enable_cdi = true in containerd 1.7"}
-	RuntimeConfig = Kind{"runtime-config", Warning, "mend the file: the runtime itself will not read it at its next start"}
-	CgroupV1      = Kind{"cgroup-v1", Warning, "start the machine with cgroup v2: memory limits by control group (isolation: cgroup) need it"}
-	ReadOnly      = Kind{"read-only", Error, "give the driver a directory on a file system that can be written to (--cdi-dir, --plugin-dir; cdiDir, kubeletDir of the chart)"}
-	PIDNamespace  = Kind{"pid-namespace", Warning,
-		"for metrics of containers, and to see who keeps a GPU from being partitioned, run in the host's PID namespace (metrics.containers.usage of the chart)"}
+		"name the root of the host (--host-root), or make sure that the container runtime has CDI on: containerd 2 " +
+			"or CRI-O, or enable_cdi = true in containerd 1.7"}
+	RuntimeConfig = Kind{"runtime-config", Warning, "mend the file: the runtime itself will not read it at its next " +
+		"start"}
+	CgroupV1 = Kind{"cgroup-v1", Warning, "start the machine with cgroup v2: memory limits by control group " +
+		"(isolation: cgroup) need it"}
+	ReadOnly = Kind{"read-only", Error, "give the driver a directory on a file system that can be written to " +
+		"(--cdi-dir, --plugin-dir; cdiDir, kubeletDir of the chart)"}
+	PIDNamespace = Kind{"pid-namespace", Warning,
+		"for metrics of containers, and to see who keeps a GPU from being partitioned, run in the host's PID " +
+			"namespace (metrics.containers.usage of the chart)"}
 )
 
-// AllKinds are the problems of a host.
-var AllKinds = []Kind{CDIOff, CDIUnsupported, CDIDirUnread, RuntimeUnknown, RuntimeConfig, CgroupV1, ReadOnly, PIDNamespace}
+// AllKinds are all kinds of problems of a host.
+var AllKinds = []Kind{CDIOff, CDIUnsupported, CDIDirUnread, RuntimeUnknown, RuntimeConfig, CgroupV1, ReadOnly,
+	PIDNamespace}

@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// Root is where the root of the host is seen; "" when it is not.
+// Root is the path where the root of the host is mounted; "" if it is not.
 type Root string
 
-// maxLinks is how many symbolic links a path may lead over, as the kernel counts.
+// maxLinks is the maximum number of symbolic links in a path, as in the kernel.
 const maxLinks = 40
 
-// path is where a path of the host is seen. Symbolic links lead to where they would on the host.
+// path returns the path of a host's file below the root. It resolves symbolic links as the host would.
 func (r Root) path(onHost string) string {
 	done, left := "/", strings.Split(onHost, "/")
 	for links := 0; len(left) > 0; {
@@ -45,7 +45,7 @@ func (r Root) has(onHost string) bool {
 	return err == nil
 }
 
-// glob is what of the host matches, as paths of the host. The folder of the pattern must have no wildcards.
+// glob returns the matching paths on the host. The directory of the pattern must have no wildcards.
 func (r Root) glob(pattern string) []string {
 	dir := filepath.Dir(pattern)
 	found, err := filepath.Glob(filepath.Join(r.path(dir), filepath.Base(pattern)))

@@ -18,36 +18,42 @@ import (
 // Runtime is the container runtime of a node.
 type Runtime struct {
 	Name     string   `json:"name"`    // "containerd" or "cri-o"; "" when none was found
-	Version  string   `json:"version"` // as far as it is known: "1.7.24", "2"
-	Config   []string `json:"config"`  // the files that say how it is set up, on the host
+	Version  string   `json:"version"` // as far as known: "1.7.24", "2"
+	Config   []string `json:"config"`  // its configuration files on the host
 	CDI      string   `json:"cdi"`     // "on", "off", "unsupported" or "unknown"
 	SpecDirs []string `json:"specDirs"`
 }
 
-// defaultSpecDirs are where both runtimes look for CDI specs unless they are told otherwise.
+// defaultSpecDirs are the default CDI spec directories of both runtimes.
 var defaultSpecDirs = []string{"/etc/cdi", "/var/run/cdi"}
 
-// installation is where a distribution has its runtime.
+// installation is where a distribution installs its runtime.
 type installation struct {
 	name     string
 	configs  []string // with drop-ins as patterns
 	binaries []string
 }
 
-// installations are looked for in this order. Those of distributions go first: beside them, a containerd may be Docker's.
+// installations are checked in this order. Those of distributions come first: a containerd beside them may be Docker's.
 var installations = []installation{
-	{"containerd", []string{"/var/lib/rancher/k3s/agent/etc/containerd/config.toml"}, []string{"/var/lib/rancher/k3s/data/current/bin/k3s"}},
-	{"containerd", []string{"/var/lib/rancher/rke2/agent/etc/containerd/config.toml"}, []string{"/var/lib/rancher/rke2/bin/containerd"}},
-	{"containerd", []string{"/run/k0s/containerd-cri.toml", "/etc/k0s/containerd.toml"}, []string{"/var/lib/k0s/bin/containerd"}},
-	{"containerd", []string{"/var/snap/microk8s/current/args/containerd.toml"}, []string{"/snap/microk8s/current/bin/containerd"}},
+	{"containerd", []string{"/var/lib/rancher/k3s/agent/etc/containerd/config.toml"},
+		[]string{"/var/lib/rancher/k3s/data/current/bin/k3s"}},
+	{"containerd", []string{"/var/lib/rancher/rke2/agent/etc/containerd/config.toml"},
+		[]string{"/var/lib/rancher/rke2/bin/containerd"}},
+	{"containerd", []string{"/run/k0s/containerd-cri.toml", "/etc/k0s/containerd.toml"},
+		[]string{"/var/lib/k0s/bin/containerd"}},
+	{"containerd", []string{"/var/snap/microk8s/current/args/containerd.toml"},
+		[]string{"/snap/microk8s/current/bin/containerd"}},
 	{"containerd", []string{"/etc/cri/containerd.toml", "/etc/cri/conf.d/*.toml"}, nil}, // Talos
-	{"cri-o", []string{"/etc/crio/crio.conf", "/etc/crio/crio.conf.d/*"}, []string{"/usr/bin/crio", "/usr/local/bin/crio", "/usr/libexec/crio/crio"}},
-	{"containerd", []string{"/etc/containerd/config.toml"}, []string{"/usr/bin/containerd", "/usr/local/bin/containerd", "/opt/containerd/bin/containerd", "/bin/containerd"}},
+	{"cri-o", []string{"/etc/crio/crio.conf", "/etc/crio/crio.conf.d/*"},
+		[]string{"/usr/bin/crio", "/usr/local/bin/crio", "/usr/libexec/crio/crio"}},
+	{"containerd", []string{"/etc/containerd/config.toml"}, []string{"/usr/bin/containerd", "/usr/local/bin/containerd",
+		"/opt/containerd/bin/containerd", "/bin/containerd"}},
 }
 
-// LookUpRuntime finds the container runtime and what it makes of CDI. version is what the Node object says of it
-// ("containerd://1.7.24"), "" when that is not known; cdiDir is where the driver writes its specs. Without a root it is what follows
-// from the version.
+// LookUpRuntime finds the container runtime and its CDI support. version is that of the Node object
+// ("containerd://1.7.24"); "" if it is unknown. cdiDir is where the driver writes its specs. Without a root, the result
+// is derived from the version.
 func LookUpRuntime(root Root, version, cdiDir string) (Runtime, []Problem) {
 	r := Runtime{CDI: "unknown"}
 	if name, number, ok := strings.Cut(version, "://"); ok {
@@ -58,18 +64,17 @@ func LookUpRuntime(root Root, version, cdiDir string) (Runtime, []Problem) {
 	if root != "" {
 		settings, problems = r.find(root)
 	}
-	r.judge(settings)
+	r.checkCDI(settings)
 	return r, append(problems, r.problems(cdiDir)...)
 }
 
-// RuntimeProblems are the problems that LookUpRuntime finds: for a plugin that starts, which knows the Node object and has no root of
-// the host ("").
+// RuntimeProblems returns only the problems of LookUpRuntime. The plugin calls it at its start without a root.
 func RuntimeProblems(root Root, version, cdiDir string) []Problem {
 	_, problems := LookUpRuntime(root, version, cdiDir)
 	return problems
 }
 
-// find looks for the installation, its version and its settings, later ones over earlier ones.
+// find finds the installation, its version and its settings; later settings override earlier ones.
 func (r *Runtime) find(root Root) (settings []*toml.Tree, problems []Problem) {
 	for _, in := range installations {
 		if r.Name != "" && r.Name != in.name {
@@ -103,7 +108,7 @@ func (in installation) find(root Root) []string {
 	return out
 }
 
-// load reads the files and those that they import.
+// load reads the files and their imports.
 func load(root Root, files []string) (all []*toml.Tree, problems []Problem) {
 	for _, file := range files {
 		text, err := root.read(file)
@@ -125,7 +130,7 @@ func load(root Root, files []string) (all []*toml.Tree, problems []Problem) {
 	return all, problems
 }
 
-// absolute is the pattern, which may be relative to the folder of the file.
+// absolute resolves a pattern that is relative to the directory of the file.
 func absolute(pattern, file string) string {
 	if path.IsAbs(pattern) {
 		return pattern
@@ -133,17 +138,20 @@ func absolute(pattern, file string) string {
 	return path.Join(path.Dir(file), pattern)
 }
 
-// criSections are where containerd's plugin for Kubernetes is set up: until 1.7, and since 2.0.
-var criSections = [][]string{{"plugins", "io.containerd.grpc.v1.cri"}, {"plugins", "io.containerd.cri.v1.runtime"}, {"plugins", "cri"}}
+// criSections are the sections of containerd's CRI plugin, of containerd 1 and of containerd 2.
+var criSections = [][]string{{"plugins", "io.containerd.grpc.v1.cri"}, {"plugins", "io.containerd.cri.v1.runtime"},
+	{"plugins", "cri"}}
 
-// withoutCRI says whether the settings leave out the plugin for Kubernetes, as Docker's packages do.
+// withoutCRI reports whether the CRI plugin is disabled, as in Docker's packages.
 func withoutCRI(t *toml.Tree) bool {
 	disabled, _ := t.Get("disabled_plugins").([]any)
-	return slices.ContainsFunc(disabled, func(name any) bool { return name == "cri" || name == "io.containerd.grpc.v1.cri" })
+	return slices.ContainsFunc(disabled, func(name any) bool {
+		return name == "cri" || name == "io.containerd.grpc.v1.cri"
+	})
 }
 
-// judge says what the runtime makes of CDI.
-func (r *Runtime) judge(settings []*toml.Tree) {
+// checkCDI sets the CDI support of the runtime.
+func (r *Runtime) checkCDI(settings []*toml.Tree) {
 	r.SpecDirs = defaultSpecDirs
 	switch r.Name {
 	case "cri-o": // always on
@@ -157,7 +165,7 @@ func (r *Runtime) judge(settings []*toml.Tree) {
 	major, minor := r.numbers()
 	for _, t := range settings {
 		if n, ok := t.Get("version").(int64); ok && n >= 3 && major == 0 {
-			major = 2 // the format that containerd 2 came with
+			major = 2 // the format of containerd 2
 		}
 	}
 	switch {
@@ -194,7 +202,7 @@ func (r *Runtime) setDirs(settings []*toml.Tree, key []string) {
 
 var versionNumbers = regexp.MustCompile(`^v?([0-9]+)(?:\.([0-9]+))?`)
 
-// numbers are the first two of the version; 0 and -1 when they are not known.
+// numbers returns major and minor version; 0 and -1 if unknown.
 func (r *Runtime) numbers() (major, minor int) {
 	found := versionNumbers.FindStringSubmatch(r.Version)
 	if found == nil {
@@ -225,12 +233,13 @@ func (r *Runtime) problems(cdiDir string) []Problem {
 		return append(out, RuntimeUnknown.Found("%s", name))
 	}
 	if !slices.ContainsFunc(r.SpecDirs, func(dir string) bool { return canonical(dir) == canonical(cdiDir) }) {
-		out = append(out, CDIDirUnread.Found("%s reads CDI specs from %s and not from %s", name, strings.Join(r.SpecDirs, ", "), cdiDir))
+		out = append(out, CDIDirUnread.Found("%s reads CDI specs from %s and not from %s", name,
+			strings.Join(r.SpecDirs, ", "), cdiDir))
 	}
 	return out
 }
 
-// canonical is the directory without the link that /var/run is on every host.
+// canonical replaces /var/run, which is a link on every host.
 func canonical(dir string) string {
 	dir = path.Clean(dir)
 	if rest, ok := strings.CutPrefix(dir, "/var/run/"); ok {
@@ -241,8 +250,8 @@ func canonical(dir string) string {
 
 var linkedVersion = regexp.MustCompile(`/version\.Version=v?([0-9][0-9A-Za-z.+-]*)`)
 
-// versionIn is the version of the containerd, or of the CRI-O, that a program was built as or contains. It is in every Go program,
-// so that none of the host need be run.
+// versionIn returns the version of containerd or CRI-O from the build info of a Go program, so that no program of the
+// host is run.
 func versionIn(info *debug.BuildInfo) string {
 	for _, s := range info.Settings {
 		if found := linkedVersion.FindStringSubmatch(s.Value); s.Key == "-ldflags" && found != nil {
@@ -250,7 +259,8 @@ func versionIn(info *debug.BuildInfo) string {
 		}
 	}
 	for _, m := range append([]*debug.Module{&info.Main}, info.Deps...) {
-		if !strings.HasPrefix(m.Path, "github.com/containerd/containerd") && !strings.HasPrefix(m.Path, "github.com/k3s-io/containerd") {
+		if !strings.HasPrefix(m.Path, "github.com/containerd/containerd") &&
+			!strings.HasPrefix(m.Path, "github.com/k3s-io/containerd") {
 			continue
 		}
 		if m.Path != "github.com/containerd/containerd" && !strings.HasSuffix(m.Path, "/containerd/v2") {

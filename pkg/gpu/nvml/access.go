@@ -12,21 +12,22 @@ import (
 
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi/transform/root"
+	"k8s.io/klog/v2"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// DriverRoot is where NVIDIA's driver is installed.
+// DriverRoot is the root directory of NVIDIA's driver.
 type DriverRoot struct {
 	Host string // on the host, as container runtimes see it
 	Here string // in this container
-	// HostDev is where this container sees the root of the host as far as /dev goes: where a driver is installed without device nodes
-	// of its own, they are there. Empty: nowhere.
+	// HostDev is a directory in this container with the host's /dev, for driver roots without device nodes. Empty:
+	// none.
 	HostDev string
 }
 
-// dev is the root that has the driver's device nodes, as seen here and on the host.
+// dev returns the root with the driver's device nodes, as seen here and on the host.
 func (r DriverRoot) dev() (here, host string) {
 	const control = "dev/nvidiactl"
 	if _, err := os.Stat(filepath.Join(r.Here, control)); err != nil && r.HostDev != "" {
@@ -37,22 +38,25 @@ func (r DriverRoot) dev() (here, host string) {
 	return r.Here, r.Host
 }
 
-// memoryLimitsHook limits a GPU's memory by a variable that any container can set for itself; here, limits come from claims.
+// memoryLimitsHook limits GPU memory by a variable that any container can set, so it is only used for limits of claims.
 const memoryLimitsHook = "apply-cuda-memory-limits"
 
-// controlNodes are the device nodes that no CUDA program starts without. nvcdi leaves out, without a word, what is no character device.
+// controlNodes are the device nodes that every CUDA program needs. nvcdi silently leaves out nodes that are no
+// character devices.
 var controlNodes = []string{"/dev/nvidiactl", "/dev/nvidia-uvm"}
 
-// ErrNoDriver means that the driver root does not have NVIDIA's driver.
+// ErrNoDriver means that NVIDIA's driver is not in the driver root.
 var ErrNoDriver = errors.New("no NVIDIA driver")
 
-// libraryDirs are where distributions put the driver's libraries, relative to its root.
+// libraryDirs are the directories of the driver's libraries in distributions, relative to its root.
 var libraryDirs = []string{
 	"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu",
 	"lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "usr/lib", "lib",
+	// Debian's packages; the links to them in the directories above go by way of the absolute /etc/alternatives.
+	"usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib/aarch64-linux-gnu/nvidia/current",
 }
 
-// Library is the path of the driver's NVML library. Error: ErrNoDriver, with what is missing and where.
+// Library returns the path of the driver's NVML library. Error: ErrNoDriver.
 func (r DriverRoot) Library() (string, error) {
 	for _, dir := range libraryDirs {
 		path := filepath.Join(r.Here, dir, "libnvidia-ml.so.1")
@@ -64,29 +68,29 @@ func (r DriverRoot) Library() (string, error) {
 			return "", err
 		}
 	}
-	return "", fmt.Errorf("libnvidia-ml.so.1 is in no library directory below %s (seen here as %s): install the driver there or name the directory that has it (--driver-root): %w",
+	return "", fmt.Errorf("libnvidia-ml.so.1 is in no library directory below %s (seen here as %s): install the "+
+		"driver there or name the directory that has it (--driver-root): %w",
 		r.Host, r.Here, ErrNoDriver)
 }
 
-// DriverAccess is what a container needs to use any GPU at all: control device nodes, libraries, programs and hooks.
-func (n *Node) DriverAccess() (gpu.Access, error) {
-	return n.answers.get(subject{}, n.Driver, n.findDriver)
+// driverAccess implements Node.DriverAccess.
+func (s *session) driverAccess() (gpu.Access, error) {
+	return s.answers.get(subject{}, s.Driver, s.findDriver)
 }
 
-// Access is what a container needs to use this GPU or partition, beside DriverAccess. Of the monitor device it is what is needed
-// beside every GPU.
-func (n *Node) Access(d gpu.Device) (gpu.Access, error) {
+// access implements Node.Access. For the monitor device it returns what a container needs besides every GPU.
+func (s *session) access(d gpu.Device) (gpu.Access, error) {
 	switch d.Type {
 	case gpu.TypeMIG:
-		return n.findPartition(d)
+		return s.findPartition(d)
 	case gpu.TypeMonitor:
-		return n.findMonitoring()
+		return s.findMonitoring()
 	}
-	return n.answers.get(subject{d.UUID, d.Minor}, n.Driver, func() (gpu.Access, error) { return n.findDevice(d) })
+	return s.answers.get(subject{d.UUID, d.Minor}, s.Driver, func() (gpu.Access, error) { return s.findDevice(d) })
 }
 
-func (n *Node) findDriver() (gpu.Access, error) {
-	lib, err := n.toolkit()
+func (s *session) findDriver() (gpu.Access, error) {
+	lib, err := s.toolkit()
 	if err != nil {
 		return gpu.Access{}, err
 	}
@@ -94,15 +98,15 @@ func (n *Node) findDriver() (gpu.Access, error) {
 	if err != nil {
 		return gpu.Access{}, fmt.Errorf("find the driver's files: %w", err)
 	}
-	access, err := n.onHost(*edits.ContainerEdits)
+	access, err := s.onHost(*edits.ContainerEdits)
 	if err != nil {
 		return gpu.Access{}, err
 	}
-	return access, n.requireNodes(access, controlNodes)
+	return access, s.requireNodes(access, controlNodes)
 }
 
-func (n *Node) findDevice(d gpu.Device) (gpu.Access, error) {
-	lib, err := n.toolkit()
+func (s *session) findDevice(d gpu.Device) (gpu.Access, error) {
+	lib, err := s.toolkit()
 	if err != nil {
 		return gpu.Access{}, err
 	}
@@ -113,55 +117,56 @@ func (n *Node) findDevice(d gpu.Device) (gpu.Access, error) {
 	if len(devices) == 0 {
 		return gpu.Access{}, fmt.Errorf("find the device nodes of %s (%s): none", d.Name, d.UUID)
 	}
-	access, err := n.onHost(devices[0].ContainerEdits)
+	access, err := s.onHost(devices[0].ContainerEdits)
 	if err != nil {
 		return gpu.Access{}, err
 	}
-	return access, n.requireNodes(access, []string{nodePath(d.Minor)})
+	return access, s.requireNodes(access, []string{nodePath(d.Minor)})
 }
 
-// nodePath is the device node of the GPU with that minor number.
+// nodePath returns the device node of the GPU with the minor number.
 func nodePath(minor int) string { return fmt.Sprintf("/dev/nvidia%d", minor) }
 
-// toolkit is made anew for every question: it remembers what it saw, and answers decides how long that holds.
-func (n *Node) toolkit() (nvcdi.Interface, error) {
-	dev, _ := n.Driver.dev()
+// toolkit returns a new instance for every query, because it caches, and answers controls caching.
+func (s *session) toolkit() (nvcdi.Interface, error) {
+	dev, _ := s.Driver.dev()
 	return nvcdi.New(
 		nvcdi.WithMode(nvcdi.ModeNvml),
 		nvcdi.WithLogger(toolkitLog{}),
-		nvcdi.WithNvmlLib(n.Library),
-		nvcdi.WithDeviceLib(n.devices),
-		nvcdi.WithDriverRoot(n.Driver.Here),
+		nvcdi.WithNvmlLib(s.lib),
+		nvcdi.WithDeviceLib(s.devices),
+		nvcdi.WithDriverRoot(s.Driver.Here),
 		nvcdi.WithDevRoot(dev),
-		nvcdi.WithNVIDIACDIHookPath(n.HookPath),
+		nvcdi.WithNVIDIACDIHookPath(s.HookPath),
 		nvcdi.WithDisabledHooks(memoryLimitsHook),
 		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils),
 	)
 }
 
-// onHost rewrites the paths from how this container sees the driver to how the host does.
-func (n *Node) onHost(edits specs.ContainerEdits) (gpu.Access, error) {
-	here, host := n.Driver.dev()
+// onHost rewrites the driver's paths in this container to those on the host.
+func (s *session) onHost(edits specs.ContainerEdits) (gpu.Access, error) {
+	here, host := s.Driver.dev()
 	transformer := root.NewDriverTransformer(
-		root.WithDriverRoot(n.Driver.Here),
-		root.WithTargetDriverRoot(n.Driver.Host),
+		root.WithDriverRoot(s.Driver.Here),
+		root.WithTargetDriverRoot(s.Driver.Host),
 		root.WithDevRoot(here),
 		root.WithTargetDevRoot(host),
 	)
 	spec := &specs.Spec{ContainerEdits: edits}
 	if err := transformer.Transform(spec); err != nil {
-		return gpu.Access{}, fmt.Errorf("rewrite %s to %s: %w", n.Driver.Here, n.Driver.Host, err)
+		return gpu.Access{}, fmt.Errorf("rewrite %s to %s: %w", s.Driver.Here, s.Driver.Host, err)
 	}
 	return accessOf(spec.ContainerEdits), nil
 }
 
-// requireNodes reports the device nodes that a container would miss.
-func (n *Node) requireNodes(a gpu.Access, paths []string) error {
+// requireNodes reports missing device nodes.
+func (s *session) requireNodes(a gpu.Access, paths []string) error {
 	var errs []error
-	_, host := n.Driver.dev()
+	_, host := s.Driver.dev()
 	for _, path := range paths {
 		if !slices.ContainsFunc(a.Nodes, func(node gpu.Node) bool { return node.Path == path }) {
-			errs = append(errs, fmt.Errorf("%s is not a character device: load the driver's kernel modules and make its device nodes (nvidia-modprobe -u -c=0)",
+			errs = append(errs, fmt.Errorf("%s is not a character device: load the driver's kernel modules and make "+
+				"its device nodes (nvidia-modprobe -u -c=0)",
 				filepath.Join(host, path)))
 		}
 	}
@@ -171,7 +176,8 @@ func (n *Node) requireNodes(a gpu.Access, paths []string) error {
 func accessOf(e specs.ContainerEdits) gpu.Access {
 	a := gpu.Access{Env: e.Env, Groups: e.AdditionalGIDs}
 	for _, d := range e.DeviceNodes {
-		a.Nodes = append(a.Nodes, gpu.Node{Path: d.Path, HostPath: d.HostPath, Type: d.Type, Major: d.Major, Minor: d.Minor, Permissions: d.Permissions})
+		a.Nodes = append(a.Nodes, gpu.Node{Path: d.Path, HostPath: d.HostPath, Type: d.Type, Major: d.Major,
+			Minor: d.Minor, Permissions: d.Permissions})
 	}
 	for _, m := range e.Mounts {
 		a.Mounts = append(a.Mounts, gpu.Mount{HostPath: m.HostPath, ContainerPath: m.ContainerPath, Options: m.Options})
@@ -181,3 +187,19 @@ func accessOf(e specs.ContainerEdits) gpu.Access {
 	}
 	return a
 }
+
+// toolkitLog logs messages of NVIDIA's toolkit at debug level only, because it warns of every missing optional file.
+// What matters is an error of its calls, or found by requireNodes.
+type toolkitLog struct{}
+
+const toolkitVerbosity = 5
+
+func (toolkitLog) log(level, format string, args []any) {
+	klog.V(toolkitVerbosity).Infof("nvidia-container-toolkit: "+level+": "+format, args...)
+}
+
+func (l toolkitLog) Debugf(format string, args ...any)   { l.log("debug", format, args) }
+func (l toolkitLog) Infof(format string, args ...any)    { l.log("info", format, args) }
+func (l toolkitLog) Warningf(format string, args ...any) { l.log("warning", format, args) }
+func (l toolkitLog) Errorf(format string, args ...any)   { l.log("error", format, args) }
+func (l toolkitLog) Tracef(format string, args ...any)   { l.log("trace", format, args) }

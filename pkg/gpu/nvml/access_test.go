@@ -34,11 +34,12 @@ func describe(a gpu.Access) string {
 
 func TestAccess(t *testing.T) {
 	_, node := machine(t, "t4-x2")
-	devices, _, err := node.Discover()
+	look, err := node.Discover(t.Context())
+	devices := look.Devices
 	if err != nil {
 		t.Fatal(err)
 	}
-	access, err := node.Access(devices[1])
+	access, err := node.Access(t.Context(), devices[1])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +50,7 @@ func TestAccess(t *testing.T) {
 
 func TestDriverAccess(t *testing.T) {
 	_, node := machine(t, "t4-x2")
-	access, err := node.DriverAccess()
+	access, err := node.DriverAccess(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +60,8 @@ func TestDriverAccess(t *testing.T) {
 		"node /dev/nvidia-uvm from /host/dev/nvidia-uvm",
 		"mount /usr/bin/nvidia-smi from /host/usr/bin/nvidia-smi",
 		"mount /usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05 from /host/usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05",
-		"mount /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.95.05 from /host/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.95.05",
+		"mount /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.95.05 from " +
+			"/host/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.95.05",
 		"hook createContainer /plugins/nvidia-cdi-hook update-ldcache",
 		"hook createContainer /plugins/nvidia-cdi-hook create-symlinks",
 		"env NVIDIA_VISIBLE_DEVICES=void",
@@ -82,22 +84,24 @@ func TestDeviceNodesOfTheHost(t *testing.T) {
 	if err := os.Rename(filepath.Join(m.DriverRoot(), "dev"), filepath.Join(host, "dev")); err != nil {
 		t.Fatal(err)
 	}
-	devices, _, err := node.Discover()
+	look, err := node.Discover(t.Context())
+	devices := look.Devices
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := node.Access(devices[1]); err == nil || !strings.Contains(err.Error(), "/host/dev/nvidia1 is not a character device") {
+	if _, err := node.Access(t.Context(), devices[1]); err == nil || !strings.Contains(err.Error(),
+		"/host/dev/nvidia1 is not a character device") {
 		t.Errorf("nobody knows of them: got %v", err)
 	}
 	node.Driver.HostDev = host
-	access, err := node.Access(devices[1])
+	access, err := node.Access(t.Context(), devices[1])
 	if err != nil {
 		t.Fatal(err)
 	}
 	if n := access.Nodes[0]; n.Path != "/dev/nvidia1" || n.HostPath != "/dev/nvidia1" {
 		t.Errorf("got %s from %s, want /dev/nvidia1 from /dev/nvidia1", n.Path, n.HostPath)
 	}
-	common, err := node.DriverAccess()
+	common, err := node.DriverAccess(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +115,8 @@ func TestDeviceNodesOfTheHost(t *testing.T) {
 // What nvcdi leaves out without a word must be an error: a container would start and find no GPU.
 func TestMissingDeviceNodes(t *testing.T) {
 	m, node := machine(t, "t4-x2")
-	devices, _, err := node.Discover()
+	look, err := node.Discover(t.Context())
+	devices := look.Devices
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,30 +129,34 @@ func TestMissingDeviceNodes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := node.Access(devices[1]); err == nil || !strings.Contains(err.Error(), "/host/dev/nvidia1 is not a character device") {
+	if _, err := node.Access(t.Context(), devices[1]); err == nil || !strings.Contains(err.Error(),
+		"/host/dev/nvidia1 is not a character device") {
 		t.Errorf("a GPU without its node: got %v", err)
 	}
-	if _, err := node.Access(devices[0]); err != nil {
+	if _, err := node.Access(t.Context(), devices[0]); err != nil {
 		t.Errorf("the other GPU: %v", err)
 	}
-	if _, err := node.DriverAccess(); err == nil || !strings.Contains(err.Error(), "/host/dev/nvidia-uvm is not a character device") {
+	if _, err := node.DriverAccess(t.Context()); err == nil || !strings.Contains(err.Error(),
+		"/host/dev/nvidia-uvm is not a character device") {
 		t.Errorf("a driver without nvidia-uvm: got %v", err)
 	}
 }
 
-// What was found is remembered until the driver changes: a library that comes or a device node that goes is seen at once.
+// What was found is remembered until the driver changes: a library that comes or a device node that goes is seen at
+// once.
 func TestAccessFollowsTheDriver(t *testing.T) {
 	m, node := machine(t, "t4-x2")
-	devices, _, err := node.Discover()
+	look, err := node.Discover(t.Context())
+	devices := look.Devices
 	if err != nil {
 		t.Fatal(err)
 	}
-	first, err := node.DriverAccess()
+	first, err := node.DriverAccess(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	first.Env[0] = "CHANGED=1" // by a caller, in its own copy
-	second, err := node.DriverAccess()
+	second, err := node.DriverAccess(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,23 +164,24 @@ func TestAccessFollowsTheDriver(t *testing.T) {
 		t.Error("a caller's change is remembered")
 	}
 	libraries := filepath.Join(m.DriverRoot(), "usr/lib/x86_64-linux-gnu")
-	if err := os.Link(filepath.Join(libraries, "libcuda.so.580.95.05"), filepath.Join(libraries, "libnew.so.580.95.05")); err != nil {
+	if err := os.Link(filepath.Join(libraries, "libcuda.so.580.95.05"),
+		filepath.Join(libraries, "libnew.so.580.95.05")); err != nil {
 		t.Fatal(err)
 	}
-	third, err := node.DriverAccess()
+	third, err := node.DriverAccess(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(describe(third), "libnew.so.580.95.05") {
 		t.Error("a new library is not seen")
 	}
-	if _, err := node.Access(devices[0]); err != nil {
+	if _, err := node.Access(t.Context(), devices[0]); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(filepath.Join(m.DriverRoot(), "dev/nvidia0")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := node.Access(devices[0]); err == nil {
+	if _, err := node.Access(t.Context(), devices[0]); err == nil {
 		t.Error("a device node that is gone is still given out")
 	}
 }

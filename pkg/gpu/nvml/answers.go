@@ -13,25 +13,25 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// answers keeps what the toolkit found, for as long as the folders it looked into are the same: looking takes it milliseconds.
-// Mistakes are not kept.
+// answers caches the toolkit's answers until the watched directories change, because an answer takes milliseconds.
+// Errors are not cached.
 type answers struct {
 	mu    sync.Mutex
-	seen  string    // fingerprint of the folders
-	since time.Time // when the first of the answers was found
+	seen  string    // fingerprint of the directories
+	since time.Time // when the first answer was found
 	known map[subject]gpu.Access
 }
 
-// maxAge is how long an answer holds at most: not all that the toolkit gives is in the folders of the fingerprint.
+// maxAge is the maximum age of an answer, because the toolkit also uses files outside of the watched directories.
 const maxAge = 5 * time.Minute
 
-// subject is what an answer is about: a GPU, under the minor number of its device node, or the driver (zero).
+// subject is the key of an answer: a GPU with the minor number of its device node, or the driver (zero).
 type subject struct {
 	gpu   gpu.UUID
 	minor int
 }
 
-// get is the answer from before, or the one found now.
+// get returns the cached answer, or calls find.
 func (a *answers) get(id subject, root DriverRoot, find func() (gpu.Access, error)) (gpu.Access, error) {
 	now := root.fingerprint()
 	a.mu.Lock()
@@ -49,16 +49,17 @@ func (a *answers) get(id subject, root DriverRoot, find func() (gpu.Access, erro
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.seen == now { // not changed while the toolkit was looking
+	if a.seen == now { // not changed meanwhile
 		a.known[id] = access.Clone()
 	}
 	return access, nil
 }
 
-// watchedDirs are where the driver has device nodes, programs and libraries, and its services their sockets.
-var watchedDirs = append([]string{"dev", "usr/bin", "run/nvidia-persistenced", "run/nvidia-fabricmanager", "tmp/nvidia-mps"}, libraryDirs...)
+// watchedDirs are the directories of the driver's device nodes, programs and libraries, and of its services' sockets.
+var watchedDirs = append([]string{"dev", "usr/bin", "run/nvidia-persistenced", "run/nvidia-fabricmanager",
+	"tmp/nvidia-mps"}, libraryDirs...)
 
-// fingerprint changes when a file comes to, goes from or is replaced in a folder that is watched.
+// fingerprint changes when a file is added to, removed from or replaced in a watched directory.
 func (r DriverRoot) fingerprint() string {
 	var b strings.Builder
 	look := func(root, dir string) {

@@ -16,53 +16,55 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// Who may use a partition is decided by device nodes of capabilities: one for its GPU instance and one for its compute instance
-// (NVIDIA's MIG User Guide, "Device Nodes and Capabilities"). Their numbers are read from /proc and given to the runtime with the
-// node, because nothing makes the nodes on a host on which no program of the host itself has used the partition yet.
+// Access to a partition needs the capability device nodes of its GPU instance and of its compute instance (NVIDIA's MIG
+// User Guide, "Device Nodes and Capabilities"). Their numbers are read from /proc and given to the runtime, because the
+// nodes do not exist on the host until one of its own programs has used the partition.
 
-// findPartition is what a container needs of a partition: the device node of its GPU and its capabilities.
-func (n *Node) findPartition(d gpu.Device) (gpu.Access, error) {
-	handle, ret := n.Library.DeviceGetHandleByUUID(string(d.UUID))
-	if ret != nvmllib.SUCCESS {
-		return gpu.Access{}, fmt.Errorf("find partition %s (%s): %w", d.Name, d.UUID, ret)
+// findPartition returns what a container needs for a partition: the device node of its GPU and its capabilities.
+func (s *session) findPartition(d gpu.Device) (gpu.Access, error) {
+	handle, err := s.handle(d.UUID)
+	if err != nil {
+		return gpu.Access{}, fmt.Errorf("find partition %s: %w", d.Name, err)
 	}
 	instance, ret := handle.GetGpuInstanceId()
 	compute, ret2 := handle.GetComputeInstanceId()
 	if ret != nvmllib.SUCCESS || ret2 != nvmllib.SUCCESS {
-		return gpu.Access{}, fmt.Errorf("find the instances of partition %s (%s): %w", d.Name, d.UUID, errors.Join(ret, ret2))
+		return gpu.Access{}, fmt.Errorf("find the instances of partition %s (%s): %w", d.Name, d.UUID,
+			errors.Join(ret, ret2))
 	}
-	whole, err := n.findDevice(gpu.Device{Name: gpu.ParentName(d.Name), UUID: d.Partition.Parent, Minor: d.Minor})
+	whole, err := s.findDevice(gpu.Device{Name: gpu.ParentName(d.Name), UUID: d.Partition.Parent, Minor: d.Minor})
 	if err != nil {
 		return gpu.Access{}, err
 	}
 	var access gpu.Access
-	for _, node := range whole.Nodes { // no others: those for graphics are not for partitions
+	for _, node := range whole.Nodes { // no others, because partitions have no graphics
 		if node.Path == nodePath(d.Minor) {
 			access.Nodes = append(access.Nodes, node)
 		}
 	}
 	gi := fmt.Sprintf("gpu%d/gi%d", d.Minor, instance)
-	nodes, err := n.capabilities(gi+"/access", fmt.Sprintf("%s/ci%d/access", gi, compute))
+	nodes, err := s.capabilities(gi+"/access", fmt.Sprintf("%s/ci%d/access", gi, compute))
 	access.Nodes = append(access.Nodes, nodes...)
 	return access, err
 }
 
-// findMonitoring is what a container needs beside GPUs to see all partitions of the machine: nothing where there can be none.
-func (n *Node) findMonitoring() (gpu.Access, error) {
-	nodes, err := n.capabilities("monitor")
+// findMonitoring returns what a container needs, besides GPUs, to see all partitions of the machine; nothing without
+// MIG.
+func (s *session) findMonitoring() (gpu.Access, error) {
+	nodes, err := s.capabilities("monitor")
 	if errors.Is(err, fs.ErrNotExist) {
 		return gpu.Access{}, nil
 	}
 	return gpu.Access{Nodes: nodes}, err
 }
 
-// capabilities are the device nodes of capabilities, as the driver's list names them.
-func (n *Node) capabilities(names ...string) ([]gpu.Node, error) {
-	minors, err := n.capabilityMinors()
+// capabilities returns the device nodes of the named capabilities in the driver's list.
+func (s *session) capabilities(names ...string) ([]gpu.Node, error) {
+	minors, err := s.capabilityMinors()
 	if err != nil {
 		return nil, err
 	}
-	major, err := n.capabilityMajor()
+	major, err := s.capabilityMajor()
 	if err != nil {
 		return nil, err
 	}
@@ -70,19 +72,20 @@ func (n *Node) capabilities(names ...string) ([]gpu.Node, error) {
 	for _, name := range names {
 		minor, ok := minors[name]
 		if !ok {
-			return nil, fmt.Errorf("%s does not list %s: is the partition still there?", n.minorsFile(), name)
+			return nil, fmt.Errorf("%s does not list %s: is the partition still there?", s.minorsFile(), name)
 		}
 		path := fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor)
-		nodes = append(nodes, gpu.Node{Path: path, HostPath: path, Type: "c", Major: major, Minor: minor, Permissions: "rw"})
+		nodes = append(nodes, gpu.Node{Path: path, HostPath: path, Type: "c", Major: major, Minor: minor,
+			Permissions: "rw"})
 	}
 	return nodes, nil
 }
 
-func (n *Node) minorsFile() string { return filepath.Join(n.Proc, "driver/nvidia-caps/mig-minors") }
+func (s *session) minorsFile() string { return filepath.Join(s.Proc, "driver/nvidia-caps/mig-minors") }
 
 // capabilityMinors reads lines like "gpu0/gi1/access 12".
-func (n *Node) capabilityMinors() (map[string]int64, error) {
-	content, err := os.ReadFile(n.minorsFile())
+func (s *session) capabilityMinors() (map[string]int64, error) {
+	content, err := os.ReadFile(s.minorsFile())
 	if err != nil {
 		return nil, fmt.Errorf("find the device nodes of partitions: %w", err)
 	}
@@ -96,9 +99,9 @@ func (n *Node) capabilityMinors() (map[string]int64, error) {
 	return minors, nil
 }
 
-// capabilityMajor is the major number of capabilities, which the kernel lists among its drivers: "241 nvidia-caps".
-func (n *Node) capabilityMajor() (int64, error) {
-	file := filepath.Join(n.Proc, "devices")
+// capabilityMajor returns the major number of capabilities, from the kernel's list: "241 nvidia-caps".
+func (s *session) capabilityMajor() (int64, error) {
+	file := filepath.Join(s.Proc, "devices")
 	content, err := os.ReadFile(file)
 	if err != nil {
 		return 0, fmt.Errorf("find the device nodes of partitions: %w", err)
@@ -110,5 +113,6 @@ func (n *Node) capabilityMajor() (int64, error) {
 		}
 		return strconv.ParseInt(number, 10, 64)
 	}
-	return 0, fmt.Errorf("find the device nodes of partitions: %s does not list nvidia-caps: load the driver's kernel modules", file)
+	return 0, fmt.Errorf("find the device nodes of partitions: %s does not list nvidia-caps: load the driver's "+
+		"kernel modules", file)
 }

@@ -10,51 +10,72 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// Users name the programs that NVML lists on the GPU.
-func (n *Node) Users(d gpu.Device) ([]string, error) {
-	handle, ret := n.Library.DeviceGetHandleByUUID(string(d.UUID))
-	if ret != nvmllib.SUCCESS {
-		return nil, fmt.Errorf("get handle of GPU %s: %w", d.UUID, ret)
+// programs implements Node.Users.
+func (s *session) programs(d gpu.Device) ([]string, error) {
+	handle, err := s.handle(d.UUID)
+	if err != nil {
+		return nil, err
 	}
-	listed, err := n.memoryByProcess(handle)
+	listed, err := s.memoryByProcess(handle)
 	if err != nil {
 		return nil, fmt.Errorf("GPU %s: %w", d.UUID, err)
 	}
-	return n.processNames(slices.Sorted(maps.Keys(listed))), nil
+	return s.processNames(slices.Sorted(maps.Keys(listed))), nil
 }
 
-// clients name the programs that use the GPU: those that NVML lists, or else those that have its device node open, as monitoring
-// programs do. Both see the PID namespace of this process only.
-func (n *Node) clients(handle nvmllib.Device) []string {
+// clients names the programs that use the GPU: those that NVML lists, or else those that have its device node open,
+// such as monitoring programs. Both cover only the PID namespace of this process.
+func (s *session) clients(handle nvmllib.Device) []string {
 	var pids []int
-	if listed, err := n.memoryByProcess(handle); err == nil {
+	if listed, err := s.memoryByProcess(handle); err == nil {
 		pids = slices.Sorted(maps.Keys(listed))
 	}
 	if len(pids) == 0 {
 		if minor, ret := handle.GetMinorNumber(); ret == nvmllib.SUCCESS {
-			pids = n.openers(nodePath(minor))
+			pids = s.cachedOpeners(nodePath(minor))
 		}
 	}
-	return n.processNames(pids)
+	return s.processNames(pids)
 }
 
-func (n *Node) processNames(pids []int) []string {
+func (s *session) processNames(pids []int) []string {
 	var names []string
 	for _, pid := range pids {
-		names = append(names, fmt.Sprintf("process %d (%s)", pid, n.processName(pid)))
+		names = append(names, fmt.Sprintf("process %d (%s)", pid, s.processName(pid)))
 	}
 	return names
 }
 
-// openers are the processes, other than this one, that have the file open.
-func (n *Node) openers(path string) []int {
-	links, err := filepath.Glob(filepath.Join(n.Proc, "[0-9]*", "fd", "*"))
+// openersAge is how long the result of openers is cached. A call that waits for a GPU needs it each second, and it
+// reads every open file descriptor of the machine.
+const openersAge = 5 * time.Second
+
+// found is a cached result of openers.
+type found struct {
+	at   time.Time
+	pids []int
+}
+
+// cachedOpeners returns openers, cached for openersAge.
+func (s *session) cachedOpeners(path string) []int {
+	if last, ok := s.opened.Load(path); ok && time.Since(last.(found).at) < openersAge {
+		return last.(found).pids
+	}
+	now := found{time.Now(), s.openers(path)}
+	s.opened.Store(path, now)
+	return now.pids
+}
+
+// openers returns the PIDs of other processes that have the file open.
+func (s *session) openers(path string) []int {
+	links, err := filepath.Glob(filepath.Join(s.Proc, "[0-9]*", "fd", "*"))
 	if err != nil {
 		return nil
 	}
@@ -71,11 +92,11 @@ func (n *Node) openers(path string) []int {
 	return slices.Compact(pids)
 }
 
-func (n *Node) processName(pid int) string {
-	if name, ret := n.Library.SystemGetProcessName(pid); ret == nvmllib.SUCCESS && name != "" {
+func (s *session) processName(pid int) string {
+	if name, ret := s.lib.SystemGetProcessName(pid); ret == nvmllib.SUCCESS && name != "" {
 		return filepath.Base(name)
 	}
-	comm, err := os.ReadFile(filepath.Join(n.Proc, strconv.Itoa(pid), "comm"))
+	comm, err := os.ReadFile(filepath.Join(s.Proc, strconv.Itoa(pid), "comm"))
 	if err != nil {
 		return "unknown"
 	}

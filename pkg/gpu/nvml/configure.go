@@ -18,58 +18,89 @@ import (
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 )
 
-// ErrNotConfigurable means that the GPU cannot have the setting at all. The message says what it can have.
+// ErrNotConfigurable means that the GPU does not support the setting. The message says what it supports.
 var ErrNotConfigurable = errors.New("the GPU does not support it")
 
-// programDirs are where distributions put the driver's programs, relative to its root.
-var programDirs = []string{"usr/bin", "bin", "usr/sbin", "sbin", "usr/local/bin"}
+// programDirs are the directories of the driver's programs in distributions, relative to its root.
+var programDirs = []string{"usr/bin", "bin", "usr/sbin", "sbin", "usr/local/bin",
+	"usr/lib/nvidia/current"} // Debian
 
-// modes are the compute modes, as NVML numbers them.
+// modes maps compute modes to NVML's values.
 var modes = map[gpu.ComputeMode]nvmllib.ComputeMode{
 	"":                   nvmllib.COMPUTEMODE_DEFAULT,
 	gpu.ExclusiveProcess: nvmllib.COMPUTEMODE_EXCLUSIVE_PROCESS,
 }
 
-// intervals are the time slices, as nvidia-smi numbers them.
-var intervals = map[gpu.Interval]int{"": 0, gpu.IntervalShort: 1, gpu.IntervalMedium: 2, gpu.IntervalLong: 3}
+// computeMode returns the present compute mode, as one of those that the driver sets.
+func computeMode(handle nvmllib.Device) gpu.ComputeMode {
+	if is, ret := handle.GetComputeMode(); ret == nvmllib.SUCCESS && is == nvmllib.COMPUTEMODE_EXCLUSIVE_PROCESS {
+		return gpu.ExclusiveProcess
+	}
+	return ""
+}
 
-// Configure makes the GPU shared in time as the settings say. It may be repeated. The zero Settings undo: a GPU that is gone, or
-// that has never had such a setting, is no error then. What time slice a GPU has cannot be asked, and setting it takes a run of
-// nvidia-smi, which can take longer than all the rest; so that is done only for a GPU that is to have another one than the factory's,
-// or has had one before.
-// Error: ErrNotConfigurable.
-func (n *Node) Configure(ctx context.Context, id gpu.UUID, s, before gpu.Settings) error {
-	mode, ok := modes[s.Mode]
-	if !ok {
-		return fmt.Errorf("compute mode %q: want %s, or none for the default", s.Mode, gpu.ExclusiveProcess)
-	}
-	interval, ok := intervals[s.Interval]
-	if !ok {
-		return fmt.Errorf("time slice %q: want %s, %s or %s, or none for the default", s.Interval, gpu.IntervalShort, gpu.IntervalMedium, gpu.IntervalLong)
-	}
-	handle, ret := n.Library.DeviceGetHandleByUUID(string(id))
-	if ret != nvmllib.SUCCESS {
-		if s == (gpu.Settings{}) && gone(ret) {
-			return nil
-		}
-		return fmt.Errorf("get handle of GPU %s: %w", id, ret)
-	}
-	err := setMode(handle, s.Mode, mode)
-	if s.Interval == "" && before.Interval == "" {
+// intervals maps time slices to nvidia-smi's numbers.
+var intervals = map[gpu.Interval]int{gpu.IntervalDefault: 0, gpu.IntervalShort: 1, gpu.IntervalMedium: 2,
+	gpu.IntervalLong: 3}
+
+// set changes settings and MIG mode of the GPU. Restoring defaults is no error if the GPU is gone or does not support
+// the setting. Without an interval it leaves the time slice alone: that cannot be read, and setting it means a slow run
+// of nvidia-smi.
+func (s *session) set(ctx context.Context, id gpu.UUID, want gpu.State) error {
+	if err := validate(want.Settings); err != nil {
 		return err
 	}
-	// Both are tried: what can be undone is undone.
-	return errors.Join(err, n.setTimeSlice(ctx, id, s.Interval, interval))
+	handle, err := s.handle(id)
+	if err != nil {
+		if isGone(err) && undoes(want) {
+			return nil
+		}
+		return err
+	}
+	if err := s.setMIG(ctx, handle, id, want.MIG); err != nil || want.Settings == nil {
+		return err
+	}
+	return steps.Do(ctx, steps.ConfigureGPU, func(ctx context.Context) error {
+		return s.configure(ctx, handle, id, *want.Settings)
+	})
 }
 
-// gone says whether the answer means that the GPU is not there any more: all that was set went with it.
-func gone(ret nvmllib.Return) bool {
-	return ret == nvmllib.ERROR_NOT_FOUND || ret == nvmllib.ERROR_GPU_IS_LOST || ret == nvmllib.ERROR_GPU_NOT_FOUND
+// validate checks that the driver supports the settings.
+func validate(s *gpu.Settings) error {
+	if s == nil {
+		return nil
+	}
+	if _, ok := modes[s.Mode]; !ok {
+		return fmt.Errorf("compute mode %q: want %s, or none for the default", s.Mode, gpu.ExclusiveProcess)
+	}
+	if _, ok := intervals[s.Interval]; !ok && s.Interval != "" {
+		return fmt.Errorf("time slice %q: want %s, %s, %s or %s, or none to leave it alone", s.Interval,
+			gpu.IntervalDefault, gpu.IntervalShort, gpu.IntervalMedium, gpu.IntervalLong)
+	}
+	return nil
 }
 
-func setMode(handle nvmllib.Device, name gpu.ComputeMode, mode nvmllib.ComputeMode) error {
+// undoes reports whether the state only restores defaults, which a missing GPU has.
+func undoes(s gpu.State) bool {
+	factory := s.Settings == nil || s.Settings.Mode == "" &&
+		(s.Settings.Interval == "" || s.Settings.Interval == gpu.IntervalDefault)
+	return factory && (s.MIG == gpu.MIGUnchanged || s.MIG == gpu.MIGOffIfUnused)
+}
+
+// configure sets compute mode and time slice. It tries both even if one fails.
+func (s *session) configure(ctx context.Context, handle nvmllib.Device, id gpu.UUID, want gpu.Settings) error {
+	err := setMode(handle, want.Mode)
+	if want.Interval == "" {
+		return err
+	}
+	return errors.Join(err, s.setTimeSlice(ctx, id, want.Interval))
+}
+
+func setMode(handle nvmllib.Device, name gpu.ComputeMode) error {
+	mode := modes[name]
 	is, ret := handle.GetComputeMode()
 	if ret == nvmllib.SUCCESS && is != mode {
 		ret = handle.SetComputeMode(mode)
@@ -77,7 +108,7 @@ func setMode(handle nvmllib.Device, name gpu.ComputeMode, mode nvmllib.ComputeMo
 	switch {
 	case ret == nvmllib.SUCCESS:
 		return nil
-	case name == "" && (ret == nvmllib.ERROR_NOT_SUPPORTED || gone(ret)):
+	case name == "" && (ret == nvmllib.ERROR_NOT_SUPPORTED || isGone(ret)):
 		return nil
 	case ret == nvmllib.ERROR_NOT_SUPPORTED:
 		return fmt.Errorf("compute mode %s: it can only have the default: %w", name, ErrNotConfigurable)
@@ -87,26 +118,25 @@ func setMode(handle nvmllib.Device, name gpu.ComputeMode, mode nvmllib.ComputeMo
 	return fmt.Errorf("compute mode %s: %w", name, ret)
 }
 
-// Exit codes of nvidia-smi: numbers of NVML's errors.
+// Exit codes of nvidia-smi are NVML's error numbers.
 const (
 	exitNotSupported = int(nvmllib.ERROR_NOT_SUPPORTED)
 	exitNoDevice     = int(nvmllib.ERROR_NOT_FOUND)
 	exitLost         = int(nvmllib.ERROR_GPU_IS_LOST)
 )
 
-// setTimeSlice runs nvidia-smi: NVML has no call for it.
-func (n *Node) setTimeSlice(ctx context.Context, id gpu.UUID, name gpu.Interval, number int) error {
-	code, text, err := n.Driver.runSMI(ctx, "compute-policy", "-i", string(id), "--set-timeslice", strconv.Itoa(number))
+// setTimeSlice runs nvidia-smi, because NVML has no call for it.
+func (s *session) setTimeSlice(ctx context.Context, id gpu.UUID, name gpu.Interval) error {
+	code, text, err := s.Driver.runSMI(ctx, "compute-policy", "-i", string(id), "--set-timeslice",
+		strconv.Itoa(intervals[name]))
 	unsupported := code == exitNotSupported || strings.Contains(text, "Not Supported")
 	switch {
 	case err == nil:
 		return nil
-	case name == "" && (unsupported || code == exitNoDevice || code == exitLost):
+	case name == gpu.IntervalDefault && (unsupported || code == exitNoDevice || code == exitLost):
 		return nil // it has the default, or is gone
 	case unsupported:
 		return fmt.Errorf("time slice %s: it can only have Default: %w", name, ErrNotConfigurable)
-	case name == "":
-		name = "Default"
 	}
 	if text != "" {
 		err = fmt.Errorf("%w: %s", err, text)
@@ -114,8 +144,8 @@ func (n *Node) setTimeSlice(ctx context.Context, id gpu.UUID, name gpu.Interval,
 	return fmt.Errorf("time slice %s: nvidia-smi: %w", name, err)
 }
 
-// runSMI runs the driver's nvidia-smi. It returns the exit code when it got so far, what it said in one line, and an error unless
-// all went well: exec.ErrNotFound when the root has no nvidia-smi.
+// runSMI runs the driver's nvidia-smi, and returns its exit code and its output in one line. Error: exec.ErrNotFound
+// when the root has no nvidia-smi, or why the run failed.
 func (r DriverRoot) runSMI(ctx context.Context, args ...string) (code int, text string, err error) {
 	program, err := r.Program("nvidia-smi")
 	if err != nil {
@@ -124,7 +154,8 @@ func (r DriverRoot) runSMI(ctx context.Context, args ...string) (code int, text 
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = os.Environ()
 	if r.Here != "/" {
-		// The library alone, by name: a search path into the root would also find its C library, which may not fit the loader here.
+		// Preload only the library: a search path into the root would also find its C library, which may not fit the
+		// loader here.
 		library, err := r.Library()
 		if err != nil {
 			return 0, "", err
@@ -142,10 +173,11 @@ func (r DriverRoot) runSMI(ctx context.Context, args ...string) (code int, text 
 	if err != nil && ctx.Err() != nil {
 		err = ctx.Err()
 	}
-	return code, strings.Join(strings.FieldsFunc(strings.TrimSpace(output.String()), func(c rune) bool { return c == '\n' }), "; "), err
+	return code, strings.Join(strings.FieldsFunc(strings.TrimSpace(output.String()),
+		func(c rune) bool { return c == '\n' }), "; "), err
 }
 
-// Program is the path of a program of the driver, as this container sees it. Error: exec.ErrNotFound.
+// Program returns the path of a driver's program, as this container sees it. Error: exec.ErrNotFound.
 func (r DriverRoot) Program(name string) (string, error) {
 	for _, dir := range programDirs {
 		path := filepath.Join(r.Here, dir, name)
@@ -157,5 +189,6 @@ func (r DriverRoot) Program(name string) (string, error) {
 			return "", err
 		}
 	}
-	return "", fmt.Errorf("in no directory for programs below %s (seen here as %s): %w", r.Host, r.Here, exec.ErrNotFound)
+	return "", fmt.Errorf("in no directory for programs below %s (seen here as %s): %w", r.Host, r.Here,
+		exec.ErrNotFound)
 }

@@ -14,8 +14,8 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/smi"
+	"github.com/gpudra/gpu-dra-driver/simulator"
+	"github.com/gpudra/gpu-dra-driver/simulator/smi"
 )
 
 // TestMain lets the test program be the nvidia-smi of the machines that it makes.
@@ -29,11 +29,12 @@ func TestMain(m *testing.M) {
 func TestConfigure(t *testing.T) {
 	exclusive, long := gpu.Settings{Mode: gpu.ExclusiveProcess}, gpu.Settings{Interval: gpu.IntervalLong}
 	both := gpu.Settings{Mode: gpu.ExclusiveProcess, Interval: gpu.IntervalShort}
-	lost := func(m *sim.Node) error { return m.Unplug("0") }
+	undo := gpu.Settings{Interval: gpu.IntervalDefault}
+	lost := func(m *simulator.Node) error { return m.Unplug("0") }
 	for _, tt := range []struct {
 		name     string
 		old      bool // a card that has no time slice to set
-		before   func(m *sim.Node) error
+		before   func(m *simulator.Node) error
 		settings []gpu.Settings
 		want     string // the first GPU then, or the error
 		errorIs  error
@@ -42,45 +43,68 @@ func TestConfigure(t *testing.T) {
 		{"an interval", false, nil, []gpu.Settings{long}, "mode=Default interval=Long", nil},
 		{"exclusive", false, nil, []gpu.Settings{exclusive}, "mode=Exclusive_Process", nil},
 		{"both, twice", false, nil, []gpu.Settings{both, both}, "mode=Exclusive_Process interval=Short", nil},
-		{"one, then the other", false, nil, []gpu.Settings{long, exclusive}, "mode=Exclusive_Process", nil},
-		{"undo", false, nil, []gpu.Settings{both, {}, {}}, "mode=Default", nil},
-		{"an interval that is none", false, nil, []gpu.Settings{{Interval: "long"}}, `time slice "long": want Short, Medium or Long, or none for the default`, nil},
-		{"a mode that is none", false, nil, []gpu.Settings{{Mode: "PROHIBITED"}}, `compute mode "PROHIBITED": want EXCLUSIVE_PROCESS, or none for the default`, nil},
-		{"an old card, an interval", true, nil, []gpu.Settings{long}, "time slice Long: it can only have Default: the GPU does not support it", nvml.ErrNotConfigurable},
+		{"one, then the other", false, nil, []gpu.Settings{long, exclusive}, "mode=Exclusive_Process interval=Long",
+			nil},
+		{"undo", false, nil, []gpu.Settings{both, undo, undo}, "mode=Default", nil},
+		{"an interval that is none", false, nil, []gpu.Settings{{Interval: "long"}},
+			`time slice "long": want Default, Short, Medium or Long, or none to leave it alone`, nil},
+		{"a mode that is none", false, nil, []gpu.Settings{{Mode: "PROHIBITED"}},
+			`compute mode "PROHIBITED": want EXCLUSIVE_PROCESS, or none for the default`, nil},
+		{"an old card, an interval", true, nil, []gpu.Settings{long}, "time slice Long: it can only have Default: " +
+			"the GPU does not support it", nvml.ErrNotConfigurable},
 		{"an old card, exclusive", true, nil, []gpu.Settings{exclusive}, "mode=Exclusive_Process", nil},
-		{"an old card, undo", true, nil, []gpu.Settings{exclusive, {}}, "mode=Default", nil},
-		{"a GPU that is gone", false, lost, []gpu.Settings{long}, "get handle of GPU UUID: ERROR_GPU_IS_LOST", nil},
-		{"a GPU that is gone, undo", false, lost, []gpu.Settings{{}}, "mode=Default unplugged", nil},
-		{"a GPU that was removed, undo", false, func(m *sim.Node) error { return m.Remove("0") }, []gpu.Settings{{}}, "", nil},
-		{"a card without compute modes, undo", false, func(m *sim.Node) error { return m.Fail("0", "GetComputeMode", "ERROR_NOT_SUPPORTED") },
-			[]gpu.Settings{long, {}}, "mode=Default", nil},
-		{"a card without compute modes, exclusive", false, func(m *sim.Node) error { return m.Fail("0", "GetComputeMode", "ERROR_NOT_SUPPORTED") },
-			[]gpu.Settings{exclusive}, "compute mode EXCLUSIVE_PROCESS: it can only have the default: the GPU does not support it", nvml.ErrNotConfigurable},
-		{"not permitted", false, func(m *sim.Node) error { return m.Fail("0", "SetComputeMode", "ERROR_NO_PERMISSION") },
+		{"an old card, undo", true, nil, []gpu.Settings{exclusive, undo}, "mode=Default", nil},
+		{"a GPU that is gone", false, lost, []gpu.Settings{long}, "time slice Long: nvidia-smi: exit status 15: " +
+			"Failed to set timeslice policy with value Long for GPU 0 : GPU is lost; " +
+			"Failed to set timeslice for requested devices : GPU is lost", nil},
+		{"a GPU that is gone, undo", false, lost, []gpu.Settings{undo}, "mode=Default unplugged", nil},
+		{"a GPU that was removed, undo", false, func(m *simulator.Node) error { return m.Remove("0") },
+			[]gpu.Settings{undo}, "", nil},
+		{"a card without compute modes, undo", false, func(m *simulator.Node) error {
+			return m.Fail("0",
+				"GetComputeMode", "ERROR_NOT_SUPPORTED")
+		},
+			[]gpu.Settings{long, undo}, "mode=Default", nil},
+		{"a card without compute modes, exclusive", false,
+			func(m *simulator.Node) error { return m.Fail("0", "GetComputeMode", "ERROR_NOT_SUPPORTED") },
+			[]gpu.Settings{exclusive}, "compute mode EXCLUSIVE_PROCESS: it can only have the default: the GPU does " +
+				"not support it", nvml.ErrNotConfigurable},
+		{"not permitted", false, func(m *simulator.Node) error {
+			return m.Fail("0", "SetComputeMode",
+				"ERROR_NO_PERMISSION")
+		},
 			[]gpu.Settings{exclusive}, "compute mode EXCLUSIVE_PROCESS: ERROR_NO_PERMISSION", nil},
-		{"the mode cannot be undone, the interval is", false, func(m *sim.Node) error {
-			return errors.Join(m.SetComputeMode("0", 3), m.SetTimeSlice("0", 3), m.Fail("0", "SetComputeMode", "ERROR_UNKNOWN"))
-		}, []gpu.Settings{{}}, "compute mode DEFAULT: ERROR_UNKNOWN; mode=Exclusive_Process", nil},
-		{"no nvidia-smi, so an interval cannot be set back", false, withSMI(""), []gpu.Settings{exclusive, {}},
-			"time slice Default: nvidia-smi: in no directory for programs below /host (seen here as ROOT): executable file not found in $PATH; mode=Default", nil},
+		{"the mode cannot be undone, the interval is", false, func(m *simulator.Node) error {
+			return errors.Join(m.SetComputeMode("0", 3), m.SetTimeSlice("0", 3),
+				m.Fail("0", "SetComputeMode", "ERROR_UNKNOWN"))
+		}, []gpu.Settings{undo}, "compute mode DEFAULT: ERROR_UNKNOWN; mode=Exclusive_Process", nil},
+		{"no nvidia-smi, so an interval cannot be set back", false, withSMI(""), []gpu.Settings{exclusive, undo},
+			"time slice Default: nvidia-smi: in no directory for programs below /host (seen here as ROOT): " +
+				"executable file not found in $PATH; mode=Default", nil},
 		{"no nvidia-smi, an interval", false, withSMI(""), []gpu.Settings{long},
-			"time slice Long: nvidia-smi: in no directory for programs below /host (seen here as ROOT): executable file not found in $PATH", nil},
-		{"nvidia-smi says no", false, withSMI("#!/bin/sh\necho no driver; echo at all; exit 9\n"), []gpu.Settings{{}},
+			"time slice Long: nvidia-smi: in no directory for programs below /host (seen here as ROOT): executable " +
+				"file not found in $PATH", nil},
+		{"nvidia-smi says no", false, withSMI("#!/bin/sh\necho no driver; echo at all; exit 9\n"), []gpu.Settings{undo},
 			"time slice Default: nvidia-smi: exit status 9: no driver; at all", nil},
-		{"nvidia-smi hangs", false, withSMI("#!/bin/sh\nexec sleep 60\n"), []gpu.Settings{long}, "time slice Long: nvidia-smi: context deadline exceeded", nil},
-		{"nvidia-smi gets the library", false, withSMI("#!/bin/sh\n[ $LD_PRELOAD = ${0%/bin/nvidia-smi}/lib/x86_64-linux-gnu/libnvidia-ml.so.1 ] && " +
-			"[ \"$1 $2 $4 $5\" = 'compute-policy -i --set-timeslice 2' ]"), []gpu.Settings{{Interval: gpu.IntervalMedium}}, "mode=Default", nil},
+		{"nvidia-smi hangs", false, withSMI("#!/bin/sh\nexec sleep 60\n"), []gpu.Settings{long},
+			"time slice Long: nvidia-smi: context deadline exceeded", nil},
+		{"nvidia-smi gets the library", false, withSMI("#!/bin/sh\n[ $LD_PRELOAD = " +
+			"${0%/bin/nvidia-smi}/lib/x86_64-linux-gnu/libnvidia-ml.so.1 ] && " +
+			"[ \"$1 $2 $4 $5\" = 'compute-policy -i --set-timeslice 2' ]"),
+			[]gpu.Settings{{Interval: gpu.IntervalMedium}}, "mode=Default", nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			profile, err := sim.BuiltIn("t4-x2")
+			profile, err := simulator.BuiltIn("t4-x2")
 			if err == nil && tt.old {
-				profile, err = sim.ParseProfile([]byte(strings.Replace(profile.YAML(), "{major: 7, minor: 5}", "{major: 6, minor: 1}", 1)))
+				profile, err = simulator.ParseProfile([]byte(strings.Replace(profile.YAML(), "{major: 7, minor: 5}",
+					"{major: 6, minor: 1}", 1)))
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
 			m, node := machineOf(t, profile)
-			devices, _, err := node.Discover()
+			look, err := node.Discover(t.Context())
+			devices := look.Devices
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -97,10 +121,9 @@ func TestConfigure(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), timeout)
 			defer cancel()
 			var got string
-			before := both // at worst
 			for _, s := range tt.settings {
-				err := node.Configure(ctx, id, s, before)
-				if before = s; err != nil {
+				err := node.Set(ctx, id, gpu.State{Settings: &s})
+				if err != nil {
 					got = err.Error()
 					if tt.errorIs != nil && !errors.Is(err, tt.errorIs) {
 						t.Errorf("error %v is not %v", err, tt.errorIs)
@@ -118,34 +141,37 @@ func TestConfigure(t *testing.T) {
 	}
 }
 
-func TestTimeSliceLeftAlone(t *testing.T) {
-	profile, err := sim.BuiltIn("t4-x2")
+func TestUnchangedTimeSlice(t *testing.T) {
+	profile, err := simulator.BuiltIn("t4-x2")
 	if err != nil {
 		t.Fatal(err)
 	}
 	m, node := machineOf(t, profile)
-	devices, _, err := node.Discover()
+	look, err := node.Discover(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := withSMI("#!/bin/sh\necho has run; exit 1\n")(m); err != nil {
 		t.Fatal(err)
 	}
-	none, long := gpu.Settings{}, gpu.Settings{Interval: gpu.IntervalLong}
-	exclusive := gpu.Settings{Mode: gpu.ExclusiveProcess}
 	for _, tt := range []struct {
-		to, from gpu.Settings
+		settings gpu.Settings
 		runs     bool
-	}{{exclusive, none, false}, {none, exclusive, false}, {long, none, true}, {long, long, true}, {none, long, true}, {exclusive, long, true}} {
-		err := node.Configure(t.Context(), devices[0].UUID, tt.to, tt.from)
+	}{
+		{gpu.Settings{}, false},
+		{gpu.Settings{Mode: gpu.ExclusiveProcess}, false},
+		{gpu.Settings{Interval: gpu.IntervalLong}, true},
+		{gpu.Settings{Interval: gpu.IntervalDefault}, true},
+	} {
+		err := node.Set(t.Context(), look.Devices[0].UUID, gpu.State{Settings: &tt.settings})
 		if runs := err != nil && strings.Contains(err.Error(), "has run"); runs != tt.runs || err != nil && !runs {
-			t.Errorf("from %s to %s: nvidia-smi runs: %t, want %t; error %v", tt.from, tt.to, runs, tt.runs, err)
+			t.Errorf("%s: nvidia-smi runs: %t, want %t; error %v", tt.settings, runs, tt.runs, err)
 		}
 	}
 }
 
 // settingsOf is how the node prints what is set of the GPU, "" when it has none of that UUID.
-func settingsOf(m *sim.Node, id string) string {
+func settingsOf(m *simulator.Node, id string) string {
 	v, err := m.View()
 	if err != nil {
 		return err.Error()
@@ -163,8 +189,8 @@ func settingsOf(m *sim.Node, id string) string {
 }
 
 // withSMI replaces nvidia-smi by a script, or takes it away.
-func withSMI(script string) func(m *sim.Node) error {
-	return func(m *sim.Node) error {
+func withSMI(script string) func(m *simulator.Node) error {
+	return func(m *simulator.Node) error {
 		path := filepath.Join(m.DriverRoot(), "usr/bin/nvidia-smi")
 		if err := os.Remove(path); err != nil || script == "" {
 			return err

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nvml reads GPUs through NVIDIA's management library and asks NVIDIA's container toolkit what a container needs of them.
-// It does not know whether the library is real or simulated.
 package nvml
 
 import (
+	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,7 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/klog/v2"
@@ -21,150 +21,227 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// Config is what a Node needs to know.
-type Config struct {
-	Library nvmllib.Interface
-	Sysfs   string // where sysfs is mounted: "/sys" on a real machine
-	Proc    string // where proc is: "/proc" on a real machine
-	Driver  DriverRoot
-	// HookPath is where the host has nvidia-cdi-hook.
-	HookPath string
+// Look is the result of Discover.
+type Look struct {
+	// Devices are the GPUs in NVML's order. Unreadable GPUs are included as lost if their PCI address is known.
+	Devices []gpu.Device
+	// Broken has one error for each unreadable GPU.
+	Broken []error
+	// Answered has the time of each GPU's last answer.
+	Answered map[gpu.UUID]time.Time
 }
 
-// Node is the GPUs of this machine.
-type Node struct {
-	Config
-	devices device.Interface
-	answers answers
-
-	// switching is locked for reading by those who switch the MIG mode of a GPU, many at once, and for writing by Discover.
-	switching sync.RWMutex
-
-	offered sync.Map // UUID of a GPU → []profile
-
-	partitioned map[gpu.UUID]gpu.MIG // how GPUs were when they last told
-
-	said map[string]string // what GPUs do not tell, so that it is logged once
-
-	last   []gpu.Device // what the last full look has found; nil when some of it was broken
-	lastAt time.Time
+// looks is the state between calls of Discover.
+type looks struct {
+	mu          sync.Mutex
+	gpus        map[int]reading      // by NVML index
+	switching   map[gpu.UUID]int     // number of calls that are changing the MIG mode of the GPU
+	partitioned map[gpu.UUID]gpu.MIG // the last known partitioning
+	said        map[string]string    // logged errors, so that each is logged once
 }
 
-// fullLookPeriod is how often everything is asked of GPUs that are the same as before: what a GPU is does not change, and to ask for
-// all of it takes the processor milliseconds.
-const fullLookPeriod = time.Minute
-
-// Open initialises the library. Close must follow.
-func Open(c Config) (*Node, error) {
-	if ret := c.Library.Init(); ret != nvmllib.SUCCESS {
-		return nil, fmt.Errorf("initialise NVML: %w", ret)
-	}
-	return &Node{Config: c, devices: device.New(c.Library)}, nil
+// reading is what was read from a GPU.
+type reading struct {
+	device gpu.Device
+	links  links
+	full   time.Time // the last full read
+	last   time.Time // the last answer
 }
 
-// Close shuts the library down.
-func (n *Node) Close() error {
-	if ret := n.Library.Shutdown(); ret != nvmllib.SUCCESS {
-		return fmt.Errorf("shut NVML down: %w", ret)
-	}
-	return nil
-}
+const (
+	// fullLookPeriod is how often an unchanged GPU is read in full. Its properties do not change, and a full read takes
+	// milliseconds of CPU time.
+	fullLookPeriod = time.Minute
+	// defaultTimeout is the default of Config.Timeout.
+	defaultTimeout = 10 * time.Second
+)
 
-// Discover reads all GPUs, in NVML's order. GPUs that cannot be read are reported, each in one error, and are among the devices as
-// lost, as far as their place is known; they do not keep the others from being used. err is set when nothing could be read at all.
-// When it is called again soon, GPUs that answer as the same as before are not asked for what they are.
-func (n *Node) Discover() (devices []gpu.Device, broken []error, err error) {
-	n.switching.Lock()
-	defer n.switching.Unlock()
-	count, ret := n.Library.DeviceGetCount()
-	if ret != nvmllib.SUCCESS {
-		return nil, nil, fmt.Errorf("count GPUs: %w", ret)
+// Discover reads all GPUs in parallel, each for at most Config.Timeout. A GPU that does not answer in time is lost, and
+// is not called again until its call has returned. The error means that nothing can be read at all. If no GPU answers,
+// it tries once more in a new session, because the driver may have been reloaded.
+func (n *Node) Discover(ctx context.Context) (Look, error) {
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(n.Timeout, defaultTimeout))
+	defer cancel()
+	again := func(what func() (bool, error)) (bool, error) { return wait(ctx, &n.calls, driver, what) }
+	if _, err := again(func() (bool, error) { return true, n.refresh() }); err != nil {
+		return Look{}, err
 	}
-	if time.Since(n.lastAt) < fullLookPeriod && n.same(count) {
-		return slices.Clone(n.last), nil, nil
-	}
-	devices, broken, err = n.discover(count)
-	n.last, n.lastAt = devices, time.Now()
-	if err != nil || len(broken) > 0 {
-		n.last = nil
-	}
-	return devices, broken, err
-}
-
-// same says whether all GPUs answer and are those of the last full look.
-func (n *Node) same(count int) bool {
-	if count != len(n.last) {
-		return false
-	}
-	for i, d := range n.last {
-		handle, ret := n.Library.DeviceGetHandleByIndex(i)
-		if ret != nvmllib.SUCCESS {
-			return false
+	look, err := n.look(ctx)
+	if err == nil && len(look.Broken) > 0 && len(look.Broken) >= len(look.Devices) {
+		renewed, err := again(n.renew)
+		if err != nil {
+			return Look{}, err
 		}
-		uuid, ret := handle.GetUUID()
-		if ret != nvmllib.SUCCESS || gpu.UUID(uuid) != d.UUID || i != d.Index {
-			return false
-		}
-		if minor, ret := handle.GetMinorNumber(); ret != nvmllib.SUCCESS || minor != d.Minor {
-			return false
-		}
-		if !n.sameMIG(handle, d) {
-			return false
+		if renewed {
+			return n.look(ctx)
 		}
 	}
-	return true
-}
-
-// discover asks for everything.
-func (n *Node) discover(count int) (devices []gpu.Device, broken []error, err error) {
-	driver, cuda, err := n.versions()
 	if err != nil {
-		return nil, nil, err
+		_, closeErr := again(n.renew)
+		return Look{}, errors.Join(err, closeErr)
 	}
+	return look, nil
+}
+
+// system is what NVML reports about the machine.
+type system struct {
+	count  int
+	driver string
+	cuda   gpu.Version
+}
+
+func (n *Node) look(ctx context.Context) (Look, error) {
+	sys, err := call(ctx, n, driver, (*session).system)
+	if err != nil {
+		return Look{}, err
+	}
+	readings, errs := make([]reading, sys.count), make([]error, sys.count)
+	var all sync.WaitGroup
+	for i := range sys.count {
+		all.Go(func() { readings[i], errs[i] = n.lookAt(ctx, i) })
+	}
+	all.Wait()
+
+	var look Look
 	var connections []links
 	var silent []gpu.Device
-	for i := range count {
-		d, handle, err := n.readAt(i)
-		if err != nil {
-			broken = append(broken, fmt.Errorf("GPU %d: %w", i, err))
-			silent = append(silent, d)
+	for i, r := range readings {
+		if errs[i] != nil {
+			look.Broken = append(look.Broken, fmt.Errorf("GPU %d: %w", i, errs[i]))
+			silent = append(silent, r.device)
 			continue
 		}
-		d.DriverVersion, d.CUDAVersion = driver, cuda
-		devices = append(devices, d)
-		connections = append(connections, readLinks(handle))
+		r.device.DriverVersion, r.device.CUDAVersion = sys.driver, sys.cuda
+		look.Devices = append(look.Devices, r.device)
+		connections = append(connections, r.links)
 	}
-	assignNVLinkDomains(devices, connections)
-	return n.withLost(devices, silent), broken, nil
+	assignNVLinkDomains(look.Devices, connections)
+	look.Devices = n.withLost(look.Devices, silent)
+	look.Answered = n.looks.answered()
+	return look, nil
 }
 
-// readAt reads the GPU of that number. After an error, what is known of it is in the device.
-func (n *Node) readAt(index int) (gpu.Device, nvmllib.Device, error) {
-	handle, ret := n.Library.DeviceGetHandleByIndex(index)
-	if ret != nvmllib.SUCCESS {
-		return gpu.Device{Index: index}, nil, fmt.Errorf("get handle: %w", ret)
+// lookAt reads the GPU with the index. After an error it returns the known reading. A GPU whose MIG mode is being
+// changed may be absent for a moment, so it counts as unchanged.
+func (n *Node) lookAt(ctx context.Context, index int) (reading, error) {
+	known, about := n.looks.at(index)
+	if known.device.UUID != "" && n.looks.isSwitching(known.device.UUID) {
+		return known, nil
 	}
-	d, err := n.read(index, handle)
-	return d, handle, err
+	r, err := call(ctx, n, about, func(s *session) (reading, error) { return s.readAt(index, known) })
+	if err == nil {
+		n.looks.keep(index, r)
+		return r, nil
+	}
+	if known.device.UUID != "" {
+		return known, err
+	}
+	return r, err
 }
 
-func (n *Node) versions() (driver string, cuda gpu.Version, err error) {
-	driver, ret := n.Library.SystemGetDriverVersion()
-	if ret != nvmllib.SUCCESS {
-		return "", cuda, fmt.Errorf("get driver version: %w", ret)
+// at returns the known reading of the GPU with the index, and the key of calls for it.
+func (l *looks) at(index int) (reading, gpu.UUID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	known := l.gpus[index]
+	if known.device.UUID != "" {
+		return known, known.device.UUID
 	}
-	v, ret := n.Library.SystemGetCudaDriverVersion()
-	if ret != nvmllib.SUCCESS {
-		return "", cuda, fmt.Errorf("get CUDA version: %w", ret)
-	}
-	return driver, gpu.Version{Major: v / 1000, Minor: v % 1000 / 10}, nil
+	return known, gpu.UUID(fmt.Sprintf("index %d", index))
 }
 
-// read asks one GPU for everything. What identifies it and places it must be answered, by any call that it is not lost; the rest may
-// be unknown.
-func (n *Node) read(index int, handle nvmllib.Device) (gpu.Device, error) {
+func (l *looks) keep(index int, r reading) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.gpus == nil {
+		l.gpus = map[int]reading{}
+	}
+	l.gpus[index] = r
+}
+
+func (l *looks) answered() map[gpu.UUID]time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := map[gpu.UUID]time.Time{}
+	for _, r := range l.gpus {
+		all[r.device.UUID] = r.last
+	}
+	return all
+}
+
+// startSwitch records that the MIG mode of the GPU is being changed, until end is called.
+func (l *looks) startSwitch(id gpu.UUID) (end func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.switching == nil {
+		l.switching = map[gpu.UUID]int{}
+	}
+	l.switching[id]++
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.switching[id]--
+	}
+}
+
+func (l *looks) isSwitching(id gpu.UUID) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.switching[id] > 0
+}
+
+// readAt reads the GPU with the index. After an error, the device has the fields that could be read.
+func (s *session) readAt(index int, known reading) (reading, error) {
+	handle, ret := s.lib.DeviceGetHandleByIndex(index)
+	if ret != nvmllib.SUCCESS {
+		return reading{device: gpu.Device{Index: index}}, fmt.Errorf("get handle: %w", ret)
+	}
+	if time.Since(known.full) < fullLookPeriod && s.same(handle, known.device) {
+		known.last, known.device.ComputeMode = time.Now(), computeMode(handle)
+		return known, nil
+	}
+	d, err := s.read(index, handle)
+	if err != nil {
+		return reading{device: d}, err
+	}
+	s.handles.Store(d.UUID, handle)
+	now := time.Now()
+	return reading{device: d, links: readLinks(handle), full: now, last: now}, nil
+}
+
+// same reports whether the GPU is unchanged.
+func (s *session) same(handle nvmllib.Device, was gpu.Device) bool {
+	uuid, ret := handle.GetUUID()
+	if ret != nvmllib.SUCCESS || gpu.UUID(uuid) != was.UUID {
+		return false
+	}
+	if minor, ret := handle.GetMinorNumber(); ret != nvmllib.SUCCESS || minor != was.Minor {
+		return false
+	}
+	return s.sameMIG(handle, was)
+}
+
+func (s *session) system() (sys system, err error) {
+	var ret nvmllib.Return
+	if sys.count, ret = s.lib.DeviceGetCount(); ret != nvmllib.SUCCESS {
+		return sys, fmt.Errorf("count GPUs: %w", ret)
+	}
+	if sys.driver, ret = s.lib.SystemGetDriverVersion(); ret != nvmllib.SUCCESS {
+		return sys, fmt.Errorf("get driver version: %w", ret)
+	}
+	v, ret := s.lib.SystemGetCudaDriverVersion()
+	if ret != nvmllib.SUCCESS {
+		return sys, fmt.Errorf("get CUDA version: %w", ret)
+	}
+	sys.cuda = gpu.Version{Major: v / 1000, Minor: v % 1000 / 10}
+	return sys, nil
+}
+
+// read reads one GPU in full. Its identity and location are required, and no call may answer that it is lost; other
+// fields may be unknown.
+func (s *session) read(index int, handle nvmllib.Device) (gpu.Device, error) {
 	d := gpu.Device{Type: gpu.TypeGPU, Index: index}
-	if err := n.locate(&d, handle); err != nil {
+	if err := s.locate(&d, handle); err != nil {
 		return d, err
 	}
 	uuid, ret := handle.GetUUID()
@@ -173,40 +250,41 @@ func (n *Node) read(index int, handle nvmllib.Device) (gpu.Device, error) {
 	}
 	d.UUID = gpu.UUID(uuid)
 	var err error
-	if d.Minor, err = n.minor(handle, d); err != nil {
+	if d.Minor, err = s.minor(handle, d); err != nil {
 		return d, fmt.Errorf("%s: %w", d.Name, err)
 	}
 	memory, ret := handle.GetMemoryInfo()
 	switch ret {
 	case nvmllib.SUCCESS:
 		d.Memory = memory.Total
-	case nvmllib.ERROR_NOT_SUPPORTED: // it uses the memory of the host: nobody can say how much is its own
+	case nvmllib.ERROR_NOT_SUPPORTED: // it has no memory of its own, and uses that of the host
 	default:
 		return d, fmt.Errorf("%s: get memory: %w", d.Name, ret)
 	}
-	if d.Product, err = n.product(d, handle); err != nil {
+	if d.Product, err = s.product(d, handle); err != nil {
 		return d, fmt.Errorf("%s: %w", d.Name, err)
 	}
-	if d.MIG, err = n.readMIG(handle, d); err != nil {
+	if d.MIG, err = s.readMIG(handle, d); err != nil {
 		return d, fmt.Errorf("%s: %w", d.Name, err)
 	}
 	d.Product = inMIGMode(d)
-	if lib, err := n.devices.NewDevice(handle); err == nil {
+	if lib, err := s.devices.NewDevice(handle); err == nil {
 		if mode, err := lib.GetAddressingModeAsString(); err == nil {
 			d.Addresses = gpu.AddressingMode(mode)
 		}
 	}
 	d.Topology.FabricDomain = fabricDomain(handle, d.UUID)
+	d.ComputeMode = computeMode(handle)
 	return d, nil
 }
 
-// minor is N of /dev/nvidiaN. Where NVML does not tell, the driver's directory in /proc does.
-func (n *Node) minor(handle nvmllib.Device, d gpu.Device) (int, error) {
+// minor returns N of /dev/nvidiaN, from NVML or else from the driver's directory in /proc.
+func (s *session) minor(handle nvmllib.Device, d gpu.Device) (int, error) {
 	minor, ret := handle.GetMinorNumber()
 	if ret == nvmllib.SUCCESS {
 		return minor, nil
 	}
-	text, err := os.ReadFile(filepath.Join(n.Proc, "driver/nvidia/gpus", d.PCI.String(), "information"))
+	text, err := os.ReadFile(filepath.Join(s.Proc, "driver/nvidia/gpus", d.PCI.String(), "information"))
 	if err != nil {
 		return 0, fmt.Errorf("get minor number: %w", ret)
 	}
@@ -218,8 +296,8 @@ func (n *Node) minor(handle nvmllib.Device, d gpu.Device) (int, error) {
 	return 0, fmt.Errorf("get minor number: %w", ret)
 }
 
-// locate finds the GPU on the PCI bus, and from there its name, root complex and NUMA node.
-func (n *Node) locate(d *gpu.Device, handle nvmllib.Device) error {
+// locate sets the GPU's PCI address, and the name, root complex and NUMA node that follow from it.
+func (s *session) locate(d *gpu.Device, handle nvmllib.Device) error {
 	info, ret := handle.GetPciInfo()
 	if ret != nvmllib.SUCCESS {
 		return fmt.Errorf("get PCI address: %w", ret)
@@ -229,31 +307,32 @@ func (n *Node) locate(d *gpu.Device, handle nvmllib.Device) error {
 		return err
 	}
 	d.Name = d.PCI.DeviceName()
-	sysfs := deviceattribute.WithFSFromRoot(n.Sysfs)
+	sysfs := deviceattribute.WithFSFromRoot(s.Sysfs)
 	if root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(d.PCI.String(), sysfs); err == nil {
 		d.PCIeRoot = *root.Value.StringValue
 	}
 	d.NUMANode = gpu.NoNUMANode
-	if node, err := deviceattribute.GetNUMANodeAttributeByPCIBusID(d.PCI.String(), deviceattribute.ScalarAttribute, sysfs); err == nil {
+	if node, err := deviceattribute.GetNUMANodeAttributeByPCIBusID(d.PCI.String(), deviceattribute.ScalarAttribute,
+		sysfs); err == nil {
 		d.NUMANode = int(*node.Value.IntValue)
 	}
 	return nil
 }
 
-// product is the model, as far as the GPU tells. Error: the GPU is lost.
-func (n *Node) product(d gpu.Device, handle nvmllib.Device) (gpu.Product, error) {
+// product returns the known properties of the model. Error: the GPU is lost.
+func (s *session) product(d gpu.Device, handle nvmllib.Device) (gpu.Product, error) {
 	var p gpu.Product
 	var ret nvmllib.Return
 	if p.Name, ret = handle.GetName(); ret == nvmllib.ERROR_GPU_IS_LOST {
 		return p, fmt.Errorf("get product name: %w", ret)
 	}
-	n.note(d, "Product name unknown", ret, nvmllib.SUCCESS)
+	s.note(d, "Product name unknown", ret, nvmllib.SUCCESS)
 	cc := &p.ComputeCapability
 	if cc.Major, cc.Minor, ret = handle.GetCudaComputeCapability(); ret == nvmllib.ERROR_GPU_IS_LOST {
 		return p, fmt.Errorf("get compute capability: %w", ret)
 	}
-	n.note(d, "Compute capability unknown", ret, nvmllib.SUCCESS)
-	if lib, err := n.devices.NewDevice(handle); err == nil {
+	s.note(d, "Compute capability unknown", ret, nvmllib.SUCCESS)
+	if lib, err := s.devices.NewDevice(handle); err == nil {
 		if brand, err := lib.GetBrandAsString(); err == nil {
 			p.Brand = brand
 		}
@@ -261,7 +340,7 @@ func (n *Node) product(d gpu.Device, handle nvmllib.Device) (gpu.Product, error)
 			p.Architecture = architecture
 		}
 	}
-	cores, _ := handle.GetNumGpuCores() // a call that is not supported answers 0, and the figure is 0
+	cores, _ := handle.GetNumGpuCores() // an unsupported call returns 0, which means unknown
 	memoryClock, _ := handle.GetMaxClockInfo(nvmllib.CLOCK_MEM)
 	smClock, _ := handle.GetMaxClockInfo(nvmllib.CLOCK_SM)
 	busWidth, _ := handle.GetMemoryBusWidth()
@@ -271,27 +350,29 @@ func (n *Node) product(d gpu.Device, handle nvmllib.Device) (gpu.Product, error)
 	return p, nil
 }
 
-// note logs what a GPU does not tell, once, unless it is one of the answers that are fine.
-func (n *Node) note(d gpu.Device, what string, err error, fine ...error) {
+// note logs an error about a property of the GPU, once, unless it is one of fine.
+func (s *session) note(d gpu.Device, what string, err error, fine ...error) {
 	if slices.Contains(fine, err) {
 		return
 	}
 	about := d.Name + " " + what
-	if n.said == nil {
-		n.said = map[string]string{}
+	s.looks.mu.Lock()
+	defer s.looks.mu.Unlock()
+	if s.looks.said == nil {
+		s.looks.said = map[string]string{}
 	}
-	if text := err.Error(); n.said[about] != text {
-		n.said[about] = text
+	if text := err.Error(); s.looks.said[about] != text {
+		s.looks.said[about] = text
 		klog.Background().Info(what, "device", d.Name, "uuid", d.UUID, "err", err)
 	}
 }
 
-// pciAddress reads the address that NVML writes as a C string.
+// pciAddress parses the address, which NVML returns as a C string.
 func pciAddress(info nvmllib.PciInfo) (gpu.PCIAddress, error) {
 	return gpu.ParsePCIAddress(text(info.BusId[:]))
 }
 
-// text is a C string.
+// text converts a C string.
 func text(chars []int8) string {
 	var b strings.Builder
 	for _, c := range chars {

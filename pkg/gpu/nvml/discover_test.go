@@ -16,31 +16,31 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
+	"github.com/gpudra/gpu-dra-driver/simulator"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
 // machine is a simulated machine and the driver's view of it. A machine with device nodes needs root.
-func machine(t *testing.T, profile string) (*sim.Node, *nvml.Node) {
+func machine(t *testing.T, profile string) (*simulator.Node, *nvml.Node) {
 	t.Helper()
-	p, err := sim.BuiltIn(profile)
+	p, err := simulator.BuiltIn(profile)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return machineOf(t, p)
 }
 
-func machineOf(t *testing.T, p sim.Profile) (*sim.Node, *nvml.Node) {
+func machineOf(t *testing.T, p simulator.Profile) (*simulator.Node, *nvml.Node) {
 	t.Helper()
-	m, err := sim.Open(t.TempDir(), p)
+	m, err := simulator.Open(t.TempDir(), p)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if os.Getuid() != 0 {
 		t.Skip("making simulated device nodes needs root")
 	}
-	if err := m.LayOut(sim.Programs{NvidiaSMI: os.Args[0]}); err != nil {
+	if err := m.LayOut(simulator.Programs{NvidiaSMI: os.Args[0]}); err != nil {
 		t.Fatal(err)
 	}
 	node, err := nvml.Open(nvml.Config{
@@ -63,10 +63,11 @@ func machineOf(t *testing.T, p sim.Profile) (*sim.Node, *nvml.Node) {
 
 // Every fact of every GPU, as text with the UUIDs numbered.
 func TestDiscover(t *testing.T) {
-	for _, profile := range sim.Profiles() {
+	for _, profile := range simulator.Profiles() {
 		t.Run(profile, func(t *testing.T) {
 			_, node := machine(t, profile)
-			devices, broken, err := node.Discover()
+			look, err := node.Discover(t.Context())
+			devices, broken := look.Devices, look.Broken
 			if err != nil || len(broken) > 0 {
 				t.Fatal(err, broken)
 			}
@@ -108,7 +109,7 @@ func TestDiscover(t *testing.T) {
 }
 
 // One GPU that does not answer is reported and counts as lost; the others stay.
-func TestDiscoverWithABrokenGPU(t *testing.T) {
+func TestDiscoverWithBrokenGPU(t *testing.T) {
 	for _, row := range []struct{ call, want string }{
 		{"GetUUID", "get UUID"},
 		{"GetPciInfo", "get PCI address"},
@@ -124,7 +125,8 @@ func TestDiscoverWithABrokenGPU(t *testing.T) {
 			if err := m.Fail("0", row.call, "ERROR_GPU_IS_LOST"); err != nil {
 				t.Fatal(err)
 			}
-			devices, broken, err := node.Discover()
+			look, err := node.Discover(t.Context())
+			devices, broken := look.Devices, look.Broken
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -137,7 +139,7 @@ func TestDiscoverWithABrokenGPU(t *testing.T) {
 			if err := m.Heal("0"); err != nil {
 				t.Fatal(err)
 			}
-			if devices, broken, err := node.Discover(); len(devices) != 2 || len(broken) > 0 || err != nil {
+			if look, err := node.Discover(t.Context()); len(look.Devices) != 2 || len(look.Broken) > 0 || err != nil {
 				t.Errorf("after it was healed: %d GPUs, %v, %v", len(devices), broken, err)
 			}
 		})
@@ -145,14 +147,16 @@ func TestDiscoverWithABrokenGPU(t *testing.T) {
 }
 
 // GPUs come and go while the machine runs: the next look sees it, in the same session of NVML.
-func TestDiscoverWhileGPUsComeAndGo(t *testing.T) {
+func TestDiscoverAddedAndRemovedGPUs(t *testing.T) {
 	m, node := machine(t, "t4-x2")
-	before, _, err := node.Discover()
+	look, err := node.Discover(t.Context())
+	before := look.Devices
 	if err != nil {
 		t.Fatal(err)
 	}
 	ids := map[gpu.UUID]int{before[0].UUID: 0, before[1].UUID: 1}
-	const first, second, added = "gpu-3b-00-0 uuid=0 minor=0 numa=0 pci0000:3a", "gpu-af-00-0 uuid=1 minor=1 numa=1 pci0000:ae",
+	const first, second, added = "gpu-3b-00-0 uuid=0 minor=0 numa=0 pci0000:3a",
+		"gpu-af-00-0 uuid=1 minor=1 numa=1 pci0000:ae",
 		"gpu-b0-00-0 uuid=2 minor=2 numa=1 pci0000:ae"
 	for _, row := range []struct {
 		name   string
@@ -160,8 +164,10 @@ func TestDiscoverWhileGPUsComeAndGo(t *testing.T) {
 		want   string
 		broken string
 	}{
-		{"one falls off the bus", func() error { return m.Unplug("gpu-3b-00-0") }, second, "GPU 0: get handle: ERROR_GPU_IS_LOST"},
-		{"one is added", func() error { _, err := m.Add("gpu-af-00-0", sim.Address{}); return err }, second + "; " + added, "GPU 0: get handle: ERROR_GPU_IS_LOST"},
+		{"one falls off the bus", func() error { return m.Unplug("gpu-3b-00-0") }, second,
+			"GPU 0: get handle: ERROR_GPU_IS_LOST"},
+		{"one is added", func() error { _, err := m.Add("gpu-af-00-0", simulator.Address{}); return err }, second +
+			"; " + added, "GPU 0: get handle: ERROR_GPU_IS_LOST"},
 		{"it comes back", func() error { return m.Plug("gpu-3b-00-0") }, first + "; " + second + "; " + added, ""},
 		{"one is removed", func() error { return m.Remove("gpu-3b-00-0") }, second + "; " + added, ""},
 		{"all are gone", func() error { return errors.Join(m.Remove("0"), m.Remove("0")) }, "", ""},
@@ -169,7 +175,8 @@ func TestDiscoverWhileGPUsComeAndGo(t *testing.T) {
 		if err := row.change(); err != nil {
 			t.Fatal(err)
 		}
-		devices, broken, err := node.Discover()
+		look, err := node.Discover(t.Context())
+		devices, broken := look.Devices, look.Broken
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -182,20 +189,22 @@ func TestDiscoverWhileGPUsComeAndGo(t *testing.T) {
 			if d.Index < i {
 				t.Errorf("%s: index %d of the GPU at %d", row.name, d.Index, i)
 			}
-			got = append(got, fmt.Sprintf("%s uuid=%d minor=%d numa=%d %s", d.Name, ids[d.UUID], d.Minor, d.NUMANode, d.PCIeRoot))
+			got = append(got, fmt.Sprintf("%s uuid=%d minor=%d numa=%d %s", d.Name, ids[d.UUID], d.Minor, d.NUMANode,
+				d.PCIeRoot))
 		}
 		if got := strings.Join(got, "; "); got != row.want {
 			t.Errorf("%s: got %s, want %s", row.name, got, row.want)
 		}
-		if err := errors.Join(broken...); (err == nil) != (row.broken == "") || err != nil && err.Error() != row.broken {
+		if err := errors.Join(broken...); (err == nil) != (row.broken == "") || err != nil &&
+			err.Error() != row.broken {
 			t.Errorf("%s: broken %v, want %s", row.name, err, row.broken)
 		}
 		for _, d := range devices { // what a container gets does not depend on those that are not there
-			if access, err := node.Access(d); err != nil || access.Nodes[0].Minor != int64(d.Minor) {
+			if access, err := node.Access(t.Context(), d); err != nil || access.Nodes[0].Minor != int64(d.Minor) {
 				t.Errorf("%s: access to %s: %v, %v", row.name, d.Name, access.Nodes, err)
 			}
 		}
-		if _, err := node.DriverAccess(); err != nil {
+		if _, err := node.DriverAccess(t.Context()); err != nil {
 			t.Errorf("%s: %v", row.name, err)
 		}
 	}
@@ -204,23 +213,26 @@ func TestDiscoverWhileGPUsComeAndGo(t *testing.T) {
 // What a GPU does not support is not an error: the fact is left at its default.
 func TestDiscoverWithoutOptionalAnswers(t *testing.T) {
 	m, node := machine(t, "t4-x2")
-	for _, call := range []string{"GetGpuFabricInfo", "GetNvLinkState", "GetNumGpuCores", "GetMaxClockInfo", "GetMemoryBusWidth"} {
+	for _, call := range []string{"GetGpuFabricInfo", "GetNvLinkState", "GetNumGpuCores", "GetMaxClockInfo",
+		"GetMemoryBusWidth"} {
 		if err := m.Fail("0", call, "ERROR_NOT_SUPPORTED"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	devices, broken, err := node.Discover()
+	look, err := node.Discover(t.Context())
+	devices, broken := look.Devices, look.Broken
 	if err != nil || len(broken) > 0 {
 		t.Fatal(err, broken)
 	}
 	p := devices[0].Product
-	got := fmt.Sprint(p.Multiprocessors, p.MemoryBandwidth, p.PeakCompute, devices[0].Topology.NVLinkDomain == string(devices[0].UUID))
+	got := fmt.Sprint(p.Multiprocessors, p.MemoryBandwidth, p.PeakCompute,
+		devices[0].Topology.NVLinkDomain == string(devices[0].UUID))
 	if want := "0 0 65 true"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }
 
-func TestDriverRootWithoutADriver(t *testing.T) {
+func TestDriverRootWithoutDriver(t *testing.T) {
 	root := nvml.DriverRoot{Host: "/run/nvidia/driver", Here: t.TempDir()}
 	_, err := root.Library()
 	if !errors.Is(err, nvml.ErrNoDriver) || !strings.Contains(err.Error(), "below /run/nvidia/driver") {

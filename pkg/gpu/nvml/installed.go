@@ -11,8 +11,8 @@ import (
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// Versions are the versions of the driver whose management library is in the root, in order: more than one when an update has left
-// something behind. It is for people: which one is used, the link libnvidia-ml.so.1 says.
+// Versions returns the driver versions with an NVML library in the root, sorted. There are several after an incomplete
+// update. It is for people; the link libnvidia-ml.so.1 selects the version in use.
 func (r DriverRoot) Versions() []string {
 	var out []string
 	for _, dir := range libraryDirs {
@@ -25,10 +25,10 @@ func (r DriverRoot) Versions() []string {
 		}
 	}
 	slices.Sort(out)
-	return slices.Compact(out) // the same folder may have two names
+	return slices.Compact(out) // one directory may have two names
 }
 
-// Code is the name of NVML's error that err is, "ERROR_GPU_IS_LOST": "" when it is none of NVML's.
+// Code returns the name of NVML's error in err, "ERROR_GPU_IS_LOST", or "" if there is none.
 func Code(err error) string {
 	var ret nvmllib.Return
 	if !errors.As(err, &ret) || ret == nvmllib.SUCCESS {
@@ -40,7 +40,7 @@ func Code(err error) string {
 	return codes[nvmllib.ERROR_UNKNOWN]
 }
 
-// codes are the errors that mean something to whoever looks after a machine.
+// codes are the errors that matter to administrators.
 var codes = map[nvmllib.Return]string{
 	nvmllib.ERROR_NOT_SUPPORTED:           "ERROR_NOT_SUPPORTED",
 	nvmllib.ERROR_NO_PERMISSION:           "ERROR_NO_PERMISSION",

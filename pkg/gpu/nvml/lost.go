@@ -12,8 +12,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// withLost adds the GPUs that NVML counts and that do not answer, as lost: others may hold them, and people look for them. One that
-// did not even tell its place gets one of those that Linux has a GPU at and no other GPU is at, in the order in which NVML counts.
+// withLost adds the GPUs that NVML counts but that do not answer, as lost, because claims may hold them. A GPU of
+// unknown PCI address gets the next address at which Linux has a GPU and NVML has no other one, in NVML's order.
 func (n *Node) withLost(devices, silent []gpu.Device) []gpu.Device {
 	if len(silent) == 0 {
 		return devices
@@ -29,7 +29,8 @@ func (n *Node) withLost(devices, silent []gpu.Device) []gpu.Device {
 			}
 			d.PCI, free = free[0], free[1:]
 		}
-		lost := gpu.Device{Name: d.PCI.DeviceName(), Type: gpu.TypeGPU, UUID: cmp.Or(d.UUID, gpu.UUID(d.PCI.DeviceName())), PCI: d.PCI,
+		lost := gpu.Device{Name: d.PCI.DeviceName(), Type: gpu.TypeGPU,
+			UUID: cmp.Or(d.UUID, gpu.UUID(d.PCI.DeviceName())), PCI: d.PCI,
 			NUMANode: gpu.NoNUMANode, Index: d.Index, Lost: true}
 		lost.Topology = gpu.Topology{NVLinkDomain: string(lost.UUID), FabricDomain: string(lost.UUID)}
 		all = append(all, lost)
@@ -40,17 +41,18 @@ func (n *Node) withLost(devices, silent []gpu.Device) []gpu.Device {
 
 const (
 	vendorNVIDIA = "0x10de"
-	classDisplay = "0x03" // the first byte of a PCI class: display controllers, GPUs without a display among them
+	classDisplay = "0x03" // prefix of the PCI class of display controllers, which includes GPUs without a display
 )
 
-// onBus are the addresses at which Linux has NVIDIA's GPUs, rising.
+// onBus returns the PCI addresses of NVIDIA GPUs in sysfs, ascending.
 func (n *Node) onBus() []gpu.PCIAddress {
 	dir := filepath.Join(n.Sysfs, "bus/pci/devices")
 	entries, _ := os.ReadDir(dir)
 	var found []gpu.PCIAddress
 	for _, e := range entries {
 		at, err := gpu.ParsePCIAddress(e.Name())
-		if err == nil && begins(filepath.Join(dir, e.Name(), "vendor"), vendorNVIDIA) && begins(filepath.Join(dir, e.Name(), "class"), classDisplay) {
+		if err == nil && begins(filepath.Join(dir, e.Name(), "vendor"), vendorNVIDIA) &&
+			begins(filepath.Join(dir, e.Name(), "class"), classDisplay) {
 			found = append(found, at)
 		}
 	}

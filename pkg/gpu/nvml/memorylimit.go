@@ -13,17 +13,18 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// ErrNoMemoryLimit means that this machine's driver cannot limit the memory of a container. The message says why.
+// ErrNoMemoryLimit means that NVIDIA's driver cannot limit the memory of containers on this machine. The message says
+// why.
 var ErrNoMemoryLimit = errors.New("no memory limits by cgroup")
 
-// memoryLimitDriver is the first driver branch that limits memory by control group (NVML change log, CUDA 13.4).
+// memoryLimitDriver is the first driver branch that limits memory by cgroup (NVML change log, CUDA 13.4).
 const memoryLimitDriver = 615
 
-// cgroupRoot is where the control groups of the machine are mounted.
+// cgroupRoot is the mount point of cgroups.
 const cgroupRoot = "/sys/fs/cgroup"
 
-// MemoryLimit is the hook that makes the driver limit a container's memory of this GPU to what NVIDIA_GPU_MEMORY_LIMIT says, in MiB.
-// Error: ErrNoMemoryLimit.
+// MemoryLimit returns the hook that makes NVIDIA's driver limit a container's memory on this GPU to
+// NVIDIA_GPU_MEMORY_LIMIT, in MiB. Error: ErrNoMemoryLimit.
 func (n *Node) MemoryLimit(d gpu.Device) (gpu.Access, error) {
 	return memoryLimit(d, n.Driver, n.HookPath, isCgroup2(cgroupRoot))
 }
@@ -31,7 +32,8 @@ func (n *Node) MemoryLimit(d gpu.Device) (gpu.Access, error) {
 func memoryLimit(d gpu.Device, root DriverRoot, hookPath string, cgroup2 bool) (gpu.Access, error) {
 	branch, _, _ := strings.Cut(d.DriverVersion, ".")
 	if n, err := strconv.Atoi(branch); err != nil || n < memoryLimitDriver {
-		return gpu.Access{}, fmt.Errorf("driver %s is older than R%d: %w", d.DriverVersion, memoryLimitDriver, ErrNoMemoryLimit)
+		return gpu.Access{}, fmt.Errorf("driver %s is older than R%d: %w", d.DriverVersion, memoryLimitDriver,
+			ErrNoMemoryLimit)
 	}
 	if !cgroup2 {
 		return gpu.Access{}, fmt.Errorf("%s is not cgroup v2: %w", cgroupRoot, ErrNoMemoryLimit)

@@ -16,12 +16,16 @@ func TestMemoryLimit(t *testing.T) {
 		cgroup2 bool
 		want    string
 	}{
-		{"a driver that can", "615.10", true, "[{createRuntime /h/nvidia-cdi-hook [nvidia-cdi-hook apply-cuda-memory-limits --driver-root /r --gpu-id GPU-1] []}] <nil>"},
-		{"a driver that cannot", "610.43.02", true, "[] driver 610.43.02 is older than R615: no memory limits by cgroup"},
-		{"control groups that cannot", "615.10", false, "[] /sys/fs/cgroup is not cgroup v2: no memory limits by cgroup"},
+		{"a driver that can", "615.10", true, "[{createRuntime /h/nvidia-cdi-hook [nvidia-cdi-hook " +
+			"apply-cuda-memory-limits --driver-root /r --gpu-id GPU-1] []}] <nil>"},
+		{"a driver that cannot", "610.43.02", true,
+			"[] driver 610.43.02 is older than R615: no memory limits by cgroup"},
+		{"control groups that cannot", "615.10", false,
+			"[] /sys/fs/cgroup is not cgroup v2: no memory limits by cgroup"},
 		{"a driver that nobody knows", "", true, "[] driver  is older than R615: no memory limits by cgroup"},
 	} {
-		access, err := memoryLimit(gpu.Device{UUID: "GPU-1", DriverVersion: row.driver}, DriverRoot{Host: "/r", Here: "/here"}, "/h/nvidia-cdi-hook", row.cgroup2)
+		access, err := memoryLimit(gpu.Device{UUID: "GPU-1", DriverVersion: row.driver},
+			DriverRoot{Host: "/r", Here: "/here"}, "/h/nvidia-cdi-hook", row.cgroup2)
 		if got := fmt.Sprint(access.Hooks, " ", err); got != row.want {
 			t.Errorf("%s:\ngot  %s\nwant %s", row.name, got, row.want)
 		}

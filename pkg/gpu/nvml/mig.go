@@ -14,37 +14,50 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// switchableSince is the compute capability from which on the MIG mode changes without a reset of the GPU: that of Hopper
+// switchableSince is the first major compute capability whose MIG mode changes without a reset of the GPU: Hopper
 // (NVIDIA's MIG User Guide, "Enable MIG Mode").
 const switchableSince = 9
 
-// mebi is the unit in which NVML tells the memory of partitions.
+// mebi is NVML's unit for the memory of partitions.
 const mebi = 1 << 20
 
-// readMIG asks how the GPU can be partitioned, and how it is. A GPU without MIG answers that it does not support the mode. One that
-// cannot tell is as it was when it could; one that never could has no partitions, and can be used as a whole if it is not in MIG mode.
-// Error: the GPU is lost.
-func (n *Node) readMIG(handle nvmllib.Device, d gpu.Device) (gpu.MIG, error) {
-	m, err := n.askMIG(handle, d)
+// readMIG reads how the GPU can be and is partitioned. If that fails, it returns the last known state; if there is
+// none, the GPU has no partitions, and can be used as a whole if it is not in MIG mode. Error: the GPU is lost.
+func (s *session) readMIG(handle nvmllib.Device, d gpu.Device) (gpu.MIG, error) {
+	m, err := s.askMIG(handle, d)
 	if errors.Is(err, nvmllib.ERROR_GPU_IS_LOST) {
 		return gpu.MIG{}, err
 	}
 	if err != nil {
-		n.note(d, "How the GPU is partitioned cannot be read", err)
-		if was, known := n.partitioned[d.UUID]; known {
+		s.note(d, "How the GPU is partitioned cannot be read", err)
+		if was, known := s.looks.partitioning(d.UUID); known {
 			return was, nil
 		}
 		return m, nil
 	}
-	if n.partitioned == nil {
-		n.partitioned = map[gpu.UUID]gpu.MIG{}
-	}
-	n.partitioned[d.UUID] = m
+	s.looks.keepPartitioning(d.UUID, m)
 	return m, nil
 }
 
-// askMIG is what NVML says. After an error it is what is known without the answer.
-func (n *Node) askMIG(handle nvmllib.Device, d gpu.Device) (gpu.MIG, error) {
+// partitioning returns the last known partitioning of the GPU.
+func (l *looks) partitioning(id gpu.UUID) (was gpu.MIG, known bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	was, known = l.partitioned[id]
+	return was, known
+}
+
+func (l *looks) keepPartitioning(id gpu.UUID, m gpu.MIG) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.partitioned == nil {
+		l.partitioned = map[gpu.UUID]gpu.MIG{}
+	}
+	l.partitioned[id] = m
+}
+
+// askMIG reads the partitioning from NVML. After an error it returns what could be read.
+func (s *session) askMIG(handle nvmllib.Device, d gpu.Device) (gpu.MIG, error) {
 	current, _, ret := handle.GetMigMode()
 	if ret == nvmllib.ERROR_NOT_SUPPORTED {
 		return gpu.MIG{}, nil
@@ -52,12 +65,13 @@ func (n *Node) askMIG(handle nvmllib.Device, d gpu.Device) (gpu.MIG, error) {
 	if ret != nvmllib.SUCCESS {
 		return gpu.MIG{}, fmt.Errorf("get MIG mode: %w", ret)
 	}
-	m := gpu.MIG{Capable: true, Enabled: current == nvmllib.DEVICE_MIG_ENABLE, Switchable: d.Product.ComputeCapability.Major >= switchableSince}
-	profiles, err := n.profiles(handle)
+	m := gpu.MIG{Capable: true, Enabled: current == nvmllib.DEVICE_MIG_ENABLE,
+		Switchable: d.Product.ComputeCapability.Major >= switchableSince}
+	profiles, err := s.profiles(handle)
 	if err != nil {
 		return m, err
 	}
-	instances, err := n.instances(handle, d.UUID, profiles)
+	instances, err := s.instances(handle, d.UUID, profiles)
 	if err != nil {
 		return m, err
 	}
@@ -68,29 +82,29 @@ func (n *Node) askMIG(handle nvmllib.Device, d gpu.Device) (gpu.MIG, error) {
 	return m, nil
 }
 
-// profile is one that a GPU offers, and what NVML knows it by.
+// profile is a MIG profile of a GPU with NVML's description.
 type profile struct {
 	gpu.Profile
 	info nvmllib.GpuInstanceProfileInfo
 }
 
-// profiles are those that the GPU offers, whether or not it is in MIG mode. They never change.
-func (n *Node) profiles(handle nvmllib.Device) ([]profile, error) {
+// profiles returns the GPU's profiles, independent of the MIG mode. They never change.
+func (s *session) profiles(handle nvmllib.Device) ([]profile, error) {
 	id, ret := handle.GetUUID()
 	if ret != nvmllib.SUCCESS {
 		return nil, fmt.Errorf("get UUID: %w", ret)
 	}
-	if known, ok := n.offered.Load(id); ok {
+	if known, ok := s.offered.Load(id); ok {
 		return known.([]profile), nil
 	}
-	all, err := n.readProfiles(handle)
-	if err == nil && len(all) > 0 { // some may tell in MIG mode only
-		n.offered.Store(id, all)
+	all, err := s.readProfiles(handle)
+	if err == nil && len(all) > 0 { // some GPUs list them in MIG mode only
+		s.offered.Store(id, all)
 	}
 	return all, err
 }
 
-func (n *Node) readProfiles(handle nvmllib.Device) ([]profile, error) {
+func (s *session) readProfiles(handle nvmllib.Device) ([]profile, error) {
 	var all []profile
 	for i := range nvmllib.GPU_INSTANCE_PROFILE_COUNT {
 		info, ret := handle.GetGpuInstanceProfileInfo(i)
@@ -107,13 +121,15 @@ func (n *Node) readProfiles(handle nvmllib.Device) ([]profile, error) {
 		if ret != nvmllib.SUCCESS {
 			return nil, fmt.Errorf("get placements of MIG profile %d: %w", i, ret)
 		}
-		name, err := ProfileName(n.devices, handle, i, info)
+		name, err := ProfileName(s.devices, handle, i, info)
 		if err != nil {
 			return nil, fmt.Errorf("name MIG profile %d: %w", i, err)
 		}
-		p := profile{info: info, Profile: gpu.Profile{Name: name, Slices: int(info.SliceCount), Memory: info.MemorySizeMB * mebi, Engines: gpu.Engines{
-			Multiprocessors: int(info.MultiprocessorCount), Copy: int(info.CopyEngineCount), Decoders: int(info.DecoderCount),
-			Encoders: int(info.EncoderCount), JPEG: int(info.JpegCount), OFA: int(info.OfaCount)}}}
+		p := profile{info: info, Profile: gpu.Profile{Name: name, Slices: int(info.SliceCount),
+			Memory: info.MemorySizeMB * mebi, Engines: gpu.Engines{
+				Multiprocessors: int(info.MultiprocessorCount), Copy: int(info.CopyEngineCount),
+				Decoders: int(info.DecoderCount),
+				Encoders: int(info.EncoderCount), JPEG: int(info.JpegCount), OFA: int(info.OfaCount)}}}
 		for _, at := range placements {
 			p.Size = int(at.Size)
 			p.Starts = append(p.Starts, int(at.Start))
@@ -127,15 +143,16 @@ func (n *Node) readProfiles(handle nvmllib.Device) ([]profile, error) {
 	return all, nil
 }
 
-// absent says whether the answer means that the GPU has no such profile.
+// absent reports whether the answer means that the GPU has no such profile.
 func absent(ret nvmllib.Return) bool {
 	return ret == nvmllib.ERROR_NOT_SUPPORTED || ret == nvmllib.ERROR_INVALID_ARGUMENT
 }
 
-// ProfileName is the name of a GPU's MIG profile as NVIDIA writes it, "1g.10gb+me", put together from NVML's number of the profile and
-// what NVML says of it, as NVIDIA's own components do. The newer call that says it is not asked: it may answer in MIG mode only, and a
-// name must not change with the mode. The library must be initialised.
-func ProfileName(devices device.Interface, handle nvmllib.Device, number int, info nvmllib.GpuInstanceProfileInfo) (string, error) {
+// ProfileName returns the name of a GPU's MIG profile as NVIDIA writes it, "1g.10gb+me". It derives the name from
+// NVML's number and description of the profile, as NVIDIA's own components do. It does not use NVML's newer call for
+// the name, which may work in MIG mode only: a name must not depend on the mode. The library must be initialised.
+func ProfileName(devices device.Interface, handle nvmllib.Device, number int, info nvmllib.GpuInstanceProfileInfo) (
+	string, error) {
 	whole, ok := computeProfiles[int(info.SliceCount)]
 	if !ok {
 		return "", fmt.Errorf("%d slices: want one of 1 to 4 and 6 to 8", info.SliceCount)
@@ -144,22 +161,25 @@ func ProfileName(devices device.Interface, handle nvmllib.Device, number int, in
 	if ret != nvmllib.SUCCESS {
 		return "", fmt.Errorf("get memory: %w", ret)
 	}
-	name, err := devices.NewMigProfile(number, whole, nvmllib.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, info.MemorySizeMB, memory.Total)
+	name, err := devices.NewMigProfile(number, whole, nvmllib.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, info.MemorySizeMB,
+		memory.Total)
 	if err != nil {
 		return "", err
 	}
 	return name.String(), nil
 }
 
-// computeProfiles are the profiles of compute instances that have all of a GPU instance with so many slices.
+// computeProfiles maps slices to the profile of a compute instance that has all of such a GPU instance.
 var computeProfiles = map[int]int{
-	1: nvmllib.COMPUTE_INSTANCE_PROFILE_1_SLICE, 2: nvmllib.COMPUTE_INSTANCE_PROFILE_2_SLICE, 3: nvmllib.COMPUTE_INSTANCE_PROFILE_3_SLICE,
-	4: nvmllib.COMPUTE_INSTANCE_PROFILE_4_SLICE, 6: nvmllib.COMPUTE_INSTANCE_PROFILE_6_SLICE, 7: nvmllib.COMPUTE_INSTANCE_PROFILE_7_SLICE,
+	1: nvmllib.COMPUTE_INSTANCE_PROFILE_1_SLICE, 2: nvmllib.COMPUTE_INSTANCE_PROFILE_2_SLICE,
+	3: nvmllib.COMPUTE_INSTANCE_PROFILE_3_SLICE,
+	4: nvmllib.COMPUTE_INSTANCE_PROFILE_4_SLICE, 6: nvmllib.COMPUTE_INSTANCE_PROFILE_6_SLICE,
+	7: nvmllib.COMPUTE_INSTANCE_PROFILE_7_SLICE,
 	8: nvmllib.COMPUTE_INSTANCE_PROFILE_8_SLICE,
 }
 
-// instances are the partitions that exist, by where they start. A GPU instance in which nothing can run yet has no UUID.
-func (n *Node) instances(handle nvmllib.Device, parent gpu.UUID, profiles []profile) ([]gpu.Partition, error) {
+// instances returns the existing partitions, by start. A GPU instance without a compute instance has no UUID.
+func (s *session) instances(handle nvmllib.Device, parent gpu.UUID, profiles []profile) ([]gpu.Partition, error) {
 	var all []gpu.Partition
 	for _, p := range profiles {
 		found, err := gpuInstances(handle, p)
@@ -167,8 +187,10 @@ func (n *Node) instances(handle nvmllib.Device, parent gpu.UUID, profiles []prof
 			return nil, err
 		}
 		for _, i := range found {
-			base := gpu.Partition{GPUInstance: int(i.info.Id), Slices: p.Slices, Engines: p.Engines, Memory: p.Memory, Placement: gpu.Placement{
-				Parent: parent, Profile: p.Name, Start: int(i.info.Placement.Start), Size: int(i.info.Placement.Size)}}
+			base := gpu.Partition{GPUInstance: int(i.info.Id), Slices: p.Slices, Engines: p.Engines, Memory: p.Memory,
+				Placement: gpu.Placement{
+					Parent: parent, Profile: p.Name, Start: int(i.info.Placement.Start),
+					Size: int(i.info.Placement.Size)}}
 			computes, err := computeInstances(i.handle)
 			if errors.Is(err, nvmllib.ERROR_NOT_FOUND) {
 				continue // removed since it was listed
@@ -190,13 +212,13 @@ func (n *Node) instances(handle nvmllib.Device, parent gpu.UUID, profiles []prof
 	return all, nil
 }
 
-// gpuInstance is one that exists.
+// gpuInstance is an existing GPU instance.
 type gpuInstance struct {
 	handle nvmllib.GpuInstance
 	info   nvmllib.GpuInstanceInfo
 }
 
-// gpuInstances are those of a profile; a GPU that is not in MIG mode has none.
+// gpuInstances returns the GPU instances of a profile; none if the GPU is not in MIG mode.
 func gpuInstances(handle nvmllib.Device, p profile) ([]gpuInstance, error) {
 	list, ret := handle.GetGpuInstances(&p.info)
 	if ret == nvmllib.ERROR_NOT_SUPPORTED {
@@ -219,12 +241,12 @@ func gpuInstances(handle nvmllib.Device, p profile) ([]gpuInstance, error) {
 	return all, nil
 }
 
-// removed says whether the answer means that what was listed a moment ago is gone: claims of others come and go meanwhile.
+// removed reports whether the answer means that a listed instance has been removed meanwhile, for another claim.
 func removed(ret nvmllib.Return) bool {
 	return ret == nvmllib.ERROR_NOT_FOUND || ret == nvmllib.ERROR_INVALID_ARGUMENT
 }
 
-// computeInstance is one that exists in a GPU instance.
+// computeInstance is an existing compute instance.
 type computeInstance struct {
 	handle  nvmllib.ComputeInstance
 	profile nvmllib.ComputeInstanceProfileInfo
@@ -232,7 +254,8 @@ type computeInstance struct {
 	uuid    gpu.UUID
 }
 
-// of is the partition that the compute instance makes of its GPU instance. One that has a part of the slices has that in its name.
+// of returns the partition that consists of the GPU instance and the compute instance. If the compute instance has only
+// some of the slices, the profile says so.
 func (c computeInstance) of(p gpu.Partition) gpu.Partition {
 	if slices := int(c.profile.SliceCount); slices != p.Slices {
 		p.Profile = fmt.Sprintf("%dc.%s", slices, p.Profile)
@@ -270,7 +293,8 @@ func computeInstances(in nvmllib.GpuInstance) ([]computeInstance, error) {
 	return all, nil
 }
 
-func readComputeInstance(handle nvmllib.ComputeInstance, profile nvmllib.ComputeInstanceProfileInfo) (computeInstance, error) {
+func readComputeInstance(handle nvmllib.ComputeInstance, profile nvmllib.ComputeInstanceProfileInfo) (computeInstance,
+	error) {
 	info, ret := handle.GetInfo()
 	if ret != nvmllib.SUCCESS {
 		return computeInstance{}, fmt.Errorf("read a compute instance: %w", ret)
@@ -282,8 +306,8 @@ func readComputeInstance(handle nvmllib.ComputeInstance, profile nvmllib.Compute
 	return computeInstance{handle, profile, int(info.Id), gpu.UUID(uuid)}, nil
 }
 
-// sameMIG says whether the GPU is partitioned as it was.
-func (n *Node) sameMIG(handle nvmllib.Device, was gpu.Device) bool {
+// sameMIG reports whether the partitioning of the GPU is unchanged.
+func (s *session) sameMIG(handle nvmllib.Device, was gpu.Device) bool {
 	if !was.MIG.Capable {
 		return true
 	}
@@ -294,10 +318,10 @@ func (n *Node) sameMIG(handle nvmllib.Device, was gpu.Device) bool {
 	if !was.MIG.Enabled {
 		return true
 	}
-	profiles, err := n.profiles(handle)
+	profiles, err := s.profiles(handle)
 	if err != nil {
 		return false
 	}
-	now, err := n.instances(handle, was.UUID, profiles)
+	now, err := s.instances(handle, was.UUID, profiles)
 	return err == nil && slices.Equal(now, was.MIG.Instances)
 }

@@ -3,6 +3,7 @@
 package nvml_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -13,15 +14,14 @@ import (
 	"strings"
 	"testing"
 
-	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
-
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
+	"github.com/gpudra/gpu-dra-driver/pkg/steps"
+	"github.com/gpudra/gpu-dra-driver/simulator"
 )
 
 // partitions is the first GPU of the machine as its text has it: the mode, and a line for each partition.
-func partitions(m *sim.Node) string {
+func partitions(m *simulator.Node) string {
 	var lines []string
 	first := ""
 	for line := range strings.Lines(m.String()) {
@@ -43,7 +43,8 @@ func partitions(m *sim.Node) string {
 // first is the first GPU of the machine.
 func first(t *testing.T, n *nvml.Node) gpu.Device {
 	t.Helper()
-	devices, broken, err := n.Discover()
+	look, err := n.Discover(t.Context())
+	devices, broken := look.Devices, look.Broken
 	if err != nil || len(broken) > 0 || len(devices) == 0 {
 		t.Fatal(devices, broken, err)
 	}
@@ -63,20 +64,21 @@ func place(t *testing.T, d gpu.Device, profile string, start int) gpu.Placement 
 }
 
 func TestPartitions(t *testing.T) {
-	process := func(m *sim.Node) error {
+	process := func(m *simulator.Node) error {
 		return m.AddProcess("0", "dcgm-exporter", 1<<20)
 	}
 	for _, row := range []struct {
 		name    string
 		profile string
-		before  func(m *sim.Node) error
+		before  func(m *simulator.Node) error
 		script  string // "+" makes and "-" removes a partition, "?" asks whether there is room, "=" makes the GPU whole
 		want    string // the GPU then, and after " | " the error of the last verb
 		errorIs error
 	}{
 		{"the first one", "dgx-h100", nil, "+1g.10gb@4", "on; 1g.10gb@4 gi=11 ci=0", nil},
 		{"made twice", "dgx-h100", nil, "+1g.10gb@4 +1g.10gb@4", "on; 1g.10gb@4 gi=11 ci=0", nil},
-		{"two side by side", "dgx-h100", nil, "+3g.40gb@4 +1g.10gb+me@0", "on; 3g.40gb@4 gi=2 ci=0; 1g.10gb+me@0 gi=7 ci=0", nil},
+		{"two side by side", "dgx-h100", nil, "+3g.40gb@4 +1g.10gb+me@0",
+			"on; 3g.40gb@4 gi=2 ci=0; 1g.10gb+me@0 gi=7 ci=0", nil},
 		{"the largest", "dgx-h100", nil, "+7g.80gb@0", "on; 7g.80gb@0 gi=0 ci=0", nil},
 		{"the mode goes with the last one", "dgx-h100", nil, "+1g.10gb@4 +3g.40gb@0 -1g.10gb@4 -3g.40gb@0", "", nil},
 		{"removed twice", "dgx-h100", nil, "+1g.10gb@4 -1g.10gb@4 -1g.10gb@4", "", nil},
@@ -84,31 +86,47 @@ func TestPartitions(t *testing.T) {
 		{"a card with twelve memory slices", "rtxpro6000-x2", nil, "+1g.24gb-me@0 +1g.24gb-me@3 +2g.48gb+me.all@6",
 			"on; 2g.48gb+me.all@6 gi=2 ci=0; 1g.24gb-me@0 gi=3 ci=0; 1g.24gb-me@3 gi=4 ci=0", nil},
 		{"there is room", "dgx-h100", nil, "+1g.10gb@4 ?3g.40gb@0", "on; 1g.10gb@4 gi=11 ci=0", nil},
-		{"there is none", "dgx-h100", nil, "+1g.10gb@4 ?3g.40gb@4", "on; 1g.10gb@4 gi=11 ci=0 | 1g.10gb at 4 (GPU instance 11, MIG-…): " +
-			"remove it (nvidia-smi mig -dci, -dgi), or offer the GPU with partitions: static: a partition that is not the driver's is in the way", gpu.ErrForeign},
-		{"what is in the way is named", "dgx-h100", nil, "+1g.10gb@4 +3g.40gb@4", "on; 1g.10gb@4 gi=11 ci=0 | 1g.10gb at 4 (GPU instance 11, MIG-…): " +
-			"remove it (nvidia-smi mig -dci, -dgi), or offer the GPU with partitions: static: a partition that is not the driver's is in the way", gpu.ErrForeign},
-		{"engines that are all taken", "dgx-h100", nil, "+1g.10gb+me@4 +1g.10gb+me@0", "on; 1g.10gb+me@4 gi=11 ci=0 | create GPU instance: ERROR_INSUFFICIENT_RESOURCES", nil},
-		{"a half that is all there is", "dgx-h100", func(m *sim.Node) error {
+		{"there is none", "dgx-h100", nil, "+1g.10gb@4 ?3g.40gb@4", "on; 1g.10gb@4 gi=11 ci=0 | 1g.10gb at 4 (GPU " +
+			"instance 11, MIG-…): " +
+			"remove it (nvidia-smi mig -dci, -dgi), or offer the GPU with partitions: static: a partition that is " +
+			"not the driver's is in the way", gpu.ErrForeignPartition},
+		{"what is in the way is named", "dgx-h100", nil, "+1g.10gb@4 +3g.40gb@4",
+			"on; 1g.10gb@4 gi=11 ci=0 | 1g.10gb at 4 (GPU instance 11, MIG-…): " +
+				"remove it (nvidia-smi mig -dci, -dgi), or offer the GPU with partitions: static: a partition that " +
+				"is not the driver's is in the way", gpu.ErrForeignPartition},
+		{"engines that are all taken", "dgx-h100", nil, "+1g.10gb+me@4 +1g.10gb+me@0",
+			"on; 1g.10gb+me@4 gi=11 ci=0 | create GPU instance: ERROR_INSUFFICIENT_RESOURCES", nil},
+		{"a half that is all there is", "dgx-h100", func(m *simulator.Node) error {
 			return m.Fail("0", "GpuInstanceCreateComputeInstance", "ERROR_UNKNOWN")
 		}, "+1g.10gb@4", "on; 1g.10gb@4 gi=11 | create compute instance: ERROR_UNKNOWN", nil},
-		{"and is removed again", "dgx-h100", func(m *sim.Node) error {
+		{"and is removed again", "dgx-h100", func(m *simulator.Node) error {
 			return m.Fail("0", "GpuInstanceCreateComputeInstance", "ERROR_UNKNOWN")
 		}, "+1g.10gb@4 -1g.10gb@4", "", nil},
-		{"a program on the GPU", "dgx-h100", process, "+1g.10gb@4", " | switch MIG mode on: used by process 4194305 (dcgm-exporter): the GPU is in use", gpu.ErrBusy},
+		{"a program on the GPU", "dgx-h100", process, "+1g.10gb@4", " | switch MIG mode on: used by process 4194305 " +
+			"(dcgm-exporter): the GPU is in use", gpu.ErrBusy},
 		{"removing where there never was one", "dgx-h100", process, "-1g.10gb@4", "", nil},
 		{"a card that needs a reset", "dgx-a100", nil, "+1g.5gb@4",
-			" | switch MIG mode on: this takes a reset of the GPU, which is the administrator's to do (nvidia-smi -mig, nvidia-smi --gpu-reset): the MIG mode cannot be changed from here", gpu.ErrFixed},
-		{"unless it is in the mode", "dgx-a100", func(m *sim.Node) error { return m.SwitchMIG("0", 1) }, "+1g.5gb@4", "on; 1g.5gb@4 gi=11 ci=0", nil},
-		{"in which it stays", "dgx-a100", func(m *sim.Node) error { return m.SwitchMIG("0", 1) }, "+1g.5gb@4 -1g.5gb@4", "on", nil},
-		{"a virtual machine that cannot switch the mode", "dgx-h100", func(m *sim.Node) error { return m.Fail("0", "SetMigMode", "ERROR_RESET_REQUIRED") },
-			"+1g.10gb@4", " | switch MIG mode on: ERROR_RESET_REQUIRED: offer the GPU with partitions: none or static: the MIG mode cannot be changed from here", gpu.ErrFixed},
+			" | switch MIG mode on: this takes a reset of the GPU, which is the administrator's to do (nvidia-smi " +
+				"-mig, nvidia-smi --gpu-reset): the MIG mode cannot be changed from here", gpu.ErrMIGModeFixed},
+		{"unless it is in the mode", "dgx-a100", func(m *simulator.Node) error { return m.SwitchMIG("0", 1) },
+			"+1g.5gb@4", "on; 1g.5gb@4 gi=11 ci=0", nil},
+		{"in which it stays", "dgx-a100", func(m *simulator.Node) error { return m.SwitchMIG("0", 1) },
+			"+1g.5gb@4 -1g.5gb@4", "on", nil},
+		{"a virtual machine that cannot switch the mode", "dgx-h100",
+			func(m *simulator.Node) error { return m.Fail("0", "SetMigMode", "ERROR_RESET_REQUIRED") },
+			"+1g.10gb@4", " | switch MIG mode on: ERROR_RESET_REQUIRED: offer the GPU with partitions: none or " +
+				"static: the MIG mode cannot be changed from here", gpu.ErrMIGModeFixed},
 		{"a whole one made whole", "dgx-h100", nil, "=", "", nil},
 		{"one without MIG", "t4-x2", nil, "=", "", nil},
-		{"one left in the mode made whole", "dgx-h100", func(m *sim.Node) error { return m.SwitchMIG("0", 1) }, "=", "", nil},
-		{"one with partitions stays as it is", "dgx-h100", nil, "+1g.10gb@4 =", "on; 1g.10gb@4 gi=11 ci=0 | GPU instance 11 (MIG-…): a partition that is not the driver's is in the way", gpu.ErrForeign},
-		{"a GPU that is lost has no partitions", "dgx-h100", func(m *sim.Node) error { return m.Unplug("0") }, "-1g.10gb@4", "", nil},
-		{"and gets none", "dgx-h100", func(m *sim.Node) error { return m.Unplug("0") }, "+1g.10gb@4", " | get handle: ERROR_GPU_IS_LOST", nil},
+		{"one left in the mode made whole", "dgx-h100", func(m *simulator.Node) error { return m.SwitchMIG("0", 1) },
+			"=", "", nil},
+		{"one with partitions stays as it is", "dgx-h100", nil, "+1g.10gb@4 =",
+			"on; 1g.10gb@4 gi=11 ci=0 | GPU instance 11 (MIG-…): a partition that is not the driver's is in the way",
+			gpu.ErrForeignPartition},
+		{"a GPU that is lost has no partitions", "dgx-h100", func(m *simulator.Node) error { return m.Unplug("0") },
+			"-1g.10gb@4", "", nil},
+		{"and gets none", "dgx-h100", func(m *simulator.Node) error { return m.Unplug("0") }, "+1g.10gb@4",
+			" | switch MIG mode on: ERROR_GPU_IS_LOST", nil},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			m, node := machine(t, row.profile)
@@ -120,7 +138,7 @@ func TestPartitions(t *testing.T) {
 			}
 			var last error
 			for verb := range strings.FieldsSeq(row.script) {
-				last = do(t, node, d, verb)
+				last = do(t.Context(), t, node, d, verb)
 			}
 			got := partitions(m)
 			if last != nil {
@@ -139,17 +157,18 @@ func TestPartitions(t *testing.T) {
 // A record may speak of a partition that the machine cannot have: its claim can still be released.
 func TestDestroyWithoutMIG(t *testing.T) {
 	_, node := machine(t, "t4-x2")
-	if err := node.Destroy(t.Context(), gpu.Placement{Parent: first(t, node).UUID, Profile: "1g.10gb", Size: 1}, ""); err != nil {
+	if err := node.DestroyPartition(t.Context(), gpu.Placement{Parent: first(t, node).UUID, Profile: "1g.10gb",
+		Size: 1}, ""); err != nil {
 		t.Error(err)
 	}
 }
 
 var uuids = regexp.MustCompile(`(MIG|GPU)-[0-9a-f-]+`)
 
-func do(t *testing.T, node *nvml.Node, d gpu.Device, verb string) error {
+func do(ctx context.Context, t *testing.T, node *nvml.Node, d gpu.Device, verb string) error {
 	t.Helper()
 	if verb == "=" {
-		return node.Merge(t.Context(), d.UUID)
+		return node.Set(ctx, d.UUID, gpu.State{MIG: gpu.MIGOff})
 	}
 	profile, start, _ := strings.Cut(verb[1:], "@")
 	var n int
@@ -159,21 +178,23 @@ func do(t *testing.T, node *nvml.Node, d gpu.Device, verb string) error {
 	at := place(t, d, profile, n)
 	switch verb[0] {
 	case '?':
-		return node.Vacant(at)
+		return node.CheckPlacement(ctx, at)
 	case '+':
-		if err := node.Divide(t.Context(), d.UUID); err != nil {
+		if err := node.Set(ctx, d.UUID, gpu.State{MIG: gpu.MIGOn}); err != nil {
 			return err
 		}
-		_, err := node.Create(t.Context(), at, "")
+		_, err := node.CreatePartition(ctx, at, "")
 		return err
 	}
-	return node.Destroy(t.Context(), at, "")
+	if err := node.DestroyPartition(ctx, at, ""); err != nil {
+		return err
+	}
+	return node.Set(ctx, d.UUID, gpu.State{MIG: gpu.MIGOffIfUnused})
 }
 
-// Whatever call of NVML fails, before or after it has done its work, the same verb said again ends as if nothing had happened; and so
-// does the opposite verb.
-func TestPartitionsCutOff(t *testing.T) {
-	cut := errors.New("cut")
+// Whatever step fails, before or after it has done its work, the same verb repeated ends as if nothing had happened;
+// and so does the opposite verb.
+func TestPartitionsInterrupted(t *testing.T) {
 	for _, row := range []struct{ before, verb, again, want string }{
 		{"", "+3g.40gb@4", "+3g.40gb@4", "on; 3g.40gb@4 gi=2 ci=0"},
 		{"", "+3g.40gb@4", "-3g.40gb@4", ""},
@@ -181,48 +202,32 @@ func TestPartitionsCutOff(t *testing.T) {
 		{"+3g.40gb@4", "-3g.40gb@4", "+3g.40gb@4", "on; 3g.40gb@4 gi=2 ci=0"},
 		{"+1g.10gb@0", "+3g.40gb@4", "-3g.40gb@4", "on; 1g.10gb@0 gi=7 ci=0"},
 	} {
-		for n := 1; ; n++ {
-			calls := 0
+		for at := 1; ; at++ {
+			passed := 0
 			for _, after := range []bool{false, true} {
 				m, node := machine(t, "dgx-h100")
 				d := first(t, node)
 				if row.before != "" {
-					if err := do(t, node, d, row.before); err != nil {
+					if err := do(t.Context(), t, node, d, row.before); err != nil {
 						t.Fatal(err)
 					}
 				}
-				calls = 0
-				m.OnChange(func(_ string, call func() nvmllib.Return) nvmllib.Return {
-					calls++
-					if calls < n {
-						return call()
-					}
-					if calls == n && after {
-						call()
-					}
-					panic(cut)
-				})
-				func() {
-					defer func() {
-						if r := recover(); r != nil && r != any(cut) {
-							panic(r)
-						}
-					}()
-					if err := do(t, node, d, row.verb); err != nil {
-						t.Fatal(err)
-					}
-				}()
-				m.OnChange(func(_ string, call func() nvmllib.Return) nvmllib.Return { return call() })
-				if err := do(t, node, d, row.again); err != nil {
-					t.Errorf("%s, cut off at call %d (done: %t), %s: %v", row.verb, n, after, row.again, err)
+				passed = 0
+				err := do(steps.With(t.Context(), interrupt(&passed, at, after)), t, node, d, row.verb)
+				if interrupted := errors.Is(err, errInterrupted); interrupted != (passed >= at) {
+					t.Fatalf("%s, interrupted at step %d: got %v", row.verb, at, err)
+				}
+				if err := do(t.Context(), t, node, d, row.again); err != nil {
+					t.Errorf("%s, interrupted at step %d (done: %t), %s: %v", row.verb, at, after, row.again, err)
 				}
 				if got := partitions(m); got != row.want {
-					t.Errorf("%s, cut off at call %d (done: %t), %s: got %q, want %q", row.verb, n, after, row.again, got, row.want)
+					t.Errorf("%s, interrupted at step %d (done: %t), %s: got %q, want %q", row.verb, at, after,
+						row.again, got, row.want)
 				}
 			}
-			if calls < n {
-				if n < 3 {
-					t.Errorf("%s: %d calls that change something: want 3 or more", row.verb, calls)
+			if passed < at {
+				if passed < 3 {
+					t.Errorf("%s: %d steps, want 3 or more", row.verb, passed)
 				}
 				break
 			}
@@ -230,20 +235,37 @@ func TestPartitionsCutOff(t *testing.T) {
 	}
 }
 
-// What a container needs of a partition: the GPU's node and those of the two capabilities, with numbers that make the nodes anywhere.
+var errInterrupted = errors.New("interrupted")
+
+// interrupt lets a step fail, and all after it: before or after it has done its work.
+func interrupt(passed *int, at int, after bool) steps.Observer {
+	return func(ctx context.Context, _ string, do func(context.Context) error) error {
+		*passed++
+		switch number := *passed; {
+		case number < at:
+			return do(ctx)
+		case number == at && after:
+			return errors.Join(do(ctx), errInterrupted)
+		}
+		return errInterrupted
+	}
+}
+
+// What a container needs of a partition: the GPU's node and those of the two capabilities, with numbers that make the
+// nodes anywhere.
 func TestAccessToAPartition(t *testing.T) {
 	_, node := machine(t, "dgx-h100")
 	d := first(t, node)
 	at := place(t, d, "1g.10gb", 4)
-	if err := node.Divide(t.Context(), d.UUID); err != nil {
+	if err := node.Set(t.Context(), d.UUID, gpu.State{MIG: gpu.MIGOn}); err != nil {
 		t.Fatal(err)
 	}
-	id, err := node.Create(t.Context(), at, "")
+	id, err := node.CreatePartition(t.Context(), at, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	d.Name, d.Type, d.UUID, d.Partition = gpu.PartitionName(d.Name, at), gpu.TypeMIG, id, &gpu.Partition{Placement: at}
-	access, err := node.Access(d)
+	access, err := node.Access(t.Context(), d)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -269,20 +291,20 @@ func TestAccessToAPartition(t *testing.T) {
 	if !slices.Equal(paths, want) {
 		t.Errorf("got %v, want %v", paths, want)
 	}
-	if err := node.Destroy(t.Context(), at, ""); err != nil {
+	if err := node.DestroyPartition(t.Context(), at, ""); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := node.Access(d); err == nil {
+	if _, err := node.Access(t.Context(), d); err == nil {
 		t.Error("a partition that is gone can still be had")
 	}
 }
 
 // A call that fails for a moment does not take partitions away.
-func TestPartitionsOverAMomentaryError(t *testing.T) {
+func TestPartitionsWithTransientError(t *testing.T) {
 	for _, call := range []string{"GetMigMode", "GetGpuInstances"} {
 		m, node := machine(t, "dgx-h100")
 		d := first(t, node)
-		if err := do(t, node, d, "+3g.40gb@4"); err != nil {
+		if err := do(t.Context(), t, node, d, "+3g.40gb@4"); err != nil {
 			t.Fatal(err)
 		}
 		before := first(t, node).MIG
@@ -295,7 +317,8 @@ func TestPartitionsOverAMomentaryError(t *testing.T) {
 	}
 }
 
-// NVML does not tell the cores of a GPU in MIG mode: then its largest profile does, and its peak compute is that of its model.
+// NVML does not tell the cores of a GPU in MIG mode: then its largest profile does, and its peak compute is that of its
+// model.
 func TestProductInMIGMode(t *testing.T) {
 	m, node := machine(t, "dgx-h100")
 	before := first(t, node).Product
@@ -340,5 +363,27 @@ func TestDiscoverPartitions(t *testing.T) {
 	}
 	if got, want := text(), "3g.40gb@4+4 of 60"; got != want {
 		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// While a call waits for a GPU, the files that the whole machine has open are looked through once in a while.
+func TestFindUsersOfBusyGPU(t *testing.T) {
+	m, node := machine(t, "dgx-h100")
+	d := first(t, node)
+	must(t, m.Fail("0", "SetMigMode", "ERROR_IN_USE"))
+	fd := filepath.Join(m.Proc(), "7", "fd")
+	must(t, os.MkdirAll(fd, 0o755))
+	must(t, os.Symlink(fmt.Sprintf("/dev/nvidia%d", d.Minor), filepath.Join(fd, "3")))
+	var said [2]string
+	for i := range said {
+		err := do(t.Context(), t, node, d, "+1g.10gb@4")
+		if !errors.Is(err, gpu.ErrBusy) {
+			t.Fatalf("got %v, want %v", err, gpu.ErrBusy)
+		}
+		said[i] = err.Error()
+		must(t, os.RemoveAll(fd))
+	}
+	if want := "used by process 7 (unknown)"; !strings.Contains(said[0], want) || said[1] != said[0] {
+		t.Errorf("got %q, want %q in both", said, want)
 	}
 }

@@ -13,18 +13,16 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// utilizationWindow is how far back samples are asked for. The driver takes one about every second.
+// utilizationWindow is the maximum age of utilization samples. The driver takes one about every second.
 const utilizationWindow = 2 * time.Second
 
-// Processes are those that use the GPU, by PID. NVIDIA's driver translates PIDs to the namespace of the one who asks, and leaves out
-// processes that are not in it (open kernel module, gpuGetProcWithObject): it takes the host's namespace to see them all.
-// Error: gpu.ErrUnmeasured.
-func (n *Node) Processes(d gpu.Device) ([]gpu.Process, error) {
-	handle, ret := n.Library.DeviceGetHandleByUUID(string(d.UUID))
-	if ret != nvmllib.SUCCESS {
-		return nil, fmt.Errorf("get handle of GPU %s: %w", d.UUID, ret)
+// processes implements Node.Processes.
+func (s *session) processes(d gpu.Device) ([]gpu.Process, error) {
+	handle, err := s.handle(d.UUID)
+	if err != nil {
+		return nil, err
 	}
-	processes, err := n.memoryByProcess(handle)
+	processes, err := s.memoryByProcess(handle)
 	if err != nil {
 		return nil, fmt.Errorf("GPU %s: %w", d.UUID, err)
 	}
@@ -40,9 +38,9 @@ func (n *Node) Processes(d gpu.Device) ([]gpu.Process, error) {
 	return all, nil
 }
 
-// memoryByProcess asks for processes of every kind. One may be of several kinds and is the same with the same memory then: clients
-// of MPS are listed among compute processes too, depending on the driver.
-func (n *Node) memoryByProcess(handle nvmllib.Device) (map[int]int64, error) {
+// memoryByProcess returns the memory of processes of every kind. A process may be listed under several kinds, with the
+// same memory: some drivers list MPS clients among compute processes, too.
+func (s *session) memoryByProcess(handle nvmllib.Device) (map[int]int64, error) {
 	found := map[int]int64{}
 	told := false
 	for _, kind := range []struct {
@@ -53,8 +51,8 @@ func (n *Node) memoryByProcess(handle nvmllib.Device) (map[int]int64, error) {
 		{"Graphics", handle.GetGraphicsRunningProcesses},
 		{"MPSCompute", handle.GetMPSComputeRunningProcesses},
 	} {
-		// The binding ends the process when it calls what the library does not have.
-		if n.Library.Extensions().LookupSymbol("nvmlDeviceGet"+kind.name+"RunningProcesses") != nil {
+		// The binding aborts the program if the library does not have the function.
+		if s.lib.Extensions().LookupSymbol("nvmlDeviceGet"+kind.name+"RunningProcesses") != nil {
 			continue
 		}
 		list, ret := kind.list()
@@ -78,7 +76,8 @@ func (n *Node) memoryByProcess(handle nvmllib.Device) (map[int]int64, error) {
 	return found, nil
 }
 
-// utilizationByProcess is the last sample of each process; one without has been idle. nil: there are no samples to be had.
+// utilizationByProcess returns the last sample of each process; one without a sample has been idle. nil: samples are
+// not supported.
 func utilizationByProcess(handle nvmllib.Device) map[int]int {
 	samples, ret := handle.GetProcessUtilization(uint64(time.Now().Add(-utilizationWindow).UnixMicro()))
 	if ret != nvmllib.SUCCESS && ret != nvmllib.ERROR_NOT_FOUND {
@@ -86,7 +85,7 @@ func utilizationByProcess(handle nvmllib.Device) map[int]int {
 	}
 	found, taken := map[int]int{}, map[int]uint64{}
 	for _, s := range samples {
-		const most = 100 // drivers have been seen to give numbers that are none
+		const most = 100 // some drivers return invalid numbers
 		if pid := int(s.Pid); s.SmUtil <= most && s.TimeStamp >= taken[pid] {
 			found[pid], taken[pid] = int(s.SmUtil), s.TimeStamp
 		}

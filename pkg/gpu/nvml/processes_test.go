@@ -13,14 +13,14 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
+	"github.com/gpudra/gpu-dra-driver/simulator"
+	"github.com/gpudra/gpu-dra-driver/simulator/node"
 )
 
 func TestProcesses(t *testing.T) {
 	two := []node.Process{{PID: 8, Memory: 1 << 30, Threads: 100}, {PID: 7, Memory: 2 << 30, Threads: 70}}
-	fail := func(calls ...string) func(*sim.Node) error {
-		return func(m *sim.Node) error {
+	fail := func(calls ...string) func(*simulator.Node) error {
+		return func(m *simulator.Node) error {
 			errs := []error{m.SetProcesses("0", two)}
 			for _, call := range calls {
 				errs = append(errs, m.Fail("0", call, "ERROR_NOT_SUPPORTED"))
@@ -28,23 +28,27 @@ func TestProcesses(t *testing.T) {
 			return errors.Join(errs...)
 		}
 	}
-	const compute, graphics, mps = "GetComputeRunningProcesses", "GetGraphicsRunningProcesses", "GetMPSComputeRunningProcesses"
+	const compute, graphics, mps = "GetComputeRunningProcesses", "GetGraphicsRunningProcesses",
+		"GetMPSComputeRunningProcesses"
 	for _, tt := range []struct {
 		name   string
-		before func(*sim.Node) error
+		before func(*simulator.Node) error
 		want   string
 	}{
-		{"none", func(*sim.Node) error { return nil }, "[] <nil>"},
+		{"none", func(*simulator.Node) error { return nil }, "[] <nil>"},
 		{"two", fail(), "[{7 2147483648 0} {8 1073741824 100}] <nil>"},
 		{"a list is missing", fail(mps), "[{7 2147483648 0} {8 1073741824 100}] <nil>"},
 		{"no list at all", fail(compute, graphics, mps), "[] GPU UUID: the GPU does not say what processes use of it"},
 		{"no samples", fail("GetProcessUtilization"), "[{7 2147483648 -1} {8 1073741824 -1}] <nil>"},
-		{"a list fails", func(m *sim.Node) error { return m.Fail("0", compute, "ERROR_UNKNOWN") }, "[] GPU UUID: list processes (Compute): ERROR_UNKNOWN"},
-		{"a GPU that is gone", func(m *sim.Node) error { return m.Unplug("0") }, "[] get handle of GPU UUID: ERROR_GPU_IS_LOST"},
+		{"a list fails", func(m *simulator.Node) error { return m.Fail("0", compute, "ERROR_UNKNOWN") },
+			"[] GPU UUID: list processes (Compute): ERROR_UNKNOWN"},
+		{"a GPU that is gone", func(m *simulator.Node) error { return m.Unplug("0") },
+			"[] GPU UUID: list processes (Compute): ERROR_GPU_IS_LOST"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			m, n := machine(t, "t4-x2")
-			devices, _, err := n.Discover()
+			look, err := n.Discover(t.Context())
+			devices := look.Devices
 			if err == nil {
 				err = tt.before(m)
 			}
@@ -53,7 +57,7 @@ func TestProcesses(t *testing.T) {
 			}
 			for _, d := range devices {
 				if d.Index == 0 {
-					got, err := n.Processes(d)
+					got, err := n.Processes(t.Context(), d)
 					if said := strings.ReplaceAll(fmt.Sprint(got, err), string(d.UUID), "UUID"); said != tt.want {
 						t.Errorf("got  %s\nwant %s", said, tt.want)
 					}
@@ -63,23 +67,29 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-// What the simulation does not do: lists that differ, memory that is not told, samples of several times, numbers that are none.
+// What the simulation does not do: lists that differ, memory that is not told, samples of several times, numbers that
+// are none.
 func TestProcessesMerged(t *testing.T) {
 	list := func(processes ...nvmllib.ProcessInfo) func() ([]nvmllib.ProcessInfo, nvmllib.Return) {
 		return func() ([]nvmllib.ProcessInfo, nvmllib.Return) { return processes, nvmllib.SUCCESS }
 	}
 	const unknown = ^uint64(0)
 	handle := &mock.Device{
-		GetComputeRunningProcessesFunc:    list(nvmllib.ProcessInfo{Pid: 1, UsedGpuMemory: 10}, nvmllib.ProcessInfo{Pid: 2, UsedGpuMemory: unknown}),
-		GetGraphicsRunningProcessesFunc:   list(nvmllib.ProcessInfo{Pid: 1, UsedGpuMemory: unknown}, nvmllib.ProcessInfo{Pid: 3, UsedGpuMemory: unknown}),
-		GetMPSComputeRunningProcessesFunc: list(nvmllib.ProcessInfo{Pid: 2, UsedGpuMemory: 20}, nvmllib.ProcessInfo{Pid: 4, UsedGpuMemory: 30}),
+		GetComputeRunningProcessesFunc: list(nvmllib.ProcessInfo{Pid: 1, UsedGpuMemory: 10},
+			nvmllib.ProcessInfo{Pid: 2, UsedGpuMemory: unknown}),
+		GetGraphicsRunningProcessesFunc: list(nvmllib.ProcessInfo{Pid: 1, UsedGpuMemory: unknown},
+			nvmllib.ProcessInfo{Pid: 3, UsedGpuMemory: unknown}),
+		GetMPSComputeRunningProcessesFunc: list(nvmllib.ProcessInfo{Pid: 2, UsedGpuMemory: 20},
+			nvmllib.ProcessInfo{Pid: 4, UsedGpuMemory: 30}),
 		GetProcessUtilizationFunc: func(uint64) ([]nvmllib.ProcessUtilizationSample, nvmllib.Return) {
-			return []nvmllib.ProcessUtilizationSample{{Pid: 1, TimeStamp: 5, SmUtil: 50}, {Pid: 1, TimeStamp: 4, SmUtil: 40},
+			return []nvmllib.ProcessUtilizationSample{{Pid: 1, TimeStamp: 5, SmUtil: 50},
+				{Pid: 1, TimeStamp: 4, SmUtil: 40},
 				{Pid: 2, TimeStamp: 1, SmUtil: 4000000000}, {Pid: 9, TimeStamp: 1, SmUtil: 90}}, nvmllib.SUCCESS
 		},
 	}
 	var missing string
 	library := &mock.Interface{
+		InitFunc:                  func() nvmllib.Return { return nvmllib.SUCCESS },
 		DeviceGetHandleByUUIDFunc: func(string) (nvmllib.Device, nvmllib.Return) { return handle, nvmllib.SUCCESS },
 		ExtensionsFunc: func() nvmllib.ExtendedInterface {
 			return &mock.ExtendedInterface{LookupSymbolFunc: func(name string) error {
@@ -96,7 +106,7 @@ func TestProcessesMerged(t *testing.T) {
 		{"nvmlDeviceGetMPSComputeRunningProcesses", "[{1 10 50} {2 -1 0} {3 -1 0}] <nil>"},
 	} {
 		missing = tt.missing
-		processes, err := n.Processes(gpu.Device{UUID: "GPU-1"})
+		processes, err := n.Processes(t.Context(), gpu.Device{UUID: "GPU-1"})
 		if got := fmt.Sprint(processes, err); got != tt.want {
 			t.Errorf("without %q:\ngot  %s\nwant %s", tt.missing, got, tt.want)
 		}
@@ -106,10 +116,11 @@ func TestProcessesMerged(t *testing.T) {
 func TestUsers(t *testing.T) {
 	m, n := machine(t, "dgx-h100")
 	d := first(t, n)
-	none, err := n.Users(d)
+	none, err := n.Users(t.Context(), d)
 	err = errors.Join(err, m.AddProcess(d.Name, "dcgm-exporter", 0))
-	users, err2 := n.Users(d)
-	if got, want := fmt.Sprint(none, users, errors.Join(err, err2)), "[] [process 4194305 (dcgm-exporter)] <nil>"; got != want {
+	users, err2 := n.Users(t.Context(), d)
+	if got, want := fmt.Sprint(none, users, errors.Join(err, err2)),
+		"[] [process 4194305 (dcgm-exporter)] <nil>"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }

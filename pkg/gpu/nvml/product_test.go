@@ -10,11 +10,11 @@ import (
 	"testing"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
+	"github.com/gpudra/gpu-dra-driver/simulator"
 )
 
-// product is what NVML reports of a product, and what NVIDIA publishes of it. Bus widths (bits) and maximum clocks (MHz) were
-// collected from public reports; those of the profiles are in the profiles with where they come from.
+// product is what NVML reports of a product, and what NVIDIA publishes of it. Bus widths (bits) and maximum clocks
+// (MHz) were collected from public reports; those of the profiles are in the profiles with where they come from.
 type product struct {
 	name, brand      string
 	cc               gpu.Version
@@ -24,12 +24,14 @@ type product struct {
 	slowed           string  // why the formula cannot know the published figure
 }
 
-var volta, turing, ampere, ga10x, ada, hopper, blackwell, gb20x = gpu.Version{Major: 7}, gpu.Version{Major: 7, Minor: 5},
+var volta, turing, ampere, ga10x, ada, hopper, blackwell, gb20x = gpu.Version{Major: 7},
+	gpu.Version{Major: 7, Minor: 5},
 	gpu.Version{Major: 8}, gpu.Version{Major: 8, Minor: 6}, gpu.Version{Major: 8, Minor: 9}, gpu.Version{Major: 9},
 	gpu.Version{Major: 10}, gpu.Version{Major: 12}
 
-// products are from Volta to Blackwell. The published figures are NVIDIA's: data sheets of data centre boards and of the RTX A6000,
-// architecture whitepapers of the other desktop boards; sparse figures are halved, those of a machine divided by its GPUs.
+// products are from Volta to Blackwell. The published figures are NVIDIA's: data sheets of data centre boards and of
+// the RTX A6000, architecture whitepapers of the other desktop boards; sparse figures are halved, those of a machine
+// divided by its GPUs.
 var products = []product{
 	{"Tesla V100-SXM2-16GB", "Tesla", volta, 5120, 4096, 877, 1530, 900, 125, ""},
 	{"Tesla V100-SXM2-32GB", "Tesla", volta, 5120, 4096, 877, 1530, 900, 125, ""},
@@ -49,7 +51,8 @@ var products = []product{
 	{"NVIDIA RTX A6000", "NvidiaRTX", ga10x, 10752, 384, 8001, 2100, 768, 309.7 / 2, ""},
 	{"NVIDIA GeForce RTX 3090", "GeForce", ga10x, 10496, 384, 9751, 2100, 936, 142, ""},
 	{"NVIDIA L4", "Nvidia", ada, 7424, 192, 6251, 2040, 300, 242. / 2, ""},
-	{"NVIDIA L40", "Nvidia", ada, 18176, 384, 9001, 2490, 864, 181.05, "half the rate of the L40S, which has the same multiprocessors"},
+	{"NVIDIA L40", "Nvidia", ada, 18176, 384, 9001, 2490, 864, 181.05,
+		"half the rate of the L40S, which has the same multiprocessors"},
 	{"NVIDIA L40S", "Nvidia", ada, 18176, 384, 9001, 2520, 864, 362.05, ""},
 	{"NVIDIA GeForce RTX 4090", "GeForce", ada, 16384, 384, 10501, 3105, 1008, 330.3, ""},
 	{"NVIDIA RTX 6000 Ada Generation", "NvidiaRTX", ada, 18176, 384, 10001, 3105, 960, 364.2, ""},
@@ -59,7 +62,8 @@ var products = []product{
 	{"NVIDIA H200", "Nvidia", hopper, 16896, 6144, 3201, 1980, 4800, 1979. / 2, ""},
 	{"NVIDIA H20", "Nvidia", hopper, 9984, 6144, 2619, 1980, 4000, 148, "slowed for export"},
 	{"NVIDIA GH200 480GB", "Nvidia", hopper, 16896, 6144, 2619, 1980, 4000, 990, ""},
-	{"NVIDIA B200", "Nvidia", blackwell, 18944, 7680, 3996, 1965, 62000. / 8, 36000. / 2 / 8, ""}, // of the HGX B200; the DGX B200's is 64000
+	// of the HGX B200; the DGX B200's is 64000
+	{"NVIDIA B200", "Nvidia", blackwell, 18944, 7680, 3996, 1965, 62000. / 8, 36000. / 2 / 8, ""},
 	{"NVIDIA GB200", "Nvidia", blackwell, 19456, 7936, 3996, 2062, 576000. / 72, 360000. / 2 / 72, ""},
 	{"NVIDIA GeForce RTX 5090", "GeForce", gb20x, 21760, 512, 14001, 3090, 1792, 419, ""},
 	{"NVIDIA RTX PRO 6000 Blackwell Server Edition", "Nvidia", gb20x, 24064, 512, 12481, 2430, 1597, 480, ""},
@@ -67,10 +71,11 @@ var products = []product{
 }
 
 func (p product) read() gpu.Product {
-	return gpu.Product{Name: p.name, Brand: p.brand, ComputeCapability: p.cc, Multiprocessors: multiprocessors(p.cores, p.cc)}
+	return gpu.Product{Name: p.name, Brand: p.brand, ComputeCapability: p.cc, Multiprocessors: multiprocessors(p.cores,
+		p.cc)}
 }
 
-func TestFiguresOfKnownProducts(t *testing.T) {
+func TestKnownProductSpecs(t *testing.T) {
 	for _, p := range products {
 		t.Run(p.name, func(t *testing.T) {
 			within(t, "memory bandwidth", memoryBandwidth(p.bus, p.memory), p.bandwidth, 5)
@@ -94,7 +99,8 @@ func within(t *testing.T, what string, got int, published float64, percent float
 func TestKnownProductsAreInThePublishedOrder(t *testing.T) {
 	byOurs := slices.Clone(products)
 	slices.SortStableFunc(byOurs, func(a, b product) int {
-		return cmp.Or(cmp.Compare(peakCompute(a.read(), a.sm), peakCompute(b.read(), b.sm)), cmp.Compare(a.tflop, b.tflop))
+		return cmp.Or(cmp.Compare(peakCompute(a.read(), a.sm), peakCompute(b.read(), b.sm)),
+			cmp.Compare(a.tflop, b.tflop))
 	})
 	for i := range byOurs[1:] {
 		if weaker, stronger := byOurs[i], byOurs[i+1]; weaker.tflop > stronger.tflop {
@@ -110,11 +116,14 @@ func TestPeakComputeOfUnknownProducts(t *testing.T) {
 		clock   uint32
 		want    int
 	}{
-		{"a data centre board runs at its maximum clock", gpu.Product{ComputeCapability: ampere, Multiprocessors: 108}, 1410, 312},
-		{"a board for desktops boosts beyond what is published", gpu.Product{Brand: "GeForce", ComputeCapability: ga10x, Multiprocessors: 68}, 2100, 117},
+		{"a data centre board runs at its maximum clock", gpu.Product{ComputeCapability: ampere, Multiprocessors: 108},
+			1410, 312},
+		{"a board for desktops boosts beyond what is published", gpu.Product{Brand: "GeForce", ComputeCapability: ga10x,
+			Multiprocessors: 68}, 2100, 117},
 		{"no clock, no figure", gpu.Product{ComputeCapability: ampere, Multiprocessors: 108}, 0, 0},
 		{"no multiprocessors, no figure", gpu.Product{ComputeCapability: ampere}, 1410, 0},
-		{"an architecture that is not known, no figure", gpu.Product{ComputeCapability: gpu.Version{Major: 99}, Multiprocessors: 108}, 1410, 0},
+		{"an architecture that is not known, no figure", gpu.Product{ComputeCapability: gpu.Version{Major: 99},
+			Multiprocessors: 108}, 1410, 0},
 	} {
 		if got := peakCompute(row.product, row.clock); got != row.want {
 			t.Errorf("%s: got %d, want %d", row.name, got, row.want)
@@ -139,20 +148,20 @@ func TestKnownMultiprocessors(t *testing.T) {
 	}
 }
 
-func TestMultiprocessorsOfAnUnknownArchitecture(t *testing.T) {
+func TestMultiprocessorsOfUnknownArchitecture(t *testing.T) {
 	if got := multiprocessors(10000, gpu.Version{Major: 99}); got != 0 {
 		t.Errorf("got %d, want 0", got)
 	}
 }
 
 // A profile that says of a product something else than this table would make one of them wrong.
-func TestProfilesAgreeWithKnownProducts(t *testing.T) {
+func TestProfilesMatchKnownProducts(t *testing.T) {
 	known := map[string]string{}
 	for _, p := range products {
 		known[p.name] = fmt.Sprint(p.brand, p.cc, p.cores, p.bus, p.memory, p.sm)
 	}
-	for _, profile := range sim.Profiles() {
-		p, err := sim.BuiltIn(profile)
+	for _, profile := range simulator.Profiles() {
+		p, err := simulator.BuiltIn(profile)
 		if err != nil {
 			t.Fatal(err)
 		}

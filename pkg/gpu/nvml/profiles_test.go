@@ -9,17 +9,17 @@ import (
 
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
+	"github.com/gpudra/gpu-dra-driver/simulator"
 )
 
 // gpus are the handles of a simulated machine.
 func gpus(t *testing.T, profile string) []nvmllib.Device {
 	t.Helper()
-	p, err := sim.BuiltIn(profile)
+	p, err := simulator.BuiltIn(profile)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := sim.Open(t.TempDir(), p)
+	m, err := simulator.Open(t.TempDir(), p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,13 +44,14 @@ func gpus(t *testing.T, profile string) []nvmllib.Device {
 }
 
 // A GeForce has nothing that only boards for data centres have; everything that asks for it is told so.
-func TestGeForceSupportsNothingOfADataCentre(t *testing.T) {
+func TestGeForceLacksDataCentreFeatures(t *testing.T) {
 	for i, d := range gpus(t, "rtx2080ti-x4") {
 		for call, ret := range map[string]nvmllib.Return{
-			"GetSerial":                 second(d.GetSerial()),
-			"GetBoardPartNumber":        second(d.GetBoardPartNumber()),
-			"GetEccMode":                third(d.GetEccMode()),
-			"GetTotalEccErrors":         second(d.GetTotalEccErrors(nvmllib.MEMORY_ERROR_TYPE_UNCORRECTED, nvmllib.VOLATILE_ECC)),
+			"GetSerial":          second(d.GetSerial()),
+			"GetBoardPartNumber": second(d.GetBoardPartNumber()),
+			"GetEccMode":         third(d.GetEccMode()),
+			"GetTotalEccErrors": second(d.GetTotalEccErrors(nvmllib.MEMORY_ERROR_TYPE_UNCORRECTED,
+				nvmllib.VOLATILE_ECC)),
 			"GetRetiredPages":           second(d.GetRetiredPages(nvmllib.PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR)),
 			"GetMigMode":                third(d.GetMigMode()),
 			"SetMigMode":                second(d.SetMigMode(nvmllib.DEVICE_MIG_ENABLE)),
@@ -63,7 +64,8 @@ func TestGeForceSupportsNothingOfADataCentre(t *testing.T) {
 			}
 		}
 		const ecc = nvmllib.EventTypeSingleBitEccError | nvmllib.EventTypeDoubleBitEccError
-		if events, ret := d.GetSupportedEventTypes(); ret != nvmllib.SUCCESS || events&ecc != 0 || events&nvmllib.EventTypeXidCriticalError == 0 {
+		if events, ret := d.GetSupportedEventTypes(); ret != nvmllib.SUCCESS || events&ecc != 0 ||
+			events&nvmllib.EventTypeXidCriticalError == 0 {
 			t.Errorf("GPU %d: events %#x, %v, want XIDs and none of ECC", i, events, ret)
 		}
 	}
@@ -74,12 +76,13 @@ func second[A any](_ A, ret nvmllib.Return) nvmllib.Return { return ret }
 func third[A, B any](_ A, _ B, ret nvmllib.Return) nvmllib.Return { return ret }
 
 // The memory of a GPU beside a Grace is a NUMA node, and both use the same addresses.
-func TestGPUsBesideAGrace(t *testing.T) {
+func TestGraceGPUs(t *testing.T) {
 	var got []string
 	for _, d := range gpus(t, "gb200-nvl4") {
 		memory, ret := d.GetNumaNodeId()
 		mode, modeRet := d.GetAddressingMode()
-		got = append(got, fmt.Sprint(memory, " ", ret, " ", nvmllib.DeviceAddressingModeType(mode.Value) == nvmllib.DEVICE_ADDRESSING_MODE_ATS, " ", modeRet))
+		got = append(got, fmt.Sprint(memory, " ", ret, " ",
+			nvmllib.DeviceAddressingModeType(mode.Value) == nvmllib.DEVICE_ADDRESSING_MODE_ATS, " ", modeRet))
 	}
 	const want = "2 SUCCESS true SUCCESS; 10 SUCCESS true SUCCESS; 18 SUCCESS true SUCCESS; 26 SUCCESS true SUCCESS"
 	if got := strings.Join(got, "; "); got != want {
@@ -88,9 +91,9 @@ func TestGPUsBesideAGrace(t *testing.T) {
 }
 
 // A link that leads to a GPU leads back, as often: else a profile would describe a machine that cannot be.
-func TestLinksOfProfilesLeadBack(t *testing.T) {
-	for _, profile := range sim.Profiles() {
-		p, err := sim.BuiltIn(profile)
+func TestLinksAreSymmetric(t *testing.T) {
+	for _, profile := range simulator.Profiles() {
+		p, err := simulator.BuiltIn(profile)
 		if err != nil {
 			t.Fatal(err)
 		}

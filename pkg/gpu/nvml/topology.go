@@ -12,28 +12,29 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// links is what a GPU's NVLinks lead to.
+// links says what a GPU's NVLinks are connected to.
 type links struct {
 	toSwitch bool
-	clique   clique // of the GPUs on the switches, those that it reaches
+	clique   clique // the GPUs that it reaches through switches
 	peers    []gpu.PCIAddress
 }
 
-// clique is a set of GPUs that reach each other through NVSwitches, the zero value where nobody divides them into several.
+// clique is a set of GPUs that reach each other through NVSwitches. The zero value is that of machines without cliques.
 type clique struct {
 	cluster [16]uint8
 	id      uint32
 }
 
-// readLinks asks for the links of the GPU, up to the first one that leads to a switch: then all of them do. A GPU without NVLink
-// refuses the question, which means no links.
+// readLinks reads the links of the GPU, up to the first one to a switch, because then all lead to switches. A GPU
+// without NVLink returns errors, which mean no links.
 func readLinks(d nvmllib.Device) links {
 	var l links
 	for link := range nvmllib.NVLINK_MAX_LINKS {
 		if state, ret := d.GetNvLinkState(link); ret != nvmllib.SUCCESS || state != nvmllib.FEATURE_ENABLED {
 			continue
 		}
-		if kind, ret := d.GetNvLinkRemoteDeviceType(link); ret == nvmllib.SUCCESS && kind == nvmllib.NVLINK_DEVICE_TYPE_SWITCH {
+		if kind, ret := d.GetNvLinkRemoteDeviceType(link); ret == nvmllib.SUCCESS &&
+			kind == nvmllib.NVLINK_DEVICE_TYPE_SWITCH {
 			l.toSwitch = true
 			break
 		}
@@ -51,8 +52,8 @@ func readLinks(d nvmllib.Device) links {
 	return l
 }
 
-// onFabric takes into account what the GPU says of the fabric of switches. From Hopper on, a GPU reaches nobody through a switch
-// before it has joined a clique, whatever the state of its links.
+// onFabric applies the GPU's fabric state. From Hopper on, a GPU reaches no other through a switch before it has joined
+// a clique, independent of the state of its links.
 func (l *links) onFabric(info nvmllib.GpuFabricInfo) {
 	switch {
 	case joined(info):
@@ -62,28 +63,30 @@ func (l *links) onFabric(info nvmllib.GpuFabricInfo) {
 	}
 }
 
-// joined says whether the GPU has joined the fabric of switches, and successfully.
+// joined reports whether the GPU has successfully joined the fabric.
 func joined(info nvmllib.GpuFabricInfo) bool {
 	return info.State == nvmllib.GPU_FABRIC_STATE_COMPLETED && nvmllib.Return(info.Status) == nvmllib.SUCCESS
 }
 
-// connected says whether the GPUs reach each other by NVLink alone: through switches, or by a link that both know of. A link whose
-// other end is dead is none.
+// connected reports whether the GPUs reach each other by NVLink: through switches, or by a direct link that both
+// report.
 func connected(a, b gpu.Device, toA, toB links) bool {
 	return toA.toSwitch && toB.toSwitch && toA.clique == toB.clique ||
 		slices.Contains(toA.peers, b.PCI) && slices.Contains(toB.peers, a.PCI)
 }
 
-// assignNVLinkDomains puts each GPU into one group of GPUs that are all connected to each other: first the largest such group there
-// is, then the largest of those that are left. So those on switches are one group, a bridge makes a pair, and a mesh falls into its
-// fully connected parts, in whatever order the GPUs come. A group is named after its first GPU, a GPU without peers after itself.
+// assignNVLinkDomains divides the GPUs into groups in which all are connected to each other: first the largest such
+// group, then the largest of the remaining GPUs. GPUs on switches become one group, a bridge makes a pair, and a mesh
+// is divided into fully connected parts, independent of the order of GPUs. A group has the UUID of its first GPU.
 func assignNVLinkDomains(devices []gpu.Device, links []links) {
 	var left []int
 	for i := range devices {
 		left = append(left, i)
 	}
 	for len(left) > 0 {
-		group := largestGroup(left, func(i, j int) bool { return connected(devices[i], devices[j], links[i], links[j]) })
+		group := largestGroup(left, func(i, j int) bool {
+			return connected(devices[i], devices[j], links[i], links[j])
+		})
 		for _, member := range group {
 			devices[member].Topology.NVLinkDomain = string(devices[group[0]].UUID)
 		}
@@ -91,9 +94,9 @@ func assignNVLinkDomains(devices []gpu.Device, links []links) {
 	}
 }
 
-// largestGroup is the largest set of members that are all connected to each other, of several the one that comes first. It tries
-// them all, but goes no way that cannot lead to a larger one: among GPUs on switches the first way is the only one, and on a mesh
-// no GPU has more than a few neighbours.
+// largestGroup returns the largest set of members that are all connected to each other, and of several the first. It
+// searches exhaustively, but prunes branches that cannot become larger. That is fast: with switches the first branch is
+// the result, and in a mesh each GPU has few neighbours.
 func largestGroup(members []int, connected func(i, j int) bool) []int {
 	var best []int
 	var grow func(group, candidates []int)
@@ -118,7 +121,8 @@ func largestGroup(members []int, connected func(i, j int) bool) []int {
 	return best
 }
 
-// fabricDomain is "<cluster UUID>.<clique>" of the multi-node NVLink fabric that the GPU has joined, or its own UUID.
+// fabricDomain returns "<cluster UUID>.<clique>" of the multi-node NVLink fabric that the GPU has joined, or its own
+// UUID.
 func fabricDomain(d nvmllib.Device, own gpu.UUID) string {
 	info, ret := d.GetGpuFabricInfo()
 	if ret != nvmllib.SUCCESS || !joined(info) || info.ClusterUuid == [16]uint8{} {

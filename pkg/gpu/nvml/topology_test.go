@@ -11,7 +11,7 @@ import (
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
+	"github.com/gpudra/gpu-dra-driver/simulator"
 )
 
 // onSwitches are n GPUs on NVSwitches that nobody divides.
@@ -35,7 +35,8 @@ func inClique(id uint32) links {
 
 // cubeMesh is the DGX-1: two quads, and an edge from each GPU to its counterpart.
 func cubeMesh() []links {
-	return []links{to(1, 2, 3, 4), to(0, 2, 3, 5), to(0, 1, 3, 6), to(0, 1, 2, 7), to(0, 5, 6, 7), to(1, 4, 6, 7), to(2, 4, 5, 7), to(3, 4, 5, 6)}
+	return []links{to(1, 2, 3, 4), to(0, 2, 3, 5), to(0, 1, 3, 6), to(0, 1, 2, 7), to(0, 5, 6, 7), to(1, 4, 6, 7),
+		to(2, 4, 5, 7), to(3, 4, 5, 6)}
 }
 
 // renumbered is the mesh as it is when the GPUs are enumerated in that order.
@@ -63,7 +64,8 @@ func TestAssignNVLinkDomains(t *testing.T) {
 		{"one GPU", []links{{}}, "0"},
 		{"GPUs without NVLink", make([]links, 3), "0 1 2"},
 		{"all on switches", onSwitches(8), "0,1,2,3,4,5,6,7"},
-		{"as many on switches as a machine can have", onSwitches(64), strings.Join(strings.Split(strings.Trim(fmt.Sprint(upTo(64)), "[]"), " "), ",")},
+		{"as many on switches as a machine can have", onSwitches(64),
+			strings.Join(strings.Split(strings.Trim(fmt.Sprint(upTo(64)), "[]"), " "), ",")},
 		{"one of them without a live link", append(onSwitches(2), links{}, links{toSwitch: true}), "0,1,3 2"},
 		{"on the same switches in two cliques", []links{inClique(1), inClique(2), inClique(1), inClique(2)}, "0,2 1,3"},
 		{"a GPU on switches and one that is not", []links{{toSwitch: true}, to(0)}, "0 1"},
@@ -76,7 +78,8 @@ func TestAssignNVLinkDomains(t *testing.T) {
 		{"a link to itself", []links{to(0), {}}, "0 1"},
 		{"a chain of three falls into a pair and one", []links{to(1), to(0, 2), to(1)}, "0,1 2"},
 		{"a ring of four falls into pairs", []links{to(1, 3), to(0, 2), to(1, 3), to(0, 2)}, "0,1 2,3"},
-		{"a triangle goes before the pair that comes first", []links{to(1), to(0, 2, 3), to(1, 3), to(1, 2)}, "0 1,2,3"},
+		{"a triangle goes before the pair that comes first", []links{to(1), to(0, 2, 3), to(1, 3), to(1, 2)},
+			"0 1,2,3"},
 		{"four in a mesh, each to each", []links{to(1, 2, 3), to(0, 2, 3), to(0, 1, 3), to(0, 1, 2)}, "0,1,2,3"},
 		{"a hybrid cube mesh falls into its two quads", cubeMesh(), "0,1,2,3 4,5,6,7"},
 		{"in whatever order they come", renumbered(cubeMesh(), 0, 4, 1, 5, 2, 6, 3, 7), "0,2,4,6 1,3,5,7"},
@@ -153,8 +156,10 @@ func TestNVLinkAndFabricDomainsOfMachines(t *testing.T) {
 		{"the links of one end are gone", "workstation", map[string]string{"0": "GetNvLinkState"}, "0 1 2", "0 1 2"},
 		{"of one of eight", "hgx-h200", map[string]string{"3": "GetNvLinkState"}, "0,1,2,4,5,6,7 3", alone},
 		{"of one of a quad", "dgx1-v100", map[string]string{"1": "GetNvLinkState"}, "0,2,3 1 4,5,6,7", alone},
-		{"one does not say who is at the other end", "workstation", map[string]string{"1": "GetNvLinkRemotePciInfo"}, "0 1 2", "0 1 2"},
-		{"one does not know of the fabric", "gb200-nvl4", map[string]string{"2": "GetGpuFabricInfo"}, "0,1,3 2", "cluster.32766=0,1,3 2"},
+		{"one does not say who is at the other end", "workstation", map[string]string{"1": "GetNvLinkRemotePciInfo"},
+			"0 1 2", "0 1 2"},
+		{"one does not know of the fabric", "gb200-nvl4", map[string]string{"2": "GetGpuFabricInfo"}, "0,1,3 2",
+			"cluster.32766=0,1,3 2"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			devices := discoverMachine(t, row.profile, row.spoil)
@@ -168,14 +173,15 @@ func TestNVLinkAndFabricDomainsOfMachines(t *testing.T) {
 	}
 }
 
-// discoverMachine reads a simulated machine on which calls about some GPUs fail. UUIDs and domains are written as indexes.
+// discoverMachine reads a simulated machine on which calls about some GPUs fail. UUIDs and domains are written as
+// indexes.
 func discoverMachine(t *testing.T, profile string, spoil map[string]string) []gpu.Device {
 	t.Helper()
-	p, err := sim.BuiltIn(profile)
+	p, err := simulator.BuiltIn(profile)
 	if err != nil {
 		t.Fatal(err)
 	}
-	machine, err := sim.Open(t.TempDir(), p)
+	machine, err := simulator.Open(t.TempDir(), p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +194,8 @@ func discoverMachine(t *testing.T, profile string, spoil map[string]string) []gp
 	if err != nil {
 		t.Fatal(err)
 	}
-	devices, broken, err := node.Discover()
+	look, err := node.Discover(t.Context())
+	devices, broken := look.Devices, look.Broken
 	if err != nil || len(broken) > 0 {
 		t.Fatal(err, broken)
 	}
@@ -230,7 +237,8 @@ func fabrics(devices []gpu.Device) string {
 
 // From Hopper on a GPU must have joined its clique before the switches carry anything.
 func TestLinksOnTheFabric(t *testing.T) {
-	const completed, progress, notSupported = nvmllib.GPU_FABRIC_STATE_COMPLETED, nvmllib.GPU_FABRIC_STATE_IN_PROGRESS, nvmllib.GPU_FABRIC_STATE_NOT_SUPPORTED
+	const completed, progress, notSupported = nvmllib.GPU_FABRIC_STATE_COMPLETED, nvmllib.GPU_FABRIC_STATE_IN_PROGRESS,
+		nvmllib.GPU_FABRIC_STATE_NOT_SUPPORTED
 	cluster := [16]uint8{7}
 	for _, row := range []struct {
 		name string
@@ -238,10 +246,12 @@ func TestLinksOnTheFabric(t *testing.T) {
 		want links
 	}{
 		{"one machine for itself", nvmllib.GpuFabricInfo{State: completed}, links{toSwitch: true}},
-		{"a clique of a cluster", nvmllib.GpuFabricInfo{State: completed, ClusterUuid: cluster, CliqueId: 3}, links{toSwitch: true, clique: clique{cluster, 3}}},
+		{"a clique of a cluster", nvmllib.GpuFabricInfo{State: completed, ClusterUuid: cluster, CliqueId: 3},
+			links{toSwitch: true, clique: clique{cluster, 3}}},
 		{"not yet", nvmllib.GpuFabricInfo{State: progress, ClusterUuid: cluster}, links{}},
 		{"not started", nvmllib.GpuFabricInfo{State: nvmllib.GPU_FABRIC_STATE_NOT_STARTED}, links{}},
-		{"completed with an error", nvmllib.GpuFabricInfo{State: completed, Status: uint32(nvmllib.ERROR_UNKNOWN)}, links{}},
+		{"completed with an error", nvmllib.GpuFabricInfo{State: completed, Status: uint32(nvmllib.ERROR_UNKNOWN)},
+			links{}},
 		{"a generation without", nvmllib.GpuFabricInfo{State: notSupported}, links{toSwitch: true}},
 	} {
 		got := links{toSwitch: true}

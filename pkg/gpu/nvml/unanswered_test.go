@@ -10,20 +10,21 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
+	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 )
 
-// What a GPU does not tell is unknown, and it can be had all the same: only what identifies it, places it and finds its device node must
-// be answered.
+// What a GPU does not tell is unknown, and it can be had all the same: only what identifies it, places it and finds its
+// device node must be answered.
 func TestUnansweredCalls(t *testing.T) {
 	zero := map[string]func(d gpu.Device) bool{
 		"GetName":                  func(d gpu.Device) bool { return d.Product.Name == "" },
 		"GetBrand":                 func(d gpu.Device) bool { return d.Product.Brand == "" },
 		"GetArchitecture":          func(d gpu.Device) bool { return d.Product.Architecture == "" },
 		"GetCudaComputeCapability": func(d gpu.Device) bool { return d.Product.ComputeCapability == gpu.Version{} },
-		"GetNumGpuCores":           func(d gpu.Device) bool { return d.Product.Multiprocessors == 132 }, // the largest partition tells
-		"GetMemoryBusWidth":        func(d gpu.Device) bool { return d.Product.MemoryBandwidth == 0 },
-		"GetMigMode":               func(d gpu.Device) bool { return !d.MIG.Capable },
+		// the largest partition tells
+		"GetNumGpuCores":    func(d gpu.Device) bool { return d.Product.Multiprocessors == 132 },
+		"GetMemoryBusWidth": func(d gpu.Device) bool { return d.Product.MemoryBandwidth == 0 },
+		"GetMigMode":        func(d gpu.Device) bool { return !d.MIG.Capable },
 		"GetGpuInstanceProfileInfo": func(d gpu.Device) bool {
 			return d.MIG.Capable && len(d.MIG.Profiles) == 0
 		},
@@ -32,7 +33,7 @@ func TestUnansweredCalls(t *testing.T) {
 		"GetGpuFabricInfo":  func(d gpu.Device) bool { return d.Topology.FabricDomain == string(d.UUID) },
 	}
 	for call, unknown := range zero {
-		for _, answer := range []node.Error{"ERROR_NOT_SUPPORTED", "ERROR_UNKNOWN", "ERROR_NO_PERMISSION"} {
+		for _, answer := range []hwprofile.Error{"ERROR_NOT_SUPPORTED", "ERROR_UNKNOWN", "ERROR_NO_PERMISSION"} {
 			t.Run(call+" "+string(answer), func(t *testing.T) {
 				m, n := machine(t, "dgx-h100")
 				before := first(t, n)
@@ -46,7 +47,7 @@ func TestUnansweredCalls(t *testing.T) {
 				if !unknown(d) {
 					t.Errorf("got %+v", d)
 				}
-				if _, err := n.Access(d); err != nil {
+				if _, err := n.Access(t.Context(), d); err != nil {
 					t.Error(err)
 				}
 			})
@@ -77,7 +78,8 @@ func TestMinorNumberFromProc(t *testing.T) {
 	}
 	dir := filepath.Join(n.Proc, "driver/nvidia/gpus", before.PCI.String())
 	const text = "Model: \t\t Tesla T4\nIRQ:   \t\t 33\nDevice Minor: \t 0\n"
-	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "information"), []byte(text), 0o644)); err != nil {
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "information"), []byte(text),
+		0o644)); err != nil {
 		t.Fatal(err)
 	}
 	if d := fresh(t, n); d.Lost || d.Minor != before.Minor {
@@ -92,7 +94,8 @@ func fresh(t *testing.T, n *nvml.Node) gpu.Device {
 	if err != nil {
 		t.Fatal(err)
 	}
-	devices, _, err := again.Discover()
+	look, err := again.Discover(t.Context())
+	devices := look.Devices
 	if err != nil || len(devices) == 0 {
 		t.Fatal(devices, err)
 	}
@@ -102,7 +105,8 @@ func fresh(t *testing.T, n *nvml.Node) gpu.Device {
 // A guest of a vGPU host may not ask for much. What it has can be had, and what was never set can be set back.
 func TestVGPUGuest(t *testing.T) {
 	m, n := machine(t, "l40s-x4")
-	for _, call := range []string{"GetMigMode", "GetNumGpuCores", "GetMaxClockInfo", "GetMemoryBusWidth", "GetNvLinkState", "GetGpuFabricInfo",
+	for _, call := range []string{"GetMigMode", "GetNumGpuCores", "GetMaxClockInfo", "GetMemoryBusWidth",
+		"GetNvLinkState", "GetGpuFabricInfo",
 		"GetComputeMode", "SetComputeMode", "GetSerial", "GetProcessUtilization"} {
 		if err := m.Fail("0", call, "ERROR_NOT_SUPPORTED"); err != nil {
 			t.Fatal(err)
@@ -112,13 +116,13 @@ func TestVGPUGuest(t *testing.T) {
 	if d.Lost || d.MIG.Capable || d.Product.Name == "" || d.Memory == 0 {
 		t.Fatalf("got %+v", d)
 	}
-	if _, err := n.Access(d); err != nil {
+	if _, err := n.Access(t.Context(), d); err != nil {
 		t.Error(err)
 	}
-	if err := n.Configure(t.Context(), d.UUID, gpu.Settings{}, gpu.Settings{Mode: gpu.ExclusiveProcess}); err != nil {
+	if err := n.Set(t.Context(), d.UUID, gpu.State{Settings: &gpu.Settings{}}); err != nil {
 		t.Error(err)
 	}
-	if err := n.Merge(t.Context(), d.UUID); err != nil {
+	if err := n.Set(t.Context(), d.UUID, gpu.State{MIG: gpu.MIGOff}); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mps is what the plugin and the supervisor of MPS daemons tell each other, through files, so that daemons outlive
-// the plugin:
+// Package mps is the file-based protocol between the plugin and the supervisor of MPS daemons. With files, daemons
+// outlive the plugin:
 //
 //	<dir>/<ID>/wanted.json   written by the plugin: this daemon is to run, so; no such file: it is to stop
 //	<dir>/<ID>/state.json    written by the supervisor: what it has made of that
-//	<dir>/<ID>/pipe, log     the daemon's own; containers of its clients get the first as their CUDA_MPS_PIPE_DIRECTORY
+//	<dir>/<ID>/pipe, log     the daemon's own; its clients get the first as CUDA_MPS_PIPE_DIRECTORY
 //
 // The supervisor makes the directory <ID>/pipe before it starts a daemon, and removes <ID> after it has stopped it.
 package mps
@@ -22,6 +22,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/google/renameio/v2"
@@ -30,53 +31,67 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// ErrNotReady means that a daemon does not serve yet. The message says what is awaited.
+// ErrNotReady means that a daemon does not serve clients yet. The message says why.
 var ErrNotReady = errors.New("MPS daemon is not ready")
 
-// Daemon is an MPS control daemon that is wanted. A GPU belongs to one daemon at most.
+// Daemon is a request for an MPS control daemon. A GPU belongs to at most one daemon.
 type Daemon struct {
 	ID   string     `json:"id"`   // the name of its first device: a DNS label
-	GPUs []gpu.UUID `json:"gpus"` // in the order in which its clients count them
-	// ThreadPercentage limits the multiprocessors of a client that does not limit itself further, in percent; 0: no limit.
+	GPUs []gpu.UUID `json:"gpus"` // clients index them in this order
+	// ThreadPercentage is the default limit of a client's multiprocessors, in percent; 0: no limit. A client can lower
+	// it.
 	ThreadPercentage int `json:"threadPercentage,omitempty"`
-	// Memory limits what a client that does not limit itself further may allocate of each GPU, in bytes; none: no limit.
+	// Memory is the default limit of a client's memory on each GPU, in bytes; none: no limit. A client can lower it.
 	Memory map[gpu.UUID]uint64 `json:"memory,omitempty"`
-	// MultiUser lets clients of different user ids use the GPUs at the same time. Without it they take turns.
+	// MultiUser lets clients of different user IDs use the GPUs at the same time. Without it they take turns.
 	MultiUser bool `json:"multiUser,omitempty"`
-	// Ask is set by Want: it tells the daemon from one that was wanted before and may still be ending.
+	// SharedMemory is the size of a private /dev/shm for the daemon and its clients, in bytes; 0: that of all daemons.
+	// Request keeps the size of an existing daemon.
+	SharedMemory uint64 `json:"sharedMemory,omitempty"`
+	// Ask is set by Request. It differs from that of an earlier daemon with the same ID, which may still be ending.
 	Ask string `json:"ask,omitempty"`
 }
 
-// State is what the supervisor says of a daemon.
+// State is the supervisor's report about a daemon.
 type State struct {
-	Wanted   string `json:"wanted"`            // Digest of the wanted.json that is true
+	Wanted   string `json:"wanted"`            // Digest of the wanted.json that the report is about
 	PID      int    `json:"pid"`               // of the control daemon, as the supervisor sees it
-	Ready    bool   `json:"ready"`             // it answers, and its limits are set
+	Ready    bool   `json:"ready"`             // the daemon answers, and its limits are set
 	Message  string `json:"message,omitempty"` // why it is not ready
 	Restarts int    `json:"restarts,omitempty"`
+	// SingleUser means that MultiUser is requested and that the driver's control program does not know it.
+	SingleUser bool `json:"singleUser,omitempty"`
+	// SharedMemory is the directory, on the host, for /dev/shm of clients; empty: that of all daemons. Older
+	// supervisors do not report it.
+	SharedMemory string `json:"sharedMemory,omitempty"`
 }
 
-// Dir is the directory in which plugin and supervisor meet.
+// Dir is the directory that plugin and supervisor share.
 type Dir string
 
+// Files in the directory of a daemon.
 const (
-	wantedFile = "wanted.json"
+	WantedFile = "wanted.json" // requests the daemon
 	stateFile  = "state.json"
 )
 
-// Pipe is the daemon's pipe directory, on the host.
+// Pipe returns the daemon's pipe directory, on the host.
 func (d Dir) Pipe(id string) string { return filepath.Join(string(d), id, "pipe") }
 
-// Log is the daemon's log directory, on the host.
+// Log returns the daemon's log directory, on the host.
 func (d Dir) Log(id string) string { return filepath.Join(string(d), id, "log") }
 
-// Want asks for the daemon. Asking again for the same changes nothing; asking for other limits changes those of the running one.
-func (d Dir) Want(daemon Daemon) error {
-	file := filepath.Join(string(d), daemon.ID, wantedFile)
+// SharedMemory returns the daemon's own directory for shared memory, on the host.
+func (d Dir) SharedMemory(id string) string { return filepath.Join(string(d), id, "shm") }
+
+// Request requests the daemon. An equal request changes nothing; a request with other limits changes those of the
+// running daemon.
+func (d Dir) Request(daemon Daemon) error {
+	file := filepath.Join(string(d), daemon.ID, WantedFile)
 	var is Daemon
 	before, err := os.ReadFile(file)
 	if err == nil && json.Unmarshal(before, &is) == nil {
-		daemon.Ask = is.Ask
+		daemon.Ask, daemon.SharedMemory = is.Ask, is.SharedMemory
 	} else {
 		daemon.Ask = rand.Text()
 	}
@@ -92,29 +107,29 @@ func (d Dir) Want(daemon Daemon) error {
 		if !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		// The supervisor has just removed the directory of the daemon before.
+		// The supervisor has just removed the directory of the previous daemon.
 	}
 }
 
-// Unwant asks for the daemon's end. It is no error if there is none.
-func (d Dir) Unwant(id string) error {
-	err := os.Remove(filepath.Join(string(d), id, wantedFile))
+// Release asks for the daemon's end. It is no error if there is none.
+func (d Dir) Release(id string) error {
+	err := os.Remove(filepath.Join(string(d), id, WantedFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	return err
 }
 
-// Asked is a daemon as it is asked for. Who asks may be of a newer version and say more than this one reads, so the digest is that
-// of the file.
-type Asked struct {
+// Request is a requested daemon. The digest is that of the file, because a newer plugin may have written more fields
+// than this version reads.
+type Request struct {
 	Daemon
 	Wanted string // Digest of the wanted.json
 }
 
-// Wanted are the daemons that are asked for, sorted by ID. One that cannot be read is reported in the error, beside the others.
-func (d Dir) Wanted() ([]Daemon, error) {
-	asked, err := d.Asked()
+// Requested returns the requested daemons, sorted by ID, together with an error for the unreadable ones.
+func (d Dir) Requested() ([]Daemon, error) {
+	asked, err := d.Requests()
 	var daemons []Daemon
 	for _, a := range asked {
 		daemons = append(daemons, a.Daemon)
@@ -122,13 +137,13 @@ func (d Dir) Wanted() ([]Daemon, error) {
 	return daemons, err
 }
 
-// Asked is Wanted with the digests that the answers need.
-func (d Dir) Asked() ([]Asked, error) {
-	files, err := filepath.Glob(filepath.Join(string(d), "*", wantedFile))
+// Requests is Requested with the digests for Report.
+func (d Dir) Requests() ([]Request, error) {
+	files, err := filepath.Glob(filepath.Join(string(d), "*", WantedFile))
 	if err != nil {
 		return nil, err
 	}
-	var asked []Asked
+	var asked []Request
 	var errs []error
 	for _, file := range files {
 		var daemon Daemon
@@ -137,7 +152,7 @@ func (d Dir) Asked() ([]Asked, error) {
 			err = json.Unmarshal(data, &daemon)
 		}
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // ended since the directory was read
+			continue // released since the directory was read
 		}
 		if err == nil && daemon.ID != filepath.Base(filepath.Dir(file)) {
 			err = fmt.Errorf("is about daemon %q", daemon.ID)
@@ -146,12 +161,12 @@ func (d Dir) Asked() ([]Asked, error) {
 			errs = append(errs, fmt.Errorf("%s: %w", file, err))
 			continue
 		}
-		asked = append(asked, Asked{daemon, digest(data)})
+		asked = append(asked, Request{daemon, digest(data)})
 	}
 	return asked, errors.Join(errs...)
 }
 
-// State is what the supervisor last said of the daemon; the zero State when it has said nothing.
+// State returns the supervisor's last report about the daemon; the zero State if there is none.
 func (d Dir) State(id string) (State, error) {
 	var s State
 	data, err := os.ReadFile(filepath.Join(string(d), id, stateFile))
@@ -164,7 +179,7 @@ func (d Dir) State(id string) (State, error) {
 	return s, err
 }
 
-// Report is the supervisor's answer to Want.
+// Report writes the supervisor's report about the daemon.
 func (d Dir) Report(id string, s State) error {
 	data, err := json.Marshal(s)
 	if err != nil {
@@ -174,9 +189,9 @@ func (d Dir) Report(id string, s State) error {
 		renameio.IgnoreUmask(), renameio.WithTempDir(filepath.Join(string(d), id)))
 }
 
-// Check says whether the daemon runs as it is wanted now. Error: ErrNotReady.
+// Check returns ErrNotReady unless the daemon runs as it is requested now.
 func (d Dir) Check(id string) error {
-	wanted, err := os.ReadFile(filepath.Join(string(d), id, wantedFile))
+	wanted, err := os.ReadFile(filepath.Join(string(d), id, WantedFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("MPS daemon %s: nobody wants it any more: %w", id, ErrNotReady)
 	}
@@ -192,7 +207,8 @@ func (d Dir) Check(id string) error {
 	case err != nil:
 		return err
 	case !supervised || s == State{}:
-		return fmt.Errorf("MPS daemon %s: no answer of the supervisor yet; is its pod running on this node? %w", id, ErrNotReady)
+		return fmt.Errorf("MPS daemon %s: no answer of the supervisor yet; is its pod running on this node? %w", id,
+			ErrNotReady)
 	case !s.Ready && s.Message != "":
 		return fmt.Errorf("MPS daemon %s: %s: %w", id, s.Message, ErrNotReady)
 	case !s.Ready || s.Wanted != digest(wanted):
@@ -201,8 +217,8 @@ func (d Dir) Check(id string) error {
 	return nil
 }
 
-// Supervised says whether a supervisor has the directory: it holds a lock on it for as long as its daemons live, and what one has
-// said that was killed, or ended with the machine, is not true any more.
+// Supervised reports whether a supervisor runs. It holds a lock on the directory while its daemons live. The reports of
+// a supervisor that was killed, or ended by a reboot, are not valid any more.
 func (d Dir) Supervised() (bool, error) {
 	dir, err := os.Open(string(d))
 	if err != nil {
@@ -216,9 +232,16 @@ func (d Dir) Supervised() (bool, error) {
 	return false, err
 }
 
-// Forget takes back what an earlier supervisor has said of its daemons: they have ended with it. How often they were started again
-// stays known.
-func (d Dir) Forget() error {
+// SameFile reports whether an open file or directory still has its name. Another process may have removed it.
+func SameFile(f *os.File) bool {
+	open, err1 := f.Stat()
+	named, err2 := os.Stat(f.Name())
+	return err1 == nil && err2 == nil && os.SameFile(open, named)
+}
+
+// ResetStates marks the daemons of an earlier supervisor as not ready, because they have ended with it. It keeps their
+// restart counts.
+func (d Dir) ResetStates() error {
 	files, err := filepath.Glob(filepath.Join(string(d), "*", stateFile))
 	if err != nil {
 		return err
@@ -236,12 +259,11 @@ func (d Dir) Forget() error {
 	return errors.Join(errs...)
 }
 
-// pollPeriod is how often Await looks.
+// pollPeriod is how often Await checks.
 const pollPeriod = 5 * time.Millisecond
 
-// Await returns when the daemon runs as it is wanted, or after the time with an ErrNotReady that says what it waits for.
-func (d Dir) Await(ctx context.Context, id string, atMost time.Duration) error {
-	deadline := time.After(atMost)
+// Await waits until the daemon runs as it is requested. When ctx ends first, the error is an ErrNotReady that says why.
+func (d Dir) Await(ctx context.Context, id string) error {
 	for {
 		err := d.Check(id)
 		if !errors.Is(err, ErrNotReady) {
@@ -250,14 +272,12 @@ func (d Dir) Await(ctx context.Context, id string, atMost time.Duration) error {
 		select {
 		case <-ctx.Done():
 			return err
-		case <-deadline:
-			return err
 		case <-time.After(pollPeriod):
 		}
 	}
 }
 
-// Digest identifies what is wanted of the daemon.
+// Digest identifies the request.
 func (d Daemon) Digest() (string, error) {
 	data, err := encode(d)
 	if err != nil {
@@ -277,4 +297,27 @@ func encode(d Daemon) ([]byte, error) {
 		return nil, err
 	}
 	return append(data, '\n'), nil
+}
+
+// IsRequested reports whether the daemon is requested, even by an unreadable file.
+func (d Dir) IsRequested(id string) bool {
+	_, err := os.Lstat(filepath.Join(string(d), id, WantedFile))
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// Libraries returns the directory of links to the driver's libraries for the daemon.
+func (d Dir) Libraries(id string) string { return filepath.Join(string(d), id, "lib") }
+
+// Clear removes the supervisor's files of the daemon, and its directory unless the daemon has been requested again. It
+// may be repeated.
+func (d Dir) Clear(id string) error {
+	dir := filepath.Join(string(d), id)
+	errs := []error{os.RemoveAll(d.Pipe(id)), os.RemoveAll(d.SharedMemory(id)), os.RemoveAll(d.Log(id)),
+		os.RemoveAll(d.Libraries(id))}
+	for _, path := range []string{filepath.Join(dir, stateFile), dir} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTEMPTY) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"os"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -27,11 +26,11 @@ func TestReady(t *testing.T) {
 		return func() error {
 			d := daemon
 			d.ThreadPercentage = percentage
-			return dir.Want(d)
+			return dir.Request(d)
 		}
 	}
 	start := func() error {
-		asked, err := dir.Asked()
+		asked, err := dir.Requests()
 		if err == nil {
 			err = dir.Report("gpu-1", State{Wanted: asked[0].Wanted, Ready: true})
 		}
@@ -48,17 +47,17 @@ func TestReady(t *testing.T) {
 		{"it is asked for again", want(30), true},
 		{"with another limit", want(40), false},
 		{"which was set", start, true},
-		{"nobody wants it any more", func() error { return dir.Unwant("gpu-1") }, false},
+		{"nobody wants it any more", func() error { return dir.Release("gpu-1") }, false},
 		{"the same is wanted anew while the one before ends", want(40), false},
 		{"and was started", start, true},
 		{"the supervisor is killed", lock(unix.LOCK_UN), false},
-		{"another one comes", func() error { return errors.Join(lock(unix.LOCK_EX)(), dir.Forget()) }, false},
+		{"another one comes", func() error { return errors.Join(lock(unix.LOCK_EX)(), dir.ResetStates()) }, false},
 		{"and starts it", start, true},
 	} {
 		if err := step.do(); err != nil {
 			t.Fatalf("%s: %v", step.name, err)
 		}
-		if err := dir.Await(t.Context(), "gpu-1", 0*time.Second); (err == nil) != step.ready || err != nil && !errors.Is(err, ErrNotReady) {
+		if err := dir.Check("gpu-1"); (err == nil) != step.ready || err != nil && !errors.Is(err, ErrNotReady) {
 			t.Errorf("%s: got %v, want it ready: %t", step.name, err, step.ready)
 		}
 	}

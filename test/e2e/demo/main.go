@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command demo applies every folder of demo/ to a cluster and prints for each what was asked, where it landed and what
-// the container saw. It ends with status 1 when one of them is not what its README says.
+// Command demo applies every folder of demo/ to a cluster. For each it prints what was requested, what was allocated,
+// and what the container saw. It exits with status 1 if an output differs from the folder's README.
 package main
 
 import (
@@ -24,7 +24,8 @@ type config struct {
 
 func main() {
 	var c config
-	flag.StringVar(&c.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster; empty: $KUBECONFIG or the default place")
+	flag.StringVar(&c.kubeconfig, "kubeconfig", "",
+		"kubeconfig of the cluster; empty: $KUBECONFIG or the default place")
 	flag.StringVar(&c.dir, "dir", "demo", "directory with the demos")
 	flag.StringVar(&c.driver, "driver-name", "gpu.nvidia.com", "name of the DRA driver")
 	flag.DurationVar(&c.timeout, "timeout", 30*time.Second, "time for each demo to become what its README says")
@@ -56,14 +57,14 @@ func run(ctx context.Context, c config) error {
 	if err != nil {
 		return err
 	}
-	// What an earlier run left would hold GPUs.
+	// Objects of an earlier run would hold GPUs.
 	if err := cluster.Empty(ctx, time.Minute, demos.Namespaces(all)...); err != nil {
 		return err
 	}
 	different := 0
 	for _, demo := range selected {
 		fmt.Printf("\n== %s\n", demo.Name)
-		if err := demo.Room(ctx, cluster, all, time.Minute); err != nil {
+		if err := demo.FreeGPUs(ctx, cluster, all, time.Minute); err != nil {
 			return err
 		}
 		lines, err := demo.Run(ctx, cluster, c.driver, c.timeout)

@@ -4,8 +4,8 @@ package demos
 
 import "strings"
 
-// Compare returns an empty string when the lines are what the block says, otherwise a line by line difference: two
-// spaces before a line that is as expected, "-" before what is missing and "+" before what is too much.
+// Compare returns an empty string if the lines match the block, and otherwise a diff: two spaces before a matching
+// line, "-" before a missing line and "+" before an extra line.
 func Compare(want, got []string) string {
 	bindings := Bindings{}
 	var diff strings.Builder
@@ -32,7 +32,7 @@ func Compare(want, got []string) string {
 	return diff.String()
 }
 
-// resync finds how many lines to leave out of each side, as few as possible, so that they match again.
+// resync returns how many lines to skip on each side, as few as possible, until the next match.
 func resync(bindings Bindings, want, got []string) (missing, extra int) {
 	for n := 1; n <= len(want)+len(got); n++ {
 		for extra := range n + 1 {

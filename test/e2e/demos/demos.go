@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package demos applies a folder of demo/, tells in three lines what was asked, where it landed and what the container
-// saw, and compares that with what the folder's README says.
+// Package demos applies a folder of demo/, reports in three lines what was requested, what was allocated and what the
+// container saw, and compares that with the folder's README.
 package demos
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
-// Demo is one folder of demo/.
+// Demo is a folder of demo/.
 type Demo struct {
 	Name     string   // of the folder
 	Asked    string   // the README's first paragraph
@@ -32,10 +32,10 @@ type Demo struct {
 	Objects  []*unstructured.Unstructured
 }
 
-// ErrDifferent means a demo's output is not the one in its README. The message has the difference.
+// ErrDifferent means that a demo's output differs from its README. The message has the diff.
 var ErrDifferent = errors.New("output differs from the README")
 
-// Load reads every folder of a directory, in the order of their names.
+// Load reads every folder of a directory, sorted by name.
 func Load(dir string) ([]Demo, error) {
 	readmes, err := filepath.Glob(filepath.Join(dir, "*", "README.md"))
 	if err != nil {
@@ -103,7 +103,7 @@ func decode(file string) ([]*unstructured.Unstructured, error) {
 	}
 }
 
-// Namespaces returns the names of the namespaces that the demo makes.
+// Namespaces returns the names of the namespaces that the demo creates.
 func (d Demo) Namespaces() []string {
 	var names []string
 	for _, o := range d.Objects {
@@ -114,11 +114,11 @@ func (d Demo) Namespaces() []string {
 	return names
 }
 
-// aloneAnnotation, on a demo's namespace, says that the demo needs GPUs that other demos may hold.
+// aloneAnnotation on a demo's namespace means that the demo needs GPUs that other demos may hold.
 const aloneAnnotation = "demo.gpu-dra-driver/alone"
 
-// Room ends the pods and claims of all demos when the demo needs their GPUs.
-func (d Demo) Room(ctx context.Context, cluster *kube.Cluster, all []Demo, timeout time.Duration) error {
+// FreeGPUs deletes the pods and claims of all demos if this demo needs their GPUs.
+func (d Demo) FreeGPUs(ctx context.Context, cluster *kube.Cluster, all []Demo, timeout time.Duration) error {
 	for _, o := range d.Objects {
 		if o.GetKind() == "Namespace" && o.GetAnnotations()[aloneAnnotation] == "true" {
 			return cluster.Empty(ctx, timeout, Namespaces(all)...)
@@ -127,8 +127,8 @@ func (d Demo) Room(ctx context.Context, cluster *kube.Cluster, all []Demo, timeo
 	return nil
 }
 
-// Run applies the demo and returns what it printed. It waits until that is what the README says; when time is up the
-// error is ErrDifferent. The demo's objects stay.
+// Run applies the demo and returns its output. It waits until the output matches the README, and returns ErrDifferent
+// at the timeout. The demo's objects remain.
 func (d Demo) Run(ctx context.Context, cluster *kube.Cluster, driver string, timeout time.Duration) ([]string, error) {
 	refused, err := d.apply(ctx, cluster, timeout)
 	if err != nil {
@@ -149,22 +149,23 @@ func (d Demo) Run(ctx context.Context, cluster *kube.Cluster, driver string, tim
 	return got, nil
 }
 
-// firstAnnotation, on a demo's pod, says that what comes after it needs it.
+// firstAnnotation on a demo's pod means that the following objects need it to run.
 const firstAnnotation = "demo.gpu-dra-driver/first"
 
-// refusedAnnotation, on an object of a demo, says that the API server is to refuse it.
+// refusedAnnotation on an object of a demo means that the API server must reject it.
 const refusedAnnotation = "demo.gpu-dra-driver/refused"
 
-// apply makes the demo's objects; refused is what was said against those that are to be refused.
+// apply creates the demo's objects. refused contains the messages of the expected rejections.
 func (d Demo) apply(ctx context.Context, cluster *kube.Cluster, timeout time.Duration) (refused []string, err error) {
 	for _, o := range d.Objects {
 		err := cluster.Apply(ctx, o)
 		if o.GetAnnotations()[refusedAnnotation] == "true" {
 			var status apierrors.APIStatus
 			if !errors.As(err, &status) {
-				return nil, fmt.Errorf("%s %s: want it refused, got %v", o.GetKind(), o.GetName(), err)
+				return nil, fmt.Errorf("%s %s: want it refused, got %v", o.GetKind(), o.GetName(), err) //nolint:errorlint // nil if it was not refused
 			}
-			refused = append(refused, indent("refused: ", fmt.Sprintf("%s %s: %s", o.GetKind(), o.GetName(), status.Status().Message))...)
+			refused = append(refused, indent("refused: ", fmt.Sprintf("%s %s: %s", o.GetKind(), o.GetName(),
+				status.Status().Message))...)
 			continue
 		}
 		if err != nil {
@@ -179,7 +180,7 @@ func (d Demo) apply(ctx context.Context, cluster *kube.Cluster, timeout time.Dur
 	return refused, nil
 }
 
-// cause is what stood in the way when there is nothing to compare.
+// cause returns the reason when there is no output to compare.
 func cause(got []string, err error) string {
 	if len(got) > 0 || err == nil {
 		return ""
@@ -187,7 +188,7 @@ func cause(got []string, err error) string {
 	return err.Error() + "\n"
 }
 
-// report tells what is there now.
+// report returns the current state of the demo.
 func (d Demo) report(ctx context.Context, cluster *kube.Cluster, driver string, refused []string) ([]string, error) {
 	lines := append([]string{"asked:  " + d.Asked}, refused...)
 	devices, err := publishedDevices(ctx, cluster)
@@ -218,7 +219,7 @@ func indent(label, text string) []string {
 	return lines
 }
 
-// Select returns the demos with these names, all of them when there are no names.
+// Select returns the demos with these names, or all of them without names.
 func Select(all []Demo, names []string) ([]Demo, error) {
 	if len(names) == 0 {
 		return all, nil
@@ -234,7 +235,7 @@ func Select(all []Demo, names []string) ([]Demo, error) {
 	return selected, nil
 }
 
-// Namespaces returns the namespaces of all the demos.
+// Namespaces returns the namespaces of all demos.
 func Namespaces(all []Demo) []string {
 	var names []string
 	for _, d := range all {

@@ -15,7 +15,8 @@ func TestCompare(t *testing.T) {
 	for _, tc := range []struct{ name, want, got, diff string }{
 		{"the same lines", "a\nb", "a\nb", ""},
 		{"a placeholder stands for any text", "on <node>: <device>, ok", "on node-1: gpu-3b-00-0, ok", ""},
-		{"a placeholder stands for the same text everywhere", "<uuid>\n<uuid>", "GPU-1\nGPU-2", "  GPU-1\n- GPU-1\n+ GPU-2\n"},
+		{"a placeholder stands for the same text everywhere", "<uuid>\n<uuid>", "GPU-1\nGPU-2",
+			"  GPU-1\n- GPU-1\n+ GPU-2\n"},
 		{"twice in one line", "<uuid> = <uuid>", "GPU-1 = GPU-2", "- <uuid> = <uuid>\n+ GPU-1 = GPU-2\n"},
 		{"a placeholder is never empty", "uuid: <uuid>", "uuid: ", "- uuid: <uuid>\n+ uuid: \n"},
 		{"signs of regular expressions mean themselves", "a.c (x) [<n>]", "a.c (x) [1]", ""},
@@ -36,7 +37,8 @@ func TestCompare(t *testing.T) {
 
 func TestReadme(t *testing.T) {
 	for _, tc := range []struct{ name, readme, asked, expected, err string }{
-		{"a paragraph over two lines", "# Title\n\nOne GPU,\nany.\n\nMore.\n\n```text expected\na\nb\n```\n", "One GPU, any.", "a\nb", ""},
+		{"a paragraph over two lines", "# Title\n\nOne GPU,\nany.\n\nMore.\n\n```text expected\na\nb\n```\n",
+			"One GPU, any.", "a\nb", ""},
 		{"other blocks do not count", "x\n\n```text\nno\n```\n\n```text expected\nyes\n```\n", "x", "yes", ""},
 		{"no block", "x\n", "x", "", "no block that begins with"},
 		{"a block without end", "x\n\n```text expected\na\n", "x", "", "has no end"},
@@ -56,10 +58,10 @@ func TestReadme(t *testing.T) {
 	}
 }
 
-// clusterScoped are the kinds in the demos that have no namespace.
+// clusterScoped are the kinds without a namespace in the demos.
 var clusterScoped = []string{"Namespace", "DeviceClass", "ResourceSlice"}
 
-// The demos are part of the repository's interface: what can be checked without a cluster is checked here.
+// Users rely on the demos. This test checks what can be checked without a cluster.
 func TestDemosOfTheRepository(t *testing.T) {
 	version, err := os.ReadFile("../../../VERSION")
 	if err != nil {
@@ -76,7 +78,8 @@ func TestDemosOfTheRepository(t *testing.T) {
 			}
 			for _, o := range demo.Objects {
 				if !slices.Contains(clusterScoped, o.GetKind()) && o.GetNamespace() != demo.Namespaces()[0] {
-					t.Errorf("%s %s is in namespace %q, want the demo's own", o.GetKind(), o.GetName(), o.GetNamespace())
+					t.Errorf("%s %s is in namespace %q, want the demo's own", o.GetKind(), o.GetName(),
+						o.GetNamespace())
 				}
 			}
 			for _, image := range images(demo) {
@@ -118,10 +121,14 @@ func TestSelect(t *testing.T) {
 
 func TestAlike(t *testing.T) {
 	root := func(value string) resourceapi.Device {
-		return resourceapi.Device{Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"resource.kubernetes.io/pcieRoot": {StringValue: &value}}}
+		return resourceapi.Device{Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+			"resource.kubernetes.io/pcieRoot": {StringValue: &value},
+		}}
 	}
 	port := func(value int64) resourceapi.Device {
-		return resourceapi.Device{Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"port": {IntValue: &value}}}
+		return resourceapi.Device{
+			Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"port": {IntValue: &value}},
+		}
 	}
 	devices := map[address]resourceapi.Device{
 		{"gpu.example.com", "node", "gpu"}: root("pci0000:15"),
@@ -136,15 +143,23 @@ func TestAlike(t *testing.T) {
 		results         string // request=driver/device
 		want            string
 	}{
-		{"devices of two drivers", "resource.kubernetes.io/pcieRoot", nil, "a=gpu/gpu b=nic/nic", "alike:  resource.kubernetes.io/pcieRoot pci0000:15"},
-		{"devices that differ are told one by one", "resource.kubernetes.io/pcieRoot", nil, "a=gpu/gpu b=nic/far", "alike:  resource.kubernetes.io/pcieRoot pci0000:15, pci0000:ff"},
-		{"other requests do not count", "resource.kubernetes.io/pcieRoot", []string{"a"}, "a=gpu/gpu b=nic/far", "alike:  resource.kubernetes.io/pcieRoot pci0000:15"},
-		{"alternatives of a request", "resource.kubernetes.io/pcieRoot", []string{"a"}, "a/first=gpu/gpu a/first=nic/nic", "alike:  resource.kubernetes.io/pcieRoot pci0000:15"},
-		{"an attribute in the driver's own domain", "nic.example.com/port", nil, "a=nic/one a=nic/uno", "alike:  nic.example.com/port 1"},
-		{"a device that does not have it", "nic.example.com/port", nil, "a=nic/one a=nic/nic", "alike:  nic.example.com/port 1, unknown"},
+		{"devices of two drivers", "resource.kubernetes.io/pcieRoot", nil, "a=gpu/gpu b=nic/nic",
+			"alike:  resource.kubernetes.io/pcieRoot pci0000:15"},
+		{"different devices are listed one by one", "resource.kubernetes.io/pcieRoot", nil, "a=gpu/gpu b=nic/far",
+			"alike:  resource.kubernetes.io/pcieRoot pci0000:15, pci0000:ff"},
+		{"other requests do not count", "resource.kubernetes.io/pcieRoot", []string{"a"}, "a=gpu/gpu b=nic/far",
+			"alike:  resource.kubernetes.io/pcieRoot pci0000:15"},
+		{"alternatives of a request", "resource.kubernetes.io/pcieRoot", []string{"a"},
+			"a/first=gpu/gpu a/first=nic/nic", "alike:  resource.kubernetes.io/pcieRoot pci0000:15"},
+		{"an attribute in the driver's own domain", "nic.example.com/port", nil, "a=nic/one a=nic/uno",
+			"alike:  nic.example.com/port 1"},
+		{"a device that does not have it", "nic.example.com/port", nil, "a=nic/one a=nic/nic",
+			"alike:  nic.example.com/port 1, unknown"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			claim := &resourceapi.ResourceClaim{Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}}}
+			claim := &resourceapi.ResourceClaim{
+				Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}},
+			}
 			claim.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{
 				{Requests: tc.requests, MatchAttribute: new(resourceapi.FullyQualifiedName(tc.attribute))},
 				{DistinctAttribute: new(resourceapi.FullyQualifiedName("a.example.com/other"))},
@@ -153,9 +168,10 @@ func TestAlike(t *testing.T) {
 				request, device, _ := strings.Cut(result, "=")
 				driver, name, _ := strings.Cut(device, "/")
 				claim.Status.Allocation.Devices.Results = append(claim.Status.Allocation.Devices.Results,
-					resourceapi.DeviceRequestAllocationResult{Request: request, Driver: driver + ".example.com", Pool: "node", Device: name})
+					resourceapi.DeviceRequestAllocationResult{Request: request, Driver: driver + ".example.com",
+						Pool: "node", Device: name})
 			}
-			if got := strings.Join(alike(devices, claim), "\n"); got != tc.want {
+			if got := strings.Join(equalAttributes(devices, claim), "\n"); got != tc.want {
 				t.Errorf("got %q, want %q", got, tc.want)
 			}
 		})

@@ -16,10 +16,10 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
-// address is how an allocation names a device.
+// address identifies a device as an allocation does.
 type address struct{ driver, pool, device string }
 
-// publishedDevices reads the slices of every driver.
+// publishedDevices returns the devices in the slices of all drivers.
 func publishedDevices(ctx context.Context, cluster *kube.Cluster) (map[address]resourceapi.Device, error) {
 	var list resourceapi.ResourceSliceList
 	if err := cluster.List(ctx, &list); err != nil {
@@ -34,10 +34,12 @@ func publishedDevices(ctx context.Context, cluster *kube.Cluster) (map[address]r
 	return devices, nil
 }
 
-// reportPod tells where the pod's claims landed and what its container saw, or why it is nowhere.
-func reportPod(ctx context.Context, cluster *kube.Cluster, driver string, devices map[address]resourceapi.Device, pod *corev1.Pod) ([]string, error) {
+// reportPod reports the allocation of the pod's claims and the output of its container, or why it is not scheduled.
+func reportPod(ctx context.Context, cluster *kube.Cluster, driver string, devices map[address]resourceapi.Device,
+	pod *corev1.Pod) ([]string, error) {
 	if pod.Spec.NodeName == "" {
-		return append([]string{"landed: pod " + pod.Name + " nowhere, it is " + string(pod.Status.Phase)}, indent("saw:    ", unschedulable(pod))...), nil
+		return append([]string{"landed: pod " + pod.Name + " nowhere, it is " + string(pod.Status.Phase)},
+			indent("saw:    ", unschedulable(pod))...), nil
 	}
 	var lines []string
 	for _, name := range claimNames(pod) {
@@ -52,7 +54,7 @@ func reportPod(ctx context.Context, cluster *kube.Cluster, driver string, device
 			lines = append(lines, fmt.Sprintf("landed: pod %s on %s: %s", pod.Name, pod.Spec.NodeName,
 				describe(driver, r, devices[address{r.Driver, r.Pool, r.Device}])))
 		}
-		lines = append(lines, alike(devices, &claim)...)
+		lines = append(lines, equalAttributes(devices, &claim)...)
 	}
 	if !kube.Started(pod) {
 		return lines, nil
@@ -71,7 +73,8 @@ func reportPod(ctx context.Context, cluster *kube.Cluster, driver string, device
 	return lines, nil
 }
 
-// claimNames are the claims that the pod has by now, in its order; the last is the one that the scheduler made for resources.limits.
+// claimNames returns the names of the pod's existing claims, in its order; the last is the one that the scheduler
+// created for resources.limits.
 func claimNames(pod *corev1.Pod) []string {
 	made := map[string]*string{} // from templates
 	for _, status := range pod.Status.ResourceClaimStatuses {
@@ -89,8 +92,8 @@ func claimNames(pod *corev1.Pod) []string {
 	return names
 }
 
-// alike tells what the devices of a claim have in common because it asks for that.
-func alike(devices map[address]resourceapi.Device, claim *resourceapi.ResourceClaim) []string {
+// equalAttributes reports the attributes that the claim's constraints made equal.
+func equalAttributes(devices map[address]resourceapi.Device, claim *resourceapi.ResourceClaim) []string {
 	var lines []string
 	for _, constraint := range claim.Spec.Devices.Constraints {
 		if constraint.MatchAttribute == nil {
@@ -99,16 +102,20 @@ func alike(devices map[address]resourceapi.Device, claim *resourceapi.ResourceCl
 		var values []string
 		for _, r := range claim.Status.Allocation.Devices.Results {
 			request, _, _ := strings.Cut(r.Request, "/") // of an alternative
-			if len(constraint.Requests) == 0 || slices.Contains(constraint.Requests, r.Request) || slices.Contains(constraint.Requests, request) {
-				values = append(values, attribute(r.Driver, devices[address{r.Driver, r.Pool, r.Device}], string(*constraint.MatchAttribute)))
+			if len(constraint.Requests) == 0 || slices.Contains(constraint.Requests, r.Request) ||
+				slices.Contains(constraint.Requests, request) {
+				values = append(values, attribute(r.Driver, devices[address{r.Driver, r.Pool, r.Device}],
+					string(*constraint.MatchAttribute)))
 			}
 		}
-		lines = append(lines, fmt.Sprintf("alike:  %s %s", *constraint.MatchAttribute, strings.Join(slices.Compact(values), ", ")))
+		lines = append(lines, fmt.Sprintf("alike:  %s %s", *constraint.MatchAttribute,
+			strings.Join(slices.Compact(values), ", ")))
 	}
 	return lines
 }
 
-// attribute returns the value of an attribute by its full name; a device may leave out the domain that is its driver's name.
+// attribute returns the value of an attribute by its full name. A device may omit the domain if it is the driver's
+// name.
 func attribute(driver string, device resourceapi.Device, name string) string {
 	a, ok := device.Attributes[resourceapi.QualifiedName(name)]
 	if !ok {
@@ -127,7 +134,7 @@ func attribute(driver string, device resourceapi.Device, name string) string {
 	return "unknown"
 }
 
-// describe writes a device as nvidia-smi -L does, with the name that Kubernetes has for it. The monitor device is no model of GPU.
+// describe formats a device like nvidia-smi -L, plus its name in Kubernetes. The monitor device has no GPU model.
 func describe(driver string, r resourceapi.DeviceRequestAllocationResult, device resourceapi.Device) string {
 	if r.Driver != driver {
 		return r.Device + " of " + r.Driver
@@ -144,7 +151,7 @@ func describe(driver string, r resourceapi.DeviceRequestAllocationResult, device
 	return fmt.Sprintf("%s, %s (UUID: %s)%s", r.Device, text("productName"), text("uuid"), part(r, device))
 }
 
-// part says how much of a GPU an allocation has, when that is not all of it.
+// part describes the allocated part of a GPU; empty for a whole GPU.
 func part(r resourceapi.DeviceRequestAllocationResult, device resourceapi.Device) string {
 	if shares, ok := r.ConsumedCapacity["shares"]; ok {
 		all := device.Capacity["shares"].Value
@@ -161,7 +168,7 @@ func part(r resourceapi.DeviceRequestAllocationResult, device resourceapi.Device
 	return text
 }
 
-// unschedulable is what the scheduler says about the pod.
+// unschedulable returns the scheduler's message about the pod.
 func unschedulable(pod *corev1.Pod) string {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {

@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// fence opens the block of a README that says what the runner prints.
+// fence opens the block of a README with the expected output.
 const fence = "```text expected"
 
-// errNoExpected means a README does not say what its demo prints.
+// errNoExpected means that a README has no expected output.
 var errNoExpected = errors.New("no block that begins with " + fence)
 
-// asked returns the first paragraph of a README on one line: what the demo asks for, in plain words.
+// asked returns the first paragraph of a README on one line: the demo's request in plain words.
 func asked(readme string) string {
 	var words []string
 	for line := range strings.Lines(readme) {
@@ -45,11 +45,11 @@ func expected(readme string) ([]string, error) {
 
 var placeholder = regexp.MustCompile(`<[a-z][a-z0-9-]*>`)
 
-// Bindings is what the placeholders of a block have stood for so far.
+// Bindings maps the placeholders of a block to the text that they matched so far.
 type Bindings map[string]string
 
-// match tells whether a line is what a line of the block says. A placeholder <word> stands for some text, in the whole
-// block the same. Only a match adds to the bindings.
+// match reports whether a line matches a line of the block. A placeholder <word> matches any text, but the same text in
+// the whole block. Only a match adds to the bindings.
 func (b Bindings) match(want, got string) bool {
 	pattern, words := "", []string{}
 	rest := want
@@ -81,7 +81,7 @@ func (b Bindings) match(want, got string) bool {
 	return true
 }
 
-// fill puts what the placeholders stand for into a line of the block.
+// fill replaces the placeholders in a line of the block.
 func (b Bindings) fill(line string) string {
 	return placeholder.ReplaceAllStringFunc(line, func(word string) string {
 		if text, ok := b[word]; ok {

@@ -12,14 +12,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// PluginLabels finds the driver's own pods, in whichever namespace the chart was installed.
+// PluginLabels selects the driver's plugin pods in any namespace.
 var PluginLabels = client.MatchingLabels{"app.kubernetes.io/component": "kubelet-plugin"}
 
-// tail is how many lines of a log are worth reading after a failure.
+// tail is the number of log lines in diagnostics.
 const tail = 40
 
-// Diagnose tells what a person would look up after a failure in a namespace: pods with their events, claims, and the end
-// of the log of the plugin on each node that they are on. What cannot be read is said in its place.
+// Diagnose returns diagnostics of a namespace: pods with their events, claims, and the end of the plugin's log on each
+// of their nodes. Errors are reported inline.
 func (c *Cluster) Diagnose(ctx context.Context, namespace string) string {
 	var b strings.Builder
 	pods, err := c.Pods(ctx, namespace)
@@ -62,7 +62,8 @@ func (c *Cluster) describePod(ctx context.Context, b *strings.Builder, pod *core
 		case s.State.Waiting != nil:
 			fmt.Fprintf(b, "  %s waits: %s: %s\n", s.Name, s.State.Waiting.Reason, s.State.Waiting.Message)
 		case s.State.Terminated != nil:
-			fmt.Fprintf(b, "  %s ended: %s, exit status %d\n", s.Name, s.State.Terminated.Reason, s.State.Terminated.ExitCode)
+			fmt.Fprintf(b, "  %s ended: %s, exit status %d\n", s.Name, s.State.Terminated.Reason,
+				s.State.Terminated.ExitCode)
 		}
 	}
 	events, err := c.Events(ctx, client.ObjectKeyFromObject(pod))

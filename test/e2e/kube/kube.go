@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kube is what the demos and the end-to-end tests need of a cluster: apply, wait, read logs, run a program in a
-// container, and tell what went wrong. A kubeconfig is all it needs.
+// Package kube contains the cluster operations of the demos and the end-to-end tests: apply, wait, read logs, exec in a
+// container, and diagnose failures. It only needs a kubeconfig.
 package kube
 
 import (
@@ -27,13 +27,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 )
 
-// fieldOwner names us in the managed fields of what we apply.
+// fieldOwner is the field manager of applied objects.
 const fieldOwner = "gpu-dra-driver-e2e"
 
-// poll is the time between two looks at the cluster.
+// poll is the polling period.
 const poll = 100 * time.Millisecond
 
-// Cluster is a connection to a Kubernetes cluster.
+// Cluster is a client of a Kubernetes cluster.
 type Cluster struct {
 	client.Client
 	config *rest.Config
@@ -42,7 +42,7 @@ type Cluster struct {
 	warnings *warnings
 }
 
-// Connect reads a kubeconfig; an empty path means $KUBECONFIG, then the default place. It does not talk to the cluster yet.
+// Connect reads a kubeconfig; an empty path means $KUBECONFIG, then the default path. It does not connect yet.
 func Connect(kubeconfig string) (*Cluster, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = kubeconfig
@@ -54,8 +54,8 @@ func Connect(kubeconfig string) (*Cluster, error) {
 }
 
 func connect(config *rest.Config) (*Cluster, error) {
-	log.SetLogger(klog.Logger{}) // controller-runtime complains when it has none
-	config.QPS = -1              // the server's own fairness limits us
+	log.SetLogger(klog.Logger{}) // controller-runtime warns without one
+	config.QPS = -1              // the API server's fairness limits requests
 	heard := &warnings{}
 	config.WarningHandler = heard
 	c, err := client.New(config, client.Options{Scheme: scheme.Scheme})
@@ -69,10 +69,11 @@ func connect(config *rest.Config) (*Cluster, error) {
 	return &Cluster{Client: c, config: config, set: set, warnings: heard}, nil
 }
 
-// Apply makes the objects what they say, in their order. It may be repeated.
+// Apply applies the objects in order, with server-side apply. It is idempotent.
 func (c *Cluster) Apply(ctx context.Context, objects ...*unstructured.Unstructured) error {
 	for _, o := range objects {
-		err := c.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(o.DeepCopy()), client.FieldOwner(fieldOwner), client.ForceOwnership)
+		err := c.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(o.DeepCopy()),
+			client.FieldOwner(fieldOwner), client.ForceOwnership)
 		if err != nil {
 			return fmt.Errorf("apply %s %s: %w", o.GetKind(), o.GetName(), err)
 		}
@@ -80,7 +81,7 @@ func (c *Cluster) Apply(ctx context.Context, objects ...*unstructured.Unstructur
 	return nil
 }
 
-// ApplyTyped is Apply for objects of Go types. They need their TypeMeta filled in.
+// ApplyTyped is Apply for objects of Go types. Their TypeMeta must be set.
 func (c *Cluster) ApplyTyped(ctx context.Context, objects ...client.Object) error {
 	for _, o := range objects {
 		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
@@ -95,8 +96,8 @@ func (c *Cluster) ApplyTyped(ctx context.Context, objects ...client.Object) erro
 	return nil
 }
 
-// Empty deletes the pods and claims of namespaces, and what would make them again, and waits until they are gone: then their GPUs
-// are free. The namespaces stay; Kubernetes takes five seconds to delete even an empty one.
+// Empty deletes the pods and claims of namespaces and the objects that would recreate them, and waits until they are
+// gone, so that their GPUs are free. It keeps the namespaces, because deleting even an empty one takes five seconds.
 func (c *Cluster) Empty(ctx context.Context, timeout time.Duration, names ...string) error {
 	for _, name := range names {
 		for _, kind := range []client.Object{&appsv1.StatefulSet{}, &corev1.Pod{}, &resourceapi.ResourceClaim{}} {
@@ -106,7 +107,8 @@ func (c *Cluster) Empty(ctx context.Context, timeout time.Duration, names ...str
 		}
 	}
 	for _, name := range names {
-		err := Until(ctx, timeout, "pods and claims of "+name+" to be gone", func(ctx context.Context) (bool, string, error) {
+		err := Until(ctx, timeout, "pods and claims of "+name+" to be gone", func(ctx context.Context) (bool, string,
+			error) {
 			return c.empty(ctx, name)
 		})
 		if err != nil {
@@ -116,7 +118,7 @@ func (c *Cluster) Empty(ctx context.Context, timeout time.Duration, names ...str
 	return nil
 }
 
-// DeleteNamespaces deletes namespaces and does not wait for the end of it. Missing ones are no error.
+// DeleteNamespaces deletes namespaces without waiting. Missing ones are no error.
 func (c *Cluster) DeleteNamespaces(ctx context.Context, names ...string) error {
 	for _, name := range names {
 		err := c.Delete(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
@@ -140,8 +142,9 @@ func (c *Cluster) empty(ctx context.Context, namespace string) (bool, string, er
 	return len(pods)+len(claims.Items) == 0, left, nil
 }
 
-// Until calls look until it says done. What look returns as state, or as an error, is the reason given when time is up.
-func Until(ctx context.Context, timeout time.Duration, what string, look func(context.Context) (done bool, state string, err error)) error {
+// Until calls look until it returns done. At the timeout, the error contains the last state or error of look.
+func Until(ctx context.Context, timeout time.Duration, what string, look func(context.Context) (done bool, state string,
+	err error)) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	tick := time.NewTicker(poll)
@@ -154,7 +157,7 @@ func Until(ctx context.Context, timeout time.Duration, what string, look func(co
 			return nil
 		case err == nil:
 			last = state
-		case ctx.Err() == nil: // otherwise the end of the time has cut it off
+		case ctx.Err() == nil: // otherwise the timeout interrupted it
 			last = err.Error()
 		}
 		select {
@@ -165,7 +168,7 @@ func Until(ctx context.Context, timeout time.Duration, what string, look func(co
 	}
 }
 
-// Slices returns the published slices of a driver in the order in which the scheduler tries them: by pool and name.
+// Slices returns the driver's published slices in the scheduler's order: by pool and name.
 func (c *Cluster) Slices(ctx context.Context, driver string) ([]resourceapi.ResourceSlice, error) {
 	var list resourceapi.ResourceSliceList
 	if err := c.List(ctx, &list, client.MatchingFields{"spec.driver": driver}); err != nil {
@@ -177,8 +180,8 @@ func (c *Cluster) Slices(ctx context.Context, driver string) ([]resourceapi.Reso
 	return list.Items, nil
 }
 
-// SliceVersions prints the identity and the version of every published slice of a driver, a line for each: of these nodes, or of all when
-// none is named.
+// SliceVersions returns the UID and the version of the driver's published slices, one per line: on these nodes, or on
+// all without names.
 func (c *Cluster) SliceVersions(ctx context.Context, driver string, nodes ...string) (string, error) {
 	list, err := c.Slices(ctx, driver)
 	if err != nil {
@@ -187,7 +190,8 @@ func (c *Cluster) SliceVersions(ctx context.Context, driver string, nodes ...str
 	var b strings.Builder
 	for _, slice := range list {
 		if len(nodes) == 0 || slices.Contains(nodes, slice.Spec.Pool.Name) {
-			fmt.Fprintf(&b, "%s %s generation %d resourceVersion %s\n", slice.Name, slice.UID, slice.Spec.Pool.Generation, slice.ResourceVersion)
+			fmt.Fprintf(&b, "%s %s generation %d resourceVersion %s\n", slice.Name, slice.UID,
+				slice.Spec.Pool.Generation, slice.ResourceVersion)
 		}
 	}
 	return b.String(), nil

@@ -13,12 +13,14 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/remotecommand"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Pods returns the pods of a namespace ordered by name.
+// Pods returns the pods of a namespace sorted by name.
 func (c *Cluster) Pods(ctx context.Context, namespace string, options ...client.ListOption) ([]corev1.Pod, error) {
 	var list corev1.PodList
 	if err := c.List(ctx, &list, append(options, client.InNamespace(namespace))...); err != nil {
@@ -28,7 +30,7 @@ func (c *Cluster) Pods(ctx context.Context, namespace string, options ...client.
 	return list.Items, nil
 }
 
-// Started tells whether the pod's first container runs or has run: from then on it has a log.
+// Started reports whether the pod's first container runs or has run, and thus has a log.
 func Started(pod *corev1.Pod) bool {
 	if len(pod.Status.ContainerStatuses) == 0 {
 		return false
@@ -37,17 +39,19 @@ func Started(pod *corev1.Pod) bool {
 	return state.Running != nil || state.Terminated != nil
 }
 
-// Ready tells whether the pod's containers run and its readiness probes succeed.
+// Ready reports whether the pod's containers run and its readiness probes succeed.
 func Ready(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
 }
 
-// WaitPod waits until the pod is as wanted and returns it.
-func (c *Cluster) WaitPod(ctx context.Context, timeout time.Duration, key client.ObjectKey, what string, wanted func(*corev1.Pod) bool) (*corev1.Pod, error) {
+// WaitPod waits until the pod is as wanted, and returns it.
+func (c *Cluster) WaitPod(ctx context.Context, timeout time.Duration, key client.ObjectKey, what string,
+	wanted func(*corev1.Pod) bool) (*corev1.Pod, error) {
 	var pod corev1.Pod
-	err := Until(ctx, timeout, fmt.Sprintf("pod %s to be %s", key, what), func(ctx context.Context) (bool, string, error) {
+	err := Until(ctx, timeout, fmt.Sprintf("pod %s to be %s", key, what), func(ctx context.Context) (bool, string,
+		error) {
 		if err := c.Get(ctx, key, &pod); err != nil {
 			return false, "", err
 		}
@@ -56,14 +60,15 @@ func (c *Cluster) WaitPod(ctx context.Context, timeout time.Duration, key client
 	return &pod, err
 }
 
-// Log returns what the pod's only container has printed so far.
+// Log returns the output of the pod's only container so far.
 func (c *Cluster) Log(ctx context.Context, pod client.ObjectKey) (string, error) {
 	return c.ContainerLog(ctx, pod, "")
 }
 
-// ContainerLog returns what a container of the pod has printed so far.
+// ContainerLog returns the output of a container of the pod so far.
 func (c *Cluster) ContainerLog(ctx context.Context, pod client.ObjectKey, container string) (string, error) {
-	stream, err := c.set.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &corev1.PodLogOptions{Container: container}).Stream(ctx)
+	stream, err := c.set.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name,
+		&corev1.PodLogOptions{Container: container}).Stream(ctx)
 	if err != nil {
 		return "", fmt.Errorf("read the log of %s: %w", pod, err)
 	}
@@ -75,9 +80,10 @@ func (c *Cluster) ContainerLog(ctx context.Context, pod client.ObjectKey, contai
 	return string(text), nil
 }
 
-// Exec runs a program in the pod's first container and returns what it printed, the error output last.
+// Exec runs a program in the pod's first container and returns its stdout followed by its stderr.
 func (c *Cluster) Exec(ctx context.Context, pod client.ObjectKey, command ...string) (string, error) {
-	request := c.set.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
+	request := c.set.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource(
+		"exec").
 		VersionedParams(&corev1.PodExecOptions{Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec)
 	executor, err := remotecommand.NewWebSocketExecutor(c.config, "GET", request.URL().String())
 	if err != nil {
@@ -92,7 +98,8 @@ func (c *Cluster) Exec(ctx context.Context, pod client.ObjectKey, command ...str
 	return output, nil
 }
 
-// HTTP asks a pod through the API server's proxy and returns the body of the answer. Anything but success is an error.
+// HTTP sends a GET to a pod through the API server's proxy and returns the response body. Any status but success is an
+// error.
 func (c *Cluster) HTTP(ctx context.Context, pod client.ObjectKey, port int, path string) (string, error) {
 	body, err := c.set.CoreV1().Pods(pod.Namespace).ProxyGet("http", pod.Name, strconv.Itoa(port), path, nil).DoRaw(ctx)
 	if err != nil {
@@ -101,10 +108,11 @@ func (c *Cluster) HTTP(ctx context.Context, pod client.ObjectKey, port int, path
 	return string(body), nil
 }
 
-// Events returns the messages of the events about an object, oldest first.
+// Events returns the messages of an object's events, oldest first.
 func (c *Cluster) Events(ctx context.Context, object client.ObjectKey) ([]string, error) {
 	var list corev1.EventList
-	if err := c.List(ctx, &list, client.InNamespace(object.Namespace), client.MatchingFields{"involvedObject.name": object.Name}); err != nil {
+	if err := c.List(ctx, &list, client.InNamespace(object.Namespace),
+		client.MatchingFields{"involvedObject.name": object.Name}); err != nil {
 		return nil, fmt.Errorf("list events of %s: %w", object, err)
 	}
 	slices.SortFunc(list.Items, func(a, b corev1.Event) int { return eventTime(a).Compare(eventTime(b)) })
@@ -115,7 +123,7 @@ func (c *Cluster) Events(ctx context.Context, object client.ObjectKey) ([]string
 	return messages, nil
 }
 
-// eventTime is when the event was seen last; which field says so depends on the library that wrote it.
+// eventTime returns when the event was seen last. Libraries set different fields.
 func eventTime(e corev1.Event) time.Time {
 	switch {
 	case !e.LastTimestamp.IsZero():
@@ -124,4 +132,12 @@ func eventTime(e corev1.Event) time.Time {
 		return e.EventTime.Time
 	}
 	return e.CreationTimestamp.Time
+}
+
+// TryAgain makes the kubelet sync the pod now, by a change of its annotations. After a failed sync the kubelet itself
+// waits 60 to 90 s, with its default syncFrequency.
+func (c *Cluster) TryAgain(ctx context.Context, pod client.ObjectKey) error {
+	patch := fmt.Sprintf(`{"metadata": {"annotations": {"example.com/try": "%d"}}}`, time.Now().UnixNano())
+	object := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}}
+	return c.Patch(ctx, object, client.RawPatch(types.MergePatchType, []byte(patch)))
 }

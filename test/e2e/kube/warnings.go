@@ -7,13 +7,13 @@ import (
 	"sync"
 )
 
-// warnings are what the API server has warned of.
+// warnings collects warnings of the API server.
 type warnings struct {
 	mu  sync.Mutex
 	all []string
 }
 
-// HandleWarningHeader notes a warning.
+// HandleWarningHeader records a warning.
 func (w *warnings) HandleWarningHeader(code int, _, text string) {
 	if code != 299 || text == "" { // RFC 7234: a persistent warning, for people
 		return
@@ -23,7 +23,7 @@ func (w *warnings) HandleWarningHeader(code int, _, text string) {
 	w.all = append(w.all, text)
 }
 
-// Warnings begins to listen; what it returns are the warnings since then.
+// Warnings starts to record; the returned function returns the warnings since then.
 func (c *Cluster) Warnings() func() []string {
 	c.warnings.mu.Lock()
 	defer c.warnings.mu.Unlock()

@@ -7,6 +7,7 @@ package survive
 import (
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,20 +16,20 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// testAPIServerAway takes the API server away while the plugin prepares a claim, and once more while a pod ends.
+// testAPIServerAway stops the API server while the plugin prepares a claim, and again while a pod ends.
 func (n node) testAPIServerAway(t *testing.T) {
 	ns := n.namespace(t, "away")
 	var gpu string
 	eventually(t, soon, "GPUs to be published", func() string {
 		gpu, _, _ = strings.Cut(n.gpus(t), "\n")
 		if gpu == "" {
-			return "there is none" // a kubelet that has just started removes the slices of its node
+			return "there is none" // a kubelet removes its node's slices when it starts
 		}
 		return ""
 	})
 
-	// Long enough for the API server to end, which takes up to 5 s. The longer it is away, the longer kube-controller-manager waits until it
-	// looks again: 56 s after it was away for 18 s.
+	// Long enough for the API server to stop, which takes up to 5 s. The longer it is down, the longer
+	// kube-controller-manager waits before it retries: 56 s after a downtime of 18 s.
 	n.simctl(t, "slow", gpu, "GetMinorNumber", "8s")
 	must(t, n.touchDriver())
 	pod := n.pod(t, ns, "prepared", exactly(n.uuid(t, gpu)))
@@ -71,18 +72,51 @@ func (n node) testAPIServerAway(t *testing.T) {
 	n.clean(t)
 }
 
-// inFlight is the line of the plugin's metrics that says that it is at such a call.
+// testStartWithoutAPIServer kills the plugin while the API server is down. It starts, answers, and publishes when the
+// API server is back. It does not change a claim that was prepared before.
+func (n node) testStartWithoutAPIServer(t *testing.T) {
+	ns := n.namespace(t, "start-away")
+	whole := n.gpus(t)
+	before := n.pod(t, ns, "before", "")
+	n.running(t, before)
+	left := n.left(t)
+	plugin := n.plugin(t)
+	n.control(t, "stop", "apiserver")
+	back := sync.OnceFunc(func() { n.control(t, "start", "apiserver") })
+	defer back() // the tests that follow need it
+	n.sh(t, "pkill -9 -f '[d]ra-kubelet-plugin-sim --driver-name'")
+	begin := time.Now()
+	eventually(t, soon, "the plugin to answer again", func() string {
+		return n.metric(t, plugin.Status.PodIP, "gpu_dra_")
+	})
+	for time.Since(begin) < holdDuration(t, 30*time.Second) {
+		if now := n.left(t); now != left {
+			t.Fatalf("while the API server is away: %s", is(now, left))
+		}
+		time.Sleep(time.Second)
+	}
+	back()
+	n.plugin(t)
+	eventually(t, soon, "the GPUs to be published", func() string { return is(n.gpus(t), whole) })
+	after := n.pod(t, ns, "after", "")
+	n.running(t, after)
+	n.remove(t, before, after)
+	n.gone(t, before, after)
+	n.clean(t)
+}
+
+// inFlight is the line of the plugin's metrics for a call of the operation that is in progress.
 func inFlight(operation string) string {
 	return fmt.Sprintf(`gpu_dra_operations_in_flight{operation=%q} 1`, operation)
 }
 
-// inFlight says nothing when the plugin is at such a call.
+// inFlight returns an empty string if such a call is in progress.
 func (n node) inFlight(t *testing.T, operation string) string {
 	t.Helper()
 	return n.metric(t, n.plugin(t).Status.PodIP, inFlight(operation))
 }
 
-// metric says nothing when the plugin's metrics have the line.
+// metric returns an empty string if the plugin's metrics have the line.
 func (n node) metric(t *testing.T, ip, line string) string {
 	t.Helper()
 	const ask = `exec 3<>/dev/tcp/%s/8081; printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3; cat <&3`

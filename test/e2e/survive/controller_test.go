@@ -18,19 +18,22 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
-// testControllerHangs stops every replica where it stands: connections are accepted and nobody answers. A claim with a configuration
-// is refused after the second that the API server waits, any other is made; then the kubelet restarts what does not answer, and all is
-// as before. The controller stays installed.
+// testControllerHangs freezes every replica: they accept connections but do not answer. A claim with a configuration is
+// rejected after the API server's timeout of one second, and any other is created. Then the kubelet restarts the
+// replicas, and everything works again. The controller stays installed.
 func (s *suite) testControllerHangs(t *testing.T) {
 	s.install(t, "controller.enabled=true")
 	ns := s.namespace(t, "hangs")
 	claim := func(class string, config ...resourceapi.DeviceClaimConfiguration) error {
-		return s.Create(t.Context(), &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: "claim-", Namespace: ns},
+		return s.Create(t.Context(), &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: "claim-",
+			Namespace: ns},
 			Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Config: config,
-				Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class}}}}}})
+				Requests: []resourceapi.DeviceRequest{{Name: "gpu",
+					Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class}}}}}})
 	}
-	config := resourceapi.DeviceClaimConfiguration{DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driver,
-		Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}`)}}}}
+	config := resourceapi.DeviceClaimConfiguration{DeviceConfiguration: resourceapi.DeviceConfiguration{
+		Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driver, Parameters: runtime.RawExtension{
+			Raw: []byte(`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}`)}}}}
 	eventually(t, soon, "the controller to answer", func() string {
 		if err := claim(driver, config); err != nil {
 			return err.Error()
@@ -48,13 +51,15 @@ func (s *suite) testControllerHangs(t *testing.T) {
 	if err := claim(driver, config); err == nil || !strings.Contains(err.Error(), "validate."+driver) {
 		t.Errorf("got %v, want a claim with a configuration refused in the name of the webhook", err)
 	}
-	if took := time.Since(begin); took > 15*time.Second { // without a limit of its own the API server waits for ten seconds, each time
+	// With its default, the API server waits for ten seconds each time.
+	if took := time.Since(begin); took > 15*time.Second {
 		t.Errorf("three claims took %s, want a second for each webhook that is asked", took)
 	}
 	for _, pod := range pods {
-		_, err := s.WaitPod(t.Context(), 3*soon, client.ObjectKeyFromObject(&pod), "restarted and ready", func(p *corev1.Pod) bool {
-			return kube.Ready(p) && p.Status.ContainerStatuses[0].RestartCount > 0
-		})
+		_, err := s.WaitPod(t.Context(), 3*soon, client.ObjectKeyFromObject(&pod), "restarted and ready",
+			func(p *corev1.Pod) bool {
+				return kube.Ready(p) && p.Status.ContainerStatuses[0].RestartCount > 0
+			})
 		must(t, err)
 	}
 	eventually(t, soon, "the controller to answer again", func() string {

@@ -24,14 +24,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// olderCommit overrides the version to go back to.
+// olderCommit is the environment variable that overrides the version of the downgrade.
 const olderCommit = "SURVIVE_OLDER_COMMIT"
 
-// olderNodes are those whose machines older simulations understand: what can be partitioned is described in words that they do not know.
+// olderNodes are the nodes whose profiles older simulations can read: they do not know the fields for partitions.
 const olderNodes = `kubeletPlugin.nodeSelector.gpu\.nvidia\.com/sim-profile=l40s-x4`
 
-// testDowngrade goes back to the oldest version of the plugin that can be installed, with claims prepared by this one: it can
-// release them and prepare others. Then this version takes over from the old one in the same way.
+// testDowngrade installs the oldest possible version of the plugin while claims of this one are prepared. It can
+// release them and prepare others. Then this version replaces the old one in the same way.
 func (s *suite) testDowngrade(t *testing.T) {
 	image := s.olderImage(t)
 	s.control(t, "load", image)
@@ -42,7 +42,7 @@ func (s *suite) testDowngrade(t *testing.T) {
 	container := s.running(t, kept).Status.ContainerStatuses[0].ContainerID
 
 	s.install(t, "image.tag=older", olderNodes)
-	// This version would release the claim, which nobody has, so the older one comes upon its record when it starts once more.
+	// This version would release the claim, which does not exist. So the older one gets its record at its next start.
 	newer := s.node("node-2")
 	record, text := newer.partitionRecord(t)
 	older := client.ObjectKeyFromObject(newer.plugin(t))
@@ -54,7 +54,7 @@ func (s *suite) testDowngrade(t *testing.T) {
 	s.remove(t, ours)
 	s.gone(t, ours)
 	s.recorded(t, n, kept, theirs)
-	// What it cannot read it leaves alone, and says so to those whose GPU that may be about.
+	// It does not touch a record that it cannot read, and reports it to pods whose GPU may be affected.
 	eventually(t, soon, "an event of the pod that names the record", func() string {
 		events, err := s.Events(t.Context(), refused)
 		must(t, err)
@@ -70,7 +70,7 @@ func (s *suite) testDowngrade(t *testing.T) {
 	}
 
 	s.install(t)
-	s.running(t, refused) // nobody has the claim of that record, so it has been released
+	s.running(t, refused) // the claim of that record does not exist, so it has been released
 	s.remove(t, refused)
 	s.gone(t, refused)
 	newer.clean(t)
@@ -80,15 +80,16 @@ func (s *suite) testDowngrade(t *testing.T) {
 	s.gone(t, theirs)
 	s.recorded(t, n, kept, next)
 	if got := s.running(t, kept).Status.ContainerStatuses[0]; got.ContainerID != container || got.RestartCount != 0 {
-		t.Errorf("the pod that goes on: got container %s after %d restarts, want %s", got.ContainerID, got.RestartCount, container)
+		t.Errorf("the pod that goes on: got container %s after %d restarts, want %s", got.ContainerID, got.RestartCount,
+			container)
 	}
 	s.remove(t, kept, next)
 	s.gone(t, kept, next)
 	n.clean(t)
 }
 
-// partitionRecord puts the record of a claim for a partition on the node, and returns its file and its text. A partition itself is not
-// made: the older plugin's simulation does not understand a machine that has one.
+// partitionRecord writes the record of a claim for a partition on the node, and returns its file and its text. The
+// partition does not exist: the older plugin's simulation cannot read a machine that has one.
 func (n node) partitionRecord(t *testing.T) (file, text string) {
 	t.Helper()
 	gpu, _, _ := strings.Cut(n.gpus(t), "\n")
@@ -98,14 +99,14 @@ func (n node) partitionRecord(t *testing.T) (file, text string) {
 		"plan": {"assignments": [{"request": "gpu", "pool": %q, "device": "%s-mig-1g10gb-0", "gpu": %q,
 			"partition": {"parent": %[5]q, "profile": "1g.10gb", "start": 0, "size": 1, "uuid": "MIG-1"}}]}}`,
 		uid, n.boot(t), n.name, gpu, n.uuid(t, gpu))
-	// In one piece, for the plugin that runs.
+	// Atomic, because a plugin is running.
 	must(t, os.MkdirAll(filepath.Dir(file), 0o700))
 	must(t, os.WriteFile(file+".new", []byte(text), 0o600))
 	must(t, os.Rename(file+".new", file))
 	return file, text
 }
 
-// recorded waits until there are records of these pods' claims and no others.
+// recorded waits until exactly these pods' claims have records.
 func (s *suite) recorded(t *testing.T, n node, pods ...client.ObjectKey) {
 	t.Helper()
 	want := map[string]bool{}
@@ -123,31 +124,43 @@ func (s *suite) recorded(t *testing.T, n node, pods ...client.ObjectKey) {
 	})
 }
 
-// olderImage writes an archive with the driver's image, tag older, in which the plugin is an older one. Compiling that is quick
-// after the first time.
+// olderImage writes an archive with the driver's image, tag older, with an older plugin. Its simulation was not a
+// program of its own but a flag, which an environment variable of the image sets. Compiling is fast after the first
+// time.
 func (s *suite) olderImage(t *testing.T) string {
 	t.Helper()
 	plugin := s.olderPlugin(t)
-	layer, err := fileLayer("usr/bin/dra-kubelet-plugin", plugin)
+	image := s.driverImage(t)
+	for _, path := range []string{"usr/bin/dra-kubelet-plugin", "usr/bin/dra-kubelet-plugin-sim"} {
+		layer, err := fileLayer(path, plugin)
+		must(t, err)
+		image, err = mutate.AppendLayers(image, layer)
+		must(t, err)
+	}
+	config, err := image.ConfigFile()
 	must(t, err)
-	image, err := mutate.AppendLayers(s.driverImage(t), layer)
+	config = config.DeepCopy()
+	config.Config.Env = append(config.Config.Env, "SIMULATE=true")
+	image, err = mutate.ConfigFile(image, config)
 	must(t, err)
 	const containerdName = "io.containerd.image.name"
 	oci, err := layout.Write(filepath.Join(t.TempDir(), "oci"), empty.Index)
 	must(t, err)
-	must(t, oci.AppendImage(image, layout.WithAnnotations(map[string]string{containerdName: "localhost/gpu-dra-driver:older"})))
+	must(t, oci.AppendImage(image, layout.WithAnnotations(
+		map[string]string{containerdName: "localhost/gpu-dra-driver:older"})))
 	archive := filepath.Join(t.TempDir(), "older.tar")
 	run(t, "tar", "-C", string(oci), "-cf", archive, ".")
 	return archive
 }
 
-// olderPlugin compiles the plugin of the first commit at which that succeeds, and whose simulation understands the machine that is
-// there: the hardware is not what goes back. Nor does it go back to before device metadata, the files of which would stay for ever.
+// olderPlugin compiles the plugin of the oldest suitable commit: it compiles, its simulation can read the existing
+// machine, and it has device metadata, whose files would otherwise remain.
 func (s *suite) olderPlugin(t *testing.T) string {
 	t.Helper()
 	commits := []string{os.Getenv(olderCommit)}
 	if commits[0] == "" {
-		first := strings.Fields(run(t, "git", "log", "--diff-filter=A", "--format=%H", "--", ":/internal/plugin/sweep.go"))
+		first := strings.Fields(run(t, "git", "log", "--diff-filter=A", "--format=%H", "--",
+			":/internal/plugin/sweep.go"))
 		all := strings.Fields(run(t, "git", "log", "--reverse", "--format=%H"))
 		commits = all[slices.Index(all, first[len(first)-1]):]
 	}
@@ -157,8 +170,9 @@ func (s *suite) olderPlugin(t *testing.T) string {
 		tree := t.TempDir()
 		run(t, "git", "-C", "../../..", "archive", "--output", tree+".tar", commit)
 		run(t, "tar", "-C", tree, "-xf", tree+".tar")
-		// Without the path, so that the next run finds the results in Go's cache.
-		build := exec.Command("go", "build", "-C", tree, "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", plugin, "./cmd/dra-kubelet-plugin")
+		// Without paths, so that the next run finds the results in Go's cache.
+		build := exec.Command("go", "build", "-C", tree, "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o",
+			plugin, "./cmd/dra-kubelet-plugin")
 		build.Env = append(os.Environ(), "CGO_CFLAGS=-O2 -g -Wno-deprecated-declarations")
 		var err error
 		if output, err = build.CombinedOutput(); err != nil {
@@ -166,7 +180,8 @@ func (s *suite) olderPlugin(t *testing.T) string {
 		}
 		for _, name := range []string{"node-1", "node-2"} {
 			if err == nil {
-				output, err = exec.Command(plugin, "simctl", "--dir", s.node(name).disk(simDir), "print").CombinedOutput()
+				output, err = exec.Command(plugin, "simctl", "--dir", s.node(name).disk(simDir),
+					"print").CombinedOutput()
 			}
 		}
 		if err == nil {
@@ -178,7 +193,7 @@ func (s *suite) olderPlugin(t *testing.T) string {
 	return ""
 }
 
-// driverImage is the image of the driver in the archive that the cluster was loaded with.
+// driverImage returns the driver's image from the archive that the cluster was loaded with.
 func (s *suite) driverImage(t *testing.T) v1.Image {
 	t.Helper()
 	dir := t.TempDir()
@@ -198,7 +213,7 @@ func (s *suite) driverImage(t *testing.T) v1.Image {
 	return nil
 }
 
-// fileLayer is a layer with one program.
+// fileLayer returns a layer with one program.
 func fileLayer(name, file string) (v1.Layer, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -206,7 +221,8 @@ func fileLayer(name, file string) (v1.Layer, error) {
 	}
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
-	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o755, Size: int64(len(data))}); err != nil {
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o755,
+		Size: int64(len(data))}); err != nil {
 		return nil, err
 	}
 	if _, err := w.Write(data); err != nil {
@@ -215,5 +231,8 @@ func fileLayer(name, file string) (v1.Layer, error) {
 	if err := w.Close(); err != nil {
 		return nil, err
 	}
-	return tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive.Bytes())), nil })
+	return tarball.LayerFromOpener(func() (io.ReadCloser,
+		error) {
+		return io.NopCloser(bytes.NewReader(archive.Bytes())), nil
+	})
 }

@@ -14,13 +14,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// testGatesOff runs the driver where the API server does not know everything that describes a GPU.
+// testGatesOff runs the driver on an API server that drops some fields of its slices.
 func testGatesOff(t *testing.T) {
 	s := start(t, *name+"-gates", "up", "--nodes", "1", "--profile", "node-1=t4-x2",
-		"--feature-gates", "DRAConsumableCapacity=false,DRAPartitionableDevices=false,DRADeviceTaints=false,DRADeviceTaintRules=false")
+		"--feature-gates",
+		"DRAConsumableCapacity=false,DRAPartitionableDevices=false,DRADeviceTaints=false,DRADeviceTaintRules=false")
 	s.install(t)
 	n := s.node("node-1")
-	eventually(t, soon, "two GPUs to be published", func() string { return is(fmt.Sprint(len(strings.Fields(n.gpus(t)))), "2") })
+	eventually(t, soon, "two GPUs to be published",
+		func() string { return is(fmt.Sprint(len(strings.Fields(n.gpus(t)))), "2") })
 	ns := s.namespace(t, "gates")
 	first, second := n.pod(t, ns, "first", ""), n.pod(t, ns, "second", "")
 	s.running(t, first)
@@ -28,7 +30,7 @@ func testGatesOff(t *testing.T) {
 	if a, b := n.device(t, first), n.device(t, second); a == b {
 		t.Errorf("two pods got the same GPU %s", a)
 	}
-	// Another look at the machine changes the slice, and drops the same once more. Once is enough to say so.
+	// Another rescan changes the slice, and drops the same fields again. One report is enough.
 	gpu := n.device(t, first)
 	s.remove(t, first)
 	s.gone(t, first)
@@ -40,7 +42,8 @@ func testGatesOff(t *testing.T) {
 		var got []string
 		for _, e := range list.Items {
 			if e.Reason == "FieldsDropped" {
-				got = append(got, fmt.Sprintf("%s %s %s repeated: %t: %s", e.Regarding.Kind, e.Regarding.Name, e.Type, e.Series != nil, e.Note))
+				got = append(got, fmt.Sprintf("%s %s %s repeated: %t: %s", e.Regarding.Kind, e.Regarding.Name, e.Type,
+					e.Series != nil, e.Note))
 			}
 		}
 		const begin = "Node node-1 Warning repeated: false: "

@@ -14,21 +14,22 @@ import (
 )
 
 const (
-	// runningWithin is how long a pod may take that gets the GPU of one that was deleted by force: less than it takes until the kubelet
-	// tries again what has failed. Where nothing else runs it is 3 s.
+	// runningWithin is the timeout for a pod that gets the GPU of a force-deleted one: less than the kubelet's retry
+	// period. On an idle machine it takes 3 s.
 	runningWithin = 9 * time.Second
-	// forcedGrace is what the kubelet gives a container of such a pod to end, whatever the pod says.
+	// forcedGrace is the kubelet's grace period for the containers of such a pod, whatever the pod's spec.
 	forcedGrace = 2 * time.Second
 )
 
-// holdLock is a program that has a file locked as long as it lives, ignores SIGTERM, and says when somebody has the lock already.
+// holdLock is a program that locks a file as long as it runs, ignores SIGTERM, and reports if the file is already
+// locked.
 const holdLock = `trap "" TERM
 exec 9>/var/lib/handover.lock
 flock --nonblock 9 && echo alone || echo together
 while :; do sleep 0.1; done`
 
-// testHandover deletes a pod by force: its claim is gone from the API, and the GPU given to the next pod, while its container
-// still runs.
+// testHandover force-deletes a pod: its claim no longer exists, and the next pod gets the GPU while the container still
+// runs.
 func (n node) testHandover(t *testing.T) {
 	for _, row := range []struct {
 		name    string
@@ -36,8 +37,9 @@ func (n node) testHandover(t *testing.T) {
 		says    string
 		within  time.Duration
 	}{
-		{"a program that ends when it is told", nil, "GPU 0", runningWithin},
-		{"a program that ignores SIGTERM, in a pod that has time", []podOption{shell(holdLock), grace(20 * time.Second)}, "alone", runningWithin + forcedGrace},
+		{"a program that ends on SIGTERM", nil, "GPU 0", runningWithin},
+		{"a program that ignores SIGTERM, in a pod that has time",
+			[]podOption{shell(holdLock), grace(20 * time.Second)}, "alone", runningWithin + forcedGrace},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			ns := n.namespace(t, "handover")
@@ -55,9 +57,11 @@ func (n node) testHandover(t *testing.T) {
 			}
 			n.waitLog(t, next, row.says)
 			took := runningSince(pod).Sub(pod.CreationTimestamp.Time)
-			t.Logf("from created to running: %s by the API's clock, %s as seen here", took, seen.Round(10*time.Millisecond))
+			t.Logf("from created to running: %s by the API's clock, %s as seen here", took,
+				seen.Round(10*time.Millisecond))
 			if took > row.within {
-				t.Errorf("from created to running: got %s, want at most %s\n%s", took, row.within, n.Diagnose(t.Context(), ns))
+				t.Errorf("from created to running: got %s, want at most %s\n%s", took, row.within,
+					n.Diagnose(t.Context(), ns))
 			}
 			n.force(t, next)
 			n.clean(t)
@@ -65,12 +69,12 @@ func (n node) testHandover(t *testing.T) {
 	}
 }
 
-// runningSince is when the container of a running pod started.
+// runningSince returns the start time of a running pod's container.
 func runningSince(pod *corev1.Pod) time.Time {
 	return pod.Status.ContainerStatuses[0].State.Running.StartedAt.Time
 }
 
-// waitLog waits until the pod has printed a text.
+// waitLog waits until the pod has printed the text.
 func (s *suite) waitLog(t *testing.T, pod client.ObjectKey, want string) {
 	t.Helper()
 	eventually(t, soon, pod.Name+" to print "+want, func() string {

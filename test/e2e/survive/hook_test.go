@@ -14,24 +14,32 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// stub is a library in the place of a CUDA interposer: it says that it was loaded, and what it was told.
+// stub is a replacement of HAMi-core's library: it prints that it was loaded, and the limits that HAMi-core would
+// apply. By its rules a GPU's limit overrides the limit of all, and a policy disables the limit of cores.
 const stub = `
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+static const char *either(const char *one, const char *all) {
+	const char *limit = getenv(one) ? getenv(one) : getenv(all);
+	return limit ? limit : "unlimited";
+}
 __attribute__((constructor)) static void loaded(void) {
-	const char *memory = getenv("CUDA_DEVICE_MEMORY_LIMIT"), *cores = getenv("CUDA_DEVICE_SM_LIMIT");
-	fprintf(stderr, "hook loaded: memory %s, cores %s\n", memory ? memory : "unlimited", cores ? cores : "unlimited");
+	const char *policy = getenv("GPU_CORE_UTILIZATION_POLICY"), *over = getenv("CUDA_OVERSUBSCRIBE");
+	fprintf(stderr, "hook loaded: memory %s, cores %s%s%s\n", either("CUDA_DEVICE_MEMORY_LIMIT_3", "CUDA_DEVICE_MEMORY_LIMIT"),
+		either("CUDA_DEVICE_SM_LIMIT_3", "CUDA_DEVICE_SM_LIMIT"), policy && strcmp(policy, "disable") == 0 ? ", not enforced" : "",
+		over && strcmp(over, "true") == 0 ? ", oversubscribed" : "");
 }
 `
 
-// hookLibrary is where the node configuration "hook" has the library, on the nodes.
+// hookLibrary is the path of the library on the nodes in the node configuration "hook".
 const hookLibrary = "/var/lib/gpu-dra-driver/hook/libstub-1.so"
 
-// hookConfig is that configuration, as a value for helm.
+// hookConfig is that configuration as a helm value.
 const hookConfig = `nodeConfigs={"hook":{"apiVersion":"resource.nvidia.com/v1beta1","kind":"NodeConfig",` +
 	`"gpus":[{"isolation":"hook","hook":{"library":"` + hookLibrary + `"}}]}}`
 
-// testHook has a container with a share load the administrator's library: a glibc program that knows nothing of it.
+// testHook checks that a container with a share, a glibc program, loads the administrator's library.
 func (n node) testHook(t *testing.T) {
 	library := n.disk(hookLibrary)
 	must(t, os.MkdirAll(filepath.Dir(library), 0o755))
@@ -44,9 +52,15 @@ func (n node) testHook(t *testing.T) {
 	program := func(p *corev1.Pod) {
 		p.Spec.Containers[0].Image = strings.Replace(n.image, "gpu-dra-demo", "gpu-dra-driver", 1)
 		p.Spec.Containers[0].Command, p.Spec.Containers[0].Args = []string{"/usr/bin/dra-kubelet-plugin", "--help"}, nil
+		// What a pod may try in order to exceed its share.
+		p.Spec.Containers[0].Env = append(p.Spec.Containers[0].Env, corev1.EnvVar{Name: "CUDA_DEVICE_MEMORY_LIMIT_3",
+			Value: "40g"},
+			corev1.EnvVar{Name: "CUDA_DEVICE_SM_LIMIT_3", Value: "100"}, corev1.EnvVar{Name: "CUDA_OVERSUBSCRIBE",
+				Value: "true"},
+			corev1.EnvVar{Name: "GPU_CORE_UTILIZATION_POLICY", Value: "disable"})
 	}
 	for _, row := range []struct{ name, memory, want string }{
-		{"share", "1Gi", "hook loaded: memory 1024m, cores unlimited\n"},
+		{"share", "1Gi", "hook loaded: memory 1024m, cores 20\n"},
 		{"whole", "", ""},
 	} {
 		var pod client.ObjectKey
@@ -55,10 +69,12 @@ func (n node) testHook(t *testing.T) {
 		} else {
 			pod = n.pod(t, ns, row.name, "", program, once)
 		}
-		_, err := n.WaitPod(t.Context(), soon, pod, "finished", func(got *corev1.Pod) bool { return got.Status.Phase == corev1.PodSucceeded })
+		_, err := n.WaitPod(t.Context(), soon, pod, "finished",
+			func(got *corev1.Pod) bool { return got.Status.Phase == corev1.PodSucceeded })
 		must(t, err)
 		got := n.logged(t, pod)
-		if loaded := strings.Contains(got, "hook loaded"); loaded != (row.want != "") || !strings.Contains(got, row.want) {
+		if loaded := strings.Contains(got, "hook loaded"); loaded != (row.want != "") ||
+			!strings.Contains(got, row.want) {
 			t.Errorf("%s: got\n%s\nwant it to say %q", row.name, got, row.want)
 		}
 		n.remove(t, pod)

@@ -11,18 +11,29 @@ import (
 	"testing"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 )
 
-// testKilled kills the plugin by SIGKILL before each step of Prepare and after the last one, while a new pod waits for it each
-// time, and then in the same way at each step of Unprepare.
+// testKilled kills the plugin with SIGKILL before each step of Prepare and after the last one, each time while a new
+// pod waits for it. Then it does the same at each step of Unprepare.
 func (n node) testKilled(t *testing.T) {
 	ns := n.namespace(t, "killed")
 	steps := n.stepsOf(t, func() client.ObjectKey { return n.pod(t, ns, "trial", "") })
 
 	var pods []client.ObjectKey
+	gpus := len(strings.Split(n.gpus(t), "\n"))
 	for i, point := range crashPoints(t, steps, "prepare") {
+		if len(pods) == gpus { // free a GPU
+			n.tryAgain(t, pods[0])
+			n.running(t, pods[0])
+			n.remove(t, pods[0])
+			n.gone(t, pods[0])
+			pods = pods[1:]
+		}
 		n.killAt(t, point, func() { pods = append(pods, n.pod(t, ns, fmt.Sprintf("worker-%d", i), "")) })
 	}
+	n.tryAgain(t, pods...)
 	holders := map[string]string{}
 	for _, pod := range pods {
 		n.running(t, pod)
@@ -46,9 +57,9 @@ func (n node) testKilled(t *testing.T) {
 	n.clean(t)
 }
 
-// testKilledPreparingShares does the same at each step of Prepare with shares of a GPU, whose hardware and MPS daemon are set up in
-// between, and testKilledReleasingShares at each step of Unprepare, where they are set back. Each share is the first on its GPU, and
-// the last.
+// testKilledPreparingShares does the same at each step of Prepare with shares of a GPU, which also set up the hardware
+// and the MPS daemon. testKilledReleasingShares does it at each step of Unprepare, which reset them. Each share is the
+// first and the last one on its GPU.
 func (n node) testKilledPreparingShares(t *testing.T) { n.testKilledWithShares(t, "prepare") }
 func (n node) testKilledReleasingShares(t *testing.T) { n.testKilledWithShares(t, "unprepare") }
 
@@ -58,17 +69,18 @@ func (n node) testKilledWithShares(t *testing.T, verb string) {
 	pod := func(name string) client.ObjectKey {
 		return n.share(t, ns, name, "1Gi", runs("gpu-demo", "alloc", "1Gi", "--stay"))
 	}
-	steps := n.stepsOf(t, func() client.ObjectKey { return pod("trial") })
-	for _, step := range []string{"Configure", "Want", "Unwant"} {
-		if !strings.Contains(steps, step) {
-			t.Fatalf("no step %s in\n%s", step, steps)
+	order := n.stepsOf(t, func() client.ObjectKey { return pod("trial") })
+	for _, step := range []string{steps.ConfigureGPU, steps.RequestDaemon, steps.ReleaseDaemon} {
+		if !strings.Contains(order, step) {
+			t.Fatalf("no step %s in\n%s", step, order)
 		}
 	}
-	for i, point := range crashPoints(t, steps, verb) {
+	for i, point := range crashPoints(t, order, verb) {
 		var worker client.ObjectKey
 		create := func() { worker = pod(fmt.Sprintf("worker-%d", i)) }
 		if verb == "prepare" {
 			n.killAt(t, point, create)
+			n.tryAgain(t, worker)
 		} else {
 			create()
 		}
@@ -91,10 +103,10 @@ func (n node) testKilledWithShares(t *testing.T, verb string) {
 	}
 }
 
-// stepsOf are the steps of preparing and releasing the claim of a pod, as simctl tells them.
+// stepsOf returns simctl's list of the steps of preparing and releasing a pod's claim.
 func (n node) stepsOf(t *testing.T, trial func() client.ObjectKey) string {
 	t.Helper()
-	n.clean(t) // nobody else is to be released meanwhile
+	n.clean(t) // no other claim is released meanwhile
 	n.simctl(t, "steps", "--record")
 	pod := trial()
 	n.running(t, pod)
@@ -106,7 +118,8 @@ func (n node) stepsOf(t *testing.T, trial func() client.ObjectKey) string {
 	return steps
 }
 
-// crashPoints are the arguments of simctl crash for each step of a verb, as simctl steps tells them ("prepare 2 Access Put").
+// crashPoints returns the arguments of simctl crash for each step of a verb, from the output of simctl steps ("prepare
+// 2 Access Put").
 func crashPoints(t *testing.T, steps, verb string) [][]string {
 	t.Helper()
 	for line := range strings.Lines(steps) {
@@ -124,7 +137,16 @@ func crashPoints(t *testing.T, steps, verb string) [][]string {
 	return nil
 }
 
-// killAt lets the plugin crash when what is done makes it come to the point.
+// tryAgain makes the kubelet sync the pods now, by changing their objects. Its own retry comes after 60 to 90 s.
+func (n node) tryAgain(t *testing.T, pods ...client.ObjectKey) {
+	t.Helper()
+	n.plugin(t) // is ready
+	for _, pod := range pods {
+		must(t, n.TryAgain(t.Context(), pod))
+	}
+}
+
+// killAt makes the plugin crash when do makes it reach the point.
 func (n node) killAt(t *testing.T, point []string, do func()) {
 	t.Helper()
 	plugin := n.plugin(t)
@@ -143,8 +165,8 @@ func (n node) killAt(t *testing.T, point []string, do func()) {
 		}
 		return ""
 	})
-	// The kubelet would make a container wait that crashes again: it need not, in a new pod. The old one has to be gone, or it
-	// would be the one that crashes.
+	// In a new pod the container restarts without the kubelet's back-off. The old pod must be gone, or it would crash
+	// instead.
 	n.remove(t, key)
 	n.gone(t, key)
 }

@@ -21,10 +21,10 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// standIn calls plugins as the kubelet of a node does: it looks for registration sockets once a second, asks each new one where the
-// plugin listens, and calls the plugin that it found last. So it notices as late as the kubelet that one has come or gone, but it
-// can call as often as a test wants.
-type standIn struct {
+// fakeKubelet calls plugins as a node's kubelet does: once a second it looks for registration sockets, asks each new
+// one for the plugin's endpoint, and calls the plugin that it found last. It notices new and removed plugins as late as
+// the kubelet, but can call at any rate.
+type fakeKubelet struct {
 	n    node
 	stop chan struct{}
 	done chan struct{}
@@ -34,15 +34,15 @@ type standIn struct {
 	seen    []string
 }
 
-// instance is a plugin that has been found.
+// instance is a registered plugin.
 type instance struct {
 	socket string
 	conn   *grpc.ClientConn
 }
 
-func (n node) standIn(t *testing.T) *standIn {
+func (n node) fakeKubelet(t *testing.T) *fakeKubelet {
 	t.Helper()
-	k := &standIn{n: n, stop: make(chan struct{}), done: make(chan struct{})}
+	k := &fakeKubelet{n: n, stop: make(chan struct{}), done: make(chan struct{})}
 	k.look(t)
 	go func() {
 		defer close(k.done)
@@ -58,13 +58,13 @@ func (n node) standIn(t *testing.T) *standIn {
 	return k
 }
 
-func (k *standIn) end() {
+func (k *fakeKubelet) end() {
 	close(k.stop)
 	<-k.done
 }
 
-// look finds out which plugins have come and gone.
-func (k *standIn) look(t *testing.T) {
+// look finds new and removed plugins.
+func (k *fakeKubelet) look(t *testing.T) {
 	const registry = "/var/lib/kubelet/plugins_registry"
 	entries, err := os.ReadDir(k.n.disk(registry))
 	if err != nil {
@@ -90,15 +90,15 @@ func (k *standIn) look(t *testing.T) {
 	for socket := range there {
 		p, err := k.find(t, registry, socket)
 		if err != nil {
-			continue // it is not ready yet; the kubelet looks again too
+			continue // not ready yet; the kubelet also retries
 		}
 		k.plugins = append(k.plugins, p)
 		k.seen = append(k.seen, socket)
 	}
 }
 
-// find asks a registration socket for the plugin behind it.
-func (k *standIn) find(t *testing.T, registry, socket string) (*instance, error) {
+// find asks a registration socket for its plugin.
+func (k *fakeKubelet) find(t *testing.T, registry, socket string) (*instance, error) {
 	conn := k.n.dial(t, registry, socket)
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -110,8 +110,8 @@ func (k *standIn) find(t *testing.T, registry, socket string) (*instance, error)
 	return &instance{socket, k.n.dial(t, filepath.Dir(info.Endpoint), filepath.Base(info.Endpoint))}, nil
 }
 
-// plugin is the one that the kubelet would call.
-func (k *standIn) plugin() (drapb.DRAPluginClient, error) {
+// plugin returns the one that the kubelet would call.
+func (k *fakeKubelet) plugin() (drapb.DRAPluginClient, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if len(k.plugins) == 0 {
@@ -120,8 +120,8 @@ func (k *standIn) plugin() (drapb.DRAPluginClient, error) {
 	return drapb.NewDRAPluginClient(k.plugins[len(k.plugins)-1].conn), nil
 }
 
-// prepare asks for the devices of a claim, once: the kubelet tries again too, but only after 10 s and more.
-func (k *standIn) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+// prepare prepares a claim, without retries: the kubelet retries only after 10 s and more.
+func (k *fakeKubelet) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) error {
 	plugin, err := k.plugin()
 	if err != nil {
 		return err
@@ -137,8 +137,8 @@ func (k *standIn) prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 	return nil
 }
 
-// unprepare gives them back.
-func (k *standIn) unprepare(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+// unprepare releases the claim.
+func (k *fakeKubelet) unprepare(ctx context.Context, claim *resourceapi.ResourceClaim) error {
 	plugin, err := k.plugin()
 	if err != nil {
 		return err

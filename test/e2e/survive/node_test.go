@@ -22,7 +22,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
-// node is one node of the cluster.
+// node is a node of the cluster.
 type node struct {
 	*suite
 	name string
@@ -36,12 +36,12 @@ func (n node) sh(t *testing.T, script string) string {
 	return n.control(t, "exec", n.name, "--", "sh", "-c", script)
 }
 
-// disk is where this machine has a file of the node's disk.
+// disk returns the path on this machine of a file of the node's disk.
 func (n node) disk(path string) string {
 	return filepath.Join(filepath.Dir(n.kubeconfig), n.name, "disk", path)
 }
 
-// records are the claims that the driver has written down, in the order of their names.
+// records returns the driver's records, sorted by file name.
 func (n node) records(t *testing.T) []checkpoint.Record {
 	t.Helper()
 	files, err := filepath.Glob(n.disk(pluginDir + "/claims/*.json"))
@@ -57,11 +57,13 @@ func (n node) records(t *testing.T) []checkpoint.Record {
 		must(t, json.Unmarshal(data, &rec))
 		records = append(records, rec)
 	}
-	slices.SortFunc(records, func(a, b checkpoint.Record) int { return strings.Compare(a.Claim.String(), b.Claim.String()) })
+	slices.SortFunc(records, func(a, b checkpoint.Record) int {
+		return strings.Compare(a.Claim.String(), b.Claim.String())
+	})
 	return records
 }
 
-// record is the one of the pod's claim.
+// record returns the record of the pod's claim.
 func (n node) record(t *testing.T, pod client.ObjectKey) checkpoint.Record {
 	t.Helper()
 	claim := n.claim(t, pod)
@@ -74,26 +76,26 @@ func (n node) record(t *testing.T, pod client.ObjectKey) checkpoint.Record {
 	return checkpoint.Record{}
 }
 
-// left is every file on the node that belongs to some claim.
+// left lists every file of claims on the node.
 func (n node) left(t *testing.T) string {
 	t.Helper()
 	return n.sh(t, `cd `+pluginDir+` 2>/dev/null && find claims devices dra-device-metadata -mindepth 1 ! -type d ! -name .lock 2>/dev/null
 		find /run/cdi -name '*_*-*-*' 2>/dev/null; true`)
 }
 
-// clean waits until nothing is left of any claim.
+// clean waits until no file of any claim is left.
 func (n node) clean(t *testing.T) {
 	t.Helper()
 	eventually(t, soon, "nothing to be left of claims on "+n.name, func() string { return n.left(t) })
 }
 
-// specs are the CDI specs of claims, device metadata among them.
+// specs returns the CDI specs of claims, including device metadata.
 func (n node) specs(t *testing.T) string {
 	t.Helper()
 	return n.sh(t, "cd /run/cdi && ls | grep _ || true")
 }
 
-// plugin is the driver's pod on the node, when it is ready.
+// plugin returns the plugin pod on the node when it is ready.
 func (n node) plugin(t *testing.T) *corev1.Pod {
 	t.Helper()
 	var found *corev1.Pod
@@ -119,13 +121,13 @@ func ready(p *corev1.Pod) bool {
 // simctl changes the simulated GPUs of the node.
 func (n node) simctl(t *testing.T, args ...string) string {
 	t.Helper()
-	command := append([]string{"/usr/bin/dra-kubelet-plugin", "simctl", "--dir", simDir}, args...)
+	command := append([]string{"/usr/bin/dra-kubelet-plugin-sim", "simctl", "--dir", simDir}, args...)
 	output, err := n.Exec(t.Context(), client.ObjectKeyFromObject(n.plugin(t)), command...)
 	must(t, err)
 	return output
 }
 
-// published are the devices of the node.
+// published returns the published devices of the node.
 func (n node) published(t *testing.T) []resourceapi.Device {
 	t.Helper()
 	list, err := n.Slices(t.Context(), driver)
@@ -139,7 +141,7 @@ func (n node) published(t *testing.T) []resourceapi.Device {
 	return devices
 }
 
-// gpus are the names of the published GPUs with their taints, one a line.
+// gpus returns the names of the published GPUs with their taints, one per line.
 func (n node) gpus(t *testing.T) string {
 	t.Helper()
 	var lines []string
@@ -157,7 +159,7 @@ func (n node) gpus(t *testing.T) string {
 	return strings.Join(lines, "\n")
 }
 
-// text is an attribute of a device.
+// text returns a string attribute of a device.
 func text(d resourceapi.Device, attribute string) string {
 	if value := d.Attributes[resourceapi.QualifiedName(attribute)].StringValue; value != nil {
 		return *value
@@ -165,7 +167,7 @@ func text(d resourceapi.Device, attribute string) string {
 	return ""
 }
 
-// uuid is the UUID of a published device.
+// uuid returns the UUID of a published device.
 func (n node) uuid(t *testing.T, device string) string {
 	t.Helper()
 	for _, d := range n.published(t) {
@@ -177,7 +179,7 @@ func (n node) uuid(t *testing.T, device string) string {
 	return ""
 }
 
-// logged is what the pod has printed since its container started last.
+// logged returns the log of the pod's current container.
 func (s *suite) logged(t *testing.T, pod client.ObjectKey) string {
 	t.Helper()
 	output, err := s.Log(t.Context(), pod)

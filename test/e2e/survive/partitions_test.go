@@ -14,10 +14,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
-	sim "github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
+	"github.com/gpudra/gpu-dra-driver/pkg/steps"
+	sim "github.com/gpudra/gpu-dra-driver/simulator/node"
 )
 
-// partition makes a pod with a small partition of one certain GPU; empty: of any.
+// partition creates a pod with a small partition of a specific GPU; empty: of any.
 func (n node) partition(t *testing.T, namespace, name, of string) client.ObjectKey {
 	t.Helper()
 	request := resourceapi.ExactDeviceRequest{DeviceClassName: "mig-1g.10gb.nvidia.com"}
@@ -28,14 +29,14 @@ func (n node) partition(t *testing.T, namespace, name, of string) client.ObjectK
 	return n.podFor(t, namespace, name, request)
 }
 
-// parent is the GPU of the pod's partition.
+// parent returns the GPU of the pod's partition.
 func (s *suite) parent(t *testing.T, pod client.ObjectKey) string {
 	t.Helper()
 	return gpu.ParentName(s.device(t, pod))
 }
 
-// made is the UUID of the pod's partition, as its record has it, after a look whether the container sees just this one and the GPU has
-// no other.
+// made returns the UUID of the pod's partition from its record. It checks that the container sees only this partition
+// and that the GPU has no other.
 func (n node) made(t *testing.T, pod client.ObjectKey) string {
 	t.Helper()
 	record := n.record(t, pod)
@@ -44,7 +45,8 @@ func (n node) made(t *testing.T, pod client.ObjectKey) string {
 	}
 	uuid := string(record.Plan.Assignments[0].Partition.UUID)
 	eventually(t, soon, pod.Name+" to see its partition and no other", func() string {
-		if got := n.logged(t, pod); !strings.HasPrefix(uuid, "MIG-") || strings.Count(got, "(UUID: MIG-") != 1 || !strings.Contains(got, uuid) {
+		if got := n.logged(t, pod); !strings.HasPrefix(uuid, "MIG-") || strings.Count(got, "(UUID: MIG-") != 1 ||
+			!strings.Contains(got, uuid) {
 			return is(got, uuid)
 		}
 		return ""
@@ -55,17 +57,19 @@ func (n node) made(t *testing.T, pod client.ObjectKey) string {
 	return uuid
 }
 
-// testKilledPartitioning kills the plugin before and after each call of NVML by which a partition is made, on another GPU each time, and
-// then in the same way while they are removed. What is not about hardware is killed elsewhere.
+// testKilledPartitioning kills the plugin before and after each NVML call that creates a partition, each time on
+// another GPU, and then in the same way while partitions are removed. Other tests cover steps without hardware.
 func (n node) testKilledPartitioning(t *testing.T) {
 	ns := n.namespace(t, "killed-partitions")
 	factory := n.simctl(t, "print")
 	gpus := strings.Split(n.gpus(t), "\n")
-	steps := n.stepsOf(t, func() client.ObjectKey { return n.partition(t, ns, "trial", gpus[0]) })
+	order := n.stepsOf(t, func() client.ObjectKey { return n.partition(t, ns, "trial", gpus[0]) })
 	var pods []client.ObjectKey
-	for i, point := range pointsAround(t, steps, "prepare", "SetMigMode", "Put", "CreateGpuInstanceWithPlacement", "GpuInstanceCreateComputeInstance") {
+	for i, point := range pointsAround(t, order, "prepare", steps.EnableMIG, steps.WriteRecord,
+		steps.CreatePartition, "create_gpu_instance", "create_compute_instance") {
 		n.killAt(t, point, func() { pods = append(pods, n.partition(t, ns, fmt.Sprintf("worker-%d", i), gpus[i])) })
 	}
+	n.tryAgain(t, pods...)
 	uuids := map[string]bool{}
 	for _, pod := range pods {
 		n.running(t, pod)
@@ -75,7 +79,8 @@ func (n node) testKilledPartitioning(t *testing.T) {
 		t.Errorf("got %d partitions, want one for each of %d pods", len(uuids), len(pods))
 	}
 	ending := slices.Clone(pods)
-	for _, point := range pointsAround(t, steps, "unprepare", "ComputeInstanceDestroy", "GpuInstanceDestroy", "SetMigMode") {
+	for _, point := range pointsAround(t, order, "unprepare", steps.DestroyPartition, "destroy_compute_instance",
+		"destroy_gpu_instance", steps.DisableMIG) {
 		pod := ending[0]
 		ending = ending[1:]
 		n.killAt(t, point, func() { n.remove(t, pod) })
@@ -86,7 +91,7 @@ func (n node) testKilledPartitioning(t *testing.T) {
 	eventually(t, soon, "the GPUs to be as they were", func() string { return is(n.simctl(t, "print"), factory) })
 }
 
-// pointsAround are the crash points before each of these steps, which come one after the other, and before the step that follows them.
+// pointsAround returns the crash points before each of these consecutive steps, and before the step after them.
 func pointsAround(t *testing.T, steps, verb string, names ...string) [][]string {
 	t.Helper()
 	for line := range strings.Lines(steps) {
@@ -103,7 +108,7 @@ func pointsAround(t *testing.T, steps, verb string, names ...string) [][]string 
 	return nil
 }
 
-// testPowerCutPartitions cuts the power under a partition: Hopper forgets it, so it is made anew.
+// testPowerCutPartitions cuts the power while a pod has a partition: Hopper loses it, so it is created again.
 func (n node) testPowerCutPartitions(t *testing.T) {
 	ns := n.namespace(t, "power-cut")
 	factory, gpus := n.simctl(t, "print"), n.gpus(t)
@@ -111,7 +116,7 @@ func (n node) testPowerCutPartitions(t *testing.T) {
 	n.running(t, pod)
 	before, device := n.made(t, pod), n.device(t, pod)
 	n.control(t, "crash", n.name)
-	machine, err := sim.Attach(n.disk(simDir)) // which does not know when the node starts
+	machine, err := sim.Attach(n.disk(simDir)) // the simulation does not notice the boot by itself
 	must(t, err)
 	for gpu := range strings.SplitSeq(gpus, "\n") {
 		must(t, machine.Unplug(gpu))

@@ -18,14 +18,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// namespace makes a namespace; its pods and claims are gone when the test ends.
+// namespace creates a namespace; its pods and claims are removed at the end of the test.
 func (s *suite) namespace(t *testing.T, name string) string {
 	t.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: name + "-"}}
 	must(t, s.Create(t.Context(), ns))
-	// Without it no pod is let in. After the API server was away, it takes the controller a moment to make it.
+	// Without it the API server rejects pods. After downtime of the API server it is created with a delay.
 	eventually(t, soon, "the default service account", func() string {
-		if err := s.Get(t.Context(), client.ObjectKey{Namespace: ns.Name, Name: "default"}, &corev1.ServiceAccount{}); err != nil {
+		if err := s.Get(t.Context(), client.ObjectKey{Namespace: ns.Name, Name: "default"},
+			&corev1.ServiceAccount{}); err != nil {
 			return err.Error()
 		}
 		return ""
@@ -43,15 +44,15 @@ func (s *suite) namespace(t *testing.T, name string) string {
 	return ns.Name
 }
 
-// podOption changes a pod before it is made.
+// podOption changes a pod before it is created.
 type podOption func(*corev1.Pod)
 
-// runs lets the pod run something else.
+// runs makes the pod run another command.
 func runs(command ...string) podOption {
 	return func(p *corev1.Pod) { p.Spec.Containers[0].Command, p.Spec.Containers[0].Args = command, nil }
 }
 
-// shell lets the pod run a script with the programs of the node: its image has none.
+// shell makes the pod run a script with the node's programs, because its image has none.
 func shell(script string) podOption {
 	return func(p *corev1.Pod) {
 		runs("/host/usr/sbin/chroot", "/host", "/bin/sh", "-c", script)(p)
@@ -61,15 +62,15 @@ func shell(script string) podOption {
 	}
 }
 
-// once lets the pod end when its program does.
+// once makes the pod end with its program.
 func once(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyNever }
 
-// grace is how long the pod may take to end.
+// grace sets the pod's termination grace period.
 func grace(period time.Duration) podOption {
 	return func(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = new(int64(period.Seconds())) }
 }
 
-// pod makes a pod on the node, with one GPU of those that the expression selects; empty: any.
+// pod creates a pod on the node with one GPU that the expression selects; empty: any.
 func (n node) pod(t *testing.T, namespace, name, selector string, options ...podOption) client.ObjectKey {
 	t.Helper()
 	request := resourceapi.ExactDeviceRequest{DeviceClassName: driver}
@@ -79,15 +80,18 @@ func (n node) pod(t *testing.T, namespace, name, selector string, options ...pod
 	return n.podFor(t, namespace, name, request, options...)
 }
 
-// share makes a pod on the node, with so much of a GPU.
+// share creates a pod on the node with that memory and a fifth of the cores of a GPU.
 func (n node) share(t *testing.T, namespace, name, memory string, options ...podOption) client.ObjectKey {
 	t.Helper()
-	return n.podFor(t, namespace, name, resourceapi.ExactDeviceRequest{DeviceClassName: driver, Capacity: &resourceapi.CapacityRequirements{
-		Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(memory)}}}, options...)
+	return n.podFor(t, namespace, name, resourceapi.ExactDeviceRequest{DeviceClassName: driver,
+		Capacity: &resourceapi.CapacityRequirements{
+			Requests: map[resourceapi.QualifiedName]resource.Quantity{
+				"memory": resource.MustParse(memory), "cores": resource.MustParse("20")}}}, options...)
 }
 
-// podFor makes a pod on the node, with what is asked for.
-func (n node) podFor(t *testing.T, namespace, name string, request resourceapi.ExactDeviceRequest, options ...podOption) client.ObjectKey {
+// podFor creates a pod on the node with the request.
+func (n node) podFor(t *testing.T, namespace, name string, request resourceapi.ExactDeviceRequest,
+	options ...podOption) client.ObjectKey {
 	t.Helper()
 	must(t, n.ApplyTyped(t.Context(), &resourceapi.ResourceClaimTemplate{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaimTemplate"},
@@ -120,11 +124,12 @@ func exactly(uuid string) string {
 	return fmt.Sprintf("device.attributes['%s'].uuid == '%s'", driver, uuid)
 }
 
-// running waits until the pod runs.
+// running waits until the pod is running.
 func (s *suite) running(t *testing.T, pod client.ObjectKey) *corev1.Pod {
 	t.Helper()
 	got, err := s.WaitPod(t.Context(), soon, pod, "running", func(p *corev1.Pod) bool {
-		return p.Status.Phase == corev1.PodRunning && len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].Ready
+		return p.Status.Phase == corev1.PodRunning && len(p.Status.ContainerStatuses) == 1 &&
+			p.Status.ContainerStatuses[0].Ready
 	})
 	must(t, err)
 	return got
@@ -137,7 +142,7 @@ func (s *suite) get(t *testing.T, pod client.ObjectKey) *corev1.Pod {
 	return &got
 }
 
-// remove deletes pods and does not wait.
+// remove deletes pods without waiting.
 func (s *suite) remove(t *testing.T, pods ...client.ObjectKey) {
 	t.Helper()
 	for _, pod := range pods {
@@ -145,7 +150,7 @@ func (s *suite) remove(t *testing.T, pods ...client.ObjectKey) {
 	}
 }
 
-// force deletes pods as --force --grace-period=0 does: their objects are gone at once.
+// force deletes pods like --force --grace-period=0: their objects are gone at once.
 func (s *suite) force(t *testing.T, pods ...client.ObjectKey) {
 	t.Helper()
 	for _, pod := range pods {
@@ -157,7 +162,7 @@ func object(pod client.ObjectKey) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}}
 }
 
-// gone waits until the pods are.
+// gone waits until the pods no longer exist.
 func (s *suite) gone(t *testing.T, pods ...client.ObjectKey) {
 	t.Helper()
 	for _, pod := range pods {
@@ -174,7 +179,7 @@ func (s *suite) gone(t *testing.T, pods ...client.ObjectKey) {
 	}
 }
 
-// claim is the claim that was made for the pod.
+// claim returns the claim that was created for the pod.
 func (s *suite) claim(t *testing.T, pod client.ObjectKey) *resourceapi.ResourceClaim {
 	t.Helper()
 	statuses := s.get(t, pod).Status.ResourceClaimStatuses
@@ -182,11 +187,12 @@ func (s *suite) claim(t *testing.T, pod client.ObjectKey) *resourceapi.ResourceC
 		t.Fatalf("pod %s has no claim", pod)
 	}
 	var claim resourceapi.ResourceClaim
-	must(t, s.Get(t.Context(), client.ObjectKey{Namespace: pod.Namespace, Name: *statuses[0].ResourceClaimName}, &claim))
+	must(t, s.Get(t.Context(), client.ObjectKey{Namespace: pod.Namespace, Name: *statuses[0].ResourceClaimName},
+		&claim))
 	return &claim
 }
 
-// device is the name of the GPU that the pod's claim has.
+// device returns the name of the GPU that is allocated to the pod's claim.
 func (s *suite) device(t *testing.T, pod client.ObjectKey) string {
 	t.Helper()
 	allocation := s.claim(t, pod).Status.Allocation

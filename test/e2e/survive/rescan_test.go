@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// testRescan changes the machine under a plugin that runs.
+// testRescan changes the hardware while the plugin runs.
 func (n node) testRescan(t *testing.T) {
 	ns := n.namespace(t, "rescan")
 	plugin := client.ObjectKeyFromObject(n.plugin(t))
@@ -30,7 +30,8 @@ func (n node) testRescan(t *testing.T) {
 	n.simctl(t, "unplug", free)
 	n.simctl(t, "unplug", used)
 	const lost = " gpu.nvidia.com/gpu-lost:NoSchedule"
-	published("lost GPUs to be tainted, used or not", strings.Join(replace(replace(all, used, used+lost), free, free+lost), "\n"))
+	published("lost GPUs to be tainted, used or not", strings.Join(replace(replace(all, used, used+lost), free,
+		free+lost), "\n"))
 	if got := n.running(t, holder).Status.ContainerStatuses[0].RestartCount; got != 0 {
 		t.Errorf("the pod on the lost GPU: got %d restarts, want none", got)
 	}
@@ -44,7 +45,7 @@ func (n node) testRescan(t *testing.T) {
 	newcomer := n.pod(t, ns, "newcomer", exactly(n.uuid(t, added)))
 	n.running(t, newcomer)
 
-	// A lost GPU stays while NVML counts it, and its claim can end.
+	// A lost GPU stays published while NVML counts it, and its claim can be released.
 	n.simctl(t, "unplug", used)
 	published("the GPU in use to be tainted again", strings.Join(replace(more, used, used+lost), "\n"))
 	n.remove(t, holder)

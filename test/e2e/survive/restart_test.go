@@ -11,12 +11,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// testRestarts takes away what runs the pods: first so that they go on, then so that they end.
+// testRestarts restarts what runs the pods: first without an effect on the pods, then with a restart of the pods.
 func (n node) testRestarts(t *testing.T) {
 	ns := n.namespace(t, "restarts")
 	first := n.pod(t, ns, "first", "")
 	started := n.running(t, first).Status.ContainerStatuses[0].ContainerID
-	// A share of another GPU: its MPS daemon outlives the kubelet and the runtime, and comes back with the machine.
+	// A share of another GPU: its MPS daemon survives restarts of the kubelet and the runtime, and starts again with
+	// the machine.
 	sharer := n.share(t, ns, "sharer", "1Gi", runs("gpu-demo", "alloc", "1Gi", "--stay"))
 	n.running(t, sharer)
 	var clients string
@@ -26,7 +27,7 @@ func (n node) testRestarts(t *testing.T) {
 		}
 		return ""
 	})
-	// What they print is compared after the power cut: they have printed it all.
+	// Their output is compared after the power cut, so it must be complete.
 	n.waitLog(t, first, ": allowed")
 	n.waitLog(t, sharer, "granted")
 	pods := []client.ObjectKey{first, sharer}
@@ -39,7 +40,8 @@ func (n node) testRestarts(t *testing.T) {
 			pods = append(pods, next)
 			got := n.running(t, first).Status.ContainerStatuses[0]
 			if got.ContainerID != started || got.RestartCount != 0 {
-				t.Errorf("the first pod: got container %s after %d restarts, want %s to go on", got.ContainerID, got.RestartCount, started)
+				t.Errorf("the first pod: got container %s after %d restarts, want %s to go on", got.ContainerID,
+					got.RestartCount, started)
 			}
 			if got := n.clients(t); got != clients {
 				t.Errorf("the client of MPS: %s", is(got, clients))
@@ -53,7 +55,7 @@ func (n node) testRestarts(t *testing.T) {
 }
 
 func (n node) testPowerCut(t *testing.T, pods []client.ObjectKey) {
-	before := map[client.ObjectKey]string{} // what each pod sees of its GPU
+	before := map[client.ObjectKey]string{} // the GPU as each pod sees it
 	for _, pod := range pods {
 		before[pod] = n.device(t, pod) + "\n" + n.logged(t, pod)
 	}
@@ -87,7 +89,7 @@ func (n node) testPowerCut(t *testing.T, pods []client.ObjectKey) {
 	}
 }
 
-// boot is what the node calls its boot.
+// boot returns the node's boot ID.
 func (n node) boot(t *testing.T) string {
 	t.Helper()
 	return strings.TrimSpace(n.sh(t, "cat /proc/sys/kernel/random/boot_id"))

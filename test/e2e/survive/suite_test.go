@@ -2,9 +2,9 @@
 
 // SPDX-License-Identifier: Apache-2.0
 
-// Package survive breaks a cluster, its nodes and the driver in every way that test/cluster and simctl offer, and looks whether
-// pods, claims and GPUs come out whole. It starts clusters of its own, so it needs root, and the images that `make image` builds;
-// `make test-survive` does both.
+// Package survive breaks a cluster, its nodes and the driver in every way that test/cluster and simctl offer, and
+// checks that pods, claims and GPUs recover. It starts its own clusters, so it needs root, and the images of `make
+// image`; `make test-survive` does both.
 package survive
 
 import (
@@ -36,17 +36,17 @@ const (
 	pluginDir = "/var/lib/kubelet/plugins/" + driver
 	simDir    = "/var/lib/gpu-dra-driver/sim"
 
-	// soon is how long anything may take that the cluster does by itself. The kubelet tries a pod again after 10 s to 15 s when
-	// something failed, and sometimes it takes two attempts.
-	soon = 60 * time.Second
-	// sweepPeriod is what the driver is installed with: two of them after the kubelet has forgotten a claim it is released.
+	// soon is the timeout for anything that the cluster does by itself. The kubelet retries a failed pod after 60 to 90
+	// s.
+	soon = 2 * time.Minute
+	// sweepPeriod is the configured period: a claim is released two periods after the kubelet has forgotten it.
 	sweepPeriod = 2 * time.Second
 )
 
-// profiles are those of the nodes of the cluster, in the order of their names.
-var profiles = []string{"l40s-x4", "l40s-x4", "dgx-h100", "l40s-x4"}
+// profiles are the profiles of the cluster's nodes, in the order of their names.
+var profiles = []string{"l40s-x4", "l40s-x4", "dgx-h100", "l40s-x4", "dgx-h100"}
 
-// suite is a cluster with the driver on it.
+// suite is a cluster with the driver installed.
 type suite struct {
 	*kube.Cluster
 	name       string
@@ -54,14 +54,15 @@ type suite struct {
 	image      string // of pods
 }
 
-// TestSurvive does side by side what concerns one node only, and then one after the other what concerns all of them.
+// TestSurvive first runs tests of single nodes in parallel, and then tests of the whole cluster one after the other.
 func TestSurvive(t *testing.T) {
 	up := []string{"up", "--nodes", fmt.Sprint(len(profiles))}
 	for i, profile := range profiles {
 		up = append(up, "--profile", nodeName(i)+"="+profile)
 	}
 	s := start(t, *name, up...)
-	run(t, s.tool(t, "kubectl"), "--kubeconfig", s.kubeconfig, "label", "node", "node-2", "gpu.nvidia.com/node-config=hook")
+	run(t, s.tool(t, "kubectl"), "--kubeconfig", s.kubeconfig, "label", "node", "node-2",
+		"gpu.nvidia.com/node-config=hook")
 	s.install(t)
 	t.Run("one node", func(t *testing.T) {
 		t.Run("feature gates off", func(t *testing.T) {
@@ -71,35 +72,47 @@ func TestSurvive(t *testing.T) {
 		t.Run("node-1", func(t *testing.T) {
 			t.Parallel()
 			n := s.node("node-1")
-			t.Run("pods outlive the kubelet and the runtime, and come back with the machine", n.testRestarts)
-			t.Run("what the kubelet has forgotten is released, and nothing else", n.testSweep)
-			t.Run("the plugin may be killed while it sets hardware back", n.testKilledReleasingShares)
+			t.Run("pods survive restarts of the kubelet and the runtime, and restart with the machine", n.testRestarts)
+			t.Run("only claims that the kubelet has forgotten are released", n.testSweep)
+			t.Run("the plugin is killed while it resets hardware", n.testKilledReleasingShares)
 		})
 		t.Run("node-2", func(t *testing.T) {
 			t.Parallel()
 			n := s.node("node-2")
-			t.Run("a GPU goes from a pod deleted by force to the next, never to both", n.testHandover)
-			t.Run("GPUs come and go while the plugin runs", n.testRescan)
+			t.Run("a force-deleted pod's GPU goes to the next pod, never to both", n.testHandover)
+			t.Run("GPUs are added and removed while the plugin runs", n.testRescan)
 			t.Run("a container with a share loads the administrator's library", n.testHook)
-			t.Run("what the kubelet tells of a pod that was deleted by force", n.testForgottenButRunning)
+			t.Run("pod resources of a force-deleted pod", n.testForgottenButRunning)
 		})
 		t.Run("node-3", func(t *testing.T) {
 			t.Parallel()
 			n := s.node("node-3")
-			t.Run("the plugin may be killed at any step", n.testKilled)
-			t.Run("also while it makes and removes partitions", n.testKilledPartitioning)
-			t.Run("partitions are made anew after a power cut", n.testPowerCutPartitions)
+			t.Run("the plugin is killed at each step", n.testKilled)
+			t.Run("the plugin is killed while it creates and removes partitions", n.testKilledPartitioning)
+			t.Run("partitions are created again after a power cut", n.testPowerCutPartitions)
 		})
 		t.Run("node-4", func(t *testing.T) {
 			t.Parallel()
-			t.Run("the plugin may be killed while it sets hardware up", s.node("node-4").testKilledPreparingShares)
+			t.Run("the plugin is killed while it sets up hardware", s.node("node-4").testKilledPreparingShares)
+		})
+		t.Run("node-5", func(t *testing.T) {
+			t.Parallel()
+			n := s.node("node-5")
+			t.Run("NVML calls of one GPU hang", n.testHangingGPU)
+			t.Run("the switch of a MIG mode hangs", n.testHangingSwitch)
+			t.Run("the driver is updated under prepared claims", n.testDriverReloaded)
+			t.Run("a GPU is reset under a share", n.testResetUnderShare)
+			t.Run("the publisher's lock is not available", n.testNoPublisherLock)
+			t.Run("the kubelet forgets 20 claims, the first on a hanging GPU", n.testManyForgotten)
 		})
 	})
-	t.Run("claims are prepared and released while the API server is away", s.node("node-1").testAPIServerAway)
+	t.Run("claims are prepared and released while the API server is down", s.node("node-1").testAPIServerAway)
+	t.Run("the plugin starts while the API server is down", s.node("node-1").testStartWithoutAPIServer)
+	t.Run("the plugin is updated while a GPU hangs", s.node("node-5").testUpdateWhileGPUHangs)
 	t.Run("an upgrade has no gap", s.testUpgrade)
 	t.Run("an older version takes over prepared claims", s.testDowngrade)
-	t.Run("claims are made while the controller hangs", s.testControllerHangs)
-	t.Run("nothing is left after the driver", s.testUninstall)
+	t.Run("claims are created while the controller hangs", s.testControllerHangs)
+	t.Run("uninstalling the driver leaves nothing", s.testUninstall)
 }
 
 func nodeName(i int) string { return fmt.Sprintf("node-%d", i+1) }
@@ -113,7 +126,8 @@ func TestMain(m *testing.M) {
 	}
 	if *program == "" {
 		*program = filepath.Join(dir, "cluster")
-		if output, err := exec.Command("go", "build", "-C", "../../cluster", "-o", *program, ".").CombinedOutput(); err != nil {
+		if output, err := exec.Command("go", "build", "-C", "../../cluster", "-o", *program,
+			".").CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "build test/cluster: %v\n%s", err, output)
 			os.Exit(1)
 		}
@@ -123,7 +137,7 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// start starts a cluster, with the images in it, that ends with the test.
+// start starts a cluster with the images. It is removed at the end of the test.
 func start(t *testing.T, name string, up ...string) *suite {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -152,13 +166,15 @@ func (s *suite) control(t *testing.T, command string, args ...string) string {
 	return run(t, *program, append([]string{command, "--name", s.name}, args...)...)
 }
 
-// install installs the driver, or changes how it is installed, and returns when every node is done.
+// install installs or upgrades the driver, and returns when every node is updated.
 func (s *suite) install(t *testing.T, settings ...string) {
 	t.Helper()
-	args := []string{"upgrade", "--install", release, chart, "--kubeconfig", s.kubeconfig, "--namespace", release, "--create-namespace",
+	args := []string{"upgrade", "--install", release, chart, "--kubeconfig", s.kubeconfig, "--namespace", release,
+		"--create-namespace",
 		"--set", "simulate.enabled=true",
-		// The nodes get along without the cluster's side, and nodes that crash would take replicas of it along.
-		"--set", "controller.enabled=false", "--set", "kubeletPlugin.sweepPeriod=" + sweepPeriod.String(), "--set-json", hookConfig, "--wait=legacy", "--timeout", "2m"}
+		// Without the controller, because crashing nodes would take its replicas with them; the nodes do not need it.
+		"--set", "controller.enabled=false", "--set", "kubeletPlugin.sweepPeriod=" + sweepPeriod.String(), "--set-json",
+		hookConfig, "--wait=legacy", "--timeout", "2m"}
 	for _, setting := range settings {
 		args = append(args, "--set", setting)
 	}
@@ -167,7 +183,8 @@ func (s *suite) install(t *testing.T, settings ...string) {
 
 func (s *suite) uninstall(t *testing.T) {
 	t.Helper()
-	run(t, s.tool(t, "helm"), "uninstall", release, "--kubeconfig", s.kubeconfig, "--namespace", release, "--wait", "--timeout", "1m")
+	run(t, s.tool(t, "helm"), "uninstall", release, "--kubeconfig", s.kubeconfig, "--namespace", release, "--wait",
+		"--timeout", "1m")
 }
 
 func (s *suite) tool(t *testing.T, name string) string {
@@ -175,14 +192,15 @@ func (s *suite) tool(t *testing.T, name string) string {
 	return filepath.Join(strings.TrimSpace(s.control(t, "tools")), name)
 }
 
-// run runs a program and returns what it printed.
+// run runs a program and returns its output.
 func run(t *testing.T, program string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), program, args...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
-		t.Fatalf("%s %s: %v\n%s%s", filepath.Base(program), strings.Join(args, " "), err, stdout.String(), stderr.String())
+		t.Fatalf("%s %s: %v\n%s%s", filepath.Base(program), strings.Join(args, " "), err, stdout.String(),
+			stderr.String())
 	}
 	return stdout.String()
 }
@@ -194,7 +212,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// eventually waits until look says nothing; what it says last is the reason given when time is up.
+// eventually waits until look returns an empty string. The last problem is the reason in the failure.
 func eventually(t *testing.T, timeout time.Duration, what string, look func() (problem string)) {
 	t.Helper()
 	must(t, kube.Until(t.Context(), timeout, what, func(context.Context) (bool, string, error) {
@@ -203,7 +221,7 @@ func eventually(t *testing.T, timeout time.Duration, what string, look func() (p
 	}))
 }
 
-// is says nothing when got is what is wanted.
+// is returns an empty string if got is the wanted value.
 func is(got, want string) string {
 	if got == want {
 		return ""

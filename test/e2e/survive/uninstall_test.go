@@ -17,10 +17,10 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
-// testUninstall removes the driver too early once, and then in the right order.
+// testUninstall first removes the driver too early, and then in the right order.
 func (s *suite) testUninstall(t *testing.T) {
 	n := s.node("node-1")
-	t.Run("a pod that outlives the driver ends when it is back", func(t *testing.T) {
+	t.Run("a pod that survives the driver ends when the driver is back", func(t *testing.T) {
 		ns := s.namespace(t, "early")
 		pod := n.pod(t, ns, "pod", "")
 		container := s.running(t, pod).Status.ContainerStatuses[0].ContainerID
@@ -34,14 +34,15 @@ func (s *suite) testUninstall(t *testing.T) {
 		s.remove(t, pod)
 		_, err := s.WaitPod(t.Context(), soon, pod, "waiting for the driver", func(p *corev1.Pod) bool {
 			status := p.Status.ContainerStatuses
-			return p.DeletionTimestamp != nil && len(status) == 1 && (status[0].State.Terminated != nil || status[0].State.Running == nil)
+			return p.DeletionTimestamp != nil && len(status) == 1 && (status[0].State.Terminated != nil ||
+				status[0].State.Running == nil)
 		})
 		must(t, err)
 		s.install(t)
 		s.gone(t, pod)
 		n.clean(t)
 	})
-	t.Run("without pods nothing is left", func(t *testing.T) {
+	t.Run("without pods uninstalling leaves nothing", func(t *testing.T) {
 		s.uninstall(t)
 		for i := range profiles {
 			n := s.node(nodeName(i))
@@ -53,7 +54,7 @@ func (s *suite) testUninstall(t *testing.T) {
 					find / -xdev -name '*gpu*dra*driver*' -not -path '`+simDir[:strings.LastIndex(simDir, "/")]+`*' -path '/var/*' -not -path '/var/log/*' -not -path '/var/lib/containerd/*' 2>/dev/null; true`)
 			})
 		}
-		// The kubelet waits half a minute for another instance before it removes the slices.
+		// The kubelet waits for half a minute for another instance before it removes the slices.
 		eventually(t, 2*time.Minute, "slices to be gone", func() string {
 			slices, err := s.Slices(t.Context(), driver)
 			must(t, err)
@@ -63,7 +64,8 @@ func (s *suite) testUninstall(t *testing.T) {
 			must(t, s.List(t.Context(), &secrets, client.InNamespace(release)))
 			var leases coordinationv1.LeaseList
 			must(t, s.List(t.Context(), &leases, client.InNamespace(release)))
-			return is(fmt.Sprintf("%d slices, %d pods, %d secrets, %d leases", len(slices), len(pods), len(secrets.Items), len(leases.Items)), "0 slices, 0 pods, 0 secrets, 0 leases")
+			return is(fmt.Sprintf("%d slices, %d pods, %d secrets, %d leases", len(slices), len(pods),
+				len(secrets.Items), len(leases.Items)), "0 slices, 0 pods, 0 secrets, 0 leases")
 		})
 	})
 }

@@ -22,16 +22,17 @@ import (
 )
 
 const (
-	// every is how often a claim is prepared during the upgrade, and within is how long none may take: as long as the kubelet allows for a
-	// call. How fast it is depends on the disk and is the benchmark's to say: beside two programs that write, the slowest call took 0.9 s.
+	// every is the period of claims during the upgrade, and within is the maximum duration of each: the kubelet's
+	// timeout of a call. The benchmark measures the speed, which depends on the disk: beside two programs that write,
+	// the slowest call took 0.9 s.
 	every  = 100 * time.Millisecond
 	within = 45 * time.Second
-	// slow is a call that is certainly under way when the old plugin is told to end.
+	// slow is a call that is certainly in progress when the old plugin is told to stop.
 	slow = 1500 * time.Millisecond
 )
 
-// testUpgrade prepares a claim every 100 ms while helm replaces the plugins: by a stand-in for the kubelet of node-3, and by pods
-// on the other nodes.
+// testUpgrade prepares a claim every 100 ms while helm replaces the plugins: with a fake kubelet on node-3, and with
+// pods on the other nodes.
 func (s *suite) testUpgrade(t *testing.T) {
 	ns := s.namespace(t, "upgrade")
 	n := s.node("node-3")
@@ -49,11 +50,11 @@ func (s *suite) testUpgrade(t *testing.T) {
 	part := n.partition(t, ns, "partition", "")
 	s.running(t, part)
 	made := n.made(t, part)
-	goOn := []func(){n.goesOn(t, keeper), n.goesOn(t, part)}
+	goOn := []func(){n.stillRuns(t, keeper), n.stillRuns(t, part)}
 	old := n.plugin(t)
 	published, err := s.SliceVersions(t.Context(), driver)
 	must(t, err)
-	kubelet := n.standIn(t)
+	kubelet := n.fakeKubelet(t)
 	defer kubelet.end()
 
 	ctx, finish := context.WithCancel(t.Context())
@@ -88,9 +89,11 @@ func (s *suite) testUpgrade(t *testing.T) {
 	work.Wait()
 	n.simctl(t, "heal", free[0])
 
-	t.Logf("%d claims prepared and released, the slowest call took %s; %d slow ones; %d and %d pods", load.count, load.slowest.Round(time.Millisecond), slowCalls, pods[0].count, pods[1].count)
+	t.Logf("%d claims prepared and released, the slowest call took %s; %d slow ones; %d and %d pods", load.count,
+		load.slowest.Round(time.Millisecond), slowCalls, pods[0].count, pods[1].count)
 	if len(load.failed) > 0 || load.slowest > within {
-		t.Errorf("%d of %d calls failed, the slowest took %s (want at most %s):\n%v", len(load.failed), load.count, load.slowest, within, errors.Join(load.failed...))
+		t.Errorf("%d of %d calls failed, the slowest took %s (want at most %s):\n%v", len(load.failed), load.count,
+			load.slowest, within, errors.Join(load.failed...))
 	}
 	if slowErr != nil {
 		t.Errorf("a call was cut off after %d: %v", slowCalls, slowErr)
@@ -121,8 +124,8 @@ func (s *suite) testUpgrade(t *testing.T) {
 	}
 }
 
-// goesOn returns a function that looks whether the pod has gone on since, in the same container and with the same record.
-func (n node) goesOn(t *testing.T, pod client.ObjectKey) func() {
+// stillRuns returns a function that checks that the pod still runs, in the same container and with the same record.
+func (n node) stillRuns(t *testing.T, pod client.ObjectKey) func() {
 	t.Helper()
 	started := n.running(t, pod).Status.ContainerStatuses[0].ContainerID
 	record := func() string {
@@ -137,13 +140,13 @@ func (n node) goesOn(t *testing.T, pod client.ObjectKey) func() {
 			t.Errorf("the record of %s, which goes on: %s", pod.Name, is(got, before))
 		}
 		if got := n.running(t, pod).Status.ContainerStatuses[0]; got.ContainerID != started || got.RestartCount != 0 {
-			t.Errorf("%s, which goes on: got container %s after %d restarts", pod.Name, got.ContainerID, got.RestartCount)
+			t.Errorf("%s, which goes on: got container %s after %d restarts", pod.Name, got.ContainerID,
+				got.RestartCount)
 		}
 	}
 }
 
-// clients are the processes that use GPUs of the node through MPS, each with its number on the node and what it holds, and the
-// supervisors of their daemons.
+// clients returns the MPS clients on the node, each with its PID and its usage, and the supervisors of their daemons.
 func (n node) clients(t *testing.T) string {
 	t.Helper()
 	var lines []string
@@ -158,7 +161,7 @@ func (n node) clients(t *testing.T) string {
 	return strings.Join(lines, "\n") + "\n" + n.sh(t, "cat "+pluginDir+"/mps/*/state.json")
 }
 
-// allocatedClaim makes a claim that has the GPU, as if the scheduler had given it.
+// allocatedClaim creates a claim with the GPU allocated, as the scheduler would.
 func (s *suite) allocatedClaim(t *testing.T, namespace, node, gpu string) *resourceapi.ResourceClaim {
 	t.Helper()
 	claim := &resourceapi.ResourceClaim{
@@ -169,17 +172,19 @@ func (s *suite) allocatedClaim(t *testing.T, namespace, node, gpu string) *resou
 	must(t, s.Create(t.Context(), claim))
 	claim.Status.Allocation = &resourceapi.AllocationResult{
 		Devices: resourceapi.DeviceAllocationResult{
-			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: driver, Pool: node, Device: gpu}}},
+			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: driver, Pool: node,
+				Device: gpu}}},
 		NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-			MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}}}},
+			MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn,
+				Values: []string{node}}}}}},
 	}
 	must(t, s.Status().Update(t.Context(), claim))
 	return claim
 }
 
-// load prepares and releases claims at a steady rate.
+// load prepares and releases claims at a constant rate.
 type load struct {
-	kubelet *standIn
+	kubelet *fakeKubelet
 	idle    []*resourceapi.ResourceClaim
 
 	mu      sync.Mutex
@@ -188,8 +193,8 @@ type load struct {
 	failed  []error
 }
 
-// run begins with one claim every so often until ctx ends, and ends what it has begun. A claim that is not free in time waits, and
-// that counts.
+// run starts one claim in each period until ctx ends, and completes those that it has started. A claim that is not
+// released in time delays its next start, and the delay counts.
 func (l *load) run(ctx context.Context) {
 	free := make(chan *resourceapi.ResourceClaim, len(l.idle))
 	for _, claim := range l.idle {
@@ -213,7 +218,7 @@ func (l *load) run(ctx context.Context) {
 	}
 }
 
-// cycle prepares a claim that was due, holds it for a moment and releases it.
+// cycle prepares a claim that was due, holds it briefly and releases it.
 func (l *load) cycle(ctx context.Context, claim *resourceapi.ResourceClaim, due time.Time) {
 	err := l.kubelet.prepare(ctx, claim)
 	l.note("prepare", due, err)
@@ -233,13 +238,13 @@ func (l *load) note(what string, begin time.Time, err error) {
 	}
 }
 
-// touchDriver makes the plugin look at the driver's files anew, and ask NVML about them, as after an update of the driver.
+// touchDriver makes the plugin read the driver's files and query NVML again, as after a driver update.
 func (n node) touchDriver() error {
 	return os.Chtimes(n.disk(simDir+"/root/usr/bin"), time.Time{}, time.Now())
 }
 
-// repeat prepares and releases one slow claim again and again, until ctx ends or something fails.
-func repeat(ctx context.Context, kubelet *standIn, claim *resourceapi.ResourceClaim) (count int, err error) {
+// repeat prepares and releases one slow claim until ctx ends or a call fails.
+func repeat(ctx context.Context, kubelet *fakeKubelet, claim *resourceapi.ResourceClaim) (count int, err error) {
 	for ctx.Err() == nil {
 		if err := kubelet.n.touchDriver(); err != nil {
 			return count, err
@@ -259,17 +264,18 @@ func repeat(ctx context.Context, kubelet *standIn, claim *resourceapi.ResourceCl
 	return count, nil
 }
 
-// shortPods are pods that come and go one after the other, by the real kubelet.
+// shortPods are consecutive short-lived pods on the real kubelet.
 type shortPods struct {
 	count int
 	err   error
 }
 
-// run makes pods until ctx ends. None may have to be tried again.
+// run creates pods until ctx ends. No pod may need a retry.
 func (p *shortPods) run(ctx context.Context, t *testing.T, n node, namespace string) {
 	for ctx.Err() == nil && p.err == nil {
 		pod := n.pod(t, namespace, fmt.Sprintf("short-%s-%d", n.name, p.count), "", runs("gpu-demo", "show"), once)
-		_, err := n.WaitPod(context.WithoutCancel(ctx), soon, pod, "finished", func(got *corev1.Pod) bool { return got.Status.Phase == "Succeeded" })
+		_, err := n.WaitPod(context.WithoutCancel(ctx), soon, pod, "finished",
+			func(got *corev1.Pod) bool { return got.Status.Phase == "Succeeded" })
 		events, listErr := n.Events(context.WithoutCancel(ctx), pod)
 		for _, e := range events {
 			if strings.HasPrefix(e, "FailedPrepareDynamicResources") {

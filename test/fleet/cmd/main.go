@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command cmd plays a fleet of nodes until it is told to end: see package fleet.
+// Command cmd runs a fleet of simulated nodes until it is interrupted: see package fleet.
 package main
 
 import (
@@ -17,13 +17,13 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim"
+	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/test/fleet"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the program as it is
+	context.AfterFunc(ctx, stop) // a second signal ends the program without cleanup
 	if err := command().ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		os.Exit(1)
@@ -44,25 +44,26 @@ func command() *cobra.Command {
 	var o options
 	c := &cobra.Command{
 		Use:           "fleet",
-		Short:         "Play the nodes of a large cluster, without kubelets, until interrupted",
+		Short:         "Simulate the nodes of a large cluster, without kubelets, until interrupted",
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return o.play(c.Context())
+			return o.run(c.Context())
 		},
 	}
 	f := c.Flags()
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server; empty: as kubectl does")
 	f.StringVar(&o.driver, "driver-name", fleet.Driver, "name of the driver, as in device classes")
 	f.IntVar(&o.nodes, "nodes", 40, "number of nodes; they are called fleet-0001, fleet-0002, …")
-	f.StringArrayVar(&o.profiles, "profile", []string{"dgx-h100"}, "PROFILE or PROFILE=WEIGHT: what nodes have, and in which proportion; a name with a / is a file. Built in are "+strings.Join(sim.Profiles(), ", "))
+	f.StringArrayVar(&o.profiles, "profile", []string{"dgx-h100"}, "PROFILE or PROFILE=WEIGHT: what nodes have, and "+
+		"in which proportion; a name with a / is a file. Built in are "+strings.Join(simulator.Profiles(), ", "))
 	f.StringVar(&o.cpu, "cpu", fleet.DefaultCPU, "what each node has for pods")
 	f.StringVar(&o.memory, "memory", fleet.DefaultMemory, "what each node has for pods")
 	return c
 }
 
-// members are the nodes that the flags ask for.
+// members returns the nodes that the flags describe.
 func (o options) members() ([]fleet.Node, error) {
 	shares, err := fleet.ParseShares(o.profiles)
 	cpu, cpuErr := quantity("cpu", o.cpu)
@@ -81,8 +82,8 @@ func quantity(flag, text string) (resource.Quantity, error) {
 	return q, nil
 }
 
-// play plays the nodes until ctx ends, and then takes them away.
-func (o options) play(ctx context.Context) error {
+// run runs the nodes until ctx ends, and then removes them.
+func (o options) run(ctx context.Context) error {
 	nodes, err := o.members()
 	if err != nil {
 		return err
@@ -100,9 +101,10 @@ func (o options) play(ctx context.Context) error {
 		return fmt.Errorf("start fleet: %w", err)
 	}
 	s := f.Size()
-	fmt.Printf("%.1f s: %d nodes with %d GPUs play; they publish %d devices in %d slices\n", time.Since(began).Seconds(), s.Nodes, s.GPUs, s.Devices, s.Slices)
+	fmt.Printf("%.1f s: %d nodes with %d GPUs are ready; they publish %d devices in %d slices\n",
+		time.Since(began).Seconds(), s.Nodes, s.GPUs, s.Devices, s.Slices)
 	fmt.Printf("look at them:  %skubectl get nodes -L %s\n", with(o.kubeconfig), fleet.ProfileLabel)
-	fmt.Println("interrupt this program (Ctrl-C) to take them away")
+	fmt.Println("interrupt this program (Ctrl-C) to remove them")
 	<-ctx.Done()
 	fmt.Println("removing the nodes")
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Minute)
@@ -110,7 +112,7 @@ func (o options) play(ctx context.Context) error {
 	return f.Stop(ctx)
 }
 
-// with is what a command line begins with that uses the kubeconfig.
+// with returns the prefix that makes a command line use the kubeconfig.
 func with(kubeconfig string) string {
 	if kubeconfig == "" {
 		return ""

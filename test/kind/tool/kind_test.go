@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tool pins the kind that is used and has it do what the scripts of the folder above ask for. It believes that it starts
-// nodes: its docker is testdata/docker.
+// Package tool pins the version of kind and runs the scripts of the parent folder with it. Its docker is a fake,
+// testdata/docker, so no node starts.
 package tool
 
 import (
@@ -19,7 +19,7 @@ import (
 	"sigs.k8s.io/kind/pkg/apis/config/defaults"
 )
 
-// beKind makes this test program kind.
+// beKind makes this test binary act as kind.
 const beKind = "TEST_IS_KIND"
 
 func TestMain(m *testing.M) {
@@ -52,15 +52,16 @@ func TestUpAndDown(t *testing.T) {
 			t.Errorf("got %v, want %v", got, want)
 		}
 	})
-	t.Run("the Kubernetes is the one that this kind is for", func(t *testing.T) { r.same(t, "image", defaults.Image+"\n") })
+	t.Run("the Kubernetes version is this kind's default",
+		func(t *testing.T) { r.same(t, "image", defaults.Image+"\n") })
 	t.Run("each node gets the images", func(t *testing.T) { r.same(t, "images", archive) })
-	t.Run("there is a kubeconfig for nobody else", func(t *testing.T) {
+	t.Run("only the owner can read the kubeconfig", func(t *testing.T) {
 		info, err := os.Stat(filepath.Join(r.dir, "_output/kind/kubeconfig"))
 		if err != nil || info.Mode().Perm() != 0o600 {
 			t.Errorf("got %v and error %v, want mode 0600", info, err)
 		}
 	})
-	t.Run("once more brings new images to the same nodes", func(t *testing.T) {
+	t.Run("a second run loads new images on the same nodes", func(t *testing.T) {
 		before := r.calls(t, "run")
 		r.write(t, "_output/images.tar", "newer")
 		r.run(t, "up.sh")
@@ -84,10 +85,10 @@ func TestNodeImage(t *testing.T) {
 	r.same(t, "image", image+"\n")
 }
 
-// archive stands for _output/images.tar.
+// archive is the content of the fake _output/images.tar.
 const archive = "an archive"
 
-// repository is a copy of what the scripts use, with a folder fake that testdata/docker fills.
+// repository is a copy of the files that the scripts use. testdata/docker writes into its folder fake.
 type repository struct {
 	dir string
 	env []string
@@ -105,7 +106,8 @@ func newRepository(t *testing.T, env ...string) repository {
 	}
 	r := repository{dir: t.TempDir()}
 	fake := filepath.Join(r.dir, "fake")
-	r.env = append([]string{"PATH=" + docker + ":" + r.dir + "/bin:" + os.Getenv("PATH"), "HOME=" + r.dir, "FAKE=" + fake, "KIND=" + self, beKind + "=yes"}, env...)
+	r.env = append([]string{"PATH=" + docker + ":" + r.dir + "/bin:" + os.Getenv("PATH"), "HOME=" + r.dir, "FAKE=" +
+		fake, "KIND=" + self, beKind + "=yes"}, env...)
 	for _, file := range []string{"up.sh", "down.sh", "cluster.yaml"} {
 		text, err := os.ReadFile(filepath.Join("..", file))
 		if err != nil {
@@ -130,7 +132,7 @@ func (r repository) run(t *testing.T, script string) {
 	}
 }
 
-// nodes returns the names of the nodes that kind has started, sorted.
+// nodes returns the sorted names of the nodes that kind has started.
 func (r repository) nodes(t *testing.T) []string {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Join(r.dir, "fake/nodes"))
@@ -144,7 +146,7 @@ func (r repository) nodes(t *testing.T) []string {
 	return slices.Sorted(slices.Values(names))
 }
 
-// same checks that a file is the same on every node.
+// same checks that the file has this content on every node.
 func (r repository) same(t *testing.T, file, want string) {
 	t.Helper()
 	nodes := r.nodes(t)
@@ -158,7 +160,7 @@ func (r repository) same(t *testing.T, file, want string) {
 	}
 }
 
-// calls counts how often a command of docker was run.
+// calls returns how often a docker command was run.
 func (r repository) calls(t *testing.T, command string) int {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(r.dir, "fake/calls"))

@@ -61,7 +61,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: kubelet-plugin
 {{- end }}
 
-{{/* Labels as a program is told them: a=b,c=d. */}}
+{{/* Labels as a selector for a flag: a=b,c=d. */}}
 {{- define "gpu-dra-driver.selector" -}}
 {{- $terms := list }}
 {{- range $name, $value := . }}{{ $terms = append $terms (printf "%s=%s" $name $value) }}{{ end }}
@@ -84,7 +84,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- include "gpu-dra-driver.labels" . | replace "component: kubelet-plugin" "component: mps-supervisor" }}
 {{- end }}
 
-{{/* The same for the controller, which is one of the cluster and not of a node. */}}
+{{/* The same for the controller. */}}
 {{- define "gpu-dra-driver.controllerName" -}}
 {{- printf "%s-controller" (include "gpu-dra-driver.fullname" .) }}
 {{- end }}

@@ -11,28 +11,30 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
-// controlProgram is NVIDIA's program that is both the daemon and what talks to it.
+// controlProgram is NVIDIA's program for both the daemon and its commands.
 const controlProgram = "nvidia-cuda-mps-control"
 
 // Where distributions put the driver's programs and libraries, relative to its root.
 var (
-	programDirs = []string{"usr/bin", "bin", "usr/sbin", "sbin", "usr/local/bin"}
+	programDirs = []string{"usr/bin", "bin", "usr/sbin", "sbin", "usr/local/bin", "usr/lib/nvidia/current"}
 	libraryDirs = []string{
 		"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu",
 		"lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu",
+		"usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib/aarch64-linux-gnu/nvidia/current", // Debian
 	}
 )
 
 // driver is the root of NVIDIA's driver, as this program sees it.
 type driver string
 
-// control is the path of the control program.
+// control returns the path of the control program.
 func (d driver) control() (string, error) {
 	for _, dir := range programDirs {
 		path := filepath.Join(string(d), dir, controlProgram)
@@ -44,10 +46,12 @@ func (d driver) control() (string, error) {
 			return "", err
 		}
 	}
-	return "", fmt.Errorf("%s is in no directory for programs below %s: install the driver with its compute utilities", controlProgram, d)
+	return "", fmt.Errorf("%s is in no directory for programs below %s: install the driver with its compute utilities",
+		controlProgram, d)
 }
 
-// environment is what the programs of the daemon need to know. libraries is a directory of the driver's libraries, "" for none.
+// environment returns the variables of the daemon's programs. libraries is a directory of the driver's libraries, ""
+// for none.
 func (d driver) environment(dir mps.Dir, id string, libraries string) []string {
 	var path []string
 	for _, p := range programDirs {
@@ -64,10 +68,10 @@ func (d driver) environment(dir mps.Dir, id string, libraries string) []string {
 	return env
 }
 
-// gather fills the directory with links to the driver's own libraries and returns it. A search path into the root would also find
-// the root's C library, which may not fit the loader of this container. Where the driver is that of this system there is nothing to
-// gather: then it returns "".
-func (d driver) gather(dir string) (string, error) {
+// linkLibraries fills the directory with links to the driver's libraries and returns it. A search path into the root
+// would also find the root's C library, which may not fit the loader of this container. It returns "" if the root is
+// that of this system.
+func (d driver) linkLibraries(dir string) (string, error) {
 	if filepath.Clean(string(d)) == "/" {
 		return "", nil
 	}
@@ -84,7 +88,8 @@ func (d driver) gather(dir string) (string, error) {
 				return "", err
 			}
 			for _, path := range found {
-				if err := os.Symlink(path, filepath.Join(dir, filepath.Base(path))); err != nil && !errors.Is(err, fs.ErrExist) {
+				if err := os.Symlink(path, filepath.Join(dir, filepath.Base(path))); err != nil &&
+					!errors.Is(err, fs.ErrExist) {
 					return "", err
 				}
 			}
@@ -93,16 +98,23 @@ func (d driver) gather(dir string) (string, error) {
 	return dir, nil
 }
 
-// answerTime is how long the daemon may take to answer commands.
-const answerTime = 10 * time.Second
+// commandTimeout is how long the daemon may take to answer commands.
+const commandTimeout = 10 * time.Second
+
+// noControlDaemon is what the control program prints when it finds no daemon, in lower case.
+const noControlDaemon = "cannot find mps control daemon"
 
 // errNoDaemon means that no daemon answers.
 var errNoDaemon = errors.New("no daemon answers")
 
-// say sends the commands, a line each, to the daemon that the environment names, and returns what it prints. Of real drivers it is
-// not documented whether the exit code tells that a command was refused, so the text is looked at, too. Error: errNoDaemon.
-func say(ctx context.Context, program string, env []string, commands ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, answerTime)
+// refusals are the texts of commands that the daemon has not carried out, in lower case.
+var refusals = []string{"invalid", "fail", "error", "unknown command", "not found"}
+
+// sendCommands sends the commands to the daemon that the environment names, one per line, and returns its output. It
+// also searches the output for errors, because it is not documented that refused commands set the exit code. Error:
+// errNoDaemon.
+func sendCommands(ctx context.Context, program string, env []string, commands ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program)
 	cmd.Env = env
@@ -115,10 +127,10 @@ func say(ctx context.Context, program string, env []string, commands ...string) 
 	lower := strings.ToLower(text)
 	switch {
 	case ctx.Err() != nil:
-		return text, fmt.Errorf("%s: no answer within %s", commands[0], answerTime)
-	case strings.Contains(lower, "cannot find mps control"):
+		return text, fmt.Errorf("%s: no answer within %s", commands[0], commandTimeout)
+	case strings.Contains(lower, noControlDaemon):
 		return text, errNoDaemon
-	case err != nil || strings.Contains(lower, "invalid") || strings.Contains(lower, "fail") || strings.Contains(lower, "error"):
+	case err != nil || slices.ContainsFunc(refusals, func(r string) bool { return strings.Contains(lower, r) }):
 		if err == nil {
 			err = errors.New("refused")
 		}
@@ -127,9 +139,11 @@ func say(ctx context.Context, program string, env []string, commands ...string) 
 	return text, nil
 }
 
-// oneLine is the text with its lines after each other.
+// oneLine joins the lines of the text.
 func oneLine(text string) string {
-	return strings.Join(strings.FieldsFunc(strings.TrimSpace(text), func(c rune) bool { return c == '\n' || c == '\r' }), "; ")
+	return strings.Join(strings.FieldsFunc(strings.TrimSpace(text), func(c rune) bool {
+		return c == '\n' || c == '\r'
+	}), "; ")
 }
 
 // tail keeps the end of what is written to it.
@@ -137,7 +151,7 @@ type tail struct{ text []byte }
 
 const tailSize = 1 << 10
 
-// Write takes everything.
+// Write never fails.
 func (t *tail) Write(b []byte) (int, error) {
 	t.text = append(t.text, b...)
 	if over := len(t.text) - tailSize; over > 0 {
@@ -146,8 +160,8 @@ func (t *tail) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// lines are the last few lines, as one.
-func (t *tail) lines() string {
+// lastLines returns the last few lines, joined.
+func (t *tail) lastLines() string {
 	const few = 3
 	all := strings.Split(strings.TrimSpace(string(t.text)), "\n")
 	return oneLine(strings.Join(all[max(0, len(all)-few):], "\n"))

@@ -12,10 +12,11 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
-// noMemoryLimit is a limit that no GPU reaches: there is no documented way to take one away again.
+// noMemoryLimit is a limit above the memory of any GPU, because there is no documented way to remove a limit.
 const noMemoryLimit = 1 << 20 // MiB
 
-// commandsFor set the limits of a daemon that has had those before; verb and to say whose: that of the servers to come, or of one.
+// commandsFor returns the commands that change limits from before. verb and to select the defaults for new servers, or
+// one server.
 func commandsFor(limits, before mps.Daemon, verb string, to string) []string {
 	var out []string
 	if limits.ThreadPercentage != before.ThreadPercentage {
@@ -39,7 +40,7 @@ func commandsFor(limits, before mps.Daemon, verb string, to string) []string {
 	return out
 }
 
-// unknownLimits is the daemon with limits that differ from all that can be wanted.
+// unknownLimits returns the daemon with limits that differ from all that can be requested.
 func unknownLimits(d mps.Daemon) mps.Daemon {
 	d.ThreadPercentage, d.Memory = -1, map[gpu.UUID]uint64{}
 	for _, id := range d.GPUs {
@@ -48,14 +49,13 @@ func unknownLimits(d mps.Daemon) mps.Daemon {
 	return d
 }
 
-// setLimits gives the daemon, which has those before, its limits: for servers to come and for those that run. Clients that are
-// connected keep theirs.
-func (r *running) setLimits(ctx context.Context, limits, before mps.Daemon) error {
+// setLimits changes the limits of the daemon from before, for new and running servers. Connected clients keep theirs.
+func (r *process) setLimits(ctx context.Context, limits, before mps.Daemon) error {
 	commands := commandsFor(limits, before, "default_", "")
 	if len(commands) == 0 {
 		return nil
 	}
-	if _, err := say(ctx, r.program, r.env, commands...); err != nil {
+	if _, err := sendCommands(ctx, r.program, r.env, commands...); err != nil {
 		return fmt.Errorf("set limits: %w", err)
 	}
 	servers, err := r.servers(ctx)
@@ -63,16 +63,17 @@ func (r *running) setLimits(ctx context.Context, limits, before mps.Daemon) erro
 		return err
 	}
 	for _, pid := range servers {
-		if _, err := say(ctx, r.program, r.env, commandsFor(limits, before, "", pid+" ")...); err != nil {
+		if _, err := sendCommands(ctx, r.program, r.env, commandsFor(limits, before, "", pid+" ")...); err != nil {
 			return fmt.Errorf("set limits of server %s: %w", pid, err)
 		}
 	}
 	return r.checkLimits(ctx, limits)
 }
 
-// checkLimits asks for the limit that is answered as a number.
-func (r *running) checkLimits(ctx context.Context, limits mps.Daemon) error {
-	text, err := say(ctx, r.program, r.env, "get_default_active_thread_percentage")
+// checkLimits reads the limits back. The daemon's exit code and its answer to a command do not tell whether it has set
+// them: a percentage out of range is answered by the one before, and a memory limit by nothing.
+func (r *process) checkLimits(ctx context.Context, limits mps.Daemon) error {
+	text, err := sendCommands(ctx, r.program, r.env, "get_default_active_thread_percentage")
 	if err != nil {
 		return fmt.Errorf("ask for limits: %w", err)
 	}
@@ -80,15 +81,36 @@ func (r *running) checkLimits(ctx context.Context, limits mps.Daemon) error {
 	if want == 0 {
 		want = 100
 	}
-	if got, err := strconv.ParseFloat(text, 64); err == nil && got != want {
-		return fmt.Errorf("active thread percentage is %g after it was set to %g", got, want)
+	if got, err := strconv.ParseFloat(text, 64); err != nil || got != want {
+		return fmt.Errorf("active thread percentage is %q after it was set to %g", text, want)
+	}
+	for i, id := range limits.GPUs {
+		bytes, limited := limits.Memory[id]
+		if !limited {
+			continue
+		}
+		text, err := sendCommands(ctx, r.program, r.env, fmt.Sprintf("get_default_device_pinned_mem_limit %d", i))
+		if err != nil {
+			return fmt.Errorf("ask for the memory limit of GPU %s: %w", id, err)
+		}
+		if want := max(bytes>>20, 1); !printsLimit(text, want) {
+			return fmt.Errorf("memory limit of GPU %s is %q after it was set to %dM", id, text, want)
+		}
 	}
 	return nil
 }
 
-// servers are the numbers of the daemon's servers.
-func (r *running) servers(ctx context.Context) ([]string, error) {
-	text, err := say(ctx, r.program, r.env, "get_server_list")
+// printsLimit reports whether the daemon prints so many MiB like this: in the largest unit of which it has one, and
+// without what is left over, such as 2G for 3000 MiB.
+func printsLimit(text string, mebibytes uint64) bool {
+	number, err := strconv.ParseUint(strings.TrimRight(text, "MG"), 10, 64)
+	return err == nil && (text == fmt.Sprintf("%dM", number) && number == mebibytes ||
+		text == fmt.Sprintf("%dG", number) && number == mebibytes>>10)
+}
+
+// servers returns the PIDs of the daemon's servers.
+func (r *process) servers(ctx context.Context) ([]string, error) {
+	text, err := sendCommands(ctx, r.program, r.env, "get_server_list")
 	if err != nil {
 		return nil, fmt.Errorf("list servers: %w", err)
 	}

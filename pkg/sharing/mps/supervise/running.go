@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,48 +18,63 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
-// running is a daemon whose process has been started.
-type running struct {
+// process is a running process of a daemon.
+type process struct {
 	program string
 	env     []string
 	cmd     *exec.Cmd
-	output  tail // not to be read before ended is closed
+	output  tail // only read after ended is closed
 	ended   chan struct{}
-	err     error // how it ended, when ended is closed
+	err     error // of Wait, set before ended is closed
+	// multiUser is whether the daemon was started for clients of different user IDs at the same time.
+	multiUser bool
 }
 
-// longestSocket is the longest path that a Unix socket can have.
-const longestSocket = 107
+// maxSocketPath is the maximum length of a Unix socket's path.
+const maxSocketPath = 107
 
 // start starts the process of a daemon in its directories.
-func start(dir mps.Dir, root driver, d mps.Daemon) (*running, error) {
-	if path := filepath.Join(dir.Pipe(d.ID), "control_privileged"); len(path) > longestSocket {
-		return nil, fmt.Errorf("its socket %s would have more than the %d characters that are possible: choose a shorter driver name or kubelet directory",
-			path, longestSocket)
+func start(dir mps.Dir, root driver, d mps.Daemon) (*process, error) {
+	if path := filepath.Join(dir.Pipe(d.ID), "control_privileged"); len(path) > maxSocketPath {
+		return nil, fmt.Errorf("its socket %s would have more than the %d characters that are possible: choose a "+
+			"shorter driver name or kubelet directory",
+			path, maxSocketPath)
 	}
 	program, err := root.control()
 	if err != nil {
 		return nil, err
 	}
-	if err := makeDirs(dir, d.ID); err != nil {
+	if err := errors.Join(mountMemory(dir, d), makeDirs(dir, d.ID)); err != nil {
 		return nil, err
 	}
-	libraries, err := root.gather(dir.Libraries(d.ID))
+	libraries, err := root.linkLibraries(dir.Libraries(d.ID))
 	if err != nil {
 		return nil, err
 	}
-	r := &running{program: program, env: root.environment(dir, d.ID, libraries), ended: make(chan struct{})}
+	log, err := openLog(dir.Log(d.ID))
+	if err != nil {
+		return nil, err
+	}
+	r := &process{program: program, env: root.environment(dir, d.ID, libraries), ended: make(chan struct{}),
+		multiUser: d.MultiUser}
 	args := []string{"-f"}
 	if d.MultiUser {
 		args = append(args, "-multiuser-server")
 	}
-	r.cmd = exec.Command(program, args...)
+	r.cmd = withSharedMemory(dir, d, program, args)
 	r.cmd.Env = append(r.env[:len(r.env):len(r.env)], "CUDA_VISIBLE_DEVICES="+visible(d))
-	r.cmd.Stdout, r.cmd.Stderr = &r.output, &r.output
+	output := io.MultiWriter(&r.output, log)
+	r.cmd.Stdout, r.cmd.Stderr = output, output
 	r.cmd.WaitDelay = time.Second
-	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if r.cmd.SysProcAttr == nil {
+		r.cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	r.cmd.SysProcAttr.Setpgid, r.cmd.SysProcAttr.Pdeathsig = true, syscall.SIGKILL
 	started := make(chan error)
-	go r.run(started)
+	go func() {
+		defer log.Close()
+		r.run(started)
+	}()
 	return r, <-started
 }
 
@@ -70,8 +86,9 @@ func visible(d mps.Daemon) string {
 	return strings.Join(ids, ",")
 }
 
-// run starts the process and waits for its end, on one thread: the process gets its signal when the thread ends that started it.
-func (r *running) run(started chan<- error) {
+// run starts the process and waits for its end, on one thread, because Pdeathsig is sent when the thread that started
+// the process ends.
+func (r *process) run(started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	err := r.cmd.Start()
@@ -82,14 +99,14 @@ func (r *running) run(started chan<- error) {
 	}
 }
 
-// makeDirs makes the directories of a daemon, or empties them of what one before has left. The pipe directory itself stays:
-// containers have it mounted.
+// makeDirs creates the directories of a daemon, or empties the pipe directory of an earlier one. That directory itself
+// stays, because containers have it mounted. The logs of the earlier one stay, too: they may say why it ended.
 func makeDirs(dir mps.Dir, id string) error {
 	pipe := dir.Pipe(id)
 	if err := os.MkdirAll(pipe, 0o755); err != nil {
 		return err
 	}
-	// Clients are of any user.
+	// Clients run as any user.
 	if err := os.Chmod(pipe, 0o777|os.ModeSticky); err != nil {
 		return err
 	}
@@ -102,76 +119,80 @@ func makeDirs(dir mps.Dir, id string) error {
 			return err
 		}
 	}
-	if err := os.RemoveAll(dir.Log(id)); err != nil {
-		return err
-	}
 	return os.MkdirAll(dir.Log(id), 0o755)
 }
 
-// howItEnded says so, with the last it said.
-func (r *running) howItEnded() error {
+// errNoMultiUser means that the control program does not know the flag for clients of different users. Drivers before
+// R555 take a daemon with an unknown flag for the program that sends commands to it.
+var errNoMultiUser = errors.New("the control program does not know -multiuser-server")
+
+// exitError returns how the process ended, with the end of its output. Error: errNoMultiUser.
+func (r *process) exitError() error {
 	err := r.err
 	if err == nil {
 		err = errors.New("exit status 0")
 	}
-	if text := r.output.lines(); text != "" {
+	if r.multiUser && strings.Contains(strings.ToLower(string(r.output.text)), noControlDaemon) {
+		return errNoMultiUser
+	}
+	if text := r.output.lastLines(); text != "" {
 		return fmt.Errorf("it ended: %w: %s", err, text)
 	}
 	return fmt.Errorf("it ended: %w", err)
 }
 
-// How long a daemon may take to answer first, and how often it is asked.
+// How long a daemon may take to answer first, and the pauses between attempts.
 const (
-	startTime  = 60 * time.Second
-	firstAsk   = 5 * time.Millisecond
-	slowestAsk = 200 * time.Millisecond
+	startTimeout = 60 * time.Second
+	firstPoll    = 5 * time.Millisecond
+	longestPoll  = 200 * time.Millisecond
 )
 
-// await returns when the daemon answers.
-func (r *running) await(ctx context.Context) error {
-	deadline := time.NewTimer(startTime)
+// await waits until the daemon answers.
+func (r *process) await(ctx context.Context) error {
+	deadline := time.NewTimer(startTimeout)
 	defer deadline.Stop()
-	for pause := firstAsk; ; pause = min(2*pause, slowestAsk) {
+	for pause := firstPoll; ; pause = min(2*pause, longestPoll) {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-r.ended:
-			return r.howItEnded()
+			return r.exitError()
 		case <-deadline.C:
-			return fmt.Errorf("it does not answer within %s", startTime)
+			return fmt.Errorf("it does not answer within %s", startTimeout)
 		case <-time.After(pause):
 		}
-		if _, err := say(ctx, r.program, r.env, "get_server_list"); err == nil {
+		if _, err := sendCommands(ctx, r.program, r.env, "get_server_list"); err == nil {
 			return nil
 		}
 	}
 }
 
-// startServer starts a server before the first client asks for one, so that it has the GPUs, which are for one process: a container
-// that leaves MPS aside finds them taken. It is no error if it cannot: the first client starts one, then.
-func (r *running) startServer(ctx context.Context) error {
-	_, err := say(ctx, r.program, r.env, "start_server -uid 0")
+// startServer starts a server before the first client connects. The GPUs are in exclusive process mode, so a container
+// that bypasses MPS then finds them taken. If it fails, the first client starts the server.
+func (r *process) startServer(ctx context.Context) error {
+	_, err := sendCommands(ctx, r.program, r.env, "start_server -uid 0")
 	return err
 }
 
-// How long a daemon may take to end: after it has been told to, and after SIGTERM.
+// How long a daemon may take to end: after the command quit, and after SIGTERM.
 const (
-	quitTime = 3 * time.Second
-	termTime = 2 * time.Second
+	quitTimeout = 3 * time.Second
+	termTimeout = 2 * time.Second
 )
 
-// stop ends the daemon and returns when it has ended.
-func (r *running) stop() {
+// stop ends the daemon and waits until it has ended.
+func (r *process) stop() {
 	select {
 	case <-r.ended:
-		r.signal(syscall.SIGKILL) // servers that it has left behind
+		r.signal(syscall.SIGKILL) // servers that it left behind
 		return
 	default:
 	}
-	quit, cancel := context.WithTimeout(context.Background(), quitTime)
+	quit, cancel := context.WithTimeout(context.Background(), quitTimeout)
 	defer cancel()
-	// Its clients have ended before it was not wanted any more; what is left gets a second.
-	if _, err := say(quit, r.program, r.env, "quit -t 1"); err == nil {
+	// Its clients ended before the daemon was released; remaining ones get a second.
+	if _, err := sendCommands(quit, r.program, r.env, "quit -t 1"); err == nil {
 		select {
 		case <-r.ended:
 			return
@@ -182,11 +203,11 @@ func (r *running) stop() {
 	select {
 	case <-r.ended:
 		return
-	case <-time.After(termTime):
+	case <-time.After(termTimeout):
 	}
 	r.signal(syscall.SIGKILL)
 	<-r.ended
 }
 
-// signal goes to the daemon and to its servers.
-func (r *running) signal(s syscall.Signal) { _ = syscall.Kill(-r.cmd.Process.Pid, s) }
+// signal signals the daemon and its servers.
+func (r *process) signal(s syscall.Signal) { _ = syscall.Kill(-r.cmd.Process.Pid, s) }

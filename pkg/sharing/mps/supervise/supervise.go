@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package supervise runs the MPS daemons that are wanted on a node. They are children of the program that it runs in.
+// Package supervise runs the requested MPS daemons of a node, as child processes.
 package supervise
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -15,62 +16,62 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fsnotify/fsnotify"
+
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
-// Config is what a supervisor needs to know.
+// Config configures a supervisor.
 type Config struct {
 	Dir        mps.Dir
 	DriverRoot string // of NVIDIA's driver, as this program sees it
-	// SharedMemory is the directory that daemons and clients have as their /dev/shm; "" for none. It is made for all users.
+	// SharedMemory is the directory for /dev/shm of daemons without one of their own, and of their clients; "" for
+	// none. It is created writable for all users.
 	SharedMemory string
 	Log          *slog.Logger
 }
 
-// lookPeriod is how often a supervisor looks what is wanted although it has noticed no change.
-const lookPeriod = 10 * time.Second
+// resyncPeriod is how often a supervisor reads the requests without a change event.
+const resyncPeriod = 10 * time.Second
 
-// supervisor has a goroutine for each daemon, so that none waits for another.
+// supervisor has a worker goroutine for each daemon, so that none waits for another.
 type supervisor struct {
 	Config
 	group sync.WaitGroup
 
 	mu      sync.Mutex
-	keepers map[string]*keeper
+	workers map[string]*worker
 }
 
-// Run makes the directory true until ctx ends, and ends its daemons then. Where nothing is wanted it leaves nothing behind.
+// Run runs the requested daemons until ctx ends, and then stops them. It removes the directory if no daemon is
+// requested.
 func Run(ctx context.Context, c Config) error {
 	lock, err := lockDir(ctx, c)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	if err := errors.Join(c.Dir.Forget(), c.shareMemory()); err != nil {
+	if err := errors.Join(c.Dir.ResetStates(), c.shareMemory()); err != nil {
 		return err
 	}
-	w, err := newWatcher()
+	changes, err := fsnotify.NewWatcher()
 	if err != nil {
-		return err
+		return fmt.Errorf("watch files: %w", err)
 	}
-	defer w.close()
-	s := &supervisor{Config: c, keepers: map[string]*keeper{}}
-	tick := time.NewTicker(lookPeriod)
+	defer changes.Close()
+	s := &supervisor{Config: c, workers: map[string]*worker{}}
+	tick := time.NewTicker(resyncPeriod)
 	defer tick.Stop()
 	for ctx.Err() == nil {
-		s.look(ctx, w)
-		select {
-		case <-ctx.Done():
-		case <-w.changed:
-		case <-tick.C:
-		}
+		s.reconcile(ctx, changes)
+		s.awaitChange(ctx, changes, tick.C)
 	}
 	s.group.Wait()
-	s.leave()
+	s.removeDirs()
 	return nil
 }
 
-// lockDir makes the directory, and waits until no other supervisor has it: one that is ending still has daemons.
+// lockDir creates and locks the directory. It waits for another supervisor, which may still be stopping its daemons.
 func lockDir(ctx context.Context, c Config) (*os.File, error) {
 	for said := false; ; {
 		if err := os.MkdirAll(string(c.Dir), 0o755); err != nil {
@@ -84,7 +85,7 @@ func lockDir(ctx context.Context, c Config) (*os.File, error) {
 			return nil, err
 		}
 		err = unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil && same(dir) {
+		if err == nil && mps.SameFile(dir) {
 			return dir, nil
 		}
 		_ = dir.Close()
@@ -103,19 +104,45 @@ func lockDir(ctx context.Context, c Config) (*os.File, error) {
 	}
 }
 
-// same says whether the directory is still the one under its name: whoever left has removed it.
-func same(dir *os.File) bool {
-	open, err1 := dir.Stat()
-	named, err2 := os.Stat(dir.Name())
-	return err1 == nil && err2 == nil && os.SameFile(open, named)
+// awaitChange waits until requests may have changed, for the tick, or until ctx ends. It ignores the supervisor's own
+// reports.
+func (s *supervisor) awaitChange(ctx context.Context, changes *fsnotify.Watcher, tick <-chan time.Time) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick:
+			return
+		case <-changes.Errors: //nolint:errcheck // events were lost
+			return
+		case e := <-changes.Events:
+			if filepath.Base(e.Name) == mps.WantedFile || filepath.Dir(e.Name) == filepath.Clean(string(s.Dir)) {
+				return
+			}
+		}
+	}
 }
 
-// look tells every keeper what is wanted now.
-func (s *supervisor) look(ctx context.Context, w *watcher) {
-	if err := w.watch(string(s.Dir)); err != nil {
+// watch watches the directory and those of the daemons. It may be repeated.
+func (s *supervisor) watch(changes *fsnotify.Watcher) error {
+	dirs, err := filepath.Glob(filepath.Join(string(s.Dir), "*"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range append(dirs, string(s.Dir)) {
+		if err := changes.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// reconcile passes the present requests to the workers.
+func (s *supervisor) reconcile(ctx context.Context, changes *fsnotify.Watcher) {
+	if err := s.watch(changes); err != nil {
 		s.Log.Error("cannot notice changes at once", "err", err)
 	}
-	asked, err := s.Dir.Asked()
+	asked, err := s.Dir.Requests()
 	if err != nil {
 		s.Log.Error("a daemon cannot be read; it stays as it is", "err", err)
 	}
@@ -124,31 +151,31 @@ func (s *supervisor) look(ctx context.Context, w *watcher) {
 	wanted := map[string]bool{}
 	for _, d := range asked {
 		wanted[d.ID] = true
-		s.keep(ctx, d.ID).want(&d)
+		s.worker(ctx, d.ID).setWanted(&d)
 	}
-	for id, k := range s.keepers {
-		if !wanted[id] && !s.Dir.IsWanted(id) {
-			k.want(nil)
+	for id, w := range s.workers {
+		if !wanted[id] && !s.Dir.IsRequested(id) {
+			w.setWanted(nil)
 		}
 	}
-	for _, id := range s.leftovers() {
+	for _, id := range s.orphans() {
 		s.clear(id)
 	}
 }
 
-// keep is the keeper of the daemon. The caller holds s.mu.
-func (s *supervisor) keep(ctx context.Context, id string) *keeper {
-	k, ok := s.keepers[id]
+// worker returns the worker of the daemon, and starts it if needed. The caller holds s.mu.
+func (s *supervisor) worker(ctx context.Context, id string) *worker {
+	w, ok := s.workers[id]
 	if !ok {
-		k = newKeeper(s, id)
-		s.keepers[id] = k
-		s.group.Go(func() { k.run(ctx) })
+		w = newWorker(s, id)
+		s.workers[id] = w
+		s.group.Go(func() { w.run(ctx) })
 	}
-	return k
+	return w
 }
 
-// leftovers are the daemons that an earlier supervisor had and nobody wants. The caller holds s.mu.
-func (s *supervisor) leftovers() []string {
+// orphans returns the IDs of an earlier supervisor's daemons that are not requested any more. The caller holds s.mu.
+func (s *supervisor) orphans() []string {
 	reported, err := filepath.Glob(filepath.Join(string(s.Dir), "*", "state.json"))
 	if err != nil {
 		return nil
@@ -156,7 +183,7 @@ func (s *supervisor) leftovers() []string {
 	var out []string
 	for _, file := range reported {
 		id := filepath.Base(filepath.Dir(file))
-		if _, kept := s.keepers[id]; !kept && !s.Dir.IsWanted(id) {
+		if _, kept := s.workers[id]; !kept && !s.Dir.IsRequested(id) {
 			out = append(out, id)
 		}
 	}
@@ -164,12 +191,12 @@ func (s *supervisor) leftovers() []string {
 }
 
 func (s *supervisor) clear(id string) {
-	if err := s.Dir.Clear(id); err != nil {
+	if err := errors.Join(unmountMemory(s.Dir, id), s.Dir.Clear(id)); err != nil {
 		s.Log.Error("something of the daemon is left", "daemon", id, "err", err)
 	}
 }
 
-// shareMemory makes the directory for shared memory as /dev/shm is.
+// shareMemory creates the directory for shared memory with the mode of /dev/shm.
 func (c Config) shareMemory() error {
 	if c.SharedMemory == "" {
 		return nil
@@ -180,8 +207,9 @@ func (c Config) shareMemory() error {
 	return os.Chmod(c.SharedMemory, 0o777|os.ModeSticky)
 }
 
-// leave removes the directory, with that for shared memory, and the one above if it is the last in there: whoever leaves last takes it away.
-func (s *supervisor) leave() {
+// removeDirs removes the directory if it is empty, with the one for shared memory, and its parent if that is empty
+// then.
+func (s *supervisor) removeDirs() {
 	if err := os.Remove(string(s.Dir)); err == nil || errors.Is(err, fs.ErrNotExist) {
 		if s.SharedMemory != "" {
 			_ = os.RemoveAll(s.SharedMemory)

@@ -17,10 +17,10 @@ import (
 	"time"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
-	simmps "github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/mps"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/sim/node"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps/supervise"
+	simmps "github.com/gpudra/gpu-dra-driver/simulator/mps"
+	"github.com/gpudra/gpu-dra-driver/simulator/node"
 )
 
 // dirVariable and rootVariable make the test program a supervisor of its own.
@@ -30,24 +30,30 @@ const dirVariable, rootVariable = "SUPERVISE_TEST_DIR", "SUPERVISE_TEST_ROOT"
 func TestMain(m *testing.M) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	if self, err := os.Readlink("/proc/self/exe"); err == nil && filepath.Base(self) == "nvidia-cuda-mps-control" {
-		os.Exit(simmps.Program{Path: self, Args: os.Args[1:], Env: os.Getenv, In: os.Stdin, Out: os.Stdout, Err: os.Stderr}.Run(ctx))
+		os.Exit(simmps.Program{Path: self, Args: os.Args[1:], Env: os.Getenv, In: os.Stdin, Out: os.Stdout,
+			Err: os.Stderr}.Run(ctx))
+	}
+	if len(os.Args) > 1 && os.Args[1] == supervise.WithSharedMemory {
+		fmt.Fprintln(os.Stderr, supervise.ExecWithSharedMemory(os.Args[2:]))
+		os.Exit(1)
 	}
 	if dir := os.Getenv(dirVariable); dir != "" {
-		_ = supervise.Run(ctx, supervise.Config{Dir: mps.Dir(dir), DriverRoot: os.Getenv(rootVariable), Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+		_ = supervise.Run(ctx, supervise.Config{Dir: mps.Dir(dir), DriverRoot: os.Getenv(rootVariable),
+			Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 		os.Exit(0)
 	}
 	stop()
 	os.Exit(m.Run())
 }
 
-// world is a simulated machine and the directory in which its driver and its supervisor meet.
-type world struct {
+// fixture is a simulated machine with the directory that plugin and supervisor share.
+type fixture struct {
 	*node.Node
 	dir mps.Dir
 	ids map[string]gpu.UUID // of the GPUs, by their names
 }
 
-func newWorld(t *testing.T) world {
+func newFixture(t *testing.T) fixture {
 	t.Helper()
 	top := t.TempDir()
 	p, err := node.BuiltIn("t4-x2")
@@ -56,7 +62,7 @@ func newWorld(t *testing.T) world {
 	must(t, err)
 	v, err := n.View()
 	must(t, err)
-	w := world{n, mps.Dir(filepath.Join(top, "plugin/mps")), map[string]gpu.UUID{}}
+	w := fixture{n, mps.Dir(filepath.Join(top, "plugin/mps")), map[string]gpu.UUID{}}
 	for i, c := range v.GPUs {
 		w.ids[fmt.Sprintf("g%d", i)] = gpu.UUID(c.UUID)
 	}
@@ -67,10 +73,10 @@ func newWorld(t *testing.T) world {
 }
 
 // shm is the directory for shared memory.
-func (w world) shm() string { return filepath.Join(w.Dir(), "shm") }
+func (w fixture) shm() string { return filepath.Join(w.Dir(), "shm") }
 
 // install makes the program the control program of the driver.
-func (w world) install(t *testing.T, program []byte) {
+func (w fixture) install(t *testing.T, program []byte) {
 	t.Helper()
 	path := filepath.Join(w.DriverRoot(), "usr/bin/nvidia-cuda-mps-control")
 	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
@@ -79,12 +85,18 @@ func (w world) install(t *testing.T, program []byte) {
 }
 
 // supervise starts a supervisor. stop ends it as SIGTERM does.
-func (w world) supervise(t *testing.T) (stop func()) {
+func (w fixture) supervise(t *testing.T) (stop func()) {
+	t.Helper()
+	return w.superviseRoot(t, w.DriverRoot())
+}
+
+// superviseRoot starts a supervisor with the driver in root.
+func (w fixture) superviseRoot(t *testing.T, root string) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	log := slog.New(slog.NewTextHandler(testLog{t}, nil))
-	config := supervise.Config{Dir: w.dir, DriverRoot: w.DriverRoot(), SharedMemory: w.shm(), Log: log}
+	config := supervise.Config{Dir: w.dir, DriverRoot: root, SharedMemory: w.shm(), Log: log}
 	go func() { done <- supervise.Run(ctx, config) }()
 	stopped := false
 	stop = func() {
@@ -122,19 +134,21 @@ func eventually(t *testing.T, what string, is func() bool) {
 }
 
 // daemon is one of a GPU, under the GPU's name.
-func (w world) daemon(name string) mps.Daemon {
+func (w fixture) daemon(name string) mps.Daemon {
 	return mps.Daemon{ID: name, GPUs: []gpu.UUID{w.ids[name]}}
 }
 
-func (w world) await(t *testing.T, d mps.Daemon) mps.State {
+func (w fixture) await(t *testing.T, d mps.Daemon) mps.State {
 	t.Helper()
-	must(t, w.dir.Await(t.Context(), d.ID, 20*time.Second))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	must(t, w.dir.Await(ctx, d.ID))
 	s, err := w.dir.State(d.ID)
 	must(t, err)
 	return s
 }
 
-func (w world) awaitMessage(t *testing.T, id, want string) mps.State {
+func (w fixture) awaitMessage(t *testing.T, id, want string) mps.State {
 	t.Helper()
 	var s mps.State
 	eventually(t, "a message with "+want, func() bool {
@@ -146,8 +160,8 @@ func (w world) awaitMessage(t *testing.T, id, want string) mps.State {
 	return s
 }
 
-// say is what the daemon answers to commands.
-func (w world) say(id, commands string) string {
+// command returns what the daemon answers to commands.
+func (w fixture) command(id, commands string) string {
 	cmd := exec.Command(filepath.Join(w.DriverRoot(), "usr/bin/nvidia-cuda-mps-control"))
 	cmd.Env = []string{"CUDA_MPS_PIPE_DIRECTORY=" + w.dir.Pipe(id)}
 	cmd.Stdin = strings.NewReader(strings.ReplaceAll(commands, "; ", "\n") + "\n")
@@ -155,26 +169,28 @@ func (w world) say(id, commands string) string {
 	return strings.ReplaceAll(strings.TrimSpace(string(out)), "\n", "; ")
 }
 
-func (w world) gone(id string) bool {
+func (w fixture) gone(id string) bool {
 	_, err := os.Stat(filepath.Join(string(w.dir), id))
 	return os.IsNotExist(err)
 }
 
-func TestDaemonComesAndGoes(t *testing.T) {
-	w := newWorld(t)
+func TestDaemonStartsAndStops(t *testing.T) {
+	w := newFixture(t)
 	stop := w.supervise(t)
 	d := w.daemon("g0")
 	d.ThreadPercentage, d.Memory = 30, map[gpu.UUID]uint64{w.ids["g0"]: 5 << 30}
-	must(t, w.dir.Want(d))
+	must(t, w.dir.Request(d))
 	s := w.await(t, d)
 	if s.PID == 0 || s.Restarts != 0 || s.Message != "" {
 		t.Errorf("got %+v", s)
 	}
-	if got, want := w.say("g0", "get_default_active_thread_percentage; get_default_device_pinned_mem_limit 0"), "30.0; 5G"; got != want {
+	if got, want := w.command("g0", "get_default_active_thread_percentage; get_default_device_pinned_mem_limit 0"),
+		"30.0; 5G"; got != want {
 		t.Errorf("limits %s, want %s", got, want)
 	}
-	eventually(t, "there is a server", func() bool { return w.say("g0", "get_server_list") == fmt.Sprint(s.PID) })
-	if info, err := os.Stat(w.dir.Pipe("g0")); err != nil || info.Mode().Perm() != 0o777 || info.Mode()&os.ModeSticky == 0 {
+	eventually(t, "there is a server", func() bool { return w.command("g0", "get_server_list") == fmt.Sprint(s.PID) })
+	if info, err := os.Stat(w.dir.Pipe("g0")); err != nil || info.Mode().Perm() != 0o777 ||
+		info.Mode()&os.ModeSticky == 0 {
 		t.Errorf("pipe directory: %v, %v", info.Mode(), err)
 	}
 	client, err := simmps.Connect(t.Context(), w.dir.Pipe("g0"), "", "")
@@ -183,16 +199,16 @@ func TestDaemonComesAndGoes(t *testing.T) {
 		t.Errorf("the daemon has %v", got)
 	}
 	must(t, client.Close())
-	must(t, w.dir.Want(d)) // again
-	must(t, w.dir.Unwant("g0"))
-	must(t, w.dir.Unwant("g0"))
+	must(t, w.dir.Request(d)) // again
+	must(t, w.dir.Release("g0"))
+	must(t, w.dir.Release("g0"))
 	eventually(t, "it is gone", func() bool { return w.gone("g0") })
 	if err := syscall.Kill(s.PID, 0); err != syscall.ESRCH {
 		t.Errorf("the process: %v", err)
 	}
-	must(t, w.dir.Want(d))
+	must(t, w.dir.Request(d))
 	w.await(t, d)
-	must(t, w.dir.Unwant("g0"))
+	must(t, w.dir.Release("g0"))
 	eventually(t, "it is gone again", func() bool { return w.gone("g0") })
 	if info, err := os.Stat(w.shm()); err != nil || info.Mode().Perm() != 0o777 || info.Mode()&os.ModeSticky == 0 {
 		t.Errorf("directory for shared memory: %v, %v", info.Mode(), err)
@@ -206,14 +222,14 @@ func TestDaemonComesAndGoes(t *testing.T) {
 	}
 }
 
-func TestNoticesAtOnce(t *testing.T) {
-	w := newWorld(t)
+func TestReactsToFileEvents(t *testing.T) {
+	w := newFixture(t)
 	w.supervise(t)
 	must(t, w.BreakMPS("0", node.MPSFault{Refusing: true}))
 	time.Sleep(200 * time.Millisecond) // so that it waits for events
 	d := w.daemon("g0")
 	began := time.Now()
-	must(t, w.dir.Want(d))
+	must(t, w.dir.Request(d))
 	eventually(t, "an answer", func() bool { s, _ := w.dir.State("g0"); return s.Wanted != "" })
 	if took := time.Since(began); took > 5*time.Second { // by itself it looks every 10 s
 		t.Errorf("it took %s", took)
@@ -221,58 +237,63 @@ func TestNoticesAtOnce(t *testing.T) {
 }
 
 func TestLimitsOfARunningDaemon(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.supervise(t)
 	id := w.ids["g0"]
 	d := w.daemon("g0")
-	must(t, w.dir.Want(d))
+	must(t, w.dir.Request(d))
 	pid := w.await(t, d).PID
-	eventually(t, "there is a server", func() bool { return w.say("g0", "get_server_list") == fmt.Sprint(pid) })
-	queries := fmt.Sprintf("get_default_active_thread_percentage; get_default_device_pinned_mem_limit 0; get_active_thread_percentage %d; get_device_pinned_mem_limit %d 0", pid, pid)
+	eventually(t, "there is a server", func() bool { return w.command("g0", "get_server_list") == fmt.Sprint(pid) })
+	queries := fmt.Sprintf("get_default_active_thread_percentage; get_default_device_pinned_mem_limit 0; "+
+		"get_active_thread_percentage %d; get_device_pinned_mem_limit %d 0", pid, pid)
 	for _, tt := range []struct {
 		threads int
 		memory  map[gpu.UUID]uint64
 		want    string
 	}{
-		{40, nil, "40.0; No limit; 40.0; No limit"},
+		{40, nil, "40.0; 40.0"},
 		{40, map[gpu.UUID]uint64{id: 3 << 30}, "40.0; 3G; 40.0; 3G"},
 		{20, map[gpu.UUID]uint64{id: 100<<20 + 5}, "20.0; 100M; 20.0; 100M"},
 		{0, nil, "100.0; 1024G; 100.0; 1024G"},
 	} {
 		d.ThreadPercentage, d.Memory = tt.threads, tt.memory
-		must(t, w.dir.Want(d))
+		must(t, w.dir.Request(d))
 		if s := w.await(t, d); s.PID != pid || s.Restarts != 0 {
 			t.Errorf("it is another one: %+v", s)
 		}
-		if got := w.say("g0", queries); got != tt.want {
+		if got := w.command("g0", queries); got != tt.want {
 			t.Errorf("got %s, want %s", got, tt.want)
 		}
 	}
 	d.MultiUser = true // for which it takes another process
-	must(t, w.dir.Want(d))
+	must(t, w.dir.Request(d))
 	if s := w.await(t, d); s.PID == pid || s.Restarts != 0 {
 		t.Errorf("it is the same one: %+v", s)
 	}
 }
 
-func TestADaemonThatDies(t *testing.T) {
-	w := newWorld(t)
+func TestDaemonRestartsAfterCrash(t *testing.T) {
+	w := newFixture(t)
 	w.supervise(t)
 	d := w.daemon("g0")
 	d.ThreadPercentage = 30
-	must(t, w.dir.Want(d))
+	must(t, w.dir.Request(d))
 	pid := w.await(t, d).PID
 	pipe, err := os.Stat(w.dir.Pipe("g0"))
 	must(t, err)
 	must(t, syscall.Kill(pid, syscall.SIGKILL))
-	eventually(t, "it is another one", func() bool { s, err := w.dir.State("g0"); must(t, err); return s.Ready && s.PID != pid })
+	eventually(t, "it is another one", func() bool {
+		s, err := w.dir.State("g0")
+		must(t, err)
+		return s.Ready && s.PID != pid
+	})
 	if s := w.await(t, d); s.Restarts != 1 {
 		t.Errorf("got %+v", s)
 	}
 	if again, err := os.Stat(w.dir.Pipe("g0")); err != nil || !os.SameFile(pipe, again) {
 		t.Errorf("containers have another pipe directory mounted: %v", err)
 	}
-	if got := w.say("g0", "get_default_active_thread_percentage"); got != "30.0" {
+	if got := w.command("g0", "get_default_active_thread_percentage"); got != "30.0" {
 		t.Errorf("its limit is %s", got)
 	}
 	must(t, w.BreakMPS("0", node.MPSFault{Dead: true}))
@@ -287,21 +308,22 @@ func TestADaemonThatDies(t *testing.T) {
 	w.await(t, d)
 }
 
-func TestADaemonThatRefuses(t *testing.T) {
-	w := newWorld(t)
+func TestDaemonRefusesToStart(t *testing.T) {
+	w := newFixture(t)
 	must(t, w.BreakMPS("0", node.MPSFault{Refusing: true}))
 	w.supervise(t)
 	d, other := w.daemon("g0"), w.daemon("g1")
-	must(t, w.dir.Want(d))
-	must(t, w.dir.Want(other))
+	must(t, w.dir.Request(d))
+	must(t, w.dir.Request(other))
 	w.await(t, other) // which does not wait for the first
 	s := w.awaitMessage(t, "g0", "it ended: exit status 1: ")
-	if s.Ready || s.Restarts != 0 || !strings.Contains(s.Message, "simulated fault: daemons on gpu-3b-00-0 refuse to start") {
+	if s.Ready || s.Restarts != 0 || !strings.Contains(s.Message, "simulated fault: daemons on gpu-3b-00-0 refuse to "+
+		"start") {
 		t.Errorf("got %+v", s)
 	}
-	must(t, w.dir.Unwant("g0"))
+	must(t, w.dir.Release("g0"))
 	eventually(t, "it is gone", func() bool { return w.gone("g0") })
-	must(t, w.dir.Want(d))
+	must(t, w.dir.Request(d))
 	w.awaitMessage(t, "g0", "refuse to start")
 	must(t, w.HealMPS("0"))
 	if s := w.await(t, d); s.Restarts != 0 {
@@ -309,41 +331,41 @@ func TestADaemonThatRefuses(t *testing.T) {
 	}
 }
 
-func TestASlowDaemon(t *testing.T) {
+func TestSlowDaemon(t *testing.T) {
 	const slow = 3 * time.Second
-	w := newWorld(t)
+	w := newFixture(t)
 	must(t, w.BreakMPS("0", node.MPSFault{Slow: slow}))
 	w.supervise(t)
 	d := w.daemon("g0")
 	began := time.Now()
-	must(t, w.dir.Want(d))
+	must(t, w.dir.Request(d))
 	eventually(t, "it starts", func() bool { s, _ := w.dir.State("g0"); return s.Wanted != "" })
 	if err := w.dir.Check(d.ID); err == nil || !strings.Contains(err.Error(), "starting") {
 		t.Errorf("check: %v", err)
 	}
 	d.ThreadPercentage = 50 // changed while it starts
-	must(t, w.dir.Want(d))
+	must(t, w.dir.Request(d))
 	w.await(t, d)
 	if took := time.Since(began); took < slow {
 		t.Errorf("it took %s", took)
 	}
-	if got := w.say("g0", "get_default_active_thread_percentage"); got != "50.0" {
+	if got := w.command("g0", "get_default_active_thread_percentage"); got != "50.0" {
 		t.Errorf("its limit is %s", got)
 	}
-	must(t, w.dir.Unwant("g0"))
+	must(t, w.dir.Release("g0"))
 	eventually(t, "it is gone", func() bool { return w.gone("g0") })
 	must(t, w.BreakMPS("0", node.MPSFault{Slow: time.Hour}))
-	must(t, w.dir.Want(d))
+	must(t, w.dir.Request(d))
 	eventually(t, "it starts again", func() bool { s, _ := w.dir.State("g0"); return s.Wanted != "" })
 	began = time.Now()
-	must(t, w.dir.Unwant("g0")) // while it starts
+	must(t, w.dir.Release("g0")) // while it starts
 	eventually(t, "it is gone again", func() bool { return w.gone("g0") })
 	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("to end took %s", took)
 	}
 }
 
-// fake is a control program that notes what it is told and does what the script says then.
+// fake is a control program that notes its commands and first does what the script says. It sets and reads back limits.
 func fake(script string) []byte {
 	return []byte(`#!/bin/sh
 up=$CUDA_MPS_PIPE_DIRECTORY/up
@@ -354,86 +376,109 @@ while read -r line; do
 	case $line in
 	` + script + `
 	quit*) rm -f $up;;
+	set_default_a*) echo "${line##* }.0" > $up.percent;;
+	get_default_a*) cat $up.percent 2>/dev/null || echo 100.0;;
+	set_default_d*) echo "${line##* }" > $up.memory;;
+	get_default_d*) cat $up.memory;;
 	esac
 done
 `)
 }
 
-func TestLimitsThatAreRefused(t *testing.T) {
+func TestRefusedLimits(t *testing.T) {
 	for _, tt := range []struct{ name, script, want string }{
 		{"by the exit code", "set_*) echo no; exit 3;;",
-			"set limits: set_default_active_thread_percentage 30; set_default_device_pinned_mem_limit 0 1024M: exit status 3: no"},
+			"set limits: set_default_active_thread_percentage 30; set_default_device_pinned_mem_limit 0 1024M: exit " +
+				"status 3: no"},
 		{"by the text", "set_*mem*) echo Invalid argument;;",
-			"set limits: set_default_active_thread_percentage 30; set_default_device_pinned_mem_limit 0 1024M: refused: Invalid argument"},
-		{"in silence", "get_default_a*) echo 100.0;;", "active thread percentage is 100 after it was set to 30"},
-		{"of a server", "get_server_list) echo 77;; set_a*) echo Failed;;", "set limits of server 77: set_active_thread_percentage 77 30; set_device_pinned_mem_limit 77 0 1024M: refused: Failed"},
+			"set limits: set_default_active_thread_percentage 30; set_default_device_pinned_mem_limit 0 1024M: " +
+				"refused: Invalid argument"},
+		{"in silence", "get_default_a*) echo 100.0;;", `active thread percentage is "100.0" after it was set to 30`},
+		{"a memory limit in silence", "set_default_d*) ;; get_default_d*) ;;", "after it was set to 1024M"},
+		{"another memory limit", "get_default_d*) echo 2G;;", `is "2G" after it was set to 1024M`},
+		{"of a server", "get_server_list) echo 77;; set_a*) echo Failed;;",
+			"set limits of server 77: set_active_thread_percentage 77 30; set_device_pinned_mem_limit 77 0 1024M: " +
+				"refused: Failed"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newFixture(t)
 			w.install(t, fake(tt.script))
 			w.supervise(t)
 			d := w.daemon("g0")
 			d.ThreadPercentage, d.Memory = 30, map[gpu.UUID]uint64{w.ids["g0"]: 1 << 30}
-			must(t, w.dir.Want(d))
+			must(t, w.dir.Request(d))
 			if s := w.awaitMessage(t, "g0", tt.want); s.Ready {
 				t.Errorf("got %+v", s)
 			}
 		})
 	}
 	t.Run("of a running one", func(t *testing.T) {
-		w := newWorld(t)
+		w := newFixture(t)
 		w.install(t, fake("*30) echo Invalid;;"))
 		w.supervise(t)
 		d := w.daemon("g0")
-		must(t, w.dir.Want(d))
+		must(t, w.dir.Request(d))
 		pid := w.await(t, d).PID
 		d.ThreadPercentage = 30
-		must(t, w.dir.Want(d))
+		must(t, w.dir.Request(d))
 		if s := w.awaitMessage(t, "g0", "refused: Invalid"); s.PID != pid || s.Ready {
 			t.Errorf("got %+v", s)
 		}
 		d.ThreadPercentage = 20
-		must(t, w.dir.Want(d))
+		must(t, w.dir.Request(d))
 		if s := w.await(t, d); s.PID != pid {
 			t.Errorf("got %+v", s)
 		}
 	})
 }
 
+// A control program that does not know the flag for several users may be gone before it is started without the flag.
+func TestNoMultiUserAndGone(t *testing.T) {
+	w := newFixture(t)
+	w.install(t, []byte("#!/bin/sh\nrm $0\necho Cannot find MPS control daemon process\nexit 1\n"))
+	w.supervise(t)
+	d := w.daemon("g0")
+	d.MultiUser = true
+	must(t, w.dir.Request(d))
+	if s := w.awaitMessage(t, "g0", "nvidia-cuda-mps-control is in no directory for programs"); s.Ready {
+		t.Errorf("got %+v", s)
+	}
+}
+
 func TestADaemonThatDoesNotQuit(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.install(t, fake("quit*) ;;")) // SIGTERM ends it
 	w.supervise(t)
 	d := w.daemon("g0")
-	must(t, w.dir.Want(d))
+	must(t, w.dir.Request(d))
 	w.await(t, d)
-	must(t, w.dir.Unwant("g0"))
+	must(t, w.dir.Release("g0"))
 	eventually(t, "it is gone", func() bool { return w.gone("g0") })
 }
 
 func TestNoDriver(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	must(t, os.RemoveAll(filepath.Join(w.DriverRoot(), "usr/bin")))
 	w.supervise(t)
 	d := w.daemon("g0")
-	must(t, w.dir.Want(d))
+	must(t, w.dir.Request(d))
 	w.awaitMessage(t, "g0", "nvidia-cuda-mps-control is in no directory for programs below "+w.DriverRoot())
 	long := w.daemon("g0")
 	long.ID = strings.Repeat("x", 100)
-	must(t, w.dir.Want(long))
+	must(t, w.dir.Request(long))
 	w.awaitMessage(t, long.ID, "would have more than the 107 characters that are possible")
 }
 
 // The libraries of the driver are found, and no others of its root.
 func TestLibraries(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	libraries := filepath.Join(w.DriverRoot(), "usr/lib/x86_64-linux-gnu")
 	for _, name := range []string{"libcuda.so.1", "libnvidia-x.so.5", "libc.so.6"} {
 		must(t, os.WriteFile(filepath.Join(libraries, name), nil, 0o644))
 	}
 	w.supervise(t)
 	d := w.daemon("g0")
-	must(t, w.dir.Want(d))
+	must(t, w.dir.Request(d))
 	w.await(t, d)
 	found, err := filepath.Glob(filepath.Join(w.dir.Libraries("g0"), "*"))
 	must(t, err)
@@ -451,29 +496,29 @@ func TestLibraries(t *testing.T) {
 
 // A wanted.json that cannot be read changes nothing.
 func TestWhatCannotBeRead(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.supervise(t)
 	d := w.daemon("g0")
-	must(t, w.dir.Want(d))
+	must(t, w.dir.Request(d))
 	pid := w.await(t, d).PID
 	must(t, os.WriteFile(filepath.Join(string(w.dir), "g0", mps.WantedFile), []byte("{"), 0o644))
 	time.Sleep(200 * time.Millisecond)
 	other := w.daemon("g1")
-	must(t, w.dir.Want(other))
+	must(t, w.dir.Request(other))
 	w.await(t, other)
 	if s, err := w.dir.State("g0"); err != nil || s.PID != pid || !s.Ready {
 		t.Errorf("got %+v, %v", s, err)
 	}
-	must(t, w.dir.Unwant("g0"))
+	must(t, w.dir.Release("g0"))
 	eventually(t, "it is gone", func() bool { return w.gone("g0") })
 }
 
 // The driver may be of a newer version than the supervisor, which an update leaves alone.
 func TestADriverThatSaysMore(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.supervise(t)
 	d := w.daemon("g0")
-	must(t, w.dir.Want(d))
+	must(t, w.dir.Request(d))
 	pid := w.await(t, d).PID
 	file := filepath.Join(string(w.dir), "g0", mps.WantedFile)
 	text, err := os.ReadFile(file)
@@ -486,10 +531,10 @@ func TestADriverThatSaysMore(t *testing.T) {
 
 // Daemons end with their supervisor, whichever way it goes, and the next starts them again.
 func TestSupervisorsComeAndGo(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	d, other := w.daemon("g0"), w.daemon("g1")
-	must(t, w.dir.Want(d))
-	must(t, w.dir.Want(other))
+	must(t, w.dir.Request(d))
+	must(t, w.dir.Request(other))
 
 	first := exec.Command(os.Args[0])
 	first.Env = append(os.Environ(), dirVariable+"="+string(w.dir), rootVariable+"="+w.DriverRoot())
@@ -500,9 +545,13 @@ func TestSupervisorsComeAndGo(t *testing.T) {
 	_ = first.Wait()
 	eventually(t, "its daemon is gone", func() bool { return syscall.Kill(pid, 0) == syscall.ESRCH })
 
-	must(t, w.dir.Unwant("g1")) // meanwhile
+	must(t, w.dir.Release("g1")) // meanwhile
 	stop := w.supervise(t)
-	eventually(t, "it is another one", func() bool { s, err := w.dir.State("g0"); must(t, err); return s.Ready && s.PID != pid })
+	eventually(t, "it is another one", func() bool {
+		s, err := w.dir.State("g0")
+		must(t, err)
+		return s.Ready && s.PID != pid
+	})
 	if s := w.await(t, d); s.Restarts != 1 {
 		t.Errorf("after a kill: %+v", s)
 	}
@@ -514,7 +563,8 @@ func TestSupervisorsComeAndGo(t *testing.T) {
 		t.Errorf("the process: %v", err)
 	}
 	s, err := w.dir.State("g0")
-	if must(t, err); s.Ready || s.Restarts != 2 || s.Message != "its supervisor was stopped: is its pod running on this node?" {
+	if must(t, err); s.Ready || s.Restarts != 2 || s.Message != "its supervisor was stopped: is its pod running on "+
+		"this node?" {
 		t.Errorf("after SIGTERM: %+v", s)
 	}
 	w.supervise(t)
@@ -525,10 +575,10 @@ func TestSupervisorsComeAndGo(t *testing.T) {
 
 // One supervisor waits for another that still has daemons.
 func TestTwoSupervisors(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	stop := w.supervise(t)
 	d := w.daemon("g0")
-	must(t, w.dir.Want(d))
+	must(t, w.dir.Request(d))
 	pid := w.await(t, d).PID
 	w.supervise(t)
 	time.Sleep(300 * time.Millisecond)
@@ -536,37 +586,41 @@ func TestTwoSupervisors(t *testing.T) {
 		t.Errorf("got %+v, the first had %d", s, pid)
 	}
 	stop()
-	eventually(t, "the second has it", func() bool { s, err := w.dir.State("g0"); must(t, err); return s.Ready && s.PID != pid })
+	eventually(t, "the second has it", func() bool {
+		s, err := w.dir.State("g0")
+		must(t, err)
+		return s.Ready && s.PID != pid
+	})
 }
 
 // Asking for daemons and taking that back, over and over, ends with what was asked for last.
 func TestChurn(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.supervise(t)
 	d := w.daemon("g0")
 	for i := range 30 {
 		d.ThreadPercentage = 1 + i
-		must(t, w.dir.Want(d))
+		must(t, w.dir.Request(d))
 		time.Sleep(time.Duration(i*i%7) * 10 * time.Millisecond)
-		must(t, w.dir.Unwant("g0"))
+		must(t, w.dir.Release("g0"))
 		time.Sleep(time.Duration(i*i%5) * 5 * time.Millisecond)
 	}
-	must(t, w.dir.Want(d))
+	must(t, w.dir.Request(d))
 	w.await(t, d)
-	if got := w.say("g0", "get_default_active_thread_percentage"); got != "30.0" {
+	if got := w.command("g0", "get_default_active_thread_percentage"); got != "30.0" {
 		t.Errorf("its limit is %s", got)
 	}
-	must(t, w.dir.Unwant("g0"))
+	must(t, w.dir.Release("g0"))
 	eventually(t, "it is gone", func() bool { return w.gone("g0") })
 }
 
 func TestPauses(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	count := filepath.Join(t.TempDir(), "count")
 	w.install(t, []byte("#!/bin/sh\n[ \"$1\" = -f ] && echo x >> "+count+"\nexit 1\n"))
 	w.supervise(t)
 	began := time.Now()
-	must(t, w.dir.Want(w.daemon("g0")))
+	must(t, w.dir.Request(w.daemon("g0")))
 	started := func() int {
 		text, _ := os.ReadFile(count)
 		return strings.Count(string(text), "x")

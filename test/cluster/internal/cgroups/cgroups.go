@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cgroups makes and removes the control groups that pods run in.
-//
-// On a cgroup v1 host there is one hierarchy per controller, and a new cpuset
-// group is unusable until its CPUs and memory nodes are set. On a cgroup v2
-// host there is a single hierarchy, where each group has to pass its
-// controllers on. Version 1 and the hybrid layout were run; version 2 alone is
-// detected and handled, but was not run on such a host.
+// Package cgroups creates and removes the control groups of pods. On a cgroup v1 host there is one hierarchy per
+// controller, and a new cpuset group needs CPUs and memory nodes before use. On a cgroup v2 host there is a single
+// hierarchy, in which each group must delegate its controllers. Version 1 and the hybrid layout were tested; version 2
+// alone is implemented, but was not tested on such a host.
 package cgroups
 
 import (
@@ -22,17 +19,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hierarchy is one mounted tree of control groups.
+// Hierarchy is a mounted hierarchy of control groups.
 type Hierarchy struct {
 	Root        string
 	Controllers []string // v1 only
 	Unified     bool     // cgroup v2
 }
 
-// Layout is how control groups are mounted on this machine.
+// Layout is the list of this machine's hierarchies.
 type Layout []Hierarchy
 
-// Detect reads the layout of this machine.
+// Detect returns the layout of this machine.
 func Detect() (Layout, error) {
 	data, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -68,8 +65,7 @@ func (l Layout) V1() bool {
 	return slices.ContainsFunc(l, func(h Hierarchy) bool { return !h.Unified })
 }
 
-// Make creates the group in every hierarchy that the kubelet uses. It is no
-// error if it is there.
+// Make creates the group in every hierarchy that the kubelet uses. It is idempotent.
 func (l Layout) Make(group string) error {
 	for _, h := range l {
 		if h.Unified && l.V1() {
@@ -111,9 +107,8 @@ func (h Hierarchy) make(group string) error {
 	return nil
 }
 
-// delegate lets the groups below dir use the controllers that the kubelet
-// needs (cgroup v2). At the root this is what an init system does anyway; it
-// is not undone, for others may use them by then.
+// delegate enables the controllers that the kubelet needs for the children of dir (cgroup v2). An init system does so
+// at the root, too. It is not undone, because others may depend on it by then.
 func delegate(dir string) error {
 	have, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {
@@ -125,7 +120,8 @@ func delegate(dir string) error {
 		return err
 	}
 	for _, name := range []string{"cpu", "cpuset", "io", "memory", "pids"} {
-		if !slices.Contains(strings.Fields(string(have)), name) || slices.Contains(strings.Fields(string(passed)), name) {
+		if !slices.Contains(strings.Fields(string(have)), name) || slices.Contains(strings.Fields(string(passed)),
+			name) {
 			continue
 		}
 		if err := os.WriteFile(file, []byte("+"+name), 0o644); err != nil {
@@ -135,8 +131,7 @@ func delegate(dir string) error {
 	return nil
 }
 
-// Remove removes the group and everything below it, in every hierarchy. It is
-// no error if it is not there. No process may be in it any more.
+// Remove removes the group and its children in every hierarchy. It is idempotent. No process may be in the group.
 func (l Layout) Remove(group string) error {
 	var failed []error
 	for _, h := range l {
@@ -164,8 +159,7 @@ func removeTree(root string) error {
 	return nil
 }
 
-// removeGroup retries for a moment: a group stays busy until the kernel has
-// cleaned up after the last process that left it.
+// removeGroup retries: a group stays busy until the kernel has cleaned up after its last process.
 func removeGroup(dir string) error {
 	deadline := time.Now().Add(5 * time.Second)
 	for {

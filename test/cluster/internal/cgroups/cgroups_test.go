@@ -47,8 +47,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestMake runs on plain folders; the kernel's part is in the tests that start
-// clusters.
+// TestMake uses plain folders. The tests that start clusters cover the kernel's part.
 func TestMake(t *testing.T) {
 	root := t.TempDir()
 	write := func(path, text string) {
@@ -69,7 +68,7 @@ func TestMake(t *testing.T) {
 		{Root: root + "/memory", Controllers: []string{"rw", "memory"}},
 		{Root: root + "/unified", Unified: true},
 	}
-	for range 2 { // the second time is no error
+	for range 2 { // idempotent
 		if err := layout.Make("/c/node-1"); err != nil {
 			t.Fatal(err)
 		}
@@ -91,8 +90,7 @@ func TestMake(t *testing.T) {
 	}
 }
 
-// TestMakeOnVersion2 checks which controllers are passed on; it was not run on
-// such a host.
+// TestMakeOnVersion2 checks the delegated controllers. It was not run on a cgroup v2 host.
 func TestMakeOnVersion2(t *testing.T) {
 	root := t.TempDir()
 	for name, text := range map[string]string{"cgroup.controllers": "cpu io", "cgroup.subtree_control": "cpu"} {

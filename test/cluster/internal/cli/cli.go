@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cli is the command line: it reads arguments, calls package cluster,
-// and prints.
+// Package cli is the command line: it parses arguments, calls package cluster, and prints the results.
 package cli
 
 import (
@@ -18,8 +17,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/components"
 )
 
-// exitStatus is the status of a command that ran in a machine; it is passed
-// on without a message.
+// exitStatus is the exit status of a command in a machine. Main returns it without printing a message.
 type exitStatus int
 
 func (e exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
@@ -43,7 +41,7 @@ func Main(args []string) int {
 	}
 }
 
-// options are the flags that all commands share.
+// options are the flags of all commands.
 type options struct {
 	state      string
 	name       string
@@ -73,7 +71,8 @@ func newRoot() *cobra.Command {
 	flags := root.PersistentFlags()
 	flags.StringVar(&o.name, "name", "dev", "name of the cluster")
 	flags.StringVar(&o.state, "state", cluster.DefaultState, "folder below which each cluster keeps everything it has")
-	flags.StringVar(&o.components, "components", "", "folder with the pinned components (found by itself inside the repository)")
+	flags.StringVar(&o.components, "components", "", "folder with the pinned components (found by itself inside the "+
+		"repository)")
 	root.AddCommand(
 		upCommand(&o), downCommand(&o), statusCommand(&o), kubeconfigCommand(&o),
 		execCommand(&o), loadCommand(&o), logsCommand(&o),

@@ -16,11 +16,13 @@ func crashCommand(o *options) *cobra.Command {
 }
 
 func startCommand(o *options) *cobra.Command {
-	return o.controlCommand("start NODE|[NODE/]COMPONENT", "Boot a node that crashed, or run a program that was stopped", cluster.Start)
+	return o.controlCommand("start NODE|[NODE/]COMPONENT",
+		"Boot a node that crashed, or run a program that was stopped", cluster.Start)
 }
 
 func stopCommand(o *options) *cobra.Command {
-	return o.controlCommand("stop [NODE/]COMPONENT", "End a program, e.g. apiserver or node-1/kubelet, until start", cluster.Stop)
+	return o.controlCommand("stop [NODE/]COMPONENT", "End a program, e.g. apiserver or node-1/kubelet, until start",
+		cluster.Stop)
 }
 
 func restartCommand(o *options) *cobra.Command {
@@ -37,8 +39,9 @@ func resumeCommand(o *options) *cobra.Command {
 		func(_ context.Context, p cluster.Place, name string) error { return cluster.Resume(p, name) })
 }
 
-// controlCommand is a command that does something to one machine or program.
-func (o *options) controlCommand(use, short string, do func(ctx context.Context, p cluster.Place, name string) error) *cobra.Command {
+// controlCommand returns a command that acts on one machine or program.
+func (o *options) controlCommand(use, short string, do func(ctx context.Context, p cluster.Place,
+	name string) error) *cobra.Command {
 	return &cobra.Command{
 		Use:   use,
 		Short: short,

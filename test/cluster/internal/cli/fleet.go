@@ -16,7 +16,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/cluster"
 )
 
-// fleetCommand turns into the program test/fleet/cmd of the driver's module, which this module does not depend on.
+// fleetCommand execs test/fleet/cmd of the driver's module, on which this module does not depend.
 func fleetCommand(o *options) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "fleet",
@@ -35,20 +35,22 @@ func fleetCommand(o *options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return unix.Exec(program, append([]string{program, "--kubeconfig=" + kubeconfig}, said(c.LocalNonPersistentFlags())...), os.Environ())
+			return unix.Exec(program, append([]string{program, "--kubeconfig=" + kubeconfig},
+				givenFlags(c.LocalNonPersistentFlags())...), os.Environ())
 		},
 	}
-	// What is not said is for the program to say: it has the defaults.
+	// Flags that are not given keep the defaults of that program.
 	flags := c.Flags()
 	flags.Int("nodes", 0, "number of nodes; they are called fleet-0001, fleet-0002, …")
-	flags.StringArray("profile", nil, "PROFILE or PROFILE=WEIGHT: what nodes have, and in which proportion; a name with a / is a file")
+	flags.StringArray("profile", nil, "PROFILE or PROFILE=WEIGHT: what nodes have, and in which proportion; a name "+
+		"with a / is a file")
 	flags.String("cpu", "", "what each node has for pods")
 	flags.String("memory", "", "what each node has for pods")
 	return c
 }
 
-// said are the flags that were given, as they were given.
-func said(flags *pflag.FlagSet) []string {
+// givenFlags returns the flags that were set, as arguments.
+func givenFlags(flags *pflag.FlagSet) []string {
 	var args []string
 	flags.VisitAll(func(f *pflag.Flag) {
 		list, several := f.Value.(pflag.SliceValue)
@@ -65,7 +67,7 @@ func said(flags *pflag.FlagSet) []string {
 	return args
 }
 
-// buildFleet compiles the program and returns its path. Go's own cache makes that quick when nothing has changed.
+// buildFleet compiles the program and returns its path. Go's cache makes repeated builds fast.
 func (o *options) buildFleet(ctx context.Context) (string, error) {
 	cache, err := o.cache()
 	if err != nil {

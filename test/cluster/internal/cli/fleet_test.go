@@ -11,7 +11,8 @@ func TestTheProgramIsToldWhatWasSaid(t *testing.T) {
 	for _, row := range []struct{ name, args, want string }{
 		{"nothing", "", ""},
 		{"not which cluster", "--name dev", ""},
-		{"several profiles", "--nodes 3 --profile dgx-h100=2 --profile=./mine.yaml --cpu 8", "--cpu=8 --nodes=3 --profile=dgx-h100=2 --profile=./mine.yaml"},
+		{"several profiles", "--nodes 3 --profile dgx-h100=2 --profile=./mine.yaml --cpu 8",
+			"--cpu=8 --nodes=3 --profile=dgx-h100=2 --profile=./mine.yaml"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			root := newRoot()
@@ -22,7 +23,7 @@ func TestTheProgramIsToldWhatWasSaid(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := strings.Join(said(c.LocalNonPersistentFlags()), " "); got != row.want {
+			if got := strings.Join(givenFlags(c.LocalNonPersistentFlags()), " "); got != row.want {
 				t.Errorf("got %s, want %s", got, row.want)
 			}
 		})

@@ -15,8 +15,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/preflight"
 )
 
-// stopAt names the environment variable with the stage at which `up` stops and
-// waits to be killed; for tests.
+// stopAt is the environment variable with the stage at which `up` stops and waits to be killed. For tests.
 const stopAt = "GPU_DRA_CLUSTER_STOP_AT"
 
 func upCommand(o *options) *cobra.Command {
@@ -62,17 +61,21 @@ func upCommand(o *options) *cobra.Command {
 	}
 	flags := c.Flags()
 	flags.IntVar(&nodes, "nodes", 3, "number of nodes; they are called node-1, node-2, …")
-	flags.StringSliceVar(&profiles, "profile", nil, "NODE=PROFILE: simulated GPUs of a node (the label "+cluster.ProfileLabel+")")
+	flags.StringSliceVar(&profiles, "profile", nil, "NODE=PROFILE: simulated GPUs of a node (the label "+
+		cluster.ProfileLabel+")")
 	flags.StringSliceVar(&gates, "feature-gates", nil, "NAME=true|false for all components")
 	flags.StringSliceVar(&runtimeConfig, "runtime-config", nil, "GROUP/VERSION=true|false for the API server")
-	flags.StringSliceVar(&audit, "audit", nil, "USER: log this user's requests to the API server, one JSON object a line; logs audit prints them")
-	flags.StringVar(&schedulerConfig, "scheduler-config", "", "FILE: a KubeSchedulerConfiguration for the scheduler; how it reaches the API server is filled in")
-	flags.StringVar(&schedulerVModule, "scheduler-vmodule", "", "what the scheduler logs more of, as klog has it; schedule_one=10: each plugin's score for each node")
+	flags.StringSliceVar(&audit, "audit", nil, "USER: log this user's requests to the API server, one JSON object a "+
+		"line; logs audit prints them")
+	flags.StringVar(&schedulerConfig, "scheduler-config", "", "FILE: a KubeSchedulerConfiguration for the scheduler; "+
+		"how it reaches the API server is filled in")
+	flags.StringVar(&schedulerVModule, "scheduler-vmodule", "", "what the scheduler logs more of, as klog has it; "+
+		"schedule_one=10: each plugin's score for each node")
 	flags.BoolVar(&keepFailed, "keep-failed", false, "leave a start that failed as it is, to look at its logs")
 	return c
 }
 
-// readSchedulerConfig reads the file, if there is one.
+// readSchedulerConfig returns the content of the file; empty if no file is given.
 func readSchedulerConfig(file string) (string, error) {
 	if file == "" {
 		return "", nil

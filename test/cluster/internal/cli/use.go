@@ -66,9 +66,10 @@ func execCommand(o *options) *cobra.Command {
 			if err := preflight.CheckRoot(); err != nil {
 				return err
 			}
-			// Ctrl-C reaches the command by the terminal, and it decides; Main
-			// catches the signal, so this process waits for it.
-			status, err := cluster.Exec(place, args[0], args[1:], machine.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr})
+			// The terminal sends Ctrl-C also to the command, which decides. Main catches the signal here, so this
+			// process waits.
+			status, err := cluster.Exec(place, args[0], args[1:], machine.Streams{In: os.Stdin, Out: os.Stdout,
+				Err: os.Stderr})
 			if err != nil {
 				return err
 			}
@@ -118,7 +119,7 @@ func logsCommand(o *options) *cobra.Command {
 	}
 }
 
-// machineCommand is PID 1 of a machine.
+// machineCommand returns the hidden command that is PID 1 of a machine.
 func machineCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    machine.Subcommand + " FOLDER",
@@ -128,7 +129,7 @@ func machineCommand() *cobra.Command {
 	}
 }
 
-// probeCommand tries the kernel's features in namespaces of its own.
+// probeCommand returns the hidden command that tries the kernel's features in its own namespaces.
 func probeCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    preflight.Subcommand,

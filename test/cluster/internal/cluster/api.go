@@ -17,8 +17,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/pki"
 )
 
-// api asks the API server the few questions that a start waits for. A client
-// library would be most of this program's size and compile time.
+// api is a minimal client for the requests of a start. A client library would be most of this program's size and
+// compile time.
 type api struct {
 	server string
 	client *http.Client
@@ -42,7 +42,7 @@ func newAPI(server string, ca []byte, admin pki.Pair) (*api, error) {
 	}, nil
 }
 
-// get reads the path into value, which may be nil.
+// get decodes the response into value, which may be nil.
 func (a *api) get(ctx context.Context, path string, value any) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, a.server+path, nil)
 	if err != nil {
@@ -66,16 +66,16 @@ func (a *api) get(ctx context.Context, path string, value any) error {
 	return json.Unmarshal(body, value)
 }
 
-// ready returns nil once the API server answers requests.
+// ready returns nil once the API server is ready.
 func (a *api) ready(ctx context.Context) error { return a.get(ctx, "/readyz", nil) }
 
-// usable returns nil once pods can be created: without its service account a
-// pod of the default namespace is refused.
+// usable returns nil once pods can be created: without its service account, the API server rejects pods of the default
+// namespace.
 func (a *api) usable(ctx context.Context) error {
 	return a.get(ctx, "/api/v1/namespaces/default/serviceaccounts/default", nil)
 }
 
-// readyNodes returns the names of the nodes whose kubelet says they are ready.
+// readyNodes returns the names of the nodes with the condition Ready.
 func (a *api) readyNodes(ctx context.Context) ([]string, error) {
 	var list struct {
 		Items []struct {
@@ -100,7 +100,7 @@ func (a *api) readyNodes(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// booted returns nil once the node is ready after the boot with that id.
+// booted returns nil once the node is ready after the boot with that ID.
 func (a *api) booted(ctx context.Context, name, bootID string) error {
 	var node struct {
 		Status struct {
@@ -122,8 +122,7 @@ func (a *api) booted(ctx context.Context, name, bootID string) error {
 	return errors.New("not ready")
 }
 
-// poll calls check until it returns nil; a machine that ends, the context or
-// the deadline end it with an error.
+// poll calls check until it returns nil. It returns an error when a machine ends, ctx ends or the deadline passes.
 func poll(ctx context.Context, failed <-chan error, check func(context.Context) error) error {
 	var last error
 	for {

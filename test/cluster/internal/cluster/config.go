@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cluster starts, uses and ends clusters. It puts the pieces together:
-// what runs where is decided in controlplane and node, how a machine comes to
-// life in machine.
-//
-// Files: config (what a user chooses), place (where things are), up, down,
-// use (exec, load, logs), control (stop and start programs, pause), power (a
-// node that crashes), status, api (waiting for the API server).
+// Package cluster starts, uses and removes clusters. Packages controlplane and node decide what runs where; package
+// machine runs it. Files: config (user options), place (paths), up, down, use (exec, load, logs), control (stop and
+// start programs, pause), power (node crash and boot), status, api (waiting for the API server).
 package cluster
 
 import (
@@ -22,10 +18,10 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/node"
 )
 
-// ProfileLabel is the label that gives a node its simulated GPUs.
+// ProfileLabel selects the profile of a node's simulated GPUs.
 const ProfileLabel = "gpu.nvidia.com/sim-profile"
 
-// Config is what a user chooses.
+// Config holds the user's options.
 type Config struct {
 	Nodes         int               `json:"nodes"`
 	Profiles      map[string]string `json:"profiles,omitempty"` // by node name
@@ -42,16 +38,16 @@ var (
 	profileForm = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 )
 
-// CheckName returns an error unless a cluster may have the name.
+// CheckName returns an error if the name is not valid for a cluster.
 func CheckName(name string) error {
 	if !nameForm.MatchString(name) {
-		return fmt.Errorf("cluster name %q: want at most 32 lower-case letters, digits and hyphens, a letter or digit at both ends", name)
+		return fmt.Errorf("cluster name %q: want at most 32 lower-case letters, digits and hyphens, a letter or "+
+			"digit at both ends", name)
 	}
 	return nil
 }
 
-// NewConfig reads the values of the command line. It reports every problem,
-// not only the first.
+// NewConfig parses command-line values. It reports every problem.
 func NewConfig(nodes int, profiles, gates, runtimeConfig []string) (Config, error) {
 	c := Config{Nodes: nodes}
 	var problems []error
@@ -71,7 +67,8 @@ func NewConfig(nodes int, profiles, gates, runtimeConfig []string) (Config, erro
 			problems = append(problems, fmt.Errorf("profile: there is no node %s among %d", name, nodes))
 		}
 		if !profileForm.MatchString(c.Profiles[name]) {
-			problems = append(problems, fmt.Errorf("profile: %q of %s cannot be the value of a label", c.Profiles[name], name))
+			problems = append(problems, fmt.Errorf("profile: %q of %s cannot be the value of a label", c.Profiles[name],
+				name))
 		}
 	}
 	c.RuntimeConfig = pairs("runtime-config", runtimeConfig)
@@ -99,7 +96,7 @@ func (c Config) has(name string) bool {
 	return false
 }
 
-// labels returns the labels of the node with the name.
+// labels returns the labels of the named node.
 func (c Config) labels(name string) map[string]string {
 	if profile, ok := c.Profiles[name]; ok {
 		return map[string]string{ProfileLabel: profile}
@@ -107,8 +104,7 @@ func (c Config) labels(name string) map[string]string {
 	return nil
 }
 
-// parsePairs reads KEY=VALUE items; nil if there are none. A key may not be
-// said twice with different values.
+// parsePairs parses KEY=VALUE items; nil if there are none. A key must not have two different values.
 func parsePairs(items []string) (map[string]string, error) {
 	var values map[string]string
 	for _, item := range items {

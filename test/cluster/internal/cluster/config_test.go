@@ -25,7 +25,8 @@ func TestNewConfig(t *testing.T) {
 			`{"nodes":1}`,
 		},
 		{
-			"everything", 2, []string{"node-1=dgx-h100", "node-2=t4-x2"}, []string{"A=true", "B=false"}, []string{"g/v1=true"},
+			"everything", 2, []string{"node-1=dgx-h100", "node-2=t4-x2"}, []string{"A=true", "B=false"},
+			[]string{"g/v1=true"},
 			`{"nodes":2,"profiles":{"node-1":"dgx-h100","node-2":"t4-x2"},"featureGates":{"A":true,"B":false},"runtimeConfig":{"g/v1":"true"}}`,
 		},
 		{

@@ -15,17 +15,15 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/pki"
 )
 
-// controlTimeout bounds the start of one program or one node.
+// controlTimeout limits the start of a program or a node.
 const controlTimeout = 2 * time.Minute
 
-// Stop ends a program, NODE/COMPONENT or COMPONENT of the control plane, and
-// keeps it from running until Start or the next boot of its machine.
+// Stop stops a program, NODE/COMPONENT or COMPONENT of the control plane, until Start or the next boot of its machine.
 func Stop(ctx context.Context, p Place, name string) error {
 	return control(ctx, p, name, machine.Rest)
 }
 
-// Start runs a program again that was stopped; the API server is ready when it
-// returns. The name of a node boots the node.
+// Start runs a stopped program again, and returns when the API server is ready. The name of a node boots the node.
 func Start(ctx context.Context, p Place, name string) error {
 	r, err := p.up()
 	if err != nil {
@@ -68,8 +66,7 @@ func control(ctx context.Context, p Place, name string, do func(ctx context.Cont
 	return do(ctx, dir, step)
 }
 
-// program finds the machine and the step that a user means: kube- may be left
-// out.
+// program finds the machine and the step of a name, in which kube- may be omitted.
 func (p Place) program(r record, name string) (dir, step string, err error) {
 	where, step, ok := strings.Cut(name, "/")
 	if !ok {
@@ -95,8 +92,7 @@ func (p Place) noMachine(r record, name string) error {
 	return fmt.Errorf("cluster %s has no machine %s; it has %s", p.Name, name, strings.Join(r.machines(), ", "))
 }
 
-// awaitAPI returns when the API server answers again, if the program is one
-// that it depends on.
+// awaitAPI returns when the API server answers again, if it depends on the program.
 func awaitAPI(ctx context.Context, p Place, name string) error {
 	if name != "etcd" && strings.TrimPrefix(name, "kube-") != "apiserver" {
 		return nil
@@ -113,7 +109,7 @@ func awaitAPI(ctx context.Context, p Place, name string) error {
 	return nil
 }
 
-// api connects as a user of the cluster does.
+// api returns a client with the credentials of the cluster's users.
 func (p Place) api() (*api, error) {
 	data, err := os.ReadFile(p.Kubeconfig())
 	if err != nil {
@@ -126,8 +122,7 @@ func (p Place) api() (*api, error) {
 	return newAPI(access.Server, access.CA, access.Client)
 }
 
-// Pause stops every process of the machine where it stands, as a host does
-// that is overloaded or suspended. It may be repeated.
+// Pause freezes all processes of the machine, like an overloaded or suspended host. It is idempotent.
 func Pause(p Place, name string) error {
 	init, err := p.find(name)
 	if err != nil {
@@ -139,7 +134,7 @@ func Pause(p Place, name string) error {
 	return nil
 }
 
-// Resume undoes Pause. It may be repeated.
+// Resume undoes Pause. It is idempotent.
 func Resume(p Place, name string) error {
 	init, err := p.find(name)
 	if err != nil {

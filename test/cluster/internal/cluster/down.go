@@ -19,11 +19,10 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/process"
 )
 
-// killTimeout is how long a machine with all its processes may take to end.
+// killTimeout limits the time until a machine and all its processes have ended.
 const killTimeout = 30 * time.Second
 
-// Down ends the cluster and removes everything it made. It may be repeated,
-// and it is no error if there is no such cluster.
+// Down stops the cluster and removes everything it created. It is idempotent.
 func Down(ctx context.Context, p Place) error {
 	unlock, err := p.lock(ctx)
 	if err != nil {
@@ -36,10 +35,9 @@ func Down(ctx context.Context, p Place) error {
 	return nil
 }
 
-// undo undoes whatever a start of the cluster may have made, in any stage.
-// Links, mounts and processes are the machines' and go with them; control
-// groups can be removed when the processes are gone; the folder is last, for
-// it says what there is to undo.
+// undo removes everything that a start may have created, at any stage. Links, mounts and processes end with the
+// machines. Control groups can only be removed after the processes. The folder goes last, because it records what to
+// remove.
 func undo(p Place) error {
 	if err := endMachines(p); err != nil {
 		return err
@@ -54,7 +52,7 @@ func undo(p Place) error {
 	if err := os.RemoveAll(p.Dir()); err != nil {
 		return fmt.Errorf("remove folder of the cluster: %w", err)
 	}
-	// The last one takes the folder for all with it; others keep it.
+	// Succeeds only for the last cluster.
 	if err := os.Remove(p.State); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
 		return fmt.Errorf("remove folder for state: %w", err)
 	}

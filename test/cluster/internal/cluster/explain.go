@@ -10,8 +10,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/machine"
 )
 
-// explain prints the ends of the logs of a start that failed, before they are
-// removed with everything else.
+// explain prints the tails of the logs of a failed start, before they are removed.
 func (s *Starter) explain() {
 	const lines = 6
 	for _, m := range s.machines {

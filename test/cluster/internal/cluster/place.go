@@ -21,32 +21,32 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/node"
 )
 
-// DefaultState is the folder below which each cluster has one of its own.
+// DefaultState is the folder of all clusters.
 const DefaultState = "/var/lib/gpu-dra-cluster"
 
-// ErrNotUp means there is no cluster of that name.
+// ErrNotUp means that no cluster with that name runs.
 var ErrNotUp = errors.New("cluster is not up")
 
-// Place is where a cluster of a name has its things, whether or not it runs.
+// Place locates the files of a named cluster, whether or not it runs.
 type Place struct {
 	State string // the folder for all clusters
 	Name  string
 }
 
-// Dir is the folder with everything of the cluster; Down removes it.
+// Dir is the cluster's folder; Down removes it.
 func (p Place) Dir() string { return filepath.Join(p.State, p.Name) }
 
-// Kubeconfig is the file for people and tests outside the cluster.
+// Kubeconfig is the kubeconfig for users and tests outside the cluster.
 func (p Place) Kubeconfig() string { return filepath.Join(p.Dir(), "kubeconfig") }
 
 func (p Place) machine(name string) string { return filepath.Join(p.Dir(), name) }
 
-// cgroup is the control group of the cluster, or of one of its nodes.
+// cgroup is the control group of the cluster or of one of its nodes.
 func (p Place) cgroup(node string) string {
 	return strings.TrimSuffix("/gpu-dra-cluster."+p.Name+"/"+node, "/")
 }
 
-// phase says how far `up` came.
+// phase is the progress of `up`.
 type phase string
 
 const (
@@ -54,11 +54,11 @@ const (
 	running  phase = "running"
 )
 
-// record is what is remembered of a cluster between commands.
+// record is the state of a cluster between commands.
 type record struct {
 	Config Config `json:"config"`
 	Phase  phase  `json:"phase"`
-	Server string `json:"server"` // the API server for the machine's users
+	Server string `json:"server"` // the API server for users on this machine
 }
 
 func (p Place) recordFile() string { return filepath.Join(p.Dir(), "cluster.json") }
@@ -70,7 +70,7 @@ func (p Place) put(r record) error {
 	return nil
 }
 
-// get returns what is remembered of the cluster, or ErrNotUp.
+// get returns the record of the cluster, or ErrNotUp.
 func (p Place) get() (record, error) {
 	var r record
 	err := jsonfile.Read(p.recordFile(), &r)
@@ -83,7 +83,7 @@ func (p Place) get() (record, error) {
 	return r, nil
 }
 
-// up returns the record of a cluster that has been started to the end.
+// up returns the record of a cluster whose start has completed.
 func (p Place) up() (record, error) {
 	r, err := p.get()
 	if err == nil && r.Phase != running {
@@ -92,8 +92,7 @@ func (p Place) up() (record, error) {
 	return r, err
 }
 
-// machines returns the names of the machines of the configuration, the control
-// plane first.
+// machines returns the names of the machines, the control plane first.
 func (r record) machines() []string {
 	names := []string{controlplane.Name}
 	for i := range r.Config.Nodes {
@@ -104,7 +103,7 @@ func (r record) machines() []string {
 
 func (r record) nodes() []string { return r.machines()[1:] }
 
-// Names returns the names of all clusters that have something here.
+// Names returns the names of all clusters with a folder here.
 func Names(state string) []string {
 	entries, _ := os.ReadDir(state)
 	var names []string
@@ -117,9 +116,8 @@ func Names(state string) []string {
 	return names
 }
 
-// lock keeps two commands from starting or ending the same cluster at once.
-// The lock is an abstract socket: it leaves no file, and the kernel lets go of
-// it when the process dies. It waits a moment for a process that is ending.
+// lock prevents concurrent starts and ends of the same cluster. It is an abstract socket, which leaves no file and
+// which the kernel releases when the process dies. It waits briefly for a process that is ending.
 func (p Place) lock(ctx context.Context) (unlock func(), err error) {
 	address := &net.UnixAddr{Net: "unix", Name: "@gpu-dra-cluster/" + p.Name}
 	deadline := time.Now().Add(5 * time.Second)

@@ -17,7 +17,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/process"
 )
 
-// find returns PID 1 of a machine that runs.
+// find returns PID 1 of a running machine.
 func (p Place) find(name string) (process.Record, error) {
 	r, err := p.up()
 	if err != nil {
@@ -36,9 +36,8 @@ func (p Place) find(name string) (process.Record, error) {
 	return init, nil
 }
 
-// Crash ends the node at once, as a power cut does: nothing gets a chance to
-// clean up, and what was on its disk stays. (What programs have written
-// without fsync stays too: the page cache is the host's.)
+// Crash ends the node at once, like a power cut: nothing can clean up, and its disk stays. Data written without fsync
+// also stays, because the page cache is the host's.
 func Crash(ctx context.Context, p Place, name string) error {
 	unlock, err := p.lock(ctx)
 	if err != nil {
@@ -46,7 +45,8 @@ func Crash(ctx context.Context, p Place, name string) error {
 	}
 	defer unlock()
 	if name == controlplane.Name {
-		return errors.New("the control plane cannot crash: the way to the API server would go with it; stop its programs instead")
+		return errors.New("the control plane cannot crash: the way to the API server would go with it; stop its " +
+			"programs instead")
 	}
 	init, err := p.find(name)
 	if err != nil {
@@ -55,8 +55,8 @@ func Crash(ctx context.Context, p Place, name string) error {
 	return init.Kill(killTimeout)
 }
 
-// boot starts a node that crashed and returns when the API server knows that
-// it has: its disk is as it was, /run is empty, the boot id is another one.
+// boot starts a crashed node and returns when the API server reports the new boot. The disk is unchanged, /run is
+// empty, and the boot ID is new.
 func boot(ctx context.Context, p Place, name string) error {
 	id, err := bootLocked(ctx, p, name)
 	if err != nil {
@@ -107,8 +107,9 @@ func bootLocked(ctx context.Context, p Place, name string) (bootID string, err e
 	if err != nil {
 		return "", err
 	}
-	if err := network.Connect(hub.PID, started.Process.PID, slices.Index(r.machines(), name), r.Config.Nodes); err != nil {
-		return "", err // it ends with this process
+	if err := network.Connect(hub.PID, started.Process.PID, slices.Index(r.machines(), name),
+		r.Config.Nodes); err != nil {
+		return "", err // the machine ends with this process
 	}
 	if err := started.Release(); err != nil {
 		return "", err
@@ -116,7 +117,7 @@ func bootLocked(ctx context.Context, p Place, name string) (bootID string, err e
 	return awaitBootID(ctx, started)
 }
 
-// awaitBootID returns what the machine calls its boot.
+// awaitBootID returns the machine's boot ID.
 func awaitBootID(ctx context.Context, m *machine.Running) (id string, err error) {
 	failed := make(chan error, 1)
 	go func() {

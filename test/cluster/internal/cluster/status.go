@@ -11,8 +11,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/machine"
 )
 
-// Status prints what the cluster consists of. It is ErrNotUp unless every
-// machine runs.
+// Status prints the cluster's machines. It returns ErrNotUp unless all of them run.
 func Status(p Place, out io.Writer) error {
 	r, err := p.get()
 	if err != nil {
@@ -44,7 +43,7 @@ func Status(p Place, out io.Writer) error {
 	return nil
 }
 
-// FindKubeconfig returns the file that leads to the cluster.
+// FindKubeconfig returns the path of the cluster's kubeconfig.
 func FindKubeconfig(p Place) (string, error) {
 	if _, err := p.up(); err != nil {
 		return "", err

@@ -24,21 +24,20 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/preflight"
 )
 
-// startTimeout is far beyond what a start takes; a slow machine gets there.
+// startTimeout is generous for slow machines.
 const startTimeout = 3 * time.Minute
 
-// Stages of a start, in order. A test can have a start stop at one, to kill it
-// there.
+// Stages of a start, in order. A test can stop a start at a stage and kill it there.
 const (
-	StageRecorded     = "recorded"      // the folder and the record are there
-	StageControlPlane = "control-plane" // its machine is there, with the bridge; it waits
-	StageCable        = "cable"         // the first node is on the network; the others are not there
+	StageRecorded     = "recorded"      // the folder and the record exist
+	StageControlPlane = "control-plane" // its machine exists, with the bridge; it waits
+	StageCable        = "cable"         // the first node is on the network; the others do not exist
 	StageNodes        = "nodes"         // everything runs, nothing is ready
 	StageAPI          = "api"           // the API server answers, the nodes are starting
-	StageReady        = "ready"         // everything is ready, the record does not say so yet
+	StageReady        = "ready"         // everything is ready, but not yet recorded
 )
 
-// Stages lists the stages in order.
+// Stages returns the stages in order.
 func Stages() []string {
 	return []string{StageRecorded, StageControlPlane, StageCable, StageNodes, StageAPI, StageReady}
 }
@@ -49,8 +48,7 @@ type Starter struct {
 	Config   Config
 	Programs components.Dirs
 	Out      io.Writer // progress
-	// KeepFailed leaves a start that failed as it is, for whoever looks for
-	// the reason.
+	// KeepFailed keeps the files of a failed start, to find the reason.
 	KeepFailed bool
 	// Reached is called at each stage; it may be nil.
 	Reached func(stage string)
@@ -59,15 +57,14 @@ type Starter struct {
 	cgroups  cgroups.Layout
 	ca       *pki.Authority
 	api      *api
-	spec     string // what every container starts from
+	spec     string // base spec of every container
 	record   record
 	machines []*machine.Running
 	failed   chan error // a machine that ended
 }
 
-// Up starts the cluster and returns when every node is ready. What is left of
-// a cluster of that name is cleared first. If it runs already with the same
-// configuration, Up does nothing. A start that fails leaves nothing.
+// Up starts the cluster and returns when every node is ready. It first removes the rest of an earlier cluster of that
+// name. If the cluster already runs with the same configuration, Up does nothing. A failed start leaves nothing.
 func (s *Starter) Up(ctx context.Context) error {
 	unlock, err := s.Place.lock(ctx)
 	if err != nil {
@@ -109,7 +106,7 @@ func (s *Starter) alreadyUp() (bool, error) {
 	}
 	for _, name := range r.machines() {
 		if record, err := machine.Load(s.Place.machine(name)); err != nil || !record.Alive() {
-			return false, nil
+			return false, nil //nolint:nilerr // a machine without a record does not run
 		}
 	}
 	if !reflect.DeepEqual(r.Config, s.Config) {
@@ -170,8 +167,7 @@ func (s *Starter) progress(format string, args ...any) {
 	fmt.Fprintf(s.Out, "%5.1f s  %s\n", time.Since(s.began).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// listen opens the door for the machine's users. Its number is chosen by the
-// kernel, so two clusters cannot collide.
+// listen opens the port for users on this machine. The kernel chooses the number, so two clusters cannot collide.
 func (s *Starter) listen() (*os.File, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -182,7 +178,7 @@ func (s *Starter) listen() (*os.File, error) {
 	return listener.(*net.TCPListener).File()
 }
 
-// prepare writes down what is about to be made, and makes what is on disk.
+// prepare records what is about to be created, and writes the files.
 func (s *Starter) prepare() error {
 	if err := os.MkdirAll(s.Place.State, 0o755); err != nil {
 		return fmt.Errorf("make folder for state: %w", err)

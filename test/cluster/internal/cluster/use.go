@@ -17,8 +17,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/node"
 )
 
-// Exec runs the command in all namespaces of the machine (a node, or the
-// control plane) and returns its exit status.
+// Exec runs the command in all namespaces of the machine (a node or the control plane) and returns its exit status.
 func Exec(p Place, name string, command []string, streams machine.Streams) (int, error) {
 	r, err := p.up()
 	if err != nil {
@@ -42,7 +41,7 @@ func (p Place) run(name string, command []string, streams machine.Streams) (int,
 	return machine.Run(init, command, streams)
 }
 
-// Load makes every node know the images of the OCI archive.
+// Load imports the images of the OCI archive on every node.
 func Load(p Place, archive string) error {
 	r, err := p.up()
 	if err != nil {
@@ -62,7 +61,7 @@ func Load(p Place, archive string) error {
 }
 
 func (p Place) load(name, archive string) error {
-	file, err := os.Open(archive) // here: the node does not see the path
+	file, err := os.Open(archive) // here, because the node cannot see the path
 	if err != nil {
 		return err
 	}
@@ -78,8 +77,7 @@ func (p Place) load(name, archive string) error {
 	return nil
 }
 
-// Logs copies the log of a component to out. The name is NODE/COMPONENT, or
-// COMPONENT alone for the control plane's.
+// Logs copies the log of a component to out. The name is NODE/COMPONENT, or COMPONENT for the control plane.
 func Logs(p Place, name string, out io.Writer) error {
 	r, err := p.get()
 	if err != nil {

@@ -17,15 +17,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cache is the folder with what has been built.
+// Cache is the folder of built components.
 type Cache struct {
 	Root   string    // one folder per build
 	Source string    // the folder test/cluster/components
 	Out    io.Writer // progress, one line per component
 }
 
-// Open returns the cache of this user: ${XDG_CACHE_HOME:-~/.cache}/gpu-dra-driver.
-// The source may be empty: then the folder with the pinned modules is looked for.
+// Open returns this user's cache: ${XDG_CACHE_HOME:-~/.cache}/gpu-dra-driver. If source is empty, Open searches for the
+// folder with the pinned modules.
 func Open(source string, out io.Writer) (Cache, error) {
 	base, err := os.UserCacheDir()
 	if err != nil {
@@ -39,8 +39,8 @@ func Open(source string, out io.Writer) (Cache, error) {
 	return Cache{Root: filepath.Join(base, "gpu-dra-driver"), Source: source, Out: out}, nil
 }
 
-// findSource looks for the pinned modules where this program was compiled, then
-// in the working folder and those above it.
+// findSource searches for the pinned modules where this program was compiled, then in the working folder and its
+// parents.
 func findSource() (string, error) {
 	var candidates []string
 	if _, file, _, ok := runtime.Caller(0); ok && filepath.IsAbs(file) {
@@ -48,7 +48,8 @@ func findSource() (string, error) {
 	}
 	if dir, err := os.Getwd(); err == nil {
 		for ; dir != "/"; dir = filepath.Dir(dir) {
-			candidates = append(candidates, filepath.Join(dir, "components"), filepath.Join(dir, "test", "cluster", "components"))
+			candidates = append(candidates, filepath.Join(dir, "components"), filepath.Join(dir, "test", "cluster",
+				"components"))
 		}
 	}
 	for _, c := range candidates {
@@ -56,14 +57,15 @@ func findSource() (string, error) {
 			return filepath.Clean(c), nil
 		}
 	}
-	return "", errors.New("find folder test/cluster/components: run this inside the repository, or name it with --components")
+	return "", errors.New("find folder test/cluster/components: run this inside the repository, or name it with " +
+		"--components")
 }
 
-// Dirs maps a component's name to the folder with its files.
+// Dirs maps a component's name to its folder.
 type Dirs map[string]string
 
-// Build makes sure the components are in the cache and returns where. What is
-// there already is not built again; two processes never build at once.
+// Build builds the components that are not cached and returns the folders of all. A lock prevents parallel builds of
+// two processes.
 func (c Cache) Build(ctx context.Context, list []Component) (Dirs, error) {
 	dirs := Dirs{}
 	for _, component := range list {
@@ -111,9 +113,8 @@ func (c Cache) key(ctx context.Context, component Component) (key, version strin
 	return key, version, err
 }
 
-// fill returns the folder of the key, after make has filled it if it was not
-// there. The folder gets its name only when it is complete, so a build that
-// was killed leaves nothing that looks like a result.
+// fill returns the folder of the key, and calls build if it does not exist. The folder gets its name only when it is
+// complete, so a killed build leaves no partial result.
 func (c Cache) fill(ctx context.Context, key, title string, build func(dir string) error) (string, error) {
 	dir := filepath.Join(c.Root, key)
 	if exists(dir) {
@@ -140,7 +141,7 @@ func (c Cache) fill(ctx context.Context, key, title string, build func(dir strin
 const unfinished = ".unfinished-"
 
 func (c Cache) fillLocked(dir string, build func(dir string) error) error {
-	// Holding the lock, every unfinished folder is one of a killed build.
+	// With the lock held, every unfinished folder is from a killed build.
 	leftovers, _ := filepath.Glob(filepath.Join(c.Root, unfinished+"*"))
 	for _, l := range leftovers {
 		_ = os.RemoveAll(l)
@@ -167,7 +168,7 @@ func (c Cache) lock(ctx context.Context) (unlock func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock cache: %w", err)
 	}
-	for said := false; ; said = true {
+	for reported := false; ; reported = true {
 		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			return func() { _ = file.Close() }, nil
@@ -176,7 +177,7 @@ func (c Cache) lock(ctx context.Context) (unlock func(), err error) {
 			_ = file.Close()
 			return nil, fmt.Errorf("lock cache: %w", err)
 		}
-		if !said {
+		if !reported {
 			fmt.Fprintln(c.Out, "waiting for another process that is building")
 		}
 		select {
@@ -194,7 +195,8 @@ func (c Cache) compile(ctx context.Context, component Component, version, dir st
 	if len(component.Packages) == 1 {
 		target = filepath.Join(dir, component.Binaries[0])
 	}
-	args := []string{"build", "-trimpath", "-p", fmt.Sprint(min(runtime.NumCPU(), 4)), "-ldflags", component.linkerFlags(version)}
+	args := []string{"build", "-trimpath", "-p", fmt.Sprint(min(runtime.NumCPU(), 4)), "-ldflags",
+		component.linkerFlags(version)}
 	if component.Tags != "" {
 		args = append(args, "-tags", component.Tags)
 	}
@@ -216,13 +218,13 @@ func (c Cache) compile(ctx context.Context, component Component, version, dir st
 }
 
 func goBuild(ctx context.Context, dir, cgo string, args []string) error {
-	// A killed parent takes the compiler with it. The kernel watches the
-	// thread, not the process, hence the lock.
+	// If this process is killed, the compiler ends too. The kernel tracks the parent thread, not the process, hence the
+	// lock.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
-	// The builder's own settings must not reach the result.
+	// The user's Go settings must not affect the result.
 	cmd.Env = append(os.Environ(), cgo, "GOFLAGS=-mod=readonly -buildvcs=false", "GOWORK=off")
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	out, err := cmd.CombinedOutput()

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package components builds the programs a cluster is made of and keeps them
-// in a cache outside the repository.
-//
-// What to build is pinned by one Go module per component in the folder
-// test/cluster/components; how to build it is the table in this file.
+// Package components builds the programs of a cluster and caches them outside the repository. One Go module per
+// component in test/cluster/components pins the versions; the table in this file says how to build them.
 package components
 
 import (
@@ -12,7 +9,7 @@ import (
 	"strings"
 )
 
-// Names of the components, as the rest of the tool refers to them.
+// Names of the components.
 const (
 	Kubernetes = "kubernetes"
 	Etcd       = "etcd"
@@ -23,12 +20,12 @@ const (
 	Pause      = "pause"
 )
 
-// Component says how one group of programs is built from one Go module.
+// Component describes how to build a group of programs from one Go module.
 type Component struct {
 	Name     string
-	Module   string   // the module whose version names the component
+	Module   string   // the module that provides the version
 	Packages []string // the commands to build
-	Binaries []string // the files they become, in the same order
+	Binaries []string // their file names, in the same order
 	Tags     string
 	LDFlags  string // {version} and {minor} are filled in
 	Cgo      bool
@@ -104,10 +101,10 @@ var all = []Component{
 	},
 }
 
-// All returns every component, the quick ones to build first.
+// All returns every component, the fastest builds first.
 func All() []Component { return all }
 
-// Running returns the components a cluster runs; the rest is for its users.
+// Running returns the components that a cluster runs; the others are for its users.
 func Running() []Component {
 	return named(Etcd, CNI, Runc, Containerd, Kubernetes)
 }
@@ -137,8 +134,7 @@ func (c Component) linkerFlags(version string) string {
 	return strings.NewReplacer("{version}", version, "{minor}", minor).Replace(flags)
 }
 
-// versionIn finds the version of the component's module in the text of a
-// go.mod file.
+// versionIn returns the version of the component's module in the text of a go.mod file.
 func (c Component) versionIn(gomod string) (string, error) {
 	for line := range strings.Lines(gomod) {
 		fields := strings.Fields(strings.TrimPrefix(strings.TrimSpace(line), "require "))

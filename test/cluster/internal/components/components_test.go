@@ -43,12 +43,15 @@ func TestKey(t *testing.T) {
 		{"nothing changes", func(*Component, *Inputs) {}, true},
 		{"another Go", func(_ *Component, in *Inputs) { in.GoVersion = "go1.26.1" }, false},
 		{"another platform", func(_ *Component, in *Inputs) { in.Platform = "linux/arm64" }, false},
-		{"another version", func(_ *Component, in *Inputs) { in.GoMod = strings.Replace(in.GoMod, "2.37.1", "2.37.2", 1) }, false},
+		{"another version", func(_ *Component, in *Inputs) {
+			in.GoMod = strings.Replace(in.GoMod, "2.37.1", "2.37.2", 1)
+		}, false},
 		{"another dependency", func(_ *Component, in *Inputs) { in.GoSum = "other" }, false},
 		{"other linker flags", func(c *Component, _ *Inputs) { c.LDFlags = "" }, false},
 		{"other tags", func(c *Component, _ *Inputs) { c.Tags = "seccomp" }, false},
 		{"cgo", func(c *Component, _ *Inputs) { c.Cgo = true }, false},
-		{"another program", func(c *Component, _ *Inputs) { c.Packages = []string{"example.com/thing/v2/cmd/x"} }, false},
+		{"another program", func(c *Component, _ *Inputs) { c.Packages = []string{"example.com/thing/v2/cmd/x"} },
+			false},
 		{"what it needs of Debian", func(c *Component, _ *Inputs) { c.Debian = []Package{compiler} }, true},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -65,7 +68,8 @@ func TestVersionIn(t *testing.T) {
 	for _, row := range []struct{ name, mod, want string }{
 		{"in a block", sampleMod, "v2.37.1"},
 		{"on a line of its own", "require example.com/thing/v2 v2.0.0\n", "v2.0.0"},
-		{"not there", "require example.com/thing v1.0.0\n", "find version of thing: go.mod does not require example.com/thing/v2"},
+		{"not there", "require example.com/thing v1.0.0\n", "find version of thing: go.mod does not require " +
+			"example.com/thing/v2"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			got, err := sample.versionIn(row.mod)
@@ -85,7 +89,7 @@ func TestLinkerFlags(t *testing.T) {
 	}
 }
 
-// TestPinnedModules reads what is really pinned.
+// TestPinnedModules reads the real go.mod files.
 func TestPinnedModules(t *testing.T) {
 	source, err := findSource()
 	if err != nil {
@@ -165,15 +169,17 @@ func TestEnsure(t *testing.T) {
 	if err := os.WriteFile(there, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	t.Run("nothing is done for what is there", func(t *testing.T) {
+	t.Run("installed packages need nothing", func(t *testing.T) {
 		var out strings.Builder
-		if err := Ensure(t.Context(), &out, []Package{{"x", []string{"/missing/*", there}}}); err != nil || out.Len() > 0 {
+		if err := Ensure(t.Context(), &out, []Package{{"x", []string{"/missing/*", there}}}); err != nil ||
+			out.Len() > 0 {
 			t.Errorf("got %v, %q", err, out.String())
 		}
 	})
 	t.Run("without apt-get the missing ones are named", func(t *testing.T) {
 		t.Setenv("PATH", t.TempDir())
-		err := Ensure(t.Context(), io.Discard, []Package{{"a", []string{"/missing/a"}}, {"b", nil}, {"c", []string{there}}})
+		err := Ensure(t.Context(), io.Discard, []Package{{"a", []string{"/missing/a"}}, {"b", nil},
+			{"c", []string{there}}})
 		const want = "missing packages: please install a b (names as in Debian), then run this again"
 		if !errors.Is(err, ErrMissingPackages) || fmt.Sprint(err) != want {
 			t.Errorf("got %v, want %s", err, want)

@@ -29,8 +29,7 @@ const PauseArchive = "pause.tar"
 //go:embed pause/main.go
 var pauseSource string
 
-// BuildPause makes sure the archive of the sandbox image is in the cache and
-// returns its folder.
+// BuildPause builds the archive of the sandbox image if it is not cached, and returns its folder.
 func (c Cache) BuildPause(ctx context.Context) (string, error) {
 	version, err := goVersion(ctx, c.Source)
 	if err != nil {
@@ -46,8 +45,8 @@ func (c Cache) BuildPause(ctx context.Context) (string, error) {
 	})
 }
 
-// compilePause builds the program outside any module: it is one file without
-// dependencies, and the repository may be read-only.
+// compilePause builds the program outside any module: it is one file without dependencies, and the repository may be
+// read-only.
 func compilePause(ctx context.Context, dir string) ([]byte, error) {
 	source := filepath.Join(dir, "main.go")
 	if err := os.WriteFile(source, []byte(pauseSource), 0o644); err != nil {
@@ -106,7 +105,7 @@ func pauseConfig(image v1.Image) *v1.ConfigFile {
 	return config
 }
 
-// BuildRunning makes sure that everything a cluster runs is in the cache.
+// BuildRunning builds everything a cluster runs that is not cached.
 func (c Cache) BuildRunning(ctx context.Context) (Dirs, error) {
 	dirs, err := c.Build(ctx, Running())
 	if err != nil {

@@ -10,8 +10,7 @@ import (
 	"strings"
 )
 
-// Inputs is all that decides what a build of a component results in. The
-// sources of the driver are not among them.
+// Inputs are all inputs of a component's build. The driver's sources are not among them.
 type Inputs struct {
 	GoVersion string
 	Platform  string // GOOS/GOARCH
@@ -19,8 +18,7 @@ type Inputs struct {
 	GoSum     string // text of the component's go.sum
 }
 
-// Key names the cache folder of a component: name, version, and a short hash
-// of everything else that would change the result.
+// Key returns the name of the component's cache folder: name, version, and a short hash of all other inputs.
 func (c Component) Key(in Inputs) (string, error) {
 	version, err := c.versionIn(in.GoMod)
 	if err != nil {
@@ -35,7 +33,7 @@ func (c Component) Key(in Inputs) (string, error) {
 func hash(parts ...string) string {
 	sum := sha256.New()
 	for _, p := range parts {
-		// The length in front keeps ("ab", "c") and ("a", "bc") apart.
+		// The length prefix makes ("ab", "c") and ("a", "bc") differ.
 		fmt.Fprintf(sum, "%d:", len(p))
 		_, _ = io.WriteString(sum, p)
 	}

@@ -13,8 +13,7 @@ import (
 	"strings"
 )
 
-// Package is a Debian package and the path patterns that show it is there.
-// One match is enough.
+// Package is a Debian package and path patterns. It is installed if one of them matches.
 type Package struct {
 	Name  string
 	Paths []string
@@ -26,20 +25,17 @@ var (
 	seccompHeaders = Package{"libseccomp-dev", []string{"/usr/include/seccomp.h", "/usr/local/include/seccomp.h"}}
 )
 
-// Runtime lists what a running cluster needs of the machine: kube-proxy runs
-// nft, and runc is linked to libseccomp.
+// Runtime are the packages that a running cluster needs: kube-proxy runs nft, and runc is linked to libseccomp.
 var Runtime = []Package{
 	{"nftables", []string{"/usr/sbin/nft", "/sbin/nft", "/usr/bin/nft", "/usr/local/sbin/nft"}},
 	{"libseccomp2", []string{"/usr/lib/*/libseccomp.so.2", "/usr/lib/libseccomp.so.2", "/usr/lib64/libseccomp.so.2"}},
 }
 
-// ErrMissingPackages means the machine lacks Debian packages that this process
-// cannot install. The message names them.
+// ErrMissingPackages means that Debian packages are missing that this process cannot install. The message names them.
 var ErrMissingPackages = errors.New("missing packages")
 
-// Ensure installs those of the packages that are not there, with apt-get, when
-// this process is root on Debian; it says so on out in one line. Otherwise it
-// returns ErrMissingPackages.
+// Ensure installs missing packages with apt-get, if this process is root on Debian, and prints one line about it.
+// Otherwise it returns ErrMissingPackages.
 func Ensure(ctx context.Context, out io.Writer, packages []Package) error {
 	missing := absent(packages)
 	if len(missing) == 0 {
@@ -51,11 +47,12 @@ func Ensure(ctx context.Context, out io.Writer, packages []Package) error {
 		return fmt.Errorf("%w: please install %s (names as in Debian), then run this again", ErrMissingPackages, list)
 	}
 	fmt.Fprintf(out, "installing Debian packages: %s\n", list)
-	install := append([]string{"install", "-y", "-q", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=120"}, missing...)
+	install := append([]string{"install", "-y", "-q", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=120"},
+		missing...)
 	if _, err := aptGet(ctx, apt, install); err == nil {
 		return nil
 	}
-	// The usual reason for a refusal is a list of packages that is too old or empty.
+	// apt-get usually fails because its package list is old or empty.
 	if text, err := aptGet(ctx, apt, []string{"update", "-q"}); err != nil {
 		return fmt.Errorf("install %s: apt-get update: %w: %s", list, err, lastLine(text))
 	}

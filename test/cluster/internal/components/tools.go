@@ -8,8 +8,7 @@ import (
 	"path/filepath"
 )
 
-// Tools returns a folder with nothing in it but kubectl and helm, for PATH. It
-// builds what is missing.
+// Tools returns a folder with only kubectl and helm, for PATH. It builds them if they are missing.
 func (c Cache) Tools(ctx context.Context) (string, error) {
 	dirs, err := c.Build(ctx, named(Kubernetes, Helm))
 	if err != nil {

@@ -8,13 +8,13 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/machine"
 )
 
-// AuditLog is the name under which the control plane's machine has the audit log.
+// AuditLog is the name of the audit log on the control plane's machine.
 const AuditLog = "audit"
 
-// auditPolicy is on a disk of the machine's own.
+// auditPolicy is on the machine's own disk.
 const auditPolicy = "/var/audit-policy.json"
 
-// auditFiles is the policy that logs who asked for what, without bodies, and what the answer was, for some users only.
+// auditFiles returns the audit policy: it logs requests of some users and the response codes, without bodies.
 func auditFiles(o Options) map[string]string {
 	if len(o.Audit) == 0 {
 		return nil

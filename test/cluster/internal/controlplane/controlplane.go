@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package controlplane decides what runs on the machine of the control plane
-// and with which flags.
+// Package controlplane decides what runs on the control plane's machine, and with which flags.
 package controlplane
 
 import (
@@ -19,10 +18,10 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/pki"
 )
 
-// Name is what the machine is called.
+// Name is the host name of the machine.
 const Name = "control-plane"
 
-// Server is the API server as the cluster's machines reach it.
+// Server is the URL of the API server for the cluster's machines.
 const Server = "https://" + network.ControlPlaneIP + ":6443"
 
 const (
@@ -32,17 +31,17 @@ const (
 	kube    = machine.Bin + "/" + components.Kubernetes + "/"
 )
 
-// Options are the choices a user has.
+// Options are the user's options.
 type Options struct {
 	FeatureGates  map[string]bool
 	RuntimeConfig map[string]string
 	Audit         []string // users whose requests are logged
-	// SchedulerConfig is what CompleteSchedulerConfig has made of the user's; empty: none.
+	// SchedulerConfig is the result of CompleteSchedulerConfig; empty: none.
 	SchedulerConfig  string
-	SchedulerVModule string // what the scheduler logs more of: FILE=N of klog; empty: of nothing
+	SchedulerVModule string // klog's --vmodule of the scheduler, FILE=N; empty: none
 }
 
-// Spec returns the machine. The folder is its own, on the host's disk.
+// Spec returns the machine. dir is its own folder on the host's disk.
 func Spec(dir string, programs components.Dirs, o Options) machine.Spec {
 	return machine.Spec{
 		Name: Name,
@@ -74,7 +73,7 @@ func etcd() []string {
 		"--listen-peer-urls=" + peer,
 		"--initial-advertise-peer-urls=" + peer,
 		"--initial-cluster=etcd=" + peer,
-		"--unsafe-no-fsync", // the data of a test cluster need not outlive a power cut
+		"--unsafe-no-fsync", // a test cluster's data need not survive a power cut
 		"--log-level=warn",
 	}
 }
@@ -100,8 +99,8 @@ func apiServer(o Options) []string {
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-cluster-ip-range=" + network.ServiceCIDR,
 		"--allow-privileged=true",
-		// There is no kube-proxy here: services (webhooks, aggregated APIs)
-		// are reached by the addresses of their pods.
+		// There is no kube-proxy here, so the API server connects to the pods of services (webhooks, aggregated APIs)
+		// directly.
 		"--enable-aggregator-routing=true",
 		"--proxy-client-cert-file=" + machine.PKI + "/front-proxy.crt",
 		"--proxy-client-key-file=" + machine.PKI + "/front-proxy.key",
@@ -128,7 +127,7 @@ func controllerManager(o Options) []string {
 		"--cluster-signing-cert-file=" + machine.CA,
 		"--cluster-signing-key-file=" + machine.PKI + "/ca.key",
 		"--use-service-account-credentials=true",
-		// With the defaults the pods of DaemonSets appear seconds late.
+		// With the defaults, pods of DaemonSets appear seconds late.
 		"--kube-api-qps=500",
 		"--kube-api-burst=1000",
 		"--leader-elect=false",
@@ -138,7 +137,7 @@ func controllerManager(o Options) []string {
 	return append(command, gates(o)...)
 }
 
-// files are all of them; nil if there are none.
+// files merges the sets; nil if there are no files.
 func files(sets ...map[string]string) map[string]string {
 	var all map[string]string
 	for _, set := range sets {
@@ -171,8 +170,7 @@ func list(flag string, values map[string]string) []string {
 	return []string{flag + "=" + strings.Join(items, ",")}
 }
 
-// WriteCredentials puts the certificates and kubeconfigs of the control plane
-// into the machine's folder.
+// WriteCredentials writes the control plane's certificates and kubeconfigs into the machine's folder.
 func WriteCredentials(dir string, ca *pki.Authority) error {
 	front, err := pki.NewAuthority("front-proxy-ca")
 	if err != nil {
@@ -195,7 +193,8 @@ func WriteCredentials(dir string, ca *pki.Authority) error {
 			"kubernetes.default.svc.cluster.local",
 		},
 	})
-	w.Pair("apiserver-kubelet", ca, pki.Subject{CommonName: "apiserver-kubelet", Organizations: []string{"system:masters"}})
+	w.Pair("apiserver-kubelet", ca, pki.Subject{CommonName: "apiserver-kubelet",
+		Organizations: []string{"system:masters"}})
 	w.Pair("front-proxy", front, pki.Subject{CommonName: "front-proxy"})
 	w.Kubeconfig("controller-manager", pki.Subject{CommonName: "system:kube-controller-manager"})
 	w.Kubeconfig("scheduler", pki.Subject{CommonName: "system:kube-scheduler"})

@@ -56,14 +56,17 @@ func TestTheSchedulerGetsItsConfiguration(t *testing.T) {
 		file  string
 	}{
 		{"none", Options{}, "--kubeconfig=/run/gpu-dra-cluster/machine/pki/scheduler.conf --leader-elect=false", ""},
-		{"one of the user's", Options{SchedulerConfig: "kind: X\n"}, "--config=/var/scheduler-config.yaml", "kind: X\n"},
-		{"more to log", Options{SchedulerConfig: "kind: X\n", SchedulerVModule: "schedule_one=10"}, "--config=/var/scheduler-config.yaml --vmodule=schedule_one=10", "kind: X\n"},
+		{"one of the user's", Options{SchedulerConfig: "kind: X\n"}, "--config=/var/scheduler-config.yaml",
+			"kind: X\n"},
+		{"more to log", Options{SchedulerConfig: "kind: X\n", SchedulerVModule: "schedule_one=10"},
+			"--config=/var/scheduler-config.yaml --vmodule=schedule_one=10", "kind: X\n"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			spec := Spec("/d", components.Dirs{}, row.o)
 			var flags []string
 			for _, a := range spec.Steps[len(spec.Steps)-1].Command {
-				if slices.ContainsFunc([]string{"--kubeconfig", "--leader-elect", "--config", "--vmodule"}, func(f string) bool { return strings.HasPrefix(a, f+"=") }) {
+				if slices.ContainsFunc([]string{"--kubeconfig", "--leader-elect", "--config", "--vmodule"},
+					func(f string) bool { return strings.HasPrefix(a, f+"=") }) {
 					flags = append(flags, a)
 				}
 			}
@@ -81,13 +84,19 @@ func TestCompleteSchedulerConfig(t *testing.T) {
 	const head = "apiVersion: kubescheduler.config.k8s.io/v1\n"
 	const kind = "kind: KubeSchedulerConfiguration\n"
 	for _, row := range []struct{ name, text, want, err string }{
-		{"what is missing is filled in", head + kind + "percentageOfNodesToScore: 100\n",
-			head + "clientConnection:\n  kubeconfig: /run/gpu-dra-cluster/machine/pki/scheduler.conf\n" + kind + "leaderElection:\n  leaderElect: false\npercentageOfNodesToScore: 100\n", ""},
-		{"what is said stays", head + "clientConnection:\n  kubeconfig: /k\n  qps: 5\n" + kind + "leaderElection:\n  leaderElect: true\n",
-			head + "clientConnection:\n  kubeconfig: /k\n  qps: 5\n" + kind + "leaderElection:\n  leaderElect: true\n", ""},
-		{"another kind is refused", "apiVersion: v1\nkind: Pod\n", "", `want kind KubeSchedulerConfiguration of kubescheduler.config.k8s.io/v1, got kind Pod of "v1"`},
-		{"an empty file is refused", "", "", `want kind KubeSchedulerConfiguration of kubescheduler.config.k8s.io/v1, got kind <nil> of ""`},
-		{"a section that is none is refused", head + kind + "leaderElection: no thanks\n", "", "leaderElection: want fields, got no thanks"},
+		{"missing fields are added", head + kind + "percentageOfNodesToScore: 100\n",
+			head + "clientConnection:\n  kubeconfig: /run/gpu-dra-cluster/machine/pki/scheduler.conf\n" + kind +
+				"leaderElection:\n  leaderElect: false\npercentageOfNodesToScore: 100\n", ""},
+		{"existing fields stay", head + "clientConnection:\n  kubeconfig: /k\n  qps: 5\n" + kind +
+			"leaderElection:\n  leaderElect: true\n",
+			head + "clientConnection:\n  kubeconfig: /k\n  qps: 5\n" + kind + "leaderElection:\n  leaderElect: true\n",
+			""},
+		{"another kind is refused", "apiVersion: v1\nkind: Pod\n", "",
+			`want kind KubeSchedulerConfiguration of kubescheduler.config.k8s.io/v1, got kind Pod of "v1"`},
+		{"an empty file is refused", "", "",
+			`want kind KubeSchedulerConfiguration of kubescheduler.config.k8s.io/v1, got kind <nil> of ""`},
+		{"a section that is none is refused", head + kind + "leaderElection: no thanks\n", "",
+			"leaderElection: want fields, got no thanks"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			got, err := CompleteSchedulerConfig([]byte(row.text))
@@ -101,7 +110,8 @@ func TestCompleteSchedulerConfig(t *testing.T) {
 func TestWithoutOptionsTheDefaultsStay(t *testing.T) {
 	for _, s := range Spec("/d", components.Dirs{}, Options{}).Steps {
 		if slices.ContainsFunc(s.Command, func(a string) bool {
-			return strings.HasPrefix(a, "--feature-gates") || strings.HasPrefix(a, "--runtime-config") || strings.HasPrefix(a, "--audit")
+			return strings.HasPrefix(a, "--feature-gates") || strings.HasPrefix(a, "--runtime-config") ||
+				strings.HasPrefix(a, "--audit")
 		}) {
 			t.Errorf("%s: got %v", s.Name, s.Command)
 		}

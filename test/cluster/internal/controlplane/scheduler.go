@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	// schedulerKubeconfig is where the scheduler finds how to reach the API server.
+	// schedulerKubeconfig is the path of the scheduler's kubeconfig.
 	schedulerKubeconfig = machine.PKI + "/scheduler.conf"
-	// schedulerConfig is on a disk of the machine's own.
+	// schedulerConfig is on the machine's own disk.
 	schedulerConfig = "/var/scheduler-config.yaml"
 )
 
@@ -44,16 +44,18 @@ func schedulerFiles(o Options) map[string]string {
 	return map[string]string{schedulerConfig: o.SchedulerConfig}
 }
 
-// CompleteSchedulerConfig reads a KubeSchedulerConfiguration and adds what a user cannot know or need not say, unless it is there: how the
-// scheduler reaches the API server, and that it is the only one. Whether the rest is right the scheduler says itself, in its log.
+// CompleteSchedulerConfig parses a KubeSchedulerConfiguration and adds what is missing: the kubeconfig, and no leader
+// election, because there is only one scheduler. The scheduler validates the rest and logs problems.
 func CompleteSchedulerConfig(text []byte) (string, error) {
 	var config map[string]any
 	if err := yaml.Unmarshal(text, &config); err != nil {
 		return "", fmt.Errorf("parse YAML: %w", err)
 	}
 	version, _ := config["apiVersion"].(string)
-	if kind := config["kind"]; kind != "KubeSchedulerConfiguration" || !strings.HasPrefix(version, "kubescheduler.config.k8s.io/") {
-		return "", fmt.Errorf("want kind KubeSchedulerConfiguration of kubescheduler.config.k8s.io/v1, got kind %v of %q", kind, version)
+	if kind := config["kind"]; kind != "KubeSchedulerConfiguration" ||
+		!strings.HasPrefix(version, "kubescheduler.config.k8s.io/") {
+		return "", fmt.Errorf("want kind KubeSchedulerConfiguration of kubescheduler.config.k8s.io/v1, got kind %v "+
+			"of %q", kind, version)
 	}
 	err := errors.Join(
 		setDefault(config, "clientConnection", "kubeconfig", schedulerKubeconfig),
@@ -66,7 +68,7 @@ func CompleteSchedulerConfig(text []byte) (string, error) {
 	return string(completed), err
 }
 
-// setDefault gives config.section.field the value, unless it has one.
+// setDefault sets config.section.field if it is not set.
 func setDefault(config map[string]any, section, field string, value any) error {
 	if config[section] == nil {
 		config[section] = map[string]any{}
@@ -75,7 +77,7 @@ func setDefault(config map[string]any, section, field string, value any) error {
 	if !ok {
 		return fmt.Errorf("%s: want fields, got %v", section, config[section])
 	}
-	if _, said := fields[field]; !said {
+	if _, set := fields[field]; !set {
 		fields[field] = value
 	}
 	return nil

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package jsonfile keeps a value in a file.
+// Package jsonfile stores a value in a file.
 package jsonfile
 
 import (
@@ -9,8 +9,7 @@ import (
 	"os"
 )
 
-// Read reads the file into the value. A file that is not there is
-// fs.ErrNotExist.
+// Read decodes the file into value. The error is fs.ErrNotExist if there is no file.
 func Read(path string, value any) error {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -22,9 +21,8 @@ func Read(path string, value any) error {
 	return nil
 }
 
-// Write replaces the file, readable by its owner only, in one step: a reader
-// sees the old or the new value, never a part, and so does who comes after a
-// kill.
+// Write replaces the file atomically. Only its owner can read it. After a kill, the file has the old or the new value,
+// never a part.
 func Write(path string, value any) error {
 	data, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {

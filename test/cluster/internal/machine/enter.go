@@ -25,16 +25,14 @@ type Streams struct {
 	Out, Err io.Writer
 }
 
-// Run runs the command in all namespaces of the machine with that PID 1 and
-// returns its exit status; as in a shell, 128 and the signal's number if a
-// signal ended it. SIGTERM and SIGHUP are handed on to the command; SIGINT
-// reaches it by the terminal.
+// Run runs the command in all namespaces of the machine with that PID 1 and returns its exit status: as in a shell, 128
+// plus the signal's number if a signal ended it. SIGTERM and SIGHUP are forwarded to the command; SIGINT reaches it
+// through the terminal.
 func Run(init process.Record, command []string, streams Streams) (status int, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// Never unlocked: the thread is in other namespaces now, and goes with
-		// the goroutine.
+		// Never unlocked: the thread is in other namespaces now, and ends with the goroutine.
 		runtime.LockOSThread()
 		status, err = runHere(init, command, streams)
 	}()
@@ -48,8 +46,7 @@ func runHere(init process.Record, command []string, streams Streams) (int, error
 		return 0, err
 	}
 	defer unix.Close(fd)
-	// The kernel lets only a thread with a root and working folder of its own
-	// into another mount namespace.
+	// setns into another mount namespace requires a thread with its own root and working folder.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return 0, fmt.Errorf("leave shared root: %w", err)
 	}
@@ -71,7 +68,7 @@ func runHere(init process.Record, command []string, streams Streams) (int, error
 	if err := cmd.Start(); err != nil {
 		return 0, err
 	}
-	stop := passOn(cmd.Process)
+	stop := forwardSignals(cmd.Process)
 	err = cmd.Wait()
 	stop()
 	var exit *exec.ExitError
@@ -84,10 +81,9 @@ func runHere(init process.Record, command []string, streams Streams) (int, error
 	return exit.ExitCode(), nil
 }
 
-// passOn hands signals on to the process until it is stopped. (The kernel could
-// end the process with this one, but Go's check that the parent still lives
-// takes a parent in another PID namespace for a dead one.)
-func passOn(p *os.Process) (stop func()) {
+// forwardSignals forwards signals to the process until it is stopped. The kernel could end the process with this one,
+// but Go's check for a living parent fails if the parent is in another PID namespace.
+func forwardSignals(p *os.Process) (stop func()) {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGHUP)
 	go func() {
@@ -101,7 +97,7 @@ func passOn(p *os.Process) (stop func()) {
 	}
 }
 
-// lookPath finds the program as the machine sees it, on this thread.
+// lookPath searches the program in the machine's file system, on this thread.
 func lookPath(name string) (string, error) {
 	if strings.Contains(name, "/") {
 		return name, nil

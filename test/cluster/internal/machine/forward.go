@@ -10,10 +10,9 @@ import (
 	"os"
 )
 
-// forward hands every connection that arrives at the inherited listener on to
-// the address. A socket stays in the network namespace it was made in, so the
-// listener is on the host's 127.0.0.1 while the address is the machine's: a
-// door that needs no link between the two, and closes with the machine.
+// forward forwards every connection of the inherited listener to the address. A socket stays in the network namespace
+// that created it, so the listener is on the host's 127.0.0.1 and the address is the machine's. This needs no link
+// between the two, and ends with the machine.
 func forward(fd uintptr, address string) error {
 	file := os.NewFile(fd, "listener")
 	defer file.Close() // FileListener has its own copy
@@ -38,7 +37,7 @@ func relay(outside net.Conn, address string) {
 	defer outside.Close()
 	inside, err := net.Dial("tcp", address)
 	if err != nil {
-		return // the caller sees a closed connection, as of a server that is not up
+		return // the client gets a closed connection, as from a server that is down
 	}
 	defer inside.Close()
 	done := make(chan struct{}, 2)
@@ -48,7 +47,7 @@ func relay(outside net.Conn, address string) {
 	<-done
 }
 
-// copyHalf copies one direction and passes its end on.
+// copyHalf copies one direction and forwards its end.
 func copyHalf(to, from net.Conn, done chan<- struct{}) {
 	_, err := io.Copy(to, from)
 	if half, ok := to.(*net.TCPConn); ok && err == nil {

@@ -14,16 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Descriptors that Start hands to PID 1.
+// File descriptors that Start passes to PID 1.
 const (
 	waitFD     = 3
 	listenerFD = 4
 )
 
-// Init is PID 1 of a machine. It returns only when the machine cannot run.
+// Init is PID 1 of a machine. It only returns if the machine cannot run.
 func Init(dir string) error {
 	if !released() {
-		return nil // `up` ended before it was done: so do we
+		return nil // `up` ended before Release
 	}
 	log.SetFlags(log.LstdFlags | log.Lmicroseconds)
 	spec, err := LoadSpec(dir)
@@ -39,7 +39,7 @@ func Init(dir string) error {
 	if err := prepare(spec); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(filepath.Join(Home, restFolder)); err != nil { // a boot starts everything
+	if err := os.RemoveAll(filepath.Join(Home, restFolder)); err != nil { // a boot starts all programs
 		return fmt.Errorf("forget which programs rest: %w", err)
 	}
 	if spec.Forward != "" {
@@ -57,8 +57,7 @@ func released() bool {
 	return n == 1
 }
 
-// prepare makes the folders and files and sets the sysctls of the machine's
-// own namespaces.
+// prepare creates the folders and files, and sets the sysctls of the machine's own namespaces.
 func prepare(spec Spec) error {
 	for _, dir := range spec.Folders {
 		if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -50,8 +50,8 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// TestForward checks that an answer arrives whole although the question's side
-// was closed first, as `kubectl exec` does it.
+// TestForward checks that the whole response arrives although the client has closed its sending side, as `kubectl exec`
+// does.
 func TestForward(t *testing.T) {
 	server, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -85,7 +85,7 @@ func TestForward(t *testing.T) {
 	if err := forward(uintptr(fd), server.Addr().String()); err != nil {
 		t.Fatal(err)
 	}
-	_ = door.Close() // only the handed-over one accepts now
+	_ = door.Close() // only the duplicate accepts now
 	conn, err := net.Dial("tcp", door.Addr().String())
 	if err != nil {
 		t.Fatal(err)

@@ -16,19 +16,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mount gives the machine its own view of the standard paths, so that programs
-// and charts find them where they are on any node, and nothing is made on the
-// host's own root.
+// mount gives the machine its own view of the standard paths: programs and charts find them as on any node, and nothing
+// is created on the host's root.
 func mount(spec Spec) error {
-	// From here on, what is mounted here stays here.
+	// From here on, mounts do not propagate to the host.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
 	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return fmt.Errorf("mount /proc: %w", err)
 	}
-	// Opened before anything is covered: the cache or the state may be below a
-	// folder that is about to be.
+	// Opened before the mounts below: they may cover the cache or the state.
 	home, err := openFolder(spec.Dir)
 	if err != nil {
 		return err
@@ -73,7 +71,7 @@ func mount(spec Spec) error {
 	if err := pretend(bootID, newUUID()); err != nil {
 		return err
 	}
-	// Pods may ask for mounts that propagate; they do within the machine.
+	// Pods may request mount propagation; it is limited to the machine.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
 		return fmt.Errorf("make mounts shared: %w", err)
 	}
@@ -88,8 +86,7 @@ func openFolder(dir string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), dir), nil
 }
 
-// show makes the opened folder appear at the target. It carries no nodev:
-// device nodes in folders that pods mount from the node have to work.
+// show mounts the opened folder at target. It does not use nodev, because device nodes in hostPath volumes must work.
 func show(source *os.File, target string) error {
 	if err := os.MkdirAll(target, 0o755); err != nil {
 		return fmt.Errorf("make mount point: %w", err)
@@ -100,7 +97,7 @@ func show(source *os.File, target string) error {
 	return nil
 }
 
-// overlay lets the machine change the folder for itself.
+// overlay makes changes of the folder private to the machine.
 func overlay(home, dir string) error {
 	base := filepath.Join(home, "overlay", strings.Trim(dir, "/"))
 	upper, work := filepath.Join(base, "upper"), filepath.Join(base, "work")
@@ -116,11 +113,10 @@ func overlay(home, dir string) error {
 	return nil
 }
 
-// fresh covers the folder with an empty one on the machine's disk. It is not
-// an overlay: the container runtime puts overlays below /var, which an overlay
-// cannot hold, and a node should not see what the host keeps there.
+// fresh covers the folder with an empty one on the machine's disk. It is not an overlay, because the container runtime
+// creates overlays below /var and those cannot be nested, and because a node should not see the host's files there.
 func fresh(home *os.File, dir string) error {
-	// By descriptor: the folder's path may be covered by now.
+	// By descriptor, because the folder's path may be covered by now.
 	source := filepath.Join(fmt.Sprintf("/proc/self/fd/%d", home.Fd()), "disk", strings.Trim(dir, "/"))
 	if err := os.MkdirAll(source, 0o755); err != nil {
 		return fmt.Errorf("make folder: %w", err)
@@ -154,9 +150,8 @@ func furnish(source, dir string) error {
 	return nil
 }
 
-// pretend covers a sysctl of the host with a file that already holds the value
-// a program wants, so that it has no reason to write, and if it does write,
-// the host does not change.
+// pretend covers a sysctl of the host with a file that already has the wanted value. A program has no reason to write
+// it, and a write does not change the host.
 func pretend(name, value string) error {
 	path := sysctlPath(name)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
@@ -175,7 +170,7 @@ func pretend(name, value string) error {
 	return nil
 }
 
-// newUUID returns a random UUID (version 4), as the kernel writes them.
+// newUUID returns a random UUID (version 4) in the kernel's format.
 func newUUID() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails

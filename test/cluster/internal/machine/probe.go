@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// probeInterval is short: a start waits for several conditions in a row.
+// probeInterval is short, because a start waits for several conditions in a row.
 const probeInterval = 25 * time.Millisecond
 
 // prober waits for the conditions of a Step.
@@ -35,8 +35,7 @@ func newProber(done map[string]chan struct{}) prober {
 	}
 }
 
-// wait returns when the condition holds. Whoever started the machine has the
-// timeout.
+// wait returns when the condition holds. Its caller has no timeout; the start of the cluster has one.
 func (p prober) wait(condition string) {
 	if name, ok := strings.CutPrefix(condition, "step:"); ok {
 		<-p.done[name]

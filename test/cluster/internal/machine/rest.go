@@ -18,14 +18,13 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/process"
 )
 
-// A step rests while there is a file of its name in the machine's folder rest.
-// Whoever changes that folder tells PID 1 by SIGHUP.
+// A step rests while a file with its name is in the machine's folder rest. SIGHUP tells PID 1 that the folder has
+// changed.
 
-// stopTimeout is how long a program may take to end before it is killed.
+// stopTimeout is the time until a program that was asked to end is killed.
 const stopTimeout = 5 * time.Second
 
-// Rest ends the step's program in the machine and keeps it from running until
-// Wake. It may be repeated.
+// Rest stops the step's program in the machine until Wake. It is idempotent.
 func Rest(ctx context.Context, dir, step string) error {
 	file := filepath.Join(dir, restFolder, step)
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
@@ -34,27 +33,26 @@ func Rest(ctx context.Context, dir, step string) error {
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
 		return fmt.Errorf("stop %s: %w", step, err)
 	}
-	if err := tell(ctx, dir, step, false); err != nil {
+	if err := notify(ctx, dir, step, false); err != nil {
 		return fmt.Errorf("stop %s: %w", step, err)
 	}
 	return nil
 }
 
-// Wake lets the step's program run again and returns when it has started. It
-// may be repeated.
+// Wake lets the step's program run again and returns when it has started. It is idempotent.
 func Wake(ctx context.Context, dir, step string) error {
 	err := os.Remove(filepath.Join(dir, restFolder, step))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("start %s: %w", step, err)
 	}
-	if err := tell(ctx, dir, step, true); err != nil {
+	if err := notify(ctx, dir, step, true); err != nil {
 		return fmt.Errorf("start %s: %w", step, err)
 	}
 	return nil
 }
 
-// tell wakes PID 1 up and waits until the program runs, or does not.
-func tell(ctx context.Context, dir, step string, wanted bool) error {
+// notify signals PID 1 and waits until the program runs or has ended, as wanted.
+func notify(ctx context.Context, dir, step string, wanted bool) error {
 	init, err := Load(dir)
 	if err != nil {
 		return err
@@ -83,13 +81,13 @@ func tell(ctx context.Context, dir, step string, wanted bool) error {
 	}
 }
 
-// Path is where the host finds a file of the running machine.
+// Path returns the host's path of a file of the running machine.
 func Path(init process.Record, path string) string {
 	return fmt.Sprintf("/proc/%d/root%s", init.PID, path)
 }
 
-// obey ends what is to rest, each time it is told to look.
-func (s *supervisor) obey() {
+// stopResting stops the programs of resting steps on each SIGHUP.
+func (s *supervisor) stopResting() {
 	told := make(chan os.Signal, 1)
 	signal.Notify(told, unix.SIGHUP)
 	for range told {
@@ -107,7 +105,7 @@ func (s *supervisor) obey() {
 	}
 }
 
-// kill ends a program that did not end when it was asked to.
+// kill kills the program after stopTimeout.
 func (s *supervisor) kill(name string, pid int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,7 +124,7 @@ func (s *supervisor) waitForLeave(step string) {
 	}
 }
 
-// wasStopped says whether the step's program ended because it was asked to.
+// wasStopped reports whether the step's program ended because of a rest.
 func (s *supervisor) wasStopped(step string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -140,8 +138,7 @@ func rests(step string) bool {
 	return err == nil
 }
 
-// Steps returns the names of the programs that the machine in the folder keeps
-// running.
+// Steps returns the names of the long-running programs of the machine in the folder.
 func Steps(dir string) ([]string, error) {
 	spec, err := LoadSpec(dir)
 	if err != nil {

@@ -28,17 +28,16 @@ const (
 	initLog     = "init"
 )
 
-// program and Subcommand are what a machine's PID 1 is called: the proof, in
-// its command line, that a process is ours.
+// program and Subcommand are in the command line of a machine's PID 1; they identify the process as ours.
 const (
 	program    = "gpu-dra-cluster"
 	Subcommand = "machine"
 )
 
-// Namespaces are those a machine has for itself.
+// Namespaces are the machine's own namespaces.
 const Namespaces = unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC
 
-// Running is a machine that has been started.
+// Running is a started machine.
 type Running struct {
 	Name    string
 	Process process.Record
@@ -47,9 +46,8 @@ type Running struct {
 	ended   chan struct{}
 }
 
-// Start makes the machine's namespaces and its PID 1, which then waits for
-// Release: until then it does nothing, and it ends by itself when this process
-// ends. Its record is on disk before Start returns. The listener may be nil.
+// Start creates the machine's namespaces and its PID 1, which waits for Release and ends if this process ends before.
+// Its record is on disk when Start returns. The listener may be nil.
 func Start(spec Spec, listener *os.File) (*Running, error) {
 	running, err := start(spec, listener)
 	if err != nil {
@@ -76,7 +74,7 @@ func start(spec Spec, listener *os.File) (*Running, error) {
 	}
 	defer wait.Close()
 	cmd := &exec.Cmd{
-		Path:       "/proc/self/exe", // the file itself may be gone: go run deletes it
+		Path:       "/proc/self/exe", // go run may already have deleted the file
 		Args:       []string{program, Subcommand, spec.Dir},
 		Env:        environment,
 		Dir:        "/",
@@ -85,7 +83,7 @@ func start(spec Spec, listener *os.File) (*Running, error) {
 		ExtraFiles: []*os.File{wait},
 		SysProcAttr: &unix.SysProcAttr{
 			Cloneflags: Namespaces,
-			Setsid:     true, // Ctrl-C at `up` is not for the machine
+			Setsid:     true, // Ctrl-C of `up` must not reach the machine
 		},
 	}
 	if listener != nil {
@@ -111,8 +109,8 @@ func start(spec Spec, listener *os.File) (*Running, error) {
 	return running, nil
 }
 
-// describeStarted describes the process that was just started. The kernel closes the descriptor by which Start knows that the new
-// program runs before it sets that program's command line, and a record with an empty one would never be recognized again.
+// describeStarted describes a process that was just started. The kernel closes the descriptor by which Start detects
+// the exec before it sets the new command line, and a record with an empty command line would never match.
 func describeStarted(cmd *exec.Cmd) (process.Record, error) {
 	for range 1000 {
 		record, err := process.NewRecord(cmd.Process.Pid)
@@ -124,7 +122,7 @@ func describeStarted(cmd *exec.Cmd) (process.Record, error) {
 	return process.Record{}, fmt.Errorf("process %d did not become %s", cmd.Process.Pid, cmd.Args[0])
 }
 
-// Release lets the machine begin its work.
+// Release lets the machine start its programs.
 func (r *Running) Release() error {
 	defer r.release.Close()
 	if _, err := r.release.Write([]byte{1}); err != nil {
@@ -133,11 +131,10 @@ func (r *Running) Release() error {
 	return nil
 }
 
-// Ended is closed when the machine's PID 1 has ended.
+// Ended returns a channel that is closed when the machine's PID 1 has ended.
 func (r *Running) Ended() <-chan struct{} { return r.ended }
 
-// Load returns the record of the machine in the folder. It is process.ErrGone
-// if none was started there.
+// Load returns the record of the machine in the folder, or process.ErrGone if none was started there.
 func Load(dir string) (process.Record, error) {
 	var record process.Record
 	err := jsonfile.Read(filepath.Join(dir, processFile), &record)
@@ -147,7 +144,7 @@ func Load(dir string) (process.Record, error) {
 	return record, err
 }
 
-// LoadSpec returns what the machine in the folder was started from.
+// LoadSpec returns the spec of the machine in the folder.
 func LoadSpec(dir string) (Spec, error) {
 	var spec Spec
 	if err := jsonfile.Read(filepath.Join(dir, specFile), &spec); err != nil {
@@ -156,8 +153,7 @@ func LoadSpec(dir string) (Spec, error) {
 	return spec, nil
 }
 
-// Find returns the PID 1 of every machine whose folder is below dir, whether
-// or not there is a record of it.
+// Find returns the PID 1 of every machine whose folder is below dir, with or without a record.
 func Find(dir string) ([]process.Record, error) {
 	return process.Find(func(command []string) bool {
 		return len(command) == 3 && command[0] == program && command[1] == Subcommand &&
@@ -165,10 +161,10 @@ func Find(dir string) ([]process.Record, error) {
 	})
 }
 
-// LogPath returns the file with the log of a program of the machine.
+// LogPath returns the log file of a program of the machine.
 func LogPath(dir, name string) string { return filepath.Join(dir, logFolder, name+".log") }
 
-// Logs returns the names of the programs of the machine that have a log.
+// Logs returns the names of the machine's programs that have a log.
 func Logs(dir string) []string {
 	files, _ := filepath.Glob(LogPath(dir, "*"))
 	var names []string

@@ -18,16 +18,15 @@ import (
 )
 
 const (
-	// restartDelay keeps a program that ends at once from filling the log.
+	// restartDelay limits how fast a program that ends at once fills the log.
 	restartDelay = time.Second
-	// A program that never once lived as long as settled, in so many attempts,
-	// never will: a flag is wrong, say. The machine ends, and `up` tells why.
+	// If no run of a program lasts as long as settled in that many attempts, it cannot work, for example because of a
+	// wrong flag. The machine ends, and `up` reports the reason.
 	settled  = 10 * time.Second
 	attempts = 5
 )
 
-// supervisor keeps the steps of a machine running. As PID 1 it also collects
-// every process that lost its parent.
+// supervisor runs the steps of a machine. As PID 1 it also reaps orphaned processes.
 type supervisor struct {
 	spec  Spec
 	probe prober
@@ -59,10 +58,10 @@ func newSupervisor(spec Spec) *supervisor {
 	return s
 }
 
-// run returns when a step turns out not to work.
+// run returns when a step cannot work.
 func (s *supervisor) run() error {
 	failed := make(chan error)
-	go s.obey()
+	go s.stopResting()
 	for _, step := range s.spec.Steps {
 		go func() {
 			if err := s.keep(step); err != nil {
@@ -74,7 +73,7 @@ func (s *supervisor) run() error {
 	return <-failed
 }
 
-// keep runs the step again and again, or until it has succeeded once.
+// keep runs the step repeatedly, or until it has succeeded once.
 func (s *supervisor) keep(step Step) error {
 	for _, condition := range step.After {
 		s.probe.wait(condition)
@@ -89,12 +88,13 @@ func (s *supervisor) keep(step Step) error {
 			attempt--
 			continue
 		}
-		if err != nil {
+		switch {
+		case err != nil:
 			log.Printf("run %s: %v", step.Name, err)
-		} else if step.Once && status.ExitStatus() == 0 {
+		case step.Once && status.ExitStatus() == 0:
 			close(s.done[step.Name])
 			return nil
-		} else {
+		default:
 			log.Printf("%s ended: %s", step.Name, describe(status))
 		}
 		time.Sleep(restartDelay)
@@ -113,8 +113,7 @@ func (s *supervisor) runOnce(step Step) (syscall.WaitStatus, error) {
 		return 0, err
 	}
 	defer out.Close()
-	// The lock is held until the number is known: the process may have ended,
-	// and been collected, before ForkExec returns.
+	// The lock is held until the PID is known: the process may end and be reaped before ForkExec returns.
 	s.mu.Lock()
 	pid, err := syscall.ForkExec(step.Command[0], step.Command, &syscall.ProcAttr{
 		Dir:   "/",
@@ -140,7 +139,7 @@ func (s *supervisor) runOnce(step Step) (syscall.WaitStatus, error) {
 
 func pidFile(step string) string { return filepath.Join("/run", step+".pid") }
 
-// reap collects ended processes for ever.
+// reap reaps processes for ever.
 func (s *supervisor) reap() error {
 	for {
 		var status syscall.WaitStatus

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package network connects the namespaces of a cluster: the control plane has
-// a bridge, each node one cable to it. Nothing is made in the machine's own
-// namespace, so two clusters may use the same addresses, and all of it goes
-// when the namespaces go.
+// Package network connects the namespaces of a cluster: the control plane has a bridge, and each node a veth pair to
+// it. Nothing is created in the host's namespace, so clusters can use the same addresses, and all links end with the
+// namespaces.
 package network
 
 import (
@@ -22,7 +21,7 @@ const (
 	ServiceCIDR    = "10.96.0.0/16"
 	APIServiceIP   = "10.96.0.1"
 	PodCIDR        = "10.78.0.0/16"
-	// MaxNodes is how many nodes the address plan has room for.
+	// MaxNodes is the capacity of the address plan.
 	MaxNodes = 200
 )
 
@@ -34,15 +33,15 @@ const (
 // NodeIP returns the address of the i-th node, counted from one.
 func NodeIP(i int) string { return fmt.Sprintf("10.77.0.%d", 10+i) }
 
-// NodePodCIDR returns the addresses of the i-th node's pods.
+// NodePodCIDR returns the pod CIDR of the i-th node.
 func NodePodCIDR(i int) string { return fmt.Sprintf("10.78.%d.0/24", i) }
 
-// bridgeAddress is the bridge's own, locally administered. Without one it would have the lowest of its cables' addresses, which
-// changes when another cable is plugged in; nodes that had looked it up before would lose the control plane for half a minute.
+// bridgeAddress is the bridge's own, locally administered address. Without it the bridge takes the lowest address of
+// its ports, which changes with a new port; nodes with the old one in their cache would lose the control plane for half
+// a minute.
 var bridgeAddress = net.HardwareAddr{0x02, 0, 0, 0, 0, 1}
 
-// MakeBridge sets up the namespace of the control plane, which the process
-// lives in.
+// MakeBridge sets up the control plane's namespace, which is that of the process.
 func MakeBridge(pid int) error {
 	h, err := open(pid)
 	if err != nil {
@@ -59,9 +58,8 @@ func MakeBridge(pid int) error {
 	return h.assign(bridge, ControlPlaneIP+"/24")
 }
 
-// Connect lays a cable between the control plane's bridge and the i-th of n
-// nodes, and sets the routes to its pods and from it to the others'. A node
-// that comes back after a crash is connected in the same way.
+// Connect connects the i-th of n nodes with the control plane's bridge, and sets the routes to its pods and to those of
+// the others. It also reconnects a node after a crash.
 func Connect(controlPlane, node, i, n int) error {
 	hub, err := open(controlPlane)
 	if err != nil {
@@ -82,7 +80,7 @@ func Connect(controlPlane, node, i, n int) error {
 	return end.configure(i, n)
 }
 
-// space is a network namespace to work in from outside.
+// space is a network namespace that is configured from outside.
 type space struct {
 	*netlink.Handle
 	ns netns.NsHandle
@@ -101,7 +99,7 @@ func open(pid int) (*space, error) {
 	return &space{Handle: h, ns: ns}, nil
 }
 
-// Close ends the work in the namespace; the namespace stays.
+// Close closes the handles; the namespace stays.
 func (s *space) Close() {
 	s.Handle.Close()
 	_ = s.ns.Close()
@@ -113,7 +111,7 @@ func (s *space) plug(peer *space, name string) error {
 		PeerName:      nodeLink,
 		PeerNamespace: netlink.NsFd(peer.ns),
 	}
-	// The kernel takes its time to remove the cable of a node that crashed.
+	// The kernel removes the link of a crashed node with a delay.
 	if old, err := s.LinkByName(name); err == nil {
 		_ = s.LinkDel(old)
 	}
@@ -149,8 +147,8 @@ func (s *space) configure(i, n int) error {
 			return err
 		}
 	}
-	// Nothing lies behind the default route, but without one the kernel
-	// refuses service addresses before kube-proxy's rules see them.
+	// Nothing is behind the default route. Without it the kernel rejects service addresses before kube-proxy's rules
+	// apply.
 	return s.route("0.0.0.0/0", ControlPlaneIP)
 }
 

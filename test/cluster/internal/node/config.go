@@ -12,11 +12,9 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/network"
 )
 
-// kubeletSysctls are the sysctls of the whole host that a kubelet sets when it
-// starts, with the values it wants (pkg/kubelet/cm, setupKernelTunables). The
-// node shows it files with these values instead, and protectKernelDefaults is
-// the guard: if one were missing here, the kubelet would refuse to start
-// rather than change the host.
+// kubeletSysctls are the host-wide sysctls that a kubelet sets at start, with their values (pkg/kubelet/cm,
+// setupKernelTunables). The node sees files with these values instead. protectKernelDefaults is the guard: if one were
+// missing here, the kubelet would refuse to start instead of changing the host.
 var kubeletSysctls = map[string]string{
 	"vm.overcommit_memory":      "1",
 	"vm.panic_on_oom":           "0",
@@ -53,17 +51,13 @@ func kubeletYAML(c Config) (string, error) {
 		"clusterDNS":               []string{"10.96.0.10"},
 		"clusterDomain":            "cluster.local",
 		"enforceNodeAllocatable":   []string{"pods"},
-		// The nodes share one disk and one memory with everything else on the
-		// machine: evict only when it is nearly full, and keep every image,
-		// for there is no registry to get one from again.
+		// The nodes share disk and memory with everything else on the machine. Evict only when it is nearly full, and
+		// never delete images, because there is no registry.
 		"evictionHard": object{
 			"memory.available": "100Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%", "imagefs.available": "1%",
 		},
 		"imageGCHighThresholdPercent": 100,
-		"nodeStatusReportFrequency":   "10s",
-		"nodeStatusUpdateFrequency":   "5s",
-		"syncFrequency":               "10s",
-		"resolvConf":                  "", // the machine's name servers are out of a pod's reach
+		"resolvConf":                  "", // pods cannot reach the machine's name servers
 		"logging":                     object{"verbosity": 2},
 	}
 	if len(c.FeatureGates) > 0 {
@@ -108,9 +102,8 @@ disabled_plugins = ['io.containerd.snapshotter.v1.erofs', 'io.containerd.snapsho
 `
 }
 
-// networkJSON gives each pod a cable of its own to the node rather than a
-// place on a bridge: between two pods of one node, too, packets then pass the
-// node's rules, which services need.
+// networkJSON connects each pod directly to the node instead of to a bridge. Thus packets between two pods of a node
+// also pass the node's rules, which services need.
 func networkJSON(i int) string {
 	return fmt.Sprintf(`{
   "cniVersion": "1.0.0",

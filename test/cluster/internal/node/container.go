@@ -12,10 +12,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/machine"
 )
 
-// NewContainerSpec returns what every container of the nodes starts from:
-// containerd's own default, and a hook by which the container sees the boot id
-// of its node and not the host's. (A container has a /proc of its own, and
-// runc refuses to mount anything there itself.)
+// NewContainerSpec returns the base spec of all containers: containerd's default plus a hook that shows the container
+// the node's boot ID instead of the host's. A container has its own /proc, and runc refuses to mount there.
 func NewContainerSpec(programs components.Dirs) (string, error) {
 	spec, err := exec.Command(filepath.Join(programs[components.Containerd], "ctr"), "oci", "spec").Output()
 	if err != nil {
@@ -29,8 +27,7 @@ func showBootID(spec []byte) (string, error) {
 	if err := json.Unmarshal(spec, &container); err != nil {
 		return "", fmt.Errorf("parse containerd's default container: %w", err)
 	}
-	// Run in the container's namespaces, in its root folder, before that
-	// becomes the root.
+	// Runs in the container's namespaces, in its root folder, before pivot_root.
 	hook := map[string]any{
 		"path": "/bin/mount",
 		"args": []string{"mount", "--no-mtab", "--bind", machine.BootIDFile, "./proc/sys/kernel/random/boot_id"},

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package node decides what runs on a node and how it is configured: kubelet,
-// containerd, pod network, kube-proxy.
+// Package node decides what runs on a node and its configuration: kubelet, containerd, pod network, kube-proxy.
 package node
 
 import (
@@ -27,7 +26,7 @@ const (
 	containerSpec    = "/etc/containerd/container.json"
 	cniPrograms      = "/opt/cni/bin"
 
-	// ContainerdSocket is where containerd listens on every node.
+	// ContainerdSocket is containerd's socket on every node.
 	ContainerdSocket = "/run/containerd/containerd.sock"
 
 	kube  = machine.Bin + "/" + components.Kubernetes + "/"
@@ -35,20 +34,20 @@ const (
 	ready = controlplane.Server + "/readyz"
 )
 
-// Config says what makes one node differ from another.
+// Config holds the differences between nodes.
 type Config struct {
 	Index        int               // counted from one
 	Cgroup       string            // the control group of the node's pods
-	Labels       map[string]string // beside those the kubelet sets
+	Labels       map[string]string // in addition to the kubelet's
 	FeatureGates map[string]bool
-	// ContainerSpec is what every container starts from, see NewContainerSpec.
+	// ContainerSpec is the base spec of every container, see NewContainerSpec.
 	ContainerSpec string
 }
 
 // Name returns the name of the i-th node, counted from one.
 func Name(i int) string { return fmt.Sprintf("node-%d", i) }
 
-// Spec returns the machine. The folder is its own, on the host's disk.
+// Spec returns the machine. dir is its own folder on the host's disk.
 func Spec(dir string, programs components.Dirs, c Config) (machine.Spec, error) {
 	kubelet, err := kubeletYAML(c)
 	if err != nil {
@@ -81,8 +80,9 @@ func steps(c Config) []machine.Step {
 	const containerdReady = "unix:" + ContainerdSocket
 	return []machine.Step{
 		{
-			Name:    "containerd",
-			Command: []string{machine.Bin + "/" + components.Containerd + "/containerd", "--config=" + containerdConfig},
+			Name: "containerd",
+			Command: []string{machine.Bin + "/" + components.Containerd + "/containerd", "--config=" +
+				containerdConfig},
 		},
 		{
 			Name:    "pause-image",
@@ -112,8 +112,7 @@ func steps(c Config) []machine.Step {
 	}
 }
 
-// ImportCommand returns the command that makes a node know the images of the
-// archive; "-" is standard input.
+// ImportCommand returns the command that imports the images of the archive on a node; "-" is stdin.
 func ImportCommand(archive string) []string {
 	return []string{ctr, "--address", ContainerdSocket, "--namespace", "k8s.io", "images", "import", archive}
 }
@@ -137,8 +136,7 @@ func kubeletCommand(c Config) []string {
 	return command
 }
 
-// WriteCredentials puts the certificates and kubeconfigs of the i-th node into
-// the machine's folder.
+// WriteCredentials writes the certificates and kubeconfigs of the i-th node into the machine's folder.
 func WriteCredentials(dir string, ca *pki.Authority, i int) error {
 	w := pki.Writer{Dir: filepath.Join(dir, "pki"), CA: ca, Server: controlplane.Server}
 	if err := os.MkdirAll(w.Dir, 0o700); err != nil {

@@ -53,13 +53,10 @@ imageGCHighThresholdPercent: 100
 kind: KubeletConfiguration
 logging:
   verbosity: 2
-nodeStatusReportFrequency: 10s
-nodeStatusUpdateFrequency: 5s
 oomScoreAdj: 0
 port: 10250
 protectKernelDefaults: true
 resolvConf: ""
-syncFrequency: 10s
 tlsCertFile: /run/gpu-dra-cluster/machine/pki/kubelet.crt
 tlsPrivateKeyFile: /run/gpu-dra-cluster/machine/pki/kubelet.key
 `
@@ -103,8 +100,8 @@ func TestNetworkConfigurationIsPerNode(t *testing.T) {
 	}
 }
 
-// TestSpec checks what would only show as a start that hangs: a step that
-// waits for one that is not there, or a program of a component that is not.
+// TestSpec finds errors that would otherwise show as a hanging start: a step that waits for a missing step, or a
+// program that its component does not have.
 func TestSpec(t *testing.T) {
 	programs := components.Dirs{
 		components.Kubernetes: "/k", components.Containerd: "/c", components.Runc: "/r",
@@ -136,7 +133,8 @@ func TestContainersSeeTheBootIDOfTheirNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`"ociVersion": "1.3.0"`, `"destination": "/proc"`, `"createContainer"`, machine.BootIDFile} {
+	for _, want := range []string{`"ociVersion": "1.3.0"`, `"destination": "/proc"`, `"createContainer"`,
+		machine.BootIDFile} {
 		if !strings.Contains(got, want) {
 			t.Errorf("got\n%s\nwant it to have %s", got, want)
 		}

@@ -9,8 +9,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Kubeconfig returns a kubeconfig with everything in it: whoever has the file
-// needs no other. The name is that of its only cluster, user and context.
+// Kubeconfig returns a self-contained kubeconfig. The name is that of its only cluster, user and context.
 func Kubeconfig(name, server string, ca []byte, client Pair) ([]byte, error) {
 	text := base64.StdEncoding.EncodeToString
 	type object = map[string]any

@@ -9,14 +9,14 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Access is what a kubeconfig says.
+// Access is the content of a kubeconfig.
 type Access struct {
 	Server string
 	CA     []byte
 	Client Pair
 }
 
-// ParseKubeconfig reads a kubeconfig that Kubeconfig has made.
+// ParseKubeconfig parses a kubeconfig that Kubeconfig has created.
 func ParseKubeconfig(data []byte) (Access, error) {
 	var file struct {
 		Clusters []struct {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pki makes the certificates and kubeconfigs of a cluster.
+// Package pki creates the certificates and kubeconfigs of a cluster.
 package pki
 
 import (
@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// lifetime is longer than any test cluster's.
+// lifetime exceeds that of any test cluster.
 const lifetime = 5 * 365 * 24 * time.Hour
 
 // Authority signs certificates.
@@ -26,8 +26,7 @@ type Authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-// Subject says whom a certificate is for. It serves as a server's and as a
-// client's alike.
+// Subject is the subject of a certificate, which is valid for servers and clients.
 type Subject struct {
 	CommonName    string
 	Organizations []string
@@ -40,7 +39,7 @@ type Pair struct {
 	Cert, Key []byte
 }
 
-// NewAuthority makes a self-signed authority of the given name.
+// NewAuthority creates a self-signed authority.
 func NewAuthority(name string) (*Authority, error) {
 	key, err := newKey()
 	if err != nil {
@@ -100,8 +99,7 @@ func (a *Authority) Pair() (Pair, error) {
 // CertPEM returns the authority's certificate, which others trust.
 func (a *Authority) CertPEM() []byte { return encode("CERTIFICATE", a.cert.Raw) }
 
-// NewSigningKey makes the key pair that service account tokens are signed and
-// checked with.
+// NewSigningKey creates the key pair for service account tokens.
 func NewSigningKey() (private, public []byte, err error) {
 	key, err := newKey()
 	if err != nil {
@@ -134,7 +132,7 @@ func newTemplate(subject pkix.Name) (*x509.Certificate, error) {
 	return &x509.Certificate{
 		SerialNumber: serial,
 		Subject:      subject,
-		NotBefore:    now.Add(-time.Hour), // a clock that was just set back
+		NotBefore:    now.Add(-time.Hour), // tolerates a clock that was set back
 		NotAfter:     now.Add(lifetime),
 	}, nil
 }

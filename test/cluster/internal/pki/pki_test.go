@@ -97,12 +97,14 @@ func TestWriter(t *testing.T) {
 		}
 		fmt.Fprintf(&got, "%s %o\n", info.Name(), info.Mode().Perm())
 	}
-	const want = "ca.crt 600\nca.key 600\nserver.crt 600\nserver.key 600\nsigning.key 600\nsigning.pub 600\ntrusted.crt 600\nuser.conf 600\n"
+	const want = "ca.crt 600\nca.key 600\nserver.crt 600\nserver.key 600\nsigning.key 600\nsigning.pub " +
+		"600\ntrusted.crt 600\nuser.conf 600\n"
 	if got.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", got.String(), want)
 	}
 	for _, name := range []string{"ca", "server"} {
-		if _, err := tls.LoadX509KeyPair(filepath.Join(w.Dir, name+".crt"), filepath.Join(w.Dir, name+".key")); err != nil {
+		if _, err := tls.LoadX509KeyPair(filepath.Join(w.Dir, name+".crt"),
+			filepath.Join(w.Dir, name+".key")); err != nil {
 			t.Errorf("load %s: %v", name, err)
 		}
 	}
@@ -117,7 +119,7 @@ func TestWriterStopsAtTheFirstError(t *testing.T) {
 	w.Trust("first", ca)
 	first := w.Err
 	w.SigningKey("second")
-	if first == nil || w.Err != first {
+	if first == nil || w.Err != first { //nolint:errorlint // it is that one
 		t.Errorf("got %v after %v, want the first error kept", w.Err, first)
 	}
 }
@@ -156,7 +158,8 @@ users:
 }
 
 func TestKubeconfigIsReadBack(t *testing.T) {
-	want := Access{Server: "https://127.0.0.1:1", CA: []byte("ca"), Client: Pair{Cert: []byte("cert"), Key: []byte("key")}}
+	want := Access{Server: "https://127.0.0.1:1", CA: []byte("ca"), Client: Pair{Cert: []byte("cert"),
+		Key: []byte("key")}}
 	data, err := Kubeconfig("name", want.Server, want.CA, want.Client)
 	if err != nil {
 		t.Fatal(err)

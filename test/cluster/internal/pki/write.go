@@ -8,12 +8,11 @@ import (
 	"path/filepath"
 )
 
-// Writer puts credentials into a folder. After the first error it does
-// nothing; Err tells.
+// Writer writes credentials into a folder. After the first error it does nothing; Err holds the error.
 type Writer struct {
 	Dir    string
-	CA     *Authority // who signs, and is trusted by, the kubeconfigs
-	Server string     // where the kubeconfigs lead
+	CA     *Authority // signs the kubeconfigs' certificates and is their CA
+	Server string     // the server in the kubeconfigs
 	Err    error
 }
 
@@ -22,7 +21,7 @@ func (w *Writer) Authority(name string, a *Authority) {
 	w.pair(name, a.Pair)
 }
 
-// Trust writes NAME.crt only: whom to believe, without the power to sign.
+// Trust writes NAME.crt only: the certificate without the key.
 func (w *Writer) Trust(name string, a *Authority) {
 	w.file(name+".crt", a.CertPEM())
 }

@@ -22,8 +22,7 @@ func tryLinks() error {
 	return nil
 }
 
-// tryNFTables asks nf_tables for the generation of its rules, the cheapest
-// question that only it can answer.
+// tryNFTables requests the ruleset generation, the cheapest nf_tables request.
 func tryNFTables() error {
 	const nftSubsystem, getGeneration = 10, 16 // NFNL_SUBSYS_NFTABLES, NFT_MSG_GETGEN
 	request := nl.NewNetlinkRequest(nftSubsystem<<8|getGeneration, 0)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package preflight finds out, before anything is made, whether this machine
-// can run a cluster. Every answer is one sentence.
+// Package preflight checks whether this machine can run a cluster, before anything is created. Every message is one
+// sentence.
 package preflight
 
 import (
@@ -19,10 +19,10 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/machine"
 )
 
-// ErrUnfit means the machine cannot run a cluster; the message says why.
+// ErrUnfit means that the machine cannot run a cluster; the message gives the reason.
 var ErrUnfit = errors.New("cannot run a cluster here")
 
-// Subcommand is what the hidden command that calls Probe is called.
+// Subcommand is the hidden command that calls Probe.
 const Subcommand = "probe"
 
 // CheckRoot returns ErrUnfit unless this process is root.
@@ -33,8 +33,7 @@ func CheckRoot() error {
 	return nil
 }
 
-// Check returns ErrUnfit if something is missing that a cluster with its state
-// below the folder needs. It leaves nothing behind.
+// Check returns ErrUnfit if a cluster with its state below the folder cannot run. It leaves nothing behind.
 func Check(ctx context.Context, state string) error {
 	if err := CheckRoot(); err != nil {
 		return err
@@ -98,17 +97,18 @@ func checkDisk(state string) error {
 	}
 	switch {
 	case fs.Flags&unix.ST_NODEV != 0:
-		return unfit("%s is mounted with nodev, so device nodes of simulated GPUs would not work; choose another folder with --state", dir)
+		return unfit("%s is mounted with nodev, so device nodes of simulated GPUs would not work; choose another "+
+			"folder with --state", dir)
 	case fs.Flags&unix.ST_RDONLY != 0:
 		return unfit("%s is read-only; choose another folder with --state", dir)
-	case int64(fs.Type) == overlayMagic:
-		return unfit("%s is on an overlay, which cannot hold the overlays of containers; choose another folder with --state", dir)
+	case int64(fs.Type) == overlayMagic: //nolint:unconvert // the type differs between architectures
+		return unfit("%s is on an overlay, which cannot hold the overlays of containers; choose another folder with "+
+			"--state", dir)
 	}
 	return nil
 }
 
-// checkKernel tries the kernel's features in a process whose namespaces vanish
-// with it.
+// checkKernel tries the kernel's features in a process with its own namespaces.
 func checkKernel(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", Subcommand)
 	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: machine.Namespaces}
@@ -126,8 +126,7 @@ func checkKernel(ctx context.Context) error {
 	}
 }
 
-// Probe tries the kernel's features, in namespaces of its own, and returns the
-// first that is missing.
+// Probe tries the kernel's features in its own namespaces, and returns the first that is missing.
 func Probe() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("mounts cannot be made private: %w", err)
@@ -147,7 +146,7 @@ func tryProc() error {
 	return nil
 }
 
-// scratch is covered by a tmpfs in the probe's own mount namespace.
+// scratch gets a tmpfs in the probe's mount namespace.
 const scratch = "/tmp"
 
 func tryOverlay() error {
@@ -174,7 +173,7 @@ func tryDevice() error {
 	return nil
 }
 
-// Warning returns one sentence about what will do but may surprise, or nothing.
+// Warning returns one sentence about a limitation of this machine; empty if there is none.
 func Warning() string {
 	if layout, err := cgroups.Detect(); err == nil && !layout.V1() {
 		return "this is a cgroup v2 host, where this tool has not been run yet"

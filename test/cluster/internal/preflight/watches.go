@@ -6,17 +6,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the programs of a machine use of the kernel's inotify instances, of
-// which a user has 128 unless the host says otherwise (counted in
-// /proc/PID/fd; one in six as reserve).
+// inotify instances that a machine's programs use, counted in /proc/PID/fd, plus one in six as reserve. The kernel's
+// default limit is 128 per user.
 const (
 	watchesOfControlPlane = 13
 	watchesPerNode        = 9
 )
 
-// CheckWatches returns ErrUnfit if the kubelets of so many nodes would not get
-// the inotify instances that they need; they say "too many open files" then
-// and end. It takes that many and gives them back.
+// CheckWatches returns ErrUnfit if the kubelets of that number of nodes would fail with "too many open files". It
+// allocates that many inotify instances and frees them.
 func CheckWatches(nodes int) error {
 	wanted := watchesOfControlPlane + nodes*watchesPerNode
 	var taken []int
@@ -28,7 +26,8 @@ func CheckWatches(nodes int) error {
 	for range wanted {
 		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
 		if err != nil {
-			return unfit("%d nodes need about %d inotify instances and this user can have %d more: stop another cluster, start fewer nodes, or raise the sysctl fs.inotify.max_user_instances",
+			return unfit("%d nodes need about %d inotify instances and this user can have %d more: stop another "+
+				"cluster, start fewer nodes, or raise the sysctl fs.inotify.max_user_instances",
 				nodes, wanted, len(taken))
 		}
 		taken = append(taken, fd)

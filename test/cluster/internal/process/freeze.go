@@ -13,12 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// freezeTimeout is how long a family of processes may take to stand still: one
-// that is inside a system call finishes that first.
+// freezeTimeout limits the time until all processes have stopped. A process in a system call finishes it first.
 const freezeTimeout = 10 * time.Second
 
-// Freeze stops the recorded process and everything that descends from it, and
-// returns when all of them stand still. It may be repeated.
+// Freeze stops the recorded process and all its descendants, and returns when all have stopped. It is idempotent.
 func (r Record) Freeze() error {
 	deadline := time.Now().Add(freezeTimeout)
 	for {
@@ -31,38 +29,39 @@ func (r Record) Freeze() error {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("stop process %d and its descendants: %d still run after %s", r.PID, len(moving), freezeTimeout)
+			return fmt.Errorf("stop process %d and its descendants: %d still run after %s", r.PID, len(moving),
+				freezeTimeout)
 		}
 		if err := signalAll(moving, unix.SIGSTOP); err != nil {
 			return err
 		}
-		time.Sleep(5 * time.Millisecond) // one of them may have started another before it stopped
+		time.Sleep(5 * time.Millisecond) // one may have forked before it stopped
 	}
 }
 
-// Frozen says whether the recorded process stands still.
+// Frozen reports whether the recorded process is stopped.
 func (r Record) Frozen() bool {
 	stat, err := ReadStat(r.PID)
 	return err == nil && stat.State == "T"
 }
 
-// Thaw undoes Freeze. It may be repeated.
+// Thaw undoes Freeze. It is idempotent.
 func (r Record) Thaw() error {
 	family, err := r.family()
 	if err != nil {
 		return err
 	}
-	slices.Reverse(family) // the oldest last: nobody is missed by one that runs already
+	slices.Reverse(family) // the root last, so that all children continue before their parents
 	return signalAll(family, unix.SIGCONT)
 }
 
-// member is a process of a family.
+// member is a process of a process tree.
 type member struct {
 	pid   int
 	state string
 }
 
-// family is the recorded process, its children, their children and so on.
+// family returns the recorded process and all its descendants.
 func (r Record) family() ([]member, error) {
 	if err := r.verify(); err != nil {
 		return nil, err

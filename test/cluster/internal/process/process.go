@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package process remembers processes in such a way that a process with the
-// same number that came later is never taken for them.
+// Package process records processes, and detects when a PID was reused by another process.
 package process
 
 import (
@@ -17,8 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Record proves that a process is the one that was started: its number, when
-// it started, during which boot, and its command line.
+// Record identifies a process: its PID, its start time, the boot ID, and its command line.
 type Record struct {
 	PID     int      `json:"pid"`
 	Started string   `json:"started"` // clock ticks after boot
@@ -26,11 +24,10 @@ type Record struct {
 	Command []string `json:"command"`
 }
 
-// ErrGone means the process has ended, or that its number belongs to another
-// process by now.
+// ErrGone means that the process has ended or that another process has its PID.
 var ErrGone = errors.New("process is gone")
 
-// NewRecord describes the process with the number.
+// NewRecord describes the process with that PID.
 func NewRecord(pid int) (Record, error) {
 	stat, err := ReadStat(pid)
 	if err != nil {
@@ -50,14 +47,14 @@ func NewRecord(pid int) (Record, error) {
 // Alive reports whether the recorded process still runs.
 func (r Record) Alive() bool { return r.verify() == nil }
 
-// Open returns a descriptor of the recorded process, or ErrGone. It stays that
-// process's even when its number is used again. The caller closes it.
+// Open returns a pidfd of the recorded process, or ErrGone. It stays valid for that process even if the PID is reused.
+// The caller closes it.
 func (r Record) Open() (fd int, err error) {
 	fd, err = unix.PidfdOpen(r.PID, 0)
 	if err != nil {
 		return -1, fmt.Errorf("open process %d: %w", r.PID, ErrGone)
 	}
-	// Checked after opening: what is verified is what the descriptor holds.
+	// Verified after opening, so that the descriptor is that of the verified process.
 	if err := r.verify(); err != nil {
 		_ = unix.Close(fd)
 		return -1, err
@@ -65,8 +62,8 @@ func (r Record) Open() (fd int, err error) {
 	return fd, nil
 }
 
-// Kill ends the recorded process and returns once it has ended, at most after
-// the timeout. It is no error if it is gone already.
+// Kill kills the recorded process and waits until it has ended, at most for the timeout. It is no error if the process
+// has already ended.
 func (r Record) Kill(timeout time.Duration) error {
 	fd, err := r.Open()
 	if errors.Is(err, ErrGone) {
@@ -93,7 +90,7 @@ func (r Record) Kill(timeout time.Duration) error {
 		if n == 0 {
 			return fmt.Errorf("process %d did not end within %s of SIGKILL", r.PID, timeout)
 		}
-		// If this process is the parent, nobody else collects it.
+		// If this process is the parent, it must reap the process.
 		_, _ = unix.Wait4(r.PID, nil, unix.WNOHANG, nil)
 		return nil
 	}
@@ -110,15 +107,14 @@ func (r Record) verify() error {
 	return nil
 }
 
-// Stat is what the kernel says of a process that runs.
+// Stat is a part of /proc/PID/stat.
 type Stat struct {
 	Parent  int
 	State   string // one letter, see proc(5)
 	Started string // clock ticks after boot
 }
 
-// ReadStat describes the process with the number. One that has ended is
-// ErrGone, also while its parent has not asked yet how.
+// ReadStat reads the Stat of the process. It returns ErrGone if the process has ended, also if it is a zombie.
 func ReadStat(pid int) (Stat, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -128,7 +124,7 @@ func ReadStat(pid int) (Stat, error) {
 }
 
 func parseStat(text string) (Stat, error) {
-	// The second field is a name in parentheses that may hold anything.
+	// The second field is the name in parentheses, which may contain anything.
 	fields := strings.Fields(text[strings.LastIndex(text, ")")+1:])
 	const state, parent, started = 0, 1, 19 // fields 3, 4 and 22, counted from the third
 	if len(fields) <= started {
@@ -164,7 +160,7 @@ func bootID() (string, error) {
 	return strings.TrimSpace(string(data)), nil
 }
 
-// Find returns every process of this machine whose command line matches.
+// Find returns every process on this machine whose command line matches.
 func Find(match func(command []string) bool) ([]Record, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -178,7 +174,7 @@ func Find(match func(command []string) bool) ([]Record, error) {
 		}
 		record, err := NewRecord(pid)
 		if err != nil || !match(record.Command) {
-			continue // it ended meanwhile, or is none of ours
+			continue // it has ended meanwhile, or is not ours
 		}
 		found = append(found, record)
 	}

@@ -42,9 +42,8 @@ func links() ([]string, error) {
 	return lines, nil
 }
 
-// controlGroups lists the folders of every hierarchy, except below the one
-// this process was put into: whoever did that makes and removes others beside
-// it as it likes, and a cluster makes its own at the top.
+// controlGroups lists the groups of every hierarchy, except below this process's uppermost group: the owner of that
+// group changes its children at any time. A cluster creates its groups at the top.
 func controlGroups() ([]string, error) {
 	layout, err := cgroups.Detect()
 	if err != nil {
@@ -58,7 +57,7 @@ func controlGroups() ([]string, error) {
 	for _, h := range layout {
 		err := filepath.WalkDir(h.Root, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || !d.IsDir() {
-				return nil // a group that went while we looked
+				return nil //nolint:nilerr // a group that went while we looked
 			}
 			rel, _ := filepath.Rel(h.Root, path)
 			if slices.Contains(own, rel) {
@@ -74,8 +73,7 @@ func controlGroups() ([]string, error) {
 	return lines, nil
 }
 
-// ownGroups returns the uppermost group, below the root, that this process is
-// in, for each hierarchy where there is one.
+// ownGroups returns this process's uppermost group below the root in each hierarchy.
 func ownGroups() ([]string, error) {
 	data, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -94,12 +92,11 @@ func ownGroups() ([]string, error) {
 	return groups, nil
 }
 
-// kinds are the namespaces a machine of a cluster has for itself.
+// kinds are the namespaces of a cluster's machine.
 var kinds = []string{"net", "mnt", "pid", "uts", "ipc"}
 
-// namespaces lists every namespace that a process is in, by the process that
-// has been in it longest. Namespaces without a process are held by mounts,
-// which are listed by themselves.
+// namespaces lists every namespace with a process, by its oldest process. Namespaces without a process are held by
+// mounts, which are listed separately.
 func namespaces() ([]string, error) {
 	table, err := processTable()
 	if err != nil {
@@ -120,8 +117,8 @@ func namespaces() ([]string, error) {
 	return lines, nil
 }
 
-// processes lists those that can be a cluster's: the machines themselves, and
-// everything in a PID namespace other than this process's own.
+// processes lists those that may belong to a cluster: the machines themselves, and everything outside this process's
+// PID namespace.
 func processes() ([]string, error) {
 	own, err := os.Readlink("/proc/self/ns/pid")
 	if err != nil {

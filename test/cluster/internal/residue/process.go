@@ -13,8 +13,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/process"
 )
 
-// entry is a process that runs. One that has ended, and whose parent has not
-// asked yet how, is none: when is up to the parent.
+// entry is a running process. Zombies are ignored, because their parents decide how long they exist.
 type entry struct {
 	pid, parent int
 	command     string
@@ -22,7 +21,7 @@ type entry struct {
 	cluster     string // whose machine it runs in, if any
 }
 
-// tag names the cluster in a line of a snapshot.
+// tag is the cluster in a line of a snapshot.
 func (e entry) tag() string {
 	if e.cluster == "" {
 		return ""
@@ -30,7 +29,7 @@ func (e entry) tag() string {
 	return "[" + e.cluster + "] "
 }
 
-// processTable returns the running processes in the order of their numbers.
+// processTable returns the running processes ordered by PID.
 func processTable() ([]entry, error) {
 	records, err := process.Find(func([]string) bool { return true })
 	if err != nil {
@@ -65,10 +64,10 @@ func processTable() ([]entry, error) {
 	return table, nil
 }
 
-// machineForm is the command line of a machine's PID 1.
+// machineForm matches the command line of a machine's PID 1.
 var machineForm = regexp.MustCompile(`^gpu-dra-cluster machine (.+)/[^/]+$`)
 
-// machineOf returns the cluster whose machine the process is PID 1 of.
+// machineOf returns the cluster if the process is PID 1 of one of its machines.
 func machineOf(e entry) string {
 	if m := machineForm.FindStringSubmatch(e.command); m != nil {
 		return filepath.Base(m[1])
@@ -76,9 +75,8 @@ func machineOf(e entry) string {
 	return ""
 }
 
-// clusterOf returns the cluster that a process belongs to: one of its
-// ancestors is PID 1 of a machine, or in the PID namespace of a machine, given
-// with their clusters. (What `exec` starts has a parent outside.)
+// clusterOf returns the cluster of a process: one of its ancestors is PID 1 of a machine, or it is in the PID namespace
+// of a machine, because the parent of a process of `exec` is outside. machines maps those namespaces to clusters.
 func clusterOf(e entry, all map[int]entry, machines map[string]string) string {
 	for {
 		if name, ok := machines[e.space]; ok {
@@ -98,8 +96,7 @@ var clusterForms = []*regexp.Regexp{
 	regexp.MustCompile(`^path /var/lib/gpu-dra-cluster/([a-z0-9-]+)$`),
 }
 
-// ClusterOf returns the name of the cluster that a line, or a change, is about;
-// nothing if it is about none.
+// ClusterOf returns the cluster of a line or a change; empty if it concerns none.
 func ClusterOf(line string) string {
 	line = strings.TrimPrefix(strings.TrimPrefix(line, "+ "), "- ")
 	for _, form := range clusterForms {

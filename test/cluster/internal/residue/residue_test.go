@@ -15,7 +15,7 @@ func TestDiff(t *testing.T) {
 		{"one went", "a b", "a", "- b"},
 		{"a second of the same came", "a", "a a", "+ a"},
 		{"a value changed", "x=1", "x=2", "- x=1,+ x=2"},
-		{"sorted by what they are about", "m a", "z b", "- a,+ b,- m,+ z"},
+		{"sorted by subject", "m a", "z b", "- a,+ b,- m,+ z"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			got := strings.Join(Diff(strings.Fields(row.before), strings.Fields(row.after)), ",")
@@ -32,7 +32,7 @@ func TestClusterOf(t *testing.T) {
 		{"the control group itself", "- cgroup /sys/fs/cgroup/gpu-dra-cluster.e2e", "e2e"},
 		{"another control group", "+ cgroup /sys/fs/cgroup/cpu/other", ""},
 		{"a process", "+ process [demo] 12 /pause", "demo"},
-		{"a process of nobody", "+ process 12 /pause [demo]", ""},
+		{"a process outside clusters", "+ process 12 /pause [demo]", ""},
 		{"a namespace", "namespace [demo] net:[4026531833] of \"/pause\"", "demo"},
 		{"a folder", "+ path /var/lib/gpu-dra-cluster/demo", "demo"},
 		{"a sysctl", "+ sysctl vm.panic_on_oom = 1", ""},

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package residue tells what changed on a machine: it writes down, as lines of
-// text, everything that a cluster could leave behind, and compares two such
-// lists.
-//
-// Another cluster that is started or ended between two snapshots is a change
-// like any other.
+// Package residue detects what a cluster left behind on a machine: it lists, as lines of text, everything that a
+// cluster can create, and compares two such lists. Another cluster that starts or ends between two snapshots also shows
+// as a change.
 package residue
 
 import (
@@ -17,12 +14,10 @@ import (
 	"strings"
 )
 
-// Snapshot is the state of a machine as sorted lines, each of which begins
-// with what it is about.
+// Snapshot is the state of a machine as sorted lines, each of which starts with its subject.
 type Snapshot []string
 
-// Take reads the state of this machine, in the namespaces of this process. It
-// has to run as root.
+// Take reads the state of this machine in the namespaces of this process. It needs root.
 func Take() (Snapshot, error) {
 	var all Snapshot
 	for _, read := range []func() ([]string, error){
@@ -38,8 +33,7 @@ func Take() (Snapshot, error) {
 	return all, nil
 }
 
-// Diff returns the lines that went ("- …") and came ("+ …"), nothing if the two
-// are equal. Lines that are there twice count twice.
+// Diff returns the removed ("- …") and added ("+ …") lines, nil if there are none. It counts duplicate lines.
 func Diff(before, after Snapshot) []string {
 	count := map[string]int{}
 	for _, line := range after {
@@ -57,7 +51,7 @@ func Diff(before, after Snapshot) []string {
 			changes = append(changes, "+ "+line)
 		}
 	}
-	// By what it is about, so that an old and a new value are neighbours.
+	// By subject, so that an old and a new value are adjacent.
 	slices.SortFunc(changes, func(a, b string) int {
 		if byLine := strings.Compare(a[2:], b[2:]); byLine != 0 {
 			return byLine
@@ -81,8 +75,7 @@ func mounts() ([]string, error) {
 	return lines, nil
 }
 
-// parseMount leaves out the numbers that the kernel gives: they say nothing
-// about what is mounted.
+// parseMount drops the numbers that the kernel assigns.
 func parseMount(line string) string {
 	before, after, ok := strings.Cut(strings.TrimSpace(line), " - ")
 	fields := strings.Fields(before)
@@ -105,8 +98,7 @@ func firewall() ([]string, error) {
 	return lines, nil
 }
 
-// paths are the host's standard paths that a node has for itself: on the host,
-// a cluster neither makes nor fills them.
+// paths are the standard paths of which each node has its own: on the host, a cluster neither creates nor fills them.
 func paths() ([]string, error) {
 	patterns := []string{
 		"/etc/cdi/*", "/etc/cni/*", "/etc/containerd/*", "/etc/kubernetes/*", "/opt/cni/*",
@@ -129,5 +121,5 @@ func paths() ([]string, error) {
 	return lines, nil
 }
 
-// printable shows a command line or a file's text on one line.
+// printable joins a text into one line.
 func printable(text string) string { return strings.Join(strings.Fields(text), " ") }

@@ -12,9 +12,8 @@ import (
 
 const sysctlRoot = "/proc/sys"
 
-// moving lists the sysctls that change by themselves, each with the reason.
-// The first six were seen to change on an idle machine; of the others the
-// kernel's documentation says so.
+// moving maps sysctls that change by themselves to the reason. The first six were observed on an idle machine; the
+// others are documented by the kernel.
 var moving = map[string]string{
 	"fs.dentry-state":                   "count of cached names",
 	"fs.inode-nr":                       "count of cached files",
@@ -39,13 +38,12 @@ var movingPatterns = []struct {
 	{regexp.MustCompile(`^sunrpc\.transports$`), "list of modules in use"},
 }
 
-// sysctls reads every value that can be read. Some cannot, though their mode
-// says so; they fail the same way each time and are left out.
+// sysctls reads every readable sysctl. Some fail in spite of their mode; they always do, and are left out.
 func sysctls() ([]string, error) {
 	var lines []string
 	err := filepath.WalkDir(sysctlRoot, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
-			return nil // it went while we looked: a link, say; the next snapshot tells
+			return nil //nolint:nilerr // it went while we looked: a link, say; the next snapshot tells
 		}
 		name := strings.ReplaceAll(strings.TrimPrefix(path, sysctlRoot+"/"), "/", ".")
 		if moves(name) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command pause is the only program of the sandbox image: it holds a pod's
-// namespaces and reaps what ends in them.
+// Command pause is the only program of the sandbox image: it holds a pod's namespaces and reaps processes.
 package main
 
 import (

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hack
+
+import (
+	"maps"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// quoted is text in backticks.
+var quoted = regexp.MustCompile("`([^`]+)`")
+
+// TestMapOfFolders compares the table of README.md with the repository. The table lists every top-level folder and
+// every folder with Go code or a Go module; other folders may be listed too.
+func TestMapOfFolders(t *testing.T) {
+	dirs := map[string]bool{} // whether it needs a row
+	for _, name := range repositoryFiles(t) {
+		for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
+			dirs[dir] = dirs[dir] || !strings.Contains(dir, "/")
+		}
+		if dir := path.Dir(name); dir != "." && isGo(name) && !strings.Contains(dir+"/", "/testdata/") {
+			dirs[dir] = true
+		}
+	}
+	if len(dirs) < 100 {
+		t.Fatalf("got %d folders, want those of the repository", len(dirs))
+	}
+	rows := map[string]bool{}
+	for _, cells := range tableRows(t, "../README.md", "## Where things are") {
+		found := quoted.FindStringSubmatch(cells[0])
+		if len(cells) != 2 || found == nil || !strings.HasSuffix(cells[1], ".") {
+			t.Errorf("row %q: want a folder in backticks and a sentence", cells)
+			continue
+		}
+		dir := found[1]
+		if rows[dir] {
+			t.Errorf("%s has two rows", dir)
+		}
+		rows[dir] = true
+		if _, ok := dirs[dir]; !ok {
+			t.Errorf("%s has a row and no files", dir)
+		}
+	}
+	for _, dir := range slices.Sorted(maps.Keys(dirs)) {
+		if dirs[dir] && !rows[dir] {
+			t.Errorf("%s has no row in README.md", dir)
+		}
+	}
+}
+
+// TestWhereAChangeGoes: the files that CONTRIBUTING.md names exist, and their tests have the tests that it names.
+func TestWhereAChangeGoes(t *testing.T) {
+	rows := tableRows(t, "../CONTRIBUTING.md", "## Where a change goes")
+	if len(rows) < 12 {
+		t.Errorf("got %d rows, want at least 12", len(rows))
+	}
+	for _, cells := range rows {
+		if len(cells) != 3 {
+			t.Errorf("row %q: got %d cells, want 3", cells, len(cells))
+			continue
+		}
+		for i, cell := range cells[1:] {
+			found := quoted.FindAllStringSubmatch(cell, -1)
+			if len(found) == 0 {
+				t.Errorf("row %q: column %d names no file", cells[0], i+2)
+			}
+			last := ""
+			for _, match := range found {
+				if testName.MatchString(match[1]) {
+					wantTest(t, last, match[1])
+					continue
+				}
+				last = match[1]
+				if _, err := os.Stat(filepath.Join("..", last)); err != nil {
+					t.Errorf("row %q: %s does not exist", cells[0], last)
+				}
+			}
+		}
+	}
+}
+
+// testName is a test function or a method of a suite.
+var testName = regexp.MustCompile(`^(Test|Fuzz|test)[A-Z]\w*$`)
+
+// wantTest checks that the file declares the test.
+func wantTest(t *testing.T, file, name string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", file))
+	if err != nil || !regexp.MustCompile(`(?m)^func (\(.*\) )?`+name+`\(`).Match(text) {
+		t.Errorf("%s has no %s", file, name)
+	}
+}
+
+// TestBinariesAreIgnored: `go build ./cmd/x` leaves the program x in the folder where it runs.
+func TestBinariesAreIgnored(t *testing.T) {
+	ignored, err := os.ReadFile("../.gitignore")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(string(ignored), "\n")
+	for _, pattern := range []string{"../cmd/*", "../simulator/cmd/*"} {
+		dirs, err := filepath.Glob(pattern)
+		if err != nil || len(dirs) == 0 {
+			t.Fatalf("%s: got %v and error %v, want folders", pattern, dirs, err)
+		}
+		for _, dir := range dirs {
+			if name := "/" + filepath.Base(dir); !slices.Contains(lines, name) {
+				t.Errorf(".gitignore has no line %s", name)
+			}
+		}
+	}
+}
+
+// isGo says whether the file is Go code or pins a Go module.
+func isGo(name string) bool { return strings.HasSuffix(name, ".go") || path.Base(name) == "go.mod" }
+
+// repositoryFiles are the files that git knows or would add, without those that are deleted.
+func repositoryFiles(t *testing.T) []string {
+	t.Helper()
+	list := exec.CommandContext(t.Context(), "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+	list.Dir = ".."
+	output, err := list.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.DeleteFunc(strings.Split(strings.TrimRight(string(output), "\x00"), "\x00"), func(name string) bool {
+		_, err := os.Stat(filepath.Join("..", name))
+		return err != nil
+	})
+}
+
+// tableRows are the cells of the table below the heading, without its head.
+func tableRows(t *testing.T, file, heading string) [][]string {
+	t.Helper()
+	page, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, ok := strings.Cut(string(page), "\n"+heading+"\n")
+	if !ok {
+		t.Fatalf("%s has no heading %q", file, heading)
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	var rows [][]string
+	for line := range strings.SplitSeq(section, "\n") {
+		if !strings.HasPrefix(line, "|") {
+			continue
+		}
+		var cells []string
+		for cell := range strings.SplitSeq(strings.Trim(line, "|"), "|") {
+			cells = append(cells, strings.TrimSpace(cell))
+		}
+		rows = append(rows, cells)
+	}
+	if len(rows) < 3 {
+		t.Fatalf("%s has no table below %q", file, heading)
+	}
+	return rows[2:]
+}

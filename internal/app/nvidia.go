@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"os"
+
+	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+)
+
+// NVIDIA is the platform of machines with NVIDIA's driver.
+type NVIDIA struct {
+	driver nvml.DriverRoot // for the plugin
+	local  nvml.DriverRoot // for check and record
+}
+
+// driverRootMount is the mount of the driver root in the driver's container.
+const driverRootMount = "/driver-root"
+
+// Flags returns the flags for the root of NVIDIA's driver. The defaults for check and record suit a shell on the node.
+func (n *NVIDIA) Flags() (plugin, tools *pflag.FlagSet) {
+	const dev = "where the host's root, for its /dev, is seen by this program; " +
+		"the driver's device nodes are looked for there when the driver root has none"
+	plugin, tools = pflag.NewFlagSet("", pflag.ContinueOnError), pflag.NewFlagSet("", pflag.ContinueOnError)
+	plugin.StringVar(&n.driver.Host, "driver-root", "/", "root of NVIDIA's driver on the host")
+	plugin.StringVar(&n.driver.Here, "driver-root-mount", driverRootMount, "where that root is seen by this program")
+	plugin.StringVar(&n.driver.HostDev, "host-dev-mount", "", dev+"; empty: nowhere")
+	tools.StringVar(&n.local.Host, "driver-root", "/", "root of NVIDIA's driver on the host")
+	tools.StringVar(&n.local.Here, "driver-root-mount", "",
+		"where that root is seen by this program (default "+driverRootMount+
+			", in the driver's container, and otherwise the root itself)")
+	tools.StringVar(&n.local.HostDev, "host-dev-mount", "/", dev)
+	return plugin, tools
+}
+
+// Open returns this machine. NVIDIA's driver may be installed later.
+func (n *NVIDIA) Open(context.Context, kubernetes.Interface, string) (Machine, error) {
+	return Machine{Config: nvml.Config{Sysfs: "/sys", Proc: "/proc", Driver: n.driver}, SharedMemory: "/dev/shm"}, nil
+}
+
+// Attach returns this machine. The error is nvml.ErrNoDriver.
+func (n *NVIDIA) Attach() (nvml.Config, error) {
+	c := nvml.Config{Sysfs: "/sys", Proc: "/proc", Driver: n.local}
+	if c.Driver.Here == "" {
+		c.Driver.Here = c.Driver.Host
+		if _, err := os.Stat(driverRootMount); err == nil {
+			c.Driver.Here = driverRootMount
+		}
+	}
+	library, err := c.Driver.Library()
+	if err != nil {
+		return c, err
+	}
+	c.Library = nvmllib.New(nvmllib.WithLibraryPath(library))
+	return c, nil
+}

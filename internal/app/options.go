@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// options are the flags of the plugin.
+type options struct {
+	driverName   string
+	nodeName     string
+	podUID       string
+	kubeconfig   string
+	pluginDir    string
+	registryDir  string
+	podResources string
+	cdiDir       string
+	cdiHook      string
+	httpAddress  string
+	sweepPeriod  time.Duration
+	gpuTimeout   time.Duration
+	daemonMemory resource.QuantityValue
+	nodeConfigs  string
+
+	metricsContainerUsage  bool
+	metricsGPUManagerNames bool
+}
+
+// minDaemonMemory is the smallest /dev/shm of an MPS daemon, in bytes.
+const minDaemonMemory = 1 << 20
+
+func (o *options) addFlags(f *pflag.FlagSet) {
+	f.StringVar(&o.driverName, "driver-name", "gpu.nvidia.com", "name of the driver, as in device classes")
+	f.StringVar(&o.nodeName, "node-name", "", "name of this node (required)")
+	f.StringVar(&o.podUID, "pod-uid", "", "UID of this program's pod; set: two instances may run side by side during "+
+		"an update")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server; empty: as a pod does")
+	f.StringVar(&o.pluginDir, "plugin-dir", "", "directory for sockets and records, the same path on the host "+
+		"(default /var/lib/kubelet/plugins/<driver name>)")
+	f.StringVar(&o.registryDir, "registry-dir", "/var/lib/kubelet/plugins_registry",
+		"where the kubelet looks for plugins")
+	f.StringVar(&o.podResources, "pod-resources", "/var/lib/kubelet/pod-resources/kubelet.sock",
+		"socket on which the kubelet tells which containers it runs")
+	f.DurationVar(&o.sweepPeriod, "sweep-period", time.Minute, "how often claims that the kubelet has forgotten are "+
+		"looked for; one is released when it has been forgotten for twice as long")
+	f.DurationVar(&o.gpuTimeout, "gpu-timeout", 10*time.Second, "how long a GPU may take to answer when it is looked "+
+		"at; after that it counts as lost until it answers")
+	o.daemonMemory.Quantity = resource.MustParse("1Gi")
+	f.Var(&o.daemonMemory, "mps-shared-memory", "size of /dev/shm of an MPS daemon and its clients; 0: all daemons "+
+		"of the node have one")
+	f.StringVar(&o.nodeConfigs, "node-config-dir", "", "directory of node configurations, which say how GPUs may be "+
+		"shared: one file for each, of which a label of the node names one; empty: none")
+	f.StringVar(&o.cdiDir, "cdi-dir", "/var/run/cdi", "where container runtimes look for CDI specs")
+	f.StringVar(&o.cdiHook, "cdi-hook", "/usr/bin/nvidia-cdi-hook", "NVIDIA's CDI hook program, copied to the plugin "+
+		"directory, from where the host runs it")
+	f.StringVar(&o.httpAddress, "http-address", ":8081", "where /healthz, /readyz and /metrics are served; empty: "+
+		"nowhere")
+	f.BoolVar(&o.metricsContainerUsage, "metrics-container-usage", false,
+		"measure what containers use of GPUs; needs the host's PID namespace")
+	f.BoolVar(&o.metricsGPUManagerNames, "metrics-gpu-manager-names", false,
+		"give the metrics of containers also under the names of gpu-manager")
+}
+
+// complete validates the flags and sets derived defaults.
+func (o *options) complete() error {
+	if o.nodeName == "" {
+		return errors.New("--node-name (or NODE_NAME) is required: the name of the Node object of this machine")
+	}
+	if o.sweepPeriod <= 0 {
+		return fmt.Errorf("--sweep-period %s: must be longer than 0, such as 1m", o.sweepPeriod)
+	}
+	if o.gpuTimeout <= 0 || o.gpuTimeout > 30*time.Second {
+		return fmt.Errorf("--gpu-timeout %s: must be longer than 0 and at most 30s, such as 10s", o.gpuTimeout)
+	}
+	if size := o.daemonMemory.Value(); size != 0 && size < minDaemonMemory {
+		return fmt.Errorf("--mps-shared-memory %s: must be 0 or at least 1Mi, such as 1Gi", &o.daemonMemory)
+	}
+	if o.pluginDir == "" {
+		o.pluginDir = filepath.Join("/var/lib/kubelet/plugins", o.driverName)
+	}
+	return nil
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/google/renameio/v2"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/gpudra/gpu-dra-driver/internal/doctor/host"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/node"
+	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
+)
+
+// preloadDir contains the files that make containers load a hook library, below the plugin's directory.
+const preloadDir = "preload"
+
+// bootIDFile has a new content after each boot (proc(5)).
+const bootIDFile = "/proc/sys/kernel/random/boot_id"
+
+// run builds the plugin and runs it until ctx ends.
+func run(ctx context.Context, o options, p Platform) error {
+	client, err := newClient(o.kubeconfig)
+	if err != nil {
+		return err
+	}
+	instance, err := plugin.Enter(o.pluginDir)
+	if err != nil {
+		return err
+	}
+	hook, err := installHook(o.cdiHook, o.pluginDir)
+	if err != nil {
+		return err
+	}
+	records, err := checkpoint.Open(o.pluginDir)
+	if err != nil {
+		return fmt.Errorf("open the records of claims: %w", err)
+	}
+	specs, err := cdi.NewSpecs(o.driverName, o.cdiDir)
+	if err != nil {
+		return err
+	}
+	bootID, err := os.ReadFile(bootIDFile)
+	if err != nil {
+		return err
+	}
+	defer instance.Leave(ctx, records, func() error {
+		return errors.Join(specs.RemoveDriver(), os.Remove(hook), records.Remove(),
+			os.RemoveAll(filepath.Join(o.pluginDir, preloadDir)))
+	})
+	machine, err := p.Open(ctx, client, o.nodeName)
+	if err != nil {
+		return err
+	}
+	machine.HookPath, machine.Timeout = hook, o.gpuTimeout
+	gpus := nvml.New(machine.Config)
+	config := plugin.Config{
+		DriverName:   o.driverName,
+		NodeName:     o.nodeName,
+		PodUID:       types.UID(o.podUID),
+		PluginDir:    o.pluginDir,
+		RegistryDir:  o.registryDir,
+		CDIDir:       o.cdiDir,
+		PodResources: o.podResources,
+		HTTPAddress:  o.httpAddress,
+		BootID:       strings.TrimSpace(string(bootID)),
+		SweepPeriod:  o.sweepPeriod,
+		NodeConfigs:  o.nodeConfigs,
+		PreloadDir:   filepath.Join(o.pluginDir, preloadDir),
+		Client:       client,
+		Specs:        specs,
+		Records:      records,
+		Daemons:      mps.Dir(filepath.Join(o.pluginDir, plugin.MPSDir)),
+		Hardware:     gpus,
+		Toolkit:      gpus,
+		Observers:    machine.Observers,
+
+		Discover: func(ctx context.Context) (node.Look, error) {
+			look, err := gpus.Discover(ctx)
+			return node.Look(look), err
+		},
+		DriverChanged:   gpus.DriverChanged,
+		RuntimeProblems: func(version string) []string { return runtimeProblems(version, o.cdiDir) },
+		GPUManagerNames: o.metricsGPUManagerNames,
+		Proc:            "/proc",
+		DaemonMemory:    uint64(o.daemonMemory.Value()),
+	}
+	if machine.SharedMemory != "" {
+		config.SharedMemory = filepath.Join(machine.SharedMemory, o.driverName)
+	}
+	if o.metricsContainerUsage {
+		config.Processes = gpus.Processes
+		config.Users = gpus.Users
+	}
+	return plugin.Run(ctx, config)
+}
+
+// newClient returns a client without a rate limit: API priority and fairness limits requests on the server, and a limit
+// here would only delay pods.
+func newClient(kubeconfig string) (kubernetes.Interface, error) {
+	config, err := rest.InClusterConfig()
+	if kubeconfig != "" {
+		config, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reach the API server (--kubeconfig %q): %w", kubeconfig, err)
+	}
+	config.QPS = -1
+	return kubernetes.NewForConfig(config)
+}
+
+// installHook copies the hook program to a directory on the host, and returns its path.
+func installHook(source, dir string) (string, error) {
+	target := filepath.Join(dir, filepath.Base(source))
+	program, err := os.ReadFile(source)
+	if err != nil {
+		return "", fmt.Errorf("read the CDI hook program (--cdi-hook): %w", err)
+	}
+	installed, err := os.ReadFile(target)
+	if err == nil && bytes.Equal(program, installed) {
+		return target, nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	// Replace it atomically: the host may be running the old one.
+	if err := renameio.WriteFile(target, program, 0o755, renameio.IgnoreUmask()); err != nil {
+		return "", fmt.Errorf("install the CDI hook program: %w", err)
+	}
+	return target, nil
+}
+
+// runtimeProblems returns the problems of a container runtime that follow from its version.
+func runtimeProblems(version, cdiDir string) []string {
+	var all []string
+	for _, p := range host.RuntimeProblems("", version, cdiDir) {
+		what := p.What
+		if p.ID == host.CDIOff.ID { // its configuration is not known here
+			what = version + " has CDI off unless its configuration says otherwise"
+		}
+		all = append(all, what+": "+p.Remedy)
+	}
+	return all
+}

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package admission
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+	"github.com/gpudra/gpu-dra-driver/pkg/allocation"
+	"github.com/gpudra/gpu-dra-driver/pkg/api"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+// dryRun runs the node's own validation of a claim, with the devices that its requests could get.
+type dryRun struct {
+	driver   string
+	spec     *resourceapi.ResourceClaimSpec
+	configs  *field.Path
+	requests []request // in the order of the claim, in which per-index limits count devices
+	perIndex bool      // a configuration has limits by device index
+}
+
+// request is a request of the claim.
+type request struct {
+	alternatives []alternative // one, for a request without a list
+	// the alternative that is allocated while other requests are tried; nil: no device matches any alternative
+	placeholder *alternative
+}
+
+// outcome is the node's verdict on a request.
+type outcome struct {
+	refused  error    // the first reason
+	on       []string // the kinds of devices on which the request is refused
+	accepted bool     // on at least one kind
+	unknown  bool     // other kinds of devices, now or later, may give another result
+	limited  bool     // the devices have limits
+}
+
+// dryRun validates what only a node can. A refusal on every kind is a problem; a refusal on some kinds is a warning.
+func (c Checker) dryRun(ctx context.Context, spec *resourceapi.ResourceClaimSpec, all []alternative,
+	devices *field.Path, v *Verdict) {
+	d := dryRun{driver: c.View.Driver(), spec: spec, configs: devices.Child("config")}
+	if !d.group(all) {
+		return
+	}
+	limited, tried := false, 0
+	for i, r := range d.requests {
+		if r.placeholder == nil {
+			continue
+		}
+		tried++
+		o := d.evaluate(ctx, i)
+		limited = limited || o.limited
+		switch path := r.alternatives[0].of; {
+		case o.refused != nil && !o.accepted && !o.unknown:
+			v.refuse(fmt.Errorf("%s: %w", path, o.refused))
+		case o.refused != nil:
+			slices.Sort(o.on)
+			v.warn("%s: on %s: %v", path, strings.Join(slices.Compact(o.on), ", "), o.refused)
+		}
+	}
+	if limited && tried > 1 {
+		v.warn("%s: their devices have limits of their own, and a process has one set of limits: "+
+			"let each container name one request, in resources.claims[].request", devices.Child("requests"))
+	}
+}
+
+// group groups the alternatives by request. It returns false when a dry run is not possible: a configuration names GPUs
+// by UUID, which only their node knows, or the claim asks for more devices than a claim can get.
+func (d *dryRun) group(all []alternative) bool {
+	for _, config := range d.spec.Devices.Config {
+		if config.Opaque == nil || config.Opaque.Driver != d.driver {
+			continue
+		}
+		decoded, err := api.Decode(config.Opaque.Parameters.Raw, nil)
+		if err != nil || decoded.Sharing.MPS == nil {
+			continue
+		}
+		for key := range decoded.Sharing.MPS.MemoryPerDevice {
+			if _, err := strconv.Atoi(key); err != nil {
+				return false
+			}
+			d.perIndex = true
+		}
+	}
+	devices := int64(0)
+	for _, a := range all {
+		if len(d.requests) == 0 || d.requests[len(d.requests)-1].alternatives[0].request != a.request {
+			d.requests = append(d.requests, request{})
+			devices += max(1, a.Count)
+		}
+		if a.matchesNothing() {
+			a.kinds = nil
+		}
+		r := &d.requests[len(d.requests)-1]
+		if r.alternatives = append(r.alternatives, a); r.placeholder == nil && len(a.kinds) > 0 {
+			r.placeholder = &a
+		}
+	}
+	return devices <= resourceapi.AllocationResultsMaxSize
+}
+
+// evaluate tries each alternative of a request on each kind of device that matches it. The other requests get their
+// placeholders.
+func (d *dryRun) evaluate(ctx context.Context, request int) outcome {
+	// Per-index limits count devices of all requests, also of those that this dry run does not place.
+	o := outcome{unknown: d.perIndex && len(d.requests) > 1}
+	for _, a := range d.requests[request].alternatives {
+		if a.matchesNothing() {
+			continue
+		}
+		o.unknown = o.unknown || len(a.kinds) == 0 || a.AllocationMode == resourceapi.DeviceAllocationModeAll
+		for _, kind := range distinct(a.kinds) {
+			if ctx.Err() != nil {
+				o.unknown = true
+				return o
+			}
+			plan, err := d.try(request, a, kind)
+			switch {
+			case err == nil:
+				o.accepted, o.limited = true, o.limited || plan.Limited()
+				continue
+			case errors.Is(err, sharing.ErrTooLarge):
+				o.unknown = true // a larger device may be published later
+			}
+			if o.refused == nil {
+				o.refused = err
+			}
+			o.on = append(o.on, kind.String())
+		}
+	}
+	return o
+}
+
+// distinct returns one of each group of kinds that the node treats alike.
+func distinct(kinds []*view.Kind) []*view.Kind {
+	seen := map[string]bool{}
+	var all []*view.Kind
+	for _, k := range kinds {
+		key := fmt.Sprint(k.Type(), k.Sharing(), k.Isolation(), k.Capacity("memory"), k.Capacity("shares"))
+		if !seen[key] {
+			all = append(all, k)
+		}
+		seen[key] = true
+	}
+	return all
+}
+
+// try returns the node's plan when the request gets devices of that kind. The error is the node's refusal of the
+// alternative.
+func (d *dryRun) try(request int, a alternative, kind *view.Kind) (sharing.Plan, error) {
+	n := &simulatedNode{dryRun: d}
+	n.claim.Spec = *d.spec
+	n.claim.Status.Allocation = &resourceapi.AllocationResult{}
+	for i, r := range d.requests {
+		switch {
+		case i == request:
+			n.allocate(a, kind)
+		case r.placeholder != nil:
+			n.allocate(*r.placeholder, r.placeholder.kinds[0])
+		}
+	}
+	return n.plan(a)
+}
+
+// simulatedNode is a node that has only the devices of the allocation.
+type simulatedNode struct {
+	*dryRun
+	claim resourceapi.ResourceClaim
+	gpus  []gpu.Device
+	paths []*field.Path // of each configuration of the allocation
+}
+
+const (
+	// maxDevices is how many devices a request gets at most, unless limits depend on the index: two behave like many.
+	maxDevices = 2
+	// maxNodeDevices is how many devices a request for all devices of a node gets.
+	maxNodeDevices = 16
+)
+
+// allocate allocates devices of that kind to the alternative.
+func (n *simulatedNode) allocate(a alternative, kind *view.Kind) {
+	count := max(1, a.Count)
+	if a.AllocationMode == resourceapi.DeviceAllocationModeAll {
+		count = maxNodeDevices
+	}
+	if !n.perIndex {
+		count = min(count, maxDevices)
+	}
+	devices := &n.claim.Status.Allocation.Devices
+	for range count {
+		d := n.device(kind)
+		n.gpus = append(n.gpus, d)
+		result := resourceapi.DeviceRequestAllocationResult{Request: a.name(), Driver: n.driver, Pool: "node",
+			Device: d.Name}
+		if a.admin {
+			result.AdminAccess = ptr.To(true)
+		}
+		if ptr.Deref(kind.Device.AllowMultipleAllocations, false) {
+			result.ShareID = ptr.To(types.UID(fmt.Sprint(len(n.gpus))))
+			result.ConsumedCapacity = consumed(a, kind)
+		}
+		devices.Results = append(devices.Results, result)
+	}
+	for i, config := range a.class.Spec.Config {
+		n.paths = append(n.paths, field.NewPath("class "+a.class.Name+": spec", "config").Index(i))
+		devices.Config = append(devices.Config, resourceapi.DeviceAllocationConfiguration{
+			Source: resourceapi.AllocationConfigSourceClass, Requests: []string{a.name()},
+			DeviceConfiguration: config.DeviceConfiguration})
+	}
+}
+
+// consumed returns the capacity that the scheduler would count for the alternative.
+func consumed(a alternative, kind *view.Kind) map[resourceapi.QualifiedName]resource.Quantity {
+	all := map[resourceapi.QualifiedName]resource.Quantity{}
+	for name, capacity := range kind.Device.Capacity {
+		if p := capacity.RequestPolicy; p != nil && p.Default != nil {
+			all[name] = *p.Default
+		}
+		if a.Capacity != nil {
+			if q, ok := a.Capacity.Requests[name]; ok {
+				all[name] = q
+			}
+		}
+	}
+	return all
+}
+
+// device returns a new device of that kind. Its name is its model, for messages.
+func (n *simulatedNode) device(kind *view.Kind) gpu.Device {
+	number := len(n.gpus)
+	d := gpu.Device{Name: kind.Product(), Type: kind.Type(), Memory: uint64(kind.Capacity("memory")),
+		UUID: gpu.UUID(fmt.Sprintf("GPU-%d", number))}
+	if number > 0 {
+		d.Name = fmt.Sprintf("%s (%d)", d.Name, number+1)
+	}
+	switch kind.Type() {
+	case gpu.TypeMonitor:
+		d.Name = inventory.Monitor
+	case gpu.TypeMIG:
+		d.Partition = &gpu.Partition{Placement: gpu.Placement{Parent: gpu.UUID(fmt.Sprintf("GPU-of-%d", number)),
+			Profile: kind.Profile()}}
+		d.Name = gpu.PartitionName(d.Name, d.Partition.Placement)
+	}
+	d.Use = gpu.Use{Replicas: int(kind.Capacity("shares"))}
+	// The monitor device has neither attribute.
+	if d.Use.Sharing.UnmarshalText([]byte(kind.Sharing())) != nil {
+		d.Use.Sharing = gpu.Exclusive
+	}
+	if d.Use.Isolation.UnmarshalText([]byte(kind.Isolation())) != nil {
+		d.Use.Isolation = gpu.IsolationNone
+	}
+	return d
+}
+
+// plan returns the node's plan. The error is the node's refusal of the alternative.
+func (n *simulatedNode) plan(a alternative) (sharing.Plan, error) {
+	devices := &n.claim.Status.Allocation.Devices
+	for i, config := range n.claim.Spec.Devices.Config {
+		n.paths = append(n.paths, n.configs.Index(i))
+		devices.Config = append(devices.Config, resourceapi.DeviceAllocationConfiguration{
+			Source: resourceapi.AllocationConfigSourceClaim, Requests: config.Requests,
+			DeviceConfiguration: config.DeviceConfiguration})
+	}
+	results, err := allocation.ResultsAt(&n.claim, n.driver, func(config int) *field.Path { return n.paths[config] })
+	if err != nil {
+		return sharing.Plan{}, errorsFor(a, err)
+	}
+	plan, err := sharing.NewPlan(results, n.gpus, nil)
+	return plan, errorsFor(a, err)
+}
+
+// errorsFor returns the part of the error that is about the alternative. It drops errors about devices that are missing
+// or in use: the scheduler picks the devices.
+func errorsFor(a alternative, err error) error {
+	var all []error
+	for _, e := range flatten(err) {
+		var config *allocation.ConfigError
+		var refusal *sharing.Refusal
+		switch {
+		case errors.As(e, &config) && config.Request == a.name():
+			all = append(all, config.Err)
+		case errors.As(e, &refusal) && refusal.Request == a.name() &&
+			!errors.Is(e, sharing.ErrInUse) && !errors.Is(e, sharing.ErrGone):
+			all = append(all, refusalText{refusal})
+		}
+	}
+	return errors.Join(all...)
+}
+
+// refusalText prints a refusal without its prefix: the API server adds the object and the path of the request.
+type refusalText struct{ *sharing.Refusal }
+
+func (o refusalText) Error() string { return o.Text() }

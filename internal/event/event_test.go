@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package event_test
+
+import (
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/gpudra/gpu-dra-driver/internal/event"
+)
+
+func TestText(t *testing.T) {
+	for _, row := range []struct{ name, text, want string }{
+		{"short", "GPU 0 is lost", "GPU 0 is lost"},
+		{"as long as can be", strings.Repeat("x", 1024), strings.Repeat("x", 1024)},
+		{"too long", strings.Repeat("x", 1025), strings.Repeat("x", 1021) + "…"},
+		{"cut inside a character", strings.Repeat("x", 1020) + "éééé", strings.Repeat("x", 1020) + "…"},
+	} {
+		got := event.Text(row.text)
+		if got != row.want || len(got) > 1024 || !utf8.ValidString(got) {
+			t.Errorf("%s: got %d bytes %q, want %q", row.name, len(got), got, row.want)
+		}
+	}
+}

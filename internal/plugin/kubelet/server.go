@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kubelet serves the kubelet: it registers the plugin, takes calls, and shuts down without losing one. Package
+// claims implements the calls. It must not import the packages node, usage and sweep.
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+	"github.com/gpudra/gpu-dra-driver/pkg/steps"
+)
+
+// Preparer prepares and unprepares claims: see package claims.
+type Preparer interface {
+	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (checkpoint.Record, error)
+	Unprepare(ctx context.Context, claim sharing.Claim) error
+}
+
+// Server implements the calls of the kubelet.
+type Server struct {
+	Preparer Preparer
+	Metrics  *report.Metrics
+	Reporter *report.Reporter
+	// Observers observe the steps of every call, besides the metrics.
+	Observers []steps.Observer
+	// Inventory returns the last known inventory.
+	Inventory func() inventory.Inventory
+	// Ready is closed after the first discovery of GPUs.
+	Ready <-chan struct{}
+	// Fatal ends the process.
+	Fatal context.CancelCauseFunc
+	// CountersDropped is called when the API server drops counters.
+	CountersDropped func()
+
+	dropped sync.Once // for the event about dropped fields
+}
+
+var _ kubeletplugin.DRAPlugin = &Server{}
+
+// PrepareResourceClaims prepares all claims in parallel. While the plugin starts, the call waits, because the kubelet
+// would retry only after a minute.
+func (s *Server) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (
+	map[types.UID]kubeletplugin.PrepareResult, error) {
+	select {
+	case <-s.Ready:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	results := make([]kubeletplugin.PrepareResult, len(claims))
+	var all sync.WaitGroup
+	for i, claim := range claims {
+		all.Go(func() { results[i] = s.prepare(ctx, claim) })
+	}
+	all.Wait()
+	answer := map[types.UID]kubeletplugin.PrepareResult{}
+	for i, claim := range claims {
+		answer[claim.UID] = results[i]
+	}
+	return answer, nil
+}
+
+func (s *Server) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) kubeletplugin.PrepareResult {
+	logger := klog.FromContext(ctx).WithValues("claim", klog.KObj(claim), "claimUID", claim.UID)
+	var rec checkpoint.Record
+	err := s.Metrics.Operation("prepare", func() (err error) {
+		rec, err = s.Preparer.Prepare(s.Observed(ctx), claim)
+		return err
+	})
+	if err != nil {
+		logger.Error(err, "Claim not prepared")
+		s.Reporter.Failed(claim, err)
+		return kubeletplugin.PrepareResult{Err: err}
+	}
+	inv := s.Inventory()
+	result := kubeletplugin.PrepareResult{}
+	var names []string
+	for _, a := range rec.Plan.Assignments {
+		result.Devices = append(result.Devices, device(a, inv))
+		names = append(names, a.Device)
+	}
+	logger.Info("Claim prepared", "devices", names)
+	s.Reporter.Prepared(claim, rec, inv)
+	return result
+}
+
+// Observed returns a context with all observers of steps.
+func (s *Server) Observed(ctx context.Context) context.Context {
+	ctx = steps.With(ctx, s.Metrics.Observe)
+	for _, o := range s.Observers {
+		ctx = steps.With(ctx, o)
+	}
+	return ctx
+}
+
+// device converts an assignment to the type of kubeletplugin. Every Prepare includes the metadata of the device
+// (KEP-5304): kubeletplugin does not store it, and a repeated call without it would remove it from the container.
+func device(a sharing.Assignment, inv inventory.Inventory) kubeletplugin.Device {
+	attributes := inv.Attributes(a.Pool, a.Device)
+	if a.Partition != nil && attributes != nil { // it was published before it was created
+		attributes["uuid"] = resourceapi.DeviceAttribute{StringValue: (*string)(&a.Partition.UUID)}
+	}
+	d := kubeletplugin.Device{
+		Metadata:     &kubeletplugin.DeviceMetadata{Attributes: attributes},
+		Requests:     []string{a.Request},
+		PoolName:     a.Pool,
+		DeviceName:   a.Device,
+		CDIDeviceIDs: a.CDI,
+	}
+	if a.ShareID != "" {
+		d.ShareID = &a.ShareID
+	}
+	return d
+}
+
+// UnprepareResourceClaims releases all claims in parallel.
+func (s *Server) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (
+	map[types.UID]error, error) {
+	errs := make([]error, len(claims))
+	var all sync.WaitGroup
+	for i, claim := range claims {
+		all.Go(func() { errs[i] = s.unprepare(ctx, claim) })
+	}
+	all.Wait()
+	answer := map[types.UID]error{}
+	for i, claim := range claims {
+		answer[claim.UID] = errs[i]
+	}
+	return answer, nil
+}
+
+func (s *Server) unprepare(ctx context.Context, claim kubeletplugin.NamespacedObject) error {
+	logger := klog.FromContext(ctx).WithValues("claim", klog.KRef(claim.Namespace, claim.Name), "claimUID", claim.UID)
+	err := s.Metrics.Operation("unprepare", func() error {
+		return s.Preparer.Unprepare(s.Observed(ctx), sharing.Claim{Namespace: claim.Namespace, Name: claim.Name,
+			UID: claim.UID})
+	})
+	if err != nil {
+		logger.Error(err, "Claim not released")
+		s.Reporter.Node(report.Events.ReleaseFailed, fmt.Sprintf("claim %s/%s is not released: %v", claim.Namespace,
+			claim.Name, err))
+		return err
+	}
+	logger.Info("Claim released")
+	return nil
+}
+
+// countersGate is the feature gate of the API server for counters. Without counters, the scheduler takes a GPU and its
+// partitions for independent devices.
+const countersGate = "DRAPartitionableDevices"
+
+// HandleError handles errors in the background, as of publishing. An error that a retry cannot fix ends the process.
+func (s *Server) HandleError(ctx context.Context, err error, msg string) {
+	utilruntime.HandleErrorWithContext(ctx, err, msg)
+	var dropped *resourceslice.DroppedFieldsError
+	if errors.As(err, &dropped) {
+		if slices.Contains(dropped.DisabledFeatures(), countersGate) {
+			s.CountersDropped()
+		}
+		s.dropped.Do(func() {
+			s.Reporter.Node(report.Events.FieldsDropped, "the API server does not know some of what describes the "+
+				"GPUs and left it out: "+
+				"enable the feature gates "+strings.Join(dropped.DisabledFeatures(), ", ")+
+				", or do without what they give")
+		})
+	}
+	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
+		s.Fatal(err)
+	}
+}
+
+// WatchHealthStatus is not supported: the plugin does not report device health yet.
+func (s *Server) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
+	return kubeletplugin.ErrHealthNotSupported
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+// A claim that cannot be prepared does not fail the other claims of the call.
+func TestPrepareFailsPerClaim(t *testing.T) {
+	ready := make(chan struct{})
+	close(ready)
+	s := &Server{
+		Preparer: preparer{}, Metrics: report.NewMetrics(nil), Ready: ready,
+		Inventory: func() inventory.Inventory { return nil },
+		Reporter: report.NewReporter(t.Context(), report.Config{Driver: "gpu.nvidia.com", Node: "node",
+			Client: fake.NewClientset()}),
+	}
+	good := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: "good"}}
+	bad := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: "bad"}}
+	answer, err := s.PrepareResourceClaims(context.Background(), []*resourceapi.ResourceClaim{bad, good})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(answer) != 2 || !errors.Is(answer["bad"].Err, errBad) || answer["good"].Err != nil ||
+		len(answer["good"].Devices) != 1 {
+		t.Errorf("got %+v", answer)
+	}
+}
+
+var errBad = errors.New("bad")
+
+type preparer struct{}
+
+func (preparer) Prepare(_ context.Context, claim *resourceapi.ResourceClaim) (checkpoint.Record, error) {
+	if claim.UID == "bad" {
+		return checkpoint.Record{}, errBad
+	}
+	return checkpoint.Record{Plan: sharing.Plan{Assignments: []sharing.Assignment{{Request: "r", Pool: "p",
+		Device: "d"}}}}, nil
+}
+
+func (preparer) Unprepare(context.Context, sharing.Claim) error { return nil }

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubelet
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	metadatav1alpha1 "k8s.io/dynamic-resource-allocation/api/metadata/v1alpha1"
+	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+const (
+	// unregisterDelay is how long the kubelet may take to notice that a registration socket is gone. Its plugin manager
+	// checks once a second.
+	unregisterDelay = 1500 * time.Millisecond
+	// drainTimeout is the timeout of calls in flight. The pod has 30 s to terminate.
+	drainTimeout = 25 * time.Second
+)
+
+// Config is the configuration of the connection to the kubelet.
+type Config struct {
+	DriverName  string
+	NodeName    string
+	PodUID      types.UID // set: several instances may run side by side, each under the UID of its pod
+	PluginDir   string    // for sockets and state; must exist
+	RegistryDir string    // where the kubelet looks for plugins
+	CDIDir      string    // where kubeletplugin puts the specs of device metadata
+	Client      kubernetes.Interface
+}
+
+// Connection is the plugin's registration with the kubelet, and its sockets.
+type Connection struct {
+	*kubeletplugin.Helper
+	config Config
+	calls  *calls
+}
+
+// Serve registers the plugin and answers the kubelet until Stop. From then on the kubelet calls only this instance.
+func Serve(ctx context.Context, c Config, server *Server) (*Connection, error) {
+	calls := &calls{}
+	// The helper cancels calls when its context ends, so its context never ends: Stop is called after the drain.
+	helper, err := kubeletplugin.Start(context.WithoutCancel(ctx), server, c.options(calls)...)
+	if err != nil {
+		return nil, fmt.Errorf("serve the kubelet: %w", err)
+	}
+	return &Connection{Helper: helper, config: c, calls: calls}, nil
+}
+
+func (c Config) options(calls *calls) []kubeletplugin.Option {
+	options := []kubeletplugin.Option{
+		kubeletplugin.DriverName(c.DriverName),
+		kubeletplugin.NodeName(c.NodeName),
+		kubeletplugin.KubeClient(c.Client),
+		kubeletplugin.PluginDataDirectoryPath(c.PluginDir),
+		kubeletplugin.PluginSocket(c.socketName()),
+		kubeletplugin.RegistrarDirectoryPath(c.RegistryDir),
+		kubeletplugin.CDIDirectory(c.CDIDir),
+		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{
+			metadatav1beta1.SchemeGroupVersion, metadatav1alpha1.SchemeGroupVersion}),
+		kubeletplugin.MetadataFileOps(metadataFiles),
+		kubeletplugin.Serialize(false), // the records have locks, one per GPU
+		kubeletplugin.HealthService(false),
+		kubeletplugin.GRPCInterceptor(calls.count),
+		kubeletplugin.GRPCInterceptor(prepareEach),
+	}
+	if c.PodUID != "" {
+		options = append(options, kubeletplugin.RollingUpdate(c.PodUID))
+	}
+	return options
+}
+
+// maxSocketPath is the maximum length of a socket's path (unix(7): sun_path has 108 bytes with the final zero).
+const maxSocketPath = 107
+
+// socketName returns the name of this instance's DRA socket. It contains the pod's UID, or a digest of it if the path
+// would be too long.
+func (c Config) socketName() string {
+	if c.PodUID == "" {
+		return "dra.sock"
+	}
+	name := "dra-" + string(c.PodUID) + ".sock"
+	if len(filepath.Join(c.PluginDir, name)) > maxSocketPath {
+		digest := sha256.Sum256([]byte(c.PodUID))
+		name = "dra-" + hex.EncodeToString(digest[:6]) + ".sock"
+	}
+	return name
+}
+
+// calls counts the calls in flight, from request to response.
+type calls struct{ inFlight atomic.Int64 }
+
+func (c *calls) count(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any,
+	error) {
+	c.inFlight.Add(1)
+	defer c.inFlight.Add(-1)
+	return handle(ctx, request)
+}
+
+// wait blocks until no call is in flight, or until the deadline.
+func (c *calls) wait(deadline time.Time) {
+	for c.inFlight.Load() > 0 && time.Now().Before(deadline) {
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// Drain waits for all calls in flight, then unregisters from the kubelet. The order matters: without the registration
+// socket the kubelet closes its connection, with every call on it. New calls already go to the instance that registered
+// last.
+func (c *Connection) Drain(ctx context.Context) {
+	deadline := time.Now().Add(drainTimeout)
+	c.calls.wait(deadline)
+	if c.config.PodUID != "" {
+		name := kubeletplugin.RollingUpdateRegistrarSocketFile(c.config.RegistryDir, c.config.DriverName,
+			c.config.PodUID)
+		if err := os.Remove(filepath.Join(c.config.RegistryDir, name)); err == nil {
+			time.Sleep(unregisterDelay)
+		}
+		c.calls.wait(deadline)
+	}
+	if n := c.calls.inFlight.Load(); n > 0 {
+		klog.FromContext(ctx).Info("Calls cut off at the end", "calls", n)
+	}
+}
+
+// RemoveDeadSockets removes the sockets of instances that were killed: the kubelet would try to connect to them
+// forever.
+func (c Config) RemoveDeadSockets(ctx context.Context) {
+	registrations, _ := filepath.Glob(filepath.Join(c.RegistryDir, c.DriverName+"-*reg.sock"))
+	services, _ := filepath.Glob(filepath.Join(c.PluginDir, "dra*.sock"))
+	for _, socket := range append(registrations, services...) {
+		conn, err := net.DialTimeout("unix", socket, time.Second)
+		if err == nil {
+			_ = conn.Close()
+			continue
+		}
+		if errors.Is(err, unix.ECONNREFUSED) {
+			klog.FromContext(ctx).Info("Removing a socket that nobody serves", "socket", socket, "result",
+				os.Remove(socket))
+		}
+	}
+}
+
+// prepareEach splits a call to prepare several claims into one call per claim, in parallel. kubeletplugin would fetch
+// the claims one after the other, and fail all of them when one cannot be fetched.
+func prepareEach(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	prepare, ok := request.(*drapb.NodePrepareResourcesRequest)
+	if !ok || len(prepare.Claims) < 2 {
+		return handle(ctx, request)
+	}
+	answers := make([]*drapb.NodePrepareResourceResponse, len(prepare.Claims))
+	var all sync.WaitGroup
+	for i, claim := range prepare.Claims {
+		all.Go(func() {
+			answer, err := handle(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{claim}})
+			if err != nil {
+				answers[i] = &drapb.NodePrepareResourceResponse{Error: err.Error()}
+				return
+			}
+			answers[i] = answer.(*drapb.NodePrepareResourcesResponse).Claims[claim.Uid]
+		})
+	}
+	all.Wait()
+	merged := &drapb.NodePrepareResourcesResponse{Claims: map[string]*drapb.NodePrepareResourceResponse{}}
+	for i, claim := range prepare.Claims {
+		merged.Claims[claim.Uid] = answers[i]
+	}
+	return merged, nil
+}
+
+// Release unprepares a claim as the kubelet would: by a call on this plugin's socket.
+func (c Config) Release(ctx context.Context, claim sharing.Claim) error {
+	socket := filepath.Join(c.PluginDir, c.socketName())
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	answer, err := drapb.NewDRAPluginClient(conn).NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{
+		Claims: []*drapb.Claim{{Namespace: claim.Namespace, Name: claim.Name, Uid: string(claim.UID)}}})
+	if err == nil && answer.Claims[string(claim.UID)].GetError() != "" {
+		err = errors.New(answer.Claims[string(claim.UID)].GetError())
+	}
+	if err != nil {
+		return fmt.Errorf("release claim %s: %w", claim.UID, err)
+	}
+	return nil
+}
+
+// metadataFiles writes device metadata without fsync; kubeletplugin would sync twice per claim. Every Prepare writes
+// these files again, and after a power failure the kubelet prepares a claim before it starts a container with it. So
+// nothing reads a file that a power failure has damaged.
+var metadataFiles = kubeletplugin.MetadataFileOperations{WriteFile: replaceFile}
+
+// replaceFile replaces the file atomically, but without fsync.
+func replaceFile(name string, data []byte, perm os.FileMode) error {
+	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*.tmp")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	err = errors.Join(err, f.Chmod(perm), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), name)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}

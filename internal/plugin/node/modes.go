@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
+)
+
+// assignModes assigns the configured mode to every GPU. Without a configuration, GPUs keep their known modes, and GPUs
+// without one are left out. It returns an error if no GPU remains.
+func (n *Node) assignModes(ctx context.Context, found inventory.Inventory, r records) (inventory.Inventory, error) {
+	known := n.known.GPUs()
+	config, err := n.config.current(ctx)
+	if err == nil {
+		n.config.logUnmatched(ctx, config, found)
+		assigned, pending := assignModes(found, known, r, n.offered(config))
+		n.reportPending(ctx, pending)
+		return assigned, nil
+	}
+	assigned, unknown := withKnownModes(found, known)
+	if unknown == nil {
+		return assigned, nil
+	}
+	if len(assigned) == 0 {
+		return nil, err
+	}
+	n.logOnce(ctx, "GPU left out: without a node configuration nobody knows how it may be used", unknown)
+	return assigned, nil
+}
+
+// offered returns the configured mode of a GPU, without partitions if the API server drops counters.
+func (n *Node) offered(config nodeconfig.Config) func(gpu.Device) gpu.Use {
+	return func(d gpu.Device) gpu.Use {
+		use := config.For(d)
+		if n.countersDropped.Load() && use.Partitions != gpu.PartitionsStatic {
+			use.Partitions = gpu.PartitionsNone
+		}
+		return use
+	}
+}
+
+// assignModes assigns the configured mode to every GPU. A GPU that claims hold keeps its mode, and the change is
+// pending.
+func assignModes(found, known inventory.Inventory, r records, configured func(gpu.Device) gpu.Use) (inventory.Inventory,
+	[]report.PendingChange) {
+	assigned := slices.Clone(found)
+	var pending []report.PendingChange
+	for i, d := range assigned {
+		before, ok := known.Find(d.Name)
+		if d.Lost && ok {
+			assigned[i].Use = before.Use // a lost GPU does not tell what it supports
+			continue
+		}
+		want := configured(d)
+		want.Partitions = inventory.Partitioning(d, want.Partitions, before.Use.Partitions, r.own)
+		if how, has := r.partitioned(d.Name); has { // the record is more reliable than the known mode
+			if !ok {
+				before.Use, ok = want, true
+			}
+			before.Use.Partitions = how
+		}
+		if holders := r.claimsOn(d.Name); ok && before.Use != want && len(holders) > 0 {
+			pending = append(pending, report.PendingChange{Device: d.Name, UUID: d.UUID, From: before.Use, To: want,
+				Claims: holders})
+			want = before.Use
+		}
+		assigned[i].Use = want
+	}
+	return assigned, pending
+}
+
+// withKnownModes assigns the known mode to every GPU, and leaves out GPUs without one. The error names those.
+func withKnownModes(found, known inventory.Inventory) (inventory.Inventory, error) {
+	var assigned inventory.Inventory
+	var errs []error
+	for _, d := range found {
+		before, ok := known.Find(d.Name)
+		if !ok {
+			errs = append(errs, fmt.Errorf("%s (%s)", d.Name, d.UUID))
+			continue
+		}
+		d.Use = before.Use
+		assigned = append(assigned, d)
+	}
+	return assigned, errors.Join(errs...)
+}
+
+// reportPending reports the pending changes, each new one in an event.
+func (n *Node) reportPending(ctx context.Context, pending []report.PendingChange) {
+	before := n.pending
+	n.pending = pending
+	n.Metrics.PendingChanges(pending)
+	for _, p := range pending {
+		if slices.ContainsFunc(before, func(q report.PendingChange) bool {
+			return p.Device == q.Device && p.From == q.From && p.To == q.To
+		}) {
+			continue
+		}
+		var names []string
+		for _, c := range p.Claims {
+			names = append(names, c.String())
+		}
+		klog.FromContext(ctx).Info("Change of mode waits for claims", "device", p.Device, "uuid", p.UUID,
+			"from", p.From.String(), "to", p.To.String(), "claims", names)
+		n.Reporter.Node(report.Events.ModeChangePending, fmt.Sprintf("GPU %s (%s) will change from %s to %s when "+
+			"these claims have ended: %s",
+			p.Device, p.UUID, p.From, p.To, strings.Join(names, ", ")))
+	}
+}

@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+const configHead = "apiVersion: resource.nvidia.com/v1beta1\nkind: NodeConfig\n"
+
+func TestSettle(t *testing.T) {
+	config, err := nodeconfig.Parse([]byte(configHead + "gpus: [{select: {index: 1}, sharing: {replicated: 4}}, " +
+		"{sharing: exclusive}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	device := func(index int, use gpu.Use) gpu.Device {
+		return gpu.Device{Name: fmt.Sprintf("gpu-%d", index), UUID: gpu.UUID(fmt.Sprintf("GPU-%d", index)),
+			Index: index, Use: use}
+	}
+	found := inventory.Inventory{device(0, gpu.Use{}), device(1, gpu.Use{})}
+	fractional, exclusive := gpu.Use{}, gpu.Use{Sharing: gpu.Exclusive}
+	replicated := gpu.Use{Sharing: gpu.Replicated, Replicas: 4}
+	for _, row := range []struct {
+		name  string
+		known inventory.Inventory
+		held  string
+		want  string
+	}{
+		{"new GPUs have the configured mode at once", nil, "", "gpu-0 exclusive\ngpu-1 replicated: 4, isolation mps"},
+		{"also new ones that a claim holds", nil, "gpu-0", "gpu-0 exclusive\ngpu-1 replicated: 4, isolation mps"},
+		{"free GPUs change", inventory.Inventory{device(0, fractional), device(1, exclusive)}, "",
+			"gpu-0 exclusive\ngpu-1 replicated: 4, isolation mps"},
+		{"a GPU that a claim holds waits", inventory.Inventory{device(0, fractional), device(1, exclusive)}, "gpu-0",
+			"gpu-0 fractional, isolation mps\ngpu-1 replicated: 4, isolation mps\n" +
+				"gpu-0 GPU-0 from fractional, isolation mps to exclusive: ns/gpu-0-a, ns/gpu-0-b"},
+		{"one that has its mode already does not", inventory.Inventory{device(0, exclusive), device(1, replicated)},
+			"gpu-0 gpu-1",
+			"gpu-0 exclusive\ngpu-1 replicated: 4, isolation mps"},
+		{"another number of replicas waits, too", inventory.Inventory{device(0, exclusive),
+			device(1, gpu.Use{Sharing: gpu.Replicated, Replicas: 2})}, "gpu-1",
+			"gpu-0 exclusive\ngpu-1 replicated: 2, isolation mps\n" +
+				"gpu-1 GPU-1 from replicated: 2, isolation mps to replicated: 4, isolation mps: ns/gpu-1-a, " +
+				"ns/gpu-1-b"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			var r records
+			for _, device := range strings.Fields(row.held) {
+				for _, name := range []string{device + "-a", device + "-b"} {
+					r.after = append(r.after, checkpoint.Record{Claim: sharing.Claim{Namespace: "ns", Name: name},
+						Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: device}}}})
+				}
+			}
+			settled, pending := assignModes(found, row.known, r, config.For)
+			got := usesOf(settled)
+			for _, p := range pending {
+				var names []string
+				for _, c := range p.Claims {
+					names = append(names, c.String())
+				}
+				got += fmt.Sprintf("\n%s %s from %s to %s: %s", p.Device, p.UUID, p.From, p.To,
+					strings.Join(names, ", "))
+			}
+			if got != row.want {
+				t.Errorf("\ngot\n%s\nwant\n%s", got, row.want)
+			}
+			if found[0].Use != (gpu.Use{}) {
+				t.Error("what was found has been changed")
+			}
+		})
+	}
+}
+
+func usesOf(inv inventory.Inventory) string {
+	var lines []string
+	for _, d := range inv {
+		lines = append(lines, d.Name+" "+d.Use.String())
+	}
+	return strings.Join(lines, "\n")
+}
+
+func TestHolders(t *testing.T) {
+	a := checkpoint.Record{Claim: sharing.Claim{Namespace: "ns", Name: "a", UID: "a"},
+		Plan: sharing.Plan{Assignments: []sharing.Assignment{
+			{Device: "gpu-0"}, {Device: "gpu-0", ShareID: "2"}, {Device: "gpu-1", AdminAccess: true}}}}
+	b := checkpoint.Record{Claim: sharing.Claim{Namespace: "ns", Name: "b", UID: "b"},
+		Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: "gpu-0"}}}}
+	for _, row := range []struct {
+		name       string
+		device     string
+		incomplete error
+		want       string
+	}{
+		{"each claim is named once", "gpu-0", nil, "[ns/a ns/b]"},
+		{"who looks after a GPU does not hold it", "gpu-1", nil, "[]"},
+		{"an unreadable record may hold any", "gpu-1", errors.New("broken"), "[unknown/unreadable-record]"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			if got := fmt.Sprint(newRecords("", nil, []checkpoint.Record{a, b}, row.incomplete).claimsOn(
+				row.device)); got != row.want {
+				t.Errorf("got %s, want %s", got, row.want)
+			}
+		})
+	}
+}
+
+// testNode is a Node with GPUs, a directory of node configurations, and its recorded events.
+type testNode struct {
+	*testing.T
+	*Node
+	devices []gpu.Device
+	events  []string
+	records *checkpoint.Records
+	labels  map[string]string
+	apiDown bool
+	resumed int
+}
+
+func newTestNode(t *testing.T) *testNode {
+	t.Helper()
+	dir := t.TempDir()
+	records, err := checkpoint.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &testNode{T: t, records: records}
+	l.devices = []gpu.Device{
+		{Name: "gpu-0", UUID: "GPU-0", Type: gpu.TypeGPU, Index: 0, PCI: gpu.PCIAddress{Bus: 1}},
+		{Name: "gpu-1", UUID: "GPU-1", Type: gpu.TypeGPU, Index: 1, PCI: gpu.PCIAddress{Bus: 2}},
+	}
+	l.restart(Config{NodeName: "node", Dir: dir, ConfigDir: filepath.Join(dir, "node-config"), Records: records,
+		Client:  fake.NewClientset(),
+		Publish: func(inventory.Inventory) {}, Resume: func() { l.resumed++ },
+		Discover: func(context.Context) (Look, error) { return Look{Devices: l.devices}, nil }})
+	if err := os.Mkdir(l.ConfigDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// restart creates a new Node, which knows only what is on disk.
+func (l *testNode) restart(c Config) {
+	c.Reporter = report.NewReporterTo(l, report.Config{Driver: driver, Node: c.NodeName, Client: c.Client})
+	c.Readiness, c.Metrics = report.NewReadiness(time.Minute, nil), report.NewMetrics(c.Records)
+	l.Node = New(c)
+	l.config.labels = func(context.Context) (map[string]string, error) {
+		if l.apiDown {
+			return nil, errors.New("connection refused")
+		}
+		return l.labels, nil
+	}
+}
+
+// write creates a node configuration; "" removes it.
+func (l *testNode) write(name, text string) {
+	l.Helper()
+	file := filepath.Join(l.ConfigDir, name)
+	err := os.WriteFile(file, []byte(text), 0o600)
+	if text == "" {
+		err = os.Remove(file)
+	}
+	if err != nil {
+		l.Fatal(err)
+	}
+}
+
+// hold records a claim on a device.
+func (l *testNode) hold(claim, device string) checkpoint.Record {
+	l.Helper()
+	rec := checkpoint.Record{Claim: sharing.Claim{Namespace: "ns", Name: claim, UID: types.UID(claim)},
+		Phase: checkpoint.Prepared,
+		Plan:  sharing.Plan{Assignments: []sharing.Assignment{{Device: device, GPU: "GPU"}}}}
+	if err := l.records.Put(rec); err != nil {
+		l.Fatal(err)
+	}
+	return rec
+}
+
+// want runs a discovery, and compares the modes, the new events, and the metric.
+func (l *testNode) want(when, want string) {
+	l.Helper()
+	got := []string{}
+	if err := l.look(l.Context()); err != nil {
+		got = append(got, "not ready: "+err.Error())
+	} else {
+		got = append(got, usesOf(l.Inventory()))
+	}
+	got = append(got, l.events...)
+	got = append(got, l.metric()...)
+	l.events = nil
+	if got := strings.Join(got, "\n"); got != strings.TrimSpace(want) {
+		l.Errorf("%s:\ngot\n%s\nwant\n%s", when, got, strings.TrimSpace(want))
+	}
+}
+
+func (l *testNode) metric() []string {
+	l.Helper()
+	families, err := l.Metrics.Registry.Gather()
+	if err != nil {
+		l.Fatal(err)
+	}
+	var lines []string
+	for _, family := range families {
+		if family.GetName() != "gpu_dra_mode_change_pending_claims" {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			var labels []string
+			for _, label := range m.GetLabel() {
+				labels = append(labels, label.GetName()+"="+label.GetValue())
+			}
+			lines = append(lines, fmt.Sprintf("metric %s: %v", strings.Join(labels, " "), m.GetGauge().GetValue()))
+		}
+	}
+	return lines
+}
+
+// Eventf implements events.EventRecorder.
+func (l *testNode) Eventf(_, _ runtime.Object, eventType, reason, _, note string, args ...any) {
+	l.events = append(l.events, eventType+" "+reason+": "+fmt.Sprintf(note, args...))
+}
+
+const defaultModes = "gpu-0 fractional, isolation mps\ngpu-1 fractional, isolation mps"
+
+func TestNodeConfigurationInForce(t *testing.T) {
+	l := newTestNode(t)
+	l.want("nothing is configured", defaultModes)
+	l.write("default", configHead+"gpus: [{sharing: exclusive}]")
+	l.want("it changes while the plugin runs", `
+gpu-0 exclusive
+gpu-1 exclusive
+Normal ModeChanged: GPU gpu-0 (GPU-0) changed from fractional, isolation mps to exclusive
+Normal ModeChanged: GPU gpu-1 (GPU-1) changed from fractional, isolation mps to exclusive`)
+	l.want("nothing is told twice", "gpu-0 exclusive\ngpu-1 exclusive")
+
+	l.write("default", configHead+"gpus:\n  - sharing: replicate\n  - isolaton: none\n")
+	l.want("a typo leaves the old one in force", `
+gpu-0 exclusive
+gpu-1 exclusive
+Warning NodeConfigRefused: node configuration default: line 4: gpus[0].sharing: "replicate": want fractional, exclusive or {replicated: N}; line 5: gpus[1].isolaton: unknown field; accepted here: select, sharing, partitions, isolation, hook, sharedOnly, onePerClaim; meanwhile the one before stays in force`)
+	l.want("and is told once", "gpu-0 exclusive\ngpu-1 exclusive")
+	l.restart(l.Config)
+	l.want("also when the plugin starts anew: modes are remembered", `
+gpu-0 exclusive
+gpu-1 exclusive
+Warning NodeConfigRefused: node configuration default: line 4: gpus[0].sharing: "replicate": want fractional, exclusive or {replicated: N}; line 5: gpus[1].isolaton: unknown field; accepted here: select, sharing, partitions, isolation, hook, sharedOnly, onePerClaim; meanwhile every GPU stays in the mode that it had, and one that had none is not offered`)
+	l.devices = append(l.devices, gpu.Device{Name: "gpu-2", UUID: "GPU-2", Type: gpu.TypeGPU, Index: 2,
+		PCI: gpu.PCIAddress{Bus: 3}})
+	l.want("a GPU that comes meanwhile is left out", "gpu-0 exclusive\ngpu-1 exclusive")
+
+	l.write("default", "version: v1\nflags: {gdsEnabled: true}\nsharing: {timeSlicing: {resources: [{name: "+
+		"nvidia.com/gpu, devices: [2], replicas: 4}]}}")
+	l.want("the mistake is mended, in the device plugin's format", `
+gpu-0 fractional, isolation mps
+gpu-1 fractional, isolation mps
+gpu-2 replicated: 4, isolation none
+Warning NodeConfigWarning: line 2: flags.gdsEnabled: ignored: containers do not get its device nodes from this driver
+Normal ModeChanged: GPU gpu-0 (GPU-0) changed from exclusive to fractional, isolation mps
+Normal ModeChanged: GPU gpu-1 (GPU-1) changed from exclusive to fractional, isolation mps`)
+	l.write("default", "")
+	l.want("it is removed", defaultModes+`
+gpu-2 fractional, isolation mps
+Normal ModeChanged: GPU gpu-2 (GPU-2) changed from replicated: 4, isolation none to fractional, isolation mps`)
+}
+
+// The first configuration is refused. No default applies: it may have been meant to be exclusive.
+func TestNodeConfigurationNeverInForce(t *testing.T) {
+	l := newTestNode(t)
+	l.write("default", configHead+"gpus: {}")
+	l.want("a typo at the first start", `
+not ready: node configuration default: line 3: gpus: a map: want a list
+Warning NodeConfigRefused: node configuration default: line 3: gpus: a map: want a list; meanwhile every GPU stays in the mode that it had, and one that had none is not offered`)
+	l.write("default", configHead+"gpus: [{sharing: exclusive}]")
+	l.want("it is mended", "gpu-0 exclusive\ngpu-1 exclusive")
+}
+
+func TestModeChangeWaitsForClaims(t *testing.T) {
+	l := newTestNode(t)
+	l.want("nothing is configured", defaultModes)
+	a, b := l.hold("a", "gpu-0"), l.hold("b", "gpu-0")
+	l.write("default", configHead+"gpus: [{select: {index: 0}, sharing: exclusive}]")
+	l.want("two claims hold the GPU", defaultModes+`
+Normal ModeChangePending: GPU gpu-0 (GPU-0) will change from fractional, isolation mps to exclusive when these claims have ended: ns/a, ns/b
+metric claim=a from=fractional, isolation mps namespace=ns to=exclusive uuid=GPU-0: 1
+metric claim=b from=fractional, isolation mps namespace=ns to=exclusive uuid=GPU-0: 1`)
+	l.restart(l.Config)
+	l.want("the plugin starts anew", defaultModes+`
+Normal ModeChangePending: GPU gpu-0 (GPU-0) will change from fractional, isolation mps to exclusive when these claims have ended: ns/a, ns/b
+metric claim=a from=fractional, isolation mps namespace=ns to=exclusive uuid=GPU-0: 1
+metric claim=b from=fractional, isolation mps namespace=ns to=exclusive uuid=GPU-0: 1`)
+	l.release(a)
+	l.want("one has ended", defaultModes+"\nmetric claim=b from=fractional, isolation mps namespace=ns to=exclusive "+
+		"uuid=GPU-0: 1")
+	l.write("default", configHead+"gpus: [{select: {index: 0}, sharing: {replicated: 2}}]")
+	l.want("another mode is wanted", defaultModes+`
+Normal ModeChangePending: GPU gpu-0 (GPU-0) will change from fractional, isolation mps to replicated: 2, isolation mps when these claims have ended: ns/b
+metric claim=b from=fractional, isolation mps namespace=ns to=replicated: 2, isolation mps uuid=GPU-0: 1`)
+	l.release(b)
+	l.want("the other has ended", `
+gpu-0 replicated: 2, isolation mps
+gpu-1 fractional, isolation mps
+Normal ModeChanged: GPU gpu-0 (GPU-0) changed from fractional, isolation mps to replicated: 2, isolation mps`)
+}
+
+func (l *testNode) release(rec checkpoint.Record) {
+	l.Helper()
+	if err := l.records.Delete(rec); err != nil {
+		l.Fatal(err)
+	}
+}
+
+func TestLabelsChooseTheNodeConfiguration(t *testing.T) {
+	exclusive := configHead + "gpus: [{sharing: exclusive}]"
+	replicated := "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}"
+	for _, row := range []struct {
+		name   string
+		labels map[string]string
+		want   string
+	}{
+		{"no label", nil, "gpu-0 exclusive\ngpu-1 exclusive"},
+		{"our label", map[string]string{configLabel: "four"}, "gpu-0 replicated: 4, isolation none\ngpu-1 " +
+			"replicated: 4, isolation none"},
+		{"the device plugin's label", map[string]string{devicePluginLabel: "four"},
+			"gpu-0 replicated: 4, isolation none\ngpu-1 replicated: 4, isolation none"},
+		{"ours comes first", map[string]string{configLabel: "default", devicePluginLabel: "four"},
+			"gpu-0 exclusive\ngpu-1 exclusive"},
+		{"our label with a typo", map[string]string{configLabel: "fuor"}, `
+not ready: node configuration fuor, which the label gpu.nvidia.com/node-config of this node names, is not there
+Warning NodeConfigRefused: node configuration fuor, which the label gpu.nvidia.com/node-config of this node names, is not there; meanwhile every GPU stays in the mode that it had, and one that had none is not offered`},
+		{"a configuration that only the device plugin has", map[string]string{devicePluginLabel: "theirs"}, `
+gpu-0 exclusive
+gpu-1 exclusive
+Warning NodeConfigWarning: the label nvidia.com/device-plugin.config of this node names theirs, of which there is no node configuration: it is ignored`},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			l := newTestNode(t)
+			l.write("default", exclusive)
+			l.write("four", replicated)
+			l.labels = row.labels
+			l.want(row.name, row.want)
+		})
+	}
+}
+
+func TestLabelsAreCached(t *testing.T) {
+	l := newTestNode(t)
+	l.write("default", configHead+"gpus: [{sharing: exclusive}]")
+	l.write("none", configHead+"gpus: []")
+	l.apiDown = true
+	l.want("they have never been read", `
+not ready: connection refused
+Warning NodeConfigRefused: connection refused; meanwhile every GPU stays in the mode that it had, and one that had none is not offered`)
+	l.apiDown = false
+	l.want("they can be read", "gpu-0 exclusive\ngpu-1 exclusive")
+	l.labels = map[string]string{configLabel: "none"}
+	l.want("too early", "gpu-0 exclusive\ngpu-1 exclusive")
+	l.config.expires = time.Now()
+	l.apiDown = true
+	l.want("they cannot be read any more", "gpu-0 exclusive\ngpu-1 exclusive")
+	l.config.expires = time.Now()
+	l.apiDown = false
+	l.want("and are read again", defaultModes+`
+Normal ModeChanged: GPU gpu-0 (GPU-0) changed from exclusive to fractional, isolation mps
+Normal ModeChanged: GPU gpu-1 (GPU-1) changed from exclusive to fractional, isolation mps`)
+}
+
+func TestNodeLabels(t *testing.T) {
+	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node",
+		Labels: map[string]string{configLabel: "a"}}})
+	if labels, err := nodeLabels(t.Context(), client, "node"); err != nil || labels[configLabel] != "a" {
+		t.Errorf("got %v, %v", labels, err)
+	}
+	if _, err := nodeLabels(t.Context(), client, "other"); err == nil || !strings.Contains(err.Error(),
+		"read the labels of this node") {
+		t.Errorf("got %v", err)
+	}
+}

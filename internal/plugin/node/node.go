@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package node manages the inventory of the node's GPUs: it discovers them, assigns their modes, and publishes them. It
+// changes no GPU and prepares no claim. Of its sibling packages, it may import only report.
+package node
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+)
+
+const (
+	// retryPeriod is the time between attempts while discovery fails.
+	retryPeriod = 2 * time.Second
+	// lookPeriod is the time between two discoveries.
+	lookPeriod = 10 * time.Second
+	// driverPeriod is how often the driver's library on disk is compared with the one in use.
+	driverPeriod = 2 * time.Second
+	// LoopTimeout is how long one iteration of the discovery loop may take.
+	LoopTimeout = time.Minute
+)
+
+// Look is the result of a discovery.
+type Look struct {
+	// Devices are the GPUs. Those that cannot be read are included as lost.
+	Devices []gpu.Device
+	// Broken has an error for each GPU that cannot be read.
+	Broken []error
+	// Answered is when each GPU last answered.
+	Answered map[gpu.UUID]time.Time
+}
+
+// Config is the configuration of a Node.
+type Config struct {
+	DriverName string
+	NodeName   string // also the name of the pool
+	Dir        string // of the plugin; the last inventory is saved there
+	BootID     string // of the current boot of the machine
+	ConfigDir  string // with one file per node configuration; empty: every GPU has its default mode
+	Client     kubernetes.Interface
+	Records    report.Lister
+	// Discover reads the GPUs of the machine. The error says what is missing.
+	Discover func(ctx context.Context) (Look, error)
+	// DriverChanged reports whether the driver on disk has changed since the last discovery. nil: never.
+	DriverChanged func() bool
+	// Users returns the names of programs that use a GPU. nil: programs that block MIG mode are found only when a claim
+	// needs the change.
+	Users func(context.Context, gpu.Device) ([]string, error)
+	// RuntimeProblems returns what a container runtime of that version ("containerd://1.7.24") lacks, and how to fix
+	// it. nil: the runtime is not checked.
+	RuntimeProblems func(version string) []string
+
+	Readiness *report.Readiness
+	Metrics   *report.Metrics
+	Reporter  *report.Reporter
+	// Publish is called with the devices after every discovery. It must not block.
+	Publish func(inv inventory.Inventory)
+	// Resume is called when the hardware state of claims may have to be restored. It must not block.
+	Resume func()
+}
+
+// Node is an up-to-date inventory of the node's GPUs.
+type Node struct {
+	Config
+	config *configSource
+	// Looked is closed after the first discovery, even if it fails.
+	Looked chan struct{}
+
+	devices atomic.Pointer[inventory.Inventory] // available to claims; nil: nothing is known yet
+	known   inventory.Inventory                 // all GPUs of the last discovery, and the available partitions
+	blocked blockedGPUs
+	pending []report.PendingChange
+	// countersDropped means that the API server drops counters, which tie partitions to their GPUs. Then GPUs are
+	// offered only as a whole.
+	countersDropped atomic.Bool
+	resumed         time.Time         // when Resume was last called
+	logged          map[string]string // the last problem logged of each kind, so that it is logged once
+}
+
+// New returns a Node without an inventory.
+func New(c Config) *Node {
+	return &Node{Config: c, config: newConfigSource(c), Looked: make(chan struct{})}
+}
+
+// Devices returns the devices available to claims. The error says what the node waits for.
+func (n *Node) Devices() (inventory.Inventory, error) {
+	if devices := n.devices.Load(); devices != nil {
+		return *devices, nil
+	}
+	return nil, fmt.Errorf("not ready: %w", n.Readiness.WaitingFor())
+}
+
+// Inventory returns the last known inventory, also while discovery fails.
+func (n *Node) Inventory() inventory.Inventory {
+	if devices := n.devices.Load(); devices != nil {
+		return *devices
+	}
+	return n.saved()
+}
+
+// CountersDropped records that the API server drops counters.
+func (n *Node) CountersDropped() { n.countersDropped.Store(true) }
+
+// Run discovers the GPUs periodically until ctx ends.
+func (n *Node) Run(ctx context.Context) {
+	if n.RuntimeProblems != nil {
+		go n.checkRuntime(ctx)
+	}
+	for first := true; ; first = false {
+		period := lookPeriod
+		n.Readiness.Beat()
+		if err := n.look(ctx); err != nil {
+			n.logOnce(ctx, "Machine cannot be read", err)
+			if n.devices.Load() == nil {
+				n.Readiness.Wait(err)
+				period = retryPeriod
+			}
+		}
+		if first {
+			close(n.Looked)
+		}
+		if !n.pause(ctx, period) {
+			return
+		}
+	}
+}
+
+// pause waits until the next discovery is due: after the period, or when the driver has changed. It returns false when
+// ctx ends.
+func (n *Node) pause(ctx context.Context, period time.Duration) bool {
+	due := time.After(period)
+	check := time.NewTicker(driverPeriod)
+	defer check.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-due:
+			return true
+		case <-check.C:
+			if n.DriverChanged != nil && n.DriverChanged() {
+				return true
+			}
+		}
+	}
+}
+
+// logOnce logs a problem unless it is the last one logged of its kind.
+func (n *Node) logOnce(ctx context.Context, what string, err error) {
+	if n.logged == nil {
+		n.logged = map[string]string{}
+	}
+	if text := err.Error(); text != n.logged[what] {
+		n.logged[what] = text
+		klog.FromContext(ctx).Error(err, what)
+	}
+}
+
+// runtimeTimeout is the timeout for reading the node's container runtime from the API server.
+const runtimeTimeout = 10 * time.Second
+
+// checkRuntime reports what the container runtime lacks, judging by its version, before the first container starts
+// without its GPU.
+func (n *Node) checkRuntime(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, runtimeTimeout)
+	defer cancel()
+	logger := klog.FromContext(ctx)
+	found, err := n.Client.CoreV1().Nodes().Get(ctx, n.NodeName, metav1.GetOptions{ResourceVersion: "0"})
+	if err != nil {
+		logger.Info("Container runtime of this node not known, it was not looked at", "err", err)
+		return
+	}
+	version := found.Status.NodeInfo.ContainerRuntimeVersion
+	if all := n.RuntimeProblems(version); len(all) > 0 {
+		logger.Info("Container runtime may not give containers their GPUs", "runtime", version, "problems", all)
+		n.Reporter.Node(report.Events.RuntimeWithoutCDI, strings.Join(all, "; "))
+	}
+}

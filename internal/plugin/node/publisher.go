@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+)
+
+// publisherLock is a file that the publishing instance locks. Two publishers would keep undoing each other's slices.
+const publisherLock = "publisher.lock"
+
+// lockRetry is the time between attempts to lock after an error.
+const lockRetry = 5 * time.Second
+
+// republishPeriod is how often an unchanged inventory is published again, which compares all devices with those of the
+// API server. A kubelet that starts removes the slices of its node; without a republish they would come back only 30 s
+// later.
+const republishPeriod = 30 * time.Second
+
+// Publisher publishes the devices of the node in its own goroutine, because the API server may be unavailable for long.
+type Publisher struct {
+	Pool string
+	// First creates the missing slices of the node, once, before Publish.
+	First func(ctx context.Context, pool resourceslice.Pool) error
+	// Publish updates the slices of the node to match resources.
+	Publish func(ctx context.Context, resources resourceslice.DriverResources) error
+
+	next chan inventory.Inventory // holds only the latest
+
+	mu   sync.Mutex
+	lock *os.File // if this instance is the leader
+	err  error    // why it cannot become the leader
+}
+
+// NewPublisher returns a Publisher without an inventory.
+func NewPublisher(pool string) *Publisher {
+	return &Publisher{Pool: pool, next: make(chan inventory.Inventory, 1)}
+}
+
+// Set replaces the inventory to publish. It does not block.
+func (p *Publisher) Set(inv inventory.Inventory) {
+	for {
+		select {
+		case p.next <- inv:
+			return
+		default:
+		}
+		select {
+		case <-p.next: // drop the older one
+		default:
+		}
+	}
+}
+
+// Run acquires leadership on the node and publishes until ctx ends.
+func (p *Publisher) Run(ctx context.Context, dir string) {
+	for !p.acquire(ctx, dir) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(lockRetry):
+		}
+	}
+	var published inventory.Inventory
+	var at time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case inv := <-p.next:
+			if !at.IsZero() && time.Since(at) < republishPeriod && reflect.DeepEqual(published, inv) {
+				continue
+			}
+			if p.publish(ctx, inv, at.IsZero(), !reflect.DeepEqual(published, inv)) {
+				published, at = inv, time.Now()
+			}
+		}
+	}
+}
+
+func (p *Publisher) publish(ctx context.Context, inv inventory.Inventory, first, changed bool) (done bool) {
+	logger := klog.FromContext(ctx)
+	pool := inv.Pool(p.Pool)
+	if first {
+		if err := p.First(ctx, pool); err != nil {
+			logger.Info("The first slices were not written at once; they follow", "err", err)
+		}
+	}
+	if err := p.Publish(ctx,
+		resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{p.Pool: pool}}); err != nil {
+		logger.Error(err, "Devices not published")
+		return false
+	}
+	if changed {
+		logger.Info("Devices published", "pool", p.Pool, "devices", len(inv))
+	}
+	return true
+}
+
+// acquire locks the publisher lock. It blocks while another instance has it.
+func (p *Publisher) acquire(ctx context.Context, dir string) (leads bool) {
+	lock, err := lockFile(ctx, filepath.Join(dir, publisherLock))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err != nil {
+		if p.err == nil || p.err.Error() != err.Error() {
+			klog.FromContext(ctx).Error(err, "Devices cannot be published, will be tried again")
+		}
+		p.err = err
+		return false
+	}
+	p.lock, p.err = lock, nil
+	return true
+}
+
+func lockFile(ctx context.Context, path string) (*os.File, error) {
+	lock, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("become the publisher of this node: %w", err)
+	}
+	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		klog.FromContext(ctx).Info("Another instance publishes the devices of this node; waiting for its end")
+		for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+			err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
+		}
+	}
+	if err != nil {
+		_ = lock.Close()
+		return nil, fmt.Errorf("become the publisher of this node: lock %s: %w", path, err)
+	}
+	return lock, nil
+}
+
+// Problem returns why this instance cannot publish; nil also while another instance publishes.
+func (p *Publisher) Problem() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.err
+}
+
+// Release unlocks the publisher lock for the next instance.
+func (p *Publisher) Release() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.lock != nil {
+		_ = p.lock.Close()
+		p.lock = nil
+	}
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"slices"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+// records are the records of claims before and after a discovery. A device that changes meanwhile is in one of the two.
+type records struct {
+	before, after []checkpoint.Record
+	assignments   []sharing.Assignment // of all of them
+	bootID        string               // of the current boot of the machine
+	// incomplete is set if some records cannot be read: they may hold any device.
+	incomplete error
+}
+
+func newRecords(bootID string, before, after []checkpoint.Record, incomplete error) records {
+	r := records{before: before, after: after, bootID: bootID, incomplete: incomplete}
+	for _, rec := range slices.Concat(before, after) {
+		r.assignments = append(r.assignments, rec.Plan.Assignments...)
+	}
+	return r
+}
+
+// unreadable is a placeholder for the claims of records that cannot be read.
+var unreadable = sharing.Claim{Namespace: "unknown", Name: "unreadable-record"}
+
+func (r records) any(is func(sharing.Assignment) bool) bool {
+	return r.incomplete != nil || slices.ContainsFunc(r.assignments, is)
+}
+
+// touches reports whether a claim holds the GPU or a partition of it.
+func (r records) touches(device string) bool {
+	return r.any(func(a sharing.Assignment) bool { return gpu.ParentName(a.Device) == device })
+}
+
+// holds reports whether a claim has exactly this device.
+func (r records) holds(device string) bool {
+	return slices.ContainsFunc(r.assignments, func(a sharing.Assignment) bool { return a.Device == device })
+}
+
+// own reports whether the driver has created the partition at the placement, or is about to.
+func (r records) own(at gpu.Placement) bool {
+	return r.any(func(a sharing.Assignment) bool { return a.MakesPartition() && a.Partition.Placement == at })
+}
+
+// holders returns all claims and their current plans.
+func (r records) holders() []sharing.Holder {
+	var all []sharing.Holder
+	for _, rec := range r.after {
+		all = append(all, sharing.Holder{Claim: rec.Claim, Plan: rec.Plan})
+	}
+	return all
+}
+
+// claimsOn returns the claims that hold the GPU or a partition of it, without those with admin access.
+func (r records) claimsOn(device string) []sharing.Claim {
+	var found []sharing.Claim
+	for _, rec := range r.after {
+		holds := func(a sharing.Assignment) bool { return !a.AdminAccess && gpu.ParentName(a.Device) == device }
+		if slices.ContainsFunc(rec.Plan.Assignments, holds) {
+			found = append(found, rec.Claim)
+		}
+	}
+	if r.incomplete != nil {
+		found = append(found, unreadable)
+	}
+	return found
+}
+
+// partitioned returns how the GPU was offered, if a claim has a partition of it.
+func (r records) partitioned(device string) (how gpu.Partitions, ok bool) {
+	for _, a := range r.assignments {
+		switch {
+		case a.Partition == nil || gpu.ParentName(a.Device) != device:
+		case a.Partition.Static:
+			return gpu.PartitionsStatic, true
+		default:
+			return gpu.PartitionsDynamic, true
+		}
+	}
+	return 0, false
+}
+
+// removedPartition is a partition of a prepared claim that no longer exists.
+type removedPartition struct {
+	claim     sharing.Claim
+	device    string
+	partition sharing.Partition
+}
+
+// removed returns the removed partitions of claims that were prepared before and after the discovery, in the current
+// boot: after a boot, partitions are created again. It skips GPUs that are lost.
+func (r records) removed(gpus inventory.Inventory) []removedPartition {
+	var found []removedPartition
+	for _, rec := range r.before {
+		same := func(now checkpoint.Record) bool {
+			return now.Claim.UID == rec.Claim.UID && now.Phase == checkpoint.Prepared
+		}
+		if rec.Phase != checkpoint.Prepared || rec.BootID != r.bootID || !slices.ContainsFunc(r.after, same) {
+			continue
+		}
+		for _, a := range rec.Plan.Assignments {
+			parent, ok := gpus.Find(gpu.ParentName(a.Device))
+			if !ok || parent.Lost || parent.UUID != a.GPU || a.Partition == nil || a.AdminAccess {
+				continue
+			}
+			if !slices.ContainsFunc(parent.MIG.Instances,
+				func(p gpu.Partition) bool { return p.UUID == a.Partition.UUID }) {
+				found = append(found, removedPartition{rec.Claim, a.Device, *a.Partition})
+			}
+		}
+	}
+	return found
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
+)
+
+func TestCheckRuntime(t *testing.T) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+	node.Status.NodeInfo.ContainerRuntimeVersion = "containerd://1.6.8"
+	problems := func(version string) []string {
+		if strings.HasPrefix(version, "containerd://1.") {
+			return []string{version + " knows no CDI", "update it"}
+		}
+		return nil
+	}
+	for _, row := range []struct{ name, node, version, want string }{
+		{"a runtime that lacks something", "node-1", "containerd://1.6.8",
+			"Warning RuntimeWithoutCDI: containerd://1.6.8 knows no CDI; update it"},
+		{"one that lacks nothing", "node-1", "containerd://2.4.2", ""},
+		{"a node that cannot be read is not judged", "node-2", "containerd://1.6.8", ""},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			node.Status.NodeInfo.ContainerRuntimeVersion = row.version
+			var got string
+			told := recorder(func(text string) { got += text })
+			c := Config{NodeName: row.node, Client: fake.NewClientset(node.DeepCopy()), RuntimeProblems: problems}
+			c.Reporter = report.NewReporterTo(told, report.Config{Driver: driver, Node: row.node, Client: c.Client})
+			New(c).checkRuntime(t.Context())
+			if got != row.want {
+				t.Errorf("got %q, want %q", got, row.want)
+			}
+		})
+	}
+}
+
+// recorder calls the function with the text of every event.
+type recorder func(text string)
+
+func (r recorder) Eventf(_, _ runtime.Object, eventType, reason, _, note string, args ...any) {
+	r(eventType + " " + reason + ": " + fmt.Sprintf(note, args...))
+}

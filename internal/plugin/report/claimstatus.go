@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
+	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+// readyCondition is the type of the device condition in a claim's status.devices.
+const readyCondition = "Ready"
+
+// statuses are the pending updates of claim statuses, and their queue.
+type statuses struct {
+	queue workqueue.TypedRateLimitingInterface[types.UID]
+	mu    sync.Mutex
+	next  map[types.UID]*resourceapply.ResourceClaimApplyConfiguration
+}
+
+func newStatuses() statuses {
+	return statuses{
+		queue: workqueue.NewTypedRateLimitingQueue(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](100*time.Millisecond, time.Minute)),
+		next: map[types.UID]*resourceapply.ResourceClaimApplyConfiguration{},
+	}
+}
+
+// Run writes the status of claims until ctx ends.
+func (r *Reporter) Run(ctx context.Context) {
+	for {
+		uid, ended := r.statuses.queue.Get()
+		if ended {
+			return
+		}
+		r.write(ctx, uid)
+		r.statuses.queue.Done(uid)
+	}
+}
+
+// write tries once to update the status. It ignores claims that are gone.
+func (r *Reporter) write(ctx context.Context, uid types.UID) {
+	s := &r.statuses
+	s.mu.Lock()
+	want := s.next[uid]
+	s.mu.Unlock()
+	if want == nil {
+		return
+	}
+	claims := r.Client.ResourceV1().ResourceClaims(*want.Namespace)
+	_, err := claims.ApplyStatus(ctx, want, metav1.ApplyOptions{FieldManager: r.Driver, Force: true})
+	if err != nil && ctx.Err() == nil && !isPermanent(err) {
+		klog.FromContext(ctx).V(2).Info("Status of claim not written, will be tried again",
+			"claim", klog.KRef(*want.Namespace, *want.Name), "err", err)
+		s.queue.AddRateLimited(uid)
+		return
+	}
+	s.queue.Forget(uid)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.next[uid] == want {
+		delete(s.next, uid)
+	}
+}
+
+// isPermanent reports whether a retry cannot help: the claim is gone, was replaced, or was deallocated.
+func isPermanent(err error) bool {
+	return apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsInvalid(err)
+}
+
+// deviceData is the data of a device in status.devices.
+type deviceData struct {
+	UUID        gpu.UUID `json:"uuid,omitempty"`
+	ProductName string   `json:"productName,omitempty"`
+	Profile     string   `json:"profile,omitempty"` // only of a partition
+	CDIDevices  []string `json:"cdiDevices,omitempty"`
+	// Limits are the environment variables that limit containers to their share; none: nothing does.
+	Limits []string `json:"limits,omitempty"`
+	// Settings are the GPU settings that were changed for the claim.
+	Settings string `json:"settings,omitempty"`
+}
+
+// Prepared marks the devices of a claim as ready. It writes an event where the result may surprise the claim's owner.
+func (r *Reporter) Prepared(claim *resourceapi.ResourceClaim, rec checkpoint.Record, inv inventory.Inventory) {
+	var devices []*resourceapply.AllocatedDeviceStatusApplyConfiguration
+	for _, a := range rec.Plan.Assignments {
+		device, _ := inv.Find(a.Device)
+		data := deviceData{UUID: device.UUID, ProductName: device.Product.Name, CDIDevices: a.CDI, Limits: a.Limits()}
+		if p := a.Partition; p != nil {
+			data.UUID, data.Profile = p.UUID, p.Profile
+		} else if a.ChangesHardware() {
+			data.Settings = a.Settings.String()
+		}
+		raw, err := json.Marshal(data)
+		if err != nil {
+			continue // strings always marshal
+		}
+		devices = append(devices, r.deviceStatus(claim, a.Pool, a.Device, a.ShareID, metav1.ConditionTrue, "Prepared",
+			"").
+			WithData(runtime.RawExtension{Raw: raw}))
+		if a.Unenforced {
+			r.claim(Events.ShareNotEnforced, rec.Claim, "Prepare",
+				"request %s: the share of %s is counted and not enforced, because the claim asks for TimeSlicing",
+				a.Request, a.Device)
+		}
+		if a.Unsliced {
+			r.claim(Events.TimeSlicingIgnored, rec.Claim, "Prepare",
+				"request %s: %s is a partition and has no time slices to set: TimeSlicing changes nothing", a.Request,
+				a.Device)
+		}
+	}
+	r.enqueue(claim, devices)
+}
+
+// Failed marks the devices of a claim as not ready, and writes an event.
+func (r *Reporter) Failed(claim *resourceapi.ResourceClaim, cause error) {
+	r.claim(Events.PrepareFailed, sharing.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
+		"Prepare",
+		"node %s: %v", r.Config.Node, cause)
+	if claim.Status.Allocation == nil {
+		return
+	}
+	var devices []*resourceapply.AllocatedDeviceStatusApplyConfiguration
+	for _, result := range claim.Status.Allocation.Devices.Results {
+		if result.Driver != r.Driver {
+			continue
+		}
+		var share types.UID
+		if result.ShareID != nil {
+			share = *result.ShareID
+		}
+		devices = append(devices, r.deviceStatus(claim, result.Pool, result.Device, share,
+			metav1.ConditionFalse, Events.PrepareFailed.Reason, cause.Error()))
+	}
+	r.enqueue(claim, devices)
+}
+
+// deviceStatus returns the entry of a device for status.devices.
+func (r *Reporter) deviceStatus(
+	claim *resourceapi.ResourceClaim, pool, device string, share types.UID, ready metav1.ConditionStatus, reason,
+	message string,
+) *resourceapply.AllocatedDeviceStatusApplyConfiguration {
+	since := metav1.Now()
+	for _, d := range claim.Status.Devices {
+		if d.Driver != r.Driver || d.Pool != pool || d.Device != device || string(share) != ptr.Deref(d.ShareID, "") {
+			continue
+		}
+		if before := meta.FindStatusCondition(d.Conditions, readyCondition); before != nil && before.Status == ready {
+			since = before.LastTransitionTime
+		}
+	}
+	condition := metaapply.Condition().WithType(readyCondition).WithStatus(ready).WithReason(reason).WithMessage(
+		message).
+		WithLastTransitionTime(since)
+	status := resourceapply.AllocatedDeviceStatus().WithDriver(r.Driver).WithPool(pool).WithDevice(
+		device).WithConditions(condition)
+	if share != "" {
+		status.WithShareID(string(share))
+	}
+	return status
+}
+
+func (r *Reporter) enqueue(claim *resourceapi.ResourceClaim,
+	devices []*resourceapply.AllocatedDeviceStatusApplyConfiguration) {
+	if len(devices) == 0 {
+		return
+	}
+	want := resourceapply.ResourceClaim(claim.Name, claim.Namespace).WithUID(claim.UID).
+		WithStatus(resourceapply.ResourceClaimStatus().WithDevices(devices...))
+	r.statuses.mu.Lock()
+	r.statuses.next[claim.UID] = want
+	r.statuses.mu.Unlock()
+	r.statuses.queue.Add(claim.UID)
+}

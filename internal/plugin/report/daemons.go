@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/klog/v2"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
+)
+
+// daemonWatchPeriod is how often the states of the MPS daemons are read.
+const daemonWatchPeriod = 2 * time.Second
+
+// DaemonWatch reports to claims what happens to their MPS daemons: a restart, with which all clients fail, and a driver
+// that cannot serve several users at the same time.
+type DaemonWatch struct {
+	Daemons   mps.Dir
+	Records   Lister
+	Restarted func(claim sharing.Claim, daemon string)
+	// SingleUser is called once for each claim whose daemon cannot serve several users at the same time.
+	SingleUser func(claim sharing.Claim, daemon string)
+
+	seen   map[string]int      // restarts, by daemon
+	single sets.Set[types.UID] // claims that SingleUser was called for
+}
+
+// Run watches until ctx ends.
+func (w *DaemonWatch) Run(ctx context.Context) {
+	for {
+		if err := w.look(); err != nil {
+			klog.FromContext(ctx).V(2).Info("MPS daemons cannot be looked at", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(daemonWatchPeriod):
+		}
+	}
+}
+
+// look reports what has changed since the last call. The previous instance reported restarts before the first one.
+func (w *DaemonWatch) look() error {
+	wanted, err := w.Daemons.Requested()
+	if err != nil {
+		return err
+	}
+	before, reported := w.seen, w.single
+	w.seen, w.single = map[string]int{}, sets.New[types.UID]()
+	for _, d := range wanted {
+		state, err := w.Daemons.State(d.ID)
+		if err != nil {
+			return err
+		}
+		w.seen[d.ID] = state.Restarts
+		restarted := before != nil && state.Restarts > before[d.ID] // a new daemon has not been restarted
+		if !restarted && !state.SingleUser {
+			continue
+		}
+		records, err := w.Records.List()
+		if err != nil {
+			return err
+		}
+		for _, rec := range records {
+			if !slices.Contains(rec.Plan.DaemonIDs(), d.ID) {
+				continue
+			}
+			if restarted {
+				w.Restarted(rec.Claim, d.ID)
+			}
+			if state.SingleUser {
+				w.single.Insert(rec.Claim.UID)
+				if !reported.Has(rec.Claim.UID) {
+					w.SingleUser(rec.Claim, d.ID)
+				}
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
+)
+
+func TestDaemonRestartIsReported(t *testing.T) {
+	records, err := checkpoint.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for claim, daemon := range map[string]string{"a": "gpu-1", "b": "gpu-1", "c": "gpu-2", "d": "gpu-3"} {
+		rec := checkpoint.Record{Phase: checkpoint.Prepared, Claim: sharing.Claim{Namespace: "ns", Name: claim,
+			UID: types.UID(claim)}}
+		rec.Plan.Assignments = []sharing.Assignment{{Device: daemon,
+			Isolation: sharing.Isolation{MPS: &sharing.MPSClient{Daemon: daemon}}}}
+		if err := records.Put(rec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir := mps.Dir(t.TempDir())
+	var told []string
+	w := &DaemonWatch{Daemons: dir, Records: records, Restarted: func(claim sharing.Claim, daemon string) {
+		told = append(told, fmt.Sprint(claim, " ", daemon))
+	}}
+	w.SingleUser = func(claim sharing.Claim, daemon string) {
+		told = append(told, fmt.Sprint(claim, " ", daemon, " single user"))
+	}
+	for _, look := range []struct {
+		name       string
+		restarts   map[string]int
+		singleUser string // the daemon that is
+		want       string
+	}{
+		{"restarts before the first look are not reported", map[string]int{"gpu-1": 3, "gpu-2": 0}, "", "[]"},
+		{"nothing has happened", map[string]int{"gpu-1": 3, "gpu-2": 0}, "", "[]"},
+		{"one was restarted", map[string]int{"gpu-1": 4, "gpu-2": 0}, "", "[ns/a gpu-1 ns/b gpu-1]"},
+		{"that is reported once", map[string]int{"gpu-1": 4, "gpu-2": 1}, "", "[ns/c gpu-2]"},
+		{"a new one was restarted before the look", map[string]int{"gpu-1": 4, "gpu-2": 1, "gpu-3": 1}, "",
+			"[ns/d gpu-3]"},
+		{"one serves a single user", map[string]int{"gpu-1": 4}, "gpu-1",
+			"[ns/a gpu-1 single user ns/b gpu-1 single user]"},
+		{"that is reported once, too", map[string]int{"gpu-1": 5}, "gpu-1", "[ns/a gpu-1 ns/b gpu-1]"},
+	} {
+		for id, restarts := range look.restarts {
+			if err := dir.Request(mps.Daemon{ID: id}); err != nil {
+				t.Fatal(err)
+			}
+			state := mps.State{Ready: true, Restarts: restarts, SingleUser: id == look.singleUser}
+			if err := dir.Report(id, state); err != nil {
+				t.Fatal(err)
+			}
+		}
+		told = nil
+		if err := w.look(); err != nil {
+			t.Fatal(err)
+		}
+		slices.Sort(told)
+		if got := fmt.Sprint(told); got != look.want {
+			t.Errorf("%s: got %s, want %s", look.name, got, look.want)
+		}
+	}
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package report writes events, the status of claims, metrics and readiness. It reports what other packages have
+// decided. It must import none of its sibling packages, and touch no GPU.
+package report
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+
+	"github.com/gpudra/gpu-dra-driver/internal/event"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+// Events are all events of the plugin.
+var Events = struct {
+	PrepareFailed, ClaimWaiting, ShareNotEnforced, TimeSlicingIgnored, MPSDaemonRestarted, MPSSingleUser,
+	PartitionLost event.Kind
+
+	ReleaseFailed, GPULost, FieldsDropped, NodeConfigRefused, NodeConfigWarning, ModeChangePending, ModeChanged,
+	MIGBlocked,
+	RuntimeWithoutCDI event.Kind
+}{
+	PrepareFailed: event.Warning("PrepareFailed", "ResourceClaim",
+		"the claim cannot be prepared on its node; the text says why, and the kubelet tries again"),
+	ClaimWaiting: event.Warning("ClaimWaiting", "ResourceClaim",
+		"preparing or releasing the claim has waited for more than 5 s, and goes on waiting; the text says for what"),
+	ShareNotEnforced: event.Normal("ShareNotEnforced", "ResourceClaim",
+		"the claim has a share of a GPU and asks for TimeSlicing: the share is counted, and nothing keeps its "+
+			"containers within it"),
+	TimeSlicingIgnored: event.Normal("TimeSlicingIgnored", "ResourceClaim",
+		"the claim has a partition and asks for TimeSlicing, which changes nothing: a partition has no time slices "+
+			"to set"),
+	PartitionLost: event.Warning("PartitionLost", "ResourceClaim",
+		"somebody has removed or replaced the partition of the claim; the device is tainted until the claim is "+
+			"released, "+
+			"and its pods must be deleted to get another one"),
+	MPSDaemonRestarted: event.Warning("MPSDaemonRestarted", "ResourceClaim",
+		"the MPS daemon through which the claim's containers use a GPU ended and was started again; their programs "+
+			"must start again too"),
+	MPSSingleUser: event.Normal("MPSSingleUser", "ResourceClaim",
+		"NVIDIA's driver on the node is older than R555: its MPS daemon serves clients of one user ID at a time, and "+
+			"those of others wait"),
+	ReleaseFailed: event.Warning("ReleaseFailed", "Node",
+		"a claim cannot be released, perhaps because a container still runs with it; the text says why; "+
+			"its devices stay taken, and the kubelet tries again each minute"),
+	GPULost: event.Warning("GPULost", "Node",
+		"a GPU does not answer any more; it is tainted until it does"),
+	FieldsDropped: event.Warning("FieldsDropped", "Node",
+		"the API server lacks a feature gate and left out some of what describes the GPUs; the text names the gate"),
+	NodeConfigRefused: event.Warning("NodeConfigRefused", "Node",
+		"the node configuration has mistakes; the text names each with its line, and says what is in force instead"),
+	NodeConfigWarning: event.Warning("NodeConfigWarning", "Node",
+		"the node configuration is in force, except for parts that have no effect; the text names each with its line"),
+	ModeChangePending: event.Normal("ModeChangePending", "Node",
+		"the node configuration lets a GPU be used in another way as soon as the claims that hold it have ended; "+
+			"the text names them, and both modes"),
+	RuntimeWithoutCDI: event.Warning("RuntimeWithoutCDI", "Node",
+		"according to its version, the container runtime of the node may not give containers their GPUs: it does not "+
+			"know CDI, "+
+			"or has it off, or looks for specs elsewhere; the text says what to do"),
+	MIGBlocked: event.Warning("MIGBlocked", "Node",
+		"the MIG mode of a GPU cannot be changed, because somebody uses it or because it cannot be from here; "+
+			"the text says who or why, and what needs the change is tainted meanwhile"),
+	ModeChanged: event.Normal("ModeChanged", "Node",
+		"a GPU may be used in another way from now on; the text names both modes"),
+}
+
+// Config is the configuration of a Reporter.
+type Config struct {
+	Driver string // its name
+	Node   string
+	Client kubernetes.Interface
+}
+
+// Reporter writes events and the status of claims. It never blocks its callers.
+type Reporter struct {
+	Config
+	recorder events.EventRecorder
+	statuses statuses
+}
+
+// NewReporter returns a Reporter whose events are written until ctx ends.
+func NewReporter(ctx context.Context, c Config) *Reporter {
+	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: c.Client.EventsV1()})
+	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "No events will be written")
+	}
+	r := NewReporterTo(broadcaster.NewRecorder(scheme.Scheme, c.Driver), c)
+	context.AfterFunc(ctx, r.statuses.queue.ShutDown)
+	return r
+}
+
+// NewReporterTo returns a Reporter that writes its events to the recorder.
+func NewReporterTo(recorder events.EventRecorder, c Config) *Reporter {
+	return &Reporter{Config: c, recorder: recorder, statuses: newStatuses()}
+}
+
+// Waiting reports what the node waits for before it can prepare or release the claim.
+func (r *Reporter) Waiting(claim sharing.Claim, cause error) {
+	r.claim(Events.ClaimWaiting, claim, "Wait", "node %s waits: %v", r.Config.Node, cause)
+}
+
+// DaemonRestarted reports that an MPS daemon of the claim was restarted, and that its clients have failed.
+func (r *Reporter) DaemonRestarted(claim sharing.Claim, daemon string) {
+	r.claim(Events.MPSDaemonRestarted, claim, "Share", "node %s: the MPS daemon of %s ended and was started again: "+
+		"programs that used the GPU through it have failed and must start again", r.Config.Node, daemon)
+}
+
+// SingleUser reports that the MPS daemon of the claim serves one user ID at a time.
+func (r *Reporter) SingleUser(claim sharing.Claim, daemon string) {
+	r.claim(Events.MPSSingleUser, claim, "Share", "node %s: the MPS daemon of %s serves clients of one user ID at a "+
+		"time, because NVIDIA's driver is older than R555: use the same runAsUser in all its containers", r.Config.Node,
+		daemon)
+}
+
+// PartitionLost reports that the partition of a claim is gone.
+func (r *Reporter) PartitionLost(claim sharing.Claim, device string, p sharing.Partition) {
+	r.claim(Events.PartitionLost, claim, "Partition", "node %s: somebody has removed the partition %s (%s, %s) of "+
+		"this claim: "+
+		"delete its pods, so that they get another one", r.Config.Node, device, p.Profile, p.UUID)
+}
+
+// Node writes an event about the node itself.
+func (r *Reporter) Node(e event.Kind, text string) {
+	r.emit(e, r.node(e.About), "Discover", text)
+}
+
+// claim writes an event about a claim. The reference has no resource version, so that repeated events are counted in
+// one, even if the claim changes.
+func (r *Reporter) claim(e event.Kind, claim sharing.Claim, action, format string, args ...any) {
+	r.emit(e, &corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: e.About,
+		Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}, action, fmt.Sprintf(format, args...))
+}
+
+// emit writes an event. client-go aggregates events that differ only in text, and keeps the first text. So emit puts a
+// hash of the text in the field path of the related object, the node.
+func (r *Reporter) emit(e event.Kind, about *corev1.ObjectReference, action, text string) {
+	text = event.Text(text)
+	related := r.node("Node")
+	sum := sha256.Sum256([]byte(text))
+	related.FieldPath = "event/" + hex.EncodeToString(sum[:4])
+	r.recorder.Eventf(about, related, e.Type, e.Reason, action, "%s", text)
+}
+
+// node returns the reference to the node.
+func (r *Reporter) node(kind string) *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: kind, Name: r.Config.Node, UID: types.UID(r.Config.Node)}
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	eventsv1 "k8s.io/api/events/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+// TestEventsTellThePresentCause: events about the same claim with different causes are not aggregated.
+func TestEventsTellThePresentCause(t *testing.T) {
+	client := fake.NewClientset()
+	r := NewReporter(t.Context(), Config{Driver: "gpu.nvidia.com", Node: "node", Client: client})
+	claim := sharing.Claim{Namespace: "ns", Name: "c", UID: "1"}
+	for _, cause := range []string{"GPU gpu-1 is busy", "GPU gpu-1 is busy", "MPS daemon gpu-1 is not ready"} {
+		r.Waiting(claim, errors.New(cause))
+	}
+	want := []string{"node node waits: GPU gpu-1 is busy", "node node waits: MPS daemon gpu-1 is not ready"}
+	var got []string
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		list, err := client.EventsV1().Events("ns").List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = notes(list.Items)
+		if slices.Equal(got, want) {
+			return
+		}
+	}
+	t.Errorf("got events %q, want %q", got, want)
+}
+
+func notes(all []eventsv1.Event) []string {
+	var out []string
+	for _, e := range all {
+		out = append(out, e.Note)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// TestTransitionTime: a condition keeps its transition time while its status does not change.
+func TestTransitionTime(t *testing.T) {
+	long := metav1.NewTime(time.Now().Add(-time.Hour).Truncate(time.Second))
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "1"}}
+	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{Driver: "gpu.nvidia.com", Pool: "node",
+			Device: "gpu-1"}}}}
+	for _, row := range []struct {
+		name   string
+		device string // that the condition of before is about
+		before metav1.ConditionStatus
+		kept   bool
+	}{
+		{"not ready before and now", "gpu-1", metav1.ConditionFalse, true},
+		{"ready before", "gpu-1", metav1.ConditionTrue, false},
+		{"another device not ready before", "gpu-2", metav1.ConditionFalse, false},
+	} {
+		r := NewReporter(t.Context(), Config{Driver: "gpu.nvidia.com", Node: "node", Client: fake.NewClientset()})
+		claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: "gpu.nvidia.com", Pool: "node",
+			Device:     row.device,
+			Conditions: []metav1.Condition{{Type: readyCondition, Status: row.before, LastTransitionTime: long}}}}
+		r.Failed(claim, errors.New("GPU gpu-1 is lost"))
+		got := r.statuses.next["1"].Status.Devices[0].Conditions[0].LastTransitionTime
+		if got.Equal(&long) != row.kept {
+			t.Errorf("%s: got time %s, before it was %s; want it kept: %t", row.name, got, long, row.kept)
+		}
+	}
+}

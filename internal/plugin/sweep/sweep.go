@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package sweep releases claims that the kubelet has forgotten. The kubelet never unprepares a claim after its state
+// was wiped, or after the node was restored from a snapshot. Of its sibling packages, it may import only podresources.
+package sweep
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/podresources"
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+// Config is the configuration of a Sweeper.
+type Config struct {
+	Driver  string
+	Pool    string
+	Client  kubernetes.Interface
+	Records Records
+	Specs   Specs
+	Kubelet string // socket of the kubelet's pod resources API
+	// Release unprepares a claim as the kubelet would.
+	Release func(ctx context.Context, claim sharing.Claim) error
+	// Period is the time between sweeps. A claim is released when it has been forgotten for twice as long.
+	Period time.Duration
+}
+
+// Records are the records of claims.
+type Records interface {
+	List() ([]checkpoint.Record, error)
+	Get(claim types.UID) (checkpoint.Record, error)
+}
+
+// Specs finds claims that have CDI specs but no record.
+type Specs interface {
+	Orphans(known func(claim types.UID) bool) ([]types.UID, error)
+}
+
+// Sweeper releases a claim when every sweep for twice the period finds that the claim has no devices here in the API,
+// and that the kubelet lists no container with it. Both must last: a pod deleted with grace period 0 loses its API
+// object and its place in the kubelet's list while its container is still stopping.
+type Sweeper struct {
+	Config
+	forgotten map[types.UID]time.Time // since when
+}
+
+const (
+	// queryTimeout is the timeout of all API and kubelet requests of one sweep.
+	queryTimeout = 30 * time.Second
+	// releaseTimeout is the timeout of one release, as in the kubelet.
+	releaseTimeout = 45 * time.Second
+	// releaseWorkers limits how many claims are released in parallel.
+	releaseWorkers = 8
+)
+
+// Run sweeps until ctx ends.
+func (s *Sweeper) Run(ctx context.Context) {
+	for {
+		if err := s.sweep(ctx); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Sweep incomplete")
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(s.Period):
+		}
+	}
+}
+
+func (s *Sweeper) sweep(ctx context.Context) error {
+	records, listErr := s.Records.List() // a record that cannot be read is kept
+	forgotten, err := s.findForgotten(ctx, records)
+	orphans, orphansErr := s.Specs.Orphans(func(claim types.UID) bool {
+		_, err := s.Records.Get(claim)
+		return !errors.Is(err, checkpoint.ErrNotFound)
+	})
+	for _, claim := range orphans {
+		klog.FromContext(ctx).Info("Removing the CDI specs of a claim without a record", "claimUID", claim)
+		forgotten = append(forgotten, sharing.Claim{UID: claim})
+	}
+	return errors.Join(listErr, err, orphansErr, s.release(ctx, forgotten))
+}
+
+// release releases the claims in parallel, so that one that hangs does not block the others.
+func (s *Sweeper) release(ctx context.Context, claims []sharing.Claim) error {
+	errs := make([]error, len(claims))
+	workers := make(chan struct{}, releaseWorkers)
+	var all sync.WaitGroup
+	for i, claim := range claims {
+		all.Go(func() {
+			workers <- struct{}{}
+			defer func() { <-workers }()
+			ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
+			defer cancel()
+			errs[i] = s.Release(ctx, claim)
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// findForgotten returns the claims that have been forgotten long enough. A claim counts as in use when that is not
+// known.
+func (s *Sweeper) findForgotten(ctx context.Context, records []checkpoint.Record) ([]sharing.Claim, error) {
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+	defer cancel()
+	before := s.forgotten
+	s.forgotten = map[types.UID]time.Time{}
+	if len(records) == 0 {
+		return nil, nil
+	}
+	running, err := s.running(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var found []sharing.Claim
+	var errs []error
+	for _, rec := range records {
+		uid := rec.Claim.UID
+		gone, err := s.isGone(ctx, rec)
+		errs = append(errs, err)
+		if !gone || strings.Contains(running, string(uid)) {
+			continue
+		}
+		since, known := before[uid]
+		if !known {
+			since = time.Now()
+		}
+		s.forgotten[uid] = since
+		if known && time.Since(since) >= 2*s.Period {
+			klog.FromContext(ctx).Info("Releasing a claim that nobody uses any more", "claim", rec.Claim, "claimUID",
+				uid)
+			found = append(found, rec.Claim)
+		}
+	}
+	return found, errors.Join(errs...)
+}
+
+// isGone reports whether the API has no such claim, a claim with another UID, or one without the recorded devices.
+func (s *Sweeper) isGone(ctx context.Context, rec checkpoint.Record) (bool, error) {
+	claim := rec.Claim
+	found, err := s.Client.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for claim %s: %w", claim, err)
+	}
+	if found.UID != claim.UID || found.Status.Allocation == nil {
+		return true, nil
+	}
+	here := func(r resourceapi.DeviceRequestAllocationResult) bool {
+		return r.Driver == s.Driver && r.Pool == s.Pool && slices.Contains(rec.Plan.Devices(), r.Device)
+	}
+	return !slices.ContainsFunc(found.Status.Allocation.Devices.Results, here), nil
+}
+
+// running returns the CDI device names of all containers that the kubelet lists. They contain the UIDs of claims.
+func (s *Sweeper) running(ctx context.Context) (string, error) {
+	pods, err := podresources.List(ctx, s.Kubelet)
+	if err != nil {
+		return "", err
+	}
+	var names strings.Builder
+	for _, pod := range pods {
+		for _, container := range pod.Containers {
+			for _, name := range podresources.CDINames(container) {
+				fmt.Fprintln(&names, name)
+			}
+		}
+	}
+	return names.String(), nil
+}

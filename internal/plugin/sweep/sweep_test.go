@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sweep
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+const driver = "gpu.nvidia.com"
+
+// node fakes the kubelet's list of containers and the release of claims.
+type node struct {
+	podresources.UnimplementedPodResourcesListerServer
+	running []string // UIDs of claims
+	hangs   string   // the claim whose release hangs
+
+	mu       sync.Mutex
+	released []string // UIDs
+}
+
+func (n *node) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse,
+	error) {
+	container := &podresources.ContainerResources{}
+	for _, uid := range n.running {
+		device := &podresources.CDIDevice{Name: "k8s.gpu.nvidia.com/claim=" + uid + "-gpu-1"}
+		container.DynamicResources = append(container.DynamicResources, &podresources.DynamicResource{
+			ClaimResources: []*podresources.ClaimResource{{CdiDevices: []*podresources.CDIDevice{device}}}})
+	}
+	return &podresources.ListPodResourcesResponse{
+		PodResources: []*podresources.PodResources{{Containers: []*podresources.ContainerResources{container}}},
+	}, nil
+}
+
+func (n *node) release(ctx context.Context, claim sharing.Claim) error {
+	if string(claim.UID) == n.hangs {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.released = append(n.released, string(claim.UID))
+	return nil
+}
+
+func TestSweep(t *testing.T) {
+	allocated := func(name, uid, pool, device string) runtime.Object {
+		c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(uid)}}
+		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+			Results: []resourceapi.DeviceRequestAllocationResult{{Driver: driver, Pool: pool, Device: device}}}}
+		return c
+	}
+	here := func(name, uid string) runtime.Object { return allocated(name, uid, "node", "gpu-1") }
+	for _, row := range []struct {
+		name     string
+		objects  []runtime.Object
+		running  []string
+		cdi      string // claim with specs and without a record, that old
+		age      time.Duration
+		sweeps   int
+		released string
+	}{
+		{name: "a claim in use stays", objects: []runtime.Object{here("a", "u")}, running: []string{"u"}, sweeps: 3},
+		{name: "a claim whose containers have not started stays", objects: []runtime.Object{here("a", "u")}, sweeps: 3},
+		{name: "a claim that is gone while its container runs stays", running: []string{"u"}, sweeps: 3},
+		{name: "a claim that is gone with its containers is not released at once", sweeps: 1},
+		{name: "but when it stays so", sweeps: 2, released: "u"},
+		{name: "another claim of that name is not this one", objects: []runtime.Object{here("a", "u2")}, sweeps: 2,
+			released: "u"},
+		{name: "a claim whose devices were taken back is released",
+			objects: []runtime.Object{&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns",
+				Name: "a", UID: "u"}}}, sweeps: 2, released: "u"},
+		{name: "so is one that lives on another node now",
+			objects: []runtime.Object{allocated("a", "u", "other", "gpu-1")}, sweeps: 2, released: "u"},
+		{name: "or on another GPU", objects: []runtime.Object{allocated("a", "u", "node", "gpu-2")}, sweeps: 2,
+			released: "u"},
+		{name: "old CDI specs without a record go", objects: []runtime.Object{here("a", "u")}, cdi: "o", age: time.Hour,
+			sweeps: 1, released: "o"},
+		{name: "young ones may be on the way to a record", objects: []runtime.Object{here("a", "u")}, cdi: "o",
+			age: time.Second, sweeps: 2},
+		{name: "old ones with a record stay", objects: []runtime.Object{here("a", "u")}, cdi: "u", age: time.Hour,
+			sweeps: 2},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			n := &node{running: row.running}
+			s := newTestSweeper(t, n, row.objects...)
+			if row.cdi != "" {
+				writeSpec(t, s.cdi, row.cdi, row.age)
+			}
+			for range row.sweeps {
+				if err := s.sweep(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := strings.Join(n.released, " "); got != row.released {
+				t.Errorf("released %q, want %q", got, row.released)
+			}
+		})
+	}
+}
+
+// A release that hangs does not block other claims.
+func TestSweepReleasesInParallel(t *testing.T) {
+	n := &node{hangs: "u"}
+	s := newTestSweeper(t, n)
+	for i := range 20 {
+		rec := checkpoint.Record{Claim: sharing.Claim{Namespace: "ns", Name: fmt.Sprint("b", i),
+			UID: types.UID(fmt.Sprint("u", i))},
+			Phase: checkpoint.Prepared, Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: "gpu-1"}}}}
+		if err := s.Records.(*checkpoint.Records).Put(rec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := s.sweep(ctx); err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = s.sweep(ctx) }()
+	for {
+		n.mu.Lock()
+		released := len(n.released)
+		n.mu.Unlock()
+		if released == 20 {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("%d of 20 claims released", released)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// The period of a claim starts again after it was in use.
+func TestSweepPeriodStartsAgain(t *testing.T) {
+	n := &node{}
+	s := newTestSweeper(t, n)
+	for _, running := range [][]string{nil, {"u"}, nil} {
+		n.running = running
+		if err := s.sweep(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(n.released) > 0 {
+		t.Errorf("released %v", n.released)
+	}
+}
+
+// Nothing is released after an error of the kubelet or the API server.
+func TestSweepAfterErrors(t *testing.T) {
+	n := &node{}
+	s := newTestSweeper(t, n)
+	s.Kubelet = filepath.Join(t.TempDir(), "nobody.sock")
+	for range 3 {
+		if err := s.sweep(t.Context()); err == nil || !strings.Contains(err.Error(), "ask the kubelet") {
+			t.Errorf("got %v", err)
+		}
+	}
+	if len(n.released) > 0 {
+		t.Errorf("released %v", n.released)
+	}
+}
+
+type testSweeper struct {
+	*Sweeper
+	cdi string
+}
+
+// newTestSweeper has one record, of the claim ns/a with UID u.
+func newTestSweeper(t *testing.T, n *node, objects ...runtime.Object) testSweeper {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "sweep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dir, "s.sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	podresources.RegisterPodResourcesListerServer(server, n)
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { server.Stop(); _ = os.RemoveAll(dir) })
+
+	records, err := checkpoint.Open(filepath.Join(dir, "state"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := checkpoint.Record{Claim: sharing.Claim{Namespace: "ns", Name: "a", UID: "u"}, Phase: checkpoint.Prepared,
+		Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: "gpu-1"}}}}
+	if err := records.Put(rec); err != nil {
+		t.Fatal(err)
+	}
+	specs, err := cdi.NewSpecs(driver, filepath.Join(dir, "cdi"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Sweeper{Config: Config{Driver: driver, Pool: "node", Client: fake.NewClientset(objects...), Records: records,
+		Specs:   specs,
+		Kubelet: socket, Release: n.release}}
+	return testSweeper{s, filepath.Join(dir, "cdi")}
+}
+
+func writeSpec(t *testing.T, dir, uid string, age time.Duration) {
+	t.Helper()
+	specs, err := cdi.NewSpecs(driver, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := specs.WriteClaim(types.UID(uid),
+		[]cdi.Device{{Name: "d", Access: gpu.Access{Env: []string{"A=1"}}}}); err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		when := time.Now().Add(-age)
+		if err := os.Chtimes(f, when, when); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

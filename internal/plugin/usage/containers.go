@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package usage
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+// Containers returns a function that finds the containers that use a claim, and the other devices of the driver that
+// they use. It knows only the pods for which the claim is reserved now: the kubelet prepares a claim once.
+func Containers(
+	client kubernetes.Interface, driver string,
+) func(context.Context, *resourceapi.ResourceClaim) ([]sharing.Container, error) {
+	return func(ctx context.Context, claim *resourceapi.ResourceClaim) ([]sharing.Container, error) {
+		var found []sharing.Container
+		for _, user := range claim.Status.ReservedFor {
+			if user.Resource != "pods" || user.APIGroup != "" {
+				continue
+			}
+			pod, err := client.CoreV1().Pods(claim.Namespace).Get(ctx, user.Name, metav1.GetOptions{})
+			if apierrors.IsNotFound(err) || err == nil && pod.UID != user.UID {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			for _, used := range usesOf(pod, claim.Name) {
+				container := used.Container
+				for _, other := range used.others {
+					devices, err := devicesOf(ctx, client, driver, pod.Namespace, other)
+					if err != nil {
+						return nil, err
+					}
+					container.Others = append(container.Others, devices...)
+				}
+				found = append(found, container)
+			}
+		}
+		return found, nil
+	}
+}
+
+// user is a container that uses a claim, and how it uses other claims.
+type user struct {
+	sharing.Container
+	others []use
+}
+
+// usesOf returns the containers of the pod that use the claim.
+func usesOf(pod *corev1.Pod, claim string) []user {
+	var found []user
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		uses := claimsOf(pod, c)
+		if i := slices.IndexFunc(uses, func(u use) bool { return u.claim == claim }); i >= 0 {
+			container := sharing.Container{Name: c.Name, Requests: uses[i].requests,
+				OwnSharedMemory: slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
+					return path.Clean(m.MountPath) == "/dev/shm"
+				})}
+			found = append(found, user{container, slices.Delete(uses, i, i+1)})
+		}
+	}
+	return found
+}
+
+// use is the use of a claim by a container.
+type use struct {
+	claim    string
+	requests []string // none means all
+}
+
+// claimsOf returns how the container uses each of its claims. A claim that the pod references twice counts once.
+func claimsOf(pod *corev1.Pod, c corev1.Container) []use {
+	var uses []use
+	all := map[string]bool{} // by claim
+	add := func(claim, request string) {
+		i := slices.IndexFunc(uses, func(u use) bool { return u.claim == claim })
+		if i < 0 {
+			i = len(uses)
+			uses = append(uses, use{claim: claim})
+		}
+		if all[claim] = all[claim] || request == ""; all[claim] {
+			uses[i].requests = nil
+			return
+		}
+		uses[i].requests = append(uses[i].requests, request)
+	}
+	for _, r := range c.Resources.Claims {
+		for _, ref := range pod.Spec.ResourceClaims {
+			if ref.Name != r.Name {
+				continue
+			}
+			if name, _, err := resourceclaim.Name(pod, &ref); err == nil && name != nil {
+				add(*name, r.Request)
+			}
+		}
+	}
+	// The claim that the scheduler created for extended resources in resources.limits.
+	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
+		for _, m := range extended.RequestMappings {
+			if m.ContainerName == c.Name {
+				add(extended.ResourceClaimName, m.RequestName)
+			}
+		}
+	}
+	return uses
+}
+
+// devicesOf returns the used devices of the driver in a claim, without those with admin access.
+func devicesOf(ctx context.Context, client kubernetes.Interface, driver, namespace string, u use) ([]string, error) {
+	claim, err := client.ResourceV1().ResourceClaims(namespace).Get(ctx, u.claim, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("claim %s, which the same container uses: %w", u.claim, err)
+	}
+	if claim.Status.Allocation == nil {
+		return nil, nil
+	}
+	var devices []string
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		used := len(u.requests) == 0 || slices.ContainsFunc(u.requests, func(request string) bool {
+			return resourceclaim.BaseRequestRef(r.Request) == request || r.Request == request
+		})
+		if r.Driver == driver && used && (r.AdminAccess == nil || !*r.AdminAccess) {
+			devices = append(devices, fmt.Sprintf("device %s of claim %s", r.Device, u.claim))
+		}
+	}
+	return devices, nil
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package usage
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/utils/ptr"
+)
+
+// TestContainers: the containers that use a claim, their requests, and other devices of the driver.
+func TestContainers(t *testing.T) {
+	const driver = "gpu.nvidia.com"
+	claim := func(name string, results ...resourceapi.DeviceRequestAllocationResult) *resourceapi.ResourceClaim {
+		return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+			Status: resourceapi.ResourceClaimStatus{
+				Allocation: &resourceapi.AllocationResult{
+					Devices: resourceapi.DeviceAllocationResult{Results: results},
+				},
+				ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod", UID: "1"}},
+			}}
+	}
+	share := claim("share", resourceapi.DeviceRequestAllocationResult{Driver: driver, Request: "a", Device: "gpu-0"},
+		resourceapi.DeviceRequestAllocationResult{Driver: driver, Request: "b/small", Device: "gpu-1"})
+	objects := fake.NewClientset(share,
+		claim("whole", resourceapi.DeviceRequestAllocationResult{Driver: driver, Request: "r", Device: "gpu-2"},
+			resourceapi.DeviceRequestAllocationResult{Driver: driver, Request: "s/first", Device: "gpu-3"}),
+		claim("monitor", resourceapi.DeviceRequestAllocationResult{Driver: driver, Request: "r", Device: "monitor",
+			AdminAccess: ptr.To(true)}),
+		claim("nic", resourceapi.DeviceRequestAllocationResult{Driver: "nic.example.com", Request: "r",
+			Device: "eth0"}),
+	)
+	for _, row := range []struct {
+		name   string
+		uses   []corev1.ResourceClaim
+		mounts []corev1.VolumeMount
+		want   string
+	}{
+		{"a volume at /dev/shm", []corev1.ResourceClaim{{Name: "share"}},
+			[]corev1.VolumeMount{{MountPath: "/dev/shm/"}}, "[{main [] [] true}]"},
+		{"a volume below", []corev1.ResourceClaim{{Name: "share"}}, []corev1.VolumeMount{{MountPath: "/dev/shm/x"}},
+			"[{main [] [] false}]"},
+		{"the claim alone", []corev1.ResourceClaim{{Name: "share"}}, nil, "[{main [] [] false}]"},
+		{"one of its requests", []corev1.ResourceClaim{{Name: "share", Request: "b"}}, nil, "[{main [b] [] false}]"},
+		{"two of its requests", []corev1.ResourceClaim{{Name: "share", Request: "b"}, {Name: "share", Request: "a"}},
+			nil, "[{main [b a] [] false}]"},
+		{"a request, and all", []corev1.ResourceClaim{{Name: "share", Request: "b"}, {Name: "share"}}, nil,
+			"[{main [] [] false}]"},
+		{"the same claim under another name", []corev1.ResourceClaim{{Name: "share"}, {Name: "again"}}, nil,
+			"[{main [] [] false}]"},
+		{"and a whole GPU", []corev1.ResourceClaim{{Name: "share"}, {Name: "whole"}}, nil,
+			"[{main [] [device gpu-2 of claim whole device gpu-3 of claim whole] false}]"},
+		{"and one request of another claim", []corev1.ResourceClaim{{Name: "share"}, {Name: "whole", Request: "s"}},
+			nil,
+			"[{main [] [device gpu-3 of claim whole] false}]"},
+		{"and the monitor", []corev1.ResourceClaim{{Name: "share"}, {Name: "monitor"}}, nil, "[{main [] [] false}]"},
+		{"and a device of another driver", []corev1.ResourceClaim{{Name: "share"}, {Name: "nic"}}, nil,
+			"[{main [] [] false}]"},
+		{"another claim only", []corev1.ResourceClaim{{Name: "whole"}}, nil, "[]"},
+	} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}}
+		for ref, name := range map[string]string{"share": "share", "again": "share", "whole": "whole",
+			"monitor": "monitor", "nic": "nic"} {
+			pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: ref,
+				ResourceClaimName: &name})
+		}
+		pod.Spec.Containers = []corev1.Container{{Name: "main", VolumeMounts: row.mounts,
+			Resources: corev1.ResourceRequirements{Claims: row.uses}}}
+		if err := objects.Tracker().Add(pod); err != nil {
+			t.Fatal(err)
+		}
+		got, err := Containers(objects, driver)(t.Context(), share)
+		if text := fmt.Sprint(got); err != nil || text != row.want {
+			t.Errorf("%s: got %s, error %v, want %s", row.name, text, err, row.want)
+		}
+		if err := objects.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), "ns", "pod"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestContainersOfUnknownClaim: without the other claim it is unknown whether the container may use both.
+func TestContainersOfUnknownClaim(t *testing.T) {
+	share := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "share"}}
+	share.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod", UID: "1"}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}}
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "a", ResourceClaimName: ptr.To("share")},
+		{Name: "b", ResourceClaimName: ptr.To("gone")}}
+	pod.Spec.Containers =
+		[]corev1.Container{{Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "a"},
+			{Name: "b"}}}}}
+	if got, err := Containers(fake.NewClientset(pod), "gpu.nvidia.com")(t.Context(), share); err == nil {
+		t.Errorf("got %v and no error", got)
+	}
+}

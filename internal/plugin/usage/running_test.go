@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package usage
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+// TestRunning: the processes on the machine that run in containers of a claim.
+func TestRunning(t *testing.T) {
+	const (
+		pods     = "/var/lib/kubelet/pods/0f-1/containers/main/1a2b /dev/termination-log"
+		metadata = "/var/lib/kubelet/plugins/gpu.nvidia.com/dra-device-metadata/%s/gpu/metadata.json " +
+			"/var/run/x/metadata.json"
+		group = "0::/kubepods.slice/kubepods-pod0f_1.slice/cri-containerd-%s.scope\n"
+	)
+	mine := fmt.Sprintf(metadata, "ns_c")
+	for _, row := range []struct {
+		name      string
+		processes map[int]string // the control group and the roots of the mounts, after each other; "": it has ended
+		want      []string
+	}{
+		{"no process", nil, nil},
+		{"a container with the claim", map[int]string{7: "a|" + pods + "|" + mine},
+			[]string{"container main of pod 0f-1 (process 7)"}},
+		{"its metadata was replaced since", map[int]string{7: "a|" + pods + "|" + strings.Replace(mine, "json /",
+			"json//deleted /", 1)},
+			[]string{"container main of pod 0f-1 (process 7)"}},
+		{"the kubelet has a file system of its own", map[int]string{7: "a|" + strings.Replace(mine, "/var/lib/kubelet",
+			"", 1)},
+			[]string{"a container (process 7)"}},
+		{"several processes of a container", map[int]string{7: "a|" + pods + "|" + mine, 8: "a|" + pods + "|" + mine},
+			[]string{"container main of pod 0f-1 (process 7)"}},
+		{"two containers", map[int]string{7: "a|" + mine, 8: "b|" + mine}, []string{"a container (process 7)",
+			"a container (process 8)"}},
+		{"the first process of the container is ending", map[int]string{7: "a", 8: "a|" + mine},
+			[]string{"a container (process 8)"}},
+		{"the first process of the container sees only a directory", map[int]string{7: "a|" + pods, 8: "a|" + mine},
+			[]string{"a container (process 8)"}},
+		{"another claim of that name", map[int]string{7: "a|" + pods + "|" + fmt.Sprintf(metadata, "other_c")}, nil},
+		{"a claim whose name begins so", map[int]string{7: "a|" + pods + "|" + fmt.Sprintf(metadata, "ns_c-2")}, nil},
+		{"a process of the host", map[int]string{7: "system.slice|" + mine}, nil},
+		{"a process that has ended", map[int]string{7: ""}, nil},
+	} {
+		proc := t.TempDir()
+		for pid, text := range row.processes {
+			dir := filepath.Join(proc, fmt.Sprint(pid))
+			must(t, os.Mkdir(dir, 0o755))
+			if text == "" {
+				continue
+			}
+			parts := strings.Split(text, "|")
+			cgroup, mounts := fmt.Sprintf(group, parts[0]), ""
+			if parts[0] == "system.slice" {
+				cgroup = "0::/system.slice/containerd.service\n"
+			}
+			for _, root := range parts[1:] {
+				mounts += "1 2 8:1 " + root + " rw,relatime - ext4 /dev/sda1 rw\n"
+			}
+			must(t, os.WriteFile(filepath.Join(dir, "cgroup"), []byte(cgroup), 0o600))
+			must(t, os.WriteFile(filepath.Join(dir, "mountinfo"), []byte(mounts), 0o600))
+		}
+		r := Running{Proc: proc, MetadataDir: "/var/lib/kubelet/plugins/gpu.nvidia.com/dra-device-metadata"}
+		got, err := r.With(sharing.Claim{Namespace: "ns", Name: "c"})
+		if err != nil || fmt.Sprint(got) != fmt.Sprint(row.want) {
+			t.Errorf("%s: got %q, error %v, want %q", row.name, got, err, row.want)
+		}
+	}
+	if _, err := (Running{Proc: "/nowhere"}).With(sharing.Claim{}); err == nil {
+		t.Error("no error where processes cannot be seen")
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,554 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/claims"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
+	"github.com/gpudra/gpu-dra-driver/pkg/steps"
+)
+
+const driver = "gpu.nvidia.com"
+
+// fixture is a node without a cluster: records and CDI specs on a real disk, and three simulated GPUs. Every verb uses
+// a new Preparer, as if it ran in a new process.
+type fixture struct {
+	t       *testing.T
+	dir     string
+	boot    int
+	gpus    []gpu.Device
+	breaker *breaker
+
+	settings   map[gpu.UUID]gpu.Settings  // of the hardware, without defaults
+	mig        map[gpu.UUID]bool          // GPUs in MIG mode
+	partitions map[gpu.Placement]gpu.UUID // the existing ones; "" while incomplete
+	made       int                        // number of partitions created so far
+	running    map[string]bool            // claims with which a container runs
+	busy       bool                       // another process uses the GPUs
+	supervised bool                       // requested MPS daemons start
+	timeout    time.Duration              // Preparer.Timeout
+	containers []sharing.Container        // of the pods that use the claim
+	mu         sync.Mutex
+
+	superviseOnce sync.Once
+}
+
+// supervise holds the lock of a running supervisor of MPS daemons.
+func (w *fixture) supervise(dir string) {
+	d, err := os.Open(dir)
+	if err == nil {
+		err = unix.Flock(int(d.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = d.Close() })
+}
+
+func newFixture(t *testing.T) *fixture {
+	w := &fixture{t: t, dir: t.TempDir(), breaker: &breaker{}, settings: map[gpu.UUID]gpu.Settings{}, supervised: true,
+		running: map[string]bool{}, mig: map[gpu.UUID]bool{}, partitions: map[gpu.Placement]gpu.UUID{}}
+	for n := range 3 {
+		w.plug(n + 1)
+	}
+	return w
+}
+
+func (w *fixture) plug(n int) {
+	pci := gpu.PCIAddress{Bus: uint8(n)}
+	w.gpus = append(w.gpus, gpu.Device{Name: fmt.Sprintf("gpu-%d", n), PCI: pci,
+		UUID: gpu.UUID(fmt.Sprintf("GPU-%d", n)), Minor: n - 1, Memory: 80 << 30,
+		Use: gpu.Use{Partitions: gpu.PartitionsDynamic}})
+}
+
+// inventory returns the GPUs, each with a few possible partitions.
+func (w *fixture) inventory() inventory.Inventory {
+	devices := slices.Clone(w.gpus)
+	for _, d := range w.gpus {
+		for _, at := range []gpu.Placement{{Profile: "1g.10gb", Size: 1}, {Profile: "1g.10gb", Start: 1, Size: 1},
+			{Profile: "2g.20gb", Size: 2}, {Profile: "3g.40gb", Start: 4, Size: 4}} {
+			at.Parent = d.UUID
+			name := gpu.PartitionName(d.Name, at)
+			devices = append(devices, gpu.Device{Name: name, Type: gpu.TypeMIG, UUID: gpu.UUID(name), Minor: d.Minor,
+				Memory: 10 << 30, Partition: &gpu.Partition{Placement: at}})
+		}
+	}
+	return inventory.New(devices)
+}
+
+func (w *fixture) cdiDir() string   { return filepath.Join(w.dir, "cdi") }
+func (w *fixture) stateDir() string { return filepath.Join(w.dir, "state") }
+
+func (w *fixture) preparer() *claims.Preparer {
+	w.t.Helper()
+	records, err := checkpoint.Open(w.stateDir())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	specs, err := cdi.NewSpecs(driver, w.cdiDir())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return &claims.Preparer{
+		Driver:     driver,
+		BootID:     fmt.Sprint("boot-", w.boot),
+		Devices:    func() (inventory.Inventory, error) { return w.inventory(), nil },
+		Hardware:   hardware{w},
+		Toolkit:    toolkit{w},
+		Specs:      specs,
+		Records:    records,
+		Daemons:    w.daemons(),
+		PreloadDir: filepath.Join(w.dir, "hook"),
+		Running: func(c sharing.Claim) ([]string, error) {
+			if w.running[c.Name] {
+				return []string{"container main of pod 1 (process 7)"}, nil
+			}
+			return nil, nil
+		},
+		Timeout: w.timeout,
+		Containers: func(context.Context, *resourceapi.ResourceClaim) ([]sharing.Container, error) {
+			return w.containers, nil
+		},
+	}
+}
+
+func (w *fixture) daemons() mps.Dir { return mps.Dir(filepath.Join(w.dir, "mps")) }
+
+// context returns a context with observers: the breaker, and the supervisor of MPS daemons, which acts on AwaitDaemon.
+func (w *fixture) context() context.Context {
+	ctx := steps.With(context.Background(), w.breaker.observe)
+	return steps.With(ctx, func(ctx context.Context, name string, do func(context.Context) error) error {
+		if name == steps.AwaitDaemon {
+			w.reportDaemons()
+		}
+		return do(ctx)
+	})
+}
+
+// claim returns a claim with the allocated devices "gpu-1,gpu-2", one request each. After a space, "A=1" sets a
+// variable, and "Long" or "MPS" configures sharing. After a device, "#s" is the share ID, ":5Gi/30" the consumed
+// capacity, and "!" means admin access.
+func claim(name, allocated string) *resourceapi.ResourceClaim {
+	devices, env, _ := strings.Cut(allocated, " ")
+	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name)}}
+	c.Status.Allocation = &resourceapi.AllocationResult{}
+	for i, d := range strings.Split(devices, ",") {
+		d, admin := strings.CutSuffix(d, "!")
+		d, amount, counted := strings.Cut(d, ":")
+		d, share, shared := strings.Cut(d, "#")
+		result := resourceapi.DeviceRequestAllocationResult{Request: fmt.Sprintf("r%d", i), Driver: driver,
+			Pool: "node", Device: d}
+		if admin {
+			result.AdminAccess = &admin
+		}
+		if shared {
+			result.ShareID = (*types.UID)(&share)
+		}
+		if memory, cores, _ := strings.Cut(amount, "/"); counted {
+			result.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{
+				"memory": resource.MustParse(memory), "cores": resource.MustParse(cores)}
+		}
+		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, result)
+	}
+	if env == "" {
+		return c
+	}
+	var config string
+	switch key, value, isEnv := strings.Cut(env, "="); {
+	case isEnv:
+		config = fmt.Sprintf(`"environment":{%q:%q}`, key, value)
+	case env == "MPS":
+		config = `"sharing":{"strategy":"MPS"}`
+	default:
+		config = fmt.Sprintf(`"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":%q}}`, env)
+	}
+	kind := "GpuConfig"
+	if gpu.IsPartition(devices) {
+		kind = "MigDeviceConfig"
+	}
+	raw := `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"` + kind + `",` + config + `}`
+	c.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
+		Source: resourceapi.AllocationConfigSourceClaim,
+		DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+			Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(raw)}}}}}
+	return c
+}
+
+// uses are the values of the verb "use".
+var uses = map[string]gpu.Use{
+	"none":   {Isolation: gpu.IsolationNone},
+	"hook":   {Isolation: gpu.IsolationHook, Hook: gpu.HookLibrary{Path: "/opt/libvgpu.so"}},
+	"cgroup": {Isolation: gpu.IsolationCgroup},
+}
+
+// do runs one verb and returns its result.
+func (w *fixture) do(verb string) string {
+	w.t.Helper()
+	word, rest, _ := strings.Cut(verb, " ")
+	name, rest, _ := strings.Cut(rest, " ")
+	var err error
+	switch word {
+	case "prepare":
+		var rec checkpoint.Record
+		rec, err = w.preparer().Prepare(w.context(), claim(name, rest))
+		if err == nil {
+			return devicesText(rec.Plan)
+		}
+	case "unprepare":
+		err = w.preparer().Unprepare(w.context(), sharing.Claim{Name: name, UID: types.UID(name)})
+	case "restart":
+		err = w.preparer().Resume(w.context())
+	case "reboot":
+		w.boot++
+		clear(w.settings)
+		clear(w.mig)
+		clear(w.partitions)
+		err = os.RemoveAll(w.cdiDir())
+	case "reset": // the GPUs, as an update of the driver does
+		clear(w.settings)
+	case "busy": // "yes" or "no": somebody has the GPUs open
+		w.busy = name == "yes"
+	case "run": // a container with the claim
+		w.running[name] = true
+	case "end": // that container
+		delete(w.running, name)
+	case "partition": // by an administrator: a GPU, and a profile and where it starts
+		profile, start, _ := strings.Cut(rest, "@")
+		w.mig["GPU-"+gpu.UUID(name[len("gpu-"):])] = true
+		w.partitions[gpu.Placement{Parent: "GPU-" + gpu.UUID(name[len("gpu-"):]), Profile: profile,
+			Start: int(start[0] - '0'), Size: 1}] = "MIG-hand"
+	case "remove": // every partition, by hand
+		clear(w.partitions)
+	case "supervisor": // "away" or "back"
+		w.supervised = name == "back"
+	case "use": // a GPU, in another way
+		for i := range w.gpus {
+			if w.gpus[i].Name == name {
+				w.gpus[i].Use = uses[rest]
+			}
+		}
+	case "lose": // a CDI file, by hand
+		err = os.Remove(filepath.Join(w.cdiDir(), "k8s.gpu.nvidia.com-"+name+".json"))
+	case "truncate": // a record
+		err = os.Truncate(filepath.Join(w.stateDir(), "claims", name+".json"), 20)
+	case "plug": // a GPU, by its number
+		w.plug(int(name[0] - '0'))
+	case "unplug": // a GPU
+		for i, d := range w.gpus {
+			if d.Name == name {
+				w.gpus = append(w.gpus[:i:i], w.gpus[i+1:]...)
+			}
+		}
+	default:
+		w.t.Fatalf("unknown verb %q", verb)
+	}
+	if err != nil {
+		return "error: " + strings.ReplaceAll(err.Error(), w.dir, "<dir>")
+	}
+	return "ok"
+}
+
+// devicesText formats the answer to the kubelet.
+func devicesText(plan sharing.Plan) string {
+	var out []string
+	for _, a := range plan.Assignments {
+		if len(a.CDI) != 2 {
+			return fmt.Sprintf("%s: CDI devices %q", a.Device, a.CDI)
+		}
+		out = append(out, fmt.Sprintf("%s=%s/%s", a.Request, a.Pool, a.Device))
+	}
+	return strings.Join(out, " ")
+}
+
+// String returns the state of the node: a line for each GPU without factory defaults, each partition, MPS daemon,
+// record and CDI device.
+func (w *fixture) String() string {
+	var lines []string
+	for _, id := range slices.Sorted(maps.Keys(w.settings)) {
+		lines = append(lines, fmt.Sprintf("%s: %s", id, w.settings[id]))
+	}
+	for _, id := range slices.Sorted(maps.Keys(w.mig)) {
+		lines = append(lines, fmt.Sprintf("%s: mig", id))
+	}
+	for at, id := range w.partitions {
+		lines = append(lines, fmt.Sprintf("%s: %s at %d, %s", at.Parent, at.Profile, at.Start,
+			strings.TrimRight(string(id), "0123456789")))
+	}
+	slices.Sort(lines)
+	daemons, err := w.daemons().Requested()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, d := range daemons {
+		line := fmt.Sprintf("daemon %s %d%%", d.ID, d.ThreadPercentage)
+		for _, id := range d.GPUs {
+			line += fmt.Sprintf(" %s=%dMi", migUUID.ReplaceAllString(string(id), "MIG-"), d.Memory[id]>>20)
+		}
+		lines = append(lines, line)
+	}
+	files, _ := filepath.Glob(filepath.Join(w.stateDir(), "claims", "*.json"))
+	for _, f := range files {
+		data, _ := os.ReadFile(f)
+		var rec struct {
+			Claim  sharing.Claim
+			Phase  checkpoint.Phase
+			BootID string
+			Plan   sharing.Plan
+		}
+		if err := json.Unmarshal(data, &rec); err != nil {
+			lines = append(lines, "unreadable "+filepath.Base(f))
+			continue
+		}
+		lines = append(lines, fmt.Sprintf("%s %s %s %s", rec.Claim.UID, rec.Phase, rec.BootID,
+			strings.Join(rec.Plan.Devices(), ",")))
+	}
+	files, _ = filepath.Glob(filepath.Join(w.cdiDir(), "*"))
+	for _, f := range files {
+		data, _ := os.ReadFile(f)
+		var spec specs.Spec
+		if err := json.Unmarshal(data, &spec); err != nil {
+			lines = append(lines, "unreadable "+filepath.Base(f))
+			continue
+		}
+		for _, d := range spec.Devices {
+			line := "cdi " + d.Name
+			for _, n := range d.ContainerEdits.DeviceNodes {
+				line += " " + n.Path
+			}
+			for _, m := range d.ContainerEdits.Mounts {
+				line += " " + m.ContainerPath
+			}
+			line = strings.TrimSpace(line + " " + strings.Join(d.ContainerEdits.Env, " "))
+			lines = append(lines, strings.ReplaceAll(line, w.dir, "<dir>"))
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// errCrash simulates a crash: the step and all later ones fail.
+var errCrash = errors.New("cut off")
+
+// breaker counts steps and simulates a crash at one of them.
+type breaker struct {
+	at     int  // which step, counted from 1; 0: never
+	after  bool // the step is done before the crash
+	passed int
+	mu     sync.Mutex
+}
+
+// observe is an observer of steps.
+func (b *breaker) observe(ctx context.Context, _ string, do func(context.Context) error) error {
+	b.mu.Lock()
+	b.passed++
+	passed := b.passed
+	b.mu.Unlock()
+	switch {
+	case b.at == 0 || passed < b.at:
+		return do(ctx)
+	case passed == b.at && b.after:
+		return errors.Join(do(ctx), errCrash)
+	}
+	return errCrash
+}
+
+// toolkit returns a device node for each GPU, and a variable for a partition.
+type toolkit struct{ w *fixture }
+
+func (toolkit) DriverAccess(context.Context) (gpu.Access, error) {
+	return gpu.Access{Env: []string{"COMMON=1"}}, nil
+}
+
+func (t toolkit) Access(_ context.Context, d gpu.Device) (a gpu.Access, err error) {
+	if d.Type == gpu.TypeMonitor {
+		return a, nil
+	}
+	path := fmt.Sprint("/dev/nvidia", d.Minor)
+	a.Nodes = []gpu.Node{{Path: path, HostPath: path, Type: "c", Major: 60, Minor: int64(d.Minor)}}
+	if p := d.Partition; p != nil {
+		if id, _ := t.w.partitionAt(p.Placement); id == "" || id != d.UUID {
+			return a, fmt.Errorf("%s: there is %q, not %q", d.Name, id, d.UUID)
+		}
+		a.Env = []string{"PARTITION=" + p.Profile}
+	}
+	return a, nil
+}
+
+func (toolkit) MemoryLimit(gpu.Device) (gpu.Access, error) {
+	return gpu.Access{Env: []string{"LIMITED=1"}}, nil
+}
+
+// hardware simulates the GPUs of the fixture, with the same steps as real hardware.
+type hardware struct{ w *fixture }
+
+// migUUID matches the UUID of a partition, which is a new one for each creation.
+var migUUID = regexp.MustCompile("MIG-[0-9]+")
+
+func (h hardware) Set(ctx context.Context, id gpu.UUID, s gpu.State) error {
+	err := error(nil)
+	switch s.MIG {
+	case gpu.MIGOn:
+		err = h.step(ctx, steps.EnableMIG, func() error { return h.w.setMIG(id, true) })
+	case gpu.MIGOff:
+		err = h.step(ctx, steps.DisableMIG, func() error {
+			if h.w.partitioned(id) {
+				return gpu.ErrForeignPartition
+			}
+			return h.w.setMIG(id, false)
+		})
+	case gpu.MIGOffIfUnused:
+		err = h.step(ctx, steps.DisableMIG, func() error {
+			if !h.w.partitioned(id) && !h.w.busy {
+				return h.w.setMIG(id, false)
+			}
+			return nil
+		})
+	}
+	if err != nil || s.Settings == nil {
+		return err
+	}
+	return h.step(ctx, steps.ConfigureGPU, func() error {
+		settings := *s.Settings
+		switch settings.Interval {
+		case "":
+			settings.Interval = h.w.settings[id].Interval // left alone
+		case gpu.IntervalDefault:
+			settings.Interval = ""
+		}
+		if delete(h.w.settings, id); settings != (gpu.Settings{}) {
+			h.w.settings[id] = settings
+		}
+		return nil
+	})
+}
+
+func (h hardware) CheckPlacement(_ context.Context, at gpu.Placement) error {
+	h.w.mu.Lock()
+	defer h.w.mu.Unlock()
+	for other, id := range h.w.partitions {
+		if other.Overlaps(at) {
+			return fmt.Errorf("%s (%s): %w", other, id, gpu.ErrForeignPartition)
+		}
+	}
+	return nil
+}
+
+func (h hardware) CreatePartition(ctx context.Context, at gpu.Placement, known gpu.UUID) (id gpu.UUID, err error) {
+	switch is, on := h.w.partitionAt(at); {
+	case known != "" && is == "":
+		return "", fmt.Errorf("%s: %w", known, gpu.ErrPartitionRemoved)
+	case known != "" && is != known:
+		return "", gpu.ErrForeignPartition
+	case !on:
+		return "", errors.New("not in MIG mode")
+	}
+	err = h.step(ctx, "create_gpu_instance", func() error { h.w.partitions[at] += ""; return nil })
+	if err == nil {
+		err = h.step(ctx, "create_compute_instance", func() error {
+			if h.w.partitions[at] == "" {
+				h.w.made++
+				h.w.partitions[at] = gpu.UUID(fmt.Sprint("MIG-", h.w.made))
+			}
+			id = h.w.partitions[at]
+			return nil
+		})
+	}
+	return id, err
+}
+
+func (h hardware) DestroyPartition(ctx context.Context, at gpu.Placement, known gpu.UUID) error {
+	if is, _ := h.w.partitionAt(at); is != "" && known != "" && is != known {
+		return nil
+	}
+	err := h.step(ctx, "destroy_compute_instance", func() error {
+		if _, exists := h.w.partitions[at]; exists {
+			h.w.partitions[at] = ""
+		}
+		return nil
+	})
+	if err == nil {
+		err = h.step(ctx, "destroy_gpu_instance", func() error { delete(h.w.partitions, at); return nil })
+	}
+	return err
+}
+
+func (h hardware) step(ctx context.Context, name string, do func() error) error {
+	return steps.Do(ctx, name, func(context.Context) error {
+		h.w.mu.Lock()
+		defer h.w.mu.Unlock()
+		return do()
+	})
+}
+
+func (w *fixture) partitionAt(at gpu.Placement) (id gpu.UUID, mode bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.partitions[at], w.mig[at.Parent]
+}
+
+func (w *fixture) partitioned(id gpu.UUID) bool {
+	for at := range w.partitions {
+		if at.Parent == id {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *fixture) setMIG(id gpu.UUID, on bool) error {
+	if on != w.mig[id] && w.busy {
+		return fmt.Errorf("process 7 (exporter): %w", gpu.ErrBusy)
+	}
+	if on {
+		w.mig[id] = true
+	} else {
+		delete(w.mig, id)
+	}
+	return nil
+}
+
+// reportDaemons acts as the supervisor of MPS daemons and reports their states.
+func (w *fixture) reportDaemons() {
+	d := w.daemons()
+	w.superviseOnce.Do(func() { w.supervise(string(d)) })
+	wanted, err := d.Requested()
+	if err != nil {
+		w.t.Error(err)
+	}
+	for _, daemon := range wanted {
+		digest, err := daemon.Digest()
+		state := mps.State{Wanted: digest, Ready: true, PID: 1}
+		if !w.supervised {
+			state = mps.State{Wanted: digest, Message: "nvidia-cuda-mps-control: exit status 1"}
+		}
+		if err := errors.Join(err, d.Report(daemon.ID, state)); err != nil {
+			w.t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// ErrNoAnswer is returned when a GPU does not answer in time, or has not yet answered an earlier call.
+var ErrNoAnswer = errors.New("the GPU does not answer")
+
+// calls tracks calls that had not returned when their caller gave up. An NVML call cannot be interrupted, and one that
+// hangs occupies a thread. Therefore no other call is made for the same GPU until it has returned.
+type calls struct {
+	mu      sync.Mutex
+	hanging map[gpu.UUID]int
+}
+
+// driver stands in place of a GPU for calls that concern none.
+const driver gpu.UUID = ""
+
+// hangs reports whether an abandoned call for the GPU has not returned yet.
+func (c *calls) hangs(about gpu.UUID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.hanging[about] > 0
+}
+
+// giveUp records an abandoned call. returned is closed when the call has returned.
+func (c *calls) giveUp(about gpu.UUID, returned <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.hanging == nil {
+		c.hanging = map[gpu.UUID]int{}
+	}
+	c.hanging[about]++
+	go func() {
+		<-returned
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.hanging[about]--
+	}()
+}
+
+// grace is how long a call waits after its context has ended, for the more precise error of a call that obeys the
+// context.
+const grace = 100 * time.Millisecond
+
+// call runs do with a session, and waits for it until ctx ends. Error: ErrNoAnswer.
+func call[T any](ctx context.Context, n *Node, about gpu.UUID, do func(*session) (T, error)) (T, error) {
+	return wait(ctx, &n.calls, about, func() (T, error) {
+		s, err := n.acquire()
+		if err != nil {
+			var none T
+			return none, err
+		}
+		defer n.release(s)
+		return do(s)
+	})
+}
+
+// do is call without a result.
+func (n *Node) do(ctx context.Context, about gpu.UUID, do func(*session) error) error {
+	_, err := call(ctx, n, about, func(s *session) (struct{}, error) { return struct{}{}, do(s) })
+	return err
+}
+
+// wait runs do, and waits for it until ctx ends. Error: ErrNoAnswer.
+func wait[T any](ctx context.Context, c *calls, about gpu.UUID, do func() (T, error)) (T, error) {
+	var none T
+	if c.hangs(about) {
+		return none, fmt.Errorf("an earlier call has not returned: %w", ErrNoAnswer)
+	}
+	type answer struct {
+		value T
+		err   error
+	}
+	answered, returned := make(chan answer, 1), make(chan struct{})
+	go func() {
+		defer close(returned)
+		value, err := do()
+		answered <- answer{value, err}
+	}()
+	select {
+	case a := <-answered:
+		return a.value, a.err
+	case <-ctx.Done():
+	}
+	select {
+	case a := <-answered:
+		return a.value, a.err
+	case <-time.After(grace):
+		c.giveUp(about, returned)
+		return none, fmt.Errorf("%w: %w", ErrNoAnswer, context.Cause(ctx))
+	}
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"context"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// All methods in this file wait for a GPU that hangs until ctx ends, and then return ErrNoAnswer.
+
+// Set changes settings and MIG mode of the GPU. It is no error if the GPU is gone and want only restores defaults.
+// Errors: ErrNotConfigurable, gpu.ErrBusy, gpu.ErrForeignPartition, gpu.ErrMIGModeFixed.
+func (n *Node) Set(ctx context.Context, id gpu.UUID, want gpu.State) error {
+	return n.do(ctx, id, func(s *session) error { return s.set(ctx, id, want) })
+}
+
+// CheckPlacement returns gpu.ErrForeignPartition if another partition overlaps the placement. The error names it.
+func (n *Node) CheckPlacement(ctx context.Context, at gpu.Placement) error {
+	return n.do(ctx, at.Parent, func(s *session) error { return s.checkPlacement(at) })
+}
+
+// CreatePartition creates the partition at the placement, and returns its UUID: a GPU instance with one compute
+// instance that has all of it. If known is empty, an existing partition is adopted; otherwise it must have that UUID.
+// Errors: gpu.ErrForeignPartition, which names the partition in the way; gpu.ErrPartitionRemoved.
+func (n *Node) CreatePartition(ctx context.Context, at gpu.Placement, known gpu.UUID) (gpu.UUID, error) {
+	return call(ctx, n, at.Parent, func(s *session) (gpu.UUID, error) { return s.createPartition(ctx, at, known) })
+}
+
+// DestroyPartition removes the partition at the placement, also an incomplete one. A partition with another UUID than
+// known is left alone. A missing GPU, or one without MIG, has no partitions. Error: gpu.ErrBusy, which names the user.
+func (n *Node) DestroyPartition(ctx context.Context, at gpu.Placement, known gpu.UUID) error {
+	return n.do(ctx, at.Parent, func(s *session) error { return s.destroyPartition(ctx, at, known) })
+}
+
+// DriverAccess returns what a container needs to use any GPU: control device nodes, libraries, programs and hooks.
+func (n *Node) DriverAccess(ctx context.Context) (gpu.Access, error) {
+	return call(ctx, n, driver, (*session).driverAccess)
+}
+
+// Access returns what a container needs to use this device, besides DriverAccess.
+func (n *Node) Access(ctx context.Context, d gpu.Device) (gpu.Access, error) {
+	return call(ctx, n, physical(d), func(s *session) (gpu.Access, error) { return s.access(d) })
+}
+
+// Processes returns the processes that use the GPU, by PID. NVIDIA's driver translates PIDs to the caller's namespace
+// and leaves out processes outside of it (open kernel module, gpuGetProcWithObject), so only the host's PID namespace
+// shows all. Error: gpu.ErrUnmeasured.
+func (n *Node) Processes(ctx context.Context, d gpu.Device) ([]gpu.Process, error) {
+	return call(ctx, n, physical(d), func(s *session) ([]gpu.Process, error) { return s.processes(d) })
+}
+
+// Users returns the names of the programs that NVML lists on the GPU.
+func (n *Node) Users(ctx context.Context, d gpu.Device) ([]string, error) {
+	return call(ctx, n, physical(d), func(s *session) ([]string, error) { return s.programs(d) })
+}
+
+// physical returns the physical GPU of the device; none for the monitor device.
+func physical(d gpu.Device) gpu.UUID {
+	switch {
+	case d.Partition != nil:
+		return d.Partition.Parent
+	case d.Type == gpu.TypeMonitor:
+		return driver
+	}
+	return d.UUID
+}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nvml reads and changes GPUs through NVIDIA's management library (NVML), and asks NVIDIA's container toolkit
+// what containers need to use them. It works the same with a real and a simulated library.
+package nvml
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
+	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// Config configures a Node.
+type Config struct {
+	Library nvmllib.Interface // nil: the one in the driver root
+	Sysfs   string            // where sysfs is mounted: "/sys" on a real machine
+	Proc    string            // where proc is mounted: "/proc" on a real machine
+	Driver  DriverRoot
+	// HookPath is where the host has nvidia-cdi-hook.
+	HookPath string
+	// Timeout is how long a GPU may take to answer Discover; 0: 10 s.
+	Timeout time.Duration
+}
+
+// Node gives access to the GPUs of this machine. It opens an NVML session when it needs one, and a new one when the
+// driver on disk has changed. All methods are safe for concurrent use.
+type Node struct {
+	Config
+	follows bool // the library on disk; otherwise the first session stays
+
+	opening sync.Mutex // held while a session is opened
+	mu      sync.Mutex
+	current *session // nil: none is open
+
+	calls   calls
+	looks   looks
+	answers answers
+}
+
+// New returns a Node that opens its session on first use, so that the driver may be installed later.
+func New(c Config) *Node { return &Node{Config: c, follows: true} }
+
+// Open returns a Node with one session, which stays open until Close.
+func Open(c Config) (*Node, error) {
+	n := &Node{Config: c}
+	s, err := n.acquire()
+	if err != nil {
+		return nil, err
+	}
+	n.release(s)
+	return n, nil
+}
+
+// Close ends the session. It is no error if there is none.
+func (n *Node) Close() error { return n.retire(func(*session) bool { return true }) }
+
+// session is an initialised NVML library, until its shutdown.
+type session struct {
+	*Node
+	lib     nvmllib.Interface
+	devices device.Interface
+	file    os.FileInfo // of the library on disk; nil: not followed
+
+	users   int  // running calls; under Node.mu
+	retired bool // the last user shuts it down
+
+	handles sync.Map // UUID of a GPU → nvmllib.Device
+	offered sync.Map // UUID of a GPU → []profile
+	opened  sync.Map // device node → found
+}
+
+// acquire returns the session and opens it if needed. The caller must release it. n.mu is not held while NVML is
+// called.
+func (n *Node) acquire() (*session, error) {
+	n.opening.Lock() // one call opens it, and the others wait
+	defer n.opening.Unlock()
+	if s := n.enter(); s != nil {
+		return s, nil
+	}
+	s, err := n.open()
+	if err != nil {
+		return nil, err
+	}
+	s.users = 1
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.current = s
+	return s, nil
+}
+
+// enter returns the current session, with one more user; nil: there is none.
+func (n *Node) enter() *session {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.current != nil {
+		n.current.users++
+	}
+	return n.current
+}
+
+// release ends the use of a session. The last user of a retired one shuts it down.
+func (n *Node) release(s *session) {
+	n.mu.Lock()
+	s.users--
+	last := s.retired && s.users == 0
+	n.mu.Unlock()
+	if last {
+		_ = s.lib.Shutdown() // nobody waits for the answer
+	}
+}
+
+// open initialises the library.
+func (n *Node) open() (*session, error) {
+	s := &session{Node: n, lib: n.Library}
+	if n.follows || s.lib == nil {
+		path, file, err := n.libraryFile()
+		if err != nil {
+			return nil, err
+		}
+		s.file = file
+		if s.lib == nil {
+			s.lib = nvmllib.New(nvmllib.WithLibraryPath(path))
+		}
+	}
+	if ret := s.lib.Init(); ret != nvmllib.SUCCESS {
+		return nil, fmt.Errorf("initialise NVML: %w", ret)
+	}
+	s.devices = device.New(s.lib)
+	return s, nil
+}
+
+// libraryFile returns the library on disk. Another version has another file.
+func (n *Node) libraryFile() (string, os.FileInfo, error) {
+	path, err := n.Driver.Library()
+	if err != nil {
+		return "", nil, err
+	}
+	file, err := os.Stat(path)
+	return path, file, err
+}
+
+// DriverChanged reports whether the library on disk differs from that of the session.
+func (n *Node) DriverChanged() bool {
+	_, file, err := n.libraryFile()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return err == nil && n.follows && n.current != nil && !os.SameFile(n.current.file, file)
+}
+
+// refresh ends the session if the library on disk differs from that of the session.
+func (n *Node) refresh() error {
+	if !n.follows {
+		return nil
+	}
+	_, file, err := n.libraryFile()
+	if err != nil {
+		return err
+	}
+	return n.retire(func(s *session) bool { return !os.SameFile(s.file, file) })
+}
+
+// renew ends the session, so that the next call opens another one, because the driver may have been reloaded. It does
+// nothing while a call uses the session, because NVML would only decrease its reference count.
+func (n *Node) renew() (renewed bool, err error) {
+	err = n.retire(func(s *session) bool {
+		renewed = n.follows && s.users == 0
+		return renewed
+	})
+	return renewed, err
+}
+
+// retire ends the session if is returns true for it, as soon as no call uses it.
+func (n *Node) retire(is func(*session) bool) error {
+	n.mu.Lock()
+	s := n.current
+	if s == nil || !is(s) {
+		n.mu.Unlock()
+		return nil
+	}
+	n.current, s.retired = nil, true
+	unused := s.users == 0
+	n.mu.Unlock()
+	if !unused {
+		return nil
+	}
+	if ret := s.lib.Shutdown(); ret != nvmllib.SUCCESS {
+		return fmt.Errorf("shut NVML down: %w", ret)
+	}
+	return nil
+}
+
+// handle returns NVML's handle of a GPU or a partition. Discover caches those of GPUs, because NVML may query other
+// GPUs to find one.
+func (s *session) handle(id gpu.UUID) (nvmllib.Device, error) {
+	if known, ok := s.handles.Load(id); ok {
+		return known.(nvmllib.Device), nil
+	}
+	handle, ret := s.lib.DeviceGetHandleByUUID(string(id))
+	if ret != nvmllib.SUCCESS {
+		return nil, fmt.Errorf("get handle of GPU %s: %w", id, ret)
+	}
+	return handle, nil
+}
+
+// isGone reports whether the error means that the GPU has gone, with all its settings.
+func isGone(err error) bool {
+	return errors.Is(err, nvmllib.ERROR_NOT_FOUND) || errors.Is(err, nvmllib.ERROR_GPU_IS_LOST) ||
+		errors.Is(err, nvmllib.ERROR_GPU_NOT_FOUND)
+}

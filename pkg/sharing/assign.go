@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sharing
+
+import (
+	"slices"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/allocation"
+	"github.com/gpudra/gpu-dra-driver/pkg/api"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+)
+
+// resultKind is how much of its device a result has.
+type resultKind int
+
+const (
+	whole     resultKind = iota // all of it, alone
+	fraction                    // as much as was asked for
+	replica                     // one of a fixed number of parts
+	partition                   // a partition, alone
+)
+
+// kindOf uses what the scheduler has counted, which may be older than the present sharing mode of the GPU.
+func kindOf(r allocation.Result, d gpu.Device) resultKind {
+	switch c := r.Consumed; {
+	case d.Partition != nil:
+		return partition
+	case c.Replicas > 0:
+		return replica
+	case r.ShareID == "" || c.Memory >= inventory.Memory(d) && (c.Cores == 0 || c.Cores == 100):
+		return whole
+	}
+	return fraction
+}
+
+// useWhole assigns the whole GPU. The claim says how its containers share it.
+func (a *Assignment) useWhole(s api.Sharing, groups []mpsGroup) error {
+	switch {
+	case s.TimeSlicing != nil:
+		a.Settings = timeSlices(*s.TimeSlicing)
+	case s.MPS != nil:
+		return a.joinGroup(groups)
+	}
+	return nil
+}
+
+// usePartition assigns a partition. The hardware isolates it; the claim says how its containers share it.
+func (a *Assignment) usePartition(s api.Sharing, groups []mpsGroup) error {
+	switch {
+	case s.TimeSlicing != nil:
+		a.Unsliced = true
+	case s.MPS != nil:
+		return a.joinGroup(groups)
+	}
+	return nil
+}
+
+// useFraction assigns the requested share with the administrator's isolation. The claim may choose TimeSlicing, without
+// limits.
+func (a *Assignment) useFraction(r allocation.Result, d gpu.Device) error {
+	if d.Use.Sharing != gpu.Fractional {
+		return refuse(ErrRefused, "was allocated as a share, and is %s by now; delete the pod, so that it is "+
+			"scheduled anew", d.Use)
+	}
+	a.Share = &Share{Memory: r.Consumed.Memory, Cores: r.Consumed.Cores}
+	s := r.Config.Sharing
+	switch {
+	case s.TimeSlicing != nil:
+		a.Settings = timeSlices(*s.TimeSlicing)
+		a.Unenforced = true
+		return nil
+	case s.MPS != nil && d.Use.Isolation != gpu.IsolationMPS:
+		return refuseField(ErrRefused, "sharing.strategy", "MPS", "the administrator has chosen isolation %s for "+
+			"shares of this GPU", d.Use.Isolation)
+	case s.MPS != nil && s.MPS.Limits():
+		return refuseField(ErrRefused, "sharing.mpsConfig", "",
+			"the limits of a share are what its request asks for in capacity.requests; leave the default limits out")
+	}
+	q := quota{memory: r.Consumed.Memory, cores: r.Consumed.Cores}
+	if q.memory >= inventory.Memory(d) {
+		q.memory = 0
+	}
+	return a.isolate(q, d)
+}
+
+// useReplica assigns replicas with the administrator's isolation.
+func (a *Assignment) useReplica(r allocation.Result, d gpu.Device) error {
+	n := r.Consumed.Replicas
+	if d.Use.Sharing != gpu.Replicated || d.Use.Replicas < 1 {
+		return refuse(ErrRefused, "was allocated as a replica, and is %s by now; delete the pod, so that it is "+
+			"scheduled anew", d.Use)
+	}
+	a.Share = &Share{Replicas: n}
+	s := r.Config.Sharing
+	switch {
+	case s.MPS != nil:
+		return refuseField(ErrRefused, "sharing.strategy", "MPS",
+			"how the replicas of this GPU are kept apart is up to the administrator (isolation %s)", d.Use.Isolation)
+	case s.TimeSlicing != nil && d.Use.Isolation != gpu.IsolationNone:
+		return refuseField(ErrRefused, "sharing.strategy", "TimeSlicing",
+			"the administrator has chosen isolation %s for the replicas of this GPU", d.Use.Isolation)
+	case s.TimeSlicing != nil:
+		a.Settings = timeSlices(*s.TimeSlicing)
+		return nil
+	}
+	return a.isolate(replicas(n, d), d)
+}
+
+// replicas returns the quota of n replicas of the device.
+func replicas(n int, d gpu.Device) quota {
+	all := d.Use.Replicas
+	return quota{
+		memory: inventory.Memory(d) / uint64(all) * uint64(n) / mib * mib,
+		cores:  max(1, 100*n/all),
+	}
+}
+
+// allowsReplica refuses a second replica for a claim if the administrator allows only one.
+func (p Plan) allowsReplica(a Assignment, inv inventory.Inventory) error {
+	d, _ := inv.Find(a.Device)
+	isReplica := func(a Assignment) bool { return a.Share != nil && a.Share.Replicas > 0 }
+	if isReplica(a) && d.Use.OnePerClaim && (a.Share.Replicas > 1 || slices.ContainsFunc(p.Assignments, isReplica)) {
+		return refuse(ErrRefused, "is limited by the administrator to one replica for a claim")
+	}
+	return nil
+}
+
+func timeSlices(t api.TimeSlicing) gpu.Settings {
+	if t.Interval == api.DefaultInterval {
+		return gpu.Settings{}
+	}
+	return gpu.Settings{Interval: gpu.Interval(t.Interval)}
+}

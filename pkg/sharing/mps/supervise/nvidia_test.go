@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package supervise_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
+)
+
+// packagesVariable is the directory of NVIDIA's packages, as hack/nvidia-packages.sh prints it.
+const packagesVariable = "NVIDIA_PACKAGES"
+
+// TestNVIDIA runs NVIDIA's own control program of several driver branches under the supervisor. It needs no GPU,
+// because only its server opens one.
+func TestNVIDIA(t *testing.T) {
+	packages := os.Getenv(packagesVariable)
+	if packages == "" {
+		t.Skip("without NVIDIA's packages: run make test-nvidia")
+	}
+	for _, branch := range []struct {
+		suite      string
+		singleUser bool // the program does not know -multiuser-server
+	}{
+		{"bookworm", true},      // R535
+		{"trixie", true},        // R550
+		{"experimental", false}, // R555
+	} {
+		t.Run(branch.suite, func(t *testing.T) {
+			w := newFixture(t)
+			root := filepath.Join(packages, branch.suite, "root")
+			stop := w.superviseRoot(t, root)
+			d := mps.Daemon{ID: "g0", GPUs: []gpu.UUID{"GPU-0", "GPU-1"}, MultiUser: true, ThreadPercentage: 30,
+				Memory: map[gpu.UUID]uint64{"GPU-0": 5 << 30, "GPU-1": 512 << 20}}
+			must(t, w.dir.Request(d))
+			first := w.await(t, d) // Ready: all limits were read back
+			if first.SingleUser != branch.singleUser {
+				t.Errorf("got %+v, want single user %t", first, branch.singleUser)
+			}
+			log := func() string {
+				text, err := os.ReadFile(filepath.Join(w.dir.Log("g0"), "control.log"))
+				must(t, err)
+				return string(text)
+			}
+			eventually(t, "the start of the server in the log", func() bool {
+				return strings.Contains(log(), "Starting new server")
+			})
+
+			d.ThreadPercentage, d.Memory = 50, map[gpu.UUID]uint64{"GPU-0": 3000 << 20, "GPU-1": 1 << 30}
+			must(t, w.dir.Request(d))
+			changed := w.await(t, d)
+			if changed.PID != first.PID {
+				t.Errorf("other limits: got process %d, want %d to go on", changed.PID, first.PID)
+			}
+
+			must(t, syscall.Kill(first.PID, syscall.SIGKILL))
+			eventually(t, "the daemon to be started again", func() bool {
+				s, err := w.dir.State("g0")
+				must(t, err)
+				return s.Ready && s.Restarts == 1 && s.PID != first.PID
+			})
+			if got := log(); strings.Count(got, "Starting control daemon") < 2 {
+				t.Errorf("the log of the first daemon is gone:\n%s", got)
+			}
+
+			must(t, w.dir.Release("g0"))
+			eventually(t, "the daemon's directory to be gone", func() bool {
+				_, err := os.Stat(filepath.Dir(w.dir.Pipe("g0")))
+				return os.IsNotExist(err)
+			})
+			stop()
+		})
+	}
+}

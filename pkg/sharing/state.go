@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sharing
+
+import (
+	"slices"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+)
+
+// State returns the state that the holders of the physical GPU need. It depends on records and inventory only. The
+// holders agree, because NewPlan refuses conflicts.
+func State(id gpu.UUID, holders []Holder, inv inventory.Inventory) gpu.State {
+	s := gpu.State{Settings: settings(id, holders)}
+	switch {
+	case holds(id, holders, func(a Assignment) bool { return a.MakesPartition() && a.Partition.UUID == "" }):
+		s.MIG = gpu.MIGOn // not for a partition that exists already
+	case inv.Partitionable(id) && holds(id, holders, func(a Assignment) bool { return a.Partition == nil }):
+		s.MIG = gpu.MIGOff
+	}
+	return s
+}
+
+// StateWithout returns the state of the physical GPU after the plan is released, for the remaining holders. Settings
+// that the plan changed and no other holder needs return to the factory defaults.
+func StateWithout(id gpu.UUID, released Plan, others []Holder) gpu.State {
+	own := []Holder{{Plan: released}}
+	var s gpu.State
+	if had := settings(id, own); had != nil {
+		want := gpu.Settings{}
+		if needed := settings(id, others); needed != nil {
+			want = *needed
+		}
+		if had.Interval != "" && want.Interval == "" {
+			want.Interval = gpu.IntervalDefault
+		}
+		if want != *had {
+			s.Settings = &want
+		}
+	}
+	if holds(id, own, Assignment.MakesPartition) && !holds(id, others, Assignment.MakesPartition) {
+		s.MIG = gpu.MIGOffIfUnused
+	}
+	return s
+}
+
+// settings returns the settings that a holder of the physical GPU needs; nil: none does.
+func settings(id gpu.UUID, holders []Holder) *gpu.Settings {
+	var found *gpu.Settings
+	holds(id, holders, func(a Assignment) bool {
+		if a.Partition == nil && a.ChangesHardware() {
+			found = &a.Settings
+		}
+		return found != nil
+	})
+	return found
+}
+
+// holds reports whether a holder has an assignment on the physical GPU for which is returns true.
+func holds(id gpu.UUID, holders []Holder, is func(Assignment) bool) bool {
+	return slices.ContainsFunc(holders, func(h Holder) bool {
+		return slices.ContainsFunc(h.Plan.Assignments, func(a Assignment) bool {
+			return a.GPU == id && !a.AdminAccess && is(a)
+		})
+	})
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/pflag"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+
+	"github.com/gpudra/gpu-dra-driver/internal/app"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
+	"github.com/gpudra/gpu-dra-driver/pkg/steps"
+	"github.com/gpudra/gpu-dra-driver/simulator"
+)
+
+const (
+	// profileLabel is the node label that names the profile of the simulated GPUs.
+	profileLabel = "gpu.nvidia.com/sim-profile"
+	// nvidiaSMI and mpsControl are the simulated programs of NVIDIA's driver in the image.
+	nvidiaSMI  = "/usr/bin/sim-nvidia-smi"
+	mpsControl = "/usr/bin/sim-nvidia-cuda-mps-control"
+)
+
+// simulation is the platform of simulated GPUs.
+type simulation struct {
+	dir, profile, profilesDir string // for the plugin
+	localDir                  string // for check and record
+}
+
+var _ app.Platform = &simulation{}
+
+// Flags define where the simulated GPUs are and their profile.
+func (s *simulation) Flags() (plugin, tools *pflag.FlagSet) {
+	const defaultDir = "/var/lib/gpu-dra-driver/sim"
+	plugin, tools = pflag.NewFlagSet("", pflag.ContinueOnError), pflag.NewFlagSet("", pflag.ContinueOnError)
+	plugin.StringVar(&s.dir, "simulate-dir", defaultDir, "directory of the simulated GPUs, the same path on the host")
+	plugin.StringVar(&s.profile, "simulate-profile", "",
+		"profile of a node without the label "+profileLabel+": a name, or the path of a YAML file")
+	plugin.StringVar(&s.profilesDir, "simulate-profiles-dir", "", "directory with further profiles, NAME.yaml")
+	tools.StringVar(&s.localDir, "simulate-dir", defaultDir, "directory of the simulated GPUs")
+	return plugin, tools
+}
+
+// Open creates the simulated machine unless it exists.
+func (s *simulation) Open(ctx context.Context, client kubernetes.Interface, node string) (app.Machine, error) {
+	machine, err := s.machine(ctx, client, node)
+	if err != nil {
+		return app.Machine{}, err
+	}
+	if err := machine.LayOut(simulator.Programs{NvidiaSMI: nvidiaSMI, MPSControl: mpsControl}); err != nil {
+		return app.Machine{}, err
+	}
+	return app.Machine{Config: config(machine), Observers: []steps.Observer{machine.Crashes()}}, nil
+}
+
+// machine returns the simulated machine of the node's profile. While the API server does not answer, an existing
+// machine stays as it is: real GPUs do not need the API server, either.
+func (s *simulation) machine(ctx context.Context, client kubernetes.Interface, node string) (*simulator.Node, error) {
+	profile, err := s.nodeProfile(ctx, client, node)
+	if errors.Is(err, errNoAnswer) {
+		if machine, missing := simulator.Attach(s.dir); missing == nil {
+			klog.FromContext(ctx).Info("The simulated GPUs stay as they are", "cause", err)
+			return machine, nil
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return simulator.Open(s.dir, profile)
+}
+
+// Attach returns the simulated machine in the directory.
+func (s *simulation) Attach() (nvml.Config, error) {
+	machine, err := simulator.Attach(s.localDir)
+	if err != nil {
+		return nvml.Config{}, err
+	}
+	return config(machine), nil
+}
+
+func config(machine *simulator.Node) nvml.Config {
+	root := machine.DriverRoot()
+	return nvml.Config{Library: machine.NVML(), Sysfs: filepath.Join(root, "sys"), Proc: machine.Proc(),
+		Driver: nvml.DriverRoot{Host: root, Here: root}}
+}
+
+// errNoAnswer means that the API server did not answer.
+var errNoAnswer = errors.New("no answer of the API server")
+
+// nodeProfile returns the profile in the label of this node, otherwise the default one. Error: errNoAnswer.
+func (s *simulation) nodeProfile(ctx context.Context, client kubernetes.Interface, nodeName string) (hwprofile.Profile,
+	error) {
+	node, err := client.CoreV1().Nodes().Get(ctx, nodeName, metav1.GetOptions{})
+	if err != nil && apierrors.ReasonForError(err) == metav1.StatusReasonUnknown {
+		err = fmt.Errorf("%w: %w", errNoAnswer, err)
+	}
+	if err != nil {
+		return hwprofile.Profile{}, fmt.Errorf("read the label %s of this node: %w", profileLabel, err)
+	}
+	name := node.Labels[profileLabel]
+	if name == "" {
+		name = s.profile
+	}
+	if name == "" {
+		return hwprofile.Profile{}, fmt.Errorf("which GPUs should be simulated? Label node %s with %s=PROFILE, or "+
+			"give --simulate-profile; profiles: %s",
+			nodeName, profileLabel, strings.Join(simulator.Profiles(), ", "))
+	}
+	return findProfile(name, s.profilesDir)
+}
+
+// findProfile looks for a profile by path, then in the additional directory, then among the built-in ones.
+func findProfile(name, dir string) (hwprofile.Profile, error) {
+	file := name
+	if !strings.Contains(name, "/") {
+		file = filepath.Join(dir, name+".yaml")
+		if _, err := os.Stat(file); dir == "" || errors.Is(err, fs.ErrNotExist) {
+			return simulator.BuiltIn(name)
+		}
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return hwprofile.Profile{}, err
+	}
+	profile, err := hwprofile.ParseProfile(text)
+	if err != nil {
+		return hwprofile.Profile{}, fmt.Errorf("profile %s: %w", file, err)
+	}
+	return profile, nil
+}

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package simulator
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
+	"github.com/gpudra/gpu-dra-driver/simulator/node"
+)
+
+// Programs are the files that LayOut copies into the driver root.
+type Programs struct {
+	NvidiaSMI  string // a static program; "" for no nvidia-smi
+	MPSControl string // the same for nvidia-cuda-mps-control
+}
+
+// LayOut creates the driver root of the node as NVIDIA's driver would: versioned libraries, nvidia-smi, device nodes,
+// and the parts of /sys and /proc about GPUs and about device nodes of partitions. It is idempotent: it creates what is
+// missing, repairs what is wrong, and deletes what belongs to a replaced machine. It needs permission to create device
+// nodes.
+func (n *Node) LayOut(p Programs) error {
+	return n.layingOut(func() error { return n.layOut(p) })
+}
+
+// Add adds a GPU like another to the running machine and returns it; the zero address means the next free bus after it.
+// Its device node and its part of /sys exist before NVML counts it. It needs permission to create device nodes.
+func (n *Node) Add(like string, at hwprofile.Address) (node.Card, error) {
+	var added node.Card
+	err := n.layingOut(func() error {
+		if err := n.layOut(Programs{}); err != nil {
+			return err
+		}
+		var err error
+		if added, err = n.AddCard(like, at, n.layOutGPUs); err != nil {
+			return errors.Join(err, n.layOut(Programs{})) // removes what was created for it
+		}
+		return nil
+	})
+	return added, err
+}
+
+// Remove removes a GPU permanently, with its device node and its part of /sys, as if the machine had booted without it.
+// It needs permission to create device nodes.
+func (n *Node) Remove(which string) error {
+	return n.layingOut(func() error {
+		if err := n.RemoveCard(which); err != nil {
+			return err
+		}
+		return n.layOut(Programs{})
+	})
+}
+
+// ReloadDriver reloads the driver as an update does. It changes the version unless that is "", and swaps the minor
+// numbers of two GPUs if swap names them. It needs permission to create device nodes.
+func (n *Node) ReloadDriver(version string, swap []string) error {
+	return n.layingOut(func() error {
+		if err := n.Node.ReloadDriver(version, swap); err != nil {
+			return err
+		}
+		return n.layOut(Programs{})
+	})
+}
+
+// LayOutSysfs creates only the /sys of the driver root, which is enough to enumerate GPUs. It needs no permissions, but
+// containers cannot use such GPUs.
+func (n *Node) LayOutSysfs() error {
+	return n.layingOut(func() error {
+		v, err := n.View()
+		if err == nil {
+			err = layOutSysfs(filepath.Join(n.DriverRoot(), "sys"), v)
+		}
+		if err != nil {
+			return fmt.Errorf("lay out sysfs of driver root %s: %w", n.DriverRoot(), err)
+		}
+		return nil
+	})
+}
+
+// layingOut runs f under the lock of the driver root.
+func (n *Node) layingOut(f func() error) error { return node.Locked(n.Dir(), "layout.lock", f) }
+
+func (n *Node) layOut(p Programs) error {
+	v, err := n.View()
+	if err == nil {
+		err = n.layOutLibraries(v.Profile.Driver())
+	}
+	if err == nil {
+		err = n.layOutPrograms(p)
+	}
+	if err == nil {
+		v, err = n.withMajor(v)
+	}
+	if err == nil {
+		err = n.layOutGPUs(v)
+	}
+	if err != nil {
+		return fmt.Errorf("lay out driver root %s: %w", n.DriverRoot(), err)
+	}
+	return nil
+}
+
+// layOutGPUs creates the files of each GPU of the view, and deletes those of other GPUs.
+func (n *Node) layOutGPUs(v *node.View) error {
+	if err := layOutSysfs(filepath.Join(n.DriverRoot(), "sys"), v); err != nil {
+		return err
+	}
+	if err := layOutProc(n.Proc(), v); err != nil {
+		return err
+	}
+	return n.layOutDevices(v)
+}
+
+// layOutProc creates the parts of /proc that programs read: the minor numbers of partitions' device nodes, and the
+// version of the kernel module.
+func layOutProc(proc string, v *node.View) error {
+	return errors.Join(
+		ensureFile(filepath.Join(proc, "driver/nvidia-caps/mig-minors"), []byte(v.MigMinors()), 0o444),
+		ensureFile(filepath.Join(proc, "driver/nvidia/version"), []byte(v.ModuleVersion()), 0o444),
+		ensureFile(filepath.Join(proc, "devices"), []byte(v.KernelDevices()), 0o444))
+}
+
+// libraries are the driver's libraries for compute, with the number in their soname. The management library is not
+// listed: it is the state of the node.
+var libraries = map[string]string{
+	"libcuda.so":                  "1",
+	"libcudadebugger.so":          "1",
+	"libnvcuvid.so":               "1",
+	"libnvidia-allocator.so":      "1",
+	"libnvidia-cfg.so":            "1",
+	"libnvidia-encode.so":         "1",
+	"libnvidia-gpucomp.so":        "", // its soname has the version of the driver
+	"libnvidia-nvvm.so":           "4",
+	"libnvidia-opencl.so":         "1",
+	"libnvidia-opticalflow.so":    "1",
+	"libnvidia-ptxjitcompiler.so": "1",
+}
+
+const placeholder = "A simulated GPU has no such library. This one stands in its place and has no functions."
+
+func (n *Node) layOutLibraries(driver string) error {
+	dir := node.LibraryDir(n.Dir())
+	keep := []string{filepath.Base(node.LibraryPath(n.Dir(), driver))}
+	for name, soname := range libraries {
+		file := name + "." + driver
+		linked := file
+		if soname != "" {
+			linked = name + "." + soname
+		}
+		if err := ensureFile(filepath.Join(dir, file), node.EmptyLibrary(linked, placeholder), 0o644); err != nil {
+			return err
+		}
+		keep = append(keep, file)
+		links, err := ensureSonames(dir, name, linked, file)
+		if err != nil {
+			return err
+		}
+		keep = append(keep, links...)
+	}
+	links, err := ensureSonames(dir, "libnvidia-ml.so", "libnvidia-ml.so.1", keep[0])
+	if err != nil {
+		return err
+	}
+	return keepOnly(dir, "lib*.so*", append(keep, links...))
+}
+
+// ensureSonames creates the links from a library's soname and from its plain name to its file, and returns their names.
+// A library whose file is named as its soname has none; only the driver itself opens it.
+func ensureSonames(dir, name, soname, file string) ([]string, error) {
+	if soname == file {
+		return nil, nil
+	}
+	return []string{soname, name}, errors.Join(
+		ensureLink(filepath.Join(dir, soname), file),
+		ensureLink(filepath.Join(dir, name), soname))
+}
+
+func (n *Node) layOutPrograms(p Programs) error {
+	for name, source := range map[string]string{"nvidia-smi": p.NvidiaSMI, "nvidia-cuda-mps-control": p.MPSControl} {
+		if source == "" {
+			continue
+		}
+		program, err := os.ReadFile(source)
+		if err != nil {
+			return fmt.Errorf("read %s: %w", name, err)
+		}
+		if err := ensureFile(filepath.Join(n.DriverRoot(), "usr/bin", name), program, 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// layOutSysfs creates the parts of /sys that programs read: the path from the root complex to each GPU, its model and
+// its NUMA node.
+func layOutSysfs(sys string, v *node.View) error {
+	keep := map[string]bool{}
+	var addresses []string
+	for _, c := range v.GPUs {
+		at := c.PCI.Address.String()
+		way := filepath.Join("devices", c.PCI.Root)
+		keep[filepath.Join(sys, way)] = true
+		for _, step := range append(slices.Clone(c.PCI.Bridges), c.PCI.Address) {
+			way = filepath.Join(way, step.String())
+			keep[filepath.Join(sys, way)] = true
+		}
+		for name, content := range map[string]string{
+			"vendor":           fmt.Sprintf("%#04x", hwprofile.Vendor),
+			"device":           fmt.Sprintf("%#04x", c.PCI.DeviceID),
+			"subsystem_vendor": fmt.Sprintf("%#04x", c.PCI.Subsystem&0xffff),
+			"subsystem_device": fmt.Sprintf("%#04x", c.PCI.Subsystem>>16),
+			"class":            "0x030200", // 3D controller
+			"numa_node":        fmt.Sprint(c.PCI.NUMANode),
+		} {
+			if err := ensureFile(filepath.Join(sys, way, name), []byte(content+"\n"), 0o444); err != nil {
+				return err
+			}
+		}
+		if err := ensureLink(filepath.Join(sys, "bus/pci/devices", at), filepath.Join("../../..", way)); err != nil {
+			return err
+		}
+		addresses = append(addresses, at)
+	}
+	return errors.Join(
+		keepOnly(filepath.Join(sys, "bus/pci/devices"), "*", addresses),
+		keepDirectories(filepath.Join(sys, "devices"), keep))
+}
+
+// keepDirectories removes the directories below dir that are not in keep.
+func keepDirectories(dir string, keep map[string]bool) error {
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.IsDir() || path == dir || keep[path] {
+			return err
+		}
+		if err := os.RemoveAll(path); err != nil {
+			return err
+		}
+		return fs.SkipDir
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// ensureFile makes sure that the file has the content and the mode. It replaces an existing file instead of writing
+// into it, because containers may have it mounted.
+func ensureFile(path string, content []byte, mode fs.FileMode) error {
+	if st, err := os.Lstat(path); err == nil && st.Mode() == mode {
+		if is, err := os.ReadFile(path); err == nil && bytes.Equal(is, content) {
+			return nil
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(f.Name()) }() // already renamed on success
+	_, err = f.Write(content)
+	if err := errors.Join(err, f.Chmod(mode), f.Close()); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	if st, err := os.Lstat(path); err == nil && st.IsDir() {
+		if err := os.RemoveAll(path); err != nil {
+			return err
+		}
+	}
+	return os.Rename(f.Name(), path)
+}
+
+// ensureLink makes sure that the path is a symbolic link to the target.
+func ensureLink(path, target string) error {
+	if is, err := os.Readlink(path); err == nil && is == target {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(path); err != nil {
+		return err
+	}
+	return os.Symlink(target, path)
+}
+
+// keepOnly removes the files in a directory that match the pattern and are not in keep.
+func keepOnly(dir, pattern string, keep []string) error {
+	found, err := filepath.Glob(filepath.Join(dir, pattern))
+	if err != nil {
+		return err
+	}
+	for _, path := range found {
+		if name := filepath.Base(path); !slices.Contains(keep, name) && !strings.HasPrefix(name, ".") {
+			if err := os.RemoveAll(path); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package simulator
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/server"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
+	"github.com/gpudra/gpu-dra-driver/simulator/node"
+)
+
+// library is go-nvml's mock server over a node. Frequent calls are methods here and not functions of the mock, because
+// the mock remembers every call forever.
+type library struct {
+	*server.Server
+	node *node.Node
+}
+
+var _ nvml.Interface = (*library)(nil)
+
+func newLibrary(n *node.Node) *library {
+	s, err := server.New()
+	if err != nil {
+		panic(err) // only options can fail, and there are none
+	}
+	l := &library{Server: s, node: n}
+	delegate(&s.Interface)
+	refuse(&s.Interface)
+	return l
+}
+
+// Init returns SUCCESS if the node exists, as the real library does if the driver is loaded.
+func (l *library) Init() nvml.Return {
+	_, ret := l.view()
+	return ret
+}
+
+// InitWithFlags is Init: the flags are about missing GPUs.
+func (l *library) InitWithFlags(uint32) nvml.Return { return l.Init() }
+
+// Shutdown returns SUCCESS.
+func (l *library) Shutdown() nvml.Return { return nvml.SUCCESS }
+
+func (l *library) view() (*node.View, nvml.Return) {
+	v, err := l.node.View()
+	switch {
+	case errors.Is(err, node.ErrNoNode), errors.Is(err, fs.ErrNotExist):
+		return nil, nvml.ERROR_LIBRARY_NOT_FOUND
+	case err != nil:
+		return nil, nvml.ERROR_UNKNOWN
+	}
+	return v, nvml.SUCCESS
+}
+
+// Extensions returns the calls about the library itself.
+func (l *library) Extensions() nvml.ExtendedInterface { return l }
+
+// LookupSymbol reports whether the library has the function. It lacks those that need a handler of go-nvml.
+func (l *library) LookupSymbol(symbol string) error {
+	for _, name := range []string{"GpuFabricInfoV", "C2cModeInfoV", "TemperatureV", "GpuInstanceProfileInfoV",
+		"GpuInstanceProfileInfoByIdV", "NvLinkInfo", "ComputeInstanceProfileInfoV"} {
+		if strings.HasPrefix(symbol, "nvml") && strings.HasSuffix(symbol, "Get"+name) {
+			return fmt.Errorf("look up %s: the simulated library has no such function", symbol)
+		}
+	}
+	return nil
+}
+
+// ErrorString returns the name of the error.
+func (l *library) ErrorString(r nvml.Return) string { return r.Error() }
+
+func (l *library) system(pick func(hwprofile.System) hwprofile.Answer[string]) (string, nvml.Return) {
+	v, ret := l.view()
+	if ret != nvml.SUCCESS {
+		return "", ret
+	}
+	s, e := pick(v.Profile.System).Get()
+	return s, nvml.Return(e.Number())
+}
+
+// SystemGetDriverVersion is the version of the simulated driver.
+func (l *library) SystemGetDriverVersion() (string, nvml.Return) {
+	return l.system(func(s hwprofile.System) hwprofile.Answer[string] { return s.DriverVersion })
+}
+
+// SystemGetNVMLVersion is the version of the simulated library.
+func (l *library) SystemGetNVMLVersion() (string, nvml.Return) {
+	return l.system(func(s hwprofile.System) hwprofile.Answer[string] { return s.NVMLVersion })
+}
+
+// SystemGetProcessName is the name of a process that uses a GPU.
+func (l *library) SystemGetProcessName(pid int) (string, nvml.Return) {
+	v, ret := l.view()
+	if ret != nvml.SUCCESS {
+		return "", ret
+	}
+	name, ok := v.ProcessName(pid)
+	if !ok {
+		return "", nvml.ERROR_NOT_FOUND
+	}
+	return name, nvml.SUCCESS
+}
+
+// SystemGetCudaDriverVersion is the version of CUDA that the simulated driver has: 1000*major + 10*minor.
+func (l *library) SystemGetCudaDriverVersion() (int, nvml.Return) {
+	v, ret := l.view()
+	if ret != nvml.SUCCESS {
+		return 0, ret
+	}
+	n, e := v.Profile.System.CUDAVersion.Get()
+	return n, nvml.Return(e.Number())
+}
+
+// SystemGetCudaDriverVersion_v2 is SystemGetCudaDriverVersion.
+func (l *library) SystemGetCudaDriverVersion_v2() (int, nvml.Return) { //nolint:revive // NVML's name
+	return l.SystemGetCudaDriverVersion()
+}
+
+// DeviceGetCount returns the number of GPUs, including those off the bus: NVML counts them without access to the GPU.
+// Issue 231 of the k8s-device-plugin shows a machine that counts four GPUs although the handle of one is lost.
+func (l *library) DeviceGetCount() (int, nvml.Return) {
+	v, ret := l.view()
+	if ret != nvml.SUCCESS {
+		return 0, ret
+	}
+	return len(v.GPUs), nvml.SUCCESS
+}
+
+// find returns a handle of the first GPU that matches, or the error.
+//
+// For a GPU off the bus it returns ERROR_GPU_IS_LOST, as nvml.h documents for all ways to get a handle. By UUID and
+// serial number, nvml.h allows that error even if another GPU is off the bus; here the others still work, as reports
+// from real machines show. Real NVML may not see a GPU added after Init; this one does.
+func (l *library) find(is func(node.Card) bool, otherwise nvml.Return) (nvml.Device, nvml.Return) {
+	v, ret := l.view()
+	if ret != nvml.SUCCESS {
+		return nil, ret
+	}
+	for _, c := range v.GPUs {
+		if is(c) && c.State.Unplugged {
+			return nil, nvml.ERROR_GPU_IS_LOST
+		}
+		if is(c) {
+			return l.handle(c)
+		}
+	}
+	return nil, otherwise
+}
+
+// handle returns a handle of the GPU, or the error that the profile or a fault has for that call.
+func (l *library) handle(c node.Card) (nvml.Device, nvml.Return) {
+	d := newDevice(l, c)
+	// a fault of all calls does not include those that return the handle
+	if _, ordered := c.State.Faults[hwprofile.HandleCall]; ordered {
+		if ret := d.injectFault(c, hwprofile.HandleCall); ret != nvml.SUCCESS {
+			return nil, ret
+		}
+	}
+	if e := c.Calls.ErrorOnly(hwprofile.HandleCall); e != "" {
+		return nil, nvml.Return(e.Number())
+	}
+	return d, nvml.SUCCESS
+}
+
+// DeviceGetHandleByIndex is a handle of the GPU with that index.
+func (l *library) DeviceGetHandleByIndex(index int) (nvml.Device, nvml.Return) {
+	return l.find(func(c node.Card) bool { return c.Index == index }, nvml.ERROR_INVALID_ARGUMENT)
+}
+
+// DeviceGetHandleByUUID is a handle of the GPU, or of the partition of one, with that UUID.
+func (l *library) DeviceGetHandleByUUID(uuid string) (nvml.Device, nvml.Return) {
+	if strings.HasPrefix(uuid, "MIG-") {
+		return l.partition(uuid)
+	}
+	return l.find(func(c node.Card) bool { return c.UUID == uuid }, nvml.ERROR_NOT_FOUND)
+}
+
+// DeviceGetHandleBySerial is a handle of the GPU with that serial number.
+func (l *library) DeviceGetHandleBySerial(serial string) (nvml.Device, nvml.Return) {
+	return l.find(func(c node.Card) bool { return c.Serial == serial }, nvml.ERROR_NOT_FOUND)
+}
+
+// DeviceGetHandleByPciBusId is a handle of the GPU at that PCI address.
+func (l *library) DeviceGetHandleByPciBusId(address string) (nvml.Device, nvml.Return) { //nolint:revive // NVML's name
+	at, err := gpu.ParsePCIAddress(address)
+	if err != nil {
+		return nil, nvml.ERROR_INVALID_ARGUMENT
+	}
+	return l.find(func(c node.Card) bool { return c.PCI.Address.PCIAddress == at }, nvml.ERROR_NOT_FOUND)
+}
+
+// EventSetCreate creates a set of events. No events occur yet.
+func (l *library) EventSetCreate() (nvml.EventSet, nvml.Return) {
+	if ret := l.Init(); ret != nvml.SUCCESS {
+		return nil, ret
+	}
+	return newEventSet(), nvml.SUCCESS
+}
+
+// EventSetWait is Wait of the set.
+func (l *library) EventSetWait(set nvml.EventSet, milliseconds uint32) (nvml.EventData, nvml.Return) {
+	if set == nil {
+		return nvml.EventData{}, nvml.ERROR_INVALID_ARGUMENT
+	}
+	return set.Wait(milliseconds)
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node_test
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/gpudra/gpu-dra-driver/simulator/node"
+)
+
+// The test program starts itself as other processes: one variable has their command, the other the node's directory.
+const (
+	roleVariable = "SIM_NODE_TEST_ROLE"
+	dirVariable  = "SIM_NODE_TEST_DIR"
+)
+
+func TestMain(m *testing.M) {
+	role, dir := os.Getenv(roleVariable), os.Getenv(dirVariable)
+	if role == "" {
+		os.Exit(m.Run())
+	}
+	if err := runCommand(role, dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// runCommand runs a process's command: "count N" adds one to the memory used N times, "read" prints it for each line of
+// input, "call N" makes N calls of the first GPU and prints an E for each that fails.
+func runCommand(role, dir string) error {
+	n, err := node.Attach(dir)
+	if err != nil {
+		return err
+	}
+	if times, ok := strings.CutPrefix(role, "count "); ok {
+		count, err := strconv.Atoi(times)
+		for range count {
+			if err == nil {
+				err = n.Change(func(s *node.State) error {
+					s.GPUs[0].MemoryUsed++
+					return nil
+				})
+			}
+		}
+		return err
+	}
+	if times, ok := strings.CutPrefix(role, "call "); ok {
+		return playCalls(n, times)
+	}
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		v, err := n.View()
+		if err != nil {
+			return err
+		}
+		fmt.Println(v.GPUs[0].State.MemoryUsed)
+	}
+	return nil
+}
+
+func playCalls(n *node.Node, times string) error {
+	count, err := strconv.Atoi(times)
+	if err != nil {
+		return err
+	}
+	v, err := n.View()
+	if err != nil {
+		return err
+	}
+	for range count {
+		_, e, err := n.TakeFault(v.GPUs[0].UUID, "GetName")
+		if err != nil {
+			return err
+		}
+		if e != "" {
+			fmt.Print("E")
+		}
+	}
+	return nil
+}
+
+func process(t *testing.T, role, dir string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	must(t, err)
+	c := exec.Command(self)
+	c.Env = append(os.Environ(), roleVariable+"="+role, dirVariable+"="+dir)
+	c.Stderr = os.Stderr
+	return c
+}
+
+func TestConcurrentProcesses(t *testing.T) {
+	const processes, each = 5, 2000
+	dir := t.TempDir()
+	n := open(t, dir, profile(t, "t4-x2"))
+	var all []*exec.Cmd
+	for range processes {
+		c := process(t, fmt.Sprintf("count %d", each), dir)
+		must(t, c.Start())
+		all = append(all, c)
+	}
+	done := make(chan error)
+	go func() {
+		var err error
+		for _, c := range all {
+			if e := c.Wait(); e != nil {
+				err = e
+			}
+		}
+		done <- err
+	}()
+	for last, running := uint64(0), true; running; { // a reader meanwhile sees whole states only, and never goes back
+		select {
+		case err := <-done:
+			must(t, err)
+			running = false
+		default:
+		}
+		v, err := n.View()
+		must(t, err)
+		used := v.GPUs[0].State.MemoryUsed
+		if used < last {
+			t.Fatalf("read %d after %d", used, last)
+		}
+		last = used
+	}
+	v, err := n.View()
+	must(t, err)
+	if got := v.GPUs[0].State.MemoryUsed; got != processes*each {
+		t.Errorf("%d changes, want %d", got, processes*each)
+	}
+}
+
+func TestChangeIsVisibleToOtherProcesses(t *testing.T) {
+	dir := t.TempDir()
+	n := open(t, dir, profile(t, "t4-x2"))
+	reader := process(t, "read", dir)
+	in, err := reader.StdinPipe()
+	must(t, err)
+	out, err := reader.StdoutPipe()
+	must(t, err)
+	must(t, reader.Start())
+	answers := bufio.NewScanner(out)
+	for want := range uint64(20) {
+		must(t, n.SetMemoryUsed("0", want))
+		fmt.Fprintln(in)
+		if !answers.Scan() {
+			t.Fatal("the reader has ended")
+		}
+		if got := answers.Text(); got != fmt.Sprint(want) {
+			t.Errorf("the other process reads %s, want %d", got, want)
+		}
+	}
+	must(t, in.Close())
+	must(t, reader.Wait())
+}
+
+func TestConcurrentGoroutines(t *testing.T) {
+	const routines, each = 8, 50
+	n := open(t, t.TempDir(), profile(t, "t4-x2"))
+	done := make(chan error)
+	for range routines {
+		go func() {
+			var err error
+			for range each {
+				if e := n.Change(func(s *node.State) error { s.GPUs[1].MemoryUsed++; return nil }); e != nil {
+					err = e
+				}
+			}
+			done <- err
+		}()
+	}
+	for range routines {
+		must(t, <-done)
+	}
+	v, err := n.View()
+	must(t, err)
+	if got := v.GPUs[1].State.MemoryUsed; got != routines*each {
+		t.Errorf("%d changes, want %d", got, routines*each)
+	}
+}

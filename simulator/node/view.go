@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
+)
+
+// View is an immutable snapshot of a node.
+type View struct {
+	Profile hwprofile.Profile
+	Major   int    // of the device nodes, 0 before they exist
+	GPUs    []Card // by PCI address, in NVML's order; includes unplugged ones
+	Crash   *Crash // nil if none is ordered
+	Steps   *Steps // nil if not recorded
+
+	gone  []Card // removed GPUs
+	seed  string
+	state State
+}
+
+// Card is a GPU of a view.
+type Card struct {
+	Index         int
+	Name          string // the device name, "gpu-1b-00-0"
+	UUID          string
+	Serial        string
+	Minor         int // N of /dev/nvidiaN
+	hwprofile.GPU     // from the profile
+	State         GPUState
+
+	entry int // index in State.GPUs
+}
+
+func newView(p hwprofile.Profile, c content) *View {
+	if c.State.Driver != "" {
+		p.System.DriverVersion = p.System.DriverVersion.With(c.State.Driver)
+	}
+	v := &View{Profile: p, Major: c.State.Major, Crash: c.State.Crash, Steps: c.State.Steps, seed: c.Seed,
+		state: c.State}
+	for i, s := range c.State.GPUs {
+		card := newCard(p, c.Seed, i, s)
+		if s.Removed {
+			v.gone = append(v.gone, card)
+			continue
+		}
+		v.GPUs = append(v.GPUs, card)
+	}
+	slices.SortStableFunc(v.GPUs, func(a, b Card) int { return a.PCI.Address.Compare(b.PCI.Address) })
+	for i := range v.GPUs {
+		v.GPUs[i].Index = i
+	}
+	return v
+}
+
+// newCard returns the GPU of an entry of the state. newView sets its index.
+func newCard(p hwprofile.Profile, seed string, entry int, s GPUState) Card {
+	var c Card
+	if s.Added != nil {
+		c = s.Added.card(p.GPUs[s.Added.Like])
+	} else {
+		g := p.GPUs[entry]
+		// Where the profile has an error for one of these calls, the call fails, but the GPU still has a value.
+		c = Card{
+			Name:   g.PCI.Address.DeviceName(),
+			UUID:   g.Calls.GetUUID.ValueOr(uuidFor(seed, g.PCI.Address)),
+			Serial: g.Calls.GetSerial.ValueOr(serialFor(seed, g.PCI.Address)),
+			Minor:  g.Calls.GetMinorNumber.ValueOr(entry),
+			GPU:    g,
+		}
+	}
+	if s.Minor != nil {
+		c.Minor = *s.Minor
+		c.Calls.GetMinorNumber = c.Calls.GetMinorNumber.With(*s.Minor)
+	}
+	c.State, c.entry = s, entry
+	return c
+}
+
+// Card finds a GPU by its device name, index, UUID or PCI address.
+func (v *View) Card(which string) (Card, error) {
+	for _, c := range v.GPUs {
+		if which == c.Name || which == strconv.Itoa(c.Index) || which == c.UUID ||
+			strings.EqualFold(which, c.PCI.Address.String()) {
+			return c, nil
+		}
+	}
+	var names []string
+	for _, c := range v.GPUs {
+		names = append(names, c.Name)
+	}
+	if len(names) == 0 {
+		return Card{}, fmt.Errorf("no GPU %q: this node has none", which)
+	}
+	return Card{}, fmt.Errorf("no GPU %q; this node has %s (an index from 0 to %d or a UUID will also do)",
+		which, strings.Join(names, ", "), len(names)-1)
+}
+
+// String is the node as text, without what differs between nodes of one profile. It has a line for the machine, for
+// each GPU, its processes, partitions and faults, and for an ordered crash.
+func (v *View) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s driver=%s\n", v.Profile.Name, v.Profile.Driver())
+	for _, c := range v.GPUs {
+		name, e := c.Calls.GetName.Get()
+		if e != "" {
+			name = string(e)
+		}
+		memory, _ := c.Calls.GetMemoryInfo.Get()
+		fmt.Fprintf(&b, "%s %s memory=%dMiB numa=%d root=%s mode=%s", c.Name, name, memory.Total>>20, c.PCI.NUMANode,
+			c.PCI.Root,
+			c.State.ComputeMode)
+		if c.State.TimeSlice != 0 {
+			fmt.Fprintf(&b, " interval=%s", c.State.TimeSlice)
+		}
+		if used := c.State.MemoryUsed + c.held(); used != 0 {
+			fmt.Fprintf(&b, " used=%dMiB", used>>20)
+		}
+		b.WriteString(c.migText())
+		if c.State.Unplugged {
+			b.WriteString(" unplugged")
+		}
+		b.WriteByte('\n')
+		for _, p := range c.State.Processes {
+			fmt.Fprintf(&b, "%s process %s\n", c.Name, p)
+		}
+		c.printInstances(&b)
+		if c.State.MPS != nil {
+			fmt.Fprintf(&b, "%s mps %s\n", c.Name, c.State.MPS)
+		}
+		for _, call := range slices.Sorted(maps.Keys(c.State.Faults)) {
+			fmt.Fprintf(&b, "%s fails %s %s\n", c.Name, call, c.State.Faults[call])
+		}
+		for _, call := range slices.Sorted(maps.Keys(c.State.Delays)) {
+			fmt.Fprintf(&b, "%s slow %s %s\n", c.Name, call, c.State.Delays[call])
+		}
+	}
+	if v.Crash != nil {
+		fmt.Fprintf(&b, "%s\n", v.Crash)
+	}
+	return b.String()
+}
+
+// migText is the MIG mode as the node prints it, "" if it is off and stays off.
+func (c Card) migText() string {
+	switch c.MIG().Mode {
+	case hwprofile.MigMode{Current: 1, Pending: 1}:
+		return " mig=on"
+	case hwprofile.MigMode{Current: 1}:
+		return " mig=on,pending=off"
+	case hwprofile.MigMode{Pending: 1}:
+		return " mig=off,pending=on"
+	}
+	return ""
+}
+
+// printInstances writes a line for each compute instance, for each GPU instance without any, and for their processes.
+func (c Card) printInstances(b *strings.Builder) {
+	profiles, _ := c.Calls.GetGpuInstanceProfileInfo.Get()
+	for _, g := range c.MIG().Instances {
+		if len(g.Compute) == 0 {
+			fmt.Fprintf(b, "%s/%s@%d gi=%d\n", c.Name, profiles[g.Profile].Name, g.Span.Start, g.ID)
+		}
+		for _, ci := range g.Compute {
+			name := c.Name + "/" + c.partition(g, ci, 0).place()
+			fmt.Fprintf(b, "%s gi=%d ci=%d\n", name, g.ID, ci.ID)
+			for _, p := range ci.Processes {
+				fmt.Fprintf(b, "%s process %s\n", name, p)
+			}
+		}
+	}
+}
+
+// String is the current view as text; see View.String.
+func (n *Node) String() string {
+	v, err := n.View()
+	if err != nil {
+		return err.Error() + "\n"
+	}
+	return v.String()
+}
+
+// Memory is the current answer of GetMemoryInfo.
+func (c Card) Memory() hwprofile.Answer[hwprofile.Memory] {
+	memory, e := c.Calls.GetMemoryInfo.Get()
+	if e != "" {
+		return c.Calls.GetMemoryInfo
+	}
+	memory.Used = min(c.State.MemoryUsed+c.held(), memory.Total-memory.Reserved)
+	return c.Calls.GetMemoryInfo.With(memory)
+}
+
+// ComputeMode is the current answer of GetComputeMode.
+func (c Card) ComputeMode() hwprofile.Answer[hwprofile.ComputeMode] {
+	return c.Calls.GetComputeMode.With(c.State.ComputeMode)
+}
+
+// timeSliceSince is the first compute capability with a configurable time slice: Volta's. The driver refuses older GPUs
+// individually ("Not Supported" on a Tesla P4), but some have one; the simulation does not tell them apart.
+const timeSliceSince = 7
+
+// HasTimeSlice reports whether the GPU has a configurable time slice.
+func (c Card) HasTimeSlice() bool {
+	capability, _ := c.Calls.GetCudaComputeCapability.Get()
+	return capability.Major >= timeSliceSince
+}

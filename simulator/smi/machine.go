@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package smi is the simulated nvidia-smi. It prints what the real one prints about the GPUs that it can reach.
+package smi
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
+	"github.com/gpudra/gpu-dra-driver/simulator/node"
+)
+
+// Machine is where the program looks for its library and device nodes.
+type Machine struct {
+	Roots []string // searched in order for a library; its root also has the device nodes
+}
+
+// Here is the machine or container that the program runs in. Like the real program, one in the driver root of the host
+// also uses that root.
+func Here() Machine {
+	roots := []string{"/"}
+	if self, err := os.Readlink("/proc/self/exe"); err == nil {
+		if root, ok := strings.CutSuffix(filepath.Dir(self), "/usr/bin"); ok && root != "" {
+			roots = []string{root, "/"}
+		}
+	}
+	return Machine{Roots: roots}
+}
+
+// libraryDirs are where distributions install the driver's libraries.
+var libraryDirs = []string{"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib",
+	"lib/x86_64-linux-gnu", "lib64",
+	"lib", "usr/local/lib", "usr/local/nvidia/lib64", "usr/local/nvidia/lib"}
+
+// errNoLibrary means that no management library is found.
+var errNoLibrary = errors.New("no libnvidia-ml.so")
+
+// findLibrary finds the library and returns its view and root.
+func (m Machine) findLibrary() (*node.View, string, error) {
+	for _, root := range m.Roots {
+		for _, dir := range libraryDirs {
+			found, err := node.FindLibraries(filepath.Join(root, dir))
+			if err != nil || len(found) == 0 {
+				continue
+			}
+			n, err := node.AttachLibrary(found[0])
+			if err != nil {
+				return nil, "", err
+			}
+			v, err := n.View()
+			return v, root, err
+		}
+	}
+	return nil, "", errNoLibrary
+}
+
+// administered returns the node if it can be changed from here, and its GPUs: those in ids, or all. On the node itself,
+// the root is the driver root in the node's directory. There, no device nodes are opened: write access to the node's
+// files is enough, and a plugin of simulated GPUs has no access to device nodes. In a container the library is
+// read-only: then n is nil, and the GPUs are those that the container can reach.
+func administered(v *node.View, root, ids string) (n *node.Node, gpus []gpu, err error) {
+	if !onNode(root) {
+		gpus, err := choose(reachable(v, root), ids)
+		return nil, gpus, err
+	}
+	if n, err = node.Attach(filepath.Dir(root)); err != nil {
+		return nil, nil, err
+	}
+	for _, c := range v.GPUs {
+		gpus = append(gpus, gpu{c, len(gpus), c.Partitions()})
+	}
+	gpus, err = choose(gpus, ids)
+	return n, gpus, err
+}
+
+// onNode reports whether the root is the driver root in a node's directory.
+func onNode(root string) bool { return filepath.Base(root) == "root" }
+
+// Reachable returns what a program can use here: the GPUs whose device nodes it can open, or their partitions in MIG
+// mode. On a real machine, a CUDA program sees only the first partition.
+func (m Machine) Reachable() ([]node.Device, error) {
+	v, root, err := m.findLibrary()
+	if err != nil {
+		return nil, err
+	}
+	var out []node.Device
+	for _, g := range reachable(v, root) {
+		if !g.Partitioned() {
+			out = append(out, node.Device{Card: g.Card})
+		}
+		for _, p := range g.partitions {
+			out = append(out, node.Device{Card: g.Card, Partition: &p})
+		}
+	}
+	return out, nil
+}
+
+// gpu is a GPU that the program can reach. Index is its index among those.
+type gpu struct {
+	node.Card
+	Index      int
+	partitions []node.Partition // those that the program can reach
+}
+
+// reachable returns the GPUs whose device nodes can be opened: the node exists, has the GPU's numbers, and this process
+// may use it. Opening it returns ENXIO, because no driver has the number.
+func reachable(v *node.View, root string) []gpu {
+	var out []gpu
+	for _, c := range v.GPUs {
+		if v.Major != 0 && reaches(filepath.Join(root, "dev", c.DeviceNode()), v.Major, c.Minor) {
+			out = append(out, gpu{c, len(out), reachablePartitions(v, root, c)})
+		}
+	}
+	return out
+}
+
+// reachablePartitions returns the partitions of the GPU whose device nodes (GPU instance and compute instance) can be
+// opened. On the node it returns all, as for an administrator: the runtime creates these nodes in containers only.
+func reachablePartitions(v *node.View, root string, c node.Card) []node.Partition {
+	var out []node.Partition
+	for _, p := range c.Partitions() {
+		all := true
+		for _, minor := range c.Capabilities(p) {
+			all = all && (onNode(root) || reaches(filepath.Join(root, "dev", node.CapabilityNode(minor)), v.Major,
+				minor))
+		}
+		if all {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func reaches(path string, major, minor int) bool {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR ||
+		uint64(st.Rdev) != unix.Mkdev(uint32(major), uint32(minor)) { //nolint:unconvert // differs between architectures
+		return false
+	}
+	f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NONBLOCK, 0)
+	if err == nil {
+		f.Close()
+		return false // a driver answers, so it is not a simulated GPU
+	}
+	return errors.Is(err, syscall.ENXIO)
+}
+
+// choose returns the GPUs of the option -i: indexes, UUIDs, serial numbers or PCI addresses, separated by commas.
+func choose(all []gpu, ids string) ([]gpu, error) {
+	if ids == "" {
+		return all, nil
+	}
+	var out []gpu
+	for _, id := range strings.Split(ids, ",") {
+		found := false
+		for _, g := range all {
+			if id == fmt.Sprint(g.Index) || id == g.UUID || id == g.Serial ||
+				strings.EqualFold(strings.TrimPrefix(id, "0000"), g.PCI.Address.String()) ||
+				strings.EqualFold(id, g.PCI.Address.String()) {
+				out, found = append(out, g), true
+			}
+		}
+		if !found {
+			return nil, errNotFound
+		}
+	}
+	return out, nil
+}
+
+// errNotFound means that no GPU matches.
+var errNotFound = errors.New("no such GPU")
+
+// ask returns the answer to a call with injected faults. The program cannot write the state, so it counts no calls.
+func ask[T any](g gpu, call string, a hwprofile.Answer[T]) (T, hwprofile.Error) {
+	time.Sleep(g.Delay(call))
+	if e := g.Fault(call); e != "" {
+		var zero T
+		return zero, e
+	}
+	return a.Get()
+}
