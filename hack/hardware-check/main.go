@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command hardware-check verifies the driver's assumptions on a machine with GPUs, without a cluster. It compares what
-// would be published with nvidia-smi, and starts a container with the driver's CDI spec and an MPS daemon. It prints a
-// report in Markdown and leaves no files except those of -out.
+// would be published with nvidia-smi. It starts a container with the driver's CDI spec, and MPS daemons with clients.
+// It prints a report in Markdown and leaves no files except those of -out.
 package main
 
 import (
@@ -34,6 +34,10 @@ type options struct {
 }
 
 func main() {
+	if len(os.Args) == 3 && os.Args[1] == cudaClient { // a child of the step with MPS clients
+		runCUDAClient(os.Args[2], os.Stdin, os.Stdout)
+		return
+	}
 	var o options
 	flag.StringVar(&o.plugin, "plugin", "_output/bin/dra-kubelet-plugin", "the driver's program (make build)")
 	flag.StringVar(&o.simulation, "simulation", "_output/bin/dra-kubelet-plugin-sim",

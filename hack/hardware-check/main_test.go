@@ -21,8 +21,12 @@ import (
 	"github.com/gpudra/gpu-dra-driver/simulator/smi"
 )
 
-// TestMain lets the test binary act as the programs of simulated GPUs.
+// TestMain lets the test binary act as the programs of simulated GPUs, and as an MPS client.
 func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == cudaClient {
+		runCUDAClient(os.Args[2], os.Stdin, os.Stdout)
+		return
+	}
 	self, err := os.Readlink("/proc/self/exe")
 	if err != nil {
 		panic(err)
@@ -144,8 +148,14 @@ func TestTheWholeCheckOnSimulatedGPUs(t *testing.T) {
 				"| verified | nvidia-smi -q -x: cudaComputeCapability |", "| verified | nvidia-smi -q -x: memory |",
 				"| skipped | other published values | nvidia-smi -q -x has none of them: fabricDomain, ",
 				"| verified | a container with a GPU |", "| verified | a container without a claim | it cannot open",
-				"| verified | an MPS daemon with limits | started", "| verified | nvidia-smi compute-policy "+
-					"--set-timeslice |")
+				"| verified | an MPS daemon with limits | started",
+				"| verified | an MPS daemon for several users | it was started with -multiuser-server |",
+				"| verified | an MPS server before the first client | after start_server -uid 0, server ",
+				"| verified | two MPS clients with limits at once | users 0 and 0: each got 512 MiB of its limit of "+
+					"2048 MiB, and nothing above it |",
+				`| verified | limits of MPS, read back | set and printed: 30: "30.0", 50: "50.0", 100: "100.0", `+
+					`512M: "512M", 3000M: "2G", 5120M: "5G", 1048576M: "1024G" |`,
+				"| verified | nvidia-smi compute-policy --set-timeslice |")
 			v, err := n.View()
 			must(t, err)
 			for _, c := range v.GPUs {
@@ -176,6 +186,7 @@ func TestWhatCannotBeCheckedIsSkippedWithTheReason(t *testing.T) {
 	requireLines(t, report, "| skipped | nvidia-smi -q -x | the driver root has no nvidia-smi |",
 		`| skipped | a container with a GPU | exec: "no-runtime"`,
 		"| skipped | an MPS daemon with limits | the driver root has no nvidia-cuda-mps-control |",
+		"| skipped | two MPS clients with limits at once | the driver root has no nvidia-cuda-mps-control |",
 		"| skipped | nvidia-smi -c | it changes settings: -allow-changes |")
 }
 
