@@ -11,22 +11,36 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
-// testAPIServerAway stops the API server while the plugin prepares a claim, and again while a pod ends.
+// testAPIServerAway stops the API server while the plugin prepares a claim, and again while pods end and the plugin is
+// killed.
 func (n node) testAPIServerAway(t *testing.T) {
 	ns := n.namespace(t, "away")
-	var gpu string
+	var whole string
 	eventually(t, soon, "GPUs to be published", func() string {
-		gpu, _, _ = strings.Cut(n.gpus(t), "\n")
-		if gpu == "" {
+		if whole = n.gpus(t); whole == "" {
 			return "there is none" // a kubelet removes its node's slices when it starts
 		}
 		return ""
 	})
+	keeper := n.pod(t, ns, "keeper", "")
+	n.running(t, keeper)
+	before := n.left(t)
+	stubborn := n.pod(t, ns, "removed", "", shell(holdLock), grace(3*time.Second))
+	n.running(t, stubborn)
+	var gpu string
+	for free := range strings.SplitSeq(whole, "\n") {
+		if free != n.device(t, keeper) && free != n.device(t, stubborn) {
+			gpu = free
+		}
+	}
 
 	// Long enough for the API server to stop, which takes up to 5 s. The longer it is down, the longer
 	// kube-controller-manager waits before it retries: 56 s after a downtime of 18 s.
@@ -40,7 +54,7 @@ func (n node) testAPIServerAway(t *testing.T) {
 		t.Fatal("the plugin was done before the API server was away")
 	}
 	eventually(t, soon, "the claim to be prepared without the API server", func() string {
-		if len(n.records(t)) == 0 {
+		if len(n.records(t)) < 3 {
 			return "there is no record"
 		}
 		return ""
@@ -62,47 +76,81 @@ func (n node) testAPIServerAway(t *testing.T) {
 		return fmt.Sprintf("got status.devices %v", now.Status.Devices)
 	})
 
-	stubborn := n.pod(t, ns, "removed", "", shell(holdLock), grace(3*time.Second))
-	n.running(t, stubborn)
+	// While the API server is down again, pods end and the plugin is killed. It starts, answers, and does not change a
+	// claim that was prepared before.
 	n.remove(t, pod, stubborn)
 	n.control(t, "stop", "apiserver")
-	eventually(t, soon, "claims to be released without the API server", func() string { return n.left(t) })
-	n.control(t, "start", "apiserver")
-	n.gone(t, pod, stubborn)
-	n.clean(t)
-}
-
-// testStartWithoutAPIServer kills the plugin while the API server is down. It starts, answers, and publishes when the
-// API server is back. It does not change a claim that was prepared before.
-func (n node) testStartWithoutAPIServer(t *testing.T) {
-	ns := n.namespace(t, "start-away")
-	whole := n.gpus(t)
-	before := n.pod(t, ns, "before", "")
-	n.running(t, before)
-	left := n.left(t)
-	plugin := n.plugin(t)
-	n.control(t, "stop", "apiserver")
-	back := sync.OnceFunc(func() { n.control(t, "start", "apiserver") })
+	back := sync.OnceFunc(func() { n.startAPIServer(t) })
 	defer back() // the tests that follow need it
+	unchanged := func() string { return is(n.left(t), before) }
+	eventually(t, soon, "claims to be released without the API server", unchanged)
 	n.sh(t, "pkill -9 -f '[d]ra-kubelet-plugin-sim --driver-name'")
 	begin := time.Now()
-	eventually(t, soon, "the plugin to answer again", func() string {
-		return n.metric(t, plugin.Status.PodIP, "gpu_dra_")
-	})
+	eventually(t, soon, "the plugin to answer again", func() string { return n.metric(t, ip, "gpu_dra_") })
 	for time.Since(begin) < holdDuration(t, 30*time.Second) {
-		if now := n.left(t); now != left {
-			t.Fatalf("while the API server is away: %s", is(now, left))
+		if problem := unchanged(); problem != "" {
+			t.Fatalf("while the API server is away: %s", problem)
 		}
 		time.Sleep(time.Second)
 	}
 	back()
-	n.plugin(t)
+	n.gone(t, pod, stubborn)
 	eventually(t, soon, "the GPUs to be published", func() string { return is(n.gpus(t), whole) })
 	after := n.pod(t, ns, "after", "")
 	n.running(t, after)
-	n.remove(t, before, after)
-	n.gone(t, before, after)
+	n.remove(t, keeper, after)
+	n.gone(t, keeper, after)
 	n.clean(t)
+}
+
+// startAPIServer starts the API server and waits until the cluster has recovered. For up to a minute,
+// kube-controller-manager takes the nodes for lost and their pods for not ready (and an update of a DaemonSet replaces
+// such a pod before the new one is ready), and the nodes' kube-proxies refuse connections to the API server.
+func (s *suite) startAPIServer(t *testing.T) {
+	t.Helper()
+	s.control(t, "start", "apiserver")
+	const steady = 10 * time.Second // two periods in which kube-controller-manager looks at the nodes
+	since := time.Now()
+	eventually(t, soon, "the cluster to recover", func() string {
+		problem := s.recovering(t)
+		if problem != "" {
+			since = time.Now()
+		} else if time.Since(since) < steady {
+			problem = "it has only just recovered"
+		}
+		return problem
+	})
+}
+
+// recovering returns what is wrong with a node or its plugin, an empty string for nothing.
+func (s *suite) recovering(t *testing.T) string {
+	t.Helper()
+	var nodes corev1.NodeList
+	must(t, s.List(t.Context(), &nodes))
+	for i := range nodes.Items {
+		node := &nodes.Items[i]
+		for _, c := range node.Status.Conditions {
+			if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
+				return node.Name + " is not ready"
+			}
+		}
+		for _, taint := range node.Spec.Taints {
+			if strings.HasPrefix(taint.Key, "node.kubernetes.io/") {
+				return node.Name + " has the taint " + taint.Key
+			}
+		}
+		if got := s.node(node.Name).sh(t, "timeout 2 bash -c '< /dev/tcp/10.96.0.1/443' 2>&1; true"); got != "" {
+			return node.Name + ": " + got
+		}
+	}
+	pods, err := s.Pods(t.Context(), release, kube.PluginLabels)
+	must(t, err)
+	for i := range pods {
+		if !ready(&pods[i]) {
+			return pods[i].Name + " is not ready"
+		}
+	}
+	return ""
 }
 
 // inFlight is the line of the plugin's metrics for a call of the operation that is in progress.

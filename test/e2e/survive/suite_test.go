@@ -107,7 +107,6 @@ func TestSurvive(t *testing.T) {
 		})
 	})
 	t.Run("claims are prepared and released while the API server is down", s.node("node-1").testAPIServerAway)
-	t.Run("the plugin starts while the API server is down", s.node("node-1").testStartWithoutAPIServer)
 	t.Run("the plugin is updated while a GPU hangs", s.node("node-5").testUpdateWhileGPUHangs)
 	t.Run("an upgrade has no gap", s.testUpgrade)
 	t.Run("an older version takes over prepared claims", s.testDowngrade)
