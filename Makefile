@@ -44,7 +44,8 @@ test-race: ## tests of what serves several at a time, with the race detector
 test-nvidia: ## tests with NVIDIA's own programs of three driver branches, downloaded from Debian (needs no GPU)
 	@./hack/prerequisites.sh
 	@if packages=$$(hack/nvidia-packages.sh); then \
-		NVIDIA_PACKAGES=$$packages $(GO) test -run NVIDIA ./pkg/gpu/nvml ./pkg/sharing/mps/supervise ./simulator/mps; \
+		NVIDIA_PACKAGES=$$packages $(GO) test -run NVIDIA ./hack/hardware-check ./pkg/gpu/nvml \
+			./pkg/sharing/mps/supervise ./simulator/mps; \
 	else \
 		echo "SKIPPED: the tests with NVIDIA's own programs, because Debian's non-free packages cannot be had here" >&2; \
 	fi

@@ -2,13 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Downloads NVIDIA's user-space programs of three driver branches from Debian (component non-free) and unpacks them into
-# ${XDG_CACHE_HOME:-~/.cache}/gpu-dra-driver/nvidia-packages/SUITE. Nothing is installed. Prints the directory; exits
-# with 1 where the packages cannot be had.
+# SUITE/root below a directory of the cache, ${XDG_CACHE_HOME:-~/.cache}/gpu-dra-driver. Nothing is installed. Prints the
+# directory; exits with 1 where the packages cannot be had.
 set -euo pipefail
-dir=${XDG_CACHE_HOME:-$HOME/.cache}/gpu-dra-driver/nvidia-packages
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-packages=(nvidia-cuda-mps libcuda1 libnvidia-ml1 nvidia-smi)
+packages=(nvidia-cuda-mps nvidia-smi libcuda1 libnvidia-ml1 libnvidia-cfg1 libnvidia-ptxjitcompiler1
+	libnvcuvid1 libnvidia-encode1)
+key=$(echo "${packages[@]}" | sha256sum)
+dir=${XDG_CACHE_HOME:-$HOME/.cache}/gpu-dra-driver/nvidia-packages-${key:0:10}
 
 fetch() { # SUITE
 	local work

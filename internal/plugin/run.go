@@ -167,7 +167,7 @@ func Run(ctx context.Context, c Config) error {
 		Kubelet: c.PodResources, Release: sockets.Release, Period: c.SweepPeriod,
 	}}).Run(ctx)
 	go (&report.DaemonWatch{Daemons: c.Daemons, Records: c.Records, Restarted: reporter.DaemonRestarted,
-		SingleUser: reporter.SingleUser}).Run(ctx)
+		ServerFailed: reporter.ServerFailed, SingleUser: reporter.SingleUser}).Run(ctx)
 	<-ctx.Done()
 	select {
 	case <-stopped:

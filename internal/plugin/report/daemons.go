@@ -18,17 +18,19 @@ import (
 // daemonWatchPeriod is how often the states of the MPS daemons are read.
 const daemonWatchPeriod = 2 * time.Second
 
-// DaemonWatch reports to claims what happens to their MPS daemons: a restart, with which all clients fail, and a driver
-// that cannot serve several users at the same time.
+// DaemonWatch reports to claims what happens to their MPS daemons.
 type DaemonWatch struct {
-	Daemons   mps.Dir
-	Records   Lister
+	Daemons mps.Dir
+	Records Lister
+	// Restarted is called for each claim of a daemon that was restarted.
 	Restarted func(claim sharing.Claim, daemon string)
+	// ServerFailed is called for each claim of a daemon of which a server has ended with an error.
+	ServerFailed func(claim sharing.Claim, daemon, what string)
 	// SingleUser is called once for each claim whose daemon cannot serve several users at the same time.
 	SingleUser func(claim sharing.Claim, daemon string)
 
-	seen   map[string]int      // restarts, by daemon
-	single sets.Set[types.UID] // claims that SingleUser was called for
+	seen   map[string]mps.State // the last look, by daemon
+	single sets.Set[types.UID]  // claims that SingleUser was called for
 }
 
 // Run watches until ctx ends.
@@ -45,22 +47,25 @@ func (w *DaemonWatch) Run(ctx context.Context) {
 	}
 }
 
-// look reports what has changed since the last call. The previous instance reported restarts before the first one.
+// look reports what has changed since the last call. The previous instance reported what was before the first one.
 func (w *DaemonWatch) look() error {
 	wanted, err := w.Daemons.Requested()
 	if err != nil {
 		return err
 	}
 	before, reported := w.seen, w.single
-	w.seen, w.single = map[string]int{}, sets.New[types.UID]()
+	w.seen, w.single = map[string]mps.State{}, sets.New[types.UID]()
 	for _, d := range wanted {
-		state, err := w.Daemons.State(d.ID)
+		now, err := w.Daemons.State(d.ID)
 		if err != nil {
 			return err
 		}
-		w.seen[d.ID] = state.Restarts
-		restarted := before != nil && state.Restarts > before[d.ID] // a new daemon has not been restarted
-		if !restarted && !state.SingleUser {
+		w.seen[d.ID] = now
+		was := before[d.ID]
+		restarted := before != nil && now.Restarts > was.Restarts // a new daemon has not been restarted
+		failed := before != nil && now.ServerFailures > 0 &&
+			(now.PID != was.PID || now.ServerFailures > was.ServerFailures)
+		if !restarted && !failed && !now.SingleUser {
 			continue
 		}
 		records, err := w.Records.List()
@@ -74,7 +79,10 @@ func (w *DaemonWatch) look() error {
 			if restarted {
 				w.Restarted(rec.Claim, d.ID)
 			}
-			if state.SingleUser {
+			if failed {
+				w.ServerFailed(rec.Claim, d.ID, now.ServerFailure)
+			}
+			if now.SingleUser {
 				w.single.Insert(rec.Claim.UID)
 				if !reported.Has(rec.Claim.UID) {
 					w.SingleUser(rec.Claim, d.ID)

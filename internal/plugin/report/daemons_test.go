@@ -33,6 +33,9 @@ func TestDaemonRestartIsReported(t *testing.T) {
 	w := &DaemonWatch{Daemons: dir, Records: records, Restarted: func(claim sharing.Claim, daemon string) {
 		told = append(told, fmt.Sprint(claim, " ", daemon))
 	}}
+	w.ServerFailed = func(claim sharing.Claim, daemon, what string) {
+		told = append(told, fmt.Sprint(claim, " ", daemon, " ", what))
+	}
 	w.SingleUser = func(claim sharing.Claim, daemon string) {
 		told = append(told, fmt.Sprint(claim, " ", daemon, " single user"))
 	}
@@ -40,23 +43,28 @@ func TestDaemonRestartIsReported(t *testing.T) {
 		name       string
 		restarts   map[string]int
 		singleUser string // the daemon that is
+		failures   int    // of the servers of each daemon
 		want       string
 	}{
-		{"restarts before the first look are not reported", map[string]int{"gpu-1": 3, "gpu-2": 0}, "", "[]"},
-		{"nothing has happened", map[string]int{"gpu-1": 3, "gpu-2": 0}, "", "[]"},
-		{"one was restarted", map[string]int{"gpu-1": 4, "gpu-2": 0}, "", "[ns/a gpu-1 ns/b gpu-1]"},
-		{"that is reported once", map[string]int{"gpu-1": 4, "gpu-2": 1}, "", "[ns/c gpu-2]"},
-		{"a new one was restarted before the look", map[string]int{"gpu-1": 4, "gpu-2": 1, "gpu-3": 1}, "",
+		{"restarts before the first look are not reported", map[string]int{"gpu-1": 3, "gpu-2": 0}, "", 0, "[]"},
+		{"nothing has happened", map[string]int{"gpu-1": 3, "gpu-2": 0}, "", 0, "[]"},
+		{"one was restarted", map[string]int{"gpu-1": 4, "gpu-2": 0}, "", 0, "[ns/a gpu-1 ns/b gpu-1]"},
+		{"that is reported once", map[string]int{"gpu-1": 4, "gpu-2": 1}, "", 0, "[ns/c gpu-2]"},
+		{"a new one was restarted before the look", map[string]int{"gpu-1": 4, "gpu-2": 1, "gpu-3": 1}, "", 0,
 			"[ns/d gpu-3]"},
-		{"one serves a single user", map[string]int{"gpu-1": 4}, "gpu-1",
+		{"one serves a single user", map[string]int{"gpu-1": 4}, "gpu-1", 0,
 			"[ns/a gpu-1 single user ns/b gpu-1 single user]"},
-		{"that is reported once, too", map[string]int{"gpu-1": 5}, "gpu-1", "[ns/a gpu-1 ns/b gpu-1]"},
+		{"that is reported once, too", map[string]int{"gpu-1": 5}, "gpu-1", 0, "[ns/a gpu-1 ns/b gpu-1]"},
+		{"a server has failed", map[string]int{"gpu-1": 5}, "", 1, "[ns/a gpu-1 failure 1 ns/b gpu-1 failure 1]"},
+		{"another one has", map[string]int{"gpu-1": 5}, "", 2, "[ns/a gpu-1 failure 2 ns/b gpu-1 failure 2]"},
+		{"no other one has", map[string]int{"gpu-1": 5}, "", 2, "[]"},
 	} {
 		for id, restarts := range look.restarts {
 			if err := dir.Request(mps.Daemon{ID: id}); err != nil {
 				t.Fatal(err)
 			}
-			state := mps.State{Ready: true, Restarts: restarts, SingleUser: id == look.singleUser}
+			state := mps.State{Ready: true, Restarts: restarts, SingleUser: id == look.singleUser,
+				ServerFailures: look.failures, ServerFailure: fmt.Sprint("failure ", look.failures)}
 			if err := dir.Report(id, state); err != nil {
 				t.Fatal(err)
 			}

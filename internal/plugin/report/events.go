@@ -24,8 +24,8 @@ import (
 
 // Events are all events of the plugin.
 var Events = struct {
-	PrepareFailed, ClaimWaiting, ShareNotEnforced, TimeSlicingIgnored, MPSDaemonRestarted, MPSSingleUser,
-	PartitionLost event.Kind
+	PrepareFailed, ClaimWaiting, ShareNotEnforced, TimeSlicingIgnored, MPSDaemonRestarted, MPSServerFailed,
+	MPSSingleUser, PartitionLost event.Kind
 
 	ReleaseFailed, GPULost, FieldsDropped, NodeConfigRefused, NodeConfigWarning, ModeChangePending, ModeChanged,
 	MIGBlocked,
@@ -48,6 +48,9 @@ var Events = struct {
 	MPSDaemonRestarted: event.Warning("MPSDaemonRestarted", "ResourceClaim",
 		"the MPS daemon through which the claim's containers use a GPU ended and was started again; their programs "+
 			"must start again too"),
+	MPSServerFailed: event.Warning("MPSServerFailed", "ResourceClaim",
+		"a server of the MPS daemon through which the claim's containers use a GPU ended with an error, so that their "+
+			"programs have failed or cannot start; the daemon starts another one for the next program"),
 	MPSSingleUser: event.Normal("MPSSingleUser", "ResourceClaim",
 		"NVIDIA's driver on the node is older than R555: its MPS daemon serves clients of one user ID at a time, and "+
 			"those of others wait"),
@@ -115,6 +118,12 @@ func (r *Reporter) Waiting(claim sharing.Claim, cause error) {
 func (r *Reporter) DaemonRestarted(claim sharing.Claim, daemon string) {
 	r.claim(Events.MPSDaemonRestarted, claim, "Share", "node %s: the MPS daemon of %s ended and was started again: "+
 		"programs that used the GPU through it have failed and must start again", r.Config.Node, daemon)
+}
+
+// ServerFailed reports that a server of the claim's MPS daemon has ended with an error.
+func (r *Reporter) ServerFailed(claim sharing.Claim, daemon, what string) {
+	r.claim(Events.MPSServerFailed, claim, "Share", "node %s: the MPS daemon of %s said: %s: its programs have failed "+
+		"or cannot start; its log on the node has more", r.Config.Node, daemon, what)
 }
 
 // SingleUser reports that the MPS daemon of the claim serves one user ID at a time.

@@ -61,6 +61,10 @@ type State struct {
 	Restarts int    `json:"restarts,omitempty"`
 	// SingleUser means that MultiUser is requested and that the driver's control program does not know it.
 	SingleUser bool `json:"singleUser,omitempty"`
+	// ServerFailures counts the servers of this process that ended with an error, and ServerFailure is what the daemon
+	// said of the last one.
+	ServerFailures int    `json:"serverFailures,omitempty"`
+	ServerFailure  string `json:"serverFailure,omitempty"`
 	// SharedMemory is the directory, on the host, for /dev/shm of clients; empty: that of all daemons. Older
 	// supervisors do not report it.
 	SharedMemory string `json:"sharedMemory,omitempty"`

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,50 +14,31 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
 // controlProgram is NVIDIA's program for both the daemon and its commands.
 const controlProgram = "nvidia-cuda-mps-control"
 
-// Where distributions put the driver's programs and libraries, relative to its root.
-var (
-	programDirs = []string{"usr/bin", "bin", "usr/sbin", "sbin", "usr/local/bin", "usr/lib/nvidia/current"}
-	libraryDirs = []string{
-		"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu",
-		"lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu",
-		"usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib/aarch64-linux-gnu/nvidia/current", // Debian
-	}
-)
-
 // driver is the root of NVIDIA's driver, as this program sees it.
-type driver string
+type driver struct{ driverroot.Dir }
 
 // control returns the path of the control program.
 func (d driver) control() (string, error) {
-	for _, dir := range programDirs {
-		path := filepath.Join(string(d), dir, controlProgram)
-		_, err := os.Stat(path)
-		if err == nil {
-			return path, nil
-		}
-		if !errors.Is(err, fs.ErrNotExist) {
-			return "", err
-		}
+	path, err := d.Program(controlProgram)
+	if err != nil {
+		return "", fmt.Errorf("%w: install the driver with its compute utilities", err)
 	}
-	return "", fmt.Errorf("%s is in no directory for programs below %s: install the driver with its compute utilities",
-		controlProgram, d)
+	return path, nil
 }
 
 // environment returns the variables of the daemon's programs. libraries is a directory of the driver's libraries, ""
 // for none.
 func (d driver) environment(dir mps.Dir, id string, libraries string) []string {
-	var path []string
-	for _, p := range programDirs {
-		path = append(path, filepath.Join(string(d), p))
-	}
 	env := []string{
-		"PATH=" + strings.Join(append(path, os.Getenv("PATH")), ":"), // the daemon looks there for its server
+		// The daemon looks there for its server.
+		"PATH=" + strings.Join(append(d.ProgramDirs(), os.Getenv("PATH")), ":"),
 		"CUDA_MPS_PIPE_DIRECTORY=" + dir.Pipe(id),
 		"CUDA_MPS_LOG_DIRECTORY=" + dir.Log(id),
 	}
@@ -72,7 +52,7 @@ func (d driver) environment(dir mps.Dir, id string, libraries string) []string {
 // would also find the root's C library, which may not fit the loader of this container. It returns "" if the root is
 // that of this system.
 func (d driver) linkLibraries(dir string) (string, error) {
-	if filepath.Clean(string(d)) == "/" {
+	if filepath.Clean(string(d.Dir)) == "/" {
 		return "", nil
 	}
 	if err := os.RemoveAll(dir); err != nil {
@@ -81,18 +61,13 @@ func (d driver) linkLibraries(dir string) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	for _, from := range libraryDirs {
-		for _, pattern := range []string{"libcuda*.so*", "libnvidia-*.so*"} {
-			found, err := filepath.Glob(filepath.Join(string(d), from, pattern))
-			if err != nil {
-				return "", err
-			}
-			for _, path := range found {
-				if err := os.Symlink(path, filepath.Join(dir, filepath.Base(path))); err != nil &&
-					!errors.Is(err, fs.ErrExist) {
-					return "", err
-				}
-			}
+	found, err := d.Libraries("libcuda*.so*", "libnvidia-*.so*")
+	if err != nil {
+		return "", err
+	}
+	for name, path := range found {
+		if err := os.Symlink(path, filepath.Join(dir, name)); err != nil {
+			return "", err
 		}
 	}
 	return dir, nil

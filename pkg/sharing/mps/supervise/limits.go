@@ -55,7 +55,7 @@ func (r *process) setLimits(ctx context.Context, limits, before mps.Daemon) erro
 	if len(commands) == 0 {
 		return nil
 	}
-	if _, err := sendCommands(ctx, r.program, r.env, commands...); err != nil {
+	if _, err := r.send(ctx, commands...); err != nil {
 		return fmt.Errorf("set limits: %w", err)
 	}
 	servers, err := r.servers(ctx)
@@ -63,7 +63,7 @@ func (r *process) setLimits(ctx context.Context, limits, before mps.Daemon) erro
 		return err
 	}
 	for _, pid := range servers {
-		if _, err := sendCommands(ctx, r.program, r.env, commandsFor(limits, before, "", pid+" ")...); err != nil {
+		if _, err := r.send(ctx, commandsFor(limits, before, "", pid+" ")...); err != nil {
 			return fmt.Errorf("set limits of server %s: %w", pid, err)
 		}
 	}
@@ -73,7 +73,7 @@ func (r *process) setLimits(ctx context.Context, limits, before mps.Daemon) erro
 // checkLimits reads the limits back. The daemon's exit code and its answer to a command do not tell whether it has set
 // them: a percentage out of range is answered by the one before, and a memory limit by nothing.
 func (r *process) checkLimits(ctx context.Context, limits mps.Daemon) error {
-	text, err := sendCommands(ctx, r.program, r.env, "get_default_active_thread_percentage")
+	text, err := r.send(ctx, "get_default_active_thread_percentage")
 	if err != nil {
 		return fmt.Errorf("ask for limits: %w", err)
 	}
@@ -89,7 +89,7 @@ func (r *process) checkLimits(ctx context.Context, limits mps.Daemon) error {
 		if !limited {
 			continue
 		}
-		text, err := sendCommands(ctx, r.program, r.env, fmt.Sprintf("get_default_device_pinned_mem_limit %d", i))
+		text, err := r.send(ctx, fmt.Sprintf("get_default_device_pinned_mem_limit %d", i))
 		if err != nil {
 			return fmt.Errorf("ask for the memory limit of GPU %s: %w", id, err)
 		}
@@ -110,7 +110,7 @@ func printsLimit(text string, mebibytes uint64) bool {
 
 // servers returns the PIDs of the daemon's servers.
 func (r *process) servers(ctx context.Context) ([]string, error) {
-	text, err := sendCommands(ctx, r.program, r.env, "get_server_list")
+	text, err := r.send(ctx, "get_server_list")
 	if err != nil {
 		return nil, fmt.Errorf("list servers: %w", err)
 	}

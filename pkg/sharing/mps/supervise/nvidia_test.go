@@ -50,6 +50,11 @@ func TestNVIDIA(t *testing.T) {
 			eventually(t, "the start of the server in the log", func() bool {
 				return strings.Contains(log(), "Starting new server")
 			})
+			eventually(t, "the end of the server, which finds no GPU, in the state", func() bool {
+				s, err := w.dir.State("g0")
+				must(t, err)
+				return s.Ready && s.ServerFailures > 0 && strings.HasSuffix(s.ServerFailure, " exited with status 1")
+			})
 
 			d.ThreadPercentage, d.Memory = 50, map[gpu.UUID]uint64{"GPU-0": 3000 << 20, "GPU-1": 1 << 30}
 			must(t, w.dir.Request(d))

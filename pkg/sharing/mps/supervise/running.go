@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -27,7 +28,9 @@ type process struct {
 	ended   chan struct{}
 	err     error // of Wait, set before ended is closed
 	// multiUser is whether the daemon was started for clients of different user IDs at the same time.
-	multiUser bool
+	multiUser  bool
+	serverEnds *servers
+	sending    sync.Mutex // see send
 }
 
 // maxSocketPath is the maximum length of a Unix socket's path.
@@ -56,14 +59,14 @@ func start(dir mps.Dir, root driver, d mps.Daemon) (*process, error) {
 		return nil, err
 	}
 	r := &process{program: program, env: root.environment(dir, d.ID, libraries), ended: make(chan struct{}),
-		multiUser: d.MultiUser}
+		multiUser: d.MultiUser, serverEnds: newServers()}
 	args := []string{"-f"}
 	if d.MultiUser {
 		args = append(args, "-multiuser-server")
 	}
 	r.cmd = withSharedMemory(dir, d, program, args)
 	r.cmd.Env = append(r.env[:len(r.env):len(r.env)], "CUDA_VISIBLE_DEVICES="+visible(d))
-	output := io.MultiWriter(&r.output, log)
+	output := io.MultiWriter(&r.output, log, r.serverEnds)
 	r.cmd.Stdout, r.cmd.Stderr = output, output
 	r.cmd.WaitDelay = time.Second
 	if r.cmd.SysProcAttr == nil {
@@ -162,16 +165,24 @@ func (r *process) await(ctx context.Context) error {
 			return fmt.Errorf("it does not answer within %s", startTimeout)
 		case <-time.After(pause):
 		}
-		if _, err := sendCommands(ctx, r.program, r.env, "get_server_list"); err == nil {
+		if _, err := r.send(ctx, "get_server_list"); err == nil {
 			return nil
 		}
 	}
 }
 
+// send sends commands to the daemon: see sendCommands. One call at a time, because a daemon of R555 ignores commands
+// while another program that sends some is connected, and says nothing.
+func (r *process) send(ctx context.Context, commands ...string) (string, error) {
+	r.sending.Lock()
+	defer r.sending.Unlock()
+	return sendCommands(ctx, r.program, r.env, commands...)
+}
+
 // startServer starts a server before the first client connects. The GPUs are in exclusive process mode, so a container
 // that bypasses MPS then finds them taken. If it fails, the first client starts the server.
 func (r *process) startServer(ctx context.Context) error {
-	_, err := sendCommands(ctx, r.program, r.env, "start_server -uid 0")
+	_, err := r.send(ctx, "start_server -uid 0")
 	return err
 }
 
@@ -192,7 +203,7 @@ func (r *process) stop() {
 	quit, cancel := context.WithTimeout(context.Background(), quitTimeout)
 	defer cancel()
 	// Its clients ended before the daemon was released; remaining ones get a second.
-	if _, err := sendCommands(quit, r.program, r.env, "quit -t 1"); err == nil {
+	if _, err := r.send(quit, "quit -t 1"); err == nil {
 		select {
 		case <-r.ended:
 			return

@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"time"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
@@ -139,7 +140,7 @@ func (w *worker) runDaemon(ctx context.Context, d mps.Request) error {
 
 // runProcess is runDaemon with a process that may serve fewer users than the request. Error: errNoMultiUser.
 func (w *worker) runProcess(ctx context.Context, d mps.Request, as mps.Daemon) error {
-	r, err := start(w.Dir, driver(w.DriverRoot), as)
+	r, err := start(w.Dir, driver{driverroot.Dir(w.DriverRoot)}, as)
 	if err != nil {
 		return err
 	}
@@ -222,6 +223,7 @@ func (w *worker) watchProcess(ctx context.Context, r *process, is mps.Request) e
 		case <-ctx.Done():
 		case <-w.changed:
 		case <-retry:
+		case <-r.serverEnds.failed:
 		}
 		d := w.target(ctx)
 		if d == nil || !sameProcess(d.Daemon, is.Daemon) {
@@ -247,7 +249,9 @@ func (w *worker) watchProcess(ctx context.Context, r *process, is mps.Request) e
 
 // serves returns the state of the process when it serves clients of the daemon.
 func (r *process) serves(d mps.Daemon) mps.State {
-	return mps.State{PID: r.cmd.Process.Pid, Ready: true, SingleUser: d.MultiUser && !r.multiUser}
+	failures, last := r.serverEnds.failures()
+	return mps.State{PID: r.cmd.Process.Pid, Ready: true, SingleUser: d.MultiUser && !r.multiUser,
+		ServerFailures: failures, ServerFailure: last}
 }
 
 // reportStopped reports that the daemon ends with its supervisor, if it is still requested.

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package supervise
+
+import (
+	"bytes"
+	"regexp"
+	"sync"
+)
+
+// servers finds the servers that end with an error in the output of a daemon, which says it nowhere else: the commands
+// that start and list servers succeed.
+type servers struct {
+	// failed signals a failure since the last call of failures.
+	failed chan struct{}
+
+	line []byte // the last one, as far as it is known
+
+	mu    sync.Mutex
+	count int
+	last  string // what the daemon said of the last failure
+}
+
+func newServers() *servers { return &servers{failed: make(chan struct{}, 1)} }
+
+// serverEnded is what the daemon prints when a server ends. NVIDIA's programs of R535 to R555 do.
+var serverEnded = regexp.MustCompile(`Server \d+ exited with status (\d+)`)
+
+// maxLine is the maximum length of a line that is searched.
+const maxLine = 4 << 10
+
+// Write never fails.
+func (s *servers) Write(b []byte) (int, error) {
+	written := len(b)
+	for {
+		line, rest, found := bytes.Cut(b, []byte("\n"))
+		if len(s.line)+len(line) <= maxLine {
+			s.line = append(s.line, line...)
+		}
+		if !found {
+			return written, nil
+		}
+		s.search(s.line)
+		s.line, b = s.line[:0], rest
+	}
+}
+
+func (s *servers) search(line []byte) {
+	found := serverEnded.FindSubmatch(line)
+	if found == nil || string(found[1]) == "0" { // without an error, it has made room for another user
+		return
+	}
+	s.mu.Lock()
+	s.count, s.last = s.count+1, string(found[0])
+	s.mu.Unlock()
+	select {
+	case s.failed <- struct{}{}:
+	default: // already signalled
+	}
+}
+
+// failures returns how many servers have ended with an error, and what the daemon said of the last one.
+func (s *servers) failures() (count int, last string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.count, s.last
+}
