@@ -30,10 +30,11 @@ var allowed = map[string][]string{
 	"pkg/sharing":    {"pkg/allocation", "pkg/api", "pkg/gpu", "pkg/inventory", "pkg/sharing/mps"},
 
 	// Only for the node.
-	"pkg/gpu/nvml":              {"pkg/gpu", "pkg/steps"},
+	"pkg/gpu/driverroot":        {},
+	"pkg/gpu/nvml":              {"pkg/gpu", "pkg/gpu/driverroot", "pkg/steps"},
 	"pkg/cdi":                   {"pkg/gpu"},
 	"pkg/sharing/mps":           {"pkg/gpu"},
-	"pkg/sharing/mps/supervise": {"pkg/gpu", "pkg/sharing/mps"},
+	"pkg/sharing/mps/supervise": {"pkg/gpu", "pkg/gpu/driverroot", "pkg/sharing/mps"},
 	"pkg/checkpoint":            {"pkg/gpu", "pkg/sharing"},
 	"pkg/claims": {"pkg/allocation", "pkg/cdi", "pkg/checkpoint", "pkg/gpu", "pkg/inventory", "pkg/sharing",
 		"pkg/sharing/mps",

@@ -5,7 +5,6 @@ package nvml
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +15,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 )
 
 // DriverRoot is the root directory of NVIDIA's driver.
@@ -46,32 +46,23 @@ const memoryLimitsHook = "apply-cuda-memory-limits"
 var controlNodes = []string{"/dev/nvidiactl", "/dev/nvidia-uvm"}
 
 // ErrNoDriver means that NVIDIA's driver is not in the driver root.
-var ErrNoDriver = errors.New("no NVIDIA driver")
+var ErrNoDriver = driverroot.ErrNoDriver
 
-// libraryDirs are the directories of the driver's libraries in distributions, relative to its root.
-var libraryDirs = []string{
-	"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu",
-	"lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "usr/lib", "lib",
-	// Debian's packages; the links to them in the directories above go by way of the absolute /etc/alternatives.
-	"usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib/aarch64-linux-gnu/nvidia/current",
-}
+// files returns the files of the driver, as this container sees them.
+func (r DriverRoot) files() driverroot.Dir { return driverroot.Dir(r.Here) }
 
-// Library returns the path of the driver's NVML library. Error: ErrNoDriver.
+// Library returns the path of the driver's NVML library, without links. Error: ErrNoDriver.
 func (r DriverRoot) Library() (string, error) {
-	for _, dir := range libraryDirs {
-		path := filepath.Join(r.Here, dir, "libnvidia-ml.so.1")
-		_, err := os.Stat(path)
-		if err == nil {
-			return path, nil
-		}
-		if !errors.Is(err, fs.ErrNotExist) {
-			return "", err
-		}
+	path, err := r.files().Library("libnvidia-ml.so.1")
+	if err != nil {
+		return "", fmt.Errorf("%w: install the driver below %s of the host, or name the directory that has it "+
+			"(--driver-root)", err, r.Host)
 	}
-	return "", fmt.Errorf("libnvidia-ml.so.1 is in no library directory below %s (seen here as %s): install the "+
-		"driver there or name the directory that has it (--driver-root): %w",
-		r.Host, r.Here, ErrNoDriver)
+	return path, nil
 }
+
+// Program returns the path of a driver's program, without links. Error: exec.ErrNotFound.
+func (r DriverRoot) Program(name string) (string, error) { return r.files().Program(name) }
 
 // driverAccess implements Node.DriverAccess.
 func (s *session) driverAccess() (gpu.Access, error) {
@@ -98,11 +89,25 @@ func (s *session) findDriver() (gpu.Access, error) {
 	if err != nil {
 		return gpu.Access{}, fmt.Errorf("find the driver's files: %w", err)
 	}
+	s.mountSMI(edits.ContainerEdits)
 	access, err := s.onHost(*edits.ContainerEdits)
 	if err != nil {
 		return gpu.Access{}, err
 	}
 	return access, s.requireNodes(access, controlNodes)
+}
+
+// mountSMI adds nvidia-smi of Debian's packages, where the toolkit does not find it: /usr/bin has a link to it by way
+// of the absolute /etc/alternatives.
+func (s *session) mountSMI(edits *specs.ContainerEdits) {
+	const name = "nvidia-smi"
+	if slices.ContainsFunc(edits.Mounts, func(m *specs.Mount) bool { return filepath.Base(m.HostPath) == name }) {
+		return
+	}
+	if path, err := s.Driver.Program(name); err == nil {
+		edits.Mounts = append(edits.Mounts, &specs.Mount{HostPath: path, ContainerPath: "/usr/bin/" + name,
+			Options: []string{"ro", "nosuid", "nodev", "rbind", "rprivate"}})
+	}
 }
 
 func (s *session) findDevice(d gpu.Device) (gpu.Access, error) {
@@ -137,6 +142,7 @@ func (s *session) toolkit() (nvcdi.Interface, error) {
 		nvcdi.WithDeviceLib(s.devices),
 		nvcdi.WithDriverRoot(s.Driver.Here),
 		nvcdi.WithDevRoot(dev),
+		nvcdi.WithLibrarySearchPaths(s.Driver.files().LibraryDirs()),
 		nvcdi.WithNVIDIACDIHookPath(s.HookPath),
 		nvcdi.WithDisabledHooks(memoryLimitsHook),
 		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils),

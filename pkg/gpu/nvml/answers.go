@@ -8,9 +8,11 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 )
 
 // answers caches the toolkit's answers until the watched directories change, because an answer takes milliseconds.
@@ -56,10 +58,11 @@ func (a *answers) get(id subject, root DriverRoot, find func() (gpu.Access, erro
 }
 
 // watchedDirs are the directories of the driver's device nodes, programs and libraries, and of its services' sockets.
-var watchedDirs = append([]string{"dev", "usr/bin", "run/nvidia-persistenced", "run/nvidia-fabricmanager",
-	"tmp/nvidia-mps"}, libraryDirs...)
+var watchedDirs = append(driverroot.Watched(), "dev", "run/nvidia-persistenced", "run/nvidia-fabricmanager",
+	"tmp/nvidia-mps")
 
-// fingerprint changes when a file is added to, removed from or replaced in a watched directory.
+// fingerprint changes when a file is added to, removed from or replaced in a watched directory, and when another root
+// is mounted.
 func (r DriverRoot) fingerprint() string {
 	var b strings.Builder
 	look := func(root, dir string) {
@@ -68,7 +71,8 @@ func (r DriverRoot) fingerprint() string {
 			fmt.Fprintf(&b, "%s -\n", dir)
 			return
 		}
-		fmt.Fprintf(&b, "%s %d\n", dir, info.ModTime().UnixNano())
+		stat := info.Sys().(*syscall.Stat_t)
+		fmt.Fprintf(&b, "%s %d %d %d\n", dir, stat.Dev, stat.Ino, info.ModTime().UnixNano())
 	}
 	for _, dir := range watchedDirs {
 		look(r.Here, dir)

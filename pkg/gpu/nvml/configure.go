@@ -7,10 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -23,10 +21,6 @@ import (
 
 // ErrNotConfigurable means that the GPU does not support the setting. The message says what it supports.
 var ErrNotConfigurable = errors.New("the GPU does not support it")
-
-// programDirs are the directories of the driver's programs in distributions, relative to its root.
-var programDirs = []string{"usr/bin", "bin", "usr/sbin", "sbin", "usr/local/bin",
-	"usr/lib/nvidia/current"} // Debian
 
 // modes maps compute modes to NVML's values.
 var modes = map[gpu.ComputeMode]nvmllib.ComputeMode{
@@ -129,6 +123,9 @@ const (
 func (s *session) setTimeSlice(ctx context.Context, id gpu.UUID, name gpu.Interval) error {
 	code, text, err := s.Driver.runSMI(ctx, "compute-policy", "-i", string(id), "--set-timeslice",
 		strconv.Itoa(intervals[name]))
+	if errors.Is(err, exec.ErrNotFound) {
+		return fmt.Errorf("time slice %s: %w", name, err)
+	}
 	unsupported := code == exitNotSupported || strings.Contains(text, "Not Supported")
 	switch {
 	case err == nil:
@@ -175,20 +172,4 @@ func (r DriverRoot) runSMI(ctx context.Context, args ...string) (code int, text 
 	}
 	return code, strings.Join(strings.FieldsFunc(strings.TrimSpace(output.String()),
 		func(c rune) bool { return c == '\n' }), "; "), err
-}
-
-// Program returns the path of a driver's program, as this container sees it. Error: exec.ErrNotFound.
-func (r DriverRoot) Program(name string) (string, error) {
-	for _, dir := range programDirs {
-		path := filepath.Join(r.Here, dir, name)
-		_, err := os.Stat(path)
-		if err == nil {
-			return path, nil
-		}
-		if !errors.Is(err, fs.ErrNotExist) {
-			return "", err
-		}
-	}
-	return "", fmt.Errorf("in no directory for programs below %s (seen here as %s): %w", r.Host, r.Here,
-		exec.ErrNotFound)
 }

@@ -79,16 +79,16 @@ func TestConfigure(t *testing.T) {
 				m.Fail("0", "SetComputeMode", "ERROR_UNKNOWN"))
 		}, []gpu.Settings{undo}, "compute mode DEFAULT: ERROR_UNKNOWN; mode=Exclusive_Process", nil},
 		{"no nvidia-smi, so an interval cannot be set back", false, withSMI(""), []gpu.Settings{exclusive, undo},
-			"time slice Default: nvidia-smi: in no directory for programs below /host (seen here as ROOT): " +
-				"executable file not found in $PATH; mode=Default", nil},
+			"time slice Default: nvidia-smi is in no directory for programs below ROOT: executable file not found " +
+				"in $PATH; mode=Default", nil},
 		{"no nvidia-smi, an interval", false, withSMI(""), []gpu.Settings{long},
-			"time slice Long: nvidia-smi: in no directory for programs below /host (seen here as ROOT): executable " +
-				"file not found in $PATH", nil},
+			"time slice Long: nvidia-smi is in no directory for programs below ROOT: executable file not found in " +
+				"$PATH", nil},
 		{"nvidia-smi says no", false, withSMI("#!/bin/sh\necho no driver; echo at all; exit 9\n"), []gpu.Settings{undo},
 			"time slice Default: nvidia-smi: exit status 9: no driver; at all", nil},
 		{"nvidia-smi hangs", false, withSMI("#!/bin/sh\nexec sleep 60\n"), []gpu.Settings{long},
 			"time slice Long: nvidia-smi: context deadline exceeded", nil},
-		{"nvidia-smi gets the library", false, withSMI("#!/bin/sh\n[ $LD_PRELOAD = " +
+		{"nvidia-smi gets the library", false, withSMI("#!/bin/sh\n[ $LD_PRELOAD -ef " +
 			"${0%/bin/nvidia-smi}/lib/x86_64-linux-gnu/libnvidia-ml.so.1 ] && " +
 			"[ \"$1 $2 $4 $5\" = 'compute-policy -i --set-timeslice 2' ]"),
 			[]gpu.Settings{{Interval: gpu.IntervalMedium}}, "mode=Default", nil},

@@ -4,7 +4,6 @@ package nvml
 
 import (
 	"errors"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -14,18 +13,17 @@ import (
 // Versions returns the driver versions with an NVML library in the root, sorted. There are several after an incomplete
 // update. It is for people; the link libnvidia-ml.so.1 selects the version in use.
 func (r DriverRoot) Versions() []string {
-	var out []string
-	for _, dir := range libraryDirs {
-		files, err := filepath.Glob(filepath.Join(r.Here, dir, "libnvidia-ml.so.*.*"))
-		if err != nil {
-			continue
-		}
-		for _, f := range files {
-			out = append(out, strings.TrimPrefix(filepath.Base(f), "libnvidia-ml.so."))
-		}
+	const prefix = "libnvidia-ml.so."
+	found, err := r.files().Libraries(prefix + "*.*")
+	if err != nil {
+		return nil
 	}
-	slices.Sort(out)
-	return slices.Compact(out) // one directory may have two names
+	var versions []string
+	for name := range found {
+		versions = append(versions, strings.TrimPrefix(name, prefix))
+	}
+	slices.Sort(versions)
+	return versions
 }
 
 // Code returns the name of NVML's error in err, "ERROR_GPU_IS_LOST", or "" if there is none.

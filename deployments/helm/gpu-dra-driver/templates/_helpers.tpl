@@ -27,6 +27,11 @@
 {{- printf "system:serviceaccount:%s:%s" .Release.Namespace (include "gpu-dra-driver.serviceAccountName" .) }}
 {{- end }}
 
+{{/* Where a container sees the driver root: its parent is mounted at /driver-root. */}}
+{{- define "gpu-dra-driver.driverRootMount" -}}
+{{- clean (printf "/driver-root/%s" (base (clean .Values.driverRoot))) }}
+{{- end }}
+
 {{- define "gpu-dra-driver.sharedClass" -}}
 {{- printf "shared.%s" .Values.driverName }}
 {{- end }}
