@@ -177,15 +177,7 @@ func (n node) testDriverReloaded(t *testing.T) {
 	n.simctl(t, "reload", "--driver", "550.163.01", "--swap-minors", gpus[0]+","+gpus[1])
 	share = n.share(t, ns, "single-user", "1Gi")
 	n.running(t, share)
-	claim := client.ObjectKeyFromObject(n.claim(t, share))
-	eventually(t, soon, "an event that users take turns", func() string {
-		events, err := n.Events(t.Context(), claim)
-		must(t, err)
-		if !slices.ContainsFunc(events, func(e string) bool { return strings.HasPrefix(e, "MPSSingleUser: ") }) {
-			return is(strings.Join(events, "\n"), "MPSSingleUser")
-		}
-		return ""
-	})
+	n.hasEvents(t, share, "MPSSingleUser: ")
 	n.remove(t, share)
 	n.gone(t, share)
 	n.clean(t)

@@ -93,7 +93,9 @@ func TestSurvive(t *testing.T) {
 		})
 		t.Run("node-4", func(t *testing.T) {
 			t.Parallel()
-			t.Run("the plugin is killed while it sets up hardware", s.node("node-4").testKilledPreparingShares)
+			n := s.node("node-4")
+			t.Run("the plugin is killed while it sets up hardware", n.testKilledPreparingShares)
+			t.Run("NVIDIA's programs serve shares, and the driver is replaced", n.testNVIDIA)
 		})
 		t.Run("node-5", func(t *testing.T) {
 			t.Parallel()
