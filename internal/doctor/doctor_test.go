@@ -76,7 +76,7 @@ type brokenLibrary struct {
 	ret nvmllib.Return
 }
 
-func (b brokenLibrary) Init() nvmllib.Return { return b.ret }
+func (b brokenLibrary) InitWithFlags(uint32) nvmllib.Return { return b.ret }
 
 func (p *testNode) file(name string) string {
 	return filepath.Join(p.DriverRoot(), "usr/lib/x86_64-linux-gnu", name)

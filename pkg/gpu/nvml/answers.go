@@ -21,7 +21,7 @@ type answers struct {
 	mu    sync.Mutex
 	seen  string    // fingerprint of the directories
 	since time.Time // when the first answer was found
-	known map[subject]gpu.Access
+	found map[subject]gpu.Access
 }
 
 // maxAge is the maximum age of an answer, because the toolkit also uses files outside of the watched directories.
@@ -33,26 +33,34 @@ type subject struct {
 	minor int
 }
 
-// get returns the cached answer, or calls find.
-func (a *answers) get(id subject, root DriverRoot, find func() (gpu.Access, error)) (gpu.Access, error) {
+// known returns the cached answer.
+func (a *answers) known(id subject, root DriverRoot) (gpu.Access, bool) {
 	now := root.fingerprint()
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	if a.seen != now || time.Since(a.since) > maxAge {
-		a.seen, a.since, a.known = now, time.Now(), map[subject]gpu.Access{}
+		a.seen, a.since, a.found = now, time.Now(), map[subject]gpu.Access{}
 	}
-	access, ok := a.known[id]
+	access, ok := a.found[id]
+	return access.Clone(), ok
+}
+
+// get returns the cached answer, or calls find.
+func (a *answers) get(id subject, root DriverRoot, find func() (gpu.Access, error)) (gpu.Access, error) {
+	if access, ok := a.known(id, root); ok {
+		return access, nil
+	}
+	a.mu.Lock()
+	before := a.seen
 	a.mu.Unlock()
-	if ok {
-		return access.Clone(), nil
-	}
 	access, err := find()
 	if err != nil {
 		return gpu.Access{}, err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.seen == now { // not changed meanwhile
-		a.known[id] = access.Clone()
+	if a.seen == before { // not changed meanwhile
+		a.found[id] = access.Clone()
 	}
 	return access, nil
 }

@@ -72,7 +72,7 @@ func (s *session) capabilities(names ...string) ([]gpu.Node, error) {
 	for _, name := range names {
 		minor, ok := minors[name]
 		if !ok {
-			return nil, fmt.Errorf("%s does not list %s: is the partition still there?", s.minorsFile(), name)
+			return nil, fmt.Errorf("%s does not list %s: the driver has no such instance", s.minorsFile(), name)
 		}
 		path := fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor)
 		nodes = append(nodes, gpu.Node{Path: path, HostPath: path, Type: "c", Major: major, Minor: minor,

@@ -44,8 +44,10 @@ type looks struct {
 type reading struct {
 	device gpu.Device
 	links  links
-	full   time.Time // the last full read
-	last   time.Time // the last answer
+	// persistent is whether the driver keeps the GPU's settings when no program has it open.
+	persistent bool
+	full       time.Time // the last full read
+	last       time.Time // the last answer
 }
 
 const (
@@ -58,7 +60,8 @@ const (
 
 // Discover reads all GPUs in parallel, each for at most Config.Timeout. A GPU that does not answer in time is lost, and
 // is not called again until its call has returned. The error means that nothing can be read at all. If no GPU answers,
-// it tries once more in a new session, because the driver may have been reloaded.
+// it tries once more in a new session, because the driver may have been reloaded. At the end it closes the session if
+// all GPUs have persistence mode, so that they can be reset and the driver unloaded.
 func (n *Node) Discover(ctx context.Context) (Look, error) {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(n.Timeout, defaultTimeout))
 	defer cancel()
@@ -79,6 +82,11 @@ func (n *Node) Discover(ctx context.Context) (Look, error) {
 	if err != nil {
 		_, closeErr := again(n.renew)
 		return Look{}, errors.Join(err, closeErr)
+	}
+	if n.looks.persistent() {
+		if _, err := again(n.renew); err != nil {
+			klog.FromContext(ctx).V(2).Info("NVML stays open", "err", err)
+		}
 	}
 	return look, nil
 }
@@ -169,6 +177,18 @@ func (l *looks) answered() map[gpu.UUID]time.Time {
 	return all
 }
 
+// persistent reports whether all GPUs keep their settings when no program has them open.
+func (l *looks) persistent() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range l.gpus {
+		if !r.persistent {
+			return false
+		}
+	}
+	return true
+}
+
 // startSwitch records that the MIG mode of the GPU is being changed, until end is called.
 func (l *looks) startSwitch(id gpu.UUID) (end func()) {
 	l.mu.Lock()
@@ -197,6 +217,7 @@ func (s *session) readAt(index int, known reading) (reading, error) {
 		return reading{device: gpu.Device{Index: index}}, fmt.Errorf("get handle: %w", ret)
 	}
 	if time.Since(known.full) < fullLookPeriod && s.same(handle, known.device) {
+		s.handles.Store(known.device.UUID, handle)
 		known.last, known.device.ComputeMode = time.Now(), computeMode(handle)
 		return known, nil
 	}
@@ -206,7 +227,9 @@ func (s *session) readAt(index int, known reading) (reading, error) {
 	}
 	s.handles.Store(d.UUID, handle)
 	now := time.Now()
-	return reading{device: d, links: readLinks(handle), full: now, last: now}, nil
+	mode, ret := handle.GetPersistenceMode()
+	return reading{device: d, links: readLinks(handle), full: now, last: now,
+		persistent: ret == nvmllib.SUCCESS && mode == nvmllib.FEATURE_ENABLED}, nil
 }
 
 // same reports whether the GPU is unchanged.

@@ -65,6 +65,11 @@ func (s *session) askMIG(handle nvmllib.Device, d gpu.Device) (gpu.MIG, error) {
 	if ret != nvmllib.SUCCESS {
 		return gpu.MIG{}, fmt.Errorf("get MIG mode: %w", ret)
 	}
+	// NVIDIA's driver does not change the MIG mode of a virtual GPU, whatever it answers here.
+	if mode, ret := handle.GetVirtualizationMode(); ret == nvmllib.SUCCESS &&
+		mode == nvmllib.GPU_VIRTUALIZATION_MODE_VGPU {
+		return gpu.MIG{}, nil
+	}
 	m := gpu.MIG{Capable: true, Enabled: current == nvmllib.DEVICE_MIG_ENABLE,
 		Switchable: d.Product.ComputeCapability.Major >= switchableSince}
 	profiles, err := s.profiles(handle)

@@ -36,11 +36,19 @@ func (n *Node) DestroyPartition(ctx context.Context, at gpu.Placement, known gpu
 
 // DriverAccess returns what a container needs to use any GPU: control device nodes, libraries, programs and hooks.
 func (n *Node) DriverAccess(ctx context.Context) (gpu.Access, error) {
+	if known, ok := n.answers.known(subject{}, n.Driver); ok {
+		return known, nil
+	}
 	return call(ctx, n, driver, (*session).driverAccess)
 }
 
 // Access returns what a container needs to use this device, besides DriverAccess.
 func (n *Node) Access(ctx context.Context, d gpu.Device) (gpu.Access, error) {
+	if d.Type == gpu.TypeGPU && !n.calls.hangs(d.UUID) {
+		if known, ok := n.answers.known(subject{d.UUID, d.Minor}, n.Driver); ok {
+			return known, nil
+		}
+	}
 	return call(ctx, n, physical(d), func(s *session) (gpu.Access, error) { return s.access(d) })
 }
 

@@ -30,14 +30,16 @@ type Config struct {
 }
 
 // Node gives access to the GPUs of this machine. It opens an NVML session when it needs one, and a new one when the
-// driver on disk has changed. All methods are safe for concurrent use.
+// driver on disk has changed. Discover closes it where it can. All methods are safe for concurrent use.
 type Node struct {
 	Config
 	follows bool // the library on disk; otherwise the first session stays
 
 	opening sync.Mutex // held while a session is opened
 	mu      sync.Mutex
-	current *session // nil: none is open
+	current *session    // nil: none is open
+	file    os.FileInfo // of the library of the last session; nil: not followed
+	offered *sync.Map   // UUID of a GPU → []profile; for all sessions with the same library
 
 	calls   calls
 	looks   looks
@@ -71,9 +73,9 @@ type session struct {
 	users   int  // running calls; under Node.mu
 	retired bool // the last user shuts it down
 
-	handles sync.Map // UUID of a GPU → nvmllib.Device
-	offered sync.Map // UUID of a GPU → []profile
-	opened  sync.Map // device node → found
+	handles sync.Map  // UUID of a GPU → nvmllib.Device
+	offered *sync.Map // that of the Node
+	opened  sync.Map  // device node → found
 }
 
 // acquire returns the session and opens it if needed. The caller must release it. n.mu is not held while NVML is
@@ -91,7 +93,10 @@ func (n *Node) acquire() (*session, error) {
 	s.users = 1
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.current = s
+	if n.offered == nil || n.file == nil || !os.SameFile(n.file, s.file) {
+		n.offered = &sync.Map{}
+	}
+	n.current, n.file, s.offered = s, s.file, n.offered
 	return s, nil
 }
 
@@ -129,7 +134,8 @@ func (n *Node) open() (*session, error) {
 			s.lib = nvmllib.New(nvmllib.WithLibraryPath(path))
 		}
 	}
-	if ret := s.lib.Init(); ret != nvmllib.SUCCESS {
+	// A machine without GPUs is no error: they may be added, or come back.
+	if ret := s.lib.InitWithFlags(nvmllib.INIT_FLAG_NO_GPUS); ret != nvmllib.SUCCESS {
 		return nil, fmt.Errorf("initialise NVML: %w", ret)
 	}
 	s.devices = device.New(s.lib)
@@ -146,12 +152,12 @@ func (n *Node) libraryFile() (string, os.FileInfo, error) {
 	return path, file, err
 }
 
-// DriverChanged reports whether the library on disk differs from that of the session.
+// DriverChanged reports whether the library on disk differs from that of the last session.
 func (n *Node) DriverChanged() bool {
 	_, file, err := n.libraryFile()
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return err == nil && n.follows && n.current != nil && !os.SameFile(n.current.file, file)
+	return err == nil && n.follows && n.file != nil && !os.SameFile(n.file, file)
 }
 
 // refresh ends the session if the library on disk differs from that of the session.
@@ -166,8 +172,8 @@ func (n *Node) refresh() error {
 	return n.retire(func(s *session) bool { return !os.SameFile(s.file, file) })
 }
 
-// renew ends the session, so that the next call opens another one, because the driver may have been reloaded. It does
-// nothing while a call uses the session, because NVML would only decrease its reference count.
+// renew ends the session, so that the next call opens another one. It does nothing while a call uses the session,
+// because NVML would only decrease its reference count.
 func (n *Node) renew() (renewed bool, err error) {
 	err = n.retire(func(s *session) bool {
 		renewed = n.follows && s.users == 0

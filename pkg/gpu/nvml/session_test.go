@@ -19,11 +19,16 @@ import (
 // following is a node that follows the driver on the disk.
 func following(t *testing.T, profile string) (*simulator.Node, *nvml.Node) {
 	t.Helper()
+	p, err := simulator.BuiltIn(profile)
+	must(t, err)
+	return followingProfile(t, p)
+}
+
+func followingProfile(t *testing.T, p simulator.Profile) (*simulator.Node, *nvml.Node) {
+	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("making simulated device nodes needs root")
 	}
-	p, err := simulator.BuiltIn(profile)
-	must(t, err)
 	m, err := simulator.Open(t.TempDir(), p)
 	must(t, err)
 	must(t, m.LayOut(simulator.Programs{NvidiaSMI: os.Args[0]}))

@@ -31,7 +31,7 @@ type Recording struct {
 // Read makes every call once. It changes nothing. Of a GPU without a handle, it records the error and the PCI address.
 // It returns an error if NVML cannot be initialised, or does not return the number of GPUs or the driver version.
 func Read(m Machine) (Recording, error) {
-	if ret := m.Library.Init(); ret != nvmllib.SUCCESS {
+	if ret := m.Library.InitWithFlags(nvmllib.INIT_FLAG_NO_GPUS); ret != nvmllib.SUCCESS {
 		return Recording{}, fmt.Errorf("initialise NVML: %w", ret)
 	}
 	defer m.Library.Shutdown()

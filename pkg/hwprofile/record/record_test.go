@@ -243,7 +243,9 @@ func TestMissingCalls(t *testing.T) {
 // brokenLibrary cannot be initialised.
 type brokenLibrary struct{ nvmllib.Interface }
 
-func (brokenLibrary) Init() nvmllib.Return { return nvmllib.ERROR_LIB_RM_VERSION_MISMATCH }
+func (brokenLibrary) InitWithFlags(uint32) nvmllib.Return {
+	return nvmllib.ERROR_LIB_RM_VERSION_MISMATCH
+}
 
 func TestNothingToRecord(t *testing.T) {
 	if _, err := record.Read(record.Machine{Library: brokenLibrary{}}); err == nil || !strings.HasPrefix(err.Error(),

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml_test
+
+import (
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/simulator"
+)
+
+// library counts open sessions and lookups of GPUs by UUID. Like NVIDIA's, it cannot be initialised without GPUs,
+// except with the flag for that.
+type library struct {
+	nvmllib.Interface
+	virtual         bool
+	sessions, finds atomic.Int32
+}
+
+func (l *library) InitWithFlags(flags uint32) nvmllib.Return {
+	if count, _ := l.DeviceGetCount(); count == 0 && flags != nvmllib.INIT_FLAG_NO_GPUS {
+		return nvmllib.ERROR_NOT_FOUND
+	}
+	l.sessions.Add(1)
+	return nvmllib.SUCCESS
+}
+
+func (l *library) Init() nvmllib.Return { return l.InitWithFlags(0) }
+
+func (l *library) Shutdown() nvmllib.Return {
+	l.sessions.Add(-1)
+	return nvmllib.SUCCESS
+}
+
+func (l *library) DeviceGetHandleByUUID(uuid string) (nvmllib.Device, nvmllib.Return) {
+	l.finds.Add(1)
+	return l.Interface.DeviceGetHandleByUUID(uuid)
+}
+
+func (l *library) DeviceGetHandleByIndex(index int) (nvmllib.Device, nvmllib.Return) {
+	d, ret := l.Interface.DeviceGetHandleByIndex(index)
+	if l.virtual && ret == nvmllib.SUCCESS {
+		return virtualGPU{d}, ret
+	}
+	return d, ret
+}
+
+// virtualGPU is a vGPU in a guest.
+type virtualGPU struct{ nvmllib.Device }
+
+func (virtualGPU) GetVirtualizationMode() (nvmllib.GpuVirtualizationMode, nvmllib.Return) {
+	return nvmllib.GPU_VIRTUALIZATION_MODE_VGPU, nvmllib.SUCCESS
+}
+
+// with returns a node with a changed profile, and its library.
+func with(t *testing.T, profile, old, now string) (*simulator.Node, *nvml.Node, *library) {
+	t.Helper()
+	p, err := simulator.BuiltIn(profile)
+	must(t, err)
+	if old != "" {
+		p, err = simulator.ParseProfile([]byte(strings.Replace(p.YAML(), old, now, 1)))
+		must(t, err)
+	}
+	m, n := followingProfile(t, p)
+	l := &library{Interface: n.Library}
+	n.Library = l
+	return m, n, l
+}
+
+// The session is closed after each look, so that GPUs can be reset, unless a GPU would lose its settings by that.
+func TestSessionBetweenLooks(t *testing.T) {
+	for _, row := range []struct {
+		name, old, now string
+		open           int32
+	}{
+		{"with persistence mode", "", "", 0},
+		{"without it", "GetPersistenceMode: FEATURE_ENABLED", "GetPersistenceMode: FEATURE_DISABLED", 1},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			_, n, l := with(t, "t4-x2", row.old, row.now)
+			for range 3 {
+				look, err := n.Discover(t.Context())
+				must(t, err)
+				if got := l.sessions.Load(); got != row.open {
+					t.Errorf("after a look: got %d sessions, want %d", got, row.open)
+				}
+				for range 2 { // the second answer is cached
+					_, err = n.Access(t.Context(), look.Devices[0])
+					must(t, err)
+				}
+			}
+			must(t, n.Close())
+			if got := l.sessions.Load(); got != 0 {
+				t.Errorf("after Close: got %d sessions", got)
+			}
+		})
+	}
+}
+
+// NVML searches all GPUs for a UUID, which is slow: only a look does that, by index.
+func TestHandlesAreCached(t *testing.T) {
+	_, n, l := with(t, "t4-x2", "GetPersistenceMode: FEATURE_ENABLED", "GetPersistenceMode: FEATURE_DISABLED")
+	look, err := n.Discover(t.Context())
+	must(t, err)
+	l.finds.Store(0)
+	for _, d := range look.Devices {
+		_, err := n.Users(t.Context(), d)
+		must(t, err)
+	}
+	if got := l.finds.Load(); got != 0 {
+		t.Errorf("got %d lookups by UUID, want none", got)
+	}
+}
+
+func TestMachineWithoutGPUs(t *testing.T) {
+	m, n, _ := with(t, "t4-x2", "", "")
+	for range 2 {
+		must(t, m.Remove("0"))
+	}
+	if look, err := n.Discover(t.Context()); err != nil || len(look.Devices) > 0 || len(look.Broken) > 0 {
+		t.Errorf("got %v, %v, want no GPUs and no error", look, err)
+	}
+}
+
+func TestVirtualGPUsOfferNoPartitions(t *testing.T) {
+	_, n, l := with(t, "dgx-h100", "", "")
+	for _, l.virtual = range []bool{false, true} {
+		look, err := nvml.New(n.Config).Discover(t.Context())
+		must(t, err)
+		if got := look.Devices[0].MIG.Capable; got == l.virtual {
+			t.Errorf("virtual %t: got MIG %t", l.virtual, got)
+		}
+	}
+}
