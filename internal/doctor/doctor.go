@@ -141,6 +141,7 @@ func (e *checker) host() {
 	*h = Host{Root: string(e.Host), Kernel: e.Kernel, Cgroup: host.CgroupVersion(e.Cgroups),
 		AllPIDs: host.SeesAllPIDs("/proc"), Runtime: r}
 	e.found(problems...)
+	e.found(host.DevicePlugins(e.Host)...)
 	e.found(host.ReadOnlyDirs(e.Host, append([]string{e.CDIDir}, e.Writes...), e.Writable)...)
 	if h.Cgroup == 1 {
 		e.found(host.CgroupV1.Found("%s is not cgroup v2", e.Cgroups))

@@ -14,8 +14,9 @@ var (
 		Remedy: "load NVIDIA's kernel module (modprobe nvidia); if there is none for this kernel, dmesg and dkms " +
 			"status say why"}
 	versionMismatch = host.Kind{ID: "version-mismatch", Severity: host.Error,
-		Remedy: "restart the machine, or unload and load the kernel module (rmmod nvidia_uvm nvidia; modprobe " +
-			"nvidia), so that module and libraries are of one version"}
+		Remedy: "restart the machine; or drain the node, stop what has the GPUs open, this driver included, and load " +
+			"the kernel module again (rmmod nvidia_drm nvidia_modeset nvidia_uvm nvidia; modprobe nvidia), so that " +
+			"module and libraries are of one version"}
 	noNVML = host.Kind{ID: "nvml-fails", Severity: host.Error,
 		Remedy: "run nvidia-smi on the node: it says the same; dmesg says why"}
 	noPermission = host.Kind{ID: "no-permission", Severity: host.Error,
@@ -24,8 +25,8 @@ var (
 		Remedy: "lspci -d 10de: shows whether the machine has one; dmesg says why the driver does not use it; on a " +
 			"machine without GPUs, do not run the driver"}
 	gpuLost = host.Kind{ID: "gpu-lost", Severity: host.Error,
-		Remedy: "reset it (nvidia-smi -r), restart the machine, or replace the card: dmesg has the Xid; the other " +
-			"GPUs are published"}
+		Remedy: "stop what has it open, and reset it (nvidia-smi -r); or restart the machine, or replace the card: " +
+			"dmesg has the Xid; the other GPUs are published"}
 	gpuUnreadable = host.Kind{ID: "gpu-unreadable", Severity: host.Error,
 		Remedy: "send a recording (dra-kubelet-plugin record --mask) with a bug report; the other GPUs are published"}
 	driverFiles = host.Kind{ID: "driver-files", Severity: host.Error,

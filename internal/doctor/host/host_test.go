@@ -177,3 +177,21 @@ func TestPIDNamespace(t *testing.T) {
 		}
 	}
 }
+
+func TestDevicePlugins(t *testing.T) {
+	root := t.TempDir()
+	if got := host.DevicePlugins(host.Root(root)); got != nil {
+		t.Errorf("got %v, want nothing", got)
+	}
+	socket := filepath.Join(root, "var/lib/kubelet/device-plugins/nvidia-gpu.sock")
+	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(socket, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got := host.DevicePlugins(host.Root(root))
+	if len(got) != 1 || got[0].ID != "device-plugin" || !strings.HasSuffix(got[0].What, "/nvidia-gpu.sock") {
+		t.Errorf("got %v, want the socket", got)
+	}
+}

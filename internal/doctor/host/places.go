@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -33,6 +34,15 @@ func ReadOnlyDirs(root Root, dirs []string, writable func(dir string) error) []P
 		}
 	}
 	return out
+}
+
+// DevicePlugins returns a problem if NVIDIA's device plugin has registered with the kubelet.
+func DevicePlugins(root Root) []Problem {
+	const sockets = "/var/lib/kubelet/device-plugins/nvidia*.sock"
+	if found := root.glob(sockets); len(found) > 0 {
+		return []Problem{DevicePlugin.Found("NVIDIA's device plugin has sockets: %s", strings.Join(found, ", "))}
+	}
+	return nil
 }
 
 // CgroupVersion returns the version of the cgroups mounted at dir; 0 if there are none.

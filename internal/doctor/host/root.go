@@ -3,39 +3,24 @@
 package host
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
-	"strings"
+
+	securejoin "github.com/cyphar/filepath-securejoin"
 )
 
 // Root is the path where the root of the host is mounted; "" if it is not.
 type Root string
 
-// maxLinks is the maximum number of symbolic links in a path, as in the kernel.
-const maxLinks = 40
-
 // path returns the path of a host's file below the root. It resolves symbolic links as the host would.
 func (r Root) path(onHost string) string {
-	done, left := "/", strings.Split(onHost, "/")
-	for links := 0; len(left) > 0; {
-		step := left[0]
-		left = left[1:]
-		if step == "" || step == "." {
-			continue
-		}
-		next := filepath.Join(done, step) // ".." at the root stays there
-		target, err := os.Readlink(filepath.Join(string(r), next))
-		if err != nil || links >= maxLinks {
-			done = next
-			continue
-		}
-		links++
-		if filepath.IsAbs(target) {
-			done = "/"
-		}
-		left = append(strings.Split(target, "/"), left...)
+	root := cmp.Or(string(r), "/")
+	path, err := securejoin.SecureJoin(root, onHost)
+	if err != nil { // too many links, as for the kernel
+		return filepath.Join(root, onHost)
 	}
-	return filepath.Join(string(r), done)
+	return path
 }
 
 func (r Root) read(onHost string) ([]byte, error) { return os.ReadFile(r.path(onHost)) }

@@ -7,11 +7,14 @@ package node
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
@@ -115,7 +118,7 @@ func (n *Node) CountersDropped() { n.countersDropped.Store(true) }
 // Run discovers the GPUs periodically until ctx ends.
 func (n *Node) Run(ctx context.Context) {
 	if n.RuntimeProblems != nil {
-		go n.checkRuntime(ctx)
+		go wait.UntilWithContext(ctx, n.checkNode, nodeCheckPeriod)
 	}
 	for first := true; ; first = false {
 		period := lookPeriod
@@ -167,18 +170,22 @@ func (n *Node) logOnce(ctx context.Context, what string, err error) {
 	}
 }
 
-// runtimeTimeout is the timeout for reading the node's container runtime from the API server.
-const runtimeTimeout = 10 * time.Second
+// What is checked of the Node object: when, and how long the API server may take.
+const (
+	nodeCheckPeriod  = time.Hour
+	nodeCheckTimeout = 10 * time.Second
+)
 
-// checkRuntime reports what the container runtime lacks, judging by its version, before the first container starts
-// without its GPU.
-func (n *Node) checkRuntime(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, runtimeTimeout)
+// checkNode reports what the container runtime lacks, judging by its version, before the first container starts without
+// its GPU; and a device plugin that gives out the same GPUs.
+func (n *Node) checkNode(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, nodeCheckTimeout)
 	defer cancel()
 	logger := klog.FromContext(ctx)
 	found, err := n.Client.CoreV1().Nodes().Get(ctx, n.NodeName, metav1.GetOptions{ResourceVersion: "0"})
 	if err != nil {
-		logger.Info("Container runtime of this node not known, it was not looked at", "err", err)
+		logger.Info("This node cannot be read: neither its container runtime nor its device plugins are known", "err",
+			err)
 		return
 	}
 	version := found.Status.NodeInfo.ContainerRuntimeVersion
@@ -186,4 +193,21 @@ func (n *Node) checkRuntime(ctx context.Context) {
 		logger.Info("Container runtime may not give containers their GPUs", "runtime", version, "problems", all)
 		n.Reporter.Node(report.Events.RuntimeWithoutCDI, strings.Join(all, "; "))
 	}
+	if offered := devicePluginResources(found.Status.Allocatable); len(offered) > 0 {
+		logger.Info("A device plugin offers GPUs of this node", "resources", offered)
+		n.Reporter.Node(report.Events.DevicePluginPresent, fmt.Sprintf("a device plugin offers %s: keep NVIDIA's "+
+			"device plugin off the nodes of this driver", strings.Join(offered, ", ")))
+	}
+}
+
+// devicePluginResources returns the resources of NVIDIA's device plugin that pods can have, sorted.
+func devicePluginResources(allocatable corev1.ResourceList) []string {
+	var names []string
+	for name, amount := range allocatable {
+		if strings.HasPrefix(string(name), "nvidia.com/") && !amount.IsZero() {
+			names = append(names, string(name))
+		}
+	}
+	slices.Sort(names)
+	return names
 }

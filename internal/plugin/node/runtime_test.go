@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
@@ -15,7 +16,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 )
 
-func TestCheckRuntime(t *testing.T) {
+func TestCheckNode(t *testing.T) {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
 	node.Status.NodeInfo.ContainerRuntimeVersion = "containerd://1.6.8"
 	problems := func(version string) []string {
@@ -24,19 +25,29 @@ func TestCheckRuntime(t *testing.T) {
 		}
 		return nil
 	}
-	for _, row := range []struct{ name, node, version, want string }{
-		{"a runtime that lacks something", "node-1", "containerd://1.6.8",
+	for _, row := range []struct {
+		name, node, version string
+		allocatable         corev1.ResourceList
+		want                string
+	}{
+		{"a runtime that lacks something", "node-1", "containerd://1.6.8", nil,
 			"Warning RuntimeWithoutCDI: containerd://1.6.8 knows no CDI; update it"},
-		{"one that lacks nothing", "node-1", "containerd://2.4.2", ""},
-		{"a node that cannot be read is not judged", "node-2", "containerd://1.6.8", ""},
+		{"one that lacks nothing", "node-1", "containerd://2.4.2", nil, ""},
+		{"a node that cannot be read is not judged", "node-2", "containerd://1.6.8", nil, ""},
+		{"a device plugin", "node-1", "containerd://2.4.2", corev1.ResourceList{
+			"nvidia.com/gpu": resource.MustParse("8"), "nvidia.com/mig-1g.10gb": resource.MustParse("7"),
+			"nvidia.com/gpu.shared": resource.MustParse("0"), "cpu": resource.MustParse("2")},
+			"Warning DevicePluginPresent: a device plugin offers nvidia.com/gpu, nvidia.com/mig-1g.10gb: keep " +
+				"NVIDIA's device plugin off the nodes of this driver"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
+			node.Status.Allocatable = row.allocatable
 			node.Status.NodeInfo.ContainerRuntimeVersion = row.version
 			var got string
 			told := recorder(func(text string) { got += text })
 			c := Config{NodeName: row.node, Client: fake.NewClientset(node.DeepCopy()), RuntimeProblems: problems}
 			c.Reporter = report.NewReporterTo(told, report.Config{Driver: driver, Node: row.node, Client: c.Client})
-			New(c).checkRuntime(t.Context())
+			New(c).checkNode(t.Context())
 			if got != row.want {
 				t.Errorf("got %q, want %q", got, row.want)
 			}

@@ -29,7 +29,7 @@ var Events = struct {
 
 	ReleaseFailed, GPULost, FieldsDropped, NodeConfigRefused, NodeConfigWarning, ModeChangePending, ModeChanged,
 	MIGBlocked,
-	RuntimeWithoutCDI event.Kind
+	RuntimeWithoutCDI, DevicePluginPresent event.Kind
 }{
 	PrepareFailed: event.Warning("PrepareFailed", "ResourceClaim",
 		"the claim cannot be prepared on its node; the text says why, and the kubelet tries again"),
@@ -72,6 +72,9 @@ var Events = struct {
 		"according to its version, the container runtime of the node may not give containers their GPUs: it does not "+
 			"know CDI, "+
 			"or has it off, or looks for specs elsewhere; the text says what to do"),
+	DevicePluginPresent: event.Warning("DevicePluginPresent", "Node",
+		"a device plugin on the node gives out the same GPUs (nvidia.com/gpu and the like), so that two pods may get "+
+			"one GPU; remove it from the node"),
 	MIGBlocked: event.Warning("MIGBlocked", "Node",
 		"the MIG mode of a GPU cannot be changed, because somebody uses it or because it cannot be from here; "+
 			"the text says who or why, and what needs the change is tainted meanwhile"),

@@ -3,7 +3,6 @@
 package nvml
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -41,10 +40,6 @@ func (r DriverRoot) dev() (here, host string) {
 // memoryLimitsHook limits GPU memory by a variable that any container can set, so it is only used for limits of claims.
 const memoryLimitsHook = "apply-cuda-memory-limits"
 
-// controlNodes are the device nodes that every CUDA program needs. nvcdi silently leaves out nodes that are no
-// character devices.
-var controlNodes = []string{"/dev/nvidiactl", "/dev/nvidia-uvm"}
-
 // ErrNoDriver means that NVIDIA's driver is not in the driver root.
 var ErrNoDriver = driverroot.ErrNoDriver
 
@@ -80,7 +75,10 @@ func (s *session) access(d gpu.Device) (gpu.Access, error) {
 	return s.answers.get(subject{d.UUID, d.Minor}, s.Driver, func() (gpu.Access, error) { return s.findDevice(d) })
 }
 
-func (s *session) findDriver() (gpu.Access, error) {
+func (s *session) findDriver() (gpu.Access, error) { return s.withNodes(controlNodes, s.askDriver) }
+
+// askDriver returns what NVIDIA's toolkit finds for every GPU.
+func (s *session) askDriver() (gpu.Access, error) {
 	lib, err := s.toolkit()
 	if err != nil {
 		return gpu.Access{}, err
@@ -90,11 +88,7 @@ func (s *session) findDriver() (gpu.Access, error) {
 		return gpu.Access{}, fmt.Errorf("find the driver's files: %w", err)
 	}
 	s.mountSMI(edits.ContainerEdits)
-	access, err := s.onHost(*edits.ContainerEdits)
-	if err != nil {
-		return gpu.Access{}, err
-	}
-	return access, s.requireNodes(access, controlNodes)
+	return s.onHost(*edits.ContainerEdits)
 }
 
 // mountSMI adds nvidia-smi of Debian's packages, where the toolkit does not find it: /usr/bin has a link to it by way
@@ -111,6 +105,11 @@ func (s *session) mountSMI(edits *specs.ContainerEdits) {
 }
 
 func (s *session) findDevice(d gpu.Device) (gpu.Access, error) {
+	return s.withNodes([]string{nodePath(d.Minor)}, func() (gpu.Access, error) { return s.askDevice(d) })
+}
+
+// askDevice returns what NVIDIA's toolkit finds for the GPU.
+func (s *session) askDevice(d gpu.Device) (gpu.Access, error) {
 	lib, err := s.toolkit()
 	if err != nil {
 		return gpu.Access{}, err
@@ -122,15 +121,8 @@ func (s *session) findDevice(d gpu.Device) (gpu.Access, error) {
 	if len(devices) == 0 {
 		return gpu.Access{}, fmt.Errorf("find the device nodes of %s (%s): none", d.Name, d.UUID)
 	}
-	access, err := s.onHost(devices[0].ContainerEdits)
-	if err != nil {
-		return gpu.Access{}, err
-	}
-	return access, s.requireNodes(access, []string{nodePath(d.Minor)})
+	return s.onHost(devices[0].ContainerEdits)
 }
-
-// nodePath returns the device node of the GPU with the minor number.
-func nodePath(minor int) string { return fmt.Sprintf("/dev/nvidia%d", minor) }
 
 // toolkit returns a new instance for every query, because it caches, and answers controls caching.
 func (s *session) toolkit() (nvcdi.Interface, error) {
@@ -163,20 +155,6 @@ func (s *session) onHost(edits specs.ContainerEdits) (gpu.Access, error) {
 		return gpu.Access{}, fmt.Errorf("rewrite %s to %s: %w", s.Driver.Here, s.Driver.Host, err)
 	}
 	return accessOf(spec.ContainerEdits), nil
-}
-
-// requireNodes reports missing device nodes.
-func (s *session) requireNodes(a gpu.Access, paths []string) error {
-	var errs []error
-	_, host := s.Driver.dev()
-	for _, path := range paths {
-		if !slices.ContainsFunc(a.Nodes, func(node gpu.Node) bool { return node.Path == path }) {
-			errs = append(errs, fmt.Errorf("%s is not a character device: load the driver's kernel modules and make "+
-				"its device nodes (nvidia-modprobe -u -c=0)",
-				filepath.Join(host, path)))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 func accessOf(e specs.ContainerEdits) gpu.Access {

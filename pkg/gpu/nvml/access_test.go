@@ -8,7 +8,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
@@ -139,6 +142,37 @@ func TestMissingDeviceNodes(t *testing.T) {
 	if _, err := node.DriverAccess(t.Context()); err == nil || !strings.Contains(err.Error(),
 		"/host/dev/nvidia-uvm is not a character device") {
 		t.Errorf("a driver without nvidia-uvm: got %v", err)
+	}
+}
+
+// A device node that the host lacks is made there, with the driver's number and for all users.
+func TestDeviceNodesAreMade(t *testing.T) {
+	m, node := machine(t, "t4-x2")
+	look, err := node.Discover(t.Context())
+	must(t, err)
+	node.Driver.HostDev, node.Proc = m.DriverRoot(), t.TempDir()
+	const majors = "Character devices:\n 61 nvidia-uvm\n 62 nvidia\n\nBlock devices:\n"
+	must(t, os.WriteFile(filepath.Join(node.Proc, "devices"), []byte(majors), 0o644))
+	for _, row := range []struct {
+		name         string
+		get          func() (gpu.Access, error)
+		major, minor uint32
+	}{
+		{"nvidia1", func() (gpu.Access, error) { return node.Access(t.Context(), look.Devices[1]) }, 62, 1},
+		{"nvidiactl", func() (gpu.Access, error) { return node.DriverAccess(t.Context()) }, 62, 255},
+		{"nvidia-uvm", func() (gpu.Access, error) { return node.DriverAccess(t.Context()) }, 61, 0},
+	} {
+		path := filepath.Join(m.DriverRoot(), "dev", row.name)
+		must(t, os.Remove(path))
+		_, err = row.get()
+		must(t, err)
+		made, err := os.Stat(path)
+		must(t, err)
+		if got := made.Sys().(*syscall.Stat_t).Rdev; got != unix.Mkdev(row.major, row.minor) ||
+			made.Mode().Perm() != 0o666 {
+			t.Errorf("%s: got device %d:%d, mode %v, want %d:%d and 0666", row.name, unix.Major(got), unix.Minor(got),
+				made.Mode().Perm(), row.major, row.minor)
+		}
 	}
 }
 

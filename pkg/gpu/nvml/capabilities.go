@@ -64,9 +64,9 @@ func (s *session) capabilities(names ...string) ([]gpu.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	major, err := s.capabilityMajor()
+	major, err := s.major("nvidia-caps")
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("find the device nodes of partitions: %w", err)
 	}
 	var nodes []gpu.Node
 	for _, name := range names {
@@ -75,7 +75,7 @@ func (s *session) capabilities(names ...string) ([]gpu.Node, error) {
 			return nil, fmt.Errorf("%s does not list %s: the driver has no such instance", s.minorsFile(), name)
 		}
 		path := fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor)
-		nodes = append(nodes, gpu.Node{Path: path, HostPath: path, Type: "c", Major: major, Minor: minor,
+		nodes = append(nodes, gpu.Node{Path: path, HostPath: path, Type: "c", Major: int64(major), Minor: minor,
 			Permissions: "rw"})
 	}
 	return nodes, nil
@@ -97,22 +97,4 @@ func (s *session) capabilityMinors() (map[string]int64, error) {
 		}
 	}
 	return minors, nil
-}
-
-// capabilityMajor returns the major number of capabilities, from the kernel's list: "241 nvidia-caps".
-func (s *session) capabilityMajor() (int64, error) {
-	file := filepath.Join(s.Proc, "devices")
-	content, err := os.ReadFile(file)
-	if err != nil {
-		return 0, fmt.Errorf("find the device nodes of partitions: %w", err)
-	}
-	for line := range strings.Lines(string(content)) {
-		number, name, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if name != "nvidia-caps" {
-			continue
-		}
-		return strconv.ParseInt(number, 10, 64)
-	}
-	return 0, fmt.Errorf("find the device nodes of partitions: %s does not list nvidia-caps: load the driver's "+
-		"kernel modules", file)
 }

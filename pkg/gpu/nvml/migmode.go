@@ -81,7 +81,7 @@ func (s *session) setMIGMode(handle nvmllib.Device, id gpu.UUID, mode int) error
 	}
 	if major, _, ret := handle.GetCudaComputeCapability(); ret != nvmllib.SUCCESS || major < switchableSince {
 		return fmt.Errorf("%s: this takes a reset of the GPU, which is the administrator's to do "+
-			"(nvidia-smi -mig, nvidia-smi --gpu-reset): %w", what, gpu.ErrMIGModeFixed)
+			"while no program has it open (nvidia-smi -mig, nvidia-smi --gpu-reset): %w", what, gpu.ErrMIGModeFixed)
 	}
 	defer s.looks.startSwitch(id)()
 	activation, ret := handle.SetMigMode(mode)
@@ -107,7 +107,7 @@ func (s *session) refused(handle nvmllib.Device, what string, err error) error {
 	}
 	names := s.clients(handle)
 	if len(names) == 0 {
-		names = []string{"nobody that can be seen from here (a monitoring program, perhaps)"}
+		names = []string{"nobody that can be seen from here (perhaps a monitoring program with an NVML session)"}
 	}
 	return fmt.Errorf("%s: used by %s: %w", what, strings.Join(names, ", "), gpu.ErrBusy)
 }

@@ -106,8 +106,9 @@ func TestPartitions(t *testing.T) {
 			"(dcgm-exporter): the GPU is in use", gpu.ErrBusy},
 		{"removing where there never was one", "dgx-h100", process, "-1g.10gb@4", "", nil},
 		{"a card that needs a reset", "dgx-a100", nil, "+1g.5gb@4",
-			" | switch MIG mode on: this takes a reset of the GPU, which is the administrator's to do (nvidia-smi " +
-				"-mig, nvidia-smi --gpu-reset): the MIG mode cannot be changed from here", gpu.ErrMIGModeFixed},
+			" | switch MIG mode on: this takes a reset of the GPU, which is the administrator's to do while " +
+				"no program has it open (nvidia-smi -mig, nvidia-smi --gpu-reset): the MIG mode cannot be changed " +
+				"from here", gpu.ErrMIGModeFixed},
 		{"unless it is in the mode", "dgx-a100", func(m *simulator.Node) error { return m.SwitchMIG("0", 1) },
 			"+1g.5gb@4", "on; 1g.5gb@4 gi=11 ci=0", nil},
 		{"in which it stays", "dgx-a100", func(m *simulator.Node) error { return m.SwitchMIG("0", 1) },

@@ -89,7 +89,7 @@ func TestProcessesMerged(t *testing.T) {
 	}
 	var missing string
 	library := &mock.Interface{
-		InitWithFlagsFunc: func(uint32) nvmllib.Return { return nvmllib.SUCCESS },
+		InitWithFlagsFunc:         func(uint32) nvmllib.Return { return nvmllib.SUCCESS },
 		DeviceGetHandleByUUIDFunc: func(string) (nvmllib.Device, nvmllib.Return) { return handle, nvmllib.SUCCESS },
 		ExtensionsFunc: func() nvmllib.ExtendedInterface {
 			return &mock.ExtendedInterface{LookupSymbolFunc: func(name string) error {

@@ -34,8 +34,8 @@ int main(void) {
 }
 `
 
-// mpsConnectionFailed is CUDA_ERROR_MPS_CONNECTION_FAILED: the library has found the daemon, which has no server, because
-// there is no GPU.
+// mpsConnectionFailed is CUDA_ERROR_MPS_CONNECTION_FAILED: the library has found the daemon, which has no server,
+// because there is no GPU.
 const mpsConnectionFailed = "cuInit 805\n"
 
 // branch is a driver of NVIDIA's packages.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -37,11 +38,24 @@ func mountTmpfs(dir string, size uint64) error {
 	if mounted, err := isMountPoint(dir); mounted || err != nil {
 		return err
 	}
-	options := fmt.Sprintf("size=%d,mode=1777", size)
+	current, err := os.ReadFile("/proc/self/attr/current")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EINVAL) { // without SELinux and AppArmor
+		return err
+	}
+	options := fmt.Sprintf("size=%d,mode=1777", size) + labelOption(string(current))
 	if err := unix.Mount("mps", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options); err != nil {
 		return fmt.Errorf("mount a tmpfs of %d bytes at %s: %w", size, dir, err)
 	}
 	return nil
+}
+
+// labelOption returns the mount option with which SELinux lets containers use the file system, if it is in force: then
+// the label of this process is like system_u:system_r:spc_t:s0. AppArmor's labels are like unconfined.
+func labelOption(current string) string {
+	if strings.Count(current, ":") < 3 {
+		return ""
+	}
+	return ",context=system_u:object_r:container_file_t:s0"
 }
 
 // unmountMemory unmounts the file systems of a daemon. Containers that still have them mounted keep them.
