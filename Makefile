@@ -45,7 +45,7 @@ test-nvidia: ## tests with NVIDIA's own programs of three driver branches, downl
 	@./hack/prerequisites.sh
 	@if packages=$$(hack/nvidia-packages.sh); then \
 		NVIDIA_PACKAGES=$$packages $(GO) test -run NVIDIA ./hack/hardware-check ./pkg/gpu/nvml \
-			./pkg/sharing/mps/supervise ./simulator/mps; \
+			./pkg/sharing/mps/supervise ./simulator/mps ./simulator/smi ./test/libnvml; \
 	else \
 		echo "SKIPPED: the tests with NVIDIA's own programs, because Debian's non-free packages cannot be had here" >&2; \
 	fi

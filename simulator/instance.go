@@ -164,7 +164,7 @@ func (ci *computeInstance) info() (nvml.ComputeInstanceInfo, nvml.Return) {
 	}
 	_, profiles, ret := ci.instance.profiles()
 	return nvml.ComputeInstanceInfo{
-		Device: newPartition(ci.instance.gpu, is.UUID), GpuInstance: ci.instance, Id: uint32(is.ID),
+		Device: ci.instance.gpu, GpuInstance: ci.instance, Id: uint32(is.ID), // the parent, as nvml.h says
 		ProfileId: uint32(profiles[is.Profile].ID),
 		Placement: nvml.ComputeInstancePlacement{Start: uint32(is.Span.Start), Size: uint32(is.Span.Size)},
 	}, ret

@@ -198,6 +198,9 @@ func (n *Node) layOutPrograms(p Programs) error {
 	return nil
 }
 
+// noResources is the list of the memory that a PCI device has: 13 lines, as of any device, here all empty.
+var noResources = strings.TrimSpace(strings.Repeat("0x0000000000000000 0x0000000000000000 0x0000000000000000\n", 13))
+
 // layOutSysfs creates the parts of /sys that programs read: the path from the root complex to each GPU, its model and
 // its NUMA node.
 func layOutSysfs(sys string, v *node.View) error {
@@ -218,6 +221,7 @@ func layOutSysfs(sys string, v *node.View) error {
 			"subsystem_device": fmt.Sprintf("%#04x", c.PCI.Subsystem>>16),
 			"class":            "0x030200", // 3D controller
 			"numa_node":        fmt.Sprint(c.PCI.NUMANode),
+			"resource":         noResources,
 		} {
 			if err := ensureFile(filepath.Join(sys, way, name), []byte(content+"\n"), 0o444); err != nil {
 				return err

@@ -3,6 +3,8 @@
 package simulator
 
 import (
+	"math/bits"
+
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
 
@@ -88,11 +90,25 @@ func (p *partitionDevice) setUsageCalls() {
 		v.Version = nvml.STRUCT_VERSION(v, 2)
 		return v
 	})
+	p.GetBAR1MemoryInfoFunc = ofPartition(p, bar1Memory)
+	p.GetMemoryErrorCounterFunc = func(nvml.MemoryErrorType, nvml.EccCounterType, nvml.MemoryLocation) (uint64,
+		nvml.Return) {
+		_, ret := p.current()
+		return 0, ret
+	}
 	p.GetComputeRunningProcessesFunc = ofPartition(p, func(is node.Partition) []nvml.ProcessInfo {
 		return processInfo(is.Compute.Processes, uint32(is.Instance.ID), uint32(is.Compute.ID))
 	})
 	p.GetMPSComputeRunningProcessesFunc = p.GetComputeRunningProcessesFunc
 	p.GetGraphicsRunningProcessesFunc = ofPartition(p, func(node.Partition) []nvml.ProcessInfo { return nil })
+}
+
+// bar1Memory returns the partition's part of the BAR1 window, all of it free. nvidia-smi prints 32767MiB for a
+// partition of 20096MiB, and lists no partition without such a part.
+func bar1Memory(is node.Partition) nvml.BAR1Memory {
+	const mebibyte = 1 << 20
+	size := uint64(1)<<bits.Len64(is.Memory().Total-1) - mebibyte
+	return nvml.BAR1Memory{Bar1Total: size, Bar1Free: size}
 }
 
 func attributes(is node.Partition) nvml.DeviceAttributes {

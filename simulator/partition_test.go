@@ -248,7 +248,7 @@ func TestPartitionCalls(t *testing.T) {
 		{"the GPU", says(whole.IsMigDeviceHandle()), "false SUCCESS"},
 		{"UUID", fmt.Sprint(strings.HasPrefix(uuid, "MIG-"), len(uuid)), "true 40"},
 		{"by its UUID", says(again.GetUUID()), uuid + " SUCCESS"},
-		{"the compute instance's", says(about.Device.GetUUID()), uuid + " SUCCESS"},
+		{"the compute instance's parent", says(about.Device.IsMigDeviceHandle()), "false SUCCESS"},
 		{"index", says(p.GetIndex()), "0 SUCCESS"},
 		{"name", says(p.GetName()), "NVIDIA H100 80GB HBM3 MIG 1g.10gb+me SUCCESS"},
 		{"GPU instance", says(p.GetGpuInstanceId()), "11 SUCCESS"},

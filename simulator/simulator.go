@@ -20,6 +20,9 @@ type Profile = hwprofile.Profile
 // Address is an address on the PCI bus.
 type Address = hwprofile.Address
 
+// DefaultDir is where programs look for a node.
+const DefaultDir = node.DefaultDir
+
 // Errors of Open and Attach.
 var (
 	// ErrNoNode means that the directory has no simulated node.

@@ -92,6 +92,10 @@ var allowed = map[string][]string{
 	"simulator/simctl": {"pkg/hwprofile", "simulator", "simulator/node"},
 	"simulator/mps":    {"simulator/node"},
 	"simulator/cuda":   {"simulator/mps", "simulator/node"},
+	// The simulator behind NVML's C interface, for programs of others.
+	"simulator/libnvml":         {"simulator", "simulator/libnvml/binding"},
+	"simulator/libnvml/binding": {},
+	"simulator/libnvml/build":   {},
 	"simulator/cmd/dra-kubelet-plugin-sim": {"internal/app", "pkg/gpu/nvml", "pkg/hwprofile", "pkg/steps",
 		"simulator", "simulator/simctl"},
 	"simulator/cmd/sim-nvidia-smi":              {"simulator/smi"},
@@ -106,7 +110,7 @@ var tools = []string{"deployments/", "test/", "hack/", "demo/", "docs/"}
 // onlyIn are modules that only a few packages may import: all others use our types.
 var onlyIn = map[string][]string{
 	"github.com/NVIDIA/": {"pkg/gpu/nvml", "pkg/hwprofile/record", "internal/app", "simulator",
-		"simulator/cmd/dra-kubelet-plugin-sim"},
+		"simulator/cmd/dra-kubelet-plugin-sim", "simulator/libnvml", "simulator/libnvml/binding"},
 	"tags.cncf.io/": {"pkg/cdi", "pkg/gpu/nvml", "internal/doctor"},
 	"k8s.io/client-go/": {"internal/app", "internal/plugin", "internal/plugin/kubelet", "internal/plugin/node",
 		"internal/plugin/report",

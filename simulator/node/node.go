@@ -38,6 +38,9 @@ type Node struct {
 	file *os.File
 }
 
+// DefaultDir is where programs look for a node.
+const DefaultDir = "/var/lib/gpu-dra-driver/sim"
+
 // libraryDir is the directory of the libraries in the driver root; libraryName begins the name of the state file there.
 const (
 	libraryDir  = "usr/lib/x86_64-linux-gnu"

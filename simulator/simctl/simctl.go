@@ -17,7 +17,7 @@ import (
 
 // Command returns the command "simctl".
 func Command() *cobra.Command {
-	dir := "/var/lib/gpu-dra-driver/sim"
+	dir := node.DefaultDir
 	c := &cobra.Command{
 		Use:   "simctl",
 		Short: "Show and change the simulated GPUs of this node",

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
+	"github.com/gpudra/gpu-dra-driver/simulator/node"
 )
 
 const migUsage = `
@@ -148,7 +149,12 @@ func listInstances(out io.Writer, gpus []gpu) int {
 	var rows []string
 	for _, g := range gpus {
 		profiles, _ := g.Calls.GetGpuInstanceProfileInfo.Get()
-		for _, is := range g.MIG().Instances {
+		instances := slices.Clone(g.MIG().Instances)
+		order := byName(profiles)
+		slices.SortStableFunc(instances, func(a, b node.GPUInstance) int {
+			return slices.Index(order, a.Profile) - slices.Index(order, b.Profile)
+		})
+		for _, is := range instances {
 			p := profiles[is.Profile]
 			rows = append(rows, fmt.Sprintf("|%-*s|", width, fmt.Sprintf("%4d  %-18s%6d%9d%11d:%d", g.Index,
 				"MIG "+p.Name, p.ID, is.ID, is.Span.Start, is.Span.Size)), line)

@@ -32,6 +32,12 @@ func (s *session) findPartition(d gpu.Device) (gpu.Access, error) {
 		return gpu.Access{}, fmt.Errorf("find the instances of partition %s (%s): %w", d.Name, d.UUID,
 			errors.Join(ret, ret2))
 	}
+	// The minor number may have changed with the MIG mode, since the last look.
+	if parent, err := s.handle(d.Partition.Parent); err == nil {
+		if minor, ret := parent.GetMinorNumber(); ret == nvmllib.SUCCESS {
+			d.Minor = minor
+		}
+	}
 	whole, err := s.findDevice(gpu.Device{Name: gpu.ParentName(d.Name), UUID: d.Partition.Parent, Minor: d.Minor})
 	if err != nil {
 		return gpu.Access{}, err

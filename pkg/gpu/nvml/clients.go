@@ -48,10 +48,18 @@ func (s *session) clients(handle nvmllib.Device) []string {
 func (s *session) processNames(pids []int) []string {
 	var names []string
 	for _, pid := range pids {
-		names = append(names, fmt.Sprintf("process %d (%s)", pid, s.processName(pid)))
+		name := s.processName(pid)
+		if strings.HasPrefix(name, persistenced) {
+			continue
+		}
+		names = append(names, fmt.Sprintf("process %d (%s)", pid, name))
 	}
 	return names
 }
+
+// persistenced is the beginning of nvidia-persistenced, as long as the kernel keeps a name. It has every GPU open and
+// is in nobody's way.
+const persistenced = "nvidia-persiste"
 
 // openersAge is how long the result of openers is cached. A call that waits for a GPU needs it each second, and it
 // reads every open file descriptor of the machine.

@@ -304,7 +304,7 @@ func readComputeInstance(handle nvmllib.ComputeInstance, profile nvmllib.Compute
 	if ret != nvmllib.SUCCESS {
 		return computeInstance{}, fmt.Errorf("read a compute instance: %w", ret)
 	}
-	uuid, ret := info.Device.GetUUID()
+	uuid, ret := PartitionUUID(info)
 	if ret != nvmllib.SUCCESS {
 		return computeInstance{}, fmt.Errorf("get UUID of compute instance %d: %w", info.Id, ret)
 	}

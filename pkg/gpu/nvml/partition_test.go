@@ -65,7 +65,7 @@ func place(t *testing.T, d gpu.Device, profile string, start int) gpu.Placement 
 
 func TestPartitions(t *testing.T) {
 	process := func(m *simulator.Node) error {
-		return m.AddProcess("0", "dcgm-exporter", 1<<20)
+		return errors.Join(m.AddProcess("0", "nvidia-persistenced", 1<<20), m.AddProcess("0", "dcgm-exporter", 1<<20))
 	}
 	for _, row := range []struct {
 		name    string
@@ -102,7 +102,7 @@ func TestPartitions(t *testing.T) {
 		{"and is removed again", "dgx-h100", func(m *simulator.Node) error {
 			return m.Fail("0", "GpuInstanceCreateComputeInstance", "ERROR_UNKNOWN")
 		}, "+1g.10gb@4 -1g.10gb@4", "", nil},
-		{"a program on the GPU", "dgx-h100", process, "+1g.10gb@4", " | switch MIG mode on: used by process 4194305 " +
+		{"a program on the GPU", "dgx-h100", process, "+1g.10gb@4", " | switch MIG mode on: used by process 4194306 " +
 			"(dcgm-exporter): the GPU is in use", gpu.ErrBusy},
 		{"removing where there never was one", "dgx-h100", process, "-1g.10gb@4", "", nil},
 		{"a card that needs a reset", "dgx-a100", nil, "+1g.5gb@4",
@@ -266,6 +266,7 @@ func TestAccessToAPartition(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.Name, d.Type, d.UUID, d.Partition = gpu.PartitionName(d.Name, at), gpu.TypeMIG, id, &gpu.Partition{Placement: at}
+	d.Minor = 7 // as it may have been before the MIG mode was changed
 	access, err := node.Access(t.Context(), d)
 	if err != nil {
 		t.Fatal(err)

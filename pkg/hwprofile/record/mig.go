@@ -155,7 +155,7 @@ func (g *gpuReader) computeInstance(profile int, ci nvmllib.ComputeInstance) (hw
 		g.out.Calls.SetError("ComputeInstanceGetInfo", code(ret))
 		return hwprofile.ComputeInstance{}, false
 	}
-	uuid, ret := info.Device.GetUUID()
+	uuid, ret := nvml.PartitionUUID(info)
 	if ret != nvmllib.SUCCESS {
 		g.note("GPU %d: compute instance %d does not say its UUID: %s", g.index, info.Id, code(ret))
 		return hwprofile.ComputeInstance{}, false

@@ -63,7 +63,7 @@ func TestCheckOfReplay(t *testing.T) {
 				t.Fatalf("record: exit code %d: %s", code, text)
 			}
 			want, _ := run(t, "check", "--json", "--simulate-dir", dir, "--node-name", "n")
-			recorded, err := findProfile(file, "")
+			recorded, err := simulator.FindProfile(file, "")
 			if err != nil {
 				t.Fatal(err)
 			}

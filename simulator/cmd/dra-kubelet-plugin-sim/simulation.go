@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -42,13 +40,13 @@ var _ app.Platform = &simulation{}
 
 // Flags define where the simulated GPUs are and their profile.
 func (s *simulation) Flags() (plugin, tools *pflag.FlagSet) {
-	const defaultDir = "/var/lib/gpu-dra-driver/sim"
 	plugin, tools = pflag.NewFlagSet("", pflag.ContinueOnError), pflag.NewFlagSet("", pflag.ContinueOnError)
-	plugin.StringVar(&s.dir, "simulate-dir", defaultDir, "directory of the simulated GPUs, the same path on the host")
+	plugin.StringVar(&s.dir, "simulate-dir", simulator.DefaultDir,
+		"directory of the simulated GPUs, the same path on the host")
 	plugin.StringVar(&s.profile, "simulate-profile", "",
 		"profile of a node without the label "+profileLabel+": a name, or the path of a YAML file")
 	plugin.StringVar(&s.profilesDir, "simulate-profiles-dir", "", "directory with further profiles, NAME.yaml")
-	tools.StringVar(&s.localDir, "simulate-dir", defaultDir, "directory of the simulated GPUs")
+	tools.StringVar(&s.localDir, "simulate-dir", simulator.DefaultDir, "directory of the simulated GPUs")
 	return plugin, tools
 }
 
@@ -117,25 +115,5 @@ func (s *simulation) nodeProfile(ctx context.Context, client kubernetes.Interfac
 			"give --simulate-profile; profiles: %s",
 			nodeName, profileLabel, strings.Join(simulator.Profiles(), ", "))
 	}
-	return findProfile(name, s.profilesDir)
-}
-
-// findProfile looks for a profile by path, then in the additional directory, then among the built-in ones.
-func findProfile(name, dir string) (hwprofile.Profile, error) {
-	file := name
-	if !strings.Contains(name, "/") {
-		file = filepath.Join(dir, name+".yaml")
-		if _, err := os.Stat(file); dir == "" || errors.Is(err, fs.ErrNotExist) {
-			return simulator.BuiltIn(name)
-		}
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return hwprofile.Profile{}, err
-	}
-	profile, err := hwprofile.ParseProfile(text)
-	if err != nil {
-		return hwprofile.Profile{}, fmt.Errorf("profile %s: %w", file, err)
-	}
-	return profile, nil
+	return simulator.FindProfile(name, s.profilesDir)
 }
