@@ -195,8 +195,9 @@ func checkPartitionLabels(t *testing.T, labels map[string]string, offered map[st
 	t.Helper()
 	var names []string
 	for key := range labels {
-		name, ok := strings.CutSuffix(key, ".product")
-		if name, ok = strings.CutPrefix(name, "mig-"); !ok || !strings.HasSuffix(key, ".product") {
+		partition, isProduct := strings.CutSuffix(key, ".product")
+		name, isPartition := strings.CutPrefix(partition, "mig-")
+		if !isProduct || !isPartition {
 			continue
 		}
 		names = append(names, name)

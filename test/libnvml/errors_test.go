@@ -18,7 +18,7 @@ const errorsVariable = "LIBNVML_TEST_ERRORS_OF"
 
 func printErrors(file string) {
 	lib := nvml.New(nvml.WithLibraryPath(file))
-	lib.Init() // NVIDIA's own finds no driver, and is loaded
+	_ = lib.Init() // NVIDIA's own finds no driver, and is loaded
 	for code := nvml.Return(0); code <= 1000; code++ {
 		fmt.Println(int(code), lib.ErrorString(code))
 	}

@@ -69,8 +69,11 @@ func pluginDevices(t *testing.T, resources int) string {
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
 	must(t, cmd.Start())
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = cmd.Wait() // it is killed
+	}()
 	defer func() {
 		_ = cmd.Process.Kill()
 		<-ended
@@ -80,9 +83,8 @@ func pluginDevices(t *testing.T, resources int) string {
 		select {
 		case r := <-k.registrations:
 			lines = append(lines, listDevices(t, filepath.Join(dir, r.Endpoint), r.ResourceName)...)
-		case err := <-ended:
-			ended <- err
-			t.Fatalf("device plugin: %v: %s", err, output.String())
+		case <-ended:
+			t.Fatalf("device plugin: %v: %s", cmd.ProcessState, output.String())
 		case <-time.After(time.Minute):
 			t.Fatal("the device plugin does not register within a minute")
 		}

@@ -43,8 +43,8 @@ func (l *library) DeviceGetHandleByUUID(uuid string) (nvmllib.Device, nvmllib.Re
 
 func (l *library) DeviceGetHandleByIndex(index int) (nvmllib.Device, nvmllib.Return) {
 	d, ret := l.Interface.DeviceGetHandleByIndex(index)
-	if l.virtual && ret == nvmllib.SUCCESS {
-		return virtualGPU{d}, ret
+	if l.virtual {
+		d = virtualGPU{d}
 	}
 	return d, ret
 }

@@ -8,7 +8,8 @@ import nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 // has none.
 //
 // nvml.h says that the device of a compute instance is the parent device, and nvidia-smi prints the index of that
-// device as the GPU. NVIDIA's DRA driver took the UUID of this device as the partition's until its v0.5. Both work here.
+// device as the GPU. NVIDIA's DRA driver took the UUID of this device as the partition's until its v0.5. Both work
+// here.
 func PartitionUUID(info nvmllib.ComputeInstanceInfo) (string, nvmllib.Return) {
 	if is, ret := info.Device.IsMigDeviceHandle(); ret == nvmllib.SUCCESS && is {
 		return info.Device.GetUUID()
