@@ -5,6 +5,7 @@ package app
 import (
 	"context"
 	"os"
+	"path/filepath"
 
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/spf13/pflag"
@@ -19,7 +20,8 @@ type NVIDIA struct {
 	local  nvml.DriverRoot // for check and record
 }
 
-// driverRootMount is the mount of the driver root in the driver's container.
+// driverRootMount is where the chart mounts the parent of the driver root in the driver's container; the root itself
+// if that is /.
 const driverRootMount = "/driver-root"
 
 // Flags returns the flags for the root of NVIDIA's driver. The defaults for check and record suit a shell on the node.
@@ -32,7 +34,7 @@ func (n *NVIDIA) Flags() (plugin, tools *pflag.FlagSet) {
 	plugin.StringVar(&n.driver.HostDev, "host-dev-mount", "", dev+"; empty: nowhere")
 	tools.StringVar(&n.local.Host, "driver-root", "/", "root of NVIDIA's driver on the host")
 	tools.StringVar(&n.local.Here, "driver-root-mount", "",
-		"where that root is seen by this program (default "+driverRootMount+
+		"where that root is seen by this program (default: below "+driverRootMount+
 			", in the driver's container, and otherwise the root itself)")
 	tools.StringVar(&n.local.HostDev, "host-dev-mount", "/", dev)
 	return plugin, tools
@@ -49,7 +51,7 @@ func (n *NVIDIA) Attach() (nvml.Config, error) {
 	if c.Driver.Here == "" {
 		c.Driver.Here = c.Driver.Host
 		if _, err := os.Stat(driverRootMount); err == nil {
-			c.Driver.Here = driverRootMount
+			c.Driver.Here = filepath.Join(driverRootMount, filepath.Base(c.Driver.Host))
 		}
 	}
 	library, err := c.Driver.Library()

@@ -69,6 +69,8 @@ func run(ctx context.Context, o options, p Platform) error {
 	}
 	machine.HookPath, machine.Timeout = hook, o.gpuTimeout
 	gpus := nvml.New(machine.Config)
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
 	config := plugin.Config{
 		DriverName:   o.driverName,
 		NodeName:     o.nodeName,
@@ -92,6 +94,9 @@ func run(ctx context.Context, o options, p Platform) error {
 
 		Discover: func(ctx context.Context) (node.Look, error) {
 			look, err := gpus.Discover(ctx)
+			if errors.Is(err, nvml.ErrDriverReplaced) {
+				end(err) // the kubelet starts the container again
+			}
 			return node.Look(look), err
 		},
 		DriverChanged:   gpus.DriverChanged,

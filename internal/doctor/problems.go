@@ -34,8 +34,8 @@ var (
 	twoVersions = host.Kind{ID: "two-versions", Severity: host.Warning,
 		Remedy: "remove the older one: programs in containers may find either"}
 	symlink = host.Kind{ID: "driver-root-symlink", Severity: host.Warning,
-		Remedy: "name the directory that the link leads to: when the link is changed, containers that run keep the " +
-			"old one"}
+		Remedy: "name the directory that the link leads to: the pods of the driver mount its parent, where an " +
+			"absolute link leads nowhere"}
 	oddVersion = host.Kind{ID: "odd-version", Severity: host.Warning,
 		Remedy: "nothing, unless selectors compare driverVersion: they see what is published"}
 	callFails = host.Kind{ID: "call-fails", Severity: host.Warning,

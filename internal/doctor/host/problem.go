@@ -57,8 +57,8 @@ var (
 	PIDNamespace = Kind{"pid-namespace", Warning,
 		"for metrics of containers, and to see who keeps a GPU from being partitioned, run in the host's PID " +
 			"namespace (metrics.containers.usage of the chart)"}
-	DevicePlugin = Kind{"device-plugin", Warning, "keep NVIDIA's device plugin off the nodes of this driver: each " +
-		"gives out the same GPUs without knowing of the other"}
+	DevicePlugin = Kind{"device-plugin", Warning, "if it offers the GPUs of this driver, remove it from the node: " +
+		"neither knows which GPUs the other has given out"}
 )
 
 // AllKinds are all kinds of problems of a host.

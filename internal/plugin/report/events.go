@@ -73,7 +73,7 @@ var Events = struct {
 			"know CDI, "+
 			"or has it off, or looks for specs elsewhere; the text says what to do"),
 	DevicePluginPresent: event.Warning("DevicePluginPresent", "Node",
-		"a device plugin on the node gives out the same GPUs (nvidia.com/gpu and the like), so that two pods may get "+
+		"a device plugin on the node offers nvidia.com resources, perhaps of the same GPUs, so that two pods may get "+
 			"one GPU; remove it from the node"),
 	MIGBlocked: event.Warning("MIGBlocked", "Node",
 		"the MIG mode of a GPU cannot be changed, because somebody uses it or because it cannot be from here; "+
@@ -125,8 +125,8 @@ func (r *Reporter) DaemonRestarted(claim sharing.Claim, daemon string) {
 
 // ServerFailed reports that a server of the claim's MPS daemon has ended with an error.
 func (r *Reporter) ServerFailed(claim sharing.Claim, daemon, what string) {
-	r.claim(Events.MPSServerFailed, claim, "Share", "node %s: the MPS daemon of %s said: %s: its programs have failed "+
-		"or cannot start; its log on the node has more", r.Config.Node, daemon, what)
+	r.claim(Events.MPSServerFailed, claim, "Share", "node %s: the MPS daemon of %s: %s: programs that use it have "+
+		"failed or cannot start; its log on the node has more", r.Config.Node, daemon, what)
 }
 
 // SingleUser reports that the MPS daemon of the claim serves one user ID at a time.

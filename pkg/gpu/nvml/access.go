@@ -3,6 +3,7 @@
 package nvml
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -40,7 +41,7 @@ func (r DriverRoot) dev() (here, host string) {
 // memoryLimitsHook limits GPU memory by a variable that any container can set, so it is only used for limits of claims.
 const memoryLimitsHook = "apply-cuda-memory-limits"
 
-// ErrNoDriver means that NVIDIA's driver is not in the driver root.
+// ErrNoDriver is driverroot.ErrNoDriver.
 var ErrNoDriver = driverroot.ErrNoDriver
 
 // files returns the files of the driver, as this container sees them.
@@ -49,11 +50,11 @@ func (r DriverRoot) files() driverroot.Dir { return driverroot.Dir(r.Here) }
 // Library returns the path of the driver's NVML library, without links. Error: ErrNoDriver.
 func (r DriverRoot) Library() (string, error) {
 	path, err := r.files().Library("libnvidia-ml.so.1")
-	if err != nil {
+	if errors.Is(err, ErrNoDriver) {
 		return "", fmt.Errorf("%w: install the driver below %s of the host, or name the directory that has it "+
 			"(--driver-root)", err, r.Host)
 	}
-	return path, nil
+	return path, err
 }
 
 // Program returns the path of a driver's program, without links. Error: exec.ErrNotFound.
@@ -134,11 +135,26 @@ func (s *session) toolkit() (nvcdi.Interface, error) {
 		nvcdi.WithDeviceLib(s.devices),
 		nvcdi.WithDriverRoot(s.Driver.Here),
 		nvcdi.WithDevRoot(dev),
-		nvcdi.WithLibrarySearchPaths(s.Driver.files().LibraryDirs()),
+		nvcdi.WithLibrarySearchPaths(s.Driver.searchPaths()),
 		nvcdi.WithNVIDIACDIHookPath(s.HookPath),
 		nvcdi.WithDisabledHooks(memoryLimitsHook),
 		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils),
 	)
+}
+
+// searchPaths returns the directory of the driver's libraries if NVIDIA's toolkit does not search it itself. Otherwise
+// none: with search paths it does not read the cache of ldconfig.
+func (r DriverRoot) searchPaths() []string {
+	library, err := r.Library()
+	if err != nil {
+		return nil
+	}
+	dir := filepath.Dir(library)
+	relative, err := filepath.Rel(r.Here, dir)
+	if err != nil || !slices.Contains([]string{"usr/lib", "lib", "usr/local/glibc/usr/lib"}, relative) {
+		return nil
+	}
+	return []string{dir}
 }
 
 // onHost rewrites the driver's paths in this container to those on the host.

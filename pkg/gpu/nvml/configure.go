@@ -90,21 +90,7 @@ func (s *session) configure(ctx context.Context, handle nvmllib.Device, id gpu.U
 	if want.Interval == "" {
 		return err
 	}
-	if want.Interval != gpu.IntervalDefault && before(handle, timeSlicesSince) {
-		return errors.Join(err, fmt.Errorf("time slice %s: a GPU before Turing (compute capability %d.%d) can only "+
-			"have Default: %w", want.Interval, timeSlicesSince.Major, timeSlicesSince.Minor, ErrNotConfigurable))
-	}
 	return errors.Join(err, s.setTimeSlice(ctx, id, want.Interval))
-}
-
-// timeSlicesSince is the first compute capability whose time slices can be set: Turing (open kernel module,
-// g_gpu_nvoc.c).
-var timeSlicesSince = gpu.Version{Major: 7, Minor: 5}
-
-// before reports whether the GPU has a lower compute capability.
-func before(handle nvmllib.Device, v gpu.Version) bool {
-	major, minor, ret := handle.GetCudaComputeCapability()
-	return ret == nvmllib.SUCCESS && (major < v.Major || major == v.Major && minor < v.Minor)
 }
 
 func setMode(handle nvmllib.Device, name gpu.ComputeMode) error {

@@ -23,6 +23,10 @@ func TestMain(m *testing.M) {
 	if self, err := os.Readlink("/proc/self/exe"); err == nil && filepath.Base(self) == "nvidia-smi" {
 		os.Exit(smi.Run(smi.Here(), os.Args[1:], time.Now(), os.Stdout, os.Stderr))
 	}
+	if root := os.Getenv(rootVariable); root != "" {
+		lookTwice(root)
+		return
+	}
 	os.Exit(m.Run())
 }
 
@@ -50,8 +54,8 @@ func TestConfigure(t *testing.T) {
 			`time slice "long": want Default, Short, Medium or Long, or none to leave it alone`, nil},
 		{"a mode that is none", false, nil, []gpu.Settings{{Mode: "PROHIBITED"}},
 			`compute mode "PROHIBITED": want EXCLUSIVE_PROCESS, or none for the default`, nil},
-		{"an old card, an interval", true, nil, []gpu.Settings{long}, "time slice Long: a GPU before Turing " +
-			"(compute capability 7.5) can only have Default: the GPU does not support it", nvml.ErrNotConfigurable},
+		{"an old card, an interval", true, nil, []gpu.Settings{long}, "time slice Long: it can only have Default: " +
+			"the GPU does not support it", nvml.ErrNotConfigurable},
 		{"an old card, exclusive", true, nil, []gpu.Settings{exclusive}, "mode=Exclusive_Process", nil},
 		{"an old card, undo", true, nil, []gpu.Settings{exclusive, undo}, "mode=Default", nil},
 		{"a GPU that is gone", false, lost, []gpu.Settings{long}, "time slice Long: nvidia-smi: exit status 15: " +

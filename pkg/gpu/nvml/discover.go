@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -61,22 +62,21 @@ const (
 // Discover reads all GPUs in parallel, each for at most Config.Timeout. A GPU that does not answer in time is lost, and
 // is not called again until its call has returned. The error means that nothing can be read at all. If no GPU answers,
 // it tries once more in a new session, because the driver may have been reloaded. At the end it closes the session if
-// all GPUs have persistence mode, so that they can be reset and the driver unloaded.
+// all GPUs have persistence mode, so that they can be reset and the driver unloaded. Errors: ErrNoDriver,
+// ErrDriverReplaced.
 func (n *Node) Discover(ctx context.Context) (Look, error) {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(n.Timeout, defaultTimeout))
 	defer cancel()
 	again := func(what func() (bool, error)) (bool, error) { return wait(ctx, &n.calls, driver, what) }
-	if _, err := again(func() (bool, error) { return true, n.refresh() }); err != nil {
-		return Look{}, err
+	_, err := again(func() (bool, error) { return true, n.refresh() })
+	var look Look
+	if err == nil {
+		look, err = n.look(ctx)
 	}
-	look, err := n.look(ctx)
 	if err == nil && len(look.Broken) > 0 && len(look.Broken) >= len(look.Devices) {
-		renewed, err := again(n.renew)
-		if err != nil {
-			return Look{}, err
-		}
-		if renewed {
-			return n.look(ctx)
+		var renewed bool
+		if renewed, err = again(n.renew); renewed && err == nil {
+			look, err = n.look(ctx)
 		}
 	}
 	if err != nil {
@@ -103,6 +103,7 @@ func (n *Node) look(ctx context.Context) (Look, error) {
 	if err != nil {
 		return Look{}, err
 	}
+	n.looks.keepFirst(sys.count)
 	readings, errs := make([]reading, sys.count), make([]error, sys.count)
 	var all sync.WaitGroup
 	for i := range sys.count {
@@ -177,6 +178,25 @@ func (l *looks) answered() map[gpu.UUID]time.Time {
 	return all
 }
 
+// keepFirst forgets the GPUs with higher indices: there are fewer now.
+func (l *looks) keepFirst(count int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	maps.DeleteFunc(l.gpus, func(index int, _ reading) bool { return index >= count })
+}
+
+// indexOf returns the index of the GPU at the last look.
+func (l *looks) indexOf(id gpu.UUID) (int, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for index, r := range l.gpus {
+		if r.device.UUID == id {
+			return index, true
+		}
+	}
+	return 0, false
+}
+
 // persistent reports whether all GPUs keep their settings when no program has them open.
 func (l *looks) persistent() bool {
 	l.mu.Lock()
@@ -218,7 +238,7 @@ func (s *session) readAt(index int, known reading) (reading, error) {
 	}
 	if time.Since(known.full) < fullLookPeriod && s.same(handle, known.device) {
 		s.handles.Store(known.device.UUID, handle)
-		known.last, known.device.ComputeMode = time.Now(), computeMode(handle)
+		known.last, known.device.ComputeMode, known.persistent = time.Now(), computeMode(handle), persistent(handle)
 		return known, nil
 	}
 	d, err := s.read(index, handle)
@@ -227,9 +247,12 @@ func (s *session) readAt(index int, known reading) (reading, error) {
 	}
 	s.handles.Store(d.UUID, handle)
 	now := time.Now()
+	return reading{device: d, links: readLinks(handle), full: now, last: now, persistent: persistent(handle)}, nil
+}
+
+func persistent(handle nvmllib.Device) bool {
 	mode, ret := handle.GetPersistenceMode()
-	return reading{device: d, links: readLinks(handle), full: now, last: now,
-		persistent: ret == nvmllib.SUCCESS && mode == nvmllib.FEATURE_ENABLED}, nil
+	return ret == nvmllib.SUCCESS && mode == nvmllib.FEATURE_ENABLED
 }
 
 // same reports whether the GPU is unchanged.

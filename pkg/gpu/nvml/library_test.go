@@ -3,6 +3,9 @@
 package nvml_test
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -81,29 +84,48 @@ func TestSessionBetweenLooks(t *testing.T) {
 		{"without it", "GetPersistenceMode: FEATURE_ENABLED", "GetPersistenceMode: FEATURE_DISABLED", 1},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			_, n, l := with(t, "t4-x2", row.old, row.now)
+			m, n, l := with(t, "t4-x2", row.old, row.now)
 			for range 3 {
 				look, err := n.Discover(t.Context())
 				must(t, err)
 				if got := l.sessions.Load(); got != row.open {
 					t.Errorf("after a look: got %d sessions, want %d", got, row.open)
 				}
-				for range 2 { // the second answer is cached
-					_, err = n.Access(t.Context(), look.Devices[0])
-					must(t, err)
-				}
+				_, err = n.Access(t.Context(), look.Devices[0])
+				must(t, err)
 			}
-			must(t, n.Close())
+			look, err := n.Discover(t.Context())
+			must(t, err)
+			_, err = n.Access(t.Context(), look.Devices[0])
+			must(t, err)
+			if got := l.sessions.Load(); got != row.open {
+				t.Errorf("a known answer: got %d sessions, want %d", got, row.open)
+			}
+			for _, d := range look.Devices {
+				must(t, m.Unplug(string(d.UUID)))
+			}
+			if look, err = n.Discover(t.Context()); err != nil || len(look.Broken) != 2 {
+				t.Fatalf("got %v, %v, want no GPU that answers", look, err)
+			}
+			if got := l.sessions.Load(); got != row.open {
+				t.Errorf("no GPU answers: got %d sessions, want %d", got, row.open)
+			}
+			library, err := n.Driver.Library()
+			must(t, err)
+			must(t, os.RemoveAll(filepath.Dir(library)))
+			if _, err := n.Discover(t.Context()); !errors.Is(err, nvml.ErrNoDriver) {
+				t.Errorf("without the library: got %v", err)
+			}
 			if got := l.sessions.Load(); got != 0 {
-				t.Errorf("after Close: got %d sessions", got)
+				t.Errorf("without the library: got %d sessions, want none", got)
 			}
 		})
 	}
 }
 
-// NVML searches all GPUs for a UUID, which is slow: only a look does that, by index.
-func TestHandlesAreCached(t *testing.T) {
-	_, n, l := with(t, "t4-x2", "GetPersistenceMode: FEATURE_ENABLED", "GetPersistenceMode: FEATURE_DISABLED")
+// NVML searches all GPUs for a UUID, which is slow, and hangs if one of them does: the index is known.
+func TestHandlesByIndex(t *testing.T) {
+	_, n, l := with(t, "t4-x2", "", "")
 	look, err := n.Discover(t.Context())
 	must(t, err)
 	l.finds.Store(0)

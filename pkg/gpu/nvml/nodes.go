@@ -37,9 +37,11 @@ func (s *session) withNodes(paths []string, find func() (gpu.Access, error)) (gp
 	}
 	makeErr := s.makeNodes(missing(access, paths))
 	if makeErr == nil {
-		access, err = find()
+		if access, err = find(); err != nil {
+			return gpu.Access{}, err
+		}
 	}
-	return access, errors.Join(err, s.requireNodes(access, paths, makeErr))
+	return access, s.requireNodes(access, paths, makeErr)
 }
 
 // missing returns those of the device nodes that the access does not have.
@@ -64,10 +66,13 @@ func (s *session) requireNodes(a gpu.Access, paths []string, makeErr error) erro
 	return errors.Join(errs...)
 }
 
-// makeNodes creates device nodes of the driver in the /dev of the host. Error: one exists as something else.
+// makeNodes creates device nodes of the driver in the /dev of the host. It leaves alone what exists.
 func (s *session) makeNodes(paths []string) error {
 	if s.Driver.HostDev == "" {
 		return errors.New("the host's /dev is not mounted here")
+	}
+	if here, _ := s.Driver.dev(); !sameFile(filepath.Join(here, "dev"), filepath.Join(s.Driver.HostDev, "dev")) {
+		return errors.New("the driver root has a /dev of its own")
 	}
 	for _, path := range paths {
 		major, minor, err := s.numbers(filepath.Base(path))
@@ -85,6 +90,12 @@ func (s *session) makeNodes(paths []string) error {
 		}
 	}
 	return nil
+}
+
+func sameFile(a, b string) bool {
+	one, err := os.Stat(a)
+	other, err2 := os.Stat(b)
+	return err == nil && err2 == nil && os.SameFile(one, other)
 }
 
 // numbers returns the device number of a node of the driver: nvidiactl, nvidia-uvm or nvidiaN.

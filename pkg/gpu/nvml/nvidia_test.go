@@ -3,9 +3,12 @@
 package nvml_test
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -61,7 +64,19 @@ func arranged(t *testing.T, packages, libraries, programs string) string {
 			to = filepath.Join(root, libraries, name)
 		}
 		must(t, os.WriteFile(to, nil, 0o755))
+		if strings.HasPrefix(name, "libnvidia-ml.so.") {
+			must(t, os.Symlink(name, filepath.Join(root, libraries, "libnvidia-ml.so.1")))
+		}
 	}
+	return root
+}
+
+// withLibraries32 adds a library for 32-bit programs, which no container gets, to a root of Red Hat.
+func withLibraries32(t *testing.T, root, version string) string {
+	t.Helper()
+	dir := filepath.Join(root, "usr/lib")
+	must(t, os.MkdirAll(dir, 0o755))
+	must(t, os.WriteFile(filepath.Join(dir, "libcuda.so."+version), nil, 0o755))
 	return root
 }
 
@@ -84,12 +99,35 @@ func isProgram(name string) bool {
 	return slices.Contains([]string{"nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"}, name)
 }
 
-// TestNVIDIALibrary loads NVIDIA's library from a root as Debian installs it. It says that there is no driver.
+// rootVariable makes the test program look at the GPUs with the library below a driver root, then replace that root by
+// the one whose name ends in .new, and look again. It prints the errors. It is a process of its own, because a process
+// can load one library only.
+const rootVariable = "NVML_TEST_DRIVER_ROOT"
+
+func lookTwice(root string) {
+	n := nvml.New(nvml.Config{Driver: nvml.DriverRoot{Host: "/", Here: root}})
+	_, err := n.Discover(context.Background())
+	fmt.Println(err)
+	if err := errors.Join(os.Rename(root, root+".old"), os.Rename(root+".new", root)); err != nil {
+		fmt.Println(err)
+	}
+	_, err = n.Discover(context.Background())
+	fmt.Println(err)
+}
+
+// TestNVIDIALibrary loads NVIDIA's library from a root as Debian installs it. It says that there is no driver. When the
+// root is replaced by one of another driver, the process must end.
 func TestNVIDIALibrary(t *testing.T) {
 	eachSuite(t, func(t *testing.T, packages string) {
-		n := nvml.New(nvml.Config{Driver: nvml.DriverRoot{Host: "/", Here: installed(t, packages)}})
-		if _, err := n.Discover(t.Context()); err == nil || !strings.Contains(err.Error(), "Driver Not Loaded") {
-			t.Errorf("got %v, want what NVIDIA's library says without a driver", err)
+		root := installed(t, packages)
+		must(t, os.Rename(installed(t, strings.Replace(packages, "/trixie/", "/bookworm/", 1)), root+".new"))
+		cmd := exec.CommandContext(t.Context(), os.Args[0])
+		cmd.Env = append(os.Environ(), rootVariable+"="+root)
+		output, err := cmd.CombinedOutput()
+		must(t, err)
+		want := "initialise NVML: Driver Not Loaded\n" + nvml.ErrDriverReplaced.Error() + "\n"
+		if diff := cmp.Diff(want, string(output)); diff != "" {
+			t.Errorf("want - got +\n%s", diff)
 		}
 	})
 }
@@ -116,7 +154,9 @@ func TestNVIDIAFiles(t *testing.T) {
 			"driver container": arranged(t, packages, "usr/lib/x86_64-linux-gnu", "usr/bin"),
 			"Red Hat":          arranged(t, packages, "usr/lib64", "usr/bin"),
 			"GKE":              arranged(t, packages, "lib64", "bin"),
+			"Arch":             arranged(t, packages, "usr/lib", "usr/bin"),
 			"Talos":            arranged(t, packages, "usr/local/glibc/usr/lib", "usr/local/bin"),
+			"32-bit libraries": withLibraries32(t, arranged(t, packages, "usr/lib64", "usr/bin"), version),
 		} {
 			t.Run(name, func(t *testing.T) {
 				m, _ := machineOf(t, profile)

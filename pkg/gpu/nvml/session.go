@@ -29,8 +29,12 @@ type Config struct {
 	Timeout time.Duration
 }
 
-// Node gives access to the GPUs of this machine. It opens an NVML session when it needs one, and a new one when the
-// driver on disk has changed. Discover closes it where it can. All methods are safe for concurrent use.
+// ErrDriverReplaced means that the driver's library is not the one that this process has loaded. A process can load one
+// only: go-nvml's calls stay bound to the first.
+var ErrDriverReplaced = errors.New("NVIDIA's driver was replaced: this program must be started again")
+
+// Node gives access to the GPUs of this machine. It opens an NVML session when it needs one, and Discover closes it
+// where it can. All methods are safe for concurrent use.
 type Node struct {
 	Config
 	follows bool // the library on disk; otherwise the first session stays
@@ -38,7 +42,7 @@ type Node struct {
 	opening sync.Mutex // held while a session is opened
 	mu      sync.Mutex
 	current *session    // nil: none is open
-	file    os.FileInfo // of the library of the last session; nil: not followed
+	loaded  os.FileInfo // the library of the last session; nil: not followed
 	offered *sync.Map   // UUID of a GPU → []profile; for all sessions with the same library
 
 	calls   calls
@@ -93,10 +97,10 @@ func (n *Node) acquire() (*session, error) {
 	s.users = 1
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.offered == nil || n.file == nil || !os.SameFile(n.file, s.file) {
+	if n.offered == nil || n.loaded == nil || !os.SameFile(n.loaded, s.file) {
 		n.offered = &sync.Map{}
 	}
-	n.current, n.file, s.offered = s, s.file, n.offered
+	n.current, n.loaded, s.offered = s, s.file, n.offered
 	return s, nil
 }
 
@@ -131,6 +135,9 @@ func (n *Node) open() (*session, error) {
 		}
 		s.file = file
 		if s.lib == nil {
+			if err := n.load(file); err != nil {
+				return nil, err
+			}
 			s.lib = nvmllib.New(nvmllib.WithLibraryPath(path))
 		}
 	}
@@ -140,6 +147,17 @@ func (n *Node) open() (*session, error) {
 	}
 	s.devices = device.New(s.lib)
 	return s, nil
+}
+
+// load records that the library is loaded. Error: ErrDriverReplaced if another one is.
+func (n *Node) load(library os.FileInfo) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.loaded != nil && !os.SameFile(n.loaded, library) {
+		return ErrDriverReplaced
+	}
+	n.loaded = library // also if it cannot be initialised
+	return nil
 }
 
 // libraryFile returns the library on disk. Another version has another file.
@@ -157,7 +175,7 @@ func (n *Node) DriverChanged() bool {
 	_, file, err := n.libraryFile()
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return err == nil && n.follows && n.file != nil && !os.SameFile(n.file, file)
+	return err == nil && n.follows && n.loaded != nil && !os.SameFile(n.loaded, file)
 }
 
 // refresh ends the session if the library on disk differs from that of the session.
@@ -202,11 +220,19 @@ func (n *Node) retire(is func(*session) bool) error {
 	return nil
 }
 
-// handle returns NVML's handle of a GPU or a partition. Discover caches those of GPUs, because NVML may query other
-// GPUs to find one.
+// handle returns NVML's handle of a GPU or a partition. The index of a GPU is known from the last look. NVML may query
+// other GPUs to find a UUID.
 func (s *session) handle(id gpu.UUID) (nvmllib.Device, error) {
 	if known, ok := s.handles.Load(id); ok {
 		return known.(nvmllib.Device), nil
+	}
+	if index, ok := s.looks.indexOf(id); ok {
+		if handle, ret := s.lib.DeviceGetHandleByIndex(index); ret == nvmllib.SUCCESS {
+			if is, ret := handle.GetUUID(); ret == nvmllib.SUCCESS && gpu.UUID(is) == id {
+				s.handles.Store(id, handle)
+				return handle, nil
+			}
+		}
 	}
 	handle, ret := s.lib.DeviceGetHandleByUUID(string(id))
 	if ret != nvmllib.SUCCESS {

@@ -61,8 +61,8 @@ type State struct {
 	Restarts int    `json:"restarts,omitempty"`
 	// SingleUser means that MultiUser is requested and that the driver's control program does not know it.
 	SingleUser bool `json:"singleUser,omitempty"`
-	// ServerFailures counts the servers of this process that ended with an error, and ServerFailure is what the daemon
-	// said of the last one.
+	// ServerFailures counts the servers of this process that ended with an error, and ServerFailure says how the last
+	// one did.
 	ServerFailures int    `json:"serverFailures,omitempty"`
 	ServerFailure  string `json:"serverFailure,omitempty"`
 	// SharedMemory is the directory, on the host, for /dev/shm of clients; empty: that of all daemons. Older

@@ -27,10 +27,10 @@ type driver struct{ driverroot.Dir }
 // control returns the path of the control program.
 func (d driver) control() (string, error) {
 	path, err := d.Program(controlProgram)
-	if err != nil {
+	if errors.Is(err, exec.ErrNotFound) {
 		return "", fmt.Errorf("%w: install the driver with its compute utilities", err)
 	}
-	return path, nil
+	return path, err
 }
 
 // environment returns the variables of the daemon's programs. libraries is a directory of the driver's libraries, ""

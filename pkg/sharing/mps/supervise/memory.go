@@ -42,15 +42,22 @@ func mountTmpfs(dir string, size uint64) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EINVAL) { // without SELinux and AppArmor
 		return err
 	}
-	options := fmt.Sprintf("size=%d,mode=1777", size) + labelOption(string(current))
-	if err := unix.Mount("mps", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options); err != nil {
+	options := fmt.Sprintf("size=%d,mode=1777", size)
+	mount := func(options string) error {
+		return unix.Mount("mps", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options)
+	}
+	err = mount(options + labelOption(string(current)))
+	if errors.Is(err, unix.EINVAL) { // the policy has no such label
+		err = mount(options)
+	}
+	if err != nil {
 		return fmt.Errorf("mount a tmpfs of %d bytes at %s: %w", size, dir, err)
 	}
 	return nil
 }
 
-// labelOption returns the mount option with which SELinux lets containers use the file system, if it is in force: then
-// the label of this process is like system_u:system_r:spc_t:s0. AppArmor's labels are like unconfined.
+// labelOption returns the mount option with which SELinux lets containers use the file system, if the kernel has
+// SELinux: then the label of this process is like system_u:system_r:spc_t:s0. AppArmor's labels are like unconfined.
 func labelOption(current string) string {
 	if strings.Count(current, ":") < 3 {
 		return ""

@@ -53,7 +53,7 @@ func TestNVIDIA(t *testing.T) {
 			eventually(t, "the end of the server, which finds no GPU, in the state", func() bool {
 				s, err := w.dir.State("g0")
 				must(t, err)
-				return s.Ready && s.ServerFailures > 0 && strings.HasSuffix(s.ServerFailure, " exited with status 1")
+				return s.Ready && s.ServerFailures > 0 && s.ServerFailure == "a server exited with status 1"
 			})
 
 			d.ThreadPercentage, d.Memory = 50, map[gpu.UUID]uint64{"GPU-0": 3000 << 20, "GPU-1": 1 << 30}

@@ -18,13 +18,13 @@ type servers struct {
 
 	mu    sync.Mutex
 	count int
-	last  string // what the daemon said of the last failure
+	last  string // how the last one failed
 }
 
 func newServers() *servers { return &servers{failed: make(chan struct{}, 1)} }
 
 // serverEnded is what the daemon prints when a server ends. NVIDIA's programs of R535 to R555 do.
-var serverEnded = regexp.MustCompile(`Server \d+ exited with status (\d+)`)
+var serverEnded = regexp.MustCompile(`Server \d+ exited with status (\d+)`) // the PID is in the log only
 
 // maxLine is the maximum length of a line that is searched.
 const maxLine = 4 << 10
@@ -51,7 +51,7 @@ func (s *servers) search(line []byte) {
 		return
 	}
 	s.mu.Lock()
-	s.count, s.last = s.count+1, string(found[0])
+	s.count, s.last = s.count+1, "a server exited with status "+string(found[1])
 	s.mu.Unlock()
 	select {
 	case s.failed <- struct{}{}:
@@ -59,7 +59,7 @@ func (s *servers) search(line []byte) {
 	}
 }
 
-// failures returns how many servers have ended with an error, and what the daemon said of the last one.
+// failures returns how many servers have ended with an error, and how the last one did.
 func (s *servers) failures() (count int, last string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

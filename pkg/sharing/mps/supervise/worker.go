@@ -237,7 +237,9 @@ func (w *worker) watchProcess(ctx context.Context, r *process, is mps.Request) e
 		if err := r.setLimits(ctx, d.Daemon, is.Daemon); err != nil && ctx.Err() == nil {
 			// The daemon goes on: it has clients.
 			w.log.Error("limits could not be changed", "err", err)
-			w.report(*d, mps.State{PID: r.cmd.Process.Pid, Message: err.Error()})
+			state := r.serves(d.Daemon)
+			state.Ready, state.Message = false, err.Error()
+			w.report(*d, state)
 			retry = time.After(longestPause)
 			is.Daemon = unknownLimits(is.Daemon)
 			continue
