@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
@@ -78,6 +79,7 @@ func (n node) testAPIServerAway(t *testing.T) {
 
 	// While the API server is down again, pods end and the plugin is killed. It starts, answers, and does not change a
 	// claim that was prepared before.
+	n.hears(t, ns)
 	n.remove(t, pod, stubborn)
 	n.control(t, "stop", "apiserver")
 	back := sync.OnceFunc(func() { n.startAPIServer(t) })
@@ -101,6 +103,24 @@ func (n node) testAPIServerAway(t *testing.T) {
 	n.remove(t, keeper, after)
 	n.gone(t, keeper, after)
 	n.clean(t)
+}
+
+// hears waits until the kubelet hears of a new pod, one without claims. It asks an API server that was away only some
+// time after that is back.
+func (n node) hears(t *testing.T, namespace string) {
+	t.Helper()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "heard"}, Spec: corev1.PodSpec{
+		NodeName: n.name, Containers: []corev1.Container{{Name: "main", Image: n.image,
+			Command: []string{"gpu-demo", "alloc", "1Mi", "--stay"}}}}}
+	must(t, n.Create(t.Context(), pod))
+	key := client.ObjectKeyFromObject(pod)
+	eventually(t, soon, "the kubelet to hear of a pod", func() string {
+		if n.get(t, key).Status.StartTime == nil {
+			return "not yet"
+		}
+		return ""
+	})
+	n.remove(t, key)
 }
 
 // startAPIServer starts the API server and waits until the cluster has recovered. For up to a minute,

@@ -90,12 +90,12 @@ func TestSurvive(t *testing.T) {
 			t.Run("the plugin is killed at each step", n.testKilled)
 			t.Run("the plugin is killed while it creates and removes partitions", n.testKilledPartitioning)
 			t.Run("partitions are created again after a power cut", n.testPowerCutPartitions)
+			// Not on a node of the downgrade: an older simulation cannot read the state with another driver.
+			t.Run("NVIDIA's programs serve shares, and the driver is replaced", n.testNVIDIA)
 		})
 		t.Run("node-4", func(t *testing.T) {
 			t.Parallel()
-			n := s.node("node-4")
-			t.Run("the plugin is killed while it sets up hardware", n.testKilledPreparingShares)
-			t.Run("NVIDIA's programs serve shares, and the driver is replaced", n.testNVIDIA)
+			t.Run("the plugin is killed while it sets up hardware", s.node("node-4").testKilledPreparingShares)
 		})
 		t.Run("node-5", func(t *testing.T) {
 			t.Parallel()
