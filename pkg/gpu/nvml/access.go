@@ -60,11 +60,6 @@ func (r DriverRoot) Library() (string, error) {
 // Program returns the path of a driver's program, without links. Error: exec.ErrNotFound.
 func (r DriverRoot) Program(name string) (string, error) { return r.files().Program(name) }
 
-// driverAccess implements Node.DriverAccess.
-func (s *session) driverAccess() (gpu.Access, error) {
-	return s.answers.get(subject{}, s.Driver, s.findDriver)
-}
-
 // access implements Node.Access. For the monitor device it returns what a container needs besides every GPU.
 func (s *session) access(d gpu.Device) (gpu.Access, error) {
 	switch d.Type {
@@ -73,7 +68,7 @@ func (s *session) access(d gpu.Device) (gpu.Access, error) {
 	case gpu.TypeMonitor:
 		return s.findMonitoring()
 	}
-	return s.answers.get(subject{d.UUID, d.Minor}, s.Driver, func() (gpu.Access, error) { return s.findDevice(d) })
+	return s.findDevice(d)
 }
 
 func (s *session) findDriver() (gpu.Access, error) { return s.withNodes(controlNodes, s.askDriver) }

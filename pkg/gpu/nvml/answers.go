@@ -33,33 +33,25 @@ type subject struct {
 	minor int
 }
 
-// known returns the cached answer.
-func (a *answers) known(id subject, root DriverRoot) (gpu.Access, bool) {
+// get returns the cached answer, or calls find.
+func (a *answers) get(id subject, root DriverRoot, find func() (gpu.Access, error)) (gpu.Access, error) {
 	now := root.fingerprint()
 	a.mu.Lock()
-	defer a.mu.Unlock()
 	if a.seen != now || time.Since(a.since) > maxAge {
 		a.seen, a.since, a.found = now, time.Now(), map[subject]gpu.Access{}
 	}
 	access, ok := a.found[id]
-	return access.Clone(), ok
-}
-
-// get returns the cached answer, or calls find.
-func (a *answers) get(id subject, root DriverRoot, find func() (gpu.Access, error)) (gpu.Access, error) {
-	if access, ok := a.known(id, root); ok {
-		return access, nil
-	}
-	a.mu.Lock()
-	before := a.seen
 	a.mu.Unlock()
+	if ok {
+		return access.Clone(), nil
+	}
 	access, err := find()
 	if err != nil {
 		return gpu.Access{}, err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.seen == before { // not changed meanwhile
+	if a.seen == now { // not changed meanwhile
 		a.found[id] = access.Clone()
 	}
 	return access, nil

@@ -36,20 +36,20 @@ func (n *Node) DestroyPartition(ctx context.Context, at gpu.Placement, known gpu
 
 // DriverAccess returns what a container needs to use any GPU: control device nodes, libraries, programs and hooks.
 func (n *Node) DriverAccess(ctx context.Context) (gpu.Access, error) {
-	if known, ok := n.answers.known(subject{}, n.Driver); ok {
-		return known, nil
-	}
-	return call(ctx, n, driver, (*session).driverAccess)
+	return n.answers.get(subject{}, n.Driver, func() (gpu.Access, error) {
+		return call(ctx, n, driver, (*session).findDriver)
+	})
 }
 
 // Access returns what a container needs to use this device, besides DriverAccess.
 func (n *Node) Access(ctx context.Context, d gpu.Device) (gpu.Access, error) {
-	if d.Type == gpu.TypeGPU && !n.calls.hangs(d.UUID) {
-		if known, ok := n.answers.known(subject{d.UUID, d.Minor}, n.Driver); ok {
-			return known, nil
-		}
+	find := func() (gpu.Access, error) {
+		return call(ctx, n, physical(d), func(s *session) (gpu.Access, error) { return s.access(d) })
 	}
-	return call(ctx, n, physical(d), func(s *session) (gpu.Access, error) { return s.access(d) })
+	if d.Type != gpu.TypeGPU || n.calls.hangs(d.UUID) {
+		return find()
+	}
+	return n.answers.get(subject{d.UUID, d.Minor}, n.Driver, find)
 }
 
 // Processes returns the processes that use the GPU, by PID. NVIDIA's driver translates PIDs to the caller's namespace

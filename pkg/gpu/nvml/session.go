@@ -43,7 +43,7 @@ type Node struct {
 	mu      sync.Mutex
 	current *session    // nil: none is open
 	loaded  os.FileInfo // the library of the last session; nil: not followed
-	offered *sync.Map   // UUID of a GPU → []profile; for all sessions with the same library
+	offered sync.Map    // UUID of a GPU → []profile
 
 	calls   calls
 	looks   looks
@@ -77,9 +77,8 @@ type session struct {
 	users   int  // running calls; under Node.mu
 	retired bool // the last user shuts it down
 
-	handles sync.Map  // UUID of a GPU → nvmllib.Device
-	offered *sync.Map // that of the Node
-	opened  sync.Map  // device node → found
+	handles sync.Map // UUID of a GPU → nvmllib.Device
+	opened  sync.Map // device node → found
 }
 
 // acquire returns the session and opens it if needed. The caller must release it. n.mu is not held while NVML is
@@ -97,10 +96,7 @@ func (n *Node) acquire() (*session, error) {
 	s.users = 1
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.offered == nil || n.loaded == nil || !os.SameFile(n.loaded, s.file) {
-		n.offered = &sync.Map{}
-	}
-	n.current, n.loaded, s.offered = s, s.file, n.offered
+	n.current, n.loaded = s, s.file
 	return s, nil
 }
 
