@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/doctor"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
+	"github.com/gpudra/gpu-dra-driver/test/nvidia"
 )
 
 // fakeCUDA is a CUDA library whose GPU has the memory of the MPS limit, and whose context takes some of it.
@@ -93,20 +94,14 @@ var tries = regexp.MustCompile(` \(\d+ tries\)`)
 // TestNVIDIA takes the steps with MPS on NVIDIA's own programs of several driver branches. Without a GPU a server ends
 // at once, and the CUDA library has no device.
 func TestNVIDIA(t *testing.T) {
-	packages := os.Getenv("NVIDIA_PACKAGES")
-	if packages == "" {
-		t.Skip("without NVIDIA's packages: run make test-nvidia")
-	}
-	for _, branch := range []struct{ suite, multiUser string }{
-		{"bookworm", "the control program does not know -multiuser-server"},
-		{"trixie", "the control program does not know -multiuser-server"},
-		{"experimental", "it was started with -multiuser-server"},
-	} {
-		t.Run(branch.suite, func(t *testing.T) {
-			root := filepath.Join(packages, branch.suite, "root")
-			libraries := filepath.Join(root, "usr/lib/x86_64-linux-gnu/nvidia/current")
-			driver := doctor.Driver{MPSControl: filepath.Join(root, "usr/bin/nvidia-cuda-mps-control"),
-				Library: filepath.Join(libraries, "libnvidia-ml.so.1")}
+	for _, branch := range nvidia.Branches(t) {
+		t.Run(branch.Suite, func(t *testing.T) {
+			multiUser := "the control program does not know -multiuser-server"
+			if branch.MultiUser {
+				multiUser = "it was started with -multiuser-server"
+			}
+			driver := doctor.Driver{MPSControl: branch.MPSControl(),
+				Library: filepath.Join(branch.Libraries(), "libnvidia-ml.so.1")}
 			readBack := `limits of MPS, read back: set and printed: 30: "30.0", 50: "50.0", 100: "100.0", 512M: "512M", ` +
 				`3000M: "2G", 5120M: "5G", 1048576M: "1024G"`
 			for _, tt := range []struct {
@@ -115,17 +110,17 @@ func TestNVIDIA(t *testing.T) {
 				want []string
 			}{
 				{"no GPU", nil, []string{"skipped: " + daemonStep + ": there is no GPU",
-					"verified: " + multiUserStep + ": " + branch.multiUser,
+					"verified: " + multiUserStep + ": " + multiUser,
 					"skipped: " + serverStep + ": there is no GPU",
 					"skipped: " + clientsStep + ": there is no GPU", "verified: " + readBack}},
 				{"a GPU that is not there", []doctor.GPU{{Name: "gpu-0", MPSLimits: true, Memory: 16 << 30,
 					Attributes: map[string]any{"uuid": "GPU-1"}}}, []string{"verified: " + daemonStep + ": started",
-					"verified: " + multiUserStep + ": " + branch.multiUser,
+					"verified: " + multiUserStep + ": " + multiUser,
 					"FAILED: " + serverStep + ": get_server_list: ",
 					"FAILED: " + clientsStep + ": client of user 0: cuInit: CUDA error ", "verified: " + readBack}},
 			} {
 				t.Run(tt.name, func(t *testing.T) {
-					e := &checker{dir: t.TempDir(), options: options{driverRoot: root},
+					e := &checker{dir: t.TempDir(), options: options{driverRoot: branch.Root},
 						report: doctor.Report{Driver: driver, GPUs: tt.gpus}}
 					e.daemon(t.Context())
 					for i, l := range e.lines {

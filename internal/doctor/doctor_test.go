@@ -3,6 +3,7 @@
 package doctor_test
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -119,10 +120,10 @@ func TestProblems(t *testing.T) {
 			return nil
 		}, "no-gpu", []string{"NVML counts no GPU", "lspci"}},
 		{"the module is not loaded", "t4-x2", func(p *testNode) error {
-			return first(p.module(""), p.broken(nvmllib.ERROR_DRIVER_NOT_LOADED))
+			return errors.Join(p.module(""), p.broken(nvmllib.ERROR_DRIVER_NOT_LOADED))
 		}, "no-module", []string{"modprobe nvidia"}},
 		{"module and libraries differ", "t4-x2", func(p *testNode) error {
-			return first(p.module("570.124.06"), p.broken(nvmllib.ERROR_LIB_RM_VERSION_MISMATCH))
+			return errors.Join(p.module("570.124.06"), p.broken(nvmllib.ERROR_LIB_RM_VERSION_MISMATCH))
 		}, "version-mismatch", []string{"the kernel module has version 570.124.06, the libraries have 580.95.05",
 			"rmmod"}},
 		{"module and libraries differ, and the file does not say it", "t4-x2", func(p *testNode) error {
@@ -166,7 +167,7 @@ func TestProblems(t *testing.T) {
 			return os.Symlink(p.DriverRoot(), link)
 		}, "driver-root-symlink", nil},
 		{"two drivers in the root", "t4-x2", func(p *testNode) error {
-			return first(os.WriteFile(p.file("libnvidia-ml.so.570.124.06"), nil, 0o600),
+			return errors.Join(os.WriteFile(p.file("libnvidia-ml.so.570.124.06"), nil, 0o600),
 				os.WriteFile(p.file("libcuda.so.570.124.06"), nil, 0o600))
 		}, "two-versions", []string{"570.124.06, 580.95.05"}},
 		{"no nvidia-smi, no MPS, no hook", "t4-x2", func(p *testNode) error {
@@ -225,15 +226,6 @@ func readOnly(dirs ...string) func(string) error {
 		}
 		return nil
 	}
-}
-
-func first(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // The version of a driver need not be a semantic version.

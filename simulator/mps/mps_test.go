@@ -22,6 +22,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/simulator/mps"
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
+	"github.com/gpudra/gpu-dra-driver/test/nvidia"
 )
 
 // fixture is a simulated machine and the environment of its programs.
@@ -489,10 +490,6 @@ func TestGPUInMIGMode(t *testing.T) {
 // TestNVIDIA compares the simulated control program with NVIDIA's own, of several driver branches. What takes a GPU is
 // not compared: servers and clients.
 func TestNVIDIA(t *testing.T) {
-	packages := os.Getenv("NVIDIA_PACKAGES")
-	if packages == "" {
-		t.Skip("without NVIDIA's packages: run make test-nvidia")
-	}
 	commands := []string{
 		"get_default_active_thread_percentage",
 		"set_default_active_thread_percentage 30", "get_default_active_thread_percentage",
@@ -513,13 +510,12 @@ func TestNVIDIA(t *testing.T) {
 		commands = append(commands, "set_default_device_pinned_mem_limit 0 "+size,
 			"get_default_device_pinned_mem_limit 0")
 	}
-	for suite, version := range map[string]string{
-		"bookworm": "535.261.03", "trixie": "550.163.01", "experimental": "555.58.02"} {
-		t.Run(suite, func(t *testing.T) {
+	for _, branch := range nvidia.Branches(t) {
+		t.Run(branch.Suite, func(t *testing.T) {
 			w := newFixture(t)
-			must(t, w.ReloadDriver(version, nil))
+			must(t, w.ReloadDriver(branch.Version, nil))
 			w.start(t)
-			program := filepath.Join(packages, suite, "root/usr/bin/nvidia-cuda-mps-control")
+			program := branch.MPSControl()
 			pipe := t.TempDir()
 			env := []string{mps.PipeVariable + "=" + pipe, mps.LogVariable + "=" + t.TempDir()}
 			daemon := exec.Command(program, "-f")
@@ -537,7 +533,7 @@ func TestNVIDIA(t *testing.T) {
 			}
 			eventually(t, "an answer of NVIDIA's daemon", func() bool { return ask("get_server_list") == "" })
 			for _, command := range commands {
-				if suite == "bookworm" && strings.HasPrefix(command, "get_server_status") {
+				if branch.Suite == "bookworm" && strings.HasPrefix(command, "get_server_status") {
 					continue // R535 does not know it, and the driver does not use it
 				}
 				p, out := w.program(command + "\n")

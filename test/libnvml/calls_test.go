@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpudra/gpu-dra-driver/test/nvidia"
 )
 
 // TestNVIDIAInitAndShutdown repeats both. The process has two Go runtimes.
@@ -144,11 +146,10 @@ func TestNVIDIANoNode(t *testing.T) {
 // TestNVIDIAFunctions: every function of NVIDIA's libraries is there.
 func TestNVIDIAFunctions(t *testing.T) {
 	got := functions(t, library(t))
-	for _, suite := range suites {
-		file := filepath.Join(packages(t), suite, "root/usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.1")
-		for _, name := range functions(t, file) {
+	for _, branch := range nvidia.Branches(t) {
+		for _, name := range functions(t, filepath.Join(branch.Libraries(), "libnvidia-ml.so.1")) {
 			if !slices.Contains(got, name) {
-				t.Errorf("%s: %s is missing", suite, name)
+				t.Errorf("%s: %s is missing", branch.Suite, name)
 			}
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpudra/gpu-dra-driver/test/nvidia"
 )
 
 // errorsVariable makes the program of this test print the texts of a library's error codes. A process of its own does,
@@ -35,9 +37,8 @@ func errorsOf(t *testing.T, file string) string {
 
 // TestNVIDIAErrorStrings compares the texts of all error codes with those of NVIDIA's newest library here.
 func TestNVIDIAErrorStrings(t *testing.T) {
-	newest := suites[len(suites)-1]
-	theirs := filepath.Join(packages(t), newest,
-		"root/usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.1")
+	branches := nvidia.Branches(t)
+	theirs := filepath.Join(branches[len(branches)-1].Libraries(), "libnvidia-ml.so.1")
 	if got, want := errorsOf(t, library(t)), errorsOf(t, theirs); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}

@@ -16,10 +16,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpudra/gpu-dra-driver/simulator"
+	"github.com/gpudra/gpu-dra-driver/test/nvidia"
 )
-
-// suites are the releases of Debian whose packages have NVIDIA's programs, of one driver branch each.
-var suites = []string{"bookworm", "trixie", "experimental"}
 
 // workDir has what all tests use. TestMain removes it.
 var workDir string
@@ -51,20 +49,10 @@ var build = sync.OnceValues(func() (string, error) {
 // library returns the path of the library.
 func library(t *testing.T) string {
 	t.Helper()
-	packages(t)
+	nvidia.Branches(t) // make test-nvidia takes these tests
 	file, err := build()
 	must(t, err)
 	return file
-}
-
-// packages returns the directory with NVIDIA's packages.
-func packages(t *testing.T) string {
-	t.Helper()
-	dir := os.Getenv("NVIDIA_PACKAGES")
-	if dir == "" {
-		t.Skip("without NVIDIA's packages: run make test-nvidia")
-	}
-	return dir
 }
 
 // simulate creates a node of the profile. The programs that this test starts, and the library in it, use that one.

@@ -22,13 +22,13 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/simulator/smi"
+	"github.com/gpudra/gpu-dra-driver/test/nvidia"
 )
 
-// nvidiaSMI runs NVIDIA's nvidia-smi of a suite with the library.
-func nvidiaSMI(t *testing.T, suite string, args ...string) string {
+// nvidiaSMI runs NVIDIA's nvidia-smi of a branch with the library.
+func nvidiaSMI(t *testing.T, branch nvidia.Branch, args ...string) string {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), filepath.Join(packages(t), suite, "root/usr/lib/nvidia/current/nvidia-smi"),
-		args...)
+	cmd := exec.CommandContext(t.Context(), branch.SMI(), args...)
 	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(library(t)))
 	output, err := cmd.CombinedOutput()
 	if err != nil {
@@ -45,19 +45,6 @@ func simulatedSMI(t *testing.T, n *simulator.Node, args ...string) string {
 		t.Fatalf("simulated nvidia-smi %s: exit code %d: %s", strings.Join(args, " "), code, out.String())
 	}
 	return out.String()
-}
-
-// driverVersion returns the version of the suite's driver, which nvidia-smi compares with the library's.
-func driverVersion(t *testing.T, suite string) string {
-	t.Helper()
-	found, err := filepath.Glob(filepath.Join(packages(t), suite,
-		"root/usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.*.*"))
-	must(t, err)
-	if len(found) != 1 {
-		t.Fatalf("%s: got libraries %v, want one", suite, found)
-	}
-	_, version, _ := strings.Cut(filepath.Base(found[0]), ".so.")
-	return version
 }
 
 // partitionFirst creates partitions of the first GPU if it can have some.
@@ -77,17 +64,17 @@ func TestNVIDIASMI(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("the simulated nvidia-smi looks for device nodes, which only root can make")
 	}
-	for _, suite := range suites {
+	for _, branch := range nvidia.Branches(t) {
 		for _, profile := range simulator.Profiles() {
-			t.Run(suite+"/"+profile, func(t *testing.T) {
-				n := simulate(t, builtIn(t, profile, driverVersion(t, suite)))
+			t.Run(branch.Suite+"/"+profile, func(t *testing.T) {
+				n := simulate(t, builtIn(t, profile, branch.Version))
 				must(t, n.LayOut(simulator.Programs{}))
-				checkPublished(t, n, nvidiaSMI(t, suite, "-q", "-x"))
+				checkPublished(t, n, nvidiaSMI(t, branch, "-q", "-x"))
 				partitionFirst(t, n)
-				if diff := cmp.Diff(nvidiaSMI(t, suite, "-L"), simulatedSMI(t, n, "-L")); diff != "" {
+				if diff := cmp.Diff(nvidiaSMI(t, branch, "-L"), simulatedSMI(t, n, "-L")); diff != "" {
 					t.Errorf("-L: NVIDIA's - simulated +\n%s", diff)
 				}
-				checkXML(t, nvidiaSMI(t, suite, "-q", "-x"), simulatedSMI(t, n, "-q", "-x"))
+				checkXML(t, nvidiaSMI(t, branch, "-q", "-x"), simulatedSMI(t, n, "-q", "-x"))
 			})
 		}
 	}
@@ -191,31 +178,31 @@ func TestNVIDIASMIMIG(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("the simulated nvidia-smi looks for device nodes, which only root can make")
 	}
-	for _, suite := range suites {
-		t.Run(suite, func(t *testing.T) {
-			n := simulate(t, builtIn(t, "dgx-h100", driverVersion(t, suite)))
+	for _, branch := range nvidia.Branches(t) {
+		t.Run(branch.Suite, func(t *testing.T) {
+			n := simulate(t, builtIn(t, "dgx-h100", branch.Version))
 			must(t, n.LayOut(simulator.Programs{}))
-			nvidiaSMI(t, suite, "-i", "0", "-mig", "1")
-			nvidiaSMI(t, suite, "-i", "1", "-c", "EXCLUSIVE_PROCESS")
-			nvidiaSMI(t, suite, "mig", "-i", "0", "-cgi", "19,14", "-C")
+			nvidiaSMI(t, branch, "-i", "0", "-mig", "1")
+			nvidiaSMI(t, branch, "-i", "1", "-c", "EXCLUSIVE_PROCESS")
+			nvidiaSMI(t, branch, "mig", "-i", "0", "-cgi", "19,14", "-C")
 			for _, want := range []string{"gpu-1b-00-0/2g.20gb@2 gi=4 ci=0\n", "gpu-1b-00-0/1g.10gb@0 gi=7 ci=0\n",
 				"mode=Exclusive_Process\n"} {
 				if !strings.Contains(n.String(), want) {
 					t.Errorf("got a node without %s:\n%s", want, n)
 				}
 			}
-			got, want := plain(nvidiaSMI(t, suite, "mig", "-lci")), "| 0 4 MIG 2g.20gb 1 "
+			got, want := plain(nvidiaSMI(t, branch, "mig", "-lci")), "| 0 4 MIG 2g.20gb 1 "
 			if !strings.Contains(got, want) {
 				t.Errorf("mig -lci: got\n%s\nwant the line %s", got, want)
 			}
 			for _, list := range []string{"-lgip", "-lgipp", "-lgi"} {
-				theirs := plain(nvidiaSMI(t, suite, "mig", "-i", "0", list))
+				theirs := plain(nvidiaSMI(t, branch, "mig", "-i", "0", list))
 				if diff := cmp.Diff(theirs, plain(simulatedSMI(t, n, "mig", "-i", "0", list))); diff != "" {
 					t.Errorf("mig %s: NVIDIA's - simulated +\n%s", list, diff)
 				}
 			}
-			nvidiaSMI(t, suite, "mig", "-i", "0", "-dci")
-			nvidiaSMI(t, suite, "mig", "-i", "0", "-dgi")
+			nvidiaSMI(t, branch, "mig", "-i", "0", "-dci")
+			nvidiaSMI(t, branch, "mig", "-i", "0", "-dgi")
 			if got := n.String(); strings.Contains(got, "gi=") {
 				t.Errorf("after destroying all, got\n%s", got)
 			}

@@ -18,18 +18,8 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/simulator"
+	"github.com/gpudra/gpu-dra-driver/test/nvidia"
 )
-
-// eachSuite runs a test with the files of NVIDIA's packages in each of Debian's suites.
-func eachSuite(t *testing.T, test func(t *testing.T, packages string)) {
-	packages := os.Getenv("NVIDIA_PACKAGES")
-	if packages == "" {
-		t.Skip("without NVIDIA's packages: run make test-nvidia")
-	}
-	for _, suite := range []string{"bookworm", "trixie", "experimental"} {
-		t.Run(suite, func(t *testing.T) { test(t, filepath.Join(packages, suite, "root")) })
-	}
-}
 
 // debian are the links that Debian's packages make when they are installed: by way of the absolute /etc/alternatives.
 var debian = map[string]string{
@@ -118,9 +108,10 @@ func lookTwice(root string) {
 // TestNVIDIALibrary loads NVIDIA's library from a root as Debian installs it. It says that there is no driver. When the
 // root is replaced by one of another driver, the process must end.
 func TestNVIDIALibrary(t *testing.T) {
-	eachSuite(t, func(t *testing.T, packages string) {
-		root := installed(t, packages)
-		must(t, os.Rename(installed(t, strings.Replace(packages, "/trixie/", "/bookworm/", 1)), root+".new"))
+	oldest := nvidia.Branches(t)[0]
+	nvidia.Each(t, func(t *testing.T, b nvidia.Branch) {
+		root := installed(t, b.Root)
+		must(t, os.Rename(installed(t, oldest.Root), root+".new"))
 		cmd := exec.CommandContext(t.Context(), os.Args[0])
 		cmd.Env = append(os.Environ(), rootVariable+"="+root)
 		output, err := cmd.CombinedOutput()
@@ -137,14 +128,11 @@ func TestNVIDIALibrary(t *testing.T) {
 func TestNVIDIAFiles(t *testing.T) {
 	builtIn, err := simulator.BuiltIn("t4-x2")
 	must(t, err)
-	eachSuite(t, func(t *testing.T, packages string) {
+	nvidia.Each(t, func(t *testing.T, b nvidia.Branch) {
+		packages, version := b.Root, b.Version
 		var want []string
-		var version string
 		for _, path := range driverFiles(t, packages) {
 			want = append(want, filepath.Base(path))
-			if v, ok := strings.CutPrefix(filepath.Base(path), "libcuda.so."); ok {
-				version = v
-			}
 		}
 		profile, err := simulator.ParseProfile([]byte(strings.ReplaceAll(builtIn.YAML(), builtIn.Driver(), version)))
 		must(t, err)

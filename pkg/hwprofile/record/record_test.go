@@ -3,6 +3,7 @@
 package record_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -127,7 +128,7 @@ func TestUnusualMachines(t *testing.T) {
 			return os.RemoveAll(filepath.Join(n.DriverRoot(), "sys/bus/pci/devices/0000:af:00.0"))
 		}, []string{"0000:3b:01.0 is made up"}},
 		{"partitions", "hgx-h200", func(n *simulator.Node) error {
-			return join(n.SwitchMIG("0", hwprofile.Enabled), partition(n, "0", "3g.71gb@4"),
+			return errors.Join(n.SwitchMIG("0", hwprofile.Enabled), partition(n, "0", "3g.71gb@4"),
 				partition(n, "0", "1g.18gb@0"))
 		}, []string{"gpuInstances:", "uuid: MIG-"}},
 		{"where partitions can be is not said while the mode is off", "hgx-h200",
@@ -159,7 +160,7 @@ func withoutNotes(text string) string { return text[strings.Index(text, "name:")
 func each(n *simulator.Node, do func(which string) error) error {
 	v, err := n.View()
 	for _, c := range v.GPUs {
-		err = join(err, do(c.UUID))
+		err = errors.Join(err, do(c.UUID))
 	}
 	return err
 }
@@ -169,18 +170,9 @@ func partition(n *simulator.Node, which, place string) error {
 	return err
 }
 
-func join(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 func TestMask(t *testing.T) {
 	n := builtIn(t, "gb200-nvl4")
-	must(t, join(n.SwitchMIG("1", hwprofile.Enabled), partition(n, "1", "1g.23gb@0")))
+	must(t, errors.Join(n.SwitchMIG("1", hwprofile.Enabled), partition(n, "1", "1g.23gb@0")))
 	plain := read(t, n)
 	text := write(t, plain.Mask())
 	v, err := n.View()

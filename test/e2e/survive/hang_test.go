@@ -160,12 +160,7 @@ func (n node) testDriverReloaded(t *testing.T) {
 
 	n.simctl(t, "reload", "--driver", version, "--swap-minors", gpus[0]+","+gpus[1])
 	prints(nodes("1"))
-	eventually(t, soon, "the files of the new driver", func() string {
-		if got := n.driverFiles(t); !strings.Contains(got, version) || strings.Contains(got, before) {
-			return is(got, version)
-		}
-		return ""
-	})
+	n.waitForDriverFiles(t, version, before)
 	eventually(t, soon, "the compute mode of the shared GPU", func() string {
 		return n.lacks(t, shared, "Exclusive_Process")
 	})
@@ -188,6 +183,17 @@ func (n node) testDriverReloaded(t *testing.T) {
 func (n node) driverFiles(t *testing.T) string {
 	t.Helper()
 	return n.sh(t, `grep -rhoE 'libnvidia-ml[.]so[.][0-9.]*[0-9]' /run/cdi | sort -u`)
+}
+
+// waitForDriverFiles waits until the CDI specs mount libraries of the version, and none of the one before.
+func (n node) waitForDriverFiles(t *testing.T, version, before string) {
+	t.Helper()
+	eventually(t, soon, "the files of the new driver", func() string {
+		if got := n.driverFiles(t); !strings.Contains(got, version) || strings.Contains(got, before) {
+			return is(got, version)
+		}
+		return ""
+	})
 }
 
 // lacks returns an empty string if the GPU's line in the output of simctl has the word.

@@ -14,6 +14,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpudra/gpu-dra-driver/test/nvidia"
 )
 
 // cudaClient loads NVIDIA's libcuda as a container finds it, by its name, and prints what cuInit returns.
@@ -38,12 +40,6 @@ int main(void) {
 // because there is no GPU.
 const mpsConnectionFailed = "cuInit 805\n"
 
-// branch is a driver of NVIDIA's packages.
-type branch struct {
-	version string
-	root    string // on the node
-}
-
 // nvidiaDir is where the node has roots of drivers and the CUDA program.
 const nvidiaDir = "/var/lib/nvidia-test"
 
@@ -61,12 +57,15 @@ func (n node) testNVIDIA(t *testing.T) {
 	run(t, "gcc", "-o", n.disk(nvidiaDir+"/client"), source, "-ldl")
 
 	ns := n.namespace(t, "nvidia")
-	suites := strings.TrimSpace(string(packages))
+	branches, err := nvidia.In(strings.TrimSpace(string(packages)))
+	must(t, err)
 	defer func() { // the tests that follow need the simulated driver
 		n.unmountDriver(t)
 		n.simctl(t, "reload", "--driver", "580.95.05")
 	}()
-	r535, r555 := n.branch(t, suites, "bookworm"), n.branch(t, suites, "experimental")
+	r535, r555 := branches[0], branches[len(branches)-1]
+	n.installBranch(t, r535)
+	n.installBranch(t, r555)
 	plugin := n.plugin(t)
 	n.mountDriver(t, r535)
 	first := n.cudaShare(t, ns, "first")
@@ -76,12 +75,7 @@ func (n node) testNVIDIA(t *testing.T) {
 
 	n.unmountDriver(t)
 	n.mountDriver(t, r555)
-	eventually(t, soon, "the files of the other driver in the CDI specs", func() string {
-		if got := n.driverFiles(t); !strings.Contains(got, r555.version) || strings.Contains(got, r535.version) {
-			return is(got, r555.version)
-		}
-		return ""
-	})
+	n.waitForDriverFiles(t, r555.Version, r535.Version)
 	n.remove(t, first)
 	n.gone(t, first)
 	second := n.cudaShare(t, ns, "second")
@@ -102,33 +96,29 @@ func (n node) testNVIDIA(t *testing.T) {
 	n.clean(t)
 }
 
-// branch creates a driver root with the MPS programs and the libraries of a suite's packages.
-func (n node) branch(t *testing.T, packages, suite string) branch {
+// branchRoot is the driver root of the branch on the node.
+func branchRoot(b nvidia.Branch) string { return nvidiaDir + "/" + b.Suite }
+
+// installBranch creates a driver root with the MPS programs and the CUDA library of the branch.
+func (n node) installBranch(t *testing.T, b nvidia.Branch) {
 	t.Helper()
-	from := filepath.Join(packages, suite, "root/usr")
-	library, err := filepath.Glob(from + "/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.*.*")
-	must(t, err)
-	if len(library) != 1 {
-		t.Fatalf("got libraries %v, want one", library)
-	}
-	b := branch{strings.TrimPrefix(filepath.Base(library[0]), "libcuda.so."), nvidiaDir + "/" + suite}
-	n.simctl(t, "reload", "--driver", b.version)
-	n.sh(t, "cp -a "+simDir+"/root "+b.root)
-	to := n.disk(b.root + "/usr")
-	run(t, "cp", "-a", "--remove-destination", library[0], to+"/lib/x86_64-linux-gnu/")
-	run(t, "cp", "-a", "--remove-destination", from+"/bin/nvidia-cuda-mps-control", to+"/bin/")
-	server := from + "/sbin/nvidia-cuda-mps-server"
+	n.simctl(t, "reload", "--driver", b.Version)
+	n.sh(t, "cp -a "+simDir+"/root "+branchRoot(b))
+	to := n.disk(branchRoot(b) + "/usr")
+	install := func(file, dir string) { run(t, "cp", "-a", "--remove-destination", file, to+dir) }
+	install(filepath.Join(b.Libraries(), "libcuda.so."+b.Version), "/lib/x86_64-linux-gnu/")
+	install(b.MPSControl(), "/bin/")
+	server := filepath.Join(b.Root, "usr/sbin/nvidia-cuda-mps-server")
 	if _, err := os.Stat(server); err != nil {
-		server = from + "/bin/nvidia-cuda-mps-server"
+		server = filepath.Join(b.Root, "usr/bin/nvidia-cuda-mps-server")
 	}
-	run(t, "cp", "-a", "--remove-destination", server, to+"/bin/")
-	return b
+	install(server, "/bin/")
 }
 
 // mountDriver mounts the root over the node's.
-func (n node) mountDriver(t *testing.T, b branch) {
+func (n node) mountDriver(t *testing.T, b nvidia.Branch) {
 	t.Helper()
-	n.sh(t, "mount --bind "+b.root+" "+simDir+"/root")
+	n.sh(t, "mount --bind "+branchRoot(b)+" "+simDir+"/root")
 }
 
 // unmountDriver unmounts the root as a driver container does when it ends, although programs have its files open.
@@ -152,7 +142,7 @@ func (n node) cudaShare(t *testing.T, namespace, name string) client.ObjectKey {
 }
 
 // serves checks that the daemon of the pod's share runs the branch's program, has seen the client, and has the limit.
-func (n node) serves(t *testing.T, pod client.ObjectKey, b branch) {
+func (n node) serves(t *testing.T, pod client.ObjectKey, b nvidia.Branch) {
 	t.Helper()
 	daemons := n.record(t, pod).Plan.DaemonIDs()
 	if len(daemons) != 1 {
@@ -164,7 +154,7 @@ func (n node) serves(t *testing.T, pod client.ObjectKey, b branch) {
 	})
 	control := "CUDA_MPS_PIPE_DIRECTORY=" + daemon + "/pipe " + simDir + "/root/usr/bin/nvidia-cuda-mps-control"
 	if got := n.sh(t, "echo get_default_device_pinned_mem_limit 0 | "+control); got != "2G\n" {
-		t.Errorf("memory limit of %s: %s", b.version, is(got, "2G\n"))
+		t.Errorf("memory limit of %s: %s", b.Version, is(got, "2G\n"))
 	}
 }
 

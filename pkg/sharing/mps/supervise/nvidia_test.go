@@ -11,36 +11,22 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
+	"github.com/gpudra/gpu-dra-driver/test/nvidia"
 )
-
-// packagesVariable is the directory of NVIDIA's packages, as hack/nvidia-packages.sh prints it.
-const packagesVariable = "NVIDIA_PACKAGES"
 
 // TestNVIDIA runs NVIDIA's own control program of several driver branches under the supervisor. It needs no GPU,
 // because only its server opens one.
 func TestNVIDIA(t *testing.T) {
-	packages := os.Getenv(packagesVariable)
-	if packages == "" {
-		t.Skip("without NVIDIA's packages: run make test-nvidia")
-	}
-	for _, branch := range []struct {
-		suite      string
-		singleUser bool // the program does not know -multiuser-server
-	}{
-		{"bookworm", true},      // R535
-		{"trixie", true},        // R550
-		{"experimental", false}, // R555
-	} {
-		t.Run(branch.suite, func(t *testing.T) {
+	for _, branch := range nvidia.Branches(t) {
+		t.Run(branch.Suite, func(t *testing.T) {
 			w := newFixture(t)
-			root := filepath.Join(packages, branch.suite, "root")
-			stop := w.superviseRoot(t, root)
+			stop := w.superviseRoot(t, branch.Root)
 			d := mps.Daemon{ID: "g0", GPUs: []gpu.UUID{"GPU-0", "GPU-1"}, MultiUser: true, ThreadPercentage: 30,
 				Memory: map[gpu.UUID]uint64{"GPU-0": 5 << 30, "GPU-1": 512 << 20}}
 			must(t, w.dir.Request(d))
 			first := w.await(t, d) // Ready: all limits were read back
-			if first.SingleUser != branch.singleUser {
-				t.Errorf("got %+v, want single user %t", first, branch.singleUser)
+			if first.SingleUser == branch.MultiUser {
+				t.Errorf("got %+v, want single user %t", first, !branch.MultiUser)
 			}
 			log := func() string {
 				text, err := os.ReadFile(filepath.Join(w.dir.Log("g0"), "control.log"))
