@@ -30,6 +30,7 @@ func newDevice(l *library, c node.Card) *device {
 	d.setConfigCalls()
 	d.setTopologyCalls()
 	d.setMIGCalls()
+	d.setHealthCalls()
 	guard(&d.Device.Device, d.gate, d.unlisted)
 	return d
 }

@@ -180,13 +180,9 @@ func (d *device) setConfigCalls() {
 		v, ret := ecc()
 		return state(v.Current), state(v.Pending), ret
 	}
-	events := value(d, func(c node.Card) hwprofile.Answer[uint64] { return c.Calls.GetSupportedEventTypes },
-		same[uint64])
-	d.GetSupportedEventTypesFunc = events
-	d.RegisterEventsFunc = func(mask uint64, set nvml.EventSet) nvml.Return {
-		supported, ret := events()
-		return registerEvents(supported, ret, mask, set)
-	}
+	d.GetSupportedEventTypesFunc = value(d,
+		func(c node.Card) hwprofile.Answer[uint64] { return c.SupportedEvents() }, same[uint64])
+	d.RegisterEventsFunc = d.registerEvents
 	d.GetFieldValuesFunc = d.fieldValues
 }
 
@@ -203,30 +199,6 @@ func (d *device) setComputeMode(mode nvml.ComputeMode) nvml.Return {
 	}
 	if err := d.library.node.SetComputeMode(d.UUID, hwprofile.ComputeMode(mode)); err != nil {
 		return nvml.ERROR_UNKNOWN
-	}
-	return nvml.SUCCESS
-}
-
-// registerEvents accepts the event types that the GPU supports, if the profile lists them.
-func registerEvents(supported uint64, ret nvml.Return, mask uint64, set nvml.EventSet) nvml.Return {
-	switch {
-	case ret != nvml.SUCCESS:
-		return ret
-	case set == nil:
-		return nvml.ERROR_INVALID_ARGUMENT
-	case mask&^supported != 0:
-		return nvml.ERROR_NOT_SUPPORTED
-	}
-	return nvml.SUCCESS
-}
-
-// fieldValues returns ERROR_NOT_SUPPORTED for each field separately, as NVML does.
-func (d *device) fieldValues(values []nvml.FieldValue) nvml.Return {
-	if len(values) == 0 {
-		return nvml.ERROR_INVALID_ARGUMENT
-	}
-	for i := range values {
-		values[i].NvmlReturn = uint32(nvml.ERROR_NOT_SUPPORTED)
 	}
 	return nvml.SUCCESS
 }

@@ -15,8 +15,8 @@ import (
 // setTopologyCalls sets the calls about the GPU's connections.
 func (d *device) setTopologyCalls() {
 	link := same[int]
-	state := lookup(d, byLink(
-		func(c hwprofile.Calls) hwprofile.Answer[hwprofile.Links[hwprofile.Switch]] { return c.GetNvLinkState }), link,
+	links := func(c node.Card) hwprofile.Answer[map[int]hwprofile.Switch] { return asMap(c.NvLinkState()) }
+	state := lookup(d, links, link,
 		func(v hwprofile.Switch) nvml.EnableState { return nvml.EnableState(v) })
 	d.GetNvLinkStateFunc = state
 	d.GetNvLinkVersionFunc = lookup(d,
@@ -44,29 +44,30 @@ func (d *device) setTopologyCalls() {
 	d.GetTopologyCommonAncestorFunc = d.commonAncestor
 	d.GetP2PStatusFunc = d.p2p
 	d.GetMemoryAffinityFunc = d.memoryAffinity
-	fabric := func(c node.Card) hwprofile.Answer[hwprofile.Fabric] { return c.Calls.GetGpuFabricInfo }
-	d.GetGpuFabricInfoFunc = value(d, fabric, func(f hwprofile.Fabric) nvml.GpuFabricInfo {
-		return nvml.GpuFabricInfo{ClusterUuid: uuidBytes(f.ClusterUUID), Status: uint32(f.Status), CliqueId: f.CliqueID,
-			State: uint8(f.State)}
-	})
-	d.GetGpuFabricInfo_v4Func = value(d, fabric, func(f hwprofile.Fabric) nvml.GpuFabricInfo_v4 {
-		info := nvml.GpuFabricInfo_v4{ClusterUuid: uuidBytes(f.ClusterUUID), Status: uint32(f.Status),
-			State: uint8(f.State), NumCliques: 1}
-		info.Cliques[0].Id = f.CliqueID
-		return info
-	})
+	d.GetGpuFabricInfoFunc = value(d,
+		func(c node.Card) hwprofile.Answer[hwprofile.Fabric] { return c.Calls.GetGpuFabricInfo },
+		func(f hwprofile.Fabric) nvml.GpuFabricInfo {
+			return nvml.GpuFabricInfo{ClusterUuid: uuidBytes(f.ClusterUUID), Status: uint32(f.Status),
+				CliqueId: f.CliqueID, State: uint8(f.State)}
+		})
+	d.GetGpuFabricInfo_v4Func = d.fabricInfo
 }
 
 // byLink converts an answer by link to the type that lookup takes.
 func byLink[T any](pick func(hwprofile.Calls) hwprofile.Answer[hwprofile.Links[T]]) func(
 	node.Card) hwprofile.Answer[map[int]T] {
 	return func(c node.Card) hwprofile.Answer[map[int]T] {
-		links, e := pick(c.Calls).Get()
-		if e != "" {
-			return hwprofile.Failure[map[int]T](e)
-		}
-		return hwprofile.Value[map[int]T](links)
+		return asMap(pick(c.Calls))
 	}
+}
+
+// asMap converts an answer by link to a map.
+func asMap[T any](a hwprofile.Answer[hwprofile.Links[T]]) hwprofile.Answer[map[int]T] {
+	links, e := a.Get()
+	if e != "" {
+		return hwprofile.Failure[map[int]T](e)
+	}
+	return hwprofile.Value[map[int]T](links)
 }
 
 // both returns this GPU and the other one in their current state.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/server"
@@ -21,6 +22,10 @@ import (
 type library struct {
 	*server.Server
 	node *node.Node
+
+	mu      sync.Mutex
+	uses    int    // Init minus Shutdown
+	release func() // ends the use of the node; nil without uses
 }
 
 var _ nvml.Interface = (*library)(nil)
@@ -36,17 +41,41 @@ func newLibrary(n *node.Node) *library {
 	return l
 }
 
-// Init returns SUCCESS if the node exists, as the real library does if the driver is loaded.
+// Init returns SUCCESS if the node exists and its driver is loaded. Until as many calls of Shutdown, this process has
+// NVML open: resets are refused.
 func (l *library) Init() nvml.Return {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.uses == 0 {
+		l.release = l.node.Use()
+	}
 	_, ret := l.view()
+	if ret == nvml.SUCCESS {
+		l.uses++
+	}
+	l.end()
 	return ret
+}
+
+// end ends the use of the node if nothing uses it. The caller holds l.mu.
+func (l *library) end() {
+	if l.uses == 0 && l.release != nil {
+		l.release()
+		l.release = nil
+	}
 }
 
 // InitWithFlags is Init: the flags are about missing GPUs.
 func (l *library) InitWithFlags(uint32) nvml.Return { return l.Init() }
 
-// Shutdown returns SUCCESS.
-func (l *library) Shutdown() nvml.Return { return nvml.SUCCESS }
+// Shutdown takes one call of Init back. It returns SUCCESS also without one.
+func (l *library) Shutdown() nvml.Return {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.uses = max(0, l.uses-1)
+	l.end()
+	return nvml.SUCCESS
+}
 
 func (l *library) view() (*node.View, nvml.Return) {
 	v, err := l.node.View()
@@ -55,6 +84,8 @@ func (l *library) view() (*node.View, nvml.Return) {
 		return nil, nvml.ERROR_LIBRARY_NOT_FOUND
 	case err != nil:
 		return nil, nvml.ERROR_UNKNOWN
+	case v.Unloaded:
+		return nil, nvml.ERROR_DRIVER_NOT_LOADED
 	}
 	return v, nvml.SUCCESS
 }
@@ -194,20 +225,4 @@ func (l *library) DeviceGetHandleByPciBusId(address string) (nvml.Device, nvml.R
 		return nil, nvml.ERROR_INVALID_ARGUMENT
 	}
 	return l.find(func(c node.Card) bool { return c.PCI.Address.PCIAddress == at }, nvml.ERROR_NOT_FOUND)
-}
-
-// EventSetCreate creates a set of events. No events occur yet.
-func (l *library) EventSetCreate() (nvml.EventSet, nvml.Return) {
-	if ret := l.Init(); ret != nvml.SUCCESS {
-		return nil, ret
-	}
-	return newEventSet(), nvml.SUCCESS
-}
-
-// EventSetWait is Wait of the set.
-func (l *library) EventSetWait(set nvml.EventSet, milliseconds uint32) (nvml.EventData, nvml.Return) {
-	if set == nil {
-		return nvml.EventData{}, nvml.ERROR_INVALID_ARGUMENT
-	}
-	return set.Wait(milliseconds)
 }

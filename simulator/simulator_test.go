@@ -226,31 +226,6 @@ func swap(t *testing.T, dir, profile string) error {
 	return err
 }
 
-func TestNoEvents(t *testing.T) {
-	n := open(t, "t4-x2")
-	set, ret := n.NVML().EventSetCreate()
-	if ret != nvml.SUCCESS {
-		t.Fatal(ret)
-	}
-	d := gpu(t, n, 0)
-	types, _ := d.GetSupportedEventTypes()
-	for _, tt := range []struct{ name, got, want string }{
-		{"register", says(d.RegisterEvents(types, set)), "SUCCESS"},
-		{"register what it has not", says(d.RegisterEvents(nvml.EventTypeGpuUnavailableError, set)),
-			"ERROR_NOT_SUPPORTED"},
-		{"wait", says(set.Wait(1)), says(nvml.EventData{}, nvml.ERROR_TIMEOUT)},
-		{"wait by way of the library", says(n.NVML().EventSetWait(set, 0)), says(nvml.EventData{}, nvml.ERROR_TIMEOUT)},
-		{"free", says(n.NVML().EventSetFree(set)), "SUCCESS"},
-		{"free again", says(set.Free()), "SUCCESS"},
-		{"wait for ever on a set that is gone", says(set.Wait(1 << 31)),
-			says(nvml.EventData{}, nvml.ERROR_INVALID_ARGUMENT)},
-	} {
-		if tt.got != tt.want {
-			t.Errorf("%s: got %s, want %s", tt.name, tt.got, tt.want)
-		}
-	}
-}
-
 func TestNoCallPanics(t *testing.T) {
 	for _, profile := range simulator.Profiles() {
 		t.Run(profile, func(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 
 // Calls has a GPU's answers to NVML's device calls, by go-nvml's names. A missing call returns ERROR_NOT_SUPPORTED.
 // Exceptions are GetPciInfo(Ext), from the PCI bus; GetIndex, from the order of the GPUs; and GetUUID and
-// GetMinorNumber, which are derived.
+// GetMinorNumber, which are derived. The simulator also has a default for GetSupportedEventTypes.
 type Calls struct {
 	GetName                                  Answer[string]                  `yaml:"GetName"`
 	GetUUID                                  Answer[string]                  `yaml:"GetUUID"`
@@ -250,6 +250,9 @@ func (c *Calls) SetError(call string, e Error) {
 // HandleCall is the call that returns the handle of a GPU. In a profile it means all such calls.
 const HandleCall = "DeviceGetHandleByIndex"
 
+// WaitCall is the call that waits for events of GPUs. An error in a profile means the waits for that GPU.
+const WaitCall = "EventSetWait"
+
 //go:embed calls.txt
 var callList string
 
@@ -267,10 +270,10 @@ var instanceCalls = []string{
 // InstanceCalls returns the simulated calls about GPU instances and compute instances, sorted.
 func InstanceCalls() []string { return slices.Clone(instanceCalls) }
 
-// KnownCall reports whether name is go-nvml's name of a device call, a call about instances, or HandleCall.
+// KnownCall reports whether name is go-nvml's name of a device call, a call about instances, HandleCall or WaitCall.
 func KnownCall(name string) bool {
 	_, found := slices.BinarySearch(knownCalls, name)
-	return found || name == HandleCall || slices.Contains(instanceCalls, name)
+	return found || name == HandleCall || name == WaitCall || slices.Contains(instanceCalls, name)
 }
 
 // UnknownCall returns the error for an unknown call.

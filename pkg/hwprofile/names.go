@@ -16,6 +16,9 @@ func (Brand) names() map[string]int {
 		"BRAND_GEFORCE_RTX": 15, "BRAND_TITAN_RTX": 16}
 }
 
+// Virtual reports whether the brand is one of virtual GPUs (nvml.h: NVML_BRAND_NVIDIA_VAPPS and those after it).
+func (b Brand) Virtual() bool { return b >= 7 && b <= 11 }
+
 // Architecture is nvmlDeviceArchitecture_t.
 type Architecture int
 
@@ -160,6 +163,8 @@ const (
 	NotSupported Error = "ERROR_NOT_SUPPORTED"
 	LostGPU      Error = "ERROR_GPU_IS_LOST"
 	InUse        Error = "ERROR_IN_USE"
+	// DriverNotLoaded means that NVML is there without its driver.
+	DriverNotLoaded Error = "ERROR_DRIVER_NOT_LOADED"
 
 	InvalidArgument       Error = "ERROR_INVALID_ARGUMENT"
 	NotFound              Error = "ERROR_NOT_FOUND"

@@ -41,11 +41,7 @@ func (n *Node) Unplug(which string) error {
 func (n *Node) Plug(which string) error {
 	return n.change(which, func(c Card, s *GPUState) error {
 		if s.Unplugged {
-			fresh := factoryState(c.GPU)
-			fresh.Faults, fresh.Delays, fresh.MPS, fresh.Added = s.Faults, s.Delays, s.MPS, s.Added
-			fresh.Minor = s.Minor
-			fresh.setMIG(c.GPU, c.afterStart(c.MIG()))
-			*s = fresh
+			*s = c.restarted()
 		}
 		return nil
 	})

@@ -28,6 +28,8 @@ func TestDecodeAllFormats(t *testing.T) {
 			"GPU-f6c56917-cd99-467e-a5ab-e51e2b6b022e"},
 		{"format 4", "state-4.so", "state-4.txt", "GPU-d5e82df6-f6fa-4339-aae3-53afd4ffd7a4 " +
 			"GPU-09762b53-744e-4c89-b58a-c5bc97c85411"},
+		{"format 6", "state-6.so", "state-6.txt", "GPU-15a00661-1403-4f97-8006-581643e3e278 " +
+			"GPU-1cfae411-cfcd-4c51-8623-058e1788c0ab"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b, err := os.ReadFile(filepath.Join("testdata", tt.file))
@@ -108,6 +110,9 @@ func TestEncodeOldestFormat(t *testing.T) {
 			"a process that somebody put there", func(n *node.Node) error { return n.AddProcess("0", "x", 0) },
 			func(n *node.Node) error { return n.RemoveProcess("0", "x") }, 4,
 		},
+		{"health", func(n *node.Node) error { return setHealth(n, "0", "retired-pages=pending") },
+			func(n *node.Node) error { return setHealth(n, "0", "retired-pages=none") }, 6},
+		{"an unloaded driver", (*node.Node).Unload, (*node.Node).Load, 6},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()

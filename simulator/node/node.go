@@ -302,8 +302,8 @@ func (n *Node) changing(f func(v *View, s slot, next content) error) error {
 }
 
 // ReloadDriver reloads the driver as an update does. It changes the version unless that is "", and swaps the minor
-// numbers of two GPUs if swap names them. Compute modes and time slices are reset as after a reboot; partitions, faults
-// and processes stay. The caller lays out the driver root afterwards.
+// numbers of two GPUs if swap names them. Compute modes and time slices are reset as after a reboot; partitions,
+// health, faults and processes stay. An unloaded driver is loaded. The caller lays out the driver root afterwards.
 func (n *Node) ReloadDriver(version string, swap []string) error {
 	if version != "" && !hwprofile.IsDriverVersion(version) {
 		return fmt.Errorf("driver version %q: want one such as 580.95.05", version)
@@ -328,6 +328,7 @@ func (n *Node) ReloadDriver(version string, swap []string) error {
 			g := &next.State.GPUs[c.entry]
 			g.ComputeMode, g.TimeSlice = fresh.ComputeMode, fresh.TimeSlice
 		}
+		next.State.Unloaded = false
 		if version != "" {
 			next.State.Driver = version
 		}

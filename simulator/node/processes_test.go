@@ -5,6 +5,7 @@ package node_test
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strconv"
@@ -32,7 +33,8 @@ func TestMain(m *testing.M) {
 }
 
 // runCommand runs a process's command: "count N" adds one to the memory used N times, "read" prints it for each line of
-// input, "call N" makes N calls of the first GPU and prints an E for each that fails.
+// input, "call N" makes N calls of the first GPU and prints an E for each that fails, "use" has NVML open and prints
+// that, until its input ends.
 func runCommand(role, dir string) error {
 	n, err := node.Attach(dir)
 	if err != nil {
@@ -52,6 +54,12 @@ func runCommand(role, dir string) error {
 	}
 	if times, ok := strings.CutPrefix(role, "call "); ok {
 		return playCalls(n, times)
+	}
+	if role == "use" {
+		defer n.Use()()
+		fmt.Println("using")
+		_, err := io.Copy(io.Discard, os.Stdin)
+		return err
 	}
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 		v, err := n.View()

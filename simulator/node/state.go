@@ -22,6 +22,8 @@ type State struct {
 	Driver string     `json:",omitempty"` // version since a reload; "": that of the profile
 	Crash  *Crash     `json:",omitempty"` // nil: none is ordered
 	Steps  *Steps     `json:",omitempty"` // nil: not recorded
+	// Unloaded: NVML answers ERROR_DRIVER_NOT_LOADED.
+	Unloaded bool `json:",omitempty"`
 }
 
 // GPUState is everything that can change on a GPU.
@@ -38,6 +40,7 @@ type GPUState struct {
 	Removed     bool                `json:",omitempty"` // permanently: NVML does not count it
 	Minor       *int                `json:",omitempty"` // of the device node; nil: that of the profile
 	Added       *Added              `json:",omitempty"` // nil for a GPU of the profile
+	Health      *Health             `json:",omitempty"` // nil: nothing is wrong
 }
 
 // AllCalls means every call of the GPU.
@@ -47,11 +50,14 @@ const AllCalls = "all"
 // an nvidia-smi in a container that started before an update can still read it, and so can the program after a
 // downgrade. Format 2 adds delays, faults that count calls, unplugged, removed and added GPUs, crashes and steps.
 // Format 3 adds time slices and MPS; format 4 MIG and fake processes; format 5 changes of the driver version and of
-// minor numbers.
-const format = 5
+// minor numbers; format 6 health and an unloaded driver.
+const format = 6
 
 // oldest returns the oldest format that can hold the state.
 func (s State) oldest() int {
+	if s.Unloaded || slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.Health != nil }) {
+		return 6
+	}
 	if s.Driver != "" || slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.Minor != nil }) {
 		return 5
 	}

@@ -19,6 +19,8 @@ type View struct {
 	GPUs    []Card // by PCI address, in NVML's order; includes unplugged ones
 	Crash   *Crash // nil if none is ordered
 	Steps   *Steps // nil if not recorded
+	// Unloaded: the driver is not loaded.
+	Unloaded bool
 
 	gone  []Card // removed GPUs
 	seed  string
@@ -42,8 +44,8 @@ func newView(p hwprofile.Profile, c content) *View {
 	if c.State.Driver != "" {
 		p.System.DriverVersion = p.System.DriverVersion.With(c.State.Driver)
 	}
-	v := &View{Profile: p, Major: c.State.Major, Crash: c.State.Crash, Steps: c.State.Steps, seed: c.Seed,
-		state: c.State}
+	v := &View{Profile: p, Major: c.State.Major, Crash: c.State.Crash, Steps: c.State.Steps,
+		Unloaded: c.State.Unloaded, seed: c.Seed, state: c.State}
 	for i, s := range c.State.GPUs {
 		card := newCard(p, c.Seed, i, s)
 		if s.Removed {
@@ -106,7 +108,11 @@ func (v *View) Card(which string) (Card, error) {
 // each GPU, its processes, partitions and faults, and for an ordered crash.
 func (v *View) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s driver=%s\n", v.Profile.Name, v.Profile.Driver())
+	fmt.Fprintf(&b, "%s driver=%s", v.Profile.Name, v.Profile.Driver())
+	if v.Unloaded {
+		b.WriteString(" unloaded")
+	}
+	b.WriteByte('\n')
 	for _, c := range v.GPUs {
 		name, e := c.Calls.GetName.Get()
 		if e != "" {
@@ -131,6 +137,9 @@ func (v *View) String() string {
 			fmt.Fprintf(&b, "%s process %s\n", c.Name, p)
 		}
 		c.printInstances(&b)
+		if c.State.Health != nil {
+			fmt.Fprintf(&b, "%s health %s\n", c.Name, c.Health())
+		}
 		if c.State.MPS != nil {
 			fmt.Fprintf(&b, "%s mps %s\n", c.Name, c.State.MPS)
 		}

@@ -32,9 +32,11 @@ func Command() *cobra.Command {
 	c.AddCommand(
 		printCommand(&dir), setCommand(&dir),
 		failCommand(&dir), slowCommand(&dir), healCommand(&dir),
+		xidCommand(&dir), eccCommand(&dir), clocksCommand(&dir), healthCommand(&dir), resetCommand(&dir),
 		mpsCommand(&dir),
 		migCommand(&dir), partitionCommand(&dir), processCommand(&dir),
-		unplugCommand(&dir), plugCommand(&dir), addCommand(&dir), removeCommand(&dir), reloadCommand(&dir),
+		unplugCommand(&dir), plugCommand(&dir), addCommand(&dir), removeCommand(&dir),
+		reloadCommand(&dir), unloadCommand(&dir), loadCommand(&dir),
 		crashCommand(&dir), stepsCommand(&dir),
 		profilesCommand(), profileCommand())
 	return c

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
 	"github.com/gpudra/gpu-dra-driver/simulator/simctl"
@@ -109,6 +110,34 @@ func TestCommands(t *testing.T) {
 		{"slow by nothing", "mps 0 slow", `error: duration "": want one such as 100ms, 3s or 1m` + "\n"},
 		{"an unknown fault of MPS", "mps 0 sick", `error: MPS "sick": want slow=DURATION, dead, refusing or heal` +
 			"\n"},
+		{"an XID", "xid 0 79", "0 reports XID 79\n"},
+		{"many XIDs", "xid gpu-3b-00-0 31 --count 3 --rate 1000", "gpu-3b-00-0 reports XID 31, 3 times\n"},
+		{"no XID", "xid 0 big", `error: XID "big": want a number from 1 to 999` + "\n"},
+		{"an XID too high", "xid 0 1000", "error: XID 1000: want a number from 1 to 999\n"},
+		{"less than one XID", "xid 0 79 --count 0", "error: --count must be at least 1, and --rate at least 0\n"},
+		{"an XID of no partition", "xid 0/1g.5gb@0 79", "error: gpu-3b-00-0 has no partition 1g.5gb@0\n"},
+		{"ECC errors", "ecc 0 double --count 2", "0 reports ecc double, 2 times\n"},
+		{"an ECC error of another kind", "ecc 0 triple", `error: ecc "triple": want double or single` + "\n"},
+		{"clocks", "event 1 clocks", "1 reports event clocks\n"},
+		{"another event", "event 1 xid", `error: event "xid": want clocks or pstate` + "\n"},
+		{"health", "health 0 recovery-action=reset retired-pages=pending; print", "t4-x2 driver=580.95.05\n" + first +
+			"Default\ngpu-3b-00-0 health recovery-action=reset retired-pages=pending\n" + second},
+		{"what health does", "health 0 recovery-action=reset", "0 has recovery-action=reset\n"},
+		{"health again", "health 0 retired-pages=pending; health 0 retired-pages=none; print",
+			"t4-x2 driver=580.95.05\n" + first + "Default\n" + second},
+		{"health of nothing", "health 0 heart=good", `error: health "heart=good": want recovery-action=none|reset|`},
+		{"reset", "health 0 recovery-action=reset; set 0 interval=Long; reset 0; print", "t4-x2 driver=580.95.05\n" +
+			first + "Default\n" + second},
+		{"what reset does", "reset gpu-3b-00-0", "gpu-3b-00-0 was reset\n"},
+		{"reset of a GPU in use", "process 0 add train; reset 0", "error: gpu-3b-00-0 is in use by another client: " +
+			"process 4194305 train (ERROR_IN_USE)\n"},
+		{"unload", "unload", "the driver is not loaded\n"},
+		{"no driver", "unload; print", "t4-x2 driver=580.95.05 unloaded\n" + first + "Default\n" + second},
+		{"load", "unload; load", "the driver is loaded\n"},
+		{"loaded", "unload; load; print", "t4-x2 driver=580.95.05\n" + first + "Default\n" + second},
+		{"the wait for events fails", "fail 0 EventSetWait ERROR_UNKNOWN; slow 0 RegisterEvents 1s; print",
+			"t4-x2 driver=580.95.05\n" + first + "Default\ngpu-3b-00-0 fails EventSetWait ERROR_UNKNOWN\n" +
+				"gpu-3b-00-0 slow RegisterEvents 1s\n" + second},
 		{"an unknown command", "destroy", `error: unknown command "destroy" for "simctl"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -221,6 +250,32 @@ func partitioned(v *node.View) string {
 		}
 	}
 	return out.String()
+}
+
+// A storm of a thousand events per second takes as long as it should, and arrives.
+func TestStorm(t *testing.T) {
+	dir := t.TempDir()
+	p, err := node.BuiltIn("t4-x2")
+	must(t, err)
+	n, err := node.Open(dir, p)
+	must(t, err)
+	events := n.Events()
+	defer events.Close()
+	start := time.Now()
+	must(t, asError(run("--dir", dir, "xid", "0", "31", "--count", "500", "--rate", "1000")))
+	if took := time.Since(start); took < 490*time.Millisecond || took > 2*time.Second {
+		t.Errorf("500 events at 1000 per second took %s", took)
+	}
+	if got := len(events.Next()); got != 500 {
+		t.Errorf("got %d events, want 500", got)
+	}
+}
+
+func asError(text string) error {
+	if strings.HasPrefix(text, "error") {
+		return errors.New(text)
+	}
+	return nil
 }
 
 func TestRecordedSteps(t *testing.T) {

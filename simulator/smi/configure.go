@@ -145,10 +145,8 @@ func change(n *node.Node, g gpu, call string, f func() error) hwprofile.Error {
 		return e
 	case errors.Is(err, os.ErrPermission):
 		return noPermission
-	case err != nil:
-		return "ERROR_UNKNOWN"
 	}
-	return ""
+	return node.CodeOf(err)
 }
 
 // refusal returns why something was not done, as the real program words it.

@@ -43,6 +43,9 @@ var libraryDirs = []string{"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gn
 // errNoLibrary means that no management library is found.
 var errNoLibrary = errors.New("no libnvidia-ml.so")
 
+// errNoDriver means that there is a library, but no driver is loaded.
+var errNoDriver = errors.New("the driver is not loaded")
+
 // findLibrary finds the library and returns its view and root.
 func (m Machine) findLibrary() (*node.View, string, error) {
 	for _, root := range m.Roots {
@@ -56,6 +59,9 @@ func (m Machine) findLibrary() (*node.View, string, error) {
 				return nil, "", err
 			}
 			v, err := n.View()
+			if err == nil && v.Unloaded {
+				err = errNoDriver
+			}
 			return v, root, err
 		}
 	}

@@ -19,6 +19,7 @@ const (
 	exitOK           = 0
 	exitUsage        = 2
 	exitNotFound     = 6
+	exitNoDriver     = 9
 	exitNoLibrary    = 12
 	exitGPULost      = 15
 	exitUnknownError = 255
@@ -31,6 +32,7 @@ const usage = `The simulated nvidia-smi: about the simulated GPUs that this proc
     nvidia-smi --query-gpu=FIELD,... --format=csv[,noheader][,nounits]
     nvidia-smi -q -x                    what each GPU is, as XML; of the real document a part
     nvidia-smi -c, --compute-mode=MODE  0/DEFAULT, 2/PROHIBITED, 3/EXCLUSIVE_PROCESS; on the node only
+    nvidia-smi -r, --gpu-reset          reset the GPUs; on the node only, and while no process has NVML open
     nvidia-smi compute-policy           the time slice; see nvidia-smi compute-policy -h
     nvidia-smi mig -lgip|-lgipp|-lgi    profiles of partitions, where they can be, and those that are there
     nvidia-smi -i, --id=ID,...          only these: index, UUID, serial number or PCI address
@@ -41,7 +43,7 @@ const usage = `The simulated nvidia-smi: about the simulated GPUs that this proc
 // options are the options of the command line.
 type options struct {
 	list, version, help bool
-	full, xml           bool
+	full, xml, reset    bool
 	query, format, ids  string
 	computeMode         string
 }
@@ -73,6 +75,9 @@ func Run(m Machine, args []string, now time.Time, out, errOut io.Writer) int {
 	if o.computeMode != "" {
 		return runComputeMode(v, root, o, out, errOut)
 	}
+	if o.reset {
+		return runReset(v, root, o, out, errOut)
+	}
 	if o.version {
 		printVersion(out, v)
 		return exitOK
@@ -93,6 +98,11 @@ func explain(err error, out, errOut io.Writer) int {
 			"is properly installed and present in your system.\nPlease also try adding directory that contains "+
 			"libnvidia-ml.so to your system PATH.")
 		return exitNoLibrary
+	}
+	if errors.Is(err, errNoDriver) {
+		fmt.Fprintln(out, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure "+
+			"that the latest NVIDIA driver is installed and running.")
+		return exitNoDriver
 	}
 	fmt.Fprintln(out, "Failed to initialize NVML: Unknown Error")
 	fmt.Fprintln(errOut, err)
@@ -127,7 +137,8 @@ func parse(args []string) (options, error) {
 		"-c": &o.computeMode, "--compute-mode": &o.computeMode}
 	flags := map[string]*bool{"-L": &o.list, "--list-gpus": &o.list, "--version": &o.version, "-h": &o.help,
 		"--help": &o.help,
-		"-q":     &o.full, "--query": &o.full, "-x": &o.xml, "--xml-format": &o.xml}
+		"-q":     &o.full, "--query": &o.full, "-x": &o.xml, "--xml-format": &o.xml,
+		"-r": &o.reset, "--gpu-reset": &o.reset}
 	for len(args) > 0 {
 		name, value, given := strings.Cut(args[0], "=")
 		args = args[1:]
@@ -210,6 +221,8 @@ func describe(e hwprofile.Error) string {
 		return "N/A"
 	case hwprofile.LostGPU:
 		return "GPU is lost"
+	case hwprofile.InUse:
+		return "In use by another client"
 	case "ERROR_NO_PERMISSION":
 		return "Insufficient Permissions"
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -56,53 +57,99 @@ mount -t tmpfs none /var/lib
 mkdir -p /var/lib/kubelet/device-plugins
 mount --bind "$KUBELET_DIR" /var/lib/kubelet/device-plugins`
 
+// devicePlugin is a running device plugin of the node, with its kubelet.
+type devicePlugin struct {
+	*kubelet
+	dir    string
+	cmd    *exec.Cmd
+	output *output
+	ended  chan struct{}
+}
+
+// output is what a program has written so far.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// startPlugin runs the device plugin of the node until the test ends.
+func startPlugin(t *testing.T) *devicePlugin {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "kubelet-") // the path of a socket is short
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Setenv("KUBELET_DIR", dir)
+	p := &devicePlugin{kubelet: serveKubelet(t, dir), dir: dir, output: &output{}, ended: make(chan struct{}),
+		cmd: inNode(t, kubeletDir, program(t, "nvidia-device-plugin"), "--mig-strategy=mixed")}
+	p.cmd.Stdout, p.cmd.Stderr = p.output, p.output
+	must(t, p.cmd.Start())
+	go func() {
+		defer close(p.ended)
+		_ = p.cmd.Wait() // it is killed
+	}()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		<-p.ended
+	})
+	return p
+}
+
+// registration returns the resource that the plugin registers next.
+func (p *devicePlugin) registration(t *testing.T) *pluginapi.RegisterRequest {
+	t.Helper()
+	select {
+	case r := <-p.registrations:
+		return r
+	case <-p.ended:
+		t.Fatalf("device plugin: %v: %s", p.cmd.ProcessState, p.output)
+	case <-time.After(time.Minute):
+		t.Fatal("the device plugin does not register within a minute")
+	}
+	return nil
+}
+
+// watch returns the lists of devices of the resource: the first, and then one for each change.
+func (p *devicePlugin) watch(t *testing.T, r *pluginapi.RegisterRequest) pluginapi.DevicePlugin_ListAndWatchClient {
+	t.Helper()
+	conn, err := grpc.NewClient("unix://"+filepath.Join(p.dir, r.Endpoint),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(t, err)
+	t.Cleanup(func() { conn.Close() })
+	stream, err := pluginapi.NewDevicePluginClient(conn).ListAndWatch(t.Context(), &pluginapi.Empty{})
+	must(t, err)
+	return stream
+}
+
 // pluginDevices runs the device plugin of the node until it has registered so many resources. It returns a line for
 // each device: the resource, the ID, the health and the NUMA node.
 func pluginDevices(t *testing.T, resources int) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "kubelet-") // the path of a socket is short
-	must(t, err)
-	defer os.RemoveAll(dir)
-	k := serveKubelet(t, dir)
-	t.Setenv("KUBELET_DIR", dir)
-	cmd := inNode(t, kubeletDir, program(t, "nvidia-device-plugin"), "--mig-strategy=mixed")
-	var output bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &output, &output
-	must(t, cmd.Start())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_ = cmd.Wait() // it is killed
-	}()
-	defer func() {
-		_ = cmd.Process.Kill()
-		<-ended
-	}()
+	p := startPlugin(t)
 	var lines []string
 	for range resources {
-		select {
-		case r := <-k.registrations:
-			lines = append(lines, listDevices(t, filepath.Join(dir, r.Endpoint), r.ResourceName)...)
-		case <-ended:
-			t.Fatalf("device plugin: %v: %s", cmd.ProcessState, output.String())
-		case <-time.After(time.Minute):
-			t.Fatal("the device plugin does not register within a minute")
-		}
+		r := p.registration(t)
+		list, err := p.watch(t, r).Recv()
+		must(t, err)
+		lines = append(lines, deviceLines(r.ResourceName, list)...)
 	}
 	slices.Sort(lines)
 	return strings.Join(lines, "\n")
 }
 
-// listDevices returns the first list of devices of the plugin at the socket.
-func listDevices(t *testing.T, socket, resource string) []string {
-	t.Helper()
-	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(t, err)
-	defer conn.Close()
-	stream, err := pluginapi.NewDevicePluginClient(conn).ListAndWatch(t.Context(), &pluginapi.Empty{})
-	must(t, err)
-	list, err := stream.Recv()
-	must(t, err)
+// deviceLines has a line for each device.
+func deviceLines(resource string, list *pluginapi.ListAndWatchResponse) []string {
 	var lines []string
 	for _, d := range list.Devices {
 		numa := "-"

@@ -19,13 +19,12 @@ type Library struct {
 	handles handles
 
 	mu   sync.RWMutex
-	uses int // Init minus Shutdown
-	nvml nvml.Interface
+	uses []nvml.Interface // one for each Init without Shutdown
 
 	functions sync.Map // from a name to its caller, nil for one that is not supported
 }
 
-// New returns a library that opens NVML when it is initialized.
+// New returns a library that opens NVML when it is initialized. What open returns is initialized.
 func New(open func() (nvml.Interface, nvml.Return)) *Library { return &Library{open: open} }
 
 // Call calls the C function of that name. A value is a number or a pointer. Its size is that of what the pointer points
@@ -42,9 +41,7 @@ func (l *Library) Call(name string, values []uint64, sizes []uint32) (ret nvml.R
 	case "nvmlShutdown":
 		return l.shutdown()
 	}
-	l.mu.RLock()
-	lib := l.nvml
-	l.mu.RUnlock()
+	lib := l.current()
 	if lib == nil {
 		return nvml.ERROR_UNINITIALIZED
 	}
@@ -60,22 +57,31 @@ func (l *Library) init() nvml.Return {
 	defer l.mu.Unlock()
 	lib, ret := l.open()
 	if ret == nvml.SUCCESS {
-		l.nvml = lib
-		l.uses++
+		l.uses = append(l.uses, lib)
 	}
 	return ret
+}
+
+// current returns NVML as the last Init opened it, nil after the last Shutdown.
+func (l *Library) current() nvml.Interface {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	if len(l.uses) == 0 {
+		return nil
+	}
+	return l.uses[len(l.uses)-1]
 }
 
 func (l *Library) shutdown() nvml.Return {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.uses == 0 {
+	if len(l.uses) == 0 {
 		return nvml.ERROR_UNINITIALIZED
 	}
-	if l.uses--; l.uses == 0 {
-		l.nvml = nil
-	}
-	return nvml.SUCCESS
+	last := len(l.uses) - 1
+	ret := l.uses[last].Shutdown()
+	l.uses = l.uses[:last]
+	return ret
 }
 
 // function returns the function of that name, or nil if it is not supported.

@@ -116,7 +116,7 @@ func temperature(d nvml.Device, values []uint64) nvml.Return {
 	return ret
 }
 
-// fabricInfo answers with version 2 or 3 of the struct. Version 3 begins with version 2.
+// fabricInfo answers with version 2 or 3 of the struct. Version 3 begins with version 2; then follows the summary.
 func fabricInfo(d nvml.Device, values []uint64) nvml.Return {
 	to := as[nvml.GpuFabricInfo_v2](values, 1)
 	switch {
@@ -126,9 +126,18 @@ func fabricInfo(d nvml.Device, values []uint64) nvml.Return {
 		return nvml.ERROR_ARGUMENT_VERSION_MISMATCH
 	}
 	info, ret := d.GetGpuFabricInfo()
-	if ret == nvml.SUCCESS {
-		*to = nvml.GpuFabricInfo_v2{Version: to.Version, ClusterUuid: info.ClusterUuid, Status: info.Status,
-			CliqueId: info.CliqueId, State: info.State}
+	if ret != nvml.SUCCESS {
+		return ret
 	}
-	return ret
+	health, ret := d.GetGpuFabricInfo_v4()
+	if ret != nvml.SUCCESS {
+		return ret
+	}
+	newest := to.Version == nvml.STRUCT_VERSION(nvml.GpuFabricInfo_v3{}, 3)
+	*to = nvml.GpuFabricInfo_v2{Version: to.Version, ClusterUuid: info.ClusterUuid, Status: info.Status,
+		CliqueId: info.CliqueId, State: info.State, HealthMask: health.HealthMask}
+	if newest {
+		as[nvml.GpuFabricInfo_v3](values, 1).HealthSummary = health.HealthSummary
+	}
+	return nvml.SUCCESS
 }

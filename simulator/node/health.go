@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
+)
+
+// Health is what NVML reports to be wrong with a GPU. The zero value means nothing.
+type Health struct {
+	RecoveryAction int    `json:",omitempty"` // nvmlDeviceGpuRecoveryAction_t
+	RemappedRows   string `json:",omitempty"` // "pending" until a reset, or "failed"
+	RetiredPages   string `json:",omitempty"` // "pending" until a reset
+	LinksDown      []int  `json:",omitempty"` // NVLinks, sorted
+	Fabric         string `json:",omitempty"` // "unhealthy"
+}
+
+// Values of Health.
+const (
+	none      = "none"
+	Pending   = "pending"
+	Failed    = "failed"
+	Unhealthy = "unhealthy"
+	healthy   = "healthy"
+)
+
+// recoveryActions are the names of the recovery actions by NVML's number.
+var recoveryActions = []string{none, "reset", "reboot", "drain-p2p", "drain-and-reset", "recover-imex-domain",
+	"bus-reset", "system-reboot"}
+
+// healthSettings describes the settings that ParseHealth accepts.
+var healthSettings = "recovery-action=" + strings.Join(recoveryActions, "|") + ", remapped-rows=none|pending|failed, " +
+	"retired-pages=none|pending, nvlink-down=none|LINK,... or fabric=healthy|unhealthy"
+
+// ParseHealth parses settings NAME=VALUE and returns what they change.
+func ParseHealth(settings []string) (func(*Health), error) {
+	var changes []func(*Health)
+	for _, setting := range settings {
+		change, ok := parseHealth(setting)
+		if !ok {
+			return nil, fmt.Errorf("health %q: want %s", setting, healthSettings)
+		}
+		changes = append(changes, change)
+	}
+	return func(h *Health) {
+		for _, change := range changes {
+			change(h)
+		}
+	}, nil
+}
+
+func parseHealth(setting string) (change func(*Health), ok bool) {
+	name, value, _ := strings.Cut(setting, "=")
+	oneOf := func(good string, bad ...string) (string, bool) {
+		if value == good {
+			return "", true
+		}
+		return value, slices.Contains(bad, value)
+	}
+	switch name {
+	case "recovery-action":
+		action := slices.Index(recoveryActions, value)
+		return func(h *Health) { h.RecoveryAction = action }, action >= 0
+	case "remapped-rows":
+		rows, ok := oneOf(none, Pending, Failed)
+		return func(h *Health) { h.RemappedRows = rows }, ok
+	case "retired-pages":
+		pages, ok := oneOf(none, Pending)
+		return func(h *Health) { h.RetiredPages = pages }, ok
+	case "fabric":
+		fabric, ok := oneOf(healthy, Unhealthy)
+		return func(h *Health) { h.Fabric = fabric }, ok
+	case "nvlink-down":
+		links, ok := parseLinks(value)
+		return func(h *Health) { h.LinksDown = links }, ok
+	}
+	return nil, false
+}
+
+func parseLinks(text string) (links []int, ok bool) {
+	if text == none {
+		return nil, true
+	}
+	for field := range strings.SplitSeq(text, ",") {
+		link, err := strconv.Atoi(field)
+		if err != nil || link < 0 {
+			return nil, false
+		}
+		links = append(links, link)
+	}
+	slices.Sort(links)
+	return slices.Compact(links), true
+}
+
+// String is the health as the node prints it, "" if nothing is wrong.
+func (h Health) String() string {
+	var out []string
+	if h.RecoveryAction != 0 {
+		out = append(out, "recovery-action="+recoveryActions[h.RecoveryAction])
+	}
+	if h.RemappedRows != "" {
+		out = append(out, "remapped-rows="+h.RemappedRows)
+	}
+	if h.RetiredPages != "" {
+		out = append(out, "retired-pages="+h.RetiredPages)
+	}
+	if len(h.LinksDown) > 0 {
+		var links []string
+		for _, link := range h.LinksDown {
+			links = append(links, strconv.Itoa(link))
+		}
+		out = append(out, "nvlink-down="+strings.Join(links, ","))
+	}
+	if h.Fabric != "" {
+		out = append(out, "fabric="+h.Fabric)
+	}
+	return strings.Join(out, " ")
+}
+
+// restarted is the health after a reset: what was pending is done.
+func (h Health) restarted() Health {
+	h.RecoveryAction, h.RetiredPages = 0, ""
+	if h.RemappedRows == Pending {
+		h.RemappedRows = ""
+	}
+	return h
+}
+
+// Health is the current health of the GPU.
+func (c Card) Health() Health {
+	if c.State.Health != nil {
+		return *c.State.Health
+	}
+	return Health{}
+}
+
+func (s *GPUState) setHealth(h Health) {
+	s.Health = &h
+	if reflect.DeepEqual(h, Health{}) {
+		s.Health = nil
+	}
+}
+
+// ChangeHealth changes the health of the GPU. It is an error if NVML cannot report the change for that GPU. A change
+// of the recovery action is also an event.
+func (n *Node) ChangeHealth(which string, change func(*Health)) error {
+	var event *Event
+	err := n.change(which, func(c Card, s *GPUState) error {
+		h := c.Health()
+		event = nil
+		change(&h)
+		if err := c.reports(h); err != nil {
+			return err
+		}
+		if h.RecoveryAction != c.Health().RecoveryAction {
+			event = &Event{GPU: c.UUID, Type: EventRecoveryAction}
+		}
+		s.setHealth(h)
+		return nil
+	})
+	if err != nil || event == nil {
+		return err
+	}
+	return n.Emit(*event)
+}
+
+// reports returns an error if NVML cannot report the health for this GPU.
+func (c Card) reports(h Health) error {
+	if h.RemappedRows != "" && !c.RemapsRows() {
+		return refuse(hwprofile.NotSupported, "%s remaps no rows: that came with compute capability %d.0 and takes ECC",
+			c.Name, remapsSince)
+	}
+	if h.RetiredPages != "" && !c.RetiresPages() {
+		return refuse(hwprofile.NotSupported, "%s retires no pages: that takes ECC and a compute capability below %d.0",
+			c.Name, remapsSince)
+	}
+	links, _ := c.Calls.GetNvLinkState.Get()
+	for _, link := range h.LinksDown {
+		if _, ok := links[link]; !ok {
+			return refuse(hwprofile.NotSupported, "%s has no NVLink %d; it has %d", c.Name, link, len(links))
+		}
+	}
+	if _, e := c.Calls.GetGpuFabricInfo.Get(); h.Fabric != "" && e != "" {
+		return refuse(e, "%s is in no NVLink fabric", c.Name)
+	}
+	return nil
+}
+
+// remapsSince is the first compute capability that remaps rows of memory; older GPUs retire pages (nvml.h).
+const remapsSince = 8
+
+// RemapsRows reports whether GetRemappedRows has values.
+func (c Card) RemapsRows() bool {
+	capability, _ := c.Calls.GetCudaComputeCapability.Get()
+	return c.hasECC() && capability.Major >= remapsSince
+}
+
+// RetiresPages reports whether GetRetiredPagesPendingStatus has a value.
+func (c Card) RetiresPages() bool { return c.hasECC() && !c.RemapsRows() }
+
+func (c Card) hasECC() bool {
+	_, e := c.Calls.GetEccMode.Get()
+	return e == ""
+}
+
+// NvLinkState is the current answer of GetNvLinkState.
+func (c Card) NvLinkState() hwprofile.Answer[hwprofile.Links[hwprofile.Switch]] {
+	profile, e := c.Calls.GetNvLinkState.Get()
+	down := c.Health().LinksDown
+	if e != "" || len(down) == 0 {
+		return c.Calls.GetNvLinkState
+	}
+	links := hwprofile.Links[hwprofile.Switch]{}
+	for link, state := range profile {
+		links[link] = state
+		if slices.Contains(down, link) {
+			links[link] = hwprofile.Disabled
+		}
+	}
+	return hwprofile.Value(links)
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
+)
+
+// useName is the file that every process with NVML open holds a shared lock of. The kernel releases the lock of a
+// process that ends.
+const useName = "nvml.lock"
+
+// Use records that this process has NVML open, until release is called. Without access to the directory of the node,
+// it records nothing.
+func (n *Node) Use() (release func()) {
+	nothing := func() {}
+	if n.dir == "" {
+		return nothing
+	}
+	f, err := os.OpenFile(filepath.Join(n.dir, useName), os.O_CREATE|os.O_RDONLY, 0o644)
+	if err != nil {
+		return nothing
+	}
+	if err := flock(f, unix.LOCK_SH); err != nil {
+		_ = f.Close()
+		return nothing
+	}
+	return func() { _ = f.Close() }
+}
+
+// unused runs f while no process has NVML open. If one has, it returns ERROR_IN_USE.
+func (n *Node) unused(f func() error) error {
+	if n.dir == "" {
+		return fmt.Errorf("change %s: it was attached to be read only", n.library)
+	}
+	lock, err := os.OpenFile(filepath.Join(n.dir, useName), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return err
+	}
+	defer lock.Close() // releases the lock
+	err = flock(lock, unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return refuse(hwprofile.InUse, "in use by another client: a process has NVML open")
+	}
+	if err != nil {
+		return fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	return f()
+}
+
+func flock(f *os.File, how int) error {
+	for {
+		if err := unix.Flock(int(f.Fd()), how); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// Reset resets the GPU as nvidia-smi --gpu-reset does. It is then as after a reboot, except for injected faults and
+// for what a reset does not mend. While a process has NVML open or uses the GPU, it returns ERROR_IN_USE.
+func (n *Node) Reset(which string) error {
+	return n.unused(func() error {
+		return n.change(which, func(c Card, s *GPUState) error {
+			switch {
+			case n.last.Unloaded:
+				return refuse(hwprofile.DriverNotLoaded, "%s cannot be reset: the driver is not loaded", c.Name)
+			case s.Unplugged:
+				return refuse(hwprofile.LostGPU, "%s is off the bus", c.Name)
+			}
+			if err := c.idle(); err != nil {
+				return err
+			}
+			*s = c.restarted()
+			return nil
+		})
+	})
+}
+
+// idle returns ERROR_IN_USE if a process uses the GPU or one of its partitions.
+func (c Card) idle() error {
+	if all := c.allProcesses(); len(all) > 0 {
+		return refuse(hwprofile.InUse, "%s is in use by another client: process %d %s", c.Name, all[0].PID, all[0].Name)
+	}
+	return nil
+}
+
+// restarted is the state of the GPU after a reboot. Injected faults and what a reset does not mend stay.
+func (c Card) restarted() GPUState {
+	fresh := factoryState(c.GPU)
+	fresh.Faults, fresh.Delays, fresh.MPS, fresh.Added = c.State.Faults, c.State.Delays, c.State.MPS, c.State.Added
+	fresh.Minor = c.State.Minor
+	fresh.setHealth(c.Health().restarted())
+	fresh.setMIG(c.GPU, c.afterStart(c.MIG()))
+	return fresh
+}
+
+// Unload unloads the driver as rmmod does: NVML answers ERROR_DRIVER_NOT_LOADED until Load or ReloadDriver. The GPUs
+// are then as after a reboot. While a process has NVML open or uses a GPU, it returns ERROR_IN_USE. It is no error if
+// the driver is not loaded.
+func (n *Node) Unload() error {
+	return n.unused(func() error {
+		return n.Change(func(s *State) error {
+			for _, c := range n.last.GPUs {
+				if err := c.idle(); err != nil {
+					return err
+				}
+				if !c.State.Unplugged {
+					s.GPUs[c.entry] = c.restarted()
+				}
+			}
+			s.Unloaded = true
+			return nil
+		})
+	})
+}
+
+// Load loads the driver. It is no error if it is loaded.
+func (n *Node) Load() error {
+	return n.Change(func(s *State) error {
+		s.Unloaded = false
+		return nil
+	})
+}
