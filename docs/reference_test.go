@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package docs_test keeps the pages true. The tables of reference.md are made from the code: go test ./docs -update
+// Package docs_test keeps the pages true. The tables of reference.md and health.md are made from the code:
+// go test ./docs -update
 package docs_test
 
 import (
@@ -34,7 +35,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/simulator"
 )
 
-var update = flag.Bool("update", false, "write the tables of reference.md anew")
+var update = flag.Bool("update", false, "write the tables that are made from the code")
 
 // example is the profile whose devices are the examples.
 const example = "dgx-h100"
@@ -50,7 +51,12 @@ func TestReference(t *testing.T) {
 		"kinds":   kinds,
 		"orphans": orphans, "sweepEvents": sweepEvents,
 	}
-	const file = "reference.md"
+	comparePage(t, "reference.md", tables)
+}
+
+// comparePage compares the tables of a page with those made from the code, or writes them.
+func comparePage(t *testing.T, file string, tables map[string]func(*testing.T) string) {
+	t.Helper()
 	page := read(t, file)
 	want := section.ReplaceAllStringFunc(page, func(found string) string {
 		name := section.FindStringSubmatch(found)[1]

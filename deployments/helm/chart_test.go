@@ -268,6 +268,8 @@ func TestWrongValuesAreErrors(t *testing.T) {
 		{"a misspelt key in a node configuration", "nodeConfigs.default.gpus[0].sharin=exclusive", "sharin"},
 		{"a misspelt way of sharing", "nodeConfigs.default.gpus[0].sharing=exclusiv", "gpus/0/sharing"},
 		{"no replicas", "nodeConfigs.default.gpus[0].sharing.replicated=0", "gpus/0/sharing/replicated"},
+		{"a misspelt effect", "nodeConfigs.default.gpus[0].health[0].effect=Evict", "gpus/0/health/0/effect"},
+		{"a rule for nothing", "nodeConfigs.default.gpus[0].health[0].effect=None", "gpus/0/health/0"},
 		{"an index that no GPU can have", "nodeConfigs.default.gpus[0].select.index=-1", "gpus/0/select/index"},
 		{"a misspelt key in the device plugin's configuration", "nodeConfigs.default.sharing.timeslicing.resources=x",
 			"timeslicing"},

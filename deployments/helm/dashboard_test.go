@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	clustermetrics "github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/sweep"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 )
@@ -32,14 +33,10 @@ func TestDashboard(t *testing.T) {
 	if len(asked) < 20 {
 		t.Fatalf("the dashboard has %d expressions", len(asked))
 	}
+	for _, a := range alerts(t) {
+		asked = append(asked, ask{expr: a.Expr})
+	}
 	page := read(t, "../../docs/operate.md")
-	alerts := regexp.MustCompile("(?m)^ *expr: (.*)$|^- `(.*gpu_dra_.*?)`:").FindAllStringSubmatch(page, -1)
-	if len(alerts) < 5 {
-		t.Fatalf("operate.md has %d expressions", len(alerts))
-	}
-	for _, found := range alerts {
-		asked = append(asked, ask{expr: found[1] + found[2]})
-	}
 	for _, block := range regexp.MustCompile("(?s)```promql\n(.*?)\n```").FindAllStringSubmatch(page, -1) {
 		for _, line := range strings.Split(block[1], "\n") {
 			asked = append(asked, ask{expr: line})
@@ -73,6 +70,8 @@ func TestDashboardCheck(t *testing.T) {
 			"gpu_dra_cluster_gpus has no state busy"},
 		{"a webhook that the chart does not have", `controller_runtime_webhook_requests_total{webhook="/mutate"}`, "",
 			"controller_runtime_webhook_requests_total has no webhook /mutate"},
+		{"an earlier time", `sum by (xid) (gpu_dra_gpu_xids_total unless gpu_dra_gpu_xid offset 5m)`,
+			"{{xid}}", "no metric gpu_dra_gpu_xid"},
 		{"a label that was added up over", `sum by (node) (gpu_dra_cluster_gpus)`, "{{model}}",
 			"the legend has the label model, which is added up over"},
 		{"the node of a plugin is from its PodMonitor", `sum by (node) (gpu_dra_claims)`, "", ""},
@@ -107,6 +106,11 @@ func scraped(t *testing.T) series {
 	known.gather(t, plugin.ExampleMetrics(noRecords{}), targetLabels(t, "kubelet-plugin"))
 	known.gather(t, clustermetrics.Example(), targetLabels(t, "controller"))
 	known.gather(t, ctrlmetrics.Registry, targetLabels(t, "controller"))
+	orphans := prometheus.NewRegistry()
+	if _, err := sweep.NewMetrics(orphans); err != nil {
+		t.Fatal(err)
+	}
+	known.gather(t, orphans, targetLabels(t, "controller"))
 	return known
 }
 
@@ -231,10 +235,11 @@ var (
 	selector   = regexp.MustCompile(`([a-zA-Z_:][\w:]*)\s*\{([^}]*)\}`)
 	matcher    = regexp.MustCompile(`(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"`)
 	rangeOf    = regexp.MustCompile(`\[[^\]]*\]`)
+	offset     = regexp.MustCompile(`\boffset\s+[\w$]+`)
 	grouping   = regexp.MustCompile(`\b(by|without|on|ignoring)\s*\(([^)]*)\)\s*`)
 	identifier = regexp.MustCompile(`[a-zA-Z_:][\w:]*\s*\(?`)
 	legendOf   = regexp.MustCompile(`{{\s*(\w+)\s*}}`)
-	operators  = []string{"and", "or", "unless", "bool", "offset", "group_left", "group_right"}
+	operators  = []string{"and", "or", "unless", "bool", "group_left", "group_right"}
 )
 
 // check returns what the expression uses and does not exist. It parses only the PromQL that is used here: "sum by (…)
@@ -260,6 +265,7 @@ func (s series) check(a ask) (problems []string) {
 		}
 	}
 	bare := rangeOf.ReplaceAllString(selector.ReplaceAllString(a.expr, "$1"), "")
+	bare = offset.ReplaceAllString(bare, "")
 	for _, name := range metricsOf(bare) {
 		if s[name] == nil {
 			problems = append(problems, "no metric "+name)

@@ -54,7 +54,7 @@ func Main(name string, p Platform, more ...*cobra.Command) int {
 		debug.SetGCPercent(50)
 	}
 	cmd := Command(name, p, more...)
-	if tools := []string{"check", "record"}; len(os.Args) > 1 && slices.Contains(tools, os.Args[1]) {
+	if tools := []string{"check", "record", "health"}; len(os.Args) > 1 && slices.Contains(tools, os.Args[1]) {
 		return ExitCode(cli.RunNoErrOutput(cmd), os.Stderr)
 	}
 	return cli.Run(cmd)
@@ -105,7 +105,7 @@ func Command(name string, p Platform, more ...*cobra.Command) *cobra.Command {
 	o.addFlags(cmd.Flags())
 	cmd.Flags().AddFlagSet(plugin)
 	logsapi.AddFlags(logs, cmd.Flags())
-	cmd.AddCommand(checkCommand(p, tools), recordCommand(p, tools))
+	cmd.AddCommand(checkCommand(p, tools), recordCommand(p, tools), healthCommand())
 	cmd.AddCommand(more...)
 	return cmd
 }

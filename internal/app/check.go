@@ -45,8 +45,8 @@ func checkCommand(p Platform, flags *pflag.FlagSet) *cobra.Command {
 		}
 		report := doctor.Check(doctor.Config{
 			Machine: c, DriverName: o.driverName, NodeName: o.nodeName, CDIDir: o.cdiDir,
-			Writes: []string{o.pluginDir, "/dev/shm"},
-			Host:   host.Root(root), Kernel: kernel(), Cgroups: "/sys/fs/cgroup", Writable: host.Writable,
+			PluginDir: o.pluginDir, Writes: []string{o.pluginDir, "/dev/shm"},
+			Host: host.Root(root), Kernel: kernel(), Cgroups: "/sys/fs/cgroup", Writable: host.Writable,
 		})
 		if err := print(cmd, report, asJSON); err != nil {
 			return err

@@ -99,6 +99,7 @@ func run(ctx context.Context, o options, p Platform) error {
 			}
 			return node.Look(look), err
 		},
+		Events:          gpus,
 		DriverChanged:   gpus.DriverChanged,
 		RuntimeProblems: func(version string) []string { return runtimeProblems(version, o.cdiDir) },
 		GPUManagerNames: o.metricsGPUManagerNames,

@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,6 +17,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/doctor/host"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/pkg/health"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
@@ -25,6 +27,7 @@ type Config struct {
 	DriverName string
 	NodeName   string
 	CDIDir     string
+	PluginDir  string    // where the plugin keeps what it knows of the health of GPUs; "": unknown
 	Writes     []string  // further directories of the host that the driver writes to
 	Host       host.Root // "" if it is not mounted
 	Kernel     string
@@ -114,6 +117,7 @@ func Check(c Config) Report {
 		Problems: []host.Problem{}}}
 	e.driver()
 	e.host()
+	e.health()
 	if c.Machine.Library != nil {
 		e.machine()
 	}
@@ -148,6 +152,26 @@ func (e *checker) host() {
 	}
 	if !h.AllPIDs {
 		e.found(host.PIDNamespace.Found("this program does not see the processes of the whole machine"))
+	}
+}
+
+// health reports what the running plugin knows to be wrong with GPUs.
+func (e *checker) health() {
+	if e.PluginDir == "" {
+		return
+	}
+	saved, err := health.Load(e.PluginDir)
+	if err != nil {
+		e.found(gpuSick.Found("%v", err))
+	}
+	for _, g := range saved.GPUs {
+		for _, c := range saved.Conditions {
+			if c.GPU == g.UUID && c.Active() && c.Cause != health.GPULost { // see gpuLost
+				meaning, _ := health.Describe(c.Cause)
+				e.found(gpuSick.Found("%s: %s (%s) since %s: %s", g.Name, c.Cause.Title(), g.Rules[c.Cause],
+					c.Since.UTC().Format(time.RFC3339), meaning))
+			}
+		}
 	}
 }
 

@@ -29,6 +29,8 @@ var (
 			"dmesg has the Xid; the other GPUs are published"}
 	gpuUnreadable = host.Kind{ID: "gpu-unreadable", Severity: host.Error,
 		Remedy: "send a recording (dra-kubelet-plugin record --mask) with a bug report; the other GPUs are published"}
+	gpuSick = host.Kind{ID: "gpu-sick", Severity: host.Warning,
+		Remedy: "dra-kubelet-plugin health says what to do, and what was wrong before; docs/health.md has the rules"}
 	driverFiles = host.Kind{ID: "driver-files", Severity: host.Error,
 		Remedy: "make the device nodes (nvidia-modprobe -u -c=0), and install the driver's libraries for computing"}
 	twoVersions = host.Kind{ID: "two-versions", Severity: host.Warning,
@@ -60,6 +62,6 @@ var (
 
 // AllKinds are all problems that a check can find. docs/doctor.md describes each.
 var AllKinds = append([]host.Kind{
-	noLibrary, noModule, versionMismatch, noNVML, noPermission, noGPU, gpuLost, gpuUnreadable, driverFiles,
+	noLibrary, noModule, versionMismatch, noNVML, noPermission, noGPU, gpuLost, gpuUnreadable, gpuSick, driverFiles,
 	twoVersions, symlink, oddVersion, callFails, noSMI, noMPS, oldForMPS, noHook, noCapabilities, noPersistence,
 }, host.AllKinds...)

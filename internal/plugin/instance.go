@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/node"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/health"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
@@ -83,6 +84,7 @@ func (i *Instance) clear() error {
 			errs = append(errs, err)
 		}
 	}
+	errs = append(errs, health.Forget(i.dir))
 	// A running supervisor of MPS daemons removes the directories when it ends.
 	mpsDir := filepath.Join(i.dir, MPSDir)
 	if supervised, _ := mps.Dir(mpsDir).Supervised(); supervised { // an error means that the directory does not exist

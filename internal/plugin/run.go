@@ -4,6 +4,7 @@
 // order. Each of them has one task:
 //
 //	kubelet       registration, sockets, and the calls of the kubelet
+//	gpuhealth     noticing sick GPUs, and what follows
 //	node          discovering GPUs, assigning their modes, publishing them
 //	usage         GPU usage of containers
 //	report        events, status of claims, metrics, readiness
@@ -24,6 +25,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/gpuhealth"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/kubelet"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/node"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
@@ -63,6 +65,9 @@ type Config struct {
 	Toolkit  claims.Toolkit
 	// Observers observe the steps of every call, besides the metrics.
 	Observers []steps.Observer
+
+	// Events are the GPUs as the source of events; nil: none are watched.
+	Events gpuhealth.Hardware
 
 	// Discover, DriverChanged, Users and RuntimeProblems: see node.Config.
 	Discover        func(context.Context) (node.Look, error)
@@ -106,11 +111,16 @@ func Run(ctx context.Context, c Config) error {
 	reporter := report.NewReporter(reports, report.Config{Driver: c.DriverName, Node: c.NodeName, Client: c.Client})
 
 	resumes := make(chan struct{}, 1)
-	gpus := node.New(node.Config{
+	var gpus *node.Node
+	sick := gpuhealth.New(gpuhealth.Config{
+		Dir: c.PluginDir, BootID: c.BootID, Hardware: c.Events, Records: c.Records, Reporter: reporter,
+		Metrics: metrics, Changed: func() { gpus.Republish() }, Discover: func() { gpus.DiscoverNow() },
+	})
+	gpus = node.New(node.Config{
 		DriverName: c.DriverName, NodeName: c.NodeName, Dir: c.PluginDir, BootID: c.BootID, ConfigDir: c.NodeConfigs,
 		Client: c.Client, Records: c.Records, Discover: c.Discover, DriverChanged: c.DriverChanged, Users: c.Users,
 		RuntimeProblems: c.RuntimeProblems, Readiness: readiness, Metrics: metrics, Reporter: reporter,
-		Publish: publisher.Set,
+		Publish: publisher.Set, Health: sick,
 		Resume: func() {
 			select {
 			case resumes <- struct{}{}:
@@ -133,7 +143,8 @@ func Run(ctx context.Context, c Config) error {
 	}
 	server := &kubelet.Server{
 		Preparer: preparer, Metrics: metrics, Reporter: reporter, Observers: c.Observers, Inventory: gpus.Inventory,
-		Ready: gpus.Looked, Fatal: fatal, CountersDropped: gpus.CountersDropped,
+		Ready: gpus.Looked, Fatal: fatal, CountersDropped: gpus.CountersDropped, ServeHealth: sick.Serve,
+		TaintRefused: sick.TaintRefused, Pool: c.NodeName,
 	}
 	stopped := make(chan struct{})
 	go func() {
@@ -160,6 +171,7 @@ func Run(ctx context.Context, c Config) error {
 	defer connection.Drain(ctx)
 
 	go publisher.Run(ctx, c.PluginDir)
+	go sick.Run(ctx)
 	go reporter.Run(reports)
 	go resume(ctx, preparer, server, resumes)
 	go (&sweep.Sweeper{Config: sweep.Config{

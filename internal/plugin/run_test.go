@@ -268,7 +268,7 @@ func TestDriverInstalledLate(t *testing.T) {
 		}
 		return nil
 	})
-	want := "[r] node/gpu-01-00-0 [k8s.gpu.nvidia.com/driver=common k8s.gpu.nvidia.com/claim=u-gpu-01-00-0 " +
+	want := "[r] node/gpu-01-00-0 [k8s.gpu.nvidia.com/claim=u-gpu-01-00-0 k8s.gpu.nvidia.com/driver=common " +
 		"gpu.nvidia.com/metadata=u_r]"
 	if got := k.prepare(claim); got != want {
 		t.Errorf("prepare:\ngot  %s\nwant %s", got, want)

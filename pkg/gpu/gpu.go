@@ -50,6 +50,8 @@ type Device struct {
 	// Blocked says who prevents the driver from enabling or disabling the MIG mode, or from creating the partition;
 	// empty: nobody.
 	Blocked string `json:",omitempty"`
+	// Taints are those of its health.
+	Taints []Taint `json:",omitempty"`
 
 	DriverVersion string // as NVML writes it: "580.95.05"
 	CUDAVersion   Version

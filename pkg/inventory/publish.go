@@ -4,8 +4,10 @@ package inventory
 
 import (
 	"slices"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/utils/ptr"
 
@@ -46,12 +48,21 @@ type Taint struct {
 	Key     string
 	Effect  resourceapi.DeviceTaintEffect
 	Meaning string
-	on      func(gpu.Device) bool
+	// on reports whether a device has it; nil: it is one of gpu.Device.Taints.
+	on func(gpu.Device) bool
 }
+
+// The keys of taints of sick devices: see gpu.Device.Taints.
+const (
+	TaintLost        = "gpu.nvidia.com/gpu-lost"
+	TaintXID         = "gpu.nvidia.com/xid"
+	TaintUnhealthy   = "gpu.nvidia.com/unhealthy"
+	TaintUnmonitored = "gpu.nvidia.com/unmonitored"
+)
 
 // AllTaints are the taints of devices that new claims cannot use.
 var AllTaints = []Taint{
-	{"gpu.nvidia.com/gpu-lost", resourceapi.DeviceTaintEffectNoSchedule,
+	{TaintLost, resourceapi.DeviceTaintEffectNoSchedule,
 		"the GPU does not answer; until it is back, or, when NVML does not count it any more, until the claim that " +
 			"holds it is released",
 		func(d gpu.Device) bool { return d.Lost }},
@@ -59,6 +70,14 @@ var AllTaints = []Taint{
 		"somebody's program on the GPU, or a partition that is not the driver's, keeps the driver from making the " +
 			"partition, or from making the GPU whole again",
 		func(d gpu.Device) bool { return d.Blocked != "" }},
+	{TaintXID, resourceapi.DeviceTaintEffectNoSchedule,
+		"an XID, the value, that is not the fault of a program; docs/health.md says which, what ends it, and how the " +
+			"node configuration makes it `NoExecute`", nil},
+	{TaintUnhealthy, resourceapi.DeviceTaintEffectNoSchedule,
+		"the GPU reports a problem, the value; see docs/health.md", nil},
+	{TaintUnmonitored, resourceapi.DeviceTaintEffectNone,
+		"the GPU has no events, or they are not watched; `NoSchedule` while the plugin has closed NVML on request",
+		nil},
 }
 
 // Pool returns all that the node publishes: GPUs and the monitor device, then partitions, then counters. Each group has
@@ -111,9 +130,17 @@ func publish(d gpu.Device, all map[string]counters) resourceapi.Device {
 func taints(d gpu.Device) []resourceapi.DeviceTaint {
 	var all []resourceapi.DeviceTaint
 	for _, t := range AllTaints {
-		if t.on(d) {
+		own := func(own gpu.Taint) bool { return own.Key == t.Key }
+		if t.on != nil && t.on(d) && !slices.ContainsFunc(d.Taints, own) {
 			all = append(all, resourceapi.DeviceTaint{Key: t.Key, Effect: t.Effect})
 		}
+	}
+	for _, t := range d.Taints {
+		taint := resourceapi.DeviceTaint{Key: t.Key, Value: t.Value, Effect: resourceapi.DeviceTaintEffect(t.Effect)}
+		if !t.Since.IsZero() {
+			taint.TimeAdded = &metav1.Time{Time: t.Since.Truncate(time.Second)} // the API's precision
+		}
+		all = append(all, taint)
 	}
 	return all
 }

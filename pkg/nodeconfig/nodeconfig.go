@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodeconfig parses the node configuration, which says how claims may use GPUs: in the driver's own format, or
-// in that of NVIDIA's device plugin.
+// Package nodeconfig parses the node configuration, which says how claims may use GPUs and what follows from their
+// errors: in the driver's own format, or in that of NVIDIA's device plugin, which has nothing about errors.
 package nodeconfig
 
 import (
@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/health"
 )
 
 // Config says how each GPU of a node may be used. The zero value leaves all of them at their default.
@@ -19,12 +20,13 @@ type Config struct {
 	entries []entry // the first that selects a GPU decides
 }
 
-// entry is one use and the GPUs that it is for.
+// entry is one use, one policy, and the GPUs that they are for.
 type entry struct {
 	line     int
 	path     string // "gpus[0]"
 	selector selector
 	use      gpu.Use
+	health   health.Policy
 	// partitions is the entry's field for partitions; zero if not set.
 	partitions value
 }
@@ -61,6 +63,14 @@ func (c Config) For(d gpu.Device) gpu.Use {
 		return c.entries[i].use
 	}
 	return gpu.Use{}
+}
+
+// Health returns what follows from errors of the GPU. The entry that decides is the one that For takes.
+func (c Config) Health(d gpu.Device) health.Policy {
+	if i := c.entryFor(d); i >= 0 {
+		return c.entries[i].health
+	}
+	return health.Policy{}
 }
 
 // entryFor returns the index of the entry that applies to the GPU, -1 if none does.

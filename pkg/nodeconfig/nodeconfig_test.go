@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/health"
 )
 
 // node has four GPUs. MIG mode of an A100 changes by a reset; that of the second is on.
@@ -238,7 +239,7 @@ gpus:
   - {select: {uuid: MIG-1}, sharing: replicated, onePerClaim: often}
 `, `
 line 4: gpu: unknown field; accepted here: apiVersion, kind, gpus
-line 6: gpus[0].selects: unknown field; accepted here: select, sharing, partitions, isolation, hook, sharedOnly, onePerClaim
+line 6: gpus[0].selects: unknown field; accepted here: select, sharing, partitions, isolation, hook, sharedOnly, onePerClaim, health
 line 7: gpus[0].sharing: "exclusiv": want fractional, exclusive or {replicated: N}
 line 8: gpus[1].select.produkt: unknown field; accepted here: product, uuid, index, architecture
 line 8: gpus[1].select.index: "first": want a whole number from 0 to 1023
@@ -250,7 +251,7 @@ line 11: gpus[2].onePerClaim: "often": want true or false`},
 		{"a field twice", ownHead + "gpus:\n  - sharing: exclusive\n    sharing: fractional\n",
 			"line 5: gpus[0].sharing: given twice"},
 		{"an entry that is no map", ownHead + "gpus: [exclusive]",
-			`line 3: gpus[0]: "exclusive": want a map with the fields select, sharing, partitions, isolation, hook, sharedOnly, onePerClaim`},
+			`line 3: gpus[0]: "exclusive": want a map with the fields select, sharing, partitions, isolation, hook, sharedOnly, onePerClaim, health`},
 		{"a list that is none", ownHead + "gpus: {sharing: exclusive}", "line 3: gpus: a map: want a list"},
 		{"a selection that was commented out", ownHead + "gpus:\n  - select:\n    # index: 0\n    sharing: exclusive",
 			"line 4: gpus[0].select: nothing: want a map with the fields product, uuid, index, architecture"},
@@ -416,15 +417,21 @@ func TestNoConfiguration(t *testing.T) {
 	if got := c.For(node[0]); got != (gpu.Use{}) || c.Unmatched(node) != nil {
 		t.Errorf("got %s and %q, want the default and nothing", got, c.Unmatched(node))
 	}
+	if c.Health(node[0]).Overrides(health.NVLinkDown) {
+		t.Error("got a rule, want none")
+	}
 }
 
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(ownHead + "gpus: [{select: {index: 0}, sharing: {replicated: 2}}]"))
+	f.Add([]byte(ownHead + "gpus: [{health: [{xids: [48], conditions: [GPULost], recovery: QuietTime, quietTime: 1h}]" +
+		"}]"))
 	f.Add([]byte("version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, devices: [0], replicas: 2}]}}"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		c, err := Parse(text)
 		if err == nil {
 			c.For(node[0])
+			c.Health(node[0])
 			c.Unmatched(node)
 		}
 	})

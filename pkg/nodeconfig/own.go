@@ -59,7 +59,8 @@ func (r *reader) nodeConfig(root *yaml.Node) []entry {
 
 func (r *reader) entry(path string, n *yaml.Node) entry {
 	before := len(r.problems)
-	f := r.fields(path, n, "select", "sharing", "partitions", "isolation", "hook", "sharedOnly", "onePerClaim")
+	f := r.fields(path, n, "select", "sharing", "partitions", "isolation", "hook", "sharedOnly", "onePerClaim",
+		"health")
 	e := entry{line: n.Line, path: path}
 	if n := f["select"]; n != nil {
 		e.selector = r.selector(path+".select", n)
@@ -79,6 +80,9 @@ func (r *reader) entry(path string, n *yaml.Node) entry {
 	}
 	e.use.SharedOnly = r.boolean(path+".sharedOnly", f["sharedOnly"])
 	e.use.OnePerClaim = r.boolean(path+".onePerClaim", f["onePerClaim"])
+	if n := f["health"]; n != nil {
+		e.health = r.health(path+".health", n)
+	}
 	if len(r.problems) == before {
 		r.checkEntry(path, f, e.use)
 	}

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/ptr"
@@ -24,13 +25,7 @@ const (
 // measurePods times pods with a claim and the same pods without, alternately. The claim comes from a template, as users
 // do it.
 func measurePods(ctx context.Context, b *bench) error {
-	_, err := b.client.ResourceV1().ResourceClaimTemplates(b.ns).Create(ctx, &resourceapi.ResourceClaimTemplate{
-		ObjectMeta: metav1.ObjectMeta{Name: request},
-		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{
-			Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: request,
-				Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: driver}}}}}},
-	}, metav1.CreateOptions{})
-	if err != nil {
+	if err := b.template(ctx); err != nil {
 		return err
 	}
 	var with, without, with8, without8 samples
@@ -49,7 +44,7 @@ func measurePods(ctx context.Context, b *bench) error {
 		}
 		return nil
 	}
-	err = errors.Join(
+	err := errors.Join(
 		turn(1, 1, &samples{}, &samples{}), // the first ones find nothing warm
 		turn(1, singles, &with, &without),
 		turn(burst, eights, &with8, &without8))
@@ -60,6 +55,20 @@ func measurePods(ctx context.Context, b *bench) error {
 	b.results["pods8"] = []float64{with8.p50() - without8.p50()}
 	b.results["podplain"] = []float64{without.p50(), without8.p50()}
 	return nil
+}
+
+// template creates the template of claims for a whole GPU, unless it exists.
+func (b *bench) template(ctx context.Context) error {
+	_, err := b.client.ResourceV1().ResourceClaimTemplates(b.ns).Create(ctx, &resourceapi.ResourceClaimTemplate{
+		ObjectMeta: metav1.ObjectMeta{Name: request},
+		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{
+			Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: request,
+				Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: driver}}}}}},
+	}, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
 }
 
 // pod returns a pod that does nothing and ends at once when it is terminated.

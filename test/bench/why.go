@@ -72,4 +72,10 @@ const (
 		"work on the same cores is all that was seen to change it. See docs/scheduling.md."
 	whyAdmission     = "not profiled."
 	whyControllerRSS = "not profiled."
+	whyTaint         = "not profiled."
+	whyEvict         = "not profiled."
+	whyStorm         = "not profiled."
+	whyWatch         = "two wake-ups a second, each part measured by itself on a busy machine: three fifths are the " +
+		"manager's clock, which looks for files with requests, and a third is the wait for events, which returns " +
+		"every second. A Go program that only wakes up once a second takes a third of either."
 )

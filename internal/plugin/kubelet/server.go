@@ -11,8 +11,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -21,6 +23,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/health"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
@@ -47,6 +50,12 @@ type Server struct {
 	Fatal context.CancelCauseFunc
 	// CountersDropped is called when the API server drops counters.
 	CountersDropped func()
+	// TaintRefused is called when the API server refuses a slice because of a taint.
+	TaintRefused func()
+	// ServeHealth calls send with the health of all devices of the pool, often enough for the kubelet, until ctx ends
+	// or send returns false.
+	ServeHealth func(ctx context.Context, send func([]health.Report) bool)
+	Pool        string
 
 	dropped sync.Once // for the event about dropped fields
 }
@@ -120,8 +129,10 @@ func device(a sharing.Assignment, inv inventory.Inventory) kubeletplugin.Device 
 		Requests:     []string{a.Request},
 		PoolName:     a.Pool,
 		DeviceName:   a.Device,
-		CDIDeviceIDs: a.CDI,
+		CDIDeviceIDs: slices.Clone(a.CDI),
 	}
+	// The kubelet identifies a device by the first ID when it reports health, so the ID that all devices have is last.
+	slices.Reverse(d.CDIDeviceIDs)
 	if a.ShareID != "" {
 		d.ShareID = &a.ShareID
 	}
@@ -179,12 +190,28 @@ func (s *Server) HandleError(ctx context.Context, err error, msg string) {
 				", or do without what they give")
 		})
 	}
+	if apierrors.IsInvalid(err) && strings.Contains(err.Error(), "taints") {
+		s.TaintRefused()
+	}
 	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
 		s.Fatal(err)
 	}
 }
 
-// WatchHealthStatus is not supported: the plugin does not report device health yet.
-func (s *Server) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
-	return kubeletplugin.ErrHealthNotSupported
+// WatchHealthStatus sends the health of all devices to the kubelet.
+func (s *Server) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
+	s.ServeHealth(ctx, func(all []health.Report) bool {
+		var report kubeletplugin.DeviceHealthReport
+		for _, h := range all {
+			report.Devices = append(report.Devices, kubeletplugin.DeviceHealth{PoolName: s.Pool, DeviceName: h.Device,
+				Health: kubeletplugin.HealthStatus(h.Status), LastUpdated: time.Now(), Message: h.Message})
+		}
+		select {
+		case reports <- report:
+			return true
+		case <-ctx.Done():
+			return false
+		}
+	})
+	return nil
 }

@@ -80,7 +80,6 @@ func (c Config) options(calls *calls) []kubeletplugin.Option {
 			metadatav1beta1.SchemeGroupVersion, metadatav1alpha1.SchemeGroupVersion}),
 		kubeletplugin.MetadataFileOps(metadataFiles),
 		kubeletplugin.Serialize(false), // the records have locks, one per GPU
-		kubeletplugin.HealthService(false),
 		kubeletplugin.GRPCInterceptor(calls.count),
 		kubeletplugin.GRPCInterceptor(prepareEach),
 	}

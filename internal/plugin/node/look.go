@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/gpuhealth"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
@@ -24,6 +25,7 @@ const resumePeriod = time.Minute
 
 // look runs one discovery. The last inventory stays valid when it fails.
 func (n *Node) look(ctx context.Context) error {
+	n.Health.Paused(ctx, n.config.paused(ctx)) // also while NVML is closed because of it
 	before, errBefore := n.Records.List()
 	found, err := n.Discover(ctx)
 	if err != nil {
@@ -51,7 +53,9 @@ func (n *Node) look(ctx context.Context) error {
 	heldBefore := slices.DeleteFunc(slices.Clone(n.known), func(d gpu.Device) bool { return !r.holds(d.Name) })
 	devices := withoutTransientState(withRemoved(gpus.WithPartitions(r.own).Retain(heldBefore, r.holds), removed))
 	n.devices.Store(&devices)
-	defer n.Publish(devices)
+	n.Health.Looked(ctx, gpuhealth.Look{GPUs: gpus, Devices: devices, Answers: found.Health, Unwatched: found.Unwatched,
+		Persistent: found.Persistent, Policies: n.policies(ctx, gpus), Held: r.touches})
+	defer n.Republish()
 
 	partitions := slices.DeleteFunc(slices.Clone(devices), func(d gpu.Device) bool { return d.Partition == nil })
 	knownBefore := n.known
@@ -69,7 +73,6 @@ func (n *Node) look(ctx context.Context) error {
 		n.Readiness.Wait(nil)
 	}
 	n.resume()
-	n.Metrics.Published(devices.Pool(n.NodeName))
 	return nil
 }
 

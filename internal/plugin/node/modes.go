@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/health"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 )
@@ -78,6 +79,19 @@ func assignModes(found, known inventory.Inventory, r records, configured func(gp
 		assigned[i].Use = want
 	}
 	return assigned, pending
+}
+
+// policies returns the rules of the administrator for the health of each GPU.
+func (n *Node) policies(ctx context.Context, gpus inventory.Inventory) health.Policies {
+	config, err := n.config.current(ctx)
+	if err != nil {
+		config = nodeconfig.Config{} // the defaults
+	}
+	byUUID := map[gpu.UUID]health.Policy{}
+	for _, d := range gpus {
+		byUUID[d.UUID] = config.Health(d)
+	}
+	return func(id gpu.UUID) health.Policy { return byUUID[id] }
 }
 
 // withKnownModes assigns the known mode to every GPU, and leaves out GPUs without one. The error names those.

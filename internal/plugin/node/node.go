@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package node manages the inventory of the node's GPUs: it discovers them, assigns their modes, and publishes them. It
-// changes no GPU and prepares no claim. Of its sibling packages, it may import only report.
+// changes no GPU and prepares no claim. Of its sibling packages, it may import only gpuhealth and report.
 package node
 
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/gpuhealth"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
@@ -42,6 +45,22 @@ type Look struct {
 	Broken []error
 	// Answered is when each GPU last answered.
 	Answered map[gpu.UUID]time.Time
+	// Health is what each GPU that answers says about itself.
+	Health map[gpu.UUID]gpu.Health
+	// Unwatched says of each GPU whose events are not watched why not.
+	Unwatched map[gpu.UUID]string
+	// Persistent reports whether the GPUs keep their settings while NVML is closed.
+	Persistent bool
+}
+
+// Health knows what is wrong with GPUs: see package gpuhealth.
+type Health interface {
+	// Paused takes why the driver is about to be replaced; empty: it is not.
+	Paused(ctx context.Context, why string)
+	// Looked takes the result of a discovery.
+	Looked(ctx context.Context, look gpuhealth.Look)
+	// Annotate returns the devices with the taints of their health.
+	Annotate(inv inventory.Inventory) inventory.Inventory
 }
 
 // Config is the configuration of a Node.
@@ -67,7 +86,9 @@ type Config struct {
 	Readiness *report.Readiness
 	Metrics   *report.Metrics
 	Reporter  *report.Reporter
-	// Publish is called with the devices after every discovery. It must not block.
+	// Health is told of every discovery.
+	Health Health
+	// Publish is called with the devices after every discovery, and when their taints change. It must not block.
 	Publish func(inv inventory.Inventory)
 	// Resume is called when the hardware state of claims may have to be restored. It must not block.
 	Resume func()
@@ -80,10 +101,13 @@ type Node struct {
 	// Looked is closed after the first discovery, even if it fails.
 	Looked chan struct{}
 
-	devices atomic.Pointer[inventory.Inventory] // available to claims; nil: nothing is known yet
-	known   inventory.Inventory                 // all GPUs of the last discovery, and the available partitions
-	blocked blockedGPUs
-	pending []report.PendingChange
+	devices   atomic.Pointer[inventory.Inventory] // available to claims; nil: nothing is known yet
+	publish   sync.Mutex                          // held while Publish is called
+	published inventory.Inventory                 // the last argument of Publish
+	now       chan struct{}                       // asks for a discovery at once
+	known     inventory.Inventory                 // all GPUs of the last discovery, and the available partitions
+	blocked   blockedGPUs
+	pending   []report.PendingChange
 	// countersDropped means that the API server drops counters, which tie partitions to their GPUs. Then GPUs are
 	// offered only as a whole.
 	countersDropped atomic.Bool
@@ -93,7 +117,31 @@ type Node struct {
 
 // New returns a Node without an inventory.
 func New(c Config) *Node {
-	return &Node{Config: c, config: newConfigSource(c), Looked: make(chan struct{})}
+	return &Node{Config: c, config: newConfigSource(c), Looked: make(chan struct{}), now: make(chan struct{}, 1)}
+}
+
+// DiscoverNow makes Run discover the GPUs at once.
+func (n *Node) DiscoverNow() {
+	select {
+	case n.now <- struct{}{}:
+	default: // it is about to
+	}
+}
+
+// Republish publishes the devices with their current taints.
+func (n *Node) Republish() {
+	n.publish.Lock()
+	defer n.publish.Unlock()
+	devices := n.devices.Load()
+	if devices == nil {
+		return
+	}
+	annotated := n.Health.Annotate(*devices)
+	n.Publish(annotated)
+	if !reflect.DeepEqual(annotated, n.published) {
+		n.Metrics.Published(annotated.Pool(n.NodeName))
+		n.published = annotated
+	}
 }
 
 // Devices returns the devices available to claims. The error says what the node waits for.
@@ -150,6 +198,8 @@ func (n *Node) pause(ctx context.Context, period time.Duration) bool {
 		case <-ctx.Done():
 			return false
 		case <-due:
+			return true
+		case <-n.now:
 			return true
 		case <-check.C:
 			if n.DriverChanged != nil && n.DriverChanged() {

@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -137,8 +139,31 @@ func (s *configSource) currentLabels(ctx context.Context) (map[string]string, er
 		klog.FromContext(ctx).V(2).Info("Labels of the node not read, will be tried again", "err", err)
 		return s.cachedLabels, nil
 	}
-	s.cachedLabels = map[string]string{configLabel: labels[configLabel], devicePluginLabel: labels[devicePluginLabel]}
+	s.cachedLabels = map[string]string{configLabel: labels[configLabel], devicePluginLabel: labels[devicePluginLabel],
+		pausedValue: pausedLabel(labels)}
 	return s.cachedLabels, nil
+}
+
+// pausedValue is the value that NVIDIA's driver manager gives to labels of the node before it replaces the driver.
+const pausedValue = "paused-for-driver-upgrade"
+
+// paused says that the driver is about to be replaced; empty: it is not, or nobody knows.
+func (s *configSource) paused(ctx context.Context) string {
+	labels, err := s.currentLabels(ctx)
+	if err != nil || labels[pausedValue] == "" {
+		return ""
+	}
+	return fmt.Sprintf("the label %s of this node says %s", labels[pausedValue], pausedValue)
+}
+
+// pausedLabel returns the first label of NVIDIA's driver manager that says so; empty: none does.
+func pausedLabel(labels map[string]string) string {
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		if strings.HasPrefix(name, "nvidia.com/") && strings.HasPrefix(labels[name], pausedValue) {
+			return name
+		}
+	}
+	return ""
 }
 
 // open returns the text of the first configuration that exists.

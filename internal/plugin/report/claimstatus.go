@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
 	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
@@ -31,13 +32,15 @@ const readyCondition = "Ready"
 
 // statuses are the pending updates of claim statuses, and their queue.
 type statuses struct {
-	queue workqueue.TypedRateLimitingInterface[types.UID]
-	mu    sync.Mutex
-	next  map[types.UID]*resourceapply.ResourceClaimApplyConfiguration
+	manager string // of the fields that are written
+	queue   workqueue.TypedRateLimitingInterface[types.UID]
+	mu      sync.Mutex
+	next    map[types.UID]*resourceapply.ResourceClaimApplyConfiguration
 }
 
-func newStatuses() statuses {
-	return statuses{
+func newStatuses(manager string) *statuses {
+	return &statuses{
+		manager: manager,
 		queue: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](100*time.Millisecond, time.Minute)),
 		next: map[types.UID]*resourceapply.ResourceClaimApplyConfiguration{},
@@ -46,27 +49,34 @@ func newStatuses() statuses {
 
 // Run writes the status of claims until ctx ends.
 func (r *Reporter) Run(ctx context.Context) {
+	var both sync.WaitGroup
+	for _, s := range []*statuses{r.statuses, r.health} {
+		both.Go(func() { s.run(ctx, r.Client) })
+	}
+	both.Wait()
+}
+
+func (s *statuses) run(ctx context.Context, client kubernetes.Interface) {
 	for {
-		uid, ended := r.statuses.queue.Get()
+		uid, ended := s.queue.Get()
 		if ended {
 			return
 		}
-		r.write(ctx, uid)
-		r.statuses.queue.Done(uid)
+		s.write(ctx, client, uid)
+		s.queue.Done(uid)
 	}
 }
 
 // write tries once to update the status. It ignores claims that are gone.
-func (r *Reporter) write(ctx context.Context, uid types.UID) {
-	s := &r.statuses
+func (s *statuses) write(ctx context.Context, client kubernetes.Interface, uid types.UID) {
 	s.mu.Lock()
 	want := s.next[uid]
 	s.mu.Unlock()
 	if want == nil {
 		return
 	}
-	claims := r.Client.ResourceV1().ResourceClaims(*want.Namespace)
-	_, err := claims.ApplyStatus(ctx, want, metav1.ApplyOptions{FieldManager: r.Driver, Force: true})
+	claims := client.ResourceV1().ResourceClaims(*want.Namespace)
+	_, err := claims.ApplyStatus(ctx, want, metav1.ApplyOptions{FieldManager: s.manager, Force: true})
 	if err != nil && ctx.Err() == nil && !isPermanent(err) {
 		klog.FromContext(ctx).V(2).Info("Status of claim not written, will be tried again",
 			"claim", klog.KRef(*want.Namespace, *want.Name), "err", err)
@@ -180,13 +190,18 @@ func (r *Reporter) deviceStatus(
 
 func (r *Reporter) enqueue(claim *resourceapi.ResourceClaim,
 	devices []*resourceapply.AllocatedDeviceStatusApplyConfiguration) {
+	r.statuses.enqueue(sharing.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}, devices)
+}
+
+// enqueue replaces the pending update of the claim.
+func (s *statuses) enqueue(claim sharing.Claim, devices []*resourceapply.AllocatedDeviceStatusApplyConfiguration) {
 	if len(devices) == 0 {
 		return
 	}
 	want := resourceapply.ResourceClaim(claim.Name, claim.Namespace).WithUID(claim.UID).
 		WithStatus(resourceapply.ResourceClaimStatus().WithDevices(devices...))
-	r.statuses.mu.Lock()
-	r.statuses.next[claim.UID] = want
-	r.statuses.mu.Unlock()
-	r.statuses.queue.Add(claim.UID)
+	s.mu.Lock()
+	s.next[claim.UID] = want
+	s.mu.Unlock()
+	s.queue.Add(claim.UID)
 }

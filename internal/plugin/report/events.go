@@ -25,11 +25,11 @@ import (
 // Events are all events of the plugin.
 var Events = struct {
 	PrepareFailed, ClaimWaiting, ShareNotEnforced, TimeSlicingIgnored, MPSDaemonRestarted, MPSServerFailed,
-	MPSSingleUser, PartitionLost event.Kind
+	MPSSingleUser, PartitionLost, DeviceUnhealthy, DeviceRecovered, DeviceNotice event.Kind
 
 	ReleaseFailed, GPULost, FieldsDropped, NodeConfigRefused, NodeConfigWarning, ModeChangePending, ModeChanged,
 	MIGBlocked,
-	RuntimeWithoutCDI, DevicePluginPresent event.Kind
+	RuntimeWithoutCDI, DevicePluginPresent, GPUUnhealthy, GPURecovered, GPUNotice event.Kind
 }{
 	PrepareFailed: event.Warning("PrepareFailed", "ResourceClaim",
 		"the claim cannot be prepared on its node; the text says why, and the kubelet tries again"),
@@ -54,6 +54,13 @@ var Events = struct {
 	MPSSingleUser: event.Normal("MPSSingleUser", "ResourceClaim",
 		"NVIDIA's driver on the node is older than R555: its MPS daemon serves clients of one user ID at a time, and "+
 			"those of others wait"),
+	DeviceUnhealthy: event.Warning("DeviceUnhealthy", "ResourceClaim",
+		"a GPU or partition of the claim is sick; the text says what happened, since when, what follows and what a "+
+			"person can do"),
+	DeviceRecovered: event.Normal("DeviceRecovered", "ResourceClaim",
+		"what was wrong with a GPU or partition of the claim has ended; the text says why, and what is left"),
+	DeviceNotice: event.Normal("DeviceNotice", "ResourceClaim",
+		"a GPU of the claim reported something that does not make it sick, such as an error of a program on it"),
 	ReleaseFailed: event.Warning("ReleaseFailed", "Node",
 		"a claim cannot be released, perhaps because a container still runs with it; the text says why; "+
 			"its devices stay taken, and the kubelet tries again each minute"),
@@ -75,6 +82,13 @@ var Events = struct {
 	DevicePluginPresent: event.Warning("DevicePluginPresent", "Node",
 		"a device plugin on the node offers nvidia.com resources, perhaps of the same GPUs, so that two pods may get "+
 			"one GPU; remove it from the node"),
+	GPUUnhealthy: event.Warning("GPUUnhealthy", "Node",
+		"a GPU or a partition is sick and is tainted; the text says what happened, since when, until when it stays "+
+			"tainted and what a person can do"),
+	GPURecovered: event.Normal("GPURecovered", "Node",
+		"what was wrong with a GPU has ended; the text says why, and what is left"),
+	GPUNotice: event.Normal("GPUNotice", "Node",
+		"a GPU reported something that keeps no claim away, such as an error of a program on it"),
 	MIGBlocked: event.Warning("MIGBlocked", "Node",
 		"the MIG mode of a GPU cannot be changed, because somebody uses it or because it cannot be from here; "+
 			"the text says who or why, and what needs the change is tainted meanwhile"),
@@ -93,7 +107,8 @@ type Config struct {
 type Reporter struct {
 	Config
 	recorder events.EventRecorder
-	statuses statuses
+	statuses *statuses // what Prepare says of claims
+	health   *statuses // what becomes of their devices
 }
 
 // NewReporter returns a Reporter whose events are written until ctx ends.
@@ -104,12 +119,14 @@ func NewReporter(ctx context.Context, c Config) *Reporter {
 	}
 	r := NewReporterTo(broadcaster.NewRecorder(scheme.Scheme, c.Driver), c)
 	context.AfterFunc(ctx, r.statuses.queue.ShutDown)
+	context.AfterFunc(ctx, r.health.queue.ShutDown)
 	return r
 }
 
 // NewReporterTo returns a Reporter that writes its events to the recorder.
 func NewReporterTo(recorder events.EventRecorder, c Config) *Reporter {
-	return &Reporter{Config: c, recorder: recorder, statuses: newStatuses()}
+	return &Reporter{Config: c, recorder: recorder, statuses: newStatuses(c.Driver),
+		health: newStatuses(c.Driver + "/health")}
 }
 
 // Waiting reports what the node waits for before it can prepare or release the claim.
@@ -141,6 +158,11 @@ func (r *Reporter) PartitionLost(claim sharing.Claim, device string, p sharing.P
 	r.claim(Events.PartitionLost, claim, "Partition", "node %s: somebody has removed the partition %s (%s, %s) of "+
 		"this claim: "+
 		"delete its pods, so that they get another one", r.Config.Node, device, p.Profile, p.UUID)
+}
+
+// DeviceHealth writes an event about the health of a device of the claim.
+func (r *Reporter) DeviceHealth(e event.Kind, claim sharing.Claim, text string) {
+	r.claim(e, claim, "Monitor", "node %s: %s", r.Config.Node, text)
 }
 
 // Node writes an event about the node itself.

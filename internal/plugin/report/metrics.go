@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
@@ -37,8 +38,11 @@ type Metrics struct {
 	lockWaits  prometheus.Histogram
 	devices    *prometheus.GaugeVec // state
 
+	xids *prometheus.CounterVec // uuid, xid
+
 	pendingChanges pendingChanges
 	lastAnswers    lastAnswers
+	gpuStates      gpuStates
 }
 
 // Lister lists the records of claims.
@@ -67,9 +71,11 @@ func NewMetrics(records Lister) *Metrics {
 			Help:    "Time that a claim waited for other claims on the same devices to be decided."}),
 		devices: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: Prefix + "devices",
 			Help: "Devices of this node; a tainted one is published too."}, []string{"state"}),
+		xids: prometheus.NewCounterVec(prometheus.CounterOpts{Name: Prefix + "gpu_xids_total",
+			Help: "XIDs that the driver reported of a GPU or of a partition of it."}, []string{"uuid", "xid"}),
 	}
 	m.Registry.MustRegister(m.operations, m.durations, m.inFlight, m.steps, m.failures, m.lockWaits, m.devices,
-		&m.pendingChanges, &m.lastAnswers, claimsCollector{records},
+		m.xids, &m.pendingChanges, &m.lastAnswers, &m.gpuStates, claimsCollector{records},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.zero()
 	return m
@@ -80,6 +86,8 @@ func (m *Metrics) Example() {
 	m.PendingChanges([]PendingChange{{UUID: "GPU-…", From: gpu.Use{Sharing: gpu.Exclusive},
 		Claims: []sharing.Claim{{Namespace: "ml", Name: "train"}}}})
 	m.Looked(map[gpu.UUID]time.Time{"GPU-…": time.Now()})
+	m.XID("GPU-…", 79)
+	m.GPUStates(map[gpu.UUID]GPUState{"GPU-…": {Device: "gpu-3b-00-0", State: GPUUnhealthy, Causes: []string{"XID79"}}})
 }
 
 // formerSteps are the names that some steps had before v0.2. Their series are kept for one version.
@@ -153,7 +161,9 @@ func (m *Metrics) Published(pool resourceslice.Pool) {
 	for _, slice := range pool.Slices {
 		all += len(slice.Devices)
 		for _, d := range slice.Devices {
-			if len(d.Taints) > 0 {
+			if slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
+				return t.Effect != resourceapi.DeviceTaintEffectNone
+			}) {
 				tainted++
 			}
 		}

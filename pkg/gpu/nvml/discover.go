@@ -30,12 +30,19 @@ type Look struct {
 	Broken []error
 	// Answered has the time of each GPU's last answer.
 	Answered map[gpu.UUID]time.Time
+	// Health is what each GPU that answers says about itself, at most healthPeriod ago.
+	Health map[gpu.UUID]gpu.Health
+	// Unwatched says of each GPU whose events are not watched why not.
+	Unwatched map[gpu.UUID]string
+	// Persistent reports whether all GPUs keep their settings while NVML is closed.
+	Persistent bool
 }
 
 // looks is the state between calls of Discover.
 type looks struct {
 	mu          sync.Mutex
 	gpus        map[int]reading      // by NVML index
+	version     int                  // increased when a GPU appears, disappears, or answers again
 	switching   map[gpu.UUID]int     // number of calls that are changing the MIG mode of the GPU
 	partitioned map[gpu.UUID]gpu.MIG // the last known partitioning
 	said        map[string]string    // logged errors, so that each is logged once
@@ -47,6 +54,10 @@ type reading struct {
 	links  links
 	// persistent is whether the driver keeps the GPU's settings when no program has it open.
 	persistent bool
+	silent     bool // it did not answer at the last look
+	health     gpu.Health
+	checked    time.Time // when the health was read
+	recheck    time.Time // when Recheck last asked for it
 	full       time.Time // the last full read
 	last       time.Time // the last answer
 }
@@ -62,8 +73,8 @@ const (
 // Discover reads all GPUs in parallel, each for at most Config.Timeout. A GPU that does not answer in time is lost, and
 // is not called again until its call has returned. The error means that nothing can be read at all. If no GPU answers,
 // it tries once more in a new session, because the driver may have been reloaded. At the end it closes the session if
-// all GPUs have persistence mode, so that they can be reset and the driver unloaded. Errors: ErrNoDriver,
-// ErrDriverReplaced.
+// no events are watched and all GPUs have persistence mode, so that they can be reset and the driver unloaded. Errors:
+// ErrNoDriver, ErrDriverReplaced, ErrLetGo.
 func (n *Node) Discover(ctx context.Context) (Look, error) {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(n.Timeout, defaultTimeout))
 	defer cancel()
@@ -75,6 +86,7 @@ func (n *Node) Discover(ctx context.Context) (Look, error) {
 	}
 	if err == nil && len(look.Broken) > 0 && len(look.Broken) >= len(look.Devices) {
 		var renewed bool
+		n.leaveWatch()
 		if renewed, err = again(n.renew); renewed && err == nil {
 			look, err = n.look(ctx)
 		}
@@ -83,7 +95,7 @@ func (n *Node) Discover(ctx context.Context) (Look, error) {
 		_, closeErr := again(n.renew)
 		return Look{}, errors.Join(err, closeErr)
 	}
-	if n.looks.persistent() {
+	if n.looks.persistent() && !n.Watching() {
 		if _, err := again(n.renew); err != nil {
 			klog.FromContext(ctx).V(2).Info("NVML stays open", "err", err)
 		}
@@ -111,7 +123,7 @@ func (n *Node) look(ctx context.Context) (Look, error) {
 	}
 	all.Wait()
 
-	var look Look
+	look := Look{Health: map[gpu.UUID]gpu.Health{}}
 	var connections []links
 	var silent []gpu.Device
 	for i, r := range readings {
@@ -122,11 +134,14 @@ func (n *Node) look(ctx context.Context) (Look, error) {
 		}
 		r.device.DriverVersion, r.device.CUDAVersion = sys.driver, sys.cuda
 		look.Devices = append(look.Devices, r.device)
+		look.Health[r.device.UUID] = r.health
 		connections = append(connections, r.links)
 	}
 	assignNVLinkDomains(look.Devices, connections)
 	look.Devices = n.withLost(look.Devices, silent)
 	look.Answered = n.looks.answered()
+	look.Persistent = n.looks.persistent()
+	look.Unwatched = n.watch.unwatched(look.Devices)
 	return look, nil
 }
 
@@ -142,6 +157,7 @@ func (n *Node) lookAt(ctx context.Context, index int) (reading, error) {
 		n.looks.keep(index, r)
 		return r, nil
 	}
+	n.looks.silent(index)
 	if known.device.UUID != "" {
 		return known, err
 	}
@@ -165,7 +181,21 @@ func (l *looks) keep(index int, r reading) {
 	if l.gpus == nil {
 		l.gpus = map[int]reading{}
 	}
+	if was := l.gpus[index]; was.silent || was.device.UUID != r.device.UUID {
+		l.version++
+	}
+	r.silent, r.recheck = false, l.gpus[index].recheck // which may be newer than this reading
 	l.gpus[index] = r
+}
+
+// silent records that the GPU with the index, which is known, does not answer.
+func (l *looks) silent(index int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r, known := l.gpus[index]; known {
+		r.silent = true
+		l.gpus[index] = r
+	}
 }
 
 func (l *looks) answered() map[gpu.UUID]time.Time {
@@ -182,7 +212,11 @@ func (l *looks) answered() map[gpu.UUID]time.Time {
 func (l *looks) keepFirst(count int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	before := len(l.gpus)
 	maps.DeleteFunc(l.gpus, func(index int, _ reading) bool { return index >= count })
+	if len(l.gpus) != before {
+		l.version++
+	}
 }
 
 // indexOf returns the index of the GPU at the last look.
@@ -239,7 +273,7 @@ func (s *session) readAt(index int, known reading) (reading, error) {
 	if time.Since(known.full) < fullLookPeriod && s.same(handle, known.device) {
 		s.handles.Store(known.device.UUID, handle)
 		known.last, known.device.ComputeMode, known.persistent = time.Now(), computeMode(handle), persistent(handle)
-		return known, nil
+		return s.withHealth(handle, known), nil
 	}
 	d, err := s.read(index, handle)
 	if err != nil {
@@ -247,7 +281,8 @@ func (s *session) readAt(index int, known reading) (reading, error) {
 	}
 	s.handles.Store(d.UUID, handle)
 	now := time.Now()
-	return reading{device: d, links: readLinks(handle), full: now, last: now, persistent: persistent(handle)}, nil
+	return s.withHealth(handle, reading{device: d, links: readLinks(handle), full: now, last: now,
+		persistent: persistent(handle)}), nil
 }
 
 func persistent(handle nvmllib.Device) bool {

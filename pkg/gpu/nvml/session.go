@@ -45,9 +45,12 @@ type Node struct {
 	loaded  os.FileInfo // the library of the last session; nil: not followed
 	offered sync.Map    // UUID of a GPU → []profile
 
+	seenNodes sync.Map // paths of device nodes that have existed
+
 	calls   calls
 	looks   looks
 	answers answers
+	watch   watch
 }
 
 // New returns a Node that opens its session on first use, so that the driver may be installed later.
@@ -82,10 +85,13 @@ type session struct {
 }
 
 // acquire returns the session and opens it if needed. The caller must release it. n.mu is not held while NVML is
-// called.
+// called. Error: ErrLetGo.
 func (n *Node) acquire() (*session, error) {
 	n.opening.Lock() // one call opens it, and the others wait
 	defer n.opening.Unlock()
+	if err := n.watch.refusal(); err != nil {
+		return nil, err
+	}
 	if s := n.enter(); s != nil {
 		return s, nil
 	}
@@ -110,10 +116,15 @@ func (n *Node) enter() *session {
 	return n.current
 }
 
-// release ends the use of a session. The last user of a retired one shuts it down.
+// release ends the use of a session. The last user of a retired one shuts it down, and of every one while events are
+// not watched so that a GPU can be reset.
 func (n *Node) release(s *session) {
+	gives := n.follows && n.looks.persistent() && n.watch.isStopped()
 	n.mu.Lock()
 	s.users--
+	if gives && s.users == 0 && n.current == s {
+		n.current, s.retired = nil, true
+	}
 	last := s.retired && s.users == 0
 	n.mu.Unlock()
 	if last {

@@ -134,15 +134,22 @@ func (d Demo) Run(ctx context.Context, cluster *kube.Cluster, driver string, tim
 	if err != nil {
 		return nil, err
 	}
+	sick, err := d.breakGPU(ctx, cluster, timeout)
+	if err != nil {
+		return nil, err
+	}
 	var got []string
 	err = kube.Until(ctx, timeout, "demo "+d.Name, func(ctx context.Context) (bool, string, error) {
-		lines, err := d.report(ctx, cluster, driver, refused)
+		lines, err := d.report(ctx, cluster, driver, refused, sick)
 		if err != nil {
 			return false, "", err
 		}
 		got = lines
 		return Compare(d.Expected, got) == "", "", nil
 	})
+	if err := sick.clear(ctx, cluster); err != nil {
+		return got, err
+	}
 	if diff := Compare(d.Expected, got); diff != "" {
 		return got, fmt.Errorf("demo %s: %w:\n%s%s", d.Name, ErrDifferent, diff, cause(got, err))
 	}
@@ -189,8 +196,12 @@ func cause(got []string, err error) string {
 }
 
 // report returns the current state of the demo.
-func (d Demo) report(ctx context.Context, cluster *kube.Cluster, driver string, refused []string) ([]string, error) {
+func (d Demo) report(ctx context.Context, cluster *kube.Cluster, driver string, refused []string, sick broken) (
+	[]string, error) {
 	lines := append([]string{"asked:  " + d.Asked}, refused...)
+	if sick.device != "" {
+		lines = append(lines, fmt.Sprintf("broken: %s on %s, by simctl %s", sick.device, sick.node, sick.command))
+	}
 	devices, err := publishedDevices(ctx, cluster)
 	if err != nil {
 		return nil, err
@@ -207,6 +218,11 @@ func (d Demo) report(ctx context.Context, cluster *kube.Cluster, driver string, 
 			}
 			lines = append(lines, more...)
 		}
+		more, err := sick.moved(ctx, cluster, pods)
+		if err != nil {
+			return nil, err
+		}
+		lines = append(lines, more...)
 	}
 	return lines, nil
 }

@@ -100,7 +100,8 @@ func (c *Cluster) ApplyTyped(ctx context.Context, objects ...client.Object) erro
 // gone, so that their GPUs are free. It keeps the namespaces, because deleting even an empty one takes five seconds.
 func (c *Cluster) Empty(ctx context.Context, timeout time.Duration, names ...string) error {
 	for _, name := range names {
-		for _, kind := range []client.Object{&appsv1.StatefulSet{}, &corev1.Pod{}, &resourceapi.ResourceClaim{}} {
+		for _, kind := range []client.Object{&appsv1.StatefulSet{}, &appsv1.Deployment{}, &appsv1.ReplicaSet{},
+			&corev1.Pod{}, &resourceapi.ResourceClaim{}} {
 			if err := c.DeleteAllOf(ctx, kind, client.InNamespace(name)); err != nil {
 				return fmt.Errorf("empty namespace %s: %w", name, err)
 			}

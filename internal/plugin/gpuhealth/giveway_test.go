@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuhealth
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/health"
+)
+
+const asked = "NVML is closed until 2026-11-22T12:01:00Z, as asked for"
+
+func TestLetGoOnRequest(t *testing.T) {
+	n := newTestNode(t)
+	if err := health.RequestLetGo(n.Dir, start.Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	n.pass(time.Second)
+	n.eventually("NVML is closed", func() bool { return n.hw.isLetGo() == asked })
+	const closed = "gpu-0: unmonitored=:NoSchedule\ngpu-0-mig-1g10gb-0: unmonitored=:NoSchedule\n" +
+		"gpu-0-mig-1g10gb-2: unmonitored=:NoSchedule\ngpu-1: unmonitored=:NoSchedule"
+	n.wantTaints("NVML is closed", closed)
+	if saved, err := health.Load(n.Dir); err != nil || saved.LetGo != asked {
+		t.Errorf("got %q, %v, want %q saved", saved.LetGo, err, asked)
+	}
+
+	hw := n.hw
+	n.restart(n.Dir, "a")
+	n.Paused(t.Context(), "")
+	n.eventually("NVML is closed before the first discovery of a new instance",
+		func() bool { return n.hw != hw && n.hw.isLetGo() == asked })
+	n.tick(t.Context())
+	if saved, err := health.Load(n.Dir); err != nil || len(saved.GPUs) != 2 {
+		t.Errorf("got %v, %v, want two GPUs saved, which have not been discovered yet", saved.GPUs, err)
+	}
+
+	n.look()
+	n.pass(58 * time.Second)
+	n.wantTaints("the time is not over", closed)
+	n.pass(time.Second)
+	n.eventually("NVML is opened", func() bool { return n.hw.isLetGo() == "" })
+	n.wantTaints("the time is over", "")
+	n.eventually("the GPUs are discovered", func() bool {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return n.discovered > 0
+	})
+}
+
+// TestPaused: while NVML is closed, every discovery fails, and Looked is not called.
+func TestPaused(t *testing.T) {
+	n := newTestNode(t)
+	n.Paused(t.Context(), "the driver is about to be replaced")
+	n.eventually("NVML is closed", func() bool { return n.hw.isLetGo() == "the driver is about to be replaced" })
+	n.pass(time.Hour)
+	if err := health.RequestLetGo(n.Dir, n.clock.Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	n.pass(time.Second)
+	n.eventually("a person asks, too", func() bool {
+		return n.hw.isLetGo() == "NVML is closed until 2026-11-22T13:01:00Z, as asked for"
+	})
+	n.Paused(t.Context(), "")
+	if err := health.RequestLetGo(n.Dir, time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	n.pass(time.Second)
+	n.eventually("NVML is opened", func() bool { return n.hw.isLetGo() == "" })
+	n.wantTaints("at the end", "")
+}
+
+func TestStopWatching(t *testing.T) {
+	const stopped = "gpu-1 can be reset, which an open event session would prevent"
+	sick := func(n *testNode) { n.xid("GPU-1", 48) }
+	for _, row := range []struct {
+		name string
+		do   func(n *testNode)
+		want string
+	}{
+		{"a healthy GPU", func(*testNode) {}, ""},
+		{"a GPU that waits for a reset", sick, stopped},
+		{"one that waits for a reboot", func(n *testNode) { n.xid("GPU-1", 79) }, ""},
+		{"one that can be used until its reset", func(n *testNode) { n.answer("GPU-1", gpu.Health{RowsPending: true}) },
+			""},
+		{"one that a claim holds", func(n *testNode) {
+			n.held = []string{"gpu-1"}
+			sick(n)
+		}, ""},
+		{"one whose settings would be lost", func(n *testNode) {
+			n.found.Persistent = false
+			sick(n)
+		}, ""},
+		{"one that is lost", func(n *testNode) {
+			sick(n)
+			n.found.GPUs[1].Lost = true
+		}, ""},
+		{"not for long", func(n *testNode) {
+			sick(n)
+			n.look()
+			n.pass(drainTime - time.Second)
+			n.pass(time.Second)
+		}, ""},
+		{"nearly as long", func(n *testNode) {
+			sick(n)
+			n.look()
+			n.pass(drainTime - time.Second)
+		}, stopped},
+		{"again after another claim", func(n *testNode) {
+			sick(n)
+			n.look()
+			n.pass(time.Hour)
+			n.held = []string{"gpu-1"}
+			n.look()
+			n.held = nil
+		}, stopped},
+		{"until it has been reset", func(n *testNode) {
+			sick(n)
+			n.look()
+			n.pass(time.Minute)
+			n.answer("GPU-1", gpu.Health{RecoveryAction: gpu.RecoveryNone})
+		}, ""},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			n := newTestNode(t)
+			row.do(n)
+			n.look()
+			n.tick(t.Context())
+			if got := n.hw.stopped; got != row.want {
+				t.Errorf("got %q, want %q", got, row.want)
+			}
+		})
+	}
+}
+
+func TestClear(t *testing.T) {
+	n := newTestNode(t)
+	n.answer("GPU-1", gpu.Health{LinksUp: []int{0, 1}})
+	n.answer("GPU-1", gpu.Health{LinksUp: []int{0}})
+	n.xid("GPU-1", 54)
+	n.xid("GPU-0", 54)
+	n.texts()
+	for _, name := range []string{"gpu-1", "gpu-7"} {
+		if err := health.RequestClear(n.Dir, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.pass(time.Second)
+	n.wantEvents("two conditions are cleared", "node Normal: GPURecovered\nnode Normal: GPURecovered")
+	n.answer("GPU-1", gpu.Health{LinksUp: []int{0}})
+	n.wantTaints("the other GPU stays", "gpu-0: xid=54:NoSchedule since 0s\n"+
+		"gpu-0-mig-1g10gb-0: xid=54:NoSchedule since 0s\ngpu-0-mig-1g10gb-2: xid=54:NoSchedule since 0s")
+	n.xid("GPU-1", 54)
+	n.pass(time.Second)
+	if got := n.taintsNow(); health.ClearRequested(n.Dir, "gpu-1") || health.ClearRequested(n.Dir, "gpu-7") {
+		t.Errorf("a request is there for ever; taints:\n%s", got)
+	}
+	n.restart(n.Dir, "a")
+	n.answer("GPU-1", gpu.Health{LinksUp: []int{0}})
+	n.wantTaints("after a restart, the cleared link is not down", "gpu-0: xid=54:NoSchedule since 0s\n"+
+		"gpu-0-mig-1g10gb-0: xid=54:NoSchedule since 0s\ngpu-0-mig-1g10gb-2: xid=54:NoSchedule since 0s\n"+
+		"gpu-1: xid=54:NoSchedule since 1s")
+}
+
+func TestForget(t *testing.T) {
+	for _, row := range []struct {
+		name string
+		do   func(n *testNode)
+		want string
+	}{
+		{"nothing has ever been wrong", func(*testNode) {}, ""},
+		{"something is wrong", func(n *testNode) { n.xid("GPU-1", 48) }, "health.json let-go-nvml "},
+		{"something was wrong", func(n *testNode) {
+			n.xid("GPU-1", 999)
+			n.pass(10 * time.Minute)
+		}, ""},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			n := newTestNode(t)
+			row.do(n)
+			n.flush()
+			if err := health.RequestLetGo(n.Dir, start); err != nil {
+				t.Fatal(err)
+			}
+			if err := health.Forget(n.Dir); err != nil {
+				t.Fatal(err)
+			}
+			entries, err := os.ReadDir(n.Dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := ""
+			for _, e := range entries {
+				if !e.IsDir() {
+					got += e.Name() + " "
+				}
+			}
+			if got != row.want {
+				t.Errorf("got files %q, want %q", got, row.want)
+			}
+		})
+	}
+}

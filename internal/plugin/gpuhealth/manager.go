@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package gpuhealth notices sick GPUs and says what follows: taints of published devices, the kubelet's view of device
+// health, events, conditions of claims, and metrics. Package health of the driver decides; this package acts. Of its
+// sibling packages, it may import only report.
+package gpuhealth
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/health"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+)
+
+// Hardware is what the Manager needs of the GPUs.
+type Hardware interface {
+	// Watch calls found for each event until ctx ends. found must not block.
+	Watch(ctx context.Context, found func(gpu.Event))
+	// Recheck makes the next discovery ask the GPU for its health.
+	Recheck(gpu.UUID)
+	// LetGo closes NVML and keeps it closed. why is the reason; "" opens it again.
+	LetGo(why string)
+	// StopWatching stops watching events, so that NVML can be closed between discoveries. "" continues.
+	StopWatching(why string)
+}
+
+// Config is the configuration of a Manager.
+type Config struct {
+	Dir      string // of the plugin; the state is saved there
+	BootID   string
+	Hardware Hardware // nil: nothing is watched
+	Records  report.Lister
+	Reporter *report.Reporter
+	Metrics  *report.Metrics
+	// Changed is called when taints have changed. It must not block for long.
+	Changed func()
+	// Discover is called when the GPUs should be read at once. It must not block.
+	Discover func()
+}
+
+// Look is what a discovery has found.
+type Look struct {
+	// GPUs are all known GPUs, also lost ones, with their partitions.
+	GPUs inventory.Inventory
+	// Devices are the published devices.
+	Devices inventory.Inventory
+	// Answers are what the GPUs that answered say about themselves.
+	Answers map[gpu.UUID]gpu.Health
+	// Unwatched says of each GPU whose events are not watched why not.
+	Unwatched map[gpu.UUID]string
+	// Policies are the rules of the administrator.
+	Policies health.Policies
+	// Held reports whether claims hold the GPU or a partition of it.
+	Held func(device string) bool
+	// Persistent reports whether NVML can be closed without a loss of settings.
+	Persistent bool
+}
+
+// Manager knows the health of the node's GPUs.
+type Manager struct {
+	Config
+	now func() time.Time
+
+	mu     sync.Mutex
+	state  health.State
+	look   Look
+	paused string                 // why the driver is about to be replaced; empty: it is not
+	letGo  string                 // why NVML is closed; empty: it is not
+	drains map[gpu.UUID]time.Time // since when GPUs wait for a reset without claims
+	asked  time.Time              // when an event last asked for a discovery
+	saved  time.Time
+	dirty  bool // the state has changed since it was saved
+
+	watchers watchers
+	requests requests
+	letting  sync.Mutex // held while Hardware.LetGo is called
+	refused  bool       // the API server does not know taints without effect
+}
+
+// TaintRefused records that the API server has refused a taint. Before Kubernetes 1.35 it does not know the effect
+// None: such taints are left out then, so that the devices can be published.
+func (m *Manager) TaintRefused() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.refused {
+		m.refused = true
+		go m.Changed()
+	}
+}
+
+// New returns a Manager with the state that the previous instance has saved.
+func New(c Config) *Manager {
+	m := &Manager{Config: c, now: time.Now, drains: map[gpu.UUID]time.Time{}}
+	m.look = Look{Policies: func(gpu.UUID) health.Policy { return health.Policy{} }}
+	m.state = m.load()
+	m.requests.closeUntil = health.LetGoRequest(m.Dir)
+	return m
+}
+
+// tickPeriod is how often the Manager looks at its clock and at the requests of people.
+const tickPeriod = 2 * time.Second
+
+// Run watches events and ends conditions in time, until ctx ends.
+func (m *Manager) Run(ctx context.Context) {
+	if m.Hardware != nil {
+		go m.Hardware.Watch(ctx, func(e gpu.Event) { m.occurred(ctx, e) })
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			m.flush()
+			return
+		case <-time.After(tickPeriod):
+		}
+		m.tick(ctx)
+	}
+}
+
+// askPeriod is the time between two discoveries that events ask for.
+const askPeriod = time.Second
+
+// occurred handles an event.
+func (m *Manager) occurred(ctx context.Context, e gpu.Event) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if e.Kind == gpu.EventXID {
+		m.Metrics.XID(e.GPU, e.XID)
+	}
+	var cause health.Cause
+	switch e.Kind {
+	case gpu.EventXID:
+		cause = health.XIDCause(e.XID)
+	case gpu.EventECCDouble:
+		cause = health.ECCDoubleBit
+	}
+	var began []health.Condition
+	if cause != "" && e.GPU != "" {
+		began = m.state.See(e.At, m.BootID, health.Subject{GPU: e.GPU, Partition: m.placement(e)}, cause, "")
+		m.dirty = true
+	}
+	m.changed(ctx, began)
+	if m.Hardware != nil {
+		m.Hardware.Recheck(e.GPU)
+	}
+	repeated := cause != "" && e.GPU != "" && len(began) == 0
+	if repeated || len(began) == 0 && e.At.Sub(m.asked) < askPeriod {
+		return // the next discovery is soon enough
+	}
+	m.asked = e.At
+	m.Discover()
+}
+
+// placement returns the partition that the event is about; nil: the whole GPU, also if the partition is not known.
+func (m *Manager) placement(e gpu.Event) *gpu.Placement {
+	if e.Instance == nil {
+		return nil
+	}
+	for _, d := range m.look.GPUs {
+		for _, p := range d.MIG.Instances {
+			if d.UUID == e.GPU && p.GPUInstance == e.Instance.GPU {
+				return &p.Placement
+			}
+		}
+	}
+	return nil
+}
+
+// Paused takes why the driver is about to be replaced, also when the GPUs cannot be read; empty: it is not.
+func (m *Manager) Paused(ctx context.Context, why string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.paused = why
+	m.giveWay(ctx, m.now())
+}
+
+// Looked takes the result of a discovery.
+func (m *Manager) Looked(ctx context.Context, look Look) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.now()
+	before, links := m.look, maps.Clone(m.state.Links)
+	m.look = look
+	changed := m.state.Booted(now, m.BootID, look.Policies)
+	for _, d := range look.GPUs {
+		if d.Lost {
+			changed = append(changed, m.state.See(now, m.BootID, health.Subject{GPU: d.UUID}, health.GPULost, "")...)
+			continue
+		}
+		answers, ok := look.Answers[d.UUID]
+		if was, known := before.GPUs.Find(d.Name); known && was.Lost && was.UUID == d.UUID && !wantsRecovery(answers) {
+			changed = append(changed, m.state.Reset(now, d.UUID, look.Policies)...)
+		}
+		if ok {
+			changed = append(changed, m.state.Answered(now, m.BootID, d.UUID, answers, look.Policies)...)
+		}
+		if m.Hardware != nil && len(m.state.Of(d)) > 0 {
+			m.Hardware.Recheck(d.UUID) // its recovery is noticed at the next discovery
+		}
+	}
+	if !maps.EqualFunc(links, m.state.Links, slices.Equal) {
+		m.dirty = true
+	}
+	if !sameGPUs(before, look) {
+		m.dirty, m.saved = true, time.Time{}
+	}
+	m.changed(ctx, changed)
+	m.giveWay(ctx, now)
+	m.Metrics.GPUStates(m.gpuStates())
+}
+
+// wantsRecovery reports whether NVIDIA's driver asks for a recovery of the GPU: then it was not reset.
+func wantsRecovery(is gpu.Health) bool {
+	return is.RecoveryAction != gpu.RecoveryNone && is.RecoveryAction != gpu.RecoveryUnknown
+}
+
+// sameGPUs reports whether both looks have the same GPUs, watched in the same way.
+func sameGPUs(a, b Look) bool {
+	return maps.Equal(a.Unwatched, b.Unwatched) && slices.EqualFunc(a.GPUs, b.GPUs, func(a, b gpu.Device) bool {
+		return a.Name == b.Name && a.UUID == b.UUID
+	})
+}
+
+// changed reports conditions that began or ended. m.mu is held.
+func (m *Manager) changed(ctx context.Context, all []health.Condition) {
+	if len(all) == 0 {
+		return
+	}
+	go m.Changed() // first of all; it calls Annotate
+	m.dirty = true
+	for _, c := range all {
+		m.report(ctx, c)
+	}
+	m.Metrics.GPUStates(m.gpuStates())
+	m.watchers.notify()
+	m.saved = time.Time{}
+}
+
+// tick ends what is over, and does what people have asked for.
+func (m *Manager) tick(ctx context.Context) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.now()
+	asked := m.requests.changed(m.Dir)
+	if len(m.look.GPUs) > 0 { // before the first discovery, neither GPUs nor their rules are known
+		m.changed(ctx, m.state.Elapsed(now, m.look.Policies))
+		if asked {
+			m.clear(ctx, now)
+		}
+	} else {
+		m.requests.seen = time.Time{} // they are read again
+	}
+	m.giveWay(ctx, now)
+	if m.dirty && now.Sub(m.saved) >= savePeriod {
+		m.save(ctx, now)
+	}
+}
+
+// clear ends the conditions of GPUs that people have asked to clear. m.mu is held.
+func (m *Manager) clear(ctx context.Context, now time.Time) {
+	for _, name := range health.ClearRequests(m.Dir) {
+		d, ok := m.look.GPUs.Find(name)
+		if !ok {
+			klog.FromContext(ctx).Info("No GPU to clear", "device", name)
+			continue
+		}
+		m.dirty, m.saved = true, time.Time{} // also the NVLinks
+		m.changed(ctx, m.state.Clear(now, d.UUID))
+		if m.Hardware != nil {
+			m.Hardware.Recheck(d.UUID)
+		}
+		m.Discover()
+	}
+}
+
+// flush saves the state at the end.
+func (m *Manager) flush() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.dirty {
+		m.save(context.Background(), m.now())
+	}
+}
+
+// gpuStates returns the state of each GPU, for metrics. m.mu is held.
+func (m *Manager) gpuStates() map[gpu.UUID]report.GPUState {
+	states := map[gpu.UUID]report.GPUState{}
+	for _, d := range m.look.GPUs {
+		s := report.GPUState{Device: d.Name, State: report.GPUHealthy}
+		switch {
+		case d.Lost:
+			s.State = report.GPULost
+		case m.worst(d) != health.EffectNone:
+			s.State = report.GPUUnhealthy
+		case m.unwatched(d) != "":
+			s.State = report.GPUUnmonitored
+		}
+		for _, c := range m.state.Of(d) {
+			s.Causes = append(s.Causes, string(c.Cause))
+		}
+		states[d.UUID] = s
+	}
+	return states
+}
+
+// worst returns the effect of the device's conditions. m.mu is held.
+func (m *Manager) worst(d gpu.Device) health.Effect {
+	worst := health.EffectNone
+	for _, c := range m.state.Of(d) {
+		worst = worse(worst, m.look.Policies(c.GPU).For(c.Cause).Effect)
+	}
+	return worst
+}
+
+var severity = map[health.Effect]int{health.EffectNone: 1, health.EffectNoSchedule: 2, health.EffectNoExecute: 3}
+
+func worse(a, b health.Effect) health.Effect {
+	if severity[b] > severity[a] {
+		return b
+	}
+	return cmp.Or(a, health.EffectNone)
+}
+
+// unwatched says why the events of the device's GPU are not watched; empty: they are. m.mu is held.
+func (m *Manager) unwatched(d gpu.Device) string {
+	if m.letGo != "" {
+		return m.letGo
+	}
+	return m.look.Unwatched[physical(d)]
+}
+
+func physical(d gpu.Device) gpu.UUID {
+	if d.Partition != nil {
+		return d.Partition.Parent
+	}
+	return d.UUID
+}
+
+// Annotate returns the devices with the taints of their health.
+func (m *Manager) Annotate(inv inventory.Inventory) inventory.Inventory {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	annotated := make(inventory.Inventory, len(inv))
+	for i, d := range inv {
+		d.Taints = m.taints(d)
+		annotated[i] = d
+	}
+	return annotated
+}
+
+// taints returns the taints of a device, one for each key, by key. m.mu is held.
+func (m *Manager) taints(d gpu.Device) []gpu.Taint {
+	var xid, unhealthy, lost gpu.Taint
+	for _, c := range m.state.Of(d) {
+		rule := m.look.Policies(c.GPU).For(c.Cause)
+		if rule.Effect == health.EffectNone {
+			continue
+		}
+		number, isXID := c.Cause.XID()
+		t := gpu.Taint{Key: inventory.TaintUnhealthy, Value: string(c.Cause), Effect: string(rule.Effect),
+			Since: c.Since}
+		into := &unhealthy
+		switch {
+		case isXID:
+			t.Key, t.Value, into = inventory.TaintXID, strconv.FormatUint(number, 10), &xid
+		case c.Cause == health.GPULost:
+			t.Key, t.Value, into = inventory.TaintLost, "", &lost
+		}
+		if severity[rule.Effect] >= severity[health.Effect(into.Effect)] { // of equal ones, the latest
+			*into = t
+		}
+	}
+	var unmonitored gpu.Taint
+	if why := m.unwatched(d); why != "" && !d.Lost && (!m.refused || m.letGo != "") {
+		unmonitored = gpu.Taint{Key: inventory.TaintUnmonitored, Effect: string(health.EffectNone)}
+		if m.letGo != "" {
+			unmonitored.Effect = string(health.EffectNoSchedule)
+		}
+	}
+	var all []gpu.Taint
+	for _, t := range []gpu.Taint{lost, unhealthy, unmonitored, xid} {
+		if t.Key != "" {
+			all = append(all, t)
+		}
+	}
+	return all
+}

@@ -1,0 +1,573 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuhealth
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/health"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+const driver = "gpu.nvidia.com"
+
+// start is the time 0s of all tests.
+var start = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+
+// hardware are GPUs that remember what they were asked for.
+type hardware struct {
+	mu        sync.Mutex
+	rechecked []gpu.UUID
+	letGo     string
+	stopped   string
+	found     func(gpu.Event)
+}
+
+func (h *hardware) Watch(ctx context.Context, found func(gpu.Event)) {
+	h.mu.Lock()
+	h.found = found
+	h.mu.Unlock()
+	<-ctx.Done()
+}
+
+func (h *hardware) Recheck(id gpu.UUID) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.rechecked = append(h.rechecked, id)
+}
+
+func (h *hardware) LetGo(why string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.letGo = why
+}
+
+func (h *hardware) StopWatching(why string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.stopped = why
+}
+
+// isLetGo returns why NVML is closed.
+func (h *hardware) isLetGo() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.letGo
+}
+
+// testNode is a node with two GPUs, the first of which has two partitions, and a Manager whose clock stands still.
+type testNode struct {
+	*testing.T
+	*Manager
+	hw      *hardware
+	records *checkpoint.Records
+	clock   time.Time
+
+	// What the next discovery finds.
+	found  Look
+	policy health.Policy
+	held   []string
+
+	mu                  sync.Mutex
+	events              []string
+	changes, discovered int
+}
+
+// partitions of the first GPU.
+var (
+	first  = gpu.Placement{Parent: "GPU-0", Profile: "1g.10gb", Start: 0, Size: 1}
+	second = gpu.Placement{Parent: "GPU-0", Profile: "1g.10gb", Start: 2, Size: 1}
+)
+
+func newTestNode(t *testing.T) *testNode {
+	t.Helper()
+	dir := t.TempDir()
+	records, err := checkpoint.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &testNode{T: t, records: records, clock: start}
+	whole := []gpu.Device{
+		{Name: "gpu-0", UUID: "GPU-0", Type: gpu.TypeGPU, PCI: gpu.PCIAddress{Bus: 1},
+			Product: gpu.Product{Name: "NVIDIA H100"}, MIG: gpu.MIG{Enabled: true,
+				Instances: []gpu.Partition{{Placement: first, GPUInstance: 7}, {Placement: second, GPUInstance: 9}}}},
+		{Name: "gpu-1", UUID: "GPU-1", Type: gpu.TypeGPU, PCI: gpu.PCIAddress{Bus: 2},
+			Product: gpu.Product{Name: "NVIDIA H100"}},
+	}
+	n.found = Look{GPUs: whole, Persistent: true, Unwatched: map[gpu.UUID]string{}, Answers: map[gpu.UUID]gpu.Health{}}
+	n.found.Devices = inventory.Inventory{whole[0]}
+	for _, at := range []gpu.Placement{first, second} {
+		n.found.Devices = append(n.found.Devices, gpu.Device{Name: gpu.PartitionName("gpu-0", at), UUID: "GPU-0",
+			Type: gpu.TypeMIG, Partition: &gpu.Partition{Placement: at}})
+	}
+	n.found.Devices = append(n.found.Devices, whole[1])
+	n.restart(dir, "a")
+	n.look()
+	return n
+}
+
+// restart creates a new Manager, which knows only what is on disk.
+func (n *testNode) restart(dir, bootID string) {
+	n.hw = &hardware{}
+	n.Manager = New(Config{Dir: dir, BootID: bootID, Hardware: n.hw, Records: n.records,
+		Reporter: report.NewReporterTo(n, report.Config{Driver: driver, Node: "node", Client: fake.NewClientset()}),
+		Metrics:  report.NewMetrics(n.records),
+		Changed:  func() { n.count(&n.changes) }, Discover: func() { n.count(&n.discovered) }})
+	n.now = func() time.Time { return n.clock }
+}
+
+func (n *testNode) count(calls *int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	*calls++
+}
+
+// Eventf implements events.EventRecorder.
+func (n *testNode) Eventf(about, _ runtime.Object, eventType, reason, _, note string, args ...any) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.events = append(n.events, fmt.Sprintf("%s %s: %s: %s", about.(*corev1.ObjectReference).Name, eventType, reason,
+		fmt.Sprintf(note, args...)))
+}
+
+// look runs a discovery.
+func (n *testNode) look() {
+	look := n.found
+	look.GPUs, look.Unwatched = slices.Clone(look.GPUs), maps.Clone(look.Unwatched)
+	policy, held := n.policy, slices.Clone(n.held)
+	look.Policies = func(gpu.UUID) health.Policy { return policy }
+	look.Held = func(device string) bool { return slices.Contains(held, device) }
+	n.Looked(n.Context(), look)
+}
+
+// answer makes a GPU answer this at the next discovery, and runs it.
+func (n *testNode) answer(id gpu.UUID, is gpu.Health) {
+	is.At = n.clock
+	n.found.Answers[id] = is
+	n.look()
+}
+
+// xid reports XIDs of a GPU.
+func (n *testNode) xid(id gpu.UUID, numbers ...uint64) {
+	for _, number := range numbers {
+		n.occurred(n.Context(), gpu.Event{GPU: id, Kind: gpu.EventXID, XID: number, At: n.clock})
+	}
+}
+
+// xidAt reports an XID of a partition of the first GPU.
+func (n *testNode) xidAt(instance int, number uint64) {
+	n.occurred(n.Context(), gpu.Event{GPU: "GPU-0", Kind: gpu.EventXID, XID: number, At: n.clock,
+		Instance: &gpu.Instance{GPU: instance}})
+}
+
+// pass lets time pass.
+func (n *testNode) pass(d time.Duration) {
+	n.clock = n.clock.Add(d)
+	n.tick(n.Context())
+}
+
+// hold records a claim on devices.
+func (n *testNode) hold(claim string, assignments ...sharing.Assignment) {
+	n.Helper()
+	for i := range assignments {
+		assignments[i].Pool = "node"
+	}
+	if err := n.records.Put(checkpoint.Record{Phase: checkpoint.Prepared, Plan: sharing.Plan{Assignments: assignments},
+		Claim: sharing.Claim{Namespace: "ns", Name: claim, UID: types.UID(claim)}}); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// taintsNow returns the devices with taints: "gpu-1: xid=48:NoSchedule since 10s".
+func (n *testNode) taintsNow() string {
+	var lines []string
+	for _, d := range n.Annotate(n.found.Devices) {
+		var all []string
+		for _, t := range d.Taints {
+			text := strings.TrimPrefix(t.Key, driver+"/") + "=" + t.Value + ":" + t.Effect
+			if !t.Since.IsZero() {
+				text += " since " + t.Since.Sub(start).String()
+			}
+			all = append(all, text)
+		}
+		if len(all) > 0 {
+			lines = append(lines, d.Name+": "+strings.Join(all, ", "))
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+func (n *testNode) wantTaints(when, want string) {
+	n.Helper()
+	if got := n.taintsNow(); got != strings.TrimSpace(want) {
+		n.Errorf("%s: got taints\n%s\nwant\n%s", when, got, strings.TrimSpace(want))
+	}
+}
+
+// eventsNow returns the events since the last call, without their texts.
+func (n *testNode) eventsNow() string {
+	var lines []string
+	for _, e := range n.texts() {
+		lines = append(lines, strings.Join(strings.SplitN(e, ": ", 3)[:2], ": "))
+	}
+	return strings.Join(lines, "\n")
+}
+
+func (n *testNode) texts() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	all := n.events
+	n.events = nil
+	return all
+}
+
+func (n *testNode) wantEvents(when, want string) {
+	n.Helper()
+	if got := n.eventsNow(); got != strings.TrimSpace(want) {
+		n.Errorf("%s: got events\n%s\nwant\n%s", when, got, strings.TrimSpace(want))
+	}
+}
+
+// eventually waits for what the Manager does in the background.
+func (n *testNode) eventually(what string, is func() bool) {
+	n.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			n.Fatalf("%s: not so after 10 s", what)
+		}
+	}
+}
+
+func rules(effect health.Effect, causes ...health.Cause) health.Policy {
+	all := map[health.Cause]health.Rule{}
+	for _, c := range causes {
+		rule := health.Policy{}.For(c)
+		rule.Effect = effect
+		all[c] = rule
+	}
+	return health.NewPolicy(all)
+}
+
+func TestTaints(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		policy health.Policy
+		do     func(n *testNode)
+		want   string
+	}{
+		{"nothing is wrong", health.Policy{}, func(*testNode) {}, ""},
+		{"the error of a program", health.Policy{}, func(n *testNode) { n.xid("GPU-1", 13) }, ""},
+		{"an XID of a GPU", health.Policy{}, func(n *testNode) { n.xid("GPU-1", 48) },
+			"gpu-1: xid=48:NoSchedule since 0s"},
+		{"an XID of a GPU with partitions", health.Policy{}, func(n *testNode) { n.xid("GPU-0", 48) },
+			"gpu-0: xid=48:NoSchedule since 0s\ngpu-0-mig-1g10gb-0: xid=48:NoSchedule since 0s\n" +
+				"gpu-0-mig-1g10gb-2: xid=48:NoSchedule since 0s"},
+		{"an XID of a partition", health.Policy{}, func(n *testNode) { n.xidAt(9, 95) },
+			"gpu-0: xid=95:NoSchedule since 0s\ngpu-0-mig-1g10gb-2: xid=95:NoSchedule since 0s"},
+		{"an XID of a partition that nobody knows", health.Policy{}, func(n *testNode) { n.xidAt(3, 95) },
+			"gpu-0: xid=95:NoSchedule since 0s\ngpu-0-mig-1g10gb-0: xid=95:NoSchedule since 0s\n" +
+				"gpu-0-mig-1g10gb-2: xid=95:NoSchedule since 0s"},
+		{"the administrator evicts", rules(health.EffectNoExecute, "XID48"), func(n *testNode) { n.xid("GPU-1", 48) },
+			"gpu-1: xid=48:NoExecute since 0s"},
+		{"the administrator ignores", rules(health.EffectNone, "XID48"), func(n *testNode) { n.xid("GPU-1", 48) }, ""},
+		{"of several XIDs, the latest", health.Policy{}, func(n *testNode) {
+			n.xid("GPU-1", 48)
+			n.pass(time.Second)
+			n.xid("GPU-1", 79)
+			n.pass(time.Second)
+			n.xid("GPU-1", 48, 13)
+		}, "gpu-1: xid=79:NoSchedule since 1s"},
+		{"of several effects, the worst", rules(health.EffectNoExecute, "XID48"), func(n *testNode) {
+			n.xid("GPU-1", 48)
+			n.pass(time.Second)
+			n.xid("GPU-1", 79)
+		}, "gpu-1: xid=48:NoExecute since 0s"},
+		{"a taint for each kind", health.Policy{}, func(n *testNode) {
+			n.found.Unwatched["GPU-1"] = "the GPU has no events for XIDs"
+			n.answer("GPU-1", gpu.Health{RecoveryAction: gpu.RecoveryReset, RowsPending: true})
+			n.xid("GPU-1", 48)
+		}, "gpu-1: unhealthy=RecoveryActionReset:NoSchedule since 0s, unmonitored=:None, xid=48:NoSchedule since 0s"},
+		{"a lost GPU", health.Policy{}, func(n *testNode) {
+			n.found.Unwatched["GPU-1"] = "it does not answer"
+			n.found.GPUs[1].Lost, n.found.Devices[3].Lost = true, true
+			n.look()
+			n.pass(time.Minute)
+			n.look()
+		}, "gpu-1: gpu-lost=:NoSchedule since 0s"},
+		{"the administrator evicts from a lost GPU", rules(health.EffectNoExecute, health.GPULost), func(n *testNode) {
+			n.found.GPUs[1].Lost, n.found.Devices[3].Lost = true, true
+			n.look()
+		}, "gpu-1: gpu-lost=:NoExecute since 0s"},
+		{"a lost GPU is back", health.Policy{}, func(n *testNode) {
+			n.xid("GPU-1", 79, 48)
+			n.found.GPUs[1].Lost = true
+			n.look()
+			n.found.GPUs[1].Lost = false
+			n.answer("GPU-1", gpu.Health{})
+		}, "gpu-1: xid=79:NoSchedule since 0s"},
+		{"a lost GPU is back and needs a reset", health.Policy{}, func(n *testNode) {
+			n.xid("GPU-1", 48)
+			n.found.GPUs[1].Lost = true
+			n.look()
+			n.found.GPUs[1].Lost = false
+			n.answer("GPU-1", gpu.Health{RecoveryAction: gpu.RecoveryReset})
+		}, "gpu-1: unhealthy=RecoveryActionReset:NoSchedule since 0s, xid=48:NoSchedule since 0s"},
+		{"a GPU without events, with partitions", health.Policy{}, func(n *testNode) {
+			n.found.Unwatched["GPU-0"] = "the GPU has no events for XIDs"
+			n.look()
+		}, "gpu-0: unmonitored=:None\ngpu-0-mig-1g10gb-0: unmonitored=:None\ngpu-0-mig-1g10gb-2: unmonitored=:None"},
+		{"a memory error without XID", health.Policy{}, func(n *testNode) {
+			n.occurred(n.Context(), gpu.Event{GPU: "GPU-1", Kind: gpu.EventECCDouble, At: n.clock})
+		}, "gpu-1: unhealthy=ECCDoubleBit:NoSchedule since 0s"},
+		{"a quiet time is over", health.Policy{}, func(n *testNode) {
+			n.xid("GPU-1", 999)
+			n.pass(10 * time.Minute)
+		}, ""},
+		{"the administrator changes a rule", health.Policy{}, func(n *testNode) {
+			n.xid("GPU-1", 48)
+			n.policy = rules(health.EffectNoExecute, "XID48")
+			n.look()
+		}, "gpu-1: xid=48:NoExecute since 0s"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			n := newTestNode(t)
+			n.policy = row.policy
+			n.look()
+			row.do(n)
+			n.wantTaints("at the end", row.want)
+			for _, d := range n.found.Devices {
+				if d.Taints != nil {
+					t.Errorf("%s: Annotate has changed its argument", d.Name)
+				}
+			}
+		})
+	}
+}
+
+func TestTaintsSurviveARestart(t *testing.T) {
+	n := newTestNode(t)
+	n.xid("GPU-1", 48)
+	n.xidAt(9, 54)
+	n.answer("GPU-1", gpu.Health{LinksUp: []int{0, 1}})
+	want := "gpu-0: xid=54:NoSchedule since 0s\ngpu-0-mig-1g10gb-2: xid=54:NoSchedule since 0s\n" +
+		"gpu-1: xid=48:NoSchedule since 0s"
+	n.wantTaints("before", want)
+	n.pass(time.Second) // saves
+
+	n.restart(n.Dir, "a")
+	n.wantTaints("before the first discovery", want)
+	n.pass(24 * time.Hour)
+	n.look()
+	n.wantTaints("after the plugin was restarted", want)
+	n.answer("GPU-1", gpu.Health{LinksUp: []int{1}})
+	n.wantTaints("a link went down meanwhile", strings.Replace(want, "gpu-1: ",
+		"gpu-1: unhealthy=NVLinkDown:NoSchedule since 24h0m1s, ", 1))
+
+	n.answer("GPU-1", gpu.Health{LinksUp: []int{0, 1}})
+	n.flush()
+	n.texts()
+	n.restart(n.Dir, "b")
+	n.look()
+	n.wantTaints("after the machine was restarted", "gpu-0: xid=54:NoSchedule since 0s\n"+
+		"gpu-0-mig-1g10gb-2: xid=54:NoSchedule since 0s")
+	n.wantEvents("after the machine was restarted", "node Normal: GPURecovered")
+}
+
+func TestRulesAreNotKnownBeforeTheFirstDiscovery(t *testing.T) {
+	n := newTestNode(t)
+	n.policy = health.NewPolicy(map[health.Cause]health.Rule{
+		"XID31": {Effect: health.EffectNoSchedule, Recovery: health.RecoveryQuietTime, QuietTime: time.Hour}})
+	n.look()
+	n.xid("GPU-1", 31)
+	n.pass(time.Second)
+	n.restart(n.Dir, "a")
+	if err := health.RequestClear(n.Dir, "gpu-0"); err != nil {
+		t.Fatal(err)
+	}
+	n.pass(20 * time.Minute)
+	if !health.ClearRequested(n.Dir, "gpu-0") {
+		t.Error("the request to clear is gone before the GPUs are known")
+	}
+	n.look()
+	n.wantTaints("its quiet time is not over", "gpu-1: xid=31:NoSchedule since 0s")
+	n.pass(40 * time.Minute)
+	n.wantTaints("its quiet time is over", "")
+}
+
+func TestUnreadableState(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "health.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n := &testNode{T: t, clock: start, records: newTestNode(t).records}
+	n.restart(dir, "a")
+	n.found.GPUs = inventory.Inventory{{Name: "gpu-1", UUID: "GPU-1"}}
+	n.look()
+	n.xid("GPU-1", 48)
+	n.pass(time.Second)
+	if saved, err := health.Load(dir); err != nil || len(saved.Conditions) != 1 {
+		t.Errorf("got %v, %v, want one condition", saved, err)
+	}
+}
+
+func TestEvents(t *testing.T) {
+	n := newTestNode(t)
+	share := func(id types.UID) sharing.Assignment { return sharing.Assignment{Device: "gpu-1", ShareID: id} }
+	n.hold("a", share("1"))
+	n.hold("b", share("2"), sharing.Assignment{Device: gpu.PartitionName("gpu-0", first)})
+	n.hold("c", sharing.Assignment{Device: gpu.PartitionName("gpu-0", second)})
+	n.hold("d", sharing.Assignment{Device: "gpu-1", AdminAccess: true})
+	n.hold("e", sharing.Assignment{Device: inventory.Monitor})
+
+	for range 10_000 {
+		n.xid("GPU-1", 48)
+	}
+	n.wantEvents("a storm is told once, to the node and to each claim on the GPU", `
+node Warning: GPUUnhealthy
+a Warning: DeviceUnhealthy
+b Warning: DeviceUnhealthy`)
+	n.eventually("the taint is published", func() bool {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return n.changes > 0
+	})
+	n.mu.Lock()
+	if n.changes != 1 || n.discovered != 1 {
+		t.Errorf("got %d publications and %d discoveries, want 1 and 1", n.changes, n.discovered)
+	}
+	n.mu.Unlock()
+	n.xid("GPU-1", 13)
+	n.wantEvents("the error of a program", `
+node Normal: GPUNotice
+a Normal: DeviceNotice
+b Normal: DeviceNotice`)
+	n.xidAt(9, 999)
+	n.wantEvents("an XID of a partition", "node Warning: GPUUnhealthy\nc Warning: DeviceUnhealthy")
+	n.pass(10 * time.Minute)
+	n.wantEvents("its quiet time is over; nobody is told that the program's error is long ago",
+		"node Normal: GPURecovered\nc Normal: DeviceRecovered")
+	n.answer("GPU-1", gpu.Health{RecoveryAction: gpu.RecoveryNone})
+	n.wantEvents("the GPU needs no reset", `
+node Normal: GPURecovered
+a Normal: DeviceRecovered
+b Normal: DeviceRecovered`)
+	n.found.GPUs[1].Lost = true
+	n.look()
+	n.look()
+	n.wantEvents("a lost GPU: the discovery tells the node", "a Warning: DeviceUnhealthy\nb Warning: DeviceUnhealthy")
+	n.found.GPUs[1].Lost = false
+	n.look()
+	n.wantEvents("it is back", `
+node Normal: GPURecovered
+a Normal: DeviceRecovered
+b Normal: DeviceRecovered`)
+}
+
+func TestTextsOfEvents(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		policy health.Policy
+		do     func(n *testNode)
+		want   string
+	}{
+		{"a reset helps", health.Policy{}, func(n *testNode) { n.xid("GPU-1", 48) },
+			"GPU gpu-1 (NVIDIA H100, GPU-1): XID 48: A memory error that could not be corrected. " +
+				"Since 2026-11-22T12:00:00Z. What to do: End the programs on the GPU, and reset it: " +
+				"nvidia-smi -r -i INDEX. New claims avoid it (NoSchedule), until the GPU has been reset."},
+		{"pods are evicted", rules(health.EffectNoExecute, "XID79"), func(n *testNode) { n.xid("GPU-1", 79) },
+			"GPU gpu-1 (NVIDIA H100, GPU-1): XID 79: The GPU has fallen off the PCIe bus. Since " +
+				"2026-11-22T12:00:00Z. " +
+				"What to do: Drain the node and reboot it. If it comes back, check the GPU's seat and its PCIe link. " +
+				"Its pods are evicted, and new claims avoid it (NoExecute), until the node has been rebooted."},
+		{"a partition, and an XID that comes back", health.Policy{}, func(n *testNode) {
+			n.xidAt(9, 999)
+			n.pass(10 * time.Minute)
+			n.texts()
+			n.xidAt(9, 999)
+		}, "partition gpu-0-mig-1g10gb-2 (NVIDIA H100, GPU-0): XID 999: An XID for which the driver knows no action. " +
+			"Since 2026-11-22T12:10:00Z. It has come back once within a day, so it ends when it has been gone for " +
+			"20m0s. What to do: Look it up in NVIDIA's XID catalogue and in the kernel log. " +
+			"New claims avoid it (NoSchedule), until it has not occurred for 20m0s."},
+		{"the error of a program", health.Policy{}, func(n *testNode) { n.xid("GPU-1", 43) },
+			"GPU gpu-1 (NVIDIA H100, GPU-1): XID 43: A program failed and was ended. The GPU is healthy. " +
+				"Since 2026-11-22T12:00:00Z. What to do: Debug the program. The GPU needs nothing. " +
+				"It keeps no claim away."},
+		{"a link is down", health.Policy{}, func(n *testNode) {
+			n.answer("GPU-1", gpu.Health{LinksUp: []int{0, 1}})
+			n.answer("GPU-1", gpu.Health{LinksUp: []int{0}})
+		}, "GPU gpu-1 (NVIDIA H100, GPU-1): NVLinkDown (links 1): An NVLink that was active is down. " +
+			"Since 2026-11-22T12:00:00Z. What to do: Reset the GPUs at both ends. If it stays down, " +
+			"check the link and " +
+			"its peer. New claims avoid it (NoSchedule), until the GPU has been reset."},
+		{"one thing ends, another is left", health.Policy{}, func(n *testNode) {
+			n.xid("GPU-1", 999)
+			n.answer("GPU-1", gpu.Health{RowsFailed: true})
+			n.texts()
+			n.pass(10 * time.Minute)
+		}, "GPU gpu-1 (NVIDIA H100, GPU-1): XID 999 has ended (quiet) after 10m0s; still wrong: RowRemapFailed"},
+		{"a lost GPU is back", health.Policy{}, func(n *testNode) {
+			n.found.GPUs[1].Lost = true
+			n.look()
+			n.found.GPUs[1].Lost = false
+			n.pass(time.Minute)
+			n.answer("GPU-1", gpu.Health{})
+		}, "GPU gpu-1 (NVIDIA H100, GPU-1): GPULost has ended (healthy again) after 1m0s; new claims can have it"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			n := newTestNode(t)
+			n.policy = row.policy
+			n.look()
+			row.do(n)
+			got := n.texts()
+			if len(got) != 1 {
+				t.Fatalf("got events %q, want one", got)
+			}
+			if got := strings.SplitN(got[0], ": ", 3)[2]; got != row.want {
+				t.Errorf("\ngot\n%s\nwant\n%s", got, row.want)
+			}
+		})
+	}
+}
+
+// TestDiscoveriesAskedForByEvents: what NVML has no table for is looked at, though not a thousand times a second.
+func TestDiscoveriesAskedForByEvents(t *testing.T) {
+	for _, row := range []struct {
+		name string
+		gpu.Event
+		want string
+	}{
+		{"another event", gpu.Event{GPU: "GPU-1", Kind: gpu.EventOther}, "2 discoveries, 2000 rechecks"},
+		{"an unknown GPU was lost", gpu.Event{Kind: gpu.EventLost}, "2 discoveries, 2000 rechecks"},
+		{"an XID of an unknown GPU", gpu.Event{Kind: gpu.EventXID, XID: 79}, "2 discoveries, 2000 rechecks"},
+		{"an XID", gpu.Event{GPU: "GPU-1", Kind: gpu.EventXID, XID: 154}, "1 discoveries, 2000 rechecks"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			n := newTestNode(t)
+			for i := range 2000 {
+				row.At = start.Add(time.Duration(i) * time.Millisecond)
+				n.occurred(t.Context(), row.Event)
+			}
+			if got := fmt.Sprintf("%d discoveries, %d rechecks", n.discovered, len(n.hw.rechecked)); got != row.want {
+				t.Errorf("got %s, want %s", got, row.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuhealth
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/gpudra/gpu-dra-driver/internal/event"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/health"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+)
+
+// report writes a log line, events, and conditions of claims about a condition that began or ended. m.mu is held.
+func (m *Manager) report(ctx context.Context, c health.Condition) {
+	rule := m.look.Policies(c.GPU).For(c.Cause)
+	text := m.subject(c) + ": "
+	node, claim := report.Events.GPUUnhealthy, report.Events.DeviceUnhealthy
+	switch {
+	case !c.Active():
+		text += m.ended(c)
+		node, claim = report.Events.GPURecovered, report.Events.DeviceRecovered
+	case rule.Effect == health.EffectNone:
+		text += describe(c, rule) + " It keeps no claim away."
+		node, claim = report.Events.GPUNotice, report.Events.DeviceNotice
+	default:
+		text += describe(c, rule) + " " + consequence(c, rule)
+	}
+	klog.FromContext(ctx).Info("Health of GPU", "uuid", c.GPU, "cause", c.Cause, "active", c.Active(), "effect",
+		rule.Effect, "recovery", rule.Recovery, "message", text)
+	if !c.Active() && rule.Effect == health.EffectNone {
+		return
+	}
+	if c.Cause != health.GPULost || !c.Active() { // the discovery reports lost GPUs
+		m.Reporter.Node(node, text)
+	}
+	m.reportToClaims(ctx, c, rule, claim, text)
+}
+
+// reportToClaims writes an event and conditions for each claim that has an affected device.
+func (m *Manager) reportToClaims(ctx context.Context, c health.Condition, rule health.Rule, e event.Kind, text string) {
+	records, err := m.Records.List()
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Some claims are not told of the health of their GPUs", "err", err)
+	}
+	for _, rec := range records {
+		affected := false
+		var conditions []report.DeviceCondition
+		for _, a := range rec.Plan.Assignments {
+			d, ok := m.device(a.Device)
+			if !ok || a.AdminAccess {
+				continue
+			}
+			affected = affected || c.Affects(d)
+			conditions = append(conditions, m.condition(d, report.DeviceCondition{Pool: a.Pool, Device: a.Device,
+				ShareID: a.ShareID}))
+		}
+		if !affected {
+			continue
+		}
+		m.Reporter.DeviceHealth(e, rec.Claim, text)
+		if rule.Effect != health.EffectNone {
+			m.Reporter.Conditions(rec.Claim, conditions)
+		}
+	}
+}
+
+// device returns the named device. m.mu is held.
+func (m *Manager) device(name string) (gpu.Device, bool) {
+	if d, ok := m.look.Devices.Find(name); ok {
+		return d, true
+	}
+	return m.look.GPUs.Find(name)
+}
+
+// condition fills in the condition of a device for a claim. m.mu is held.
+func (m *Manager) condition(d gpu.Device, c report.DeviceCondition) report.DeviceCondition {
+	c.Status, c.Reason, c.Since = metav1.ConditionTrue, "Healthy", m.now()
+	if ended := m.state.LastEnded(d); !ended.IsZero() {
+		c.Reason, c.Since = "Recovered", ended
+	}
+	for _, wrong := range m.state.Of(d) {
+		if rule := m.look.Policies(wrong.GPU).For(wrong.Cause); rule.Effect != health.EffectNone {
+			c.Status, c.Reason, c.Since = metav1.ConditionFalse, string(wrong.Cause), wrong.Since
+			c.Message = describe(wrong, rule) + " " + consequence(wrong, rule)
+			break
+		}
+	}
+	return c
+}
+
+// subject names what the condition is about. m.mu is held.
+func (m *Manager) subject(c health.Condition) string {
+	name, product := string(c.GPU), ""
+	for _, d := range m.look.GPUs {
+		if d.UUID != c.GPU {
+			continue
+		}
+		name, product = d.Name, d.Product.Name+", "
+		if c.Partition != nil {
+			return fmt.Sprintf("partition %s (%s%s)", gpu.PartitionName(d.Name, *c.Partition), product, c.GPU)
+		}
+	}
+	return fmt.Sprintf("GPU %s (%s%s)", name, product, c.GPU)
+}
+
+// describe says what happened, since when, and what a person can do.
+func describe(c health.Condition, rule health.Rule) string {
+	meaning, advice := health.Describe(c.Cause)
+	what := c.Cause.Title()
+	if c.Detail != "" {
+		what += " (" + c.Detail + ")"
+	}
+	text := fmt.Sprintf("%s: %s Since %s.", what, meaning, c.Since.UTC().Format(time.RFC3339))
+	if c.Returns > 0 {
+		times := "once"
+		if c.Returns > 1 {
+			times = fmt.Sprintf("%d times", c.Returns)
+		}
+		text += fmt.Sprintf(" It has come back %s within a day", times)
+		if quiet := c.Quiet(rule); quiet > 0 {
+			text += fmt.Sprintf(", so it ends when it has been gone for %s", quiet)
+		}
+		text += "."
+	}
+	return text + " What to do: " + advice
+}
+
+// consequence says what the driver does, and until when.
+func consequence(c health.Condition, rule health.Rule) string {
+	text := "New claims avoid it (NoSchedule)"
+	if rule.Effect == health.EffectNoExecute {
+		text = "Its pods are evicted, and new claims avoid it (NoExecute)"
+	}
+	switch rule.Recovery {
+	case health.RecoveryQuietTime:
+		if !c.Until(health.NewPolicy(map[health.Cause]health.Rule{c.Cause: rule})).IsZero() {
+			return text + fmt.Sprintf(", until it has not occurred for %s.", c.Quiet(rule))
+		}
+	case health.RecoveryReset:
+		return text + ", until the GPU has been reset."
+	case health.RecoveryReboot:
+		return text + ", until the node has been rebooted."
+	}
+	return text + ", until the GPU no longer reports it or a person clears it."
+}
+
+// ended says why the condition ended and what is left. m.mu is held.
+func (m *Manager) ended(c health.Condition) string {
+	text := fmt.Sprintf("%s has ended (%s) after %s", c.Cause.Title(), c.End, c.Ended.Sub(c.Since).Round(time.Second))
+	var left []string
+	for _, d := range m.look.GPUs {
+		for _, other := range m.state.Of(d) {
+			if c.GPU == d.UUID && m.look.Policies(d.UUID).For(other.Cause).Effect != health.EffectNone {
+				left = append(left, other.Cause.Title())
+			}
+		}
+	}
+	if len(left) > 0 {
+		return text + "; still wrong: " + strings.Join(left, ", ")
+	}
+	return text + "; new claims can have it"
+}
+
+// reports returns the health of all devices.
+func (m *Manager) reports() []health.Report {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var all []health.Report
+	for _, d := range m.look.Devices {
+		all = append(all, m.reportOf(d))
+	}
+	return append(all, m.reportOfMonitor())
+}
+
+// reportOf returns the health of a device. m.mu is held.
+func (m *Manager) reportOf(d gpu.Device) health.Report {
+	r := health.Report{Device: d.Name, Status: health.Healthy}
+	var texts []string
+	for _, c := range m.state.Of(d) {
+		rule := m.look.Policies(c.GPU).For(c.Cause)
+		if rule.Effect != health.EffectNone {
+			r.Status = health.Unhealthy
+		}
+		texts = append(texts, describe(c, rule))
+	}
+	if d.Lost && r.Status == health.Healthy {
+		r.Status = health.Unhealthy
+		texts = append(texts, "The device does not answer, or was removed.")
+	}
+	if why := m.unwatched(d); why != "" && r.Status == health.Healthy {
+		r.Status = health.Unknown
+		texts = append(texts, "not watched: "+why)
+	}
+	r.Message = event.Text(strings.Join(texts, "\n")) // the kubelet has the same limit
+	return r
+}
+
+// reportOfMonitor returns the health of the monitor device, which is healthy as long as the plugin is. It names the
+// sick GPUs. m.mu is held.
+func (m *Manager) reportOfMonitor() health.Report {
+	r := health.Report{Device: inventory.Monitor, Status: health.Healthy}
+	var texts []string
+	for _, d := range m.look.GPUs {
+		for _, c := range m.state.Of(d) {
+			texts = append(texts, d.Name+": "+c.Cause.Title())
+		}
+	}
+	r.Message = event.Text(strings.Join(texts, "; "))
+	return r
+}
+
+// resendPeriod is how often the health of all devices is sent, so that the kubelet does not forget it, also when the
+// stream of another instance has ended.
+const resendPeriod = 5 * time.Second
+
+// Serve calls send with the health of all devices, at once, when it changes, and every resendPeriod, until ctx ends or
+// send returns false.
+func (m *Manager) Serve(ctx context.Context, send func([]health.Report) bool) {
+	changed, leave := m.watchers.join()
+	defer leave()
+	for send(m.reports()) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-time.After(resendPeriod):
+		}
+	}
+}
+
+// watchers are those who wait for a change of health.
+type watchers struct {
+	mu  sync.Mutex
+	all map[chan struct{}]struct{}
+}
+
+func (w *watchers) join() (changed <-chan struct{}, leave func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.all == nil {
+		w.all = map[chan struct{}]struct{}{}
+	}
+	ch := make(chan struct{}, 1)
+	w.all[ch] = struct{}{}
+	return ch, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.all, ch)
+	}
+}
+
+func (w *watchers) notify() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for ch := range w.all {
+		select {
+		case ch <- struct{}{}:
+		default: // one is pending
+		}
+	}
+}

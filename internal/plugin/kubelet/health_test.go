@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubelet
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/health"
+)
+
+func TestWatchHealthStatus(t *testing.T) {
+	s := &Server{Pool: "node", ServeHealth: func(_ context.Context, send func([]health.Report) bool) {
+		for send([]health.Report{{Device: "gpu-0", Status: health.Healthy},
+			{Device: "gpu-1", Status: health.Unhealthy, Message: "XID 79"},
+			{Device: "gpu-2", Status: health.Unknown}}) {
+		}
+	}}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	reports, ended := make(chan kubeletplugin.DeviceHealthReport), make(chan error, 1)
+	go func() { ended <- s.WatchHealthStatus(ctx, reports) }()
+	for range 2 {
+		got := ""
+		select {
+		case report := <-reports:
+			for _, d := range report.Devices {
+				if age := time.Since(d.LastUpdated); age < 0 || age > time.Minute {
+					t.Errorf("%s: got the time %s", d.DeviceName, d.LastUpdated)
+				}
+				got += fmt.Sprintf("%s/%s %s %q\n", d.PoolName, d.DeviceName, d.Health, d.Message)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("no report")
+		}
+		const want = "node/gpu-0 Healthy \"\"\nnode/gpu-1 Unhealthy \"XID 79\"\nnode/gpu-2 Unknown \"\"\n"
+		if got != want {
+			t.Errorf("got\n%swant\n%s", got, want)
+		}
+	}
+	cancel() // nobody receives the next report
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Errorf("got %v, want no error", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it goes on after the end of its context")
+	}
+}

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
+	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+// healthyCondition is the type of the condition that a device of a claim has once it was sick.
+const healthyCondition = "Healthy"
+
+// DeviceCondition is the health of a device of a claim.
+type DeviceCondition struct {
+	Pool, Device string
+	ShareID      types.UID
+	Status       metav1.ConditionStatus
+	Reason       string
+	Message      string
+	Since        time.Time
+}
+
+// Conditions writes the health of all devices of a claim, one of which was or is sick, to its status.devices. A field
+// manager of its own keeps it apart from what Prepare writes.
+func (r *Reporter) Conditions(claim sharing.Claim, all []DeviceCondition) {
+	var devices []*resourceapply.AllocatedDeviceStatusApplyConfiguration
+	for _, c := range all {
+		device := resourceapply.AllocatedDeviceStatus().WithDriver(r.Driver).WithPool(c.Pool).WithDevice(c.Device).
+			WithConditions(metaapply.Condition().WithType(healthyCondition).WithStatus(c.Status).
+				WithReason(c.Reason).WithMessage(c.Message).WithLastTransitionTime(metav1.NewTime(c.Since)))
+		if c.ShareID != "" {
+			device.WithShareID(string(c.ShareID))
+		}
+		devices = append(devices, device)
+	}
+	r.health.enqueue(claim, devices)
+}

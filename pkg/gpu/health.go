@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpu
+
+import "time"
+
+// EventKind is a kind of event that NVML reports.
+type EventKind string
+
+const (
+	// EventXID is an error of the GPU or of a program on it. Event.XID has its number.
+	EventXID EventKind = "XID"
+	// EventECCDouble is an uncorrected memory error.
+	EventECCDouble EventKind = "ECCDoubleBit"
+	// EventLost is the loss of a GPU, perhaps of an unknown one.
+	EventLost EventKind = "Lost"
+	// EventOther is another event: the GPU should be asked for its health.
+	EventOther EventKind = "Other"
+)
+
+// Event is what NVML reports about a GPU.
+type Event struct {
+	GPU  UUID
+	Kind EventKind
+	XID  uint64 // of EventXID
+	// Instance is the partition that the event is about; nil: the whole GPU.
+	Instance *Instance
+	At       time.Time
+}
+
+// Instance identifies an existing partition of a GPU, as NVML does.
+type Instance struct{ GPU, Compute int }
+
+// Health is what a GPU answers about itself when it is asked. The zero value is that of a GPU that reports no problem.
+type Health struct {
+	// At is when the GPU was asked.
+	At time.Time
+	// RecoveryAction is what the driver says must be done; RecoveryUnknown if it does not say.
+	RecoveryAction RecoveryAction
+	// RowsPending and RowsFailed: the GPU must be reset to replace damaged rows of memory, or has none left for it.
+	RowsPending, RowsFailed bool
+	// RowsUnknown: the GPU does not say, as while it has MIG instances.
+	RowsUnknown bool
+	// PagesPending: the GPU must be reset to retire damaged pages of memory.
+	PagesPending bool
+	// LinksUp are the active NVLinks; nil: unknown, as in MIG mode, which switches NVLink off.
+	LinksUp []int
+	// Fabric says what is wrong with the GPU's registration with the NVLink fabric; empty: nothing.
+	Fabric string
+	// NodeMissing is the device node that has vanished; empty: none.
+	NodeMissing string
+}
+
+// RecoveryAction is what NVIDIA's driver says must be done with a GPU (nvml.h: nvmlDeviceGpuRecoveryAction_t).
+type RecoveryAction string
+
+// The recovery actions. RecoveryUnknown means that the driver does not say: those before R570 do not.
+const (
+	RecoveryUnknown       RecoveryAction = ""
+	RecoveryNone          RecoveryAction = "None"
+	RecoveryReset         RecoveryAction = "Reset"
+	RecoveryReboot        RecoveryAction = "Reboot"
+	RecoveryDrainP2P      RecoveryAction = "DrainP2P"
+	RecoveryDrainAndReset RecoveryAction = "DrainAndReset"
+	RecoveryIMEXDomain    RecoveryAction = "RecoverIMEXDomain"
+	RecoveryBusReset      RecoveryAction = "BusReset"
+	RecoverySystemReboot  RecoveryAction = "SystemReboot"
+)
+
+// Taint keeps claims that do not tolerate it away from a device.
+type Taint struct {
+	Key    string // "gpu.nvidia.com/xid"
+	Value  string
+	Effect string // a DeviceTaintEffect of Kubernetes: None, NoSchedule or NoExecute
+	Since  time.Time
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// healthPeriod is how often a GPU is asked for what NVML has no events of. Recheck asks sooner.
+const healthPeriod = 30 * time.Second
+
+// Recheck makes the next Discover ask the GPU for its health.
+func (n *Node) Recheck(id gpu.UUID) {
+	n.looks.mu.Lock()
+	defer n.looks.mu.Unlock()
+	for i, r := range n.looks.gpus {
+		if r.device.UUID == id {
+			r.recheck = time.Now()
+			n.looks.gpus[i] = r
+		}
+	}
+}
+
+// withHealth returns the reading with the health of the GPU, which is asked for every healthPeriod, and after Recheck.
+func (s *session) withHealth(handle nvmllib.Device, r reading) reading {
+	if time.Since(r.checked) >= healthPeriod || r.recheck.After(r.health.At) {
+		r.health, r.checked = s.health(handle, r.device), time.Now()
+	}
+	return r
+}
+
+// health asks the GPU for its health. What a GPU does not support is healthy.
+func (s *session) health(handle nvmllib.Device, d gpu.Device) gpu.Health {
+	h := gpu.Health{At: time.Now(), RecoveryAction: recoveryAction(handle), LinksUp: linksUp(handle, d),
+		Fabric: fabricProblem(handle)}
+	_, _, pending, failed, ret := handle.GetRemappedRows()
+	h.RowsUnknown = ret != nvmllib.SUCCESS
+	if !h.RowsUnknown {
+		h.RowsPending, h.RowsFailed = pending, failed
+	}
+	if pending, ret := handle.GetRetiredPagesPendingStatus(); ret == nvmllib.SUCCESS {
+		h.PagesPending = pending == nvmllib.FEATURE_ENABLED
+	}
+	h.NodeMissing = s.vanishedNode(d)
+	return h
+}
+
+// recoveryActions are NVML's recovery actions by their numbers.
+var recoveryActions = map[nvmllib.DeviceGpuRecoveryAction]gpu.RecoveryAction{
+	nvmllib.GPU_RECOVERY_ACTION_NONE:                gpu.RecoveryNone,
+	nvmllib.GPU_RECOVERY_ACTION_GPU_RESET:           gpu.RecoveryReset,
+	nvmllib.GPU_RECOVERY_ACTION_NODE_REBOOT:         gpu.RecoveryReboot,
+	nvmllib.GPU_RECOVERY_ACTION_DRAIN_P2P:           gpu.RecoveryDrainP2P,
+	nvmllib.GPU_RECOVERY_ACTION_DRAIN_AND_RESET:     gpu.RecoveryDrainAndReset,
+	nvmllib.GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: gpu.RecoveryIMEXDomain,
+	nvmllib.GPU_RECOVERY_ACTION_BUS_RESET:           gpu.RecoveryBusReset,
+	nvmllib.GPU_RECOVERY_ACTION_SYSTEM_REBOOT:       gpu.RecoverySystemReboot,
+}
+
+// recoveryAction returns what the driver says must be done with the GPU. Drivers before R570 do not say.
+func recoveryAction(handle nvmllib.Device) gpu.RecoveryAction {
+	values := []nvmllib.FieldValue{{FieldId: nvmllib.FI_DEV_GET_GPU_RECOVERY_ACTION}}
+	if ret := handle.GetFieldValues(values); ret != nvmllib.SUCCESS ||
+		nvmllib.Return(values[0].NvmlReturn) != nvmllib.SUCCESS {
+		return gpu.RecoveryUnknown
+	}
+	return recoveryActions[nvmllib.DeviceGpuRecoveryAction(binary.NativeEndian.Uint32(values[0].Value[:]))]
+}
+
+// linksUp returns the active NVLinks of the GPU, nil if it has none or is in MIG mode.
+func linksUp(handle nvmllib.Device, d gpu.Device) []int {
+	if d.MIG.Enabled {
+		return nil
+	}
+	var up []int
+	for link := range nvmllib.NVLINK_MAX_LINKS {
+		state, ret := handle.GetNvLinkState(link)
+		if ret != nvmllib.SUCCESS {
+			continue
+		}
+		if up == nil {
+			up = []int{}
+		}
+		if state == nvmllib.FEATURE_ENABLED {
+			up = append(up, link)
+		}
+	}
+	return up
+}
+
+// fabricProblem says what is wrong with the GPU on the NVLink fabric. Only drivers with version 4 of the call report
+// more than that the GPU could not join.
+func fabricProblem(handle nvmllib.Device) string {
+	if info, ret := handle.GetGpuFabricInfo_v4(); ret == nvmllib.SUCCESS {
+		switch info.HealthSummary {
+		case nvmllib.GPU_FABRIC_HEALTH_SUMMARY_UNHEALTHY:
+			return fmt.Sprintf("unhealthy, health mask %#x", info.HealthMask)
+		case nvmllib.GPU_FABRIC_HEALTH_SUMMARY_LIMITED_CAPACITY:
+			return fmt.Sprintf("limited capacity, health mask %#x", info.HealthMask)
+		}
+	}
+	info, ret := handle.GetGpuFabricInfo()
+	if ret == nvmllib.SUCCESS && info.State == nvmllib.GPU_FABRIC_STATE_COMPLETED &&
+		nvmllib.Return(info.Status) != nvmllib.SUCCESS {
+		return fmt.Sprintf("not joined: %v", nvmllib.Return(info.Status))
+	}
+	return ""
+}
+
+// vanishedNode returns the GPU's device node if it has been there and is not; otherwise "". A machine may have no
+// device nodes before its first CUDA program.
+func (s *session) vanishedNode(d gpu.Device) string {
+	here, host := s.Driver.dev()
+	path := nodePath(d.Minor)
+	if _, err := os.Stat(filepath.Join(here, path)); err == nil {
+		s.seenNodes.Store(path, true)
+		return ""
+	}
+	if _, seen := s.seenNodes.Load(path); !seen {
+		return ""
+	}
+	return filepath.Join(host, path)
+}

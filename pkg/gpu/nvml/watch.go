@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
+	"k8s.io/klog/v2"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+const (
+	// eventWait is how long one call waits for events. The watcher leaves its session within this time.
+	eventWait = 2 * time.Second
+	// hangTimeout is how long such a call may take before the GPUs count as not watched.
+	hangTimeout = 5 * time.Second
+	// registerTimeout is how long a GPU may take to register its events.
+	registerTimeout = 5 * time.Second
+	// reopenPeriod and maxReopenPeriod are the times between attempts to watch: the first, doubled up to the second.
+	reopenPeriod, maxReopenPeriod = time.Second, 30 * time.Second
+)
+
+// wantedEvents are the events that are watched, of those that the GPU supports. Clock events are not, because they
+// occur at every change of load, and neither are corrected memory errors: XID 92 tells of many.
+const wantedEvents = nvmllib.EventTypeXidCriticalError | nvmllib.EventTypeDoubleBitEccError |
+	nvmllib.EventTypeDramRetirementEvent |
+	nvmllib.EventTypeDramRetirementFailure | nvmllib.EventTypeNonFatalPoisonError |
+	nvmllib.EventTypeFatalPoisonError | nvmllib.EventTypeGpuUnavailableError | nvmllib.EventTypeGpuRecoveryAction
+
+// watch is the state of Watch.
+type watch struct {
+	mu sync.Mutex
+	// stopped says why no events are watched, and letGo why NVML is closed; empty: they are, it is not.
+	stopped, letGo string
+	// leave asks the watcher to leave its session; it may open another one then.
+	leave bool
+	// inside is closed when the watcher has left its session; nil: it is in none.
+	inside chan struct{}
+	beat   time.Time           // when the last call began
+	failed string              // why the last session ended; empty: without an error
+	gpus   map[gpu.UUID]string // "" if it is watched, otherwise why not; nil: the first session has not begun
+}
+
+// unwatched returns why events of GPUs are not watched.
+func (w *watch) unwatched(devices []gpu.Device) map[gpu.UUID]string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	reasons := map[gpu.UUID]string{}
+	for _, d := range devices {
+		why, known := w.gpus[d.UUID]
+		switch {
+		case w.letGo != "" || w.stopped != "":
+			why = cmp.Or(w.letGo, w.stopped)
+		case w.inside != nil && time.Since(w.beat) > eventWait+hangTimeout:
+			why = "the call that waits for events does not return"
+		case w.failed != "":
+			why = w.failed
+		case !known && w.gpus != nil:
+			why = "its events are not watched yet"
+		}
+		if why != "" {
+			reasons[d.UUID] = why
+		}
+	}
+	return reasons
+}
+
+// StopWatching makes Watch leave its session within a second, so that Discover can close it. why says what for; ""
+// lets Watch continue.
+func (n *Node) StopWatching(why string) {
+	n.watch.mu.Lock()
+	defer n.watch.mu.Unlock()
+	n.watch.stopped = why
+}
+
+// ErrLetGo is returned by all calls while NVML is closed on request. The error says why.
+var ErrLetGo = errors.New("NVML is closed")
+
+// LetGo closes the session as soon as no call uses it, and opens no other one: GPUs can be reset, and the driver be
+// unloaded. why says what for; "" ends it.
+func (n *Node) LetGo(why string) {
+	n.watch.mu.Lock()
+	n.watch.letGo = why
+	n.watch.mu.Unlock()
+	if why == "" {
+		return
+	}
+	n.leaveWatch()
+	if err := n.Close(); err != nil {
+		klog.Background().Info("NVML stays open", "err", err)
+	}
+}
+
+// isStopped reports whether StopWatching was called with a reason.
+func (w *watch) isStopped() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.stopped != ""
+}
+
+// refusal returns ErrLetGo while NVML is closed on request.
+func (w *watch) refusal() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.letGo != "" {
+		return fmt.Errorf("%w: %s", ErrLetGo, w.letGo)
+	}
+	return nil
+}
+
+// leaveWatch makes the watcher leave its session. It may open another one at once, unless it is stopped.
+func (n *Node) leaveWatch() {
+	n.watch.mu.Lock()
+	inside := n.watch.inside
+	n.watch.leave = inside != nil
+	n.watch.mu.Unlock()
+	if inside == nil {
+		return
+	}
+	select {
+	case <-inside:
+	case <-time.After(eventWait + grace): // the call hangs
+	}
+}
+
+// errLeft ends a session in which nothing failed: the watcher was asked to leave, or a GPU was lost.
+var errLeft = errors.New("the session was left")
+
+// Watch calls found for each event of a GPU until ctx ends. It keeps a session open, and opens another one when the
+// driver has been reloaded or the GPUs have changed; NVML has no events of the time between. found must not block.
+func (n *Node) Watch(ctx context.Context, found func(gpu.Event)) {
+	pause := reopenPeriod
+	for ctx.Err() == nil {
+		begin := time.Now()
+		err := n.watchSession(ctx, found)
+		left := errors.Is(err, errLeft)
+		if err == nil || left || time.Since(begin) > maxReopenPeriod {
+			pause = reopenPeriod
+		}
+		if err == nil { // the GPUs have changed
+			continue
+		}
+		if !left {
+			klog.FromContext(ctx).V(2).Info("Events of GPUs are not watched, will be tried again", "err", err)
+			n.watch.fail(err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+		if !left {
+			pause = min(2*pause, maxReopenPeriod)
+		}
+	}
+}
+
+// watchSession watches events in one session, until the GPUs change or the error says why it ends. Error: errLeft.
+func (n *Node) watchSession(ctx context.Context, found func(gpu.Event)) error {
+	if !n.watch.enter() {
+		return errLeft
+	}
+	defer n.watch.exit()
+	s, err := n.acquire()
+	if err != nil {
+		return err
+	}
+	defer n.release(s)
+	version := n.looks.changes()
+	set, ret := s.lib.EventSetCreate()
+	if ret != nvmllib.SUCCESS {
+		return fmt.Errorf("create event set: %w", ret)
+	}
+	watched, err := s.register(ctx, set)
+	if !errors.Is(err, ErrNoAnswer) { // that call still uses the set
+		defer func() { _ = set.Free() }()
+	}
+	if !watched && err != nil {
+		return err
+	}
+	for n.looks.changes() == version {
+		if ctx.Err() != nil || !n.watch.stays() || n.retired(s) {
+			return errLeft
+		}
+		data, ret := set.Wait(uint32(eventWait.Milliseconds()))
+		switch ret {
+		case nvmllib.SUCCESS:
+			found(s.eventOf(data))
+		case nvmllib.ERROR_TIMEOUT:
+		case nvmllib.ERROR_GPU_IS_LOST:
+			found(gpu.Event{Kind: gpu.EventLost, At: time.Now()})
+			return errLeft // the next session leaves the lost GPU out
+		default:
+			return fmt.Errorf("wait for events: %w", ret)
+		}
+	}
+	return nil
+}
+
+// register registers the events of all GPUs with the set, and reports whether there are any. A GPU that does not answer
+// is left out. Error: the first one, ErrNoAnswer if there is one.
+func (s *session) register(ctx context.Context, set nvmllib.EventSet) (any bool, failed error) {
+	count, ret := s.lib.DeviceGetCount()
+	if ret != nvmllib.SUCCESS {
+		return false, fmt.Errorf("count GPUs: %w", ret)
+	}
+	gpus := map[gpu.UUID]string{}
+	for i := range count {
+		s.watch.stays()
+		_, about := s.looks.at(i)
+		ctx, cancel := context.WithTimeout(ctx, registerTimeout)
+		id, err := wait(ctx, &s.calls, about, func() (gpu.UUID, error) { return s.registerAt(i, set) })
+		cancel()
+		if err == nil {
+			gpus[id], any = "", true
+			continue
+		}
+		gpus[about] = err.Error()
+		if failed == nil || errors.Is(err, ErrNoAnswer) {
+			failed = fmt.Errorf("GPU %d: %w", i, err)
+		}
+	}
+	s.watch.began(gpus)
+	return any, failed
+}
+
+func (s *session) registerAt(index int, set nvmllib.EventSet) (gpu.UUID, error) {
+	handle, ret := s.lib.DeviceGetHandleByIndex(index)
+	if ret != nvmllib.SUCCESS {
+		return "", fmt.Errorf("get handle: %w", ret)
+	}
+	uuid, ret := handle.GetUUID()
+	if ret != nvmllib.SUCCESS {
+		return "", fmt.Errorf("get UUID: %w", ret)
+	}
+	supported, ret := handle.GetSupportedEventTypes()
+	if ret != nvmllib.SUCCESS {
+		return "", fmt.Errorf("get supported events: %w", ret)
+	}
+	if supported&nvmllib.EventTypeXidCriticalError == 0 {
+		return "", errors.New("the GPU has no events for XIDs")
+	}
+	if ret := handle.RegisterEvents(supported&wantedEvents, set); ret != nvmllib.SUCCESS {
+		return "", fmt.Errorf("register events: %w", ret)
+	}
+	return gpu.UUID(uuid), nil
+}
+
+// noInstance is the ID of a GPU or compute instance in events of a whole GPU.
+const noInstance = 0xFFFFFFFF
+
+func (s *session) eventOf(data nvmllib.EventData) gpu.Event {
+	e := gpu.Event{Kind: gpu.EventOther, At: time.Now()}
+	switch data.EventType {
+	case nvmllib.EventTypeXidCriticalError:
+		e.Kind, e.XID = gpu.EventXID, data.EventData
+	case nvmllib.EventTypeDoubleBitEccError:
+		e.Kind = gpu.EventECCDouble
+	}
+	e.GPU = s.uuidOf(data.Device)
+	if data.GpuInstanceId != noInstance {
+		e.Instance = &gpu.Instance{GPU: int(data.GpuInstanceId), Compute: int(data.ComputeInstanceId)}
+	}
+	return e
+}
+
+// uuidOf returns the UUID of the GPU with the handle, also of one that was lost meanwhile; "" if it is unknown.
+func (s *session) uuidOf(handle nvmllib.Device) (id gpu.UUID) {
+	if handle == nil {
+		return ""
+	}
+	if uuid, ret := handle.GetUUID(); ret == nvmllib.SUCCESS {
+		return gpu.UUID(uuid)
+	}
+	s.handles.Range(func(key, known any) bool {
+		if known == handle {
+			id = key.(gpu.UUID)
+		}
+		return id == ""
+	})
+	return id
+}
+
+// enter records that the watcher opens a session. It returns false if it must not.
+func (w *watch) enter() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.stopped != "" || w.letGo != "" {
+		return false
+	}
+	w.inside, w.leave, w.beat = make(chan struct{}), false, time.Now()
+	return true
+}
+
+func (w *watch) exit() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	close(w.inside)
+	w.inside = nil
+}
+
+// stays reports whether the watcher stays in its session, before each call for events.
+func (w *watch) stays() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.beat = time.Now()
+	return !w.leave && w.stopped == "" && w.letGo == ""
+}
+
+// began records which GPUs are watched.
+func (w *watch) began(gpus map[gpu.UUID]string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.gpus, w.failed = gpus, ""
+}
+
+// fail records why a session failed.
+func (w *watch) fail(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.failed = err.Error()
+}
+
+// Watching reports whether the events of any GPU are watched.
+func (n *Node) Watching() bool {
+	w := &n.watch
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.inside == nil || w.stopped != "" || w.letGo != "" {
+		return false
+	}
+	return slices.Contains(slices.Collect(maps.Values(w.gpus)), "")
+}
+
+// retired reports whether the session is to be closed.
+func (n *Node) retired(s *session) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return s.retired
+}
+
+// changes returns how often the GPUs have changed.
+func (l *looks) changes() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.version
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/simulator"
+	"github.com/gpudra/gpu-dra-driver/simulator/node"
+)
+
+// watcher is a running Watch of a simulated machine.
+type watcher struct {
+	*testing.T
+	machine *simulator.Node
+	node    *nvml.Node
+	events  chan gpu.Event
+}
+
+func watch(t *testing.T, profile string) *watcher {
+	t.Helper()
+	m, n := following(t, profile)
+	w := &watcher{t, m, n, make(chan gpu.Event, 100)}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		n.Watch(ctx, func(e gpu.Event) { w.events <- e })
+	}()
+	t.Cleanup(func() { cancel(); <-ended })
+	w.reason(0, "")
+	return w
+}
+
+func (w *watcher) look() nvml.Look {
+	w.Helper()
+	look, err := w.node.Discover(w.Context())
+	must(w.T, err)
+	return look
+}
+
+// reason waits until the events of the GPU are watched, or not for a reason that contains why.
+func (w *watcher) reason(index int, why string) {
+	w.Helper()
+	var got string
+	w.eventually(fmt.Sprintf("GPU %d is unwatched because %q", index, why), func() bool {
+		look := w.look()
+		got = look.Unwatched[look.Devices[index].UUID]
+		if why == "" {
+			return got == "" && w.node.Watching()
+		}
+		return strings.Contains(strings.ToLower(got), why)
+	}, &got)
+}
+
+func (w *watcher) eventually(what string, is func() bool, last *string) {
+	w.Helper()
+	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			w.Fatalf("never: %s; the last answer was %q", what, *last)
+		}
+	}
+}
+
+// emit makes an XID of the GPU or partition happen.
+func (w *watcher) emit(which string, xid uint64) {
+	w.Helper()
+	event, err := w.machine.NewEvent(which, node.EventXID, xid)
+	must(w.T, err)
+	must(w.T, w.machine.Emit(event))
+}
+
+// next returns the next event as text.
+func (w *watcher) next() string {
+	w.Helper()
+	select {
+	case e := <-w.events:
+		text := fmt.Sprintf("%s %d", e.Kind, e.XID)
+		if e.Instance != nil {
+			text += fmt.Sprintf(" in %d/%d", e.Instance.GPU, e.Instance.Compute)
+		}
+		return text
+	case <-time.After(10 * time.Second):
+		return "nothing"
+	}
+}
+
+func (w *watcher) want(want string) {
+	w.Helper()
+	if got := w.next(); got != want {
+		w.Errorf("got event %q, want %q", got, want)
+	}
+}
+
+// Events reach the plugin from another process, for a GPU and for a partition.
+func TestWatch(t *testing.T) {
+	t.Parallel()
+	w := watch(t, "mixed")
+	w.emit("0", 79)
+	w.want("XID 79")
+	partitioned := ""
+	for _, d := range w.look().Devices {
+		if len(d.MIG.Instances) > 0 {
+			partitioned = d.Name
+			p := d.MIG.Instances[0]
+			w.emit(string(p.UUID), 94)
+			w.want(fmt.Sprintf("XID 94 in %d/%d", p.GPUInstance, p.ComputeInstance))
+			break
+		}
+	}
+	if partitioned == "" {
+		t.Log("no partition exists at the start of this profile")
+	}
+}
+
+// A GPU that is lost while its events are awaited does not stop those of others, and is watched again when it is back.
+func TestWatchLivesThroughALostGPU(t *testing.T) {
+	t.Parallel()
+	w := watch(t, "t4-x2")
+	must(t, w.machine.Unplug("1"))
+	w.want("Lost 0")
+	w.reason(1, "lost")
+	w.reason(0, "")
+	w.emit("0", 31)
+	w.want("XID 31")
+	must(t, w.machine.Plug("1"))
+	w.look()
+	w.reason(1, "")
+	w.emit("1", 48)
+	w.want("XID 48")
+}
+
+// Waiting for events prevents a reset and an unload of the driver, until the plugin gives way.
+func TestWatchGivesWay(t *testing.T) {
+	t.Parallel()
+	w := watch(t, "t4-x2")
+	if err := w.machine.Reset("0"); err == nil {
+		t.Fatal("a GPU was reset although NVML is open")
+	}
+	w.node.StopWatching("a reset")
+	w.eventually("a reset between discoveries", func() bool {
+		look := w.look()
+		return look.Unwatched[look.Devices[0].UUID] == "a reset" && w.machine.Reset("0") == nil
+	}, new(string))
+	_, err := w.node.Users(t.Context(), w.look().Devices[1]) // which opens NVML again
+	must(t, err)
+	must(t, w.machine.Reset("0"))
+	w.node.StopWatching("")
+	w.reason(0, "")
+
+	w.node.LetGo("an update")
+	if _, err := w.node.Discover(t.Context()); !errors.Is(err, nvml.ErrLetGo) {
+		t.Errorf("a discovery while NVML is closed: got %v, want ErrLetGo", err)
+	}
+	must(t, w.machine.Unload())
+	w.node.LetGo("")
+	if _, err := w.node.Discover(t.Context()); err == nil {
+		t.Error("a discovery without a driver: got no error")
+	}
+	must(t, w.machine.Load())
+	w.reason(0, "")
+	w.emit("0", 79)
+	w.want("XID 79")
+}
+
+// A call for events that hangs makes the GPUs unwatched, and blocks neither discoveries nor claims.
+func TestWatchHangs(t *testing.T) {
+	t.Parallel()
+	w := watch(t, "t4-x2")
+	must(t, w.machine.Slow("0", "EventSetWait", 8*time.Second))
+	w.reason(0, "does not return")
+	begin := time.Now()
+	if _, err := w.node.Access(t.Context(), w.look().Devices[1]); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("a discovery and a claim took %s while the call for events hangs", took)
+	}
+}
+
+// A GPU without events is not watched, for a reason.
+func TestWithoutEvents(t *testing.T) {
+	t.Parallel()
+	w := watch(t, "t4-x2")
+	must(t, w.machine.Fail("1", "GetSupportedEventTypes", "ERROR_NOT_SUPPORTED"))
+	must(t, w.machine.Unplug("0")) // so that events are registered again
+	w.want("Lost 0")
+	must(t, w.machine.Plug("0"))
+	w.reason(1, "error_not_supported")
+	w.reason(0, "")
+}

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package health knows what can be wrong with a GPU, what follows from it, and what is wrong at the moment.
+package health
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// Cause says what is wrong with a GPU. It is CamelCase, so that it can be the reason of a condition or of an event.
+type Cause string
+
+// XIDCause returns the cause of an XID: "XID79".
+func XIDCause(number uint64) Cause { return Cause(xidPrefix + strconv.FormatUint(number, 10)) }
+
+const xidPrefix = "XID"
+
+// XID returns the number of an XID; ok is false for every other cause.
+func (c Cause) XID() (number uint64, ok bool) {
+	digits, ok := strings.CutPrefix(string(c), xidPrefix)
+	number, err := strconv.ParseUint(digits, 10, 64)
+	if !ok || err != nil || XIDCause(number) != c {
+		return 0, false
+	}
+	return number, true
+}
+
+// Title is the cause as people write it: "XID 79".
+func (c Cause) Title() string {
+	if number, ok := c.XID(); ok {
+		return fmt.Sprintf("XID %d", number)
+	}
+	return string(c)
+}
+
+// The causes that are no XIDs. NVML can be asked again about all but ECCDoubleBit.
+const (
+	RecoveryActionReset             Cause = recoveryActionPrefix + Cause(gpu.RecoveryReset)
+	RecoveryActionReboot            Cause = recoveryActionPrefix + Cause(gpu.RecoveryReboot)
+	RecoveryActionDrainP2P          Cause = recoveryActionPrefix + Cause(gpu.RecoveryDrainP2P)
+	RecoveryActionDrainAndReset     Cause = recoveryActionPrefix + Cause(gpu.RecoveryDrainAndReset)
+	RecoveryActionRecoverIMEXDomain Cause = recoveryActionPrefix + Cause(gpu.RecoveryIMEXDomain)
+	RecoveryActionBusReset          Cause = recoveryActionPrefix + Cause(gpu.RecoveryBusReset)
+	RecoveryActionSystemReboot      Cause = recoveryActionPrefix + Cause(gpu.RecoverySystemReboot)
+	// RowRemapPending and the next two are about damaged memory.
+	RowRemapPending       Cause = "RowRemapPending"
+	RowRemapFailed        Cause = "RowRemapFailed"
+	PageRetirementPending Cause = "PageRetirementPending"
+	NVLinkDown            Cause = "NVLinkDown"
+	FabricUnhealthy       Cause = "FabricUnhealthy"
+	DeviceNodeMissing     Cause = "DeviceNodeMissing"
+	// GPULost is the loss of a GPU while its events were awaited.
+	GPULost Cause = "GPULost"
+	// ECCDoubleBit is an uncorrected memory error that NVML reports without an XID.
+	ECCDoubleBit Cause = "ECCDoubleBit"
+)
+
+const recoveryActionPrefix Cause = "RecoveryAction"
+
+// Effect is what a cause does to new and running pods. The words are those of Kubernetes' DeviceTaintEffect.
+type Effect string
+
+// The effects.
+const (
+	EffectNone       Effect = "None" // no taint: it is only reported
+	EffectNoSchedule Effect = "NoSchedule"
+	EffectNoExecute  Effect = "NoExecute" // also evicts running pods; never a default
+)
+
+// Recovery says what ends a condition.
+type Recovery string
+
+// The recoveries.
+const (
+	RecoveryQuietTime Recovery = "QuietTime" // it has not happened for Rule.QuietTime
+	RecoveryReset     Recovery = "Reset"     // of the GPU
+	RecoveryReboot    Recovery = "Reboot"    // of the node
+	RecoveryManual    Recovery = "Manual"    // a person says so
+)
+
+// DefaultQuietTime is the quiet time of every default rule with RecoveryQuietTime.
+const DefaultQuietTime = 10 * time.Minute
+
+// Rule says what follows from a cause.
+type Rule struct {
+	Effect    Effect
+	Recovery  Recovery
+	QuietTime time.Duration // only with RecoveryQuietTime
+}
+
+// String formats a rule for people: "NoSchedule, QuietTime 10m".
+func (r Rule) String() string {
+	if r.Recovery != RecoveryQuietTime {
+		return fmt.Sprintf("%s, %s", r.Effect, r.Recovery)
+	}
+	quiet := r.QuietTime.String()
+	if short, ok := strings.CutSuffix(quiet, "m0s"); ok {
+		quiet = short + "m"
+	}
+	if short, ok := strings.CutSuffix(quiet, "h0m"); ok {
+		quiet = short + "h"
+	}
+	return fmt.Sprintf("%s, %s %s", r.Effect, r.Recovery, quiet)
+}
+
+// The rules of the table of defaults.
+var (
+	reported    = Rule{EffectNone, RecoveryQuietTime, DefaultQuietTime}
+	untilQuiet  = Rule{EffectNoSchedule, RecoveryQuietTime, DefaultQuietTime}
+	untilReset  = Rule{Effect: EffectNoSchedule, Recovery: RecoveryReset}
+	untilReboot = Rule{Effect: EffectNoSchedule, Recovery: RecoveryReboot}
+	untilManual = Rule{Effect: EffectNoSchedule, Recovery: RecoveryManual}
+)
+
+// Policy holds the rules of an administrator, which replace the defaults. The zero value is the defaults.
+type Policy struct{ rules map[Cause]Rule }
+
+// NewPolicy returns the policy with these rules, and the defaults for all other causes.
+func NewPolicy(rules map[Cause]Rule) Policy { return Policy{maps.Clone(rules)} }
+
+// For returns the rule for a cause.
+func (p Policy) For(c Cause) Rule {
+	if rule, ok := p.rules[c]; ok {
+		return rule
+	}
+	if i, ok := position[c]; ok {
+		return table[i].Rule
+	}
+	if _, ok := c.XID(); ok {
+		return untilQuiet
+	}
+	return untilManual
+}
+
+// Overrides reports whether an administrator has set the rule for the cause.
+func (p Policy) Overrides(c Cause) bool {
+	_, ok := p.rules[c]
+	return ok
+}
+
+// overridesRecovery reports whether an administrator has changed what ends the cause.
+func (p Policy) overridesRecovery(c Cause) bool {
+	is, standard := p.For(c), Policy{}.For(c)
+	return is.Recovery != standard.Recovery || is.QuietTime != standard.QuietTime
+}
+
+// Entry is a row of the table of defaults.
+type Entry struct {
+	Cause   Cause
+	Meaning string // what it is
+	Advice  string // what a person can do
+	Rule    Rule
+	Source  string // where the rule comes from
+}
+
+// table is the table of defaults; position has the index of each cause in it.
+var table, position = newTable()
+
+func newTable() ([]Entry, map[Cause]int) {
+	all := append(slices.Clone(conditions), xids()...)
+	index := map[Cause]int{}
+	for i, e := range all {
+		index[e.Cause] = i
+	}
+	return all, index
+}
+
+// Defaults returns the table of defaults: first the causes that are no XIDs, then the XIDs by number.
+func Defaults() []Entry { return slices.Clone(table) }
+
+// Describe says what a cause is and what a person can do, also for causes that are not in the table.
+func Describe(c Cause) (meaning, advice string) {
+	if i, ok := position[c]; ok {
+		return table[i].Meaning, table[i].Advice
+	}
+	if _, ok := c.XID(); ok {
+		return "An XID for which the driver knows no action.",
+			"Look it up in NVIDIA's XID catalogue and in the kernel log."
+	}
+	return "A cause that this version of the driver does not know.", "Look into the log of the plugin."
+}
+
+// conditions are the defaults of the causes that are no XIDs.
+var conditions = []Entry{
+	{RecoveryActionReset, "NVIDIA's driver asks for a reset of the GPU.",
+		resetAdvice, untilReset, recoveryActionSource},
+	{RecoveryActionReboot, "NVIDIA's driver asks for a reboot of the node.", "Drain the node and reboot it.",
+		untilReboot, recoveryActionSource},
+	{RecoveryActionDrainP2P, "NVIDIA's driver asks to end all peer-to-peer traffic of the GPU.",
+		"End the programs that use several GPUs. The driver then asks for another action, or for none.", untilManual,
+		recoveryActionSource},
+	{RecoveryActionDrainAndReset, "The GPU has less capacity. NVIDIA's driver asks for a reset once its programs end.",
+		"Let the programs on the GPU end, then reset it: nvidia-smi -r -i INDEX.", untilReset, recoveryActionSource},
+	{RecoveryActionRecoverIMEXDomain, "NVIDIA's driver asks for a recovery of the IMEX domain, not of this GPU.",
+		"Recover the IMEX domain as NVIDIA's IMEX guide says.",
+		Rule{Effect: EffectNone, Recovery: RecoveryManual},
+		recoveryActionSource + "; NVIDIA's DRA driver does not taint either"},
+	{RecoveryActionBusReset, "NVIDIA's driver asks for a reset of the GPU's PCIe bus.",
+		"Drain the node, then reset the PCIe bus of the GPU or power-cycle the node.", untilReset,
+		recoveryActionSource},
+	{RecoveryActionSystemReboot, "NVIDIA's driver asks for a reboot of the whole system.",
+		"Drain the node and reboot the machine.", untilReboot, recoveryActionSource},
+	{RowRemapPending, "Damaged rows of memory are replaced at the next reset.",
+		"Reset the GPU when it suits you. Programs can use it until then.",
+		Rule{Effect: EffectNone, Recovery: RecoveryReset},
+		"NVML: remapped rows, whose description says that new work is not affected (DCGM reports a failure)"},
+	{RowRemapFailed, "The GPU could not replace a damaged row of memory.",
+		"Run NVIDIA's field diagnostics. Have the GPU replaced if they fail.", untilManual,
+		"NVML: remapped rows; NVIDIA's RMA policy"},
+	{PageRetirementPending, "Damaged pages of memory stay in use until the next reset.",
+		"Reset the GPU: nvidia-smi -r -i INDEX, or reboot the node.", untilReset, "NVML: retired pages"},
+	{NVLinkDown, "An NVLink that was active is down.",
+		"Reset the GPUs at both ends. If it stays down, check the link and its peer.", untilReset,
+		"NVML: NVLink state; the catalogue asks for a reset at XID 74"},
+	{FabricUnhealthy, "The GPU is not registered with the NVLink fabric, or the fabric is unhealthy.",
+		"Check the fabric manager and the NVSwitches.", untilManual, "NVML: fabric state and health"},
+	{DeviceNodeMissing, "A device node of the GPU has vanished.",
+		"Create it again with nvidia-modprobe, and find out what removed it.", untilManual,
+		"driver: containers cannot get the GPU"},
+	{GPULost, "NVML has lost the GPU.",
+		"Drain the node and reboot it. If the GPU is lost again, check its PCIe connection.", untilReboot,
+		"NVML: GPU is lost; as XID 79"},
+	{ECCDoubleBit, "A memory error that could not be corrected, reported without an XID.",
+		resetAdvice, untilReset,
+		"NVML: event; as XID 48"},
+}
+
+const (
+	recoveryActionSource = "NVML: recovery action"
+	resetAdvice          = "End the programs on the GPU, and reset it: nvidia-smi -r -i INDEX."
+)

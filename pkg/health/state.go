@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package health
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// Subject is what a condition is about: a GPU, or a part of it.
+type Subject struct {
+	GPU gpu.UUID `json:"gpu"`
+	// Partition is the place of the partition that is sick; nil: the whole GPU is.
+	Partition *gpu.Placement `json:"partition,omitempty"`
+}
+
+// Affects reports whether a condition of the subject concerns the device: a partition that shares memory slices with
+// a sick one is sick too, and so is a whole GPU with a sick partition.
+func (s Subject) Affects(d gpu.Device) bool {
+	switch {
+	case d.Partition == nil:
+		return d.UUID == s.GPU
+	case s.Partition == nil:
+		return d.Partition.Parent == s.GPU
+	}
+	return d.Partition.Overlaps(*s.Partition)
+}
+
+func (s Subject) equal(other Subject) bool {
+	if s.GPU != other.GPU || (s.Partition == nil) != (other.Partition == nil) {
+		return false
+	}
+	return s.Partition == nil || *s.Partition == *other.Partition
+}
+
+// Condition is one thing that is, or was, wrong with a GPU or a partition.
+type Condition struct {
+	Subject
+	Cause Cause `json:"cause"`
+	// Detail says more than the cause: the NVLinks that are down, for instance.
+	Detail string    `json:"detail,omitempty"`
+	Since  time.Time `json:"since"` // when it was first seen
+	Last   time.Time `json:"last"`  // when it was last seen
+	Count  int       `json:"count"` // how often it was seen since then
+	// Returns is how often it has come back within memory after it had ended. Each time it stays twice as long.
+	Returns int    `json:"returns,omitempty"`
+	BootID  string `json:"bootID"` // of the machine, when it was last seen
+	// Ended is when it ended; zero: it has not.
+	Ended time.Time `json:"ended,omitzero"`
+	// End says why it ended.
+	End End `json:"end,omitempty"`
+}
+
+// End says why a condition has ended.
+type End string
+
+const (
+	// EndQuiet means that it has not been seen for the quiet time.
+	EndQuiet End = "quiet"
+	// EndAnswer means that NVML says that it is gone, or that the GPU needs no recovery.
+	EndAnswer End = "healthy again"
+	// EndReset means that the GPU was reset.
+	EndReset End = "reset"
+	// EndReboot means that the machine was started again.
+	EndReboot End = "reboot"
+	// EndCleared means that a person has cleared it.
+	EndCleared End = "cleared"
+)
+
+// Active reports whether the condition has not ended.
+func (c Condition) Active() bool { return c.Ended.IsZero() }
+
+const (
+	// memory is how long an ended condition is remembered. One that comes back within this time is flapping.
+	memory = 24 * time.Hour
+	// maxConditions is how many conditions are remembered. Of the ended ones, the oldest are forgotten first.
+	maxConditions = 500
+	// maxQuiet is the longest that a flapping condition stays after it was last seen.
+	maxQuiet = 24 * time.Hour
+	// settleTime is how long after an event the driver may take to say which recovery the GPU needs. An earlier answer
+	// does not count.
+	settleTime = 5 * time.Second
+	// flapTime is how long an answer of NVML must stay healthy before a condition ends that has come back once; it is
+	// doubled each time it comes back.
+	flapTime = time.Minute
+)
+
+// State is everything that is known about the health of the GPUs of a node. It is plain data: all methods are given the
+// time, and none does I/O. Every method that changes conditions returns those that began or ended.
+type State struct {
+	Conditions []Condition `json:"conditions,omitempty"`
+	// Links are the NVLinks of each GPU that have been active. One of them that is not is down.
+	Links map[gpu.UUID][]int `json:"links,omitempty"`
+}
+
+// See records that something is wrong with the subject.
+func (s *State) See(now time.Time, bootID string, about Subject, cause Cause, detail string) (began []Condition) {
+	i := slices.IndexFunc(s.Conditions, func(c Condition) bool { return c.Cause == cause && c.equal(about) })
+	if i < 0 {
+		s.forget(now)
+		s.Conditions = append(s.Conditions, Condition{Subject: about, Cause: cause, Detail: detail, Since: now,
+			Last: now, Count: 1, BootID: bootID})
+		return slices.Clone(s.Conditions[len(s.Conditions)-1:])
+	}
+	c := &s.Conditions[i]
+	active := c.Active()
+	c.Last, c.BootID, c.Detail = now, bootID, cmp.Or(detail, c.Detail)
+	if active {
+		c.Count++
+		return nil
+	}
+	if now.Sub(c.Ended) < memory {
+		c.Returns++
+	} else {
+		c.Returns = 0
+	}
+	c.Since, c.Count, c.Ended, c.End = now, 1, time.Time{}, ""
+	return []Condition{*c}
+}
+
+// forget removes the conditions that ended too long ago, and the oldest ended ones if there are too many.
+func (s *State) forget(now time.Time) {
+	s.Conditions = slices.DeleteFunc(s.Conditions, func(c Condition) bool {
+		return !c.Active() && now.Sub(c.Ended) >= memory
+	})
+	for len(s.Conditions) >= maxConditions {
+		oldest := -1
+		for i, c := range s.Conditions {
+			if !c.Active() && (oldest < 0 || c.Ended.Before(s.Conditions[oldest].Ended)) {
+				oldest = i
+			}
+		}
+		if oldest < 0 {
+			return // all are active: as many as there are causes and partitions
+		}
+		s.Conditions = slices.Delete(s.Conditions, oldest, oldest+1)
+	}
+}
+
+// Policies returns the policy for a GPU.
+type Policies func(gpu.UUID) Policy
+
+// Answered records what the GPU answers about itself: conditions that it can be asked about begin and end. If the
+// driver says that the GPU needs no recovery, conditions that wait for one end too, unless an administrator has changed
+// what ends them.
+func (s *State) Answered(now time.Time, bootID string, id gpu.UUID, is gpu.Health, policies Policies) []Condition {
+	var changed []Condition
+	wrong := problems(is)
+	if down := s.linksDown(id, is.LinksUp); len(down) > 0 {
+		wrong = append(wrong, problem{NVLinkDown, "links " + join(down)})
+	}
+	for _, p := range wrong {
+		changed = append(changed, s.See(now, bootID, Subject{GPU: id}, p.cause, p.detail)...)
+	}
+	changed = append(changed, s.end(now, EndAnswer, func(c Condition) bool {
+		return c.GPU == id && answered(c.Cause) && !unknown(c.Cause, is) && now.Sub(c.Last) >= c.flapping() &&
+			!slices.ContainsFunc(wrong, func(p problem) bool { return p.cause == c.Cause })
+	})...)
+	if is.RecoveryAction != gpu.RecoveryNone {
+		return changed
+	}
+	policy := policies(id)
+	return append(changed, s.end(now, EndAnswer, func(c Condition) bool {
+		return c.GPU == id && !answered(c.Cause) && is.At.Sub(c.Last) >= settleTime &&
+			!policy.overridesRecovery(c.Cause) &&
+			byReset(policy.For(c.Cause))
+	})...)
+}
+
+// Reset ends the conditions of the GPU that a reset ends. Those that NVML can be asked about end when it says so.
+func (s *State) Reset(now time.Time, id gpu.UUID, policies Policies) []Condition {
+	return s.end(now, EndReset, func(c Condition) bool {
+		return c.GPU == id && !answered(c.Cause) && policies(id).For(c.Cause).Recovery == RecoveryReset
+	})
+}
+
+// Booted ends the conditions of earlier boots that a boot ends.
+func (s *State) Booted(now time.Time, bootID string, policies Policies) []Condition {
+	return s.end(now, EndReboot, func(c Condition) bool {
+		return c.BootID != bootID && !answered(c.Cause) && policies(c.GPU).For(c.Cause).Recovery != RecoveryManual
+	})
+}
+
+// Elapsed ends the conditions whose quiet time is over.
+func (s *State) Elapsed(now time.Time, policies Policies) []Condition {
+	return s.end(now, EndQuiet, func(c Condition) bool {
+		until := c.Until(policies(c.GPU))
+		return !until.IsZero() && !now.Before(until)
+	})
+}
+
+// Clear ends all conditions of the GPU, because a person says so, and forgets its NVLinks. What NVML reports begins
+// again.
+func (s *State) Clear(now time.Time, id gpu.UUID) []Condition {
+	delete(s.Links, id)
+	return s.end(now, EndCleared, func(c Condition) bool { return c.GPU == id })
+}
+
+// linksDown returns the NVLinks of the GPU that have been active and are not. It remembers those that are.
+func (s *State) linksDown(id gpu.UUID, up []int) (down []int) {
+	if up == nil {
+		return nil
+	}
+	for _, link := range s.Links[id] {
+		if !slices.Contains(up, link) {
+			down = append(down, link)
+		}
+	}
+	if len(down) == 0 && len(up) > 0 {
+		if s.Links == nil {
+			s.Links = map[gpu.UUID][]int{}
+		}
+		s.Links[id] = up
+	}
+	return down
+}
+
+// end ends the active conditions for which is returns true.
+func (s *State) end(now time.Time, why End, is func(Condition) bool) (ended []Condition) {
+	for i := range s.Conditions {
+		if c := &s.Conditions[i]; c.Active() && is(*c) {
+			c.Ended, c.End = now, why
+			ended = append(ended, *c)
+		}
+	}
+	return ended
+}
+
+// Of returns the active conditions that concern the device, in the order in which they began.
+func (s *State) Of(d gpu.Device) []Condition {
+	var all []Condition
+	for _, c := range s.Conditions {
+		if c.Active() && c.Affects(d) {
+			all = append(all, c)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b Condition) int { return a.Since.Compare(b.Since) })
+	return all
+}
+
+// LastEnded returns when the last condition of the device ended; zero: none is remembered.
+func (s *State) LastEnded(d gpu.Device) time.Time {
+	var last time.Time
+	for _, c := range s.Conditions {
+		if c.Affects(d) && c.Ended.After(last) {
+			last = c.Ended
+		}
+	}
+	return last
+}
+
+// Until returns when the condition ends by itself if it is not seen again; zero: it does not.
+func (c Condition) Until(policy Policy) time.Time {
+	rule := policy.For(c.Cause)
+	if rule.Recovery != RecoveryQuietTime || answered(c.Cause) {
+		return time.Time{}
+	}
+	return c.Last.Add(c.Quiet(rule))
+}
+
+// Quiet returns for how long the cause must be gone before the condition ends; 0: no time ends it, or it ends at once.
+func (c Condition) Quiet(rule Rule) time.Duration {
+	switch {
+	case answered(c.Cause):
+		return c.flapping()
+	case rule.Recovery == RecoveryQuietTime:
+		return doubled(rule.QuietTime, c.Returns)
+	}
+	return 0
+}
+
+// flapping returns how long the answer of NVML must be healthy before the condition ends.
+func (c Condition) flapping() time.Duration {
+	if c.Returns == 0 {
+		return 0
+	}
+	return doubled(flapTime, c.Returns-1)
+}
+
+// doubled returns the duration, doubled so many times, but not more than maxQuiet.
+func doubled(d time.Duration, times int) time.Duration {
+	for range times {
+		if d >= maxQuiet {
+			break
+		}
+		d *= 2
+	}
+	return min(d, maxQuiet)
+}
+
+// problem is something wrong that a GPU has answered.
+type problem struct {
+	cause  Cause
+	detail string
+}
+
+// problems returns what is wrong with a GPU that answers this.
+func problems(is gpu.Health) []problem {
+	var all []problem
+	add := func(wrong bool, cause Cause, detail string) {
+		if wrong {
+			all = append(all, problem{cause, detail})
+		}
+	}
+	cause, asks := recoveryActions[is.RecoveryAction]
+	add(asks, cause, "")
+	add(is.RowsPending, RowRemapPending, "")
+	add(is.RowsFailed, RowRemapFailed, "")
+	add(is.PagesPending, PageRetirementPending, "")
+	add(is.Fabric != "", FabricUnhealthy, is.Fabric)
+	add(is.NodeMissing != "", DeviceNodeMissing, is.NodeMissing)
+	return all
+}
+
+func join(numbers []int) string {
+	var text []string
+	for _, n := range numbers {
+		text = append(text, strconv.Itoa(n))
+	}
+	return strings.Join(text, ", ")
+}
+
+// answered reports whether NVML can be asked whether the cause is still there.
+func answered(c Cause) bool {
+	_, xid := c.XID()
+	return !xid && c != ECCDoubleBit
+}
+
+// unknown reports whether the answers do not say whether the cause is still there.
+func unknown(c Cause, is gpu.Health) bool {
+	switch {
+	case c == RowRemapPending || c == RowRemapFailed:
+		return is.RowsUnknown
+	case c == NVLinkDown:
+		return is.LinksUp == nil
+	case strings.HasPrefix(string(c), string(recoveryActionPrefix)):
+		return is.RecoveryAction == gpu.RecoveryUnknown
+	}
+	return false
+}
+
+// byReset reports whether the rule waits for a reset, or for a reboot, which resets all GPUs.
+func byReset(rule Rule) bool {
+	return rule.Recovery == RecoveryReset || rule.Recovery == RecoveryReboot
+}
+
+// recoveryActions are the causes of what NVIDIA's driver asks for.
+var recoveryActions = map[gpu.RecoveryAction]Cause{
+	gpu.RecoveryReset:         RecoveryActionReset,
+	gpu.RecoveryReboot:        RecoveryActionReboot,
+	gpu.RecoveryDrainP2P:      RecoveryActionDrainP2P,
+	gpu.RecoveryDrainAndReset: RecoveryActionDrainAndReset,
+	gpu.RecoveryIMEXDomain:    RecoveryActionRecoverIMEXDomain,
+	gpu.RecoveryBusReset:      RecoveryActionBusReset,
+	gpu.RecoverySystemReboot:  RecoveryActionSystemReboot,
+}

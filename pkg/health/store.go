@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package health
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/renameio/v2"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// The files of this package in the directory of the plugin.
+const (
+	stateFile   = "health.json"
+	letGoFile   = "let-go-nvml"   // the time until which NVML is to be closed
+	clearPrefix = "clear-health-" // followed by the name of a GPU
+)
+
+// Saved is the state on disk.
+type Saved struct {
+	State
+	// LetGo says why NVML is closed; empty: it is not.
+	LetGo string `json:"letGo,omitempty"`
+	// GPUs are all known GPUs.
+	GPUs []SavedGPU `json:"gpus,omitempty"`
+}
+
+// SavedGPU is a GPU with the rules that are in force for what is, or was, wrong with it.
+type SavedGPU struct {
+	Name    string         `json:"name"`
+	UUID    gpu.UUID       `json:"uuid"`
+	Product string         `json:"product"`
+	Rules   map[Cause]Rule `json:"rules,omitempty"`
+	// Unwatched says why its events are not watched; empty: they are.
+	Unwatched string `json:"unwatched,omitempty"`
+}
+
+// Load reads the state that a plugin has saved in its directory; the zero value if there is none.
+func Load(dir string) (Saved, error) {
+	var s Saved
+	data, err := os.ReadFile(filepath.Join(dir, stateFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return s, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &s)
+	}
+	if err != nil {
+		return Saved{}, fmt.Errorf("read the health of the GPUs: %w", err)
+	}
+	return s, nil
+}
+
+// Save writes the state to the directory of the plugin.
+func (s Saved) Save(dir string) error {
+	data, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	return renameio.WriteFile(filepath.Join(dir, stateFile), data, 0o600)
+}
+
+// Forget removes the files from the plugin's directory, but keeps the state if something is wrong with a GPU.
+func Forget(dir string) error {
+	s, err := Load(dir)
+	if err == nil && slices.ContainsFunc(s.Conditions, Condition.Active) {
+		return nil
+	}
+	ClearRequests(dir)
+	return errors.Join(remove(filepath.Join(dir, stateFile)), remove(filepath.Join(dir, letGoFile)))
+}
+
+func remove(file string) error {
+	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// RequestClear asks the plugin with the directory to end everything that is wrong with a GPU.
+func RequestClear(dir, device string) error {
+	return os.WriteFile(filepath.Join(dir, clearPrefix+device), nil, 0o600)
+}
+
+// ClearRequested reports whether the plugin has not done that yet.
+func ClearRequested(dir, device string) bool {
+	_, err := os.Stat(filepath.Join(dir, clearPrefix+device))
+	return err == nil
+}
+
+// ClearRequests returns the names of the GPUs that people have asked to clear, each once.
+func ClearRequests(dir string) []string {
+	found, _ := filepath.Glob(filepath.Join(dir, clearPrefix+"*"))
+	var names []string
+	for _, file := range found {
+		if os.Remove(file) == nil {
+			names = append(names, strings.TrimPrefix(filepath.Base(file), clearPrefix))
+		}
+	}
+	return names
+}
+
+// RequestLetGo asks the plugin with the directory to close NVML until then. The zero time opens it again.
+func RequestLetGo(dir string, until time.Time) error {
+	file := filepath.Join(dir, letGoFile)
+	if until.IsZero() {
+		return remove(file)
+	}
+	return renameio.WriteFile(file, []byte(until.Format(time.RFC3339)), 0o600)
+}
+
+// LetGoRequest returns until when people have asked to close NVML; zero: they have not.
+func LetGoRequest(dir string) time.Time {
+	text, err := os.ReadFile(filepath.Join(dir, letGoFile))
+	if err != nil {
+		return time.Time{}
+	}
+	until, err := time.Parse(time.RFC3339, strings.TrimSpace(string(text)))
+	if err != nil {
+		return time.Time{}
+	}
+	return until
+}

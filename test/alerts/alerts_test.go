@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package alerts_test runs the alerts and the dashboard of the chart in Prometheus's own engine, on made-up series.
+package alerts_test
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/model/rulefmt"
+	"github.com/prometheus/prometheus/promql"
+	"github.com/prometheus/prometheus/promql/parser"
+	"github.com/prometheus/prometheus/promql/promqltest"
+	"github.com/prometheus/prometheus/rules"
+)
+
+const (
+	alerts    = "../../deployments/helm/gpu-dra-driver/alerts/*.yaml"
+	dashboard = "../../deployments/helm/gpu-dra-driver/dashboards/gpus.json"
+)
+
+// gpu and other are labels of two GPUs.
+const (
+	gpu   = `node="n1",uuid="GPU-1",device="gpu-3b-00-0"`
+	other = `node="n1",uuid="GPU-2",device="gpu-5e-00-0"`
+)
+
+// A series has a sample each 30 seconds: 1x10 is 11 times 1, 0+2x10 is 0, 2, 4, … 20, and _ is a missing sample. The
+// alerts are evaluated each 30 seconds until at.
+func TestAlerts(t *testing.T) {
+	known := chartRules(t)
+	fired, quiet := map[string]bool{}, map[string]bool{}
+	for _, tc := range []struct {
+		name, alert string
+		series      []string
+		at          time.Duration
+		want        []string // the summaries of the firing alerts, by label
+	}{
+		{"an unhealthy GPU, and a healthy one beside it", "GPUUnhealthy", []string{
+			`gpu_dra_gpu_state{` + gpu + `,state="unhealthy"} 1x20`,
+			`gpu_dra_gpu_state{` + gpu + `,state="healthy"} 0x20`,
+			`gpu_dra_gpu_state{` + other + `,state="unhealthy"} 0x20`,
+			`gpu_dra_gpu_state{` + other + `,state="healthy"} 1x20`,
+		}, 6 * time.Minute, []string{"GPU gpu-3b-00-0 of node n1 is unhealthy."}},
+		{"two plugins during an update are one alert", "GPUUnhealthy", []string{
+			`gpu_dra_gpu_state{` + gpu + `,state="unhealthy",pod="old"} 1x14`,
+			`gpu_dra_gpu_state{` + gpu + `,state="unhealthy",pod="new"} _x4 1x20`,
+		}, 8 * time.Minute, []string{"GPU gpu-3b-00-0 of node n1 is unhealthy."}},
+		{"unhealthy for a short time", "GPUUnhealthy", []string{
+			`gpu_dra_gpu_state{` + gpu + `,state="unhealthy"} 1x20`,
+		}, 4*time.Minute + 30*time.Second, nil},
+		{"a lost GPU is not also unhealthy", "GPUUnhealthy", []string{
+			`gpu_dra_gpu_state{` + gpu + `,state="unhealthy"} 0x20`,
+			`gpu_dra_gpu_state{` + gpu + `,state="lost"} 1x20`,
+		}, 10 * time.Minute, nil},
+
+		{"a lost GPU", "GPULost", []string{
+			`gpu_dra_gpu_state{` + gpu + `,state="lost"} 0 1x20`,
+		}, 3 * time.Minute, []string{"GPU gpu-3b-00-0 of node n1 is lost."}},
+		{"lost for a short time", "GPULost", []string{
+			`gpu_dra_gpu_state{` + gpu + `,state="lost"} 0 1x20`,
+		}, 2 * time.Minute, nil},
+		{"a GPU that answers again", "GPULost", []string{
+			`gpu_dra_gpu_state{` + gpu + `,state="lost"} 0 1x2 0x20`,
+		}, 5 * time.Minute, nil},
+
+		{"a GPU whose events are not watched", "GPUUnmonitored", []string{
+			`gpu_dra_gpu_state{` + gpu + `,state="unmonitored"} 1x130`,
+		}, 61 * time.Minute, []string{"The events of GPU gpu-3b-00-0 of node n1 are not watched."}},
+		{"not watched while the driver is replaced", "GPUUnmonitored", []string{
+			`gpu_dra_gpu_state{` + gpu + `,state="unmonitored"} 1x130`,
+		}, 59 * time.Minute, nil},
+
+		{"two XIDs per second, of two numbers", "GPUXIDStorm", []string{
+			`gpu_dra_gpu_xids_total{node="n1",uuid="GPU-1",xid="13"} 0+30x40`,
+			`gpu_dra_gpu_xids_total{node="n1",uuid="GPU-1",xid="31"} 0+30x40`,
+			`gpu_dra_gpu_xids_total{node="n1",uuid="GPU-2",xid="31"} 0+1x40`,
+		}, 15 * time.Minute, []string{"A GPU of node n1 reports 2 XIDs per second."}},
+		{"a thousand XIDs at once", "GPUXIDStorm", []string{
+			`gpu_dra_gpu_xids_total{node="n1",uuid="GPU-1",xid="13"} 0x5 1000x40`,
+		}, 15 * time.Minute, nil},
+		{"one XID in two seconds", "GPUXIDStorm", []string{
+			`gpu_dra_gpu_xids_total{node="n1",uuid="GPU-1",xid="13"} 0+15x40`,
+		}, 15 * time.Minute, nil},
+
+		{"eight changes in an hour", "GPUFlapping", []string{
+			`gpu_dra_gpu_state{` + gpu + `,state="healthy"} 1x9 0x9 1x9 0x9 1x9 0x9 1x9 0x9 1x9`,
+			`gpu_dra_gpu_state{` + other + `,state="healthy"} 1x89`,
+		}, 45 * time.Minute, []string{
+			"GPU gpu-3b-00-0 of node n1 has changed 8 times in an hour between healthy and another state."}},
+		{"three failures in an hour, and three recoveries", "GPUFlapping", []string{
+			`gpu_dra_gpu_state{` + gpu + `,state="healthy"} 1x9 0x9 1x9 0x9 1x9 0x9 1x9`,
+		}, 35 * time.Minute, nil},
+
+		{"claims that cannot be prepared", "ClaimsFail", []string{
+			`gpu_dra_operations_total{node="n1",operation="prepare",result="error"} 0+1x40`,
+			`gpu_dra_operations_total{node="n1",operation="unprepare",result="error"} 0x40`,
+		}, 10 * time.Minute, []string{"Node n1 cannot prepare some claims."}},
+		{"claims that are prepared", "ClaimsFail", []string{
+			`gpu_dra_operations_total{node="n1",operation="prepare",result="success"} 0+1x40`,
+			`gpu_dra_operations_total{node="n1",operation="prepare",result="error"} 0x40`,
+		}, 10 * time.Minute, nil},
+
+		{"a claim that cannot be released", "ClaimsNotReleased", []string{
+			`gpu_dra_claims{node="n1",phase="Releasing"} 1x40`,
+		}, 16 * time.Minute, []string{"1 claims of node n1 cannot be released."}},
+		{"a claim that is released", "ClaimsNotReleased", []string{
+			`gpu_dra_claims{node="n1",phase="Releasing"} 1x20 0x20`,
+		}, 16 * time.Minute, nil},
+
+		{"a mode that waits for two claims", "ModeChangePending", []string{
+			`gpu_dra_mode_change_pending_claims{node="n1",uuid="GPU-1",to="exclusive",claim="a"} 1x800`,
+			`gpu_dra_mode_change_pending_claims{node="n1",uuid="GPU-1",to="exclusive",claim="b"} 1x800`,
+		}, 361 * time.Minute, []string{"A GPU of node n1 waits for claims before it gets its configured mode."}},
+		{"a mode that has changed", "ModeChangePending", []string{
+			`gpu_dra_mode_change_pending_claims{node="n1",uuid="GPU-1",to="exclusive",claim="a"} 1x600 _x200`,
+		}, 361 * time.Minute, nil},
+
+		{"tainted GPUs", "GPUsTainted", []string{
+			`gpu_dra_cluster_tainted_gpus{node="n1",model="T4"} 2x40`,
+			`gpu_dra_cluster_tainted_gpus{node="n2",model="T4"} 0x40`,
+		}, 11 * time.Minute, []string{"2 GPUs T4 of node n1 have a taint."}},
+		{"no tainted GPUs", "GPUsTainted", []string{
+			`gpu_dra_cluster_tainted_gpus{node="n1",model="T4"} 2x10 0x40`,
+		}, 11 * time.Minute, nil},
+
+		{"claims wait, and all GPUs are allocated", "NoFreeGPUs", []string{
+			`gpu_dra_cluster_claims{namespace="ml",state="waiting"} 3x40`,
+			`gpu_dra_cluster_gpus{node="n1",state="free"} 0x40`,
+		}, 16 * time.Minute, []string{"No whole GPU is free, and 3 claims wait."}},
+		{"claims wait, and a GPU is free", "NoFreeGPUs", []string{
+			`gpu_dra_cluster_claims{namespace="ml",state="waiting"} 3x40`,
+			`gpu_dra_cluster_gpus{node="n1",state="free"} 1x40`,
+		}, 16 * time.Minute, nil},
+
+		{"claims wait beside a free GPU", "ClaimsWaitBesideFreeGPUs", []string{
+			`gpu_dra_cluster_claims{namespace="ml",state="waiting"} 3x140`,
+			`gpu_dra_cluster_claims{namespace="web",state="waiting"} 0x140`,
+			`gpu_dra_cluster_gpus{node="n1",state="free"} 1x140`,
+		}, 61 * time.Minute, []string{"3 claims of namespace ml wait while GPUs are free."}},
+		{"claims wait without a free GPU", "ClaimsWaitBesideFreeGPUs", []string{
+			`gpu_dra_cluster_claims{namespace="ml",state="waiting"} 3x140`,
+			`gpu_dra_cluster_gpus{node="n1",state="free"} 0x140`,
+		}, 61 * time.Minute, nil},
+
+		{"no metrics of the cluster", "ClusterGPUMetricsAbsent", []string{`up 1x40`}, 11 * time.Minute,
+			[]string{"The metrics of the cluster's GPUs are missing."}},
+		{"metrics of the cluster", "ClusterGPUMetricsAbsent", []string{`gpu_dra_cluster_gpus{node="n1"} 0x40`},
+			11 * time.Minute, nil},
+
+		{"orphans", "OrphanedObjects", []string{
+			`gpu_dra_orphans{object="ResourceSlice",reason="NodeGone"} 2x40`,
+			`gpu_dra_orphans{object="ResourceClaim",reason="PodGone"} 0x40`,
+		}, 16 * time.Minute, []string{"2 objects (ResourceSlice) have lost their owner: NodeGone."}},
+		{"orphans that go", "OrphanedObjects", []string{
+			`gpu_dra_orphans{object="ResourceSlice",reason="NodeGone"} 2x10 0x40`,
+		}, 16 * time.Minute, nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			rule, ok := known[tc.alert]
+			if !ok {
+				t.Fatalf("the chart has no alert %s", tc.alert)
+			}
+			var got []string
+			for _, a := range firing(t, rule, tc.series, tc.at) {
+				got = append(got, a.Annotations.Get("summary"))
+			}
+			if !slices.Equal(got, tc.want) {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+			if tc.want == nil {
+				quiet[tc.alert] = true
+			} else {
+				fired[tc.alert] = true
+			}
+		})
+	}
+	for name := range known {
+		if !fired[name] || !quiet[name] {
+			t.Errorf("%s: no test of when it fires, or of when it does not", name)
+		}
+	}
+}
+
+// The description of GPUUnhealthy names what is wrong with this GPU.
+func TestCauses(t *testing.T) {
+	all := firing(t, chartRules(t)["GPUUnhealthy"], []string{
+		`gpu_dra_gpu_state{` + gpu + `,state="unhealthy"} 1x20`,
+		`gpu_dra_gpu_condition{` + gpu + `,cause="NVLinkDown",pod="old"} 1x20`,
+		`gpu_dra_gpu_condition{` + gpu + `,cause="NVLinkDown",pod="new"} 1x20`,
+		`gpu_dra_gpu_condition{` + gpu + `,cause="XID74"} 1x20`,
+		`gpu_dra_gpu_condition{` + other + `,cause="XID13"} 1x20`,
+	}, 6*time.Minute)
+	if len(all) != 1 {
+		t.Fatalf("got %d alerts, want 1", len(all))
+	}
+	const want = "New claims avoid the GPU GPU-1. What is wrong: NVLinkDown, XID74. The events of the node say"
+	if got := all[0].Annotations.Get("description"); !strings.HasPrefix(got, want) {
+		t.Errorf("got %q, want %q in front", got, want)
+	}
+}
+
+// Prometheus can parse every expression of the dashboard.
+func TestDashboard(t *testing.T) {
+	all := panels(t)
+	if len(all) < 20 {
+		t.Fatalf("the dashboard has %d panels with expressions", len(all))
+	}
+	for title, exprs := range all {
+		for _, expr := range exprs {
+			if _, err := parser.NewParser(parser.Options{}).ParseExpr(expr); err != nil {
+				t.Errorf("%s: %s: %v", title, expr, err)
+			}
+		}
+	}
+}
+
+// The panel of XIDs shows also the first XID of its number, which increase() alone does not.
+func TestXIDs(t *testing.T) {
+	query := queryFunc(t, []string{
+		`gpu_dra_gpu_xids_total{node="n1",uuid="GPU-1",xid="79"} _x40 1x40`,
+		`gpu_dra_gpu_xids_total{node="n1",uuid="GPU-1",xid="13"} 7x35 9x45`,
+		`gpu_dra_gpu_xids_total{node="n1",uuid="GPU-2",xid="13"} 7x80`,
+	})
+	for _, tc := range []struct {
+		at   time.Duration
+		want string
+	}{
+		{15 * time.Minute, ""},
+		{22 * time.Minute, `{node="n1", uuid="GPU-1", xid="79"} 1; {node="n1", uuid="GPU-1", xid="13"} 2`},
+		{35 * time.Minute, ""},
+	} {
+		vector, err := query(t.Context(), panels(t)["XIDs by GPU"][0], time.Unix(0, 0).Add(tc.at))
+		if err != nil {
+			t.Fatal(err)
+		}
+		slices.SortFunc(vector, func(a, b promql.Sample) int { return cmp.Compare(a.F, b.F) })
+		var got []string
+		for _, s := range vector {
+			got = append(got, fmt.Sprintf("%s %.0f", s.Metric, s.F))
+		}
+		if got := strings.Join(got, "; "); got != tc.want {
+			t.Errorf("after %s: got %s, want %s", tc.at, got, tc.want)
+		}
+	}
+}
+
+// panels returns the expressions of the dashboard by the title of their panel, with the variables as Grafana sets them.
+func panels(t *testing.T) map[string][]string {
+	t.Helper()
+	text, err := os.ReadFile(dashboard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var board struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	if err := json.Unmarshal(text, &board); err != nil {
+		t.Fatal(err)
+	}
+	variables := strings.NewReplacer("$__rate_interval", "5m", "$__range", "6h", "$node", ".*", "$model", ".*",
+		"$namespace", ".*")
+	all := map[string][]string{}
+	for _, p := range board.Panels {
+		for _, target := range p.Targets {
+			all[p.Title] = append(all[p.Title], variables.Replace(target.Expr))
+		}
+	}
+	return all
+}
+
+// chartRules returns the alerts of the chart, by name.
+func chartRules(t *testing.T) map[string]rulefmt.Rule {
+	t.Helper()
+	files, err := filepath.Glob(alerts)
+	if err != nil || len(files) == 0 {
+		t.Fatalf("files of alerts: %v, %v", files, err)
+	}
+	known := map[string]rulefmt.Rule{}
+	for _, file := range files {
+		groups, errs := rulefmt.ParseFile(file, false, model.UTF8Validation, parser.NewParser(parser.Options{}),
+			slog.New(slog.DiscardHandler))
+		for _, err := range errs {
+			t.Error(err)
+		}
+		if groups == nil {
+			continue
+		}
+		for _, g := range groups.Groups {
+			for _, r := range g.Rules {
+				known[r.Alert] = r
+			}
+		}
+	}
+	return known
+}
+
+// firing evaluates the rule each 30 seconds until at, and returns the alerts that fire then, by label.
+func firing(t *testing.T, r rulefmt.Rule, series []string, at time.Duration) []*rules.Alert {
+	t.Helper()
+	expr, err := parser.NewParser(parser.Options{}).ParseExpr(r.Expr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	query := queryFunc(t, series)
+	rule := rules.NewAlertingRule(r.Alert, expr, time.Duration(r.For), 0, labels.FromMap(r.Labels),
+		labels.FromMap(r.Annotations), labels.EmptyLabels(), "", true, slog.New(slog.DiscardHandler))
+	for since := time.Duration(0); since <= at; since += 30 * time.Second {
+		if _, err := rule.Eval(t.Context(), 0, time.Unix(0, 0).Add(since), query, &url.URL{}, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var all []*rules.Alert
+	for _, a := range rule.ActiveAlerts() {
+		a.Annotations.Range(func(l labels.Label) {
+			if strings.Contains(l.Value, "<error") || strings.Contains(l.Value, "<no value>") {
+				t.Errorf("%s: %s", l.Name, l.Value)
+			}
+		})
+		if a.State == rules.StateFiring {
+			all = append(all, a)
+		}
+	}
+	slices.SortFunc(all, func(a, b *rules.Alert) int { return labels.Compare(a.Labels, b.Labels) })
+	return all
+}
+
+// queryFunc returns a function that queries the series.
+func queryFunc(t *testing.T, series []string) rules.QueryFunc {
+	t.Helper()
+	storage := promqltest.LoadedStorage(t, "load 30s\n  "+strings.Join(series, "\n  "))
+	t.Cleanup(func() { _ = storage.Close() })
+	return rules.EngineQueryFunc(promqltest.NewTestEngineWithOpts(t, promql.EngineOpts{
+		MaxSamples: 100_000, Timeout: time.Minute}), storage)
+}

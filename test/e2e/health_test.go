@@ -1,0 +1,319 @@
+//go:build e2e
+
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
+)
+
+// testHealth lets GPUs become sick. The node configuration of these tests evicts pods from GPUs with XID 79.
+func (s *suite) testHealth(t *testing.T) {
+	t.Run("dgx-h100", func(t *testing.T) {
+		t.Parallel()
+		t.Run("whole GPU", s.testSickGPU)
+		t.Run("partition", s.testSickPartition)
+	})
+	t.Run("shared GPU", func(t *testing.T) {
+		t.Parallel()
+		s.testSickSharedGPU(t)
+	})
+	t.Run("people clear a GPU, and replace the driver", func(t *testing.T) {
+		t.Parallel()
+		s.testHealthCommand(t)
+	})
+}
+
+// replicas creates a Deployment whose pods have a claim from the template.
+func (s *suite) replicas(t *testing.T, namespace, name, node, template string, count int32) {
+	t.Helper()
+	pod := &corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: s.image,
+		Args: []string{"show", "--stay"}}}, TerminationGracePeriodSeconds: ptr.To(int64(0))}
+	onNode(node)(pod)
+	withTemplate(template)(pod)
+	labels := map[string]string{"app": name}
+	s.must(t, s.ApplyTyped(t.Context(), &appsv1.Deployment{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
+		Spec: appsv1.DeploymentSpec{Replicas: &count, Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: *pod}},
+	}))
+}
+
+// waitReplicas waits until so many pods of the Deployment run on GPUs for which is returns true.
+func (s *suite) waitReplicas(t *testing.T, namespace, name string, count int, is func(device string) bool) (
+	found []corev1.Pod) {
+	t.Helper()
+	s.must(t, kube.Until(t.Context(), 2*soon, fmt.Sprintf("%d pods of %s", count, name),
+		func(ctx context.Context) (bool, string, error) {
+			pods, err := s.Pods(ctx, namespace, client.MatchingLabels{"app": name})
+			found = nil
+			state := ""
+			for _, p := range pods {
+				state += fmt.Sprintf("%s %s; ", p.Name, p.Status.Phase)
+				if p.Status.Phase != corev1.PodRunning || p.DeletionTimestamp != nil {
+					continue
+				}
+				claim := s.claimOf(t, &p)
+				if a := claim.Status.Allocation; a != nil && is(a.Devices.Results[0].Device) {
+					found = append(found, p)
+				}
+			}
+			return len(found) == count, state, err
+		}))
+	return found
+}
+
+// waitTaint waits until the device has the taint, written as "key=value:effect"; "" means none of the driver's.
+func (s *suite) waitTaint(t *testing.T, node, device, want string) {
+	t.Helper()
+	s.must(t, kube.Until(t.Context(), 2*soon, fmt.Sprintf("taint %q of %s", want, device),
+		func(context.Context) (bool, string, error) {
+			got := s.taintsOf(t, node, device)
+			return got == want, got, nil
+		}))
+}
+
+func (s *suite) taintsOf(t *testing.T, node, device string) string {
+	t.Helper()
+	var taints []string
+	for _, d := range s.published(t, node) {
+		for _, taint := range d.Taints {
+			// Without effect is only that a GPU is not watched while another one can be reset.
+			if d.Name == device && taint.Effect != resourceapi.DeviceTaintEffectNone {
+				taints = append(taints, fmt.Sprintf("%s=%s:%s", strings.TrimPrefix(taint.Key, "gpu.nvidia.com/"),
+					taint.Value, taint.Effect))
+			}
+		}
+	}
+	return strings.Join(taints, " ")
+}
+
+// healthOf returns the health of the pod's only device in its status: "Healthy", or "Unhealthy: message".
+func healthOf(p *corev1.Pod) string {
+	var all []corev1.ResourceHealth
+	for _, c := range p.Status.ContainerStatuses {
+		for _, r := range c.AllocatedResourcesStatus {
+			all = append(all, r.Resources...)
+		}
+	}
+	switch {
+	case len(all) == 0:
+		return ""
+	case ptr.Deref(all[0].Message, "") == "":
+		return string(all[0].Health)
+	}
+	return fmt.Sprintf("%s: %s", all[0].Health, *all[0].Message)
+}
+
+// waitHealth waits until the pod's status has a health that begins with prefix.
+func (s *suite) waitHealth(t *testing.T, pod client.ObjectKey, prefix string) {
+	t.Helper()
+	last := ""
+	_, err := s.WaitPod(t.Context(), 2*soon, pod, "health "+prefix, func(p *corev1.Pod) bool {
+		last = healthOf(p)
+		return strings.HasPrefix(last, prefix)
+	})
+	if err != nil {
+		t.Fatalf("%v; the last health was %q", err, last)
+	}
+}
+
+// testSickGPU: a GPU gets an XID, its pod is evicted and starts on another GPU, and later the GPU is used again.
+func (s *suite) testSickGPU(t *testing.T) {
+	node := s.node(t, "dgx-h100")
+	ns := s.namespace(t, "sick")
+	one := s.template(t, ns, "one-gpu")
+	s.replicas(t, ns, "worker", node, one, 1)
+	pod := s.waitReplicas(t, ns, "worker", 1, func(string) bool { return true })[0]
+	sick := s.allocated(t, &pod)
+	s.waitHealth(t, client.ObjectKeyFromObject(&pod), "Healthy")
+	plugin := s.plugin(t, node)
+
+	// The error of a program is told and changes nothing.
+	s.simctl(t, plugin, "xid", sick.Name, "31")
+	s.waitHealth(t, client.ObjectKeyFromObject(&pod), "Healthy: XID 31")
+	if got := s.taintsOf(t, node, sick.Name); got != "" {
+		t.Errorf("XID 31, which programs cause: got the taint %q", got)
+	}
+
+	s.simctl(t, plugin, "health", sick.Name, "recovery-action=reset")
+	s.simctl(t, plugin, "xid", sick.Name, "79")
+	next := s.waitReplicas(t, ns, "worker", 1, func(d string) bool { return d != sick.Name })[0]
+	s.waitTaint(t, node, sick.Name, "unhealthy=RecoveryActionReset:NoSchedule xid=79:NoExecute")
+	s.waitHealth(t, client.ObjectKeyFromObject(&next), "Healthy")
+	waiting := s.pod(t, ns, "waiting", withTemplate(s.claimTemplate(t, ns, "sick", theGPU(sick))))
+	s.waitUnschedulable(t, waiting)
+
+	// The taint survives the plugin.
+	plugin = s.restartPlugin(t, node)
+	s.waitTaint(t, node, sick.Name, "unhealthy=RecoveryActionReset:NoSchedule xid=79:NoExecute")
+
+	// A GPU that is in use is not evicted without an administrator's word.
+	other := s.allocated(t, &next)
+	s.simctl(t, plugin, "health", other.Name, "recovery-action=reset")
+	s.waitTaint(t, node, other.Name, "unhealthy=RecoveryActionReset:NoSchedule")
+	s.waitHealth(t, client.ObjectKeyFromObject(&next), "Unhealthy: RecoveryActionReset")
+	claim := s.claimOf(t, &next)
+	s.waitCondition(t, client.ObjectKeyFromObject(&claim), "False RecoveryActionReset")
+	s.waitEvent(t, client.ObjectKeyFromObject(&claim), "DeviceUnhealthy", "asks for a reset")
+
+	// No claim holds the first GPU any more, so the plugin does not watch its events while it waits for its reset.
+	s.trySimctl(t, plugin, "reset", sick.Name)
+	s.simctl(t, plugin, "health", other.Name, "recovery-action=none")
+	s.waitTaint(t, node, other.Name, "")
+	s.waitHealth(t, client.ObjectKeyFromObject(&next), "Healthy")
+	s.waitCondition(t, client.ObjectKeyFromObject(&claim), "True Recovered")
+	s.waitTaint(t, node, sick.Name, "")
+	s.running(t, waiting)
+	if after, err := s.WaitPod(t.Context(), soon, client.ObjectKeyFromObject(&next), "still there",
+		func(*corev1.Pod) bool { return true }); err != nil || after.UID != next.UID {
+		t.Errorf("the pod on the GPU that needed a reset was replaced: %v", err)
+	}
+}
+
+// waitCondition waits until the only device of the claim has the condition Healthy with this status and reason.
+func (s *suite) waitCondition(t *testing.T, claim client.ObjectKey, want string) {
+	t.Helper()
+	s.must(t, kube.Until(t.Context(), soon, "condition Healthy "+want, func(ctx context.Context) (bool, string, error) {
+		var c resourceapi.ResourceClaim
+		if err := s.Get(ctx, claim, &c); err != nil {
+			return false, "", err
+		}
+		got := ""
+		for _, d := range c.Status.Devices {
+			for _, condition := range d.Conditions {
+				if condition.Type == "Healthy" {
+					got = fmt.Sprintf("%s %s", condition.Status, condition.Reason)
+				}
+			}
+		}
+		return got == want, got, nil
+	}))
+}
+
+// testSickPartition: an XID of a partition concerns what shares memory with it, and no other partition.
+func (s *suite) testSickPartition(t *testing.T) {
+	node := s.node(t, "dgx-h100")
+	ns := s.namespace(t, "sick-partition")
+	gpu := s.wholeGPUs(t, node)[0]
+	var pods [2]client.ObjectKey
+	var parts [2]made
+	for i := range pods {
+		pods[i] = s.withPartition(t, ns, fmt.Sprintf("worker-%d", i), "1g.10gb", gpu)
+		parts[i] = s.madeFor(t, pods[i])
+		s.waitHealth(t, pods[i], "Healthy")
+	}
+	plugin := s.plugin(t, node)
+	s.simctl(t, plugin, "health", gpu.Name, "recovery-action=drain-and-reset")
+	s.waitTaint(t, node, gpu.Name, "unhealthy=RecoveryActionDrainAndReset:NoSchedule")
+	s.simctl(t, plugin, "xid", parts[0].UUID, "95")
+	const reset = "unhealthy=RecoveryActionDrainAndReset:NoSchedule"
+	s.waitTaint(t, node, parts[0].Device, reset+" xid=95:NoSchedule")
+	s.waitHealth(t, pods[0], "Unhealthy: ")
+	if got := s.taintsOf(t, node, parts[1].Device); got != reset {
+		t.Errorf("the other partition: got the taints %q, want %q", got, reset)
+	}
+	s.simctl(t, plugin, "health", gpu.Name, "recovery-action=none")
+	s.waitTaint(t, node, parts[0].Device, "")
+	for _, pod := range pods {
+		s.waitHealth(t, pod, "Healthy")
+	}
+}
+
+// testSickSharedGPU: three pods share a GPU that falls off the bus; all three start again on another one. The monitor
+// of the node stays and sees it.
+func (s *suite) testSickSharedGPU(t *testing.T) {
+	node := s.node(t, "workstation")
+	ns := s.namespace(t, "sick-shared")
+	admin := s.adminNamespace(t, "sick-monitor")
+	monitor := s.pod(t, admin, "monitor", onNode(node),
+		withTemplate(s.templateFor(t, admin, "monitor", monitorRequest("all"))))
+	s.waitHealth(t, monitor, "Healthy")
+	s.replicas(t, ns, "worker", node, s.claimTemplate(t, ns, "share", resourceapi.DeviceClaim{
+		Requests: []resourceapi.DeviceRequest{share("gpu", "NVIDIA RTX A6000", "5Gi", "30")}}), 3)
+	pods := s.waitReplicas(t, ns, "worker", 3, func(string) bool { return true })
+	sick := s.names(t, &pods[0])[0]
+	for _, p := range pods {
+		if got := s.names(t, &p)[0]; got != sick {
+			t.Fatalf("pod %s has a share of %s, want %s as the first", p.Name, got, sick)
+		}
+	}
+	plugin := s.plugin(t, node)
+	s.simctl(t, plugin, "health", sick, "recovery-action=reboot")
+	s.simctl(t, plugin, "xid", sick, "79", "--count", "3000", "--rate", "1000")
+	s.waitReplicas(t, ns, "worker", 3, func(d string) bool { return d != sick })
+	s.waitHealth(t, monitor, "Healthy: "+sick+": ")
+	s.running(t, s.pod(t, admin, "monitor-2", onNode(node), withTemplate("monitor")))
+	s.running(t, monitor)
+	s.simctl(t, plugin, "health", sick, "recovery-action=none")
+	s.waitTaint(t, node, sick, "")
+}
+
+// trySimctl repeats a command of simctl until it succeeds: a discovery may have NVML open at that moment.
+func (s *suite) trySimctl(t *testing.T, plugin *corev1.Pod, args ...string) {
+	t.Helper()
+	s.must(t, kube.Until(t.Context(), soon, "simctl "+strings.Join(args, " "),
+		func(ctx context.Context) (bool, string, error) {
+			output, err := s.Exec(ctx, client.ObjectKeyFromObject(plugin), append([]string{
+				"/usr/bin/dra-kubelet-plugin-sim", "simctl", "--dir", simDir}, args...)...)
+			return err == nil, fmt.Sprint(output, err), nil
+		}))
+}
+
+// testHealthCommand uses the command "health" as an administrator would.
+func (s *suite) testHealthCommand(t *testing.T) {
+	node := s.node(t, "l40s-x4")
+	plugin := s.plugin(t, node)
+	gpu := s.wholeGPUs(t, node)[0].Name
+	health := func(args ...string) string {
+		t.Helper()
+		return s.run(t, client.ObjectKeyFromObject(plugin), append([]string{"/usr/bin/dra-kubelet-plugin-sim",
+			"health"}, args...)...)
+	}
+	s.simctl(t, plugin, "xid", gpu, "142")
+	s.waitTaint(t, node, gpu, "xid=142:NoSchedule")
+	says := func(want string) {
+		t.Helper()
+		s.must(t, kube.Until(t.Context(), soon, "the command to say "+want,
+			func(context.Context) (bool, string, error) {
+				got := health()
+				return strings.Contains(got, gpu) && strings.Contains(got, want), got, nil
+			}))
+	}
+	says("XID 142")
+	health("--clear", gpu)
+	s.waitTaint(t, node, gpu, "")
+	says("(cleared)")
+
+	if output, err := s.Exec(t.Context(), client.ObjectKeyFromObject(plugin), "/usr/bin/dra-kubelet-plugin-sim",
+		"simctl", "--dir", simDir, "unload"); err == nil {
+		t.Fatalf("the driver was unloaded while the plugin watches events: %s", output)
+	}
+	health("--close-nvml", "2m")
+	s.waitTaint(t, node, gpu, "unmonitored=:NoSchedule")
+	s.trySimctl(t, plugin, "unload")
+	s.simctl(t, plugin, "load")
+	health("--open-nvml")
+	s.waitTaint(t, node, gpu, "")
+	ns := s.namespace(t, "after-unload")
+	pod := s.pod(t, ns, "worker", onNode(node), withTemplate(s.template(t, ns, "one-gpu")))
+	s.waitHealth(t, pod, "Healthy")
+	s.simctl(t, plugin, "xid", gpu, "142") // events are watched again
+	s.waitTaint(t, node, gpu, "xid=142:NoSchedule")
+	health("--clear", gpu)
+	s.waitTaint(t, node, gpu, "")
+}
