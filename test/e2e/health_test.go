@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -34,6 +35,10 @@ func (s *suite) testHealth(t *testing.T) {
 	t.Run("people clear a GPU, and replace the driver", func(t *testing.T) {
 		t.Parallel()
 		s.testHealthCommand(t)
+	})
+	t.Run("an idle GPU stays healthy", func(t *testing.T) {
+		t.Parallel()
+		s.testIdleHealth(t)
 	})
 }
 
@@ -253,6 +258,16 @@ func (s *suite) testSickSharedGPU(t *testing.T) {
 		}
 	}
 	plugin := s.plugin(t, node)
+	// Every share has the health of its GPU, also after a restart of the plugin.
+	s.simctl(t, plugin, "health", sick, "recovery-action=reboot")
+	for _, p := range pods {
+		s.waitHealth(t, client.ObjectKeyFromObject(&p), "Unhealthy: RecoveryActionReboot")
+	}
+	plugin = s.restartPlugin(t, node)
+	s.simctl(t, plugin, "health", sick, "recovery-action=none")
+	for _, p := range pods {
+		s.waitHealth(t, client.ObjectKeyFromObject(&p), "Healthy")
+	}
 	s.simctl(t, plugin, "health", sick, "recovery-action=reboot")
 	s.simctl(t, plugin, "xid", sick, "79", "--count", "3000", "--rate", "1000")
 	s.waitReplicas(t, ns, "worker", 3, func(d string) bool { return d != sick })
@@ -316,4 +331,22 @@ func (s *suite) testHealthCommand(t *testing.T) {
 	s.waitTaint(t, node, gpu, "xid=142:NoSchedule")
 	health("--clear", gpu)
 	s.waitTaint(t, node, gpu, "")
+}
+
+// kubeletTimeout is how long the kubelet remembers the health of a device that is not reported again.
+const kubeletTimeout = 30 * time.Second
+
+// testIdleHealth: while nothing happens, the health of a device is never unknown.
+func (s *suite) testIdleHealth(t *testing.T) {
+	node := s.node(t, "mixed")
+	ns := s.namespace(t, "idle-health")
+	pod := s.pod(t, ns, "worker", onNode(node), withTemplate(s.template(t, ns, "one-gpu")))
+	s.waitHealth(t, pod, "Healthy")
+	for end := time.Now().Add(3 * kubeletTimeout); time.Now().Before(end); time.Sleep(time.Second) {
+		var p corev1.Pod
+		s.must(t, s.Get(t.Context(), pod, &p))
+		if got := healthOf(&p); got != "Healthy" {
+			t.Fatalf("got the health %q, want Healthy", got)
+		}
+	}
 }

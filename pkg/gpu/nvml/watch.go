@@ -45,9 +45,11 @@ type watch struct {
 	leave bool
 	// inside is closed when the watcher has left its session; nil: it is in none.
 	inside chan struct{}
-	beat   time.Time           // when the last call began
-	failed string              // why the last session ended; empty: without an error
-	gpus   map[gpu.UUID]string // "" if it is watched, otherwise why not; nil: the first session has not begun
+	beat   time.Time // when the last call began
+	failed string    // why the last session ended; empty: without an error
+	// version is that of the GPUs of this session; none before they are registered.
+	version int
+	gpus    map[gpu.UUID]string // "" if it is watched, otherwise why not; nil: the first session has not begun
 }
 
 // unwatched returns why events of GPUs are not watched.
@@ -179,7 +181,7 @@ func (n *Node) watchSession(ctx context.Context, found func(gpu.Event)) error {
 	if ret != nvmllib.SUCCESS {
 		return fmt.Errorf("create event set: %w", ret)
 	}
-	watched, err := s.register(ctx, set)
+	watched, err := s.register(ctx, set, version)
 	if !errors.Is(err, ErrNoAnswer) { // that call still uses the set
 		defer func() { _ = set.Free() }()
 	}
@@ -207,7 +209,7 @@ func (n *Node) watchSession(ctx context.Context, found func(gpu.Event)) error {
 
 // register registers the events of all GPUs with the set, and reports whether there are any. A GPU that does not answer
 // is left out. Error: the first one, ErrNoAnswer if there is one.
-func (s *session) register(ctx context.Context, set nvmllib.EventSet) (any bool, failed error) {
+func (s *session) register(ctx context.Context, set nvmllib.EventSet, version int) (any bool, failed error) {
 	count, ret := s.lib.DeviceGetCount()
 	if ret != nvmllib.SUCCESS {
 		return false, fmt.Errorf("count GPUs: %w", ret)
@@ -228,7 +230,7 @@ func (s *session) register(ctx context.Context, set nvmllib.EventSet) (any bool,
 			failed = fmt.Errorf("GPU %d: %w", i, err)
 		}
 	}
-	s.watch.began(gpus)
+	s.watch.began(gpus, version)
 	return any, failed
 }
 
@@ -289,6 +291,9 @@ func (s *session) uuidOf(handle nvmllib.Device) (id gpu.UUID) {
 	return id
 }
 
+// unregistered is the version of GPUs of a session before they are registered.
+const unregistered = -1
+
 // enter records that the watcher opens a session. It returns false if it must not.
 func (w *watch) enter() bool {
 	w.mu.Lock()
@@ -296,6 +301,7 @@ func (w *watch) enter() bool {
 	if w.stopped != "" || w.letGo != "" {
 		return false
 	}
+	w.version = unregistered
 	w.inside, w.leave, w.beat = make(chan struct{}), false, time.Now()
 	return true
 }
@@ -316,10 +322,10 @@ func (w *watch) stays() bool {
 }
 
 // began records which GPUs are watched.
-func (w *watch) began(gpus map[gpu.UUID]string) {
+func (w *watch) began(gpus map[gpu.UUID]string, version int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.gpus, w.failed = gpus, ""
+	w.gpus, w.failed, w.version = gpus, "", version
 }
 
 // fail records why a session failed.
@@ -329,12 +335,12 @@ func (w *watch) fail(err error) {
 	w.failed = err.Error()
 }
 
-// Watching reports whether the events of any GPU are watched.
+// Watching reports whether the events of any GPU are watched, of those of the last discovery.
 func (n *Node) Watching() bool {
 	w := &n.watch
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.inside == nil || w.stopped != "" || w.letGo != "" {
+	if w.inside == nil || w.version != n.looks.changes() || w.stopped != "" || w.letGo != "" {
 		return false
 	}
 	return slices.Contains(slices.Collect(maps.Values(w.gpus)), "")
