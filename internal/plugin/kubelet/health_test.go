@@ -8,10 +8,39 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/health"
 )
+
+// A taint that the API server refuses must not keep all devices from being published.
+func TestRefusedTaint(t *testing.T) {
+	invalid := func(at string) error {
+		return fmt.Errorf("update slice: %w: %w", kubeletplugin.ErrRecoverable, apierrors.NewInvalid(
+			schema.GroupKind{Kind: "ResourceSlice"}, "slice", field.ErrorList{
+				field.NotSupported(field.NewPath(at), "None", []string{"NoSchedule", "NoExecute"})}))
+	}
+	for _, row := range []struct {
+		name string
+		err  error
+		want int
+	}{
+		{"a taint", invalid("spec.devices[0].taints[0].effect"), 1},
+		{"another field", invalid("spec.devices[0].attributes"), 0},
+		{"no answer", fmt.Errorf("%w: connection refused, taints unknown", kubeletplugin.ErrRecoverable), 0},
+	} {
+		refused := 0
+		s := &Server{TaintRefused: func() { refused++ },
+			Fatal: func(error) { t.Errorf("%s: the process ends", row.name) }}
+		s.HandleError(t.Context(), row.err, "publish")
+		if refused != row.want {
+			t.Errorf("%s: got %d refused taints, want %d", row.name, refused, row.want)
+		}
+	}
+}
 
 func TestWatchHealthStatus(t *testing.T) {
 	s := &Server{Pool: "node", ServeHealth: func(_ context.Context, send func([]health.Report) bool) {
