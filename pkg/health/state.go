@@ -85,7 +85,7 @@ const (
 	// settleTime is how long after an event the driver may take to say which recovery the GPU needs. An earlier answer
 	// does not count.
 	settleTime = 5 * time.Second
-	// flapTime is how long an answer of NVML must stay healthy before a condition ends that has come back once; it is
+	// flapTime is how long an answer of NVML must stay healthy before a condition ends that has come back twice; it is
 	// doubled each time it comes back.
 	flapTime = time.Minute
 )
@@ -276,10 +276,10 @@ func (c Condition) Quiet(rule Rule) time.Duration {
 
 // flapping returns how long the answer of NVML must be healthy before the condition ends.
 func (c Condition) flapping() time.Duration {
-	if c.Returns == 0 {
+	if c.Returns < 2 {
 		return 0
 	}
-	return doubled(flapTime, c.Returns-1)
+	return doubled(flapTime, c.Returns-2)
 }
 
 // doubled returns the duration, doubled so many times, but not more than maxQuiet.

@@ -198,10 +198,12 @@ func TestConditionsBeginAndEnd(t *testing.T) {
 		{"a lost GPU answers again", "0s see GPULost; 1h lapse; 2h reset; 3h answer healthy",
 			"0s GPULost began\n3h GPULost ended (healthy again)"},
 		{"a problem that flaps must be gone for a while", "0s answer rows; 10s answer healthy; 20s answer rows; " +
-			"79s answer healthy; 80s answer healthy; 90s answer rows; 209s answer healthy; 210s answer healthy",
+			"30s answer healthy; 40s answer rows; 99s answer healthy; 100s answer healthy; " +
+			"110s answer rows; 229s answer healthy; 230s answer healthy",
 			"0s RowRemapFailed began\n10s RowRemapFailed ended (healthy again)\n20s RowRemapFailed began again, 1\n" +
-				"80s RowRemapFailed ended (healthy again)\n90s RowRemapFailed began again, 2\n" +
-				"210s RowRemapFailed ended (healthy again)"},
+				"30s RowRemapFailed ended (healthy again)\n40s RowRemapFailed began again, 2\n" +
+				"100s RowRemapFailed ended (healthy again)\n110s RowRemapFailed began again, 3\n" +
+				"230s RowRemapFailed ended (healthy again)"},
 		{"partitions have conditions of their own",
 			"0s see XID95 0; 1s see XID95 2; 2s see XID95; 3s see XID95 2; 1m reset",
 			"0s XID95 at 0 began\n1s XID95 at 2 began\n2s XID95 began\n" +
@@ -337,7 +339,7 @@ func TestQuiet(t *testing.T) {
 		{"never longer than a day", Condition{Cause: "XID31", Returns: 1000}, quiet, "24h0m0s"},
 		{"no time ends what waits for a reset", Condition{Cause: "XID48", Returns: 2}, untilReset, "0s"},
 		{"NVML ends it at once", Condition{Cause: NVLinkDown}, untilReset, "0s"},
-		{"NVML ends it later when it has come back", Condition{Cause: NVLinkDown, Returns: 3}, untilReset, "4m0s"},
+		{"NVML ends it later when it has come back", Condition{Cause: NVLinkDown, Returns: 4}, untilReset, "4m0s"},
 		{"though never later than a day", Condition{Cause: NVLinkDown, Returns: 1000}, quiet, "24h0m0s"},
 	} {
 		if got := row.Quiet(row.rule).String(); got != row.want {
