@@ -171,7 +171,12 @@ func Run(ctx context.Context, c Config) error {
 	defer connection.Drain(ctx)
 
 	go publisher.Run(ctx, c.PluginDir)
-	go sick.Run(ctx)
+	sickEnded := make(chan struct{})
+	go func() {
+		defer close(sickEnded)
+		sick.Run(ctx)
+	}()
+	defer func() { <-sickEnded }() // it saves its state, which the last instance removes
 	go reporter.Run(reports)
 	go resume(ctx, preparer, server, resumes)
 	go (&sweep.Sweeper{Config: sweep.Config{

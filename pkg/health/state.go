@@ -68,6 +68,8 @@ const (
 	EndReset End = "reset"
 	// EndReboot means that the machine was started again.
 	EndReboot End = "reboot"
+	// EndGone means that the GPU was taken out.
+	EndGone End = "the GPU is gone"
 	// EndCleared means that a person has cleared it.
 	EndCleared End = "cleared"
 )
@@ -177,6 +179,12 @@ func (s *State) Reset(now time.Time, id gpu.UUID, policies Policies) []Condition
 	return s.end(now, EndReset, func(c Condition) bool {
 		return c.GPU == id && !answered(c.Cause) && policies(id).For(c.Cause).Recovery == RecoveryReset
 	})
+}
+
+// Gone ends what GPUs that are not known any more can be asked about. What else is wrong with them stays, because they
+// may come back.
+func (s *State) Gone(now time.Time, known func(gpu.UUID) bool) []Condition {
+	return s.end(now, EndGone, func(c Condition) bool { return answered(c.Cause) && !known(c.GPU) })
 }
 
 // Booted ends the conditions of earlier boots that a boot ends.

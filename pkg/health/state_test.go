@@ -414,3 +414,20 @@ func TestJSONRoundTrip(t *testing.T) {
 		t.Errorf("got %s, want no end of active conditions", data)
 	}
 }
+
+// A GPU that was taken out answers no more, so what it could be asked about ends. An XID stays: it may come back.
+func TestGone(t *testing.T) {
+	var s State
+	for _, cause := range []Cause{GPULost, RowRemapFailed, XIDCause(48)} {
+		s.See(start, "a", Subject{GPU: "GPU-0"}, cause, "")
+		s.See(start, "a", Subject{GPU: "GPU-1"}, cause, "")
+	}
+	var got []string
+	for _, c := range s.Gone(start.Add(time.Minute), func(id gpu.UUID) bool { return id == "GPU-1" }) {
+		got = append(got, fmt.Sprintf("%s %s %s", c.GPU, c.Cause, c.End))
+	}
+	const want = "GPU-0 GPULost the GPU is gone, GPU-0 RowRemapFailed the GPU is gone"
+	if got := strings.Join(got, ", "); got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}

@@ -190,7 +190,7 @@ func (m *Manager) Looked(ctx context.Context, look Look) {
 	now := m.now()
 	before, links := m.look, maps.Clone(m.state.Links)
 	m.look = look
-	changed := m.state.Booted(now, m.BootID, look.Policies)
+	changed := append(m.state.Booted(now, m.BootID, look.Policies), m.state.Gone(now, look.knows)...)
 	for _, d := range look.GPUs {
 		if d.Lost {
 			changed = append(changed, m.state.See(now, m.BootID, health.Subject{GPU: d.UUID}, health.GPULost, "")...)
@@ -216,6 +216,11 @@ func (m *Manager) Looked(ctx context.Context, look Look) {
 	m.changed(ctx, changed)
 	m.giveWay(ctx, now)
 	m.Metrics.GPUStates(m.gpuStates())
+}
+
+// knows reports whether the GPU is known.
+func (l Look) knows(id gpu.UUID) bool {
+	return slices.ContainsFunc(l.GPUs, func(d gpu.Device) bool { return d.UUID == id })
 }
 
 // wantsRecovery reports whether NVIDIA's driver asks for a recovery of the GPU: then it was not reset.
