@@ -218,10 +218,7 @@ func (n node) testResetUnderShare(t *testing.T) {
 	n.running(t, first)
 	shared := n.device(t, first)
 	n.simctl(t, "mps", shared, "dead")
-	n.simctl(t, "set", shared, "compute-mode=DEFAULT")
-	if got := n.lacks(t, shared, "mode=Default"); got != "" {
-		t.Fatal(got)
-	}
+	n.simctl(t, "set", shared, "compute-mode=DEFAULT") // which the plugin may repair at once
 	n.simctl(t, "mps", shared, "heal")
 	eventually(t, soon, "the compute mode to be set again",
 		func() string { return n.lacks(t, shared, "Exclusive_Process") })
