@@ -113,8 +113,11 @@ func TestEvents(t *testing.T) {
 		{"an error of another GPU", anyXID, func(n *node.Node) {
 			must(t, n.Fail("2", "EventSetWait", "ERROR_UNKNOWN"))
 		}, []string{timeout}},
-		{"an error of all calls", anyXID, func(n *node.Node) { must(t, n.Fail("0", "all", "ERROR_UNKNOWN")) },
-			[]string{"ERROR_UNKNOWN"}},
+		{"an error of all calls of a GPU", anyXID, func(n *node.Node) { must(t, n.Fail("0", "all", "ERROR_UNKNOWN")) },
+			[]string{timeout}},
+		{"an error of the call", anyXID, func(n *node.Node) {
+			must(t, n.Fail("0", "EventSetWait", "ERROR_UNKNOWN"))
+		}, []string{"ERROR_UNKNOWN"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := open(t, "dgx-h100")

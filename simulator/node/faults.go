@@ -161,9 +161,20 @@ func (c Card) Healthy() bool {
 	return !c.State.Unplugged && len(c.State.Faults) == 0 && len(c.State.Delays) == 0
 }
 
+// waitCall waits for events of several GPUs, so it is not one of AllCalls.
+const waitCall = "EventSetWait"
+
+// faultsOf returns the names of the faults that affect a call: its own, then AllCalls.
+func faultsOf(call string) []string {
+	if call == waitCall {
+		return []string{call}
+	}
+	return []string{call, AllCalls}
+}
+
 // activeFault returns the fault that affects the next such call: its own, otherwise that of AllCalls.
 func activeFault(faults map[string]Fault, call string) Fault {
-	for _, name := range []string{call, AllCalls} {
+	for _, name := range faultsOf(call) {
 		if f, ok := faults[name]; ok && f.now() {
 			return f
 		}
@@ -196,11 +207,11 @@ func (n *Node) TakeFault(uuid, call string) (delay time.Duration, e hwprofile.Er
 }
 
 func counting(faults map[string]Fault, call string) bool {
-	return faults[call].counts() || faults[AllCalls].counts()
+	return slices.ContainsFunc(faultsOf(call), func(name string) bool { return faults[name].counts() })
 }
 
 func count(faults map[string]Fault, call string) {
-	for _, name := range []string{call, AllCalls} {
+	for _, name := range faultsOf(call) {
 		if f, ok := faults[name]; ok {
 			faults[name] = f.counted()
 		}
