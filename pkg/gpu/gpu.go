@@ -57,6 +57,17 @@ type Device struct {
 	CUDAVersion   Version
 }
 
+// Physical returns the UUID of the device's physical GPU; empty for the monitor device.
+func (d Device) Physical() UUID {
+	switch {
+	case d.Partition != nil:
+		return d.Partition.Parent
+	case d.Type == TypeMonitor:
+		return ""
+	}
+	return d.UUID
+}
+
 // NoNUMANode is the NUMANode of a GPU whose NUMA node is unknown.
 const NoNUMANode = -1
 

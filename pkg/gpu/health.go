@@ -67,6 +67,9 @@ const (
 	RecoverySystemReboot  RecoveryAction = "SystemReboot"
 )
 
+// Needed reports whether the driver asks for a recovery.
+func (a RecoveryAction) Needed() bool { return a != RecoveryNone && a != RecoveryUnknown }
+
 // Taint keeps claims that do not tolerate it away from a device.
 type Taint struct {
 	Key    string // "gpu.nvidia.com/xid"

@@ -315,8 +315,7 @@ func problems(is gpu.Health) []problem {
 			all = append(all, problem{cause, detail})
 		}
 	}
-	cause, asks := recoveryActions[is.RecoveryAction]
-	add(asks, cause, "")
+	add(is.RecoveryAction.Needed(), recoveryActionPrefix+Cause(is.RecoveryAction), "")
 	add(is.RowsPending, RowRemapPending, "")
 	add(is.RowsFailed, RowRemapFailed, "")
 	add(is.PagesPending, PageRetirementPending, "")
@@ -355,15 +354,4 @@ func unknown(c Cause, is gpu.Health) bool {
 // byReset reports whether the rule waits for a reset, or for a reboot, which resets all GPUs.
 func byReset(rule Rule) bool {
 	return rule.Recovery == RecoveryReset || rule.Recovery == RecoveryReboot
-}
-
-// recoveryActions are the causes of what NVIDIA's driver asks for.
-var recoveryActions = map[gpu.RecoveryAction]Cause{
-	gpu.RecoveryReset:         RecoveryActionReset,
-	gpu.RecoveryReboot:        RecoveryActionReboot,
-	gpu.RecoveryDrainP2P:      RecoveryActionDrainP2P,
-	gpu.RecoveryDrainAndReset: RecoveryActionDrainAndReset,
-	gpu.RecoveryIMEXDomain:    RecoveryActionRecoverIMEXDomain,
-	gpu.RecoveryBusReset:      RecoveryActionBusReset,
-	gpu.RecoverySystemReboot:  RecoveryActionSystemReboot,
 }

@@ -29,7 +29,8 @@ func (m *Manager) giveWay(ctx context.Context, now time.Time) {
 	}
 	if why != m.letGo {
 		klog.FromContext(ctx).Info("NVML", "closed", why != "", "why", why)
-		m.letGo, m.dirty, m.saved = why, true, time.Time{}
+		m.letGo = why
+		m.saveSoon()
 		go m.applyLetGo()
 		go m.Changed()
 		m.Metrics.GPUStates(m.gpuStates())
@@ -75,7 +76,7 @@ func (m *Manager) applyLetGo() {
 func (m *Manager) awaitingReset(now time.Time) string {
 	why := ""
 	for _, d := range m.look.GPUs {
-		waits := !d.Lost && m.look.Persistent && m.look.Held != nil && !m.look.Held(d.Name) && m.waitsForReset(d)
+		waits := !d.Lost && m.look.Persistent && !m.look.Held(d.Name) && m.waitsForReset(d)
 		since, known := m.drains[d.UUID]
 		switch {
 		case !waits:

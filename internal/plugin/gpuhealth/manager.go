@@ -6,7 +6,6 @@
 package gpuhealth
 
 import (
-	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -197,7 +196,9 @@ func (m *Manager) Looked(ctx context.Context, look Look) {
 			continue
 		}
 		answers, ok := look.Answers[d.UUID]
-		if was, known := before.GPUs.Find(d.Name); known && was.Lost && was.UUID == d.UUID && !wantsRecovery(answers) {
+		was, known := before.GPUs.Find(d.Name)
+		// Without a reset, NVIDIA's driver still asks for one.
+		if known && was.Lost && was.UUID == d.UUID && !answers.RecoveryAction.Needed() {
 			changed = append(changed, m.state.Reset(now, d.UUID, look.Policies)...)
 		}
 		if ok {
@@ -211,7 +212,7 @@ func (m *Manager) Looked(ctx context.Context, look Look) {
 		m.dirty = true
 	}
 	if !sameGPUs(before, look) {
-		m.dirty, m.saved = true, time.Time{}
+		m.saveSoon()
 	}
 	m.changed(ctx, changed)
 	m.giveWay(ctx, now)
@@ -221,11 +222,6 @@ func (m *Manager) Looked(ctx context.Context, look Look) {
 // knows reports whether the GPU is known.
 func (l Look) knows(id gpu.UUID) bool {
 	return slices.ContainsFunc(l.GPUs, func(d gpu.Device) bool { return d.UUID == id })
-}
-
-// wantsRecovery reports whether NVIDIA's driver asks for a recovery of the GPU: then it was not reset.
-func wantsRecovery(is gpu.Health) bool {
-	return is.RecoveryAction != gpu.RecoveryNone && is.RecoveryAction != gpu.RecoveryUnknown
 }
 
 // sameGPUs reports whether both looks have the same GPUs, watched in the same way.
@@ -241,13 +237,12 @@ func (m *Manager) changed(ctx context.Context, all []health.Condition) {
 		return
 	}
 	go m.Changed() // first of all; it calls Annotate
-	m.dirty = true
 	for _, c := range all {
 		m.report(ctx, c)
 	}
 	m.Metrics.GPUStates(m.gpuStates())
 	m.watchers.notify()
-	m.saved = time.Time{}
+	m.saveSoon()
 }
 
 // tick ends what is over, and does what people have asked for.
@@ -278,7 +273,7 @@ func (m *Manager) clear(ctx context.Context, now time.Time) {
 			klog.FromContext(ctx).Info("No GPU to clear", "device", name)
 			continue
 		}
-		m.dirty, m.saved = true, time.Time{} // also the NVLinks
+		m.saveSoon() // also the NVLinks
 		m.changed(ctx, m.state.Clear(now, d.UUID))
 		if m.Hardware != nil {
 			m.Hardware.Recheck(d.UUID)
@@ -321,33 +316,21 @@ func (m *Manager) gpuStates() map[gpu.UUID]report.GPUState {
 func (m *Manager) worst(d gpu.Device) health.Effect {
 	worst := health.EffectNone
 	for _, c := range m.state.Of(d) {
-		worst = worse(worst, m.look.Policies(c.GPU).For(c.Cause).Effect)
+		if effect := m.look.Policies(c.GPU).For(c.Cause).Effect; severity[effect] > severity[worst] {
+			worst = effect
+		}
 	}
 	return worst
 }
 
 var severity = map[health.Effect]int{health.EffectNone: 1, health.EffectNoSchedule: 2, health.EffectNoExecute: 3}
 
-func worse(a, b health.Effect) health.Effect {
-	if severity[b] > severity[a] {
-		return b
-	}
-	return cmp.Or(a, health.EffectNone)
-}
-
 // unwatched says why the events of the device's GPU are not watched; empty: they are. m.mu is held.
 func (m *Manager) unwatched(d gpu.Device) string {
 	if m.letGo != "" {
 		return m.letGo
 	}
-	return m.look.Unwatched[physical(d)]
-}
-
-func physical(d gpu.Device) gpu.UUID {
-	if d.Partition != nil {
-		return d.Partition.Parent
-	}
-	return d.UUID
+	return m.look.Unwatched[d.Physical()]
 }
 
 // Annotate returns the devices with the taints of their health.

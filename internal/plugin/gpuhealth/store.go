@@ -22,6 +22,9 @@ func (m *Manager) load() health.State {
 	return s.State
 }
 
+// saveSoon makes the next tick save the state. m.mu is held.
+func (m *Manager) saveSoon() { m.dirty, m.saved = true, time.Time{} }
+
 // save writes the state. m.mu is held.
 func (m *Manager) save(ctx context.Context, now time.Time) {
 	saved := health.Saved{State: m.state, LetGo: m.letGo}

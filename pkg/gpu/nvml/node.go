@@ -44,7 +44,7 @@ func (n *Node) DriverAccess(ctx context.Context) (gpu.Access, error) {
 // Access returns what a container needs to use this device, besides DriverAccess.
 func (n *Node) Access(ctx context.Context, d gpu.Device) (gpu.Access, error) {
 	find := func() (gpu.Access, error) {
-		return call(ctx, n, physical(d), func(s *session) (gpu.Access, error) { return s.access(d) })
+		return call(ctx, n, d.Physical(), func(s *session) (gpu.Access, error) { return s.access(d) })
 	}
 	if d.Type != gpu.TypeGPU || n.calls.hangs(d.UUID) {
 		return find()
@@ -56,21 +56,10 @@ func (n *Node) Access(ctx context.Context, d gpu.Device) (gpu.Access, error) {
 // and leaves out processes outside of it (open kernel module, gpuGetProcWithObject), so only the host's PID namespace
 // shows all. Error: gpu.ErrUnmeasured.
 func (n *Node) Processes(ctx context.Context, d gpu.Device) ([]gpu.Process, error) {
-	return call(ctx, n, physical(d), func(s *session) ([]gpu.Process, error) { return s.processes(d) })
+	return call(ctx, n, d.Physical(), func(s *session) ([]gpu.Process, error) { return s.processes(d) })
 }
 
 // Users returns the names of the programs that NVML lists on the GPU.
 func (n *Node) Users(ctx context.Context, d gpu.Device) ([]string, error) {
-	return call(ctx, n, physical(d), func(s *session) ([]string, error) { return s.programs(d) })
-}
-
-// physical returns the physical GPU of the device; none for the monitor device.
-func physical(d gpu.Device) gpu.UUID {
-	switch {
-	case d.Partition != nil:
-		return d.Partition.Parent
-	case d.Type == gpu.TypeMonitor:
-		return driver
-	}
-	return d.UUID
+	return call(ctx, n, d.Physical(), func(s *session) ([]string, error) { return s.programs(d) })
 }

@@ -60,8 +60,8 @@ func (w *watch) unwatched(devices []gpu.Device) map[gpu.UUID]string {
 	for _, d := range devices {
 		why, known := w.gpus[d.UUID]
 		switch {
-		case w.letGo != "" || w.stopped != "":
-			why = cmp.Or(w.letGo, w.stopped)
+		case w.halted() != "":
+			why = w.halted()
 		case w.inside != nil && time.Since(w.beat) > eventWait+hangTimeout:
 			why = "the call that waits for events does not return"
 		case w.failed != "":
@@ -76,7 +76,10 @@ func (w *watch) unwatched(devices []gpu.Device) map[gpu.UUID]string {
 	return reasons
 }
 
-// StopWatching makes Watch leave its session within a second, so that Discover can close it. why says what for; ""
+// halted says why no events are to be watched; empty: they are. w.mu is held.
+func (w *watch) halted() string { return cmp.Or(w.letGo, w.stopped) }
+
+// StopWatching makes Watch leave its session within eventWait, so that Discover can close it. why says what for; ""
 // lets Watch continue.
 func (n *Node) StopWatching(why string) {
 	n.watch.mu.Lock()
@@ -298,7 +301,7 @@ const unregistered = -1
 func (w *watch) enter() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.stopped != "" || w.letGo != "" {
+	if w.halted() != "" {
 		return false
 	}
 	w.version = unregistered
@@ -318,7 +321,7 @@ func (w *watch) stays() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.beat = time.Now()
-	return !w.leave && w.stopped == "" && w.letGo == ""
+	return !w.leave && w.halted() == ""
 }
 
 // began records which GPUs are watched.
@@ -340,7 +343,7 @@ func (n *Node) Watching() bool {
 	w := &n.watch
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.inside == nil || w.version != n.looks.changes() || w.stopped != "" || w.letGo != "" {
+	if w.inside == nil || w.version != n.looks.changes() || w.halted() != "" {
 		return false
 	}
 	return slices.Contains(slices.Collect(maps.Values(w.gpus)), "")
