@@ -161,12 +161,10 @@ func (c Card) Healthy() bool {
 	return !c.State.Unplugged && len(c.State.Faults) == 0 && len(c.State.Delays) == 0
 }
 
-// waitCall waits for events of several GPUs, so it is not one of AllCalls.
-const waitCall = "EventSetWait"
-
-// faultsOf returns the names of the faults that affect a call: its own, then AllCalls.
+// faultsOf returns the names of the faults that affect a call: its own, then AllCalls. The wait for events is of several
+// GPUs, and therefore no call of one.
 func faultsOf(call string) []string {
-	if call == waitCall {
+	if call == hwprofile.WaitCall {
 		return []string{call}
 	}
 	return []string{call, AllCalls}
