@@ -45,7 +45,8 @@ func (n *Node) look(ctx context.Context) error {
 		n.known = n.saved()
 	}
 	gpus := withProduct(inventory.New(found.Devices), n.known).Retain(n.known.GPUs(), r.touches)
-	if gpus, err = n.assignModes(ctx, gpus, r); err != nil {
+	config, noConfig := n.config.current(ctx)
+	if gpus, err = n.assignModes(ctx, gpus, r, config, noConfig); err != nil {
 		return err
 	}
 	gpus = n.block(ctx, gpus, r)
@@ -54,7 +55,7 @@ func (n *Node) look(ctx context.Context) error {
 	devices := withoutTransientState(withRemoved(gpus.WithPartitions(r.own).Retain(heldBefore, r.holds), removed))
 	n.devices.Store(&devices)
 	n.Health.Looked(ctx, gpuhealth.Look{GPUs: gpus, Devices: devices, Answers: found.Health, Unwatched: found.Unwatched,
-		Persistent: found.Persistent, Policies: n.policies(ctx, gpus), Held: r.touches})
+		Persistent: found.Persistent, Policies: policies(config, gpus), Held: r.touches})
 	defer n.Republish()
 
 	partitions := slices.DeleteFunc(slices.Clone(devices), func(d gpu.Device) bool { return d.Partition == nil })

@@ -18,12 +18,12 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 )
 
-// assignModes assigns the configured mode to every GPU. Without a configuration, GPUs keep their known modes, and GPUs
-// without one are left out. It returns an error if no GPU remains.
-func (n *Node) assignModes(ctx context.Context, found inventory.Inventory, r records) (inventory.Inventory, error) {
+// assignModes assigns the configured mode to every GPU. If noConfig says that there is no configuration yet, GPUs keep
+// their known modes, and GPUs without one are left out. It returns noConfig if no GPU remains.
+func (n *Node) assignModes(ctx context.Context, found inventory.Inventory, r records, config nodeconfig.Config,
+	noConfig error) (inventory.Inventory, error) {
 	known := n.known.GPUs()
-	config, err := n.config.current(ctx)
-	if err == nil {
+	if noConfig == nil {
 		n.config.logUnmatched(ctx, config, found)
 		assigned, pending := assignModes(found, known, r, n.offered(config))
 		n.reportPending(ctx, pending)
@@ -34,7 +34,7 @@ func (n *Node) assignModes(ctx context.Context, found inventory.Inventory, r rec
 		return assigned, nil
 	}
 	if len(assigned) == 0 {
-		return nil, err
+		return nil, noConfig
 	}
 	n.logOnce(ctx, "GPU left out: without a node configuration nobody knows how it may be used", unknown)
 	return assigned, nil
@@ -82,11 +82,7 @@ func assignModes(found, known inventory.Inventory, r records, configured func(gp
 }
 
 // policies returns the rules of the administrator for the health of each GPU.
-func (n *Node) policies(ctx context.Context, gpus inventory.Inventory) health.Policies {
-	config, err := n.config.current(ctx)
-	if err != nil {
-		config = nodeconfig.Config{} // the defaults
-	}
+func policies(config nodeconfig.Config, gpus inventory.Inventory) health.Policies {
 	byUUID := map[gpu.UUID]health.Policy{}
 	for _, d := range gpus {
 		byUUID[d.UUID] = config.Health(d)

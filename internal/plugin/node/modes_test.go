@@ -387,6 +387,23 @@ Normal ModeChanged: GPU gpu-0 (GPU-0) changed from exclusive to fractional, isol
 Normal ModeChanged: GPU gpu-1 (GPU-1) changed from exclusive to fractional, isolation mps`)
 }
 
+func TestALackOfLabelsIsCachedToo(t *testing.T) {
+	l := newTestNode(t)
+	reads := 0
+	l.config.labels = func(context.Context) (map[string]string, error) {
+		reads++
+		return nil, nil
+	}
+	for range 2 {
+		if err := l.look(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if reads != 1 {
+		t.Errorf("the labels were read %d times in two discoveries, want once", reads)
+	}
+}
+
 func TestNodeLabels(t *testing.T) {
 	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node",
 		Labels: map[string]string{configLabel: "a"}}})

@@ -46,7 +46,7 @@ type configSource struct {
 	labels func(ctx context.Context) (map[string]string, error)
 	event  func(e event.Kind, text string)
 
-	cachedLabels map[string]string // nil: never read
+	cachedLabels map[string]string // all labels of the node; nil: never read
 	expires      time.Time         // when cachedLabels expire
 	parsed       parsed            // the text that was last read
 	inForce      *parsed           // the last valid one; nil: there was none
@@ -83,7 +83,7 @@ func nodeLabels(ctx context.Context, client kubernetes.Interface, name string) (
 	return node.Labels, nil
 }
 
-// current returns the configuration in force. The error says why there is none yet.
+// current returns the configuration in force. The error says why there is none yet; then it is that of the defaults.
 func (s *configSource) current(ctx context.Context) (nodeconfig.Config, error) {
 	if s.dir == "" {
 		return nodeconfig.Config{}, nil
@@ -139,8 +139,8 @@ func (s *configSource) currentLabels(ctx context.Context) (map[string]string, er
 		klog.FromContext(ctx).V(2).Info("Labels of the node not read, will be tried again", "err", err)
 		return s.cachedLabels, nil
 	}
-	s.cachedLabels = map[string]string{configLabel: labels[configLabel], devicePluginLabel: labels[devicePluginLabel],
-		pausedValue: pausedLabel(labels)}
+	s.cachedLabels = map[string]string{} // not nil, even without labels
+	maps.Copy(s.cachedLabels, labels)
 	return s.cachedLabels, nil
 }
 
@@ -150,10 +150,10 @@ const pausedValue = "paused-for-driver-upgrade"
 // paused says that the driver is about to be replaced; empty: it is not, or nobody knows.
 func (s *configSource) paused(ctx context.Context) string {
 	labels, err := s.currentLabels(ctx)
-	if err != nil || labels[pausedValue] == "" {
-		return ""
+	if label := pausedLabel(labels); err == nil && label != "" {
+		return fmt.Sprintf("the label %s of this node says %s", label, pausedValue)
 	}
-	return fmt.Sprintf("the label %s of this node says %s", labels[pausedValue], pausedValue)
+	return ""
 }
 
 // pausedLabel returns the first label of NVIDIA's driver manager that says so; empty: none does.
