@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
-	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -40,12 +39,10 @@ func checkCommand(p Platform, flags *pflag.FlagSet) *cobra.Command {
 			return err
 		}
 		c.HookPath = o.cdiHook
-		if o.pluginDir == "" {
-			o.pluginDir = filepath.Join("/var/lib/kubelet/plugins", o.driverName)
-		}
+		dir := o.directory()
 		report := doctor.Check(doctor.Config{
 			Machine: c, DriverName: o.driverName, NodeName: o.nodeName, CDIDir: o.cdiDir,
-			PluginDir: o.pluginDir, Writes: []string{o.pluginDir, "/dev/shm"},
+			PluginDir: dir, Writes: []string{dir, "/dev/shm"},
 			Host: host.Root(root), Kernel: kernel(), Cgroups: "/sys/fs/cgroup", Writable: host.Writable,
 		})
 		if err := print(cmd, report, asJSON); err != nil {
@@ -58,10 +55,8 @@ func checkCommand(p Platform, flags *pflag.FlagSet) *cobra.Command {
 	})
 	f := cmd.Flags()
 	hostname, _ := os.Hostname() //nolint:errcheck // the flag is empty then
-	f.StringVar(&o.driverName, "driver-name", "gpu.nvidia.com", "name of the driver, as in device classes")
+	o.addDirectoryFlags(f)
 	f.StringVar(&o.nodeName, "node-name", hostname, "name of this node, as in what would be published")
-	f.StringVar(&o.pluginDir, "plugin-dir", "", "directory for sockets and records (default "+
-		"/var/lib/kubelet/plugins/<driver name>)")
 	f.StringVar(&o.cdiDir, "cdi-dir", "/var/run/cdi", "where container runtimes look for CDI specs")
 	f.StringVar(&o.cdiHook, "cdi-hook", "/usr/bin/nvidia-cdi-hook", "NVIDIA's CDI hook program")
 	f.StringVar(&root, "host-root", "", "where the root of the host is seen by this program, / on the host itself; "+

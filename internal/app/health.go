@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -41,30 +40,26 @@ func healthCommand() *cobra.Command {
 		Example: "  dra-kubelet-plugin health\n  dra-kubelet-plugin health --clear gpu-3b-00-0\n" +
 			"  dra-kubelet-plugin health --close-nvml 5m\n  dra-kubelet-plugin health --open-nvml",
 	}, pflag.NewFlagSet("", pflag.ContinueOnError), func(cmd *cobra.Command) error {
-		if o.pluginDir == "" {
-			o.pluginDir = filepath.Join("/var/lib/kubelet/plugins", o.driverName)
-		}
-		saved, err := health.Load(o.pluginDir)
+		dir := o.directory()
+		saved, err := health.Load(dir)
 		if err != nil {
 			return err
 		}
 		out := cmd.OutOrStdout()
 		switch {
 		case clear != "":
-			return clearHealth(out, o.pluginDir, saved, clear)
+			return clearHealth(out, dir, saved, clear)
 		case closeFor < 0:
 			return errors.Join(fmt.Errorf("--close-nvml %s: want a duration such as 5m", closeFor), errUsage)
 		case closeFor > 0:
-			return closeNVML(out, o.pluginDir, time.Now().Add(closeFor))
+			return closeNVML(out, dir, time.Now().Add(closeFor))
 		case open:
-			return closeNVML(out, o.pluginDir, time.Time{})
+			return closeNVML(out, dir, time.Time{})
 		}
 		return printHealth(out, saved)
 	})
 	f := cmd.Flags()
-	f.StringVar(&o.driverName, "driver-name", "gpu.nvidia.com", "name of the driver, as in device classes")
-	f.StringVar(&o.pluginDir, "plugin-dir", "", "directory for sockets and records (default "+
-		"/var/lib/kubelet/plugins/<driver name>)")
+	o.addDirectoryFlags(f)
 	f.StringVar(&clear, "clear", "", "the GPU, by its name in ResourceSlices, that is well again")
 	f.DurationVar(&closeFor, "close-nvml", 0, "how long NVML is to be closed, such as 5m")
 	f.BoolVar(&open, "open-nvml", false, "end --close-nvml")

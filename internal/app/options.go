@@ -3,6 +3,7 @@
 package app
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -36,14 +37,29 @@ type options struct {
 // minDaemonMemory is the smallest /dev/shm of an MPS daemon, in bytes.
 const minDaemonMemory = 1 << 20
 
-func (o *options) addFlags(f *pflag.FlagSet) {
+// kubeletPlugins has a directory for each plugin of the kubelet.
+const kubeletPlugins = "/var/lib/kubelet/plugins"
+
+// addDirectoryFlags adds the flags that directory reads. The plugin has them, and so have the commands that read its
+// directory.
+func (o *options) addDirectoryFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.driverName, "driver-name", "gpu.nvidia.com", "name of the driver, as in device classes")
+	f.StringVar(&o.pluginDir, "plugin-dir", "", "directory for sockets and records, the same path on the host "+
+		"(default "+kubeletPlugins+"/<driver name>)")
+}
+
+// directory returns the directory of the plugin.
+func (o *options) directory() string {
+	return cmp.Or(o.pluginDir, filepath.Join(kubeletPlugins, o.driverName))
+}
+
+// addFlags adds the flags of the plugin.
+func (o *options) addFlags(f *pflag.FlagSet) {
+	o.addDirectoryFlags(f)
 	f.StringVar(&o.nodeName, "node-name", "", "name of this node (required)")
 	f.StringVar(&o.podUID, "pod-uid", "", "UID of this program's pod; set: two instances may run side by side during "+
 		"an update")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server; empty: as a pod does")
-	f.StringVar(&o.pluginDir, "plugin-dir", "", "directory for sockets and records, the same path on the host "+
-		"(default /var/lib/kubelet/plugins/<driver name>)")
 	f.StringVar(&o.registryDir, "registry-dir", "/var/lib/kubelet/plugins_registry",
 		"where the kubelet looks for plugins")
 	f.StringVar(&o.podResources, "pod-resources", "/var/lib/kubelet/pod-resources/kubelet.sock",
@@ -82,8 +98,6 @@ func (o *options) complete() error {
 	if size := o.daemonMemory.Value(); size != 0 && size < minDaemonMemory {
 		return fmt.Errorf("--mps-shared-memory %s: must be 0 or at least 1Mi, such as 1Gi", &o.daemonMemory)
 	}
-	if o.pluginDir == "" {
-		o.pluginDir = filepath.Join("/var/lib/kubelet/plugins", o.driverName)
-	}
+	o.pluginDir = o.directory()
 	return nil
 }
