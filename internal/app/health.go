@@ -47,11 +47,13 @@ func healthCommand() *cobra.Command {
 		}
 		out := cmd.OutOrStdout()
 		switch {
-		case clear != "":
+		case cmd.Flags().Changed("clear"):
 			return clearHealth(out, dir, saved, clear)
-		case closeFor < 0:
-			return errors.Join(fmt.Errorf("--close-nvml %s: want a duration such as 5m", closeFor), errUsage)
-		case closeFor > 0:
+		case cmd.Flags().Changed("close-nvml"):
+			if closeFor < time.Second { // the plugin is told the time in seconds
+				return errors.Join(fmt.Errorf("--close-nvml %s: want at least 1s, such as 5m; --open-nvml opens NVML",
+					closeFor), errUsage)
+			}
 			return closeNVML(out, dir, time.Now().Add(closeFor))
 		case open:
 			return closeNVML(out, dir, time.Time{})
