@@ -10,7 +10,7 @@ import (
 // strongestCluster has one node without GPUs, for the controller. A fleet adds the others. Its scheduler logs its
 // scores.
 var strongestCluster = cluster{name: "strongest", profiles: map[string]string{"node-1": "none"},
-	flags: []string{"--scheduler-config", "deployments/scheduler/gpu-first.yaml", "--scheduler-vmodule",
+	flags: []string{"--scheduler-config", "deployments/scheduler/kubeadm.yaml", "--scheduler-vmodule",
 		"schedule_one=10"}}
 
 // strongestProgram is the binary of test/strongest.

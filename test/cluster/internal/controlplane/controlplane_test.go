@@ -87,10 +87,10 @@ func TestCompleteSchedulerConfig(t *testing.T) {
 		{"missing fields are added", head + kind + "percentageOfNodesToScore: 100\n",
 			head + "clientConnection:\n  kubeconfig: /run/gpu-dra-cluster/machine/pki/scheduler.conf\n" + kind +
 				"leaderElection:\n  leaderElect: false\npercentageOfNodesToScore: 100\n", ""},
-		{"existing fields stay", head + "clientConnection:\n  kubeconfig: /k\n  qps: 5\n" + kind +
-			"leaderElection:\n  leaderElect: true\n",
-			head + "clientConnection:\n  kubeconfig: /k\n  qps: 5\n" + kind + "leaderElection:\n  leaderElect: true\n",
-			""},
+		{"fields for another cluster are replaced, others stay", head + "clientConnection:\n  kubeconfig: /k\n  qps: 5\n" +
+			kind + "leaderElection:\n  leaderElect: true\n",
+			head + "clientConnection:\n  kubeconfig: /run/gpu-dra-cluster/machine/pki/scheduler.conf\n  qps: 5\n" +
+				kind + "leaderElection:\n  leaderElect: false\n", ""},
 		{"another kind is refused", "apiVersion: v1\nkind: Pod\n", "",
 			`want kind KubeSchedulerConfiguration of kubescheduler.config.k8s.io/v1, got kind Pod of "v1"`},
 		{"an empty file is refused", "", "",

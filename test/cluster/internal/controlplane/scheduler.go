@@ -44,8 +44,8 @@ func schedulerFiles(o Options) map[string]string {
 	return map[string]string{schedulerConfig: o.SchedulerConfig}
 }
 
-// CompleteSchedulerConfig parses a KubeSchedulerConfiguration and adds what is missing: the kubeconfig, and no leader
-// election, because there is only one scheduler. The scheduler validates the rest and logs problems.
+// CompleteSchedulerConfig parses a KubeSchedulerConfiguration and sets what is this cluster's: the kubeconfig, and no
+// leader election, because there is only one scheduler. The scheduler validates the rest and logs problems.
 func CompleteSchedulerConfig(text []byte) (string, error) {
 	var config map[string]any
 	if err := yaml.Unmarshal(text, &config); err != nil {
@@ -58,8 +58,8 @@ func CompleteSchedulerConfig(text []byte) (string, error) {
 			"of %q", kind, version)
 	}
 	err := errors.Join(
-		setDefault(config, "clientConnection", "kubeconfig", schedulerKubeconfig),
-		setDefault(config, "leaderElection", "leaderElect", false),
+		set(config, "clientConnection", "kubeconfig", schedulerKubeconfig),
+		set(config, "leaderElection", "leaderElect", false),
 	)
 	if err != nil {
 		return "", err
@@ -68,8 +68,8 @@ func CompleteSchedulerConfig(text []byte) (string, error) {
 	return string(completed), err
 }
 
-// setDefault sets config.section.field if it is not set.
-func setDefault(config map[string]any, section, field string, value any) error {
+// set sets config.section.field.
+func set(config map[string]any, section, field string, value any) error {
 	if config[section] == nil {
 		config[section] = map[string]any{}
 	}
@@ -77,8 +77,6 @@ func setDefault(config map[string]any, section, field string, value any) error {
 	if !ok {
 		return fmt.Errorf("%s: want fields, got %v", section, config[section])
 	}
-	if _, set := fields[field]; !set {
-		fields[field] = value
-	}
+	fields[field] = value
 	return nil
 }
