@@ -153,8 +153,7 @@ func (t target) partition(ctx context.Context) error {
 		}
 		for _, step := range staticMIG.steps {
 			simctl := func(args ...string) (string, error) {
-				return connection.Exec(ctx, client.ObjectKeyFromObject(plugin),
-					append([]string{"/usr/bin/dra-kubelet-plugin-sim", "simctl"}, args...)...)
+				return connection.Simctl(ctx, client.ObjectKeyFromObject(plugin), args...)
 			}
 			machine, err := simctl("print")
 			if err != nil {

@@ -283,8 +283,7 @@ func (s *suite) trySimctl(t *testing.T, plugin *corev1.Pod, args ...string) {
 	t.Helper()
 	s.must(t, kube.Until(t.Context(), soon, "simctl "+strings.Join(args, " "),
 		func(ctx context.Context) (bool, string, error) {
-			output, err := s.Exec(ctx, client.ObjectKeyFromObject(plugin), append([]string{
-				"/usr/bin/dra-kubelet-plugin-sim", "simctl", "--dir", simDir}, args...)...)
+			output, err := s.Simctl(ctx, client.ObjectKeyFromObject(plugin), args...)
 			return err == nil, fmt.Sprint(output, err), nil
 		}))
 }
@@ -296,8 +295,7 @@ func (s *suite) testHealthCommand(t *testing.T) {
 	gpu := s.wholeGPUs(t, node)[0].Name
 	health := func(args ...string) string {
 		t.Helper()
-		return s.run(t, client.ObjectKeyFromObject(plugin), append([]string{"/usr/bin/dra-kubelet-plugin-sim",
-			"health"}, args...)...)
+		return s.run(t, client.ObjectKeyFromObject(plugin), append([]string{kube.SimulatedPlugin, "health"}, args...)...)
 	}
 	s.simctl(t, plugin, "xid", gpu, "142")
 	s.waitTaint(t, node, gpu, "xid=142:NoSchedule")
@@ -314,8 +312,7 @@ func (s *suite) testHealthCommand(t *testing.T) {
 	s.waitTaint(t, node, gpu, "")
 	says("(cleared)")
 
-	if output, err := s.Exec(t.Context(), client.ObjectKeyFromObject(plugin), "/usr/bin/dra-kubelet-plugin-sim",
-		"simctl", "--dir", simDir, "unload"); err == nil {
+	if output, err := s.Simctl(t.Context(), client.ObjectKeyFromObject(plugin), "unload"); err == nil {
 		t.Fatalf("the driver was unloaded while the plugin watches events: %s", output)
 	}
 	health("--close-nvml", "2m")

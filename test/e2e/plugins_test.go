@@ -54,8 +54,11 @@ func (s *suite) restartPlugin(t *testing.T, node string) *corev1.Pod {
 // simctl changes the simulated GPUs of the plugin's node.
 func (s *suite) simctl(t *testing.T, plugin *corev1.Pod, args ...string) string {
 	t.Helper()
-	return s.run(t, client.ObjectKeyFromObject(plugin), append([]string{"/usr/bin/dra-kubelet-plugin-sim", "simctl",
-		"--dir", simDir}, args...)...)
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	defer cancel()
+	output, err := s.Simctl(ctx, client.ObjectKeyFromObject(plugin), args...)
+	s.must(t, err)
+	return output
 }
 
 // idle checks that slices are not written without a reason.

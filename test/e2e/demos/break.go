@@ -59,23 +59,19 @@ func (d Demo) breakGPU(ctx context.Context, cluster *kube.Cluster, timeout time.
 	for _, p := range plugins {
 		if p.Spec.NodeName == b.node && p.DeletionTimestamp == nil {
 			b.plugin = client.ObjectKeyFromObject(&p)
-			_, err := cluster.Exec(ctx, b.plugin, append([]string{program, "simctl", "--dir",
-				"/var/lib/gpu-dra-driver/sim"}, strings.Fields(b.command)...)...)
+			_, err := cluster.Simctl(ctx, b.plugin, strings.Fields(b.command)...)
 			return b, err
 		}
 	}
 	return broken{}, fmt.Errorf("no plugin on %s", b.node)
 }
 
-// program is the plugin's program with simulated GPUs.
-const program = "/usr/bin/dra-kubelet-plugin-sim"
-
 // clear ends what the command has caused, so that the next demo can have the GPU.
 func (b broken) clear(ctx context.Context, cluster *kube.Cluster) error {
 	if b.device == "" {
 		return nil
 	}
-	_, err := cluster.Exec(ctx, b.plugin, program, "health", "--clear", b.device)
+	_, err := cluster.Exec(ctx, b.plugin, kube.SimulatedPlugin, "health", "--clear", b.device)
 	return err
 }
 

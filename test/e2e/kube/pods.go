@@ -98,6 +98,14 @@ func (c *Cluster) Exec(ctx context.Context, pod client.ObjectKey, command ...str
 	return output, nil
 }
 
+// SimulatedPlugin is the program of the plugin with simulated GPUs, in its container.
+const SimulatedPlugin = "/usr/bin/dra-kubelet-plugin-sim"
+
+// Simctl runs a command of simctl in a pod of the plugin: it is about the simulated GPUs of the pod's node.
+func (c *Cluster) Simctl(ctx context.Context, plugin client.ObjectKey, args ...string) (string, error) {
+	return c.Exec(ctx, plugin, append([]string{SimulatedPlugin, "simctl"}, args...)...)
+}
+
 // HTTP sends a GET to a pod through the API server's proxy and returns the response body. Any status but success is an
 // error.
 func (c *Cluster) HTTP(ctx context.Context, pod client.ObjectKey, port int, path string) (string, error) {

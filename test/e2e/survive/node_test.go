@@ -121,8 +121,7 @@ func ready(p *corev1.Pod) bool {
 // simctl changes the simulated GPUs of the node.
 func (n node) simctl(t *testing.T, args ...string) string {
 	t.Helper()
-	command := append([]string{"/usr/bin/dra-kubelet-plugin-sim", "simctl", "--dir", simDir}, args...)
-	output, err := n.Exec(t.Context(), client.ObjectKeyFromObject(n.plugin(t)), command...)
+	output, err := n.Simctl(t.Context(), client.ObjectKeyFromObject(n.plugin(t)), args...)
 	must(t, err)
 	return output
 }
