@@ -7,7 +7,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
 	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
@@ -16,7 +15,7 @@ import (
 // healthyCondition is the type of the condition that a device of a claim has once it was sick.
 const healthyCondition = "Healthy"
 
-// DeviceCondition is the health of a device of a claim.
+// DeviceCondition is a condition of a device of a claim.
 type DeviceCondition struct {
 	Pool, Device string
 	ShareID      types.UID
@@ -31,13 +30,7 @@ type DeviceCondition struct {
 func (r *Reporter) Conditions(claim sharing.Claim, all []DeviceCondition) {
 	var devices []*resourceapply.AllocatedDeviceStatusApplyConfiguration
 	for _, c := range all {
-		device := resourceapply.AllocatedDeviceStatus().WithDriver(r.Driver).WithPool(c.Pool).WithDevice(c.Device).
-			WithConditions(metaapply.Condition().WithType(healthyCondition).WithStatus(c.Status).
-				WithReason(c.Reason).WithMessage(c.Message).WithLastTransitionTime(metav1.NewTime(c.Since)))
-		if c.ShareID != "" {
-			device.WithShareID(string(c.ShareID))
-		}
-		devices = append(devices, device)
+		devices = append(devices, r.deviceStatus(healthyCondition, c))
 	}
 	r.health.enqueue(claim, devices)
 }

@@ -123,8 +123,8 @@ func (r *Reporter) Prepared(claim *resourceapi.ResourceClaim, rec checkpoint.Rec
 		if err != nil {
 			continue // strings always marshal
 		}
-		devices = append(devices, r.deviceStatus(claim, a.Pool, a.Device, a.ShareID, metav1.ConditionTrue, "Prepared",
-			"").
+		devices = append(devices, r.readyStatus(claim, DeviceCondition{Pool: a.Pool, Device: a.Device,
+			ShareID: a.ShareID, Status: metav1.ConditionTrue, Reason: "Prepared"}).
 			WithData(runtime.RawExtension{Raw: raw}))
 		if a.Unenforced {
 			r.claim(Events.ShareNotEnforced, rec.Claim, "Prepare",
@@ -153,37 +153,38 @@ func (r *Reporter) Failed(claim *resourceapi.ResourceClaim, cause error) {
 		if result.Driver != r.Driver {
 			continue
 		}
-		var share types.UID
-		if result.ShareID != nil {
-			share = *result.ShareID
-		}
-		devices = append(devices, r.deviceStatus(claim, result.Pool, result.Device, share,
-			metav1.ConditionFalse, Events.PrepareFailed.Reason, cause.Error()))
+		devices = append(devices, r.readyStatus(claim, DeviceCondition{Pool: result.Pool, Device: result.Device,
+			ShareID: ptr.Deref(result.ShareID, ""), Status: metav1.ConditionFalse,
+			Reason: Events.PrepareFailed.Reason, Message: cause.Error()}))
 	}
 	r.enqueue(claim, devices)
 }
 
-// deviceStatus returns the entry of a device for status.devices.
-func (r *Reporter) deviceStatus(
-	claim *resourceapi.ResourceClaim, pool, device string, share types.UID, ready metav1.ConditionStatus, reason,
-	message string,
-) *resourceapply.AllocatedDeviceStatusApplyConfiguration {
-	since := metav1.Now()
+// readyStatus returns the entry of a device with the condition Ready, since its status was last another one.
+func (r *Reporter) readyStatus(claim *resourceapi.ResourceClaim,
+	ready DeviceCondition) *resourceapply.AllocatedDeviceStatusApplyConfiguration {
+	ready.Since = time.Now()
 	for _, d := range claim.Status.Devices {
-		if d.Driver != r.Driver || d.Pool != pool || d.Device != device || string(share) != ptr.Deref(d.ShareID, "") {
+		if d.Driver != r.Driver || d.Pool != ready.Pool || d.Device != ready.Device ||
+			string(ready.ShareID) != ptr.Deref(d.ShareID, "") {
 			continue
 		}
-		if before := meta.FindStatusCondition(d.Conditions, readyCondition); before != nil && before.Status == ready {
-			since = before.LastTransitionTime
+		before := meta.FindStatusCondition(d.Conditions, readyCondition)
+		if before != nil && before.Status == ready.Status {
+			ready.Since = before.LastTransitionTime.Time
 		}
 	}
-	condition := metaapply.Condition().WithType(readyCondition).WithStatus(ready).WithReason(reason).WithMessage(
-		message).
-		WithLastTransitionTime(since)
-	status := resourceapply.AllocatedDeviceStatus().WithDriver(r.Driver).WithPool(pool).WithDevice(
-		device).WithConditions(condition)
-	if share != "" {
-		status.WithShareID(string(share))
+	return r.deviceStatus(readyCondition, ready)
+}
+
+// deviceStatus returns the entry of a device for status.devices, with a condition of this type.
+func (r *Reporter) deviceStatus(conditionType string,
+	c DeviceCondition) *resourceapply.AllocatedDeviceStatusApplyConfiguration {
+	status := resourceapply.AllocatedDeviceStatus().WithDriver(r.Driver).WithPool(c.Pool).WithDevice(c.Device).
+		WithConditions(metaapply.Condition().WithType(conditionType).WithStatus(c.Status).WithReason(c.Reason).
+			WithMessage(c.Message).WithLastTransitionTime(metav1.NewTime(c.Since)))
+	if c.ShareID != "" {
+		status.WithShareID(string(c.ShareID))
 	}
 	return status
 }
