@@ -51,13 +51,66 @@ goes in front of it. Takes a list: the root, and a profile where there is one.
 {{- printf "mig%s.%s" $profile (trimPrefix "gpu." (first .).Values.driverName) }}
 {{- end }}
 
+{{/* The profiles with a class of their own, as a JSON array: models are replaced by their profiles. */}}
+{{- define "gpu-dra-driver.migProfiles" -}}
+{{- $models := .Files.Get "mig-profiles.yaml" | fromYaml }}
+{{- $profiles := list }}
+{{- range .Values.deviceClasses.migProfiles }}
+{{- $profiles = concat $profiles (get $models . | default (list .)) }}
+{{- end }}
+{{- uniq $profiles | toJson }}
+{{- end }}
+
 {{/* A profile as names can have it, and as the device plugin writes it: no name can have a "+", and no two profiles become one. */}}
 {{- define "gpu-dra-driver.migName" -}}
 {{- replace "+" "." . }}
 {{- end }}
 
+{{/* An image by repository, tag and digest. The digest decides alone: not every runtime accepts both. */}}
+{{- define "gpu-dra-driver.reference" -}}
+{{- $parts := splitList "/" .repository }}
+{{- with .registry }}
+{{- $host := first $parts }}
+{{- if and (gt (len $parts) 1) (or (contains "." $host) (contains ":" $host) (eq $host "localhost")) }}{{ $parts = rest $parts }}{{ end }}
+{{- $parts = prepend $parts (trimSuffix "/" .) }}
+{{- end }}
+{{- join "/" $parts }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag }}{{ end }}
+{{- end }}
+
+{{/* The registry of all images; empty: that of each repository. */}}
+{{- define "gpu-dra-driver.registry" -}}
+{{- default "" (default dict .Values.global).imageRegistry }}
+{{- end }}
+
 {{- define "gpu-dra-driver.image" -}}
-{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) }}
+{{- include "gpu-dra-driver.reference" (dict "registry" (include "gpu-dra-driver.registry" .) "repository" .Values.image.repository
+  "tag" (default .Chart.AppVersion .Values.image.tag) "digest" .Values.image.digest) }}
+{{- end }}
+
+{{/*
+The supervisor's image. It stays the same in releases that do not change the supervisor: nothing replaces its pods, and tools
+that wait for a DaemonSet (Flux, helm --wait) would wait for ever. A build of your own has one tag for all programs.
+*/}}
+{{- define "gpu-dra-driver.supervisorImage" -}}
+{{- $own := .Values.mps.supervisor.image }}
+{{- $tag := default (default .Values.mps.supervisor.version .Values.image.tag) $own.tag }}
+{{- $digest := default (ternary "" .Values.image.digest (not (empty $own.tag))) $own.digest }}
+{{- include "gpu-dra-driver.reference" (dict "registry" (include "gpu-dra-driver.registry" .)
+  "repository" (default .Values.image.repository $own.repository) "tag" $tag "digest" $digest) }}
+{{- end }}
+
+{{/* Helm sees the version of the cluster, which may have a suffix: v1.36.2-gke.100. */}}
+{{- define "gpu-dra-driver.schedulerImage" -}}
+{{- $image := .Values.scheduler.image }}
+{{- include "gpu-dra-driver.reference" (dict "registry" (include "gpu-dra-driver.registry" .) "repository" $image.repository
+  "tag" (default (regexReplaceAll "[-+].*" .Capabilities.KubeVersion.Version "") $image.tag) "digest" $image.digest) }}
+{{- end }}
+
+{{/* Variables of a container: name → value. */}}
+{{- define "gpu-dra-driver.env" -}}
+{{- range $name, $value := . }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
 {{- end }}
 
 {{- define "gpu-dra-driver.selectorLabels" -}}
@@ -66,18 +119,14 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: kubelet-plugin
 {{- end }}
 
-{{/* Labels as a selector for a flag: a=b,c=d. */}}
-{{- define "gpu-dra-driver.selector" -}}
-{{- $terms := list }}
-{{- range $name, $value := . }}{{ $terms = append $terms (printf "%s=%s" $name $value) }}{{ end }}
-{{- join "," $terms }}
-{{- end }}
-
 {{- define "gpu-dra-driver.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 }}
 {{ include "gpu-dra-driver.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{/* The same for the supervisor of MPS daemons. */}}
@@ -100,6 +149,19 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 
 {{- define "gpu-dra-driver.controllerLabels" -}}
 {{- include "gpu-dra-driver.labels" . | replace "component: kubelet-plugin" "component: controller" }}
+{{- end }}
+
+{{/* The same for the second scheduler. */}}
+{{- define "gpu-dra-driver.schedulerName" -}}
+{{- printf "%s-scheduler" (include "gpu-dra-driver.fullname" .) }}
+{{- end }}
+
+{{- define "gpu-dra-driver.schedulerSelectorLabels" -}}
+{{- include "gpu-dra-driver.selectorLabels" . | replace "component: kubelet-plugin" "component: scheduler" }}
+{{- end }}
+
+{{- define "gpu-dra-driver.schedulerLabels" -}}
+{{- include "gpu-dra-driver.labels" . | replace "component: kubelet-plugin" "component: scheduler" }}
 {{- end }}
 
 {{- define "gpu-dra-driver.strongestClass" -}}

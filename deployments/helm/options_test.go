@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package helm_test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// template renders the chart as release x in namespace default.
+func template(t *testing.T, args ...string) string {
+	t.Helper()
+	text, err := helm(t, append([]string{"template", "x", chart}, args...)...)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	return text
+}
+
+// rendered decodes the object of the kind whose name ends in suffix. It says whether there is one.
+func rendered(t *testing.T, text, kind, suffix string, into any) bool {
+	t.Helper()
+	for _, document := range strings.Split(text, "\n---\n") {
+		var object metav1.PartialObjectMetadata
+		if err := yaml.Unmarshal([]byte(document), &object); err != nil {
+			t.Fatal(err)
+		}
+		if object.Kind != kind || !strings.HasSuffix(object.Name, suffix) {
+			continue
+		}
+		if err := yaml.UnmarshalStrict([]byte(document), into); err != nil {
+			t.Fatalf("%s %s: %v", kind, object.Name, err)
+		}
+		return true
+	}
+	return false
+}
+
+// images returns the images of the plugin, the supervisor, the controller and the scheduler.
+func images(t *testing.T, args ...string) string {
+	t.Helper()
+	text := template(t, append(args, "--set", "scheduler.enabled=true", "--kube-version", "v1.36.2-gke.100")...)
+	var all []string
+	for _, found := range regexp.MustCompile(`(?m)^ +image: (.*)$`).FindAllStringSubmatch(text, -1) {
+		all = append(all, found[1])
+	}
+	return strings.Join(all, "\n")
+}
+
+func TestImages(t *testing.T) {
+	digest := "sha256:" + strings.Repeat("a", 64)
+	const scheduler = "registry.k8s.io/kube-scheduler:v1.36.2\n"
+	driver := "localhost/gpu-dra-driver:" + strings.TrimSpace(read(t, "../../VERSION")) + "\n"
+	for _, tc := range []struct {
+		name string
+		set  []string
+		want string // of the plugin, the supervisor, the controller and the scheduler
+	}{
+		{"the defaults", nil, driver + driver + driver + scheduler},
+		{"a tag of one's own is that of all programs", []string{"image.tag=v9"},
+			strings.Repeat("localhost/gpu-dra-driver:v9\n", 3) + scheduler},
+		{"so is a digest", []string{"image.digest=" + digest},
+			strings.Repeat("localhost/gpu-dra-driver@"+digest+"\n", 3) + scheduler},
+		{"the supervisor of an earlier build", []string{"image.tag=v9", "mps.supervisor.image.tag=v8"},
+			"localhost/gpu-dra-driver:v9\nlocalhost/gpu-dra-driver:v8\nlocalhost/gpu-dra-driver:v9\n" + scheduler},
+		{"its tag is not overruled by the driver's digest", []string{"image.digest=" + digest,
+			"mps.supervisor.image.tag=v8"}, "localhost/gpu-dra-driver@" + digest + "\nlocalhost/gpu-dra-driver:v8\n" +
+			"localhost/gpu-dra-driver@" + digest + "\n" + scheduler},
+		{"a mirror", []string{"global.imageRegistry=example.com/mirror/", "image.repository=quay.io/team/driver",
+			"image.tag=v9"}, strings.Repeat("example.com/mirror/team/driver:v9\n", 3) +
+			"example.com/mirror/kube-scheduler:v1.36.2\n"},
+		{"a mirror of a repository without a registry", []string{"global.imageRegistry=example.com:5000",
+			"image.repository=team/driver", "image.tag=v9"}, strings.Repeat("example.com:5000/team/driver:v9\n", 3) +
+			"example.com:5000/kube-scheduler:v1.36.2\n"},
+		{"a scheduler of one's own", []string{"scheduler.image.repository=example.com/s",
+			"scheduler.image.digest=" + digest}, driver + driver + driver + "example.com/s@" + digest + "\n"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var args []string
+			for _, set := range tc.set {
+				args = append(args, "--set", set)
+			}
+			if got := images(t, args...) + "\n"; got != tc.want {
+				t.Errorf("got\n%s\nwant\n%s", got, tc.want)
+			}
+		})
+	}
+}
+
+// Flux and helm --wait wait until all pods of a DaemonSet have its template. Nothing replaces those of the supervisor.
+func TestReleasesDoNotTouchTheSupervisor(t *testing.T) {
+	later := filepath.Join(t.TempDir(), chart)
+	if err := os.CopyFS(later, os.DirFS(chart)); err != nil {
+		t.Fatal(err)
+	}
+	metadata := regexp.MustCompile(`(?m)^(version|appVersion): .*$`).ReplaceAllString(read(t, later+"/Chart.yaml"),
+		"$1: v9.9.9")
+	if err := os.WriteFile(later+"/Chart.yaml", []byte(metadata), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text, err := helm(t, "template", "x", later, "--set", "kubeletPlugin.maxSurge=5")
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	var before, after, plugin appsv1.DaemonSet
+	if !rendered(t, template(t), "DaemonSet", "-mps-supervisor", &before) ||
+		!rendered(t, text, "DaemonSet", "-mps-supervisor", &after) ||
+		!rendered(t, text, "DaemonSet", "-kubelet-plugin", &plugin) {
+		t.Fatal("want both DaemonSets")
+	}
+	if got, want := asYAML(t, after.Spec), asYAML(t, before.Spec); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	if image := plugin.Spec.Template.Spec.Containers[0].Image; !strings.HasSuffix(image, ":v9.9.9") {
+		t.Errorf("got plugin %s, want the later version", image)
+	}
+}
+
+func asYAML(t *testing.T, o any) string {
+	t.Helper()
+	text, err := yaml.Marshal(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// Whoever set a value of the previous chart can upgrade with --reset-then-reuse-values, which passes these values to
+// the new chart: each of its values is still accepted, and none changes which classes there are.
+func TestUpgradeFromThePreviousChart(t *testing.T) {
+	const file = "testdata/previous-values.yaml"
+	text := template(t, "--values", file)
+	if got, want := migClasses(t, "--values", file), migClasses(t); asYAML(t, got) != asYAML(t, want) {
+		t.Errorf("got classes\n%s\nwant those of the defaults\n%s", asYAML(t, got), asYAML(t, want))
+	}
+	var plugin appsv1.DaemonSet
+	if !rendered(t, text, "DaemonSet", "-kubelet-plugin", &plugin) ||
+		plugin.Spec.UpdateStrategy.RollingUpdate.MaxSurge.String() != "1" {
+		t.Errorf("got %v, want the value of the previous chart", plugin.Spec.UpdateStrategy.RollingUpdate)
+	}
+}
+
+func TestController(t *testing.T) {
+	required := func(pod corev1.PodSpec) string {
+		if pod.Affinity == nil || pod.Affinity.NodeAffinity == nil {
+			return ""
+		}
+		return pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].
+			MatchExpressions[0].Key
+	}
+	for _, tc := range []struct {
+		name, set string
+		wrong     func(pod corev1.PodSpec, d appsv1.Deployment) bool
+	}{
+		{"in the network of its node", "controller.hostNetwork=true", func(p corev1.PodSpec, d appsv1.Deployment) bool {
+			return !p.HostNetwork || p.DNSPolicy != corev1.DNSClusterFirstWithHostNet ||
+				d.Spec.Strategy.RollingUpdate.MaxUnavailable.IntVal != 1
+		}},
+		{"not by default", "", func(p corev1.PodSpec, d appsv1.Deployment) bool {
+			return p.HostNetwork || p.DNSPolicy != "" || d.Spec.Strategy.RollingUpdate.MaxUnavailable.IntVal != 0 ||
+				required(p) != "" || len(p.Tolerations) != 0
+		}},
+		{"on the control plane", "controller.onControlPlane=true,controller.tolerations[0].key=x",
+			func(p corev1.PodSpec, _ appsv1.Deployment) bool {
+				return required(p) != "node-role.kubernetes.io/control-plane" || len(p.Tolerations) != 2
+			}},
+		{"OpenShift chooses the user", "controller.podSecurityContext.runAsUser=null," +
+			"controller.podSecurityContext.runAsGroup=null", func(p corev1.PodSpec, _ appsv1.Deployment) bool {
+			return p.SecurityContext.RunAsUser != nil || p.SecurityContext.RunAsGroup != nil ||
+				!*p.SecurityContext.RunAsNonRoot
+		}},
+		{"more arguments and variables", "controller.extraArgs={--vmodule=x=4},controller.extraEnv.GODEBUG=x=1",
+			func(p corev1.PodSpec, _ appsv1.Deployment) bool {
+				return !slices.Contains(p.Containers[0].Args, "--vmodule=x=4") ||
+					!slices.Contains(p.Containers[0].Env, corev1.EnvVar{Name: "GODEBUG", Value: "x=1"})
+			}},
+		{"labels of one's own", "commonLabels.team=ml", func(_ corev1.PodSpec, d appsv1.Deployment) bool {
+			return d.Labels["team"] != "ml" || d.Spec.Template.Labels["team"] != "ml" ||
+				d.Spec.Selector.MatchLabels["team"] != ""
+		}},
+		{"replicas of this version are spread", "", func(p corev1.PodSpec, _ appsv1.Deployment) bool {
+			return !slices.Equal(p.TopologySpreadConstraints[0].MatchLabelKeys, []string{"pod-template-hash"})
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			set := strings.Trim("enabled=true,"+tc.set, ",") // enabled: the condition of a parent chart
+			var d appsv1.Deployment
+			if !rendered(t, template(t, "--set", set), "Deployment", "-controller", &d) {
+				t.Fatal("no controller")
+			}
+			if tc.wrong(d.Spec.Template.Spec, d) {
+				t.Errorf("got\n%s", asYAML(t, d.Spec))
+			}
+		})
+	}
+}
+
+// A model stands for the profiles that its GPUs have.
+func TestModelsOfPartitions(t *testing.T) {
+	var models map[string][]string
+	if err := yaml.Unmarshal([]byte(read(t, chart+"/mig-profiles.yaml")), &models); err != nil {
+		t.Fatal(err)
+	}
+	for model, file := range map[string]string{"A30": "a30-24gb", "A100-40GB": "a100-40gb", "A100-80GB": "a100-80gb",
+		"H100-80GB": "h100-80gb", "H200": "h200-141gb", "B200": "b200-180gb", "RTX-PRO-6000": "rtxpro6000-96gb"} {
+		var names []string
+		for _, found := range regexp.MustCompile(` name: ([^,]+),`).FindAllStringSubmatch(
+			read(t, "../../pkg/hwprofile/mig/"+file+".yaml"), -1) {
+			names = append(names, found[1])
+		}
+		slices.Sort(names)
+		if got := slices.Sorted(slices.Values(models[model])); !slices.Equal(got, names) || len(names) == 0 {
+			t.Errorf("%s: got %v, want %v", model, got, names)
+		}
+	}
+	if got := len(migClasses(t, "--set", "deviceClasses.migProfiles={H100-80GB,A100-80GB,1g.5gb}")); got != 9 {
+		t.Errorf("got %d classes, want that of all partitions, seven of two models and one more", got)
+	}
+}
