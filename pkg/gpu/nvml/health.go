@@ -40,7 +40,7 @@ func (s *session) withHealth(handle nvmllib.Device, r reading) reading {
 // health asks the GPU for its health. What a GPU does not support is healthy.
 func (s *session) health(handle nvmllib.Device, d gpu.Device) gpu.Health {
 	h := gpu.Health{At: time.Now(), RecoveryAction: recoveryAction(handle), LinksUp: linksUp(handle, d),
-		Fabric: fabricProblem(handle)}
+		Fabric: s.fabricProblem(handle)}
 	_, _, pending, failed, ret := handle.GetRemappedRows()
 	h.RowsUnknown = ret != nvmllib.SUCCESS
 	if !h.RowsUnknown {
@@ -97,13 +97,15 @@ func linksUp(handle nvmllib.Device, d gpu.Device) []int {
 }
 
 // fabricProblem says what is wrong with the GPU on the NVLink fabric. Only drivers with version 4 of the call report
-// more than that the GPU could not join.
-func fabricProblem(handle nvmllib.Device) string {
-	if info, ret := handle.GetGpuFabricInfo_v4(); ret == nvmllib.SUCCESS {
-		switch info.HealthSummary {
-		case nvmllib.GPU_FABRIC_HEALTH_SUMMARY_UNHEALTHY:
+// more than that the GPU could not join: R610 and newer.
+func (s *session) fabricProblem(handle nvmllib.Device) string {
+	if s.has("nvmlDeviceGetGpuFabricInfo_v4") {
+		info, ret := handle.GetGpuFabricInfo_v4()
+		switch {
+		case ret != nvmllib.SUCCESS:
+		case info.HealthSummary == nvmllib.GPU_FABRIC_HEALTH_SUMMARY_UNHEALTHY:
 			return fmt.Sprintf("unhealthy, health mask %#x", info.HealthMask)
-		case nvmllib.GPU_FABRIC_HEALTH_SUMMARY_LIMITED_CAPACITY:
+		case info.HealthSummary == nvmllib.GPU_FABRIC_HEALTH_SUMMARY_LIMITED_CAPACITY:
 			return fmt.Sprintf("limited capacity, health mask %#x", info.HealthMask)
 		}
 	}

@@ -14,13 +14,14 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/simulator"
+	"github.com/gpudra/gpu-dra-driver/simulator/node"
 )
 
 // library counts open sessions and lookups of GPUs by UUID. Like NVIDIA's, it cannot be initialised without GPUs,
 // except with the flag for that.
 type library struct {
 	nvmllib.Interface
-	virtual         bool
+	virtual, older  bool
 	sessions, finds atomic.Int32
 }
 
@@ -49,7 +50,34 @@ func (l *library) DeviceGetHandleByIndex(index int) (nvmllib.Device, nvmllib.Ret
 	if l.virtual {
 		d = virtualGPU{d}
 	}
+	if l.older {
+		d = olderGPU{d}
+	}
 	return d, ret
+}
+
+func (l *library) Extensions() nvmllib.ExtendedInterface {
+	if l.older {
+		return olderExtensions{l.Interface.Extensions()}
+	}
+	return l.Interface.Extensions()
+}
+
+// olderExtensions are those of a library without the newest functions.
+type olderExtensions struct{ nvmllib.ExtendedInterface }
+
+func (e olderExtensions) LookupSymbol(function string) error {
+	if function == "nvmlDeviceGetGpuFabricInfo_v4" {
+		return errors.New("undefined symbol: " + function)
+	}
+	return e.ExtendedInterface.LookupSymbol(function)
+}
+
+// olderGPU is a GPU of such a library: a call of a function that it lacks ends the program.
+type olderGPU struct{ nvmllib.Device }
+
+func (olderGPU) GetGpuFabricInfo_v4() (nvmllib.GpuFabricInfo_v4, nvmllib.Return) {
+	panic("undefined symbol: nvmlDeviceGetGpuFabricInfo_v4")
 }
 
 // virtualGPU is a vGPU in a guest.
@@ -145,6 +173,21 @@ func TestMachineWithoutGPUs(t *testing.T) {
 	}
 	if look, err := n.Discover(t.Context()); err != nil || len(look.Devices) > 0 || len(look.Broken) > 0 {
 		t.Errorf("got %v, %v, want no GPUs and no error", look, err)
+	}
+}
+
+// A library without the newest functions is asked for less.
+func TestOlderLibrary(t *testing.T) {
+	m, n, l := with(t, "dgx-h100", "", "")
+	change, err := node.ParseHealth([]string{"fabric=unhealthy"})
+	must(t, err)
+	must(t, m.ChangeHealth("0", change))
+	for _, l.older = range []bool{false, true} {
+		look, err := nvml.New(n.Config).Discover(t.Context())
+		must(t, err)
+		if got := look.Health[look.Devices[0].UUID].Fabric != ""; got == l.older {
+			t.Errorf("older %t: got an unhealthy fabric: %t", l.older, got)
+		}
 	}
 }
 

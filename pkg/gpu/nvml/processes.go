@@ -51,8 +51,7 @@ func (s *session) memoryByProcess(handle nvmllib.Device) (map[int]int64, error) 
 		{"Graphics", handle.GetGraphicsRunningProcesses},
 		{"MPSCompute", handle.GetMPSComputeRunningProcesses},
 	} {
-		// The binding aborts the program if the library does not have the function.
-		if s.lib.Extensions().LookupSymbol("nvmlDeviceGet"+kind.name+"RunningProcesses") != nil {
+		if !s.has("nvmlDeviceGet" + kind.name + "RunningProcesses") {
 			continue
 		}
 		list, ret := kind.list()
