@@ -112,6 +112,12 @@ func Run(ctx context.Context, c Config) error {
 
 	resumes := make(chan struct{}, 1)
 	var gpus *node.Node
+	apiServer := node.NewServer(node.ServerConfig{Client: c.Client, Driver: c.DriverName, NodeName: c.NodeName,
+		Records: c.Records, Reporter: reporter, Changed: func() {
+			publisher.Stale()
+			gpus.DiscoverNow()
+		}})
+	publisher.Server = apiServer
 	sick := gpuhealth.New(gpuhealth.Config{
 		Dir: c.PluginDir, BootID: c.BootID, Hardware: c.Events, Records: c.Records, Reporter: reporter,
 		Metrics: metrics, Changed: func() { gpus.Republish() }, Discover: func() { gpus.DiscoverNow() },
@@ -120,7 +126,7 @@ func Run(ctx context.Context, c Config) error {
 		DriverName: c.DriverName, NodeName: c.NodeName, Dir: c.PluginDir, BootID: c.BootID, ConfigDir: c.NodeConfigs,
 		Client: c.Client, Records: c.Records, Discover: c.Discover, DriverChanged: c.DriverChanged, Users: c.Users,
 		RuntimeProblems: c.RuntimeProblems, Readiness: readiness, Metrics: metrics, Reporter: reporter,
-		Publish: publisher.Set, Health: sick,
+		Publish: publisher.Set, Health: sick, Server: apiServer,
 		Resume: func() {
 			select {
 			case resumes <- struct{}{}:
@@ -143,9 +149,10 @@ func Run(ctx context.Context, c Config) error {
 	}
 	server := &kubelet.Server{
 		Preparer: preparer, Metrics: metrics, Reporter: reporter, Observers: c.Observers, Inventory: gpus.Inventory,
-		Ready: gpus.Looked, Fatal: fatal, CountersDropped: gpus.CountersDropped, ServeHealth: sick.Serve,
-		TaintRefused: sick.TaintRefused, Pool: c.NodeName,
+		Ready: gpus.Looked, Fatal: fatal, Unstored: apiServer.Unstored, ServeHealth: sick.Serve,
+		Pool: c.NodeName,
 	}
+	go apiServer.Run(ctx)
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)

@@ -22,8 +22,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
@@ -75,6 +77,10 @@ func start(t *testing.T, objects ...*resourceapi.ResourceClaim) *fakeKubelet {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	k := &fakeKubelet{t: t, dir: dir, http: freeAddress(t)}
 	k.client = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node", UID: "node-uid"}})
+	k.client.PrependReactor("create", "resourceslices", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		create := a.(clienttesting.CreateActionImpl) // the fake client would store the object of a dry run
+		return len(create.CreateOptions.DryRun) > 0, create.Object, nil
+	})
 	for _, c := range objects {
 		if err := k.client.Tracker().Add(c); err != nil {
 			t.Fatal(err)

@@ -83,18 +83,6 @@ type Manager struct {
 	watchers watchers
 	requests requests
 	letting  sync.Mutex // held while Hardware.LetGo is called
-	refused  bool       // the API server does not know taints without effect
-}
-
-// TaintRefused records that the API server has refused a taint. Before Kubernetes 1.35 it does not know the effect
-// None: such taints are left out then, so that the devices can be published.
-func (m *Manager) TaintRefused() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !m.refused {
-		m.refused = true
-		go m.Changed()
-	}
 }
 
 // New returns a Manager with the state that the previous instance has saved.
@@ -368,7 +356,7 @@ func (m *Manager) taints(d gpu.Device) []gpu.Taint {
 		}
 	}
 	var unmonitored gpu.Taint
-	if why := m.unwatched(d); why != "" && !d.Lost && (!m.refused || m.letGo != "") {
+	if why := m.unwatched(d); why != "" && !d.Lost {
 		unmonitored = gpu.Taint{Key: inventory.TaintUnmonitored, Effect: string(health.EffectNone)}
 		if m.letGo != "" {
 			unmonitored.Effect = string(health.EffectNoSchedule)

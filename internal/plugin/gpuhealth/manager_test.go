@@ -334,12 +334,6 @@ func TestTaints(t *testing.T) {
 			n.found.Unwatched["GPU-0"] = "the GPU has no events for XIDs"
 			n.look()
 		}, "gpu-0: unmonitored=:None\ngpu-0-mig-1g10gb-0: unmonitored=:None\ngpu-0-mig-1g10gb-2: unmonitored=:None"},
-		{"the API server knows no taints without effect", health.Policy{}, func(n *testNode) {
-			n.found.Unwatched["GPU-1"] = "the GPU has no events for XIDs"
-			n.look()
-			n.TaintRefused()
-			n.xid("GPU-1", 48)
-		}, "gpu-1: xid=48:NoSchedule since 0s"},
 		{"a memory error without XID", health.Policy{}, func(n *testNode) {
 			n.occurred(n.Context(), gpu.Event{GPU: "GPU-1", Kind: gpu.EventECCDouble, At: n.clock})
 		}, "gpu-1: unhealthy=ECCDoubleBit:NoSchedule since 0s"},

@@ -8,36 +8,44 @@ import (
 	"testing"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/health"
 )
 
-// A taint that the API server refuses must not keep all devices from being published.
-func TestRefusedTaint(t *testing.T) {
+// A part of a slice that the API server does not store must not keep all devices from being published.
+func TestUnstored(t *testing.T) {
 	invalid := func(at string) error {
 		return fmt.Errorf("update slice: %w: %w", kubeletplugin.ErrRecoverable, apierrors.NewInvalid(
 			schema.GroupKind{Kind: "ResourceSlice"}, "slice", field.ErrorList{
 				field.NotSupported(field.NewPath(at), "None", []string{"NoSchedule", "NoExecute"})}))
 	}
+	pool := resourceapi.ResourcePool{Name: "node"}
+	withoutCounters := &resourceslice.DroppedFieldsError{
+		DesiredSlice: &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Pool: pool,
+			SharedCounters: []resourceapi.CounterSet{{Name: "gpu"}}}},
+		ActualSlice: &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Pool: pool}}}
 	for _, row := range []struct {
 		name string
 		err  error
-		want int
+		want string
 	}{
-		{"a taint", invalid("spec.devices[0].taints[0].effect"), 1},
-		{"another field", invalid("spec.devices[0].attributes"), 0},
-		{"no answer", fmt.Errorf("%w: connection refused, taints unknown", kubeletplugin.ErrRecoverable), 0},
+		{"a taint is refused", invalid("spec.devices[0].taints[0].effect"), "[]"},
+		{"counters are dropped", fmt.Errorf("%w: %w", kubeletplugin.ErrRecoverable, withoutCounters),
+			"[DRAPartitionableDevices]"},
+		{"no answer", fmt.Errorf("%w: connection refused, taints unknown", kubeletplugin.ErrRecoverable), ""},
 	} {
-		refused := 0
-		s := &Server{TaintRefused: func() { refused++ },
+		got := ""
+		s := &Server{Unstored: func(gates []string) { got += fmt.Sprint(gates) },
 			Fatal: func(error) { t.Errorf("%s: the process ends", row.name) }}
 		s.HandleError(t.Context(), row.err, "publish")
-		if refused != row.want {
-			t.Errorf("%s: got %d refused taints, want %d", row.name, refused, row.want)
+		if got != row.want {
+			t.Errorf("%s: got %s, want %s", row.name, got, row.want)
 		}
 	}
 }

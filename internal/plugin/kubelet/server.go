@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -48,16 +47,12 @@ type Server struct {
 	Ready <-chan struct{}
 	// Fatal ends the process.
 	Fatal context.CancelCauseFunc
-	// CountersDropped is called when the API server drops counters.
-	CountersDropped func()
-	// TaintRefused is called when the API server refuses a slice because of a taint.
-	TaintRefused func()
+	// Unstored is called when the API server has refused a slice, or dropped what these feature gates are for.
+	Unstored func(gates []string)
 	// ServeHealth calls send with the health of all devices of the pool, often enough for the kubelet, until ctx ends
 	// or send returns false.
 	ServeHealth func(ctx context.Context, send func([]health.Report) bool)
 	Pool        string
-
-	dropped sync.Once // for the event about dropped fields
 }
 
 var _ kubeletplugin.DRAPlugin = &Server{}
@@ -171,27 +166,15 @@ func (s *Server) unprepare(ctx context.Context, claim kubeletplugin.NamespacedOb
 	return nil
 }
 
-// countersGate is the feature gate of the API server for counters. Without counters, the scheduler takes a GPU and its
-// partitions for independent devices.
-const countersGate = "DRAPartitionableDevices"
-
 // HandleError handles errors in the background, as of publishing. An error that a retry cannot fix ends the process.
 func (s *Server) HandleError(ctx context.Context, err error, msg string) {
 	utilruntime.HandleErrorWithContext(ctx, err, msg)
 	var dropped *resourceslice.DroppedFieldsError
-	if errors.As(err, &dropped) {
-		if slices.Contains(dropped.DisabledFeatures(), countersGate) {
-			s.CountersDropped()
-		}
-		s.dropped.Do(func() {
-			s.Reporter.Node(report.Events.FieldsDropped, "the API server does not know some of what describes the "+
-				"GPUs and left it out: "+
-				"enable the feature gates "+strings.Join(dropped.DisabledFeatures(), ", ")+
-				", or do without what they give")
-		})
-	}
-	if apierrors.IsInvalid(err) && strings.Contains(err.Error(), "taints") {
-		s.TaintRefused()
+	switch {
+	case errors.As(err, &dropped):
+		s.Unstored(dropped.DisabledFeatures())
+	case apierrors.IsInvalid(err):
+		s.Unstored(nil)
 	}
 	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
 		s.Fatal(err)

@@ -40,15 +40,9 @@ func (n *Node) assignModes(ctx context.Context, found inventory.Inventory, r rec
 	return assigned, nil
 }
 
-// offered returns the configured mode of a GPU, without partitions if the API server drops counters.
+// offered returns the configured mode of a GPU, as far as the API server can describe it.
 func (n *Node) offered(config nodeconfig.Config) func(gpu.Device) gpu.Use {
-	return func(d gpu.Device) gpu.Use {
-		use := config.For(d)
-		if n.countersDropped.Load() && use.Partitions != gpu.PartitionsStatic {
-			use.Partitions = gpu.PartitionsNone
-		}
-		return use
-	}
+	return func(d gpu.Device) gpu.Use { return n.Server.limit(config.For(d)) }
 }
 
 // assignModes assigns the configured mode to every GPU. A GPU that claims hold keeps its mode, and the change is

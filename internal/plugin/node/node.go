@@ -83,6 +83,8 @@ type Config struct {
 	// it. nil: the runtime is not checked.
 	RuntimeProblems func(version string) []string
 
+	// Server knows what the API server can describe; nil: everything.
+	Server    *Server
 	Readiness *report.Readiness
 	Metrics   *report.Metrics
 	Reporter  *report.Reporter
@@ -108,11 +110,8 @@ type Node struct {
 	known     inventory.Inventory                 // all GPUs of the last discovery, and the available partitions
 	blocked   blockedGPUs
 	pending   []report.PendingChange
-	// countersDropped means that the API server drops counters, which tie partitions to their GPUs. Then GPUs are
-	// offered only as a whole.
-	countersDropped atomic.Bool
-	resumed         time.Time         // when Resume was last called
-	logged          map[string]string // the last problem logged of each kind, so that it is logged once
+	resumed   time.Time         // when Resume was last called
+	logged    map[string]string // the last problem logged of each kind, so that it is logged once
 }
 
 // New returns a Node without an inventory.
@@ -159,9 +158,6 @@ func (n *Node) Inventory() inventory.Inventory {
 	}
 	return n.saved()
 }
-
-// CountersDropped records that the API server drops counters.
-func (n *Node) CountersDropped() { n.countersDropped.Store(true) }
 
 // Run discovers the GPUs periodically until ctx ends.
 func (n *Node) Run(ctx context.Context) {

@@ -11,7 +11,6 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
-	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
@@ -148,27 +147,5 @@ func TestProductInMIGMode(t *testing.T) {
 		if got := withProduct(inventory.Inventory{d}, inventory.Inventory{before})[0]; got.Product != d.Product {
 			t.Errorf("%s, MIG mode %t: got %+v", d.UUID, d.MIG.Enabled, got)
 		}
-	}
-}
-
-// Without counters, nothing ties a GPU to its partitions. So it is offered as a whole, unless its partitions are
-// static.
-func TestWithoutCounters(t *testing.T) {
-	var config nodeconfig.Config
-	n := &Node{}
-	if got := n.offered(config)(gpu.Device{}).Partitions; got != gpu.PartitionsAuto {
-		t.Errorf("with counters: got %s, want auto", got)
-	}
-	n.CountersDropped()
-	if got := n.offered(config)(gpu.Device{}).Partitions; got != gpu.PartitionsNone {
-		t.Errorf("without: got %s, want none", got)
-	}
-	static, err := nodeconfig.Parse([]byte("apiVersion: resource.nvidia.com/v1beta1\nkind: NodeConfig\ngpus: " +
-		"[{partitions: static}]"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := n.offered(static)(gpu.Device{}).Partitions; got != gpu.PartitionsStatic {
-		t.Errorf("static ones: got %s, want static", got)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,17 +34,23 @@ const republishPeriod = 30 * time.Second
 // Publisher publishes the devices of the node in its own goroutine, because the API server may be unavailable for long.
 type Publisher struct {
 	Pool string
+	// Server knows what the API server can store. Nothing is published before that is known.
+	Server *Server
 	// First creates the missing slices of the node, once, before Publish.
 	First func(ctx context.Context, pool resourceslice.Pool) error
 	// Publish updates the slices of the node to match resources.
 	Publish func(ctx context.Context, resources resourceslice.DriverResources) error
 
-	next chan inventory.Inventory // holds only the latest
+	next  chan inventory.Inventory // holds only the latest
+	stale atomic.Bool              // the next one is published even if it is the same
 
 	mu   sync.Mutex
 	lock *os.File // if this instance is the leader
 	err  error    // why it cannot become the leader
 }
+
+// Stale makes the publisher publish the next inventory even if it is the same: the API server stores other parts of it.
+func (p *Publisher) Stale() { p.stale.Store(true) }
 
 // NewPublisher returns a Publisher without an inventory.
 func NewPublisher(pool string) *Publisher {
@@ -74,6 +81,11 @@ func (p *Publisher) Run(ctx context.Context, dir string) {
 		case <-time.After(lockRetry):
 		}
 	}
+	select {
+	case <-ctx.Done():
+		return
+	case <-p.Server.Known():
+	}
 	var published inventory.Inventory
 	var at time.Time
 	for {
@@ -81,10 +93,11 @@ func (p *Publisher) Run(ctx context.Context, dir string) {
 		case <-ctx.Done():
 			return
 		case inv := <-p.next:
-			if !at.IsZero() && time.Since(at) < republishPeriod && reflect.DeepEqual(published, inv) {
+			changed := p.stale.Swap(false) || !reflect.DeepEqual(published, inv)
+			if !at.IsZero() && time.Since(at) < republishPeriod && !changed {
 				continue
 			}
-			if p.publish(ctx, inv, at.IsZero(), !reflect.DeepEqual(published, inv)) {
+			if p.publish(ctx, inv, at.IsZero(), changed) {
 				published, at = inv, time.Now()
 			}
 		}
@@ -93,7 +106,7 @@ func (p *Publisher) Run(ctx context.Context, dir string) {
 
 func (p *Publisher) publish(ctx context.Context, inv inventory.Inventory, first, changed bool) (done bool) {
 	logger := klog.FromContext(ctx)
-	pool := inv.Pool(p.Pool)
+	pool := p.Server.Fit(inv.Pool(p.Pool))
 	if first {
 		if err := p.First(ctx, pool); err != nil {
 			logger.Info("The first slices were not written at once; they follow", "err", err)

@@ -45,6 +45,9 @@ func (r records) holds(device string) bool {
 	return slices.ContainsFunc(r.assignments, func(a sharing.Assignment) bool { return a.Device == device })
 }
 
+// claimed reports whether a claim may have exactly this device.
+func (r records) claimed(device string) bool { return r.incomplete != nil || r.holds(device) }
+
 // own reports whether the driver has created the partition at the placement, or is about to.
 func (r records) own(at gpu.Placement) bool {
 	return r.any(func(a sharing.Assignment) bool { return a.MakesPartition() && a.Partition.Placement == at })

@@ -67,7 +67,7 @@ var Events = struct {
 	GPULost: event.Warning("GPULost", "Node",
 		"a GPU does not answer any more; it is tainted until it does"),
 	FieldsDropped: event.Warning("FieldsDropped", "Node",
-		"the API server lacks a feature gate and left out some of what describes the GPUs; the text names the gate"),
+		"the API server lacks a feature gate; the text names it, and what the driver does without it"),
 	NodeConfigRefused: event.Warning("NodeConfigRefused", "Node",
 		"the node configuration has mistakes; the text names each with its line, and says what is in force instead"),
 	NodeConfigWarning: event.Warning("NodeConfigWarning", "Node",

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+// oldServer drops and refuses what an API server without feature gates does, and stores nothing.
+type oldServer struct {
+	gates   []string // that it lacks
+	refuses error    // of every dry run
+}
+
+func (o *oldServer) lacks(gate string) bool {
+	return strings.Contains(strings.Join(o.gates, " "), gate)
+}
+
+func (o *oldServer) create(action clienttesting.Action) (bool, runtime.Object, error) {
+	create := action.(clienttesting.CreateActionImpl)
+	if fmt.Sprint(create.CreateOptions.DryRun) != "[All]" {
+		return true, nil, errors.New("not a dry run")
+	}
+	if o.refuses != nil {
+		return true, nil, o.refuses
+	}
+	slice := create.Object.(*resourceapi.ResourceSlice).DeepCopy()
+	for i := range slice.Spec.Devices {
+		d := &slice.Spec.Devices[i]
+		if o.lacks("shares") {
+			d.AllowMultipleAllocations = nil
+		}
+		if o.lacks("counters") {
+			d.ConsumesCounters = nil
+		}
+		for _, taint := range d.Taints {
+			if taint.Effect == resourceapi.DeviceTaintEffectNone && o.lacks("none") {
+				return true, nil, apierrors.NewInvalid(schema.GroupKind{Kind: "ResourceSlice"}, "x", nil)
+			}
+		}
+		if o.lacks("taints") {
+			d.Taints = nil
+		}
+	}
+	return true, slice, nil
+}
+
+// learned returns a Server that has asked this API server.
+func learned(t *testing.T, o *oldServer, records ...checkpoint.Record) *Server {
+	t.Helper()
+	client := fake.NewClientset()
+	client.PrependReactor("create", "resourceslices", o.create)
+	s := NewServer(ServerConfig{Client: client, Driver: "gpu.nvidia.com", NodeName: "node", Records: fixedRecords(records),
+		Reporter: report.NewReporter(t.Context(), report.Config{Client: client}), Changed: func() {}})
+	lacks, err := s.ask(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.learn(t.Context(), lacks)
+	return s
+}
+
+type fixedRecords []checkpoint.Record
+
+func (r fixedRecords) List() ([]checkpoint.Record, error) { return r, nil }
+
+func TestFeatures(t *testing.T) {
+	noDryRuns := apierrors.NewBadRequest("admission webhook does not support dry run")
+	for _, row := range []struct {
+		name    string
+		server  oldServer
+		dropped []string
+		want    string
+	}{
+		{"Kubernetes 1.36", oldServer{}, nil, ""},
+		{"Kubernetes 1.34", oldServer{gates: []string{"shares", "counters", "taints", "none"}}, nil,
+			"DRAConsumableCapacity, DRAPartitionableDevices, DRADeviceTaints"},
+		{"Kubernetes 1.34 with alpha features", oldServer{gates: []string{"none"}}, nil,
+			"DRADeviceTaints of Kubernetes 1.35 or newer"},
+		{"no dry runs", oldServer{refuses: noDryRuns}, nil, ""},
+		{"no dry runs, and fields were dropped", oldServer{refuses: noDryRuns}, []string{"DRAPartitionableDevices"},
+			"DRAPartitionableDevices"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := learned(t, &row.server)
+			if row.dropped != nil {
+				s.Unstored(row.dropped)
+				lacks, err := s.ask(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				s.learn(t.Context(), lacks)
+			}
+			var got []string
+			for _, f := range s.lacking() {
+				got = append(got, f.Gate)
+			}
+			if strings.Join(got, ", ") != row.want {
+				t.Errorf("got %s, want %s", strings.Join(got, ", "), row.want)
+			}
+		})
+	}
+}
+
+// Everything that an API server can lack, on a node with a GPU with partitions, one that claims hold, and one that
+// nobody holds.
+func TestFit(t *testing.T) {
+	whole := gpu.Device{Name: "gpu-0", UUID: "GPU-0", Type: gpu.TypeGPU, Memory: 8 << 30}
+	mig := gpu.Device{Name: "gpu-0-mig-1g10gb-0", Type: gpu.TypeMIG, Memory: 1 << 30, Partition: &gpu.Partition{
+		Placement: gpu.Placement{Parent: "GPU-0", Profile: "1g.10gb", Size: 1}}}
+	held, idle := whole, whole
+	held.Name, held.UUID, held.Lost = "gpu-1", "GPU-1", true
+	idle.Name, idle.UUID, idle.Lost = "gpu-2", "GPU-2", true
+	unwatched := whole
+	unwatched.Name, unwatched.UUID = "gpu-3", "GPU-3"
+	unwatched.Taints = []gpu.Taint{{Key: inventory.TaintUnmonitored, Effect: "None"}}
+	inv := inventory.Inventory{whole, held, idle, unwatched, mig}
+	claim := checkpoint.Record{Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: "gpu-1"}}}}
+
+	for _, row := range []struct{ lacks, want string }{
+		{"", "gpu-0 shared counted; gpu-1 shared NoSchedule; gpu-2 shared NoSchedule; gpu-3 shared None; " +
+			"monitor shared; gpu-0-mig-1g10gb-0 shared counted; counters"},
+		{"none", "gpu-0 shared counted; gpu-1 shared NoSchedule; gpu-2 shared NoSchedule; gpu-3 shared; " +
+			"monitor shared; gpu-0-mig-1g10gb-0 shared counted; counters"},
+		{"taints none", "gpu-0 shared counted; gpu-1 shared; gpu-3 shared; monitor shared; " +
+			"gpu-0-mig-1g10gb-0 shared counted; counters"},
+		{"counters", "gpu-0 shared; gpu-1 shared NoSchedule; gpu-2 shared NoSchedule; gpu-3 shared None; monitor shared"},
+		{"shares counters taints none", "gpu-0; gpu-1; gpu-3; monitor"},
+	} {
+		t.Run(row.lacks, func(t *testing.T) {
+			before := fmt.Sprintf("%+v", inv.Pool("node"))
+			s := learned(t, &oldServer{gates: strings.Fields(row.lacks)}, claim)
+			pool := inv.Pool("node")
+			var got []string
+			for _, slice := range s.Fit(pool).Slices {
+				for _, d := range slice.Devices {
+					got = append(got, d.Name+traits(d))
+				}
+				if len(slice.SharedCounters) > 0 {
+					got = append(got, "counters")
+				}
+			}
+			if strings.Join(got, "; ") != row.want {
+				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "; "), row.want)
+			}
+			if len(before) != len(fmt.Sprintf("%+v", inv.Pool("node"))) {
+				t.Error("Fit has changed its argument")
+			}
+		})
+	}
+	nothing := learned(t, &oldServer{gates: []string{"taints"}}).Fit(inventory.Inventory{}.Pool("node"))
+	if len(nothing.Slices) != 1 {
+		t.Errorf("a node without GPUs: got %d slices, want an empty one", len(nothing.Slices))
+	}
+}
+
+func traits(d resourceapi.Device) string {
+	text := ""
+	policies := 0
+	for _, c := range d.Capacity {
+		if c.RequestPolicy != nil {
+			policies++
+		}
+	}
+	if d.AllowMultipleAllocations != nil && policies > 0 {
+		text += " shared"
+	} else if policies > 0 {
+		text += " request policies"
+	}
+	if len(d.ConsumesCounters) > 0 {
+		text += " counted"
+	}
+	for _, taint := range d.Taints {
+		text += " " + string(taint.Effect)
+	}
+	return text
+}
+
+func TestLimit(t *testing.T) {
+	static, err := nodeconfig.Parse([]byte("apiVersion: resource.nvidia.com/v1beta1\nkind: NodeConfig\ngpus: " +
+		"[{partitions: static}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		name, lacks string
+		config      nodeconfig.Config
+		want        string
+	}{
+		{"everything", "", nodeconfig.Config{}, "fractional, isolation mps"},
+		{"no counters", "counters", nodeconfig.Config{}, "fractional, isolation mps, partitions none"},
+		{"no counters, static partitions", "counters", static, "fractional, isolation mps, partitions static"},
+		{"no shares", "shares", nodeconfig.Config{}, "exclusive"},
+		{"neither", "shares counters", nodeconfig.Config{}, "exclusive, partitions none"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			n := &Node{Config: Config{Server: learned(t, &oldServer{gates: strings.Fields(row.lacks)})}}
+			if got := n.offered(row.config)(gpu.Device{}).String(); got != row.want {
+				t.Errorf("got %s, want %s", got, row.want)
+			}
+		})
+	}
+}
+
+// The API server is away at the start, answers later, and loses a feature gate after that.
+func TestServerRun(t *testing.T) {
+	var state atomic.Pointer[oldServer]
+	state.Store(&oldServer{refuses: apierrors.NewInternalError(errors.New("etcd is away"))})
+	client := fake.NewClientset()
+	client.PrependReactor("create", "resourceslices", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		return state.Load().create(a)
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	reporter := report.NewReporter(ctx, report.Config{Driver: "gpu.nvidia.com", Node: "node", Client: client})
+	changes := make(chan struct{}, 10)
+	s := NewServer(ServerConfig{Client: client, Driver: "gpu.nvidia.com", NodeName: "node", Records: fixedRecords(nil),
+		Reporter: reporter, Changed: func() { changes <- struct{}{} }})
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.Run(ctx)
+	}()
+	select {
+	case <-s.Known():
+		t.Error("known before the API server has answered")
+	case <-time.After(100 * time.Millisecond):
+	}
+	state.Store(&oldServer{})
+	select {
+	case <-s.Known():
+	case <-time.After(10 * time.Second):
+		t.Fatal("not known though the API server answers")
+	}
+	state.Store(&oldServer{gates: []string{"counters"}})
+	s.Unstored([]string{counters.Gate})
+	select {
+	case <-changes:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the change is not told")
+	}
+	if got := s.limit(gpu.Use{}).Partitions; got != gpu.PartitionsNone {
+		t.Errorf("got partitions %s, want none", got)
+	}
+	cancel()
+	<-ended
+}
