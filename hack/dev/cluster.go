@@ -134,7 +134,12 @@ func (c cluster) target(ctx context.Context) (target, error) {
 	if err != nil {
 		return target{}, err
 	}
-	t := target{kubeconfig: kubeconfig, helm: filepath.Join(dir, "helm")}
+	kubectl, err := filepath.EvalSymlinks(filepath.Join(dir, "kubectl"))
+	if err != nil {
+		return target{}, err
+	}
+	t := target{kubeconfig: kubeconfig, helm: filepath.Join(dir, "helm"),
+		scheduler: filepath.Join(filepath.Dir(kubectl), "kube-scheduler")} // both are of one component
 	if len(c.audit) > 0 {
 		program, err := filepath.Abs(clusterProgram) // the tests run elsewhere
 		if err != nil {

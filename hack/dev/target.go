@@ -25,6 +25,7 @@ type target struct {
 	kubeconfig string
 	helm       string
 	audit      string // the command that prints the API server's audit log; empty: there is none
+	scheduler  string // kube-scheduler of the cluster's version; empty: there is none on this machine
 }
 
 // errNoProfiles protects clusters that are not for simulated GPUs.
@@ -187,6 +188,9 @@ func (t target) env() []string {
 	env := []string{"KUBECONFIG=" + t.kubeconfig}
 	if t.audit != "" {
 		env = append(env, "E2E_AUDIT_COMMAND="+t.audit)
+	}
+	if t.scheduler != "" {
+		env = append(env, "E2E_KUBE_SCHEDULER="+t.scheduler, "HELM="+t.helm)
 	}
 	return env
 }
