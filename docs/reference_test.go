@@ -22,7 +22,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	clustermetrics "github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/sweep"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
@@ -48,8 +47,7 @@ func TestReference(t *testing.T) {
 		"types": types, "attributes": attributes, "standard": standard, "capacities": capacities, "taints": taints,
 		"products": products,
 		"classes":  classes, "metrics": metrics, "cluster": cluster, "steps": stepsTable, "events": events,
-		"kinds":   kinds,
-		"orphans": orphans, "sweepEvents": sweepEvents,
+		"kinds": kinds,
 	}
 	comparePage(t, "reference.md", tables)
 }
@@ -292,14 +290,6 @@ var fqName = regexp.MustCompile(`fqName: "(\w+)"`)
 
 func metrics(t *testing.T) string { return metricsOf(t, plugin.ExampleMetrics(noRecords{})) }
 
-func orphans(t *testing.T) string {
-	registry := prometheus.NewRegistry()
-	if _, err := sweep.NewMetrics(registry); err != nil {
-		t.Fatal(err)
-	}
-	return metricsOf(t, registry)
-}
-
 func cluster(t *testing.T) string { return metricsOf(t, clustermetrics.Example()) }
 
 func metricsOf(t *testing.T, registry *prometheus.Registry) string {
@@ -366,16 +356,6 @@ func stepsTable(t *testing.T) string {
 func events(t *testing.T) string {
 	var rows [][]string
 	all := reflect.ValueOf(report.Events)
-	for i := range all.NumField() {
-		e := all.Field(i).Interface().(event.Kind)
-		rows = append(rows, []string{code(e.Reason), e.Type, e.About, e.Meaning})
-	}
-	return table(t, []string{"reason", "type", "about a", "means"}, rows)
-}
-
-func sweepEvents(t *testing.T) string {
-	var rows [][]string
-	all := reflect.ValueOf(sweep.Events)
 	for i := range all.NumField() {
 		e := all.Field(i).Interface().(event.Kind)
 		rows = append(rows, []string{code(e.Reason), e.Type, e.About, e.Meaning})

@@ -14,7 +14,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/component-base/cli"
@@ -40,8 +39,7 @@ func command() *cobra.Command {
 	logs := logsapi.NewLoggingConfiguration()
 	cmd := &cobra.Command{
 		Use: "dra-controller",
-		Short: "Judges claims for GPUs when they are made, ranks GPUs, tells what the cluster has of them, " +
-			"and clears away what nobody owns any more.",
+		Short: "Judges claims for GPUs when they are made, ranks GPUs, and tells what the cluster has of them.",
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		PreRunE: func(*cobra.Command, []string) error {
@@ -81,16 +79,6 @@ func addFlags(f *pflag.FlagSet, c *controller.Config) {
 		"keeps, such as cert-manager; empty: the controller makes and renews its own")
 	f.DurationVar(&c.CertificateLifetime, "certificate-lifetime", 90*24*time.Hour,
 		"of a certificate that the controller makes; it is replaced when a third of that is left")
-	c.Plugins = labels.SelectorFromSet(labels.Set{"app.kubernetes.io/component": "kubelet-plugin"})
-	f.Func("plugin-selector", "labels of the plugin's pods in the namespace (default "+c.Plugins.String()+")",
-		func(s string) (err error) {
-			c.Plugins, err = labels.Parse(s)
-			return err
-		})
-	f.DurationVar(&c.SweepPeriod, "sweep-period", time.Minute, "how often slices and claims that nobody owns any "+
-		"more are looked for")
-	f.DurationVar(&c.SweepGrace, "sweep-grace", 5*time.Minute, "for how long nobody must have owned one before it is "+
-		"told of, or removed where that is safe")
 }
 
 func check(c controller.Config) error {
@@ -103,12 +91,6 @@ func check(c controller.Config) error {
 		return fmt.Errorf("--strongest-ranks %d: must be from 2 to 8", c.StrongestRanks)
 	case c.CertificateLifetime < time.Minute:
 		return fmt.Errorf("--certificate-lifetime %s: must be at least 1m", c.CertificateLifetime)
-	case c.SweepPeriod <= 0:
-		return fmt.Errorf("--sweep-period %s: must be longer than 0, such as 1m", c.SweepPeriod)
-	case c.SweepGrace <= 0:
-		return fmt.Errorf("--sweep-grace %s: must be longer than 0, such as 5m", c.SweepGrace)
-	case c.Plugins.Empty():
-		return errors.New("--plugin-selector is empty: any pod would count as the plugin")
 	}
 	return nil
 }

@@ -18,7 +18,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	clustermetrics "github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/sweep"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 )
@@ -106,11 +105,6 @@ func scraped(t *testing.T) series {
 	known.gather(t, plugin.ExampleMetrics(noRecords{}), targetLabels(t, "kubelet-plugin"))
 	known.gather(t, clustermetrics.Example(), targetLabels(t, "controller"))
 	known.gather(t, ctrlmetrics.Registry, targetLabels(t, "controller"))
-	orphans := prometheus.NewRegistry()
-	if _, err := sweep.NewMetrics(orphans); err != nil {
-		t.Fatal(err)
-	}
-	known.gather(t, orphans, targetLabels(t, "controller"))
 	return known
 }
 

@@ -78,13 +78,12 @@ var allowed = map[string][]string{
 		"simulator"},
 	"internal/controller/metrics":   {"internal/controller/view"},
 	"internal/controller/strongest": {"internal/controller/view", "pkg/gpu"},
-	"internal/controller/sweep":     {"internal/event"},
 	// Admission runs the node's validation with simulated devices.
 	"internal/controller/admission": {"internal/controller/view", "pkg/allocation", "pkg/api", "pkg/gpu",
 		"pkg/inventory", "pkg/sharing"},
 	"internal/controller": {"internal/controller/admission", "internal/controller/certificate",
 		"internal/controller/metrics",
-		"internal/controller/strongest", "internal/controller/sweep", "internal/controller/view"},
+		"internal/controller/strongest", "internal/controller/view"},
 	"cmd/dra-controller": {"internal/controller"},
 
 	// The simulator. The driver's programs do not import it; viewtest is for tests.

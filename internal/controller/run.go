@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package controller is the cluster-wide part of the driver. It validates claims at admission, ranks GPUs, exports
-// metrics, and removes orphaned objects. Pods do not depend on it: without it, claims work as written.
+// Package controller is the cluster-wide part of the driver. It validates claims at admission, ranks GPUs and exports
+// metrics. Pods do not depend on it: without it, claims work as written.
 package controller
 
 import (
@@ -15,7 +15,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -33,7 +32,6 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/certificate"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/sweep"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
 )
 
@@ -54,10 +52,6 @@ type Config struct {
 	// certificate.
 	CertificateDir      string
 	CertificateLifetime time.Duration
-
-	Plugins     labels.Selector // of the plugin's pods, in the controller's namespace
-	SweepPeriod time.Duration
-	SweepGrace  time.Duration
 
 	REST *rest.Config
 }
@@ -91,7 +85,6 @@ func Run(ctx context.Context, c Config) error {
 	server.Register(strongestPath, &webhook.Webhook{Handler: ranker{expander}})
 	err = errors.Join(
 		addCertificateManager(mgr, c, certs),
-		addSweeper(mgr, c),
 		mgr.AddHealthzCheck("ping", func(*http.Request) error { return nil }),
 		mgr.AddReadyzCheck("webhooks", server.StartedChecker()),
 		mgr.AddReadyzCheck("view", func(*http.Request) error { return known() }),
@@ -134,19 +127,6 @@ func addCertificateManager(mgr ctrl.Manager, c Config, certs *certificate.Manage
 		return err
 	}
 	return errors.Join(mgr.Add(certs), mgr.AddReadyzCheck("certificate", certs.Ready))
-}
-
-// addSweeper runs the sweep for orphaned objects on the leader.
-func addSweeper(mgr ctrl.Manager, c Config) error {
-	sweepMetrics, err := sweep.NewMetrics(ctrlmetrics.Registry)
-	if err != nil {
-		return fmt.Errorf("register the metrics of the sweep: %w", err)
-	}
-	return mgr.Add(&sweep.Sweeper{
-		Driver: c.DriverName, Namespace: c.Namespace, Plugins: c.Plugins, Period: c.SweepPeriod, Grace: c.SweepGrace,
-		Objects: mgr.GetClient(), API: mgr.GetAPIReader(), Recorder: mgr.GetEventRecorder(c.DriverName),
-		Metrics: sweepMetrics,
-	})
 }
 
 // isReportingLeader returns a function that reports whether this replica exports the cluster's metrics. Only the leader

@@ -158,14 +158,6 @@ func TestAlerts(t *testing.T) {
 			[]string{"The metrics of the cluster's GPUs are missing."}},
 		{"metrics of the cluster", "ClusterGPUMetricsAbsent", []string{`gpu_dra_cluster_gpus{node="n1"} 0x40`},
 			11 * time.Minute, nil},
-
-		{"orphans", "OrphanedObjects", []string{
-			`gpu_dra_orphans{object="ResourceSlice",reason="NodeGone"} 2x40`,
-			`gpu_dra_orphans{object="ResourceClaim",reason="PodGone"} 0x40`,
-		}, 16 * time.Minute, []string{"2 objects (ResourceSlice) have lost their owner: NodeGone."}},
-		{"orphans that go", "OrphanedObjects", []string{
-			`gpu_dra_orphans{object="ResourceSlice",reason="NodeGone"} 2x10 0x40`,
-		}, 16 * time.Minute, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			rule, ok := known[tc.alert]

@@ -110,11 +110,9 @@ var (
 	spareController = map[string]string{
 		"list resource.k8s.io/resourceslices": "where the API server does not stream lists (its feature gate " +
 			"WatchList is off)",
-		"list resource.k8s.io/deviceclasses":    "the same",
-		"patch events":                          "one that comes again",
-		"patch events.k8s.io/events":            "the same",
-		"delete resource.k8s.io/resourceclaims": "Kubernetes' garbage collector is faster",
-		"create coordination.k8s.io/leases":     "where somebody has removed it",
+		"list resource.k8s.io/deviceclasses": "the same",
+		"patch events":                       "one that comes again",
+		"create coordination.k8s.io/leases":  "where somebody has removed it",
 	}
 )
 

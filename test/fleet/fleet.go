@@ -30,10 +30,6 @@ const Driver = "gpu.nvidia.com"
 // because no kubelet could run its pods.
 const ProfileLabel = "gpu.nvidia.com/fleet-profile"
 
-// sweepLabel with the value "off" on a node tells an installed driver's controller to leave the node's slices alone,
-// although no plugin pod publishes them.
-const sweepLabel = "gpu.nvidia.com/sweep"
-
 // Default resources of a node: those of a server with eight GPUs.
 const (
 	DefaultCPU    = "128"

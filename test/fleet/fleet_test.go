@@ -82,8 +82,8 @@ func TestAFleetComesAndGoes(t *testing.T) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	requireState(t, client, `
-node fleet-1 gpu.nvidia.com/fleet-profile=t4-x2 gpu.nvidia.com/sweep=off kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-1 kubernetes.io/os=linux rack=a: Ready, 128 CPUs, 2Ti
-node fleet-2 gpu.nvidia.com/fleet-profile=t4-x2 gpu.nvidia.com/sweep=off kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-2 kubernetes.io/os=linux: Ready, 128 CPUs, 2Ti
+node fleet-1 gpu.nvidia.com/fleet-profile=t4-x2 kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-1 kubernetes.io/os=linux rack=a: Ready, 128 CPUs, 2Ti
+node fleet-2 gpu.nvidia.com/fleet-profile=t4-x2 kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-2 kubernetes.io/os=linux: Ready, 128 CPUs, 2Ti
 lease fleet-1
 lease fleet-2
 slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1, owners 1: 3 devices
@@ -103,7 +103,7 @@ pod waits on : Pending
 	requireError(t, err, "")
 	requireError(t, f.Remove(t.Context(), "fleet-2", "fleet-9"), "")
 	requireState(t, client, `
-node fleet-1 gpu.nvidia.com/fleet-profile=t4-x2 gpu.nvidia.com/sweep=off kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-1 kubernetes.io/os=linux rack=a: Ready, 128 CPUs, 2Ti
+node fleet-1 gpu.nvidia.com/fleet-profile=t4-x2 kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-1 kubernetes.io/os=linux rack=a: Ready, 128 CPUs, 2Ti
 lease fleet-1
 slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1, owners 1: 3 devices
 pod elsewhere on node-1: Pending
@@ -148,7 +148,7 @@ func TestStartReplacesWhatAFleetHasLeft(t *testing.T) {
 	f, err := start(t.Context(), client, Config{Nodes: []Node{{Name: "fleet-1", Profile: "t4-x2"}}})
 	requireError(t, err, "")
 	requireState(t, client, `
-node fleet-1 gpu.nvidia.com/fleet-profile=t4-x2 gpu.nvidia.com/sweep=off kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-1 kubernetes.io/os=linux: Ready, 128 CPUs, 2Ti
+node fleet-1 gpu.nvidia.com/fleet-profile=t4-x2 kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-1 kubernetes.io/os=linux: Ready, 128 CPUs, 2Ti
 lease fleet-1
 slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1, owners 1: 3 devices
 `)

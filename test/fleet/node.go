@@ -62,7 +62,7 @@ func object(n Node, profile string, now metav1.Time) *corev1.Node {
 	}
 	maps.Copy(labels, map[string]string{
 		corev1.LabelHostname: n.Name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64",
-		ProfileLabel: profile, sweepLabel: "off",
+		ProfileLabel: profile,
 	})
 	has := corev1.ResourceList{
 		corev1.ResourceCPU: n.CPU, corev1.ResourceMemory: n.Memory,

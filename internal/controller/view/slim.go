@@ -4,6 +4,7 @@ package view
 
 import (
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
@@ -54,11 +55,10 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 	return slim
 }
 
-// SlimClaim drops what neither the view nor the sweep needs of a claim, to save memory.
+// SlimClaim drops what the view does not need of a claim, to save memory.
 func SlimClaim(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
-	slim := &resourceapi.ResourceClaim{TypeMeta: c.TypeMeta, ObjectMeta: c.ObjectMeta,
-		Status: resourceapi.ResourceClaimStatus{ReservedFor: c.Status.ReservedFor}}
-	slim.ManagedFields, slim.Annotations = nil, nil
+	slim := &resourceapi.ResourceClaim{TypeMeta: c.TypeMeta, ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace,
+		Name: c.Name, UID: c.UID, ResourceVersion: c.ResourceVersion, CreationTimestamp: c.CreationTimestamp}}
 	if c.Status.Allocation != nil {
 		slim.Status.Allocation = &resourceapi.AllocationResult{
 			Devices: resourceapi.DeviceAllocationResult{Results: c.Status.Allocation.Devices.Results},

@@ -1,0 +1,50 @@
+//go:build e2e
+
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// testControllerToken sends dry runs with the controller's token: what a thief of the token could do.
+func (s *suite) testControllerToken(t *testing.T) {
+	controllers := s.controllers(t)
+	if len(controllers) == 0 {
+		t.Skip("no controller is installed")
+	}
+	controller := &controllers[0]
+	as, err := s.AsServiceAccount(t.Context(), controller.Namespace, controller.Spec.ServiceAccountName, misusedToken)
+	s.must(t, err)
+	ns := s.namespace(t, "controller-token")
+	node := s.node(t, "l40s-x4")
+	pod := s.running(t, s.pod(t, ns, "worker", onNode(node), withTemplate(s.template(t, ns, "one-gpu"))))
+	claim := s.claimOf(t, pod)
+	objects := []client.Object{pod, &claim}
+	for _, slice := range s.slicesOf(t, node) {
+		objects = append(objects, &slice)
+	}
+	for _, o := range objects {
+		if err := as.Delete(t.Context(), o, client.DryRunAll); !apierrors.IsForbidden(err) {
+			t.Errorf("delete %T %s: got error %v, want a refusal", o, o.GetName(), err)
+		}
+	}
+	secret := func(name string, kind corev1.SecretType) error {
+		return as.Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: controller.Namespace,
+			Name:        name,
+			Annotations: map[string]string{corev1.ServiceAccountNameKey: "default"}}, Type: kind}, client.DryRunAll)
+	}
+	own := s.certificate(t).Name
+	const other = "may create only the secret "
+	refusedFor(t, "another secret", secret(own+"-2", corev1.SecretTypeOpaque), other+own)
+	refusedFor(t, "a secret that is filled with a token", secret(own, corev1.SecretTypeServiceAccountToken), other+own)
+	if err := secret(own, corev1.SecretTypeOpaque); !apierrors.IsAlreadyExists(err) {
+		t.Errorf("its own secret: got error %v, want it to be there already", err)
+	}
+}
