@@ -284,7 +284,7 @@ func (r *scheduler) ready(t *testing.T) {
 	t.Helper()
 	probe := &http.Client{Timeout: time.Second, Transport: &http.Transport{
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} // like the kubelet: its certificate is its own
-	err := kube.Until(t.Context(), 2*soon, "the scheduler to be ready", func(ctx context.Context) (bool, string, error) {
+	look := func(ctx context.Context) (bool, string, error) {
 		select {
 		case err := <-r.ended:
 			r.ended <- err
@@ -307,8 +307,8 @@ func (r *scheduler) ready(t *testing.T) {
 			}
 		}
 		return true, "", nil
-	})
-	if err != nil {
+	}
+	if err := kube.Until(t.Context(), 2*soon, "the scheduler to be ready", look); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -87,8 +87,8 @@ func TestCompleteSchedulerConfig(t *testing.T) {
 		{"missing fields are added", head + kind + "percentageOfNodesToScore: 100\n",
 			head + "clientConnection:\n  kubeconfig: /run/gpu-dra-cluster/machine/pki/scheduler.conf\n" + kind +
 				"leaderElection:\n  leaderElect: false\npercentageOfNodesToScore: 100\n", ""},
-		{"fields for another cluster are replaced, others stay", head + "clientConnection:\n  kubeconfig: /k\n  qps: 5\n" +
-			kind + "leaderElection:\n  leaderElect: true\n",
+		{"fields for another cluster are replaced, others stay",
+			head + "clientConnection:\n  kubeconfig: /k\n  qps: 5\n" + kind + "leaderElection:\n  leaderElect: true\n",
 			head + "clientConnection:\n  kubeconfig: /run/gpu-dra-cluster/machine/pki/scheduler.conf\n  qps: 5\n" +
 				kind + "leaderElection:\n  leaderElect: false\n", ""},
 		{"another kind is refused", "apiVersion: v1\nkind: Pod\n", "",
