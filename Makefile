@@ -15,7 +15,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-unit test-race test-nvidia test-cluster test-e2e test-survive kind-up kind-down bench strongest build image lint clean
+.PHONY: help demo demo-down test test-unit test-race test-nvidia test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench strongest build image lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,7 +28,7 @@ demo-down: ## stop the demo cluster
 	@./hack/prerequisites.sh root
 	@$(GO) run ./hack/dev demo-down
 
-test: test-unit lint test-race test-nvidia test-cluster test-e2e test-survive ## run the linter and all tests (needs root)
+test: test-unit lint test-race test-nvidia test-cluster test-e2e test-oldest test-survive ## run the linter and all tests (needs root)
 
 # -count=1: go test would not notice changed alerts, which are outside the module of test/alerts.
 test-unit: ## vet, unit and golden tests of the driver
@@ -61,6 +61,14 @@ test-cluster: ## tests of the test cluster, also that it leaves the machine as i
 test-e2e: ## end-to-end tests on a fresh cluster (needs root), with KUBECONFIG=file on that one; E2E_RUN=pattern selects some
 	@./hack/prerequisites.sh $(ROOT)
 	@$(GO) run ./hack/dev e2e $(GIVEN)
+
+test-oldest: ## some end-to-end tests on the oldest Kubernetes that the driver supports (needs root)
+	@./hack/prerequisites.sh root
+	@$(GO) run ./hack/dev oldest
+
+test-versions: ## the end-to-end tests on every Kubernetes since 1.34; writes docs/versions.md (needs root); VERSIONS=pattern selects some
+	@./hack/prerequisites.sh root
+	@$(GO) run ./hack/dev versions
 
 test-survive: image ## crash nodes, kill, upgrade, downgrade and remove the driver, on clusters of their own (needs root); E2E_RUN=pattern selects some
 	@./hack/prerequisites.sh root

@@ -29,6 +29,8 @@ type cluster struct {
 	profiles map[string]string // node → profile of simulated GPUs
 	audit    []string          // users whose requests to the API server are logged
 	flags    []string          // more flags of "up"
+	// version of Kubernetes, see test/cluster; empty: the newest
+	kubernetes string
 	// directory for the components' logs if the use of a fresh cluster fails; empty: they are not kept
 	logs string
 }
@@ -94,9 +96,14 @@ func sideBySide(ctx context.Context, start func(context.Context) error, build co
 	return work.Wait()
 }
 
-// up starts the cluster. It first builds the components that are not cached.
+// up starts the cluster. It first builds the components that are not cached, and the tools.
 func (c cluster) up(ctx context.Context) error {
-	args := []string{clusterProgram, "up", "--name", c.name, "--nodes", strconv.Itoa(len(c.profiles))}
+	build := []string{clusterProgram, "build", "--kubernetes", c.kubernetes}
+	if err := (command{label: "cluster", args: build}).run(ctx); err != nil {
+		return err
+	}
+	args := []string{clusterProgram, "up", "--name", c.name, "--nodes", strconv.Itoa(len(c.profiles)),
+		"--kubernetes", c.kubernetes}
 	for _, node := range slices.Sorted(maps.Keys(c.profiles)) {
 		args = append(args, "--profile", node+"="+c.profiles[node])
 	}

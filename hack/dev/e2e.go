@@ -4,7 +4,10 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"os"
+	"slices"
 )
 
 var e2eCluster = cluster{name: "e2e", profiles: map[string]string{
@@ -15,21 +18,47 @@ var e2eCluster = cluster{name: "e2e", profiles: map[string]string{
 	logs:  "_output/e2e-logs"}
 
 // e2e runs the end-to-end tests on a fresh cluster. It prints nothing after the tests when they succeed.
+// E2E_KUBERNETES selects a version of Kubernetes by its title in docs/versions.md.
 func e2e(ctx context.Context) error {
-	return e2eCluster.fresh(ctx, command{label: "tests", args: []string{"go", "vet", "-tags", "e2e", "./test/e2e"}},
-		test)
+	run := newest
+	if title := os.Getenv("E2E_KUBERNETES"); title != "" {
+		i := slices.IndexFunc(kubernetesRuns, func(r kubernetesRun) bool { return r.title == title })
+		if i < 0 {
+			return fmt.Errorf("E2E_KUBERNETES: want the title of a column of %s, got %q", versionsPage, title)
+		}
+		run = kubernetesRuns[i]
+	}
+	return run.test(ctx, os.Getenv("E2E_RUN"))
+}
+
+// oldestTests are those that make test runs on the oldest version of Kubernetes.
+const oldestTests = "TestCluster/(every_demo|devices_are|each_claim|a_container_reaches|the_claim's_status|the_webhook)"
+
+// oldest runs some end-to-end tests on the oldest version of Kubernetes, with its default feature gates.
+func oldest(ctx context.Context) error { return kubernetesRuns[0].test(ctx, oldestTests) }
+
+// test runs the end-to-end tests that match the pattern, or all, on a fresh cluster. Their output also goes to the
+// writers.
+func (r kubernetesRun) test(ctx context.Context, pattern string, also ...io.Writer) error {
+	c := e2eCluster
+	c.kubernetes = r.version
+	if r.gates != "" {
+		c.flags = append(slices.Clone(c.flags), "--feature-gates", r.gates)
+	}
+	vet := command{label: "tests", args: []string{"go", "vet", "-tags", "e2e", "./test/e2e"}}
+	return c.fresh(ctx, vet, func(ctx context.Context, t target) error { return t.test(ctx, pattern, also...) })
 }
 
 // survive runs the tests that start their own clusters. The images must exist.
 func survive(ctx context.Context) error {
-	return goTest("./test/e2e/survive").test(ctx)
+	return goTest("./test/e2e/survive", os.Getenv("E2E_RUN")).test(ctx)
 }
 
-// goTest runs the tests that $E2E_RUN selects, or all.
-func goTest(pkg string) command {
+// goTest runs the tests that match the pattern, or all.
+func goTest(pkg, pattern string) command {
 	// Parallel tests mostly wait for the cluster, so the number of processors does not limit them.
 	args := []string{"go", "test", "-count=1", "-v", "-tags", "e2e", "-timeout", "25m", "-parallel", "8", pkg}
-	if pattern := os.Getenv("E2E_RUN"); pattern != "" {
+	if pattern != "" {
 		args = append(args, "-run", pattern)
 	}
 	return command{args: args}
@@ -41,15 +70,19 @@ func e2eOn(ctx context.Context, kubeconfig string) error {
 	if err != nil {
 		return err
 	}
-	return test(ctx, t)
+	return t.test(ctx, os.Getenv("E2E_RUN"))
 }
 
-func test(ctx context.Context, t target) error {
+// test installs the driver and runs the end-to-end tests that match the pattern, or all. It prints nothing after them
+// when they succeed.
+func (t target) test(ctx context.Context, pattern string, also ...io.Writer) error {
 	if err := t.install(ctx); err != nil {
 		return err
 	}
 	if err := t.partition(ctx); err != nil {
 		return err
 	}
-	return t.runTests(ctx)
+	tests := goTest("./test/e2e", pattern)
+	tests.env = t.env()
+	return tests.test(ctx, also...)
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command dev implements `make demo`, `make demo-down`, `make test-e2e`, `make test-survive`, `make strongest` and
-// `make bench`: it starts a cluster, builds the images, installs the chart and runs the tests. Run it in the repository
-// root.
+// Command dev implements `make demo`, `make demo-down`, `make test-e2e`, `make test-oldest`, `make test-versions`,
+// `make test-survive`, `make strongest` and `make bench`: it starts a cluster, builds the images, installs the chart
+// and runs the tests. Run it in the repository root.
 package main
 
 import (
@@ -15,11 +15,14 @@ import (
 )
 
 const usage = `usage: dev demo|demo-down|e2e [-kubeconfig FILE]
-       dev survive|bench|strongest
+       dev oldest|versions|survive|bench|strongest
 
   demo        start the cluster "demo" (or use the one that runs), install the driver, apply every demo
   demo-down   stop the cluster "demo"
   e2e         run the end-to-end tests on a fresh cluster "e2e" and stop it; E2E_RUN selects tests by a pattern
+              E2E_KUBERNETES="1.34 with alpha gates" runs them on that Kubernetes, a column of docs/versions.md
+  oldest      run some end-to-end tests on the oldest version of Kubernetes
+  versions    run the end-to-end tests on every version and write docs/versions.md; VERSIONS selects by a pattern
   survive     crash, kill, upgrade and remove the driver on clusters of its own; E2E_RUN selects tests by a pattern
   bench       measure the driver on a fresh cluster "bench" and stop it; BENCH_ROWS selects by a pattern
   strongest   ask for the strongest GPU on random fleets and compare with what was free, on a fresh cluster "strongest"
@@ -56,6 +59,10 @@ func run(ctx context.Context, args []string) error {
 		return e2e(ctx)
 	case "e2e on":
 		return e2eOn(ctx, kubeconfig)
+	case "oldest":
+		return oldest(ctx)
+	case "versions":
+		return versions(ctx)
 	case "survive":
 		return survive(ctx)
 	case "bench":

@@ -14,10 +14,11 @@ import (
 
 // test runs go test with our stdout. If it fails, it repeats the tests' messages at the end, because the logs of failed
 // tests push them out of sight and out of what CI keeps.
-func (c command) test(ctx context.Context) error {
+// The output also goes to the writers.
+func (c command) test(ctx context.Context, also ...io.Writer) error {
 	messages := &recap{}
 	cmd := c.prepare(ctx)
-	cmd.Stdout, cmd.Stderr = io.MultiWriter(os.Stdout, messages), os.Stderr
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(append(also, os.Stdout, messages)...), os.Stderr
 	err := cmd.Run()
 	if err != nil {
 		fmt.Printf("\nthe messages of the tests again:\n%s", messages)

@@ -177,13 +177,6 @@ func (t target) runDemos(ctx context.Context) error {
 	return command{args: []string{demoRunner}, env: t.env()}.attach(ctx)
 }
 
-// runTests runs the end-to-end tests. It prints nothing after them when they succeed.
-func (t target) runTests(ctx context.Context) error {
-	tests := goTest("./test/e2e")
-	tests.env = t.env()
-	return tests.test(ctx)
-}
-
 func (t target) env() []string {
 	env := []string{"KUBECONFIG=" + t.kubeconfig}
 	if t.audit != "" {

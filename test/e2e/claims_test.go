@@ -28,6 +28,9 @@ func (s *suite) testDemos(t *testing.T) {
 	t.Cleanup(func() { s.must(t, s.Empty(context.WithoutCancel(t.Context()), 2*soon, names...)) })
 	for _, demo := range all {
 		t.Run(demo.Name, func(t *testing.T) {
+			lacks, err := demo.Lacks(t.Context(), s.Cluster)
+			s.must(t, err)
+			skipWithout(t, lacks)
 			s.must(t, demo.FreeGPUs(t.Context(), s.Cluster, all, 2*soon))
 			if _, err := demo.Run(t.Context(), s.Cluster, *driver, soon); err != nil {
 				t.Errorf("%v\n%s", err, s.Diagnose(t.Context(), demo.Namespaces()[0]))

@@ -143,6 +143,21 @@ func (s *suite) node(t *testing.T, profile string) string {
 	return node
 }
 
+// needs skips the test if the cluster lacks one of these feature gates of Kubernetes.
+func (s *suite) needs(t *testing.T, gates ...string) {
+	t.Helper()
+	lacks, err := s.Lacks(t.Context(), gates...)
+	s.must(t, err)
+	skipWithout(t, lacks)
+}
+
+func skipWithout(t *testing.T, lacks []string) {
+	t.Helper()
+	if len(lacks) > 0 {
+		t.Skipf("the cluster lacks %s", strings.Join(lacks, ", "))
+	}
+}
+
 // namespace creates a namespace for a test. The end of the test removes its pods and claims, and prints diagnostics if
 // the test failed.
 func (s *suite) namespace(t *testing.T, name string) string {

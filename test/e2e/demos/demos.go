@@ -114,6 +114,20 @@ func (d Demo) Namespaces() []string {
 	return names
 }
 
+// needsAnnotation on a demo's namespace has the feature gates of Kubernetes that the demo needs, separated by commas.
+const needsAnnotation = "demo.gpu-dra-driver/needs"
+
+// Lacks returns the feature gates that the demo needs and the cluster does not have.
+func (d Demo) Lacks(ctx context.Context, cluster *kube.Cluster) ([]string, error) {
+	var needs []string
+	for _, o := range d.Objects {
+		if text := o.GetAnnotations()[needsAnnotation]; o.GetKind() == "Namespace" && text != "" {
+			needs = append(needs, strings.Split(text, ",")...)
+		}
+	}
+	return cluster.Lacks(ctx, needs...)
+}
+
 // aloneAnnotation on a demo's namespace means that the demo needs GPUs that other demos may hold.
 const aloneAnnotation = "demo.gpu-dra-driver/alone"
 

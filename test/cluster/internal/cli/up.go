@@ -18,9 +18,13 @@ import (
 // stopAt is the environment variable with the stage at which `up` stops and waits to be killed. For tests.
 const stopAt = "GPU_DRA_CLUSTER_STOP_AT"
 
+const kubernetesUsage = "VERSION: one of those that test/cluster/components pins, as v1.34 or v1.34.4; without: the " +
+	"newest"
+
 func upCommand(o *options) *cobra.Command {
 	var (
 		nodes                          int
+		kubernetes                     string
 		profiles, gates, runtimeConfig []string
 		audit                          []string
 		schedulerConfig                string
@@ -40,11 +44,11 @@ func upCommand(o *options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			config.Audit, config.SchedulerVModule = audit, schedulerVModule
+			config.Kubernetes, config.Audit, config.SchedulerVModule = kubernetes, audit, schedulerVModule
 			if config.SchedulerConfig, err = readSchedulerConfig(schedulerConfig); err != nil {
 				return err
 			}
-			programs, err := o.ready(c.Context())
+			programs, err := o.ready(c.Context(), config.Kubernetes)
 			if err != nil {
 				return err
 			}
@@ -61,6 +65,7 @@ func upCommand(o *options) *cobra.Command {
 	}
 	flags := c.Flags()
 	flags.IntVar(&nodes, "nodes", 3, "number of nodes; they are called node-1, node-2, …")
+	flags.StringVar(&kubernetes, "kubernetes", "", kubernetesUsage)
 	flags.StringSliceVar(&profiles, "profile", nil, "NODE=PROFILE: simulated GPUs of a node (the label "+
 		cluster.ProfileLabel+")")
 	flags.StringSliceVar(&gates, "feature-gates", nil, "NAME=true|false for all components")
@@ -68,7 +73,7 @@ func upCommand(o *options) *cobra.Command {
 	flags.StringSliceVar(&audit, "audit", nil, "USER: log this user's requests to the API server, one JSON object a "+
 		"line; logs audit prints them")
 	flags.StringVar(&schedulerConfig, "scheduler-config", "", "FILE: a KubeSchedulerConfiguration for the scheduler; "+
-		"how it reaches the API server is filled in")
+		"kubeconfig and leader election are this cluster's")
 	flags.StringVar(&schedulerVModule, "scheduler-vmodule", "", "what the scheduler logs more of, as klog has it; "+
 		"schedule_one=10: each plugin's score for each node")
 	flags.BoolVar(&keepFailed, "keep-failed", false, "leave a start that failed as it is, to look at its logs")
@@ -92,7 +97,7 @@ func readSchedulerConfig(file string) (string, error) {
 }
 
 // ready checks the machine, then builds and installs what is missing.
-func (o *options) ready(ctx context.Context) (components.Dirs, error) {
+func (o *options) ready(ctx context.Context, kubernetes string) (components.Dirs, error) {
 	if err := preflight.Check(ctx, o.state); err != nil {
 		return nil, err
 	}
@@ -106,7 +111,7 @@ func (o *options) ready(ctx context.Context) (components.Dirs, error) {
 	if err := components.Ensure(ctx, os.Stderr, components.Runtime); err != nil {
 		return nil, err
 	}
-	return cache.BuildRunning(ctx)
+	return cache.BuildRunning(ctx, kubernetes)
 }
 
 func stopper(at string) func(string) {
@@ -151,7 +156,8 @@ func checkCommand(o *options) *cobra.Command {
 }
 
 func buildCommand(o *options) *cobra.Command {
-	return &cobra.Command{
+	var kubernetes string
+	c := &cobra.Command{
 		Use:   "build",
 		Short: "Build every program that is not in the cache, and start nothing",
 		Args:  cobra.NoArgs,
@@ -160,13 +166,15 @@ func buildCommand(o *options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if _, err := cache.BuildRunning(c.Context()); err != nil {
+			if _, err := cache.BuildRunning(c.Context(), kubernetes); err != nil {
 				return err
 			}
 			_, err = cache.Tools(c.Context())
 			return err
 		},
 	}
+	c.Flags().StringVar(&kubernetes, "kubernetes", "", kubernetesUsage)
+	return c
 }
 
 func toolsCommand(o *options) *cobra.Command {

@@ -24,7 +24,8 @@ const ProfileLabel = "gpu.nvidia.com/sim-profile"
 // Config holds the user's options.
 type Config struct {
 	Nodes         int               `json:"nodes"`
-	Profiles      map[string]string `json:"profiles,omitempty"` // by node name
+	Kubernetes    string            `json:"kubernetes,omitempty"` // see components.Cache.Kubernetes
+	Profiles      map[string]string `json:"profiles,omitempty"`   // by node name
 	FeatureGates  map[string]bool   `json:"featureGates,omitempty"`
 	RuntimeConfig map[string]string `json:"runtimeConfig,omitempty"` // by group/version
 	Audit         []string          `json:"audit,omitempty"`         // users whose requests are logged

@@ -95,7 +95,7 @@ func (c Cache) build(ctx context.Context, component Component) (string, error) {
 
 func (c Cache) key(ctx context.Context, component Component) (key, version string, err error) {
 	in := Inputs{Platform: runtime.GOOS + "/" + runtime.GOARCH}
-	module := filepath.Join(c.Source, component.Name)
+	module := filepath.Join(c.Source, component.folder())
 	for name, text := range map[string]*string{"go.mod": &in.GoMod, "go.sum": &in.GoSum} {
 		data, err := os.ReadFile(filepath.Join(module, name))
 		if err != nil {
@@ -129,12 +129,11 @@ func (c Cache) fill(ctx context.Context, key, title string, build func(dir strin
 		return dir, nil
 	}
 	start := time.Now()
-	fmt.Fprintf(c.Out, "building %s … ", title)
+	fmt.Fprintf(c.Out, "building %s\n", title)
 	if err := c.fillLocked(dir, build); err != nil {
-		fmt.Fprintln(c.Out)
 		return "", fmt.Errorf("build %s: %w", title, err)
 	}
-	fmt.Fprintf(c.Out, "%.1f s\n", time.Since(start).Seconds())
+	fmt.Fprintf(c.Out, "built %s in %.1f s\n", title, time.Since(start).Seconds())
 	return dir, nil
 }
 
@@ -195,7 +194,7 @@ func (c Cache) compile(ctx context.Context, component Component, version, dir st
 	if len(component.Packages) == 1 {
 		target = filepath.Join(dir, component.Binaries[0])
 	}
-	args := []string{"build", "-trimpath", "-p", fmt.Sprint(min(runtime.NumCPU(), 4)), "-ldflags",
+	args := []string{"build", "-v", "-trimpath", "-p", fmt.Sprint(min(runtime.NumCPU(), 4)), "-ldflags",
 		component.linkerFlags(version)}
 	if component.Tags != "" {
 		args = append(args, "-tags", component.Tags)
@@ -206,7 +205,12 @@ func (c Cache) compile(ctx context.Context, component Component, version, dir st
 	if component.Cgo {
 		cgo = "CGO_ENABLED=1"
 	}
-	if err := goBuild(ctx, filepath.Join(c.Source, component.Name), cgo, args); err != nil {
+	module := filepath.Join(c.Source, component.folder())
+	out := &buildOutput{}
+	told := c.tell(out, countPackages(ctx, module, cgo, component))
+	err := goBuild(ctx, module, cgo, args, out)
+	told()
+	if err != nil {
 		return err
 	}
 	for _, b := range component.Binaries {
@@ -217,22 +221,26 @@ func (c Cache) compile(ctx context.Context, component Component, version, dir st
 	return nil
 }
 
-func goBuild(ctx context.Context, dir, cgo string, args []string) error {
+// goBuild runs go with the arguments. It writes its output to out.
+func goBuild(ctx context.Context, dir, cgo string, args []string, out *buildOutput) error {
 	// If this process is killed, the compiler ends too. The kernel tracks the parent thread, not the process, hence the
 	// lock.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
-	// The user's Go settings must not affect the result.
-	cmd.Env = append(os.Environ(), cgo, "GOFLAGS=-mod=readonly -buildvcs=false", "GOWORK=off")
+	cmd.Env = goEnv(cgo)
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-		return fmt.Errorf("go build: %w\n%s", err, strings.Join(lines[max(0, len(lines)-15):], "\n"))
+	cmd.Stdout, cmd.Stderr = out, out
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("go build: %w\n%s", err, out.messages())
 	}
 	return nil
+}
+
+// goEnv is the environment of the go command. The user's Go settings must not affect the result.
+func goEnv(cgo string) []string {
+	return append(os.Environ(), cgo, "GOFLAGS=-mod=readonly -buildvcs=false", "GOWORK=off")
 }
 
 func goVersion(ctx context.Context, dir string) (string, error) {

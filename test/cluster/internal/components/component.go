@@ -5,6 +5,7 @@
 package components
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 )
@@ -23,6 +24,7 @@ const (
 // Component describes how to build a group of programs from one Go module.
 type Component struct {
 	Name     string
+	Folder   string   // in test/cluster/components, with go.mod; empty: it is called as the component
 	Module   string   // the module that provides the version
 	Packages []string // the commands to build
 	Binaries []string // their file names, in the same order
@@ -104,10 +106,13 @@ var all = []Component{
 // All returns every component, the fastest builds first.
 func All() []Component { return all }
 
-// Running returns the components that a cluster runs; the others are for its users.
-func Running() []Component {
-	return named(Etcd, CNI, Runc, Containerd, Kubernetes)
+// running returns the components that a cluster runs; the others are for its users.
+func running(kubernetes Component) []Component {
+	return append(named(Etcd, CNI, Runc, Containerd), kubernetes)
 }
+
+// folder returns the name of the folder with the component's go.mod.
+func (c Component) folder() string { return cmp.Or(c.Folder, c.Name) }
 
 func named(names ...string) []Component {
 	var found []Component

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -95,8 +96,12 @@ func TestPinnedModules(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range All() {
-		mod, err := os.ReadFile(filepath.Join(source, c.Name, "go.mod"))
+	older, err := Cache{Source: source}.pinned()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range append(All(), older[1:]...) {
+		mod, err := os.ReadFile(filepath.Join(source, c.folder(), "go.mod"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -111,6 +116,42 @@ func TestPinnedModules(t *testing.T) {
 		if len(c.Packages) != len(c.Binaries) {
 			t.Errorf("%s: %d packages for %d programs", c.Name, len(c.Packages), len(c.Binaries))
 		}
+	}
+}
+
+func TestKubernetesVersions(t *testing.T) {
+	source := t.TempDir()
+	for folder, version := range map[string]string{"kubernetes": "v1.37.1", "kubernetes-v1.36": "v1.36.3",
+		"kubernetes-v1.34": "v1.34.4"} {
+		if err := os.Mkdir(filepath.Join(source, folder), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		mod := "require k8s.io/kubernetes " + version + "\n"
+		if err := os.WriteFile(filepath.Join(source, folder, "go.mod"), []byte(mod), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cache := Cache{Source: source}
+	const refused = `: want one of v1.37.1, v1.36.3, v1.34.4, or its minor version`
+	for _, row := range []struct{ version, want string }{
+		{"", "kubernetes with kubectl"}, {"v1.37", "kubernetes with kubectl"}, {"v1.37.1", "kubernetes with kubectl"},
+		{"v1.34", "kubernetes-v1.34"}, {"v1.34.4", "kubernetes-v1.34"}, {"v1.36.3", "kubernetes-v1.36"},
+		{"v1.34.5", `kubernetes "v1.34.5"` + refused}, {"v1.3", `kubernetes "v1.3"` + refused},
+		{"v1", `kubernetes "v1"` + refused}, {"1.34", `kubernetes "1.34"` + refused},
+	} {
+		t.Run(row.version, func(t *testing.T) {
+			component, err := cache.Kubernetes(row.version)
+			got := component.folder()
+			if slices.Contains(component.Binaries, "kubectl") {
+				got += " with kubectl"
+			}
+			if err != nil {
+				got = err.Error()
+			}
+			if got != row.want {
+				t.Errorf("got %s, want %s", got, row.want)
+			}
+		})
 	}
 }
 
@@ -198,4 +239,16 @@ func list(t *testing.T, dir string) string {
 		names = append(names, e.Name())
 	}
 	return strings.Join(names, " ")
+}
+
+func TestBuildOutput(t *testing.T) {
+	out := &buildOutput{}
+	for _, piece := range []string{"k8s.io/api/core/v1\nk8s.io/", "apimachinery\n", "# k8s.io/x\n",
+		"x.go:1: undefined: y\n", "fatal: no "} {
+		_, _ = out.Write([]byte(piece))
+	}
+	const want = "# k8s.io/x\nx.go:1: undefined: y\nfatal: no"
+	if got := out.messages(); got != want || out.compiled() != 2 {
+		t.Errorf("got %d packages and %q, want 2 and %q", out.compiled(), got, want)
+	}
 }

@@ -56,7 +56,7 @@ func compilePause(ctx context.Context, dir string) ([]byte, error) {
 	binary := filepath.Join(dir, "pause")
 	defer os.Remove(binary)
 	args := []string{"build", "-trimpath", "-ldflags", "-s -w", "-o", binary, source}
-	if err := goBuild(ctx, dir, "CGO_ENABLED=0", args); err != nil {
+	if err := goBuild(ctx, dir, "CGO_ENABLED=0", args, &buildOutput{}); err != nil {
 		return nil, err
 	}
 	return os.ReadFile(binary)
@@ -105,9 +105,14 @@ func pauseConfig(image v1.Image) *v1.ConfigFile {
 	return config
 }
 
-// BuildRunning builds everything a cluster runs that is not cached.
-func (c Cache) BuildRunning(ctx context.Context) (Dirs, error) {
-	dirs, err := c.Build(ctx, Running())
+// BuildRunning builds everything that a cluster of this version of Kubernetes runs and that is not cached. version: see
+// Kubernetes.
+func (c Cache) BuildRunning(ctx context.Context, version string) (Dirs, error) {
+	kubernetes, err := c.Kubernetes(version)
+	if err != nil {
+		return nil, err
+	}
+	dirs, err := c.Build(ctx, running(kubernetes))
 	if err != nil {
 		return nil, err
 	}

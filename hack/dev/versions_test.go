@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"maps"
+	"os"
+	"strings"
+	"testing"
+)
+
+const sampleRun = `=== RUN   TestCluster
+    --- FAIL: TestCluster/every_demo_is_as_its_README_says (0.00s)
+        --- PASS: TestCluster/every_demo_is_as_its_README_says/by-model (1.00s)
+        --- PASS: TestCluster/every_demo_is_as_its_README_says/by-memory-and-capability (1.00s)
+        --- SKIP: TestCluster/every_demo_is_as_its_README_says/fractions (0.00s)
+            suite_test.go:12: the cluster lacks DRAConsumableCapacity
+        --- PASS: TestCluster/every_demo_is_as_its_README_says/mixed-modes (1.00s)
+        --- FAIL: TestCluster/every_demo_is_as_its_README_says/mig-static (1.00s)
+        --- PASS: TestCluster/every_demo_is_as_its_README_says/sick-gpu (1.00s)
+`
+
+func TestColumn(t *testing.T) {
+	r := &results{}
+	_, _ = r.Write([]byte(sampleRun))
+	column := r.column()
+	for row, want := range map[string]string{
+		"GPUs by model, memory, compute capability": "yes",
+		"shares of a GPU: memory and cores":         "no: DRAConsumableCapacity",
+		"partitions that somebody has made":         "**fails**",
+		"taints: sick GPUs are avoided and drained": "yes",
+		"the monitor device":                        "not run",
+	} {
+		if column[row] != want {
+			t.Errorf("%s: got %q, want %q", row, column[row], want)
+		}
+	}
+}
+
+// A column that is written can be read again, and the others stay.
+func TestVersionsPage(t *testing.T) {
+	page, err := os.ReadFile("../../" + versionsPage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, err := parseVersions(string(page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again := withVersions(string(page), table); again != string(page) {
+		t.Errorf("written again, the page differs: %s", again)
+	}
+	r := &results{}
+	_, _ = r.Write([]byte(sampleRun))
+	before := maps.Clone(table["1.34"])
+	table["1.35"] = r.column()
+	after, err := parseVersions(withVersions(string(page), table))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !maps.Equal(after["1.34"], before) || !maps.Equal(after["1.35"], r.column()) {
+		t.Errorf("got %v", after)
+	}
+	if _, err := parseVersions(strings.ReplaceAll(string(page), versionsBegin, "")); err == nil {
+		t.Error("a page without a table: want an error")
+	}
+}

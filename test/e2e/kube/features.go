@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"regexp"
+)
+
+// feature is the API server's metric of a feature gate.
+var feature = regexp.MustCompile(`^kubernetes_feature_enabled\{name="([^"]+)".*\} 1$`)
+
+// Lacks returns which of the feature gates the API server does not have, or has switched off.
+func (c *Cluster) Lacks(ctx context.Context, gates ...string) ([]string, error) {
+	if len(gates) == 0 {
+		return nil, nil
+	}
+	text, err := c.set.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the metrics of the API server: %w", err)
+	}
+	on := map[string]bool{}
+	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
+		if found := feature.FindStringSubmatch(lines.Text()); found != nil {
+			on[found[1]] = true
+		}
+	}
+	if len(on) == 0 {
+		return nil, fmt.Errorf("the metrics of the API server name no feature gates")
+	}
+	var lacks []string
+	for _, gate := range gates {
+		if !on[gate] {
+			lacks = append(lacks, gate)
+		}
+	}
+	return lacks, nil
+}
