@@ -43,7 +43,8 @@ var (
 		Gate:    "DRAConsumableCapacity",
 		Without: "every GPU is offered as a whole, without shares and replicas",
 		example: resourceapi.Device{AllowMultipleAllocations: ptr.To(true),
-			Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: resource.MustParse("1"),
+			Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {
+				Value: resource.MustParse("1"),
 				RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: ptr.To(resource.MustParse("1")),
 					ValidValues: []resource.Quantity{resource.MustParse("1")}}}}},
 		stored: func(d resourceapi.Device) bool {
@@ -237,8 +238,9 @@ func (s *Server) has(ctx context.Context, f *Feature) (bool, error) {
 	device.Name = "example"
 	slice, err := s.Client.ResourceV1().ResourceSlices().Create(ctx, &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "example-" + s.NodeName + "-"},
-		Spec: resourceapi.ResourceSliceSpec{Driver: s.Driver, NodeName: &s.NodeName, Devices: []resourceapi.Device{device},
-			Pool: resourceapi.ResourcePool{Name: s.NodeName, Generation: 1, ResourceSliceCount: 1}},
+		Spec: resourceapi.ResourceSliceSpec{Driver: s.Driver, NodeName: &s.NodeName,
+			Pool:    resourceapi.ResourcePool{Name: s.NodeName, Generation: 1, ResourceSliceCount: 1},
+			Devices: []resourceapi.Device{device}},
 	}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	switch {
 	case apierrors.IsInvalid(err):

@@ -70,7 +70,8 @@ func learned(t *testing.T, o *oldServer, records ...checkpoint.Record) *Server {
 	t.Helper()
 	client := fake.NewClientset()
 	client.PrependReactor("create", "resourceslices", o.create)
-	s := NewServer(ServerConfig{Client: client, Driver: "gpu.nvidia.com", NodeName: "node", Records: fixedRecords(records),
+	s := NewServer(ServerConfig{Client: client, Driver: "gpu.nvidia.com", NodeName: "node",
+		Records:  fixedRecords(records),
 		Reporter: report.NewReporter(t.Context(), report.Config{Client: client}), Changed: func() {}})
 	lacks, err := s.ask(t.Context())
 	if err != nil {
@@ -144,7 +145,8 @@ func TestFit(t *testing.T) {
 			"monitor shared; gpu-0-mig-1g10gb-0 shared counted; counters"},
 		{"taints none", "gpu-0 shared counted; gpu-1 shared; gpu-3 shared; monitor shared; " +
 			"gpu-0-mig-1g10gb-0 shared counted; counters"},
-		{"counters", "gpu-0 shared; gpu-1 shared NoSchedule; gpu-2 shared NoSchedule; gpu-3 shared None; monitor shared"},
+		{"counters", "gpu-0 shared; gpu-1 shared NoSchedule; gpu-2 shared NoSchedule; gpu-3 shared None; " +
+			"monitor shared"},
 		{"shares counters taints none", "gpu-0; gpu-1; gpu-3; monitor"},
 	} {
 		t.Run(row.lacks, func(t *testing.T) {
