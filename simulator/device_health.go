@@ -12,7 +12,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
 )
 
-// setHealthCalls sets the calls about rows and pages of damaged memory.
+// setHealthCalls sets the calls about rows and pages of damaged memory, and about a slowdown.
 func (d *device) setHealthCalls() {
 	rows := value(d, remappedRows, same[nvml.RemappedRowsInfo_v2])
 	d.GetRemappedRows_v2Func = rows
@@ -24,6 +24,20 @@ func (d *device) setHealthCalls() {
 	d.GetRetiredPagesPendingStatusFunc = value(d, retiredPagesPending, func(pending uint32) nvml.EnableState {
 		return nvml.EnableState(pending)
 	})
+	d.GetCurrentClocksEventReasonsFunc = value(d, clocksEventReasons, same[uint64])
+	d.GetCurrentClocksThrottleReasonsFunc = d.GetCurrentClocksEventReasonsFunc // its old name
+}
+
+// clocksEventReasons is 0 unless the hardware slows the GPU down.
+func clocksEventReasons(c node.Card) hwprofile.Answer[uint64] {
+	switch c.Health().Slowdown {
+	case node.Thermal:
+		return hwprofile.Value[uint64](nvml.ClocksThrottleReasonHwSlowdown | nvml.ClocksThrottleReasonHwThermalSlowdown)
+	case node.PowerBrake:
+		return hwprofile.Value[uint64](nvml.ClocksThrottleReasonHwSlowdown |
+			nvml.ClocksThrottleReasonHwPowerBrakeSlowdown)
+	}
+	return hwprofile.Value[uint64](nvml.ClocksEventReasonNone)
 }
 
 // remappedRows has one row for an error that cannot be corrected if rows are pending or failed. NVML does not answer

@@ -281,19 +281,23 @@ func TestHealthCalls(t *testing.T) {
 	const reset = "RESET"
 	for _, tt := range []struct{ name, profile, settings, want string }{
 		{"an H100", "dgx-h100", "", "action 0; rows 0 0 false false SUCCESS; pages 0 ERROR_NOT_SUPPORTED; link 1; " +
-			"fabric 3 1 unhealthy=2"},
+			"fabric 3 1 unhealthy=2; clocks 0x0"},
 		{"a sick H100", "dgx-h100",
-			"recovery-action=drain-and-reset remapped-rows=pending nvlink-down=2 fabric=unhealthy",
-			"action 4; rows 0 0 true false SUCCESS; pages 0 ERROR_NOT_SUPPORTED; link 0; fabric 3 2 unhealthy=1"},
+			"recovery-action=drain-and-reset remapped-rows=pending nvlink-down=2 fabric=unhealthy slowdown=thermal",
+			"action 4; rows 0 0 true false SUCCESS; pages 0 ERROR_NOT_SUPPORTED; link 0; fabric 3 2 unhealthy=1; " +
+				"clocks 0x48"},
 		{"rows that failed", "dgx-h100", "remapped-rows=failed",
-			"action 0; rows 0 0 false true SUCCESS; pages 0 ERROR_NOT_SUPPORTED; link 1; fabric 3 1 unhealthy=2"},
+			"action 0; rows 0 0 false true SUCCESS; pages 0 ERROR_NOT_SUPPORTED; link 1; fabric 3 1 unhealthy=2; " +
+				"clocks 0x0"},
 		{"a reset", "dgx-h100", "recovery-action=reset remapped-rows=pending nvlink-down=2 " + reset,
-			"action 0; rows 0 0 false false SUCCESS; pages 0 ERROR_NOT_SUPPORTED; link 0; fabric 3 1 unhealthy=2"},
-		{"a V100", "dgx1-v100", "retired-pages=pending recovery-action=reboot",
-			"action 2; rows 0 0 false false ERROR_NOT_SUPPORTED; pages 1 SUCCESS; link 1; fabric 0 0 unhealthy=0"},
+			"action 0; rows 0 0 false false SUCCESS; pages 0 ERROR_NOT_SUPPORTED; link 0; fabric 3 1 unhealthy=2; " +
+				"clocks 0x0"},
+		{"a V100", "dgx1-v100", "retired-pages=pending recovery-action=reboot slowdown=power-brake",
+			"action 2; rows 0 0 false false ERROR_NOT_SUPPORTED; pages 1 SUCCESS; link 1; fabric 0 0 unhealthy=0; " +
+				"clocks 0x88"},
 		{"a GeForce", "rtx2080ti-x4", "recovery-action=reset",
 			"action 1; rows 0 0 false false ERROR_NOT_SUPPORTED; pages 0 ERROR_NOT_SUPPORTED; link 0; fabric 0 0 " +
-				"unhealthy=0"},
+				"unhealthy=0; clocks 0x0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := open(t, tt.profile)
@@ -334,8 +338,11 @@ func healthOf(t *testing.T, d nvml.Device) string {
 	fabric, _ := d.GetGpuFabricInfo_v4()
 	route := fabric.HealthMask >> nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY &
 		nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_UNHEALTHY
-	return fmt.Sprintf("action %d; rows %d %d %t %t %v; pages %d %v; link %d; fabric %d %d unhealthy=%d", number(0),
-		corrected, uncorrected, pending, failed, ret, pages, pagesRet, link, fabric.State, fabric.HealthSummary, route)
+	clocks, clocksRet := d.GetCurrentClocksEventReasons()
+	success(t, clocksRet)
+	return fmt.Sprintf("action %d; rows %d %d %t %t %v; pages %d %v; link %d; fabric %d %d unhealthy=%d; clocks %#x",
+		number(0), corrected, uncorrected, pending, failed, ret, pages, pagesRet, link, fabric.State,
+		fabric.HealthSummary, route, clocks)
 }
 
 // A change of the recovery action is an event, for a GPU that reports such events.

@@ -19,15 +19,18 @@ type Health struct {
 	RetiredPages   string `json:",omitempty"` // "pending" until a reset
 	LinksDown      []int  `json:",omitempty"` // NVLinks, sorted
 	Fabric         string `json:",omitempty"` // "unhealthy"
+	Slowdown       string `json:",omitempty"` // "thermal" or "power-brake": why the clocks are low
 }
 
 // Values of Health.
 const (
-	none      = "none"
-	Pending   = "pending"
-	Failed    = "failed"
-	Unhealthy = "unhealthy"
-	healthy   = "healthy"
+	none       = "none"
+	Pending    = "pending"
+	Failed     = "failed"
+	Unhealthy  = "unhealthy"
+	healthy    = "healthy"
+	Thermal    = "thermal"
+	PowerBrake = "power-brake"
 )
 
 // recoveryActions are the names of the recovery actions by NVML's number.
@@ -36,7 +39,8 @@ var recoveryActions = []string{none, "reset", "reboot", "drain-p2p", "drain-and-
 
 // healthSettings describes the settings that ParseHealth accepts.
 var healthSettings = "recovery-action=" + strings.Join(recoveryActions, "|") + ", remapped-rows=none|pending|failed, " +
-	"retired-pages=none|pending, nvlink-down=none|LINK,... or fabric=healthy|unhealthy"
+	"retired-pages=none|pending, nvlink-down=none|LINK,..., fabric=healthy|unhealthy or " +
+	"slowdown=none|thermal|power-brake"
 
 // ParseHealth parses settings NAME=VALUE and returns what they change.
 func ParseHealth(settings []string) (func(*Health), error) {
@@ -76,6 +80,9 @@ func parseHealth(setting string) (change func(*Health), ok bool) {
 	case "fabric":
 		fabric, ok := oneOf(healthy, Unhealthy)
 		return func(h *Health) { h.Fabric = fabric }, ok
+	case "slowdown":
+		slowdown, ok := oneOf(none, Thermal, PowerBrake)
+		return func(h *Health) { h.Slowdown = slowdown }, ok
 	case "nvlink-down":
 		links, ok := parseLinks(value)
 		return func(h *Health) { h.LinksDown = links }, ok
@@ -119,6 +126,9 @@ func (h Health) String() string {
 	}
 	if h.Fabric != "" {
 		out = append(out, "fabric="+h.Fabric)
+	}
+	if h.Slowdown != "" {
+		out = append(out, "slowdown="+h.Slowdown)
 	}
 	return strings.Join(out, " ")
 }

@@ -38,12 +38,14 @@ func TestHealth(t *testing.T) {
 	}{
 		{"nothing", "dgx-h100", nil, ""},
 		{"everything", "dgx-h100",
-			[]string{"recovery-action=reset remapped-rows=pending nvlink-down=7,3,7 fabric=unhealthy"},
-			"gpu-1b-00-0 health recovery-action=reset remapped-rows=pending nvlink-down=3,7 fabric=unhealthy\n"},
+			[]string{"recovery-action=reset remapped-rows=pending nvlink-down=7,3,7 fabric=unhealthy slowdown=thermal"},
+			"gpu-1b-00-0 health recovery-action=reset remapped-rows=pending nvlink-down=3,7 fabric=unhealthy " +
+				"slowdown=thermal\n"},
 		{"one after another", "dgx-h100", []string{"recovery-action=drain-p2p", "remapped-rows=failed"},
 			"gpu-1b-00-0 health recovery-action=drain-p2p remapped-rows=failed\n"},
-		{"and back", "dgx-h100", []string{"recovery-action=reboot remapped-rows=pending nvlink-down=0 fabric=unhealthy",
-			"recovery-action=none remapped-rows=none nvlink-down=none fabric=healthy"}, ""},
+		{"and back", "dgx-h100", []string{"recovery-action=reboot remapped-rows=pending nvlink-down=0 fabric=unhealthy " +
+			"slowdown=power-brake",
+			"recovery-action=none remapped-rows=none nvlink-down=none fabric=healthy slowdown=none"}, ""},
 		{"pages", "dgx1-v100", []string{"retired-pages=pending"}, "gpu-06-00-0 health retired-pages=pending\n"},
 		{"no pages from Ampere on", "dgx-h100", []string{"retired-pages=pending"},
 			"gpu-1b-00-0 retires no pages: that takes ECC and a compute capability below 8.0 (ERROR_NOT_SUPPORTED)"},
