@@ -47,6 +47,8 @@ type Health struct {
 	LinksUp []int
 	// Fabric says what is wrong with the GPU's registration with the NVLink fabric; empty: nothing.
 	Fabric string
+	// Slowdown says why the hardware slows the GPU down to protect it; empty: it does not, or the driver does not say.
+	Slowdown string
 	// NodeMissing is the device node that has vanished; empty: none.
 	NodeMissing string
 }

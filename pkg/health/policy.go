@@ -55,6 +55,7 @@ const (
 	PageRetirementPending Cause = "PageRetirementPending"
 	NVLinkDown            Cause = "NVLinkDown"
 	FabricUnhealthy       Cause = "FabricUnhealthy"
+	HardwareSlowdown      Cause = "HardwareSlowdown"
 	DeviceNodeMissing     Cause = "DeviceNodeMissing"
 	// GPULost is the loss of a GPU while its events were awaited.
 	GPULost Cause = "GPULost"
@@ -221,6 +222,10 @@ var conditions = []Entry{
 		"NVML: NVLink state; the catalogue asks for a reset at XID 74"},
 	{FabricUnhealthy, "The GPU is not registered with the NVLink fabric, or the fabric is unhealthy.",
 		"Check the fabric manager and the NVSwitches.", untilManual, "NVML: fabric state and health"},
+	{HardwareSlowdown, "The hardware slows the GPU down to protect it: it is too hot, or draws too much power.",
+		"Check the cooling and the power supply. Programs run at half of the clocks or less.",
+		Rule{Effect: EffectNone, Recovery: RecoveryManual},
+		"NVML: clocks event reasons HW slowdown, HW thermal slowdown and HW power brake slowdown"},
 	{DeviceNodeMissing, "A device node of the GPU has vanished.",
 		"Create it again with nvidia-modprobe, and find out what removed it.", untilManual,
 		"driver: containers cannot get the GPU"},

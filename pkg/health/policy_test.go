@@ -30,6 +30,7 @@ func TestDefaults(t *testing.T) {
 		{"NVIDIA's driver asks for a reset", []Cause{RecoveryActionReset, RecoveryActionDrainAndReset},
 			"NoSchedule, Reset"},
 		{"programs can use the GPU until its rows are replaced", []Cause{RowRemapPending}, "None, Reset"},
+		{"programs can use a slow GPU", []Cause{HardwareSlowdown}, "None, Manual"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			for _, c := range row.causes {

@@ -320,6 +320,7 @@ func problems(is gpu.Health) []problem {
 	add(is.RowsFailed, RowRemapFailed, "")
 	add(is.PagesPending, PageRetirementPending, "")
 	add(is.Fabric != "", FabricUnhealthy, is.Fabric)
+	add(is.Slowdown != "", HardwareSlowdown, is.Slowdown)
 	add(is.NodeMissing != "", DeviceNodeMissing, is.NodeMissing)
 	return all
 }

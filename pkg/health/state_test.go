@@ -92,7 +92,7 @@ func change(c Condition) string {
 	return text
 }
 
-// health reads what a GPU answers: "None", "Reset", "rows", "links=0,1", "links=".
+// health reads what a GPU answers: "None", "Reset", "rows", "hot", "links=0,1", "links=".
 func (m *machine) health(now time.Time, words []string) gpu.Health {
 	m.Helper()
 	is := gpu.Health{At: now}
@@ -109,6 +109,8 @@ func (m *machine) health(now time.Time, words []string) gpu.Health {
 		case words[i] == "healthy":
 		case words[i] == "rows":
 			is.RowsFailed = true
+		case words[i] == "hot":
+			is.Slowdown = "temperature"
 		case words[i] == "asked":
 			i++
 			is.At = start.Add(m.duration(words[i]))
@@ -197,6 +199,8 @@ func TestConditionsBeginAndEnd(t *testing.T) {
 				"1m RecoveryActionDrainP2P ended (healthy again)"},
 		{"a lost GPU answers again", "0s see GPULost; 1h lapse; 2h reset; 3h answer healthy",
 			"0s GPULost began\n3h GPULost ended (healthy again)"},
+		{"a slowdown ends by itself", "0s answer hot; 30s answer hot; 60s answer healthy",
+			"0s HardwareSlowdown began (temperature)\n60s HardwareSlowdown ended (healthy again)"},
 		{"a problem that flaps must be gone for a while", "0s answer rows; 10s answer healthy; 20s answer rows; " +
 			"30s answer healthy; 40s answer rows; 99s answer healthy; 100s answer healthy; " +
 			"110s answer rows; 229s answer healthy; 230s answer healthy",

@@ -43,7 +43,7 @@ func rulesOf(text string) string {
 const conditionNames = "RecoveryActionReset, RecoveryActionReboot, RecoveryActionDrainP2P, " +
 	"RecoveryActionDrainAndReset, RecoveryActionRecoverIMEXDomain, RecoveryActionBusReset, " +
 	"RecoveryActionSystemReboot, RowRemapPending, RowRemapFailed, PageRetirementPending, NVLinkDown, " +
-	"FabricUnhealthy, DeviceNodeMissing, GPULost or ECCDoubleBit"
+	"FabricUnhealthy, HardwareSlowdown, DeviceNodeMissing, GPULost or ECCDoubleBit"
 
 func TestHealth(t *testing.T) {
 	for _, row := range []struct{ name, text, want string }{

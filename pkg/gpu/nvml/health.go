@@ -3,10 +3,12 @@
 package nvml
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -40,7 +42,7 @@ func (s *session) withHealth(handle nvmllib.Device, r reading) reading {
 // health asks the GPU for its health. What a GPU does not support is healthy.
 func (s *session) health(handle nvmllib.Device, d gpu.Device) gpu.Health {
 	h := gpu.Health{At: time.Now(), RecoveryAction: recoveryAction(handle), LinksUp: linksUp(handle, d),
-		Fabric: s.fabricProblem(handle)}
+		Fabric: s.fabricProblem(handle), Slowdown: s.slowdown(handle)}
 	_, _, pending, failed, ret := handle.GetRemappedRows()
 	h.RowsUnknown = ret != nvmllib.SUCCESS
 	if !h.RowsUnknown {
@@ -115,6 +117,30 @@ func (s *session) fabricProblem(handle nvmllib.Device) string {
 		return fmt.Sprintf("not joined: %v", nvmllib.Return(info.Status))
 	}
 	return ""
+}
+
+// slowdowns are the clocks event reasons of a hardware slowdown, which is an emergency. NVML gives the first one alone
+// too, and may do so for a moment when the clocks change (nvml.h).
+const slowdowns = nvmllib.ClocksThrottleReasonHwSlowdown | nvmllib.ClocksThrottleReasonHwThermalSlowdown |
+	nvmllib.ClocksThrottleReasonHwPowerBrakeSlowdown
+
+// slowdown says why the hardware slows the GPU down. Drivers before R535 do not have the call.
+func (s *session) slowdown(handle nvmllib.Device) string {
+	if !s.has("nvmlDeviceGetCurrentClocksEventReasons") {
+		return ""
+	}
+	reasons, ret := handle.GetCurrentClocksEventReasons()
+	if ret != nvmllib.SUCCESS || reasons&slowdowns == 0 {
+		return ""
+	}
+	var why []string
+	if reasons&nvmllib.ClocksThrottleReasonHwThermalSlowdown != 0 {
+		why = append(why, "temperature")
+	}
+	if reasons&nvmllib.ClocksThrottleReasonHwPowerBrakeSlowdown != 0 {
+		why = append(why, "power brake")
+	}
+	return cmp.Or(strings.Join(why, ", "), "NVML gives no reason")
 }
 
 // vanishedNode returns the GPU's device node if it has been there and is not; otherwise "". A machine may have no

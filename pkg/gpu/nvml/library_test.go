@@ -4,6 +4,7 @@ package nvml_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,6 +23,7 @@ import (
 type library struct {
 	nvmllib.Interface
 	virtual, older  bool
+	slow            *slowGPU // nil: none is
 	sessions, finds atomic.Int32
 }
 
@@ -53,6 +55,9 @@ func (l *library) DeviceGetHandleByIndex(index int) (nvmllib.Device, nvmllib.Ret
 	if l.older {
 		d = olderGPU{d}
 	}
+	if l.slow != nil {
+		d = slowGPU{d, l.slow.reasons, l.slow.ret}
+	}
 	return d, ret
 }
 
@@ -67,7 +72,7 @@ func (l *library) Extensions() nvmllib.ExtendedInterface {
 type olderExtensions struct{ nvmllib.ExtendedInterface }
 
 func (e olderExtensions) LookupSymbol(function string) error {
-	if function == "nvmlDeviceGetGpuFabricInfo_v4" {
+	if function == "nvmlDeviceGetGpuFabricInfo_v4" || function == "nvmlDeviceGetCurrentClocksEventReasons" {
 		return errors.New("undefined symbol: " + function)
 	}
 	return e.ExtendedInterface.LookupSymbol(function)
@@ -78,6 +83,10 @@ type olderGPU struct{ nvmllib.Device }
 
 func (olderGPU) GetGpuFabricInfo_v4() (nvmllib.GpuFabricInfo_v4, nvmllib.Return) {
 	panic("undefined symbol: nvmlDeviceGetGpuFabricInfo_v4")
+}
+
+func (olderGPU) GetCurrentClocksEventReasons() (uint64, nvmllib.Return) {
+	panic("undefined symbol: nvmlDeviceGetCurrentClocksEventReasons")
 }
 
 // virtualGPU is a vGPU in a guest.
@@ -179,14 +188,49 @@ func TestMachineWithoutGPUs(t *testing.T) {
 // A library without the newest functions is asked for less.
 func TestOlderLibrary(t *testing.T) {
 	m, n, l := with(t, "dgx-h100", "", "")
-	change, err := node.ParseHealth([]string{"fabric=unhealthy"})
+	change, err := node.ParseHealth([]string{"fabric=unhealthy", "slowdown=thermal"})
 	must(t, err)
 	must(t, m.ChangeHealth("0", change))
 	for _, l.older = range []bool{false, true} {
 		look, err := nvml.New(n.Config).Discover(t.Context())
 		must(t, err)
-		if got := look.Health[look.Devices[0].UUID].Fabric != ""; got == l.older {
-			t.Errorf("older %t: got an unhealthy fabric: %t", l.older, got)
+		is := look.Health[look.Devices[0].UUID]
+		if got := fmt.Sprint(is.Fabric != "", is.Slowdown != ""); got != fmt.Sprint(!l.older, !l.older) {
+			t.Errorf("older %t: got an unhealthy fabric and a slowdown: %s", l.older, got)
+		}
+	}
+}
+
+// slowGPU is a GPU whose clocks are low for some reasons.
+type slowGPU struct {
+	nvmllib.Device
+	reasons uint64
+	ret     nvmllib.Return
+}
+
+func (d slowGPU) GetCurrentClocksEventReasons() (uint64, nvmllib.Return) { return d.reasons, d.ret }
+
+func TestSlowdown(t *testing.T) {
+	_, n, l := with(t, "t4-x2", "", "")
+	for _, row := range []struct {
+		name    string
+		reasons uint64
+		ret     nvmllib.Return
+		want    string
+	}{
+		{"a GPU that does nothing, at a limit that people have set", 0x1 | 0x2, nvmllib.SUCCESS, ""},
+		{"slow by software", 0x4 | 0x20, nvmllib.SUCCESS, ""},
+		{"too hot", 0x8 | 0x40, nvmllib.SUCCESS, "temperature"},
+		{"the power supply cannot keep up", 0x8 | 0x80, nvmllib.SUCCESS, "power brake"},
+		{"both", 0x40 | 0x80, nvmllib.SUCCESS, "temperature, power brake"},
+		{"neither", 0x8 | 0x4, nvmllib.SUCCESS, "NVML gives no reason"},
+		{"a GPU that does not say", 0x8, nvmllib.ERROR_NOT_SUPPORTED, ""},
+	} {
+		l.slow = &slowGPU{reasons: row.reasons, ret: row.ret}
+		look, err := nvml.New(n.Config).Discover(t.Context())
+		must(t, err)
+		if got := look.Health[look.Devices[0].UUID].Slowdown; got != row.want {
+			t.Errorf("%s: got %q, want %q", row.name, got, row.want)
 		}
 	}
 }

@@ -290,6 +290,10 @@ func (g *gpuReader) failures() {
 			_, ret := d.GetMPSComputeRunningProcesses()
 			return ret
 		}, nvmllib.SUCCESS},
+		{"GetCurrentClocksEventReasons", func() nvmllib.Return {
+			_, ret := d.GetCurrentClocksEventReasons()
+			return ret
+		}, nvmllib.SUCCESS},
 		{"GetProcessUtilization", func() nvmllib.Return { _, ret := d.GetProcessUtilization(0); return ret },
 			nvmllib.ERROR_NOT_FOUND},
 	} {
