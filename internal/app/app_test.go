@@ -109,7 +109,8 @@ func TestExitCodes(t *testing.T) {
 			"Error: --close-nvml 0s: want at least 1s, such as 5m; --open-nvml opens NVML"},
 		{"NVML closed for less than none", "health --plugin-dir /nowhere --close-nvml -1m", 2,
 			"Error: --close-nvml -1m0s: want at least 1s"},
-		{"no GPU to clear", "health --plugin-dir /nowhere --clear=", 1, "Error: --clear : no such GPU; this node has none"},
+		{"no GPU to clear", "health --plugin-dir /nowhere --clear=", 1,
+			"Error: --clear : no such GPU; this node has none"},
 		{"no flag", "health --plugin-dir /nowhere", 0, "The plugin has not looked at the GPUs of this node yet."},
 	} {
 		t.Run(row.name, func(t *testing.T) {

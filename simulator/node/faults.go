@@ -161,8 +161,8 @@ func (c Card) Healthy() bool {
 	return !c.State.Unplugged && len(c.State.Faults) == 0 && len(c.State.Delays) == 0
 }
 
-// faultsOf returns the names of the faults that affect a call: its own, then AllCalls. The wait for events is of several
-// GPUs, and therefore no call of one.
+// faultsOf returns the names of the faults that affect a call: its own, then AllCalls. The wait for events is for
+// several GPUs, so it is not one of AllCalls.
 func faultsOf(call string) []string {
 	if call == hwprofile.WaitCall {
 		return []string{call}

@@ -43,8 +43,8 @@ func TestHealth(t *testing.T) {
 				"slowdown=thermal\n"},
 		{"one after another", "dgx-h100", []string{"recovery-action=drain-p2p", "remapped-rows=failed"},
 			"gpu-1b-00-0 health recovery-action=drain-p2p remapped-rows=failed\n"},
-		{"and back", "dgx-h100", []string{"recovery-action=reboot remapped-rows=pending nvlink-down=0 fabric=unhealthy " +
-			"slowdown=power-brake",
+		{"and back", "dgx-h100", []string{
+			"recovery-action=reboot remapped-rows=pending nvlink-down=0 fabric=unhealthy slowdown=power-brake",
 			"recovery-action=none remapped-rows=none nvlink-down=none fabric=healthy slowdown=none"}, ""},
 		{"pages", "dgx1-v100", []string{"retired-pages=pending"}, "gpu-06-00-0 health retired-pages=pending\n"},
 		{"no pages from Ampere on", "dgx-h100", []string{"retired-pages=pending"},

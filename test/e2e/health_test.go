@@ -295,7 +295,8 @@ func (s *suite) testHealthCommand(t *testing.T) {
 	gpu := s.wholeGPUs(t, node)[0].Name
 	health := func(args ...string) string {
 		t.Helper()
-		return s.run(t, client.ObjectKeyFromObject(plugin), append([]string{kube.SimulatedPlugin, "health"}, args...)...)
+		command := append([]string{kube.SimulatedPlugin, "health"}, args...)
+		return s.run(t, client.ObjectKeyFromObject(plugin), command...)
 	}
 	s.simctl(t, plugin, "xid", gpu, "142")
 	s.waitTaint(t, node, gpu, "xid=142:NoSchedule")
