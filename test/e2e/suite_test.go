@@ -59,6 +59,7 @@ func TestCluster(t *testing.T) {
 	t.Run("the class of the strongest GPU gives the strongest free one", s.testStrongest)
 	t.Run("claims can be created while the controller fails", s.testControllerFaults)
 	t.Run("the examples of the documentation work", s.testDocs)
+	t.Run("the manifests to copy are accepted, and their pods get their GPUs", s.testExamples)
 	// Each of these uses its own nodes or its own models of GPUs.
 	t.Run("nodes", func(t *testing.T) {
 		t.Run("workstation", func(t *testing.T) {
