@@ -134,8 +134,8 @@ func (s *suite) testSecondScheduler(t *testing.T, program string) {
 		}, container.Args...)
 	running.ready(t)
 	s.waitLease(t, client.ObjectKeyFromObject(deployment))
-	s.placed(t, ns, "first", "gpu-first")
-	s.placed(t, ns, "default", "default-scheduler") // of the cluster's own scheduler
+	s.bound(t, ns, "first", "gpu-first")
+	s.bound(t, ns, "default", "default-scheduler") // of the cluster's own scheduler
 	if got := running.log(); strings.Contains(got, "forbidden") {
 		t.Errorf("the chart's role lacks a right: got\n%s", got)
 	}
@@ -204,7 +204,7 @@ func (s *suite) testKubeadmScheduler(t *testing.T, program string) {
 		"--kubeconfig=/etc/kubernetes/scheduler.conf", "--leader-elect=true", "--config=/etc/kubernetes/kubeadm.yaml")
 	running.ready(t)
 	s.waitLease(t, lease)
-	s.placed(t, ns, "first", "gpu-first") // the cluster's own scheduler has no such profile
+	s.bound(t, ns, "first", "gpu-first") // the cluster's own scheduler has no such profile
 }
 
 // schedulerKubeconfig is a kubeconfig for the user of the cluster's scheduler.
@@ -324,8 +324,8 @@ func (s *suite) waitLease(t *testing.T, key client.ObjectKey) {
 	s.must(t, kube.Until(t.Context(), soon, "a leader of "+key.String(), held))
 }
 
-// placed creates a pod with a device of placingDriver and waits until the scheduler has bound it.
-func (s *suite) placed(t *testing.T, ns, name, by string) {
+// bound creates a pod with a device of placingDriver and waits until the scheduler has bound it.
+func (s *suite) bound(t *testing.T, ns, name, by string) {
 	t.Helper()
 	s.must(t, s.Create(t.Context(), &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: ns},
 		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{
