@@ -15,7 +15,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-unit test-race test-nvidia test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench strongest build image lint clean
+.PHONY: help demo demo-down test test-unit test-race test-nvidia test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench strongest build image dist lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -96,6 +96,10 @@ build: ## compile the programs into _output/bin
 image: ## build both images as one OCI archive, _output/images.tar, without Docker; PUSH=registry/path also pushes them
 	@./hack/prerequisites.sh
 	@$(GO) run ./deployments/container $(if $(PUSH),-push $(PUSH))
+
+dist: ## build a release into _output/dist, VERSION=v0.2.0 REGISTRY=registry/path: images for amd64 and arm64, chart, SBOM; PUSH=1 pushes it
+	@./hack/prerequisites.sh dist
+	@$(GO) run ./deployments/container -version "$(VERSION)" -release "$(REGISTRY)" $(if $(PUSH),-push "$(REGISTRY)")
 
 lint: ## go vet, helm lint, and golangci-lint on every Go module
 	@./hack/prerequisites.sh

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Checks what `make demo` and `make test` cannot install themselves, and prints a sentence for each missing item.
-# usage: prerequisites.sh [root]     "root" also requires root
+# usage: prerequisites.sh [root|dist]     "root" also requires root, "dist" a compiler for arm64
 
 go_minor=26
 missing=0
@@ -19,6 +19,9 @@ command -v git >/dev/null || say "git is missing: install it with 'apt-get insta
 command -v make >/dev/null || say "make is missing: install it with 'apt-get install make'."
 if ! command -v gcc >/dev/null; then
 	say "gcc is missing, which compiles the bindings to NVIDIA's library: install it with 'apt-get install gcc libc6-dev'."
+fi
+if [ "$1" = dist ] && ! command -v aarch64-linux-gnu-gcc >/dev/null; then
+	say "aarch64-linux-gnu-gcc is missing, which compiles for arm64: install it with 'apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross'."
 fi
 if ! command -v go >/dev/null; then
 	say "Go is missing: install version 1.$go_minor or newer from https://go.dev/dl."

@@ -25,6 +25,8 @@ func TestPrerequisites(t *testing.T) {
 			[]string{"This needs root"}},
 		{"not root, where it is not needed", map[string]string{"id": "echo 1000"}, nil, nil},
 		{"no compiler", map[string]string{"gcc": "missing"}, nil, []string{"gcc is missing"}},
+		{"no compiler for the other processor of a release", nil, []string{"dist"},
+			[]string{"aarch64-linux-gnu-gcc is missing"}},
 		{"several things are missing, each is named", map[string]string{"git": "missing", "make": "missing",
 			"go": "missing"}, nil,
 			[]string{"git is missing", "make is missing", "Go is missing"}},

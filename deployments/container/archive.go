@@ -9,9 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 
-	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 )
@@ -50,7 +48,7 @@ func writeLayout(dir string, images []named) error {
 			"org.opencontainers.image.ref.name": image.name, // by which skopeo and podman find one of several
 		}
 		err := path.AppendImage(image.image, layout.WithAnnotations(annotations),
-			layout.WithPlatform(v1.Platform{OS: "linux", Architecture: runtime.GOARCH}))
+			layout.WithPlatform(native.oci()))
 		if err != nil {
 			return fmt.Errorf("add %s: %w", image.name, err)
 		}

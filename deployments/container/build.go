@@ -43,7 +43,7 @@ func builds() []build {
 }
 
 // buildPrograms writes the programs into dir. What has not changed is not built again.
-func buildPrograms(ctx context.Context, dir string) error {
+func buildPrograms(ctx context.Context, p platform, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make output directory: %w", err)
 	}
@@ -52,10 +52,10 @@ func buildPrograms(ctx context.Context, dir string) error {
 		return err
 	}
 	for _, b := range builds() {
-		for _, p := range b.packages {
-			fmt.Println("build", filepath.Base(p))
+		for _, name := range b.packages {
+			fmt.Println("build", p, filepath.Base(name))
 		}
-		if err := b.run(ctx, dir); err != nil {
+		if err := b.run(ctx, p, dir); err != nil {
 			return err
 		}
 	}
@@ -63,11 +63,12 @@ func buildPrograms(ctx context.Context, dir string) error {
 }
 
 // run keeps quiet unless the build fails: cgo warns of every function that NVIDIA's headers call deprecated.
-func (b build) run(ctx context.Context, dir string) error {
+func (b build) run(ctx context.Context, p platform, dir string) error {
 	args := []string{"build", "-trimpath", "-buildvcs=false", "-ldflags", b.ldflags, "-tags", b.tags, "-o",
 		dir + string(filepath.Separator)}
 	cmd := exec.CommandContext(ctx, "go", append(args, b.packages...)...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED="+b.cgo)
+	cmd.Env = append(cmd.Env, p.environment()...)
 	if os.Getenv("CGO_CFLAGS") == "" {
 		// As in the Makefile, so that both find each other's results in the build cache.
 		cmd.Env = append(cmd.Env, "CGO_CFLAGS=-O2 -g -Wno-deprecated-declarations")

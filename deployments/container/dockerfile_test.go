@@ -23,7 +23,7 @@ import (
 func TestDockerfile(t *testing.T) {
 	dockerfile := string(read(t, "Dockerfile"))
 	version := strings.TrimSpace(string(read(t, "../../VERSION")))
-	contents, err := contents(programs(t, t.TempDir()), version)
+	contents, err := contents(native, programs(t, t.TempDir()), version)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +98,7 @@ func words(t *testing.T, text string) []string {
 // TestRootfs compares the files for the Dockerfile with the layers.
 func TestRootfs(t *testing.T) {
 	dir := t.TempDir()
-	contents, err := contents(programs(t, filepath.Join(dir, "bin")), "v1")
+	contents, err := contents(native, programs(t, filepath.Join(dir, "bin")), "v1")
 	if err != nil {
 		t.Fatal(err)
 	}

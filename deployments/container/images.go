@@ -7,7 +7,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"time"
 
@@ -25,14 +24,15 @@ type named struct {
 
 // content says what an image consists of.
 type content struct {
-	name   string
-	config v1.Config
-	layers [][]entry
+	name     string
+	platform platform
+	config   v1.Config
+	layers   [][]entry
 }
 
 // contents says what the driver's and the demos' image consist of, given the programs in bin.
-func contents(bin, version string) ([]content, error) {
-	base, err := baseEntries(filepath.Join(bin, "dra-kubelet-plugin"))
+func contents(p platform, bin, version string) ([]content, error) {
+	base, err := baseEntries(p, filepath.Join(bin, "dra-kubelet-plugin"))
 	if err != nil {
 		return nil, err
 	}
@@ -41,7 +41,7 @@ func contents(bin, version string) ([]content, error) {
 	}
 	return []content{
 		{
-			name:   "gpu-dra-driver",
+			name: "gpu-dra-driver", platform: p,
 			config: config("gpu-dra-driver", version, "/usr/bin/dra-kubelet-plugin"),
 			// What changes often comes last, so that a runtime that has the rest fetches only that.
 			layers: [][]entry{base, program("nvidia-cdi-hook"), program("sim-nvidia-smi"),
@@ -49,7 +49,7 @@ func contents(bin, version string) ([]content, error) {
 				program("dra-kubelet-plugin-sim"), program("dra-kubelet-plugin")},
 		},
 		{
-			name:   "gpu-dra-demo",
+			name: "gpu-dra-demo", platform: p,
 			config: config("gpu-dra-demo", version, "/usr/bin/gpu-demo", "show"),
 			layers: [][]entry{base, program("gpu-demo")},
 		},
@@ -60,7 +60,7 @@ func contents(bin, version string) ([]content, error) {
 func newImages(contents []content, layerDir, version string) ([]named, error) {
 	var images []named
 	for _, c := range contents {
-		image, err := newImage(layerDir, c.config, c.layers)
+		image, err := newImage(layerDir, c)
 		if err != nil {
 			return nil, fmt.Errorf("make image %s: %w", c.name, err)
 		}
@@ -71,8 +71,8 @@ func newImages(contents []content, layerDir, version string) ([]named, error) {
 
 // baseEntries is what both images share: the C library that the plugin and the NVIDIA driver's programs need, and the
 // few files that every C program expects.
-func baseEntries(plugin string) ([]entry, error) {
-	found, err := findRuntime([]string{plugin}, glibc, libraryDirs())
+func baseEntries(p platform, plugin string) ([]entry, error) {
+	found, err := findRuntime([]string{plugin}, glibc, p.libraryDirs())
 	if err != nil {
 		return nil, err
 	}
@@ -91,10 +91,11 @@ func baseEntries(plugin string) ([]entry, error) {
 	}
 	entries = append(entries, entry{path: "/var/run", link: "../run"})
 	if found.loader != "" {
-		entries = append(entries, entry{path: filepath.Join("/usr", found.loader), mode: 0o755, source: found.loader})
+		entries = append(entries, entry{path: filepath.Join("/usr", found.loader), mode: 0o755,
+			source: p.loaderFile(found.loader)})
 	}
 	for _, name := range slices.Sorted(maps.Keys(found.libraries)) {
-		target := filepath.Join("/usr/lib", multiarch, name)
+		target := filepath.Join("/usr/lib", p.multiarch(), name)
 		entries = append(entries, entry{path: target, mode: 0o755, source: found.libraries[name]})
 	}
 	// The hook that updates the loader's cache asks this file which directories the loader searches by itself.
@@ -119,9 +120,9 @@ func config(title, version string, command ...string) v1.Config {
 	}
 }
 
-func newImage(layerDir string, config v1.Config, layers [][]entry) (v1.Image, error) {
+func newImage(layerDir string, c content) (v1.Image, error) {
 	image := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
-	for _, entries := range layers {
+	for _, entries := range c.layers {
 		layer, err := newLayer(layerDir, entries)
 		if err != nil {
 			return nil, err
@@ -135,8 +136,8 @@ func newImage(layerDir string, config v1.Config, layers [][]entry) (v1.Image, er
 		return nil, err
 	}
 	file = file.DeepCopy()
-	file.OS, file.Architecture = "linux", runtime.GOARCH
+	file.OS, file.Architecture = "linux", string(c.platform)
 	file.Created = v1.Time{Time: time.Unix(0, 0).UTC()}
-	file.Config = config
+	file.Config = c.config
 	return mutate.ConfigFile(image, file)
 }

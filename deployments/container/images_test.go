@@ -71,7 +71,7 @@ func TestFindRuntime(t *testing.T) {
 		{"this program, static or not", []string{self}, nil, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			found, err := findRuntime(tc.programs, tc.sonames, libraryDirs())
+			found, err := findRuntime(tc.programs, tc.sonames, native.libraryDirs())
 			got := fmt.Sprint(found.libraries, err)
 			for _, want := range strings.Fields(tc.want) {
 				if !strings.Contains(got, want) {
@@ -217,7 +217,7 @@ func read(t *testing.T, file string) []byte {
 
 func testImages(t *testing.T, bin, layers string) []named {
 	t.Helper()
-	contents, err := contents(bin, "v1")
+	contents, err := contents(native, bin, "v1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -235,10 +235,16 @@ func programs(t *testing.T, dir string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return copies(t, self, dir)
+}
+
+// copies fills a directory with programs that are copies of one.
+func copies(t *testing.T, program, dir string) string {
+	t.Helper()
 	for _, name := range []string{"dra-kubelet-plugin", "gpu-demo", "nvidia-cdi-hook", "sim-nvidia-smi",
 		"sim-nvidia-cuda-mps-control", "mps-supervisor", "dra-controller",
 		"dra-kubelet-plugin-sim"} {
-		write(t, filepath.Join(dir, name), read(t, self))
+		write(t, filepath.Join(dir, name), read(t, program))
 	}
 	return dir
 }

@@ -9,21 +9,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 )
 
 // glibc is what programs of the NVIDIA driver need beside themselves. They come into the container from the host, so no
 // program of the image names these libraries.
 var glibc = []string{"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libresolv.so.2"}
-
-// multiarch is the name of Debian's library directory for this machine.
-var multiarch = map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
-
-// libraryDirs is where the dynamic loader of the build machine looks, Debian's and Red Hat's.
-func libraryDirs() []string {
-	return []string{"/lib/" + multiarch, "/usr/lib/" + multiarch, "/lib64", "/usr/lib64", "/lib", "/usr/lib"}
-}
 
 // runtimeOf is what a set of dynamically linked programs needs to start.
 type runtimeOf struct {

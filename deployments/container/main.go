@@ -20,7 +20,7 @@ const maxArchive = 100 << 20
 
 // options are the command line.
 type options struct {
-	output, version, registry, rootfs string
+	output, version, registry, rootfs, release string
 }
 
 func main() {
@@ -31,6 +31,8 @@ func main() {
 		"registry.example.com/team, with the login of docker login")
 	flag.StringVar(&o.rootfs, "rootfs", "", "make no images, but write what is in each into a folder of its name in "+
 		"this directory; the Dockerfile does that")
+	flag.StringVar(&o.release, "release", "", "make no archive, but a release for amd64 and arm64, in the directory "+
+		"dist, whose images and chart are for this prefix; -push with the same prefix also pushes them")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	err := run(ctx, o)
@@ -43,6 +45,9 @@ func main() {
 
 func run(ctx context.Context, o options) error {
 	start := time.Now()
+	if o.release != "" {
+		return dist(ctx, o)
+	}
 	if o.version == "" {
 		text, err := os.ReadFile("VERSION")
 		if err != nil {
@@ -51,10 +56,10 @@ func run(ctx context.Context, o options) error {
 		o.version = strings.TrimSpace(string(text))
 	}
 	bin := filepath.Join(o.output, "bin")
-	if err := buildPrograms(ctx, bin); err != nil {
+	if err := buildPrograms(ctx, native, bin); err != nil {
 		return err
 	}
-	contents, err := contents(bin, o.version)
+	contents, err := contents(native, bin, o.version)
 	if err != nil {
 		return err
 	}

@@ -82,9 +82,13 @@ goes in front of it. Takes a list: the root, and a profile where there is one.
 {{- default "" (default dict .Values.global).imageRegistry }}
 {{- end }}
 
+{{/* The driver's image. A released chart names the digest of its version. */}}
 {{- define "gpu-dra-driver.image" -}}
+{{- $released := "" }}
+{{- with .Chart.Annotations }}{{ $released = index . "gpu-dra-driver/image-digest" }}{{ end }}
+{{- $digest := default (ternary "" $released (not (empty .Values.image.tag))) .Values.image.digest }}
 {{- include "gpu-dra-driver.reference" (dict "registry" (include "gpu-dra-driver.registry" .) "repository" .Values.image.repository
-  "tag" (default .Chart.AppVersion .Values.image.tag) "digest" .Values.image.digest) }}
+  "tag" (default .Chart.AppVersion .Values.image.tag) "digest" $digest) }}
 {{- end }}
 
 {{/*
