@@ -7,6 +7,7 @@ import (
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -19,6 +20,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/partial"
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+	"k8s.io/apimachinery/pkg/util/version"
 	"sigs.k8s.io/yaml"
 )
 
@@ -94,11 +96,29 @@ func (r release) editChart(text []byte) ([]byte, error) {
 	return append(text, "annotations: {gpu-dra-driver/image-digest: '"+r.digest+"'}\n"...), err
 }
 
-// editValues sets the driver's image. The comments stay.
+// supervisorVersion finds the release whose supervisor the chart installs.
+var supervisorVersion = regexp.MustCompile(`(?m)^    version: (v\S+)$`)
+
+// editValues sets the driver's image. The supervisor stays that of an earlier release, unless it is to come later than
+// this one, such as after a release candidate. The comments stay.
 func (r release) editValues(text []byte) ([]byte, error) {
-	return edit(text, map[string]string{
-		`(?m)^  repository: localhost/gpu-dra-driver$`: "  repository: " + r.repository,
-	})
+	found := supervisorVersion.FindSubmatch(text)
+	if found == nil {
+		return nil, errors.New("values.yaml has no mps.supervisor.version")
+	}
+	supervisor, err := version.ParseSemantic(string(found[1]))
+	if err != nil {
+		return nil, fmt.Errorf("mps.supervisor.version: %w", err)
+	}
+	this, err := version.ParseSemantic(r.version)
+	if err != nil {
+		return nil, fmt.Errorf("version of the release: %w", err)
+	}
+	changes := map[string]string{`(?m)^  repository: localhost/gpu-dra-driver$`: "  repository: " + r.repository}
+	if this.LessThan(supervisor) {
+		changes[supervisorVersion.String()] = "    version: " + r.version
+	}
+	return edit(text, changes)
 }
 
 // edit replaces what each pattern matches, which must be in the text once.

@@ -238,6 +238,25 @@ func TestReleaseFiles(t *testing.T) {
 	})
 }
 
+// The supervisor's DaemonSet changes only in releases that change the supervisor.
+func TestReleasedSupervisor(t *testing.T) {
+	values := read(t, "../helm/gpu-dra-driver/values.yaml")
+	for _, tc := range []struct{ name, release, want string }{
+		{"a later release has the supervisor of an earlier one", "v9.8.7", string(supervisorVersion.Find(values))},
+		{"a candidate has its own", "v0.0.1-rc.1", "    version: v0.0.1-rc.1"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := release{version: tc.release, repository: "r.example.com/x"}.editValues(values)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if found := string(supervisorVersion.Find(got)); found != tc.want {
+				t.Errorf("got %s, want %s", found, tc.want)
+			}
+		})
+	}
+}
+
 func TestReleaseRefuses(t *testing.T) {
 	for _, tc := range []struct {
 		name string

@@ -98,21 +98,9 @@ func TestImages(t *testing.T) {
 
 // Flux and helm --wait wait until all pods of a DaemonSet have its template. Nothing replaces those of the supervisor.
 func TestReleasesDoNotTouchTheSupervisor(t *testing.T) {
-	later := filepath.Join(t.TempDir(), chart)
-	if err := os.CopyFS(later, os.DirFS(chart)); err != nil {
-		t.Fatal(err)
-	}
-	metadata := regexp.MustCompile(`(?m)^(version|appVersion): .*$`).ReplaceAllString(read(t, later+"/Chart.yaml"),
-		"$1: v9.9.9")
-	if err := os.WriteFile(later+"/Chart.yaml", []byte(metadata), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	text, err := helm(t, "template", "x", later, "--set", "kubeletPlugin.maxSurge=5")
-	if err != nil {
-		t.Fatalf("%v\n%s", err, text)
-	}
+	text := templateOf(t, "v9.9.9", "--set", "kubeletPlugin.maxSurge=5")
 	var before, after, plugin appsv1.DaemonSet
-	if !rendered(t, template(t), "DaemonSet", "-mps-supervisor", &before) ||
+	if !rendered(t, templateOf(t, "v9.9.8"), "DaemonSet", "-mps-supervisor", &before) ||
 		!rendered(t, text, "DaemonSet", "-mps-supervisor", &after) ||
 		!rendered(t, text, "DaemonSet", "-kubelet-plugin", &plugin) {
 		t.Fatal("want both DaemonSets")
@@ -123,6 +111,25 @@ func TestReleasesDoNotTouchTheSupervisor(t *testing.T) {
 	if image := plugin.Spec.Template.Spec.Containers[0].Image; !strings.HasSuffix(image, ":v9.9.9") {
 		t.Errorf("got plugin %s, want the later version", image)
 	}
+}
+
+// templateOf renders the chart as the release with the version.
+func templateOf(t *testing.T, version string, args ...string) string {
+	t.Helper()
+	released := filepath.Join(t.TempDir(), chart)
+	if err := os.CopyFS(released, os.DirFS(chart)); err != nil {
+		t.Fatal(err)
+	}
+	metadata := regexp.MustCompile(`(?m)^(version|appVersion): .*$`).ReplaceAllString(read(t, released+"/Chart.yaml"),
+		"$1: "+version)
+	if err := os.WriteFile(released+"/Chart.yaml", []byte(metadata), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text, err := helm(t, append([]string{"template", "x", released}, args...)...)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	return text
 }
 
 func asYAML(t *testing.T, o any) string {

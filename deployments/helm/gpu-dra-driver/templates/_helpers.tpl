@@ -97,7 +97,8 @@ that wait for a DaemonSet (Flux, helm --wait) would wait for ever. A build of yo
 */}}
 {{- define "gpu-dra-driver.supervisorImage" -}}
 {{- $own := .Values.mps.supervisor.image }}
-{{- $tag := default (default .Values.mps.supervisor.version .Values.image.tag) $own.tag }}
+{{- $version := ternary .Chart.AppVersion .Values.mps.supervisor.version (hasSuffix "-dev" .Chart.AppVersion) }}
+{{- $tag := default (default $version .Values.image.tag) $own.tag }}
 {{- $digest := default (ternary "" .Values.image.digest (not (empty $own.tag))) $own.digest }}
 {{- include "gpu-dra-driver.reference" (dict "registry" (include "gpu-dra-driver.registry" .)
   "repository" (default .Values.image.repository $own.repository) "tag" $tag "digest" $digest) }}
