@@ -85,6 +85,7 @@ func Run(ctx context.Context, c Config) error {
 	server.Register(strongestPath, &webhook.Webhook{Handler: ranker{expander}})
 	err = errors.Join(
 		addCertificateManager(mgr, c, certs),
+		addLeaseOwner(mgr, c),
 		mgr.AddHealthzCheck("ping", func(*http.Request) error { return nil }),
 		mgr.AddReadyzCheck("webhooks", server.StartedChecker()),
 		mgr.AddReadyzCheck("view", func(*http.Request) error { return known() }),

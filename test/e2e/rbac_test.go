@@ -112,7 +112,6 @@ var (
 			"WatchList is off)",
 		"list resource.k8s.io/deviceclasses": "the same",
 		"patch events":                       "one that comes again",
-		"create coordination.k8s.io/leases":  "where somebody has removed it",
 	}
 )
 

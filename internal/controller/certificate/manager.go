@@ -116,7 +116,7 @@ func (m *Manager) sync(ctx context.Context) error {
 func (m *Manager) save(ctx context.Context, secret *corev1.Secret, absent bool, s state) error {
 	secret.Data = s.data()
 	if absent {
-		owner, err := m.owner(ctx)
+		owner, err := Owner(ctx, m.Client, m.Configuration)
 		if err != nil {
 			return err
 		}
@@ -134,12 +134,12 @@ func (m *Manager) save(ctx context.Context, secret *corev1.Secret, absent bool, 
 	return nil
 }
 
-// owner returns the owner of the secret: the webhook configuration. So the secret is deleted when the driver is
-// uninstalled.
-func (m *Manager) owner(ctx context.Context) (metav1.OwnerReference, error) {
+// Owner returns the owner of what the controller creates: the webhook configuration. So the secret is deleted when the
+// driver is uninstalled.
+func Owner(ctx context.Context, c client.Client, configuration string) (metav1.OwnerReference, error) {
 	var webhooks admissionregistration.ValidatingWebhookConfiguration
-	if err := m.Client.Get(ctx, client.ObjectKey{Name: m.Configuration}, &webhooks); err != nil {
-		return metav1.OwnerReference{}, fmt.Errorf("read webhooks %s: %w", m.Configuration, err)
+	if err := c.Get(ctx, client.ObjectKey{Name: configuration}, &webhooks); err != nil {
+		return metav1.OwnerReference{}, fmt.Errorf("read webhooks %s: %w", configuration, err)
 	}
 	return metav1.OwnerReference{APIVersion: admissionregistration.SchemeGroupVersion.String(),
 		Kind: "ValidatingWebhookConfiguration", Name: webhooks.Name, UID: webhooks.UID}, nil
