@@ -112,6 +112,7 @@ var (
 			"WatchList is off)",
 		"list resource.k8s.io/deviceclasses": "the same",
 		"patch events":                       "one that comes again",
+		"delete coordination.k8s.io/leases":  "where it is needed to set the owner (OpenShift)",
 	}
 )
 
