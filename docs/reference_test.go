@@ -414,8 +414,9 @@ func published(t *testing.T, profile string) []resourceapi.Device {
 			gpu.PartitionsDynamic
 	}
 	var devices []resourceapi.Device
-	for _, slice := range gpus.WithPartitions(func(gpu.Placement) bool { return true }).Pool("node-1").Slices {
-		devices = append(devices, slice.Devices...)
+	pools := gpus.WithPartitions(func(gpu.Placement) bool { return true }).Pools("node-1")
+	for _, slice := range inventory.Slices("gpu.nvidia.com", "node-1", pools) {
+		devices = append(devices, slice.Spec.Devices...)
 	}
 	return devices
 }

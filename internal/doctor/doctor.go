@@ -177,16 +177,10 @@ func (e *checker) health() {
 
 // publish adds what the node would publish without a node configuration and without claims.
 func (e *checker) publish(devices []gpu.Device) {
-	pool := inventory.Defaults(devices).Pool(e.NodeName)
-	for i, s := range pool.Slices {
-		e.report.Slices = append(e.report.Slices, resourceapi.ResourceSlice{
-			TypeMeta:   metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSlice"},
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%s-%d", e.NodeName, e.DriverName, i)},
-			Spec: resourceapi.ResourceSliceSpec{
-				Driver: e.DriverName, NodeName: &e.NodeName, Devices: s.Devices, SharedCounters: s.SharedCounters,
-				Pool: resourceapi.ResourcePool{Name: e.NodeName, Generation: 1,
-					ResourceSliceCount: int64(len(pool.Slices))},
-			},
-		})
+	all := inventory.Slices(e.DriverName, e.NodeName, inventory.Defaults(devices).Pools(e.NodeName))
+	for i, s := range all {
+		s.TypeMeta = metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSlice"}
+		s.ObjectMeta = metav1.ObjectMeta{Name: fmt.Sprintf("%s-%s-%d", e.NodeName, e.DriverName, i)}
+		e.report.Slices = append(e.report.Slices, *s)
 	}
 }

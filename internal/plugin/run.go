@@ -42,7 +42,7 @@ import (
 // Config is the configuration of the plugin.
 type Config struct {
 	DriverName   string
-	NodeName     string    // also the name of the pool
+	NodeName     string    // also the name of the pool of the GPUs
 	PodUID       types.UID // set: several instances may run side by side, each under the UID of its pod
 	PluginDir    string    // for sockets and state; must exist
 	RegistryDir  string    // where the kubelet looks for plugins
@@ -150,7 +150,7 @@ func Run(ctx context.Context, c Config) error {
 	server := &kubelet.Server{
 		Preparer: preparer, Metrics: metrics, Reporter: reporter, Observers: c.Observers, Inventory: gpus.Inventory,
 		Ready: gpus.Looked, Fatal: fatal, Unstored: apiServer.Unstored, ServeHealth: sick.Serve,
-		Pool: c.NodeName,
+		NodeName: c.NodeName,
 	}
 	go apiServer.Run(ctx)
 	stopped := make(chan struct{})
@@ -169,8 +169,10 @@ func Run(ctx context.Context, c Config) error {
 	}
 	readiness.Registration(connection.RegistrationStatus)
 	publisher.Publish = connection.PublishResources
-	publisher.First = func(ctx context.Context, pool resourceslice.Pool) error {
-		_, err := node.FirstSlices(ctx, c.Client, c.DriverName, c.NodeName, pool)
+	publisher.OldMonitor = &node.OldMonitor{Client: c.Client, Driver: c.DriverName, NodeName: c.NodeName,
+		Records: c.Records}
+	publisher.First = func(ctx context.Context, pools map[string]resourceslice.Pool) error {
+		_, err := node.FirstSlices(ctx, c.Client, c.DriverName, c.NodeName, pools)
 		return err
 	}
 	defer publisher.Release() // last, when no request to the API server is in flight
@@ -187,7 +189,7 @@ func Run(ctx context.Context, c Config) error {
 	go reporter.Run(reports)
 	go resume(ctx, preparer, server, resumes)
 	go (&sweep.Sweeper{Config: sweep.Config{
-		Driver: c.DriverName, Pool: c.NodeName, Client: c.Client, Records: c.Records, Specs: c.Specs,
+		Driver: c.DriverName, NodeName: c.NodeName, Client: c.Client, Records: c.Records, Specs: c.Specs,
 		Kubelet: c.PodResources, Release: sockets.Release, Period: c.SweepPeriod,
 	}}).Run(ctx)
 	go (&report.DaemonWatch{Daemons: c.Daemons, Records: c.Records, Restarted: reporter.DaemonRestarted,

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -23,6 +24,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
@@ -67,7 +69,7 @@ type fakeKubelet struct {
 	client    *fake.Clientset
 }
 
-func start(t *testing.T, objects ...*resourceapi.ResourceClaim) *fakeKubelet {
+func start(t *testing.T, objects ...runtime.Object) *fakeKubelet {
 	t.Helper()
 	// A socket's path must be short.
 	dir, err := os.MkdirTemp("", "plugin")
@@ -77,9 +79,12 @@ func start(t *testing.T, objects ...*resourceapi.ResourceClaim) *fakeKubelet {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	k := &fakeKubelet{t: t, dir: dir, http: freeAddress(t)}
 	k.client = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node", UID: "node-uid"}})
+	var names atomic.Int32
 	k.client.PrependReactor("create", "resourceslices", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		create := a.(clienttesting.CreateActionImpl) // the fake client would store the object of a dry run
-		return len(create.CreateOptions.DryRun) > 0, create.Object, nil
+		slice := create.Object.(*resourceapi.ResourceSlice)
+		slice.Name = fmt.Sprint(slice.GenerateName, names.Add(1))
+		return len(create.CreateOptions.DryRun) > 0, slice, nil
 	})
 	for _, c := range objects {
 		if err := k.client.Tracker().Add(c); err != nil {
@@ -230,9 +235,14 @@ func (k *fakeKubelet) published() string {
 	var names []string
 	for _, s := range list.Items {
 		for _, d := range s.Spec.Devices {
-			names = append(names, s.Spec.Pool.Name+"/"+d.Name)
+			name := s.Spec.Pool.Name + "/" + d.Name
+			for _, taint := range d.Taints {
+				name += ":" + string(taint.Effect)
+			}
+			names = append(names, name)
 		}
 	}
+	slices.Sort(names)
 	return strings.Join(names, " ")
 }
 
@@ -269,7 +279,7 @@ func TestDriverInstalledLate(t *testing.T) {
 
 	k.installed.Store(true)
 	k.eventually("devices", func() error {
-		if got, want := k.published(), "node/gpu-01-00-0 node/monitor"; got != want {
+		if got, want := k.published(), "node/gpu-01-00-0 node/monitor/monitor"; got != want {
 			return fmt.Errorf("published %q, want %q", got, want)
 		}
 		return nil
@@ -313,6 +323,55 @@ func TestDriverInstalledLate(t *testing.T) {
 			`gpu_dra_devices{state="tainted"} 0`,
 			`gpu_dra_claims{phase="Prepared"} 0`,
 		)
+	})
+}
+
+// The previous version has published the monitor device in the pool of the node, and a claim was allocated it there
+// just before the upgrade.
+func TestUpgradeMovesMonitor(t *testing.T) {
+	claim := func(name, pool string) *resourceapi.ResourceClaim {
+		c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name,
+			UID: types.UID(name)}}
+		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: driver, Pool: pool,
+				Device: "monitor", AdminAccess: new(true)}}}}
+		return c
+	}
+	nodeName := "node"
+	before := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "00000-" + driver + "-node-a"},
+		Spec: resourceapi.ResourceSliceSpec{Driver: driver, NodeName: &nodeName,
+			Pool:    resourceapi.ResourcePool{Name: "node", Generation: 1, ResourceSliceCount: 1},
+			Devices: []resourceapi.Device{{Name: "gpu-01-00-0"}, {Name: "monitor"}}}}
+	old, next := claim("old", "node"), claim("next", "node/monitor")
+	k := start(t, before, old, next)
+	k.installed.Store(true)
+	k.eventually("devices", func() error {
+		const want = "node/gpu-01-00-0 node/monitor/monitor node/monitor:NoSchedule"
+		if got := k.published(); got != want {
+			return fmt.Errorf("published %q, want %q", got, want)
+		}
+		return nil
+	})
+	for _, c := range []*resourceapi.ResourceClaim{old, next} {
+		pool := c.Status.Allocation.Devices.Results[0].Pool
+		want := fmt.Sprintf("[r] %s/monitor [k8s.gpu.nvidia.com/claim=%s-monitor k8s.gpu.nvidia.com/driver=common "+
+			"gpu.nvidia.com/metadata=%[2]s_r]", pool, c.Name)
+		if got := k.prepare(c); got != want {
+			t.Errorf("prepare:\ngot  %s\nwant %s", got, want)
+		}
+		k.eventually("the claim's status", func() error {
+			if got := k.status(c.Name); !strings.HasPrefix(got, "monitor Ready=True Prepared ") {
+				return fmt.Errorf("got %s", got)
+			}
+			return nil
+		})
+		if err := k.unprepare(string(c.UID)); err != nil {
+			t.Errorf("unprepare: %v", err)
+		}
+	}
+	k.eventually("metrics", func() error {
+		return k.hasMetrics(`gpu_dra_devices{state="published"} 2`, `gpu_dra_devices{state="tainted"} 0`,
+			`gpu_dra_claims{phase="Prepared"} 0`)
 	})
 }
 

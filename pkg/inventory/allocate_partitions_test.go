@@ -44,7 +44,7 @@ type node struct {
 
 func newNode(cards int) *node {
 	inv := divided(partitionable(card, cards))
-	return &node{cards, inv, inAPI(inv.Pool(nodeName)), nothingAllocated()}
+	return &node{cards, inv, inAPI(inv.Pools(nodeName)), nothingAllocated()}
 }
 
 // claim is one as rows write it: "1g.10gb × 2 & 3g.40gb" are two requests; of "gpu" with "5Gi" it wants a share. "same:

@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
 // The scheduler's own allocator, run on what we publish for one node: does a claim fit, and which GPU does it get?
@@ -308,7 +309,7 @@ func run(t *testing.T, published []*resourceapi.ResourceSlice, claim *resourceap
 	state := nothingAllocated()
 	for _, d := range taken {
 		name, share, shared := strings.Cut(d, "#")
-		id := structured.MakeDeviceID(driver, nodeName, name)
+		id := structured.MakeDeviceID(driver, inventory.PoolsOf(nodeName, name)[0], name)
 		if shared {
 			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, ptr.To(types.UID(share))))
 			continue
@@ -374,21 +375,15 @@ func published(t *testing.T, profile string) []*resourceapi.ResourceSlice {
 }
 
 func slicesOf(devices []gpu.Device) []*resourceapi.ResourceSlice {
-	return inAPI(poolOf(devices))
+	return inAPI(inventory.New(devices).Pools(nodeName))
 }
 
-// inAPI is the pool as the slice controller writes it.
-func inAPI(pool resourceslice.Pool) []*resourceapi.ResourceSlice {
-	var out []*resourceapi.ResourceSlice
-	for i, s := range pool.Slices {
-		slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%05x-%s", i, driver),
-			UID: types.UID(fmt.Sprint(i))}}
-		name := nodeName
-		slice.Spec = resourceapi.ResourceSliceSpec{
-			Driver: driver, NodeName: &name, Devices: slices.Clone(s.Devices), SharedCounters: s.SharedCounters,
-			Pool: resourceapi.ResourcePool{Name: nodeName, Generation: 1, ResourceSliceCount: int64(len(pool.Slices))},
-		}
-		out = append(out, slice)
+// inAPI is the pools as the slice controller writes them.
+func inAPI(pools map[string]resourceslice.Pool) []*resourceapi.ResourceSlice {
+	out := inventory.Slices(driver, nodeName, pools)
+	for i, slice := range out {
+		slice.Name, slice.UID = fmt.Sprint(slice.GenerateName, i), types.UID(fmt.Sprint(i))
+		slice.Spec.Devices = slices.Clone(slice.Spec.Devices)
 	}
 	return out
 }

@@ -6,8 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 
-	resourceapi "k8s.io/api/resource/v1"
-
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
@@ -15,14 +13,22 @@ import (
 // come from PCI addresses.
 const Monitor = "monitor"
 
-// publishMonitor returns the monitor device as an API object. It is always free: it may be allocated any number of
-// times and consumes nothing. Admin access to the GPUs themselves would fail when their capacity or counters are used
-// up.
-func publishMonitor(node string) resourceapi.Device {
-	return publish(monitor(node), nil)
+// MonitorPool returns the pool of a node's monitor device. It is not the pool of the GPUs, because autoscalers take the
+// devices of a pool to be alike and count how many are allocated. A node whose name leaves no room for it, at more than
+// 245 characters, has no monitor device.
+func MonitorPool(node string) string { return node + "/" + Monitor }
+
+// PoolsOf returns the pools in which claims may have been allocated the device of the node: the one where it is, and
+// the one where it was before v0.2.
+func PoolsOf(node, device string) []string {
+	if device == Monitor {
+		return []string{MonitorPool(node), node}
+	}
+	return []string{node}
 }
 
-// monitor returns the monitor device of a node.
+// monitor returns the monitor device of a node. It is always free: it may be allocated any number of times and consumes
+// nothing. Admin access to the GPUs themselves would fail when their capacity or counters are used up.
 func monitor(node string) gpu.Device {
 	id := monitorID(node)
 	return gpu.Device{

@@ -6,7 +6,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
@@ -35,7 +37,9 @@ func TestMonitorIdentityIsUnique(t *testing.T) {
 // The container is told of its devices what the slices say of them.
 func TestPublishedAttributes(t *testing.T) {
 	devices := discover(t, "t4-x2")
-	for _, published := range poolOf(devices).Slices[0].Devices {
+	pools := inventory.New(devices).Pools(nodeName)
+	for _, published := range append(pools[nodeName].Slices[0].Devices,
+		pools[inventory.MonitorPool(nodeName)].Slices[0].Devices...) {
 		got := inventory.New(devices).Attributes(nodeName, published.Name)
 		if len(got) != len(published.Attributes) ||
 			*got["uuid"].StringValue != *published.Attributes["uuid"].StringValue {
@@ -49,10 +53,60 @@ func TestPublishedAttributes(t *testing.T) {
 
 func monitorOf(t *testing.T, node string) resourceapi.Device {
 	t.Helper()
-	devices := inventory.New([]gpu.Device{{Name: "gpu-01-00-0"}}).Pool(node).Slices[0].Devices
-	last := devices[len(devices)-1]
-	if last.Name != inventory.Monitor {
-		t.Fatalf("got %s as the last device, want the monitor", last.Name)
+	pools := inventory.New([]gpu.Device{{Name: "gpu-01-00-0"}}).Pools(node)
+	if got := publishedNames(pools[node]); got != "gpu-01-00-0" {
+		t.Fatalf("got %s in the pool of the node, want only the GPU", got)
 	}
-	return last
+	pool := pools[inventory.MonitorPool(node)]
+	if got := publishedNames(pool); got != inventory.Monitor {
+		t.Fatalf("got %s in the pool of the monitor device", got)
+	}
+	return pool.Slices[0].Devices[0]
+}
+
+func publishedNames(pool resourceslice.Pool) string {
+	var names []string
+	for _, s := range pool.Slices {
+		for _, d := range s.Devices {
+			names = append(names, d.Name)
+		}
+	}
+	return strings.Join(names, " ")
+}
+
+// A pool's name has at most 253 characters. A node without GPUs has nothing to monitor.
+func TestNodesWithoutMonitor(t *testing.T) {
+	one := inventory.New([]gpu.Device{{Name: "gpu-01-00-0"}})
+	for _, row := range []struct {
+		name  string
+		inv   inventory.Inventory
+		node  string
+		pools int
+	}{
+		{"a node name as long as possible", one, strings.Repeat("n", 245), 2},
+		{"a longer one", one, strings.Repeat("n", 246), 1},
+		{"no GPUs", nil, "node", 1},
+	} {
+		if got := len(row.inv.Pools(row.node)); got != row.pools {
+			t.Errorf("%s: got %d pools, want %d", row.name, got, row.pools)
+		}
+	}
+}
+
+// Claims of the previous version are allocated from the pool of the node. Its device is described as before, and new
+// claims do not get it.
+func TestOldMonitor(t *testing.T) {
+	inv := inventory.New(discover(t, "t4-x2"))
+	pools := inv.PoolsWithOldMonitor(nodeName)
+	if got := publishedNames(pools[nodeName]); got != "gpu-3b-00-0 gpu-af-00-0 monitor" {
+		t.Errorf("got %s", got)
+	}
+	old, now := pools[nodeName].Slices[0].Devices[2], pools[inventory.MonitorPool(nodeName)].Slices[0].Devices[0]
+	if diff := cmp.Diff(old.Attributes, now.Attributes); diff != "" {
+		t.Errorf("the two devices differ:\n%s", diff)
+	}
+	results, problem := allocateIn(t, nothingAllocated(), inAPI(pools), newClaim(t, monitor))
+	if problem != "" || len(results) != 1 || results[0].Pool != nodeName+"/monitor" {
+		t.Errorf("got %v, %s, want the device in the pool %s/monitor", results, problem, nodeName)
+	}
 }

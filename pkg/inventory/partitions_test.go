@@ -197,12 +197,11 @@ func TestOrderOfPartitions(t *testing.T) {
 		t.Errorf("whole GPUs: got %s", got)
 	}
 	var published []string
-	for _, s := range inv.Pool(nodeName).Slices {
+	for _, s := range inv.Pools(nodeName)[nodeName].Slices {
 		for _, d := range s.Devices {
 			published = append(published, d.Name)
 		}
 	}
-	published = slices.DeleteFunc(published, func(name string) bool { return name == inventory.Monitor })
 	for i, d := range inv {
 		if published[i] != d.Name {
 			t.Fatalf("device %d: published %s, want %s", i, published[i], d.Name)
@@ -253,7 +252,7 @@ func TestPoolOfPartitionsWithinLimits(t *testing.T) {
 	for model := range migTables {
 		for count, most := range map[int]int{8: 10, 16: 20} {
 			devices := partitionable(model, count)
-			pool := divided(devices).Pool(nodeName)
+			pool := divided(devices).Pools(nodeName)[nodeName]
 			if got := len(pool.Slices); got > most {
 				t.Errorf("%d × %s: got %d slices, want at most %d", count, model, got, most)
 			}
@@ -278,7 +277,8 @@ func TestPoolOfPartitionsWithinLimits(t *testing.T) {
 				}
 			}
 			devices[3].Lost, devices[4].Blocked = true, "somebody"
-			if got, want := layout(divided(devices).Pool(nodeName).Slices), layout(pool.Slices); got != want {
+			after := divided(devices).Pools(nodeName)[nodeName]
+			if got, want := layout(after.Slices), layout(pool.Slices); got != want {
 				t.Errorf("%d × %s: devices have moved", count, model)
 			}
 		}
@@ -290,7 +290,7 @@ func checkLimits(t *testing.T, d resourceapi.Device, sets map[string]resourceapi
 	if n := len(d.Attributes) + len(d.Capacity); n > resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
 		t.Errorf("%s has %d attributes and capacities", d.Name, n)
 	}
-	if d.Name != inventory.Monitor && len(d.ConsumesCounters) != 1 {
+	if len(d.ConsumesCounters) != 1 {
 		t.Errorf("%s consumes of %d sets of counters", d.Name, len(d.ConsumesCounters))
 	}
 	for _, c := range d.ConsumesCounters {
@@ -326,7 +326,7 @@ func TestCountersMatchNVIDIAsPlacements(t *testing.T) {
 			for _, p := range table {
 				instances[p.Name] = p.Instances
 			}
-			pool := inv.Pool(nodeName)
+			pool := inv.Pools(nodeName)[nodeName]
 			set := pool.Slices[len(pool.Slices)-1].SharedCounters[0]
 			consumed := map[string]map[string]resourceapi.Counter{}
 			for _, s := range pool.Slices {
@@ -401,7 +401,7 @@ func count(devices []gpu.Device, profile string) int {
 
 // What an A30 publishes that can be partitioned. Every device has the same attributes.
 func TestPublishedPartitions(t *testing.T) {
-	all := divided(partitionable("A30", 1)).Pool(nodeName).Slices
+	all := divided(partitionable("A30", 1)).Pools(nodeName)[nodeName].Slices
 	out, err := yaml.Marshal(all)
 	if err != nil {
 		t.Fatal(err)
@@ -434,11 +434,11 @@ func TestPublishedStaticPartitions(t *testing.T) {
 	d.MIG.Instances = []gpu.Partition{{Placement: gpu.Placement{Parent: d.UUID, Profile: "2g.12gb", Start: 2, Size: 2},
 		UUID: "MIG-1", Slices: 2,
 		Memory: 12 << 30, Engines: gpu.Engines{Multiprocessors: 28, Decoders: 2}}}
-	pool := divided([]gpu.Device{d}).Pool(nodeName)
-	if got, want := layout(pool.Slices), "0 monitor\n1 gpu-10-00-0-mig-2g12gb-2\n"; got != want {
+	pool := divided([]gpu.Device{d}).Pools(nodeName)[nodeName]
+	if got, want := layout(pool.Slices), "0 gpu-10-00-0-mig-2g12gb-2\n"; got != want {
 		t.Fatalf("got\n%swant\n%s", got, want)
 	}
-	part := pool.Slices[1].Devices[0]
+	part := pool.Slices[0].Devices[0]
 	text := func(name resourceapi.QualifiedName) string { return *part.Attributes[name].StringValue }
 	got := fmt.Sprintln(len(part.ConsumesCounters), text("uuid"), text("parentUUID"), text("nvlinkDomain"),
 		text("profile"), text("sharing"), text("isolation"))

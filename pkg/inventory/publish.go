@@ -3,6 +3,8 @@
 package inventory
 
 import (
+	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -60,6 +62,9 @@ const (
 	TaintUnmonitored = "gpu.nvidia.com/unmonitored"
 )
 
+// TaintOldPool is the key of the taint of the monitor device in the pool of the node: see PoolsWithOldMonitor.
+const TaintOldPool = "gpu.nvidia.com/old-pool"
+
 // AllTaints are the taints of devices that new claims cannot use.
 var AllTaints = []Taint{
 	{TaintLost, resourceapi.DeviceTaintEffectNoSchedule,
@@ -78,12 +83,27 @@ var AllTaints = []Taint{
 	{TaintUnmonitored, resourceapi.DeviceTaintEffectNone,
 		"the GPU has no events, or they are not watched; `NoSchedule` while the plugin has closed NVML on request",
 		nil},
+	{TaintOldPool, resourceapi.DeviceTaintEffectNoSchedule,
+		"the device `monitor` in the pool of the node, where it was before v0.2; it stays while a claim has it, and " +
+			"new claims get the one in the pool `<node>/monitor`", nil},
 }
 
-// Pool returns all that the node publishes: GPUs and the monitor device, then partitions, then counters. Each group has
-// its own slices, so that a change of one does not move devices of another. A slice has at most 64 devices or 8 counter
-// sets. A node without GPUs publishes one empty slice, which shows that the driver runs.
-func (inv Inventory) Pool(node string) resourceslice.Pool {
+// Pools returns all that the node publishes, by name of the pool. The pool of the node's name has the GPUs, then
+// partitions, then counters. Each group has its own slices, so that a change of one does not move devices of another. A
+// slice has at most 64 devices or 8 counter sets. A node without GPUs publishes one empty slice, which shows that the
+// driver runs. The monitor device has a pool of its own: see MonitorPool.
+func (inv Inventory) Pools(node string) map[string]resourceslice.Pool { return inv.pools(node) }
+
+// PoolsWithOldMonitor returns Pools with the monitor device also in the pool where it was before v0.2, for claims that
+// were allocated there. A taint keeps new claims away from it.
+func (inv Inventory) PoolsWithOldMonitor(node string) map[string]resourceslice.Pool {
+	old := monitor(node)
+	old.Taints = []gpu.Taint{{Key: TaintOldPool, Effect: string(resourceapi.DeviceTaintEffectNoSchedule)}}
+	return inv.pools(node, publish(old, nil))
+}
+
+// pools returns Pools with these devices after the GPUs.
+func (inv Inventory) pools(node string, more ...resourceapi.Device) map[string]resourceslice.Pool {
 	all := countersOf(inv)
 	var gpus, partitions []resourceapi.Device
 	for _, d := range inv {
@@ -93,11 +113,8 @@ func (inv Inventory) Pool(node string) resourceslice.Pool {
 			gpus = append(gpus, publish(d, all))
 		}
 	}
-	if len(inv) > 0 {
-		gpus = append(gpus, publishMonitor(node))
-	}
 	pool := resourceslice.Pool{}
-	for chunk := range slices.Chunk(gpus, devicesPerSlice) {
+	for chunk := range slices.Chunk(append(gpus, more...), devicesPerSlice) {
 		pool.Slices = append(pool.Slices, resourceslice.Slice{Devices: chunk})
 	}
 	for chunk := range slices.Chunk(partitions, devicesPerSlice) {
@@ -109,7 +126,38 @@ func (inv Inventory) Pool(node string) resourceslice.Pool {
 	if len(pool.Slices) == 0 {
 		pool.Slices = []resourceslice.Slice{{}}
 	}
-	return pool
+	pools := map[string]resourceslice.Pool{node: pool}
+	if name := MonitorPool(node); len(inv) > 0 && len(name) <= resourceapi.PoolNameMaxLength {
+		pools[name] = resourceslice.Pool{Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{
+			publish(monitor(node), nil)}}}}
+	}
+	return pools
+}
+
+// Slices returns the slices of the pools as the controller of kubeletplugin creates them, in the order of the names of
+// the pools. They have no owner. The API server appends to their names, which begin with the number of the slice in its
+// pool.
+func Slices(driver, node string, pools map[string]resourceslice.Pool) []*resourceapi.ResourceSlice {
+	var all []*resourceapi.ResourceSlice
+	for _, name := range slices.Sorted(maps.Keys(pools)) {
+		for i, s := range pools[name].Slices {
+			all = append(all, &resourceapi.ResourceSlice{
+				ObjectMeta: metav1.ObjectMeta{GenerateName: fmt.Sprintf("%05x-%s-%s-", i, driver, node)},
+				Spec: resourceapi.ResourceSliceSpec{
+					Driver: driver,
+					Pool: resourceapi.ResourcePool{Name: name, Generation: 1,
+						ResourceSliceCount: int64(len(pools[name].Slices))},
+					NodeName:               &node,
+					Devices:                s.Devices,
+					SharedCounters:         s.SharedCounters,
+					PerDeviceNodeSelection: s.PerDeviceNodeSelection,
+					PartitionTypeAttribute: s.PartitionTypeAttribute,
+					SkipNodeOperations:     s.SkipNodeOperations,
+				},
+			})
+		}
+	}
+	return all
 }
 
 // publish returns the device as an API object. It consumes counters of its GPU, if that has any.

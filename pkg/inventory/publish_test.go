@@ -56,18 +56,25 @@ func discover(t *testing.T, profile string) []gpu.Device {
 	return devices
 }
 
-func poolOf(devices []gpu.Device) resourceslice.Pool { return inventory.New(devices).Pool(nodeName) }
+// poolOf is the pool of the GPUs.
+func poolOf(devices []gpu.Device) resourceslice.Pool {
+	return inventory.New(devices).Pools(nodeName)[nodeName]
+}
 
 // What every built-in profile publishes, with the UUIDs numbered.
 func TestPublished(t *testing.T) {
 	for _, profile := range simulator.Profiles() {
 		t.Run(profile, func(t *testing.T) {
 			devices := discover(t, profile)
-			out, err := yaml.Marshal(poolOf(devices).Slices)
-			if err != nil {
-				t.Fatal(err)
+			pools := inventory.New(devices).Pools(nodeName)
+			got := ""
+			for _, name := range slices.Sorted(maps.Keys(pools)) {
+				out, err := yaml.Marshal(pools[name].Slices)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got += "# pool " + name + "\n" + string(out)
 			}
-			got := string(out)
 			for i, d := range devices {
 				got = strings.ReplaceAll(got, string(d.UUID), fmt.Sprintf("<uuid %d>", i))
 			}
@@ -109,7 +116,7 @@ func TestOrder(t *testing.T) {
 }
 
 func TestSlicesWithinAPILimits(t *testing.T) {
-	for count, want := range map[int]string{0: "[0]", 1: "[2]", 63: "[64]", 64: "[64 1]", 130: "[64 64 3]"} {
+	for count, want := range map[int]string{0: "[0]", 1: "[1]", 64: "[64]", 65: "[64 1]", 130: "[64 64 2]"} {
 		var sizes []int
 		for _, s := range poolOf(make([]gpu.Device, count)).Slices {
 			sizes = append(sizes, len(s.Devices))
@@ -124,7 +131,8 @@ func TestSlicesWithinAPILimits(t *testing.T) {
 func TestDevicesHaveTheSameAttributes(t *testing.T) {
 	full := poolOf(discover(t, "mixed")).Slices[0].Devices[0]
 	// a bare GPU and the monitor
-	for _, other := range poolOf([]gpu.Device{{NUMANode: gpu.NoNUMANode}}).Slices[0].Devices {
+	bare := []gpu.Device{{NUMANode: gpu.NoNUMANode}}
+	for _, other := range append(poolOf(bare).Slices[0].Devices, monitorOf(t, nodeName)) {
 		if diff := cmp.Diff(attributeNames(other), attributeNames(full)); diff != "" {
 			t.Errorf("%s - full +\n%s", other.Name, diff)
 		}

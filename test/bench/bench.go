@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	"k8s.io/utils/ptr"
 )
 
 // Paths and names of the driver as `make bench` installs it.
@@ -93,10 +94,11 @@ func (b *bench) findGPUs(ctx context.Context) error {
 		return err
 	}
 	for _, slice := range slices.Items {
-		if b.node != "" && b.node != slice.Spec.Pool.Name {
-			return fmt.Errorf("GPUs on %s and on %s: want one node", b.node, slice.Spec.Pool.Name)
+		node := ptr.Deref(slice.Spec.NodeName, "")
+		if b.node != "" && b.node != node {
+			return fmt.Errorf("GPUs on %s and on %s: want one node", b.node, node)
 		}
-		b.node = slice.Spec.Pool.Name
+		b.node = node
 		for _, device := range slice.Spec.Devices {
 			if kind := device.Attributes["type"].StringValue; kind != nil && *kind == "gpu" {
 				b.gpus = append(b.gpus, device.Name)

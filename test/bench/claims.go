@@ -18,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
 // gpu and monitor return allocation results: the whole GPU with that number, and the monitor device.
@@ -27,7 +29,8 @@ func (b *bench) gpu(number int) resourceapi.DeviceRequestAllocationResult {
 }
 
 func (b *bench) monitor() resourceapi.DeviceRequestAllocationResult {
-	return resourceapi.DeviceRequestAllocationResult{Request: request, Driver: driver, Pool: b.node, Device: "monitor",
+	return resourceapi.DeviceRequestAllocationResult{Request: request, Driver: driver,
+		Pool: inventory.MonitorPool(b.node), Device: inventory.Monitor,
 		AdminAccess: ptr.To(true), ShareID: ptr.To(uuid.NewUUID())}
 }
 
@@ -72,7 +75,7 @@ func (b *bench) configured(ctx context.Context, config []resourceapi.DeviceAlloc
 func (b *bench) allocate(ctx context.Context, devices resourceapi.DeviceAllocationResult) (*drapb.Claim, error) {
 	result := devices.Results[0]
 	class := driver
-	if result.Device == "monitor" {
+	if result.Device == inventory.Monitor {
 		class = "monitor." + driver
 	}
 	claim, err := b.claims.Create(ctx, &resourceapi.ResourceClaim{

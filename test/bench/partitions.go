@@ -70,16 +70,9 @@ type allocatorNode struct {
 
 func newAllocatorNode(inv inventory.Inventory) *allocatorNode {
 	s := &allocatorNode{inv: inv, compiled: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true})}
-	published := inv.Pool("node").Slices
-	for i, slice := range published {
-		s.slices = append(s.slices, &resourceapi.ResourceSlice{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%05x-%s", i, driver), UID: types.UID(fmt.Sprint(i))},
-			Spec: resourceapi.ResourceSliceSpec{Driver: driver, NodeName: ptr.To("node"), Devices: slice.Devices,
-				SharedCounters: slice.SharedCounters,
-				Pool: resourceapi.ResourcePool{
-					Name: "node", Generation: 1, ResourceSliceCount: int64(len(published)),
-				}},
-		})
+	s.slices = inventory.Slices(driver, "node", inv.Pools("node"))
+	for i, slice := range s.slices {
+		slice.Name, slice.UID = fmt.Sprint(slice.GenerateName, i), types.UID(fmt.Sprint(i))
 	}
 	return s
 }

@@ -16,8 +16,8 @@ func TestMeasurePartitions(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := fmt.Sprint(len(b.results["partition"]), len(b.results["partitionways"]),
-		b.results["partslices"]); got != "1 2 [6]" {
-		t.Errorf("got values %s, want 1 2 [6]", got)
+		b.results["partslices"]); got != "1 2 [7]" {
+		t.Errorf("got values %s, want 1 2 [7]", got)
 	}
 }
 

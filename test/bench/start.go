@@ -116,10 +116,11 @@ func (b *bench) pluginReady(ctx context.Context) error {
 	})
 }
 
-// slicesVisible returns the times at which a slice with at least that number of devices was seen, and all slices of its
-// pool.
+// slicesVisible returns the times at which a slice with at least that number of devices was seen, and all slices of
+// the pools of the node and of its monitor device.
 func slicesVisible(ctx context.Context, events watch.Interface, devices int) (first, last time.Time, err error) {
-	for seen := map[string]bool{}; ; {
+	const pools = 2
+	for known, missing := map[string]bool{}, int64(0); ; {
 		select {
 		case <-ctx.Done():
 			return first, last, fmt.Errorf("wait for the slices: %w", ctx.Err())
@@ -132,11 +133,15 @@ func slicesVisible(ctx context.Context, events watch.Interface, devices int) (fi
 			if !ok || event.Type != watch.Added {
 				continue
 			}
-			seen[slice.Name] = true
+			if pool := slice.Spec.Pool; !known[pool.Name] {
+				known[pool.Name] = true
+				missing += pool.ResourceSliceCount
+			}
+			missing--
 			if first.IsZero() && len(slice.Spec.Devices) >= devices {
 				first = now
 			}
-			if !first.IsZero() && int64(len(seen)) >= slice.Spec.Pool.ResourceSliceCount {
+			if !first.IsZero() && len(known) == pools && missing == 0 {
 				return first, now, nil
 			}
 		}

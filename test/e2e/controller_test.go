@@ -240,7 +240,7 @@ func (s *suite) expectedLog(t *testing.T, pod *corev1.Pod, product string, count
 		t.Fatalf("got %d devices, want %d", len(results), count)
 	}
 	var gpus, nodes []string
-	published := s.published(t, results[0].Pool)
+	published := s.inPool(t, results[0].Pool)
 	devices := map[int64]resourceapi.Device{}
 	var indices []int64
 	for _, r := range results {

@@ -16,17 +16,31 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// published returns the devices of a node in the scheduler's order.
+// published returns the devices of a node in the scheduler's order: those of its own pool, then the monitor device.
 func (s *suite) published(t *testing.T, node string) []resourceapi.Device {
+	t.Helper()
+	return s.devicesIn(t, func(slice resourceapi.ResourceSliceSpec) bool {
+		return ptr.Deref(slice.NodeName, "") == node
+	})
+}
+
+// inPool returns the devices of a pool in the scheduler's order.
+func (s *suite) inPool(t *testing.T, pool string) []resourceapi.Device {
+	t.Helper()
+	return s.devicesIn(t, func(slice resourceapi.ResourceSliceSpec) bool { return slice.Pool.Name == pool })
+}
+
+func (s *suite) devicesIn(t *testing.T, is func(resourceapi.ResourceSliceSpec) bool) []resourceapi.Device {
 	t.Helper()
 	list, err := s.Slices(t.Context(), *driver)
 	s.must(t, err)
 	var devices []resourceapi.Device
 	for _, slice := range list {
-		if slice.Spec.Pool.Name == node {
+		if is(slice.Spec) {
 			devices = append(devices, slice.Spec.Devices...)
 		}
 	}
@@ -73,7 +87,7 @@ func (s *suite) allocated(t *testing.T, pod *corev1.Pod) resourceapi.Device {
 		t.Fatalf("claim %s: got allocation %v, want one device", claim.Name, claim.Status.Allocation)
 	}
 	result := claim.Status.Allocation.Devices.Results[0]
-	for _, device := range s.published(t, result.Pool) {
+	for _, device := range s.inPool(t, result.Pool) {
 		if device.Name == result.Device {
 			return device
 		}

@@ -13,6 +13,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
@@ -63,7 +64,7 @@ func (s *suite) ownSlices(t *testing.T, node string, own, other, nowhere *kube.C
 		stray(func(s *resourceapi.ResourceSliceSpec) { s.Driver = "gpu.example.com" })),
 		"only ResourceSlices of driver "+*driver)
 	refusedFor(t, "create in another pool", own.Create(t.Context(),
-		stray(func(s *resourceapi.ResourceSliceSpec) { s.Pool.Name = "elsewhere" })), "in the pool of that node")
+		stray(func(s *resourceapi.ResourceSliceSpec) { s.Pool.Name = "elsewhere" })), "in the pools of that node")
 	refusedFor(t, "create for all nodes", own.Create(t.Context(),
 		stray(func(s *resourceapi.ResourceSliceSpec) { s.NodeName, s.AllNodes = nil, new(true) })),
 		"may write only the ResourceSlices of that node")
@@ -93,7 +94,7 @@ func (s *suite) slicesOf(t *testing.T, node string) []resourceapi.ResourceSlice 
 	s.must(t, err)
 	var found []resourceapi.ResourceSlice
 	for _, slice := range list {
-		if slice.Spec.Pool.Name == node {
+		if ptr.Deref(slice.Spec.NodeName, "") == node {
 			found = append(found, slice)
 		}
 	}

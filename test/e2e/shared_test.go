@@ -94,7 +94,7 @@ func (s *suite) allocatedDevice(t *testing.T, namespace, name string) resourceap
 		t.Fatalf("claim %s: got allocation %v, want one device", name, claim.Status.Allocation)
 	}
 	result := claim.Status.Allocation.Devices.Results[0]
-	for _, device := range s.published(t, result.Pool) {
+	for _, device := range s.inPool(t, result.Pool) {
 		if device.Name == result.Device {
 			return device
 		}

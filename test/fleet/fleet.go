@@ -195,13 +195,14 @@ func (f *Fleet) join(ctx context.Context, m *member) error {
 	if m.object, err = f.register(ctx, m); err != nil {
 		return err
 	}
-	pool := inv.Pool(m.Name)
-	if m.slices, err = f.publish(ctx, m.Name, pool); err != nil {
+	written, err := f.publish(ctx, m.Name, inv.Pools(m.Name))
+	if err != nil {
 		return fmt.Errorf("publish devices: %w", err)
 	}
-	m.size = Size{Nodes: 1, GPUs: len(inv.Present()), Slices: len(pool.Slices)}
-	for _, slice := range pool.Slices {
-		m.size.Devices += len(slice.Devices)
+	m.size = Size{Nodes: 1, GPUs: len(inv.Present()), Slices: len(written)}
+	for _, slice := range written {
+		m.slices = append(m.slices, slice.Name)
+		m.size.Devices += len(slice.Spec.Devices)
 	}
 	return nil
 }

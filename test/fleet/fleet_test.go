@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,6 +23,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
 // madeByHand is a partition that the end-to-end tests create as an administrator would. It does not exist here.
@@ -42,8 +45,8 @@ func TestTheDevicesAreThoseOfThePlugin(t *testing.T) {
 			inv, err := m.discover()
 			requireError(t, err, "")
 			var got, want []string
-			for _, s := range inv.Pool("node").Slices {
-				for _, d := range s.Devices {
+			for _, s := range inventory.Slices(Driver, "node", inv.Pools("node")) {
+				for _, d := range s.Spec.Devices {
 					got = append(got, d.Name)
 				}
 			}
@@ -78,7 +81,7 @@ func TestAFleetComesAndGoes(t *testing.T) {
 	if left, _ := os.ReadDir(temporary); len(left) > 0 {
 		t.Errorf("left on disk: %v", left)
 	}
-	if got, want := f.Size(), (Size{Nodes: 2, GPUs: 4, Devices: 6, Slices: 2}); got != want {
+	if got, want := f.Size(), (Size{Nodes: 2, GPUs: 4, Devices: 6, Slices: 4}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	requireState(t, client, `
@@ -86,8 +89,10 @@ node fleet-1 gpu.nvidia.com/fleet-profile=t4-x2 kubernetes.io/arch=amd64 kuberne
 node fleet-2 gpu.nvidia.com/fleet-profile=t4-x2 kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-2 kubernetes.io/os=linux: Ready, 128 CPUs, 2Ti
 lease fleet-1
 lease fleet-2
-slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1, owners 1: 3 devices
-slice 00000-gpu.nvidia.com-fleet-2- of node fleet-2, pool fleet-2, owners 1: 3 devices
+slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1, owners 1: 2 devices
+slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1/monitor, owners 1: 1 devices
+slice 00000-gpu.nvidia.com-fleet-2- of node fleet-2, pool fleet-2, owners 1: 2 devices
+slice 00000-gpu.nvidia.com-fleet-2- of node fleet-2, pool fleet-2/monitor, owners 1: 1 devices
 pod early on fleet-1: Running
 pod elsewhere on node-1: Pending
 pod waits on : Pending
@@ -105,7 +110,8 @@ pod waits on : Pending
 	requireState(t, client, `
 node fleet-1 gpu.nvidia.com/fleet-profile=t4-x2 kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-1 kubernetes.io/os=linux rack=a: Ready, 128 CPUs, 2Ti
 lease fleet-1
-slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1, owners 1: 3 devices
+slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1, owners 1: 2 devices
+slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1/monitor, owners 1: 1 devices
 pod elsewhere on node-1: Pending
 pod waits on : Pending
 `)
@@ -150,7 +156,8 @@ func TestStartReplacesWhatAFleetHasLeft(t *testing.T) {
 	requireState(t, client, `
 node fleet-1 gpu.nvidia.com/fleet-profile=t4-x2 kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-1 kubernetes.io/os=linux: Ready, 128 CPUs, 2Ti
 lease fleet-1
-slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1, owners 1: 3 devices
+slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1, owners 1: 2 devices
+slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1/monitor, owners 1: 1 devices
 `)
 	requireError(t, f.Stop(t.Context()), "")
 }
@@ -203,9 +210,10 @@ func pod(name, node string, deleted *metav1.Time) *corev1.Pod {
 // newServer adds to the fake client what the API server does: generated names, and field selectors for slices and pods.
 func newServer(objects ...runtime.Object) *fake.Clientset {
 	client := fake.NewClientset(objects...)
+	var names atomic.Int32
 	client.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		slice := action.(clienttesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
-		slice.Name = slice.GenerateName + "x"
+		slice.Name = fmt.Sprint(slice.GenerateName, names.Add(1))
 		return false, nil, nil
 	})
 	client.PrependReactor("list", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {

@@ -14,43 +14,40 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	pluginnode "github.com/gpudra/gpu-dra-driver/internal/plugin/node"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
-// publish writes the node's slices as its plugin does at start, and returns their names. The plugin also runs a slice
+// publish writes the node's slices as its plugin does at start, and returns them. The plugin also runs a slice
 // controller, which finds nothing to do, as a test of its package verifies. A fleet does without, because its devices
 // do not change. Each controller has a watch and a second copy of the devices: with 200 nodes of eight H100 that took
 // 1.6 GB instead of 0.25, and three times the processor time.
-func (f *Fleet) publish(ctx context.Context, node string, pool resourceslice.Pool) ([]string, error) {
-	written, err := pluginnode.FirstSlices(ctx, f.client, f.driver, node, pool)
+func (f *Fleet) publish(ctx context.Context, node string, pools map[string]resourceslice.Pool) (
+	[]*resourceapi.ResourceSlice, error) {
+	written, err := pluginnode.FirstSlices(ctx, f.client, f.driver, node, pools)
 	if err == nil && len(written) == 0 {
 		// Somebody deleted another fleet's node, and its slices remain.
 		if err = f.removeSlices(ctx, node); err == nil {
-			written, err = pluginnode.FirstSlices(ctx, f.client, f.driver, node, pool)
+			written, err = pluginnode.FirstSlices(ctx, f.client, f.driver, node, pools)
 		}
 	}
-	if err == nil && len(written) != len(pool.Slices) {
+	wanted := inventory.Slices(f.driver, node, pools)
+	if err == nil && len(written) != len(wanted) {
 		err = errors.New("slices of that node exist, and another writer keeps them")
 	}
 	if err == nil {
-		err = checkComplete(written, pool)
+		err = checkComplete(written, wanted)
 	}
 	if err != nil {
 		return nil, err
 	}
-	var names []string
-	for _, s := range written {
-		names = append(names, s.Name)
-	}
-	return names, nil
+	return written, nil
 }
 
 // checkComplete returns an error if the API server dropped fields of the slices. The plugin tolerates that; a fleet
 // does not, because the scheduler would decide about other devices.
-func checkComplete(written []*resourceapi.ResourceSlice, pool resourceslice.Pool) error {
-	for i, s := range pool.Slices {
-		wanted := &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Devices: s.Devices,
-			SharedCounters: s.SharedCounters}}
-		if lacks := (&resourceslice.DroppedFieldsError{DesiredSlice: wanted,
+func checkComplete(written, wanted []*resourceapi.ResourceSlice) error {
+	for i := range wanted {
+		if lacks := (&resourceslice.DroppedFieldsError{DesiredSlice: wanted[i],
 			ActualSlice: written[i]}).DisabledFeatures(); len(lacks) > 0 {
 			return fmt.Errorf("the API server leaves out some of what describes them: enable the feature gates %s",
 				strings.Join(lacks, ", "))

@@ -36,8 +36,9 @@ func published(t *testing.T, n *simulator.Node, lib gonvml.Interface, partitions
 	}
 	var out []resourceapi.Device
 	none := func(gpu.Placement) bool { return false }
-	for _, s := range inventory.New(look.Devices).WithPartitions(none).Pool("node").Slices {
-		out = append(out, s.Devices...)
+	pools := inventory.New(look.Devices).WithPartitions(none).Pools("node")
+	for _, s := range inventory.Slices("gpu.nvidia.com", "node", pools) {
+		out = append(out, s.Spec.Devices...)
 	}
 	return out
 }

@@ -92,7 +92,8 @@ func TestView(t *testing.T) {
 	v.SetClaim(again)
 	same("a claim is replaced by one that waits", "a gpu-3b-00-0 Tesla T4 []\na gpu-af-00-0 Tesla T4 [two gpu-af-00-0]")
 
-	tainted := viewtest.Slices(t, viewtest.Node{Name: "a", Profile: "t4-x2"})[0]
+	slices := viewtest.Slices(t, viewtest.Node{Name: "a", Profile: "t4-x2"})
+	tainted, monitor := slices[0], slices[1]
 	tainted.Spec.Devices[0].Taints = []resourceapi.DeviceTaint{{Key: "k",
 		Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	tainted.Spec.Devices[1].Taints = []resourceapi.DeviceTaint{{Key: "k", Effect: resourceapi.DeviceTaintEffectNone}}
@@ -105,6 +106,10 @@ func TestView(t *testing.T) {
 	v.DeleteSlice(tainted.Name)
 	same("another slice has the GPUs", "a gpu-3b-00-0 Tesla T4 [] tainted\na gpu-af-00-0 Tesla T4 [two gpu-af-00-0]")
 	v.DeleteSlice(next.Name)
+	v.SetClaim(claim("watches", "a/monitor", "monitor"))
+	same("the monitor device has a pool of its own", "")
+	v.DeleteClaim(types.NamespacedName{Namespace: "ns", Name: "watches"})
+	v.DeleteSlice(monitor.Name)
 	same("the node is gone", "")
 	if kinds := v.Kinds(); len(kinds) != 0 {
 		t.Errorf("got %v, want no kinds of devices", kinds)

@@ -75,17 +75,9 @@ func Slices(t testing.TB, n Node) []*resourceapi.ResourceSlice {
 		}
 	}
 	noPartition := func(gpu.Placement) bool { return false }
-	pool := inventory.New(devices).WithPartitions(noPartition).Pool(n.Name)
-	var all []*resourceapi.ResourceSlice
-	for i, s := range pool.Slices {
-		slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%05x-%s-%s", i, Driver,
-			n.Name)}}
-		slice.Spec = resourceapi.ResourceSliceSpec{Driver: Driver, NodeName: &n.Name, Devices: s.Devices,
-			SharedCounters: s.SharedCounters,
-			Pool: resourceapi.ResourcePool{
-				Name: n.Name, Generation: 1, ResourceSliceCount: int64(len(pool.Slices)),
-			}}
-		all = append(all, slice)
+	all := inventory.Slices(Driver, n.Name, inventory.New(devices).WithPartitions(noPartition).Pools(n.Name))
+	for i, slice := range all {
+		slice.Name = fmt.Sprint(slice.GenerateName, i)
 	}
 	return all
 }

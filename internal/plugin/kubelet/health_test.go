@@ -51,10 +51,10 @@ func TestUnstored(t *testing.T) {
 }
 
 func TestWatchHealthStatus(t *testing.T) {
-	s := &Server{Pool: "node", ServeHealth: func(_ context.Context, send func([]health.Report) bool) {
+	s := &Server{NodeName: "node", ServeHealth: func(_ context.Context, send func([]health.Report) bool) {
 		for send([]health.Report{{Device: "gpu-0", Status: health.Healthy},
 			{Device: "gpu-1", Status: health.Unhealthy, Message: "XID 79"},
-			{Device: "gpu-2", Status: health.Unknown}}) {
+			{Device: "gpu-2", Status: health.Unknown}, {Device: "monitor", Status: health.Healthy}}) {
 		}
 	}}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -74,7 +74,8 @@ func TestWatchHealthStatus(t *testing.T) {
 		case <-time.After(10 * time.Second):
 			t.Fatal("no report")
 		}
-		const want = "node/gpu-0 Healthy \"\"\nnode/gpu-1 Unhealthy \"XID 79\"\nnode/gpu-2 Unknown \"\"\n"
+		const want = "node/gpu-0 Healthy \"\"\nnode/gpu-1 Unhealthy \"XID 79\"\nnode/gpu-2 Unknown \"\"\n" +
+			"node/monitor/monitor Healthy \"\"\nnode/monitor Healthy \"\"\n"
 		if got != want {
 			t.Errorf("got\n%swant\n%s", got, want)
 		}

@@ -49,10 +49,10 @@ type Server struct {
 	Fatal context.CancelCauseFunc
 	// Unstored is called when the API server has refused a slice, or dropped what these feature gates are for.
 	Unstored func(gates []string)
-	// ServeHealth calls send with the health of all devices of the pool, often enough for the kubelet, until ctx ends
+	// ServeHealth calls send with the health of all devices of the node, often enough for the kubelet, until ctx ends
 	// or send returns false.
 	ServeHealth func(ctx context.Context, send func([]health.Report) bool)
-	Pool        string
+	NodeName    string
 }
 
 var _ kubeletplugin.DRAPlugin = &Server{}
@@ -95,7 +95,7 @@ func (s *Server) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	result := kubeletplugin.PrepareResult{}
 	var names []string
 	for _, a := range rec.Plan.Assignments {
-		result.Devices = append(result.Devices, device(a, inv))
+		result.Devices = append(result.Devices, device(a, inv, s.NodeName))
 		names = append(names, a.Device)
 	}
 	logger.Info("Claim prepared", "devices", names)
@@ -114,8 +114,8 @@ func (s *Server) Observed(ctx context.Context) context.Context {
 
 // device converts an assignment to the type of kubeletplugin. Every Prepare includes the metadata of the device
 // (KEP-5304): kubeletplugin does not store it, and a repeated call without it would remove it from the container.
-func device(a sharing.Assignment, inv inventory.Inventory) kubeletplugin.Device {
-	attributes := inv.Attributes(a.Pool, a.Device)
+func device(a sharing.Assignment, inv inventory.Inventory, node string) kubeletplugin.Device {
+	attributes := inv.Attributes(node, a.Device)
 	if a.Partition != nil && attributes != nil { // it was published before it was created
 		attributes["uuid"] = resourceapi.DeviceAttribute{StringValue: (*string)(&a.Partition.UUID)}
 	}
@@ -186,8 +186,11 @@ func (s *Server) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 	s.ServeHealth(ctx, func(all []health.Report) bool {
 		var report kubeletplugin.DeviceHealthReport
 		for _, h := range all {
-			report.Devices = append(report.Devices, kubeletplugin.DeviceHealth{PoolName: s.Pool, DeviceName: h.Device,
-				Health: kubeletplugin.HealthStatus(h.Status), LastUpdated: time.Now(), Message: h.Message})
+			// The kubelet keeps the health of a device that no pod has, too.
+			for _, pool := range inventory.PoolsOf(s.NodeName, h.Device) {
+				report.Devices = append(report.Devices, kubeletplugin.DeviceHealth{PoolName: pool, DeviceName: h.Device,
+					Health: kubeletplugin.HealthStatus(h.Status), LastUpdated: time.Now(), Message: h.Message})
+			}
 		}
 		select {
 		case reports <- report:

@@ -140,37 +140,41 @@ func TestFit(t *testing.T) {
 
 	for _, row := range []struct{ lacks, want string }{
 		{"", "gpu-0 shared counted; gpu-1 shared NoSchedule; gpu-2 shared NoSchedule; gpu-3 shared None; " +
-			"monitor shared; gpu-0-mig-1g10gb-0 shared counted; counters"},
+			"gpu-0-mig-1g10gb-0 shared counted; counters; node/monitor: monitor shared"},
 		{"none", "gpu-0 shared counted; gpu-1 shared NoSchedule; gpu-2 shared NoSchedule; gpu-3 shared; " +
-			"monitor shared; gpu-0-mig-1g10gb-0 shared counted; counters"},
-		{"taints none", "gpu-0 shared counted; gpu-1 shared; gpu-3 shared; monitor shared; " +
-			"gpu-0-mig-1g10gb-0 shared counted; counters"},
+			"gpu-0-mig-1g10gb-0 shared counted; counters; node/monitor: monitor shared"},
+		{"taints none", "gpu-0 shared counted; gpu-1 shared; gpu-3 shared; gpu-0-mig-1g10gb-0 shared counted; " +
+			"counters; node/monitor: monitor shared"},
 		{"counters", "gpu-0 shared; gpu-1 shared NoSchedule; gpu-2 shared NoSchedule; gpu-3 shared None; " +
-			"monitor shared"},
-		{"shares counters taints none", "gpu-0; gpu-1; gpu-3; monitor"},
+			"node/monitor: monitor shared"},
+		{"shares counters taints none", "gpu-0; gpu-1; gpu-3; node/monitor: monitor"},
 	} {
 		t.Run(row.lacks, func(t *testing.T) {
-			before := fmt.Sprintf("%+v", inv.Pool("node"))
+			before := fmt.Sprintf("%+v", inv.Pools("node"))
 			s := learned(t, &oldServer{gates: strings.Fields(row.lacks)}, claim)
-			pool := inv.Pool("node")
+			pools := inv.Pools("node")
+			for name, pool := range pools {
+				pools[name] = s.Fit(pool)
+			}
 			var got []string
-			for _, slice := range s.Fit(pool).Slices {
-				for _, d := range slice.Devices {
-					got = append(got, d.Name+traits(d))
+			for _, slice := range inventory.Slices(driver, "node", pools) {
+				pool := strings.TrimPrefix(slice.Spec.Pool.Name+": ", "node: ")
+				for _, d := range slice.Spec.Devices {
+					got = append(got, pool+d.Name+traits(d))
 				}
-				if len(slice.SharedCounters) > 0 {
-					got = append(got, "counters")
+				if len(slice.Spec.SharedCounters) > 0 {
+					got = append(got, pool+"counters")
 				}
 			}
 			if strings.Join(got, "; ") != row.want {
 				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "; "), row.want)
 			}
-			if len(before) != len(fmt.Sprintf("%+v", inv.Pool("node"))) {
+			if len(before) != len(fmt.Sprintf("%+v", inv.Pools("node"))) {
 				t.Error("Fit has changed its argument")
 			}
 		})
 	}
-	nothing := learned(t, &oldServer{gates: []string{"taints"}}).Fit(inventory.Inventory{}.Pool("node"))
+	nothing := learned(t, &oldServer{gates: []string{"taints"}}).Fit(inventory.Inventory{}.Pools("node")["node"])
 	if len(nothing.Slices) != 1 {
 		t.Errorf("a node without GPUs: got %d slices, want an empty one", len(nothing.Slices))
 	}

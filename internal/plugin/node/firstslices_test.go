@@ -4,7 +4,9 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,22 +24,24 @@ const driver = "gpu.nvidia.com"
 // The controller of kubeletplugin must find nothing to do. Otherwise each start of the driver would write the slices
 // twice.
 func TestControllerKeepsFirstSlices(t *testing.T) {
-	pool := resourceslice.Pool{Slices: []resourceslice.Slice{
-		{Devices: []resourceapi.Device{{Name: "gpu-0"}, {Name: "gpu-1"}}},
-		{Devices: []resourceapi.Device{{Name: "monitor"}}}}}
+	pools := map[string]resourceslice.Pool{
+		"node": {Slices: []resourceslice.Slice{
+			{Devices: []resourceapi.Device{{Name: "gpu-0"}, {Name: "gpu-1"}}},
+			{Devices: []resourceapi.Device{{Name: "gpu-1-mig-1g10gb-0"}}}}},
+		"node/monitor": {Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{{Name: "monitor"}}}}}}
 	client := newServer()
-	if _, err := FirstSlices(t.Context(), client, driver, "node", pool); err != nil {
+	if _, err := FirstSlices(t.Context(), client, driver, "node", pools); err != nil {
 		t.Fatal(err)
 	}
 	before := listSlices(t, client)
-	if len(before) != 2 {
-		t.Fatalf("got %d slices, want 2", len(before))
+	if len(before) != 3 {
+		t.Fatalf("got %d slices, want 3", len(before))
 	}
 	client.ClearActions()
 	controller, err := resourceslice.StartController(t.Context(), resourceslice.Options{DriverName: driver,
 		KubeClient: client,
 		Owner:      &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node"},
-		Resources:  &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": pool}}})
+		Resources:  &resourceslice.DriverResources{Pools: pools}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,8 +53,8 @@ func TestControllerKeepsFirstSlices(t *testing.T) {
 		}
 	}
 	// Show that the controller runs: it publishes another device.
-	more := resourceslice.Pool{Slices: slices.Clone(pool.Slices)}
-	more.Slices[0].Devices = append(slices.Clone(pool.Slices[0].Devices), resourceapi.Device{Name: "gpu-2"})
+	more := resourceslice.Pool{Slices: slices.Clone(pools["node"].Slices)}
+	more.Slices[0].Devices = append(slices.Clone(more.Slices[0].Devices), resourceapi.Device{Name: "gpu-2"})
 	controller.Update(&resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": more}})
 	for end := time.Now().Add(10 * time.Second); !slices.ContainsFunc(listSlices(t, client),
 		func(s resourceapi.ResourceSlice) bool { return len(s.Spec.Devices) == 3 }); time.Sleep(10 * time.Millisecond) {
@@ -63,9 +67,9 @@ func TestControllerKeepsFirstSlices(t *testing.T) {
 // Existing slices are left to the controller.
 func TestFirstSlicesAreWrittenOnce(t *testing.T) {
 	client := newServer()
-	pool := resourceslice.Pool{Slices: []resourceslice.Slice{{}}}
+	pools := map[string]resourceslice.Pool{"node": {Slices: []resourceslice.Slice{{}}}}
 	for range 2 {
-		if _, err := FirstSlices(t.Context(), client, driver, "node", pool); err != nil {
+		if _, err := FirstSlices(t.Context(), client, driver, "node", pools); err != nil {
 			t.Fatal(err)
 		}
 		if got := len(listSlices(t, client)); got != 1 {
@@ -77,9 +81,10 @@ func TestFirstSlicesAreWrittenOnce(t *testing.T) {
 // newServer returns a clientset that generates names, as the API server does.
 func newServer() *fake.Clientset {
 	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node", UID: "node-uid"}})
+	var names atomic.Int32
 	client.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		slice := action.(clienttesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
-		slice.Name = slice.GenerateName + "x"
+		slice.Name = fmt.Sprint(slice.GenerateName, names.Add(1))
 		return false, nil, nil
 	})
 	return client

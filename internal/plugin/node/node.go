@@ -66,7 +66,7 @@ type Health interface {
 // Config is the configuration of a Node.
 type Config struct {
 	DriverName string
-	NodeName   string // also the name of the pool
+	NodeName   string // also the name of the pool of the GPUs
 	Dir        string // of the plugin; the last inventory is saved there
 	BootID     string // of the current boot of the machine
 	ConfigDir  string // with one file per node configuration; empty: every GPU has its default mode
@@ -138,7 +138,7 @@ func (n *Node) Republish() {
 	annotated := n.Health.Annotate(*devices)
 	n.Publish(annotated)
 	if !reflect.DeepEqual(annotated, n.published) {
-		n.Metrics.Published(annotated.Pool(n.NodeName))
+		n.Metrics.Published(annotated.Pools(n.NodeName))
 		n.published = annotated
 	}
 }

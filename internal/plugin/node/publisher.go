@@ -6,9 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,13 +35,15 @@ const republishPeriod = 30 * time.Second
 
 // Publisher publishes the devices of the node in its own goroutine, because the API server may be unavailable for long.
 type Publisher struct {
-	Pool string
+	NodeName string
 	// Server knows what the API server can store. Nothing is published before that is known.
 	Server *Server
 	// First creates the missing slices of the node, once, before Publish.
-	First func(ctx context.Context, pool resourceslice.Pool) error
+	First func(ctx context.Context, pools map[string]resourceslice.Pool) error
 	// Publish updates the slices of the node to match resources.
 	Publish func(ctx context.Context, resources resourceslice.DriverResources) error
+	// OldMonitor decides whether the monitor device stays in its former pool; nil: it does not.
+	OldMonitor *OldMonitor
 
 	next  chan inventory.Inventory // holds only the latest
 	stale atomic.Bool              // the next one is published even if it is the same
@@ -53,8 +57,8 @@ type Publisher struct {
 func (p *Publisher) Stale() { p.stale.Store(true) }
 
 // NewPublisher returns a Publisher without an inventory.
-func NewPublisher(pool string) *Publisher {
-	return &Publisher{Pool: pool, next: make(chan inventory.Inventory, 1)}
+func NewPublisher(node string) *Publisher {
+	return &Publisher{NodeName: node, next: make(chan inventory.Inventory, 1)}
 }
 
 // Set replaces the inventory to publish. It does not block.
@@ -87,40 +91,60 @@ func (p *Publisher) Run(ctx context.Context, dir string) {
 	case <-p.Server.Known():
 	}
 	var published inventory.Inventory
+	var withOld bool
 	var at time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case inv := <-p.next:
-			changed := p.stale.Swap(false) || !reflect.DeepEqual(published, inv)
+			old := p.OldMonitor.Stays(ctx)
+			changed := p.stale.Swap(false) || old != withOld || !reflect.DeepEqual(published, inv)
 			if !at.IsZero() && time.Since(at) < republishPeriod && !changed {
 				continue
 			}
-			if p.publish(ctx, inv, at.IsZero(), changed) {
-				published, at = inv, time.Now()
+			pools := inv.Pools(p.NodeName)
+			if old {
+				pools = inv.PoolsWithOldMonitor(p.NodeName)
+			}
+			if p.publish(ctx, pools, at.IsZero(), changed) {
+				published, withOld, at = inv, old, time.Now()
 			}
 		}
 	}
 }
 
-func (p *Publisher) publish(ctx context.Context, inv inventory.Inventory, first, changed bool) (done bool) {
+func (p *Publisher) publish(ctx context.Context, pools map[string]resourceslice.Pool, first, changed bool) (done bool) {
 	logger := klog.FromContext(ctx)
-	pool := p.Server.Fit(inv.Pool(p.Pool))
+	for name, pool := range pools {
+		pools[name] = p.Server.Fit(pool)
+	}
 	if first {
-		if err := p.First(ctx, pool); err != nil {
+		if err := p.First(ctx, pools); err != nil {
 			logger.Info("The first slices were not written at once; they follow", "err", err)
 		}
 	}
-	if err := p.Publish(ctx,
-		resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{p.Pool: pool}}); err != nil {
+	if err := p.Publish(ctx, resourceslice.DriverResources{Pools: pools}); err != nil {
 		logger.Error(err, "Devices not published")
 		return false
 	}
 	if changed {
-		logger.Info("Devices published", "pool", p.Pool, "devices", len(inv))
+		logger.Info("Devices published", "pools", sizes(pools))
 	}
 	return true
+}
+
+// sizes returns the number of devices of each pool, for people.
+func sizes(pools map[string]resourceslice.Pool) []string {
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(pools)) {
+		devices := 0
+		for _, s := range pools[name].Slices {
+			devices += len(s.Devices)
+		}
+		all = append(all, fmt.Sprintf("%s: %d", name, devices))
+	}
+	return all
 }
 
 // acquire locks the publisher lock. It blocks while another instance has it.

@@ -156,15 +156,17 @@ func (m *Metrics) observe(step string, seconds float64, err error) {
 }
 
 // Published sets the number of published devices.
-func (m *Metrics) Published(pool resourceslice.Pool) {
+func (m *Metrics) Published(pools map[string]resourceslice.Pool) {
 	all, tainted := 0, 0
-	for _, slice := range pool.Slices {
-		all += len(slice.Devices)
-		for _, d := range slice.Devices {
-			if slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
-				return t.Effect != resourceapi.DeviceTaintEffectNone
-			}) {
-				tainted++
+	for _, pool := range pools {
+		for _, slice := range pool.Slices {
+			all += len(slice.Devices)
+			for _, d := range slice.Devices {
+				if slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
+					return t.Effect != resourceapi.DeviceTaintEffectNone
+				}) {
+					tainted++
+				}
 			}
 		}
 	}

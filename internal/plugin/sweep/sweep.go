@@ -22,17 +22,18 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/podresources"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
 // Config is the configuration of a Sweeper.
 type Config struct {
-	Driver  string
-	Pool    string
-	Client  kubernetes.Interface
-	Records Records
-	Specs   Specs
-	Kubelet string // socket of the kubelet's pod resources API
+	Driver   string
+	NodeName string
+	Client   kubernetes.Interface
+	Records  Records
+	Specs    Specs
+	Kubelet  string // socket of the kubelet's pod resources API
 	// Release unprepares a claim as the kubelet would.
 	Release func(ctx context.Context, claim sharing.Claim) error
 	// Period is the time between sweeps. A claim is released when it has been forgotten for twice as long.
@@ -164,7 +165,8 @@ func (s *Sweeper) isGone(ctx context.Context, rec checkpoint.Record) (bool, erro
 		return true, nil
 	}
 	here := func(r resourceapi.DeviceRequestAllocationResult) bool {
-		return r.Driver == s.Driver && r.Pool == s.Pool && slices.Contains(rec.Plan.Devices(), r.Device)
+		return r.Driver == s.Driver && slices.Contains(inventory.PoolsOf(s.NodeName, r.Device), r.Pool) &&
+			slices.Contains(rec.Plan.Devices(), r.Device)
 	}
 	return !slices.ContainsFunc(found.Status.Allocation.Devices.Results, here), nil
 }

@@ -74,6 +74,7 @@ func TestSweep(t *testing.T) {
 	for _, row := range []struct {
 		name     string
 		objects  []runtime.Object
+		device   string // of the record; empty: gpu-1
 		running  []string
 		cdi      string // claim with specs and without a record, that old
 		age      time.Duration
@@ -94,6 +95,15 @@ func TestSweep(t *testing.T) {
 			objects: []runtime.Object{allocated("a", "u", "other", "gpu-1")}, sweeps: 2, released: "u"},
 		{name: "or on another GPU", objects: []runtime.Object{allocated("a", "u", "node", "gpu-2")}, sweeps: 2,
 			released: "u"},
+		{name: "a claim for the monitor device is in its own pool",
+			objects: []runtime.Object{allocated("a", "u", "node/monitor", "monitor")}, device: "monitor", sweeps: 3},
+		{name: "one of the previous version is in the pool of the node",
+			objects: []runtime.Object{allocated("a", "u", "node", "monitor")}, device: "monitor", sweeps: 3},
+		{name: "one on another node is released",
+			objects: []runtime.Object{allocated("a", "u", "other/monitor", "monitor")}, device: "monitor", sweeps: 2,
+			released: "u"},
+		{name: "no GPU is in the pool of the monitor device",
+			objects: []runtime.Object{allocated("a", "u", "node/monitor", "gpu-1")}, sweeps: 2, released: "u"},
 		{name: "old CDI specs without a record go", objects: []runtime.Object{here("a", "u")}, cdi: "o", age: time.Hour,
 			sweeps: 1, released: "o"},
 		{name: "young ones may be on the way to a record", objects: []runtime.Object{here("a", "u")}, cdi: "o",
@@ -104,6 +114,16 @@ func TestSweep(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			n := &node{running: row.running}
 			s := newTestSweeper(t, n, row.objects...)
+			if row.device != "" {
+				rec, err := s.Records.Get("u")
+				if err != nil {
+					t.Fatal(err)
+				}
+				rec.Plan.Assignments[0].Device = row.device
+				if err := s.Records.(*checkpoint.Records).Put(rec); err != nil {
+					t.Fatal(err)
+				}
+			}
 			if row.cdi != "" {
 				writeSpec(t, s.cdi, row.cdi, row.age)
 			}
@@ -217,9 +237,8 @@ func newTestSweeper(t *testing.T, n *node, objects ...runtime.Object) testSweepe
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Sweeper{Config: Config{Driver: driver, Pool: "node", Client: fake.NewClientset(objects...), Records: records,
-		Specs:   specs,
-		Kubelet: socket, Release: n.release}}
+	s := &Sweeper{Config: Config{Driver: driver, NodeName: "node", Client: fake.NewClientset(objects...),
+		Records: records, Specs: specs, Kubelet: socket, Release: n.release}}
 	return testSweeper{s, filepath.Join(dir, "cdi")}
 }
 

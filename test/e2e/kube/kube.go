@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 )
@@ -190,7 +191,7 @@ func (c *Cluster) SliceVersions(ctx context.Context, driver string, nodes ...str
 	}
 	var b strings.Builder
 	for _, slice := range list {
-		if len(nodes) == 0 || slices.Contains(nodes, slice.Spec.Pool.Name) {
+		if len(nodes) == 0 || slices.Contains(nodes, ptr.Deref(slice.Spec.NodeName, "")) {
 			fmt.Fprintf(&b, "%s %s generation %d resourceVersion %s\n", slice.Name, slice.UID,
 				slice.Spec.Pool.Generation, slice.ResourceVersion)
 		}

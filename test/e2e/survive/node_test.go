@@ -16,6 +16,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
@@ -133,7 +134,7 @@ func (n node) published(t *testing.T) []resourceapi.Device {
 	must(t, err)
 	var devices []resourceapi.Device
 	for _, slice := range list {
-		if slice.Spec.Pool.Name == n.name {
+		if ptr.Deref(slice.Spec.NodeName, "") == n.name {
 			devices = append(devices, slice.Spec.Devices...)
 		}
 	}
