@@ -256,9 +256,8 @@ func (s *suite) startScheduler(t *testing.T, program string, environment []strin
 	go func() { running.ended <- cmd.Wait() }()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		<-running.ended
-		if t.Failed() {
-			t.Logf("kube-scheduler:\n%s", running.log())
+		if err := <-running.ended; t.Failed() {
+			t.Logf("kube-scheduler: %v\n%s", err, running.log())
 		}
 	})
 	return running
