@@ -90,6 +90,7 @@ func (s *suite) testMonitor(t *testing.T) {
 	for n := range 3 {
 		s.waitLog(t, client.ObjectKey{Namespace: ns, Name: fmt.Sprintf("monitor-%d", n+1)}, seen(devices))
 	}
+	s.checkMonitorPool(t, node, client.ObjectKey{Namespace: ns, Name: "monitor-1"})
 	// Monitors hold no GPUs: a released GPU goes to the next worker.
 	first := s.running(t, client.ObjectKey{Namespace: ns, Name: "worker-0"})
 	freed := s.allocated(t, first)
@@ -99,6 +100,31 @@ func (s *suite) testMonitor(t *testing.T) {
 		t.Errorf("got %s, want %s, which was given back", got.Name, freed.Name)
 	}
 	s.waitLog(t, next, seen([]resourceapi.Device{freed}))
+}
+
+// checkMonitorPool checks that the monitor device is the only one of its pool, which the pod's claim and its status
+// name, and that the pool of the node has only GPUs and partitions.
+func (s *suite) checkMonitorPool(t *testing.T, node string, pod client.ObjectKey) {
+	t.Helper()
+	pool := node + "/monitor"
+	claim := s.claimOf(t, s.running(t, pod))
+	if got := claim.Status.Allocation.Devices.Results[0].Pool; got != pool {
+		t.Errorf("the claim: got pool %s, want %s", got, pool)
+	}
+	s.must(t, kube.Until(t.Context(), soon, "the pool in the status of the claim",
+		func(ctx context.Context) (bool, string, error) {
+			err := s.Get(ctx, client.ObjectKeyFromObject(&claim), &claim)
+			devices := claim.Status.Devices
+			return err == nil && len(devices) == 1 && devices[0].Pool == pool, fmt.Sprintf("%+v", devices), err
+		}))
+	if got := s.inPool(t, pool); len(got) != 1 || stringAttribute(got[0], "type") != "monitor" {
+		t.Errorf("pool %s has %d devices, want the monitor device", pool, len(got))
+	}
+	for _, d := range s.inPool(t, node) {
+		if got := stringAttribute(d, "type"); got != "gpu" && got != "mig" {
+			t.Errorf("pool %s has %s of type %s", node, d.Name, got)
+		}
+	}
 }
 
 // testMonitorLater plugs in a GPU again while a monitor runs.

@@ -31,15 +31,24 @@ const olderCommit = "SURVIVE_OLDER_COMMIT"
 const olderNodes = `kubeletPlugin.nodeSelector.gpu\.nvidia\.com/sim-profile=l40s-x4`
 
 // testDowngrade installs the oldest possible version of the plugin while claims of this one are prepared. It can
-// release them and prepare others. Then this version replaces the old one in the same way.
+// release them and prepare others. Then this version replaces the old one in the same way. The older version has the
+// monitor device in the pool of the node.
 func (s *suite) testDowngrade(t *testing.T) {
 	image := s.olderImage(t)
 	s.control(t, "load", image)
-	ns := s.namespace(t, "downgrade")
+	ns := s.adminNamespace(t, "downgrade")
 	n := s.node("node-1")
 	ours, kept := n.pod(t, ns, "ours", ""), n.pod(t, ns, "kept", "")
 	s.running(t, ours)
 	container := s.running(t, kept).Status.ContainerStatuses[0].ContainerID
+	ownPool, monitor := n.name+"/monitor", n.monitor(t, ns, "monitor")
+	endsUnderOlder := n.monitor(t, ns, "monitor-that-ends")
+	s.running(t, endsUnderOlder)
+	s.running(t, monitor)
+	goesOn := s.sameContainer(t, monitor)
+	if got := s.poolOf(t, monitor); got != ownPool {
+		t.Errorf("the monitor: got pool %s, want %s", got, ownPool)
+	}
 
 	s.install(t, "image.tag=older", olderNodes)
 	// This version would release the claim, which does not exist. So the older one gets its record at its next start.
@@ -51,9 +60,17 @@ func (s *suite) testDowngrade(t *testing.T) {
 	refused := newer.pod(t, ns, "refused", "")
 	theirs := n.pod(t, ns, "theirs", "")
 	s.running(t, theirs)
-	s.remove(t, ours)
-	s.gone(t, ours)
-	s.recorded(t, n, kept, theirs)
+	n.waitMonitor(t, "monitor", "")
+	olderMonitor := n.monitor(t, ns, "monitor-of-older")
+	s.running(t, olderMonitor)
+	olderGoesOn := s.sameContainer(t, olderMonitor)
+	if got := s.poolOf(t, olderMonitor); got != n.name {
+		t.Errorf("the monitor of the older version: got pool %s, want %s", got, n.name)
+	}
+	s.remove(t, ours, endsUnderOlder)
+	s.gone(t, ours, endsUnderOlder)
+	s.recorded(t, n, kept, theirs, monitor, olderMonitor)
+	goesOn()
 	// It does not touch a record that it cannot read, and reports it to pods whose GPU may be affected.
 	eventually(t, soon, "an event of the pod that names the record", func() string {
 		events, err := s.Events(t.Context(), refused)
@@ -74,18 +91,41 @@ func (s *suite) testDowngrade(t *testing.T) {
 	s.remove(t, refused)
 	s.gone(t, refused)
 	newer.clean(t)
+	n.waitMonitor(t, "monitor NoSchedule", "monitor")
+	nextMonitor := n.monitor(t, ns, "next-monitor")
+	s.running(t, nextMonitor)
+	olderGoesOn()
+	if got := s.poolOf(t, nextMonitor); got != ownPool {
+		t.Errorf("the monitor after the upgrade: got pool %s, want %s", got, ownPool)
+	}
+	goesOn()
 	next := n.pod(t, ns, "next", "")
 	s.running(t, next)
-	s.remove(t, theirs)
-	s.gone(t, theirs)
-	s.recorded(t, n, kept, next)
+	s.remove(t, theirs, monitor)
+	s.gone(t, theirs, monitor)
+	s.recorded(t, n, kept, next, olderMonitor, nextMonitor)
+	s.remove(t, olderMonitor)
+	s.gone(t, olderMonitor)
+	n.waitMonitor(t, "", "monitor")
 	if got := s.running(t, kept).Status.ContainerStatuses[0]; got.ContainerID != container || got.RestartCount != 0 {
 		t.Errorf("the pod that goes on: got container %s after %d restarts, want %s", got.ContainerID, got.RestartCount,
 			container)
 	}
-	s.remove(t, kept, next)
-	s.gone(t, kept, next)
+	s.remove(t, kept, next, nextMonitor)
+	s.gone(t, kept, next, nextMonitor)
 	n.clean(t)
+}
+
+// sameContainer returns a function that checks that the pod still runs in the same container.
+func (s *suite) sameContainer(t *testing.T, pod client.ObjectKey) func() {
+	t.Helper()
+	before := s.running(t, pod).Status.ContainerStatuses[0].ContainerID
+	return func() {
+		t.Helper()
+		if got := s.running(t, pod).Status.ContainerStatuses[0].ContainerID; got != before {
+			t.Errorf("%s, which goes on: got container %s, want %s", pod.Name, got, before)
+		}
+	}
 }
 
 // partitionRecord writes the record of a claim for a partition on the node, and returns its file and its text. The

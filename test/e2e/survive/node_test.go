@@ -141,6 +141,50 @@ func (n node) published(t *testing.T) []resourceapi.Device {
 	return devices
 }
 
+// inPool returns the names of the devices of the pool, with the effects of their taints.
+func (n node) inPool(t *testing.T, pool string) []string {
+	t.Helper()
+	list, err := n.Slices(t.Context(), driver)
+	must(t, err)
+	var names []string
+	for _, slice := range list {
+		if slice.Spec.Pool.Name != pool {
+			continue
+		}
+		for _, d := range slice.Spec.Devices {
+			name := d.Name
+			for _, taint := range d.Taints {
+				name += " " + string(taint.Effect)
+			}
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// waitMonitor waits until the pool of the node and that of the monitor device have the monitor device like this; empty:
+// not at all.
+func (n node) waitMonitor(t *testing.T, inNode, inOwn string) {
+	t.Helper()
+	eventually(t, soon, "the monitor device to be in its pools", func() string {
+		var got [2]string
+		for i, pool := range []string{n.name, n.name + "/monitor"} {
+			for _, name := range n.inPool(t, pool) {
+				if strings.HasPrefix(name, "monitor") {
+					got[i] = name
+				}
+			}
+		}
+		return is(fmt.Sprintf("%q", got), fmt.Sprintf("%q", [2]string{inNode, inOwn}))
+	})
+}
+
+// poolOf returns the pool from which the pod's device was allocated.
+func (s *suite) poolOf(t *testing.T, pod client.ObjectKey) string {
+	t.Helper()
+	return s.claim(t, pod).Status.Allocation.Devices.Results[0].Pool
+}
+
 // gpus returns the names of the published GPUs with their taints, one per line.
 func (n node) gpus(t *testing.T) string {
 	t.Helper()

@@ -44,6 +44,16 @@ func (s *suite) namespace(t *testing.T, name string) string {
 	return ns.Name
 }
 
+// adminNamespace creates a namespace that allows admin access.
+func (s *suite) adminNamespace(t *testing.T, name string) string {
+	t.Helper()
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace(t, name)}}
+	before := ns.DeepCopy()
+	ns.Labels = map[string]string{resourceapi.DRAAdminNamespaceLabelKey: "true"}
+	must(t, s.Patch(t.Context(), ns, client.MergeFrom(before)))
+	return ns.Name
+}
+
 // podOption changes a pod before it is created.
 type podOption func(*corev1.Pod)
 
@@ -87,6 +97,13 @@ func (n node) share(t *testing.T, namespace, name, memory string, options ...pod
 		Capacity: &resourceapi.CapacityRequirements{
 			Requests: map[resourceapi.QualifiedName]resource.Quantity{
 				"memory": resource.MustParse(memory), "cores": resource.MustParse("20")}}}, options...)
+}
+
+// monitor creates a pod on the node with its monitor device. The namespace must allow admin access.
+func (n node) monitor(t *testing.T, namespace, name string) client.ObjectKey {
+	t.Helper()
+	return n.podFor(t, namespace, name, resourceapi.ExactDeviceRequest{DeviceClassName: "monitor." + driver,
+		AdminAccess: new(true)})
 }
 
 // podFor creates a pod on the node with the request.

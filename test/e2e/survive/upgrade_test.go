@@ -34,7 +34,7 @@ const (
 // testUpgrade prepares a claim every 100 ms while helm replaces the plugins: with a fake kubelet on node-3, and with
 // pods on the other nodes.
 func (s *suite) testUpgrade(t *testing.T) {
-	ns := s.namespace(t, "upgrade")
+	ns := s.adminNamespace(t, "upgrade")
 	n := s.node("node-3")
 	keeper := n.pod(t, ns, "keeper", "")
 	s.running(t, keeper)
@@ -50,7 +50,9 @@ func (s *suite) testUpgrade(t *testing.T) {
 	part := n.partition(t, ns, "partition", "")
 	s.running(t, part)
 	made := n.made(t, part)
-	goOn := []func(){n.stillRuns(t, keeper), n.stillRuns(t, part)}
+	monitor := n.monitor(t, ns, "monitor")
+	s.running(t, monitor)
+	goOn := []func(){n.stillRuns(t, keeper), n.stillRuns(t, part), n.stillRuns(t, monitor)}
 	old := n.plugin(t)
 	published, err := s.SliceVersions(t.Context(), driver)
 	must(t, err)
@@ -113,7 +115,7 @@ func (s *suite) testUpgrade(t *testing.T) {
 	if got := n.clients(t); got != clients {
 		t.Errorf("the client of MPS: %s", is(got, clients))
 	}
-	s.remove(t, keeper, sharer, part)
+	s.remove(t, keeper, sharer, part, monitor)
 	for i := range pods {
 		if err := pods[i].err; err != nil {
 			t.Errorf("pods on node-%d: %v", i+1, err)
