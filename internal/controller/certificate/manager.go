@@ -134,15 +134,15 @@ func (m *Manager) save(ctx context.Context, secret *corev1.Secret, absent bool, 
 	return nil
 }
 
-// Owner returns the owner of what the controller creates: the webhook configuration. So the secret is deleted when the
-// driver is uninstalled.
-func Owner(ctx context.Context, c client.Client, configuration string) (metav1.OwnerReference, error) {
-	var webhooks admissionregistration.ValidatingWebhookConfiguration
-	if err := c.Get(ctx, client.ObjectKey{Name: configuration}, &webhooks); err != nil {
-		return metav1.OwnerReference{}, fmt.Errorf("read webhooks %s: %w", configuration, err)
+// Owner returns the owner of what the controller creates: a webhook configuration of that name. So it is deleted when
+// the driver is uninstalled.
+func Owner(ctx context.Context, c client.Client, name string) (metav1.OwnerReference, error) {
+	all, err := configurations(ctx, c, name)
+	if err != nil {
+		return metav1.OwnerReference{}, err
 	}
-	return metav1.OwnerReference{APIVersion: admissionregistration.SchemeGroupVersion.String(),
-		Kind: "ValidatingWebhookConfiguration", Name: webhooks.Name, UID: webhooks.UID}, nil
+	return metav1.OwnerReference{APIVersion: admissionregistration.SchemeGroupVersion.String(), Kind: all[0].kind,
+		Name: all[0].object.GetName(), UID: all[0].object.GetUID()}, nil
 }
 
 func (m *Manager) serve(p pair) error {
@@ -156,28 +156,62 @@ func (m *Manager) serve(p pair) error {
 	return nil
 }
 
+// configuration is a webhook configuration.
+type configuration struct {
+	kind    string
+	object  client.Object
+	clients func() []*admissionregistration.WebhookClientConfig // of each webhook
+}
+
+// configurations returns the webhook configurations of that name. Somebody may have deleted one of the two, such as the
+// mutating one to switch ranking off. It is an error if there is none.
+func configurations(ctx context.Context, from client.Client, name string) ([]configuration, error) {
+	var validating admissionregistration.ValidatingWebhookConfiguration
+	var mutating admissionregistration.MutatingWebhookConfiguration
+	var found []configuration
+	var absent error
+	for _, c := range []configuration{
+		{"ValidatingWebhookConfiguration", &validating, func() (all []*admissionregistration.WebhookClientConfig) {
+			for i := range validating.Webhooks {
+				all = append(all, &validating.Webhooks[i].ClientConfig)
+			}
+			return all
+		}},
+		{"MutatingWebhookConfiguration", &mutating, func() (all []*admissionregistration.WebhookClientConfig) {
+			for i := range mutating.Webhooks {
+				all = append(all, &mutating.Webhooks[i].ClientConfig)
+			}
+			return all
+		}},
+	} {
+		err := from.Get(ctx, client.ObjectKey{Name: name}, c.object)
+		switch {
+		case apierrors.IsNotFound(err):
+			absent = fmt.Errorf("read webhooks %s: %w", name, err)
+		case err != nil:
+			return nil, fmt.Errorf("read webhooks %s: %w", name, err)
+		default:
+			found = append(found, c)
+		}
+	}
+	if len(found) == 0 {
+		return nil, absent
+	}
+	return found, nil
+}
+
 // trust writes the CA bundle into the webhook configurations.
 func (m *Manager) trust(ctx context.Context, authorities []byte) error {
-	var validating admissionregistration.ValidatingWebhookConfiguration
-	if err := m.Client.Get(ctx, client.ObjectKey{Name: m.Configuration}, &validating); err != nil {
-		return fmt.Errorf("read webhooks %s: %w", m.Configuration, err)
-	}
-	var configs []*admissionregistration.WebhookClientConfig
-	for i := range validating.Webhooks {
-		configs = append(configs, &validating.Webhooks[i].ClientConfig)
-	}
-	if err := m.patch(ctx, &validating, configs, authorities); err != nil {
+	all, err := configurations(ctx, m.Client, m.Configuration)
+	if err != nil {
 		return err
 	}
-	var mutating admissionregistration.MutatingWebhookConfiguration
-	if err := m.Client.Get(ctx, client.ObjectKey{Name: m.Configuration}, &mutating); err != nil {
-		return fmt.Errorf("read webhooks %s: %w", m.Configuration, err)
+	for _, c := range all {
+		if err := m.patch(ctx, c.object, c.clients(), authorities); err != nil {
+			return err
+		}
 	}
-	configs = nil
-	for i := range mutating.Webhooks {
-		configs = append(configs, &mutating.Webhooks[i].ClientConfig)
-	}
-	return m.patch(ctx, &mutating, configs, authorities)
+	return nil
 }
 
 // patch writes the CA bundle where it differs. It uses a JSON patch, which keeps fields that this program does not

@@ -242,3 +242,48 @@ func TestTrust(t *testing.T) {
 		t.Errorf("written again: got versions %s, want %s", after, before)
 	}
 }
+
+// Ranking, or validation, is switched off by deleting its webhook configuration. The other one keeps working: a running
+// replica renews the certificate, and a new one becomes ready.
+func TestDeletedConfiguration(t *testing.T) {
+	ctx := t.Context()
+	for _, deleted := range []client.Object{&admissionregistration.MutatingWebhookConfiguration{},
+		&admissionregistration.ValidatingWebhookConfiguration{}} {
+		c := cluster()
+		running := newReplica(t, c, time.Hour).manager
+		if err := running.sync(ctx); err != nil {
+			t.Fatal(err)
+		}
+		deleted.SetName("webhooks")
+		if err := c.Delete(ctx, deleted); err != nil {
+			t.Fatal(err)
+		}
+		fresh := newReplica(t, c, time.Hour).manager
+		for name, m := range map[string]*Manager{"a running replica": running, "a new replica": fresh} {
+			if err := m.sync(ctx); err != nil || m.Ready(nil) != nil {
+				t.Errorf("without %T, %s: %v, ready: %v", deleted, name, err, m.Ready(nil))
+			}
+		}
+		var secret corev1.Secret
+		if err := c.Get(ctx, running.Secret, &secret); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Delete(ctx, &secret); err != nil {
+			t.Fatal(err)
+		}
+		if err := running.sync(ctx); err != nil {
+			t.Errorf("without %T, the secret is put back: %v", deleted, err)
+		}
+	}
+	c := cluster()
+	for _, o := range []client.Object{&admissionregistration.MutatingWebhookConfiguration{},
+		&admissionregistration.ValidatingWebhookConfiguration{}} {
+		o.SetName("webhooks")
+		if err := c.Delete(ctx, o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := newReplica(t, c, time.Hour).manager.sync(ctx); err == nil {
+		t.Error("without both: got no error")
+	}
+}
