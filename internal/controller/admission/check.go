@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package admission validates claims and device classes. An error means that the node would refuse the claim, too. A
-// warning means that the claim may fail, or has to wait.
+// Package admission validates claims and device classes. An error means that no node, of now or later, can serve the
+// claim. A warning means that the claim may fail, or has to wait: whatever depends on the published devices.
 package admission
 
 import (
@@ -73,6 +73,9 @@ func (c Checker) Claim(ctx context.Context, spec *resourceapi.ResourceClaimSpec,
 	}
 	if len(v.Problems) == 0 { // the dry run needs valid configurations
 		c.dryRun(ctx, spec, all, devices, &v)
+	}
+	if ctx.Err() != nil {
+		v.warn("%s: not all of it could be checked in time", devices)
 	}
 	return v
 }

@@ -42,14 +42,13 @@ type request struct {
 
 // outcome is the node's verdict on a request.
 type outcome struct {
-	refused  error    // the first reason
-	on       []string // the kinds of devices on which the request is refused
-	accepted bool     // on at least one kind
-	unknown  bool     // other kinds of devices, now or later, may give another result
-	limited  bool     // the devices have limits
+	refused error    // the first reason
+	on      []string // the kinds of devices on which the request is refused
+	limited bool     // the devices have limits
 }
 
-// dryRun validates what only a node can. A refusal on every kind is a problem; a refusal on some kinds is a warning.
+// dryRun validates what only a node can. It only warns: a node that is added later may accept the claim, and no
+// autoscaler adds a node for a claim that does not exist.
 func (c Checker) dryRun(ctx context.Context, spec *resourceapi.ResourceClaimSpec, all []alternative,
 	devices *field.Path, v *Verdict) {
 	d := dryRun{driver: c.View.Driver(), spec: spec, configs: devices.Child("config")}
@@ -64,12 +63,9 @@ func (c Checker) dryRun(ctx context.Context, spec *resourceapi.ResourceClaimSpec
 		tried++
 		o := d.evaluate(ctx, i)
 		limited = limited || o.limited
-		switch path := r.alternatives[0].of; {
-		case o.refused != nil && !o.accepted && !o.unknown:
-			v.refuse(fmt.Errorf("%s: %w", path, o.refused))
-		case o.refused != nil:
+		if o.refused != nil {
 			slices.Sort(o.on)
-			v.warn("%s: on %s: %v", path, strings.Join(slices.Compact(o.on), ", "), o.refused)
+			v.warn("%s: on %s: %v", r.alternatives[0].of, strings.Join(slices.Compact(o.on), ", "), o.refused)
 		}
 	}
 	if limited && tried > 1 {
@@ -116,25 +112,19 @@ func (d *dryRun) group(all []alternative) bool {
 // evaluate tries each alternative of a request on each kind of device that matches it. The other requests get their
 // placeholders.
 func (d *dryRun) evaluate(ctx context.Context, request int) outcome {
-	// Per-index limits count devices of all requests, also of those that this dry run does not place.
-	o := outcome{unknown: d.perIndex && len(d.requests) > 1}
+	var o outcome
 	for _, a := range d.requests[request].alternatives {
 		if a.matchesNothing() {
 			continue
 		}
-		o.unknown = o.unknown || len(a.kinds) == 0 || a.AllocationMode == resourceapi.DeviceAllocationModeAll
 		for _, kind := range distinct(a.kinds) {
 			if ctx.Err() != nil {
-				o.unknown = true
 				return o
 			}
 			plan, err := d.try(request, a, kind)
-			switch {
-			case err == nil:
-				o.accepted, o.limited = true, o.limited || plan.Limited()
+			if err == nil {
+				o.limited = o.limited || plan.Limited()
 				continue
-			case errors.Is(err, sharing.ErrTooLarge):
-				o.unknown = true // a larger device may be published later
 			}
 			if o.refused == nil {
 				o.refused = err

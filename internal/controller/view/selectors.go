@@ -67,6 +67,9 @@ func (v *View) Accepts(ctx context.Context, k *Kind, s resourceapi.DeviceSelecto
 		r := known.(result)
 		return r.accepts, r.err
 	}
+	if err := ctx.Err(); err != nil { // compiling takes longer than evaluating
+		return false, err
+	}
 	compiled := v.selectors.GetOrCompile(s.CEL.Expression)
 	if compiled.Error != nil {
 		return false, compiled.Error
