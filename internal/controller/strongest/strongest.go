@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"regexp"
 	"slices"
 	"time"
 
@@ -72,7 +73,11 @@ func (e Expander) Expand(ctx context.Context, spec *resourceapi.ResourceClaimSpe
 	}
 	for _, i := range indexes {
 		request := &spec.Devices.Requests[i]
-		ranks := rank(e.tiers(ctx, *request.Exactly, class), most)
+		tiers := e.tiers(ctx, *request.Exactly, class)
+		if len(tiers) > most {
+			e.findFree(tiers, *request.Exactly)
+		}
+		ranks := rank(tiers, most)
 		if len(ranks) < 2 {
 			continue
 		}
@@ -92,13 +97,10 @@ func (e Expander) rankable(r resourceapi.ExactDeviceRequest) bool {
 }
 
 // Unranked returns a warning for each subrequest that names the class: only whole requests are ranked. root is the path
-// of the spec.
+// of the spec, as the user wrote it.
 func (e Expander) Unranked(spec *resourceapi.ResourceClaimSpec, root *field.Path) []string {
 	var all []string
 	for i, r := range spec.Devices.Requests {
-		if e.expanded(r.FirstAvailable) {
-			continue
-		}
 		for j, sub := range r.FirstAvailable {
 			if sub.DeviceClassName == e.Class {
 				all = append(all, fmt.Sprintf("%s: %s stands for any whole GPU in a list: ranked is a request that "+
@@ -111,10 +113,44 @@ func (e Expander) Unranked(spec *resourceapi.ResourceClaimSpec, root *field.Path
 	return all
 }
 
-// expanded reports whether Expand has created the list.
-func (e Expander) expanded(list []resourceapi.DeviceSubRequest) bool {
-	return len(list) > 1 && list[len(list)-1].Name == anyName &&
-		!slices.ContainsFunc(list, func(s resourceapi.DeviceSubRequest) bool { return s.DeviceClassName != e.Class })
+// Collapse returns the spec as the user wrote it, with requests instead of the lists that Expand has made of them. So
+// one mistake is one problem, at a path that the user knows.
+func (e Expander) Collapse(spec *resourceapi.ResourceClaimSpec) *resourceapi.ResourceClaimSpec {
+	ranked := func(r resourceapi.DeviceRequest) bool { return e.Ranked(r.FirstAvailable) }
+	if !slices.ContainsFunc(spec.Devices.Requests, ranked) {
+		return spec
+	}
+	collapsed := *spec
+	collapsed.Devices.Requests = slices.Clone(spec.Devices.Requests)
+	for i, r := range collapsed.Devices.Requests {
+		if !ranked(r) {
+			continue
+		}
+		last := r.FirstAvailable[len(r.FirstAvailable)-1]
+		collapsed.Devices.Requests[i] = resourceapi.DeviceRequest{Name: r.Name,
+			Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: last.DeviceClassName, Selectors: last.Selectors,
+				AllocationMode: last.AllocationMode, Count: last.Count, Tolerations: last.Tolerations,
+				Capacity: last.Capacity, DerivedAttributes: last.DerivedAttributes}}
+	}
+	return &collapsed
+}
+
+// rankName matches the names of the subrequests of ranks.
+var rankName = regexp.MustCompile(`^tflops-\d+(-to-\d+)?$`)
+
+// Ranked reports whether Expand has created the list. Its last subrequest is what the request was.
+func (e Expander) Ranked(list []resourceapi.DeviceSubRequest) bool {
+	if len(list) != maxAlternatives || list[maxAlternatives-1].Name != anyName {
+		return false
+	}
+	for i, s := range list {
+		isGap := s.Name == gapName(i) && len(s.Selectors) == 1 && s.Selectors[0].CEL != nil &&
+			s.Selectors[0].CEL.Expression == matchNothing
+		if s.DeviceClassName != e.Class || i < maxAlternatives-1 && !isGap && !rankName.MatchString(s.Name) {
+			return false
+		}
+	}
+	return true
 }
 
 func power(base, exponent int) int {
@@ -129,8 +165,9 @@ func power(base, exponent int) int {
 
 // tier is all GPUs of one speed.
 type tier struct {
-	peak int64 // TFLOP/s
-	free bool  // at least one of them seems to be free
+	peak  int64 // TFLOP/s
+	kinds []*view.Kind
+	free  bool // at least one of them seems to be free; known after findFree
 }
 
 // recent is how long a pending claim counts as about to get the strongest GPU. A claim that is pending longer waits for
@@ -139,11 +176,7 @@ const recent = 10 * time.Second
 
 // tiers returns the tiers that match the request, the strongest first.
 func (e Expander) tiers(ctx context.Context, r resourceapi.ExactDeviceRequest, class *resourceapi.DeviceClass) []tier {
-	asked := map[resourceapi.QualifiedName]resource.Quantity{}
-	if r.Capacity != nil {
-		asked = r.Capacity.Requests
-	}
-	eligible := map[string]bool{} // by kind
+	asked := capacities(r)
 	var all []tier
 	for _, kind := range e.View.Kinds() {
 		if ctx.Err() != nil {
@@ -153,23 +186,35 @@ func (e Expander) tiers(ctx context.Context, r resourceapi.ExactDeviceRequest, c
 			!e.accepts(ctx, kind, r.Selectors) || !kind.Has(asked) {
 			continue
 		}
-		eligible[kind.ID] = true
-		if !slices.ContainsFunc(all, func(t tier) bool { return t.peak == kind.PeakCompute() }) {
+		i := slices.IndexFunc(all, func(t tier) bool { return t.peak == kind.PeakCompute() })
+		if i < 0 {
+			i = len(all)
 			all = append(all, tier{peak: kind.PeakCompute()})
 		}
+		all[i].kinds = append(all[i].kinds, kind)
 	}
 	slices.SortFunc(all, func(a, b tier) int { return cmp.Compare(b.peak, a.peak) })
-	if len(all) < 2 {
-		return all
-	}
-	free := e.freeDevices(eligible, asked, max(1, r.Count))
+	return all
+}
+
+// findFree sets free of each tier. It takes earlier claims into account that are about to get a GPU.
+func (e Expander) findFree(tiers []tier, r resourceapi.ExactDeviceRequest) {
 	ahead := e.View.Waiting(e.Class, time.Now().Add(-recent))
-	for i, t := range all {
-		n := free[t.peak]
-		all[i].free = n > ahead
+	for i, t := range tiers {
+		var n int64
+		for _, kind := range t.kinds {
+			n += e.View.Room(kind, capacities(r), max(1, r.Count), ahead+1-n)
+		}
+		tiers[i].free = n > ahead
 		ahead -= min(ahead, n)
 	}
-	return all
+}
+
+func capacities(r resourceapi.ExactDeviceRequest) map[resourceapi.QualifiedName]resource.Quantity {
+	if r.Capacity == nil {
+		return nil
+	}
+	return r.Capacity.Requests
 }
 
 // accepts reports whether the selectors may accept the kind. A selector that fails is left to the scheduler.
@@ -178,27 +223,6 @@ func (e Expander) accepts(ctx context.Context, kind *view.Kind, selectors []reso
 		ok, err := e.View.Accepts(ctx, kind, s)
 		return err == nil && !ok
 	})
-}
-
-// freeDevices returns the free devices of eligible kinds by speed. It counts only those that fit a request for count
-// devices on one node.
-func (e Expander) freeDevices(eligible map[string]bool, asked map[resourceapi.QualifiedName]resource.Quantity,
-	count int64) map[int64]int64 {
-	type place struct {
-		node string
-		peak int64
-	}
-	free := map[place]int64{}
-	for g := range e.View.GPUs {
-		if eligible[g.Kind.ID] && g.Fits(asked) {
-			free[place{g.Node, g.Kind.PeakCompute()}]++
-		}
-	}
-	devices := map[int64]int64{}
-	for at, n := range free {
-		devices[at.peak] += n / count * count
-	}
-	return devices
 }
 
 // rank merges tiers into at most that many ranks, the strongest first. It first merges the tiers before the first free
@@ -246,7 +270,7 @@ func (e Expander) list(r resourceapi.ExactDeviceRequest, ranks [][]tier) []resou
 	var all []resourceapi.DeviceSubRequest
 	for i, tiers := range ranks {
 		for len(all) < at[i] {
-			all = append(all, resourceapi.DeviceSubRequest{Name: fmt.Sprintf("gap-%d", len(all)),
+			all = append(all, resourceapi.DeviceSubRequest{Name: gapName(len(all)),
 				DeviceClassName: e.Class,
 				Selectors:       expression(matchNothing), AllocationMode: resourceapi.DeviceAllocationModeExactCount,
 				Count: 1})
@@ -263,6 +287,8 @@ func (e Expander) list(r resourceapi.ExactDeviceRequest, ranks [][]tier) []resou
 	}
 	return all
 }
+
+func gapName(position int) string { return fmt.Sprintf("gap-%d", position) }
 
 func name(highest, lowest int64) string {
 	if highest == lowest {

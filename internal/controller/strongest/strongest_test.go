@@ -123,7 +123,7 @@ func TestUnranked(t *testing.T) {
 	}
 	for _, claim := range []*resourceapi.ResourceClaim{ranked, viewtest.Claim(t, ask("")),
 		viewtest.Claim(t, "requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]")} {
-		if got := e.Unranked(&claim.Spec, field.NewPath("spec")); len(got) > 0 {
+		if got := e.Unranked(e.Collapse(&claim.Spec), field.NewPath("spec")); len(got) > 0 {
 			t.Errorf("%s: got %q, want nothing", names(claim), got)
 		}
 	}
@@ -162,6 +162,9 @@ func TestExpandKeepsTheRequest(t *testing.T) {
 		if strings.Join(own, "") != rank {
 			t.Errorf("%s: got selectors %q, want %q", sub.Name, own, rank)
 		}
+	}
+	if got := e.Collapse(&claim.Spec); !reflect.DeepEqual(*got, before.Spec) {
+		t.Errorf("collapsed: got %+v, want %+v", *got, before.Spec)
 	}
 	claim.Spec.Devices.Requests, before.Spec.Devices.Requests = nil, nil
 	if !reflect.DeepEqual(claim.Spec, before.Spec) {
@@ -260,7 +263,9 @@ func TestFreeDevices(t *testing.T) {
 	room := func(count int64) string {
 		var text []string
 		c, _ := v.Class(class)
-		for _, t := range e.tiers(t.Context(), resourceapi.ExactDeviceRequest{Count: count}, c) {
+		tiers := e.tiers(t.Context(), resourceapi.ExactDeviceRequest{Count: count}, c)
+		e.findFree(tiers, resourceapi.ExactDeviceRequest{Count: count})
+		for _, t := range tiers {
 			text = append(text, fmt.Sprintf("%d:%t", t.peak, t.free))
 		}
 		return strings.Join(text, " ")

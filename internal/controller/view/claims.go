@@ -55,12 +55,15 @@ func (v *View) SetClaim(c *resourceapi.ResourceClaim) {
 		return
 	}
 	v.claims[claim.NamespacedName] = claim
+	v.countWaiting(claim, 1)
 	for _, h := range claim.Held {
 		at := h.gpu()
+		v.leave(at)
 		if v.held[at] == nil {
 			v.held[at] = map[*Claim]struct{}{}
 		}
 		v.held[at][claim] = struct{}{}
+		v.enter(at)
 	}
 }
 
@@ -76,11 +79,14 @@ func (v *View) forget(claim types.NamespacedName) {
 	if !ok {
 		return
 	}
+	v.countWaiting(before, -1)
 	for _, h := range before.Held {
 		at := h.gpu()
+		v.leave(at)
 		if delete(v.held[at], before); len(v.held[at]) == 0 {
 			delete(v.held, at)
 		}
+		v.enter(at)
 	}
 	delete(v.claims, claim)
 }
@@ -120,19 +126,42 @@ func wants(c *resourceapi.ResourceClaim) []Want {
 	return all
 }
 
-// Waiting returns how many devices of that class are requested by pending claims created after since.
-func (v *View) Waiting(class string, since time.Time) (devices int64) {
-	v.mu.RLock()
-	defer v.mu.RUnlock()
-	for _, c := range v.claims {
-		if c.Created.Before(since) {
-			continue
-		}
-		for _, w := range c.Wants {
-			if slices.Contains(w.Classes, class) {
-				devices += w.Count
+// countWaiting adds the devices that the claim waits for, or with -1 takes them away. The caller holds v.mu.
+func (v *View) countWaiting(c *Claim, times int64) {
+	second := c.Created.Unix() // the API server stores whole seconds
+	for _, w := range c.Wants {
+		for _, class := range w.Classes {
+			seconds := v.waiting[class]
+			if seconds == nil {
+				seconds = map[int64]int64{}
+				v.waiting[class] = seconds
+			}
+			if seconds[second] += times * w.Count; seconds[second] == 0 {
+				delete(seconds, second)
+			}
+			if len(seconds) == 0 {
+				delete(v.waiting, class)
 			}
 		}
+	}
+}
+
+// clockSkew is how far the clock of an API server may be ahead.
+const clockSkew = time.Minute
+
+// Waiting returns how many devices of that class are requested by pending claims created after since, which is not long
+// ago.
+func (v *View) Waiting(class string, since time.Time) (devices int64) {
+	first := since.Unix()
+	if since.Nanosecond() > 0 {
+		first++
+	}
+	last := time.Now().Add(clockSkew).Unix()
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	seconds := v.waiting[class]
+	for second := first; second <= last; second++ {
+		devices += seconds[second]
 	}
 	return devices
 }

@@ -20,6 +20,7 @@ type GPU struct {
 	Holders []*Claim
 
 	pool, slice string
+	use         use
 }
 
 // GPUs iterates over all published whole GPUs, in no order.
@@ -45,18 +46,8 @@ func (g *GPU) Fits(asked map[resourceapi.QualifiedName]resource.Quantity) bool {
 	if g.Tainted {
 		return false
 	}
-	taken := map[resourceapi.QualifiedName]int64{}
-	for _, c := range g.Holders {
-		for _, h := range g.Parts(c) {
-			if h.Device != g.Name || h.Consumed == nil {
-				return false // a partition, or the whole GPU
-			}
-			for name, n := range h.Consumed {
-				taken[name] += n
-			}
-		}
-	}
-	if !g.Kind.Has(asked) {
+	consumed, shared := g.consumed()
+	if !shared || !g.Kind.Has(asked) {
 		return false
 	}
 	if !ptr.Deref(g.Kind.Device.AllowMultipleAllocations, false) {
@@ -71,7 +62,7 @@ func (g *GPU) Fits(asked map[resourceapi.QualifiedName]resource.Quantity) bool {
 		if q, ok := asked[name]; ok {
 			want = q.Value()
 		}
-		if taken[name]+want > g.Kind.Capacity(name) {
+		if consumed[name]+want > g.Kind.Capacity(name) {
 			return false
 		}
 	}

@@ -23,7 +23,7 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 	if s.Spec.Driver != v.driver {
 		return slim
 	}
-	keys := kindsOf(s.Spec.Devices)
+	keys := v.kindsOf(s.Spec.Devices)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	var kinds []*Kind

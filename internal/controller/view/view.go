@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -23,13 +24,19 @@ type View struct {
 	selectors *cel.Cache
 	results   *lru.Cache // resultKey → result
 
+	sorted atomic.Pointer[[]*Kind] // what Kinds returns; nil: it has changed
+
 	mu     sync.RWMutex
 	kinds  map[string]*Kind                // by id
+	byMap  map[uintptr]*Kind               // by the address of its attributes, which slim devices share
 	count  map[string]int                  // published devices of each kind
 	slices map[string][]device             // by name of the slice
 	gpus   map[id]*GPU                     // that are published as a whole
+	rooms  map[*Kind]*room                 // of these GPUs
 	claims map[types.NamespacedName]*Claim // that hold devices of the driver, and all pending ones
 	held   map[id]map[*Claim]struct{}      // by physical GPU
+	// waiting counts the devices that pending claims request, by class and by the second when the claim was created.
+	waiting map[string]map[int64]int64
 
 	classes map[string]*resourceapi.DeviceClass
 	ours    map[string]bool // classes whose selectors name the driver
@@ -56,7 +63,8 @@ func New(driver string) *View {
 		driver:    driver,
 		selectors: cel.NewCache(cachedSelectors, cel.Features{EnableConsumableCapacity: true}),
 		results:   lru.New(cachedResults),
-		kinds:     map[string]*Kind{}, count: map[string]int{}, slices: map[string][]device{},
+		kinds:     map[string]*Kind{}, byMap: map[uintptr]*Kind{}, rooms: map[*Kind]*room{},
+		waiting: map[string]map[int64]int64{}, count: map[string]int{}, slices: map[string][]device{},
 		gpus: map[id]*GPU{}, claims: map[types.NamespacedName]*Claim{}, held: map[id]map[*Claim]struct{}{},
 		classes: map[string]*resourceapi.DeviceClass{}, ours: map[string]bool{}, partitions: map[partitionKind]*Kind{},
 		largest: map[string]int64{},
@@ -68,7 +76,7 @@ func (v *View) Driver() string { return v.driver }
 
 // SetSlice adds or updates a slice.
 func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
-	keys := kindsOf(s.Spec.Devices)
+	keys := v.kindsOf(s.Spec.Devices)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.dropSlice(s.Name)
@@ -81,10 +89,14 @@ func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 		at := id{s.Spec.Pool.Name, gpu.ParentName(d.Name)}
 		all = append(all, device{id: at, name: d.Name, kind: kind, tainted: preventsScheduling(d.Taints),
 			static: len(d.ConsumesCounters) == 0})
-		v.count[kind.ID]++
+		if v.count[kind.ID]++; v.count[kind.ID] == 1 {
+			v.sorted.Store(nil)
+		}
 		if kind.Type() == gpu.TypeGPU {
+			v.leave(at)
 			v.gpus[at] = &GPU{Node: ptr.Deref(s.Spec.NodeName, ""), Name: d.Name, Kind: kind,
 				Tainted: preventsScheduling(d.Taints), pool: at.pool, slice: s.Name}
+			v.enter(at)
 		}
 	}
 	v.slices[s.Name] = all
@@ -99,13 +111,17 @@ func (v *View) DeleteSlice(name string) {
 
 func (v *View) dropSlice(slice string) {
 	for _, d := range v.slices[slice] {
+		// The GPU may be in another slice by now: of a new node with the same name, or of the next pool generation.
+		if g := v.gpus[d.id]; d.name == d.id.gpu && g != nil && g.slice == slice {
+			v.leave(d.id)
+			delete(v.gpus, d.id)
+		}
 		if v.count[d.kind.ID]--; v.count[d.kind.ID] == 0 {
 			delete(v.count, d.kind.ID)
 			delete(v.kinds, d.kind.ID)
-		}
-		// The GPU may be in another slice by now: of a new node with the same name, or of the next pool generation.
-		if g := v.gpus[d.id]; d.name == d.id.gpu && g != nil && g.slice == slice {
-			delete(v.gpus, d.id)
+			delete(v.byMap, address(d.kind.Device.Attributes))
+			delete(v.rooms, d.kind)
+			v.sorted.Store(nil)
 		}
 	}
 	delete(v.slices, slice)
@@ -118,6 +134,7 @@ func (v *View) intern(key string, d resourceapi.Device) *Kind {
 		kind = &Kind{ID: key, Device: resourceapi.Device{Attributes: d.Attributes, Capacity: d.Capacity,
 			AllowMultipleAllocations: d.AllowMultipleAllocations}}
 		v.kinds[key] = kind
+		v.byMap[address(d.Attributes)] = kind
 	}
 	if kind.Type() == gpu.TypeMIG {
 		v.partitions[partitionKind{kind.Product(), gpu.PartitionProfile(d.Name)}] = kind
@@ -131,8 +148,11 @@ func preventsScheduling(taints []resourceapi.DeviceTaint) bool {
 		func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone })
 }
 
-// Kinds returns the kinds with at least one published device, sorted by name.
+// Kinds returns the kinds with at least one published device, sorted by name. The caller must not change the slice.
 func (v *View) Kinds() []*Kind {
+	if sorted := v.sorted.Load(); sorted != nil {
+		return *sorted
+	}
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	var all []*Kind
@@ -145,5 +165,6 @@ func (v *View) Kinds() []*Kind {
 		}
 		return strings.Compare(a.ID, b.ID)
 	})
+	v.sorted.Store(&all) // changes wait for v.mu
 	return all
 }

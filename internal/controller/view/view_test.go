@@ -4,6 +4,7 @@ package view_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -233,5 +234,65 @@ func TestWaiting(t *testing.T) {
 	v.SetClaim(claim("three", "a", "gpu-3b-00-0"))
 	if got := v.Waiting("strongest", time.Now().Add(-time.Minute)); got != 1 {
 		t.Errorf("when three have been found: got %d devices, want 1", got)
+	}
+}
+
+// Room follows every change. It counts as a walk over all GPUs does.
+func TestRoom(t *testing.T) {
+	v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"}, viewtest.Node{Name: "b", Profile: "t4-x2"},
+		viewtest.Node{Name: "x", Profile: "l40s-x4", Use: gpu.Use{Sharing: gpu.Exclusive}})
+	random := rand.New(rand.NewPCG(1, 2))
+	gpus := []string{"gpu-3b-00-0", "gpu-af-00-0"}
+	parts := [][]string{nil, {"memory=15360Mi", "cores=0"}, {"memory=5Gi", "cores=30"}, {"memory=1Gi", "cores=0"}}
+	asked := []map[resourceapi.QualifiedName]resource.Quantity{nil, {"memory": resource.MustParse("5Gi")},
+		{"memory": resource.MustParse("5Gi"), "cores": resource.MustParse("80")},
+		{"memory": resource.MustParse("20Gi")}}
+	for step := range 400 {
+		name, node := fmt.Sprint("claim-", random.IntN(8)), []string{"a", "b"}[random.IntN(2)]
+		switch random.IntN(10) {
+		case 0, 1, 2, 3, 4:
+			v.SetClaim(claim(name, node, gpus[random.IntN(2)], parts[random.IntN(len(parts))]...))
+		case 5, 6, 7:
+			v.DeleteClaim(types.NamespacedName{Namespace: "ns", Name: name})
+		default:
+			slice := viewtest.Slices(t, viewtest.Node{Name: node, Profile: "t4-x2"})[0]
+			switch random.IntN(3) {
+			case 0:
+				slice.Spec.Devices[0].Taints = []resourceapi.DeviceTaint{{Key: "k",
+					Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+			case 1:
+				v.DeleteSlice(slice.Name)
+				continue
+			}
+			v.SetSlice(v.SlimSlice(slice))
+		}
+		for _, k := range v.Kinds() {
+			for _, want := range asked {
+				for count := range int64(2) {
+					count++
+					free := map[string]int64{}
+					for g := range v.GPUs {
+						if g.Kind == k && g.Fits(want) {
+							free[g.Node]++
+						}
+					}
+					var devices int64
+					for _, n := range free {
+						devices += n / count * count
+					}
+					if got := v.Room(k, want, count, 100); k.Type() == gpu.TypeGPU && got != devices {
+						t.Fatalf("step %d: %s for %v by %d: got %d, want %d\n%s", step, k, want, count, got, devices,
+							text(v))
+					}
+				}
+			}
+		}
+	}
+}
+
+// The view of a cluster with 641,000 devices is full in a few seconds: each device costs some microseconds.
+func BenchmarkFill(b *testing.B) {
+	for b.Loop() {
+		viewtest.Fleet(b, view.New(viewtest.Driver), 500, 8, gpu.Use{})
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
@@ -129,4 +130,33 @@ func Claim(t testing.TB, devices string) *resourceapi.ResourceClaim {
 		}
 	}
 	return claim
+}
+
+// Fleet adds nodes with eight GPUs each to the view, in equal parts of that many models, each of another speed. Model 0
+// is the strongest. The name of a node is "model-number".
+func Fleet(t testing.TB, v *view.View, nodes, models int, use gpu.Use) {
+	t.Helper()
+	like := Slices(t, Node{Name: "like", Profile: "dgx-h100", Use: use})
+	for model := range models {
+		var slices []*resourceapi.ResourceSlice
+		for _, s := range like {
+			s = s.DeepCopy()
+			for i := range s.Spec.Devices {
+				attributes := s.Spec.Devices[i].Attributes
+				product := fmt.Sprintf("Model %d", model)
+				attributes["productName"] = resourceapi.DeviceAttribute{StringValue: &product}
+				attributes["peakCompute"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(1000 - model))}
+			}
+			slices = append(slices, s)
+		}
+		for number := model; number < nodes; number += models {
+			name := fmt.Sprintf("%d-%d", model, number)
+			for i, s := range slices {
+				of := *s
+				of.Name = fmt.Sprintf("%05x-%s-%s", i, Driver, name)
+				of.Spec.NodeName, of.Spec.Pool.Name = &name, strings.Replace(s.Spec.Pool.Name, "like", name, 1)
+				v.SetSlice(v.SlimSlice(&of))
+			}
+		}
+	}
 }
