@@ -8,10 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
 	"gomodules.xyz/jsonpatch/v2"
+	admissionv1 "k8s.io/api/admission/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -87,30 +89,46 @@ func (v validator) judge(ctx context.Context, req webhook.Request) (admission.Ve
 }
 
 func (v validator) claim(ctx context.Context, spec *resourceapi.ResourceClaimSpec, root *field.Path) admission.Verdict {
-	verdict := v.checker.Claim(ctx, spec, root)
-	verdict.Warnings = append(verdict.Warnings, v.expander.Unranked(spec, root)...)
+	written := v.expander.Collapse(spec)
+	verdict := v.checker.Claim(ctx, written, root)
+	verdict.Warnings = append(verdict.Warnings, v.expander.Unranked(written, root)...)
 	return verdict
 }
 
 // ranker expands requests for the strongest GPU.
 type ranker struct{ expander strongest.Expander }
 
-// Handle mutates claims on create. A request that it cannot expand stays as it is, and gets any whole GPU.
+// Handle mutates claims. On create, it expands requests; a request that it cannot expand stays as it is, and gets any
+// whole GPU. On update, it puts back the lists that it made on create.
 func (r ranker) Handle(ctx context.Context, req webhook.Request) webhook.Response {
+	if req.Operation == admissionv1.Update {
+		return r.update(req)
+	}
 	ctx, cancel := context.WithTimeout(ctx, webhookTimeout)
 	defer cancel()
-	var claim resourceapi.ResourceClaim
-	if err := json.Unmarshal(req.Object.Raw, &claim); err != nil {
+	var claim struct {
+		Metadata struct {
+			Annotations map[string]string `json:"annotations"`
+		} `json:"metadata"`
+		Spec resourceapi.ResourceClaimSpec `json:"spec"`
+	}
+	unknown, err := kjson.UnmarshalStrict(req.Object.Raw, &claim)
+	if err != nil {
 		return webhook.Errored(http.StatusBadRequest, fmt.Errorf("claim %s: %w", req.Name, err))
 	}
-	if _, implicit := claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation]; implicit {
+	if _, implicit := claim.Metadata.Annotations[resourceapi.ExtendedResourceClaimAnnotation]; implicit {
 		return webhook.Allowed("the scheduler has made it for a GPU that it has found already")
 	}
-	if err := checkUnknownFields(req.Object.Raw); err != nil {
+	if err := unknownRequestField(unknown); err != nil {
 		return webhook.Allowed("").WithWarnings(fmt.Sprintf("this claim gets any whole GPU: %v", err))
 	}
-	before := claim.Spec.DeepCopy().Devices.Requests
-	if !r.expander.Expand(ctx, &claim.Spec) {
+	before := slices.Clone(claim.Spec.Devices.Requests)
+	changed := r.expander.Expand(ctx, &claim.Spec)
+	if ctx.Err() != nil {
+		return webhook.Allowed("").WithWarnings(
+			"this claim gets any whole GPU: the controller took too long to rank it")
+	}
+	if !changed {
 		return webhook.Allowed("")
 	}
 	var patches []jsonpatch.Operation
@@ -125,19 +143,9 @@ func (r ranker) Handle(ctx context.Context, req webhook.Request) webhook.Respons
 	return webhook.Patched("", patches...)
 }
 
-// checkUnknownFields returns an error if the requests have fields that this version does not know: it would drop them.
-func checkUnknownFields(claim []byte) error {
-	var in struct {
-		Spec struct {
-			Devices struct {
-				Requests []resourceapi.DeviceRequest `json:"requests"`
-			} `json:"devices"`
-		} `json:"spec"`
-	}
-	unknown, err := kjson.UnmarshalStrict(claim, &in)
-	if err != nil {
-		return err
-	}
+// unknownRequestField returns the first of the errors that is about a field of a request: this version does not know
+// the field, and would drop it.
+func unknownRequestField(unknown []error) error {
 	for _, e := range unknown {
 		if strings.Contains(e.Error(), "spec.devices.requests") {
 			return errors.New("its requests have fields that the controller does not know: " + e.Error())

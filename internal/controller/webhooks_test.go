@@ -38,6 +38,27 @@ func request(t testing.TB, kind, object string) webhook.Request {
 		Object: runtime.RawExtension{Raw: raw}}}
 }
 
+// patched returns the object after the patches of the response, as the API server applies them.
+func patched(t testing.TB, object []byte, response webhook.Response) []byte {
+	t.Helper()
+	if len(response.Patches) == 0 {
+		return object
+	}
+	operations, err := json.Marshal(response.Patches)
+	if err != nil {
+		t.Fatal(err)
+	}
+	patch, err := jsonpatch.DecodePatch(operations)
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := patch.Apply(object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return after
+}
+
 const wrong = `config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: MPS, timeSlicingConfig: {}, mpsConfig: {defaultActiveThreadPercentage: 0}}}}}]`
 
 func TestValidator(t *testing.T) {
@@ -77,6 +98,47 @@ func TestValidator(t *testing.T) {
 	}
 }
 
+// A mistake in a claim for the strongest GPU is told once, at the path that the user has written.
+func TestValidatorOfRankedClaim(t *testing.T) {
+	v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"}, viewtest.Node{Name: "b", Profile: "l40s-x4"},
+		viewtest.Node{Name: "c", Profile: "dgx-h100"})
+	expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
+	for _, tc := range []struct{ name, more, refused, warned string }{
+		{"a capacity that does not exist", `capacity: {requests: {core: 5}}`, `spec.devices.requests[0].exactly.capacity` +
+			`.requests[core]: Unsupported value: "core"`, ""},
+		{"a selector that fails on a model", `selectors: [{cel: {expression: ` +
+			`"device.attributes['gpu.nvidia.com'].architecture != 'Ada Lovelace' || device.attributes['gpu.nvidia.com'].no"}}]`,
+			"", "spec.devices.requests[0].exactly.selectors[0].cel.expression: no such key: no"},
+		{"more than there is", `capacity: {requests: {memory: 500Gi}}`, "",
+			"spec.devices.requests[0].exactly.capacity.requests[memory]: no device"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			req := request(t, "ResourceClaim",
+				`spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com, `+tc.more+`}}]}}`)
+			req.Object.Raw = patched(t, req.Object.Raw, ranker{expander}.Handle(t.Context(), req))
+			got := validator{admission.Checker{View: v}, expander}.Handle(t.Context(), req)
+			told := strings.Join(append(got.Warnings, got.Result.Message), "\n")
+			if got.Allowed != (tc.refused == "") || strings.Count(told, "spec.devices") != 1 ||
+				!strings.Contains(told, tc.refused+tc.warned) {
+				t.Errorf("got allowed: %t, %q; want once: %s%s", got.Allowed, told, tc.refused, tc.warned)
+			}
+		})
+	}
+}
+
+// Who is not ranked in time is told so.
+func TestRankerWithoutTime(t *testing.T) {
+	v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"}, viewtest.Node{Name: "b", Profile: "l40s-x4"})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	got := ranker{strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}}.Handle(ctx,
+		request(t, "ResourceClaim", asksForStrongest))
+	if !got.Allowed || len(got.Patches) > 0 || len(got.Warnings) != 1 ||
+		!strings.Contains(got.Warnings[0], "took too long to rank it") {
+		t.Errorf("got %+v, want it allowed as it is, with a warning", got)
+	}
+}
+
 func TestRanker(t *testing.T) {
 	handler := ranker{strongest.Expander{Class: "strongest.gpu.nvidia.com", Ranks: 4,
 		View: viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"},
@@ -112,29 +174,18 @@ func TestRanker(t *testing.T) {
 				}
 				return
 			}
-			operations, err := json.Marshal(got.Patches)
-			if err != nil {
-				t.Fatal(err)
-			}
-			patch, err := jsonpatch.DecodePatch(operations)
-			if err != nil {
-				t.Fatal(err)
-			}
-			patched, err := patch.Apply(req.Object.Raw)
-			if err != nil {
-				t.Fatal(err)
-			}
+			object := patched(t, req.Object.Raw, got)
 			var after resourceapi.ResourceClaim
-			if err := json.Unmarshal(patched, &after); err != nil {
+			if err := json.Unmarshal(object, &after); err != nil {
 				t.Fatal(err)
 			}
 			requests := after.Spec.Devices.Requests
 			if requests[0].Exactly == nil || requests[1].Exactly != nil || len(requests[1].FirstAvailable) != 8 ||
 				requests[1].Name != "gpu" {
-				t.Errorf("got %s, want the second request as a list", patched)
+				t.Errorf("got %s, want the second request as a list", object)
 			}
-			if strings.Contains(tc.object, "newer") && !strings.Contains(string(patched), `"newer":{"field":1}`) {
-				t.Errorf("got %s, want the unknown field still there", patched)
+			if strings.Contains(tc.object, "newer") && !strings.Contains(string(object), `"newer":{"field":1}`) {
+				t.Errorf("got %s, want the unknown field still there", object)
 			}
 		})
 	}

@@ -115,6 +115,7 @@ func (s *suite) testAdmission(t *testing.T) {
 			})
 		}
 	}
+	t.Run("a ranked claim is applied again", func(t *testing.T) { s.applyAgain(t, ns) })
 	t.Run("kube-system is never asked about", func(t *testing.T) {
 		bad := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: "try-", Namespace: "kube-system"},
 			Spec: claimSpec(opaque(*driver, gpuConfig+`"sharign": {}}`))}
@@ -137,6 +138,41 @@ func (s *suite) testAdmission(t *testing.T) {
 		class.Spec.Config[0].Opaque.Driver = "gpu.example.com"
 		s.tryCreate(t, class, false)
 	})
+}
+
+// applyAgain sends a claim for the strongest GPU again as it was typed, with an update and with server-side apply.
+func (s *suite) applyAgain(t *testing.T, ns string) {
+	typed := &resourceapi.ResourceClaim{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaim"},
+		ObjectMeta: metav1.ObjectMeta{Name: "again", Namespace: ns},
+		Spec:       resourceapi.ResourceClaimSpec{Devices: strongestClaim()}}
+	//nolint:staticcheck // the newer API has no types for claims of this version of the client
+	s.must(t, s.Patch(t.Context(), typed.DeepCopy(), client.Apply, client.FieldOwner("e2e")))
+	s.allRanked(t, ns, 1, "again")
+	var before resourceapi.ResourceClaim
+	s.must(t, s.Get(t.Context(), client.ObjectKeyFromObject(typed), &before))
+	for _, dryRun := range [][]string{{metav1.DryRunAll}, nil} {
+		//nolint:staticcheck // the same
+		s.must(t, s.Patch(t.Context(), typed.DeepCopy(), client.Apply, client.FieldOwner("e2e"),
+			&client.PatchOptions{DryRun: dryRun}))
+		sent := before.DeepCopy()
+		sent.Spec = typed.Spec
+		s.must(t, s.Update(t.Context(), sent, &client.UpdateOptions{DryRun: dryRun}))
+	}
+	var after resourceapi.ResourceClaim
+	s.must(t, s.Get(t.Context(), client.ObjectKeyFromObject(typed), &after))
+	if after.ResourceVersion != before.ResourceVersion {
+		t.Errorf("got %+v, want it unchanged: %+v", after, before)
+	}
+	changed := before.DeepCopy()
+	changed.Spec.Devices = strongestClaim(func(r *resourceapi.ExactDeviceRequest) { r.Count = 2 })
+	warnings := s.Warnings()
+	err := s.Update(t.Context(), changed)
+	if got := strings.Join(warnings(), "\n"); !apierrors.IsInvalid(err) ||
+		!strings.Contains(got, "other values of spec.devices.requests[0].exactly.count") {
+		t.Errorf("another count: got %v and warnings %q, want a refusal, and the field", err, got)
+	}
+	s.must(t, s.Delete(t.Context(), &after))
 }
 
 // strongestClaim requests the strongest GPU.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
 const class = "strongest.gpu.nvidia.com"
@@ -73,6 +74,11 @@ func TestExpand(t *testing.T) {
 			"gpu tflops-989 . . . . . . any"},
 		{"only those with so much memory", 4, []viewtest.Node{t4, h100, l40s},
 			ask(", capacity: {requests: {memory: 40Gi}}"), "gpu tflops-989 . . . . . . any"},
+		{"a replica of a stronger GPU is no whole GPU", 4, []viewtest.Node{{Name: "h", Profile: "dgx-h100",
+			Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 10}}, {Name: "a", Profile: "dgx-a100"}, t4}, ask(""),
+			"gpu tflops-312 . . . . . . any"},
+		{"nor of the same model", 4, []viewtest.Node{{Name: "r", Profile: "dgx-h100",
+			Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 10}}, h100, t4}, ask(""), "gpu tflops-989 . . . . . . any"},
 		{"administrators see what is there", 4, []viewtest.Node{t4, h100}, ask(", adminAccess: true"), "gpu exactly"},
 		{"all GPUs of a node stay all", 4, []viewtest.Node{t4, h100}, ask(", allocationMode: All"), "gpu exactly"},
 		{"no room for one selector more", 4, []viewtest.Node{t4, h100},
@@ -129,6 +135,19 @@ func TestUnranked(t *testing.T) {
 	}
 }
 
+// The class itself accepts no replicas, so neither does any alternative, and neither does a claim that is not ranked.
+func TestClassAcceptsNoReplicas(t *testing.T) {
+	v := viewtest.New(t, viewtest.Node{Name: "r", Profile: "dgx-h100",
+		Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 10}}, viewtest.Node{Name: "h", Profile: "l40s-x4"})
+	c, _ := v.Class(class)
+	for _, kind := range v.Kinds() {
+		accepted := (Expander{View: v}).accepts(t.Context(), kind, c.Spec.Selectors)
+		if want := kind.Type() == gpu.TypeGPU && kind.Sharing() != "replicated"; accepted != want {
+			t.Errorf("%s (%s): got accepted: %t, want %t", kind, kind.Sharing(), accepted, want)
+		}
+	}
+}
+
 func requests(n int) string {
 	return strings.Join(slices.Repeat([]string{"{name: r, exactly: {deviceClassName: " + class + "}}"}, n), ", ")
 }
@@ -143,6 +162,9 @@ func TestExpandKeepsTheRequest(t *testing.T) {
 		viewtest.Node{Name: "t", Profile: "t4-x2"}), Class: class, Ranks: 4}
 	if !e.Expand(t.Context(), &claim.Spec) {
 		t.Fatal("not expanded")
+	}
+	if got := e.Collapse(&claim.Spec); !reflect.DeepEqual(*got, before.Spec) {
+		t.Errorf("collapsed: got %+v, want %+v", *got, before.Spec)
 	}
 	was, list := before.Spec.Devices.Requests[0].Exactly, claim.Spec.Devices.Requests[0].FirstAvailable
 	if len(list) != maxAlternatives {
@@ -162,9 +184,6 @@ func TestExpandKeepsTheRequest(t *testing.T) {
 		if strings.Join(own, "") != rank {
 			t.Errorf("%s: got selectors %q, want %q", sub.Name, own, rank)
 		}
-	}
-	if got := e.Collapse(&claim.Spec); !reflect.DeepEqual(*got, before.Spec) {
-		t.Errorf("collapsed: got %+v, want %+v", *got, before.Spec)
 	}
 	claim.Spec.Devices.Requests, before.Spec.Devices.Requests = nil, nil
 	if !reflect.DeepEqual(claim.Spec, before.Spec) {
