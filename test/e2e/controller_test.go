@@ -106,6 +106,9 @@ func (s *suite) testAdmission(t *testing.T) {
 				Namespace: ns}, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}},
 		} {
 			t.Run(tc.name+", "+kind, func(t *testing.T) {
+				if tc.request.Exactly != nil && tc.request.Exactly.Capacity != nil {
+					s.needs(t, "DRAConsumableCapacity")
+				}
 				warnings := s.Warnings()
 				s.tryCreate(t, object, tc.refused != nil, tc.refused...)
 				if got := strings.Join(warnings(), "\n"); !strings.Contains(got, tc.warned) ||
@@ -185,6 +188,7 @@ func strongestClaim(more ...func(*resourceapi.ExactDeviceRequest)) resourceapi.D
 }
 
 func (s *suite) testStrongest(t *testing.T) {
+	s.needs(t, "Kubernetes 1.35") // whose scheduler scores alternatives
 	ns := s.namespace(t, "strongest")
 	best := s.wholeGPUs(t, s.node(t, "dgx-h100"))[0]
 	model := func(name string) func(*resourceapi.ExactDeviceRequest) {

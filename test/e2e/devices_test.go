@@ -5,6 +5,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"os"
@@ -15,9 +16,13 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
 // published returns the devices of a node in the scheduler's order: those of its own pool, then the monitor device.
@@ -153,7 +158,39 @@ func value(a resourceapi.DeviceAttribute) string {
 	return fmt.Sprintf("%+v", a)
 }
 
+// sliceGates are the feature gates that the published devices need.
+var sliceGates = []string{"DRAConsumableCapacity", "DRAPartitionableDevices", "DRADeviceTaints"}
+
+// testFieldsDropped compares the event of each node with what the API server lacks.
+func (s *suite) testFieldsDropped(t *testing.T) {
+	lacks, err := s.Lacks(t.Context(), sliceGates...)
+	s.must(t, err)
+	for _, node := range s.nodes {
+		var notes []string
+		s.must(t, kube.Until(t.Context(), soon, "the event FieldsDropped of "+node, func(ctx context.Context) (bool,
+			string, error) {
+			var events eventsv1.EventList
+			if err := s.List(ctx, &events, client.InNamespace(metav1.NamespaceDefault)); err != nil {
+				return false, "", err
+			}
+			notes = nil
+			for _, e := range events.Items {
+				if e.Reason == "FieldsDropped" && e.Regarding.Name == node {
+					notes = append(notes, e.Note)
+				}
+			}
+			return len(notes) > 0 == (len(lacks) > 0), fmt.Sprint(notes), nil
+		}))
+		for _, gate := range lacks {
+			if !strings.Contains(notes[0], "without the feature gate "+gate+", ") {
+				t.Errorf("%s: got %q, want the gate %s in it", node, notes[0], gate)
+			}
+		}
+	}
+}
+
 func (s *suite) testPublished(t *testing.T) {
+	s.needs(t, sliceGates...)
 	for _, profile := range []string{"dgx-h100", "l40s-x4", "workstation", "mixed"} {
 		t.Run(profile, func(t *testing.T) {
 			node := s.node(t, profile)

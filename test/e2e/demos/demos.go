@@ -114,7 +114,7 @@ func (d Demo) Namespaces() []string {
 	return names
 }
 
-// needsAnnotation on a demo's namespace has the feature gates of Kubernetes that the demo needs, separated by commas.
+// needsAnnotation on a demo's namespace has what the demo needs of the cluster, separated by commas: see kube.Lacks.
 const needsAnnotation = "demo.gpu-dra-driver/needs"
 
 // Lacks returns the feature gates that the demo needs and the cluster does not have.

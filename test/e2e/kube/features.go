@@ -6,17 +6,30 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/version"
 )
 
 // feature is the API server's metric of a feature gate.
 var feature = regexp.MustCompile(`^kubernetes_feature_enabled\{name="([^"]+)".*\} 1$`)
 
-// Lacks returns which of the feature gates the API server does not have, or has switched off.
+// Lacks returns which of the feature gates the API server does not have, or has switched off. "Kubernetes 1.35" is lacked
+// by older versions.
 func (c *Cluster) Lacks(ctx context.Context, gates ...string) ([]string, error) {
 	if len(gates) == 0 {
 		return nil, nil
+	}
+	is, err := c.set.Discovery().ServerVersion()
+	if err != nil {
+		return nil, fmt.Errorf("read the version of the API server: %w", err)
+	}
+	server, err := version.ParseGeneric(is.GitVersion)
+	if err != nil {
+		return nil, err
 	}
 	text, err := c.set.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 	if err != nil {
@@ -29,11 +42,15 @@ func (c *Cluster) Lacks(ctx context.Context, gates ...string) ([]string, error) 
 		}
 	}
 	if len(on) == 0 {
-		return nil, fmt.Errorf("the metrics of the API server name no feature gates")
+		return nil, errors.New("the metrics of the API server name no feature gates")
 	}
 	var lacks []string
 	for _, gate := range gates {
-		if !on[gate] {
+		if least, isVersion := strings.CutPrefix(gate, "Kubernetes "); isVersion {
+			if server.LessThan(version.MustParseGeneric(least)) {
+				lacks = append(lacks, gate)
+			}
+		} else if !on[gate] {
 			lacks = append(lacks, gate)
 		}
 	}
