@@ -19,7 +19,7 @@ const Monitor = "monitor"
 func MonitorPool(node string) string { return node + "/" + Monitor }
 
 // PoolsOf returns the pools in which claims may have been allocated the device of the node: the one where it is, and
-// the one where it was before v0.2.
+// the one where it was before the first release.
 func PoolsOf(node, device string) []string {
 	if device == Monitor {
 		return []string{MonitorPool(node), node}

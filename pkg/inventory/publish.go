@@ -84,8 +84,8 @@ var AllTaints = []Taint{
 		"the GPU has no events, or they are not watched; `NoSchedule` while the plugin has closed NVML on request",
 		nil},
 	{TaintOldPool, resourceapi.DeviceTaintEffectNoSchedule,
-		"the device `monitor` in the pool of the node, where it was before v0.2; it stays while a claim has it, and " +
-			"new claims get the one in the pool `<node>/monitor`", nil},
+		"the device `monitor` in the pool of the node, where it was before the first release; it stays while a claim " +
+			"has it, and new claims get the one in the pool `<node>/monitor`", nil},
 }
 
 // Pools returns all that the node publishes, by name of the pool. The pool of the node's name has the GPUs, then
@@ -94,8 +94,8 @@ var AllTaints = []Taint{
 // driver runs. The monitor device has a pool of its own: see MonitorPool.
 func (inv Inventory) Pools(node string) map[string]resourceslice.Pool { return inv.pools(node) }
 
-// PoolsWithOldMonitor returns Pools with the monitor device also in the pool where it was before v0.2, for claims that
-// were allocated there. A taint keeps new claims away from it.
+// PoolsWithOldMonitor returns Pools with the monitor device also in the pool where it was before the first release,
+// for claims that were allocated there. A taint keeps new claims away from it.
 func (inv Inventory) PoolsWithOldMonitor(node string) map[string]resourceslice.Pool {
 	old := monitor(node)
 	old.Taints = []gpu.Taint{{Key: TaintOldPool, Effect: string(resourceapi.DeviceTaintEffectNoSchedule)}}

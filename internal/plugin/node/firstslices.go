@@ -18,7 +18,8 @@ import (
 
 // FirstSlices creates the slices of a node that has none yet, as the controller of kubeletplugin would. The controller
 // would start a second later, because it waits for its informer. It then finds the slices as it would have created
-// them, and leaves them alone. FirstSlices returns the created slices in the order of inventory.Slices.
+// them, and leaves them alone. FirstSlices returns the created slices in the order of inventory.Slices: the
+// GPUs before the monitor device, because Karpenter takes a new node for ready when one pool of its driver is complete.
 func FirstSlices(ctx context.Context, client kubernetes.Interface, driver, nodeName string,
 	pools map[string]resourceslice.Pool) ([]*resourceapi.ResourceSlice, error) {
 	api := client.ResourceV1().ResourceSlices()

@@ -30,8 +30,16 @@ func TestControllerKeepsFirstSlices(t *testing.T) {
 			{Devices: []resourceapi.Device{{Name: "gpu-1-mig-1g10gb-0"}}}}},
 		"node/monitor": {Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{{Name: "monitor"}}}}}}
 	client := newServer()
-	if _, err := FirstSlices(t.Context(), client, driver, "node", pools); err != nil {
+	written, err := FirstSlices(t.Context(), client, driver, "node", pools)
+	if err != nil {
 		t.Fatal(err)
+	}
+	order := ""
+	for _, slice := range written {
+		order += slice.Spec.Pool.Name + " "
+	}
+	if order != "node node node/monitor " {
+		t.Errorf("got slices of %s, want the GPUs first", order)
 	}
 	before := listSlices(t, client)
 	if len(before) != 3 {

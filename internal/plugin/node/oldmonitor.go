@@ -22,11 +22,11 @@ import (
 // oldMonitorGrace is how long the old device stays after an upgrade without a record that names it.
 const oldMonitorGrace = time.Minute
 
-// OldMonitor decides how long the monitor device also stays in the pool of the node, where it was before v0.2: while a
-// record names it there, and for a minute after an instance that has published it there. The minute is for claims that
-// were allocated before the upgrade and are prepared after it. They have no record yet; the plugin may list neither
-// claims nor pods, and the kubelet lists only prepared claims. A claim that comes later is prepared too, because
-// Prepare looks at the device and not at the pool, and its record brings the device back.
+// OldMonitor decides how long the monitor device also stays in the pool of the node, where it was before the first
+// release: while a record names it there, and for a minute after an instance that has published it there. The minute is
+// for claims that were allocated before the upgrade and are prepared after it. They have no record yet; the plugin may
+// list neither claims nor pods, and the kubelet lists only prepared claims. A claim that comes later is prepared too,
+// because Prepare looks at the device and not at the pool, and its record brings the device back.
 type OldMonitor struct {
 	Client   kubernetes.Interface
 	Driver   string
