@@ -21,6 +21,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpudra/gpu-dra-driver/internal/controller"
 	clustermetrics "github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin"
@@ -47,7 +48,7 @@ func TestReference(t *testing.T) {
 		"types": types, "attributes": attributes, "standard": standard, "capacities": capacities, "taints": taints,
 		"products": products,
 		"classes":  classes, "metrics": metrics, "cluster": cluster, "steps": stepsTable, "events": events,
-		"kinds": kinds,
+		"kinds": kinds, "controllerEvents": controllerEvents,
 	}
 	comparePage(t, "reference.md", tables)
 }
@@ -361,6 +362,12 @@ func events(t *testing.T) string {
 		rows = append(rows, []string{code(e.Reason), e.Type, e.About, e.Meaning})
 	}
 	return table(t, []string{"reason", "type", "about a", "means"}, rows)
+}
+
+func controllerEvents(t *testing.T) string {
+	e := controller.Events.NotRanked
+	return table(t, []string{"reason", "type", "about a", "means"},
+		[][]string{{code(e.Reason), e.Type, e.About, e.Meaning}})
 }
 
 func kinds(t *testing.T) string {

@@ -69,7 +69,7 @@ func addFlags(f *pflag.FlagSet, c *controller.Config) {
 	f.StringVar(&c.Name, "name", "", "name of the webhook configurations, of the service and of the lease (required)")
 	f.StringVar(&c.Namespace, "namespace", os.Getenv("NAMESPACE"), "namespace of this program's pod")
 	f.StringVar(&c.StrongestClass, "strongest-class", "strongest.gpu.nvidia.com",
-		"class whose requests become an ordered list, the strongest GPU first")
+		"class whose requests become an ordered list, the strongest GPU first; empty: none")
 	f.IntVar(&c.StrongestRanks, "strongest-ranks", 4, "how many ranks the list has at most, 2 to 8: few for the "+
 		"default scheduler, 8 for one that weighs DynamicResources more")
 	f.IntVar(&c.WebhookPort, "webhook-port", 9443, "where webhooks are served")

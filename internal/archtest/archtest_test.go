@@ -83,7 +83,7 @@ var allowed = map[string][]string{
 		"pkg/inventory", "pkg/sharing"},
 	"internal/controller": {"internal/controller/admission", "internal/controller/certificate",
 		"internal/controller/metrics",
-		"internal/controller/strongest", "internal/controller/view"},
+		"internal/controller/strongest", "internal/controller/view", "internal/event"},
 	"cmd/dra-controller": {"internal/controller"},
 
 	// The simulator. The driver's programs do not import it; viewtest is for tests.

@@ -4,7 +4,10 @@ package controller
 
 import (
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -65,5 +68,32 @@ func BenchmarkStrongestClaim(b *testing.B) {
 				validator{admission.Checker{View: v}, expander}.Handle(b.Context(), ranked)
 			}
 		})
+	}
+}
+
+// Of 10,000 claims that are created at once in a cluster of 5,000 nodes, all are ranked, while each becomes known.
+func TestBurst(t *testing.T) {
+	v := busyFleet(t, 5000, 8, gpu.Use{Sharing: gpu.Exclusive})
+	handler := ranker{strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}}
+	ask := request(t, "ResourceClaim", asksForStrongest)
+	var next, unranked, slowest atomic.Int64
+	var clients sync.WaitGroup
+	for range 100 { // that many calls the API server has under way
+		clients.Go(func() {
+			for n := next.Add(1); n <= 10000; n = next.Add(1) {
+				start := time.Now()
+				if len(handler.Handle(t.Context(), ask).Patches) == 0 {
+					unranked.Add(1)
+				}
+				slowest.Store(max(slowest.Load(), int64(time.Since(start))))
+				c := viewtest.Claim(t, `requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com}}]`)
+				c.Name, c.CreationTimestamp = fmt.Sprint("burst-", n), metav1.Now()
+				v.SetClaim(view.SlimClaim(c))
+			}
+		})
+	}
+	clients.Wait()
+	if n := unranked.Load(); n > 0 {
+		t.Errorf("%d claims of 10,000 are not ranked, the slowest call took %s", n, time.Duration(slowest.Load()))
 	}
 }

@@ -67,7 +67,10 @@ func Run(ctx context.Context, c Config) error {
 		Period:        5 * time.Second,
 		Settle:        30 * time.Second,
 	}
-	mgr, err := newManager(c, v, certs)
+	expander := strongest.Expander{View: v, Class: c.StrongestClass, Ranks: c.StrongestRanks}
+	unranked := &unrankedReporter{expander: expander, total: metrics.NewUnrankedClaims(), period: 10 * time.Second,
+		seen: map[types.UID]unrankedClaim{}}
+	mgr, err := newManager(c, v, certs, unranked)
 	if err != nil {
 		return fmt.Errorf("make the manager: %w", err)
 	}
@@ -80,12 +83,12 @@ func Run(ctx context.Context, c Config) error {
 		return fmt.Errorf("register the cluster's metrics: %w", err)
 	}
 	server := mgr.GetWebhookServer()
-	expander := strongest.Expander{View: v, Class: c.StrongestClass, Ranks: c.StrongestRanks}
 	server.Register(validatePath, &webhook.Webhook{Handler: validator{admission.Checker{View: v}, expander}})
 	server.Register(strongestPath, &webhook.Webhook{Handler: ranker{expander}})
 	err = errors.Join(
 		addCertificateManager(mgr, c, certs),
 		addLeaseOwner(mgr, c),
+		addUnrankedReporter(mgr, c, unranked, known),
 		mgr.AddHealthzCheck("ping", func(*http.Request) error { return nil }),
 		mgr.AddReadyzCheck("webhooks", server.StartedChecker()),
 		mgr.AddReadyzCheck("view", func(*http.Request) error { return known() }),
@@ -96,7 +99,7 @@ func Run(ctx context.Context, c Config) error {
 	return mgr.Start(ctx)
 }
 
-func newManager(c Config, v *view.View, certs *certificate.Manager) (ctrl.Manager, error) {
+func newManager(c Config, v *view.View, certs *certificate.Manager, unranked *unrankedReporter) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
 	if err := clientgoscheme.AddToScheme(scheme); err != nil {
 		return nil, err
@@ -107,7 +110,7 @@ func newManager(c Config, v *view.View, certs *certificate.Manager) (ctrl.Manage
 	}
 	return ctrl.NewManager(c.REST, ctrl.Options{
 		Scheme:                        scheme,
-		Cache:                         cacheOptions(v),
+		Cache:                         cacheOptions(v, unranked),
 		WebhookServer:                 webhookserver.NewServer(webhooks),
 		HealthProbeBindAddress:        c.HealthAddress,
 		Metrics:                       metricsserver.Options{BindAddress: c.MetricsAddress},
@@ -130,6 +133,15 @@ func addCertificateManager(mgr ctrl.Manager, c Config, certs *certificate.Manage
 	return errors.Join(mgr.Add(certs), mgr.AddReadyzCheck("certificate", certs.Ready))
 }
 
+// addUnrankedReporter reports unranked claims on the leader.
+func addUnrankedReporter(mgr ctrl.Manager, c Config, u *unrankedReporter, known func() error) (err error) {
+	if u.client, err = client.New(c.REST, client.Options{Scheme: mgr.GetScheme()}); err != nil {
+		return err
+	}
+	u.known = known
+	return errors.Join(ctrlmetrics.Registry.Register(u.total), mgr.Add(u))
+}
+
 // isReportingLeader returns a function that reports whether this replica exports the cluster's metrics. Only the leader
 // does: otherwise sums would count every GPU once per replica. It starts when the view is complete, so that no GPU
 // seems to be missing.
@@ -145,12 +157,13 @@ func isReportingLeader(elected <-chan struct{}, known func() error) func() bool 
 }
 
 // cacheOptions keeps little of each object in the cache: a cluster has thousands of GPUs.
-func cacheOptions(v *view.View) cache.Options {
+func cacheOptions(v *view.View, unranked *unrankedReporter) cache.Options {
 	slim := func(obj any) (any, error) {
 		switch o := obj.(type) {
 		case *resourceapi.ResourceSlice:
 			return v.SlimSlice(o), nil
 		case *resourceapi.ResourceClaim:
+			unranked.see(o) // the slim claim lacks selectors
 			return view.SlimClaim(o), nil
 		}
 		return obj, nil

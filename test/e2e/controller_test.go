@@ -436,6 +436,7 @@ func (s *suite) testControllerFaults(t *testing.T) {
 			t.Errorf("got %+v, want the list unharmed and the label", now.Spec.Devices.Requests)
 		}
 	})
+	var unranked resourceapi.ResourceClaim
 	t.Run("it is down", func(t *testing.T) {
 		s.scaleController(t, 0)
 		defer func() {
@@ -445,6 +446,7 @@ func (s *suite) testControllerFaults(t *testing.T) {
 		strongest := s.pod(t, ns, "strongest", withTemplate(s.claimTemplate(t, ns, "any", strongestClaim())))
 		s.running(t, plain)
 		claim := s.claimOf(t, s.running(t, strongest))
+		unranked = claim
 		if claim.Spec.Devices.Requests[0].Exactly == nil {
 			t.Errorf("got %+v, want it as it was typed: nobody was there to rank", claim.Spec.Devices.Requests)
 		}
@@ -458,6 +460,7 @@ func (s *suite) testControllerFaults(t *testing.T) {
 	})
 	s.must(t, s.Create(t.Context(), configured("again")))
 	s.allRanked(t, ns, 1, "again")
+	s.waitEvent(t, client.ObjectKeyFromObject(&unranked), "NotRanked", "it gets any whole GPU")
 }
 
 // serves skips the test if the API server does not serve that version of claims.

@@ -58,6 +58,13 @@ type Collector struct {
 	Active func() bool
 }
 
+// NewUnrankedClaims returns the counter of claims for the strongest GPU that were not ranked.
+func NewUnrankedClaims() prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "unranked_claims_total",
+		Help: "Claims for the strongest GPU that were not ranked when they were created, such as while the " +
+			"controller did not answer; each has an event NotRanked."})
+}
+
 // Example returns a registry with one value of each metric. Labels with arbitrary values are empty.
 func Example() *prometheus.Registry {
 	const driver = "gpu.nvidia.com"
@@ -71,7 +78,7 @@ func Example() *prometheus.Registry {
 		Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 			Results: []resourceapi.DeviceRequestAllocationResult{{Driver: driver, Device: "gpu"}}}}}})
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(Collector{View: v, Active: func() bool { return true }})
+	registry.MustRegister(Collector{View: v, Active: func() bool { return true }}, NewUnrankedClaims())
 	return registry
 }
 

@@ -88,6 +88,13 @@ func (e Expander) Expand(ctx context.Context, spec *resourceapi.ResourceClaimSpe
 	return changed
 }
 
+// Asked reports whether a request of the spec can be ranked and is not.
+func (e Expander) Asked(spec *resourceapi.ResourceClaimSpec) bool {
+	return slices.ContainsFunc(spec.Devices.Requests, func(r resourceapi.DeviceRequest) bool {
+		return r.Exactly != nil && e.rankable(*r.Exactly)
+	})
+}
+
 // rankable reports whether the request can be ranked. It must not ask for all GPUs of a node, and must have room for
 // one more selector.
 func (e Expander) rankable(r resourceapi.ExactDeviceRequest) bool {
