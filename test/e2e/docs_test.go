@@ -35,6 +35,21 @@ func (s *suite) yamlBlocks(t *testing.T, file string) []string {
 	return blocks
 }
 
+// gatesOf returns the feature gates that an example needs.
+func gatesOf(block string) []string {
+	var gates []string
+	for text, gate := range map[string]string{
+		"capacity:": "DRAConsumableCapacity", "shared.gpu.nvidia.com": "DRAConsumableCapacity",
+		"mig": "DRAPartitionableDevices", "tolerations:": "DRADeviceTaints",
+		"nvidia.com/gpu: ": "DRAExtendedResource", "nvidia.com/mig-": "DRAExtendedResource",
+	} {
+		if strings.Contains(block, text) {
+			gates = append(gates, gate)
+		}
+	}
+	return gates
+}
+
 // testDocs applies the YAML of the documentation, as readers do.
 func (s *suite) testDocs(t *testing.T) {
 	t.Run("README.md", func(t *testing.T) {
@@ -42,6 +57,7 @@ func (s *suite) testDocs(t *testing.T) {
 	})
 	for i, block := range s.yamlBlocks(t, "../../docs/claims.md") {
 		t.Run(fmt.Sprintf("docs/claims.md block %d", i+1), func(t *testing.T) {
+			s.needs(t, gatesOf(block)...)
 			ns := s.namespace(t, "docs")
 			if strings.HasPrefix(block, "apiVersion: ") {
 				s.applied(t, ns, block)

@@ -121,18 +121,21 @@ func podTemplates(object map[string]any) []map[string]any {
 	return found
 }
 
-// prepared creates a pod and waits until it has a node and a network, which it gets after its claims are prepared.
+// prepared creates a pod and waits until the kubelet pulls its image, which it does when the claims are prepared.
 func (s *suite) prepared(t *testing.T, namespace, name string, spec map[string]any) {
 	t.Helper()
 	pod := &corev1.Pod{}
 	s.must(t, runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(spec, &pod.Spec, true))
 	pod.Name, pod.Namespace = name, namespace
 	s.must(t, s.Create(t.Context(), pod))
-	_, err := s.WaitPod(t.Context(), soon, client.ObjectKeyFromObject(pod), "placed, with its claims prepared",
-		func(p *corev1.Pod) bool {
-			return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-				return c.Type == corev1.PodReadyToStartContainers && c.Status == corev1.ConditionTrue
-			})
-		})
-	s.must(t, err)
+	s.must(t, kube.Until(t.Context(), soon, "the image of "+name+" to be pulled", func(ctx context.Context) (bool, string,
+		error) {
+		var events corev1.EventList
+		if err := s.List(ctx, &events, client.InNamespace(namespace)); err != nil {
+			return false, "", err
+		}
+		return slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
+			return e.InvolvedObject.Name == name && e.Reason == "Pulling"
+		}), "", nil
+	}))
 }
