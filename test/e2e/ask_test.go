@@ -48,6 +48,7 @@ func (s *suite) testRequests(t *testing.T) {
 
 // testTaint taints a GPU, as an administrator does for maintenance.
 func (s *suite) testTaint(t *testing.T) {
+	s.needs(t, "DRADeviceTaintRules")
 	node := s.node(t, "workstation")
 	ns := s.namespace(t, "taint")
 	device := s.gpus(t, node)[0]
@@ -86,6 +87,7 @@ func (s *suite) testTaint(t *testing.T) {
 // testQuota uses up a namespace's quota with claims and with nvidia.com/gpu. The class of the strongest GPU has its own
 // quota.
 func (s *suite) testQuota(t *testing.T) {
+	s.needs(t, "DRAExtendedResource")
 	ns := s.namespace(t, "quota")
 	const name = "requests.nvidia.com/gpu"
 	strongest := corev1.ResourceName(strongestClass() + ".deviceclass.resource.k8s.io/devices")

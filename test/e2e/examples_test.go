@@ -128,8 +128,8 @@ func (s *suite) prepared(t *testing.T, namespace, name string, spec map[string]a
 	s.must(t, runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(spec, &pod.Spec, true))
 	pod.Name, pod.Namespace = name, namespace
 	s.must(t, s.Create(t.Context(), pod))
-	s.must(t, kube.Until(t.Context(), soon, "the image of "+name+" to be pulled", func(ctx context.Context) (bool, string,
-		error) {
+	what := "the image of " + name + " to be pulled"
+	s.must(t, kube.Until(t.Context(), soon, what, func(ctx context.Context) (bool, string, error) {
 		var events corev1.EventList
 		if err := s.List(ctx, &events, client.InNamespace(namespace)); err != nil {
 			return false, "", err

@@ -23,6 +23,7 @@ import (
 
 // testHealth lets GPUs become sick. The node configuration of these tests evicts pods from GPUs with XID 79.
 func (s *suite) testHealth(t *testing.T) {
+	s.needs(t, "DRAConsumableCapacity", "DRAPartitionableDevices", "DRADeviceTaints", "DRADeviceTaintRules")
 	t.Run("dgx-h100", func(t *testing.T) {
 		t.Parallel()
 		t.Run("whole GPU", s.testSickGPU)

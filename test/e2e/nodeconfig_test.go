@@ -27,6 +27,7 @@ const relabelled = 30*time.Second + soon
 
 // testNodeConfig changes the sharing of a node's GPUs while a claim has one of them.
 func (s *suite) testNodeConfig(t *testing.T) {
+	s.needs(t, "DRAConsumableCapacity")
 	node := s.node(t, "workstation")
 	ns := s.namespace(t, "node-config")
 	plugin := s.plugin(t, node)

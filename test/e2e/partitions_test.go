@@ -152,6 +152,7 @@ func (s *suite) waitEvent(t *testing.T, about client.ObjectKey, parts ...string)
 
 // testPartition runs two pods with a partition of the same GPU, and then one with the whole GPU.
 func (s *suite) testPartition(t *testing.T) {
+	s.needs(t, "DRAPartitionableDevices")
 	node := s.node(t, "dgx-h100")
 	parent := s.gpus(t, node)[0]
 	plugin := s.plugin(t, node)
@@ -198,6 +199,7 @@ func (s *suite) testPartition(t *testing.T) {
 // testPartitionsChange changes partitions outside the driver, on several GPUs in parallel, because each rescan takes
 // time.
 func (s *suite) testPartitionsChange(t *testing.T) {
+	s.needs(t, "DRAPartitionableDevices")
 	machines := map[string]string{}
 	for _, profile := range []string{"dgx-h100", "mixed"} {
 		node := s.node(t, profile)
@@ -466,6 +468,7 @@ func (s *suite) testPartitionsOfOthers(t *testing.T, node string, gpu resourceap
 
 // testPartitionsAndWholeGPUs runs pods with partitions and with whole GPUs on one node.
 func (s *suite) testPartitionsAndWholeGPUs(t *testing.T) {
+	s.needs(t, "DRAPartitionableDevices", "DRAConsumableCapacity")
 	node := s.node(t, "dgx-h100")
 	gpus := s.gpus(t, node)
 	ns := s.namespace(t, "all-kinds")
@@ -499,6 +502,7 @@ func (s *suite) testPartitionsAndWholeGPUs(t *testing.T) {
 // testPartitionsAtOnce runs one pod with a partition of every GPU, which are created in parallel. Another pod has two
 // partitions by their extended resource.
 func (s *suite) testPartitionsAtOnce(t *testing.T) {
+	s.needs(t, "DRAPartitionableDevices")
 	node := s.node(t, "dgx-h100")
 	plugin := s.plugin(t, node)
 	gpus := s.gpus(t, node)

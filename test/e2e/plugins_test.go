@@ -113,6 +113,7 @@ func (i *idle) check(t *testing.T) {
 const brokenProfile = "workstation"
 
 func (s *suite) testBrokenGPU(t *testing.T) {
+	s.needs(t, "DRADeviceTaints")
 	node := s.node(t, brokenProfile)
 	all := s.published(t, node)
 	broken := all[0].Name

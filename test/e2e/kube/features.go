@@ -17,8 +17,8 @@ import (
 // feature is the API server's metric of a feature gate.
 var feature = regexp.MustCompile(`^kubernetes_feature_enabled\{name="([^"]+)".*\} 1$`)
 
-// Lacks returns which of the feature gates the API server does not have, or has switched off. "Kubernetes 1.35" is lacked
-// by older versions.
+// Lacks returns which of the feature gates the API server does not have, or has switched off. Older versions lack
+// "Kubernetes 1.35".
 func (c *Cluster) Lacks(ctx context.Context, gates ...string) ([]string, error) {
 	if len(gates) == 0 {
 		return nil, nil
