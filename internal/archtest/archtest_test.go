@@ -53,7 +53,7 @@ var allowed = map[string][]string{
 		"pkg/sharing", "pkg/steps"},
 	"internal/plugin/usage": {"internal/plugin/podresources", "internal/plugin/report", "pkg/checkpoint", "pkg/gpu",
 		"pkg/inventory", "pkg/sharing"},
-	"internal/plugin/sweep": {"internal/plugin/podresources", "pkg/checkpoint", "pkg/sharing"},
+	"internal/plugin/sweep": {"internal/plugin/podresources", "pkg/checkpoint", "pkg/inventory", "pkg/sharing"},
 	"internal/plugin": {"internal/plugin/gpuhealth", "internal/plugin/kubelet", "internal/plugin/node",
 		"internal/plugin/report", "internal/plugin/sweep", "internal/plugin/usage", "pkg/cdi", "pkg/checkpoint",
 		"pkg/claims", "pkg/gpu", "pkg/health", "pkg/sharing/mps", "pkg/steps"},
