@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -154,20 +155,29 @@ func (s *suite) applyAgain(t *testing.T, ns string) {
 	s.allRanked(t, ns, 1, "again")
 	var before resourceapi.ResourceClaim
 	s.must(t, s.Get(t.Context(), client.ObjectKeyFromObject(typed), &before))
+	after := func() *resourceapi.ResourceClaim {
+		var claim resourceapi.ResourceClaim
+		s.must(t, s.Get(t.Context(), client.ObjectKeyFromObject(typed), &claim))
+		return &claim
+	}
 	for _, dryRun := range [][]string{{metav1.DryRunAll}, nil} {
 		//nolint:staticcheck // the same
 		s.must(t, s.Patch(t.Context(), typed.DeepCopy(), client.Apply, client.FieldOwner("e2e"),
 			&client.PatchOptions{DryRun: dryRun}))
+		if got := after(); got.ResourceVersion != before.ResourceVersion {
+			t.Errorf("applied again: got %+v, want it unchanged: %+v", got, before)
+		}
+	}
+	for _, dryRun := range [][]string{{metav1.DryRunAll}, nil} {
 		sent := before.DeepCopy()
 		sent.Spec = typed.Spec
 		s.must(t, s.Update(t.Context(), sent, &client.UpdateOptions{DryRun: dryRun}))
+		// The API server notes who has sent an update, so the version of the object changes once.
+		if got := after(); !reflect.DeepEqual(got.Spec, before.Spec) {
+			t.Errorf("updated: got %+v, want its spec unchanged: %+v", got, before)
+		}
 	}
-	var after resourceapi.ResourceClaim
-	s.must(t, s.Get(t.Context(), client.ObjectKeyFromObject(typed), &after))
-	if after.ResourceVersion != before.ResourceVersion {
-		t.Errorf("got %+v, want it unchanged: %+v", after, before)
-	}
-	changed := before.DeepCopy()
+	changed := after()
 	changed.Spec.Devices = strongestClaim(func(r *resourceapi.ExactDeviceRequest) { r.Count = 2 })
 	warnings := s.Warnings()
 	err := s.Update(t.Context(), changed)
@@ -175,7 +185,7 @@ func (s *suite) applyAgain(t *testing.T, ns string) {
 		!strings.Contains(got, "other values of spec.devices.requests[0].exactly.count") {
 		t.Errorf("another count: got %v and warnings %q, want a refusal, and the field", err, got)
 	}
-	s.must(t, s.Delete(t.Context(), &after))
+	s.must(t, s.Delete(t.Context(), after()))
 }
 
 // strongestClaim requests the strongest GPU.
