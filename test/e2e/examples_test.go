@@ -59,9 +59,13 @@ func (s *suite) testExamples(t *testing.T) {
 				object := &unstructured.Unstructured{}
 				s.must(t, yaml.UnmarshalStrict([]byte(document), object))
 				object.SetNamespace(ns)
+				templates := podTemplates(object.Object)
+				for _, template := range templates {
+					neverPull(template)
+				}
 				strict := client.WithFieldValidation(s.Client, metav1.FieldValidationStrict)
 				s.must(t, strict.Create(t.Context(), object.DeepCopy()))
-				for _, template := range podTemplates(object.Object) {
+				for _, template := range templates {
 					pods++
 					s.prepared(t, ns, fmt.Sprintf("template-%d", pods), template)
 				}
@@ -121,21 +125,30 @@ func podTemplates(object map[string]any) []map[string]any {
 	return found
 }
 
-// prepared creates a pod and waits until the kubelet pulls its image, which it does when the claims are prepared.
+// prepared creates a pod and waits until its container only lacks its image: the claims are prepared before.
 func (s *suite) prepared(t *testing.T, namespace, name string, spec map[string]any) {
 	t.Helper()
 	pod := &corev1.Pod{}
 	s.must(t, runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(spec, &pod.Spec, true))
 	pod.Name, pod.Namespace = name, namespace
 	s.must(t, s.Create(t.Context(), pod))
-	what := "the image of " + name + " to be pulled"
-	s.must(t, kube.Until(t.Context(), soon, what, func(ctx context.Context) (bool, string, error) {
-		var events corev1.EventList
-		if err := s.List(ctx, &events, client.InNamespace(namespace)); err != nil {
-			return false, "", err
+	_, err := s.WaitPod(t.Context(), soon, client.ObjectKeyFromObject(pod), "placed, with its claims prepared",
+		func(p *corev1.Pod) bool {
+			return slices.ContainsFunc(p.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
+				return c.State.Waiting != nil && c.State.Waiting.Reason == "ErrImageNeverPull"
+			})
+		})
+	s.must(t, err)
+}
+
+// neverPull keeps the kubelet from pulling the images of a pod template, which would hang.
+func neverPull(template map[string]any) {
+	for _, field := range []string{"containers", "initContainers"} {
+		containers, _ := template[field].([]any)
+		for _, c := range containers {
+			if c, ok := c.(map[string]any); ok {
+				c["imagePullPolicy"] = string(corev1.PullNever)
+			}
 		}
-		return slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
-			return e.InvolvedObject.Name == name && e.Reason == "Pulling"
-		}), "", nil
-	}))
+	}
 }
