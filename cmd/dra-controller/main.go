@@ -38,8 +38,8 @@ func command() *cobra.Command {
 	var kubeconfig string
 	logs := logsapi.NewLoggingConfiguration()
 	cmd := &cobra.Command{
-		Use: "dra-controller",
-		Short: "Judges claims for GPUs when they are made, ranks GPUs, and tells what the cluster has of them.",
+		Use:          "dra-controller",
+		Short:        "Judges claims for GPUs when they are made, ranks GPUs, and tells what the cluster has of them.",
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		PreRunE: func(*cobra.Command, []string) error {

@@ -251,7 +251,7 @@ func TestServerSideApplyAgain(t *testing.T) {
 		}
 		var all []string
 		for _, m := range claim.ManagedFields {
-			all = append(all, m.Manager+" "+string(m.Operation)+" "+string(m.FieldsV1.Raw))
+			all = append(all, m.Manager+" "+string(m.Operation)+" "+m.FieldsV1.GetRawString())
 		}
 		return strings.Join(all, "\n")
 	}
