@@ -41,7 +41,7 @@ func gatesOf(block string) []string {
 	for text, gate := range map[string]string{
 		"capacity:": "DRAConsumableCapacity", "shared.gpu.nvidia.com": "DRAConsumableCapacity",
 		"mig": "DRAPartitionableDevices", "tolerations:": "DRADeviceTaints",
-		"nvidia.com/gpu: ": "DRAExtendedResource", "nvidia.com/mig-": "DRAExtendedResource",
+		"nvidia.com/gpu:": "DRAExtendedResource", "nvidia.com/mig-": "DRAExtendedResource",
 	} {
 		if strings.Contains(block, text) {
 			gates = append(gates, gate)
