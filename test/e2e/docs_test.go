@@ -75,10 +75,17 @@ func (s *suite) testDocs(t *testing.T) {
 	}
 }
 
+// publicImage is the image of all examples. Here, an image of ours replaces it, because nothing can be pulled.
+const publicImage = `"ubuntu:24.04"`
+
 // applied applies objects and waits until their pods have run. If there is no pod, a pod with a GPU must run beside
 // them.
 func (s *suite) applied(t *testing.T, namespace, documents string) {
 	t.Helper()
+	if strings.Count(documents, "image: ") != strings.Count(documents, publicImage) {
+		t.Fatalf("an image is not %s, so this runs on few clusters:\n%s", publicImage, documents)
+	}
+	documents = strings.ReplaceAll(documents, publicImage, s.image)
 	var pods []client.ObjectKey
 	for _, document := range strings.Split(documents, "\n---\n") {
 		object := &unstructured.Unstructured{}
