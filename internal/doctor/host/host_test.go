@@ -159,13 +159,18 @@ func TestWritable(t *testing.T) {
 }
 
 func TestCgroupVersion(t *testing.T) {
-	for want, dir := range []string{
-		filepath.Join(t.TempDir(), "none"),
-		string(tree(t, map[string]string{"memory/x": ""})),
-		string(tree(t, map[string]string{"cgroup.controllers": "cpu memory"})),
+	hybrid := map[string]string{"memory/x": "", "unified/cgroup.controllers": ""} // memory is controlled by version 1
+	for _, row := range []struct {
+		name, dir string
+		want      int
+	}{
+		{"none", filepath.Join(t.TempDir(), "none"), 0},
+		{"v1", string(tree(t, map[string]string{"memory/x": ""})), 1},
+		{"hybrid", string(tree(t, hybrid)), 1},
+		{"v2", string(tree(t, map[string]string{"cgroup.controllers": "cpu memory"})), 2},
 	} {
-		if got := host.CgroupVersion(dir); got != want {
-			t.Errorf("got %d, want %d", got, want)
+		if got := host.CgroupVersion(row.dir); got != row.want {
+			t.Errorf("%s: got %d, want %d", row.name, got, row.want)
 		}
 	}
 }

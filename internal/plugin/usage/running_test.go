@@ -77,6 +77,44 @@ func TestRunning(t *testing.T) {
 	}
 }
 
+// The control groups of two containers and of the kubelet, as cgroup v1, v2 and hybrid hosts show them with both drivers
+// of the kubelet.
+func TestRunningInControlGroups(t *testing.T) {
+	const (
+		v1 = "12:pids:%[1]s\n11:memory:%[1]s\n10:cpuset:%[1]s\n9:cpu,cpuacct:%[1]s\n1:name=systemd:%[1]s\n"
+		v2 = "0::%[1]s\n"
+	)
+	for _, row := range []struct{ name, file, pod, kubelet string }{
+		{"v1, cgroupfs", v1, "/kubepods/besteffort/pod0f-1/%s", "/system.slice/kubelet.service"},
+		{"v1, systemd", v1, "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0f_1.slice/" +
+			"cri-containerd-%s.scope", "/system.slice/kubelet.service"},
+		{"hybrid, cgroupfs", v1 + "0::/system.slice/containerd.service\n", "/kubepods/pod0f-1/%s",
+			"/system.slice/kubelet.service"},
+		{"hybrid, systemd", v1 + v2, "/kubepods.slice/kubepods-pod0f_1.slice/crio-%s.scope",
+			"/system.slice/kubelet.service"},
+		{"v2, cgroupfs", v2, "/kubepods/burstable/pod0f-1/%s", "/system.slice/kubelet.service"},
+		{"v2, systemd", v2, "/kubepods.slice/kubepods-pod0f_1.slice/cri-containerd-%s.scope",
+			"/system.slice/kubelet.service"},
+		{"v2, systemd, a node of kind", v2, "/../../kubelet.slice/kubelet-kubepods.slice/" +
+			"kubelet-kubepods-pod0f_1.slice/cri-containerd-%s.scope", "/../../kubelet.slice/kubelet.service"},
+	} {
+		proc := t.TempDir()
+		const mounts = "1 2 8:1 /plugins/gpu.nvidia.com/dra-device-metadata/ns_c/gpu/metadata.json /x rw - ext4 /d rw\n"
+		for pid, group := range map[int]string{7: fmt.Sprintf(row.pod, "a"), 8: fmt.Sprintf(row.pod, "b"),
+			9: fmt.Sprintf(row.pod, "b"), 10: row.kubelet} {
+			dir := filepath.Join(proc, fmt.Sprint(pid))
+			must(t, os.Mkdir(dir, 0o755))
+			must(t, os.WriteFile(filepath.Join(dir, "cgroup"), fmt.Appendf(nil, row.file, group), 0o600))
+			must(t, os.WriteFile(filepath.Join(dir, "mountinfo"), []byte(mounts), 0o600))
+		}
+		r := Running{Proc: proc, MetadataDir: "/plugins/gpu.nvidia.com/dra-device-metadata"}
+		got, err := r.With(sharing.Claim{Namespace: "ns", Name: "c"})
+		if want := "[a container (process 7) a container (process 8)]"; err != nil || fmt.Sprint(got) != want {
+			t.Errorf("%s: got %q, error %v, want %s", row.name, got, err, want)
+		}
+	}
+}
+
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
