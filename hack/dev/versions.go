@@ -110,12 +110,11 @@ var (
 // column returns the cells of the rows.
 func (r *results) column() map[string]string {
 	text := r.text.String()
-	found := testResult.FindAllStringSubmatchIndex(text, -1)
 	cells := map[string]string{}
 	for _, row := range versionRows {
 		cell := "yes"
 		for _, test := range row.tests {
-			if is := result(text, found, test); is != "yes" {
+			if is := result(text, test); is != "yes" {
 				cell = is
 			}
 		}
@@ -125,22 +124,20 @@ func (r *results) column() map[string]string {
 }
 
 // result returns the cell of one test.
-func result(text string, found [][]int, test string) string {
-	for i, at := range found {
-		if text[at[4]:at[5]] != test {
+func result(text, test string) string {
+	for _, found := range testResult.FindAllStringSubmatch(text, -1) {
+		if found[2] != test {
 			continue
 		}
-		switch text[at[2]:at[3]] {
+		switch found[1] {
 		case "PASS":
 			return "yes"
 		case "FAIL":
 			return "**fails**"
 		}
-		until := len(text)
-		if i+1 < len(found) {
-			until = found[i+1][0]
-		}
-		if reason := skipReason.FindStringSubmatch(text[at[0]:until]); reason != nil {
+		_, output, _ := strings.Cut(text, "=== RUN   "+test+"\n")
+		output, _, _ = strings.Cut(output, "=== ")
+		if reason := skipReason.FindStringSubmatch(output); reason != nil {
 			return "no: " + reason[1]
 		}
 		return "skipped"

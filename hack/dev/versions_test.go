@@ -10,11 +10,14 @@ import (
 )
 
 const sampleRun = `=== RUN   TestCluster
+=== RUN   TestCluster/every_demo_is_as_its_README_says/by-model
+=== RUN   TestCluster/every_demo_is_as_its_README_says/fractions
+    suite_test.go:12: the cluster lacks DRAConsumableCapacity
+=== RUN   TestCluster/every_demo_is_as_its_README_says/mixed-modes
     --- FAIL: TestCluster/every_demo_is_as_its_README_says (0.00s)
         --- PASS: TestCluster/every_demo_is_as_its_README_says/by-model (1.00s)
         --- PASS: TestCluster/every_demo_is_as_its_README_says/by-memory-and-capability (1.00s)
         --- SKIP: TestCluster/every_demo_is_as_its_README_says/fractions (0.00s)
-            suite_test.go:12: the cluster lacks DRAConsumableCapacity
         --- PASS: TestCluster/every_demo_is_as_its_README_says/mixed-modes (1.00s)
         --- FAIL: TestCluster/every_demo_is_as_its_README_says/mig-static (1.00s)
         --- PASS: TestCluster/every_demo_is_as_its_README_says/sick-gpu (1.00s)
