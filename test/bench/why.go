@@ -75,7 +75,7 @@ const (
 	whyTaint         = "not profiled."
 	whyEvict         = "not profiled."
 	whyStorm         = "not profiled."
-	whyWatch         = "two wake-ups a second, each part measured by itself on a busy machine: three fifths are the " +
-		"manager's clock, which looks for files with requests, and a third is the wait for events, which returns " +
-		"every second. A Go program that only wakes up once a second takes a third of either."
+	whyWatch         = "one wake-up a second: the manager's clock and the wait for events each have one every two seconds. " +
+		"The parts were measured with twice as many, on a busy machine: three fifths were the clock, which looks " +
+		"for files with requests, and a third the wait for events."
 )
