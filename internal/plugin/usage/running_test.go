@@ -99,7 +99,7 @@ func TestRunningInControlGroups(t *testing.T) {
 			"kubelet-kubepods-pod0f_1.slice/cri-containerd-%s.scope", "/../../kubelet.slice/kubelet.service"},
 	} {
 		proc := t.TempDir()
-		const mounts = "1 2 8:1 /plugins/gpu.nvidia.com/dra-device-metadata/ns_c/gpu/metadata.json /x rw - ext4 /d rw\n"
+		const mounts = "1 2 8:1 /plugins/gpu.nvidia.com/dra-device-metadata/ns_c/gpu/metadata.json /x rw - ext4 / rw\n"
 		for pid, group := range map[int]string{7: fmt.Sprintf(row.pod, "a"), 8: fmt.Sprintf(row.pod, "b"),
 			9: fmt.Sprintf(row.pod, "b"), 10: row.kubelet} {
 			dir := filepath.Join(proc, fmt.Sprint(pid))
