@@ -77,8 +77,8 @@ func TestRunning(t *testing.T) {
 	}
 }
 
-// The control groups of two containers and of the kubelet, as cgroup v1, v2 and hybrid hosts show them with both drivers
-// of the kubelet.
+// The control groups of two containers and of the kubelet, on hosts with cgroup v1, v2 and both, and with both cgroup
+// drivers of the kubelet.
 func TestRunningInControlGroups(t *testing.T) {
 	const (
 		v1 = "12:pids:%[1]s\n11:memory:%[1]s\n10:cpuset:%[1]s\n9:cpu,cpuacct:%[1]s\n1:name=systemd:%[1]s\n"
