@@ -10,6 +10,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/utils/ptr"
 
@@ -132,6 +133,12 @@ func (inv Inventory) pools(node string, more ...resourceapi.Device) map[string]r
 			publish(monitor(node), nil)}}}}
 	}
 	return pools
+}
+
+// SelectSlices returns the field selector of all slices of the driver on the node.
+func SelectSlices(driver, node string) string {
+	return fields.Set{resourceapi.ResourceSliceSelectorDriver: driver,
+		resourceapi.ResourceSliceSelectorNodeName: node}.String()
 }
 
 // Slices returns the slices of the pools as the controller of kubeletplugin creates them, in the order of the names of

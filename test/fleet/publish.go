@@ -10,7 +10,6 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	pluginnode "github.com/gpudra/gpu-dra-driver/internal/plugin/node"
@@ -58,10 +57,8 @@ func checkComplete(written, wanted []*resourceapi.ResourceSlice) error {
 
 // removeSlices removes all slices of the node, regardless of their author.
 func (f *Fleet) removeSlices(ctx context.Context, node string) error {
-	own := fields.Set{resourceapi.ResourceSliceSelectorDriver: f.driver,
-		resourceapi.ResourceSliceSelectorNodeName: node}
 	err := f.client.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{},
-		metav1.ListOptions{FieldSelector: own.String()})
+		metav1.ListOptions{FieldSelector: inventory.SelectSlices(f.driver, node)})
 	if err != nil {
 		return fmt.Errorf("remove its slices: %w", err)
 	}

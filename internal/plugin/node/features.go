@@ -23,6 +23,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
 // Feature is an optional part of ResourceSlices. An API server without it drops its fields, or refuses the slice.
@@ -35,6 +36,8 @@ type Feature struct {
 	stored func(resourceapi.Device) bool
 	// remove removes it from a device. It returns false if the device cannot be published without it.
 	remove func(*resourceapi.Device) bool
+	// limit returns a use of GPUs that does without it; nil: every use does.
+	limit func(gpu.Use) gpu.Use
 }
 
 // The features that the driver uses.
@@ -60,6 +63,7 @@ var (
 			d.Capacity = capacity
 			return true
 		},
+		limit: func(use gpu.Use) gpu.Use { return gpu.Use{Sharing: gpu.Exclusive, Partitions: use.Partitions} },
 	}
 	counters = Feature{
 		Gate:    "DRAPartitionableDevices",
@@ -71,6 +75,12 @@ var (
 			made := gpu.IsPartition(d.Name) && len(d.ConsumesCounters) > 0 // for claims
 			d.ConsumesCounters = nil
 			return !made
+		},
+		limit: func(use gpu.Use) gpu.Use {
+			if use.Partitions != gpu.PartitionsStatic {
+				use.Partitions = gpu.PartitionsNone
+			}
+			return use
 		},
 	}
 	taints = Feature{
@@ -168,11 +178,8 @@ func (s *Server) lacking() []*Feature {
 // limit returns the use without what the API server lacks.
 func (s *Server) limit(use gpu.Use) gpu.Use {
 	for _, f := range s.lacking() {
-		switch {
-		case f == &counters && use.Partitions != gpu.PartitionsStatic:
-			use.Partitions = gpu.PartitionsNone
-		case f == &shares:
-			use = gpu.Use{Sharing: gpu.Exclusive, Partitions: use.Partitions}
+		if f.limit != nil {
+			use = f.limit(use)
 		}
 	}
 	return use
@@ -236,12 +243,10 @@ func (s *Server) ask(ctx context.Context) ([]*Feature, error) {
 func (s *Server) has(ctx context.Context, f *Feature) (bool, error) {
 	device := f.example
 	device.Name = "example"
-	slice, err := s.Client.ResourceV1().ResourceSlices().Create(ctx, &resourceapi.ResourceSlice{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "example-" + s.NodeName + "-"},
-		Spec: resourceapi.ResourceSliceSpec{Driver: s.Driver, NodeName: &s.NodeName,
-			Pool:    resourceapi.ResourcePool{Name: s.NodeName, Generation: 1, ResourceSliceCount: 1},
-			Devices: []resourceapi.Device{device}},
-	}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	pools := map[string]resourceslice.Pool{s.NodeName: {Slices: []resourceslice.Slice{{
+		Devices: []resourceapi.Device{device}}}}}
+	slice, err := s.Client.ResourceV1().ResourceSlices().Create(ctx, inventory.Slices(s.Driver, s.NodeName, pools)[0],
+		metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	switch {
 	case apierrors.IsInvalid(err):
 		return false, nil

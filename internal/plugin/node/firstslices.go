@@ -8,7 +8,6 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/utils/ptr"
@@ -23,9 +22,7 @@ import (
 func FirstSlices(ctx context.Context, client kubernetes.Interface, driver, nodeName string,
 	pools map[string]resourceslice.Pool) ([]*resourceapi.ResourceSlice, error) {
 	api := client.ResourceV1().ResourceSlices()
-	own := fields.Set{resourceapi.ResourceSliceSelectorDriver: driver,
-		resourceapi.ResourceSliceSelectorNodeName: nodeName}
-	found, err := api.List(ctx, metav1.ListOptions{FieldSelector: own.String(), Limit: 1})
+	found, err := api.List(ctx, metav1.ListOptions{FieldSelector: inventory.SelectSlices(driver, nodeName), Limit: 1})
 	if err != nil || len(found.Items) > 0 {
 		return nil, err
 	}

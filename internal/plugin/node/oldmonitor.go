@@ -9,7 +9,6 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
@@ -67,9 +66,8 @@ func (o *OldMonitor) named(rec checkpoint.Record) bool {
 
 // published reports whether the API server has the device in the pool of the node.
 func (o *OldMonitor) published(ctx context.Context) (bool, error) {
-	own := fields.Set{resourceapi.ResourceSliceSelectorDriver: o.Driver,
-		resourceapi.ResourceSliceSelectorNodeName: o.NodeName}
-	found, err := o.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: own.String()})
+	found, err := o.Client.ResourceV1().ResourceSlices().List(ctx,
+		metav1.ListOptions{FieldSelector: inventory.SelectSlices(o.Driver, o.NodeName)})
 	if err != nil {
 		return false, err
 	}
