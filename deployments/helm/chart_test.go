@@ -21,7 +21,6 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 
@@ -380,26 +379,15 @@ func read(t *testing.T, file string) string {
 // The controller runs as nobody, writes to no file, reaches only certain ports, and may access one secret. Its rights
 // on its own webhooks go further (docs/operate.md).
 func TestControllerHasFewRights(t *testing.T) {
-	text, err := helm(t, "template", "x", chart)
-	if err != nil {
-		t.Fatalf("%v\n%s", err, text)
-	}
+	text := template(t)
 	var deployment appsv1.Deployment
 	var policy networkingv1.NetworkPolicy
 	var role rbacv1.Role
 	var clusterRole rbacv1.ClusterRole
-	for _, document := range strings.Split(text, "\n---\n") {
-		var kind metav1.PartialObjectMetadata
-		if err := yaml.Unmarshal([]byte(document), &kind); err != nil {
-			t.Fatal(err)
-		}
-		into := map[string]any{"Deployment": &deployment, "NetworkPolicy": &policy, "Role": &role,
-			"ClusterRole": &clusterRole}[kind.Kind]
-		if into == nil || !strings.HasSuffix(kind.Name, "-controller") {
-			continue
-		}
-		if err := yaml.UnmarshalStrict([]byte(document), into); err != nil {
-			t.Fatal(err)
+	for kind, into := range map[string]any{"Deployment": &deployment, "NetworkPolicy": &policy, "Role": &role,
+		"ClusterRole": &clusterRole} {
+		if !rendered(t, text, kind, "-controller", into) {
+			t.Fatalf("no %s of the controller", kind)
 		}
 	}
 	pod := deployment.Spec.Template.Spec
