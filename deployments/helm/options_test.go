@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -231,5 +232,27 @@ func TestModelsOfPartitions(t *testing.T) {
 	}
 	if got := len(migClasses(t, "--set", "deviceClasses.migProfiles={H100-80GB,A100-80GB,1g.5gb}")); got != 9 {
 		t.Errorf("got %d classes, want that of all partitions, seven of two models and one more", got)
+	}
+}
+
+// Only a server that may drop fields of claims has them written down.
+func TestOptionalFieldsWebhook(t *testing.T) {
+	for version, want := range map[string]bool{"v1.34.4": true, "v1.35.4-eks-1": true, "v1.36.0": false} {
+		for _, strongest := range []string{"true", "false"} {
+			text := template(t, "--kube-version", version, "--set", "controller.strongest.enabled="+strongest)
+			var c admissionv1.MutatingWebhookConfiguration
+			got := rendered(t, text, "MutatingWebhookConfiguration", "controller", &c)
+			if got != (want || strongest == "true") {
+				t.Errorf("%s, strongest %s: got a configuration: %v", version, strongest, got)
+			}
+			var names []string
+			for _, w := range c.Webhooks {
+				names = append(names, w.Name)
+			}
+			if slices.Contains(names, "optional-fields.gpu.nvidia.com") != want ||
+				slices.Contains(names, "strongest.gpu.nvidia.com") != (strongest == "true") {
+				t.Errorf("%s, strongest %s: got %q", version, strongest, names)
+			}
+		}
 	}
 }

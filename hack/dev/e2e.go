@@ -32,7 +32,8 @@ func e2e(ctx context.Context) error {
 }
 
 // oldestTests are those that make test runs on the oldest version of Kubernetes.
-const oldestTests = "TestCluster/(every_demo|devices_are|each_claim|a_container_reaches|the_claim's_status|the_webhook)"
+const oldestTests = "TestCluster/(every_demo|devices_are|the_fields_of_a_claim|each_claim|" +
+	"a_container_reaches|the_claim's_status|the_webhook)"
 
 // oldest runs some end-to-end tests on the oldest version of Kubernetes, with its default feature gates.
 func oldest(ctx context.Context) error { return kubernetesRuns[0].test(ctx, oldestTests) }

@@ -68,9 +68,9 @@ func Run(ctx context.Context, c Config) error {
 		Settle:        30 * time.Second,
 	}
 	expander := strongest.Expander{View: v, Class: c.StrongestClass, Ranks: c.StrongestRanks}
-	unranked := &unrankedReporter{expander: expander, total: metrics.NewUnrankedClaims(), period: 10 * time.Second,
-		seen: map[types.UID]unrankedClaim{}}
-	mgr, err := newManager(c, v, certs, unranked)
+	claims := &claimReporter{expander: expander, unranked: metrics.NewUnrankedClaims(), period: 10 * time.Second,
+		seen: map[types.UID]seenClaim{}}
+	mgr, err := newManager(c, v, certs, claims)
 	if err != nil {
 		return fmt.Errorf("make the manager: %w", err)
 	}
@@ -85,10 +85,11 @@ func Run(ctx context.Context, c Config) error {
 	server := mgr.GetWebhookServer()
 	server.Register(validatePath, &webhook.Webhook{Handler: validator{admission.Checker{View: v}, expander}})
 	server.Register(strongestPath, &webhook.Webhook{Handler: ranker{expander}})
+	server.Register(optionalPath, &webhook.Webhook{Handler: lister{}})
 	err = errors.Join(
 		addCertificateManager(mgr, c, certs),
 		addLeaseOwner(mgr, c),
-		addUnrankedReporter(mgr, c, unranked, known),
+		addClaimReporter(mgr, c, claims, known),
 		mgr.AddHealthzCheck("ping", func(*http.Request) error { return nil }),
 		mgr.AddReadyzCheck("webhooks", server.StartedChecker()),
 		mgr.AddReadyzCheck("view", func(*http.Request) error { return known() }),
@@ -99,7 +100,7 @@ func Run(ctx context.Context, c Config) error {
 	return mgr.Start(ctx)
 }
 
-func newManager(c Config, v *view.View, certs *certificate.Manager, unranked *unrankedReporter) (ctrl.Manager, error) {
+func newManager(c Config, v *view.View, certs *certificate.Manager, claims *claimReporter) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
 	if err := clientgoscheme.AddToScheme(scheme); err != nil {
 		return nil, err
@@ -110,7 +111,7 @@ func newManager(c Config, v *view.View, certs *certificate.Manager, unranked *un
 	}
 	return ctrl.NewManager(c.REST, ctrl.Options{
 		Scheme:                        scheme,
-		Cache:                         cacheOptions(v, unranked),
+		Cache:                         cacheOptions(v, claims),
 		WebhookServer:                 webhookserver.NewServer(webhooks),
 		HealthProbeBindAddress:        c.HealthAddress,
 		Metrics:                       metricsserver.Options{BindAddress: c.MetricsAddress},
@@ -133,13 +134,13 @@ func addCertificateManager(mgr ctrl.Manager, c Config, certs *certificate.Manage
 	return errors.Join(mgr.Add(certs), mgr.AddReadyzCheck("certificate", certs.Ready))
 }
 
-// addUnrankedReporter reports unranked claims on the leader.
-func addUnrankedReporter(mgr ctrl.Manager, c Config, u *unrankedReporter, known func() error) (err error) {
+// addClaimReporter reports about claims on the leader.
+func addClaimReporter(mgr ctrl.Manager, c Config, u *claimReporter, known func() error) (err error) {
 	if u.client, err = client.New(c.REST, client.Options{Scheme: mgr.GetScheme()}); err != nil {
 		return err
 	}
 	u.known = known
-	return errors.Join(ctrlmetrics.Registry.Register(u.total), mgr.Add(u))
+	return errors.Join(ctrlmetrics.Registry.Register(u.unranked), mgr.Add(u))
 }
 
 // isReportingLeader returns a function that reports whether this replica exports the cluster's metrics. Only the leader
@@ -157,13 +158,13 @@ func isReportingLeader(elected <-chan struct{}, known func() error) func() bool 
 }
 
 // cacheOptions keeps little of each object in the cache: a cluster has thousands of GPUs.
-func cacheOptions(v *view.View, unranked *unrankedReporter) cache.Options {
+func cacheOptions(v *view.View, claims *claimReporter) cache.Options {
 	slim := func(obj any) (any, error) {
 		switch o := obj.(type) {
 		case *resourceapi.ResourceSlice:
 			return v.SlimSlice(o), nil
 		case *resourceapi.ResourceClaim:
-			unranked.see(o) // the slim claim lacks selectors
+			claims.see(o) // the slim claim lacks selectors and annotations
 			return view.SlimClaim(o), nil
 		}
 		return obj, nil

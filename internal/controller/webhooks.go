@@ -27,6 +27,7 @@ import (
 const (
 	validatePath  = "/validate"
 	strongestPath = "/strongest"
+	optionalPath  = "/optional-fields"
 )
 
 // webhookTimeout is how long a webhook may take. The API server waits for a second.
@@ -71,13 +72,13 @@ func (v validator) judge(ctx context.Context, req webhook.Request) (admission.Ve
 		if err := json.Unmarshal(req.Object.Raw, &claim); err != nil {
 			return admission.Verdict{}, err
 		}
-		return v.claim(ctx, &claim.Spec, field.NewPath("spec")), nil
+		return v.claim(ctx, &claim.Spec, claim.Annotations, field.NewPath("spec")), nil
 	case "ResourceClaimTemplate":
 		var template resourceapi.ResourceClaimTemplate
 		if err := json.Unmarshal(req.Object.Raw, &template); err != nil {
 			return admission.Verdict{}, err
 		}
-		return v.claim(ctx, &template.Spec.Spec, field.NewPath("spec", "spec")), nil
+		return v.claim(ctx, &template.Spec.Spec, template.Spec.Annotations, field.NewPath("spec", "spec")), nil
 	case "DeviceClass":
 		var class resourceapi.DeviceClass
 		if err := json.Unmarshal(req.Object.Raw, &class); err != nil {
@@ -88,10 +89,12 @@ func (v validator) judge(ctx context.Context, req webhook.Request) (admission.Ve
 	return admission.Verdict{}, fmt.Errorf("a webhook configuration sends what this webhook is not for")
 }
 
-func (v validator) claim(ctx context.Context, spec *resourceapi.ResourceClaimSpec, root *field.Path) admission.Verdict {
+func (v validator) claim(ctx context.Context, spec *resourceapi.ResourceClaimSpec, annotations map[string]string,
+	root *field.Path) admission.Verdict {
 	written := v.expander.Collapse(spec)
 	verdict := v.checker.Claim(ctx, written, root)
 	verdict.Warnings = append(verdict.Warnings, v.expander.Unranked(written, root)...)
+	verdict.Warnings = append(verdict.Warnings, droppedFields(written, annotations)...)
 	return verdict
 }
 

@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -185,6 +186,43 @@ func (s *suite) testFieldsDropped(t *testing.T) {
 			if !strings.Contains(notes[0], "without the feature gate "+gate+", ") {
 				t.Errorf("%s: got %q, want the gate %s in it", node, notes[0], gate)
 			}
+		}
+	}
+}
+
+// testClaimFieldsDropped creates a claim whose fields need feature gates, and a pod with a template of the same: what
+// the API server drops is a warning at once, and an event of the claim.
+func (s *suite) testClaimFieldsDropped(t *testing.T) {
+	ns := s.namespace(t, "dropped")
+	wanted := claimSpec()
+	wanted.Devices.Requests[0].Exactly.Capacity = &resourceapi.CapacityRequirements{
+		Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("1Gi")}}
+	wanted.Devices.Requests[0].Exactly.Tolerations = []resourceapi.DeviceToleration{{Key: "example.com/any",
+		Operator: resourceapi.DeviceTolerationOpExists}}
+	lacks, err := s.Lacks(t.Context(), "DRAConsumableCapacity", "DRADeviceTaints")
+	s.must(t, err)
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "claim", Namespace: ns}, Spec: wanted}
+	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: "template", Namespace: ns},
+		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: wanted}}
+	for _, object := range []client.Object{claim, template} {
+		warnings := s.Warnings()
+		s.must(t, s.Create(t.Context(), object))
+		got := warnings()
+		if len(got) != len(lacks) {
+			t.Errorf("%s: got warnings %q, want one for each of %q", object.GetName(), got, lacks)
+			continue
+		}
+		for i, gate := range lacks {
+			if !strings.Contains(got[i], "feature gate "+gate+" is off") {
+				t.Errorf("%s: got warning %q, want the gate %s in it", object.GetName(), got[i], gate)
+			}
+		}
+	}
+	pod := s.pod(t, ns, "pod", withTemplate(template.Name))
+	fromTemplate := s.claimOf(t, s.running(t, pod))
+	for _, of := range []*resourceapi.ResourceClaim{claim, &fromTemplate} {
+		for _, gate := range lacks {
+			s.waitEvent(t, client.ObjectKeyFromObject(of), "FieldsDropped", gate)
 		}
 	}
 }

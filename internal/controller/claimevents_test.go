@@ -22,7 +22,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
 )
 
-func TestUnrankedReporter(t *testing.T) {
+func TestClaimReporter(t *testing.T) {
 	const plain = `requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com}}]`
 	v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"}, viewtest.Node{Name: "b", Profile: "l40s-x4"})
 	expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
@@ -46,14 +46,21 @@ func TestUnrankedReporter(t *testing.T) {
 		claim("of-the-scheduler", plain, func(c *resourceapi.ResourceClaim) {
 			c.Annotations = map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"}
 		}),
+		claim("lost", strings.Replace(plain, "strongest.gpu", "gpu", 1), func(c *resourceapi.ResourceClaim) {
+			c.Annotations = map[string]string{optionalFieldsAnnotation: "gpu.capacity"}
+		}),
+		claim("kept", `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, tolerations: [{key: a, operator: `+
+			`Exists}]}}]`, func(c *resourceapi.ResourceClaim) {
+			c.Annotations = map[string]string{optionalFieldsAnnotation: "gpu.tolerations"}
+		}),
 		claim("old", plain, func(c *resourceapi.ResourceClaim) {
 			c.CreationTimestamp = metav1.NewTime(time.Now().Add(-2 * time.Hour))
 		}),
 	}
 	cluster := fake.NewClientBuilder().WithScheme(scheme.Scheme).Build()
 	for _, want := range []float64{2, 0} { // a second leader sees the same claims, and tells nothing again
-		u := &unrankedReporter{client: cluster, expander: expander, total: metrics.NewUnrankedClaims(),
-			seen: map[types.UID]unrankedClaim{}}
+		u := &claimReporter{client: cluster, expander: expander, unranked: metrics.NewUnrankedClaims(),
+			seen: map[types.UID]seenClaim{}}
 		for range 2 { // informers may read a claim twice
 			for _, c := range claims {
 				u.see(c)
@@ -62,7 +69,7 @@ func TestUnrankedReporter(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if got := testutil.ToFloat64(u.total); got != want {
+		if got := testutil.ToFloat64(u.unranked); got != want {
 			t.Errorf("got %v counted, want %v", got, want)
 		}
 	}
@@ -75,7 +82,8 @@ func TestUnrankedReporter(t *testing.T) {
 		got = append(got, fmt.Sprint(e.Namespace, " ", e.InvolvedObject.Name, " ", e.Type, " ", e.Reason))
 	}
 	slices.Sort(got)
-	if want := []string{"ns allocated Warning NotRanked", "ns waits Warning NotRanked"}; !slices.Equal(got, want) {
+	if want := []string{"ns allocated Warning NotRanked", "ns lost Warning FieldsDropped",
+		"ns waits Warning NotRanked"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
+	"github.com/gpudra/gpu-dra-driver/internal/event"
+)
+
+// Events are all events of the controller.
+var Events = struct{ NotRanked, FieldsDropped event.Kind }{
+	NotRanked: event.Warning("NotRanked", "ResourceClaim",
+		"the claim asks for the strongest GPU and gets any whole GPU, because it was not ranked when it was created"),
+	FieldsDropped: event.Warning("FieldsDropped", "ResourceClaim",
+		"the API server has dropped fields of the claim; the text names the feature gate that it lacks, and what the "+
+			"claim asks for without them"),
+}
+
+// claimReporter writes events about claims that ask for something else than their user wrote: claims for the strongest
+// GPU that were not ranked although there is something to rank, such as those that were created while the controller
+// did not answer, and claims with fields that the API server has dropped.
+//
+// It writes no annotations: a later write to an object of users would need a right to change every claim.
+type claimReporter struct {
+	client   client.Client // without a cache
+	expander strongest.Expander
+	known    func() error // an error until the view is complete
+	unranked prometheus.Counter
+	period   time.Duration
+
+	mu   sync.Mutex
+	seen map[types.UID]seenClaim // since the last look
+}
+
+type seenClaim struct {
+	types.NamespacedName
+	created time.Time
+	asked   *resourceapi.ResourceClaimSpec // if it asks for the strongest GPU
+	dropped []string                       // fields, as text
+}
+
+const (
+	// reportedAge is the age up to which a claim is reported. Events are kept for an hour, and the name of an event is
+	// that of its claim: so each claim has one, whichever replica leads.
+	reportedAge = time.Hour
+	// maxSeen limits the claims that a replica remembers that does not lead.
+	maxSeen = 10000
+)
+
+// see remembers the claim if there may be something to tell. Informers call it for each claim they read.
+func (u *claimReporter) see(c *resourceapi.ResourceClaim) {
+	if _, implicit := c.Annotations[resourceapi.ExtendedResourceClaimAnnotation]; implicit ||
+		time.Since(c.CreationTimestamp.Time) > reportedAge {
+		return
+	}
+	seen := seenClaim{NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: c.Name},
+		created: c.CreationTimestamp.Time, dropped: droppedFields(&c.Spec, c.Annotations)}
+	if u.expander.Asked(&c.Spec) {
+		seen.asked = c.Spec.DeepCopy()
+	}
+	if seen.asked == nil && seen.dropped == nil {
+		return
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if len(u.seen) < maxSeen {
+		u.seen[c.UID] = seen
+	}
+}
+
+// NeedLeaderElection is true: one replica reports.
+func (u *claimReporter) NeedLeaderElection() bool { return true }
+
+// Start reports until ctx ends.
+func (u *claimReporter) Start(ctx context.Context) error {
+	logger := log.FromContext(ctx).WithName("claims")
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(u.period):
+		}
+		if u.known() == nil {
+			if err := u.report(ctx); err != nil && ctx.Err() == nil {
+				logger.Error(err, "Claims have no event that says what they ask for")
+			}
+		}
+	}
+}
+
+// report reports what has been seen since the last call. What fails is not tried again.
+func (u *claimReporter) report(ctx context.Context) (last error) {
+	u.mu.Lock()
+	seen := u.seen
+	u.seen = map[types.UID]seenClaim{}
+	u.mu.Unlock()
+	for uid, c := range seen {
+		if time.Since(c.created) > reportedAge {
+			continue
+		}
+		if c.asked != nil && u.expander.Expand(ctx, c.asked) {
+			told, err := u.tell(ctx, uid, c, Events.NotRanked, "it gets any whole GPU: when it was created, the "+
+				"controller did not answer in time, validation was off in the namespace, or there was nothing to "+
+				"rank. To have it ranked, delete it and create it again")
+			if told {
+				u.unranked.Inc()
+			}
+			last = cmp.Or(err, last)
+		}
+		if c.dropped != nil {
+			_, err := u.tell(ctx, uid, c, Events.FieldsDropped, strings.Join(c.dropped, "; "))
+			last = cmp.Or(err, last)
+		}
+	}
+	return last
+}
+
+// tell writes an event about a claim. It returns false if that event exists, or the namespace does not.
+func (u *claimReporter) tell(ctx context.Context, uid types.UID, c seenClaim, kind event.Kind, text string) (bool,
+	error) {
+	now := metav1.Now()
+	err := u.client.Create(ctx, &corev1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: strings.ToLower(kind.Reason) + "-" + string(uid)},
+		InvolvedObject: corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(),
+			Kind: "ResourceClaim", Namespace: c.Namespace, Name: c.Name, UID: uid},
+		Type: kind.Type, Reason: kind.Reason, Count: 1, FirstTimestamp: now, LastTimestamp: now,
+		Source: corev1.EventSource{Component: "dra-controller"}, ReportingController: "dra-controller",
+		Message: event.Text(text),
+	})
+	if apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("claim %s: %w", c.NamespacedName, err)
+	}
+	return true, nil
+}
