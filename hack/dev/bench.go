@@ -16,6 +16,12 @@ const benchProgram = "_output/bin/bench"
 // bench measures the driver and writes docs/benchmarks.md; the rows that BENCH_ROWS selects are only printed.
 func bench(ctx context.Context) error {
 	build := command{label: "bench", args: []string{"go", "build", "-o", benchProgram, "./test/bench"}}
+	// The floor runs in the file system of the plugin's container, which has no libraries.
+	floor := command{label: "floor", args: []string{"go", "build", "-ldflags", "-s -w", "-o", "_output/bin/floor",
+		"./test/floor"}, env: []string{"CGO_ENABLED=0"}}
+	if err := floor.run(ctx); err != nil {
+		return err
+	}
 	return benchCluster.fresh(ctx, build, func(ctx context.Context, t target) error {
 		if err := t.install(ctx); err != nil {
 			return err

@@ -47,6 +47,8 @@ type bench struct {
 	gpus    []string // devices
 	image   string   // of pods
 	results map[string][]float64
+	// comparisons with the floors, in the order of their table.
+	comparisons []*comparison
 
 	// Of the plugin that runs; attach renews them after a restart.
 	process process

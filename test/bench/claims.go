@@ -74,7 +74,7 @@ func (b *bench) configured(ctx context.Context, config []resourceapi.DeviceAlloc
 
 func (b *bench) allocate(ctx context.Context, devices resourceapi.DeviceAllocationResult) (*drapb.Claim, error) {
 	result := devices.Results[0]
-	class := driver
+	class := result.Driver
 	if result.Device == inventory.Monitor {
 		class = "monitor." + driver
 	}
@@ -103,8 +103,12 @@ func (b *bench) allocate(ctx context.Context, devices resourceapi.DeviceAllocati
 
 // prepare calls the plugin as the kubelet does and returns the duration of the call.
 func (b *bench) prepare(ctx context.Context, claims ...*drapb.Claim) (time.Duration, error) {
+	return prepareOn(ctx, b.kubelet, claims...)
+}
+
+func prepareOn(ctx context.Context, plugin drapb.DRAPluginClient, claims ...*drapb.Claim) (time.Duration, error) {
 	begin := time.Now()
-	answer, err := b.kubelet.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: claims})
+	answer, err := plugin.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: claims})
 	took := time.Since(begin)
 	if err != nil {
 		return 0, fmt.Errorf("prepare: %w", err)
@@ -121,8 +125,12 @@ func (b *bench) prepare(ctx context.Context, claims ...*drapb.Claim) (time.Durat
 }
 
 func (b *bench) unprepare(ctx context.Context, claims ...*drapb.Claim) (time.Duration, error) {
+	return unprepareOn(ctx, b.kubelet, claims...)
+}
+
+func unprepareOn(ctx context.Context, plugin drapb.DRAPluginClient, claims ...*drapb.Claim) (time.Duration, error) {
 	begin := time.Now()
-	answer, err := b.kubelet.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: claims})
+	answer, err := plugin.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: claims})
 	took := time.Since(begin)
 	if err != nil {
 		return 0, fmt.Errorf("unprepare: %w", err)

@@ -23,7 +23,7 @@ const (
 
 // evictions times the replacement of the pod of a Deployment, whose GPU gets an XID that evicts.
 func (s *sickness) evictions(ctx context.Context) error {
-	if err := s.template(ctx); err != nil {
+	if err := s.template(ctx, driver); err != nil {
 		return err
 	}
 	pod, err := s.deploy(ctx)
@@ -56,7 +56,7 @@ func (s *sickness) evictions(ctx context.Context) error {
 
 // deploy creates a Deployment of one pod with a GPU, and returns the pod when it runs.
 func (s *sickness) deploy(ctx context.Context) (*corev1.Pod, error) {
-	spec := withClaim(s.pod()).Spec
+	spec := withClaim(s.pod(), driver).Spec
 	spec.RestartPolicy, spec.TerminationGracePeriodSeconds = corev1.RestartPolicyAlways, ptr.To(int64(0))
 	labels := map[string]string{"app": worker}
 	if _, err := s.client.AppsV1().Deployments(s.ns).Create(ctx, &appsv1.Deployment{

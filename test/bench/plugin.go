@@ -27,7 +27,6 @@ const (
 	// pause before each of the latter, in which containerd reads the CDI directory
 	cdiPause = 400 * time.Millisecond
 	burst    = 8
-	bursts   = 25
 )
 
 // measureIdle measures the idle plugin, before anything was prepared.
@@ -120,11 +119,9 @@ func measureOneClaim(ctx context.Context, b *bench) error {
 			return err
 		}
 	}
-	b.results["prepare"] = []float64{alone.prepare.p50(), alone.prepare.at(0.99)}
+	b.results["prepare"] = []float64{alone.prepare.p50()}
 	b.results["get"], b.results["write"], b.results["call"] = []float64{alone.get.p50()}, []float64{alone.write.p50()},
 		[]float64{alone.call.p50()}
-	b.results["own"] = []float64{alone.prepare.p50() - alone.get.p50() - alone.write.p50()}
-	b.results["unprepare"] = []float64{alone.unprepare.p50()}
 	b.results["prepare200"] = []float64{among.prepare.p50()}
 	b.results["parse200"] = []float64{parses.p50()}
 	return b.deleteClaims(ctx)
@@ -227,41 +224,6 @@ func (b *bench) parseCDI() (samples, error) {
 		return nil, fmt.Errorf("read the CDI directory: found %d devices, want more than %d", n, others)
 	}
 	return took, nil
-}
-
-// measureManyAtOnce times eight claims on eight GPUs: in parallel calls, and in one call.
-func measureManyAtOnce(ctx context.Context, b *bench) error {
-	var calls, call samples
-	for range bursts {
-		for _, kind := range []struct {
-			prepare func(claims []*drapb.Claim) error
-			took    *samples
-		}{
-			{func(claims []*drapb.Claim) error {
-				return atOnce(burst, burst, func(i int) error { _, err := b.prepare(ctx, claims[i]); return err })
-			}, &calls},
-			{func(claims []*drapb.Claim) error { _, err := b.prepare(ctx, claims...); return err }, &call},
-		} {
-			claims, err := b.allocatedGPUs(ctx, burst)
-			if err != nil {
-				return err
-			}
-			begin := time.Now()
-			err = kind.prepare(claims)
-			*kind.took = append(*kind.took, time.Since(begin))
-			if err != nil {
-				return err
-			}
-			if err := b.settled(ctx, claims...); err != nil {
-				return err
-			}
-			if _, err := b.unprepare(ctx, claims...); err != nil {
-				return err
-			}
-		}
-	}
-	b.results["calls8"], b.results["claims8"] = []float64{calls.p50()}, []float64{call.p50()}
-	return b.deleteClaims(ctx)
 }
 
 // settled returns when the driver has written the status of the claims, which it does after it has answered. It must

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/ptr"
+	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 )
 
 const (
@@ -22,48 +23,102 @@ const (
 	eights  = 6
 )
 
-// measurePods times pods with a claim and the same pods without, alternately. The claim comes from a template, as users
-// do it.
-func measurePods(ctx context.Context, b *bench) error {
-	if err := b.template(ctx); err != nil {
-		return err
-	}
-	var with, without, with8, without8 samples
-	turn := func(n, repeats int, with, without *samples) error {
-		for range repeats {
-			for _, kind := range []struct {
-				pod  *corev1.Pod
-				took *samples
-			}{{b.pod(), without}, {withClaim(b.pod()), with}} {
-				took, err := b.podsRunning(ctx, kind.pod, n)
-				if err != nil {
-					return err
-				}
-				*kind.took = append(*kind.took, took)
-			}
-		}
-		return nil
-	}
-	err := errors.Join(
-		turn(1, 1, &samples{}, &samples{}), // the first ones find nothing warm
-		turn(1, singles, &with, &without),
-		turn(burst, eights, &with8, &without8))
+// measurePods times pods without a claim, with a claim of the driver, and with a claim of a null floor, without CDI
+// hooks and with those of the driver, in turn. The claims come from templates, as users do it.
+func measurePods(ctx context.Context, b *bench) (err error) {
+	edits, err := b.edits(ctx)
 	if err != nil {
 		return err
 	}
-	b.results["pod"] = []float64{with.p50() - without.p50()}
-	b.results["pods8"] = []float64{with8.p50() - without8.p50()}
-	b.results["podplain"] = []float64{without.p50(), without8.p50()}
+	bare := *edits
+	bare.Hooks = nil
+	kinds := []func() *corev1.Pod{b.pod, func() *corev1.Pod { return withClaim(b.pod(), driver) }}
+	for _, floor := range []struct {
+		name  string
+		edits *cdispecs.ContainerEdits
+	}{{"null", &bare}, {"hooks", edits}} {
+		s, err := b.startFloor(ctx, floor.name, floor.edits)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, s.stop()) }()
+		undo, err := b.offer(ctx, s.driver)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, undo()) }()
+		kinds = append(kinds, func() *corev1.Pod { return withClaim(b.pod(), s.driver) })
+	}
+	for _, class := range []string{driver, "null" + floorDomain, "hooks" + floorDomain} {
+		if err := b.template(ctx, class); err != nil {
+			return err
+		}
+	}
+	turn := func(n, repeats int) (took [4]samples, err error) {
+		for r := range repeats {
+			for k := range kinds {
+				i := (k + r) % len(kinds)
+				d, err := b.podsRunning(ctx, kinds[i](), n)
+				if err != nil {
+					return took, err
+				}
+				took[i] = append(took[i], d)
+			}
+		}
+		return took, nil
+	}
+	if _, err := turn(1, 1); err != nil { // the first ones find nothing warm
+		return err
+	}
+	one, err := turn(1, singles)
+	if err != nil {
+		return err
+	}
+	eight, err := turn(burst, eights)
+	if err != nil {
+		return err
+	}
+	const plain, ours, null, hooks = 0, 1, 2, 3
+	for key, took := range map[string][4]samples{"pod": one, "pods8": eight} {
+		b.results[key] = []float64{took[ours].p50() - took[null].p50()}
+		b.results[key+"hooks"] = []float64{took[ours].p50() - took[hooks].p50()}
+		b.results[key+"plain"] = []float64{took[plain].p50(), took[null].p50(), took[hooks].p50(), took[ours].p50()}
+	}
 	return nil
 }
 
-// template creates the template of claims for a whole GPU, unless it exists.
-func (b *bench) template(ctx context.Context) error {
+// offer publishes eight devices of the driver and a class for them, until undo is called.
+func (b *bench) offer(ctx context.Context, driver string) (undo func() error, err error) {
+	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: driver},
+		Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+			Expression: fmt.Sprintf("device.driver == %q", driver)}}}}}
+	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: driver},
+		Spec: resourceapi.ResourceSliceSpec{Driver: driver, NodeName: &b.node,
+			Pool: resourceapi.ResourcePool{Name: b.node, Generation: 1, ResourceSliceCount: 1}}}
+	for _, name := range b.gpus {
+		slice.Spec.Devices = append(slice.Spec.Devices, resourceapi.Device{Name: name})
+	}
+	api := b.client.ResourceV1()
+	if _, err := api.DeviceClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
+		return nil, err
+	}
+	if _, err := api.ResourceSlices().Create(ctx, slice, metav1.CreateOptions{}); err != nil {
+		return nil, err
+	}
+	return func() error {
+		ctx := context.WithoutCancel(ctx)
+		return errors.Join(api.ResourceSlices().Delete(ctx, driver, metav1.DeleteOptions{}),
+			api.DeviceClasses().Delete(ctx, driver, metav1.DeleteOptions{}))
+	}, nil
+}
+
+// template creates the template of claims for a device of the class, unless it exists.
+func (b *bench) template(ctx context.Context, class string) error {
 	_, err := b.client.ResourceV1().ResourceClaimTemplates(b.ns).Create(ctx, &resourceapi.ResourceClaimTemplate{
-		ObjectMeta: metav1.ObjectMeta{Name: request},
+		ObjectMeta: metav1.ObjectMeta{Name: class},
 		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{
 			Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: request,
-				Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: driver}}}}}},
+				Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class}}}}}},
 	}, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		return nil
@@ -84,8 +139,9 @@ func (b *bench) pod() *corev1.Pod {
 	}
 }
 
-func withClaim(pod *corev1.Pod) *corev1.Pod {
-	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: request, ResourceClaimTemplateName: ptr.To(request)}}
+// withClaim gives the pod a claim from the template for the class.
+func withClaim(pod *corev1.Pod, class string) *corev1.Pod {
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: request, ResourceClaimTemplateName: &class}}
 	pod.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: request}}
 	return pod
 }

@@ -19,7 +19,9 @@ func (b *bench) aims(r row) []float64 {
 // report returns the table of all results, with explanations of missed targets below it.
 func (b *bench) report(machine string) string {
 	var table, misses strings.Builder
-	fmt.Fprintf(&table, "%s\n\n| what | peer | aim | here | |\n|---|---:|---:|---:|---|\n", machine)
+	floors, missed := b.floorsTable()
+	misses.WriteString(missed)
+	fmt.Fprintf(&table, "%s\n\n%s\n| what | peer | aim | here | |\n|---|---:|---:|---:|---|\n", machine, floors)
 	for _, r := range rows {
 		here, measured := b.results[r.key]
 		if !measured {

@@ -44,17 +44,30 @@ func TestFigures(t *testing.T) {
 }
 
 func TestReport(t *testing.T) {
-	b := &bench{results: map[string][]float64{
-		"prepare": {1.9, 7}, "get": {1}, "prepare200": {2}, "backtoback": {1.8}, "unprepare": {1.5},
-	}}
+	ms := func(values ...int) (all samples) {
+		for _, v := range values {
+			all = append(all, time.Duration(v)*time.Millisecond)
+		}
+		return all
+	}
+	b := &bench{
+		results: map[string][]float64{"prepare": {1.9}, "get": {1}, "prepare200": {2}, "backtoback": {1.8},
+			"timeslice": {5, 1}},
+		comparisons: []*comparison{{what: "Prepare", aims: []float64{1.3, 2}, why: "a reason", times: [3][]samples{
+			driverIndex: {ms(6, 6, 6), ms(5, 5, 5), ms(8, 8, 8)}, nullIndex: {ms(1, 1, 1), ms(1, 1, 1), ms(1, 1, 1)},
+			safeIndex: {ms(4, 4, 4), ms(4, 4, 4), ms(4, 4, 4)}}}},
+	}
 	got := b.report("On a machine.")
 	for _, want := range []string{
-		"On a machine.\n\n| what |",
-		"| NodePrepareResources, one GPU, p50 / p99 | 3.5 / 5.7 ms | ≤ 2 / 6 ms | 1.9 / 7 ms | **miss** |\n",
+		"On a machine.\n\n| ms |",
+		"| Prepare, p50 | 1 | 4 | 6 | 1.5 (1.25 to 2) | ≤ 1.3 | **miss** |\n",
+		"| Prepare, p99 | 1 | 4 | 8 | 1.5 (1.25 to 2) | ≤ 2 | ok |\n",
+		"| NodePrepareResources, one GPU, p50 |  |  | 1.9 ms |  |\n",
 		"| – the claim's GET, asked for as the plugin asks, p50 |  |  | 1 ms |  |\n",
-		"| 128 ms | 1.1 × Prepare alone: ≤ 2.09 ms | 2 ms | ok |\n",
+		"|  | 1.15 × Prepare alone: ≤ 2.18 ms | 2 ms | ok |\n",
 		"| 198 ms (throttled) | as Prepare alone: ≤ 1.9 ms | 1.8 ms | ok |\n",
-		"\n- NodeUnprepareResources, p50: " + whyUnprepare + "\n",
+		"\n- Prepare, p50: a reason\n",
+		"\n- TimeSlicing prepare / unprepare, p50, with a no-op `nvidia-smi`: " + whyTimeSlice + "\n",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("got\n%s\nwant in it\n%s", got, want)
