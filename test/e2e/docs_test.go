@@ -39,8 +39,9 @@ func (s *suite) yamlBlocks(t *testing.T, file string) []string {
 func gatesOf(block string) []string {
 	var gates []string
 	for text, gate := range map[string]string{
-		"capacity:": "DRAConsumableCapacity", "shared.gpu.nvidia.com": "DRAConsumableCapacity",
-		"mig": "DRAPartitionableDevices", "tolerations:": "DRADeviceTaints",
+		"capacity:": "DRAConsumableCapacity", "distinctAttribute:": "DRAConsumableCapacity",
+		"shared.gpu.nvidia.com": "DRAConsumableCapacity",
+		"mig":                   "DRAPartitionableDevices", "tolerations:": "DRADeviceTaints",
 		"nvidia.com/gpu:": "DRAExtendedResource", "nvidia.com/mig-": "DRAExtendedResource",
 	} {
 		if strings.Contains(block, text) {
