@@ -32,6 +32,9 @@ const chart = "gpu-dra-driver"
 // reducedProfiles keeps golden files short. One golden file has the classes of all profiles, and the dashboard.
 const reducedProfiles = "deviceClasses.migProfiles={1g.10gb+me},controller.dashboard.enabled=false"
 
+// mutatingPolicies is what the API server of Kubernetes 1.36 and newer has, and helm template assumes nowhere.
+const mutatingPolicies = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
+
 var dashboardText = regexp.MustCompile(`(?m)(^  gpus\.json: \|\n)(?:    .*\n| *\n)+`)
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -41,7 +44,7 @@ func TestTemplate(t *testing.T) {
 		name, golden string
 		args         []string
 	}{
-		{"the defaults serve GPU nodes", "default", nil},
+		{"the defaults serve GPU nodes", "default", []string{"--api-versions", mutatingPolicies}},
 		{"simulation serves labelled nodes", "simulate", []string{"--set", "simulate.enabled=true", "--set",
 			reducedProfiles}},
 		{"a profile for all nodes and profiles of one's own", "simulate-profiles",
@@ -97,14 +100,16 @@ func TestNotes(t *testing.T) {
 }
 
 func TestDriverNameChangesEverywhere(t *testing.T) {
-	got, err := helm(t, "template", "x", chart, "--set", "driverName=gpu.example.com")
+	got, err := helm(t, "template", "x", chart, "--set", "driverName=gpu.example.com", "--api-versions",
+		mutatingPolicies)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, got)
 	}
 	for i, line := range strings.Split(got, "\n") {
-		// Node labels do not depend on the driver's name.
+		// Labels of nodes and namespaces do not depend on the driver's name.
 		if strings.Contains(line, "gpu.nvidia.com") && !strings.Contains(line, "gpu.nvidia.com/sim-profile") &&
-			!strings.Contains(line, "gpu.nvidia.com/admission") {
+			!strings.Contains(line, "gpu.nvidia.com/admission") &&
+			!strings.Contains(line, "gpu.nvidia.com/default-spreading") {
 			t.Errorf("line %d still has the default name: %s", i+1, line)
 		}
 	}
@@ -227,18 +232,14 @@ func TestSwitches(t *testing.T) {
 			"authentication.kubernetes.io/node-name"},
 		{"a controller that may create any secret", "admissionPolicies.controller=false",
 			"of the GPU driver may create only"},
+		{"no namespace turns default spreading off", "admissionPolicies.defaultSpreading=false",
+			"gpu.nvidia.com/default-spreading"},
 		{"no dashboard", "controller.dashboard.enabled=false", "grafana_dashboard"},
 		{"no dashboard without the controller", "controller.enabled=false", "grafana_dashboard"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			with, err := helm(t, "template", "x", chart)
-			if err != nil {
-				t.Fatalf("%v\n%s", err, with)
-			}
-			without, err := helm(t, "template", "x", chart, "--set", tc.set)
-			if err != nil {
-				t.Fatalf("%v\n%s", err, without)
-			}
+			with := template(t, "--api-versions", mutatingPolicies)
+			without := template(t, "--api-versions", mutatingPolicies, "--set", tc.set)
 			if !strings.Contains(with, tc.not) || strings.Contains(without, tc.not) {
 				t.Errorf("%q: got %t with the defaults and %t with --set %s, want it with the defaults only",
 					tc.not, strings.Contains(with, tc.not), strings.Contains(without, tc.not), tc.set)

@@ -90,22 +90,13 @@ func requireAnswer(t *testing.T, got, want string) {
 	}
 }
 
-// policy is a ValidatingAdmissionPolicy that is evaluated as the API server does, on untyped objects.
-type policy struct {
-	spec admissionv1.ValidatingAdmissionPolicySpec
-	env  *cel.Env
-}
+// policy is a ValidatingAdmissionPolicy.
+type policy admissionv1.ValidatingAdmissionPolicySpec
 
 // policyOf reads a policy of the chart.
 func policyOf(t *testing.T, name string) policy {
 	t.Helper()
 	text, err := os.ReadFile("testdata/default.golden.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	env, err := cel.NewEnv(cel.OptionalTypes(), ext.Strings(), cel.Variable("object", cel.DynType),
-		cel.Variable("oldObject", cel.DynType), cel.Variable("request", cel.DynType),
-		cel.Variable("variables", cel.MapType(cel.StringType, cel.DynType)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +106,7 @@ func policyOf(t *testing.T, name string) policy {
 			t.Fatal(err)
 		}
 		if found.Kind == "ValidatingAdmissionPolicy" && found.Name == name {
-			return policy{found.Spec, env}
+			return policy(found.Spec)
 		}
 	}
 	t.Fatalf("the chart has no policy %s", name)
@@ -132,34 +123,43 @@ func (p policy) answer(t *testing.T, node string, before, after any) string {
 	variables := map[string]any{}
 	input := map[string]any{"object": after, "oldObject": before, "variables": variables,
 		"request": map[string]any{"userInfo": map[string]any{"extra": extra}}}
-	evaluate := func(expression string) any {
-		ast, issues := p.env.Compile(expression)
-		if issues.Err() != nil {
-			t.Fatal(issues.Err())
-		}
-		program, err := p.env.Program(ast)
-		if err != nil {
-			t.Fatal(err)
-		}
-		value, _, err := program.Eval(input)
-		if err != nil {
-			t.Fatalf("%s: %v", expression, err)
-		}
-		return value.Value()
+	for _, v := range p.Variables {
+		variables[v.Name] = evaluate(t, v.Expression, input)
 	}
-	for _, v := range p.spec.Variables {
-		variables[v.Name] = evaluate(v.Expression)
-	}
-	for _, v := range p.spec.Validations {
+	for _, v := range p.Validations {
 		switch {
-		case evaluate(v.Expression) == true:
+		case evaluate(t, v.Expression, input) == true:
 		case v.MessageExpression != "":
-			return evaluate(v.MessageExpression).(string)
+			return evaluate(t, v.MessageExpression, input).(string)
 		default:
 			return v.Message
 		}
 	}
 	return ""
+}
+
+// evaluate returns the value of an expression of a policy. Like the API server, it knows no types of objects.
+func evaluate(t *testing.T, expression string, input map[string]any) any {
+	t.Helper()
+	env, err := cel.NewEnv(cel.OptionalTypes(), ext.Strings(), cel.Variable("object", cel.DynType),
+		cel.Variable("oldObject", cel.DynType), cel.Variable("request", cel.DynType),
+		cel.Variable("variables", cel.MapType(cel.StringType, cel.DynType)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ast, issues := env.Compile(expression)
+	if issues.Err() != nil {
+		t.Fatal(issues.Err())
+	}
+	program, err := env.Program(ast)
+	if err != nil {
+		t.Fatal(err)
+	}
+	value, _, err := program.Eval(input)
+	if err != nil {
+		t.Fatalf("%s: %v", expression, err)
+	}
+	return value.Value()
 }
 
 func asJSON(t *testing.T, object any) any {

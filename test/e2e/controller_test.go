@@ -262,6 +262,61 @@ func (s *suite) testStrongest(t *testing.T) {
 	})
 }
 
+// testDefaultSpreading creates replicas in a namespace whose pods the scheduler does not spread by default.
+func (s *suite) testDefaultSpreading(t *testing.T) {
+	s.needs(t, "Kubernetes 1.36") // MutatingAdmissionPolicy
+	ns := s.labelled(t, "spreading", map[string]string{"gpu.nvidia.com/default-spreading": "off"})
+	best := stringAttribute(s.wholeGPUs(t, s.node(t, "dgx-h100"))[0], "productName")
+	template := s.claimTemplate(t, ns, "strongest", strongestClaim())
+	labels := map[string]string{"app": "worker"}
+	worker := corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: s.image,
+		Args: []string{"show", "--stay"}}}}
+	withTemplate(template)(&worker)
+	const replicas = 4
+	s.must(t, s.Create(t.Context(), &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: "worker", Namespace: ns},
+		Spec: appsv1.DeploymentSpec{Replicas: ptr.To(int32(replicas)),
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: worker}}}))
+	var pods []corev1.Pod
+	s.must(t, kube.Until(t.Context(), soon, "replicas to run", func(ctx context.Context) (bool, string, error) {
+		var err error
+		pods, err = s.Pods(ctx, ns)
+		running := 0
+		for _, p := range pods {
+			if p.Status.Phase == corev1.PodRunning {
+				running++
+			}
+		}
+		return running == replicas, fmt.Sprint(running, " do"), err
+	}))
+	for _, p := range pods {
+		if got := stringAttribute(s.allocated(t, &p), "productName"); got != best {
+			t.Errorf("%s on %s: got %s, want the strongest, %s", p.Name, p.Spec.NodeName, got, best)
+		}
+	}
+	neutral := []corev1.TopologySpreadConstraint{{MaxSkew: 1000, TopologyKey: corev1.LabelHostname,
+		WhenUnsatisfiable: corev1.DoNotSchedule}}
+	own := []corev1.TopologySpreadConstraint{{MaxSkew: 1, TopologyKey: corev1.LabelTopologyZone,
+		WhenUnsatisfiable: corev1.ScheduleAnyway}}
+	for _, row := range []struct {
+		name    string
+		options []podOption
+		want    []corev1.TopologySpreadConstraint
+	}{
+		{"claim", []podOption{withTemplate(template)}, neutral},
+		{"no-claim", nil, nil},
+		{"own-constraint", []podOption{withTemplate(template),
+			func(p *corev1.PodSpec) { p.TopologySpreadConstraints = own }}, own},
+	} {
+		var pod corev1.Pod
+		s.must(t, s.Get(t.Context(), s.pod(t, ns, row.name, row.options...), &pod))
+		if got := pod.Spec.TopologySpreadConstraints; !reflect.DeepEqual(got, row.want) {
+			t.Errorf("%s: got %+v, want %+v", row.name, got, row.want)
+		}
+	}
+}
+
 // allocatedOn returns how many devices of the node are allocated.
 func (s *suite) allocatedOn(t *testing.T, node string) (devices int) {
 	t.Helper()

@@ -59,6 +59,7 @@ func TestCluster(t *testing.T) {
 	t.Run("an invalid configuration is refused with the reason and the field", s.testConfig)
 	t.Run("the webhook refuses invalid claims", s.testAdmission)
 	t.Run("the class of the strongest GPU gives the strongest free one", s.testStrongest)
+	t.Run("replicas without default spreading get the strongest GPUs", s.testDefaultSpreading)
 	t.Run("claims can be created while the controller fails", s.testControllerFaults)
 	t.Run("the examples of the documentation work", s.testDocs)
 	t.Run("the manifests to copy are accepted, and their pods get their GPUs", s.testExamples)
