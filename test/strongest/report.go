@@ -16,7 +16,7 @@ func report(all []placement, rounds int) string {
 	fmt.Fprintf(&b, "%d random clusters for each setting, of 3 to 40 nodes; %d placements.\n\n| models that differ "+
 		"in speed |", rounds, len(all))
 	for _, s := range settings {
-		fmt.Fprintf(&b, " %s: %s | %s | %s |", s.name, single, replica, neutral)
+		fmt.Fprintf(&b, " %s: %s | %s | %s |", s.name, single, replica, unspread)
 	}
 	b.WriteString("\n|---:|" + strings.Repeat("---:|---:|---:|", len(settings)) + "\n")
 	var tiers []int
@@ -74,7 +74,7 @@ func kind(reason string) string {
 
 func row(b *strings.Builder, all []placement) {
 	for _, s := range settings {
-		for _, how := range []how{single, replica, neutral} {
+		for _, how := range []how{single, replica, unspread} {
 			some := slices.DeleteFunc(slices.Clone(all), func(p placement) bool {
 				return p.setting != s || p.how != how
 			})

@@ -55,9 +55,9 @@ func (p placement) hit() bool { return p.got == p.best }
 type how string
 
 const (
-	single  how = "pods"
-	replica how = "replicas"
-	neutral how = "replicas that need not spread"
+	single   how = "pods"
+	replica  how = "replicas"
+	unspread how = "replicas without default spreading"
 )
 
 // runner places pods and checks the results.
@@ -103,8 +103,7 @@ func (p *runner) round(ctx context.Context, s setting, ns string, models int, ra
 	if p.fleet, err = fleet.Start(ctx, p.config, fleet.Config{Nodes: nodes}); err != nil {
 		return nil, err
 	}
-	if err := p.make(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}},
-		template(ns, "strongest", strongestClass, 1)); err != nil {
+	if err := p.makeNamespace(ctx, ns, nil); err != nil {
 		return nil, err
 	}
 	o, err := p.occupy(ctx, ns, nodes, random)
@@ -124,7 +123,7 @@ func (p *runner) round(ctx context.Context, s setting, ns string, models int, ra
 		}
 		all = append(all, placed...)
 	}
-	for _, how := range []how{replica, neutral} {
+	for _, how := range []how{replica, unspread} {
 		placed, err := p.replicas(ctx, o, how, ns, s.scheduler)
 		if err != nil {
 			return nil, err
@@ -139,26 +138,29 @@ func (p *runner) round(ctx context.Context, s setting, ns string, models int, ra
 	return all, p.end(ctx)
 }
 
+// makeNamespace creates a namespace with a claim template for the strongest GPU.
+func (p *runner) makeNamespace(ctx context.Context, name string, labels map[string]string) error {
+	return p.make(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}},
+		template(name, "strongest", strongestClass, 1))
+}
+
 // replicas creates a ReplicaSet and returns its placements.
 func (p *runner) replicas(ctx context.Context, o *oracle, how how, ns, scheduler string) ([]placement, error) {
-	name := "spread"
-	if how == neutral {
-		name = "neutral"
+	if how == unspread {
+		ns += "-unspread"
+		if err := p.makeNamespace(ctx, ns, map[string]string{"gpu.nvidia.com/default-spreading": "off"}); err != nil {
+			return nil, err
+		}
 	}
-	labels := map[string]string{"app": name}
-	pod := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: podSpec("strongest", scheduler)}
-	if how == neutral {
-		// Its own constraint replaces the scheduler's defaults, and never prevents a placement.
-		pod.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{MaxSkew: 1000,
-			TopologyKey:       corev1.LabelHostname,
-			WhenUnsatisfiable: corev1.DoNotSchedule, LabelSelector: &metav1.LabelSelector{MatchLabels: labels}}}
-	}
-	set := &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}, Spec: appsv1.ReplicaSetSpec{
-		Replicas: ptr.To(int32(replicas)), Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: pod}}
+	labels := map[string]string{"app": "worker"}
+	set := &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "worker"}, Spec: appsv1.ReplicaSetSpec{
+		Replicas: ptr.To(int32(replicas)), Selector: &metav1.LabelSelector{MatchLabels: labels},
+		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels},
+			Spec: podSpec("strongest", scheduler)}}}
 	if err := p.Create(ctx, set); err != nil {
 		return nil, err
 	}
-	return p.placed(ctx, o, how, ns, name+"-", replicas)
+	return p.placed(ctx, o, how, ns, "worker-", replicas)
 }
 
 func hits(all []placement) (n int) {
