@@ -83,18 +83,15 @@ type lister struct{}
 // Handle annotates claims, and what templates make claims from. A field that is listed stays listed: a claim inherits
 // it from a template that has lost the field.
 func (lister) Handle(_ context.Context, req webhook.Request) webhook.Response {
-	var object annotated
-	at, err := "", error(nil)
-	if req.Kind.Kind == "ResourceClaimTemplate" {
-		var template struct {
-			Spec annotated `json:"spec"`
-		}
-		at, err = "/spec", json.Unmarshal(req.Object.Raw, &template)
-		object = template.Spec
-	} else {
-		err = json.Unmarshal(req.Object.Raw, &object)
+	var template struct {
+		Spec annotated `json:"spec"`
 	}
-	if err != nil {
+	object, at := &annotated{}, ""
+	var into any = object
+	if req.Kind.Kind == "ResourceClaimTemplate" {
+		object, into, at = &template.Spec, &template, "/spec"
+	}
+	if err := json.Unmarshal(req.Object.Raw, into); err != nil {
 		return webhook.Errored(http.StatusBadRequest, fmt.Errorf("%s %s: %w", req.Kind.Kind, req.Name, err))
 	}
 	has := optionalFieldsOf(&object.Spec)

@@ -59,7 +59,7 @@ func (b *bench) startFloor(ctx context.Context, name string, edits *cdispecs.Con
 		return nil, err
 	}
 	// The program file is not in these namespaces, but its descriptor is.
-	cmd := exec.Command("nsenter", append([]string{"--target", strconv.Itoa(b.process.pid), "--mount", "--net", "--",
+	cmd := exec.Command("nsenter", append([]string{"--target", strconv.Itoa(b.process.pid), "--mount", "--net", "--pid", "--",
 		"/proc/self/fd/3", "-driver", s.driver, "-node", b.node}, args...)...)
 	cmd.ExtraFiles, cmd.Stdin, cmd.Stderr = []*os.File{program}, bytes.NewReader(input), os.Stderr
 	for name, value := range b.process.env {
@@ -72,12 +72,15 @@ func (b *bench) startFloor(ctx context.Context, name string, edits *cdispecs.Con
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	s.process = process{pid: cmd.Process.Pid}
-	s.stop = func() error {
-		return errors.Join(cmd.Process.Signal(syscall.SIGTERM), cmd.Wait())
-	}
 	if line, err := bufio.NewReader(output).ReadString('\n'); err != nil {
-		return nil, errors.Join(fmt.Errorf("floor %s: got %q: %w", name, line, err), s.stop())
+		return nil, errors.Join(fmt.Errorf("floor %s: got %q: %w", name, line, err), cmd.Wait())
+	}
+	// To enter the PID namespace, nsenter forks, and waits for its child.
+	if s.process.pid, err = childOf(cmd.Process.Pid); err != nil {
+		return nil, err
+	}
+	s.stop = func() error {
+		return errors.Join(syscall.Kill(s.process.pid, syscall.SIGTERM), cmd.Wait())
 	}
 	conn, err := grpc.NewClient("unix://"+b.process.path("/var/lib/kubelet/plugins/"+s.driver+"/dra.sock"),
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -86,6 +89,16 @@ func (b *bench) startFloor(ctx context.Context, name string, edits *cdispecs.Con
 	}
 	s.kubelet = drapb.NewDRAPluginClient(conn)
 	return s, nil
+}
+
+// childOf returns the only child of a process.
+func childOf(pid int) (int, error) {
+	thread := strconv.Itoa(pid)
+	children, err := os.ReadFile(proc(pid, "task/"+thread+"/children"))
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(children)))
 }
 
 // edits returns what the driver's CDI files say for a whole GPU.
