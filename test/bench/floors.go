@@ -59,8 +59,8 @@ func (b *bench) startFloor(ctx context.Context, name string, edits *cdispecs.Con
 		return nil, err
 	}
 	// The program file is not in these namespaces, but its descriptor is.
-	cmd := exec.Command("nsenter", append([]string{"--target", strconv.Itoa(b.process.pid), "--mount", "--net", "--pid", "--",
-		"/proc/self/fd/3", "-driver", s.driver, "-node", b.node}, args...)...)
+	cmd := exec.Command("nsenter", append([]string{"--target", strconv.Itoa(b.process.pid), "--mount", "--net", "--pid",
+		"--", "/proc/self/fd/3", "-driver", s.driver, "-node", b.node}, args...)...)
 	cmd.ExtraFiles, cmd.Stdin, cmd.Stderr = []*os.File{program}, bytes.NewReader(input), os.Stderr
 	for name, value := range b.process.env {
 		cmd.Env = append(cmd.Env, name+"="+value)
