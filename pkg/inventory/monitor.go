@@ -30,7 +30,7 @@ func PoolsOf(node, device string) []string {
 // monitor returns the monitor device of a node. It is always free: it may be allocated any number of times and consumes
 // nothing. Admin access to the GPUs themselves would fail when their capacity or counters are used up.
 func monitor(node string) gpu.Device {
-	id := monitorID(node)
+	id := MonitorID(node)
 	return gpu.Device{
 		Name:     Monitor,
 		Type:     gpu.TypeMonitor,
@@ -40,9 +40,9 @@ func monitor(node string) gpu.Device {
 	}
 }
 
-// monitorID identifies the monitor device of a node in attributes that people match on. A name that is too long is
+// MonitorID identifies the monitor device of a node in attributes that people match on. A name that is too long is
 // hashed and not cut, because others may have the same prefix.
-func monitorID(node string) string {
+func MonitorID(node string) string {
 	id := Monitor + "-" + node
 	if len(id) <= maxString {
 		return id

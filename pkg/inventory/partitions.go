@@ -50,10 +50,18 @@ func (inv Inventory) WithPartitions(own func(gpu.Placement) bool) Inventory {
 
 // Defaults returns the inventory of a node with these GPUs without a node configuration and without claims.
 func Defaults(gpus []gpu.Device) Inventory {
+	return Unclaimed(gpus, func(gpu.Device) gpu.Use { return gpu.Use{} })
+}
+
+// Unclaimed returns the inventory of a node with these GPUs without claims. configured is the administrator's choice
+// for a GPU.
+func Unclaimed(gpus []gpu.Device, configured func(gpu.Device) gpu.Use) Inventory {
 	nobody := func(gpu.Placement) bool { return false }
 	inv := New(gpus)
 	for i, d := range inv {
-		inv[i].Use.Partitions = Partitioning(d, gpu.PartitionsAuto, gpu.PartitionsAuto, nobody)
+		use := configured(d)
+		use.Partitions = Partitioning(d, use.Partitions, gpu.PartitionsAuto, nobody)
+		inv[i].Use = use
 	}
 	return inv.WithPartitions(nobody)
 }
