@@ -30,7 +30,15 @@ func main() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50)
 	}
-	os.Exit(cli.Run(command()))
+	cmd := command()
+	if len(os.Args) > 1 && os.Args[1] == slicesName { // its errors are for people, not for a log
+		if err := cli.RunNoErrOutput(cmd); err != nil {
+			fmt.Fprintf(os.Stderr, "Error: %v\n", err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(cli.Run(cmd))
 }
 
 func command() *cobra.Command {
@@ -59,13 +67,22 @@ func command() *cobra.Command {
 		},
 	}
 	addFlags(cmd.Flags(), &c)
-	cmd.Flags().StringVar(&kubeconfig, "kubeconfig", "", "how to reach the API server; empty: as a pod does")
+	addKubeconfig(cmd.Flags(), &kubeconfig)
 	logsapi.AddFlags(logs, cmd.Flags())
+	cmd.AddCommand(slicesCommand())
 	return cmd
 }
 
+func addKubeconfig(f *pflag.FlagSet, file *string) {
+	f.StringVar(file, "kubeconfig", "", "how to reach the API server; empty: as a pod does")
+}
+
+func addDriverName(f *pflag.FlagSet, name *string) {
+	f.StringVar(name, "driver-name", "gpu.nvidia.com", "name of the driver, as in device classes")
+}
+
 func addFlags(f *pflag.FlagSet, c *controller.Config) {
-	f.StringVar(&c.DriverName, "driver-name", "gpu.nvidia.com", "name of the driver, as in device classes")
+	addDriverName(f, &c.DriverName)
 	f.StringVar(&c.Name, "name", "", "name of the webhook configurations, of the service and of the lease (required)")
 	f.StringVar(&c.Namespace, "namespace", os.Getenv("NAMESPACE"), "namespace of this program's pod")
 	f.StringVar(&c.StrongestClass, "strongest-class", "strongest.gpu.nvidia.com",

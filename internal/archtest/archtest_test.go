@@ -81,10 +81,12 @@ var allowed = map[string][]string{
 	// Admission runs the node's validation with simulated devices.
 	"internal/controller/admission": {"internal/controller/view", "pkg/allocation", "pkg/api", "pkg/gpu",
 		"pkg/inventory", "pkg/sharing"},
+	// Templates of profiles are made with the node's own functions.
+	"internal/controller/nodetemplate": {"pkg/gpu", "pkg/hwprofile", "pkg/inventory", "pkg/nodeconfig"},
 	"internal/controller": {"internal/controller/admission", "internal/controller/certificate",
 		"internal/controller/metrics",
 		"internal/controller/strongest", "internal/controller/view", "internal/event"},
-	"cmd/dra-controller": {"internal/controller"},
+	"cmd/dra-controller": {"internal/controller", "internal/controller/nodetemplate", "pkg/nodeconfig"},
 
 	// The simulator. The driver's programs do not import it; viewtest is for tests.
 	"simulator":        {"pkg/gpu", "pkg/hwprofile", "pkg/steps", "simulator/node"},
