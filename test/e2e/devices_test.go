@@ -236,7 +236,23 @@ func (s *suite) testPublished(t *testing.T) {
 			if gpus := s.gpus(t, node); !slices.IsSortedFunc(gpus, strongestFirst) {
 				t.Errorf("GPUs are not ordered by peakCompute:\n%s", text(node, gpus))
 			}
+			// The other nodes have a node configuration, or partitions that somebody has made.
+			if profile == "dgx-h100" || profile == "workstation" {
+				s.requireTemplate(t, profile, node)
+			}
 		})
+	}
+}
+
+// requireTemplate compares what the controller prints for autoscalers from the node and from its profile.
+func (s *suite) requireTemplate(t *testing.T, profile, node string) {
+	t.Helper()
+	pod := client.ObjectKeyFromObject(&s.controllers(t)[0])
+	template := func(from, value string) string {
+		return s.run(t, pod, "/usr/bin/dra-controller", "slices", "--driver-name", *driver, from, value)
+	}
+	if got, want := template("--from-node", node), template("--profile", profile); got != want {
+		t.Errorf("template from the node:\n%s\nfrom its profile:\n%s", got, want)
 	}
 }
 
