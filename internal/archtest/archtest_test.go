@@ -69,6 +69,7 @@ var allowed = map[string][]string{
 		"pkg/checkpoint",
 		"pkg/gpu/nvml", "pkg/health", "pkg/hwprofile/record", "pkg/sharing/mps", "pkg/steps"},
 	"cmd/dra-kubelet-plugin": {"internal/app"},
+	"cmd/cdi-hooks":          {},
 	"cmd/mps-supervisor":     {"pkg/sharing/mps", "pkg/sharing/mps/supervise"},
 
 	// The controller.
@@ -113,7 +114,7 @@ var tools = []string{"deployments/", "test/", "hack/", "demo/", "docs/"}
 // onlyIn are modules that only a few packages may import: all others use our types.
 var onlyIn = map[string][]string{
 	"github.com/NVIDIA/": {"pkg/gpu/nvml", "pkg/hwprofile/record", "internal/app", "simulator",
-		"simulator/cmd/dra-kubelet-plugin-sim", "simulator/libnvml", "simulator/libnvml/binding"},
+		"simulator/cmd/dra-kubelet-plugin-sim", "simulator/libnvml", "simulator/libnvml/binding", "cmd/cdi-hooks"},
 	"tags.cncf.io/": {"pkg/cdi", "pkg/gpu/nvml", "internal/doctor"},
 	"k8s.io/client-go/": {"internal/app", "internal/plugin", "internal/plugin/kubelet", "internal/plugin/node",
 		"internal/plugin/report",
