@@ -165,7 +165,9 @@ func (s *session) onHost(edits specs.ContainerEdits) (gpu.Access, error) {
 	if err := transformer.Transform(spec); err != nil {
 		return gpu.Access{}, fmt.Errorf("rewrite %s to %s: %w", s.Driver.Here, s.Driver.Host, err)
 	}
-	return accessOf(spec.ContainerEdits), nil
+	access := accessOf(spec.ContainerEdits)
+	access.Hooks = s.combine(access.Hooks)
+	return access, nil
 }
 
 func accessOf(e specs.ContainerEdits) gpu.Access {

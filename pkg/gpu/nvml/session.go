@@ -25,6 +25,9 @@ type Config struct {
 	Driver  DriverRoot
 	// HookPath is where the host has nvidia-cdi-hook.
 	HookPath string
+	// CombinedHookPath is where the host has cdi-hooks, which runs several of them in one process. Empty: each hook is
+	// a process of its own.
+	CombinedHookPath string
 	// Timeout is how long a GPU may take to answer Discover; 0: 10 s.
 	Timeout time.Duration
 }

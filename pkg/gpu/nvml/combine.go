@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"path/filepath"
+	"slices"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// hookSeparator is between the command lines of two hooks for cmd/cdi-hooks.
+const hookSeparator = "--"
+
+// combine makes one hook of the consecutive hooks that NVIDIA's program runs in the container's namespaces: starting a
+// process takes longer than what most of them do.
+func (c Config) combine(hooks []gpu.Hook) []gpu.Hook {
+	var all []gpu.Hook
+	for _, h := range hooks {
+		combinable := c.CombinedHookPath != "" && h.Path == c.HookPath && h.Name == "createContainer" &&
+			!slices.Contains(h.Args, hookSeparator)
+		if !combinable {
+			all = append(all, h)
+			continue
+		}
+		h.Path = c.CombinedHookPath
+		if last := len(all) - 1; last >= 0 && all[last].Path == h.Path && slices.Equal(all[last].Env, h.Env) {
+			all[last].Args = slices.Concat(all[last].Args, []string{hookSeparator}, h.Args[1:])
+			continue
+		}
+		h.Args = slices.Concat([]string{filepath.Base(h.Path)}, h.Args[1:])
+		all = append(all, h)
+	}
+	return all
+}
