@@ -62,6 +62,10 @@ func write(t *testing.T, s *Specs) (driver string, devices []string) {
 func TestInjection(t *testing.T) {
 	s, dir := newSpecs(t)
 	driver, devices := write(t, s)
+	other, err := s.WriteClaim("u2", []Device{{Name: "u2-gpu-02-00-0", Access: second.Access}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	runtime, err := cdiapi.NewCache(cdiapi.WithSpecDirs(dir))
 	if err != nil {
 		t.Fatal(err)
@@ -74,6 +78,9 @@ func TestInjection(t *testing.T) {
 		{"one device", []string{driver, devices[0]}, "env NVIDIA_VISIBLE_DEVICES=void B=2\nnodes /dev/nvidiactl " +
 			"/dev/nvidia0\nmounts /usr/bin/nvidia-smi\nhooks 1 groups [44]"},
 		{"two devices, each with the driver's", []string{driver, devices[0], driver, devices[1]},
+			"env NVIDIA_VISIBLE_DEVICES=void B=2\nnodes /dev/nvidiactl /dev/nvidia0 /dev/nvidia1\nmounts " +
+				"/usr/bin/nvidia-smi\nhooks 1 groups [44]"},
+		{"devices of two claims", []string{driver, devices[0], driver, other[0]},
 			"env NVIDIA_VISIBLE_DEVICES=void B=2\nnodes /dev/nvidiactl /dev/nvidia0 /dev/nvidia1\nmounts " +
 				"/usr/bin/nvidia-smi\nhooks 1 groups [44]"},
 	} {
