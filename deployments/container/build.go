@@ -20,8 +20,8 @@ type build struct {
 	tags     string
 }
 
-// builds names every program of the images. Programs that run in other people's root file systems are static: the hook
-// runs on the host, gpu-demo and nvidia-smi in containers without a C library.
+// builds names every program of the images. Programs that run in other people's root file systems are static: the hooks
+// run on the host, gpu-demo and nvidia-smi in containers without a C library.
 //
 // grpcnotrace: gRPC's traces are pages made of templates, which call methods by name, and so keep the linker from
 // leaving out any method at all. Nobody reads them.
@@ -34,7 +34,8 @@ func builds() []build {
 		{[]string{simulator + "gpu-demo", simulator + "sim-nvidia-smi", simulator + "sim-nvidia-cuda-mps-control",
 			driver + "mps-supervisor"},
 			"0", "-s -w", ""},
-		{[]string{"github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook"}, "1",
+		{[]string{"github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook", driver + "cdi-hooks"},
+			"1",
 			`-s -w -linkmode external -extldflags "-static"`, ""},
 		// The controller calls no C; it is built like the plugin so that what both need is compiled once.
 		{[]string{driver + "dra-controller", driver + "dra-kubelet-plugin", simulator + "dra-kubelet-plugin-sim"}, "1",

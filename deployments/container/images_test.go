@@ -241,7 +241,7 @@ func programs(t *testing.T, dir string) string {
 // copies fills a directory with programs that are copies of one.
 func copies(t *testing.T, program, dir string) string {
 	t.Helper()
-	for _, name := range []string{"dra-kubelet-plugin", "gpu-demo", "nvidia-cdi-hook", "sim-nvidia-smi",
+	for _, name := range []string{"dra-kubelet-plugin", "gpu-demo", "nvidia-cdi-hook", "cdi-hooks", "sim-nvidia-smi",
 		"sim-nvidia-cuda-mps-control", "mps-supervisor", "dra-controller",
 		"dra-kubelet-plugin-sim"} {
 		write(t, filepath.Join(dir, name), read(t, program))

@@ -4,7 +4,9 @@ package app
 
 import (
 	"bytes"
+	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -49,26 +51,59 @@ func TestFlagsFromTheEnvironment(t *testing.T) {
 	}
 }
 
-func TestInstallHook(t *testing.T) {
-	source, dir := filepath.Join(t.TempDir(), "nvidia-cdi-hook"), t.TempDir()
-	if _, err := installHook(source, dir); err == nil || !strings.Contains(err.Error(), "--cdi-hook") {
-		t.Errorf("without a program: got %v", err)
+func TestInstallHooks(t *testing.T) {
+	sources, dir := t.TempDir(), t.TempDir()
+	o := options{pluginDir: dir, cdiHook: filepath.Join(sources, "nvidia-cdi-hook"),
+		combinedHook: filepath.Join(sources, "combined")}
+	for _, row := range []struct {
+		name    string
+		sources map[string]string // to write before
+		flag    string            // of the program that is missing
+	}{
+		{"without NVIDIA's program", nil, "--cdi-hook"},
+		{"without the combined one", map[string]string{"nvidia-cdi-hook": "one"}, "--combined-cdi-hook"},
+		{"both", map[string]string{"combined": "one"}, ""},
+		{"again", nil, ""},
+		{"a new version", map[string]string{"combined": "two", "nvidia-cdi-hook": "two"}, ""},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			for name, content := range row.sources {
+				if err := os.WriteFile(filepath.Join(sources, name), []byte(content), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			hook, combined, err := installHooks(o)
+			if row.flag != "" {
+				if !errors.Is(err, fs.ErrNotExist) || !strings.HasPrefix(err.Error(), row.flag+": ") {
+					t.Errorf("got %v, want %s: …", err, row.flag)
+				}
+				return
+			}
+			if err != nil || hook != filepath.Join(dir, "nvidia-cdi-hook") ||
+				combined != filepath.Join(dir, "cdi-hooks") {
+				t.Fatalf("got %s, %s, %v", hook, combined, err)
+			}
+			for installed, source := range map[string]string{hook: o.cdiHook, combined: o.combinedHook} {
+				requireProgram(t, installed, source)
+			}
+		})
 	}
-	for _, content := range []string{"one", "one", "two"} {
-		if err := os.WriteFile(source, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		path, err := installHook(source, dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := os.ReadFile(path)
-		if err != nil || string(got) != content {
-			t.Errorf("got %q, %v, want %q", got, err, content)
-		}
-		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o755 {
-			t.Errorf("mode %v, %v, want 0755", info.Mode(), err)
-		}
+	o.combinedHook = ""
+	if _, combined, err := installHooks(o); combined != "" || err != nil {
+		t.Errorf("switched off: got %q, %v", combined, err)
+	}
+}
+
+// requireProgram requires that a file has the content of another and can be executed.
+func requireProgram(t *testing.T, path, source string) {
+	t.Helper()
+	got, err := os.ReadFile(path)
+	want, wantErr := os.ReadFile(source)
+	if err != nil || wantErr != nil || !bytes.Equal(got, want) {
+		t.Errorf("got %q, %v, want %q, %v", got, err, want, wantErr)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("mode %v, %v, want 0755", info.Mode(), err)
 	}
 }
 

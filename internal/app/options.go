@@ -24,6 +24,7 @@ type options struct {
 	podResources string
 	cdiDir       string
 	cdiHook      string
+	combinedHook string
 	httpAddress  string
 	sweepPeriod  time.Duration
 	gpuTimeout   time.Duration
@@ -76,6 +77,8 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.cdiDir, "cdi-dir", "/var/run/cdi", "where container runtimes look for CDI specs")
 	f.StringVar(&o.cdiHook, "cdi-hook", "/usr/bin/nvidia-cdi-hook", "NVIDIA's CDI hook program, copied to the plugin "+
 		"directory, from where the host runs it")
+	f.StringVar(&o.combinedHook, "combined-cdi-hook", "/usr/bin/cdi-hooks", "program that runs the CDI hooks of a "+
+		"container in one process, copied like --cdi-hook; empty: --cdi-hook runs each in a process of its own")
 	f.StringVar(&o.httpAddress, "http-address", ":8081", "where /healthz, /readyz and /metrics are served; empty: "+
 		"nowhere")
 	f.BoolVar(&o.metricsContainerUsage, "metrics-container-usage", false,

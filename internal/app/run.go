@@ -27,8 +27,11 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
-// preloadDir contains the files that make containers load a hook library, below the plugin's directory.
-const preloadDir = "preload"
+// Below the plugin's directory.
+const (
+	preloadDir       = "preload"   // files that make containers load a hook library
+	combinedHookFile = "cdi-hooks" // the program that runs CDI hooks in one process
+)
 
 // bootIDFile has a new content after each boot (proc(5)).
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
@@ -43,7 +46,7 @@ func run(ctx context.Context, o options, p Platform) error {
 	if err != nil {
 		return err
 	}
-	hook, err := installHook(o.cdiHook, o.pluginDir)
+	hook, combinedHook, err := installHooks(o)
 	if err != nil {
 		return err
 	}
@@ -61,13 +64,14 @@ func run(ctx context.Context, o options, p Platform) error {
 	}
 	defer instance.Leave(ctx, records, func() error {
 		return errors.Join(specs.RemoveDriver(), os.Remove(hook), records.Remove(),
+			os.RemoveAll(filepath.Join(o.pluginDir, combinedHookFile)),
 			os.RemoveAll(filepath.Join(o.pluginDir, preloadDir)))
 	})
 	machine, err := p.Open(ctx, client, o.nodeName)
 	if err != nil {
 		return err
 	}
-	machine.HookPath, machine.Timeout = hook, o.gpuTimeout
+	machine.HookPath, machine.CombinedHookPath, machine.Timeout = hook, combinedHook, o.gpuTimeout
 	gpus := nvml.New(machine.Config)
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
@@ -130,25 +134,40 @@ func newClient(kubeconfig string) (kubernetes.Interface, error) {
 	return kubernetes.NewForConfig(config)
 }
 
-// installHook copies the hook program to a directory on the host, and returns its path.
-func installHook(source, dir string) (string, error) {
-	target := filepath.Join(dir, filepath.Base(source))
+// installHooks copies the hook programs to the plugin's directory, and returns their paths on the host. combined may be
+// empty.
+func installHooks(o options) (hook, combined string, err error) {
+	hook = filepath.Join(o.pluginDir, filepath.Base(o.cdiHook))
+	if err := installHook(o.cdiHook, hook); err != nil {
+		return "", "", fmt.Errorf("--cdi-hook: %w", err)
+	}
+	if o.combinedHook == "" {
+		return hook, "", nil
+	}
+	combined = filepath.Join(o.pluginDir, combinedHookFile)
+	if err := installHook(o.combinedHook, combined); err != nil {
+		return "", "", fmt.Errorf("--combined-cdi-hook: %w", err)
+	}
+	return hook, combined, nil
+}
+
+func installHook(source, target string) error {
 	program, err := os.ReadFile(source)
 	if err != nil {
-		return "", fmt.Errorf("read the CDI hook program (--cdi-hook): %w", err)
+		return fmt.Errorf("read the CDI hook program: %w", err)
 	}
 	installed, err := os.ReadFile(target)
 	if err == nil && bytes.Equal(program, installed) {
-		return target, nil
+		return nil
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", err
+		return err
 	}
 	// Replace it atomically: the host may be running the old one.
 	if err := renameio.WriteFile(target, program, 0o755, renameio.IgnoreUmask()); err != nil {
-		return "", fmt.Errorf("install the CDI hook program: %w", err)
+		return fmt.Errorf("install the CDI hook program: %w", err)
 	}
-	return target, nil
+	return nil
 }
 
 // runtimeProblems returns the problems of a container runtime that follow from its version.
