@@ -105,6 +105,7 @@ func run(ctx context.Context, o options, p Platform) error {
 		},
 		Events:          gpus,
 		DriverChanged:   gpus.DriverChanged,
+		LibraryDir:      gpus.LibraryDir,
 		RuntimeProblems: func(version string) []string { return runtimeProblems(version, o.cdiDir) },
 		GPUManagerNames: o.metricsGPUManagerNames,
 		Proc:            "/proc",

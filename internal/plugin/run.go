@@ -10,6 +10,7 @@
 //	report        events, status of claims, metrics, readiness
 //	sweep         releasing claims that the kubelet has forgotten
 //	podresources  client of the kubelet's pod resources API
+//	dirwatch      changes of files
 package plugin
 
 import (
@@ -69,9 +70,10 @@ type Config struct {
 	// Events are the GPUs as the source of events; nil: none are watched.
 	Events gpuhealth.Hardware
 
-	// Discover, DriverChanged, Users and RuntimeProblems: see node.Config.
+	// Discover, DriverChanged, LibraryDir, Users and RuntimeProblems: see node.Config.
 	Discover        func(context.Context) (node.Look, error)
 	DriverChanged   func() bool
+	LibraryDir      func() string
 	Users           func(context.Context, gpu.Device) ([]string, error)
 	RuntimeProblems func(version string) []string
 	// Processes, Proc and GPUManagerNames: see usage.Config.
@@ -121,10 +123,12 @@ func Run(ctx context.Context, c Config) error {
 	sick := gpuhealth.New(gpuhealth.Config{
 		Dir: c.PluginDir, BootID: c.BootID, Hardware: c.Events, Records: c.Records, Reporter: reporter,
 		Metrics: metrics, Changed: func() { gpus.Republish() }, Discover: func() { gpus.DiscoverNow() },
+		Alone: sockets.Alone,
 	})
 	gpus = node.New(node.Config{
 		DriverName: c.DriverName, NodeName: c.NodeName, Dir: c.PluginDir, BootID: c.BootID, ConfigDir: c.NodeConfigs,
-		Client: c.Client, Records: c.Records, Discover: c.Discover, DriverChanged: c.DriverChanged, Users: c.Users,
+		Client: c.Client, Records: c.Records, Discover: c.Discover, DriverChanged: c.DriverChanged,
+		LibraryDir: c.LibraryDir, Users: c.Users,
 		RuntimeProblems: c.RuntimeProblems, Readiness: readiness, Metrics: metrics, Reporter: reporter,
 		Publish: publisher.Set, Health: sick, Server: apiServer,
 		Resume: func() {
@@ -151,6 +155,10 @@ func Run(ctx context.Context, c Config) error {
 		Preparer: preparer, Metrics: metrics, Reporter: reporter, Observers: c.Observers, Inventory: gpus.Inventory,
 		Ready: gpus.Looked, Fatal: fatal, Unstored: apiServer.Unstored, ServeHealth: sick.Serve,
 		NodeName: c.NodeName,
+		Registered: func() {
+			publisher.Stale()
+			gpus.Republish()
+		},
 	}
 	go apiServer.Run(ctx)
 	stopped := make(chan struct{})

@@ -86,6 +86,12 @@ func remove(file string) error {
 	return nil
 }
 
+// IsRequest reports whether the file, in the directory of the plugin, is a request of people.
+func IsRequest(file string) bool {
+	name := filepath.Base(file)
+	return name == letGoFile || strings.HasPrefix(name, clearPrefix)
+}
+
 // RequestClear asks the plugin with the directory to end everything that is wrong with a GPU.
 func RequestClear(dir, device string) error {
 	return os.WriteFile(filepath.Join(dir, clearPrefix+device), nil, 0o600)

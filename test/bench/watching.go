@@ -167,7 +167,7 @@ func startWatching(ctx context.Context, machine *simulator.Node, library nvmllib
 	manager := gpuhealth.New(gpuhealth.Config{
 		Dir: dir, Hardware: n, Records: noRecords{}, Metrics: report.NewMetrics(noRecords{}),
 		Reporter: report.NewReporterTo(events.NewFakeRecorder(1), report.Config{Driver: driver, Node: "node"}),
-		Changed:  func() {}, Discover: func() {},
+		Changed:  func() {}, Discover: func() {}, Alone: func() bool { return true },
 	})
 	manager.Looked(ctx, look)
 	ctx, cancel := context.WithCancel(ctx)

@@ -5,7 +5,6 @@ package gpuhealth
 import (
 	"context"
 	"fmt"
-	"os"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -24,7 +23,7 @@ func (m *Manager) giveWay(ctx context.Context, now time.Time) {
 		return
 	}
 	why := m.paused
-	if until := m.requests.closeUntil; now.Before(until) {
+	if until := m.closeUntil; now.Before(until) {
 		why = "NVML is closed until " + until.UTC().Format(time.RFC3339) + ", as asked for"
 	}
 	if why != m.letGo {
@@ -37,26 +36,6 @@ func (m *Manager) giveWay(ctx context.Context, now time.Time) {
 		m.watchers.notify()
 	}
 	m.Hardware.StopWatching(m.awaitingReset(now))
-}
-
-// requests are what people have asked for by files in the plugin's directory.
-type requests struct {
-	seen       time.Time // when the directory was last changed
-	closeUntil time.Time // until when NVML is to be closed
-}
-
-// changed reads the requests, and reports whether there may be new ones. If the directory has not changed, it reads
-// nothing else. A directory that has just changed may change again at the same time, by the clock of its file system.
-func (r *requests) changed(dir string) bool {
-	info, err := os.Stat(dir)
-	if err == nil && info.ModTime().Equal(r.seen) && time.Since(r.seen) > 2*tickPeriod {
-		return false
-	}
-	if err == nil {
-		r.seen = info.ModTime()
-	}
-	r.closeUntil = health.LetGoRequest(dir)
-	return true
 }
 
 // applyLetGo closes or opens NVML as decided last.

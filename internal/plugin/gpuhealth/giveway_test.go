@@ -3,7 +3,10 @@
 package gpuhealth
 
 import (
+	"context"
+	"errors"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -162,6 +165,39 @@ func TestClear(t *testing.T) {
 	n.wantTaints("after a restart, the cleared link is not down", "gpu-0: xid=54:NoSchedule since 0s\n"+
 		"gpu-0-mig-1g10gb-0: xid=54:NoSchedule since 0s\ngpu-0-mig-1g10gb-2: xid=54:NoSchedule since 0s\n"+
 		"gpu-1: xid=54:NoSchedule since 1s")
+}
+
+// TestRequestsAreSeenAtOnce: a request needs no discovery, also in a directory that was removed and made again. The
+// Manager ends at once.
+func TestRequestsAreSeenAtOnce(t *testing.T) {
+	n := newTestNode(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		n.Manager.Run(ctx)
+	}()
+	n.eventually("the directory is watched", func() bool {
+		n.Manager.mu.Lock()
+		defer n.Manager.mu.Unlock()
+		return n.asks != nil
+	})
+	for _, when := range []string{"a request", "one in a new directory"} {
+		if err := health.RequestClear(n.Dir, "gpu-1"); err != nil {
+			t.Fatal(err)
+		}
+		n.eventually(when, func() bool { return !health.ClearRequested(n.Dir, "gpu-1") })
+		if err := errors.Join(os.Rename(n.Dir, filepath.Join(t.TempDir(), "old")), os.Mkdir(n.Dir, 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		n.Paused(t.Context(), "") // the next discovery
+	}
+	begin := time.Now()
+	cancel()
+	<-ended
+	if took := time.Since(begin); took > saveDelay/2 {
+		t.Errorf("the end took %s", took)
+	}
 }
 
 func TestForget(t *testing.T) {

@@ -2,7 +2,7 @@
 
 // Package gpuhealth notices sick GPUs and says what follows: taints of published devices, the kubelet's view of device
 // health, events, conditions of claims, and metrics. Package health of the driver decides; this package acts. Of its
-// sibling packages, it may import only report.
+// sibling packages, it may import only dirwatch and report.
 package gpuhealth
 
 import (
@@ -15,6 +15,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/dirwatch"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/health"
@@ -45,6 +46,8 @@ type Config struct {
 	Changed func()
 	// Discover is called when the GPUs should be read at once. It must not block.
 	Discover func()
+	// Alone reports whether no other instance of the plugin runs on the node.
+	Alone func() bool
 }
 
 // Look is what a discovery has found.
@@ -80,37 +83,55 @@ type Manager struct {
 	saved  time.Time
 	dirty  bool // the state has changed since it was saved
 
-	watchers watchers
-	requests requests
-	letting  sync.Mutex // held while Hardware.LetGo is called
+	watchers   watchers
+	closeUntil time.Time // until when people have asked to close NVML
+	asks       *dirwatch.Watcher
+	due        chan struct{} // the state is to be saved
+	letting    sync.Mutex    // held while Hardware.LetGo is called
 }
 
 // New returns a Manager with the state that the previous instance has saved.
 func New(c Config) *Manager {
-	m := &Manager{Config: c, now: time.Now, drains: map[gpu.UUID]time.Time{}}
+	m := &Manager{Config: c, now: time.Now, drains: map[gpu.UUID]time.Time{}, due: make(chan struct{}, 1)}
 	m.look = Look{Policies: func(gpu.UUID) health.Policy { return health.Policy{} }}
 	m.state = m.load()
-	m.requests.closeUntil = health.LetGoRequest(m.Dir)
+	m.closeUntil = health.LetGoRequest(m.Dir)
 	return m
 }
 
-// tickPeriod is how often the Manager looks at its clock and at the requests of people.
-const tickPeriod = 2 * time.Second
+// saveDelay is the time between a change of the state and its save. The change is published first.
+const saveDelay = time.Second
 
-// Run watches events and ends conditions in time, until ctx ends.
+// Run watches events and requests of people, and saves the state, until ctx ends. What has ended with time is noticed
+// at each discovery, and so are requests if there is no inotify.
 func (m *Manager) Run(ctx context.Context) {
 	if m.Hardware != nil {
 		go m.Hardware.Watch(ctx, func(e gpu.Event) { m.occurred(ctx, e) })
 	}
+	asks := m.watchRequests(ctx)
 	for {
+		m.tick(ctx)
 		select {
 		case <-ctx.Done():
 			m.flush()
 			return
-		case <-time.After(tickPeriod):
+		case <-asks.Changed():
+		case <-m.due:
+			select {
+			case <-ctx.Done():
+			case <-time.After(saveDelay):
+			}
 		}
-		m.tick(ctx)
 	}
+}
+
+// watchRequests starts to watch for the files of requests.
+func (m *Manager) watchRequests(ctx context.Context) *dirwatch.Watcher {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.asks = dirwatch.New(ctx, health.IsRequest)
+	m.asks.Keep(m.Dir)
+	return m.asks
 }
 
 // askPeriod is the time between two discoveries that events ask for.
@@ -162,12 +183,13 @@ func (m *Manager) placement(e gpu.Event) *gpu.Placement {
 	return nil
 }
 
-// Paused takes why the driver is about to be replaced, also when the GPUs cannot be read; empty: it is not.
+// Paused takes why the driver is about to be replaced, at the start of every discovery; empty: it is not.
 func (m *Manager) Paused(ctx context.Context, why string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.paused = why
-	m.giveWay(ctx, m.now())
+	m.asks.Keep(m.Dir)
+	m.update(ctx, m.now())
 }
 
 // Looked takes the result of a discovery.
@@ -233,23 +255,27 @@ func (m *Manager) changed(ctx context.Context, all []health.Condition) {
 	m.saveSoon()
 }
 
-// tick ends what is over, and does what people have asked for.
+// tick updates the state, and saves it if that is due.
 func (m *Manager) tick(ctx context.Context) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.now()
-	asked := m.requests.changed(m.Dir)
+	m.update(ctx, now)
+	if m.isDue(now) {
+		m.save(ctx, now)
+	}
+}
+
+// update ends what is over, and does what people have asked for. m.mu is held.
+func (m *Manager) update(ctx context.Context, now time.Time) {
 	if len(m.look.GPUs) > 0 { // before the first discovery, neither GPUs nor their rules are known
 		m.changed(ctx, m.state.Elapsed(now, m.look.Policies))
-		if asked {
-			m.clear(ctx, now)
-		}
-	} else {
-		m.requests.seen = time.Time{} // they are read again
+		m.clear(ctx, now)
 	}
+	m.closeUntil = health.LetGoRequest(m.Dir)
 	m.giveWay(ctx, now)
-	if m.dirty && now.Sub(m.saved) >= savePeriod {
-		m.save(ctx, now)
+	if m.isDue(now) {
+		m.saveSoon()
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -85,6 +86,7 @@ type testNode struct {
 	found  Look
 	policy health.Policy
 	held   []string
+	alone  atomic.Bool // no other instance runs
 
 	mu                  sync.Mutex
 	events              []string
@@ -130,7 +132,8 @@ func (n *testNode) restart(dir, bootID string) {
 	n.Manager = New(Config{Dir: dir, BootID: bootID, Hardware: n.hw, Records: n.records,
 		Reporter: report.NewReporterTo(n, report.Config{Driver: driver, Node: "node", Client: fake.NewClientset()}),
 		Metrics:  report.NewMetrics(n.records),
-		Changed:  func() { n.count(&n.changes) }, Discover: func() { n.count(&n.discovered) }})
+		Changed:  func() { n.count(&n.changes) }, Discover: func() { n.count(&n.discovered) },
+		Alone: func() bool { return n.alone.Load() }})
 	n.now = func() time.Time { return n.clock }
 }
 

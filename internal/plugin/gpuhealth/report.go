@@ -218,21 +218,31 @@ func (m *Manager) reportOfMonitor() health.Report {
 	return r
 }
 
-// resendPeriod is how often the health of all devices is sent, so that the kubelet does not forget it, also when the
-// stream of another instance has ended.
-const resendPeriod = 5 * time.Second
+// The kubelet forgets the health of a device after 30 s, and that of all devices of the driver when the stream of one
+// of its instances ends.
+const (
+	// resendPeriod is how often the health of all devices is sent.
+	resendPeriod = 10 * time.Second
+	// resendBesideOther is how often it is sent while another instance runs, and once more after its end.
+	resendBesideOther = 5 * time.Second
+)
 
-// Serve calls send with the health of all devices, at once, when it changes, and every resendPeriod, until ctx ends or
-// send returns false.
+// Serve calls send with the health of all devices, at once, when it changes, and often enough for the kubelet, until
+// ctx ends or send returns false.
 func (m *Manager) Serve(ctx context.Context, send func([]health.Report) bool) {
 	changed, leave := m.watchers.join()
 	defer leave()
-	for send(m.reports()) {
+	for wasAlone := true; send(m.reports()); {
+		period, alone := resendPeriod, m.Alone()
+		if !alone || !wasAlone {
+			period = resendBesideOther
+		}
+		wasAlone = alone
 		select {
 		case <-ctx.Done():
 			return
 		case <-changed:
-		case <-time.After(resendPeriod):
+		case <-time.After(period):
 		}
 	}
 }

@@ -120,6 +120,7 @@ func TestMessagesAreNotTooLong(t *testing.T) {
 // TestServe: reports are sent at once, when something changes, and often enough for a kubelet that forgets them.
 func TestServe(t *testing.T) {
 	n := newTestNode(t) // its Reporter has goroutines that outlive the bubble
+	n.alone.Store(true)
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		var sent []string
@@ -139,9 +140,14 @@ func TestServe(t *testing.T) {
 		}
 		synctest.Wait()
 		time.Sleep(11 * time.Second)
+		n.alone.Store(false)
+		time.Sleep(15 * time.Second)
+		n.alone.Store(true)
+		time.Sleep(25 * time.Second)
 		cancel()
 		<-served
-		const want = "0s Healthy; 2s Unhealthy; 7s Unhealthy; 12s Unhealthy"
+		const want = "0s Healthy; 2s Unhealthy; 12s Unhealthy; 22s Unhealthy; 27s Unhealthy; 32s Unhealthy; " +
+			"37s Unhealthy; 47s Unhealthy"
 		if got := strings.Join(sent, "; "); got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/health"
 )
 
-// savePeriod is the time between two saves of counts. A condition that begins or ends is saved at once.
+// savePeriod is the time between two saves of counts. A condition that begins or ends is saved soon.
 const savePeriod = 30 * time.Second
 
 func (m *Manager) load() health.State {
@@ -22,8 +22,17 @@ func (m *Manager) load() health.State {
 	return s.State
 }
 
-// saveSoon makes the next tick save the state. m.mu is held.
-func (m *Manager) saveSoon() { m.dirty, m.saved = true, time.Time{} }
+// saveSoon makes Run save the state. m.mu is held.
+func (m *Manager) saveSoon() {
+	m.dirty, m.saved = true, time.Time{}
+	select {
+	case m.due <- struct{}{}:
+	default: // it is about to
+	}
+}
+
+// isDue reports whether the state is to be saved. m.mu is held.
+func (m *Manager) isDue(now time.Time) bool { return m.dirty && now.Sub(m.saved) >= savePeriod }
 
 // save writes the state. m.mu is held.
 func (m *Manager) save(ctx context.Context, now time.Time) {

@@ -53,6 +53,8 @@ type Server struct {
 	// or send returns false.
 	ServeHealth func(ctx context.Context, send func([]health.Report) bool)
 	NodeName    string
+	// Registered is called when a kubelet has registered the plugin, also one that was restarted. It must not block.
+	Registered func()
 }
 
 var _ kubeletplugin.DRAPlugin = &Server{}

@@ -5,12 +5,17 @@ package kubelet
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/client-go/kubernetes/fake"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
@@ -37,6 +42,39 @@ func TestPrepareFailsPerClaim(t *testing.T) {
 	if len(answer) != 2 || !errors.Is(answer["bad"].Err, errBad) || answer["good"].Err != nil ||
 		len(answer["good"].Devices) != 1 {
 		t.Errorf("got %+v", answer)
+	}
+}
+
+func TestNoticeRegistration(t *testing.T) {
+	for _, row := range []struct {
+		name    string
+		request any
+		want    int
+	}{
+		{"registered", &registerapi.RegistrationStatus{PluginRegistered: true}, 1},
+		{"refused", &registerapi.RegistrationStatus{Error: "no"}, 0},
+		{"another call", &drapb.NodePrepareResourcesRequest{}, 0},
+	} {
+		got := 0
+		s := &Server{Registered: func() { got++ }}
+		answer, err := s.noticeRegistration(t.Context(), row.request, nil,
+			func(context.Context, any) (any, error) { return "answer", errBad })
+		if got != row.want || answer != "answer" || !errors.Is(err, errBad) {
+			t.Errorf("%s: noticed %d times, want %d; got answer %v, %v", row.name, got, row.want, answer, err)
+		}
+	}
+}
+
+func TestAlone(t *testing.T) {
+	c := Config{PluginDir: t.TempDir()}
+	for sockets, want := range []bool{true, true, false} {
+		if got := c.Alone(); got != want {
+			t.Errorf("with %d sockets: got %t, want %t", sockets, got, want)
+		}
+		name := filepath.Join(c.PluginDir, fmt.Sprintf("dra-%d.sock", sockets))
+		if err := os.WriteFile(name, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -26,6 +26,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
@@ -60,14 +61,15 @@ type Connection struct {
 func Serve(ctx context.Context, c Config, server *Server) (*Connection, error) {
 	calls := &calls{}
 	// The helper cancels calls when its context ends, so its context never ends: Stop is called after the drain.
-	helper, err := kubeletplugin.Start(context.WithoutCancel(ctx), server, c.options(calls)...)
+	options := c.options(calls, server.noticeRegistration)
+	helper, err := kubeletplugin.Start(context.WithoutCancel(ctx), server, options...)
 	if err != nil {
 		return nil, fmt.Errorf("serve the kubelet: %w", err)
 	}
 	return &Connection{Helper: helper, config: c, calls: calls}, nil
 }
 
-func (c Config) options(calls *calls) []kubeletplugin.Option {
+func (c Config) options(calls *calls, registration grpc.UnaryServerInterceptor) []kubeletplugin.Option {
 	options := []kubeletplugin.Option{
 		kubeletplugin.DriverName(c.DriverName),
 		kubeletplugin.NodeName(c.NodeName),
@@ -82,6 +84,7 @@ func (c Config) options(calls *calls) []kubeletplugin.Option {
 		kubeletplugin.Serialize(false), // the records have locks, one per GPU
 		kubeletplugin.GRPCInterceptor(calls.count),
 		kubeletplugin.GRPCInterceptor(prepareEach),
+		kubeletplugin.GRPCInterceptor(registration),
 	}
 	if c.PodUID != "" {
 		options = append(options, kubeletplugin.RollingUpdate(c.PodUID))
@@ -146,8 +149,7 @@ func (c *Connection) Drain(ctx context.Context) {
 // forever.
 func (c Config) RemoveDeadSockets(ctx context.Context) {
 	registrations, _ := filepath.Glob(filepath.Join(c.RegistryDir, c.DriverName+"-*reg.sock"))
-	services, _ := filepath.Glob(filepath.Join(c.PluginDir, "dra*.sock"))
-	for _, socket := range append(registrations, services...) {
+	for _, socket := range append(registrations, c.services()...) {
 		conn, err := net.DialTimeout("unix", socket, time.Second)
 		if err == nil {
 			_ = conn.Close()
@@ -158,6 +160,25 @@ func (c Config) RemoveDeadSockets(ctx context.Context) {
 				os.Remove(socket))
 		}
 	}
+}
+
+// services returns the DRA sockets of all instances.
+func (c Config) services() []string {
+	found, _ := filepath.Glob(filepath.Join(c.PluginDir, "dra*.sock"))
+	return found
+}
+
+// Alone reports whether no other instance serves the kubelet.
+func (c Config) Alone() bool { return len(c.services()) < 2 }
+
+// noticeRegistration calls Registered after the kubelet has registered the plugin.
+func (s *Server) noticeRegistration(ctx context.Context, request any, _ *grpc.UnaryServerInfo,
+	handle grpc.UnaryHandler) (any, error) {
+	answer, err := handle(ctx, request)
+	if status, ok := request.(*registerapi.RegistrationStatus); ok && status.PluginRegistered {
+		s.Registered()
+	}
+	return answer, err
 }
 
 // prepareEach splits a call to prepare several claims into one call per claim, in parallel. kubeletplugin would fetch

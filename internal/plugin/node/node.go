@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package node manages the inventory of the node's GPUs: it discovers them, assigns their modes, and publishes them. It
-// changes no GPU and prepares no claim. Of its sibling packages, it may import only gpuhealth and report.
+// changes no GPU and prepares no claim. Of its sibling packages, it may import only dirwatch, gpuhealth and report.
 package node
 
 import (
@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/dirwatch"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/gpuhealth"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -31,8 +32,6 @@ const (
 	retryPeriod = 2 * time.Second
 	// lookPeriod is the time between two discoveries.
 	lookPeriod = 10 * time.Second
-	// driverPeriod is how often the driver's library on disk is compared with the one in use.
-	driverPeriod = 2 * time.Second
 	// LoopTimeout is how long one iteration of the discovery loop may take.
 	LoopTimeout = time.Minute
 )
@@ -76,6 +75,8 @@ type Config struct {
 	Discover func(ctx context.Context) (Look, error)
 	// DriverChanged reports whether the driver on disk has changed since the last discovery. nil: never.
 	DriverChanged func() bool
+	// LibraryDir returns the directory in which a change of the driver shows. It is set if DriverChanged is.
+	LibraryDir func() string
 	// Users returns the names of programs that use a GPU. nil: programs that block MIG mode are found only when a claim
 	// needs the change.
 	Users func(context.Context, gpu.Device) ([]string, error)
@@ -135,12 +136,11 @@ func (n *Node) Republish() {
 	if devices == nil {
 		return
 	}
-	annotated := n.Health.Annotate(*devices)
-	n.Publish(annotated)
-	if !reflect.DeepEqual(annotated, n.published) {
+	if annotated := n.Health.Annotate(*devices); !reflect.DeepEqual(annotated, n.published) {
 		n.Metrics.Published(annotated.Pools(n.NodeName))
 		n.published = annotated
 	}
+	n.Publish(n.published) // the same one as before is known to be equal, without a look at the devices
 }
 
 // Devices returns the devices available to claims. The error says what the node waits for.
@@ -164,6 +164,10 @@ func (n *Node) Run(ctx context.Context) {
 	if n.RuntimeProblems != nil {
 		go wait.UntilWithContext(ctx, n.checkNode, nodeCheckPeriod)
 	}
+	var driver *dirwatch.Watcher
+	if n.DriverChanged != nil {
+		driver = dirwatch.New(ctx, nil)
+	}
 	for first := true; ; first = false {
 		period := lookPeriod
 		n.Readiness.Beat()
@@ -177,7 +181,7 @@ func (n *Node) Run(ctx context.Context) {
 		if first {
 			close(n.Looked)
 		}
-		if !n.pause(ctx, period) {
+		if !n.pause(ctx, period, driver) {
 			return
 		}
 	}
@@ -185,10 +189,13 @@ func (n *Node) Run(ctx context.Context) {
 
 // pause waits until the next discovery is due: after the period, or when the driver has changed. It returns false when
 // ctx ends.
-func (n *Node) pause(ctx context.Context, period time.Duration) bool {
+func (n *Node) pause(ctx context.Context, period time.Duration, driver *dirwatch.Watcher) bool {
 	due := time.After(period)
-	check := time.NewTicker(driverPeriod)
-	defer check.Stop()
+	if driver != nil {
+		if dir := n.LibraryDir(); dir != "" {
+			driver.Keep(dir)
+		}
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -197,8 +204,8 @@ func (n *Node) pause(ctx context.Context, period time.Duration) bool {
 			return true
 		case <-n.now:
 			return true
-		case <-check.C:
-			if n.DriverChanged != nil && n.DriverChanged() {
+		case <-driver.Changed():
+			if n.DriverChanged() {
 				return true
 			}
 		}

@@ -28,11 +28,6 @@ const publisherLock = "publisher.lock"
 // lockRetry is the time between attempts to lock after an error.
 const lockRetry = 5 * time.Second
 
-// republishPeriod is how often an unchanged inventory is published again, which compares all devices with those of the
-// API server. A kubelet that starts removes the slices of its node; without a republish they would come back only 30 s
-// later.
-const republishPeriod = 30 * time.Second
-
 // Publisher publishes the devices of the node in its own goroutine, because the API server may be unavailable for long.
 type Publisher struct {
 	NodeName string
@@ -53,7 +48,8 @@ type Publisher struct {
 	err  error    // why it cannot become the leader
 }
 
-// Stale makes the publisher publish the next inventory even if it is the same: the API server stores other parts of it.
+// Stale makes the publisher publish the next inventory even if it is the same: the API server stores other parts of it,
+// or a kubelet that has started has removed it.
 func (p *Publisher) Stale() { p.stale.Store(true) }
 
 // NewPublisher returns a Publisher without an inventory.
@@ -92,29 +88,30 @@ func (p *Publisher) Run(ctx context.Context, dir string) {
 	}
 	var published inventory.Inventory
 	var withOld bool
-	var at time.Time
+	first := true
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case inv := <-p.next:
 			old := p.OldMonitor.Stays(ctx)
-			changed := p.stale.Swap(false) || old != withOld || !reflect.DeepEqual(published, inv)
-			if !at.IsZero() && time.Since(at) < republishPeriod && !changed {
+			if !p.stale.Swap(false) && !first && old == withOld && reflect.DeepEqual(published, inv) {
 				continue
 			}
 			pools := inv.Pools(p.NodeName)
 			if old {
 				pools = inv.PoolsWithOldMonitor(p.NodeName)
 			}
-			if p.publish(ctx, pools, at.IsZero(), changed) {
-				published, withOld, at = inv, old, time.Now()
+			if p.publish(ctx, pools, first) {
+				published, withOld, first = inv, old, false
+			} else {
+				p.Stale()
 			}
 		}
 	}
 }
 
-func (p *Publisher) publish(ctx context.Context, pools map[string]resourceslice.Pool, first, changed bool) (done bool) {
+func (p *Publisher) publish(ctx context.Context, pools map[string]resourceslice.Pool, first bool) (done bool) {
 	logger := klog.FromContext(ctx)
 	for name, pool := range pools {
 		pools[name] = p.Server.Fit(pool)
@@ -128,9 +125,7 @@ func (p *Publisher) publish(ctx context.Context, pools map[string]resourceslice.
 		logger.Error(err, "Devices not published")
 		return false
 	}
-	if changed {
-		logger.Info("Devices published", "pools", sizes(pools))
-	}
+	logger.Info("Devices published", "pools", sizes(pools))
 	return true
 }
 

@@ -4,6 +4,7 @@ package report
 
 import (
 	"context"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -11,12 +12,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/dirwatch"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
-// daemonWatchPeriod is how often the states of the MPS daemons are read.
-const daemonWatchPeriod = 2 * time.Second
+// daemonResyncPeriod is how often the states of the MPS daemons are read without a change of their files.
+const daemonResyncPeriod = time.Minute
 
 // DaemonWatch reports to claims what happens to their MPS daemons.
 type DaemonWatch struct {
@@ -35,14 +37,19 @@ type DaemonWatch struct {
 
 // Run watches until ctx ends.
 func (w *DaemonWatch) Run(ctx context.Context) {
+	changes := dirwatch.New(ctx, w.Daemons.Concerns)
 	for {
+		// Each directory before its contents are read, so that nothing is missed.
+		changes.Keep(filepath.Dir(string(w.Daemons)), string(w.Daemons))
+		changes.Keep(w.Daemons.DaemonDirs()...)
 		if err := w.look(); err != nil {
 			klog.FromContext(ctx).V(2).Info("MPS daemons cannot be looked at", "err", err)
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(daemonWatchPeriod):
+		case <-changes.Changed():
+		case <-time.After(daemonResyncPeriod):
 		}
 	}
 }

@@ -4,8 +4,11 @@ package report
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -77,5 +80,43 @@ func TestDaemonRestartIsReported(t *testing.T) {
 		if got := fmt.Sprint(told); got != look.want {
 			t.Errorf("%s: got %s, want %s", look.name, got, look.want)
 		}
+	}
+}
+
+// Changes are noticed long before the next look without one, also of daemons whose directory is new.
+func TestDaemonsAreWatched(t *testing.T) {
+	records, err := checkpoint.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := checkpoint.Record{Phase: checkpoint.Prepared, Claim: sharing.Claim{Namespace: "ns", Name: "a", UID: "a"}}
+	rec.Plan.Assignments = []sharing.Assignment{{Device: "gpu-1",
+		Isolation: sharing.Isolation{MPS: &sharing.MPSClient{Daemon: "gpu-1"}}}}
+	if err := records.Put(rec); err != nil {
+		t.Fatal(err)
+	}
+	dir := mps.Dir(filepath.Join(t.TempDir(), "mps"))
+	told := make(chan string, 10)
+	w := &DaemonWatch{Daemons: dir, Records: records,
+		SingleUser: func(_ sharing.Claim, daemon string) { told <- daemon }}
+	go w.Run(t.Context())
+	for range 2 {
+		err := dir.Request(mps.Daemon{ID: "gpu-1"})
+		if err == nil {
+			err = dir.Report("gpu-1", mps.State{Ready: true, SingleUser: true})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-told:
+		case <-time.After(10 * time.Second):
+			t.Fatal("a report of the supervisor is not noticed")
+		}
+		time.Sleep(50 * time.Millisecond) // the look is over
+		if err := os.RemoveAll(string(dir)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(50 * time.Millisecond) // the daemon's end is noticed
 	}
 }

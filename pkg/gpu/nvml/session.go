@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -190,6 +191,15 @@ func (n *Node) DriverChanged() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return err == nil && n.follows && n.loaded != nil && !os.SameFile(n.loaded, file)
+}
+
+// LibraryDir returns the directory of the library on disk; "" if there is none.
+func (n *Node) LibraryDir() string {
+	path, _, err := n.libraryFile()
+	if err != nil {
+		return ""
+	}
+	return filepath.Dir(path)
 }
 
 // refresh ends the session if the library on disk differs from that of the session.

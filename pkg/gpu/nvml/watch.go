@@ -19,8 +19,9 @@ import (
 )
 
 const (
-	// eventWait is how long one call waits for events. The watcher leaves its session within this time.
-	eventWait = 2 * time.Second
+	// eventWait is how long one call waits for events, and at most how long NVML stays open when it is to be closed:
+	// nothing interrupts the call. The end of the program does not wait for it.
+	eventWait = 5 * time.Second
 	// hangTimeout is how long such a call may take before the GPUs count as not watched.
 	hangTimeout = 5 * time.Second
 	// registerTimeout is how long a GPU may take to register its events.

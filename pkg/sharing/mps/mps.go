@@ -79,6 +79,22 @@ const (
 	stateFile  = "state.json"
 )
 
+// DaemonDirs returns the directories of all daemons.
+func (d Dir) DaemonDirs() []string {
+	dirs, _ := filepath.Glob(filepath.Join(string(d), "*"))
+	return dirs
+}
+
+// Concerns reports whether a change of the file may change requests or states: the directory itself, that of a daemon,
+// or one of their files.
+func (d Dir) Concerns(file string) bool {
+	switch filepath.Base(file) {
+	case WantedFile, stateFile:
+		return true
+	}
+	return file == string(d) || filepath.Dir(file) == string(d)
+}
+
 // Pipe returns the daemon's pipe directory, on the host.
 func (d Dir) Pipe(id string) string { return filepath.Join(string(d), id, "pipe") }
 

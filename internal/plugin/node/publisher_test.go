@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+)
+
+// An inventory is published when it is new, when the API server no longer has it, and again after an error. What is the
+// same is not even compared with the API server.
+func TestPublisherPublishesChanges(t *testing.T) {
+	one := inventory.New([]gpu.Device{{Name: "gpu-0", Type: gpu.TypeGPU}})
+	two := inventory.New([]gpu.Device{{Name: "gpu-0", Type: gpu.TypeGPU}, {Name: "gpu-1", Type: gpu.TypeGPU}})
+	dir, server := t.TempDir(), learned(t, &oldServer{})
+	synctest.Test(t, func(t *testing.T) {
+		published := 0
+		var failed error
+		p := NewPublisher("node")
+		p.Server = server
+		p.First = func(context.Context, map[string]resourceslice.Pool) error { return nil }
+		p.Publish = func(context.Context, resourceslice.DriverResources) error {
+			published++
+			return failed
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			p.Run(ctx, dir)
+		}()
+		for _, row := range []struct {
+			name   string
+			inv    inventory.Inventory
+			stale  bool
+			failed error
+			want   int
+		}{
+			{"the first", one, false, nil, 1},
+			{"the same", one, false, nil, 0},
+			{"another", two, false, nil, 1},
+			{"a kubelet has removed it", two, true, nil, 1},
+			{"the same again", two, false, nil, 0},
+			{"another one fails", one, false, errors.New("no"), 1},
+			{"the one before", two, false, nil, 1},
+			{"the same for the last time", two, false, nil, 0},
+		} {
+			published, failed = 0, row.failed
+			if row.stale {
+				p.Stale()
+			}
+			p.Set(row.inv)
+			synctest.Wait()
+			if published != row.want {
+				t.Errorf("%s: published %d times, want %d", row.name, published, row.want)
+			}
+		}
+		cancel()
+		<-ended
+	})
+}
