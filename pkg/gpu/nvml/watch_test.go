@@ -174,7 +174,7 @@ func TestWatchGivesWay(t *testing.T) {
 func TestWatchHangs(t *testing.T) {
 	t.Parallel()
 	w := watch(t, "t4-x2")
-	must(t, w.machine.Slow("0", "EventSetWait", 8*time.Second))
+	must(t, w.machine.Slow("0", "EventSetWait", 12*time.Second))
 	w.reason(0, "does not return")
 	begin := time.Now()
 	if _, err := w.node.Access(t.Context(), w.look().Devices[1]); err != nil {
