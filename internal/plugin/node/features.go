@@ -16,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
@@ -36,8 +37,10 @@ type Feature struct {
 	stored func(resourceapi.Device) bool
 	// remove removes it from a device. It returns false if the device cannot be published without it.
 	remove func(*resourceapi.Device) bool
-	// limit returns a use of GPUs that does without it; nil: every use does.
-	limit func(gpu.Use) gpu.Use
+	// limit returns a use of the GPU that does without it; nil: every use does.
+	limit func(gpu.Device, gpu.Use) gpu.Use
+	// since is the first version of Kubernetes that has it, if no example can show that.
+	since string
 }
 
 // The features that the driver uses.
@@ -63,7 +66,9 @@ var (
 			d.Capacity = capacity
 			return true
 		},
-		limit: func(use gpu.Use) gpu.Use { return gpu.Use{Sharing: gpu.Exclusive, Partitions: use.Partitions} },
+		limit: func(_ gpu.Device, use gpu.Use) gpu.Use {
+			return gpu.Use{Sharing: gpu.Exclusive, Partitions: use.Partitions}
+		},
 	}
 	counters = Feature{
 		Gate:    "DRAPartitionableDevices",
@@ -76,7 +81,7 @@ var (
 			d.ConsumesCounters = nil
 			return !made
 		},
-		limit: func(use gpu.Use) gpu.Use {
+		limit: func(_ gpu.Device, use gpu.Use) gpu.Use {
 			if use.Partitions != gpu.PartitionsStatic {
 				use.Partitions = gpu.PartitionsNone
 			}
@@ -109,7 +114,22 @@ var (
 			return true
 		},
 	}
-	allFeatures = []*Feature{&shares, &counters, &taints, &taintsNone}
+	// Before 1.36 the scheduler does not deduct the counters of devices with shares.
+	sharesWithCounters = Feature{
+		Gate: "DRAConsumableCapacity of Kubernetes 1.36 or newer",
+		Without: "GPUs whose partitions are made for claims, and these partitions, have no shares, because the " +
+			"scheduler would give shares of a GPU and its partitions at once",
+		since:  "1.36.0",
+		remove: func(*resourceapi.Device) bool { return true },
+		limit: func(d gpu.Device, use gpu.Use) gpu.Use {
+			if (d.MIG.Enabled || d.MIG.Switchable) &&
+				(use.Partitions == gpu.PartitionsAuto || use.Partitions == gpu.PartitionsDynamic) {
+				return gpu.Use{Sharing: gpu.Exclusive, Partitions: use.Partitions}
+			}
+			return use
+		},
+	}
+	allFeatures = []*Feature{&shares, &counters, &taints, &taintsNone, &sharesWithCounters}
 )
 
 func withTaint(effect resourceapi.DeviceTaintEffect) resourceapi.Device {
@@ -175,11 +195,11 @@ func (s *Server) lacking() []*Feature {
 	return nil
 }
 
-// limit returns the use without what the API server lacks.
-func (s *Server) limit(use gpu.Use) gpu.Use {
+// limit returns the use of the GPU without what the API server lacks.
+func (s *Server) limit(d gpu.Device, use gpu.Use) gpu.Use {
 	for _, f := range s.lacking() {
 		if f.limit != nil {
-			use = f.limit(use)
+			use = f.limit(d, use)
 		}
 	}
 	return use
@@ -232,15 +252,22 @@ func (s *Server) ask(ctx context.Context) ([]*Feature, error) {
 	all.Wait()
 	lacks := []*Feature{}
 	for i, f := range allFeatures {
-		if !has[i] && (f != &taintsNone || !slices.Contains(lacks, &taints)) {
+		implied := slices.ContainsFunc(lacks, func(l *Feature) bool {
+			return f == &taintsNone && l == &taints ||
+				f == &sharesWithCounters && (l == &shares || l == &counters)
+		})
+		if !has[i] && !implied {
 			lacks = append(lacks, f)
 		}
 	}
 	return lacks, errors.Join(errs...)
 }
 
-// has creates a slice with an example of the feature, as a dry run.
+// has creates a slice with an example of the feature, as a dry run, or asks for the version.
 func (s *Server) has(ctx context.Context, f *Feature) (bool, error) {
+	if f.since != "" {
+		return s.isSince(f.since)
+	}
 	device := f.example
 	device.Name = "example"
 	pools := map[string]resourceslice.Pool{s.NodeName: {Slices: []resourceslice.Slice{{
@@ -259,6 +286,16 @@ func (s *Server) has(ctx context.Context, f *Feature) (bool, error) {
 		return false, err
 	}
 	return len(slice.Spec.Devices) == 1 && f.stored(slice.Spec.Devices[0]), nil
+}
+
+// isSince reports whether the API server has at least that version of Kubernetes.
+func (s *Server) isSince(least string) (bool, error) {
+	is, err := s.Client.Discovery().ServerVersion()
+	if err != nil {
+		return false, err
+	}
+	v, err := version.ParseGeneric(is.GitVersion)
+	return err == nil && v.AtLeast(version.MustParseGeneric(least)), err
 }
 
 // Fit returns the pool as the API server can store it. Devices that need what it lacks are left out, unless a claim

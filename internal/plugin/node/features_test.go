@@ -15,6 +15,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/version"
+	fakediscovery "k8s.io/client-go/discovery/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -28,7 +30,7 @@ import (
 
 // oldServer drops and refuses what an API server without feature gates does, and stores nothing.
 type oldServer struct {
-	gates   []string // that it lacks
+	gates   []string // that it lacks; "1.35": it is Kubernetes 1.35
 	refuses error    // of every dry run
 }
 
@@ -70,6 +72,7 @@ func learned(t *testing.T, o *oldServer, records ...checkpoint.Record) *Server {
 	t.Helper()
 	client := fake.NewClientset()
 	client.PrependReactor("create", "resourceslices", o.create)
+	setVersion(client, o)
 	s := NewServer(ServerConfig{Client: client, Driver: "gpu.nvidia.com", NodeName: "node",
 		Records:  fixedRecords(records),
 		Reporter: report.NewReporter(t.Context(), report.Config{Client: client}), Changed: func() {}})
@@ -79,6 +82,14 @@ func learned(t *testing.T, o *oldServer, records ...checkpoint.Record) *Server {
 	}
 	s.learn(t.Context(), lacks)
 	return s
+}
+
+func setVersion(client *fake.Clientset, o *oldServer) {
+	is := "v1.37.1"
+	if o.lacks("1.35") {
+		is = "v1.35.4-gke.100"
+	}
+	client.Discovery().(*fakediscovery.FakeDiscovery).FakedServerVersion = &version.Info{GitVersion: is}
 }
 
 type fixedRecords []checkpoint.Record
@@ -94,10 +105,12 @@ func TestFeatures(t *testing.T) {
 		want    string
 	}{
 		{"Kubernetes 1.36", oldServer{}, nil, ""},
-		{"Kubernetes 1.34", oldServer{gates: []string{"shares", "counters", "taints", "none"}}, nil,
+		{"Kubernetes 1.34", oldServer{gates: []string{"1.35", "shares", "counters", "taints", "none"}}, nil,
 			"DRAConsumableCapacity, DRAPartitionableDevices, DRADeviceTaints"},
-		{"Kubernetes 1.34 with alpha features", oldServer{gates: []string{"none"}}, nil,
-			"DRADeviceTaints of Kubernetes 1.35 or newer"},
+		{"Kubernetes 1.34 with alpha features", oldServer{gates: []string{"1.35", "none"}}, nil,
+			"DRADeviceTaints of Kubernetes 1.35 or newer, DRAConsumableCapacity of Kubernetes 1.36 or newer"},
+		{"Kubernetes 1.35 without partitions", oldServer{gates: []string{"1.35", "counters"}}, nil,
+			"DRAPartitionableDevices"},
 		{"no dry runs", oldServer{refuses: noDryRuns}, nil, ""},
 		{"no dry runs, and fields were dropped", oldServer{refuses: noDryRuns}, []string{"DRAPartitionableDevices"},
 			"DRAPartitionableDevices"},
@@ -211,9 +224,12 @@ func TestLimit(t *testing.T) {
 	for _, row := range []struct {
 		name, lacks string
 		config      nodeconfig.Config
-		want        string
+		want        string // of a GPU that can be partitioned without a reset
 	}{
 		{"everything", "", nodeconfig.Config{}, "fractional, isolation mps"},
+		{"shares of partitioned GPUs", "1.35", nodeconfig.Config{}, "exclusive"},
+		{"shares of partitioned GPUs, static partitions", "1.35", static,
+			"fractional, isolation mps, partitions static"},
 		{"no counters", "counters", nodeconfig.Config{}, "fractional, isolation mps, partitions none"},
 		{"no counters, static partitions", "counters", static, "fractional, isolation mps, partitions static"},
 		{"no shares", "shares", nodeconfig.Config{}, "exclusive"},
@@ -221,10 +237,15 @@ func TestLimit(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			n := &Node{Config: Config{Server: learned(t, &oldServer{gates: strings.Fields(row.lacks)})}}
-			if got := n.offered(row.config)(gpu.Device{}).String(); got != row.want {
+			partitionable := gpu.Device{MIG: gpu.MIG{Capable: true, Switchable: true}}
+			if got := n.offered(row.config)(partitionable).String(); got != row.want {
 				t.Errorf("got %s, want %s", got, row.want)
 			}
 		})
+	}
+	n := &Node{Config: Config{Server: learned(t, &oldServer{gates: []string{"1.35"}})}}
+	if got, want := n.offered(nodeconfig.Config{})(gpu.Device{}).String(), "fractional, isolation mps"; got != want {
+		t.Errorf("a GPU without MIG: got %s, want %s", got, want)
 	}
 }
 
@@ -236,6 +257,7 @@ func TestServerRun(t *testing.T) {
 	client.PrependReactor("create", "resourceslices", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		return state.Load().create(a)
 	})
+	setVersion(client, &oldServer{})
 	ctx, cancel := context.WithCancel(t.Context())
 	reporter := report.NewReporter(ctx, report.Config{Driver: "gpu.nvidia.com", Node: "node", Client: client})
 	changes := make(chan struct{}, 10)
@@ -264,7 +286,7 @@ func TestServerRun(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("the change is not told")
 	}
-	if got := s.limit(gpu.Use{}).Partitions; got != gpu.PartitionsNone {
+	if got := s.limit(gpu.Device{}, gpu.Use{}).Partitions; got != gpu.PartitionsNone {
 		t.Errorf("got partitions %s, want none", got)
 	}
 	cancel()
