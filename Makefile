@@ -15,7 +15,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-unit test-race test-nvidia test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench strongest build image dist lint clean
+.PHONY: help demo demo-down test test-unit test-race test-arm64 test-nvidia test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench strongest build image dist lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,15 @@ test-unit: ## vet, unit and golden tests of the driver
 test-race: ## tests of what serves several at a time, with the race detector
 	@./hack/prerequisites.sh
 	$(GO) test -race ./internal/controller/... ./internal/plugin/... ./pkg/claims ./pkg/gpu/nvml ./test/fleet
+
+# Left out: tests that start programs of the same processor, which the kernel cannot run, and those that an emulated
+# processor is too slow for.
+test-arm64: ## unit tests of the driver for arm64, under QEMU (needs gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user)
+	@./hack/prerequisites.sh arm64
+	GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc $(GO) test -vet=off -p 1 \
+		-exec "qemu-aarch64 -L /usr/aarch64-linux-gnu" \
+		-skip '^(TestBurst|TestConfigure|TestRotationUnderLoad|TestWatchGivesWay)$$' \
+		./cmd/... $$($(GO) list ./internal/... ./pkg/... | grep -v supervise)
 
 test-nvidia: ## tests with NVIDIA's own programs of three driver branches, downloaded from Debian (needs no GPU)
 	@./hack/prerequisites.sh

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Checks what `make demo` and `make test` cannot install themselves, and prints a sentence for each missing item.
-# usage: prerequisites.sh [root|dist]     "root" also requires root, "dist" a compiler for arm64
+# usage: prerequisites.sh [root|dist|arm64]     "root" also requires root, "dist" a compiler for arm64, "arm64" that and
+# an emulator
 
 go_minor=26
 missing=0
@@ -20,7 +21,10 @@ command -v make >/dev/null || say "make is missing: install it with 'apt-get ins
 if ! command -v gcc >/dev/null; then
 	say "gcc is missing, which compiles the bindings to NVIDIA's library: install it with 'apt-get install gcc libc6-dev'."
 fi
-if [ "$1" = dist ] && ! command -v aarch64-linux-gnu-gcc >/dev/null; then
+if [ "$1" = arm64 ] && ! command -v qemu-aarch64 >/dev/null; then
+	say "qemu-aarch64 is missing, which runs programs for arm64: install it with 'apt-get install qemu-user'."
+fi
+if { [ "$1" = dist ] || [ "$1" = arm64 ]; } && ! command -v aarch64-linux-gnu-gcc >/dev/null; then
 	say "aarch64-linux-gnu-gcc is missing, which compiles for arm64: install it with 'apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross'."
 fi
 if ! command -v go >/dev/null; then
