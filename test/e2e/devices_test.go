@@ -162,10 +162,20 @@ func value(a resourceapi.DeviceAttribute) string {
 // sliceGates are the feature gates that the published devices need.
 var sliceGates = []string{"DRAConsumableCapacity", "DRAPartitionableDevices", "DRADeviceTaints"}
 
+// sharesOfMIG is what shares of a GPU need that can be partitioned.
+var sharesOfMIG = []string{"DRAConsumableCapacity", "Kubernetes 1.36"}
+
 // testFieldsDropped compares the event of each node with what the API server lacks.
 func (s *suite) testFieldsDropped(t *testing.T) {
 	lacks, err := s.Lacks(t.Context(), sliceGates...)
 	s.must(t, err)
+	if len(lacks) == 0 {
+		older, err := s.Lacks(t.Context(), "Kubernetes 1.36")
+		s.must(t, err)
+		for range older {
+			lacks = append(lacks, "DRAConsumableCapacity of Kubernetes 1.36 or newer")
+		}
+	}
 	for _, node := range s.nodes {
 		var notes []string
 		s.must(t, kube.Until(t.Context(), soon, "the event FieldsDropped of "+node, func(ctx context.Context) (bool,
@@ -228,7 +238,7 @@ func (s *suite) testClaimFieldsDropped(t *testing.T) {
 }
 
 func (s *suite) testPublished(t *testing.T) {
-	s.needs(t, sliceGates...)
+	s.needs(t, slices.Concat([]string{"Kubernetes 1.36"}, sliceGates)...)
 	for _, profile := range []string{"dgx-h100", "l40s-x4", "workstation", "mixed"} {
 		t.Run(profile, func(t *testing.T) {
 			node := s.node(t, profile)

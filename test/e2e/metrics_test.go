@@ -22,7 +22,7 @@ import (
 // testContainerMetrics runs containers with a whole GPU, with one of two, and with shares that they use. It checks
 // their metrics at the node's plugin, until they are gone.
 func (s *suite) testContainerMetrics(t *testing.T) {
-	s.needs(t, "DRAConsumableCapacity")
+	s.needs(t, sharesOfMIG...)
 	const model = "NVIDIA H100 80GB HBM3"
 	node := s.node(t, "dgx-h100")
 	ns := s.namespace(t, "metrics")

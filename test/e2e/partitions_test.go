@@ -468,7 +468,7 @@ func (s *suite) testPartitionsOfOthers(t *testing.T, node string, gpu resourceap
 
 // testPartitionsAndWholeGPUs runs pods with partitions and with whole GPUs on one node.
 func (s *suite) testPartitionsAndWholeGPUs(t *testing.T) {
-	s.needs(t, "DRAPartitionableDevices", "DRAConsumableCapacity")
+	s.needs(t, "DRAPartitionableDevices", "DRAConsumableCapacity", "Kubernetes 1.36")
 	node := s.node(t, "dgx-h100")
 	gpus := s.gpus(t, node)
 	ns := s.namespace(t, "all-kinds")

@@ -85,7 +85,7 @@ func (s *suite) waitFactory(t *testing.T, node, device, factory string) {
 
 // testShares runs pods of several namespaces and users on one card.
 func (s *suite) testShares(t *testing.T) {
-	s.needs(t, "DRAConsumableCapacity")
+	s.needs(t, sharesOfMIG...)
 	node := s.node(t, "mixed")
 	device := s.gpus(t, node)[0].Name
 	factory := s.hardware(t, node, device)
@@ -128,7 +128,7 @@ func (s *suite) testShares(t *testing.T) {
 
 // testSharesOfOneClaim runs containers with a share each.
 func (s *suite) testSharesOfOneClaim(t *testing.T) {
-	s.needs(t, "DRAConsumableCapacity")
+	s.needs(t, sharesOfMIG...)
 	ns := s.namespace(t, "shares-of-one")
 	one := s.templateFor(t, ns, "one-card", share("small", h100, "5Gi", "30"), share("large", h100, "6Gi", ""))
 	apart := func(p *corev1.PodSpec) {
@@ -171,7 +171,7 @@ func (s *suite) testSharesOfOneClaim(t *testing.T) {
 
 // testSharedMemory: containers with a share have the size-limited /dev/shm of their daemon instead of their own.
 func (s *suite) testSharedMemory(t *testing.T) {
-	s.needs(t, "DRAConsumableCapacity")
+	s.needs(t, sharesOfMIG...)
 	ns := s.namespace(t, "shared-memory")
 	template := s.templateFor(t, ns, "share", share("gpu", h100, "1Gi", ""))
 	pod := s.pod(t, ns, "worker", withTemplate(template), withArgs("show", "--stay"))
@@ -195,7 +195,7 @@ func (s *suite) testSharedMemory(t *testing.T) {
 
 // testSharingConflict creates two claims with different settings for one card.
 func (s *suite) testSharingConflict(t *testing.T) {
-	s.needs(t, "DRAConsumableCapacity")
+	s.needs(t, sharesOfMIG...)
 	node := s.node(t, "mixed")
 	device := s.gpus(t, node)[0].Name
 	factory := s.hardware(t, node, device)
@@ -223,7 +223,7 @@ func (s *suite) testSharingConflict(t *testing.T) {
 
 // testDaemonFaults breaks the MPS daemon of a card, before and while it has clients.
 func (s *suite) testDaemonFaults(t *testing.T) {
-	s.needs(t, "DRAConsumableCapacity")
+	s.needs(t, sharesOfMIG...)
 	node := s.node(t, "mixed")
 	device := s.gpus(t, node)[0].Name
 	ns := s.namespace(t, "daemon")
@@ -257,7 +257,7 @@ func (s *suite) testDaemonFaults(t *testing.T) {
 
 // testDaemonOutlivesPlugin kills the plugin while an MPS client runs.
 func (s *suite) testDaemonOutlivesPlugin(t *testing.T) {
-	s.needs(t, "DRAConsumableCapacity")
+	s.needs(t, sharesOfMIG...)
 	node := s.node(t, "mixed")
 	ns := s.namespace(t, "outlives")
 	template := s.templateFor(t, ns, "share", share("gpu", h100, "5Gi", ""))
