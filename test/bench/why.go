@@ -34,19 +34,13 @@ const (
 		"are the types of all " +
 		"Kubernetes API groups, which client-go registers whether they are used or not. The kernel shares these " +
 		"pages and can drop them."
-	whyCPU = "with 208 partitions offered beside 8 GPUs, comparing them with the slices of the API server was about " +
-		"half of it: 305 ms when that was " +
-		"done every 10 s, 164 ms since it is done every 30 s (this row alone, the same day). perf, before there were " +
-		"partitions: a third was the " +
-		"look at the machine, a sixth the kubelet's 36 probes, a sixth the timers of Go's scheduler that run on " +
-		"after each of these."
-	whyPods = "a timeline of watches, on a quiet machine: of 76 ms, 17 pass before the pod is bound (the claim is " +
-		"made from its template, allocated and reserved " +
-		"by other components) and 59 between binding and running. One Prepare is in there; the kubelet also fetches " +
-		"the claim, containerd reads " +
-		"the CDI directory, and runc runs the CDI hooks. This was with a process for each of six hooks; one process " +
-		"for all of them takes 20 ms less (runc alone, on a busy machine)."
-	whyPods8 = "as for one pod, on 2 cores."
+	whyCPU = "with 208 partitions offered beside 8 GPUs. perf: two fifths are the look at the machine, most of that " +
+		"the simulated NVML; the garbage collector and Go's scheduler have a seventh each. docs/operate.md lists " +
+		"the timers."
+	whyPods = "the CDI hooks of NVIDIA's toolkit are most of it: the row below has them on both sides. containerd " +
+		"reads the CDI directory again for each of the claim's two files."
+	whyPods8 = "the hooks of eight containers on 2 cores, as the row below shows, and containerd, which takes a " +
+		"fifth more processor time than with the null floor to read the CDI directory (2.4 s instead of 2.0 s)."
 	whyShare = "a share has two records, one before and one after its GPU and its daemon are as it needs them, where " +
 		"a plain GPU has one. " +
 		"Nothing is started for it, nor waited for."
