@@ -8,6 +8,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -48,7 +49,7 @@ func run(args []string, state io.Reader) error {
 	return nil
 }
 
-// split returns the command lines between the separators.
+// split returns the command lines between the separators, which package nvml writes.
 func split(args []string) [][]string {
 	i := slices.Index(args, "--")
 	if i < 0 {
@@ -59,7 +60,10 @@ func split(args []string) [][]string {
 
 // copyOf returns a file in memory, because every hook reads the state from the start.
 func copyOf(r io.Reader) (*os.File, error) {
-	fd, err := unix.MemfdCreate("state", unix.MFD_CLOEXEC)
+	fd, err := unix.MemfdCreate("state", unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3
+		fd, err = unix.MemfdCreate("state", unix.MFD_CLOEXEC)
+	}
 	if err != nil {
 		return nil, err
 	}

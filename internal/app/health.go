@@ -19,7 +19,8 @@ import (
 )
 
 // requestTimeout is how long the plugin may take to do what the command asks for.
-const requestTimeout = 10 * time.Second
+// Without inotify it notices the request at its next look.
+const requestTimeout = 30 * time.Second
 
 // healthCommand is the command "health".
 func healthCommand() *cobra.Command {
@@ -102,7 +103,7 @@ func closeNVML(out io.Writer, dir string, until time.Time) error {
 	}
 	text := "NVML is open.\n"
 	if !until.IsZero() {
-		text = fmt.Sprintf("NVML is closed until %s. The GPUs of this node are tainted meanwhile.\n",
+		text = fmt.Sprintf("NVML is closed within 5 s, until %s. The GPUs of this node are tainted meanwhile.\n",
 			until.UTC().Format(time.RFC3339))
 	}
 	_, err := io.WriteString(out, text)

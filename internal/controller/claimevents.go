@@ -115,28 +115,29 @@ func (u *claimReporter) report(ctx context.Context) (last error) {
 			continue
 		}
 		if c.asked != nil && u.expander.Expand(ctx, c.asked) {
-			told, err := u.tell(ctx, uid, c, Events.NotRanked, "it gets any whole GPU: when it was created, the "+
-				"controller did not answer in time, validation was off in the namespace, or there was nothing to "+
-				"rank. To have it ranked, delete it and create it again")
+			told, err := u.tell(ctx, uid, c, "not-ranked-", Events.NotRanked, "it gets any whole GPU: when it was "+
+				"created, the controller did not answer in time, validation was off in the namespace, or there was "+
+				"nothing to rank. To have it ranked, delete it and create it again")
 			if told {
 				u.unranked.Inc()
 			}
 			last = cmp.Or(err, last)
 		}
 		if c.dropped != nil {
-			_, err := u.tell(ctx, uid, c, Events.FieldsDropped, strings.Join(c.dropped, "; "))
+			_, err := u.tell(ctx, uid, c, "fields-dropped-", Events.FieldsDropped, strings.Join(c.dropped, "; "))
 			last = cmp.Or(err, last)
 		}
 	}
 	return last
 }
 
-// tell writes an event about a claim. It returns false if that event exists, or the namespace does not.
-func (u *claimReporter) tell(ctx context.Context, uid types.UID, c seenClaim, kind event.Kind, text string) (bool,
-	error) {
+// tell writes an event about a claim, whose name begins with prefix. It returns false if that event exists, or the
+// namespace does not.
+func (u *claimReporter) tell(ctx context.Context, uid types.UID, c seenClaim, prefix string, kind event.Kind,
+	text string) (bool, error) {
 	now := metav1.Now()
 	err := u.client.Create(ctx, &corev1.Event{
-		ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: strings.ToLower(kind.Reason) + "-" + string(uid)},
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: prefix + string(uid)},
 		InvolvedObject: corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(),
 			Kind: "ResourceClaim", Namespace: c.Namespace, Name: c.Name, UID: uid},
 		Type: kind.Type, Reason: kind.Reason, Count: 1, FirstTimestamp: now, LastTimestamp: now,

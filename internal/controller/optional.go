@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"gomodules.xyz/jsonpatch/v2"
+	admissionv1 "k8s.io/api/admission/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 )
@@ -49,21 +50,21 @@ func optionalFieldsOf(spec *resourceapi.ResourceClaimSpec) []string {
 	return has
 }
 
-// droppedFields says for each field that the claim has lost which feature gate the API server lacks.
+// droppedFields says for each field that the requests have lost which feature gate the API server lacked.
 func droppedFields(spec *resourceapi.ResourceClaimSpec, annotations map[string]string) (texts []string) {
 	listed := annotations[optionalFieldsAnnotation]
 	if listed == "" {
 		return nil
 	}
 	has := optionalFieldsOf(spec)
-	for _, is := range strings.Split(listed, ",") {
-		request, name, _ := strings.Cut(is, ".")
+	for _, r := range spec.Devices.Requests {
 		for _, f := range optionalFields {
-			if f.name == name && !slices.Contains(has, is) {
-				texts = append(texts, fmt.Sprintf(
-					"the API server has dropped %q of the request %q, because its feature gate %s is off: %s",
-					name, request, f.gate, f.without))
+			field := r.Name + "." + f.name
+			if !strings.Contains(","+listed+",", ","+field+",") || slices.Contains(has, field) {
+				continue
 			}
+			texts = append(texts, fmt.Sprintf("the API server has dropped %q of the request %q when the claim or its "+
+				"template was created, because its feature gate %s was off: %s", f.name, r.Name, f.gate, f.without))
 		}
 	}
 	return texts
@@ -80,33 +81,54 @@ type annotated struct {
 // lister writes optionalFieldsAnnotation.
 type lister struct{}
 
-// Handle annotates claims, and what templates make claims from. A field that is listed stays listed: a claim inherits
-// it from a template that has lost the field.
+// Handle annotates claims, and what templates make claims from. On create, a field that is listed stays listed: a claim
+// inherits it from a template that has lost the field. On update, the annotation is put back.
 func (lister) Handle(_ context.Context, req webhook.Request) webhook.Response {
+	object, at, err := annotatedOf(req.Kind.Kind, req.Object.Raw)
+	if err != nil {
+		return webhook.Errored(http.StatusBadRequest, fmt.Errorf("%s %s: %w", req.Kind.Kind, req.Name, err))
+	}
+	is, want := object.listed(), ""
+	if req.Operation == admissionv1.Update {
+		old, _, err := annotatedOf(req.Kind.Kind, req.OldObject.Raw)
+		if err != nil {
+			return webhook.Errored(http.StatusBadRequest, fmt.Errorf("%s %s: %w", req.Kind.Kind, req.Name, err))
+		}
+		want = old.listed()
+	} else {
+		all := append(strings.Split(is, ","), optionalFieldsOf(&object.Spec)...)
+		slices.Sort(all)
+		want = strings.Trim(strings.Join(slices.Compact(all), ","), ",")
+	}
+	entry := map[string]string{optionalFieldsAnnotation: want}
+	switch {
+	case want == is:
+		return webhook.Allowed("")
+	case object.Metadata == nil:
+		return webhook.Patched("", jsonpatch.NewOperation("add", at+"/metadata", map[string]any{"annotations": entry}))
+	case object.Metadata.Annotations == nil:
+		return webhook.Patched("", jsonpatch.NewOperation("add", at+"/metadata/annotations", entry))
+	}
+	return webhook.Patched("", jsonpatch.NewOperation("add", at+"/metadata/annotations/"+
+		strings.ReplaceAll(optionalFieldsAnnotation, "/", "~1"), want))
+}
+
+// listed returns the fields that the annotation lists.
+func (a annotated) listed() string {
+	if a.Metadata == nil {
+		return ""
+	}
+	return a.Metadata.Annotations[optionalFieldsAnnotation]
+}
+
+// annotatedOf decodes a claim, or what a template makes claims from, and returns its path in the object.
+func annotatedOf(kind string, raw []byte) (object annotated, at string, err error) {
+	if kind != "ResourceClaimTemplate" {
+		return object, "", json.Unmarshal(raw, &object)
+	}
 	var template struct {
 		Spec annotated `json:"spec"`
 	}
-	object, at := &annotated{}, ""
-	var into any = object
-	if req.Kind.Kind == "ResourceClaimTemplate" {
-		object, into, at = &template.Spec, &template, "/spec"
-	}
-	if err := json.Unmarshal(req.Object.Raw, into); err != nil {
-		return webhook.Errored(http.StatusBadRequest, fmt.Errorf("%s %s: %w", req.Kind.Kind, req.Name, err))
-	}
-	has := optionalFieldsOf(&object.Spec)
-	if len(has) == 0 {
-		return webhook.Allowed("")
-	}
-	all := map[string]string{optionalFieldsAnnotation: strings.Join(has, ",")}
-	switch {
-	case object.Metadata == nil:
-		return webhook.Patched("", jsonpatch.NewOperation("add", at+"/metadata", map[string]any{"annotations": all}))
-	case object.Metadata.Annotations == nil:
-		return webhook.Patched("", jsonpatch.NewOperation("add", at+"/metadata/annotations", all))
-	case object.Metadata.Annotations[optionalFieldsAnnotation] != "":
-		return webhook.Allowed("")
-	}
-	return webhook.Patched("", jsonpatch.NewOperation("add", at+"/metadata/annotations/"+
-		strings.ReplaceAll(optionalFieldsAnnotation, "/", "~1"), all[optionalFieldsAnnotation]))
+	err = json.Unmarshal(raw, &template)
+	return template.Spec, "/spec", err
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	admissionv1 "k8s.io/api/admission/v1"
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
@@ -33,7 +34,10 @@ func TestLister(t *testing.T) {
 			`[{name: a, deviceClassName: gpu.nvidia.com}, {name: b, deviceClassName: gpu.nvidia.com, tolerations: ` +
 			`[{key: gpu.nvidia.com/xid, operator: Exists}]}]}]}}}`, "gpu.tolerations"},
 		{"what is listed stays listed", "ResourceClaim", `{metadata: {annotations: {gpu.nvidia.com/optional-fields: ` +
-			`other.capacity}}, spec: {devices: ` + share + `}}`, "other.capacity"},
+			`other.capacity}}, spec: {devices: ` + share + `}}`, "gpu.capacity,other.capacity"},
+		{"what a template has lost", "ResourceClaim", `{metadata: {annotations: {gpu.nvidia.com/optional-fields: ` +
+			`gpu.capacity}}, spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]}}}`,
+			"gpu.capacity"},
 		{"nothing optional", "ResourceClaim",
 			`{spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]}}}`, ""},
 	} {
@@ -66,16 +70,36 @@ func TestLister(t *testing.T) {
 	}
 }
 
+// A template can be applied again as it was written: its whole spec is immutable.
+func TestListerOnUpdate(t *testing.T) {
+	const written = `{spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, ` +
+		`capacity: {requests: {memory: 5Gi}}}}]}}}}`
+	for _, want := range []string{"gpu.capacity", ""} { // "": from before there was a webhook
+		req := request(t, "ResourceClaimTemplate", written)
+		req.Operation = admissionv1.Update
+		req.OldObject = request(t, "ResourceClaimTemplate", `{spec: {metadata: {annotations: {`+
+			`gpu.nvidia.com/optional-fields: "`+want+`"}}, spec: {devices: {requests: [{name: gpu, exactly: `+
+			`{deviceClassName: gpu.nvidia.com}}]}}}}`).Object
+		var template resourceapi.ResourceClaimTemplate
+		if err := json.Unmarshal(patched(t, req.Object.Raw, lister{}.Handle(t.Context(), req)), &template); err != nil {
+			t.Fatal(err)
+		}
+		if got := template.Spec.Annotations[optionalFieldsAnnotation]; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
 // What the API server sends to the validating webhook no longer has the field.
 func TestDroppedFieldsAreAWarning(t *testing.T) {
 	handler := validator{checker: admission.Checker{View: viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"})}}
 	const gpu = `spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com`
 	const listed = `{annotations: {gpu.nvidia.com/optional-fields: "gpu.capacity,gpu.tolerations"}}`
 	const tolerates = `, tolerations: [{key: a, operator: Exists}]`
-	capacity := `the API server has dropped "capacity" of the request "gpu", because its feature gate ` +
-		`DRAConsumableCapacity is off: the request is for whole devices of any size`
-	tolerations := `the API server has dropped "tolerations" of the request "gpu", because its feature gate ` +
-		`DRADeviceTaints is off: the request tolerates no taints`
+	capacity := `the API server has dropped "capacity" of the request "gpu" when the claim or its template ` +
+		`was created, because its feature gate DRAConsumableCapacity was off: the request is for whole devices of any size`
+	tolerations := `the API server has dropped "tolerations" of the request "gpu" when the claim or its template ` +
+		`was created, because its feature gate DRADeviceTaints was off: the request tolerates no taints`
 	for _, tc := range []struct {
 		name, kind, object string
 		want               []string
@@ -84,6 +108,8 @@ func TestDroppedFieldsAreAWarning(t *testing.T) {
 		{"one", "ResourceClaim", `{metadata: ` + listed + `, ` + gpu + tolerates + `}}]}}}`, []string{capacity}},
 		{"a template", "ResourceClaimTemplate", `{spec: {metadata: ` + listed + `, ` + gpu + `}}]}}}}`,
 			[]string{capacity, tolerations}},
+		{"another request", "ResourceClaim", `{metadata: ` + listed + `, ` + strings.Replace(gpu, "name: gpu", "name: a",
+			1) + `}}]}}}`, nil},
 		{"nothing", "ResourceClaim", `{` + gpu + `}}]}}}`, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -46,7 +46,7 @@ type subject struct {
 }
 
 // startFloor starts test/floor in the namespaces of the plugin's container, with the plugin's rights at the API server.
-func (b *bench) startFloor(ctx context.Context, name string, edits *cdispecs.ContainerEdits, args ...string) (*subject,
+func (b *bench) startFloor(name string, edits *cdispecs.ContainerEdits, args ...string) (*subject,
 	error) {
 	s := &subject{driver: name + floorDomain}
 	program, err := os.Open(floorProgram)
@@ -77,7 +77,7 @@ func (b *bench) startFloor(ctx context.Context, name string, edits *cdispecs.Con
 	}
 	// To enter the PID namespace, nsenter forks, and waits for its child.
 	if s.process.pid, err = childOf(cmd.Process.Pid); err != nil {
-		return nil, err
+		return nil, errors.Join(err, cmd.Process.Kill(), cmd.Wait())
 	}
 	s.stop = func() error {
 		return errors.Join(syscall.Kill(s.process.pid, syscall.SIGTERM), cmd.Wait())
@@ -165,9 +165,9 @@ func measureFloors(ctx context.Context, b *bench) (err error) {
 		name string
 		args []string
 	}{{"null", nil}, {"safe", []string{"-safe"}}} {
-		s, err := b.startFloor(ctx, floor.name, edits, floor.args...)
-		if err != nil {
-			return err
+		s, failed := b.startFloor(floor.name, edits, floor.args...)
+		if failed != nil {
+			return failed
 		}
 		defer func() { err = errors.Join(err, s.stop()) }()
 		subjects = append(subjects, s)
@@ -195,8 +195,8 @@ func measureFloors(ctx context.Context, b *bench) (err error) {
 				if n < floorCycles {
 					err = b.oneClaim(ctx, s, n, one.last(i), release.last(i), cpu.last(i))
 				} else {
-					err = errors.Join(b.eightClaims(ctx, s, calls.last(i), true),
-						b.eightClaims(ctx, s, call.last(i), false))
+					err = errors.Join(b.eightClaims(ctx, s, calls.last(i), callEach),
+						b.eightClaims(ctx, s, call.last(i), prepareOn))
 				}
 				if err != nil {
 					return fmt.Errorf("%s: %w", s.driver, err)
@@ -258,21 +258,28 @@ func (b *bench) rest(ctx context.Context, s *subject, claims ...*drapb.Claim) er
 	return sleep(ctx, 10*time.Millisecond)
 }
 
-func (b *bench) eightClaims(ctx context.Context, s *subject, took *samples, atOnceCalls bool) error {
+// callEach prepares each claim in a call of its own, at once.
+func callEach(ctx context.Context, plugin drapb.DRAPluginClient, claims ...*drapb.Claim) (time.Duration, error) {
+	begin := time.Now()
+	err := atOnce(len(claims), len(claims), func(i int) error {
+		_, err := prepareOn(ctx, plugin, claims[i])
+		return err
+	})
+	return time.Since(begin), err
+}
+
+// eightClaims prepares eight claims at once.
+func (b *bench) eightClaims(ctx context.Context, s *subject, times *samples,
+	prepare func(context.Context, drapb.DRAPluginClient, ...*drapb.Claim) (time.Duration, error)) error {
 	claims, err := b.claimsOf(ctx, s, 0, burst)
 	if err != nil {
 		return err
 	}
-	begin := time.Now()
-	if atOnceCalls {
-		err = atOnce(burst, burst, func(i int) error { _, err := prepareOn(ctx, s.kubelet, claims[i]); return err })
-	} else {
-		_, err = prepareOn(ctx, s.kubelet, claims...)
-	}
-	*took = append(*took, time.Since(begin))
+	took, err := prepare(ctx, s.kubelet, claims...)
 	if err != nil {
 		return err
 	}
+	*times = append(*times, took)
 	if err := b.rest(ctx, s, claims...); err != nil {
 		return err
 	}

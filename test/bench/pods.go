@@ -37,14 +37,14 @@ func measurePods(ctx context.Context, b *bench) (err error) {
 		name  string
 		edits *cdispecs.ContainerEdits
 	}{{"null", &bare}, {"hooks", edits}} {
-		s, err := b.startFloor(ctx, floor.name, floor.edits)
-		if err != nil {
-			return err
+		s, failed := b.startFloor(floor.name, floor.edits)
+		if failed != nil {
+			return failed
 		}
 		defer func() { err = errors.Join(err, s.stop()) }()
-		undo, err := b.offer(ctx, s.driver)
-		if err != nil {
-			return err
+		undo, failed := b.offer(ctx, s.driver)
+		if failed != nil {
+			return failed
 		}
 		defer func() { err = errors.Join(err, undo()) }()
 		kinds = append(kinds, func() *corev1.Pod { return withClaim(b.pod(), s.driver) })

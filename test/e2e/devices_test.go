@@ -209,32 +209,52 @@ func (s *suite) testClaimFieldsDropped(t *testing.T) {
 		Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("1Gi")}}
 	wanted.Devices.Requests[0].Exactly.Tolerations = []resourceapi.DeviceToleration{{Key: "example.com/any",
 		Operator: resourceapi.DeviceTolerationOpExists}}
-	lacks, err := s.Lacks(t.Context(), "DRAConsumableCapacity", "DRADeviceTaints")
-	s.must(t, err)
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "claim", Namespace: ns}, Spec: wanted}
 	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: "template", Namespace: ns},
 		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: wanted}}
 	for _, object := range []client.Object{claim, template} {
 		warnings := s.Warnings()
 		s.must(t, s.Create(t.Context(), object))
-		got := warnings()
+		got, lacks := warnings(), lost(&claim.Spec)
 		if len(got) != len(lacks) {
 			t.Errorf("%s: got warnings %q, want one for each of %q", object.GetName(), got, lacks)
 			continue
 		}
 		for i, gate := range lacks {
-			if !strings.Contains(got[i], "feature gate "+gate+" is off") {
+			if !strings.Contains(got[i], "feature gate "+gate+" was off") {
 				t.Errorf("%s: got warning %q, want the gate %s in it", object.GetName(), got[i], gate)
 			}
 		}
 	}
+	// As kubectl replace does it; the whole spec of a template is immutable.
+	again := template.DeepCopy()
+	again.Spec = resourceapi.ResourceClaimTemplateSpec{Spec: wanted}
+	s.must(t, s.Update(t.Context(), again))
 	pod := s.pod(t, ns, "pod", withTemplate(template.Name))
 	fromTemplate := s.claimOf(t, s.running(t, pod))
 	for _, of := range []*resourceapi.ResourceClaim{claim, &fromTemplate} {
-		for _, gate := range lacks {
+		for _, gate := range lost(&of.Spec) {
 			s.waitEvent(t, client.ObjectKeyFromObject(of), "FieldsDropped", gate)
 		}
 	}
+	lacks, err := s.Lacks(t.Context(), "DRAConsumableCapacity")
+	s.must(t, err)
+	if got := lost(&claim.Spec); len(lacks) > 0 && !slices.Contains(got, lacks[0]) {
+		t.Errorf("got a claim that has lost what needs %q, want also %q", got, lacks)
+	}
+}
+
+// lost returns the feature gates of the fields that the request does not have. Kubernetes 1.34 keeps tolerations
+// without their gate.
+func lost(spec *resourceapi.ResourceClaimSpec) (gates []string) {
+	request := spec.Devices.Requests[0].Exactly
+	if request.Capacity == nil {
+		gates = append(gates, "DRAConsumableCapacity")
+	}
+	if len(request.Tolerations) == 0 {
+		gates = append(gates, "DRADeviceTaints")
+	}
+	return gates
 }
 
 func (s *suite) testPublished(t *testing.T) {

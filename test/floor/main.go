@@ -52,8 +52,9 @@ func main() {
 	safe := flag.Bool("safe", false, "write a CDI file and a record for each claim")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, &floor{driver: *driver, safe: *safe}, *node); err != nil {
+	err := run(ctx, &floor{driver: *driver, safe: *safe}, *node)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "floor:", err)
 		os.Exit(1)
 	}

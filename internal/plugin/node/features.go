@@ -266,7 +266,7 @@ func (s *Server) ask(ctx context.Context) ([]*Feature, error) {
 // has creates a slice with an example of the feature, as a dry run, or asks for the version.
 func (s *Server) has(ctx context.Context, f *Feature) (bool, error) {
 	if f.since != "" {
-		return s.isSince(f.since)
+		return s.isSince(ctx, f.since)
 	}
 	device := f.example
 	device.Name = "example"
@@ -288,14 +288,20 @@ func (s *Server) has(ctx context.Context, f *Feature) (bool, error) {
 	return len(slice.Spec.Devices) == 1 && f.stored(slice.Spec.Devices[0]), nil
 }
 
-// isSince reports whether the API server has at least that version of Kubernetes.
-func (s *Server) isSince(least string) (bool, error) {
+// isSince reports whether the API server has at least that version of Kubernetes, or does not say its version.
+func (s *Server) isSince(ctx context.Context, least string) (bool, error) {
 	is, err := s.Client.Discovery().ServerVersion()
-	if err != nil {
+	if err != nil && !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err) {
 		return false, err
 	}
-	v, err := version.ParseGeneric(is.GitVersion)
-	return err == nil && v.AtLeast(version.MustParseGeneric(least)), err
+	if err == nil {
+		var v *version.Version
+		if v, err = version.ParseGeneric(is.GitVersion); err == nil {
+			return v.AtLeast(version.MustParseGeneric(least)), nil
+		}
+	}
+	klog.FromContext(ctx).Info("The API server does not say its version", "err", err)
+	return true, nil
 }
 
 // Fit returns the pool as the API server can store it. Devices that need what it lacks are left out, unless a claim

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -413,5 +414,43 @@ func TestNodeLabels(t *testing.T) {
 	if _, err := nodeLabels(t.Context(), client, "other"); err == nil || !strings.Contains(err.Error(),
 		"read the labels of this node") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// A new driver is discovered when its files change, not only at the next look.
+func TestANewDriverIsDiscoveredAtOnce(t *testing.T) {
+	l := newTestNode(t)
+	library, looks := t.TempDir(), make(chan struct{}, 10)
+	c := l.Config
+	var changed atomic.Bool
+	c.LibraryDir = func() string { return library }
+	c.DriverChanged = func() bool { return changed.Swap(false) }
+	c.Discover = func(context.Context) (Look, error) {
+		looks <- struct{}{}
+		return Look{Devices: l.devices}, nil
+	}
+	l.restart(c)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		l.Node.Run(ctx)
+	}()
+	<-looks
+	changed.Store(true)
+	for end := time.Now().Add(lookPeriod / 2); ; { // the first file may come before the watch
+		if err := os.WriteFile(filepath.Join(library, "libnvidia-ml.so.1"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-looks:
+			cancel()
+			<-ended
+			return
+		case <-time.After(100 * time.Millisecond):
+		}
+		if time.Now().After(end) {
+			t.Fatal("the new driver is not discovered")
+		}
 	}
 }

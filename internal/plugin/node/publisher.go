@@ -87,6 +87,7 @@ func (p *Publisher) Run(ctx context.Context, dir string) {
 	case <-p.Server.Known():
 	}
 	var published inventory.Inventory
+	var fitted map[string]resourceslice.Pool
 	var withOld bool
 	first := true
 	for {
@@ -95,15 +96,16 @@ func (p *Publisher) Run(ctx context.Context, dir string) {
 			return
 		case inv := <-p.next:
 			old := p.OldMonitor.Stays(ctx)
-			if !p.stale.Swap(false) && !first && old == withOld && reflect.DeepEqual(published, inv) {
+			known := !p.stale.Swap(false) && !first && old == withOld
+			if known && len(p.Server.lacking()) == 0 && reflect.DeepEqual(published, inv) {
 				continue
 			}
-			pools := inv.Pools(p.NodeName)
-			if old {
-				pools = inv.PoolsWithOldMonitor(p.NodeName)
+			pools := p.pools(inv, old) // what the API server lacks makes them depend on the records, too
+			if known && reflect.DeepEqual(fitted, pools) {
+				continue
 			}
 			if p.publish(ctx, pools, first) {
-				published, withOld, first = inv, old, false
+				published, fitted, withOld, first = inv, pools, old, false
 			} else {
 				p.Stale()
 			}
@@ -111,11 +113,20 @@ func (p *Publisher) Run(ctx context.Context, dir string) {
 	}
 }
 
-func (p *Publisher) publish(ctx context.Context, pools map[string]resourceslice.Pool, first bool) (done bool) {
-	logger := klog.FromContext(ctx)
+// pools returns the pools of the node as the API server can store them.
+func (p *Publisher) pools(inv inventory.Inventory, withOldMonitor bool) map[string]resourceslice.Pool {
+	pools := inv.Pools(p.NodeName)
+	if withOldMonitor {
+		pools = inv.PoolsWithOldMonitor(p.NodeName)
+	}
 	for name, pool := range pools {
 		pools[name] = p.Server.Fit(pool)
 	}
+	return pools
+}
+
+func (p *Publisher) publish(ctx context.Context, pools map[string]resourceslice.Pool, first bool) (done bool) {
+	logger := klog.FromContext(ctx)
 	if first {
 		if err := p.First(ctx, pools); err != nil {
 			logger.Info("The first slices were not written at once; they follow", "err", err)

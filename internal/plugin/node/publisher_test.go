@@ -5,11 +5,13 @@ package node
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
@@ -61,6 +63,42 @@ func TestPublisherPublishesChanges(t *testing.T) {
 			if published != row.want {
 				t.Errorf("%s: published %d times, want %d", row.name, published, row.want)
 			}
+		}
+		cancel()
+		<-ended
+	})
+}
+
+// A sick GPU whose taint the API server drops stays published for the claim that holds it, and no longer.
+func TestPublisherWithdrawsASickGPU(t *testing.T) {
+	sick := inventory.New([]gpu.Device{{Name: "gpu-0", Type: gpu.TypeGPU, Lost: true}})
+	dir, records := t.TempDir(), &changingRecords{now: []checkpoint.Record{assigned("node", "gpu-0")}}
+	server := learned(t, &oldServer{gates: []string{"taints"}})
+	server.Records = records
+	synctest.Test(t, func(t *testing.T) {
+		var published []int // devices
+		p := NewPublisher("node")
+		p.Server = server
+		p.First = func(context.Context, map[string]resourceslice.Pool) error { return nil }
+		p.Publish = func(_ context.Context, r resourceslice.DriverResources) error {
+			published = append(published, len(r.Pools["node"].Slices[0].Devices))
+			return nil
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			p.Run(ctx, dir)
+		}()
+		for i := range 4 {
+			if i == 2 {
+				records.now = nil // the claim has ended
+			}
+			p.Set(sick)
+			synctest.Wait()
+		}
+		if want := []int{1, 0}; !slices.Equal(published, want) {
+			t.Errorf("got %v devices, want %v: with the claim, and once without it", published, want)
 		}
 		cancel()
 		<-ended

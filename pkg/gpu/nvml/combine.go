@@ -9,7 +9,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// hookSeparator is between the command lines of two hooks for cmd/cdi-hooks.
+// hookSeparator is between the command lines of two hooks; cmd/cdi-hooks splits at it.
 const hookSeparator = "--"
 
 // combine makes one hook of the consecutive hooks that NVIDIA's program runs in the container's namespaces: starting a

@@ -75,8 +75,8 @@ const (
 // it tries once more in a new session, because the driver may have been reloaded. At the end it closes the session if
 // no events are watched and all GPUs have persistence mode, so that they can be reset and the driver unloaded. Errors:
 // ErrNoDriver, ErrDriverReplaced, ErrLetGo.
-func (n *Node) Discover(ctx context.Context) (Look, error) {
-	ctx, cancel := context.WithTimeout(ctx, cmp.Or(n.Timeout, defaultTimeout))
+func (n *Node) Discover(caller context.Context) (Look, error) {
+	ctx, cancel := context.WithTimeout(caller, cmp.Or(n.Timeout, defaultTimeout))
 	defer cancel()
 	again := func(what func() (bool, error)) (bool, error) { return wait(ctx, &n.calls, driver, what) }
 	_, err := again(func() (bool, error) { return true, n.refresh() })
@@ -86,7 +86,10 @@ func (n *Node) Discover(ctx context.Context) (Look, error) {
 	}
 	if err == nil && len(look.Broken) > 0 && len(look.Broken) >= len(look.Devices) {
 		var renewed bool
-		n.leaveWatch()
+		n.leaveWatch() // takes as long as a wait for events
+		second, end := context.WithTimeout(caller, cmp.Or(n.Timeout, defaultTimeout))
+		defer end()
+		ctx = second
 		if renewed, err = again(n.renew); renewed && err == nil {
 			look, err = n.look(ctx)
 		}
