@@ -88,7 +88,8 @@ func (lister) Handle(_ context.Context, req webhook.Request) webhook.Response {
 	if err != nil {
 		return webhook.Errored(http.StatusBadRequest, fmt.Errorf("%s %s: %w", req.Kind.Kind, req.Name, err))
 	}
-	is, want := object.listed(), ""
+	var want string
+	is := object.listed()
 	if req.Operation == admissionv1.Update {
 		old, _, err := annotatedOf(req.Kind.Kind, req.OldObject.Raw)
 		if err != nil {

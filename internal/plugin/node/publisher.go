@@ -100,7 +100,11 @@ func (p *Publisher) Run(ctx context.Context, dir string) {
 			if known && len(p.Server.lacking()) == 0 && reflect.DeepEqual(published, inv) {
 				continue
 			}
-			pools := p.pools(inv, old) // what the API server lacks makes them depend on the records, too
+			pools := inv.Pools(p.NodeName)
+			if old {
+				pools = inv.PoolsWithOldMonitor(p.NodeName)
+			}
+			p.fit(pools) // what the API server lacks makes them depend on the records, too
 			if known && reflect.DeepEqual(fitted, pools) {
 				continue
 			}
@@ -113,16 +117,11 @@ func (p *Publisher) Run(ctx context.Context, dir string) {
 	}
 }
 
-// pools returns the pools of the node as the API server can store them.
-func (p *Publisher) pools(inv inventory.Inventory, withOldMonitor bool) map[string]resourceslice.Pool {
-	pools := inv.Pools(p.NodeName)
-	if withOldMonitor {
-		pools = inv.PoolsWithOldMonitor(p.NodeName)
-	}
+// fit changes the pools to what the API server can store.
+func (p *Publisher) fit(pools map[string]resourceslice.Pool) {
 	for name, pool := range pools {
 		pools[name] = p.Server.Fit(pool)
 	}
-	return pools
 }
 
 func (p *Publisher) publish(ctx context.Context, pools map[string]resourceslice.Pool, first bool) (done bool) {
