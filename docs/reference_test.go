@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
@@ -29,10 +28,10 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 	"github.com/gpudra/gpu-dra-driver/simulator"
+	"github.com/gpudra/gpu-dra-driver/simulator/simtest"
 )
 
 var update = flag.Bool("update", false, "write the tables that are made from the code")
@@ -228,7 +227,7 @@ func products(t *testing.T) string {
 	profiles := map[gpu.Product][]string{}
 	sizes := map[gpu.Product]gpu.Device{}
 	for _, profile := range simulator.Profiles() {
-		for _, d := range discover(t, profile) {
+		for _, d := range simtest.Discover(t, profile) {
 			if !slices.Contains(profiles[d.Product], code(profile)) {
 				profiles[d.Product] = append(profiles[d.Product], code(profile))
 			}
@@ -411,7 +410,7 @@ func typeName(of reflect.Type) string {
 // published is what a node with that profile publishes where its GPUs may be partitioned.
 func published(t *testing.T, profile string) []resourceapi.Device {
 	t.Helper()
-	gpus := inventory.New(discover(t, profile))
+	gpus := inventory.New(simtest.Discover(t, profile))
 	for i := range gpus {
 		gpus[i].MIG.Switchable, gpus[i].MIG.Profiles, gpus[i].Use.Partitions = true, migProfiles(t),
 			gpu.PartitionsDynamic
@@ -432,32 +431,6 @@ func migProfiles(t *testing.T) []gpu.Profile {
 		t.Fatal(err)
 	}
 	return tables["H100-80GB"]
-}
-
-// discover reads the GPUs of a simulated machine.
-func discover(t *testing.T, profile string) []gpu.Device {
-	t.Helper()
-	p, err := simulator.BuiltIn(profile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	machine, err := simulator.Open(t.TempDir(), p)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := machine.LayOutSysfs(); err != nil {
-		t.Fatal(err)
-	}
-	node, err := nvml.Open(nvml.Config{Library: machine.NVML(), Sysfs: filepath.Join(machine.DriverRoot(), "sys")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	look, err := node.Discover(t.Context())
-	devices, broken := look.Devices, look.Broken
-	if err != nil || len(broken) > 0 {
-		t.Fatal(err, broken)
-	}
-	return devices
 }
 
 func code(s string) string {

@@ -18,8 +18,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/health"
 )
 
-// requestTimeout is how long the plugin may take to do what the command asks for.
-// Without inotify it notices the request at its next look.
+// requestTimeout is how long the plugin may take to do what the command asks for. Without inotify it notices the
+// request at its next look.
 const requestTimeout = 30 * time.Second
 
 // healthCommand is the command "health".

@@ -77,10 +77,9 @@ var allowed = map[string][]string{
 	// The controller.
 	"internal/controller/certificate": {},
 	"internal/controller/view":        {"pkg/gpu"},
-	"internal/controller/viewtest": {"internal/controller/view", "pkg/gpu", "pkg/gpu/nvml", "pkg/inventory",
-		"simulator"},
-	"internal/controller/metrics":   {"internal/controller/view"},
-	"internal/controller/strongest": {"internal/controller/view", "pkg/gpu"},
+	"internal/controller/viewtest":    {"internal/controller/view", "pkg/gpu", "pkg/inventory", "simulator/simtest"},
+	"internal/controller/metrics":     {"internal/controller/view"},
+	"internal/controller/strongest":   {"internal/controller/view", "pkg/gpu"},
 	// Admission runs the node's validation with simulated devices.
 	"internal/controller/admission": {"internal/controller/view", "pkg/allocation", "pkg/api", "pkg/gpu",
 		"pkg/inventory", "pkg/sharing"},
@@ -91,13 +90,14 @@ var allowed = map[string][]string{
 		"internal/controller/strongest", "internal/controller/view", "internal/event"},
 	"cmd/dra-controller": {"internal/controller", "internal/controller/nodetemplate", "pkg/nodeconfig"},
 
-	// The simulator. The driver's programs do not import it; viewtest is for tests.
-	"simulator":        {"pkg/gpu", "pkg/hwprofile", "pkg/steps", "simulator/node"},
-	"simulator/node":   {"pkg/hwprofile"},
-	"simulator/smi":    {"pkg/hwprofile", "simulator/node"},
-	"simulator/simctl": {"pkg/hwprofile", "simulator", "simulator/node"},
-	"simulator/mps":    {"simulator/node"},
-	"simulator/cuda":   {"simulator/mps", "simulator/node"},
+	// The simulator. The driver's programs do not import it; viewtest and simtest are for tests.
+	"simulator":         {"pkg/gpu", "pkg/hwprofile", "pkg/steps", "simulator/node"},
+	"simulator/node":    {"pkg/hwprofile"},
+	"simulator/smi":     {"pkg/hwprofile", "simulator/node"},
+	"simulator/simctl":  {"pkg/hwprofile", "simulator", "simulator/node"},
+	"simulator/simtest": {"pkg/gpu", "pkg/gpu/nvml", "simulator"},
+	"simulator/mps":     {"simulator/node"},
+	"simulator/cuda":    {"simulator/mps", "simulator/node"},
 	// The simulator behind NVML's C interface, for programs of others.
 	"simulator/libnvml":         {"simulator", "simulator/libnvml/binding"},
 	"simulator/libnvml/binding": {},

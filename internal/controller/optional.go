@@ -4,7 +4,6 @@ package controller
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
@@ -23,27 +22,28 @@ import (
 const optionalFieldsAnnotation = "gpu.nvidia.com/optional-fields"
 
 // optionalFields are the fields of a request that need a feature gate, and what the request is without them.
-var optionalFields = []struct{ name, gate, without string }{
-	{"capacity", "DRAConsumableCapacity", "the request is for whole devices of any size"},
-	{"tolerations", "DRADeviceTaints", "the request tolerates no taints"},
+var optionalFields = []struct {
+	name, gate, without string
+	in                  func(resourceapi.DeviceSubRequest) bool
+}{
+	{"capacity", "DRAConsumableCapacity", "the request is for whole devices of any size",
+		func(r resourceapi.DeviceSubRequest) bool { return r.Capacity != nil }},
+	{"tolerations", "DRADeviceTaints", "the request tolerates no taints",
+		func(r resourceapi.DeviceSubRequest) bool { return len(r.Tolerations) > 0 }},
 }
 
 // optionalFieldsOf returns the optional fields that the requests have, sorted.
 func optionalFieldsOf(spec *resourceapi.ResourceClaimSpec) []string {
 	var has []string
 	for _, r := range spec.Devices.Requests {
-		var capacity, tolerations bool
-		if r.Exactly != nil {
-			capacity, tolerations = r.Exactly.Capacity != nil, len(r.Exactly.Tolerations) > 0
+		alternatives := r.FirstAvailable
+		if e := r.Exactly; e != nil {
+			alternatives = []resourceapi.DeviceSubRequest{{Capacity: e.Capacity, Tolerations: e.Tolerations}}
 		}
-		for _, a := range r.FirstAvailable {
-			capacity, tolerations = capacity || a.Capacity != nil, tolerations || len(a.Tolerations) > 0
-		}
-		if capacity {
-			has = append(has, r.Name+".capacity")
-		}
-		if tolerations {
-			has = append(has, r.Name+".tolerations")
+		for _, f := range optionalFields {
+			if slices.ContainsFunc(alternatives, f.in) {
+				has = append(has, r.Name+"."+f.name)
+			}
 		}
 	}
 	slices.Sort(has)
@@ -70,14 +70,6 @@ func droppedFields(spec *resourceapi.ResourceClaimSpec, annotations map[string]s
 	return texts
 }
 
-// annotated is a claim, or what a template makes claims from.
-type annotated struct {
-	Metadata *struct {
-		Annotations map[string]string `json:"annotations"`
-	} `json:"metadata"`
-	Spec resourceapi.ResourceClaimSpec `json:"spec"`
-}
-
 // lister writes optionalFieldsAnnotation.
 type lister struct{}
 
@@ -89,13 +81,13 @@ func (lister) Handle(_ context.Context, req webhook.Request) webhook.Response {
 		return webhook.Errored(http.StatusBadRequest, fmt.Errorf("%s %s: %w", req.Kind.Kind, req.Name, err))
 	}
 	var want string
-	is := object.listed()
+	is := object.annotations()[optionalFieldsAnnotation]
 	if req.Operation == admissionv1.Update {
 		old, _, err := annotatedOf(req.Kind.Kind, req.OldObject.Raw)
 		if err != nil {
 			return webhook.Errored(http.StatusBadRequest, fmt.Errorf("%s %s: %w", req.Kind.Kind, req.Name, err))
 		}
-		want = old.listed()
+		want = old.annotations()[optionalFieldsAnnotation]
 	} else {
 		all := append(strings.Split(is, ","), optionalFieldsOf(&object.Spec)...)
 		slices.Sort(all)
@@ -107,29 +99,9 @@ func (lister) Handle(_ context.Context, req webhook.Request) webhook.Response {
 		return webhook.Allowed("")
 	case object.Metadata == nil:
 		return webhook.Patched("", jsonpatch.NewOperation("add", at+"/metadata", map[string]any{"annotations": entry}))
-	case object.Metadata.Annotations == nil:
+	case object.annotations() == nil:
 		return webhook.Patched("", jsonpatch.NewOperation("add", at+"/metadata/annotations", entry))
 	}
 	return webhook.Patched("", jsonpatch.NewOperation("add", at+"/metadata/annotations/"+
 		strings.ReplaceAll(optionalFieldsAnnotation, "/", "~1"), want))
-}
-
-// listed returns the fields that the annotation lists.
-func (a annotated) listed() string {
-	if a.Metadata == nil {
-		return ""
-	}
-	return a.Metadata.Annotations[optionalFieldsAnnotation]
-}
-
-// annotatedOf decodes a claim, or what a template makes claims from, and returns its path in the object.
-func annotatedOf(kind string, raw []byte) (object annotated, at string, err error) {
-	if kind != "ResourceClaimTemplate" {
-		return object, "", json.Unmarshal(raw, &object)
-	}
-	var template struct {
-		Spec annotated `json:"spec"`
-	}
-	err = json.Unmarshal(raw, &template)
-	return template.Spec, "/spec", err
 }

@@ -67,18 +67,16 @@ func problemsText(problems []error) string {
 
 func (v validator) judge(ctx context.Context, req webhook.Request) (admission.Verdict, error) {
 	switch req.Kind.Kind {
-	case "ResourceClaim":
-		var claim resourceapi.ResourceClaim
-		if err := json.Unmarshal(req.Object.Raw, &claim); err != nil {
+	case "ResourceClaim", "ResourceClaimTemplate":
+		object, at, err := annotatedOf(req.Kind.Kind, req.Object.Raw)
+		if err != nil {
 			return admission.Verdict{}, err
 		}
-		return v.claim(ctx, &claim.Spec, claim.Annotations, field.NewPath("spec")), nil
-	case "ResourceClaimTemplate":
-		var template resourceapi.ResourceClaimTemplate
-		if err := json.Unmarshal(req.Object.Raw, &template); err != nil {
-			return admission.Verdict{}, err
+		root := field.NewPath("spec")
+		if at != "" {
+			root = root.Child("spec")
 		}
-		return v.claim(ctx, &template.Spec.Spec, template.Spec.Annotations, field.NewPath("spec", "spec")), nil
+		return v.claim(ctx, object, root), nil
 	case "DeviceClass":
 		var class resourceapi.DeviceClass
 		if err := json.Unmarshal(req.Object.Raw, &class); err != nil {
@@ -89,13 +87,40 @@ func (v validator) judge(ctx context.Context, req webhook.Request) (admission.Ve
 	return admission.Verdict{}, fmt.Errorf("a webhook configuration sends what this webhook is not for")
 }
 
-func (v validator) claim(ctx context.Context, spec *resourceapi.ResourceClaimSpec, annotations map[string]string,
-	root *field.Path) admission.Verdict {
-	written := v.expander.Collapse(spec)
+func (v validator) claim(ctx context.Context, object annotated, root *field.Path) admission.Verdict {
+	written := v.expander.Collapse(&object.Spec)
 	verdict := v.checker.Claim(ctx, written, root)
 	verdict.Warnings = append(verdict.Warnings, v.expander.Unranked(written, root)...)
-	verdict.Warnings = append(verdict.Warnings, droppedFields(written, annotations)...)
+	verdict.Warnings = append(verdict.Warnings, droppedFields(written, object.annotations())...)
 	return verdict
+}
+
+// annotated is a claim, or what a template makes claims from.
+type annotated struct {
+	Metadata *struct {
+		Annotations map[string]string `json:"annotations"`
+	} `json:"metadata"`
+	Spec resourceapi.ResourceClaimSpec `json:"spec"`
+}
+
+func (a annotated) annotations() map[string]string {
+	if a.Metadata == nil {
+		return nil
+	}
+	return a.Metadata.Annotations
+}
+
+// annotatedOf decodes a claim, or what a template makes claims from. at is its place in the object, as a JSON pointer.
+func annotatedOf(kind string, raw []byte) (object annotated, at string, err error) {
+	if kind != "ResourceClaimTemplate" {
+		err = json.Unmarshal(raw, &object)
+		return object, "", err
+	}
+	var template struct {
+		Spec annotated `json:"spec"`
+	}
+	err = json.Unmarshal(raw, &template)
+	return template.Spec, "/spec", err
 }
 
 // ranker expands requests for the strongest GPU.
@@ -109,17 +134,12 @@ func (r ranker) Handle(ctx context.Context, req webhook.Request) webhook.Respons
 	}
 	ctx, cancel := context.WithTimeout(ctx, webhookTimeout)
 	defer cancel()
-	var claim struct {
-		Metadata struct {
-			Annotations map[string]string `json:"annotations"`
-		} `json:"metadata"`
-		Spec resourceapi.ResourceClaimSpec `json:"spec"`
-	}
+	var claim annotated
 	unknown, err := kjson.UnmarshalStrict(req.Object.Raw, &claim)
 	if err != nil {
 		return webhook.Errored(http.StatusBadRequest, fmt.Errorf("claim %s: %w", req.Name, err))
 	}
-	if _, implicit := claim.Metadata.Annotations[resourceapi.ExtendedResourceClaimAnnotation]; implicit {
+	if _, implicit := claim.annotations()[resourceapi.ExtendedResourceClaimAnnotation]; implicit {
 		return webhook.Allowed("the scheduler has made it for a GPU that it has found already")
 	}
 	if err := unknownRequestField(unknown); err != nil {

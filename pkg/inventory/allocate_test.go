@@ -26,6 +26,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/simulator/simtest"
 )
 
 // The scheduler's own allocator, run on what we publish for one node: does a claim fit, and which GPU does it get?
@@ -371,7 +372,7 @@ func search(t *testing.T, state structured.AllocatedState, known classes, publis
 // published is what the node's pool looks like in the API.
 func published(t *testing.T, profile string) []*resourceapi.ResourceSlice {
 	t.Helper()
-	return slicesOf(discover(t, profile))
+	return slicesOf(simtest.Discover(t, profile))
 }
 
 func slicesOf(devices []gpu.Device) []*resourceapi.ResourceSlice {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/simulator/simtest"
 )
 
 // Two monitor devices must never look alike to matchAttribute and distinctAttribute.
@@ -36,7 +37,7 @@ func TestMonitorIdentityIsUnique(t *testing.T) {
 
 // The container is told of its devices what the slices say of them.
 func TestPublishedAttributes(t *testing.T) {
-	devices := discover(t, "t4-x2")
+	devices := simtest.Discover(t, "t4-x2")
 	pools := inventory.New(devices).Pools(nodeName)
 	for _, published := range append(pools[nodeName].Slices[0].Devices,
 		pools[inventory.MonitorPool(nodeName)].Slices[0].Devices...) {
@@ -96,7 +97,7 @@ func TestNodesWithoutMonitor(t *testing.T) {
 // Claims of the previous version are allocated from the pool of the node. Its device is described as before, and new
 // claims do not get it.
 func TestOldMonitor(t *testing.T) {
-	inv := inventory.New(discover(t, "t4-x2"))
+	inv := inventory.New(simtest.Discover(t, "t4-x2"))
 	pools := inv.PoolsWithOldMonitor(nodeName)
 	if got := publishedNames(pools[nodeName]); got != "gpu-3b-00-0 gpu-af-00-0 monitor" {
 		t.Errorf("got %s", got)

@@ -18,9 +18,9 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/simulator"
+	"github.com/gpudra/gpu-dra-driver/simulator/simtest"
 )
 
 const (
@@ -29,32 +29,6 @@ const (
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
-
-// discover reads the GPUs of a simulated machine.
-func discover(t *testing.T, profile string) []gpu.Device {
-	t.Helper()
-	p, err := simulator.BuiltIn(profile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	machine, err := simulator.Open(t.TempDir(), p)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := machine.LayOutSysfs(); err != nil {
-		t.Fatal(err)
-	}
-	node, err := nvml.Open(nvml.Config{Library: machine.NVML(), Sysfs: filepath.Join(machine.DriverRoot(), "sys")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	look, err := node.Discover(t.Context())
-	devices, broken := look.Devices, look.Broken
-	if err != nil || len(broken) > 0 {
-		t.Fatal(err, broken)
-	}
-	return devices
-}
 
 // poolOf is the pool of the GPUs.
 func poolOf(devices []gpu.Device) resourceslice.Pool {
@@ -65,7 +39,7 @@ func poolOf(devices []gpu.Device) resourceslice.Pool {
 func TestPublished(t *testing.T) {
 	for _, profile := range simulator.Profiles() {
 		t.Run(profile, func(t *testing.T) {
-			devices := discover(t, profile)
+			devices := simtest.Discover(t, profile)
 			pools := inventory.New(devices).Pools(nodeName)
 			got := ""
 			for _, name := range slices.Sorted(maps.Keys(pools)) {
@@ -129,7 +103,7 @@ func TestSlicesWithinAPILimits(t *testing.T) {
 
 // A selector that meets a device without an attribute fails for the whole pod.
 func TestDevicesHaveTheSameAttributes(t *testing.T) {
-	full := poolOf(discover(t, "mixed")).Slices[0].Devices[0]
+	full := poolOf(simtest.Discover(t, "mixed")).Slices[0].Devices[0]
 	// a bare GPU and the monitor
 	bare := []gpu.Device{{NUMANode: gpu.NoNUMANode}}
 	for _, other := range append(poolOf(bare).Slices[0].Devices, monitorOf(t, nodeName)) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/simulator/simtest"
 )
 
 func TestRetain(t *testing.T) {
@@ -48,7 +49,7 @@ func TestRetain(t *testing.T) {
 
 // A lost GPU stays published, so that the scheduler remembers who has it, and gets no further claims.
 func TestALostGPUIsTainted(t *testing.T) {
-	devices := discover(t, "t4-x2")
+	devices := simtest.Discover(t, "t4-x2")
 	devices[0].Lost = true
 	if got, want := allocate(t, slicesOf(devices), `[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`, nil),
 		"gpu=gpu-af-00-0"; got != want {

@@ -11,6 +11,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/simulator/simtest"
 )
 
 // Claims that share GPUs, one after the other: who gets what of which card? t4-x2 has two cards of 15 GiB.
@@ -60,7 +61,7 @@ func TestAllocationOfShares(t *testing.T) {
 			[]string{"shared: " + whole}, "does not fit"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			devices := discover(t, "t4-x2")
+			devices := simtest.Discover(t, "t4-x2")
 			for i := range devices {
 				devices[i].Use = map[string]gpu.Use{"gpu-3b-00-0": row.first,
 					"gpu-af-00-0": row.second}[devices[i].Name]

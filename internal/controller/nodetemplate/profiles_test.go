@@ -16,8 +16,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/simulator"
+	"github.com/gpudra/gpu-dra-driver/simulator/simtest"
 )
 
 var update = flag.Bool("update", false, "write the files of the profiles")
@@ -29,7 +29,7 @@ func TestFilesOfProfiles(t *testing.T) {
 	}
 	for _, profile := range simulator.Profiles() {
 		t.Run(profile, func(t *testing.T) {
-			want := discover(t, profile)
+			want := simtest.Discover(t, profile)
 			if err := withoutUUIDs(&want); err != nil {
 				t.Fatal(err)
 			}
@@ -77,36 +77,4 @@ func encode(t *testing.T, devices []gpu.Device) []byte {
 	}
 	return append([]byte("# SPDX-License-Identifier: Apache-2.0\n# Made by go test ./internal/controller/nodetemplate "+
 		"-update\n"), text...)
-}
-
-// discover returns the GPUs that the driver finds on a simulated machine.
-func discover(t *testing.T, profile string) []gpu.Device {
-	t.Helper()
-	look, err := open(t, profile).Discover(t.Context())
-	if err != nil || len(look.Broken) > 0 {
-		t.Fatal(err, look.Broken)
-	}
-	return look.Devices
-}
-
-// open returns the GPUs of a new simulated machine.
-func open(t *testing.T, profile string) *nvml.Node {
-	t.Helper()
-	p, err := simulator.BuiltIn(profile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	machine, err := simulator.Open(t.TempDir(), p)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := machine.LayOutSysfs(); err != nil {
-		t.Fatal(err)
-	}
-	node, err := nvml.Open(nvml.Config{Library: machine.NVML(), Sysfs: filepath.Join(machine.DriverRoot(), "sys"),
-		Proc: machine.Proc()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return node
 }

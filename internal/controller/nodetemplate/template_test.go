@@ -33,6 +33,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
+	"github.com/gpudra/gpu-dra-driver/simulator/simtest"
 )
 
 const (
@@ -130,7 +131,7 @@ func publish(t *testing.T, client *fake.Clientset, profile, config string) {
 	reporter := report.NewReporterTo(events.NewFakeRecorder(10), report.Config{Driver: driver, Node: long,
 		Client: client})
 	metrics := report.NewMetrics(records)
-	machine := open(t, profile)
+	machine := simtest.Open(t, profile)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	published := make(chan inventory.Inventory, 1)

@@ -14,6 +14,7 @@ type partitionKind struct{ product, profile string }
 // Physical is a physical GPU, and what claims hold of it.
 type Physical struct {
 	Node, Product string
+	Pool, Name    string // of the whole GPU, also if only partitions are published
 	// Memory is in bytes. If only partitions of the GPU are published, it is the sum of the existing ones, or the
 	// memory of the largest possible one.
 	Memory  int64
@@ -26,6 +27,7 @@ type Physical struct {
 // Holding is an allocated device: bytes of memory, and percent of the GPU's multiprocessors, rounded down.
 type Holding struct {
 	Claim         *Claim
+	Device        string
 	Memory, Cores int64
 }
 
@@ -35,8 +37,8 @@ func (v *View) Physicals(yield func(*Physical) bool) {
 	defer v.mu.RUnlock()
 	var held []Holding // reused, because there are thousands of GPUs
 	for at, g := range v.gpus {
-		p := Physical{Node: g.Node, Product: g.Kind.Product(), Memory: g.Kind.Capacity("memory"), Tainted: g.Tainted,
-			multiprocessors: g.Kind.multiprocessors()}
+		p := Physical{Node: g.Node, Pool: at.pool, Name: at.gpu, Product: g.Kind.Product(),
+			Memory: g.Kind.Capacity("memory"), Tainted: g.Tainted, multiprocessors: g.Kind.multiprocessors()}
 		held = v.holdings(held[:0], at, &p, g.Kind)
 		p.Held = held
 		if !yield(&p) {
@@ -64,7 +66,8 @@ func (v *View) migOnlyGPUs() map[id]*Physical {
 			}
 			p := all[d.id]
 			if p == nil {
-				p = &Physical{Node: d.id.pool, Product: d.kind.Product()} // the pool has the name of the node
+				// The pool has the name of the node.
+				p = &Physical{Node: d.id.pool, Pool: d.id.pool, Name: d.id.gpu, Product: d.kind.Product()}
 				all[d.id] = p
 			}
 			memory, multiprocessors := d.kind.Capacity("memory"), d.kind.multiprocessors()
@@ -91,7 +94,7 @@ func (v *View) holdings(all []Holding, at id, p *Physical, kind *Kind) []Holding
 				continue
 			}
 			memory, cores := v.part(h, p, kind)
-			all = append(all, Holding{c, memory, cores})
+			all = append(all, Holding{c, h.Device, memory, cores})
 		}
 	}
 	return all

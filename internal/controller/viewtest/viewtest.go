@@ -4,7 +4,6 @@
 package viewtest
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -19,9 +18,8 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
-	"github.com/gpudra/gpu-dra-driver/simulator"
+	"github.com/gpudra/gpu-dra-driver/simulator/simtest"
 )
 
 // Driver is the name of the driver.
@@ -52,23 +50,7 @@ func New(t testing.TB, nodes ...Node) *view.View {
 // Slices returns the slices that the node's plugin would publish.
 func Slices(t testing.TB, n Node) []*resourceapi.ResourceSlice {
 	t.Helper()
-	p, err := simulator.BuiltIn(n.Profile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	machine, err := simulator.Open(t.TempDir(), p)
-	if err != nil {
-		t.Fatal(err)
-	}
-	open, err := nvml.Open(nvml.Config{Library: machine.NVML(), Sysfs: filepath.Join(machine.DriverRoot(), "sys")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	look, err := open.Discover(context.Background())
-	devices, broken := look.Devices, look.Broken
-	if err != nil || len(broken) > 0 {
-		t.Fatal(err, broken)
-	}
+	devices := simtest.Discover(t, n.Profile)
 	for i := range devices {
 		devices[i].Use = n.Use
 		if devices[i].MIG.Switchable && n.Use == (gpu.Use{}) {

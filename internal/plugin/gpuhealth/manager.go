@@ -189,7 +189,11 @@ func (m *Manager) Paused(ctx context.Context, why string) {
 	defer m.mu.Unlock()
 	m.paused = why
 	m.asks.Keep(m.Dir)
-	m.update(ctx, m.now())
+	now := m.now()
+	m.update(ctx, now)
+	if m.isDue(now) {
+		m.saveSoon()
+	}
 }
 
 // Looked takes the result of a discovery.
@@ -274,9 +278,6 @@ func (m *Manager) update(ctx context.Context, now time.Time) {
 	}
 	m.closeUntil = health.LetGoRequest(m.Dir)
 	m.giveWay(ctx, now)
-	if m.isDue(now) {
-		m.saveSoon()
-	}
 }
 
 // clear ends the conditions of GPUs that people have asked to clear. m.mu is held.

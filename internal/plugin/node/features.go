@@ -41,6 +41,8 @@ type Feature struct {
 	limit func(gpu.Device, gpu.Use) gpu.Use
 	// since is the first version of Kubernetes that has it, if no example can show that.
 	since string
+	// partOf are features without which nobody misses it.
+	partOf []*Feature
 }
 
 // The features that the driver uses.
@@ -71,8 +73,9 @@ var (
 		},
 	}
 	counters = Feature{
-		Gate:    "DRAPartitionableDevices",
-		Without: "no partitions are made for claims, because nothing would tie them to their GPU",
+		Gate: "DRAPartitionableDevices",
+		Without: "no partitions are made for claims, because nothing would tie them to their GPU; Kubernetes 1.34 " +
+			"has the gate, and cannot store them as this driver publishes them",
 		example: resourceapi.Device{ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: "gpu",
 			Counters: map[string]resourceapi.Counter{"memory": {Value: resource.MustParse("1")}}}}},
 		stored: func(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 },
@@ -113,6 +116,7 @@ var (
 			})
 			return true
 		},
+		partOf: []*Feature{&taints},
 	}
 	// Before 1.36 the scheduler does not deduct the counters of devices with shares.
 	sharesWithCounters = Feature{
@@ -120,6 +124,7 @@ var (
 		Without: "GPUs whose partitions are made for claims, and these partitions, have no shares, because the " +
 			"scheduler would give shares of a GPU and its partitions at once",
 		since:  "1.36.0",
+		partOf: []*Feature{&shares, &counters},
 		remove: func(*resourceapi.Device) bool { return true },
 		limit: func(d gpu.Device, use gpu.Use) gpu.Use {
 			if (d.MIG.Enabled || d.MIG.Switchable) &&
@@ -252,11 +257,8 @@ func (s *Server) ask(ctx context.Context) ([]*Feature, error) {
 	all.Wait()
 	lacks := []*Feature{}
 	for i, f := range allFeatures {
-		implied := slices.ContainsFunc(lacks, func(l *Feature) bool {
-			return f == &taintsNone && l == &taints ||
-				f == &sharesWithCounters && (l == &shares || l == &counters)
-		})
-		if !has[i] && !implied {
+		missed := !slices.ContainsFunc(f.partOf, func(whole *Feature) bool { return slices.Contains(lacks, whole) })
+		if !has[i] && missed {
 			lacks = append(lacks, f)
 		}
 	}

@@ -3,7 +3,6 @@
 package node
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -94,11 +93,8 @@ func TestPublisherKeepsOldMonitor(t *testing.T) {
 	dir, server := t.TempDir(), learned(t, &oldServer{})
 	synctest.Test(t, func(t *testing.T) {
 		var published string
-		p := NewPublisher("node")
-		p.Server = server
-		p.OldMonitor = &OldMonitor{Client: client, Driver: driver, NodeName: "node", Records: records}
-		p.First = func(context.Context, map[string]resourceslice.Pool) error { return nil }
-		p.Publish = func(_ context.Context, resources resourceslice.DriverResources) error {
+		monitor := &OldMonitor{Client: client, Driver: driver, NodeName: "node", Records: records}
+		p, stop := startPublisher(t, dir, server, monitor, func(resources resourceslice.DriverResources) error {
 			published = ""
 			for _, s := range inventory.Slices(driver, "node", resources.Pools) {
 				for _, d := range s.Spec.Devices {
@@ -106,13 +102,7 @@ func TestPublisherKeepsOldMonitor(t *testing.T) {
 				}
 			}
 			return nil
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			p.Run(ctx, dir)
-		}()
+		})
 		const with = "node:gpu-0 node:monitor shared NoSchedule node/monitor:monitor shared "
 		const without = "node:gpu-0 node/monitor:monitor shared "
 		for _, row := range []struct {
@@ -138,7 +128,6 @@ func TestPublisherKeepsOldMonitor(t *testing.T) {
 				t.Errorf("%s: got\n%s\nwant\n%s", row.name, published, row.want)
 			}
 		}
-		cancel()
-		<-ended
+		stop()
 	})
 }

@@ -106,6 +106,7 @@ func (p *Publisher) Run(ctx context.Context, dir string) {
 			}
 			p.fit(pools) // what the API server lacks makes them depend on the records, too
 			if known && reflect.DeepEqual(fitted, pools) {
+				published = inv
 				continue
 			}
 			if p.publish(ctx, pools, first) {

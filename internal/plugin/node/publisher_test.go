@@ -16,6 +16,26 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
+// startPublisher runs a Publisher that leads, until stop.
+func startPublisher(t *testing.T, dir string, server *Server, old *OldMonitor,
+	publish func(resourceslice.DriverResources) error) (p *Publisher, stop func()) {
+	t.Helper()
+	p = NewPublisher("node")
+	p.Server, p.OldMonitor = server, old
+	p.First = func(context.Context, map[string]resourceslice.Pool) error { return nil }
+	p.Publish = func(_ context.Context, resources resourceslice.DriverResources) error { return publish(resources) }
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		p.Run(ctx, dir)
+	}()
+	return p, func() {
+		cancel()
+		<-ended
+	}
+}
+
 // An inventory is published when it is new, when the API server no longer has it, and again after an error. What is the
 // same is not even compared with the API server.
 func TestPublisherPublishesChanges(t *testing.T) {
@@ -25,19 +45,10 @@ func TestPublisherPublishesChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		published := 0
 		var failed error
-		p := NewPublisher("node")
-		p.Server = server
-		p.First = func(context.Context, map[string]resourceslice.Pool) error { return nil }
-		p.Publish = func(context.Context, resourceslice.DriverResources) error {
+		p, stop := startPublisher(t, dir, server, nil, func(resourceslice.DriverResources) error {
 			published++
 			return failed
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			p.Run(ctx, dir)
-		}()
+		})
 		for _, row := range []struct {
 			name   string
 			inv    inventory.Inventory
@@ -64,8 +75,7 @@ func TestPublisherPublishesChanges(t *testing.T) {
 				t.Errorf("%s: published %d times, want %d", row.name, published, row.want)
 			}
 		}
-		cancel()
-		<-ended
+		stop()
 	})
 }
 
@@ -77,19 +87,10 @@ func TestPublisherWithdrawsASickGPU(t *testing.T) {
 	server.Records = records
 	synctest.Test(t, func(t *testing.T) {
 		var published []int // devices
-		p := NewPublisher("node")
-		p.Server = server
-		p.First = func(context.Context, map[string]resourceslice.Pool) error { return nil }
-		p.Publish = func(_ context.Context, r resourceslice.DriverResources) error {
+		p, stop := startPublisher(t, dir, server, nil, func(r resourceslice.DriverResources) error {
 			published = append(published, len(r.Pools["node"].Slices[0].Devices))
 			return nil
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			p.Run(ctx, dir)
-		}()
+		})
 		for i := range 4 {
 			if i == 2 {
 				records.now = nil // the claim has ended
@@ -100,7 +101,6 @@ func TestPublisherWithdrawsASickGPU(t *testing.T) {
 		if want := []int{1, 0}; !slices.Equal(published, want) {
 			t.Errorf("got %v devices, want %v: with the claim, and once without it", published, want)
 		}
-		cancel()
-		<-ended
+		stop()
 	})
 }

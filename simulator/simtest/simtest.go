@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package simtest opens simulated machines for tests.
+package simtest
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/simulator"
+)
+
+// Open returns the GPUs of a new machine of a built-in profile, as the driver opens them. The test fails if it cannot.
+func Open(t testing.TB, profile string) *nvml.Node {
+	t.Helper()
+	p, err := simulator.BuiltIn(profile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	machine, err := simulator.Open(t.TempDir(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := machine.LayOutSysfs(); err != nil {
+		t.Fatal(err)
+	}
+	node, err := nvml.Open(nvml.Config{Library: machine.NVML(), Sysfs: filepath.Join(machine.DriverRoot(), "sys"),
+		Proc: machine.Proc()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return node
+}
+
+// Discover returns the GPUs that the driver finds on such a machine.
+func Discover(t testing.TB, profile string) []gpu.Device {
+	t.Helper()
+	look, err := Open(t, profile).Discover(t.Context())
+	if err != nil || len(look.Broken) > 0 {
+		t.Fatal(err, look.Broken)
+	}
+	return look.Devices
+}
