@@ -46,6 +46,9 @@ func (r kubernetesRun) test(ctx context.Context, pattern string, also ...io.Writ
 	if r.gates != "" {
 		c.flags = append(slices.Clone(c.flags), "--feature-gates", r.gates)
 	}
+	if r.apis != "" {
+		c.flags = append(slices.Clone(c.flags), "--runtime-config", r.apis)
+	}
 	vet := command{label: "tests", args: []string{"go", "vet", "-tags", "e2e", "./test/e2e"}}
 	return c.fresh(ctx, vet, func(ctx context.Context, t target) error { return t.test(ctx, pattern, also...) })
 }

@@ -20,12 +20,17 @@ type kubernetesRun struct {
 	title   string
 	version string // of test/cluster; empty: the newest
 	gates   string // besides the default ones
+	apis    string // besides the default ones, for the gates
 }
 
 var kubernetesRuns = []kubernetesRun{
-	{"1.34", "v1.34", ""}, {"1.34 with alpha gates", "v1.34", alphaGates},
-	{"1.35", "v1.35", ""}, {"1.35 with alpha gates", "v1.35", alphaGates},
-	{"1.36", "v1.36", ""}, newest,
+	{title: "1.34", version: "v1.34"},
+	// Without this API the scheduler waits for ever for DeviceTaintRules, which have a gate of their own since 1.35.
+	{title: "1.34 with alpha gates", version: "v1.34", gates: alphaGates, apis: "resource.k8s.io/v1alpha3=true"},
+	{title: "1.35", version: "v1.35"},
+	{title: "1.35 with alpha gates", version: "v1.35", gates: alphaGates},
+	{title: "1.36", version: "v1.36"},
+	newest,
 }
 
 // newest is what all other tests run on.

@@ -17,6 +17,10 @@ import (
 // feature is the API server's metric of a feature gate.
 var feature = regexp.MustCompile(`^kubernetes_feature_enabled\{name="([^"]+)".*\} 1$`)
 
+// since are the versions before which a gate is not enough for the driver. Kubernetes 1.34 wants counters and the
+// devices that use them in one slice, and the driver publishes them apart.
+var since = map[string]string{"DRAPartitionableDevices": "Kubernetes 1.35"}
+
 // Lacks returns which of the feature gates the API server does not have, or has switched off. Older versions lack
 // "Kubernetes 1.35".
 func (c *Cluster) Lacks(ctx context.Context, gates ...string) ([]string, error) {
@@ -46,6 +50,9 @@ func (c *Cluster) Lacks(ctx context.Context, gates ...string) ([]string, error) 
 	}
 	var lacks []string
 	for _, gate := range gates {
+		if version := since[gate]; version != "" && on[gate] {
+			gate = version
+		}
 		if least, isVersion := strings.CutPrefix(gate, "Kubernetes "); isVersion {
 			if server.LessThan(version.MustParseGeneric(least)) {
 				lacks = append(lacks, gate)
