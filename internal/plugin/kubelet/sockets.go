@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -28,6 +27,7 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
@@ -54,22 +54,21 @@ type Config struct {
 type Connection struct {
 	*kubeletplugin.Helper
 	config Config
-	calls  *calls
+	calls  *report.Calls
 }
 
 // Serve registers the plugin and answers the kubelet until Stop. From then on the kubelet calls only this instance.
 func Serve(ctx context.Context, c Config, server *Server) (*Connection, error) {
-	calls := &calls{}
 	// The helper cancels calls when its context ends, so its context never ends: Stop is called after the drain.
-	options := c.options(calls, server.noticeRegistration)
+	options := c.options(server)
 	helper, err := kubeletplugin.Start(context.WithoutCancel(ctx), server, options...)
 	if err != nil {
 		return nil, fmt.Errorf("serve the kubelet: %w", err)
 	}
-	return &Connection{Helper: helper, config: c, calls: calls}, nil
+	return &Connection{Helper: helper, config: c, calls: &server.Reporter.Calls}, nil
 }
 
-func (c Config) options(calls *calls, registration grpc.UnaryServerInterceptor) []kubeletplugin.Option {
+func (c Config) options(server *Server) []kubeletplugin.Option {
 	options := []kubeletplugin.Option{
 		kubeletplugin.DriverName(c.DriverName),
 		kubeletplugin.NodeName(c.NodeName),
@@ -82,9 +81,9 @@ func (c Config) options(calls *calls, registration grpc.UnaryServerInterceptor) 
 			metadatav1beta1.SchemeGroupVersion, metadatav1alpha1.SchemeGroupVersion}),
 		kubeletplugin.MetadataFileOps(metadataFiles),
 		kubeletplugin.Serialize(false), // the records have locks, one per GPU
-		kubeletplugin.GRPCInterceptor(calls.count),
+		kubeletplugin.GRPCInterceptor(server.count),
 		kubeletplugin.GRPCInterceptor(prepareEach),
-		kubeletplugin.GRPCInterceptor(registration),
+		kubeletplugin.GRPCInterceptor(server.noticeRegistration),
 	}
 	if c.PodUID != "" {
 		options = append(options, kubeletplugin.RollingUpdate(c.PodUID))
@@ -109,21 +108,11 @@ func (c Config) socketName() string {
 	return name
 }
 
-// calls counts the calls in flight, from request to response.
-type calls struct{ inFlight atomic.Int64 }
-
-func (c *calls) count(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any,
+// count counts the calls of the kubelet.
+func (s *Server) count(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any,
 	error) {
-	c.inFlight.Add(1)
-	defer c.inFlight.Add(-1)
+	defer s.Reporter.Calls.Begin()()
 	return handle(ctx, request)
-}
-
-// wait blocks until no call is in flight, or until the deadline.
-func (c *calls) wait(deadline time.Time) {
-	for c.inFlight.Load() > 0 && time.Now().Before(deadline) {
-		time.Sleep(10 * time.Millisecond)
-	}
 }
 
 // Drain waits for all calls in flight, then unregisters from the kubelet. The order matters: without the registration
@@ -131,16 +120,16 @@ func (c *calls) wait(deadline time.Time) {
 // last.
 func (c *Connection) Drain(ctx context.Context) {
 	deadline := time.Now().Add(drainTimeout)
-	c.calls.wait(deadline)
+	c.calls.Wait(deadline, 0)
 	if c.config.PodUID != "" {
 		name := kubeletplugin.RollingUpdateRegistrarSocketFile(c.config.RegistryDir, c.config.DriverName,
 			c.config.PodUID)
 		if err := os.Remove(filepath.Join(c.config.RegistryDir, name)); err == nil {
 			time.Sleep(unregisterDelay)
 		}
-		c.calls.wait(deadline)
+		c.calls.Wait(deadline, 0)
 	}
-	if n := c.calls.inFlight.Load(); n > 0 {
+	if n := c.calls.InFlight(); n > 0 {
 		klog.FromContext(ctx).Info("Calls cut off at the end", "calls", n)
 	}
 }

@@ -30,12 +30,25 @@ import (
 // readyCondition is the type of the device condition in a claim's status.devices.
 const readyCondition = "Ready"
 
+// The kubelet's calls come first, because pods wait for them: a status is written once no call has run for statusPause,
+// and at the latest after statusDelay.
+const (
+	statusPause = 20 * time.Millisecond
+	statusDelay = time.Second
+)
+
 // statuses are the pending updates of claim statuses, and their queue.
 type statuses struct {
 	manager string // of the fields that are written
 	queue   workqueue.TypedRateLimitingInterface[types.UID]
 	mu      sync.Mutex
-	next    map[types.UID]*resourceapply.ResourceClaimApplyConfiguration
+	next    map[types.UID]update
+}
+
+// update is a pending update of a claim's status.
+type update struct {
+	want  *resourceapply.ResourceClaimApplyConfiguration
+	since time.Time // when it was enqueued
 }
 
 func newStatuses(manager string) *statuses {
@@ -43,7 +56,7 @@ func newStatuses(manager string) *statuses {
 		manager: manager,
 		queue: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](100*time.Millisecond, time.Minute)),
-		next: map[types.UID]*resourceapply.ResourceClaimApplyConfiguration{},
+		next: map[types.UID]update{},
 	}
 }
 
@@ -51,17 +64,21 @@ func newStatuses(manager string) *statuses {
 func (r *Reporter) Run(ctx context.Context) {
 	var both sync.WaitGroup
 	for _, s := range []*statuses{r.statuses, r.health} {
-		both.Go(func() { s.run(ctx, r.Client) })
+		both.Go(func() { s.run(ctx, r.Client, &r.Calls) })
 	}
 	both.Wait()
 }
 
-func (s *statuses) run(ctx context.Context, client kubernetes.Interface) {
+func (s *statuses) run(ctx context.Context, client kubernetes.Interface, calls *Calls) {
 	for {
 		uid, ended := s.queue.Get()
 		if ended {
 			return
 		}
+		s.mu.Lock()
+		since := s.next[uid].since
+		s.mu.Unlock()
+		calls.Wait(since.Add(statusDelay), statusPause)
 		s.write(ctx, client, uid)
 		s.queue.Done(uid)
 	}
@@ -70,7 +87,7 @@ func (s *statuses) run(ctx context.Context, client kubernetes.Interface) {
 // write tries once to update the status. It ignores claims that are gone.
 func (s *statuses) write(ctx context.Context, client kubernetes.Interface, uid types.UID) {
 	s.mu.Lock()
-	want := s.next[uid]
+	want := s.next[uid].want
 	s.mu.Unlock()
 	if want == nil {
 		return
@@ -86,7 +103,7 @@ func (s *statuses) write(ctx context.Context, client kubernetes.Interface, uid t
 	s.queue.Forget(uid)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.next[uid] == want {
+	if s.next[uid].want == want {
 		delete(s.next, uid)
 	}
 }
@@ -202,7 +219,7 @@ func (s *statuses) enqueue(claim sharing.Claim, devices []*resourceapply.Allocat
 	want := resourceapply.ResourceClaim(claim.Name, claim.Namespace).WithUID(claim.UID).
 		WithStatus(resourceapply.ResourceClaimStatus().WithDevices(devices...))
 	s.mu.Lock()
-	s.next[claim.UID] = want
+	s.next[claim.UID] = update{want, time.Now()}
 	s.mu.Unlock()
 	s.queue.Add(claim.UID)
 }

@@ -106,6 +106,7 @@ type Config struct {
 // Reporter writes events and the status of claims. It never blocks its callers.
 type Reporter struct {
 	Config
+	Calls    Calls // status of claims is written between them
 	recorder events.EventRecorder
 	statuses *statuses // what Prepare says of claims
 	health   *statuses // what becomes of their devices

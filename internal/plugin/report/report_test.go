@@ -70,7 +70,7 @@ func TestTransitionTime(t *testing.T) {
 			Device:     row.device,
 			Conditions: []metav1.Condition{{Type: readyCondition, Status: row.before, LastTransitionTime: long}}}}
 		r.Failed(claim, errors.New("GPU gpu-1 is lost"))
-		got := r.statuses.next["1"].Status.Devices[0].Conditions[0].LastTransitionTime
+		got := r.statuses.next["1"].want.Status.Devices[0].Conditions[0].LastTransitionTime
 		if got.Equal(&long) != row.kept {
 			t.Errorf("%s: got time %s, before it was %s; want it kept: %t", row.name, got, long, row.kept)
 		}

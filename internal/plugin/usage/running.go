@@ -35,21 +35,28 @@ func (r Running) With(claim sharing.Claim) ([]string, error) {
 	// Paths in mountinfo are relative to the root of their file system.
 	parent, name := filepath.Split(r.MetadataDir)
 	mounted := []byte("/" + filepath.Base(parent) + "/" + name + "/" + claim.Namespace + "_" + claim.Name + "/")
-	seen := map[string]bool{} // cgroups of containers already found
+	host, _ := r.mountNamespace("1") // empty, if it cannot be read: no process is left out then
+	seen := map[string]bool{}        // cgroups of containers already found
+	// os.ReadFile would begin with 512 bytes, and need three times as many system calls.
+	groupFile, mountFile := bytes.NewBuffer(make([]byte, 0, 4<<10)), bytes.NewBuffer(make([]byte, 0, 32<<10))
 	var found []string
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
 			continue
 		}
-		group, err := r.read(pid, "cgroup")
+		// Most processes of a node are in no container. This costs a sixth of reading the control group.
+		if ns, err := r.mountNamespace(e.Name()); err == nil && ns == host {
+			continue
+		}
+		group, err := r.read(pid, "cgroup", groupFile)
 		if err != nil {
 			return nil, err
 		}
 		if !bytes.Contains(group, []byte("pod")) || seen[string(group)] {
 			continue
 		}
-		mounts, err := r.read(pid, "mountinfo")
+		mounts, err := r.read(pid, "mountinfo", mountFile)
 		if err != nil {
 			return nil, err
 		}
@@ -66,13 +73,23 @@ func (r Running) With(claim sharing.Claim) ([]string, error) {
 	return found, nil
 }
 
-// read returns a file of a process. It is empty if the process has ended.
-func (r Running) read(pid int, file string) ([]byte, error) {
-	data, err := os.ReadFile(filepath.Join(r.Proc, strconv.Itoa(pid), file))
+// mountNamespace returns the identity of the process's mount namespace.
+func (r Running) mountNamespace(pid string) (string, error) {
+	return os.Readlink(filepath.Join(r.Proc, pid, "ns/mnt"))
+}
+
+// read reads a file of a process into buf. It is empty if the process has ended.
+func (r Running) read(pid int, file string, buf *bytes.Buffer) ([]byte, error) {
+	buf.Reset()
+	f, err := os.Open(filepath.Join(r.Proc, strconv.Itoa(pid), file))
+	if err == nil {
+		_, err = buf.ReadFrom(f)
+		err = errors.Join(err, f.Close())
+	}
 	if hasEnded(err) {
 		return nil, nil
 	}
-	return data, err
+	return buf.Bytes(), err
 }
 
 // hasEnded reports whether an error of reading a file in /proc/PID means that the process has ended.

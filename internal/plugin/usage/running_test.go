@@ -115,6 +115,35 @@ func TestRunningInControlGroups(t *testing.T) {
 	}
 }
 
+// Processes in the mount namespace of the host's first process are in no container. Others are looked at, also where
+// namespaces cannot be read.
+func TestRunningOutsideTheHostsMounts(t *testing.T) {
+	for _, row := range []struct{ first, process, want string }{
+		{"mnt:[1]", "mnt:[2]", "[a container (process 7)]"},
+		{"mnt:[1]", "mnt:[1]", "[]"},
+		{"", "mnt:[1]", "[a container (process 7)]"},
+		{"mnt:[1]", "", "[a container (process 7)]"},
+		{"", "", "[a container (process 7)]"},
+	} {
+		proc := t.TempDir()
+		for pid, namespace := range map[string]string{"1": row.first, "7": row.process} {
+			must(t, os.MkdirAll(filepath.Join(proc, pid, "ns"), 0o755))
+			if namespace != "" {
+				must(t, os.Symlink(namespace, filepath.Join(proc, pid, "ns/mnt")))
+			}
+		}
+		must(t, os.WriteFile(filepath.Join(proc, "7/cgroup"), []byte("0::/kubepods/pod0f-1/a\n"), 0o600))
+		must(t, os.WriteFile(filepath.Join(proc, "7/mountinfo"),
+			[]byte("1 2 8:1 /plugins/gpu.nvidia.com/metadata/ns_c/gpu/metadata.json /x rw - ext4 / rw\n"), 0o600))
+		r := Running{Proc: proc, MetadataDir: "/plugins/gpu.nvidia.com/metadata"}
+		got, err := r.With(sharing.Claim{Namespace: "ns", Name: "c"})
+		if err != nil || fmt.Sprint(got) != row.want {
+			t.Errorf("first process in %q, process in %q: got %q, error %v, want %s", row.first, row.process, got, err,
+				row.want)
+		}
+	}
+}
+
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/events"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+// The status of a claim is written between calls of the kubelet, or after statusDelay if they never pause.
+func TestStatusWaitsForCalls(t *testing.T) {
+	for _, row := range []struct {
+		name  string
+		calls func(c *Calls)
+		want  time.Duration // from Prepared to the write
+	}{
+		{"the call ends after 100 ms", func(c *Calls) {
+			end := c.Begin()
+			time.Sleep(100 * time.Millisecond)
+			end()
+		}, 120 * time.Millisecond},
+		{"another call begins before it ends", func(c *Calls) {
+			first := c.Begin()
+			time.Sleep(100 * time.Millisecond)
+			second := c.Begin()
+			first()
+			time.Sleep(200 * time.Millisecond)
+			second()
+		}, 320 * time.Millisecond},
+		{"a call hangs", func(c *Calls) { c.Begin() }, statusDelay},
+		{"no call", func(*Calls) {}, 0},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client := fake.NewClientset()
+				written := make(chan time.Time, 1)
+				client.PrependReactor("patch", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object,
+					error) {
+					written <- time.Now()
+					return true, &resourceapi.ResourceClaim{}, nil
+				})
+				r := NewReporterTo(events.NewFakeRecorder(1), Config{Driver: "gpu.nvidia.com", Node: "node",
+					Client: client})
+				defer r.health.queue.ShutDown()
+				defer r.statuses.queue.ShutDown()
+				go r.statuses.run(t.Context(), client, &r.Calls)
+				go row.calls(&r.Calls)
+				synctest.Wait()
+				begin := time.Now()
+				r.Prepared(&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c",
+					UID: "1"}}, checkpoint.Record{Plan: sharing.Plan{Assignments: []sharing.Assignment{{Pool: "node",
+					Device: "gpu-0"}}}}, inventory.Inventory{})
+				if got := (<-written).Sub(begin); got != row.want {
+					t.Errorf("the status is written after %s, want %s", got, row.want)
+				}
+			})
+		})
+	}
+}
