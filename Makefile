@@ -15,7 +15,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-unit test-race test-arm64 test-nvidia test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench strongest build image dist lint clean
+.PHONY: help demo demo-down test test-unit test-race test-arm64 test-nvidia test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest build image dist lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,6 +93,10 @@ kind-down: ## stop the kind cluster
 bench: ## measure the driver and write docs/benchmarks.md, on a cluster of its own (needs root); BENCH_ROWS=pattern selects some
 	@./hack/prerequisites.sh root
 	@$(GO) run ./hack/dev bench
+
+timeline: ## measure the parts of a pod's start, without and with a claim, and write them to docs/benchmarks.md (needs root)
+	@./hack/prerequisites.sh root
+	@$(GO) run ./hack/dev timeline
 
 strongest: ## ask for the strongest GPU on random fleets, compare with an oracle and write docs/strongest.md (needs root)
 	@./hack/prerequisites.sh root

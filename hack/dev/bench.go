@@ -13,8 +13,22 @@ var benchCluster = cluster{name: "bench", profiles: map[string]string{"node-1": 
 // benchProgram is the binary of test/bench.
 const benchProgram = "_output/bin/bench"
 
+const benchDocs = "docs/benchmarks.md"
+
 // bench measures the driver and writes docs/benchmarks.md; the rows that BENCH_ROWS selects are only printed.
 func bench(ctx context.Context) error {
+	if rows := os.Getenv("BENCH_ROWS"); rows != "" {
+		return runBench(ctx, "-rows", rows)
+	}
+	return runBench(ctx, "-docs", benchDocs)
+}
+
+// timeline measures the parts of a pod's start, and writes a table and a picture.
+func timeline(ctx context.Context) error {
+	return runBench(ctx, "-docs", benchDocs, "-timeline", "docs/timeline.svg")
+}
+
+func runBench(ctx context.Context, args ...string) error {
 	build := command{label: "bench", args: []string{"go", "build", "-o", benchProgram, "./test/bench"}}
 	// The floor runs in the file system of the plugin's container, which has no libraries.
 	floor := command{label: "floor", args: []string{"go", "build", "-ldflags", "-s -w", "-o", "_output/bin/floor",
@@ -26,10 +40,6 @@ func bench(ctx context.Context) error {
 		if err := t.install(ctx); err != nil {
 			return err
 		}
-		args := []string{benchProgram, "-docs", "docs/benchmarks.md"}
-		if rows := os.Getenv("BENCH_ROWS"); rows != "" {
-			args = []string{benchProgram, "-rows", rows}
-		}
-		return command{args: args, env: t.env()}.attach(ctx)
+		return command{args: append([]string{benchProgram}, args...), env: t.env()}.attach(ctx)
 	})
 }

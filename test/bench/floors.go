@@ -11,15 +11,13 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	resourceapi "k8s.io/api/resource/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
 	cdispecs "tags.cncf.io/container-device-interface/specs-go"
@@ -46,8 +44,7 @@ type subject struct {
 }
 
 // startFloor starts test/floor in the namespaces of the plugin's container, with the plugin's rights at the API server.
-func (b *bench) startFloor(name string, edits *cdispecs.ContainerEdits, args ...string) (*subject,
-	error) {
+func (b *bench) startFloor(name string, edits *cdispecs.ContainerEdits, args ...string) (*subject, error) {
 	s := &subject{driver: name + floorDomain}
 	program, err := os.Open(floorProgram)
 	if err != nil {
@@ -79,22 +76,22 @@ func (b *bench) startFloor(name string, edits *cdispecs.ContainerEdits, args ...
 	if s.process.pid, err = childOf(cmd.Process.Pid); err != nil {
 		return nil, errors.Join(err, cmd.Process.Kill(), cmd.Wait())
 	}
-	s.stop = func() error {
-		return errors.Join(syscall.Kill(s.process.pid, syscall.SIGTERM), cmd.Wait())
-	}
-	conn, err := grpc.NewClient("unix://"+b.process.path("/var/lib/kubelet/plugins/"+s.driver+"/dra.sock"),
-		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	end := func() error { return errors.Join(syscall.Kill(s.process.pid, syscall.SIGTERM), cmd.Wait()) }
+	kubelet, hangUp, err := dialPlugin(b.process.path(filepath.Join(filepath.Dir(pluginDir), s.driver, "dra.sock")))
 	if err != nil {
-		return nil, errors.Join(err, s.stop())
+		return nil, errors.Join(err, end())
 	}
-	s.kubelet = drapb.NewDRAPluginClient(conn)
+	s.kubelet = kubelet
+	s.stop = func() error {
+		hangUp()
+		return end()
+	}
 	return s, nil
 }
 
 // childOf returns the only child of a process.
 func childOf(pid int) (int, error) {
-	thread := strconv.Itoa(pid)
-	children, err := os.ReadFile(proc(pid, "task/"+thread+"/children"))
+	children, err := os.ReadFile(proc(pid, "task/"+strconv.Itoa(pid)+"/children"))
 	if err != nil {
 		return 0, err
 	}
@@ -211,18 +208,8 @@ func measureFloors(ctx context.Context, b *bench) (err error) {
 
 func (c *comparison) last(i int) *samples { return &c.times[i][len(c.times[i])-1] }
 
-// claimsOf creates n allocated claims for the GPUs from first on.
-func (b *bench) claimsOf(ctx context.Context, s *subject, first, n int) ([]*drapb.Claim, error) {
-	results := make([]resourceapi.DeviceRequestAllocationResult, n)
-	for i := range results {
-		results[i] = b.gpu(first + i)
-		results[i].Driver = s.driver
-	}
-	return b.allocated(ctx, results...)
-}
-
 func (b *bench) oneClaim(ctx context.Context, s *subject, number int, prepares, unprepares, cpu *samples) error {
-	claims, err := b.claimsOf(ctx, s, number, 1)
+	claims, err := b.claimsOf(ctx, s.driver, number, 1)
 	if err != nil {
 		return err
 	}
@@ -271,7 +258,7 @@ func callEach(ctx context.Context, plugin drapb.DRAPluginClient, claims ...*drap
 // eightClaims prepares eight claims at once.
 func (b *bench) eightClaims(ctx context.Context, s *subject, times *samples,
 	prepare func(context.Context, drapb.DRAPluginClient, ...*drapb.Claim) (time.Duration, error)) error {
-	claims, err := b.claimsOf(ctx, s, 0, burst)
+	claims, err := b.claimsOf(ctx, s.driver, 0, burst)
 	if err != nil {
 		return err
 	}

@@ -24,11 +24,13 @@ func main() {
 	var (
 		kubeconfig = flag.String("kubeconfig", os.Getenv("KUBECONFIG"), "of the cluster")
 		docs       = flag.String("docs", "", "file in which the part between the markers is replaced by the results")
-		only       = flag.String("rows", "", "measure what matches this pattern; \"list\" names what there is")
+		picture    = flag.String("timeline", "", "measure the start of pods alone: write the picture to this file and "+
+			"the table to -docs")
+		only = flag.String("rows", "", "measure what matches this pattern; \"list\" names what there is")
 	)
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	err := run(ctx, *kubeconfig, *docs, *only)
+	err := run(ctx, *kubeconfig, *docs, *picture, *only)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -36,7 +38,7 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, kubeconfig, docs, only string) error {
+func run(ctx context.Context, kubeconfig, docs, picture, only string) error {
 	if only == "list" {
 		for _, m := range measurements {
 			fmt.Println(m.name)
@@ -53,6 +55,9 @@ func run(ctx context.Context, kubeconfig, docs, only string) error {
 	b, err := newBench(ctx, kubeconfig)
 	if err != nil {
 		return err
+	}
+	if picture != "" {
+		return errors.Join(timeline(ctx, b, docs, picture), b.cleanUp(ctx))
 	}
 	for _, m := range measurements {
 		if !pattern.MatchString(m.name) {

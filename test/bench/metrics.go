@@ -14,21 +14,29 @@ import (
 // pluginPort is the port of the plugin's metrics.
 const pluginPort = 8081
 
-// prepares are the claims that the plugin has prepared so far, and how long it took for all of them.
-type prepares struct{ count, seconds float64 }
+// prepareMetric counts the claims that the plugin has prepared.
+const prepareMetric = `gpu_dra_operation_duration_seconds{operation="prepare"}`
 
-func (b *bench) prepares(ctx context.Context) (p prepares, err error) {
+// counted is how often a histogram has counted something, and how long it took in all.
+type counted struct{ count, seconds float64 }
+
+// histogram reads a histogram, named with its first labels.
+func histogram(text, metric string) (h counted, err error) {
+	name, labels, _ := strings.Cut(metric, "{")
+	if h.count, err = sum(text, name+"_count{"+labels); err != nil {
+		return h, err
+	}
+	h.seconds, err = sum(text, name+"_sum{"+labels)
+	return h, err
+}
+
+// prepares returns the claims that the plugin has prepared so far.
+func (b *bench) prepares(ctx context.Context) (counted, error) {
 	text, err := b.metrics(ctx)
 	if err != nil {
-		return p, err
+		return counted{}, err
 	}
-	const name, labels = "gpu_dra_operation_duration_seconds", `{operation="prepare"}`
-	count, err := sum(text, name+"_count"+labels)
-	if err != nil {
-		return p, err
-	}
-	seconds, err := sum(text, name+"_sum"+labels)
-	return prepares{count, seconds}, err
+	return histogram(text, prepareMetric)
 }
 
 // metric returns the sum of the plugin's series that begin with prefix.

@@ -115,7 +115,10 @@ func (p process) path(inside string) string { return filepath.Join(proc(p.pid, "
 
 // dial connects to the socket on which the kubelet calls the plugin.
 func (p process) dial() (drapb.DRAPluginClient, func(), error) {
-	socket := p.path(filepath.Join(pluginDir, "dra-"+p.env["POD_UID"]+".sock"))
+	return dialPlugin(p.path(filepath.Join(pluginDir, "dra-"+p.env["POD_UID"]+".sock")))
+}
+
+func dialPlugin(socket string) (drapb.DRAPluginClient, func(), error) {
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, nil, err

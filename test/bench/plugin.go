@@ -247,9 +247,15 @@ func (b *bench) settled(ctx context.Context, claims ...*drapb.Claim) error {
 
 // allocatedGPUs creates n claims, on each GPU in turn.
 func (b *bench) allocatedGPUs(ctx context.Context, n int) ([]*drapb.Claim, error) {
+	return b.claimsOf(ctx, driver, 0, n)
+}
+
+// claimsOf creates n claims of the driver, on each GPU in turn from the first.
+func (b *bench) claimsOf(ctx context.Context, driver string, first, n int) ([]*drapb.Claim, error) {
 	results := make([]resourceapi.DeviceRequestAllocationResult, n)
 	for i := range results {
-		results[i] = b.gpu(i)
+		results[i] = b.gpu(first + i)
+		results[i].Driver = driver
 	}
 	return b.allocated(ctx, results...)
 }

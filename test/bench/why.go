@@ -7,15 +7,13 @@ const (
 	whyPrepare = "the rows below divide it: the API server's answer and the disk are most of it. The 99th percentile " +
 		"was not profiled: a call that " +
 		"comes while the plugin looks at the machine or writes the status of another claim waits for a processor."
-	whyOwn = "the call itself, there and back, is the row above. Of the plugin's processor time in Prepare (perf), " +
-		"three tenths each go to " +
-		"the record's system calls and to the metadata of the device, for which kubeletplugin makes two folders, a " +
-		"file in two versions and a CDI " +
-		"spec of its own for every claim; the rest to the request, the claim's answer, lock, mark and the claim's " +
-		"CDI spec."
+	whyOwn = "the call itself, there and back, is the row above. Of the plugin's processor time in such a round " +
+		"(perf), the look for containers at Unprepare has 18 %, what the driver does in Prepare 13 %, the garbage " +
+		"collector and Go's scheduler a quarter. The rest is the call itself and the metadata of the device, as in a " +
+		"floor."
 	whyUnprepare = "one fsync, of the directory of records, is left. The look for containers that still run with the " +
-		"claim (the step find_users) reads two files of each container process: 4 ms in the demo cluster, by the " +
-		"metrics of its 39 releases. It came since the row was 3.5 ms."
+		"claim (the step find_users) is three quarters of the processor time (perf): it reads the mounts of every " +
+		"process in a pod, which the kernel writes out as text. No pod that starts waits for it."
 	whyPrepare200 = "the records of other claims are not read (strace shows the same files opened). containerd reads " +
 		"the CDI directory after " +
 		"every change, on the same cores; see the row below."
