@@ -90,6 +90,13 @@ var allowed = map[string][]string{
 		"internal/controller/strongest", "internal/controller/view", "internal/event"},
 	"cmd/dra-controller": {"internal/controller", "internal/controller/nodetemplate", "pkg/nodeconfig"},
 
+	// The plugin of kubectl. It has no part in the driver's work and reads with the rights of the user.
+	"internal/snapshot": {},
+	"internal/why":      {"internal/snapshot"},
+	"internal/kubectl": {"internal/controller/nodetemplate", "internal/controller/view", "internal/snapshot",
+		"internal/why", "pkg/gpu", "pkg/inventory", "pkg/nodeconfig"},
+	"cmd/kubectl-gpu": {"internal/kubectl"},
+
 	// The simulator. The driver's programs do not import it; viewtest and simtest are for tests.
 	"simulator":         {"pkg/gpu", "pkg/hwprofile", "pkg/steps", "simulator/node"},
 	"simulator/node":    {"pkg/hwprofile"},
@@ -121,7 +128,8 @@ var onlyIn = map[string][]string{
 	"k8s.io/client-go/": {"internal/app", "internal/plugin", "internal/plugin/kubelet", "internal/plugin/node",
 		"internal/plugin/report",
 		"internal/plugin/sweep", "internal/plugin/usage", "internal/controller", "internal/controller/certificate",
-		"cmd/dra-controller", "simulator/cmd/dra-kubelet-plugin-sim"},
+		"cmd/dra-controller", "simulator/cmd/dra-kubelet-plugin-sim", "internal/snapshot", "internal/kubectl",
+		"cmd/kubectl-gpu"},
 	"k8s.io/kubelet/": {"internal/plugin/kubelet", "internal/plugin/podresources", "internal/plugin/report",
 		"internal/plugin/usage",
 		"simulator/cmd/gpu-demo"}, // the demo simulates the DRA driver of a NIC
@@ -175,7 +183,8 @@ func TestImports(t *testing.T) {
 // TestNoSimulatorInProduction: programs for real GPUs link nothing of the simulator.
 func TestNoSimulatorInProduction(t *testing.T) {
 	const simulation = module + "simulator"
-	for _, program := range []string{"cmd/dra-kubelet-plugin", "cmd/dra-controller", "cmd/mps-supervisor"} {
+	for _, program := range []string{"cmd/dra-kubelet-plugin", "cmd/dra-controller", "cmd/mps-supervisor",
+		"cmd/kubectl-gpu"} {
 		var found []string
 		for _, p := range strings.Fields(goList(t, "-deps", module+program)) {
 			if p == simulation || strings.HasPrefix(p, simulation+"/") {

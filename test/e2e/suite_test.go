@@ -61,6 +61,8 @@ func TestCluster(t *testing.T) {
 	t.Run("the class of the strongest GPU gives the strongest free one", s.testStrongest)
 	t.Run("replicas without default spreading get the strongest GPUs", s.testDefaultSpreading)
 	t.Run("claims can be created while the controller fails", s.testControllerFaults)
+	t.Run("kubectl-gpu shows the GPUs of the cluster and their use", s.testKubectl)
+	t.Run("kubectl-gpu says why a pod waits, and the scheduler agrees", s.testKubectlWhy)
 	t.Run("the examples of the documentation work", s.testDocs)
 	t.Run("the manifests to copy are accepted, and their pods get their GPUs", s.testExamples)
 	// Each of these uses its own nodes or its own models of GPUs.

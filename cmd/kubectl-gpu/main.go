@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// kubectl-gpu is a plugin of kubectl that shows the GPUs of a cluster.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	_ "k8s.io/client-go/plugin/pkg/client/auth" // as kubectl logs in
+
+	"github.com/gpudra/gpu-dra-driver/internal/kubectl"
+)
+
+// completion is the name under which kubectl calls the program to complete a command line.
+const completion = "kubectl_complete-gpu"
+
+func main() { os.Exit(run()) }
+
+// run returns the exit status.
+func run() int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	cmd := kubectl.Command(genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr})
+	if filepath.Base(os.Args[0]) == completion {
+		cmd.SetArgs(append([]string{cobra.ShellCompRequestCmd}, os.Args[1:]...))
+	}
+	if err := cmd.ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+)
+
+// fleet returns a cluster with nodes of eight whole H100. Every second GPU is held by a claim.
+func fleet(t testing.TB, nodes int) *snapshot.Snapshot {
+	t.Helper()
+	like := published(t, "like", "dgx-h100")[0]
+	for i := range like.Spec.Devices {
+		like.Spec.Devices[i].ConsumesCounters = nil
+	}
+	s := &snapshot.Snapshot{Unread: map[string]error{}}
+	for i := range nodes {
+		name := fmt.Sprintf("node-%04d", i)
+		slice := like.DeepCopy()
+		slice.Name, slice.Spec.NodeName, slice.Spec.Pool.Name = name, &name, name
+		s.Nodes, s.Slices = append(s.Nodes, node(name)), append(s.Slices, slice)
+		for j := 0; j < len(slice.Spec.Devices); j += 2 {
+			s.Claims = append(s.Claims, claim(fmt.Sprint(name, "-", j), name, slice.Spec.Devices[j].Name))
+		}
+	}
+	return s
+}
+
+// fastServer returns a server that encodes the snapshot once.
+func fastServer(t testing.TB, of *snapshot.Snapshot) *apiServer {
+	t.Helper()
+	var nodes corev1.NodeList
+	for _, n := range of.Nodes {
+		nodes.Items = append(nodes.Items, *n)
+	}
+	var slices resourceapi.ResourceSliceList
+	for _, s := range of.Slices {
+		slices.Items = append(slices.Items, *s)
+	}
+	var claims resourceapi.ResourceClaimList
+	for _, c := range of.Claims {
+		claims.Items = append(claims.Items, *c)
+	}
+	return &apiServer{answers: map[string]http.HandlerFunc{nodesPath: encoded(t, &nodes),
+		slicesPath: encoded(t, &slices), claimsPath: encoded(t, &claims)}}
+}
+
+// encoded answers with the object as protobuf.
+func encoded(t testing.TB, object runtime.Object) http.HandlerFunc {
+	t.Helper()
+	kinds, _, err := scheme.Scheme.ObjectKinds(object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	object.GetObjectKind().SetGroupVersionKind(kinds[0])
+	var body bytes.Buffer
+	if err := protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(object, &body); err != nil {
+		t.Fatal(err)
+	}
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
+		_, _ = w.Write(body.Bytes()) // the client has gone
+	}
+}
+
+// 1,000 nodes of eight whole GPUs, without the time that the API server takes.
+func BenchmarkLs(b *testing.B) {
+	s := fastServer(b, fleet(b, 1000))
+	for b.Loop() {
+		out, _, err := s.run(b, "ls")
+		if err != nil {
+			b.Fatal(err)
+		}
+		if lines := bytes.Count([]byte(out), []byte("\n")); lines != 8001 {
+			b.Fatalf("got %d lines, want a header and 8000 GPUs", lines)
+		}
+	}
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kubectl has the commands of kubectl-gpu, a plugin of kubectl. It reads with the rights of the user and
+// changes nothing.
+package kubectl
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+)
+
+// plugin is what all commands share: the connection to the cluster, and the streams.
+type plugin struct {
+	genericiooptions.IOStreams
+	config *genericclioptions.ConfigFlags
+}
+
+// Command returns the command "kubectl gpu". The caller prints its error.
+func Command(streams genericiooptions.IOStreams) *cobra.Command {
+	p := &plugin{IOStreams: streams, config: genericclioptions.NewConfigFlags(true)}
+	p.config.WrapConfigFn = fast
+	cmd := &cobra.Command{
+		Use:           "kubectl-gpu",
+		Short:         "Show the GPUs of the cluster and who holds them.",
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl gpu"},
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	cmd.SetIn(streams.In)
+	cmd.SetOut(streams.Out)
+	cmd.SetErr(streams.ErrOut)
+	p.config.AddFlags(cmd.PersistentFlags())
+	cmd.AddCommand(lsCommand(p), describeCommand(p), modelsCommand(p), topCommand(p), whyCommand(p), fitsCommand(p),
+		uiCommand(p))
+	return cmd
+}
+
+// fast lets the API server limit requests, not the client, and reads objects as protobuf: a cluster can have 100,000
+// devices.
+func fast(config *rest.Config) *rest.Config {
+	config.QPS = -1
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	return config
+}
+
+// client returns a client with the rights of the user.
+func (p *plugin) client() (*kubernetes.Clientset, error) {
+	config, err := p.config.ToRESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	return kubernetes.NewForConfig(config)
+}
+
+// namespace returns the namespace of --namespace or of the context. explicit is true for --namespace.
+func (p *plugin) namespace() (name string, explicit bool, err error) {
+	return p.config.ToRawKubeConfigLoader().Namespace()
+}
+
+// read reads the resources. It shows the progress on a terminal.
+func (p *plugin) read(ctx context.Context, resources ...string) (*snapshot.Snapshot, error) {
+	client, err := p.client()
+	if err != nil {
+		return nil, err
+	}
+	namespace, _, err := p.namespace()
+	if err != nil {
+		return nil, err
+	}
+	r := snapshot.Reader{Client: client, Namespace: namespace}
+	if isTerminal(p.ErrOut) {
+		var objects atomic.Int64
+		r.Progress = func() { objects.Add(1) }
+		stop := showProgress(p.ErrOut, &objects)
+		defer stop()
+	}
+	return r.Read(ctx, resources...), nil
+}
+
+// progressInterval is the time between two updates of the progress. A fast answer shows none.
+const progressInterval = time.Second
+
+// showProgress writes how many objects have been read, until stop is called.
+func showProgress(out io.Writer, objects *atomic.Int64) (stop func()) {
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		ticker := time.NewTicker(progressInterval)
+		defer ticker.Stop()
+		for shown := false; ; shown = true {
+			select {
+			case <-done:
+				if shown {
+					fmt.Fprint(out, "\r\x1b[K")
+				}
+				return
+			case <-ticker.C:
+				fmt.Fprintf(out, "\rreading: %d objects", objects.Load())
+			}
+		}
+	}()
+	return func() {
+		close(done)
+		<-ended
+	}
+}
+
+func isTerminal(stream any) bool {
+	file, ok := stream.(*os.File)
+	return ok && term.IsTerminal(int(file.Fd()))
+}
+
+// colours reports whether output may be coloured: only on a terminal, and not with NO_COLOR (no-color.org).
+func (p *plugin) colours() bool {
+	return isTerminal(p.Out) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+}

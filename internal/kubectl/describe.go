@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/cli-runtime/pkg/printers"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+)
+
+func describeCommand(p *plugin) *cobra.Command {
+	var f filter
+	var o output
+	cmd := &cobra.Command{
+		Use:   "describe GPU...",
+		Short: "Show the attributes, capacity, health and holders of GPUs.",
+		Long: "Show the attributes, capacity, taints, health and holders of GPUs. A GPU is named NODE/DEVICE, or by " +
+			"its UUID.",
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error { return p.describe(cmd.Context(), args, f, o) },
+		ValidArgsFunction: func(cmd *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
+			return p.complete(cmd.Context(), given, (*GPU).Ref)
+		},
+	}
+	f.addDriver(cmd)
+	o.addFlags(cmd)
+	return cmd
+}
+
+func (p *plugin) describe(ctx context.Context, args []string, f filter, o output) error {
+	printer, err := o.printer()
+	if err != nil {
+		return err
+	}
+	all, s, err := p.gpus(ctx, f)
+	if err != nil {
+		return err
+	}
+	var found []*GPU
+	var missing []error
+	for _, arg := range args {
+		named := func(g *GPU) bool { return g.Ref() != arg && (g.UUID != arg || arg == "") }
+		of := slices.DeleteFunc(slices.Clone(all), named)
+		if len(of) == 0 {
+			missing = append(missing, fmt.Errorf(
+				"no GPU %q: name it NODE/DEVICE, as kubectl gpu ls -o name lists them, or by its UUID", arg))
+		}
+		found = append(found, of...)
+	}
+	for _, g := range found {
+		g.Device = g.device
+	}
+	if printer != nil {
+		err = printer.PrintObj(newList("GPUList", found), p.Out)
+	} else {
+		for i, g := range found {
+			if i > 0 {
+				fmt.Fprintln(p.Out)
+			}
+			err = errors.Join(err, describeGPU(p.Out, g))
+		}
+	}
+	return errors.Join(err, errors.Join(missing...), s.Err())
+}
+
+// describeGPU prints one GPU in the way of kubectl describe.
+func describeGPU(out io.Writer, g *GPU) error {
+	w := printers.GetNewTabWriter(out)
+	for _, line := range [][2]string{{"Name", g.Name}, {"Node", orNone(g.Node)}, {"Driver", g.Driver}, {"Pool", g.Pool},
+		{"UUID", orNone(g.UUID)}, {"Model", orNone(g.Model)}, {"Compute capability", orNone(g.ComputeCapability)},
+		{"Memory", memoryCell(g.Memory)}, {"Cores", coresCell(g.Cores)}, {"Health", health(g)}} {
+		fmt.Fprintf(w, "%s:\t%s\n", line[0], line[1])
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	describeDevice(out, g)
+	return describeHolders(out, g)
+}
+
+// health says in one line whether new claims can get the GPU.
+func health(g *GPU) string {
+	switch prevents := slices.ContainsFunc(g.Taints, Taint.prevents); {
+	case prevents:
+		return "tainted: new claims do not get it"
+	case g.NodeProblem != "":
+		return "the node is " + g.NodeProblem
+	case len(g.Taints) > 0:
+		return "tainted for information only"
+	}
+	return "no taints"
+}
+
+func describeDevice(out io.Writer, g *GPU) {
+	section(out, "Taints", g.Taints, func(t Taint) string {
+		line := fmt.Sprintf("%s, for %s", t, age(t.Since))
+		for _, known := range inventory.AllTaints {
+			if known.Key == t.Key {
+				line += ": " + known.Meaning
+			}
+		}
+		return line
+	})
+	section(out, "Partitions", g.Partitions, func(p Partition) string {
+		if p.Free {
+			return p.Name + " (" + p.Profile + "), free"
+		}
+		return p.Name + " (" + p.Profile + ")"
+	})
+	if g.device == nil {
+		return
+	}
+	section(out, "Attributes", slices.Sorted(maps.Keys(g.device.Attributes)), func(n resourceapi.QualifiedName) string {
+		return string(n) + "=" + value(g.device.Attributes[n])
+	})
+	section(out, "Capacity", slices.Sorted(maps.Keys(g.device.Capacity)), func(n resourceapi.QualifiedName) string {
+		quantity := g.device.Capacity[n].Value
+		return string(n) + "=" + quantity.String()
+	})
+}
+
+// section prints a title and indented lines, or none.
+func section[T any](out io.Writer, title string, all []T, line func(T) string) {
+	if len(all) == 0 {
+		fmt.Fprintf(out, "%s:  %s\n", title, none)
+		return
+	}
+	fmt.Fprintf(out, "%s:\n", title)
+	for _, one := range all {
+		fmt.Fprintf(out, "  %s\n", line(one))
+	}
+}
+
+// value returns the text of an attribute.
+func value(a resourceapi.DeviceAttribute) string {
+	switch {
+	case a.StringValue != nil:
+		return strconv.Quote(*a.StringValue)
+	case a.VersionValue != nil:
+		return *a.VersionValue
+	case a.IntValue != nil:
+		return strconv.FormatInt(*a.IntValue, 10)
+	case a.BoolValue != nil:
+		return strconv.FormatBool(*a.BoolValue)
+	}
+	return strings.TrimSpace(a.String()) // of a type that is newer than this program
+}
+
+func describeHolders(out io.Writer, g *GPU) error {
+	if len(g.Holders) == 0 {
+		fmt.Fprintf(out, "Held by:  %s\n", holdersCell(g, 0))
+		return nil
+	}
+	fmt.Fprintln(out, "Held by:")
+	w := printers.GetNewTabWriter(out)
+	fmt.Fprintln(w, "  NAMESPACE\tCLAIM\tDEVICE\tMEMORY\tCORES\tPODS\tSINCE\tPROBLEM")
+	for _, h := range g.Holders {
+		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", h.Namespace, h.Claim, h.Device, size(h.Memory),
+			coresOf(h), joined(h.Pods), age(h.Since), orNone(h.Problem))
+	}
+	return w.Flush()
+}
+
+// coresOf returns the cores of a holder. A share of memory alone has no limit.
+func coresOf(h Holder) string {
+	if h.Cores == 0 {
+		return "no limit"
+	}
+	return fmt.Sprintf("%d%%", h.Cores)
+}
+
+// complete completes names of GPUs or nodes.
+func (p *plugin) complete(ctx context.Context, given []string, name func(*GPU) string) ([]string,
+	cobra.ShellCompDirective) {
+	s, err := p.read(ctx, snapshot.Slices)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var all []string
+	for _, g := range gpusOf(s, driversOf(s.Slices)) {
+		if !slices.Contains(given, name(g)) {
+			all = append(all, name(g))
+		}
+	}
+	return slices.Compact(all), cobra.ShellCompDirectiveNoFileComp
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func TestDescribe(t *testing.T) {
+	s := cluster(t)
+	sick := s.device(t, "a", "gpu-3b-00-0")
+	sick.Taints = []resourceapi.DeviceTaint{{Key: "gpu.nvidia.com/gpu-lost",
+		Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	const uuid = "GPU-11111111-0000-0000-0000-000000000000"
+	*sick.Attributes["uuid"].StringValue = uuid
+	s.Claims[0].Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: driver, Pool: "a", Device: "gpu-3b-00-0",
+		Conditions: []metav1.Condition{{Type: "Ready", Status: metav1.ConditionFalse, Message: "it does not answer"}}}}
+	for _, ref := range []string{"a/gpu-3b-00-0", uuid} {
+		out, _, err := s.run(t, "describe", ref)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := squeezed(out) + "\n"
+		for _, want := range []string{
+			"Name: gpu-3b-00-0\n", "Node: a\n", "UUID: " + uuid + "\n", "Model: Tesla T4\n",
+			"Compute capability: 7.5\n",
+			"Memory: ███████░░░ 11Gi/15Gi\n", "Cores: ███░░░░░░░ 30%\n", "Health: tainted: new claims do not get it\n",
+			"Taints:\ngpu.nvidia.com/gpu-lost:NoSchedule, for <unknown>: the GPU does not answer;",
+			"Partitions: <none>\n", "\narchitecture=\"Turing\"\n", "\nmultiprocessors=40\n", "\nsharedOnly=false\n",
+			"\nCapacity:\ncores=100\nmemory=15Gi\n",
+			"\nml serve gpu-3b-00-0 6Gi no limit pod-serve 120m <none>\n",
+			"\nml train gpu-3b-00-0 5Gi 30% pod-train 120m it does not answer\n",
+		} {
+			if !strings.Contains(got, want) {
+				t.Errorf("%s: got\n%s\nwant in it %q", ref, got, want)
+			}
+		}
+	}
+}
+
+// A GPU whose MIG mode stays on has partitions only.
+func TestDescribePartitions(t *testing.T) {
+	s := cluster(t)
+	s.Slices[0].Spec.Devices = nil
+	for _, start := range []string{"0", "1"} {
+		d := s.device(t, "b", "gpu-1b-00-0-mig-1g10gb-"+start).DeepCopy()
+		d.Name, d.ConsumesCounters = "gpu-3b-00-0-mig-1g10gb-"+start, nil
+		d.Taints = []resourceapi.DeviceTaint{{Key: "k", Effect: resourceapi.DeviceTaintEffectNone}}
+		s.Slices[0].Spec.Devices = append(s.Slices[0].Spec.Devices, *d)
+	}
+	s.Claims = []*resourceapi.ResourceClaim{claim("small", "a", "gpu-3b-00-0-mig-1g10gb-1")}
+	out, _, err := s.run(t, "describe", "a/gpu-3b-00-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"Memory: █████░░░░░ 9.8Gi/19.5Gi\n", "Health: tainted for information only\n",
+		"Taints:\nk:None, for <unknown>\nPartitions:\n" +
+			"gpu-3b-00-0-mig-1g10gb-0 (1g.10gb), free\ngpu-3b-00-0-mig-1g10gb-1 (1g.10gb)\nHeld by:\n",
+		"\nml small gpu-3b-00-0-mig-1g10gb-1 9.8Gi 50% pod-small 120m <none>\n",
+	} {
+		if got := squeezed(out) + "\n"; !strings.Contains(got, want) {
+			t.Errorf("got\n%s\nwant in it %q", got, want)
+		}
+	}
+}
+
+func TestDescribeJSON(t *testing.T) {
+	out, _, err := cluster(t).run(t, "describe", "a/gpu-3b-00-0", "-o", "json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got struct{ Items []GPU }
+	if err := json.Unmarshal([]byte(out), &got); err != nil {
+		t.Fatal(err)
+	}
+	if len(got.Items) != 1 || got.Items[0].Device == nil || got.Items[0].Device.Name != "gpu-3b-00-0" {
+		t.Errorf("got %s, want the GPU with its published device", out)
+	}
+}
+
+func TestDescribeUnknown(t *testing.T) {
+	out, _, err := cluster(t).run(t, "describe", "a/gpu-af-00-0", "a")
+	if err == nil || !strings.Contains(err.Error(), `no GPU "a": name it NODE/DEVICE`) {
+		t.Errorf("got error %v, want that there is no such GPU", err)
+	}
+	if !strings.HasPrefix(squeezed(out), "Name: gpu-af-00-0\n") {
+		t.Errorf("got %q, want the GPU that exists", out)
+	}
+}

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	sigsyaml "sigs.k8s.io/yaml"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/nodetemplate"
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/why"
+	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
+)
+
+// fitsOptions are the flags of fits.
+type fitsOptions struct {
+	file    string
+	empty   bool
+	profile string
+	driver  string
+}
+
+func fitsCommand(p *plugin) *cobra.Command {
+	var f fitsOptions
+	var o output
+	cmd := &cobra.Command{
+		Use:   "fits -f FILE",
+		Short: "Tell whether a pod or ResourceClaim would get devices now, and on which nodes.",
+		Long: "Tell whether the pods, ResourceClaims and ResourceClaimTemplates of a file would get devices now, and " +
+			"on which nodes. Nothing is created. A workload such as a Deployment counts as one of its pods. Each pod " +
+			"is asked about alone. The exit code is 1 if something does not fit.",
+		Example: "  kubectl gpu fits -f pod.yaml\n  kubectl gpu fits -f pod.yaml --profile dgx-h100",
+		Args:    cobra.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return p.fits(cmd.Context(), f, o) },
+	}
+	cmd.Flags().StringVarP(&f.file, "filename", "f", "", "The file; - is the standard input.")
+	cmd.Flags().BoolVar(&f.empty, "empty", false, "As if the cluster had no other pods and claims.")
+	cmd.Flags().StringVar(&f.profile, "profile", "", "As if the cluster had one more node, with the GPUs of this "+
+		"profile: "+strings.Join(nodetemplate.Profiles(), ", ")+".")
+	cmd.Flags().StringVar(&f.driver, "driver", "gpu.nvidia.com", "The DRA driver of the node of --profile.")
+	if err := cmd.MarkFlagRequired("filename"); err != nil {
+		panic(err) // the flag exists
+	}
+	complete := cobra.FixedCompletions(nodetemplate.Profiles(), cobra.ShellCompDirectiveNoFileComp)
+	if err := cmd.RegisterFlagCompletionFunc("profile", complete); err != nil {
+		panic(err) // the flag exists
+	}
+	o.addFlags(cmd)
+	return cmd
+}
+
+func (p *plugin) fits(ctx context.Context, f fitsOptions, o output) error {
+	printer, err := o.printer()
+	if err != nil {
+		return err
+	}
+	namespace, _, err := p.namespace()
+	if err != nil {
+		return err
+	}
+	m, err := p.manifest(f.file, namespace)
+	if err != nil {
+		return err
+	}
+	s, err := p.read(ctx, whyResources...)
+	if err != nil {
+		return err
+	}
+	if f.empty {
+		s = why.Empty(s)
+	}
+	if f.profile != "" {
+		if err := addNode(s, f); err != nil {
+			return err
+		}
+	}
+	reports := why.Fit(ctx, s, m)
+	if printer != nil {
+		err = printer.PrintObj(newList("ReportList", reports), p.Out)
+	} else {
+		for i, r := range reports {
+			if i > 0 {
+				fmt.Fprintln(p.Out)
+			}
+			err = errors.Join(err, r.Text(p.Out))
+		}
+	}
+	for _, r := range reports {
+		if r.Outcome != why.Fits {
+			return errors.Join(err, errors.New("not everything fits"))
+		}
+	}
+	return err
+}
+
+// addNode adds a node of the profile.
+func addNode(s *snapshot.Snapshot, f fitsOptions) error {
+	name := "new-" + f.profile
+	made, err := nodetemplate.FromProfile(f.profile, nodeconfig.Config{},
+		nodetemplate.Node{Driver: f.driver, Name: name})
+	if err != nil {
+		return err
+	}
+	s.Slices = append(s.Slices, made.Slices...)
+	s.Nodes = append(s.Nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
+		Labels: map[string]string{corev1.LabelHostname: name, corev1.LabelOSStable: "linux"}}})
+	return nil
+}
+
+// manifest reads the file.
+func (p *plugin) manifest(file, namespace string) (why.Manifest, error) {
+	in := p.In
+	if file != "-" {
+		opened, err := os.Open(file)
+		if err != nil {
+			return why.Manifest{}, err
+		}
+		defer opened.Close()
+		in = opened
+	}
+	var m why.Manifest
+	reader := yaml.NewYAMLReader(bufio.NewReader(in))
+	for {
+		document, err := reader.Read()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err == nil {
+			err = add(&m, document, namespace)
+		}
+		if err != nil {
+			return m, fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	if len(m.Pods)+len(m.Claims)+len(m.Templates) == 0 {
+		return m, fmt.Errorf("%s has no Pod, ResourceClaim, ResourceClaimTemplate or object with a pod template", file)
+	}
+	return m, nil
+}
+
+// workload is any object with a pod template, such as a Deployment, or with a template of a Job.
+type workload struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              struct {
+		Template    corev1.PodTemplateSpec `json:"template"`
+		JobTemplate struct {
+			Spec struct {
+				Template corev1.PodTemplateSpec `json:"template"`
+			} `json:"spec"`
+		} `json:"jobTemplate"`
+	} `json:"spec"`
+}
+
+// add adds the objects of a document. Those of other kinds are ignored.
+func add(m *why.Manifest, document []byte, namespace string) error {
+	var kind metav1.TypeMeta
+	if err := sigsyaml.Unmarshal(document, &kind); err != nil {
+		return err
+	}
+	in := func(o *metav1.ObjectMeta) {
+		if o.Namespace == "" {
+			o.Namespace = namespace
+		}
+	}
+	switch {
+	case kind.Kind == "Pod" && kind.APIVersion == "v1":
+		pod := &corev1.Pod{}
+		if err := sigsyaml.UnmarshalStrict(document, pod); err != nil {
+			return err
+		}
+		in(&pod.ObjectMeta)
+		m.Pods = append(m.Pods, pod)
+	case kind.Kind == "ResourceClaim" && kind.GroupVersionKind().Group == resourceapi.GroupName:
+		claim := &resourceapi.ResourceClaim{}
+		if err := decode(document, kind, claim); err != nil {
+			return err
+		}
+		in(&claim.ObjectMeta)
+		m.Claims = append(m.Claims, claim)
+	case kind.Kind == "ResourceClaimTemplate" && kind.GroupVersionKind().Group == resourceapi.GroupName:
+		template := &resourceapi.ResourceClaimTemplate{}
+		if err := decode(document, kind, template); err != nil {
+			return err
+		}
+		in(&template.ObjectMeta)
+		m.Templates = append(m.Templates, template)
+	default:
+		var w workload
+		// An error means that it is of another kind, and so does a template without containers.
+		if err := sigsyaml.Unmarshal(document, &w); err == nil {
+			for _, spec := range []corev1.PodSpec{w.Spec.Template.Spec, w.Spec.JobTemplate.Spec.Template.Spec} {
+				if len(spec.Containers) > 0 {
+					in(&w.ObjectMeta)
+					m.Pods = append(m.Pods, &corev1.Pod{Spec: spec,
+						ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace, Name: w.Name}})
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// decode decodes a claim or a template. Before v1, and before v1beta2, they were different.
+func decode(document []byte, kind metav1.TypeMeta, into any) error {
+	switch kind.GroupVersionKind().Version {
+	case "v1", "v1beta2":
+		return sigsyaml.UnmarshalStrict(document, into)
+	}
+	return fmt.Errorf("%s %s is not supported; write apiVersion: %s", kind.APIVersion, kind.Kind,
+		resourceapi.SchemeGroupVersion)
+}

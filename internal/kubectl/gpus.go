@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// GPU is a physical GPU and what claims hold of it.
+type GPU struct {
+	Node              string `json:"node"`
+	Name              string `json:"name"` // of the whole GPU, also if only partitions are published
+	Driver            string `json:"driver"`
+	Pool              string `json:"pool"`
+	UUID              string `json:"uuid,omitempty"`
+	Model             string `json:"model,omitempty"`
+	ComputeCapability string `json:"computeCapability,omitempty"`
+	Memory            Amount `json:"memory"` // bytes
+	Cores             Amount `json:"cores"`  // percent of the multiprocessors
+	// Partitions exist, or are allocated and therefore about to exist.
+	Partitions []Partition `json:"partitions,omitempty"`
+	Taints     []Taint     `json:"taints,omitempty"`
+	// NodeProblem says why the node takes no pods; empty: it does, or the user may not read nodes.
+	NodeProblem string   `json:"nodeProblem,omitempty"`
+	Holders     []Holder `json:"holders,omitempty"`
+
+	// Device is the published device, for the command describe.
+	Device *resourceapi.Device `json:"device,omitempty"`
+
+	device         *resourceapi.Device       // nil if only partitions are published
+	modelAttribute resourceapi.QualifiedName // names the model
+}
+
+// Amount is how much of something is allocated.
+type Amount struct {
+	Total int64 `json:"total"`
+	// Used is nil if the user may not read all claims.
+	Used *int64 `json:"used,omitempty"`
+}
+
+// Partition is a part of a GPU with a device of its own.
+type Partition struct {
+	Name    string `json:"name"`
+	Profile string `json:"profile"`
+	Free    bool   `json:"free"`
+}
+
+// Taint keeps claims away from a GPU, or only informs about it.
+type Taint struct {
+	Key    string                        `json:"key"`
+	Value  string                        `json:"value,omitempty"`
+	Effect resourceapi.DeviceTaintEffect `json:"effect"`
+	Since  *metav1.Time                  `json:"since,omitempty"`
+}
+
+// String returns the taint as kubectl writes taints of nodes.
+func (t Taint) String() string {
+	of := corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)}
+	return of.ToString()
+}
+
+// Holder is a claim that holds the GPU, a share or a partition of it.
+type Holder struct {
+	Namespace string `json:"namespace"`
+	Claim     string `json:"claim"`
+	Device    string `json:"device"`
+	Profile   string `json:"profile,omitempty"` // of a partition
+	Memory    int64  `json:"memory"`            // bytes
+	Cores     int64  `json:"cores"`             // percent of the multiprocessors; 0: not limited
+	Whole     bool   `json:"whole"`             // nothing is left for others
+	// Pods are the pods that may use the claim.
+	Pods []string `json:"pods,omitempty"`
+	// Since is the time of the allocation, or the creation of the claim if Kubernetes has not stored that time.
+	Since *metav1.Time `json:"since,omitempty"`
+	// Problem says why the device is not ready for the claim, in the words of the driver.
+	Problem string `json:"problem,omitempty"`
+}
+
+// Ref returns the name for command lines: NODE/DEVICE.
+func (g *GPU) Ref() string { return g.place() + "/" + g.Name }
+
+// place returns the node, or the pool if the GPU is of no single node.
+func (g *GPU) place() string { return cmp.Or(g.Node, g.Pool) }
+
+// Free reports whether no claim holds anything of the GPU and new pods can get it.
+func (g *GPU) Free() bool {
+	tainted := slices.ContainsFunc(g.Taints, Taint.prevents)
+	return len(g.Holders) == 0 && g.Memory.Used != nil && !tainted && g.NodeProblem == ""
+}
+
+// prevents reports whether the taint keeps new claims away.
+func (t Taint) prevents() bool { return t.Effect != resourceapi.DeviceTaintEffectNone }
+
+// deviceID identifies a device of one driver.
+type deviceID struct{ pool, name string }
+
+// gpusOf returns the GPUs of the drivers, sorted by node and name.
+func gpusOf(s *snapshot.Snapshot, drivers []string) []*GPU {
+	claims := map[types.NamespacedName]*resourceapi.ResourceClaim{}
+	for _, c := range s.Claims {
+		claims[types.NamespacedName{Namespace: c.Namespace, Name: c.Name}] = c
+	}
+	problems := nodeProblems(s.Nodes)
+	var all []*GPU
+	for _, driver := range drivers {
+		v := view.New(driver)
+		devices, partitions := map[deviceID]*resourceapi.Device{}, map[deviceID][]*resourceapi.Device{}
+		of, modelAttribute := asGPUs(current(s.Slices, driver))
+		for _, slice := range of {
+			v.SetSlice(slice)
+			for i := range slice.Spec.Devices {
+				d := &slice.Spec.Devices[i]
+				devices[deviceID{slice.Spec.Pool.Name, d.Name}] = d
+				if gpu.IsPartition(d.Name) {
+					parent := deviceID{slice.Spec.Pool.Name, gpu.ParentName(d.Name)}
+					partitions[parent] = append(partitions[parent], d)
+				}
+			}
+		}
+		for _, c := range s.Claims {
+			v.SetClaim(c)
+		}
+		for p := range v.Physicals {
+			at := deviceID{p.Pool, p.Name}
+			g := &GPU{Node: p.Node, Name: p.Name, Driver: driver, Pool: p.Pool, Model: p.Product,
+				Memory: Amount{Total: p.Memory}, Cores: Amount{Total: 100}, NodeProblem: problems[p.Node],
+				device: devices[at], modelAttribute: modelAttribute}
+			g.describe(partitions[at])
+			g.hold(p, claims, devices)
+			if s.Unread[snapshot.Claims] == nil {
+				g.Memory.Used, g.Cores.Used = g.used()
+			}
+			all = append(all, g)
+		}
+	}
+	slices.SortFunc(all, func(a, b *GPU) int {
+		return cmp.Or(cmp.Compare(a.place(), b.place()), cmp.Compare(a.Driver, b.Driver), cmp.Compare(a.Name, b.Name))
+	})
+	return all
+}
+
+// describe adds what the published devices say. A GPU of which only partitions are published has their taints.
+func (g *GPU) describe(partitions []*resourceapi.Device) {
+	described, uuid := g.device, "uuid"
+	if described == nil && len(partitions) > 0 {
+		described, uuid = partitions[0], "parentUUID"
+	}
+	if described != nil {
+		g.UUID = text(described, resourceapi.QualifiedName(uuid))
+		g.ComputeCapability = strings.TrimSuffix(text(described, "cudaComputeCapability"), ".0")
+	}
+	tainted := partitions
+	if g.device != nil {
+		tainted = []*resourceapi.Device{g.device}
+	}
+	for _, d := range tainted {
+		for _, t := range d.Taints {
+			taint := Taint{t.Key, t.Value, t.Effect, t.TimeAdded}
+			same := func(other Taint) bool { return other.String() == taint.String() }
+			if !slices.ContainsFunc(g.Taints, same) {
+				g.Taints = append(g.Taints, taint)
+			}
+		}
+	}
+	for _, d := range partitions {
+		if len(d.ConsumesCounters) == 0 { // it exists; the driver creates the others on request
+			g.Partitions = append(g.Partitions, Partition{Name: d.Name, Profile: text(d, "profile"), Free: true})
+		}
+	}
+}
+
+// hold adds the holders and the partitions that they hold.
+func (g *GPU) hold(p *view.Physical, claims map[types.NamespacedName]*resourceapi.ResourceClaim,
+	devices map[deviceID]*resourceapi.Device) {
+	for _, h := range p.Held {
+		c := claims[h.Claim.NamespacedName]
+		holder := Holder{Namespace: c.Namespace, Claim: c.Name, Device: h.Device, Memory: h.Memory, Cores: h.Cores,
+			Whole: h.Memory >= p.Memory && h.Cores >= 100, Since: snapshot.Since(c)}
+		for _, pod := range c.Status.ReservedFor {
+			if pod.Resource == "pods" {
+				holder.Pods = append(holder.Pods, pod.Name)
+			}
+		}
+		holder.Problem = problem(c, g.Driver, g.Pool, h.Device)
+		if gpu.IsPartition(h.Device) {
+			holder.Profile = gpu.PartitionProfile(h.Device)
+			if d := devices[deviceID{p.Pool, h.Device}]; d != nil {
+				holder.Profile = text(d, "profile")
+			}
+			g.take(h.Device, holder.Profile)
+		}
+		g.Holders = append(g.Holders, holder)
+	}
+	slices.SortFunc(g.Holders, func(a, b Holder) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Claim, b.Claim),
+			cmp.Compare(a.Device, b.Device))
+	})
+	slices.SortFunc(g.Partitions, func(a, b Partition) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// take marks a partition as held, and adds one that the driver creates for the holder.
+func (g *GPU) take(name, profile string) {
+	for i := range g.Partitions {
+		if g.Partitions[i].Name == name {
+			g.Partitions[i].Free = false
+			return
+		}
+	}
+	g.Partitions = append(g.Partitions, Partition{Name: name, Profile: profile})
+}
+
+// used adds up what is held, and returns at most everything: partitions that share memory each count it.
+func (g *GPU) used() (memory, cores *int64) {
+	var m, c int64
+	for _, h := range g.Holders {
+		m += h.Memory
+		c += h.Cores
+	}
+	return ptr.To(min(m, g.Memory.Total)), ptr.To(min(c, g.Cores.Total))
+}
+
+// problem returns the message of a condition of the device, Ready or Healthy, that is false.
+func problem(c *resourceapi.ResourceClaim, driver, pool, device string) string {
+	for _, d := range c.Status.Devices {
+		if d.Driver != driver || d.Pool != pool || d.Device != device {
+			continue
+		}
+		for _, condition := range d.Conditions {
+			if condition.Status == metav1.ConditionFalse {
+				return cmp.Or(condition.Message, condition.Reason)
+			}
+		}
+	}
+	return ""
+}
+
+// nodeProblems returns the nodes that take no pods, and why.
+func nodeProblems(nodes []*corev1.Node) map[string]string {
+	all := map[string]string{}
+	for _, n := range nodes {
+		ready := false
+		for _, c := range n.Status.Conditions {
+			ready = ready || c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+		}
+		switch {
+		case !ready:
+			all[n.Name] = "NotReady"
+		case n.Spec.Unschedulable:
+			all[n.Name] = "SchedulingDisabled"
+		}
+	}
+	return all
+}
+
+// driversOf returns the drivers of GPUs: those with "gpu" in their name, and those whose devices say that they are
+// GPUs or partitions of GPUs.
+func driversOf(all []*resourceapi.ResourceSlice) []string {
+	found := map[string]bool{}
+	for _, s := range all {
+		found[s.Spec.Driver] = found[s.Spec.Driver] || strings.Contains(s.Spec.Driver, "gpu") || typed(s)
+	}
+	maps.DeleteFunc(found, func(_ string, isGPU bool) bool { return !isGPU })
+	return slices.Sorted(maps.Keys(found))
+}
+
+// typed reports whether devices of the slice say that they are GPUs, or partitions of GPUs.
+func typed(s *resourceapi.ResourceSlice) bool {
+	return slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool {
+		switch gpu.Type(text(&d, "type")) {
+		case gpu.TypeGPU, gpu.TypeMIG, gpu.TypeMonitor:
+			return true
+		}
+		return false
+	})
+}
+
+// current returns the slices of the driver in the newest generation of each pool: the others are obsolete.
+func current(all []*resourceapi.ResourceSlice, driver string) []*resourceapi.ResourceSlice {
+	return slices.DeleteFunc(snapshot.Current(all), func(s *resourceapi.ResourceSlice) bool {
+		return s.Spec.Driver != driver
+	})
+}
+
+// productName is the attribute that names the model, of this driver and of NVIDIA's.
+const productName = "productName"
+
+// incomplete names the pools of which not all slices are published. The scheduler allocates nothing of them.
+func incomplete(all []*resourceapi.ResourceSlice) (warnings []string) {
+	for _, driver := range driversOf(all) {
+		count, want := map[string]int64{}, map[string]int64{}
+		for _, s := range current(all, driver) {
+			count[s.Spec.Pool.Name]++
+			want[s.Spec.Pool.Name] = s.Spec.Pool.ResourceSliceCount
+		}
+		for _, pool := range slices.Sorted(maps.Keys(count)) {
+			if count[pool] < want[pool] {
+				warnings = append(warnings, fmt.Sprintf("the driver %s has published %d of %d slices of the pool %s: "+
+					"no claim gets anything of it", driver, count[pool], want[pool], pool))
+			}
+		}
+	}
+	return warnings
+}
+
+// asGPUs returns the slices of one driver, and the attribute that names the model. If the devices do not say what they
+// are, each is taken for a whole GPU.
+func asGPUs(of []*resourceapi.ResourceSlice) (all []*resourceapi.ResourceSlice, model resourceapi.QualifiedName) {
+	if slices.ContainsFunc(of, typed) {
+		return of, productName
+	}
+	model = productName
+	for _, s := range of {
+		s = s.DeepCopy()
+		for i := range s.Spec.Devices {
+			d := &s.Spec.Devices[i]
+			if d.Attributes == nil {
+				d.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}
+			}
+			d.Attributes["type"] = resourceapi.DeviceAttribute{StringValue: ptr.To(string(gpu.TypeGPU))}
+			if text(d, productName) == "" && text(d, "model") != "" {
+				model = "model"
+				d.Attributes[productName] = d.Attributes[model]
+			}
+		}
+		all = append(all, s)
+	}
+	return all, model
+}
+
+// text returns a string or version attribute.
+func text(d *resourceapi.Device, name resourceapi.QualifiedName) string {
+	a := d.Attributes[name]
+	return cmp.Or(ptr.Deref(a.StringValue, ""), ptr.Deref(a.VersionValue, ""))
+}

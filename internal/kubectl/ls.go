@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+)
+
+// filter selects GPUs.
+type filter struct {
+	driver, model, namespace string
+	nodes                    []string
+}
+
+func (f *filter) addDriver(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.driver, "driver", "", "Only devices of this DRA driver. Default: those of all drivers "+
+		"with \"gpu\" in their name, and of those whose devices have the attribute type gpu or mig.")
+}
+
+func (f *filter) addModel(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.model, "model", "", "Only GPUs whose model contains this text, in any case.")
+}
+
+// keeps reports whether the GPU is selected.
+func (f *filter) keeps(g *GPU) bool {
+	return (len(f.nodes) == 0 || slices.Contains(f.nodes, g.Node)) &&
+		strings.Contains(strings.ToLower(g.Model), strings.ToLower(f.model)) &&
+		(f.namespace == "" || slices.ContainsFunc(g.Holders, func(h Holder) bool { return h.Namespace == f.namespace }))
+}
+
+// nothing says that no GPU is selected.
+func (f *filter) nothing() string {
+	if len(f.nodes) == 0 && f.model == "" && f.namespace == "" {
+		return "No GPUs found."
+	}
+	return "No GPUs found with these names and flags; kubectl gpu ls -A lists all."
+}
+
+// gpus reads the GPUs. Without slices it returns an error. What else it could not read is in the snapshot.
+func (p *plugin) gpus(ctx context.Context, f filter, more ...string) ([]*GPU, *snapshot.Snapshot, error) {
+	s, err := p.read(ctx, append(more, snapshot.Slices, snapshot.Claims, snapshot.Nodes)...)
+	if err != nil {
+		return nil, nil, err
+	}
+	if s.Unread[snapshot.Slices] != nil {
+		return nil, nil, s.Err()
+	}
+	all, err := selected(s, f)
+	for _, warning := range incomplete(s.Slices) {
+		fmt.Fprintln(p.ErrOut, "Warning:", warning)
+	}
+	return all, s, err
+}
+
+// selected returns the GPUs of the snapshot that the filter keeps.
+func selected(s *snapshot.Snapshot, f filter) ([]*GPU, error) {
+	drivers := driversOf(s.Slices)
+	if f.driver != "" {
+		drivers = []string{f.driver}
+		if len(current(s.Slices, f.driver)) == 0 {
+			return nil, fmt.Errorf("no ResourceSlice is of the driver %q; the drivers of the cluster are: %s", f.driver,
+				joined(publishers(s)))
+		}
+	}
+	return slices.DeleteFunc(gpusOf(s, drivers), func(g *GPU) bool { return !f.keeps(g) }), nil
+}
+
+// publishers returns the names of all drivers that publish slices.
+func publishers(s *snapshot.Snapshot) []string {
+	var all []string
+	for _, slice := range s.Slices {
+		all = append(all, slice.Spec.Driver)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+func lsCommand(p *plugin) *cobra.Command {
+	var f filter
+	var o output
+	var allNamespaces bool
+	cmd := &cobra.Command{
+		Use:   "ls [NODE...]",
+		Short: "List the GPUs of the cluster with their allocated memory and cores, taints, and who holds them.",
+		Long: "List the GPUs of the cluster with their allocated memory and cores, partitions, taints, and the " +
+			"claims that hold them. With --namespace, only GPUs that claims of this namespace hold.",
+		Aliases: []string{"list"},
+		RunE: func(cmd *cobra.Command, nodes []string) error {
+			f.nodes = nodes
+			namespace, explicit, err := p.namespace()
+			if err != nil {
+				return err
+			}
+			if explicit && !allNamespaces {
+				f.namespace = namespace
+			}
+			return p.ls(cmd.Context(), f, o)
+		},
+		ValidArgsFunction: func(cmd *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
+			return p.complete(cmd.Context(), given, (*GPU).place)
+		},
+	}
+	cmd.Flags().BoolVarP(&allNamespaces, "all-namespaces", "A", false,
+		"List the GPUs that claims of any namespace hold, and free ones. This is the default without --namespace.")
+	f.addDriver(cmd)
+	f.addModel(cmd)
+	o.addFlags(cmd, wide, names)
+	return cmd
+}
+
+func (p *plugin) ls(ctx context.Context, f filter, o output) error {
+	printer, err := o.printer()
+	if err != nil {
+		return err
+	}
+	all, s, err := p.gpus(ctx, f)
+	if err != nil {
+		return err
+	}
+	err = printList(p, printer, o, "GPUList", all, (*GPU).Ref, f.nothing(), gpuTable(all, o))
+	return errors.Join(err, s.Err())
+}
+
+// gpuTable returns a row for each GPU.
+func gpuTable(all []*GPU, o output) table {
+	t := table{header: []string{"NODE", "GPU", "MODEL", "MEMORY", "CORES", "PARTITIONS", "TAINTS", "HELD BY"}}
+	holders := shownHolders
+	if o.format == wide {
+		holders = math.MaxInt
+		t.header = append(t.header, "COMPUTE", "UUID", "DRIVER")
+	}
+	for _, g := range all {
+		cells := []string{g.place(), g.Name, orNone(g.Model), memoryCell(g.Memory), coresCell(g.Cores),
+			joined(partitionCells(g.Partitions)), joined(taintCells(g)), holdersCell(g, holders)}
+		if o.format == wide {
+			cells = append(cells, orNone(g.ComputeCapability), orNone(g.UUID), g.Driver)
+		}
+		bad := g.NodeProblem != "" || slices.ContainsFunc(g.Taints, Taint.prevents)
+		t.rows = append(t.rows, row{cells, bad})
+	}
+	return t
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return none
+	}
+	return s
+}
+
+// unknown is printed for what the user may not read.
+const unknown = "?"
+
+func memoryCell(a Amount) string {
+	if a.Used == nil {
+		return unknown + "/" + size(a.Total)
+	}
+	return bar(a) + " " + size(*a.Used) + "/" + size(a.Total)
+}
+
+func coresCell(a Amount) string {
+	if a.Used == nil {
+		return unknown
+	}
+	return fmt.Sprintf("%s %d%%", bar(a), *a.Used)
+}
+
+// partitionCells counts partitions by profile.
+func partitionCells(all []Partition) []string {
+	var profiles []string
+	total, free := map[string]int{}, map[string]int{}
+	for _, p := range all {
+		if total[p.Profile] == 0 {
+			profiles = append(profiles, p.Profile)
+		}
+		total[p.Profile]++
+		if p.Free {
+			free[p.Profile]++
+		}
+	}
+	slices.Sort(profiles)
+	var cells []string
+	for _, p := range profiles {
+		cell := fmt.Sprintf("%dx%s", total[p], p)
+		if free[p] > 0 {
+			cell += fmt.Sprintf(" (%d free)", free[p])
+		}
+		cells = append(cells, cell)
+	}
+	return cells
+}
+
+// taintCells returns the taints of the GPU, and what is wrong with its node.
+func taintCells(g *GPU) []string {
+	var cells []string
+	if g.NodeProblem != "" {
+		cells = append(cells, "node "+g.NodeProblem)
+	}
+	for _, t := range g.Taints {
+		cells = append(cells, t.String())
+	}
+	return cells
+}
+
+// shownHolders is how many holders a cell has, unless the format is wide.
+const shownHolders = 3
+
+// holdersCell names at most that many holders.
+func holdersCell(g *GPU, most int) string {
+	var cells []string
+	for i, h := range g.Holders {
+		if i == most {
+			cells = append(cells, fmt.Sprintf("and %d more", len(g.Holders)-i))
+			break
+		}
+		cells = append(cells, h.String())
+	}
+	if len(cells) == 0 && g.Memory.Used == nil {
+		return unknown
+	}
+	return joined(cells)
+}
+
+// String returns the claim and what it holds.
+func (h Holder) String() string {
+	text := h.Namespace + "/" + h.Claim
+	switch {
+	case h.Whole:
+		return text
+	case h.Profile != "":
+		return text + " (" + h.Profile + ")"
+	case h.Cores > 0:
+		return fmt.Sprintf("%s (%s, %d%%)", text, size(h.Memory), h.Cores)
+	}
+	return text + " (" + size(h.Memory) + ")"
+}

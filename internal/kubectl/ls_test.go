@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+const (
+	slicesPath = "/apis/resource.k8s.io/v1/resourceslices"
+	claimsPath = "/apis/resource.k8s.io/v1/resourceclaims"
+	nodesPath  = "/api/v1/nodes"
+)
+
+// squeezed returns the text with single spaces, without spaces at the ends of lines.
+func squeezed(text string) string {
+	var lines []string
+	for line := range strings.Lines(text) {
+		lines = append(lines, strings.Join(strings.Fields(line), " "))
+	}
+	return strings.Join(lines, "\n")
+}
+
+func TestLs(t *testing.T) {
+	const header = "NODE GPU MODEL MEMORY CORES PARTITIONS TAINTS HELD BY\n"
+	for _, row := range []struct {
+		name   string
+		change func(s *apiServer)
+		args   string
+		want   string // output; of a table its first lines
+		err    string // "": no error
+	}{
+		{"shares of a GPU", nil, "a", header +
+			"a gpu-3b-00-0 Tesla T4 ███████░░░ 11Gi/15Gi ███░░░░░░░ 30% <none> <none> " +
+			"ml/serve (6Gi), ml/train (5Gi, 30%)\n" +
+			"a gpu-af-00-0 Tesla T4 ░░░░░░░░░░ 0/15Gi ░░░░░░░░░░ 0% <none> <none> <none>", ""},
+		{"a whole GPU and a partition", nil, "b --no-headers",
+			"b gpu-1b-00-0 NVIDIA H100 80GB HBM3 ██████████ 79.6Gi/79.6Gi ██████████ 100% <none> <none> ml/whole\n" +
+				"b gpu-43-00-0 NVIDIA H100 80GB HBM3 █░░░░░░░░░ 9.8Gi/79.6Gi █░░░░░░░░░ 12% 1x1g.10gb <none> " +
+				"ml/small (1g.10gb)", ""},
+		{"a taint, and a node that takes no pods", func(s *apiServer) {
+			s.device(t, "a", "gpu-af-00-0").Taints = []resourceapi.DeviceTaint{{Key: "gpu.nvidia.com/xid", Value: "79",
+				Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+			s.Nodes[0].Spec.Unschedulable = true
+		}, "a", header +
+			"a gpu-3b-00-0 Tesla T4 ███████░░░ 11Gi/15Gi ███░░░░░░░ 30% <none> node SchedulingDisabled " +
+			"ml/serve (6Gi), ml/train (5Gi, 30%)\n" +
+			"a gpu-af-00-0 Tesla T4 ░░░░░░░░░░ 0/15Gi ░░░░░░░░░░ 0% <none> node SchedulingDisabled, " +
+			"gpu.nvidia.com/xid=79:NoSchedule <none>", ""},
+		{"an obsolete slice has no say", func(s *apiServer) {
+			old := s.Slices[0].DeepCopy()
+			old.Name, old.Spec.Devices[1].Name = "old", "gpu-ff-00-0"
+			s.Slices[0].Spec.Pool.Generation = 2
+			s.Slices = append(s.Slices, old)
+		}, "a -o name", "a/gpu-3b-00-0\na/gpu-af-00-0", ""},
+		{"GPUs that claims of a namespace hold", func(s *apiServer) { s.Claims[0].Namespace = "other" },
+			"-n other -o name", "a/gpu-3b-00-0", ""},
+		{"all namespaces", nil, "a -A -n other -o name", "a/gpu-3b-00-0\na/gpu-af-00-0", ""},
+		{"GPUs of a model", nil, "--model t4 -o name", "a/gpu-3b-00-0\na/gpu-af-00-0", ""},
+		{"GPUs of another driver", func(s *apiServer) { s.Slices = append(s.Slices, foreign()) },
+			"--driver gpu.example.com", header +
+				"a card-0 LATEST-GPU ░░░░░░░░░░ 0/80Gi ░░░░░░░░░░ 0% <none> <none> <none>", ""},
+		{"a driver without slices", nil, "--driver nic.example.com", "",
+			`no ResourceSlice is of the driver "nic.example.com"; the drivers of the cluster are: gpu.nvidia.com`},
+		{"no right to read slices", func(s *apiServer) { s.forbidden = []string{slicesPath} }, "", "",
+			`the missing right is the verb "list" on resourceslices.resource.k8s.io in a ClusterRole`},
+		{"no DRA on the API server", func(s *apiServer) {
+			s.missing = []string{slicesPath, claimsPath}
+		}, "", "", "Kubernetes 1.34 or newer is needed"},
+		{"no right to read claims of other namespaces", func(s *apiServer) { s.forbidden = []string{claimsPath} }, "a",
+			header + "a gpu-3b-00-0 Tesla T4 ?/15Gi ? <none> <none> ml/serve (6Gi), ml/train (5Gi, 30%)\n" +
+				"a gpu-af-00-0 Tesla T4 ?/15Gi ? <none> <none> ?", "only those of namespace ml are known"},
+		{"no right to read nodes", func(s *apiServer) { s.forbidden = []string{nodesPath} }, "a -o name",
+			"a/gpu-3b-00-0\na/gpu-af-00-0",
+			`read nodes: nodes is forbidden: User "eve" cannot list resource "nodes"`},
+		{"an unknown format", nil, "-o table", "", `output format "table", allowed formats are: json,kyaml,name,wide,yaml`},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := cluster(t)
+			if row.change != nil {
+				row.change(s)
+			}
+			out, errOut, err := s.run(t, append([]string{"ls"}, strings.Fields(row.args)...)...)
+			if got := squeezed(out); !strings.HasPrefix(got, row.want) || row.want == "" && got != "" {
+				t.Errorf("got\n%s\nwant\n%s", got, row.want)
+			}
+			if (err != nil) != (row.err != "") || err != nil && !strings.Contains(err.Error(), row.err) {
+				t.Errorf("got error %v, want %q", err, row.err)
+			}
+			if errOut != "" {
+				t.Errorf("got %q on standard error, want nothing", errOut)
+			}
+			if got := slices.Collect(maps.Keys(s.methods)); len(got) > 1 || len(got) == 1 && got[0] != "GET" {
+				t.Errorf("got requests %v, want GET only", got)
+			}
+		})
+	}
+}
+
+// foreign returns a slice of another driver, whose devices do not say that they are GPUs.
+func foreign() *resourceapi.ResourceSlice {
+	s := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "foreign"}}
+	s.Spec = resourceapi.ResourceSliceSpec{Driver: "gpu.example.com", NodeName: ptr.To("a"),
+		Pool: resourceapi.ResourcePool{Name: "a", Generation: 1, ResourceSliceCount: 1},
+		Devices: []resourceapi.Device{{Name: "card-0",
+			Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+				"model": {StringValue: ptr.To("LATEST-GPU")}},
+			Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+				"memory": {Value: resource.MustParse("80Gi")}}}}}
+	return s
+}
+
+// The driver is about to publish the slices of a pool.
+func TestIncompletePool(t *testing.T) {
+	s := cluster(t)
+	s.Slices[0].Spec.Pool.ResourceSliceCount = 3
+	out, errOut, err := s.run(t, "ls", "a", "-o", "name")
+	if want := "a/gpu-3b-00-0\na/gpu-af-00-0\n"; out != want || err != nil {
+		t.Errorf("got %q, %v, want %q", out, err, want)
+	}
+	want := "Warning: the driver gpu.nvidia.com has published 1 of 3 slices of the pool a: " +
+		"no claim gets anything of it\n"
+	if errOut != want {
+		t.Errorf("got %q, want %q", errOut, want)
+	}
+}
+
+func TestLsJSON(t *testing.T) {
+	out, _, err := cluster(t).run(t, "ls", "a", "-o", "json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Kind  string
+		Items []GPU
+	}
+	if err := json.Unmarshal([]byte(out), &got); err != nil {
+		t.Fatal(err)
+	}
+	if got.Kind != "GPUList" || len(got.Items) != 2 {
+		t.Fatalf("got a %s of %d, want a GPUList of 2", got.Kind, len(got.Items))
+	}
+	holders := got.Items[0].Holders
+	if len(holders) != 2 {
+		t.Fatalf("got holders %v, want 2", holders)
+	}
+	held := fmt.Sprint(holders[1].Claim, " ", holders[1].Memory, " ", holders[1].Cores, " ", holders[1].Pods)
+	if want := "train 5368709120 30 [pod-train]"; held != want {
+		t.Errorf("got %q, want %q", held, want)
+	}
+	if used := got.Items[1].Memory.Used; used == nil || *used != 0 {
+		t.Errorf("got used memory %v of a free GPU, want 0", used)
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	s := cluster(t)
+	for args, want := range map[string]string{"ls|": "a\nb\n:4\n", "ls|a|": "b\n:4\n",
+		"ls|-o|": "json\nyaml\nkyaml\nwide\nname\n:4\n"} {
+		out, _, err := s.run(t, append([]string{"__complete"}, strings.Split(args, "|")...)...)
+		if err != nil || out != want {
+			t.Errorf("%s: got %q, %v, want %q", args, out, err, want)
+		}
+	}
+}
+
+func TestBar(t *testing.T) {
+	for _, row := range []struct {
+		used, total int64
+		want        string
+	}{{0, 100, "░░░░░░░░░░"}, {1, 100, "█░░░░░░░░░"}, {99, 100, "█████████░"}, {100, 100, "██████████"}} {
+		if got := bar(Amount{Total: row.total, Used: &row.used}); got != row.want {
+			t.Errorf("%d of %d: got %s, want %s", row.used, row.total, got, row.want)
+		}
+	}
+}
+
+func TestColoured(t *testing.T) {
+	got := coloured("A\n██░ x\nbad ██\n", table{rows: []row{{}, {bad: true}}}, output{})
+	want := bold + "A\n" + normal + yellow + "██" + normal + "░ x\n" + red + "bad ██" + normal + "\n"
+	if got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/why"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// Model is a model of GPUs of the cluster.
+type Model struct {
+	Name              string `json:"name"`
+	Driver            string `json:"driver"`
+	Memory            int64  `json:"memory"` // bytes
+	ComputeCapability string `json:"computeCapability,omitempty"`
+	GPUs              int    `json:"gpus"`
+	// Free is how many GPUs nobody holds and new pods can get; nil if the user may not read all claims.
+	Free *int `json:"free,omitempty"`
+	// Profiles are the partitions that claims can ask for.
+	Profiles []string `json:"profiles,omitempty"`
+	// Classes are the device classes that accept a whole GPU of the model.
+	Classes []string `json:"classes,omitempty"`
+	// Selector is a CEL expression that accepts the model and no other.
+	Selector string `json:"selector,omitempty"`
+
+	device *resourceapi.Device // one of them; nil if only partitions are published
+}
+
+func modelsCommand(p *plugin) *cobra.Command {
+	var f filter
+	var o output
+	cmd := &cobra.Command{
+		Use:   "models",
+		Short: "List the models of GPUs of the cluster, and how to ask for each.",
+		Long: "List the models of GPUs of the cluster: how many there are and how many are free, and the device " +
+			"classes and the CEL expression that ask for one.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return p.models(cmd.Context(), f, o) },
+	}
+	f.addDriver(cmd)
+	f.addModel(cmd)
+	o.addFlags(cmd, names)
+	return cmd
+}
+
+func (p *plugin) models(ctx context.Context, f filter, o output) error {
+	printer, err := o.printer()
+	if err != nil {
+		return err
+	}
+	gpus, s, err := p.gpus(ctx, f, snapshot.Classes)
+	if err != nil {
+		return err
+	}
+	all := modelsOf(ctx, gpus, s)
+	err = printList(p, printer, o, "ModelList", all, func(m *Model) string { return m.Name }, f.nothing(),
+		modelTable(all, s))
+	return errors.Join(err, s.Err())
+}
+
+// modelsOf counts the GPUs by model and memory, sorted by name.
+func modelsOf(ctx context.Context, gpus []*GPU, s *snapshot.Snapshot) []*Model {
+	type key struct {
+		driver, name, capability string
+		memory                   int64
+	}
+	profiles := profilesOf(s.Slices)
+	found := map[key]*Model{}
+	var all []*Model
+	for _, g := range gpus {
+		k := key{g.Driver, g.Model, g.ComputeCapability, g.Memory.Total}
+		m := found[k]
+		if m == nil {
+			m = &Model{Name: g.Model, Driver: g.Driver, Memory: g.Memory.Total, device: g.device,
+				ComputeCapability: g.ComputeCapability, Profiles: profiles[modelKey{g.Driver, g.Model}],
+				Selector: selector(g)}
+			found[k], all = m, append(all, m)
+		}
+		if m.device == nil {
+			m.device = g.device
+		}
+		m.GPUs++
+		if g.Memory.Used != nil {
+			if m.Free == nil {
+				m.Free = new(int)
+			}
+			if g.Free() {
+				*m.Free++
+			}
+		}
+	}
+	for _, m := range all {
+		m.Classes = classesOf(ctx, m, s.Classes)
+	}
+	slices.SortFunc(all, func(a, b *Model) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Memory, b.Memory), cmp.Compare(a.Driver, b.Driver))
+	})
+	return all
+}
+
+// selector returns an expression that accepts GPUs of the model, with the attribute that names the model.
+func selector(g *GPU) string {
+	if g.Model == "" {
+		return ""
+	}
+	return fmt.Sprintf("device.driver == %s && device.attributes[%s].%s == %s", quote(g.Driver), quote(g.Driver),
+		g.modelAttribute, quote(g.Model))
+}
+
+// quote returns a CEL string.
+func quote(s string) string {
+	if strings.ContainsAny(s, `'\`) {
+		return strconv.Quote(s)
+	}
+	return "'" + s + "'"
+}
+
+// modelKey identifies a model of one driver.
+type modelKey struct{ driver, model string }
+
+// profilesOf returns the profiles of the published partitions, sorted.
+func profilesOf(all []*resourceapi.ResourceSlice) map[modelKey][]string {
+	profiles := map[modelKey][]string{}
+	for _, s := range all {
+		for i := range s.Spec.Devices {
+			d := &s.Spec.Devices[i]
+			of, profile := modelKey{s.Spec.Driver, text(d, "productName")}, text(d, "profile")
+			if gpu.Type(text(d, "type")) == gpu.TypeMIG && !slices.Contains(profiles[of], profile) {
+				profiles[of] = append(profiles[of], profile)
+			}
+		}
+	}
+	for _, of := range profiles {
+		slices.Sort(of)
+	}
+	return profiles
+}
+
+// classesOf returns the classes whose selectors all accept a whole GPU of the model. A class without selectors accepts
+// every device and is not listed.
+func classesOf(ctx context.Context, m *Model, classes []*resourceapi.DeviceClass) []string {
+	if m.device == nil {
+		return nil
+	}
+	var accept []string
+	for _, class := range classes {
+		rejects := func(s resourceapi.DeviceSelector) bool {
+			if s.CEL == nil {
+				return true
+			}
+			matches, err := why.Meets(ctx, m.Driver, m.device, s.CEL.Expression)
+			return err != nil || !matches // an expression fails on devices of other drivers
+		}
+		if len(class.Spec.Selectors) > 0 && !slices.ContainsFunc(class.Spec.Selectors, rejects) {
+			accept = append(accept, class.Name)
+		}
+	}
+	slices.Sort(accept)
+	return accept
+}
+
+func modelTable(all []*Model, s *snapshot.Snapshot) table {
+	t := table{header: []string{"MODEL", "MEMORY", "COMPUTE", "GPUS", "FREE", "PARTITIONS", "CLASSES", "SELECTOR"}}
+	for _, m := range all {
+		free := unknown
+		if m.Free != nil {
+			free = strconv.Itoa(*m.Free)
+		}
+		classes := joined(m.Classes)
+		if s.Unread[snapshot.Classes] != nil {
+			classes = unknown
+		}
+		t.rows = append(t.rows, row{cells: []string{orNone(m.Name), size(m.Memory), orNone(m.ComputeCapability),
+			strconv.Itoa(m.GPUs), free, joined(m.Profiles), classes, orNone(m.Selector)}})
+	}
+	return t
+}

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/printers"
+)
+
+// output are the flags for the format of the output.
+type output struct {
+	format    string
+	noHeaders bool
+	formats   []string // besides those of genericclioptions
+}
+
+// The formats besides those of genericclioptions.
+const (
+	wide  = "wide"
+	names = "name"
+)
+
+// addFlags adds the flags. formats are those besides JSON and YAML.
+func (o *output) addFlags(cmd *cobra.Command, formats ...string) {
+	o.formats = formats
+	cmd.Flags().StringVarP(&o.format, "output", "o", "",
+		"Output format. One of: ("+strings.Join(o.allowed(), ", ")+").")
+	cmd.Flags().BoolVar(&o.noHeaders, "no-headers", false, "Print tables without headers.")
+	complete := func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return o.allowed(), cobra.ShellCompDirectiveNoFileComp
+	}
+	if err := cmd.RegisterFlagCompletionFunc("output", complete); err != nil {
+		panic(err) // the flag exists
+	}
+}
+
+func (o *output) allowed() []string {
+	return append(genericclioptions.NewJSONYamlPrintFlags().AllowedFormats(), o.formats...)
+}
+
+// printer returns the printer of the format; nil for tables and for formats of the command.
+func (o *output) printer() (printers.ResourcePrinter, error) {
+	if o.format == "" || slices.Contains(o.formats, o.format) {
+		return nil, nil
+	}
+	printer, err := genericclioptions.NewJSONYamlPrintFlags().ToPrinter(o.format)
+	if genericclioptions.IsNoCompatiblePrinterError(err) {
+		return nil, genericclioptions.NoCompatiblePrinterError{OutputFormat: &o.format, AllowedFormats: o.allowed()}
+	}
+	return printer, err
+}
+
+// list is a list that printers can print as JSON or YAML.
+type list[T any] struct {
+	metav1.TypeMeta `json:",inline"`
+	Items           []T `json:"items"`
+}
+
+// newList returns a list of that kind. An empty one is written as [].
+func newList[T any](kind string, items []T) *list[T] {
+	if items == nil {
+		items = []T{}
+	}
+	return &list[T]{metav1.TypeMeta{APIVersion: "kubectl-gpu/v1", Kind: kind}, items}
+}
+
+// DeepCopyObject implements runtime.Object. Printers do not change items.
+func (l *list[T]) DeepCopyObject() runtime.Object {
+	c := *l
+	c.Items = slices.Clone(l.Items)
+	return &c
+}
+
+// table is a table with a header.
+type table struct {
+	header []string
+	rows   []row
+}
+
+// printList prints the items with the printer, or their names, or the table. Without items it prints the text nothing
+// instead of the table.
+func printList[T any](p *plugin, printer printers.ResourcePrinter, o output, kind string, items []T,
+	name func(T) string, nothing string, t table) error {
+	switch {
+	case printer != nil:
+		return printer.PrintObj(newList(kind, items), p.Out)
+	case o.format == names:
+		for _, item := range items {
+			fmt.Fprintln(p.Out, name(item))
+		}
+		return nil
+	case len(items) == 0:
+		fmt.Fprintln(p.ErrOut, nothing)
+		return nil
+	}
+	return p.printTable(t, o)
+}
+
+// row is a row of a table. On a terminal a bad one is red.
+type row struct {
+	cells []string
+	bad   bool
+}
+
+// printTable prints the table in the way of kubectl.
+func (p *plugin) printTable(t table, o output) error {
+	var plain bytes.Buffer
+	w := printers.GetNewTabWriter(&plain)
+	if !o.noHeaders {
+		fmt.Fprintln(w, strings.Join(t.header, "\t"))
+	}
+	for _, r := range t.rows {
+		fmt.Fprintln(w, strings.Join(r.cells, "\t"))
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if !p.colours() {
+		_, err := io.Copy(p.Out, &plain)
+		return err
+	}
+	_, err := io.WriteString(p.Out, coloured(plain.String(), t, o))
+	return err
+}
+
+// The codes of colours of a terminal.
+const (
+	bold   = "\x1b[1m"
+	red    = "\x1b[31m"
+	yellow = "\x1b[33m"
+	normal = "\x1b[0m"
+)
+
+// filled is the allocated part of a bar.
+var filled = regexp.MustCompile(full + "+")
+
+// coloured colours the lines of a printed table.
+func coloured(text string, t table, o output) string {
+	var out strings.Builder
+	lines := strings.SplitAfter(strings.TrimSuffix(text, "\n"), "\n")
+	if !o.noHeaders {
+		out.WriteString(bold + lines[0] + normal)
+		lines = lines[1:]
+	}
+	for i, line := range lines {
+		if t.rows[i].bad {
+			out.WriteString(red + line + normal)
+			continue
+		}
+		out.WriteString(filled.ReplaceAllString(line, yellow+"$0"+normal))
+	}
+	return out.String() + "\n"
+}
+
+// The characters of bars.
+const (
+	full  = "█"
+	empty = "░"
+)
+
+// barWidth is the width of bars. One is full only if everything is allocated, and empty only if nothing is.
+const barWidth = 10
+
+// bar draws how much is allocated. It is empty if that is unknown.
+func bar(a Amount) string {
+	if a.Used == nil || a.Total <= 0 {
+		return ""
+	}
+	n := min(int(*a.Used*barWidth/a.Total), barWidth)
+	if n == 0 && *a.Used > 0 {
+		n = 1
+	}
+	return strings.Repeat(full, n) + strings.Repeat(empty, barWidth-n)
+}
+
+const (
+	mi = 1 << 20
+	gi = 1 << 30
+)
+
+// size returns bytes in GiB, or in MiB below 1 GiB.
+func size(bytes int64) string {
+	switch {
+	case bytes == 0:
+		return "0"
+	case bytes < gi:
+		return fmt.Sprintf("%dMi", bytes/mi)
+	}
+	return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(bytes)/gi), ".0") + "Gi"
+}
+
+// age returns the time since then, as kubectl writes it.
+func age(since *metav1.Time) string {
+	if since.IsZero() {
+		return "<unknown>"
+	}
+	return duration.HumanDuration(time.Since(since.Time))
+}
+
+// none is printed in empty cells, as kubectl does.
+const none = "<none>"
+
+// joined returns the texts, or none.
+func joined(all []string) string {
+	if len(all) == 0 {
+		return none
+	}
+	return strings.Join(all, ", ")
+}

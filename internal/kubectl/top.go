@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+)
+
+// Use is what a container has and uses of a GPU.
+type Use struct {
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
+	Container string `json:"container"`
+	Node      string `json:"node"`
+	GPU       string `json:"gpu"` // name of the device
+	UUID      string `json:"uuid"`
+	// What the container has by its claims; nil: nothing.
+	MemoryRequested *int64 `json:"memoryRequested,omitempty"` // bytes
+	CoresRequested  *int64 `json:"coresRequested,omitempty"`  // percent
+	// What its processes use; nil: the GPU does not tell.
+	MemoryUsed  *int64 `json:"memoryUsed,omitempty"`  // bytes
+	Utilization *int64 `json:"utilization,omitempty"` // percent of the last seconds
+}
+
+// The plugins' metrics of containers: see docs/reference.md.
+const (
+	memoryRequestedMetric = "gpu_dra_container_memory_requested_bytes"
+	coresRequestedMetric  = "gpu_dra_container_cores_requested_ratio"
+	memoryUsedMetric      = "gpu_dra_container_memory_used_bytes"
+	utilizationMetric     = "gpu_dra_container_utilization_ratio"
+)
+
+const (
+	// metricsPort is the name of the plugins' port with metrics.
+	metricsPort = "http"
+	// metricsTimeout is the timeout of one plugin.
+	metricsTimeout = 10 * time.Second
+	// metricsRequests is how many plugins are asked at the same time.
+	metricsRequests = 32
+)
+
+// topOptions are the flags of the command top.
+type topOptions struct {
+	output
+	plugins       string // label selector
+	allNamespaces bool
+}
+
+func topCommand(p *plugin) *cobra.Command {
+	var o topOptions
+	cmd := &cobra.Command{
+		Use:   "top",
+		Short: "Show what containers use of GPUs.",
+		Long: "Show what the containers of a namespace use of GPUs, from the metrics of the driver's plugins. It " +
+			"reads them through the API server and needs the right to get pods/proxy in the namespace of the driver.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return p.top(cmd.Context(), o) },
+	}
+	cmd.Flags().BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "Show the containers of all namespaces.")
+	cmd.Flags().StringVar(&o.plugins, "plugins", "app.kubernetes.io/component=kubelet-plugin",
+		"Label selector of the driver's plugin pods.")
+	o.addFlags(cmd)
+	return cmd
+}
+
+func (p *plugin) top(ctx context.Context, o topOptions) error {
+	printer, err := o.printer()
+	if err != nil {
+		return err
+	}
+	client, err := p.client()
+	if err != nil {
+		return err
+	}
+	namespace, _, err := p.namespace()
+	if err != nil {
+		return err
+	}
+	plugins, err := pluginPods(ctx, client, o.plugins)
+	if err != nil {
+		return err
+	}
+	all, failed := uses(ctx, client, plugins)
+	if !o.allNamespaces {
+		all = slices.DeleteFunc(all, func(u *Use) bool { return u.Namespace != namespace })
+	}
+	nothing := "No containers with GPUs found."
+	if !o.allNamespaces {
+		nothing = fmt.Sprintf("No containers with GPUs found in the namespace %s.", namespace)
+	}
+	err = printList(p, printer, o.output, "UseList", all, nil, nothing, useTable(all, o))
+	return errors.Join(err, failed)
+}
+
+// pluginPods returns the pods of the driver's plugins.
+func pluginPods(ctx context.Context, client kubernetes.Interface, selector string) ([]corev1.Pod, error) {
+	found, err := client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		return nil, (&snapshot.Snapshot{Unread: map[string]error{snapshot.Pods: err}}).Err()
+	}
+	if len(found.Items) == 0 {
+		return nil, fmt.Errorf("no pod has the labels of the driver's plugin (%s): name others with --plugins",
+			selector)
+	}
+	return found.Items, nil
+}
+
+// uses asks the plugins. The error names the nodes whose plugin did not answer.
+func uses(ctx context.Context, client kubernetes.Interface, plugins []corev1.Pod) ([]*Use, error) {
+	of, failed := make([][]*Use, len(plugins)), make([]error, len(plugins))
+	var group errgroup.Group
+	group.SetLimit(metricsRequests)
+	for i := range plugins {
+		group.Go(func() error {
+			if of[i], failed[i] = usesOf(ctx, client, &plugins[i]); failed[i] != nil {
+				failed[i] = fmt.Errorf("node %s: metrics of the plugin %s/%s: %w", plugins[i].Spec.NodeName,
+					plugins[i].Namespace, plugins[i].Name, failed[i])
+			}
+			return nil
+		})
+	}
+	_ = group.Wait() // errors are in failed
+	all := slices.Concat(of...)
+	slices.SortFunc(all, func(a, b *Use) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod),
+			cmp.Compare(a.Container, b.Container), cmp.Compare(a.GPU, b.GPU))
+	})
+	return all, errors.Join(failed...)
+}
+
+// usesOf asks one plugin through the API server.
+func usesOf(ctx context.Context, client kubernetes.Interface, plugin *corev1.Pod) ([]*Use, error) {
+	ctx, cancel := context.WithTimeout(ctx, metricsTimeout)
+	defer cancel()
+	port, ok := portOf(plugin)
+	if !ok {
+		return nil, fmt.Errorf("no container has a port with the name %s", metricsPort)
+	}
+	text, err := client.CoreV1().RESTClient().Get().Namespace(plugin.Namespace).Resource("pods").
+		Name(utilnet.JoinSchemeNamePort("http", plugin.Name, port)).SubResource("proxy").Suffix("metrics").
+		SetHeader("Accept", "text/plain, application/json;q=0.5").Do(ctx).Raw()
+	if err != nil {
+		err = statusError(text, err)
+	}
+	if apierrors.IsForbidden(err) {
+		return nil, fmt.Errorf("%w; the missing right is the verb \"get\" on pods/proxy in the namespace %s", err,
+			plugin.Namespace)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return parse(text, plugin.Spec.NodeName)
+}
+
+// statusError returns the error of the API server with its cause, which the client drops: such as that the plugin could
+// not be reached.
+func statusError(body []byte, err error) error {
+	var status metav1.Status
+	if json.Unmarshal(body, &status) != nil || status.Status != metav1.StatusFailure {
+		return err
+	}
+	return apierrors.FromObject(&status)
+}
+
+// portOf returns the port of the plugin's metrics. The API server's proxy knows no names of ports.
+func portOf(plugin *corev1.Pod) (string, bool) {
+	for _, c := range plugin.Spec.Containers {
+		for _, port := range c.Ports {
+			if port.Name == metricsPort {
+				return strconv.Itoa(int(port.ContainerPort)), true
+			}
+		}
+	}
+	return "", false
+}
+
+// parse reads the metrics of containers, in the text format of Prometheus.
+func parse(text []byte, node string) ([]*Use, error) {
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(text))
+	if err != nil {
+		return nil, fmt.Errorf("read its metrics: %w", err)
+	}
+	found := map[Use]*Use{} // by labels
+	var all []*Use
+	for name, set := range map[string]func(u *Use, value float64){
+		memoryRequestedMetric: func(u *Use, v float64) { u.MemoryRequested = new(int64(v)) },
+		coresRequestedMetric:  func(u *Use, v float64) { u.CoresRequested = new(percent(v)) },
+		memoryUsedMetric:      func(u *Use, v float64) { u.MemoryUsed = new(int64(v)) },
+		utilizationMetric:     func(u *Use, v float64) { u.Utilization = new(percent(v)) },
+	} {
+		for _, metric := range families[name].GetMetric() {
+			key := labelled(metric, node)
+			if found[key] == nil {
+				u := key
+				found[key], all = &u, append(all, &u)
+			}
+			set(found[key], metric.GetGauge().GetValue())
+		}
+	}
+	return all, nil
+}
+
+// labelled returns the container and the GPU that the labels name.
+func labelled(metric *dto.Metric, node string) Use {
+	u := Use{Node: node}
+	for _, label := range metric.GetLabel() {
+		switch value := label.GetValue(); label.GetName() {
+		case "namespace":
+			u.Namespace = value
+		case "pod":
+			u.Pod = value
+		case "container":
+			u.Container = value
+		case "uuid":
+			u.UUID = value
+		case "device":
+			u.GPU = value
+		}
+	}
+	return u
+}
+
+// percent returns a ratio in percent, rounded.
+func percent(ratio float64) int64 { return int64(100*ratio + 0.5) }
+
+func useTable(all []*Use, o topOptions) table {
+	t := table{header: []string{"POD", "CONTAINER", "NODE", "GPU", "MEMORY", "CORES", "UTILIZATION"}}
+	if o.allNamespaces {
+		t.header = append([]string{"NAMESPACE"}, t.header...)
+	}
+	for _, u := range all {
+		memory := unknown
+		if u.MemoryUsed != nil {
+			memory = size(*u.MemoryUsed)
+		}
+		if u.MemoryRequested != nil {
+			memory += "/" + size(*u.MemoryRequested)
+			if b := bar(Amount{Total: *u.MemoryRequested, Used: u.MemoryUsed}); b != "" {
+				memory = b + " " + memory
+			}
+		}
+		cores := none
+		if u.CoresRequested != nil {
+			cores = coresOf(Holder{Cores: *u.CoresRequested})
+		}
+		utilization := unknown
+		if u.Utilization != nil {
+			utilization = fmt.Sprintf("%d%%", *u.Utilization)
+		}
+		cells := []string{u.Pod, u.Container, u.Node, u.GPU, memory, cores, utilization}
+		if o.allNamespaces {
+			cells = append([]string{u.Namespace}, cells...)
+		}
+		t.rows = append(t.rows, row{cells: cells})
+	}
+	return t
+}

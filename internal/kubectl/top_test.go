@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/usage"
+)
+
+// pluginPod returns the driver's plugin on the node.
+func pluginPod(node string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "driver", Name: "plugin-" + node,
+			Labels: map[string]string{"app.kubernetes.io/component": "kubelet-plugin"}},
+		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{
+			Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8081}}}}},
+	}
+}
+
+// metricsOfA are the metrics of node a: of a container that is measured, and of one that is not.
+func metricsOfA() string {
+	const train = `{namespace="ml",pod="train",container="main",uuid="GPU-1",device="gpu-3b-00-0"}`
+	const chat = `{namespace="web",pod="chat",container="main",uuid="GPU-1",device="gpu-3b-00-0"}`
+	return strings.Join([]string{
+		"# TYPE " + memoryRequestedMetric + " gauge",
+		memoryRequestedMetric + train + " 5.36870912e+09", memoryRequestedMetric + chat + " 1.073741824e+09",
+		"# TYPE " + coresRequestedMetric + " gauge",
+		coresRequestedMetric + train + " 0.29", coresRequestedMetric + chat + " 0",
+		"# TYPE " + memoryUsedMetric + " gauge", memoryUsedMetric + train + " 1.073741824e+09",
+		"# TYPE " + utilizationMetric + " gauge", utilizationMetric + train + " 0.5", "",
+	}, "\n")
+}
+
+// plain answers with plain text.
+func plain(body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body) }
+}
+
+func proxy(node string) string {
+	return "/api/v1/namespaces/driver/pods/http:plugin-" + node + ":8081/proxy/metrics"
+}
+
+func TestTop(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		change func(s *apiServer)
+		args   string
+		want   string
+		stderr string
+		err    string
+	}{
+		{"all namespaces", nil, "-A", "NAMESPACE POD CONTAINER NODE GPU MEMORY CORES UTILIZATION\n" +
+			"ml train main a gpu-3b-00-0 ██░░░░░░░░ 1Gi/5Gi 29% 50%\n" +
+			"web chat main a gpu-3b-00-0 ?/1Gi no limit ?", "", ""},
+		{"the namespace of the context", nil, "--no-headers",
+			"train main a gpu-3b-00-0 ██░░░░░░░░ 1Gi/5Gi 29% 50%", "", ""},
+		{"another namespace", nil, "-n web --no-headers", "chat main a gpu-3b-00-0 ?/1Gi no limit ?", "", ""},
+		{"a namespace without GPUs", nil, "-n none", "", "No containers with GPUs found in the namespace none.\n", ""},
+		{"a plugin that does not answer", func(s *apiServer) {
+			s.Pods = append(s.Pods, pluginPod("b"))
+			s.answers[proxy("b")] = func(w http.ResponseWriter, _ *http.Request) {
+				refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable,
+					"dial tcp: i/o timeout")
+			}
+		}, "--no-headers", "train main a gpu-3b-00-0 ██░░░░░░░░ 1Gi/5Gi 29% 50%", "",
+			"node b: metrics of the plugin driver/plugin-b: dial tcp: i/o timeout"},
+		{"no right to use the proxy", func(s *apiServer) { s.forbidden = []string{proxy("a")} }, "", "",
+			"No containers with GPUs found in the namespace ml.\n",
+			`the missing right is the verb "get" on pods/proxy in the namespace driver`},
+		{"no right to list pods", func(s *apiServer) { s.forbidden = []string{"/api/v1/pods"} }, "", "", "",
+			`the missing right is the verb "list" on pods in a ClusterRole`},
+		{"a pod without the port", func(s *apiServer) { s.Pods[0].Spec.Containers = nil }, "", "",
+			"No containers with GPUs found in the namespace ml.\n", "no container has a port with the name http"},
+		{"what is not Prometheus", func(s *apiServer) {
+			s.answers[proxy("a")] = plain("<html>\n")
+		}, "", "", "No containers with GPUs found in the namespace ml.\n",
+			"node a: metrics of the plugin driver/plugin-a: read"},
+		{"no plugins", func(s *apiServer) { s.Pods = nil }, "", "", "",
+			"no pod has the labels of the driver's plugin (app.kubernetes.io/component=kubelet-plugin)"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := &apiServer{answers: map[string]http.HandlerFunc{}}
+			s.Pods = []*corev1.Pod{pluginPod("a")}
+			s.answers[proxy("a")] = plain(metricsOfA())
+			if row.change != nil {
+				row.change(s)
+			}
+			out, errOut, err := s.run(t, append([]string{"top"}, strings.Fields(row.args)...)...)
+			if got := squeezed(out); got != row.want || errOut != row.stderr {
+				t.Errorf("got\n%s%s\nwant\n%s%s", got, errOut, row.want, row.stderr)
+			}
+			if (err != nil) != (row.err != "") || err != nil && !strings.Contains(err.Error(), row.err) {
+				t.Errorf("got error %v, want %q", err, row.err)
+			}
+		})
+	}
+}
+
+// The plugin exports the metrics that the command reads.
+func TestMetricNames(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(usage.Example{})
+	for _, name := range []string{memoryRequestedMetric, coresRequestedMetric, memoryUsedMetric, utilizationMetric} {
+		if n, err := testutil.GatherAndCount(registry, name); err != nil || n != 1 {
+			t.Errorf("%s: got %d, %v, want 1", name, n, err)
+		}
+	}
+}

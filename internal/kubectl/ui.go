@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+)
+
+func uiCommand(p *plugin) *cobra.Command {
+	var f filter
+	var port uint16
+	cmd := &cobra.Command{
+		Use:   "ui",
+		Short: "Serve a page on this machine that shows the GPUs of the cluster, live.",
+		Long: "Serve a page on 127.0.0.1 that shows the GPUs of the cluster, live, until it is interrupted. Nothing " +
+			"is exposed in the cluster. The URL has a token against other users of this machine: open it as it is " +
+			"printed.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return p.ui(cmd.Context(), f, port) },
+	}
+	f.addDriver(cmd)
+	cmd.Flags().Uint16Var(&port, "port", 0, "Port of the page; 0 is a random one.")
+	return cmd
+}
+
+// readHeaderTimeout is how long a client may take to send a request.
+const readHeaderTimeout = 10 * time.Second
+
+func (p *plugin) ui(ctx context.Context, f filter, port uint16) error {
+	client, err := p.client()
+	if err != nil {
+		return err
+	}
+	namespace, _, err := p.namespace()
+	if err != nil {
+		return err
+	}
+	s, err := p.read(ctx, snapshot.Slices, snapshot.Claims, snapshot.Nodes)
+	if err != nil {
+		return err
+	}
+	if s.Unread[snapshot.Slices] != nil {
+		return s.Err()
+	}
+	b := newBoard(f, namespace)
+	if err := b.update(s); err != nil {
+		return err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", port))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go b.follow(ctx, client, s)
+
+	page := newPageServer(b, listener.Addr().String(), rand.Text())
+	server := &http.Server{Handler: page, ReadHeaderTimeout: readHeaderTimeout,
+		BaseContext: func(net.Listener) context.Context { return ctx }}
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // the error is that of the listener
+	defer stop()
+	fmt.Fprintf(p.Out, "Open %s\nInterrupt with Ctrl-C.\n", page.url())
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}

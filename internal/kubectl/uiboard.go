@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+)
+
+// board is what the page shows. It follows the cluster by watching.
+type board struct {
+	filter    filter
+	namespace string // is watched if the user may not watch all
+
+	mu          sync.Mutex
+	state       *boardState
+	subscribers map[chan struct{}]struct{}
+	failures    map[string]failure // of watches, by resource
+}
+
+// failure is the last error of a watch.
+type failure struct {
+	err error
+	at  time.Time
+}
+
+// boardState is one state of the page. It does not change.
+type boardState struct {
+	nodes   map[string]json.RawMessage // pageNode
+	pending []pageClaim
+	unread  []string
+}
+
+// pageNode is a node of the page.
+type pageNode struct {
+	Problem string `json:"problem,omitempty"`
+	GPUs    []*GPU `json:"gpus"`
+}
+
+// pageClaim is a claim that has no devices yet.
+type pageClaim struct {
+	Namespace string      `json:"namespace"`
+	Name      string      `json:"name"`
+	Created   metav1.Time `json:"created"`
+	Classes   []string    `json:"classes"`
+}
+
+// pageMessage tells the page what has changed.
+type pageMessage struct {
+	Full    bool                       `json:"full"`  // forget everything else
+	Nodes   map[string]json.RawMessage `json:"nodes"` // null: the node is gone
+	Pending []pageClaim                `json:"pending"`
+	Unread  []string                   `json:"unread"`
+}
+
+const (
+	// updateInterval is the minimum time between two states.
+	updateInterval = 500 * time.Millisecond
+	// failureAge is how long the failure of a watch is shown. It is tried again more often.
+	failureAge = time.Minute
+)
+
+func newBoard(f filter, namespace string) *board {
+	return &board{filter: f, namespace: namespace, state: &boardState{}, subscribers: map[chan struct{}]struct{}{},
+		failures: map[string]failure{}}
+}
+
+// update makes the snapshot the state, and wakes the subscribers.
+func (b *board) update(s *snapshot.Snapshot) error {
+	all, err := selected(s, b.filter)
+	if err != nil {
+		return err
+	}
+	nodes := map[string]*pageNode{}
+	for _, g := range all {
+		n := nodes[g.place()]
+		if n == nil {
+			n = &pageNode{Problem: g.NodeProblem}
+			nodes[g.place()] = n
+		}
+		n.GPUs = append(n.GPUs, g)
+	}
+	next := &boardState{nodes: map[string]json.RawMessage{}, pending: pendingClaims(s.Claims), unread: b.unread(s)}
+	for name, n := range nodes {
+		if next.nodes[name], err = json.Marshal(n); err != nil {
+			return err
+		}
+	}
+	b.publish(next)
+	return nil
+}
+
+// fail notes that a watch has failed.
+func (b *board) fail(resource string, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.failures[resource] = failure{err, time.Now()}
+}
+
+// publish wakes the subscribers with a new state.
+func (b *board) publish(next *boardState) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.state = next
+	for wake := range b.subscribers {
+		select {
+		case wake <- struct{}{}:
+		default: // it has not seen the last one yet
+		}
+	}
+}
+
+// unread says what could not be read, and which watches fail.
+func (b *board) unread(s *snapshot.Snapshot) []string {
+	all := []string{}
+	if err := s.Err(); err != nil {
+		all = strings.Split(err.Error(), "\n")
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, resource := range slices.Sorted(maps.Keys(b.failures)) {
+		if f := b.failures[resource]; time.Since(f.at) < failureAge {
+			all = append(all, fmt.Sprintf("watch %s: what is shown may be old: %v", resource, f.err))
+		} else {
+			delete(b.failures, resource)
+		}
+	}
+	return all
+}
+
+// pendingClaims returns the claims without devices, the oldest first.
+func pendingClaims(claims []*resourceapi.ResourceClaim) []pageClaim {
+	all := []pageClaim{}
+	for _, c := range claims {
+		if c.Status.Allocation != nil || c.DeletionTimestamp != nil {
+			continue
+		}
+		p := pageClaim{Namespace: c.Namespace, Name: c.Name, Created: c.CreationTimestamp, Classes: []string{}}
+		for _, r := range c.Spec.Devices.Requests {
+			if r.Exactly != nil {
+				p.Classes = append(p.Classes, r.Exactly.DeviceClassName)
+			}
+			for _, sub := range r.FirstAvailable {
+				p.Classes = append(p.Classes, sub.DeviceClassName)
+			}
+		}
+		slices.Sort(p.Classes)
+		p.Classes = slices.Compact(p.Classes)
+		all = append(all, p)
+	}
+	slices.SortFunc(all, func(a, b pageClaim) int {
+		return cmp.Or(a.Created.Compare(b.Created.Time), cmp.Compare(a.Namespace, b.Namespace),
+			cmp.Compare(a.Name, b.Name))
+	})
+	return all
+}
+
+// current returns the state.
+func (b *board) current() *boardState {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.state
+}
+
+// subscribe returns a channel that wakes the caller when the state has changed, until it calls stop.
+func (b *board) subscribe() (wake <-chan struct{}, stop func()) {
+	c := make(chan struct{}, 1)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.subscribers[c] = struct{}{}
+	return c, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		delete(b.subscribers, c)
+	}
+}
+
+// messageSince returns what has changed since a state; all if that is nil.
+func (s *boardState) messageSince(before *boardState) pageMessage {
+	m := pageMessage{Full: before == nil, Nodes: map[string]json.RawMessage{}, Pending: s.pending, Unread: s.unread}
+	if before == nil {
+		m.Nodes = s.nodes
+		return m
+	}
+	for name, node := range s.nodes {
+		if !bytes.Equal(node, before.nodes[name]) {
+			m.Nodes[name] = node
+		}
+	}
+	for name := range before.nodes {
+		if s.nodes[name] == nil {
+			m.Nodes[name] = json.RawMessage("null")
+		}
+	}
+	return m
+}
+
+// follow watches what the user could read at first, and updates the state until ctx ends.
+func (b *board) follow(ctx context.Context, client kubernetes.Interface, first *snapshot.Snapshot) {
+	changed := make(chan struct{}, 1)
+	signal := func() {
+		select {
+		case changed <- struct{}{}:
+		default: // the next update will see it
+		}
+	}
+	claims := metav1.NamespaceAll
+	var partial *snapshot.PartialError
+	if errors.As(first.Unread[snapshot.Claims], &partial) {
+		claims = partial.Namespace
+	}
+	all := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(withoutManagedFields))
+	inNamespace := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(claims),
+		informers.WithTransform(withoutManagedFields))
+	watched := map[string]cache.SharedIndexInformer{
+		snapshot.Slices: all.Resource().V1().ResourceSlices().Informer(),
+	}
+	if first.Unread[snapshot.Nodes] == nil {
+		watched[snapshot.Nodes] = all.Core().V1().Nodes().Informer()
+	}
+	if first.Unread[snapshot.Claims] == nil || partial != nil {
+		watched[snapshot.Claims] = inNamespace.Resource().V1().ResourceClaims().Informer()
+	}
+	if first.TaintRules != nil {
+		watched[snapshot.TaintRules] = all.Resource().V1().DeviceTaintRules().Informer()
+	}
+	for resource, informer := range watched {
+		b.watch(informer, resource, signal)
+	}
+	// Informers do not tell that the API server refuses connections: they try again for ever.
+	go wait.UntilWithContext(ctx, func(context.Context) {
+		if _, err := client.Discovery().ServerVersion(); err != nil {
+			b.fail("the API server", err)
+			signal()
+		}
+	}, failureAge/4)
+	all.Start(ctx.Done())
+	inNamespace.Start(ctx.Done())
+	b.run(ctx, changed, func() *snapshot.Snapshot {
+		published := first.Slices
+		if of := watched[snapshot.Slices]; of.HasSynced() {
+			published = snapshot.Tainted(stored(of, published), stored(watched[snapshot.TaintRules], first.TaintRules))
+		}
+		return &snapshot.Snapshot{Unread: first.Unread,
+			Slices: published,
+			Claims: stored(watched[snapshot.Claims], first.Claims),
+			Nodes:  stored(watched[snapshot.Nodes], first.Nodes)}
+	})
+}
+
+// watch signals the changes and failures of an informer, which has not started.
+func (b *board) watch(informer cache.SharedIndexInformer, resource string, signal func()) {
+	// Both fail only for an informer that has been stopped or started.
+	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(any) { signal() },
+		UpdateFunc: func(any, any) { signal() }, DeleteFunc: func(any) { signal() }})
+	_ = informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
+		b.fail(resource, err)
+		signal()
+	})
+}
+
+// run updates the state after changes, and when the failure of a watch is over.
+func (b *board) run(ctx context.Context, changed <-chan struct{}, read func() *snapshot.Snapshot) {
+	check := time.NewTicker(failureAge / 4)
+	defer check.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-check.C:
+			b.mu.Lock()
+			failing := len(b.failures) > 0
+			b.mu.Unlock()
+			if !failing {
+				continue
+			}
+		}
+		if err := b.update(read()); err != nil { // such as that the driver has no slices any more
+			b.fail(snapshot.Slices, err)
+			b.publish(&boardState{pending: []pageClaim{}, unread: b.unread(&snapshot.Snapshot{})})
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(updateInterval):
+		}
+	}
+}
+
+// stored returns the objects of an informer; the first ones as long as it has not read all, or if there is no informer.
+func stored[T any](informer cache.SharedIndexInformer, first []T) (all []T) {
+	if informer == nil || !informer.HasSynced() {
+		return first
+	}
+	for _, o := range informer.GetStore().List() {
+		all = append(all, o.(T))
+	}
+	return all
+}
+
+// withoutManagedFields saves memory.
+func withoutManagedFields(o any) (any, error) {
+	if object, err := meta.Accessor(o); err == nil {
+		object.SetManagedFields(nil)
+	}
+	return o, nil
+}

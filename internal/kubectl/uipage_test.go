@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"errors"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+)
+
+// serve starts the page of a snapshot.
+func serve(t *testing.T, s *snapshot.Snapshot) *pageServer {
+	t.Helper()
+	b := newBoard(filter{}, "ml")
+	if err := b.update(s); err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewUnstartedServer(nil)
+	page := newPageServer(b, server.Listener.Addr().String(), "secret")
+	server.Config.Handler = page
+	server.Start()
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	return page
+}
+
+// pageSnapshot has shares, partitions, a taint, a pending claim, and a resource that was not read.
+func pageSnapshot(t *testing.T) *snapshot.Snapshot {
+	t.Helper()
+	s := cluster(t)
+	s.device(t, "a", "gpu-af-00-0").Taints = []resourceapi.DeviceTaint{{Key: "gpu.nvidia.com/xid", Value: "79",
+		Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	s.Claims[1].Namespace = "<web>" // no namespace can have this name; the page must not take text for HTML
+	waiting := claim("waiting", "", "")
+	waiting.Status = resourceapi.ResourceClaimStatus{}
+	waiting.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Exactly: &resourceapi.ExactDeviceRequest{
+		DeviceClassName: "gpu.nvidia.com"}}}
+	s.Claims = append(s.Claims, waiting)
+	return &snapshot.Snapshot{Nodes: s.Nodes, Slices: s.Slices, Claims: s.Claims, Unread: map[string]error{}}
+}
+
+// TestPage uses the page in a browser: what it shows, filters, the keyboard, and changes.
+func TestPage(t *testing.T) {
+	b := newBrowser(t)
+	snap := pageSnapshot(t)
+	page := serve(t, snap)
+	b.call(t, "Page.navigate", map[string]any{"url": page.url()})
+	b.wait(t, "document.documentElement?.dataset.drawn", `"2"`)
+	const cards = "[...document.querySelectorAll('.node:not([hidden]) .gpu')]"
+	same := func(what, expression, want string) {
+		t.Helper()
+		if got := b.eval(t, expression); got != want {
+			t.Errorf("%s: got %s, want %s", what, got, want)
+		}
+	}
+	same("the address has no token", "location.search", `""`)
+	same("summary", "document.getElementById('summary').textContent", `"10 of 10 GPUs on 2 nodes, 6 of them free"`)
+	same("connection", "document.getElementById('connection').textContent", `"live"`)
+	same("nodes", "[...document.querySelectorAll('.node')].map((n) => n.getAttribute('aria-label')).join()",
+		`"Node a,Node b"`)
+	same("name of a GPU", cards+"[0].getAttribute('aria-label')", `"gpu-3b-00-0 on a, Tesla T4; `+
+		`memory 11Gi of 15Gi held; by \u003cweb\u003e/serve 6Gi, ml/train 5Gi"`)
+	same("a tainted GPU", cards+"[1].className + ' ' + "+cards+"[1].innerText.trim()",
+		`"gpu tainted Tesla T4\ngpu.nvidia.com/xid=79:NoSchedule"`)
+	same("segments of a GPU", cards+"[0].querySelectorAll('i').length", "2")
+	same("a segment is as wide as its part", `(() => { const [i] = document.querySelectorAll('.memory i');
+		return Math.round(100 * i.getBoundingClientRect().width / i.parentElement.getBoundingClientRect().width) })()`, "40")
+	same("two namespaces, two colours", `new Set([...document.querySelector('.memory').children]
+		.map((i) => getComputedStyle(i).backgroundColor)).size`, "2")
+	same("cards are drawn to their memory", cards+"[2].offsetWidth > 2 * "+cards+"[0].offsetWidth", "true")
+	same("legend", "document.getElementById('legend').innerText", `"\u003cweb\u003e\nml"`)
+	same("pending claims", "document.querySelector('#pending summary').textContent", `"pending claims: 1"`)
+	if got := b.eval(t, "document.querySelector('#pending li').textContent"); !strings.Contains(got,
+		"ml/waiting, since ") || !strings.Contains(got, "asks for gpu.nvidia.com") {
+		t.Errorf("got pending claim %s", got)
+	}
+	b.screenshot(t, "page")
+
+	// The keyboard: Tab reaches one card, arrows move, Enter opens, Escape closes.
+	same("one card is reached by Tab", "document.querySelectorAll('.gpu[tabindex=\"0\"]').length", "1")
+	b.eval(t, "document.querySelector('.gpu').focus()")
+	b.press(t, "ArrowDown", 40)
+	b.press(t, "ArrowRight", 39)
+	same("the focus has moved", "document.activeElement.gpu.node + '/' + document.activeElement.gpu.name",
+		`"b/gpu-43-00-0"`)
+	b.eval(t, "document.activeElement.click()")
+	same("the details are open", "document.getElementById('details').open", "true")
+	if got := b.eval(t, "document.querySelector('#details tbody').innerText"); !strings.Contains(got,
+		`ml/small\tgpu-43-00-0-mig-1g10gb-0\t9.8Gi\t12%\tpod-small`) {
+		t.Errorf("details: got %s", got)
+	}
+	b.screenshot(t, "details")
+	b.press(t, "Escape", 27)
+	b.wait(t, "document.getElementById('details').open", "false")
+
+	// Filters.
+	filterBy := func(id, value string) {
+		b.eval(t, `(() => { const e = document.getElementById('`+id+`'); e.value = '`+value+`';
+			e.dispatchEvent(new Event('input', {bubbles: true})) })()`)
+	}
+	filterBy("model", "Tesla T4")
+	b.wait(t, cards+".length", "2")
+	filterBy("model", "")
+	filterBy("namespace", "<web>")
+	b.wait(t, cards+".length", "1")
+	filterBy("namespace", "")
+	filterBy("node", "b")
+	b.wait(t, cards+".length", "8")
+	filterBy("node", "")
+	b.wait(t, cards+".length", "10")
+
+	// A change: a claim ends, another node comes, and a resource cannot be read any more.
+	next := *snap
+	next.Claims = snap.Claims[1:]
+	next.Slices = append(published(t, "c", "t4-x2"), snap.Slices...)
+	next.Unread = map[string]error{snapshot.Nodes: errors.New("no answer")}
+	if err := page.board.update(&next); err != nil {
+		t.Fatal(err)
+	}
+	b.wait(t, cards+".length", "12")
+	same("the claim has ended", cards+"[0].querySelectorAll('i').length", "1")
+	same("what is not read", "document.getElementById('unread').innerText.includes('read nodes: no answer')", "true")
+	b.call(t, "Emulation.setEmulatedMedia", map[string]any{"features": []map[string]any{{
+		"name": "prefers-color-scheme", "value": "dark"}}})
+	same("a dark page", "getComputedStyle(document.body).backgroundColor", `"rgb(20, 23, 26)"`)
+	b.screenshot(t, "dark")
+}
+
+// TestPageOfFleet draws 8,000 GPUs. It logs how long that takes.
+func TestPageOfFleet(t *testing.T) {
+	b := newBrowser(t)
+	page := serve(t, fleet(t, 1000))
+	b.call(t, "Page.navigate", map[string]any{"url": page.url()})
+	b.wait(t, "document.documentElement?.dataset.drawn", `"1000"`)
+	if got := b.eval(t, "document.querySelectorAll('.gpu').length"); got != "8000" {
+		t.Errorf("got %s cards, want 8000", got)
+	}
+	t.Logf("first contentful paint after %s ms, first card after %s ms, all cards after %s ms",
+		b.eval(t, "Math.round(performance.getEntriesByName('first-contentful-paint')[0].startTime)"),
+		b.eval(t, "Math.round(performance.getEntriesByName('first card')[0].startTime)"),
+		b.eval(t, "Math.round(performance.getEntriesByName('all cards')[0].startTime)"))
+	b.screenshot(t, "fleet")
+}

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+)
+
+// response asks the page and does not follow redirects.
+func (s *pageServer) response(t *testing.T, method, path, host, cookie string) *http.Response {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), method, "http://"+s.address+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if host != "" {
+		request.Host = host
+	}
+	if cookie != "" {
+		request.AddCookie(&http.Cookie{Name: cookieName, Value: cookie})
+	}
+	response, err := http.DefaultTransport.RoundTrip(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = response.Body.Close() })
+	return response
+}
+
+func TestPageAccess(t *testing.T) {
+	page := serve(t, pageSnapshot(t))
+	_, port, _ := strings.Cut(page.address, ":")
+	for _, row := range []struct {
+		name, method, path, host, cookie string
+		want                             int
+	}{
+		{"without a token", "GET", "/", "", "", http.StatusForbidden},
+		{"with a wrong token", "GET", "/?token=wrong", "", "", http.StatusForbidden},
+		{"with an empty token", "GET", "/?token=", "", "", http.StatusForbidden},
+		{"with the token", "GET", "/?token=secret", "", "", http.StatusSeeOther},
+		{"the token logs in and does nothing else", "GET", page.path + "/events?token=secret", "", "",
+			http.StatusForbidden},
+		{"with the cookie", "GET", page.path + "/", "", "secret", http.StatusOK},
+		{"with a wrong cookie", "GET", page.path + "/", "", "secre", http.StatusForbidden},
+		{"with the cookie in another folder", "GET", "/", "", "secret", http.StatusNotFound},
+		{"files need the cookie", "GET", page.path + "/page.js", "", "", http.StatusForbidden},
+		{"a file", "GET", page.path + "/page.js", "", "secret", http.StatusOK},
+		{"no other files", "GET", page.path + "/uiserver.go", "", "secret", http.StatusNotFound},
+		{"events need the cookie", "GET", page.path + "/events", "", "", http.StatusForbidden},
+		{"nothing can be changed", "POST", page.path + "/", "", "secret", http.StatusMethodNotAllowed},
+		{"another host", "GET", page.path + "/", "evil.example:" + port, "secret", http.StatusMisdirectedRequest},
+		{"another host with the token", "GET", "/?token=secret", "evil.example:" + port, "",
+			http.StatusMisdirectedRequest},
+		{"another port", "GET", page.path + "/", "127.0.0.1:1", "secret", http.StatusMisdirectedRequest},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			response := page.response(t, row.method, row.path, row.host, row.cookie) //nolint:bodyclose // it closes it
+			if response.StatusCode != row.want {
+				t.Errorf("got %s, want %d", response.Status, row.want)
+			}
+			if got := response.Header.Get("Content-Security-Policy"); !strings.HasPrefix(got, "default-src 'none';") ||
+				strings.Contains(got, "unsafe") {
+				t.Errorf("got the policy %q", got)
+			}
+			if got := response.Header.Get("Location"); strings.Contains(got, "secret") {
+				t.Errorf("the redirect to %q keeps the token", got)
+			}
+		})
+	}
+	cookies := page.response(t, "GET", "/?token=secret", "", "").Cookies() //nolint:bodyclose // it closes it
+	if len(cookies) != 1 || cookies[0].Path != page.path+"/" || !cookies[0].HttpOnly ||
+		cookies[0].SameSite != http.SameSiteLaxMode {
+		t.Errorf("got cookies %v", cookies)
+	}
+}
+
+// TestPageFiles: the policy forbids inline scripts and styles, and the page asks nobody else.
+func TestPageFiles(t *testing.T) {
+	files, err := pageFiles.ReadDir("page")
+	if err != nil || len(files) != 3 {
+		t.Fatalf("got %v, %v, want three files", files, err)
+	}
+	bad := regexp.MustCompile(`<script>|<script [^>]*></|<style|\son[a-z]+=|\sstyle=|https?://|innerHTML|\beval\(`)
+	for _, file := range files {
+		text, err := pageFiles.ReadFile("page/" + file.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		without := strings.ReplaceAll(string(text), `<script src="page.js" type="module"></script>`, "")
+		if found := bad.FindString(without); found != "" {
+			t.Errorf("%s has %q", file.Name(), found)
+		}
+	}
+}
+
+// messages reads the events of the page.
+func (s *pageServer) messages(t *testing.T) func() pageMessage {
+	t.Helper()
+	response := s.response(t, "GET", s.path+"/events", "", s.token) //nolint:bodyclose // it closes it
+	lines := bufio.NewReader(response.Body)
+	return func() pageMessage {
+		t.Helper()
+		for {
+			line, err := lines.ReadString('\n')
+			if err != nil {
+				t.Fatal(err)
+			}
+			data, ok := strings.CutPrefix(line, "data: ")
+			if !ok {
+				continue
+			}
+			var m pageMessage
+			if err := json.Unmarshal([]byte(data), &m); err != nil {
+				t.Fatal(err)
+			}
+			return m
+		}
+	}
+}
+
+func TestEvents(t *testing.T) {
+	s := pageSnapshot(t)
+	page := serve(t, s)
+	next := page.messages(t)
+	first := next()
+	if !first.Full || len(first.Nodes) != 2 || len(first.Pending) != 1 || len(first.Unread) != 0 {
+		t.Errorf("got first %+v, want two nodes and a pending claim", first)
+	}
+	changed := *s
+	changed.Claims = s.Claims[2:] // nothing of node a is held any more
+	if err := page.board.update(&changed); err != nil {
+		t.Fatal(err)
+	}
+	second := next()
+	if second.Full || len(second.Nodes) != 1 || strings.Contains(string(second.Nodes["a"]), "holders") {
+		t.Errorf("got %+v, want node a without holders", second)
+	}
+	changed.Slices = s.Slices[:2]
+	if err := page.board.update(&changed); err != nil {
+		t.Fatal(err)
+	}
+	if third := next(); third.Full || len(third.Nodes) != 1 || string(third.Nodes["b"]) != "null" {
+		t.Errorf("got %+v, want that node b is gone", third)
+	}
+}
+
+// TestFollow watches a cluster with the rights for one namespace only. The watch of nodes fails.
+func TestFollow(t *testing.T) {
+	s := pageSnapshot(t)
+	var objects []runtime.Object
+	for _, slice := range s.Slices {
+		objects = append(objects, slice)
+	}
+	client := fake.NewClientset(objects...)
+	client.PrependReactor("list", "resourceclaims", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if a.GetNamespace() == "" {
+			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "resourceclaims"}, "",
+				errors.New("no"))
+		}
+		return false, nil, nil
+	})
+	lost := false // after the first list
+	client.PrependReactor("list", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		defer func() { lost = true }()
+		if lost {
+			return true, nil, errors.New("connection lost")
+		}
+		return false, nil, nil
+	})
+	client.PrependReactor("get", "version", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, errors.New("connection refused")
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	await := follow(ctx, t, client, filter{driver: "gpu.nvidia.com"})
+	if _, err := client.ResourceV1().ResourceClaims("ml").Create(ctx, claim("late", "a", "gpu-3b-00-0"),
+		metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.ResourceV1().DeviceTaintRules().Create(ctx, &resourceapi.DeviceTaintRule{
+		ObjectMeta: metav1.ObjectMeta{Name: "cordon"}, Spec: resourceapi.DeviceTaintRuleSpec{
+			DeviceSelector: &resourceapi.DeviceTaintSelector{Pool: ptr.To("a")},
+			Taint: resourceapi.DeviceTaint{Key: "example.com/cordoned",
+				Effect: resourceapi.DeviceTaintEffectNoSchedule}}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	await("the changes, and what is not known", func(state *boardState) bool {
+		unread := strings.Join(state.unread, "\n")
+		return strings.Contains(string(state.nodes["a"]), `"claim":"late"`) &&
+			strings.Contains(string(state.nodes["a"]), "example.com/cordoned") &&
+			strings.Contains(unread, "only those of namespace ml are known") &&
+			strings.Contains(unread, "watch nodes: what is shown may be old: ") &&
+			strings.Contains(unread, "watch the API server: what is shown may be old: connection refused")
+	})
+	for _, slice := range s.Slices {
+		if err := client.ResourceV1().ResourceSlices().Delete(ctx, slice.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	await("the end of the driver's slices", func(state *boardState) bool {
+		return len(state.nodes) == 0 && strings.Contains(strings.Join(state.unread, "\n"), "gpu.nvidia.com")
+	})
+}
+
+// follow lets a board follow the cluster until ctx ends. The function that it returns waits for a state.
+func follow(ctx context.Context, t *testing.T, client kubernetes.Interface, f filter) func(what string,
+	ok func(*boardState) bool) {
+	t.Helper()
+	first := snapshot.Reader{Client: client, Namespace: "ml"}.Read(ctx, snapshot.Slices, snapshot.Claims,
+		snapshot.Nodes)
+	b := newBoard(f, "ml")
+	if err := b.update(first); err != nil {
+		t.Fatal(err)
+	}
+	go b.follow(ctx, client, first)
+	wake, stop := b.subscribe()
+	t.Cleanup(stop)
+	return func(what string, ok func(*boardState) bool) {
+		t.Helper()
+		for state := b.current(); !ok(state); state = b.current() {
+			select {
+			case <-wake:
+			case <-ctx.Done():
+				t.Fatalf("%s: got %s and unread %q", what, state.nodes["a"], state.unread)
+			}
+		}
+	}
+}
+
+func TestUI(t *testing.T) {
+	s := cluster(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	read, write := io.Pipe()
+	cmd := Command(genericiooptions.IOStreams{In: strings.NewReader(""), Out: write, ErrOut: io.Discard})
+	cmd.SetArgs([]string{"ui", "--kubeconfig", s.kubeconfig(t)})
+	ended := make(chan error, 1)
+	go func() {
+		err := cmd.ExecuteContext(ctx)
+		_ = write.CloseWithError(err)
+		ended <- err
+	}()
+	lines := bufio.NewReader(read)
+	line, err := lines.ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := strings.TrimSpace(strings.TrimPrefix(line, "Open "))
+	address, token, ok := strings.Cut(strings.TrimPrefix(url, "http://"), "/?token=")
+	if !ok || len(token) < 20 || !strings.HasPrefix(address, "127.0.0.1:") {
+		t.Fatalf("got %q, want a URL on 127.0.0.1 with a token", line)
+	}
+	page := newPageServer(newBoard(filter{}, ""), address, token)
+	login := page.response(t, "GET", "/?token="+token, "", "") //nolint:bodyclose // it closes it
+	page.path = strings.TrimSuffix(login.Header.Get("Location"), "/")
+	if m := page.messages(t)(); len(m.Nodes) != 2 {
+		t.Errorf("got %d nodes, want 2", len(m.Nodes))
+	}
+	go func() { _, _ = io.Copy(io.Discard, lines) }() // or the command blocks
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("got %v, want no error after an interrupt", err)
+	}
+}
+
+func TestUIWithoutRights(t *testing.T) {
+	s := cluster(t)
+	s.forbidden = []string{slicesPath}
+	if _, _, err := s.run(t, "ui"); err == nil || !strings.Contains(err.Error(), "on resourceslices.resource.k8s.io") {
+		t.Errorf("got %v, want the missing right", err)
+	}
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/why"
+)
+
+// whyResources is what a question about devices needs.
+var whyResources = []string{snapshot.Nodes, snapshot.Slices, snapshot.Classes, snapshot.Claims, snapshot.Templates,
+	snapshot.Pods, snapshot.Quotas}
+
+func whyCommand(p *plugin) *cobra.Command {
+	var o output
+	cmd := &cobra.Command{
+		Use:   "why POD|pod/NAME|claim/NAME",
+		Short: "Explain why a pod or ResourceClaim waits for devices, and what would help.",
+		Long: "Explain why a pod or ResourceClaim waits for devices. The first line is the cause, the second the " +
+			"smallest change with which it would be scheduled now. A name without a kind is that of a pod, or of a " +
+			"claim if there is no such pod.",
+		Example: "  kubectl gpu why trainer\n  kubectl gpu why claim/big-gpu -o json",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return p.why(cmd.Context(), args[0], o)
+		},
+		ValidArgsFunction: p.completeWaiting,
+	}
+	o.addFlags(cmd)
+	return cmd
+}
+
+// kinds are the names of kinds in arguments.
+var kinds = map[string]string{"pod": "pod", "pods": "pod", "po": "pod", "claim": "claim", "claims": "claim",
+	"resourceclaim": "claim", "resourceclaims": "claim"}
+
+// parseObject splits KIND/NAME. The kind is pod, claim or empty.
+func parseObject(arg string) (kind, name string, err error) {
+	kind, name, ok := strings.Cut(arg, "/")
+	if !ok {
+		return "", arg, nil
+	}
+	if kinds[kind] == "" || name == "" || strings.Contains(name, "/") {
+		return "", "", fmt.Errorf("%q is no pod or claim; write NAME, pod/NAME or claim/NAME, and the namespace with "+
+			"--namespace", arg)
+	}
+	return kinds[kind], name, nil
+}
+
+func (p *plugin) why(ctx context.Context, arg string, o output) error {
+	printer, err := o.printer()
+	if err != nil {
+		return err
+	}
+	kind, name, err := parseObject(arg)
+	if err != nil {
+		return err
+	}
+	namespace, _, err := p.namespace()
+	if err != nil {
+		return err
+	}
+	report, err := p.current(ctx, kind, namespace, name)
+	if err != nil {
+		return err
+	}
+	if printer != nil {
+		err = printer.PrintObj(newList("ReportList", []*why.Report{report}), p.Out)
+	} else {
+		err = report.Text(p.Out)
+	}
+	if report.Outcome == why.Undecided {
+		err = errors.Join(err, errors.New("what could be read is not enough for an answer"))
+	}
+	return err
+}
+
+// attempts is how often an object is read that changes while it is explained.
+const attempts = 5
+
+// current returns a report that is not older than its object.
+func (p *plugin) current(ctx context.Context, kind, namespace, name string) (*why.Report, error) {
+	for range attempts {
+		report, err := p.explain(ctx, kind, namespace, name)
+		if err != nil {
+			return nil, err
+		}
+		now, err := p.object(ctx, report)
+		if apierrors.IsNotFound(err) {
+			return nil, fmt.Errorf("%s %s/%s was deleted meanwhile", strings.ToLower(report.Kind), namespace, name)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if now.GetUID() == report.UID && now.GetResourceVersion() == report.ResourceVersion {
+			return report, nil
+		}
+	}
+	return nil, fmt.Errorf("%s/%s changed %d times while it was explained: try again", namespace, name, attempts)
+}
+
+// explain reads the cluster and explains the object.
+func (p *plugin) explain(ctx context.Context, kind, namespace, name string) (*why.Report, error) {
+	s, err := p.read(ctx, whyResources...)
+	if err != nil {
+		return nil, err
+	}
+	var report *why.Report
+	if kind != "claim" {
+		report, err = why.Pod(ctx, s, namespace, name)
+	}
+	if kind == "claim" || kind == "" && errors.Is(err, why.ErrNotFound) {
+		report, err = why.Claim(ctx, s, namespace, name)
+	}
+	if !errors.Is(err, why.ErrNotFound) {
+		return report, err
+	}
+	if unread := s.Err(); unread != nil { // it may be among what could not be read
+		return nil, unread
+	}
+	what := map[string]string{"": "pod or resourceclaim", "pod": "pod", "claim": "resourceclaim"}[kind]
+	return nil, fmt.Errorf("there is no %s %s in namespace %s", what, name, namespace)
+}
+
+// object reads the object of the report.
+func (p *plugin) object(ctx context.Context, of *why.Report) (metav1.Object, error) {
+	client, err := p.client()
+	if err != nil {
+		return nil, err
+	}
+	if of.Kind == "Pod" {
+		return client.CoreV1().Pods(of.Namespace).Get(ctx, of.Name, metav1.GetOptions{})
+	}
+	return client.ResourceV1().ResourceClaims(of.Namespace).Get(ctx, of.Name, metav1.GetOptions{})
+}
+
+// completeWaiting completes the names of pods and claims that wait.
+func (p *plugin) completeWaiting(cmd *cobra.Command, args []string, prefix string) ([]string,
+	cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	namespace, _, err := p.namespace()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	s, err := p.read(cmd.Context(), snapshot.Pods, snapshot.Claims)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var all []string
+	for _, pod := range s.Pods {
+		if pod.Namespace == namespace && pod.Spec.NodeName == "" && strings.HasPrefix("pod/"+pod.Name, prefix) {
+			all = append(all, "pod/"+pod.Name)
+		}
+	}
+	for _, claim := range s.Claims {
+		if claim.Namespace == namespace && claim.Status.Allocation == nil &&
+			strings.HasPrefix("claim/"+claim.Name, prefix) {
+			all = append(all, "claim/"+claim.Name)
+		}
+	}
+	return all, cobra.ShellCompDirectiveNoFileComp
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpudra/gpu-dra-driver/internal/why"
+)
+
+// manifests are a template for 60Gi of a GPU, a pod and a deployment that use it, and a claim for any GPU.
+const (
+	bigTemplate = `{apiVersion: resource.k8s.io/v1, kind: ResourceClaimTemplate, metadata: {name: big},
+spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 60Gi}}}}]}}}}`
+	bigPod = `{apiVersion: v1, kind: Pod, metadata: {name: worker}, spec: {containers: [{name: main}],
+resourceClaims: [{name: gpu, resourceClaimTemplateName: big}]}}`
+	bigDeployment = `{apiVersion: apps/v1, kind: Deployment, metadata: {name: serve}, spec: {template: {spec: {
+containers: [{name: main}], resourceClaims: [{name: gpu, resourceClaimTemplateName: big}]}}}}`
+	anyClaim = `{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: any}, spec: {devices: {
+requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]}}}`
+)
+
+// waiting returns a server with one node with two T4, one of which is held, and a pod that waits for a larger one.
+func waiting(t testing.TB) *apiServer {
+	t.Helper()
+	s := &apiServer{answers: map[string]http.HandlerFunc{}}
+	s.Nodes = []*corev1.Node{node("a")}
+	s.Slices = published(t, "a", "t4-x2")
+	class := &resourceapi.DeviceClass{}
+	class.Name = driver
+	class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+		Expression: "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'"}}}
+	s.Classes = []*resourceapi.DeviceClass{class}
+	s.Claims = []*resourceapi.ResourceClaim{claim("whole", "a", "gpu-3b-00-0", "memory=15Gi", "cores=0")}
+	pod, template := &corev1.Pod{}, &resourceapi.ResourceClaimTemplate{}
+	for text, into := range map[string]any{bigPod: pod, bigTemplate: template} {
+		if err := yaml.Unmarshal([]byte(text), into); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pod.Namespace, pod.UID, pod.ResourceVersion = "ml", "worker", "1"
+	template.Namespace = "ml"
+	s.Pods = []*corev1.Pod{pod}
+	s.answers["/apis/resource.k8s.io/v1/resourceclaimtemplates"] = func(w http.ResponseWriter, _ *http.Request) {
+		replyList(w, []*resourceapi.ResourceClaimTemplate{template},
+			func(*resourceapi.ResourceClaimTemplate) bool { return true })
+	}
+	s.answers["/api/v1/resourcequotas"] = func(w http.ResponseWriter, _ *http.Request) {
+		replyList(w, []*corev1.ResourceQuota{}, func(*corev1.ResourceQuota) bool { return true })
+	}
+	s.answers["/api/v1/namespaces/ml/pods/worker"] = func(w http.ResponseWriter, _ *http.Request) {
+		reply(w, http.StatusOK, s.Pods[0])
+	}
+	return s
+}
+
+const workerWaits = `pod worker waits: request gpu of claim gpu: none of the 2 devices of class gpu.nvidia.com has ` +
+	`the requested capacity, even when free: memory 60Gi
+smallest change: in ResourceClaimTemplate ml/big, request gpu: ask for 15Gi memory instead of 60Gi ` +
+	`(capacity.requests.memory)
+`
+
+func TestWhy(t *testing.T) {
+	const worker = "/api/v1/namespaces/ml/pods/worker"
+	for _, row := range []struct {
+		name   string
+		change func(*apiServer)
+		args   string
+		want   string // how the output begins
+		err    string
+	}{
+		{"a pod", nil, "worker", workerWaits, ""},
+		{"a pod, with its kind", nil, "pod/worker", workerWaits, ""},
+		{"a claim that has its devices", func(s *apiServer) {
+			s.answers["/apis/resource.k8s.io/v1/namespaces/ml/resourceclaims/whole"] =
+				func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, s.Claims[0]) }
+		}, "whole", "claim whole has its devices: gpu-3b-00-0\n", ""},
+		{"neither pod nor claim", nil, "missing", "", "there is no pod or resourceclaim missing in namespace ml"},
+		{"a claim of a pod's name", nil, "claim/worker", "", "there is no resourceclaim worker in namespace ml"},
+		{"another kind", nil, "node/a", "", `"node/a" is no pod or claim; write NAME, pod/NAME or claim/NAME`},
+		{"no right to read slices", func(s *apiServer) {
+			s.forbidden = []string{"/apis/resource.k8s.io/v1/resourceslices"}
+		}, "worker", "no answer without the right to list resourceslices.resource.k8s.io",
+			"what could be read is not enough"},
+		{"the pod was deleted meanwhile", func(s *apiServer) { s.answers[worker] = http.NotFound }, "worker", "",
+			"pod ml/worker was deleted meanwhile"},
+		{"the pod changed meanwhile", func(s *apiServer) {
+			s.answers[worker] = func(w http.ResponseWriter, _ *http.Request) {
+				placed := s.Pods[0].DeepCopy()
+				placed.ResourceVersion, placed.Spec.NodeName = "2", "a"
+				s.Pods[0] = placed // as from now on
+				reply(w, http.StatusOK, placed)
+			}
+		}, "worker", "pod worker is on node a\n", ""},
+		{"the pod changes all the time", func(s *apiServer) {
+			s.answers[worker] = func(w http.ResponseWriter, _ *http.Request) {
+				other := s.Pods[0].DeepCopy()
+				other.ResourceVersion = "other"
+				reply(w, http.StatusOK, other)
+			}
+		}, "worker", "", "ml/worker changed 5 times while it was explained"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := waiting(t)
+			if row.change != nil {
+				row.change(s)
+			}
+			out, _, err := s.run(t, "why", row.args)
+			requireOutput(t, out, row.want, err, row.err)
+			if s.methods[http.MethodPost] || s.methods[http.MethodPut] || s.methods[http.MethodPatch] {
+				t.Errorf("got requests %v, want only GET", s.methods)
+			}
+		})
+	}
+}
+
+func requireOutput(t *testing.T, out, want string, err error, wantErr string) {
+	t.Helper()
+	if !strings.HasPrefix(out, want) || want == "" && out != "" {
+		t.Errorf("got\n%s\nwant\n%s", out, want)
+	}
+	if (err != nil) != (wantErr != "") || err != nil && !strings.Contains(err.Error(), wantErr) {
+		t.Errorf("got error %v, want %q", err, wantErr)
+	}
+}
+
+func TestWhyJSON(t *testing.T) {
+	out, _, err := waiting(t).run(t, "why", "worker", "-o", "json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Kind  string
+		Items []why.Report
+	}
+	if err := json.Unmarshal([]byte(out), &got); err != nil {
+		t.Fatal(err)
+	}
+	if got.Kind != "ReportList" || len(got.Items) != 1 || got.Items[0].Outcome != why.Waits ||
+		len(got.Items[0].Change) != 1 || got.Items[0].Change[0].Kind != why.LowerCapacity {
+		t.Errorf("got %s, want one report that waits and proposes LowerCapacity", out)
+	}
+}
+
+func TestWhyCompletion(t *testing.T) {
+	out, _, err := waiting(t).run(t, "__complete", "why", "")
+	if want := "pod/worker\n:4\n"; err != nil || out != want {
+		t.Errorf("got %q, %v, want %q", out, err, want)
+	}
+}
+
+func TestFits(t *testing.T) {
+	for _, row := range []struct {
+		name string
+		file string
+		args []string
+		want string // how the output begins
+		err  string
+	}{
+		{"a claim", anyClaim, nil, "claim any fits now on 1 of 1 nodes\n  a: gpu gets gpu-af-00-0\n", ""},
+		{"a claim on an empty cluster", anyClaim, []string{"--empty"},
+			"claim any fits now on 1 of 1 nodes\n  a: gpu gets gpu-3b-00-0\n", ""},
+		{"a template", bigTemplate, nil, "a claim of template big waits: request gpu of a claim of template big: " +
+			"none of the 2 devices of class gpu.nvidia.com has the requested capacity", "not everything fits"},
+		{"a pod, with a template of the cluster", bigPod, nil, "pod worker waits: ", "not everything fits"},
+		{"with a node of a profile", bigTemplate + "\n---\n" + bigPod, []string{"--profile", "dgx-h100"},
+			"pod worker fits now on 1 of 2 nodes\n  new-dgx-h100: gpu gets gpu-", ""},
+		{"a deployment", bigDeployment, []string{"--profile", "dgx-h100"},
+			"pod serve fits now on 1 of 2 nodes\n", ""},
+		{"a cron job", strings.Replace(strings.Replace(bigDeployment, "spec: {", "spec: {jobTemplate: {spec: {",
+			1), "}}}}", "}}}}}}", 1), []string{"--profile", "dgx-h100"}, "pod serve fits now on 1 of 2 nodes\n", ""},
+		{"a template of something else", "{apiVersion: karpenter.sh/v1, kind: NodePool, metadata: {name: pool}, " +
+			"spec: {template: {spec: {requirements: []}}}}", nil, "", "has no Pod, ResourceClaim,"},
+		{"two objects", anyClaim + "\n---\n" + bigPod, nil, "pod worker waits: ", "not everything fits"},
+		{"an unknown profile", anyClaim, []string{"--profile", "abacus"}, "", `no profile "abacus"; known are a30-x2`},
+		{"nothing to ask about", "{apiVersion: v1, kind: Namespace, metadata: {name: ml}}", nil, "",
+			"has no Pod, ResourceClaim, ResourceClaimTemplate or object with a pod template"},
+		{"a mistake", strings.Replace(anyClaim, "deviceClassName", "className", 1), nil, "",
+			`unknown field "className"`},
+		{"an old version", strings.Replace(anyClaim, "/v1", "/v1beta1", 1), nil, "",
+			"resource.k8s.io/v1beta1 ResourceClaim is not supported; write apiVersion: resource.k8s.io/v1"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "file.yaml")
+			if err := os.WriteFile(file, []byte(row.file), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			out, _, err := waiting(t).run(t, slices.Concat([]string{"fits", "-f", file}, row.args)...)
+			requireOutput(t, out, row.want, err, row.err)
+		})
+	}
+}

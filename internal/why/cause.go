@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package why
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+)
+
+// maxHolders is how many claims a report lists.
+const maxHolders = 20
+
+// open returns the sites that the pod does not exclude.
+func (q *question) open() []*site {
+	var all []*site
+	for _, s := range q.sites {
+		if len(q.w.excludes(q.cluster, s.node)) == 0 {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// excluded counts the nodes that the pod excludes.
+func (q *question) excluded() []NodeReason {
+	count := map[string]int{}
+	for _, s := range q.sites {
+		for _, reason := range q.w.excludes(q.cluster, s.node) {
+			count[reason] += len(s.names)
+		}
+	}
+	var all []NodeReason
+	for _, reason := range slices.Sorted(maps.Keys(count)) {
+		all = append(all, NodeReason{reason, count[reason]})
+	}
+	slices.SortStableFunc(all, func(a, b NodeReason) int { return b.Nodes - a.Nodes })
+	return all
+}
+
+// allFacts compares each part of each claim with the devices of the nodes that the pod does not exclude. If it excludes
+// all, those of all nodes are compared.
+func (q *question) allFacts() map[[2]int][]fact {
+	sites := q.open()
+	if len(sites) == 0 {
+		sites = q.sites
+	}
+	all := map[[2]int][]fact{}
+	for i, claim := range q.w.claims {
+		for j, p := range partsOf(claim) {
+			if q.classes[*p.class] != nil {
+				all[[2]int{i, j}] = q.facts(i, j, sites)
+			}
+		}
+	}
+	return all
+}
+
+// nodesOf returns how many nodes have the device of the fact.
+func (f fact) nodesOf() int {
+	if ptr.Deref(f.slice.Spec.NodeName, "") == "" {
+		return 1
+	}
+	return len(f.site.names)
+}
+
+// once returns the facts with each device of several nodes only once.
+func once(facts []fact) []fact {
+	seen := map[*resourceapi.Device]bool{}
+	return slices.DeleteFunc(slices.Clone(facts), func(f fact) bool {
+		known := seen[f.device]
+		seen[f.device] = true
+		return known
+	})
+}
+
+// requests counts what each part loses.
+func (q *question) requests(facts map[[2]int][]fact) []Request {
+	var all []Request
+	for i, claim := range q.w.claims {
+		for j, p := range partsOf(claim) {
+			r := Request{Claim: claim.Name, Request: p.name}
+			if !p.all() {
+				r.Wanted = *p.count
+			}
+			onSite, losses, nodes := map[*site]int{}, map[reason]*Loss{}, map[reason]map[*site]bool{}
+			for _, f := range once(facts[[2]int{i, j}]) {
+				r.Devices += f.nodesOf()
+				if len(f.reasons) == 0 {
+					r.Left += f.nodesOf()
+					onSite[f.site]++
+					r.MostOnOneNode = max(r.MostOnOneNode, onSite[f.site])
+					continue
+				}
+				first := f.reasons[0]
+				if losses[first] == nil {
+					losses[first], nodes[first] = &Loss{Kind: first.kind, Detail: first.detail}, map[*site]bool{}
+				}
+				losses[first].Devices += f.nodesOf()
+				if len(f.reasons) == 1 {
+					losses[first].Alone += f.nodesOf()
+				}
+				if !nodes[first][f.site] {
+					nodes[first][f.site] = true
+					losses[first].Nodes += f.nodesOf()
+				}
+			}
+			for _, l := range losses {
+				r.Losses = append(r.Losses, *l)
+			}
+			slices.SortFunc(r.Losses, func(a, b Loss) int {
+				return cmp.Or(lossRank(a.Kind)-lossRank(b.Kind), b.Devices-a.Devices,
+					strings.Compare(a.Detail, b.Detail))
+			})
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+func lossRank(kind LossKind) int {
+	return slices.Index([]LossKind{LostIncomplete, LostClass, LostClause, LostError, LostTaint, LostCapacity, LostHeld},
+		kind)
+}
+
+// holdersOf returns the claims that hold devices which a part would otherwise get.
+func (q *question) holdersOf(facts map[[2]int][]fact) []Holder {
+	wanted := map[poolID]bool{}
+	onSite := map[*site]bool{}
+	for _, list := range facts {
+		for _, f := range list {
+			if len(f.reasons) > 0 && f.reasons[0].kind == LostHeld {
+				wanted[poolOf(f.slice)], onSite[f.site] = true, true
+			}
+		}
+	}
+	var all []Holder
+	seen := map[*resourceapi.ResourceClaim]bool{}
+	for _, s := range q.sites {
+		if !onSite[s] {
+			continue
+		}
+		for _, claim := range s.holders {
+			if seen[claim] || len(all) == maxHolders || !slices.ContainsFunc(poolsHeldBy(claim), func(id poolID) bool {
+				return wanted[id]
+			}) {
+				continue
+			}
+			seen[claim] = true
+			h := Holder{Claim: claim.Namespace + "/" + claim.Name, Node: s.node.Name, Devices: devicesOf(claim)}
+			if since := snapshot.Since(claim); since != nil {
+				h.Since = &since.Time
+			}
+			for _, user := range claim.Status.ReservedFor {
+				name := user.Name
+				if user.Resource != "pods" {
+					name = user.Resource + "/" + name
+				}
+				h.Pods = append(h.Pods, name)
+			}
+			all = append(all, h)
+		}
+	}
+	slices.SortFunc(all, func(a, b Holder) int { return strings.Compare(a.Claim, b.Claim) })
+	return all
+}
+
+// devicesOf returns the names of the claim's devices.
+func devicesOf(claim *resourceapi.ResourceClaim) []string {
+	var all []string
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		all = append(all, r.Device)
+	}
+	return all
+}
+
+// cause says in one sentence why the workload does not fit.
+func (q *question) cause(problem error, facts map[[2]int][]fact) string {
+	for i, claim := range q.w.claims {
+		for _, p := range partsOf(claim) {
+			if q.classes[*p.class] == nil {
+				return fmt.Sprintf("request %s of %s asks for the class %s, which does not exist", p.name,
+					q.w.origins[i].label, *p.class)
+			}
+		}
+	}
+	switch over := q.overQuota(q.w); {
+	case len(over) > 0:
+		return over[0]
+	case len(q.nodes) == 0 && q.Unread[snapshot.Nodes] == nil:
+		return "the cluster has no nodes"
+	case len(q.Slices) == 0 && len(q.w.claims) > 0 && !q.w.extended():
+		return "no node offers devices: there is no ResourceSlice"
+	case errors.Is(problem, errLimit):
+		return "the allocator did not find devices in the time that the scheduler gives it"
+	case problem != nil:
+		return "the scheduler gives up with an error: " + problem.Error()
+	}
+	if text := q.nodeCause(); text != "" {
+		return text
+	}
+	for i, claim := range q.w.claims {
+		for r := range claim.Spec.Devices.Requests {
+			if !q.fits(q.onlyRequest(i, r, 0)) {
+				return q.requestCause(i, r, facts)
+			}
+		}
+	}
+	for i := range q.w.claims {
+		if text := q.claimCause(i); text != "" {
+			return text
+		}
+	}
+	return "each of its claims fits on some node, but no node has the devices of all"
+}
+
+// fits reports whether the workload fits on a node.
+func (q *question) fits(w *workload) bool {
+	found, err := q.place(w, q.sites)
+	return err == nil && found != nil
+}
+
+// nodeCause returns the cause if there are devices, but only on nodes that the pod excludes.
+func (q *question) nodeCause() string {
+	var reasons []string
+	nodes := 0
+	for _, s := range q.sites {
+		because := q.w.excludes(q.cluster, s.node)
+		if len(because) == 0 || q.w.pod != nil && slices.ContainsFunc(q.short(q.w.pod, s.node),
+			func(name corev1.ResourceName) bool { return q.ofClass(name) != nil }) {
+			continue // its device plugin has too few devices
+		}
+		if len(q.w.claims) > 0 {
+			if results, err := q.ask(q.w, s); err != nil || len(results) == 0 {
+				continue
+			}
+		}
+		nodes += len(s.names)
+		reasons = append(reasons, because...)
+	}
+	if nodes == 0 {
+		if len(q.open()) > 0 {
+			return ""
+		}
+		all := q.excluded()
+		return fmt.Sprintf("the pod excludes all %d nodes, most often by %s; none of them has the devices",
+			len(q.nodes), all[0].Reason)
+	}
+	slices.Sort(reasons)
+	what := "the devices"
+	if len(q.w.claims) == 0 {
+		what = "what else the pod needs"
+	}
+	return fmt.Sprintf("%d %s %s, and the pod cannot run there: %s", nodes, plural(nodes, "node has", "nodes have"),
+		what, strings.Join(slices.Compact(reasons), "; "))
+}
+
+// onlyRequest returns the workload with only one request, without constraints, for that many devices; 0: as many as it
+// wants.
+func (q *question) onlyRequest(claim, request int, count int64) *workload {
+	w := q.w.clone()
+	one := w.claims[claim]
+	one.Spec.Devices.Requests = one.Spec.Devices.Requests[request : request+1]
+	one.Spec.Devices.Constraints = nil
+	w.claims, w.origins = w.claims[claim:claim+1], w.origins[claim:claim+1]
+	if count > 0 {
+		for _, p := range partsOf(one) {
+			*p.mode, *p.count = resourceapi.DeviceAllocationModeExactCount, count
+		}
+	}
+	return w
+}
+
+// requestCause says why a request does not fit, even alone.
+func (q *question) requestCause(claim, request int, facts map[[2]int][]fact) string {
+	var texts []string
+	for j, p := range partsOf(q.w.claims[claim]) {
+		if p.request != request {
+			continue
+		}
+		text := q.partCause(p, once(facts[[2]int{claim, j}]))
+		texts = append(texts, text)
+	}
+	name := q.w.claims[claim].Spec.Devices.Requests[request].Name
+	if len(texts) == 1 {
+		return fmt.Sprintf("request %s of %s: %s", name, q.w.origins[claim].label, texts[0])
+	}
+	return fmt.Sprintf("request %s of %s: no alternative fits: %s", name, q.w.origins[claim].label,
+		strings.Join(texts, "; "))
+}
+
+// partCause says why a part does not get its devices.
+func (q *question) partCause(p part, facts []fact) string {
+	count := map[reason]int{}
+	ofClass, left := 0, 0
+	perSite := map[*site]int{}
+	for _, f := range facts {
+		if !f.ofClass() {
+			continue
+		}
+		ofClass += f.nodesOf()
+		if len(f.reasons) == 0 {
+			left += f.nodesOf()
+			perSite[f.site]++
+			continue
+		}
+		count[f.reasons[0]] += f.nodesOf()
+	}
+	if ofClass == 0 {
+		return "no node has a device of class " + *p.class
+	}
+	reasons := slices.SortedFunc(maps.Keys(count), func(a, b reason) int {
+		return cmp.Or(count[b]-count[a], lossRank(a.kind)-lossRank(b.kind), strings.Compare(a.detail, b.detail))
+	})
+	if left > 0 {
+		most := slices.Max(slices.Collect(maps.Values(perSite)))
+		if p.all() {
+			return "it wants all devices that match, and on no node can it have all; " + lossTexts(reasons, count)
+		}
+		text := fmt.Sprintf("it wants %d devices of one node, and no node has more than %d for it", *p.count, most)
+		if len(reasons) > 0 {
+			text += "; of the others, " + lossTexts(reasons, count)
+		}
+		return text
+	}
+	if len(reasons) == 1 {
+		return singleLoss(reasons[0], ofClass, *p.class)
+	}
+	return fmt.Sprintf("none of the %d devices of class %s is left: %s", ofClass, *p.class, lossTexts(reasons, count))
+}
+
+// singleLoss says what excludes all devices.
+func singleLoss(r reason, devices int, class string) string {
+	of := fmt.Sprintf("%d %s of class %s", devices, plural(devices, "device", "devices"), class)
+	switch r.kind {
+	case LostClause:
+		return fmt.Sprintf("none of the %s meets %s", of, r.detail)
+	case LostTaint:
+		return fmt.Sprintf("each of the %s has the taint %s", of, r.detail)
+	case LostCapacity:
+		return fmt.Sprintf("none of the %s has the requested capacity, even when free: %s", of,
+			strings.TrimPrefix(r.detail, "less capacity than requested: "))
+	case LostHeld:
+		return fmt.Sprintf("the %s are held by other claims", of)
+	}
+	return fmt.Sprintf("none of the %s can be had: %s", of, r.detail)
+}
+
+// lossTexts lists the losses, the largest first.
+func lossTexts(reasons []reason, count map[reason]int) string {
+	const most = 4
+	var all []string
+	for i, r := range reasons {
+		if i == most {
+			all = append(all, fmt.Sprintf("and %d more reasons", len(reasons)-most))
+			break
+		}
+		text := map[LossKind]string{LostClause: "do not meet " + r.detail, LostTaint: "have the taint " + r.detail,
+			LostCapacity: "have " + r.detail, LostHeld: "are " + r.detail}[r.kind]
+		all = append(all, fmt.Sprintf("%d %s", count[r], cmp.Or(text, r.detail)))
+	}
+	return strings.Join(all, ", ")
+}
+
+// claimCause says why a claim does not fit whose requests fit one by one.
+func (q *question) claimCause(claim int) string {
+	w := q.w.clone()
+	w.claims, w.origins = w.claims[claim:claim+1], w.origins[claim:claim+1]
+	if q.fits(w) {
+		return ""
+	}
+	label := q.w.origins[claim].label
+	constraints := w.claims[0].Spec.Devices.Constraints
+	w.claims[0].Spec.Devices.Constraints = nil
+	if !q.fits(w) {
+		return fmt.Sprintf("each request of %s fits on some node, but no node has the devices of all", label)
+	}
+	for i, c := range constraints {
+		w.claims[0].Spec.Devices.Constraints = slices.Delete(slices.Clone(constraints), i, i+1)
+		if q.fits(w) {
+			return fmt.Sprintf("no node has devices for %s that meet the constraint %s", label, constraintText(c))
+		}
+	}
+	return fmt.Sprintf("no node has devices for %s that meet its constraints", label)
+}

@@ -1,0 +1,495 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package why
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"sort"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	resourcehelper "k8s.io/component-helpers/resource"
+	"k8s.io/dynamic-resource-allocation/structured"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+)
+
+// change is a possible change of a workload. It has levels from mild to loose: each admits what the one before admits,
+// and more.
+type change struct {
+	kind    ChangeKind
+	in      string
+	request string
+	// what is equal for changes that replace each other, as another limit and no limit in one clause
+	what   string
+	levels int
+	text   func(level int) string
+	apply  func(w *workload, level int)
+	only   *site // where alone it can help, if the workload has no other change; nil: anywhere
+	// try are the levels to try one by one, if a looser level may admit less: a request for all devices gets none if it
+	// matches one that it cannot have. nil: the looser the better.
+	try []int
+}
+
+// rank orders the kinds of changes: the first are preferred.
+func (c *change) rank() int { return slices.Index(kinds, c.kind) }
+
+var kinds = []ChangeKind{Guard, RelaxClause, LowerCapacity, LowerCount, Wait, DropConstraint, DropCapacity, DropClause,
+	Tolerate, UseClass, ChangePod}
+
+func one(text string) func(int) string { return func(int) string { return text } }
+
+// changes returns all changes of the workload that the package knows, in the order of their rank, and for each site the
+// claims to wait for.
+func (q *question) changes(facts map[[2]int][]fact) (ofClaims []*change, waits []*change) {
+	for i := range q.w.claims {
+		for j := range partsOf(q.w.claims[i]) {
+			of := facts[[2]int{i, j}]
+			ofClaims = slices.Concat(ofClaims, q.clauseChanges(i, j, of), q.capacityChanges(i, j, of),
+				q.countChanges(i, j, of), q.tolerations(i, j, of), q.classChanges(i, j))
+		}
+		ofClaims = append(ofClaims, q.constraintChanges(i)...)
+	}
+	ofClaims = append(ofClaims, q.podChanges()...)
+	slices.SortStableFunc(ofClaims, func(a, b *change) int { return a.rank() - b.rank() })
+	return ofClaims, q.waits()
+}
+
+func (q *question) clauseChanges(claim, number int, facts []fact) []*change {
+	p := partsOf(q.w.claims[claim])[number]
+	var all []*change
+	for k := range *p.selectors {
+		ref := selectorRef{claim, number, k}
+		for n, c := range q.w.clauses[ref] {
+			what := fmt.Sprint("clause", claim, number, k, n)
+			at := func(kind ChangeKind, levels int, text func(int) string, clause func(int) string) {
+				all = append(all, &change{kind: kind, in: q.w.origins[claim].object, request: p.name, what: what,
+					levels: levels, text: text,
+					apply: func(w *workload, level int) { w.setClause(ref, n, clause(level)) }})
+				if p.all() && levels > 1 {
+					all[len(all)-1].try = upTo(levels)
+				}
+			}
+			if c.text == "true" {
+				continue
+			}
+			if slices.ContainsFunc(facts, func(f fact) bool {
+				return slices.Contains(f.errors, clauseRef{k, n})
+			}) && len(c.paths) > 0 {
+				at(Guard, 1, one("test that the device has the attribute first: "+c.guard()), one(c.guard()))
+			}
+			if values := beyond(c.limit, facts); len(values) > 0 {
+				at(RelaxClause, len(values), func(level int) string {
+					return fmt.Sprintf("write %s instead of %s", c.limit.with(values[level]), c.text)
+				}, func(level int) string { return c.limit.with(values[level]) })
+			}
+			at(DropClause, 1, one("remove "+c.text), one(""))
+		}
+	}
+	return all
+}
+
+// beyond returns the values that devices of the class have beyond the limit, those next to it first.
+func beyond(l *limit, facts []fact) []number {
+	if l == nil {
+		return nil
+	}
+	var all []number
+	for _, f := range facts {
+		if !f.ofClass() {
+			continue
+		}
+		if n, ok := l.of(f.slice.Spec.Driver, f.device); ok && !l.meets(n) {
+			all = append(all, n)
+		}
+	}
+	slices.SortFunc(all, func(a, b number) int {
+		if l.atLeast {
+			a, b = b, a
+		}
+		return a.compare(b)
+	})
+	return slices.CompactFunc(all, func(a, b number) bool { return a.compare(b) == 0 })
+}
+
+// quantities are what a request asks of each capacity.
+type quantities = map[resourceapi.QualifiedName]resource.Quantity
+
+// capacityChanges lowers what the request asks of a capacity, down to what devices give at least, or removes it.
+func (q *question) capacityChanges(claim, number int, facts []fact) []*change {
+	p := partsOf(q.w.claims[claim])[number]
+	names := map[resourceapi.QualifiedName]bool{}
+	for _, f := range facts {
+		if f.device.AllowMultipleAllocations == nil || !*f.device.AllowMultipleAllocations || !f.ofClass() {
+			continue
+		}
+		for name, c := range f.device.Capacity {
+			names[name] = names[name] || c.RequestPolicy != nil
+		}
+	}
+	if *p.capacity != nil {
+		for name := range (*p.capacity).Requests {
+			names[name] = true
+		}
+	}
+	var all []*change
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		if !names[name] {
+			continue
+		}
+		what := fmt.Sprint("capacity", claim, number, name)
+		change := func(kind ChangeKind, levels int, text func(int) string, set func(all quantities, level int)) {
+			all = append(all, &change{kind: kind, in: q.w.origins[claim].object, request: p.name, what: what,
+				levels: levels, text: text, apply: func(w *workload, level int) {
+					part := partsOf(w.claims[claim])[number]
+					if *part.capacity == nil {
+						*part.capacity = &resourceapi.CapacityRequirements{}
+					}
+					if (*part.capacity).Requests == nil {
+						(*part.capacity).Requests = quantities{}
+					}
+					set((*part.capacity).Requests, level)
+				}})
+		}
+		now := quantityOf(p, name)
+		instead := "instead of all of it"
+		if now != nil {
+			instead = "instead of " + now.String()
+			change(DropCapacity, 1, one(fmt.Sprintf("remove capacity.requests.%s", name)),
+				func(all quantities, _ int) { delete(all, name) })
+		}
+		if levels, amount := amounts(name, now, facts); levels > 0 {
+			change(LowerCapacity, levels, func(level int) string {
+				a := amount(level)
+				return fmt.Sprintf("ask for %s %s %s (capacity.requests.%s)", a.String(), name, instead, name)
+			}, func(all quantities, level int) { all[name] = amount(level) })
+			if p.all() {
+				all[len(all)-1].try = levelsAt(name, levels, amount, facts)
+			}
+		}
+	}
+	return all
+}
+
+// amounts returns the amounts below what is requested, in the steps of the devices, the largest first. nil: nothing is
+// requested, which means all of a device.
+func amounts(name resourceapi.QualifiedName, now *resource.Quantity, facts []fact) (int,
+	func(int) resource.Quantity) {
+	var least, step, most int64
+	var format resource.Format
+	found := false
+	for _, f := range facts {
+		c, ok := f.device.Capacity[name]
+		if !ok || !f.ofClass() {
+			continue
+		}
+		low, by := int64(1), int64(1)
+		if c.RequestPolicy != nil && c.RequestPolicy.ValidRange != nil {
+			if r := c.RequestPolicy.ValidRange; r.Min != nil {
+				low = r.Min.Value()
+				if r.Step != nil {
+					by = max(1, r.Step.Value())
+				}
+			}
+		}
+		if !found {
+			least, step = low, by
+		}
+		if c.Value.Value() > most {
+			format = c.Value.Format
+		}
+		least, step, most, found = min(least, low), min(step, by), max(most, c.Value.Value()), true
+	}
+	if now != nil {
+		most, format = now.Value(), now.Format
+	}
+	if !found || most <= least {
+		return 0, nil
+	}
+	levels := (most-1-least)/step + 1 // the amounts are least + n*step, below most
+	const maxLevels = 1 << 40
+	if levels > maxLevels {
+		return 0, nil
+	}
+	return int(levels), func(level int) resource.Quantity {
+		return *resource.NewQuantity(least+(levels-1-int64(level))*step, format)
+	}
+}
+
+// levelsAt returns the levels at which devices begin to have the amount: in all, and beside other claims.
+func levelsAt(name resourceapi.QualifiedName, levels int, amount func(int) resource.Quantity, facts []fact) []int {
+	var all []int
+	for _, f := range facts {
+		c, ok := f.device.Capacity[name]
+		if !ok {
+			continue
+		}
+		left := c.Value.DeepCopy()
+		if used := f.site.state.AggregatedCapacity[structured.MakeDeviceID(f.slice.Spec.Driver, f.slice.Spec.Pool.Name,
+			f.device.Name)][name]; used != nil {
+			left.Sub(*used)
+		}
+		for _, value := range []resource.Quantity{c.Value, left} {
+			if level := sort.Search(levels, func(level int) bool {
+				a := amount(level)
+				return a.Cmp(value) <= 0
+			}); level < levels {
+				all = append(all, level)
+			}
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(append(all, levels-1))
+}
+
+// upTo returns the numbers below n.
+func upTo(n int) []int {
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+	return all
+}
+
+func (q *question) countChanges(claim, number int, facts []fact) []*change {
+	p := partsOf(q.w.claims[claim])[number]
+	most, instead := *p.count-1, fmt.Sprintf("instead of %d", *p.count)
+	if p.all() {
+		onNode := map[*site]int64{}
+		for _, f := range facts {
+			if f.ofClass() {
+				onNode[f.site]++
+				most = max(most, onNode[f.site])
+			}
+		}
+		instead = "instead of all (allocationMode: ExactCount)"
+	}
+	most = min(most, resourceapi.AllocationResultsMaxSize)
+	if most < 1 {
+		return nil
+	}
+	return []*change{{kind: LowerCount, in: q.w.origins[claim].object, request: p.name,
+		what: fmt.Sprint("count", claim, number), levels: int(most),
+		text: func(level int) string {
+			n := int(most) - level
+			return fmt.Sprintf("ask for %d %s %s", n, plural(n, "device", "devices"), instead)
+		},
+		apply: func(w *workload, level int) {
+			p := partsOf(w.claims[claim])[number]
+			*p.mode, *p.count = resourceapi.DeviceAllocationModeExactCount, most-int64(level)
+		}}}
+}
+
+func (q *question) tolerations(claim, number int, facts []fact) []*change {
+	name := partsOf(q.w.claims[claim])[number].name
+	found := map[string]resourceapi.DeviceTaint{}
+	for _, f := range facts {
+		if f.ofClass() {
+			for _, t := range f.taints {
+				found[taintText(t)] = t
+			}
+		}
+	}
+	var all []*change
+	for _, text := range slices.Sorted(maps.Keys(found)) {
+		with := resourceapi.DeviceToleration{Key: found[text].Key, Operator: resourceapi.DeviceTolerationOpEqual,
+			Value: found[text].Value, Effect: found[text].Effect}
+		all = append(all, &change{kind: Tolerate, in: q.w.origins[claim].object, request: name,
+			what: fmt.Sprint("taint", claim, number, text), levels: 1,
+			text: one("tolerate the taint " + text + " of the device"),
+			apply: func(w *workload, _ int) {
+				p := partsOf(w.claims[claim])[number]
+				*p.tolerate = append(*p.tolerate, with)
+			}})
+	}
+	return all
+}
+
+// classChanges offers other classes for one that does not exist.
+func (q *question) classChanges(claim, number int) []*change {
+	p := partsOf(q.w.claims[claim])[number]
+	if q.classes[*p.class] != nil {
+		return nil
+	}
+	var all []*change
+	for _, name := range slices.Sorted(maps.Keys(q.classes)) {
+		all = append(all, &change{kind: UseClass, in: q.w.origins[claim].object, request: p.name,
+			what: fmt.Sprint("class", claim, number), levels: 1, text: one("use the class " + name),
+			apply: func(w *workload, _ int) { *partsOf(w.claims[claim])[number].class = name }})
+	}
+	return all
+}
+
+// constraintText names a constraint.
+func constraintText(c resourceapi.DeviceConstraint) string {
+	text := ""
+	switch {
+	case c.MatchAttribute != nil:
+		text = "matchAttribute: " + string(*c.MatchAttribute)
+	case c.DistinctAttribute != nil:
+		text = "distinctAttribute: " + string(*c.DistinctAttribute)
+	}
+	if len(c.Requests) > 0 {
+		text += " of " + strings.Join(c.Requests, ", ")
+	}
+	return text
+}
+
+func (q *question) constraintChanges(claim int) []*change {
+	var all []*change
+	for n, c := range q.w.claims[claim].Spec.Devices.Constraints {
+		all = append(all, &change{kind: DropConstraint, in: q.w.origins[claim].object,
+			what: fmt.Sprint("constraint", claim, n), levels: 1,
+			text: one("remove the constraint " + constraintText(c)),
+			apply: func(w *workload, _ int) {
+				// Changes of one workload may be applied in any order: the constraint is found by its content.
+				constraints := &w.claims[claim].Spec.Devices.Constraints
+				if at := slices.IndexFunc(*constraints, func(other resourceapi.DeviceConstraint) bool {
+					return constraintText(other) == constraintText(c)
+				}); at >= 0 {
+					*constraints = slices.Delete(*constraints, at, at+1)
+				}
+			}})
+	}
+	return all
+}
+
+func (q *question) podChanges() []*change {
+	pod := q.w.pod
+	if pod == nil {
+		return nil
+	}
+	var all []*change
+	in := "Pod " + pod.Namespace + "/" + pod.Name
+	add := func(what string, levels int, text func(int) string, apply func(*corev1.Pod, int)) {
+		all = append(all, &change{kind: ChangePod, in: in, what: "pod " + what, levels: levels, text: text,
+			apply: func(w *workload, level int) { apply(w.pod, level) }})
+	}
+	for _, key := range slices.Sorted(maps.Keys(pod.Spec.NodeSelector)) {
+		add("selector "+key, 1, one(fmt.Sprintf("remove the node selector %s=%s", key, pod.Spec.NodeSelector[key])),
+			func(p *corev1.Pod, _ int) { delete(p.Spec.NodeSelector, key) })
+	}
+	if a := pod.Spec.Affinity; a != nil && a.NodeAffinity != nil &&
+		a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+		add("affinity", 1, one("remove the required node affinity"), func(p *corev1.Pod, _ int) {
+			p.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution = nil
+		})
+	}
+	taints, scarce := map[string]corev1.Taint{}, map[corev1.ResourceName][]resource.Quantity{}
+	for _, s := range q.sites {
+		for _, t := range taintsOf(s.node) {
+			if !tolerated(pod, t) {
+				taints[t.ToString()] = t
+			}
+		}
+		for _, name := range q.short(pod, s.node) {
+			if free := q.free(s.node, name); !isExtended(name) || !free.IsZero() {
+				scarce[name] = append(scarce[name], free)
+			}
+		}
+	}
+	for _, text := range slices.Sorted(maps.Keys(taints)) {
+		with := corev1.Toleration{Key: taints[text].Key, Operator: corev1.TolerationOpEqual, Value: taints[text].Value,
+			Effect: taints[text].Effect}
+		add("taint "+text, 1, one("tolerate the taint "+text+" of the node"), func(p *corev1.Pod, _ int) {
+			p.Spec.Tolerations = append(p.Spec.Tolerations, with)
+		})
+	}
+	for _, name := range slices.Sorted(maps.Keys(scarce)) {
+		if name == corev1.ResourcePods {
+			continue // each pod counts as one
+		}
+		all = append(all, lowerResource(in, pod, name, scarce[name]))
+	}
+	return all
+}
+
+// lowerResource lowers a resource that the pod requests to what nodes have left. The pod's requests become those of the
+// pod itself, or of one container where a pod cannot have the resource, so that the sum is right.
+func lowerResource(in string, pod *corev1.Pod, name corev1.ResourceName, free []resource.Quantity) *change {
+	slices.SortFunc(free, func(a, b resource.Quantity) int { return b.Cmp(a) })
+	free = slices.CompactFunc(free, func(a, b resource.Quantity) bool { return a.Cmp(b) == 0 })
+	now, of := requestsOf(pod)[name], "for the pod"
+	if !resourcehelper.IsSupportedPodLevelResource(name) {
+		of = "for all containers together"
+	}
+	return &change{kind: ChangePod, in: in, what: "pod resource " + string(name), levels: len(free),
+		text: func(level int) string {
+			return fmt.Sprintf("request %s %s %s instead of %s", free[level].String(), name, of, now.String())
+		},
+		apply: func(w *workload, level int) {
+			for _, containers := range [][]corev1.Container{w.pod.Spec.InitContainers, w.pod.Spec.Containers} {
+				for i := range containers {
+					delete(containers[i].Resources.Requests, name)
+				}
+			}
+			all := &w.pod.Spec.Containers[0].Resources
+			if resourcehelper.IsSupportedPodLevelResource(name) {
+				if w.pod.Spec.Resources == nil {
+					w.pod.Spec.Resources = &corev1.ResourceRequirements{}
+				}
+				all = w.pod.Spec.Resources
+			}
+			if all.Requests == nil {
+				all.Requests = corev1.ResourceList{}
+			}
+			all.Requests[name] = free[level]
+		}}
+}
+
+// waitUntil begins the text of a Wait.
+const waitUntil = "wait until "
+
+// waits returns a change for each claim that holds devices of a site: that it has ended. Those that are being deleted
+// come first, then those with few devices.
+func (q *question) waits() []*change {
+	var all []*change
+	size, leaves := map[*change]int{}, map[*change]bool{}
+	seen := map[*resourceapi.ResourceClaim]*change{}
+	own := map[string]bool{}
+	for _, claim := range q.w.allocated {
+		own[string(claim.UID)] = true
+	}
+	for _, s := range q.sites {
+		for _, claim := range s.holders {
+			if own[string(claim.UID)] {
+				continue
+			}
+			if known := seen[claim]; known != nil {
+				known.only = nil // it has devices of several sites
+				continue
+			}
+			name := claim.Namespace + "/" + claim.Name
+			text := waitUntil + "claim " + name + " has ended"
+			if since := snapshot.Since(claim); since != nil {
+				text += ", which has had its devices since " + since.UTC().Format(time.RFC3339)
+			}
+			c := &change{kind: Wait, in: "ResourceClaim " + name, what: "claim " + string(claim.UID), levels: 1,
+				only: s, text: one(text), apply: func(w *workload, _ int) { w.ended[claim.UID] = true }}
+			seen[claim], size[c], leaves[c] = c, len(resultsOf(claim)), claim.DeletionTimestamp != nil
+			all = append(all, c)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b *change) int {
+		if leaves[a] != leaves[b] {
+			if leaves[a] {
+				return -1
+			}
+			return 1
+		}
+		return size[a] - size[b]
+	})
+	return all
+}
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return one
+	}
+	return many
+}

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package why
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/blang/semver/v4"
+	celgo "github.com/google/cel-go/cel"
+	"github.com/google/cel-go/common/ast"
+	"github.com/google/cel-go/common/operators"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/cel"
+)
+
+// compiled are the expressions that the allocator has seen already.
+var compiled = cel.NewCache(1000, cel.Features{EnableConsumableCapacity: true})
+
+// parser returns the environment of the allocator's expressions, with the calls of macros kept for printing.
+var parser = sync.OnceValues(func() (*celgo.Env, error) {
+	r := compiled.GetOrCompile("true")
+	if r.Error != nil {
+		return nil, r.Error
+	}
+	return r.Environment.Extend(celgo.EnableMacroCallTracking())
+})
+
+// clause is one operand of an expression's &&.
+type clause struct {
+	text  string // as CEL prints it; it can be joined with && as it is
+	limit *limit // nil if the clause does not compare a number
+	paths []path // the attributes and capacities in it
+}
+
+// cut cuts an expression at the && of its outermost level.
+func cut(expression string) ([]clause, error) {
+	env, err := parser()
+	if err != nil {
+		return nil, err
+	}
+	parsed, issues := env.Parse(expression)
+	if issues.Err() != nil {
+		return nil, issues.Err()
+	}
+	info := parsed.NativeRep().SourceInfo()
+	var all []clause
+	for _, e := range conjuncts(parsed.NativeRep().Expr()) {
+		text, err := celgo.ExprToString(e, info)
+		if err != nil {
+			return nil, err
+		}
+		c := clause{text: text, paths: pathsIn(e)}
+		if call(e, operators.LogicalOr) != nil || call(e, operators.Conditional) != nil {
+			c.text = "(" + text + ")"
+		}
+		if c.limit = limitOf(e); c.limit != nil {
+			if c.limit.subject, err = celgo.ExprToString(c.limit.expr, info); err != nil {
+				return nil, err
+			}
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+func conjuncts(e ast.Expr) []ast.Expr {
+	and := call(e, operators.LogicalAnd)
+	if and == nil {
+		return []ast.Expr{e}
+	}
+	var all []ast.Expr
+	for _, operand := range and.Args() {
+		all = append(all, conjuncts(operand)...)
+	}
+	return all
+}
+
+// call returns the call of that function, or nil if the expression is something else.
+func call(e ast.Expr, function string) ast.CallExpr {
+	if e.Kind() == ast.CallKind && e.AsCall().FunctionName() == function {
+		return e.AsCall()
+	}
+	return nil
+}
+
+// path is an attribute or a capacity of a device in an expression.
+type path struct {
+	field  string // attributes or capacity
+	domain string
+	id     string
+}
+
+func (p path) String() string { return fmt.Sprintf("device.%s[%q].%s", p.field, p.domain, p.id) }
+
+// pathOf returns the attribute or capacity that an expression is, if it is one.
+func pathOf(e ast.Expr) (path, bool) {
+	of, id, ok := member(e)
+	if !ok {
+		return path{}, false
+	}
+	of, domain, ok := member(of)
+	if !ok {
+		return path{}, false
+	}
+	if of.Kind() != ast.SelectKind || of.AsSelect().Operand().Kind() != ast.IdentKind ||
+		of.AsSelect().Operand().AsIdent() != "device" {
+		return path{}, false
+	}
+	field := of.AsSelect().FieldName()
+	return path{field, domain, id}, field == "attributes" || field == "capacity"
+}
+
+// member splits x.name and x['name'].
+func member(e ast.Expr) (of ast.Expr, name string, ok bool) {
+	if e.Kind() == ast.SelectKind && !e.AsSelect().IsTestOnly() {
+		return e.AsSelect().Operand(), e.AsSelect().FieldName(), true
+	}
+	if c := call(e, operators.Index); c != nil && c.Args()[1].Kind() == ast.LiteralKind {
+		name, ok = c.Args()[1].AsLiteral().Value().(string)
+		return c.Args()[0], name, ok
+	}
+	return nil, "", false
+}
+
+// pathsIn returns the attributes and capacities in an expression, each once.
+func pathsIn(e ast.Expr) []path {
+	var all []path
+	seen := map[path]bool{}
+	ast.PreOrderVisit(e, ast.NewExprVisitor(func(part ast.Expr) {
+		if p, ok := pathOf(part); ok && !seen[p] {
+			seen[p] = true
+			all = append(all, p)
+		}
+	}))
+	return all
+}
+
+// namesIn returns the names of all attributes and capacities that the expression may read. It returns false if it may
+// read any.
+func namesIn(expression string) (map[string]bool, bool) {
+	env, err := parser()
+	if err != nil {
+		return nil, false
+	}
+	parsed, issues := env.Parse(expression)
+	if issues.Err() != nil {
+		return nil, false
+	}
+	names, known := map[string]bool{}, true
+	ast.PreOrderVisit(parsed.NativeRep().Expr(), ast.NewExprVisitor(func(part ast.Expr) {
+		switch part.Kind() {
+		case ast.ComprehensionKind:
+			known = false
+		case ast.SelectKind:
+			names[part.AsSelect().FieldName()] = true
+		case ast.LiteralKind:
+			if s, ok := part.AsLiteral().Value().(string); ok {
+				names[s] = true
+			}
+		case ast.CallKind:
+			if c := call(part, operators.Index); c != nil && c.Args()[1].Kind() != ast.LiteralKind {
+				known = false
+			}
+		}
+	}))
+	return names, known
+}
+
+// limit is a clause that compares an attribute or a capacity with a constant.
+type limit struct {
+	path    path
+	expr    ast.Expr
+	subject string // the path as CEL prints it
+	atLeast bool   // the subject is to be at least, or above, the value; otherwise at most, or below
+	strict  bool   // equal is not enough
+	value   number
+}
+
+// number is a quantity, a version or an integer.
+type number struct {
+	quantity *resource.Quantity
+	version  *semver.Version
+	integer  int64
+}
+
+func (n number) String() string {
+	switch {
+	case n.quantity != nil:
+		return n.quantity.String()
+	case n.version != nil:
+		return n.version.String()
+	}
+	return fmt.Sprint(n.integer)
+}
+
+func (n number) compare(with number) int {
+	switch {
+	case n.quantity != nil:
+		return n.quantity.Cmp(*with.quantity)
+	case n.version != nil:
+		return n.version.Compare(*with.version)
+	}
+	return cmp.Compare(n.integer, with.integer)
+}
+
+// limitOf returns the comparison that a clause is, or nil.
+func limitOf(e ast.Expr) *limit {
+	if e.Kind() != ast.CallKind {
+		return nil
+	}
+	c := e.AsCall()
+	switch c.FunctionName() {
+	case "isGreaterThan", "isLessThan": // path.isGreaterThan(quantity('1'))
+		if !c.IsMemberFunction() || len(c.Args()) != 1 {
+			return nil
+		}
+		return newLimit(c.Target(), c.Args()[0], c.FunctionName() == "isGreaterThan", true)
+	case operators.GreaterEquals, operators.Greater, operators.LessEquals, operators.Less:
+		atLeast := c.FunctionName() == operators.GreaterEquals || c.FunctionName() == operators.Greater
+		strict := c.FunctionName() == operators.Greater || c.FunctionName() == operators.Less
+		left, right := c.Args()[0], c.Args()[1]
+		if compare := call(left, "compareTo"); compare != nil { // path.compareTo(quantity('1')) >= 0
+			if zero, ok := integer(right); !ok || zero != 0 || !compare.IsMemberFunction() {
+				return nil
+			}
+			return newLimit(compare.Target(), compare.Args()[0], atLeast, strict)
+		}
+		return newLimit(left, right, atLeast, strict) // path >= 1
+	}
+	return nil
+}
+
+func newLimit(subject, value ast.Expr, atLeast, strict bool) *limit {
+	p, ok := pathOf(subject)
+	if !ok {
+		return nil
+	}
+	n, ok := constant(value)
+	if !ok {
+		return nil
+	}
+	return &limit{path: p, expr: subject, atLeast: atLeast, strict: strict, value: n}
+}
+
+func integer(e ast.Expr) (int64, bool) {
+	if e.Kind() != ast.LiteralKind {
+		return 0, false
+	}
+	i, ok := e.AsLiteral().Value().(int64)
+	return i, ok
+}
+
+// constant returns the value of quantity('1'), semver('1.0.0') or 1.
+func constant(e ast.Expr) (number, bool) {
+	if i, ok := integer(e); ok {
+		return number{integer: i}, true
+	}
+	if e.Kind() != ast.CallKind || len(e.AsCall().Args()) != 1 || e.AsCall().Args()[0].Kind() != ast.LiteralKind {
+		return number{}, false
+	}
+	text, ok := e.AsCall().Args()[0].AsLiteral().Value().(string)
+	if !ok {
+		return number{}, false
+	}
+	switch e.AsCall().FunctionName() {
+	case "quantity":
+		q, err := resource.ParseQuantity(text)
+		return number{quantity: &q}, err == nil
+	case "semver":
+		v, err := semver.Parse(text)
+		return number{version: &v}, err == nil
+	}
+	return number{}, false
+}
+
+// of returns the value of the device, if it has one of the type of the limit.
+func (l *limit) of(driver string, d *resourceapi.Device) (number, bool) {
+	names := []resourceapi.QualifiedName{resourceapi.QualifiedName(l.path.domain + "/" + l.path.id)}
+	if l.path.domain == driver {
+		names = append(names, resourceapi.QualifiedName(l.path.id))
+	}
+	for _, name := range names {
+		if l.path.field == "capacity" {
+			if c, ok := d.Capacity[name]; ok && l.value.quantity != nil {
+				return number{quantity: &c.Value}, true
+			}
+			continue
+		}
+		a := d.Attributes[name]
+		switch {
+		case a.IntValue != nil && l.value.quantity == nil && l.value.version == nil:
+			return number{integer: *a.IntValue}, true
+		case a.VersionValue != nil && l.value.version != nil:
+			v, err := semver.Parse(*a.VersionValue)
+			return number{version: &v}, err == nil
+		}
+	}
+	return number{}, false
+}
+
+// meets reports whether a value is within the limit.
+func (l *limit) meets(n number) bool {
+	c := n.compare(l.value)
+	switch {
+	case c == 0:
+		return !l.strict
+	case l.atLeast:
+		return c > 0
+	}
+	return c < 0
+}
+
+// with returns the clause with another value, which is itself within the limit.
+func (l *limit) with(n number) string {
+	operator := "<="
+	if l.atLeast {
+		operator = ">="
+	}
+	switch {
+	case n.quantity != nil:
+		return fmt.Sprintf("%s.compareTo(quantity(%q)) %s 0", l.subject, n.String(), operator)
+	case n.version != nil:
+		return fmt.Sprintf("%s.compareTo(semver(%q)) %s 0", l.subject, n.String(), operator)
+	}
+	return fmt.Sprintf("%s %s %s", l.subject, operator, n)
+}
+
+// guard returns the clause behind a test that the device has all that the clause reads.
+func (c clause) guard() string {
+	var tests []string
+	for _, p := range c.paths {
+		tests = append(tests, fmt.Sprintf("has(%s)", p))
+	}
+	return strings.Join(append(tests, c.text), " && ")
+}

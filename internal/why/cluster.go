@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package why
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	resourcehelper "k8s.io/component-helpers/resource"
+	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+)
+
+// features are those of Kubernetes 1.37 by default.
+var features = structured.Features{
+	AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true,
+	DeviceBindingAndStatus: true, ConsumableCapacity: true, FractionalCapacityRange: true,
+}
+
+// poolID names a pool.
+type poolID struct{ driver, pool string }
+
+func poolOf(s *resourceapi.ResourceSlice) poolID { return poolID{s.Spec.Driver, s.Spec.Pool.Name} }
+
+// cluster is a snapshot with indexes.
+type cluster struct {
+	*snapshot.Snapshot
+	classes classLister
+	nodes   []*corev1.Node // by name
+	onNode  map[string][]*resourceapi.ResourceSlice
+	shared  []*resourceapi.ResourceSlice // those of no single node
+	pools   map[poolID][]*resourceapi.ResourceSlice
+	holders map[poolID][]*resourceapi.ResourceClaim
+	used    map[string]corev1.ResourceList // of each node, by pods
+	planned map[string]bool                // claims that do not exist yet, by namespace/name
+}
+
+// classLister lists classes for the allocator.
+type classLister map[string]*resourceapi.DeviceClass
+
+// List returns all classes, by name.
+func (c classLister) List() ([]*resourceapi.DeviceClass, error) {
+	var all []*resourceapi.DeviceClass
+	for _, name := range slices.Sorted(maps.Keys(c)) {
+		all = append(all, c[name])
+	}
+	return all, nil
+}
+
+// Get returns the class.
+func (c classLister) Get(name string) (*resourceapi.DeviceClass, error) {
+	if class := c[name]; class != nil {
+		return class, nil
+	}
+	return nil, fmt.Errorf("no DeviceClass %s", name)
+}
+
+func newCluster(s *snapshot.Snapshot) *cluster {
+	c := &cluster{Snapshot: s, classes: classLister{}, onNode: map[string][]*resourceapi.ResourceSlice{},
+		pools: map[poolID][]*resourceapi.ResourceSlice{}, holders: map[poolID][]*resourceapi.ResourceClaim{},
+		used: map[string]corev1.ResourceList{}, planned: map[string]bool{}}
+	for _, class := range s.Classes {
+		c.classes[class.Name] = class
+	}
+	known := map[string]*corev1.Node{}
+	for _, n := range s.Nodes {
+		known[n.Name] = n
+	}
+	for _, slice := range s.Slices {
+		c.pools[poolOf(slice)] = append(c.pools[poolOf(slice)], slice)
+		name := ptr.Deref(slice.Spec.NodeName, "")
+		if name == "" {
+			c.shared = append(c.shared, slice)
+			continue
+		}
+		c.onNode[name] = append(c.onNode[name], slice)
+		if known[name] == nil && s.Unread[snapshot.Nodes] != nil {
+			known[name] = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
+				Labels: map[string]string{corev1.LabelHostname: name}}}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(known)) {
+		c.nodes = append(c.nodes, known[name])
+	}
+	for _, claim := range s.Claims {
+		for _, pool := range poolsHeldBy(claim) {
+			c.holders[pool] = append(c.holders[pool], claim)
+		}
+	}
+	for _, pod := range s.Pods {
+		if pod.Spec.NodeName != "" && !finished(pod) {
+			c.used[pod.Spec.NodeName] = add(c.used[pod.Spec.NodeName], requestsOf(pod))
+		}
+	}
+	return c
+}
+
+// unknown returns why objects of that resource in the namespace are not known, or nil.
+func (c *cluster) unknown(resource, namespace string) error {
+	err := c.Unread[resource]
+	var partial *snapshot.PartialError
+	if errors.As(err, &partial) && partial.Namespace == namespace {
+		return nil
+	}
+	return err
+}
+
+// poolsHeldBy returns the pools of the claim's devices, other than those with admin access.
+func poolsHeldBy(claim *resourceapi.ResourceClaim) []poolID {
+	var all []poolID
+	for _, r := range resultsOf(claim) {
+		if id := (poolID{r.Driver, r.Pool}); !slices.Contains(all, id) {
+			all = append(all, id)
+		}
+	}
+	return all
+}
+
+// resultsOf returns the devices that a claim keeps from other claims.
+func resultsOf(claim *resourceapi.ResourceClaim) []resourceapi.DeviceRequestAllocationResult {
+	if claim.Status.Allocation == nil {
+		return nil
+	}
+	var all []resourceapi.DeviceRequestAllocationResult
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		if !ptr.Deref(r.AdminAccess, false) {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// requestsOf returns the resources that the pod requests, and itself.
+func requestsOf(pod *corev1.Pod) corev1.ResourceList {
+	all := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})
+	return add(all, corev1.ResourceList{corev1.ResourcePods: *newQuantity(1)})
+}
+
+func add(a, b corev1.ResourceList) corev1.ResourceList {
+	sum := maps.Clone(a)
+	if sum == nil {
+		sum = corev1.ResourceList{}
+	}
+	for name, q := range b {
+		total := sum[name]
+		total.Add(q)
+		sum[name] = total
+	}
+	return sum
+}
+
+func finished(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// site is a group of nodes with equal devices and equal use that the pod treats alike. The first of them is asked.
+type site struct {
+	node    *corev1.Node
+	names   []string
+	slices  []*resourceapi.ResourceSlice
+	holders []*resourceapi.ResourceClaim
+	state   structured.AllocatedState // with all holders
+}
+
+// sites groups the nodes for that workload.
+func (c *cluster) sites(w *workload) []*site {
+	names := c.namesIn(w)
+	each, prints := make([]*site, len(c.nodes)), make([]string, len(c.nodes))
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for i := next.Add(1) - 1; i < int64(len(c.nodes)); i = next.Add(1) - 1 {
+				each[i] = c.siteOf(c.nodes[i])
+				prints[i] = w.nodePrint(c, c.nodes[i]) + "\n" + each[i].print(names)
+			}
+		})
+	}
+	wg.Wait()
+	groups := map[string]*site{}
+	var all []*site
+	for i, s := range each {
+		if known := groups[prints[i]]; known != nil {
+			known.names = append(known.names, s.names...)
+			continue
+		}
+		s.state = stateOf(s.holders, nil)
+		groups[prints[i]] = s
+		all = append(all, s)
+	}
+	return all
+}
+
+// siteOf returns a site of one node, without its state.
+func (c *cluster) siteOf(node *corev1.Node) *site {
+	s := &site{node: node, names: []string{node.Name}, slices: c.slicesFor(node)}
+	seen := map[types.UID]bool{}
+	pools := map[poolID]bool{}
+	for _, slice := range s.slices {
+		id := poolOf(slice)
+		if pools[id] {
+			continue
+		}
+		pools[id] = true
+		for _, claim := range c.holders[id] {
+			if !seen[claim.UID] {
+				seen[claim.UID] = true
+				s.holders = append(s.holders, claim)
+			}
+		}
+	}
+	return s
+}
+
+// slicesFor returns the slices that the allocator needs for the node: its own, those of no single node, and the rest of
+// the pools that they belong to.
+func (c *cluster) slicesFor(node *corev1.Node) []*resourceapi.ResourceSlice {
+	all := slices.Concat(c.onNode[node.Name], c.shared)
+	for _, s := range c.onNode[node.Name] {
+		for _, other := range c.pools[poolOf(s)] {
+			if name := ptr.Deref(other.Spec.NodeName, ""); name != "" && name != node.Name {
+				all = append(all, other)
+			}
+		}
+	}
+	return all
+}
+
+// stateOf returns the allocations of the claims that have not ended.
+func stateOf(claims []*resourceapi.ResourceClaim, ended map[types.UID]bool) structured.AllocatedState {
+	state := structured.AllocatedState{
+		AllocatedDevices:         sets.New[structured.DeviceID](),
+		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
+	}
+	for _, claim := range claims {
+		if ended[claim.UID] {
+			continue
+		}
+		for _, r := range resultsOf(claim) {
+			id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
+			if r.ShareID == nil {
+				state.AllocatedDevices.Insert(id)
+				continue
+			}
+			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
+			state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
+		}
+	}
+	return state
+}
+
+// namesIn returns the names of the attributes that the workload may read, or nil if it may read any.
+func (c *cluster) namesIn(w *workload) map[string]bool {
+	all := map[string]bool{}
+	var expressions []string
+	for _, claim := range w.claims {
+		for _, part := range partsOf(claim) {
+			for _, s := range *part.selectors {
+				expressions = append(expressions, expressionOf(s))
+			}
+			classes := c.Classes // each is tried instead of one that does not exist
+			if class := c.classes[*part.class]; class != nil {
+				classes = []*resourceapi.DeviceClass{class}
+			}
+			for _, class := range classes {
+				for _, s := range class.Spec.Selectors {
+					expressions = append(expressions, expressionOf(s))
+				}
+			}
+		}
+		for _, constraint := range claim.Spec.Devices.Constraints {
+			for _, name := range []*resourceapi.FullyQualifiedName{constraint.MatchAttribute,
+				constraint.DistinctAttribute} {
+				_, id, _ := strings.Cut(string(ptr.Deref(name, "")), "/")
+				all[id] = true
+			}
+		}
+	}
+	for _, expression := range expressions {
+		names, known := namesIn(expression)
+		if !known {
+			return nil
+		}
+		maps.Copy(all, names)
+	}
+	return all
+}
+
+func expressionOf(s resourceapi.DeviceSelector) string {
+	if s.CEL == nil {
+		return ""
+	}
+	return s.CEL.Expression
+}

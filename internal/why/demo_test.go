@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package why
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/nodetemplate"
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
+)
+
+// The demo of a claim that nothing satisfies shows what the command says about it on the demo's nodes.
+func TestDemo(t *testing.T) {
+	const folder = "../../demo/unsatisfiable/"
+	s := demoNodes(t)
+	manifest, err := os.ReadFile(folder + "unsatisfiable.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	template, p := &resourceapi.ResourceClaimTemplate{}, &corev1.Pod{}
+	for document := range strings.SplitSeq(string(manifest), "\n---\n") {
+		for kind, into := range map[string]any{"ResourceClaimTemplate": template, "Pod": p} {
+			if strings.Contains(document, "\nkind: "+kind+"\n") {
+				if err := yaml.UnmarshalStrict([]byte(document), into); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	s.Templates, s.Pods = append(s.Templates, template), append(s.Pods, p)
+	r, err := Pod(t.Context(), s, p.Namespace, p.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	readme, err := os.ReadFile(folder + "README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := "```text\n" + text(t, r) + "```\n"; !strings.Contains(string(readme), got) {
+		t.Errorf("the README of the demo lacks\n%s", got)
+	}
+}
+
+// demoNodes returns the nodes of make demo.
+func demoNodes(t *testing.T) *snapshot.Snapshot {
+	t.Helper()
+	text, err := os.ReadFile("../../demo/values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var values struct {
+		NodeConfigs struct{ Default any }
+	}
+	if err := yaml.Unmarshal(text, &values); err != nil {
+		t.Fatal(err)
+	}
+	if text, err = yaml.Marshal(values.NodeConfigs.Default); err != nil {
+		t.Fatal(err)
+	}
+	config, err := nodeconfig.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := fleet(t)
+	for i, profile := range []string{"dgx-h100", "l40s-x4", "mixed"} { // those of hack/dev
+		node := fmt.Sprint("node-", i+1)
+		of, err := nodetemplate.FromProfile(profile, config, nodetemplate.Node{Driver: driver, Name: node})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Slices = append(s.Slices, of.Slices...)
+		s.Nodes = append(s.Nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}})
+	}
+	return s
+}
+
+// The page about the command lists the kinds of changes in the order in which they are preferred, and the limits.
+func TestPage(t *testing.T) {
+	page, err := os.ReadFile("../../docs/why.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var listed []ChangeKind
+	for line := range strings.Lines(string(page)) {
+		if kind, ok := strings.CutPrefix(line, "| `"); ok {
+			kind, _, _ = strings.Cut(kind, "`")
+			listed = append(listed, ChangeKind(kind))
+		}
+	}
+	if !slices.Equal(listed, kinds) {
+		t.Errorf("the page lists %v, want %v", listed, kinds)
+	}
+	words := strings.Join(strings.Fields(string(page)), " ")
+	for _, limit := range []string{fmt.Sprintf("%d,%03d questions", searchAsked/1000, searchAsked%1000),
+		fmt.Sprintf("%.0f s,", searchTimeout.Seconds()), fmt.Sprintf("%d,%03d pairs", maxPairs/1000, maxPairs%1000),
+		fmt.Sprintf("%d kinds of nodes", maxSites)} {
+		if !strings.Contains(words, limit) {
+			t.Errorf("the page lacks %q", limit)
+		}
+	}
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package why
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+)
+
+// Manifest is what somebody is about to create.
+type Manifest struct {
+	Pods      []*corev1.Pod
+	Claims    []*resourceapi.ResourceClaim
+	Templates []*resourceapi.ResourceClaimTemplate
+}
+
+// Fit explains whether each pod of the manifest would fit on the cluster, and each claim and template that no pod of
+// the manifest uses. Each is asked about alone.
+func Fit(ctx context.Context, s *snapshot.Snapshot, m Manifest) []*Report {
+	with := *s
+	with.Claims, with.Templates = slices.Clone(s.Claims), slices.Clone(s.Templates)
+	for _, claim := range m.Claims {
+		claim = claim.DeepCopy()
+		claim.Status = resourceapi.ResourceClaimStatus{}
+		setDefaults(&claim.Spec)
+		with.Claims = replace(with.Claims, claim)
+	}
+	for _, template := range m.Templates {
+		with.Templates = replace(with.Templates, template)
+	}
+	c := newCluster(&with)
+	for _, claim := range m.Claims {
+		_, exists := find(s.Claims, claim.Namespace, claim.Name)
+		c.planned[claim.Namespace+"/"+claim.Name] = !exists
+	}
+	var all []*Report
+	used := map[string]bool{}
+	for _, pod := range m.Pods {
+		pod = pod.DeepCopy()
+		pod.Spec.NodeName, pod.Status = "", corev1.PodStatus{}
+		requestLimits(pod)
+		for _, of := range pod.Spec.ResourceClaims {
+			used["claim "+pod.Namespace+"/"+ptr.Deref(of.ResourceClaimName, "")] = true
+			used["template "+pod.Namespace+"/"+ptr.Deref(of.ResourceClaimTemplateName, "")] = true
+		}
+		all = append(all, explainPod(ctx, c, pod))
+	}
+	for _, of := range m.Claims {
+		if used["claim "+of.Namespace+"/"+of.Name] {
+			continue
+		}
+		claim, _ := find(c.Claims, of.Namespace, of.Name)
+		o := c.originOf(claim)
+		r := newReport("ResourceClaim", &claim.ObjectMeta)
+		explain(ctx, c, &workload{claims: []*resourceapi.ResourceClaim{claim}, origins: []origin{o}}, r, o.label)
+		all = append(all, r)
+	}
+	for _, template := range m.Templates {
+		if used["template "+template.Namespace+"/"+template.Name] {
+			continue
+		}
+		claim := claimOf(template, template.Name)
+		label := "a claim of template " + template.Name
+		o := origin{label: label, object: "ResourceClaimTemplate " + template.Namespace + "/" + template.Name}
+		r := newReport("ResourceClaimTemplate", &template.ObjectMeta)
+		explain(ctx, c, &workload{claims: []*resourceapi.ResourceClaim{claim}, origins: []origin{o}}, r, label)
+		all = append(all, r)
+	}
+	return all
+}
+
+// requestLimits requests what a container is limited to, as the API server does where nothing is requested.
+func requestLimits(pod *corev1.Pod) {
+	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range containers {
+			r := &containers[i].Resources
+			all := corev1.ResourceList{}
+			maps.Copy(all, r.Limits)
+			maps.Copy(all, r.Requests)
+			r.Requests = all
+		}
+	}
+}
+
+// replace returns the objects with another, which replaces the one of the same name.
+func replace[T metav1.Object](all []T, object T) []T {
+	return append(slices.DeleteFunc(all, func(o T) bool {
+		return o.GetNamespace() == object.GetNamespace() && o.GetName() == object.GetName()
+	}), object)
+}
+
+// Empty returns the cluster without pods, without claims that have devices, and without what quotas have counted. That
+// other pods and claims could not be read does not matter then.
+func Empty(s *snapshot.Snapshot) *snapshot.Snapshot {
+	c := *s
+	c.Unread = maps.Clone(s.Unread)
+	delete(c.Unread, snapshot.Claims)
+	delete(c.Unread, snapshot.Pods)
+	c.Quotas = nil
+	for _, quota := range s.Quotas {
+		quota = quota.DeepCopy()
+		quota.Status.Used = nil
+		c.Quotas = append(c.Quotas, quota)
+	}
+	c.Pods = nil
+	c.Claims = nil
+	for _, claim := range s.Claims {
+		if claim.Status.Allocation == nil {
+			c.Claims = append(c.Claims, claim)
+		}
+	}
+	return &c
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package why
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+)
+
+// print returns a text that is equal for nodes whose devices, and what claims hold of them, differ only in order and in
+// attributes of other names. nil: all attributes count.
+func (s *site) print(names map[string]bool) string {
+	var b strings.Builder
+	pools := map[poolID][]*resourceapi.ResourceSlice{}
+	for _, slice := range s.slices {
+		if ptr.Deref(slice.Spec.NodeName, "") == s.node.Name {
+			pools[poolOf(slice)] = append(pools[poolOf(slice)], slice)
+			continue
+		}
+		// A slice of several nodes is the same for all that it matches.
+		matches, _ := structured.NodeMatches(features, s.node, ptr.Deref(slice.Spec.NodeName, ""),
+			ptr.Deref(slice.Spec.AllNodes, false), slice.Spec.NodeSelector)
+		fmt.Fprintln(&b, slice.Name, matches)
+		if ptr.Deref(slice.Spec.PerDeviceNodeSelection, false) {
+			fmt.Fprintln(&b, s.node.Name) // its devices may be of single nodes
+		}
+	}
+	uses := s.uses()
+	var texts []string
+	for id, of := range pools {
+		texts = append(texts, strings.TrimPrefix(id.pool, s.node.Name)+" "+poolPrint(id, of, uses, names))
+	}
+	slices.Sort(texts)
+	b.WriteString(strings.Join(texts, "\n"))
+	return b.String()
+}
+
+// uses returns what claims hold of each device. A claim with a single device of the node has no name; others are
+// numbered.
+func (s *site) uses() map[poolID]map[string]string {
+	uses := map[poolID]map[string]string{}
+	for number, claim := range s.holders {
+		results := resultsOf(claim)
+		who := "one"
+		if len(results) > 1 {
+			who = fmt.Sprint(number)
+		}
+		for _, r := range results {
+			id := poolID{r.Driver, r.Pool}
+			if uses[id] == nil {
+				uses[id] = map[string]string{}
+			}
+			text := fmt.Sprintf(" %s %t", who, r.ShareID != nil)
+			for _, name := range slices.Sorted(maps.Keys(r.ConsumedCapacity)) {
+				amount := r.ConsumedCapacity[name]
+				text += fmt.Sprintf(" %s=%s", name, amount.String())
+			}
+			uses[id][r.Device] += text + ";"
+		}
+	}
+	return uses
+}
+
+// poolPrint prints a pool. Devices are sorted by what they are, and so are counter sets with the devices that use them.
+func poolPrint(id poolID, all []*resourceapi.ResourceSlice, uses map[poolID]map[string]string,
+	names map[string]bool) string {
+	current := snapshot.Current(all)
+	sets := map[string][]string{} // of each counter set, what it has and the devices that use only it
+	for _, slice := range current {
+		for _, set := range slice.Spec.SharedCounters {
+			sets[set.Name] = append(sets[set.Name], "counters"+countersPrint(set.Counters))
+		}
+		for i := range slice.Spec.Devices {
+			d := &slice.Spec.Devices[i]
+			set, text := "", devicePrint(d, names)+uses[id][d.Name]
+			switch len(d.ConsumesCounters) {
+			case 0:
+			case 1:
+				set = d.ConsumesCounters[0].CounterSet
+				text += countersPrint(d.ConsumesCounters[0].Counters)
+			default:
+				text += d.Name // it joins counter sets: devices with other names are not compared
+				for _, use := range d.ConsumesCounters {
+					text += use.CounterSet + countersPrint(use.Counters)
+				}
+			}
+			sets[set] = append(sets[set], text)
+		}
+	}
+	var texts []string
+	for name, of := range sets {
+		slices.Sort(of)
+		if name == "" {
+			name = "none"
+		} else {
+			name = "some"
+		}
+		texts = append(texts, name+"\n"+strings.Join(of, "\n"))
+	}
+	slices.Sort(texts)
+	sum := sha256.Sum256([]byte(strings.Join(texts, "\n\n")))
+	return fmt.Sprintf("%s %d of %d %x", id.driver, len(current), current[0].Spec.Pool.ResourceSliceCount,
+		sum)
+}
+
+func countersPrint(all map[string]resourceapi.Counter) string {
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		value := all[name].Value
+		b.WriteString(" " + name + "=" + value.String())
+	}
+	return b.String()
+}
+
+// devicePrint prints a device without its name.
+func devicePrint(d *resourceapi.Device, names map[string]bool) string {
+	var b strings.Builder
+	if ptr.Deref(d.AllowMultipleAllocations, false) {
+		b.WriteString("shared")
+	}
+	var read []resourceapi.QualifiedName
+	for name := range d.Attributes {
+		_, id, ok := strings.Cut(string(name), "/")
+		if !ok {
+			id = string(name)
+		}
+		if names == nil || names[id] {
+			read = append(read, name)
+		}
+	}
+	slices.Sort(read)
+	for _, name := range read {
+		b.WriteString(" " + string(name) + "=")
+		printAttribute(&b, d.Attributes[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.Capacity)) {
+		c := d.Capacity[name]
+		b.WriteString(" " + string(name) + "=" + c.Value.String())
+		printPolicy(&b, c.RequestPolicy)
+	}
+	for _, t := range d.Taints {
+		b.WriteString(" " + taintText(t))
+	}
+	if d.BindsToNode != nil || len(d.BindingConditions) > 0 {
+		b.WriteString(" binding")
+	}
+	return b.String()
+}
+
+func printAttribute(b *strings.Builder, a resourceapi.DeviceAttribute) {
+	switch {
+	case a.StringValue != nil:
+		b.WriteString(*a.StringValue)
+	case a.VersionValue != nil:
+		b.WriteString("v" + *a.VersionValue)
+	default:
+		b.WriteString(a.String())
+	}
+}
+
+func printPolicy(b *strings.Builder, p *resourceapi.CapacityRequestPolicy) {
+	if p == nil {
+		return
+	}
+	quantities := []*resource.Quantity{p.Default}
+	if r := p.ValidRange; r != nil {
+		quantities = append(quantities, r.Min, r.Max, r.Step)
+	}
+	for i := range p.ValidValues {
+		quantities = append(quantities, &p.ValidValues[i])
+	}
+	for _, q := range quantities {
+		b.WriteString(",")
+		if q != nil {
+			value := *q // String changes the quantity
+			b.WriteString(value.String())
+		}
+	}
+}

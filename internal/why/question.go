@@ -1,0 +1,411 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package why
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+)
+
+const (
+	// askTimeout ends a single question: the allocator's search can be exponential. It is that of the scheduler.
+	askTimeout = 10 * time.Second
+	// searchTimeout ends the search for changes.
+	searchTimeout = 20 * time.Second
+)
+
+// searchAsked is how many questions to the allocator a search for changes asks. Tests change it.
+var searchAsked = 20_000
+
+// errLimit means that the search has reached its limit.
+var errLimit = errors.New("the search has reached its limit")
+
+// question asks the allocator about a workload and changes of it.
+type question struct {
+	*cluster
+	ctx   context.Context
+	w     *workload
+	sites []*site
+	asked int
+	// The search for changes ends after so many questions, or then.
+	maxAsked int
+	deadline time.Time
+}
+
+func newQuestion(ctx context.Context, c *cluster, w *workload) *question {
+	return &question{cluster: c, ctx: ctx, w: w, sites: c.sites(w)}
+}
+
+// spot is where a workload fits.
+type spot struct {
+	site    *site
+	results []resourceapi.AllocationResult
+}
+
+// ask asks the allocator whether the node of the site can have the claims of the workload. No results and no error mean
+// that it cannot.
+func (q *question) ask(w *workload, s *site) ([]resourceapi.AllocationResult, error) {
+	if q.maxAsked > 0 && (q.asked >= q.maxAsked || time.Now().After(q.deadline)) {
+		return nil, errLimit
+	}
+	q.asked++
+	state := s.state
+	if len(w.ended) > 0 {
+		state = stateOf(s.holders, w.ended)
+	}
+	ctx, cancel := context.WithTimeout(q.ctx, askTimeout)
+	defer cancel()
+	allocator, err := structured.NewAllocator(ctx, features, state, q.classes, s.slices, compiled)
+	if err != nil {
+		return nil, err
+	}
+	results, err := allocator.Allocate(ctx, s.node, w.claimsOn(s.node))
+	switch {
+	case errors.Is(err, structured.ErrFailedAllocationOnNode):
+		return nil, nil
+	case errors.Is(err, context.DeadlineExceeded) && q.ctx.Err() == nil:
+		return nil, errLimit
+	}
+	return results, err
+}
+
+// fitsOn reports whether the pod and its claims fit on the site.
+func (q *question) fitsOn(w *workload, s *site) (spot, bool, error) {
+	if len(w.excludes(q.cluster, s.node)) > 0 {
+		return spot{}, false, nil
+	}
+	if len(w.claims) == 0 {
+		return spot{site: s}, true, nil
+	}
+	results, err := q.ask(w, s)
+	return spot{s, results}, len(results) == len(w.claims), err
+}
+
+// place returns the first of the sites that the workload fits on.
+func (q *question) place(w *workload, sites []*site) (*spot, error) {
+	if len(q.overQuota(w)) > 0 {
+		return nil, nil
+	}
+	for i, s := range sites {
+		found, ok, err := q.fitsOn(w, s)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			if i > 0 && len(sites) == len(q.sites) { // likely the next workload fits there, too
+				q.sites = slices.Concat([]*site{s}, sites[:i], sites[i+1:])
+			}
+			return &found, nil
+		}
+	}
+	return nil, nil
+}
+
+// spots returns all sites that the workload fits on. Like the scheduler, it returns an error if the allocator has one
+// on any node.
+func (q *question) spots(w *workload) ([]spot, error) {
+	if len(q.overQuota(w)) > 0 {
+		return nil, nil
+	}
+	var all []spot
+	for _, s := range q.sites {
+		found, ok, err := q.fitsOn(w, s)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			all = append(all, found)
+		}
+	}
+	return all, nil
+}
+
+// overQuota returns the limits of the namespace's quotas that claims which do not exist yet would exceed.
+func (q *question) overQuota(w *workload) []string {
+	want := corev1.ResourceList{}
+	namespace := ""
+	for i, claim := range w.claims {
+		if w.origins[i].exists {
+			continue
+		}
+		namespace = claim.Namespace
+		want = add(want, quotaOf(claim))
+	}
+	var all []string
+	for _, quota := range q.Quotas {
+		if quota.Namespace != namespace || len(want) == 0 {
+			continue
+		}
+		for _, name := range slices.Sorted(maps.Keys(quota.Status.Hard)) {
+			more, ok := want[name]
+			if !ok {
+				continue
+			}
+			total, hard := quota.Status.Used[name].DeepCopy(), quota.Status.Hard[name]
+			used := total.String()
+			total.Add(more)
+			if total.Cmp(hard) > 0 {
+				all = append(all, fmt.Sprintf("the quota %s allows %s of %s, %s are used and %s more are wanted",
+					quota.Name, hard.String(), name, used, more.String()))
+			}
+		}
+	}
+	return all
+}
+
+// quotaOf returns what the quota counts for the claim.
+func quotaOf(claim *resourceapi.ResourceClaim) corev1.ResourceList {
+	all := corev1.ResourceList{"count/resourceclaims.resource.k8s.io": *newQuantity(1)}
+	ofRequest := map[int]corev1.ResourceList{} // the most that an alternative has of each class
+	for _, p := range partsOf(claim) {
+		n := *newQuantity(*p.count)
+		if p.all() {
+			n = *newQuantity(resourceapi.AllocationResultsMaxSize)
+		}
+		name := corev1.ResourceName(*p.class + corev1.ResourceClaimsPerClass)
+		if ofRequest[p.request] == nil {
+			ofRequest[p.request] = corev1.ResourceList{}
+		}
+		if known := ofRequest[p.request][name]; known.Cmp(n) < 0 {
+			ofRequest[p.request][name] = n
+		}
+	}
+	for _, list := range ofRequest {
+		all = add(all, list)
+	}
+	return all
+}
+
+// reason is why a request does not get a device.
+type reason struct {
+	kind   LossKind
+	detail string
+}
+
+// fact is what a part of a claim and a device have to do with each other.
+type fact struct {
+	site    *site
+	slice   *resourceapi.ResourceSlice
+	device  *resourceapi.Device
+	reasons []reason
+	errors  []clauseRef               // clauses that fail with an error
+	taints  []resourceapi.DeviceTaint // not tolerated
+}
+
+// clauseRef names a clause of a part.
+type clauseRef struct{ selector, clause int }
+
+// ofClass reports whether the class has the device.
+func (f fact) ofClass() bool {
+	return !slices.ContainsFunc(f.reasons, func(r reason) bool { return r.kind == LostClass })
+}
+
+// facts compares a part of a claim with all devices of the sites.
+func (q *question) facts(claim int, number int, sites []*site) []fact {
+	p := partsOf(q.w.claims[claim])[number]
+	class := q.classes[*p.class]
+	var all []fact
+	resource := q.w.origins[claim].extended[p.name]
+	for _, s := range sites {
+		if fromPlugin(s.node, resource) {
+			continue // the node takes no devices for it
+		}
+		current, count := snapshot.Current(s.slices), map[poolID]int64{}
+		for _, slice := range current {
+			count[poolOf(slice)]++
+		}
+		for _, slice := range current {
+			incomplete := count[poolOf(slice)] < slice.Spec.Pool.ResourceSliceCount
+			for i := range slice.Spec.Devices {
+				d := &slice.Spec.Devices[i]
+				if !q.near(s, slice, d) {
+					continue
+				}
+				f := fact{site: s, slice: slice, device: d}
+				if incomplete {
+					f.reasons = append(f.reasons, reason{LostIncomplete, fmt.Sprintf("pool %s has %d of %d slices",
+						slice.Spec.Pool.Name, count[poolOf(slice)], slice.Spec.Pool.ResourceSliceCount)})
+				}
+				q.examine(&f, claim, number, p, class)
+				all = append(all, f)
+			}
+		}
+	}
+	return all
+}
+
+// near reports whether the node of the site can have the device.
+func (q *question) near(s *site, slice *resourceapi.ResourceSlice, d *resourceapi.Device) bool {
+	node, all, selector := slice.Spec.NodeName, slice.Spec.AllNodes, slice.Spec.NodeSelector
+	if ptr.Deref(slice.Spec.PerDeviceNodeSelection, false) {
+		node, all, selector = d.NodeName, d.AllNodes, d.NodeSelector
+	}
+	ok, err := structured.NodeMatches(features, s.node, ptr.Deref(node, ""), ptr.Deref(all, false), selector)
+	return err == nil && ok
+}
+
+// examine fills in the reasons.
+func (q *question) examine(f *fact, claim, number int, p part, class *resourceapi.DeviceClass) {
+	lose := func(kind LossKind, detail string) { f.reasons = append(f.reasons, reason{kind, detail}) }
+	meets := func(expression string) (bool, error) {
+		return Meets(q.ctx, f.slice.Spec.Driver, f.device, expression)
+	}
+	for _, s := range class.Spec.Selectors {
+		ok, err := meets(expressionOf(s))
+		if err != nil {
+			lose(LostError, fmt.Sprintf("class %s: %s: %v", class.Name, expressionOf(s), err))
+		} else if !ok {
+			lose(LostClass, "not of class "+class.Name)
+			return
+		}
+	}
+	for k := range *p.selectors {
+		for n, c := range q.w.clauses[selectorRef{claim, number, k}] {
+			ok, err := meets(c.text)
+			switch {
+			case err != nil:
+				lose(LostError, fmt.Sprintf("%s: %v", c.text, err))
+				f.errors = append(f.errors, clauseRef{k, n})
+			case !ok:
+				lose(LostClause, c.text)
+			}
+		}
+	}
+	f.taints = untolerated(f.device.Taints, *p.tolerate)
+	for _, t := range f.taints {
+		lose(LostTaint, taintText(t))
+	}
+	if len(f.reasons) > 0 {
+		return
+	}
+	if !q.alone(f, p, nil) {
+		lose(LostCapacity, "less capacity than requested: "+capacityText(p))
+	} else if !p.admin && len(f.site.holders) > 0 && !q.alone(f, p, f.site.holders) {
+		lose(LostHeld, "held by other claims")
+	}
+}
+
+// alone reports whether the part gets the device, and only that, while the claims hold what they hold.
+func (q *question) alone(f *fact, p part, holders []*resourceapi.ResourceClaim) bool {
+	q.asked++
+	held := map[string]bool{}
+	for _, claim := range holders {
+		for _, r := range resultsOf(claim) {
+			if poolOf(f.slice) == (poolID{r.Driver, r.Pool}) {
+				held[r.Device] = true
+			}
+		}
+	}
+	own := *f.slice
+	own.Spec.Devices = []resourceapi.Device{*f.device}
+	own.Spec.Devices[0].Taints = nil
+	own.Spec.SharedCounters = nil
+	slicesOf := []*resourceapi.ResourceSlice{&own}
+	other := resourceapi.DeviceTaint{Key: "other", Effect: resourceapi.DeviceTaintEffectNoSchedule}
+	for _, s := range f.site.slices {
+		if poolOf(s) != poolOf(f.slice) || s.Spec.Pool.Generation != f.slice.Spec.Pool.Generation {
+			continue
+		}
+		rest := *s
+		rest.Spec.Devices = nil
+		for _, d := range s.Spec.Devices {
+			if held[d.Name] && d.Name != f.device.Name { // it uses counters, and is not to be allocated
+				d.Taints = []resourceapi.DeviceTaint{other}
+				rest.Spec.Devices = append(rest.Spec.Devices, d)
+			}
+		}
+		if len(rest.Spec.Devices) > 0 || len(rest.Spec.SharedCounters) > 0 {
+			slicesOf = append(slicesOf, &rest)
+		}
+	}
+	for i, s := range slicesOf {
+		one := *s
+		one.Spec.Pool.ResourceSliceCount = int64(len(slicesOf))
+		one.Name = fmt.Sprint(i)
+		slicesOf[i] = &one
+	}
+	request := &resourceapi.ExactDeviceRequest{DeviceClassName: *p.class, Capacity: *p.capacity, Count: 1,
+		AllocationMode: resourceapi.DeviceAllocationModeExactCount}
+	if p.admin {
+		request.AdminAccess = &p.admin
+	}
+	claim := &resourceapi.ResourceClaim{}
+	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "one", Exactly: request}}
+	allocator, err := structured.NewAllocator(q.ctx, features, stateOf(holders, nil), q.classes, slicesOf, compiled)
+	if err != nil {
+		return false
+	}
+	results, err := allocator.Allocate(q.ctx, f.site.node, []*resourceapi.ResourceClaim{claim})
+	return err == nil && len(results) > 0
+}
+
+func capacityText(p part) string {
+	if *p.capacity == nil {
+		return "all of a device"
+	}
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys((*p.capacity).Requests)) {
+		amount := (*p.capacity).Requests[name]
+		all = append(all, fmt.Sprintf("%s %s", name, amount.String()))
+	}
+	return strings.Join(all, ", ")
+}
+
+// quantityOf returns the amount that the part asks for, or nil.
+func quantityOf(p part, name resourceapi.QualifiedName) *resource.Quantity {
+	if *p.capacity == nil {
+		return nil
+	}
+	if amount, ok := (*p.capacity).Requests[name]; ok {
+		return &amount
+	}
+	return nil
+}
+
+// Meets evaluates an expression on the driver's device, as the allocator does.
+func Meets(ctx context.Context, driver string, d *resourceapi.Device, expression string) (bool, error) {
+	program := compiled.GetOrCompile(expression)
+	if program.Error != nil {
+		return false, program.Error
+	}
+	ok, _, err := program.DeviceMatches(ctx, cel.Device{Driver: driver,
+		AllowMultipleAllocations: d.AllowMultipleAllocations, Attributes: d.Attributes, Capacity: d.Capacity})
+	return ok, err
+}
+
+// untolerated returns the taints that keep a request away.
+func untolerated(taints []resourceapi.DeviceTaint,
+	tolerations []resourceapi.DeviceToleration) []resourceapi.DeviceTaint {
+	var all []resourceapi.DeviceTaint
+	for _, t := range taints {
+		if t.Effect != resourceapi.DeviceTaintEffectNoSchedule && t.Effect != resourceapi.DeviceTaintEffectNoExecute {
+			continue
+		}
+		if !slices.ContainsFunc(tolerations, func(with resourceapi.DeviceToleration) bool {
+			return resourceclaim.ToleratesTaint(with, t)
+		}) {
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
+func taintText(t resourceapi.DeviceTaint) string {
+	of := corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)}
+	return of.ToString()
+}

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package why
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// pick returns one of them.
+func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
+
+// randomFleet returns up to three nodes. Some of their GPUs are tainted, and some have no attribute rack.
+func randomFleet(t testing.TB, r *rand.Rand) *snapshot.Snapshot {
+	t.Helper()
+	var nodes []viewtest.Node
+	for i := range 1 + r.IntN(3) {
+		nodes = append(nodes, viewtest.Node{Name: fmt.Sprintf("node-%d", i),
+			Profile: pick(r, "t4-x2", "t4-x2", "mixed", "l40s-x4", "rtxpro6000-x2", "workstation"),
+			Use: pick(r, gpu.Use{}, gpu.Use{}, exclusive,
+				gpu.Use{Sharing: gpu.Replicated, Replicas: 2, Isolation: gpu.IsolationNone})})
+	}
+	s := fleet(t, nodes...)
+	for _, slice := range s.Slices {
+		for i := range slice.Spec.Devices {
+			if r.IntN(3) > 0 {
+				rack := pick(r, "r1", "r2")
+				slice.Spec.Devices[i].Attributes["rack"] = resourceapi.DeviceAttribute{StringValue: &rack}
+			}
+			if r.IntN(8) == 0 {
+				slice.Spec.Devices[i].Taints = append(slice.Spec.Devices[i].Taints, resourceapi.DeviceTaint{
+					Key: pick(r, "gpu.nvidia.com/xid", "example.com/reserved"), Value: pick(r, "", "79"),
+					Effect: pick(r, resourceapi.DeviceTaintEffectNoSchedule, resourceapi.DeviceTaintEffectNoExecute)})
+			}
+		}
+	}
+	return s
+}
+
+// randomRequest returns YAML of the content of a request.
+func randomRequest(r *rand.Rand, counts bool) string {
+	const attribute, capacity = "device.attributes['gpu.nvidia.com'].", "device.capacity['gpu.nvidia.com']."
+	class := pick(r, driver, driver, driver, driver, driver, driver, "mig.nvidia.com", "shared.gpu.nvidia.com")
+	var clauses []string
+	for range pick(r, 0, 0, 1, 1, 2, 3) {
+		clauses = append(clauses, pick(r,
+			capacity+"memory.compareTo(quantity('"+pick(r, "10Gi", "20Gi", "40Gi", "1Ti")+"')) "+
+				pick(r, ">= 0", "> 0", "<= 0"),
+			capacity+"memory.isGreaterThan(quantity('"+pick(r, "16Gi", "40Gi")+"'))",
+			attribute+"productName == '"+pick(r, "Tesla T4", "NVIDIA L40S", "NVIDIA B300")+"'",
+			"("+attribute+"productName.contains('T4') || "+attribute+"productName.contains('A100'))",
+			attribute+"cudaComputeCapability.compareTo(semver('"+pick(r, "8.0.0", "9.0.0", "12.0.0")+"')) "+
+				pick(r, ">= 0", "< 0"),
+			attribute+"peakCompute "+pick(r, ">=", ">", "<")+" "+pick(r, "1000", "100000"),
+			"device.attributes['resource.kubernetes.io'].numaNode == "+pick(r, "0", "1"),
+			attribute+"rack == '"+pick(r, "r1", "r2")+"'",
+			attribute+"neverPublished == 'x'"))
+	}
+	text := "deviceClassName: " + class
+	if len(clauses) > 0 {
+		text += fmt.Sprintf(", selectors: [{cel: {expression: %q}}]", strings.Join(clauses, " && "))
+	}
+	if r.IntN(3) == 0 {
+		text += ", capacity: {requests: {" + pick(r, "memory: 5Gi", "memory: 30Gi", "memory: 200Gi", `cores: "60"`,
+			`memory: 12Gi, cores: "120"`, `shares: "2"`) + "}}"
+	}
+	switch {
+	case counts && r.IntN(3) == 0:
+		text += fmt.Sprintf(", count: %d", pick(r, 2, 3, 5, 9))
+	case counts && r.IntN(12) == 0:
+		text += ", allocationMode: All"
+	}
+	if r.IntN(6) == 0 {
+		text += ", tolerations: [{key: gpu.nvidia.com/xid, operator: Exists}]"
+	}
+	return text
+}
+
+// randomClaim returns YAML of spec.devices.
+func randomClaim(r *rand.Rand) string {
+	var all []string
+	for i := range pick(r, 1, 1, 1, 2) {
+		if r.IntN(6) == 0 {
+			all = append(all, fmt.Sprintf("{name: r%d, firstAvailable: [{name: a, %s}, {name: b, %s}]}", i,
+				randomRequest(r, false), randomRequest(r, false)))
+			continue
+		}
+		all = append(all, fmt.Sprintf("{name: r%d, exactly: {%s}}", i, randomRequest(r, true)))
+	}
+	text := requests("[" + strings.Join(all, ", ") + "]")
+	if r.IntN(4) == 0 {
+		text += "\nconstraints: [{" + pick(r, "matchAttribute: gpu.nvidia.com/productName",
+			"matchAttribute: resource.kubernetes.io/numaNode", "matchAttribute: gpu.nvidia.com/nvlinkDomain",
+			"distinctAttribute: gpu.nvidia.com/productName", "distinctAttribute: resource.kubernetes.io/numaNode") +
+			"}]"
+	}
+	return text
+}
+
+// fill gives devices to other claims until so many do not fit.
+func fill(t testing.TB, r *rand.Rand, s *snapshot.Snapshot) {
+	t.Helper()
+	for i := range r.IntN(14) {
+		c := claim(t, fmt.Sprintf("other-%d", i), requests("[{name: gpu, exactly: {deviceClassName: "+
+			pick(r, driver, driver, "mig.nvidia.com")+", count: "+pick(r, "1", "1", "1", "2")+
+			pick(r, "", ", capacity: {requests: {memory: 4Gi}}")+"}}]"))
+		hold(t, s, c)
+	}
+}
+
+// tally counts answers by number of changes and by kind of change.
+type tally struct{ all, wrong map[string]int }
+
+func (c tally) add(keys []string, wrong bool) {
+	for _, key := range keys {
+		c.all[key]++
+		if wrong {
+			c.wrong[key]++
+		}
+	}
+}
+
+// Pods with random claims that do not fit on random fleets: with the advice, the allocator places them. With less, it
+// does not.
+// WHY_CLAIMS sets how many, and WHY_SEED the first seed.
+func TestRandomClaims(t *testing.T) {
+	want, seed := 100, uint64(1)
+	if text := os.Getenv("WHY_CLAIMS"); text != "" {
+		want, _ = strconv.Atoi(text)
+	}
+	if text := os.Getenv("WHY_SEED"); text != "" {
+		seed, _ = strconv.ParseUint(text, 10, 64)
+	}
+	count := tally{map[string]int{}, map[string]int{}}
+	for judged := 0; judged < want; seed++ {
+		r := rand.New(rand.NewPCG(seed, 0))
+		s := randomFleet(t, r)
+		fill(t, r, s)
+		var claims []*resourceapi.ResourceClaim
+		devices := ""
+		for i := range pick(r, 1, 1, 1, 2) {
+			text := randomClaim(r)
+			devices += text + "\n"
+			claims = append(claims, claim(t, fmt.Sprint("c", i), text))
+		}
+		if on, _, err := judge(t, s, nil, claims...); err == nil && on != "" {
+			continue
+		}
+		judged++
+		s.Claims = append(s.Claims, claims...)
+		s.Pods = append(s.Pods, pod("p", claims...))
+		report, err := Pod(t.Context(), s, "ns", "p")
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys, problems := check(t, s, report)
+		count.add(keys, len(problems) > 0)
+		if len(problems) > 0 {
+			t.Errorf("seed %d: %s\n%s\n%s", seed, devices, strings.Join(problems, "\n"), text(t, report))
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(count.all)) {
+		t.Logf("%-24s %4d, of them wrong: %d", key, count.all[key], count.wrong[key])
+	}
+}
+
+// check judges the report. It returns the number and the kinds of the changes, and what is wrong.
+func check(t testing.TB, s *snapshot.Snapshot, r *Report) (keys, problems []string) {
+	t.Helper()
+	if r.Outcome != Waits || r.search == nil {
+		return []string{"no answer"}, []string{"outcome " + string(r.Outcome)}
+	}
+	w := r.search.w
+	fits := func(steps []step) bool {
+		changed := w.with(steps)
+		on, _, err := judge(t, s, changed.ended, changed.claims...)
+		return err == nil && on != ""
+	}
+	if len(r.search.found) == 0 {
+		return []string{"nothing helps"}, nothing(r, fits)
+	}
+	advice := r.search.found[0]
+	for i, st := range advice {
+		keys = append(keys, string(st.kind))
+		if len(advice) > 1 && fits(slices.Delete(slices.Clone(advice), i, i+1)) {
+			problems = append(problems, "not needed: "+st.text(st.level))
+		}
+		if milder := slices.Clone(advice); st.level > 0 {
+			milder[i].level--
+			if fits(milder) {
+				problems = append(problems, "milder would do: "+milder[i].text(milder[i].level))
+			}
+		}
+	}
+	if !fits(advice) {
+		problems = append(problems, "it does not fit with the advice")
+	}
+	slices.Sort(keys)
+	return append(slices.Compact(keys), fmt.Sprintf("changes: %d", min(len(advice), 5))), problems
+}
+
+// mildest is how many levels of a change nothing tries, beside the last one.
+const mildest = 50
+
+// nothing tries every change at its mildest levels and the last one, and every pair of changes at their last levels.
+func nothing(r *Report, fits func([]step) bool) []string {
+	if !r.Search.Complete {
+		return nil // it says so
+	}
+	facts := r.search.allFacts()
+	ofClaims, waits := r.search.changes(facts)
+	all := slices.Concat(ofClaims, waits)
+	for i, a := range all {
+		for _, level := range append(upTo(min(a.levels-1, mildest)), a.levels-1) {
+			if fits([]step{{a, level}}) {
+				return []string{"this would help: " + a.text(level)}
+			}
+		}
+		for _, b := range all[i+1:] {
+			if a.what != b.what && fits(loosest(a, b)) {
+				return []string{"both would help: " + a.text(a.levels-1) + " and " + b.text(b.levels-1)}
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package why explains why a pod or a ResourceClaim is not scheduled, and finds the smallest change with which it would
+// be. It asks the scheduler's own allocator about a snapshot of the cluster. It has no client.
+package why
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Outcome is the state of the pod or claim.
+type Outcome string
+
+const (
+	// Waits means that the pod or claim cannot be scheduled now.
+	Waits Outcome = "Waits"
+	// Fits means that nothing in the snapshot keeps it from being scheduled.
+	Fits Outcome = "Fits"
+	// Placed means that the pod has a node, or the claim has devices.
+	Placed Outcome = "Placed"
+	// Ended means that the pod has finished, or that the object is being deleted.
+	Ended Outcome = "Ended"
+	// Undecided means that the snapshot lacks something without which there is no answer.
+	Undecided Outcome = "Undecided"
+)
+
+// Report is the answer about one pod or claim.
+type Report struct {
+	// Kind is Pod, ResourceClaim or ResourceClaimTemplate.
+	Kind      string `json:"kind"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	// UID and ResourceVersion are those of the object that the answer is about.
+	UID             types.UID `json:"uid,omitempty"`
+	ResourceVersion string    `json:"resourceVersion,omitempty"`
+	Outcome         Outcome   `json:"outcome"`
+	// Cause is one sentence.
+	Cause string `json:"cause"`
+	// Change is the smallest set of changes with which it would be scheduled now. If it is empty and the outcome is
+	// Waits, no change was found.
+	Change []Change `json:"change,omitempty"`
+	// Alternatives are other sets of changes of the same number.
+	Alternatives [][]Change `json:"alternatives,omitempty"`
+	// Requests say what each request of a claim loses, in the order of the claims.
+	Requests []Request `json:"requests,omitempty"`
+	// Nodes says how many nodes there are, and which the pod excludes.
+	Nodes Nodes `json:"nodes"`
+	// Holders are the claims that hold devices which a request would otherwise get. At most maxHolders are listed.
+	Holders []Holder `json:"holders,omitempty"`
+	// Places are where it would be scheduled now, if the outcome is Fits.
+	Places []Place `json:"places,omitempty"`
+	Search Search  `json:"search"`
+	// Notes are what the answer does not cover.
+	Notes []string `json:"notes,omitempty"`
+
+	unless string  // what the change does not consider
+	search *search // for tests
+}
+
+// ChangeKind is what a change does.
+type ChangeKind string
+
+// The kinds of changes, in the order in which they are preferred.
+const (
+	Guard          ChangeKind = "Guard"          // test for an attribute before it is used
+	RelaxClause    ChangeKind = "RelaxClause"    // another limit in a clause of an expression
+	LowerCapacity  ChangeKind = "LowerCapacity"  // a smaller amount in capacity.requests
+	LowerCount     ChangeKind = "LowerCount"     // fewer devices
+	Wait           ChangeKind = "Wait"           // until another claim has ended
+	DropConstraint ChangeKind = "DropConstraint" // without a constraint
+	DropCapacity   ChangeKind = "DropCapacity"   // without an entry of capacity.requests
+	DropClause     ChangeKind = "DropClause"     // without a clause of an expression
+	Tolerate       ChangeKind = "Tolerate"       // a toleration of a device's taint
+	UseClass       ChangeKind = "UseClass"       // another device class
+	ChangePod      ChangeKind = "ChangePod"      // node selector, affinity, tolerations or resources of the pod
+)
+
+// Change is one change of a claim or pod, or one claim to wait for.
+type Change struct {
+	Kind ChangeKind `json:"kind"`
+	// In is the object to change, such as "ResourceClaimTemplate ns/name". For Wait, it is the claim to wait for.
+	In      string `json:"in"`
+	Request string `json:"request,omitempty"`
+	Text    string `json:"text"`
+}
+
+// Request says what a request, or an alternative of one, loses.
+type Request struct {
+	Claim   string `json:"claim"`
+	Request string `json:"request"`
+	// Devices are all devices of the nodes that the pod does not exclude.
+	Devices int    `json:"devices"`
+	Losses  []Loss `json:"losses,omitempty"`
+	// Left are the devices that it could get now, and MostOnOneNode how many of them one node has at most.
+	Left          int   `json:"left"`
+	MostOnOneNode int   `json:"mostOnOneNode"`
+	Wanted        int64 `json:"wanted,omitempty"` // 0: all devices of a node
+}
+
+// LossKind is why a device is excluded.
+type LossKind string
+
+// The reasons, in the order in which they are checked.
+const (
+	LostIncomplete LossKind = "IncompletePool"
+	LostClass      LossKind = "Class"
+	LostClause     LossKind = "Clause"
+	LostError      LossKind = "ExpressionError"
+	LostTaint      LossKind = "Taint"
+	LostCapacity   LossKind = "Capacity"
+	LostHeld       LossKind = "Held"
+)
+
+// Loss is how many devices one reason excludes.
+type Loss struct {
+	Kind   LossKind `json:"kind"`
+	Detail string   `json:"detail"`
+	// Devices count those for which it is the first reason, on that many nodes.
+	Devices int `json:"devices"`
+	Nodes   int `json:"nodes"`
+	// Alone counts the devices for which it is the only reason.
+	Alone int `json:"alone"`
+}
+
+// Nodes counts the nodes.
+type Nodes struct {
+	Total int `json:"total"`
+	// Groups is the number of groups of nodes with equal devices and equal use, of which one each is asked.
+	Groups   int          `json:"groups"`
+	Excluded []NodeReason `json:"excluded,omitempty"`
+}
+
+// NodeReason is why nodes are excluded, other than by devices. A node may be in several.
+type NodeReason struct {
+	Reason string `json:"reason"`
+	Nodes  int    `json:"nodes"`
+}
+
+// Holder is a claim that holds devices.
+type Holder struct {
+	Claim   string     `json:"claim"` // namespace/name
+	Since   *time.Time `json:"since,omitempty"`
+	Node    string     `json:"node,omitempty"`
+	Devices []string   `json:"devices"`
+	Pods    []string   `json:"pods,omitempty"`
+}
+
+// Place is a group of equal nodes, and the devices on the first of them.
+type Place struct {
+	Nodes   []string `json:"nodes"`
+	Devices []Device `json:"devices"`
+}
+
+// Device is what a request gets.
+type Device struct {
+	Claim   string `json:"claim"`
+	Request string `json:"request"`
+	Driver  string `json:"driver"`
+	Pool    string `json:"pool"`
+	Device  string `json:"device"`
+}
+
+// Search says how far the search for changes went.
+type Search struct {
+	// Asked counts the questions to the allocator.
+	Asked    int  `json:"asked"`
+	Complete bool `json:"complete"`
+	// NotTried says what was left out, if the search is not complete.
+	NotTried string `json:"notTried,omitempty"`
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package why
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Text writes the report for people. The first line is the cause, the second is the smallest change.
+func (r *Report) Text(out io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintln(&b, r.Cause)
+	switch {
+	case len(r.Change) > 0:
+		line := r.changeLine()
+		if r.unless != "" {
+			line += ", unless " + r.unless
+		}
+		fmt.Fprintln(&b, line)
+		for _, other := range r.Alternatives {
+			fmt.Fprintln(&b, "or: "+changesText(other))
+		}
+	case len(r.Requests) > 0 && r.Outcome == Waits:
+		fmt.Fprintln(&b, r.noChange())
+	}
+	if !r.Search.Complete && r.Search.NotTried != "" {
+		fmt.Fprintln(&b, "the search reached its limit and did not try: "+r.Search.NotTried)
+	}
+	r.places(&b)
+	r.losses(&b)
+	r.holders(&b)
+	for _, note := range r.Notes {
+		fmt.Fprintln(&b, "\nnote: "+note)
+	}
+	_, err := io.WriteString(out, b.String())
+	return err
+}
+
+// changeLine is the second line.
+func (r *Report) changeLine() string {
+	if onlyWaits(r.Change) {
+		if !slices.ContainsFunc(r.Alternatives, func(all []Change) bool { return !onlyWaits(all) }) {
+			text := "it would fit when " + strings.ReplaceAll(changesText(r.Change), waitUntil, "")
+			if r.Search.Complete { // each single change was tried
+				text = "no single change of this " + r.kind() + " helps; " + text
+			}
+			return text
+		}
+		return "without a change: " + changesText(r.Change)
+	}
+	return "smallest change: " + changesText(r.Change)
+}
+
+func onlyWaits(all []Change) bool {
+	return !slices.ContainsFunc(all, func(c Change) bool { return c.Kind != Wait })
+}
+
+// kind is the kind for people: pod, claim or claimtemplate.
+func (r *Report) kind() string { return strings.ToLower(strings.TrimPrefix(r.Kind, "Resource")) }
+
+// noChange says that nothing was found.
+func (r *Report) noChange() string {
+	held := len(r.Requests) > 0 && !slices.ContainsFunc(r.Requests, func(q Request) bool {
+		return q.Left > 0 || !slices.ContainsFunc(q.Losses, func(l Loss) bool { return l.Kind == LostHeld })
+	})
+	switch {
+	case !r.Search.Complete:
+		return "no change was found that helps"
+	case held:
+		return "no change of this " + r.kind() + " helps: all devices that it could get are held"
+	}
+	return "no change of this " + r.kind() + " helps, and no end of other claims"
+}
+
+func changesText(all []Change) string {
+	var texts []string
+	for _, c := range all {
+		switch {
+		case c.Kind == Wait:
+			texts = append(texts, c.Text)
+		case c.Request != "":
+			texts = append(texts, fmt.Sprintf("in %s, request %s: %s", c.In, c.Request, c.Text))
+		default:
+			texts = append(texts, fmt.Sprintf("in %s: %s", c.In, c.Text))
+		}
+	}
+	return strings.Join(texts, "; and ")
+}
+
+func (r *Report) places(b *strings.Builder) {
+	const most = 20
+	for i, p := range r.Places {
+		if i == most {
+			fmt.Fprintf(b, "and %d more kinds of nodes\n", len(r.Places)-most)
+			return
+		}
+		name := p.Nodes[0]
+		if n := len(p.Nodes) - 1; n > 0 {
+			name += fmt.Sprintf(" and %d like it", n)
+		}
+		var devices []string
+		for _, d := range p.Devices {
+			devices = append(devices, fmt.Sprintf("%s gets %s", d.Request, d.Device))
+		}
+		if len(devices) == 0 {
+			fmt.Fprintln(b, "  "+name)
+			continue
+		}
+		fmt.Fprintf(b, "  %s: %s\n", name, strings.Join(devices, ", "))
+	}
+}
+
+func (r *Report) losses(b *strings.Builder) {
+	if r.Outcome != Waits {
+		return
+	}
+	for _, q := range r.Requests {
+		wants := fmt.Sprintf("wants %d", q.Wanted)
+		if q.Wanted == 0 {
+			wants = "wants all of a node"
+		}
+		fmt.Fprintf(b, "\nclaim %s, request %s %s; of %d devices:\n", q.Claim, q.Request, wants, q.Devices)
+		for _, l := range q.Losses {
+			fmt.Fprintf(b, "  %6d  %s\n", l.Devices, lossText(l))
+		}
+		fmt.Fprintf(b, "  %6d  left, at most %d on one node\n", q.Left, q.MostOnOneNode)
+	}
+	if len(r.Nodes.Excluded) > 0 {
+		fmt.Fprintf(b, "\nof %d nodes, the pod excludes:\n", r.Nodes.Total)
+		for _, e := range r.Nodes.Excluded {
+			fmt.Fprintf(b, "  %6d  by %s\n", e.Nodes, e.Reason)
+		}
+	}
+}
+
+func lossText(l Loss) string {
+	text := l.Detail
+	switch l.Kind {
+	case LostClause:
+		text = "do not meet " + l.Detail
+	case LostTaint:
+		text = "have the taint " + l.Detail
+	case LostError:
+		text = "error in " + l.Detail
+	}
+	if l.Alone > 0 && l.Alone < l.Devices {
+		text += fmt.Sprintf(" (%d of them for no other reason)", l.Alone)
+	}
+	return text
+}
+
+func (r *Report) holders(b *strings.Builder) {
+	if r.Outcome != Waits || len(r.Holders) == 0 {
+		return
+	}
+	fmt.Fprintln(b, "\nheld by:")
+	for _, h := range r.Holders {
+		since := ""
+		if h.Since != nil {
+			since = " since " + h.Since.UTC().Format(time.RFC3339)
+		}
+		users := ""
+		if len(h.Pods) > 0 {
+			users = " for " + strings.Join(h.Pods, ", ")
+		}
+		fmt.Fprintf(b, "  claim %s: %s on node %s%s%s\n", h.Claim, strings.Join(h.Devices, ", "), h.Node, since, users)
+	}
+}

@@ -1,0 +1,454 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package why
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+)
+
+// ErrNotFound means that the snapshot does not have the object.
+var ErrNotFound = errors.New("not found")
+
+// Pod explains the pod. The error wraps ErrNotFound if the snapshot does not have it.
+func Pod(ctx context.Context, s *snapshot.Snapshot, namespace, name string) (*Report, error) {
+	pod, ok := find(s.Pods, namespace, name)
+	if !ok {
+		return nil, fmt.Errorf("pod %s/%s: %w", namespace, name, ErrNotFound)
+	}
+	return explainPod(ctx, newCluster(s), pod), nil
+}
+
+// Claim explains the claim, with the pod that waits for it. The error wraps ErrNotFound if the snapshot does not have
+// it.
+func Claim(ctx context.Context, s *snapshot.Snapshot, namespace, name string) (*Report, error) {
+	c := newCluster(s)
+	claim, ok := find(c.Claims, namespace, name)
+	if !ok {
+		return nil, fmt.Errorf("resourceclaim %s/%s: %w", namespace, name, ErrNotFound)
+	}
+	r := newReport("ResourceClaim", &claim.ObjectMeta)
+	switch {
+	case claim.Status.Allocation != nil:
+		r.Outcome, r.Cause = Placed, "claim "+claim.Name+" has its devices: "+strings.Join(devicesOf(claim), ", ")
+		return r, nil
+	case claim.DeletionTimestamp != nil:
+		r.Outcome, r.Cause = Ended, "claim "+claim.Name+" is being deleted"
+		return r, nil
+	}
+	for _, pod := range c.Pods {
+		if pod.Namespace == namespace && pod.Spec.NodeName == "" && !finished(pod) && uses(pod, name) {
+			ofPod := explainPod(ctx, c, pod)
+			ofPod.Kind, ofPod.Name, ofPod.UID, ofPod.ResourceVersion = r.Kind, r.Name, r.UID, r.ResourceVersion
+			ofPod.Notes = append(ofPod.Notes, fmt.Sprintf("claim %s waits for a node of pod %s", name, pod.Name))
+			return ofPod, nil
+		}
+	}
+	w := &workload{claims: []*resourceapi.ResourceClaim{claim}, origins: []origin{c.originOf(claim)}}
+	explain(ctx, c, w, r, "claim "+claim.Name)
+	if err := c.unknown(snapshot.Pods, namespace); err != nil {
+		r.Notes = append(r.Notes, fmt.Sprintf("pods cannot be read, so it is not known whether one waits for this "+
+			"claim: %v", err))
+		return r, nil
+	}
+	r.Notes = append(r.Notes, "no pod that waits uses this claim, and Kubernetes allocates claims for pods")
+	return r, nil
+}
+
+func newReport(kind string, of *metav1.ObjectMeta) *Report {
+	return &Report{Kind: kind, Namespace: of.Namespace, Name: of.Name, UID: of.UID, ResourceVersion: of.ResourceVersion,
+		Search: Search{Complete: true}}
+}
+
+// find returns the object of that name.
+func find[T metav1.Object](all []T, namespace, name string) (found T, ok bool) {
+	for _, o := range all {
+		if o.GetNamespace() == namespace && o.GetName() == name {
+			return o, true
+		}
+	}
+	return found, false
+}
+
+// uses reports whether the pod uses the claim.
+func uses(pod *corev1.Pod, claim string) bool {
+	for name := range resourceclaim.PodClaims(pod) {
+		if name == claim {
+			return true
+		}
+	}
+	return false
+}
+
+// originOf says where a claim comes from.
+func (c *cluster) originOf(claim *resourceapi.ResourceClaim) origin {
+	name := claim.Namespace + "/" + claim.Name
+	return origin{label: "claim " + claim.Name, object: "ResourceClaim " + name, exists: !c.planned[name]}
+}
+
+func explainPod(ctx context.Context, c *cluster, pod *corev1.Pod) *Report {
+	r := newReport("Pod", &pod.ObjectMeta)
+	subject := "pod " + pod.Name
+	switch {
+	case finished(pod):
+		r.Outcome, r.Cause = Ended, fmt.Sprintf("%s has ended: its phase is %s", subject, pod.Status.Phase)
+		return r
+	case pod.Spec.NodeName != "":
+		r.Outcome, r.Cause = Placed, fmt.Sprintf("%s is on node %s", subject, pod.Spec.NodeName)
+		return r
+	case pod.DeletionTimestamp != nil:
+		r.Outcome, r.Cause = Ended, subject+" is being deleted"
+		return r
+	case len(pod.Spec.SchedulingGates) > 0:
+		r.Outcome, r.Cause = Waits, fmt.Sprintf("%s has the scheduling gate %s: the scheduler ignores it until "+
+			"another program removes that", subject, pod.Spec.SchedulingGates[0].Name)
+		return r
+	}
+	w, err := c.workloadOf(pod)
+	var lacks *lackError
+	switch {
+	case errors.As(err, &lacks):
+		r.undecided(lacks)
+		return r
+	case err != nil:
+		r.Outcome, r.Cause = Waits, subject+" waits: "+err.Error()
+		return r
+	}
+	explain(ctx, c, w, r, subject)
+	return r
+}
+
+// lackError means that there is no answer without a resource that could not be read.
+type lackError struct {
+	resource string
+	err      error
+}
+
+// Error implements error.
+func (e *lackError) Error() string {
+	return fmt.Sprintf("no answer without the right to list %s: %v", snapshot.FullName(e.resource), e.err)
+}
+
+// undecided says that there is no answer.
+func (r *Report) undecided(lacks *lackError) {
+	r.Outcome, r.Search.Complete, r.Cause = Undecided, false, lacks.Error()
+}
+
+// workloadOf returns the pod with its claims. An error says why the scheduler does not look at devices yet, or is a
+// lackError.
+func (c *cluster) workloadOf(pod *corev1.Pod) (*workload, error) {
+	w := &workload{pod: pod}
+	for i := range pod.Spec.ResourceClaims {
+		podClaim := &pod.Spec.ResourceClaims[i]
+		name, mustCheckOwner, err := resourceclaim.Name(pod, podClaim)
+		if errors.Is(err, resourceclaim.ErrClaimNotFound) {
+			if err := c.fromTemplate(w, pod, podClaim); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if name == nil {
+			continue // the pod needs no claim for it
+		}
+		claim, ok := find(c.Claims, pod.Namespace, *name)
+		switch {
+		case !ok:
+			if err := c.unknown(snapshot.Claims, pod.Namespace); err != nil {
+				return nil, &lackError{snapshot.Claims, err}
+			}
+			return nil, fmt.Errorf("claim %s does not exist; it was deleted or never created", *name)
+		case claim.DeletionTimestamp != nil:
+			return nil, fmt.Errorf("claim %s is being deleted", *name)
+		case len(claim.Status.ReservedFor) >= resourceapi.ResourceClaimReservedForMaxSize &&
+			!resourceclaim.IsReservedForPod(pod, claim, true):
+			return nil, fmt.Errorf("claim %s is used by %d pods already, which is the limit", *name,
+				len(claim.Status.ReservedFor))
+		}
+		if mustCheckOwner {
+			if err := resourceclaim.IsForPod(pod, claim, true); err != nil {
+				return nil, err
+			}
+		}
+		if claim.Status.Allocation != nil {
+			w.allocated = append(w.allocated, claim)
+			continue
+		}
+		o := c.originOf(claim)
+		if podClaim.ResourceClaimTemplateName != nil { // the claim cannot be changed, and comes from there
+			o.object = "ResourceClaimTemplate " + pod.Namespace + "/" + *podClaim.ResourceClaimTemplateName
+		}
+		w.claims, w.origins = append(w.claims, claim), append(w.origins, o)
+	}
+	c.addExtended(w)
+	return w, nil
+}
+
+// fromTemplate adds the claim that Kubernetes will generate.
+func (c *cluster) fromTemplate(w *workload, pod *corev1.Pod, podClaim *corev1.PodResourceClaim) error {
+	name := *podClaim.ResourceClaimTemplateName
+	template, ok := find(c.Templates, pod.Namespace, name)
+	if !ok {
+		if err := c.unknown(snapshot.Templates, pod.Namespace); err != nil {
+			return &lackError{snapshot.Templates, err}
+		}
+		return fmt.Errorf("template %s of its claim %s does not exist", name, podClaim.Name)
+	}
+	w.claims = append(w.claims, claimOf(template, podClaim.Name))
+	w.origins = append(w.origins, origin{label: "claim " + podClaim.Name,
+		object: "ResourceClaimTemplate " + pod.Namespace + "/" + name})
+	return nil
+}
+
+// claimOf returns a claim from the template.
+func claimOf(t *resourceapi.ResourceClaimTemplate, name string) *resourceapi.ResourceClaim {
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: t.Namespace, Name: name,
+		UID: t.UID + "/" + types.UID(name)}, Spec: *t.Spec.Spec.DeepCopy()}
+	setDefaults(&claim.Spec)
+	return claim
+}
+
+// isExtended reports whether the name is that of an extended resource, also of one that names a device class.
+func isExtended(name corev1.ResourceName) bool {
+	text := string(name)
+	return strings.HasPrefix(text, resourceapi.ResourceDeviceClassPrefix) || strings.Contains(text, "/") &&
+		!strings.Contains(text, corev1.ResourceDefaultNamespacePrefix) &&
+		!strings.HasPrefix(text, corev1.DefaultResourceRequestsPrefix)
+}
+
+// addExtended adds the claim that the scheduler makes for extended resources of device classes.
+func (c *cluster) addExtended(w *workload) {
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: w.pod.Namespace,
+		Name: "extended-resources", UID: w.pod.UID + "/extended-resources"}}
+	extended := map[string]corev1.ResourceName{}
+	for _, name := range slices.Sorted(maps.Keys(requestsOf(w.pod))) {
+		class := c.ofClass(name)
+		if class == nil {
+			continue
+		}
+		for _, request := range extendedRequests(w.pod, name, class.Name) {
+			claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, request)
+			extended[request.Name] = name
+		}
+	}
+	slices.SortFunc(claim.Spec.Devices.Requests, func(a, b resourceapi.DeviceRequest) int {
+		return strings.Compare(a.Name, b.Name)
+	})
+	if len(claim.Spec.Devices.Requests) > 0 {
+		w.claims = append(w.claims, claim)
+		w.origins = append(w.origins, origin{label: "the pod's extended resources",
+			object: "Pod " + w.pod.Namespace + "/" + w.pod.Name, exists: true, extended: extended})
+	}
+}
+
+// extendedRequests returns a request for each container with the extended resource. Init containers other than sidecars
+// end before later containers start, and use the devices of those: one request has what the largest of them needs
+// beyond that.
+func extendedRequests(pod *corev1.Pod, name corev1.ResourceName, class string) []resourceapi.DeviceRequest {
+	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
+	counts, later := make([]int64, len(containers)), int64(0)
+	most := -1 // the init container that needs the most beyond those of later containers
+	for i := len(containers) - 1; i >= 0; i-- {
+		q := containers[i].Resources.Requests[name]
+		counts[i] = q.Value()
+		policy := containers[i].RestartPolicy
+		if i >= len(pod.Spec.InitContainers) || policy != nil && *policy == corev1.ContainerRestartPolicyAlways {
+			later += counts[i]
+			continue
+		}
+		counts[i] -= later
+		if most < 0 || counts[i] >= counts[most] {
+			if most >= 0 {
+				counts[most] = 0
+			}
+			most = i
+		} else {
+			counts[i] = 0
+		}
+	}
+	var all []resourceapi.DeviceRequest
+	for i, count := range counts {
+		if count <= 0 {
+			continue
+		}
+		j := slices.Index(slices.Sorted(maps.Keys(containers[i].Resources.Requests)), name)
+		all = append(all, resourceapi.DeviceRequest{Name: fmt.Sprintf("container-%d-request-%d", i, j),
+			Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class, Count: count,
+				AllocationMode: resourceapi.DeviceAllocationModeExactCount}})
+	}
+	return all
+}
+
+// lacks returns what there is no answer without, or nil. Without all claims, there is one: claims that are not known
+// can only take devices away.
+func (c *cluster) lacks(w *workload) *lackError {
+	var extended bool
+	if w.pod != nil {
+		extended = slices.ContainsFunc(slices.Collect(maps.Keys(requestsOf(w.pod))), isExtended)
+	}
+	for _, one := range []struct {
+		resource string
+		needed   bool
+	}{
+		{snapshot.Slices, len(w.claims) > 0},
+		{snapshot.Classes, len(w.claims) > 0 || extended},
+		// Slices tell names of nodes. Only nodes tell of nodes without slices, and what their device plugins offer.
+		{snapshot.Nodes, len(w.claims) == 0 || extended},
+	} {
+		if err := c.Unread[one.resource]; err != nil && one.needed {
+			return &lackError{one.resource, err}
+		}
+	}
+	return nil
+}
+
+// explain fills in the report about the workload.
+func explain(ctx context.Context, c *cluster, w *workload, r *Report, subject string) {
+	r.Notes = append(r.Notes, c.notes(w)...)
+	if lacks := c.lacks(w); lacks != nil {
+		r.undecided(lacks)
+		return
+	}
+	q := newQuestion(ctx, c, w)
+	r.Nodes.Total, r.Nodes.Groups = len(c.nodes), len(q.sites)
+	q.explain(r, subject)
+	r.Search.Asked = q.asked
+}
+
+func (q *question) explain(r *Report, subject string) {
+	if err := q.w.parse(); err != nil {
+		r.Outcome, r.Cause = Waits, subject+" waits: "+err.Error()
+		return
+	}
+	r.Nodes.Excluded = q.excluded()
+	spots, err := q.spots(q.w)
+	if err == nil && len(spots) > 0 {
+		q.explainFit(r, subject, spots)
+		var unless []string
+		if q.Unread[snapshot.Claims] != nil && len(q.w.claims) > 0 {
+			unless = append(unless, othersHold)
+		}
+		if q.Unread[snapshot.Nodes] != nil && q.w.pod != nil {
+			unless = append(unless, "labels, taints or resources of the nodes keep the pod away")
+		}
+		if len(unless) > 0 {
+			r.Outcome = Undecided
+			r.Cause += ", unless " + strings.Join(unless, " or ")
+		}
+		return
+	}
+	r.Outcome = Waits
+	facts := q.allFacts()
+	r.Requests = q.requests(facts)
+	r.Holders = q.holdersOf(facts)
+	r.Cause = subject + " waits: " + q.cause(err, facts)
+	q.maxAsked, q.deadline = q.asked+searchAsked, time.Now().Add(searchTimeout)
+	s := &search{question: q, everywhere: anyErrors(facts)}
+	s.run(q.changes(facts))
+	r.search = s
+	if q.Unread[snapshot.Claims] != nil && len(q.w.claims) > 0 {
+		r.unless = othersHold
+	}
+	for i, a := range s.found {
+		if i == 0 {
+			r.Change = a.changes()
+		} else if i <= maxAlternatives {
+			r.Alternatives = append(r.Alternatives, a.changes())
+		}
+	}
+	r.Search.Complete, r.Search.NotTried = len(s.notTried) == 0, strings.Join(s.notTried, "; ")
+}
+
+// othersHold is what keeps an answer from being sure if not all claims could be read.
+const othersHold = "claims of other namespaces hold the devices"
+
+// anyErrors reports whether an expression, or a clause of one by itself, has an error on any device.
+func anyErrors(facts map[[2]int][]fact) bool {
+	for _, of := range facts {
+		if slices.ContainsFunc(of, func(f fact) bool {
+			return slices.ContainsFunc(f.reasons, func(r reason) bool { return r.kind == LostError })
+		}) {
+			return true
+		}
+	}
+	return false
+}
+
+func (q *question) explainFit(r *Report, subject string, spots []spot) {
+	r.Outcome = Fits
+	total := 0
+	for _, found := range spots {
+		total += len(found.site.names)
+		place := Place{Nodes: found.site.names}
+		for i, result := range found.results {
+			for _, d := range result.Devices.Results {
+				place.Devices = append(place.Devices, Device{Claim: q.w.claims[i].Name, Request: d.Request,
+					Driver: d.Driver, Pool: d.Pool, Device: d.Device})
+			}
+		}
+		r.Places = append(r.Places, place)
+	}
+	slices.SortFunc(r.Places, func(a, b Place) int { return strings.Compare(a.Nodes[0], b.Nodes[0]) })
+	r.Cause = fmt.Sprintf("%s fits now on %d of %d nodes", subject, total, len(q.nodes))
+}
+
+// notes returns what the answer does not cover.
+func (c *cluster) notes(w *workload) []string {
+	var all []string
+	for _, resource := range slices.Sorted(maps.Keys(c.Unread)) {
+		switch resource {
+		case snapshot.Claims:
+			all = append(all, fmt.Sprintf("claims of other namespaces may hold devices: %v", c.Unread[resource]))
+		case snapshot.Nodes:
+			all = append(all, fmt.Sprintf("nodes cannot be read, so their labels, taints and resources are not "+
+				"considered: %v", c.Unread[resource]))
+		case snapshot.Pods:
+			all = append(all, fmt.Sprintf("pods cannot be read, so what they use of nodes is not considered: %v",
+				c.Unread[resource]))
+		case snapshot.Quotas:
+			all = append(all, fmt.Sprintf("quotas cannot be read, and are not considered: %v", c.Unread[resource]))
+		case snapshot.TaintRules:
+			all = append(all, fmt.Sprintf("DeviceTaintRules cannot be read, so devices may have more taints: %v",
+				c.Unread[resource]))
+		}
+	}
+	if w.pod == nil {
+		return all
+	}
+	spec := w.pod.Spec
+	if a := spec.Affinity; a != nil && (a.PodAffinity != nil || a.PodAntiAffinity != nil) {
+		all = append(all, "the affinity to other pods is not considered")
+	}
+	if len(spec.TopologySpreadConstraints) > 0 {
+		all = append(all, "topologySpreadConstraints are not considered")
+	}
+	if slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool {
+		return v.PersistentVolumeClaim != nil || v.Ephemeral != nil
+	}) {
+		all = append(all, "the places of volumes are not considered")
+	}
+	if slices.ContainsFunc(spec.Containers, func(one corev1.Container) bool {
+		return slices.ContainsFunc(one.Ports, func(p corev1.ContainerPort) bool { return p.HostPort != 0 })
+	}) {
+		all = append(all, "host ports are not considered")
+	}
+	if spec.SchedulingGroup != nil {
+		all = append(all, "the other pods of the pod group are not considered")
+	}
+	return all
+}

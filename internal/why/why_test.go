@@ -1,0 +1,815 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package why
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+)
+
+// pod returns a pod that waits and uses those claims.
+func pod(name string, claims ...*resourceapi.ResourceClaim) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: "pod"},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main"}}}}
+	for _, c := range claims {
+		p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, corev1.PodResourceClaim{Name: c.Name,
+			ResourceClaimName: ptr.To(c.Name)})
+	}
+	return p
+}
+
+// useTemplate lets the pod use the template t, from which the claim was generated, if there is one.
+func useTemplate(p *corev1.Pod, generated *resourceapi.ResourceClaim) {
+	p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: ptr.To("t")}}
+	if generated != nil {
+		p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "gpu",
+			ResourceClaimName: &generated.Name}}
+	}
+}
+
+// ask returns the content of a request for GPUs with an expression.
+func ask(expression, more string) string {
+	return gpus(fmt.Sprintf(", selectors: [{cel: {expression: %q}}]%s", expression, more))
+}
+
+// gpus is the content of a claim for GPUs.
+func gpus(more string) string {
+	return requests("[{name: gpu, exactly: {deviceClassName: gpu.nvidia.com" + more + "}}]")
+}
+
+// setTaint taints the devices of that name.
+func setTaint(s *snapshot.Snapshot, device string) {
+	for _, slice := range s.Slices {
+		for i := range slice.Spec.Devices {
+			if d := &slice.Spec.Devices[i]; d.Name == device {
+				d.Taints = []resourceapi.DeviceTaint{{Key: "gpu.nvidia.com/xid", Value: "79",
+					Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+			}
+		}
+	}
+}
+
+// extended returns a fleet with a pod whose init container, if first is not empty, and container have that many GPUs as
+// an extended resource.
+func extended(t *testing.T, first, main string, nodes ...viewtest.Node) *snapshot.Snapshot {
+	s := fleet(t, nodes...)
+	p := pod("p")
+	of := func(amount string) corev1.ResourceRequirements {
+		all := corev1.ResourceList{"nvidia.com/gpu": resource.MustParse(amount)}
+		return corev1.ResourceRequirements{Limits: all, Requests: all}
+	}
+	p.Spec.Containers[0].Resources = of(main)
+	if first != "" {
+		p.Spec.InitContainers = []corev1.Container{{Name: "first", Resources: of(first)}}
+	}
+	s.Pods = append(s.Pods, p)
+	return s
+}
+
+// offer adds a node whose device plugin offers that many GPUs.
+func offer(s *snapshot.Snapshot, node, amount string) {
+	s.Nodes = append(s.Nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node},
+		Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{"pods": resource.MustParse("110"),
+			"nvidia.com/gpu": resource.MustParse(amount)}}})
+}
+
+// A row says what the first lines of the answer are.
+func TestText(t *testing.T) {
+	const memory = "device.capacity['gpu.nvidia.com'].memory"
+	one := func(t *testing.T, use viewtest.Node, devices string) (*snapshot.Snapshot, *resourceapi.ResourceClaim) {
+		s := fleet(t, use)
+		c := claim(t, "c", devices)
+		s.Claims = append(s.Claims, c)
+		s.Pods = append(s.Pods, pod("p", c))
+		return s, c
+	}
+	t4 := viewtest.Node{Name: "a", Profile: "t4-x2", Use: exclusive}
+	for _, row := range []struct {
+		name  string
+		world func(t *testing.T) *snapshot.Snapshot
+		want  string
+	}{
+		{"no GPU has that much memory", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, ask(memory+".compareTo(quantity('1Ti')) >= 0", ""))
+			return s
+		}, `
+pod p waits: request gpu of claim c: none of the 2 devices of class gpu.nvidia.com meets device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("1Ti")) >= 0
+smallest change: in ResourceClaim ns/c, request gpu: write device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("15Gi")) >= 0 instead of device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("1Ti")) >= 0`},
+		{"two clauses that no GPU meets together", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, viewtest.Node{Name: "a", Profile: "mixed", Use: exclusive},
+				ask("device.attributes['gpu.nvidia.com'].productName == 'Tesla T4' && "+
+					memory+".compareTo(quantity('40Gi')) > 0", ""))
+			return s
+		}, `
+pod p waits: request gpu of claim c: none of the 4 devices of class gpu.nvidia.com is left: 3 do not meet device.attributes["gpu.nvidia.com"].productName == "Tesla T4", 1 do not meet device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("40Gi")) > 0
+smallest change: in ResourceClaim ns/c, request gpu: write device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("15Gi")) >= 0 instead of device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("40Gi")) > 0`},
+		{"all GPUs are held", func(t *testing.T) *snapshot.Snapshot {
+			s := fleet(t, t4)
+			mustHold(t, s, claim(t, "x", gpus("")), claim(t, "y", gpus("")))
+			c := claim(t, "c", gpus(""))
+			s.Claims = append(s.Claims, c)
+			s.Pods = append(s.Pods, pod("p", c))
+			return s
+		}, `
+pod p waits: request gpu of claim c: the 2 devices of class gpu.nvidia.com are held by other claims
+no single change of this pod helps; it would fit when claim ns/x has ended, which has had its devices since 2026-01-02T03:04:05Z`},
+		{"both GPUs of a node are wanted, and two claims hold them", func(t *testing.T) *snapshot.Snapshot {
+			s := fleet(t, t4)
+			mustHold(t, s, claim(t, "x", gpus("")), claim(t, "y", gpus("")))
+			c := claim(t, "c", gpus(", count: 2"))
+			s.Claims = append(s.Claims, c)
+			s.Pods = append(s.Pods, pod("p", c))
+			return s
+		}, `
+pod p waits: request gpu of claim c: the 2 devices of class gpu.nvidia.com are held by other claims
+without a change: wait until claim ns/x has ended, which has had its devices since 2026-01-02T03:04:05Z; and wait until claim ns/y has ended, which has had its devices since 2026-01-02T03:04:05Z`},
+		{"more GPUs than a node has", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(", count: 4"))
+			return s
+		}, `
+pod p waits: request gpu of claim c: it wants 4 devices of one node, and no node has more than 2 for it
+smallest change: in ResourceClaim ns/c, request gpu: ask for 2 devices instead of 4`},
+		{"a taint", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			setTaint(s, "gpu-3b-00-0")
+			setTaint(s, "gpu-af-00-0")
+			return s
+		}, `
+pod p waits: request gpu of claim c: each of the 2 devices of class gpu.nvidia.com has the taint gpu.nvidia.com/xid=79:NoSchedule
+smallest change: in ResourceClaim ns/c, request gpu: tolerate the taint gpu.nvidia.com/xid=79:NoSchedule of the device`},
+		{"a constraint", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, viewtest.Node{Name: "a", Profile: "mixed", Use: exclusive}, gpus(", count: 4")+
+				"\nconstraints: [{matchAttribute: gpu.nvidia.com/productName}]")
+			return s
+		}, `
+pod p waits: no node has devices for claim c that meet the constraint matchAttribute: gpu.nvidia.com/productName
+smallest change: in ResourceClaim ns/c, request gpu: ask for 1 device instead of 4`},
+		{"a share of more than is left", func(t *testing.T) *snapshot.Snapshot {
+			s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2"})
+			mustHold(t, s, claim(t, "x", gpus(", capacity: {requests: {memory: 9Gi}}")),
+				claim(t, "y", gpus(", capacity: {requests: {memory: 9Gi}}")))
+			c := claim(t, "c", gpus(", capacity: {requests: {memory: 10Gi}}"))
+			s.Claims = append(s.Claims, c)
+			s.Pods = append(s.Pods, pod("p", c))
+			return s
+		}, `
+pod p waits: request gpu of claim c: the 2 devices of class gpu.nvidia.com are held by other claims
+smallest change: in ResourceClaim ns/c, request gpu: ask for 6Gi memory instead of 10Gi (capacity.requests.memory)`},
+		{"a fraction of a capacity", func(t *testing.T) *snapshot.Snapshot {
+			s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2"})
+			for _, slice := range s.Slices {
+				for i := range slice.Spec.Devices {
+					slice.Spec.Devices[i].Capacity["slots"] = resourceapi.DeviceCapacity{Value: resource.MustParse("1"),
+						RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: ptr.To(resource.MustParse("200m")),
+							ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: ptr.To(resource.MustParse("200m")),
+								Step: ptr.To(resource.MustParse("100m"))}}}
+				}
+			}
+			const part = ", capacity: {requests: {memory: 1Gi, slots: 250m}}"
+			mustHold(t, s, claim(t, "x", gpus(part)), claim(t, "y", gpus(part)))
+			c := claim(t, "c", gpus(part))
+			s.Claims = append(s.Claims, c)
+			s.Pods = append(s.Pods, pod("p", c))
+			return s
+		}, `
+pod p fits now on 1 of 1 nodes`},
+		{"a whole GPU beside shares", func(t *testing.T) *snapshot.Snapshot {
+			s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2"})
+			mustHold(t, s, claim(t, "x", gpus(", capacity: {requests: {memory: 9Gi}}")),
+				claim(t, "y", gpus(", capacity: {requests: {memory: 9Gi}}")))
+			c := claim(t, "c", gpus(""))
+			s.Claims = append(s.Claims, c)
+			s.Pods = append(s.Pods, pod("p", c))
+			return s
+		}, `
+pod p waits: request gpu of claim c: the 2 devices of class gpu.nvidia.com are held by other claims
+smallest change: in ResourceClaim ns/c, request gpu: ask for 6Gi memory instead of all of it (capacity.requests.memory)`},
+		{"a partition of a GPU that is held whole", func(t *testing.T) *snapshot.Snapshot {
+			s := fleet(t, viewtest.Node{Name: "a", Profile: "rtxpro6000-x2"})
+			mustHold(t, s, claim(t, "x", gpus(", count: 2")))
+			c := claim(t, "c", requests("[{name: mig, exactly: {deviceClassName: mig.nvidia.com}}]"))
+			s.Claims = append(s.Claims, c)
+			s.Pods = append(s.Pods, pod("p", c))
+			return s
+		}, `
+pod p waits: request mig of claim c: the 60 devices of class mig.nvidia.com are held by other claims
+no single change of this pod helps; it would fit when claim ns/x has ended, which has had its devices since 2026-01-02T03:04:05Z`},
+		{"an attribute that one GPU lacks", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, ask("device.attributes['gpu.nvidia.com'].rack == 'r1'", ""))
+			s.Slices[0].Spec.Devices[1].Attributes["rack"] = resourceapi.DeviceAttribute{StringValue: ptr.To("r1")}
+			return s
+		}, `
+pod p waits: the scheduler gives up with an error: claim ns/c: selector #0 on device gpu.nvidia.com/a/gpu-3b-00-0: CEL runtime error: no such key: rack. consider using CEL optional chaining (.? followed by orValue()) or guarding the check with has() for optional fields
+smallest change: in ResourceClaim ns/c, request gpu: test that the device has the attribute first: has(device.attributes["gpu.nvidia.com"].rack) && device.attributes["gpu.nvidia.com"].rack == "r1"`},
+		{"a change that fits on one node and has an error on another", func(t *testing.T) *snapshot.Snapshot {
+			s := fleet(t, t4, viewtest.Node{Name: "b", Profile: "l40s-x4", Use: exclusive})
+			const never = "device.attributes['gpu.nvidia.com'].never == 'x'"
+			const l40s = "device.attributes['gpu.nvidia.com'].productName == 'NVIDIA L40S' && " + never
+			c := claim(t, "c", requests(fmt.Sprintf(`[
+{name: one, exactly: {deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: %q}}]}},
+{name: two, firstAvailable: [{name: a, deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: %q}}]},
+  {name: b, deviceClassName: gpu.nvidia.com}]}]`, never, l40s)))
+			s.Claims = append(s.Claims, c)
+			s.Pods = append(s.Pods, pod("p", c))
+			return s
+		}, `
+pod p waits: the scheduler gives up with an error: claim ns/c: selector #0 on device gpu.nvidia.com/a/gpu-3b-00-0: CEL runtime error: no such key: never. consider using CEL optional chaining (.? followed by orValue()) or guarding the check with has() for optional fields
+smallest change: in ResourceClaim ns/c, request two/a: test that the device has the attribute first: has(device.attributes["gpu.nvidia.com"].never) && device.attributes["gpu.nvidia.com"].never == "x"; and in ResourceClaim ns/c, request one: remove device.attributes["gpu.nvidia.com"].never == "x"`},
+		{"a pool that lacks a slice", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Slices[0].Spec.Pool.ResourceSliceCount = 2
+			return s
+		}, `
+pod p waits: request gpu of claim c: none of the 2 devices of class gpu.nvidia.com can be had: pool a has 1 of 2 slices
+no change of this pod helps, and no end of other claims`},
+		{"two claims that do not fit on one node", func(t *testing.T) *snapshot.Snapshot {
+			s := fleet(t, t4)
+			c, d := claim(t, "c", gpus(", count: 2")), claim(t, "d", gpus(""))
+			s.Claims = append(s.Claims, c, d)
+			s.Pods = append(s.Pods, pod("p", c, d))
+			return s
+		}, `
+pod p waits: each of its claims fits on some node, but no node has the devices of all
+smallest change: in ResourceClaim ns/c, request gpu: ask for 1 device instead of 2`},
+		{"two requests that do not fit on one node", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, requests("[{name: one, exactly: {deviceClassName: gpu.nvidia.com}}, "+
+				"{name: two, exactly: {deviceClassName: gpu.nvidia.com, count: 2}}]"))
+			return s
+		}, `
+pod p waits: each request of claim c fits on some node, but no node has the devices of all
+smallest change: in ResourceClaim ns/c, request two: ask for 1 device instead of 2`},
+		{"two alternatives", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, requests(`[{name: gpu, firstAvailable: [{name: b200, deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].productName == 'NVIDIA B200'"}}]}, {name: four, deviceClassName: gpu.nvidia.com, count: 4}]}]`))
+			return s
+		}, `
+pod p waits: request gpu of claim c: no alternative fits: none of the 2 devices of class gpu.nvidia.com meets device.attributes["gpu.nvidia.com"].productName == "NVIDIA B200"; it wants 4 devices of one node, and no node has more than 2 for it
+smallest change: in ResourceClaim ns/c, request gpu/four: ask for 2 devices instead of 4`},
+		{"a node selector", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Pods[0].Spec.NodeSelector = map[string]string{"zone": "z1"}
+			return s
+		}, `
+pod p waits: 1 node has the devices, and the pod cannot run there: the node selector zone=z1
+smallest change: in Pod ns/p: remove the node selector zone=z1`},
+		{"a node selector of an empty value", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Pods[0].Spec.NodeSelector = map[string]string{"zone": ""}
+			return s
+		}, `
+pod p waits: 1 node has the devices, and the pod cannot run there: the node selector zone=
+smallest change: in Pod ns/p: remove the node selector zone=`},
+		{"a node that is being deleted", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Nodes[0].DeletionTimestamp = &since
+			return s
+		}, `
+pod p fits now on 1 of 1 nodes`},
+		{"nodes that have neither the devices nor a label", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(", count: 3"))
+			s.Pods[0].Spec.NodeSelector = map[string]string{"zone": "z1"}
+			return s
+		}, `
+pod p waits: the pod excludes all 1 nodes, most often by the node selector zone=z1; none of them has the devices
+smallest change: in ResourceClaim ns/c, request gpu: ask for 2 devices instead of 3; and in Pod ns/p: remove the node selector zone=z1`},
+		{"a taint of the node", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Nodes[0].Spec.Unschedulable = true
+			return s
+		}, `
+pod p waits: 1 node has the devices, and the pod cannot run there: the taint node.kubernetes.io/unschedulable:NoSchedule
+smallest change: in Pod ns/p: tolerate the taint node.kubernetes.io/unschedulable:NoSchedule of the node`},
+		{"more processors than the node has left", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Pods[0].Spec.Containers[0].Resources.Requests = corev1.ResourceList{"cpu": resource.MustParse("50")}
+			other := pod("other")
+			other.Spec.NodeName = "a"
+			other.Spec.Containers[0].Resources.Requests = corev1.ResourceList{"cpu": resource.MustParse("20")}
+			s.Pods = append(s.Pods, other)
+			return s
+		}, `
+pod p waits: 1 node has the devices, and the pod cannot run there: too little cpu
+smallest change: in Pod ns/p: request 44 cpu for the pod instead of 50`},
+		{"more storage than the node has left, which only containers request", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Nodes[0].Status.Allocatable["ephemeral-storage"] = resource.MustParse("64Gi")
+			s.Pods[0].Spec.Containers[0].Resources.Requests = corev1.ResourceList{
+				"ephemeral-storage": resource.MustParse("50Gi")}
+			other := pod("other")
+			other.Spec.NodeName = "a"
+			other.Spec.Containers[0].Resources.Requests = corev1.ResourceList{
+				"ephemeral-storage": resource.MustParse("20Gi")}
+			s.Pods = append(s.Pods, other)
+			return s
+		}, `
+pod p waits: 1 node has the devices, and the pod cannot run there: too little ephemeral-storage
+smallest change: in Pod ns/p: request 44Gi ephemeral-storage for all containers together instead of 50Gi`},
+		{"a node of which more is used than it has", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Pods[0].Spec.Containers[0].Resources.Requests = corev1.ResourceList{"cpu": resource.MustParse("1")}
+			other := pod("other")
+			other.Spec.NodeName = "a"
+			other.Spec.Containers[0].Resources.Requests = corev1.ResourceList{"cpu": resource.MustParse("70")}
+			s.Pods = append(s.Pods, other)
+			return s
+		}, `
+pod p waits: 1 node has the devices, and the pod cannot run there: too little cpu
+smallest change: in Pod ns/p: request 0 cpu for the pod instead of 1`},
+		{"a claim of the pod that has devices on another node", func(t *testing.T) *snapshot.Snapshot {
+			s := fleet(t, t4, viewtest.Node{Name: "b", Profile: "l40s-x4", Use: exclusive})
+			has, c := claim(t, "has", gpus("")), claim(t, "c", gpus(", count: 4"))
+			mustHold(t, s, has)
+			s.Claims = append(s.Claims, c)
+			s.Pods = append(s.Pods, pod("p", has, c))
+			return s
+		}, `
+pod p waits: 1 node has the devices, and the pod cannot run there: claim has, whose devices are elsewhere
+smallest change: in ResourceClaim ns/c, request gpu: ask for 1 device instead of 4`},
+		{"a quota", func(t *testing.T) *snapshot.Snapshot {
+			s := fleet(t, t4)
+			s.Pods = append(s.Pods, pod("p"))
+			useTemplate(s.Pods[0], nil)
+			template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "t"}}
+			template.Spec.Spec = claim(t, "c", gpus(", count: 2")).Spec
+			s.Templates = append(s.Templates, template)
+			const devices = "gpu.nvidia.com.deviceclass.resource.k8s.io/devices"
+			s.Quotas = []*corev1.ResourceQuota{{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "q"},
+				Status: corev1.ResourceQuotaStatus{Hard: corev1.ResourceList{devices: resource.MustParse("4")},
+					Used: corev1.ResourceList{devices: resource.MustParse("3")}}}}
+			return s
+		}, `
+pod p waits: the quota q allows 4 of gpu.nvidia.com.deviceclass.resource.k8s.io/devices, 3 are used and 2 more are wanted
+smallest change: in ResourceClaimTemplate ns/t, request gpu: ask for 1 device instead of 2`},
+		{"an extended resource", func(t *testing.T) *snapshot.Snapshot {
+			return extended(t, "", "3", t4)
+		}, `
+pod p waits: request container-0-request-0 of the pod's extended resources: it wants 3 devices of one node, and no node has more than 2 for it
+smallest change: in Pod ns/p, request container-0-request-0: ask for 2 devices instead of 3`},
+		{"an extended resource that a device plugin of another node offers", func(t *testing.T) *snapshot.Snapshot {
+			s := extended(t, "", "3", t4)
+			offer(s, "plugin", "2")
+			return s
+		}, `
+pod p waits: request container-0-request-0 of the pod's extended resources: it wants 3 devices of one node, and no node has more than 2 for it
+smallest change: in Pod ns/p, request container-0-request-0: ask for 2 devices instead of 3`},
+		{"an extended resource of a class, and on another node of a plugin", func(t *testing.T) *snapshot.Snapshot {
+			s := extended(t, "", "2", t4)
+			offer(s, "plugin", "1")
+			return s
+		}, `
+pod p fits now on 1 of 2 nodes
+  a: container-0-request-0 gets gpu-3b-00-0, container-0-request-0 gets gpu-af-00-0`},
+		{"an extended resource that only a device plugin has enough of", func(t *testing.T) *snapshot.Snapshot {
+			s := extended(t, "", "3", t4)
+			offer(s, "plugin", "3")
+			return s
+		}, `
+pod p fits now on 1 of 2 nodes
+  plugin`},
+		{"an extended resource of a device plugin that has too little", func(t *testing.T) *snapshot.Snapshot {
+			s := extended(t, "", "3")
+			offer(s, "plugin", "2")
+			return s
+		}, `
+pod p waits: the pod excludes all 1 nodes, most often by too little nvidia.com/gpu; none of them has the devices
+smallest change: in Pod ns/p: request 2 nvidia.com/gpu for all containers together instead of 3`},
+		{"an extended resource of a device plugin of a node with a taint", func(t *testing.T) *snapshot.Snapshot {
+			s := extended(t, "", "3")
+			offer(s, "plugin", "3")
+			s.Nodes[0].Spec.Unschedulable = true
+			return s
+		}, `
+pod p waits: 1 node has the devices, and the pod cannot run there: the taint node.kubernetes.io/unschedulable:NoSchedule
+smallest change: in Pod ns/p: tolerate the taint node.kubernetes.io/unschedulable:NoSchedule of the node`},
+		{"an init container uses the devices of a later container", func(t *testing.T) *snapshot.Snapshot {
+			return extended(t, "1", "2", t4)
+		}, `
+pod p fits now on 1 of 1 nodes
+  a: container-1-request-0 gets gpu-3b-00-0, container-1-request-0 gets gpu-af-00-0`},
+		{"an init container that needs more than a later container", func(t *testing.T) *snapshot.Snapshot {
+			return extended(t, "2", "1", t4)
+		}, `
+pod p fits now on 1 of 1 nodes
+  a: container-0-request-0 gets gpu-3b-00-0, container-1-request-0 gets gpu-af-00-0`},
+		{"a sidecar has its devices beside those of a later container", func(t *testing.T) *snapshot.Snapshot {
+			s := extended(t, "1", "2", t4)
+			s.Pods[0].Spec.InitContainers[0].RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
+			return s
+		}, `
+pod p waits: each request of the pod's extended resources fits on some node, but no node has the devices of all
+smallest change: in Pod ns/p, request container-1-request-0: ask for 1 device instead of 2`},
+		{"an extended resource, and no right to read classes", func(t *testing.T) *snapshot.Snapshot {
+			s := extended(t, "", "3", t4)
+			s.Classes, s.Unread[snapshot.Classes] = nil, errors.New("forbidden")
+			return s
+		}, `
+no answer without the right to list deviceclasses.resource.k8s.io: forbidden`},
+		{"an extended resource, and no right to read nodes", func(t *testing.T) *snapshot.Snapshot {
+			s := extended(t, "", "3", t4)
+			s.Nodes, s.Unread[snapshot.Nodes] = nil, errors.New("forbidden")
+			return s
+		}, `
+no answer without the right to list nodes: forbidden`},
+		{"a class that does not exist", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, requests("[{name: gpu, exactly: {deviceClassName: gpu.example.com}}]"))
+			return s
+		}, `
+pod p waits: request gpu of claim c asks for the class gpu.example.com, which does not exist
+smallest change: in ResourceClaim ns/c, request gpu: use the class gpu.nvidia.com`},
+		{"no slices", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Slices = nil
+			return s
+		}, `
+pod p waits: no node offers devices: there is no ResourceSlice
+no change of this pod helps, and no end of other claims`},
+		{"a class of which there is no device", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, requests("[{name: mig, exactly: {deviceClassName: mig.nvidia.com}}]"))
+			return s
+		}, `
+pod p waits: request mig of claim c: no node has a device of class mig.nvidia.com
+no change of this pod helps, and no end of other claims`},
+		{"no template", func(t *testing.T) *snapshot.Snapshot {
+			s := fleet(t, t4)
+			s.Pods = append(s.Pods, pod("p"))
+			useTemplate(s.Pods[0], nil)
+			return s
+		}, `
+pod p waits: template t of its claim gpu does not exist`},
+		{"a claim that was deleted", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Claims = nil
+			return s
+		}, `
+pod p waits: claim c does not exist; it was deleted or never created`},
+		{"a claim that is not known, because claims cannot be read", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Claims, s.Unread[snapshot.Claims] = nil, errors.New("forbidden")
+			return s
+		}, `
+no answer without the right to list resourceclaims.resource.k8s.io: forbidden`},
+		{"a claim of a namespace of which claims were not read", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Claims = nil
+			s.Unread[snapshot.Claims] = &snapshot.PartialError{Namespace: "other", Err: errors.New("forbidden")}
+			return s
+		}, `
+no answer without the right to list resourceclaims.resource.k8s.io: only those of namespace other are known: forbidden`},
+		{"a claim that does not exist in a namespace of which claims were read", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Claims = nil
+			s.Unread[snapshot.Claims] = &snapshot.PartialError{Namespace: "ns", Err: errors.New("forbidden")}
+			return s
+		}, `
+pod p waits: claim c does not exist; it was deleted or never created`},
+		{"a template that is not known", func(t *testing.T) *snapshot.Snapshot {
+			s := fleet(t, t4)
+			s.Pods = append(s.Pods, pod("p"))
+			useTemplate(s.Pods[0], nil)
+			s.Unread[snapshot.Templates] = errors.New("forbidden")
+			return s
+		}, `
+no answer without the right to list resourceclaimtemplates.resource.k8s.io: forbidden`},
+		{"a claim that as many pods use as can", func(t *testing.T) *snapshot.Snapshot {
+			s := fleet(t, t4)
+			has := claim(t, "has", gpus(""))
+			mustHold(t, s, has)
+			has.Status.ReservedFor = make([]resourceapi.ResourceClaimConsumerReference,
+				resourceapi.ResourceClaimReservedForMaxSize)
+			s.Pods = append(s.Pods, pod("p", has))
+			return s
+		}, `
+pod p waits: claim has is used by 256 pods already, which is the limit`},
+		{"a claim that is being deleted", func(t *testing.T) *snapshot.Snapshot {
+			s, c := one(t, t4, gpus(""))
+			c.DeletionTimestamp = &since
+			return s
+		}, `
+pod p waits: claim c is being deleted`},
+		{"a claim of another pod", func(t *testing.T) *snapshot.Snapshot {
+			s, c := one(t, t4, gpus(""))
+			useTemplate(s.Pods[0], c)
+			return s
+		}, `
+pod p waits: ResourceClaim ns/c was not created for Pod ns/p (Pod is not owner)`},
+		{"a claim of the pod group", func(t *testing.T) *snapshot.Snapshot {
+			s, c := one(t, t4, gpus(", count: 3"))
+			s.Pods[0].Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: ptr.To("g")}
+			useTemplate(s.Pods[0], c)
+			c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "scheduling.k8s.io/v1beta1", Kind: "PodGroup",
+				Name: "g", Controller: ptr.To(true)}}
+			return s
+		}, `
+pod p waits: request gpu of claim c: it wants 3 devices of one node, and no node has more than 2 for it
+smallest change: in ResourceClaimTemplate ns/t, request gpu: ask for 2 devices instead of 3`},
+		{"a scheduling gate", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Pods[0].Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/quota"}}
+			return s
+		}, `
+pod p has the scheduling gate example.com/quota: the scheduler ignores it until another program removes that`},
+		{"a pod that has a node", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(", count: 3"))
+			s.Pods[0].Spec.NodeName = "a"
+			return s
+		}, `
+pod p is on node a`},
+		{"a pod that has ended", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Pods[0].Status.Phase = corev1.PodSucceeded
+			return s
+		}, `
+pod p has ended: its phase is Succeeded`},
+		{"a pod that fits", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			return s
+		}, `
+pod p fits now on 1 of 1 nodes`},
+		{"no right to read slices", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Slices, s.Unread[snapshot.Slices] = nil, errors.New("forbidden")
+			return s
+		}, `
+no answer without the right to list resourceslices.resource.k8s.io: forbidden`},
+		{"no right to read nodes", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(", count: 3"))
+			s.Nodes, s.Unread[snapshot.Nodes] = nil, errors.New("forbidden")
+			return s
+		}, `
+pod p waits: request gpu of claim c: it wants 3 devices of one node, and no node has more than 2 for it
+smallest change: in ResourceClaim ns/c, request gpu: ask for 2 devices instead of 3`},
+		{"a pod that fits, unless a node keeps it away that may not be read", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Pods[0].Spec.NodeSelector = map[string]string{"zone": "z1"}
+			s.Pods[0].Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+				RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.
+					NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone",
+					Operator: corev1.NodeSelectorOpExists}}}}}}}
+			s.Nodes, s.Unread[snapshot.Nodes] = nil, errors.New("forbidden")
+			return s
+		}, `
+pod p fits now on 1 of 1 nodes, unless labels, taints or resources of the nodes keep the pod away`},
+		{"a pod without claims, and no right to read nodes", func(t *testing.T) *snapshot.Snapshot {
+			s := fleet(t, t4)
+			s.Pods = append(s.Pods, pod("p"))
+			s.Nodes, s.Unread[snapshot.Nodes] = nil, errors.New("forbidden")
+			return s
+		}, `
+no answer without the right to list nodes: forbidden`},
+		{"no slices, and no right to read nodes", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Slices, s.Nodes, s.Unread[snapshot.Nodes] = nil, nil, errors.New("forbidden")
+			return s
+		}, `
+pod p waits: no node offers devices: there is no ResourceSlice
+no change of this pod helps, and no end of other claims`},
+		{"a pod that fits, unless there are claims that may not be read", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Unread[snapshot.Claims] = errors.New("forbidden")
+			return s
+		}, `
+pod p fits now on 1 of 1 nodes, unless claims of other namespaces hold the devices`},
+		{"a pod that does not fit, whatever claims there are", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(", count: 3"))
+			s.Unread[snapshot.Claims] = errors.New("forbidden")
+			return s
+		}, `
+pod p waits: request gpu of claim c: it wants 3 devices of one node, and no node has more than 2 for it
+smallest change: in ResourceClaim ns/c, request gpu: ask for 2 devices instead of 3, unless claims of other namespaces hold the devices`},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			r, err := Pod(t.Context(), row.world(t), "ns", "p")
+			if err != nil {
+				t.Fatal(err)
+			}
+			all := text(t, r)
+			if got := "\n" + all; !strings.HasPrefix(got, row.want+"\n") {
+				t.Errorf("got\n%s\nwant first\n%s", got, row.want)
+			}
+		})
+	}
+}
+
+// A claim is explained with its pod, and alone if there is none.
+func TestClaim(t *testing.T) {
+	s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+	c := claim(t, "c", gpus(", count: 3"))
+	c.ResourceVersion = "7"
+	s.Claims = append(s.Claims, c)
+	for _, row := range []struct{ cause, note string }{
+		{"claim c waits: request gpu of claim c: it wants 3", "no pod that waits uses this claim"},
+		{"pod p waits: request gpu of claim c: it wants 3", "claim c waits for a node of pod p"},
+	} {
+		r, err := Claim(t.Context(), s, "ns", "c")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasPrefix(r.Cause, row.cause) || len(r.Notes) != 1 || !strings.HasPrefix(r.Notes[0], row.note) {
+			t.Errorf("got %q with notes %q, want %q with %q", r.Cause, r.Notes, row.cause, row.note)
+		}
+		if r.Kind != "ResourceClaim" || r.UID != "c" || r.ResourceVersion != "7" {
+			t.Errorf("the answer is about %s %s of version %s, want the claim", r.Kind, r.UID, r.ResourceVersion)
+		}
+		s.Pods = append(s.Pods, pod("p", c))
+	}
+	if _, err := Claim(t.Context(), s, "ns", "missing"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("got %v, want ErrNotFound", err)
+	}
+}
+
+// Without all pods, it is not known whether one uses the claim.
+func TestClaimWithoutPods(t *testing.T) {
+	s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+	s.Claims = append(s.Claims, claim(t, "c", gpus(", count: 3")))
+	s.Unread[snapshot.Pods] = errors.New("forbidden")
+	r, err := Claim(t.Context(), s, "ns", "c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "pods cannot be read, so it is not known whether one waits for this claim: forbidden"
+	if got := r.Notes[len(r.Notes)-1]; got != want {
+		t.Errorf("got the note %q, want %q", got, want)
+	}
+}
+
+// What is about to be created counts for quotas, and on an empty cluster it counts alone.
+func TestFitQuota(t *testing.T) {
+	const devices = "gpu.nvidia.com.deviceclass.resource.k8s.io/devices"
+	for _, row := range []struct {
+		name       string
+		hard, used string
+		exists     bool
+		empty      bool
+		want       Outcome
+	}{
+		{"the quota has room", "4", "2", false, false, Fits},
+		{"the quota has no room", "4", "3", false, false, Waits},
+		{"the claim exists, and has been counted", "4", "4", true, false, Fits},
+		{"on an empty cluster, nothing has been counted", "4", "3", false, true, Fits},
+		{"the quota is too small for an empty cluster", "1", "0", false, true, Waits},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+			s.Quotas = []*corev1.ResourceQuota{{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "q"},
+				Status: corev1.ResourceQuotaStatus{Hard: corev1.ResourceList{devices: resource.MustParse(row.hard)},
+					Used: corev1.ResourceList{devices: resource.MustParse(row.used)}}}}
+			c := claim(t, "c", gpus(", count: 2"))
+			if row.exists {
+				s.Claims = append(s.Claims, c)
+			}
+			if row.empty {
+				for _, resource := range []string{snapshot.Claims, snapshot.Pods} {
+					s.Unread[resource] = errors.New("forbidden")
+				}
+				s = Empty(s)
+			}
+			m := Manifest{Claims: []*resourceapi.ResourceClaim{c}}
+			for _, with := range []string{"the claim", "the pod"} {
+				r := Fit(t.Context(), s, m)
+				if len(r) != 1 || r[0].Outcome != row.want {
+					t.Errorf("%s: got %+v, want %s", with, r[0], row.want)
+				}
+				if row.empty && len(r[0].Notes) > 0 && with == "the pod" {
+					t.Errorf("got the notes %q of what does not count on an empty cluster", r[0].Notes)
+				}
+				m.Pods = []*corev1.Pod{pod("p", c)}
+			}
+		})
+	}
+}
+
+// A search that reaches its limit says so, and what it did not try.
+func TestLimit(t *testing.T) {
+	s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+	c := claim(t, "c", ask("device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('1Ti')) >= 0", ", count: 3"))
+	s.Claims = append(s.Claims, c)
+	before := searchAsked
+	defer func() { searchAsked = before }()
+	for _, row := range []struct {
+		questions int
+		complete  bool
+		notTried  string
+	}{
+		{1, false, "2 of 3 single changes, and sets of changes"},
+		{3, false, "some pairs of changes, and larger sets"},
+		{1000, true, ""},
+	} {
+		searchAsked = row.questions
+		r, err := Claim(t.Context(), s, "ns", "c")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Search.Asked = 0
+		if r.Search.Complete != row.complete || r.Search.NotTried != row.notTried {
+			t.Errorf("after %d questions: got %+v, want complete: %t, not tried: %q", row.questions, r.Search,
+				row.complete, row.notTried)
+		}
+		if row.complete != (len(r.Change) == 2) {
+			t.Errorf("after %d questions: got the changes %v", row.questions, r.Change)
+		}
+	}
+}
+
+// Nodes with equal devices and equal use are asked once. What tells them apart is what the claim reads.
+func TestGroups(t *testing.T) {
+	const uuid = "device.attributes['gpu.nvidia.com'].uuid != 'x'"
+	for _, row := range []struct {
+		name    string
+		devices string
+		change  func(t *testing.T, s *snapshot.Snapshot)
+		want    int
+	}{
+		{"equal nodes", gpus(", count: 3"), func(*testing.T, *snapshot.Snapshot) {}, 1},
+		{"one node has a claim", gpus(", count: 3"), func(t *testing.T, s *snapshot.Snapshot) {
+			mustHold(t, s, claim(t, "x", gpus("")))
+		}, 2},
+		{"all nodes have the same use", gpus(", count: 3"), func(t *testing.T, s *snapshot.Snapshot) {
+			for i := range 6 {
+				mustHold(t, s, claim(t, fmt.Sprint("x", i), gpus("")))
+			}
+		}, 1},
+		{"one node has a taint", gpus(", count: 3"), func(_ *testing.T, s *snapshot.Snapshot) {
+			s.Slices[0].Spec.Devices[0].Taints = []resourceapi.DeviceTaint{{Key: "k", Effect: "NoSchedule"}}
+		}, 2},
+		{"a pool is not complete, and the slice before it was", gpus(", count: 3"), func(_ *testing.T,
+			s *snapshot.Snapshot) {
+			for i, slice := range s.Slices {
+				old := slice.DeepCopy()
+				slice.Spec.Pool.Generation++
+				if i == 0 {
+					slice.Spec.Pool.ResourceSliceCount++
+				}
+				s.Slices = append([]*resourceapi.ResourceSlice{old}, s.Slices...)
+			}
+		}, 2},
+		{"an attribute differs that the claim does not read", gpus(", count: 3"),
+			func(_ *testing.T, s *snapshot.Snapshot) { setUUIDs(s) }, 1},
+		{"an attribute differs that the claim reads", ask(uuid, ", count: 3"),
+			func(_ *testing.T, s *snapshot.Snapshot) { setUUIDs(s) }, 3},
+		{"an attribute differs that the claim may read", ask(
+			"cel.bind(a, device.attributes['gpu.nvidia.com'], a.uuid != 'x')", ", count: 3"),
+			func(_ *testing.T, s *snapshot.Snapshot) { setUUIDs(s) }, 3},
+		{"an attribute differs that a class reads, which may be used instead of one that does not exist", requests(
+			"[{name: gpu, exactly: {deviceClassName: missing, count: 3}}]"), func(_ *testing.T, s *snapshot.Snapshot) {
+			setUUIDs(s)
+			class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "one"}}
+			class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: uuid}}}
+			s.Classes = append(s.Classes, class)
+		}, 3},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			var nodes []viewtest.Node
+			for i := range 3 {
+				nodes = append(nodes, viewtest.Node{Name: fmt.Sprint("n", i), Profile: "t4-x2", Use: exclusive})
+			}
+			s := fleet(t, nodes...)
+			row.change(t, s)
+			s.Claims = append(s.Claims, claim(t, "c", row.devices))
+			r, err := Claim(t.Context(), s, "ns", "c")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Nodes.Groups != row.want || r.Nodes.Total != 3 {
+				t.Errorf("got %d groups of %d nodes, want %d of 3", r.Nodes.Groups, r.Nodes.Total, row.want)
+			}
+		})
+	}
+}
+
+// setUUIDs gives each device another UUID.
+func setUUIDs(s *snapshot.Snapshot) {
+	for i, slice := range s.Slices {
+		for j := range slice.Spec.Devices {
+			uuid := resourceapi.DeviceAttribute{StringValue: ptr.To(fmt.Sprint(i, j))}
+			slice.Spec.Devices[j].Attributes["uuid"] = uuid
+		}
+	}
+}
+
+// What could not be read and may change the answer is noted.
+func TestNotesOfUnread(t *testing.T) {
+	s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+	c := claim(t, "c", gpus(""))
+	s.Claims, s.Pods = append(s.Claims, c), append(s.Pods, pod("p", c))
+	s.Unread = map[string]error{snapshot.Quotas: errors.New("no quotas"), snapshot.TaintRules: errors.New("no rules")}
+	r, err := Pod(t.Context(), s, "ns", "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"DeviceTaintRules cannot be read, so devices may have more taints: no rules",
+		"quotas cannot be read, and are not considered: no quotas"}
+	if !slices.Equal(r.Notes, want) {
+		t.Errorf("got notes %q, want %q", r.Notes, want)
+	}
+}

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package why
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	schedulinghelper "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/klog/v2"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+)
+
+// workload is what is to be scheduled: a pod with its claims, or a claim alone.
+type workload struct {
+	pod       *corev1.Pod                  // nil for a claim alone
+	claims    []*resourceapi.ResourceClaim // those without devices
+	origins   []origin                     // of each claim
+	allocated []*resourceapi.ResourceClaim // claims of the pod that have devices: they decide about the node
+	ended     map[types.UID]bool           // claims of others that are taken for ended
+	clauses   map[selectorRef][]clause     // of each selector of the claims
+}
+
+// origin is where a claim is written down.
+type origin struct {
+	label  string // how it is called in an answer
+	object string // what to change, such as "ResourceClaimTemplate ns/name"
+	exists bool   // as a ResourceClaim, which has passed the quota
+	// extended are the extended resources behind the requests, by the name of the request. nil: the claim is none for
+	// extended resources.
+	extended map[string]corev1.ResourceName
+}
+
+// selectorRef names a selector of the workload.
+type selectorRef struct{ claim, part, selector int }
+
+// clone returns a copy that can be changed.
+func (w *workload) clone() *workload {
+	c := *w
+	if w.pod != nil {
+		c.pod = w.pod.DeepCopy()
+	}
+	c.claims = make([]*resourceapi.ResourceClaim, len(w.claims))
+	for i, claim := range w.claims {
+		c.claims[i] = claim.DeepCopy()
+	}
+	c.ended = maps.Clone(w.ended)
+	if c.ended == nil {
+		c.ended = map[types.UID]bool{}
+	}
+	c.clauses = map[selectorRef][]clause{}
+	for ref, all := range w.clauses {
+		c.clauses[ref] = slices.Clone(all)
+	}
+	return &c
+}
+
+// setClause replaces a clause; an empty text removes it.
+func (w *workload) setClause(ref selectorRef, number int, text string) {
+	w.clauses[ref][number].text = text
+	var texts []string
+	for _, c := range w.clauses[ref] {
+		if c.text != "" {
+			texts = append(texts, c.text)
+		}
+	}
+	if len(texts) == 0 {
+		texts = []string{"true"}
+	}
+	part := partsOf(w.claims[ref.claim])[ref.part]
+	(*part.selectors)[ref.selector].CEL = &resourceapi.CELDeviceSelector{Expression: strings.Join(texts, " && ")}
+}
+
+// parse cuts the expressions of the claims. The error names the one that is not valid.
+func (w *workload) parse() error {
+	w.clauses = map[selectorRef][]clause{}
+	for i, claim := range w.claims {
+		for j, part := range partsOf(claim) {
+			for k, s := range *part.selectors {
+				if s.CEL == nil {
+					continue
+				}
+				all, err := cut(s.CEL.Expression)
+				if err != nil {
+					return fmt.Errorf("%s, request %s: expression %s: %w", w.origins[i].label, part.name,
+						s.CEL.Expression, err)
+				}
+				w.clauses[selectorRef{i, j, k}] = all
+			}
+		}
+	}
+	return nil
+}
+
+// part is a request, or one alternative of it.
+type part struct {
+	name      string // request, or request/alternative
+	request   int    // number of the request
+	sub       int    // number of the alternative; -1 for none
+	class     *string
+	selectors *[]resourceapi.DeviceSelector
+	tolerate  *[]resourceapi.DeviceToleration
+	capacity  **resourceapi.CapacityRequirements
+	mode      *resourceapi.DeviceAllocationMode
+	count     *int64
+	admin     bool
+}
+
+// partsOf returns all parts of the claim. They point into it.
+func partsOf(claim *resourceapi.ResourceClaim) []part {
+	var all []part
+	for i := range claim.Spec.Devices.Requests {
+		r := &claim.Spec.Devices.Requests[i]
+		if e := r.Exactly; e != nil {
+			all = append(all, part{r.Name, i, -1, &e.DeviceClassName, &e.Selectors, &e.Tolerations, &e.Capacity,
+				&e.AllocationMode, &e.Count, e.AdminAccess != nil && *e.AdminAccess})
+		}
+		for j := range r.FirstAvailable {
+			s := &r.FirstAvailable[j]
+			all = append(all, part{r.Name + "/" + s.Name, i, j, &s.DeviceClassName, &s.Selectors, &s.Tolerations,
+				&s.Capacity, &s.AllocationMode, &s.Count, false})
+		}
+	}
+	return all
+}
+
+// setDefaults sets what the API server would.
+func setDefaults(spec *resourceapi.ResourceClaimSpec) {
+	for _, p := range partsOf(&resourceapi.ResourceClaim{Spec: *spec}) {
+		if *p.mode == "" {
+			*p.mode = resourceapi.DeviceAllocationModeExactCount
+		}
+		if *p.mode == resourceapi.DeviceAllocationModeExactCount && *p.count == 0 {
+			*p.count = 1
+		}
+	}
+}
+
+// all reports whether the part asks for all devices.
+func (p part) all() bool { return *p.mode == resourceapi.DeviceAllocationModeAll }
+
+func newQuantity(value int64) *resource.Quantity {
+	return resource.NewQuantity(value, resource.DecimalSI)
+}
+
+// unschedulable is the taint that stands for a cordoned node.
+var unschedulable = corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}
+
+// taintsOf returns the taints of the node that keep pods away.
+func taintsOf(node *corev1.Node) []corev1.Taint {
+	var all []corev1.Taint
+	for _, t := range node.Spec.Taints {
+		if t.Effect != corev1.TaintEffectPreferNoSchedule {
+			all = append(all, t)
+		}
+	}
+	if node.Spec.Unschedulable && !slices.ContainsFunc(all, func(t corev1.Taint) bool {
+		return t.Key == unschedulable.Key
+	}) {
+		all = append(all, unschedulable)
+	}
+	return all
+}
+
+// tolerated reports whether the pod tolerates the taint.
+func tolerated(pod *corev1.Pod, taint corev1.Taint) bool {
+	return schedulinghelper.TolerationsTolerateTaint(klog.Background(), pod.Spec.Tolerations, &taint, false)
+}
+
+// excludes returns why the pod cannot run on the node, other than for want of devices.
+func (w *workload) excludes(c *cluster, node *corev1.Node) []string {
+	var reasons []string
+	for _, claim := range w.allocated {
+		if selector := claim.Status.Allocation.NodeSelector; selector != nil {
+			if ok, err := matches(selector, node); err != nil || !ok {
+				reasons = append(reasons, fmt.Sprintf("claim %s, whose devices are elsewhere", claim.Name))
+			}
+		}
+	}
+	if w.pod == nil {
+		return reasons
+	}
+	if c.Unread[snapshot.Nodes] != nil {
+		return reasons // of such a node, only the name is known
+	}
+	for _, key := range slices.Sorted(maps.Keys(w.pod.Spec.NodeSelector)) {
+		if value := w.pod.Spec.NodeSelector[key]; !hasLabel(node, key, value) {
+			reasons = append(reasons, fmt.Sprintf("the node selector %s=%s", key, value))
+		}
+	}
+	if ok, err := nodeaffinity.NewRequiredNodeAffinity(nil, w.pod.Spec.Affinity).Match(node); err != nil || !ok {
+		reasons = append(reasons, "the node affinity")
+	}
+	for _, t := range taintsOf(node) {
+		if !tolerated(w.pod, t) {
+			reasons = append(reasons, "the taint "+t.ToString())
+		}
+	}
+	for _, name := range c.short(w.pod, node) {
+		reasons = append(reasons, "too little "+string(name))
+	}
+	return reasons
+}
+
+func hasLabel(node *corev1.Node, key, value string) bool {
+	got, ok := node.Labels[key]
+	return ok && got == value
+}
+
+func matches(selector *corev1.NodeSelector, node *corev1.Node) (bool, error) {
+	s, err := nodeaffinity.NewNodeSelector(selector)
+	if err != nil {
+		return false, err
+	}
+	return s.Match(node), nil
+}
+
+// short returns the resources of which the node has too little left, sorted.
+func (c *cluster) short(pod *corev1.Pod, node *corev1.Node) []corev1.ResourceName {
+	var all []corev1.ResourceName
+	requests := requestsOf(pod)
+	for name, q := range requests {
+		if q.IsZero() || len(node.Status.Allocatable) == 0 || c.ofClass(name) != nil && !fromPlugin(node, name) {
+			continue
+		}
+		if free := c.free(node, name); free.Cmp(q) < 0 {
+			all = append(all, name)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// fromPlugin reports whether a device plugin offers the resource on the node. The scheduler then takes no devices of
+// a class for it.
+func fromPlugin(node *corev1.Node, name corev1.ResourceName) bool {
+	q := node.Status.Allocatable[name]
+	return !q.IsZero()
+}
+
+// extended reports whether a device plugin may offer what the workload requests.
+func (w *workload) extended() bool {
+	return slices.ContainsFunc(w.origins, func(o origin) bool { return o.extended != nil })
+}
+
+// claimsOn returns the claims as the node gets them: without requests for extended resources that a device plugin
+// offers there.
+func (w *workload) claimsOn(node *corev1.Node) []*resourceapi.ResourceClaim {
+	all := slices.Clone(w.claims)
+	for i, claim := range all {
+		if w.origins[i].extended == nil {
+			continue
+		}
+		all[i] = claim.DeepCopy()
+		all[i].Spec.Devices.Requests = slices.DeleteFunc(all[i].Spec.Devices.Requests,
+			func(r resourceapi.DeviceRequest) bool { return fromPlugin(node, w.origins[i].extended[r.Name]) })
+	}
+	return all
+}
+
+// free returns how much of a resource pods have left on the node.
+func (c *cluster) free(node *corev1.Node, name corev1.ResourceName) resource.Quantity {
+	free := node.Status.Allocatable[name].DeepCopy()
+	free.Sub(c.used[node.Name][name])
+	if free.Sign() < 0 {
+		return *resource.NewQuantity(0, free.Format)
+	}
+	return free
+}
+
+// ofClass returns the class behind an extended resource, or nil.
+func (c *cluster) ofClass(name corev1.ResourceName) *resourceapi.DeviceClass {
+	if class, ok := strings.CutPrefix(string(name), resourceapi.ResourceDeviceClassPrefix); ok {
+		return c.classes[class]
+	}
+	var found *resourceapi.DeviceClass
+	for _, class := range c.Classes {
+		if class.Spec.ExtendedResourceName != nil && *class.Spec.ExtendedResourceName == string(name) {
+			if found == nil || found.CreationTimestamp.Before(&class.CreationTimestamp) {
+				found = class // the newest one is used
+			}
+		}
+	}
+	return found
+}
+
+// nodePrint returns a text that is equal for nodes that the pod treats alike, also after a change of the pod.
+func (w *workload) nodePrint(c *cluster, node *corev1.Node) string {
+	text := strings.Join(w.excludes(c, node), "\n")
+	if w.pod == nil {
+		return text
+	}
+	for _, name := range c.short(w.pod, node) {
+		free := c.free(node, name)
+		text += "\n" + free.String()
+	}
+	for i := range w.origins {
+		for _, request := range slices.Sorted(maps.Keys(w.origins[i].extended)) {
+			text += fmt.Sprintf("\n%s from a plugin: %t", request, fromPlugin(node, w.origins[i].extended[request]))
+		}
+	}
+	return text
+}

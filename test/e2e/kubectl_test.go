@@ -1,0 +1,169 @@
+//go:build e2e
+
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpudra/gpu-dra-driver/internal/kubectl"
+	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
+)
+
+// testKubectl runs the commands of kubectl-gpu while containers have a share and a whole GPU of a node, as a user with
+// the rights that docs/kubectl-gpu.md asks for, and as one without rights.
+func (s *suite) testKubectl(t *testing.T) {
+	s.needs(t, sharesOfMIG...)
+	const model = "NVIDIA H100 80GB HBM3"
+	node := s.node(t, "dgx-h100")
+	ns := s.namespace(t, "kubectl")
+	some := s.allocating(t, ns, "some", "4Gi", onNode(node),
+		withTemplate(s.templateFor(t, ns, "some", share("gpu", model, "5Gi", "30"))))
+	whole := s.running(t, s.pod(t, ns, "whole", onNode(node), withTemplate(s.template(t, ns, "one-gpu"))))
+	shared, taken := s.allocated(t, some), s.allocated(t, whole)
+	user := s.kubectlUser(t, ns)
+
+	list, err := kubectlGPU(t.Context(), "ls", node, "--as", user)
+	s.must(t, err)
+	row := rowOf(t, list, shared.Name)
+	for _, want := range []string{node, model, "5Gi/79.6Gi", "30%", ns + "/some-gpu-", "(5Gi, 30%)"} {
+		if !strings.Contains(row, want) {
+			t.Errorf("ls: got %q, want in it %q", row, want)
+		}
+	}
+	if row := rowOf(t, list, taken.Name); !strings.Contains(row, "79.6Gi/79.6Gi") || !strings.Contains(row, "100%") {
+		t.Errorf("ls: got %q, want the whole GPU held", row)
+	}
+
+	described, err := kubectlGPU(t.Context(), "describe", node+"/"+shared.Name, "--as", user)
+	s.must(t, err)
+	if held := rowOf(t, described, "some-gpu-"); !strings.Contains(held, " "+some.Name+" ") {
+		t.Errorf("describe: got %q, want the pod %s", held, some.Name)
+	}
+
+	models, err := kubectlGPU(t.Context(), "models", "--model", "h100", "--as", user)
+	s.must(t, err)
+	if row := rowOf(t, models, model); !strings.Contains(row, "gpu.nvidia.com, strongest.gpu.nvidia.com") {
+		t.Errorf("models: got %q, want the classes that accept it", row)
+	}
+
+	s.must(t, kube.Until(t.Context(), soon, "the use of both pods", func(ctx context.Context) (bool, string, error) {
+		top, err := kubectlGPU(ctx, "top", "-n", ns, "--as", user)
+		return strings.Contains(top, " 4Gi/5Gi ") && strings.Contains(top, whole.Name), top, err
+	}))
+
+	_, err = kubectlGPU(t.Context(), "ls", "--as", "system:serviceaccount:"+ns+":default")
+	if want := "the missing right is the verb \"list\" on resourceslices.resource.k8s.io"; err == nil ||
+		!strings.Contains(err.Error(), want) {
+		t.Errorf("without rights: got %v, want %q", err, want)
+	}
+}
+
+// testKubectlWhy: a pod asks for more memory than a GPU has. The scheduler is the judge of the advice: it places a pod
+// with the amount that the advice names, and none with the next larger one. fits agrees with both.
+func (s *suite) testKubectlWhy(t *testing.T) {
+	s.needs(t, sharesOfMIG...)
+	const model = "NVIDIA H100 80GB HBM3"
+	node := s.node(t, "dgx-h100")
+	ns := s.namespace(t, "why")
+	user := s.kubectlUser(t, ns)
+	asks := func(name, memory string) client.ObjectKey {
+		return s.pod(t, ns, name, onNode(node),
+			withTemplate(s.templateFor(t, ns, name, share("gpu", model, memory, "30"))))
+	}
+	pod := asks("too-much", "100Gi")
+	s.waitUnschedulable(t, pod)
+	text, err := kubectlGPU(t.Context(), "why", pod.Name, "-n", ns, "--as", user)
+	s.must(t, err)
+	advice := regexp.MustCompile(`(?m)^smallest change: .* ask for (\S+) memory instead of 100Gi`).FindStringSubmatch(text)
+	if advice == nil {
+		t.Fatalf("why: got\n%s\nwant the amount of memory that would fit", text)
+	}
+	more := resource.MustParse(advice[1])
+	more.Add(resource.MustParse("1Mi"))
+
+	for _, row := range []struct {
+		name, memory string
+		fits         bool
+	}{{"advised", advice[1], true}, {"more", more.String(), false}} {
+		claim := resourceapi.ResourceClaim{TypeMeta: metav1.TypeMeta{APIVersion: "resource.k8s.io/v1",
+			Kind: "ResourceClaim"}, ObjectMeta: metav1.ObjectMeta{Name: row.name}}
+		claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{share("gpu", model, row.memory, "30")}
+		manifest, err := yaml.Marshal(claim)
+		s.must(t, err)
+		file := filepath.Join(t.TempDir(), "claim.yaml")
+		s.must(t, os.WriteFile(file, manifest, 0o600))
+		text, err := kubectlGPU(t.Context(), "fits", "-f", file, "-n", ns, "--as", user)
+		if (err == nil) != row.fits {
+			t.Errorf("fits with %s: got error %v and\n%s", row.memory, err, text)
+		}
+		pod := asks(row.name, row.memory)
+		if row.fits {
+			s.running(t, pod)
+		} else {
+			s.waitUnschedulable(t, pod)
+		}
+		s.deletePod(t, pod)
+	}
+}
+
+// kubectlUser returns the name of a user with the rights of docs/kubectl-gpu.md, until the test ends.
+func (s *suite) kubectlUser(t *testing.T, namespace string) string {
+	t.Helper()
+	subjects := []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: namespace, Name: "kubectl-gpu"}}
+	blocks := s.yamlBlocks(t, "../../docs/kubectl-gpu.md")
+	for i, block := range blocks {
+		var role rbacv1.ClusterRole
+		s.must(t, yaml.UnmarshalStrict([]byte(block), &role))
+		role.Name = fmt.Sprintf("%s-%d", namespace, i)
+		ref := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name}
+		named := metav1.ObjectMeta{Name: role.Name}
+		var binding client.Object = &rbacv1.ClusterRoleBinding{ObjectMeta: named, RoleRef: ref, Subjects: subjects}
+		if i == len(blocks)-1 { // only in the namespace of the driver
+			named.Namespace = controllerNamespace
+			binding = &rbacv1.RoleBinding{ObjectMeta: named, RoleRef: ref, Subjects: subjects}
+		}
+		for _, object := range []client.Object{&role, binding} {
+			s.must(t, s.Create(t.Context(), object))
+			t.Cleanup(func() { s.must(t, s.Delete(context.WithoutCancel(t.Context()), object)) })
+		}
+	}
+	return "system:serviceaccount:" + namespace + ":kubectl-gpu"
+}
+
+// kubectlGPU runs kubectl-gpu on the cluster of $KUBECONFIG and returns what it prints.
+func kubectlGPU(ctx context.Context, args ...string) (string, error) {
+	var out bytes.Buffer
+	cmd := kubectl.Command(genericiooptions.IOStreams{In: strings.NewReader(""), Out: &out, ErrOut: &out})
+	cmd.SetArgs(args)
+	err := cmd.ExecuteContext(ctx)
+	return out.String(), err
+}
+
+// rowOf returns the first line with the text.
+func rowOf(t *testing.T, table, text string) string {
+	t.Helper()
+	for line := range strings.Lines(table) {
+		if strings.Contains(line, text) {
+			return line
+		}
+	}
+	t.Fatalf("got\n%s\nwant a line with %s", table, text)
+	return ""
+}
