@@ -57,7 +57,7 @@ const minMemoryLimit = 1 << 20
 type sharingJSON struct {
 	Strategy          *string          `json:"strategy,omitempty" doc:"TimeSlicing or MPS; on a share of a GPU, TimeSlicing means that it is counted and not enforced"`
 	TimeSlicingConfig *timeSlicingJSON `json:"timeSlicingConfig,omitempty" doc:"for the strategy TimeSlicing on GPUs"`
-	MPSConfig         *mpsJSON         `json:"mpsConfig,omitempty" doc:"for the strategy MPS; the limits of a share of a GPU come from what its request asks for, not from here"`
+	MPSConfig         *mpsJSON         `json:"mpsConfig,omitempty" doc:"for the strategy MPS; the memory limit of a share of a GPU is what its request asks for, not set here"`
 }
 
 type timeSlicingJSON struct {
@@ -65,7 +65,7 @@ type timeSlicingJSON struct {
 }
 
 type mpsJSON struct {
-	DefaultActiveThreadPercentage     *int                    `json:"defaultActiveThreadPercentage,omitempty" doc:"percent of the multiprocessors for each client, 1 to 100"`
+	DefaultActiveThreadPercentage     *int                    `json:"defaultActiveThreadPercentage,omitempty" doc:"percent of the multiprocessors for each client, 1 to 100; for a share of a GPU, at least the cores that its request asks for: those are counted, and this is the limit"`
 	DefaultPinnedDeviceMemoryLimit    *quantityJSON           `json:"defaultPinnedDeviceMemoryLimit,omitempty" doc:"memory of each GPU for each client, such as 10Gi; at least 1Mi"`
 	DefaultPerDevicePinnedMemoryLimit map[string]quantityJSON `json:"defaultPerDevicePinnedMemoryLimit,omitempty" doc:"the same for single GPUs, by their index in the claim or their UUID"`
 	MultiUser                         *bool                   `json:"multiUser,omitempty" doc:"clients of different user ids use the GPUs at the same time; otherwise they take turns"`

@@ -4,6 +4,7 @@ package sharing
 
 import (
 	"slices"
+	"strconv"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/allocation"
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
@@ -57,7 +58,7 @@ func (a *Assignment) usePartition(s api.Sharing, groups []mpsGroup) error {
 }
 
 // useFraction assigns the requested share with the administrator's isolation. The claim may choose TimeSlicing, without
-// limits.
+// limits, or MPS with a higher limit of the multiprocessors than what is counted.
 func (a *Assignment) useFraction(r allocation.Result, d gpu.Device) error {
 	if d.Use.Sharing != gpu.Fractional {
 		return refuse(ErrRefused, "was allocated as a share, and is %s by now; delete the pod, so that it is "+
@@ -73,11 +74,18 @@ func (a *Assignment) useFraction(r allocation.Result, d gpu.Device) error {
 	case s.MPS != nil && d.Use.Isolation != gpu.IsolationMPS:
 		return refuseField(ErrRefused, "sharing.strategy", "MPS", "the administrator has chosen isolation %s for "+
 			"shares of this GPU", d.Use.Isolation)
-	case s.MPS != nil && s.MPS.Limits():
-		return refuseField(ErrRefused, "sharing.mpsConfig", "",
-			"the limits of a share are what its request asks for in capacity.requests; leave the default limits out")
+	case s.MPS != nil && (s.MPS.Memory != 0 || len(s.MPS.MemoryPerDevice) > 0):
+		return refuseField(ErrRefused, "sharing.mpsConfig", "", "the memory limit of a share is what its request asks "+
+			"for in capacity.requests; leave the default limits out")
+	case s.MPS != nil && s.MPS.ThreadPercentage != 0 && s.MPS.ThreadPercentage < r.Consumed.Cores:
+		return refuseField(ErrRefused, "sharing.mpsConfig.defaultActiveThreadPercentage",
+			strconv.Itoa(s.MPS.ThreadPercentage), "must be at least the cores that the request asks for, %d",
+			r.Consumed.Cores)
 	}
 	q := quota{memory: r.Consumed.Memory, cores: r.Consumed.Cores}
+	if s.MPS != nil && s.MPS.ThreadPercentage != 0 { // cores are counted, this is the limit
+		q.cores = s.MPS.ThreadPercentage
+	}
 	if q.memory >= inventory.Memory(d) {
 		q.memory = 0
 	}

@@ -97,9 +97,16 @@ func TestShares(t *testing.T) {
 			"a mps 5Gi/30 interval=Long unenforced"},
 		{"a share may set the strategy MPS", []string{"a=mps:5Gi/0|" + mps},
 			"a mps 5Gi/0 mode=EXCLUSIVE_PROCESS daemon=mps CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M"},
+		{"a share may have more multiprocessors than are counted", []string{"a=mps:5Gi/30|" +
+			mpsWith(`"defaultActiveThreadPercentage":60`)}, "a mps 5Gi/30 mode=EXCLUSIVE_PROCESS daemon=mps " +
+			"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M"},
+		{"a share may not have fewer multiprocessors than are counted", []string{"a=mps:5Gi/30|" +
+			mpsWith(`"defaultActiveThreadPercentage":29`)}, "error: request a: device mps: sharing.mpsConfig." +
+			"defaultActiveThreadPercentage 29: must be at least the cores that the request asks for, 30: " +
+			"configuration refused"},
 		{"a share may not set other MPS limits", []string{"a=mps:5Gi/0|" + mpsWith(`"defaultPinnedDeviceMemoryLimit":"6Gi"`)},
-			"error: request a: device mps: sharing.mpsConfig: the limits of a share are what its request asks for in " +
-				"capacity.requests; leave the default limits out: configuration refused"},
+			"error: request a: device mps: sharing.mpsConfig: the memory limit of a share is what its request asks " +
+				"for in capacity.requests; leave the default limits out: configuration refused"},
 		{"a share without isolation", []string{"a=none:5Gi/30"}, "a none 5Gi/30"},
 		{"a share without isolation refuses MPS", []string{"a=none:5Gi/30|" + mps},
 			"error: request a: device none: sharing.strategy MPS: the " +

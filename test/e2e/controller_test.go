@@ -80,9 +80,9 @@ func (s *suite) testAdmission(t *testing.T) {
 		{"limits of MPS for a share", request(func(r *resourceapi.ExactDeviceRequest) {
 			memory("memory", "5Gi")(r)
 			selects("device.attributes['gpu.nvidia.com'].sharing == 'fractional'")(r)
-		}), gpuConfig + share, nil, "sharing.mpsConfig: the limits of a share are what its request asks for"},
+		}), gpuConfig + share, nil, "sharing.mpsConfig: the memory limit of a share is what its request asks for"},
 		{"limits of MPS where some GPUs are given whole", request(memory("memory", "5Gi")), gpuConfig + share, nil,
-			"the limits of a share are what its request asks for"},
+			"the memory limit of a share is what its request asks for"},
 		{"a capacity with a domain", request(memory("gpu.nvidia.com/memory", "5Gi")), "",
 			[]string{"check." + *driver, "exactly.capacity.requests[gpu.nvidia.com/memory]", "write memory"}, ""},
 		{"more than there is", request(memory("memory", "1Ti")), "", nil,

@@ -98,18 +98,20 @@ config: [{opaque: {driver: gpu.nvidia.com, parameters: {}}}, {opaque: {driver: g
 			`requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 5Gi}}}}, {name: b, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 6Gi}}}}]`,
 			nil, []string{"spec.devices.requests: their devices have limits of their own"}},
 
+		{"a limit of the multiprocessors for a share", shared, fraction + config("sharing: {strategy: MPS, mpsConfig: "+
+			"{defaultActiveThreadPercentage: 10}}"), nil, nil},
 		{"limits of MPS for a share", shared, fraction + config("sharing: {strategy: MPS, mpsConfig: "+
-			"{defaultActiveThreadPercentage: 10}}"),
+			"{defaultPinnedDeviceMemoryLimit: 4Gi}}"),
 			nil, []string{"spec.devices.requests[0]: on NVIDIA H100 80GB HBM3, NVIDIA L40S: device NVIDIA H100 80GB " +
-				"HBM3: sharing.mpsConfig: the limits of a share are what its request asks for in capacity.requests; " +
-				"leave the default limits out"}},
+				"HBM3: sharing.mpsConfig: the memory limit of a share is what its request asks for in " +
+				"capacity.requests; leave the default limits out"}},
 		{"a limit above the request", shared, fraction + config("sharing: {strategy: MPS, mpsConfig: "+
 			"{defaultPinnedDeviceMemoryLimit: 6Gi}}"),
-			nil, []string{"the limits of a share are what its request asks for in capacity.requests; leave the " +
+			nil, []string{"the memory limit of a share is what its request asks for in capacity.requests; leave the " +
 				"default limits out"}},
 		{"a limit for one device above the request", shared, fraction +
 			config(`sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {"0": 6Gi}}}`),
-			nil, []string{"the limits of a share are what its request asks for"}},
+			nil, []string{"the memory limit of a share is what its request asks for"}},
 		{"a limit above the request for an exclusive GPU", exclusive, fraction +
 			config("sharing: {strategy: MPS, mpsConfig: {defaultPinnedDeviceMemoryLimit: 6Gi}}"), nil, nil},
 		{"a limit above the request for a partition", shared,
@@ -212,7 +214,7 @@ func compare(t *testing.T, what string, got, want []string) {
 func TestUserDefinedClass(t *testing.T) {
 	v := viewtest.New(t, shared...)
 	set(t, v, `{metadata: {name: half}, spec: {selectors: [{cel: {expression: "device.driver == \"gpu.nvidia.com\" && device.attributes['gpu.nvidia.com'].type == 'gpu'"}}],
-config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: MPS, mpsConfig: {defaultActiveThreadPercentage: 50}}}}}]}}`)
+config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: MPS, mpsConfig: {defaultPinnedDeviceMemoryLimit: 10Gi}}}}}]}}`)
 	checker := admission.Checker{View: v}
 	whole := checker.Claim(t.Context(), &viewtest.Claim(t,
 		`requests: [{name: gpu, exactly: {deviceClassName: half}}]`).Spec, field.NewPath("spec"))
@@ -223,7 +225,7 @@ config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvi
 		`requests: [{name: gpu, exactly: {deviceClassName: half, capacity: {requests: {memory: 5Gi}}}}]`).Spec,
 		field.NewPath("spec"))
 	if len(share.Problems) > 0 || len(share.Warnings) != 1 || !strings.Contains(share.Warnings[0],
-		"the limits of a share are what its request asks for") {
+		"the memory limit of a share is what its request asks for") {
 		t.Errorf("a share: got %v, want one warning: the limits of the class", share)
 	}
 }
