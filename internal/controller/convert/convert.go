@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package convert turns pods that ask for GPUs in the way of older sharing systems into pods with claims.
+package convert
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
+)
+
+// Family is an older system, or several that use the same names.
+type Family struct {
+	// Name is the name in the chart's values and in the label of converted pods.
+	Name string
+	// Resources are the extended resources of the family, which are removed from converted containers.
+	Resources []corev1.ResourceName
+	// Annotations are the annotations of pods that ask for GPUs without any of these resources.
+	Annotations []string
+	// AnnotationPrefixes are the same for annotations whose names end with the name of a container.
+	AnnotationPrefixes []string
+	// Convert returns what a container asks for, or nil if it asks for nothing. The errors name the resource or
+	// annotation, what is accepted, and what the claim cannot say.
+	Convert func(c Container) (*Request, field.ErrorList)
+}
+
+// families are all families.
+var families []Family
+
+// Names returns the names of all families, sorted.
+func Names() []string {
+	var names []string
+	for _, f := range families {
+		names = append(names, f.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Container is a container of a pod, with what families read.
+type Container struct {
+	Name string
+	// First is true for the first container of the pod that is not an init container.
+	First bool
+	// Resources are its limits, and the requests for which there is no limit.
+	Resources map[corev1.ResourceName]resource.Quantity
+	Path      *field.Path // of the limits
+	// Annotations are those of the pod.
+	Annotations    map[string]string
+	AnnotationPath *field.Path
+	// Containers is the number of containers of the pod, without init containers.
+	Containers int
+	// Pod is the pod. It must not be changed.
+	Pod *corev1.Pod
+	// Driver is the name of the driver, for selectors.
+	Driver string
+	// MemoryUnit is that of the Converter.
+	MemoryUnit int64
+}
+
+// Count returns the value of a resource as a whole number; 0: the container does not ask for it.
+func (c Container) Count(name corev1.ResourceName) (int64, *field.Error) {
+	q, ok := c.Resources[name]
+	if !ok {
+		return 0, nil
+	}
+	n, whole := q.AsInt64()
+	if !whole || n < 0 {
+		return 0, field.Invalid(c.Path.Key(string(name)), q.String(), "must be a whole number, at least 0")
+	}
+	return n, nil
+}
+
+// Request is what a container asks for.
+type Request struct {
+	// Claim is the name of an existing claim that the container uses. All other fields are empty then.
+	Claim string
+	// Count is the number of GPUs, at least 1.
+	Count int64
+	// Linked prefers GPUs that are connected by NVLink.
+	Linked bool
+	// Memory is in bytes of each GPU. If it is 0, MemoryShare is the part of each GPU's memory, more than 0 and less
+	// than 1. If both are 0, the container gets the whole GPU, or what belongs to TFLOPS.
+	Memory      int64
+	MemoryShare float64
+	// Cores are percent of the multiprocessors of each GPU, 1 to 100; 0: no limit.
+	Cores int64
+	// CoresLimit is the limit of the multiprocessors in percent, if it is not Cores; 0: it is.
+	CoresLimit int64
+	// TFLOPS is the part of a GPU's peak compute rate that the container asks for, instead of Cores; 0: none.
+	TFLOPS int64
+	// Selectors are CEL expressions.
+	Selectors []string
+	// MatchAttribute is an attribute that all GPUs of the request have in common; empty: none.
+	MatchAttribute resourceapi.FullyQualifiedName
+	// Environment has the variables that programs of the family read.
+	Environment map[string]string
+	// Warnings say what works differently.
+	Warnings []string
+}
+
+// whole reports whether the request is for whole GPUs.
+func (r Request) whole() bool {
+	return r.Memory == 0 && r.MemoryShare == 0 && r.Cores == 0 && r.TFLOPS == 0
+}
+
+func (r Request) equal(other Request) bool {
+	return r.Claim == other.Claim && r.Count == other.Count && r.Linked == other.Linked && r.Memory == other.Memory &&
+		r.MemoryShare == other.MemoryShare && r.Cores == other.Cores && r.CoresLimit == other.CoresLimit &&
+		r.TFLOPS == other.TFLOPS && slices.Equal(r.Selectors, other.Selectors) &&
+		r.MatchAttribute == other.MatchAttribute && maps.Equal(r.Environment, other.Environment)
+}
+
+// Converter converts pods.
+type Converter struct {
+	Driver string // also the name of the class of whole GPUs
+	// Families are the names of the families to convert.
+	Families []string
+	// Models are those of the GPUs that can be shared.
+	Models []Model
+	// MemoryUnit is the size of one aliyun.com/gpu-mem in bytes; 0: 1 GiB.
+	MemoryUnit int64
+}
+
+// Model is a model of GPU that can be shared.
+type Model struct {
+	Memory      int64 // bytes
+	PeakCompute int64 // TFLOP/s
+	Isolation   string
+}
+
+// Conversion is what a pod asks for, as a claim.
+type Conversion struct {
+	Family string
+	// Spec is the spec of the claim. It is nil if the pod only uses existing claims.
+	Spec *resourceapi.ResourceClaimSpec
+	// Warnings say what works differently.
+	Warnings []string
+
+	containers []converted
+}
+
+// converted is a container, and where it finds its devices.
+type converted struct {
+	init    bool
+	index   int
+	request string // of Spec; empty: Claim is set
+	claim   string
+	removed []corev1.ResourceName
+}
+
+// Convert returns what the pod asks for in the way of one of the families, or nil if it asks for nothing. The pod is
+// not changed.
+func (c Converter) Convert(pod *corev1.Pod) (*Conversion, error) {
+	var found *Conversion
+	for _, f := range families {
+		if !slices.Contains(c.Families, f.Name) || !f.concerns(pod) {
+			continue
+		}
+		one, err := c.convert(f, pod)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", f.Name, err)
+		}
+		if one == nil {
+			continue
+		}
+		if found != nil {
+			return nil, fmt.Errorf("the pod asks for GPUs in the ways of %s and of %s; keep one", found.Family, f.Name)
+		}
+		found = one
+	}
+	return found, nil
+}
+
+// concerns reports whether the pod has a resource or an annotation of the family.
+func (f Family) concerns(pod *corev1.Pod) bool {
+	for name := range pod.Annotations {
+		begins := func(prefix string) bool { return strings.HasPrefix(name, prefix) }
+		if slices.Contains(f.Annotations, name) || slices.ContainsFunc(f.AnnotationPrefixes, begins) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers),
+		func(c corev1.Container) bool { return len(f.resourcesOf(c)) > 0 })
+}
+
+// resourcesOf returns the names of the family's resources that the container has.
+func (f Family) resourcesOf(c corev1.Container) []corev1.ResourceName {
+	var found []corev1.ResourceName
+	for _, name := range f.Resources {
+		_, limit := c.Resources.Limits[name]
+		_, request := c.Resources.Requests[name]
+		if limit || request {
+			found = append(found, name)
+		}
+	}
+	return found
+}
+
+// asked is what one container asks for.
+type asked struct {
+	container *corev1.Container
+	converted
+	Request
+}
+
+func (c Converter) convert(f Family, pod *corev1.Pod) (*Conversion, error) {
+	all, err := c.asked(f, pod)
+	if err != nil || len(all) == 0 {
+		return nil, err
+	}
+	result := &Conversion{Family: f.Name}
+	if name := pod.Spec.SchedulerName; name != "" && name != corev1.DefaultSchedulerName {
+		result.Warnings = append(result.Warnings, fmt.Sprintf("schedulerName %s is kept: that scheduler has to "+
+			"allocate the claim; without schedulerName, the scheduler of Kubernetes does", name))
+	}
+	var claim claimBuilder
+	for i := range all {
+		a := &all[i]
+		if a.claim = a.Claim; a.claim == "" {
+			a.request = a.container.Name
+			if earlier := reusable(all[:i], *a); earlier != "" {
+				a.request = earlier
+			} else if err := claim.add(c, a.request, a.Request); err != nil {
+				return nil, fmt.Errorf("container %s: %w", a.container.Name, err)
+			} else if a.init && !a.sidecar() {
+				a.Warnings = append(a.Warnings, "no other container asks for the same, so its share stays allocated "+
+					"as long as the pod")
+			}
+		}
+		for _, w := range a.Warnings {
+			result.Warnings = append(result.Warnings, fmt.Sprintf("container %s: %s", a.container.Name, w))
+		}
+		result.containers = append(result.containers, a.converted)
+	}
+	if len(claim.spec.Devices.Requests) > 0 {
+		if claim.devices > resourceapi.AllocationResultsMaxSize {
+			return nil, fmt.Errorf("the pod asks for %d GPUs; a claim can have %d", claim.devices,
+				resourceapi.AllocationResultsMaxSize)
+		}
+		result.Spec = &claim.spec
+		result.Warnings = append(result.Warnings, claim.warnings...)
+	}
+	return result, nil
+}
+
+// asked returns what the containers ask for: those that run all the time first, so that init containers can use their
+// devices.
+func (c Converter) asked(f Family, pod *corev1.Pod) ([]asked, error) {
+	var all []asked
+	var errs field.ErrorList
+	look := func(containers []corev1.Container, path *field.Path, init bool) {
+		for i := range containers {
+			container := &containers[i]
+			in := Container{Name: container.Name, First: !init && i == 0, Containers: len(pod.Spec.Containers),
+				Resources: limits(container), Path: path.Index(i).Child("resources", "limits"),
+				Annotations: pod.Annotations, AnnotationPath: field.NewPath("metadata", "annotations"),
+				Pod: pod, Driver: c.Driver, MemoryUnit: cmp.Or(c.MemoryUnit, gib)}
+			request, problems := f.Convert(in)
+			errs = append(errs, problems...)
+			if request != nil {
+				all = append(all, asked{container, converted{init: init, index: i, removed: f.resourcesOf(*container)},
+					*request})
+			}
+		}
+	}
+	look(pod.Spec.Containers, field.NewPath("spec", "containers"), false)
+	look(pod.Spec.InitContainers, field.NewPath("spec", "initContainers"), true)
+	return all, errs.ToAggregate()
+}
+
+// limits returns the limits of a container, and the requests for which there is no limit.
+func limits(c *corev1.Container) corev1.ResourceList {
+	all := corev1.ResourceList{}
+	maps.Copy(all, c.Resources.Requests)
+	maps.Copy(all, c.Resources.Limits)
+	return all
+}
+
+// sidecar reports whether it is an init container that runs as long as the pod.
+func (a asked) sidecar() bool {
+	return a.init && ptr.Deref(a.container.RestartPolicy, "") == corev1.ContainerRestartPolicyAlways
+}
+
+// reusable returns the request of an earlier container that an init container can use, because it asks for the same and
+// ends before that container starts.
+func reusable(earlier []asked, a asked) string {
+	if !a.init || a.sidecar() {
+		return ""
+	}
+	i := slices.IndexFunc(earlier, func(e asked) bool { return !e.sidecar() && e.Request.equal(a.Request) })
+	if i < 0 {
+		return ""
+	}
+	return earlier[i].request
+}
