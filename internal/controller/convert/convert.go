@@ -33,7 +33,7 @@ type Family struct {
 }
 
 // families are all families.
-var families []Family
+var families = []Family{gpuManager, gpuShare, qgpu}
 
 // Names returns the names of all families, sorted.
 func Names() []string {

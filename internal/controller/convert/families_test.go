@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package convert
+
+import (
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+)
+
+var update = flag.Bool("update", false, "write the results into testdata, to be read before they are committed")
+
+// The models of the tests, with the figures of the simulator's profiles.
+var (
+	t4   = Model{Memory: 15360 * mib, PeakCompute: 65, Isolation: "mps"}
+	a100 = Model{Memory: 40960 * mib, PeakCompute: 312, Isolation: "mps"}
+	h100 = Model{Memory: 81559 * mib, PeakCompute: 989, Isolation: "mps"}
+)
+
+// clusters are what the word after the name of a case chooses.
+var clusters = map[string]Converter{
+	"":         {Models: []Model{t4, a100, h100}},
+	"one":      {Models: []Model{a100}},
+	"empty":    {},
+	"nine":     {Models: nineModels()},
+	"unlimits": {Models: []Model{unlimited(t4), unlimited(a100), unlimited(h100)}}, // shares without enforcement
+	"mib":      {Models: []Model{a100}, MemoryUnit: mib},
+}
+
+func unlimited(m Model) Model {
+	m.Isolation = "none"
+	return m
+}
+
+func nineModels() []Model {
+	var all []Model
+	for n := int64(1); n <= 9; n++ {
+		all = append(all, Model{Memory: n * 8 * gib, PeakCompute: n * 100, Isolation: "mps"})
+	}
+	return all
+}
+
+// TestConvert runs the cases in testdata. A case is a pod, with the part of its YAML that families read, and what comes
+// out: the devices of the claim, warnings, and how containers find their devices; or the error.
+func TestConvert(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) < len(families) {
+		t.Fatalf("found %v: %v", files, err)
+	}
+	for _, file := range files {
+		family := strings.TrimSuffix(filepath.Base(file), ".txt")
+		t.Run(family, func(t *testing.T) { testFile(t, file, family) })
+	}
+}
+
+func testFile(t *testing.T, file, family string) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var result strings.Builder
+	cases := strings.Split("\n"+string(text), "\n=== ")
+	result.WriteString(strings.TrimPrefix(cases[0], "\n"))
+	for _, c := range cases[1:] {
+		title, rest, _ := strings.Cut(c, "\n")
+		in, want, _ := strings.Cut(rest, "\n---\n")
+		name, cluster, _ := strings.Cut(title, " | ")
+		converter, ok := clusters[cluster]
+		if !ok {
+			t.Fatalf("%s: no cluster %q", name, cluster)
+		}
+		converter.Driver, converter.Families = "gpu.nvidia.com", []string{family}
+		if family == "all" {
+			converter.Families = Names()
+		}
+		got := outcome(t, converter, in)
+		t.Run(name, func(t *testing.T) {
+			if want := strings.Trim(want, "\n"); got != want && !*update {
+				t.Errorf("got:\n%s\nwant:\n%s", got, want)
+			}
+		})
+		result.WriteString("\n=== " + title + "\n" + strings.Trim(in, "\n") + "\n---\n" + got + "\n")
+	}
+	if *update {
+		if err := os.WriteFile(file, []byte(result.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// outcome returns the result of a conversion as text.
+func outcome(t *testing.T, c Converter, in string) string {
+	t.Helper()
+	var object unstructured.Unstructured
+	if err := yaml.Unmarshal([]byte(in), &object.Object); err != nil {
+		t.Fatalf("%s: %v", in, err)
+	}
+	var made any
+	var warnings []string
+	var err error
+	switch object.GetKind() {
+	case "ElasticGPUClaim":
+		made, warnings, err = c.ElasticGPUClaim(&object)
+	case "ElasticGPUClass":
+		made, warnings, err = c.ElasticGPUClass(&object)
+	default:
+		return podOutcome(t, c, in)
+	}
+	if err != nil {
+		return "error: " + err.Error()
+	}
+	return strings.TrimSpace(asText(t, made) + warningText(warnings))
+}
+
+func podOutcome(t *testing.T, c Converter, in string) string {
+	t.Helper()
+	pod := podOf(t, in)
+	before := pod.DeepCopy()
+	conversion, err := c.Convert(pod)
+	if asText(t, pod) != asText(t, before) {
+		t.Errorf("the pod was changed:\n%s", in)
+	}
+	switch {
+	case errors.Is(err, ErrNoModels):
+		return "no models: " + err.Error()
+	case err != nil:
+		return "error: " + strings.ReplaceAll(err.Error(), ", spec.", ",\n  spec.")
+	case conversion == nil:
+		return "not converted"
+	}
+	var text string
+	if conversion.Spec != nil {
+		text = asText(t, conversion.Spec.Devices)
+		check(t, conversion.Spec)
+	}
+	for _, a := range conversion.containers {
+		containers := pod.Spec.Containers
+		if a.init {
+			containers = pod.Spec.InitContainers
+		}
+		text += "container " + containers[a.index].Name + ": request " + a.request
+		if a.claim != "" {
+			text += "claim " + a.claim
+		}
+		text = strings.ReplaceAll(text, "request claim", "claim") + "\n"
+	}
+	return strings.TrimSuffix(text+warningText(conversion.Warnings), "\n")
+}
+
+func warningText(warnings []string) string {
+	var text string
+	for _, w := range warnings {
+		text += "warning: " + w + "\n"
+	}
+	return strings.TrimSuffix(text, "\n")
+}
+
+func podOf(t testing.TB, in string) *corev1.Pod {
+	t.Helper()
+	var pod corev1.Pod
+	if err := yaml.UnmarshalStrict([]byte(in), &pod); err != nil {
+		t.Fatalf("%s: %v", in, err)
+	}
+	return &pod
+}
+
+func asText(t *testing.T, object any) string {
+	t.Helper()
+	text, err := yaml.Marshal(object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
