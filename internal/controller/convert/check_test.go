@@ -116,3 +116,27 @@ func checkDevices(t testing.TB, selectors []resourceapi.DeviceSelector, count in
 		}
 	}
 }
+
+// The longest lists that an annotation may have make selectors that Kubernetes accepts.
+func TestLongestLists(t *testing.T) {
+	entries := make([]string, maxListed)
+	for i := range entries {
+		entries[i] = strings.Repeat(`"`, maxEntry)
+	}
+	pod := podOf(t, `{spec: {containers: [{name: main, resources: {limits: {nvidia.com/gpu: 1}}}]}}`)
+	list := strings.Join(entries, ",")
+	pod.Annotations = map[string]string{hamiUseType: list, hamiNoUseType: list}
+	c := Converter{Driver: viewtest.Driver, Families: []string{hami.Name}}
+	conversion, err := c.Convert(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := len(conversion.Spec.Devices.Requests[0].Exactly.Selectors); got != 2 {
+		t.Errorf("%d selectors, want 2", got)
+	}
+	check(t, conversion.Spec)
+	pod.Annotations[hamiUseType] += ",A100"
+	if _, err := c.Convert(pod); err == nil || !strings.Contains(err.Error(), "at most 32 entries") {
+		t.Errorf("33 entries: %v", err)
+	}
+}

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package convert
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+var (
+	volcanoNames = vgpuNames{count: "volcano.sh/vgpu-number", memory: "volcano.sh/vgpu-memory",
+		cores: "volcano.sh/vgpu-cores", percentage: "volcano.sh/vgpu-memory-percentage"}
+	// volcanoShareNames are those of Volcano's older GPU sharing, which only knows memory.
+	volcanoShareNames = vgpuNames{count: "volcano.sh/gpu-number", memory: "volcano.sh/gpu-memory"}
+)
+
+const volcanoMode = "volcano.sh/vgpu-mode"
+
+// volcano is Volcano's vGPU, and its older GPU sharing. Memory is in MiB, whatever unit Volcano is configured for.
+var volcano = Family{
+	Name: "volcano",
+	Resources: []corev1.ResourceName{volcanoNames.count, volcanoNames.memory, volcanoNames.percentage,
+		volcanoNames.cores, volcanoShareNames.count, volcanoShareNames.memory},
+	Convert: func(c Container) (*Request, field.ErrorList) {
+		r := &reader{Container: c}
+		return r.result(r.volcano())
+	},
+}
+
+func (r *reader) volcano() *Request {
+	request, older := r.vgpu(volcanoNames), r.vgpu(volcanoShareNames)
+	if request != nil && older != nil {
+		r.refuse(r.firstOf(volcanoShareNames.count, volcanoShareNames.memory), "the container already asks for %s; "+
+			"keep one", r.firstOf(volcanoNames.count, volcanoNames.memory, volcanoNames.percentage, volcanoNames.cores))
+	}
+	if request == nil {
+		request = older
+	}
+	if request != nil {
+		r.vgpuMode(volcanoMode, request)
+	}
+	return request
+}
