@@ -33,7 +33,7 @@ type Family struct {
 }
 
 // families are all families.
-var families = []Family{gpuManager, gpuShare, hami, qgpu, volcano}
+var families = []Family{gpuManager, gpuShare, hami, kai, qgpu, tflops, volcano}
 
 // Names returns the names of all families, sorted.
 func Names() []string {

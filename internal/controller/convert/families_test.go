@@ -7,6 +7,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -178,4 +179,11 @@ func asText(t *testing.T, object any) string {
 		t.Fatal(err)
 	}
 	return string(text)
+}
+
+func TestNames(t *testing.T) {
+	want := []string{"gpu-manager", "gpushare", "hami", "kai", "qgpu", "tflops", "volcano"}
+	if got := Names(); !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
 }

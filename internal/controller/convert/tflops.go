@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package convert
+
+import (
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// tflopsResource is this driver's own name, after an idea of Elastic GPU.
+const tflopsResource corev1.ResourceName = "resource.nvidia.com/tflops"
+
+// maxTFLOPS is more than a GPU has.
+const maxTFLOPS = 1_000_000
+
+const (
+	fusionTFLOPS      = "tensor-fusion.ai/tflops-request"
+	fusionTFLOPSLimit = "tensor-fusion.ai/tflops-limit"
+	fusionMemory      = "tensor-fusion.ai/vram-request"
+	fusionMemoryLimit = "tensor-fusion.ai/vram-limit"
+	fusionPercent     = "tensor-fusion.ai/compute-percent-request"
+	fusionWhole       = "tensor-fusion.ai/dedicated-gpu"
+	fusionCount       = "tensor-fusion.ai/gpu-count"
+	fusionModel       = "tensor-fusion.ai/gpu-model"
+	fusionVendor      = "tensor-fusion.ai/vendor"
+	fusionContainers  = "tensor-fusion.ai/inject-container"
+	fusionLocal       = "tensor-fusion.ai/is-local-gpu"
+)
+
+// fusionRefused are annotations that a claim cannot say, with what to do.
+var fusionRefused = map[string]string{
+	"tensor-fusion.ai/container-gpu-count": "write a claim with a request for each container",
+	"tensor-fusion.ai/gpu-indices":         "write a claim with a selector on index",
+	"tensor-fusion.ai/partition-id":        "write a claim with the class of the partition's profile",
+}
+
+// fusionIgnored are annotations that have no meaning here.
+var fusionIgnored = []string{"tensor-fusion.ai/gpupool", "tensor-fusion.ai/qos", "tensor-fusion.ai/isolation"}
+
+// tflops is a request for compute in TFLOP/s, of this driver and of Tensor Fusion. The figure of a GPU is its attribute
+// peakCompute. Without an amount of memory, the container gets as much of the memory as of the compute.
+var tflops = Family{
+	Name:        "tflops",
+	Resources:   []corev1.ResourceName{tflopsResource},
+	Annotations: []string{fusionTFLOPS, fusionMemory, fusionPercent, fusionWhole},
+	Convert: func(c Container) (*Request, field.ErrorList) {
+		r := &reader{Container: c}
+		amount := r.amount(tflopsResource, maxTFLOPS, "1 TFLOP/s")
+		fusion := r.fusion()
+		if amount == 0 {
+			return r.result(fusion)
+		}
+		if fusion != nil {
+			r.refuse(tflopsResource, "must not be combined with annotations of tensor-fusion.ai")
+		}
+		return r.result(&Request{Count: 1, TFLOPS: amount})
+	},
+}
+
+// fusion returns what Tensor Fusion's annotations ask for.
+func (r *reader) fusion() *Request {
+	if !slices.ContainsFunc([]string{fusionTFLOPS, fusionMemory, fusionPercent, fusionWhole}, r.annotated) ||
+		!r.fusionConcerns() {
+		return nil
+	}
+	request := &Request{Count: max(1, r.annotatedNumber(fusionCount, maxGPUs))}
+	if !r.annotatedBool(fusionWhole) {
+		if r.fusionShare(request); request.whole() {
+			return nil // it says that the GPU is not dedicated, and no more
+		}
+	}
+	r.fusionSelect(request)
+	for _, name := range r.sortedAnnotations() {
+		if instead, ok := fusionRefused[name]; ok {
+			r.refuseAnnotation(name, "cannot be converted: %s", instead)
+		}
+		if slices.Contains(fusionIgnored, name) {
+			r.warn("%s has no effect", name)
+		}
+	}
+	return request
+}
+
+// fusionConcerns reports whether the annotations are for the container.
+func (r *reader) fusionConcerns() bool {
+	value, ok := r.Annotations[fusionContainers]
+	if !ok {
+		if r.First && r.Containers > 1 {
+			r.errs = append(r.errs, field.Required(r.AnnotationPath.Key(fusionContainers),
+				"names the containers that get a GPU, if the pod has several"))
+		}
+		return r.First
+	}
+	names := strings.Split(value, ",")
+	for i := range names {
+		names[i] = strings.TrimSpace(names[i])
+		if r.First && !r.hasContainer(names[i]) {
+			r.refuseAnnotation(fusionContainers, "the pod has no container %q", names[i])
+		}
+	}
+	return slices.Contains(names, r.Name)
+}
+
+// fusionShare reads the amounts.
+func (r *reader) fusionShare(request *Request) {
+	if r.annotated(fusionTFLOPS) && r.annotated(fusionPercent) {
+		r.refuseAnnotation(fusionPercent, "must not be combined with %s", fusionTFLOPS)
+	}
+	request.TFLOPS = r.annotatedTFLOPS(fusionTFLOPS)
+	request.Cores = r.annotatedNumber(fusionPercent, 100)
+	if limit := r.annotatedTFLOPS(fusionTFLOPSLimit); limit != 0 && limit != request.TFLOPS {
+		r.warn("%s has no effect: the request is the limit", fusionTFLOPSLimit)
+	}
+	if r.annotated(fusionMemory) {
+		request.Memory = r.annotatedMemory(fusionMemory)
+	}
+	if r.annotated(fusionMemoryLimit) && r.annotatedMemory(fusionMemoryLimit) != request.Memory {
+		r.refuseAnnotation(fusionMemoryLimit, "must be what %s says: a claim has one amount of memory, which is the "+
+			"limit", fusionMemory)
+	}
+}
+
+// fusionSelect reads what kind of GPU it must be.
+func (r *reader) fusionSelect(request *Request) {
+	if models := r.list(fusionModel, graphic, "models"); models != nil {
+		request.Selectors = append(request.Selectors, r.models(models))
+	}
+	if vendor, ok := r.Annotations[fusionVendor]; ok && !strings.EqualFold(vendor, "nvidia") {
+		r.refuseAnnotation(fusionVendor, "must be NVIDIA")
+	}
+	if r.annotated(fusionLocal) && !r.annotatedBool(fusionLocal) {
+		r.warn("%s: the GPU is on the pod's own node; there are no remote GPUs", fusionLocal)
+	}
+}
+
+// annotatedTFLOPS returns the value of an annotation, rounded up to whole TFLOP/s; 0: the pod does not have it.
+func (r *reader) annotatedTFLOPS(name string) int64 {
+	value, ok := r.Annotations[name]
+	if !ok {
+		return 0
+	}
+	q, err := resource.ParseQuantity(value)
+	if err != nil || q.Sign() <= 0 || q.CmpInt64(maxTFLOPS) > 0 {
+		r.refuseAnnotation(name, "must be a number of TFLOP/s such as 20 or 71200m, more than 0 and at most %d",
+			maxTFLOPS)
+		return 0
+	}
+	return q.Value() // Value rounds up
+}
