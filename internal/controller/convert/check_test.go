@@ -35,6 +35,9 @@ func check(t testing.TB, spec *resourceapi.ResourceClaimSpec) {
 			t.Errorf("request %s must have one of exactly and firstAvailable", r.Name)
 		}
 		if e := r.Exactly; e != nil {
+			if problems := validation.IsDNS1123Subdomain(e.DeviceClassName); len(problems) > 0 {
+				t.Errorf("class %q: %v", e.DeviceClassName, problems)
+			}
 			checkDevices(t, e.Selectors, e.Count, e.Capacity)
 			continue
 		}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
@@ -123,6 +124,9 @@ func (c Converter) elasticClass(in *unstructured.Unstructured, r *reader, spec *
 		case err != nil:
 			r.errs = append(r.errs, field.Invalid(spec.Child(name), nil, "must be a name"))
 		case found && value != "":
+			for _, problem := range validation.IsDNS1123Subdomain(value) {
+				r.errs = append(r.errs, field.Invalid(spec.Child(name), value, problem))
+			}
 			return value
 		}
 	}

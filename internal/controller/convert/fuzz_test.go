@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
@@ -103,4 +104,30 @@ func randomPod(random *rand.Rand, values []string) *corev1.Pod {
 		pod.Spec.InitContainers = append(pod.Spec.InitContainers, container("init"))
 	}
 	return pod
+}
+
+// FuzzElasticGPU reads random objects: nothing panics, and what is converted is valid.
+func FuzzElasticGPU(f *testing.F) {
+	for _, spec := range []string{`{}`, `{"resources": {"requests": {"elasticgpu.io/gpu-core": 10}}}`, `5`,
+		`{"storageClassName": "a", "resources": {"requests": {"tke.cloud.tencent.com/qgpu-memory": "4GB"}}}`,
+		`{"resources": {"requests": {"a.provisioner.elasticgpu.io/gpu-core": 160,
+			"a.provisioner.elasticgpu.io/gpu-memory": 1e9}}}`} {
+		f.Add(spec, "elasticgpu.io/qgpu")
+	}
+	f.Fuzz(func(t *testing.T, spec, provisioner string) {
+		object := map[string]any{"provisioner": provisioner, "metadata": map[string]any{"name": "a"}}
+		var value any
+		if json.Unmarshal([]byte(spec), &value) == nil {
+			object["spec"] = value
+		}
+		c := Converter{Driver: viewtest.Driver}
+		claim, _, err := c.ElasticGPUClaim(&unstructured.Unstructured{Object: object})
+		if err == nil {
+			check(t, &claim.Spec)
+		}
+		class, _, err := c.ElasticGPUClass(&unstructured.Unstructured{Object: object})
+		if err == nil {
+			checkDevices(t, class.Spec.Selectors, 1, nil)
+		}
+	})
 }

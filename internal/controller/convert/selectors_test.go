@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package convert
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/cel"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// TestSelectors compares the selectors of claims with what simulated nodes publish.
+func TestSelectors(t *testing.T) {
+	const h100, l40s, t4 = "NVIDIA H100 80GB HBM3", "NVIDIA L40S", "Tesla T4"
+	published, models := wholeGPUs(t, viewtest.Node{Name: "a", Profile: "dgx-h100"},
+		viewtest.Node{Name: "b", Profile: "l40s-x4"}, viewtest.Node{Name: "c", Profile: "t4-x2"})
+	for _, row := range []struct {
+		name, pod string
+		want      []string // what each alternative may get
+	}{
+		{"a model", hamiPod("nvidia.com/use-gputype: h100"), []string{h100}},
+		{"a model with HAMi's prefix", hamiPod(`nvidia.com/use-gputype: "nvidia-tesla t4"`), []string{t4}},
+		{"two models", hamiPod(`nvidia.com/use-gputype: "T4, L40"`), []string{l40s + ", " + t4}},
+		{"other models", hamiPod(`nvidia.com/nouse-gputype: "T4, L40"`), []string{h100}},
+		{"the first GPUs", hamiPod(`nvidia.com/use-gpuindexes: "0"`), []string{h100 + ", " + l40s + ", " + t4}},
+		{"the third GPUs", hamiPod(`nvidia.com/nouse-gpuindexes: "0,1"`), []string{h100 + ", " + l40s}},
+		{"no GPU", hamiPod("nvidia.com/use-gpuuuid: GPU-0"), []string{""}},
+		{"all GPUs", hamiPod("nvidia.com/nouse-gpuuuid: GPU-0"), []string{h100 + ", " + l40s + ", " + t4}},
+		{"half of a GPU", `{metadata: {annotations: {gpu-fraction: "0.5"}}, spec: {containers: [{name: main}]}}`,
+			[]string{h100, l40s, t4}},
+		{"shares under MPS", `{metadata: {annotations: {gpu-memory: "1", kai.scheduler/gpu-compute-sharing-mode: ` +
+			`sm-sharing}}, spec: {containers: [{name: main}]}}`, []string{h100 + ", " + l40s + ", " + t4}},
+		{"TFLOPS", `{spec: {containers: [{name: main, resources: {limits: {resource.nvidia.com/tflops: 100}}}]}}`,
+			[]string{h100, l40s}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			c := Converter{Driver: viewtest.Driver, Families: Names(), Models: models}
+			conversion, err := c.Convert(podOf(t, row.pod))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := accepted(t, published, conversion); !slices.Equal(got, row.want) {
+				t.Errorf("got %q, want %q", got, row.want)
+			}
+		})
+	}
+}
+
+func hamiPod(annotation string) string {
+	return "{metadata: {annotations: {" + annotation + "}}, spec: {containers: [{name: main, resources: {limits: " +
+		"{nvidia.com/gpu: 1}}}]}}"
+}
+
+// accepted returns the products that each alternative of the first request accepts, sorted.
+func accepted(t *testing.T, published []resourceapi.Device, conversion *Conversion) []string {
+	t.Helper()
+	request := conversion.Spec.Devices.Requests[0]
+	selectors := [][]resourceapi.DeviceSelector{}
+	if request.Exactly != nil {
+		selectors = append(selectors, request.Exactly.Selectors)
+	}
+	for _, a := range request.FirstAvailable {
+		selectors = append(selectors, a.Selectors)
+	}
+	var all []string
+	for _, s := range selectors {
+		products := map[string]bool{}
+		for _, d := range published {
+			if matches(t, d, s) {
+				products[*d.Attributes["productName"].StringValue] = true
+			}
+		}
+		all = append(all, strings.Join(slices.Sorted(maps.Keys(products)), ", "))
+	}
+	return all
+}
+
+func matches(t *testing.T, d resourceapi.Device, selectors []resourceapi.DeviceSelector) bool {
+	t.Helper()
+	for _, s := range selectors {
+		compiled := cel.GetCompiler(cel.Features{}).CompileCELExpression(s.CEL.Expression, cel.Options{})
+		if compiled.Error != nil {
+			t.Fatal(compiled.Error)
+		}
+		ok, _, err := compiled.DeviceMatches(t.Context(), cel.Device{Driver: viewtest.Driver, Attributes: d.Attributes,
+			Capacity: d.Capacity})
+		if err != nil {
+			t.Fatalf("%s: %s: %v", d.Name, s.CEL.Expression, err)
+		}
+		if !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// wholeGPUs returns the whole GPUs of the nodes, and their models.
+func wholeGPUs(t *testing.T, nodes ...viewtest.Node) (all []resourceapi.Device, models []Model) {
+	t.Helper()
+	for _, n := range nodes {
+		for _, slice := range viewtest.Slices(t, n) {
+			for _, d := range slice.Spec.Devices {
+				if kind := d.Attributes["type"].StringValue; kind == nil || *kind != string(gpu.TypeGPU) {
+					continue
+				}
+				all = append(all, d)
+				memory := d.Capacity["memory"].Value
+				models = append(models, Model{Memory: memory.Value(), Isolation: *d.Attributes["isolation"].StringValue,
+					PeakCompute: *d.Attributes["peakCompute"].IntValue})
+			}
+		}
+	}
+	return all, models
+}
