@@ -157,8 +157,8 @@ type converted struct {
 	removed []corev1.ResourceName
 }
 
-// Convert returns what the pod asks for in the way of one of the families, or nil if it asks for nothing. The pod is
-// not changed.
+// Convert returns what the pod asks for in the way of one of the families, or nil if it asks for nothing. It does not
+// change the pod.
 func (c Converter) Convert(pod *corev1.Pod) (*Conversion, error) {
 	var found *Conversion
 	for _, f := range families {
