@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -23,6 +25,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/convert"
 )
 
 func main() {
@@ -31,7 +34,8 @@ func main() {
 		debug.SetGCPercent(50)
 	}
 	cmd := command()
-	if len(os.Args) > 1 && os.Args[1] == slicesName { // its errors are for people, not for a log
+	// The errors of these commands are for people, not for a log.
+	if len(os.Args) > 1 && slices.Contains([]string{slicesName, convertName}, os.Args[1]) {
 		if err := cli.RunNoErrOutput(cmd); err != nil {
 			fmt.Fprintf(os.Stderr, "Error: %v\n", err)
 			os.Exit(1)
@@ -69,7 +73,7 @@ func command() *cobra.Command {
 	addFlags(cmd.Flags(), &c)
 	addKubeconfig(cmd.Flags(), &kubeconfig)
 	logsapi.AddFlags(logs, cmd.Flags())
-	cmd.AddCommand(slicesCommand())
+	cmd.AddCommand(slicesCommand(), convertCommand())
 	return cmd
 }
 
@@ -89,6 +93,10 @@ func addFlags(f *pflag.FlagSet, c *controller.Config) {
 		"class whose requests become an ordered list, the strongest GPU first; empty: none")
 	f.IntVar(&c.StrongestRanks, "strongest-ranks", 4, "how many ranks the list has at most, 2 to 8: few for the "+
 		"default scheduler, 8 for one that weighs DynamicResources more")
+	f.StringSliceVar(&c.ConvertFamilies, "convert-families", nil, "older systems whose pods are converted to claims: "+
+		strings.Join(convert.Names(), ", ")+"; empty: none")
+	f.Var((*models)(&c.ConvertModels), "convert-model", "MEMORY/TFLOPS of a GPU that a pod may get a part of, besides "+
+		"those that are published, such as 15Gi/65; may be repeated")
 	f.IntVar(&c.WebhookPort, "webhook-port", 9443, "where webhooks are served")
 	f.StringVar(&c.HealthAddress, "health-address", ":8081", "where /healthz and /readyz are served")
 	f.StringVar(&c.MetricsAddress, "metrics-address", ":8080", "where /metrics is served; 0: nowhere")
@@ -106,6 +114,9 @@ func check(c controller.Config) error {
 		return errors.New("--namespace (or NAMESPACE) is required: that of this program's pod")
 	case c.StrongestRanks < 2 || c.StrongestRanks > 8:
 		return fmt.Errorf("--strongest-ranks %d: must be from 2 to 8", c.StrongestRanks)
+	case len(unknownFamilies(c.ConvertFamilies)) > 0:
+		return fmt.Errorf("--convert-families %s: want some of %s", strings.Join(c.ConvertFamilies, ","),
+			strings.Join(convert.Names(), ", "))
 	case c.CertificateLifetime < time.Minute:
 		return fmt.Errorf("--certificate-lifetime %s: must be at least 1m", c.CertificateLifetime)
 	}

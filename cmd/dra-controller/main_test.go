@@ -19,6 +19,10 @@ func TestFlags(t *testing.T) {
 		{"no namespace", "--name=x --namespace=", "--namespace (or NAMESPACE) is required"},
 		{"one rank", needed + "--strongest-ranks=1", "--strongest-ranks 1: must be from 2 to 8"},
 		{"nine ranks", needed + "--strongest-ranks=9", "--strongest-ranks 9: must be from 2 to 8"},
+		{"families and models", needed + "--convert-families=hami,kai --convert-model=15Gi/65 " +
+			"--convert-model=80Gi/989", ""},
+		{"an unknown family", needed + "--convert-families=hamii",
+			"--convert-families hamii: want some of gpu-manager, "},
 		{"a certificate that ends at once", needed + "--certificate-lifetime=1s",
 			"--certificate-lifetime 1s: must be at least 1m"},
 	} {
@@ -34,5 +38,17 @@ func TestFlags(t *testing.T) {
 				t.Errorf("got %v, want %q", err, tc.want)
 			}
 		})
+	}
+}
+
+func TestModels(t *testing.T) {
+	for _, tc := range []struct{ text, want string }{
+		{"15Gi/65", "15Gi/65"}, {"46068Mi/362", "46068Mi/362"}, {"15Gi", ""}, {"15Gi/", ""}, {"15/65", ""},
+		{"-1Gi/65", ""}, {"15Gi/0", ""}, {"a/b", ""}, {"", ""},
+	} {
+		var m models
+		if err := m.Set(tc.text); (err == nil) != (tc.want != "") || m.String() != tc.want {
+			t.Errorf("%q: got %q, error %v, want %q", tc.text, m.String(), err, tc.want)
+		}
 	}
 }

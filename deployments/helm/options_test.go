@@ -15,6 +15,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/convert"
 )
 
 // template renders the chart as release x in namespace default.
@@ -239,7 +241,8 @@ func TestModelsOfPartitions(t *testing.T) {
 func TestOptionalFieldsWebhook(t *testing.T) {
 	for version, want := range map[string]bool{"v1.34.4": true, "v1.35.4-eks-1": true, "v1.36.0": false} {
 		for _, strongest := range []string{"true", "false"} {
-			text := template(t, "--kube-version", version, "--set", "controller.strongest.enabled="+strongest)
+			text := template(t, "--kube-version", version, "--set", "controller.strongest.enabled="+strongest,
+				"--set-json", "controller.conversion.families=[]")
 			var c admissionv1.MutatingWebhookConfiguration
 			got := rendered(t, text, "MutatingWebhookConfiguration", "controller", &c)
 			if got != (want || strongest == "true") {
@@ -254,5 +257,50 @@ func TestOptionalFieldsWebhook(t *testing.T) {
 				t.Errorf("%s, strongest %s: got %q", version, strongest, names)
 			}
 		}
+	}
+}
+
+// The chart converts pods of every family that the controller knows, where claims can be for shares.
+func TestConversion(t *testing.T) {
+	var defaults struct {
+		Controller struct{ Conversion struct{ Families []string } }
+	}
+	if err := yaml.Unmarshal([]byte(read(t, chart+"/values.yaml")), &defaults); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := defaults.Controller.Conversion.Families, convert.Names(); !slices.Equal(got, want) {
+		t.Errorf("values.yaml has %q, the controller %q", got, want)
+	}
+	for _, tc := range []struct {
+		name string
+		args []string
+		want []string // arguments of the controller
+	}{
+		{"the defaults", nil, []string{"--convert-families=" + strings.Join(convert.Names(), ",")}},
+		{"Kubernetes 1.35", []string{"--kube-version", "v1.35.4"}, nil},
+		{"no families", []string{"--set-json", "controller.conversion.families=[]"}, nil},
+		{"one family and models", []string{"--set", "controller.conversion.families={hami}", "--set-json",
+			`controller.conversion.models=[{"memory":"15Gi","tflops":65}]`},
+			[]string{"--convert-families=hami", "--convert-model=15Gi/65"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			text := template(t, tc.args...)
+			var d appsv1.Deployment
+			rendered(t, text, "Deployment", "controller", &d)
+			args := slices.DeleteFunc(d.Spec.Template.Spec.Containers[0].Args,
+				func(arg string) bool { return !strings.HasPrefix(arg, "--convert-") })
+			if !slices.Equal(args, tc.want) {
+				t.Errorf("got %q, want %q", args, tc.want)
+			}
+			var c admissionv1.MutatingWebhookConfiguration
+			rendered(t, text, "MutatingWebhookConfiguration", "controller", &c)
+			converts := slices.ContainsFunc(c.Webhooks, func(w admissionv1.MutatingWebhook) bool {
+				return w.Name == "convert.gpu.nvidia.com"
+			})
+			mayCreate := strings.Contains(text, "[resourceclaimtemplates]\n    verbs: [get, list, watch, create")
+			if want := len(tc.want) > 0; converts != want || mayCreate != want {
+				t.Errorf("got a webhook: %t, the right to create templates: %t, want %t", converts, mayCreate, want)
+			}
+		})
 	}
 }

@@ -83,13 +83,14 @@ var allowed = map[string][]string{
 	// Admission runs the node's validation with simulated devices.
 	"internal/controller/admission": {"internal/controller/view", "pkg/allocation", "pkg/api", "pkg/gpu",
 		"pkg/inventory", "pkg/sharing"},
-	"internal/controller/convert": {"pkg/api"},
+	"internal/controller/convert": {"internal/controller/view", "pkg/api", "pkg/gpu"},
 	// Templates of profiles are made with the node's own functions.
 	"internal/controller/nodetemplate": {"pkg/gpu", "pkg/hwprofile", "pkg/inventory", "pkg/nodeconfig"},
 	"internal/controller": {"internal/controller/admission", "internal/controller/certificate",
-		"internal/controller/metrics",
+		"internal/controller/convert", "internal/controller/metrics",
 		"internal/controller/strongest", "internal/controller/view", "internal/event"},
-	"cmd/dra-controller": {"internal/controller", "internal/controller/nodetemplate", "pkg/nodeconfig"},
+	"cmd/dra-controller": {"internal/controller", "internal/controller/convert", "internal/controller/nodetemplate",
+		"internal/controller/view", "pkg/nodeconfig"},
 
 	// The plugin of kubectl. It has no part in the driver's work and reads with the rights of the user.
 	"internal/snapshot": {},

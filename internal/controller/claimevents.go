@@ -24,12 +24,16 @@ import (
 )
 
 // Events are all events of the controller.
-var Events = struct{ NotRanked, FieldsDropped event.Kind }{
+var Events = struct{ NotRanked, FieldsDropped, Converted, NotConverted event.Kind }{
 	NotRanked: event.Warning("NotRanked", "ResourceClaim",
 		"the claim asks for the strongest GPU and gets any whole GPU, because it was not ranked when it was created"),
 	FieldsDropped: event.Warning("FieldsDropped", "ResourceClaim",
 		"the API server has dropped fields of the claim; the text names the feature gate that it lacks, and what the "+
 			"claim asks for without them"),
+	Converted: event.Normal("Converted", "Pod",
+		"the pod asked for GPUs in the way of an older system, and has a claim instead"),
+	NotConverted: event.Warning("NotConverted", "Pod",
+		"the pod waits for a template of its claim that the controller does not create; the text says why"),
 }
 
 // claimReporter writes events about claims that ask for something else than their user wrote: claims for the strongest
@@ -135,12 +139,19 @@ func (u *claimReporter) report(ctx context.Context) (last error) {
 // namespace does not.
 func (u *claimReporter) tell(ctx context.Context, uid types.UID, c seenClaim, prefix string, kind event.Kind,
 	text string) (bool, error) {
+	return createEvent(ctx, u.client, kind, corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(),
+		Kind: "ResourceClaim", Namespace: c.Namespace, Name: c.Name, UID: uid}, prefix, text)
+}
+
+// createEvent writes an event, whose name is the prefix and the UID of the object. It returns false if that event
+// exists, or the namespace does not.
+func createEvent(ctx context.Context, to client.Client, kind event.Kind, about corev1.ObjectReference, prefix,
+	text string) (bool, error) {
 	now := metav1.Now()
-	err := u.client.Create(ctx, &corev1.Event{
-		ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: prefix + string(uid)},
-		InvolvedObject: corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(),
-			Kind: "ResourceClaim", Namespace: c.Namespace, Name: c.Name, UID: uid},
-		Type: kind.Type, Reason: kind.Reason, Count: 1, FirstTimestamp: now, LastTimestamp: now,
+	err := to.Create(ctx, &corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{Namespace: about.Namespace, Name: prefix + string(about.UID)},
+		InvolvedObject: about,
+		Type:           kind.Type, Reason: kind.Reason, Count: 1, FirstTimestamp: now, LastTimestamp: now,
 		Source: corev1.EventSource{Component: "dra-controller"}, ReportingController: "dra-controller",
 		Message: event.Text(text),
 	})
@@ -148,7 +159,7 @@ func (u *claimReporter) tell(ctx context.Context, uid types.UID, c seenClaim, pr
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("claim %s: %w", c.NamespacedName, err)
+		return false, fmt.Errorf("%s %s/%s: %w", about.Kind, about.Namespace, about.Name, err)
 	}
 	return true, nil
 }

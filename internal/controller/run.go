@@ -12,10 +12,13 @@ import (
 	"net/http"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -30,6 +33,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/certificate"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/convert"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
@@ -43,6 +47,10 @@ type Config struct {
 
 	Namespace string // of the controller itself
 	Name      string // of the release: of webhooks, service, secret and lease
+
+	// ConvertFamilies are the older systems whose pods are converted; none: pods are not followed.
+	ConvertFamilies []string
+	ConvertModels   []convert.Model // besides those that are published
 
 	WebhookPort    int
 	HealthAddress  string
@@ -86,6 +94,13 @@ func Run(ctx context.Context, c Config) error {
 	server.Register(validatePath, &webhook.Webhook{Handler: validator{admission.Checker{View: v}, expander}})
 	server.Register(strongestPath, &webhook.Webhook{Handler: ranker{expander}})
 	server.Register(optionalPath, &webhook.Webhook{Handler: lister{}})
+	if len(c.ConvertFamilies) > 0 {
+		pods, err := addConversion(mgr, c, v)
+		if err != nil {
+			return fmt.Errorf("convert pods: %w", err)
+		}
+		server.Register(convertPath, &webhook.Webhook{Handler: pods})
+	}
 	err = errors.Join(
 		addCertificateManager(mgr, c, certs),
 		addLeaseOwner(mgr, c),
@@ -166,8 +181,14 @@ func cacheOptions(v *view.View, claims *claimReporter) cache.Options {
 		case *resourceapi.ResourceClaim:
 			claims.see(o) // the slim claim lacks selectors and annotations
 			return view.SlimClaim(o), nil
+		case *corev1.Pod:
+			return slimConverted(o), nil
 		}
 		return obj, nil
+	}
+	converted := labels.NewSelector()
+	if r, err := labels.NewRequirement(convert.FamilyLabel, selection.Exists, nil); err == nil {
+		converted = converted.Add(*r)
 	}
 	return cache.Options{
 		DefaultTransform: cache.TransformStripManagedFields(),
@@ -175,6 +196,9 @@ func cacheOptions(v *view.View, claims *claimReporter) cache.Options {
 			&resourceapi.ResourceSlice{}: {Transform: slim,
 				Field: fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, v.Driver())},
 			&resourceapi.ResourceClaim{}: {Transform: slim},
+			// Only followed if pods are converted.
+			&corev1.Pod{}:                        {Transform: slim, Label: converted},
+			&resourceapi.ResourceClaimTemplate{}: {Label: converted},
 		},
 	}
 }

@@ -28,6 +28,7 @@ const (
 	validatePath  = "/validate"
 	strongestPath = "/strongest"
 	optionalPath  = "/optional-fields"
+	convertPath   = "/convert"
 )
 
 // webhookTimeout is how long a webhook may take. The API server waits for a second.

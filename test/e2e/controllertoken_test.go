@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -35,6 +36,12 @@ func (s *suite) testControllerToken(t *testing.T) {
 			t.Errorf("delete %T %s: got error %v, want a refusal", o, o.GetName(), err)
 		}
 	}
+	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "one-gpu"}}
+	refusedFor(t, "the template of a user", as.Delete(t.Context(), template, client.DryRunAll),
+		"only the templates of converted pods")
+	template.Name, template.Spec.Spec = "converted-by-nobody", claimSpec()
+	refusedFor(t, "a template for no converted pod", as.Create(t.Context(), template, client.DryRunAll),
+		"only the templates of converted pods")
 	secret := func(name string, kind corev1.SecretType) error {
 		return as.Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: controller.Namespace,
 			Name:        name,

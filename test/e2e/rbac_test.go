@@ -110,10 +110,13 @@ var (
 	spareController = map[string]string{
 		"list resource.k8s.io/resourceslices": "where the API server does not stream lists (its feature gate " +
 			"WatchList is off)",
-		"list resource.k8s.io/resourceclaims": "the same",
-		"list resource.k8s.io/deviceclasses":  "the same",
-		"patch events":                        "one that comes again",
-		"delete coordination.k8s.io/leases":   "where it is needed to set the owner (OpenShift)",
+		"list resource.k8s.io/resourceclaims":         "the same",
+		"list resource.k8s.io/deviceclasses":          "the same",
+		"list resource.k8s.io/resourceclaimtemplates": "the same",
+		"list pods": "the same",
+		"delete resource.k8s.io/resourceclaimtemplates": "those that no pod has used for ten minutes",
+		"patch events":                      "one that comes again",
+		"delete coordination.k8s.io/leases": "where it is needed to set the owner (OpenShift)",
 	}
 )
 

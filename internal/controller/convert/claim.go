@@ -116,7 +116,10 @@ func (c Converter) alternatives(r Request) ([]resourceapi.DeviceSubRequest, erro
 		sub.Capacity = capacity(memory, cores)
 		all = append(all, sub)
 	}
-	if len(all) == 0 {
+	switch {
+	case len(all) == 0 && len(models) > 0:
+		return nil, fmt.Errorf("%w: those that are published have less", ErrNoModels)
+	case len(all) == 0:
 		return nil, ErrNoModels
 	}
 	return all, nil

@@ -15,6 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
 // Family is an older system, or several that use the same names.
@@ -137,6 +140,18 @@ type Model struct {
 	Isolation   string
 }
 
+// ModelsOf returns the models of the published GPUs that can be shared.
+func ModelsOf(v *view.View) []Model {
+	var all []Model
+	for _, kind := range v.Kinds() {
+		if kind.Type() == gpu.TypeGPU && kind.Sharing() == gpu.Fractional.String() {
+			all = append(all, Model{Memory: kind.Capacity("memory"), PeakCompute: kind.PeakCompute(),
+				Isolation: kind.Isolation()})
+		}
+	}
+	return all
+}
+
 // Conversion is what a pod asks for, as a claim.
 type Conversion struct {
 	Family string
@@ -160,6 +175,9 @@ type converted struct {
 // Convert returns what the pod asks for in the way of one of the families, or nil if it asks for nothing. It does not
 // change the pod.
 func (c Converter) Convert(pod *corev1.Pod) (*Conversion, error) {
+	if slices.ContainsFunc(pod.Spec.ResourceClaims, isConverted) {
+		return nil, nil // webhooks may be called again
+	}
 	var found *Conversion
 	for _, f := range families {
 		if !slices.Contains(c.Families, f.Name) || !f.concerns(pod) {
@@ -179,6 +197,8 @@ func (c Converter) Convert(pod *corev1.Pod) (*Conversion, error) {
 	}
 	return found, nil
 }
+
+func isConverted(c corev1.PodResourceClaim) bool { return strings.HasPrefix(c.Name, claimName) }
 
 // concerns reports whether the pod has a resource or an annotation of the family.
 func (f Family) concerns(pod *corev1.Pod) bool {

@@ -205,3 +205,8 @@ nodeAffinity:
           - {key: nvidia.com/gpu.present, operator: In, values: ["true"]}
 {{- end }}
 {{- end }}
+
+{{/* Whether pods of older systems are converted: their claims are for shares, which need Kubernetes 1.36. */}}
+{{- define "gpu-dra-driver.converts" -}}
+{{- if and .Values.controller.enabled .Values.controller.conversion.families (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) }}true{{ end }}
+{{- end }}

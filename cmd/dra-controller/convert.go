@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/convert"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+)
+
+// convertName is the name of the command convert.
+const convertName = "convert"
+
+// convertOptions are the flags of the command convert.
+type convertOptions struct {
+	files      []string
+	recursive  bool
+	kubeconfig string
+	driver     string
+	families   []string
+	models     []convert.Model
+}
+
+// convertCommand is the command convert.
+func convertCommand() *cobra.Command {
+	var o convertOptions
+	cmd := &cobra.Command{
+		Use:   convertName + " -f FILE",
+		Short: "Print manifests of older GPU-sharing systems with claims instead",
+		Long: "Print manifests of older GPU-sharing systems with claims instead: pods, and objects that have a " +
+			"template of pods. Other objects are printed as they are.\n" +
+			"Parts of a GPU's memory need the models of GPUs: those of the cluster, or those of --model.",
+		Args:         cobra.NoArgs,
+		SilenceUsage: true,
+		RunE:         func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
+	}
+	f := cmd.Flags()
+	f.StringSliceVarP(&o.files, "filename", "f", nil, "files or directories; -: standard input (required)")
+	f.BoolVarP(&o.recursive, "recursive", "R", false, "also read the directories in directories")
+	f.StringSliceVar(&o.families, "families", convert.Names(), "the older systems")
+	f.Var((*models)(&o.models), "model", "MEMORY/TFLOPS of a GPU of the cluster, such as 15Gi/65; may be repeated. "+
+		"Without it, the GPUs are read from the API server if --kubeconfig is set")
+	addDriverName(f, &o.driver)
+	addKubeconfig(f, &o.kubeconfig)
+	return cmd
+}
+
+func (o convertOptions) run(cmd *cobra.Command) error {
+	c := convert.Converter{Driver: o.driver, Families: o.families, Models: o.models}
+	switch unknown := unknownFamilies(o.families); {
+	case len(o.files) == 0:
+		return errors.New("--filename is required: files, directories, or - for standard input")
+	case len(unknown) > 0:
+		return fmt.Errorf("--families: unknown %s; want some of %s", strings.Join(unknown, ", "),
+			strings.Join(convert.Names(), ", "))
+	case len(o.models) == 0 && o.kubeconfig != "":
+		published, err := publishedModels(cmd.Context(), o.kubeconfig, o.driver)
+		if err != nil {
+			return err
+		}
+		c.Models = published
+	}
+	tell := func(object string, err error, warnings []string) {
+		if errors.Is(err, convert.ErrNoModels) {
+			err = fmt.Errorf("%w; name the models with --model, or set --kubeconfig", err)
+		}
+		if err != nil {
+			fmt.Fprintf(cmd.ErrOrStderr(), "%s: not converted: %v\n", object, err)
+			return
+		}
+		fmt.Fprintf(cmd.ErrOrStderr(), "%s: converted\n", object)
+		for _, w := range warnings {
+			fmt.Fprintf(cmd.ErrOrStderr(), "  %s\n", w)
+		}
+	}
+	var last error
+	for _, name := range o.files {
+		if name == "-" {
+			last = cmp.Or(c.Manifests(cmd.InOrStdin(), cmd.OutOrStdout(), tell), last)
+			continue
+		}
+		files, err := manifestFiles(name, o.recursive)
+		if err != nil {
+			return err
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				return err
+			}
+			if err := c.Manifests(bytes.NewReader(text), cmd.OutOrStdout(), tell); err != nil {
+				last = fmt.Errorf("%s: %w", file, err)
+			}
+		}
+	}
+	return last
+}
+
+// manifestFiles returns the file, or the YAML and JSON files of the directory.
+func manifestFiles(name string, recursive bool) ([]string, error) {
+	var files []string
+	err := filepath.WalkDir(name, func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && path != name && !recursive:
+			return fs.SkipDir
+		case entry.IsDir():
+			return nil
+		case path == name || slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(path)):
+			files = append(files, path)
+		}
+		return nil
+	})
+	return files, err
+}
+
+// publishedModels returns the models of the GPUs in the cluster.
+func publishedModels(ctx context.Context, kubeconfig, driver string) ([]convert.Model, error) {
+	config, err := connect(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	api, err := resourceclient.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	list, err := api.ResourceSlices().List(ctx, metav1.ListOptions{
+		FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + driver})
+	if err != nil {
+		return nil, fmt.Errorf("list ResourceSlices: %w", err)
+	}
+	v := view.New(driver)
+	for i := range list.Items {
+		v.SetSlice(&list.Items[i])
+	}
+	return convert.ModelsOf(v), nil
+}
+
+func unknownFamilies(names []string) []string {
+	known := convert.Names()
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return slices.Contains(known, name) })
+}
+
+// models is a flag with a model of GPU.
+type models []convert.Model
+
+// Set adds a model.
+func (m *models) Set(text string) error {
+	amount, rate, _ := strings.Cut(text, "/")
+	memory, err := resource.ParseQuantity(amount)
+	tflops, invalid := strconv.ParseInt(rate, 10, 64)
+	if err != nil || invalid != nil || memory.Value() < 1<<20 || tflops < 1 {
+		return fmt.Errorf("%q: want MEMORY/TFLOPS, such as 15Gi/65", text)
+	}
+	*m = append(*m, convert.Model{Memory: memory.Value(), PeakCompute: tflops})
+	return nil
+}
+
+// String returns the models as they are written.
+func (m *models) String() string {
+	var all []string
+	for _, one := range *m {
+		all = append(all, fmt.Sprintf("%s/%d", resource.NewQuantity(one.Memory, resource.BinarySI), one.PeakCompute))
+	}
+	return strings.Join(all, ",")
+}
+
+// Type describes the value in the help text.
+func (m *models) Type() string { return "model" }

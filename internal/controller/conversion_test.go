@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	utilcache "k8s.io/apimachinery/pkg/util/cache"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/convert"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+)
+
+const vcudaPod = `{apiVersion: v1, kind: Pod, metadata: {name: worker, namespace: ml, uid: u1}, spec: {unknownField: kept,
+containers: [{name: main, image: i, resources: {limits: {cpu: 1, tencent.com/vcuda-core: 30, tencent.com/vcuda-memory: 20},
+requests: {tencent.com/vcuda-core: 30, tencent.com/vcuda-memory: 20}}}, {name: side, image: i}]}}`
+
+// newConverter returns a converter in a cluster with these objects.
+func newConverter(t *testing.T, profile string, objects ...client.Object) *converter {
+	t.Helper()
+	v := viewtest.New(t)
+	if profile != "" {
+		v = viewtest.New(t, viewtest.Node{Name: "a", Profile: profile})
+	}
+	cluster := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(objects...).Build()
+	return &converter{view: v, families: convert.Names(), cached: cluster, direct: cluster,
+		free: utilcache.NewExpiring()}
+}
+
+// admit returns the pod after the webhook, and its warnings.
+func admit(t *testing.T, c *converter, pod string) (*corev1.Pod, []string) {
+	t.Helper()
+	req := request(t, "Pod", pod)
+	req.Operation = admissionv1.Create
+	req.Namespace = "ml"
+	got := c.Handle(t.Context(), req)
+	if !got.Allowed {
+		t.Fatalf("refused: %s", got.Result.Message)
+	}
+	var out corev1.Pod
+	raw := patched(t, req.Object.Raw, got)
+	if err := json.Unmarshal(raw, &out); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(pod, "unknownField") && !strings.Contains(string(raw), "unknownField") {
+		t.Error("a field that this program does not know is gone")
+	}
+	return &out, got.Warnings
+}
+
+// reconciled reconciles the pod, which exists.
+func reconciled(t *testing.T, c *converter, pod *corev1.Pod) {
+	t.Helper()
+	key := client.ObjectKeyFromObject(pod)
+	if _, err := c.Reconcile(t.Context(), reconcile.Request{NamespacedName: key}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eventsOf returns the events as "reason: message".
+func eventsOf(t *testing.T, c *converter) (all []string) {
+	t.Helper()
+	var list corev1.EventList
+	if err := c.direct.List(t.Context(), &list); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range list.Items {
+		all = append(all, e.Reason+": "+e.Message)
+	}
+	return all
+}
+
+func TestConversion(t *testing.T) {
+	c := newConverter(t, "t4-x2")
+	pod, warnings := admit(t, c, vcudaPod)
+	if len(warnings) > 0 {
+		t.Errorf("got warnings %q", warnings)
+	}
+	template := ptr.Deref(pod.Spec.ResourceClaims[0].ResourceClaimTemplateName, "")
+	want := fmt.Sprintf(`containers:
+- image: i
+  name: main
+  resources:
+    claims:
+    - name: converted-gpu
+      request: main
+    limits:
+      cpu: "1"
+- image: i
+  name: side
+  resources: {}
+resourceClaims:
+- name: converted-gpu
+  resourceClaimTemplateName: %s
+`, template)
+	if got, err := yaml.Marshal(pod.Spec); err != nil || string(got) != want {
+		t.Errorf("got %s\nwant %s (error %v)", got, want, err)
+	}
+	if pod.Labels[convert.FamilyLabel] != "gpu-manager" || pod.Annotations[convert.OriginalAnnotation] !=
+		`{"main":{"tencent.com/vcuda-core":"30","tencent.com/vcuda-memory":"20"}}` {
+		t.Errorf("got labels %v, annotations %v", pod.Labels, pod.Annotations)
+	}
+	var none resourceapi.ResourceClaimTemplateList
+	if err := c.direct.List(t.Context(), &none); err != nil || len(none.Items) > 0 {
+		t.Errorf("got %d templates before the pod exists (error %v)", len(none.Items), err)
+	}
+	// The pod is stored, and the leader sees it. It does so again after a restart.
+	pod.CreationTimestamp = metav1.Now()
+	if err := c.direct.Create(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		reconciled(t, c, pod)
+	}
+	var made resourceapi.ResourceClaimTemplate
+	key := types.NamespacedName{Namespace: "ml", Name: template}
+	if err := c.direct.Get(t.Context(), key, &made); err != nil {
+		t.Fatal(err)
+	}
+	request := made.Spec.Spec.Devices.Requests[0]
+	cores, memory := request.Exactly.Capacity.Requests["cores"], request.Exactly.Capacity.Requests["memory"]
+	if request.Name != "main" || cores.String() != "30" || memory.String() != "5Gi" {
+		t.Errorf("got %+v, want 30 cores and 5Gi", request)
+	}
+	if got := eventsOf(t, c); len(got) != 1 || !strings.HasPrefix(got[0], "Converted: from gpu-manager to claims") {
+		t.Errorf("got events %q", got)
+	}
+	// A template that is deleted while the pod waits is created again, and not when the pod has its claim.
+	if err := c.direct.Delete(t.Context(), &made); err != nil {
+		t.Fatal(err)
+	}
+	if requests := c.podsOf(t.Context(), &made); len(requests) != 1 || requests[0].Name != "worker" {
+		t.Errorf("got %v, want the pod that waits for the template", requests)
+	}
+	reconciled(t, c, pod)
+	if err := c.direct.Get(t.Context(), key, &made); err != nil {
+		t.Errorf("the template was not created again: %v", err)
+	}
+	if err := c.direct.Delete(t.Context(), &made); err != nil {
+		t.Fatal(err)
+	}
+	pod.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "converted-gpu",
+		ResourceClaimName: ptr.To("claim")}}
+	if err := c.direct.Status().Update(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	reconciled(t, c, pod)
+	if err := c.direct.Get(t.Context(), key, &made); !apierrors.IsNotFound(err) {
+		t.Errorf("got %v, want no template for a pod that has its claim", err)
+	}
+}
+
+// A pod that is refused or left as it is.
+func TestNotConverted(t *testing.T) {
+	for _, tc := range []struct{ name, profile, pod, refused, warned string }{
+		{"nothing to convert", "t4-x2", `{spec: {containers: [{name: main}]}}`, "", ""},
+		{"no model known", "", `{metadata: {annotations: {gpu-fraction: "0.5"}}, spec: {containers: [{name: main}]}}`, "",
+			"container main: no GPU is published of which this could be a part. Delete the pod"},
+		{"a part of a card that makes no sense", "t4-x2", `{spec: {containers: [{name: main, resources: {limits: ` +
+			`{tencent.com/vcuda-core: 150}}}]}}`, "spec.containers[0].resources.limits[tencent.com/vcuda-core]", ""},
+		{"two systems", "t4-x2", `{metadata: {annotations: {gpu-fraction: "0.5"}}, spec: {containers: [{name: main, ` +
+			`resources: {limits: {tencent.com/vcuda-core: 100}}}]}}`, "in the ways of", ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			req := request(t, "Pod", tc.pod)
+			req.Operation = admissionv1.Create
+			got := newConverter(t, tc.profile).Handle(t.Context(), req)
+			if got.Result == nil {
+				got.Result = &metav1.Status{}
+			}
+			if got.Allowed != (tc.refused == "") || !strings.Contains(got.Result.Message, tc.refused) {
+				t.Errorf("got allowed: %t, %q, want %q", got.Allowed, got.Result.Message, tc.refused)
+			}
+			if tc.refused != "" && got.Result.Code != http.StatusForbidden {
+				t.Errorf("got code %d, want that of a mistake of the user", got.Result.Code)
+			}
+			text := strings.Join(got.Warnings, "\n")
+			if !strings.Contains(text, tc.warned) || (text == "") != (tc.warned == "") {
+				t.Errorf("got warnings %q, want %q", text, tc.warned)
+			}
+			if len(got.Patches) > 0 {
+				t.Errorf("got patches %v", got.Patches)
+			}
+		})
+	}
+}
+
+// Who applies the manifest of a converted pod again changes nothing.
+func TestConvertedPodIsAppliedAgain(t *testing.T) {
+	c := newConverter(t, "t4-x2")
+	old, _ := admit(t, c, vcudaPod)
+	raw, err := json.Marshal(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := old.DeepCopy()
+	again.Spec.Containers[0].Resources.Limits["tencent.com/vcuda-core"] = resource.MustParse("30")
+	req := request(t, "Pod", "{}")
+	if req.Object.Raw, err = json.Marshal(again); err != nil {
+		t.Fatal(err)
+	}
+	req.OldObject.Raw, req.Operation = raw, admissionv1.Update
+	var got corev1.Pod
+	if err := json.Unmarshal(patched(t, req.Object.Raw, c.Handle(t.Context(), req)), &got); err != nil {
+		t.Fatal(err)
+	}
+	if _, has := got.Spec.Containers[0].Resources.Limits["tencent.com/vcuda-core"]; has {
+		t.Error("the update has the removed resource")
+	}
+	if cpu := got.Spec.Containers[0].Resources.Limits.Cpu(); cpu.String() != "1" {
+		t.Errorf("got cpu %s, want what the pod has besides", cpu)
+	}
+}
+
+// A pod that other webhooks change after its conversion is not converted again: its annotations are still there.
+func TestConvertedOnce(t *testing.T) {
+	c := newConverter(t, "t4-x2")
+	once, _ := admit(t, c, `{metadata: {annotations: {gpu-fraction: "0.5"}}, spec: {containers: [{name: main}]}}`)
+	raw, err := json.Marshal(once)
+	if err != nil {
+		t.Fatal(err)
+	}
+	twice, _ := admit(t, c, string(raw))
+	if len(once.Spec.ResourceClaims) != 1 || len(twice.Spec.ResourceClaims) != 1 ||
+		len(twice.Spec.Containers[0].Resources.Claims) != 1 {
+		t.Errorf("got %v and then %v, want one claim", once.Spec.ResourceClaims, twice.Spec.ResourceClaims)
+	}
+}
+
+// A template of somebody else, with the name that the template would have, is not used.
+func TestForeignTemplate(t *testing.T) {
+	c := newConverter(t, "t4-x2")
+	before, _ := admit(t, c, vcudaPod)
+	name := *before.Spec.ResourceClaims[0].ResourceClaimTemplateName
+	foreign := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: name}}
+	if err := c.direct.Create(t.Context(), foreign); err != nil {
+		t.Fatal(err)
+	}
+	c.free = utilcache.NewExpiring() // as later
+	after, _ := admit(t, c, vcudaPod)
+	if got := *after.Spec.ResourceClaims[0].ResourceClaimTemplateName; got != name+"-1" {
+		t.Errorf("got template %s, want %s-1", got, name)
+	}
+	// The pod from before is told.
+	before.CreationTimestamp = metav1.Now()
+	if err := c.direct.Create(t.Context(), before); err != nil {
+		t.Fatal(err)
+	}
+	reconciled(t, c, before)
+	if got := eventsOf(t, c); len(got) != 1 || !strings.HasPrefix(got[0], "NotConverted: somebody else has created") {
+		t.Errorf("got events %q", got)
+	}
+}
+
+// The leader creates nothing but what the conversion makes, whatever a pod's annotation says.
+func TestForgedAnnotation(t *testing.T) {
+	for _, tc := range []struct{ name, devices, want string }{
+		{"admin access", `requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com, adminAccess: true}}]`, "adminAccess"},
+		{"another class", `requests: [{name: a, exactly: {deviceClassName: nic.example.com}}]`, "class nic.example.com"},
+		{"another class in a list", `requests: [{name: a, firstAvailable: [{name: b, deviceClassName: monitor.gpu.nvidia.com}]}]`,
+			"class monitor.gpu.nvidia.com"},
+		{"a configuration of another driver", `config: [{opaque: {driver: nic.example.com, parameters: {}}}]`,
+			"another driver"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			spec := viewtest.Claim(t, tc.devices).Spec
+			name, err := convert.TemplateName(&spec, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := json.Marshal(spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "forged", UID: "u2",
+				CreationTimestamp: metav1.Now(), Labels: map[string]string{convert.FamilyLabel: "hami"},
+				Annotations: map[string]string{"gpu.nvidia.com/converted-claim": string(text)}},
+				Spec: corev1.PodSpec{ResourceClaims: []corev1.PodResourceClaim{{Name: "converted-gpu",
+					ResourceClaimTemplateName: &name}}}}
+			c := newConverter(t, "", pod)
+			reconciled(t, c, pod)
+			var templates resourceapi.ResourceClaimTemplateList
+			if err := c.direct.List(t.Context(), &templates); err != nil || len(templates.Items) > 0 {
+				t.Errorf("got %d templates (error %v)", len(templates.Items), err)
+			}
+			if got := eventsOf(t, c); len(got) != 1 || !strings.Contains(got[0], tc.want) {
+				t.Errorf("got events %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestUnusedTemplatesAreDeleted(t *testing.T) {
+	now := time.Now()
+	template := func(name string, age time.Duration) client.Object {
+		return &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: name,
+			UID: types.UID(name), CreationTimestamp: metav1.NewTime(now.Add(-age)),
+			Labels: map[string]string{convert.FamilyLabel: "hami"}}}
+	}
+	pod := func(name, template string, phase corev1.PodPhase) client.Object {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: name},
+			Status: corev1.PodStatus{Phase: phase},
+			Spec: corev1.PodSpec{ResourceClaims: []corev1.PodResourceClaim{{Name: "c",
+				ResourceClaimTemplateName: &template}}}}
+	}
+	cluster := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(template("used", time.Hour),
+		template("done", time.Hour), template("unused", time.Hour), template("new", time.Minute),
+		pod("a", "used", corev1.PodPending), pod("b", "done", corev1.PodSucceeded)).Build()
+	collector := &templateCollector{cached: cluster, direct: cluster, now: func() time.Time { return now }}
+	if err := collector.collect(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	var left resourceapi.ResourceClaimTemplateList
+	if err := cluster.List(t.Context(), &left); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, one := range left.Items {
+		names = append(names, one.Name)
+	}
+	if got := strings.Join(names, " "); got != "new used" {
+		t.Errorf("got %q left, want new and used", got)
+	}
+}

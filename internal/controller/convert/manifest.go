@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package convert
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+)
+
+// podTemplates are the places of pods in objects that have templates of them.
+var podTemplates = [][]string{{"spec", "template"}, {"spec", "jobTemplate", "spec", "template"}}
+
+// Tell is called with the name of each object that was converted, and what works differently, or that could not be
+// converted.
+type Tell func(object string, err error, warnings []string)
+
+// Manifests converts the YAML documents of a reader, and writes them with the templates of their claims. Objects that
+// ask for nothing are written as they are. The error says that one could not be converted.
+func (c Converter) Manifests(in io.Reader, out io.Writer, tell Tell) error {
+	reader := utilyaml.NewYAMLReader(bufio.NewReader(in))
+	made := map[string]bool{} // templates, by namespace and name
+	var failed error
+	for {
+		text, err := reader.Read()
+		if errors.Is(err, io.EOF) {
+			return failed
+		}
+		if err != nil {
+			return err
+		}
+		var object map[string]any
+		if err := yaml.Unmarshal(text, &object); err != nil {
+			return err
+		}
+		if object == nil {
+			continue
+		}
+		items := []any{object}
+		list, isList := object["items"].([]any)
+		if isList {
+			items = list
+		}
+		for _, item := range items {
+			one, ok := item.(map[string]any)
+			if !ok {
+				return errors.New("a list has an item that is not an object")
+			}
+			objects, err := c.manifest(one, tell)
+			if err != nil {
+				failed = errors.New("not everything could be converted")
+				tell(nameOf(one), err, nil)
+			}
+			switch {
+			case objects == nil && isList:
+				objects = []any{one}
+			case objects == nil: // as it is, with its comments
+				if _, err := fmt.Fprintf(out, "---\n%s\n", bytes.TrimSpace(text)); err != nil {
+					return err
+				}
+			}
+			if err := writeNew(out, objects, made); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// writeNew writes objects, and of templates only those that are not written yet.
+func writeNew(out io.Writer, objects []any, written map[string]bool) error {
+	for _, o := range objects {
+		if t, ok := o.(*resourceapi.ResourceClaimTemplate); ok {
+			name := t.Namespace + "/" + t.Name
+			if written[name] {
+				continue
+			}
+			written[name] = true
+		}
+		if err := write(out, o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// nameOf names an object for people.
+func nameOf(object map[string]any) string {
+	u := unstructured.Unstructured{Object: object}
+	return u.GetKind() + " " + cmp.Or(u.GetName(), u.GetGenerateName())
+}
+
+// write writes an object as a document.
+func write(out io.Writer, object any) error {
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+	if m, ok := object.(map[string]any); ok {
+		fields, err = m, nil
+	}
+	if err != nil {
+		return err
+	}
+	text, err := yaml.Marshal(fields)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "---\n%s", text)
+	return err
+}
+
+// manifest returns what an object becomes, or nil if it asks for nothing.
+func (c Converter) manifest(object map[string]any, tell Tell) ([]any, error) {
+	u := &unstructured.Unstructured{Object: object}
+	switch u.GetKind() {
+	case "ElasticGPUClaim":
+		claim, warnings, err := c.ElasticGPUClaim(u)
+		if err != nil {
+			return nil, err
+		}
+		tell(nameOf(object), nil, warnings)
+		return []any{claim}, nil
+	case "ElasticGPUClass":
+		class, warnings, err := c.ElasticGPUClass(u)
+		if err != nil {
+			return nil, err
+		}
+		tell(nameOf(object), nil, warnings)
+		return []any{class}, nil
+	}
+	at := object
+	if u.GetKind() != "Pod" {
+		at = nil
+		for _, path := range podTemplates {
+			if found, ok, _ := unstructured.NestedFieldNoCopy(object, path...); ok {
+				at, _ = found.(map[string]any)
+			}
+		}
+	}
+	if at == nil {
+		return nil, nil
+	}
+	var pod corev1.Pod
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(at, &pod); err != nil {
+		return nil, err
+	}
+	conversion, err := c.Convert(&pod)
+	if err != nil || conversion == nil {
+		return nil, err
+	}
+	namespace, _, _ := unstructured.NestedString(object, "metadata", "namespace")
+	var all []any
+	template := ""
+	if conversion.Spec != nil {
+		if template, err = TemplateName(conversion.Spec, 0); err != nil {
+			return nil, err
+		}
+		t := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: template}}
+		t.SetGroupVersionKind(resourceapi.SchemeGroupVersion.WithKind("ResourceClaimTemplate"))
+		t.Spec.Spec = *conversion.Spec
+		all = append(all, t)
+	}
+	if err := conversion.Apply(at, template); err != nil {
+		return nil, err
+	}
+	tell(nameOf(object), nil, conversion.Warnings)
+	return append(all, object), nil
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package convert
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+const deployment = `apiVersion: apps/v1
+kind: Deployment
+metadata: {name: %s, namespace: ml}
+spec:
+  template:
+    spec:
+      newField: kept
+      containers: [{name: main, resources: {limits: {tencent.com/vcuda-core: %s, tencent.com/vcuda-memory: 20}}}]
+`
+
+const cronJob = `apiVersion: batch/v1
+kind: CronJob
+metadata: {name: nightly, namespace: ml}
+spec: {jobTemplate: {spec: {template: {spec: {containers: [{name: main, resources: {limits: {aliyun.com/gpu-mem: 3}}}]}}}}}
+`
+
+func TestManifests(t *testing.T) {
+	c := Converter{Driver: "gpu.nvidia.com", Families: Names()}
+	const other = "apiVersion: v1\nkind: Service\nmetadata: {name: s} # a comment\n"
+	first, second := fmt.Sprintf(deployment, "first", "30"), fmt.Sprintf(deployment, "second", "30")
+	for _, tc := range []struct {
+		name, in string
+		told     string   // by object
+		want     []string // each once in the output
+		failed   bool
+	}{
+		{"what asks for nothing stays, with comments", other, "", []string{other}, false},
+		{"two that ask for the same have one template", first + "---\n" + second + "---\n" + other,
+			"Deployment first: converted\nDeployment second: converted\n",
+			[]string{"kind: ResourceClaimTemplate", "name: first", "name: second", other}, false},
+		{"fields that this program does not know stay", first, "Deployment first: converted\n",
+			[]string{"newField: kept"}, false},
+		{"a list", `{kind: List, apiVersion: v1, items: [{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: ` +
+			`[{name: main, resources: {limits: {tencent.com/vcuda-core: 100}}}]}}, {apiVersion: v1, kind: Service, ` +
+			`metadata: {name: s}}]}`, "Pod a: converted\n",
+			[]string{"kind: Pod", "kind: Service", "kind: ResourceClaimTemplate"}, false},
+		{"a CronJob", cronJob, "CronJob nightly: converted, 2 warnings\n",
+			[]string{"memory: 3Gi", "request: main"}, false},
+		{"an Elastic GPU", `{apiVersion: elasticgpu.io/v1alpha1, kind: ElasticGPUClaim, metadata: {name: e}, spec: {resources: ` +
+			`{requests: {tke.cloud.tencent.com/qgpu-core: 10, tke.cloud.tencent.com/qgpu-memory: 4}}}}`,
+			"ElasticGPUClaim e: converted\n", []string{"kind: ResourceClaim\n", "name: e\n"}, false},
+		{"one mistake does not keep the others from it", fmt.Sprintf(deployment, "wrong", "150") + "---\n" + second,
+			"Deployment wrong: gpu-manager: spec.containers[0].resources.limits[tencent.com/vcuda-core]: Invalid " +
+				"value: \"150\": must be less than 100 or a multiple of 100\nDeployment second: converted\n",
+			[]string{"tencent.com/vcuda-core: 150", "name: second"}, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var out, told strings.Builder
+			err := c.Manifests(strings.NewReader(tc.in), &out, func(object string, err error, warnings []string) {
+				fmt.Fprint(&told, object, ": ")
+				switch {
+				case err != nil:
+					fmt.Fprintln(&told, err)
+				case len(warnings) > 0:
+					fmt.Fprintf(&told, "converted, %d warnings\n", len(warnings))
+				default:
+					fmt.Fprintln(&told, "converted")
+				}
+			})
+			if (err != nil) != tc.failed {
+				t.Errorf("got error %v", err)
+			}
+			if told.String() != tc.told {
+				t.Errorf("got %q\nwant %q", told.String(), tc.told)
+			}
+			for _, want := range tc.want {
+				if strings.Count(out.String(), want) != 1 {
+					t.Errorf("got %s\nwant once %q", out.String(), want)
+				}
+			}
+		})
+	}
+	if err := c.Manifests(strings.NewReader("a: [b"), &strings.Builder{}, nil); err == nil {
+		t.Error("no error for what is not YAML")
+	}
+}

@@ -1,0 +1,152 @@
+//go:build e2e
+
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/convert"
+	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
+)
+
+// testConversion creates a Deployment for each older system, as its users wrote it. The containers are on one node with
+// four GPUs of 46068 MiB.
+func (s *suite) testConversion(t *testing.T) {
+	s.needs(t, "DRAConsumableCapacity", "Kubernetes 1.36")
+	node := s.node(t, "l40s-x4")
+	ns := s.labelled(t, "converted", map[string]string{"gpu.nvidia.com/convert": "on"})
+	deployments := []struct {
+		family, annotations, limits string
+		replicas                    int
+		cores, memory               int // percent, MiB: what each container may use
+	}{
+		{"kai", `{gpu-fraction: "0.5"}`, `{}`, 2, 100, 23034},
+		{"gpu-manager", `{tencent.com/vcuda-core-limit: "50"}`,
+			`{tencent.com/vcuda-core: 30, tencent.com/vcuda-memory: 20}`, 1, 50, 5120},
+		{"gpushare", `{}`, `{aliyun.com/gpu-mem: 3}`, 1, 100, 3072},
+		{"hami", `{nvidia.com/use-gputype: "L40S"}`,
+			`{nvidia.com/gpu: 1, nvidia.com/gpumem: 3000, nvidia.com/gpucores: 20}`, 1, 20, 3000},
+		{"qgpu", `{}`, `{tke.cloud.tencent.com/qgpu-core: 10, tke.cloud.tencent.com/qgpu-memory: 4}`, 1, 10, 4096},
+		{"tflops", `{}`, `{resource.nvidia.com/tflops: "36"}`, 1, 10, 4606}, // of 362
+		{"volcano", `{}`, `{volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 2000, volcano.sh/vgpu-cores: 5}`, 1, 5,
+			2000},
+	}
+	if len(deployments) != len(convert.Names()) {
+		t.Errorf("there are %d families, and %d are tested", len(convert.Names()), len(deployments))
+	}
+	for i, d := range deployments {
+		if i == 1 { // the first have a GPU that nobody else has a share of
+			s.allRunning(t, ns, deployments[0].family, deployments[0].replicas)
+		}
+		s.must(t, s.Apply(t.Context(), s.parsed(t, fmt.Sprintf(`{apiVersion: apps/v1, kind: Deployment, metadata: {name: %[1]s, namespace: %[2]s},
+spec: {replicas: %[3]d, selector: {matchLabels: {app: %[1]s}}, template: {metadata: {labels: {app: %[1]s}, annotations: %[4]s},
+spec: {nodeSelector: {kubernetes.io/hostname: %[5]s}, terminationGracePeriodSeconds: 0,
+containers: [{name: main, image: %[6]q, args: [probe, --stay], resources: {limits: %[7]s}}]}}}}`, d.family, ns, d.replicas, d.annotations,
+			node, s.image, d.limits))))
+	}
+	devices := map[string][]string{} // by family
+	for _, d := range deployments {
+		for _, running := range s.allRunning(t, ns, d.family, d.replicas) {
+			key := client.ObjectKeyFromObject(running)
+			s.waitLog(t, key, fmt.Sprintf("may use %d%% of the multiprocessors\n%d MiB: granted\n%d MiB: "+
+				"CUDA_ERROR_OUT_OF_MEMORY\n1 MiB without the MPS variables: CUDA_ERROR_DEVICE_UNAVAILABLE\n", d.cores,
+				d.memory, d.memory+1))
+			devices[d.family] = append(devices[d.family], s.allocated(t, running).Name)
+			if got := running.Labels[convert.FamilyLabel]; got != d.family {
+				t.Errorf("pod %s: got family %q, want %s", key.Name, got, d.family)
+			}
+			s.waitEvent(t, key, "Converted", "from "+d.family)
+		}
+	}
+	if kai := devices["kai"]; len(kai) != 2 || kai[0] != kai[1] {
+		t.Errorf("the two halves are on %q, want them on one GPU", kai)
+	}
+
+	// A pod by itself can be applied again, and a dry run creates nothing.
+	pod := s.parsed(t, fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: alone, namespace: %s}, spec: {terminationGracePeriodSeconds: 0,
+containers: [{name: main, image: %q, args: [sleep], resources: {limits: {tencent.com/vcuda-core: 7, tencent.com/vcuda-memory: 7}}}]}}`, ns,
+		s.image))
+	before := s.templatesIn(t, ns)
+	s.must(t, s.Create(t.Context(), pod.DeepCopy(), client.DryRunAll))
+	if after := s.templatesIn(t, ns); after != before {
+		t.Errorf("after a dry run there are %d templates, before it %d", after, before)
+	}
+	for range 2 {
+		s.must(t, s.Apply(t.Context(), pod))
+	}
+	s.running(t, client.ObjectKey{Namespace: ns, Name: "alone"})
+
+	// Of many pods at once each is converted, and gets its claim.
+	const many = 500
+	burst := s.labelled(t, "burst", map[string]string{"gpu.nvidia.com/convert": "on"})
+	var created errgroup.Group
+	for i := range many {
+		created.Go(func() error {
+			return s.Create(t.Context(), s.parsed(t, fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {generateName: pod-, namespace: %s},
+spec: {nodeSelector: {no: node}, containers: [{name: main, image: none, resources: {limits: {aliyun.com/gpu-mem: %d}}}]}}`, burst,
+				1+i%5)))
+		})
+	}
+	s.must(t, created.Wait())
+	s.must(t, kube.Until(t.Context(), 2*soon, "the claims of all pods", func(ctx context.Context) (bool, string,
+		error) {
+		var pods corev1.PodList
+		err := s.List(ctx, &pods, client.InNamespace(burst), client.MatchingLabels{convert.FamilyLabel: "gpushare"})
+		claims := 0
+		for _, p := range pods.Items {
+			claims += len(p.Status.ResourceClaimStatuses)
+		}
+		return claims == many, fmt.Sprintf("%d converted, %d claims", len(pods.Items), claims), err
+	}))
+
+	// A mistake is refused with its path.
+	wrong := pod.DeepCopy()
+	wrong.SetName("wrong")
+	s.must(t, unstructured.SetNestedSlice(wrong.Object, []any{map[string]any{"name": "main", "image": s.image,
+		"resources": map[string]any{"limits": map[string]any{"tencent.com/vcuda-core": "150"}}}}, "spec", "containers"))
+	if err := s.Create(t.Context(), wrong); err == nil ||
+		!strings.Contains(err.Error(), "spec.containers[0].resources.limits[tencent.com/vcuda-core]") {
+		t.Errorf("150 vcuda-core: got error %v, want a refusal with the path", err)
+	}
+}
+
+func (s *suite) parsed(t *testing.T, text string) *unstructured.Unstructured {
+	t.Helper()
+	var object unstructured.Unstructured
+	s.must(t, yaml.Unmarshal([]byte(text), &object.Object))
+	return &object
+}
+
+func (s *suite) templatesIn(t *testing.T, namespace string) int {
+	t.Helper()
+	var list resourceapi.ResourceClaimTemplateList
+	s.must(t, s.List(t.Context(), &list, client.InNamespace(namespace)))
+	return len(list.Items)
+}
+
+// allRunning waits until so many pods with the label app exist and run.
+func (s *suite) allRunning(t *testing.T, namespace, app string, want int) (running []*corev1.Pod) {
+	t.Helper()
+	var pods corev1.PodList
+	s.must(t, kube.Until(t.Context(), soon, fmt.Sprintf("%d pods of %s", want, app),
+		func(ctx context.Context) (bool, string, error) {
+			err := s.List(ctx, &pods, client.InNamespace(namespace), client.MatchingLabels{"app": app})
+			return len(pods.Items) == want, fmt.Sprint(len(pods.Items)), err
+		}))
+	for i := range pods.Items {
+		running = append(running, s.running(t, client.ObjectKeyFromObject(&pods.Items[i])))
+	}
+	return running
+}
