@@ -97,6 +97,8 @@ func addFlags(f *pflag.FlagSet, c *controller.Config) {
 		strings.Join(convert.Names(), ", ")+"; empty: none")
 	f.Var((*models)(&c.ConvertModels), "convert-model", "MEMORY/TFLOPS of a GPU that a pod may get a part of, besides "+
 		"those that are published, such as 15Gi/65; may be repeated")
+	f.DurationVar(&c.WaitingAfter, "waiting-events-after", time.Minute, "how long a claim waits until an event says "+
+		"why; 0: no such events")
 	f.IntVar(&c.WebhookPort, "webhook-port", 9443, "where webhooks are served")
 	f.StringVar(&c.HealthAddress, "health-address", ":8081", "where /healthz and /readyz are served")
 	f.StringVar(&c.MetricsAddress, "metrics-address", ":8080", "where /metrics is served; 0: nowhere")
@@ -117,6 +119,8 @@ func check(c controller.Config) error {
 	case len(unknownFamilies(c.ConvertFamilies)) > 0:
 		return fmt.Errorf("--convert-families %s: want some of %s", strings.Join(c.ConvertFamilies, ","),
 			strings.Join(convert.Names(), ", "))
+	case c.WaitingAfter != 0 && c.WaitingAfter < time.Second:
+		return fmt.Errorf("--waiting-events-after %s: must be 0 or at least 1s", c.WaitingAfter)
 	case c.CertificateLifetime < time.Minute:
 		return fmt.Errorf("--certificate-lifetime %s: must be at least 1m", c.CertificateLifetime)
 	}

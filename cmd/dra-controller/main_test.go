@@ -23,6 +23,9 @@ func TestFlags(t *testing.T) {
 			"--convert-model=80Gi/989", ""},
 		{"an unknown family", needed + "--convert-families=hamii",
 			"--convert-families hamii: want some of gpu-manager, "},
+		{"no events about claims that wait", needed + "--waiting-events-after=0", ""},
+		{"events about all claims", needed + "--waiting-events-after=1ms",
+			"--waiting-events-after 1ms: must be 0 or at least 1s"},
 		{"a certificate that ends at once", needed + "--certificate-lifetime=1s",
 			"--certificate-lifetime 1s: must be at least 1m"},
 	} {

@@ -88,7 +88,8 @@ var allowed = map[string][]string{
 	"internal/controller/nodetemplate": {"pkg/gpu", "pkg/hwprofile", "pkg/inventory", "pkg/nodeconfig"},
 	"internal/controller": {"internal/controller/admission", "internal/controller/certificate",
 		"internal/controller/convert", "internal/controller/metrics",
-		"internal/controller/strongest", "internal/controller/view", "internal/event"},
+		"internal/controller/strongest", "internal/controller/view", "internal/event", "internal/snapshot",
+		"internal/why"},
 	"cmd/dra-controller": {"internal/controller", "internal/controller/convert", "internal/controller/nodetemplate",
 		"internal/controller/view", "pkg/nodeconfig"},
 

@@ -24,7 +24,7 @@ import (
 )
 
 // Events are all events of the controller.
-var Events = struct{ NotRanked, FieldsDropped, Converted, NotConverted event.Kind }{
+var Events = struct{ NotRanked, FieldsDropped, Converted, NotConverted, NotAllocated event.Kind }{
 	NotRanked: event.Warning("NotRanked", "ResourceClaim",
 		"the claim asks for the strongest GPU and gets any whole GPU, because it was not ranked when it was created"),
 	FieldsDropped: event.Warning("FieldsDropped", "ResourceClaim",
@@ -34,6 +34,9 @@ var Events = struct{ NotRanked, FieldsDropped, Converted, NotConverted event.Kin
 		"the pod asked for GPUs in the way of an older system, and has a claim instead"),
 	NotConverted: event.Warning("NotConverted", "Pod",
 		"the pod waits for a template of its claim that the controller does not create; the text says why"),
+	NotAllocated: event.Warning("NotAllocated", "ResourceClaim",
+		"the claim has waited for devices for more than a minute; the text says why the scheduler does not place its "+
+			"pod, and the smallest change with which it would"),
 }
 
 // claimReporter writes events about claims that ask for something else than their user wrote: claims for the strongest
@@ -139,17 +142,20 @@ func (u *claimReporter) report(ctx context.Context) (last error) {
 // namespace does not.
 func (u *claimReporter) tell(ctx context.Context, uid types.UID, c seenClaim, prefix string, kind event.Kind,
 	text string) (bool, error) {
-	return createEvent(ctx, u.client, kind, corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(),
-		Kind: "ResourceClaim", Namespace: c.Namespace, Name: c.Name, UID: uid}, prefix, text)
+	return createEvent(ctx, u.client, kind, claimReference(c.NamespacedName, uid), prefix+string(uid), text)
 }
 
-// createEvent writes an event, whose name is the prefix and the UID of the object. It returns false if that event
-// exists, or the namespace does not.
-func createEvent(ctx context.Context, to client.Client, kind event.Kind, about corev1.ObjectReference, prefix,
+func claimReference(claim types.NamespacedName, uid types.UID) corev1.ObjectReference {
+	return corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim",
+		Namespace: claim.Namespace, Name: claim.Name, UID: uid}
+}
+
+// createEvent creates an event of that name. It returns false if the event exists, or the namespace does not.
+func createEvent(ctx context.Context, to client.Client, kind event.Kind, about corev1.ObjectReference, name,
 	text string) (bool, error) {
 	now := metav1.Now()
 	err := to.Create(ctx, &corev1.Event{
-		ObjectMeta:     metav1.ObjectMeta{Namespace: about.Namespace, Name: prefix + string(about.UID)},
+		ObjectMeta:     metav1.ObjectMeta{Namespace: about.Namespace, Name: name},
 		InvolvedObject: about,
 		Type:           kind.Type, Reason: kind.Reason, Count: 1, FirstTimestamp: now, LastTimestamp: now,
 		Source: corev1.EventSource{Component: "dra-controller"}, ReportingController: "dra-controller",

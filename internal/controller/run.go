@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -51,6 +52,8 @@ type Config struct {
 	// ConvertFamilies are the older systems whose pods are converted; none: pods are not followed.
 	ConvertFamilies []string
 	ConvertModels   []convert.Model // besides those that are published
+	// WaitingAfter is how long a claim waits until an event says why. 0: no such events.
+	WaitingAfter time.Duration
 
 	WebhookPort    int
 	HealthAddress  string
@@ -105,6 +108,7 @@ func Run(ctx context.Context, c Config) error {
 		addCertificateManager(mgr, c, certs),
 		addLeaseOwner(mgr, c),
 		addClaimReporter(mgr, c, claims, known),
+		addWaitingReporter(mgr, c, v, known),
 		mgr.AddHealthzCheck("ping", func(*http.Request) error { return nil }),
 		mgr.AddReadyzCheck("webhooks", server.StartedChecker()),
 		mgr.AddReadyzCheck("view", func(*http.Request) error { return known() }),
@@ -156,6 +160,24 @@ func addClaimReporter(mgr ctrl.Manager, c Config, u *claimReporter, known func()
 	}
 	u.known = known
 	return errors.Join(ctrlmetrics.Registry.Register(u.unranked), mgr.Add(u))
+}
+
+// addWaitingReporter reports about claims that wait, on the leader.
+func addWaitingReporter(mgr ctrl.Manager, c Config, v *view.View, known func() error) (err error) {
+	if c.WaitingAfter == 0 {
+		return nil
+	}
+	u := newWaitingReporter(v, known, c.WaitingAfter)
+	if u.client, err = client.New(c.REST, client.Options{Scheme: mgr.GetScheme()}); err != nil {
+		return err
+	}
+	config := rest.CopyConfig(c.REST)
+	config.ContentType = runtime.ContentTypeProtobuf // smaller, and decoded faster
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	if u.reads, err = kubernetes.NewForConfig(config); err != nil {
+		return err
+	}
+	return mgr.Add(u)
 }
 
 // isReportingLeader returns a function that reports whether this replica exports the cluster's metrics. Only the leader

@@ -44,6 +44,10 @@ type Reader struct {
 	Namespace string
 	// Progress is called for each object that is read, from several goroutines. nil: nothing is called.
 	Progress func()
+	// Slim returns what to keep of an object, of the same type, or nil for nothing. It is called after each page, so
+	// that not all objects are in memory at once, from several goroutines, but from one for each resource. nil: objects
+	// are kept as they are.
+	Slim func(runtime.Object) runtime.Object
 }
 
 // Read reads these resources at the same time. What cannot be read is in Unread.
@@ -154,9 +158,15 @@ func pages[T, L runtime.Object](ctx context.Context, r Reader,
 		if !ok {
 			return fmt.Errorf("the list has a %T", o)
 		}
-		if all = append(all, object); r.Progress != nil {
+		if r.Progress != nil {
 			r.Progress()
 		}
+		if r.Slim != nil {
+			if object, ok = r.Slim(object).(T); !ok {
+				return nil
+			}
+		}
+		all = append(all, object)
 		return nil
 	})
 	if err != nil {

@@ -56,6 +56,27 @@ func TestRead(t *testing.T) {
 	}
 }
 
+// Slim decides what is kept.
+func TestReadSlim(t *testing.T) {
+	slim := func(o runtime.Object) runtime.Object {
+		if pod, ok := o.(*corev1.Pod); ok && pod.Namespace == "other" {
+			return nil
+		}
+		if node, ok := o.(*corev1.Node); ok {
+			return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "slim-" + node.Name}}
+		}
+		return o
+	}
+	s := Reader{Client: fake.NewClientset(objects()...), Slim: slim}.Read(t.Context(), Nodes, Pods, Claims)
+	if err := s.Err(); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Pods) != 1 || s.Pods[0].Namespace != "ml" || len(s.Claims) != 1 || len(s.Nodes) != 1 ||
+		s.Nodes[0].Name != "slim-x" {
+		t.Errorf("got pods %v, claims %v and nodes %v, want one of each, the node changed", s.Pods, s.Claims, s.Nodes)
+	}
+}
+
 // A resource that may not be read in all namespaces is read in one.
 func TestReadForbidden(t *testing.T) {
 	for _, row := range []struct {

@@ -464,12 +464,8 @@ func (q *question) waits() []*change {
 				known.only = nil // it has devices of several sites
 				continue
 			}
-			name := claim.Namespace + "/" + claim.Name
-			text := waitUntil + "claim " + name + " has ended"
-			if since := snapshot.Since(claim); since != nil {
-				text += ", which has had its devices since " + since.UTC().Format(time.RFC3339)
-			}
-			c := &change{kind: Wait, in: "ResourceClaim " + name, what: "claim " + string(claim.UID), levels: 1,
+			in, text := q.waitText(claim)
+			c := &change{kind: Wait, in: in, what: "claim " + string(claim.UID), levels: 1,
 				only: s, text: one(text), apply: func(w *workload, _ int) { w.ended[claim.UID] = true }}
 			seen[claim], size[c], leaves[c] = c, len(resultsOf(claim)), claim.DeletionTimestamp != nil
 			all = append(all, c)
@@ -492,4 +488,17 @@ func plural(n int, one, many string) string {
 		return one
 	}
 	return many
+}
+
+// waitText returns the claim to wait for, and the text of the wait.
+func (q *question) waitText(claim *resourceapi.ResourceClaim) (in, text string) {
+	if q.HideOthers && claim.Namespace != q.w.namespace() {
+		return "a ResourceClaim of another namespace", waitUntil + "a claim of another namespace has ended"
+	}
+	name := claim.Namespace + "/" + claim.Name
+	text = waitUntil + "claim " + name + " has ended"
+	if since := snapshot.Since(claim); since != nil {
+		text += ", which has had its devices since " + since.UTC().Format(time.RFC3339)
+	}
+	return "ResourceClaim " + name, text
 }

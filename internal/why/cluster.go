@@ -38,6 +38,7 @@ func poolOf(s *resourceapi.ResourceSlice) poolID { return poolID{s.Spec.Driver, 
 // cluster is a snapshot with indexes.
 type cluster struct {
 	*snapshot.Snapshot
+	Options
 	classes classLister
 	nodes   []*corev1.Node // by name
 	onNode  map[string][]*resourceapi.ResourceSlice
@@ -290,7 +291,8 @@ func (c *cluster) namesIn(w *workload) map[string]bool {
 			}
 		}
 	}
-	for _, expression := range expressions {
+	slices.Sort(expressions)
+	for _, expression := range slices.Compact(expressions) {
 		names, known := namesIn(expression)
 		if !known {
 			return nil

@@ -130,11 +130,7 @@ func devicePrint(d *resourceapi.Device, names map[string]bool) string {
 	}
 	var read []resourceapi.QualifiedName
 	for name := range d.Attributes {
-		_, id, ok := strings.Cut(string(name), "/")
-		if !ok {
-			id = string(name)
-		}
-		if names == nil || names[id] {
+		if names == nil || names[identifier(name)] {
 			read = append(read, name)
 		}
 	}

@@ -14,18 +14,11 @@ import (
 func (r *Report) Text(out io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintln(&b, r.Cause)
-	switch {
-	case len(r.Change) > 0:
-		line := r.changeLine()
-		if r.unless != "" {
-			line += ", unless " + r.unless
-		}
-		fmt.Fprintln(&b, line)
-		for _, other := range r.Alternatives {
-			fmt.Fprintln(&b, "or: "+changesText(other))
-		}
-	case len(r.Requests) > 0 && r.Outcome == Waits:
-		fmt.Fprintln(&b, r.noChange())
+	if advice := r.Advice(); advice != "" {
+		fmt.Fprintln(&b, advice)
+	}
+	for _, other := range r.Alternatives {
+		fmt.Fprintln(&b, "or: "+changesText(other))
 	}
 	if !r.Search.Complete && r.Search.NotTried != "" {
 		fmt.Fprintln(&b, "the search reached its limit and did not try: "+r.Search.NotTried)
@@ -40,7 +33,20 @@ func (r *Report) Text(out io.Writer) error {
 	return err
 }
 
-// changeLine is the second line.
+// Advice returns the second line: the smallest change, or that none helps. It is empty if there is nothing to change.
+func (r *Report) Advice() string {
+	switch {
+	case len(r.Change) > 0 && r.unless != "":
+		return r.changeLine() + ", unless " + r.unless
+	case len(r.Change) > 0:
+		return r.changeLine()
+	case len(r.Requests) > 0 && r.Outcome == Waits:
+		return r.noChange()
+	}
+	return ""
+}
+
+// changeLine is the second line, if there is a change.
 func (r *Report) changeLine() string {
 	if onlyWaits(r.Change) {
 		if !slices.ContainsFunc(r.Alternatives, func(all []Change) bool { return !onlyWaits(all) }) {

@@ -25,17 +25,44 @@ var ErrNotFound = errors.New("not found")
 
 // Pod explains the pod. The error wraps ErrNotFound if the snapshot does not have it.
 func Pod(ctx context.Context, s *snapshot.Snapshot, namespace, name string) (*Report, error) {
-	pod, ok := find(s.Pods, namespace, name)
-	if !ok {
-		return nil, fmt.Errorf("pod %s/%s: %w", namespace, name, ErrNotFound)
-	}
-	return explainPod(ctx, newCluster(s), pod), nil
+	return NewExplainer(s, Options{}).Pod(ctx, namespace, name)
 }
 
 // Claim explains the claim, with the pod that waits for it. The error wraps ErrNotFound if the snapshot does not have
 // it.
 func Claim(ctx context.Context, s *snapshot.Snapshot, namespace, name string) (*Report, error) {
+	return NewExplainer(s, Options{}).Claim(ctx, namespace, name)
+}
+
+// Options say how an Explainer explains.
+type Options struct {
+	// HideOthers leaves out the names of claims of other namespaces. Set it where the reader of an answer has fewer
+	// rights than the reader of the snapshot.
+	HideOthers bool
+}
+
+// Explainer explains several objects of one snapshot, one after the other. It prepares the snapshot once.
+type Explainer struct{ cluster *cluster }
+
+// NewExplainer prepares the snapshot, which must not change any more.
+func NewExplainer(s *snapshot.Snapshot, o Options) *Explainer {
 	c := newCluster(s)
+	c.Options = o
+	return &Explainer{c}
+}
+
+// Pod explains the pod, as the function of that name.
+func (e *Explainer) Pod(ctx context.Context, namespace, name string) (*Report, error) {
+	pod, ok := find(e.cluster.Pods, namespace, name)
+	if !ok {
+		return nil, fmt.Errorf("pod %s/%s: %w", namespace, name, ErrNotFound)
+	}
+	return explainPod(ctx, e.cluster, pod), nil
+}
+
+// Claim explains the claim, as the function of that name.
+func (e *Explainer) Claim(ctx context.Context, namespace, name string) (*Report, error) {
+	c := e.cluster
 	claim, ok := find(c.Claims, namespace, name)
 	if !ok {
 		return nil, fmt.Errorf("resourceclaim %s/%s: %w", namespace, name, ErrNotFound)

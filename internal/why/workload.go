@@ -29,6 +29,14 @@ type workload struct {
 	clauses   map[selectorRef][]clause     // of each selector of the claims
 }
 
+// namespace returns the namespace of the pod and of its claims.
+func (w *workload) namespace() string {
+	if w.pod != nil {
+		return w.pod.Namespace
+	}
+	return w.claims[0].Namespace
+}
+
 // origin is where a claim is written down.
 type origin struct {
 	label  string // how it is called in an answer

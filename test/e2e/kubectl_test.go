@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -95,6 +96,7 @@ func (s *suite) testKubectlWhy(t *testing.T) {
 	if advice == nil {
 		t.Fatalf("why: got\n%s\nwant the amount of memory that would fit", text)
 	}
+	s.waitAnswer(t, pod, "pod "+pod.Name+" waits: ", "100Gi", "; smallest change: ", "ask for "+advice[1]+" memory")
 	more := resource.MustParse(advice[1])
 	more.Add(resource.MustParse("1Mi"))
 
@@ -121,6 +123,19 @@ func (s *suite) testKubectlWhy(t *testing.T) {
 		}
 		s.deletePod(t, pod)
 	}
+}
+
+// waitAnswer waits for the event with which the controller says why the claim of the pod waits.
+func (s *suite) waitAnswer(t *testing.T, pod client.ObjectKey, parts ...string) {
+	t.Helper()
+	if len(s.controllers(t)) == 0 {
+		t.Log("no controller is installed, so no event says why claims wait")
+		return
+	}
+	var waiting corev1.Pod
+	s.must(t, s.Get(t.Context(), pod, &waiting))
+	claim := s.claimOf(t, &waiting)
+	s.waitEvent(t, client.ObjectKeyFromObject(&claim), append(parts, "NotAllocated: ")...)
 }
 
 // kubectlUser returns the name of a user with the rights of docs/kubectl-gpu.md, until the test ends.

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/why"
+)
+
+const (
+	// maxExplained is how many claims are explained in a round, and so how many events it writes at most.
+	maxExplained = 10
+	// maxRound is the time after which a round explains no further claim.
+	maxRound = 3 * time.Second
+	// explainedAgain is how often a claim that still waits is explained again.
+	explainedAgain = 10 * time.Minute
+	// pauseFactor bounds the processor time of the rounds to a twentieth of that of one processor.
+	pauseFactor = 19
+)
+
+// waitingReporter writes an event about a claim for devices of the driver that has waited for longer than after: why
+// its pod is not scheduled, and the smallest change with which it would be. The answers are those of kubectl gpu why.
+//
+// The informers of the controller have no pods and nodes, and only parts of claims and slices. So each round in which
+// there is a claim to explain reads all objects that an answer needs, page by page, and forgets them afterwards. That
+// is one list of each resource per round, however many claims wait, and none if no claim waits. Meanwhile little of
+// each object is kept: of pods with a node what they request, of devices the attributes that a claim or class reads.
+type waitingReporter struct {
+	client client.Client // writes events; without a cache
+	reads  kubernetes.Interface
+	view   *view.View
+	known  func() error // an error until the view is complete
+	after  time.Duration
+	// processorTime returns what this process has used so far.
+	processorTime func() time.Duration
+
+	looks map[types.NamespacedName]look // of the claims that wait
+}
+
+// look is the last look at a claim.
+type look struct {
+	created time.Time // of the claim: one of the same name may follow
+	at      time.Time // zero: never
+	event   string    // the name of the last event; empty: none
+	text    string
+	told    time.Time
+}
+
+func newWaitingReporter(v *view.View, known func() error, after time.Duration) *waitingReporter {
+	return &waitingReporter{view: v, known: known, after: after, processorTime: processorTime,
+		looks: map[types.NamespacedName]look{}}
+}
+
+// processorTime returns the processor time of this process. An error is not possible for the process itself.
+func processorTime() time.Duration {
+	var usage syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &usage)
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}
+
+// NeedLeaderElection is true: one replica reports.
+func (u *waitingReporter) NeedLeaderElection() bool { return true }
+
+// Start reports until ctx ends.
+func (u *waitingReporter) Start(ctx context.Context) error {
+	logger := log.FromContext(ctx).WithName("waiting")
+	pause := u.period()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+		if u.known() != nil {
+			continue
+		}
+		before := u.processorTime()
+		if err := u.report(ctx, time.Now()); err != nil && ctx.Err() == nil {
+			logger.Error(err, "Waiting claims have no event that says why")
+		}
+		pause = u.pauseAfter(u.processorTime() - before)
+	}
+}
+
+// period is the time between two rounds: a minute, or less where claims are told about earlier.
+func (u *waitingReporter) period() time.Duration { return min(u.after, time.Minute) }
+
+// pauseAfter returns the pause after a round in which the process used that much processor time.
+func (u *waitingReporter) pauseAfter(used time.Duration) time.Duration {
+	return max(u.period(), pauseFactor*used)
+}
+
+// report makes one round.
+func (u *waitingReporter) report(ctx context.Context, now time.Time) (last error) {
+	due := u.due(now)
+	if len(due) == 0 {
+		return nil
+	}
+	s, err := u.read(ctx)
+	if err != nil {
+		return err
+	}
+	claims := map[types.NamespacedName]*resourceapi.ResourceClaim{}
+	for _, c := range s.Claims {
+		claims[types.NamespacedName{Namespace: c.Namespace, Name: c.Name}] = c
+	}
+	pods := unschedulable(s.Pods, now.Add(-u.after))
+	explainer := why.NewExplainer(s, why.Options{HideOthers: true})
+	answers := map[types.UID]*why.Report{} // of pods: all claims of a pod have the same
+	explained, started := 0, time.Now()
+	for _, name := range due {
+		of := u.looks[name]
+		claim, pod := claims[name], pods[name]
+		if claim == nil || pod == nil || claim.Status.Allocation != nil || claim.DeletionTimestamp != nil {
+			of.at = now
+			u.looks[name] = of
+			continue
+		}
+		if explained == maxExplained || time.Since(started) > maxRound {
+			break
+		}
+		explained++
+		if answers[pod.UID] == nil {
+			r, err := explainer.Pod(ctx, pod.Namespace, pod.Name)
+			if err != nil {
+				return err
+			}
+			answers[pod.UID] = r
+		}
+		if err := ctx.Err(); err != nil {
+			return err // the answer may be wrong
+		}
+		of.at = now
+		if r := answers[pod.UID]; r.Outcome == why.Waits {
+			var err error
+			of, err = u.tell(ctx, claim, of, r)
+			last = cmp.Or(err, last)
+		}
+		u.looks[name] = of
+	}
+	return last
+}
+
+// read returns what answers need of the cluster, with little of each object.
+func (u *waitingReporter) read(ctx context.Context) (*snapshot.Snapshot, error) {
+	reader := snapshot.Reader{Client: u.reads, Slim: slimObject}
+	s := reader.Read(ctx, snapshot.Nodes, snapshot.Classes, snapshot.Claims, snapshot.Templates, snapshot.Pods,
+		snapshot.Quotas)
+	if err := s.Err(); err != nil {
+		return nil, err
+	}
+	slimmer := why.NewSlimmer(s)
+	reader.Slim = func(o runtime.Object) runtime.Object {
+		if slice, ok := o.(*resourceapi.ResourceSlice); ok {
+			slimmer.Slice(slice)
+		}
+		return o
+	}
+	published := reader.Read(ctx, snapshot.Slices)
+	s.Slices, s.TaintRules = published.Slices, published.TaintRules
+	return s, published.Err()
+}
+
+// tell writes an event with the answer, unless the last event of the claim says the same and still exists.
+func (u *waitingReporter) tell(ctx context.Context, claim *resourceapi.ResourceClaim, of look,
+	r *why.Report) (look, error) {
+	text := r.Cause
+	if advice := r.Advice(); advice != "" {
+		text += "; " + advice
+	}
+	if text == of.text && of.at.Sub(of.told) < reportedAge {
+		return of, nil
+	}
+	// Another leader gives the first event with this text the same name, and so does not repeat it. An answer that
+	// comes back after another one is told again.
+	name := fmt.Sprintf("not-allocated-%s-%s", claim.UID, digest(of.event+text))
+	_, err := createEvent(ctx, u.client, Events.NotAllocated, claimReference(client.ObjectKeyFromObject(claim),
+		claim.UID), name, text)
+	if err != nil {
+		return of, err
+	}
+	of.event, of.text, of.told = name, text, of.at
+	return of, nil
+}
+
+func digest(text string) string {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(text)) // cannot fail
+	return fmt.Sprintf("%016x", h.Sum64())
+}
+
+// due returns the claims to explain: those that nobody has looked at first, namespaces in turn, older claims first. It
+// forgets claims that do not wait any more.
+func (u *waitingReporter) due(now time.Time) []types.NamespacedName {
+	looks := map[types.NamespacedName]look{}
+	var all []types.NamespacedName
+	for c, waits := range u.view.Claims {
+		if !waits {
+			continue
+		}
+		of, ok := u.looks[c.NamespacedName]
+		if !ok || !of.created.Equal(c.Created) {
+			of = look{created: c.Created}
+		}
+		looks[c.NamespacedName] = of
+		if now.Sub(c.Created) > u.after && now.Sub(of.at) >= explainedAgain {
+			all = append(all, c.NamespacedName)
+		}
+	}
+	u.looks = looks
+	slices.SortFunc(all, func(a, b types.NamespacedName) int {
+		return cmp.Or(looks[a].at.Compare(looks[b].at), looks[a].created.Compare(looks[b].created),
+			cmp.Compare(a.String(), b.String()))
+	})
+	turns, turn := map[string]int{}, map[types.NamespacedName]int{}
+	for _, name := range all {
+		turn[name] = turns[name.Namespace]
+		turns[name.Namespace]++
+	}
+	slices.SortStableFunc(all, func(a, b types.NamespacedName) int { return turn[a] - turn[b] })
+	return all
+}
+
+// unschedulable returns the pods, by the claims they use, that were created before that time and that the scheduler has
+// not scheduled. Of the pods of a claim it returns the oldest.
+func unschedulable(pods []*corev1.Pod, before time.Time) map[types.NamespacedName]*corev1.Pod {
+	all := map[types.NamespacedName]*corev1.Pod{}
+	for _, pod := range pods {
+		if pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || !pod.CreationTimestamp.Time.Before(before) ||
+			!slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+				return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse
+			}) {
+			continue
+		}
+		for claim := range resourceclaim.PodClaims(pod) {
+			name := types.NamespacedName{Namespace: pod.Namespace, Name: claim}
+			if known := all[name]; known == nil || pod.CreationTimestamp.Before(&known.CreationTimestamp) {
+				all[name] = pod
+			}
+		}
+	}
+	return all
+}
+
+// slimObject keeps what an answer needs of an object other than a slice.
+func slimObject(o runtime.Object) runtime.Object {
+	switch o := o.(type) {
+	case *corev1.Pod:
+		if pod := slimPod(o); pod != nil {
+			return pod
+		}
+		return nil
+	case *corev1.Node:
+		o.Status.Images = nil
+	}
+	if object, ok := o.(metav1.Object); ok {
+		object.SetManagedFields(nil)
+	}
+	return o
+}
+
+// slimPod keeps what an answer needs of a pod: of one on a node what it requests, of one without a node everything.
+func slimPod(pod *corev1.Pod) *corev1.Pod {
+	switch {
+	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
+		return nil
+	case pod.Spec.NodeName == "":
+		whole := *pod // a pointer to pod would keep the whole page
+		whole.ManagedFields = nil
+		return &whole
+	}
+	slim := &corev1.Pod{Status: corev1.PodStatus{Phase: pod.Status.Phase}}
+	slim.Namespace, slim.Name, slim.UID = pod.Namespace, pod.Name, pod.UID
+	slim.Spec = corev1.PodSpec{NodeName: pod.Spec.NodeName, Overhead: pod.Spec.Overhead, Resources: pod.Spec.Resources,
+		Containers: slimContainers(pod.Spec.Containers), InitContainers: slimContainers(pod.Spec.InitContainers)}
+	return slim
+}
+
+func slimContainers(all []corev1.Container) []corev1.Container {
+	slim := make([]corev1.Container, len(all))
+	for i, c := range all {
+		slim[i] = corev1.Container{Name: c.Name, Resources: c.Resources, RestartPolicy: c.RestartPolicy}
+	}
+	return slim
+}

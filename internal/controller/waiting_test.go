@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
+	kubetesting "k8s.io/client-go/testing"
+	resourcehelper "k8s.io/component-helpers/resource"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// waitingCluster is one node with two whole GPUs, of which a claim of another namespace holds one.
+type waitingCluster struct {
+	*kubefake.Clientset
+	view    *view.View
+	events  client.Client
+	creates int // of events
+	now     time.Time
+}
+
+func newWaitingCluster(t testing.TB, objects ...runtime.Object) *waitingCluster {
+	t.Helper()
+	one := viewtest.Node{Name: "a", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}}
+	c := &waitingCluster{view: viewtest.New(t, one), now: time.Now()}
+	objects = append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: one.Name}})
+	var device string
+	for _, s := range viewtest.Slices(t, one) {
+		objects = append(objects, s)
+		for _, d := range s.Spec.Devices {
+			if ptr.Deref(d.Attributes["type"].StringValue, "") == "gpu" {
+				device = d.Name
+			}
+		}
+	}
+	for _, class := range viewtest.Classes(t) {
+		objects = append(objects, class)
+	}
+	holder := viewtest.Claim(t, `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`)
+	holder.Namespace, holder.Name, holder.UID = "others", "secret-project", "holder"
+	holder.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: viewtest.Driver, Pool: "a",
+			Device: device}}}}
+	objects = append(objects, holder)
+	c.Clientset = kubefake.NewClientset(objects...)
+	for _, o := range objects {
+		if claim, ok := o.(*resourceapi.ResourceClaim); ok {
+			c.view.SetClaim(view.SlimClaim(claim))
+		}
+	}
+	c.events = fake.NewClientBuilder().WithScheme(scheme.Scheme).WithInterceptorFuncs(interceptor.Funcs{
+		Create: func(ctx context.Context, to client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+			c.creates++
+			return to.Create(ctx, o, opts...)
+		}}).Build()
+	return c
+}
+
+// reporter returns that of a new leader.
+func (c *waitingCluster) reporter() *waitingReporter {
+	u := newWaitingReporter(c.view, func() error { return nil }, time.Minute)
+	u.client, u.reads = c.events, c.Clientset
+	return u
+}
+
+// told returns the events, sorted.
+func (c *waitingCluster) told(t testing.TB) []string {
+	t.Helper()
+	var events corev1.EventList
+	if err := c.events.List(t.Context(), &events); err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, e := range events.Items {
+		all = append(all, fmt.Sprintf("%s/%s %s %s: %s", e.Namespace, e.InvolvedObject.Name, e.Type, e.Reason,
+			e.Message))
+	}
+	slices.Sort(all)
+	return all
+}
+
+// lists counts the lists of each resource.
+func (c *waitingCluster) lists() map[string]int {
+	all := map[string]int{}
+	for _, a := range c.Actions() {
+		if a.GetVerb() == "list" {
+			all[a.GetResource().Resource]++
+		}
+	}
+	return all
+}
+
+// waiting returns a claim that is two minutes old.
+func waiting(t testing.TB, namespace, name, devices string) *resourceapi.ResourceClaim {
+	t.Helper()
+	claim := viewtest.Claim(t, devices)
+	claim.Namespace, claim.Name, claim.UID = namespace, name, types.UID(namespace+"-"+name)
+	claim.CreationTimestamp = metav1.NewTime(time.Now().Add(-2 * time.Minute))
+	return claim
+}
+
+// podOf returns a pod of that age that the scheduler has not placed.
+func podOf(age time.Duration, claims ...*resourceapi.ResourceClaim) *corev1.Pod {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: claims[0].Namespace, Name: "pod-" + claims[0].Name,
+		UID: "pod-" + claims[0].UID, CreationTimestamp: metav1.NewTime(time.Now().Add(-age))},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main"}}},
+		Status: corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{
+			{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}}}
+	for _, claim := range claims {
+		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: claim.Name,
+			ResourceClaimName: &claim.Name})
+	}
+	return pod
+}
+
+const (
+	threeGPUs = `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 3}}]`
+	twoGPUs   = `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 2}}]`
+)
+
+func TestWaitingReporter(t *testing.T) {
+	const age = 2 * time.Minute
+	claims := map[string]*resourceapi.ResourceClaim{}
+	for _, name := range []string{"three", "beside", "of-a-young-pod", "of-no-pod", "not-tried", "young"} {
+		claims[name] = waiting(t, "ml", name, threeGPUs)
+	}
+	claims["two"] = waiting(t, "ml", "two", twoGPUs)
+	claims["one"] = waiting(t, "ml", "one", strings.Replace(twoGPUs, "2", "1", 1))
+	claims["foreign"] = waiting(t, "ml", "foreign", strings.Replace(threeGPUs, "gpu.nvidia.com", "nic.example.com", 1))
+	claims["young"].CreationTimestamp = metav1.Now()
+	notTried := podOf(age, claims["not-tried"])
+	notTried.Status.Conditions = nil
+	objects := []runtime.Object{podOf(age, claims["three"], claims["beside"]), podOf(age, claims["two"]),
+		podOf(age, claims["one"]), podOf(age, claims["foreign"]), podOf(age, claims["young"]),
+		podOf(30*time.Second, claims["of-a-young-pod"]), notTried}
+	for _, claim := range claims {
+		objects = append(objects, claim)
+	}
+	c := newWaitingCluster(t, objects...)
+	u := c.reporter()
+	if err := u.report(t.Context(), c.now); err != nil {
+		t.Fatal(err)
+	}
+	const node = " devices of one node, and no node has more than 1 for it; of the others, 1 are held by other " +
+		"claims; smallest change: "
+	const ofThree = " Warning NotAllocated: pod pod-three waits: request gpu of claim three: it wants 3" + node +
+		"wait until a claim of another namespace has ended; and in ResourceClaim ml/three, request gpu: ask for 1 " +
+		"device instead of 3; and in ResourceClaim ml/beside, request gpu: ask for 1 device instead of 3"
+	want := []string{"ml/beside" + ofThree, "ml/three" + ofThree,
+		"ml/two Warning NotAllocated: pod pod-two waits: request gpu of claim two: it wants 2" + node +
+			"in ResourceClaim ml/two, request gpu: ask for 1 device instead of 2"}
+	if got := c.told(t); !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// TestWaitingNeedsAllRights: without one of the resources, nothing is told that may be wrong.
+func TestWaitingNeedsAllRights(t *testing.T) {
+	claim := waiting(t, "ml", "two", twoGPUs)
+	c := newWaitingCluster(t, claim, podOf(2*time.Minute, claim))
+	c.PrependReactor("list", "nodes", func(kubetesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(corev1.Resource("nodes"), "", nil)
+	})
+	err := c.reporter().report(t.Context(), c.now)
+	if err == nil || !strings.Contains(err.Error(), `the missing right is the verb "list" on nodes`) {
+		t.Errorf("got error %v, want the missing right", err)
+	}
+	if got := c.told(t); len(got) > 0 {
+		t.Errorf("got %q, want no event", got)
+	}
+}
+
+// TestWaitingEventsAreNotRepeated: an answer is told again when it changes, and when its event is gone.
+func TestWaitingEventsAreNotRepeated(t *testing.T) {
+	claim := waiting(t, "ml", "two", twoGPUs)
+	c := newWaitingCluster(t, claim, podOf(2*time.Minute, claim))
+	u := c.reporter()
+	taint := func(effect resourceapi.DeviceTaintEffect) {
+		t.Helper()
+		slices, err := c.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range slices.Items {
+			for i := range s.Spec.Devices {
+				s.Spec.Devices[i].Taints = nil
+				if effect != "" {
+					s.Spec.Devices[i].Taints = []resourceapi.DeviceTaint{{Key: "k", Effect: effect}}
+				}
+			}
+			if _, err := c.ResourceV1().ResourceSlices().Update(t.Context(), &s, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, step := range []struct {
+		name    string
+		do      func()
+		after   time.Duration
+		creates int // of events, with those that exist
+		events  int
+	}{
+		{"it has waited for a minute", func() {}, 0, 1, 1},
+		{"a minute later, nobody looks again", func() {}, time.Minute, 1, 1},
+		{"later, the answer is the same", func() {}, 11 * time.Minute, 1, 1},
+		{"another leader does not know that, and cannot repeat it", func() { u = c.reporter() }, 12 * time.Minute, 2,
+			1},
+		{"another answer", func() { taint(resourceapi.DeviceTaintEffectNoSchedule) }, 30 * time.Minute, 3, 2},
+		{"the first answer again", func() { taint("") }, 45 * time.Minute, 4, 3},
+		{"the event of it has expired", func() {}, 106 * time.Minute, 5, 4},
+	} {
+		step.do()
+		if err := u.report(t.Context(), c.now.Add(step.after)); err != nil {
+			t.Fatal(err)
+		}
+		if events := len(c.told(t)); c.creates != step.creates || events != step.events {
+			t.Errorf("%s: got %d creates and %d events, want %d and %d", step.name, c.creates, events, step.creates,
+				step.events)
+		}
+	}
+}
+
+// TestWaitingRound counts what a round does while 1,000 claims wait.
+func TestWaitingRound(t *testing.T) {
+	var objects []runtime.Object
+	for i := range 1000 {
+		claim := waiting(t, "large", fmt.Sprintf("claim-%04d", i), twoGPUs)
+		objects = append(objects, claim, podOf(2*time.Minute, claim))
+	}
+	small := waiting(t, "small", "claim", twoGPUs)
+	small.CreationTimestamp = metav1.NewTime(time.Now().Add(-90 * time.Second)) // younger than the others
+	objects = append(objects, small, podOf(2*time.Minute, small))
+	c := newWaitingCluster(t, objects...)
+	u := c.reporter()
+	for round := 1; round <= 2; round++ {
+		if err := u.report(t.Context(), c.now.Add(time.Duration(round)*time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		if got := len(c.told(t)); got != round*maxExplained {
+			t.Errorf("round %d: got %d events, want %d", round, got, round*maxExplained)
+		}
+		for resource, lists := range c.lists() {
+			if lists != round {
+				t.Errorf("round %d: got %d lists of %s, want one per round", round, lists, resource)
+			}
+		}
+	}
+	if len(c.lists()) != 8 {
+		t.Errorf("got lists of %v, want those of eight resources", c.lists())
+	}
+	if got := c.told(t)[2*maxExplained-1]; !strings.HasPrefix(got, "small/claim ") {
+		t.Errorf("got the last event %q, want that of the other namespace among the first ones", got)
+	}
+
+	for _, o := range objects { // nothing waits any more: nothing is read
+		if claim, ok := o.(*resourceapi.ResourceClaim); ok {
+			c.view.DeleteClaim(client.ObjectKeyFromObject(claim))
+		}
+	}
+	if err := u.report(t.Context(), c.now.Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.lists()["pods"]; got != 2 || len(u.looks) > 0 {
+		t.Errorf("without claims that wait: got %d lists of pods and %d looks, want 2 and none", got, len(u.looks))
+	}
+}
+
+func TestWaitingPause(t *testing.T) {
+	for _, row := range []struct {
+		name              string
+		after, used, want time.Duration
+	}{
+		{"a short round", time.Minute, time.Second, time.Minute},
+		{"a long round", time.Minute, 10 * time.Second, 190 * time.Second},
+		{"claims are told about after an hour", time.Hour, 0, time.Minute},
+		{"claims are told about at once", 5 * time.Second, 100 * time.Millisecond, 5 * time.Second},
+	} {
+		if got := newWaitingReporter(nil, nil, row.after).pauseAfter(row.used); got != row.want {
+			t.Errorf("%s: got %s, want %s", row.name, got, row.want)
+		}
+	}
+	if got := processorTime(); got <= 0 {
+		t.Errorf("got a processor time of %s", got)
+	}
+}
+
+// TestSlimPod: a slim pod requests the same as the pod.
+func TestSlimPod(t *testing.T) {
+	amount := func(cpu string) corev1.ResourceRequirements {
+		return corev1.ResourceRequirements{Requests: corev1.ResourceList{"cpu": resource.MustParse(cpu)}}
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Annotations: map[string]string{"large": "text"}},
+		Spec: corev1.PodSpec{NodeName: "a", Overhead: corev1.ResourceList{"cpu": resource.MustParse("1")},
+			Resources: ptr.To(amount("40")),
+			InitContainers: []corev1.Container{{Resources: amount("2"),
+				RestartPolicy: ptr.To(corev1.ContainerRestartPolicyAlways)}, {Resources: amount("8")}},
+			Containers: []corev1.Container{{Resources: amount("16"), Env: []corev1.EnvVar{{Name: "LARGE"}}}}}}
+	sum := func(p *corev1.Pod) string {
+		q := resourcehelper.PodRequests(p, resourcehelper.PodResourcesOptions{})["cpu"]
+		return q.String()
+	}
+	slim := slimPod(pod)
+	if got, want := sum(slim), sum(pod); got != want || want != "41" {
+		t.Errorf("got %s, want %s, 41", got, want)
+	}
+	if slim.Annotations != nil || slim.Spec.Containers[0].Env != nil || slim.Spec.NodeName != "a" {
+		t.Errorf("got %+v, want little more than requests", slim)
+	}
+	pending := pod.DeepCopy()
+	pending.Spec.NodeName = ""
+	if got := slimPod(pending.DeepCopy()); !reflect.DeepEqual(got, pending) {
+		t.Errorf("without a node: got %+v, want all of it", got)
+	}
+	pod.Status.Phase = corev1.PodSucceeded
+	if got := slimPod(pod); got != nil {
+		t.Errorf("of one that has ended: got %+v, want nothing", got)
+	}
+}
+
+// BenchmarkWaitingRound makes a round in a cluster of 1,000 nodes with eight GPUs each, 10,000 pods and 1,000 claims
+// that wait, without decoding what the API server sends. It reports the part of a processor that rounds use with their
+// pauses.
+func BenchmarkWaitingRound(b *testing.B) {
+	var objects []runtime.Object
+	like := viewtest.Slices(b, viewtest.Node{Name: "like", Profile: "dgx-h100", Use: gpu.Use{Sharing: gpu.Exclusive}})
+	for i := range 1000 {
+		node := fmt.Sprintf("node-%04d", i)
+		objects = append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}})
+		for _, s := range like {
+			s = s.DeepCopy()
+			s.Name, s.Spec.NodeName = s.Name+node, &node
+			s.Spec.Pool.Name = strings.Replace(s.Spec.Pool.Name, "like", node, 1)
+			objects = append(objects, s)
+		}
+		for j := range 10 {
+			objects = append(objects, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "others",
+				Name: fmt.Sprint(node, "-", j)}, Spec: corev1.PodSpec{NodeName: node,
+				Containers: []corev1.Container{{Name: "main"}}}})
+		}
+		claim := waiting(b, "ml", fmt.Sprint("claim-", i), strings.Replace(twoGPUs, "2", fmt.Sprint(9+i%8), 1))
+		objects = append(objects, claim, podOf(2*time.Minute, claim))
+	}
+	c := newWaitingCluster(b, objects...)
+	before, rounds := processorTime(), 0
+	u := c.reporter()
+	for b.Loop() {
+		rounds++
+		if err := u.report(b.Context(), c.now.Add(time.Duration(rounds)*time.Minute)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	used := (processorTime() - before) / time.Duration(rounds)
+	b.ReportMetric(used.Seconds(), "cpu-s/round")
+	b.ReportMetric(100*used.Seconds()/(used+u.pauseAfter(used)).Seconds(), "%")
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package why
+
+import (
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+)
+
+// Slimmer makes slices small, for programs that must not need much memory. Answers stay the same.
+type Slimmer struct {
+	names map[string]bool // of the attributes that an answer may need; nil: all
+	parts map[string]resourceapi.Device
+}
+
+// NewSlimmer returns a Slimmer for answers about the claims of the snapshot that have no devices. The snapshot has all
+// classes, claims and templates.
+func NewSlimmer(s *snapshot.Snapshot) *Slimmer {
+	c := newCluster(&snapshot.Snapshot{Classes: s.Classes})
+	w := &workload{}
+	for _, claim := range s.Claims {
+		if claim.Status.Allocation == nil {
+			w.claims = append(w.claims, claim)
+		}
+	}
+	for _, template := range s.Templates {
+		w.claims = append(w.claims, claimOf(template, ""))
+	}
+	for _, class := range s.Classes { // also those behind extended resources
+		w.claims = append(w.claims, &resourceapi.ResourceClaim{Spec: resourceapi.ResourceClaimSpec{
+			Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
+				Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class.Name}}}}}})
+	}
+	return &Slimmer{c.namesIn(w), map[string]resourceapi.Device{}}
+}
+
+// Slice drops the attributes of devices that nothing reads, and lets equal devices of all slices share their parts. It
+// changes the slice.
+func (s *Slimmer) Slice(slice *resourceapi.ResourceSlice) {
+	slice.ManagedFields = nil
+	for i := range slice.Spec.Devices {
+		d := &slice.Spec.Devices[i]
+		for name := range d.Attributes {
+			if s.names != nil && !s.names[identifier(name)] {
+				delete(d.Attributes, name)
+			}
+		}
+		parts := resourceapi.Device{Attributes: d.Attributes, Capacity: d.Capacity,
+			ConsumesCounters: d.ConsumesCounters}
+		key, err := parts.Marshal()
+		if err != nil {
+			continue // it only needs more memory
+		}
+		known, ok := s.parts[string(key)]
+		if !ok {
+			s.parts[string(key)] = parts
+			continue
+		}
+		d.Attributes, d.Capacity, d.ConsumesCounters = known.Attributes, known.Capacity, known.ConsumesCounters
+	}
+}
+
+// identifier returns the name without its domain.
+func identifier(name resourceapi.QualifiedName) string {
+	_, id, ok := strings.Cut(string(name), "/")
+	if !ok {
+		return string(name)
+	}
+	return id
+}
