@@ -64,7 +64,10 @@ func (p *plugin) ui(ctx context.Context, f filter, port uint16) error {
 	defer cancel()
 	go b.follow(ctx, client, s)
 
-	page := newPageServer(b, listener.Addr().String(), rand.Text())
+	of := newReasons(func(ctx context.Context) *snapshot.Snapshot {
+		return snapshot.Reader{Client: client, Namespace: namespace}.Read(ctx, whyResources...)
+	})
+	page := newPageServer(b, of, listener.Addr().String(), rand.Text())
 	server := &http.Server{Handler: page, ReadHeaderTimeout: readHeaderTimeout,
 		BaseContext: func(net.Listener) context.Context { return ctx }}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // the error is that of the listener

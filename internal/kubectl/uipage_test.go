@@ -3,12 +3,17 @@
 package kubectl
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
 )
@@ -21,7 +26,8 @@ func serve(t *testing.T, s *snapshot.Snapshot) *pageServer {
 		t.Fatal(err)
 	}
 	server := httptest.NewUnstartedServer(nil)
-	page := newPageServer(b, server.Listener.Addr().String(), "secret")
+	of := newReasons(func(context.Context) *snapshot.Snapshot { return s })
+	page := newPageServer(b, of, server.Listener.Addr().String(), "secret")
 	server.Config.Handler = page
 	server.Start()
 	t.Cleanup(func() {
@@ -81,6 +87,7 @@ func TestPage(t *testing.T) {
 		"ml/waiting, since ") || !strings.Contains(got, "asks for gpu.nvidia.com") {
 		t.Errorf("got pending claim %s", got)
 	}
+	same("nobody has asked why", asked, "0")
 	b.screenshot(t, "page")
 
 	// The keyboard: Tab reaches one card, arrows move, Enter opens, Escape closes.
@@ -131,6 +138,64 @@ func TestPage(t *testing.T) {
 		"name": "prefers-color-scheme", "value": "dark"}}})
 	same("a dark page", "getComputedStyle(document.body).backgroundColor", `"rgb(20, 23, 26)"`)
 	b.screenshot(t, "dark")
+}
+
+// asked is how often the page has asked why a claim waits.
+const asked = "performance.getEntriesByType('resource').filter((e) => e.name.includes('/why?')).length"
+
+// TestPageSaysWhyClaimsWait: the page asks about the claims that can be seen, and no others.
+func TestPageSaysWhyClaimsWait(t *testing.T) {
+	b := newBrowser(t)
+	s := pageSnapshot(t)
+	class := &resourceapi.DeviceClass{}
+	class.Name = "gpu.nvidia.com"
+	class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+		Expression: "device.attributes['gpu.nvidia.com'].type == 'gpu'"}}}
+	s.Classes = []*resourceapi.DeviceClass{class}
+	old := metav1.NewTime(time.Now().Add(-time.Hour))
+	const claims = 1000
+	for i := range claims {
+		c := claim(fmt.Sprintf("pending-%04d", i), "", "")
+		c.CreationTimestamp, c.Status = old, resourceapi.ResourceClaimStatus{}
+		c.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{
+			DeviceClassName: class.Name, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 9}}}
+		s.Claims = append(s.Claims, c)
+	}
+	page := serve(t, s)
+	b.call(t, "Page.navigate", map[string]any{"url": page.url()})
+	b.wait(t, "document.documentElement?.dataset.drawn", `"2"`)
+	const reason = "document.querySelectorAll('#pending .reason')"
+	if got := b.eval(t, asked); got != "0" {
+		t.Errorf("before the list is open: got %s questions, want none", got)
+	}
+	b.eval(t, "document.querySelector('#pending summary').click()")
+	b.wait(t, reason+"[1].textContent.includes('waits: request gpu of claim pending-000')", "true")
+	if got := b.eval(t, reason+"[1].textContent"); !strings.Contains(got, `\nsmallest change: `) {
+		t.Errorf("got the reason %s, want the cause and the smallest change", got)
+	}
+	b.screenshot(t, "why")
+	last := fmt.Sprintf("%s[%d]", reason, claims)
+	if got := b.eval(t, last+".textContent"); got != `"…"` {
+		t.Errorf("a claim that cannot be seen: got %s, want no answer", got)
+	}
+	// The answers of those above move it.
+	b.wait(t, "("+last+".scrollIntoView(), "+last+".textContent.includes('waits: '))", "true")
+	if count, _ := strconv.Atoi(b.eval(t, asked)); count < 2 || count > claims/10 {
+		t.Errorf("got %d questions for %d claims, want few", count, claims)
+	}
+
+	// A claim ends, and the others keep their answers.
+	next := *s
+	next.Claims = s.Claims[:len(s.Claims)-1]
+	b.eval(t, "window.kept = document.querySelector('#pending li')")
+	if err := page.board.update(&next); err != nil {
+		t.Fatal(err)
+	}
+	b.wait(t, "document.querySelector('#pending summary').textContent", fmt.Sprintf("%q", fmt.Sprint("pending claims: ",
+		claims)))
+	if got := b.eval(t, "window.kept === document.querySelector('#pending li')"); got != "true" {
+		t.Errorf("the items of the other claims are the same: got %s", got)
+	}
 }
 
 // TestPageOfFleet draws 8,000 GPUs. It logs how long that takes.

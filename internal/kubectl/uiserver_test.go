@@ -69,6 +69,9 @@ func TestPageAccess(t *testing.T) {
 		{"a file", "GET", page.path + "/page.js", "", "secret", http.StatusOK},
 		{"no other files", "GET", page.path + "/uiserver.go", "", "secret", http.StatusNotFound},
 		{"events need the cookie", "GET", page.path + "/events", "", "", http.StatusForbidden},
+		{"reasons need the cookie", "GET", page.path + "/why?namespace=ml&name=waiting", "", "", http.StatusForbidden},
+		{"a reason", "GET", page.path + "/why?namespace=ml&name=waiting", "", "secret", http.StatusOK},
+		{"a reason of no claim", "GET", page.path + "/why?namespace=ml&name=gone", "", "secret", http.StatusNotFound},
 		{"nothing can be changed", "POST", page.path + "/", "", "secret", http.StatusMethodNotAllowed},
 		{"another host", "GET", page.path + "/", "evil.example:" + port, "secret", http.StatusMisdirectedRequest},
 		{"another host with the token", "GET", "/?token=secret", "evil.example:" + port, "",
@@ -272,7 +275,7 @@ func TestUI(t *testing.T) {
 	if !ok || len(token) < 20 || !strings.HasPrefix(address, "127.0.0.1:") {
 		t.Fatalf("got %q, want a URL on 127.0.0.1 with a token", line)
 	}
-	page := newPageServer(newBoard(filter{}, ""), address, token)
+	page := newPageServer(newBoard(filter{}, ""), nil, address, token)
 	login := page.response(t, "GET", "/?token="+token, "", "") //nolint:bodyclose // it closes it
 	page.path = strings.TrimSuffix(login.Header.Get("Location"), "/")
 	if m := page.messages(t)(); len(m.Nodes) != 2 {

@@ -175,13 +175,71 @@ function choices() {
   }
 }
 
+const items = new Map(); // pending claim → its element, with what the server has answered
+
 function drawPending() {
   const wanted = $('namespace').value;
   const shown = pending.filter((c) => !wanted || c.namespace === wanted);
   $('pending').hidden = shown.length === 0;
   $('pending').querySelector('summary').textContent = `pending claims: ${shown.length}`;
-  $('pending').querySelector('ul').replaceChildren(...shown.map((c) => element('li', '',
-    `${c.namespace}/${c.name}, since ${new Date(c.created).toLocaleString()}, asks for ${c.classes.join(', ')}`)));
+  const keys = new Set(pending.map(keyOf));
+  for (const [key, item] of items) {
+    if (keys.has(key)) continue;
+    watcher.unobserve(item);
+    visible.delete(item);
+    items.delete(key);
+  }
+  const elements = shown.map(pendingItem);
+  const list = $('pending').querySelector('ul');
+  if (list.children.length !== elements.length || elements.some((e, i) => e !== list.children[i])) {
+    list.replaceChildren(...elements);
+  }
+  askReasons();
+}
+
+const keyOf = (c) => `${c.namespace}/${c.name} ${c.created}`;
+
+function pendingItem(claim) {
+  let item = items.get(keyOf(claim));
+  if (item) return item;
+  item = element('li', '', `${claim.namespace}/${claim.name}, since ${new Date(claim.created).toLocaleString()}, ` +
+    `asks for ${claim.classes.join(', ')}`);
+  item.append(element('p', 'reason', '…'));
+  item.claim = claim;
+  item.asked = -Infinity;
+  items.set(keyOf(claim), item);
+  watcher.observe(item);
+  return item;
+}
+
+// Why claims wait is only asked for those that can be seen, one at a time, and again when the answer is old.
+const visible = new Set();
+const watcher = new IntersectionObserver((entries) => {
+  for (const e of entries) {
+    if (e.isIntersecting) visible.add(e.target);
+    else visible.delete(e.target);
+  }
+  askReasons();
+});
+const reasonAge = 30000; // milliseconds
+let asking = false;
+
+async function askReasons() {
+  if (asking) return;
+  asking = true;
+  const next = () => [...visible].find((i) => i.isConnected && performance.now() - i.asked > reasonAge);
+  for (let item = next(); item; item = next()) {
+    item.asked = performance.now();
+    const reason = item.querySelector('.reason');
+    try {
+      const { namespace, name } = item.claim;
+      const response = await fetch(`why?${new URLSearchParams({ namespace, name })}`);
+      reason.textContent = (await response.text()).trim();
+    } catch {
+      reason.textContent = 'no answer: is kubectl gpu ui still running?';
+    }
+  }
+  asking = false;
 }
 
 // shownColours is how many namespaces the legend has.
