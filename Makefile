@@ -15,7 +15,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-unit test-race test-arm64 test-nvidia test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest why build image dist lint clean
+.PHONY: help demo demo-down test test-unit test-race test-arm64 test-nvidia test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest why why-scheduler build image dist lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -104,7 +104,11 @@ strongest: ## ask for the strongest GPU on random fleets, compare with an oracle
 
 why: ## ask why 2,000 random pods wait, and judge each answer with the scheduler's allocator; WHY_SEED=number varies them
 	@./hack/prerequisites.sh
-	WHY_CLAIMS=2000 $(GO) test -count=1 -timeout 2h -v -run TestRandomClaims ./internal/why
+	WHY_CLAIMS=2000 $(GO) test -count=1 -timeout 2h -v -run 'TestRandomClaims$$' ./internal/why
+
+why-scheduler: ## put 1,000 answers to why random pods wait to a real scheduler, or WHY_SCHEDULER=number of them (needs root)
+	@./hack/prerequisites.sh root
+	@$(GO) run ./hack/dev why
 
 build: ## compile the programs into _output/bin
 	@./hack/prerequisites.sh

@@ -52,7 +52,23 @@ func check(ctx context.Context) error {
 
 // fresh starts a new cluster with the images on its nodes and passes it to use. It runs beside in parallel with the
 // start, and always stops the cluster at the end.
-func (c cluster) fresh(ctx context.Context, beside command, use func(context.Context, target) error) (failure error) {
+func (c cluster) fresh(ctx context.Context, beside command, use func(context.Context, target) error) error {
+	return c.around(ctx, func(ctx context.Context) error {
+		if err := sideBySide(ctx, c.up, beside); err != nil {
+			return err
+		}
+		return c.load(ctx, archive)
+	}, use)
+}
+
+// bare is fresh without images.
+func (c cluster) bare(ctx context.Context, use func(context.Context, target) error) error {
+	return c.around(ctx, c.up, use)
+}
+
+// around starts a new cluster, passes it to use, and always stops it at the end.
+func (c cluster) around(ctx context.Context, start func(context.Context) error,
+	use func(context.Context, target) error) (failure error) {
 	if err := buildClusterProgram(ctx); err != nil {
 		return err
 	}
@@ -70,10 +86,7 @@ func (c cluster) fresh(ctx context.Context, beside command, use func(context.Con
 			failure = err
 		}
 	}()
-	if err := sideBySide(ctx, c.up, beside); err != nil {
-		return err
-	}
-	if err := c.load(ctx, archive); err != nil {
+	if err := start(ctx); err != nil {
 		return err
 	}
 	t, err := c.target(ctx)

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package why
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+)
+
+const (
+	namespaceOnCluster = "why"
+	caseLabel          = "case"
+	// scheduled is how long the scheduler may take. It tries a pod again after at most 10 s.
+	scheduled = time.Minute
+)
+
+// Random pods that do not fit on random fleets are put to an API server and a scheduler, which are those of
+// $KUBECONFIG. With the advice, the scheduler places the pod. WHY_SCHEDULER sets how many, and WHY_SEED the first seed:
+// make why-scheduler starts the cluster. Nodes have no kubelet, so no pod starts.
+func TestRandomClaimsOnScheduler(t *testing.T) {
+	want, _ := strconv.Atoi(os.Getenv("WHY_SCHEDULER"))
+	if want == 0 {
+		t.Skip("WHY_SCHEDULER is not set: make why-scheduler sets it and starts a cluster")
+	}
+	seed := uint64(1)
+	if text := os.Getenv("WHY_SEED"); text != "" {
+		seed, _ = strconv.ParseUint(text, 10, 64)
+	}
+	c := connectScheduler(t)
+	count := tally{map[string]int{}, map[string]int{}}
+	var mu sync.Mutex
+	t.Run("pods", func(t *testing.T) {
+		for made := 0; made < want; seed++ {
+			of := randomCase(t, seed)
+			if of == nil {
+				continue
+			}
+			made++
+			t.Run(of.name, func(t *testing.T) {
+				t.Parallel()
+				defer c.remove(t, of)
+				keys, err := c.judge(t.Context(), of)
+				if err != nil {
+					t.Errorf("seed %s: %v", of.name, err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				count.add(keys, err != nil)
+			})
+		}
+	})
+	for _, key := range slices.Sorted(maps.Keys(count.all)) {
+		t.Logf("%-24s %4d, of them wrong: %d", key, count.all[key], count.wrong[key])
+	}
+}
+
+// schedulerCase is a pod that waits on a fleet.
+type schedulerCase struct {
+	name    string
+	fleet   *snapshot.Snapshot
+	holders []*resourceapi.ResourceClaim
+	claims  []*resourceapi.ResourceClaim
+	pod     *corev1.Pod
+}
+
+// randomCase returns that of a seed, or nil if the pod fits. The names of its objects are used once in the cluster.
+func randomCase(t *testing.T, seed uint64) *schedulerCase {
+	t.Helper()
+	r := rand.New(rand.NewPCG(seed, 0))
+	of := &schedulerCase{name: fmt.Sprint(seed), fleet: randomFleet(t, r)}
+	fill(t, r, of.fleet)
+	of.holders = of.fleet.Claims
+	for i := range pick(r, 1, 1, 1, 2) {
+		of.claims = append(of.claims, claim(t, fmt.Sprint("c", i), randomClaim(r)))
+	}
+	if on, _, err := judge(t, of.fleet, nil, of.claims...); err == nil && on != "" {
+		return nil
+	}
+	for _, node := range of.fleet.Nodes {
+		node.Name = of.onCluster(node.Name)
+		node.Labels = map[string]string{corev1.LabelHostname: node.Name, caseLabel: of.name}
+		node.Status.Capacity = node.Status.Allocatable
+		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	}
+	for _, s := range of.fleet.Slices {
+		s.Name, s.Labels = of.name+"-"+s.Name, map[string]string{caseLabel: of.name}
+		s.Spec.NodeName = ptr.To(of.onCluster(*s.Spec.NodeName))
+		s.Spec.Pool.Name = of.onCluster(s.Spec.Pool.Name)
+		for i := range s.Spec.Devices {
+			d := &s.Spec.Devices[i]
+			if len(d.Attributes)+len(d.Capacity) > resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
+				delete(d.Attributes, "uuid") // no random claim reads it
+			}
+		}
+	}
+	for _, c := range of.holders {
+		of.label(&c.ObjectMeta)
+		a := c.Status.Allocation
+		a.NodeSelector = nil
+		for i := range a.Devices.Results {
+			a.Devices.Results[i].Pool = of.onCluster(a.Devices.Results[i].Pool)
+		}
+	}
+	for _, c := range of.claims {
+		of.label(&c.ObjectMeta)
+	}
+	of.pod = pod("p", of.claims...)
+	of.label(&of.pod.ObjectMeta)
+	of.pod.Spec.NodeSelector = map[string]string{caseLabel: of.name}
+	of.pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}} // nodes have no heartbeat
+	of.pod.Spec.Containers[0].Image = "localhost/never-pulled:v1"
+	return of
+}
+
+// onCluster returns the name of a node or pool of the case.
+func (of *schedulerCase) onCluster(name string) string { return "why-" + of.name + "-" + name }
+
+func (of *schedulerCase) label(o *metav1.ObjectMeta) {
+	*o = metav1.ObjectMeta{Namespace: namespaceOnCluster, Name: o.Name + "-" + of.name,
+		Labels: map[string]string{caseLabel: of.name}}
+}
+
+// schedulerCluster has a real scheduler.
+type schedulerCluster struct{ kubernetes.Interface }
+
+// connectScheduler connects to the cluster of $KUBECONFIG and creates the classes of the chart and the namespace.
+func connectScheduler(t *testing.T) schedulerCluster {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.QPS = -1
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := schedulerCluster{client}
+	_, err = c.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+		Name: namespaceOnCluster}}, metav1.CreateOptions{})
+	for _, class := range viewtest.Classes(t) {
+		_, next := c.ResourceV1().DeviceClasses().Create(t.Context(), class, metav1.CreateOptions{})
+		err = errors.Join(err, next)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := wait.PollUntilContextTimeout(t.Context(), time.Second, scheduled, true, func(ctx context.Context) (bool,
+		error) {
+		_, err := c.CoreV1().ServiceAccounts(namespaceOnCluster).Get(ctx, "default", metav1.GetOptions{})
+		return err == nil, nil // pods need it
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// judge creates the objects of the case, asks why its pod waits, applies the advice, and waits until the scheduler has
+// placed the pod. It returns the number and the kinds of the changes.
+func (c schedulerCluster) judge(ctx context.Context, of *schedulerCase) ([]string, error) {
+	if err := c.create(ctx, of); err != nil {
+		return []string{"no answer"}, err
+	}
+	if err := c.await(ctx, of.pod.Name, "the scheduler to refuse the pod", func(p *corev1.Pod) bool {
+		return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse
+		})
+	}); err != nil {
+		return []string{"no answer"}, err
+	}
+	s, err := c.read(ctx, of)
+	if err != nil {
+		return []string{"no answer"}, err
+	}
+	report, err := Pod(ctx, s, of.pod.Namespace, of.pod.Name)
+	if err != nil {
+		return []string{"no answer"}, err
+	}
+	if report.Outcome != Waits || report.search == nil {
+		return []string{"no answer"}, fmt.Errorf("got the outcome %s: %s", report.Outcome, report.Cause)
+	}
+	if len(report.search.found) == 0 {
+		return []string{"nothing helps"}, nil
+	}
+	advice := report.search.found[0]
+	keys := []string{"all"}
+	for _, st := range advice {
+		keys = append(keys, string(st.kind))
+	}
+	slices.Sort(keys)
+	keys = append(slices.Compact(keys), fmt.Sprintf("changes: %d", min(len(advice), 5)))
+	if err := c.apply(ctx, of, s, report.search.w.with(advice)); err != nil {
+		return keys, fmt.Errorf("%w\n%s\n%s", err, report.Cause, report.Advice())
+	}
+	return keys, nil
+}
+
+// create creates all objects of the case.
+func (c schedulerCluster) create(ctx context.Context, of *schedulerCase) error {
+	for _, node := range of.fleet.Nodes {
+		if _, err := c.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+	}
+	for _, s := range of.fleet.Slices {
+		if _, err := c.ResourceV1().ResourceSlices().Create(ctx, s, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+	}
+	claims := c.ResourceV1().ResourceClaims(namespaceOnCluster)
+	for _, claim := range slices.Concat(of.holders, of.claims) {
+		made, err := claims.Create(ctx, claim, metav1.CreateOptions{})
+		if err != nil {
+			return err
+		}
+		if claim.Status.Allocation == nil {
+			continue
+		}
+		made.Status = claim.Status
+		if _, err := claims.UpdateStatus(ctx, made, metav1.UpdateOptions{}); err != nil {
+			return err
+		}
+	}
+	_, err := c.CoreV1().Pods(namespaceOnCluster).Create(ctx, of.pod, metav1.CreateOptions{})
+	return err
+}
+
+// await waits until the pod is as wanted. It is an error if it gets a node before.
+func (c schedulerCluster) await(ctx context.Context, pod, what string, is func(*corev1.Pod) bool) error {
+	var last *corev1.Pod
+	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, scheduled, true, func(ctx context.Context) (bool,
+		error) {
+		var err error
+		last, err = c.CoreV1().Pods(namespaceOnCluster).Get(ctx, pod, metav1.GetOptions{})
+		if err == nil && last.Spec.NodeName != "" && !is(last) {
+			err = fmt.Errorf("it is on node %s", last.Spec.NodeName)
+		}
+		return err == nil && is(last), err
+	})
+	if err != nil && last != nil {
+		return fmt.Errorf("wait for %s: %w; its conditions: %+v", what, err, last.Status.Conditions)
+	}
+	return err
+}
+
+// read reads the cluster without the objects of other cases, which the scheduler runs at the same time.
+func (c schedulerCluster) read(ctx context.Context, of *schedulerCase) (*snapshot.Snapshot, error) {
+	s := snapshot.Reader{Client: c}.Read(ctx, snapshot.Nodes, snapshot.Slices, snapshot.Classes, snapshot.Claims,
+		snapshot.Templates, snapshot.Pods, snapshot.Quotas)
+	s.Nodes, s.Slices = only(s.Nodes, of.name), only(s.Slices, of.name)
+	s.Claims, s.Pods = only(s.Claims, of.name), only(s.Pods, of.name)
+	return s, s.Err()
+}
+
+func only[T metav1.Object](all []T, name string) []T {
+	return slices.DeleteFunc(all, func(o T) bool { return o.GetLabels()[caseLabel] != name })
+}
+
+// apply ends the claims that have ended in the workload, replaces its pod and claims, and waits until the pod has a
+// node.
+func (c schedulerCluster) apply(ctx context.Context, of *schedulerCase, s *snapshot.Snapshot, w *workload) error {
+	pods, claims := c.CoreV1().Pods(namespaceOnCluster), c.ResourceV1().ResourceClaims(namespaceOnCluster)
+	if err := pods.Delete(ctx, of.pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
+		return err
+	}
+	ended := map[types.UID]string{}
+	for _, claim := range s.Claims {
+		ended[claim.UID] = claim.Name
+	}
+	for uid := range w.ended {
+		if err := claims.Delete(ctx, ended[uid], metav1.DeleteOptions{}); err != nil {
+			return fmt.Errorf("end claim %s: %w", ended[uid], err)
+		}
+	}
+	again := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "again"}, Spec: *w.pod.Spec.DeepCopy()}
+	again.Spec.ResourceClaims = nil
+	of.label(&again.ObjectMeta)
+	for _, changed := range w.claims {
+		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: strings.TrimSuffix(changed.Name,
+			"-"+of.name) + "-again"}, Spec: changed.Spec}
+		of.label(&claim.ObjectMeta)
+		if _, err := claims.Create(ctx, claim, metav1.CreateOptions{}); err != nil {
+			return fmt.Errorf("the changed claim: %w", err)
+		}
+		again.Spec.ResourceClaims = append(again.Spec.ResourceClaims, corev1.PodResourceClaim{Name: changed.Name,
+			ResourceClaimName: &claim.Name})
+	}
+	if _, err := pods.Create(ctx, again, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	return c.await(ctx, again.Name, "the scheduler to place the pod with the advice", func(p *corev1.Pod) bool {
+		return p.Spec.NodeName != ""
+	})
+}
+
+// remove removes all objects of the case.
+func (c schedulerCluster) remove(t *testing.T, of *schedulerCase) {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	these := metav1.ListOptions{LabelSelector: caseLabel + "=" + of.name}
+	atOnce := metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}
+	err := errors.Join(
+		c.CoreV1().Pods(namespaceOnCluster).DeleteCollection(ctx, atOnce, these),
+		c.ResourceV1().ResourceClaims(namespaceOnCluster).DeleteCollection(ctx, atOnce, these),
+		c.ResourceV1().ResourceSlices().DeleteCollection(ctx, atOnce, these),
+		c.CoreV1().Nodes().DeleteCollection(ctx, atOnce, these))
+	if err != nil && !apierrors.IsNotFound(err) {
+		t.Error(err)
+	}
+}
