@@ -104,7 +104,7 @@ func TestCluster(t *testing.T) {
 	t.Run("slices do not change during a restart and an idle minute", idle.check)
 	t.Run("partitions change outside the driver", s.testPartitionsChange) // and so do slices
 	t.Run("a sick GPU is noticed, avoided and drained, and comes back", s.testHealth)
-	t.Run("the controller deletes nothing, and creates no other secret", s.testControllerToken)
+	t.Run("the controller deletes nothing of users, and creates no other secret", s.testControllerToken)
 	t.Run("plugin and controller use all of their permissions and no others", s.testRights)
 }
 

@@ -79,7 +79,11 @@ func (r *reader) elasticAmounts(in *unstructured.Unstructured) []elasticDialect 
 		}
 		text := fmt.Sprint(amounts[name])
 		memory := corev1.ResourceName(name) == d.memory
-		q, err := elasticQuantity(text, d, memory)
+		amount := text
+		if memory && d.unit == gib { // Tencent's example has "4GB", which is no quantity of Kubernetes
+			amount = strings.TrimSuffix(text, "GB")
+		}
+		q, err := resource.ParseQuantity(amount)
 		if err != nil {
 			r.errs = append(r.errs, field.Invalid(r.Path.Key(name), text, "must be a whole number"))
 			continue
@@ -105,14 +109,6 @@ func elasticDialectOf(name corev1.ResourceName) (elasticDialect, bool) {
 	}
 	return elasticDialect{core: corev1.ResourceName(domain + "/gpu-core"),
 		memory: corev1.ResourceName(domain + "/gpu-memory"), unit: gib, step: 1}, true
-}
-
-// elasticQuantity reads an amount. Tencent's example has "4GB" of memory, which is no quantity of Kubernetes.
-func elasticQuantity(text string, d elasticDialect, memory bool) (resource.Quantity, error) {
-	if number, ok := strings.CutSuffix(text, "GB"); ok && memory && d.unit == gib {
-		text = number
-	}
-	return resource.ParseQuantity(text)
 }
 
 // elasticClass returns the name of the claim's class; the class of whole GPUs if it has none.
