@@ -25,6 +25,7 @@ var measurements = []measurement{
 	{"hanging GPU", measureHanging},
 	{"start", measureStart},
 	{"pods", measurePods},
+	{"conversion", measureConversion},
 	{"health", measureHealth},
 	{"health, idle", measureWatching},
 	{"partitions", measurePartitions},
@@ -99,6 +100,8 @@ var rows = []row{
 	{key: "pods8hooks", what: "– minus eight with the null floor with the driver's hooks, p50", unit: "ms"},
 	{key: "pods8plain", what: "– eight pods without a claim / null floor / null floor with hooks / driver, p50",
 		unit: "ms"},
+	{key: "converted", what: "pod of an older system, create → its claim exists, minus a pod with a template of a " +
+		"user: a new template / one that exists, p50", unit: "ms", aim: []float64{100, 100}, why: whyConverted},
 	{key: "taint", what: "XID → taint of the GPU visible in the API, with all partitions of 8 H100, p50 / p99",
 		unit: "ms", aim: []float64{200, 1000}, why: whyTaint},
 	{key: "taintparts", what: "– also of all its partitions, p50 / p99", unit: "ms"},

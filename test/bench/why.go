@@ -65,6 +65,7 @@ const (
 	whyAdmission     = "not profiled."
 	whyControllerRSS = "not profiled."
 	whyTaint         = "not profiled."
+	whyConverted     = "not profiled."
 	whyEvict         = "not profiled."
 	whyStorm         = "not profiled."
 	whyWatch         = "one wake-up a second: the manager's clock and the wait for events each have one every two " +
