@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -36,6 +37,7 @@ type convertOptions struct {
 	driver     string
 	families   []string
 	models     []convert.Model
+	memory     int64
 }
 
 // convertCommand is the command convert.
@@ -57,13 +59,14 @@ func convertCommand() *cobra.Command {
 	f.StringSliceVar(&o.families, "families", convert.Names(), "the older systems")
 	f.Var((*models)(&o.models), "model", "MEMORY/TFLOPS of a GPU of the cluster, such as 15Gi/65; may be repeated. "+
 		"Without it, the GPUs are read from the API server if --kubeconfig is set")
+	addMemoryUnit(f, &o.memory)
 	addDriverName(f, &o.driver)
 	addKubeconfig(f, &o.kubeconfig)
 	return cmd
 }
 
 func (o convertOptions) run(cmd *cobra.Command) error {
-	c := convert.Converter{Driver: o.driver, Families: o.families, Models: o.models}
+	c := convert.Converter{Driver: o.driver, Families: o.families, Models: o.models, MemoryUnit: o.memory}
 	switch unknown := unknownFamilies(o.families); {
 	case len(o.files) == 0:
 		return errors.New("--filename is required: files, directories, or - for standard input")
@@ -185,3 +188,38 @@ func (m *models) String() string {
 
 // Type describes the value in the help text.
 func (m *models) Type() string { return "model" }
+
+// memoryUnits are the sizes of one aliyun.com/gpu-mem, by their names in gpushare's device plugin.
+var memoryUnits = map[string]int64{"GiB": 1 << 30, "MiB": 1 << 20}
+
+// memoryUnit is a flag with one of memoryUnits, in bytes.
+type memoryUnit int64
+
+func addMemoryUnit(f *pflag.FlagSet, unit *int64) {
+	*unit = memoryUnits["GiB"]
+	f.Var((*memoryUnit)(unit), "gpushare-memory-unit", "what aliyun.com/gpu-mem counts: GiB or MiB, as the flag "+
+		"--memory-unit of gpushare's device plugin")
+}
+
+// Set sets the unit.
+func (m *memoryUnit) Set(text string) error {
+	unit, ok := memoryUnits[text]
+	if !ok {
+		return fmt.Errorf("%q: want GiB or MiB", text)
+	}
+	*m = memoryUnit(unit)
+	return nil
+}
+
+// String returns the unit as it is written.
+func (m *memoryUnit) String() string {
+	for text, unit := range memoryUnits {
+		if int64(*m) == unit {
+			return text
+		}
+	}
+	return ""
+}
+
+// Type describes the value in the help text.
+func (m *memoryUnit) Type() string { return "unit" }

@@ -97,6 +97,7 @@ func addFlags(f *pflag.FlagSet, c *controller.Config) {
 		strings.Join(convert.Names(), ", ")+"; empty: none")
 	f.Var((*models)(&c.ConvertModels), "convert-model", "MEMORY/TFLOPS of a GPU that a pod may get a part of, besides "+
 		"those that are published, such as 15Gi/65; may be repeated")
+	addMemoryUnit(f, &c.ConvertMemoryUnit)
 	f.DurationVar(&c.WaitingAfter, "waiting-events-after", time.Minute, "how long a claim waits until an event says "+
 		"why; 0: no such events")
 	f.IntVar(&c.WebhookPort, "webhook-port", 9443, "where webhooks are served")

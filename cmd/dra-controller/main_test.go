@@ -21,6 +21,7 @@ func TestFlags(t *testing.T) {
 		{"nine ranks", needed + "--strongest-ranks=9", "--strongest-ranks 9: must be from 2 to 8"},
 		{"families and models", needed + "--convert-families=hami,kai --convert-model=15Gi/65 " +
 			"--convert-model=80Gi/989", ""},
+		{"gpushare in MiB", needed + "--gpushare-memory-unit=MiB", ""},
 		{"an unknown family", needed + "--convert-families=hamii",
 			"--convert-families hamii: want some of gpu-manager, "},
 		{"no events about claims that wait", needed + "--waiting-events-after=0", ""},

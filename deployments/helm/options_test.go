@@ -271,6 +271,12 @@ func TestConversion(t *testing.T) {
 	if got, want := defaults.Controller.Conversion.Families, convert.Names(); !slices.Equal(got, want) {
 		t.Errorf("values.yaml has %q, the controller %q", got, want)
 	}
+	condition := regexp.MustCompile(`a\.startsWith\('([^']+)'\)`).FindAllStringSubmatch(template(t), -1)
+	for _, name := range convert.Annotations() {
+		if !slices.ContainsFunc(condition, func(found []string) bool { return strings.HasPrefix(name, found[1]) }) {
+			t.Errorf("pods with the annotation %s alone are not sent to the webhook", name)
+		}
+	}
 	for _, tc := range []struct {
 		name string
 		args []string

@@ -161,7 +161,8 @@ func createEvent(ctx context.Context, to client.Client, kind event.Kind, about c
 		Source: corev1.EventSource{Component: "dra-controller"}, ReportingController: "dra-controller",
 		Message: event.Text(text),
 	})
-	if apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) {
+	if apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) ||
+		apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 		return false, nil
 	}
 	if err != nil {

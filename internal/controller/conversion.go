@@ -43,6 +43,7 @@ type converter struct {
 	view     *view.View
 	families []string
 	models   []convert.Model // besides those of the view
+	memory   int64           // size of one aliyun.com/gpu-mem in bytes
 	cached   client.Reader   // of converted pods and their templates
 	direct   client.Client   // without a cache
 
@@ -62,7 +63,7 @@ const (
 // converter returns the converter with the models that are published now.
 func (c *converter) converter() convert.Converter {
 	return convert.Converter{Driver: c.view.Driver(), Families: c.families,
-		Models: slices.Concat(c.models, convert.ModelsOf(c.view))}
+		Models: slices.Concat(c.models, convert.ModelsOf(c.view)), MemoryUnit: c.memory}
 }
 
 // Handle converts a pod on create. On update it removes the resources that the conversion has removed, because who
@@ -84,7 +85,7 @@ func (c *converter) Handle(ctx context.Context, req webhook.Request) webhook.Res
 		var pod corev1.Pod
 		if err = json.Unmarshal(req.Object.Raw, &pod); err == nil {
 			pod.Namespace = req.Namespace
-			warnings, problem, err = c.create(ctx, &pod, object)
+			warnings, problem = c.create(ctx, &pod, object)
 		}
 	}
 	if err != nil {
@@ -100,24 +101,28 @@ func (c *converter) Handle(ctx context.Context, req webhook.Request) webhook.Res
 	return webhook.PatchResponseFromRaw(req.Object.Raw, raw).WithWarnings(warnings...)
 }
 
-// create converts a new pod, which object is in JSON. A problem is one of the pod.
-func (c *converter) create(ctx context.Context, pod *corev1.Pod, object map[string]any) (warnings []string, problem,
-	err error) {
-	conversion, problem := c.converter().Convert(pod)
-	switch {
-	case errors.Is(problem, convert.ErrNoModels):
-		return []string{"not converted: " + problem.Error() + ". Delete the pod and create it again when there is " +
-			"one, or name models for nodes that may come in the chart's value controller.conversion.models"}, nil, nil
-	case problem != nil || conversion == nil:
-		return nil, problem, nil
+// create converts a new pod, which object is in JSON. The error refuses the pod.
+func (c *converter) create(ctx context.Context, pod *corev1.Pod, object map[string]any) (warnings []string, err error) {
+	converter := c.converter()
+	conversion, err := converter.Convert(pod)
+	if err == nil && conversion == nil {
+		return nil, nil
 	}
-	template := ""
-	if conversion.Spec != nil {
-		if template, err = c.freeName(ctx, pod.Namespace, conversion.Spec); err != nil {
-			return nil, nil, err
+	isMistake := err != nil && !errors.Is(err, convert.ErrNoModels)
+	if err == nil {
+		var template string
+		if conversion.Spec != nil {
+			template, err = c.freeName(ctx, pod.Namespace, conversion.Spec)
+		}
+		if err == nil {
+			return conversion.Warnings, errors.Join(conversion.Apply(object, template), conversion.Mark(object, pod))
 		}
 	}
-	return conversion.Warnings, nil, errors.Join(conversion.Apply(object, template), conversion.Mark(object, pod))
+	if isMistake || !converter.Waits(pod) {
+		return nil, err
+	}
+	return []string{"not converted: " + err.Error() + ". The pod waits: delete it and create it again later, or name " +
+		"models for nodes that may come in the chart's value controller.conversion.models"}, nil
 }
 
 // freeName returns the name of the template for a spec: one that does not exist, or that a controller has created for
@@ -148,6 +153,9 @@ func (c *converter) isFree(ctx context.Context, name types.NamespacedName,
 		return true, nil
 	}
 	free, err, _ := c.looks.Do(name.String(), func() (any, error) {
+		// Others wait for the answer, who have more time than the first.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conversionTimeout)
+		defer cancel()
 		err := c.direct.Get(ctx, name, &template)
 		free := apierrors.IsNotFound(err) || err == nil && isFor(template, spec)
 		if free {
@@ -160,9 +168,8 @@ func (c *converter) isFree(ctx context.Context, name types.NamespacedName,
 
 // isFor reports whether a controller has created the template for the spec.
 func isFor(template resourceapi.ResourceClaimTemplate, spec *resourceapi.ResourceClaimSpec) bool {
-	is, err := convert.TemplateName(&template.Spec.Spec, 0)
-	want, failed := convert.TemplateName(spec, 0)
-	return err == nil && failed == nil && is == want && template.Labels[convert.FamilyLabel] != ""
+	want, err := convert.TemplateName(spec, 0)
+	return err == nil && convert.IsTemplate(&template) && strings.HasPrefix(template.Name, want)
 }
 
 // Reconcile creates the template that a converted pod waits for.
@@ -193,6 +200,10 @@ func (c *converter) Reconcile(ctx context.Context, req reconcile.Request) (recon
 	switch {
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		return reconcile.Result{}, nil
+	case apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err):
+		// It may be a quota that grows.
+		return reconcile.Result{}, errors.Join(err, c.tell(ctx, &pod, "not-converted-", Events.NotConverted,
+			err.Error()))
 	case err != nil:
 		return reconcile.Result{}, fmt.Errorf("template %s: %w", key, err)
 	case !isFor(existing, &want.Spec.Spec):
@@ -276,7 +287,8 @@ func (t *templateCollector) collect(ctx context.Context) error {
 	var errs []error
 	for i := range templates.Items {
 		one := &templates.Items[i]
-		if used[client.ObjectKeyFromObject(one)] || t.now().Sub(one.CreationTimestamp.Time) < unusedAge {
+		if used[client.ObjectKeyFromObject(one)] || !convert.IsTemplate(one) ||
+			t.now().Sub(one.CreationTimestamp.Time) < unusedAge {
 			continue
 		}
 		errs = append(errs, client.IgnoreNotFound(t.direct.Delete(ctx, one,
@@ -304,8 +316,8 @@ func addConversion(mgr ctrl.Manager, c Config, v *view.View) (*converter, error)
 	if err != nil {
 		return nil, err
 	}
-	made := &converter{view: v, families: c.ConvertFamilies, models: c.ConvertModels, cached: mgr.GetClient(),
-		direct: direct, free: utilcache.NewExpiring()}
+	made := &converter{view: v, families: c.ConvertFamilies, models: c.ConvertModels, memory: c.ConvertMemoryUnit,
+		cached: mgr.GetClient(), direct: direct, free: utilcache.NewExpiring()}
 	// All replicas serve the webhook, which looks for templates. The others follow nothing else of the conversion.
 	if _, err := mgr.GetCache().GetInformer(context.Background(), &resourceapi.ResourceClaimTemplate{},
 		cache.BlockUntilSynced(false)); err != nil {

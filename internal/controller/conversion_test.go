@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -173,8 +174,12 @@ resourceClaims:
 func TestNotConverted(t *testing.T) {
 	for _, tc := range []struct{ name, profile, pod, refused, warned string }{
 		{"nothing to convert", "t4-x2", `{spec: {containers: [{name: main}]}}`, "", ""},
-		{"no model known", "", `{metadata: {annotations: {gpu-fraction: "0.5"}}, spec: {containers: [{name: main}]}}`, "",
-			"container main: no GPU is published of which this could be a part. Delete the pod"},
+		{"no model known, and nothing makes the pod wait", "", `{metadata: {annotations: {gpu-fraction: "0.5"}}, spec: ` +
+			`{containers: [{name: main}]}}`, "container main: no GPU is published of which this could be a part", ""},
+		{"no scheduler", "t4-x2", `{spec: {nodeName: a, containers: [{name: main, resources: {limits: ` +
+			`{tencent.com/vcuda-core: 100}}}]}}`, "spec.nodeName: Invalid value", ""},
+		{"no model known", "", `{spec: {containers: [{name: main, resources: {limits: {resource.nvidia.com/tflops: 5}}}]}}`, "",
+			"container main: no GPU is published of which this could be a part. The pod waits"},
 		{"a part of a card that makes no sense", "t4-x2", `{spec: {containers: [{name: main, resources: {limits: ` +
 			`{tencent.com/vcuda-core: 150}}}]}}`, "spec.containers[0].resources.limits[tencent.com/vcuda-core]", ""},
 		{"two systems", "t4-x2", `{metadata: {annotations: {gpu-fraction: "0.5"}}, spec: {containers: [{name: main, ` +
@@ -276,6 +281,10 @@ func TestForgedAnnotation(t *testing.T) {
 	for _, tc := range []struct{ name, devices, want string }{
 		{"admin access", `requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com, adminAccess: true}}]`, "adminAccess"},
 		{"another class", `requests: [{name: a, exactly: {deviceClassName: nic.example.com}}]`, "class nic.example.com"},
+		{"all GPUs", `requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com, allocationMode: All}}]`,
+			"allocationMode All"},
+		{"tainted GPUs", `requests: [{name: a, firstAvailable: [{name: b, deviceClassName: gpu.nvidia.com, ` +
+			`allocationMode: ExactCount, tolerations: [{operator: Exists}]}]}]`, "tolerations"},
 		{"another class in a list", `requests: [{name: a, firstAvailable: [{name: b, deviceClassName: monitor.gpu.nvidia.com}]}]`,
 			"class monitor.gpu.nvidia.com"},
 		{"a configuration of another driver", `config: [{opaque: {driver: nic.example.com, parameters: {}}}]`,
@@ -311,18 +320,29 @@ func TestForgedAnnotation(t *testing.T) {
 
 func TestUnusedTemplatesAreDeleted(t *testing.T) {
 	now := time.Now()
-	template := func(name string, age time.Duration) client.Object {
+	names := map[string]string{} // of templates, by their request
+	template := func(request string, age time.Duration) *resourceapi.ResourceClaimTemplate {
+		spec := viewtest.Claim(t, `requests: [{name: `+request+`, exactly: {deviceClassName: gpu.nvidia.com}}]`).Spec
+		name, err := convert.TemplateName(&spec, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		names[request] = name
 		return &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: name,
 			UID: types.UID(name), CreationTimestamp: metav1.NewTime(now.Add(-age)),
-			Labels: map[string]string{convert.FamilyLabel: "hami"}}}
+			Labels: map[string]string{convert.FamilyLabel: "hami"}},
+			Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}}
 	}
-	pod := func(name, template string, phase corev1.PodPhase) client.Object {
+	foreign := template("foreign", time.Hour)
+	foreign.Name = "of-a-user"
+	pod := func(name, request string, phase corev1.PodPhase) client.Object {
+		template := names[request]
 		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: name},
 			Status: corev1.PodStatus{Phase: phase},
 			Spec: corev1.PodSpec{ResourceClaims: []corev1.PodResourceClaim{{Name: "c",
 				ResourceClaimTemplateName: &template}}}}
 	}
-	cluster := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(template("used", time.Hour),
+	cluster := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(foreign, template("used", time.Hour),
 		template("done", time.Hour), template("unused", time.Hour), template("new", time.Minute),
 		pod("a", "used", corev1.PodPending), pod("b", "done", corev1.PodSucceeded)).Build()
 	collector := &templateCollector{cached: cluster, direct: cluster, now: func() time.Time { return now }}
@@ -333,11 +353,12 @@ func TestUnusedTemplatesAreDeleted(t *testing.T) {
 	if err := cluster.List(t.Context(), &left); err != nil {
 		t.Fatal(err)
 	}
-	var names []string
+	var requests []string
 	for _, one := range left.Items {
-		names = append(names, one.Name)
+		requests = append(requests, one.Spec.Spec.Devices.Requests[0].Name)
 	}
-	if got := strings.Join(names, " "); got != "new used" {
-		t.Errorf("got %q left, want new and used", got)
+	slices.Sort(requests)
+	if got := strings.Join(requests, " "); got != "foreign new used" {
+		t.Errorf("got %q left, want foreign, new and used", got)
 	}
 }

@@ -52,6 +52,8 @@ type Config struct {
 	// ConvertFamilies are the older systems whose pods are converted; none: pods are not followed.
 	ConvertFamilies []string
 	ConvertModels   []convert.Model // besides those that are published
+	// ConvertMemoryUnit is the size of one aliyun.com/gpu-mem in bytes.
+	ConvertMemoryUnit int64
 	// WaitingAfter is how long a claim waits until an event says why. 0: no such events.
 	WaitingAfter time.Duration
 

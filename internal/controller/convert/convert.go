@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -46,6 +47,25 @@ func Names() []string {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// Annotations returns the names, and what names begin with, of the annotations with which pods ask for GPUs.
+func Annotations() []string {
+	var all []string
+	for _, f := range families {
+		all = append(append(all, f.Annotations...), f.AnnotationPrefixes...)
+	}
+	return all
+}
+
+// Waits reports whether a pod that is not converted waits, because no node has a resource of a family. Otherwise it
+// would start without a GPU.
+func (c Converter) Waits(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(families, func(f Family) bool {
+		return slices.Contains(c.Families, f.Name) && slices.ContainsFunc(
+			slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers),
+			func(c corev1.Container) bool { return len(f.resourcesOf(c)) > 0 })
+	})
 }
 
 // Container is a container of a pod, with what families read.
@@ -198,7 +218,10 @@ func (c Converter) Convert(pod *corev1.Pod) (*Conversion, error) {
 	return found, nil
 }
 
-func isConverted(c corev1.PodResourceClaim) bool { return strings.HasPrefix(c.Name, claimName) }
+// claimNames matches the names of claims that Apply adds to pods.
+var claimNames = regexp.MustCompile(`^` + claimName + `(-\d+)?$`)
+
+func isConverted(c corev1.PodResourceClaim) bool { return claimNames.MatchString(c.Name) }
 
 // concerns reports whether the pod has a resource or an annotation of the family.
 func (f Family) concerns(pod *corev1.Pod) bool {
@@ -236,6 +259,10 @@ func (c Converter) convert(f Family, pod *corev1.Pod) (*Conversion, error) {
 	all, err := c.asked(f, pod)
 	if err != nil || len(all) == 0 {
 		return nil, err
+	}
+	if pod.Spec.NodeName != "" {
+		return nil, field.Invalid(field.NewPath("spec", "nodeName"), pod.Spec.NodeName, "must be empty: without the "+
+			"scheduler the pod gets no GPU; use nodeSelector")
 	}
 	result := &Conversion{Family: f.Name}
 	if name := pod.Spec.SchedulerName; name != "" && name != corev1.DefaultSchedulerName {

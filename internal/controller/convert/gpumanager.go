@@ -48,7 +48,11 @@ func (r *reader) vcuda() *Request {
 		r.warn("%s: the container may always use %d percent; gpu-manager gives back what is above %d percent when "+
 			"others need it", vcudaLimit, limit, cores)
 	}
-	return &Request{Count: 1, Memory: memory, Cores: cores, CoresLimit: limit}
+	request := &Request{Count: 1, Memory: memory, Cores: cores, CoresLimit: limit}
+	if limit > cores { // other isolations have no such limit
+		request.Selectors = []string{r.attribute("isolation") + " == 'mps'"}
+	}
+	return request
 }
 
 // vcudaGPUs returns the request for whole GPUs.

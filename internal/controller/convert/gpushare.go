@@ -80,6 +80,7 @@ func (r *reader) aliyunEnvironment(each int64) map[string]string {
 		q := limits(&r.Pod.Spec.Containers[i])[aliyunMemory]
 		pod += min(max(q.Value(), 0), maxMemory)
 	}
+	pod = max(pod, each/r.MemoryUnit) // an init container
 	unit := "GiB"
 	if r.MemoryUnit == mib {
 		unit = "MiB"

@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -19,8 +21,27 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// podTemplates are the places of pods in objects that have templates of them.
-var podTemplates = [][]string{{"spec", "template"}, {"spec", "jobTemplate", "spec", "template"}}
+// podsIn returns the pods and templates of pods in an object, in the order of their paths: what has containers in its
+// spec.
+func podsIn(value any) []map[string]any {
+	var all []map[string]any
+	switch v := value.(type) {
+	case map[string]any:
+		if containers, ok, _ := unstructured.NestedFieldNoCopy(v, "spec", "containers"); ok {
+			if _, isList := containers.([]any); isList {
+				return []map[string]any{v}
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			all = append(all, podsIn(v[name])...)
+		}
+	case []any:
+		for _, item := range v {
+			all = append(all, podsIn(item)...)
+		}
+	}
+	return all
+}
 
 // Tell is called with the name of each object that was converted, and what works differently, or that could not be
 // converted.
@@ -136,41 +157,40 @@ func (c Converter) manifest(object map[string]any, tell Tell) ([]any, error) {
 		tell(nameOf(object), nil, warnings)
 		return []any{class}, nil
 	}
-	at := object
-	if u.GetKind() != "Pod" {
-		at = nil
-		for _, path := range podTemplates {
-			if found, ok, _ := unstructured.NestedFieldNoCopy(object, path...); ok {
-				at, _ = found.(map[string]any)
-			}
-		}
-	}
-	if at == nil {
-		return nil, nil
-	}
-	var pod corev1.Pod
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(at, &pod); err != nil {
-		return nil, err
-	}
-	conversion, err := c.Convert(&pod)
-	if err != nil || conversion == nil {
-		return nil, err
-	}
-	namespace, _, _ := unstructured.NestedString(object, "metadata", "namespace")
+	namespace := u.GetNamespace()
 	var all []any
-	template := ""
-	if conversion.Spec != nil {
-		if template, err = TemplateName(conversion.Spec, 0); err != nil {
+	var warnings []string
+	converted := false
+	for _, at := range podsIn(object) {
+		var pod corev1.Pod
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(at, &pod); err != nil {
 			return nil, err
 		}
-		t := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: template}}
-		t.SetGroupVersionKind(resourceapi.SchemeGroupVersion.WithKind("ResourceClaimTemplate"))
-		t.Spec.Spec = *conversion.Spec
-		all = append(all, t)
+		conversion, err := c.Convert(&pod)
+		if err != nil {
+			return nil, err
+		}
+		if conversion == nil {
+			continue
+		}
+		template := ""
+		if conversion.Spec != nil {
+			if template, err = TemplateName(conversion.Spec, 0); err != nil {
+				return nil, err
+			}
+			t := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: template}}
+			t.SetGroupVersionKind(resourceapi.SchemeGroupVersion.WithKind("ResourceClaimTemplate"))
+			t.Spec.Spec = *conversion.Spec
+			all = append(all, t)
+		}
+		if err := conversion.Apply(at, template); err != nil {
+			return nil, err
+		}
+		converted, warnings = true, append(warnings, conversion.Warnings...)
 	}
-	if err := conversion.Apply(at, template); err != nil {
-		return nil, err
+	if !converted {
+		return nil, nil
 	}
-	tell(nameOf(object), nil, conversion.Warnings)
+	tell(nameOf(object), nil, warnings)
 	return append(all, object), nil
 }

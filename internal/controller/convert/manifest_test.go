@@ -46,6 +46,11 @@ func TestManifests(t *testing.T) {
 			[]string{"kind: Pod", "kind: Service", "kind: ResourceClaimTemplate"}, false},
 		{"a CronJob", cronJob, "CronJob nightly: converted, 2 warnings\n",
 			[]string{"memory: 3Gi", "request: main"}, false},
+		{"an object of another API with two templates of pods", `{apiVersion: batch.volcano.sh/v1alpha1, kind: Job, metadata: ` +
+			`{name: v}, spec: {tasks: [{template: {spec: {containers: [{name: a, resources: {limits: ` +
+			`{volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 2000}}}]}}}, {template: {spec: {containers: [{name: b, ` +
+			`resources: {limits: {volcano.sh/vgpu-number: 1}}}]}}}]}}`, "Job v: converted\n",
+			[]string{"request: a", "request: b", "memory: 2000Mi"}, false},
 		{"an Elastic GPU", `{apiVersion: elasticgpu.io/v1alpha1, kind: ElasticGPUClaim, metadata: {name: e}, spec: {resources: ` +
 			`{requests: {tke.cloud.tencent.com/qgpu-core: 10, tke.cloud.tencent.com/qgpu-memory: 4}}}}`,
 			"ElasticGPUClaim e: converted\n", []string{"kind: ResourceClaim\n", "name: e\n"}, false},

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -47,6 +48,20 @@ func TemplateName(spec *resourceapi.ResourceClaimSpec, attempt int) (string, err
 		name += "-" + strconv.Itoa(attempt)
 	}
 	return name, nil
+}
+
+// templateSuffix is what the name of a template may have behind that of its spec.
+var templateSuffix = regexp.MustCompile(`^(-[1-9])?$`)
+
+// IsTemplate reports whether a controller has created the template for converted pods, and nobody has changed it.
+func IsTemplate(t *resourceapi.ResourceClaimTemplate) bool {
+	return t.Labels[FamilyLabel] != "" && isNameOf(t.Name, &t.Spec.Spec)
+}
+
+func isNameOf(template string, spec *resourceapi.ResourceClaimSpec) bool {
+	name, err := TemplateName(spec, 0)
+	suffix, ok := strings.CutPrefix(template, name)
+	return err == nil && ok && templateSuffix.MatchString(suffix)
 }
 
 // Apply writes the conversion into a pod or the template of pods, without anything else: the object may have fields
@@ -231,12 +246,8 @@ func (c Converter) Template(pod *corev1.Pod) (*resourceapi.ResourceClaimTemplate
 	if err := errors.Join(append(unknown, err)...); err != nil {
 		return nil, fmt.Errorf("annotation %s: %w", claimAnnotation, err)
 	}
-	name, err := TemplateName(&spec, 0)
-	if err != nil {
-		return nil, err
-	}
-	if wanted := *claim.ResourceClaimTemplateName; wanted != name && !strings.HasPrefix(wanted, name+"-") {
-		return nil, fmt.Errorf("annotation %s: it is not the claim of template %s", claimAnnotation, wanted)
+	if name := *claim.ResourceClaimTemplateName; !isNameOf(name, &spec) {
+		return nil, fmt.Errorf("annotation %s: it is not the claim of template %s", claimAnnotation, name)
 	}
 	if err := c.check(spec); err != nil {
 		return nil, fmt.Errorf("annotation %s: %w", claimAnnotation, err)
@@ -248,21 +259,27 @@ func (c Converter) Template(pod *corev1.Pod) (*resourceapi.ResourceClaimTemplate
 	return t, nil
 }
 
-// check refuses claims that Convert does not make.
+// check refuses claims that Convert does not make and that go further than an extended resource does, such as claims
+// for tainted GPUs.
 func (c Converter) check(spec resourceapi.ResourceClaimSpec) error {
 	for _, r := range spec.Devices.Requests {
-		classes := []string{}
-		if r.Exactly != nil {
-			classes = append(classes, r.Exactly.DeviceClassName)
-			if r.Exactly.AdminAccess != nil {
+		alternatives := slices.Clone(r.FirstAvailable)
+		if e := r.Exactly; e != nil {
+			alternatives = append(alternatives, resourceapi.DeviceSubRequest{DeviceClassName: e.DeviceClassName,
+				AllocationMode: e.AllocationMode, Tolerations: e.Tolerations})
+			if e.AdminAccess != nil {
 				return errors.New("adminAccess is not for converted pods")
 			}
 		}
-		for _, sub := range r.FirstAvailable {
-			classes = append(classes, sub.DeviceClassName)
-		}
-		if i := slices.IndexFunc(classes, func(class string) bool { return class != c.Driver }); i >= 0 {
-			return fmt.Errorf("class %s is not for converted pods", classes[i])
+		for _, a := range alternatives {
+			switch {
+			case a.DeviceClassName != c.Driver:
+				return fmt.Errorf("class %s is not for converted pods", a.DeviceClassName)
+			case a.AllocationMode != resourceapi.DeviceAllocationModeExactCount:
+				return fmt.Errorf("allocationMode %s is not for converted pods", a.AllocationMode)
+			case len(a.Tolerations) > 0:
+				return errors.New("tolerations are not for converted pods")
+			}
 		}
 	}
 	for _, config := range spec.Devices.Config {

@@ -139,6 +139,9 @@ func (r *reader) elasticGPUs(d elasticDialect, cores, memory int64) *Request {
 	if each == 0 {
 		r.refuse(r.firstOf(d.memory, d.core), "%s must be at least %d for shares of %d GPUs", d.memory, count, count)
 	}
+	if cores%count != 0 || each*count != memory {
+		r.warn("the amounts of each of the %d GPUs are rounded down, as qGPU does", count)
+	}
 	return &Request{Count: count, Memory: each, Cores: cores / count}
 }
 

@@ -18,6 +18,7 @@ const tflopsResource corev1.ResourceName = "resource.nvidia.com/tflops"
 const maxTFLOPS = 1_000_000
 
 const (
+	fusionPrefix      = "tensor-fusion.ai/"
 	fusionTFLOPS      = "tensor-fusion.ai/tflops-request"
 	fusionTFLOPSLimit = "tensor-fusion.ai/tflops-limit"
 	fusionMemory      = "tensor-fusion.ai/vram-request"
@@ -44,9 +45,10 @@ var fusionIgnored = []string{"tensor-fusion.ai/gpupool", "tensor-fusion.ai/qos",
 // tflops is a request for compute in TFLOP/s, of this driver and of Tensor Fusion. The figure of a GPU is its attribute
 // peakCompute. Without an amount of memory, the container gets as much of the memory as of the compute.
 var tflops = Family{
-	Name:        "tflops",
-	Resources:   []corev1.ResourceName{tflopsResource},
-	Annotations: []string{fusionTFLOPS, fusionMemory, fusionPercent, fusionWhole},
+	Name:      "tflops",
+	Resources: []corev1.ResourceName{tflopsResource},
+	// All of them, so that none is passed over.
+	AnnotationPrefixes: []string{fusionPrefix},
 	Convert: func(c Container) (*Request, field.ErrorList) {
 		r := &reader{Container: c}
 		amount := r.amount(tflopsResource, maxTFLOPS, "1 TFLOP/s")
@@ -63,8 +65,7 @@ var tflops = Family{
 
 // fusion returns what Tensor Fusion's annotations ask for.
 func (r *reader) fusion() *Request {
-	if !slices.ContainsFunc([]string{fusionTFLOPS, fusionMemory, fusionPercent, fusionWhole}, r.annotated) ||
-		!r.fusionConcerns() {
+	if !r.fusionAsks() || !r.fusionConcerns() {
 		return nil
 	}
 	request := &Request{Count: max(1, r.annotatedNumber(fusionCount, maxGPUs))}
@@ -83,6 +84,33 @@ func (r *reader) fusion() *Request {
 		}
 	}
 	return request
+}
+
+// fusionKnown are the annotations that have a meaning here, or have none without harm.
+var fusionKnown = slices.Concat(fusionIgnored, []string{fusionTFLOPS, fusionTFLOPSLimit, fusionMemory,
+	fusionMemoryLimit, fusionPercent, fusionWhole, fusionCount, fusionModel, fusionVendor, fusionContainers,
+	fusionLocal})
+
+// fusionAsks reports whether annotations of Tensor Fusion say how much of a GPU the pod gets. It refuses a pod that has
+// only others: it would start without a GPU.
+func (r *reader) fusionAsks() bool {
+	asks, any := false, ""
+	for _, name := range r.sortedAnnotations() {
+		_, refused := fusionRefused[name]
+		switch {
+		case !strings.HasPrefix(name, fusionPrefix):
+			continue
+		case slices.Contains([]string{fusionTFLOPS, fusionMemory, fusionPercent, fusionWhole}, name):
+			asks = true
+		case !slices.Contains(fusionKnown, name) && !refused && r.First:
+			r.warn("%s has no effect", name)
+		}
+		any = name
+	}
+	if any != "" && !asks && r.First && len(r.errs) == 0 {
+		r.refuseAnnotation(any, "needs one of %s, %s, %s, %s", fusionTFLOPS, fusionMemory, fusionPercent, fusionWhole)
+	}
+	return asks
 }
 
 // fusionConcerns reports whether the annotations are for the container.
