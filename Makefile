@@ -119,7 +119,7 @@ image: ## build both images as one OCI archive, _output/images.tar, without Dock
 	@./hack/prerequisites.sh
 	@$(GO) run ./deployments/container $(if $(PUSH),-push $(PUSH))
 
-dist: ## build a release into _output/dist, VERSION=v0.2.0 REGISTRY=registry/path: images for amd64 and arm64, chart, SBOM; PUSH=1 pushes it
+dist: ## build a release into _output/dist, VERSION=v0.2.0 REGISTRY=registry/path: images for amd64 and arm64, chart, kubectl-gpu, SBOM; PUSH=1 pushes it
 	@./hack/prerequisites.sh dist
 	@$(GO) run ./deployments/container -version "$(VERSION)" -release "$(REGISTRY)" $(if $(PUSH),-push "$(REGISTRY)")
 

@@ -56,7 +56,7 @@ func buildPrograms(ctx context.Context, p platform, dir string) error {
 		for _, name := range b.packages {
 			fmt.Println("build", p, filepath.Base(name))
 		}
-		if err := b.run(ctx, p, dir); err != nil {
+		if err := b.run(ctx, p.environment(), dir); err != nil {
 			return err
 		}
 	}
@@ -64,12 +64,12 @@ func buildPrograms(ctx context.Context, p platform, dir string) error {
 }
 
 // run keeps quiet unless the build fails: cgo warns of every function that NVIDIA's headers call deprecated.
-func (b build) run(ctx context.Context, p platform, dir string) error {
+func (b build) run(ctx context.Context, environment []string, dir string) error {
 	args := []string{"build", "-trimpath", "-buildvcs=false", "-ldflags", b.ldflags, "-tags", b.tags, "-o",
 		dir + string(filepath.Separator)}
 	cmd := exec.CommandContext(ctx, "go", append(args, b.packages...)...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED="+b.cgo)
-	cmd.Env = append(cmd.Env, p.environment()...)
+	cmd.Env = append(cmd.Env, environment...)
 	if os.Getenv("CGO_CFLAGS") == "" {
 		// As in the Makefile, so that both find each other's results in the build cache.
 		cmd.Env = append(cmd.Env, "CGO_CFLAGS=-O2 -g -Wno-deprecated-declarations")

@@ -75,15 +75,21 @@ func packageChart(dir string, r release) (archive, metadata []byte, err error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("package chart: %w", err)
 	}
+	archive, err = compressed(content)
+	return archive, metadata, err
+}
+
+// compressed returns the content as gzip writes it, without a time.
+func compressed(content []byte) ([]byte, error) {
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
 	if _, err := z.Write(content); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if err := z.Close(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return b.Bytes(), metadata, nil
+	return b.Bytes(), nil
 }
 
 // ignoredByHelm follows .helmignore. TestChart compares both.

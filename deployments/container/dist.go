@@ -21,8 +21,8 @@ import (
 var semantic = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$`)
 
 // dist builds a release below the output directory: the images of all platforms as one index, the chart with their
-// digest, a list of what is in the programs, the provenance, and checksums of all files. With push, images and chart go
-// to the registry.
+// digest, the plugin of kubectl, a list of what is in the programs, the provenance, and checksums of all files. With
+// push, images and chart go to the registry.
 func dist(ctx context.Context, o options) error {
 	if !semantic.MatchString(o.version) {
 		return fmt.Errorf("a release needs a version such as v0.2.0, got %q", o.version)
@@ -41,7 +41,11 @@ func dist(ctx context.Context, o options) error {
 			return err
 		}
 	}
-	r, err := assemble(bins, o, s)
+	plugins, err := buildPlugins(ctx, filepath.Join(o.output, "release", pluginName))
+	if err != nil {
+		return err
+	}
+	r, err := assemble(bins, plugins, o, s)
 	if err != nil {
 		return err
 	}
@@ -64,8 +68,8 @@ type assembled struct {
 	layout string            // name of the OCI layout
 }
 
-// assemble makes a release of the programs.
-func assemble(bins map[platform]string, o options, s source) (assembled, error) {
+// assemble makes a release of the programs. plugins are those of kubectl.
+func assemble(bins map[platform]string, plugins map[string]string, o options, s source) (assembled, error) {
 	var images [][]named
 	var programs []string
 	libraries := map[string]bool{}
@@ -104,6 +108,14 @@ func assemble(bins map[platform]string, o options, s source) (assembled, error) 
 		return assembled{}, err
 	}
 	a.files[chartName+"-"+r.chartVersion()+".tgz"] = archive
+	archives, err := packagePlugins(plugins, o.version)
+	if err != nil {
+		return assembled{}, err
+	}
+	maps.Copy(a.files, archives)
+	for _, p := range slices.Sorted(maps.Keys(plugins)) {
+		programs = append(programs, plugins[p])
+	}
 	list, err := sbom(programs, slices.Sorted(maps.Keys(libraries)), o.version, s.time)
 	if err != nil {
 		return assembled{}, err

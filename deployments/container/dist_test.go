@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -30,7 +31,10 @@ func testRelease(t *testing.T, prefix string) (assembled, string) {
 	if _, err := os.Stat(arm64.libraryDirs()[0] + "/libc.so.6"); err == nil && native != arm64 {
 		bins[arm64] = copies(t, emptyProgram(t, arm64), filepath.Join(dir, "bin", string(arm64)))
 	}
-	a, err := assemble(bins, options{output: dir, version: "v9.8.7", release: prefix},
+	plugin := filepath.Join(dir, "plugin", "linux-"+runtime.GOARCH, pluginName)
+	write(t, plugin, read(t, filepath.Join(bins[native], "gpu-demo")))
+	plugins := map[string]string{"linux/" + runtime.GOARCH: plugin}
+	a, err := assemble(bins, plugins, options{output: dir, version: "v9.8.7", release: prefix},
 		source{commit: "c0ffee", time: "2026-01-02T03:04:05Z"})
 	if err != nil {
 		t.Fatal(err)
@@ -164,8 +168,8 @@ func TestReleaseFiles(t *testing.T) {
 	}
 	sums := string(read(t, filepath.Join(out, "SHA256SUMS")))
 	files, err := filepath.Glob(out + "/*")
-	if err != nil || len(files) != 5 {
-		t.Fatalf("got %v and %v, want images, chart, SBOM, provenance and checksums", files, err)
+	if err != nil || len(files) != 6 {
+		t.Fatalf("got %v and %v, want images, chart, plugin, SBOM, provenance and checksums", files, err)
 	}
 	for _, file := range files {
 		want := fmt.Sprintf("%x  %s\n", sha256.Sum256(read(t, file)), filepath.Base(file))
@@ -174,6 +178,18 @@ func TestReleaseFiles(t *testing.T) {
 		}
 	}
 
+	t.Run("the archive of the plugin of kubectl has the program and the license", func(t *testing.T) {
+		archive := filepath.Join(out, "kubectl-gpu-v9.8.7-linux-"+runtime.GOARCH+".tar.gz")
+		list, err := exec.CommandContext(t.Context(), "tar", "-tvzf", archive).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{"-rwxr-xr-x", " kubectl-gpu\n", " LICENSE\n"} {
+			if !strings.Contains(string(list), want) {
+				t.Errorf("got\n%s\nwant in it %q", list, want)
+			}
+		}
+	})
 	t.Run("the SBOM has the modules of each program", func(t *testing.T) {
 		var document spdxDocument
 		file := filepath.Join(out, "gpu-dra-driver-v9.8.7.spdx.json")
@@ -198,7 +214,8 @@ func TestReleaseFiles(t *testing.T) {
 			}
 		}
 		for _, want := range []string{"pkg:golang/github.com/google/go-containerregistry@v", "pkg:golang/stdlib@1.",
-			string(native) + "/dra-kubelet-plugin\n", string(native) + "/libc.so.6\n"} {
+			string(native) + "/dra-kubelet-plugin\n",
+			"linux-" + runtime.GOARCH + "/kubectl-gpu\n", string(native) + "/libc.so.6\n"} {
 			if !strings.Contains(listed.String(), want) {
 				t.Errorf("got\n%s\nwant in it %s", listed.String(), want)
 			}

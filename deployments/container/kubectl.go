@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// pluginName is the program of the plugin of kubectl.
+const pluginName = "kubectl-gpu"
+
+// pluginPlatforms are where people run kubectl: system and processor, as Go names them. Packages of the driver that it
+// uses do not compile for Windows.
+var pluginPlatforms = []string{"darwin/amd64", "darwin/arm64", "linux/amd64", "linux/arm64"}
+
+// buildPlugins compiles the plugin of kubectl below the directory, and returns the program for each platform.
+func buildPlugins(ctx context.Context, dir string) (map[string]string, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	programs := map[string]string{}
+	for _, p := range pluginPlatforms {
+		system, processor, _ := strings.Cut(p, "/")
+		fmt.Println("build", p, pluginName)
+		out := filepath.Join(dir, system+"-"+processor)
+		if err := os.MkdirAll(out, 0o755); err != nil {
+			return nil, fmt.Errorf("make output directory: %w", err)
+		}
+		b := build{[]string{"github.com/gpudra/gpu-dra-driver/cmd/" + pluginName}, "0", "-s -w", ""}
+		if err := b.run(ctx, []string{"GOOS=" + system, "GOARCH=" + processor}, out); err != nil {
+			return nil, err
+		}
+		programs[p] = filepath.Join(out, pluginName)
+	}
+	return programs, nil
+}
+
+// packagePlugins returns an archive of the plugin for each platform, by name: the program and the license.
+func packagePlugins(programs map[string]string, version string) (map[string][]byte, error) {
+	archives := map[string][]byte{}
+	for _, p := range slices.Sorted(maps.Keys(programs)) {
+		content, err := tarOf([]entry{{path: "/" + pluginName, mode: 0o755, source: programs[p]},
+			{path: "/LICENSE", mode: 0o644, source: "LICENSE"}})
+		if err != nil {
+			return nil, fmt.Errorf("package %s for %s: %w", pluginName, p, err)
+		}
+		archive, err := compressed(content)
+		if err != nil {
+			return nil, fmt.Errorf("package %s for %s: %w", pluginName, p, err)
+		}
+		archives[fmt.Sprintf("%s-%s-%s.tar.gz", pluginName, version, strings.ReplaceAll(p, "/", "-"))] = archive
+	}
+	return archives, nil
+}
