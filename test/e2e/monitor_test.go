@@ -176,6 +176,10 @@ func (s *suite) testMonitorPolicy(t *testing.T) {
 	first := func(subs ...resourceapi.DeviceSubRequest) resourceapi.DeviceRequest {
 		return resourceapi.DeviceRequest{Name: "r", FirstAvailable: subs}
 	}
+	t.Run("a claim without requests", func(t *testing.T) {
+		s.tryCreate(t, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: "try-", Namespace: ns}},
+			false)
+	})
 	for _, tc := range []struct {
 		name    string
 		request resourceapi.DeviceRequest
