@@ -66,14 +66,14 @@ func convertCommand() *cobra.Command {
 }
 
 func (o convertOptions) run(cmd *cobra.Command) error {
-	c := convert.Converter{Driver: o.driver, Families: o.families, Models: o.models, MemoryUnit: o.memory}
-	switch unknown := unknownFamilies(o.families); {
-	case len(o.files) == 0:
+	if len(o.files) == 0 {
 		return errors.New("--filename is required: files, directories, or - for standard input")
-	case len(unknown) > 0:
-		return fmt.Errorf("--families: unknown %s; want some of %s", strings.Join(unknown, ", "),
-			strings.Join(convert.Names(), ", "))
-	case len(o.models) == 0 && o.kubeconfig != "":
+	}
+	if err := checkFamilies("families", o.families); err != nil {
+		return err
+	}
+	c := convert.Converter{Driver: o.driver, Families: o.families, Models: o.models, MemoryUnit: o.memory}
+	if len(o.models) == 0 && o.kubeconfig != "" {
 		published, err := publishedModels(cmd.Context(), o.kubeconfig, o.driver)
 		if err != nil {
 			return err
@@ -157,9 +157,13 @@ func publishedModels(ctx context.Context, kubeconfig, driver string) ([]convert.
 	return convert.ModelsOf(v), nil
 }
 
-func unknownFamilies(names []string) []string {
+// checkFamilies checks the value of the flag.
+func checkFamilies(flag string, names []string) error {
 	known := convert.Names()
-	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return slices.Contains(known, name) })
+	if slices.ContainsFunc(names, func(name string) bool { return !slices.Contains(known, name) }) {
+		return fmt.Errorf("--%s %s: want some of %s", flag, strings.Join(names, ","), strings.Join(known, ", "))
+	}
+	return nil
 }
 
 // models is a flag with a model of GPU.

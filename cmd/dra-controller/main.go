@@ -117,15 +117,12 @@ func check(c controller.Config) error {
 		return errors.New("--namespace (or NAMESPACE) is required: that of this program's pod")
 	case c.StrongestRanks < 2 || c.StrongestRanks > 8:
 		return fmt.Errorf("--strongest-ranks %d: must be from 2 to 8", c.StrongestRanks)
-	case len(unknownFamilies(c.ConvertFamilies)) > 0:
-		return fmt.Errorf("--convert-families %s: want some of %s", strings.Join(c.ConvertFamilies, ","),
-			strings.Join(convert.Names(), ", "))
 	case c.WaitingAfter != 0 && c.WaitingAfter < time.Second:
 		return fmt.Errorf("--waiting-events-after %s: must be 0 or at least 1s", c.WaitingAfter)
 	case c.CertificateLifetime < time.Minute:
 		return fmt.Errorf("--certificate-lifetime %s: must be at least 1m", c.CertificateLifetime)
 	}
-	return nil
+	return checkFamilies("convert-families", c.ConvertFamilies)
 }
 
 // connect returns a configuration without a rate limit: API priority and fairness limits requests on the server.

@@ -62,9 +62,7 @@ func Annotations() []string {
 // would start without a GPU.
 func (c Converter) Waits(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(families, func(f Family) bool {
-		return slices.Contains(c.Families, f.Name) && slices.ContainsFunc(
-			slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers),
-			func(c corev1.Container) bool { return len(f.resourcesOf(c)) > 0 })
+		return slices.Contains(c.Families, f.Name) && f.hasResources(pod)
 	})
 }
 
@@ -231,6 +229,11 @@ func (f Family) concerns(pod *corev1.Pod) bool {
 			return true
 		}
 	}
+	return f.hasResources(pod)
+}
+
+// hasResources reports whether a container has a resource of the family.
+func (f Family) hasResources(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers),
 		func(c corev1.Container) bool { return len(f.resourcesOf(c)) > 0 })
 }

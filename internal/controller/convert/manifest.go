@@ -14,7 +14,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
@@ -78,10 +77,12 @@ func (c Converter) Manifests(in io.Reader, out io.Writer, tell Tell) error {
 			if !ok {
 				return errors.New("a list has an item that is not an object")
 			}
-			objects, err := c.manifest(one, tell)
+			objects, warnings, err := c.manifest(one)
 			if err != nil {
 				failed = errors.New("not everything could be converted")
-				tell(nameOf(one), err, nil)
+			}
+			if err != nil || objects != nil {
+				tell(nameOf(one), err, warnings)
 			}
 			switch {
 			case objects == nil && isList:
@@ -123,14 +124,7 @@ func nameOf(object map[string]any) string {
 
 // write writes an object as a document.
 func write(out io.Writer, object any) error {
-	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
-	if m, ok := object.(map[string]any); ok {
-		fields, err = m, nil
-	}
-	if err != nil {
-		return err
-	}
-	text, err := yaml.Marshal(fields)
+	text, err := yaml.Marshal(object)
 	if err != nil {
 		return err
 	}
@@ -138,59 +132,57 @@ func write(out io.Writer, object any) error {
 	return err
 }
 
-// manifest returns what an object becomes, or nil if it asks for nothing.
-func (c Converter) manifest(object map[string]any, tell Tell) ([]any, error) {
+// manifest returns what an object becomes, and what works differently; nothing if it asks for nothing. The object is
+// not changed if there is an error.
+func (c Converter) manifest(object map[string]any) (all []any, warnings []string, err error) {
 	u := &unstructured.Unstructured{Object: object}
 	switch u.GetKind() {
 	case "ElasticGPUClaim":
 		claim, warnings, err := c.ElasticGPUClaim(u)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		tell(nameOf(object), nil, warnings)
-		return []any{claim}, nil
+		return []any{claim}, warnings, nil
 	case "ElasticGPUClass":
 		class, warnings, err := c.ElasticGPUClass(u)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		tell(nameOf(object), nil, warnings)
-		return []any{class}, nil
+		return []any{class}, warnings, nil
 	}
-	namespace := u.GetNamespace()
-	var all []any
-	var warnings []string
-	converted := false
-	for _, at := range podsIn(object) {
+	pods := podsIn(object)
+	conversions := make([]*Conversion, len(pods)) // nil: the pod asks for nothing
+	for i, at := range pods {
 		var pod corev1.Pod
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(at, &pod); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		conversion, err := c.Convert(&pod)
-		if err != nil {
-			return nil, err
+		if conversions[i], err = c.Convert(&pod); err != nil {
+			return nil, nil, err
 		}
+	}
+	for i, conversion := range conversions {
 		if conversion == nil {
 			continue
 		}
 		template := ""
 		if conversion.Spec != nil {
 			if template, err = TemplateName(conversion.Spec, 0); err != nil {
-				return nil, err
+				return nil, nil, err
 			}
-			t := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: template}}
+			t := &resourceapi.ResourceClaimTemplate{}
 			t.SetGroupVersionKind(resourceapi.SchemeGroupVersion.WithKind("ResourceClaimTemplate"))
+			t.Namespace, t.Name = u.GetNamespace(), template
 			t.Spec.Spec = *conversion.Spec
 			all = append(all, t)
 		}
-		if err := conversion.Apply(at, template); err != nil {
-			return nil, err
+		if err := conversion.Apply(pods[i], template); err != nil {
+			return nil, nil, err
 		}
-		converted, warnings = true, append(warnings, conversion.Warnings...)
+		warnings = append(warnings, conversion.Warnings...)
 	}
-	if !converted {
-		return nil, nil
+	if slices.ContainsFunc(conversions, func(c *Conversion) bool { return c != nil }) {
+		all = append(all, object)
 	}
-	tell(nameOf(object), nil, warnings)
-	return append(all, object), nil
+	return all, warnings, nil
 }

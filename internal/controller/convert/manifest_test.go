@@ -44,6 +44,12 @@ func TestManifests(t *testing.T) {
 			`[{name: main, resources: {limits: {tencent.com/vcuda-core: 100}}}]}}, {apiVersion: v1, kind: Service, ` +
 			`metadata: {name: s}}]}`, "Pod a: converted\n",
 			[]string{"kind: Pod", "kind: Service", "kind: ResourceClaimTemplate"}, false},
+		{"a mistake in the second of two templates of a list's object", `{kind: List, apiVersion: v1, items: [{kind: Job, ` +
+			`metadata: {name: v}, spec: {tasks: [{template: {spec: {containers: [{name: a, resources: {limits: ` +
+			`{volcano.sh/vgpu-number: 1}}}]}}}, {template: {spec: {containers: [{name: b, resources: {limits: ` +
+			`{volcano.sh/vgpu-number: -1}}}]}}}]}}]}`, "Job v: volcano: spec.containers[0].resources.limits" +
+			"[volcano.sh/vgpu-number]: Invalid value: \"-1\": must be a whole number, at least 0\n",
+			[]string{"volcano.sh/vgpu-number: 1\n", "volcano.sh/vgpu-number: -1\n"}, true},
 		{"a CronJob", cronJob, "CronJob nightly: converted, 2 warnings\n",
 			[]string{"memory: 3Gi", "request: main"}, false},
 		{"an object of another API with two templates of pods", `{apiVersion: batch.volcano.sh/v1alpha1, kind: Job, metadata: ` +

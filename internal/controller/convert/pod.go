@@ -165,16 +165,17 @@ func (c *Conversion) Mark(pod map[string]any, original *corev1.Pod) error {
 		}
 		before[containers[a.index].Name] = amounts
 	}
+	values := map[string]any{OriginalAnnotation: before}
+	if c.Spec != nil {
+		values[claimAnnotation] = c.Spec
+	}
 	annotations := map[string]string{}
-	for name, value := range map[string]any{OriginalAnnotation: before, claimAnnotation: c.Spec} {
+	for name, value := range values {
 		text, err := json.Marshal(value)
 		if err != nil {
 			return err
 		}
 		annotations[name] = string(text)
-	}
-	if c.Spec == nil {
-		delete(annotations, claimAnnotation)
 	}
 	if len(c.Warnings) > 0 {
 		annotations[NotesAnnotation] = strings.Join(c.Warnings, "; ")
