@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -71,18 +70,10 @@ func (b *bench) untilClaim(ctx context.Context, claims watch.Interface, pod *cor
 	if err != nil {
 		return 0, err
 	}
-	for {
-		select {
-		case <-ctx.Done():
-			return 0, fmt.Errorf("wait for the claim of pod %s: %w", made.Name, ctx.Err())
-		case event, open := <-claims.ResultChan():
-			if !open {
-				return 0, errors.New("wait for a claim: the watch ended")
-			}
-			claim, ok := event.Object.(*resourceapi.ResourceClaim)
-			if ok && metav1.GetControllerOf(claim) != nil && metav1.GetControllerOf(claim).UID == made.UID {
-				return time.Since(begin), nil
-			}
-		}
-	}
+	seen, err := await(ctx, claims, "the claim of pod "+made.Name, func(claim *resourceapi.ResourceClaim,
+		_ time.Time) bool {
+		owner := metav1.GetControllerOf(claim)
+		return owner != nil && owner.UID == made.UID
+	})
+	return seen.Sub(begin), err
 }

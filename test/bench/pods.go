@@ -173,20 +173,32 @@ func (b *bench) podsRunning(ctx context.Context, pod *corev1.Pod, n int) (time.D
 // allRunning returns the time at which the last of n pods was seen running.
 func allRunning(ctx context.Context, events watch.Interface, n int) (time.Time, error) {
 	var running []string
+	at, err := await(ctx, events, "pods", func(pod *corev1.Pod, _ time.Time) bool {
+		if pod.Status.Phase == corev1.PodRunning && !slices.Contains(running, pod.Name) {
+			running = append(running, pod.Name)
+		}
+		return len(running) == n
+	})
+	if err != nil {
+		return at, fmt.Errorf("%d of %d pods run: %w", len(running), n, err)
+	}
+	return at, nil
+}
+
+// await passes the objects of a watch to done until it returns true, each with the time when it came, and returns that
+// of the last.
+func await[T any](ctx context.Context, events watch.Interface, what string,
+	done func(object T, at time.Time) bool) (time.Time, error) {
 	for {
 		select {
 		case <-ctx.Done():
-			return time.Time{}, fmt.Errorf("%d of %d pods run: %w", len(running), n, ctx.Err())
+			return time.Time{}, fmt.Errorf("wait for %s: %w", what, ctx.Err())
 		case event, open := <-events.ResultChan():
 			now := time.Now()
 			if !open {
-				return time.Time{}, errors.New("wait for pods: the watch ended")
+				return time.Time{}, fmt.Errorf("wait for %s: the watch ended", what)
 			}
-			pod, ok := event.Object.(*corev1.Pod)
-			if !ok || pod.Status.Phase != corev1.PodRunning || slices.Contains(running, pod.Name) {
-				continue
-			}
-			if running = append(running, pod.Name); len(running) == n {
+			if object, ok := event.Object.(T); ok && done(object, now) {
 				return now, nil
 			}
 		}

@@ -139,27 +139,13 @@ func (b *bench) podParts(ctx context.Context, pod *corev1.Pod) ([]time.Duration,
 
 // boundAndRunning returns when the only pod of the watch was bound and when it ran.
 func boundAndRunning(ctx context.Context, events watch.Interface) (bound, running time.Time, err error) {
-	for {
-		select {
-		case <-ctx.Done():
-			return bound, running, fmt.Errorf("wait for a pod: %w", ctx.Err())
-		case event, open := <-events.ResultChan():
-			now := time.Now()
-			if !open {
-				return bound, running, errors.New("wait for a pod: the watch ended")
-			}
-			pod, ok := event.Object.(*corev1.Pod)
-			if !ok {
-				continue
-			}
-			if bound.IsZero() && pod.Spec.NodeName != "" {
-				bound = now
-			}
-			if pod.Status.Phase == corev1.PodRunning {
-				return bound, now, nil
-			}
+	running, err = await(ctx, events, "a pod", func(pod *corev1.Pod, at time.Time) bool {
+		if bound.IsZero() && pod.Spec.NodeName != "" {
+			bound = at
 		}
-	}
+		return pod.Status.Phase == corev1.PodRunning
+	})
+	return bound, running, err
 }
 
 // counted reads the histogram of each phase.
