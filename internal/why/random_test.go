@@ -30,7 +30,8 @@ func randomFleet(t testing.TB, r *rand.Rand) *snapshot.Snapshot {
 		nodes = append(nodes, viewtest.Node{Name: fmt.Sprintf("node-%d", i),
 			Profile: pick(r, "t4-x2", "t4-x2", "mixed", "l40s-x4", "rtxpro6000-x2", "workstation"),
 			Use: pick(r, gpu.Use{}, gpu.Use{}, exclusive,
-				gpu.Use{Sharing: gpu.Replicated, Replicas: 2, Isolation: gpu.IsolationNone})})
+				gpu.Use{Sharing: gpu.Replicated, Replicas: 2, Isolation: gpu.IsolationNone},
+				gpu.Use{Sharing: gpu.Unlimited, Isolation: gpu.IsolationNone})})
 	}
 	s := fleet(t, nodes...)
 	for _, slice := range s.Slices {

@@ -17,8 +17,8 @@ type Use struct {
 	Partitions Partitions `json:",omitempty"`
 	// Isolation is what enforces a share.
 	Isolation Isolation
-	// SharedOnly reserves a replicated GPU for requests for shared ones (nvidia.com/gpu.shared), as the device plugin's
-	// renameByDefault does.
+	// SharedOnly reserves a replicated or unlimited GPU for requests for shared ones (nvidia.com/gpu.shared), as the
+	// device plugin's renameByDefault does.
 	SharedOnly bool `json:",omitempty"`
 	// OnePerClaim refuses claims for several replicas, as the device plugin's failRequestsGreaterThanOne does.
 	OnePerClaim bool `json:",omitempty"`
@@ -71,6 +71,8 @@ const (
 	Replicated
 	// Exclusive GPUs are given to one claim at a time.
 	Exclusive
+	// Unlimited GPUs are given to any number of claims at once, and nothing limits what each of them uses.
+	Unlimited
 )
 
 // Isolation says what enforces the limits of a share.
@@ -88,7 +90,7 @@ const (
 )
 
 var (
-	sharings   = []string{"fractional", "replicated", "exclusive"}
+	sharings   = []string{"fractional", "replicated", "exclusive", "unlimited"}
 	isolations = []string{"mps", "none", "hook", "cgroup"}
 )
 

@@ -197,6 +197,25 @@ func TestGPUOrItsPartitions(t *testing.T) {
 	}
 }
 
+// The same for an unlimited GPU, of which a claim consumes nothing.
+func TestUnlimitedGPUOrItsPartitions(t *testing.T) {
+	for _, row := range []struct{ first, second, want string }{
+		{"gpu", "1g.10gb", "does not fit"},
+		{"gpu", "gpu", "-1"},
+		{"gpu", "30Gi", "-1"},
+		{"1g.10gb", "gpu", "does not fit"},
+	} {
+		gpus := partitionable(card, 1)
+		gpus[0].Use.Sharing = gpu.Unlimited
+		inv := divided(gpus)
+		n := &node{1, inv, inAPI(inv.Pools(nodeName)), nothingAllocated()}
+		n.allocate(t, row.first)
+		if got, _, _ := n.allocate(t, row.second); got != row.want {
+			t.Errorf("%s after %s: got %s, want %s", row.second, row.first, got, row.want)
+		}
+	}
+}
+
 // Claims that come and find what they find: never two that overlap, never two with the same media engines.
 func TestAllocatedPartitionsDoNotOverlap(t *testing.T) {
 	instances := map[string]int{}

@@ -73,7 +73,7 @@ var AllAttributes = []Attribute{
 		"none, and every partition, has its own `uuid`",
 		func(d gpu.Device) value { return text(d.Topology.FabricDomain) }},
 	{"sharing", "how the administrator lets the GPU be used: `fractional` (shares of any size), `replicated` (a " +
-		"fixed number of claims), `exclusive` (one claim)",
+		"fixed number of claims), `exclusive` (one claim), `unlimited` (any number of claims, without limits)",
 		func(d gpu.Device) value { return ofGPUs(d, sharing(d).String()) }},
 	{"isolation", "what keeps a share within its limits: `mps`, `hook`, `cgroup`, or `none`",
 		func(d gpu.Device) value { return ofGPUs(d, isolation(d).String()) }},

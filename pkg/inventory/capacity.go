@@ -22,9 +22,13 @@ type Capacity struct {
 // policy, because without one the first claim would consume all of it.
 var AllCapacities = append([]Capacity{
 	{"memory", "bytes", "as NVML reports it, rounded down to 1 MiB; a fractional GPU can be asked for some of it, in " +
-		"steps of 1Mi, and a claim that does not ask gets all of it",
+		"steps of 1Mi, and a claim that does not ask gets all of it; of an unlimited GPU only what claims ask for is " +
+		"counted",
 		func(d gpu.Device) *resourceapi.DeviceCapacity {
 			all := resource.NewQuantity(int64(Memory(d)), resource.BinarySI)
+			if sharing(d) == gpu.Unlimited {
+				return capacity(d, all, steps(0, 0, memoryUnit, all))
+			}
 			return capacity(d, all, steps(all.Value(), memoryUnit, memoryUnit, all))
 		}},
 	{"cores", "percent", "of the multiprocessors; a fractional GPU can be asked for some of them, and for a claim " +
@@ -73,8 +77,8 @@ func capacities(d gpu.Device) map[resourceapi.QualifiedName]resourceapi.DeviceCa
 	return all
 }
 
-// capacity returns a capacity of the device. A fractional GPU has the request policy. Claims consume nothing of a
-// replicated GPU or of the monitor device, whose value is 0.
+// capacity returns a capacity of the device. A fractional or unlimited GPU has the request policy. Claims consume
+// nothing of a replicated GPU, of unknown memory, or of the monitor device, whose value is 0.
 func capacity(d gpu.Device, all *resource.Quantity,
 	policy *resourceapi.CapacityRequestPolicy) *resourceapi.DeviceCapacity {
 	none := resource.NewQuantity(0, all.Format)
@@ -82,7 +86,7 @@ func capacity(d gpu.Device, all *resource.Quantity,
 	switch {
 	case d.Type == gpu.TypeMonitor:
 		return &resourceapi.DeviceCapacity{Value: *none, RequestPolicy: unconsumed}
-	case sharing(d) == gpu.Replicated:
+	case sharing(d) == gpu.Replicated || sharing(d) == gpu.Unlimited && all.IsZero():
 		return &resourceapi.DeviceCapacity{Value: *all, RequestPolicy: unconsumed}
 	case sharing(d) == gpu.Exclusive:
 		return &resourceapi.DeviceCapacity{Value: *all}
@@ -108,9 +112,9 @@ func sharing(d gpu.Device) gpu.Sharing {
 	return d.Use.Sharing
 }
 
-// isolation returns what enforces a share of the GPU; none if it has no shares.
+// isolation returns what enforces a share of the GPU; none if it has no shares, or its shares have no limits.
 func isolation(d gpu.Device) gpu.Isolation {
-	if sharing(d) == gpu.Exclusive {
+	if s := sharing(d); s == gpu.Exclusive || s == gpu.Unlimited {
 		return gpu.IsolationNone
 	}
 	return d.Use.Isolation

@@ -125,6 +125,18 @@ func attributeNames(d resourceapi.Device) []string {
 	return own
 }
 
+// The API server refuses a range with a step above the capacity.
+func TestUnlimitedGPUOfUnknownMemory(t *testing.T) {
+	device := poolOf([]gpu.Device{{Use: gpu.Use{Sharing: gpu.Unlimited}}}).Slices[0].Devices[0]
+	policy := device.Capacity["memory"].RequestPolicy
+	if policy == nil || policy.ValidRange != nil || len(policy.ValidValues) != 1 || !policy.ValidValues[0].IsZero() {
+		t.Errorf("got request policy %+v of the memory, want 0 as the only value", policy)
+	}
+	if device.AllowMultipleAllocations == nil || !*device.AllowMultipleAllocations {
+		t.Error("the GPU is for one claim")
+	}
+}
+
 func TestUnusualValues(t *testing.T) {
 	publish := func(d gpu.Device) map[string]string {
 		out := map[string]string{}

@@ -22,6 +22,7 @@ func TestAllocationOfShares(t *testing.T) {
 	exclusive := gpu.Use{Sharing: gpu.Exclusive}
 	replicated := gpu.Use{Sharing: gpu.Replicated, Replicas: 2, Isolation: gpu.IsolationNone}
 	renamed := gpu.Use{Sharing: gpu.Replicated, Replicas: 2, Isolation: gpu.IsolationNone, SharedOnly: true}
+	unlimited := gpu.Use{Sharing: gpu.Unlimited, Isolation: gpu.IsolationNone}
 	for _, row := range []struct {
 		name   string
 		first  gpu.Use // of the first card
@@ -54,6 +55,12 @@ func TestAllocationOfShares(t *testing.T) {
 		{"a share of memory is not a replica", replicated, fractional, []string{ask("memory: 5Gi")}, "af 5Gi/0"},
 		{"both replicas for one claim", replicated, exclusive, []string{ask(`shares: "2"`), whole},
 			"3b 2 of 2, af alone"},
+		{"any number of claims on an unlimited card", unlimited, unlimited, []string{whole, whole, whole, whole},
+			"3b 0/0, 3b 0/0, 3b 0/0, 3b 0/0"},
+		{"an unlimited card counts the claims that ask for an amount", unlimited, exclusive,
+			[]string{ask("memory: 10Gi"), whole, ask("memory: 10Gi"), ask("memory: 5Gi"), whole},
+			"3b 10Gi/0, 3b 0/0, af alone, 3b 5Gi/0, 3b 0/0"},
+		{"an unlimited card has no replicas", unlimited, exclusive, []string{ask(`shares: "1"`)}, "does not fit"},
 		{"shared-only replicas need the class of shared GPUs", renamed, fractional,
 			[]string{whole, whole, "shared: " + whole, "shared: " + whole, "shared: " + whole},
 			"af 15Gi/0, does not fit, 3b 1 of 2, 3b 1 of 2, does not fit"},

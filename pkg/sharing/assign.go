@@ -19,6 +19,7 @@ const (
 	whole     resultKind = iota // all of it, alone
 	fraction                    // as much as was asked for
 	replica                     // one of a fixed number of parts
+	unlimited                   // all of it, beside any number of others
 	partition                   // a partition, alone
 )
 
@@ -29,6 +30,8 @@ func kindOf(r allocation.Result, d gpu.Device) resultKind {
 		return partition
 	case c.Replicas > 0:
 		return replica
+	case r.ShareID != "" && (d.Use.Sharing == gpu.Unlimited || c.Memory == 0): // a fraction has memory
+		return unlimited
 	case r.ShareID == "" || c.Memory >= inventory.Memory(d) && (c.Cores == 0 || c.Cores == 100):
 		return whole
 	}
@@ -113,6 +116,24 @@ func (a *Assignment) useReplica(r allocation.Result, d gpu.Device) error {
 		return nil
 	}
 	return a.isolate(replicas(n, d), d)
+}
+
+// useUnlimited assigns the GPU without limits, beside any number of others. Only what the claim asks for is counted.
+func (a *Assignment) useUnlimited(r allocation.Result, d gpu.Device) error {
+	if d.Use.Sharing != gpu.Unlimited {
+		return refuse(ErrRefused, "was allocated without limits, and is %s by now; delete the pod, so that it is "+
+			"scheduled anew", d.Use)
+	}
+	a.Share = &Share{Memory: r.Consumed.Memory, Cores: r.Consumed.Cores}
+	a.Unenforced = true
+	switch s := r.Config.Sharing; {
+	case s.MPS != nil:
+		return refuseField(ErrRefused, "sharing.strategy", "MPS",
+			"the administrator lets any number of claims use this GPU, without MPS (sharing unlimited)")
+	case s.TimeSlicing != nil:
+		a.Settings = timeSlices(*s.TimeSlicing)
+	}
+	return nil
 }
 
 // replicas returns the quota of n replicas of the device.

@@ -36,7 +36,7 @@ type Host struct {
 	MemoryLimit func() (gpu.Access, error)
 }
 
-// isolation returns the one that is set, or unlimited.
+// isolation returns the one that is set, or noIsolation.
 func (i Isolation) isolation() isolation {
 	switch {
 	case i.MPS != nil:
@@ -46,15 +46,15 @@ func (i Isolation) isolation() isolation {
 	case i.Cgroup != nil:
 		return *i.Cgroup
 	}
-	return unlimited{}
+	return noIsolation{}
 }
 
-// unlimited sets no limits.
-type unlimited struct{}
+// noIsolation sets no limits.
+type noIsolation struct{}
 
-func (unlimited) name() string                    { return "" }
-func (unlimited) limits() []string                { return nil }
-func (unlimited) access(Host) (gpu.Access, error) { return gpu.Access{}, nil }
+func (noIsolation) name() string                    { return "" }
+func (noIsolation) limits() []string                { return nil }
+func (noIsolation) access(Host) (gpu.Access, error) { return gpu.Access{}, nil }
 
 // Limits returns the variables, "NAME=value", that limit a container; none: no limits.
 func (i Isolation) Limits() []string { return i.isolation().limits() }

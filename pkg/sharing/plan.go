@@ -52,7 +52,7 @@ type Assignment struct {
 	Settings gpu.Settings `json:"settings,omitzero"`
 	// Isolation keeps the containers within their limits.
 	Isolation
-	// Unenforced means that the claim chose a share that is counted but not enforced.
+	// Unenforced means that nothing enforces the share: the claim chose that, or the GPU is unlimited.
 	Unenforced bool `json:"unenforced,omitempty"`
 	// Unsliced means that the claim asked for time slices on a partition, which has none.
 	Unsliced bool `json:"unsliced,omitempty"`
@@ -137,6 +137,8 @@ func assign(r allocation.Result, inv inventory.Inventory, groups []mpsGroup) (As
 		return a, a.useFraction(r, device)
 	case replica:
 		return a, a.useReplica(r, device)
+	case unlimited:
+		return a, a.useUnlimited(r, device)
 	}
 	return a, a.useWhole(r.Config.Sharing, groups)
 }

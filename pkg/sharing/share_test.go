@@ -29,6 +29,7 @@ var shareInventory = func() inventory.Inventory {
 		"mps4":     {Sharing: gpu.Replicated, Replicas: 4},
 		"once":     {Sharing: gpu.Replicated, Replicas: 4, Isolation: gpu.IsolationNone, OnePerClaim: true},
 		"alone":    {Sharing: gpu.Exclusive},
+		"anyone":   {Sharing: gpu.Unlimited, Isolation: gpu.IsolationNone},
 		"replaced": {Sharing: gpu.Exclusive},
 	} {
 		devices = append(devices, gpu.Device{Name: name, UUID: gpu.UUID("GPU-" + name), Memory: 80 << 30, Use: use})
@@ -145,6 +146,31 @@ func TestShares(t *testing.T) {
 		{"a replica of a card that no longer has any", []string{"a=replaced:1x"},
 			"error: request a: device replaced was allocated as a replica, and is exclusive by now; delete the pod, " +
 				"so that it is scheduled anew: configuration refused"},
+		{"an unlimited card", []string{"a=anyone:0/0"}, "a anyone 0/0 unenforced"},
+		{"an unlimited card for several claims", []string{"a=anyone:0/0", "a=anyone:0/0", "a=anyone:0/0 b=anyone:0/0"},
+			"a anyone 0/0 unenforced\nb anyone 0/0 unenforced"},
+		{"an unlimited card beside claims that ask for an amount", []string{"a=anyone:0/0", "a=anyone:80Gi/100",
+			"a=anyone:0/0"}, "a anyone 0/0 unenforced"},
+		{"all the memory of an unlimited card is no whole card", []string{"a=anyone:80Gi/0"},
+			"a anyone 80Gi/0 unenforced"},
+		{"more of an unlimited card than others leave", []string{"a=anyone:50Gi/0", "a=anyone:40Gi/0"},
+			"error: request a: device anyone has 80Gi of its memory, of which claim ns/c0 (UID c0) and this claim " +
+				"want 90Gi: device in use"},
+		{"an unlimited card may have time slices", []string{"a=anyone:0/0|" + long},
+			"a anyone 0/0 interval=Long unenforced"},
+		{"an unlimited card with different time slices", []string{"a=anyone:0/0|" + long, "a=anyone:0/0"},
+			"error: request a: device anyone is shared with claim ns/c0 (UID c0), which has it with time slice Long, " +
+				"compute mode DEFAULT; this claim wants time slice Default, compute mode DEFAULT: settings of " +
+				"another claim are in force"},
+		{"an unlimited card refuses MPS", []string{"a=anyone:0/0|" + mps}, "error: request a: device anyone: " +
+			"sharing.strategy MPS: the administrator lets any number of claims use this GPU, without MPS (sharing " +
+			"unlimited): configuration refused"},
+		{"a card that is no longer unlimited", []string{"a=mps:0/0"},
+			"error: request a: device mps was allocated without limits, and is fractional, isolation mps by now; " +
+				"delete the pod, so that it is scheduled anew: configuration refused"},
+		{"a replica of a card that is unlimited by now", []string{"a=anyone:1x"},
+			"error: request a: device anyone was allocated as a replica, and is unlimited, isolation none by now; " +
+				"delete the pod, so that it is scheduled anew: configuration refused"},
 		{"a whole card with a time slice", []string{"a=alone|" + long}, "a alone interval=Long"},
 		{"the default time slice changes nothing", []string{"a=alone|" + timeSlices}, "a alone"},
 		{"a whole card under MPS", []string{"a=alone|" + mps}, "a alone mode=EXCLUSIVE_PROCESS daemon=alone"},
@@ -191,6 +217,7 @@ func TestPart(t *testing.T) {
 		{"a share of memory alone", "a=mps:5Gi/0", "5120 0 true"},
 		{"a replica", "a=slices4:1x", "20480 25 true"},
 		{"two replicas", "a=mps4:2x", "40960 50 true"},
+		{"an unlimited card", "a=anyone:0/0", "0 0 true"},
 	} {
 		plan, err := NewPlan(shareResults(t, row.claim), shareInventory, nil)
 		if err != nil {
@@ -252,6 +279,7 @@ func TestContainersWithOtherClaims(t *testing.T) {
 		{"a=mps4:1x", nil, other, false},
 		{`a=alone|{"strategy":"MPS"}`, nil, other, false},
 		{"a=none:5Gi/30", nil, other, true}, // nothing is enforced
+		{"a=anyone:0/0", nil, other, true},
 		{"a=alone", nil, other, true},
 		{"a=mps:5Gi/0 b=alone", []string{"b"}, other, true},
 		{"a=mps:5Gi/0 b=alone", []string{"a"}, other, false},

@@ -194,6 +194,17 @@ memory_bytes Tesla T4 a free: 19200
 namespace_cores Tesla T4 ml a: 75
 namespace_gpus Tesla T4 ml a: 1
 namespace_memory_bytes Tesla T4 ml a: 11520`},
+		{"an unlimited GPU counts what claims ask for", viewtest.Node{Profile: "t4-x2",
+			Use: gpu.Use{Sharing: gpu.Unlimited}}, "",
+			[]string{"ml/a: gpu-3b-00-0 memory=0 cores=0", "ml/b: gpu-3b-00-0 memory=1073741824 cores=0"}, `
+claims ml allocated: 2
+cores Tesla T4 a free: 200
+gpus Tesla T4 a allocated: 1
+gpus Tesla T4 a free: 1
+memory_bytes Tesla T4 a allocated: 1024
+memory_bytes Tesla T4 a free: 29696
+namespace_gpus Tesla T4 ml a: 1
+namespace_memory_bytes Tesla T4 ml a: 1024`},
 		{"partitions count what they have, also one with a sign in its profile", viewtest.Node{Profile: "dgx-h100"}, "",
 			[]string{"ml/a: gpu-1b-00-0-mig-3g40gb-0, gpu-1b-00-0-mig-1g10gb-me-6", "ml/b: gpu-43-00-0-mig-7g80gb-0"}, `
 claims ml allocated: 2

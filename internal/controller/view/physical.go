@@ -100,7 +100,8 @@ func (v *View) holdings(all []Holding, at id, p *Physical, kind *Kind) []Holding
 	return all
 }
 
-// part returns how much of the GPU is held: 0 for a partition whose kind was never published.
+// part returns how much of the GPU is held: 0 for a partition whose kind was never published. Of an unlimited GPU it
+// is what the claim asked for, which may be nothing.
 func (v *View) part(h Held, p *Physical, kind *Kind) (memory, cores int64) {
 	if gpu.IsPartition(h.Device) {
 		k := v.partitions[partitionKind{p.Product, gpu.PartitionProfile(h.Device)}]
@@ -113,6 +114,8 @@ func (v *View) part(h Held, p *Physical, kind *Kind) (memory, cores int64) {
 		return k.Capacity("memory"), cores
 	}
 	switch taken := h.Consumed["memory"]; {
+	case kind != nil && kind.Sharing() == gpu.Unlimited.String() && h.Consumed != nil:
+		return taken, h.Consumed["cores"]
 	case h.Consumed["shares"] > 0 && kind != nil && kind.Capacity("shares") > 0:
 		n, of := h.Consumed["shares"], kind.Capacity("shares")
 		return p.Memory / of * n, 100 * n / of

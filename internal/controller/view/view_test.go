@@ -187,6 +187,12 @@ func TestFits(t *testing.T) {
 			[]*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0")}, "memory=5Gi", false},
 		{"the last replica", gpu.Use{Sharing: gpu.Replicated, Replicas: 2},
 			[]*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "shares=1")}, "", true},
+		{"unlimited, and many have it", gpu.Use{Sharing: gpu.Unlimited}, []*resourceapi.ResourceClaim{
+			claim("x", "a", "gpu-3b-00-0", "memory=0", "cores=0"), claim("y", "a", "gpu-3b-00-0", "memory=15Gi",
+				"cores=0")}, "", true},
+		{"unlimited, and the counted memory is taken", gpu.Use{Sharing: gpu.Unlimited},
+			[]*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "memory=15Gi", "cores=0")}, "memory=1Mi",
+			false},
 		{"no replica is left", gpu.Use{Sharing: gpu.Replicated, Replicas: 2},
 			[]*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "shares=2")}, "", false},
 	} {

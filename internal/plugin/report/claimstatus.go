@@ -143,7 +143,11 @@ func (r *Reporter) Prepared(claim *resourceapi.ResourceClaim, rec checkpoint.Rec
 		devices = append(devices, r.readyStatus(claim, DeviceCondition{Pool: a.Pool, Device: a.Device,
 			ShareID: a.ShareID, Status: metav1.ConditionTrue, Reason: "Prepared"}).
 			WithData(runtime.RawExtension{Raw: raw}))
-		if a.Unenforced {
+		if a.Unenforced && device.Use.Sharing == gpu.Unlimited {
+			r.claim(Events.ShareNotEnforced, rec.Claim, "Prepare",
+				"request %s: any number of claims may use %s, and nothing limits what each of them uses, because its "+
+					"node configuration has sharing: unlimited", a.Request, a.Device)
+		} else if a.Unenforced {
 			r.claim(Events.ShareNotEnforced, rec.Claim, "Prepare",
 				"request %s: the share of %s is counted and not enforced, because the claim asks for TimeSlicing",
 				a.Request, a.Device)

@@ -15,9 +15,36 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
+
+// A claim has an event where nothing enforces its share, which says why.
+func TestUnenforcedShares(t *testing.T) {
+	for _, row := range []struct {
+		name string
+		use  gpu.Use
+		want string
+	}{
+		{"the claim chose it", gpu.Use{}, "Normal ShareNotEnforced request gpu: the share of gpu-0 is counted and " +
+			"not enforced, because the claim asks for TimeSlicing"},
+		{"the administrator did", gpu.Use{Sharing: gpu.Unlimited}, "Normal ShareNotEnforced request gpu: any number " +
+			"of claims may use gpu-0, and nothing limits what each of them uses, because its node configuration has " +
+			"sharing: unlimited"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			recorder := events.NewFakeRecorder(1)
+			r := NewReporterTo(recorder, Config{Driver: "gpu.nvidia.com", Node: "node"})
+			r.Prepared(&resourceapi.ResourceClaim{}, checkpoint.Record{Plan: sharing.Plan{
+				Assignments: []sharing.Assignment{{Request: "gpu", Device: "gpu-0", Share: &sharing.Share{},
+					Unenforced: true}}}}, inventory.Inventory{{Name: "gpu-0", Use: row.use}})
+			if got := <-recorder.Events; got != row.want {
+				t.Errorf("got  %s\nwant %s", got, row.want)
+			}
+		})
+	}
+}
 
 // The status of a claim is written between calls of the kubelet, or after statusDelay if they never pause.
 func TestStatusWaitsForCalls(t *testing.T) {

@@ -36,8 +36,8 @@ var Events = struct {
 	ClaimWaiting: event.Warning("ClaimWaiting", "ResourceClaim",
 		"preparing or releasing the claim has waited for more than 5 s, and goes on waiting; the text says for what"),
 	ShareNotEnforced: event.Normal("ShareNotEnforced", "ResourceClaim",
-		"the claim has a share of a GPU and asks for TimeSlicing: the share is counted, and nothing keeps its "+
-			"containers within it"),
+		"nothing limits how much of a shared GPU the claim's containers use: the claim has a share and asks for "+
+			"TimeSlicing, or the node configuration of the GPU has `sharing: unlimited`"),
 	TimeSlicingIgnored: event.Normal("TimeSlicingIgnored", "ResourceClaim",
 		"the claim has a partition and asks for TimeSlicing, which changes nothing: a partition has no time slices "+
 			"to set"),
