@@ -66,6 +66,8 @@ func TestAllocationOfShares(t *testing.T) {
 			"af 15Gi/0, does not fit, 3b 1 of 2, 3b 1 of 2, does not fit"},
 		{"the class of shared GPUs has only these replicas", fractional, exclusive,
 			[]string{"shared: " + whole}, "does not fit"},
+		{"the class of shared GPUs has unlimited ones", fractional, unlimited,
+			[]string{"shared: " + whole, "shared: " + whole}, "af 0/0, af 0/0"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			devices := simtest.Discover(t, "t4-x2")

@@ -77,6 +77,11 @@ gpus:
 			strings.Repeat("gpu-N replicated: 100, isolation hook (/opt/hook/libhook.so)\n", 4)},
 		{"the kernel enforces fractions", `gpus: [{isolation: cgroup}]`,
 			strings.Repeat("gpu-N fractional, isolation cgroup\n", 4)},
+		{"any number of users without limits", `gpus: [{sharing: unlimited}]`,
+			strings.Repeat("gpu-N unlimited, isolation none\n", 4)},
+		{"everything that unlimited users can have",
+			`gpus: [{sharing: unlimited, isolation: none, sharedOnly: true, partitions: none}]`,
+			strings.Repeat("gpu-N unlimited, isolation none, shared only, partitions none\n", 4)},
 		{"as many replicas as an MPS server has clients", `gpus: [{sharing: {replicated: 48}}]`,
 			strings.Repeat("gpu-N replicated: 48, isolation mps\n", 4)},
 		{"partitions beside every way of sharing", `
@@ -240,13 +245,13 @@ gpus:
 `, `
 line 4: gpu: unknown field; accepted here: apiVersion, kind, gpus
 line 6: gpus[0].selects: unknown field; accepted here: select, sharing, partitions, isolation, hook, sharedOnly, onePerClaim, health
-line 7: gpus[0].sharing: "exclusiv": want fractional, exclusive or {replicated: N}
+line 7: gpus[0].sharing: "exclusiv": want fractional, exclusive, unlimited or {replicated: N}
 line 8: gpus[1].select.produkt: unknown field; accepted here: product, uuid, index, architecture
 line 8: gpus[1].select.index: "first": want a whole number from 0 to 1023
 line 9: gpus[1].sharing.replicas: unknown field; accepted here: replicated
 line 10: gpus[1].isolation: "msp": want mps, none, hook or cgroup
 line 11: gpus[2].select.uuid: "MIG-1": want the UUID of a whole GPU, such as GPU-5f2a1c7e-…; its partitions have no configuration of their own
-line 11: gpus[2].sharing: "replicated": want fractional, exclusive or {replicated: N}
+line 11: gpus[2].sharing: "replicated": want fractional, exclusive, unlimited or {replicated: N}
 line 11: gpus[2].onePerClaim: "often": want true or false`},
 		{"a field twice", ownHead + "gpus:\n  - sharing: exclusive\n    sharing: fractional\n",
 			"line 5: gpus[0].sharing: given twice"},
@@ -297,7 +302,16 @@ line 11: gpus[2].onePerClaim: "often": want true or false`},
 			`line 3: gpus[0].hook.library: "/opt/../libhook.so": want an absolute path, without .. and double slashes`},
 		{"only for those who ask for a shared one, and there is none", ownHead +
 			"gpus: [{sharing: exclusive, sharedOnly: true}]", "line 3: gpus[0].sharedOnly: is for sharing: " +
-			"{replicated: N}, and sharing is exclusive here"},
+			"{replicated: N} and sharing: unlimited, and sharing is exclusive here"},
+		{"a limit for users without limits", ownHead + "gpus: [{sharing: unlimited, isolation: mps}]",
+			`line 3: gpus[0].isolation: "mps": nothing limits the users of an unlimited GPU: leave it out`},
+		{"a library for users without limits", ownHead +
+			"gpus: [{sharing: unlimited, hook: {library: /opt/hook/libhook.so}}]",
+			"line 3: gpus[0].hook: only isolation: hook has a library"},
+		{"one replica per claim, of any number", ownHead + "gpus: [{sharing: unlimited, onePerClaim: true}]",
+			"line 3: gpus[0].onePerClaim: is for sharing: {replicated: N}, and sharing is unlimited here"},
+		{"a number of unlimited users", ownHead + "gpus: [{sharing: {unlimited: 4}}]",
+			"line 3: gpus[0].sharing.unlimited: unknown field; accepted here: replicated"},
 		{"one fraction per claim", ownHead + "gpus: [{onePerClaim: true}]",
 			"line 3: gpus[0].onePerClaim: is for sharing: {replicated: N}, and sharing is fractional here"},
 		{"an entry after one for every GPU", ownHead + "gpus:\n  - sharing: exclusive\n  - select: {index: 0}\n",

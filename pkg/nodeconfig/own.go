@@ -68,6 +68,9 @@ func (r *reader) entry(path string, n *yaml.Node) entry {
 	if n := f["sharing"]; n != nil {
 		e.use.Sharing, e.use.Replicas = r.sharing(path+".sharing", n)
 	}
+	if e.use.Sharing == gpu.Unlimited {
+		e.use.Isolation = gpu.IsolationNone
+	}
 	if n := f["partitions"]; n != nil {
 		e.partitions = value{n.Line, path + ".partitions", n.Value}
 		e.use.Partitions = r.partitions(e.partitions.path, n)
@@ -165,8 +168,10 @@ func (r *reader) sharing(path string, n *yaml.Node) (gpu.Sharing, int) {
 		return gpu.Fractional, 0
 	case gpu.Exclusive.String():
 		return gpu.Exclusive, 0
+	case gpu.Unlimited.String():
+		return gpu.Unlimited, 0
 	}
-	r.problem(n.Line, path, "%s: want fractional, exclusive or {replicated: N}", show(n))
+	r.problem(n.Line, path, "%s: want fractional, exclusive, unlimited or {replicated: N}", show(n))
 	return gpu.Fractional, 0
 }
 
@@ -206,16 +211,22 @@ func (r *reader) checkEntry(path string, f map[string]*yaml.Node, use gpu.Use) {
 	case isolation != nil && use.Sharing == gpu.Exclusive:
 		r.problem(isolation.Line, path+".isolation", "an exclusive GPU has one user and nothing to isolate: leave it "+
 			"out")
+	case use.Sharing == gpu.Unlimited && use.Isolation != gpu.IsolationNone:
+		r.problem(isolation.Line, path+".isolation", "%s: nothing limits the users of an unlimited GPU: leave it out",
+			show(isolation))
 	case hook != nil && use.Isolation != gpu.IsolationHook:
 		r.problem(hook.Line, path+".hook", "only isolation: hook has a library")
 	case hook == nil && use.Isolation == gpu.IsolationHook:
 		r.problem(isolation.Line, path+".hook", "missing: isolation: hook wants hook: {library: PATH}, a CUDA "+
 			"interposer on the node")
 	}
-	for _, name := range []string{"sharedOnly", "onePerClaim"} {
-		if n := f[name]; r.boolean(path+"."+name, n) && use.Sharing != gpu.Replicated {
-			r.problem(n.Line, path+"."+name, "is for sharing: {replicated: N}, and sharing is %s here", use.Sharing)
-		}
+	replicated, unlimited := use.Sharing == gpu.Replicated, use.Sharing == gpu.Unlimited
+	if n := f["sharedOnly"]; use.SharedOnly && !replicated && !unlimited {
+		r.problem(n.Line, path+".sharedOnly", "is for sharing: {replicated: N} and sharing: unlimited, and sharing is "+
+			"%s here", use.Sharing)
+	}
+	if n := f["onePerClaim"]; use.OnePerClaim && !replicated {
+		r.problem(n.Line, path+".onePerClaim", "is for sharing: {replicated: N}, and sharing is %s here", use.Sharing)
 	}
 }
 

@@ -48,6 +48,7 @@ var configs = map[string]string{
 	"default":    "",
 	"exclusive":  head + "gpus: [{sharing: exclusive, partitions: none}]",
 	"replicated": head + "gpus: [{sharing: {replicated: 4}, partitions: none}]",
+	"unlimited":  head + "gpus: [{sharing: unlimited}]",
 	"fractional": head + "gpus: [{sharing: fractional, partitions: none}]",
 	"partitions": head + "gpus: [{partitions: dynamic}]",
 }

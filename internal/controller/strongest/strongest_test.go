@@ -135,14 +135,16 @@ func TestUnranked(t *testing.T) {
 	}
 }
 
-// The class itself accepts no replicas, so neither does any alternative, and neither does a claim that is not ranked.
+// The class itself accepts no replicas and no unlimited GPUs, so neither does any alternative, and neither does a claim
+// that is not ranked.
 func TestClassAcceptsNoReplicas(t *testing.T) {
 	v := viewtest.New(t, viewtest.Node{Name: "r", Profile: "dgx-h100",
-		Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 10}}, viewtest.Node{Name: "h", Profile: "l40s-x4"})
+		Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 10}}, viewtest.Node{Name: "h", Profile: "l40s-x4"},
+		viewtest.Node{Name: "u", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Unlimited}})
 	c, _ := v.Class(class)
 	for _, kind := range v.Kinds() {
 		accepted := (Expander{View: v}).accepts(t.Context(), kind, c.Spec.Selectors)
-		if want := kind.Type() == gpu.TypeGPU && kind.Sharing() != "replicated"; accepted != want {
+		if want := kind.Type() == gpu.TypeGPU && kind.Sharing() == "fractional"; accepted != want {
 			t.Errorf("%s (%s): got accepted: %t, want %t", kind, kind.Sharing(), accepted, want)
 		}
 	}

@@ -221,6 +221,11 @@ func TestLimit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	unlimited, err := nodeconfig.Parse([]byte("apiVersion: resource.nvidia.com/v1beta1\nkind: NodeConfig\ngpus: " +
+		"[{sharing: unlimited}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, row := range []struct {
 		name, lacks string
 		config      nodeconfig.Config
@@ -233,6 +238,7 @@ func TestLimit(t *testing.T) {
 		{"no counters", "counters", nodeconfig.Config{}, "fractional, isolation mps, partitions none"},
 		{"no counters, static partitions", "counters", static, "fractional, isolation mps, partitions static"},
 		{"no shares", "shares", nodeconfig.Config{}, "exclusive"},
+		{"no shares, unlimited", "shares", unlimited, "exclusive"},
 		{"neither", "shares counters", nodeconfig.Config{}, "exclusive, partitions none"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
