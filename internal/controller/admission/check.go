@@ -187,24 +187,36 @@ func (c Checker) checkAlternative(ctx context.Context, a *alternative, v *Verdic
 	}
 	failures.warn(v)
 	if known && len(a.kinds) == 0 && best.kind != nil {
-		v.warn("%s: no device that is published now, and that the selectors accept, has so much; the most is %s (%s)",
-			a.path.Child("capacity", "requests").Key(string(best.name)), best.has.String(), best.kind)
+		v.warn("%s: %s", a.path.Child("capacity", "requests").Key(string(best.name)), best)
 	}
 }
 
 // shortage is a capacity of which a kind of device has less than requested.
 type shortage struct {
-	kind *view.Kind
-	name resourceapi.QualifiedName
-	has  resource.Quantity
+	kind      *view.Kind
+	name      resourceapi.QualifiedName
+	published bool // whether the kind has the capacity at all
+	has       resource.Quantity
 }
 
 // or returns the shortage with the larger capacity.
 func (s shortage) or(other shortage) shortage {
-	if s.kind == nil || s.name == other.name && s.has.Cmp(other.has) < 0 {
+	if s.kind == nil || s.name == other.name && (!s.published || s.has.Cmp(other.has) < 0) {
 		return other
 	}
 	return s
+}
+
+// String says what the devices have, for people.
+func (s shortage) String() string {
+	const none = "no device that is published now, and that the selectors accept, has "
+	switch {
+	case s.published:
+		return none + fmt.Sprintf("so much; the most is %s (%s)", s.has.String(), s.kind)
+	case s.name == "shares":
+		return none + "this capacity; GPUs have it where the node configuration has sharing: {replicated: N}"
+	}
+	return none + "this capacity"
 }
 
 // lacking returns the first requested capacity of which the kind has too little.
@@ -215,7 +227,7 @@ func lacking(kind *view.Kind, a *alternative) (less shortage, lacks bool) {
 	for _, name := range slices.Sorted(maps.Keys(a.Capacity.Requests)) {
 		wanted := a.Capacity.Requests[name]
 		if most, ok := kind.Most(name); !ok || most.Cmp(wanted) < 0 {
-			return shortage{kind, name, most}, true
+			return shortage{kind, name, ok, most}, true
 		}
 	}
 	return shortage{}, false

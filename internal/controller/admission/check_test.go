@@ -80,6 +80,34 @@ config: [{opaque: {driver: gpu.nvidia.com, parameters: {}}}, {opaque: {driver: g
 			nil, []string{"spec.devices.requests[0].exactly.capacity.requests[memory]: no device that is published " +
 				"now, and that the selectors accept, has so much; the most is 81559Mi (NVIDIA H100 80GB HBM3)"}},
 
+		{"replicas where none are published", shared,
+			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {shares: 1}}}}]`,
+			nil, []string{"spec.devices.requests[0].exactly.capacity.requests[shares]: no device that is published " +
+				"now, and that the selectors accept, has this capacity; GPUs have it where the node configuration " +
+				"has sharing: {replicated: N}"}},
+		{"more replicas than are published", append(shared, viewtest.Node{Name: "r", Profile: "t4-x2",
+			Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 4}}),
+			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {shares: 5}}}}]`,
+			nil, []string{"requests[shares]: no device that is published now, and that the selectors accept, has so " +
+				"much; the most is 4 (Tesla T4)"}},
+		{"replicas of some GPUs", append(shared, viewtest.Node{Name: "r", Profile: "t4-x2",
+			Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 4}}),
+			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {shares: 1}}}}]`,
+			nil, nil},
+		{"replicas in an empty cluster", nothing,
+			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {shares: 1}}}}]`,
+			nil, nil},
+		{"engines of a whole GPU", exclusive,
+			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {decoders: 1}}}}]`,
+			nil, []string{"requests[decoders]: no device that is published now, and that the selectors accept, has " +
+				"this capacity"}},
+		{"MPS on an unlimited GPU", []viewtest.Node{{Name: "u", Profile: "l40s-x4",
+			Use: gpu.Use{Sharing: gpu.Unlimited}}}, one + config("sharing: {strategy: MPS}"), nil,
+			[]string{"spec.devices.requests[0]: on NVIDIA L40S: device NVIDIA L40S: sharing.strategy MPS: the " +
+				"administrator lets any number of claims use this GPU"}},
+		{"an amount of an unlimited GPU", []viewtest.Node{{Name: "u", Profile: "l40s-x4",
+			Use: gpu.Use{Sharing: gpu.Unlimited}}}, fraction, nil, nil},
+
 		{"shares of two GPUs in one container", shared,
 			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 2, capacity: {requests: {memory: 5Gi, cores: 30}}}}]`,
 			nil, []string{"spec.devices.requests[0]: on NVIDIA H100 80GB HBM3, NVIDIA L40S: devices NVIDIA H100 80GB " +
