@@ -54,7 +54,7 @@ func (s *suite) testAdmission(t *testing.T) {
 		}
 		return r
 	}
-	memory := func(name, amount string) func(*resourceapi.ExactDeviceRequest) {
+	capacity := func(name, amount string) func(*resourceapi.ExactDeviceRequest) {
 		return func(r *resourceapi.ExactDeviceRequest) {
 			r.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{
 				resourceapi.QualifiedName(name): resource.MustParse(amount),
@@ -78,15 +78,19 @@ func (s *suite) testAdmission(t *testing.T) {
 			[]string{"2 problems", "devices.config[0].opaque.parameters.sharign: Forbidden: unknown field",
 				"devices.config[0].opaque.parameters.environment[NVIDIA_VISIBLE_DEVICES]"}, ""},
 		{"limits of MPS for a share", request(func(r *resourceapi.ExactDeviceRequest) {
-			memory("memory", "5Gi")(r)
+			capacity("memory", "5Gi")(r)
 			selects("device.attributes['gpu.nvidia.com'].sharing == 'fractional'")(r)
 		}), gpuConfig + share, nil, "sharing.mpsConfig: the memory limit of a share is what its request asks for"},
-		{"limits of MPS where some GPUs are given whole", request(memory("memory", "5Gi")), gpuConfig + share, nil,
+		{"limits of MPS where some GPUs are given whole", request(capacity("memory", "5Gi")), gpuConfig + share, nil,
 			"the memory limit of a share is what its request asks for"},
-		{"a capacity with a domain", request(memory("gpu.nvidia.com/memory", "5Gi")), "",
+		{"a capacity with a domain", request(capacity("gpu.nvidia.com/memory", "5Gi")), "",
 			[]string{"check." + *driver, "exactly.capacity.requests[gpu.nvidia.com/memory]", "write memory"}, ""},
-		{"more than there is", request(memory("memory", "1Ti")), "", nil,
+		{"more than there is", request(capacity("memory", "1Ti")), "", nil,
 			"has so much; the most is 81559Mi (NVIDIA H100 80GB HBM3)"},
+		{"replicas where no matching GPU has any", request(func(r *resourceapi.ExactDeviceRequest) {
+			capacity("shares", "1")(r)
+			selects("device.attributes['gpu.nvidia.com'].sharing == 'fractional'")(r)
+		}), "", nil, "GPUs have it where the node configuration has sharing: {replicated: N}"},
 		{"a selector that fails", request(selects(fails)), "", nil, "no such key: modelName"},
 		{"the strongest GPU in a list", resourceapi.DeviceRequest{Name: "gpu",
 			FirstAvailable: []resourceapi.DeviceSubRequest{{Name: "a", DeviceClassName: strongestClass()}}}, "", nil,

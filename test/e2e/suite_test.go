@@ -75,6 +75,7 @@ func TestCluster(t *testing.T) {
 			t.Run("a tainted GPU is only for claims that tolerate it", s.testTaint)
 			t.Run("a monitor sees a GPU that is found later", s.testMonitorLater)
 			t.Run("the node configuration changes while the plugin runs, for each GPU", s.testNodeConfig)
+			t.Run("any number of pods use an unlimited GPU", s.testUnlimited)
 		})
 		t.Run("others", func(t *testing.T) {
 			t.Parallel()
