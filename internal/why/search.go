@@ -34,6 +34,11 @@ func (a advice) changes() []Change {
 	return all
 }
 
+// equal reports whether both have the same changes, in any order.
+func (a advice) equal(b advice) bool {
+	return len(a) == len(b) && !slices.ContainsFunc(a, func(s step) bool { return !slices.Contains(b, s) })
+}
+
 // mixed is what it weighs to change something and to wait as well.
 const mixed = 10
 
@@ -198,7 +203,9 @@ func (s *search) accept(steps []step) (bool, error) {
 	if err != nil || len(spots) == 0 {
 		return false, nil //nolint:nilerr // such steps do not help
 	}
-	s.found = append(s.found, steps)
+	if !slices.ContainsFunc(s.found, advice(steps).equal) { // two large sets may be reduced to the same
+		s.found = append(s.found, steps)
+	}
 	return true, nil
 }
 
