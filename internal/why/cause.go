@@ -302,7 +302,7 @@ func (q *question) requestCause(claim, request int, facts map[[2]int][]fact) str
 func (q *question) partCause(p part, facts []fact) string {
 	count := map[reason]int{}
 	ofClass, left := 0, 0
-	perSite := map[*site]int{}
+	perSite := map[*site]int64{}
 	for _, f := range facts {
 		if !f.ofClass() {
 			continue
@@ -322,9 +322,15 @@ func (q *question) partCause(p part, facts []fact) string {
 		return cmp.Or(count[b]-count[a], lossRank(a.kind)-lossRank(b.kind), strings.Compare(a.detail, b.detail))
 	})
 	if left > 0 {
-		most := slices.Max(slices.Collect(maps.Values(perSite)))
 		if p.all() {
 			return "it wants all devices that match, and on no node can it have all; " + lossTexts(reasons, count)
+		}
+		most := int64(0)
+		for s, n := range perSite {
+			if bound, err := q.most(s, s.state, p); err == nil {
+				n = min(n, bound) // partitions exclude each other
+			}
+			most = max(most, n)
 		}
 		text := fmt.Sprintf("it wants %d devices of one node, and no node has more than %d for it", *p.count, most)
 		if len(reasons) > 0 {

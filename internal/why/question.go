@@ -22,11 +22,15 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
 )
 
-const (
+// searchTimeout ends the search for changes.
+const searchTimeout = 20 * time.Second
+
+// Tests change these.
+var (
 	// askTimeout ends a single question: the allocator's search can be exponential. It is that of the scheduler.
 	askTimeout = 10 * time.Second
-	// searchTimeout ends the search for changes.
-	searchTimeout = 20 * time.Second
+	// changeTimeout ends a single question of the search for changes. It is taken for no.
+	changeTimeout = time.Second
 )
 
 // searchAsked is how many questions to the allocator a search for changes asks. Tests change it.
@@ -45,6 +49,7 @@ type question struct {
 	// The search for changes ends after so many questions, or then.
 	maxAsked int
 	deadline time.Time
+	slow     int // questions of that search that took too long
 }
 
 func newQuestion(ctx context.Context, c *cluster, w *workload) *question {
@@ -68,15 +73,25 @@ func (q *question) ask(w *workload, s *site) ([]resourceapi.AllocationResult, er
 	if len(w.ended) > 0 {
 		state = stateOf(s.holders, w.ended)
 	}
-	ctx, cancel := context.WithTimeout(q.ctx, askTimeout)
+	claims, timeout := w.claimsOn(s.node), askTimeout
+	if q.tooMany(claims, s, state) {
+		return nil, nil
+	}
+	if q.maxAsked > 0 {
+		timeout = changeTimeout
+	}
+	ctx, cancel := context.WithTimeout(q.ctx, timeout)
 	defer cancel()
 	allocator, err := structured.NewAllocator(ctx, features, state, q.classes, s.slices, compiled)
 	if err != nil {
 		return nil, err
 	}
-	results, err := allocator.Allocate(ctx, s.node, w.claimsOn(s.node))
+	results, err := allocator.Allocate(ctx, s.node, claims)
 	switch {
 	case errors.Is(err, structured.ErrFailedAllocationOnNode):
+		return nil, nil
+	case errors.Is(err, context.DeadlineExceeded) && q.ctx.Err() == nil && q.maxAsked > 0:
+		q.slow++
 		return nil, nil
 	case errors.Is(err, context.DeadlineExceeded) && q.ctx.Err() == nil:
 		return nil, errLimit

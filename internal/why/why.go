@@ -387,6 +387,10 @@ func (q *question) explain(r *Report, subject string) {
 	q.maxAsked, q.deadline = q.asked+searchAsked, time.Now().Add(searchTimeout)
 	s := &search{question: q, everywhere: anyErrors(facts)}
 	s.run(q.changes(facts))
+	if s.slow > 0 {
+		s.notTried = append(s.notTried, fmt.Sprintf("what the allocator does not answer within %s (%d %s)",
+			changeTimeout, s.slow, plural(s.slow, "question", "questions")))
+	}
 	r.search = s
 	if q.Unread[snapshot.Claims] != nil && len(q.w.claims) > 0 {
 		r.unless = othersHold

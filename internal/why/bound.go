@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package why
+
+import (
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+)
+
+// boundedFrom is the number of devices from which on claims are compared with a bound before the allocator is asked.
+// For fewer the allocator is fast enough.
+const boundedFrom = 8
+
+// tooMany reports whether a request, or all requests together, ask for more devices than the site can give. The
+// allocator would try every set of devices before it says so. Where it could return an error, tooMany is false.
+func (q *question) tooMany(claims []*resourceapi.ResourceClaim, s *site, state structured.AllocatedState) bool {
+	var all []part
+	requests := map[*resourceapi.DeviceRequest][]part{}
+	for _, claim := range claims {
+		total := int64(0)
+		for _, p := range partsOf(claim) {
+			if p.all() || p.admin || *p.capacity != nil || q.classes[*p.class] == nil {
+				return false
+			}
+			total += *p.count
+			request := &claim.Spec.Devices.Requests[p.request]
+			all, requests[request] = append(all, p), append(requests[request], p)
+		}
+		if total > resourceapi.AllocationResultsMaxSize {
+			return false
+		}
+	}
+	wanted := int64(0)
+	for _, alternatives := range requests {
+		wanted += least(alternatives)
+	}
+	if wanted < boundedFrom {
+		return false
+	}
+	most, err := q.most(s, state, all...) // also finds the errors
+	found := most < wanted
+	for _, alternatives := range requests {
+		if found || err != nil {
+			break
+		}
+		most, err = q.most(s, state, alternatives...)
+		found = most < least(alternatives)
+	}
+	return found && err == nil
+}
+
+// least returns how many devices a request with these alternatives needs at least.
+func least(alternatives []part) int64 {
+	n := *alternatives[0].count
+	for _, p := range alternatives {
+		n = min(n, *p.count)
+	}
+	return n
+}
+
+// counterSetID names a counter set.
+type counterSetID struct {
+	pool poolID
+	name string
+}
+
+// most returns a bound for the number of devices that the parts together get on the site. It counts devices that match
+// one and are free, of each counter set as many as its counters suffice for. The error is that of a selector.
+func (q *question) most(s *site, state structured.AllocatedState, parts ...part) (int64, error) {
+	total, left := int64(0), map[counterSetID]quantitiesByName{}
+	wants := map[counterSetID][]map[string]resourceapi.Counter{} // what each device takes of its first counter set
+	current := snapshot.Current(s.slices)
+	for _, slice := range current {
+		for _, set := range slice.Spec.SharedCounters {
+			left[counterSetID{poolOf(slice), set.Name}] = quantitiesByName{}
+			for name, c := range set.Counters {
+				left[counterSetID{poolOf(slice), set.Name}][name] = c.Value.DeepCopy()
+			}
+		}
+	}
+	for _, slice := range current {
+		for i := range slice.Spec.Devices {
+			d := &slice.Spec.Devices[i]
+			id := structured.MakeDeviceID(slice.Spec.Driver, slice.Spec.Pool.Name, d.Name)
+			if structured.IsDeviceAllocated(id, &state) {
+				for _, use := range d.ConsumesCounters {
+					left[counterSetID{poolOf(slice), use.CounterSet}].subtract(use.Counters)
+				}
+			}
+			matching := int64(0)
+			for _, p := range parts {
+				ok, err := q.matches(p, slice, d)
+				if err != nil {
+					return 0, err
+				}
+				if ok && len(untolerated(d.Taints, *p.tolerate)) == 0 {
+					matching++
+				}
+			}
+			switch {
+			case matching == 0 || !q.near(s, slice, d) || state.AllocatedDevices.Has(id):
+			case ptr.Deref(d.AllowMultipleAllocations, false):
+				total += matching // requests may share the device, and what it takes of counters
+			case len(d.ConsumesCounters) == 0:
+				total++
+			default:
+				set := counterSetID{poolOf(slice), d.ConsumesCounters[0].CounterSet}
+				wants[set] = append(wants[set], d.ConsumesCounters[0].Counters)
+			}
+		}
+	}
+	for set, devices := range wants {
+		total += left[set].suffice(devices)
+	}
+	return total, nil
+}
+
+// matches reports whether the device meets the selectors of the part and of its class.
+func (q *question) matches(p part, slice *resourceapi.ResourceSlice, d *resourceapi.Device) (bool, error) {
+	for _, selector := range slices.Concat(q.classes[*p.class].Spec.Selectors, *p.selectors) {
+		if ok, err := Meets(q.ctx, slice.Spec.Driver, d, expressionOf(selector)); !ok || err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// quantitiesByName are what is left of the counters of a set.
+type quantitiesByName map[string]resource.Quantity
+
+func (l quantitiesByName) subtract(used map[string]resourceapi.Counter) {
+	for name, c := range used {
+		if value, ok := l[name]; ok {
+			value.Sub(c.Value)
+			l[name] = value
+		}
+	}
+}
+
+// suffice returns for how many of the devices each counter suffices, if those come first that need the least of it.
+func (l quantitiesByName) suffice(devices []map[string]resourceapi.Counter) int64 {
+	most := len(devices)
+	for name, value := range l {
+		needs := make([]resource.Quantity, len(devices))
+		for i, counters := range devices {
+			needs[i] = counters[name].Value
+		}
+		slices.SortFunc(needs, func(a, b resource.Quantity) int { return a.Cmp(b) })
+		rest := value.DeepCopy()
+		for n, need := range needs[:most] {
+			if rest.Sub(need); rest.Sign() < 0 {
+				most = n
+				break
+			}
+		}
+	}
+	return int64(most)
+}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package why
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+)
+
+// A claim for more devices than a node can have is answered at once, although the allocator would try all sets of them.
+func TestMost(t *testing.T) {
+	for _, row := range []struct {
+		profile, class string
+		held           int // GPUs
+		want           int
+	}{
+		{"dgx-h100", driver, 0, 8},
+		{"dgx-h100", driver, 4, 4},
+		{"dgx-h100", "mig.nvidia.com", 4, 28},
+		{"gb200-nvl4", "mig.nvidia.com", 0, 28},
+		{"dgx-h100", "mig-3g.40gb.nvidia.com", 0, 16},
+	} {
+		t.Run(fmt.Sprintf("%s of %s, %d GPUs held", row.class, row.profile, row.held), func(t *testing.T) {
+			s := fleet(t, viewtest.Node{Name: "a", Profile: row.profile})
+			for i := range row.held {
+				mustHold(t, s, claim(t, fmt.Sprint("held-", i), gpus("")))
+			}
+			s.Claims = append(s.Claims, claim(t, "c", requests(fmt.Sprintf(
+				"[{name: r, exactly: {deviceClassName: %s, count: 31}}]", row.class))))
+			begin := time.Now()
+			r, err := Claim(t.Context(), s, "ns", "c")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(begin); took > askTimeout/2 {
+				t.Errorf("took %s", took)
+			}
+			want := fmt.Sprintf("ask for %d devices instead of 31", row.want)
+			if len(r.Change) != 1 || r.Change[0].Text != want || !r.Search.Complete {
+				t.Errorf("got %+v, %+v, want %q", r.Change, r.Search, want)
+			}
+		})
+	}
+}
+
+// The same holds for two requests together.
+func TestMostOfTwoRequests(t *testing.T) {
+	s := fleet(t, viewtest.Node{Name: "a", Profile: "gb200-nvl4"})
+	s.Claims = append(s.Claims, claim(t, "c", requests("[{name: x, exactly: {deviceClassName: mig.nvidia.com, "+
+		"count: 15}}, {name: y, exactly: {deviceClassName: mig.nvidia.com, count: 15}}]")))
+	begin := time.Now()
+	r, err := Claim(t.Context(), s, "ns", "c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(begin); took > askTimeout/2 {
+		t.Errorf("took %s", took)
+	}
+	if want := "ask for 13 devices instead of 15"; len(r.Change) != 1 || r.Change[0].Text != want {
+		t.Errorf("got %+v, want %q", r.Change, want)
+	}
+}
+
+// A question that takes the allocator too long counts as no, and the answer says so.
+func TestSlow(t *testing.T) {
+	s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+	s.Claims = append(s.Claims, claim(t, "c", gpus(", count: 3")))
+	defer func(ask, change time.Duration) { askTimeout, changeTimeout = ask, change }(askTimeout, changeTimeout)
+	askTimeout, changeTimeout = time.Nanosecond, time.Nanosecond
+	r, err := Claim(t.Context(), s, "ns", "c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Search{Asked: r.Search.Asked, NotTried: "what the allocator does not answer within 1ns (3 questions)"}
+	if r.Search != want || len(r.Change) > 0 {
+		t.Errorf("got %+v, %+v, want %+v", r.Search, r.Change, want)
+	}
+}
+
+// The allocator gives no request more devices than the bound says.
+func TestMostIsBound(t *testing.T) {
+	for seed := range uint64(60) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		s := randomFleet(t, r)
+		fill(t, r, s)
+		c := claim(t, "c", requests("[{name: r, exactly: {"+randomRequest(r, false)+"}}]"))
+		p := partsOf(c)[0]
+		if p.all() || *p.capacity != nil {
+			continue
+		}
+		q := newQuestion(t.Context(), newCluster(s), &workload{claims: append(s.Claims[:0:0], c),
+			origins: make([]origin, 1)})
+		for _, at := range q.sites {
+			most, err := q.most(at, at.state, p)
+			if err != nil {
+				continue
+			}
+			*p.count = most + 1
+			one := *s
+			one.Nodes = append(s.Nodes[:0:0], at.node)
+			if on, _, err := judge(t, &one, nil, c); err == nil && on != "" {
+				t.Errorf("seed %d: the bound of node %s is %d, and the allocator gives more: %+v", seed, on, most,
+					c.Spec)
+			}
+		}
+	}
+}
