@@ -47,6 +47,7 @@ type cluster struct {
 	holders map[poolID][]*resourceapi.ResourceClaim
 	used    map[string]corev1.ResourceList // of each node, by pods
 	planned map[string]bool                // claims that do not exist yet, by namespace/name
+	answers map[string]*Report             // about anonymous workloads
 }
 
 // classLister lists classes for the allocator.
@@ -72,7 +73,8 @@ func (c classLister) Get(name string) (*resourceapi.DeviceClass, error) {
 func newCluster(s *snapshot.Snapshot) *cluster {
 	c := &cluster{Snapshot: s, classes: classLister{}, onNode: map[string][]*resourceapi.ResourceSlice{},
 		pools: map[poolID][]*resourceapi.ResourceSlice{}, holders: map[poolID][]*resourceapi.ResourceClaim{},
-		used: map[string]corev1.ResourceList{}, planned: map[string]bool{}}
+		used: map[string]corev1.ResourceList{}, planned: map[string]bool{},
+		answers: map[string]*Report{}}
 	for _, class := range s.Classes {
 		c.classes[class.Name] = class
 	}

@@ -344,17 +344,26 @@ func (c *cluster) lacks(w *workload) *lackError {
 	return nil
 }
 
-// explain fills in the report about the workload.
+// explain fills in the report about the workload, whose name ends the subject. Equal workloads are explained once.
 func explain(ctx context.Context, c *cluster, w *workload, r *Report, subject string) {
 	r.Notes = append(r.Notes, c.notes(w)...)
 	if lacks := c.lacks(w); lacks != nil {
 		r.undecided(lacks)
 		return
 	}
-	q := newQuestion(ctx, c, w)
-	r.Nodes.Total, r.Nodes.Groups = len(c.nodes), len(q.sites)
-	q.explain(r, subject)
-	r.Search.Asked = q.asked
+	w, subject, key, names := w.anonymous(subject)
+	of := c.answers[key]
+	if of == nil {
+		of = &Report{Search: Search{Complete: true}}
+		q := newQuestion(ctx, c, w)
+		of.Nodes.Total, of.Nodes.Groups = len(c.nodes), len(q.sites)
+		q.explain(of, subject)
+		of.Search.Asked = q.asked
+	}
+	if ctx.Err() == nil { // otherwise the answer may be wrong
+		c.answers[key] = of
+	}
+	r.answer(of, names)
 }
 
 func (q *question) explain(r *Report, subject string) {
