@@ -106,7 +106,7 @@ why: ## ask why 2,000 random pods wait, and judge each answer with the scheduler
 	@./hack/prerequisites.sh
 	WHY_CLAIMS=2000 $(GO) test -count=1 -timeout 2h -v -run 'TestRandomClaims$$' ./internal/why
 
-why-scheduler: ## put 1,000 answers to why random pods wait to a real scheduler, or WHY_SCHEDULER=number of them (needs root)
+why-scheduler: ## put 2,000 answers to why random pods wait to a real scheduler, and less than 300 of them say; WHY_SCHEDULER=number of them (needs root)
 	@./hack/prerequisites.sh root
 	@$(GO) run ./hack/dev why
 

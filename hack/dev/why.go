@@ -17,7 +17,7 @@ func whyScheduler(ctx context.Context) error {
 		// Most of the time a test waits for the scheduler.
 		args := []string{"go", "test", "-count=1", "-v", "-timeout", "2h", "-parallel", "4", "-run",
 			"TestRandomClaimsOnScheduler", "./internal/why"}
-		env := append(t.env(), "WHY_SCHEDULER="+cmp.Or(os.Getenv("WHY_SCHEDULER"), "1000"))
+		env := append(t.env(), "WHY_SCHEDULER="+cmp.Or(os.Getenv("WHY_SCHEDULER"), "2000"))
 		return command{args: args, env: env}.attach(ctx)
 	})
 }

@@ -193,23 +193,50 @@ func check(t testing.TB, s *snapshot.Snapshot, r *Report) (keys, problems []stri
 		return []string{"nothing helps"}, nothing(r, fits)
 	}
 	advice := r.search.found[0]
-	for i, st := range advice {
-		keys = append(keys, string(st.kind))
-		if len(advice) > 1 && fits(slices.Delete(slices.Clone(advice), i, i+1)) {
-			problems = append(problems, "not needed: "+st.text(st.level))
-		}
-		if milder := slices.Clone(advice); st.level > 0 {
-			milder[i].level--
-			if fits(milder) {
-				problems = append(problems, "milder would do: "+milder[i].text(milder[i].level))
-			}
+	for _, with := range less(advice) {
+		if fits(with.steps) {
+			problems = append(problems, with.text)
 		}
 	}
 	if !fits(advice) {
 		problems = append(problems, "it does not fit with the advice")
 	}
+	return keysOf(advice), problems
+}
+
+// keysOf returns the kinds of the changes and their number.
+func keysOf(a advice) []string {
+	var keys []string
+	for _, st := range a {
+		keys = append(keys, string(st.kind))
+	}
 	slices.Sort(keys)
-	return append(slices.Compact(keys), fmt.Sprintf("changes: %d", min(len(advice), 5))), problems
+	return append(slices.Compact(keys), fmt.Sprintf("changes: %d", min(len(a), 5)))
+}
+
+// lesser is an advice with less than is needed.
+type lesser struct {
+	steps []step
+	key   string // what is less
+	text  string // what is wrong if the workload fits with it
+}
+
+// less returns the advice without each one of several changes, and with each number one step milder.
+func less(a advice) []lesser {
+	var all []lesser
+	for i, st := range a {
+		if len(a) > 1 {
+			all = append(all, lesser{slices.Delete(slices.Clone(a), i, i+1), "without " + string(st.kind),
+				"not needed: " + st.text(st.level)})
+		}
+		if st.level > 0 {
+			milder := slices.Clone(a)
+			milder[i].level--
+			all = append(all, lesser{milder, "milder " + string(st.kind),
+				"milder would do: " + st.text(st.level-1)})
+		}
+	}
+	return all
 }
 
 // mildest is how many levels of a change nothing tries, beside the last one.

@@ -11,7 +11,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"strings"
+
 	"sync"
 	"testing"
 	"time"
@@ -33,13 +33,22 @@ import (
 const (
 	namespaceOnCluster = "why"
 	caseLabel          = "case"
+	holderLabel        = "holder" // of claims of others
 	// scheduled is how long the scheduler may take. It tries a pod again after at most 10 s.
-	scheduled = time.Minute
+	scheduled    = time.Minute
+	pollInterval = 50 * time.Millisecond
 )
 
+// atOnce deletes without a grace period: no kubelet would end it.
+var atOnce = metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}
+
+// judgedLess is for how many advices the scheduler is asked about less, too.
+const judgedLess = 300
+
 // Random pods that do not fit on random fleets are put to an API server and a scheduler, which are those of
-// $KUBECONFIG. With the advice, the scheduler places the pod. WHY_SCHEDULER sets how many, and WHY_SEED the first seed:
-// make why-scheduler starts the cluster. Nodes have no kubelet, so no pod starts.
+// $KUBECONFIG. With the advice, the scheduler places the pod. With less than the advice it does not, which is tried for
+// the first advices. WHY_SCHEDULER sets how many pods, and WHY_SEED the first seed: make why-scheduler starts the
+// cluster. Nodes have no kubelet, so no pod starts.
 func TestRandomClaimsOnScheduler(t *testing.T) {
 	want, _ := strconv.Atoi(os.Getenv("WHY_SCHEDULER"))
 	if want == 0 {
@@ -50,7 +59,7 @@ func TestRandomClaimsOnScheduler(t *testing.T) {
 		seed, _ = strconv.ParseUint(text, 10, 64)
 	}
 	c := connectScheduler(t)
-	count := tally{map[string]int{}, map[string]int{}}
+	count, ofLess := tally{map[string]int{}, map[string]int{}}, tally{map[string]int{}, map[string]int{}}
 	var mu sync.Mutex
 	t.Run("pods", func(t *testing.T) {
 		for made := 0; made < want; seed++ {
@@ -62,18 +71,41 @@ func TestRandomClaimsOnScheduler(t *testing.T) {
 			t.Run(of.name, func(t *testing.T) {
 				t.Parallel()
 				defer c.remove(t, of)
-				keys, err := c.judge(t.Context(), of)
+				a, keys, err := c.judge(t.Context(), of)
 				if err != nil {
 					t.Errorf("seed %s: %v", of.name, err)
 				}
 				mu.Lock()
-				defer mu.Unlock()
 				count.add(keys, err != nil)
+				rest := less(a)
+				again := err == nil && len(rest) > 0 && ofLess.all["advices"] < judgedLess
+				if again {
+					ofLess.all["advices"]++
+				}
+				mu.Unlock()
+				if !again {
+					return
+				}
+				for _, with := range rest {
+					err := c.judgeLess(t.Context(), of, with)
+					if err != nil {
+						t.Errorf("seed %s: %v", of.name, err)
+					}
+					mu.Lock()
+					ofLess.add([]string{with.key}, err != nil)
+					mu.Unlock()
+				}
+				// The cases above are refused for want of what is left out, if this is placed.
+				if err := c.place(t.Context(), of, of.report.search.w.with(a)); err != nil {
+					t.Errorf("seed %s: after less was refused: %v", of.name, err)
+				}
 			})
 		}
 	})
-	for _, key := range slices.Sorted(maps.Keys(count.all)) {
-		t.Logf("%-24s %4d, of them wrong: %d", key, count.all[key], count.wrong[key])
+	for _, of := range []tally{count, ofLess} {
+		for _, key := range slices.Sorted(maps.Keys(of.all)) {
+			t.Logf("%-24s %4d, of them wrong: %d", key, of.all[key], of.wrong[key])
+		}
 	}
 }
 
@@ -84,13 +116,19 @@ type schedulerCase struct {
 	holders []*resourceapi.ResourceClaim
 	claims  []*resourceapi.ResourceClaim
 	pod     *corev1.Pod
+
+	report *Report
+	uids   map[string]types.UID // of the claims that the report is about
+	ended  map[string]bool      // the holders that do not exist now
+	tried  int                  // how many workloads have been tried instead of the pod
 }
 
 // randomCase returns that of a seed, or nil if the pod fits. The names of its objects are used once in the cluster.
 func randomCase(t *testing.T, seed uint64) *schedulerCase {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 0))
-	of := &schedulerCase{name: fmt.Sprint(seed), fleet: randomFleet(t, r)}
+	of := &schedulerCase{name: fmt.Sprint(seed), fleet: randomFleet(t, r), ended: map[string]bool{},
+		uids: map[string]types.UID{}}
 	fill(t, r, of.fleet)
 	of.holders = of.fleet.Claims
 	for i := range pick(r, 1, 1, 1, 2) {
@@ -118,6 +156,7 @@ func randomCase(t *testing.T, seed uint64) *schedulerCase {
 	}
 	for _, c := range of.holders {
 		of.label(&c.ObjectMeta)
+		c.Labels[holderLabel] = ""
 		a := c.Status.Allocation
 		a.NodeSelector = nil
 		for i := range a.Devices.Results {
@@ -179,43 +218,69 @@ func connectScheduler(t *testing.T) schedulerCluster {
 }
 
 // judge creates the objects of the case, asks why its pod waits, applies the advice, and waits until the scheduler has
-// placed the pod. It returns the number and the kinds of the changes.
-func (c schedulerCluster) judge(ctx context.Context, of *schedulerCase) ([]string, error) {
+// placed the pod. It returns the advice, and the number and the kinds of its changes.
+func (c schedulerCluster) judge(ctx context.Context, of *schedulerCase) (advice, []string, error) {
 	if err := c.create(ctx, of); err != nil {
-		return []string{"no answer"}, err
+		return nil, []string{"no answer"}, err
 	}
-	if err := c.await(ctx, of.pod.Name, "the scheduler to refuse the pod", func(p *corev1.Pod) bool {
-		return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-			return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse
-		})
-	}); err != nil {
-		return []string{"no answer"}, err
+	if err := c.await(ctx, of.pod.Name, "the scheduler to refuse the pod", refused); err != nil {
+		return nil, []string{"no answer"}, err
 	}
 	s, err := c.read(ctx, of)
 	if err != nil {
-		return []string{"no answer"}, err
+		return nil, []string{"no answer"}, err
 	}
 	report, err := Pod(ctx, s, of.pod.Namespace, of.pod.Name)
 	if err != nil {
-		return []string{"no answer"}, err
+		return nil, []string{"no answer"}, err
+	}
+	of.report = report
+	for _, claim := range s.Claims {
+		of.uids[claim.Name] = claim.UID
 	}
 	if report.Outcome != Waits || report.search == nil {
-		return []string{"no answer"}, fmt.Errorf("got the outcome %s: %s", report.Outcome, report.Cause)
+		return nil, []string{"no answer"}, fmt.Errorf("got the outcome %s: %s", report.Outcome, report.Cause)
 	}
 	if len(report.search.found) == 0 {
-		return []string{"nothing helps"}, nil
+		return nil, []string{"nothing helps"}, nil
 	}
-	advice := report.search.found[0]
-	keys := []string{"all"}
-	for _, st := range advice {
-		keys = append(keys, string(st.kind))
+	a := report.search.found[0]
+	keys := append(keysOf(a), "all")
+	if err := c.place(ctx, of, report.search.w.with(a)); err != nil {
+		return a, keys, fmt.Errorf("%w\n%s\n%s", err, report.Cause, report.Advice())
 	}
-	slices.Sort(keys)
-	keys = append(slices.Compact(keys), fmt.Sprintf("changes: %d", min(len(advice), 5)))
-	if err := c.apply(ctx, of, s, report.search.w.with(advice)); err != nil {
-		return keys, fmt.Errorf("%w\n%s\n%s", err, report.Cause, report.Advice())
+	return a, keys, nil
+}
+
+// refused reports whether the scheduler has tried the pod and found no node.
+func refused(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse
+	})
+}
+
+// placed reports whether the pod has a node.
+func placed(p *corev1.Pod) bool { return p.Spec.NodeName != "" }
+
+// judgeLess tries less than the advice, and returns an error unless the scheduler refuses the pod. It may refuse a pod
+// because it has not seen yet that a claim has ended. But it knows the pod's own claims, which are younger. So when it
+// refuses a second pod with these claims, it has seen all.
+func (c schedulerCluster) judgeLess(ctx context.Context, of *schedulerCase, with lesser) error {
+	pod, err := c.try(ctx, of, of.report.search.w.with(with.steps))
+	if err == nil {
+		err = c.await(ctx, pod.Name, "the scheduler to refuse the pod with less", refused)
 	}
-	return keys, nil
+	if err == nil {
+		again := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("again-", of.tried)}, Spec: pod.Spec}
+		of.label(&again.ObjectMeta)
+		if _, err = c.CoreV1().Pods(namespaceOnCluster).Create(ctx, again, metav1.CreateOptions{}); err == nil {
+			err = c.await(ctx, again.Name, "the scheduler to refuse a second pod with less", refused)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w\n%s\n%s", with.text, err, of.report.Cause, of.report.Advice())
+	}
+	return nil
 }
 
 // create creates all objects of the case.
@@ -230,17 +295,8 @@ func (c schedulerCluster) create(ctx context.Context, of *schedulerCase) error {
 			return err
 		}
 	}
-	claims := c.ResourceV1().ResourceClaims(namespaceOnCluster)
 	for _, claim := range slices.Concat(of.holders, of.claims) {
-		made, err := claims.Create(ctx, claim, metav1.CreateOptions{})
-		if err != nil {
-			return err
-		}
-		if claim.Status.Allocation == nil {
-			continue
-		}
-		made.Status = claim.Status
-		if _, err := claims.UpdateStatus(ctx, made, metav1.UpdateOptions{}); err != nil {
+		if err := c.createClaim(ctx, claim); err != nil {
 			return err
 		}
 	}
@@ -248,10 +304,22 @@ func (c schedulerCluster) create(ctx context.Context, of *schedulerCase) error {
 	return err
 }
 
+// createClaim creates the claim with its devices.
+func (c schedulerCluster) createClaim(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+	claims := c.ResourceV1().ResourceClaims(namespaceOnCluster)
+	made, err := claims.Create(ctx, claim, metav1.CreateOptions{})
+	if err != nil || claim.Status.Allocation == nil {
+		return err
+	}
+	made.Status = claim.Status
+	_, err = claims.UpdateStatus(ctx, made, metav1.UpdateOptions{})
+	return err
+}
+
 // await waits until the pod is as wanted. It is an error if it gets a node before.
 func (c schedulerCluster) await(ctx context.Context, pod, what string, is func(*corev1.Pod) bool) error {
 	var last *corev1.Pod
-	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, scheduled, true, func(ctx context.Context) (bool,
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, scheduled, true, func(ctx context.Context) (bool,
 		error) {
 		var err error
 		last, err = c.CoreV1().Pods(namespaceOnCluster).Get(ctx, pod, metav1.GetOptions{})
@@ -279,41 +347,60 @@ func only[T metav1.Object](all []T, name string) []T {
 	return slices.DeleteFunc(all, func(o T) bool { return o.GetLabels()[caseLabel] != name })
 }
 
-// apply ends the claims that have ended in the workload, replaces its pod and claims, and waits until the pod has a
-// node.
-func (c schedulerCluster) apply(ctx context.Context, of *schedulerCase, s *snapshot.Snapshot, w *workload) error {
-	pods, claims := c.CoreV1().Pods(namespaceOnCluster), c.ResourceV1().ResourceClaims(namespaceOnCluster)
-	if err := pods.Delete(ctx, of.pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
+// place tries the workload, and waits until its pod has a node.
+func (c schedulerCluster) place(ctx context.Context, of *schedulerCase, w *workload) error {
+	pod, err := c.try(ctx, of, w)
+	if err != nil {
 		return err
 	}
-	ended := map[types.UID]string{}
-	for _, claim := range s.Claims {
-		ended[claim.UID] = claim.Name
+	return c.await(ctx, pod.Name, "the scheduler to place the pod with the advice", placed)
+}
+
+// try removes the pods and the claims of the workload tried before, ends the claims that have ended in this one and
+// creates the others again, and then the claims and the pod of the workload.
+func (c schedulerCluster) try(ctx context.Context, of *schedulerCase, w *workload) (*corev1.Pod, error) {
+	pods, claims := c.CoreV1().Pods(namespaceOnCluster), c.ResourceV1().ResourceClaims(namespaceOnCluster)
+	these := metav1.ListOptions{LabelSelector: caseLabel + "=" + of.name + ",!" + holderLabel}
+	if err := errors.Join(pods.DeleteCollection(ctx, atOnce, these),
+		claims.DeleteCollection(ctx, atOnce, these)); err != nil {
+		return nil, err
 	}
-	for uid := range w.ended {
-		if err := claims.Delete(ctx, ended[uid], metav1.DeleteOptions{}); err != nil {
-			return fmt.Errorf("end claim %s: %w", ended[uid], err)
+	if err := wait.PollUntilContextTimeout(ctx, pollInterval, scheduled, true, func(ctx context.Context) (bool, error) {
+		left, err := claims.List(ctx, these) // a claim with devices is removed when its pod has gone
+		return err == nil && len(left.Items) == 0, err
+	}); err != nil {
+		return nil, fmt.Errorf("wait for the end of claims that were tried before: %w", err)
+	}
+	for _, holder := range of.holders {
+		switch ended := w.ended[of.uids[holder.Name]]; {
+		case ended == of.ended[holder.Name]:
+			continue
+		case ended:
+			if err := claims.Delete(ctx, holder.Name, metav1.DeleteOptions{}); err != nil {
+				return nil, fmt.Errorf("end claim %s: %w", holder.Name, err)
+			}
+		default:
+			if err := c.createClaim(ctx, holder); err != nil {
+				return nil, err
+			}
 		}
+		of.ended[holder.Name] = !of.ended[holder.Name]
 	}
-	again := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "again"}, Spec: *w.pod.Spec.DeepCopy()}
-	again.Spec.ResourceClaims = nil
-	of.label(&again.ObjectMeta)
-	for _, changed := range w.claims {
-		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: strings.TrimSuffix(changed.Name,
-			"-"+of.name) + "-again"}, Spec: changed.Spec}
+	of.tried++
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("try-", of.tried)}, Spec: *of.pod.Spec.DeepCopy()}
+	pod.Spec.ResourceClaims = nil
+	of.label(&pod.ObjectMeta)
+	for i, changed := range w.claims {
+		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("try-%d-%d", of.tried, i)},
+			Spec: changed.Spec}
 		of.label(&claim.ObjectMeta)
 		if _, err := claims.Create(ctx, claim, metav1.CreateOptions{}); err != nil {
-			return fmt.Errorf("the changed claim: %w", err)
+			return nil, fmt.Errorf("the changed claim: %w", err)
 		}
-		again.Spec.ResourceClaims = append(again.Spec.ResourceClaims, corev1.PodResourceClaim{Name: changed.Name,
-			ResourceClaimName: &claim.Name})
+		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{
+			Name: fmt.Sprint("c", i), ResourceClaimName: &claim.Name})
 	}
-	if _, err := pods.Create(ctx, again, metav1.CreateOptions{}); err != nil {
-		return err
-	}
-	return c.await(ctx, again.Name, "the scheduler to place the pod with the advice", func(p *corev1.Pod) bool {
-		return p.Spec.NodeName != ""
-	})
+	return pods.Create(ctx, pod, metav1.CreateOptions{})
 }
 
 // remove removes all objects of the case.
@@ -321,7 +408,6 @@ func (c schedulerCluster) remove(t *testing.T, of *schedulerCase) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
 	these := metav1.ListOptions{LabelSelector: caseLabel + "=" + of.name}
-	atOnce := metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}
 	err := errors.Join(
 		c.CoreV1().Pods(namespaceOnCluster).DeleteCollection(ctx, atOnce, these),
 		c.ResourceV1().ResourceClaims(namespaceOnCluster).DeleteCollection(ctx, atOnce, these),
