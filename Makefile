@@ -15,7 +15,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-unit test-race test-arm64 test-nvidia test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest why why-scheduler build image dist lint clean
+.PHONY: help demo demo-down test test-unit test-race test-arm64 test-nvidia test-karpenter test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest why why-scheduler build image dist lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,12 @@ test-nvidia: ## tests with NVIDIA's own programs of three driver branches, downl
 	else \
 		echo "SKIPPED: the tests with NVIDIA's own programs, because Debian's non-free packages cannot be had here" >&2; \
 	fi
+
+# The module of Karpenter needs a newer Go than this one, which go downloads.
+test-karpenter: ## compare Karpenter's simulation of scheduling with the scheduler; downloads a newer Go
+	@./hack/prerequisites.sh
+	$(GO) build -o _output/bin/dra-controller ./cmd/dra-controller
+	DRA_CONTROLLER=$(CURDIR)/_output/bin/dra-controller GOTOOLCHAIN=go1.26.9 $(GO) test -C test/karpenter -count=1 -v ./...
 
 test-cluster: ## tests of the test cluster, also that it leaves the machine as it found it (needs root)
 	@./hack/prerequisites.sh root

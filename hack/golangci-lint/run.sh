@@ -25,6 +25,10 @@ failed=0
 for mod in $(git ls-files '*go.mod'); do
 	dir=$(dirname "$mod")
 	[ -n "$(find "$dir" -name '*.go' -print -quit)" ] || continue # only pins a tool
+	if ! $GO list -C "$dir" -m >/dev/null 2>&1; then
+		echo "not checked: $dir, which needs a newer Go" >&2
+		continue
+	fi
 	(cd "$dir" && "$lint" run "$@" ./...) || failed=1
 done
 exit $failed
