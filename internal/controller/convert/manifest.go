@@ -122,8 +122,20 @@ func nameOf(object map[string]any) string {
 	return u.GetKind() + " " + cmp.Or(u.GetName(), u.GetGenerateName())
 }
 
-// write writes an object as a document.
+// write writes an object as a document, without the empty fields that typed objects have.
 func write(out io.Writer, object any) error {
+	if _, ok := object.(map[string]any); !ok {
+		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+		if err != nil {
+			return err
+		}
+		for _, path := range [][]string{{"status"}, {"spec", "metadata"}} {
+			if empty, _, _ := unstructured.NestedMap(fields, path...); len(empty) == 0 {
+				unstructured.RemoveNestedField(fields, path...)
+			}
+		}
+		object = fields
+	}
 	text, err := yaml.Marshal(object)
 	if err != nil {
 		return err

@@ -84,6 +84,9 @@ func TestManifests(t *testing.T) {
 			if told.String() != tc.told {
 				t.Errorf("got %q\nwant %q", told.String(), tc.told)
 			}
+			if strings.Contains(out.String(), "metadata: {}") || strings.Contains(out.String(), "status:") {
+				t.Errorf("got an empty field in %s", out.String())
+			}
 			for _, want := range tc.want {
 				if strings.Count(out.String(), want) != 1 {
 					t.Errorf("got %s\nwant once %q", out.String(), want)
