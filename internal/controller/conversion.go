@@ -139,7 +139,8 @@ func (c *converter) freeName(ctx context.Context, namespace string, spec *resour
 			return name, err
 		}
 	}
-	return "", errors.New("somebody else has templates with every name that the template of the claim could have")
+	return "", errors.New("templates exist with every name that the template of the claim could have, and none is " +
+		"for this claim: " + otherTemplate)
 }
 
 // isFree reports whether there is no template of the name, or one that a controller has created for the spec.
@@ -166,7 +167,11 @@ func (c *converter) isFree(ctx context.Context, name types.NamespacedName,
 	return free.(bool), err
 }
 
-// isFor reports whether a controller has created the template for the spec.
+// otherTemplate is why a template with the name for a spec has another spec. Who has created it cannot be told.
+const otherTemplate = "somebody else has created it, or the API server has dropped fields of it, because their " +
+	"feature gate is off"
+
+// isFor reports whether a controller has created the template for the spec, and the API server has kept all of it.
 func isFor(template resourceapi.ResourceClaimTemplate, spec *resourceapi.ResourceClaimSpec) bool {
 	want, err := convert.TemplateName(spec, 0)
 	return err == nil && convert.IsTemplate(&template) && strings.HasPrefix(template.Name, want)
@@ -208,8 +213,8 @@ func (c *converter) Reconcile(ctx context.Context, req reconcile.Request) (recon
 		return reconcile.Result{}, fmt.Errorf("template %s: %w", key, err)
 	case !isFor(existing, &want.Spec.Spec):
 		return reconcile.Result{}, c.tell(ctx, &pod, "not-converted-", Events.NotConverted, fmt.Sprintf(
-			"somebody else has created a ResourceClaimTemplate %s since the pod was created. Delete the pod, so that "+
-				"its owner creates it again with another template", key.Name))
+			"the ResourceClaimTemplate %s is not what the pod needs: %s. In the first case delete the pod, so that "+
+				"its owner creates it again with another template", key.Name, otherTemplate))
 	}
 	return reconcile.Result{}, c.tellConverted(ctx, &pod)
 }

@@ -271,8 +271,10 @@ func TestForeignTemplate(t *testing.T) {
 		t.Fatal(err)
 	}
 	reconciled(t, c, before)
-	if got := eventsOf(t, c); len(got) != 1 || !strings.HasPrefix(got[0], "NotConverted: somebody else has created") {
-		t.Errorf("got events %q", got)
+	const want = "is not what the pod needs: somebody else has created it, or the API server has dropped fields of it"
+	if got := eventsOf(t, c); len(got) != 1 || !strings.HasPrefix(got[0], "NotConverted: the ResourceClaimTemplate "+
+		name+" "+want) {
+		t.Errorf("got events %q, want that it %s", got, want)
 	}
 }
 
