@@ -74,11 +74,11 @@ func (o convertOptions) run(cmd *cobra.Command) error {
 	}
 	c := convert.Converter{Driver: o.driver, Families: o.families, Models: o.models, MemoryUnit: o.memory}
 	if len(o.models) == 0 && o.kubeconfig != "" {
-		published, err := publishedModels(cmd.Context(), o.kubeconfig, o.driver)
+		published, err := publishedGPUs(cmd.Context(), o.kubeconfig, o.driver)
 		if err != nil {
 			return err
 		}
-		c.Models = published
+		c.Models, c.Partitions = convert.ModelsOf(published), convert.PartitionsOf(published)
 	}
 	tell := func(object string, err error, warnings []string) {
 		if errors.Is(err, convert.ErrNoModels) {
@@ -135,8 +135,8 @@ func manifestFiles(name string, recursive bool) ([]string, error) {
 	return files, err
 }
 
-// publishedModels returns the models of the GPUs in the cluster.
-func publishedModels(ctx context.Context, kubeconfig, driver string) ([]convert.Model, error) {
+// publishedGPUs returns a view of the GPUs in the cluster.
+func publishedGPUs(ctx context.Context, kubeconfig, driver string) (*view.View, error) {
 	config, err := connect(kubeconfig)
 	if err != nil {
 		return nil, err
@@ -154,7 +154,7 @@ func publishedModels(ctx context.Context, kubeconfig, driver string) ([]convert.
 	for i := range list.Items {
 		v.SetSlice(&list.Items[i])
 	}
-	return convert.ModelsOf(v), nil
+	return v, nil
 }
 
 // checkFamilies checks the value of the flag.

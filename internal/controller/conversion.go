@@ -60,10 +60,15 @@ const (
 	freeFor = 10 * time.Second
 )
 
-// converter returns the converter with the models that are published now.
+// converter returns the converter with the models and partitions that are published now. A claim that names a class
+// that does not exist is never allocated, so there are no partitions without their class.
 func (c *converter) converter() convert.Converter {
-	return convert.Converter{Driver: c.view.Driver(), Families: c.families,
+	made := convert.Converter{Driver: c.view.Driver(), Families: c.families,
 		Models: slices.Concat(c.models, convert.ModelsOf(c.view)), MemoryUnit: c.memory}
+	if _, ok := c.view.Class(convert.PartitionClass(made.Driver)); ok {
+		made.Partitions = convert.PartitionsOf(c.view)
+	}
+	return made
 }
 
 // Handle converts a pod on create. On update it removes the resources that the conversion has removed, because who

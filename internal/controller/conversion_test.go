@@ -170,6 +170,44 @@ resourceClaims:
 	}
 }
 
+// A request in TFLOP/s may get a partition, if the class of partitions exists.
+func TestConversionToPartitions(t *testing.T) {
+	for _, tc := range []struct {
+		name, missing string
+		want          []string // classes
+	}{
+		{"with the class", "", []string{"gpu.nvidia.com", "mig.nvidia.com"}},
+		{"without the class", "mig.nvidia.com", []string{"gpu.nvidia.com"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c := newConverter(t, "dgx-h100")
+			c.view.DeleteClass(tc.missing)
+			pod, _ := admit(t, c, `{metadata: {name: worker, namespace: ml, uid: u1}, spec: {containers: [{name: main, `+
+				`resources: {limits: {resource.nvidia.com/tflops: 50}}}]}}`)
+			if err := c.direct.Create(t.Context(), pod); err != nil {
+				t.Fatal(err)
+			}
+			reconciled(t, c, pod)
+			var made resourceapi.ResourceClaimTemplate
+			key := types.NamespacedName{Namespace: "ml", Name: *pod.Spec.ResourceClaims[0].ResourceClaimTemplateName}
+			if err := c.direct.Get(t.Context(), key, &made); err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			request := made.Spec.Spec.Devices.Requests[0]
+			for _, s := range request.FirstAvailable {
+				got = append(got, s.DeviceClassName)
+			}
+			if request.Exactly != nil {
+				got = append(got, request.Exactly.DeviceClassName)
+			}
+			if !slices.Equal(got, tc.want) {
+				t.Errorf("got classes %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
 // A pod that is refused or left as it is.
 func TestNotConverted(t *testing.T) {
 	for _, tc := range []struct{ name, profile, pod, refused, warned string }{

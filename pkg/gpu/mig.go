@@ -110,8 +110,11 @@ var profileNames = strings.NewReplacer("+me.all", "-meall", "-me", "-nome", "+",
 
 // PartitionName returns the device name of a partition of the named GPU: "gpu-3b-00-0-mig-1g10gb-4". It is a DNS label.
 func PartitionName(parent string, at Placement) string {
-	return fmt.Sprintf("%s%s%s-%d", parent, partitionMark, profileNames.Replace(at.Profile), at.Start)
+	return fmt.Sprintf("%s%s%s-%d", parent, partitionMark, ProfileName(at.Profile), at.Start)
 }
+
+// ProfileName returns the profile as it is in names: "1g10gb-me" for "1g.10gb+me".
+func ProfileName(profile string) string { return profileNames.Replace(profile) }
 
 // PartitionProfile returns the profile part of a partition's device name: "1g10gb" for "gpu-3b-00-0-mig-1g10gb-4". It
 // differs for different profiles, and is empty if the device is no partition.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
@@ -74,6 +75,8 @@ containers: [{name: main, image: %[6]q, args: [probe, --stay], resources: {limit
 		t.Errorf("the two halves are on %q, want them on one GPU", kai)
 	}
 
+	t.Run("a request in TFLOPS gets a partition where no share is free", s.testConversionToPartition)
+
 	// A pod by itself can be applied again, and a dry run creates nothing.
 	pod := s.parsed(t, fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: alone, namespace: %s}, spec: {terminationGracePeriodSeconds: 0,
 containers: [{name: main, image: %q, args: [sleep], resources: {limits: {tencent.com/vcuda-core: 7, tencent.com/vcuda-memory: 7}}}]}}`, ns,
@@ -119,6 +122,26 @@ spec: {nodeSelector: {no: node}, containers: [{name: main, image: none, resource
 	if err := s.Create(t.Context(), wrong); err == nil ||
 		!strings.Contains(err.Error(), "spec.containers[0].resources.limits[tencent.com/vcuda-core]") {
 		t.Errorf("150 vcuda-core: got error %v, want a refusal with the path", err)
+	}
+}
+
+// testConversionToPartition fills a node with eight H100: seven whole, and the last one by a partition, after which it
+// has no shares. A seventh of an H100 has 119 of 989 TFLOP/s.
+func (s *suite) testConversionToPartition(t *testing.T) {
+	s.needs(t, "DRAPartitionableDevices")
+	node := s.node(t, "dgx-h100")
+	ns := s.labelled(t, "converted-mig", map[string]string{"gpu.nvidia.com/convert": "on"})
+	full := s.claimTemplate(t, ns, "full", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{
+		{Name: "whole", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: *driver,
+			AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 7}},
+		partition("partition", small, "")}})
+	s.running(t, s.pod(t, ns, "full", onNode(node), withTemplate(full)))
+	key := s.pod(t, ns, "tflops", onNode(node), func(p *corev1.PodSpec) {
+		p.Containers[0].Resources.Limits = corev1.ResourceList{"resource.nvidia.com/tflops": resource.MustParse("50")}
+	})
+	device := s.allocated(t, s.running(t, key))
+	if got := stringAttribute(device, "profile"); got != small {
+		t.Errorf("got %s with profile %q, want a partition %s", device.Name, got, small)
 	}
 }
 

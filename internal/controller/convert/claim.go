@@ -7,8 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -16,6 +18,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
 // ErrNoModels means that a request depends on the models of GPUs, and none is known.
@@ -116,13 +119,52 @@ func (c Converter) alternatives(r Request) ([]resourceapi.DeviceSubRequest, erro
 		sub.Capacity = capacity(memory, cores)
 		all = append(all, sub)
 	}
+	partitions := c.partitions(r, base)
+	if free := resourceapi.FirstAvailableDeviceRequestMaxSize - len(all); free > 0 {
+		all = append(all, partitions[:min(free, len(partitions))]...)
+	}
 	switch {
-	case len(all) == 0 && len(models) > 0:
+	case len(all) == 0 && (len(models) > 0 || r.TFLOPS != 0 && len(c.Partitions) > 0):
 		return nil, fmt.Errorf("%w: those that are published have less", ErrNoModels)
 	case len(all) == 0:
 		return nil, ErrNoModels
 	}
 	return all, nil
+}
+
+// partitions returns the smallest partition of each model that has the compute and memory of the request, the smallest
+// first. A container can use one partition only.
+func (c Converter) partitions(r Request, base resourceapi.DeviceSubRequest) (all []resourceapi.DeviceSubRequest) {
+	if r.TFLOPS == 0 || r.Count > 1 {
+		return nil
+	}
+	smallest := map[string]Partition{} // by model
+	for _, p := range c.Partitions {
+		best, ok := smallest[p.Product]
+		if p.PeakCompute >= r.TFLOPS && p.Memory >= r.Memory && (!ok || p.compare(best) < 0) {
+			smallest[p.Product] = p
+		}
+	}
+	for _, p := range slices.SortedFunc(maps.Values(smallest), Partition.compare) {
+		sub := base
+		sub.Name = fmt.Sprintf("mig-%s-%d-tflops", gpu.ProfileName(p.Profile), p.PeakCompute)
+		if slices.ContainsFunc(all, func(s resourceapi.DeviceSubRequest) bool { return s.Name == sub.Name }) {
+			continue // two models with the same figures
+		}
+		sub.DeviceClassName, sub.Capacity = PartitionClass(c.Driver), capacity(r.Memory, 0)
+		sub.Selectors = append(slices.Clone(base.Selectors), resourceapi.DeviceSelector{
+			CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf("device.attributes['%[1]s'].profile == %[2]q "+
+				"&& device.attributes['%[1]s'].peakCompute == %[3]d", c.Driver, p.Profile, p.PeakCompute)}})
+		all = append(all, sub)
+	}
+	return all
+}
+
+// compare orders partitions by size; of two that differ only in media engines, the one without them is smaller.
+func (p Partition) compare(other Partition) int {
+	return cmp.Or(cmp.Compare(p.PeakCompute, other.PeakCompute), cmp.Compare(p.Memory, other.Memory),
+		cmp.Compare(len(p.Profile), len(other.Profile)), strings.Compare(p.Profile, other.Profile),
+		strings.Compare(p.Product, other.Product))
 }
 
 // of returns what the request is on a GPU of the model. ok is false if the model has less.

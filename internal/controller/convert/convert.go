@@ -147,15 +147,25 @@ type Converter struct {
 	Families []string
 	// Models are those of the GPUs that can be shared.
 	Models []Model
+	// Partitions are the profiles of the partitions that a request in TFLOP/s may get.
+	Partitions []Partition
 	// MemoryUnit is the size of one aliyun.com/gpu-mem in bytes; 0: 1 GiB.
 	MemoryUnit int64
 }
 
 // Model is a model of GPU that can be shared.
 type Model struct {
-	Memory      int64 // bytes
-	PeakCompute int64 // TFLOP/s
+	Product     string // as NVML names it; empty: unknown
+	Memory      int64  // bytes
+	PeakCompute int64  // TFLOP/s
 	Isolation   string
+}
+
+// Partition is a MIG profile of a model of GPU.
+type Partition struct {
+	Product, Profile string
+	Memory           int64 // bytes
+	PeakCompute      int64 // TFLOP/s
 }
 
 // ModelsOf returns the models of the published GPUs that can be shared.
@@ -163,12 +173,28 @@ func ModelsOf(v *view.View) []Model {
 	var all []Model
 	for _, kind := range v.Kinds() {
 		if kind.Type() == gpu.TypeGPU && kind.Sharing() == gpu.Fractional.String() {
-			all = append(all, Model{Memory: kind.Capacity("memory"), PeakCompute: kind.PeakCompute(),
-				Isolation: kind.Isolation()})
+			all = append(all, Model{Product: kind.Product(), Memory: kind.Capacity("memory"),
+				PeakCompute: kind.PeakCompute(), Isolation: kind.Isolation()})
 		}
 	}
 	return all
 }
+
+// PartitionsOf returns the profiles of the published partitions. Compute instances that share the memory of others
+// ("1c.3g.40gb") are left out.
+func PartitionsOf(v *view.View) []Partition {
+	var all []Partition
+	for _, kind := range v.Kinds() {
+		if kind.Type() == gpu.TypeMIG && !strings.Contains(kind.Profile(), "c.") {
+			all = append(all, Partition{Product: kind.Product(), Profile: kind.Profile(),
+				Memory: kind.Capacity("memory"), PeakCompute: kind.PeakCompute()})
+		}
+	}
+	return all
+}
+
+// PartitionClass returns the name of the chart's class of partitions.
+func PartitionClass(driver string) string { return "mig." + strings.TrimPrefix(driver, "gpu.") }
 
 // Conversion is what a pod asks for, as a claim.
 type Conversion struct {

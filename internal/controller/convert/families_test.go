@@ -25,14 +25,27 @@ var (
 	h100 = Model{Memory: 81559 * mib, PeakCompute: 989, Isolation: "mps"}
 )
 
+// partitions are some of those of an A100, an H100 and of another model with an H100's figures.
+var partitions = []Partition{
+	{"A100", "1g.5gb+me", 4864 * mib, 40}, {"A100", "1g.5gb", 4864 * mib, 40}, {"A100", "7g.40gb", 40448 * mib, 283},
+	{"A100", "2g.10gb", 9984 * mib, 80}, {"A100", "3g.20gb", 20096 * mib, 121}, {"H100", "1g.10gb", 9856 * mib, 119},
+	{"H100", "1g.20gb", 19968 * mib, 119}, {"H100", "7g.80gb", 80896 * mib, 989}, {"L100", "1g.10gb", 9900 * mib, 119},
+}
+
 // clusters are what the word after the name of a case chooses.
 var clusters = map[string]Converter{
-	"":         {Models: []Model{t4, a100, h100}},
-	"one":      {Models: []Model{a100}},
-	"empty":    {},
-	"nine":     {Models: nineModels()},
-	"unlimits": {Models: []Model{unlimited(t4), unlimited(a100), unlimited(h100)}}, // shares without enforcement
-	"mib":      {Models: []Model{a100}, MemoryUnit: mib},
+	"":      {Models: []Model{t4, a100, h100}},
+	"one":   {Models: []Model{a100}},
+	"empty": {},
+	"nine":  {Models: nineModels(), Partitions: partitions},
+	"unlimits": {Models: []Model{unlimited(t4), unlimited(a100), unlimited(h100)}, // shares without enforcement
+		Partitions: partitions},
+	"mib":    {Models: []Model{a100}, MemoryUnit: mib},
+	"mig":    {Models: []Model{a100}, Partitions: partitions},
+	"static": {Partitions: partitions}, // no whole GPUs
+	"products": {Models: []Model{{Product: "Tesla T4"}, {Product: "NVIDIA H100 PCIe"},
+		{Product: "NVIDIA H100 80GB HBM3"}, {Product: "NVIDIA T400"}, {Product: "Tesla P40"},
+		{Product: "Tesla V100-SXM2-32GB"}}},
 }
 
 func unlimited(m Model) Model {

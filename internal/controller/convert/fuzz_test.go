@@ -38,7 +38,8 @@ func FuzzConvert(f *testing.F) {
 			models[i].Isolation = []string{"mps", "none"}[random.IntN(2)]
 		}
 		for _, family := range Names() {
-			c := Converter{Driver: viewtest.Driver, Families: []string{family}, Models: models}
+			c := Converter{Driver: viewtest.Driver, Families: []string{family}, Models: models,
+				Partitions: partitions}
 			text, err := json.Marshal(pod)
 			if err != nil {
 				t.Fatal(err)

@@ -274,7 +274,7 @@ func (c Converter) check(spec resourceapi.ResourceClaimSpec) error {
 		}
 		for _, a := range alternatives {
 			switch {
-			case a.DeviceClassName != c.Driver:
+			case a.DeviceClassName != c.Driver && a.DeviceClassName != PartitionClass(c.Driver):
 				return fmt.Errorf("class %s is not for converted pods", a.DeviceClassName)
 			case a.AllocationMode != resourceapi.DeviceAllocationModeExactCount:
 				return fmt.Errorf("allocationMode %s is not for converted pods", a.AllocationMode)

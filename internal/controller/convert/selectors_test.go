@@ -18,8 +18,9 @@ import (
 // TestSelectors compares the selectors of claims with what simulated nodes publish.
 func TestSelectors(t *testing.T) {
 	const h100, l40s, t4 = "NVIDIA H100 80GB HBM3", "NVIDIA L40S", "Tesla T4"
-	published, models := wholeGPUs(t, viewtest.Node{Name: "a", Profile: "dgx-h100"},
-		viewtest.Node{Name: "b", Profile: "l40s-x4"}, viewtest.Node{Name: "c", Profile: "t4-x2"})
+	nodes := []viewtest.Node{{Name: "a", Profile: "dgx-h100"}, {Name: "b", Profile: "l40s-x4"},
+		{Name: "c", Profile: "t4-x2"}}
+	published, v := devices(t, nodes), viewtest.New(t, nodes...)
 	for _, row := range []struct {
 		name, pod string
 		want      []string // what each alternative may get
@@ -37,10 +38,15 @@ func TestSelectors(t *testing.T) {
 		{"shares under MPS", `{metadata: {annotations: {gpu-memory: "1", kai.scheduler/gpu-compute-sharing-mode: ` +
 			`sm-sharing}}, spec: {containers: [{name: main}]}}`, []string{h100 + ", " + l40s + ", " + t4}},
 		{"TFLOPS", `{spec: {containers: [{name: main, resources: {limits: {resource.nvidia.com/tflops: 100}}}]}}`,
-			[]string{h100, l40s}},
+			[]string{h100, l40s, h100 + " 1g.10gb"}},
+		{"TFLOPS of two slices", `{spec: {containers: [{name: main, resources: {limits: {resource.nvidia.com/tflops: 200}}}]}}`,
+			[]string{h100, l40s, h100 + " 2g.20gb"}},
+		{"TFLOPS and memory", `{metadata: {annotations: {tensor-fusion.ai/tflops-request: "100", ` +
+			`tensor-fusion.ai/vram-request: 12Gi}}, spec: {containers: [{name: main}]}}`,
+			[]string{h100, l40s, h100 + " 1g.20gb"}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			c := Converter{Driver: viewtest.Driver, Families: Names(), Models: models}
+			c := Converter{Driver: viewtest.Driver, Families: Names(), Models: ModelsOf(v), Partitions: PartitionsOf(v)}
 			conversion, err := c.Convert(podOf(t, row.pod))
 			if err != nil {
 				t.Fatal(err)
@@ -57,26 +63,24 @@ func hamiPod(annotation string) string {
 		"{nvidia.com/gpu: 1}}}]}}"
 }
 
-// accepted returns the products that each alternative of the first request accepts, sorted.
+// accepted returns what each alternative of the first request accepts: products, and profiles of partitions, sorted.
 func accepted(t *testing.T, published []resourceapi.Device, conversion *Conversion) []string {
 	t.Helper()
 	request := conversion.Spec.Devices.Requests[0]
-	selectors := [][]resourceapi.DeviceSelector{}
-	if request.Exactly != nil {
-		selectors = append(selectors, request.Exactly.Selectors)
-	}
-	for _, a := range request.FirstAvailable {
-		selectors = append(selectors, a.Selectors)
+	alternatives := request.FirstAvailable
+	if e := request.Exactly; e != nil {
+		alternatives = []resourceapi.DeviceSubRequest{{DeviceClassName: e.DeviceClassName, Selectors: e.Selectors}}
 	}
 	var all []string
-	for _, s := range selectors {
-		products := map[string]bool{}
+	for _, a := range alternatives {
+		found := map[string]bool{}
 		for _, d := range published {
-			if matches(t, d, s) {
-				products[*d.Attributes["productName"].StringValue] = true
+			profile := *d.Attributes["profile"].StringValue
+			if (profile != "") == (a.DeviceClassName == PartitionClass(viewtest.Driver)) && matches(t, d, a.Selectors) {
+				found[strings.TrimSpace(*d.Attributes["productName"].StringValue+" "+profile)] = true
 			}
 		}
-		all = append(all, strings.Join(slices.Sorted(maps.Keys(products)), ", "))
+		all = append(all, strings.Join(slices.Sorted(maps.Keys(found)), ", "))
 	}
 	return all
 }
@@ -100,21 +104,17 @@ func matches(t *testing.T, d resourceapi.Device, selectors []resourceapi.DeviceS
 	return true
 }
 
-// wholeGPUs returns the whole GPUs of the nodes, and their models.
-func wholeGPUs(t *testing.T, nodes ...viewtest.Node) (all []resourceapi.Device, models []Model) {
+// devices returns the GPUs and partitions of the nodes.
+func devices(t *testing.T, nodes []viewtest.Node) (all []resourceapi.Device) {
 	t.Helper()
 	for _, n := range nodes {
 		for _, slice := range viewtest.Slices(t, n) {
 			for _, d := range slice.Spec.Devices {
-				if kind := d.Attributes["type"].StringValue; kind == nil || *kind != string(gpu.TypeGPU) {
-					continue
+				if kind := d.Attributes["type"].StringValue; kind != nil && *kind != string(gpu.TypeMonitor) {
+					all = append(all, d)
 				}
-				all = append(all, d)
-				memory := d.Capacity["memory"].Value
-				models = append(models, Model{Memory: memory.Value(), Isolation: *d.Attributes["isolation"].StringValue,
-					PeakCompute: *d.Attributes["peakCompute"].IntValue})
 			}
 		}
 	}
-	return all, models
+	return all
 }
