@@ -142,11 +142,15 @@ func (c Converter) ElasticGPUClass(in *unstructured.Unstructured) (*resourceapi.
 				"and free when no pod uses the claim", name, value))
 		}
 	}
-	expression := strings.ReplaceAll("device.driver == 'DRIVER' && device.attributes['DRIVER'].type == 'gpu' && "+
-		"!device.attributes['DRIVER'].?sharedOnly.orValue(false)", "DRIVER", c.Driver) // as the chart's class
 	return &resourceapi.DeviceClass{
 		TypeMeta:   metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "DeviceClass"},
 		ObjectMeta: metav1.ObjectMeta{Name: in.GetName(), Labels: in.GetLabels()},
 		Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{{
-			CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}}}, warnings, nil
+			CEL: &resourceapi.CELDeviceSelector{Expression: c.wholeGPUs()}}}}}, warnings, nil
+}
+
+// wholeGPUs returns the selector of the chart's class of whole GPUs.
+func (c Converter) wholeGPUs() string {
+	return strings.ReplaceAll("device.driver == 'DRIVER' && device.attributes['DRIVER'].type == 'gpu' && "+
+		"!device.attributes['DRIVER'].?sharedOnly.orValue(false)", "DRIVER", c.Driver)
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 )
@@ -119,6 +120,9 @@ func outcome(t *testing.T, c Converter, in string) string {
 	var made any
 	var warnings []string
 	var err error
+	if quotas, ok := admissionQuotasIn(object.Object); ok {
+		return quotaOutcome(t, c, quotas)
+	}
 	switch object.GetKind() {
 	case "ElasticGPUClaim":
 		made, warnings, err = c.ElasticGPUClaim(&object)
@@ -131,6 +135,24 @@ func outcome(t *testing.T, c Converter, in string) string {
 		return "error: " + err.Error()
 	}
 	return strings.TrimSpace(asText(t, made) + warningText(warnings))
+}
+
+func quotaOutcome(t *testing.T, c Converter, quotas []byte) string {
+	t.Helper()
+	objects, warnings, err := c.AdmissionQuotas(quotas)
+	if err != nil {
+		return "error: " + err.Error()
+	}
+	var text strings.Builder
+	for _, o := range objects {
+		if class, ok := o.(*resourceapi.DeviceClass); ok {
+			checkDevices(t, class.Spec.Selectors, 1, nil)
+		}
+		if err := write(&text, o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return text.String() + warningText(warnings)
 }
 
 func podOutcome(t *testing.T, c Converter, in string) string {

@@ -9,9 +9,11 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
@@ -129,6 +131,36 @@ func FuzzElasticGPU(f *testing.F) {
 		class, _, err := c.ElasticGPUClass(&unstructured.Unstructured{Object: object})
 		if err == nil {
 			checkDevices(t, class.Spec.Selectors, 1, nil)
+		}
+	})
+}
+
+// FuzzAdmissionQuotas reads random quotas: nothing panics, and what is converted is valid.
+func FuzzAdmissionQuotas(f *testing.F) {
+	for _, text := range []string{`{"ml": {"pool": ["a"], "quota": {"M40": 4, "Tesla-V100_SXM2.32GB": 2}}}`, `{}`, `5`,
+		`{"ml": {"quota": {"": -1}}}`, `{"ml": null}`, `{"ml": {"quota": {"a-._b": 1e3}}}`} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		c := Converter{Driver: viewtest.Driver, Models: []Model{{Product: "Tesla T4"}}}
+		objects, _, err := c.AdmissionQuotas([]byte(text))
+		if err != nil {
+			return
+		}
+		for _, o := range objects {
+			switch o := o.(type) {
+			case *resourceapi.DeviceClass:
+				if problems := validation.IsDNS1123Subdomain(o.Name); len(problems) > 0 {
+					t.Errorf("class %q: %v", o.Name, problems)
+				}
+				checkDevices(t, o.Spec.Selectors, 1, nil)
+			case *corev1.ResourceQuota:
+				for name, q := range o.Spec.Hard {
+					if problems := validation.IsQualifiedName(string(name)); len(problems) > 0 || q.Sign() < 0 {
+						t.Errorf("%s: %s: %v", name, q.String(), problems)
+					}
+				}
+			}
 		}
 	})
 }

@@ -119,6 +119,9 @@ func writeNew(out io.Writer, objects []any, written map[string]bool) error {
 // nameOf names an object for people.
 func nameOf(object map[string]any) string {
 	u := unstructured.Unstructured{Object: object}
+	if u.GetKind() == "" {
+		return "quotas of gpu-admission" // nothing else without a kind is converted
+	}
 	return u.GetKind() + " " + cmp.Or(u.GetName(), u.GetGenerateName())
 }
 
@@ -147,6 +150,9 @@ func write(out io.Writer, object any) error {
 // manifest returns what an object becomes, and what works differently; nothing if it asks for nothing. The object is
 // not changed if there is an error.
 func (c Converter) manifest(object map[string]any) (all []any, warnings []string, err error) {
+	if quotas, ok := admissionQuotasIn(object); ok {
+		return c.AdmissionQuotas(quotas)
+	}
 	u := &unstructured.Unstructured{Object: object}
 	switch u.GetKind() {
 	case "ElasticGPUClaim":

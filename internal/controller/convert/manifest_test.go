@@ -60,6 +60,13 @@ func TestManifests(t *testing.T) {
 		{"an Elastic GPU", `{apiVersion: elasticgpu.io/v1alpha1, kind: ElasticGPUClaim, metadata: {name: e}, spec: {resources: ` +
 			`{requests: {tke.cloud.tencent.com/qgpu-core: 10, tke.cloud.tencent.com/qgpu-memory: 4}}}}`,
 			"ElasticGPUClaim e: converted\n", []string{"kind: ResourceClaim\n", "name: e\n"}, false},
+		{"the quotas of gpu-admission, in a ConfigMap", "{kind: ConfigMap, metadata: {name: gpuquota}, data: " +
+			`{gpu_quota: '{"ml": {"quota": {"M40": 4}}}'}}`, "ConfigMap gpuquota: converted, 4 warnings\n",
+			[]string{"kind: ResourceQuota", "kind: DeviceClass", "namespace: ml"}, false},
+		{"the quotas of gpu-admission, by themselves", `{"ml": {"quota": {"M40": 4}}}`,
+			"quotas of gpu-admission: converted, 4 warnings\n", []string{"kind: ResourceQuota"}, false},
+		{"another ConfigMap", "kind: ConfigMap\ndata: {quota: '5'}\n", "", []string{"data: {quota: '5'}"}, false},
+		{"values without a kind", "ml: {quota: {M40: 4}}\nother: {}\n", "", []string{"other: {}"}, false},
 		{"one mistake does not keep the others from it", fmt.Sprintf(deployment, "wrong", "150") + "---\n" + second,
 			"Deployment wrong: gpu-manager: spec.containers[0].resources.limits[tencent.com/vcuda-core]: Invalid " +
 				"value: \"150\": must be less than 100 or a multiple of 100\nDeployment second: converted\n",
