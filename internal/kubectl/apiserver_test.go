@@ -20,6 +20,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/utils/ptr"
 
@@ -145,7 +146,7 @@ func reply(w http.ResponseWriter, code int, object any) {
 // claim returns a claim of namespace ml that holds the device for a pod; consumed as "memory=5Gi".
 func claim(name, pool, device string, consumed ...string) *resourceapi.ResourceClaim {
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: name,
-		CreationTimestamp: metav1.NewTime(time.Now().Add(-3 * time.Hour))}}
+		UID: types.UID(name), CreationTimestamp: metav1.NewTime(time.Now().Add(-3 * time.Hour))}}
 	result := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: driver, Pool: pool,
 		Device: device}
 	for _, text := range consumed {

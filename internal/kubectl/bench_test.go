@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,6 +22,7 @@ import (
 func fleet(t testing.TB, nodes int) *snapshot.Snapshot {
 	t.Helper()
 	like := published(t, "like", "dgx-h100")[0]
+	like.Spec.Pool.ResourceSliceCount = 1
 	for i := range like.Spec.Devices {
 		like.Spec.Devices[i].ConsumesCounters = nil
 	}
@@ -85,5 +87,35 @@ func BenchmarkLs(b *testing.B) {
 		if lines := bytes.Count([]byte(out), []byte("\n")); lines != 8001 {
 			b.Fatalf("got %d lines, want a header and 8000 GPUs", lines)
 		}
+	}
+}
+
+// 5,000 nodes are listed, and asked as one: they have equal devices in equal use.
+func TestManyNodes(t *testing.T) {
+	const nodes = 5000
+	of := fleet(t, nodes)
+	nine := claim("nine", "", "")
+	nine.Status, nine.ResourceVersion = resourceapi.ResourceClaimStatus{}, "1"
+	nine.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{
+		DeviceClassName: driver, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 9}}}
+	of.Claims = append(of.Claims, nine)
+	s := fastServer(t, of)
+	w := waiting(t)
+	s.Classes = w.Classes
+	for path, answer := range w.answers {
+		s.answers[path] = answer
+	}
+	s.answers["/apis/resource.k8s.io/v1/namespaces/ml/resourceclaims/nine"] = encoded(t, nine)
+	out, _, err := s.run(t, "ls", "--no-headers")
+	if got := strings.Count(out, "\n"); got != 8*nodes || err != nil {
+		t.Errorf("got %d lines, %v, want %d GPUs", got, err, 8*nodes)
+	}
+	out, _, err = s.run(t, "why", "claim/nine")
+	if want := "request gpu: ask for 4 devices instead of 9\n"; !strings.Contains(out, want) || err != nil {
+		t.Errorf("got %v\n%s\nwant %s", err, out, want)
+	}
+	out, _, err = s.run(t, "why", "claim/nine", "-o", "json")
+	if want := "\"groups\": 1\n"; !strings.Contains(out, want) || err != nil {
+		t.Errorf("got %v\n%s\nwant %s", err, out, want)
 	}
 }

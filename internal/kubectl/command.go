@@ -8,19 +8,23 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
 	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
 // plugin is what all commands share: the connection to the cluster, and the streams.
@@ -74,22 +78,73 @@ func (p *plugin) namespace() (name string, explicit bool, err error) {
 
 // read reads the resources. It shows the progress on a terminal.
 func (p *plugin) read(ctx context.Context, resources ...string) (*snapshot.Snapshot, error) {
-	client, err := p.client()
+	r, stop, err := p.reader()
 	if err != nil {
 		return nil, err
+	}
+	defer stop()
+	return r.Read(ctx, resources...), nil
+}
+
+// reader returns a reader that shows its progress on a terminal until stop is called.
+func (p *plugin) reader() (r snapshot.Reader, stop func(), err error) {
+	client, err := p.client()
+	if err != nil {
+		return r, nil, err
 	}
 	namespace, _, err := p.namespace()
 	if err != nil {
-		return nil, err
+		return r, nil, err
 	}
-	r := snapshot.Reader{Client: client, Namespace: namespace}
+	r, stop = snapshot.Reader{Client: client, Namespace: namespace, Slim: slimSlices()}, func() {}
 	if isTerminal(p.ErrOut) {
 		var objects atomic.Int64
 		r.Progress = func() { objects.Add(1) }
-		stop := showProgress(p.ErrOut, &objects)
-		defer stop()
+		stop = showProgress(p.ErrOut, &objects)
 	}
-	return r.Read(ctx, resources...), nil
+	return r, stop, nil
+}
+
+// slimSlices returns a function that drops what no command but why and fits needs of slices, so that a large cluster
+// needs little memory: of the partitions of a whole GPU that the driver would create, it keeps one of each profile.
+// Equal devices share their parts.
+func slimSlices() func(runtime.Object) runtime.Object {
+	type key struct {
+		driver string
+		pool   resourceapi.ResourcePool
+		gpu    string
+		what   string // a profile; empty: the whole GPU
+	}
+	parts, seen := snapshot.Parts{}, map[key]bool{}
+	return func(o runtime.Object) runtime.Object {
+		slice, ok := o.(*resourceapi.ResourceSlice)
+		if !ok {
+			return o
+		}
+		var kept []resourceapi.Device
+		for _, d := range slice.Spec.Devices {
+			whole := key{slice.Spec.Driver, slice.Spec.Pool, gpu.ParentName(d.Name), ""}
+			switch of := whole; {
+			case !gpu.IsPartition(d.Name):
+				seen[whole] = true
+			case len(d.ConsumesCounters) > 0 && seen[whole]:
+				if of.what = gpu.PartitionProfile(d.Name); seen[of] {
+					continue
+				}
+				seen[of] = true
+				maps.DeleteFunc(d.Attributes, identifies)
+			}
+			parts.Share(&d)
+			kept = append(kept, d)
+		}
+		slice.ManagedFields, slice.Spec.SharedCounters, slice.Spec.Devices = nil, nil, kept
+		return slice
+	}
+}
+
+// identifies reports whether the attribute differs between equal devices.
+func identifies(name resourceapi.QualifiedName, _ resourceapi.DeviceAttribute) bool {
+	return view.IsIdentity(name)
 }
 
 // progressInterval is the time between two updates of the progress. A fast answer shows none.

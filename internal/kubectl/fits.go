@@ -74,10 +74,12 @@ func (p *plugin) fits(ctx context.Context, f fitsOptions, o output) error {
 	if err != nil {
 		return err
 	}
-	s, err := p.read(ctx, whyResources...)
+	r, stop, err := p.reader()
 	if err != nil {
 		return err
 	}
+	s := readForWhy(ctx, r, "", m)
+	stop()
 	if f.empty {
 		s = why.Empty(s)
 	}

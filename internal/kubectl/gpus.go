@@ -119,6 +119,7 @@ func gpusOf(s *snapshot.Snapshot, drivers []string) []*GPU {
 	for _, driver := range drivers {
 		v := view.New(driver)
 		devices, partitions := map[deviceID]*resourceapi.Device{}, map[deviceID][]*resourceapi.Device{}
+		profiles := map[string]string{} // as published, by those in names
 		of, modelAttribute := asGPUs(current(s.Slices, driver))
 		for _, slice := range of {
 			v.SetSlice(slice)
@@ -126,6 +127,7 @@ func gpusOf(s *snapshot.Snapshot, drivers []string) []*GPU {
 				d := &slice.Spec.Devices[i]
 				devices[deviceID{slice.Spec.Pool.Name, d.Name}] = d
 				if gpu.IsPartition(d.Name) {
+					profiles[gpu.PartitionProfile(d.Name)] = text(d, "profile")
 					parent := deviceID{slice.Spec.Pool.Name, gpu.ParentName(d.Name)}
 					partitions[parent] = append(partitions[parent], d)
 				}
@@ -140,7 +142,7 @@ func gpusOf(s *snapshot.Snapshot, drivers []string) []*GPU {
 				Memory: Amount{Total: p.Memory}, Cores: Amount{Total: 100}, NodeProblem: problems[p.Node],
 				device: devices[at], modelAttribute: modelAttribute}
 			g.describe(partitions[at])
-			g.hold(p, claims, devices)
+			g.hold(p, claims, profiles)
 			if s.Unread[snapshot.Claims] == nil {
 				g.Memory.Used, g.Cores.Used = g.used()
 			}
@@ -185,7 +187,7 @@ func (g *GPU) describe(partitions []*resourceapi.Device) {
 
 // hold adds the holders and the partitions that they hold.
 func (g *GPU) hold(p *view.Physical, claims map[types.NamespacedName]*resourceapi.ResourceClaim,
-	devices map[deviceID]*resourceapi.Device) {
+	profiles map[string]string) {
 	for _, h := range p.Held {
 		c := claims[h.Claim.NamespacedName]
 		holder := Holder{Namespace: c.Namespace, Claim: c.Name, Device: h.Device, Memory: h.Memory, Cores: h.Cores,
@@ -198,8 +200,8 @@ func (g *GPU) hold(p *view.Physical, claims map[types.NamespacedName]*resourceap
 		holder.Problem = problem(c, g.Driver, g.Pool, h.Device)
 		if gpu.IsPartition(h.Device) {
 			holder.Profile = gpu.PartitionProfile(h.Device)
-			if d := devices[deviceID{p.Pool, h.Device}]; d != nil {
-				holder.Profile = text(d, "profile")
+			if published, ok := profiles[holder.Profile]; ok {
+				holder.Profile = published
 			}
 			g.take(h.Device, holder.Profile)
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
 func uiCommand(p *plugin) *cobra.Command {
@@ -65,7 +66,7 @@ func (p *plugin) ui(ctx context.Context, f filter, port uint16) error {
 	go b.follow(ctx, client, s)
 
 	of := newReasons(func(ctx context.Context) *snapshot.Snapshot {
-		return snapshot.Reader{Client: client, Namespace: namespace}.Read(ctx, whyResources...)
+		return readForWhy(ctx, snapshot.Reader{Client: client, Namespace: namespace}, "", why.Manifest{})
 	})
 	page := newPageServer(b, of, listener.Addr().String(), rand.Text())
 	server := &http.Server{Handler: page, ReadHeaderTimeout: readHeaderTimeout,

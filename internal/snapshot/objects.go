@@ -35,6 +35,26 @@ func Since(claim *resourceapi.ResourceClaim) *metav1.Time {
 	return &claim.CreationTimestamp
 }
 
+// Parts are attributes, capacity and counters of devices. Equal devices share them, so that a large cluster needs
+// little memory.
+type Parts map[string]resourceapi.Device
+
+// Share replaces the parts of the device by equal ones of an earlier device, if there is one. They must not be changed
+// then.
+func (p Parts) Share(d *resourceapi.Device) {
+	parts := resourceapi.Device{Attributes: d.Attributes, Capacity: d.Capacity, ConsumesCounters: d.ConsumesCounters}
+	key, err := parts.Marshal()
+	if err != nil {
+		return // it only needs more memory
+	}
+	known, ok := p[string(key)]
+	if !ok {
+		p[string(key)] = parts
+		return
+	}
+	d.Attributes, d.Capacity, d.ConsumesCounters = known.Attributes, known.Capacity, known.ConsumesCounters
+}
+
 // FullName returns the name of the resource with its API group.
 func FullName(resource string) string {
 	if group := groups[resource]; group != "" {

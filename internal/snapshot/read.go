@@ -138,11 +138,21 @@ func (e *PartialError) Error() string {
 // Unwrap returns the reason why it was not read in all namespaces.
 func (e *PartialError) Unwrap() error { return e.Err }
 
+const (
+	perPage = 500 // objects; that of kubectl
+	// slicesPerPage is less, because a page of 500 slices with all partitions needs 300 MiB while it is decoded.
+	slicesPerPage = 50
+)
+
 // list reads page by page. If the API server has forgotten the version of the first page, it starts again without
 // pages.
 func list[T, L runtime.Object](ctx context.Context, r Reader,
 	of func(context.Context, metav1.ListOptions) (L, error)) ([]T, error) {
-	all, err := pages[T](ctx, r, of, pager.New(nil).PageSize)
+	size := int64(perPage)
+	if _, ok := any(*new(T)).(*resourceapi.ResourceSlice); ok {
+		size = slicesPerPage
+	}
+	all, err := pages[T](ctx, r, of, size)
 	if apierrors.IsResourceExpired(err) {
 		return pages[T](ctx, r, of, 0)
 	}
@@ -152,7 +162,7 @@ func list[T, L runtime.Object](ctx context.Context, r Reader,
 func pages[T, L runtime.Object](ctx context.Context, r Reader,
 	of func(context.Context, metav1.ListOptions) (L, error), size int64) (all []T, err error) {
 	p := pager.New(func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) { return of(ctx, opts) })
-	p.PageSize = size
+	p.PageSize, p.PageBufferSize = size, 1
 	err = p.EachListItem(ctx, metav1.ListOptions{}, func(o runtime.Object) error {
 		object, ok := o.(T)
 		if !ok {

@@ -13,7 +13,7 @@ import (
 // Slimmer makes slices small, for programs that must not need much memory. Answers stay the same.
 type Slimmer struct {
 	names map[string]bool // of the attributes that an answer may need; nil: all
-	parts map[string]resourceapi.Device
+	parts snapshot.Parts
 }
 
 // NewSlimmer returns a Slimmer for answers about the claims of the snapshot that have no devices. The snapshot has all
@@ -34,7 +34,7 @@ func NewSlimmer(s *snapshot.Snapshot) *Slimmer {
 			Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
 				Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class.Name}}}}}})
 	}
-	return &Slimmer{c.namesIn(w), map[string]resourceapi.Device{}}
+	return &Slimmer{c.namesIn(w), snapshot.Parts{}}
 }
 
 // Slice drops the attributes of devices that nothing reads, and lets equal devices of all slices share their parts. It
@@ -48,18 +48,7 @@ func (s *Slimmer) Slice(slice *resourceapi.ResourceSlice) {
 				delete(d.Attributes, name)
 			}
 		}
-		parts := resourceapi.Device{Attributes: d.Attributes, Capacity: d.Capacity,
-			ConsumesCounters: d.ConsumesCounters}
-		key, err := parts.Marshal()
-		if err != nil {
-			continue // it only needs more memory
-		}
-		known, ok := s.parts[string(key)]
-		if !ok {
-			s.parts[string(key)] = parts
-			continue
-		}
-		d.Attributes, d.Capacity, d.ConsumesCounters = known.Attributes, known.Capacity, known.ConsumesCounters
+		s.parts.Share(d)
 	}
 }
 

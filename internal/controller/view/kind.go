@@ -29,6 +29,9 @@ var identityAttributes = map[resourceapi.QualifiedName]bool{
 	deviceattribute.StandardDeviceAttributeNUMANode: true,
 }
 
+// IsIdentity reports whether the attribute identifies a device, or its location.
+func IsIdentity(name resourceapi.QualifiedName) bool { return identityAttributes[name] }
+
 // Kind is what devices have in common that differ only in identity. A cluster has one per model, MIG profile and
 // sharing mode, however many GPUs it has.
 type Kind struct {

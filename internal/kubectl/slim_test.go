@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"encoding/json"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+)
+
+// What a command drops while it reads slices changes nothing that it shows.
+func TestSlimSlices(t *testing.T) {
+	const h100 = "gpu-1b-00-0"
+	read := func() *snapshot.Snapshot {
+		s := &snapshot.Snapshot{Unread: map[string]error{}, Nodes: []*corev1.Node{node("a"), node("b"), node("c")},
+			Claims: []*resourceapi.ResourceClaim{claim("small", "a", h100+"-mig-1g10gb-me-3"),
+				claim("half", "a", "gpu-43-00-0-mig-3g40gb-4"), claim("whole", "b", "gpu-52-00-0"),
+				claim("last", "b", "gpu-df-00-0-mig-7g80gb-0")}}
+		for i, profile := range []string{"dgx-h100", "dgx-h100", "mixed"} {
+			s.Slices = append(s.Slices, published(t, s.Nodes[i].Name, profile)...)
+		}
+		for _, slice := range s.Slices { // of this GPU, only partitions are published
+			if slice.Spec.Devices != nil && slice.Spec.Devices[0].Name == h100 && *slice.Spec.NodeName == "b" {
+				slice.Spec.Devices = slice.Spec.Devices[1:]
+			}
+		}
+		return s
+	}
+	whole, slim := read(), read()
+	drop := slimSlices()
+	before, after := 0, 0
+	for i, slice := range slim.Slices {
+		before += len(slice.Spec.Devices)
+		slim.Slices[i] = drop(slice).(*resourceapi.ResourceSlice)
+		after += len(slim.Slices[i].Spec.Devices)
+	}
+	if after > before/2 {
+		t.Errorf("got %d of %d devices, want fewer", after, before)
+	}
+	for _, what := range []func(s *snapshot.Snapshot) any{
+		func(s *snapshot.Snapshot) any { return gpusOf(s, []string{driver}) },
+		func(s *snapshot.Snapshot) any { return modelsOf(t.Context(), gpusOf(s, []string{driver}), s) },
+	} {
+		got, err := json.MarshalIndent(what(slim), "", " ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := json.MarshalIndent(what(whole), "", " ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(got) != string(want) {
+			t.Errorf("got\n%s\nwant\n%s", got, want)
+		}
+	}
+}
