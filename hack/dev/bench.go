@@ -33,8 +33,12 @@ func runBench(ctx context.Context, args ...string) error {
 	// The floor runs in the file system of the plugin's container, which has no libraries.
 	floor := command{label: "floor", args: []string{"go", "build", "-ldflags", "-s -w", "-o", "_output/bin/floor",
 		"./test/floor"}, env: []string{"CGO_ENABLED=0"}}
-	if err := floor.run(ctx); err != nil {
-		return err
+	plugin := command{label: "kubectl-gpu", args: []string{"go", "build", "-trimpath", "-o",
+		"_output/bin/kubectl-gpu", "./cmd/kubectl-gpu"}, env: floor.env}
+	for _, program := range []command{floor, plugin} {
+		if err := program.run(ctx); err != nil {
+			return err
+		}
 	}
 	return benchCluster.fresh(ctx, build, func(ctx context.Context, t target) error {
 		if err := t.install(ctx); err != nil {

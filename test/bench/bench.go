@@ -39,14 +39,15 @@ const (
 
 // bench is a cluster with one plugin, and the results measured so far.
 type bench struct {
-	client  kubernetes.Interface                  // as administrator
-	config  *rest.Config                          // of it
-	claims  resourceclient.ResourceClaimInterface // in the bench's own namespace
-	ns      string                                // the namespace
-	node    string
-	gpus    []string // devices
-	image   string   // of pods
-	results map[string][]float64
+	client     kubernetes.Interface                  // as administrator
+	config     *rest.Config                          // of it
+	kubeconfig string                                // likewise
+	claims     resourceclient.ResourceClaimInterface // in the bench's own namespace
+	ns         string                                // the namespace
+	node       string
+	gpus       []string // devices
+	image      string   // of pods
+	results    map[string][]float64
 	// comparisons with the floors, in the order of their table.
 	comparisons []*comparison
 
@@ -63,7 +64,7 @@ func newBench(ctx context.Context, kubeconfig string) (*bench, error) {
 		return nil, err
 	}
 	config.QPS = -1
-	b := &bench{config: config, results: map[string][]float64{}}
+	b := &bench{config: config, kubeconfig: kubeconfig, results: map[string][]float64{}}
 	if b.client, err = kubernetes.NewForConfig(config); err != nil {
 		return nil, err
 	}

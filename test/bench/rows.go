@@ -31,6 +31,7 @@ var measurements = []measurement{
 	{"partitions", measurePartitions},
 	{"fragmentation", measureFragmentation},
 	{"controller", measureController},
+	{"kubectl-gpu", measureKubectl},
 }
 
 // row is a line of the table. Its values are in the bench's results under its key.
@@ -137,4 +138,17 @@ var rows = []row{
 	{key: "controllerrss", what: "– RSS of the controller then", unit: "MiB", aim: []float64{150},
 		why: whyControllerRSS},
 	{key: "controllerpeak", what: "– the most it has been, while it read all slices", unit: "MiB"},
+	{key: "kubectl", what: "`kubectl gpu why` / `ls`, 1,000 nodes of 8 whole H100, half of them held, p50", unit: "s",
+		aim: []float64{1, 1}, why: whyKubectl},
+	{key: "kubectlrss", what: "– RSS, the most of a run, `why` / `ls`", unit: "MiB"},
+	{key: "kubectlparts", what: "`kubectl gpu why`, 613 nodes with all partitions: until the cluster is read / from " +
+		"then to the answer, p50", unit: "s", aim: []float64{5, 1}, why: whyKubectl},
+	{key: "kubectldevices", what: "– that many devices", unit: "devices"},
+	{key: "kubectlpartsls", what: "– `ls` then, p50", unit: "s"},
+	{key: "kubectlpartsrss", what: "– RSS, the most of a run, `why` / `ls`", unit: "MiB", aim: []float64{300, 300},
+		why: whyKubectl},
+	{key: "explaining", what: "controllers with 1,000 waiting claims and events that say why, 1,000 nodes of 8 whole " +
+		"H100: of a processor, minus the same without waiting claims", unit: "%", aim: []float64{5},
+		why: whyExplaining},
+	{key: "explainingidle", what: "– without waiting claims / with", unit: "%"},
 }

@@ -21,6 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
 // Driver is the driver name of the chart.
@@ -53,6 +55,7 @@ type Node struct {
 	CPU     resource.Quantity // that pods can ask for; zero: DefaultCPU
 	Memory  resource.Quantity // likewise; zero: DefaultMemory
 	Labels  map[string]string // in addition to those of every node
+	Use     gpu.Use           // of all GPUs; zero: the default
 }
 
 // Size is the total of all nodes of a fleet.
@@ -188,7 +191,7 @@ func (f *Fleet) enroll(nodes []Node, dir string) ([]*member, error) {
 
 // join creates the node and returns when all of its devices are published.
 func (f *Fleet) join(ctx context.Context, m *member) error {
-	inv, err := m.model.discover()
+	inv, err := m.model.discover(m.Use)
 	if err := cmp.Or(err, ctx.Err()); err != nil {
 		return err
 	}

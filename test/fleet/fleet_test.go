@@ -24,6 +24,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
@@ -42,7 +43,7 @@ func TestTheDevicesAreThoseOfThePlugin(t *testing.T) {
 		t.Run(profile, func(t *testing.T) {
 			m, err := newModel(profile, t.TempDir())
 			requireError(t, err, "")
-			inv, err := m.discover()
+			inv, err := m.discover(gpu.Use{})
 			requireError(t, err, "")
 			var got, want []string
 			for _, s := range inventory.Slices(Driver, "node", inv.Pools("node")) {

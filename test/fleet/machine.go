@@ -77,8 +77,9 @@ func (m *model) machine() (*simulator.Node, error) {
 	return simulator.Open(dir, m.Profile)
 }
 
-// discover creates a machine, reads it through NVML and sysfs as a node's plugin does, and returns its inventory.
-func (m *model) discover() (inventory.Inventory, error) {
+// discover creates a machine, reads it through NVML and sysfs as a node's plugin does, and returns its inventory with
+// that use of each GPU.
+func (m *model) discover(use gpu.Use) (inventory.Inventory, error) {
 	machine, err := m.machine()
 	if err != nil {
 		return nil, err
@@ -88,7 +89,7 @@ func (m *model) discover() (inventory.Inventory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the GPUs of profile %s: %w", m.Name, err)
 	}
-	return inventory.Defaults(devices), nil
+	return inventory.Unclaimed(devices, func(gpu.Device) gpu.Use { return use }), nil
 }
 
 func (m *model) read(machine *simulator.Node) (devices []gpu.Device, err error) {
