@@ -63,7 +63,7 @@ func newBench(ctx context.Context, kubeconfig string) (*bench, error) {
 	if err != nil {
 		return nil, err
 	}
-	config.QPS = -1
+	config.QPS, config.WarningHandler = -1, rest.NoWarnings{} // converted pods have some
 	b := &bench{config: config, kubeconfig: kubeconfig, results: map[string][]float64{}}
 	if b.client, err = kubernetes.NewForConfig(config); err != nil {
 		return nil, err
