@@ -96,7 +96,7 @@ func (p *plugin) reader() (r snapshot.Reader, stop func(), err error) {
 	if err != nil {
 		return r, nil, err
 	}
-	r, stop = snapshot.Reader{Client: client, Namespace: namespace, Slim: slimSlices()}, func() {}
+	r, stop = snapshot.Reader{Client: client, Namespace: namespace, Slim: slimSlices}, func() {}
 	if isTerminal(p.ErrOut) {
 		var objects atomic.Int64
 		r.Progress = func() { objects.Add(1) }

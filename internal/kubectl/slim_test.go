@@ -8,6 +8,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
 )
@@ -15,11 +19,12 @@ import (
 // What a command drops while it reads slices changes nothing that it shows.
 func TestSlimSlices(t *testing.T) {
 	const h100 = "gpu-1b-00-0"
+	claims := []*resourceapi.ResourceClaim{claim("small", "a", h100+"-mig-1g10gb-me-3"), // with the time of now
+		claim("half", "a", "gpu-43-00-0-mig-3g40gb-4"), claim("whole", "b", "gpu-52-00-0"),
+		claim("last", "b", "gpu-df-00-0-mig-7g80gb-0")}
 	read := func() *snapshot.Snapshot {
 		s := &snapshot.Snapshot{Unread: map[string]error{}, Nodes: []*corev1.Node{node("a"), node("b"), node("c")},
-			Claims: []*resourceapi.ResourceClaim{claim("small", "a", h100+"-mig-1g10gb-me-3"),
-				claim("half", "a", "gpu-43-00-0-mig-3g40gb-4"), claim("whole", "b", "gpu-52-00-0"),
-				claim("last", "b", "gpu-df-00-0-mig-7g80gb-0")}}
+			Claims: claims}
 		for i, profile := range []string{"dgx-h100", "dgx-h100", "mixed"} {
 			s.Slices = append(s.Slices, published(t, s.Nodes[i].Name, profile)...)
 		}
@@ -55,6 +60,45 @@ func TestSlimSlices(t *testing.T) {
 		}
 		if string(got) != string(want) {
 			t.Errorf("got\n%s\nwant\n%s", got, want)
+		}
+	}
+}
+
+// The API server forgets the version of the first page. The slices are read again, and what the first pages had must
+// not be taken for known.
+func TestSlimSlicesAfterExpiry(t *testing.T) {
+	all := published(t, "a", "dgx-h100")
+	client := fake.NewClientset()
+	calls := 0
+	client.PrependReactor("list", "resourceslices", func(clienttesting.Action) (bool, runtime.Object, error) {
+		calls++
+		list := &resourceapi.ResourceSliceList{}
+		for _, s := range all {
+			list.Items = append(list.Items, *s.DeepCopy())
+		}
+		switch calls {
+		case 1:
+			list.Continue = "more"
+		case 2:
+			return true, nil, apierrors.NewResourceExpired("the continue token is too old")
+		}
+		return true, list, nil
+	})
+	s := snapshot.Reader{Client: client, Slim: slimSlices}.Read(t.Context(), snapshot.Slices)
+	if err := s.Err(); err != nil {
+		t.Fatal(err)
+	}
+	s.Claims = []*resourceapi.ResourceClaim{claim("small", "a", "gpu-1b-00-0-mig-1g10gb-me-3")}
+	gpus := gpusOf(s, []string{driver})
+	models := modelsOf(t.Context(), gpus, s)
+	if len(models[0].Profiles) == 0 {
+		t.Errorf("models: got no profiles of %s", models[0].Name)
+	}
+	for _, g := range gpus {
+		for _, h := range g.Holders {
+			if h.Profile != "1g.10gb+me" || h.Memory == 0 {
+				t.Errorf("ls: got profile %q with %d bytes, want 1g.10gb+me with its memory", h.Profile, h.Memory)
+			}
 		}
 	}
 }

@@ -28,12 +28,14 @@ func readForWhy(ctx context.Context, r snapshot.Reader, namespace string, m why.
 	var slimmer *why.Slimmer
 	known := make(chan struct{}) // closed when there is a slimmer
 	slim := r
-	slim.Slim = func(o runtime.Object) runtime.Object {
-		if slice, ok := o.(*resourceapi.ResourceSlice); ok {
-			<-known
-			slimmer.Slice(slice)
+	slim.Slim = func() func(runtime.Object) runtime.Object {
+		return func(o runtime.Object) runtime.Object {
+			if slice, ok := o.(*resourceapi.ResourceSlice); ok {
+				<-known
+				slimmer.Slice(slice)
+			}
+			return o
 		}
-		return o
 	}
 	var s *snapshot.Snapshot
 	var wg sync.WaitGroup

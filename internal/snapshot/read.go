@@ -44,10 +44,11 @@ type Reader struct {
 	Namespace string
 	// Progress is called for each object that is read, from several goroutines. nil: nothing is called.
 	Progress func()
-	// Slim returns what to keep of an object, of the same type, or nil for nothing. It is called after each page, so
-	// that not all objects are in memory at once, from several goroutines, but from one for each resource. nil: objects
-	// are kept as they are.
-	Slim func(runtime.Object) runtime.Object
+	// Slim returns a function for one list of objects. That returns what to keep of each, of the same type, or nil for
+	// nothing, and is called after each page, so that not all objects are in memory at once. If a list is read again
+	// from the start, it gets another function. Slim is called from several goroutines. nil: objects are kept as they
+	// are.
+	Slim func() func(runtime.Object) runtime.Object
 }
 
 // Read reads these resources at the same time. What cannot be read is in Unread.
@@ -163,6 +164,10 @@ func pages[T, L runtime.Object](ctx context.Context, r Reader,
 	of func(context.Context, metav1.ListOptions) (L, error), size int64) (all []T, err error) {
 	p := pager.New(func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) { return of(ctx, opts) })
 	p.PageSize, p.PageBufferSize = size, 1
+	slim := func(o runtime.Object) runtime.Object { return o }
+	if r.Slim != nil {
+		slim = r.Slim()
+	}
 	err = p.EachListItem(ctx, metav1.ListOptions{}, func(o runtime.Object) error {
 		object, ok := o.(T)
 		if !ok {
@@ -171,12 +176,9 @@ func pages[T, L runtime.Object](ctx context.Context, r Reader,
 		if r.Progress != nil {
 			r.Progress()
 		}
-		if r.Slim != nil {
-			if object, ok = r.Slim(object).(T); !ok {
-				return nil
-			}
+		if object, ok = slim(object).(T); ok {
+			all = append(all, object)
 		}
-		all = append(all, object)
 		return nil
 	})
 	if err != nil {

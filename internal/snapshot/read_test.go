@@ -67,7 +67,9 @@ func TestReadSlim(t *testing.T) {
 		}
 		return o
 	}
-	s := Reader{Client: fake.NewClientset(objects()...), Slim: slim}.Read(t.Context(), Nodes, Pods, Claims)
+	r := Reader{Client: fake.NewClientset(objects()...)}
+	r.Slim = func() func(runtime.Object) runtime.Object { return slim }
+	s := r.Read(t.Context(), Nodes, Pods, Claims)
 	if err := s.Err(); err != nil {
 		t.Fatal(err)
 	}
