@@ -30,7 +30,7 @@ import (
 // Feature is an optional part of ResourceSlices. An API server without it drops its fields, or refuses the slice.
 type Feature struct {
 	Gate    string // of Kubernetes
-	Without string // what the driver does without it, for people
+	Without string // what the driver does without it, for people; empty: nothing that most people would notice
 	// example is a device that has it.
 	example resourceapi.Device
 	// stored reports whether the API server has kept it.
@@ -118,24 +118,43 @@ var (
 		},
 		partOf: []*Feature{&taints},
 	}
-	// Before 1.36 the scheduler does not deduct the counters of devices with shares.
+	// Before 1.36.2 the scheduler does not deduct the counters of devices with shares.
 	sharesWithCounters = Feature{
-		Gate: "DRAConsumableCapacity of Kubernetes 1.36 or newer",
+		Gate: "DRAConsumableCapacity of Kubernetes 1.36.2 or newer",
 		Without: "GPUs whose partitions are made for claims, and these partitions, have no shares, because the " +
 			"scheduler would give shares of a GPU and its partitions at once",
-		since:  "1.36.0",
+		since:  "1.36.2",
 		partOf: []*Feature{&shares, &counters},
 		remove: func(*resourceapi.Device) bool { return true },
 		limit: func(d gpu.Device, use gpu.Use) gpu.Use {
-			if (d.MIG.Enabled || d.MIG.Switchable) &&
-				(use.Partitions == gpu.PartitionsAuto || use.Partitions == gpu.PartitionsDynamic) {
+			if makesPartitions(d, use) {
 				return gpu.Use{Sharing: gpu.Exclusive, Partitions: use.Partitions}
 			}
 			return use
 		},
 	}
-	allFeatures = []*Feature{&shares, &counters, &taints, &taintsNone, &sharesWithCounters}
+	// Before 1.37, when a claim that has no amount of a GPU ends, the scheduler takes the GPU's counters for used up as
+	// long as another claim has the GPU.
+	unlimitedWithCounters = Feature{
+		Gate:   "DRAConsumableCapacity of Kubernetes 1.37 or newer",
+		since:  "1.37.0",
+		partOf: []*Feature{&shares, &counters, &sharesWithCounters},
+		remove: func(*resourceapi.Device) bool { return true },
+		limit: func(d gpu.Device, use gpu.Use) gpu.Use {
+			if use.Sharing == gpu.Unlimited && makesPartitions(d, use) {
+				use.Partitions = gpu.PartitionsNone
+			}
+			return use
+		},
+	}
+	allFeatures = []*Feature{&shares, &counters, &taints, &taintsNone, &sharesWithCounters, &unlimitedWithCounters}
 )
+
+// makesPartitions reports whether partitions of the GPU are made for claims.
+func makesPartitions(d gpu.Device, use gpu.Use) bool {
+	return (d.MIG.Enabled || d.MIG.Switchable) &&
+		(use.Partitions == gpu.PartitionsAuto || use.Partitions == gpu.PartitionsDynamic)
+}
 
 func withTaint(effect resourceapi.DeviceTaintEffect) resourceapi.Device {
 	return resourceapi.Device{Taints: []resourceapi.DeviceTaint{{Key: "gpu.nvidia.com/example", Effect: effect}}}
@@ -238,7 +257,9 @@ func (s *Server) learn(ctx context.Context, lacks []*Feature) {
 	}
 	var texts []string
 	for _, f := range lacks {
-		texts = append(texts, fmt.Sprintf("without the feature gate %s, %s", f.Gate, f.Without))
+		if f.Without != "" {
+			texts = append(texts, fmt.Sprintf("without the feature gate %s, %s", f.Gate, f.Without))
+		}
 	}
 	klog.FromContext(ctx).Info("Features that the API server lacks", "features", texts)
 	if len(texts) > 0 {

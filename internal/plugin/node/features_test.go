@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -30,7 +31,7 @@ import (
 
 // oldServer drops and refuses what an API server without feature gates does, and stores nothing.
 type oldServer struct {
-	gates   []string // that it lacks; "1.35": it is Kubernetes 1.35
+	gates   []string // that it lacks; "v1.35": it is that version
 	refuses error    // of every dry run
 }
 
@@ -86,8 +87,8 @@ func learned(t *testing.T, o *oldServer, records ...checkpoint.Record) *Server {
 
 func setVersion(client *fake.Clientset, o *oldServer) {
 	is := "v1.37.1"
-	if o.lacks("1.35") {
-		is = "v1.35.4-gke.100"
+	if i := slices.IndexFunc(o.gates, func(g string) bool { return strings.HasPrefix(g, "v") }); i >= 0 {
+		is = o.gates[i]
 	}
 	client.Discovery().(*fakediscovery.FakeDiscovery).FakedServerVersion = &version.Info{GitVersion: is}
 }
@@ -104,12 +105,16 @@ func TestFeatures(t *testing.T) {
 		dropped []string
 		want    string
 	}{
-		{"Kubernetes 1.36", oldServer{}, nil, ""},
-		{"Kubernetes 1.34", oldServer{gates: []string{"1.35", "shares", "counters", "taints", "none"}}, nil,
+		{"Kubernetes 1.37", oldServer{}, nil, ""},
+		{"Kubernetes 1.36", oldServer{gates: []string{"v1.36.3"}}, nil,
+			"DRAConsumableCapacity of Kubernetes 1.37 or newer"},
+		{"the first patches of Kubernetes 1.36", oldServer{gates: []string{"v1.36.1"}}, nil,
+			"DRAConsumableCapacity of Kubernetes 1.36.2 or newer"},
+		{"Kubernetes 1.34", oldServer{gates: []string{"v1.34.4", "shares", "counters", "taints", "none"}}, nil,
 			"DRAConsumableCapacity, DRAPartitionableDevices, DRADeviceTaints"},
-		{"Kubernetes 1.34 with alpha features", oldServer{gates: []string{"1.35", "none"}}, nil,
-			"DRADeviceTaints of Kubernetes 1.35 or newer, DRAConsumableCapacity of Kubernetes 1.36 or newer"},
-		{"Kubernetes 1.35 without partitions", oldServer{gates: []string{"1.35", "counters"}}, nil,
+		{"Kubernetes 1.34 with alpha features", oldServer{gates: []string{"v1.34.4", "none"}}, nil,
+			"DRADeviceTaints of Kubernetes 1.35 or newer, DRAConsumableCapacity of Kubernetes 1.36.2 or newer"},
+		{"Kubernetes 1.35 without partitions", oldServer{gates: []string{"v1.35.4-gke.100", "counters"}}, nil,
 			"DRAPartitionableDevices"},
 		{"no dry runs", oldServer{refuses: noDryRuns}, nil, ""},
 		{"no dry runs, and fields were dropped", oldServer{refuses: noDryRuns}, []string{"DRAPartitionableDevices"},
@@ -232,9 +237,12 @@ func TestLimit(t *testing.T) {
 		want        string // of a GPU that can be partitioned without a reset
 	}{
 		{"everything", "", nodeconfig.Config{}, "fractional, isolation mps"},
-		{"shares of partitioned GPUs", "1.35", nodeconfig.Config{}, "exclusive"},
-		{"shares of partitioned GPUs, static partitions", "1.35", static,
+		{"shares of partitioned GPUs", "v1.35.4", nodeconfig.Config{}, "exclusive"},
+		{"shares of partitioned GPUs, static partitions", "v1.35.4", static,
 			"fractional, isolation mps, partitions static"},
+		{"shares of partitioned GPUs, first patches", "v1.36.1", nodeconfig.Config{}, "exclusive"},
+		{"unlimited partitioned GPUs", "v1.36.3", unlimited, "unlimited, isolation none, partitions none"},
+		{"only unlimited GPUs", "v1.36.3", nodeconfig.Config{}, "fractional, isolation mps"},
 		{"no counters", "counters", nodeconfig.Config{}, "fractional, isolation mps, partitions none"},
 		{"no counters, static partitions", "counters", static, "fractional, isolation mps, partitions static"},
 		{"no shares", "shares", nodeconfig.Config{}, "exclusive"},
@@ -249,7 +257,7 @@ func TestLimit(t *testing.T) {
 			}
 		})
 	}
-	n := &Node{Config: Config{Server: learned(t, &oldServer{gates: []string{"1.35"}})}}
+	n := &Node{Config: Config{Server: learned(t, &oldServer{gates: []string{"v1.35.4"}})}}
 	if got, want := n.offered(nodeconfig.Config{})(gpu.Device{}).String(), "fractional, isolation mps"; got != want {
 		t.Errorf("a GPU without MIG: got %s, want %s", got, want)
 	}
