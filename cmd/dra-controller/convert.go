@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
@@ -79,7 +80,10 @@ func (o convertOptions) run(cmd *cobra.Command) error {
 		if err != nil {
 			return err
 		}
-		c.Models, c.Partitions = convert.ModelsOf(published), convert.PartitionsOf(published)
+		c.Models, c.Products = convert.ModelsOf(published), convert.ProductsOf(published)
+		if _, ok := published.Class(convert.PartitionClass(o.driver)); ok {
+			c.Partitions = convert.PartitionsOf(published)
+		}
 	}
 	tell := func(object string, err error, warnings []string) {
 		if errors.Is(err, convert.ErrNoModels) {
@@ -136,7 +140,7 @@ func manifestFiles(name string, recursive bool) ([]string, error) {
 	return files, err
 }
 
-// publishedGPUs returns a view of the GPUs in the cluster.
+// publishedGPUs returns a view of the GPUs in the cluster, and of the class of partitions if it exists.
 func publishedGPUs(ctx context.Context, kubeconfig, driver string) (*view.View, error) {
 	config, err := connect(kubeconfig)
 	if err != nil {
@@ -154,6 +158,13 @@ func publishedGPUs(ctx context.Context, kubeconfig, driver string) (*view.View, 
 	v := view.New(driver)
 	for i := range list.Items {
 		v.SetSlice(&list.Items[i])
+	}
+	class, err := api.DeviceClasses().Get(ctx, convert.PartitionClass(driver), metav1.GetOptions{})
+	switch {
+	case err == nil:
+		v.SetClass(class)
+	case !apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("get a DeviceClass: %w", err)
 	}
 	return v, nil
 }

@@ -17,9 +17,14 @@ import (
 // runSlices runs the command slices and returns what it prints: output, warnings, error.
 func runSlices(t *testing.T, flags ...string) (out, warnings string, err error) {
 	t.Helper()
+	return run(t, append([]string{slicesName}, flags...)...)
+}
+
+func run(t *testing.T, args ...string) (out, warnings string, err error) {
+	t.Helper()
 	cmd := command()
 	var stdout, stderr bytes.Buffer
-	cmd.SetArgs(append([]string{slicesName}, flags...))
+	cmd.SetArgs(args)
 	cmd.SetOut(&stdout)
 	cmd.SetErr(&stderr)
 	cmd.SilenceErrors = true
@@ -71,11 +76,7 @@ func TestSlicesOfANode(t *testing.T) {
 			`"pool": {"name": "a", "generation": 3, "resourceSliceCount": 1}, "devices": [{"name": "gpu-0"}]}}]}`)
 	}))
 	defer server.Close()
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(kubeconfig, []byte("clusters: [{name: c, cluster: {server: '"+server.URL+"'}}]\n"+
-		"contexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := kubeconfigOf(t, server)
 	out, warnings, err := runSlices(t, "--from-node", "a", "--kubeconfig", kubeconfig)
 	if err != nil || warnings != "" {
 		t.Fatal(err, warnings)
@@ -101,6 +102,17 @@ spec:
 	if want := "/apis/resource.k8s.io/v1/resourceslices?spec.driver=gpu.nvidia.com,spec.nodeName=a"; query != want {
 		t.Errorf("got request %s, want %s", query, want)
 	}
+}
+
+// kubeconfigOf writes a kubeconfig for the server and returns its path.
+func kubeconfigOf(t *testing.T, server *httptest.Server) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(file, []byte("clusters: [{name: c, cluster: {server: '"+server.URL+"'}}]\n"+
+		"contexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
 }
 
 func TestSlicesRefusals(t *testing.T) {

@@ -149,15 +149,16 @@ type Converter struct {
 	Models []Model
 	// Partitions are the profiles of the partitions that a request in TFLOP/s may get.
 	Partitions []Partition
+	// Products are the names of the published GPUs, as NVML has them, for what the quotas of gpu-admission become.
+	Products []string
 	// MemoryUnit is the size of one aliyun.com/gpu-mem in bytes; 0: 1 GiB.
 	MemoryUnit int64
 }
 
 // Model is a model of GPU that can be shared.
 type Model struct {
-	Product     string // as NVML names it; empty: unknown
-	Memory      int64  // bytes
-	PeakCompute int64  // TFLOP/s
+	Memory      int64 // bytes
+	PeakCompute int64 // TFLOP/s
 	Isolation   string
 }
 
@@ -173,11 +174,23 @@ func ModelsOf(v *view.View) []Model {
 	var all []Model
 	for _, kind := range v.Kinds() {
 		if kind.Type() == gpu.TypeGPU && kind.Sharing() == gpu.Fractional.String() {
-			all = append(all, Model{Product: kind.Product(), Memory: kind.Capacity("memory"),
-				PeakCompute: kind.PeakCompute(), Isolation: kind.Isolation()})
+			all = append(all, Model{Memory: kind.Capacity("memory"), PeakCompute: kind.PeakCompute(),
+				Isolation: kind.Isolation()})
 		}
 	}
 	return all
+}
+
+// ProductsOf returns the names of the published GPUs.
+func ProductsOf(v *view.View) []string {
+	var all []string
+	for _, kind := range v.Kinds() {
+		if kind.Type() == gpu.TypeGPU {
+			all = append(all, kind.Product())
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // PartitionsOf returns the profiles of the published partitions. Compute instances that share the memory of others

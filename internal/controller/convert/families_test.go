@@ -44,9 +44,8 @@ var clusters = map[string]Converter{
 	"mib":    {Models: []Model{a100}, MemoryUnit: mib},
 	"mig":    {Models: []Model{a100}, Partitions: partitions},
 	"static": {Partitions: partitions}, // no whole GPUs
-	"products": {Models: []Model{{Product: "Tesla T4"}, {Product: "NVIDIA H100 PCIe"},
-		{Product: "NVIDIA H100 80GB HBM3"}, {Product: "NVIDIA T400"}, {Product: "Tesla P40"},
-		{Product: "Tesla V100-SXM2-32GB"}}},
+	"products": {Products: []string{"NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA T400", "Tesla P40", "Tesla T4",
+		"Tesla V100-SXM2-32GB"}},
 }
 
 func unlimited(m Model) Model {

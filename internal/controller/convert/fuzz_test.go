@@ -142,7 +142,7 @@ func FuzzAdmissionQuotas(f *testing.F) {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		c := Converter{Driver: viewtest.Driver, Models: []Model{{Product: "Tesla T4"}}}
+		c := Converter{Driver: viewtest.Driver, Products: []string{"Tesla T4"}}
 		objects, _, err := c.AdmissionQuotas([]byte(text))
 		if err != nil {
 			return

@@ -144,19 +144,12 @@ func (c Converter) modelClass(model, name string) (*resourceapi.DeviceClass, str
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{{
 			CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}}}
-	var products []string
-	known := false
-	for _, m := range c.Models {
-		known = known || m.Product != ""
-		if regexp.MustCompile(words).MatchString(m.Product) {
-			products = append(products, m.Product)
-		}
-	}
-	slices.Sort(products)
+	selects := regexp.MustCompile(words)
+	products := slices.DeleteFunc(slices.Clone(c.Products), func(p string) bool { return !selects.MatchString(p) })
 	switch {
 	case len(products) > 0:
-		return class, fmt.Sprintf("class %s selects %s", name, strings.Join(slices.Compact(products), ", "))
-	case known:
+		return class, fmt.Sprintf("class %s selects %s", name, strings.Join(products, ", "))
+	case len(c.Products) > 0:
 		return class, fmt.Sprintf("class %s selects product names with %s, and no published GPU has one: change its "+
 			"selector", name, model)
 	}

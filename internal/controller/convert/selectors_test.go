@@ -118,3 +118,17 @@ func devices(t *testing.T, nodes []viewtest.Node) (all []resourceapi.Device) {
 	}
 	return all
 }
+
+// The report of the quotas of gpu-admission names published GPUs also if they are not fractional.
+func TestQuotasNameProducts(t *testing.T) {
+	v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}},
+		viewtest.Node{Name: "b", Profile: "l40s-x4"})
+	c := Converter{Driver: viewtest.Driver, Products: ProductsOf(v)}
+	_, warnings, err := c.AdmissionQuotas([]byte(`{"ml": {"quota": {"T4": 1}}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "class t4.gpu.nvidia.com selects Tesla T4"; warnings[0] != want {
+		t.Errorf("got  %s\nwant %s", warnings[0], want)
+	}
+}

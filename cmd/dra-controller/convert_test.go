@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+)
+
+// A claim may get a partition only if the class of partitions exists: the scheduler allocates no list that names a
+// missing class.
+func TestConvertReadsTheCluster(t *testing.T) {
+	list := resourceapi.ResourceSliceList{TypeMeta: metav1.TypeMeta{APIVersion: "resource.k8s.io/v1",
+		Kind: "ResourceSliceList"}}
+	for _, s := range viewtest.Slices(t, viewtest.Node{Name: "a", Profile: "dgx-h100"}) {
+		list.Items = append(list.Items, *s)
+	}
+	manifest := filepath.Join(t.TempDir(), "pod.yaml")
+	if err := os.WriteFile(manifest, []byte("{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: "+
+		"[{name: main, resources: {limits: {resource.nvidia.com/tflops: 50}}}]}}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		name string
+		code int // of the answer for the class
+		want string
+	}{
+		{"with the class", http.StatusOK, "deviceClassName: mig.nvidia.com"},
+		{"without the class", http.StatusNotFound, ""},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Content-Type", "application/json")
+				if strings.HasSuffix(r.URL.Path, "/resourceslices") {
+					_ = json.NewEncoder(w).Encode(list)
+					return
+				}
+				w.WriteHeader(row.code)
+				if row.code == http.StatusOK {
+					_, _ = w.Write([]byte(`{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": ` +
+						`{"name": "mig.nvidia.com"}}`))
+				}
+			}))
+			defer server.Close()
+			out, told, err := run(t, convertName, "-f", manifest, "--kubeconfig", kubeconfigOf(t, server))
+			if err != nil || !strings.Contains(out, "cores:") {
+				t.Fatalf("got %v, %s\n%s\nwant a share of a GPU", err, told, out)
+			}
+			if strings.Contains(out, "mig.nvidia.com") != (row.want != "") || !strings.Contains(out, row.want) {
+				t.Errorf("got\n%s\nwant %q and no other class of partitions", out, row.want)
+			}
+		})
+	}
+}
