@@ -60,6 +60,9 @@ func TestDemos(t *testing.T) {
 		t.Fatal("DRA_CONTROLLER does not name the built controller: run `make test-karpenter`")
 	}
 	classes := list[resourceapi.DeviceClass](t, "DeviceClass", root+"/deployments/helm/testdata/default.golden.yaml")
+	for _, file := range demoFiles(t) {
+		classes = append(classes, list[resourceapi.DeviceClass](t, "DeviceClass", file)...)
+	}
 	objects := make([]client.Object, len(classes))
 	for i, class := range classes {
 		objects[i] = class
@@ -232,12 +235,8 @@ func nodeSlices(t *testing.T, controller, profile, config string) []*resourceapi
 // demoClaims returns the claims of all demos, named by demo and claim.
 func demoClaims(t *testing.T) []*resourceapi.ResourceClaim {
 	t.Helper()
-	files, err := filepath.Glob(root + "/demo/*/*.yaml")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("got %d files of demos, %v", len(files), err)
-	}
 	var all []*resourceapi.ResourceClaim
-	for _, file := range files {
+	for _, file := range demoFiles(t) {
 		demo := filepath.Base(filepath.Dir(file))
 		for _, template := range list[resourceapi.ResourceClaimTemplate](t, "ResourceClaimTemplate", file) {
 			all = append(all, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{
@@ -252,6 +251,15 @@ func demoClaims(t *testing.T) []*resourceapi.ResourceClaim {
 		setDefaults(claim)
 	}
 	return all
+}
+
+func demoFiles(t *testing.T) []string {
+	t.Helper()
+	files, err := filepath.Glob(root + "/demo/*/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("got %d files of demos, %v", len(files), err)
+	}
+	return files
 }
 
 // setDefaults does what the API server does when a claim is created.
