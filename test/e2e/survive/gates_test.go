@@ -14,10 +14,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// testGatesOff runs the driver on an API server that drops some fields of its slices.
-func testGatesOff(t *testing.T) {
-	s := start(t, *name+"-gates", "up", "--nodes", "1", "--profile", "node-1=t4-x2",
-		"--feature-gates",
+// TestGatesOff runs the driver on an API server that drops some fields of its slices.
+func TestGatesOff(t *testing.T) {
+	s := start(t, "gates", []string{"t4-x2"}, "--feature-gates",
 		"DRAConsumableCapacity=false,DRAPartitionableDevices=false,DRADeviceTaints=false,DRADeviceTaintRules=false")
 	s.install(t)
 	n := s.node("node-1")

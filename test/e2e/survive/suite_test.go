@@ -25,8 +25,8 @@ import (
 var (
 	program = flag.String("cluster-program", "", "the built test/cluster (empty: it is built)")
 	images  = flag.String("images", "../../../_output/images.tar", "archive with the driver's images")
-	name    = flag.String("cluster", "survive", "name of the cluster")
-	keep    = flag.Bool("keep", false, "use the cluster when it runs, and leave it running")
+	prefix  = flag.String("clusters", "survive-", "prefix of the names of clusters")
+	keep    = flag.Bool("keep", false, "use clusters that run, and leave them running")
 )
 
 const (
@@ -43,32 +43,26 @@ const (
 	sweepPeriod = 2 * time.Second
 )
 
-// profiles are the profiles of the cluster's nodes, in the order of their names.
-var profiles = []string{"l40s-x4", "l40s-x4", "dgx-h100", "l40s-x4", "dgx-h100"}
-
 // suite is a cluster with the driver installed.
 type suite struct {
 	*kube.Cluster
 	name       string
+	profiles   []string // of the nodes, in the order of their names
 	kubeconfig string
 	image      string // of pods
 }
 
-// TestSurvive first runs tests of single nodes in parallel, and then tests of the whole cluster one after the other.
-func TestSurvive(t *testing.T) {
-	up := []string{"up", "--nodes", fmt.Sprint(len(profiles))}
-	for i, profile := range profiles {
-		up = append(up, "--profile", nodeName(i)+"="+profile)
-	}
-	s := start(t, *name, up...)
+// TestNodes has tests of single nodes. Those of different nodes run in parallel.
+//
+// No more tests that start clusters can be parallel: the kernel's default limit of inotify instances allows about ten
+// nodes.
+func TestNodes(t *testing.T) {
+	t.Parallel()
+	s := start(t, "nodes", []string{"l40s-x4", "l40s-x4", "dgx-h100", "l40s-x4", "dgx-h100"})
 	run(t, s.tool(t, "kubectl"), "--kubeconfig", s.kubeconfig, "label", "node", "node-2",
 		"gpu.nvidia.com/node-config=hook")
 	s.install(t)
 	t.Run("one node", func(t *testing.T) {
-		t.Run("feature gates off", func(t *testing.T) {
-			t.Parallel()
-			testGatesOff(t)
-		})
 		t.Run("node-1", func(t *testing.T) {
 			t.Parallel()
 			n := s.node("node-1")
@@ -90,7 +84,6 @@ func TestSurvive(t *testing.T) {
 			t.Run("the plugin is killed at each step", n.testKilled)
 			t.Run("the plugin is killed while it creates and removes partitions", n.testKilledPartitioning)
 			t.Run("partitions are created again after a power cut", n.testPowerCutPartitions)
-			// Not on a node of the downgrade: an older simulation cannot read the state with another driver.
 			t.Run("NVIDIA's programs serve shares, and the driver is replaced", n.testNVIDIA)
 		})
 		t.Run("node-4", func(t *testing.T) {
@@ -109,9 +102,18 @@ func TestSurvive(t *testing.T) {
 		})
 	})
 	t.Run("claims are prepared and released while the API server is down", s.node("node-1").testAPIServerAway)
-	t.Run("the plugin is updated while a GPU hangs", s.node("node-5").testUpdateWhileGPUHangs)
+	t.Run("uninstalling the driver leaves nothing", s.testUninstall)
+}
+
+// TestInstallation replaces, stops and removes what the chart installs, one after the other.
+func TestInstallation(t *testing.T) {
+	t.Parallel()
+	s := start(t, "installation", []string{"l40s-x4", "l40s-x4", "dgx-h100"})
+	s.install(t)
+	t.Run("the plugin is updated while a GPU hangs", s.node("node-3").testUpdateWhileGPUHangs)
 	t.Run("an upgrade has no gap", s.testUpgrade)
 	t.Run("an older version takes over prepared claims", s.testDowngrade)
+	t.Run("a pod that survives the driver ends when the driver is back", s.testUninstalledEarly)
 	t.Run("claims are created while the controller hangs", s.testControllerHangs)
 	t.Run("uninstalling the driver leaves nothing", s.testUninstall)
 }
@@ -138,8 +140,8 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// start starts a cluster with the images. It is removed at the end of the test.
-func start(t *testing.T, name string, up ...string) *suite {
+// start starts a cluster with a node of each profile, and loads the images. It is removed at the end of the test.
+func start(t *testing.T, name string, profiles []string, flags ...string) *suite {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("this starts clusters: run it as root")
@@ -148,12 +150,17 @@ func start(t *testing.T, name string, up ...string) *suite {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &suite{name: name, image: "localhost/gpu-dra-demo:" + strings.TrimSpace(string(version))}
+	s := &suite{name: *prefix + name, profiles: profiles,
+		image: "localhost/gpu-dra-demo:" + strings.TrimSpace(string(version))}
 	if !*keep {
 		s.control(t, "down")
 		t.Cleanup(func() { s.control(t, "down") })
 	}
-	s.control(t, up[0], up[1:]...)
+	up := append([]string{"--nodes", fmt.Sprint(len(profiles))}, flags...)
+	for i, profile := range profiles {
+		up = append(up, "--profile", nodeName(i)+"="+profile)
+	}
+	s.control(t, "up", up...)
 	s.kubeconfig = strings.TrimSpace(s.control(t, "kubeconfig"))
 	s.control(t, "load", *images)
 	s.Cluster, err = kube.Connect(s.kubeconfig)

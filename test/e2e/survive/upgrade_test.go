@@ -121,7 +121,7 @@ func (s *suite) testUpgrade(t *testing.T) {
 			t.Errorf("pods on node-%d: %v", i+1, err)
 		}
 	}
-	for i := range profiles {
+	for i := range s.profiles {
 		s.node(nodeName(i)).clean(t)
 	}
 }
