@@ -90,10 +90,11 @@ func TestMake(t *testing.T) {
 	}
 }
 
-// TestMakeOnVersion2 checks the delegated controllers. It was not run on a cgroup v2 host.
+// TestMakeOnVersion2 checks the delegated controllers. The kubelet ends if one of them is missing.
 func TestMakeOnVersion2(t *testing.T) {
 	root := t.TempDir()
-	for name, text := range map[string]string{"cgroup.controllers": "cpu io", "cgroup.subtree_control": "cpu"} {
+	for name, text := range map[string]string{"cgroup.controllers": "cpu hugetlb rdma",
+		"cgroup.subtree_control": "cpu"} {
 		if err := os.WriteFile(filepath.Join(root, name), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -102,8 +103,8 @@ func TestMakeOnVersion2(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := os.ReadFile(filepath.Join(root, "cgroup.subtree_control"))
-	if err != nil || string(got) != "+io" {
-		t.Errorf("got %q, %v; want +io", got, err)
+	if err != nil || string(got) != "+hugetlb" {
+		t.Errorf("got %q, %v; want +hugetlb", got, err)
 	}
 }
 

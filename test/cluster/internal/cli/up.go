@@ -101,9 +101,6 @@ func (o *options) ready(ctx context.Context, kubernetes string) (components.Dirs
 	if err := preflight.Check(ctx, o.state); err != nil {
 		return nil, err
 	}
-	if w := preflight.Warning(); w != "" {
-		fmt.Fprintln(os.Stderr, "note:", w)
-	}
 	cache, err := o.cache()
 	if err != nil {
 		return nil, err

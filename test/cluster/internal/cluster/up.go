@@ -24,8 +24,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/preflight"
 )
 
-// startTimeout is generous for slow machines.
-const startTimeout = 3 * time.Minute
+// startTimeout is generous, for emulated machines.
+const startTimeout = 10 * time.Minute
 
 // Stages of a start, in order. A test can stop a start at a stage and kill it there.
 const (

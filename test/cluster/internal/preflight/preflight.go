@@ -172,11 +172,3 @@ func tryDevice() error {
 	}
 	return nil
 }
-
-// Warning returns one sentence about a limitation of this machine; empty if there is none.
-func Warning() string {
-	if layout, err := cgroups.Detect(); err == nil && !layout.V1() {
-		return "this is a cgroup v2 host, where this tool has not been run yet"
-	}
-	return ""
-}
