@@ -80,10 +80,8 @@ func (o convertOptions) run(cmd *cobra.Command) error {
 		if err != nil {
 			return err
 		}
-		c.Models, c.Products = convert.ModelsOf(published), convert.ProductsOf(published)
-		if _, ok := published.Class(convert.PartitionClass(o.driver)); ok {
-			c.Partitions = convert.PartitionsOf(published)
-		}
+		c.Models, c.Partitions = convert.ModelsOf(published), convert.PartitionsOf(published)
+		c.Products = convert.ProductsOf(published)
 	}
 	tell := func(object string, err error, warnings []string) {
 		if errors.Is(err, convert.ErrNoModels) {

@@ -60,15 +60,11 @@ const (
 	freeFor = 10 * time.Second
 )
 
-// converter returns the converter with the models and partitions that are published now. A claim that names a class
-// that does not exist is never allocated, so there are no partitions without their class.
+// converter returns the converter with the models and partitions that are published now.
 func (c *converter) converter() convert.Converter {
-	made := convert.Converter{Driver: c.view.Driver(), Families: c.families,
-		Models: slices.Concat(c.models, convert.ModelsOf(c.view)), MemoryUnit: c.memory}
-	if _, ok := c.view.Class(convert.PartitionClass(made.Driver)); ok {
-		made.Partitions = convert.PartitionsOf(c.view)
-	}
-	return made
+	return convert.Converter{Driver: c.view.Driver(), Families: c.families,
+		Models: slices.Concat(c.models, convert.ModelsOf(c.view)), Partitions: convert.PartitionsOf(c.view),
+		MemoryUnit: c.memory}
 }
 
 // Handle converts a pod on create. On update it removes the resources that the conversion has removed, because who

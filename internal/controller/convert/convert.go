@@ -149,7 +149,8 @@ type Converter struct {
 	Models []Model
 	// Partitions are the profiles of the partitions that a request in TFLOP/s may get.
 	Partitions []Partition
-	// Products are the names of the published GPUs, as NVML has them, for what the quotas of gpu-admission become.
+	// Products are the names of the published GPUs that are not sharedOnly, as NVML has them, for what the quotas of
+	// gpu-admission become.
 	Products []string
 	// MemoryUnit is the size of one aliyun.com/gpu-mem in bytes; 0: 1 GiB.
 	MemoryUnit int64
@@ -181,11 +182,11 @@ func ModelsOf(v *view.View) []Model {
 	return all
 }
 
-// ProductsOf returns the names of the published GPUs.
+// ProductsOf returns the names of the published GPUs that claims of the chart's class of whole GPUs may get.
 func ProductsOf(v *view.View) []string {
 	var all []string
 	for _, kind := range v.Kinds() {
-		if kind.Type() == gpu.TypeGPU {
+		if kind.Type() == gpu.TypeGPU && !kind.SharedOnly() {
 			all = append(all, kind.Product())
 		}
 	}
@@ -194,8 +195,12 @@ func ProductsOf(v *view.View) []string {
 }
 
 // PartitionsOf returns the profiles of the published partitions. Compute instances that share the memory of others
-// ("1c.3g.40gb") are left out.
+// ("1c.3g.40gb") are left out. Without the class of partitions there are none: a claim that names a class that does not
+// exist is never allocated.
 func PartitionsOf(v *view.View) []Partition {
+	if _, ok := v.Class(PartitionClass(v.Driver())); !ok {
+		return nil
+	}
 	var all []Partition
 	for _, kind := range v.Kinds() {
 		if kind.Type() == gpu.TypeMIG && !strings.Contains(kind.Profile(), "c.") {

@@ -31,8 +31,8 @@ const (
 
 // namespaceQuota is what gpu-admission limits in a namespace: the GPUs of each model, and the pools of nodes.
 type namespaceQuota struct {
-	Quota map[string]int64 `json:"quota"`
-	Pool  []string         `json:"pool"`
+	Quota map[string]any `json:"quota"` // checked: int64
+	Pool  []string       `json:"pool"`
 }
 
 // admissionQuotasIn returns the quotas of gpu-admission as JSON, if the object is its ConfigMap or the JSON by itself.
@@ -74,7 +74,8 @@ func (c Converter) AdmissionQuotas(text []byte) (all []any, warnings []string, e
 	}
 	for _, namespace := range slices.Sorted(maps.Keys(quotas)) {
 		hard, sum := corev1.ResourceList{}, int64(0)
-		for model, n := range quotas[namespace].Quota {
+		for model, value := range quotas[namespace].Quota {
+			n := value.(int64)
 			hard[devicesOf(classes[model])] = *resource.NewQuantity(n, resource.DecimalSI)
 			sum += n
 		}
@@ -94,6 +95,7 @@ func devicesOf(class string) corev1.ResourceName {
 	return corev1.ResourceName(class + corev1.ResourceClaimsPerClass)
 }
 
+// parseAdmissionQuotas reads and checks the quotas. The error names each mistake.
 func parseAdmissionQuotas(text []byte) (map[string]namespaceQuota, error) {
 	var quotas map[string]namespaceQuota
 	unknown, err := kjson.UnmarshalStrict(text, &quotas)
@@ -108,8 +110,12 @@ func parseAdmissionQuotas(text []byte) (map[string]namespaceQuota, error) {
 			errs = append(errs, field.Invalid(path, namespace, "is not the name of a namespace: "+problem))
 		}
 		for _, model := range slices.Sorted(maps.Keys(quotas[namespace].Quota)) {
-			at, n, name := path.Child("quota").Key(model), quotas[namespace].Quota[model], modelName(model)
-			if n < 0 || n > maxQuota {
+			at, value, name := path.Child("quota").Key(model), quotas[namespace].Quota[model], modelName(model)
+			switch n, whole := value.(int64); {
+			case !whole:
+				errs = append(errs, field.Invalid(at, value,
+					fmt.Sprintf("must be a whole number from 0 to %d", maxQuota)))
+			case n < 0 || n > maxQuota:
 				errs = append(errs, field.Invalid(at, n, fmt.Sprintf("must be from 0 to %d", maxQuota)))
 			}
 			problems := validation.IsValidLabelValue(model)
@@ -150,8 +156,8 @@ func (c Converter) modelClass(model, name string) (*resourceapi.DeviceClass, str
 	case len(products) > 0:
 		return class, fmt.Sprintf("class %s selects %s", name, strings.Join(products, ", "))
 	case len(c.Products) > 0:
-		return class, fmt.Sprintf("class %s selects product names with %s, and no published GPU has one: change its "+
-			"selector", name, model)
+		return class, fmt.Sprintf("class %s selects product names with %s, and no published GPU that is not "+
+			"sharedOnly has one: change its selector", name, model)
 	}
 	return class, fmt.Sprintf("class %s selects product names with %s: compare them with those that are published",
 		name, model)

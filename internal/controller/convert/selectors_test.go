@@ -39,7 +39,8 @@ func TestSelectors(t *testing.T) {
 			`sm-sharing}}, spec: {containers: [{name: main}]}}`, []string{h100 + ", " + l40s + ", " + t4}},
 		{"TFLOPS", `{spec: {containers: [{name: main, resources: {limits: {resource.nvidia.com/tflops: 100}}}]}}`,
 			[]string{h100, l40s, h100 + " 1g.10gb"}},
-		{"TFLOPS of two slices", `{spec: {containers: [{name: main, resources: {limits: {resource.nvidia.com/tflops: 200}}}]}}`,
+		{"TFLOPS of two slices", `{spec: {containers: [{name: main, resources: {limits: ` +
+			`{resource.nvidia.com/tflops: 200}}}]}}`,
 			[]string{h100, l40s, h100 + " 2g.20gb"}},
 		{"TFLOPS and memory", `{metadata: {annotations: {tensor-fusion.ai/tflops-request: "100", ` +
 			`tensor-fusion.ai/vram-request: 12Gi}}, spec: {containers: [{name: main}]}}`,
@@ -119,16 +120,30 @@ func devices(t *testing.T, nodes []viewtest.Node) (all []resourceapi.Device) {
 	return all
 }
 
-// The report of the quotas of gpu-admission names published GPUs also if they are not fractional.
+// The report of the quotas of gpu-admission names the GPUs that the class of a model selects: also those that are not
+// fractional, but not those that only claims for shared GPUs get.
 func TestQuotasNameProducts(t *testing.T) {
-	v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}},
-		viewtest.Node{Name: "b", Profile: "l40s-x4"})
-	c := Converter{Driver: viewtest.Driver, Products: ProductsOf(v)}
-	_, warnings, err := c.AdmissionQuotas([]byte(`{"ml": {"quota": {"T4": 1}}}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if want := "class t4.gpu.nvidia.com selects Tesla T4"; warnings[0] != want {
-		t.Errorf("got  %s\nwant %s", warnings[0], want)
+	for _, row := range []struct {
+		name string
+		use  gpu.Use
+		want string
+	}{
+		{"exclusive", gpu.Use{Sharing: gpu.Exclusive}, "class t4.gpu.nvidia.com selects Tesla T4"},
+		{"shared only", gpu.Use{Sharing: gpu.Replicated, Replicas: 2, SharedOnly: true},
+			"class t4.gpu.nvidia.com selects product names with T4, and no published GPU that is not sharedOnly has " +
+				"one: change its selector"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: row.use},
+				viewtest.Node{Name: "b", Profile: "l40s-x4"})
+			c := Converter{Driver: viewtest.Driver, Products: ProductsOf(v)}
+			_, warnings, err := c.AdmissionQuotas([]byte(`{"ml": {"quota": {"T4": 1}}}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if warnings[0] != row.want {
+				t.Errorf("got  %s\nwant %s", warnings[0], row.want)
+			}
+		})
 	}
 }

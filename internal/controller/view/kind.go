@@ -161,6 +161,11 @@ func (k *Kind) Profile() string { return k.text("profile") }
 // Sharing returns the configured sharing mode of the GPU.
 func (k *Kind) Sharing() string { return k.text("sharing") }
 
+// SharedOnly reports whether only claims for shared GPUs get devices of the kind.
+func (k *Kind) SharedOnly() bool {
+	return ptr.Deref(k.Device.Attributes["sharedOnly"].BoolValue, false)
+}
+
 // Isolation returns what enforces the limits of shares.
 func (k *Kind) Isolation() string { return k.text("isolation") }
 
