@@ -163,23 +163,8 @@ func (u *waitingReporter) report(ctx context.Context, now time.Time) (last error
 // read returns what answers need of the cluster, with little of each object.
 func (u *waitingReporter) read(ctx context.Context) (*snapshot.Snapshot, error) {
 	reader := snapshot.Reader{Client: u.reads, Slim: func() func(runtime.Object) runtime.Object { return slimObject }}
-	s := reader.Read(ctx, snapshot.Nodes, snapshot.Classes, snapshot.Claims, snapshot.Templates, snapshot.Pods,
-		snapshot.Quotas)
-	if err := s.Err(); err != nil {
-		return nil, err
-	}
-	slimmer := why.NewSlimmer(s)
-	reader.Slim = func() func(runtime.Object) runtime.Object {
-		return func(o runtime.Object) runtime.Object {
-			if slice, ok := o.(*resourceapi.ResourceSlice); ok {
-				slimmer.Slice(slice)
-			}
-			return o
-		}
-	}
-	published := reader.Read(ctx, snapshot.Slices)
-	s.Slices, s.TaintRules = published.Slices, published.TaintRules
-	return s, published.Err()
+	s := why.Read(ctx, reader, metav1.NamespaceAll, why.Manifest{})
+	return s, s.Err()
 }
 
 // tell writes an event with the answer, unless the last event of the claim says the same and still exists.

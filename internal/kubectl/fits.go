@@ -78,7 +78,7 @@ func (p *plugin) fits(ctx context.Context, f fitsOptions, o output) error {
 	if err != nil {
 		return err
 	}
-	s := readForWhy(ctx, r, "", m)
+	s := why.Read(ctx, r, "", m)
 	stop()
 	if f.empty {
 		s = why.Empty(s)

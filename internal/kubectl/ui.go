@@ -66,7 +66,7 @@ func (p *plugin) ui(ctx context.Context, f filter, port uint16) error {
 	go b.follow(ctx, client, s)
 
 	of := newReasons(func(ctx context.Context) *snapshot.Snapshot {
-		return readForWhy(ctx, snapshot.Reader{Client: client, Namespace: namespace}, "", why.Manifest{})
+		return why.Read(ctx, snapshot.Reader{Client: client, Namespace: namespace}, "", why.Manifest{})
 	})
 	page := newPageServer(b, of, listener.Addr().String(), rand.Text())
 	server := &http.Server{Handler: page, ReadHeaderTimeout: readHeaderTimeout,

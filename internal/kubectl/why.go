@@ -6,61 +6,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
-	"sync"
 
 	"github.com/spf13/cobra"
-	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
-
-// readForWhy reads what a question about devices needs. Of devices it keeps what the classes, and the claims and
-// templates of the namespace and of the manifest read, so that a large cluster needs little memory. An empty namespace
-// means all.
-func readForWhy(ctx context.Context, r snapshot.Reader, namespace string, m why.Manifest) *snapshot.Snapshot {
-	var slimmer *why.Slimmer
-	known := make(chan struct{}) // closed when there is a slimmer
-	slim := r
-	slim.Slim = func() func(runtime.Object) runtime.Object {
-		return func(o runtime.Object) runtime.Object {
-			if slice, ok := o.(*resourceapi.ResourceSlice); ok {
-				<-known
-				slimmer.Slice(slice)
-			}
-			return o
-		}
-	}
-	var s *snapshot.Snapshot
-	var wg sync.WaitGroup
-	wg.Go(func() { s = slim.Read(ctx, snapshot.Nodes, snapshot.Slices, snapshot.Pods, snapshot.Quotas) })
-	first := r.Read(ctx, snapshot.Classes, snapshot.Claims, snapshot.Templates)
-	slimmer = why.NewSlimmer(&snapshot.Snapshot{Classes: first.Classes,
-		Claims:    slices.Concat(in(namespace, first.Claims), m.Claims),
-		Templates: slices.Concat(in(namespace, first.Templates), m.Templates)})
-	close(known)
-	wg.Wait()
-	s.Classes, s.Claims, s.Templates = first.Classes, first.Claims, first.Templates
-	maps.Copy(s.Unread, first.Unread)
-	return s
-}
-
-// in returns the objects of the namespace.
-func in[T metav1.Object](namespace string, all []T) []T {
-	var own []T
-	for _, o := range all {
-		if namespace == "" || o.GetNamespace() == namespace {
-			own = append(own, o)
-		}
-	}
-	return own
-}
 
 func whyCommand(p *plugin) *cobra.Command {
 	var o output
@@ -156,7 +110,7 @@ func (p *plugin) explain(ctx context.Context, kind, namespace, name string) (*wh
 	if err != nil {
 		return nil, err
 	}
-	s := readForWhy(ctx, r, namespace, why.Manifest{})
+	s := why.Read(ctx, r, namespace, why.Manifest{})
 	stop()
 	var report *why.Report
 	if kind != "claim" {

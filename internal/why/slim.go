@@ -10,15 +10,15 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
 )
 
-// Slimmer makes slices small, for programs that must not need much memory. Answers stay the same.
-type Slimmer struct {
+// slimmer makes slices small, for programs that must not need much memory. Answers stay the same.
+type slimmer struct {
 	names map[string]bool // of the attributes that an answer may need; nil: all
 	parts snapshot.Parts
 }
 
-// NewSlimmer returns a Slimmer for answers about the claims of the snapshot that have no devices. The snapshot has all
+// newSlimmer returns a slimmer for answers about the claims of the snapshot that have no devices. The snapshot has all
 // classes, claims and templates.
-func NewSlimmer(s *snapshot.Snapshot) *Slimmer {
+func newSlimmer(s *snapshot.Snapshot) *slimmer {
 	c := newCluster(&snapshot.Snapshot{Classes: s.Classes})
 	w := &workload{}
 	for _, claim := range s.Claims {
@@ -34,12 +34,12 @@ func NewSlimmer(s *snapshot.Snapshot) *Slimmer {
 			Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
 				Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class.Name}}}}}})
 	}
-	return &Slimmer{c.namesIn(w), snapshot.Parts{}}
+	return &slimmer{c.namesIn(w), snapshot.Parts{}}
 }
 
-// Slice drops the attributes of devices that nothing reads, and lets equal devices of all slices share their parts. It
+// slice drops the attributes of devices that nothing reads, and lets equal devices of all slices share their parts. It
 // changes the slice.
-func (s *Slimmer) Slice(slice *resourceapi.ResourceSlice) {
+func (s *slimmer) slice(slice *resourceapi.ResourceSlice) {
 	slice.ManagedFields = nil
 	for i := range slice.Spec.Devices {
 		d := &slice.Spec.Devices[i]

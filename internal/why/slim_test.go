@@ -26,9 +26,9 @@ func TestSlimSlices(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		slimmer := NewSlimmer(s)
+		slimmer := newSlimmer(s)
 		for _, slice := range s.Slices {
-			slimmer.Slice(slice)
+			slimmer.slice(slice)
 		}
 		got, err := Pod(t.Context(), s, "ns", "p")
 		if err != nil {
@@ -57,10 +57,10 @@ func TestSlimSlicesShareParts(t *testing.T) {
 		s := fleet(t, nodes...)
 		setUUIDs(s)
 		s.Claims = append(s.Claims, claim(t, "c", ask(row.expression, "")))
-		slimmer := NewSlimmer(s)
+		slimmer := newSlimmer(s)
 		var maps []map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 		for _, slice := range s.Slices {
-			slimmer.Slice(slice)
+			slimmer.slice(slice)
 			for _, d := range slice.Spec.Devices {
 				if ptr.Deref(d.Attributes["type"].StringValue, "") == "gpu" {
 					maps = append(maps, d.Attributes)
