@@ -255,13 +255,14 @@ func (s *Server) learn(ctx context.Context, lacks []*Feature) {
 	if slices.Equal(before, lacks) {
 		return
 	}
-	var texts []string
+	var gates, texts []string
 	for _, f := range lacks {
+		gates = append(gates, f.Gate)
 		if f.Without != "" {
 			texts = append(texts, fmt.Sprintf("without the feature gate %s, %s", f.Gate, f.Without))
 		}
 	}
-	klog.FromContext(ctx).Info("Features that the API server lacks", "features", texts)
+	klog.FromContext(ctx).Info("Features that the API server lacks", "gates", gates, "without", texts)
 	if len(texts) > 0 {
 		s.Reporter.Node(report.Events.FieldsDropped, "the API server lacks features: "+strings.Join(texts, "; "))
 	}
