@@ -25,7 +25,7 @@ failed=0
 for mod in $(git ls-files '*go.mod'); do
 	dir=$(dirname "$mod")
 	[ -n "$(find "$dir" -name '*.go' -print -quit)" ] || continue # only pins a tool
-	if ! $GO list -C "$dir" -m >/dev/null 2>&1; then
+	if $GO list -C "$dir" -m 2>&1 >/dev/null | grep -q 'requires go >='; then
 		echo "not checked: $dir, which needs a newer Go" >&2
 		continue
 	fi
