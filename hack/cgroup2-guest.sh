@@ -13,6 +13,10 @@
 #
 # Needs root, and Debian's qemu-system-x86 and busybox-static. Debian's kernel is downloaded once.
 set -euo pipefail
+if [ $# -eq 0 ]; then
+	echo "usage: hack/cgroup2-guest.sh COMMAND [ARGUMENT...]" >&2
+	exit 2
+fi
 cd "$(dirname "$0")/.."
 for program in qemu-system-x86_64 busybox; do
 	if ! command -v "$program" >/dev/null; then
@@ -21,17 +25,21 @@ for program in qemu-system-x86_64 busybox; do
 	fi
 done
 
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/gpu-dra-driver/guest
-mkdir -p "$cache"
-if ! ls "$cache"/boot/vmlinuz-* >/dev/null 2>&1; then
+caches=${XDG_CACHE_HOME:-$HOME/.cache}
+cache=$caches/gpu-dra-driver/guest
+new=$cache.$$
+work=$(mktemp -d)
+trap 'rm -rf "$work" "$new"' EXIT
+if [ ! -d "$cache" ]; then
 	package=$(apt-cache depends linux-image-amd64 | sed -n 's/^ *Depends: //p' | head -n 1)
-	(cd "$cache" && apt-get download -qq "$package" && dpkg-deb -x "$package"_*.deb . && rm "$package"_*.deb)
-	busybox depmod -b "$cache" "$(basename "$cache"/lib/modules/*)"
+	(cd "$work" && apt-get download -qq "$package")
+	mkdir -p "$new"
+	dpkg-deb -x "$work/$package"_*.deb "$new"
+	busybox depmod -b "$new" "$(basename "$new"/lib/modules/*)"
+	mv "$new" "$cache" # complete, or not there
 fi
 version=$(basename "$cache"/lib/modules/*)
 
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 root=$work/initramfs
 mkdir -p "$root"/{bin,dev,lower,modules,proc,root,rw,sys} "$work/out"
 cp "$(command -v busybox)" "$root/bin/busybox"
@@ -71,7 +79,7 @@ mount --bind "$cache/lib/modules/$version" "/lib/modules/$version"
 [ -e /sbin/modprobe ] || ln -s "$(command -v busybox)" /sbin/modprobe # for the kernel
 ip link set lo up
 ulimit -n 1048576
-export HOME=$HOME PATH=$PATH
+export HOME=$HOME PATH=$PATH XDG_CACHE_HOME=$caches
 cd $PWD
 $(printf '%q ' "$@")
 echo \$? >/run/out/status
@@ -80,8 +88,8 @@ while :; do :; done
 EOF
 (cd "$root" && find . | busybox cpio -o -H newc 2>/dev/null) | gzip -1 >"$work/initramfs.gz"
 
-qemu-system-x86_64 -accel "${GUEST_ACCEL:-tcg,thread=multi}" -cpu max -smp "${GUEST_CPUS:-2}" -m "${GUEST_MEMORY:-8192}" -nic none \
-	-nographic -no-reboot -kernel "$cache/boot/vmlinuz-$version" -initrd "$work/initramfs.gz" \
+qemu-system-x86_64 -accel "${GUEST_ACCEL:-tcg,thread=multi}" -cpu max -smp "${GUEST_CPUS:-2}" \
+	-m "${GUEST_MEMORY:-8192}" -nic none -nographic -no-reboot -kernel "$cache/boot/vmlinuz-$version" -initrd "$work/initramfs.gz" \
 	-append "console=ttyS0 quiet panic=-1" \
 	-virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
 	-virtfs "local,path=$work/out,mount_tag=out,security_model=none" </dev/null
