@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/tools/pager"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 	"github.com/gpudra/gpu-dra-driver/test/fleet"
 )
@@ -54,11 +55,7 @@ config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvi
 // namespace and at a fixed rate, also while earlier calls are pending. It restarts the controller when the whole
 // cluster is published, to include the memory of the first list.
 func measureController(ctx context.Context, b *bench) error {
-	var nodes []fleet.Node
-	for n := range manyNodes {
-		nodes = append(nodes, fleet.Node{Name: fmt.Sprintf("%s%04d", fleetPrefix, n), Profile: "dgx-h100"})
-	}
-	f, err := fleet.Start(ctx, b.config, fleet.Config{Nodes: nodes})
+	f, err := b.startFleet(ctx, manyNodes, gpu.Use{})
 	if err != nil {
 		return err
 	}
@@ -67,6 +64,15 @@ func measureController(ctx context.Context, b *bench) error {
 		err = b.published(ctx, f.Size().Slices)
 	}
 	return errors.Join(err, f.Stop(context.WithoutCancel(ctx)))
+}
+
+// startFleet publishes the devices of that many nodes with eight GPUs in that use.
+func (b *bench) startFleet(ctx context.Context, nodes int, use gpu.Use) (*fleet.Fleet, error) {
+	var all []fleet.Node
+	for n := range nodes {
+		all = append(all, fleet.Node{Name: fmt.Sprintf("%s%04d", fleetPrefix, n), Profile: "dgx-h100", Use: use})
+	}
+	return fleet.Start(ctx, b.config, fleet.Config{Nodes: all})
 }
 
 // published verifies that all of the fleet's devices are still published: with fewer, the controller has less work.

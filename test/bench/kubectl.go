@@ -23,7 +23,6 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
-	"github.com/gpudra/gpu-dra-driver/test/fleet"
 )
 
 const (
@@ -81,11 +80,7 @@ func (b *bench) whyAndLs(ctx context.Context) (why, ls runs, err error) {
 // the class hold half of its devices, and another one waits for nine on a node.
 func (b *bench) withFleet(ctx context.Context, nodes int, use gpu.Use, class string, do func(devices int) error) (
 	failure error) {
-	var all []fleet.Node
-	for n := range nodes {
-		all = append(all, fleet.Node{Name: fmt.Sprintf("%s%04d", fleetPrefix, n), Profile: "dgx-h100", Use: use})
-	}
-	f, err := fleet.Start(ctx, b.config, fleet.Config{Nodes: all})
+	f, err := b.startFleet(ctx, nodes, use)
 	if err != nil {
 		return err
 	}
