@@ -218,6 +218,20 @@ func TestNodeConfigs(t *testing.T) {
 	t.Error("no node configurations")
 }
 
+// Kubernetes 1.34 never frees the GPU of a pod that asks for an extended resource.
+func TestExtendedResources(t *testing.T) {
+	for version, want := range map[string]int{"v1.34.99": 0, "v1.35.0-gke.1": 3} {
+		text, err := helm(t, "template", "x", chart, "--set", "deviceClasses.migProfiles={1g.10gb}", "--kube-version",
+			version)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
+		if got := strings.Count(text, "\n  extendedResourceName: "); got != want {
+			t.Errorf("%s: got %d extended resources, want %d", version, got, want)
+		}
+	}
+}
+
 func TestSwitches(t *testing.T) {
 	for _, tc := range []struct{ name, set, not string }{
 		{"a device plugin serves the extended resource", "deviceClasses.extendedResourceName=",

@@ -18,8 +18,9 @@ import (
 var feature = regexp.MustCompile(`^kubernetes_feature_enabled\{name="([^"]+)".*\} 1$`)
 
 // since are the versions before which a gate is not enough for the driver. Kubernetes 1.34 wants counters and the
-// devices that use them in one slice, and the driver publishes them apart.
-var since = map[string]string{"DRAPartitionableDevices": "Kubernetes 1.35"}
+// devices that use them in one slice, and the driver publishes them apart. It never frees the GPUs of pods that ask for
+// an extended resource, so the chart's classes have none there.
+var since = map[string]string{"DRAExtendedResource": "Kubernetes 1.35", "DRAPartitionableDevices": "Kubernetes 1.35"}
 
 // Lacks returns which of the feature gates the API server does not have, or has switched off. Older versions lack
 // "Kubernetes 1.35".

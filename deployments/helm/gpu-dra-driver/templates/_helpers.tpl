@@ -206,6 +206,11 @@ nodeAffinity:
 {{- end }}
 {{- end }}
 
+{{/* Whether classes have extended resources. Kubernetes 1.34 never frees the GPUs of pods that ask for one. */}}
+{{- define "gpu-dra-driver.extendedResources" -}}
+{{- if semverCompare ">=1.35.0-0" .Capabilities.KubeVersion.Version }}true{{ end }}
+{{- end }}
+
 {{/* Whether pods of older systems are converted: their claims are for shares, which need Kubernetes 1.36. */}}
 {{- define "gpu-dra-driver.converts" -}}
 {{- if and .Values.controller.enabled .Values.controller.conversion.families (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) }}true{{ end }}
