@@ -35,8 +35,11 @@ func (r Running) With(claim sharing.Claim) ([]string, error) {
 	// Paths in mountinfo are relative to the root of their file system.
 	parent, name := filepath.Split(r.MetadataDir)
 	mounted := []byte("/" + filepath.Base(parent) + "/" + name + "/" + claim.Namespace + "_" + claim.Name + "/")
-	host, _ := r.mountNamespace("1") // empty, if it cannot be read: no process is left out then
-	seen := map[string]bool{}        // cgroups of containers already found
+	without := map[string]bool{} // mount namespaces without the mount
+	if host, err := r.link("1", "ns/mnt"); err == nil {
+		without[host] = true // most processes of a node are in no container
+	}
+	seen := map[string]bool{} // cgroups of containers already found
 	// os.ReadFile would begin with 512 bytes, and need three times as many system calls.
 	groupFile, mountFile := bytes.NewBuffer(make([]byte, 0, 4<<10)), bytes.NewBuffer(make([]byte, 0, 32<<10))
 	var found []string
@@ -45,8 +48,8 @@ func (r Running) With(claim sharing.Claim) ([]string, error) {
 		if err != nil {
 			continue
 		}
-		// Most processes of a node are in no container. This costs a sixth of reading the control group.
-		if ns, err := r.mountNamespace(e.Name()); err == nil && ns == host {
+		namespace, unknown := r.link(e.Name(), "ns/mnt") // costs a sixth of reading the control group
+		if unknown == nil && without[namespace] {
 			continue
 		}
 		group, err := r.read(pid, "cgroup", groupFile)
@@ -61,7 +64,11 @@ func (r Running) With(claim sharing.Claim) ([]string, error) {
 			return nil, err
 		}
 		if !bytes.Contains(mounts, mounted) {
-			continue // ended, or changed its root; another process of the cgroup may have the mount
+			// If this process has ended or changed its root, another one of the namespace may show the mount.
+			if root, err := r.link(e.Name(), "root"); err == nil && root == "/" && unknown == nil {
+				without[namespace] = true
+			}
+			continue
 		}
 		seen[string(group)] = true
 		container := "a container"
@@ -73,9 +80,9 @@ func (r Running) With(claim sharing.Claim) ([]string, error) {
 	return found, nil
 }
 
-// mountNamespace returns the identity of the process's mount namespace.
-func (r Running) mountNamespace(pid string) (string, error) {
-	return os.Readlink(filepath.Join(r.Proc, pid, "ns/mnt"))
+// link returns what a link of a process says, such as the identity of a namespace.
+func (r Running) link(pid, name string) (string, error) {
+	return os.Readlink(filepath.Join(r.Proc, pid, name))
 }
 
 // read reads a file of a process into buf. It is empty if the process has ended.

@@ -144,6 +144,45 @@ func TestRunningOutsideTheHostsMounts(t *testing.T) {
 	}
 }
 
+// Of a container's processes only one is looked at, unless that one has another root: such a process shows only the
+// mounts below it.
+func TestRunningOncePerMountNamespace(t *testing.T) {
+	const with = "/plugins/gpu.nvidia.com/metadata/ns_c/gpu/metadata.json"
+	for _, row := range []struct {
+		name          string
+		root          string // of the first process; "": cannot be read
+		first, second string // mount namespaces; "": cannot be read
+		want          string
+	}{
+		{"the second is not looked at", "/", "mnt:[2]", "mnt:[2]", "[]"},
+		{"the first has changed its root", "/chroot", "mnt:[2]", "mnt:[2]", "[a container (process 8)]"},
+		{"the first has ended", "", "mnt:[2]", "mnt:[2]", "[a container (process 8)]"},
+		{"another namespace", "/", "mnt:[2]", "mnt:[3]", "[a container (process 8)]"},
+		{"unknown namespaces", "/", "", "", "[a container (process 8)]"},
+	} {
+		proc := t.TempDir()
+		for pid, p := range map[string]struct{ namespace, root, mount string }{
+			"7": {row.first, row.root, "/other"}, "8": {row.second, "/", with}} {
+			dir := filepath.Join(proc, pid)
+			must(t, os.MkdirAll(filepath.Join(dir, "ns"), 0o755))
+			if p.namespace != "" {
+				must(t, os.Symlink(p.namespace, filepath.Join(dir, "ns/mnt")))
+			}
+			if p.root != "" {
+				must(t, os.Symlink(p.root, filepath.Join(dir, "root")))
+			}
+			must(t, os.WriteFile(filepath.Join(dir, "cgroup"), []byte("0::/kubepods/pod0f-1/a\n"), 0o600))
+			must(t, os.WriteFile(filepath.Join(dir, "mountinfo"), []byte("1 2 8:1 "+p.mount+" /x rw - ext4 / rw\n"),
+				0o600))
+		}
+		r := Running{Proc: proc, MetadataDir: "/plugins/gpu.nvidia.com/metadata"}
+		got, err := r.With(sharing.Claim{Namespace: "ns", Name: "c"})
+		if err != nil || fmt.Sprint(got) != row.want {
+			t.Errorf("%s: got %q, error %v, want %s", row.name, got, err, row.want)
+		}
+	}
+}
+
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
