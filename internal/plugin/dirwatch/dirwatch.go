@@ -5,45 +5,99 @@ package dirwatch
 
 import (
 	"context"
+	"path/filepath"
+	"sync"
 
 	"github.com/fsnotify/fsnotify"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 )
 
 // Watcher watches directories. A nil Watcher watches none.
 type Watcher struct {
+	matters func(file string) bool
 	changed chan struct{}
-	watches *fsnotify.Watcher
+	dirs    sets.Set[string]
+}
+
+// shared is the inotify instance of all Watchers of the process: a user has a limited number of instances, for all
+// programs of a node together. Its methods are called without the lock: they may wait for what receive does.
+var shared struct {
+	sync.Mutex
+	inotify  *fsnotify.Watcher // nil: there are no Watchers
+	watchers sets.Set[*Watcher]
 }
 
 // New returns a Watcher of no directory yet, which ends with ctx. matters says which files it tells of; nil: all. It
-// returns nil, and logs why, if there is no inotify: a user has a limited number of instances.
+// returns nil, and logs why, if there is no inotify.
 func New(ctx context.Context, matters func(file string) bool) *Watcher {
-	watches, err := fsnotify.NewWatcher()
-	if err != nil {
-		klog.FromContext(ctx).Info("Changes of files are noticed late", "err", err)
-		return nil
-	}
-	changed := make(chan struct{}, 1)
-	go func() {
-		defer watches.Close()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case e := <-watches.Events:
-				if matters != nil && !matters(e.Name) {
-					continue
-				}
-			case <-watches.Errors: //nolint:errcheck // changes were lost
-			}
-			select {
-			case changed <- struct{}{}:
-			default: // one is pending
-			}
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.inotify == nil {
+		inotify, err := fsnotify.NewWatcher()
+		if err != nil {
+			klog.FromContext(ctx).Info("Changes of files are noticed late", "err", err)
+			return nil
 		}
-	}()
-	return &Watcher{changed, watches}
+		shared.inotify, shared.watchers = inotify, sets.New[*Watcher]()
+		go receive(inotify)
+	}
+	w := &Watcher{matters: matters, changed: make(chan struct{}, 1), dirs: sets.New[string]()}
+	shared.watchers.Insert(w)
+	context.AfterFunc(ctx, w.end)
+	return w
+}
+
+// receive tells the Watchers what the inotify instance says, until it is closed.
+func receive(inotify *fsnotify.Watcher) {
+	for {
+		select {
+		case e, open := <-inotify.Events:
+			if !open {
+				return
+			}
+			tell(func(w *Watcher) bool { return w.concerns(e.Name) })
+		case _, open := <-inotify.Errors:
+			if !open {
+				return
+			}
+			tell(func(*Watcher) bool { return true }) // changes were lost
+		}
+	}
+}
+
+func tell(concerned func(*Watcher) bool) {
+	shared.Lock()
+	defer shared.Unlock()
+	for w := range shared.watchers {
+		if !concerned(w) {
+			continue
+		}
+		select {
+		case w.changed <- struct{}{}:
+		default: // one is pending
+		}
+	}
+}
+
+// concerns reports whether the Watcher tells of a change of the file, or of one of its directories.
+func (w *Watcher) concerns(file string) bool {
+	return (w.dirs.Has(filepath.Dir(file)) || w.dirs.Has(file)) && (w.matters == nil || w.matters(file))
+}
+
+// end closes the inotify instance with the last Watcher.
+func (w *Watcher) end() {
+	shared.Lock()
+	inotify := shared.inotify
+	shared.watchers.Delete(w)
+	last := len(shared.watchers) == 0
+	if last {
+		shared.inotify = nil
+	}
+	shared.Unlock()
+	if last {
+		_ = inotify.Close()
+	}
 }
 
 // Keep watches the directories, besides those of earlier calls. It ignores those that do not exist. It must be repeated
@@ -52,8 +106,17 @@ func (w *Watcher) Keep(dirs ...string) {
 	if w == nil {
 		return
 	}
+	shared.Lock()
+	inotify, ended := shared.inotify, !shared.watchers.Has(w)
 	for _, dir := range dirs {
-		_ = w.watches.Add(dir) // tried again at the next call
+		w.dirs.Insert(filepath.Clean(dir))
+	}
+	shared.Unlock()
+	if ended {
+		return
+	}
+	for _, dir := range dirs {
+		_ = inotify.Add(dir) // tried again at the next call
 	}
 }
 

@@ -3,8 +3,10 @@
 package dirwatch
 
 import (
+	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 )
@@ -65,4 +67,53 @@ func TestNoWatcher(t *testing.T) {
 	if w.Changed() != nil {
 		t.Error("got a channel")
 	}
+}
+
+// All Watchers have one inotify instance, each is told of its own directories only, and the instance ends with the last
+// of them.
+func TestWatchersShareAnInstance(t *testing.T) {
+	before := instances(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	brief, end := context.WithCancel(ctx)
+	a, b, ended := t.TempDir(), t.TempDir(), t.TempDir()
+	watchers := []*Watcher{New(ctx, nil), New(ctx, nil), New(brief, nil)}
+	for i, dir := range []string{a, b, ended} {
+		watchers[i].Keep(dir + "/")
+	}
+	if got := instances(t) - before; got != 1 {
+		t.Errorf("got %d instances of inotify, want 1", got)
+	}
+	end()
+	if err := os.WriteFile(filepath.Join(a, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if !changed(watchers[0], soon) || changed(watchers[1], never) {
+		t.Error("want the watcher of the directory to be told, and the other not")
+	}
+	cancel()
+	for deadline := time.Now().Add(soon); instances(t) != before; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the instance remains after the last watcher has ended")
+		}
+	}
+	watchers[0].Keep(a) // does nothing
+	if again := New(t.Context(), nil); again == nil {
+		t.Error("no watcher after the others have ended")
+	}
+}
+
+// instances returns the number of inotify instances of the process.
+func instances(t *testing.T) (n int) {
+	t.Helper()
+	files, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if is, err := os.Readlink(file); err == nil && strings.Contains(is, "inotify") {
+			n++
+		}
+	}
+	return n
 }
