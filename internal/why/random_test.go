@@ -137,7 +137,7 @@ func (c tally) add(keys []string, wrong bool) {
 // does not.
 // WHY_CLAIMS sets how many, and WHY_SEED the first seed.
 func TestRandomClaims(t *testing.T) {
-	want, seed := 100, uint64(1)
+	want, seed := 40, uint64(1)
 	if text := os.Getenv("WHY_CLAIMS"); text != "" {
 		want, _ = strconv.Atoi(text)
 	}
