@@ -72,6 +72,17 @@ var (
 			return gpu.Use{Sharing: gpu.Exclusive, Partitions: use.Partitions}
 		},
 	}
+	// In Kubernetes 1.34 the scheduler compares what is asked for with what is left of the first device of a slice,
+	// whichever device it looks at.
+	sharesOfSeveral = Feature{
+		Gate: "DRAConsumableCapacity of Kubernetes 1.35 or newer",
+		Without: "every GPU is offered as a whole, without shares and replicas, because the scheduler would find no " +
+			"GPU as long as the first of a node is taken",
+		since:  "1.35.0",
+		partOf: []*Feature{&shares},
+		remove: shares.remove,
+		limit:  shares.limit,
+	}
 	counters = Feature{
 		Gate: "DRAPartitionableDevices",
 		Without: "no partitions are made for claims, because nothing would tie them to their GPU; Kubernetes 1.34 " +
@@ -124,7 +135,7 @@ var (
 		Without: "GPUs whose partitions are made for claims, and these partitions, have no shares, because the " +
 			"scheduler would give shares of a GPU and its partitions at once",
 		since:  "1.36.2",
-		partOf: []*Feature{&shares, &counters},
+		partOf: []*Feature{&shares, &sharesOfSeveral, &counters},
 		remove: func(*resourceapi.Device) bool { return true },
 		limit: func(d gpu.Device, use gpu.Use) gpu.Use {
 			if makesPartitions(d, use) {
@@ -138,7 +149,7 @@ var (
 	unlimitedWithCounters = Feature{
 		Gate:   "DRAConsumableCapacity of Kubernetes 1.37 or newer",
 		since:  "1.37.0",
-		partOf: []*Feature{&shares, &counters, &sharesWithCounters},
+		partOf: []*Feature{&shares, &sharesOfSeveral, &counters, &sharesWithCounters},
 		remove: func(*resourceapi.Device) bool { return true },
 		limit: func(d gpu.Device, use gpu.Use) gpu.Use {
 			if use.Sharing == gpu.Unlimited && makesPartitions(d, use) {
@@ -147,7 +158,8 @@ var (
 			return use
 		},
 	}
-	allFeatures = []*Feature{&shares, &counters, &taints, &taintsNone, &sharesWithCounters, &unlimitedWithCounters}
+	allFeatures = []*Feature{&shares, &sharesOfSeveral, &counters, &taints, &taintsNone, &sharesWithCounters,
+		&unlimitedWithCounters}
 )
 
 // makesPartitions reports whether partitions of the GPU are made for claims.

@@ -113,7 +113,9 @@ func TestFeatures(t *testing.T) {
 		{"Kubernetes 1.34", oldServer{gates: []string{"v1.34.4", "shares", "counters", "taints", "none"}}, nil,
 			"DRAConsumableCapacity, DRAPartitionableDevices, DRADeviceTaints"},
 		{"Kubernetes 1.34 with alpha features", oldServer{gates: []string{"v1.34.4", "none"}}, nil,
-			"DRADeviceTaints of Kubernetes 1.35 or newer, DRAConsumableCapacity of Kubernetes 1.36.2 or newer"},
+			"DRAConsumableCapacity of Kubernetes 1.35 or newer, DRADeviceTaints of Kubernetes 1.35 or newer"},
+		{"Kubernetes 1.35 with alpha features", oldServer{gates: []string{"v1.35.4"}}, nil,
+			"DRAConsumableCapacity of Kubernetes 1.36.2 or newer"},
 		{"Kubernetes 1.35 without partitions", oldServer{gates: []string{"v1.35.4-gke.100", "counters"}}, nil,
 			"DRAPartitionableDevices"},
 		{"no dry runs", oldServer{refuses: noDryRuns}, nil, ""},
@@ -166,6 +168,7 @@ func TestFit(t *testing.T) {
 		{"counters", "gpu-0 shared; gpu-1 shared NoSchedule; gpu-2 shared NoSchedule; gpu-3 shared None; " +
 			"node/monitor: monitor shared"},
 		{"shares counters taints none", "gpu-0; gpu-1; gpu-3; node/monitor: monitor"},
+		{"v1.34.4 counters none", "gpu-0; gpu-1 NoSchedule; gpu-2 NoSchedule; gpu-3; node/monitor: monitor"},
 	} {
 		t.Run(row.lacks, func(t *testing.T) {
 			before := fmt.Sprintf("%+v", inv.Pools("node"))
@@ -243,6 +246,7 @@ func TestLimit(t *testing.T) {
 		{"shares of partitioned GPUs, first patches", "v1.36.1", nodeconfig.Config{}, "exclusive"},
 		{"unlimited partitioned GPUs", "v1.36.3", unlimited, "unlimited, isolation none, partitions none"},
 		{"only unlimited GPUs", "v1.36.3", nodeconfig.Config{}, "fractional, isolation mps"},
+		{"shares in Kubernetes 1.34", "v1.34.4", static, "exclusive, partitions static"},
 		{"no counters", "counters", nodeconfig.Config{}, "fractional, isolation mps, partitions none"},
 		{"no counters, static partitions", "counters", static, "fractional, isolation mps, partitions static"},
 		{"no shares", "shares", nodeconfig.Config{}, "exclusive"},

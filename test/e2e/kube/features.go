@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/version"
@@ -17,10 +18,12 @@ import (
 // feature is the API server's metric of a feature gate.
 var feature = regexp.MustCompile(`^kubernetes_feature_enabled\{name="([^"]+)".*\} 1$`)
 
-// since are the versions before which a gate is not enough for the driver. Kubernetes 1.34 wants counters and the
-// devices that use them in one slice, and the driver publishes them apart. It never frees the GPUs of pods that ask for
-// an extended resource, so the chart's classes have none there.
-var since = map[string]string{"DRAExtendedResource": "Kubernetes 1.35", "DRAPartitionableDevices": "Kubernetes 1.35"}
+// since are the versions before which a gate is not enough for the driver. Kubernetes 1.34 finds no GPU with shares as
+// long as the first of a node is taken. It wants counters and the devices that use them in one slice, and the driver
+// publishes them apart. It never frees the GPUs of pods that ask for an extended resource, so the chart's classes have
+// none there.
+var since = map[string]string{"DRAConsumableCapacity": "Kubernetes 1.35", "DRAExtendedResource": "Kubernetes 1.35",
+	"DRAPartitionableDevices": "Kubernetes 1.35"}
 
 // Lacks returns which of the feature gates the API server does not have, or has switched off. Older versions lack
 // "Kubernetes 1.35".
@@ -62,5 +65,6 @@ func (c *Cluster) Lacks(ctx context.Context, gates ...string) ([]string, error) 
 			lacks = append(lacks, gate)
 		}
 	}
-	return lacks, nil
+	slices.Sort(lacks)
+	return slices.Compact(lacks), nil
 }
