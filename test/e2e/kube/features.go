@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/version"
@@ -25,8 +24,8 @@ var feature = regexp.MustCompile(`^kubernetes_feature_enabled\{name="([^"]+)".*\
 var since = map[string]string{"DRAConsumableCapacity": "Kubernetes 1.35", "DRAExtendedResource": "Kubernetes 1.35",
 	"DRAPartitionableDevices": "Kubernetes 1.35"}
 
-// Lacks returns which of the feature gates the API server does not have, or has switched off. Older versions lack
-// "Kubernetes 1.35".
+// Lacks returns which of the feature gates the API server does not have, or has switched off. A gate may also be a
+// version, as "Kubernetes 1.36"; of several that the API server does not reach, the result has the newest.
 func (c *Cluster) Lacks(ctx context.Context, gates ...string) ([]string, error) {
 	if len(gates) == 0 {
 		return nil, nil
@@ -53,18 +52,21 @@ func (c *Cluster) Lacks(ctx context.Context, gates ...string) ([]string, error) 
 		return nil, errors.New("the metrics of the API server name no feature gates")
 	}
 	var lacks []string
+	least := server
 	for _, gate := range gates {
 		if version := since[gate]; version != "" && on[gate] {
 			gate = version
 		}
-		if least, isVersion := strings.CutPrefix(gate, "Kubernetes "); isVersion {
-			if server.LessThan(version.MustParseGeneric(least)) {
-				lacks = append(lacks, gate)
+		if text, isVersion := strings.CutPrefix(gate, "Kubernetes "); isVersion {
+			if v := version.MustParseGeneric(text); least.LessThan(v) {
+				least = v
 			}
 		} else if !on[gate] {
 			lacks = append(lacks, gate)
 		}
 	}
-	slices.Sort(lacks)
-	return slices.Compact(lacks), nil
+	if least != server {
+		lacks = append(lacks, fmt.Sprintf("Kubernetes %d.%d", least.Major(), least.Minor()))
+	}
+	return lacks, nil
 }
