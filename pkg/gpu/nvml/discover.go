@@ -149,10 +149,12 @@ func (n *Node) look(ctx context.Context) (Look, error) {
 }
 
 // lookAt reads the GPU with the index. After an error it returns the known reading. A GPU whose MIG mode is being
-// changed may be absent for a moment, so it counts as unchanged.
+// changed may be absent for a moment, so it counts as unchanged; but it has no partitions, also if the known reading is
+// from a time when it had some.
 func (n *Node) lookAt(ctx context.Context, index int) (reading, error) {
 	known, about := n.looks.at(index)
 	if known.device.UUID != "" && n.looks.isSwitching(known.device.UUID) {
+		known.device.MIG.Instances = nil
 		return known, nil
 	}
 	r, err := call(ctx, n, about, func(s *session) (reading, error) { return s.readAt(index, known) })

@@ -181,6 +181,33 @@ func TestLookWhileTheMIGModeChanges(t *testing.T) {
 	}
 }
 
+// The last partitions of a GPU were removed after the last look. While its MIG mode is switched off, a look must not
+// find them: with the records of their claims gone, they would be somebody else's.
+func TestLookAfterTheLastPartition(t *testing.T) {
+	m, n := following(t, "dgx-h100")
+	found, err := n.Discover(t.Context())
+	must(t, err)
+	id := found.Devices[0].UUID
+	must(t, n.Set(t.Context(), id, gpu.State{MIG: gpu.MIGOn}))
+	at := gpu.Placement{Parent: id, Profile: "1g.10gb", Start: 0, Size: 1}
+	part, err := n.CreatePartition(t.Context(), at, "")
+	must(t, err)
+	if look, err := n.Discover(t.Context()); err != nil || len(look.Devices[0].MIG.Instances) != 1 {
+		t.Fatalf("before: got %v, error %v", look.Devices, err)
+	}
+	must(t, n.DestroyPartition(t.Context(), at, part))
+	must(t, m.Slow(found.Devices[0].Name, "SetMigMode", time.Second))
+	ended := make(chan error, 1)
+	go func() { ended <- n.Set(t.Context(), id, gpu.State{MIG: gpu.MIGOff}) }()
+	time.Sleep(300 * time.Millisecond)
+	look, err := n.Discover(t.Context())
+	must(t, err)
+	if d := look.Devices[0]; len(d.MIG.Instances) > 0 || !d.MIG.Enabled {
+		t.Errorf("while the mode is switched off: got %+v, want MIG mode on, without partitions", d.MIG)
+	}
+	must(t, <-ended)
+}
+
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(50 * time.Millisecond) {
