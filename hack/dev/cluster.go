@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -226,7 +227,7 @@ func (c cluster) keepLogs(ctx context.Context) {
 			say("keep logs: %v", err)
 			continue
 		}
-		file := filepath.Join(c.logs, filepath.Base(filepath.Dir(component))+"-"+filepath.Base(component)+".log")
+		file := filepath.Join(c.logs, strings.ReplaceAll(component, "/", "-")+".log")
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 			say("keep logs: %v", err)
 		}
