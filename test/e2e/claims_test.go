@@ -32,7 +32,7 @@ func (s *suite) testDemos(t *testing.T) {
 			s.must(t, err)
 			skipWithout(t, lacks)
 			s.must(t, demo.FreeGPUs(t.Context(), s.Cluster, all, 2*soon))
-			if _, err := demo.Run(t.Context(), s.Cluster, *driver, soon); err != nil {
+			if _, err := demo.Run(t.Context(), s.Cluster, *driver, 2*soon); err != nil {
 				t.Errorf("%v\n%s", err, s.Diagnose(t.Context(), demo.Namespaces()[0]))
 			}
 		})

@@ -104,16 +104,19 @@ func (s *suite) allocated(t *testing.T, pod *corev1.Pod) resourceapi.Device {
 
 func (s *suite) claimOf(t *testing.T, pod *corev1.Pod) resourceapi.ResourceClaim {
 	t.Helper()
-	var claim resourceapi.ResourceClaim
+	claim, err := s.findClaim(t.Context(), pod)
+	s.must(t, err)
+	return claim
+}
+
+func (s *suite) findClaim(ctx context.Context, pod *corev1.Pod) (claim resourceapi.ResourceClaim, err error) {
 	for _, status := range pod.Status.ResourceClaimStatuses {
 		if status.ResourceClaimName != nil {
-			s.must(t, s.Get(t.Context(), client.ObjectKey{Namespace: pod.Namespace, Name: *status.ResourceClaimName},
-				&claim))
-			return claim
+			err := s.Get(ctx, client.ObjectKey{Namespace: pod.Namespace, Name: *status.ResourceClaimName}, &claim)
+			return claim, err
 		}
 	}
-	t.Fatalf("pod %s has no claim", pod.Name)
-	return claim
+	return claim, fmt.Errorf("pod %s has no claim", pod.Name)
 }
 
 var uuid = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)

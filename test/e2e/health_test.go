@@ -73,7 +73,10 @@ func (s *suite) waitReplicas(t *testing.T, namespace, name string, count int, is
 				if p.Status.Phase != corev1.PodRunning || p.DeletionTimestamp != nil {
 					continue
 				}
-				claim := s.claimOf(t, &p)
+				claim, err := s.findClaim(ctx, &p)
+				if err != nil {
+					return false, state, client.IgnoreNotFound(err) // the pod has been deleted since
+				}
 				if a := claim.Status.Allocation; a != nil && is(a.Devices.Results[0].Device) {
 					found = append(found, p)
 				}
