@@ -119,7 +119,8 @@ func (s *suite) partsOf(t *testing.T, node, gpu string) []string {
 // waitParts waits until the published partitions of a GPU are as wanted.
 func (s *suite) waitParts(t *testing.T, node, gpu, what string, wanted func(parts []string) bool) {
 	t.Helper()
-	s.must(t, kube.Until(t.Context(), soon, what, func(context.Context) (bool, string, error) {
+	// A taint may take two looks, which are ten seconds apart.
+	s.must(t, kube.Until(t.Context(), 2*soon, what, func(context.Context) (bool, string, error) {
 		got := s.partsOf(t, node, gpu)
 		return wanted(got), strings.Join(got, "\n"), nil
 	}))

@@ -110,6 +110,7 @@ type Node struct {
 	now       chan struct{}                       // asks for a discovery at once
 	known     inventory.Inventory                 // all GPUs of the last discovery, and the available partitions
 	blocked   blockedGPUs
+	used      map[gpu.UUID]bool // by programs that belong to no claim, at the last discovery; nil: there was none
 	pending   []report.PendingChange
 	resumed   time.Time         // when Resume was last called
 	logged    map[string]string // the last problem logged of each kind, so that it is logged once

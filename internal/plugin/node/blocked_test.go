@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// Programs that belong to no claim block the MIG mode of their GPU from the second look on that finds them, and at the
+// first look of the driver.
+func TestBlockedByPrograms(t *testing.T) {
+	l := newTestNode(t)
+	for i := range l.devices {
+		l.devices[i].MIG = gpu.MIG{Capable: true, Switchable: true,
+			Profiles: []gpu.Profile{{Name: "1g.10gb", Size: 1, Starts: []int{0}}}}
+	}
+	c := l.Config
+	users := map[gpu.UUID]string{"GPU-0": "exporter"}
+	c.Users = func(_ context.Context, d gpu.Device) ([]string, error) { return strings.Fields(users[d.UUID]), nil }
+	l.restart(c)
+	looks := func(when, want string) {
+		t.Helper()
+		if err := l.look(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, d := range l.Inventory() {
+			if d.Blocked != "" {
+				got = append(got, d.Name+": "+d.Blocked)
+			}
+		}
+		if text := strings.Join(got, "; "); text != want {
+			t.Errorf("%s: got %q, want %q", when, text, want)
+		}
+	}
+	const first, second = "gpu-0-mig-1g10gb-0: used by exporter", "gpu-1-mig-1g10gb-0: used by server"
+	looks("the first look", first)
+	users["GPU-1"] = "server"
+	looks("a program begins", first)
+	looks("it goes on", second+"; "+first)
+	users["GPU-1"] = "server other"
+	looks("another one begins", second+"; "+first)
+	delete(users, "GPU-1")
+	looks("both end", first)
+
+	rec := l.hold("c", "gpu-1")
+	users["GPU-1"] = "server"
+	looks("a program of a claim", first)
+	if err := l.records.Delete(rec); err != nil {
+		t.Fatal(err)
+	}
+	looks("the claim has ended, its program has not", first)
+	looks("it does not end", second+"; "+first)
+}
