@@ -12,8 +12,9 @@ const (
 		"collector and Go's scheduler a quarter. The rest is the call itself and the metadata of the device, as in a " +
 		"floor."
 	whyUnprepare = "one fsync, of the directory of records, is left. The look for containers that still run with the " +
-		"claim (the step find_users) is three quarters of the processor time (perf): it reads the mounts of every " +
-		"process in a pod, which the kernel writes out as text. No pod that starts waits for it."
+		"claim (the step find_users) is three quarters of the processor time (perf): it reads the mounts of " +
+		"processes in pods, which the kernel writes out as text; here of all of them, because the simulated plugin " +
+		"may not see to which container a process belongs. No pod that starts waits for it."
 	whyPrepare200 = "the records of other claims are not read (strace shows the same files opened). containerd reads " +
 		"the CDI directory after " +
 		"every change, on the same cores; see the row below."
