@@ -75,8 +75,8 @@ func (h observedHardware) Set(ctx context.Context, id gpu.UUID, s gpu.State) err
 }
 
 // block sets what prevents a change of MIG mode for a claim: a recent failure, or programs that belong to no claim.
-// While something does, the text does not change. Programs must be there at two looks, except at the first one: the MPS
-// server of a claim may end a moment after the claim.
+// While something does, the text does not change. Programs must be there at two looks, because the MPS server of a
+// claim may end a moment after the claim; once is enough at the first look, and for a GPU that was blocked before.
 func (n *Node) block(ctx context.Context, gpus inventory.Inventory, r records) inventory.Inventory {
 	gpus = slices.Clone(gpus)
 	used := map[gpu.UUID]bool{}
@@ -84,15 +84,16 @@ func (n *Node) block(ctx context.Context, gpus inventory.Inventory, r records) i
 		if d.Lost || d.Use.Partitions != gpu.PartitionsDynamic || d.MIG.Enabled && len(d.MIG.Instances) > 0 {
 			continue
 		}
+		before, _ := n.known.Find(d.Name)
 		now := n.blocked.of(d.UUID)
 		if now == "" && !r.touches(d.Name) {
 			now = n.usedBy(ctx, d)
 			used[d.UUID] = now != ""
-			if n.used != nil && !n.used[d.UUID] {
+			if n.used != nil && !n.used[d.UUID] && before.Blocked == "" {
 				now = ""
 			}
 		}
-		if before, ok := n.known.Find(d.Name); now != "" && ok && before.Blocked != "" {
+		if now != "" && before.Blocked != "" {
 			now = before.Blocked
 		}
 		gpus[i].Blocked = now

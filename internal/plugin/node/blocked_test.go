@@ -55,4 +55,14 @@ func TestBlockedByPrograms(t *testing.T) {
 	}
 	looks("the claim has ended, its program has not", first)
 	looks("it does not end", second+"; "+first)
+
+	// A change of MIG mode that has failed blocks the GPU for a while, and then the program does, without a pause.
+	delete(users, "GPU-1")
+	looks("it ends", first)
+	l.blocked.note("GPU-1", gpu.ErrBusy)
+	busy := "gpu-1-mig-1g10gb-0: " + gpu.ErrBusy.Error()
+	looks("a change has failed", busy+"; "+first)
+	users["GPU-1"] = "exporter"
+	l.blocked.note("GPU-1", nil)
+	looks("the failure is forgotten, and a program is there", busy+"; "+first)
 }
