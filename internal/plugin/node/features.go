@@ -41,7 +41,7 @@ type Feature struct {
 	limit func(gpu.Device, gpu.Use) gpu.Use
 	// since is the first version of Kubernetes that has it, if no example can show that.
 	since string
-	// partOf are features without which nobody misses it.
+	// partOf are features without which nobody misses it. They come before it in allFeatures.
 	partOf []*Feature
 }
 
@@ -135,7 +135,7 @@ var (
 		Without: "GPUs whose partitions are made for claims, and these partitions, have no shares, because the " +
 			"scheduler would give shares of a GPU and its partitions at once",
 		since:  "1.36.2",
-		partOf: []*Feature{&shares, &sharesOfSeveral, &counters},
+		partOf: []*Feature{&sharesOfSeveral, &counters},
 		remove: func(*resourceapi.Device) bool { return true },
 		limit: func(d gpu.Device, use gpu.Use) gpu.Use {
 			if makesPartitions(d, use) {
@@ -149,7 +149,7 @@ var (
 	unlimitedWithCounters = Feature{
 		Gate:   "DRAConsumableCapacity of Kubernetes 1.37 or newer",
 		since:  "1.37.0",
-		partOf: []*Feature{&shares, &sharesOfSeveral, &counters, &sharesWithCounters},
+		partOf: []*Feature{&sharesWithCounters},
 		remove: func(*resourceapi.Device) bool { return true },
 		limit: func(d gpu.Device, use gpu.Use) gpu.Use {
 			if use.Sharing == gpu.Unlimited && makesPartitions(d, use) {
@@ -289,12 +289,13 @@ func (s *Server) ask(ctx context.Context) ([]*Feature, error) {
 		all.Go(func() { has[i], errs[i] = s.has(ctx, f) })
 	}
 	all.Wait()
-	lacks := []*Feature{}
+	lacks, without := []*Feature{}, map[*Feature]bool{}
 	for i, f := range allFeatures {
-		missed := !slices.ContainsFunc(f.partOf, func(whole *Feature) bool { return slices.Contains(lacks, whole) })
-		if !has[i] && missed {
+		moot := slices.ContainsFunc(f.partOf, func(whole *Feature) bool { return without[whole] })
+		if !has[i] && !moot {
 			lacks = append(lacks, f)
 		}
+		without[f] = !has[i] || moot
 	}
 	return lacks, errors.Join(errs...)
 }
