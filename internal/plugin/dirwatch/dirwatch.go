@@ -118,6 +118,10 @@ func (w *Watcher) Keep(dirs ...string) {
 	for _, dir := range dirs {
 		_ = inotify.Add(dir) // tried again at the next call
 	}
+	watched := sets.New(inotify.WatchList()...)
+	shared.Lock()
+	w.dirs = w.dirs.Intersection(watched) // without those that have been removed
+	shared.Unlock()
 }
 
 // Changed has a value when files have changed since it was last received from.

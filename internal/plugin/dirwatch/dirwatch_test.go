@@ -58,6 +58,9 @@ func TestWatcher(t *testing.T) {
 		}
 		changed(w, never) // one for the file that was written
 	}
+	if w.Keep(); len(w.dirs) > 0 {
+		t.Errorf("the directory was removed, and is kept: %v", w.dirs)
+	}
 }
 
 // Without inotify, nothing is told and nothing fails.
