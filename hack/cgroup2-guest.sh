@@ -89,7 +89,8 @@ EOF
 (cd "$root" && find . | busybox cpio -o -H newc 2>/dev/null) | gzip -1 >"$work/initramfs.gz"
 
 qemu-system-x86_64 -accel "${GUEST_ACCEL:-tcg,thread=multi}" -cpu max -smp "${GUEST_CPUS:-2}" \
-	-m "${GUEST_MEMORY:-8192}" -nic none -nographic -no-reboot -kernel "$cache/boot/vmlinuz-$version" -initrd "$work/initramfs.gz" \
+	-m "${GUEST_MEMORY:-8192}" -nic none -nographic -no-reboot \
+	-kernel "$cache/boot/vmlinuz-$version" -initrd "$work/initramfs.gz" \
 	-append "console=ttyS0 quiet panic=-1" \
 	-virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
 	-virtfs "local,path=$work/out,mount_tag=out,security_model=none" </dev/null
