@@ -30,7 +30,8 @@ type Result struct {
 	ShareID types.UID // set if the device can be shared
 	// Consumed is the capacity that the result consumes of a device that can be shared.
 	Consumed Consumed
-	Config   api.Config
+	// Config shares its pointers with the other results that the same configuration rules.
+	Config api.Config
 	// AdminAccess means that the request may use the device beside its holders. Kubernetes allows that only in
 	// namespaces with the label resource.kubernetes.io/admin-access=true.
 	AdminAccess bool

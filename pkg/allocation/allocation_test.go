@@ -130,6 +130,28 @@ func TestResults(t *testing.T) {
 	}
 }
 
+// Package sharing tells two equal configurations apart by that.
+func TestResultsShareTheirConfiguration(t *testing.T) {
+	mps := `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS"}}`
+	c := &resourceapi.ResourceClaim{}
+	c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Config: []resourceapi.DeviceAllocationConfiguration{
+			config(resourceapi.AllocationConfigSourceClaim, driver, mps, "a", "b"),
+			config(resourceapi.AllocationConfigSourceClaim, driver, mps, "c")}}}
+	for _, name := range []string{"a", "b", "c"} {
+		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results,
+			resourceapi.DeviceRequestAllocationResult{Driver: driver, Pool: "n", Request: name, Device: name})
+	}
+	r, err := Results(c, driver)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b, other := r[0].Config.Sharing.MPS, r[1].Config.Sharing.MPS, r[2].Config.Sharing.MPS
+	if a == nil || a != b || a == other {
+		t.Errorf("a and b share one: %t, a and c share one: %t", a == b, a == other)
+	}
+}
+
 func TestResultsOfAnUnallocatedClaim(t *testing.T) {
 	if _, err := Results(&resourceapi.ResourceClaim{}, driver); !errors.Is(err, ErrNotAllocated) {
 		t.Errorf("got %v, want %v", err, ErrNotAllocated)

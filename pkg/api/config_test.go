@@ -103,7 +103,7 @@ func TestDecodeRefuses(t *testing.T) {
 			`p.sharing.mpsConfig.defaultPinnedDeviceMemoryLimit: Invalid value: "0": must be a whole number of bytes, at least 1Mi`,
 			`p.sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit[0]: Invalid value: "10 Gi": want an amount of memory such as 10Gi or 512Mi`,
 			`p.sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit[1]: Invalid value: "1Ki": must be`,
-			`p.sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit[first]: Invalid value: "first": want the index of a device in the claim, such as "0", or its UUID`}},
+			`p.sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit[first]: Invalid value: "first": want the index of a device, such as "0", or its UUID`}},
 		{"more threads than there are", sharing(`"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":101}`),
 			[]string{`p.sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: 101: must be from 1 to 100`}},
 		{"time slices for a partition", `{` + migHead +

@@ -34,10 +34,11 @@ var Intervals = []string{DefaultInterval, "Short", "Medium", "Long"}
 
 // MPS lets processes run at the same time, as clients of CUDA's Multi-Process Service. The zero value sets no limits.
 type MPS struct {
-	ThreadPercentage int               // of the multiprocessors for each client, 1 to 100; 0: no limit
-	Memory           uint64            // bytes of each device for each client; 0: no limit
-	MemoryPerDevice  map[string]uint64 // overrides Memory for single devices, by index in the claim or by UUID
-	MultiUser        bool              // clients of different user IDs run at the same time
+	ThreadPercentage int    // of the multiprocessors for each client, 1 to 100; 0: no limit
+	Memory           uint64 // bytes of each device for each client; 0: no limit
+	// MemoryPerDevice overrides Memory for single devices, by index among those of the configuration, or by UUID.
+	MemoryPerDevice map[string]uint64
+	MultiUser       bool // clients of different user IDs run at the same time
 }
 
 // Limits reports whether any limit is set.
@@ -67,7 +68,7 @@ type timeSlicingJSON struct {
 type mpsJSON struct {
 	DefaultActiveThreadPercentage     *int                    `json:"defaultActiveThreadPercentage,omitempty" doc:"percent of the multiprocessors for each client, 1 to 100; for a share of a GPU, at least the cores that its request asks for: those are counted, and this is the limit"`
 	DefaultPinnedDeviceMemoryLimit    *quantityJSON           `json:"defaultPinnedDeviceMemoryLimit,omitempty" doc:"memory of each GPU for each client, such as 10Gi; at least 1Mi"`
-	DefaultPerDevicePinnedMemoryLimit map[string]quantityJSON `json:"defaultPerDevicePinnedMemoryLimit,omitempty" doc:"the same for single GPUs, by their index in the claim or their UUID"`
+	DefaultPerDevicePinnedMemoryLimit map[string]quantityJSON `json:"defaultPerDevicePinnedMemoryLimit,omitempty" doc:"the same for single devices, by UUID, or by index, from 0, among the devices that this configuration applies to, in the order of the claim; a configuration of a class numbers the devices of each request by themselves, and devices with admin access have no number"`
 	MultiUser                         *bool                   `json:"multiUser,omitempty" doc:"clients of different user ids use the GPUs at the same time; otherwise they take turns"`
 }
 
@@ -139,7 +140,7 @@ func (in *timeSlicingJSON) decode(path *field.Path) (TimeSlicing, field.ErrorLis
 	return TimeSlicing{Interval: *in.Interval}, nil
 }
 
-// deviceKey matches the index of a device in the claim, or its UUID as NVML writes it.
+// deviceKey matches the index of a device, or its UUID as NVML writes it.
 var deviceKey = regexp.MustCompile(`^([0-9]{1,2}|(GPU|MIG)-[0-9a-fA-F-]+)$`)
 
 func (in *mpsJSON) decode(path *field.Path) (MPS, field.ErrorList) {
@@ -162,8 +163,7 @@ func (in *mpsJSON) decode(path *field.Path) (MPS, field.ErrorList) {
 	for _, device := range slices.Sorted(maps.Keys(in.DefaultPerDevicePinnedMemoryLimit)) {
 		at := perDevice.Key(device)
 		if !deviceKey.MatchString(device) {
-			errs = append(errs, field.Invalid(at, device, "want the index of a device in the claim, such as \"0\", "+
-				"or its UUID"))
+			errs = append(errs, field.Invalid(at, device, "want the index of a device, such as \"0\", or its UUID"))
 		}
 		n, problems := in.DefaultPerDevicePinnedMemoryLimit[device].bytes(at)
 		errs = append(errs, problems...)

@@ -3,10 +3,10 @@
 package sharing
 
 import (
-	"fmt"
 	"maps"
 	"reflect"
 	"slices"
+	"strconv"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/allocation"
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
@@ -14,79 +14,102 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
-// mpsGroup is the devices of a claim that share an MPS daemon: the whole GPUs with the same configuration, or one
+// mpsGroup is the devices of a claim that share an MPS daemon: the whole GPUs with equal configurations, or one
 // partition, because a CUDA process uses one partition only.
 type mpsGroup struct {
-	config  api.MPS
 	devices []gpu.Device
+	rules   []*mpsRule // the one of each device
 	client  MPSClient
-	err     error
+	errs    []error // of each device
+}
+
+// mpsRule is one configuration and the devices that it rules, in the order of the claim. Devices with admin access are
+// not among them.
+type mpsRule struct {
+	config  *api.MPS
+	devices []gpu.Device
 }
 
 // mpsGroups returns the MPS groups of the results, in the order of the claim.
 func mpsGroups(results []allocation.Result, inv inventory.Inventory) []mpsGroup {
 	var groups []mpsGroup
+	rules := map[*api.MPS]*mpsRule{}
 	for _, r := range results {
 		d, ok := inv.Find(r.Device)
-		kind := kindOf(r, d)
-		if !ok || r.AdminAccess || r.Config.Sharing.MPS == nil || kind != whole && kind != partition {
+		kind, config := kindOf(r, d), r.Config.Sharing.MPS
+		if !ok || r.AdminAccess || config == nil || kind != whole && kind != partition {
 			continue
 		}
 		i := slices.IndexFunc(groups, func(g mpsGroup) bool {
-			return g.devices[0].Partition == nil && reflect.DeepEqual(g.config, *r.Config.Sharing.MPS)
+			return g.devices[0].Partition == nil && reflect.DeepEqual(g.rules[0].config, config)
 		})
 		if i < 0 || kind == partition {
-			i, groups = len(groups), append(groups, mpsGroup{config: *r.Config.Sharing.MPS})
+			i, groups = len(groups), append(groups, mpsGroup{})
 		}
+		if rules[config] == nil {
+			rules[config] = &mpsRule{config: config}
+		}
+		rules[config].devices = append(rules[config].devices, d)
 		groups[i].devices = append(groups[i].devices, d)
+		groups[i].rules = append(groups[i].rules, rules[config])
 	}
 	for i := range groups {
-		groups[i].client, groups[i].err = groups[i].newClient()
+		groups[i].addClient()
 	}
 	return groups
 }
 
-// newClient applies the limits of the configuration to the devices. Errors: ErrTooLarge, ErrRefused.
-func (g mpsGroup) newClient() (MPSClient, error) {
-	c := MPSClient{Daemon: g.devices[0].Name, ThreadPercentage: g.config.ThreadPercentage,
-		MultiUser: g.config.MultiUser}
-	known := map[string]bool{}
+// addClient sets client and errs.
+func (g *mpsGroup) addClient() {
+	config := g.rules[0].config
+	g.client = MPSClient{Daemon: g.devices[0].Name, ThreadPercentage: config.ThreadPercentage,
+		MultiUser: config.MultiUser}
 	for i, d := range g.devices {
-		limit := g.config.Memory
-		for _, key := range []string{fmt.Sprint(i), string(d.UUID)} {
+		limit, err := g.rules[i].memoryLimit(d)
+		g.client.GPUs = append(g.client.GPUs, d.UUID)
+		g.client.Memory = append(g.client.Memory, limit)
+		g.errs = append(g.errs, err)
+	}
+}
+
+// memoryLimit returns the limit of a client's memory on one of the devices. As in NVIDIA's driver, an index counts only
+// the devices of this configuration; here in the order of the claim, because UUIDs are not known beforehand. Errors:
+// ErrTooLarge, ErrRefused.
+func (r mpsRule) memoryLimit(of gpu.Device) (uint64, error) {
+	limit := r.config.Memory
+	known := map[string]bool{}
+	for i, d := range r.devices {
+		for _, key := range []string{strconv.Itoa(i), string(d.UUID)} {
 			known[key] = true
-			if own, given := g.config.MemoryPerDevice[key]; given {
+			if own, given := r.config.MemoryPerDevice[key]; given && d.Name == of.Name {
 				limit = own
 			}
 		}
-		if limit > d.Memory {
-			return MPSClient{}, refuseField(ErrTooLarge, "sharing.mpsConfig", "",
-				"a memory limit of %s is more than device %s has (%s)",
-				quantity(limit), d.Name, quantity(d.Memory))
-		}
-		c.GPUs = append(c.GPUs, d.UUID)
-		c.Memory = append(c.Memory, limit)
 	}
-	for _, key := range slices.Sorted(maps.Keys(g.config.MemoryPerDevice)) {
+	for _, key := range slices.Sorted(maps.Keys(r.config.MemoryPerDevice)) {
 		if !known[key] {
-			return MPSClient{}, refuseField(ErrRefused, "sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit["+key+"]",
-				"",
-				"the configuration is for %d devices; name them by index, from 0, or by UUID", len(g.devices))
+			return 0, refuseField(ErrRefused, "sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit["+key+"]", "",
+				"the configuration is for %d devices; name them by index, from 0, or by UUID", len(r.devices))
 		}
 	}
-	return c, nil
+	if limit > of.Memory {
+		return 0, refuseField(ErrTooLarge, "sharing.mpsConfig", "",
+			"a memory limit of %s is more than device %s has (%s)",
+			quantity(limit), of.Name, quantity(of.Memory))
+	}
+	return limit, nil
 }
 
 // joinGroup makes the assignment a client of its group's daemon.
 func (a *Assignment) joinGroup(groups []mpsGroup) error {
 	for _, g := range groups {
-		if slices.ContainsFunc(g.devices, func(d gpu.Device) bool { return d.Name == a.Device }) {
+		if i := slices.IndexFunc(g.devices, func(d gpu.Device) bool { return d.Name == a.Device }); i >= 0 {
 			client := g.client
 			a.MPS = &client
 			if a.Partition == nil {
 				a.Settings = gpu.Settings{Mode: gpu.ExclusiveProcess}
 			}
-			return g.err
+			return g.errs[i]
 		}
 	}
 	return nil

@@ -145,9 +145,20 @@ func assign(r allocation.Result, inv inventory.Inventory, groups []mpsGroup) (As
 
 // Devices returns the names of the plan's devices, sorted and unique, including those with admin access.
 func (p Plan) Devices() []string {
+	return p.devices(func(Assignment) bool { return true })
+}
+
+// Held returns the names of the devices that the plan holds, sorted and unique, without those with admin access.
+func (p Plan) Held() []string {
+	return p.devices(func(a Assignment) bool { return !a.AdminAccess })
+}
+
+func (p Plan) devices(include func(Assignment) bool) []string {
 	names := map[string]struct{}{}
 	for _, a := range p.Assignments {
-		names[a.Device] = struct{}{}
+		if include(a) {
+			names[a.Device] = struct{}{}
+		}
 	}
 	return slices.Sorted(maps.Keys(names))
 }

@@ -209,6 +209,81 @@ func TestShares(t *testing.T) {
 	}
 }
 
+// Limits for single devices name them by index among the devices of the same configuration, as NVIDIA's driver does.
+func TestMemoryPerDevice(t *testing.T) {
+	devices := []gpu.Device{{Name: "g0"}, {Name: "g1"}, {Name: "g2"},
+		{Name: "p0", Partition: &gpu.Partition{Placement: gpu.Placement{Parent: "GPU", Start: 0, Size: 1}}},
+		{Name: "p1", Partition: &gpu.Partition{Placement: gpu.Placement{Parent: "GPU", Start: 1, Size: 1}}}}
+	for i := range devices {
+		devices[i].UUID, devices[i].Memory = gpu.UUID("UUID-"+devices[i].Name), 10<<30
+	}
+	for _, row := range []struct {
+		name    string
+		results string            // request=device/configuration; "!" at the end: with admin access
+		limits  map[string]uint64 // GiB, of each configuration
+		want    string
+	}{
+		{"a GPU that the configuration does not rule has no number", "a=g0 b=g1/1 c=g2/1", map[string]uint64{"1": 2},
+			"g0\ng1 daemon=g1 [0 2]\ng2 daemon=g1 [0 2]"},
+		{"nor one with admin access", "a=g0/1! b=g1/1 c=g2/1", map[string]uint64{"1": 2},
+			"g0\ng1 daemon=g1 [0 2]\ng2 daemon=g1 [0 2]"},
+		{"partitions have numbers, too", "a=p0/1 b=p1/1", map[string]uint64{"0": 1, "1": 2},
+			"p0 daemon=p0 [1]\np1 daemon=p1 [2]"},
+		{"one of two partitions, by UUID", "a=p0/1 b=p1/1", map[string]uint64{"UUID-p1": 2},
+			"p0 daemon=p0 [0]\np1 daemon=p1 [2]"},
+		{"two equal configurations have numbers of their own, and one daemon", "a=g1/1 b=g2/2",
+			map[string]uint64{"0": 2},
+			"g1 daemon=g1 [2 2]\ng2 daemon=g1 [2 2]"},
+		{"a GPU that the configuration does not rule, by number", "a=g0 b=g1/1", map[string]uint64{"1": 2},
+			"error: request b: device g1: sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit[1]: the " +
+				"configuration is for 1 devices; name them by index, from 0, or by UUID: configuration refused"},
+		{"a third partition", "a=p0/1 b=p1/1", map[string]uint64{"2": 2},
+			"error: request a: device p0: sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit[2]: the " +
+				"configuration is for 2 devices; name them by index, from 0, or by UUID: configuration refused\n" +
+				"request b: device p1: sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit[2]: the " +
+				"configuration is for 2 devices; name them by index, from 0, or by UUID: configuration refused"},
+		{"only the device whose limit is too large is refused", "a=g0/1 b=g1/1", map[string]uint64{"1": 11},
+			"error: request b: device g1: sharing.mpsConfig: a memory limit of 11Gi is more than device g1 has " +
+				"(10Gi): configuration refused"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			configs := map[string]api.Config{"": {}}
+			for _, name := range []string{"1", "2"} {
+				limits := map[string]uint64{}
+				for key, gib := range row.limits {
+					limits[key] = gib << 30
+				}
+				configs[name] = api.Config{Sharing: api.Sharing{MPS: &api.MPS{MemoryPerDevice: limits}}}
+			}
+			results := parseResults(row.results)
+			for i, r := range results {
+				device, config, _ := strings.Cut(r.Device, "/")
+				results[i].Device, results[i].Config = device, configs[config]
+			}
+			plan, err := NewPlan(results, inventory.New(devices), nil)
+			var lines []string
+			for _, a := range plan.Assignments {
+				line := a.Device
+				if m := a.MPS; m != nil {
+					var gib []uint64
+					for _, bytes := range m.Memory {
+						gib = append(gib, bytes>>30)
+					}
+					line += fmt.Sprint(" daemon=", m.Daemon, " ", gib)
+				}
+				lines = append(lines, line)
+			}
+			got := strings.Join(lines, "\n")
+			if err != nil {
+				got = "error: " + err.Error()
+			}
+			if got != row.want {
+				t.Errorf("\ngot  %s\nwant %s", got, row.want)
+			}
+		})
+	}
+}
+
 func TestPart(t *testing.T) {
 	for _, row := range []struct{ name, claim, want string }{
 		{"a whole card", "a=alone", "81920 100 true"},

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -292,5 +291,5 @@ func (d *daemon) quit(args []string) (string, error) {
 func (d *daemon) busy() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return len(d.waiting) > 0 || d.serving != nil && len(slices.Clone(d.serving.clients)) > 0
+	return len(d.waiting) > 0 || d.serving != nil && len(d.serving.clients) > 0
 }

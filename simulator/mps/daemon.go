@@ -162,14 +162,15 @@ func listen(path string, mode os.FileMode) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	l, err := net.Listen("unix", path)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		return nil, err
 	}
+	l.SetUnlinkOnClose(false) // as the real daemon
 	return l, os.Chmod(path, mode)
 }
 
-// close refuses new clients and ends all existing ones.
+// close refuses new clients and ends all existing ones. Its files stay, as those of the real daemon.
 func (d *daemon) close() {
 	d.mu.Lock()
 	d.ended = true
@@ -187,9 +188,6 @@ func (d *daemon) close() {
 	}
 	_ = d.commands.Close()
 	_ = d.clients.Close()
-	for _, name := range []string{pidFile, clientSocket, commandSocket} {
-		_ = os.Remove(filepath.Join(d.pipe, name))
-	}
 	_ = d.lock.Close()
 	d.logf("Exit")
 }
@@ -246,10 +244,10 @@ func (d *daemon) serveClient(conn net.Conn) {
 	d.enqueue(c)
 	defer func() {
 		d.disconnect(c)
+		_ = conn.Close()     // after that: the client may wait until it holds nothing
 		for range requests { // the reader ends when the connection is closed
 		}
 	}()
-	defer conn.Close()
 	select {
 	case <-c.admitted:
 	case <-requests: // disconnected: a client sends nothing before it is admitted

@@ -83,7 +83,6 @@ func (p Program) pipe() string {
 	return DefaultPipe
 }
 
-// daemon runs the daemon until it is told to quit.
 // node returns the simulated machine whose driver the program belongs to.
 func (p Program) node() (*node.Node, error) {
 	root, ok := strings.CutSuffix(filepath.Dir(p.Path), "/usr/bin")

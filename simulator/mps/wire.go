@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"time"
 )
 
 // The files in the pipe directory are named as by the real daemon.
@@ -88,5 +89,14 @@ func (c *Client) Wait() {
 	_, _ = io.Copy(io.Discard, c.conn)
 }
 
-// Close frees what the client holds.
-func (c *Client) Close() error { return c.conn.Close() }
+// closeTimeout is how long Close waits for a daemon that does not answer.
+const closeTimeout = time.Second
+
+// Close frees what the client holds. When it returns, others can have that.
+func (c *Client) Close() error {
+	if half, ok := c.conn.(*net.UnixConn); ok && half.CloseWrite() == nil {
+		_ = half.SetReadDeadline(time.Now().Add(closeTimeout))
+		_, _ = io.Copy(io.Discard, half)
+	}
+	return c.conn.Close()
+}

@@ -218,11 +218,12 @@ func (d Dir) Check(id string) error {
 	if err != nil {
 		return err
 	}
-	s, err := d.State(id)
+	// The supervisor is looked for first: a report that was read before may be that of an earlier one.
+	supervised, err := d.Supervised()
 	if err != nil {
 		return err
 	}
-	supervised, err := d.Supervised()
+	s, err := d.State(id)
 	switch {
 	case err != nil:
 		return err
@@ -237,8 +238,8 @@ func (d Dir) Check(id string) error {
 	return nil
 }
 
-// Supervised reports whether a supervisor runs. It holds a lock on the directory while its daemons live. The reports of
-// a supervisor that was killed, or ended by a reboot, are not valid any more.
+// Supervised reports whether a supervisor runs. It holds an exclusive lock on the directory while its daemons live. The
+// reports of a supervisor that was killed, or ended by a reboot, are not valid any more.
 func (d Dir) Supervised() (bool, error) {
 	dir, err := os.Open(string(d))
 	if err != nil {
@@ -259,8 +260,8 @@ func SameFile(f *os.File) bool {
 	return err1 == nil && err2 == nil && os.SameFile(open, named)
 }
 
-// ResetStates marks the daemons of an earlier supervisor as not ready, because they have ended with it. It keeps their
-// restart counts.
+// ResetStates marks the daemons of an earlier supervisor as not ready, because they have ended with it. It counts a
+// restart of each. A supervisor calls it before it takes the exclusive lock, which makes all reports valid.
 func (d Dir) ResetStates() error {
 	files, err := filepath.Glob(filepath.Join(string(d), "*", stateFile))
 	if err != nil {

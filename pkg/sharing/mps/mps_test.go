@@ -5,7 +5,9 @@ package mps
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -51,7 +53,9 @@ func TestReady(t *testing.T) {
 		{"the same is wanted anew while the one before ends", want(40), false},
 		{"and was started", start, true},
 		{"the supervisor is killed", lock(unix.LOCK_UN), false},
-		{"another one comes", func() error { return errors.Join(lock(unix.LOCK_EX)(), dir.ResetStates()) }, false},
+		{"another one comes", lock(unix.LOCK_SH), false},
+		{"resets the state", dir.ResetStates, false},
+		{"is there", lock(unix.LOCK_EX), false},
 		{"and starts it", start, true},
 	} {
 		if err := step.do(); err != nil {
@@ -59,6 +63,53 @@ func TestReady(t *testing.T) {
 		}
 		if err := dir.Check("gpu-1"); (err == nil) != step.ready || err != nil && !errors.Is(err, ErrNotReady) {
 			t.Errorf("%s: got %v, want it ready: %t", step.name, err, step.ready)
+		}
+	}
+}
+
+// A supervisor that starts between the two looks of a check does not make the report of an earlier one valid.
+func TestReportOfAnEarlierSupervisor(t *testing.T) {
+	dir := Dir(t.TempDir())
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(dir.Request(Daemon{ID: "gpu-1"}))
+	asked, err := dir.Requests()
+	must(err)
+	must(dir.Report("gpu-1", State{Wanted: asked[0].Wanted, Ready: true}))
+	file := filepath.Join(string(dir), "gpu-1", stateFile)
+	report, err := os.ReadFile(file)
+	must(err)
+	must(os.Remove(file))
+	must(unix.Mkfifo(file, 0o600)) // a reader waits for the test
+
+	got := make(chan error)
+	go func() { got <- dir.Check("gpu-1") }()
+	pipe := awaitReader(t, file)
+	supervisor, err := os.Open(string(dir))
+	must(err)
+	defer supervisor.Close()
+	must(unix.Flock(int(supervisor.Fd()), unix.LOCK_EX))
+	_, err = pipe.Write(report)
+	must(errors.Join(err, pipe.Close()))
+	if err := <-got; !errors.Is(err, ErrNotReady) {
+		t.Errorf("got %v, want %v", err, ErrNotReady)
+	}
+}
+
+// awaitReader opens the named pipe for writing, as soon as somebody reads it.
+func awaitReader(t *testing.T, pipe string) *os.File {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+		f, err := os.OpenFile(pipe, os.O_WRONLY|unix.O_NONBLOCK, 0)
+		if err == nil {
+			return f
+		}
+		if !errors.Is(err, unix.ENXIO) || time.Now().After(end) {
+			t.Fatal(err)
 		}
 	}
 }

@@ -122,7 +122,10 @@ func oneLine(text string) string {
 }
 
 // tail keeps the end of what is written to it.
-type tail struct{ text []byte }
+type tail struct {
+	text []byte
+	cut  bool // text does not have the beginning
+}
 
 const tailSize = 1 << 10
 
@@ -130,9 +133,18 @@ const tailSize = 1 << 10
 func (t *tail) Write(b []byte) (int, error) {
 	t.text = append(t.text, b...)
 	if over := len(t.text) - tailSize; over > 0 {
-		t.text = append(t.text[:0], t.text[over:]...)
+		t.text, t.cut = append(t.text[:0], t.text[over:]...), true
 	}
 	return len(b), nil
+}
+
+// firstLine returns the first line, "" if it is not kept.
+func (t *tail) firstLine() string {
+	if t.cut {
+		return ""
+	}
+	line, _, _ := strings.Cut(string(t.text), "\n")
+	return line
 }
 
 // lastLines returns the last few lines, joined.

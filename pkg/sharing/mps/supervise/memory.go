@@ -30,13 +30,26 @@ func mountMemory(dir mps.Dir, d mps.Daemon) error {
 	return errors.Join(mountTmpfs(dir.Pipe(d.ID), pipeSize), mountTmpfs(dir.SharedMemory(d.ID), d.SharedMemory))
 }
 
-// mountTmpfs mounts a tmpfs at the directory, writable for all users, unless it is a mount point.
+// memoryFlags are the flags of the mounts that clients write to. The daemon opens files there as root, so no symbolic
+// link may lead it out. Linux has MS_NOSYMFOLLOW since 5.10; older kernels ignore the bit, because mount(2) refuses no
+// unknown flag: it only picks the known ones.
+const memoryFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOSYMFOLLOW
+
+// mountTmpfs mounts a tmpfs at the directory, writable for all users. It keeps one that is mounted there, and sets its
+// flags, because an older supervisor may have mounted it with others.
 func mountTmpfs(dir string, size uint64) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	if mounted, err := isMountPoint(dir); mounted || err != nil {
+	mounted, err := isMountPoint(dir)
+	if err != nil {
 		return err
+	}
+	if mounted {
+		if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|memoryFlags, ""); err != nil {
+			return fmt.Errorf("set the mount flags of %s: %w", dir, err)
+		}
+		return nil
 	}
 	current, err := os.ReadFile("/proc/self/attr/current")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EINVAL) { // without SELinux and AppArmor
@@ -44,7 +57,7 @@ func mountTmpfs(dir string, size uint64) error {
 	}
 	options := fmt.Sprintf("size=%d,mode=1777", size)
 	mount := func(options string) error {
-		return unix.Mount("mps", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options)
+		return unix.Mount("mps", dir, "tmpfs", memoryFlags, options)
 	}
 	err = mount(options + labelOption(string(current)))
 	if errors.Is(err, unix.EINVAL) { // the policy has no such label

@@ -3,6 +3,7 @@
 package supervise_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -83,6 +84,57 @@ func TestMemoryOfADaemon(t *testing.T) {
 	must(t, w.dir.Release("g0"))
 	must(t, w.dir.Release("g1"))
 	eventually(t, "both are gone", func() bool { return w.gone("g0") && w.gone("g1") })
+}
+
+// TestLinksOfClients: a link that a client makes leads the daemon, which is root, to no file of the host.
+func TestLinksOfClients(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("mounting needs root")
+	}
+	for _, tt := range []struct {
+		name  string
+		older bool // an older supervisor has mounted the directories
+	}{
+		{"new mount", false},
+		{"old mount", true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newFixture(t)
+			host := filepath.Join(t.TempDir(), "file")
+			must(t, os.WriteFile(host, nil, 0o666))
+			dirs := []string{w.dir.Pipe("g0"), w.dir.SharedMemory("g0")}
+			for _, dir := range dirs {
+				t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+				if tt.older {
+					must(t, os.MkdirAll(dir, 0o755))
+					must(t, unix.Mount("mps", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=1777"))
+				}
+			}
+			w.supervise(t)
+			d := w.daemon("g0")
+			d.SharedMemory = 4 << 20
+			must(t, w.dir.Request(d))
+			root := fmt.Sprintf("/proc/%d/root", w.await(t, d).PID)
+			for _, dir := range dirs {
+				must(t, os.Symlink(host, filepath.Join(dir, "link")))
+			}
+			for _, link := range []string{
+				filepath.Join(dirs[0], "link"), filepath.Join(dirs[1], "link"),
+				filepath.Join(root, dirs[0], "link"), filepath.Join(root, "dev/shm/link"),
+			} {
+				file, err := os.OpenFile(link, os.O_WRONLY|os.O_CREATE, 0o600)
+				if !errors.Is(err, unix.ELOOP) {
+					t.Errorf("open %s: got error %v, want %v", link, err, unix.ELOOP)
+					_ = file.Close()
+				}
+			}
+			var st unix.Statfs_t
+			must(t, unix.Statfs(dirs[0], &st))
+			if want := int64(unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC); st.Flags&want != want {
+				t.Errorf("mount flags %#x, want %#x among them", st.Flags, want)
+			}
+		})
+	}
 }
 
 // TestMemoryOfAnOlderDaemon: a daemon that was started without memory of its own goes on so, because its clients have

@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 	"github.com/gpudra/gpu-dra-driver/test/nvidia"
@@ -23,6 +25,13 @@ func TestNVIDIA(t *testing.T) {
 			stop := w.superviseRoot(t, branch.Root)
 			d := mps.Daemon{ID: "g0", GPUs: []gpu.UUID{"GPU-0", "GPU-1"}, MultiUser: true, ThreadPercentage: 30,
 				Memory: map[gpu.UUID]uint64{"GPU-0": 5 << 30, "GPU-1": 512 << 20}}
+			if os.Getuid() == 0 { // mounting needs root
+				d.SharedMemory = 64 << 20
+				t.Cleanup(func() {
+					_ = unix.Unmount(w.dir.Pipe("g0"), unix.MNT_DETACH)
+					_ = unix.Unmount(w.dir.SharedMemory("g0"), unix.MNT_DETACH)
+				})
+			}
 			must(t, w.dir.Request(d))
 			first := w.await(t, d) // Ready: all limits were read back
 			if first.SingleUser == branch.MultiUser {

@@ -129,14 +129,11 @@ func makeDirs(dir mps.Dir, id string) error {
 // R555 take a daemon with an unknown flag for the program that sends commands to it.
 var errNoMultiUser = errors.New("the control program does not know -multiuser-server")
 
-// exitError returns how the process ended, with the end of its output. Error: errNoMultiUser.
+// exitError returns how the process ended, with the end of its output.
 func (r *process) exitError() error {
 	err := r.err
 	if err == nil {
 		err = errors.New("exit status 0")
-	}
-	if r.multiUser && strings.Contains(strings.ToLower(string(r.output.text)), noControlDaemon) {
-		return errNoMultiUser
 	}
 	if text := r.output.lastLines(); text != "" {
 		return fmt.Errorf("it ended: %w: %s", err, text)
@@ -151,7 +148,16 @@ const (
 	longestPoll  = 200 * time.Millisecond
 )
 
-// await waits until the daemon answers.
+// startError returns how the process ended before it answered. Error: errNoMultiUser, only by the first line of output:
+// clients can make a daemon print later ones.
+func (r *process) startError() error {
+	if r.multiUser && strings.Contains(strings.ToLower(r.output.firstLine()), noControlDaemon) {
+		return errNoMultiUser
+	}
+	return r.exitError()
+}
+
+// await waits until the daemon answers. Error: errNoMultiUser.
 func (r *process) await(ctx context.Context) error {
 	deadline := time.NewTimer(startTimeout)
 	defer deadline.Stop()
@@ -160,7 +166,7 @@ func (r *process) await(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-r.ended:
-			return r.exitError()
+			return r.startError()
 		case <-deadline.C:
 			return fmt.Errorf("it does not answer within %s", startTimeout)
 		case <-time.After(pause):

@@ -4,12 +4,14 @@ package supervise
 
 import (
 	"bytes"
+	"fmt"
 	"regexp"
+	"strconv"
 	"sync"
 )
 
 // servers finds the servers that end with an error in the output of a daemon, which says it nowhere else: the commands
-// that start and list servers succeed.
+// that start and list servers succeed. Clients can write into that output too, so what it says may be false.
 type servers struct {
 	// failed signals a failure since the last call of failures.
 	failed chan struct{}
@@ -23,8 +25,9 @@ type servers struct {
 
 func newServers() *servers { return &servers{failed: make(chan struct{}, 1)} }
 
-// serverEnded is what the daemon prints when a server ends. NVIDIA's programs of R535 to R555 do.
-var serverEnded = regexp.MustCompile(`Server \d+ exited with status (\d+)`) // the PID is in the log only
+// serverEnded is what the daemon prints when a server ends. NVIDIA's programs of R535 to R555 do. An exit status has at
+// most three digits.
+var serverEnded = regexp.MustCompile(`Server \d+ exited with status (\d{1,3})\b`) // the PID is in the log only
 
 // maxLine is the maximum length of a line that is searched.
 const maxLine = 4 << 10
@@ -47,11 +50,15 @@ func (s *servers) Write(b []byte) (int, error) {
 
 func (s *servers) search(line []byte) {
 	found := serverEnded.FindSubmatch(line)
-	if found == nil || string(found[1]) == "0" { // without an error, it has made room for another user
+	if found == nil {
+		return
+	}
+	status, err := strconv.Atoi(string(found[1]))
+	if err != nil || status == 0 { // without an error, it has made room for another user
 		return
 	}
 	s.mu.Lock()
-	s.count, s.last = s.count+1, "a server exited with status "+string(found[1])
+	s.count, s.last = s.count+1, fmt.Sprint("a server exited with status ", status)
 	s.mu.Unlock()
 	select {
 	case s.failed <- struct{}{}:

@@ -31,7 +31,8 @@ type Config struct {
 	Log          *slog.Logger
 }
 
-// resyncPeriod is how often a supervisor reads the requests without a change event.
+// resyncPeriod is how often a supervisor reads the requests without a change event, and writes reports again that could
+// not be written.
 const resyncPeriod = 10 * time.Second
 
 // supervisor has a worker goroutine for each daemon, so that none waits for another.
@@ -51,7 +52,7 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	defer lock.Close()
-	if err := errors.Join(c.Dir.ResetStates(), c.shareMemory()); err != nil {
+	if err := c.shareMemory(); err != nil {
 		return err
 	}
 	changes, err := fsnotify.NewWatcher()
@@ -71,28 +72,22 @@ func Run(ctx context.Context, c Config) error {
 	return nil
 }
 
-// lockDir creates and locks the directory. It waits for another supervisor, which may still be stopping its daemons.
+// lockDir creates the directory, resets the states in it and locks it. It waits for another supervisor, which may still
+// be stopping its daemons.
 func lockDir(ctx context.Context, c Config) (*os.File, error) {
 	for said := false; ; {
 		if err := os.MkdirAll(string(c.Dir), 0o755); err != nil {
 			return nil, err
 		}
-		dir, err := os.Open(string(c.Dir))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		err = unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil && mps.SameFile(dir) {
+		dir, err := tryLock(c.Dir)
+		if err == nil {
 			return dir, nil
 		}
-		_ = dir.Close()
-		if err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
+		locked := errors.Is(err, unix.EWOULDBLOCK)
+		if !locked && !errors.Is(err, errRemoved) {
 			return nil, err
 		}
-		if err != nil && !said {
+		if locked && !said {
 			said = true
 			c.Log.Info("another supervisor still has the directory", "dir", c.Dir)
 		}
@@ -102,6 +97,44 @@ func lockDir(ctx context.Context, c Config) (*os.File, error) {
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
+}
+
+// tryLock resets the states under a shared lock, and then makes the lock exclusive. The shared one excludes supervisors
+// of all versions, but for plugins only the exclusive one makes reports valid. Errors: unix.EWOULDBLOCK, errRemoved.
+func tryLock(path mps.Dir) (*os.File, error) {
+	dir, err := os.Open(string(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, errRemoved
+	}
+	if err != nil {
+		return nil, err
+	}
+	err = flock(dir, unix.LOCK_SH)
+	if err == nil {
+		err = path.ResetStates()
+	}
+	if err == nil {
+		err = flock(dir, unix.LOCK_EX)
+	}
+	if err != nil {
+		_ = dir.Close()
+		return nil, err
+	}
+	return dir, nil
+}
+
+// errRemoved means that another process has removed the directory.
+var errRemoved = errors.New("the directory was removed")
+
+// flock locks the directory, without waiting. Errors: unix.EWOULDBLOCK, after which it is not locked; errRemoved.
+func flock(dir *os.File, how int) error {
+	if err := unix.Flock(int(dir.Fd()), how|unix.LOCK_NB); err != nil {
+		return err
+	}
+	if !mps.SameFile(dir) {
+		return errRemoved
+	}
+	return nil
 }
 
 // awaitChange waits until requests may have changed, for the tick, or until ctx ends. It ignores the supervisor's own
@@ -137,7 +170,7 @@ func (s *supervisor) watch(changes *fsnotify.Watcher) error {
 	return nil
 }
 
-// reconcile passes the present requests to the workers.
+// reconcile passes the present requests to the workers, and lets them write what they could not report.
 func (s *supervisor) reconcile(ctx context.Context, changes *fsnotify.Watcher) {
 	if err := s.watch(changes); err != nil {
 		s.Log.Error("cannot notice changes at once", "err", err)
@@ -156,7 +189,9 @@ func (s *supervisor) reconcile(ctx context.Context, changes *fsnotify.Watcher) {
 	for id, w := range s.workers {
 		if !wanted[id] && !s.Dir.IsRequested(id) {
 			w.setWanted(nil)
+			continue
 		}
+		w.rewrite()
 	}
 	for _, id := range s.orphans() {
 		s.clear(id)

@@ -4,6 +4,7 @@ package supervise_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -12,9 +13,12 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
@@ -93,10 +97,16 @@ func (w fixture) supervise(t *testing.T) (stop func()) {
 // superviseRoot starts a supervisor with the driver in root.
 func (w fixture) superviseRoot(t *testing.T, root string) (stop func()) {
 	t.Helper()
+	return w.superviseLog(t, root, testLog{t})
+}
+
+// superviseLog is superviseRoot with another log.
+func (w fixture) superviseLog(t *testing.T, root string, log io.Writer) (stop func()) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
-	log := slog.New(slog.NewTextHandler(testLog{t}, nil))
-	config := supervise.Config{Dir: w.dir, DriverRoot: root, SharedMemory: w.shm(), Log: log}
+	config := supervise.Config{Dir: w.dir, DriverRoot: root, SharedMemory: w.shm(),
+		Log: slog.New(slog.NewTextHandler(log, nil))}
 	go func() { done <- supervise.Run(ctx, config) }()
 	stopped := false
 	stop = func() {
@@ -445,6 +455,44 @@ func TestNoMultiUserAndGone(t *testing.T) {
 	}
 }
 
+// TestNoMultiUserInALaterLine: what clients make a daemon print does not make it one for a single user.
+func TestNoMultiUserInALaterLine(t *testing.T) {
+	const claims = "echo Cannot find MPS control daemon process; exit 1"
+	t.Run("before it is ready", func(t *testing.T) {
+		w := newFixture(t)
+		w.install(t, []byte("#!/bin/sh\necho Starting control daemon; "+claims+"\n"))
+		log := &countingLog{testLog: testLog{t}, text: "take turns"}
+		w.superviseLog(t, w.DriverRoot(), log)
+		d := w.daemon("g0")
+		d.MultiUser = true
+		must(t, w.dir.Request(d))
+		w.awaitMessage(t, "g0", "Starting control daemon; Cannot find")
+		if n := log.count.Load(); n > 0 {
+			t.Errorf("it was started %d times for a single user", n)
+		}
+	})
+	t.Run("after it was ready", func(t *testing.T) {
+		w := newFixture(t)
+		w.install(t, []byte(strings.Replace(string(fake("")), "done; exit; fi", "done; "+claims+"; fi", 1)))
+		w.supervise(t)
+		d := w.daemon("g0")
+		d.MultiUser = true
+		must(t, w.dir.Request(d))
+		pid := w.await(t, d).PID
+		must(t, os.Remove(filepath.Join(w.dir.Pipe("g0"), "up"))) // it ends
+		var s mps.State
+		eventually(t, "it is another one", func() bool {
+			var err error
+			s, err = w.dir.State("g0")
+			must(t, err)
+			return s.Ready && s.PID != pid
+		})
+		if s.SingleUser || s.Restarts != 1 {
+			t.Errorf("got %+v", s)
+		}
+	})
+}
+
 func TestADaemonThatDoesNotQuit(t *testing.T) {
 	w := newFixture(t)
 	w.install(t, fake("quit*) ;;")) // SIGTERM ends it
@@ -591,6 +639,87 @@ func TestTwoSupervisors(t *testing.T) {
 		must(t, err)
 		return s.Ready && s.PID != pid
 	})
+}
+
+// While a supervisor resets the states of a killed one, those that it has not reached yet do not count either, and no
+// other supervisor can start.
+func TestNoStateOfAKilledSupervisorCounts(t *testing.T) {
+	w := newFixture(t)
+	d, other := w.daemon("g0"), w.daemon("g1")
+	must(t, w.dir.Request(d))
+	must(t, w.dir.Request(other))
+	asked, err := w.dir.Requests()
+	must(t, err)
+	for _, a := range asked {
+		must(t, w.dir.Report(a.ID, mps.State{Wanted: a.Wanted, PID: 5, Ready: true}))
+	}
+	first := filepath.Join(string(w.dir), "g0", "state.json")
+	report, err := os.ReadFile(first)
+	must(t, err)
+	must(t, os.Remove(first))
+	must(t, unix.Mkfifo(first, 0o600)) // a reader waits for the test
+
+	w.supervise(t)
+	var pipe *os.File
+	eventually(t, "the supervisor reads the first state", func() bool {
+		pipe, err = os.OpenFile(first, os.O_WRONLY|unix.O_NONBLOCK, 0)
+		return err == nil
+	})
+	defer pipe.Close()
+	if err := w.dir.Check("g1"); !errors.Is(err, mps.ErrNotReady) {
+		t.Errorf("got %v, want %v", err, mps.ErrNotReady)
+	}
+	dir, err := os.Open(string(w.dir))
+	must(t, err)
+	defer dir.Close()
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+		t.Errorf("lock of another supervisor: got %v, want %v", err, unix.EWOULDBLOCK)
+	}
+	_, err = pipe.Write(report)
+	must(t, errors.Join(err, pipe.Close()))
+	eventually(t, "the first state is a file again", func() bool {
+		info, err := os.Lstat(first)
+		must(t, err)
+		return info.Mode().IsRegular()
+	})
+	for _, d := range []mps.Daemon{d, other} {
+		if s := w.await(t, d); s.PID == 5 || s.Restarts != 1 {
+			t.Errorf("%s: got %+v", d.ID, s)
+		}
+	}
+}
+
+// A state that could not be written is written later, and counts each restart once.
+func TestStateThatCannotBeWritten(t *testing.T) {
+	w := newFixture(t)
+	log := &countingLog{testLog: testLog{t}, text: "could not be reported"}
+	w.superviseLog(t, w.DriverRoot(), log)
+	d := w.daemon("g0")
+	must(t, w.dir.Request(d))
+	pid := w.await(t, d).PID
+	file := filepath.Join(string(w.dir), "g0", "state.json")
+	must(t, os.Remove(file))
+	must(t, os.MkdirAll(filepath.Join(file, "full"), 0o755))
+	must(t, syscall.Kill(pid, syscall.SIGKILL))
+	eventually(t, "neither its end nor the next start can be reported", func() bool { return log.count.Load() >= 2 })
+	must(t, os.RemoveAll(file))
+	if s := w.await(t, d); s.PID == pid || s.Restarts != 1 {
+		t.Errorf("got %+v, the first was %d", s, pid)
+	}
+}
+
+// countingLog counts the lines with the text.
+type countingLog struct {
+	testLog
+	text  string
+	count atomic.Int32
+}
+
+func (l *countingLog) Write(b []byte) (int, error) {
+	if strings.Contains(string(b), l.text) {
+		l.count.Add(1)
+	}
+	return l.testLog.Write(b)
 }
 
 // Asking for daemons and taking that back, over and over, ends with what was asked for last.

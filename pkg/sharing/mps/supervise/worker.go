@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"reflect"
+	"sync"
 	"time"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
@@ -23,6 +24,9 @@ type worker struct {
 	wanted    *mps.Request // under supervisor.mu; nil: the daemon is to end
 	state     mps.State    // the last report
 	lastError string       // why the daemon did not run the last time
+
+	writing   sync.Mutex // of the report's file
+	unwritten *mps.State // under writing; the last report, if it could not be written
 }
 
 func newWorker(s *supervisor, id string) *worker {
@@ -212,10 +216,14 @@ func sameProcess(a, b mps.Daemon) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-// watchProcess updates the limits of the process until it ends. It returns nil if the process is to end, and an error
-// if it has ended itself.
+// failurePeriod is the minimum time between reports of failed servers, because clients can make the daemon print them.
+const failurePeriod = 10 * time.Second
+
+// watchProcess updates the limits of the process until it ends. It reports the first failure of a server at once, and
+// later ones together. It returns nil if the process is to end, and an error if it has ended itself.
 func (w *worker) watchProcess(ctx context.Context, r *process, is mps.Request) error {
-	var retry <-chan time.Time
+	var retry, pause <-chan time.Time
+	failed := r.serverEnds.failed // nil during the pause
 	for {
 		select {
 		case <-r.ended:
@@ -223,7 +231,11 @@ func (w *worker) watchProcess(ctx context.Context, r *process, is mps.Request) e
 		case <-ctx.Done():
 		case <-w.changed:
 		case <-retry:
-		case <-r.serverEnds.failed:
+		case <-failed:
+			failed, pause = nil, time.After(failurePeriod)
+		case <-pause:
+			failed, pause = r.serverEnds.failed, nil
+			continue
 		}
 		d := w.target(ctx)
 		if d == nil || !sameProcess(d.Daemon, is.Daemon) {
@@ -277,7 +289,25 @@ func (w *worker) report(d mps.Request, s mps.State) {
 		return
 	}
 	w.state = s
+	w.writing.Lock()
+	defer w.writing.Unlock()
+	w.write(s)
+}
+
+// rewrite writes the last report if it could not be written before, such as while the disk was full.
+func (w *worker) rewrite() {
+	w.writing.Lock()
+	defer w.writing.Unlock()
+	if w.unwritten != nil {
+		w.write(*w.unwritten)
+	}
+}
+
+// write writes the report. The caller holds w.writing.
+func (w *worker) write(s mps.State) {
+	w.unwritten = nil
 	if err := w.Dir.Report(w.id, s); err != nil {
-		w.log.Error("the state of the daemon could not be reported", "err", err)
+		w.log.Error("the state of the daemon could not be reported; it is tried again", "err", err)
+		w.unwritten = &s
 	}
 }
