@@ -49,7 +49,7 @@ func (l *library) Init() nvml.Return {
 	if l.uses == 0 {
 		l.release = l.node.Use()
 	}
-	_, ret := l.view()
+	_, ret := l.read()
 	if ret == nvml.SUCCESS {
 		l.uses++
 	}
@@ -68,16 +68,30 @@ func (l *library) end() {
 // InitWithFlags is Init: the flags are about missing GPUs.
 func (l *library) InitWithFlags(uint32) nvml.Return { return l.Init() }
 
-// Shutdown takes one call of Init back. It returns SUCCESS also without one.
+// Shutdown takes one call of Init back.
 func (l *library) Shutdown() nvml.Return {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.uses = max(0, l.uses-1)
+	if l.uses == 0 {
+		return nvml.ERROR_UNINITIALIZED
+	}
+	l.uses--
 	l.end()
 	return nvml.SUCCESS
 }
 
+// view returns the node. Like the real library, it does so only between Init and the last Shutdown.
 func (l *library) view() (*node.View, nvml.Return) {
+	l.mu.Lock()
+	open := l.uses > 0
+	l.mu.Unlock()
+	if !open {
+		return nil, nvml.ERROR_UNINITIALIZED
+	}
+	return l.read()
+}
+
+func (l *library) read() (*node.View, nvml.Return) {
 	v, err := l.node.View()
 	switch {
 	case errors.Is(err, node.ErrNoNode), errors.Is(err, fs.ErrNotExist):

@@ -16,7 +16,23 @@ import (
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
 )
 
+// open returns a machine whose NVML is open.
 func open(t *testing.T, profile string) *simulator.Node {
+	t.Helper()
+	n := closed(t, profile)
+	initialise(t, n)
+	return n
+}
+
+// initialise opens NVML until the end of the test.
+func initialise(t *testing.T, n *simulator.Node) {
+	t.Helper()
+	success(t, n.NVML().Init())
+	t.Cleanup(func() { n.NVML().Shutdown() })
+}
+
+// closed returns a machine whose NVML is not open.
+func closed(t *testing.T, profile string) *simulator.Node {
 	t.Helper()
 	p, err := simulator.BuiltIn(profile)
 	must(t, err)
@@ -170,6 +186,7 @@ func TestHandleSeesChanges(t *testing.T) {
 	n := open(t, "t4-x2")
 	other, err := simulator.Attach(n.Dir())
 	must(t, err)
+	initialise(t, other)
 	d := gpu(t, n, 0)
 	for _, tt := range []struct {
 		name   string

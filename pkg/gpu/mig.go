@@ -120,8 +120,11 @@ func ProfileName(profile string) string { return profileNames.Replace(profile) }
 // differs for different profiles, and is empty if the device is no partition.
 func PartitionProfile(device string) string {
 	_, profile, _ := strings.Cut(device, partitionMark)
-	// The rest is the placement: no profile ends in a digit.
-	return strings.TrimRight(profile, "-0123456789")
+	if known := strings.TrimRight(profile, "-0123456789"); known != "" {
+		return known // the rest is the placement: no profile ends in a digit
+	}
+	number, _, _ := strings.Cut(profile, "-") // NVIDIA's DRA driver: 19-4-1 has the profile with the number 19
+	return number
 }
 
 // ParentName returns the name of the physical GPU of the named device.

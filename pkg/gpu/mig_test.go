@@ -15,6 +15,7 @@ func TestPartitionProfile(t *testing.T) {
 			Start: 4}), "1g10gb-me"},
 		{"one of several compute instances", gpu.PartitionName("gpu-3b-00-0", gpu.Placement{Profile: "1c.3g.40gb",
 			Start: 0}) + "-1", "1c3g40gb"},
+		{"of NVIDIA's DRA driver, with the number of the profile", "gpu-0-mig-19-4-1", "19"},
 		{"a whole GPU", "gpu-3b-00-0", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

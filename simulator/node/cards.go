@@ -51,7 +51,7 @@ func (n *Node) Plug(which string) error {
 // counts it, and the index of each GPU after it decreases by one. Names and minor numbers stay.
 func (n *Node) RemoveCard(which string) error {
 	return n.change(which, func(_ Card, s *GPUState) error {
-		*s = GPUState{Removed: true, Added: s.Added}
+		*s = GPUState{Removed: true, Added: s.Added, Minor: s.Minor}
 		return nil
 	})
 }

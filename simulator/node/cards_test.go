@@ -178,6 +178,18 @@ func TestMinorNumbersAreReused(t *testing.T) {
 	}
 }
 
+// The minor number of a removed GPU is not given to the next one, also if a reload of the driver had changed it.
+func TestMinorNumberOfRemovedCard(t *testing.T) {
+	n := open(t, t.TempDir(), profile(t, "t4-x2"))
+	must(t, n.ReloadDriver("", []string{"0", "1"}))
+	must(t, n.RemoveCard("gpu-3b-00-0"))
+	added, err := n.AddCard("gpu-af-00-0", hwprofile.Address{}, anyway)
+	must(t, err)
+	if added.Minor != 2 {
+		t.Errorf("minor number %d, want 2: a container may have the device node of the removed GPU, 1", added.Minor)
+	}
+}
+
 func TestAddCardCallsReadyFirst(t *testing.T) {
 	dir := t.TempDir()
 	n := open(t, dir, profile(t, "t4-x2"))

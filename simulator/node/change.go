@@ -38,8 +38,8 @@ func (n *Node) SetTimeSlice(which string, t hwprofile.TimeSlice) error {
 	}
 	return n.change(which, func(c Card, s *GPUState) error {
 		if !c.HasTimeSlice() {
-			return fmt.Errorf("%s: it has no time slice to set: that came with compute capability %d.0", c.Name,
-				timeSliceSince)
+			return fmt.Errorf("%s: it has no time slice to set: that came with compute capability %d.%d", c.Name,
+				timeSliceSince.Major, timeSliceSince.Minor)
 		}
 		s.TimeSlice = t
 		return nil

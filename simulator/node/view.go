@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -210,12 +211,13 @@ func (c Card) ComputeMode() hwprofile.Answer[hwprofile.ComputeMode] {
 	return c.Calls.GetComputeMode.With(c.State.ComputeMode)
 }
 
-// timeSliceSince is the first compute capability with a configurable time slice: Volta's. The driver refuses older GPUs
-// individually ("Not Supported" on a Tesla P4), but some have one; the simulation does not tell them apart.
-const timeSliceSince = 7
+// timeSliceSince is the first compute capability with a configurable time slice: Turing's, as NVIDIA's open kernel
+// modules have it. nvidia-smi says "Not Supported" of older GPUs.
+var timeSliceSince = hwprofile.Capability{Major: 7, Minor: 5}
 
 // HasTimeSlice reports whether the GPU has a configurable time slice.
 func (c Card) HasTimeSlice() bool {
 	capability, _ := c.Calls.GetCudaComputeCapability.Get()
-	return capability.Major >= timeSliceSince
+	return cmp.Or(cmp.Compare(capability.Major, timeSliceSince.Major),
+		cmp.Compare(capability.Minor, timeSliceSince.Minor)) >= 0
 }

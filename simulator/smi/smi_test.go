@@ -276,7 +276,7 @@ func TestUnplugAndPlug(t *testing.T) {
 func TestConfigure(t *testing.T) {
 	old, err := simulator.BuiltIn("t4-x2")
 	must(t, err)
-	yaml := strings.Replace(old.YAML(), "{major: 7, minor: 5}", "{major: 6, minor: 1}", 1)
+	yaml := strings.Replace(old.YAML(), "{major: 7, minor: 5}", "{major: 7, minor: 0}", 1)
 	old, err = simulator.ParseProfile([]byte(yaml))
 	must(t, err)
 	const frame = "+-------------------------------------+\n"

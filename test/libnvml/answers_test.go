@@ -18,7 +18,7 @@ func TestNVIDIAAnswers(t *testing.T) {
 	for _, profile := range simulator.Profiles() {
 		t.Run(profile, func(t *testing.T) {
 			n := simulate(t, builtIn(t, profile, ""))
-			want, got := n.NVML(), load(t)
+			want, got := initialized(t, n.NVML()), load(t)
 			answered := compare(t, "library", reflect.TypeFor[nvml.Interface](), got, want, "System", "DeviceGetCount")
 			count, _ := want.DeviceGetCount()
 			for i := range count {

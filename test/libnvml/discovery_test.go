@@ -169,7 +169,7 @@ func TestNVIDIAFeatureDiscoveryMIG(t *testing.T) {
 			for _, d := range ofType(published(t, n, n.NVML(), gpu.PartitionsDynamic), "mig") {
 				offered[strings.ReplaceAll(text(d, "profile"), "+", ".")] = d
 			}
-			d, ret := n.NVML().DeviceGetHandleByIndex(0)
+			d, ret := initialized(t, n.NVML()).DeviceGetHandleByIndex(0)
 			succeed(t, "handle", ret)
 			var seen []string
 			for number := range nvml.GPU_INSTANCE_PROFILE_COUNT {

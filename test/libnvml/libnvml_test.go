@@ -82,7 +82,12 @@ func builtIn(t *testing.T, name, driver string) simulator.Profile {
 // load initializes the library in this process, which so has two Go runtimes.
 func load(t *testing.T) nvml.Interface {
 	t.Helper()
-	lib := nvml.New(nvml.WithLibraryPath(library(t)))
+	return initialized(t, nvml.New(nvml.WithLibraryPath(library(t))))
+}
+
+// initialized initializes the library until the end of the test.
+func initialized(t *testing.T, lib nvml.Interface) nvml.Interface {
+	t.Helper()
 	if ret := lib.Init(); ret != nvml.SUCCESS {
 		t.Fatal(ret)
 	}

@@ -51,7 +51,7 @@ func TestNVIDIAPartitions(t *testing.T) {
 	lib := load(t)
 	got, ret := lib.DeviceGetHandleByIndex(0)
 	succeed(t, "handle", ret)
-	want, _ := n.NVML().DeviceGetHandleByIndex(0)
+	want, _ := initialized(t, n.NVML()).DeviceGetHandleByIndex(0)
 	_, ret = got.SetMigMode(nvml.DEVICE_MIG_ENABLE)
 	succeed(t, "enable MIG mode", ret)
 	partition(t, got, nvml.GPU_INSTANCE_PROFILE_1_SLICE, nvml.GPU_INSTANCE_PROFILE_2_SLICE)

@@ -53,7 +53,7 @@ func partitionFirst(t *testing.T, n *simulator.Node) {
 	if n.SwitchMIG("0", 1) != nil {
 		return
 	}
-	d, ret := n.NVML().DeviceGetHandleByIndex(0)
+	d, ret := initialized(t, n.NVML()).DeviceGetHandleByIndex(0)
 	succeed(t, "handle", ret)
 	partition(t, d, nvml.GPU_INSTANCE_PROFILE_2_SLICE, nvml.GPU_INSTANCE_PROFILE_1_SLICE)
 }

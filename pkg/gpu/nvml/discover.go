@@ -347,13 +347,15 @@ func (s *session) read(index int, handle nvmllib.Device) (gpu.Device, error) {
 	default:
 		return d, fmt.Errorf("%s: get memory: %w", d.Name, ret)
 	}
-	if d.Product, err = s.product(d, handle); err != nil {
+	var smClock uint32
+	if d.Product, smClock, err = s.product(d, handle); err != nil {
 		return d, fmt.Errorf("%s: %w", d.Name, err)
 	}
 	if d.MIG, err = s.readMIG(handle, d); err != nil {
 		return d, fmt.Errorf("%s: %w", d.Name, err)
 	}
 	d.Product = inMIGMode(d)
+	d.Product.PeakCompute = peakCompute(d.Product, smClock)
 	if lib, err := s.devices.NewDevice(handle); err == nil {
 		if mode, err := lib.GetAddressingModeAsString(); err == nil {
 			d.Addresses = gpu.AddressingMode(mode)
@@ -405,17 +407,17 @@ func (s *session) locate(d *gpu.Device, handle nvmllib.Device) error {
 	return nil
 }
 
-// product returns the known properties of the model. Error: the GPU is lost.
-func (s *session) product(d gpu.Device, handle nvmllib.Device) (gpu.Product, error) {
-	var p gpu.Product
+// product returns the known properties of the model except for its peak, and its maximum clock in MHz, 0 if that is
+// unknown. Error: the GPU is lost.
+func (s *session) product(d gpu.Device, handle nvmllib.Device) (p gpu.Product, smClock uint32, err error) {
 	var ret nvmllib.Return
 	if p.Name, ret = handle.GetName(); ret == nvmllib.ERROR_GPU_IS_LOST {
-		return p, fmt.Errorf("get product name: %w", ret)
+		return p, 0, fmt.Errorf("get product name: %w", ret)
 	}
 	s.note(d, "Product name unknown", ret, nvmllib.SUCCESS)
 	cc := &p.ComputeCapability
 	if cc.Major, cc.Minor, ret = handle.GetCudaComputeCapability(); ret == nvmllib.ERROR_GPU_IS_LOST {
-		return p, fmt.Errorf("get compute capability: %w", ret)
+		return p, 0, fmt.Errorf("get compute capability: %w", ret)
 	}
 	s.note(d, "Compute capability unknown", ret, nvmllib.SUCCESS)
 	if lib, err := s.devices.NewDevice(handle); err == nil {
@@ -428,12 +430,11 @@ func (s *session) product(d gpu.Device, handle nvmllib.Device) (gpu.Product, err
 	}
 	cores, _ := handle.GetNumGpuCores() // an unsupported call returns 0, which means unknown
 	memoryClock, _ := handle.GetMaxClockInfo(nvmllib.CLOCK_MEM)
-	smClock, _ := handle.GetMaxClockInfo(nvmllib.CLOCK_SM)
+	smClock, _ = handle.GetMaxClockInfo(nvmllib.CLOCK_SM)
 	busWidth, _ := handle.GetMemoryBusWidth()
 	p.Multiprocessors = multiprocessors(cores, p.ComputeCapability)
 	p.MemoryBandwidth = memoryBandwidth(busWidth, memoryClock)
-	p.PeakCompute = peakCompute(p, smClock)
-	return p, nil
+	return p, smClock, nil
 }
 
 // note logs an error about a property of the GPU, once, unless it is one of fine.

@@ -239,3 +239,34 @@ func TestDriverRootWithoutDriver(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// A GPU is gone, so the others have other indices, and one of these does not answer. What was known at its index is
+// another GPU, which answers.
+func TestSilentGPUAfterIndicesHaveShifted(t *testing.T) {
+	m, n := following(t, "dgx-h100")
+	before, err := n.Discover(t.Context())
+	must(t, err)
+	gone, silent := before.Devices[0], before.Devices[7]
+	must(t, m.RemoveCard(gone.Name))
+	must(t, m.Fail(silent.Name, "GetUUID", "ERROR_GPU_IS_LOST"))
+	for range 2 {
+		look, err := n.Discover(t.Context())
+		must(t, err)
+		names := map[string]bool{} // of lost and other GPUs
+		for _, d := range look.Devices {
+			if _, twice := names[d.Name]; twice {
+				t.Errorf("%s is found twice", d.Name)
+			}
+			names[d.Name] = d.Lost
+		}
+		for _, d := range before.Devices[1:7] {
+			if lost, ok := names[d.Name]; !ok || lost {
+				t.Errorf("%s answers; found: %v, lost: %v", d.Name, ok, lost)
+			}
+		}
+		// Nobody can tell which of the two GPUs that do not answer NVML still counts.
+		if len(names) != 7 || names[gone.Name] == names[silent.Name] {
+			t.Errorf("got %v, want seven GPUs, one of which is lost", names)
+		}
+	}
+}

@@ -28,7 +28,11 @@ type library struct {
 }
 
 func (l *library) InitWithFlags(flags uint32) nvmllib.Return {
+	if ret := l.Interface.InitWithFlags(flags); ret != nvmllib.SUCCESS {
+		return ret
+	}
 	if count, _ := l.DeviceGetCount(); count == 0 && flags != nvmllib.INIT_FLAG_NO_GPUS {
+		l.Interface.Shutdown()
 		return nvmllib.ERROR_NOT_FOUND
 	}
 	l.sessions.Add(1)
@@ -39,7 +43,7 @@ func (l *library) Init() nvmllib.Return { return l.InitWithFlags(0) }
 
 func (l *library) Shutdown() nvmllib.Return {
 	l.sessions.Add(-1)
-	return nvmllib.SUCCESS
+	return l.Interface.Shutdown()
 }
 
 func (l *library) DeviceGetHandleByUUID(uuid string) (nvmllib.Device, nvmllib.Return) {

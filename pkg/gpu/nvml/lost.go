@@ -18,6 +18,11 @@ func (n *Node) withLost(devices, silent []gpu.Device) []gpu.Device {
 	if len(silent) == 0 {
 		return devices
 	}
+	for i, d := range silent {
+		if d.UUID != "" && slices.ContainsFunc(devices, func(other gpu.Device) bool { return other.UUID == d.UUID }) {
+			silent[i] = gpu.Device{Index: d.Index} // indices have shifted since it was read
+		}
+	}
 	all := slices.Clone(devices)
 	free := slices.DeleteFunc(n.onBus(), func(at gpu.PCIAddress) bool {
 		return slices.ContainsFunc(slices.Concat(devices, silent), func(d gpu.Device) bool { return d.PCI == at })

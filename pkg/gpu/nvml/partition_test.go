@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 )
@@ -328,6 +329,21 @@ func TestProductInMIGMode(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := first(t, node).Product; got != before {
+		t.Errorf("got  %+v\nwant %+v", got, before)
+	}
+}
+
+// Also the peak of a model that the driver does not know is that of all multiprocessors.
+func TestUnknownProductInMIGMode(t *testing.T) {
+	p, err := simulator.BuiltIn("dgx-h100")
+	must(t, err)
+	for i := range p.GPUs {
+		p.GPUs[i].Calls.GetName = hwprofile.Value("NVIDIA H800")
+	}
+	m, node := followingProfile(t, p)
+	before := first(t, node).Product
+	must(t, m.SwitchMIG("0", 1))
+	if got := first(t, node).Product; got != before || got.PeakCompute == 0 {
 		t.Errorf("got  %+v\nwant %+v", got, before)
 	}
 }

@@ -66,6 +66,7 @@ var publishedPeak = map[string]int{
 	"NVIDIA H100 NVL":                              835, // H100 data sheet: 1671 sparse
 	"NVIDIA H100 PCIe":                             756, // H100 PCIe data sheet: 1513 sparse
 	"NVIDIA H20":                                   148, // H20 data sheet; far less than its multiprocessors could do
+	"NVIDIA H20-3e":                                148, // the H20 with 141 GB
 	"NVIDIA L40S":                                  362, // L40S data sheet: 362.05
 	// L40 data sheet: 181.05; half of what its multiprocessors could do
 	"NVIDIA L40":                     181,

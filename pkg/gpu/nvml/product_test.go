@@ -109,7 +109,7 @@ func TestKnownProductsAreInThePublishedOrder(t *testing.T) {
 	}
 }
 
-func TestPeakComputeOfUnknownProducts(t *testing.T) {
+func TestPeakCompute(t *testing.T) {
 	for _, row := range []struct {
 		name    string
 		product gpu.Product
@@ -120,6 +120,8 @@ func TestPeakComputeOfUnknownProducts(t *testing.T) {
 			1410, 312},
 		{"a board for desktops boosts beyond what is published", gpu.Product{Brand: "GeForce", ComputeCapability: ga10x,
 			Multiprocessors: 68}, 2100, 117},
+		{"the H20 with more memory is as slow as the other", gpu.Product{Name: "NVIDIA H20-3e",
+			ComputeCapability: hopper, Multiprocessors: 78}, 1980, 148},
 		{"no clock, no figure", gpu.Product{ComputeCapability: ampere, Multiprocessors: 108}, 0, 0},
 		{"no multiprocessors, no figure", gpu.Product{ComputeCapability: ampere}, 1410, 0},
 		{"an architecture that is not known, no figure", gpu.Product{ComputeCapability: gpu.Version{Major: 99},
