@@ -51,7 +51,7 @@ var allowed = map[string][]string{
 	"internal/plugin/node": {"internal/event", "internal/plugin/dirwatch", "internal/plugin/gpuhealth",
 		"internal/plugin/report", "pkg/checkpoint", "pkg/claims", "pkg/gpu", "pkg/health", "pkg/inventory",
 		"pkg/nodeconfig", "pkg/sharing"},
-	"internal/plugin/kubelet": {"internal/plugin/report", "pkg/checkpoint", "pkg/health", "pkg/inventory",
+	"internal/plugin/kubelet": {"internal/plugin/report", "pkg/checkpoint", "pkg/claims", "pkg/health", "pkg/inventory",
 		"pkg/sharing", "pkg/steps"},
 	"internal/plugin/usage": {"internal/plugin/podresources", "internal/plugin/report", "pkg/checkpoint", "pkg/gpu",
 		"pkg/inventory", "pkg/sharing"},

@@ -119,19 +119,32 @@ func (p *Preparer) tryPrepare(
 		return p.decide(ctx, wait, claim, results)
 	case err != nil:
 		return checkpoint.Record{}, err
-	case rec.Phase != checkpoint.Releasing && rec.Plan.Fulfils(results):
+	case serves(rec, results):
 		return p.ensure(ctx, wait, rec.Claim)
 	}
-	if err := p.release(ctx, claim.UID); err != nil {
+	// Another call may prepare it for the new results meanwhile: then it stays.
+	keep := func(rec checkpoint.Record) bool { return serves(rec, results) }
+	if err := p.releaseUnless(ctx, claim.UID, keep); err != nil && !errors.Is(err, checkpoint.ErrNotFound) {
 		return checkpoint.Record{}, fmt.Errorf("release what the claim had before: %w", err)
 	}
-	return p.decide(ctx, wait, claim, results)
+	return p.tryPrepare(ctx, wait, claim, results)
+}
+
+// serves reports whether the record is for exactly these results, and is not being released.
+func serves(rec checkpoint.Record, results []allocation.Result) bool {
+	return rec.Phase != checkpoint.Releasing && rec.Plan.Fulfils(results)
 }
 
 // ErrRunning means that a container still runs with the claim. The message names it.
 var ErrRunning = errors.New("the claim is released when it has ended")
 
-// Unprepare releases the devices of the claim. It is no error if it has none. Errors: ErrRunning and those of Hardware.
+// ErrNotRestored means that settings and MPS daemons of the claim's GPUs stay as they are, because a claim with an
+// unreadable record may need them. Nothing else is left of the claim but its record, in phase Releasing. Unprepare can
+// be called again when that other record is readable or removed.
+var ErrNotRestored = errors.New("the settings of its GPUs are not restored")
+
+// Unprepare releases the devices of the claim. It is no error if it has none. Errors: ErrRunning, ErrNotRestored,
+// checkpoint.ErrUnreadable and those of Hardware.
 func (p *Preparer) Unprepare(ctx context.Context, claim sharing.Claim) error {
 	return steps.Do(ctx, steps.Unprepare, func(ctx context.Context) error {
 		return p.retry(ctx, claim, func(*wait) error { return p.release(ctx, claim.UID) })

@@ -3,12 +3,17 @@
 package claims_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 )
 
 const (
@@ -28,6 +33,15 @@ const (
 const (
 	aSliceCDI = "cdi a-gpu-1-mig-1g10gb-0 /dev/nvidia0 PARTITION=1g.10gb"
 	aSlice    = "GPU-1: 1g.10gb at 0, MIG-\nGPU-1: mig\na Prepared boot-0 gpu-1-mig-1g10gb-0\n" + aSliceCDI + common
+)
+
+// State of a claim b with 5 GiB of gpu-1 and an unreadable record, and how errors name it.
+const (
+	bSharesCDI = "cdi b-gpu-1-t /dev/nvidia0 <dir>/mps/gpu-1/pipe CUDA_MPS_PIPE_DIRECTORY=<dir>/mps/gpu-1/pipe " +
+		"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M"
+	bUnreadable = "<dir>/state/claims/b.json: unexpected end of JSON input; when no container of that claim runs any " +
+		"more, remove the file: record is unreadable"
+	notRestored = "error: the settings of its GPUs are not restored: may hold gpu-1: " + bUnreadable
 )
 
 // CDI devices of a claim m for the monitor device.
@@ -252,6 +266,47 @@ func TestScripts(t *testing.T) {
 		{"nor do its own settings go while it runs", "prepare a gpu-1#s:5Gi/30; run a; unprepare a",
 			"error: container main of pod 1 (process 7) still runs: the claim is released when it has ended",
 			exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + aShares + common},
+		{"a share beside an unreadable record ends, and the GPU stays as that claim may need it",
+			"prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:5Gi/0; truncate b; unprepare a", notRestored,
+			exclusive1 + "\ndaemon gpu-1 0% GPU-1=5120Mi\na Releasing boot-0 gpu-1\nunreadable b.json\n" +
+				bSharesCDI + common},
+		{"until the record is removed", "prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:5Gi/0; truncate b; unprepare a; " +
+			"discard b; unprepare a", "ok", bSharesCDI + common},
+		{"a restart does the same", "prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:5Gi/0; truncate b; unprepare a; " +
+			"discard b; restart", "ok", bSharesCDI + common},
+		{"meanwhile nobody gets a share", "prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:5Gi/0; truncate b; " +
+			"unprepare a; prepare c gpu-1#u:5Gi/0", "error: may hold gpu-1: " + bUnreadable,
+			exclusive1 + "\ndaemon gpu-1 0% GPU-1=5120Mi\na Releasing boot-0 gpu-1\nunreadable b.json\n" +
+				bSharesCDI + common},
+		{"nor does the claim itself get another GPU", "prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:5Gi/0; " +
+			"truncate b; prepare a gpu-2",
+			strings.Replace(notRestored, "error", "error: release what the claim had before", 1),
+			exclusive1 + "\ndaemon gpu-1 0% GPU-1=5120Mi\na Releasing boot-0 gpu-1\nunreadable b.json\n" +
+				bSharesCDI + common},
+		{"a partition is removed beside an unreadable record",
+			"prepare a gpu-1-mig-1g10gb-0 MPS; prepare b gpu-1-mig-3g40gb-4; truncate b; unprepare a",
+			strings.Replace(notRestored, "gpu-1", "gpu-1-mig-1g10gb-0", 1),
+			"GPU-1: 3g.40gb at 4, MIG-\nGPU-1: mig\na Releasing boot-0 gpu-1-mig-1g10gb-0\nunreadable b.json\n" +
+				"cdi b-gpu-1-mig-3g40gb-4 /dev/nvidia0 PARTITION=3g.40gb" + common},
+		{"and one at its place later is not", "prepare a gpu-1-mig-1g10gb-0; prepare b gpu-1-mig-3g40gb-4; " +
+			"truncate b; unprepare a; partition gpu-1 1g.10gb@0; discard b; unprepare a", "ok",
+			"GPU-1: 1g.10gb at 0, MIG-hand\nGPU-1: 3g.40gb at 4, MIG-\nGPU-1: mig\n" +
+				"cdi b-gpu-1-mig-3g40gb-4 /dev/nvidia0 PARTITION=3g.40gb" + common},
+		{"a partition is removed beside a record that may hold anything",
+			"prepare a gpu-1-mig-1g10gb-0; prepare b gpu-2; truncate b; unmark b; unprepare a",
+			strings.Replace(notRestored, "gpu-1", "gpu-1-mig-1g10gb-0", 1),
+			"GPU-1: mig\na Releasing boot-0 gpu-1-mig-1g10gb-0\nunreadable b.json\ncdi b-gpu-2 /dev/nvidia1" + common},
+		{"a time slice stays beside such a record until it is removed",
+			"prepare a gpu-1 Long; prepare b gpu-2; truncate b; unmark b; unprepare a; discard b; unprepare a", "ok",
+			"cdi b-gpu-2 /dev/nvidia1" + common},
+		{"after a reboot, too", "prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:5Gi/0; truncate b; reboot; unprepare a; " +
+			"discard b; unprepare a", "ok", ""},
+		{"admin access beside an unreadable record, twice",
+			"prepare a gpu-1!; prepare b gpu-1; truncate b; prepare a gpu-1!", "r0=node/gpu-1",
+			"a Prepared boot-0 gpu-1\nunreadable b.json\ncdi a-gpu-1 /dev/nvidia0\ncdi b-gpu-1 /dev/nvidia0" + common},
+		{"what the same claim holds is restored",
+			"prepare a gpu-1!,gpu-2 Long; prepare b gpu-1; truncate b; unprepare a", "ok",
+			"unreadable b.json\ncdi b-gpu-1 /dev/nvidia0" + common},
 		{"a share behind a hook", "use gpu-1 hook; prepare a gpu-1#s:5Gi/30", "r0=node/gpu-1",
 			"a Prepared boot-0 gpu-1\ncdi a-gpu-1-s /dev/nvidia0 /opt/libvgpu.so /etc/ld.so.preload " +
 				"CUDA_DEVICE_MEMORY_LIMIT=5120m CUDA_DEVICE_SM_LIMIT=30" +
@@ -388,6 +443,63 @@ func TestCrashes(t *testing.T) {
 	}
 }
 
+// The same for the release of a claim beside an unreadable record, which ends after that record was removed.
+func TestCrashesBesideAnUnreadableRecord(t *testing.T) {
+	for _, before := range []string{
+		"prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:6Gi/30; truncate b",
+		"prepare a gpu-1-mig-1g10gb-0 MPS; prepare b gpu-1-mig-3g40gb-4; truncate b",
+	} {
+		finish := func(w *fixture) string {
+			w.breaker = &breaker{}
+			w.do("unprepare a")
+			runScript(w, "discard b; unprepare a")
+			return w.String()
+		}
+		clean := newFixture(t)
+		runScript(clean, before)
+		clean.breaker = &breaker{}
+		clean.do("unprepare a")
+		steps := clean.breaker.passed
+		want := finish(clean)
+		for n := 1; n <= steps; n++ {
+			for _, after := range []bool{false, true} {
+				w := newFixture(t)
+				runScript(w, before)
+				w.breaker = &breaker{at: n, after: after}
+				if result := w.do("unprepare a"); !strings.Contains(result, errCrash.Error()) {
+					t.Fatalf("not cut off: %s", result)
+				}
+				if diff := cmp.Diff(finish(w), want); diff != "" {
+					t.Errorf("%s, cut off at step %d of %d (done: %t): got - want +\n%s", before, n, steps, after, diff)
+				}
+			}
+		}
+	}
+}
+
+// A claim whose partition has no known UUID yet ends beside an unreadable record. Its placement is free from then on.
+func TestPlacementOfAnEndedClaim(t *testing.T) {
+	w := newFixture(t)
+	runScript(w, "prepare b gpu-1-mig-3g40gb-4")
+	ctx := steps.With(w.context(), func(ctx context.Context, name string, do func(context.Context) error) error {
+		if name == "create_compute_instance" {
+			return errCrash
+		}
+		return do(ctx)
+	})
+	if _, err := w.preparer().Prepare(ctx, claim("a", "gpu-1-mig-1g10gb-0")); !errors.Is(err, errCrash) {
+		t.Fatal(err)
+	}
+	runScript(w, "truncate b")
+	w.do("unprepare a")
+	runScript(w, "partition gpu-1 1g.10gb@0; discard b; unprepare a")
+	want := "GPU-1: 1g.10gb at 0, MIG-hand\nGPU-1: 3g.40gb at 4, MIG-\nGPU-1: mig\n" +
+		"cdi b-gpu-1-mig-3g40gb-4 /dev/nvidia0 PARTITION=3g.40gb" + common
+	if diff := cmp.Diff(w.String(), want); diff != "" {
+		t.Errorf("state: got - want +\n%s", diff)
+	}
+}
+
 func runScript(w *fixture, verbs ...string) {
 	w.t.Helper()
 	for _, script := range verbs {
@@ -424,6 +536,59 @@ func TestPrepareWaitsForTheHolder(t *testing.T) {
 	runScript(w, "unprepare a")
 	if got, want := <-result, "r0=node/gpu-1"; got != want {
 		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// The kubelet calls Prepare once for each pod with a claim. Here another such call runs in the middle of this one,
+// which then finds everything done.
+func TestTwoCallsForOneClaim(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		before string
+		step   string // of this call, before which the other one runs
+		devs   string
+	}{
+		{"a whole GPU", "", steps.LockDevices, "gpu-1"},
+		{"a share", "", steps.LockDevices, "gpu-1#s:5Gi/30"},
+		{"MPS on two GPUs", "", steps.LockDevices, "gpu-1,gpu-2 MPS"},
+		{"a partition", "", steps.LockDevices, "gpu-1-mig-1g10gb-0"},
+		{"a partition instead of another one, which is released at the same time", "prepare a gpu-2-mig-1g10gb-0",
+			steps.FindUsers, "gpu-1-mig-1g10gb-0"},
+		{"one whose release waits for the locks", "prepare a gpu-1-mig-2g20gb-0", steps.LockDevices,
+			"gpu-1-mig-1g10gb-0"},
+		{"a share instead of another one", "prepare a gpu-2#s:5Gi/30", steps.FindUsers, "gpu-1#s:5Gi/30"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			w := newFixture(t)
+			runScript(w, row.before)
+			var done string // the state after the other call
+			changes := 0
+			ctx := steps.With(w.context(), func(ctx context.Context, name string,
+				do func(context.Context) error) error {
+				switch {
+				case done == "" && name == row.step:
+					runScript(w, "prepare a "+row.devs)
+					done = w.String()
+				case slices.Contains([]string{steps.WriteRecord, steps.DeleteRecord, steps.RemoveClaimSpec,
+					steps.DestroyPartition}, name):
+					changes++
+				}
+				return do(ctx)
+			})
+			rec, err := w.preparer().Prepare(ctx, claim("a", row.devs))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if again, _ := w.preparer().Records.Get("a"); !cmp.Equal(rec, again) {
+				t.Errorf("got %+v, want the record %+v", rec, again)
+			}
+			if diff := cmp.Diff(w.String(), done); diff != "" {
+				t.Errorf("state: got - want +\n%s", diff)
+			}
+			if changes > 0 {
+				t.Errorf("it changed records, CDI specs or partitions in %d steps", changes)
+			}
+		})
 	}
 }
 

@@ -25,20 +25,27 @@ import (
 func (p *Preparer) decide(
 	ctx context.Context, wait *wait, claim *resourceapi.ResourceClaim, results []allocation.Result,
 ) (checkpoint.Record, error) {
-	var devices []string
+	var devices, held []string
 	for _, r := range results {
 		devices = append(devices, r.Device)
+		if !r.AdminAccess {
+			held = append(held, r.Device)
+		}
 	}
 	unlock, err := p.lock(ctx, devices)
 	if err != nil {
 		return checkpoint.Record{}, err
 	}
 	defer unlock()
+	if _, err := p.Records.Get(claim.UID); !errors.Is(err, checkpoint.ErrNotFound) {
+		unlock() // another call, for another pod with the claim, has recorded it meanwhile
+		return p.tryPrepare(ctx, wait, claim, results)
+	}
 	inv, err := p.Devices()
 	if err != nil {
 		return checkpoint.Record{}, err
 	}
-	others, err := p.competitors(ctx, results, claim.UID)
+	others, err := p.holders(ctx, held, claim.UID)
 	if err != nil {
 		return checkpoint.Record{}, err
 	}
@@ -74,7 +81,7 @@ func (p *Preparer) ensure(ctx context.Context, wait *wait, claim sharing.Claim) 
 		return checkpoint.Record{}, err
 	}
 	defer unlock()
-	others, err := p.holders(ctx, rec.Plan.Devices(), rec.Claim.UID)
+	others, err := p.holders(ctx, rec.Plan.Held(), rec.Claim.UID)
 	if err != nil {
 		return checkpoint.Record{}, err
 	}
@@ -251,27 +258,15 @@ func (p *Preparer) put(ctx context.Context, rec checkpoint.Record) error {
 	return nil
 }
 
-// competitors returns the other claims on devices that the results will hold. It ignores devices with admin access, and
-// so also unreadable records about them.
-func (p *Preparer) competitors(ctx context.Context, results []allocation.Result, except types.UID) ([]sharing.Holder,
-	error) {
-	var devices []string
-	for _, r := range results {
-		if !r.AdminAccess {
-			devices = append(devices, r.Device)
-		}
-	}
-	if len(devices) == 0 {
+// holders returns the other claims on the GPUs of the devices that a claim holds. Devices with admin access are not
+// among them, so unreadable records about those do not matter. The caller holds the locks. Error:
+// checkpoint.ErrUnreadable.
+func (p *Preparer) holders(ctx context.Context, held []string, except types.UID) (found []sharing.Holder, err error) {
+	if len(held) == 0 {
 		return nil, nil
 	}
-	return p.holders(ctx, devices, except)
-}
-
-// holders returns the other claims on the GPUs of the devices. The caller holds the locks.
-func (p *Preparer) holders(ctx context.Context, devices []string, except types.UID) (found []sharing.Holder,
-	err error) {
 	err = steps.Do(ctx, steps.FindHolders, func(context.Context) error {
-		found, err = p.Records.Holders(devices, except)
+		found, err = p.Records.Holders(held, except)
 		return err
 	})
 	return found, err

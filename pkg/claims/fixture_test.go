@@ -258,6 +258,13 @@ func (w *fixture) do(verb string) string {
 		err = os.Remove(filepath.Join(w.cdiDir(), "k8s.gpu.nvidia.com-"+name+".json"))
 	case "truncate": // a record
 		err = os.Truncate(filepath.Join(w.stateDir(), "claims", name+".json"), 20)
+	case "discard": // a record, by hand
+		err = os.Remove(filepath.Join(w.stateDir(), "claims", name+".json"))
+	case "unmark": // the devices of a record, as a power cut may
+		marks, _ := filepath.Glob(filepath.Join(w.stateDir(), "devices", "*", name))
+		for _, m := range marks {
+			err = errors.Join(err, os.Remove(m))
+		}
 	case "plug": // a GPU, by its number
 		w.plug(int(name[0] - '0'))
 	case "unplug": // a GPU

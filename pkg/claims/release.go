@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -19,29 +20,39 @@ import (
 
 // release undoes what the record says, independent of today's configuration.
 func (p *Preparer) release(ctx context.Context, claim types.UID) error {
-	removeSpec := func() error {
-		return steps.Do(ctx, steps.RemoveClaimSpec, func(context.Context) error { return p.Specs.RemoveClaim(claim) })
+	err := p.releaseUnless(ctx, claim, func(checkpoint.Record) bool { return false })
+	if errors.Is(err, checkpoint.ErrNotFound) {
+		return p.removeSpec(ctx, claim) // Prepare may have been interrupted between spec and record
 	}
+	return err
+}
+
+// releaseUnless undoes what the record says, unless keep is true for it under the locks. Error: checkpoint.ErrNotFound.
+func (p *Preparer) releaseUnless(ctx context.Context, claim types.UID, keep func(checkpoint.Record) bool) error {
 	if err := p.checkRunning(ctx, claim); err != nil {
 		return err
 	}
 	rec, unlock, err := p.lockClaim(ctx, claim)
-	if errors.Is(err, checkpoint.ErrNotFound) {
-		return removeSpec() // Prepare may have been interrupted between spec and record
-	}
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	if keep(rec) {
+		return nil
+	}
+	return p.releaseLocked(ctx, rec)
+}
+
+// releaseLocked undoes the record. The caller holds the locks.
+func (p *Preparer) releaseLocked(ctx context.Context, rec checkpoint.Record) error {
 	// If no hardware changes, an interrupted release leaves the claim prepared or gone, and needs no phase.
 	if rec.Phase != checkpoint.Releasing && rec.Plan.ChangesHardware() {
 		rec.Phase = checkpoint.Releasing
-		if err := steps.Do(ctx, steps.WriteRecord,
-			func(context.Context) error { return p.Records.Put(rec) }); err != nil {
-			return fmt.Errorf("record the release: %w", err)
+		if err := p.putReleasing(ctx, rec); err != nil {
+			return err
 		}
 	}
-	if err := removeSpec(); err != nil {
+	if err := p.removeSpec(ctx, rec.Claim.UID); err != nil {
 		return err
 	}
 	if rec.Plan.ChangesHardware() {
@@ -50,6 +61,19 @@ func (p *Preparer) release(ctx context.Context, claim types.UID) error {
 		}
 	}
 	return steps.Do(ctx, steps.DeleteRecord, func(context.Context) error { return p.Records.Delete(rec) })
+}
+
+// putReleasing writes the record. Unlike put it does so even if the context has ended, because nobody prepares a claim
+// that is being released.
+func (p *Preparer) putReleasing(ctx context.Context, rec checkpoint.Record) error {
+	if err := steps.Do(ctx, steps.WriteRecord, func(context.Context) error { return p.Records.Put(rec) }); err != nil {
+		return fmt.Errorf("record the release: %w", err)
+	}
+	return nil
+}
+
+func (p *Preparer) removeSpec(ctx context.Context, claim types.UID) error {
+	return steps.Do(ctx, steps.RemoveClaimSpec, func(context.Context) error { return p.Specs.RemoveClaim(claim) })
 }
 
 // checkRunning refuses to release a claim while a container runs with it. After a forced deletion of a pod, the kubelet
@@ -68,9 +92,16 @@ func (p *Preparer) checkRunning(ctx context.Context, claim types.UID) error {
 	})
 }
 
-// undo reduces daemons and GPUs to what the other claims on them need. The caller holds the locks.
+// undo reduces daemons and GPUs to what the other claims on them need. The caller holds the locks. If an unreadable
+// record may be one of those claims, it undoes only what no other claim can use. Error: ErrNotRestored.
 func (p *Preparer) undo(ctx context.Context, rec checkpoint.Record) error {
-	others, err := p.holders(ctx, rec.Plan.Devices(), rec.Claim.UID)
+	others, err := p.holders(ctx, rec.Plan.Held(), rec.Claim.UID)
+	if errors.Is(err, checkpoint.ErrUnreadable) {
+		if err := p.undoPartitions(ctx, rec); err != nil {
+			return err
+		}
+		return fmt.Errorf("%w: %w", ErrNotRestored, err)
+	}
 	if err != nil {
 		return err
 	}
@@ -84,6 +115,26 @@ func (p *Preparer) undo(ctx context.Context, rec checkpoint.Record) error {
 		return err
 	}
 	return p.setEach(ctx, rec.Plan, func(id gpu.UUID) gpu.State { return sharing.StateWithout(id, rec.Plan, others) })
+}
+
+// undoPartitions ends the MPS daemons inside the claim's partitions, removes those that the plan has made, and records
+// that: a partition that somebody makes at the same placement later is not the driver's.
+func (p *Preparer) undoPartitions(ctx context.Context, rec checkpoint.Record) error {
+	daemons := slices.DeleteFunc(rec.Plan.DaemonIDs(), func(id string) bool { return !gpu.IsPartition(id) })
+	if err := p.requestDaemons(ctx, daemons, nil); err != nil {
+		return err
+	}
+	if rec.BootID == p.BootID {
+		if err := p.destroyPartitions(ctx, rec.Plan); err != nil {
+			return err
+		}
+	}
+	undone := rec.Plan.Unbegun()
+	if reflect.DeepEqual(undone, rec.Plan) {
+		return nil
+	}
+	rec.Plan = undone
+	return p.putReleasing(ctx, rec)
 }
 
 // destroyPartitions removes the partitions that the plan has made.

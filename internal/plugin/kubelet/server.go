@@ -22,6 +22,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/claims"
 	"github.com/gpudra/gpu-dra-driver/pkg/health"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
@@ -162,6 +163,9 @@ func (s *Server) unprepare(ctx context.Context, claim kubeletplugin.NamespacedOb
 		logger.Error(err, "Claim not released")
 		s.Reporter.Node(report.Events.ReleaseFailed, fmt.Sprintf("claim %s/%s is not released: %v", claim.Namespace,
 			claim.Name, err))
+		if errors.Is(err, claims.ErrNotRestored) {
+			return nil // the pod can end, and the sweep tries again
+		}
 		return err
 	}
 	logger.Info("Claim released")

@@ -11,14 +11,17 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/claims"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
@@ -42,6 +45,22 @@ func TestPrepareFailsPerClaim(t *testing.T) {
 	if len(answer) != 2 || !errors.Is(answer["bad"].Err, errBad) || answer["good"].Err != nil ||
 		len(answer["good"].Devices) != 1 {
 		t.Errorf("got %+v", answer)
+	}
+}
+
+// A pod ends although settings of its GPUs cannot be restored yet. Other errors keep it.
+func TestUnprepareFailsPerClaim(t *testing.T) {
+	s := &Server{Preparer: preparer{}, Metrics: report.NewMetrics(nil),
+		Reporter: report.NewReporter(t.Context(), report.Config{Driver: "gpu.nvidia.com", Node: "node",
+			Client: fake.NewClientset()}),
+	}
+	answer, err := s.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: "good"}, {UID: "bad"},
+		{UID: "not restored"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(answer) != 3 || !errors.Is(answer["bad"], errBad) || answer["good"] != nil || answer["not restored"] != nil {
+		t.Errorf("got %v", answer)
 	}
 }
 
@@ -90,7 +109,10 @@ func (preparer) Prepare(_ context.Context, claim *resourceapi.ResourceClaim) (ch
 		Device: "d"}}}}, nil
 }
 
-func (preparer) Unprepare(context.Context, sharing.Claim) error { return nil }
+func (preparer) Unprepare(_ context.Context, claim sharing.Claim) error {
+	notRestored := fmt.Errorf("%w: because", claims.ErrNotRestored)
+	return map[types.UID]error{"bad": errBad, "not restored": notRestored}[claim.UID]
+}
 
 // A container gets the same description of the monitor device, whichever pool its claim was allocated from.
 func TestMonitorOfBothPools(t *testing.T) {
