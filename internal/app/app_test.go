@@ -11,8 +11,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/pflag"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/health"
 )
 
 func TestFlagsFromTheEnvironment(t *testing.T) {
@@ -125,6 +128,46 @@ func TestCheckTakesThePluginsEnvironment(t *testing.T) {
 	t.Setenv("DRIVER_ROOT_MOUNT", "/nowhere")
 	if text, _ := runCommand(t, "check"); !strings.Contains(text, "/run/nvidia/driver (seen here as /nowhere)") {
 		t.Errorf("got:\n%s", text)
+	}
+}
+
+// TestOpenNVML: the plugin answers a request to open NVML with the reason for which NVML is closed now.
+func TestOpenNVML(t *testing.T) {
+	const replaced = "the label nvidia.com/gpu.deploy.driver of this node says paused-for-driver-upgrade"
+	asked := health.LetGoAnswer(time.Date(2026, 11, 22, 12, 1, 0, 0, time.UTC))
+	for _, row := range []struct {
+		name, before, after string // why NVML is closed
+		code                int
+		want                string
+	}{
+		{"on request", asked, "", 0, "NVML is open.\n"},
+		{"not at all", "", "", 0, "NVML is open.\n"},
+		{"the driver is replaced", replaced, replaced, 1, "Error: NVML stays closed: " + replaced + "\n"},
+		{"on request while the driver is replaced", asked, replaced, 1,
+			"Error: NVML stays closed: " + replaced + "\n"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			dir := t.TempDir()
+			save := func(why string) error { return health.Saved{LetGo: why}.Save(dir) }
+			if err := errors.Join(save(row.before), health.RequestLetGo(dir, time.Now().Add(time.Hour))); err != nil {
+				t.Fatal(err)
+			}
+			answered := make(chan error, 1)
+			go func() {
+				for !health.LetGoRequest(dir).IsZero() {
+					time.Sleep(time.Millisecond)
+				}
+				answered <- save(row.after)
+			}()
+			begin := time.Now()
+			got, code := runCommand(t, "health", "--plugin-dir", dir, "--open-nvml")
+			if took := time.Since(begin); code != row.code || got != row.want || took > requestTimeout/2 {
+				t.Errorf("after %s, got exit code %d and\n%swant %d and\n%s", took, code, got, row.code, row.want)
+			}
+			if err := <-answered; err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 

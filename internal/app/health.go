@@ -65,7 +65,7 @@ func healthCommand() *cobra.Command {
 	o.addDirectoryFlags(f)
 	f.StringVar(&clear, "clear", "", "the GPU, by its name in ResourceSlices, that is well again")
 	f.DurationVar(&closeFor, "close-nvml", 0, "how long NVML is to be closed, such as 5m")
-	f.BoolVar(&open, "open-nvml", false, "end --close-nvml")
+	f.BoolVar(&open, "open-nvml", false, "end --close-nvml; an error if NVML stays closed for another reason")
 	cmd.MarkFlagsMutuallyExclusive("clear", "close-nvml", "open-nvml")
 	return cmd
 }
@@ -90,16 +90,22 @@ func clearHealth(out io.Writer, dir string, saved health.Saved, device string) e
 	return err
 }
 
-// closeNVML asks the plugin to close NVML until then, or to open it (zero), and waits until it knows.
+// closeNVML asks the plugin to close NVML until then, or to open it (zero), and waits until it knows. It is an error if
+// NVML stays closed for another reason.
 func closeNVML(out io.Writer, dir string, until time.Time) error {
 	if err := health.RequestLetGo(dir, until); err != nil {
 		return err
 	}
+	var saved health.Saved
 	if !eventually(func() bool {
-		saved, err := health.Load(dir)
-		return err == nil && (saved.LetGo != "") == !until.IsZero()
+		var err error
+		saved, err = health.Load(dir)
+		return err == nil && ((saved.LetGo != "") == !until.IsZero() || saved.LetGoOtherwise())
 	}) {
 		return errors.New("the plugin has not answered yet: does it run?")
+	}
+	if until.IsZero() && saved.LetGo != "" {
+		return fmt.Errorf("NVML stays closed: %s", saved.LetGo)
 	}
 	text := "NVML is open.\n"
 	if !until.IsZero() {

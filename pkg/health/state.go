@@ -102,7 +102,7 @@ type State struct {
 
 // See records that something is wrong with the subject.
 func (s *State) See(now time.Time, bootID string, about Subject, cause Cause, detail string) (began []Condition) {
-	i := slices.IndexFunc(s.Conditions, func(c Condition) bool { return c.Cause == cause && c.equal(about) })
+	i := s.index(about, cause)
 	if i < 0 {
 		s.forget(now)
 		s.Conditions = append(s.Conditions, Condition{Subject: about, Cause: cause, Detail: detail, Since: now,
@@ -123,6 +123,37 @@ func (s *State) See(now time.Time, bootID string, about Subject, cause Cause, de
 	}
 	c.Since, c.Count, c.Ended, c.End = now, 1, time.Time{}, ""
 	return []Condition{*c}
+}
+
+// index returns where the condition is; -1: there is none.
+func (s *State) index(about Subject, cause Cause) int {
+	return slices.IndexFunc(s.Conditions, func(c Condition) bool { return c.Cause == cause && c.equal(about) })
+}
+
+// Merge takes later news of conditions from the state of another instance, and conditions that are not known here. It
+// reports whether anything has changed.
+func (s *State) Merge(other State) (changed bool) {
+	for _, c := range other.Conditions {
+		i := s.index(c.Subject, c.Cause)
+		switch {
+		case i < 0:
+			s.Conditions = append(s.Conditions, c)
+		case s.Conditions[i].news().Before(c.news()):
+			s.Conditions[i] = c
+		default:
+			continue
+		}
+		changed = true
+	}
+	return changed
+}
+
+// news returns when something was last known of the condition.
+func (c Condition) news() time.Time {
+	if c.Ended.After(c.Last) {
+		return c.Ended
+	}
+	return c.Last
 }
 
 // forget removes the conditions that ended too long ago, and the oldest ended ones if there are too many.

@@ -124,6 +124,19 @@ func RequestLetGo(dir string, until time.Time) error {
 	return renameio.WriteFile(file, []byte(until.Format(time.RFC3339)), 0o600)
 }
 
+// letGoAnswer begins Saved.LetGo while NVML is closed on request.
+const letGoAnswer = "NVML is closed until "
+
+// LetGoAnswer returns Saved.LetGo for a request to close NVML until then.
+func LetGoAnswer(until time.Time) string {
+	return letGoAnswer + until.UTC().Format(time.RFC3339) + ", as asked for"
+}
+
+// LetGoOtherwise reports whether NVML is closed for another reason than a request.
+func (s Saved) LetGoOtherwise() bool {
+	return s.LetGo != "" && !strings.HasPrefix(s.LetGo, letGoAnswer)
+}
+
 // LetGoRequest returns until when people have asked to close NVML; zero: they have not.
 func LetGoRequest(dir string) time.Time {
 	text, err := os.ReadFile(filepath.Join(dir, letGoFile))

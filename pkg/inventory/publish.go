@@ -82,7 +82,8 @@ var AllTaints = []Taint{
 	{TaintUnhealthy, resourceapi.DeviceTaintEffectNoSchedule,
 		"the GPU reports a problem, the value; see docs/health.md", nil},
 	{TaintUnmonitored, resourceapi.DeviceTaintEffectNone,
-		"the GPU has no events, or they are not watched; `NoSchedule` while the plugin has closed NVML on request",
+		"the GPU has no events, or they are not watched; `NoSchedule` while the plugin has closed NVML on request, " +
+			"and while NVIDIA's driver cannot be used",
 		nil},
 	{TaintOldPool, resourceapi.DeviceTaintEffectNoSchedule,
 		"the device `monitor` in the pool of the node, where it was before the first release; it stays while a claim " +

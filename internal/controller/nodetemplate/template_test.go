@@ -139,7 +139,7 @@ func publish(t *testing.T, client *fake.Clientset, profile, config string) {
 	n := node.New(node.Config{DriverName: driver, NodeName: long, Dir: dir, ConfigDir: dir, Client: client,
 		Records: records, Reporter: reporter, Readiness: report.NewReadiness(time.Minute, nil), Metrics: metrics,
 		Health: gpuhealth.New(gpuhealth.Config{Dir: dir, Records: records, Reporter: reporter, Metrics: metrics,
-			Changed: func() {}, Discover: func() {}}),
+			Changed: func() {}, Discover: func() {}, Alone: func() bool { return true }}),
 		Discover: func(ctx context.Context) (node.Look, error) {
 			look, err := machine.Discover(ctx)
 			return node.Look{Devices: look.Devices, Broken: look.Broken, Answered: look.Answered, Health: look.Health,

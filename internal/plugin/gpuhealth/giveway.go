@@ -24,16 +24,16 @@ func (m *Manager) giveWay(ctx context.Context, now time.Time) {
 	}
 	why := m.paused
 	if until := m.closeUntil; now.Before(until) {
-		why = "NVML is closed until " + until.UTC().Format(time.RFC3339) + ", as asked for"
+		why = health.LetGoAnswer(until)
 	}
 	if why != m.letGo {
 		klog.FromContext(ctx).Info("NVML", "closed", why != "", "why", why)
+		if why == "" { // the driver may not be back yet
+			m.unread = "NVML is opened again"
+		}
 		m.letGo = why
-		m.saveSoon()
 		go m.applyLetGo()
-		go m.Changed()
-		m.Metrics.GPUStates(m.gpuStates())
-		m.watchers.notify()
+		m.taintsChanged()
 	}
 	m.Hardware.StopWatching(m.awaitingReset(now))
 }

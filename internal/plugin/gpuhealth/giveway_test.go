@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -45,11 +46,46 @@ func TestLetGoOnRequest(t *testing.T) {
 	n.wantTaints("the time is not over", closed)
 	n.pass(time.Second)
 	n.eventually("NVML is opened", func() bool { return n.hw.isLetGo() == "" })
-	n.wantTaints("the time is over", "")
+	n.wantTaints("the time is over, and the GPUs are not read yet", closed)
 	n.eventually("the GPUs are discovered", func() bool {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		return n.discovered > 0
+	})
+	n.Unread("no driver")
+	n.pass(time.Second)
+	if saved, err := health.Load(n.Dir); err != nil || saved.GPUs[0].Unwatched != "no driver" {
+		t.Errorf("got %+v, %v, want why the GPUs are not read", saved.GPUs, err)
+	}
+	n.look()
+	n.wantTaints("the GPUs are read", "")
+}
+
+// TestUnread: without a driver nothing is known of any GPU, until the next discovery that works.
+func TestUnread(t *testing.T) {
+	n := newTestNode(t)
+	for range 2 {
+		n.Unread("NVML cannot be initialised: Driver/library version mismatch")
+		n.wantTaints("no driver", "gpu-0: unmonitored=:NoSchedule\ngpu-0-mig-1g10gb-0: unmonitored=:NoSchedule\n"+
+			"gpu-0-mig-1g10gb-2: unmonitored=:NoSchedule\ngpu-1: unmonitored=:NoSchedule")
+	}
+	if r := n.reports()[0]; r.Status != health.Unknown || !strings.Contains(r.Message, "version mismatch") {
+		t.Errorf("got %+v, want unknown health and the reason", r)
+	}
+	n.look()
+	n.wantTaints("the driver is back", "")
+	n.pass(time.Second)
+	n.restart(n.Dir, "a")
+	n.Unread("no driver")
+	n.pass(time.Second)
+	if saved, err := health.Load(n.Dir); err != nil || len(saved.GPUs) != 2 || saved.GPUs[0].Unwatched != "no driver" {
+		t.Errorf("got %+v, %v, want two GPUs that are not watched", saved.GPUs, err)
+	}
+	n.look()
+	n.eventually("the devices are published each time", func() bool {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return n.changes == 4
 	})
 }
 
@@ -72,6 +108,7 @@ func TestPaused(t *testing.T) {
 	}
 	n.pass(time.Second)
 	n.eventually("NVML is opened", func() bool { return n.hw.isLetGo() == "" })
+	n.look()
 	n.wantTaints("at the end", "")
 }
 

@@ -6,6 +6,7 @@
 package gpuhealth
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -60,7 +61,7 @@ type Look struct {
 	Answers map[gpu.UUID]gpu.Health
 	// Unwatched says of each GPU whose events are not watched why not.
 	Unwatched map[gpu.UUID]string
-	// Policies are the rules of the administrator.
+	// Policies are the rules of the administrator; nil: they cannot be read, and the last known ones stay.
 	Policies health.Policies
 	// Held reports whether claims hold the GPU or a partition of it.
 	Held func(device string) bool
@@ -78,10 +79,12 @@ type Manager struct {
 	look   Look
 	paused string                 // why the driver is about to be replaced; empty: it is not
 	letGo  string                 // why NVML is closed; empty: it is not
+	unread string                 // why no GPU can be read; empty: they were read last time
 	drains map[gpu.UUID]time.Time // since when GPUs wait for a reset without claims
 	asked  time.Time              // when an event last asked for a discovery
 	saved  time.Time
 	dirty  bool // the state has changed since it was saved
+	shared bool // at the last look, another instance could save its state
 
 	watchers   watchers
 	closeUntil time.Time // until when people have asked to close NVML
@@ -93,8 +96,8 @@ type Manager struct {
 // New returns a Manager with the state that the previous instance has saved.
 func New(c Config) *Manager {
 	m := &Manager{Config: c, now: time.Now, drains: map[gpu.UUID]time.Time{}, due: make(chan struct{}, 1)}
-	m.look = Look{Policies: func(gpu.UUID) health.Policy { return health.Policy{} }}
-	m.state = m.load()
+	m.load()
+	m.shared = true
 	m.closeUntil = health.LetGoRequest(m.Dir)
 	return m
 }
@@ -196,13 +199,39 @@ func (m *Manager) Paused(ctx context.Context, why string) {
 	}
 }
 
+// Unread takes why discoveries fail, so that nothing is known of any GPU.
+func (m *Manager) Unread(why string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.letGo == "" && m.unread != why {
+		m.unread = why
+		m.taintsChanged()
+	}
+}
+
+// taintsChanged says that taints have changed, without an event. m.mu is held.
+func (m *Manager) taintsChanged() {
+	m.saveSoon()
+	go m.Changed()
+	m.Metrics.GPUStates(m.gpuStates())
+	m.watchers.notify()
+}
+
 // Looked takes the result of a discovery.
 func (m *Manager) Looked(ctx context.Context, look Look) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.now()
+	m.merge(ctx)
 	before, links := m.look, maps.Clone(m.state.Links)
+	if look.Policies == nil {
+		look.Policies = before.Policies
+	}
 	m.look = look
+	if m.unread != "" {
+		m.unread = ""
+		m.taintsChanged()
+	}
 	changed := append(m.state.Booted(now, m.BootID, look.Policies), m.state.Gone(now, look.knows)...)
 	for _, d := range look.GPUs {
 		if d.Lost {
@@ -274,7 +303,9 @@ func (m *Manager) tick(ctx context.Context) {
 func (m *Manager) update(ctx context.Context, now time.Time) {
 	if len(m.look.GPUs) > 0 { // before the first discovery, neither GPUs nor their rules are known
 		m.changed(ctx, m.state.Elapsed(now, m.look.Policies))
-		m.clear(ctx, now)
+		if m.Alone() { // or else the other instance would keep what this one clears
+			m.clear(ctx, now)
+		}
 	}
 	m.closeUntil = health.LetGoRequest(m.Dir)
 	m.giveWay(ctx, now)
@@ -342,10 +373,7 @@ var severity = map[health.Effect]int{health.EffectNone: 1, health.EffectNoSchedu
 
 // unwatched says why the events of the device's GPU are not watched; empty: they are. m.mu is held.
 func (m *Manager) unwatched(d gpu.Device) string {
-	if m.letGo != "" {
-		return m.letGo
-	}
-	return m.look.Unwatched[d.Physical()]
+	return cmp.Or(m.letGo, m.unread, m.look.Unwatched[d.Physical()])
 }
 
 // Annotate returns the devices with the taints of their health.
@@ -385,7 +413,7 @@ func (m *Manager) taints(d gpu.Device) []gpu.Taint {
 	var unmonitored gpu.Taint
 	if why := m.unwatched(d); why != "" && !d.Lost {
 		unmonitored = gpu.Taint{Key: inventory.TaintUnmonitored, Effect: string(health.EffectNone)}
-		if m.letGo != "" {
+		if m.letGo != "" || m.unread != "" {
 			unmonitored.Effect = string(health.EffectNoSchedule)
 		}
 	}

@@ -107,6 +107,7 @@ func newTestNode(t *testing.T) *testNode {
 		t.Fatal(err)
 	}
 	n := &testNode{T: t, records: records, clock: start}
+	n.alone.Store(true)
 	whole := []gpu.Device{
 		{Name: "gpu-0", UUID: "GPU-0", Type: gpu.TypeGPU, PCI: gpu.PCIAddress{Bus: 1},
 			Product: gpu.Product{Name: "NVIDIA H100"}, MIG: gpu.MIG{Enabled: true,
@@ -413,6 +414,79 @@ func TestRulesAreNotKnownBeforeTheFirstDiscovery(t *testing.T) {
 	n.wantTaints("its quiet time is not over", "gpu-1: xid=31:NoSchedule since 0s")
 	n.pass(40 * time.Minute)
 	n.wantTaints("its quiet time is over", "")
+}
+
+// The node configuration cannot be read, because the API server cannot be reached: the rules from before the restart
+// hold, so that nothing ends that another rule would have kept.
+func TestRulesThatCannotBeRead(t *testing.T) {
+	n := newTestNode(t)
+	n.policy = health.NewPolicy(map[health.Cause]health.Rule{
+		"XID31": {Effect: health.EffectNoSchedule, Recovery: health.RecoveryQuietTime, QuietTime: time.Hour},
+		"XID79": {Effect: health.EffectNoSchedule, Recovery: health.RecoveryManual}})
+	n.look()
+	n.xid("GPU-1", 31)
+	n.pass(time.Second)
+	n.xid("GPU-0", 79)
+	n.pass(20 * time.Minute)
+	look := n.found
+	look.Held = func(string) bool { return false }
+	n.restart(n.Dir, "a")
+	n.Looked(t.Context(), look)
+	n.pass(time.Second)
+	const want = "gpu-0: xid=79:NoSchedule since 1s\ngpu-0-mig-1g10gb-0: xid=79:NoSchedule since 1s\n" +
+		"gpu-0-mig-1g10gb-2: xid=79:NoSchedule since 1s"
+	n.wantTaints("after the plugin was restarted", want+"\ngpu-1: xid=31:NoSchedule since 0s")
+	n.restart(n.Dir, "b")
+	n.Looked(t.Context(), look)
+	n.wantTaints("after the machine was restarted", want)
+	n.look()
+	n.wantTaints("with rules", want)
+}
+
+// A GPU that was taken out has not recovered.
+func TestTextOfAGPUThatIsGone(t *testing.T) {
+	n := newTestNode(t)
+	n.found.GPUs[1].Lost = true
+	n.look()
+	n.texts()
+	n.clock = n.clock.Add(10 * time.Second)
+	n.found.GPUs = n.found.GPUs[:1]
+	n.look()
+	const want = "[node Normal: GPUNotice: GPU GPU-1 (GPU-1): GPULost has ended (the GPU is gone) after 10s]"
+	if got := fmt.Sprint(n.texts()); got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// During an update two instances run, and both save what they know. What one of them has seen is known to the other.
+func TestTwoInstances(t *testing.T) {
+	n := newTestNode(t)
+	old := n.Manager
+	n.xid("GPU-0", 48)
+	n.pass(time.Second)
+	n.restart(n.Dir, "a")
+	n.look()
+	n.alone.Store(false) // it serves the kubelet, and does not watch events yet
+	n.clock = n.clock.Add(time.Second)
+	old.occurred(t.Context(), gpu.Event{GPU: "GPU-1", Kind: gpu.EventXID, XID: 48, At: n.clock})
+	if err := health.RequestClear(n.Dir, "gpu-0"); err != nil {
+		t.Fatal(err)
+	}
+	old.tick(t.Context())
+	if !health.ClearRequested(n.Dir, "gpu-0") {
+		t.Error("the old instance cleared a GPU, which the new one does not know")
+	}
+	const second = "gpu-1: xid=48:NoSchedule since 2s"
+	n.look()
+	n.wantTaints("the old one has seen another XID", "gpu-0: xid=48:NoSchedule since 0s\n"+
+		"gpu-0-mig-1g10gb-0: xid=48:NoSchedule since 0s\ngpu-0-mig-1g10gb-2: xid=48:NoSchedule since 0s\n"+second)
+	old.flush()
+	n.alone.Store(true)
+	n.pass(time.Second)
+	n.wantTaints("the new one is alone, and clears", second)
+	n.restart(n.Dir, "a")
+	n.look()
+	n.wantTaints("it is saved", second)
 }
 
 func TestUnreadableState(t *testing.T) {

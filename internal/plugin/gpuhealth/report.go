@@ -28,6 +28,9 @@ func (m *Manager) report(ctx context.Context, c health.Condition) {
 	case !c.Active():
 		text += m.ended(c)
 		node, claim = report.Events.GPURecovered, report.Events.DeviceRecovered
+		if c.End == health.EndGone {
+			node, claim = report.Events.GPUNotice, report.Events.DeviceNotice
+		}
 	case rule.Effect == health.EffectNone:
 		text += describe(c, rule) + " It keeps no claim away."
 		node, claim = report.Events.GPUNotice, report.Events.DeviceNotice
@@ -156,6 +159,9 @@ func consequence(c health.Condition, rule health.Rule) string {
 // ended says why the condition ended and what is left. m.mu is held.
 func (m *Manager) ended(c health.Condition) string {
 	text := fmt.Sprintf("%s has ended (%s) after %s", c.Cause.Title(), c.End, c.Ended.Sub(c.Since).Round(time.Second))
+	if c.End == health.EndGone {
+		return text
+	}
 	var left []string
 	for _, d := range m.look.GPUs {
 		for _, other := range m.state.Of(d) {

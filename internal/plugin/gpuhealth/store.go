@@ -3,23 +3,47 @@
 package gpuhealth
 
 import (
+	"cmp"
 	"context"
 	"time"
 
 	"k8s.io/klog/v2"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/health"
 )
 
 // savePeriod is the time between two saves of counts. A condition that begins or ends is saved soon.
 const savePeriod = 30 * time.Second
 
-func (m *Manager) load() health.State {
+// load takes what the previous instance has saved: what was wrong, and the rules that were in force for it.
+func (m *Manager) load() {
 	s, err := health.Load(m.Dir)
 	if err != nil {
 		klog.Background().Error(err, "Earlier faults of GPUs are forgotten, unless the GPUs still report them")
 	}
-	return s.State
+	rules := map[gpu.UUID]health.Policy{}
+	for _, g := range s.GPUs {
+		rules[g.UUID] = health.NewPolicy(g.Rules)
+	}
+	m.state, m.look = s.State, Look{Policies: func(id gpu.UUID) health.Policy { return rules[id] }}
+}
+
+// merge takes what another instance has saved while it runs, and what it saved last. m.mu is held.
+func (m *Manager) merge(ctx context.Context) {
+	shared := m.shared
+	m.shared = !m.Alone()
+	if !shared && !m.shared {
+		return
+	}
+	other, err := health.Load(m.Dir)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "What the other instance knows of sick GPUs is not known")
+		return
+	}
+	if m.state.Merge(other.State) {
+		m.taintsChanged()
+	}
 }
 
 // saveSoon makes Run save the state. m.mu is held.
@@ -36,6 +60,7 @@ func (m *Manager) isDue(now time.Time) bool { return m.dirty && now.Sub(m.saved)
 
 // save writes the state. m.mu is held.
 func (m *Manager) save(ctx context.Context, now time.Time) {
+	m.merge(ctx)
 	saved := health.Saved{State: m.state, LetGo: m.letGo}
 	for _, d := range m.look.GPUs {
 		g := health.SavedGPU{Name: d.Name, UUID: d.UUID, Product: d.Product.Name, Unwatched: m.unwatched(d),
@@ -50,6 +75,9 @@ func (m *Manager) save(ctx context.Context, now time.Time) {
 	if len(m.look.GPUs) == 0 { // before the first discovery, which may have to wait until NVML is open
 		if before, err := health.Load(m.Dir); err == nil {
 			saved.GPUs = before.GPUs
+		}
+		for i, g := range saved.GPUs {
+			saved.GPUs[i].Unwatched = cmp.Or(m.letGo, m.unread, g.Unwatched)
 		}
 	}
 	if err := saved.Save(m.Dir); err != nil {

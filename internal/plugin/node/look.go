@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,8 +55,12 @@ func (n *Node) look(ctx context.Context) error {
 	heldBefore := slices.DeleteFunc(slices.Clone(n.known), func(d gpu.Device) bool { return !r.holds(d.Name) })
 	devices := withoutTransientState(withRemoved(gpus.WithPartitions(r.own).Retain(heldBefore, r.holds), removed))
 	n.devices.Store(&devices)
-	n.Health.Looked(ctx, gpuhealth.Look{GPUs: gpus, Devices: devices, Answers: found.Health, Unwatched: found.Unwatched,
-		Persistent: found.Persistent, Policies: policies(config, gpus), Held: r.touches})
+	look := gpuhealth.Look{GPUs: gpus, Devices: devices, Answers: found.Health, Unwatched: found.Unwatched,
+		Persistent: found.Persistent, Held: r.touches}
+	if noConfig == nil {
+		look.Policies = policies(config, gpus)
+	}
+	n.Health.Looked(ctx, look)
 	defer n.Republish()
 
 	partitions := slices.DeleteFunc(slices.Clone(devices), func(d gpu.Device) bool { return d.Partition == nil })
@@ -105,8 +110,10 @@ func (n *Node) resume() {
 func withProduct(gpus, known inventory.Inventory) inventory.Inventory {
 	gpus = slices.Clone(gpus)
 	for i, d := range gpus {
-		if before, ok := known.Find(d.Name); ok && d.MIG.Enabled && before.UUID == d.UUID && !d.Lost {
+		if before, ok := known.Find(d.Name); ok && d.MIG.Enabled && before.UUID == d.UUID && !d.Lost &&
+			before.Product != (gpu.Product{}) { // of a GPU that was lost at the first look, nothing is known
 			gpus[i].Product, gpus[i].Topology = before.Product, before.Topology
+			gpus[i].Product.PeakCompute = cmp.Or(before.Product.PeakCompute, d.Product.PeakCompute)
 		}
 	}
 	return gpus

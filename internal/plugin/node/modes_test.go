@@ -165,7 +165,7 @@ func (l *testNode) restart(c Config) {
 	c.Reporter = report.NewReporterTo(l, report.Config{Driver: driver, Node: c.NodeName, Client: c.Client})
 	c.Readiness, c.Metrics = report.NewReadiness(time.Minute, nil), report.NewMetrics(c.Records)
 	c.Health = gpuhealth.New(gpuhealth.Config{Dir: c.Dir, Records: c.Records, Reporter: c.Reporter, Metrics: c.Metrics,
-		Changed: func() {}, Discover: func() {}})
+		Changed: func() {}, Discover: func() {}, Alone: func() bool { return true }})
 	l.Node = New(c)
 	l.config.labels = func(context.Context) (map[string]string, error) {
 		if l.apiDown {
@@ -285,6 +285,37 @@ Normal ModeChanged: GPU gpu-1 (GPU-1) changed from exclusive to fractional, isol
 	l.want("it is removed", defaultModes+`
 gpu-2 fractional, isolation mps
 Normal ModeChanged: GPU gpu-2 (GPU-2) changed from replicated: 4, isolation none to fractional, isolation mps`)
+}
+
+// looks is a Health that remembers whether the rules of the last discovery were known.
+type looks struct {
+	Health
+	rules bool
+}
+
+func (h *looks) Looked(ctx context.Context, look gpuhealth.Look) {
+	h.rules = look.Policies != nil
+	h.Health.Looked(ctx, look)
+}
+
+// Without the labels of the node, the modes from before the restart stay, and the rules of health are not known.
+func TestRulesOfHealthAreNotKnown(t *testing.T) {
+	l := newTestNode(t)
+	l.write("default", configHead+"gpus: [{health: [{xids: [79], recovery: Manual}]}]")
+	l.want("the first start", defaultModes)
+	l.apiDown = true
+	l.restart(l.Config)
+	health := &looks{Health: l.Health}
+	l.Health = health
+	for _, down := range []bool{true, false} {
+		l.apiDown = down
+		if err := l.look(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if health.rules == down {
+			t.Errorf("labels cannot be read: %v, rules known: %v", down, health.rules)
+		}
+	}
 }
 
 // The first configuration is refused. No default applies: it may have been meant to be exclusive.
@@ -415,6 +446,54 @@ func TestNodeLabels(t *testing.T) {
 		"read the labels of this node") {
 		t.Errorf("got %v", err)
 	}
+}
+
+// Without NVIDIA's driver no GPU can be given to a claim. So new claims are kept away, also by an instance that has
+// started without it.
+func TestUnread(t *testing.T) {
+	l := newTestNode(t)
+	l.want("with the driver", defaultModes)
+	fails := func(context.Context) (Look, error) { return Look{}, errors.New("no driver") }
+	works := l.Discover
+	for _, restarted := range []bool{false, true} {
+		var published inventory.Inventory
+		c := l.Config
+		c.Discover, c.Publish = works, func(inv inventory.Inventory) { published = inv }
+		l.restart(c)
+		if !restarted {
+			l.want("before", defaultModes)
+		}
+		l.Discover = fails
+		for range tolerated {
+			if got := fmt.Sprint(taintsOf(published)); got != "[]" {
+				t.Errorf("restarted %v: got %s before the last of the discoveries that may fail", restarted, got)
+			}
+			l.discover(t.Context())
+		}
+		l.Republish()
+		const want = "[gpu-0 gpu.nvidia.com/unmonitored NoSchedule gpu-1 gpu.nvidia.com/unmonitored NoSchedule]"
+		if got := fmt.Sprint(taintsOf(published)); got != want {
+			t.Errorf("restarted %v: got %s, want %s", restarted, got, want)
+		}
+		if _, err := l.Devices(); (err != nil) != restarted {
+			t.Errorf("restarted %v: got %v", restarted, err)
+		}
+		l.Discover = works
+		l.discover(t.Context())
+		l.Republish()
+		if got := fmt.Sprint(taintsOf(published)); len(published) != 2 || got != "[]" {
+			t.Errorf("restarted %v: got %s of %d GPUs with the driver", restarted, got, len(published))
+		}
+	}
+}
+
+func taintsOf(inv inventory.Inventory) (all []string) {
+	for _, d := range inv {
+		for _, t := range d.Taints {
+			all = append(all, d.Name, t.Key, t.Effect)
+		}
+	}
+	return all
 }
 
 // A new driver is discovered when its files change, not only at the next look.

@@ -5,6 +5,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"reflect"
@@ -32,6 +33,8 @@ const (
 	retryPeriod = 2 * time.Second
 	// lookPeriod is the time between two discoveries.
 	lookPeriod = 10 * time.Second
+	// tolerated is how many discoveries in a row may fail before new claims are kept away.
+	tolerated = 2
 	// LoopTimeout is how long one iteration of the discovery loop may take.
 	LoopTimeout = time.Minute
 )
@@ -56,6 +59,8 @@ type Look struct {
 type Health interface {
 	// Paused takes why the driver is about to be replaced; empty: it is not.
 	Paused(ctx context.Context, why string)
+	// Unread takes why several discoveries have failed, one after the other.
+	Unread(why string)
 	// Looked takes the result of a discovery.
 	Looked(ctx context.Context, look gpuhealth.Look)
 	// Annotate returns the devices with the taints of their health.
@@ -105,10 +110,12 @@ type Node struct {
 	Looked chan struct{}
 
 	devices   atomic.Pointer[inventory.Inventory] // available to claims; nil: nothing is known yet
+	former    atomic.Pointer[inventory.Inventory] // of the previous instance, published while nothing can be read
 	publish   sync.Mutex                          // held while Publish is called
 	published inventory.Inventory                 // the last argument of Publish
 	now       chan struct{}                       // asks for a discovery at once
 	known     inventory.Inventory                 // all GPUs of the last discovery, and the available partitions
+	failed    int                                 // discoveries in a row
 	blocked   blockedGPUs
 	used      map[gpu.UUID]bool // by programs that belong to no claim, at the last discovery; nil: there was none
 	pending   []report.PendingChange
@@ -133,7 +140,7 @@ func (n *Node) DiscoverNow() {
 func (n *Node) Republish() {
 	n.publish.Lock()
 	defer n.publish.Unlock()
-	devices := n.devices.Load()
+	devices := cmp.Or(n.devices.Load(), n.former.Load())
 	if devices == nil {
 		return
 	}
@@ -170,21 +177,45 @@ func (n *Node) Run(ctx context.Context) {
 		driver = dirwatch.New(ctx, nil)
 	}
 	for first := true; ; first = false {
-		period := lookPeriod
 		n.Readiness.Beat()
-		if err := n.look(ctx); err != nil {
-			n.logOnce(ctx, "Machine cannot be read", err)
-			if n.devices.Load() == nil {
-				n.Readiness.Wait(err)
-				period = retryPeriod
-			}
-		}
+		period := n.discover(ctx)
 		if first {
 			close(n.Looked)
 		}
 		if !n.pause(ctx, period, driver) {
 			return
 		}
+	}
+}
+
+// discover runs one discovery, and returns the time until the next one.
+func (n *Node) discover(ctx context.Context) time.Duration {
+	err := n.look(ctx)
+	if err == nil {
+		n.failed = 0
+		return lookPeriod
+	}
+	n.logOnce(ctx, "Machine cannot be read", err)
+	if n.failed++; n.failed >= tolerated {
+		n.unread(err)
+	}
+	if n.devices.Load() != nil {
+		return lookPeriod
+	}
+	n.Readiness.Wait(err)
+	return retryPeriod
+}
+
+// unread keeps new claims away from the GPUs, of which nothing is known. The slices of a previous instance may still
+// offer them.
+func (n *Node) unread(err error) {
+	n.Health.Unread(err.Error())
+	if n.devices.Load() != nil || n.former.Load() != nil {
+		return
+	}
+	if former := n.saved(); len(former) > 0 {
+		n.former.Store(&former)
+		n.Republish()
 	}
 }
 

@@ -3,6 +3,7 @@
 package report
 
 import (
+	"cmp"
 	"context"
 	"path/filepath"
 	"slices"
@@ -62,6 +63,7 @@ func (w *DaemonWatch) look() error {
 	}
 	before, reported := w.seen, w.single
 	w.seen, w.single = map[string]mps.State{}, sets.New[types.UID]()
+	var unread error
 	for _, d := range wanted {
 		now, err := w.Daemons.State(d.ID)
 		if err != nil {
@@ -76,9 +78,7 @@ func (w *DaemonWatch) look() error {
 			continue
 		}
 		records, err := w.Records.List()
-		if err != nil {
-			return err
-		}
+		unread = cmp.Or(unread, err) // the claims of the others are told
 		for _, rec := range records {
 			if !slices.Contains(rec.Plan.DaemonIDs(), d.ID) {
 				continue
@@ -97,5 +97,5 @@ func (w *DaemonWatch) look() error {
 			}
 		}
 	}
-	return nil
+	return unread
 }

@@ -3,6 +3,7 @@
 package report
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,12 +18,14 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
-func TestDaemonRestartIsReported(t *testing.T) {
+// recordsOf returns the records of claims in the namespace ns that use MPS daemons. The keys are the claims' names.
+func recordsOf(t *testing.T, daemons map[string]string) *checkpoint.Records {
+	t.Helper()
 	records, err := checkpoint.Open(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	for claim, daemon := range map[string]string{"a": "gpu-1", "b": "gpu-1", "c": "gpu-2", "d": "gpu-3"} {
+	for claim, daemon := range daemons {
 		rec := checkpoint.Record{Phase: checkpoint.Prepared, Claim: sharing.Claim{Namespace: "ns", Name: claim,
 			UID: types.UID(claim)}}
 		rec.Plan.Assignments = []sharing.Assignment{{Device: daemon,
@@ -31,6 +34,11 @@ func TestDaemonRestartIsReported(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	return records
+}
+
+func TestDaemonRestartIsReported(t *testing.T) {
+	records := recordsOf(t, map[string]string{"a": "gpu-1", "b": "gpu-1", "c": "gpu-2", "d": "gpu-3"})
 	dir := mps.Dir(t.TempDir())
 	var told []string
 	w := &DaemonWatch{Daemons: dir, Records: records, Restarted: func(claim sharing.Claim, daemon string) {
@@ -83,18 +91,39 @@ func TestDaemonRestartIsReported(t *testing.T) {
 	}
 }
 
+// partly is a Lister of which a record is unreadable.
+type partly struct{ *checkpoint.Records }
+
+func (p partly) List() ([]checkpoint.Record, error) {
+	all, err := p.Records.List()
+	return all, errors.Join(err, checkpoint.ErrUnreadable)
+}
+
+// A record that cannot be read does not keep the claims of others from being told.
+func TestDaemonRestartBesideAnUnreadableRecord(t *testing.T) {
+	records := recordsOf(t, map[string]string{"a": "gpu-1"})
+	dir := mps.Dir(t.TempDir())
+	var told []string
+	w := &DaemonWatch{Daemons: dir, Records: partly{records}, Restarted: func(claim sharing.Claim, daemon string) {
+		told = append(told, fmt.Sprint(claim, " ", daemon))
+	}}
+	for restarts := range 2 {
+		if err := errors.Join(dir.Request(mps.Daemon{ID: "gpu-1"}),
+			dir.Report("gpu-1", mps.State{Ready: true, Restarts: restarts})); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.look(); (err != nil) != (restarts == 1) {
+			t.Errorf("%d restarts: got %v", restarts, err)
+		}
+	}
+	if got := fmt.Sprint(told); got != "[ns/a gpu-1]" {
+		t.Errorf("got %s", got)
+	}
+}
+
 // Changes are noticed long before the next look without one, also of daemons whose directory is new.
 func TestDaemonsAreWatched(t *testing.T) {
-	records, err := checkpoint.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	rec := checkpoint.Record{Phase: checkpoint.Prepared, Claim: sharing.Claim{Namespace: "ns", Name: "a", UID: "a"}}
-	rec.Plan.Assignments = []sharing.Assignment{{Device: "gpu-1",
-		Isolation: sharing.Isolation{MPS: &sharing.MPSClient{Daemon: "gpu-1"}}}}
-	if err := records.Put(rec); err != nil {
-		t.Fatal(err)
-	}
+	records := recordsOf(t, map[string]string{"a": "gpu-1"})
 	dir := mps.Dir(filepath.Join(t.TempDir(), "mps"))
 	told := make(chan string, 10)
 	w := &DaemonWatch{Daemons: dir, Records: records,

@@ -63,7 +63,7 @@ var Events = struct {
 		"a GPU of the claim reported something that does not make it sick, such as an error of a program on it"),
 	ReleaseFailed: event.Warning("ReleaseFailed", "Node",
 		"a claim cannot be released, perhaps because a container still runs with it; the text says why; "+
-			"its devices stay taken, and the kubelet tries again each minute"),
+			"its devices stay taken, and the kubelet or the plugin tries again each minute"),
 	GPULost: event.Warning("GPULost", "Node",
 		"a GPU does not answer any more; it is tainted until it does"),
 	FieldsDropped: event.Warning("FieldsDropped", "Node",
@@ -88,7 +88,7 @@ var Events = struct {
 	GPURecovered: event.Normal("GPURecovered", "Node",
 		"what was wrong with a GPU has ended; the text says why, and what is left"),
 	GPUNotice: event.Normal("GPUNotice", "Node",
-		"a GPU reported something that keeps no claim away, such as an error of a program on it"),
+		"a GPU reported something that keeps no claim away, such as an error of a program on it, or it was taken out"),
 	MIGBlocked: event.Warning("MIGBlocked", "Node",
 		"the MIG mode of a GPU cannot be changed, because somebody uses it or because it cannot be from here; "+
 			"the text says who or why, and what needs the change is tainted meanwhile"),
@@ -141,10 +141,12 @@ func (r *Reporter) DaemonRestarted(claim sharing.Claim, daemon string) {
 		"programs that used the GPU through it have failed and must start again", r.Config.Node, daemon)
 }
 
-// ServerFailed reports that a server of the claim's MPS daemon has ended with an error.
+// ServerFailed reports that a server of the claim's MPS daemon has ended with an error. Clients decide what and how
+// often, so failures of a daemon are counted in one event, with the first text, until there is none for some minutes.
 func (r *Reporter) ServerFailed(claim sharing.Claim, daemon, what string) {
-	r.claim(Events.MPSServerFailed, claim, "Share", "node %s: the MPS daemon of %s: %s: programs that use it have "+
-		"failed or cannot start; its log on the node has more", r.Config.Node, daemon, what)
+	r.emit(Events.MPSServerFailed, claimReference(Events.MPSServerFailed, claim), "Share", "the MPS daemon of "+daemon,
+		fmt.Sprintf("node %s: the MPS daemon of %s: %s: programs that use it have failed or cannot start; its log on "+
+			"the node has more", r.Config.Node, daemon, what))
 }
 
 // SingleUser reports that the MPS daemon of the claim serves one user ID at a time.
@@ -168,24 +170,29 @@ func (r *Reporter) DeviceHealth(e event.Kind, claim sharing.Claim, text string) 
 
 // Node writes an event about the node itself.
 func (r *Reporter) Node(e event.Kind, text string) {
-	r.emit(e, r.node(e.About), "Discover", text)
+	r.emit(e, r.node(e.About), "Discover", text, text)
 }
 
-// claim writes an event about a claim. The reference has no resource version, so that repeated events are counted in
-// one, even if the claim changes.
+// claim writes an event about a claim.
 func (r *Reporter) claim(e event.Kind, claim sharing.Claim, action, format string, args ...any) {
-	r.emit(e, &corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: e.About,
-		Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}, action, fmt.Sprintf(format, args...))
+	text := fmt.Sprintf(format, args...)
+	r.emit(e, claimReference(e, claim), action, text, text)
+}
+
+// claimReference returns the reference to the claim. It has no resource version, so that repeated events are counted in
+// one, even if the claim changes.
+func claimReference(e event.Kind, claim sharing.Claim) *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: e.About,
+		Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
 }
 
 // emit writes an event. client-go aggregates events that differ only in text, and keeps the first text. So emit puts a
-// hash of the text in the field path of the related object, the node.
-func (r *Reporter) emit(e event.Kind, about *corev1.ObjectReference, action, text string) {
-	text = event.Text(text)
+// hash of the cause in the field path of the related object, the node: events with different causes stay apart.
+func (r *Reporter) emit(e event.Kind, about *corev1.ObjectReference, action, cause, text string) {
 	related := r.node("Node")
-	sum := sha256.Sum256([]byte(text))
+	sum := sha256.Sum256([]byte(event.Text(cause)))
 	related.FieldPath = "event/" + hex.EncodeToString(sum[:4])
-	r.recorder.Eventf(about, related, e.Type, e.Reason, action, "%s", text)
+	r.recorder.Eventf(about, related, e.Type, e.Reason, action, "%s", event.Text(text))
 }
 
 // node returns the reference to the node.

@@ -4,6 +4,7 @@ package report
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -37,6 +38,32 @@ func TestEventsTellThePresentCause(t *testing.T) {
 		}
 	}
 	t.Errorf("got events %q, want %q", got, want)
+}
+
+// TestEventsOfServerFailures: failures of one MPS daemon are counted in one event, whatever its clients make it say.
+func TestEventsOfServerFailures(t *testing.T) {
+	client := fake.NewClientset()
+	r := NewReporter(t.Context(), Config{Driver: "gpu.nvidia.com", Node: "node", Client: client})
+	claim := sharing.Claim{Namespace: "ns", Name: "c", UID: "1"}
+	for status := range 20 {
+		r.ServerFailed(claim, "gpu-1", fmt.Sprint("a server exited with status ", status))
+	}
+	r.ServerFailed(claim, "gpu-2", "a server exited with status 1")
+	var got []eventsv1.Event
+	// A series that is written at the same time as its event is written again after more than 10 s.
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		list, err := client.EventsV1().Events("ns").List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = list.Items
+		if slices.ContainsFunc(got, func(e eventsv1.Event) bool { return e.Series != nil }) && len(got) >= 2 {
+			break
+		}
+	}
+	if len(got) != 2 || (got[0].Series == nil) == (got[1].Series == nil) {
+		t.Errorf("got events %q, want one of gpu-1, with a series, and one of gpu-2", notes(got))
+	}
 }
 
 func notes(all []eventsv1.Event) []string {

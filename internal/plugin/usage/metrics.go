@@ -107,6 +107,7 @@ func collectGPUManager(ch chan<- prometheus.Metric, node string, all []usage) {
 		}
 		var wanted requested
 		var total used
+		perGPU := map[int]used{} // a container may have several partitions of one
 		requests := false
 		for _, one := range container {
 			if one.requested != nil {
@@ -118,8 +119,14 @@ func collectGPUManager(ch chan<- prometheus.Metric, node string, all []usage) {
 			if u == nil {
 				u = &used{gpu.Unmeasured, gpu.Unmeasured}
 			}
-			total.add(gpu.Process{Memory: u.memory, Utilization: u.utilization})
-			sendUsed(send, *u, fmt.Sprintf("gpu%d", one.gpu.Index))
+			process := gpu.Process{Memory: u.memory, Utilization: u.utilization}
+			total.add(process)
+			sum := perGPU[one.gpu.Index]
+			sum.add(process)
+			perGPU[one.gpu.Index] = sum
+		}
+		for index, u := range perGPU {
+			sendUsed(send, u, fmt.Sprintf("gpu%d", index))
 		}
 		sendUsed(send, total, "total")
 		if requests {

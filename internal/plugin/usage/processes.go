@@ -56,7 +56,7 @@ func (p *processes) listAll(ctx context.Context, gpus inventory.Inventory) []pro
 // runtime. Its path contains the pod's UID and the container's name. See proc_pid_mountinfo(5): the fourth field is the
 // path within the file system.
 var terminationLog = regexp.MustCompile(
-	`^\S+ \S+ \S+ (?:/\S*)?/pods/([^/\s]+)/containers/([^/\s]+)/[^/\s]+(?://deleted)? `)
+	`^\S+ \S+ \S+ (/\S*)?/pods/([^/\s]+)/containers/([^/\s]+)/[^/\s]+(?://deleted)? `)
 
 // containerOf returns the container of a process. It reads mountinfo, which needs no ptrace permission. ok is false if
 // the process is in no container, has ended, or has other mounts, as in a nested container.
@@ -72,12 +72,18 @@ func (p *processes) containerOf(pid int) (pod types.UID, container string, ok bo
 	return pod, container, ok, nil
 }
 
-// ownerOf finds the container in the mountinfo of a process.
+// ownerOf finds the container in the mountinfo of a process. A pod can mount a path of a volume that looks like that of
+// another container: below the pod's own directory, which does not count, or in another file system. Then it is nobody.
 func ownerOf(mountinfo []byte) (pod types.UID, container string, ok bool) {
 	for line := range bytes.Lines(mountinfo) {
-		if m := terminationLog.FindSubmatch(line); m != nil {
-			return types.UID(m[1]), string(m[2]), true
+		m := terminationLog.FindSubmatch(line)
+		if m == nil || bytes.Contains(m[1], []byte("/pods/")) {
+			continue
 		}
+		if ok && (pod != types.UID(m[2]) || container != string(m[3])) {
+			return "", "", false
+		}
+		pod, container, ok = types.UID(m[2]), string(m[3]), true
 	}
-	return "", "", false
+	return pod, container, ok
 }

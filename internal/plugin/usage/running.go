@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -32,9 +33,12 @@ func (r Running) With(claim sharing.Claim) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for containers of claim %s: %w", claim, err)
 	}
-	// Paths in mountinfo are relative to the root of their file system.
-	parent, name := filepath.Split(r.MetadataDir)
-	mounted := []byte("/" + filepath.Base(parent) + "/" + name + "/" + claim.Namespace + "_" + claim.Name + "/")
+	dir, err := r.inFileSystem(r.MetadataDir)
+	if err != nil {
+		return nil, fmt.Errorf("look for containers of claim %s: %w", claim, err)
+	}
+	// Spaces inside of a field are escaped, so this is nowhere else in a line, whatever paths a pod has chosen.
+	mounted := []byte(" " + dir + "/" + claim.Namespace + "_" + claim.Name + "/")
 	without := map[string]bool{} // mount namespaces without the mount
 	if host, err := r.link("1", "ns/mnt"); err == nil {
 		without[host] = true // most processes of a node are in no container
@@ -76,6 +80,30 @@ func (r Running) With(claim sharing.Claim) ([]string, error) {
 			container = fmt.Sprintf("container %s of pod %s", name, pod)
 		}
 		found = append(found, fmt.Sprintf("%s (process %d)", container, pid))
+	}
+	return found, nil
+}
+
+// inFileSystem returns how the third and fourth fields of mountinfo name a directory, in the mount namespace of any
+// process: the device of its file system, a space, and its path below the root of that.
+func (r Running) inFileSystem(dir string) (string, error) {
+	mounts, err := os.ReadFile(filepath.Join(r.Proc, "self", "mountinfo"))
+	if err != nil {
+		return "", err
+	}
+	point, found := "", ""
+	for line := range strings.Lines(string(mounts)) {
+		fields := strings.Fields(line) // see proc_pid_mountinfo(5)
+		if len(fields) < 5 || len(fields[4]) < len(point) {
+			continue
+		}
+		below, ok := strings.CutPrefix(dir, strings.TrimSuffix(fields[4], "/"))
+		if ok && strings.HasPrefix(below, "/") {
+			point, found = fields[4], fields[2]+" "+strings.TrimSuffix(fields[3], "/")+below
+		}
+	}
+	if found == "" {
+		return "", fmt.Errorf("no file system of %s in the mounts of this process", dir)
 	}
 	return found, nil
 }

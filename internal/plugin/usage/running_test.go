@@ -32,9 +32,6 @@ func TestRunning(t *testing.T) {
 		{"its metadata was replaced since", map[int]string{7: "a|" + pods + "|" + strings.Replace(mine, "json /",
 			"json//deleted /", 1)},
 			[]string{"container main of pod 0f-1 (process 7)"}},
-		{"the kubelet has a file system of its own", map[int]string{7: "a|" + strings.Replace(mine, "/var/lib/kubelet",
-			"", 1)},
-			[]string{"a container (process 7)"}},
 		{"several processes of a container", map[int]string{7: "a|" + pods + "|" + mine, 8: "a|" + pods + "|" + mine},
 			[]string{"container main of pod 0f-1 (process 7)"}},
 		{"two containers", map[int]string{7: "a|" + mine, 8: "b|" + mine}, []string{"a container (process 7)",
@@ -47,8 +44,13 @@ func TestRunning(t *testing.T) {
 		{"a claim whose name begins so", map[int]string{7: "a|" + pods + "|" + fmt.Sprintf(metadata, "ns_c-2")}, nil},
 		{"a process of the host", map[int]string{7: "system.slice|" + mine}, nil},
 		{"a process that has ended", map[int]string{7: ""}, nil},
+		{"a volume of another pod that is mounted at such a path", map[int]string{7: "a|" + pods +
+			"|/var/lib/kubelet/pods/0f-1/volumes/kubernetes.io~empty-dir/v " + strings.Fields(mine)[0]}, nil},
+		{"a path of that name in a volume", map[int]string{7: "a|" + pods +
+			"|/var/lib/kubelet/pods/0f-1/volumes/kubernetes.io~empty-dir/v" + mine}, nil},
+		{"a path of that name in another file system", map[int]string{7: "a|" + pods + "|0:9 " + mine}, nil},
 	} {
-		proc := t.TempDir()
+		proc := procOf(t, "/", "/")
 		for pid, text := range row.processes {
 			dir := filepath.Join(proc, fmt.Sprint(pid))
 			must(t, os.Mkdir(dir, 0o755))
@@ -61,7 +63,10 @@ func TestRunning(t *testing.T) {
 				cgroup = "0::/system.slice/containerd.service\n"
 			}
 			for _, root := range parts[1:] {
-				mounts += "1 2 8:1 " + root + " rw,relatime - ext4 /dev/sda1 rw\n"
+				if strings.HasPrefix(root, "/") {
+					root = "8:1 " + root
+				}
+				mounts += "1 2 " + root + " rw,relatime - ext4 /dev/sda1 rw\n"
 			}
 			must(t, os.WriteFile(filepath.Join(dir, "cgroup"), []byte(cgroup), 0o600))
 			must(t, os.WriteFile(filepath.Join(dir, "mountinfo"), []byte(mounts), 0o600))
@@ -74,6 +79,41 @@ func TestRunning(t *testing.T) {
 	}
 	if _, err := (Running{Proc: "/nowhere"}).With(sharing.Claim{}); err == nil {
 		t.Error("no error where processes cannot be seen")
+	}
+	other := Running{Proc: procOf(t, "/", "/other"), MetadataDir: "/plugins/metadata"}
+	if _, err := other.With(sharing.Claim{}); err == nil {
+		t.Error("no error where the file system of the metadata is not known")
+	}
+}
+
+// procOf returns a proc file system in which this process has a file system, from that root on, mounted at point.
+func procOf(t *testing.T, root, point string) string {
+	t.Helper()
+	proc := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(proc, "self"), 0o755))
+	mounts := "1 0 0:7 / /proc rw - proc proc rw\n1 0 8:1 " + root + " " + point + " rw - ext4 /dev/sda1 rw\n"
+	must(t, os.WriteFile(filepath.Join(proc, "self/mountinfo"), []byte(mounts), 0o600))
+	return proc
+}
+
+// Where the metadata is within its file system: the kubelet's directory can have one of its own, a bind mount or a
+// subvolume.
+func TestRunningInFileSystems(t *testing.T) {
+	const dir = "/var/lib/kubelet/plugins/gpu.nvidia.com/dra-device-metadata"
+	for _, row := range []struct{ name, root, point, want string }{
+		{"the root of the host", "/", "/", "8:1 " + dir},
+		{"in a container", "/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins", "8:1 " + dir},
+		{"the kubelet has a file system of its own", "/", "/var/lib/kubelet",
+			"8:1 /plugins/gpu.nvidia.com/dra-device-metadata"},
+		{"another directory, by a bind mount", "/data/kubelet/plugins", "/var/lib/kubelet/plugins",
+			"8:1 /data/kubelet/plugins/gpu.nvidia.com/dra-device-metadata"},
+		{"a subvolume", "/@", "/", "8:1 /@" + dir},
+		{"a mount with such a beginning", "/", "/var/lib/kube", ""},
+	} {
+		got, err := (Running{Proc: procOf(t, row.root, row.point)}).inFileSystem(dir)
+		if got != row.want || (err != nil) != (row.want == "") {
+			t.Errorf("%s: got %q, error %v, want %q", row.name, got, err, row.want)
+		}
 	}
 }
 
@@ -98,7 +138,7 @@ func TestRunningInControlGroups(t *testing.T) {
 		{"v2, systemd, a node of kind", v2, "/../../kubelet.slice/kubelet-kubepods.slice/" +
 			"kubelet-kubepods-pod0f_1.slice/cri-containerd-%s.scope", "/../../kubelet.slice/kubelet.service"},
 	} {
-		proc := t.TempDir()
+		proc := procOf(t, "/", "/")
 		const mounts = "1 2 8:1 /plugins/gpu.nvidia.com/dra-device-metadata/ns_c/gpu/metadata.json /x rw - ext4 / rw\n"
 		for pid, group := range map[int]string{7: fmt.Sprintf(row.pod, "a"), 8: fmt.Sprintf(row.pod, "b"),
 			9: fmt.Sprintf(row.pod, "b"), 10: row.kubelet} {
@@ -125,7 +165,7 @@ func TestRunningOutsideTheHostsMounts(t *testing.T) {
 		{"mnt:[1]", "", "[a container (process 7)]"},
 		{"", "", "[a container (process 7)]"},
 	} {
-		proc := t.TempDir()
+		proc := procOf(t, "/", "/")
 		for pid, namespace := range map[string]string{"1": row.first, "7": row.process} {
 			must(t, os.MkdirAll(filepath.Join(proc, pid, "ns"), 0o755))
 			if namespace != "" {
@@ -160,7 +200,7 @@ func TestRunningOncePerMountNamespace(t *testing.T) {
 		{"another namespace", "/", "mnt:[2]", "mnt:[3]", "[a container (process 8)]"},
 		{"unknown namespaces", "/", "", "", "[a container (process 8)]"},
 	} {
-		proc := t.TempDir()
+		proc := procOf(t, "/", "/")
 		for pid, p := range map[string]struct{ namespace, root, mount string }{
 			"7": {row.first, row.root, "/other"}, "8": {row.second, "/", with}} {
 			dir := filepath.Join(proc, pid)

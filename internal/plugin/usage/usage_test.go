@@ -531,6 +531,21 @@ container_request_gpu_utilization{container_name=main,namespace=ns,node=node,pod
 	}
 }
 
+// Two partitions of one GPU in a container are one series under the names of gpu-manager, which know only GPUs.
+func TestGPUManagerNamesOfPartitions(t *testing.T) {
+	of := func(device string, u used) usage {
+		return usage{containerDevice: containerDevice{"ns", "p", "main", device}, used: &u}
+	}
+	got := gathered(t, prometheus.CollectorFunc(func(ch chan<- prometheus.Metric) {
+		collectGPUManager(ch, "node", []usage{of("first", used{gib, 10}), of("second", used{2 * gib, gpu.Unmeasured})})
+	}))
+	const want = `container_gpu_memory_total{container_name=main,gpu_memory=gpu0,namespace=ns,node=node,pod_name=p} 3072
+container_gpu_memory_total{container_name=main,gpu_memory=total,namespace=ns,node=node,pod_name=p} 3072`
+	if got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
 // gathered returns the series of a collector, sorted.
 func gathered(t *testing.T, c prometheus.Collector) string {
 	t.Helper()
@@ -566,8 +581,17 @@ func TestContainerOf(t *testing.T) {
 		{"a volume that looks like it", "/var/lib/kubelet/pods/0f/volumes/containers/main/1a2b", "  false"},
 		{"a directory above", "/var/lib/kubelet/pods/0f/containers/main", "  false"},
 		{"a program's own", "/srv/mypods/0f/containers/main/1a2b", "  false"},
+		{"beside a path of a volume that looks like another",
+			"/var/lib/kubelet/pods/0f/volumes/kubernetes.io~empty-dir/v/pods/1f/containers/other/x|" +
+				"/var/lib/kubelet/pods/0f/containers/main/1a2b", "0f main true"},
+		{"beside one of another file system",
+			"/pods/1f/containers/other/x|/var/lib/kubelet/pods/0f/containers/main/1a2b", "  false"},
 	} {
-		o.file(i, "9 1 0:20 / / rw - overlay overlay rw\n"+fmt.Sprintf(line, row.root))
+		mounts := "9 1 0:20 / / rw - overlay overlay rw\n"
+		for root := range strings.SplitSeq(row.root, "|") {
+			mounts += fmt.Sprintf(line, root)
+		}
+		o.file(i, mounts)
 		pod, container, ok, err := o.processes.containerOf(i)
 		if got := fmt.Sprint(pod, " ", container, " ", ok); got != row.want || err != nil {
 			t.Errorf("%s: got %q, %v, want %q", row.name, got, err, row.want)
