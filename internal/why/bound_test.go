@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
+
 	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
 )
 
@@ -78,6 +80,40 @@ func TestSlow(t *testing.T) {
 	want := Search{Asked: r.Search.Asked, NotTried: "what the allocator does not answer within 1ns (3 questions)"}
 	if r.Search != want || len(r.Change) > 0 {
 		t.Errorf("got %+v, %+v, want %+v", r.Search, r.Change, want)
+	}
+}
+
+// The cause of a pod that excludes many kinds of nodes does not take the time of a question for each of them.
+func TestSlowCause(t *testing.T) {
+	var nodes []viewtest.Node
+	for i := range 10 {
+		nodes = append(nodes, viewtest.Node{Name: fmt.Sprint("n", i), Profile: "rtxpro6000-x2"})
+	}
+	s := fleet(t, nodes...)
+	for i, slice := range s.Slices {
+		if len(slice.Spec.Devices) > 0 { // no two nodes are equal
+			slice.Spec.Devices[0].Taints = []resourceapi.DeviceTaint{{Key: fmt.Sprint("t", i), Effect: "None"}}
+		}
+	}
+	c := claim(t, "c", requests("[{name: r, exactly: {deviceClassName: mig.nvidia.com, count: 20, "+
+		"capacity: {requests: {memory: 11Gi}}}}]"))
+	p := pod("p", c)
+	p.Spec.NodeSelector = map[string]string{"zone": "z1"}
+	s.Claims, s.Pods = append(s.Claims, c), append(s.Pods, p)
+	defer func(ask time.Duration, asked int) { askTimeout, searchAsked = ask, asked }(askTimeout, searchAsked)
+	askTimeout, searchAsked = 500*time.Millisecond, 1
+	begin := time.Now()
+	r, err := Pod(t.Context(), s, "ns", "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(begin); took > 5*askTimeout {
+		t.Errorf("took %s", took)
+	}
+	const want = "pod p waits: the pod excludes all 10 nodes, most often by the node selector zone=z1; the allocator " +
+		"did not say in time whether any of them has the devices"
+	if r.Cause != want {
+		t.Errorf("got %q, want %q", r.Cause, want)
 	}
 }
 

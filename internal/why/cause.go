@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -193,7 +194,7 @@ func (q *question) cause(problem error, facts map[[2]int][]fact) string {
 			}
 		}
 	}
-	switch over := q.overQuota(q.w); {
+	switch over := q.overQuotas(); {
 	case len(over) > 0:
 		return over[0]
 	case len(q.nodes) == 0 && q.Unread[snapshot.Nodes] == nil:
@@ -223,6 +224,16 @@ func (q *question) cause(problem error, facts map[[2]int][]fact) string {
 	return "each of its claims fits on some node, but no node has the devices of all"
 }
 
+// overQuotas returns the limits of quotas that the workload would exceed on the first node where it exceeds any.
+func (q *question) overQuotas() []string {
+	for _, s := range q.sites {
+		if over := q.overQuota(q.w, s.node); len(over) > 0 {
+			return over
+		}
+	}
+	return nil
+}
+
 // fits reports whether the workload fits on a node.
 func (q *question) fits(w *workload) bool {
 	found, err := q.place(w, q.sites)
@@ -232,7 +243,9 @@ func (q *question) fits(w *workload) bool {
 // nodeCause returns the cause if there are devices, but only on nodes that the pod excludes.
 func (q *question) nodeCause() string {
 	var reasons []string
-	nodes := 0
+	nodes, late := 0, false
+	q.until = time.Now().Add(askTimeout)
+	defer func() { q.until = time.Time{} }()
 	for _, s := range q.sites {
 		because := q.w.excludes(q.cluster, s.node)
 		if len(because) == 0 || q.w.pod != nil && slices.ContainsFunc(q.short(q.w.pod, s.node),
@@ -241,6 +254,7 @@ func (q *question) nodeCause() string {
 		}
 		if len(q.w.claims) > 0 {
 			if results, err := q.ask(q.w, s); err != nil || len(results) == 0 {
+				late = late || errors.Is(err, errLimit)
 				continue
 			}
 		}
@@ -251,9 +265,11 @@ func (q *question) nodeCause() string {
 		if len(q.open()) > 0 {
 			return ""
 		}
-		all := q.excluded()
-		return fmt.Sprintf("the pod excludes all %d nodes, most often by %s; none of them has the devices",
-			len(q.nodes), all[0].Reason)
+		text := fmt.Sprintf("the pod excludes all %d nodes, most often by %s", len(q.nodes), q.excluded()[0].Reason)
+		if late {
+			return text + "; the allocator did not say in time whether any of them has the devices"
+		}
+		return text + "; none of them has the devices"
 	}
 	slices.Sort(reasons)
 	what := "the devices"

@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	resourcehelper "k8s.io/component-helpers/resource"
 	"k8s.io/dynamic-resource-allocation/structured"
@@ -47,17 +48,72 @@ func one(text string) func(int) string { return func(int) string { return text }
 // changes returns all changes of the workload that the package knows, in the order of their rank, and for each site the
 // claims to wait for.
 func (q *question) changes(facts map[[2]int][]fact) (ofClaims []*change, waits []*change) {
+	of := make([][]*change, len(q.w.claims))
 	for i := range q.w.claims {
-		for j := range partsOf(q.w.claims[i]) {
-			of := facts[[2]int{i, j}]
-			ofClaims = slices.Concat(ofClaims, q.clauseChanges(i, j, of), q.capacityChanges(i, j, of),
-				q.countChanges(i, j, of), q.tolerations(i, j, of), q.classChanges(i, j))
+		of[i] = q.claimChanges(i, facts)
+		if first := q.equalBefore(i); first < i { // of the same template: a change of that changes both
+			for n, c := range of[first] {
+				apply, other := c.apply, of[i][n].apply
+				c.apply = func(w *workload, level int) {
+					apply(w, level)
+					other(w, level)
+				}
+			}
+			continue
 		}
-		ofClaims = append(ofClaims, q.constraintChanges(i)...)
+		ofClaims = append(ofClaims, of[i]...)
 	}
 	ofClaims = append(ofClaims, q.podChanges()...)
 	slices.SortStableFunc(ofClaims, func(a, b *change) int { return a.rank() - b.rank() })
 	return ofClaims, q.waits()
+}
+
+// equalBefore returns the first claim that is equal and of the same object, or the claim itself.
+func (q *question) equalBefore(claim int) int {
+	for i := range claim {
+		if q.w.origins[i].object == q.w.origins[claim].object &&
+			equality.Semantic.DeepEqual(q.w.claims[i].Spec, q.w.claims[claim].Spec) {
+			return i
+		}
+	}
+	return claim
+}
+
+// claimChanges returns the changes of a claim.
+func (q *question) claimChanges(claim int, facts map[[2]int][]fact) []*change {
+	if q.w.origins[claim].extended != nil {
+		return q.extendedChanges(claim)
+	}
+	var all []*change
+	for i := range partsOf(q.w.claims[claim]) {
+		of := facts[[2]int{claim, i}]
+		all = slices.Concat(all, q.clauseChanges(claim, i, of), q.capacityChanges(claim, i, of),
+			q.countChanges(claim, i, of), q.tolerations(claim, i, of), q.classChanges(claim, i))
+	}
+	return append(all, q.constraintChanges(claim)...)
+}
+
+// extendedChanges lowers what each container requests of the extended resources of classes. A pod can say no more about
+// their devices.
+func (q *question) extendedChanges(claim int) []*change {
+	var all []*change
+	for i, c := range slices.Concat(q.w.pod.Spec.InitContainers, q.w.pod.Spec.Containers) {
+		for j, name := range slices.Sorted(maps.Keys(c.Resources.Requests)) {
+			now := c.Resources.Requests[name]
+			if q.ofClass(name) == nil || now.Value() < 2 {
+				continue
+			}
+			all = append(all, lowerCount(q.w.origins[claim].object, extendedRequest(i, j),
+				fmt.Sprint("count", claim, i, j), fmt.Sprintf("instead of %d", now.Value()), now.Value()-1,
+				func(w *workload, count int64) {
+					containers := slices.Concat(w.pod.Spec.InitContainers, w.pod.Spec.Containers)
+					containers[i].Resources.Requests[name] = *newQuantity(count)
+					w.origins = slices.Clone(w.origins)
+					w.claims[claim].Spec.Devices.Requests, w.origins[claim].extended = q.extendedOf(w.pod)
+				}))
+		}
+	}
+	return all
 }
 
 func (q *question) clauseChanges(claim, number int, facts []fact) []*change {
@@ -273,16 +329,21 @@ func (q *question) countChanges(claim, number int, facts []fact) []*change {
 	if most < 1 {
 		return nil
 	}
-	return []*change{{kind: LowerCount, in: q.w.origins[claim].object, request: p.name,
-		what: fmt.Sprint("count", claim, number), levels: int(most),
+	return []*change{lowerCount(q.w.origins[claim].object, p.name, fmt.Sprint("count", claim, number), instead, most,
+		func(w *workload, count int64) {
+			p := partsOf(w.claims[claim])[number]
+			*p.mode, *p.count = resourceapi.DeviceAllocationModeExactCount, count
+		})}
+}
+
+// lowerCount returns a change to at most that many devices.
+func lowerCount(in, request, what, instead string, most int64, set func(w *workload, count int64)) *change {
+	return &change{kind: LowerCount, in: in, request: request, what: what, levels: int(most),
 		text: func(level int) string {
 			n := int(most) - level
 			return fmt.Sprintf("ask for %d %s %s", n, plural(n, "device", "devices"), instead)
 		},
-		apply: func(w *workload, level int) {
-			p := partsOf(w.claims[claim])[number]
-			*p.mode, *p.count = resourceapi.DeviceAllocationModeExactCount, most-int64(level)
-		}}}
+		apply: func(w *workload, level int) { set(w, most-int64(level)) }}
 }
 
 func (q *question) tolerations(claim, number int, facts []fact) []*change {
@@ -404,17 +465,26 @@ func (q *question) podChanges() []*change {
 		if name == corev1.ResourcePods {
 			continue // each pod counts as one
 		}
-		all = append(all, lowerResource(in, pod, name, scarce[name]))
+		if c := lowerResource(in, pod, name, scarce[name]); c.levels > 0 {
+			all = append(all, c)
+		}
 	}
 	return all
 }
 
 // lowerResource lowers a resource that the pod requests to what nodes have left. The pod's requests become those of the
-// pod itself, or of one container where a pod cannot have the resource, so that the sum is right.
+// pod itself, or of one container where a pod cannot have the resource, so that the sum is right. The overhead of the
+// pod stays.
 func lowerResource(in string, pod *corev1.Pod, name corev1.ResourceName, free []resource.Quantity) *change {
 	slices.SortFunc(free, func(a, b resource.Quantity) int { return b.Cmp(a) })
 	free = slices.CompactFunc(free, func(a, b resource.Quantity) bool { return a.Cmp(b) == 0 })
 	now, of := requestsOf(pod)[name], "for the pod"
+	overhead := pod.Spec.Overhead[name]
+	now.Sub(overhead)
+	for i := range free {
+		free[i].Sub(overhead)
+	}
+	free = slices.DeleteFunc(free, func(q resource.Quantity) bool { return q.Sign() < 0 })
 	if !resourcehelper.IsSupportedPodLevelResource(name) {
 		of = "for all containers together"
 	}

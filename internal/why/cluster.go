@@ -146,9 +146,11 @@ func resultsOf(claim *resourceapi.ResourceClaim) []resourceapi.DeviceRequestAllo
 	return all
 }
 
-// requestsOf returns the resources that the pod requests, and itself.
+// requestsOf returns the resources that the pod requests, and itself. While it is resized in place, that is the most of
+// what it has and what it is to get.
 func requestsOf(pod *corev1.Pod) corev1.ResourceList {
-	all := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})
+	all := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{UseStatusResources: true,
+		InPlacePodLevelResourcesVerticalScalingEnabled: true})
 	return add(all, corev1.ResourceList{corev1.ResourcePods: *newQuantity(1)})
 }
 

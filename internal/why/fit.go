@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	resourcehelper "k8s.io/component-helpers/resource"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
@@ -45,7 +46,7 @@ func Fit(ctx context.Context, s *snapshot.Snapshot, m Manifest) []*Report {
 	used := map[string]bool{}
 	for _, pod := range m.Pods {
 		pod = pod.DeepCopy()
-		pod.Spec.NodeName, pod.Status = "", corev1.PodStatus{}
+		pod.UID, pod.Spec.NodeName, pod.Status = "", "", corev1.PodStatus{}
 		requestLimits(pod)
 		for _, of := range pod.Spec.ResourceClaims {
 			used["claim "+pod.Namespace+"/"+ptr.Deref(of.ResourceClaimName, "")] = true
@@ -77,7 +78,7 @@ func Fit(ctx context.Context, s *snapshot.Snapshot, m Manifest) []*Report {
 	return all
 }
 
-// requestLimits requests what a container is limited to, as the API server does where nothing is requested.
+// requestLimits requests what a container or the pod is limited to, as the API server does where nothing is requested.
 func requestLimits(pod *corev1.Pod) {
 	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range containers {
@@ -88,6 +89,19 @@ func requestLimits(pod *corev1.Pod) {
 			r.Requests = all
 		}
 	}
+	r := pod.Spec.Resources
+	if r == nil {
+		return
+	}
+	all := corev1.ResourceList{}
+	maps.Copy(all, r.Requests)
+	requested := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{ExcludeOverhead: true})
+	for name, limit := range r.Limits {
+		if _, ok := requested[name]; !ok {
+			all[name] = limit
+		}
+	}
+	r.Requests = all
 }
 
 // replace returns the objects with another, which replaces the one of the same name.

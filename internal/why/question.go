@@ -46,6 +46,7 @@ type question struct {
 	w     *workload
 	sites []*site
 	asked int
+	until time.Time // all questions end then. Zero: each has the time that the scheduler gives it
 	// The search for changes ends after so many questions, or then.
 	maxAsked int
 	deadline time.Time
@@ -77,8 +78,11 @@ func (q *question) ask(w *workload, s *site) ([]resourceapi.AllocationResult, er
 	if q.tooMany(claims, s, state) {
 		return nil, nil
 	}
-	if q.maxAsked > 0 {
+	switch {
+	case q.maxAsked > 0:
 		timeout = changeTimeout
+	case !q.until.IsZero():
+		timeout = min(timeout, time.Until(q.until))
 	}
 	ctx, cancel := context.WithTimeout(q.ctx, timeout)
 	defer cancel()
@@ -101,7 +105,7 @@ func (q *question) ask(w *workload, s *site) ([]resourceapi.AllocationResult, er
 
 // fitsOn reports whether the pod and its claims fit on the site.
 func (q *question) fitsOn(w *workload, s *site) (spot, bool, error) {
-	if len(w.excludes(q.cluster, s.node)) > 0 {
+	if len(w.excludes(q.cluster, s.node)) > 0 || len(q.overQuota(w, s.node)) > 0 {
 		return spot{}, false, nil
 	}
 	if len(w.claims) == 0 {
@@ -113,9 +117,6 @@ func (q *question) fitsOn(w *workload, s *site) (spot, bool, error) {
 
 // place returns the first of the sites that the workload fits on.
 func (q *question) place(w *workload, sites []*site) (*spot, error) {
-	if len(q.overQuota(w)) > 0 {
-		return nil, nil
-	}
 	for i, s := range sites {
 		found, ok, err := q.fitsOn(w, s)
 		if err != nil {
@@ -134,9 +135,6 @@ func (q *question) place(w *workload, sites []*site) (*spot, error) {
 // spots returns all sites that the workload fits on. Like the scheduler, it returns an error if the allocator has one
 // on any node.
 func (q *question) spots(w *workload) ([]spot, error) {
-	if len(q.overQuota(w)) > 0 {
-		return nil, nil
-	}
 	var all []spot
 	for _, s := range q.sites {
 		found, ok, err := q.fitsOn(w, s)
@@ -150,20 +148,31 @@ func (q *question) spots(w *workload) ([]spot, error) {
 	return all, nil
 }
 
-// overQuota returns the limits of the namespace's quotas that claims which do not exist yet would exceed.
-func (q *question) overQuota(w *workload) []string {
+// overQuota returns the limits of the namespace's quotas that claims which do not exist yet would exceed on the node.
+// The claim for extended resources depends on the node.
+func (q *question) overQuota(w *workload, node *corev1.Node) []string {
+	if len(q.Quotas) == 0 {
+		return nil
+	}
 	want := corev1.ResourceList{}
-	namespace := ""
-	for i, claim := range w.claims {
-		if w.origins[i].exists {
-			continue
+	for i, claim := range w.claimsOn(node) {
+		of := w.origins[i]
+		switch {
+		case of.extended == nil && !of.exists:
+			want = add(want, q.quotaOf(claim))
+		case of.extended != nil && len(claim.Spec.Devices.Requests) > 0:
+			more := q.quotaOf(claim)
+			for _, name := range of.extended {
+				if of.exists { // the quota has counted what the pod itself requests
+					delete(more, corev1.DefaultResourceRequestsPrefix+name)
+				}
+			}
+			want = add(want, more)
 		}
-		namespace = claim.Namespace
-		want = add(want, quotaOf(claim))
 	}
 	var all []string
 	for _, quota := range q.Quotas {
-		if quota.Namespace != namespace || len(want) == 0 {
+		if len(want) == 0 || quota.Namespace != w.namespace() {
 			continue
 		}
 		for _, name := range slices.Sorted(maps.Keys(quota.Status.Hard)) {
@@ -183,25 +192,32 @@ func (q *question) overQuota(w *workload) []string {
 	return all
 }
 
-// quotaOf returns what the quota counts for the claim.
-func quotaOf(claim *resourceapi.ResourceClaim) corev1.ResourceList {
-	all := corev1.ResourceList{"count/resourceclaims.resource.k8s.io": *newQuantity(1)}
-	ofRequest := map[int]corev1.ResourceList{} // the most that an alternative has of each class
-	for _, p := range partsOf(claim) {
-		n := *newQuantity(*p.count)
-		if p.all() {
-			n = *newQuantity(resourceapi.AllocationResultsMaxSize)
-		}
-		name := corev1.ResourceName(*p.class + corev1.ResourceClaimsPerClass)
-		if ofRequest[p.request] == nil {
-			ofRequest[p.request] = corev1.ResourceList{}
-		}
-		if known := ofRequest[p.request][name]; known.Cmp(n) < 0 {
-			ofRequest[p.request][name] = n
-		}
+// quotaOf returns what the quota counts for the claim: itself, and its devices by class. Devices of a class also count
+// as the extended resource that it has by its name, and as the one that it names.
+func (c *cluster) quotaOf(claim *resourceapi.ResourceClaim) corev1.ResourceList {
+	type key struct {
+		request int
+		class   string
 	}
-	for _, list := range ofRequest {
-		all = add(all, list)
+	most := map[key]int64{} // that an alternative has
+	for _, p := range partsOf(claim) {
+		n := *p.count
+		if p.all() {
+			n = resourceapi.AllocationResultsMaxSize
+		}
+		k := key{p.request, *p.class}
+		most[k] = max(most[k], n)
+	}
+	all := corev1.ResourceList{"count/resourceclaims.resource.k8s.io": *newQuantity(1)}
+	for k, n := range most {
+		names := []string{k.class + corev1.ResourceClaimsPerClass,
+			corev1.ResourceImplicitExtendedClaimsPerClass + k.class}
+		if class := c.classes[k.class]; class != nil && class.Spec.ExtendedResourceName != nil {
+			names = append(names, corev1.DefaultResourceRequestsPrefix+*class.Spec.ExtendedResourceName)
+		}
+		for _, name := range names {
+			all = add(all, corev1.ResourceList{corev1.ResourceName(name): *newQuantity(n)})
+		}
 	}
 	return all
 }

@@ -3,6 +3,7 @@
 package why
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -76,13 +77,11 @@ func (e *Explainer) Claim(ctx context.Context, namespace, name string) (*Report,
 		r.Outcome, r.Cause = Ended, "claim "+claim.Name+" is being deleted"
 		return r, nil
 	}
-	for _, pod := range c.Pods {
-		if pod.Namespace == namespace && pod.Spec.NodeName == "" && !finished(pod) && uses(pod, name) {
-			ofPod := explainPod(ctx, c, pod)
-			ofPod.Kind, ofPod.Name, ofPod.UID, ofPod.ResourceVersion = r.Kind, r.Name, r.UID, r.ResourceVersion
-			ofPod.Notes = append(ofPod.Notes, fmt.Sprintf("claim %s waits for a node of pod %s", name, pod.Name))
-			return ofPod, nil
-		}
+	if pod := c.waitingFor(claim); pod != nil {
+		ofPod := explainPod(ctx, c, pod)
+		ofPod.Kind, ofPod.Name, ofPod.UID, ofPod.ResourceVersion = r.Kind, r.Name, r.UID, r.ResourceVersion
+		ofPod.Notes = append(ofPod.Notes, fmt.Sprintf("claim %s waits for a node of pod %s", name, pod.Name))
+		return ofPod, nil
 	}
 	w := &workload{claims: []*resourceapi.ResourceClaim{claim}, origins: []origin{c.originOf(claim)}}
 	explain(ctx, c, w, r, "claim "+claim.Name)
@@ -93,6 +92,22 @@ func (e *Explainer) Claim(ctx context.Context, namespace, name string) (*Report,
 	}
 	r.Notes = append(r.Notes, "no pod that waits uses this claim, and Kubernetes allocates claims for pods")
 	return r, nil
+}
+
+// waitingFor returns a pod that uses the claim and waits for a node, or nil. Those without scheduling gates come first.
+func (c *cluster) waitingFor(claim *resourceapi.ResourceClaim) *corev1.Pod {
+	var gated *corev1.Pod
+	for _, pod := range c.Pods {
+		if pod.Namespace != claim.Namespace || !uses(pod, claim.Name) || pod.Spec.NodeName != "" || finished(pod) ||
+			pod.DeletionTimestamp != nil {
+			continue
+		}
+		if len(pod.Spec.SchedulingGates) == 0 {
+			return pod
+		}
+		gated = cmp.Or(gated, pod)
+	}
+	return gated
 }
 
 func newReport(kind string, of *metav1.ObjectMeta) *Report {
@@ -260,27 +275,40 @@ func isExtended(name corev1.ResourceName) bool {
 
 // addExtended adds the claim that the scheduler makes for extended resources of device classes.
 func (c *cluster) addExtended(w *workload) {
+	requests, extended := c.extendedOf(w.pod)
+	if len(requests) == 0 {
+		return
+	}
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: w.pod.Namespace,
 		Name: "extended-resources", UID: w.pod.UID + "/extended-resources"}}
+	claim.Spec.Devices.Requests = requests
+	w.claims = append(w.claims, claim)
+	w.origins = append(w.origins, origin{label: "the pod's extended resources",
+		object: "Pod " + w.pod.Namespace + "/" + w.pod.Name, exists: w.pod.UID != "", extended: extended})
+}
+
+// extendedOf returns the requests for the pod's extended resources of device classes, and these by the names of the
+// requests.
+func (c *cluster) extendedOf(pod *corev1.Pod) ([]resourceapi.DeviceRequest, map[string]corev1.ResourceName) {
+	var all []resourceapi.DeviceRequest
 	extended := map[string]corev1.ResourceName{}
-	for _, name := range slices.Sorted(maps.Keys(requestsOf(w.pod))) {
+	for _, name := range slices.Sorted(maps.Keys(requestsOf(pod))) {
 		class := c.ofClass(name)
 		if class == nil {
 			continue
 		}
-		for _, request := range extendedRequests(w.pod, name, class.Name) {
-			claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, request)
+		for _, request := range extendedRequests(pod, name, class.Name) {
+			all = append(all, request)
 			extended[request.Name] = name
 		}
 	}
-	slices.SortFunc(claim.Spec.Devices.Requests, func(a, b resourceapi.DeviceRequest) int {
-		return strings.Compare(a.Name, b.Name)
-	})
-	if len(claim.Spec.Devices.Requests) > 0 {
-		w.claims = append(w.claims, claim)
-		w.origins = append(w.origins, origin{label: "the pod's extended resources",
-			object: "Pod " + w.pod.Namespace + "/" + w.pod.Name, exists: true, extended: extended})
-	}
+	slices.SortFunc(all, func(a, b resourceapi.DeviceRequest) int { return strings.Compare(a.Name, b.Name) })
+	return all, extended
+}
+
+// extendedRequest names the request of a container for the extended resource of that number among all that it requests.
+func extendedRequest(container, resource int) string {
+	return fmt.Sprintf("container-%d-request-%d", container, resource)
 }
 
 // extendedRequests returns a request for each container with the extended resource. Init containers other than sidecars
@@ -314,7 +342,7 @@ func extendedRequests(pod *corev1.Pod, name corev1.ResourceName, class string) [
 			continue
 		}
 		j := slices.Index(slices.Sorted(maps.Keys(containers[i].Resources.Requests)), name)
-		all = append(all, resourceapi.DeviceRequest{Name: fmt.Sprintf("container-%d-request-%d", i, j),
+		all = append(all, resourceapi.DeviceRequest{Name: extendedRequest(i, j),
 			Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class, Count: count,
 				AllocationMode: resourceapi.DeviceAllocationModeExactCount}})
 	}
@@ -482,10 +510,13 @@ func (c *cluster) notes(w *workload) []string {
 	}) {
 		all = append(all, "the places of volumes are not considered")
 	}
-	if slices.ContainsFunc(spec.Containers, func(one corev1.Container) bool {
+	if slices.ContainsFunc(slices.Concat(spec.InitContainers, spec.Containers), func(one corev1.Container) bool {
 		return slices.ContainsFunc(one.Ports, func(p corev1.ContainerPort) bool { return p.HostPort != 0 })
 	}) {
 		all = append(all, "host ports are not considered")
+	}
+	if name := spec.SchedulerName; name != "" && name != corev1.DefaultSchedulerName {
+		all = append(all, fmt.Sprintf("the scheduler %s of the pod may decide in another way", name))
 	}
 	if spec.SchedulingGroup != nil {
 		all = append(all, "the other pods of the pod group are not considered")

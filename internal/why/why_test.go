@@ -85,6 +85,36 @@ func offer(s *snapshot.Snapshot, node, amount string) {
 			"nvidia.com/gpu": resource.MustParse(amount)}}})
 }
 
+// overQuota has a pod whose template asks for two GPUs, and a quota with room for one.
+func overQuota(t *testing.T, name corev1.ResourceName) *snapshot.Snapshot {
+	t.Helper()
+	s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+	s.Pods = append(s.Pods, pod("p"))
+	useTemplate(s.Pods[0], nil)
+	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "t"}}
+	template.Spec.Spec = claim(t, "c", gpus(", count: 2")).Spec
+	s.Templates = append(s.Templates, template)
+	s.Quotas = []*corev1.ResourceQuota{{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "q"},
+		Status: corev1.ResourceQuotaStatus{Hard: corev1.ResourceList{name: resource.MustParse("4")},
+			Used: corev1.ResourceList{name: resource.MustParse("3")}}}}
+	return s
+}
+
+// twice has a node and a pod with two claims of one template.
+func twice(t *testing.T, node viewtest.Node, devices string) *snapshot.Snapshot {
+	t.Helper()
+	s := fleet(t, node)
+	s.Pods = append(s.Pods, pod("p"))
+	useTemplate(s.Pods[0], nil)
+	again := s.Pods[0].Spec.ResourceClaims[0]
+	again.Name = "again"
+	s.Pods[0].Spec.ResourceClaims = append(s.Pods[0].Spec.ResourceClaims, again)
+	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "t"}}
+	template.Spec.Spec = claim(t, "c", devices).Spec
+	s.Templates = append(s.Templates, template)
+	return s
+}
+
 // A row says what the first lines of the answer are.
 func TestText(t *testing.T) {
 	const memory = "device.capacity['gpu.nvidia.com'].memory"
@@ -301,6 +331,34 @@ smallest change: in Pod ns/p: tolerate the taint node.kubernetes.io/unschedulabl
 		}, `
 pod p waits: 1 node has the devices, and the pod cannot run there: too little cpu
 smallest change: in Pod ns/p: request 44 cpu for the pod instead of 50`},
+		{"more processors than are left beside the overhead of the pod", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Pods[0].Spec.Overhead = corev1.ResourceList{"cpu": resource.MustParse("1")}
+			s.Pods[0].Spec.Containers[0].Resources.Requests = corev1.ResourceList{"cpu": resource.MustParse("80")}
+			return s
+		}, `
+pod p waits: 1 node has the devices, and the pod cannot run there: too little cpu
+smallest change: in Pod ns/p: request 63 cpu for the pod instead of 80`},
+		{"less processors than the overhead of the pod", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Pods[0].Spec.Overhead = corev1.ResourceList{"cpu": resource.MustParse("65")}
+			return s
+		}, `
+pod p waits: 1 node has the devices, and the pod cannot run there: too little cpu
+no change of this pod helps, and no end of other claims`},
+		{"a pod that is to get less, and has not yet", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Pods[0].Spec.Containers[0].Resources.Requests = corev1.ResourceList{"cpu": resource.MustParse("50")}
+			other := pod("other")
+			other.Spec.NodeName = "a"
+			other.Spec.Containers[0].Resources.Requests = corev1.ResourceList{"cpu": resource.MustParse("1")}
+			other.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main",
+				AllocatedResources: corev1.ResourceList{"cpu": resource.MustParse("20")}}}
+			s.Pods = append(s.Pods, other)
+			return s
+		}, `
+pod p waits: 1 node has the devices, and the pod cannot run there: too little cpu
+smallest change: in Pod ns/p: request 44 cpu for the pod instead of 50`},
 		{"more storage than the node has left, which only containers request", func(t *testing.T) *snapshot.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Nodes[0].Status.Allocatable["ephemeral-storage"] = resource.MustParse("64Gi")
@@ -336,21 +394,63 @@ smallest change: in Pod ns/p: request 0 cpu for the pod instead of 1`},
 		}, `
 pod p waits: 1 node has the devices, and the pod cannot run there: claim has, whose devices are elsewhere
 smallest change: in ResourceClaim ns/c, request gpu: ask for 1 device instead of 4`},
-		{"a quota", func(t *testing.T) *snapshot.Snapshot {
-			s := fleet(t, t4)
-			s.Pods = append(s.Pods, pod("p"))
-			useTemplate(s.Pods[0], nil)
-			template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "t"}}
-			template.Spec.Spec = claim(t, "c", gpus(", count: 2")).Spec
-			s.Templates = append(s.Templates, template)
-			const devices = "gpu.nvidia.com.deviceclass.resource.k8s.io/devices"
-			s.Quotas = []*corev1.ResourceQuota{{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "q"},
-				Status: corev1.ResourceQuotaStatus{Hard: corev1.ResourceList{devices: resource.MustParse("4")},
-					Used: corev1.ResourceList{devices: resource.MustParse("3")}}}}
+		{"two claims of one template, of which no GPU has that much memory", func(t *testing.T) *snapshot.Snapshot {
+			return twice(t, t4, ask(memory+".compareTo(quantity('1Ti')) >= 0", ""))
+		}, `
+pod p waits: request gpu of claim gpu: none of the 2 devices of class gpu.nvidia.com meets device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("1Ti")) >= 0
+smallest change: in ResourceClaimTemplate ns/t, request gpu: write device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("15Gi")) >= 0 instead of device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("1Ti")) >= 0`},
+		{"two claims of one template for more than half of a GPU", func(t *testing.T) *snapshot.Snapshot {
+			s := twice(t, viewtest.Node{Name: "a", Profile: "t4-x2"}, gpus(", capacity: {requests: {memory: 10Gi}}"))
+			mustHold(t, s, claim(t, "x", gpus("")))
 			return s
+		}, `
+pod p waits: each of its claims fits on some node, but no node has the devices of all
+smallest change: in ResourceClaimTemplate ns/t, request gpu: ask for 7680Mi memory instead of 10Gi (capacity.requests.memory)`},
+		{"a quota", func(t *testing.T) *snapshot.Snapshot {
+			return overQuota(t, "gpu.nvidia.com.deviceclass.resource.k8s.io/devices")
 		}, `
 pod p waits: the quota q allows 4 of gpu.nvidia.com.deviceclass.resource.k8s.io/devices, 3 are used and 2 more are wanted
 smallest change: in ResourceClaimTemplate ns/t, request gpu: ask for 1 device instead of 2`},
+		{"a quota of an extended resource counts claims of its class", func(t *testing.T) *snapshot.Snapshot {
+			return overQuota(t, "requests.nvidia.com/gpu")
+		}, `
+pod p waits: the quota q allows 4 of requests.nvidia.com/gpu, 3 are used and 2 more are wanted
+smallest change: in ResourceClaimTemplate ns/t, request gpu: ask for 1 device instead of 2`},
+		{"so does one of the extended resource that a class has by its name", func(t *testing.T) *snapshot.Snapshot {
+			return overQuota(t, "requests.deviceclass.resource.kubernetes.io/gpu.nvidia.com")
+		}, `
+pod p waits: the quota q allows 4 of requests.deviceclass.resource.kubernetes.io/gpu.nvidia.com, 3 are used and 2 more are wanted
+smallest change: in ResourceClaimTemplate ns/t, request gpu: ask for 1 device instead of 2`},
+		{"also without another extended resource", func(t *testing.T) *snapshot.Snapshot {
+			s := overQuota(t, "requests.deviceclass.resource.kubernetes.io/gpu.nvidia.com")
+			for _, class := range s.Classes {
+				class.Spec.ExtendedResourceName = nil
+			}
+			return s
+		}, `
+pod p waits: the quota q allows 4 of requests.deviceclass.resource.kubernetes.io/gpu.nvidia.com, 3 are used and 2 more are wanted
+smallest change: in ResourceClaimTemplate ns/t, request gpu: ask for 1 device instead of 2`},
+		{"a quota of a class counts the claim for an extended resource", func(t *testing.T) *snapshot.Snapshot {
+			s := extended(t, "", "2", t4)
+			s.Quotas = overQuota(t, "gpu.nvidia.com.deviceclass.resource.k8s.io/devices").Quotas
+			return s
+		}, `
+pod p waits: the quota q allows 4 of gpu.nvidia.com.deviceclass.resource.k8s.io/devices, 3 are used and 2 more are wanted
+smallest change: in Pod ns/p, request container-0-request-0: ask for 1 device instead of 2`},
+		{"which there is none for where a device plugin offers it", func(t *testing.T) *snapshot.Snapshot {
+			s := extended(t, "", "2", t4)
+			offer(s, "plugin", "2")
+			s.Quotas = overQuota(t, "gpu.nvidia.com.deviceclass.resource.k8s.io/devices").Quotas
+			return s
+		}, `
+pod p fits now on 1 of 2 nodes
+  plugin`},
+		{"a quota of the extended resource has counted the pod", func(t *testing.T) *snapshot.Snapshot {
+			s := extended(t, "", "2", t4)
+			s.Quotas = overQuota(t, "requests.nvidia.com/gpu").Quotas
+			return s
+		}, `
+pod p fits now on 1 of 1 nodes`},
 		{"an extended resource", func(t *testing.T) *snapshot.Snapshot {
 			return extended(t, "", "3", t4)
 		}, `
@@ -383,7 +483,7 @@ pod p fits now on 1 of 2 nodes
 			return s
 		}, `
 pod p waits: the pod excludes all 1 nodes, most often by too little nvidia.com/gpu; none of them has the devices
-smallest change: in Pod ns/p: request 2 nvidia.com/gpu for all containers together instead of 3`},
+smallest change: in Pod ns/p, request container-0-request-0: ask for 2 devices instead of 3`},
 		{"an extended resource of a device plugin of a node with a taint", func(t *testing.T) *snapshot.Snapshot {
 			s := extended(t, "", "3")
 			offer(s, "plugin", "3")
@@ -409,6 +509,29 @@ pod p fits now on 1 of 1 nodes
 		}, `
 pod p waits: each request of the pod's extended resources fits on some node, but no node has the devices of all
 smallest change: in Pod ns/p, request container-1-request-0: ask for 1 device instead of 2`},
+		{"an extended resource whose devices have a taint", func(t *testing.T) *snapshot.Snapshot {
+			s := extended(t, "", "1", t4)
+			setTaint(s, "gpu-3b-00-0")
+			setTaint(s, "gpu-af-00-0")
+			return s
+		}, `
+pod p waits: request container-0-request-0 of the pod's extended resources: each of the 2 devices of class gpu.nvidia.com has the taint gpu.nvidia.com/xid=79:NoSchedule
+no change of this pod helps, and no end of other claims`},
+		{"an extended resource is no share", func(t *testing.T) *snapshot.Snapshot {
+			s := extended(t, "", "1", viewtest.Node{Name: "a", Profile: "t4-x2"})
+			mustHold(t, s, claim(t, "x", gpus(", capacity: {requests: {memory: 9Gi}}")),
+				claim(t, "y", gpus(", capacity: {requests: {memory: 9Gi}}")))
+			return s
+		}, `
+pod p waits: request container-0-request-0 of the pod's extended resources: the 2 devices of class gpu.nvidia.com are held by other claims
+no single change of this pod helps; it would fit when claim ns/x has ended, which has had its devices since 2026-01-02T03:04:05Z`},
+		{"a container and an init container that uses its devices", func(t *testing.T) *snapshot.Snapshot {
+			s := extended(t, "2", "2", t4)
+			setTaint(s, "gpu-3b-00-0")
+			return s
+		}, `
+pod p waits: request container-1-request-0 of the pod's extended resources: it wants 2 devices of one node, and no node has more than 1 for it; of the others, 1 have the taint gpu.nvidia.com/xid=79:NoSchedule
+smallest change: in Pod ns/p, request container-0-request-0: ask for 1 device instead of 2; and in Pod ns/p, request container-1-request-0: ask for 1 device instead of 2`},
 		{"an extended resource, and no right to read classes", func(t *testing.T) *snapshot.Snapshot {
 			s := extended(t, "", "3", t4)
 			s.Classes, s.Unread[snapshot.Classes] = nil, errors.New("forbidden")
@@ -623,6 +746,23 @@ func TestClaim(t *testing.T) {
 		}
 		s.Pods = append(s.Pods, pod("p", c))
 	}
+	gated, leaving := pod("gated", c), pod("leaving", c)
+	gated.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/quota"}}
+	leaving.DeletionTimestamp = &since
+	for _, row := range []struct {
+		pods []*corev1.Pod
+		want string
+	}{
+		{[]*corev1.Pod{leaving, gated, s.Pods[0]}, "pod p waits: "},
+		{[]*corev1.Pod{leaving, gated}, "pod gated has the scheduling gate "},
+		{[]*corev1.Pod{leaving}, "claim c waits: "},
+	} {
+		of := *s
+		of.Pods = row.pods
+		if r, err := Claim(t.Context(), &of, "ns", "c"); err != nil || !strings.HasPrefix(r.Cause, row.want) {
+			t.Errorf("of %d pods: got %+v, %v, want the cause %q", len(row.pods), r, err, row.want)
+		}
+	}
 	if _, err := Claim(t.Context(), s, "ns", "missing"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("got %v, want ErrNotFound", err)
 	}
@@ -684,6 +824,39 @@ func TestFitQuota(t *testing.T) {
 					t.Errorf("got the notes %q of what does not count on an empty cluster", r[0].Notes)
 				}
 				m.Pods = []*corev1.Pod{pod("p", c)}
+			}
+		})
+	}
+}
+
+// What limits say, and requests do not, counts as the API server writes it into the pod.
+func TestFitLimits(t *testing.T) {
+	cpus := func(amount string) corev1.ResourceList {
+		return corev1.ResourceList{"cpu": resource.MustParse(amount)}
+	}
+	for _, row := range []struct {
+		name      string
+		container corev1.ResourceRequirements
+		pod       corev1.ResourceRequirements
+		want      Outcome
+	}{
+		{"a container is limited to more than a node has", corev1.ResourceRequirements{Limits: cpus("80")},
+			corev1.ResourceRequirements{}, Waits},
+		{"it requests less", corev1.ResourceRequirements{Limits: cpus("80"), Requests: cpus("1")},
+			corev1.ResourceRequirements{}, Fits},
+		{"the pod is limited to more than a node has", corev1.ResourceRequirements{},
+			corev1.ResourceRequirements{Limits: cpus("80")}, Waits},
+		{"the pod requests less", corev1.ResourceRequirements{},
+			corev1.ResourceRequirements{Limits: cpus("80"), Requests: cpus("1")}, Fits},
+		{"its container requests less", corev1.ResourceRequirements{Requests: cpus("1")},
+			corev1.ResourceRequirements{Limits: cpus("80")}, Fits},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			p := pod("p")
+			p.Spec.Containers[0].Resources, p.Spec.Resources = row.container, &row.pod
+			s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+			if r := Fit(t.Context(), s, Manifest{Pods: []*corev1.Pod{p}}); r[0].Outcome != row.want {
+				t.Errorf("got %s: %s, want %s", r[0].Outcome, r[0].Cause, row.want)
 			}
 		})
 	}
@@ -794,6 +967,36 @@ func setUUIDs(s *snapshot.Snapshot) {
 			uuid := resourceapi.DeviceAttribute{StringValue: ptr.To(fmt.Sprint(i, j))}
 			slice.Spec.Devices[j].Attributes["uuid"] = uuid
 		}
+	}
+}
+
+// What the scheduler considers, and the answer does not, is noted.
+func TestNotesOfPod(t *testing.T) {
+	port := []corev1.ContainerPort{{ContainerPort: 80, HostPort: 80}}
+	for _, row := range []struct {
+		name   string
+		change func(*corev1.PodSpec)
+		want   []string
+	}{
+		{"nothing", func(p *corev1.PodSpec) { p.SchedulerName = corev1.DefaultSchedulerName }, nil},
+		{"a host port of a container", func(p *corev1.PodSpec) { p.Containers[0].Ports = port },
+			[]string{"host ports are not considered"}},
+		{"a host port of a sidecar", func(p *corev1.PodSpec) {
+			p.InitContainers = []corev1.Container{{Ports: port,
+				RestartPolicy: ptr.To(corev1.ContainerRestartPolicyAlways)}}
+		}, []string{"host ports are not considered"}},
+		{"another scheduler", func(p *corev1.PodSpec) { p.SchedulerName = "batch" },
+			[]string{"the scheduler batch of the pod may decide in another way"}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+			s.Pods = append(s.Pods, pod("p"))
+			row.change(&s.Pods[0].Spec)
+			r, err := Pod(t.Context(), s, "ns", "p")
+			if err != nil || !slices.Equal(r.Notes, row.want) {
+				t.Errorf("got %+v, %v, want the notes %q", r, err, row.want)
+			}
+		})
 	}
 }
 

@@ -41,7 +41,7 @@ func (w *workload) namespace() string {
 type origin struct {
 	label  string // how it is called in an answer
 	object string // what to change, such as "ResourceClaimTemplate ns/name"
-	exists bool   // as a ResourceClaim, which has passed the quota
+	exists bool   // as a ResourceClaim, or the pod does whose extended resources it is for: it has passed the quota
 	// extended are the extended resources behind the requests, by the name of the request. nil: the claim is none for
 	// extended resources.
 	extended map[string]corev1.ResourceName
