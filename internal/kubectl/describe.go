@@ -81,7 +81,7 @@ func describeGPU(out io.Writer, g *GPU) error {
 	for _, line := range [][2]string{{"Name", g.Name}, {"Node", orNone(g.Node)}, {"Driver", g.Driver}, {"Pool", g.Pool},
 		{"UUID", orNone(g.UUID)}, {"Model", orNone(g.Model)}, {"Compute capability", orNone(g.ComputeCapability)},
 		{"Memory", memoryCell(g.Memory)}, {"Cores", coresCell(g.Cores)}, {"Health", health(g)}} {
-		fmt.Fprintf(w, "%s:\t%s\n", line[0], line[1])
+		fmt.Fprintf(w, "%s:\t%s\n", line[0], printable(line[1]))
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -139,7 +139,7 @@ func section[T any](out io.Writer, title string, all []T, line func(T) string) {
 	}
 	fmt.Fprintf(out, "%s:\n", title)
 	for _, one := range all {
-		fmt.Fprintf(out, "  %s\n", line(one))
+		fmt.Fprintf(out, "  %s\n", printable(line(one)))
 	}
 }
 
@@ -168,7 +168,7 @@ func describeHolders(out io.Writer, g *GPU) error {
 	fmt.Fprintln(w, "  NAMESPACE\tCLAIM\tDEVICE\tMEMORY\tCORES\tPODS\tSINCE\tPROBLEM")
 	for _, h := range g.Holders {
 		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", h.Namespace, h.Claim, h.Device, size(h.Memory),
-			coresOf(h), joined(h.Pods), age(h.Since), orNone(h.Problem))
+			coresOf(h), joined(h.Pods), age(h.Since), printable(orNone(h.Problem)))
 	}
 	return w.Flush()
 }

@@ -70,6 +70,49 @@ func TestDescribePartitions(t *testing.T) {
 	}
 }
 
+// NVIDIA's DRA driver names partitions by the number of the profile, the start and the size.
+func TestDescribeForeignPartitions(t *testing.T) {
+	s := cluster(t)
+	s.Slices[0].Spec.Devices = nil
+	for profile, name := range map[string]string{"1g10gb": "gpu-0-mig-19-4-1", "3g40gb": "gpu-0-mig-9-0-4"} {
+		d := s.device(t, "b", "gpu-1b-00-0-mig-"+profile+"-0").DeepCopy()
+		d.Name, d.ConsumesCounters = name, nil
+		s.Slices[0].Spec.Devices = append(s.Slices[0].Spec.Devices, *d)
+	}
+	s.Claims = []*resourceapi.ResourceClaim{claim("small", "a", "gpu-0-mig-19-4-1"),
+		claim("half", "a", "gpu-0-mig-9-0-4")}
+	out, _, err := s.run(t, "ls", "a", "--no-headers")
+	want := "1x1g.10gb, 1x3g.40gb <none> ml/half (3g.40gb), ml/small (1g.10gb)"
+	if got := squeezed(out); err != nil || !strings.HasSuffix(got, want) {
+		t.Errorf("got %q, %v, want at its end %q", got, err, want)
+	}
+	out, _, err = s.run(t, "describe", "a/gpu-0")
+	want = "\nml half gpu-0-mig-9-0-4 39.5Gi 78% pod-half 120m <none>\n" +
+		"ml small gpu-0-mig-19-4-1 9.8Gi 21% pod-small 120m <none>"
+	if got := squeezed(out); err != nil || !strings.HasSuffix(got, want) {
+		t.Errorf("got\n%s\n%v, want at its end %q", got, err, want)
+	}
+}
+
+// Attributes of devices and messages may have any characters.
+func TestDescribeControlCharacters(t *testing.T) {
+	s := cluster(t)
+	*s.device(t, "a", "gpu-3b-00-0").Attributes["productName"].StringValue = "T4\x1b[31m\nT4"
+	s.Claims[0].Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: driver, Pool: "a", Device: "gpu-3b-00-0",
+		Conditions: []metav1.Condition{{Type: "Ready", Status: metav1.ConditionFalse, Message: "it does\nnot answer"}}}}
+	for args, want := range map[string]string{
+		"describe a/gpu-3b-00-0": "\nModel: T4 [31m T4\n", "ls a": "\na gpu-3b-00-0 T4 [31m T4 ",
+		"models -o name": "\nT4 [31m T4\n", "describe --driver=gpu.nvidia.com a/gpu-3b-00-0": " it does not answer\n"} {
+		out, _, err := s.run(t, strings.Fields(args)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := squeezed(out) + "\n"; !strings.Contains(got, want) || strings.Contains(out, "\x1b") {
+			t.Errorf("%s: got\n%q\nwant in it %q", args, out, want)
+		}
+	}
+}
+
 func TestDescribeJSON(t *testing.T) {
 	out, _, err := cluster(t).run(t, "describe", "a/gpu-3b-00-0", "-o", "json")
 	if err != nil {

@@ -183,6 +183,9 @@ func add(m *why.Manifest, document []byte, namespace string) error {
 		if err := sigsyaml.UnmarshalStrict(document, pod); err != nil {
 			return err
 		}
+		if len(pod.Spec.Containers) == 0 {
+			return fmt.Errorf("pod %s has no containers", pod.Name)
+		}
 		in(&pod.ObjectMeta)
 		m.Pods = append(m.Pods, pod)
 	case kind.Kind == "ResourceClaim" && kind.GroupVersionKind().Group == resourceapi.GroupName:
@@ -190,12 +193,18 @@ func add(m *why.Manifest, document []byte, namespace string) error {
 		if err := decode(document, kind, claim); err != nil {
 			return err
 		}
+		if err := check(claim.Spec); err != nil {
+			return fmt.Errorf("claim %s: %w", claim.Name, err)
+		}
 		in(&claim.ObjectMeta)
 		m.Claims = append(m.Claims, claim)
 	case kind.Kind == "ResourceClaimTemplate" && kind.GroupVersionKind().Group == resourceapi.GroupName:
 		template := &resourceapi.ResourceClaimTemplate{}
 		if err := decode(document, kind, template); err != nil {
 			return err
+		}
+		if err := check(template.Spec.Spec); err != nil {
+			return fmt.Errorf("template %s: %w", template.Name, err)
 		}
 		in(&template.ObjectMeta)
 		m.Templates = append(m.Templates, template)
@@ -210,6 +219,26 @@ func add(m *why.Manifest, document []byte, namespace string) error {
 						ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace, Name: w.Name}})
 				}
 			}
+		}
+	}
+	return nil
+}
+
+// check refuses what the API server would refuse, and the allocator does not expect.
+func check(spec resourceapi.ResourceClaimSpec) error {
+	for _, r := range spec.Devices.Requests {
+		if (r.Exactly != nil) == (len(r.FirstAvailable) > 0) {
+			return fmt.Errorf("request %s needs either exactly or firstAvailable", r.Name)
+		}
+		least := int64(0)
+		if r.Exactly != nil {
+			least = r.Exactly.Count
+		}
+		for _, alternative := range r.FirstAvailable {
+			least = min(least, alternative.Count)
+		}
+		if least < 0 {
+			return fmt.Errorf("request %s asks for %d devices", r.Name, least)
 		}
 	}
 	return nil

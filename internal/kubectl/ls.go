@@ -32,7 +32,7 @@ func (f *filter) addModel(cmd *cobra.Command) {
 
 // keeps reports whether the GPU is selected.
 func (f *filter) keeps(g *GPU) bool {
-	return (len(f.nodes) == 0 || slices.Contains(f.nodes, g.Node)) &&
+	return (len(f.nodes) == 0 || slices.Contains(f.nodes, g.place())) &&
 		strings.Contains(strings.ToLower(g.Model), strings.ToLower(f.model)) &&
 		(f.namespace == "" || slices.ContainsFunc(g.Holders, func(h Holder) bool { return h.Namespace == f.namespace }))
 }

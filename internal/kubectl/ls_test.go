@@ -70,6 +70,11 @@ func TestLs(t *testing.T) {
 		{"GPUs of another driver", func(s *apiServer) { s.Slices = append(s.Slices, foreign()) },
 			"--driver gpu.example.com", header +
 				"a card-0 LATEST-GPU ░░░░░░░░░░ 0/80Gi ░░░░░░░░░░ 0% <none> <none> <none>", ""},
+		{"a GPU of no single node, by its pool", func(s *apiServer) {
+			s.Slices = append(s.Slices, foreign())
+			of := &s.Slices[len(s.Slices)-1].Spec
+			of.Pool.Name, of.NodeName, of.AllNodes = "rack", nil, ptr.To(true)
+		}, "rack -o name", "rack/card-0", ""},
 		{"a driver without slices", nil, "--driver nic.example.com", "",
 			`no ResourceSlice is of the driver "nic.example.com"; the drivers of the cluster are: gpu.nvidia.com`},
 		{"no right to read slices", func(s *apiServer) { s.forbidden = []string{slicesPath} }, "", "",
@@ -178,7 +183,8 @@ func TestBar(t *testing.T) {
 	for _, row := range []struct {
 		used, total int64
 		want        string
-	}{{0, 100, "░░░░░░░░░░"}, {1, 100, "█░░░░░░░░░"}, {99, 100, "█████████░"}, {100, 100, "██████████"}} {
+	}{{0, 100, "░░░░░░░░░░"}, {1, 100, "█░░░░░░░░░"}, {99, 100, "█████████░"}, {100, 100, "██████████"},
+		{-100, 100, "░░░░░░░░░░"}} {
 		if got := bar(Amount{Total: row.total, Used: &row.used}); got != row.want {
 			t.Errorf("%d of %d: got %s, want %s", row.used, row.total, got, row.want)
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
@@ -35,7 +36,7 @@ type Model struct {
 	// Selector is a CEL expression that accepts the model and no other.
 	Selector string `json:"selector,omitempty"`
 
-	device *resourceapi.Device // one of them; nil if only partitions are published
+	devices []*resourceapi.Device // one of each sharing mode; none if only partitions are published
 }
 
 func modelsCommand(p *plugin) *cobra.Command {
@@ -83,13 +84,14 @@ func modelsOf(ctx context.Context, gpus []*GPU, s *snapshot.Snapshot) []*Model {
 		k := key{g.Driver, g.Model, g.ComputeCapability, g.Memory.Total}
 		m := found[k]
 		if m == nil {
-			m = &Model{Name: g.Model, Driver: g.Driver, Memory: g.Memory.Total, device: g.device,
+			m = &Model{Name: g.Model, Driver: g.Driver, Memory: g.Memory.Total,
 				ComputeCapability: g.ComputeCapability, Profiles: profiles[modelKey{g.Driver, g.Model}],
 				Selector: selector(g)}
 			found[k], all = m, append(all, m)
 		}
-		if m.device == nil {
-			m.device = g.device
+		alike := func(d *resourceapi.Device) bool { return sharedAlike(d, g.device) }
+		if g.device != nil && !slices.ContainsFunc(m.devices, alike) {
+			m.devices = append(m.devices, g.device)
 		}
 		m.GPUs++
 		if g.Memory.Used != nil {
@@ -108,6 +110,12 @@ func modelsOf(ctx context.Context, gpus []*GPU, s *snapshot.Snapshot) []*Model {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Memory, b.Memory), cmp.Compare(a.Driver, b.Driver))
 	})
 	return all
+}
+
+// sharedAlike reports whether the devices have the same sharing mode. Classes accept GPUs of some modes only.
+func sharedAlike(a, b *resourceapi.Device) bool {
+	sharedOnly := func(d *resourceapi.Device) bool { return ptr.Deref(d.Attributes["sharedOnly"].BoolValue, false) }
+	return text(a, "sharing") == text(b, "sharing") && sharedOnly(a) == sharedOnly(b)
 }
 
 // selector returns an expression that accepts GPUs of the model, with the attribute that names the model.
@@ -151,19 +159,18 @@ func profilesOf(all []*resourceapi.ResourceSlice) map[modelKey][]string {
 // classesOf returns the classes whose selectors all accept a whole GPU of the model. A class without selectors accepts
 // every device and is not listed.
 func classesOf(ctx context.Context, m *Model, classes []*resourceapi.DeviceClass) []string {
-	if m.device == nil {
-		return nil
-	}
 	var accept []string
 	for _, class := range classes {
-		rejects := func(s resourceapi.DeviceSelector) bool {
-			if s.CEL == nil {
-				return true
-			}
-			matches, err := why.Meets(ctx, m.Driver, m.device, s.CEL.Expression)
-			return err != nil || !matches // an expression fails on devices of other drivers
+		accepts := func(d *resourceapi.Device) bool {
+			return !slices.ContainsFunc(class.Spec.Selectors, func(s resourceapi.DeviceSelector) bool {
+				if s.CEL == nil {
+					return true
+				}
+				matches, err := why.Meets(ctx, m.Driver, d, s.CEL.Expression)
+				return err != nil || !matches // an expression fails on devices of other drivers
+			})
 		}
-		if len(class.Spec.Selectors) > 0 && !slices.ContainsFunc(class.Spec.Selectors, rejects) {
+		if len(class.Spec.Selectors) > 0 && slices.ContainsFunc(m.devices, accepts) {
 			accept = append(accept, class.Name)
 		}
 	}

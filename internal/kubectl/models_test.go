@@ -8,6 +8,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 )
 
 // class returns a device class with these selectors.
@@ -46,6 +47,21 @@ Tesla T4 15Gi 7.5 2 1 <none> gpu.nvidia.com device.driver == 'gpu.nvidia.com' &&
 `
 	if got := squeezed(out) + "\n"; got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// Classes may accept only some of the GPUs of a model: those with one of the sharing modes.
+func TestModelsOfSharingModes(t *testing.T) {
+	s := cluster(t)
+	s.device(t, "a", "gpu-af-00-0").Attributes["sharing"] =
+		resourceapi.DeviceAttribute{StringValue: ptr.To("replicated")}
+	const sharing = "device.attributes['gpu.nvidia.com'].sharing "
+	s.Classes = []*resourceapi.DeviceClass{class("shared", sharing+"== 'replicated'"),
+		class("whole", sharing+"!= 'replicated'")}
+	out, _, err := s.run(t, "models", "--no-headers", "--model", "T4")
+	if want := "Tesla T4 15Gi 7.5 2 1 <none> shared, whole device.driver"; err != nil ||
+		!strings.HasPrefix(squeezed(out), want) {
+		t.Errorf("got %q, %v, want %q", squeezed(out), err, want)
 	}
 }
 

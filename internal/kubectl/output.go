@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -98,7 +99,7 @@ func printList[T any](p *plugin, printer printers.ResourcePrinter, o output, kin
 		return printer.PrintObj(newList(kind, items), p.Out)
 	case o.format == names:
 		for _, item := range items {
-			fmt.Fprintln(p.Out, name(item))
+			fmt.Fprintln(p.Out, printable(name(item)))
 		}
 		return nil
 	case len(items) == 0:
@@ -122,7 +123,13 @@ func (p *plugin) printTable(t table, o output) error {
 		fmt.Fprintln(w, strings.Join(t.header, "\t"))
 	}
 	for _, r := range t.rows {
-		fmt.Fprintln(w, strings.Join(r.cells, "\t"))
+		for i, cell := range r.cells {
+			if i > 0 {
+				fmt.Fprint(w, "\t")
+			}
+			fmt.Fprint(w, printable(cell))
+		}
+		fmt.Fprintln(w)
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -133,6 +140,17 @@ func (p *plugin) printTable(t table, o output) error {
 	}
 	_, err := io.WriteString(p.Out, coloured(plain.String(), t, o))
 	return err
+}
+
+// printable returns the text on one line, without control characters, which could change the terminal: attributes of
+// devices, messages, and what pods answer can have any.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, text)
 }
 
 // The codes of colours of a terminal.
@@ -178,7 +196,7 @@ func bar(a Amount) string {
 	if a.Used == nil || a.Total <= 0 {
 		return ""
 	}
-	n := min(int(*a.Used*barWidth/a.Total), barWidth)
+	n := max(0, min(int(*a.Used*barWidth/a.Total), barWidth))
 	if n == 0 && *a.Used > 0 {
 		n = 1
 	}

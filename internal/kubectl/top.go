@@ -134,18 +134,21 @@ func uses(ctx context.Context, client kubernetes.Interface, plugins []corev1.Pod
 	for i := range plugins {
 		group.Go(func() error {
 			if of[i], failed[i] = usesOf(ctx, client, &plugins[i]); failed[i] != nil {
-				failed[i] = fmt.Errorf("node %s: metrics of the plugin %s/%s: %w", plugins[i].Spec.NodeName,
-					plugins[i].Namespace, plugins[i].Name, failed[i])
+				failed[i] = fmt.Errorf("node %s: metrics of the plugin %s/%s: %s", plugins[i].Spec.NodeName,
+					plugins[i].Namespace, plugins[i].Name, printable(failed[i].Error())) // the pod may have written it
 			}
 			return nil
 		})
 	}
 	_ = group.Wait() // errors are in failed
 	all := slices.Concat(of...)
-	slices.SortFunc(all, func(a, b *Use) int {
+	order := func(a, b *Use) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod),
-			cmp.Compare(a.Container, b.Container), cmp.Compare(a.GPU, b.GPU))
-	})
+			cmp.Compare(a.Container, b.Container), cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Node, b.Node))
+	}
+	slices.SortStableFunc(all, order)
+	// During an update, two plugins of a node answer.
+	all = slices.CompactFunc(all, func(a, b *Use) bool { return order(a, b) == 0 })
 	return all, errors.Join(failed...)
 }
 

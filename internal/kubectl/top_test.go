@@ -73,6 +73,11 @@ func TestTop(t *testing.T) {
 			}
 		}, "--no-headers", "train main a gpu-3b-00-0 ██░░░░░░░░ 1Gi/5Gi 29% 50%", "",
 			"node b: metrics of the plugin driver/plugin-b: dial tcp: i/o timeout"},
+		{"two plugins of a node, during an update", func(s *apiServer) {
+			s.Pods = append(s.Pods, pluginPod("a"))
+			s.Pods[1].Name = "plugin-new"
+			s.answers[proxy("new")] = s.answers[proxy("a")]
+		}, "--no-headers", "train main a gpu-3b-00-0 ██░░░░░░░░ 1Gi/5Gi 29% 50%", "", ""},
 		{"no right to use the proxy", func(s *apiServer) { s.forbidden = []string{proxy("a")} }, "", "",
 			"No containers with GPUs found in the namespace ml.\n",
 			`the missing right is the verb "get" on pods/proxy in the namespace driver`},
@@ -84,6 +89,18 @@ func TestTop(t *testing.T) {
 			s.answers[proxy("a")] = plain("<html>\n")
 		}, "", "", "No containers with GPUs found in the namespace ml.\n",
 			"node a: metrics of the plugin driver/plugin-a: read"},
+		{"labels that would break the table or change the terminal", func(s *apiServer) {
+			s.answers[proxy("a")] = plain("# TYPE " + memoryUsedMetric + " gauge\n" + memoryUsedMetric +
+				"{namespace=\"ml\",pod=\"x\x1b[31m\\ny\",container=\"main\",device=\"gpu\"} 1073741824\n")
+		}, "--no-headers", "x [31m y main a gpu 1Gi <none> ?", "", ""},
+		{"a figure that makes no sense", func(s *apiServer) {
+			s.answers[proxy("a")] = plain(strings.ReplaceAll(metricsOfA(), " 1.073741824e+09", " -5.36870912e+09"))
+		}, "--no-headers", "train main a gpu-3b-00-0 ░░░░░░░░░░ -5120Mi/5Gi 29% 50%", "", ""},
+		{"an error that would change the terminal", func(s *apiServer) {
+			s.answers[proxy("a")] = func(w http.ResponseWriter, _ *http.Request) {
+				refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "x\x1b[31m\ny")
+			}
+		}, "", "", "No containers with GPUs found in the namespace ml.\n", "driver/plugin-a: x [31m y"},
 		{"no plugins", func(s *apiServer) { s.Pods = nil }, "", "", "",
 			"no pod has the labels of the driver's plugin (app.kubernetes.io/component=kubelet-plugin)"},
 	} {

@@ -129,12 +129,13 @@ func (b *board) publish(next *boardState) {
 	}
 }
 
-// unread says what could not be read, and which watches fail.
+// unread says what could not be read, which watches fail, and which pools are incomplete.
 func (b *board) unread(s *snapshot.Snapshot) []string {
 	all := []string{}
 	if err := s.Err(); err != nil {
 		all = strings.Split(err.Error(), "\n")
 	}
+	all = append(all, incomplete(s.Slices)...)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, resource := range slices.Sorted(maps.Keys(b.failures)) {
@@ -307,14 +308,18 @@ func (b *board) run(ctx context.Context, changed <-chan struct{}, read func() *s
 	}
 }
 
-// stored returns the objects of an informer; the first ones as long as it has not read all, or if there is no informer.
-func stored[T any](informer cache.SharedIndexInformer, first []T) (all []T) {
+// stored returns the objects of an informer, sorted by name; the first ones as long as it has not read all, or if there
+// is no informer.
+func stored[T metav1.Object](informer cache.SharedIndexInformer, first []T) (all []T) {
 	if informer == nil || !informer.HasSynced() {
 		return first
 	}
 	for _, o := range informer.GetStore().List() {
 		all = append(all, o.(T))
 	}
+	slices.SortFunc(all, func(a, b T) int {
+		return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
+	})
 	return all
 }
 

@@ -140,6 +140,82 @@ func TestPage(t *testing.T) {
 	b.screenshot(t, "dark")
 }
 
+// TestPageKeepsFocus: changes of the cluster take neither the focus from a card nor scroll the page.
+func TestPageKeepsFocus(t *testing.T) {
+	b := newBrowser(t)
+	s := pageSnapshot(t)
+	page := serve(t, s)
+	b.call(t, "Page.navigate", map[string]any{"url": page.url()})
+	b.wait(t, "document.documentElement?.dataset.drawn", `"2"`)
+	const focused, segments = "document.activeElement.gpu?.name", "document.querySelectorAll('.memory i').length"
+	b.eval(t, "document.querySelector('.gpu').focus()")
+	b.press(t, "ArrowDown", 40)
+	b.press(t, "ArrowRight", 39)
+	require := func(when string) {
+		t.Helper()
+		if got := b.eval(t, focused); got != `"gpu-43-00-0"` {
+			t.Errorf("%s: got focus on %s, want gpu-43-00-0", when, got)
+		}
+	}
+	require("at first")
+	update := func() {
+		t.Helper()
+		if err := page.board.update(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	s.Nodes, s.Slices = append(s.Nodes, node("c")), append(published(t, "c", "t4-x2"), s.Slices...)
+	update()
+	b.wait(t, "document.documentElement.dataset.drawn", `"3"`)
+	require("after a node has come")
+
+	b.eval(t, "(document.body.style.minHeight = '5000px', window.scrollTo(0, 4000))")
+	s.Claims = append(s.Claims, claim("late", "b", "gpu-52-00-0"))
+	update()
+	b.wait(t, segments, "5")
+	require("after the node has changed")
+	if got := b.eval(t, "window.scrollY"); got != "4000" {
+		t.Errorf("got the page scrolled to %s, want 4000", got)
+	}
+
+	b.eval(t, "document.activeElement.click()")
+	s.Claims = s.Claims[:len(s.Claims)-1]
+	update()
+	b.wait(t, segments, "4")
+	b.press(t, "Escape", 27)
+	b.wait(t, "document.getElementById('details').open", "false")
+	b.wait(t, focused, `"gpu-43-00-0"`)
+}
+
+// TestPageUnread: what is missing is read aloud once, and what is not known is not shown as known.
+func TestPageUnread(t *testing.T) {
+	b := newBrowser(t)
+	s := pageSnapshot(t)
+	s.Unread = map[string]error{snapshot.Claims: errors.New("no answer"), snapshot.Nodes: errors.New("no answer")}
+	s.Claims, s.Nodes = nil, nil
+	page := serve(t, s)
+	b.call(t, "Page.navigate", map[string]any{"url": page.url()})
+	b.wait(t, "document.documentElement?.dataset.drawn", `"2"`)
+	if got, want := b.eval(t, "document.getElementById('summary').textContent"),
+		`"10 of 10 GPUs on 2 nodes, ? of them free"`; got != want {
+		t.Errorf("got the summary %s, want %s", got, want)
+	}
+	b.eval(t, "document.querySelector('.gpu').click()")
+	if got := b.eval(t, "document.getElementById('details').innerText"); strings.Contains(got, "takes pods") {
+		t.Errorf("got the details %s of a node that is not known", got)
+	}
+	b.eval(t, "window.known = document.querySelector('#unread li')")
+	s.Slices = append(published(t, "c", "t4-x2"), s.Slices...)
+	if err := page.board.update(s); err != nil {
+		t.Fatal(err)
+	}
+	b.wait(t, "document.documentElement.dataset.drawn", `"3"`)
+	if got := b.eval(t, "window.known === document.querySelector('#unread li')"); got != "true" {
+		t.Error("the same alert came again")
+	}
+}
+
 // asked is how often the page has asked why a claim waits.
 const asked = "performance.getEntriesByType('resource').filter((e) => e.name.includes('/why?')).length"
 

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 )
 
@@ -66,7 +67,8 @@ func (s *pageServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	header.Set("Cross-Origin-Opener-Policy", "same-origin")
 	header.Set("Cross-Origin-Resource-Policy", "same-origin")
 	header.Set("Cache-Control", "no-store")
-	if r.Host != s.address {
+	// Browsers leave out the port of HTTP.
+	if strings.TrimSuffix(r.Host, ":80") != strings.TrimSuffix(s.address, ":80") {
 		http.Error(w, "this host is not the page's: open http://"+s.address, http.StatusMisdirectedRequest)
 		return
 	}

@@ -7,8 +7,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"regexp"
 	"strings"
 	"testing"
@@ -99,6 +101,19 @@ func TestPageAccess(t *testing.T) {
 	}
 }
 
+// TestPageOnPort80: browsers leave out the port in the header Host.
+func TestPageOnPort80(t *testing.T) {
+	page := newPageServer(newBoard(filter{}, ""), nil, "127.0.0.1:80", "secret")
+	for host, want := range map[string]int{"127.0.0.1": http.StatusSeeOther, "127.0.0.1:80": http.StatusSeeOther,
+		"evil.example": http.StatusMisdirectedRequest, "127.0.0.1:8080": http.StatusMisdirectedRequest} {
+		w := httptest.NewRecorder()
+		page.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "http://"+host+"/?token=secret", nil))
+		if w.Code != want {
+			t.Errorf("host %s: got %d, want %d", host, w.Code, want)
+		}
+	}
+}
+
 // TestPageFiles: the policy forbids inline scripts and styles, and the page asks nobody else.
 func TestPageFiles(t *testing.T) {
 	files, err := pageFiles.ReadDir("page")
@@ -166,6 +181,17 @@ func TestEvents(t *testing.T) {
 	}
 	if third := next(); third.Full || len(third.Nodes) != 1 || string(third.Nodes["b"]) != "null" {
 		t.Errorf("got %+v, want that node b is gone", third)
+	}
+}
+
+// TestIncompletePoolOnPage: no claim gets the GPUs that the page shows.
+func TestIncompletePoolOnPage(t *testing.T) {
+	s := pageSnapshot(t)
+	s.Slices[0].Spec.Pool.ResourceSliceCount = 3
+	m := serve(t, s).messages(t)()
+	want := "the driver gpu.nvidia.com has published 1 of 3 slices of the pool a: no claim gets anything of it"
+	if got := strings.Join(m.Unread, "\n"); got != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
@@ -249,6 +275,54 @@ func follow(ctx context.Context, t *testing.T, client kubernetes.Interface, f fi
 				t.Fatalf("%s: got %s and unread %q", what, state.nodes["a"], state.unread)
 			}
 		}
+	}
+}
+
+// TestFollowOrder: a node whose GPUs have several taints is only sent when it has changed.
+func TestFollowOrder(t *testing.T) {
+	s := pageSnapshot(t)
+	client := fake.NewClientset()
+	want := ""
+	add := func(o runtime.Object) {
+		t.Helper()
+		if err := client.Tracker().Add(o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, slice := range s.Slices {
+		add(slice)
+	}
+	for _, name := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
+		rule := &resourceapi.DeviceTaintRule{}
+		rule.Name = name
+		rule.Spec.DeviceSelector = &resourceapi.DeviceTaintSelector{Pool: ptr.To("a")}
+		rule.Spec.Taint = resourceapi.DeviceTaint{Key: name, Effect: resourceapi.DeviceTaintEffectNoSchedule}
+		add(rule)
+		want += name
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	await := follow(ctx, t, client, filter{})
+	for i := range 3 { // changes elsewhere
+		name := fmt.Sprint("late-", i)
+		if _, err := client.ResourceV1().ResourceClaims("ml").Create(ctx, claim(name, "b", "gpu-1b-00-0"),
+			metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		await("the order of the taints", func(state *boardState) bool {
+			var a pageNode
+			if err := json.Unmarshal(state.nodes["a"], &a); err != nil {
+				t.Fatal(err)
+			}
+			got := ""
+			for _, taint := range a.GPUs[0].Taints {
+				got += taint.Key
+			}
+			if got != want {
+				t.Fatalf("got taints %s, want %s", got, want)
+			}
+			return strings.Contains(string(state.nodes["b"]), name)
+		})
 	}
 }
 

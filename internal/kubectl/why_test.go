@@ -92,6 +92,8 @@ func TestWhy(t *testing.T) {
 			s.forbidden = []string{"/apis/resource.k8s.io/v1/resourceslices"}
 		}, "worker", "no answer without the right to list resourceslices.resource.k8s.io",
 			"what could be read is not enough"},
+		{"no right to read quotas", func(s *apiServer) { s.forbidden = []string{"/api/v1/resourcequotas"} }, "worker",
+			"pod worker waits: request gpu of claim gpu: none of the 2 devices", ""},
 		{"the pod was deleted meanwhile", func(s *apiServer) { s.answers[worker] = http.NotFound }, "worker", "",
 			"pod ml/worker was deleted meanwhile"},
 		{"the pod changed meanwhile", func(s *apiServer) {
@@ -187,6 +189,13 @@ func TestFits(t *testing.T) {
 			"has no Pod, ResourceClaim, ResourceClaimTemplate or object with a pod template"},
 		{"a mistake", strings.Replace(anyClaim, "deviceClassName", "className", 1), nil, "",
 			`unknown field "className"`},
+		{"a request of nothing", "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: any}, spec: " +
+			"{devices: {requests: [{name: gpu}]}}}", nil, "",
+			"claim any: request gpu needs either exactly or firstAvailable"},
+		{"less than no device", strings.Replace(bigTemplate, "deviceClassName", "count: -3, deviceClassName", 1), nil,
+			"", "template big: request gpu asks for -3 devices"},
+		{"a pod without containers", "{apiVersion: v1, kind: Pod, metadata: {name: worker}, spec: {resources: " +
+			"{requests: {cpu: 1k}}}}", nil, "", "pod worker has no containers"},
 		{"an old version", strings.Replace(anyClaim, "/v1", "/v1beta1", 1), nil, "",
 			"resource.k8s.io/v1beta1 ResourceClaim is not supported; write apiVersion: resource.k8s.io/v1"},
 	} {

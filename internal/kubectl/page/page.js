@@ -103,7 +103,8 @@ function draw(name) {
   section.hidden = shown.length === 0;
   if (hadFocus) {
     const again = [...cards.children].find((c) => c.gpu.name === hadFocus);
-    focusable(again || document.querySelector('.gpu'), Boolean(active && again));
+    focusable(again || document.querySelector('.gpu'), false);
+    if (active && again) again.focus({ preventScroll: true });
   }
   return section;
 }
@@ -124,7 +125,9 @@ function drawAll() {
   }
   const next = (start) => {
     if (current !== drawing) return;
+    const active = focused && document.activeElement === focused;
     $('nodes').append(...names.slice(start, start + batch).map(draw));
+    if (active && focused) focused.focus({ preventScroll: true }); // elements that move lose the focus
     if (start === 0) performance.mark('first card');
     if (!focused || !focused.isConnected) focusable(document.querySelector('.gpu'), false);
     if (start + batch < names.length) setTimeout(next, 0, start + batch);
@@ -141,15 +144,17 @@ function summarize() {
   let all = 0;
   let shown = 0;
   let free = 0;
+  let unknown = false;
   for (const node of nodes.values()) {
     for (const gpu of node.gpus) {
       all++;
       if (!keeps(gpu)) continue;
       shown++;
+      if (gpu.memory.used === undefined) unknown = true;
       if (gpu.memory.used === 0 && !(gpu.holders || []).length && !isTainted(gpu) && !node.problem) free++;
     }
   }
-  const text = `${shown} of ${all} GPUs on ${nodes.size} nodes, ${free} of them free`;
+  const text = `${shown} of ${all} GPUs on ${nodes.size} nodes, ${unknown ? '?' : free} of them free`;
   if ($('summary').textContent !== text) $('summary').textContent = text;
 }
 
@@ -269,7 +274,10 @@ function receive(message) {
   const problems = message.unread;
   if (problems) {
     $('unread').hidden = problems.length === 0;
-    $('unread').querySelector('ul').replaceChildren(...problems.map((p) => element('li', '', p)));
+    const list = $('unread').querySelector('ul');
+    if ([...list.children].map((e) => e.textContent).join('\n') !== problems.join('\n')) { // a change is read aloud
+      list.replaceChildren(...problems.map((p) => element('li', '', p)));
+    }
   }
   choices();
   drawLegend();
@@ -319,7 +327,7 @@ function show(gpu) {
   const used = (a, unit) => (a.used === undefined ? 'unknown' : `${unit(a.used)} of ${unit(a.total)}`);
   const rows = [['Model', gpu.model], ['UUID', gpu.uuid], ['Driver', gpu.driver],
     ['Compute capability', gpu.computeCapability], ['Memory', used(gpu.memory, size)],
-    ['Cores', used(gpu.cores, (n) => `${n}%`)], ['Node', gpu.nodeProblem || 'takes pods'],
+    ['Cores', used(gpu.cores, (n) => `${n}%`)], ['Node', gpu.nodeProblem],
     ['Taints', problemsOf(gpu).join(', ') || 'none'],
     ['Partitions', (gpu.partitions || []).map((p) => `${p.name}${p.free ? ' (free)' : ''}`).join(', ') || 'none']];
   $('details').querySelector('dl').replaceChildren(...rows.filter((r) => r[1])
@@ -347,6 +355,8 @@ $('nodes').addEventListener('click', (event) => {
   focusable(button, false);
   show(button.gpu);
 });
+// The card that had the focus may have been drawn again.
+$('details').addEventListener('close', () => { if (focused) focused.focus({ preventScroll: true }); });
 $('filters').addEventListener('submit', (event) => event.preventDefault());
 $('filters').addEventListener('input', () => {
   drawAll();
