@@ -279,6 +279,11 @@ func slimPod(pod *corev1.Pod) *corev1.Pod {
 	slim.Namespace, slim.Name, slim.UID = pod.Namespace, pod.Name, pod.UID
 	slim.Spec = corev1.PodSpec{NodeName: pod.Spec.NodeName, Overhead: pod.Spec.Overhead, Resources: pod.Spec.Resources,
 		Containers: slimContainers(pod.Spec.Containers), InitContainers: slimContainers(pod.Spec.InitContainers)}
+	if slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodResizePending || c.Type == corev1.PodResizeInProgress
+	}) {
+		slim.Status = pod.Status // what it has counts, too
+	}
 	return slim
 }
 

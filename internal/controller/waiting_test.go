@@ -328,6 +328,11 @@ func TestSlimPod(t *testing.T) {
 	if slim.Annotations != nil || slim.Spec.Containers[0].Env != nil || slim.Spec.NodeName != "a" {
 		t.Errorf("got %+v, want little more than requests", slim)
 	}
+	resized := pod.DeepCopy()
+	resized.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodResizeInProgress, Status: corev1.ConditionTrue}}
+	if got := slimPod(resized.DeepCopy()); !reflect.DeepEqual(got.Status, resized.Status) {
+		t.Errorf("of one that is resized: got %+v, want its status", got.Status)
+	}
 	pending := pod.DeepCopy()
 	pending.Spec.NodeName = ""
 	if got := slimPod(pending.DeepCopy()); !reflect.DeepEqual(got, pending) {

@@ -185,7 +185,7 @@ func (c Converter) manifest(object map[string]any) (all []any, warnings []string
 		}
 		template := ""
 		if conversion.Spec != nil {
-			if template, err = TemplateName(conversion.Spec, 0); err != nil {
+			if template, err = nameFor(manifestPrefix, conversion.Spec); err != nil {
 				return nil, nil, err
 			}
 			t := &resourceapi.ResourceClaimTemplate{}

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"sigs.k8s.io/yaml"
 )
 
 const deployment = `apiVersion: apps/v1
@@ -23,6 +26,33 @@ kind: CronJob
 metadata: {name: nightly, namespace: ml}
 spec: {jobTemplate: {spec: {template: {spec: {containers: [{name: main, resources: {limits: {aliyun.com/gpu-mem: 3}}}]}}}}}
 `
+
+// The controller deletes its templates when no pod with its label uses them. The pods of a converted manifest have no
+// label, and a template that was applied over one of the controller's would keep the label.
+func TestTemplatesOfManifests(t *testing.T) {
+	c := Converter{Driver: "gpu.nvidia.com", Families: Names()}
+	var out strings.Builder
+	if err := c.Manifests(strings.NewReader(fmt.Sprintf(deployment, "first", "30")), &out,
+		func(string, error, []string) {}); err != nil {
+		t.Fatal(err)
+	}
+	var template resourceapi.ResourceClaimTemplate
+	if err := yaml.Unmarshal([]byte(strings.Split(out.String(), "---\n")[1]), &template); err != nil {
+		t.Fatal(err)
+	}
+	own, err := TemplateName(&template.Spec.Spec, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template.Labels = map[string]string{FamilyLabel: "gpu-manager"}
+	if template.Name == "" || template.Name == own || IsTemplate(&template) {
+		t.Errorf("template %s of a manifest looks like one of the controller's, %s", template.Name, own)
+	}
+	template.Name = own
+	if !IsTemplate(&template) {
+		t.Errorf("template %s of the controller does not look like one", own)
+	}
+}
 
 func TestManifests(t *testing.T) {
 	c := Converter{Driver: "gpu.nvidia.com", Families: Names()}

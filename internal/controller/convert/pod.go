@@ -31,23 +31,31 @@ const (
 	claimAnnotation = "gpu.nvidia.com/converted-claim"
 	// claimName is the name of the claim in the pod.
 	claimName = "converted-gpu"
-	// templatePrefix is what the names of templates begin with.
+	// templatePrefix is what the names of a controller's templates begin with.
 	templatePrefix = "converted-"
+	// manifestPrefix is what the names of templates in converted manifests begin with. A controller deletes its own
+	// templates when no converted pod uses them, and must not take those of users for them.
+	manifestPrefix = "converted-manifest-"
 )
 
 // TemplateName returns the name of the template for a spec. It depends on the spec alone, so that pods that ask for the
 // same share a template. attempt is 0, or higher if somebody else has a template of that name.
 func TemplateName(spec *resourceapi.ResourceClaimSpec, attempt int) (string, error) {
+	name, err := nameFor(templatePrefix, spec)
+	if attempt > 0 {
+		name += "-" + strconv.Itoa(attempt)
+	}
+	return name, err
+}
+
+// nameFor returns the prefix and what identifies the spec.
+func nameFor(prefix string, spec *resourceapi.ResourceClaimSpec) (string, error) {
 	text, err := json.Marshal(spec)
 	if err != nil {
 		return "", err
 	}
 	digest := sha256.Sum256(text)
-	name := templatePrefix + hex.EncodeToString(digest[:10])
-	if attempt > 0 {
-		name += "-" + strconv.Itoa(attempt)
-	}
-	return name, nil
+	return prefix + hex.EncodeToString(digest[:10]), nil
 }
 
 // templateSuffix is what the name of a template may have behind that of its spec.

@@ -233,7 +233,8 @@ func (e Expander) accepts(ctx context.Context, kind *view.Kind, selectors []reso
 }
 
 // rank merges tiers into at most that many ranks, the strongest first. It first merges the tiers before the first free
-// one, which are unlikely to be allocated, and then the last ones.
+// one, which are unlikely to be allocated, and then the last ones. Of two ranks the first has the first free tier, too:
+// otherwise nothing would be ranked while the strongest GPUs are in use.
 func rank(tiers []tier, most int) [][]tier {
 	var ranks [][]tier
 	if len(tiers) <= most {
@@ -243,6 +244,9 @@ func rank(tiers []tier, most int) [][]tier {
 		return ranks
 	}
 	first := max(0, slices.IndexFunc(tiers, func(t tier) bool { return t.free }))
+	if most == 2 && first > 0 && first+1 < len(tiers) {
+		return [][]tier{tiers[:first+1], tiers[first+1:]}
+	}
 	behind := len(tiers) - first
 	// Ranks before the first free tier: what the tiers after it leave, but at least one.
 	front := min(first, max(1, most-behind))

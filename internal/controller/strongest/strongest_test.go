@@ -256,7 +256,9 @@ func TestRank(t *testing.T) {
 		{"abcdefgH", 4, "a b cdefg H"},
 		{"abcdefGh", 4, "a bcdef G h"},
 		{"abcde", 4, "a b c de"},
-		{"aBcDe", 2, "a BcDe"},
+		{"aBcDe", 2, "aB cDe"},
+		{"abcD", 2, "abc D"},
+		{"ABC", 2, "A BC"},
 		{"abcdefghI", 8, "a b c d e f gh I"},
 	} {
 		var tiers []tier
