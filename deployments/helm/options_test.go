@@ -13,6 +13,7 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
@@ -308,5 +309,23 @@ func TestConversion(t *testing.T) {
 				t.Errorf("got a webhook: %t, the right to create templates: %t, want %t", converts, mayCreate, want)
 			}
 		})
+	}
+}
+
+// The controller reads both of its webhook configurations to own its lease, whoever makes its certificate.
+func TestControllerReadsItsWebhooks(t *testing.T) {
+	for _, own := range []string{"true", "false"} {
+		var role rbacv1.ClusterRole
+		text := template(t, "--set", "controller.certManager.enabled="+own)
+		if !rendered(t, text, "ClusterRole", "-controller", &role) {
+			t.Fatal("no ClusterRole of the controller")
+		}
+		for _, kind := range []string{"validatingwebhookconfigurations", "mutatingwebhookconfigurations"} {
+			if !slices.ContainsFunc(role.Rules, func(r rbacv1.PolicyRule) bool {
+				return slices.Contains(r.Resources, kind) && slices.Contains(r.Verbs, "get")
+			}) {
+				t.Errorf("certManager.enabled=%s: the controller may not get %s", own, kind)
+			}
+		}
 	}
 }
