@@ -71,7 +71,8 @@ test-karpenter: ## compare Karpenter's simulation of scheduling with the schedul
 test-cluster: ## tests of the test cluster, also that it leaves the machine as it found it (needs root)
 	@./hack/prerequisites.sh root
 	$(GO) vet -C test/cluster ./...
-	$(GO) test -C test/cluster ./...
+	$(GO) run -C test/cluster . build
+	$(GO) test -C test/cluster -timeout 20m ./...
 
 test-e2e: ## end-to-end tests on a fresh cluster (needs root), with KUBECONFIG=file on that one; E2E_RUN=pattern selects some
 	@./hack/prerequisites.sh $(ROOT)

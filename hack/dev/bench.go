@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"os"
+	"path/filepath"
 )
 
 // benchCluster has the node that the targets are for: 8 GPUs.
@@ -44,6 +45,29 @@ func runBench(ctx context.Context, args ...string) error {
 		if err := t.install(ctx); err != nil {
 			return err
 		}
+		if err := t.grantPlugin(ctx); err != nil {
+			return err
+		}
 		return command{args: append([]string{benchProgram}, args...), env: t.env()}.attach(ctx)
 	})
+}
+
+// grantPlugin gives the simulated plugin the rights that the chart gives it on real GPUs. Without them it cannot see to
+// which container a process belongs, and looks at more processes when it releases a claim.
+func (t target) grantPlugin(ctx context.Context) error {
+	dir, err := tools(ctx)
+	if err != nil {
+		return err
+	}
+	const privileged = `[{"op": "replace", "path": "/spec/template/spec/containers/0/securityContext",
+		"value": {"privileged": true}}]`
+	for _, args := range [][]string{{"patch", "--type=json", "--patch=" + privileged},
+		{"rollout", "status", "--timeout=2m"}} {
+		args = append(args, "--namespace=gpu-dra-driver", "daemonset/gpu-dra-driver-kubelet-plugin")
+		kubectl := command{args: append([]string{filepath.Join(dir, "kubectl")}, args...), env: t.env()}
+		if _, err := kubectl.output(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -55,7 +56,18 @@ func (r kubernetesRun) test(ctx context.Context, pattern string, also ...io.Writ
 
 // survive runs the tests that start their own clusters. The images must exist.
 func survive(ctx context.Context) error {
-	return goTest("./test/e2e/survive", os.Getenv("E2E_RUN")).test(ctx)
+	err := goTest("./test/e2e/survive", os.Getenv("E2E_RUN")).test(ctx)
+	if err == nil {
+		return nil
+	}
+	// Tests that were interrupted, or ran out of time, leave their clusters.
+	if err := buildClusterProgram(context.WithoutCancel(ctx)); err != nil {
+		return err
+	}
+	for _, name := range []string{"nodes", "installation", "gates"} {
+		err = errors.Join(err, cluster{name: "survive-" + name}.down(ctx))
+	}
+	return err
 }
 
 // goTest runs the tests that match the pattern, or all.

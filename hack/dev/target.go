@@ -25,7 +25,7 @@ type target struct {
 	kubeconfig string
 	helm       string
 	audit      string // the command that prints the API server's audit log; empty: there is none
-	scheduler  string // kube-scheduler of the cluster's version; empty: there is none on this machine
+	scheduler  string // the newest kube-scheduler that test/cluster builds; empty: there is none on this machine
 }
 
 // errNoProfiles protects clusters that are not for simulated GPUs.
@@ -55,9 +55,9 @@ func given(ctx context.Context, kubeconfig string) (target, error) {
 	return target{kubeconfig: kubeconfig, helm: helm}, err
 }
 
-// findHelm prefers an installed helm, because building one takes minutes.
+// findHelm prefers an installed Helm 4, because building one takes minutes. Helm 3 has no --wait=legacy.
 func findHelm(ctx context.Context) (string, error) {
-	if helm, err := exec.LookPath("helm"); err == nil {
+	if helm, ok := installedHelm(ctx); ok {
 		return helm, nil
 	}
 	if err := buildClusterProgram(ctx); err != nil {
@@ -65,6 +65,15 @@ func findHelm(ctx context.Context) (string, error) {
 	}
 	dir, err := tools(ctx)
 	return filepath.Join(dir, "helm"), err
+}
+
+func installedHelm(ctx context.Context) (path string, isHelm4 bool) {
+	path, err := exec.LookPath("helm")
+	if err != nil {
+		return "", false
+	}
+	version, err := command{args: []string{path, "version", "--short"}}.output(ctx)
+	return path, err == nil && strings.HasPrefix(version, "v4.")
 }
 
 // install installs or upgrades the chart with simulated GPUs, and waits until the plugin is ready on all nodes.

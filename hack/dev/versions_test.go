@@ -14,11 +14,15 @@ const sampleRun = `=== RUN   TestCluster
 === RUN   TestCluster/every_demo_is_as_its_README_says/fractions
     suite_test.go:12: the cluster lacks DRAConsumableCapacity
 === RUN   TestCluster/every_demo_is_as_its_README_says/mixed-modes
+=== RUN   TestCluster/every_demo_is_as_its_README_says/from-the-device-plugin
+    suite_test.go:12: the cluster lacks DRAConsumableCapacity
     --- FAIL: TestCluster/every_demo_is_as_its_README_says (0.00s)
         --- PASS: TestCluster/every_demo_is_as_its_README_says/by-model (1.00s)
         --- PASS: TestCluster/every_demo_is_as_its_README_says/by-memory-and-capability (1.00s)
         --- SKIP: TestCluster/every_demo_is_as_its_README_says/fractions (0.00s)
         --- PASS: TestCluster/every_demo_is_as_its_README_says/mixed-modes (1.00s)
+        --- FAIL: TestCluster/every_demo_is_as_its_README_says/replicas (1.00s)
+        --- SKIP: TestCluster/every_demo_is_as_its_README_says/from-the-device-plugin (0.00s)
         --- FAIL: TestCluster/every_demo_is_as_its_README_says/mig-static (1.00s)
         --- PASS: TestCluster/every_demo_is_as_its_README_says/sick-gpu (1.00s)
 `
@@ -30,6 +34,7 @@ func TestColumn(t *testing.T) {
 	for row, want := range map[string]string{
 		"GPUs by model, memory, compute capability": "yes",
 		"shares of a GPU: memory and cores":         "no: DRAConsumableCapacity",
+		"replicas, as with the device plugin":       "**fails**",
 		"partitions that somebody has made":         "**fails**",
 		"taints: sick GPUs are avoided and drained": "yes",
 		"the monitor device":                        "not run",

@@ -50,7 +50,8 @@ func main() {
 		"an overlay")
 	flag.StringVar(&o.out, "out", "", "directory for report.md, check.json and recording.yaml (masked); empty: only "+
 		"the report, on the standard output")
-	flag.BoolVar(&o.allowChanges, "allow-changes", false, "also set a time slice and a compute mode, and set them back")
+	flag.BoolVar(&o.allowChanges, "allow-changes", false, "also set a time slice and a compute mode of a GPU "+
+		"that has the defaults, and set them back")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	ctx, cancel := context.WithTimeout(ctx, totalTimeout)

@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpudra/gpu-dra-driver/internal/doctor"
+	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	simmps "github.com/gpudra/gpu-dra-driver/simulator/mps"
 	"github.com/gpudra/gpu-dra-driver/simulator/smi"
@@ -205,6 +207,58 @@ func TestWhatIsNotAsPublishedFails(t *testing.T) {
 	}
 	requireLines(t, report,
 		`| FAILED | nvidia-smi -q -x: memory | GPU 0: "15360" is published, nvidia-smi says "16384"`)
+}
+
+// TestSettingsInUse: the check neither changes nor resets settings that a claim or an administrator has made.
+func TestSettingsInUse(t *testing.T) {
+	for _, row := range []struct {
+		name string
+		set  func(n *simulator.Node) error
+		want string // the reason, time slice and compute mode afterwards
+	}{
+		{"a compute mode", func(n *simulator.Node) error {
+			return n.SetComputeMode("0", hwprofile.ComputeModeExclusiveProcess)
+		}, "somebody uses gpu-3b-00-0: its compute mode is Exclusive_Process\nDefault Exclusive_Process"},
+		{"a time slice", func(n *simulator.Node) error { return n.SetTimeSlice("0", 3) },
+			"somebody uses gpu-3b-00-0: its time slice is Long\nLong Default"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			n, o := simulated(t, "t4-x2")
+			o.allowChanges = true
+			must(t, row.set(n))
+			e := &checker{options: o, dir: t.TempDir()}
+			e.doctor(t.Context())
+			e.lines = nil
+			e.settings(t.Context())
+			v, err := n.View()
+			must(t, err)
+			after := fmt.Sprintf("%s %s", v.GPUs[0].State.TimeSlice, v.GPUs[0].State.ComputeMode)
+			for _, l := range e.lines {
+				if got := l.detail + "\n" + after; l.result != skipped || got != row.want {
+					t.Errorf("%s: %s: got\n%s\nwant skipped:\n%s", l.what, l.result, got, row.want)
+				}
+			}
+		})
+	}
+}
+
+// TestOldNvidiaSMI: nvidia-smi before R510 does not know the field compute_cap.
+func TestOldNvidiaSMI(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "nvidia-smi")
+	must(t, os.WriteFile(program, []byte(`#!/bin/sh
+[ "$1" = -q ] || exit 2
+echo "<nvidia_smi_log><gpu><uuid>GPU-0</uuid></gpu><gpu><uuid>GPU-1</uuid></gpu></nvidia_smi_log>"
+`), 0o700))
+	e := &checker{report: doctor.Report{Driver: doctor.Driver{NvidiaSMI: program}}}
+	log, err := e.askSMI(t.Context())
+	must(t, err)
+	got := ""
+	for _, g := range log.GPUs {
+		got += fmt.Sprintf("%s has index %d, capability %q\n", g.UUID, g.index, g.capability)
+	}
+	if want := "GPU-0 has index 0, capability \"\"\nGPU-1 has index 1, capability \"\"\n"; got != want {
+		t.Errorf("got:\n%swant:\n%s", got, want)
+	}
 }
 
 func TestAGPUThatIsLost(t *testing.T) {

@@ -166,12 +166,14 @@ func (e *checker) askSMI(ctx context.Context) (smiLog, error) {
 	if err != nil {
 		return log, err
 	}
+	for i := range log.GPUs {
+		log.GPUs[i].index = i
+	}
 	capabilities, err := e.smi(ctx, "--query-gpu=uuid,compute_cap", "--format=csv,noheader")
 	if err != nil {
 		return log, nil //nolint:nilerr // older than R510, which does not report it
 	}
 	for i := range log.GPUs {
-		log.GPUs[i].index = i
 		for line := range strings.Lines(capabilities) {
 			if uuid, capability, ok := strings.Cut(strings.TrimSpace(line), ", "); ok && uuid == log.GPUs[i].UUID {
 				log.GPUs[i].capability = capability
