@@ -17,7 +17,10 @@ import (
 	"time"
 
 	"github.com/prometheus/common/model"
+	"github.com/prometheus/prometheus/config"
+	_ "github.com/prometheus/prometheus/discovery/kubernetes" // for kubernetes_sd_configs
 	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/model/relabel"
 	"github.com/prometheus/prometheus/model/rulefmt"
 	"github.com/prometheus/prometheus/promql"
 	"github.com/prometheus/prometheus/promql/parser"
@@ -338,4 +341,41 @@ func queryFunc(t *testing.T, series []string) rules.QueryFunc {
 	t.Cleanup(func() { _ = storage.Close() })
 	return rules.EngineQueryFunc(promqltest.NewTestEngineWithOpts(t, promql.EngineOpts{
 		MaxSamples: 100_000, Timeout: time.Minute}), storage)
+}
+
+// The scrape configuration of the page, for those without the operator, as Prometheus reads it: what is scraped, and
+// the label that the alerts need.
+func TestScrapeConfiguration(t *testing.T) {
+	page, err := os.ReadFile("../../docs/operate.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(page), "```yaml\nscrape_configs:\n")
+	text, _, ok := strings.Cut("scrape_configs:\n"+text, "```")
+	if !ok {
+		t.Fatal("docs/operate.md has no scrape_configs")
+	}
+	c, err := config.Load(text, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	scraped, err := c.GetScrapeConfigs()
+	if err != nil || len(scraped) != 1 || !scraped[0].HonorLabels {
+		t.Fatalf("got %v, %v, want one that honors labels", scraped, err)
+	}
+	for _, row := range []struct{ name, port, want string }{
+		{"the plugin", "http", "n1"},
+		{"the controller, whose metrics name the node that they are of", "metrics", ""},
+		{"another port", "webhook", "not scraped"},
+	} {
+		target := labels.NewBuilder(labels.FromStrings("__meta_kubernetes_pod_container_port_name", row.port,
+			"__meta_kubernetes_pod_node_name", "n1"))
+		got := "not scraped"
+		if relabel.ProcessBuilder(target, scraped[0].RelabelConfigs...) {
+			got = target.Get("node")
+		}
+		if got != row.want {
+			t.Errorf("%s: got the node %q, want %q", row.name, got, row.want)
+		}
+	}
 }

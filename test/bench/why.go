@@ -8,13 +8,13 @@ const (
 		"was not profiled: a call that " +
 		"comes while the plugin looks at the machine or writes the status of another claim waits for a processor."
 	whyOwn = "the call itself, there and back, is the row above. Of the plugin's processor time in such a round " +
-		"(perf), the look for containers at Unprepare has 18 %, what the driver does in Prepare 13 %, the garbage " +
-		"collector and Go's scheduler a quarter. The rest is the call itself and the metadata of the device, as in a " +
-		"floor."
+		"(perf, before Unprepare looked at one process of a container instead of all), the look for containers has " +
+		"18 %, what the driver does in Prepare 13 %, the garbage collector and Go's scheduler a quarter. The rest is " +
+		"the call itself and the metadata of the device, as in a floor."
 	whyUnprepare = "one fsync, of the directory of records, is left. The look for containers that still run with the " +
-		"claim (the step find_users) is three quarters of the processor time (perf): it reads the mounts of " +
-		"processes in pods, which the kernel writes out as text; here of all of them, because the simulated plugin " +
-		"may not see to which container a process belongs. No pod that starts waits for it."
+		"claim (the step find_users) was three quarters of the processor time (perf) when it read the mounts of all " +
+		"processes in pods, which the kernel writes out as text. Now it reads those of one process of a container. " +
+		"No pod that starts waits for it."
 	whyPrepare200 = "the records of other claims are not read (strace shows the same files opened). containerd reads " +
 		"the CDI directory after " +
 		"every change, on the same cores; see the row below."

@@ -323,8 +323,10 @@ func (s *suite) testHealthCommand(t *testing.T) {
 	health("--close-nvml", "2m")
 	s.waitTaint(t, node, gpu, "unmonitored=:NoSchedule")
 	s.trySimctl(t, plugin, "unload")
-	s.simctl(t, plugin, "load")
 	health("--open-nvml")
+	says("not watched: ")
+	s.waitTaint(t, node, gpu, "unmonitored=:NoSchedule") // there is no driver yet
+	s.simctl(t, plugin, "load")
 	s.waitTaint(t, node, gpu, "")
 	ns := s.namespace(t, "after-unload")
 	pod := s.pod(t, ns, "worker", onNode(node), withTemplate(s.template(t, ns, "one-gpu")))

@@ -86,7 +86,7 @@ func (n node) testAPIServerAway(t *testing.T) {
 	defer back() // the tests that follow need it
 	unchanged := func() string { return is(n.left(t), before) }
 	eventually(t, soon, "claims to be released without the API server", unchanged)
-	n.sh(t, "pkill -9 -f '[d]ra-kubelet-plugin-sim --driver-name'")
+	n.sh(t, "pkill -9 -f '[d]ra-kubelet-plugin-sim --registry-dir'")
 	begin := time.Now()
 	eventually(t, soon, "the plugin to answer again", func() string { return n.metric(t, ip, "gpu_dra_") })
 	for time.Since(begin) < holdDuration(t, 30*time.Second) {

@@ -32,7 +32,7 @@ const (
 )
 
 // testUpgrade prepares a claim every 100 ms while helm replaces the plugins: with a fake kubelet on node-3, and with
-// pods on the other nodes.
+// pods on the other nodes. The new plugins are pulled from a registry by their digest.
 func (s *suite) testUpgrade(t *testing.T) {
 	ns := s.adminNamespace(t, "upgrade")
 	n := s.node("node-3")
@@ -82,10 +82,12 @@ func (s *suite) testUpgrade(t *testing.T) {
 		work.Go(func() { pods[i].run(ctx, t, s.node(nodeName(i)), ns) })
 	}
 
-	s.install(t, "kubeletPlugin.podAnnotations.round=two", "kubeletPlugin.logVerbosity=3")
+	repository, digest := s.registry(t)
+	s.install(t, "image.repository="+repository, "image.digest="+digest, "kubeletPlugin.logVerbosity=3")
 	s.gone(t, client.ObjectKeyFromObject(old))
-	if n.plugin(t).UID == old.UID {
-		t.Fatal("the plugin was not replaced")
+	if got := n.plugin(t); got.UID == old.UID || got.Spec.Containers[0].Image != repository+"@"+digest {
+		t.Fatalf("got plugin %s with image %s, want another than %s, by its digest", got.UID,
+			got.Spec.Containers[0].Image, old.UID)
 	}
 	finish()
 	work.Wait()

@@ -57,7 +57,7 @@ func Spec(dir string, programs components.Dirs, o Options) machine.Spec {
 			{Name: "etcd", Command: etcd()},
 			{Name: "kube-apiserver", Command: apiServer(o), After: []string{etcdURL + "/health"}},
 			{Name: "kube-controller-manager", Command: controllerManager(o), After: []string{ready}},
-			{Name: "kube-scheduler", Command: scheduler(o), After: []string{ready}},
+			{Name: "kube-scheduler", Command: scheduler(o), After: []string{ready}, Optional: true},
 		},
 	}
 }

@@ -60,6 +60,8 @@ type Step struct {
 	// step with Once that must have succeeded (step:NAME).
 	After []string `json:"after,omitempty"`
 	Once  bool     `json:"once,omitempty"`
+	// Optional steps may end at once as often as they like: the machine goes on without them.
+	Optional bool `json:"optional,omitempty"`
 }
 
 // searchPath is the PATH of all programs in a machine.

@@ -79,7 +79,7 @@ func (s *supervisor) keep(step Step) error {
 		s.probe.wait(condition)
 	}
 	works := false
-	for attempt := 1; works || attempt <= attempts; attempt++ {
+	for attempt := 1; works || step.Optional || attempt <= attempts; attempt++ {
 		s.waitForLeave(step.Name)
 		start := time.Now()
 		status, err := s.runOnce(step)
