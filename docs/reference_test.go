@@ -176,7 +176,7 @@ func capacities(t *testing.T) string {
 	var rows [][]string
 	for _, c := range inventory.AllCapacities {
 		var seen []string
-		for _, d := range published(t, example) {
+		for _, d := range append(published(t, example), replicated(t)...) {
 			of := *d.Attributes["type"].StringValue
 			published, ok := d.Capacity[c.Name]
 			if !ok || slices.Contains(seen, of) {
@@ -415,6 +415,20 @@ func published(t *testing.T, profile string) []resourceapi.Device {
 		gpus[i].MIG.Switchable, gpus[i].MIG.Profiles, gpus[i].Use.Partitions = true, migProfiles(t),
 			gpu.PartitionsDynamic
 	}
+	return publishedOf(gpus)
+}
+
+// replicated returns the devices of a machine whose GPUs have four replicas each.
+func replicated(t *testing.T) []resourceapi.Device {
+	t.Helper()
+	gpus := inventory.New(simtest.Discover(t, "t4-x2"))
+	for i := range gpus {
+		gpus[i].Use.Sharing, gpus[i].Use.Replicas = gpu.Replicated, 4
+	}
+	return publishedOf(gpus)
+}
+
+func publishedOf(gpus inventory.Inventory) []resourceapi.Device {
 	var devices []resourceapi.Device
 	pools := gpus.WithPartitions(func(gpu.Placement) bool { return true }).Pools("node-1")
 	for _, slice := range inventory.Slices("gpu.nvidia.com", "node-1", pools) {
