@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	sigsyaml "sigs.k8s.io/yaml"
 
@@ -208,6 +209,18 @@ func add(m *why.Manifest, document []byte, namespace string) error {
 		}
 		in(&template.ObjectMeta)
 		m.Templates = append(m.Templates, template)
+	case kind.Kind == "List" && kind.APIVersion == "v1":
+		var list struct {
+			Items []runtime.RawExtension `json:"items"`
+		}
+		if err := sigsyaml.Unmarshal(document, &list); err != nil {
+			return err
+		}
+		for _, item := range list.Items {
+			if err := add(m, item.Raw, namespace); err != nil {
+				return err
+			}
+		}
 	default:
 		var w workload
 		// An error means that it is of another kind, and so does a template without containers.

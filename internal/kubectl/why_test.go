@@ -184,6 +184,10 @@ func TestFits(t *testing.T) {
 		{"a template of something else", "{apiVersion: karpenter.sh/v1, kind: NodePool, metadata: {name: pool}, " +
 			"spec: {template: {spec: {requirements: []}}}}", nil, "", "has no Pod, ResourceClaim,"},
 		{"two objects", anyClaim + "\n---\n" + bigPod, nil, "pod worker waits: ", "not everything fits"},
+		{"a list, as kubectl get prints it", "{apiVersion: v1, kind: List, items: [" + anyClaim + ", " + bigDeployment +
+			"]}", []string{"--profile", "dgx-h100"}, "pod serve fits now on 1 of 2 nodes\n", ""},
+		{"a mistake in a list", "{apiVersion: v1, kind: List, items: [" +
+			strings.Replace(anyClaim, "deviceClassName", "className", 1) + "]}", nil, "", `unknown field "className"`},
 		{"an unknown profile", anyClaim, []string{"--profile", "abacus"}, "", `no profile "abacus"; known are a30-x2`},
 		{"nothing to ask about", "{apiVersion: v1, kind: Namespace, metadata: {name: ml}}", nil, "",
 			"has no Pod, ResourceClaim, ResourceClaimTemplate or object with a pod template"},
