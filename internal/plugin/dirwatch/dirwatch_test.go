@@ -75,7 +75,7 @@ func TestNoWatcher(t *testing.T) {
 // All Watchers have one inotify instance, each is told of its own directories only, and the instance ends with the last
 // of them.
 func TestWatchersShareAnInstance(t *testing.T) {
-	before := instances(t)
+	waitForNoInstance(t) // of the tests before, which end theirs in the background
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	brief, end := context.WithCancel(ctx)
@@ -84,7 +84,7 @@ func TestWatchersShareAnInstance(t *testing.T) {
 	for i, dir := range []string{a, b, ended} {
 		watchers[i].Keep(dir + "/")
 	}
-	if got := instances(t) - before; got != 1 {
+	if got := instances(t); got != 1 {
 		t.Errorf("got %d instances of inotify, want 1", got)
 	}
 	end()
@@ -95,14 +95,20 @@ func TestWatchersShareAnInstance(t *testing.T) {
 		t.Error("want the watcher of the directory to be told, and the other not")
 	}
 	cancel()
-	for deadline := time.Now().Add(soon); instances(t) != before; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the instance remains after the last watcher has ended")
-		}
-	}
+	waitForNoInstance(t)
 	watchers[0].Keep(a) // does nothing
 	if again := New(t.Context(), nil); again == nil {
 		t.Error("no watcher after the others have ended")
+	}
+}
+
+// waitForNoInstance waits until the last Watcher has ended.
+func waitForNoInstance(t *testing.T) {
+	t.Helper()
+	for deadline := time.Now().Add(soon); instances(t) > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("an instance of inotify remains after the last watcher has ended")
+		}
 	}
 }
 
