@@ -77,8 +77,10 @@ func (s *suite) waitContainerLog(t *testing.T, pod client.ObjectKey, container, 
 	var got string
 	err := kube.Until(t.Context(), soon, "the log of "+pod.Name+" "+container, func(ctx context.Context) (bool, string,
 		error) {
-		var err error
-		got, err = s.ContainerLog(ctx, pod, container)
+		now, err := s.ContainerLog(ctx, pod, container)
+		if err == nil {
+			got = now
+		}
 		return got == want, "", err
 	})
 	if err != nil {
