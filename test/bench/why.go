@@ -38,8 +38,9 @@ const (
 		"the timers."
 	whyPods = "the CDI hooks of NVIDIA's toolkit are most of it: the row below has them on both sides. containerd " +
 		"reads the CDI directory again for each of the claim's two files."
-	whyPods8 = "the hooks of eight containers on 2 cores, as the row below shows, and containerd, which takes a " +
-		"fifth more processor time than with the null floor to read the CDI directory (2.4 s instead of 2.0 s)."
+	whyPods8 = "not all of it is known. With the driver's hooks on both sides, in the row below, 128 ms and 295 ms " +
+		"were left in two runs. In a profile of an earlier run (perf), containerd took a fifth more processor time " +
+		"than with the null floor, to read the CDI directory (2.4 s instead of 2.0 s)."
 	whyShare = "a share has two records, one before and one after its GPU and its daemon are as it needs them, where " +
 		"a plain GPU has one. " +
 		"Nothing is started for it, nor waited for."
@@ -73,6 +74,6 @@ const (
 	whyExplaining = "not profiled."
 	whyEvict      = "not profiled."
 	whyStorm      = "not profiled."
-	whyWatch      = "not profiled. The same code took between 6 and 19 ms in runs of one day; docs/operate.md lists " +
+	whyWatch      = "not profiled. The same code took between 6 and 20 ms; docs/operate.md lists " +
 		"the timers."
 )
