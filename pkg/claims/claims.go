@@ -6,8 +6,9 @@
 //	           write the CDI spec → write the record (Prepared) → answer
 //	Unprepare: write the record (Releasing) → remove the CDI spec → change the hardware back → delete the record
 //
-// A plan that changes no hardware needs no record in between. Every step may be repeated, so a second call of Prepare
-// or Unprepare completes an interrupted one. Each step runs through steps.Do, so that observers can follow it.
+// If nothing changes with the claim, for example because another claim on the GPU needs the same daemon, the record is
+// written once, and the release begins without one: see sharing.Alters. Every step may be repeated, so a second call of
+// Prepare or Unprepare completes an interrupted one. Each step runs through steps.Do, so that observers can follow it.
 package claims
 
 import (

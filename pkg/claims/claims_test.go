@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 )
 
@@ -360,6 +361,12 @@ func TestCrashes(t *testing.T) {
 			"unprepare a"}},
 		{"prepare of the second share", "prepare b gpu-1#t:6Gi/30", "prepare a gpu-1#s:5Gi/30",
 			[]string{"prepare a gpu-1#s:5Gi/30", "unprepare a"}},
+		{"prepare of a larger second share", "prepare b gpu-1#t:4Gi/20", "prepare a gpu-1#s:5Gi/30",
+			[]string{"prepare a gpu-1#s:5Gi/30", "unprepare a"}},
+		{"prepare of the second time slice", "prepare b gpu-1#t:4Gi/20 Long", "prepare a gpu-1#s:5Gi/30 Long",
+			[]string{"prepare a gpu-1#s:5Gi/30 Long", "unprepare a"}},
+		{"unprepare of the larger share", "prepare b gpu-1#t:4Gi/20; prepare a gpu-1#s:5Gi/30", "unprepare a",
+			[]string{"unprepare a", "prepare a gpu-1#s:5Gi/30"}},
 		{"unprepare of one of two shares", "prepare b gpu-1#t:6Gi/30; prepare a gpu-1#s:5Gi/30", "unprepare a",
 			[]string{"unprepare a", "prepare a gpu-1#s:5Gi/30"}},
 		{"unprepare of the last share", "prepare a gpu-1#s:5Gi/30", "unprepare a",
@@ -408,7 +415,7 @@ func TestCrashes(t *testing.T) {
 			runScript(clean, row.before)
 			clean.breaker = &breaker{}
 			runScript(clean, row.verb)
-			steps := clean.breaker.passed
+			steps := len(clean.breaker.passed)
 			if steps == 0 {
 				t.Fatalf("%s: no steps", row.name)
 			}
@@ -443,7 +450,55 @@ func TestCrashes(t *testing.T) {
 	}
 }
 
-// The same for the release of a claim beside an unreadable record, which ends after that record was removed.
+// A claim is recorded before anything changes for it. If nothing does, because other claims need the same daemons and
+// settings, it is recorded once, and its release needs no record before the last step.
+func TestRecordsOfAClaim(t *testing.T) {
+	for _, row := range []struct {
+		name, before, verb string
+		starting           bool // the daemon of gpu-1
+		want               int
+	}{
+		{"a GPU", "", "prepare a gpu-1", false, 1},
+		{"the first share", "", "prepare a gpu-1#s:5Gi/30", false, 2},
+		{"the second share", "prepare b gpu-1#t:5Gi/30", "prepare a gpu-1#s:5Gi/30", false, 1},
+		{"a smaller second share", "prepare b gpu-1#t:6Gi/40", "prepare a gpu-1#s:5Gi/30", false, 1},
+		{"a second share with more memory", "prepare b gpu-1#t:4Gi/30", "prepare a gpu-1#s:5Gi/30", false, 2},
+		{"a second share with more cores", "prepare b gpu-1#t:5Gi/20", "prepare a gpu-1#s:5Gi/30", false, 2},
+		{"the second share while the daemon starts", "prepare b gpu-1#t:5Gi/30", "prepare a gpu-1#s:5Gi/30", true, 2},
+		{"the first share of another GPU", "prepare b gpu-1#t:5Gi/30", "prepare a gpu-2#s:5Gi/30", false, 2},
+		{"the first time slice", "", "prepare a gpu-1#s:5Gi/30 Long", false, 2},
+		{"the second time slice", "prepare b gpu-1#t:5Gi/30 Long", "prepare a gpu-1#s:5Gi/30 Long", false, 1},
+		{"one of two shares ends", "prepare b gpu-1#t:5Gi/30; prepare a gpu-1#s:5Gi/30", "unprepare a", false, 0},
+		{"the larger one ends", "prepare b gpu-1#t:4Gi/30; prepare a gpu-1#s:5Gi/30", "unprepare a", false, 1},
+		{"the last share ends", "prepare a gpu-1#s:5Gi/30", "unprepare a", false, 1},
+		{"one of two time slices ends", "prepare b gpu-1#t:5Gi/30 Long; prepare a gpu-1#s:5Gi/30 Long", "unprepare a",
+			false, 0},
+		{"the last time slice ends", "prepare a gpu-1#s:5Gi/30 Long", "unprepare a", false, 1},
+	} {
+		w := newFixture(t)
+		runScript(w, row.before)
+		if row.starting {
+			if err := w.daemons().Report("gpu-1", mps.State{Message: "starting"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.breaker = &breaker{}
+		if result := w.do(row.verb); strings.HasPrefix(result, "error") {
+			t.Errorf("%s: %s", row.name, result)
+		}
+		got := 0
+		for _, step := range w.breaker.passed {
+			if step == steps.WriteRecord {
+				got++
+			}
+		}
+		if got != row.want {
+			t.Errorf("%s: the record is written %d times, want %d", row.name, got, row.want)
+		}
+	}
+}
+
+// As TestCrashes, for the release of a claim beside an unreadable record, which ends after that record was removed.
 func TestCrashesBesideAnUnreadableRecord(t *testing.T) {
 	for _, before := range []string{
 		"prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:6Gi/30; truncate b",
@@ -459,7 +514,7 @@ func TestCrashesBesideAnUnreadableRecord(t *testing.T) {
 		runScript(clean, before)
 		clean.breaker = &breaker{}
 		clean.do("unprepare a")
-		steps := clean.breaker.passed
+		steps := len(clean.breaker.passed)
 		want := finish(clean)
 		for n := 1; n <= steps; n++ {
 			for _, after := range []bool{false, true} {

@@ -57,7 +57,7 @@ func (p *Preparer) decide(
 		return checkpoint.Record{}, err
 	}
 	rec := checkpoint.Record{Phase: checkpoint.Preparing, BootID: p.BootID, Claim: claimOf(claim), Plan: plan}
-	if plan.ChangesHardware() {
+	if sharing.Alters(plan, others) {
 		if err := p.checkPlacements(ctx, plan); err != nil {
 			return checkpoint.Record{}, err
 		}
@@ -96,7 +96,8 @@ func (p *Preparer) ensure(ctx context.Context, wait *wait, claim sharing.Claim) 
 }
 
 // complete applies the plan: hardware, daemons, CDI specs, record. The caller holds the locks, and unlock releases
-// them. It waits for daemons without the locks, and then continues with the record that it finds.
+// them. It waits for daemons without the locks, so the claim is recorded before, and then continues with the record that
+// it finds.
 func (p *Preparer) complete(
 	ctx context.Context, wait *wait, inv inventory.Inventory, rec checkpoint.Record, others []sharing.Holder,
 	unlock func(),
@@ -105,8 +106,13 @@ func (p *Preparer) complete(
 		return checkpoint.Record{}, err
 	}
 	daemons := rec.Plan.DaemonIDs()
-	if len(daemons) == 0 {
+	if !slices.ContainsFunc(daemons, func(id string) bool { return p.Daemons.Check(id) != nil }) {
 		return p.finish(ctx, inv, rec)
+	}
+	if _, err := p.Records.Get(rec.Claim.UID); errors.Is(err, checkpoint.ErrNotFound) {
+		if err := p.put(ctx, rec); err != nil {
+			return checkpoint.Record{}, err
+		}
 	}
 	unlock()
 	for _, id := range daemons {

@@ -362,19 +362,19 @@ func (w *fixture) String() string {
 // errCrash simulates a crash: the step and all later ones fail.
 var errCrash = errors.New("cut off")
 
-// breaker counts steps and simulates a crash at one of them.
+// breaker notes steps and simulates a crash at one of them.
 type breaker struct {
 	at     int  // which step, counted from 1; 0: never
 	after  bool // the step is done before the crash
-	passed int
+	passed []string
 	mu     sync.Mutex
 }
 
 // observe is an observer of steps.
-func (b *breaker) observe(ctx context.Context, _ string, do func(context.Context) error) error {
+func (b *breaker) observe(ctx context.Context, name string, do func(context.Context) error) error {
 	b.mu.Lock()
-	b.passed++
-	passed := b.passed
+	b.passed = append(b.passed, name)
+	passed := len(b.passed)
 	b.mu.Unlock()
 	switch {
 	case b.at == 0 || passed < b.at:

@@ -45,8 +45,13 @@ func (p *Preparer) releaseUnless(ctx context.Context, claim types.UID, keep func
 
 // releaseLocked undoes the record. The caller holds the locks.
 func (p *Preparer) releaseLocked(ctx context.Context, rec checkpoint.Record) error {
-	// If no hardware changes, an interrupted release leaves the claim prepared or gone, and needs no phase.
-	if rec.Phase != checkpoint.Releasing && rec.Plan.ChangesHardware() {
+	var others []sharing.Holder
+	var unknown error
+	if rec.Plan.ChangesHardware() {
+		others, unknown = p.holders(ctx, rec.Plan.Held(), rec.Claim.UID)
+	}
+	// If nothing changes, an interrupted release leaves the claim prepared or gone, and needs no phase.
+	if rec.Phase != checkpoint.Releasing && (unknown != nil || sharing.Alters(rec.Plan, others)) {
 		rec.Phase = checkpoint.Releasing
 		if err := p.putReleasing(ctx, rec); err != nil {
 			return err
@@ -56,7 +61,7 @@ func (p *Preparer) releaseLocked(ctx context.Context, rec checkpoint.Record) err
 		return err
 	}
 	if rec.Plan.ChangesHardware() {
-		if err := p.undo(ctx, rec); err != nil {
+		if err := p.undo(ctx, rec, others, unknown); err != nil {
 			return err
 		}
 	}
@@ -92,18 +97,17 @@ func (p *Preparer) checkRunning(ctx context.Context, claim types.UID) error {
 	})
 }
 
-// undo reduces daemons and GPUs to what the other claims on them need. The caller holds the locks. If an unreadable
-// record may be one of those claims, it undoes only what no other claim can use. Error: ErrNotRestored.
-func (p *Preparer) undo(ctx context.Context, rec checkpoint.Record) error {
-	others, err := p.holders(ctx, rec.Plan.Held(), rec.Claim.UID)
-	if errors.Is(err, checkpoint.ErrUnreadable) {
+// undo reduces daemons and GPUs to what the other claims on them need. The caller holds the locks. If these claims are
+// unknown, because a record cannot be read, it undoes only what no other claim can use. Error: ErrNotRestored.
+func (p *Preparer) undo(ctx context.Context, rec checkpoint.Record, others []sharing.Holder, unknown error) error {
+	if errors.Is(unknown, checkpoint.ErrUnreadable) {
 		if err := p.undoPartitions(ctx, rec); err != nil {
 			return err
 		}
-		return fmt.Errorf("%w: %w", ErrNotRestored, err)
+		return fmt.Errorf("%w: %w", ErrNotRestored, unknown)
 	}
-	if err != nil {
-		return err
+	if unknown != nil {
+		return unknown
 	}
 	if err := p.requestDaemons(ctx, rec.Plan.DaemonIDs(), others); err != nil {
 		return err

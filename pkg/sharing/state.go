@@ -3,6 +3,7 @@
 package sharing
 
 import (
+	"reflect"
 	"slices"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -43,6 +44,20 @@ func StateWithout(id gpu.UUID, released Plan, others []Holder) gpu.State {
 		s.MIG = gpu.MIGOffIfUnused
 	}
 	return s
+}
+
+// Alters reports whether a GPU or an MPS daemon changes when the plan begins or ends while the others hold. If none
+// does, what is to be undone after a crash stands in the records of the others.
+func Alters(plan Plan, others []Holder) bool {
+	own := Holder{Plan: plan}
+	ids, all := plan.DaemonIDs(), append(slices.Clone(others), own)
+	return slices.ContainsFunc(plan.Assignments, Assignment.MakesPartition) ||
+		!reflect.DeepEqual(Daemons(ids, others), Daemons(ids, all)) ||
+		slices.ContainsFunc(plan.GPUs(), func(id gpu.UUID) bool {
+			needed := settings(id, []Holder{own})
+			before := settings(id, others)
+			return needed != nil && (before == nil || *needed != *before)
+		})
 }
 
 // settings returns the settings that a holder of the physical GPU needs; nil: none does.
