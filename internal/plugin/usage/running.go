@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -22,18 +23,20 @@ type Running struct {
 	Proc string // where the proc file system of the host's PID namespace is mounted
 	// MetadataDir is where kubeletplugin keeps the metadata of claims. It is mounted into their containers.
 	MetadataDir string
+
+	mounted atomic.Pointer[string] // what inFileSystem has found
 }
 
 // With returns descriptions of the containers that run with the claim. It reads /proc, because the kubelet forgets a
 // pod that was deleted by force, and a stopped runtime does not answer, while the container still runs. It misses a
 // container whose processes have all changed their root directory: mountinfo shows only mounts below the root of a
 // process.
-func (r Running) With(claim sharing.Claim) ([]string, error) {
+func (r *Running) With(claim sharing.Claim) ([]string, error) {
 	entries, err := os.ReadDir(r.Proc)
 	if err != nil {
 		return nil, fmt.Errorf("look for containers of claim %s: %w", claim, err)
 	}
-	dir, err := r.inFileSystem(r.MetadataDir)
+	dir, err := r.metadata()
 	if err != nil {
 		return nil, fmt.Errorf("look for containers of claim %s: %w", claim, err)
 	}
@@ -52,15 +55,8 @@ func (r Running) With(claim sharing.Claim) ([]string, error) {
 		if err != nil {
 			continue
 		}
-		namespace, unknown := r.link(e.Name(), "ns/mnt") // costs a sixth of reading the control group
+		namespace, unknown := r.link(e.Name(), "ns/mnt")
 		if unknown == nil && without[namespace] {
-			continue
-		}
-		group, err := r.read(pid, "cgroup", groupFile)
-		if err != nil {
-			return nil, err
-		}
-		if !bytes.Contains(group, []byte("pod")) || seen[string(group)] {
 			continue
 		}
 		mounts, err := r.read(pid, "mountinfo", mountFile)
@@ -74,6 +70,13 @@ func (r Running) With(claim sharing.Claim) ([]string, error) {
 			}
 			continue
 		}
+		group, err := r.read(pid, "cgroup", groupFile)
+		if err != nil {
+			return nil, err
+		}
+		if !bytes.Contains(group, []byte("pod")) || seen[string(group)] {
+			continue
+		}
 		seen[string(group)] = true
 		container := "a container"
 		if pod, name, ok := ownerOf(mounts); ok {
@@ -84,9 +87,21 @@ func (r Running) With(claim sharing.Claim) ([]string, error) {
 	return found, nil
 }
 
+// metadata returns how mountinfo names MetadataDir. The mounts of this process stay as they are at its start.
+func (r *Running) metadata() (string, error) {
+	if known := r.mounted.Load(); known != nil {
+		return *known, nil
+	}
+	dir, err := r.inFileSystem(r.MetadataDir)
+	if err == nil {
+		r.mounted.Store(&dir)
+	}
+	return dir, err
+}
+
 // inFileSystem returns how the third and fourth fields of mountinfo name a directory, in the mount namespace of any
 // process: the device of its file system, a space, and its path below the root of that.
-func (r Running) inFileSystem(dir string) (string, error) {
+func (r *Running) inFileSystem(dir string) (string, error) {
 	mounts, err := os.ReadFile(filepath.Join(r.Proc, "self", "mountinfo"))
 	if err != nil {
 		return "", err
@@ -109,12 +124,12 @@ func (r Running) inFileSystem(dir string) (string, error) {
 }
 
 // link returns what a link of a process says, such as the identity of a namespace.
-func (r Running) link(pid, name string) (string, error) {
+func (r *Running) link(pid, name string) (string, error) {
 	return os.Readlink(filepath.Join(r.Proc, pid, name))
 }
 
 // read reads a file of a process into buf. It is empty if the process has ended.
-func (r Running) read(pid int, file string, buf *bytes.Buffer) ([]byte, error) {
+func (r *Running) read(pid int, file string, buf *bytes.Buffer) ([]byte, error) {
 	buf.Reset()
 	f, err := os.Open(filepath.Join(r.Proc, strconv.Itoa(pid), file))
 	if err == nil {

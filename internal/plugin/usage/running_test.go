@@ -77,7 +77,7 @@ func TestRunning(t *testing.T) {
 			t.Errorf("%s: got %q, error %v, want %q", row.name, got, err, row.want)
 		}
 	}
-	if _, err := (Running{Proc: "/nowhere"}).With(sharing.Claim{}); err == nil {
+	if _, err := (&Running{Proc: "/nowhere"}).With(sharing.Claim{}); err == nil {
 		t.Error("no error where processes cannot be seen")
 	}
 	other := Running{Proc: procOf(t, "/", "/other"), MetadataDir: "/plugins/metadata"}
@@ -110,7 +110,7 @@ func TestRunningInFileSystems(t *testing.T) {
 		{"a subvolume", "/@", "/", "8:1 /@" + dir},
 		{"a mount with such a beginning", "/", "/var/lib/kube", ""},
 	} {
-		got, err := (Running{Proc: procOf(t, row.root, row.point)}).inFileSystem(dir)
+		got, err := (&Running{Proc: procOf(t, row.root, row.point)}).inFileSystem(dir)
 		if got != row.want || (err != nil) != (row.want == "") {
 			t.Errorf("%s: got %q, error %v, want %q", row.name, got, err, row.want)
 		}
