@@ -89,6 +89,9 @@ const callTimeout = 30 * time.Second
 // that claims on working GPUs can be prepared.
 const firstLookTimeout = 40 * time.Second
 
+// flushTimeout is how long the end of the plugin may wait until the status of the last claims is written.
+const flushTimeout = 2 * time.Second
+
 // Run serves the kubelet until ctx ends, and then stops everything that it has started. It registers after the first
 // discovery, so that during an update the old instance serves until this one can.
 func Run(ctx context.Context, c Config) error {
@@ -110,7 +113,8 @@ func Run(ctx context.Context, c Config) error {
 	// The reporter runs until calls in flight have drained.
 	reports, endReports := context.WithCancel(context.WithoutCancel(ctx))
 	defer endReports()
-	reporter := report.NewReporter(reports, report.Config{Driver: c.DriverName, Node: c.NodeName, Client: c.Client})
+	reporter := report.NewReporter(reports, report.Config{Driver: c.DriverName, Node: c.NodeName, Client: c.Client,
+		Stopping: ctx.Done()})
 
 	resumes := make(chan struct{}, 1)
 	var gpus *node.Node
@@ -184,6 +188,7 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	defer publisher.Release() // last, when no request to the API server is in flight
+	defer reporter.Flush(flushTimeout)
 	defer connection.Stop()
 	defer connection.Drain(ctx)
 

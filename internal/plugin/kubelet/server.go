@@ -169,6 +169,7 @@ func (s *Server) unprepare(ctx context.Context, claim kubeletplugin.NamespacedOb
 		return err
 	}
 	logger.Info("Claim released")
+	s.Reporter.Released(claim.UID)
 	return nil
 }
 

@@ -25,9 +25,25 @@ func (c *Calls) Begin() (end func()) {
 // InFlight returns the number of calls that run.
 func (c *Calls) InFlight() int64 { return c.running.Load() }
 
-// Wait returns when no call has run for the pause, or at the deadline.
-func (c *Calls) Wait(deadline time.Time, pause time.Duration) {
-	for time.Now().Before(deadline) && (c.InFlight() > 0 || time.Since(time.Unix(0, c.ended.Load())) < pause) {
-		time.Sleep(10 * time.Millisecond)
+// callPoll is how often Wait looks whether calls have ended.
+const callPoll = 10 * time.Millisecond
+
+// Wait returns when no call has run for the pause, at the deadline, or when stop is closed.
+func (c *Calls) Wait(stop <-chan struct{}, deadline time.Time, pause time.Duration) {
+	for {
+		now := time.Now()
+		free := time.Unix(0, c.ended.Load()).Add(pause)
+		if c.InFlight() > 0 {
+			free = now.Add(max(pause, callPoll)) // at the earliest
+		}
+		left := min(free.Sub(now), deadline.Sub(now))
+		if left <= 0 {
+			return
+		}
+		select {
+		case <-stop:
+			return
+		case <-time.After(left):
+		}
 	}
 }

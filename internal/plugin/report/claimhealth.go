@@ -32,5 +32,5 @@ func (r *Reporter) Conditions(claim sharing.Claim, all []DeviceCondition) {
 	for _, c := range all {
 		devices = append(devices, r.deviceStatus(healthyCondition, c))
 	}
-	r.health.enqueue(claim, devices)
+	r.health.enqueue(claim, devices, time.Now())
 }

@@ -30,16 +30,22 @@ import (
 // readyCondition is the type of the device condition in a claim's status.devices.
 const readyCondition = "Ready"
 
-// The kubelet's calls come first, because pods wait for them: a status is written once no call has run for statusPause,
-// and at the latest after statusDelay.
+// Pods that start come first: what is written is written once no call of the kubelet has run for the pause, and at the
+// latest after the delay. In statusPause the containers of several pods start: what the API server and the disk did for
+// the status of their claims meanwhile made them start later. Errors of Prepare wait only for what was to be written
+// before them, and nothing waits while the plugin stops.
 const (
-	statusPause = 20 * time.Millisecond
-	statusDelay = time.Second
+	statusPause = 3 * time.Second
+	statusDelay = 15 * time.Second
+	healthPause = 20 * time.Millisecond
+	healthDelay = time.Second
 )
 
 // statuses are the pending updates of claim statuses, and their queue.
 type statuses struct {
 	manager string // of the fields that are written
+	pause   time.Duration
+	delay   time.Duration
 	queue   workqueue.TypedRateLimitingInterface[types.UID]
 	mu      sync.Mutex
 	next    map[types.UID]update
@@ -48,12 +54,12 @@ type statuses struct {
 // update is a pending update of a claim's status.
 type update struct {
 	want  *resourceapply.ResourceClaimApplyConfiguration
-	since time.Time // when it was enqueued
+	since time.Time // when it was enqueued; zero: it is written at once, also if the claim is released
 }
 
-func newStatuses(manager string) *statuses {
+func newStatuses(manager string, pause, delay time.Duration) *statuses {
 	return &statuses{
-		manager: manager,
+		manager: manager, pause: pause, delay: delay,
 		queue: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](100*time.Millisecond, time.Minute)),
 		next: map[types.UID]update{},
@@ -64,12 +70,26 @@ func newStatuses(manager string) *statuses {
 func (r *Reporter) Run(ctx context.Context) {
 	var both sync.WaitGroup
 	for _, s := range []*statuses{r.statuses, r.health} {
-		both.Go(func() { s.run(ctx, r.Client, &r.Calls) })
+		both.Go(func() { s.run(ctx, r) })
 	}
 	both.Wait()
 }
 
-func (s *statuses) run(ctx context.Context, client kubernetes.Interface, calls *Calls) {
+// Flush waits until no status is left to be written, at most for the timeout.
+func (r *Reporter) Flush(timeout time.Duration) {
+	deadline := time.Now().Add(timeout)
+	for (r.statuses.pending() || r.health.pending()) && time.Now().Before(deadline) {
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func (s *statuses) pending() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.next) > 0
+}
+
+func (s *statuses) run(ctx context.Context, r *Reporter) {
 	for {
 		uid, ended := s.queue.Get()
 		if ended {
@@ -78,8 +98,8 @@ func (s *statuses) run(ctx context.Context, client kubernetes.Interface, calls *
 		s.mu.Lock()
 		since := s.next[uid].since
 		s.mu.Unlock()
-		calls.Wait(since.Add(statusDelay), statusPause)
-		s.write(ctx, client, uid)
+		r.Calls.Wait(r.Stopping, since.Add(s.delay), s.pause)
+		s.write(ctx, r.Client, uid)
 		s.queue.Done(uid)
 	}
 }
@@ -158,7 +178,7 @@ func (r *Reporter) Prepared(claim *resourceapi.ResourceClaim, rec checkpoint.Rec
 				a.Device)
 		}
 	}
-	r.enqueue(claim, devices)
+	r.enqueue(claim, devices, time.Now())
 }
 
 // Failed marks the devices of a claim as not ready, and writes an event.
@@ -178,7 +198,14 @@ func (r *Reporter) Failed(claim *resourceapi.ResourceClaim, cause error) {
 			ShareID: ptr.Deref(result.ShareID, ""), Status: metav1.ConditionFalse,
 			Reason: Events.PrepareFailed.Reason, Message: cause.Error()}))
 	}
-	r.enqueue(claim, devices)
+	r.enqueue(claim, devices, time.Time{})
+}
+
+// Released drops what waits to be written about a claim: its devices are not its own any more. Why Prepare has failed
+// is written.
+func (r *Reporter) Released(claim types.UID) {
+	r.statuses.drop(claim)
+	r.health.drop(claim)
 }
 
 // readyStatus returns the entry of a device with the condition Ready, since its status was last another one.
@@ -211,19 +238,29 @@ func (r *Reporter) deviceStatus(conditionType string,
 }
 
 func (r *Reporter) enqueue(claim *resourceapi.ResourceClaim,
-	devices []*resourceapply.AllocatedDeviceStatusApplyConfiguration) {
-	r.statuses.enqueue(sharing.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}, devices)
+	devices []*resourceapply.AllocatedDeviceStatusApplyConfiguration, since time.Time) {
+	r.statuses.enqueue(sharing.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}, devices, since)
 }
 
 // enqueue replaces the pending update of the claim.
-func (s *statuses) enqueue(claim sharing.Claim, devices []*resourceapply.AllocatedDeviceStatusApplyConfiguration) {
+func (s *statuses) enqueue(claim sharing.Claim, devices []*resourceapply.AllocatedDeviceStatusApplyConfiguration,
+	since time.Time) {
 	if len(devices) == 0 {
 		return
 	}
 	want := resourceapply.ResourceClaim(claim.Name, claim.Namespace).WithUID(claim.UID).
 		WithStatus(resourceapply.ResourceClaimStatus().WithDevices(devices...))
 	s.mu.Lock()
-	s.next[claim.UID] = update{want, time.Now()}
+	s.next[claim.UID] = update{want, since}
 	s.mu.Unlock()
 	s.queue.Add(claim.UID)
+}
+
+// drop forgets the update of the claim, unless it is to be written at once.
+func (s *statuses) drop(claim types.UID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.next[claim].since.IsZero() {
+		delete(s.next, claim)
+	}
 }

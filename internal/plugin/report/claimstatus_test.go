@@ -3,6 +3,8 @@
 package report
 
 import (
+	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,6 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
@@ -46,18 +49,20 @@ func TestUnenforcedShares(t *testing.T) {
 	}
 }
 
-// The status of a claim is written between calls of the kubelet, or after statusDelay if they never pause.
+// The status of a claim is written when no call of the kubelet has run for statusPause, after statusDelay if they never
+// pause, and at once when the plugin stops.
 func TestStatusWaitsForCalls(t *testing.T) {
 	for _, row := range []struct {
 		name  string
 		calls func(c *Calls)
+		stops time.Duration // after Prepared; 0: never
 		want  time.Duration // from Prepared to the write
 	}{
 		{"the call ends after 100 ms", func(c *Calls) {
 			end := c.Begin()
 			time.Sleep(100 * time.Millisecond)
 			end()
-		}, 120 * time.Millisecond},
+		}, 0, 100*time.Millisecond + statusPause},
 		{"another call begins before it ends", func(c *Calls) {
 			first := c.Begin()
 			time.Sleep(100 * time.Millisecond)
@@ -65,9 +70,11 @@ func TestStatusWaitsForCalls(t *testing.T) {
 			first()
 			time.Sleep(200 * time.Millisecond)
 			second()
-		}, 320 * time.Millisecond},
-		{"a call hangs", func(c *Calls) { c.Begin() }, statusDelay},
-		{"no call", func(*Calls) {}, 0},
+		}, 0, 300*time.Millisecond + statusPause},
+		{"a call hangs", func(c *Calls) { c.Begin() }, 0, statusDelay},
+		{"a call hangs while the plugin stops", func(c *Calls) { c.Begin() }, 30 * time.Millisecond,
+			30 * time.Millisecond},
+		{"no call", func(*Calls) {}, 0, 0},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -78,14 +85,18 @@ func TestStatusWaitsForCalls(t *testing.T) {
 					written <- time.Now()
 					return true, &resourceapi.ResourceClaim{}, nil
 				})
+				stopping := make(chan struct{})
 				r := NewReporterTo(events.NewFakeRecorder(1), Config{Driver: "gpu.nvidia.com", Node: "node",
-					Client: client})
+					Client: client, Stopping: stopping})
 				defer r.health.queue.ShutDown()
 				defer r.statuses.queue.ShutDown()
-				go r.statuses.run(t.Context(), client, &r.Calls)
+				go r.statuses.run(t.Context(), r)
 				go row.calls(&r.Calls)
 				synctest.Wait()
 				begin := time.Now()
+				if row.stops > 0 {
+					time.AfterFunc(row.stops, func() { close(stopping) })
+				}
 				r.Prepared(&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c",
 					UID: "1"}}, checkpoint.Record{Plan: sharing.Plan{Assignments: []sharing.Assignment{{Pool: "node",
 					Device: "gpu-0"}}}}, inventory.Inventory{})
@@ -95,4 +106,40 @@ func TestStatusWaitsForCalls(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The status of a claim that was released before is not written, but why Prepare has failed. Flush waits for the others.
+func TestStatusOfAReleasedClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := fake.NewClientset()
+		var written []string
+		client.PrependReactor("patch", "resourceclaims", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			written = append(written, a.(clienttesting.PatchAction).GetName())
+			return true, &resourceapi.ResourceClaim{}, nil
+		})
+		r := NewReporterTo(events.NewFakeRecorder(1), Config{Driver: "gpu.nvidia.com", Node: "node", Client: client})
+		defer r.health.queue.ShutDown()
+		defer r.statuses.queue.ShutDown()
+		go r.statuses.run(t.Context(), r)
+		r.Calls.Begin()()
+		for _, name := range []string{"released", "kept"} {
+			r.Prepared(&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name,
+				UID: types.UID(name)}}, checkpoint.Record{Plan: sharing.Plan{Assignments: []sharing.Assignment{{
+				Pool: "node", Device: "gpu-0"}}}}, inventory.Inventory{})
+		}
+		failed := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "failed", UID: "failed"}}
+		failed.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+			Results: []resourceapi.DeviceRequestAllocationResult{{Driver: "gpu.nvidia.com", Device: "gpu-0"}}}}
+		r.Failed(failed, errors.New("no such GPU"))
+		for _, claim := range []types.UID{"released", "failed"} {
+			r.Released(claim)
+		}
+		begin := time.Now()
+		r.Flush(time.Minute)
+		slices.Sort(written)
+		want := []string{"failed", "kept"}
+		if !slices.Equal(written, want) || time.Since(begin) > 2*statusPause {
+			t.Errorf("written after %s: %q, want %q", time.Since(begin), written, want)
+		}
+	})
 }

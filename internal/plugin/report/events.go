@@ -101,12 +101,14 @@ type Config struct {
 	Driver string // its name
 	Node   string
 	Client kubernetes.Interface
+	// Stopping is closed when the plugin stops; nil: never.
+	Stopping <-chan struct{}
 }
 
 // Reporter writes events and the status of claims. It never blocks its callers.
 type Reporter struct {
 	Config
-	Calls    Calls // status of claims is written between them
+	Calls    Calls // status of claims is written after them
 	recorder events.EventRecorder
 	statuses *statuses // what Prepare says of claims
 	health   *statuses // what becomes of their devices
@@ -126,8 +128,8 @@ func NewReporter(ctx context.Context, c Config) *Reporter {
 
 // NewReporterTo returns a Reporter that writes its events to the recorder.
 func NewReporterTo(recorder events.EventRecorder, c Config) *Reporter {
-	return &Reporter{Config: c, recorder: recorder, statuses: newStatuses(c.Driver),
-		health: newStatuses(c.Driver + "/health")}
+	return &Reporter{Config: c, recorder: recorder, statuses: newStatuses(c.Driver, statusPause, statusDelay),
+		health: newStatuses(c.Driver+"/health", healthPause, healthDelay)}
 }
 
 // Waiting reports what the node waits for before it can prepare or release the claim.
