@@ -171,8 +171,7 @@ func measureFloors(ctx context.Context, b *bench) (err error) {
 	}
 	one := &comparison{what: "Prepare, one claim", aims: []float64{1.3, 2}, why: whyPrepare}
 	release := &comparison{what: "Unprepare, one claim", aims: []float64{1.3}, why: whyUnprepare}
-	cpu := &comparison{what: "processor time of a claim: Prepare, status, Unprepare", aims: []float64{1.5},
-		why: whyOwn}
+	cpu := &comparison{what: "processor time of a claim: Prepare, Unprepare", aims: []float64{1.5}, why: whyOwn}
 	calls := &comparison{what: "8 calls at once, 8 GPUs", aims: []float64{1.5}, why: whyCalls8}
 	call := &comparison{what: "one call with 8 claims", aims: []float64{1.3}, why: whyClaims8}
 	all := []*comparison{one, release, cpu, calls, call}
@@ -224,7 +223,7 @@ func (b *bench) oneClaim(ctx context.Context, s *subject, number int, prepares, 
 	if err != nil {
 		return err
 	}
-	if err := b.rest(ctx, s, claims...); err != nil {
+	if err := sleep(ctx, claimPause); err != nil {
 		return err
 	}
 	released, err := unprepareOn(ctx, s.kubelet, claims...)
@@ -235,14 +234,6 @@ func (b *bench) oneClaim(ctx context.Context, s *subject, number int, prepares, 
 	*prepares, *unprepares = append(*prepares, prepared), append(*unprepares, released)
 	*cpu = append(*cpu, after-before)
 	return err
-}
-
-// rest waits until the driver has written the status of the claims. A floor writes none, and gets as much time.
-func (b *bench) rest(ctx context.Context, s *subject, claims ...*drapb.Claim) error {
-	if s.driver == driver {
-		return b.settled(ctx, claims...)
-	}
-	return sleep(ctx, 10*time.Millisecond)
 }
 
 // callEach prepares each claim in a call of its own, at once.
@@ -267,7 +258,7 @@ func (b *bench) eightClaims(ctx context.Context, s *subject, times *samples,
 		return err
 	}
 	*times = append(*times, took)
-	if err := b.rest(ctx, s, claims...); err != nil {
+	if err := sleep(ctx, claimPause); err != nil {
 		return err
 	}
 	_, err = unprepareOn(ctx, s.kubelet, claims...)

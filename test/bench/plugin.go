@@ -26,7 +26,11 @@ const (
 	crowdedCycles = 30 // of one claim in each round with other claims
 	// pause before each of the latter, in which containerd reads the CDI directory
 	cdiPause = 400 * time.Millisecond
-	burst    = 8
+	// claimPause is how long a claim stays prepared.
+	claimPause = 10 * time.Millisecond
+	// statusesPause is how long after the last call the driver writes the status of claims that are still prepared.
+	statusesPause = 3500 * time.Millisecond
+	burst         = 8
 )
 
 // measureIdle measures the idle plugin, before anything was prepared.
@@ -102,6 +106,9 @@ func measureOneClaim(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
+	if err := b.statusTime(ctx, many); err != nil {
+		return err
+	}
 	var alone, among steps
 	var parses samples
 	for range rounds {
@@ -156,7 +163,7 @@ func (b *bench) steps(ctx context.Context, dir string, claim *drapb.Claim, s *st
 		{func() (time.Duration, error) { return writeDurably(dir) }, &s.write},
 		{func() (time.Duration, error) { return b.prepare(ctx) }, &s.call},
 		{func() (time.Duration, error) { return b.prepare(ctx, claim) }, &s.prepare},
-		{func() (time.Duration, error) { return 0, b.settled(ctx, claim) }, &samples{}},
+		{func() (time.Duration, error) { return 0, sleep(ctx, claimPause) }, &samples{}},
 		{func() (time.Duration, error) { return b.unprepare(ctx, claim) }, &s.unprepare},
 	} {
 		took, err := step.do()
@@ -175,7 +182,7 @@ func (b *bench) withPrepared(ctx context.Context, claims []*drapb.Claim, do func
 			return err
 		}
 	}
-	err := b.quiet(ctx)
+	err := errors.Join(sleep(ctx, statusesPause), b.quiet(ctx))
 	if err == nil {
 		err = do()
 	}
@@ -226,8 +233,31 @@ func (b *bench) parseCDI() (samples, error) {
 	return took, nil
 }
 
-// settled returns when the driver has written the status of the claims, which it does after it has answered. It must
-// not disturb the next measurement.
+// statusTime measures what it costs the plugin to write the status of claims, which it does when no call has run for three
+// seconds.
+func (b *bench) statusTime(ctx context.Context, claims []*drapb.Claim) error {
+	for _, claim := range claims {
+		if _, err := b.prepare(ctx, claim); err != nil {
+			return err
+		}
+	}
+	before, err := b.process.cpu()
+	if err != nil {
+		return err
+	}
+	if err := b.settled(ctx, claims...); err != nil {
+		return err
+	}
+	after, err := b.process.cpu()
+	b.results["statuscpu"] = []float64{ms(after-before) / float64(len(claims))}
+	for _, claim := range claims {
+		_, failed := b.unprepare(ctx, claim)
+		err = errors.Join(err, failed)
+	}
+	return err
+}
+
+// settled returns when the driver has written the status of the claims.
 func (b *bench) settled(ctx context.Context, claims ...*drapb.Claim) error {
 	ctx, cancel := context.WithTimeout(ctx, soon)
 	defer cancel()
@@ -239,6 +269,9 @@ func (b *bench) settled(ctx context.Context, claims ...*drapb.Claim) error {
 			}
 			if len(got.Status.Devices) > 0 {
 				break
+			}
+			if err := sleep(ctx, claimPause); err != nil {
+				return err
 			}
 		}
 	}

@@ -20,7 +20,7 @@ import (
 
 const (
 	singles = 16
-	eights  = 6
+	eights  = 12
 )
 
 // measurePods times pods without a claim, with a claim of the driver, and with a claim of a null floor, without CDI
@@ -54,15 +54,13 @@ func measurePods(ctx context.Context, b *bench) (err error) {
 			return err
 		}
 	}
-	turn := func(n, repeats int) (took [4]samples, err error) {
+	turn := func(n, repeats int) (took [4]podStarts, err error) {
 		for r := range repeats {
 			for k := range kinds {
 				i := (k + r) % len(kinds)
-				d, err := b.podsRunning(ctx, kinds[i](), n)
-				if err != nil {
+				if err := b.podsRunning(ctx, kinds[i](), n, &took[i]); err != nil {
 					return took, err
 				}
-				took[i] = append(took[i], d)
 			}
 		}
 		return took, nil
@@ -79,12 +77,24 @@ func measurePods(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	const plain, ours, null, hooks = 0, 1, 2, 3
-	for key, took := range map[string][4]samples{"pod": one, "pods8": eight} {
-		b.results[key] = []float64{took[ours].p50() - took[null].p50()}
-		b.results[key+"hooks"] = []float64{took[ours].p50() - took[hooks].p50()}
-		b.results[key+"plain"] = []float64{took[plain].p50(), took[null].p50(), took[hooks].p50(), took[ours].p50()}
+	for key, took := range map[string][4]podStarts{"pod": one, "pods8": eight} {
+		running := func(kind int) float64 { return took[kind].running.p50() }
+		b.results[key] = []float64{running(ours) - running(null)}
+		b.results[key+"hooks"] = []float64{running(ours) - running(hooks)}
+		b.results[key+"plain"] = []float64{running(plain), running(null), running(hooks), running(ours)}
+	}
+	b.results["pods8bound"] = []float64{eight[null].bound.p50(), eight[hooks].bound.p50(), eight[ours].bound.p50()}
+	for key := range eight[ours].used {
+		b.results["pods8"+key] = []float64{eight[null].used[key].p50(), eight[hooks].used[key].p50(),
+			eight[ours].used[key].p50()}
 	}
 	return nil
+}
+
+// podStarts are bursts of pods that were created in parallel, each until the last of its pods was seen running.
+type podStarts struct {
+	running, bound samples
+	used           map[string]samples // processor time, by the keys of programs
 }
 
 // offer publishes eight devices of the driver and a class for them, until undo is called.
@@ -146,43 +156,60 @@ func withClaim(pod *corev1.Pod, class string) *corev1.Pod {
 	return pod
 }
 
-// podsRunning creates n pods in parallel and returns the time until the last is seen running. It removes them and their
+// podsRunning creates n pods in parallel and adds the times until the last is seen running. It removes them and their
 // claims before it returns.
-func (b *bench) podsRunning(ctx context.Context, pod *corev1.Pod, n int) (time.Duration, error) {
+func (b *bench) podsRunning(ctx context.Context, pod *corev1.Pod, n int, took *podStarts) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*soon)
 	defer cancel()
 	pods := b.client.CoreV1().Pods(b.ns)
 	events, err := pods.Watch(ctx, metav1.ListOptions{})
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer events.Stop()
+	before, err := readProcessorTimes()
+	if err != nil {
+		return err
+	}
 	begin := time.Now()
 	err = atOnce(n, n, func(int) error { _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); return err })
 	if err != nil {
-		return 0, fmt.Errorf("create a pod: %w", err)
+		return fmt.Errorf("create a pod: %w", err)
 	}
-	end, err := allRunning(ctx, events, n)
+	bound, running, err := allRunning(ctx, events, n)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	return end.Sub(begin), errors.Join(pods.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
-		b.empty(ctx))
+	after, err := readProcessorTimes()
+	if err != nil {
+		return err
+	}
+	took.bound, took.running = append(took.bound, bound.Sub(begin)), append(took.running, running.Sub(begin))
+	if took.used == nil {
+		took.used = map[string]samples{}
+	}
+	for key := range after {
+		took.used[key] = append(took.used[key], after[key]-before[key])
+	}
+	return errors.Join(pods.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}), b.empty(ctx))
 }
 
-// allRunning returns the time at which the last of n pods was seen running.
-func allRunning(ctx context.Context, events watch.Interface, n int) (time.Time, error) {
-	var running []string
-	at, err := await(ctx, events, "pods", func(pod *corev1.Pod, _ time.Time) bool {
-		if pod.Status.Phase == corev1.PodRunning && !slices.Contains(running, pod.Name) {
-			running = append(running, pod.Name)
+// allRunning returns when the last of n pods was seen bound to a node, and when the last was seen running.
+func allRunning(ctx context.Context, events watch.Interface, n int) (bound, running time.Time, err error) {
+	var onNode, run []string
+	running, err = await(ctx, events, "pods", func(pod *corev1.Pod, at time.Time) bool {
+		if pod.Spec.NodeName != "" && !slices.Contains(onNode, pod.Name) {
+			onNode, bound = append(onNode, pod.Name), at
 		}
-		return len(running) == n
+		if pod.Status.Phase == corev1.PodRunning && !slices.Contains(run, pod.Name) {
+			run = append(run, pod.Name)
+		}
+		return len(run) == n
 	})
 	if err != nil {
-		return at, fmt.Errorf("%d of %d pods run: %w", len(running), n, err)
+		return bound, running, fmt.Errorf("%d of %d pods run: %w", len(run), n, err)
 	}
-	return at, nil
+	return bound, running, nil
 }
 
 // await passes the objects of a watch to done until it returns true, each with the time when it came, and returns that

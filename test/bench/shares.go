@@ -40,9 +40,6 @@ func measureFirstShare(ctx context.Context, b *bench) error {
 			return err
 		}
 		prepares = append(prepares, took)
-		if err := b.settled(ctx, claim); err != nil {
-			return err
-		}
 		if _, err := b.unprepare(ctx, claim); err != nil {
 			return err
 		}
@@ -157,9 +154,6 @@ func (b *bench) sharesAtOnce(ctx context.Context, bursts int, rest func() error)
 				return nil, nil, err
 			}
 			*step.wall = append(*step.wall, time.Since(begin))
-		}
-		if err := b.settled(ctx, claims...); err != nil {
-			return nil, nil, err
 		}
 		if _, err := b.unprepare(ctx, claims...); err != nil {
 			return nil, nil, err
