@@ -32,9 +32,10 @@ const (
 		"are the types of all " +
 		"Kubernetes API groups, which client-go registers whether they are used or not. The kernel shares these " +
 		"pages and can drop them."
-	whyCPU = "with 208 partitions offered beside 8 GPUs. perf: two fifths are the look at the machine, most of that " +
-		"the simulated NVML; the garbage collector and Go's scheduler have a seventh each. docs/operate.md lists " +
-		"the timers."
+	whyCPU = "with 208 partitions offered beside 8 GPUs. perf, of the processor time: a quarter is the simulated " +
+		"NVML, in the look at the machine and in the wait for events, a sixth the thread with which Go watches its " +
+		"scheduler, a tenth the garbage collector, and a twentieth each the partitions that are still free, and the " +
+		"comparison of the slices with those of the API server. docs/operate.md lists the timers."
 	whyPods = "the CDI hooks of NVIDIA's toolkit are most of it: the row below has them on both sides. containerd " +
 		"reads the CDI directory again for each of the claim's two files."
 	whyPods8 = "the CDI hooks of NVIDIA's toolkit, which the row below has on both sides, and the processor time in " +
