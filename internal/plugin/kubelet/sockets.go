@@ -120,14 +120,14 @@ func (s *Server) count(ctx context.Context, request any, _ *grpc.UnaryServerInfo
 // last.
 func (c *Connection) Drain(ctx context.Context) {
 	deadline := time.Now().Add(drainTimeout)
-	c.calls.Wait(nil, deadline, 0)
+	c.calls.Wait(deadline)
 	if c.config.PodUID != "" {
 		name := kubeletplugin.RollingUpdateRegistrarSocketFile(c.config.RegistryDir, c.config.DriverName,
 			c.config.PodUID)
 		if err := os.Remove(filepath.Join(c.config.RegistryDir, name)); err == nil {
 			time.Sleep(unregisterDelay)
 		}
-		c.calls.Wait(nil, deadline, 0)
+		c.calls.Wait(deadline)
 	}
 	if n := c.calls.InFlight(); n > 0 {
 		klog.FromContext(ctx).Info("Calls cut off at the end", "calls", n)

@@ -25,25 +25,17 @@ func (c *Calls) Begin() (end func()) {
 // InFlight returns the number of calls that run.
 func (c *Calls) InFlight() int64 { return c.running.Load() }
 
-// callPoll is how often Wait looks whether calls have ended.
-const callPoll = 10 * time.Millisecond
+// Left returns how long it takes at least until no call has run for the pause; 0: none has.
+func (c *Calls) Left(pause time.Duration) time.Duration {
+	if c.InFlight() > 0 {
+		return pause
+	}
+	return max(0, time.Until(time.Unix(0, c.ended.Load()).Add(pause)))
+}
 
-// Wait returns when no call has run for the pause, at the deadline, or when stop is closed.
-func (c *Calls) Wait(stop <-chan struct{}, deadline time.Time, pause time.Duration) {
-	for {
-		now := time.Now()
-		free := time.Unix(0, c.ended.Load()).Add(pause)
-		if c.InFlight() > 0 {
-			free = now.Add(max(pause, callPoll)) // at the earliest
-		}
-		left := min(free.Sub(now), deadline.Sub(now))
-		if left <= 0 {
-			return
-		}
-		select {
-		case <-stop:
-			return
-		case <-time.After(left):
-		}
+// Wait returns when no call runs, or at the deadline.
+func (c *Calls) Wait(deadline time.Time) {
+	for c.InFlight() > 0 && time.Now().Before(deadline) {
+		time.Sleep(10 * time.Millisecond)
 	}
 }

@@ -32,8 +32,8 @@ const readyCondition = "Ready"
 
 // Pods that start come first: what is written is written once no call of the kubelet has run for the pause, and at the
 // latest after the delay. In statusPause the containers of several pods start: what the API server and the disk did for
-// the status of their claims meanwhile made them start later. Errors of Prepare wait only for what was to be written
-// before them, and nothing waits while the plugin stops.
+// the status of their claims meanwhile made them start later. Errors of Prepare do not wait, and nothing does while the
+// plugin stops.
 const (
 	statusPause = 3 * time.Second
 	statusDelay = 15 * time.Second
@@ -68,11 +68,26 @@ func newStatuses(manager string, pause, delay time.Duration) *statuses {
 
 // Run writes the status of claims until ctx ends.
 func (r *Reporter) Run(ctx context.Context) {
-	var both sync.WaitGroup
+	var all sync.WaitGroup
 	for _, s := range []*statuses{r.statuses, r.health} {
-		both.Go(func() { s.run(ctx, r) })
+		all.Go(func() { s.run(ctx, r) })
 	}
-	both.Wait()
+	select {
+	case <-r.Stopping:
+		r.statuses.hurry()
+		r.health.hurry()
+	case <-ctx.Done():
+	}
+	all.Wait()
+}
+
+// hurry queues what is left to be written.
+func (s *statuses) hurry() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for uid := range s.next {
+		s.queue.Add(uid)
+	}
 }
 
 // Flush waits until no status is left to be written, at most for the timeout.
@@ -95,13 +110,25 @@ func (s *statuses) run(ctx context.Context, r *Reporter) {
 		if ended {
 			return
 		}
-		s.mu.Lock()
-		since := s.next[uid].since
-		s.mu.Unlock()
-		r.Calls.Wait(r.Stopping, since.Add(s.delay), s.pause)
-		s.write(ctx, r.Client, uid)
+		if left := s.left(uid, r); left > 0 {
+			s.queue.AddAfter(uid, left)
+		} else {
+			s.write(ctx, r.Client, uid)
+		}
 		s.queue.Done(uid)
 	}
+}
+
+// left returns how long the update of the claim waits at least.
+func (s *statuses) left(uid types.UID, r *Reporter) time.Duration {
+	select {
+	case <-r.Stopping:
+		return 0
+	default:
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return min(r.Calls.Left(s.pause), time.Until(s.next[uid].since.Add(s.delay)))
 }
 
 // write tries once to update the status. It ignores claims that are gone.
