@@ -22,7 +22,8 @@ type Phase string
 
 const (
 	// Preparing means that the hardware may be in any state between its original one and that of the plan. A plan that
-	// alters nothing skips this phase, because there is nothing to undo: see sharing.Alters.
+	// alters nothing skips this phase, unless it waits for a daemon, because there is nothing to undo: see
+	// sharing.Alters.
 	Preparing Phase = "Preparing"
 	// Prepared means that the hardware and the CDI specs agree with the plan.
 	Prepared Phase = "Prepared"

@@ -6,9 +6,10 @@
 //	           write the CDI spec → write the record (Prepared) → answer
 //	Unprepare: write the record (Releasing) → remove the CDI spec → change the hardware back → delete the record
 //
-// If nothing changes with the claim, for example because another claim on the GPU needs the same daemon, the record is
-// written once, and the release begins without one: see sharing.Alters. Every step may be repeated, so a second call of
-// Prepare or Unprepare completes an interrupted one. Each step runs through steps.Do, so that observers can follow it.
+// If nothing changes with the claim, because another claim on the GPU needs the same, and no daemon has to be waited
+// for, the record is written once, and the release begins without one: see sharing.Alters. Every step may be repeated,
+// so a second call of Prepare or Unprepare completes an interrupted one. Each step runs through steps.Do, so that
+// observers can follow it.
 package claims
 
 import (
@@ -140,8 +141,8 @@ func serves(rec checkpoint.Record, results []allocation.Result) bool {
 var ErrRunning = errors.New("the claim is released when it has ended")
 
 // ErrNotRestored means that settings and MPS daemons of the claim's GPUs stay as they are, because a claim with an
-// unreadable record may need them. Nothing else is left of the claim but its record, in phase Releasing. Unprepare can
-// be called again when that other record is readable or removed.
+// unreadable record may need them, or because the GPUs cannot be set since a reboot. Nothing else is left of the claim
+// but its record, in phase Releasing. Unprepare can be called again when that has ended.
 var ErrNotRestored = errors.New("the settings of its GPUs are not restored")
 
 // Unprepare releases the devices of the claim. It is no error if it has none. Errors: ErrRunning, ErrNotRestored,

@@ -160,6 +160,8 @@ func TestScripts(t *testing.T) {
 			exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\n" + aShares + common},
 		{"after a reboot there is nothing to set back", "prepare a gpu-1 Long; reboot; unplug gpu-1; unprepare a", "ok",
 			""},
+		{"except for what another claim has needed since", "prepare b gpu-1#t:4Gi/20 Long; reboot; " +
+			"prepare a gpu-1#s:5Gi/30 Long; unprepare a; unprepare b", "ok", strings.TrimPrefix(common, "\n")},
 		{"a time slice", "prepare a gpu-1,gpu-2 Long", "r0=node/gpu-1 r1=node/gpu-2",
 			"GPU-1: time slice Long, compute mode DEFAULT\nGPU-2: time slice Long, compute mode DEFAULT\na Prepared " +
 				"boot-0 gpu-1,gpu-2\ncdi a-gpu-1 /dev/nvidia0\ncdi a-gpu-2 /dev/nvidia1" + common},
@@ -365,6 +367,8 @@ func TestCrashes(t *testing.T) {
 			[]string{"prepare a gpu-1#s:5Gi/30", "unprepare a"}},
 		{"prepare of the second time slice", "prepare b gpu-1#t:4Gi/20 Long", "prepare a gpu-1#s:5Gi/30 Long",
 			[]string{"prepare a gpu-1#s:5Gi/30 Long", "unprepare a"}},
+		{"prepare of the second time slice after a reboot", "prepare b gpu-1#t:4Gi/20 Long; reboot",
+			"prepare a gpu-1#s:5Gi/30 Long", []string{"prepare a gpu-1#s:5Gi/30 Long", "unprepare b; unprepare a"}},
 		{"unprepare of the larger share", "prepare b gpu-1#t:4Gi/20; prepare a gpu-1#s:5Gi/30", "unprepare a",
 			[]string{"unprepare a", "prepare a gpu-1#s:5Gi/30"}},
 		{"unprepare of one of two shares", "prepare b gpu-1#t:6Gi/30; prepare a gpu-1#s:5Gi/30", "unprepare a",
@@ -410,7 +414,7 @@ func TestCrashes(t *testing.T) {
 	} {
 		for _, then := range row.then {
 			// Undisturbed: the verb, then what follows, then a start of the driver.
-			finish := []string{then, "restart"}
+			finish := append(strings.Split(then, "; "), "restart")
 			clean := newFixture(t)
 			runScript(clean, row.before)
 			clean.breaker = &breaker{}

@@ -96,7 +96,7 @@ func (p *Preparer) ensure(ctx context.Context, wait *wait, claim sharing.Claim) 
 }
 
 // complete applies the plan: hardware, daemons, CDI specs, record. The caller holds the locks, and unlock releases
-// them. It waits for daemons without the locks, so the claim is recorded before, and then continues with the record that
+// them. It waits for daemons without the locks, so the claim is recorded before. Then it continues with the record that
 // it finds.
 func (p *Preparer) complete(
 	ctx context.Context, wait *wait, inv inventory.Inventory, rec checkpoint.Record, others []sharing.Holder,

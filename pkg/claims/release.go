@@ -51,7 +51,9 @@ func (p *Preparer) releaseLocked(ctx context.Context, rec checkpoint.Record) err
 		others, unknown = p.holders(ctx, rec.Plan.Held(), rec.Claim.UID)
 	}
 	// If nothing changes, an interrupted release leaves the claim prepared or gone, and needs no phase.
-	if rec.Phase != checkpoint.Releasing && (unknown != nil || sharing.Alters(rec.Plan, others)) {
+	changes := unknown != nil || sharing.Alters(rec.Plan, others) ||
+		rec.Plan.ChangesHardware() && rec.BootID != p.BootID
+	if rec.Phase != checkpoint.Releasing && changes {
 		rec.Phase = checkpoint.Releasing
 		if err := p.putReleasing(ctx, rec); err != nil {
 			return err
@@ -113,12 +115,24 @@ func (p *Preparer) undo(ctx context.Context, rec checkpoint.Record, others []sha
 		return err
 	}
 	if rec.BootID != p.BootID {
-		return nil // settings and partitions do not survive a reboot
+		return p.undoSinceReboot(ctx, rec, others)
 	}
 	if err := p.destroyPartitions(ctx, rec.Plan); err != nil {
 		return err
 	}
 	return p.setEach(ctx, rec.Plan, func(id gpu.UUID) gpu.State { return sharing.StateWithout(id, rec.Plan, others) })
+}
+
+// undoSinceReboot undoes a claim that was not prepared again since a reboot. Partitions and settings do not survive it,
+// but another claim with the same settings may have been prepared since, and relied on this one to undo them. Error:
+// ErrNotRestored, because the GPUs need not be there yet.
+func (p *Preparer) undoSinceReboot(ctx context.Context, rec checkpoint.Record, others []sharing.Holder) error {
+	if err := p.setEach(ctx, rec.Plan, func(id gpu.UUID) gpu.State {
+		return gpu.State{Settings: sharing.StateWithout(id, rec.Plan, others).Settings}
+	}); err != nil {
+		return fmt.Errorf("%w: %w", ErrNotRestored, err)
+	}
+	return nil
 }
 
 // undoPartitions ends the MPS daemons inside the claim's partitions, removes those that the plan has made, and records

@@ -47,7 +47,7 @@ func StateWithout(id gpu.UUID, released Plan, others []Holder) gpu.State {
 }
 
 // Alters reports whether a GPU or an MPS daemon changes when the plan begins or ends while the others hold. If none
-// does, what is to be undone after a crash stands in the records of the others.
+// does, the release of the last of the others undoes what a crash leaves.
 func Alters(plan Plan, others []Holder) bool {
 	own := Holder{Plan: plan}
 	ids, all := plan.DaemonIDs(), append(slices.Clone(others), own)
