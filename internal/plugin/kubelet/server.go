@@ -164,6 +164,7 @@ func (s *Server) unprepare(ctx context.Context, claim kubeletplugin.NamespacedOb
 		s.Reporter.Node(report.Events.ReleaseFailed, fmt.Sprintf("claim %s/%s is not released: %v", claim.Namespace,
 			claim.Name, err))
 		if errors.Is(err, claims.ErrNotRestored) {
+			s.Reporter.Released(claim.UID)
 			return nil // the pod can end, and the sweep tries again
 		}
 		return err

@@ -35,8 +35,8 @@ const (
 	// unregisterDelay is how long the kubelet may take to notice that a registration socket is gone. Its plugin manager
 	// checks once a second.
 	unregisterDelay = 1500 * time.Millisecond
-	// drainTimeout is the timeout of calls in flight. The pod has 30 s to terminate.
-	drainTimeout = 25 * time.Second
+	// drainTimeout is the timeout of calls in flight. The pod has 30 s to terminate, of which the rest takes up to 5.
+	drainTimeout = 23 * time.Second
 )
 
 // Config is the configuration of the connection to the kubelet.

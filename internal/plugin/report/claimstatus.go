@@ -5,6 +5,7 @@ package report
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"sync"
 	"time"
 
@@ -136,7 +137,8 @@ func (s *statuses) write(ctx context.Context, client kubernetes.Interface, uid t
 	s.mu.Lock()
 	want := s.next[uid].want
 	s.mu.Unlock()
-	if want == nil {
+	if want == nil { // the claim was released
+		s.queue.Forget(uid)
 		return
 	}
 	claims := client.ResourceV1().ResourceClaims(*want.Namespace)
@@ -205,7 +207,19 @@ func (r *Reporter) Prepared(claim *resourceapi.ResourceClaim, rec checkpoint.Rec
 				a.Device)
 		}
 	}
-	r.enqueue(claim, devices, time.Now())
+	since := time.Now()
+	if r.toldOfFailure(claim) {
+		since = time.Time{} // what it says is wrong now
+	}
+	r.enqueue(claim, devices, since)
+}
+
+// toldOfFailure reports whether the status of the claim says that a device is not ready, or is about to.
+func (r *Reporter) toldOfFailure(claim *resourceapi.ResourceClaim) bool {
+	return r.statuses.hurried(claim.UID) || slices.ContainsFunc(claim.Status.Devices,
+		func(d resourceapi.AllocatedDeviceStatus) bool {
+			return d.Driver == r.Driver && meta.IsStatusConditionFalse(d.Conditions, readyCondition)
+		})
 }
 
 // Failed marks the devices of a claim as not ready, and writes an event.
@@ -281,6 +295,14 @@ func (s *statuses) enqueue(claim sharing.Claim, devices []*resourceapply.Allocat
 	s.next[claim.UID] = update{want, since}
 	s.mu.Unlock()
 	s.queue.Add(claim.UID)
+}
+
+// hurried reports whether an update of the claim is to be written at once.
+func (s *statuses) hurried(claim types.UID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u, pending := s.next[claim]
+	return pending && u.since.IsZero()
 }
 
 // drop forgets the update of the claim, unless it is to be written at once.

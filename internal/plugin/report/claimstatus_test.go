@@ -128,7 +128,8 @@ func TestStatusOfAReleasedClaim(t *testing.T) {
 				UID: types.UID(name)}}, checkpoint.Record{Plan: sharing.Plan{Assignments: []sharing.Assignment{{
 				Pool: "node", Device: "gpu-0"}}}}, inventory.Inventory{})
 		}
-		failed := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "failed", UID: "failed"}}
+		failed := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "failed",
+			UID: "failed"}}
 		failed.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 			Results: []resourceapi.DeviceRequestAllocationResult{{Driver: "gpu.nvidia.com", Device: "gpu-0"}}}}
 		r.Failed(failed, errors.New("no such GPU"))
@@ -144,4 +145,40 @@ func TestStatusOfAReleasedClaim(t *testing.T) {
 			t.Errorf("written in the end: %q, want %q", written, want)
 		}
 	})
+}
+
+// A status that says that Prepare has failed is replaced at once.
+func TestStatusAfterAFailure(t *testing.T) {
+	failed := resourceapi.AllocatedDeviceStatus{Driver: "gpu.nvidia.com", Conditions: []metav1.Condition{{
+		Type: readyCondition, Status: metav1.ConditionFalse}}}
+	for _, row := range []struct {
+		name   string
+		before []resourceapi.AllocatedDeviceStatus
+		want   int // writes at once
+	}{
+		{"none before", nil, 0},
+		{"a failure", []resourceapi.AllocatedDeviceStatus{failed}, 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			client := fake.NewClientset()
+			written := 0
+			client.PrependReactor("patch", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+				written++
+				return true, &resourceapi.ResourceClaim{}, nil
+			})
+			r := NewReporterTo(events.NewFakeRecorder(1), Config{Driver: "gpu.nvidia.com", Client: client})
+			defer r.health.queue.ShutDown()
+			defer r.statuses.queue.ShutDown()
+			go r.Run(t.Context())
+			r.Calls.Begin()()
+			r.Prepared(&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "1"},
+				Status: resourceapi.ResourceClaimStatus{Devices: row.before}},
+				checkpoint.Record{Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: "gpu-0"}}}},
+				inventory.Inventory{})
+			synctest.Wait()
+			if written != row.want {
+				t.Errorf("%s: written %d times at once, want %d", row.name, written, row.want)
+			}
+		})
+	}
 }

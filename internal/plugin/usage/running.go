@@ -59,6 +59,15 @@ func (r *Running) With(claim sharing.Claim) ([]string, error) {
 		if unknown == nil && without[namespace] {
 			continue
 		}
+		var group []byte
+		if unknown != nil { // without the right to see it, each process is looked at, but only in pods
+			if group, err = r.read(pid, "cgroup", groupFile); err != nil {
+				return nil, err
+			}
+			if !bytes.Contains(group, []byte("pod")) {
+				continue
+			}
+		}
 		mounts, err := r.read(pid, "mountinfo", mountFile)
 		if err != nil {
 			return nil, err
@@ -70,9 +79,10 @@ func (r *Running) With(claim sharing.Claim) ([]string, error) {
 			}
 			continue
 		}
-		group, err := r.read(pid, "cgroup", groupFile)
-		if err != nil {
-			return nil, err
+		if group == nil {
+			if group, err = r.read(pid, "cgroup", groupFile); err != nil {
+				return nil, err
+			}
 		}
 		if !bytes.Contains(group, []byte("pod")) || seen[string(group)] {
 			continue
@@ -87,7 +97,8 @@ func (r *Running) With(claim sharing.Claim) ([]string, error) {
 	return found, nil
 }
 
-// metadata returns how mountinfo names MetadataDir. The mounts of this process stay as they are at its start.
+// metadata returns how mountinfo names MetadataDir. It is asked for once: the volume with that directory is mounted
+// without propagation.
 func (r *Running) metadata() (string, error) {
 	if known := r.mounted.Load(); known != nil {
 		return *known, nil
