@@ -81,7 +81,7 @@ func kernel() string {
 	return unix.ByteSliceToString(name.Release[:])
 }
 
-// busy returns the processor time that the machine has used so far, without idle and iowait.
+// busy returns the processor time that the machine has used so far, without idle, iowait and steal.
 func busy() (time.Duration, error) {
 	const tick = 10 * time.Millisecond // proc(5), USER_HZ
 	data, err := os.ReadFile("/proc/stat")
@@ -91,7 +91,7 @@ func busy() (time.Duration, error) {
 	line, _, _ := strings.Cut(string(data), "\n")
 	var total time.Duration
 	for i, field := range strings.Fields(line) {
-		if i == 0 || i == 4 || i == 5 || i > 8 { // the name, idle, iowait; guests are in user
+		if i == 0 || i == 4 || i == 5 || i > 7 { // the name, idle, iowait, steal; guests are in user
 			continue
 		}
 		n, err := strconv.ParseInt(field, 10, 64)

@@ -151,7 +151,8 @@ func (b *bench) cycle(ctx context.Context, dir string, n int, pause time.Duratio
 	return nil
 }
 
-// steps takes a claim through all steps without pauses: waking a processor takes as long as a step.
+// steps takes a claim through all steps. Until it is prepared there is no pause: waking a processor takes as long as a
+// step.
 func (b *bench) steps(ctx context.Context, dir string, claim *drapb.Claim, s *steps) error {
 	for _, step := range []struct {
 		do   func() (time.Duration, error)
@@ -233,8 +234,8 @@ func (b *bench) parseCDI() (samples, error) {
 	return took, nil
 }
 
-// statusTime measures what it costs the plugin to write the status of claims, which it does when no call has run for three
-// seconds.
+// statusTime measures what it costs the plugin to write the status of claims, which it does when no call has run for
+// three seconds.
 func (b *bench) statusTime(ctx context.Context, claims []*drapb.Claim) error {
 	for _, claim := range claims {
 		if _, err := b.prepare(ctx, claim); err != nil {

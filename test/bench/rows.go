@@ -61,7 +61,8 @@ var rows = []row{
 	{key: "backtoback", what: "200 prepares back to back, the chart's API limits, p50", unit: "ms",
 		peer: "198 (throttled)", of: "prepare", times: 1, says: "as Prepare alone", why: whyBackToBack},
 	{key: "claimcpu", what: "– the plugin's processor time for a claim then: prepare, unprepare", unit: "ms"},
-	{key: "statuscpu", what: "– and to write the status of a claim, when no call has run for three seconds", unit: "ms"},
+	{key: "statuscpu", what: "– the plugin's processor time to write the status of a claim, of 200 that are " +
+		"prepared, when no call has run for three seconds", unit: "ms"},
 	{key: "share", what: "Prepare of a fraction on a running daemon, p50", unit: "ms", of: "shareplain", times: 1.5,
 		says: "1.5 × a plain GPU", why: whyShare},
 	{key: "shareplain", what: "– a plain GPU in turn with it, p50", unit: "ms"},
