@@ -116,8 +116,10 @@ func Run(ctx context.Context, c Config) error {
 	reporter := report.NewReporter(reports, report.Config{Driver: c.DriverName, Node: c.NodeName, Client: c.Client,
 		Stopping: ctx.Done()})
 
-	resumes := make(chan struct{}, 1)
-	var gpus *node.Node
+	var (
+		gpus    *node.Node
+		resumes = make(chan struct{}, 1)
+	)
 	apiServer := node.NewServer(node.ServerConfig{Client: c.Client, Driver: c.DriverName, NodeName: c.NodeName,
 		Records: c.Records, Reporter: reporter, Changed: func() {
 			publisher.Stale()
