@@ -31,10 +31,9 @@ import (
 // readyCondition is the type of the device condition in a claim's status.devices.
 const readyCondition = "Ready"
 
-// Pods that start come first: what is written is written once no call of the kubelet has run for the pause, and at the
-// latest after the delay. In statusPause the containers of several pods start: what the API server and the disk did for
-// the status of their claims meanwhile made them start later. Errors of Prepare do not wait, and nothing does while the
-// plugin stops.
+// Pods that start come first: a status is written once no call of the kubelet has run for the pause, and at the latest
+// after the delay. In statusPause the containers of several pods start. The work of the API server and the disk for the
+// status of their claims would delay them. Errors of Prepare do not wait, and nothing waits while the plugin stops.
 const (
 	statusPause = 3 * time.Second
 	statusDelay = 15 * time.Second
