@@ -28,7 +28,7 @@ const (
 	cdiPause = 400 * time.Millisecond
 	// claimPause is how long a claim stays prepared.
 	claimPause = 10 * time.Millisecond
-	// statusesPause is how long after the last call the driver writes the status of claims that are still prepared.
+	// statusesPause is how long after the last call the driver has begun to write the status of prepared claims.
 	statusesPause = 3500 * time.Millisecond
 	burst         = 8
 )
@@ -176,17 +176,24 @@ func (b *bench) steps(ctx context.Context, dir string, claim *drapb.Claim, s *st
 	return nil
 }
 
-// withPrepared prepares the claims, calls do, and releases them.
+// withPrepared prepares the claims, calls do when their status is written and the machine is quiet, and releases them.
 func (b *bench) withPrepared(ctx context.Context, claims []*drapb.Claim, do func() error) error {
+	return b.between(ctx, claims, func() error {
+		if err := errors.Join(sleep(ctx, statusesPause), b.quiet(ctx)); err != nil {
+			return err
+		}
+		return do()
+	})
+}
+
+// between prepares the claims, calls do at once, and releases them.
+func (b *bench) between(ctx context.Context, claims []*drapb.Claim, do func() error) error {
 	for _, claim := range claims {
 		if _, err := b.prepare(ctx, claim); err != nil {
 			return err
 		}
 	}
-	err := errors.Join(sleep(ctx, statusesPause), b.quiet(ctx))
-	if err == nil {
-		err = do()
-	}
+	err := do()
 	for _, claim := range claims {
 		_, failed := b.unprepare(ctx, claim)
 		err = errors.Join(err, failed)
@@ -237,25 +244,18 @@ func (b *bench) parseCDI() (samples, error) {
 // statusTime measures what it costs the plugin to write the status of claims, which it does when no call has run for
 // three seconds.
 func (b *bench) statusTime(ctx context.Context, claims []*drapb.Claim) error {
-	for _, claim := range claims {
-		if _, err := b.prepare(ctx, claim); err != nil {
+	return b.between(ctx, claims, func() error {
+		before, err := b.process.cpu()
+		if err != nil {
 			return err
 		}
-	}
-	before, err := b.process.cpu()
-	if err != nil {
+		if err := b.settled(ctx, claims...); err != nil {
+			return err
+		}
+		after, err := b.process.cpu()
+		b.results["statuscpu"] = []float64{ms(after-before) / float64(len(claims))}
 		return err
-	}
-	if err := b.settled(ctx, claims...); err != nil {
-		return err
-	}
-	after, err := b.process.cpu()
-	b.results["statuscpu"] = []float64{ms(after-before) / float64(len(claims))}
-	for _, claim := range claims {
-		_, failed := b.unprepare(ctx, claim)
-		err = errors.Join(err, failed)
-	}
-	return err
+	})
 }
 
 // settled returns when the driver has written the status of the claims.

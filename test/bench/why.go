@@ -47,9 +47,8 @@ const (
 		"others need."
 	whyShares32 = "one after the other is the rule for the four shares of a GPU, each with one record: 64 fsyncs on " +
 		"one journal, of which each takes several times as long as one alone (the step write_record in the " +
-		"metrics). A second record for each share made no difference that could be seen, so it is the processors " +
-		"(perf): containerd, which reads the CDI directory after each of its 64 changes, and the API server take " +
-		"twice as much as the plugin, each."
+		"metrics). The rest is processor time (perf, of an earlier run): containerd, which reads the CDI directory " +
+		"after each of its 64 changes, and the API server take twice as much as the plugin, each."
 	whyFirstShares32 = "eight daemons start at once: each is asked whether it answers, given its limits, and asked " +
 		"for them, by a program that is started " +
 		"for every command. Then the above."
