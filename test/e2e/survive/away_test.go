@@ -7,7 +7,6 @@ package survive
 import (
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -82,8 +81,12 @@ func (n node) testAPIServerAway(t *testing.T) {
 	n.hears(t, ns)
 	n.remove(t, pod, stubborn)
 	n.control(t, "stop", "apiserver")
-	back := sync.OnceFunc(func() { n.startAPIServer(t) })
-	defer back() // the tests that follow need it
+	away := true
+	defer func() { // the tests that follow need it
+		if away {
+			n.startAPIServer(t)
+		}
+	}()
 	unchanged := func() string { return is(n.left(t), before) }
 	eventually(t, soon, "claims to be released without the API server", unchanged)
 	n.sh(t, "pkill -9 -f '[d]ra-kubelet-plugin-sim --registry-dir'")
@@ -95,7 +98,8 @@ func (n node) testAPIServerAway(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 	}
-	back()
+	away = false
+	n.startAPIServer(t)
 	n.gone(t, pod, stubborn)
 	eventually(t, soon, "the GPUs to be published", func() string { return is(n.gpus(t), whole) })
 	after := n.pod(t, ns, "after", "")
@@ -123,20 +127,26 @@ func (n node) hears(t *testing.T, namespace string) {
 	n.remove(t, key)
 }
 
-// startAPIServer starts the API server and waits until the cluster has recovered. For up to a minute,
+// startAPIServer starts the API server and waits until the cluster has recovered. For a minute or two,
 // kube-controller-manager takes the nodes for lost and their pods for not ready (and an update of a DaemonSet replaces
 // such a pod before the new one is ready), and the nodes' kube-proxies refuse connections to the API server.
 func (s *suite) startAPIServer(t *testing.T) {
 	t.Helper()
 	s.control(t, "start", "apiserver")
-	const steady = 10 * time.Second // two periods in which kube-controller-manager looks at the nodes
-	since := time.Now()
-	eventually(t, soon, "the cluster to recover", func() string {
+	const (
+		// kube-controller-manager and the kubelets watch again after pauses of up to a minute each, and a node is called
+		// ready only when both do.
+		timeout = 4 * time.Minute
+		steady  = 10 * time.Second // two periods in which kube-controller-manager looks at the nodes
+	)
+	since, last := time.Now(), ""
+	eventually(t, timeout, "the cluster to recover", func() string {
 		problem := s.recovering(t)
-		if problem != "" {
-			since = time.Now()
-		} else if time.Since(since) < steady {
-			problem = "it has only just recovered"
+		switch {
+		case problem != "":
+			since, last = time.Now(), problem
+		case time.Since(since) < steady:
+			problem = "it has only just recovered from: " + last
 		}
 		return problem
 	})

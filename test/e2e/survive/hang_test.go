@@ -148,7 +148,13 @@ func (n node) testDriverReloaded(t *testing.T) {
 	uuid := n.uuid(t, gpus[0])
 	prints := func(want string) {
 		t.Helper()
-		eventually(t, soon, "a container with "+want, func() string { return is(n.logged(t, again), want) })
+		eventually(t, soon, "a container with "+want, func() string {
+			output, err := n.Log(t.Context(), again)
+			if err != nil {
+				return err.Error() // such as while the first container is created
+			}
+			return is(output, want)
+		})
 	}
 	nodes := func(minor string) string {
 		return "GPU 0: NVIDIA H100 80GB HBM3 (UUID: " + uuid + ")\n/dev/nvidia" + minor + ": allowed\n"
