@@ -102,7 +102,7 @@ func sendCommands(ctx context.Context, program string, env []string, commands ..
 	lower := strings.ToLower(text)
 	switch {
 	case ctx.Err() != nil:
-		return text, fmt.Errorf("%s: no answer within %s", commands[0], commandTimeout)
+		return text, fmt.Errorf("%s: %w within %s", commands[0], errNoDaemon, commandTimeout)
 	case strings.Contains(lower, noControlDaemon):
 		return text, errNoDaemon
 	case err != nil || slices.ContainsFunc(refusals, func(r string) bool { return strings.Contains(lower, r) }):

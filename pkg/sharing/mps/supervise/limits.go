@@ -55,45 +55,71 @@ func (r *process) setLimits(ctx context.Context, limits, before mps.Daemon) erro
 	if len(commands) == 0 {
 		return nil
 	}
-	if _, err := r.send(ctx, commands...); err != nil {
-		return fmt.Errorf("set limits: %w", err)
-	}
-	servers, err := r.servers(ctx)
-	if err != nil {
-		return err
-	}
-	for _, pid := range servers {
-		if _, err := r.send(ctx, commandsFor(limits, before, "", pid+" ")...); err != nil {
-			return fmt.Errorf("set limits of server %s: %w", pid, err)
-		}
-	}
-	return r.checkLimits(ctx, limits)
+	return r.setAndCheck(ctx, limits, before, commands)
 }
 
-// checkLimits reads the limits back. The daemon's exit code and its answer to a command do not tell whether it has set
-// them: a percentage out of range is answered by the one before, and a memory limit by nothing.
-func (r *process) checkLimits(ctx context.Context, limits mps.Daemon) error {
-	text, err := r.send(ctx, "get_default_active_thread_percentage")
+// setAndCheck sends the commands that change the limits for new servers, if any, lists the servers and reads the limits
+// back, all in one start of the control program; and another for each server. Error: errNoDaemon.
+func (r *process) setAndCheck(ctx context.Context, limits, before mps.Daemon, commands []string) error {
+	// A server that starts meanwhile is either listed, or has the new limits.
+	questions := append([]string{"get_server_list"}, questionsFor(limits)...)
+	text, err := r.send(ctx, append(commands, questions...)...)
 	if err != nil {
-		return fmt.Errorf("ask for limits: %w", err)
+		return fmt.Errorf("set limits: %w", err)
+	}
+	lines := strings.Split(text, "\n")
+	answers := max(len(lines)-(len(questions)-1), 0) // where those of questionsFor begin
+	if err := checkLimits(limits, lines[answers:]); err != nil {
+		return err
+	}
+	for _, line := range lines[:answers] {
+		pid, err := strconv.Atoi(line)
+		if err != nil {
+			continue // the answer to a command, such as 30.0
+		}
+		_, err = r.send(ctx, commandsFor(limits, before, "", fmt.Sprintf("%d ", pid))...)
+		if err != nil {
+			return fmt.Errorf("set limits of server %d: %w", pid, err)
+		}
+	}
+	return nil
+}
+
+// questionsFor returns the commands that read back the limits for new servers. Each is answered by one line.
+func questionsFor(limits mps.Daemon) []string {
+	out := []string{"get_default_active_thread_percentage"}
+	for i, id := range limits.GPUs {
+		if _, limited := limits.Memory[id]; limited {
+			out = append(out, fmt.Sprintf("get_default_device_pinned_mem_limit %d", i))
+		}
+	}
+	return out
+}
+
+// checkLimits compares the answers to questionsFor with the limits. The daemon's exit code and its answer to a command
+// do not tell whether it has set them: a percentage out of range is answered by the one before, and a memory limit by
+// nothing.
+func checkLimits(limits mps.Daemon, answers []string) error {
+	next := func() (answer string) {
+		if len(answers) > 0 {
+			answer, answers = answers[0], answers[1:]
+		}
+		return answer
 	}
 	want := float64(limits.ThreadPercentage)
 	if want == 0 {
 		want = 100
 	}
+	text := next()
 	if got, err := strconv.ParseFloat(text, 64); err != nil || got != want {
 		return fmt.Errorf("active thread percentage is %q after it was set to %g", text, want)
 	}
-	for i, id := range limits.GPUs {
+	for _, id := range limits.GPUs {
 		bytes, limited := limits.Memory[id]
 		if !limited {
 			continue
 		}
-		text, err := r.send(ctx, fmt.Sprintf("get_default_device_pinned_mem_limit %d", i))
-		if err != nil {
-			return fmt.Errorf("ask for the memory limit of GPU %s: %w", id, err)
-		}
-		if want := max(bytes>>20, 1); !printsLimit(text, want) {
+		if text, want := next(), max(bytes>>20, 1); !printsLimit(text, want) {
 			return fmt.Errorf("memory limit of GPU %s is %q after it was set to %dM", id, text, want)
 		}
 	}
@@ -106,19 +132,4 @@ func printsLimit(text string, mebibytes uint64) bool {
 	number, err := strconv.ParseUint(strings.TrimRight(text, "MG"), 10, 64)
 	return err == nil && (text == fmt.Sprintf("%dM", number) && number == mebibytes ||
 		text == fmt.Sprintf("%dG", number) && number == mebibytes>>10)
-}
-
-// servers returns the PIDs of the daemon's servers.
-func (r *process) servers(ctx context.Context) ([]string, error) {
-	text, err := r.send(ctx, "get_server_list")
-	if err != nil {
-		return nil, fmt.Errorf("list servers: %w", err)
-	}
-	var out []string
-	for _, word := range strings.Fields(text) {
-		if _, err := strconv.Atoi(word); err == nil {
-			out = append(out, word)
-		}
-	}
-	return out, nil
 }

@@ -23,6 +23,7 @@ import (
 type process struct {
 	program string
 	env     []string
+	socket  string // for commands; the daemon makes it when it starts
 	cmd     *exec.Cmd
 	output  tail // only read after ended is closed
 	ended   chan struct{}
@@ -38,10 +39,11 @@ const maxSocketPath = 107
 
 // start starts the process of a daemon in its directories.
 func start(dir mps.Dir, root driver, d mps.Daemon) (*process, error) {
-	if path := filepath.Join(dir.Pipe(d.ID), "control_privileged"); len(path) > maxSocketPath {
+	socket := filepath.Join(dir.Pipe(d.ID), "control_privileged")
+	if len(socket) > maxSocketPath {
 		return nil, fmt.Errorf("its socket %s would have more than the %d characters that are possible: choose a "+
 			"shorter driver name or kubelet directory",
-			path, maxSocketPath)
+			socket, maxSocketPath)
 	}
 	program, err := root.control()
 	if err != nil {
@@ -58,8 +60,8 @@ func start(dir mps.Dir, root driver, d mps.Daemon) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &process{program: program, env: root.environment(dir, d.ID, libraries), ended: make(chan struct{}),
-		multiUser: d.MultiUser, serverEnds: newServers()}
+	r := &process{program: program, env: root.environment(dir, d.ID, libraries), socket: socket,
+		ended: make(chan struct{}), multiUser: d.MultiUser, serverEnds: newServers()}
 	args := []string{"-f"}
 	if d.MultiUser {
 		args = append(args, "-multiuser-server")
@@ -141,11 +143,12 @@ func (r *process) exitError() error {
 	return fmt.Errorf("it ended: %w", err)
 }
 
-// How long a daemon may take to answer first, and the pauses between attempts.
+// How long a daemon may take to answer first; the pause between looks for its socket, and the time after which it is
+// asked without one.
 const (
 	startTimeout = 60 * time.Second
-	firstPoll    = 5 * time.Millisecond
-	longestPoll  = 200 * time.Millisecond
+	lookPause    = 2 * time.Millisecond
+	askPause     = 200 * time.Millisecond
 )
 
 // startError returns how the process ended before it answered. Error: errNoMultiUser, only by the first line of output:
@@ -157,11 +160,13 @@ func (r *process) startError() error {
 	return r.exitError()
 }
 
-// await waits until the daemon answers. Error: errNoMultiUser.
-func (r *process) await(ctx context.Context) error {
+// await waits until the daemon answers, and has set its limits. It looks for the socket first, because each question
+// starts a program. Error: errNoMultiUser.
+func (r *process) await(ctx context.Context, limits mps.Daemon) error {
 	deadline := time.NewTimer(startTimeout)
 	defer deadline.Stop()
-	for pause := firstPoll; ; pause = min(2*pause, longestPoll) {
+	before := mps.Daemon{GPUs: limits.GPUs} // a new daemon has no limits
+	for asked := time.Now(); ; {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -169,11 +174,16 @@ func (r *process) await(ctx context.Context) error {
 			return r.startError()
 		case <-deadline.C:
 			return fmt.Errorf("it does not answer within %s", startTimeout)
-		case <-time.After(pause):
+		case <-time.After(lookPause):
 		}
-		if _, err := r.send(ctx, "get_server_list"); err == nil {
-			return nil
+		if _, err := os.Stat(r.socket); err != nil && time.Since(asked) < askPause {
+			continue
 		}
+		err := r.setAndCheck(ctx, limits, before, commandsFor(limits, before, "default_", ""))
+		if !errors.Is(err, errNoDaemon) {
+			return err
+		}
+		asked = time.Now()
 	}
 }
 

@@ -375,34 +375,54 @@ func TestSlowDaemon(t *testing.T) {
 	}
 }
 
-// fake is a control program that notes its commands and first does what the script says. It sets and reads back limits.
+// fake is a control program that notes its commands after its PID, and first does what the script says. It sets and reads back limits.
 func fake(script string) []byte {
 	return []byte(`#!/bin/sh
-up=$CUDA_MPS_PIPE_DIRECTORY/up
+up=$CUDA_MPS_PIPE_DIRECTORY/control_privileged
 if [ "$1" = -f ]; then touch $up; trap 'exit 0' TERM; ` + "echo some output; echo and more >&2; while [ -e $up ]; do sleep 0.05; done; exit; fi\n" + `
 [ -e $up ] || { echo Cannot find MPS control daemon process; exit 1; }
 while read -r line; do
-	echo "$line" >> "$CUDA_MPS_LOG_DIRECTORY/commands"
+	echo "$$ $line" >> "$CUDA_MPS_LOG_DIRECTORY/commands"
 	case $line in
 	` + script + `
 	quit*) rm -f $up;;
 	set_default_a*) echo "${line##* }.0" > $up.percent;;
 	get_default_a*) cat $up.percent 2>/dev/null || echo 100.0;;
 	set_default_d*) echo "${line##* }" > $up.memory;;
-	get_default_d*) cat $up.memory;;
+	get_default_d*) [ ! -e $up.memory ] || cat $up.memory;;
 	esac
 done
 `)
 }
 
+// Each start of the control program costs milliseconds, which a pod with the first share of a GPU waits for.
+func TestOneStartOfTheControlProgram(t *testing.T) {
+	w := newFixture(t)
+	w.install(t, fake(""))
+	w.supervise(t)
+	d := w.daemon("g0")
+	d.ThreadPercentage, d.Memory = 30, map[gpu.UUID]uint64{w.ids["g0"]: 1 << 30}
+	must(t, w.dir.Request(d))
+	w.await(t, d)
+	text, err := os.ReadFile(filepath.Join(w.dir.Log("g0"), "commands"))
+	must(t, err)
+	pid, _, _ := strings.Cut(string(text), " ")
+	want := pid + " set_default_active_thread_percentage 30\n" + pid + " set_default_device_pinned_mem_limit 0 1024M\n" +
+		pid + " get_server_list\n" + pid + " get_default_active_thread_percentage\n" + pid +
+		" get_default_device_pinned_mem_limit 0\n"
+	if !strings.HasPrefix(string(text), want) { // the command that starts a server follows
+		t.Errorf("got commands\n%s\nwant\n%s", text, want)
+	}
+}
+
 func TestRefusedLimits(t *testing.T) {
+	const sent = "set limits: set_default_active_thread_percentage 30; set_default_device_pinned_mem_limit 0 1024M; " +
+		"get_server_list; get_default_active_thread_percentage; get_default_device_pinned_mem_limit 0: "
 	for _, tt := range []struct{ name, script, want string }{
 		{"by the exit code", "set_*) echo no; exit 3;;",
-			"set limits: set_default_active_thread_percentage 30; set_default_device_pinned_mem_limit 0 1024M: exit " +
-				"status 3: no"},
+			sent + "exit status 3: no"},
 		{"by the text", "set_*mem*) echo Invalid argument;;",
-			"set limits: set_default_active_thread_percentage 30; set_default_device_pinned_mem_limit 0 1024M: " +
-				"refused: Invalid argument"},
+			sent + "refused: Invalid argument; 30.0"},
 		{"in silence", "get_default_a*) echo 100.0;;", `active thread percentage is "100.0" after it was set to 30`},
 		{"a memory limit in silence", "set_default_d*) ;; get_default_d*) ;;", "after it was set to 1024M"},
 		{"another memory limit", "get_default_d*) echo 2G;;", `is "2G" after it was set to 1024M`},
@@ -479,7 +499,7 @@ func TestNoMultiUserInALaterLine(t *testing.T) {
 		d.MultiUser = true
 		must(t, w.dir.Request(d))
 		pid := w.await(t, d).PID
-		must(t, os.Remove(filepath.Join(w.dir.Pipe("g0"), "up"))) // it ends
+		must(t, os.Remove(filepath.Join(w.dir.Pipe("g0"), "control_privileged"))) // it ends
 		var s mps.State
 		eventually(t, "it is another one", func() bool {
 			var err error

@@ -167,10 +167,7 @@ func (w *worker) runProcess(ctx context.Context, d mps.Request, as mps.Daemon) e
 func (w *worker) waitReady(ctx context.Context, r *process, d mps.Request) error {
 	life, stop := w.whileWanted(ctx, d)
 	defer stop()
-	err := r.await(life)
-	if err == nil {
-		err = r.setLimits(life, d.Daemon, mps.Daemon{GPUs: d.GPUs})
-	}
+	err := r.await(life, d.Daemon)
 	switch {
 	case life.Err() != nil:
 		return nil
