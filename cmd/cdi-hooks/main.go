@@ -13,6 +13,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"unsafe"
 
 	"github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook/commands"
 	"github.com/sirupsen/logrus"
@@ -40,6 +41,7 @@ func run(args []string, state io.Reader) error {
 		if _, err := stdin.Seek(0, io.SeekStart); err != nil {
 			return err
 		}
+		setName(hook)
 		// A command keeps the flags of its last run, so every hook has a new one.
 		command := commands.ConfigureCDIHookCommand(logrus.StandardLogger(), &cli.Command{})
 		if err := command.Run(context.Background(), slices.Concat(args[:1], hook)); err != nil {
@@ -47,6 +49,17 @@ func run(args []string, state io.Reader) error {
 		}
 	}
 	return nil
+}
+
+// setName gives the process the name of the hook, of which the kernel keeps 15 bytes. Tools that watch processes can so
+// tell how long each hook takes.
+func setName(hook []string) {
+	if len(hook) == 0 {
+		return
+	}
+	if name, err := unix.BytePtrFromString(hook[0]); err == nil {
+		_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(name)), 0, 0, 0)
+	}
 }
 
 // split returns the command lines between the separators, which package nvml writes.

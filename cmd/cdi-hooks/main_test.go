@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -53,6 +54,20 @@ func TestRun(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Tools that watch processes see which hook runs.
+func TestSetName(t *testing.T) {
+	runtime.LockOSThread() // for good: the thread keeps the name, and ends with the test
+	setName([]string{"disable-device-node-modification"})
+	got, err := os.ReadFile("/proc/thread-self/comm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "disable-device-\n"; string(got) != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	setName(nil) // no hook: the error follows
 }
 
 // messages writes a log without levels and times.

@@ -200,7 +200,12 @@ func measureFloors(ctx context.Context, b *bench) (err error) {
 			}
 		}
 	}
+	floor, err := subjects[safeIndex].process.memory()
+	if err != nil {
+		return err
+	}
 	b.comparisons = all
+	b.results["floorrss"] = []float64{floor.rss, floor.anon}
 	b.results["calls8"] = []float64{slices.Concat(calls.times[driverIndex]...).p50()}
 	return b.deleteClaims(ctx)
 }

@@ -92,6 +92,7 @@ var rows = []row{
 		peer: "67 / 69", aim: []float64{36, 36}, why: whyRSS},
 	{key: "anon", what: "– of that the process's own, the rest is the program file's: idle / after 200 cycles",
 		unit: "MiB"},
+	{key: "floorrss", what: "– the safe floor after its calls: RSS / the process's own", unit: "MiB"},
 	{key: "cpu", what: "CPU, idle", unit: "ms a minute", peer: "10", aim: []float64{20}, why: whyCPU},
 	{key: "pod", what: "pod with a claim, create → Running, minus the same with the null floor without hooks, p50",
 		unit: "ms", aim: []float64{15}, why: whyPods},

@@ -6,9 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"html"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -26,16 +24,22 @@ const timelinePods = 20
 type phase struct {
 	name   string
 	colour string // in the picture; empty: it is a part of the phase before, and has none
-	// kubelet or plugin is the histogram in which that component counts it, with the first labels; both empty: what
+	// kubelet, plugin or api is the histogram in which that component counts it, with the first labels; all empty: what
 	// the bench sees.
-	kubelet, plugin string
+	kubelet, plugin, api string
+	times                float64 // that it counts for one pod with a claim; 0: once
 }
+
+// counted reports whether a component counts it.
+func (p phase) counted() bool { return p.kubelet+p.plugin+p.api != "" }
 
 const (
 	runtimeOperations = "kubelet_runtime_operations_duration_seconds{operation_type="
 	dra               = "dra_operations_duration_seconds{is_error=\"false\",operation_name=\"PrepareResources\"}"
 	draCalls          = "dra_grpc_operations_duration_seconds{driver_name=\"" + driver +
 		"\",grpc_status_code=\"OK\",method_name=\"/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources\"}"
+	claimGets = `apiserver_request_duration_seconds{component="apiserver",dry_run="",group="resource.k8s.io",` +
+		`resource="resourceclaims",scope="resource",subresource="",verb="GET"`
 )
 
 // phases are the parts of a pod's start, in the order of time, and after them what no part explains.
@@ -44,6 +48,7 @@ var phases = []phase{
 	{name: "kubelet: prepare the claim", colour: "#66c2a5", kubelet: dra},
 	{name: "– of that the call of the plugin", kubelet: draCalls},
 	{name: "– of that the driver's steps", plugin: prepareMetric},
+	{name: "– API server: the GETs of the claim, by the kubelet and the plugin", api: claimGets, times: 2},
 	{name: "containerd: sandbox", colour: "#fc8d62", kubelet: runtimeOperations + `"run_podsandbox"}`},
 	{name: "containerd: create the container", colour: "#e78ac3", kubelet: runtimeOperations + `"create_container"}`},
 	{name: "containerd, runc, CDI hooks: start it", colour: "#a6d854",
@@ -51,90 +56,116 @@ var phases = []phase{
 	{name: "kubelet, API server and volumes between these, until Running is visible", colour: "#cccccc"},
 }
 
+// parts is what is known of the start of a pod.
+type parts struct {
+	phases   []time.Duration // how long each of phases took, and at the end the whole
+	programs []ran           // their times are since the pod was created
+}
+
 // timeline writes where the time of a pod's start goes, without and with a claim, into the page and the picture.
 func timeline(ctx context.Context, b *bench, docs, picture string) error {
 	if err := b.template(ctx, driver); err != nil {
 		return err
 	}
-	kinds := []func() *corev1.Pod{b.pod, func() *corev1.Pod { return withClaim(b.pod(), driver) }}
-	took := make([][]samples, len(kinds)) // of each phase
-	for i := range took {
-		took[i] = make([]samples, len(phases)+1) // the last is the whole
+	watched, err := watchPrograms()
+	if err != nil {
+		return err
 	}
+	kinds := []func() *corev1.Pod{b.pod, func() *corev1.Pod { return withClaim(b.pod(), driver) }}
+	took := make([][]parts, len(kinds))
 	for n := range timelinePods + 1 {
 		for i, pod := range kinds {
-			parts, err := b.podParts(ctx, pod())
+			p, err := b.podParts(ctx, pod(), watched)
 			if err != nil {
 				return err
 			}
-			if n == 0 {
-				continue // the first ones find nothing warm
-			}
-			for p, d := range parts {
-				took[i][p] = append(took[i][p], d)
+			if n > 0 { // the first ones find nothing warm
+				took[i] = append(took[i], p)
 			}
 		}
 	}
 	medians := make([][]float64, len(kinds))
 	for i := range kinds {
-		for _, s := range took[i] {
-			medians[i] = append(medians[i], s.p50())
+		for phase := range len(phases) + 1 {
+			var of samples
+			for _, p := range took[i] {
+				of = append(of, p.phases[phase])
+			}
+			medians[i] = append(medians[i], of.p50())
 		}
 	}
-	text := thisMachine(ctx, b) + "\n\n" + timelineTable(medians)
+	lanes := lanesOf(took)
+	text := thisMachine(ctx, b) + "\n\n" + timelineTable(medians) + "\n" + laneTable(lanes)
 	fmt.Println(text)
-	return errors.Join(os.WriteFile(picture, []byte(timelinePicture(medians)), 0o644),
+	return errors.Join(os.WriteFile(picture, []byte(timelinePicture(medians, lanes)), 0o644),
 		page.Insert(docs, "make timeline", text))
 }
 
-// podParts starts a pod, and returns how long each phase took, and at the end the whole.
-func (b *bench) podParts(ctx context.Context, pod *corev1.Pod) ([]time.Duration, error) {
+// podParts starts a pod, and removes it.
+func (b *bench) podParts(ctx context.Context, pod *corev1.Pod, watched *programs) (parts, error) {
 	before, err := b.counted(ctx)
 	if err != nil {
-		return nil, err
+		return parts{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*soon)
 	defer cancel()
 	pods := b.client.CoreV1().Pods(b.ns)
 	events, err := pods.Watch(ctx, metav1.ListOptions{})
 	if err != nil {
-		return nil, err
+		return parts{}, err
 	}
 	defer events.Stop()
-	begin := time.Now()
+	begin, kernelBegin := time.Now(), monotonic()
 	if _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); err != nil {
-		return nil, err
+		return parts{}, err
 	}
 	isBound, isRunning, err := boundAndRunning(ctx, events)
 	if err != nil {
-		return nil, err
+		return parts{}, err
 	}
 	after, err := b.counted(ctx)
 	if err != nil {
-		return nil, err
+		return parts{}, err
 	}
-	parts := make([]time.Duration, len(phases)+1)
-	parts[0] = isBound.Sub(begin)
-	parts[len(phases)] = isRunning.Sub(begin)
-	rest := len(phases) - 1
-	parts[rest] = isRunning.Sub(isBound)
+	took, err := phasesOf(before, after, float64(len(pod.Spec.ResourceClaims)))
+	if err != nil {
+		return parts{}, err
+	}
+	took[0] = isBound.Sub(begin)
+	took[len(phases)] = isRunning.Sub(begin)
+	took[len(phases)-1] += isRunning.Sub(isBound)
+	if err := errors.Join(pods.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
+		b.empty(ctx)); err != nil {
+		return parts{}, err
+	}
+	ran, err := watched.between(kernelBegin, kernelBegin+isRunning.Sub(begin))
+	for i := range ran {
+		ran[i].begin -= kernelBegin
+		ran[i].end -= kernelBegin
+	}
+	return parts{took, ran}, err
+}
+
+// phasesOf returns the phases that components count, and as the last minus the sum of those that are no part of others.
+func phasesOf(before, after []counted, claims float64) ([]time.Duration, error) {
+	took := make([]time.Duration, len(phases)+1)
 	for i, p := range phases {
-		if p.kubelet == "" && p.plugin == "" {
+		if !p.counted() {
 			continue
 		}
-		want := 1.0
-		if len(pod.Spec.ResourceClaims) == 0 && p.colour == "" { // a call of the plugin
-			want = 0
+		want := max(p.times, 1)
+		if p.colour == "" { // a part of preparing a claim
+			want *= claims
 		}
 		if times := after[i].count - before[i].count; times != want {
 			return nil, fmt.Errorf("%s: the component counts it %v times for one pod, want %v", p.name, times, want)
 		}
-		parts[i] = time.Duration((after[i].seconds - before[i].seconds) * float64(time.Second))
+		took[i] = time.Duration((after[i].seconds - before[i].seconds) * float64(time.Second))
 		if p.colour != "" {
-			parts[rest] -= parts[i]
+			took[len(phases)-1] -= took[i]
 		}
 	}
-	return parts, errors.Join(pods.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}), b.empty(ctx))
+	return took, nil
 }
 
 // boundAndRunning returns when the only pod of the watch was bound and when it ran.
@@ -154,22 +185,25 @@ func (b *bench) counted(ctx context.Context) ([]counted, error) {
 	if err != nil {
 		return nil, err
 	}
-	ofKubelet, err := b.client.CoreV1().RESTClient().Get().
-		AbsPath("/api/v1/nodes", b.node, "proxy/metrics").DoRaw(ctx)
+	get := b.client.CoreV1().RESTClient().Get
+	ofKubelet, err := get().AbsPath("/api/v1/nodes", b.node, "proxy/metrics").DoRaw(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read the kubelet's metrics: %w", err)
 	}
+	ofServer, err := get().AbsPath("/metrics").DoRaw(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the API server's metrics: %w", err)
+	}
 	all := make([]counted, len(phases))
 	for i, p := range phases {
-		text, metric := string(ofKubelet), p.kubelet
-		if p.plugin != "" {
-			text, metric = ofPlugin, p.plugin
-		}
-		if metric == "" {
-			continue
-		}
-		if all[i], err = histogram(text, metric); err != nil {
-			return nil, err
+		for metric, text := range map[string]string{p.kubelet: string(ofKubelet), p.plugin: ofPlugin,
+			p.api: string(ofServer)} {
+			if metric == "" {
+				continue
+			}
+			if all[i], err = histogram(text, metric); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return all, nil
@@ -189,41 +223,4 @@ func timelineTable(medians [][]float64) string {
 	}
 	row("**created → Running**", len(phases))
 	return text.String()
-}
-
-// timelinePicture draws the phases as bars, one below the other.
-func timelinePicture(medians [][]float64) string {
-	const left, top, bar, gap, line, width = 120, 16, 34, 14, 20, 760
-	longest := slices.Max([]float64{medians[0][len(phases)], medians[1][len(phases)]})
-	var body strings.Builder
-	y := top
-	for i, name := range []string{"without a claim", "with a claim"} {
-		fmt.Fprintf(&body, "<text x=\"8\" y=\"%d\">%s</text>\n", y+bar/2+4, name)
-		x := float64(left)
-		for p, phase := range phases {
-			if phase.colour == "" {
-				continue
-			}
-			w := medians[i][p] / longest * width
-			fmt.Fprintf(&body, "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"%s\"><title>%s: %s ms"+
-				"</title></rect>\n", x, y, w, bar, phase.colour, html.EscapeString(phase.name),
-				formatValues(medians[i][p:p+1]))
-			x += w
-		}
-		fmt.Fprintf(&body, "<text x=\"%.1f\" y=\"%d\">%s ms</text>\n", x+6, y+bar/2+4,
-			formatValues(medians[i][len(phases):]))
-		y += bar + gap
-	}
-	for _, phase := range phases {
-		if phase.colour == "" {
-			continue
-		}
-		fmt.Fprintf(&body, "<rect x=\"%d\" y=\"%d\" width=\"12\" height=\"12\" fill=\"%s\"/>"+
-			"<text x=\"%d\" y=\"%d\">%s</text>\n", left, y, phase.colour, left+20, y+11, html.EscapeString(phase.name))
-		y += line
-	}
-	return fmt.Sprintf("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" "+
-		"font-size=\"13\" role=\"img\">\n<title>Where the time of a pod's start goes, without and with a claim"+
-		"</title>\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n%s</svg>\n",
-		left+width+80, y+4, body.String())
 }

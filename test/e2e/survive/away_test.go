@@ -134,8 +134,8 @@ func (s *suite) startAPIServer(t *testing.T) {
 	t.Helper()
 	s.control(t, "start", "apiserver")
 	const (
-		// kube-controller-manager and the kubelets watch again after pauses of up to a minute each, and a node is called
-		// ready only when both do.
+		// kube-controller-manager and the kubelets watch again after pauses of up to a minute each, and a node is
+		// called ready only when both do.
 		timeout = 4 * time.Minute
 		steady  = 10 * time.Second // two periods in which kube-controller-manager looks at the nodes
 	)

@@ -375,7 +375,8 @@ func TestSlowDaemon(t *testing.T) {
 	}
 }
 
-// fake is a control program that notes its commands after its PID, and first does what the script says. It sets and reads back limits.
+// fake is a control program that notes its commands after its PID, and first does what the script says. It sets and
+// reads back limits.
 func fake(script string) []byte {
 	return []byte(`#!/bin/sh
 up=$CUDA_MPS_PIPE_DIRECTORY/control_privileged
@@ -407,9 +408,12 @@ func TestOneStartOfTheControlProgram(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(w.dir.Log("g0"), "commands"))
 	must(t, err)
 	pid, _, _ := strings.Cut(string(text), " ")
-	want := pid + " set_default_active_thread_percentage 30\n" + pid + " set_default_device_pinned_mem_limit 0 1024M\n" +
-		pid + " get_server_list\n" + pid + " get_default_active_thread_percentage\n" + pid +
-		" get_default_device_pinned_mem_limit 0\n"
+	want := ""
+	for _, command := range []string{"set_default_active_thread_percentage 30",
+		"set_default_device_pinned_mem_limit 0 1024M", "get_server_list", "get_default_active_thread_percentage",
+		"get_default_device_pinned_mem_limit 0"} {
+		want += pid + " " + command + "\n"
+	}
 	if !strings.HasPrefix(string(text), want) { // the command that starts a server follows
 		t.Errorf("got commands\n%s\nwant\n%s", text, want)
 	}
