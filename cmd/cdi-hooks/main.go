@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"slices"
 	"unsafe"
 
@@ -51,14 +52,15 @@ func run(args []string, state io.Reader) error {
 	return nil
 }
 
-// setName gives the process the name of the hook, of which the kernel keeps 15 bytes. Tools that watch processes can so
-// tell how long each hook takes.
+// setName gives the thread the name of the hook, of which the kernel keeps 15 bytes. The kernel's process events have
+// it, so that tools can tell how long each hook takes.
 func setName(hook []string) {
 	if len(hook) == 0 {
 		return
 	}
 	if name, err := unix.BytePtrFromString(hook[0]); err == nil {
 		_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(name)), 0, 0, 0)
+		runtime.KeepAlive(name)
 	}
 }
 

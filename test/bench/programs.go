@@ -38,6 +38,7 @@ type ran struct {
 const (
 	hookProgram = "– the hooks, in one program"
 	cdiRead     = "containerd reads the CDI specs"
+	runcCreate  = "runc create"
 )
 
 // monotonic returns the kernel's monotonic clock.
@@ -149,7 +150,7 @@ func nameOf(pid uint32) string {
 	case name == "containerd-shim-runc-v2" && has("start"):
 		return "containerd-shim start"
 	case name == "runc" && has("create"):
-		return "runc create"
+		return runcCreate
 	case name == "runc" && has("start"):
 		return "runc start"
 	case name == "cdi-hooks":
@@ -164,7 +165,8 @@ func nameOf(pid uint32) string {
 	return ""
 }
 
-// between returns the runs that began between two times, oldest first, and forgets all.
+// between returns the runs that began between two times, oldest first, and forgets all. It is an error if they are not
+// those of one pod.
 func (p *programs) between(begin, end time.Duration) ([]ran, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -176,6 +178,16 @@ func (p *programs) between(begin, end time.Duration) ([]ran, error) {
 	}
 	p.ended = nil
 	slices.SortFunc(out, func(a, b ran) int { return int(a.begin - b.begin) })
+	creates := 0
+	for _, r := range out {
+		if r.name == runcCreate {
+			creates++
+		}
+	}
+	if creates != 2 {
+		return out, errors.Join(p.err, fmt.Errorf("the kernel tells of %d runs of %q for one pod, want 2: of the "+
+			"sandbox and of the container", creates, runcCreate))
+	}
 	return out, p.err
 }
 
@@ -204,10 +216,14 @@ func (p *programs) watchCDI(containerd int) error {
 			now := monotonic()
 			for rest := buffer[:n]; len(rest) >= int(unsafe.Sizeof(unix.FanotifyEventMetadata{})); {
 				event := (*unix.FanotifyEventMetadata)(unsafe.Pointer(&rest[0]))
-				if int(event.Pid) == containerd {
-					p.noteCDI(event, now)
+				if event.Mask&unix.FAN_Q_OVERFLOW != 0 {
+					p.fail(errors.New("watch the CDI directory: events were lost"))
+				} else {
+					if int(event.Pid) == containerd {
+						p.noteCDI(event, now)
+					}
+					_ = unix.Close(int(event.Fd))
 				}
-				_ = unix.Close(int(event.Fd))
 				rest = rest[event.Event_len:]
 			}
 		}

@@ -51,7 +51,7 @@ const (
 		"after each of its 64 changes, and the API server take twice as much as the plugin, each."
 	whyFirstShares32 = "eight daemons start at once on two cores. Each is ready after two starts of a simulated " +
 		"program, which read the state of the simulated node: 12 ms until the daemon makes its socket, and 6 ms for " +
-		"all commands, on a quiet machine. NVIDIA's program takes 2 ms for these. Then the above."
+		"all commands, on a quiet machine. NVIDIA's program takes 2 ms for the commands. Then the above."
 	whyFirstShare = "the daemon starts, and its program once more for all commands."
 	whyTimeSlice  = "a plain GPU's Prepare and Unprepare, whose rows are above, and one run of `nvidia-smi` each; in " +
 		"Prepare also a record before it. What " +

@@ -139,7 +139,7 @@ func (s *suite) startAPIServer(t *testing.T) {
 		timeout = 4 * time.Minute
 		steady  = 10 * time.Second // two periods in which kube-controller-manager looks at the nodes
 	)
-	since, last := time.Now(), ""
+	since, last := time.Now(), "nothing"
 	eventually(t, timeout, "the cluster to recover", func() string {
 		problem := s.recovering(t)
 		switch {

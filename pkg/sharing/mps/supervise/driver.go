@@ -79,15 +79,15 @@ const commandTimeout = 10 * time.Second
 // noControlDaemon is what the control program prints when it finds no daemon, in lower case.
 const noControlDaemon = "cannot find mps control daemon"
 
-// errNoDaemon means that no daemon answers.
-var errNoDaemon = errors.New("no daemon answers")
+// errNoAnswer means that there is no daemon, or that it does not answer in time.
+var errNoAnswer = errors.New("no answer")
 
 // refusals are the texts of commands that the daemon has not carried out, in lower case.
 var refusals = []string{"invalid", "fail", "error", "unknown command", "not found"}
 
 // sendCommands sends the commands to the daemon that the environment names, one per line, and returns its output. It
 // also searches the output for errors, because it is not documented that refused commands set the exit code. Error:
-// errNoDaemon.
+// errNoAnswer.
 func sendCommands(ctx context.Context, program string, env []string, commands ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
@@ -102,9 +102,9 @@ func sendCommands(ctx context.Context, program string, env []string, commands ..
 	lower := strings.ToLower(text)
 	switch {
 	case ctx.Err() != nil:
-		return text, fmt.Errorf("%s: %w within %s", commands[0], errNoDaemon, commandTimeout)
+		return text, fmt.Errorf("%s: %w within %s", strings.Join(commands, "; "), errNoAnswer, commandTimeout)
 	case strings.Contains(lower, noControlDaemon):
-		return text, errNoDaemon
+		return text, fmt.Errorf("%w: there is no daemon", errNoAnswer)
 	case err != nil || slices.ContainsFunc(refusals, func(r string) bool { return strings.Contains(lower, r) }):
 		if err == nil {
 			err = errors.New("refused")

@@ -5,6 +5,7 @@ package supervise
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -51,41 +52,43 @@ func unknownLimits(d mps.Daemon) mps.Daemon {
 
 // setLimits changes the limits of the daemon from before, for new and running servers. Connected clients keep theirs.
 func (r *process) setLimits(ctx context.Context, limits, before mps.Daemon) error {
-	commands := commandsFor(limits, before, "default_", "")
-	if len(commands) == 0 {
+	if len(commandsFor(limits, before, "default_", "")) == 0 {
 		return nil
 	}
-	return r.setAndCheck(ctx, limits, before, commands)
+	return r.ask(ctx, limits, before)
 }
 
-// setAndCheck sends the commands that change the limits for new servers, if any, lists the servers and reads the limits
-// back, all in one start of the control program; and another for each server. Error: errNoDaemon.
-func (r *process) setAndCheck(ctx context.Context, limits, before mps.Daemon, commands []string) error {
-	// A server that starts meanwhile is either listed, or has the new limits.
-	questions := append([]string{"get_server_list"}, questionsFor(limits)...)
-	text, err := r.send(ctx, append(commands, questions...)...)
+// ask lists the servers. If the limits differ from before, the same start of the control program first sets them for
+// new servers and reads them back; then each server is given them. Error: errNoAnswer.
+func (r *process) ask(ctx context.Context, limits, before mps.Daemon) error {
+	const list = "get_server_list"
+	set := commandsFor(limits, before, "default_", "")
+	if len(set) == 0 {
+		_, err := r.send(ctx, list)
+		return err
+	}
+	// A server that starts meanwhile is listed, or has the new limits.
+	text, err := r.send(ctx, slices.Concat(set, questionsFor(limits), []string{list})...)
 	if err != nil {
 		return fmt.Errorf("set limits: %w", err)
 	}
-	lines := strings.Split(text, "\n")
-	answers := max(len(lines)-(len(questions)-1), 0) // where those of questionsFor begin
-	if err := checkLimits(limits, lines[answers:]); err != nil {
+	answers := strings.Fields(text)
+	if limits.ThreadPercentage != before.ThreadPercentage && len(answers) > 0 {
+		answers = answers[1:] // to the command that sets it, and no proof: see checkLimits
+	}
+	servers, err := checkLimits(limits, answers)
+	if err != nil {
 		return err
 	}
-	for _, line := range lines[:answers] {
-		pid, err := strconv.Atoi(line)
-		if err != nil {
-			continue // the answer to a command, such as 30.0
-		}
-		_, err = r.send(ctx, commandsFor(limits, before, "", fmt.Sprintf("%d ", pid))...)
-		if err != nil {
-			return fmt.Errorf("set limits of server %d: %w", pid, err)
+	for _, pid := range servers {
+		if _, err := r.send(ctx, commandsFor(limits, before, "", pid+" ")...); err != nil {
+			return fmt.Errorf("set limits of server %s: %w", pid, err)
 		}
 	}
 	return nil
 }
 
-// questionsFor returns the commands that read back the limits for new servers. Each is answered by one line.
+// questionsFor returns the commands that read back the limits for new servers.
 func questionsFor(limits mps.Daemon) []string {
 	out := []string{"get_default_active_thread_percentage"}
 	for i, id := range limits.GPUs {
@@ -96,10 +99,10 @@ func questionsFor(limits mps.Daemon) []string {
 	return out
 }
 
-// checkLimits compares the answers to questionsFor with the limits. The daemon's exit code and its answer to a command
-// do not tell whether it has set them: a percentage out of range is answered by the one before, and a memory limit by
-// nothing.
-func checkLimits(limits mps.Daemon, answers []string) error {
+// checkLimits compares the limits with the answers to questionsFor. It returns the PIDs of servers among the words that
+// follow. The daemon's exit code and its answer to a command do not tell whether it has set them: a percentage out of
+// range is answered by the one before, and a memory limit by nothing.
+func checkLimits(limits mps.Daemon, answers []string) (servers []string, err error) {
 	next := func() (answer string) {
 		if len(answers) > 0 {
 			answer, answers = answers[0], answers[1:]
@@ -112,7 +115,7 @@ func checkLimits(limits mps.Daemon, answers []string) error {
 	}
 	text := next()
 	if got, err := strconv.ParseFloat(text, 64); err != nil || got != want {
-		return fmt.Errorf("active thread percentage is %q after it was set to %g", text, want)
+		return nil, fmt.Errorf("active thread percentage is %q after it was set to %g", text, want)
 	}
 	for _, id := range limits.GPUs {
 		bytes, limited := limits.Memory[id]
@@ -120,10 +123,13 @@ func checkLimits(limits mps.Daemon, answers []string) error {
 			continue
 		}
 		if text, want := next(), max(bytes>>20, 1); !printsLimit(text, want) {
-			return fmt.Errorf("memory limit of GPU %s is %q after it was set to %dM", id, text, want)
+			return nil, fmt.Errorf("memory limit of GPU %s is %q after it was set to %dM", id, text, want)
 		}
 	}
-	return nil
+	return slices.DeleteFunc(answers, func(word string) bool {
+		_, err := strconv.Atoi(word)
+		return err != nil
+	}), nil
 }
 
 // printsLimit reports whether the daemon prints so many MiB like this: in the largest unit of which it has one, and

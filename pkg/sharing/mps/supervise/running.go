@@ -143,12 +143,12 @@ func (r *process) exitError() error {
 	return fmt.Errorf("it ended: %w", err)
 }
 
-// How long a daemon may take to answer first; the pause between looks for its socket, and the time after which it is
-// asked without one.
+// How long a daemon may take to answer first; the first pause between looks for its socket; and the longest one, after
+// which it is also asked without a socket.
 const (
 	startTimeout = 60 * time.Second
-	lookPause    = 2 * time.Millisecond
-	askPause     = 200 * time.Millisecond
+	firstPoll    = 2 * time.Millisecond
+	longestPoll  = 200 * time.Millisecond
 )
 
 // startError returns how the process ended before it answered. Error: errNoMultiUser, only by the first line of output:
@@ -166,7 +166,8 @@ func (r *process) await(ctx context.Context, limits mps.Daemon) error {
 	deadline := time.NewTimer(startTimeout)
 	defer deadline.Stop()
 	before := mps.Daemon{GPUs: limits.GPUs} // a new daemon has no limits
-	for asked := time.Now(); ; {
+	asked := time.Now()
+	for pause := firstPoll; ; {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -174,17 +175,31 @@ func (r *process) await(ctx context.Context, limits mps.Daemon) error {
 			return r.startError()
 		case <-deadline.C:
 			return fmt.Errorf("it does not answer within %s", startTimeout)
-		case <-time.After(lookPause):
+		case <-time.After(pause):
 		}
-		if _, err := os.Stat(r.socket); err != nil && time.Since(asked) < askPause {
+		if _, err := os.Stat(r.socket); err != nil && time.Since(asked) < longestPoll {
 			continue
 		}
-		err := r.setAndCheck(ctx, limits, before, commandsFor(limits, before, "default_", ""))
-		if !errors.Is(err, errNoDaemon) {
-			return err
+		err := r.ask(ctx, limits, before)
+		if err == nil {
+			return nil
 		}
-		asked = time.Now()
+		if !errors.Is(err, errNoAnswer) {
+			return r.orEnded(ctx, err)
+		}
+		asked, pause = time.Now(), min(2*pause, longestPoll)
 	}
+}
+
+// orEnded returns how the process ended, if it does so within a moment: then it is the reason for the error.
+func (r *process) orEnded(ctx context.Context, err error) error {
+	select {
+	case <-ctx.Done():
+	case <-time.After(longestPoll):
+	case <-r.ended:
+		return r.startError()
+	}
+	return err
 }
 
 // send sends commands to the daemon: see sendCommands. One call at a time, because a daemon of R555 ignores commands

@@ -387,7 +387,7 @@ while read -r line; do
 	case $line in
 	` + script + `
 	quit*) rm -f $up;;
-	set_default_a*) echo "${line##* }.0" > $up.percent;;
+	set_default_a*) echo "${line##* }.0" | tee $up.percent;;
 	get_default_a*) cat $up.percent 2>/dev/null || echo 100.0;;
 	set_default_d*) echo "${line##* }" > $up.memory;;
 	get_default_d*) [ ! -e $up.memory ] || cat $up.memory;;
@@ -410,8 +410,8 @@ func TestOneStartOfTheControlProgram(t *testing.T) {
 	pid, _, _ := strings.Cut(string(text), " ")
 	want := ""
 	for _, command := range []string{"set_default_active_thread_percentage 30",
-		"set_default_device_pinned_mem_limit 0 1024M", "get_server_list", "get_default_active_thread_percentage",
-		"get_default_device_pinned_mem_limit 0"} {
+		"set_default_device_pinned_mem_limit 0 1024M", "get_default_active_thread_percentage",
+		"get_default_device_pinned_mem_limit 0", "get_server_list"} {
 		want += pid + " " + command + "\n"
 	}
 	if !strings.HasPrefix(string(text), want) { // the command that starts a server follows
@@ -421,16 +421,18 @@ func TestOneStartOfTheControlProgram(t *testing.T) {
 
 func TestRefusedLimits(t *testing.T) {
 	const sent = "set limits: set_default_active_thread_percentage 30; set_default_device_pinned_mem_limit 0 1024M; " +
-		"get_server_list; get_default_active_thread_percentage; get_default_device_pinned_mem_limit 0: "
+		"get_default_active_thread_percentage; get_default_device_pinned_mem_limit 0; get_server_list: "
 	for _, tt := range []struct{ name, script, want string }{
 		{"by the exit code", "set_*) echo no; exit 3;;",
 			sent + "exit status 3: no"},
 		{"by the text", "set_*mem*) echo Invalid argument;;",
-			sent + "refused: Invalid argument; 30.0"},
+			sent + "refused: 30.0; Invalid argument; 30.0"},
 		{"in silence", "get_default_a*) echo 100.0;;", `active thread percentage is "100.0" after it was set to 30`},
-		{"a memory limit in silence", "set_default_d*) ;; get_default_d*) ;;", "after it was set to 1024M"},
+		{"a memory limit in silence", "set_default_d*) ;; get_default_d*) ;;", `is "" after it was set to 1024M`},
+		{"memory, and a server", "get_server_list) echo 77;; get_default_d*) ;;",
+			`is "77" after it was set to 1024M`},
 		{"another memory limit", "get_default_d*) echo 2G;;", `is "2G" after it was set to 1024M`},
-		{"of a server", "get_server_list) echo 77;; set_a*) echo Failed;;",
+		{"of a server", "get_server_list) echo Servers: 77;; set_a*) echo Failed;;",
 			"set limits of server 77: set_active_thread_percentage 77 30; set_device_pinned_mem_limit 77 0 1024M: " +
 				"refused: Failed"},
 	} {
@@ -446,6 +448,25 @@ func TestRefusedLimits(t *testing.T) {
 			}
 		})
 	}
+	t.Run("never of a daemon without limits", func(t *testing.T) {
+		w := newFixture(t)
+		w.install(t, fake("get_server_list) echo 77;; get_default*) echo Invalid;; '') echo Unknown command;;"))
+		w.supervise(t)
+		d := w.daemon("g0")
+		must(t, w.dir.Request(d))
+		if s := w.await(t, d); s.Restarts != 0 {
+			t.Errorf("got %+v", s)
+		}
+	})
+	t.Run("but by its end, if it ends then", func(t *testing.T) {
+		w := newFixture(t)
+		w.install(t, fake("set_default_a*) rm -f $up; echo Lost connection; exit 1;;"))
+		w.supervise(t)
+		d := w.daemon("g0")
+		d.ThreadPercentage = 30
+		must(t, w.dir.Request(d))
+		w.awaitMessage(t, "g0", "it ended: exit status 0: some output; and more")
+	})
 	t.Run("of a running one", func(t *testing.T) {
 		w := newFixture(t)
 		w.install(t, fake("*30) echo Invalid;;"))
