@@ -11,8 +11,9 @@ import (
 // TestLanes: what containerd reads for a pod is one run, runc runs for the sandbox and for the container, and what only
 // one of three pods runs is left out.
 func TestLanes(t *testing.T) {
-	run := func(name string, begin, end int) ran { // milliseconds
-		return ran{name, time.Duration(begin) * time.Millisecond, time.Duration(end) * time.Millisecond}
+	run := func(name string, begin, end float64) ran { // milliseconds
+		const unit = float64(time.Millisecond)
+		return ran{name: name, begin: time.Duration(begin * unit), end: time.Duration(end * unit)}
 	}
 	pod := func(more ...ran) parts {
 		return parts{programs: append([]ran{run("runc create", 10, 15), run("runc create", 20, 30)}, more...)}

@@ -32,6 +32,7 @@ type programs struct {
 type ran struct {
 	name       string
 	begin, end time.Duration
+	args       []string // of the program
 }
 
 // Names of runs that are handled in a special way.
@@ -90,7 +91,7 @@ func (p *programs) fail(err error) {
 	p.err = errors.Join(p.err, err)
 }
 
-// note notes an event. A program is named at once, before it ends.
+// note notes an event.
 func (p *programs) note(e netlink.ProcEvent) {
 	pid, at := e.Msg.Tgid(), time.Duration(e.Timestamp)
 	process := fmt.Sprint(pid)
@@ -99,10 +100,14 @@ func (p *programs) note(e netlink.ProcEvent) {
 	defer p.mu.Unlock()
 	switch m := e.Msg.(type) {
 	case *netlink.ExecProcEvent:
-		p.begin(process, nameOf(pid), at)
+		args := arguments(pid) // at once, before it ends
+		p.begin(process, nameOf(args), at)
+		if started := p.live[process]; started != nil {
+			started.args = args
+		}
 	case *netlink.CommProcEvent: // so cdi-hooks tells which hook it is at
 		if of := p.live[process]; of != nil && of.name == hookProgram {
-			p.begin(hook, "– – "+hookOf(pid, string(bytes.TrimRight(m.Comm[:], "\x00"))), at)
+			p.begin(hook, "– – "+of.hook(string(bytes.TrimRight(m.Comm[:], "\x00"))), at)
 		}
 	case *netlink.ExitProcEvent:
 		if m.ProcessPid == pid { // not only one of its threads
@@ -130,9 +135,9 @@ func arguments(pid uint32) []string {
 	return strings.Split(strings.TrimRight(string(text), "\x00"), "\x00")
 }
 
-// hookOf returns the whole name of a hook among the arguments of the process. The kernel keeps 15 bytes of it.
-func hookOf(pid uint32, comm string) string {
-	for _, arg := range arguments(pid) {
+// hook returns the whole name of a hook, of which the kernel has 15 bytes.
+func (r *ran) hook(comm string) string {
+	for _, arg := range r.args {
 		if strings.HasPrefix(arg, comm) {
 			return arg
 		}
@@ -140,9 +145,8 @@ func hookOf(pid uint32, comm string) string {
 	return comm
 }
 
-// nameOf returns what the process does for the start of a pod; empty if it does nothing for it, or has ended.
-func nameOf(pid uint32) string {
-	args := arguments(pid)
+// nameOf returns what a program with these arguments does for the start of a pod; empty if it does nothing for it.
+func nameOf(args []string) string {
 	has := func(word string) bool { return slices.Contains(args, word) }
 	switch name := filepath.Base(args[0]); {
 	case name == "ptp":
@@ -241,7 +245,7 @@ func (p *programs) noteCDI(event *unix.FanotifyEventMetadata, now time.Duration)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if event.Mask&unix.FAN_OPEN != 0 && is.Mode&unix.S_IFMT == unix.S_IFDIR {
-		p.ended = append(p.ended, ran{cdiRead, now, now})
+		p.ended = append(p.ended, ran{name: cdiRead, begin: now, end: now})
 		return
 	}
 	for i := len(p.ended) - 1; i >= 0; i-- { // the read that goes on
