@@ -28,8 +28,8 @@ const (
 		"What is more is the processor time of that look."
 	whyUpdate = "the driver notices the update at its next look; then each claim is rendered and written anew."
 	whyStart  = "it is 0.1 s where nothing else runs: the plugin looks at the machine, registers and writes the slice."
-	whyRSS    = "three quarters are pages of the program file. More than a third of its code and data (go tool nm) " +
-		"are the types of all " +
+	whyRSS    = "the safe floor, which has nothing of the driver, is above the aim: see its row. Three fifths are " +
+		"pages of the program file. More than a third of its code and data (go tool nm) are the types of all " +
 		"Kubernetes API groups, which client-go registers whether they are used or not. The kernel shares these " +
 		"pages and can drop them."
 	whyCPU = "with 208 partitions offered beside 8 GPUs. perf, of the processor time: a quarter is the simulated " +
