@@ -79,7 +79,11 @@ const commandTimeout = 10 * time.Second
 // noControlDaemon is what the control program prints when it finds no daemon, in lower case.
 const noControlDaemon = "cannot find mps control daemon"
 
-// errNoAnswer means that there is no daemon, or that it does not answer in time.
+// cannotSend is what the control program prints when the daemon does not take a command, such as while another program
+// sends some, in lower case. R535 to R555 do.
+const cannotSend = "cannot send command to mps control daemon"
+
+// errNoAnswer means that there is no daemon, or that it does not take the commands or answer in time.
 var errNoAnswer = errors.New("no answer")
 
 // refusals are the texts of commands that the daemon has not carried out, in lower case.
@@ -103,8 +107,8 @@ func sendCommands(ctx context.Context, program string, env []string, commands ..
 	switch {
 	case ctx.Err() != nil:
 		return text, fmt.Errorf("%s: %w within %s", strings.Join(commands, "; "), errNoAnswer, commandTimeout)
-	case strings.Contains(lower, noControlDaemon):
-		return text, fmt.Errorf("%w: there is no daemon", errNoAnswer)
+	case strings.Contains(lower, noControlDaemon), strings.Contains(lower, cannotSend):
+		return text, fmt.Errorf("%w: %s", errNoAnswer, oneLine(text))
 	case err != nil || slices.ContainsFunc(refusals, func(r string) bool { return strings.Contains(lower, r) }):
 		if err == nil {
 			err = errors.New("refused")

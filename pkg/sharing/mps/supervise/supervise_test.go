@@ -396,11 +396,18 @@ done
 `)
 }
 
+// withFake is a fixture with a fake control program and a supervisor.
+func withFake(t *testing.T, script string) fixture {
+	t.Helper()
+	w := newFixture(t)
+	w.install(t, fake(script))
+	w.supervise(t)
+	return w
+}
+
 // Each start of the control program costs milliseconds, which a pod with the first share of a GPU waits for.
 func TestOneStartOfTheControlProgram(t *testing.T) {
-	w := newFixture(t)
-	w.install(t, fake(""))
-	w.supervise(t)
+	w := withFake(t, "")
 	d := w.daemon("g0")
 	d.ThreadPercentage, d.Memory = 30, map[gpu.UUID]uint64{w.ids["g0"]: 1 << 30}
 	must(t, w.dir.Request(d))
@@ -437,9 +444,7 @@ func TestRefusedLimits(t *testing.T) {
 				"refused: Failed"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w := newFixture(t)
-			w.install(t, fake(tt.script))
-			w.supervise(t)
+			w := withFake(t, tt.script)
 			d := w.daemon("g0")
 			d.ThreadPercentage, d.Memory = 30, map[gpu.UUID]uint64{w.ids["g0"]: 1 << 30}
 			must(t, w.dir.Request(d))
@@ -449,9 +454,7 @@ func TestRefusedLimits(t *testing.T) {
 		})
 	}
 	t.Run("never of a daemon without limits", func(t *testing.T) {
-		w := newFixture(t)
-		w.install(t, fake("get_server_list) echo 77;; get_default*) echo Invalid;; '') echo Unknown command;;"))
-		w.supervise(t)
+		w := withFake(t, "get_server_list) echo 77;; get_default*) echo Invalid;; '') echo Unknown command;;")
 		d := w.daemon("g0")
 		must(t, w.dir.Request(d))
 		if s := w.await(t, d); s.Restarts != 0 {
@@ -459,18 +462,28 @@ func TestRefusedLimits(t *testing.T) {
 		}
 	})
 	t.Run("but by its end, if it ends then", func(t *testing.T) {
-		w := newFixture(t)
-		w.install(t, fake("set_default_a*) rm -f $up; echo Lost connection; exit 1;;"))
-		w.supervise(t)
+		w := withFake(t, "set_default_a*) rm -f $up; echo Lost connection; exit 1;;")
 		d := w.daemon("g0")
 		d.ThreadPercentage = 30
 		must(t, w.dir.Request(d))
 		w.awaitMessage(t, "g0", "it ended: exit status 0: some output; and more")
 	})
-	t.Run("of a running one", func(t *testing.T) {
+	t.Run("not while it takes no commands", func(t *testing.T) {
 		w := newFixture(t)
-		w.install(t, fake("*30) echo Invalid;;"))
-		w.supervise(t)
+		w.install(t, fake("set_default_a*) if [ -e $up.again ]; then echo 30.0 | tee $up.percent; else "+
+			"touch $up.again; echo Cannot send command to MPS control daemon process; exit 1; fi;;"))
+		log := &countingLog{testLog: testLog{t}, text: "started again"}
+		w.superviseLog(t, w.DriverRoot(), log)
+		d := w.daemon("g0")
+		d.ThreadPercentage = 30
+		must(t, w.dir.Request(d))
+		w.await(t, d)
+		if n := log.count.Load(); n > 0 {
+			t.Errorf("it was started again %d times", n)
+		}
+	})
+	t.Run("of a running one", func(t *testing.T) {
+		w := withFake(t, "*30) echo Invalid;;")
 		d := w.daemon("g0")
 		must(t, w.dir.Request(d))
 		pid := w.await(t, d).PID
@@ -539,9 +552,7 @@ func TestNoMultiUserInALaterLine(t *testing.T) {
 }
 
 func TestADaemonThatDoesNotQuit(t *testing.T) {
-	w := newFixture(t)
-	w.install(t, fake("quit*) ;;")) // SIGTERM ends it
-	w.supervise(t)
+	w := withFake(t, "quit*) ;;") // SIGTERM ends it
 	d := w.daemon("g0")
 	must(t, w.dir.Request(d))
 	w.await(t, d)
