@@ -50,25 +50,19 @@ func unknownLimits(d mps.Daemon) mps.Daemon {
 	return d
 }
 
+// listServers is the command that lists the PIDs of the daemon's servers.
+const listServers = "get_server_list"
+
 // setLimits changes the limits of the daemon from before, for new and running servers. Connected clients keep theirs.
+// One start of the control program sets those of new servers, reads them back and lists the servers. Error:
+// errNoAnswer.
 func (r *process) setLimits(ctx context.Context, limits, before mps.Daemon) error {
-	if len(commandsFor(limits, before, "default_", "")) == 0 {
+	commands := commandsFor(limits, before, "default_", "")
+	if len(commands) == 0 {
 		return nil
 	}
-	return r.ask(ctx, limits, before)
-}
-
-// ask lists the servers. If the limits differ from before, the same start of the control program first sets them for
-// new servers and reads them back; then each server is given them. Error: errNoAnswer.
-func (r *process) ask(ctx context.Context, limits, before mps.Daemon) error {
-	const list = "get_server_list"
-	set := commandsFor(limits, before, "default_", "")
-	if len(set) == 0 {
-		_, err := r.send(ctx, list)
-		return err
-	}
 	// A server that starts meanwhile is listed, or has the new limits.
-	text, err := r.send(ctx, slices.Concat(set, questionsFor(limits), []string{list})...)
+	text, err := r.send(ctx, slices.Concat(commands, questionsFor(limits), []string{listServers})...)
 	if err != nil {
 		return fmt.Errorf("set limits: %w", err)
 	}

@@ -165,7 +165,8 @@ func (r *process) startError() error {
 func (r *process) await(ctx context.Context, limits mps.Daemon) error {
 	deadline := time.NewTimer(startTimeout)
 	defer deadline.Stop()
-	before := mps.Daemon{GPUs: limits.GPUs} // a new daemon has no limits
+	none := mps.Daemon{GPUs: limits.GPUs} // the limits of a new daemon
+	limited := len(commandsFor(limits, none, "default_", "")) > 0
 	asked := time.Now()
 	for pause := firstPoll; ; {
 		select {
@@ -180,11 +181,16 @@ func (r *process) await(ctx context.Context, limits mps.Daemon) error {
 		if _, err := os.Stat(r.socket); err != nil && time.Since(asked) < longestPoll {
 			continue
 		}
-		err := r.ask(ctx, limits, before)
-		if err == nil {
-			return nil
+		var err error
+		if limited {
+			err = r.setLimits(ctx, limits, none)
+		} else {
+			_, err = r.send(ctx, listServers)
 		}
-		if !errors.Is(err, errNoAnswer) {
+		switch {
+		case err == nil:
+			return nil
+		case !errors.Is(err, errNoAnswer):
 			return r.orEnded(ctx, err)
 		}
 		asked, pause = time.Now(), min(2*pause, longestPoll)
