@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -181,7 +182,7 @@ func (p *programs) between(begin, end time.Duration) ([]ran, error) {
 		}
 	}
 	p.ended = nil
-	slices.SortFunc(out, func(a, b ran) int { return int(a.begin - b.begin) })
+	slices.SortFunc(out, func(a, b ran) int { return cmp.Compare(a.begin, b.begin) })
 	creates := 0
 	for _, r := range out {
 		if r.name == runcCreate {
@@ -208,8 +209,8 @@ func (p *programs) watchCDI(containerd int) error {
 		_ = unix.Close(fd)
 		return fmt.Errorf("watch the CDI directory: %w", err)
 	}
-	file := os.NewFile(uintptr(fd), "fanotify")
 	go func() {
+		file := os.NewFile(uintptr(fd), "fanotify")
 		defer file.Close()
 		for buffer := make([]byte, 1<<14); ; {
 			n, err := file.Read(buffer)
@@ -217,22 +218,27 @@ func (p *programs) watchCDI(containerd int) error {
 				p.fail(fmt.Errorf("watch the CDI directory: %w", err))
 				return
 			}
-			now := monotonic()
-			for rest := buffer[:n]; len(rest) >= int(unsafe.Sizeof(unix.FanotifyEventMetadata{})); {
-				event := (*unix.FanotifyEventMetadata)(unsafe.Pointer(&rest[0]))
-				if event.Mask&unix.FAN_Q_OVERFLOW != 0 {
-					p.fail(errors.New("watch the CDI directory: events were lost"))
-				} else {
-					if int(event.Pid) == containerd {
-						p.noteCDI(event, now)
-					}
-					_ = unix.Close(int(event.Fd))
-				}
-				rest = rest[event.Event_len:]
-			}
+			p.noteOpens(buffer[:n], containerd)
 		}
 	}()
 	return nil
+}
+
+// noteOpens notes what containerd does in events of fanotify.
+func (p *programs) noteOpens(events []byte, containerd int) {
+	now := monotonic()
+	for len(events) >= int(unsafe.Sizeof(unix.FanotifyEventMetadata{})) {
+		event := (*unix.FanotifyEventMetadata)(unsafe.Pointer(&events[0]))
+		events = events[event.Event_len:]
+		if event.Mask&unix.FAN_Q_OVERFLOW != 0 {
+			p.fail(errors.New("watch the CDI directory: events were lost"))
+			continue
+		}
+		if int(event.Pid) == containerd {
+			p.noteCDI(event, now)
+		}
+		_ = unix.Close(int(event.Fd))
+	}
 }
 
 // noteCDI notes that containerd opens or closes the directory or a file in it.

@@ -24,14 +24,20 @@ const timelinePods = 20
 type phase struct {
 	name   string
 	colour string // in the picture; empty: it is a part of the phase before, and has none
-	// kubelet, plugin or api is the histogram in which that component counts it, with the first labels; all empty: what
-	// the bench sees.
-	kubelet, plugin, api string
-	times                float64 // that it counts for one pod with a claim; 0: once
+	of     component
+	metric string  // the histogram in which the component counts it, with the first labels
+	times  float64 // that it counts for one pod with a claim; 0: once
 }
 
-// counted reports whether a component counts it.
-func (p phase) counted() bool { return p.kubelet+p.plugin+p.api != "" }
+// component is what counts a phase.
+type component int
+
+const (
+	none component = iota // the bench sees it
+	kubelet
+	plugin
+	apiServer
+)
 
 const (
 	runtimeOperations = "kubelet_runtime_operations_duration_seconds{operation_type="
@@ -45,14 +51,15 @@ const (
 // phases are the parts of a pod's start, in the order of time, and after them what no part explains.
 var phases = []phase{
 	{name: "created → bound to the node", colour: "#8da0cb"},
-	{name: "kubelet: prepare the claim", colour: "#66c2a5", kubelet: dra},
-	{name: "– of that the call of the plugin", kubelet: draCalls},
-	{name: "– of that the driver's steps", plugin: prepareMetric},
-	{name: "– API server: the GETs of the claim, by the kubelet and the plugin", api: claimGets, times: 2},
-	{name: "containerd: sandbox", colour: "#fc8d62", kubelet: runtimeOperations + `"run_podsandbox"}`},
-	{name: "containerd: create the container", colour: "#e78ac3", kubelet: runtimeOperations + `"create_container"}`},
+	{name: "kubelet: prepare the claim", colour: "#66c2a5", of: kubelet, metric: dra},
+	{name: "– of that the call of the plugin", of: kubelet, metric: draCalls},
+	{name: "– of that the driver's steps", of: plugin, metric: prepareMetric},
+	{name: "– API server: the GETs of the claim, by the kubelet and the plugin", of: apiServer, metric: claimGets,
+		times: 2},
+	{name: "containerd: sandbox", colour: "#fc8d62", of: kubelet, metric: runtimeOperations + `"run_podsandbox"}`},
+	{name: "containerd: create the container", colour: "#e78ac3", of: kubelet, metric: runtimeOperations + `"create_container"}`},
 	{name: "containerd, runc, CDI hooks: start it", colour: "#a6d854",
-		kubelet: runtimeOperations + `"start_container"}`},
+		of: kubelet, metric: runtimeOperations + `"start_container"}`},
 	{name: "kubelet, API server and volumes between these, until Running is visible", colour: "#cccccc"},
 }
 
@@ -150,7 +157,7 @@ func (b *bench) podParts(ctx context.Context, pod *corev1.Pod, watched *programs
 func phasesOf(before, after []counted, claims float64) ([]time.Duration, error) {
 	took := make([]time.Duration, len(phases)+1)
 	for i, p := range phases {
-		if !p.counted() {
+		if p.of == none {
 			continue
 		}
 		want := max(p.times, 1)
@@ -194,16 +201,14 @@ func (b *bench) counted(ctx context.Context) ([]counted, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the API server's metrics: %w", err)
 	}
+	texts := map[component]string{kubelet: string(ofKubelet), plugin: ofPlugin, apiServer: string(ofServer)}
 	all := make([]counted, len(phases))
 	for i, p := range phases {
-		for metric, text := range map[string]string{p.kubelet: string(ofKubelet), p.plugin: ofPlugin,
-			p.api: string(ofServer)} {
-			if metric == "" {
-				continue
-			}
-			if all[i], err = histogram(text, metric); err != nil {
-				return nil, err
-			}
+		if p.of == none {
+			continue
+		}
+		if all[i], err = histogram(texts[p.of], p.metric); err != nil {
+			return nil, err
 		}
 	}
 	return all, nil
