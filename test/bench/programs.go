@@ -81,7 +81,8 @@ func theOnly(program string) (int, error) {
 		}
 	}
 	if len(found) != 1 {
-		return 0, fmt.Errorf("there are %d processes of %s on this machine, want 1", len(found), program)
+		return 0, fmt.Errorf("there are %d processes of %s on this machine, want 1: stop what else uses it, such as "+
+			"another cluster", len(found), program)
 	}
 	return found[0], nil
 }
