@@ -17,8 +17,8 @@ import (
 // quoted is text in backticks.
 var quoted = regexp.MustCompile("`([^`]+)`")
 
-// TestMapOfFolders compares the table of README.md with the repository. The table lists every top-level folder and
-// every folder with Go code or a Go module; other folders may be listed too.
+// TestMapOfFolders compares the table of CONTRIBUTING.md with the repository. The table lists every top-level folder
+// and every folder with Go code or a Go module; other folders may be listed too.
 func TestMapOfFolders(t *testing.T) {
 	dirs := map[string]bool{} // whether it needs a row
 	for _, name := range repositoryFiles(t) {
@@ -33,7 +33,7 @@ func TestMapOfFolders(t *testing.T) {
 		t.Fatalf("got %d folders, want those of the repository", len(dirs))
 	}
 	rows := map[string]bool{}
-	for _, cells := range tableRows(t, "../README.md", "## Where things are") {
+	for _, cells := range tableRows(t, "../CONTRIBUTING.md", "## Where things are") {
 		found := quoted.FindStringSubmatch(cells[0])
 		if len(cells) != 2 || found == nil || !strings.HasSuffix(cells[1], ".") {
 			t.Errorf("row %q: want a folder in backticks and a sentence", cells)
@@ -50,7 +50,7 @@ func TestMapOfFolders(t *testing.T) {
 	}
 	for _, dir := range slices.Sorted(maps.Keys(dirs)) {
 		if dirs[dir] && !rows[dir] {
-			t.Errorf("%s has no row in README.md", dir)
+			t.Errorf("%s has no row in CONTRIBUTING.md", dir)
 		}
 	}
 }

@@ -53,9 +53,12 @@ func gatesOf(block string) []string {
 
 // testDocs applies the YAML of the documentation, as readers do.
 func (s *suite) testDocs(t *testing.T) {
-	t.Run("README.md", func(t *testing.T) {
-		s.applied(t, s.namespace(t, "readme"), s.yamlBlocks(t, "../../README.md")[0])
-	})
+	for i, block := range s.yamlBlocks(t, "../../README.md") {
+		t.Run(fmt.Sprintf("README.md block %d", i+1), func(t *testing.T) {
+			s.needs(t, gatesOf(block)...)
+			s.applied(t, s.namespace(t, "readme"), block)
+		})
+	}
 	for i, block := range s.yamlBlocks(t, "../../docs/claims.md") {
 		t.Run(fmt.Sprintf("docs/claims.md block %d", i+1), func(t *testing.T) {
 			s.needs(t, gatesOf(block)...)
