@@ -106,6 +106,9 @@ func (e *checker) entry(d gpu.Device) GPU {
 	for _, p := range d.MIG.Instances {
 		g.MIG.Partitions = append(g.MIG.Partitions, Partition{p.Profile, p.Start, string(p.UUID)})
 	}
+	for _, problem := range d.MIG.Problems {
+		e.found(migUnreadable.Found("%s: %s", d.Name, problem))
+	}
 	if !g.MPSLimits {
 		e.found(oldForMPS.Found("%s (%s) has compute capability %d.%d", d.Name, d.Product.Name,
 			d.Product.ComputeCapability.Major, d.Product.ComputeCapability.Minor))

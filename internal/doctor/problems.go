@@ -55,6 +55,9 @@ var (
 		Remedy: "nothing on the node itself: the driver's image brings it; elsewhere name it (--cdi-hook)"}
 	noCapabilities = host.Kind{ID: "no-mig-device-nodes", Severity: host.Warning,
 		Remedy: "load the kernel modules with nvidia-modprobe: without them partitions cannot be given to containers"}
+	migUnreadable = host.Kind{ID: "mig-unreadable", Severity: host.Warning,
+		Remedy: "nothing, if the profile is not needed: it is left out, and all others are offered; else use a newer " +
+			"version of this driver, or send a recording (dra-kubelet-plugin record --mask) with a bug report"}
 	noPersistence = host.Kind{ID: "no-persistence", Severity: host.Warning,
 		Remedy: "run nvidia-persistenced, or nvidia-smi -pm 1: else the driver lets go of an idle GPU, and the first " +
 			"program waits seconds for it"}
@@ -63,5 +66,6 @@ var (
 // AllKinds are all problems that a check can find. docs/doctor.md describes each.
 var AllKinds = append([]host.Kind{
 	noLibrary, noModule, versionMismatch, noNVML, noPermission, noGPU, gpuLost, gpuUnreadable, gpuSick, driverFiles,
-	twoVersions, symlink, oddVersion, callFails, noSMI, noMPS, oldForMPS, noHook, noCapabilities, noPersistence,
+	twoVersions, symlink, oddVersion, callFails, noSMI, noMPS, oldForMPS, noHook, noCapabilities,
+	migUnreadable, noPersistence,
 }, host.AllKinds...)

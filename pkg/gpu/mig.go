@@ -45,6 +45,10 @@ type MIG struct {
 	Switchable bool        // Enabled can change without a reset of the GPU
 	Profiles   []Profile   `json:",omitempty"` // possible partitions, in NVML's order
 	Instances  []Partition `json:",omitempty"` // existing partitions, by their starts
+	// Unlisted means that there may be more partitions, which NVML has not told.
+	Unlisted bool `json:",omitempty"`
+	// Problems are sentences about what could not be read, and about profiles that are not offered.
+	Problems []string `json:",omitempty"`
 }
 
 // Profile is a kind of partition: its resources and possible places.

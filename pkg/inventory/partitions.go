@@ -73,7 +73,7 @@ func foreign(d gpu.Device, own func(gpu.Placement) bool) []gpu.Partition {
 
 // wholeUsable reports whether claims can use the whole GPU: it is not in MIG mode, or the driver may disable the mode.
 func wholeUsable(d gpu.Device, foreign []gpu.Partition) bool {
-	return !d.MIG.Enabled || d.MIG.Switchable && d.Use.Partitions == gpu.PartitionsDynamic && len(foreign) == 0
+	return !d.MIG.Enabled || !d.MIG.Unlisted && d.MIG.Switchable && d.Use.Partitions == gpu.PartitionsDynamic && len(foreign) == 0
 }
 
 // possible returns all partitions that the GPU can have, by profile, each at all its starts in the order of starts.
@@ -84,7 +84,9 @@ func possible(d gpu.Device, foreign []gpu.Partition) []gpu.Device {
 			at := gpu.Placement{Parent: d.UUID, Profile: p.Name, Start: start, Size: p.Size}
 			part := partition(d, gpu.Partition{Placement: at, Slices: p.Slices, Engines: p.Engines, Memory: p.Memory})
 			part.UUID = gpu.UUID(part.Name) // it has no UUID while it does not exist
-			part.Blocked = blockedBy(at, foreign)
+			if part.Blocked = blockedBy(at, foreign); d.MIG.Unlisted {
+				part.Blocked = cmp.Or(part.Blocked, "NVML does not tell which partitions exist")
+			}
 			if !d.MIG.Enabled {
 				part.Blocked = cmp.Or(d.Blocked, part.Blocked)
 			}
@@ -98,7 +100,8 @@ func possible(d gpu.Device, foreign []gpu.Partition) []gpu.Device {
 func blockedBy(at gpu.Placement, foreign []gpu.Partition) string {
 	for _, p := range foreign {
 		if p.Overlaps(at) {
-			return fmt.Sprintf("partition %s at %d (%s) is not the driver's", p.Profile, p.Start, p.UUID)
+			return fmt.Sprintf("partition %s at %d (%s) is not the driver's", cmp.Or(p.Profile, "of an unknown profile"),
+				p.Start, p.UUID)
 		}
 	}
 	return ""
@@ -108,8 +111,8 @@ func blockedBy(at gpu.Placement, foreign []gpu.Partition) string {
 func existing(d gpu.Device) []gpu.Device {
 	var all []gpu.Device
 	for _, p := range d.MIG.Instances {
-		if p.UUID == "" {
-			continue // it has no compute instance yet
+		if p.UUID == "" || p.Profile == "" {
+			continue // it has no compute instance yet, or the driver cannot name its profile
 		}
 		p.Static = true
 		part := partition(d, p)

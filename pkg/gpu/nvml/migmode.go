@@ -51,16 +51,13 @@ func (s *session) disableMIG(handle nvmllib.Device, id gpu.UUID) error {
 		return fmt.Errorf("get MIG mode: %w", ret)
 	}
 	profiles, err := s.profiles(handle)
-	if err != nil {
-		return err
-	}
-	existing, err := s.instances(handle, id, profiles)
-	if err != nil {
-		return err
-	}
+	existing, unlisted := s.instances(handle, id, profiles)
 	if len(existing) > 0 {
 		return fmt.Errorf("GPU instance %d (%s): %w", existing[0].GPUInstance,
 			cmp.Or(string(existing[0].UUID), "no compute instance"), gpu.ErrForeignPartition)
+	}
+	if err = errors.Join(err, unlisted); err != nil {
+		return fmt.Errorf("there may be partitions that cannot be read: %w: %w", err, gpu.ErrForeignPartition)
 	}
 	return s.setMIGMode(handle, id, nvmllib.DEVICE_MIG_DISABLE)
 }

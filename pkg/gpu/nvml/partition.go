@@ -29,10 +29,10 @@ func (s *session) parent(at gpu.Placement) (parent, error) {
 		return parent{}, err
 	}
 	profiles, err := s.profiles(handle)
-	if err != nil {
+	i := slices.IndexFunc(profiles, func(p profile) bool { return p.unusable == nil && p.Name == at.Profile })
+	if i < 0 && err != nil {
 		return parent{}, fmt.Errorf("GPU %s: %w", at.Parent, err)
 	}
-	i := slices.IndexFunc(profiles, func(p profile) bool { return p.Name == at.Profile })
 	if i < 0 {
 		return parent{}, fmt.Errorf("GPU %s has no MIG profile %s", at.Parent, at.Profile)
 	}
@@ -43,7 +43,7 @@ func (s *session) parent(at gpu.Placement) (parent, error) {
 func (p parent) at(at gpu.Placement) (found gpuInstance, ok bool, err error) {
 	all, err := gpuInstances(p.Device, p.profile)
 	i := slices.IndexFunc(all, func(i gpuInstance) bool { return int(i.info.Placement.Start) == at.Start })
-	if i < 0 {
+	if i < 0 { // it may be the one that could not be read
 		return gpuInstance{}, false, err
 	}
 	return all[i], true, nil
@@ -60,15 +60,12 @@ func (s *session) checkPlacement(at gpu.Placement) error {
 
 // inTheWay returns an error about a partition that overlaps the placement, or otherwise if there is none.
 func (s *session) inTheWay(p parent, at gpu.Placement, otherwise error) error {
-	there, err := s.instances(p.Device, at.Parent, p.profiles)
-	if err != nil {
-		return err
-	}
+	there, _ := s.instances(p.Device, at.Parent, p.profiles) // NVML refuses what overlaps one that cannot be read
 	for _, other := range there {
 		if other.Overlaps(at) {
 			return fmt.Errorf("%s at %d (GPU instance %d, %s): remove it (nvidia-smi mig -dci, -dgi), or offer the "+
 				"GPU with partitions: static: %w",
-				other.Profile, other.Start, other.GPUInstance, cmp.Or(string(other.UUID), "no compute instance"),
+				cmp.Or(other.Profile, "a partition"), other.Start, other.GPUInstance, cmp.Or(string(other.UUID), "no compute instance"),
 				gpu.ErrForeignPartition)
 		}
 	}
@@ -173,23 +170,16 @@ func (s *session) destroyPartition(ctx context.Context, at gpu.Placement, known 
 		return fmt.Errorf("get MIG mode of GPU %s: %w", at.Parent, ret)
 	}
 	profiles, err := s.profiles(handle)
-	if err != nil {
-		return err
-	}
+	errs := []error{err}
 	for _, p := range profiles { // all profiles, because another driver may name the profile differently
 		p := parent{handle, p, profiles}
 		instance, ok, err := p.at(at)
-		if err != nil {
-			return err
+		if ok && int(instance.info.Placement.Size) == at.Size {
+			return s.destroy(ctx, p, instance, known)
 		}
-		if !ok || int(instance.info.Placement.Size) != at.Size {
-			continue
-		}
-		if err := s.destroy(ctx, p, instance, known); err != nil {
-			return err
-		}
+		errs = append(errs, err)
 	}
-	return nil
+	return errors.Join(errs...) // the partition may be one that cannot be read
 }
 
 func (s *session) destroy(ctx context.Context, p parent, instance gpuInstance, known gpu.UUID) error {

@@ -4,6 +4,7 @@ package record
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
@@ -26,18 +27,34 @@ func (g *gpuReader) readMIG() {
 		return
 	}
 	c.GetGpuInstancePossiblePlacements = g.placements(infos)
+	if placements, e := c.GetGpuInstancePossiblePlacements.Get(); e == "" {
+		// A profile without a placement cannot be replayed.
+		profiles, _ := c.GetGpuInstanceProfileInfo.Get()
+		maps.DeleteFunc(profiles, func(number int, _ hwprofile.GPUInstanceProfile) bool {
+			return len(placements[number]) == 0
+		})
+		maps.DeleteFunc(infos, func(number int, _ nvmllib.GpuInstanceProfileInfo) bool {
+			return len(placements[number]) == 0
+		})
+	}
 	g.instances(infos)
 }
 
+// placements records the possible placements of each profile. If NVML tells them for none, the answer is its error.
 func (g *gpuReader) placements(
 	infos map[int]nvmllib.GpuInstanceProfileInfo) hwprofile.Answer[hwprofile.GPUInstancePlacements] {
+	answers := askEach(g, "GetGpuInstancePossiblePlacements", slices.Sorted(maps.Keys(infos)),
+		func(number int) ([]nvmllib.GpuInstancePlacement, nvmllib.Return) {
+			info := infos[number]
+			return g.handle.GetGpuInstancePossiblePlacements(&info)
+		})
+	possible, e := answers.Get()
+	if e != "" {
+		return hwprofile.Failure[hwprofile.GPUInstancePlacements](e)
+	}
 	placements := hwprofile.GPUInstancePlacements{}
-	for number, info := range infos {
-		possible, ret := g.handle.GetGpuInstancePossiblePlacements(&info)
-		if ret != nvmllib.SUCCESS {
-			return hwprofile.Failure[hwprofile.GPUInstancePlacements](code(ret))
-		}
-		for _, at := range possible {
+	for number, all := range possible {
+		for _, at := range all {
 			placements[number] = append(placements[number], hwprofile.Span{Start: int(at.Start), Size: int(at.Size)})
 		}
 	}

@@ -245,3 +245,46 @@ func TestNothingToRecord(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// onePlacementFails is a library that does not tell the placements of one profile.
+type onePlacementFails struct {
+	nvmllib.Interface
+	id uint32
+}
+
+func (l onePlacementFails) DeviceGetHandleByIndex(i int) (nvmllib.Device, nvmllib.Return) {
+	d, ret := l.Interface.DeviceGetHandleByIndex(i)
+	return onePlacementFailsDevice{d, l.id}, ret
+}
+
+type onePlacementFailsDevice struct {
+	nvmllib.Device
+	id uint32
+}
+
+func (d onePlacementFailsDevice) GetGpuInstancePossiblePlacements(
+	info *nvmllib.GpuInstanceProfileInfo) ([]nvmllib.GpuInstancePlacement, nvmllib.Return) {
+	if info.Id == d.id {
+		return nil, nvmllib.ERROR_UNKNOWN
+	}
+	return d.Device.GetGpuInstancePossiblePlacements(info)
+}
+
+// A profile whose placements NVML does not tell is left out of the recording alone, and that is noted.
+func TestOneProfileWithoutPlacements(t *testing.T) {
+	n := builtIn(t, "dgx-h100")
+	r, err := record.Read(record.Machine{Library: onePlacementFails{n.NVML(), 19}, Name: "x", Kernel: "6.1",
+		Sysfs: filepath.Join(n.DriverRoot(), "sys")})
+	must(t, err)
+	text := write(t, r)
+	if _, err := simulator.ParseProfile([]byte(text)); err != nil {
+		t.Errorf("the recording cannot be replayed: %v", err)
+	}
+	if strings.Contains(text, "name: 1g.10gb,") || !strings.Contains(text, "name: 2g.20gb,") {
+		t.Errorf("want all profiles but 1g.10gb:\n%s", text)
+	}
+	const note = "GetGpuInstancePossiblePlacements(0) answers ERROR_UNKNOWN"
+	if !strings.Contains(text, note) {
+		t.Errorf("the recording does not say %q", note)
+	}
+}
