@@ -154,8 +154,9 @@ func Run(ctx context.Context, c Config) error {
 		Specs:   c.Specs, Records: c.Records, Daemons: c.Daemons, SharedMemory: c.SharedMemory,
 		DaemonMemory: c.DaemonMemory, PreloadDir: c.PreloadDir,
 		Containers: usage.Containers(c.Client, c.DriverName),
-		Running:    (&usage.Running{Proc: c.Proc, MetadataDir: filepath.Join(c.PluginDir, metadataDir)}).With,
-		Timeout:    callTimeout, Waiting: reporter.Waiting, Stopping: ctx,
+		Running: (&usage.Running{Proc: c.Proc, MetadataDir: filepath.Join(c.PluginDir, metadataDir),
+			Reserved: usage.ReservedFor(c.Client)}).With,
+		Timeout: callTimeout, Waiting: reporter.Waiting, Stopping: ctx,
 	}
 	server := &kubelet.Server{
 		Preparer: preparer, Metrics: metrics, Reporter: reporter, Observers: c.Observers, Inventory: gpus.Inventory,

@@ -145,10 +145,21 @@ func (s *Sweeper) findForgotten(ctx context.Context, records []checkpoint.Record
 		if known && time.Since(since) >= 2*s.Period {
 			klog.FromContext(ctx).Info("Releasing a claim that nobody uses any more", "claim", rec.Claim, "claimUID",
 				uid)
-			found = append(found, rec.Claim)
+			found = append(found, withoutName(rec.Claim, records))
 		}
 	}
 	return found, errors.Join(errs...)
+}
+
+// withoutName returns the claim to release. It has no name if a later claim has the same one: kubeletplugin's metadata of
+// that name are the later claim's.
+func withoutName(claim sharing.Claim, records []checkpoint.Record) sharing.Claim {
+	if slices.ContainsFunc(records, func(other checkpoint.Record) bool {
+		return other.Claim.UID != claim.UID && other.Claim.Namespace == claim.Namespace && other.Claim.Name == claim.Name
+	}) {
+		return sharing.Claim{UID: claim.UID}
+	}
+	return claim
 }
 
 // isGone reports whether the API has no such claim, a claim with another UID, or one without the recorded devices.

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -136,6 +137,33 @@ func TestSweep(t *testing.T) {
 				t.Errorf("released %q, want %q", got, row.released)
 			}
 		})
+	}
+}
+
+// kubeletplugin keeps metadata by namespace and name, and removes them when a claim of that name is released.
+func TestSweepWithALaterClaimOfTheSameName(t *testing.T) {
+	later := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", UID: "later"}}
+	later.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{Driver: driver, Pool: "node", Device: "gpu-2"}}}}
+	n := &node{}
+	s := newTestSweeper(t, n, later)
+	if err := s.Records.(*checkpoint.Records).Put(checkpoint.Record{
+		Claim: sharing.Claim{Namespace: "ns", Name: "a", UID: "later"}, Phase: checkpoint.Prepared,
+		Plan: sharing.Plan{Assignments: []sharing.Assignment{{Pool: "node", Device: "gpu-2"}}}}); err != nil {
+		t.Fatal(err)
+	}
+	var released []sharing.Claim
+	s.Release = func(_ context.Context, claim sharing.Claim) error {
+		released = append(released, claim)
+		return nil
+	}
+	for range 2 {
+		if err := s.sweep(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := []sharing.Claim{{UID: "u"}}; !slices.Equal(released, want) {
+		t.Errorf("released %v, want %v: the metadata of that name are those of the later claim", released, want)
 	}
 }
 

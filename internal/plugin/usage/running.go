@@ -4,16 +4,23 @@ package usage
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
@@ -23,6 +30,9 @@ type Running struct {
 	Proc string // where the proc file system of the host's PID namespace is mounted
 	// MetadataDir is where kubeletplugin keeps the metadata of claims. It is mounted into their containers.
 	MetadataDir string
+	// Reserved returns the UID of the claim that has this namespace and name now, and the pods that it is reserved for.
+	// nil: no other claim had that name.
+	Reserved func(namespace, name string) (claim types.UID, pods []types.UID, err error)
 
 	mounted atomic.Pointer[string] // what inFileSystem has found
 }
@@ -30,7 +40,7 @@ type Running struct {
 // With returns descriptions of the containers that run with the claim. It reads /proc, because the kubelet forgets a
 // pod that was deleted by force, and a stopped runtime does not answer, while the container still runs. It misses a
 // container whose processes have all changed their root directory: mountinfo shows only mounts below the root of a
-// process.
+// process. Mounts have the name of the claim and not its UID, so pods of another claim of that name are left out.
 func (r *Running) With(claim sharing.Claim) ([]string, error) {
 	entries, err := os.ReadDir(r.Proc)
 	if err != nil {
@@ -49,7 +59,7 @@ func (r *Running) With(claim sharing.Claim) ([]string, error) {
 	seen := map[string]bool{} // cgroups of containers already found
 	// os.ReadFile would begin with 512 bytes, and need three times as many system calls.
 	groupFile, mountFile := bytes.NewBuffer(make([]byte, 0, 4<<10)), bytes.NewBuffer(make([]byte, 0, 32<<10))
-	var found []string
+	var found []running
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
@@ -89,12 +99,60 @@ func (r *Running) With(claim sharing.Claim) ([]string, error) {
 		}
 		seen[string(group)] = true
 		container := "a container"
-		if pod, name, ok := ownerOf(mounts); ok {
+		pod, name, ok := ownerOf(mounts)
+		if ok {
 			container = fmt.Sprintf("container %s of pod %s", name, pod)
 		}
-		found = append(found, fmt.Sprintf("%s (process %d)", container, pid))
+		found = append(found, running{pod, fmt.Sprintf("%s (process %d)", container, pid)})
 	}
-	return found, nil
+	return r.without(found, claim), nil
+}
+
+// running is a container that runs.
+type running struct {
+	pod  types.UID // empty: unknown
+	text string
+}
+
+// without describes the containers, without those of pods for which another claim of the same name is reserved.
+func (r *Running) without(found []running, claim sharing.Claim) []string {
+	var others []types.UID
+	if len(found) > 0 && r.Reserved != nil {
+		now, pods, err := r.Reserved(claim.Namespace, claim.Name)
+		if err == nil && now != claim.UID {
+			others = pods
+		} // else any of them may be the claim's
+	}
+	var texts []string
+	for _, c := range found {
+		if !slices.Contains(others, c.pod) {
+			texts = append(texts, c.text)
+		}
+	}
+	return texts
+}
+
+// reservedTimeout is how long the API server may take to tell a claim.
+const reservedTimeout = 10 * time.Second
+
+// ReservedFor returns a function for Running.Reserved that asks the API server.
+func ReservedFor(client kubernetes.Interface) func(namespace, name string) (types.UID, []types.UID, error) {
+	return func(namespace, name string) (types.UID, []types.UID, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), reservedTimeout)
+		defer cancel()
+		claim, err := client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return "", nil, nil
+		}
+		if err != nil {
+			return "", nil, err
+		}
+		var pods []types.UID
+		for _, by := range claim.Status.ReservedFor {
+			pods = append(pods, by.UID)
+		}
+		return claim.UID, pods, nil
+	}
 }
 
 // metadata returns how mountinfo names MetadataDir. It is asked for once: the volume with that directory is mounted

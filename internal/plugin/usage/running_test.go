@@ -3,11 +3,19 @@
 package usage
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	clientgotesting "k8s.io/client-go/testing"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
@@ -227,5 +235,40 @@ func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// The kubelet has lost its state, so claim c was never unprepared. Its user has created another claim c, which runs.
+func TestRunningWithAnotherClaimOfTheSameName(t *testing.T) {
+	proc := procOf(t, "/", "/")
+	for pid, pod := range map[string]string{"7": "0f-1", "8": "0f-2"} {
+		dir := filepath.Join(proc, pid)
+		must(t, os.Mkdir(dir, 0o755))
+		must(t, os.WriteFile(filepath.Join(dir, "cgroup"), []byte("0::/kubepods.slice/kubepods-pod"+pod+".slice\n"), 0o600))
+		must(t, os.WriteFile(filepath.Join(dir, "mountinfo"), []byte("1 2 8:1 /var/lib/kubelet/pods/"+pod+
+			"/containers/main/1a2b /dev/termination-log rw - ext4 /dev/sda1 rw\n"+
+			"1 2 8:1 /var/lib/kubelet/plugins/gpu.nvidia.com/dra-device-metadata/ns_c/gpu/metadata.json "+
+			"/var/run/x/metadata.json rw - ext4 /dev/sda1 rw\n"), 0o600))
+	}
+	client := fake.NewClientset(&resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "new"},
+		Status: resourceapi.ResourceClaimStatus{ReservedFor: []resourceapi.ResourceClaimConsumerReference{
+			{Resource: "pods", Name: "p", UID: "0f-1"}}}})
+	r := Running{Proc: proc, MetadataDir: "/var/lib/kubelet/plugins/gpu.nvidia.com/dra-device-metadata",
+		Reserved: ReservedFor(client)}
+	for _, row := range []struct{ name, uid, want string }{
+		{"c", "new", "container main of pod 0f-1 (process 7), container main of pod 0f-2 (process 8)"},
+		{"c", "old", "container main of pod 0f-2 (process 8)"},
+	} {
+		got, err := r.With(sharing.Claim{Namespace: "ns", Name: row.name, UID: types.UID(row.uid)})
+		if err != nil || strings.Join(got, ", ") != row.want {
+			t.Errorf("%s: got %q and error %v, want %q", row.uid, got, err, row.want)
+		}
+	}
+	client.PrependReactor("get", "resourceclaims", func(clientgotesting.Action) (bool, runtime.Object, error) {
+		return true, nil, errors.New("away")
+	})
+	if got, err := r.With(sharing.Claim{Namespace: "ns", Name: "c", UID: "old"}); err != nil || len(got) != 2 {
+		t.Errorf("without the API server: got %q and error %v, want both containers", got, err)
 	}
 }
