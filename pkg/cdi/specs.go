@@ -80,6 +80,15 @@ func (s *Specs) WriteClaim(claim types.UID, devices []Device) ([]string, error) 
 	return names, s.write(spec, s.claimFile(claim))
 }
 
+// HasClaim reports whether the claim has a spec.
+func (s *Specs) HasClaim(claim types.UID) (bool, error) {
+	_, err := os.Stat(filepath.Join(s.dir, s.claimFile(claim)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // RemoveClaim removes the spec of a claim. It is no error if there is none.
 func (s *Specs) RemoveClaim(claim types.UID) error {
 	return s.cache.RemoveSpec(s.claimFile(claim))

@@ -149,7 +149,9 @@ var ErrNotRestored = errors.New("the settings of its GPUs are not restored")
 // checkpoint.ErrUnreadable and those of Hardware.
 func (p *Preparer) Unprepare(ctx context.Context, claim sharing.Claim) error {
 	return steps.Do(ctx, steps.Unprepare, func(ctx context.Context) error {
-		return p.retry(ctx, claim, func(*wait) error { return p.release(ctx, claim.UID) })
+		return p.retry(ctx, claim, func(wait *wait) error {
+			return p.release(ctx, wait, claim.UID)
+		})
 	})
 }
 

@@ -241,7 +241,15 @@ func (p *Preparer) finish(ctx context.Context, inv inventory.Inventory, rec chec
 	if reflect.DeepEqual(done, rec) {
 		return rec, nil
 	}
-	return done, p.put(ctx, done)
+	if err := p.put(ctx, done); err != nil {
+		return checkpoint.Record{}, err
+	}
+	// Before there was a record, release may have removed the spec of an interrupted Prepare, which was this one.
+	if there, err := p.Specs.HasClaim(rec.Claim.UID); err != nil || there {
+		return done, err
+	}
+	_, err = p.writeSpecs(ctx, inv, done)
+	return done, err
 }
 
 // putPlan records the plan if it has changed. The CDI specs must be written again then, so the phase is Preparing.

@@ -19,11 +19,28 @@ import (
 )
 
 // release undoes what the record says, independent of today's configuration.
-func (p *Preparer) release(ctx context.Context, claim types.UID) error {
+func (p *Preparer) release(ctx context.Context, wait *wait, claim types.UID) error {
 	err := p.releaseUnless(ctx, claim, func(checkpoint.Record) bool { return false })
 	if errors.Is(err, checkpoint.ErrNotFound) {
-		return p.removeSpec(ctx, claim) // Prepare may have been interrupted between spec and record
+		return p.removeOrphan(ctx, wait, claim)
 	}
+	return err
+}
+
+// removeOrphan removes the spec of a claim without a record: Prepare may have been interrupted between the two. If
+// Prepare runs again meanwhile, either it finds that the spec is missing, or this finds its record.
+func (p *Preparer) removeOrphan(ctx context.Context, wait *wait, claim types.UID) error {
+	if err := p.removeSpec(ctx, claim); err != nil {
+		return err
+	}
+	rec, err := p.Records.Get(claim)
+	if errors.Is(err, checkpoint.ErrNotFound) {
+		return nil
+	}
+	if err != nil || rec.Phase != checkpoint.Prepared {
+		return err // a later step writes the spec, or removes it
+	}
+	_, err = p.ensure(ctx, wait, rec.Claim)
 	return err
 }
 

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+	"github.com/gpudra/gpu-dra-driver/pkg/steps"
+)
+
+// interrupted has claim a with a spec and without a record.
+func interrupted(t *testing.T) *fixture {
+	t.Helper()
+	for n := 1; n < 100; n++ {
+		w := newFixture(t)
+		w.breaker = &breaker{at: n, after: true}
+		w.do("prepare a gpu-1")
+		if strings.Contains(w.String(), "cdi a-gpu-1") {
+			w.breaker = &breaker{}
+			return w
+		}
+	}
+	t.Fatal("no step writes the spec before the record")
+	return nil
+}
+
+// The plugin was killed between spec and record. At its start, the sweep removes the spec while the kubelet prepares
+// the claim again: whatever comes first, the spec is there when the claim is prepared.
+func TestOrphanOfAClaimThatIsBeingPrepared(t *testing.T) {
+	sweep := func(t *testing.T, ctx context.Context, w *fixture) {
+		t.Helper()
+		if err := w.preparer().Unprepare(ctx, sharing.Claim{UID: "a"}); err != nil {
+			t.Error(err)
+		}
+	}
+	prepare := func(t *testing.T, ctx context.Context, w *fixture) {
+		t.Helper()
+		if _, err := w.preparer().Prepare(ctx, claim("a", "gpu-1")); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, row := range []struct {
+		name          string
+		first, second func(*testing.T, context.Context, *fixture)
+		at            string // the step of the first before which the second runs
+	}{
+		{"the sweep before the record", prepare, sweep, steps.WriteRecord},
+		{"Prepare before the sweep removes the spec", sweep, prepare, steps.RemoveClaimSpec},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			w := interrupted(t)
+			ran := false
+			ctx := steps.With(w.context(), func(ctx context.Context, name string, do func(context.Context) error) error {
+				if name == row.at && !ran {
+					ran = true
+					row.second(t, w.context(), w)
+				}
+				return do(ctx)
+			})
+			row.first(t, ctx, w)
+			if got := w.String(); !ran || !strings.Contains(got, "cdi a-gpu-1") || !strings.Contains(got, "a Prepared") {
+				t.Errorf("the claim is prepared without its CDI device:\n%s", got)
+			}
+		})
+	}
+}
