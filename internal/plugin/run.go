@@ -183,7 +183,8 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	readiness.Registration(connection.RegistrationStatus)
-	publisher.Publish = connection.PublishResources
+	slices := &node.Slices{Client: c.Client, Driver: c.DriverName, NodeName: c.NodeName, Failed: server.PublishFailed}
+	publisher.Publish = slices.Publish
 	publisher.OldMonitor = &node.OldMonitor{Client: c.Client, Driver: c.DriverName, NodeName: c.NodeName,
 		Records: c.Records}
 	publisher.First = func(ctx context.Context, pools map[string]resourceslice.Pool) error {
@@ -191,6 +192,7 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	defer publisher.Release() // last, when no request to the API server is in flight
+	defer slices.Stop()
 	defer reporter.Flush(flushTimeout)
 	defer connection.Stop()
 	defer connection.Drain(ctx)

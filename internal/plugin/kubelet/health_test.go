@@ -4,6 +4,7 @@ package kubelet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -21,7 +22,7 @@ import (
 // A part of a slice that the API server does not store must not keep all devices from being published.
 func TestUnstored(t *testing.T) {
 	invalid := func(at string) error {
-		return fmt.Errorf("update slice: %w: %w", kubeletplugin.ErrRecoverable, apierrors.NewInvalid(
+		return fmt.Errorf("update slice: %w", apierrors.NewInvalid(
 			schema.GroupKind{Kind: "ResourceSlice"}, "slice", field.ErrorList{
 				field.NotSupported(field.NewPath(at), "None", []string{"NoSchedule", "NoExecute"})}))
 	}
@@ -36,14 +37,13 @@ func TestUnstored(t *testing.T) {
 		want string
 	}{
 		{"a taint is refused", invalid("spec.devices[0].taints[0].effect"), "[]"},
-		{"counters are dropped", fmt.Errorf("%w: %w", kubeletplugin.ErrRecoverable, withoutCounters),
+		{"counters are dropped", fmt.Errorf("create slice: %w", withoutCounters),
 			"[DRAPartitionableDevices]"},
-		{"no answer", fmt.Errorf("%w: connection refused, taints unknown", kubeletplugin.ErrRecoverable), ""},
+		{"no answer", errors.New("connection refused, taints unknown"), ""},
 	} {
 		got := ""
-		s := &Server{Unstored: func(gates []string) { got += fmt.Sprint(gates) },
-			Fatal: func(error) { t.Errorf("%s: the process ends", row.name) }}
-		s.HandleError(t.Context(), row.err, "publish")
+		s := &Server{Unstored: func(gates []string) { got += fmt.Sprint(gates) }}
+		s.PublishFailed(t.Context(), row.err, "publish")
 		if got != row.want {
 			t.Errorf("%s: got %s, want %s", row.name, got, row.want)
 		}

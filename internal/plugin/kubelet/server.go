@@ -174,8 +174,16 @@ func (s *Server) unprepare(ctx context.Context, claim kubeletplugin.NamespacedOb
 	return nil
 }
 
-// HandleError handles errors in the background, as of publishing. An error that a retry cannot fix ends the process.
+// HandleError handles errors of kubeletplugin in the background. An error that a retry cannot fix ends the process.
 func (s *Server) HandleError(ctx context.Context, err error, msg string) {
+	utilruntime.HandleErrorWithContext(ctx, err, msg)
+	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
+		s.Fatal(err)
+	}
+}
+
+// PublishFailed handles errors of writing slices, which is tried again.
+func (s *Server) PublishFailed(ctx context.Context, err error, msg string) {
 	utilruntime.HandleErrorWithContext(ctx, err, msg)
 	var dropped *resourceslice.DroppedFieldsError
 	switch {
@@ -183,9 +191,6 @@ func (s *Server) HandleError(ctx context.Context, err error, msg string) {
 		s.Unstored(dropped.DisabledFeatures())
 	case apierrors.IsInvalid(err):
 		s.Unstored(nil)
-	}
-	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
-		s.Fatal(err)
 	}
 }
 

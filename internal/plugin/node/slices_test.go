@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// A kubelet that starts removes the slices of its node, at any moment before or after it has registered the plugin.
+func TestRemovedSlicesAreBackSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node", UID: "n"}})
+		api := client.ResourceV1().ResourceSlices()
+		count := func() int {
+			list, err := api.List(t.Context(), metav1.ListOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return len(list.Items)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		s := &Slices{Client: client, Driver: "gpu.nvidia.com", NodeName: "node",
+			Failed: func(_ context.Context, err error, msg string) { t.Error(msg, err) }}
+		defer s.Stop()
+		pool := resourceslice.Pool{Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{{Name: "gpu-0"}}}}}
+		err := s.Publish(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": pool}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Second) // of the bubble's clock
+		if got := count(); got != 1 {
+			t.Fatalf("got %d slices, want 1", got)
+		}
+		for range 3 {
+			list, err := api.List(ctx, metav1.ListOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, slice := range list.Items {
+				if err := api.Delete(ctx, slice.Name, metav1.DeleteOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			time.Sleep(2 * time.Second)
+			if got := count(); got != 1 {
+				t.Fatalf("2 s after they were removed: got %d slices, want 1", got)
+			}
+		}
+	})
+}
