@@ -53,7 +53,8 @@ func TestOrphanOfAClaimThatIsBeingPrepared(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			w := interrupted(t)
 			ran := false
-			ctx := steps.With(w.context(), func(ctx context.Context, name string, do func(context.Context) error) error {
+			ctx := steps.With(w.context(), func(ctx context.Context, name string,
+				do func(context.Context) error) error {
 				if name == row.at && !ran {
 					ran = true
 					row.second(t, w.context(), w)
@@ -61,7 +62,8 @@ func TestOrphanOfAClaimThatIsBeingPrepared(t *testing.T) {
 				return do(ctx)
 			})
 			row.first(t, ctx, w)
-			if got := w.String(); !ran || !strings.Contains(got, "cdi a-gpu-1") || !strings.Contains(got, "a Prepared") {
+			got := w.String()
+			if !ran || !strings.Contains(got, "cdi a-gpu-1") || !strings.Contains(got, "a Prepared") {
 				t.Errorf("the claim is prepared without its CDI device:\n%s", got)
 			}
 		})

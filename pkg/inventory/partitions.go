@@ -73,7 +73,8 @@ func foreign(d gpu.Device, own func(gpu.Placement) bool) []gpu.Partition {
 
 // wholeUsable reports whether claims can use the whole GPU: it is not in MIG mode, or the driver may disable the mode.
 func wholeUsable(d gpu.Device, foreign []gpu.Partition) bool {
-	return !d.MIG.Enabled || !d.MIG.Unlisted && d.MIG.Switchable && d.Use.Partitions == gpu.PartitionsDynamic && len(foreign) == 0
+	return !d.MIG.Enabled || d.MIG.Switchable && d.Use.Partitions == gpu.PartitionsDynamic && len(foreign) == 0 &&
+		!d.MIG.Unlisted
 }
 
 // possible returns all partitions that the GPU can have, by profile, each at all its starts in the order of starts.
@@ -100,8 +101,8 @@ func possible(d gpu.Device, foreign []gpu.Partition) []gpu.Device {
 func blockedBy(at gpu.Placement, foreign []gpu.Partition) string {
 	for _, p := range foreign {
 		if p.Overlaps(at) {
-			return fmt.Sprintf("partition %s at %d (%s) is not the driver's", cmp.Or(p.Profile, "of an unknown profile"),
-				p.Start, p.UUID)
+			return fmt.Sprintf("partition %s at %d (%s) is not the driver's",
+				cmp.Or(p.Profile, "of an unknown profile"), p.Start, p.UUID)
 		}
 	}
 	return ""

@@ -151,11 +151,12 @@ func (s *Sweeper) findForgotten(ctx context.Context, records []checkpoint.Record
 	return found, errors.Join(errs...)
 }
 
-// withoutName returns the claim to release. It has no name if a later claim has the same one: kubeletplugin's metadata of
-// that name are the later claim's.
+// withoutName returns the claim to release. It has no name if a later claim has the same one: kubeletplugin's metadata
+// of that name are the later claim's.
 func withoutName(claim sharing.Claim, records []checkpoint.Record) sharing.Claim {
-	if slices.ContainsFunc(records, func(other checkpoint.Record) bool {
-		return other.Claim.UID != claim.UID && other.Claim.Namespace == claim.Namespace && other.Claim.Name == claim.Name
+	if slices.ContainsFunc(records, func(rec checkpoint.Record) bool {
+		other := rec.Claim
+		return other.UID != claim.UID && other.Namespace == claim.Namespace && other.Name == claim.Name
 	}) {
 		return sharing.Claim{UID: claim.UID}
 	}

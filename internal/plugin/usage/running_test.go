@@ -244,7 +244,8 @@ func TestRunningWithAnotherClaimOfTheSameName(t *testing.T) {
 	for pid, pod := range map[string]string{"7": "0f-1", "8": "0f-2"} {
 		dir := filepath.Join(proc, pid)
 		must(t, os.Mkdir(dir, 0o755))
-		must(t, os.WriteFile(filepath.Join(dir, "cgroup"), []byte("0::/kubepods.slice/kubepods-pod"+pod+".slice\n"), 0o600))
+		must(t, os.WriteFile(filepath.Join(dir, "cgroup"), []byte("0::/kubepods.slice/kubepods-pod"+pod+".slice\n"),
+			0o600))
 		must(t, os.WriteFile(filepath.Join(dir, "mountinfo"), []byte("1 2 8:1 /var/lib/kubelet/pods/"+pod+
 			"/containers/main/1a2b /dev/termination-log rw - ext4 /dev/sda1 rw\n"+
 			"1 2 8:1 /var/lib/kubelet/plugins/gpu.nvidia.com/dra-device-metadata/ns_c/gpu/metadata.json "+

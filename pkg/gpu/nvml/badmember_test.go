@@ -23,7 +23,8 @@ func TestOneBadProfile(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			p := withProfile(t, tt.info+" instanceCount: 1, multiprocessorCount: 140, copyEngineCount: 3, "+
 				"decoderCount: 3, encoderCount: 3, jpegCount: 3, ofaCount: 0, memorySizeMB: 72960}",
-				"17: [{start: 0, size: 9}]", "17: {2: {id: 2, sliceCount: 3, instanceCount: 1, multiprocessorCount: 140}}")
+				"17: [{start: 0, size: 9}]",
+				"17: {2: {id: 2, sliceCount: 3, instanceCount: 1, multiprocessorCount: 140}}")
 			m, n := machineOf(t, p)
 			d := first(t, n)
 			if len(d.MIG.Profiles) != 11 || len(d.MIG.Problems) != 1 || d.MIG.Unlisted {
@@ -50,8 +51,9 @@ func TestOneBadProfile(t *testing.T) {
 			if len(d.MIG.Instances) != 1 || d.MIG.Instances[0].Profile != "" || d.MIG.Instances[0].Size != 9 {
 				t.Errorf("got partitions %+v, want the one without a name", d.MIG.Instances)
 			}
-			at := gpu.Placement{Parent: d.UUID, Profile: d.MIG.Profiles[0].Name, Start: 0, Size: d.MIG.Profiles[0].Size}
-			if err := n.CheckPlacement(t.Context(), at); err == nil || !strings.Contains(err.Error(), "a partition at 0") {
+			p0 := d.MIG.Profiles[0]
+			err := n.CheckPlacement(t.Context(), gpu.Placement{Parent: d.UUID, Profile: p0.Name, Start: 0, Size: p0.Size})
+			if err == nil || !strings.Contains(err.Error(), "a partition at 0") {
 				t.Errorf("got %v, want the partition in the way", err)
 			}
 		})
@@ -185,7 +187,8 @@ func TestOneProfileFails(t *testing.T) {
 			d = first(t, started)
 			if len(d.MIG.Profiles) != tt.profiles || len(d.MIG.Instances) != 1 || !d.MIG.Unlisted ||
 				len(d.MIG.Problems) != 1 {
-				t.Errorf("after a start: got %+v, want %d profiles, one partition, and perhaps others", d.MIG, tt.profiles)
+				t.Errorf("after a start: got %+v, want %d profiles, one partition, and perhaps others", d.MIG,
+					tt.profiles)
 			}
 			d = first(t, knows)
 			if len(d.MIG.Profiles) != 7 || len(d.MIG.Instances) != 2 || d.MIG.Unlisted {

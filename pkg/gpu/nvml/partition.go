@@ -60,13 +60,14 @@ func (s *session) checkPlacement(at gpu.Placement) error {
 
 // inTheWay returns an error about a partition that overlaps the placement, or otherwise if there is none.
 func (s *session) inTheWay(p parent, at gpu.Placement, otherwise error) error {
-	there, _ := s.instances(p.Device, at.Parent, p.profiles) // NVML refuses what overlaps one that cannot be read
+	// NVML refuses what overlaps a partition that cannot be read.
+	there, _ := s.instances(p.Device, at.Parent, p.profiles) //nolint:errcheck // see above
 	for _, other := range there {
 		if other.Overlaps(at) {
 			return fmt.Errorf("%s at %d (GPU instance %d, %s): remove it (nvidia-smi mig -dci, -dgi), or offer the "+
 				"GPU with partitions: static: %w",
-				cmp.Or(other.Profile, "a partition"), other.Start, other.GPUInstance, cmp.Or(string(other.UUID), "no compute instance"),
-				gpu.ErrForeignPartition)
+				cmp.Or(other.Profile, "a partition"), other.Start, other.GPUInstance,
+				cmp.Or(string(other.UUID), "no compute instance"), gpu.ErrForeignPartition)
 		}
 	}
 	return otherwise
