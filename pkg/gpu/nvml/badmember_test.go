@@ -52,7 +52,7 @@ func TestOneBadProfile(t *testing.T) {
 				t.Errorf("got partitions %+v, want the one without a name", d.MIG.Instances)
 			}
 			p0 := d.MIG.Profiles[0]
-			err := n.CheckPlacement(t.Context(), gpu.Placement{Parent: d.UUID, Profile: p0.Name, Start: 0, Size: p0.Size})
+			err := n.CheckPlacement(t.Context(), gpu.Placement{Parent: d.UUID, Profile: p0.Name, Size: p0.Size})
 			if err == nil || !strings.Contains(err.Error(), "a partition at 0") {
 				t.Errorf("got %v, want the partition in the way", err)
 			}
