@@ -109,11 +109,11 @@ strongest: ## ask for the strongest GPU on random fleets, compare with an oracle
 	@./hack/prerequisites.sh root
 	@$(GO) run ./hack/dev strongest
 
-why: ## ask why 2,000 random pods wait, and judge each answer with the scheduler's allocator; WHY_SEED=number varies them
+why: ## ask why 2,000 random pods wait, judge each answer with the scheduler's allocator, and write docs/why-judged.md; WHY_SEED=number varies them
 	@./hack/prerequisites.sh
-	WHY_CLAIMS=2000 $(GO) test -count=1 -timeout 2h -v -run 'TestRandomClaims$$' ./internal/why
+	WHY_CLAIMS=2000 WHY_PAGE=../../docs/why-judged.md $(GO) test -count=1 -timeout 2h -v -run 'TestRandomClaims$$' ./internal/why
 
-why-scheduler: ## put 2,000 answers to why random pods wait to a real scheduler, and less than 300 of them say; WHY_SCHEDULER=number of them (needs root)
+why-scheduler: ## put 2,000 answers to why random pods wait to a real scheduler, and less than 300 of them say, and write docs/why-judged.md; WHY_SCHEDULER=number of them (needs root)
 	@./hack/prerequisites.sh root
 	@$(GO) run ./hack/dev why
 

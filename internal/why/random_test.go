@@ -17,6 +17,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
 	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/test/page"
 )
 
 // pick returns one of them.
@@ -122,13 +123,39 @@ func fill(t testing.TB, r *rand.Rand, s *snapshot.Snapshot) {
 }
 
 // tally counts answers by number of changes and by kind of change.
-type tally struct{ all, wrong map[string]int }
+type tally struct {
+	all, wrong        map[string]int
+	total, totalWrong int
+}
 
-func (c tally) add(keys []string, wrong bool) {
+func (c *tally) add(keys []string, wrong bool) {
+	c.total++
+	if wrong {
+		c.totalWrong++
+	}
 	for _, key := range keys {
 		c.all[key]++
 		if wrong {
 			c.wrong[key]++
+		}
+	}
+}
+
+// table returns the counts as a table of Markdown.
+func (c *tally) table(of string) string {
+	text := "| " + of + " | pods | wrong |\n|---|---|---|\n"
+	for _, key := range slices.Sorted(maps.Keys(c.all)) {
+		text += fmt.Sprintf("| %s | %d | %d |\n", key, c.all[key], c.wrong[key])
+	}
+	return text
+}
+
+// tell writes what the command has found to the page $WHY_PAGE, if the variable is set.
+func tell(t *testing.T, command, text string) {
+	t.Helper()
+	if file := os.Getenv("WHY_PAGE"); file != "" {
+		if err := page.Insert(file, command, text); err != nil {
+			t.Error(err)
 		}
 	}
 }
@@ -144,7 +171,7 @@ func TestRandomClaims(t *testing.T) {
 	if text := os.Getenv("WHY_SEED"); text != "" {
 		seed, _ = strconv.ParseUint(text, 10, 64)
 	}
-	count := tally{map[string]int{}, map[string]int{}}
+	count := tally{all: map[string]int{}, wrong: map[string]int{}}
 	for judged := 0; judged < want; seed++ {
 		r := rand.New(rand.NewPCG(seed, 0))
 		s := randomFleet(t, r)
@@ -172,9 +199,9 @@ func TestRandomClaims(t *testing.T) {
 			t.Errorf("seed %d: %s\n%s\n%s", seed, devices, strings.Join(problems, "\n"), text(t, report))
 		}
 	}
-	for _, key := range slices.Sorted(maps.Keys(count.all)) {
-		t.Logf("%-24s %4d, of them wrong: %d", key, count.all[key], count.wrong[key])
-	}
+	table := count.table("the answer")
+	t.Log(table)
+	tell(t, "make why", fmt.Sprintf("Of %d answers, %d were wrong.\n\n%s", count.total, count.totalWrong, table))
 }
 
 // check judges the report. It returns the number and the kinds of the changes, and what is wrong.
@@ -211,7 +238,8 @@ func keysOf(a advice) []string {
 		keys = append(keys, string(st.kind))
 	}
 	slices.Sort(keys)
-	return append(slices.Compact(keys), fmt.Sprintf("changes: %d", min(len(a), 5)))
+	return append(slices.Compact(keys), []string{"1 change", "2 changes", "3 changes", "4 changes",
+		"5 changes or more"}[min(len(a), 5)-1])
 }
 
 // lesser is an advice with less than is needed.

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -59,7 +58,9 @@ func TestRandomClaimsOnScheduler(t *testing.T) {
 		seed, _ = strconv.ParseUint(text, 10, 64)
 	}
 	c := connectScheduler(t)
-	count, ofLess := tally{map[string]int{}, map[string]int{}}, tally{map[string]int{}, map[string]int{}}
+	count, ofLess := tally{all: map[string]int{}, wrong: map[string]int{}}, tally{all: map[string]int{},
+		wrong: map[string]int{}}
+	judged := 0 // the advices for which less was tried
 	var mu sync.Mutex
 	t.Run("pods", func(t *testing.T) {
 		for made := 0; made < want; seed++ {
@@ -78,9 +79,9 @@ func TestRandomClaimsOnScheduler(t *testing.T) {
 				mu.Lock()
 				count.add(keys, err != nil)
 				rest := less(a)
-				again := err == nil && len(rest) > 0 && ofLess.all["advices"] < judgedLess
+				again := err == nil && len(rest) > 0 && judged < judgedLess
 				if again {
-					ofLess.all["advices"]++
+					judged++
 				}
 				mu.Unlock()
 				if !again {
@@ -102,11 +103,10 @@ func TestRandomClaimsOnScheduler(t *testing.T) {
 			})
 		}
 	})
-	for _, of := range []tally{count, ofLess} {
-		for _, key := range slices.Sorted(maps.Keys(of.all)) {
-			t.Logf("%-24s %4d, of them wrong: %d", key, of.all[key], of.wrong[key])
-		}
-	}
+	text := fmt.Sprintf("Of %d answers, %d were wrong. With less than the advice, %d of %d pods were placed.\n\n%s\n%s",
+		count.total, count.totalWrong, ofLess.totalWrong, ofLess.total, count.table("the answer"), ofLess.table("less"))
+	t.Log(text)
+	tell(t, "make why-scheduler", text)
 }
 
 // schedulerCase is a pod that waits on a fleet.

@@ -28,7 +28,7 @@ const (
 )
 
 // MaxXID is the highest number of an XID; NVML uses it for unknown ones.
-const MaxXID = 999
+const MaxXID = 1023
 
 // Event is an event of a GPU.
 type Event struct {

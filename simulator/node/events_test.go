@@ -115,9 +115,9 @@ func TestNewEvent(t *testing.T) {
 	}{
 		{"an XID", "0", node.EventXID, 999, "<nil>"},
 		{"clocks", "gpu-18-00-0", node.EventClock, 0, "<nil>"},
-		{"no XID", "0", node.EventXID, 0, "XID 0: want a number from 1 to 999"},
-		{"more than the highest", "0", node.EventXID, 1000, "XID 1000: want a number from 1 to 999"},
-		{"clocks with an XID", "0", node.EventClock, 3, "XID 3: want a number from 1 to 999"},
+		{"no XID", "0", node.EventXID, 0, "XID 0: want a number from 1 to 1023"},
+		{"more than the highest", "0", node.EventXID, 1024, "XID 1024: want a number from 1 to 1023"},
+		{"clocks with an XID", "0", node.EventClock, 3, "XID 3: want a number from 1 to 1023"},
 		{"ECC without ECC", "0", node.EventDoubleBitECC, 0,
 			"gpu-18-00-0 reports no such events: the types are 0x1c (ERROR_NOT_SUPPORTED)"},
 		{"no GPU", "9", node.EventXID, 3, `no GPU "9"; this node has gpu-18-00-0`},
