@@ -26,6 +26,7 @@ type GPU struct {
 	Name              string `json:"name"` // of the whole GPU, also if only partitions are published
 	Driver            string `json:"driver"`
 	Pool              string `json:"pool"`
+	Index             *int64 `json:"index,omitempty"` // NVML's, as nvidia-smi shows it
 	UUID              string `json:"uuid,omitempty"`
 	Model             string `json:"model,omitempty"`
 	ComputeCapability string `json:"computeCapability,omitempty"`
@@ -56,6 +57,7 @@ type Amount struct {
 type Partition struct {
 	Name    string `json:"name"`
 	Profile string `json:"profile"`
+	Memory  int64  `json:"memory"` // bytes
 	Free    bool   `json:"free"`
 }
 
@@ -163,6 +165,7 @@ func (g *GPU) describe(partitions []*resourceapi.Device) {
 	}
 	if described != nil {
 		g.UUID = text(described, resourceapi.QualifiedName(uuid))
+		g.Index = described.Attributes["index"].IntValue
 		g.ComputeCapability = strings.TrimSuffix(text(described, "cudaComputeCapability"), ".0")
 	}
 	tainted := partitions
@@ -180,7 +183,9 @@ func (g *GPU) describe(partitions []*resourceapi.Device) {
 	}
 	for _, d := range partitions {
 		if len(d.ConsumesCounters) == 0 { // it exists; the driver creates the others on request
-			g.Partitions = append(g.Partitions, Partition{Name: d.Name, Profile: text(d, "profile"), Free: true})
+			memory := d.Capacity["memory"].Value
+			g.Partitions = append(g.Partitions, Partition{Name: d.Name, Profile: text(d, "profile"),
+				Memory: memory.Value(), Free: true})
 		}
 	}
 }
@@ -203,7 +208,7 @@ func (g *GPU) hold(p *view.Physical, claims map[types.NamespacedName]*resourceap
 			if published, ok := profiles[holder.Profile]; ok {
 				holder.Profile = published
 			}
-			g.take(h.Device, holder.Profile)
+			g.take(h.Device, holder.Profile, h.Memory)
 		}
 		g.Holders = append(g.Holders, holder)
 	}
@@ -215,14 +220,14 @@ func (g *GPU) hold(p *view.Physical, claims map[types.NamespacedName]*resourceap
 }
 
 // take marks a partition as held, and adds one that the driver creates for the holder.
-func (g *GPU) take(name, profile string) {
+func (g *GPU) take(name, profile string, memory int64) {
 	for i := range g.Partitions {
 		if g.Partitions[i].Name == name {
 			g.Partitions[i].Free = false
 			return
 		}
 	}
-	g.Partitions = append(g.Partitions, Partition{Name: name, Profile: profile})
+	g.Partitions = append(g.Partitions, Partition{Name: name, Profile: profile, Memory: memory})
 }
 
 // used adds up what is held, and returns at most everything: partitions that share memory each count it.

@@ -54,6 +54,7 @@ func (p *plugin) ui(ctx context.Context, f filter, port uint16) error {
 		return s.Err()
 	}
 	b := newBoard(f, namespace)
+	b.podNamespace = readPendingPods(ctx, client, s, namespace)
 	if err := b.update(s); err != nil {
 		return err
 	}

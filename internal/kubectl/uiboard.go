@@ -15,7 +15,6 @@ import (
 	"sync"
 	"time"
 
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -30,6 +29,8 @@ import (
 type board struct {
 	filter    filter
 	namespace string // is watched if the user may not watch all
+	// podNamespace is the namespace whose pending pods are watched; empty: all.
+	podNamespace string
 
 	mu          sync.Mutex
 	state       *boardState
@@ -46,7 +47,7 @@ type failure struct {
 // boardState is one state of the page. It does not change.
 type boardState struct {
 	nodes   map[string]json.RawMessage // pageNode
-	pending []pageClaim
+	pending []pagePending
 	unread  []string
 }
 
@@ -56,19 +57,20 @@ type pageNode struct {
 	GPUs    []*GPU `json:"gpus"`
 }
 
-// pageClaim is a claim that has no devices yet.
-type pageClaim struct {
+// pagePending is a claim that has no devices yet, or a pod that waits for GPUs without such a claim.
+type pagePending struct {
+	Kind      string      `json:"kind"` // claim or pod
 	Namespace string      `json:"namespace"`
 	Name      string      `json:"name"`
 	Created   metav1.Time `json:"created"`
-	Classes   []string    `json:"classes"`
+	Asks      []string    `json:"asks"` // classes, extended resources, or what is missing
 }
 
 // pageMessage tells the page what has changed.
 type pageMessage struct {
 	Full    bool                       `json:"full"`  // forget everything else
 	Nodes   map[string]json.RawMessage `json:"nodes"` // null: the node is gone
-	Pending []pageClaim                `json:"pending"`
+	Pending []pagePending              `json:"pending"`
 	Unread  []string                   `json:"unread"`
 }
 
@@ -99,7 +101,7 @@ func (b *board) update(s *snapshot.Snapshot) error {
 		}
 		n.GPUs = append(n.GPUs, g)
 	}
-	next := &boardState{nodes: map[string]json.RawMessage{}, pending: pendingClaims(s.Claims), unread: b.unread(s)}
+	next := &boardState{nodes: map[string]json.RawMessage{}, pending: pending(s), unread: b.unread(s)}
 	for name, n := range nodes {
 		if next.nodes[name], err = json.Marshal(n); err != nil {
 			return err
@@ -145,33 +147,6 @@ func (b *board) unread(s *snapshot.Snapshot) []string {
 			delete(b.failures, resource)
 		}
 	}
-	return all
-}
-
-// pendingClaims returns the claims without devices, the oldest first.
-func pendingClaims(claims []*resourceapi.ResourceClaim) []pageClaim {
-	all := []pageClaim{}
-	for _, c := range claims {
-		if c.Status.Allocation != nil || c.DeletionTimestamp != nil {
-			continue
-		}
-		p := pageClaim{Namespace: c.Namespace, Name: c.Name, Created: c.CreationTimestamp, Classes: []string{}}
-		for _, r := range c.Spec.Devices.Requests {
-			if r.Exactly != nil {
-				p.Classes = append(p.Classes, r.Exactly.DeviceClassName)
-			}
-			for _, sub := range r.FirstAvailable {
-				p.Classes = append(p.Classes, sub.DeviceClassName)
-			}
-		}
-		slices.Sort(p.Classes)
-		p.Classes = slices.Compact(p.Classes)
-		all = append(all, p)
-	}
-	slices.SortFunc(all, func(a, b pageClaim) int {
-		return cmp.Or(a.Created.Compare(b.Created.Time), cmp.Compare(a.Namespace, b.Namespace),
-			cmp.Compare(a.Name, b.Name))
-	})
 	return all
 }
 
@@ -244,6 +219,13 @@ func (b *board) follow(ctx context.Context, client kubernetes.Interface, first *
 	if first.TaintRules != nil {
 		watched[snapshot.TaintRules] = all.Resource().V1().DeviceTaintRules().Informer()
 	}
+	if first.Unread[snapshot.Pods] == nil {
+		watched[snapshot.Pods] = informers.NewSharedInformerFactoryWithOptions(client, 0,
+			informers.WithNamespace(b.podNamespace), informers.WithTransform(withoutManagedFields),
+			informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = pendingPhase }),
+		).Core().V1().Pods().Informer()
+		go watched[snapshot.Pods].RunWithContext(ctx)
+	}
 	for resource, informer := range watched {
 		b.watch(informer, resource, signal)
 	}
@@ -264,6 +246,7 @@ func (b *board) follow(ctx context.Context, client kubernetes.Interface, first *
 		return &snapshot.Snapshot{Unread: first.Unread,
 			Slices: published,
 			Claims: stored(watched[snapshot.Claims], first.Claims),
+			Pods:   stored(watched[snapshot.Pods], first.Pods),
 			Nodes:  stored(watched[snapshot.Nodes], first.Nodes)}
 	})
 }
@@ -298,7 +281,7 @@ func (b *board) run(ctx context.Context, changed <-chan struct{}, read func() *s
 		}
 		if err := b.update(read()); err != nil { // such as that the driver has no slices any more
 			b.fail(snapshot.Slices, err)
-			b.publish(&boardState{pending: []pageClaim{}, unread: b.unread(&snapshot.Snapshot{})})
+			b.publish(&boardState{pending: []pagePending{}, unread: b.unread(&snapshot.Snapshot{})})
 		}
 		select {
 		case <-ctx.Done():

@@ -12,8 +12,11 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
 )
@@ -49,7 +52,15 @@ func pageSnapshot(t *testing.T) *snapshot.Snapshot {
 	waiting.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Exactly: &resourceapi.ExactDeviceRequest{
 		DeviceClassName: "gpu.nvidia.com"}}}
 	s.Claims = append(s.Claims, waiting)
-	return &snapshot.Snapshot{Nodes: s.Nodes, Slices: s.Slices, Claims: s.Claims, Unread: map[string]error{}}
+	late := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "late",
+		CreationTimestamp: metav1.NewTime(time.Now())},
+		Spec: corev1.PodSpec{ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: ptr.To("none")}},
+			Containers: []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{
+				Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("2"), "cpu": resource.MustParse("1")}}}}}}
+	running := late.DeepCopy()
+	running.Name, running.Spec.NodeName = "running", "a"
+	return &snapshot.Snapshot{Nodes: s.Nodes, Slices: s.Slices, Claims: s.Claims, Pods: []*corev1.Pod{late, running},
+		Unread: map[string]error{}}
 }
 
 // TestPage uses the page in a browser: what it shows, filters, the keyboard, and changes.
@@ -67,25 +78,42 @@ func TestPage(t *testing.T) {
 		}
 	}
 	same("the address has no token", "location.search", `""`)
-	same("summary", "document.getElementById('summary').textContent", `"10 of 10 GPUs on 2 nodes, 6 of them free"`)
+	same("summary", "document.getElementById('summary').textContent", `"10 GPUs, 6 free, 1 sick, 100.4Gi of 667.2Gi held, on 2 nodes"`)
 	same("connection", "document.getElementById('connection').textContent", `"live"`)
 	same("nodes", "[...document.querySelectorAll('.node')].map((n) => n.getAttribute('aria-label')).join()",
 		`"Node a,Node b"`)
 	same("name of a GPU", cards+"[0].getAttribute('aria-label')", `"gpu-3b-00-0 on a, Tesla T4; `+
 		`memory 11Gi of 15Gi held; by \u003cweb\u003e/serve 6Gi, ml/train 5Gi"`)
 	same("a tainted GPU", cards+"[1].className + ' ' + "+cards+"[1].innerText.trim()",
-		`"gpu tainted Tesla T4\ngpu.nvidia.com/xid=79:NoSchedule"`)
+		`"gpu tainted #1 gpu-af-00-0\nTesla T4\n0 of 15Gi\nXID 79: no new claims"`)
+	same("what a claim holds is not cut", cards+"[0].innerText.includes('6Gi') && "+cards+"[0].innerText.includes('5Gi')",
+		"true")
+	same("sums of a node", "document.querySelector('.node h2').innerText.replace(/\\s+/g, ' ')",
+		`"a 2 GPUs, 0 free, 1 sick, 11Gi of 30Gi held"`)
 	same("segments of a GPU", cards+"[0].querySelectorAll('i').length", "2")
 	same("a segment is as wide as its part", `(() => { const [i] = document.querySelectorAll('.memory i');
 		return Math.round(100 * i.getBoundingClientRect().width / i.parentElement.getBoundingClientRect().width) })()`, "40")
 	same("two namespaces, two colours", `new Set([...document.querySelector('.memory').children]
 		.map((i) => getComputedStyle(i).backgroundColor)).size`, "2")
-	same("cards are drawn to their memory", cards+"[2].offsetWidth > 2 * "+cards+"[0].offsetWidth", "true")
+	for _, row := range []struct{ width, columns int }{{1400, 8}, {1920, 8}, {500, 2}} {
+		b.call(t, "Emulation.setDeviceMetricsOverride", map[string]any{"width": row.width, "height": 900,
+			"deviceScaleFactor": 1, "mobile": false})
+		same(fmt.Sprintf("GPUs in a row at %d pixels", row.width), "(() => { const c = "+cards+".slice(2); "+
+			"return c.filter((e) => e.offsetTop === c[0].offsetTop).length })()", fmt.Sprint(row.columns))
+		same(fmt.Sprintf("nothing is wider than the page at %d pixels", row.width),
+			"document.documentElement.scrollWidth <= window.innerWidth", "true")
+		b.screenshot(t, fmt.Sprint("width-", row.width))
+	}
+	b.call(t, "Emulation.clearDeviceMetricsOverride", map[string]any{})
 	same("legend", "document.getElementById('legend').innerText", `"\u003cweb\u003e\nml"`)
-	same("pending claims", "document.querySelector('#pending summary').textContent", `"pending claims: 1"`)
+	same("pending claims", "document.querySelector('#pending summary').textContent", `"pending claims and pods: 2"`)
 	if got := b.eval(t, "document.querySelector('#pending li').textContent"); !strings.Contains(got,
-		"ml/waiting, since ") || !strings.Contains(got, "asks for gpu.nvidia.com") {
+		"claim ml/waiting, since ") || !strings.Contains(got, "asks for gpu.nvidia.com") {
 		t.Errorf("got pending claim %s", got)
+	}
+	if got := b.eval(t, "document.querySelectorAll('#pending li')[1].textContent"); !strings.Contains(got,
+		"pod ml/late, since ") || !strings.Contains(got, "asks for claim none, which is not there, nvidia.com/gpu: 2") {
+		t.Errorf("got pending pod %s", got)
 	}
 	same("nobody has asked why", asked, "0")
 	b.screenshot(t, "page")
@@ -121,6 +149,12 @@ func TestPage(t *testing.T) {
 	filterBy("node", "b")
 	b.wait(t, cards+".length", "8")
 	filterBy("node", "")
+	b.wait(t, cards+".length", "10")
+	for state, want := range map[string]string{"free": "6", "held": "3", "sick": "1"} {
+		filterBy("state", state)
+		b.wait(t, cards+".length", want)
+	}
+	filterBy("state", "")
 	b.wait(t, cards+".length", "10")
 
 	// A change: a claim ends, another node comes, and a resource cannot be read any more.
@@ -198,7 +232,7 @@ func TestPageUnread(t *testing.T) {
 	b.call(t, "Page.navigate", map[string]any{"url": page.url()})
 	b.wait(t, "document.documentElement?.dataset.drawn", `"2"`)
 	if got, want := b.eval(t, "document.getElementById('summary').textContent"),
-		`"10 of 10 GPUs on 2 nodes, ? of them free"`; got != want {
+		`"10 GPUs, ? free, 1 sick, ? of 667.2Gi held, on 2 nodes"`; got != want {
 		t.Errorf("got the summary %s, want %s", got, want)
 	}
 	b.eval(t, "document.querySelector('.gpu').click()")
@@ -267,8 +301,8 @@ func TestPageSaysWhyClaimsWait(t *testing.T) {
 	if err := page.board.update(&next); err != nil {
 		t.Fatal(err)
 	}
-	b.wait(t, "document.querySelector('#pending summary').textContent", fmt.Sprintf("%q", fmt.Sprint("pending claims: ",
-		claims)))
+	b.wait(t, "document.querySelector('#pending summary').textContent", fmt.Sprintf("%q", fmt.Sprint("pending claims and pods: ",
+		claims+1)))
 	if got := b.eval(t, "window.kept === document.querySelector('#pending li')"); got != "true" {
 		t.Errorf("the items of the other claims are the same: got %s", got)
 	}

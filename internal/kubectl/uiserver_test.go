@@ -163,8 +163,8 @@ func TestEvents(t *testing.T) {
 	page := serve(t, s)
 	next := page.messages(t)
 	first := next()
-	if !first.Full || len(first.Nodes) != 2 || len(first.Pending) != 1 || len(first.Unread) != 0 {
-		t.Errorf("got first %+v, want two nodes and a pending claim", first)
+	if !first.Full || len(first.Nodes) != 2 || len(first.Pending) != 2 || len(first.Unread) != 0 {
+		t.Errorf("got first %+v, want two nodes, a pending claim and a pending pod", first)
 	}
 	changed := *s
 	changed.Claims = s.Claims[2:] // nothing of node a is held any more

@@ -30,9 +30,8 @@ func newReasons(read func(context.Context) *snapshot.Snapshot) *reasons {
 	return &reasons{read: read, busy: make(chan struct{}, 1)}
 }
 
-// of returns the first lines of kubectl gpu why about the claim. The error wraps why.ErrNotFound if there is no such
-// claim.
-func (r *reasons) of(ctx context.Context, namespace, name string) (string, error) {
+// of returns the first lines of kubectl gpu why about the pod or claim. The error wraps why.ErrNotFound if it is gone.
+func (r *reasons) of(ctx context.Context, kind, namespace, name string) (string, error) {
 	select {
 	case r.busy <- struct{}{}:
 		defer func() { <-r.busy }()
@@ -46,7 +45,11 @@ func (r *reasons) of(ctx context.Context, namespace, name string) (string, error
 		}
 		r.explainer, r.at = why.NewExplainer(s, why.Options{}), time.Now()
 	}
-	report, err := r.explainer.Claim(ctx, namespace, name)
+	explain := r.explainer.Claim
+	if kind == "pod" {
+		explain = r.explainer.Pod
+	}
+	report, err := explain(ctx, namespace, name)
 	if err != nil {
 		return "", err
 	}
@@ -64,10 +67,10 @@ func (r *reasons) of(ctx context.Context, namespace, name string) (string, error
 func (s *pageServer) why(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	query := r.URL.Query()
-	text, err := s.reasons.of(r.Context(), query.Get("namespace"), query.Get("name"))
+	text, err := s.reasons.of(r.Context(), query.Get("kind"), query.Get("namespace"), query.Get("name"))
 	switch {
 	case errors.Is(err, why.ErrNotFound):
-		http.Error(w, "the claim has gone", http.StatusNotFound)
+		http.Error(w, "it has gone", http.StatusNotFound)
 	case err == nil:
 		fmt.Fprintln(w, text)
 	} // otherwise the page has gone

@@ -22,20 +22,44 @@ function size(bytes) {
   return `${(bytes / 2 ** 30).toFixed(1).replace(/\.0$/, '')}Gi`;
 }
 
-// hue returns a colour for the text: always the same one, and never red, which means trouble.
-function hue(text) {
-  let hash = 0;
-  for (const c of text) hash = (hash * 31 + c.codePointAt(0)) >>> 0;
-  return 40 + ((hash * 137) % 280);
+// colours are far from each other and from red, which means trouble: lightness, chroma and hue of oklch.
+const colours = [[62, 0.13, 250], [78, 0.14, 80], [60, 0.13, 150], [62, 0.16, 330], [75, 0.11, 200], [55, 0.17, 290],
+  [82, 0.15, 115], [72, 0.13, 50], [48, 0.11, 240], [80, 0.1, 320], [50, 0.1, 170], [70, 0.05, 260]];
+const colourOf = new Map(); // namespace or claim → its number, by the order in which they came
+
+// paint gives the element the colour of the text: always the same one while the page is open.
+function paint(e, text) {
+  if (!colourOf.has(text)) colourOf.set(text, colourOf.size);
+  const n = colourOf.get(text);
+  const [light, chroma, hue] = colours[n % colours.length];
+  e.style.setProperty('--light', `${light}%`);
+  e.style.setProperty('--chroma', chroma);
+  e.style.setProperty('--hue', (hue + 17 * Math.floor(n / colours.length)) % 360);
 }
 
 const claimOf = (holder) => `${holder.namespace}/${holder.claim}`;
 const share = (holder) => holder.profile || (holder.whole ? 'all of it' : size(holder.memory));
 const taintOf = (t) => `${t.key}${t.value ? `=${t.value}` : ''}:${t.effect}`;
-const problemsOf = (gpu) => (gpu.taints || []).map(taintOf);
 const isTainted = (gpu) => (gpu.taints || []).some((t) => t.effect !== 'None');
-
+const isHeld = (gpu) => (gpu.holders || []).length > 0 || gpu.memory.used > 0;
+const isFree = (gpu, node) => gpu.memory.used === 0 && !isHeld(gpu) && !isTainted(gpu) && !node.problem;
 const held = (gpu) => (gpu.holders || []).map((h) => `${claimOf(h)} ${share(h)}`);
+
+// words says what a taint means: a cause, and what follows.
+function words(taint) {
+  const spaced = (text) => text.replace(/([a-z])([A-Z])/g, '$1 $2').toLowerCase();
+  const name = taint.key.replace(/^.*\//, '');
+  const known = { xid: `XID ${taint.value}`, 'gpu-lost': 'lost', unmonitored: 'not monitored' };
+  let cause = known[name] || `${name.replace(/-/g, ' ')}${taint.value ? ` ${taint.value}` : ''}`;
+  if (name === 'unhealthy') {
+    const action = taint.value.replace(/^RecoveryAction/, '');
+    cause = action === taint.value ? spaced(action) : `needs: ${spaced(action)}`;
+  }
+  const follows = { NoSchedule: 'no new claims', NoExecute: 'no new claims, pods are evicted' }[taint.effect];
+  return follows ? `${cause}: ${follows}` : cause;
+}
+
+const problemsOf = (gpu) => (gpu.taints || []).map(words);
 
 // label describes a GPU in words, for screen readers and as a tooltip.
 function label(gpu) {
@@ -43,13 +67,20 @@ function label(gpu) {
   const parts = [`${gpu.name} on ${gpu.node || gpu.pool}, ${gpu.model || 'unknown model'}`,
     `memory ${used} of ${size(gpu.memory.total)} held`];
   if (held(gpu).length) parts.push(`by ${held(gpu).join(', ')}`);
-  return parts.concat(problemsOf(gpu).map((t) => `taint ${t}`)).join('; ');
+  return parts.concat(problemsOf(gpu)).join('; ');
+}
+
+// amount is how much of a GPU is held.
+function amount(gpu) {
+  if (gpu.memory.used === undefined) return `? of ${size(gpu.memory.total)}`;
+  const cores = gpu.cores.used ? ` · ${gpu.cores.used}%` : '';
+  return `${size(gpu.memory.used)} of ${size(gpu.memory.total)}${cores}`;
 }
 
 const byClaim = () => $('colours').value === 'claim';
 
-// pixelsPerGi is the width of one GiB, so that cards are drawn to their memory.
-const pixelsPerGi = 2.2;
+// shownHolders is how many holders a card names.
+const shownHolders = 4;
 
 function card(gpu) {
   const button = element('button', isTainted(gpu) ? 'gpu tainted' : 'gpu');
@@ -58,27 +89,46 @@ function card(gpu) {
   button.gpu = gpu;
   button.setAttribute('aria-label', label(gpu));
   button.title = label(gpu);
-  button.style.width = `${Math.max(72, Math.round((gpu.memory.total / 2 ** 30) * pixelsPerGi))}px`;
   const memory = element('div', 'memory');
   for (const h of gpu.holders || []) memory.append(segment(gpu, h));
-  for (const p of gpu.partitions || []) if (p.free) memory.append(element('i', 'partition free'));
-  button.append(memory, element('span', '', gpu.model || gpu.name));
-  if (held(gpu).length) button.append(element('span', 'held', held(gpu).join(', ')));
-  for (const t of problemsOf(gpu)) button.append(element('span', 'taint', t));
+  for (const p of gpu.partitions || []) if (p.free) memory.append(freePartition(gpu, p));
+  const index = gpu.index === undefined ? '' : `#${gpu.index} `;
+  button.append(element('span', 'name', `${index}${gpu.name}`),
+    element('span', 'model', (gpu.model || 'unknown model').replace(/^NVIDIA /, '')), memory,
+    element('span', 'amount', amount(gpu)));
+  const holders = gpu.holders || [];
+  button.append(...holders.slice(0, shownHolders).map(holderLine));
+  if (holders.length > shownHolders) button.append(element('span', 'amount', `and ${holders.length - shownHolders} more`));
+  for (const t of gpu.taints || []) button.append(element('span', t.effect === 'None' ? 'amount' : 'health', words(t)));
   return button;
+}
+
+function holderLine(holder) {
+  const line = element('span', 'held');
+  line.append(element('b', '', claimOf(holder)), element('em', '', share(holder)));
+  return line;
+}
+
+function freePartition(gpu, partition) {
+  const part = element('i', 'partition free');
+  part.style.width = `${(100 * (partition.memory || 0)) / gpu.memory.total}%`;
+  part.title = `${partition.profile}, free`;
+  return part;
 }
 
 function segment(gpu, holder) {
   const part = element('i', holder.profile ? 'partition' : '');
   part.style.width = `${(100 * holder.memory) / gpu.memory.total}%`;
-  part.style.setProperty('--hue', hue(byClaim() ? claimOf(holder) : holder.namespace));
+  paint(part, byClaim() ? claimOf(holder) : holder.namespace);
   return part;
 }
 
 // keeps reports whether the filters select the GPU.
 function keeps(gpu) {
   const namespace = $('namespace').value;
-  return (!$('model').value || gpu.model === $('model').value) &&
+  const states = { free: isFree, held: isHeld, sick: isTainted };
+  const inState = states[$('state').value];
+  return (!inState || inState(gpu, nodes.get(gpu.node || gpu.pool))) && (!$('model').value || gpu.model === $('model').value) &&
     (gpu.node || gpu.pool).includes($('node').value.trim()) &&
     (!namespace || (gpu.holders || []).some((h) => h.namespace === namespace));
 }
@@ -94,7 +144,8 @@ function draw(name) {
   }
   const hadFocus = focused && section.contains(focused) ? focused.gpu.name : null;
   const title = element('h2', '', name);
-  if (node.problem) title.append(' ', element('small', '', node.problem));
+  if (node.problem) title.append(element('small', 'problem', node.problem));
+  title.append(element('small', '', sums(node.gpus, () => node)));
   const cards = element('div', 'cards');
   const shown = node.gpus.filter(keeps);
   cards.append(...shown.map(card));
@@ -140,21 +191,22 @@ function drawAll() {
   summarize();
 }
 
+// sums says how many of the GPUs are free and sick, and how much of their memory is held.
+function sums(gpus, nodeOf) {
+  const unknown = gpus.some((g) => g.memory.used === undefined);
+  const free = gpus.filter((g) => isFree(g, nodeOf(g))).length;
+  const sick = gpus.filter(isTainted).length;
+  const total = (of) => size(gpus.reduce((sum, g) => sum + of(g), 0));
+  return `${gpus.length} GPU${gpus.length === 1 ? '' : 's'}, ${unknown ? '?' : free} free` +
+    `${sick ? `, ${sick} sick` : ''}, ${unknown ? '?' : total((g) => g.memory.used)} of ` +
+    `${total((g) => g.memory.total)} held`;
+}
+
 function summarize() {
-  let all = 0;
-  let shown = 0;
-  let free = 0;
-  let unknown = false;
-  for (const node of nodes.values()) {
-    for (const gpu of node.gpus) {
-      all++;
-      if (!keeps(gpu)) continue;
-      shown++;
-      if (gpu.memory.used === undefined) unknown = true;
-      if (gpu.memory.used === 0 && !(gpu.holders || []).length && !isTainted(gpu) && !node.problem) free++;
-    }
-  }
-  const text = `${shown} of ${all} GPUs on ${nodes.size} nodes, ${unknown ? '?' : free} of them free`;
+  const all = [...nodes.values()].flatMap((n) => n.gpus);
+  const shown = all.filter(keeps);
+  const of = shown.length === all.length ? '' : ` (of ${all.length})`;
+  const text = `${sums(shown, (g) => nodes.get(g.node || g.pool))}${of}, on ${nodes.size} nodes`;
   if ($('summary').textContent !== text) $('summary').textContent = text;
 }
 
@@ -186,7 +238,7 @@ function drawPending() {
   const wanted = $('namespace').value;
   const shown = pending.filter((c) => !wanted || c.namespace === wanted);
   $('pending').hidden = shown.length === 0;
-  $('pending').querySelector('summary').textContent = `pending claims: ${shown.length}`;
+  $('pending').querySelector('summary').textContent = `pending claims and pods: ${shown.length}`;
   const keys = new Set(pending.map(keyOf));
   for (const [key, item] of items) {
     if (keys.has(key)) continue;
@@ -202,13 +254,13 @@ function drawPending() {
   askReasons();
 }
 
-const keyOf = (c) => `${c.namespace}/${c.name} ${c.created}`;
+const keyOf = (c) => `${c.kind} ${c.namespace}/${c.name} ${c.created}`;
 
 function pendingItem(claim) {
   let item = items.get(keyOf(claim));
   if (item) return item;
-  item = element('li', '', `${claim.namespace}/${claim.name}, since ${new Date(claim.created).toLocaleString()}, ` +
-    `asks for ${claim.classes.join(', ')}`);
+  item = element('li', '', `${claim.kind} ${claim.namespace}/${claim.name}, since ` +
+    `${new Date(claim.created).toLocaleString()}, asks for ${claim.asks.join(', ')}`);
   item.append(element('p', 'reason', '…'));
   item.claim = claim;
   item.asked = -Infinity;
@@ -237,8 +289,8 @@ async function askReasons() {
     item.asked = performance.now();
     const reason = item.querySelector('.reason');
     try {
-      const { namespace, name } = item.claim;
-      const response = await fetch(`why?${new URLSearchParams({ namespace, name })}`);
+      const { kind, namespace, name } = item.claim;
+      const response = await fetch(`why?${new URLSearchParams({ kind, namespace, name })}`);
       reason.textContent = (await response.text()).trim();
     } catch {
       reason.textContent = 'no answer: is kubectl gpu ui still running?';
@@ -256,7 +308,7 @@ function drawLegend() {
   const entries = names.slice(0, shownColours).map((name) => {
     const entry = element('li', '', name);
     const colour = element('i');
-    colour.style.setProperty('--hue', hue(name));
+    paint(colour, name);
     entry.prepend(colour);
     return entry;
   });
@@ -328,7 +380,7 @@ function show(gpu) {
   const rows = [['Model', gpu.model], ['UUID', gpu.uuid], ['Driver', gpu.driver],
     ['Compute capability', gpu.computeCapability], ['Memory', used(gpu.memory, size)],
     ['Cores', used(gpu.cores, (n) => `${n}%`)], ['Node', gpu.nodeProblem],
-    ['Taints', problemsOf(gpu).join(', ') || 'none'],
+    ['Taints', (gpu.taints || []).map((t) => `${words(t)} (${taintOf(t)})`).join(', ') || 'none'],
     ['Partitions', (gpu.partitions || []).map((p) => `${p.name}${p.free ? ' (free)' : ''}`).join(', ') || 'none']];
   $('details').querySelector('dl').replaceChildren(...rows.filter((r) => r[1])
     .flatMap(([k, v]) => [element('dt', '', k), element('dd', '', v)]));
