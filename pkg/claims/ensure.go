@@ -53,7 +53,7 @@ func (p *Preparer) decide(
 	if err != nil {
 		return checkpoint.Record{}, err
 	}
-	if err := p.checkContainers(ctx, claim, plan); err != nil {
+	if plan, err = p.checkContainers(ctx, claim, plan); err != nil {
 		return checkpoint.Record{}, err
 	}
 	rec := checkpoint.Record{Phase: checkpoint.Preparing, BootID: p.BootID, Claim: claimOf(claim), Plan: plan}
@@ -209,20 +209,21 @@ func (p *Preparer) checkPlacements(ctx context.Context, plan sharing.Plan) error
 }
 
 // checkContainers refuses a plan if a container of the claim could not be kept within its limits.
-func (p *Preparer) checkContainers(ctx context.Context, claim *resourceapi.ResourceClaim, plan sharing.Plan) error {
+func (p *Preparer) checkContainers(ctx context.Context, claim *resourceapi.ResourceClaim,
+	plan sharing.Plan) (sharing.Plan, error) {
 	if !plan.Limited() && !plan.Isolated() {
-		return nil
+		return plan, nil
 	}
 	containers, err := p.Containers(ctx, claim)
 	if err != nil {
-		return fmt.Errorf("find the containers of the claim: %w", err)
+		return plan, fmt.Errorf("find the containers of the claim: %w", err)
 	}
 	for _, c := range containers {
 		if err := plan.CheckContainer(c); err != nil {
-			return err
+			return plan, err
 		}
 	}
-	return nil
+	return plan.WithUnmounted(containers), nil
 }
 
 // finish writes the CDI specs of the plan and records the claim as prepared.

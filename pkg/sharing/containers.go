@@ -37,11 +37,10 @@ func (a Assignment) isolated() bool { return !a.AdminAccess && a.Isolation != (I
 
 // Container is a container of a pod that uses a claim.
 type Container struct {
-	Name     string
-	Requests []string // of the claim; none means all
-	Others   []string // devices of this driver that it uses through other claims, for people
-	// OwnSharedMemory means that the container mounts a volume at /dev/shm.
-	OwnSharedMemory bool
+	Name         string
+	Requests     []string // of the claim; none means all
+	Others       []string // devices of this driver that it uses through other claims, for people
+	SharedMemory SharedMemory
 }
 
 // Uses reports whether the container uses the devices of the request.
@@ -62,13 +61,25 @@ func (p Plan) CheckContainer(c Container) error {
 			return refuse(ErrRefused, "container %s: it also uses %s: a process has one set of limits and talks to "+
 				"one MPS daemon: "+
 				"use the device %s in a container without others", c.Name, strings.Join(c.Others, ", "), a.Device)
-		case a.MPS != nil && c.OwnSharedMemory:
-			return refuse(ErrRefused, "container %s: it mounts a volume at /dev/shm, where a process shares memory "+
-				"with the MPS daemon of %s: "+
-				"leave the volume out; the driver mounts one there", c.Name, a.Device)
+		case a.MPS != nil && c.SharedMemory.Refusal() != "":
+			return refuse(ErrRefused, "container %s: %s", c.Name, c.SharedMemory.Refusal())
 		}
 	}
 	return nil
+}
+
+// WithUnmounted returns the plan with the names of those of the containers whose volume at /dev/shm is not mounted.
+func (p Plan) WithUnmounted(containers []Container) Plan {
+	p.Assignments = slices.Clone(p.Assignments)
+	for i := range p.Assignments {
+		a := &p.Assignments[i]
+		for _, c := range containers {
+			if a.MPS != nil && c.Uses(a.Request) && c.SharedMemory.Volume != "" && !slices.Contains(a.Unmounted, c.Name) {
+				a.Unmounted = append(a.Unmounted, c.Name)
+			}
+		}
+	}
+	return p
 }
 
 // checkTogether refuses devices that one process cannot use together: a process has one set of limits and connects to

@@ -56,6 +56,8 @@ type Assignment struct {
 	Unenforced bool `json:"unenforced,omitempty"`
 	// Unsliced means that the claim asked for time slices on a partition, which has none.
 	Unsliced bool `json:"unsliced,omitempty"`
+	// Unmounted are the containers whose own volume at /dev/shm is not mounted, because the MPS daemon's memory is.
+	Unmounted []string `json:"unmounted,omitempty"`
 
 	// CDI are the qualified names of the CDI devices that give a container the device; set when the claim is prepared.
 	CDI []string `json:"-"` // package checkpoint writes them

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -374,18 +375,37 @@ func TestContainersWithOtherClaims(t *testing.T) {
 	}
 }
 
+// Under MPS, the memory of the daemon is mounted at /dev/shm. An emptyDir there has nothing to lose, and its container
+// is named for an event; another volume is refused.
 func TestContainersWithOwnSharedMemory(t *testing.T) {
+	const mps, mpsInside, hook, none, alone = "a=mps:5Gi/0", `a=alone|{"strategy":"MPS"}`, "a=hook:5Gi/30",
+		"a=none:5Gi/30", "a=alone"
+	host := corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/dev/shm"}}
+	empty := corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
 	for _, row := range []struct {
-		claim string
-		fits  bool
-	}{{"a=mps:5Gi/0", false}, {`a=alone|{"strategy":"MPS"}`, false}, {"a=hook:5Gi/30", true}, {"a=none:5Gi/30", true},
-		{"a=alone", true}} {
+		claim, path string
+		source      corev1.VolumeSource
+		want        string // the container as one whose volume is not mounted, or a part of the error
+	}{
+		{mps, "/dev/shm", empty, "[main]"}, {mpsInside, "/dev/shm", empty, "[main]"}, {hook, "/dev/shm", empty, "[]"},
+		{none, "/dev/shm", empty, "[]"}, {alone, "/dev/shm", empty, "[]"}, {mps, "/dev/shm/x", empty, "[]"},
+		{mps, "/dev/shm", host, "is no emptyDir"}, {hook, "/dev/shm", host, "[]"},
+		{mps, "/dev/shm/", empty, "has the mountPath /dev/shm/"}, {mps, "dev/shm", empty, "has the mountPath dev/shm"},
+	} {
 		plan, err := NewPlan(shareResults(t, row.claim), shareInventory, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := plan.CheckContainer(Container{Name: "main", OwnSharedMemory: true}); (err == nil) != row.fits {
-			t.Errorf("%s: got error %v, want it to fit: %t", row.claim, err, row.fits)
+		main := corev1.Container{Name: "main", VolumeMounts: []corev1.VolumeMount{{Name: "other", MountPath: "/data"},
+			{Name: "v", MountPath: row.path}}}
+		pod := &corev1.PodSpec{Volumes: []corev1.Volume{{Name: "v", VolumeSource: row.source}}}
+		container := Container{Name: "main", SharedMemory: SharedMemoryOf(pod, &main)}
+		got := fmt.Sprint(plan.WithUnmounted([]Container{container}).Assignments[0].Unmounted)
+		if err := plan.CheckContainer(container); err != nil {
+			got = err.Error()
+		}
+		if !strings.Contains(got, row.want) {
+			t.Errorf("%s at %s: got %s, want %s", row.claim, row.path, got, row.want)
 		}
 	}
 }

@@ -169,27 +169,40 @@ func (s *suite) testSharesOfOneClaim(t *testing.T) {
 		[]string{"container main", "it also uses device", "configuration refused"})
 }
 
-// testSharedMemory: containers with a share have the size-limited /dev/shm of their daemon instead of their own.
+// testSharedMemory: containers with a share have the size-limited /dev/shm of their daemon instead of their own, also
+// where they mount an emptyDir there.
 func (s *suite) testSharedMemory(t *testing.T) {
 	s.needs(t, sharesOfMIG...)
 	ns := s.namespace(t, "shared-memory")
 	template := s.templateFor(t, ns, "share", share("gpu", h100, "1Gi", ""))
-	pod := s.pod(t, ns, "worker", withTemplate(template), withArgs("show", "--stay"))
-	s.running(t, pod)
-	mounts := s.run(t, pod, "gpu-demo", "cat", "/proc/mounts")
-	for _, want := range []string{`(?m)^mps /dev/shm tmpfs rw,nosuid,nodev.*size=1048576k`,
-		`(?m)^mps \S+/mps/\S+/pipe tmpfs rw,nosuid,nodev.*size=1024k`} {
-		if !regexp.MustCompile(want).MatchString(mounts) {
-			t.Errorf("the container's mounts do not have %s:\n%s", want, mounts)
+	own := func(source corev1.VolumeSource) func(p *corev1.PodSpec) {
+		return func(p *corev1.PodSpec) {
+			p.Volumes = append(p.Volumes, corev1.Volume{Name: "shm", VolumeSource: source})
+			p.Containers[0].VolumeMounts = append(p.Containers[0].VolumeMounts, corev1.VolumeMount{Name: "shm",
+				MountPath: "/dev/shm"})
 		}
 	}
-	own := func(p *corev1.PodSpec) {
-		p.Volumes = append(p.Volumes, corev1.Volume{Name: "shm", VolumeSource: corev1.VolumeSource{
-			EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}})
-		p.Containers[0].VolumeMounts = append(p.Containers[0].VolumeMounts, corev1.VolumeMount{Name: "shm",
-			MountPath: "/dev/shm"})
+	empty := own(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}})
+	for _, pod := range []client.ObjectKey{
+		s.pod(t, ns, "worker", withTemplate(template), withArgs("probe", "--stay")),
+		s.pod(t, ns, "own", withTemplate(template), withArgs("probe", "--stay"), empty),
+	} {
+		s.running(t, pod)
+		mounts := s.run(t, pod, "gpu-demo", "cat", "/proc/mounts")
+		for _, want := range []string{`(?m)^mps /dev/shm tmpfs rw,nosuid,nodev.*size=1048576k`,
+			`(?m)^mps \S+/mps/\S+/pipe tmpfs rw,nosuid,nodev.*size=1024k`} {
+			if !regexp.MustCompile(want).MatchString(mounts) {
+				t.Errorf("the mounts of pod %s do not have %s:\n%s", pod.Name, want, mounts)
+			}
+		}
+		if n := strings.Count(mounts, " /dev/shm "); n != 1 {
+			t.Errorf("pod %s has %d mounts at /dev/shm, want one:\n%s", pod.Name, n, mounts)
+		}
+		s.waitLog(t, pod, "may use 100% of the multiprocessors\n1024 MiB: granted\n1025 MiB: "+
+			"CUDA_ERROR_OUT_OF_MEMORY\n1 MiB without the MPS variables: CUDA_ERROR_DEVICE_UNAVAILABLE\n")
 	}
-	s.waitRefused(t, s.pod(t, ns, "own", withTemplate(template), own), []string{"mounts a volume at /dev/shm",
+	host := own(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/dev/shm"}})
+	s.waitRefused(t, s.pod(t, ns, "host", withTemplate(template), host), []string{"is no emptyDir",
 		"leave the volume out", "configuration refused"})
 }
 

@@ -191,26 +191,36 @@ func (r *Reporter) Prepared(claim *resourceapi.ResourceClaim, rec checkpoint.Rec
 		devices = append(devices, r.readyStatus(claim, DeviceCondition{Pool: a.Pool, Device: a.Device,
 			ShareID: a.ShareID, Status: metav1.ConditionTrue, Reason: "Prepared"}).
 			WithData(runtime.RawExtension{Raw: raw}))
-		if a.Unenforced && device.Use.Sharing == gpu.Unlimited {
-			r.claim(Events.ShareNotEnforced, rec.Claim, "Prepare",
-				"request %s: any number of claims may use %s, and nothing limits what each of them uses, because its "+
-					"node configuration has sharing: unlimited", a.Request, a.Device)
-		} else if a.Unenforced {
-			r.claim(Events.ShareNotEnforced, rec.Claim, "Prepare",
-				"request %s: the share of %s is counted and not enforced, because the claim asks for TimeSlicing",
-				a.Request, a.Device)
-		}
-		if a.Unsliced {
-			r.claim(Events.TimeSlicingIgnored, rec.Claim, "Prepare",
-				"request %s: %s is a partition and has no time slices to set: TimeSlicing changes nothing", a.Request,
-				a.Device)
-		}
+		r.tellOf(rec.Claim, a, device)
 	}
 	since := time.Now()
 	if r.toldOfFailure(claim) {
 		since = time.Time{} // what it says is wrong now
 	}
 	r.enqueue(claim, devices, since)
+}
+
+// tellOf writes events about what the claim gets in another way than it may expect.
+func (r *Reporter) tellOf(claim sharing.Claim, a sharing.Assignment, device gpu.Device) {
+	if a.Unenforced && device.Use.Sharing == gpu.Unlimited {
+		r.claim(Events.ShareNotEnforced, claim, "Prepare",
+			"request %s: any number of claims may use %s, and nothing limits what each of them uses, because its "+
+				"node configuration has sharing: unlimited", a.Request, a.Device)
+	} else if a.Unenforced {
+		r.claim(Events.ShareNotEnforced, claim, "Prepare",
+			"request %s: the share of %s is counted and not enforced, because the claim asks for TimeSlicing",
+			a.Request, a.Device)
+	}
+	for _, container := range a.Unmounted {
+		r.claim(Events.SharedMemoryReplaced, claim, "Prepare", "container %s: its own volume at /dev/shm is "+
+			"not mounted: under MPS, /dev/shm is the memory of the MPS daemon of %s, which all of its containers "+
+			"share (mps.sharedMemory of the chart)", container, a.Device)
+	}
+	if a.Unsliced {
+		r.claim(Events.TimeSlicingIgnored, claim, "Prepare",
+			"request %s: %s is a partition and has no time slices to set: TimeSlicing changes nothing", a.Request,
+			a.Device)
+	}
 }
 
 // toldOfFailure reports whether the status of the claim says that a device is not ready, or is about to.

@@ -24,8 +24,8 @@ import (
 
 // Events are all events of the plugin.
 var Events = struct {
-	PrepareFailed, ClaimWaiting, ShareNotEnforced, TimeSlicingIgnored, MPSDaemonRestarted, MPSServerFailed,
-	MPSSingleUser, PartitionLost, DeviceUnhealthy, DeviceRecovered, DeviceNotice event.Kind
+	PrepareFailed, ClaimWaiting, ShareNotEnforced, TimeSlicingIgnored, SharedMemoryReplaced, MPSDaemonRestarted,
+	MPSServerFailed, MPSSingleUser, PartitionLost, DeviceUnhealthy, DeviceRecovered, DeviceNotice event.Kind
 
 	ReleaseFailed, GPULost, FieldsDropped, NodeConfigRefused, NodeConfigWarning, ModeChangePending, ModeChanged,
 	MIGBlocked,
@@ -41,6 +41,9 @@ var Events = struct {
 	TimeSlicingIgnored: event.Normal("TimeSlicingIgnored", "ResourceClaim",
 		"the claim has a partition and asks for TimeSlicing, which changes nothing: a partition has no time slices "+
 			"to set"),
+	SharedMemoryReplaced: event.Normal("SharedMemoryReplaced", "ResourceClaim",
+		"a container with a share under MPS has an emptyDir at `/dev/shm`, which is not mounted: `/dev/shm` is the "+
+			"memory of the MPS daemon, of the size `mps.sharedMemory`"),
 	PartitionLost: event.Warning("PartitionLost", "ResourceClaim",
 		"somebody has removed or replaced the partition of the claim; the device is tainted until the claim is "+
 			"released, "+

@@ -5,7 +5,6 @@ package usage
 import (
 	"context"
 	"fmt"
-	"path"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -65,9 +64,7 @@ func usesOf(pod *corev1.Pod, claim string) []user {
 		uses := claimsOf(pod, c)
 		if i := slices.IndexFunc(uses, func(u use) bool { return u.claim == claim }); i >= 0 {
 			container := sharing.Container{Name: c.Name, Requests: uses[i].requests,
-				OwnSharedMemory: slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
-					return path.Clean(m.MountPath) == "/dev/shm"
-				})}
+				SharedMemory: sharing.SharedMemoryOf(&pod.Spec, &c)}
 			found = append(found, user{container, slices.Delete(uses, i, i+1)})
 		}
 	}
