@@ -30,6 +30,10 @@ import (
 // convertName is the name of the command convert.
 const convertName = "convert"
 
+// nameHelp is the help of the flag with the names of resources.
+const nameHelp = "OWN=KNOWN: a name that an administrator of an older system gave to a resource, and its usual name, such " +
+	"as nvidia.com/vgpu=nvidia.com/gpu; may be repeated"
+
 // convertOptions are the flags of the command convert.
 type convertOptions struct {
 	files      []string
@@ -39,6 +43,7 @@ type convertOptions struct {
 	families   []string
 	models     []convert.Model
 	memory     int64
+	names      map[string]string
 }
 
 // convertCommand is the command convert.
@@ -62,6 +67,7 @@ func convertCommand() *cobra.Command {
 	f.Var((*models)(&o.models), "model", "MEMORY/TFLOPS of a GPU of the cluster, such as 15Gi/65; may be repeated. "+
 		"Without it, the GPUs are read from the API server if --kubeconfig is set")
 	addMemoryUnit(f, &o.memory)
+	f.StringToStringVar(&o.names, "name", nil, nameHelp)
 	addDriverName(f, &o.driver)
 	addKubeconfig(f, &o.kubeconfig)
 	return cmd
@@ -74,7 +80,11 @@ func (o convertOptions) run(cmd *cobra.Command) error {
 	if err := checkFamilies("families", o.families); err != nil {
 		return err
 	}
-	c := convert.Converter{Driver: o.driver, Families: o.families, Models: o.models, MemoryUnit: o.memory}
+	if err := convert.CheckNames(o.names); err != nil {
+		return fmt.Errorf("--name: %w", err)
+	}
+	c := convert.Converter{Driver: o.driver, Families: o.families, Models: o.models, MemoryUnit: o.memory,
+		Names: o.names}
 	if len(o.models) == 0 && o.kubeconfig != "" {
 		published, err := publishedGPUs(cmd.Context(), o.kubeconfig, o.driver)
 		if err != nil {
@@ -83,23 +93,10 @@ func (o convertOptions) run(cmd *cobra.Command) error {
 		c.Models, c.Partitions = convert.ModelsOf(published), convert.PartitionsOf(published)
 		c.Products = convert.ProductsOf(published)
 	}
-	tell := func(object string, err error, warnings []string) {
-		if errors.Is(err, convert.ErrNoModels) {
-			err = fmt.Errorf("%w; name the models with --model, or set --kubeconfig", err)
-		}
-		if err != nil {
-			fmt.Fprintf(cmd.ErrOrStderr(), "%s: not converted: %v\n", object, err)
-			return
-		}
-		fmt.Fprintf(cmd.ErrOrStderr(), "%s: converted\n", object)
-		for _, w := range warnings {
-			fmt.Fprintf(cmd.ErrOrStderr(), "  %s\n", w)
-		}
-	}
 	var last error
 	for _, name := range o.files {
 		if name == "-" {
-			last = cmp.Or(c.Manifests(cmd.InOrStdin(), cmd.OutOrStdout(), tell), last)
+			last = cmp.Or(c.Manifests(cmd.InOrStdin(), cmd.OutOrStdout(), teller(cmd, "standard input")), last)
 			continue
 		}
 		files, err := manifestFiles(name, o.recursive)
@@ -111,12 +108,37 @@ func (o convertOptions) run(cmd *cobra.Command) error {
 			if err != nil {
 				return err
 			}
-			if err := c.Manifests(bytes.NewReader(text), cmd.OutOrStdout(), tell); err != nil {
+			err = c.Manifests(bytes.NewReader(text), cmd.OutOrStdout(), teller(cmd, file))
+			if err != nil {
 				last = fmt.Errorf("%s: %w", file, err)
 			}
 		}
 	}
 	return last
+}
+
+// teller returns a function that says what became of the objects of a file.
+func teller(cmd *cobra.Command, file string) func(convert.Report) {
+	return func(r convert.Report) {
+		say := func(format string, args ...any) { fmt.Fprintf(cmd.ErrOrStderr(), format+"\n", args...) }
+		if errors.Is(r.Err, convert.ErrNoModels) {
+			r.Err = fmt.Errorf("%w; name the models with --model, or set --kubeconfig", r.Err)
+		}
+		switch {
+		case r.Err != nil:
+			say("%s:%d: %s: not converted: %v", file, r.Line, r.Object, r.Err)
+		case r.Converted:
+			say("%s: converted", r.Object)
+		case len(r.Warnings) > 0:
+			say("%s:%d: %s: nothing to convert is known in it", file, r.Line, r.Object)
+		}
+		for _, w := range r.Warnings {
+			say("  %s", w)
+		}
+		for _, p := range r.Passed {
+			say("%s:%d: %s: not converted: %s", file, p.Line, r.Object, p)
+		}
+	}
 }
 
 // manifestFiles returns the file, or the YAML and JSON files of the directory.

@@ -98,6 +98,7 @@ func addFlags(f *pflag.FlagSet, c *controller.Config) {
 	f.Var((*models)(&c.ConvertModels), "convert-model", "MEMORY/TFLOPS of a GPU that a pod may get a part of, besides "+
 		"those that are published, such as 15Gi/65; may be repeated")
 	addMemoryUnit(f, &c.ConvertMemoryUnit)
+	f.StringToStringVar(&c.ConvertNames, "convert-name", nil, nameHelp)
 	f.DurationVar(&c.WaitingAfter, "waiting-events-after", time.Minute, "how long a claim waits until an event says "+
 		"why; 0: no such events")
 	f.IntVar(&c.WebhookPort, "webhook-port", 9443, "where webhooks are served")
@@ -121,6 +122,9 @@ func check(c controller.Config) error {
 		return fmt.Errorf("--waiting-events-after %s: must be 0 or at least 1s", c.WaitingAfter)
 	case c.CertificateLifetime < time.Minute:
 		return fmt.Errorf("--certificate-lifetime %s: must be at least 1m", c.CertificateLifetime)
+	}
+	if err := convert.CheckNames(c.ConvertNames); err != nil {
+		return fmt.Errorf("--convert-name: %w", err)
 	}
 	return checkFamilies("convert-families", c.ConvertFamilies)
 }

@@ -83,7 +83,7 @@ var allowed = map[string][]string{
 	// Admission runs the node's validation with simulated devices.
 	"internal/controller/admission": {"internal/controller/view", "pkg/allocation", "pkg/api", "pkg/gpu",
 		"pkg/inventory", "pkg/sharing"},
-	"internal/controller/convert": {"internal/controller/view", "pkg/api", "pkg/gpu"},
+	"internal/controller/convert": {"internal/controller/view", "pkg/api", "pkg/gpu", "pkg/sharing"},
 	// Templates of profiles are made with the node's own functions.
 	"internal/controller/nodetemplate": {"pkg/gpu", "pkg/hwprofile", "pkg/inventory", "pkg/nodeconfig"},
 	"internal/controller": {"internal/controller/admission", "internal/controller/certificate",

@@ -44,8 +44,9 @@ type converter struct {
 	families []string
 	models   []convert.Model // besides those of the view
 	memory   int64           // size of one aliyun.com/gpu-mem in bytes
-	cached   client.Reader   // of converted pods and their templates
-	direct   client.Client   // without a cache
+	names    map[string]string
+	cached   client.Reader // of converted pods and their templates
+	direct   client.Client // without a cache
 
 	// A burst of pods that ask for the same looks once whether the name of their template is free.
 	looks singleflight.Group
@@ -64,7 +65,7 @@ const (
 func (c *converter) converter() convert.Converter {
 	return convert.Converter{Driver: c.view.Driver(), Families: c.families,
 		Models: slices.Concat(c.models, convert.ModelsOf(c.view)), Partitions: convert.PartitionsOf(c.view),
-		MemoryUnit: c.memory}
+		MemoryUnit: c.memory, Names: c.names, Extended: c.view.ExtendedResources()}
 }
 
 // Handle converts a pod on create. On update it removes the resources that the conversion has removed, because who
@@ -79,7 +80,7 @@ func (c *converter) Handle(ctx context.Context, req webhook.Request) webhook.Res
 	case err != nil:
 	case req.Operation == admissionv1.Update:
 		var old corev1.Pod
-		if err = json.Unmarshal(req.OldObject.Raw, &old); err == nil && !convert.Restore(object, &old) {
+		if err = json.Unmarshal(req.OldObject.Raw, &old); err == nil && !c.converter().Restore(object, &old) {
 			return webhook.Allowed("")
 		}
 	default:
@@ -107,7 +108,7 @@ func (c *converter) create(ctx context.Context, pod *corev1.Pod, object map[stri
 	converter := c.converter()
 	conversion, err := converter.Convert(pod)
 	if err == nil && conversion == nil {
-		return nil, nil
+		return converter.Unconverted(pod), nil
 	}
 	isMistake := err != nil && !errors.Is(err, convert.ErrNoModels)
 	if err == nil {
@@ -323,6 +324,7 @@ func addConversion(mgr ctrl.Manager, c Config, v *view.View) (*converter, error)
 		return nil, err
 	}
 	made := &converter{view: v, families: c.ConvertFamilies, models: c.ConvertModels, memory: c.ConvertMemoryUnit,
+		names:  c.ConvertNames,
 		cached: mgr.GetClient(), direct: direct, free: utilcache.NewExpiring()}
 	// All replicas serve the webhook, which looks for templates. The others follow nothing else of the conversion.
 	if _, err := mgr.GetCache().GetInformer(context.Background(), &resourceapi.ResourceClaimTemplate{},

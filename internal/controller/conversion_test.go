@@ -90,6 +90,46 @@ func eventsOf(t *testing.T, c *converter) (all []string) {
 	return all
 }
 
+// Names that an administrator of an older system chose are converted, and removed again when the pod is applied again.
+func TestConversionOfOwnNames(t *testing.T) {
+	const own = `{apiVersion: v1, kind: Pod, metadata: {name: p, namespace: ml}, spec: {containers: [{name: main, image: i,
+resources: {limits: {nvidia.com/vgpu: "1", nvidia.com/gpumem: "3000"}}}]}}`
+	c := newConverter(t, "t4-x2")
+	pod, warnings := admit(t, c, own)
+	if len(pod.Spec.Containers[0].Resources.Limits) != 1 || len(warnings) != 1 ||
+		!strings.Contains(warnings[0], "nvidia.com/vgpu stays") {
+		t.Errorf("without names: got %v and %q, want a warning", pod.Spec.Containers[0].Resources.Limits, warnings)
+	}
+	c.names = map[string]string{"nvidia.com/vgpu": "nvidia.com/gpu"}
+	pod, warnings = admit(t, c, own)
+	if len(pod.Spec.Containers[0].Resources.Limits) != 0 || len(warnings) != 0 {
+		t.Errorf("with names: got %v and %q", pod.Spec.Containers[0].Resources.Limits, warnings)
+	}
+	if got := pod.Annotations[convert.OriginalAnnotation]; got !=
+		`{"main":{"nvidia.com/gpumem":"3k","nvidia.com/vgpu":"1"}}` {
+		t.Errorf("got %s", got)
+	}
+	again := map[string]any{}
+	if err := yaml.Unmarshal([]byte(own), &again); err != nil {
+		t.Fatal(err)
+	}
+	if !c.converter().Restore(again, pod) || strings.Contains(fmt.Sprint(again), "nvidia.com/") {
+		t.Errorf("applied again: got %v", again)
+	}
+}
+
+// A pod that asks for nothing known is created as it is, with a warning if it asks for GPUs by other names.
+func TestConversionOfUnknownNames(t *testing.T) {
+	pod, warnings := admit(t, newConverter(t, "t4-x2"), `{apiVersion: v1, kind: Pod, metadata: {name: p, namespace: ml}, spec:
+{containers: [{name: main, image: i, resources: {limits: {xx/vcuda-core: "1", example.com/nic: "1"}}}]}}`)
+	if len(warnings) != 1 || !strings.HasPrefix(warnings[0], "container main: xx/vcuda-core stays in its resources") {
+		t.Errorf("got warnings %q", warnings)
+	}
+	if pod.Labels[convert.FamilyLabel] != "" {
+		t.Errorf("got label %q", pod.Labels[convert.FamilyLabel])
+	}
+}
+
 func TestConversion(t *testing.T) {
 	c := newConverter(t, "t4-x2")
 	pod, warnings := admit(t, c, vcudaPod)

@@ -54,6 +54,8 @@ type Config struct {
 	ConvertModels   []convert.Model // besides those that are published
 	// ConvertMemoryUnit is the size of one aliyun.com/gpu-mem in bytes.
 	ConvertMemoryUnit int64
+	// ConvertNames are the names that administrators of older systems gave to resources, and what they are here.
+	ConvertNames map[string]string
 	// WaitingAfter is how long a claim waits until an event says why. 0: no such events.
 	WaitingAfter time.Duration
 

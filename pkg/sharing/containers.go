@@ -35,6 +35,9 @@ func (p Plan) Isolated() bool { return slices.ContainsFunc(p.Assignments, Assign
 // isolated reports whether a process that uses the device has limits or connects to an MPS daemon.
 func (a Assignment) isolated() bool { return !a.AdminAccess && a.Isolation != (Isolation{}) }
 
+// OneSetOfLimits is why a container with a share gets no other GPU.
+const OneSetOfLimits = "a process has one set of limits and talks to one MPS daemon"
+
 // Container is a container of a pod that uses a claim.
 type Container struct {
 	Name         string
@@ -58,9 +61,8 @@ func (p Plan) CheckContainer(c Container) error {
 		switch {
 		case !a.isolated() || !c.Uses(a.Request):
 		case len(c.Others) > 0:
-			return refuse(ErrRefused, "container %s: it also uses %s: a process has one set of limits and talks to "+
-				"one MPS daemon: "+
-				"use the device %s in a container without others", c.Name, strings.Join(c.Others, ", "), a.Device)
+			return refuse(ErrRefused, "container %s: it also uses %s: %s: use the device %s in a container without others",
+				c.Name, strings.Join(c.Others, ", "), OneSetOfLimits, a.Device)
 		case a.MPS != nil && c.SharedMemory.Refusal() != "":
 			return refuse(ErrRefused, "container %s: %s", c.Name, c.SharedMemory.Refusal())
 		}
@@ -103,9 +105,8 @@ func (p Plan) checkTogether(requests []string) error {
 	if len(limits) < 2 && !twice {
 		return nil
 	}
-	return refuse(ErrRefused, "devices %s: a process has one set of limits and talks to one MPS daemon: "+
-		"give each container one of these shares, by a claim of its own or by naming one request",
-		strings.Join(devices, ", "))
+	return refuse(ErrRefused, "devices %s: %s: give each container one of these shares, by a claim of its own or by "+
+		"naming one request", strings.Join(devices, ", "), OneSetOfLimits)
 }
 
 // limitsKey identifies the limits in a container's environment.

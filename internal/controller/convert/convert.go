@@ -31,6 +31,10 @@ type Family struct {
 	Annotations []string
 	// AnnotationPrefixes are the same for annotations whose names end with the name of a container.
 	AnnotationPrefixes []string
+	// Foreign matches annotations of the family; those that are not Known and that no scheduler writes are warned of.
+	// Nil: Convert does that itself.
+	Foreign *regexp.Regexp
+	Known   []string
 	// Convert returns what a container asks for, or nil if it asks for nothing. The errors name the resource or
 	// annotation, what is accepted, and what the claim cannot say.
 	Convert func(c Container) (*Request, field.ErrorList)
@@ -61,6 +65,7 @@ func Annotations() []string {
 // Waits reports whether a pod that is not converted waits, because no node has a resource of a family. Otherwise it
 // would start without a GPU.
 func (c Converter) Waits(pod *corev1.Pod) bool {
+	pod, _ = c.withDefaultNames(pod)
 	return slices.ContainsFunc(families, func(f Family) bool {
 		return slices.Contains(c.Families, f.Name) && f.hasResources(pod)
 	})
@@ -74,8 +79,11 @@ type Container struct {
 	// Resources are its limits, and the requests for which there is no limit.
 	Resources map[corev1.ResourceName]resource.Quantity
 	Path      *field.Path // of the limits
-	// Annotations are those of the pod.
+	// Renamed are those of its resources that have another name in the pod.
+	Renamed map[corev1.ResourceName]bool
+	// Annotations are those of the pod, and Sorted are their names.
 	Annotations    map[string]string
+	Sorted         []string
 	AnnotationPath *field.Path
 	// Containers is the number of containers of the pod, without init containers.
 	Containers int
@@ -154,6 +162,10 @@ type Converter struct {
 	Products []string
 	// MemoryUnit is the size of one aliyun.com/gpu-mem in bytes; 0: 1 GiB.
 	MemoryUnit int64
+	// Names are the names that administrators of older systems gave to resources, and those of Family.Resources.
+	Names map[string]string
+	// Extended are the extended resources that the driver's classes have; nil: those of the chart.
+	Extended []string
 }
 
 // Model is a model of GPU that can be shared.
@@ -240,12 +252,16 @@ func (c Converter) Convert(pod *corev1.Pod) (*Conversion, error) {
 	if slices.ContainsFunc(pod.Spec.ResourceClaims, isConverted) {
 		return nil, nil // webhooks may be called again
 	}
+	renamed, errs := c.withDefaultNames(pod)
+	if err := errs.ToAggregate(); err != nil {
+		return nil, err
+	}
 	var found *Conversion
 	for _, f := range families {
-		if !slices.Contains(c.Families, f.Name) || !f.concerns(pod) {
+		if !slices.Contains(c.Families, f.Name) || !f.concerns(renamed) {
 			continue
 		}
-		one, err := c.convert(f, pod)
+		one, err := c.convert(f, renamed, pod)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", f.Name, err)
 		}
@@ -268,42 +284,49 @@ func isConverted(c corev1.PodResourceClaim) bool { return claimNames.MatchString
 // concerns reports whether the pod has a resource or an annotation of the family.
 func (f Family) concerns(pod *corev1.Pod) bool {
 	for name := range pod.Annotations {
-		begins := func(prefix string) bool { return strings.HasPrefix(name, prefix) }
-		if slices.Contains(f.Annotations, name) || slices.ContainsFunc(f.AnnotationPrefixes, begins) {
+		if f.isAnnotation(name) {
 			return true
 		}
 	}
 	return f.hasResources(pod)
 }
 
+// isAnnotation reports whether an annotation of this name asks for GPUs.
+func (f Family) isAnnotation(name string) bool {
+	return slices.Contains(f.Annotations, name) || slices.ContainsFunc(f.AnnotationPrefixes,
+		func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+}
+
 // hasResources reports whether a container has a resource of the family.
 func (f Family) hasResources(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers),
-		func(c corev1.Container) bool { return len(f.resourcesOf(c)) > 0 })
+		func(c corev1.Container) bool { return len(Converter{}.resourcesOf(f, c)) > 0 })
 }
 
-// resourcesOf returns the names of the family's resources that the container has.
-func (f Family) resourcesOf(c corev1.Container) []corev1.ResourceName {
-	var found []corev1.ResourceName
-	for _, name := range f.Resources {
-		_, limit := c.Resources.Limits[name]
-		_, request := c.Resources.Requests[name]
-		if limit || request {
-			found = append(found, name)
-		}
-	}
-	return found
+// resourcesOf returns the names of the family's resources that the container has, as it writes them.
+func (c Converter) resourcesOf(f Family, container corev1.Container) []corev1.ResourceName {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(limits(&container))), func(name corev1.ResourceName) bool {
+		return !slices.Contains(f.Resources, c.defaultName(name))
+	})
 }
 
 // asked is what one container asks for.
 type asked struct {
-	container *corev1.Container
+	container *corev1.Container // as it is written
+	path      *field.Path
 	converted
 	Request
 }
 
-func (c Converter) convert(f Family, pod *corev1.Pod) (*Conversion, error) {
-	all, err := c.asked(f, pod)
+// maxContainers is the number of containers of a pod that is converted.
+const maxContainers = 256
+
+// convert returns what the pod asks for in the way of the family. original is the pod as it is written.
+func (c Converter) convert(f Family, pod, original *corev1.Pod) (*Conversion, error) {
+	if n := len(pod.Spec.Containers) + len(pod.Spec.InitContainers); n > maxContainers {
+		return nil, fmt.Errorf("the pod has %d containers; one with more than %d is not converted", n, maxContainers)
+	}
+	all, err := c.asked(f, pod, original)
 	if err != nil || len(all) == 0 {
 		return nil, err
 	}
@@ -311,12 +334,46 @@ func (c Converter) convert(f Family, pod *corev1.Pod) (*Conversion, error) {
 		return nil, field.Invalid(field.NewPath("spec", "nodeName"), pod.Spec.NodeName, "must be empty: without the "+
 			"scheduler the pod gets no GPU; use nodeSelector")
 	}
-	result := &Conversion{Family: f.Name}
-	if name := pod.Spec.SchedulerName; name != "" && name != corev1.DefaultSchedulerName {
-		result.Warnings = append(result.Warnings, fmt.Sprintf("schedulerName %s is kept: that scheduler has to "+
-			"allocate the claim; without schedulerName, the scheduler of Kubernetes does", name))
+	rest := beside{Converter: c, family: f, pod: original, asked: all}
+	if rest.look(); len(rest.errs) > 0 {
+		return nil, rest.errs.ToAggregate()
 	}
-	var claim claimBuilder
+	claim, warnings, err := c.claimFor(all)
+	if err != nil {
+		return nil, err
+	}
+	if name := otherScheduler(pod); name != "" {
+		warnings = append([]string{fmt.Sprintf("schedulerName %s is kept: that scheduler has to allocate the claim; "+
+			"without schedulerName, the scheduler of Kubernetes does", name)}, warnings...)
+	}
+	result := &Conversion{Family: f.Name,
+		Warnings: bounded(slices.Concat(warnings, claim.warnings, rest.warnings))}
+	for _, a := range all {
+		result.containers = append(result.containers, a.converted)
+	}
+	switch n := len(claim.spec.Devices.Requests); {
+	case n > resourceapi.DeviceRequestsMaxSize:
+		return nil, fmt.Errorf("%d containers ask for GPUs; a claim can have %d requests", n,
+			resourceapi.DeviceRequestsMaxSize)
+	case claim.devices > resourceapi.AllocationResultsMaxSize:
+		return nil, fmt.Errorf("the pod asks for %d GPUs; a claim can have %d", claim.devices,
+			resourceapi.AllocationResultsMaxSize)
+	case n > 0:
+		result.Spec = &claim.spec
+	}
+	return result, nil
+}
+
+// otherScheduler returns the pod's scheduler, if it is not that of Kubernetes.
+func otherScheduler(pod *corev1.Pod) string {
+	if name := pod.Spec.SchedulerName; name != corev1.DefaultSchedulerName {
+		return name
+	}
+	return ""
+}
+
+// claimFor returns the claim for what the containers ask for, and where each finds its devices.
+func (c Converter) claimFor(all []asked) (claim claimBuilder, warnings []string, err error) {
 	for i := range all {
 		a := &all[i]
 		if a.claim = a.Claim; a.claim == "" {
@@ -324,51 +381,58 @@ func (c Converter) convert(f Family, pod *corev1.Pod) (*Conversion, error) {
 			if earlier := reusable(all[:i], *a); earlier != "" {
 				a.request = earlier
 			} else if err := claim.add(c, a.request, a.Request); err != nil {
-				return nil, fmt.Errorf("container %s: %w", a.container.Name, err)
+				return claim, nil, fmt.Errorf("container %s: %w", a.container.Name, err)
 			} else if a.init && !a.sidecar() {
 				a.Warnings = append(a.Warnings, "no other container asks for the same, so its share stays allocated "+
 					"as long as the pod")
 			}
 		}
 		for _, w := range a.Warnings {
-			result.Warnings = append(result.Warnings, fmt.Sprintf("container %s: %s", a.container.Name, w))
+			warnings = append(warnings, fmt.Sprintf("container %s: %s", a.container.Name, w))
 		}
-		result.containers = append(result.containers, a.converted)
 	}
-	if len(claim.spec.Devices.Requests) > 0 {
-		if claim.devices > resourceapi.AllocationResultsMaxSize {
-			return nil, fmt.Errorf("the pod asks for %d GPUs; a claim can have %d", claim.devices,
-				resourceapi.AllocationResultsMaxSize)
-		}
-		result.Spec = &claim.spec
-		result.Warnings = append(result.Warnings, claim.warnings...)
-	}
-	return result, nil
+	return claim, warnings, nil
 }
 
 // asked returns what the containers ask for: those that run all the time first, so that init containers can use their
 // devices.
-func (c Converter) asked(f Family, pod *corev1.Pod) ([]asked, error) {
+func (c Converter) asked(f Family, pod, original *corev1.Pod) ([]asked, error) {
 	var all []asked
 	var errs field.ErrorList
-	look := func(containers []corev1.Container, path *field.Path, init bool) {
+	base := Container{Containers: len(pod.Spec.Containers), Annotations: pod.Annotations,
+		Sorted: slices.Sorted(maps.Keys(pod.Annotations)), AnnotationPath: field.NewPath("metadata", "annotations"),
+		Pod: pod, Driver: c.Driver, MemoryUnit: cmp.Or(c.MemoryUnit, gib)}
+	look := func(containers, originals []corev1.Container, path *field.Path, init bool) {
 		for i := range containers {
-			container := &containers[i]
-			in := Container{Name: container.Name, First: !init && i == 0, Containers: len(pod.Spec.Containers),
-				Resources: limits(container), Path: path.Index(i).Child("resources", "limits"),
-				Annotations: pod.Annotations, AnnotationPath: field.NewPath("metadata", "annotations"),
-				Pod: pod, Driver: c.Driver, MemoryUnit: cmp.Or(c.MemoryUnit, gib)}
+			in := base
+			in.Name, in.First, in.Path = containers[i].Name, !init && i == 0, path.Index(i).Child("resources", "limits")
+			in.Resources, in.Renamed = limits(&containers[i]), c.renamed(originals[i])
 			request, problems := f.Convert(in)
+			problems = append(problems, f.unequal(containers[i], path.Index(i).Child("resources", "requests"))...)
+			c.inOwnNames(problems, originals[i])
 			errs = append(errs, problems...)
 			if request != nil {
-				all = append(all, asked{container, converted{init: init, index: i, removed: f.resourcesOf(*container)},
-					*request})
+				all = append(all, asked{&originals[i], path.Index(i), converted{init: init, index: i,
+					removed: c.resourcesOf(f, originals[i])}, *request})
 			}
 		}
 	}
-	look(pod.Spec.Containers, field.NewPath("spec", "containers"), false)
-	look(pod.Spec.InitContainers, field.NewPath("spec", "initContainers"), true)
+	look(pod.Spec.Containers, original.Spec.Containers, field.NewPath("spec", "containers"), false)
+	look(pod.Spec.InitContainers, original.Spec.InitContainers, field.NewPath("spec", "initContainers"), true)
 	return all, errs.ToAggregate()
+}
+
+// unequal refuses requests of the family that are not the limits, as Kubernetes does: an extended resource has one
+// amount.
+func (f Family) unequal(c corev1.Container, path *field.Path) (errs field.ErrorList) {
+	for _, name := range f.Resources {
+		request, ok := c.Resources.Requests[name]
+		if limit, both := c.Resources.Limits[name]; ok && both && limit.Cmp(request) != 0 {
+			errs = append(errs, field.Invalid(path.Key(string(name)), request.AsDec().String(), "must be the limit, "+
+				limit.AsDec().String()))
+		}
+	}
+	return errs
 }
 
 // limits returns the limits of a container, and the requests for which there is no limit.

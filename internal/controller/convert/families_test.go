@@ -41,9 +41,13 @@ var clusters = map[string]Converter{
 	"nine":  {Models: nineModels(), Partitions: partitions},
 	"unlimits": {Models: []Model{unlimited(t4), unlimited(a100), unlimited(h100)}, // shares without enforcement
 		Partitions: partitions},
-	"mib":    {Models: []Model{a100}, MemoryUnit: mib},
-	"mig":    {Models: []Model{a100}, Partitions: partitions},
-	"static": {Partitions: partitions}, // no whole GPUs
+	"some mps": {Models: []Model{t4, unlimited(a100)}},
+	"named": {Models: []Model{a100}, Names: map[string]string{"nvidia.com/vgpu": "nvidia.com/gpu",
+		"nvidia.com/vgpumem": "nvidia.com/gpumem", "xx/vcuda-core": "tencent.com/vcuda-core"}},
+	"without classes": {Models: []Model{a100}, Extended: []string{}},
+	"mib":             {Models: []Model{a100}, MemoryUnit: mib},
+	"mig":             {Models: []Model{a100}, Partitions: partitions},
+	"static":          {Partitions: partitions}, // no whole GPUs
 	"products": {Products: []string{"NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA T400", "Tesla P40", "Tesla T4",
 		"Tesla V100-SXM2-32GB"}},
 }

@@ -3,6 +3,8 @@
 package convert
 
 import (
+	"regexp"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
@@ -19,6 +21,8 @@ const (
 var gpuManager = Family{
 	Name:      "gpu-manager",
 	Resources: []corev1.ResourceName{vcudaCore, vcudaMemory},
+	Foreign:   regexp.MustCompile(`^tencent\.com/.*(gpu|vcuda)`),
+	Known:     []string{vcudaLimit},
 	Convert: func(c Container) (*Request, field.ErrorList) {
 		r := &reader{Container: c}
 		return r.result(r.vcuda())

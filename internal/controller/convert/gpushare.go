@@ -3,6 +3,7 @@
 package convert
 
 import (
+	"regexp"
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,6 +23,7 @@ const (
 var gpuShare = Family{
 	Name:      "gpushare",
 	Resources: []corev1.ResourceName{aliyunMemory, aliyunCore, aliyunCount},
+	Foreign:   regexp.MustCompile(`^aliyun\.com/.*gpu|gpushare|^cgpu`),
 	Convert: func(c Container) (*Request, field.ErrorList) {
 		r := &reader{Container: c}
 		return r.result(r.aliyun())
@@ -50,6 +52,7 @@ func (r *reader) aliyun() *Request {
 		r.refuse(aliyunCore, "must not be used with several GPUs")
 	}
 	r.warn("%s: the driver enforces the memory, unless the node has isolation none; gpushare does not", aliyunMemory)
+	r.perPod(aliyunMemory)
 	r.warn("ALIYUN_COM_GPU_MEM_DEV and ALIYUN_COM_GPU_MEM_IDX are not set: the GPU is chosen later")
 	return &Request{Count: count, Memory: each, Cores: cores, Environment: r.aliyunEnvironment(each)}
 }

@@ -3,6 +3,7 @@
 package convert
 
 import (
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,12 +35,15 @@ var hamiNames = vgpuNames{count: "nvidia.com/gpu", memory: "nvidia.com/gpumem", 
 var hamiAnnotations = []string{hamiUseType, hamiNoUseType, hamiUseUUID, hamiNoUseUUID, hamiUseIndex, hamiNoUseIndex,
 	hamiMode, hamiNUMA, hamiGPUPolicy, hamiNodePolicy}
 
-// hami is HAMi. nvidia.com/gpu alone is not converted: it is the extended resource of the class of whole GPUs.
+// hami is HAMi. nvidia.com/gpu alone is not converted: it is the extended resource of the class of whole GPUs. By
+// another name it is.
 // CUDA_DEVICE_MEMORY_LIMIT and CUDA_DEVICE_SM_LIMIT are set by the driver.
 var hami = Family{
 	Name: "hami",
 	Resources: []corev1.ResourceName{hamiNames.count, hamiNames.memory, hamiNames.percentage, hamiNames.cores,
 		hamiPriority},
+	Foreign: regexp.MustCompile(`^hami\.io/|^nvidia\.com/.*(gpu|numa)`),
+	Known:   hamiAnnotations,
 	Convert: func(c Container) (*Request, field.ErrorList) {
 		r := &reader{Container: c}
 		return r.result(r.hami())
@@ -47,7 +51,8 @@ var hami = Family{
 }
 
 func (r *reader) hami() *Request {
-	if !hamiNames.asked(r) && !r.has(hamiPriority) && !slices.ContainsFunc(hamiAnnotations, r.annotated) {
+	if !hamiNames.asked(r) && !r.has(hamiPriority) && !r.Renamed[hamiNames.count] &&
+		!slices.ContainsFunc(hamiAnnotations, r.annotated) {
 		return nil
 	}
 	request := r.vgpu(hamiNames)
@@ -55,7 +60,7 @@ func (r *reader) hami() *Request {
 		return nil
 	}
 	r.hamiTypes(request)
-	r.hamiLists(request)
+	r.lists(request, hamiLists)
 	r.vgpuMode(hamiMode, request)
 	r.hamiNUMA(request)
 	r.hamiPolicies(request)
@@ -78,14 +83,15 @@ func (r *reader) hamiTypes(request *Request) {
 	}
 }
 
-// hamiLists applies the lists of UUIDs and indexes.
-func (r *reader) hamiLists(request *Request) {
-	for _, l := range []struct {
-		annotation, not, attribute string
-	}{
-		{hamiUseUUID, "", "uuid"}, {hamiNoUseUUID, "!", "uuid"},
-		{hamiUseIndex, "", "index"}, {hamiNoUseIndex, "!", "index"},
-	} {
+// gpuList is an annotation with the GPUs to use, or not to use.
+type gpuList struct{ annotation, not, attribute string }
+
+var hamiLists = []gpuList{{hamiUseUUID, "", "uuid"}, {hamiNoUseUUID, "!", "uuid"}, {hamiUseIndex, "", "index"},
+	{hamiNoUseIndex, "!", "index"}}
+
+// lists applies lists of UUIDs and indexes.
+func (r *reader) lists(request *Request, lists []gpuList) {
+	for _, l := range lists {
 		valid, accepted := uuidCharacter, "UUIDs of GPUs"
 		if l.attribute == "index" {
 			valid, accepted = digit, "indexes of GPUs"

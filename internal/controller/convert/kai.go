@@ -3,6 +3,7 @@
 package convert
 
 import (
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -11,8 +12,12 @@ import (
 )
 
 const (
-	kaiFraction  = "gpu-fraction"
-	kaiMemory    = "gpu-memory"
+	kaiFraction = "gpu-fraction"
+	kaiMemory   = "gpu-memory"
+	// The limits of Run:ai, up to which a pod may use what nobody else does.
+	kaiFractionLimit = "gpu-fraction-limit"
+	kaiMemoryLimit   = "gpu-memory-limit"
+
 	kaiDevices   = "gpu-fraction-num-devices"
 	kaiContainer = "gpu-fraction-container-name"
 	kaiMode      = "kai.scheduler/gpu-compute-sharing-mode"
@@ -29,6 +34,8 @@ var kai = Family{
 	Name:               "kai",
 	Annotations:        []string{kaiFraction, kaiMemory},
 	AnnotationPrefixes: []string{kaiPrefix},
+	Foreign:            regexp.MustCompile(`^gpu-(fraction|memory)|^mps$|^(kai\.scheduler|run\.ai|runai)/`),
+	Known:              []string{kaiFraction, kaiMemory, kaiFractionLimit, kaiMemoryLimit, kaiDevices, kaiContainer, kaiMode},
 	Convert: func(c Container) (*Request, field.ErrorList) {
 		r := &reader{Container: c}
 		return r.result(r.kai())
@@ -82,7 +89,11 @@ func (r *reader) kaiOfPod() *Request {
 		return nil
 	}
 	if r.annotated(kaiMemory) {
-		return &Request{Memory: r.annotatedNumber(kaiMemory, maxMemory/mib) * mib}
+		memory := r.annotatedNumber(kaiMemory, maxMemory/mib)
+		if r.annotated(kaiMemoryLimit) && r.annotatedNumber(kaiMemoryLimit, maxMemory/mib) != memory {
+			r.refuseLimit(kaiMemoryLimit, kaiMemory)
+		}
+		return &Request{Memory: memory * mib}
 	}
 	value, ok := r.Annotations[kaiFraction]
 	if !ok {
@@ -94,16 +105,31 @@ func (r *reader) kaiOfPod() *Request {
 			wholeGPU)
 		return nil
 	}
+	if limit, ok := r.Annotations[kaiFractionLimit]; ok {
+		if most, err := strconv.ParseFloat(strings.TrimSpace(limit), 64); err != nil || most != share {
+			r.refuseLimit(kaiFractionLimit, kaiFraction)
+		}
+	}
 	return &Request{MemoryShare: share, Environment: map[string]string{
 		"GPU_PORTION": strconv.FormatFloat(share, 'f', -1, 64)}}
+}
+
+// refuseLimit refuses a limit that is not the request.
+func (r *reader) refuseLimit(limit, request string) {
+	r.refuseAnnotation(limit, "must be %s, %s: a claim has one amount of memory, which is the limit; ask for as much as "+
+		"the program may use", request, r.Annotations[request])
 }
 
 // kaiOfContainer returns what the annotations with the name of the container ask for.
 func (r *reader) kaiOfContainer() *Request {
 	if r.First {
-		for _, name := range r.sortedAnnotations() {
-			if container, ok := kaiNamed(name); ok && !r.hasContainer(container) {
+		for _, name := range r.Sorted {
+			container, ok := kaiNamed(name)
+			switch {
+			case ok && !r.hasContainer(container):
 				r.refuseAnnotation(name, "the pod has no container %s", container)
+			case !ok && strings.HasPrefix(name, kaiPrefix):
+				r.warn("the annotation %s has no effect", name)
 			}
 		}
 	}

@@ -3,126 +3,151 @@
 package convert
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"slices"
+	"strings"
 
+	yamlv3 "go.yaml.in/yaml/v3"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 )
 
-// podsIn returns the pods and templates of pods in an object, in the order of their paths: what has containers in its
-// spec.
-func podsIn(value any) []map[string]any {
-	var all []map[string]any
-	switch v := value.(type) {
-	case map[string]any:
-		if containers, ok, _ := unstructured.NestedFieldNoCopy(v, "spec", "containers"); ok {
-			if _, isList := containers.([]any); isList {
-				return []map[string]any{v}
-			}
-		}
-		for _, name := range slices.Sorted(maps.Keys(v)) {
-			all = append(all, podsIn(v[name])...)
-		}
-	case []any:
-		for _, item := range v {
-			all = append(all, podsIn(item)...)
-		}
-	}
-	return all
+// ErrNotAll means that something was not converted.
+var ErrNotAll = errors.New("not everything could be converted")
+
+// Report is what became of an object that is not passed on as it is.
+type Report struct {
+	Object    string // its kind and name
+	Line      int    // where its document begins
+	Converted bool
+	Err       error // why not
+	Warnings  []string
+	Passed    []Place // names of older systems that are left in it
 }
 
-// Tell is called with the name of each object that was converted, and what works differently, or that could not be
-// converted.
-type Tell func(object string, err error, warnings []string)
-
-// Manifests converts the YAML documents of a reader, and writes them with the templates of their claims. Objects that
-// ask for nothing are written as they are. The error says that one could not be converted.
-func (c Converter) Manifests(in io.Reader, out io.Writer, tell Tell) error {
-	reader := utilyaml.NewYAMLReader(bufio.NewReader(in))
-	made := map[string]bool{} // templates, by namespace and name
+// Manifests converts the YAML documents of a reader, and writes them with the templates of their claims. Everything else
+// is written as it is. Errors: ErrNotAll, and those of the reader and the writer.
+func (c Converter) Manifests(in io.Reader, out io.Writer, tell func(Report)) error {
+	text, err := io.ReadAll(in)
+	if err != nil {
+		return err
+	}
 	var failed error
-	for {
-		text, err := reader.Read()
-		if errors.Is(err, io.EOF) {
-			return failed
+	m := manifests{Converter: c, out: out, made: map[string]bool{}, tell: func(r Report) {
+		if r.Err != nil || len(r.Passed) > 0 {
+			failed = ErrNotAll
 		}
-		if err != nil {
+		tell(r)
+	}}
+	for _, d := range documents(text) {
+		if err := m.convert(d); err != nil {
 			return err
-		}
-		var object map[string]any
-		if err := yaml.Unmarshal(text, &object); err != nil {
-			return err
-		}
-		if object == nil {
-			continue
-		}
-		items := []any{object}
-		list, isList := object["items"].([]any)
-		if isList {
-			items = list
-		}
-		for _, item := range items {
-			one, ok := item.(map[string]any)
-			if !ok {
-				return errors.New("a list has an item that is not an object")
-			}
-			objects, warnings, err := c.manifest(one)
-			if err != nil {
-				failed = errors.New("not everything could be converted")
-			}
-			if err != nil || objects != nil {
-				tell(nameOf(one), err, warnings)
-			}
-			switch {
-			case objects == nil && isList:
-				objects = []any{one}
-			case objects == nil: // as it is, with its comments
-				if _, err := fmt.Fprintf(out, "---\n%s\n", bytes.TrimSpace(text)); err != nil {
-					return err
-				}
-			}
-			if err := writeNew(out, objects, made); err != nil {
-				return err
-			}
 		}
 	}
+	return failed
 }
 
-// writeNew writes objects, and of templates only those that are not written yet.
-func writeNew(out io.Writer, objects []any, written map[string]bool) error {
+// manifests converts documents.
+type manifests struct {
+	Converter
+	out  io.Writer
+	tell func(Report)
+	made map[string]bool // templates, by namespace and name
+}
+
+// convert converts a document and writes it.
+func (m manifests) convert(d document) error {
+	if d.isBlank() {
+		return nil
+	}
+	object, node, err := d.parse()
+	if err != nil {
+		m.tell(Report{Object: "document", Line: d.line, Err: err})
+	}
+	if err != nil || object == nil {
+		return m.pass(d)
+	}
+	items, nodes := []any{object}, []*yamlv3.Node{node}
+	if list, ok := object["items"].([]any); ok && strings.HasSuffix(nameOf(object).kind, "List") {
+		items, nodes = list, itemsOf(node)
+	}
+	var all []any
+	converted := false
+	for i, item := range items {
+		one, ok := item.(map[string]any)
+		if !ok || len(nodes) != len(items) {
+			m.tell(Report{Object: "document", Line: d.line, Err: errors.New("a list has an item that is not an object")})
+			return m.pass(d)
+		}
+		objects, report := m.object(one, nodes[i], d.line)
+		report.Converted = objects != nil
+		if report.Converted || report.Err != nil || len(report.Passed) > 0 || len(report.Warnings) > 0 {
+			m.tell(report)
+		}
+		if converted = converted || report.Converted; !report.Converted {
+			objects = []any{one}
+		}
+		all = append(all, objects...)
+	}
+	if !converted { // with its comments
+		return m.pass(d)
+	}
+	return m.write(all)
+}
+
+// itemsOf returns the items of a list.
+func itemsOf(list *yamlv3.Node) []*yamlv3.Node {
+	for i := 0; i+1 < len(list.Content); i += 2 {
+		if items := list.Content[i+1]; list.Content[i].Value == "items" && items.Kind == yamlv3.SequenceNode {
+			return items.Content
+		}
+	}
+	return nil
+}
+
+// pass writes a document as it is.
+func (m manifests) pass(d document) error {
+	_, err := fmt.Fprintf(m.out, "---\n%s\n", strings.Trim(string(d.text), "\n"))
+	return err
+}
+
+// write writes objects, and of templates only those that are not written yet.
+func (m manifests) write(objects []any) error {
 	for _, o := range objects {
 		if t, ok := o.(*resourceapi.ResourceClaimTemplate); ok {
 			name := t.Namespace + "/" + t.Name
-			if written[name] {
+			if m.made[name] {
 				continue
 			}
-			written[name] = true
+			m.made[name] = true
 		}
-		if err := write(out, o); err != nil {
+		if err := write(m.out, o); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// nameOf names an object for people.
-func nameOf(object map[string]any) string {
+// objectName names an object for people.
+type objectName struct{ group, kind, name string }
+
+func nameOf(object map[string]any) objectName {
 	u := unstructured.Unstructured{Object: object}
-	if u.GetKind() == "" {
-		return "quotas of gpu-admission" // nothing else without a kind is converted
+	return objectName{u.GroupVersionKind().Group, u.GetKind(), cmp.Or(u.GetName(), u.GetGenerateName())}
+}
+
+func (n objectName) String() string {
+	if n.kind == "" {
+		return strings.TrimSpace("object " + n.name)
 	}
-	return u.GetKind() + " " + cmp.Or(u.GetName(), u.GetGenerateName())
+	return n.kind + " " + n.name
 }
 
 // write writes an object as a document, without the empty fields that typed objects have.
@@ -147,60 +172,183 @@ func write(out io.Writer, object any) error {
 	return err
 }
 
-// manifest returns what an object becomes, and what works differently; nothing if it asks for nothing. The object is
-// not changed if there is an error.
-func (c Converter) manifest(object map[string]any) (all []any, warnings []string, err error) {
+// object returns what an object becomes; nil: it stays as it is, and is not changed.
+func (m manifests) object(object map[string]any, node *yamlv3.Node, line int) ([]any, Report) {
+	report := Report{Object: nameOf(object).String(), Line: line}
+	var all []any
 	if quotas, ok := admissionQuotasIn(object); ok {
-		return c.AdmissionQuotas(quotas)
+		if object["kind"] == nil {
+			report.Object = "quotas of gpu-admission"
+		}
+		all, report.Warnings, report.Err = m.AdmissionQuotas(quotas)
+		return all, report
 	}
 	u := &unstructured.Unstructured{Object: object}
+	var one any
 	switch u.GetKind() {
 	case "ElasticGPUClaim":
-		claim, warnings, err := c.ElasticGPUClaim(u)
-		if err != nil {
-			return nil, nil, err
-		}
-		return []any{claim}, warnings, nil
+		one, report.Warnings, report.Err = m.ElasticGPUClaim(u)
 	case "ElasticGPUClass":
-		class, warnings, err := c.ElasticGPUClass(u)
-		if err != nil {
-			return nil, nil, err
-		}
-		return []any{class}, warnings, nil
+		one, report.Warnings, report.Err = m.ElasticGPUClass(u)
+	default:
+		return m.withPods(u, node, report)
 	}
-	pods := podsIn(object)
-	conversions := make([]*Conversion, len(pods)) // nil: the pod asks for nothing
-	for i, at := range pods {
-		var pod corev1.Pod
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(at, &pod); err != nil {
-			return nil, nil, err
+	if report.Err != nil {
+		return nil, report
+	}
+	return []any{one}, report
+}
+
+// withPods returns what an object with pods becomes.
+func (m manifests) withPods(u *unstructured.Unstructured, node *yamlv3.Node, report Report) ([]any, Report) {
+	pods := podsIn(u.Object)
+	look := seeker{Converter: m.Converter, line: report.Line, skip: map[string]bool{}, seen: map[*yamlv3.Node]bool{}}
+	for _, p := range pods {
+		look.skip[p.path] = true
+	}
+	if look.seek(node, ""); slices.Contains(systemGroups, nameOf(u.Object).group) {
+		look.found = append(look.found, Place{report.Line + node.Line - 1, "kind", report.Object})
+	}
+	report.Passed = look.found
+	for i := range pods {
+		p := &pods[i]
+		if p.typed, report.Err = typedPod(p.object); report.Err == nil {
+			p.conversion, report.Err = m.Convert(p.typed)
 		}
-		if conversions[i], err = c.Convert(&pod); err != nil {
-			return nil, nil, err
+		if report.Err != nil {
+			if p.path != "" {
+				report.Err = fmt.Errorf("%s: %w", p.path, report.Err)
+			}
+			return nil, report
+		}
+		if p.conversion == nil {
+			report.Warnings = append(report.Warnings, m.Unconverted(p.typed)...)
 		}
 	}
-	for i, conversion := range conversions {
-		if conversion == nil {
+	return m.apply(u, pods, report)
+}
+
+// systemGroups are the API groups of older systems whose objects ask for GPUs by fields of their own.
+var systemGroups = []string{"tensor-fusion.ai", "run.ai"}
+
+// apply writes the conversions into the object, and returns it with the templates of its claims; nil: it has none.
+func (m manifests) apply(u *unstructured.Unstructured, pods []podIn, report Report) (all []any, _ Report) {
+	for _, p := range pods {
+		if p.conversion == nil {
 			continue
 		}
 		template := ""
-		if conversion.Spec != nil {
-			if template, err = nameFor(manifestPrefix, conversion.Spec); err != nil {
-				return nil, nil, err
+		if spec := p.conversion.Spec; spec != nil {
+			if template, report.Err = nameFor(manifestPrefix, spec); report.Err != nil {
+				return nil, report
 			}
 			t := &resourceapi.ResourceClaimTemplate{}
 			t.SetGroupVersionKind(resourceapi.SchemeGroupVersion.WithKind("ResourceClaimTemplate"))
 			t.Namespace, t.Name = u.GetNamespace(), template
-			t.Spec.Spec = *conversion.Spec
+			t.Spec.Spec = *spec
 			all = append(all, t)
 		}
-		if err := conversion.Apply(pods[i], template); err != nil {
-			return nil, nil, err
+		if report.Err = p.conversion.Apply(p.object, template); report.Err != nil {
+			return nil, report
 		}
-		warnings = append(warnings, conversion.Warnings...)
+		report.Warnings = append(report.Warnings, p.conversion.Warnings...)
+		report.Warnings = append(report.Warnings, p.rayGPUs(nameOf(u.Object).group)...)
 	}
-	if slices.ContainsFunc(conversions, func(c *Conversion) bool { return c != nil }) {
-		all = append(all, object)
+	if !slices.ContainsFunc(pods, func(p podIn) bool { return p.conversion != nil }) {
+		return nil, report
 	}
-	return all, warnings, nil
+	if group := nameOf(u.Object).group; !slices.Contains(builtinGroups, group) {
+		report.Warnings = append(report.Warnings, "its CRD must have the pods of Kubernetes 1.31 or newer "+
+			"(resourceClaims[].resourceClaimTemplateName); otherwise the API server drops the claims")
+	}
+	if queue, ok := u.GetLabels()[queueLabel]; ok {
+		report.Warnings = append(report.Warnings, fmt.Sprintf("%s: quotas of the queue %s on the resources that are "+
+			"removed do not count it", queueLabel, queue))
+	}
+	return append(all, u.Object), report
+}
+
+// podIn is a pod, or a template of pods, in an object.
+type podIn struct {
+	path           string
+	object, parent map[string]any
+	typed          *corev1.Pod
+	conversion     *Conversion // nil: it asks for nothing
+}
+
+// builtinGroups are the API groups of Kubernetes whose objects have templates of pods.
+var builtinGroups = []string{"", "apps", "batch", "extensions"}
+
+// withoutClaims are API groups whose templates of pods accept no claims.
+var withoutClaims = []string{"serving.knative.dev"}
+
+// podsIn returns the object if it is a pod, or the templates of pods in it, in the order of their paths. A template is
+// what has containers in its spec and a name that ends with "template"; other objects that have containers in their spec,
+// such as the SidecarSet of OpenKruise, have no claims.
+func podsIn(object map[string]any) (all []podIn) {
+	name := nameOf(object)
+	switch {
+	case name.kind == "Pod" && name.group == "" && hasContainers(object):
+		return []podIn{{object: object}}
+	case slices.Contains(withoutClaims, name.group):
+		return nil
+	}
+	var look func(value any, path string)
+	look = func(value any, path string) {
+		switch v := value.(type) {
+		case map[string]any:
+			for _, key := range slices.Sorted(maps.Keys(v)) {
+				at := strings.TrimPrefix(path+"."+key, ".")
+				inner, ok := v[key].(map[string]any)
+				if ok && strings.HasSuffix(strings.ToLower(key), "template") && hasContainers(inner) {
+					all = append(all, podIn{path: at, object: inner, parent: v})
+					continue
+				}
+				look(v[key], at)
+			}
+		case []any:
+			for i, item := range v {
+				look(item, fmt.Sprintf("%s[%d]", path, i))
+			}
+		}
+	}
+	look(object, "")
+	return all
+}
+
+// hasContainers reports whether the object has a list of containers in its spec.
+func hasContainers(object map[string]any) bool {
+	spec, _ := object["spec"].(map[string]any)
+	_, ok := spec["containers"].([]any)
+	return ok
+}
+
+// rayGPUs tells Ray how many GPUs its container has. KubeRay counts limits whose names end with "gpu", unless the
+// parameter is there.
+func (p podIn) rayGPUs(group string) []string {
+	if group != "ray.io" || len(p.conversion.containers) == 0 {
+		return nil
+	}
+	for _, a := range p.conversion.containers {
+		if a.init || a.index != 0 {
+			continue
+		}
+		i := slices.IndexFunc(a.removed, func(name corev1.ResourceName) bool { return strings.HasSuffix(string(name), "gpu") })
+		if i < 0 {
+			return nil
+		}
+		parameters, ok := p.parent["rayStartParams"].(map[string]any)
+		if !ok {
+			parameters = map[string]any{}
+			p.parent["rayStartParams"] = parameters
+		}
+		if _, ok := parameters["num-gpus"]; ok {
+			return nil
+		}
+		n := limits(&p.typed.Spec.Containers[0])[a.removed[i]]
+		parameters["num-gpus"] = n.String()
+		return []string{fmt.Sprintf("rayStartParams.num-gpus: %s is added, because KubeRay counts only resources in limits",
+			n.String())}
+	}
+	return nil
 }

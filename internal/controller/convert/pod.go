@@ -198,30 +198,39 @@ func (c *Conversion) Mark(pod map[string]any, original *corev1.Pod) error {
 
 // Restore removes the resources that a converted pod no longer has from an update of it, so that its manifest can be
 // applied again.
-func Restore(pod map[string]any, old *corev1.Pod) (changed bool) {
+func (c Converter) Restore(pod map[string]any, old *corev1.Pod) (changed bool) {
 	for list, before := range map[string][]corev1.Container{"containers": old.Spec.Containers,
 		"initContainers": old.Spec.InitContainers} {
 		containers, _, _ := unstructured.NestedFieldNoCopy(pod, "spec", list)
 		all, _ := containers.([]any)
-		for i, c := range all {
-			container, _ := c.(map[string]any)
+		for i, one := range all {
+			container, _ := one.(map[string]any)
 			resources, ok := container["resources"].(map[string]any)
 			if !ok || i >= len(before) {
 				continue
 			}
-			for _, f := range families {
-				added := slices.DeleteFunc(slices.Clone(f.Resources), func(name corev1.ResourceName) bool {
-					_, limit := before[i].Resources.Limits[name]
-					return limit || !has(resources, name)
-				})
-				if len(added) > 0 {
-					remove(resources, added)
-					changed = true
-				}
+			added := slices.DeleteFunc(c.removable(), func(name corev1.ResourceName) bool {
+				_, limit := before[i].Resources.Limits[name]
+				return limit || !has(resources, name)
+			})
+			if len(added) > 0 {
+				remove(resources, added)
+				changed = true
 			}
 		}
 	}
 	return changed
+}
+
+// removable returns the resources that a conversion may remove.
+func (c Converter) removable() (all []corev1.ResourceName) {
+	for _, f := range families {
+		all = append(all, f.Resources...)
+	}
+	for own := range c.Names {
+		all = append(all, corev1.ResourceName(own))
+	}
+	return all
 }
 
 func has(resources map[string]any, name corev1.ResourceName) bool {

@@ -3,6 +3,7 @@
 package convert
 
 import (
+	"regexp"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -44,6 +45,7 @@ var qgpu = Family{
 		"elasticgpu.io/qgpu-memory", "elasticgpu.io/gpu-core", "elasticgpu.io/gpu-memory", "elasticgpu.com/gpu-core",
 		"elasticgpu.com/gpu-memory"},
 	AnnotationPrefixes: elasticClaimPrefixes,
+	Foreign:            regexp.MustCompile(`^tke\.cloud\.tencent\.com/.*gpu|elasticgpu\.(io|com)/`),
 	Convert: func(c Container) (*Request, field.ErrorList) {
 		r := &reader{Container: c}
 		request := r.elastic()
@@ -78,7 +80,7 @@ func (r *reader) elasticClaim() string {
 
 // checkElasticClaims refuses annotations for containers that the pod does not have.
 func (r *reader) checkElasticClaims(prefix string) {
-	for _, name := range r.sortedAnnotations() {
+	for _, name := range r.Sorted {
 		if container, ok := strings.CutPrefix(name, prefix); ok && !r.hasContainer(container) {
 			r.refuseAnnotation(name, "the pod has no container %s", container)
 		}

@@ -4,7 +4,6 @@ package convert
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,6 +23,8 @@ const (
 	// selectors below the limit of Kubernetes.
 	maxListed = 32
 	maxEntry  = 64
+	// maxShown is how much of an annotation an error repeats.
+	maxShown = 200
 )
 
 // reader reads what a container asks for, and collects errors and warnings.
@@ -41,8 +42,11 @@ func (r *reader) refuse(name corev1.ResourceName, format string, args ...any) {
 
 // refuseAnnotation adds an error for the value of an annotation.
 func (r *reader) refuseAnnotation(name, format string, args ...any) {
-	r.errs = append(r.errs, field.Invalid(r.AnnotationPath.Key(name), r.Annotations[name],
-		fmt.Sprintf(format, args...)))
+	value := r.Annotations[name]
+	if len(value) > maxShown {
+		value = strings.ToValidUTF8(value[:maxShown], "") + "…"
+	}
+	r.errs = append(r.errs, field.Invalid(r.AnnotationPath.Key(name), value, fmt.Sprintf(format, args...)))
 }
 
 func (r *reader) warn(format string, args ...any) {
@@ -156,8 +160,18 @@ func (r *reader) list(name string, valid func(rune) bool, accepted string) []str
 	return entries
 }
 
-// sortedAnnotations returns the names of the pod's annotations.
-func (r *reader) sortedAnnotations() []string { return slices.Sorted(maps.Keys(r.Annotations)) }
+// perPod warns that each container has a share of its own, in a family that put all containers of a pod on one GPU.
+func (r *reader) perPod(memory corev1.ResourceName) {
+	n := 0
+	for i := range r.Pod.Spec.Containers {
+		if _, ok := limits(&r.Pod.Spec.Containers[i])[memory]; ok {
+			n++
+		}
+	}
+	if n > 1 && r.has(memory) {
+		r.warn("%s: its share may be of another GPU than those of the pod's other containers", memory)
+	}
+}
 
 // hasContainer reports whether the pod has a container or an init container of the name.
 func (r *reader) hasContainer(name string) bool {

@@ -75,7 +75,7 @@ func (r *reader) fusion() *Request {
 		}
 	}
 	r.fusionSelect(request)
-	for _, name := range r.sortedAnnotations() {
+	for _, name := range r.Sorted {
 		if instead, ok := fusionRefused[name]; ok {
 			r.refuseAnnotation(name, "cannot be converted: %s", instead)
 		}
@@ -95,7 +95,7 @@ var fusionKnown = slices.Concat(fusionIgnored, []string{fusionTFLOPS, fusionTFLO
 // only others: it would start without a GPU.
 func (r *reader) fusionAsks() bool {
 	asks, any := false, ""
-	for _, name := range r.sortedAnnotations() {
+	for _, name := range r.Sorted {
 		_, refused := fusionRefused[name]
 		switch {
 		case !strings.HasPrefix(name, fusionPrefix):

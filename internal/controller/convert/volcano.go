@@ -3,6 +3,8 @@
 package convert
 
 import (
+	"regexp"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
@@ -14,13 +16,19 @@ var (
 	volcanoShareNames = vgpuNames{count: "volcano.sh/gpu-number", memory: "volcano.sh/gpu-memory"}
 )
 
-const volcanoMode = "volcano.sh/vgpu-mode"
+const (
+	volcanoMode      = "volcano.sh/vgpu-mode"
+	volcanoUseUUID   = "volcano.sh/vgpu-use-gpuuuid"
+	volcanoNoUseUUID = "volcano.sh/vgpu-nouse-gpuuuid"
+)
 
 // volcano is Volcano's vGPU, and its older GPU sharing. Memory is in MiB, whatever unit Volcano is configured for.
 var volcano = Family{
 	Name: "volcano",
 	Resources: []corev1.ResourceName{volcanoNames.count, volcanoNames.memory, volcanoNames.percentage,
 		volcanoNames.cores, volcanoShareNames.count, volcanoShareNames.memory},
+	Foreign: regexp.MustCompile(`^volcano\.sh/.*gpu|^nvidia\.com/.*gpu`),
+	Known:   []string{volcanoMode, volcanoUseUUID, volcanoNoUseUUID, hamiUseType, hamiNoUseType},
 	Convert: func(c Container) (*Request, field.ErrorList) {
 		r := &reader{Container: c}
 		return r.result(r.volcano())
@@ -36,8 +44,12 @@ func (r *reader) volcano() *Request {
 	if request == nil {
 		request = older
 	}
-	if request != nil {
-		r.vgpuMode(volcanoMode, request)
+	if request == nil {
+		return nil
 	}
+	r.vgpuMode(volcanoMode, request)
+	r.hamiTypes(request) // by the same names
+	r.lists(request, []gpuList{{volcanoUseUUID, "", "uuid"}, {volcanoNoUseUUID, "!", "uuid"}})
+	r.perPod(volcanoShareNames.memory)
 	return request
 }

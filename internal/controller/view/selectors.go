@@ -47,6 +47,20 @@ func (v *View) Ours(class string) bool {
 	return v.ours[class]
 }
 
+// ExtendedResources returns the extended resources of the classes whose selectors name the driver; never nil.
+func (v *View) ExtendedResources() []string {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	all := []string{}
+	for name, class := range v.classes {
+		if v.ours[name] && class.Spec.ExtendedResourceName != nil {
+			all = append(all, *class.Spec.ExtendedResourceName)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
 // selects reports whether a selector of the class names the driver.
 func selects(class *resourceapi.DeviceClass, driver string) bool {
 	quoted := []string{"'" + driver + "'", `"` + driver + `"`}
