@@ -70,6 +70,9 @@ type quota struct {
 	cores  int    // percent
 }
 
+// MemoryOnly is why a share with cores gets no GPU with isolation cgroup.
+const MemoryOnly = "isolation cgroup limits memory only; ask for memory alone"
+
 // isolate limits the containers of a share to the quota, with the isolation that the administrator has chosen for the
 // GPU.
 func (a *Assignment) isolate(q quota, d gpu.Device) error {
@@ -81,7 +84,7 @@ func (a *Assignment) isolate(q quota, d gpu.Device) error {
 		a.Hook = &Hook{Library: d.Use.Hook.Path, Memory: q.memory, Cores: q.cores}
 	case gpu.IsolationCgroup:
 		if q.cores != 0 {
-			return refuseField(ErrRefused, "cores", "", "isolation cgroup limits memory only; ask for memory alone")
+			return refuseField(ErrRefused, "cores", "", MemoryOnly)
 		}
 		a.Cgroup = &Cgroup{Memory: q.memory}
 	case gpu.IsolationNone:

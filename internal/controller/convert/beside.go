@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
@@ -46,8 +47,12 @@ func (b *beside) warn(format string, args ...any) {
 func (b *beside) look() {
 	for i := range b.asked {
 		a := &b.asked[i]
-		b.sharedMemory(a)
-		b.amount(a)
+		if a.Claim == "" && !a.whole() {
+			b.sharedMemory(a)
+			b.cores(a)
+			b.several(a)
+			b.amount(a)
+		}
 		b.environment(a)
 		if s := a.container.SecurityContext; s != nil && s.Privileged != nil && *s.Privileged {
 			b.warn("container %s: it is privileged, so it may use every GPU of its node, whatever its claim says",
@@ -65,9 +70,6 @@ func (b *beside) look() {
 
 // sharedMemory asks the rules of the node about a volume at /dev/shm.
 func (b *beside) sharedMemory(a *asked) {
-	if a.Claim != "" || a.whole() {
-		return
-	}
 	volume := sharing.SharedMemoryOf(&b.pod.Spec, a.container)
 	all, some := b.mps(a.Request)
 	switch refusal := volume.Refusal(); {
@@ -86,13 +88,39 @@ func (c Converter) mps(r Request) (all, some bool) {
 	if slices.Contains(r.Selectors, fmt.Sprintf("device.attributes['%s'].isolation == 'mps'", c.Driver)) {
 		return true, true
 	}
-	n := 0
+	n := c.isolatedBy(gpu.IsolationMPS)
+	return n > 0 && n == len(c.Models), n > 0 || len(c.Models) == 0
+}
+
+// isolatedBy returns the number of models with an isolation.
+func (c Converter) isolatedBy(isolation gpu.Isolation) (n int) {
 	for _, m := range c.Models {
-		if m.Isolation == "mps" {
+		if m.Isolation == isolation.String() {
 			n++
 		}
 	}
-	return n > 0 && n == len(c.Models), n > 0 || len(c.Models) == 0
+	return n
+}
+
+// cores keeps a share of the multiprocessors from GPUs whose isolation limits memory only.
+func (b *beside) cores(a *asked) {
+	n := b.isolatedBy(gpu.IsolationCgroup)
+	switch {
+	case a.Cores == 0 && a.TFLOPS == 0 || n == 0:
+	case n == len(b.Models):
+		b.errs = append(b.errs, field.Forbidden(a.path.Child("resources", "limits"), sharing.MemoryOnly))
+	default:
+		a.Selectors = append(a.Selectors, fmt.Sprintf("device.attributes['%s'].?isolation.orValue('') != 'cgroup'",
+			b.Driver))
+	}
+}
+
+// several warns of shares of several GPUs where it is not known what enforces them.
+func (b *beside) several(a *asked) {
+	if a.Count > 1 && len(b.Models) == 0 {
+		b.warn("container %s: GPUs with isolation mps do not give one container %d shares: MPS limits a process on one "+
+			"GPU only", a.container.Name, a.Count)
+	}
 }
 
 // amount warns of a share that no GPU has, or that no program can use.
@@ -198,9 +226,10 @@ var selects = []struct {
 		`aliyun\.accelerator)/`), systemLabel},
 	{regexp.MustCompile(`^runai/`), systemLabel},
 	{regexp.MustCompile(`^aliyun\.com/gpu|^tencent\.com/(gpu|vcuda)`), systemLabel},
-	{regexp.MustCompile(`^nvidia\.com/(gpu\.(sharing-strategy|replicas)|mps\.capable|device-plugin\.config|vgpu\.)`),
+	{regexp.MustCompile(`^nvidia\.com/gpu\.(present$|deploy\.)`), ""}, // this driver's nodes have them too
+	{regexp.MustCompile(`^nvidia\.com/(gpu\.(sharing-strategy|replicas)|mps\.capable)$`),
 		"it is about sharing by NVIDIA's device plugin, and nodes of this driver do not have it"},
-	{regexp.MustCompile(`^nvidia\.com/(gpu|cuda|mig|gfd)[.-]`), "nodes have it only while GPU Feature Discovery runs; " +
+	{regexp.MustCompile(`^nvidia\.com/(gpu|cuda|mig|gfd|vgpu)[.-]`), "nodes have it only while GPU Feature Discovery runs; " +
 		"the attributes of GPUs (kubectl gpu ls) say the same in a claim"},
 	{regexp.MustCompile(`^cloud\.google\.com/gke-(gpu-sharing-strategy|max-shared-clients-per-gpu|gpu-partition-size)$`),
 		"it is about sharing by the cloud's device plugin"},

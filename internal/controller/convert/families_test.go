@@ -41,7 +41,9 @@ var clusters = map[string]Converter{
 	"nine":  {Models: nineModels(), Partitions: partitions},
 	"unlimits": {Models: []Model{unlimited(t4), unlimited(a100), unlimited(h100)}, // shares without enforcement
 		Partitions: partitions},
-	"some mps": {Models: []Model{t4, unlimited(a100)}},
+	"some mps":    {Models: []Model{t4, unlimited(a100)}},
+	"cgroup":      {Models: []Model{{a100.Memory, a100.PeakCompute, "cgroup"}}},
+	"some cgroup": {Models: []Model{t4, {a100.Memory, a100.PeakCompute, "cgroup"}}},
 	"named": {Models: []Model{a100}, Names: map[string]string{"nvidia.com/vgpu": "nvidia.com/gpu",
 		"nvidia.com/vgpumem": "nvidia.com/gpumem", "xx/vcuda-core": "tencent.com/vcuda-core"}},
 	"without classes": {Models: []Model{a100}, Extended: []string{}},
