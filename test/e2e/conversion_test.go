@@ -73,6 +73,8 @@ containers: [{name: main, image: %[6]q, args: [probe, --stay], resources: {limit
 		t.Errorf("the two quarters are on %q, want them on one GPU", kai)
 	}
 
+	t.Run("a server of a language model has its volume at /dev/shm",
+		func(t *testing.T) { s.testConversionOfServer(t, ns, node) })
 	t.Run("a request in TFLOPS gets a partition where no share is free", s.testConversionToPartition)
 
 	// A pod by itself can be applied again, and a dry run creates nothing.
@@ -121,6 +123,28 @@ spec: {nodeSelector: {no: node}, containers: [{name: main, image: none, resource
 		!strings.Contains(err.Error(), "spec.containers[0].resources.limits[tencent.com/vcuda-core]") {
 		t.Errorf("150 vcuda-core: got error %v, want a refusal with the path", err)
 	}
+}
+
+// testConversionOfServer creates a pod as those of vLLM and the like: with a volume at /dev/shm, and an enforced share.
+func (s *suite) testConversionOfServer(t *testing.T, ns, node string) {
+	s.must(t, s.Apply(t.Context(), s.parsed(t, fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: vllm, namespace: %s},
+spec: {nodeSelector: {kubernetes.io/hostname: %s}, terminationGracePeriodSeconds: 0,
+volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 2Gi}}, {name: models, emptyDir: {}}],
+containers: [{name: vllm, image: %q, args: [probe, --stay], resources: {limits: {nvidia.com/gpu: 1, nvidia.com/gpumem: 2000}},
+env: [{name: CUDA_DISABLE_CONTROL, value: "true"}],
+volumeMounts: [{name: models, mountPath: /models}, {name: shm, mountPath: /dev/shm}]}]}}`, ns, node, s.image))))
+	key := client.ObjectKey{Namespace: ns, Name: "vllm"}
+	claim := s.claimOf(t, s.running(t, key))
+	s.waitLog(t, key, "may use 100% of the multiprocessors\n2000 MiB: granted\n2001 MiB: CUDA_ERROR_OUT_OF_MEMORY\n"+
+		"1 MiB without the MPS variables: CUDA_ERROR_DEVICE_UNAVAILABLE\n")
+	mounts := s.run(t, key, "gpu-demo", "cat", "/proc/mounts")
+	if strings.Count(mounts, " /dev/shm ") != 1 || !strings.Contains(mounts, "mps /dev/shm tmpfs ") ||
+		!strings.Contains(mounts, " /models ") {
+		t.Errorf("got mounts\n%s\nwant the memory of the MPS daemon at /dev/shm, and the other volume", mounts)
+	}
+	s.waitEvent(t, key, "Converted", "its volume shm at /dev/shm is not mounted")
+	s.waitEvent(t, key, "Converted", "the variable CUDA_DISABLE_CONTROL no longer lifts the limits")
+	s.waitEvent(t, client.ObjectKeyFromObject(&claim), "SharedMemoryReplaced", "container vllm")
 }
 
 // testConversionToPartition fills a node with eight H100: seven whole, and the last one by a partition, after which it

@@ -60,7 +60,7 @@ func (b *beside) look() {
 		}
 	}
 	b.resources()
-	b.annotations()
+	b.annotations(b.family)
 	b.nodes()
 	if queue, ok := b.pod.Labels[queueLabel]; ok {
 		b.warn("%s: Kueue counts this pod as it is now, with a claim: quotas of the queue %s on the resources that are "+
@@ -89,7 +89,12 @@ func (c Converter) mps(r Request) (all, some bool) {
 		return true, true
 	}
 	n := c.isolatedBy(gpu.IsolationMPS)
-	return n > 0 && n == len(c.Models), n > 0 || len(c.Models) == 0
+	return n > 0 && n == len(c.Models), n > 0 || c.unknown()
+}
+
+// unknown reports whether it is not known what enforces shares: no GPU is published, or models are only announced.
+func (c Converter) unknown() bool {
+	return len(c.Models) == 0 || slices.ContainsFunc(c.Models, func(m Model) bool { return m.Isolation == "" })
 }
 
 // isolatedBy returns the number of models with an isolation.
@@ -117,7 +122,7 @@ func (b *beside) cores(a *asked) {
 
 // several warns of shares of several GPUs where it is not known what enforces them.
 func (b *beside) several(a *asked) {
-	if a.Count > 1 && len(b.Models) == 0 {
+	if a.Count > 1 && b.unknown() {
 		b.warn("container %s: GPUs with isolation mps do not give one container %d shares: MPS limits a process on one "+
 			"GPU only", a.container.Name, a.Count)
 	}
@@ -192,14 +197,22 @@ func isIndex(suffix string) bool {
 	return suffix == "" || strings.HasPrefix(suffix, "_") && err == nil
 }
 
-// annotations warns of annotations of the family that have no meaning here.
-func (b *beside) annotations() {
-	if b.family.Foreign == nil {
-		return
+// annotations warns of annotations of the families that have no meaning here, and of those that give a container GPUs
+// past its claim.
+func (b *beside) annotations(families ...Family) {
+	isForeign := func(name string) bool {
+		return slices.ContainsFunc(families, func(f Family) bool {
+			return f.Foreign != nil && f.Foreign.MatchString(name)
+		}) && !slices.ContainsFunc(families, func(f Family) bool {
+			return slices.Contains(f.Known, name) || f.isAnnotation(name)
+		}) && !written.MatchString(name) && (len(b.asked) > 0 || strings.Contains(name, "gpu"))
 	}
 	for _, name := range slices.Sorted(maps.Keys(b.pod.Annotations)) {
-		if b.family.Foreign.MatchString(name) && !slices.Contains(b.family.Known, name) &&
-			!b.family.isAnnotation(name) && !written.MatchString(name) {
+		if injects.MatchString(name) {
+			b.warn("the annotation %s gives a container devices whatever its claim says, where the node's runtime reads it",
+				name)
+		}
+		if isForeign(name) {
 			text := "has no effect"
 			if scheduler := otherScheduler(b.pod); scheduler != "" {
 				text += " unless the scheduler " + scheduler + " reads it"
@@ -208,6 +221,9 @@ func (b *beside) annotations() {
 		}
 	}
 }
+
+// injects matches annotations with which a container runtime gives devices to containers.
+var injects = regexp.MustCompile(`^(nvidia\.)?cdi\.k8s\.io/`)
 
 // written matches annotations that schedulers and controllers write. A pod that was exported has them.
 var written = regexp.MustCompile(`^ALIYUN_COM_GPU_|devices-(to-allocate|allocated)$|/(vgpu-)?(time|node|bind-time|` +
@@ -238,6 +254,9 @@ var selects = []struct {
 
 const systemLabel = "it is a label of older systems: nodes of this driver must have it, or the pod waits for ever"
 
+// hostFiles are directories of older systems and of other MPS daemons.
+var hostFiles = regexp.MustCompile(`^(/tmp/nvidia-mps|/usr/local/vgpu|/etc/gpu-manager|/run/nvidia/mps)(/|$)`)
+
 // whatSelects says what a label of nodes means; empty: nothing that is known.
 func whatSelects(key string) string {
 	for _, s := range selects {
@@ -264,6 +283,12 @@ func (b *beside) nodes() {
 	}
 	if class := spec.RuntimeClassName; class != nil && *class != "" {
 		b.warn("runtimeClassName %s is kept: nodes need a runtime of that name; the claim needs none", *class)
+	}
+	for _, v := range spec.Volumes {
+		if v.HostPath != nil && hostFiles.MatchString(v.HostPath.Path) {
+			b.warn("the volume %s is kept: %s belongs to the older system or to an MPS daemon that is not this driver's",
+				v.Name, v.HostPath.Path)
+		}
 	}
 	for _, t := range spec.Tolerations {
 		if t.Key != "nvidia.com/gpu" && whatSelects(t.Key) == systemLabel {
@@ -344,10 +369,16 @@ func (c Converter) leftOver(name corev1.ResourceName) string {
 		"an older system, controller.conversion.names says which"
 }
 
-// Unconverted warns of extended resources about GPUs in a pod that asks for nothing that is converted.
+// Unconverted warns of extended resources and annotations about GPUs in a pod that asks for nothing that is converted.
 func (c Converter) Unconverted(pod *corev1.Pod) []string {
+	if slices.ContainsFunc(pod.Spec.ResourceClaims, isConverted) {
+		return nil
+	}
 	b := beside{Converter: c, pod: pod}
 	b.resources()
+	b.annotations(slices.DeleteFunc(slices.Clone(families), func(f Family) bool {
+		return !slices.Contains(c.Families, f.Name)
+	})...)
 	return bounded(b.warnings)
 }
 

@@ -170,9 +170,9 @@ type Converter struct {
 
 // Model is a model of GPU that can be shared.
 type Model struct {
-	Memory      int64 // bytes
-	PeakCompute int64 // TFLOP/s
-	Isolation   string
+	Memory      int64  // bytes
+	PeakCompute int64  // TFLOP/s
+	Isolation   string // empty: not known
 }
 
 // Partition is a MIG profile of a model of GPU.

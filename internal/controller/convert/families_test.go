@@ -42,6 +42,7 @@ var clusters = map[string]Converter{
 	"unlimits": {Models: []Model{unlimited(t4), unlimited(a100), unlimited(h100)}, // shares without enforcement
 		Partitions: partitions},
 	"some mps":    {Models: []Model{t4, unlimited(a100)}},
+	"announced":   {Models: []Model{{Memory: a100.Memory, PeakCompute: a100.PeakCompute}}},
 	"cgroup":      {Models: []Model{{a100.Memory, a100.PeakCompute, "cgroup"}}},
 	"some cgroup": {Models: []Model{t4, {a100.Memory, a100.PeakCompute, "cgroup"}}},
 	"named": {Models: []Model{a100}, Names: map[string]string{"nvidia.com/vgpu": "nvidia.com/gpu",

@@ -117,6 +117,10 @@ func TestManifestsOfOwners(t *testing.T) {
 			"nvidia.com/vgpu stays in its resources: nothing here provides it, unless another device plugin does. If it is " +
 			"a name that an administrator chose for an older system, controller.conversion.names says which\n",
 			"limits: {nvidia.com/vgpu: 1}"},
+		{"annotations that are not known", "{apiVersion: v1, kind: Pod, metadata: {name: p, annotations: " +
+			"{kai.scheduler/gpu-fraction: '0.2', nvidia.com/use-gputype: A100, hami.io/vgpu-node: a}}, spec: {containers: " +
+			"[{name: w}]}}\n", "1: Pod p: converted false\n  the annotation kai.scheduler/gpu-fraction has no effect\n",
+			"gpu-fraction: '0.2'"},
 	} {
 		said, out, err := told(Converter{Driver: "gpu.nvidia.com", Families: Names()}, tc.in)
 		if err != nil || said != tc.told || strings.Count(out, tc.want) != 1 {
