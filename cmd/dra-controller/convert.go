@@ -31,8 +31,8 @@ import (
 const convertName = "convert"
 
 // nameHelp is the help of the flag with the names of resources.
-const nameHelp = "OWN=KNOWN: a name that an administrator of an older system gave to a resource, and its usual name, such " +
-	"as nvidia.com/vgpu=nvidia.com/gpu; may be repeated"
+const nameHelp = "OWN=KNOWN: a name that an administrator of an older system gave to a resource, and its usual name, " +
+	"such as nvidia.com/vgpu=nvidia.com/gpu; may be repeated"
 
 // convertOptions are the flags of the command convert.
 type convertOptions struct {

@@ -65,19 +65,20 @@ func TestConvertReadsTheCluster(t *testing.T) {
 
 // What is not understood is told with its file and line, ends the command with an error, and is printed unchanged.
 func TestConvertTellsPlaces(t *testing.T) {
-	const other = "kind: InferenceService\nmetadata: {name: llm}\nspec: {model: {resources: {limits: {acme.com/vgpu: 1}}}}\n"
+	const other = "kind: InferenceService\nmetadata: {name: llm}\nspec: {model: {resources: {limits: " +
+		"{acme.com/vgpu: 1}}}}\n"
 	dir := t.TempDir()
 	manifest := filepath.Join(dir, "all.yaml")
-	if err := os.WriteFile(manifest, []byte(other+"---\n{{ broken\n---\napiVersion: v1\nkind: Pod\nmetadata: {name: a}\n"+
-		"spec: {containers: [{name: main, resources: {limits: {acme.com/vgpu: 1}}}]}\n"), 0o600); err != nil {
+	if err := os.WriteFile(manifest, []byte(other+"---\n{{ broken\n---\napiVersion: v1\nkind: Pod\nmetadata: "+
+		"{name: a}\nspec: {containers: [{name: main, resources: {limits: {acme.com/vgpu: 1}}}]}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	out, said, err := run(t, convertName, "-f", dir, "--name", "acme.com/vgpu=volcano.sh/vgpu-number")
 	if err == nil || !strings.Contains(err.Error(), "all.yaml: not everything could be converted") {
 		t.Errorf("got error %v", err)
 	}
-	for _, want := range []string{manifest + ":3: InferenceService llm: not converted: spec.model.resources.limits has " +
-		"acme.com/vgpu, in a place", manifest + ":4: document: not converted: yaml: ", "Pod a: converted\n"} {
+	for _, want := range []string{manifest + ":3: InferenceService llm: not converted: spec.model.resources.limits " +
+		"has acme.com/vgpu, in a place", manifest + ":4: document: not converted: yaml: ", "Pod a: converted\n"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("got\n%s\nwant %s", said, want)
 		}

@@ -61,8 +61,8 @@ func (p Plan) CheckContainer(c Container) error {
 		switch {
 		case !a.isolated() || !c.Uses(a.Request):
 		case len(c.Others) > 0:
-			return refuse(ErrRefused, "container %s: it also uses %s: %s: use the device %s in a container without others",
-				c.Name, strings.Join(c.Others, ", "), OneSetOfLimits, a.Device)
+			return refuse(ErrRefused, "container %s: it also uses %s: %s: use the device %s in a container without "+
+				"others", c.Name, strings.Join(c.Others, ", "), OneSetOfLimits, a.Device)
 		case a.MPS != nil && c.SharedMemory.Refusal() != "":
 			return refuse(ErrRefused, "container %s: %s", c.Name, c.SharedMemory.Refusal())
 		}
@@ -76,7 +76,8 @@ func (p Plan) WithUnmounted(containers []Container) Plan {
 	for i := range p.Assignments {
 		a := &p.Assignments[i]
 		for _, c := range containers {
-			if a.MPS != nil && c.Uses(a.Request) && c.SharedMemory.Volume != "" && !slices.Contains(a.Unmounted, c.Name) {
+			if a.MPS != nil && c.Uses(a.Request) && c.SharedMemory.Volume != "" &&
+				!slices.Contains(a.Unmounted, c.Name) {
 				a.Unmounted = append(a.Unmounted, c.Name)
 			}
 		}

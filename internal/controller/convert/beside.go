@@ -3,7 +3,6 @@
 package convert
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"regexp"
@@ -63,8 +62,8 @@ func (b *beside) look() {
 	b.annotations(b.family)
 	b.nodes()
 	if queue, ok := b.pod.Labels[queueLabel]; ok {
-		b.warn("%s: Kueue counts this pod as it is now, with a claim: quotas of the queue %s on the resources that are "+
-			"removed do not count it", queueLabel, queue)
+		b.warn("%s: Kueue counts this pod as it is now, with a claim: quotas of the queue %s on the resources that "+
+			"are removed do not count it", queueLabel, queue)
 	}
 }
 
@@ -123,8 +122,8 @@ func (b *beside) cores(a *asked) {
 // several warns of shares of several GPUs where it is not known what enforces them.
 func (b *beside) several(a *asked) {
 	if a.Count > 1 && b.unknown() {
-		b.warn("container %s: GPUs with isolation mps do not give one container %d shares: MPS limits a process on one "+
-			"GPU only", a.container.Name, a.Count)
+		b.warn("container %s: GPUs with isolation mps do not give one container %d shares: MPS limits a process on "+
+			"one GPU only", a.container.Name, a.Count)
 	}
 }
 
@@ -209,8 +208,8 @@ func (b *beside) annotations(families ...Family) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(b.pod.Annotations)) {
 		if injects.MatchString(name) {
-			b.warn("the annotation %s gives a container devices whatever its claim says, where the node's runtime reads it",
-				name)
+			b.warn("the annotation %s gives a container devices whatever its claim says, where the node's runtime "+
+				"reads it", name)
 		}
 		if isForeign(name) {
 			text := "has no effect"
@@ -245,9 +244,10 @@ var selects = []struct {
 	{regexp.MustCompile(`^nvidia\.com/gpu\.(present$|deploy\.)`), ""}, // this driver's nodes have them too
 	{regexp.MustCompile(`^nvidia\.com/(gpu\.(sharing-strategy|replicas)|mps\.capable)$`),
 		"it is about sharing by NVIDIA's device plugin, and nodes of this driver do not have it"},
-	{regexp.MustCompile(`^nvidia\.com/(gpu|cuda|mig|gfd|vgpu)[.-]`), "nodes have it only while GPU Feature Discovery runs; " +
-		"the attributes of GPUs (kubectl gpu ls) say the same in a claim"},
-	{regexp.MustCompile(`^cloud\.google\.com/gke-(gpu-sharing-strategy|max-shared-clients-per-gpu|gpu-partition-size)$`),
+	{regexp.MustCompile(`^nvidia\.com/(gpu|cuda|mig|gfd|vgpu)[.-]`), "nodes have it only while GPU Feature Discovery " +
+		"runs; the attributes of GPUs (kubectl gpu ls) say the same in a claim"},
+	{regexp.MustCompile(`^cloud\.google\.com/gke-(gpu-sharing-strategy|max-shared-clients-per-gpu|` +
+		`gpu-partition-size)$`),
 		"it is about sharing by the cloud's device plugin"},
 	{regexp.MustCompile(`^k8s\.amazonaws\.com/accelerator$`), "it is about sharing by the cloud's device plugin"},
 }
@@ -286,14 +286,14 @@ func (b *beside) nodes() {
 	}
 	for _, v := range spec.Volumes {
 		if v.HostPath != nil && hostFiles.MatchString(v.HostPath.Path) {
-			b.warn("the volume %s is kept: %s belongs to the older system or to an MPS daemon that is not this driver's",
-				v.Name, v.HostPath.Path)
+			b.warn("the volume %s is kept: %s belongs to the older system, or to an MPS daemon that is not this "+
+				"driver's", v.Name, v.HostPath.Path)
 		}
 	}
 	for _, t := range spec.Tolerations {
 		if t.Key != "nvidia.com/gpu" && whatSelects(t.Key) == systemLabel {
-			b.warn("the toleration of %s is kept: it lets the pod on nodes of the older system, where its claim gets no "+
-				"GPU", t.Key)
+			b.warn("the toleration of %s is kept: it lets the pod on nodes of the older system, where its claim gets "+
+				"no GPU", t.Key)
 		}
 	}
 }
@@ -302,8 +302,8 @@ func (b *beside) nodes() {
 func (b *beside) selector(where, key string, values ...string) {
 	text := whatSelects(key)
 	if slices.ContainsFunc(values, func(v string) bool { return strings.HasSuffix(v, "-SHARED") }) {
-		text = "its value ends with -SHARED, which NVIDIA's device plugin adds while it shares GPUs, and nodes of this " +
-			"driver do not have it"
+		text = "its value ends with -SHARED, which NVIDIA's device plugin adds while it shares GPUs, and nodes of " +
+			"this driver do not have it"
 	}
 	if text != "" {
 		b.warn("%s %s is kept: %s", where, key, text)
@@ -321,15 +321,16 @@ func (b *beside) resources() {
 				switch {
 				case at >= 0 && slices.Contains(b.asked[at].removed, name):
 				case b.provides(name) && share:
-					b.errs = append(b.errs, field.Forbidden(path.Index(i).Child("resources", "limits").Key(string(name)),
-						"the container also has a share of a GPU: "+sharing.OneSetOfLimits+"; keep one"))
+					at := path.Index(i).Child("resources", "limits").Key(string(name))
+					b.errs = append(b.errs, field.Forbidden(at, "the container also has a share of a GPU: "+
+						sharing.OneSetOfLimits+"; keep one"))
 				case !b.provides(name) && isGPUResource(name):
 					b.warn("container %s: %s stays in its resources: %s", container.Name, name, b.leftOver(name))
 				}
 			}
 			if share && len(container.Resources.Claims) > 0 {
-				b.warn("container %s: it also uses the claim %s: if that has a GPU, the container does not start, because "+
-					"%s", container.Name, container.Resources.Claims[0].Name, sharing.OneSetOfLimits)
+				b.warn("container %s: it also uses the claim %s: if that has a GPU, the container does not start, "+
+					"because %s", container.Name, container.Resources.Claims[0].Name, sharing.OneSetOfLimits)
 			}
 		}
 	}
@@ -347,8 +348,8 @@ func (c Converter) provides(name corev1.ResourceName) bool {
 }
 
 // gpuResource matches the names of extended resources that are about GPUs, of this vendor or of others.
-var gpuResource = regexp.MustCompile(`(?i)^[^/]+/.*(gpu|vram|cuda|tflops)|^nvidia\.com/(mig-|priority$)|^(volcano\.sh|` +
-	`hami\.io|tensor-fusion\.ai|elasticgpu\.(io|com))/`)
+var gpuResource = regexp.MustCompile(`(?i)^[^/]+/.*(gpu|vram|cuda|tflops)|^nvidia\.com/(mig-|priority$)|` +
+	`^(volcano\.sh|hami\.io|tensor-fusion\.ai|elasticgpu\.(io|com))/`)
 
 // isGPUResource reports whether the name is that of an extended resource about GPUs.
 func isGPUResource(name corev1.ResourceName) bool {
@@ -365,8 +366,8 @@ func (c Converter) leftOver(name corev1.ResourceName) string {
 			return fmt.Sprintf("it is one of %s, which is not converted here (controller.conversion.families)", f.Name)
 		}
 	}
-	return "nothing here provides it, unless another device plugin does. If it is a name that an administrator chose for " +
-		"an older system, controller.conversion.names says which"
+	return "nothing here provides it, unless another device plugin does. If it is a name that an administrator chose " +
+		"for an older system, controller.conversion.names says which"
 }
 
 // Unconverted warns of extended resources and annotations about GPUs in a pod that asks for nothing that is converted.
@@ -390,7 +391,7 @@ func bounded(warnings []string) []string {
 			all = append(all, w)
 		}
 	}
-	if more := len(slices.Compact(slices.SortedFunc(slices.Values(warnings), cmp.Compare[string]))) - len(all); more > 0 {
+	if more := len(slices.Compact(slices.Sorted(slices.Values(warnings)))) - len(all); more > 0 {
 		all = append(all, fmt.Sprintf("and %d more", more))
 	}
 	return all

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// typedPod returns the pod, or the template of pods, that the object says. The error names the field, the container and the
-// value.
+// typedPod returns the pod, or the template of pods, that the object says. The error names the field, the container and
+// the value.
 func typedPod(object map[string]any) (*corev1.Pod, error) {
 	metadata, _ := object["metadata"].(map[string]any)
 	spec, _ := object["spec"].(map[string]any)
@@ -58,8 +58,8 @@ func texts(values any, path *field.Path) (errs field.ErrorList) {
 		case map[string]any, []any:
 			errs = append(errs, field.TypeInvalid(path.Key(name), "", "must be a text"))
 		default:
-			errs = append(errs, field.TypeInvalid(path.Key(name), value, fmt.Sprintf("must be a text: write \"%v\", with "+
-				"quotes", value)))
+			errs = append(errs, field.TypeInvalid(path.Key(name), value, fmt.Sprintf("must be a text: write \"%v\", "+
+				"with quotes", value)))
 		}
 	}
 	return errs

@@ -35,7 +35,8 @@ var kai = Family{
 	Annotations:        []string{kaiFraction, kaiMemory},
 	AnnotationPrefixes: []string{kaiPrefix},
 	Foreign:            regexp.MustCompile(`^gpu-(fraction|memory)|^mps$|^(kai\.scheduler|run\.ai|runai)/`),
-	Known:              []string{kaiFraction, kaiMemory, kaiFractionLimit, kaiMemoryLimit, kaiDevices, kaiContainer, kaiMode},
+	Known: []string{kaiFraction, kaiMemory, kaiFractionLimit, kaiMemoryLimit, kaiDevices, kaiContainer,
+		kaiMode},
 	Convert: func(c Container) (*Request, field.ErrorList) {
 		r := &reader{Container: c}
 		return r.result(r.kai())
@@ -116,8 +117,8 @@ func (r *reader) kaiOfPod() *Request {
 
 // refuseLimit refuses a limit that is not the request.
 func (r *reader) refuseLimit(limit, request string) {
-	r.refuseAnnotation(limit, "must be %s, %s: a claim has one amount of memory, which is the limit; ask for as much as "+
-		"the program may use", request, r.Annotations[request])
+	r.refuseAnnotation(limit, "must be %s, %s: a claim has one amount of memory, which is the limit; ask for as much "+
+		"as the program may use", request, r.Annotations[request])
 }
 
 // kaiOfContainer returns what the annotations with the name of the container ask for.

@@ -32,8 +32,8 @@ type Report struct {
 	Passed    []Place // names of older systems that are left in it
 }
 
-// Manifests converts the YAML documents of a reader, and writes them with the templates of their claims. Everything else
-// is written as it is. Errors: ErrNotAll, and those of the reader and the writer.
+// Manifests converts the YAML documents of a reader, and writes them with the templates of their claims. Everything
+// else is written as it is. Errors: ErrNotAll, and those of the reader and the writer.
 func (c Converter) Manifests(in io.Reader, out io.Writer, tell func(Report)) error {
 	text, err := io.ReadAll(in)
 	if err != nil {
@@ -83,7 +83,8 @@ func (m manifests) convert(d document) error {
 	for i, item := range items {
 		one, ok := item.(map[string]any)
 		if !ok || len(nodes) != len(items) {
-			m.tell(Report{Object: "document", Line: d.line, Err: errors.New("a list has an item that is not an object")})
+			m.tell(Report{Object: "document", Line: d.line,
+				Err: errors.New("a list has an item that is not an object")})
 			return m.pass(d)
 		}
 		objects, report := m.object(one, nodes[i], d.line)
@@ -283,8 +284,8 @@ var builtinGroups = []string{"", "apps", "batch", "extensions"}
 var withoutClaims = []string{"serving.knative.dev"}
 
 // podsIn returns the object if it is a pod, or the templates of pods in it, in the order of their paths. A template is
-// what has containers in its spec and a name that ends with "template"; other objects that have containers in their spec,
-// such as the SidecarSet of OpenKruise, have no claims.
+// what has containers in its spec and a name that ends with "template"; other objects that have containers in their
+// spec, such as the SidecarSet of OpenKruise, have no claims.
 func podsIn(object map[string]any) (all []podIn) {
 	name := nameOf(object)
 	switch {
@@ -333,7 +334,8 @@ func (p podIn) rayGPUs(group string) []string {
 		if a.init || a.index != 0 {
 			continue
 		}
-		i := slices.IndexFunc(a.removed, func(name corev1.ResourceName) bool { return strings.HasSuffix(string(name), "gpu") })
+		i := slices.IndexFunc(a.removed,
+			func(name corev1.ResourceName) bool { return strings.HasSuffix(string(name), "gpu") })
 		if i < 0 {
 			return nil
 		}
@@ -347,8 +349,8 @@ func (p podIn) rayGPUs(group string) []string {
 		}
 		n := limits(&p.typed.Spec.Containers[0])[a.removed[i]]
 		parameters["num-gpus"] = n.String()
-		return []string{fmt.Sprintf("rayStartParams.num-gpus: %s is added, because KubeRay counts only resources in limits",
-			n.String())}
+		return []string{fmt.Sprintf("rayStartParams.num-gpus: %s is added, because KubeRay counts only resources in "+
+			"limits", n.String())}
 	}
 	return nil
 }

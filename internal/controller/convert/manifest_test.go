@@ -98,7 +98,8 @@ func TestManifests(t *testing.T) {
 		{"another ConfigMap", "kind: ConfigMap\ndata: {quota: '5'}\n", "", []string{"data: {quota: '5'}"}, false},
 		{"values without a kind", "ml: {quota: {M40: 4}}\nother: {}\n", "", []string{"other: {}"}, false},
 		{"one mistake does not keep the others from it", fmt.Sprintf(deployment, "wrong", "150") + "---\n" + second,
-			"Deployment wrong: spec.template: gpu-manager: spec.containers[0].resources.limits[tencent.com/vcuda-core]: Invalid " +
+			"Deployment wrong: spec.template: gpu-manager: " +
+				"spec.containers[0].resources.limits[tencent.com/vcuda-core]: Invalid " +
 				"value: \"150\": must be less than 100 or a multiple of 100\nDeployment second: converted\n",
 			[]string{"tencent.com/vcuda-core: 150", "name: second"}, true},
 	} {

@@ -38,9 +38,11 @@ func TestManifestsThatAreNotKnown(t *testing.T) {
 			"          nvidia.com/gpu: 1\n          nvidia.com/gpumem: 6144\n",
 			"1: InferenceService llm: converted false\n  line 11: spec.predictor.model.resources.limits has " +
 				"nvidia.com/gpumem" + place},
-		{"containers of what is no pod", "apiVersion: apps.kruise.io/v1alpha1\nkind: SidecarSet\nmetadata: {name: s}\n" +
+		{"containers of what is no pod", "apiVersion: apps.kruise.io/v1alpha1\nkind: SidecarSet\nmetadata: {name: " +
+			"s}\n" +
 			"spec: {containers: [{name: s, image: x, resources: " + hamiLimits + "}]}\n",
-			"1: SidecarSet s: converted false\n  line 4: spec.containers[0].resources.limits has nvidia.com/gpumem" + place},
+			"1: SidecarSet s: converted false\n  line 4: spec.containers[0].resources.limits has " +
+				"nvidia.com/gpumem" + place},
 		{"a pod of another API", "apiVersion: example.com/v1\nkind: Pod\nspec: {containers: [{name: s, resources: " +
 			hamiLimits + "}]}\n", "1: Pod : converted false\n  line 3: spec.containers[0].resources.limits has " +
 			"nvidia.com/gpumem" + place},
@@ -55,7 +57,8 @@ func TestManifestsThatAreNotKnown(t *testing.T) {
 			"1: ResourceQuota q: converted false\n  line 4: spec.hard has nvidia.com/gpumem" + place +
 				"5: ClusterQueue c: converted false\n  line 11: spec.resourceGroups[0].coveredResources[1] has " +
 				"nvidia.com/gpucores" + place},
-		{"annotations of no pod", "kind: Workflow\nspec: {podMetadata: {annotations: {gpu-fraction: '0.5'}}, gpu-memory: 5}\n",
+		{"annotations of no pod", "kind: Workflow\nspec: {podMetadata: {annotations: {gpu-fraction: '0.5'}}, " +
+			"gpu-memory: 5}\n",
 			"1: Workflow : converted false\n  line 2: spec.podMetadata.annotations has gpu-fraction" + place},
 		{"an object of an older system", "apiVersion: tensor-fusion.ai/v1\nkind: TensorFusionWorkload\nmetadata: " +
 			"{name: t}\nspec: {resources: {requests: {tflops: 10}}}\n",
@@ -94,7 +97,8 @@ func TestManifestsThatAskForNothing(t *testing.T) {
 }
 
 func TestManifestsOfOwners(t *testing.T) {
-	const crd = "  its CRD must have the pods of Kubernetes 1.31 or newer (resourceClaims[].resourceClaimTemplateName); " +
+	const crd = "  its CRD must have the pods of Kubernetes 1.31 or newer " +
+		"(resourceClaims[].resourceClaimTemplateName); " +
 		"otherwise the API server drops the claims\n"
 	ray := func(parameters string) string {
 		return "apiVersion: ray.io/v1\nkind: RayCluster\nmetadata: {name: r}\nspec: {number: 12345678901234567, " +
@@ -102,23 +106,27 @@ func TestManifestsOfOwners(t *testing.T) {
 			"}]}}}]}\n"
 	}
 	for _, tc := range []struct{ name, in, told, want string }{
-		{"Ray gets its GPUs", ray(""), "1: RayCluster r: converted true\n  rayStartParams.num-gpus: 1 is added, because " +
+		{"Ray gets its GPUs", ray(""), "1: RayCluster r: converted true\n  rayStartParams.num-gpus: 1 is added, " +
+			"because " +
 			"KubeRay counts only resources in limits\n" + crd, "rayStartParams:\n      num-gpus: \"1\"\n"},
 		{"Ray has its GPUs", ray("rayStartParams: {num-gpus: '2'}, "), "1: RayCluster r: converted true\n" + crd,
 			"num-gpus: \"2\""},
 		{"large numbers", ray("rayStartParams: {num-gpus: '2'}, "), "1: RayCluster r: converted true\n" + crd,
 			"number: 12345678901234567\n"},
-		{"a Job of Kueue", "apiVersion: batch/v1\nkind: Job\nmetadata: {name: j, labels: {kueue.x-k8s.io/queue-name: q}}\n" +
+		{"a Job of Kueue", "apiVersion: batch/v1\nkind: Job\nmetadata: {name: j, labels: " +
+			"{kueue.x-k8s.io/queue-name: q}}\n" +
 			"spec: {template: {spec: {containers: [{name: w, resources: " + hamiLimits + "}]}}}\n",
 			"1: Job j: converted true\n  kueue.x-k8s.io/queue-name: quotas of the queue q on the resources that are " +
 				"removed do not count it\n", "request: w"},
 		{"a name that is not known", "{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {containers: [{name: w, " +
 			"resources: {limits: {nvidia.com/vgpu: 1}}}]}}\n", "1: Pod p: converted false\n  container w: " +
-			"nvidia.com/vgpu stays in its resources: nothing here provides it, unless another device plugin does. If it is " +
+			"nvidia.com/vgpu stays in its resources: nothing here provides it, unless another device plugin does. " +
+			"If it is " +
 			"a name that an administrator chose for an older system, controller.conversion.names says which\n",
 			"limits: {nvidia.com/vgpu: 1}"},
 		{"annotations that are not known", "{apiVersion: v1, kind: Pod, metadata: {name: p, annotations: " +
-			"{kai.scheduler/gpu-fraction: '0.2', nvidia.com/use-gputype: A100, hami.io/vgpu-node: a}}, spec: {containers: " +
+			"{kai.scheduler/gpu-fraction: '0.2', nvidia.com/use-gputype: A100, hami.io/vgpu-node: a}}, spec: " +
+			"{containers: " +
 			"[{name: w}]}}\n", "1: Pod p: converted false\n  the annotation kai.scheduler/gpu-fraction has no effect\n",
 			"gpu-fraction: '0.2'"},
 	} {
@@ -139,7 +147,8 @@ func TestManifestsThatCannotBeDecoded(t *testing.T) {
 			`must be a text: write "true", with quotes]`,
 		"spec: {containers: [{name: a}, {name: main, resources: {limits: {nvidia.com/gpumem: 4GB}}}]}": `spec.containers` +
 			`[1][main].resources.limits[nvidia.com/gpumem]: Invalid value: "4GB": must be an amount, such as 3, 500m or 4Gi`,
-		"spec: {containers: [], initContainers: [{name: main, image: 5}]}": "spec.initContainers[0][main].image: Invalid " +
+		"spec: {containers: [], initContainers: [{name: main, image: 5}]}": "spec.initContainers[0][main].image: " +
+			"Invalid " +
 			"value: \"\": json: cannot unmarshal number into Go struct field Container.image of type string",
 		"spec: {containers: [5]}": "spec.containers[0]: Invalid value: 5: must be an object",
 		"spec: {containers: [], hostNetwork: 5}": "json: cannot unmarshal number into Go struct field " +
