@@ -69,8 +69,9 @@ func TestConvertTellsPlaces(t *testing.T) {
 		"{acme.com/vgpu: 1}}}}\n"
 	dir := t.TempDir()
 	manifest := filepath.Join(dir, "all.yaml")
-	if err := os.WriteFile(manifest, []byte(other+"---\n{{ broken\n---\napiVersion: v1\nkind: Pod\nmetadata: "+
-		"{name: a}\nspec: {containers: [{name: main, resources: {limits: {acme.com/vgpu: 1}}}]}\n"), 0o600); err != nil {
+	text := other + "---\n{{ broken\n---\napiVersion: v1\nkind: Pod\nmetadata: {name: a}\n" +
+		"spec: {containers: [{name: main, resources: {limits: {acme.com/vgpu: 1}}}]}\n"
+	if err := os.WriteFile(manifest, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	out, said, err := run(t, convertName, "-f", dir, "--name", "acme.com/vgpu=volcano.sh/vgpu-number")
