@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	yamlv3 "go.yaml.in/yaml/v3"
-	corev1 "k8s.io/api/core/v1"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
@@ -80,11 +79,11 @@ func (p Place) String() string {
 
 // seeker looks for names of older systems in a document.
 type seeker struct {
-	Converter
-	skip  map[string]bool // paths of what is converted, or asks for nothing
-	line  int             // of the document
-	seen  map[*yamlv3.Node]bool
-	found []Place
+	resources []string        // their names
+	skip      map[string]bool // paths of what is converted, or asks for nothing
+	line      int             // of the document
+	seen      map[*yamlv3.Node]bool
+	found     []Place
 }
 
 // maxPlaces is the number of places that are told for one object.
@@ -106,27 +105,43 @@ func (s *seeker) seek(node *yamlv3.Node, path string) {
 	case yamlv3.MappingNode:
 		for i := 0; i+1 < len(node.Content); i += 2 {
 			key := node.Content[i]
-			s.name(key, path, strings.HasSuffix(path, "annotations"))
+			if key.Value == lastApplied {
+				continue
+			}
+			s.note(key, path, strings.HasSuffix(path, "annotations"))
 			s.seek(node.Content[i+1], strings.TrimPrefix(path+"."+key.Value, "."))
 		}
 	case yamlv3.ScalarNode:
-		s.name(node, path, false)
+		s.note(node, path, false)
 	}
 }
 
-// name notes a name of an older system. nvidia.com/gpu is not one: it asks for a GPU here too.
-func (s *seeker) name(node *yamlv3.Node, path string, isAnnotation bool) {
-	name := node.Value
-	for _, prefix := range []string{"requests.", "limits."} { // of quotas
-		name = strings.TrimPrefix(name, prefix)
+// note notes a name of an older system in the text of a key or value. Longer texts may be manifests too.
+func (s *seeker) note(node *yamlv3.Node, path string, isAnnotation bool) {
+	name := ""
+	if isAnnotation && slices.ContainsFunc(families, func(f Family) bool { return f.isAnnotation(node.Value) }) {
+		name = node.Value
 	}
-	_, own := s.Names[name]
-	for _, f := range families {
-		if own || slices.ContainsFunc(f.Resources, func(known corev1.ResourceName) bool {
-			return string(known) == name && known != wholeGPU
-		}) || isAnnotation && f.isAnnotation(name) {
-			s.found = append(s.found, Place{s.line + node.Line - 1, path, name})
-			return
+	for _, known := range s.resources {
+		if strings.Contains(node.Value, known) && len(known) > len(name) {
+			name = known
 		}
 	}
+	if name != "" {
+		s.found = append(s.found, Place{s.line + node.Line - 1, path, name})
+	}
+}
+
+// lastApplied is the annotation in which kubectl keeps what was applied.
+const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
+
+// seeker returns what looks into a document whose first line is that line of its file.
+func (c Converter) seeker(line int) *seeker {
+	s := &seeker{line: line, skip: map[string]bool{}, seen: map[*yamlv3.Node]bool{}}
+	for _, name := range c.removable() {
+		if name != wholeGPU { // it asks for a GPU here too
+			s.resources = append(s.resources, string(name))
+		}
+	}
+	return s
 }

@@ -41,11 +41,12 @@ func FuzzConvert(f *testing.F) {
 		}
 		for _, family := range Names() {
 			c := Converter{Driver: viewtest.Driver, Families: []string{family}, Models: models,
-				Partitions: partitions}
+				Partitions: partitions, Names: map[string]string{"acme.com/gpu": string(wholeGPU)}}
 			text, err := json.Marshal(pod)
 			if err != nil {
 				t.Fatal(err)
 			}
+			_ = c.Unconverted(pod)
 			conversion, err := c.Convert(pod)
 			if after, _ := json.Marshal(pod); string(after) != string(text) {
 				t.Errorf("%s changed the pod", family)
@@ -68,6 +69,7 @@ func randomPod(random *rand.Rand, values []string) *corev1.Pod {
 		for _, name := range f.Resources {
 			resources = append(resources, string(name))
 		}
+		resources = append(resources, "acme.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.5gb")
 		annotations = append(annotations, f.Annotations...)
 		for _, prefix := range f.AnnotationPrefixes {
 			annotations = append(annotations, prefix+"main", prefix+"other")
@@ -82,10 +84,20 @@ func randomPod(random *rand.Rand, values []string) *corev1.Pod {
 		pod.Annotations[pick(annotations)] = pick(values)
 	}
 	if random.IntN(4) == 0 {
+		pod.Spec.NodeSelector = map[string]string{pick(append(resources, "gpu")): pick(values)}
+		pod.Spec.Volumes = []corev1.Volume{{Name: "main", VolumeSource: corev1.VolumeSource{
+			EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+	}
+	if random.IntN(4) == 0 {
 		pod.Labels[string(aliyunCount)] = pick(values)
 	}
 	container := func(name string) corev1.Container {
-		c := corev1.Container{Name: name}
+		c := corev1.Container{Name: name, Env: []corev1.EnvVar{{Name: pick(values), Value: pick(values)},
+			{Name: variables[random.IntN(len(variables))].name, Value: pick(values)}}}
+		if random.IntN(4) == 0 {
+			c.VolumeMounts = []corev1.VolumeMount{{Name: "main",
+				MountPath: pick([]string{"/dev/shm", "/dev/shm/", ""})}}
+		}
 		for _, list := range []*corev1.ResourceList{&c.Resources.Limits, &c.Resources.Requests} {
 			*list = corev1.ResourceList{}
 			for range random.IntN(4) {

@@ -203,7 +203,7 @@ func (m manifests) object(object map[string]any, node *yamlv3.Node, line int) ([
 // withPods returns what an object with pods becomes.
 func (m manifests) withPods(u *unstructured.Unstructured, node *yamlv3.Node, report Report) ([]any, Report) {
 	pods := podsIn(u.Object)
-	look := seeker{Converter: m.Converter, line: report.Line, skip: map[string]bool{}, seen: map[*yamlv3.Node]bool{}}
+	look := m.seeker(report.Line)
 	for _, p := range pods {
 		look.skip[p.path] = true
 	}

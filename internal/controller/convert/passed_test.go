@@ -63,6 +63,11 @@ func TestManifestsThatAreNotKnown(t *testing.T) {
 		{"an object of an older system", "apiVersion: tensor-fusion.ai/v1\nkind: TensorFusionWorkload\nmetadata: " +
 			"{name: t}\nspec: {resources: {requests: {tflops: 10}}}\n",
 			"1: TensorFusionWorkload t: converted false\n  line 1: kind has TensorFusionWorkload t" + place},
+		{"a manifest in a text", "kind: ConfigMap\nmetadata: {name: c, annotations: " +
+			"{kubectl.kubernetes.io/last-applied-configuration: '{\"nvidia.com/gpumem\": 1}'}}\ndata:\n  pod.yaml: " +
+			"|\n" +
+			"    limits: {nvidia.com/gpumem-percentage: 50}\n", "1: ConfigMap c: converted false\n  line 4: " +
+			"data.pod.yaml has nvidia.com/gpumem-percentage" + place},
 		{"aliases", "kind: A\nx: &x {limits: {nvidia.com/gpumem: 1}}\ny: [*x, *x, *x]\n",
 			"1: A : converted false\n  line 2: x.limits has nvidia.com/gpumem" + place},
 		{"what is not YAML", "a: {{ .Values.a }}\n  b\n",
