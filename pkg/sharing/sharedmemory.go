@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -21,6 +22,8 @@ type SharedMemory struct {
 	Path   string // as the container writes it
 	// Empty means that it is an emptyDir: no files of others are missing when it is not mounted.
 	Empty bool
+	Limit string   // the size that the pod gives it; empty: none
+	With  []string // other containers that mount it
 }
 
 // SharedMemoryOf returns the volume that the container of the pod mounts at /dev/shm.
@@ -29,10 +32,29 @@ func SharedMemoryOf(pod *corev1.PodSpec, c *corev1.Container) SharedMemory {
 		if path.Clean("/"+m.MountPath) != sharedMemoryPath {
 			continue
 		}
-		return SharedMemory{Volume: m.Name, Path: m.MountPath, Empty: slices.ContainsFunc(pod.Volumes,
-			func(v corev1.Volume) bool { return v.Name == m.Name && v.EmptyDir != nil })}
+		found := SharedMemory{Volume: m.Name, Path: m.MountPath, With: others(pod, c, m.Name)}
+		for _, v := range pod.Volumes {
+			if v.Name != m.Name || v.EmptyDir == nil {
+				continue
+			}
+			if found.Empty = true; v.EmptyDir.SizeLimit != nil {
+				found.Limit = v.EmptyDir.SizeLimit.String()
+			}
+		}
+		return found
 	}
 	return SharedMemory{}
+}
+
+// others returns the names of the other containers of the pod that mount the volume.
+func others(pod *corev1.PodSpec, c *corev1.Container, volume string) (names []string) {
+	for _, other := range slices.Concat(pod.InitContainers, pod.Containers) {
+		if other.Name != c.Name && slices.ContainsFunc(other.VolumeMounts,
+			func(m corev1.VolumeMount) bool { return m.Name == volume }) {
+			names = append(names, other.Name)
+		}
+	}
+	return names
 }
 
 // Refusal says why the container cannot have a share under MPS, and what to do; empty: it can.
@@ -55,6 +77,13 @@ func (m SharedMemory) Notice() string {
 	if m.Volume == "" || m.Refusal() != "" {
 		return ""
 	}
-	return fmt.Sprintf("its volume %s at /dev/shm is not mounted: under MPS, /dev/shm is the memory of the GPU's MPS "+
+	text := fmt.Sprintf("its volume %s at /dev/shm is not mounted: under MPS, /dev/shm is the memory of the GPU's MPS "+
 		"daemon, of the size mps.sharedMemory of the chart for all of its containers together", m.Volume)
+	if m.Limit != "" {
+		text += ", and not " + m.Limit
+	}
+	if len(m.With) > 0 {
+		text += "; what it writes there is not in the volume, which others mount too: " + strings.Join(m.With, ", ")
+	}
+	return text
 }
