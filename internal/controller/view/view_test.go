@@ -302,3 +302,22 @@ func BenchmarkFill(b *testing.B) {
 		viewtest.Fleet(b, view.New(viewtest.Driver), 500, 8, gpu.Use{})
 	}
 }
+
+func TestExtendedResources(t *testing.T) {
+	v := view.New("gpu.nvidia.com")
+	class := func(name, driver string, resource *string) {
+		v.SetClass(&resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.DeviceClassSpec{
+			ExtendedResourceName: resource, Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+				Expression: "device.driver == '" + driver + "'"}}}}})
+	}
+	if got := v.ExtendedResources(); got == nil || len(got) != 0 {
+		t.Errorf("without classes: got %#v, want an empty list", got)
+	}
+	class("b", "gpu.nvidia.com", ptr.To("nvidia.com/gpu.shared"))
+	class("a", "gpu.nvidia.com", ptr.To("nvidia.com/gpu"))
+	class("none", "gpu.nvidia.com", nil)
+	class("other", "gpu.example.com", ptr.To("example.com/gpu"))
+	if got := strings.Join(v.ExtendedResources(), " "); got != "nvidia.com/gpu nvidia.com/gpu.shared" {
+		t.Errorf("got %s", got)
+	}
+}
