@@ -42,8 +42,10 @@ func (b *beside) warn(format string, args ...any) {
 	b.warnings = append(b.warnings, fmt.Sprintf(format, args...))
 }
 
-// look collects errors and warnings.
+// look collects errors and warnings: what keeps the pod from being scheduled first, because an event has little room.
 func (b *beside) look() {
+	b.resources()
+	b.nodes()
 	for i := range b.asked {
 		a := &b.asked[i]
 		if a.Claim == "" && !a.whole() {
@@ -58,9 +60,7 @@ func (b *beside) look() {
 				a.container.Name)
 		}
 	}
-	b.resources()
 	b.annotations(b.family)
-	b.nodes()
 	if queue, ok := b.pod.Labels[queueLabel]; ok {
 		b.warn("%s: Kueue counts this pod as it is now, with a claim: quotas of the queue %s on the resources that "+
 			"are removed do not count it", queueLabel, queue)

@@ -342,12 +342,13 @@ func (c Converter) convert(f Family, pod, original *corev1.Pod) (*Conversion, er
 	if err != nil {
 		return nil, err
 	}
+	var scheduler []string
 	if name := otherScheduler(pod); name != "" {
-		warnings = append([]string{fmt.Sprintf("schedulerName %s is kept: that scheduler has to allocate the claim; "+
-			"without schedulerName, the scheduler of Kubernetes does", name)}, warnings...)
+		scheduler = append(scheduler, fmt.Sprintf("schedulerName %s is kept: that scheduler has to allocate the claim; "+
+			"without schedulerName, the scheduler of Kubernetes does", name))
 	}
 	result := &Conversion{Family: f.Name,
-		Warnings: bounded(slices.Concat(warnings, claim.warnings, rest.warnings))}
+		Warnings: bounded(slices.Concat(scheduler, rest.warnings, warnings, claim.warnings))}
 	for _, a := range all {
 		result.containers = append(result.containers, a.converted)
 	}
