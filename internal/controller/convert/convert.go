@@ -344,8 +344,8 @@ func (c Converter) convert(f Family, pod, original *corev1.Pod) (*Conversion, er
 	}
 	var scheduler []string
 	if name := otherScheduler(pod); name != "" {
-		scheduler = append(scheduler, fmt.Sprintf("schedulerName %s is kept: that scheduler has to allocate the claim; "+
-			"without schedulerName, the scheduler of Kubernetes does", name))
+		scheduler = append(scheduler, fmt.Sprintf("schedulerName %s is kept: that scheduler has to allocate the "+
+			"claim; without schedulerName, the scheduler of Kubernetes does", name))
 	}
 	result := &Conversion{Family: f.Name,
 		Warnings: bounded(slices.Concat(scheduler, rest.warnings, warnings, claim.warnings))}

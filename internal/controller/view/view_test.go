@@ -306,9 +306,11 @@ func BenchmarkFill(b *testing.B) {
 func TestExtendedResources(t *testing.T) {
 	v := view.New("gpu.nvidia.com")
 	class := func(name, driver string, resource *string) {
-		v.SetClass(&resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.DeviceClassSpec{
-			ExtendedResourceName: resource, Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
-				Expression: "device.driver == '" + driver + "'"}}}}})
+		selector := resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{
+			Expression: "device.driver == '" + driver + "'"}}
+		v.SetClass(&resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: resourceapi.DeviceClassSpec{ExtendedResourceName: resource,
+				Selectors: []resourceapi.DeviceSelector{selector}}})
 	}
 	if got := v.ExtendedResources(); got == nil || len(got) != 0 {
 		t.Errorf("without classes: got %#v, want an empty list", got)
