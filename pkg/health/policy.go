@@ -146,12 +146,6 @@ func (p Policy) Overrides(c Cause) bool {
 	return ok
 }
 
-// overridesRecovery reports whether an administrator has changed what ends the cause.
-func (p Policy) overridesRecovery(c Cause) bool {
-	is, standard := p.For(c), Policy{}.For(c)
-	return is.Recovery != standard.Recovery || is.QuietTime != standard.QuietTime
-}
-
 // Entry is a row of the table of defaults.
 type Entry struct {
 	Cause   Cause

@@ -3,7 +3,6 @@
 package health
 
 import (
-	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -145,16 +144,16 @@ func TestPolicyOfAdministrator(t *testing.T) {
 	for _, row := range []struct {
 		cause     Cause
 		want      string
-		overrides string
+		overrides bool
 	}{
-		{XIDCause(48), "NoExecute, Reset", "rule true, recovery false"},
-		{XIDCause(95), "NoSchedule, Manual", "rule true, recovery true"},
-		{XIDCause(79), "NoSchedule, Reboot", "rule false, recovery false"},
-		{XIDCause(500), "NoSchedule, QuietTime 10m", "rule false, recovery false"},
+		{XIDCause(48), "NoExecute, Reset", true},
+		{XIDCause(95), "NoSchedule, Manual", true},
+		{XIDCause(79), "NoSchedule, Reboot", false},
+		{XIDCause(500), "NoSchedule, QuietTime 10m", false},
 	} {
-		overrides := fmt.Sprintf("rule %t, recovery %t", p.Overrides(row.cause), p.overridesRecovery(row.cause))
+		overrides := p.Overrides(row.cause)
 		if got := p.For(row.cause).String(); got != row.want || overrides != row.overrides {
-			t.Errorf("%s: got %s, %s, want %s, %s", row.cause, got, overrides, row.want, row.overrides)
+			t.Errorf("%s: got %s, %t, want %s, %t", row.cause, got, overrides, row.want, row.overrides)
 		}
 	}
 }

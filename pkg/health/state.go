@@ -4,6 +4,7 @@ package health
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -50,6 +51,8 @@ type Condition struct {
 	// Returns is how often it has come back within memory after it had ended. Each time it stays twice as long.
 	Returns int    `json:"returns,omitempty"`
 	BootID  string `json:"bootID"` // of the machine, when it was last seen
+	// WasReset means that the GPU has been reset since it was last seen, too soon for a cause that comes back.
+	WasReset bool `json:"wasReset,omitempty"`
 	// Ended is when it ended; zero: it has not.
 	Ended time.Time `json:"ended,omitzero"`
 	// End says why it ended.
@@ -87,8 +90,8 @@ const (
 	// settleTime is how long after an event the driver may take to say which recovery the GPU needs. An earlier answer
 	// does not count.
 	settleTime = 5 * time.Second
-	// flapTime is how long an answer of NVML must stay healthy before a condition ends that has come back twice; it is
-	// doubled each time it comes back.
+	// flapTime is how long a cause must be gone before an answer of NVML or a reset ends it, if it has come back twice;
+	// it is doubled each time it comes back.
 	flapTime = time.Minute
 )
 
@@ -111,7 +114,7 @@ func (s *State) See(now time.Time, bootID string, about Subject, cause Cause, de
 	}
 	c := &s.Conditions[i]
 	active := c.Active()
-	c.Last, c.BootID, c.Detail = now, bootID, cmp.Or(detail, c.Detail)
+	c.Last, c.BootID, c.Detail, c.WasReset = now, bootID, cmp.Or(detail, c.Detail), false
 	if active {
 		c.Count++
 		return nil
@@ -199,17 +202,21 @@ func (s *State) Answered(now time.Time, bootID string, id gpu.UUID, is gpu.Healt
 	}
 	policy := policies(id)
 	return append(changed, s.end(now, EndAnswer, func(c Condition) bool {
-		return c.GPU == id && !answered(c.Cause) && is.At.Sub(c.Last) >= settleTime &&
-			!policy.overridesRecovery(c.Cause) &&
-			byReset(policy.For(c.Cause))
+		return c.GPU == id && c.endedByAnswer(policy.For(c.Cause)) &&
+			is.At.Sub(c.Last) >= max(settleTime, c.flapping())
 	})...)
 }
 
-// Reset ends the conditions of the GPU that a reset ends. Those that NVML can be asked about end when it says so.
+// Reset ends the conditions of the GPU that a reset ends. Those that NVML can be asked about end when it says so, and
+// one that keeps coming back ends later: see Elapsed.
 func (s *State) Reset(now time.Time, id gpu.UUID, policies Policies) []Condition {
-	return s.end(now, EndReset, func(c Condition) bool {
+	waits := func(c Condition) bool {
 		return c.GPU == id && !answered(c.Cause) && policies(id).For(c.Cause).Recovery == RecoveryReset
-	})
+	}
+	for i, c := range s.Conditions {
+		s.Conditions[i].WasReset = c.WasReset || c.Active() && waits(c)
+	}
+	return s.end(now, EndReset, func(c Condition) bool { return waits(c) && !now.Before(c.Until(policies(id))) })
 }
 
 // Gone ends what GPUs that are not known any more can be asked about. What else is wrong with them stays, because they
@@ -296,7 +303,7 @@ func (s *State) LastEnded(d gpu.Device) time.Time {
 // Until returns when the condition ends by itself if it is not seen again; zero: it does not.
 func (c Condition) Until(policy Policy) time.Time {
 	rule := policy.For(c.Cause)
-	if rule.Recovery != RecoveryQuietTime || answered(c.Cause) {
+	if answered(c.Cause) || rule.Recovery != RecoveryQuietTime && (rule.Recovery != RecoveryReset || !c.WasReset) {
 		return time.Time{}
 	}
 	return c.Last.Add(c.Quiet(rule))
@@ -305,7 +312,7 @@ func (c Condition) Until(policy Policy) time.Time {
 // Quiet returns for how long the cause must be gone before the condition ends; 0: no time ends it, or it ends at once.
 func (c Condition) Quiet(rule Rule) time.Duration {
 	switch {
-	case answered(c.Cause):
+	case answered(c.Cause), rule.Recovery == RecoveryReset, c.endedByAnswer(rule):
 		return c.flapping()
 	case rule.Recovery == RecoveryQuietTime:
 		return doubled(rule.QuietTime, c.Returns)
@@ -313,7 +320,32 @@ func (c Condition) Quiet(rule Rule) time.Duration {
 	return 0
 }
 
-// flapping returns how long the answer of NVML must be healthy before the condition ends.
+// EndsWhen says what ends the condition: "the node has been rebooted".
+func (c Condition) EndsWhen(rule Rule) string {
+	answer := ""
+	if c.endedByAnswer(rule) {
+		answer = ", or NVIDIA's driver says that the GPU needs no recovery"
+	}
+	switch {
+	case answered(c.Cause):
+		return "the GPU no longer reports it"
+	case rule.Recovery == RecoveryQuietTime:
+		return fmt.Sprintf("it has not occurred for %s", c.Quiet(rule))
+	case rule.Recovery == RecoveryReset:
+		return "the GPU has been reset" + answer
+	case rule.Recovery == RecoveryReboot:
+		return "the node has been rebooted" + answer
+	}
+	return "a person clears it"
+}
+
+// endedByAnswer reports whether the condition, about which NVML cannot be asked, ends when NVIDIA's driver says that
+// the GPU needs no recovery. It does not if an administrator has changed what ends it.
+func (c Condition) endedByAnswer(rule Rule) bool {
+	return !answered(c.Cause) && byReset(rule) && rule.Recovery == Policy{}.For(c.Cause).Recovery
+}
+
+// flapping returns for how long the cause must be gone before an answer of NVML or a reset ends the condition.
 func (c Condition) flapping() time.Duration {
 	if c.Returns < 2 {
 		return 0

@@ -208,6 +208,18 @@ func TestConditionsBeginAndEnd(t *testing.T) {
 				"30s RowRemapFailed ended (healthy again)\n40s RowRemapFailed began again, 2\n" +
 				"100s RowRemapFailed ended (healthy again)\n110s RowRemapFailed began again, 3\n" +
 				"230s RowRemapFailed ended (healthy again)"},
+		{"an XID that comes back must be gone for a while, although no recovery is needed",
+			"0s see XID149; 5s answer None; 1m see XID149; 65s answer None; 2m see XID149; 179s answer None; " +
+				"3m see XID149; 239s answer None; 240s answer None; 5m see XID149; 419s answer None; 420s answer None",
+			"0s XID149 began\n5s XID149 ended (healthy again)\n1m XID149 began again, 1\n" +
+				"65s XID149 ended (healthy again)\n2m XID149 began again, 2\n240s XID149 ended (healthy again)\n" +
+				"5m XID149 began again, 3\n420s XID149 ended (healthy again)"},
+		{"a reset ends an XID that comes back only when it has been gone for a while",
+			"0s see XID48; 1s reset; 1m see XID48; 61s reset; 2m see XID48; 121s reset; 179s lapse; 180s lapse; " +
+				"4m see XID48; 241s reset; 242s see XID48; 1h lapse; 2h reset",
+			"0s XID48 began\n1s XID48 ended (reset)\n1m XID48 began again, 1\n61s XID48 ended (reset)\n" +
+				"2m XID48 began again, 2\n180s XID48 ended (quiet)\n4m XID48 began again, 3\n" +
+				"2h XID48 ended (reset)"},
 		{"partitions have conditions of their own",
 			"0s see XID95 0; 1s see XID95 2; 2s see XID95; 3s see XID95 2; 1m reset",
 			"0s XID95 at 0 began\n1s XID95 at 2 began\n2s XID95 began\n" +
@@ -341,13 +353,55 @@ func TestQuiet(t *testing.T) {
 		{"the first time", Condition{Cause: "XID31"}, quiet, "10m0s"},
 		{"the third time", Condition{Cause: "XID31", Returns: 2}, quiet, "40m0s"},
 		{"never longer than a day", Condition{Cause: "XID31", Returns: 1000}, quiet, "24h0m0s"},
-		{"no time ends what waits for a reset", Condition{Cause: "XID48", Returns: 2}, untilReset, "0s"},
+		{"an answer or a reset ends it at once", Condition{Cause: "XID48", Returns: 1}, untilReset, "0s"},
+		{"but later when it has come back", Condition{Cause: "XID48", Returns: 2}, untilReset, "1m0s"},
+		{"no time ends what a person ends", Condition{Cause: "XID54", Returns: 2}, untilManual, "0s"},
 		{"NVML ends it at once", Condition{Cause: NVLinkDown}, untilReset, "0s"},
 		{"NVML ends it later when it has come back", Condition{Cause: NVLinkDown, Returns: 4}, untilReset, "4m0s"},
 		{"though never later than a day", Condition{Cause: NVLinkDown, Returns: 1000}, quiet, "24h0m0s"},
 	} {
 		if got := row.Quiet(row.rule).String(); got != row.want {
 			t.Errorf("%s: got %s, want %s", row.name, got, row.want)
+		}
+	}
+}
+
+// An NVLink with bit errors: an XID each minute, while NVIDIA's driver says that the GPU needs no recovery.
+func TestAnXIDEachMinute(t *testing.T) {
+	for _, cause := range []Cause{XIDCause(149), XIDCause(79), XIDCause(200), ECCDoubleBit} {
+		m := &machine{T: t}
+		began := 0
+		for i := range 360 { // an hour of discoveries
+			now := start.Add(time.Duration(i) * 10 * time.Second)
+			if i%6 == 0 {
+				began += len(m.See(now, "a", Subject{GPU: "GPU-0"}, cause, ""))
+			}
+			policies := func(gpu.UUID) Policy { return Policy{} }
+			m.Answered(now, "a", "GPU-0", gpu.Health{At: now, RecoveryAction: gpu.RecoveryNone}, policies)
+			m.Elapsed(now, policies)
+		}
+		if began > 3 {
+			t.Errorf("%s began %d times in an hour, want 3 at most", cause, began)
+		}
+	}
+}
+
+func TestEndsWhen(t *testing.T) {
+	for _, row := range []struct {
+		cause Cause
+		rule  Rule
+		want  string
+	}{
+		{"XID31", untilQuiet, "it has not occurred for 10m0s"},
+		{"XID48", untilReset, "the GPU has been reset, or NVIDIA's driver says that the GPU needs no recovery"},
+		{"XID48", untilReboot, "the node has been rebooted"}, // a rule of the administrator
+		{"XID79", untilReboot, "the node has been rebooted, or NVIDIA's driver says that the GPU needs no recovery"},
+		{"XID54", untilManual, "a person clears it"},
+		{NVLinkDown, untilReset, "the GPU no longer reports it"},
+		{NVLinkDown, untilQuiet, "the GPU no longer reports it"},
+	} {
+		if got := (Condition{Cause: row.cause}).EndsWhen(row.rule); got != row.want {
+			t.Errorf("%s, %s: got until %s, want %s", row.cause, row.rule, got, row.want)
 		}
 	}
 }

@@ -243,6 +243,7 @@ func (m *Manager) Looked(ctx context.Context, look Look) {
 		// Without a reset, NVIDIA's driver still asks for one.
 		if known && was.Lost && was.UUID == d.UUID && !answers.RecoveryAction.Needed() {
 			changed = append(changed, m.state.Reset(now, d.UUID, look.Policies)...)
+			m.dirty = true // also if nothing ends yet
 		}
 		if ok {
 			changed = append(changed, m.state.Answered(now, m.BootID, d.UUID, answers, look.Policies)...)

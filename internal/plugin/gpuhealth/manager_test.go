@@ -558,6 +558,63 @@ a Normal: DeviceRecovered
 b Normal: DeviceRecovered`)
 }
 
+// TestEvictionsByAnXIDThatComesBack: an XID each minute, while NVIDIA's driver says that the GPU needs no recovery. Each
+// new taint evicts the pods of the GPU.
+func TestEvictionsByAnXIDThatComesBack(t *testing.T) {
+	n := newTestNode(t)
+	n.policy = rules(health.EffectNoExecute, "XID149")
+	n.look()
+	began := map[time.Time]bool{}
+	for i := range 60 { // ten minutes
+		n.pass(10 * time.Second)
+		if i%6 == 0 {
+			n.xid("GPU-1", 149)
+		}
+		for _, d := range n.Annotate(n.found.Devices) {
+			for _, taint := range d.Taints {
+				began[taint.Since] = true
+			}
+		}
+		n.answer("GPU-1", gpu.Health{RecoveryAction: gpu.RecoveryNone})
+	}
+	events := n.texts()
+	if len(began) > 3 || len(events) > 5 {
+		t.Errorf("%d taints and %d events in 10 min, the last one:\n%s", len(began), len(events), events[len(events)-1])
+	}
+}
+
+// TestLossesWithAnXID: a GPU falls off the bus with an XID each minute, and is back soon, as after a reset. The rule
+// waits for a reset. The last XID ends when the GPU has stayed.
+func TestLossesWithAnXID(t *testing.T) {
+	n := newTestNode(t)
+	n.policy = health.NewPolicy(map[health.Cause]health.Rule{
+		"XID79": {Effect: health.EffectNoExecute, Recovery: health.RecoveryReset}})
+	n.answer("GPU-1", gpu.Health{})
+	began := map[time.Time]bool{}
+	for range 30 {
+		n.xid("GPU-1", 79)
+		n.found.GPUs[1].Lost = true
+		n.look()
+		n.pass(10 * time.Second)
+		n.found.GPUs[1].Lost = false
+		n.look()
+		for _, d := range n.Annotate(n.found.Devices) {
+			for _, taint := range d.Taints {
+				began[taint.Since] = true
+			}
+		}
+		n.pass(50 * time.Second)
+	}
+	if len(began) > 6 {
+		t.Errorf("%d taints in half an hour", len(began))
+	}
+	n.restart(n.Dir, "a")
+	n.look()
+	n.pass(24 * time.Hour)
+	n.look()
+	n.wantTaints("a day later", "")
+}
+
 func TestTextsOfEvents(t *testing.T) {
 	for _, row := range []struct {
 		name   string
@@ -568,20 +625,22 @@ func TestTextsOfEvents(t *testing.T) {
 		{"a reset helps", health.Policy{}, func(n *testNode) { n.xid("GPU-1", 48) },
 			"GPU gpu-1 (NVIDIA H100, GPU-1): XID 48: A memory error that could not be corrected. " +
 				"Since 2026-11-22T12:00:00Z. What to do: End the programs on the GPU, and reset it: " +
-				"nvidia-smi -r -i INDEX. New claims avoid it (NoSchedule), until the GPU has been reset."},
+				"nvidia-smi -r -i INDEX. New claims avoid it (NoSchedule), until the GPU has been reset, " +
+				"or NVIDIA's driver says that the GPU needs no recovery."},
 		{"pods are evicted", rules(health.EffectNoExecute, "XID79"), func(n *testNode) { n.xid("GPU-1", 79) },
 			"GPU gpu-1 (NVIDIA H100, GPU-1): XID 79: The GPU has fallen off the PCIe bus. Since " +
 				"2026-11-22T12:00:00Z. " +
 				"What to do: Drain the node and reboot it. If it comes back, check the GPU's seat and its PCIe link. " +
-				"Its pods are evicted, and new claims avoid it (NoExecute), until the node has been rebooted."},
+				"Its pods are evicted, and new claims avoid it (NoExecute), until the node has been rebooted, " +
+				"or NVIDIA's driver says that the GPU needs no recovery."},
 		{"a partition, and an XID that comes back", health.Policy{}, func(n *testNode) {
 			n.xidAt(9, 999)
 			n.pass(10 * time.Minute)
 			n.texts()
 			n.xidAt(9, 999)
 		}, "partition gpu-0-mig-1g10gb-2 (NVIDIA H100, GPU-0): XID 999: An XID for which the driver knows no action. " +
-			"Since 2026-11-22T12:10:00Z. It has come back once within a day, so it ends when it has been gone for " +
-			"20m0s. What to do: Look it up in NVIDIA's XID catalogue and in the kernel log. " +
+			"Since 2026-11-22T12:10:00Z. It has come back once within a day, so it does not end before it has been gone " +
+			"for 20m0s. What to do: Look it up in NVIDIA's XID catalogue and in the kernel log. " +
 			"New claims avoid it (NoSchedule), until it has not occurred for 20m0s."},
 		{"the error of a program", health.Policy{}, func(n *testNode) { n.xid("GPU-1", 43) },
 			"GPU gpu-1 (NVIDIA H100, GPU-1): XID 43: A program failed and was ended. The GPU is healthy. " +
@@ -593,7 +652,7 @@ func TestTextsOfEvents(t *testing.T) {
 		}, "GPU gpu-1 (NVIDIA H100, GPU-1): NVLinkDown (links 1): An NVLink that was active is down. " +
 			"Since 2026-11-22T12:00:00Z. What to do: Reset the GPUs at both ends. If it stays down, " +
 			"check the link and " +
-			"its peer. New claims avoid it (NoSchedule), until the GPU has been reset."},
+			"its peer. New claims avoid it (NoSchedule), until the GPU no longer reports it."},
 		{"one thing ends, another is left", health.Policy{}, func(n *testNode) {
 			n.xid("GPU-1", 999)
 			n.answer("GPU-1", gpu.Health{RowsFailed: true})

@@ -130,7 +130,7 @@ func describe(c health.Condition, rule health.Rule) string {
 		}
 		text += fmt.Sprintf(" It has come back %s within a day", times)
 		if quiet := c.Quiet(rule); quiet > 0 {
-			text += fmt.Sprintf(", so it ends when it has been gone for %s", quiet)
+			text += fmt.Sprintf(", so it does not end before it has been gone for %s", quiet)
 		}
 		text += "."
 	}
@@ -143,17 +143,7 @@ func consequence(c health.Condition, rule health.Rule) string {
 	if rule.Effect == health.EffectNoExecute {
 		text = "Its pods are evicted, and new claims avoid it (NoExecute)"
 	}
-	switch rule.Recovery {
-	case health.RecoveryQuietTime:
-		if !c.Until(health.NewPolicy(map[health.Cause]health.Rule{c.Cause: rule})).IsZero() {
-			return text + fmt.Sprintf(", until it has not occurred for %s.", c.Quiet(rule))
-		}
-	case health.RecoveryReset:
-		return text + ", until the GPU has been reset."
-	case health.RecoveryReboot:
-		return text + ", until the node has been rebooted."
-	}
-	return text + ", until the GPU no longer reports it or a person clears it."
+	return text + ", until " + c.EndsWhen(rule) + "."
 }
 
 // ended says why the condition ended and what is left. m.mu is held.
