@@ -81,6 +81,9 @@ func (p *Preparer) ensure(ctx context.Context, wait *wait, claim sharing.Claim) 
 		return checkpoint.Record{}, err
 	}
 	defer unlock()
+	if err := rec.Plan.CheckInPlace(inv); err != nil {
+		return checkpoint.Record{}, err
+	}
 	others, err := p.holders(ctx, rec.Plan.Held(), rec.Claim.UID)
 	if err != nil {
 		return checkpoint.Record{}, err
@@ -273,9 +276,9 @@ func (p *Preparer) put(ctx context.Context, rec checkpoint.Record) error {
 	return nil
 }
 
-// holders returns the other claims on the GPUs of the devices that a claim holds. Devices with admin access are not
-// among them, so unreadable records about those do not matter. The caller holds the locks. Error:
-// checkpoint.ErrUnreadable.
+// holders returns the other claims on the GPUs of the devices that a claim holds, without what they had of GPUs that
+// have moved on the PCI bus. Devices with admin access are not among them, so unreadable records about those do not
+// matter. The caller holds the locks. Error: checkpoint.ErrUnreadable.
 func (p *Preparer) holders(ctx context.Context, held []string, except types.UID) (found []sharing.Holder, err error) {
 	if len(held) == 0 {
 		return nil, nil
@@ -284,6 +287,9 @@ func (p *Preparer) holders(ctx context.Context, held []string, except types.UID)
 		found, err = p.Records.Holders(held, except)
 		return err
 	})
+	if inv, unknown := p.Devices(); unknown == nil {
+		found = sharing.InPlace(found, inv)
+	}
 	return found, err
 }
 

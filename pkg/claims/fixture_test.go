@@ -267,6 +267,12 @@ func (w *fixture) do(verb string) string {
 		}
 	case "plug": // a GPU, by its number
 		w.plug(int(name[0] - '0'))
+	case "move": // a GPU, to another place on the PCI bus
+		for i := range w.gpus {
+			if w.gpus[i].Name == name {
+				w.gpus[i].Name = rest
+			}
+		}
 	case "unplug": // a GPU
 		for i, d := range w.gpus {
 			if d.Name == name {

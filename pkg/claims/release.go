@@ -117,7 +117,8 @@ func (p *Preparer) checkRunning(ctx context.Context, claim types.UID) error {
 }
 
 // undo reduces daemons and GPUs to what the other claims on them need. The caller holds the locks. If these claims are
-// unknown, because a record cannot be read, it undoes only what no other claim can use. Error: ErrNotRestored.
+// unknown, because a record cannot be read, it undoes only what no other claim can use. GPUs that have moved on the PCI
+// bus are left alone: they may have other claims, under their present names. Error: ErrNotRestored.
 func (p *Preparer) undo(ctx context.Context, rec checkpoint.Record, others []sharing.Holder, unknown error) error {
 	if errors.Is(unknown, checkpoint.ErrUnreadable) {
 		if err := p.undoPartitions(ctx, rec); err != nil {
@@ -131,21 +132,26 @@ func (p *Preparer) undo(ctx context.Context, rec checkpoint.Record, others []sha
 	if err := p.requestDaemons(ctx, rec.Plan.DaemonIDs(), others); err != nil {
 		return err
 	}
+	inv, err := p.Devices()
 	if rec.BootID != p.BootID {
-		return p.undoSinceReboot(ctx, rec, others)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrNotRestored, err)
+		}
+		return p.undoSinceReboot(ctx, rec.Plan.InPlace(inv), others)
 	}
-	if err := p.destroyPartitions(ctx, rec.Plan); err != nil {
+	plan := rec.Plan.InPlace(inv)
+	if err := p.destroyPartitions(ctx, plan); err != nil {
 		return err
 	}
-	return p.setEach(ctx, rec.Plan, func(id gpu.UUID) gpu.State { return sharing.StateWithout(id, rec.Plan, others) })
+	return p.setEach(ctx, plan, func(id gpu.UUID) gpu.State { return sharing.StateWithout(id, plan, others) })
 }
 
 // undoSinceReboot undoes a claim that was not prepared again since a reboot. Partitions and settings do not survive it,
 // but another claim with the same settings may have been prepared since, and relied on this one to undo them. Error:
 // ErrNotRestored, because the GPUs need not be there yet.
-func (p *Preparer) undoSinceReboot(ctx context.Context, rec checkpoint.Record, others []sharing.Holder) error {
-	if err := p.setEach(ctx, rec.Plan, func(id gpu.UUID) gpu.State {
-		return gpu.State{Settings: sharing.StateWithout(id, rec.Plan, others).Settings}
+func (p *Preparer) undoSinceReboot(ctx context.Context, plan sharing.Plan, others []sharing.Holder) error {
+	if err := p.setEach(ctx, plan, func(id gpu.UUID) gpu.State {
+		return gpu.State{Settings: sharing.StateWithout(id, plan, others).Settings}
 	}); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotRestored, err)
 	}

@@ -49,6 +49,15 @@ func (inv Inventory) Find(name string) (gpu.Device, bool) {
 	return inv[i], true
 }
 
+// FindUUID returns the device with the UUID. Unlike its name, it stays when the GPU gets another place on the PCI bus.
+func (inv Inventory) FindUUID(id gpu.UUID) (gpu.Device, bool) {
+	i := slices.IndexFunc(inv, func(d gpu.Device) bool { return d.UUID == id })
+	if i < 0 {
+		return gpu.Device{}, false
+	}
+	return inv[i], true
+}
+
 func (inv Inventory) index(name string) int {
 	return slices.IndexFunc(inv, func(d gpu.Device) bool { return d.Name == name })
 }
@@ -83,20 +92,48 @@ func physical(d gpu.Device) gpu.Device {
 // Retain adds known devices that are missing now, marked as lost. A device that a claim holds must stay published, or
 // the scheduler would forget its allocation. A device that nobody holds stays for one more time, because a claim may be
 // about to get it. A GPU that was found lost keeps its known properties. A partition stays after the device that it was
-// published after.
+// published after. A GPU that has another name now, at another place on the PCI bus, is not lost: its former name stays
+// only while a claim holds it.
 func (inv Inventory) Retain(known Inventory, held func(device string) bool) Inventory {
 	all := slices.Clone(inv)
 	for i, d := range known {
-		if at := all.index(d.Name); at >= 0 && all[at].Lost {
+		at := all.index(d.Name)
+		if at >= 0 && all[at].Lost {
 			d.Lost = true
 			all[at] = d
 		}
-		if all.index(d.Name) < 0 && (held(d.Name) || !d.Lost) {
+		now := inv.newName(d)
+		if at < 0 && (held(d.Name) || !d.Lost && now == "") {
 			d.Lost = true
+			if now != "" {
+				d = formerName(d, now)
+			}
 			all = slices.Insert(all, all.after(known[:i]), d)
 		}
 	}
 	return New(all)
+}
+
+// newName returns the present name of the device's GPU if it differs from the known one.
+func (inv Inventory) newName(known gpu.Device) string {
+	for _, d := range inv {
+		name := gpu.ParentName(d.Name)
+		if !d.Lost && d.Physical() != "" && d.Physical() == known.Physical() && name != gpu.ParentName(known.Name) {
+			return name
+		}
+	}
+	return ""
+}
+
+// formerName returns what stays of a device whose GPU has another name now: nothing that is the GPU's.
+func formerName(d gpu.Device, now string) gpu.Device {
+	d.MovedTo, d.UUID, d.MIG.Instances = now, gpu.UUID(d.Name), nil
+	if d.Partition != nil {
+		p := *d.Partition
+		p.Parent = gpu.UUID(gpu.ParentName(d.Name))
+		d.Partition = &p
+	}
+	return d
 }
 
 // after returns the index after the last of these devices that is present.

@@ -3,6 +3,7 @@
 package inventory_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -57,5 +58,59 @@ func TestALostGPUIsTainted(t *testing.T) {
 	}
 	if got := len(poolOf(devices).Slices[0].Devices); got != 2 {
 		t.Errorf("published %d devices, want 2 GPUs", got)
+	}
+}
+
+// A GPU that has another place on the PCI bus has another name. A claim from before knows it by the former one.
+func TestRetainAGPUThatHasMoved(t *testing.T) {
+	was := gpu.Device{Name: "gpu-3b-00-0", UUID: "GPU-1", Type: gpu.TypeGPU, PCI: gpu.PCIAddress{Bus: 0x3b},
+		Memory: 1 << 30}
+	now, other := was, was
+	now.Name, now.PCI = "gpu-5e-00-0", gpu.PCIAddress{Bus: 0x5e}
+	other.UUID = "GPU-2"
+	at := gpu.Placement{Parent: "GPU-1", Profile: "1g.10gb", Size: 1}
+	part := gpu.Device{Name: gpu.PartitionName(was.Name, at), UUID: "MIG-1", Type: gpu.TypeMIG, PCI: was.PCI,
+		Partition: &gpu.Partition{Placement: at, UUID: "MIG-1", Static: true}}
+	for _, row := range []struct {
+		name         string
+		found, known inventory.Inventory
+		held         bool
+		want         string
+	}{
+		{"nobody holds it", inventory.Inventory{now}, inventory.Inventory{was}, false, "gpu-5e-00-0 GPU-1"},
+		{"a claim holds the former name", inventory.Inventory{now}, inventory.Inventory{was}, true,
+			"gpu-3b-00-0 gpu-3b-00-0 lost, moved to gpu-5e-00-0; gpu-5e-00-0 GPU-1"},
+		{"and a partition", inventory.Inventory{now}, inventory.Inventory{part}, true,
+			"gpu-5e-00-0 GPU-1; gpu-3b-00-0-mig-1g10gb-0 gpu-3b-00-0-mig-1g10gb-0 of gpu-3b-00-0 lost, " +
+				"moved to gpu-5e-00-0"},
+		{"another GPU has the former name", inventory.Inventory{other, now}, inventory.Inventory{was}, true,
+			"gpu-3b-00-0 GPU-2; gpu-5e-00-0 GPU-1"},
+		{"it does not answer at its new place", inventory.Inventory{{Name: "gpu-5e-00-0", UUID: "GPU-1",
+			PCI: now.PCI, Lost: true}}, inventory.Inventory{was}, true, "gpu-3b-00-0 GPU-1 lost; gpu-5e-00-0 GPU-1 lost"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			inv := row.found
+			for range 2 { // the second time changes nothing
+				inv = row.found.Retain(append(row.known, inv...), func(string) bool { return row.held })
+				var got []string
+				for _, d := range inv {
+					text := fmt.Sprint(d.Name, " ", d.UUID)
+					if d.Partition != nil {
+						text += fmt.Sprint(" of ", d.Partition.Parent)
+					}
+					if d.Lost {
+						text += " lost"
+					}
+					if d.MovedTo != "" {
+						text += ", moved to " + d.MovedTo
+					}
+					got = append(got, text)
+				}
+				if got := strings.Join(got, "; "); got != row.want {
+					t.Errorf("got  %s\nwant %s", got, row.want)
+				}
+				row.known = nil
+			}
+		})
 	}
 }

@@ -234,14 +234,17 @@ func (m *Manager) Looked(ctx context.Context, look Look) {
 	}
 	changed := append(m.state.Booted(now, m.BootID, look.Policies), m.state.Gone(now, look.knows)...)
 	for _, d := range look.GPUs {
+		if d.MovedTo != "" {
+			continue // the GPU is here, under that name
+		}
 		if d.Lost {
 			changed = append(changed, m.state.See(now, m.BootID, health.Subject{GPU: d.UUID}, health.GPULost, "")...)
 			continue
 		}
 		answers, ok := look.Answers[d.UUID]
-		was, known := before.GPUs.Find(d.Name)
+		was, known := before.GPUs.FindUUID(d.UUID)
 		// Without a reset, NVIDIA's driver still asks for one.
-		if known && was.Lost && was.UUID == d.UUID && !answers.RecoveryAction.Needed() {
+		if known && was.Lost && !answers.RecoveryAction.Needed() {
 			changed = append(changed, m.state.Reset(now, d.UUID, look.Policies)...)
 			m.dirty = true // also if nothing ends yet
 		}

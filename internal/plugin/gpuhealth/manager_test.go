@@ -615,6 +615,33 @@ func TestLossesWithAnXID(t *testing.T) {
 	n.wantTaints("a day later", "")
 }
 
+// TestGPUThatHasMovedOnTheBus: after a reboot with one card more, a healthy GPU has another name. A claim holds the
+// former one, so it stays in the inventory, as lost.
+func TestGPUThatHasMovedOnTheBus(t *testing.T) {
+	n := newTestNode(t)
+	was := n.found.GPUs[1]
+	n.hold("a", sharing.Assignment{Device: was.Name, GPU: was.UUID})
+	n.answer(was.UUID, gpu.Health{RecoveryAction: gpu.RecoveryReset})
+	n.texts()
+	moved := was
+	moved.Name, moved.PCI = "gpu-5e", gpu.PCIAddress{Bus: 0x5e}
+	known := n.found.GPUs
+	n.found.GPUs = inventory.New([]gpu.Device{n.found.GPUs[0], moved}).Retain(known,
+		func(device string) bool { return device == was.Name })
+	n.found.Devices = n.found.GPUs
+	for range 5 {
+		n.pass(10 * time.Second)
+		n.look()
+	}
+	n.wantTaints("what was wrong has moved with the GPU", "gpu-5e: unhealthy=RecoveryActionReset:NoSchedule since 0s")
+	n.answer(was.UUID, gpu.Health{RecoveryAction: gpu.RecoveryNone})
+	n.wantTaints("it is healthy", "")
+	n.wantEvents("its recovery is told, and no loss", "node Normal: GPURecovered")
+	n.found.GPUs[2].Lost = true
+	n.look()
+	n.wantTaints("it is lost at its new place", "gpu-5e: gpu-lost=:NoSchedule since 50s")
+}
+
 func TestTextsOfEvents(t *testing.T) {
 	for _, row := range []struct {
 		name   string

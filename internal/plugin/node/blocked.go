@@ -84,7 +84,7 @@ func (n *Node) block(ctx context.Context, gpus inventory.Inventory, r records) i
 		if d.Lost || d.Use.Partitions != gpu.PartitionsDynamic || d.MIG.Enabled && len(d.MIG.Instances) > 0 {
 			continue
 		}
-		before, _ := n.known.Find(d.Name)
+		before, _ := n.known.FindUUID(d.UUID)
 		now := n.blocked.of(d.UUID)
 		if now == "" && !r.touches(d.Name) {
 			now = n.usedBy(ctx, d)

@@ -88,8 +88,9 @@ func (n *Node) repairSettings(ctx context.Context, gpus inventory.Inventory, r r
 	if time.Since(n.resumed) < resumePeriod {
 		return
 	}
+	holders := sharing.InPlace(r.holders(), gpus)
 	for _, d := range gpus {
-		want := sharing.State(d.UUID, r.holders(), gpus).Settings
+		want := sharing.State(d.UUID, holders, gpus).Settings
 		if d.Lost || want == nil || want.Mode == d.ComputeMode {
 			continue
 		}
@@ -110,7 +111,7 @@ func (n *Node) resume() {
 func withProduct(gpus, known inventory.Inventory) inventory.Inventory {
 	gpus = slices.Clone(gpus)
 	for i, d := range gpus {
-		if before, ok := known.Find(d.Name); ok && d.MIG.Enabled && before.UUID == d.UUID && !d.Lost &&
+		if before, ok := known.FindUUID(d.UUID); ok && d.MIG.Enabled && !d.Lost &&
 			before.Product != (gpu.Product{}) { // of a GPU that was lost at the first look, nothing is known
 			gpus[i].Product, gpus[i].Topology = before.Product, before.Topology
 			gpus[i].Product.PeakCompute = cmp.Or(before.Product.PeakCompute, d.Product.PeakCompute)
@@ -164,6 +165,11 @@ func (n *Node) report(ctx context.Context, before inventory.Inventory, removed [
 
 func (n *Node) reportGPU(logger klog.Logger, d, old gpu.Device, known bool) {
 	switch {
+	case d.MovedTo != "" && old.MovedTo == "":
+		logger.Info("GPU has another place on the PCI bus", "now", d.MovedTo)
+		n.Reporter.Node(report.Events.GPULost, fmt.Sprintf("GPU %s (%s, %s) has another place on the PCI bus: its name "+
+			"is %s now. Pods with claims for %s cannot use it any more: delete them", d.Name, d.Product.Name, old.UUID,
+			d.MovedTo, d.Name))
 	case d.Lost && !old.Lost:
 		logger.Info("GPU lost")
 		n.Reporter.Node(report.Events.GPULost, fmt.Sprintf("GPU %s (%s, %s) does not answer any more", d.Name,

@@ -89,7 +89,10 @@ func withKnownModes(found, known inventory.Inventory) (inventory.Inventory, erro
 	var assigned inventory.Inventory
 	var errs []error
 	for _, d := range found {
-		before, ok := known.Find(d.Name)
+		before, ok := known.FindUUID(d.UUID)
+		if !ok && d.Lost { // the UUID may be unknown
+			before, ok = known.Find(d.Name)
+		}
 		if !ok {
 			errs = append(errs, fmt.Errorf("%s (%s)", d.Name, d.UUID))
 			continue
