@@ -32,13 +32,19 @@ type Config struct {
 }
 
 // resyncPeriod is how often a supervisor reads the requests without a change event, and writes reports again that could
-// not be written.
-const resyncPeriod = 10 * time.Second
+// not be written. Where inotify cannot be used, because the programs of the node have used up its instances or watches,
+// there are no events and it is pollPeriod.
+const (
+	resyncPeriod = 10 * time.Second
+	pollPeriod   = time.Second
+)
 
 // supervisor has a worker goroutine for each daemon, so that none waits for another.
 type supervisor struct {
 	Config
-	group sync.WaitGroup
+	group     sync.WaitGroup
+	changes   *fsnotify.Watcher // of files; nil: not available
+	unwatched string            // why changes are not noticed at once; empty: they are
 
 	mu      sync.Mutex
 	workers map[string]*worker
@@ -55,19 +61,16 @@ func Run(ctx context.Context, c Config) error {
 	if err := c.shareMemory(); err != nil {
 		return err
 	}
-	changes, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("watch files: %w", err)
-	}
-	defer changes.Close()
 	s := &supervisor{Config: c, workers: map[string]*worker{}}
-	tick := time.NewTicker(resyncPeriod)
-	defer tick.Stop()
 	for ctx.Err() == nil {
-		s.reconcile(ctx, changes)
-		s.awaitChange(ctx, changes, tick.C)
+		period := s.watch()
+		s.reconcile(ctx)
+		s.awaitChange(ctx, period)
 	}
 	s.group.Wait()
+	if s.changes != nil {
+		_ = s.changes.Close()
+	}
 	s.removeDirs()
 	return nil
 }
@@ -137,18 +140,24 @@ func flock(dir *os.File, how int) error {
 	return nil
 }
 
-// awaitChange waits until requests may have changed, for the tick, or until ctx ends. It ignores the supervisor's own
+// awaitChange waits until requests may have changed, for the period, or until ctx ends. It ignores the supervisor's own
 // reports.
-func (s *supervisor) awaitChange(ctx context.Context, changes *fsnotify.Watcher, tick <-chan time.Time) {
+func (s *supervisor) awaitChange(ctx context.Context, period time.Duration) {
+	var events chan fsnotify.Event
+	var errs chan error
+	if s.changes != nil {
+		events, errs = s.changes.Events, s.changes.Errors
+	}
+	tick := time.After(period)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick:
 			return
-		case <-changes.Errors: //nolint:errcheck // events were lost
+		case <-errs: //nolint:errcheck // events were lost
 			return
-		case e := <-changes.Events:
+		case e := <-events:
 			if filepath.Base(e.Name) == mps.WantedFile || filepath.Dir(e.Name) == filepath.Clean(string(s.Dir)) {
 				return
 			}
@@ -156,25 +165,37 @@ func (s *supervisor) awaitChange(ctx context.Context, changes *fsnotify.Watcher,
 	}
 }
 
-// watch watches the directory and those of the daemons. It may be repeated.
-func (s *supervisor) watch(changes *fsnotify.Watcher) error {
-	dirs, err := filepath.Glob(filepath.Join(string(s.Dir), "*"))
-	if err != nil {
-		return err
+// watch watches the directory and those of the daemons, and returns how often to look all the same. It is repeated at
+// every look, and logs what has changed.
+func (s *supervisor) watch() (period time.Duration) {
+	period, why := resyncPeriod, ""
+	if err := s.watchDirs(); err != nil {
+		period, why = pollPeriod, err.Error()
 	}
-	for _, dir := range append(dirs, string(s.Dir)) {
-		if err := changes.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+	if why != s.unwatched {
+		s.Log.Info("changes of files", "noticed within", period, "why", why)
+	}
+	s.unwatched = why
+	return period
+}
+
+func (s *supervisor) watchDirs() (err error) {
+	if s.changes == nil {
+		if s.changes, err = fsnotify.NewWatcher(); err != nil {
+			s.changes = nil
+			return fmt.Errorf("inotify: %w", err)
+		}
+	}
+	for _, dir := range append(s.Dir.DaemonDirs(), string(s.Dir)) {
+		if err := s.changes.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("inotify of %s: %w", dir, err)
 		}
 	}
 	return nil
 }
 
 // reconcile passes the present requests to the workers, and lets them write what they could not report.
-func (s *supervisor) reconcile(ctx context.Context, changes *fsnotify.Watcher) {
-	if err := s.watch(changes); err != nil {
-		s.Log.Error("cannot notice changes at once", "err", err)
-	}
+func (s *supervisor) reconcile(ctx context.Context) {
 	asked, err := s.Dir.Requests()
 	if err != nil {
 		s.Log.Error("a daemon cannot be read; it stays as it is", "err", err)

@@ -184,6 +184,44 @@ func (w fixture) gone(id string) bool {
 	return os.IsNotExist(err)
 }
 
+// TestWithoutInotify: the programs of a node may use up what inotify has for root. All containers share it.
+func TestWithoutInotify(t *testing.T) {
+	for _, limit := range []string{"max_inotify_instances", "max_inotify_watches"} {
+		t.Run(limit, func(t *testing.T) {
+			w := newFixture(t)
+			set := "echo 0 >/proc/sys/user/" + limit
+			if out, err := inUserNamespace(set).CombinedOutput(); err != nil {
+				t.Skipf("a user namespace cannot have its own limit here: %v: %s", err, out)
+			}
+			cmd := inUserNamespace(set + " && exec " + os.Args[0])
+			cmd.Env = append(os.Environ(), dirVariable+"="+string(w.dir), rootVariable+"="+w.DriverRoot())
+			must(t, cmd.Start())
+			t.Cleanup(func() {
+				_ = cmd.Process.Signal(syscall.SIGTERM)
+				_ = cmd.Wait()
+			})
+			eventually(t, "it supervises", func() bool {
+				supervised, _ := w.dir.Supervised()
+				return supervised
+			})
+			d := w.daemon("g0")
+			must(t, w.dir.Request(d))
+			w.await(t, d)
+			must(t, w.dir.Release("g0"))
+			eventually(t, "it is gone", func() bool { return w.gone("g0") })
+		})
+	}
+}
+
+// inUserNamespace returns a command in a user namespace of its own, which has limits of its own.
+func inUserNamespace(command string) *exec.Cmd {
+	cmd := exec.Command("/bin/sh", "-c", command)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}}
+	return cmd
+}
+
 func TestDaemonStartsAndStops(t *testing.T) {
 	w := newFixture(t)
 	stop := w.supervise(t)
