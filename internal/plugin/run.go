@@ -209,6 +209,7 @@ func Run(ctx context.Context, c Config) error {
 	go (&sweep.Sweeper{Config: sweep.Config{
 		Driver: c.DriverName, NodeName: c.NodeName, Client: c.Client, Records: c.Records, Specs: c.Specs,
 		Kubelet: c.PodResources, Release: sockets.Release, Period: c.SweepPeriod,
+		EndUnusedDaemons: preparer.EndUnusedDaemons,
 	}}).Run(ctx)
 	go (&report.DaemonWatch{Daemons: c.Daemons, Records: c.Records, Restarted: reporter.DaemonRestarted,
 		ServerFailed: reporter.ServerFailed, SingleUser: reporter.SingleUser}).Run(ctx)

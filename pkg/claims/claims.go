@@ -183,7 +183,7 @@ func (p *Preparer) Resume(ctx context.Context) error {
 		})
 	}
 	all.Wait()
-	errs = append(errs, p.endUnusedDaemons(ctx))
+	errs = append(errs, p.EndUnusedDaemons(ctx))
 	return errors.Join(errs...)
 }
 

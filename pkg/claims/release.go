@@ -3,6 +3,7 @@
 package claims
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +15,9 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 )
 
@@ -217,26 +220,58 @@ func (p *Preparer) requestDaemons(ctx context.Context, ids []string, holders []s
 	return nil
 }
 
-// endUnusedDaemons ends MPS daemons that no record names. A crash may leave some.
-func (p *Preparer) endUnusedDaemons(ctx context.Context) error {
+// EndUnusedDaemons ends MPS daemons that no record names, and sets the compute mode of their GPUs back. A crash may
+// leave some, and so does a person who removes a record that cannot be read.
+func (p *Preparer) EndUnusedDaemons(ctx context.Context) error {
 	wanted, err := p.Daemons.Requested()
 	errs := []error{err}
 	for _, d := range wanted {
-		errs = append(errs, p.endIfUnused(ctx, d.ID))
+		errs = append(errs, p.endIfUnused(ctx, d))
 	}
 	return errors.Join(errs...)
 }
 
-// endIfUnused ends the daemon unless a claim uses it. Its ID is the name of its first device.
-func (p *Preparer) endIfUnused(ctx context.Context, id string) error {
-	unlock, err := p.lock(ctx, []string{id})
+// endIfUnused ends the daemon unless a claim uses it. Its request is the record of what was changed for it, so it ends
+// last.
+func (p *Preparer) endIfUnused(ctx context.Context, d mps.Daemon) error {
+	inv, err := p.Devices()
+	if err != nil {
+		return err
+	}
+	plan := planOf(d, inv)
+	devices := plan.Devices()
+	if !slices.Contains(devices, d.ID) { // its GPU has another name now, or it is that of a partition
+		devices = append(devices, d.ID)
+	}
+	unlock, err := p.lock(ctx, devices)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	holders, err := p.holders(ctx, []string{id}, "")
+	holders, err := p.holders(ctx, devices, "")
 	if err != nil {
 		return err
 	}
-	return p.requestDaemons(ctx, []string{id}, holders)
+	if len(sharing.Daemons([]string{d.ID}, holders)) == 0 {
+		if err := p.setEach(ctx, plan, func(id gpu.UUID) gpu.State {
+			return sharing.StateWithout(id, plan, holders)
+		}); err != nil {
+			return fmt.Errorf("end MPS daemon %s: %w", d.ID, err)
+		}
+	}
+	return p.requestDaemons(ctx, []string{d.ID}, holders)
+}
+
+// planOf returns what a claim that uses the daemon has changed of GPUs. It is nothing if the daemon is for a partition.
+func planOf(d mps.Daemon, inv inventory.Inventory) sharing.Plan {
+	var plan sharing.Plan
+	if gpu.IsPartition(d.ID) {
+		return plan
+	}
+	for _, id := range d.GPUs {
+		device, _ := inv.Present().FindUUID(id)
+		plan.Assignments = append(plan.Assignments, sharing.Assignment{Device: cmp.Or(device.Name, d.ID), GPU: id,
+			Settings: gpu.Settings{Mode: gpu.ExclusiveProcess}})
+	}
+	return plan
 }

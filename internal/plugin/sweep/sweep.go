@@ -36,6 +36,8 @@ type Config struct {
 	Kubelet  string // socket of the kubelet's pod resources API
 	// Release unprepares a claim as the kubelet would.
 	Release func(ctx context.Context, claim sharing.Claim) error
+	// EndUnusedDaemons ends MPS daemons that no record names.
+	EndUnusedDaemons func(ctx context.Context) error
 	// Period is the time between sweeps. A claim is released when it has been forgotten for twice as long.
 	Period time.Duration
 }
@@ -93,7 +95,14 @@ func (s *Sweeper) sweep(ctx context.Context) error {
 		klog.FromContext(ctx).Info("Removing the CDI specs of a claim without a record", "claimUID", claim)
 		forgotten = append(forgotten, sharing.Claim{UID: claim})
 	}
-	return errors.Join(listErr, err, orphansErr, s.release(ctx, forgotten))
+	return errors.Join(listErr, err, orphansErr, s.release(ctx, forgotten), s.endUnusedDaemons(ctx))
+}
+
+// endUnusedDaemons ends what a record has left that was removed by hand.
+func (s *Sweeper) endUnusedDaemons(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
+	defer cancel()
+	return s.EndUnusedDaemons(ctx)
 }
 
 // release releases the claims in parallel, so that one that hangs does not block the others.

@@ -38,6 +38,12 @@ type node struct {
 
 	mu       sync.Mutex
 	released []string // UIDs
+	ended    int      // how often unused daemons were ended
+}
+
+func (n *node) endUnusedDaemons(context.Context) error {
+	n.ended++
+	return nil
 }
 
 func (n *node) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse,
@@ -135,6 +141,9 @@ func TestSweep(t *testing.T) {
 			}
 			if got := strings.Join(n.released, " "); got != row.released {
 				t.Errorf("released %q, want %q", got, row.released)
+			}
+			if n.ended != row.sweeps {
+				t.Errorf("unused daemons were ended %d times in %d sweeps", n.ended, row.sweeps)
 			}
 		})
 	}
@@ -266,7 +275,8 @@ func newTestSweeper(t *testing.T, n *node, objects ...runtime.Object) testSweepe
 		t.Fatal(err)
 	}
 	s := &Sweeper{Config: Config{Driver: driver, NodeName: "node", Client: fake.NewClientset(objects...),
-		Records: records, Specs: specs, Kubelet: socket, Release: n.release}}
+		Records: records, Specs: specs, Kubelet: socket, Release: n.release,
+		EndUnusedDaemons: n.endUnusedDaemons}}
 	return testSweeper{s, filepath.Join(dir, "cdi")}
 }
 
