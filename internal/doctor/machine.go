@@ -87,13 +87,10 @@ func (e *checker) list(devices []gpu.Device, broken []error) {
 	slices.SortStableFunc(e.report.GPUs, func(a, b GPU) int { return a.Index - b.Index })
 }
 
-// limitsSince is the first major compute capability whose clients MPS can limit: Volta.
-const limitsSince = 7
-
 func (e *checker) entry(d gpu.Device) GPU {
 	g := GPU{Index: d.Index, Name: d.Name, Memory: inventory.Memory(d), Attributes: map[string]any{}, Nodes: []string{},
 		Unanswered: map[string]string{},
-		MPSLimits:  d.Product.ComputeCapability.Major >= limitsSince,
+		MPSLimits:  d.Product.MPSLimits(),
 		MIG: MIG{Capable: d.MIG.Capable, Enabled: d.MIG.Enabled, Switchable: d.MIG.Switchable,
 			Offered: inventory.Partitioning(d, gpu.PartitionsAuto, gpu.PartitionsAuto,
 				func(gpu.Placement) bool { return false }).String()}}

@@ -85,6 +85,12 @@ type Product struct {
 	PeakCompute       int // dense FP16 tensor throughput in TFLOP/s
 }
 
+// MPSLimits reports whether MPS limits what its clients use: from Volta on, and if the capability is not known.
+func (p Product) MPSLimits() bool {
+	const volta = 7
+	return p.ComputeCapability.Major == 0 || p.ComputeCapability.Major >= volta
+}
+
 // Topology says what a GPU is connected to. Both fields name a set of GPUs; a GPU that is alone has its own UUID.
 type Topology struct {
 	NVLinkDomain string // GPUs that are all directly connected by NVLink

@@ -26,6 +26,22 @@ type Use struct {
 	Hook HookLibrary `json:",omitzero"`
 }
 
+// EnforceableOn returns the use with what a GPU of the product can enforce. MPS limits nothing before Volta: a GPU that
+// would have shares is exclusive then, so that a share is not silently without limits. Replicas, which somebody has
+// asked for, are only counted.
+func (u Use) EnforceableOn(p Product) Use {
+	if u.Isolation != IsolationMPS || p.MPSLimits() {
+		return u
+	}
+	switch u.Sharing {
+	case Fractional:
+		u.Sharing = Exclusive
+	case Replicated:
+		u.Isolation = IsolationNone
+	}
+	return u
+}
+
 // String is for people and complete: "fractional, isolation mps", "replicated: 10, isolation none, shared only",
 // "exclusive".
 func (u Use) String() string {

@@ -59,7 +59,7 @@ func Unclaimed(gpus []gpu.Device, configured func(gpu.Device) gpu.Use) Inventory
 	nobody := func(gpu.Placement) bool { return false }
 	inv := New(gpus)
 	for i, d := range inv {
-		use := configured(d)
+		use := configured(d).EnforceableOn(d.Product)
 		use.Partitions = Partitioning(d, use.Partitions, gpu.PartitionsAuto, nobody)
 		inv[i].Use = use
 	}

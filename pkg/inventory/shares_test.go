@@ -11,6 +11,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/simulator/simtest"
 )
 
@@ -122,4 +123,36 @@ func shareText(r resourceapi.DeviceRequestAllocationResult) string {
 		return fmt.Sprintf("%s %s of 2", card, amount("shares"))
 	}
 	return fmt.Sprintf("%s %s/%s", card, amount("memory"), amount("cores"))
+}
+
+// MPS limits nothing on GPUs before Volta.
+func TestUseBeforeVolta(t *testing.T) {
+	product := func(major int) gpu.Product { return gpu.Product{ComputeCapability: gpu.Version{Major: major}} }
+	hook := gpu.Use{Isolation: gpu.IsolationHook}
+	for _, row := range []struct {
+		name  string
+		major int
+		use   gpu.Use
+		want  string
+	}{
+		{"Pascal by default", 6, gpu.Use{}, "exclusive, isolation none"},
+		{"Maxwell", 5, gpu.Use{}, "exclusive, isolation none"},
+		{"Volta", 7, gpu.Use{}, "fractional, isolation mps"},
+		{"Hopper", 9, gpu.Use{}, "fractional, isolation mps"},
+		{"unknown", 0, gpu.Use{}, "fractional, isolation mps"},
+		{"Pascal whose shares are only counted", 6, gpu.Use{Isolation: gpu.IsolationNone}, "fractional, isolation none"},
+		{"Pascal with a library", 6, hook, "fractional, isolation hook"},
+		{"replicas of Pascal", 6, gpu.Use{Sharing: gpu.Replicated, Replicas: 2}, "replicated, isolation none"},
+		{"unlimited Pascal", 6, gpu.Use{Sharing: gpu.Unlimited, Isolation: gpu.IsolationNone},
+			"unlimited, isolation none"},
+	} {
+		d := gpu.Device{Name: "gpu-3b-00-0", UUID: "GPU-1", Type: gpu.TypeGPU, Memory: 16 << 30,
+			Product: product(row.major)}
+		inv := inventory.Unclaimed([]gpu.Device{d}, func(gpu.Device) gpu.Use { return row.use })
+		is := inv.Attributes("n", d.Name)
+		got := fmt.Sprintf("%s, isolation %s", *is["sharing"].StringValue, *is["isolation"].StringValue)
+		if got != row.want {
+			t.Errorf("%s: got %s, want %s", row.name, got, row.want)
+		}
+	}
 }

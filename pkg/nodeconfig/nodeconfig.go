@@ -103,6 +103,24 @@ func (c Config) Unmatched(devices []gpu.Device) []string {
 		if e.partitions.path != "" && len(assigned[i]) > 0 {
 			out = append(out, e.unpartitionable(assigned[i])...)
 		}
+		out = append(out, e.unlimitable(assigned[i])...)
+	}
+	return out
+}
+
+// unlimitable says which of the entry's GPUs have no shares, or only counted ones, because MPS cannot limit them.
+func (e entry) unlimitable(devices []gpu.Device) []string {
+	var out []string
+	for _, d := range devices {
+		switch is := e.use.EnforceableOn(d.Product); {
+		case is == e.use:
+		case is.Sharing == gpu.Exclusive:
+			out = append(out, at(e.line, e.path, "%s (%s) is exclusive, because MPS limits nothing before Volta: "+
+				"isolation: none counts its shares", d.Name, d.Product.Name))
+		default:
+			out = append(out, at(e.line, e.path, "%s (%s): its replicas have isolation none, because MPS limits nothing "+
+				"before Volta", d.Name, d.Product.Name))
+		}
 	}
 	return out
 }

@@ -425,6 +425,29 @@ func TestSelectionsWithoutEffect(t *testing.T) {
 	}
 }
 
+// MPS limits nothing on GPUs before Volta.
+func TestGPUsBeforeVolta(t *testing.T) {
+	old := []gpu.Device{{Name: "gpu-0", Product: gpu.Product{Name: "Tesla P100-PCIE-16GB",
+		ComputeCapability: gpu.Version{Major: 6}}}}
+	for _, row := range []struct{ name, text, want string }{
+		{"shares of a GPU that cannot limit them", ownHead + "gpus:\n  - select: {index: 0}\n",
+			"line 4: gpus[0]: gpu-0 (Tesla P100-PCIE-16GB) is exclusive, because MPS limits nothing before Volta: " +
+				"isolation: none counts its shares"},
+		{"only counted ones", ownHead + "gpus:\n  - {select: {index: 0}, isolation: none}\n", ""},
+		{"replicas of such a GPU", ownHead + "gpus:\n  - {select: {index: 0}, sharing: {replicated: 2}}\n",
+			"line 4: gpus[0]: gpu-0 (Tesla P100-PCIE-16GB): its replicas have isolation none, because MPS limits " +
+				"nothing before Volta"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			c, err := Parse([]byte(row.text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			compare(t, strings.Join(c.Unmatched(old), "\n"), row.want)
+		})
+	}
+}
+
 // The zero value is what a node without a configuration has.
 func TestNoConfiguration(t *testing.T) {
 	var c Config

@@ -106,6 +106,7 @@ func (a *Assignment) joinGroup(groups []mpsGroup) error {
 		if i := slices.IndexFunc(g.devices, func(d gpu.Device) bool { return d.Name == a.Device }); i >= 0 {
 			client := g.client
 			a.MPS = &client
+			a.Unenforced = len(client.limits()) > 0 && !g.devices[i].Product.MPSLimits()
 			if a.Partition == nil {
 				a.Settings = gpu.Settings{Mode: gpu.ExclusiveProcess}
 			}

@@ -52,7 +52,8 @@ type Assignment struct {
 	Settings gpu.Settings `json:"settings,omitzero"`
 	// Isolation keeps the containers within their limits.
 	Isolation
-	// Unenforced means that nothing enforces the share: the claim chose that, or the GPU is unlimited.
+	// Unenforced means that nothing enforces the share or the limits: the claim chose that, the GPU is unlimited, or it
+	// is older than the limits of MPS.
 	Unenforced bool `json:"unenforced,omitempty"`
 	// Unsliced means that the claim asked for time slices on a partition, which has none.
 	Unsliced bool `json:"unsliced,omitempty"`

@@ -570,3 +570,24 @@ func sharesText(plan Plan, err error) string {
 	}
 	return strings.Join(lines, "\n")
 }
+
+// A claim may ask for MPS on a whole GPU that is older than the limits of MPS.
+func TestLimitsOfMPSBeforeVolta(t *testing.T) {
+	for _, row := range []struct {
+		major int
+		mps   api.MPS
+		want  bool
+	}{{6, api.MPS{}, false}, {6, api.MPS{ThreadPercentage: 30}, true}, {6, api.MPS{Memory: 1 << 30}, true},
+		{7, api.MPS{ThreadPercentage: 30}, false}} {
+		d := gpu.Device{Name: "gpu-0", UUID: "GPU-0", Memory: 16 << 30, Use: gpu.Use{Sharing: gpu.Exclusive},
+			Product: gpu.Product{ComputeCapability: gpu.Version{Major: row.major}}}
+		plan, err := NewPlan([]allocation.Result{{Device: "gpu-0",
+			Config: api.Config{Sharing: api.Sharing{MPS: &row.mps}}}}, inventory.Inventory{d}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := plan.Assignments[0].Unenforced; got != row.want {
+			t.Errorf("%d, %+v: got unenforced %t, want %t", row.major, row.mps, got, row.want)
+		}
+	}
+}

@@ -93,6 +93,17 @@ func TestSettle(t *testing.T) {
 	}
 }
 
+func TestModeBeforeVolta(t *testing.T) {
+	found := inventory.Inventory{{Name: "gpu-0", Product: gpu.Product{ComputeCapability: gpu.Version{Major: 6}}}}
+	for name, use := range map[string]gpu.Use{"exclusive": {},
+		"replicated: 2, isolation none": {Sharing: gpu.Replicated, Replicas: 2}} {
+		got, _ := assignModes(found, nil, records{}, func(gpu.Device) gpu.Use { return use })
+		if got := usesOf(got); got != "gpu-0 "+name {
+			t.Errorf("got %s, want %s", got, name)
+		}
+	}
+}
+
 func usesOf(inv inventory.Inventory) string {
 	var lines []string
 	for _, d := range inv {

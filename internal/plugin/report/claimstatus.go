@@ -202,11 +202,16 @@ func (r *Reporter) Prepared(claim *resourceapi.ResourceClaim, rec checkpoint.Rec
 
 // tellOf writes events about what the claim gets in another way than it may expect.
 func (r *Reporter) tellOf(claim sharing.Claim, a sharing.Assignment, device gpu.Device) {
-	if a.Unenforced && device.Use.Sharing == gpu.Unlimited {
+	switch {
+	case a.Unenforced && device.Use.Sharing == gpu.Unlimited:
 		r.claim(Events.ShareNotEnforced, claim, "Prepare",
 			"request %s: any number of claims may use %s, and nothing limits what each of them uses, because its "+
 				"node configuration has sharing: unlimited", a.Request, a.Device)
-	} else if a.Unenforced {
+	case a.Unenforced && a.MPS != nil:
+		r.claim(Events.ShareNotEnforced, claim, "Prepare",
+			"request %s: the limits of MPS are not enforced on %s (%s), because GPUs have them from Volta on",
+			a.Request, a.Device, device.Product.Name)
+	case a.Unenforced:
 		r.claim(Events.ShareNotEnforced, claim, "Prepare",
 			"request %s: the share of %s is counted and not enforced, because the claim asks for TimeSlicing",
 			a.Request, a.Device)

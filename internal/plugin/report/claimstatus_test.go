@@ -28,11 +28,14 @@ func TestUnenforcedShares(t *testing.T) {
 	for _, row := range []struct {
 		name string
 		use  gpu.Use
+		mps  *sharing.MPSClient
 		want string
 	}{
-		{"the claim chose it", gpu.Use{}, "Normal ShareNotEnforced request gpu: the share of gpu-0 is counted and " +
+		{"the claim chose it", gpu.Use{}, nil, "Normal ShareNotEnforced request gpu: the share of gpu-0 is counted and " +
 			"not enforced, because the claim asks for TimeSlicing"},
-		{"the administrator did", gpu.Use{Sharing: gpu.Unlimited}, "Normal ShareNotEnforced request gpu: any number " +
+		{"MPS has no limits there", gpu.Use{}, &sharing.MPSClient{}, "Normal ShareNotEnforced request gpu: the limits of " +
+			"MPS are not enforced on gpu-0 (Tesla P100), because GPUs have them from Volta on"},
+		{"the administrator did", gpu.Use{Sharing: gpu.Unlimited}, nil, "Normal ShareNotEnforced request gpu: any number " +
 			"of claims may use gpu-0, and nothing limits what each of them uses, because its node configuration has " +
 			"sharing: unlimited"},
 	} {
@@ -41,7 +44,8 @@ func TestUnenforcedShares(t *testing.T) {
 			r := NewReporterTo(recorder, Config{Driver: "gpu.nvidia.com", Node: "node"})
 			r.Prepared(&resourceapi.ResourceClaim{}, checkpoint.Record{Plan: sharing.Plan{
 				Assignments: []sharing.Assignment{{Request: "gpu", Device: "gpu-0", Share: &sharing.Share{},
-					Unenforced: true}}}}, inventory.Inventory{{Name: "gpu-0", Use: row.use}})
+					Unenforced: true, Isolation: sharing.Isolation{MPS: row.mps}}}}},
+				inventory.Inventory{{Name: "gpu-0", Use: row.use, Product: gpu.Product{Name: "Tesla P100"}}})
 			if got := <-recorder.Events; got != row.want {
 				t.Errorf("got  %s\nwant %s", got, row.want)
 			}

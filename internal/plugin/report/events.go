@@ -37,7 +37,8 @@ var Events = struct {
 		"preparing or releasing the claim has waited for more than 5 s, and goes on waiting; the text says for what"),
 	ShareNotEnforced: event.Normal("ShareNotEnforced", "ResourceClaim",
 		"nothing limits how much of a shared GPU the claim's containers use: the claim has a share and asks for "+
-			"TimeSlicing, or the node configuration of the GPU has `sharing: unlimited`"),
+			"TimeSlicing, the node configuration of the GPU has `sharing: unlimited`, or the claim asks for limits of "+
+			"MPS on a GPU that is older than Volta"),
 	TimeSlicingIgnored: event.Normal("TimeSlicingIgnored", "ResourceClaim",
 		"the claim has a partition and asks for TimeSlicing, which changes nothing: a partition has no time slices "+
 			"to set"),
