@@ -99,8 +99,8 @@ func (s *Specs) RemoveDriver() error {
 	return s.cache.RemoveSpec(s.driverFile())
 }
 
-// orphanAge is the age at which a claim's spec without a record is an orphan. The record follows the spec within one
-// call of the kubelet, which ends after 45 s.
+// orphanAge is the age at which a claim's spec without a record is an orphan, also if the clock was ahead when it was
+// written. The record follows the spec within one call of the kubelet, which ends after 45 s.
 const orphanAge = 5 * time.Minute
 
 // Orphans returns the unknown claims with specs older than orphanAge. It includes the metadata specs that kubeletplugin
@@ -117,7 +117,7 @@ func (s *Specs) Orphans(known func(claim types.UID) bool) ([]types.UID, error) {
 	for _, e := range entries {
 		claim, ok := s.claimOf(e.Name())
 		info, err := e.Info()
-		if !ok || err != nil || time.Since(info.ModTime()) < orphanAge || known(claim) ||
+		if !ok || err != nil || time.Since(info.ModTime()).Abs() < orphanAge || known(claim) ||
 			slices.Contains(orphans, claim) {
 			continue
 		}

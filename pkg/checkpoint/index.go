@@ -13,7 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// abandonedAfter is the age at which a temporary file is abandoned. It is longer than the kubelet's timeout for a call
+// abandonedAfter is the age at which a temporary file is abandoned. One from as far in the future was written when the
+// clock was ahead. It is longer than the kubelet's timeout for a call
 // (45 s), because another instance may be writing.
 const abandonedAfter = 5 * time.Minute
 
@@ -111,7 +112,7 @@ func (r *Records) removeAbandonedFiles() error {
 	}
 	for _, e := range entries {
 		info, err := e.Info()
-		if err != nil || time.Since(info.ModTime()) < abandonedAfter {
+		if err != nil || time.Since(info.ModTime()).Abs() < abandonedAfter {
 			continue
 		}
 		if err := os.Remove(filepath.Join(r.tempDir(), e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {

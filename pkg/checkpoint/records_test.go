@@ -358,7 +358,8 @@ func TestOldTemporaryFilesAreDeleted(t *testing.T) {
 	dir := t.TempDir()
 	open(t, dir)
 	old, young := filepath.Join(dir, "tmp", "old"), filepath.Join(dir, "tmp", "young")
-	for _, f := range []string{old, young} {
+	ahead := filepath.Join(dir, "tmp", "ahead") // written when the clock was
+	for _, f := range []string{old, young, ahead} {
 		if err := os.WriteFile(f, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -367,7 +368,13 @@ func TestOldTemporaryFilesAreDeleted(t *testing.T) {
 	if err := os.Chtimes(old, hourAgo, hourAgo); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.Chtimes(ahead, time.Time{}, time.Now().Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
 	open(t, dir)
+	if _, err := os.Stat(ahead); err == nil {
+		t.Error("a temporary file of a clock that was ahead is left")
+	}
 	if _, err := os.Stat(old); err == nil {
 		t.Error("an old temporary file is left")
 	}

@@ -133,6 +133,21 @@ func (s *State) index(about Subject, cause Cause) int {
 	return slices.IndexFunc(s.Conditions, func(c Condition) bool { return c.Cause == cause && c.equal(about) })
 }
 
+// Clamp sets times after now to now, and reports whether there were any: the clock was ahead then, and nothing that
+// waits for a time after them would end before the clock is there again. It goes by the wall clock, as files do.
+func (s *State) Clamp(now time.Time) (changed bool) {
+	now = now.Round(0)
+	for i := range s.Conditions {
+		c := &s.Conditions[i]
+		for _, t := range []*time.Time{&c.Since, &c.Last, &c.Ended} {
+			if t.Round(0).After(now) {
+				*t, changed = now, true
+			}
+		}
+	}
+	return changed
+}
+
 // Merge takes later news of conditions from the state of another instance, and conditions that are not known here. It
 // reports whether anything has changed.
 func (s *State) Merge(other State) (changed bool) {

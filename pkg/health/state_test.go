@@ -406,6 +406,24 @@ func TestEndsWhen(t *testing.T) {
 	}
 }
 
+// TestClamp: a clock that is set back, while the program runs (its times are monotonic) or before it started.
+func TestClamp(t *testing.T) {
+	var s State
+	now := time.Now()
+	s.See(now, "a", Subject{GPU: "GPU-0"}, "XID48", "")
+	s.See(now.Add(time.Hour), "a", Subject{GPU: "GPU-1"}, "XID48", "")
+	s.See(now.Add(time.Hour).Round(0), "a", Subject{GPU: "GPU-2"}, "XID48", "")
+	s.Clear(now.Add(2*time.Hour), "GPU-2")
+	if !s.Clamp(now) || s.Clamp(now) {
+		t.Error("want a change, once")
+	}
+	for _, c := range s.Conditions {
+		if !c.Since.Equal(now) || !c.Last.Equal(now) || !c.Active() && !c.Ended.Equal(now) {
+			t.Errorf("got %+v, want no time after %s", c, now)
+		}
+	}
+}
+
 // TestStorm: a hundred thousand events of one cause are one condition, which began once.
 func TestStorm(t *testing.T) {
 	m := &machine{T: t}

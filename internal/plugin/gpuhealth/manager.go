@@ -222,6 +222,7 @@ func (m *Manager) Looked(ctx context.Context, look Look) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.now()
+	m.clamp(now)
 	m.merge(ctx)
 	before, links := m.look, maps.Clone(m.state.Links)
 	if look.Policies == nil {
@@ -303,8 +304,12 @@ func (m *Manager) tick(ctx context.Context) {
 	}
 }
 
+// clamp corrects times from a clock that was ahead. m.mu is held.
+func (m *Manager) clamp(now time.Time) { m.dirty = m.state.Clamp(now) || m.dirty }
+
 // update ends what is over, and does what people have asked for. m.mu is held.
 func (m *Manager) update(ctx context.Context, now time.Time) {
+	m.clamp(now)
 	if len(m.look.GPUs) > 0 { // before the first discovery, neither GPUs nor their rules are known
 		m.changed(ctx, m.state.Elapsed(now, m.look.Policies))
 		if m.Alone() { // or else the other instance would keep what this one clears

@@ -642,6 +642,57 @@ func TestGPUThatHasMovedOnTheBus(t *testing.T) {
 	n.wantTaints("it is lost at its new place", "gpu-5e: gpu-lost=:NoSchedule since 50s")
 }
 
+// TestClockThatWasAhead: a clock that was wrong, and a restart of the plugin after NTP has set it right.
+func TestClockThatWasAhead(t *testing.T) {
+	for _, restarts := range []bool{true, false} {
+		n := newTestNode(t)
+		n.clock = start.Add(365 * 24 * time.Hour) // before NTP
+		n.xid("GPU-1", 200)                       // unknown: quiet time of 10 min
+		n.answer("GPU-0", gpu.Health{Fabric: "not joined"})
+		n.flush()
+		if restarts {
+			n.clock = start
+		}
+		n.restart(n.Dir, "a")
+		n.clock = start
+		n.look()
+		n.wantTaints("the clock is right", "gpu-0: unhealthy=FabricUnhealthy:NoSchedule since 0s\n"+
+			"gpu-0-mig-1g10gb-0: unhealthy=FabricUnhealthy:NoSchedule since 0s\n"+
+			"gpu-0-mig-1g10gb-2: unhealthy=FabricUnhealthy:NoSchedule since 0s\n"+
+			"gpu-1: xid=200:NoSchedule since 0s")
+		n.answer("GPU-0", gpu.Health{RecoveryAction: gpu.RecoveryNone})
+		n.pass(10 * time.Minute)
+		n.wantTaints("a quiet time later", "")
+	}
+}
+
+// TestNewsFromAClockThatWasAhead: the state that another instance saved then is not the latest for good.
+func TestNewsFromAClockThatWasAhead(t *testing.T) {
+	n := newTestNode(t)
+	n.clock = start.Add(365 * 24 * time.Hour)
+	n.xid("GPU-1", 200)
+	n.flush()
+	file := filepath.Join(n.Dir, "health.json")
+	ahead, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n = newTestNode(t)
+	n.xid("GPU-1", 200)
+	n.pass(time.Hour)
+	n.wantTaints("an hour later", "")
+	if err := os.WriteFile(filepath.Join(n.Dir, filepath.Base(file)), ahead, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.alone.Store(false)
+	n.clock = n.clock.Add(time.Minute)
+	n.look()
+	n.wantTaints("it is news", "gpu-1: xid=200:NoSchedule since 1h1m0s")
+	n.flush()
+	n.pass(20 * time.Minute)
+	n.wantTaints("a quiet time later", "")
+}
+
 func TestTextsOfEvents(t *testing.T) {
 	for _, row := range []struct {
 		name   string

@@ -41,6 +41,7 @@ func (m *Manager) merge(ctx context.Context) {
 		klog.FromContext(ctx).Error(err, "What the other instance knows of sick GPUs is not known")
 		return
 	}
+	other.Clamp(m.now())
 	if m.state.Merge(other.State) {
 		m.taintsChanged()
 	}

@@ -113,6 +113,8 @@ func TestSweep(t *testing.T) {
 			objects: []runtime.Object{allocated("a", "u", "node/monitor", "gpu-1")}, sweeps: 2, released: "u"},
 		{name: "old CDI specs without a record go", objects: []runtime.Object{here("a", "u")}, cdi: "o", age: time.Hour,
 			sweeps: 1, released: "o"},
+		{name: "so do those of a clock that was ahead", objects: []runtime.Object{here("a", "u")}, cdi: "o",
+			age: -time.Hour, sweeps: 1, released: "o"},
 		{name: "young ones may be on the way to a record", objects: []runtime.Object{here("a", "u")}, cdi: "o",
 			age: time.Second, sweeps: 2},
 		{name: "old ones with a record stay", objects: []runtime.Object{here("a", "u")}, cdi: "u", age: time.Hour,
