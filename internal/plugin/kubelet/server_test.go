@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -80,19 +78,6 @@ func TestNoticeRegistration(t *testing.T) {
 			func(context.Context, any) (any, error) { return "answer", errBad })
 		if got != row.want || answer != "answer" || !errors.Is(err, errBad) {
 			t.Errorf("%s: noticed %d times, want %d; got answer %v, %v", row.name, got, row.want, answer, err)
-		}
-	}
-}
-
-func TestAlone(t *testing.T) {
-	c := Config{PluginDir: t.TempDir()}
-	for sockets, want := range []bool{true, true, false} {
-		if got := c.Alone(); got != want {
-			t.Errorf("with %d sockets: got %t, want %t", sockets, got, want)
-		}
-		name := filepath.Join(c.PluginDir, fmt.Sprintf("dra-%d.sock", sockets))
-		if err := os.WriteFile(name, nil, 0o600); err != nil {
-			t.Fatal(err)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -139,16 +140,20 @@ func (c *Connection) Drain(ctx context.Context) {
 func (c Config) RemoveDeadSockets(ctx context.Context) {
 	registrations, _ := filepath.Glob(filepath.Join(c.RegistryDir, c.DriverName+"-*reg.sock"))
 	for _, socket := range append(registrations, c.services()...) {
-		conn, err := net.DialTimeout("unix", socket, time.Second)
-		if err == nil {
-			_ = conn.Close()
-			continue
-		}
-		if errors.Is(err, unix.ECONNREFUSED) {
+		if dead(socket) {
 			klog.FromContext(ctx).Info("Removing a socket that nobody serves", "socket", socket, "result",
 				os.Remove(socket))
 		}
 	}
+}
+
+// dead reports whether nobody serves the socket: a process that was killed leaves its file.
+func dead(socket string) bool {
+	conn, err := net.DialTimeout("unix", socket, time.Second)
+	if err == nil {
+		_ = conn.Close()
+	}
+	return errors.Is(err, unix.ECONNREFUSED)
 }
 
 // services returns the DRA sockets of all instances.
@@ -158,7 +163,11 @@ func (c Config) services() []string {
 }
 
 // Alone reports whether no other instance serves the kubelet.
-func (c Config) Alone() bool { return len(c.services()) < 2 }
+func (c Config) Alone() bool {
+	return !slices.ContainsFunc(c.services(), func(socket string) bool {
+		return filepath.Base(socket) != c.socketName() && !dead(socket)
+	})
+}
 
 // noticeRegistration calls Registered after the kubelet has registered the plugin.
 func (s *Server) noticeRegistration(ctx context.Context, request any, _ *grpc.UnaryServerInfo,
