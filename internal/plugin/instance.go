@@ -84,7 +84,7 @@ func (i *Instance) clear() error {
 			errs = append(errs, err)
 		}
 	}
-	errs = append(errs, health.Forget(i.dir))
+	errs = append(errs, health.Forget(i.dir), removeTemporary(i.dir, 0))
 	// A running supervisor of MPS daemons removes the directories when it ends.
 	mpsDir := filepath.Join(i.dir, MPSDir)
 	if supervised, _ := mps.Dir(mpsDir).Supervised(); supervised { // an error means that the directory does not exist

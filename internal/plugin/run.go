@@ -100,6 +100,9 @@ func Run(ctx context.Context, c Config) error {
 	sockets := kubelet.Config{DriverName: c.DriverName, NodeName: c.NodeName, PodUID: c.PodUID, PluginDir: c.PluginDir,
 		RegistryDir: c.RegistryDir, CDIDir: c.CDIDir, Client: c.Client}
 	sockets.RemoveDeadSockets(ctx)
+	if err := removeTemporary(c.PluginDir, abandonedAfter); err != nil {
+		klog.FromContext(ctx).Error(err, "Temporary files of a killed instance are left")
+	}
 
 	publisher := node.NewPublisher(c.NodeName)
 	readiness := report.NewReadiness(node.LoopTimeout, publisher.Problem)

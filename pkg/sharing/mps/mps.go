@@ -329,13 +329,43 @@ func (d Dir) IsRequested(id string) bool {
 // Libraries returns the directory of links to the driver's libraries for the daemon.
 func (d Dir) Libraries(id string) string { return filepath.Join(string(d), id, "lib") }
 
+// temporaryFiles returns the files of a program that is writing a request or a state, or was killed while it did. One
+// that is writing starts again if its file is removed: see Request.
+func (d Dir) temporaryFiles(id string) []string {
+	var all []string
+	for _, file := range []string{WantedFile, stateFile} {
+		found, _ := filepath.Glob(filepath.Join(string(d), id, "."+file+"*"))
+		all = append(all, found...)
+	}
+	return all
+}
+
+// abandonedAfter is the age at which a directory without a request and a state is abandoned: a plugin makes it just
+// before it writes the request. One from as far in the future was made when the clock was ahead.
+const abandonedAfter = time.Minute
+
+// Abandoned returns the IDs of directories that a killed program has left, without a request or a state.
+func (d Dir) Abandoned() []string {
+	var ids []string
+	for _, dir := range d.DaemonDirs() {
+		id := filepath.Base(dir)
+		info, err := os.Stat(dir)
+		_, noState := os.Lstat(filepath.Join(dir, stateFile))
+		if err == nil && info.IsDir() && time.Since(info.ModTime()).Abs() > abandonedAfter && !d.IsRequested(id) &&
+			errors.Is(noState, fs.ErrNotExist) {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
 // Clear removes the supervisor's files of the daemon, and its directory unless the daemon has been requested again. It
 // may be repeated.
 func (d Dir) Clear(id string) error {
 	dir := filepath.Join(string(d), id)
 	errs := []error{os.RemoveAll(d.Pipe(id)), os.RemoveAll(d.SharedMemory(id)), os.RemoveAll(d.Log(id)),
 		os.RemoveAll(d.Libraries(id))}
-	for _, path := range []string{filepath.Join(dir, stateFile), dir} {
+	for _, path := range append(d.temporaryFiles(id), filepath.Join(dir, stateFile), dir) {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTEMPTY) {
 			errs = append(errs, err)
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,6 +14,46 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
+
+// A program that was killed while it wrote leaves a temporary file, and perhaps nothing else.
+func TestFilesOfAKilledProgram(t *testing.T) {
+	d := Dir(t.TempDir())
+	left := func(id string, files ...string) {
+		t.Helper()
+		for _, file := range append(files, "."+WantedFile+"123", "."+stateFile+"456") {
+			if err := os.MkdirAll(filepath.Join(string(d), id), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(string(d), id, file), []byte("{"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	left("released", stateFile)
+	if err := d.Clear("released"); err != nil {
+		t.Fatal(err)
+	}
+	if dirs := d.DaemonDirs(); len(dirs) > 0 {
+		t.Errorf("left for good: %q", dirs)
+	}
+	for id, age := range map[string]time.Duration{"young": 0, "old": time.Hour, "ahead": -time.Hour,
+		"reported": time.Hour, "requested": time.Hour} {
+		left(id)
+		switch id {
+		case "reported":
+			left(id, stateFile)
+		case "requested":
+			left(id, WantedFile)
+		}
+		when := time.Now().Add(-age)
+		if err := os.Chtimes(filepath.Join(string(d), id), when, when); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := strings.Join(d.Abandoned(), " "); got != "ahead old" {
+		t.Errorf("abandoned: got %q, want ahead and old", got)
+	}
+}
 
 // What a supervisor has said holds for the daemon that was asked for, and for as long as the supervisor lives.
 func TestReady(t *testing.T) {

@@ -230,15 +230,19 @@ func (s *supervisor) worker(ctx context.Context, id string) *worker {
 	return w
 }
 
-// orphans returns the IDs of an earlier supervisor's daemons that are not requested any more. The caller holds s.mu.
+// orphans returns the IDs of an earlier supervisor's daemons that are not requested any more, and of directories that a
+// killed program has left. The caller holds s.mu.
 func (s *supervisor) orphans() []string {
 	reported, err := filepath.Glob(filepath.Join(string(s.Dir), "*", "state.json"))
 	if err != nil {
 		return nil
 	}
-	var out []string
+	ids := s.Dir.Abandoned()
 	for _, file := range reported {
-		id := filepath.Base(filepath.Dir(file))
+		ids = append(ids, filepath.Base(filepath.Dir(file)))
+	}
+	var out []string
+	for _, id := range ids {
 		if _, kept := s.workers[id]; !kept && !s.Dir.IsRequested(id) {
 			out = append(out, id)
 		}
