@@ -334,6 +334,32 @@ func TestDriverInstalledLate(t *testing.T) {
 	})
 }
 
+// TestMetadataIsRequired: a claim is not prepared while its device metadata cannot be written.
+func TestMetadataIsRequired(t *testing.T) {
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "u"}}
+	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: driver, Pool: "node",
+			Device: "gpu-01-00-0"}}}}
+	k := start(t, claim)
+	k.installed.Store(true)
+	metadata := filepath.Join(k.dir, metadataDir)
+	if err := errors.Join(os.RemoveAll(metadata), os.WriteFile(metadata, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	k.eventually("the error of prepare", func() error {
+		if got := k.prepare(claim); !strings.HasPrefix(got, "error: write the device metadata of claim u: mkdir ") {
+			return errors.New(got)
+		}
+		return nil
+	})
+	if err := os.Remove(metadata); err != nil {
+		t.Fatal(err)
+	}
+	if got := k.prepare(claim); !strings.Contains(got, "gpu.nvidia.com/metadata=u_r]") {
+		t.Errorf("prepare when there is one again: got %s", got)
+	}
+}
+
 // The previous version has published the monitor device in the pool of the node, and a claim was allocated it there
 // just before the upgrade.
 func TestUpgradeMovesMonitor(t *testing.T) {

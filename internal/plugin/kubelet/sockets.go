@@ -70,6 +70,7 @@ func Serve(ctx context.Context, c Config, server *Server) (*Connection, error) {
 }
 
 func (c Config) options(server *Server) []kubeletplugin.Option {
+	metadata := &metadataWriter{driver: c.DriverName}
 	options := []kubeletplugin.Option{
 		kubeletplugin.DriverName(c.DriverName),
 		kubeletplugin.NodeName(c.NodeName),
@@ -80,10 +81,12 @@ func (c Config) options(server *Server) []kubeletplugin.Option {
 		kubeletplugin.CDIDirectory(c.CDIDir),
 		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{
 			metadatav1beta1.SchemeGroupVersion, metadatav1alpha1.SchemeGroupVersion}),
-		kubeletplugin.MetadataFileOps(metadataFiles),
+		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{WriteFile: metadata.write,
+			MkdirAll: metadata.mkdirAll}),
 		kubeletplugin.Serialize(false), // the records have locks, one per GPU
 		kubeletplugin.GRPCInterceptor(server.count),
 		kubeletplugin.GRPCInterceptor(prepareEach),
+		kubeletplugin.GRPCInterceptor(metadata.require),
 		kubeletplugin.GRPCInterceptor(server.noticeRegistration),
 	}
 	if c.PodUID != "" {
@@ -221,28 +224,6 @@ func (c Config) Release(ctx context.Context, claim sharing.Claim) error {
 	}
 	if err != nil {
 		return fmt.Errorf("release claim %s: %w", claim.UID, err)
-	}
-	return nil
-}
-
-// metadataFiles writes device metadata without fsync; kubeletplugin would sync twice per claim. Every Prepare writes
-// these files again, and after a power failure the kubelet prepares a claim before it starts a container with it. So
-// nothing reads a file that a power failure has damaged.
-var metadataFiles = kubeletplugin.MetadataFileOperations{WriteFile: replaceFile}
-
-// replaceFile replaces the file atomically, but without fsync.
-func replaceFile(name string, data []byte, perm os.FileMode) error {
-	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*.tmp")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	err = errors.Join(err, f.Chmod(perm), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), name)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
 	}
 	return nil
 }
