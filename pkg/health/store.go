@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/renameio/v2"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
@@ -21,6 +22,7 @@ import (
 // The files of this package in the directory of the plugin.
 const (
 	stateFile   = "health.json"
+	lockFile    = "health.lock"   // held while an instance reads and writes the state
 	letGoFile   = "let-go-nvml"   // the time until which NVML is to be closed
 	clearPrefix = "clear-health-" // followed by the name of a GPU
 )
@@ -69,14 +71,42 @@ func (s Saved) Save(dir string) error {
 	return renameio.WriteFile(filepath.Join(dir, stateFile), data, 0o600)
 }
 
+// Pauses between the attempts to lock the state. It is held for milliseconds, unless its holder hangs.
+const (
+	lockPause    = 10 * time.Millisecond
+	lockAttempts = 100
+)
+
+// Locked calls do while no other instance does the same, so that none overwrites what another has saved in between. It
+// is an error if another one holds the lock for long.
+func Locked(dir string, do func() error) error {
+	file, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	for range lockAttempts {
+		err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return do()
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			break
+		}
+		time.Sleep(lockPause)
+	}
+	return fmt.Errorf("lock %s: %w", file.Name(), err)
+}
+
 // Forget removes the files from the plugin's directory, but keeps the state if something is wrong with a GPU.
 func Forget(dir string) error {
+	lockErr := remove(filepath.Join(dir, lockFile))
 	s, err := Load(dir)
 	if err == nil && slices.ContainsFunc(s.Conditions, Condition.Active) {
-		return nil
+		return lockErr
 	}
 	ClearRequests(dir)
-	return errors.Join(remove(filepath.Join(dir, stateFile)), remove(filepath.Join(dir, letGoFile)))
+	return errors.Join(lockErr, remove(filepath.Join(dir, stateFile)), remove(filepath.Join(dir, letGoFile)))
 }
 
 func remove(file string) error {

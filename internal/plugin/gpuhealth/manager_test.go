@@ -4,6 +4,7 @@ package gpuhealth
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -691,6 +692,31 @@ func TestNewsFromAClockThatWasAhead(t *testing.T) {
 	n.flush()
 	n.pass(20 * time.Minute)
 	n.wantTaints("a quiet time later", "")
+}
+
+// TestSaveBesideAnother: an instance writes only with what the other one has saved, and not while that writes.
+func TestSaveBesideAnother(t *testing.T) {
+	n := newTestNode(t)
+	n.flush()
+	n.alone.Store(false)
+	n.xid("GPU-1", 48)
+	err := health.Locked(n.Dir, func() error {
+		n.flush()
+		other, err := health.Load(n.Dir)
+		if len(other.Conditions) > 0 {
+			t.Errorf("got %v, want nothing while the other one writes", other.Conditions)
+		}
+		other.See(start, "a", health.Subject{GPU: "GPU-0"}, "XID54", "")
+		return errors.Join(err, other.Save(n.Dir))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.flush()
+	saved, err := health.Load(n.Dir)
+	if err != nil || len(saved.Conditions) != 2 {
+		t.Errorf("got %v, %v, want XID 48 and XID 54", saved.Conditions, err)
+	}
 }
 
 func TestTextsOfEvents(t *testing.T) {

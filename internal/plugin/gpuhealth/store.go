@@ -59,9 +59,22 @@ func (m *Manager) saveSoon() {
 // isDue reports whether the state is to be saved. m.mu is held.
 func (m *Manager) isDue(now time.Time) bool { return m.dirty && now.Sub(m.saved) >= savePeriod }
 
-// save writes the state. m.mu is held.
+// save writes the state, with what another instance has saved. m.mu is held.
 func (m *Manager) save(ctx context.Context, now time.Time) {
-	m.merge(ctx)
+	err := health.Locked(m.Dir, func() error {
+		m.merge(ctx)
+		return m.write()
+	})
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Health of GPUs not saved, will be tried again")
+	} else {
+		m.dirty = false
+	}
+	m.saved = now
+}
+
+// write writes the state. m.mu is held.
+func (m *Manager) write() error {
 	saved := health.Saved{State: m.state, LetGo: m.letGo}
 	for _, d := range m.look.GPUs {
 		g := health.SavedGPU{Name: d.Name, UUID: d.UUID, Product: d.Product.Name, Unwatched: m.unwatched(d),
@@ -81,10 +94,5 @@ func (m *Manager) save(ctx context.Context, now time.Time) {
 			saved.GPUs[i].Unwatched = cmp.Or(m.letGo, m.unread, g.Unwatched)
 		}
 	}
-	if err := saved.Save(m.Dir); err != nil {
-		klog.FromContext(ctx).Error(err, "Health of GPUs not saved, will be tried again")
-	} else {
-		m.dirty = false
-	}
-	m.saved = now
+	return saved.Save(m.Dir)
 }
