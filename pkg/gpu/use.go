@@ -26,6 +26,9 @@ type Use struct {
 	Hook HookLibrary `json:",omitzero"`
 }
 
+// MaxMPSClients is the maximum number of clients of an MPS server, from Volta on.
+const MaxMPSClients = 48
+
 // EnforceableOn returns the use with what a GPU of the product can enforce. MPS limits nothing before Volta: a GPU that
 // would have shares is exclusive then, so that a share is not silently without limits. Replicas, which somebody has
 // asked for, are only counted.

@@ -17,10 +17,10 @@ const (
 	kind       = "NodeConfig"
 )
 
-// maxReplicas limits the replicas of a GPU: an MPS server has 48 clients (from Volta on), and a hook or a cgroup
-// enforces whole percents. Without isolation, the limit only catches typing errors.
-var maxReplicas = map[gpu.Isolation]int{gpu.IsolationMPS: 48, gpu.IsolationHook: 100, gpu.IsolationCgroup: 100,
-	gpu.IsolationNone: 1024}
+// maxReplicas limits the replicas of a GPU: each is a client of its MPS server, and a hook or a cgroup enforces whole
+// percents. Without isolation, the limit only catches typing errors.
+var maxReplicas = map[gpu.Isolation]int{gpu.IsolationMPS: gpu.MaxMPSClients, gpu.IsolationHook: 100,
+	gpu.IsolationCgroup: 100, gpu.IsolationNone: 1024}
 
 // maxIndex is above the number of GPUs of any machine.
 const maxIndex = 1023

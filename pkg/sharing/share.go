@@ -82,6 +82,7 @@ func fits(a Assignment, inv inventory.Inventory, others []occupant) error {
 		all = *a.Share
 	}
 	var names []string
+	clients := 1
 	for _, o := range others {
 		if a.Share == nil || o.Share == nil || (a.Share.Replicas > 0) != (o.Share.Replicas > 0) {
 			return refuse(ErrInUse, "is held by %s%s", o.name, o.holds(a))
@@ -94,6 +95,13 @@ func fits(a Assignment, inv inventory.Inventory, others []occupant) error {
 		all.Cores += o.Share.Cores
 		all.Replicas += o.Share.Replicas
 		names = append(names, o.name)
+		if o.MPS != nil {
+			clients++
+		}
+	}
+	if a.MPS != nil && clients > gpu.MaxMPSClients {
+		return refuse(ErrInUse, "has %d shares with isolation mps, and an MPS server has no more clients",
+			len(names))
 	}
 	device, _ := inv.Find(a.Device)
 	var errs []error

@@ -571,6 +571,38 @@ func sharesText(plan Plan, err error) string {
 	return strings.Join(lines, "\n")
 }
 
+// An MPS server has 48 clients. The 49th would be refused by CUDA in the container.
+func TestClientsOfMPS(t *testing.T) {
+	for _, row := range []struct {
+		device string
+		shares int
+		want   string
+	}{
+		{"mps", 48, ""},
+		{"mps", 49, "request a: device mps has 48 shares with isolation mps, and an MPS server has no more " +
+			"clients: device in use"},
+		{"hook", 60, ""},
+		{"none", 60, ""},
+	} {
+		var others []Holder
+		var err error
+		for range row.shares {
+			if err != nil {
+				t.Fatal(err)
+			}
+			var plan Plan
+			plan, err = NewPlan(shareResults(t, "a="+row.device+":1Gi/0"), shareInventory, others)
+			others = append(others, Holder{Plan: plan})
+		}
+		if got := fmt.Sprint(err); err != nil && got != row.want || err == nil && row.want != "" {
+			t.Errorf("%d shares of %s: got %v, want %q", row.shares, row.device, err, row.want)
+		}
+		if err != nil && !errors.Is(err, ErrInUse) {
+			t.Errorf("got %v, want that it may be free later", err)
+		}
+	}
+}
+
 // A claim may ask for MPS on a whole GPU that is older than the limits of MPS.
 func TestLimitsOfMPSBeforeVolta(t *testing.T) {
 	for _, row := range []struct {
