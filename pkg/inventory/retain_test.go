@@ -86,7 +86,8 @@ func TestRetainAGPUThatHasMoved(t *testing.T) {
 		{"another GPU has the former name", inventory.Inventory{other, now}, inventory.Inventory{was}, true,
 			"gpu-3b-00-0 GPU-2; gpu-5e-00-0 GPU-1"},
 		{"it does not answer at its new place", inventory.Inventory{{Name: "gpu-5e-00-0", UUID: "GPU-1",
-			PCI: now.PCI, Lost: true}}, inventory.Inventory{was}, true, "gpu-3b-00-0 GPU-1 lost; gpu-5e-00-0 GPU-1 lost"},
+			PCI: now.PCI, Lost: true}}, inventory.Inventory{was}, true,
+			"gpu-3b-00-0 GPU-1 lost; gpu-5e-00-0 GPU-1 lost"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			inv := row.found

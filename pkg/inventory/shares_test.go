@@ -140,7 +140,7 @@ func TestUseBeforeVolta(t *testing.T) {
 		{"Volta", 7, gpu.Use{}, "fractional, isolation mps"},
 		{"Hopper", 9, gpu.Use{}, "fractional, isolation mps"},
 		{"unknown", 0, gpu.Use{}, "fractional, isolation mps"},
-		{"Pascal whose shares are only counted", 6, gpu.Use{Isolation: gpu.IsolationNone}, "fractional, isolation none"},
+		{"Pascal with counted shares", 6, gpu.Use{Isolation: gpu.IsolationNone}, "fractional, isolation none"},
 		{"Pascal with a library", 6, hook, "fractional, isolation hook"},
 		{"replicas of Pascal", 6, gpu.Use{Sharing: gpu.Replicated, Replicas: 2}, "replicated, isolation none"},
 		{"unlimited Pascal", 6, gpu.Use{Sharing: gpu.Unlimited, Isolation: gpu.IsolationNone},

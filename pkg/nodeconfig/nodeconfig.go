@@ -118,8 +118,8 @@ func (e entry) unlimitable(devices []gpu.Device) []string {
 			out = append(out, at(e.line, e.path, "%s (%s) is exclusive, because MPS limits nothing before Volta: "+
 				"isolation: none counts its shares", d.Name, d.Product.Name))
 		default:
-			out = append(out, at(e.line, e.path, "%s (%s): its replicas have isolation none, because MPS limits nothing "+
-				"before Volta", d.Name, d.Product.Name))
+			out = append(out, at(e.line, e.path, "%s (%s): its replicas have isolation none, because MPS limits "+
+				"nothing before Volta", d.Name, d.Product.Name))
 		}
 	}
 	return out
