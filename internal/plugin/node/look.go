@@ -168,8 +168,8 @@ func (n *Node) reportGPU(logger klog.Logger, d, old gpu.Device, known bool) {
 	case d.MovedTo != "" && old.MovedTo == "":
 		logger.Info("GPU has another place on the PCI bus", "now", d.MovedTo)
 		n.Reporter.Node(report.Events.GPULost, fmt.Sprintf("GPU %s (%s, %s) has another place on the PCI bus: its "+
-			"name is %s now. Pods with claims for %s cannot use it any more: delete them", d.Name, d.Product.Name, old.UUID,
-			d.MovedTo, d.Name))
+			"name is %s now. Pods with claims for %s cannot use it any more: delete them", d.Name, d.Product.Name,
+			old.UUID, d.MovedTo, d.Name))
 	case d.Lost && !old.Lost:
 		logger.Info("GPU lost")
 		n.Reporter.Node(report.Events.GPULost, fmt.Sprintf("GPU %s (%s, %s) does not answer any more", d.Name,
