@@ -24,28 +24,43 @@ type Watcher struct {
 // programs of a node together. Its methods are called without the lock: they may wait for what receive does.
 var shared struct {
 	sync.Mutex
-	inotify  *fsnotify.Watcher // nil: there are no Watchers
+	inotify  *fsnotify.Watcher // nil: there are no Watchers, or the programs of the node have used up all instances
+	missing  string            // why there is none although there are Watchers
 	watchers sets.Set[*Watcher]
 }
 
-// New returns a Watcher of no directory yet, which ends with ctx. matters says which files it tells of; nil: all. It
-// returns nil, and logs why, if there is no inotify.
+// New returns a Watcher of no directory yet, which ends with ctx. matters says which files it tells of; nil: all.
 func New(ctx context.Context, matters func(file string) bool) *Watcher {
 	shared.Lock()
 	defer shared.Unlock()
-	if shared.inotify == nil {
-		inotify, err := fsnotify.NewWatcher()
-		if err != nil {
-			klog.FromContext(ctx).Info("Changes of files are noticed late", "err", err)
-			return nil
-		}
-		shared.inotify, shared.watchers = inotify, sets.New[*Watcher]()
-		go receive(inotify)
-	}
 	w := &Watcher{matters: matters, changed: make(chan struct{}, 1), dirs: sets.New[string]()}
+	if shared.watchers == nil {
+		shared.watchers = sets.New[*Watcher]()
+	}
 	shared.watchers.Insert(w)
+	open()
 	context.AfterFunc(ctx, w.end)
 	return w
+}
+
+// open opens the inotify instance, and logs what has changed. If there is none, it is tried again at each Keep: other
+// programs may use less by then. The caller holds the lock.
+func open() {
+	if shared.inotify != nil {
+		return
+	}
+	why := ""
+	inotify, err := fsnotify.NewWatcher()
+	if err == nil {
+		shared.inotify = inotify
+		go receive(inotify)
+	} else {
+		why = err.Error()
+	}
+	if why != shared.missing {
+		klog.Background().Info("Changes of files are noticed", "late", err != nil, "why", why)
+	}
+	shared.missing = why
 }
 
 // receive tells the Watchers what the inotify instance says, until it is closed.
@@ -95,7 +110,7 @@ func (w *Watcher) end() {
 		shared.inotify = nil
 	}
 	shared.Unlock()
-	if last {
+	if last && inotify != nil {
 		_ = inotify.Close()
 	}
 }
@@ -107,12 +122,16 @@ func (w *Watcher) Keep(dirs ...string) {
 		return
 	}
 	shared.Lock()
-	inotify, ended := shared.inotify, !shared.watchers.Has(w)
+	ended := !shared.watchers.Has(w)
+	if !ended {
+		open()
+	}
+	inotify := shared.inotify
 	for _, dir := range dirs {
 		w.dirs.Insert(filepath.Clean(dir))
 	}
 	shared.Unlock()
-	if ended {
+	if ended || inotify == nil {
 		return
 	}
 	for _, dir := range dirs {

@@ -4,9 +4,12 @@ package dirwatch
 
 import (
 	"context"
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -69,6 +72,50 @@ func TestNoWatcher(t *testing.T) {
 	w.Keep(t.TempDir())
 	if w.Changed() != nil {
 		t.Error("got a channel")
+	}
+}
+
+// TestInstancesUsedUp: other programs use all inotify instances of the user, and then fewer. The limit is that of a user
+// namespace for the test program alone.
+func TestInstancesUsedUp(t *testing.T) {
+	const limit, inside = "/proc/sys/user/max_inotify_instances", "DIRWATCH_TEST_NAMESPACE"
+	if os.Getenv(inside) == "" {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestInstancesUsedUp$", "-test.v")
+		cmd.Env = append(os.Environ(), inside+"=1")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER,
+			UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
+			GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}}
+		out, err := cmd.CombinedOutput()
+		var failed *exec.ExitError
+		if err != nil && !errors.As(err, &failed) {
+			t.Skip("no user namespaces here:", err)
+		}
+		if err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		if strings.Contains(string(out), "--- SKIP") {
+			t.Skip(string(out))
+		}
+		return
+	}
+	if err := os.WriteFile(limit, []byte("0"), 0); err != nil {
+		t.Skip("a user namespace cannot have its own limit here:", err)
+	}
+	dir := t.TempDir()
+	w := New(t.Context(), nil)
+	w.Keep(dir)
+	if instances(t) > 0 {
+		t.Fatal("got an instance of inotify, want none")
+	}
+	if err := os.WriteFile(limit, []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	w.Keep(dir)
+	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if !changed(w, soon) {
+		t.Error("not told of a file")
 	}
 }
 
