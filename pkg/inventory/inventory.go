@@ -97,19 +97,22 @@ func physical(d gpu.Device) gpu.Device {
 func (inv Inventory) Retain(known Inventory, held func(device string) bool) Inventory {
 	all := slices.Clone(inv)
 	for i, d := range known {
-		at := all.index(d.Name)
-		if at >= 0 && all[at].Lost {
-			d.Lost = true
-			all[at] = d
+		if at := all.index(d.Name); at >= 0 {
+			if all[at].Lost {
+				d.Lost = true
+				all[at] = d
+			}
+			continue
 		}
 		now := inv.newName(d)
-		if at < 0 && (held(d.Name) || !d.Lost && now == "") {
-			d.Lost = true
-			if now != "" {
-				d = formerName(d, now)
-			}
-			all = slices.Insert(all, all.after(known[:i]), d)
+		if !held(d.Name) && (d.Lost || now != "") {
+			continue
 		}
+		if now != "" {
+			d = formerName(d, now)
+		}
+		d.Lost = true
+		all = slices.Insert(all, all.after(known[:i]), d)
 	}
 	return New(all)
 }

@@ -23,8 +23,9 @@ func (a Assignment) moved(present inventory.Inventory) bool {
 
 // InPlace returns the plan without the assignments whose GPUs have moved on the PCI bus, and without the MPS daemons of
 // such GPUs.
-func (p Plan) InPlace(inv inventory.Inventory) Plan {
-	present := inv.Present()
+func (p Plan) InPlace(inv inventory.Inventory) Plan { return p.inPlace(inv.Present()) }
+
+func (p Plan) inPlace(present inventory.Inventory) Plan {
 	gone := map[gpu.UUID]bool{}
 	for _, a := range p.Assignments {
 		gone[a.GPU] = gone[a.GPU] || a.moved(present)
@@ -56,9 +57,10 @@ func (p Plan) CheckInPlace(inv inventory.Inventory) error {
 
 // InPlace returns the holders with what their plans still have: see Plan.InPlace.
 func InPlace(holders []Holder, inv inventory.Inventory) []Holder {
+	present := inv.Present()
 	var all []Holder
 	for _, h := range holders {
-		all = append(all, Holder{Claim: h.Claim, Plan: h.Plan.InPlace(inv)})
+		all = append(all, Holder{Claim: h.Claim, Plan: h.Plan.inPlace(present)})
 	}
 	return all
 }
