@@ -75,8 +75,8 @@ func TestNoWatcher(t *testing.T) {
 	}
 }
 
-// TestInstancesUsedUp: other programs use all inotify instances of the user, and then fewer. The limit is that of a user
-// namespace for the test program alone.
+// TestInstancesUsedUp: other programs use all inotify instances of the user, and then fewer. The limit is that of a
+// user namespace for the test program alone.
 func TestInstancesUsedUp(t *testing.T) {
 	const limit, inside = "/proc/sys/user/max_inotify_instances", "DIRWATCH_TEST_NAMESPACE"
 	if os.Getenv(inside) == "" {
