@@ -6,9 +6,6 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -51,62 +48,6 @@ func TestFlagsFromTheEnvironment(t *testing.T) {
 				t.Errorf("got %q, want %q", got, row.want)
 			}
 		})
-	}
-}
-
-func TestInstallHooks(t *testing.T) {
-	sources, dir := t.TempDir(), t.TempDir()
-	o := options{pluginDir: dir, cdiHook: filepath.Join(sources, "nvidia-cdi-hook"),
-		combinedHook: filepath.Join(sources, "combined")}
-	for _, row := range []struct {
-		name    string
-		sources map[string]string // to write before
-		flag    string            // of the program that is missing
-	}{
-		{"without NVIDIA's program", nil, "--cdi-hook"},
-		{"without the combined one", map[string]string{"nvidia-cdi-hook": "one"}, "--combined-cdi-hook"},
-		{"both", map[string]string{"combined": "one"}, ""},
-		{"again", nil, ""},
-		{"a new version", map[string]string{"combined": "two", "nvidia-cdi-hook": "two"}, ""},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			for name, content := range row.sources {
-				if err := os.WriteFile(filepath.Join(sources, name), []byte(content), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			hook, combined, err := installHooks(o)
-			if row.flag != "" {
-				if !errors.Is(err, fs.ErrNotExist) || !strings.HasPrefix(err.Error(), row.flag+": ") {
-					t.Errorf("got %v, want %s: …", err, row.flag)
-				}
-				return
-			}
-			if err != nil || hook != filepath.Join(dir, "nvidia-cdi-hook") ||
-				combined != filepath.Join(dir, "cdi-hooks") {
-				t.Fatalf("got %s, %s, %v", hook, combined, err)
-			}
-			for installed, source := range map[string]string{hook: o.cdiHook, combined: o.combinedHook} {
-				requireProgram(t, installed, source)
-			}
-		})
-	}
-	o.combinedHook = ""
-	if _, combined, err := installHooks(o); combined != "" || err != nil {
-		t.Errorf("switched off: got %q, %v", combined, err)
-	}
-}
-
-// requireProgram requires that a file has the content of another and can be executed.
-func requireProgram(t *testing.T, path, source string) {
-	t.Helper()
-	got, err := os.ReadFile(path)
-	want, wantErr := os.ReadFile(source)
-	if err != nil || wantErr != nil || !bytes.Equal(got, want) {
-		t.Errorf("got %q, %v, want %q, %v", got, err, want, wantErr)
-	}
-	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o755 {
-		t.Errorf("mode %v, %v, want 0755", info.Mode(), err)
 	}
 }
 

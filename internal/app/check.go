@@ -42,7 +42,7 @@ func checkCommand(p Platform, flags *pflag.FlagSet) *cobra.Command {
 		dir := o.directory()
 		report := doctor.Check(doctor.Config{
 			Machine: c, DriverName: o.driverName, NodeName: o.nodeName, CDIDir: o.cdiDir,
-			PluginDir: dir, Writes: []string{dir, "/dev/shm"},
+			PluginDir: dir, HooksDir: o.hooksDir, Writes: []string{dir, "/dev/shm"},
 			Host: host.Root(root), Kernel: kernel(), Cgroups: "/sys/fs/cgroup", Writable: host.Writable,
 		})
 		if err := print(cmd, report, asJSON); err != nil {
@@ -59,6 +59,7 @@ func checkCommand(p Platform, flags *pflag.FlagSet) *cobra.Command {
 	f.StringVar(&o.nodeName, "node-name", hostname, "name of this node, as in what would be published")
 	f.StringVar(&o.cdiDir, "cdi-dir", "/var/run/cdi", "where container runtimes look for CDI specs")
 	f.StringVar(&o.cdiHook, "cdi-hook", "/usr/bin/nvidia-cdi-hook", "NVIDIA's CDI hook program")
+	f.StringVar(&o.hooksDir, "hooks-dir", "", "where the host has the CDI hook programs; empty: not looked at")
 	f.StringVar(&root, "host-root", "", "where the root of the host is seen by this program, / on the host itself; "+
 		"empty: its container runtime is not looked at")
 	f.BoolVar(&asJSON, "json", false, "print the report as JSON: docs/doctor.md describes it")

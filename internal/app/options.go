@@ -25,6 +25,7 @@ type options struct {
 	cdiDir       string
 	cdiHook      string
 	combinedHook string
+	hooksDir     string
 	httpAddress  string
 	sweepPeriod  time.Duration
 	gpuTimeout   time.Duration
@@ -75,10 +76,13 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.nodeConfigs, "node-config-dir", "", "directory of node configurations, which say how GPUs may be "+
 		"shared: one file for each, of which a label of the node names one; empty: none")
 	f.StringVar(&o.cdiDir, "cdi-dir", "/var/run/cdi", "where container runtimes look for CDI specs")
-	f.StringVar(&o.cdiHook, "cdi-hook", "/usr/bin/nvidia-cdi-hook", "NVIDIA's CDI hook program, copied to the plugin "+
-		"directory, from where the host runs it")
+	f.StringVar(&o.cdiHook, "cdi-hook", "/usr/bin/nvidia-cdi-hook", "NVIDIA's CDI hook program, copied to "+
+		"--hooks-dir, from where the host runs it")
 	f.StringVar(&o.combinedHook, "combined-cdi-hook", "/usr/bin/cdi-hooks", "program that runs the CDI hooks of a "+
 		"container in one process, copied like --cdi-hook; empty: --cdi-hook runs each in a process of its own")
+	f.StringVar(&o.hooksDir, "hooks-dir", "", "directory for CDI hook programs, the same path on the host; made and "+
+		"removed by the driver, open to all users; empty: --plugin-dir, where those of pods with hostUsers: false "+
+		"cannot be run")
 	f.StringVar(&o.httpAddress, "http-address", ":8081", "where /healthz, /readyz and /metrics are served; empty: "+
 		"nowhere")
 	f.BoolVar(&o.metricsContainerUsage, "metrics-container-usage", false,

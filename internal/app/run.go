@@ -3,16 +3,13 @@
 package app
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 
-	"github.com/google/renameio/v2"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -27,11 +24,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
-// Below the plugin's directory.
-const (
-	preloadDir       = "preload"   // files that make containers load a hook library
-	combinedHookFile = "cdi-hooks" // the program that runs CDI hooks in one process
-)
+// preloadDir has files that make containers load a hook library, below the plugin's directory.
+const preloadDir = "preload"
 
 // bootIDFile has a new content after each boot (proc(5)).
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
@@ -46,7 +40,7 @@ func run(ctx context.Context, o options, p Platform) error {
 	if err != nil {
 		return err
 	}
-	hook, combinedHook, err := installHooks(o)
+	hooks, err := installHooks(ctx, o)
 	if err != nil {
 		return err
 	}
@@ -63,15 +57,14 @@ func run(ctx context.Context, o options, p Platform) error {
 		return err
 	}
 	defer instance.Leave(ctx, records, func() error {
-		return errors.Join(specs.RemoveDriver(), os.Remove(hook), records.Remove(),
-			os.RemoveAll(filepath.Join(o.pluginDir, combinedHookFile)),
+		return errors.Join(specs.RemoveDriver(), removeHooks(o), records.Remove(),
 			os.RemoveAll(filepath.Join(o.pluginDir, preloadDir)))
 	})
 	machine, err := p.Open(ctx, client, o.nodeName)
 	if err != nil {
 		return err
 	}
-	machine.HookPath, machine.CombinedHookPath, machine.Timeout = hook, combinedHook, o.gpuTimeout
+	machine.HookPath, machine.CombinedHookPath, machine.Timeout = hooks.each, hooks.combined, o.gpuTimeout
 	gpus := nvml.New(machine.Config)
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
@@ -133,42 +126,6 @@ func newClient(kubeconfig string) (kubernetes.Interface, error) {
 	}
 	config.QPS = -1
 	return kubernetes.NewForConfig(config)
-}
-
-// installHooks copies the hook programs to the plugin's directory, and returns their paths on the host. combined may be
-// empty.
-func installHooks(o options) (hook, combined string, err error) {
-	hook = filepath.Join(o.pluginDir, filepath.Base(o.cdiHook))
-	if err := installHook(o.cdiHook, hook); err != nil {
-		return "", "", fmt.Errorf("--cdi-hook: %w", err)
-	}
-	if o.combinedHook == "" {
-		return hook, "", nil
-	}
-	combined = filepath.Join(o.pluginDir, combinedHookFile)
-	if err := installHook(o.combinedHook, combined); err != nil {
-		return "", "", fmt.Errorf("--combined-cdi-hook: %w", err)
-	}
-	return hook, combined, nil
-}
-
-func installHook(source, target string) error {
-	program, err := os.ReadFile(source)
-	if err != nil {
-		return fmt.Errorf("read the CDI hook program: %w", err)
-	}
-	installed, err := os.ReadFile(target)
-	if err == nil && bytes.Equal(program, installed) {
-		return nil
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	// Replace it atomically: the host may be running the old one.
-	if err := renameio.WriteFile(target, program, 0o755, renameio.IgnoreUmask()); err != nil {
-		return fmt.Errorf("install the CDI hook program: %w", err)
-	}
-	return nil
 }
 
 // runtimeProblems returns the problems of a container runtime that follow from its version.

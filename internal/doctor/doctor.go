@@ -28,6 +28,7 @@ type Config struct {
 	NodeName   string
 	CDIDir     string
 	PluginDir  string    // where the plugin keeps what it knows of the health of GPUs; "": unknown
+	HooksDir   string    // where the host has the CDI hook programs; "": unknown
 	Writes     []string  // further directories of the host that the driver writes to
 	Host       host.Root // "" if it is not mounted
 	Kernel     string
@@ -147,6 +148,9 @@ func (e *checker) host() {
 	e.found(problems...)
 	e.found(host.DevicePlugins(e.Host)...)
 	e.found(host.ReadOnlyDirs(e.Host, append([]string{e.CDIDir}, e.Writes...), e.Writable)...)
+	if e.HooksDir != "" {
+		e.found(host.HooksDir(e.Host, e.HooksDir)...)
+	}
 	if h.Cgroup == 1 {
 		e.found(host.CgroupV1.Found("%s is not cgroup v2", e.Cgroups))
 	}

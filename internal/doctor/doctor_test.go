@@ -194,6 +194,10 @@ func TestProblems(t *testing.T) {
 			p.config.Writable, p.config.CDIDir = readOnly("/etc"), "/etc/cdi"
 			return nil
 		}, "read-only", []string{"/etc/cdi cannot be written to"}},
+		{"a directory of hooks that is for root", "t4-x2", func(p *testNode) error {
+			p.config.HooksDir = "/var/private/gpu"
+			return os.MkdirAll(filepath.Join(string(p.config.Host), "var/private"), 0o750)
+		}, "hooks-closed", []string{"mode 0750 of /var/private keeps other users from /var/private/gpu"}},
 		{"cgroup v1", "t4-x2", func(p *testNode) error {
 			return os.Remove(filepath.Join(p.config.Cgroups,
 				"cgroup.controllers"))

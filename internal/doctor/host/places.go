@@ -4,6 +4,7 @@ package host
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -34,6 +35,40 @@ func ReadOnlyDirs(root Root, dirs []string, writable func(dir string) error) []P
 		}
 	}
 	return out
+}
+
+// RunsForAll returns an error unless every user can run the programs of a directory, as far as that depends on the
+// directory itself.
+func RunsForAll(dir string) error {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return err
+	}
+	if info.Mode()&0o001 == 0 {
+		return fmt.Errorf("mode %#o of %s keeps other users out", info.Mode().Perm(), dir)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return err
+	}
+	if st.Flags&unix.ST_NOEXEC != 0 {
+		return fmt.Errorf("%s is mounted noexec", dir)
+	}
+	return nil
+}
+
+// HooksDir returns a problem if not every user can run programs of the host's directory. Missing directories are the
+// driver's to make.
+func HooksDir(root Root, dir string) []Problem {
+	for above := filepath.Dir(dir); above != "/"; above = filepath.Dir(above) {
+		if info, err := os.Stat(root.path(above)); err == nil && info.Mode()&0o001 == 0 {
+			return []Problem{HooksClosed.Found("mode %#o of %s keeps other users from %s", info.Mode().Perm(), above, dir)}
+		}
+	}
+	if err := RunsForAll(root.path(dir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return []Problem{HooksClosed.Found("%v", err)}
+	}
+	return nil
 }
 
 // DevicePlugins returns a problem if NVIDIA's device plugin has registered with the kubelet.
