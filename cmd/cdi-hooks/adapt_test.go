@@ -52,6 +52,9 @@ func TestContainers(t *testing.T) {
 				os.Symlink(target, filepath.Join(root, link)))
 		}
 	}
+	add := func(path string) func(string) error {
+		return func(root string) error { return write(filepath.Join(root, path), "") }
+	}
 	removed := func(paths ...string) func(string) error {
 		return func(root string) error {
 			var errs []error
@@ -87,6 +90,9 @@ func TestContainers(t *testing.T) {
 			"etc/ld.so.conf.d", "etc/ld.so.cache")}, "cache compat soname a b params profile"},
 		{"distroless, and /etc read-only", []func(string) error{removed("etc/ld.so.conf", "etc/ld.so.conf.d",
 			"etc/ld.so.cache"), readOnly("etc")}, "soname a b params"},
+		{"musl", []func(string) error{add("etc/alpine-release")}, all + " musl"},
+		{"musl, and /etc read-only", []func(string) error{add("etc/alpine-release"), readOnly("etc")},
+			"cache compat user soname a b params"},
 		{"no /etc", []func(string) error{removed("etc")}, "cache compat soname a b params profile"},
 		{"/etc is an absolute link", []func(string) error{moved("etc", "/private/etc")},
 			"cache compat user soname a b params"},
@@ -298,6 +304,7 @@ func left(root string, err error) string {
 		{"b", is("/more/b", "two")},
 		{"params", has(paramsFile, "ModifyDeviceFiles: 0")},
 		{"profile", has("/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf", "EGLVisibleDGPUDevices")},
+		{"musl", has("/etc/ld-musl-x86_64.path", "/driver") || has("/etc/ld-musl-aarch64.path", "/driver")},
 	} {
 		if what.is {
 			found = append(found, what.name)

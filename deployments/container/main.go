@@ -66,6 +66,9 @@ func run(ctx context.Context, o options) error {
 	if o.rootfs != "" {
 		return writeRootfs(o.rootfs, contents)
 	}
+	if o.registry == "" {
+		contents = append(contents, shapes(contents[1])...)
+	}
 	layers := filepath.Join(o.output, "layers")
 	images, err := newImages(contents, layers, o.version)
 	if err != nil {

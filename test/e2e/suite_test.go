@@ -56,6 +56,7 @@ func TestCluster(t *testing.T) {
 	t.Run("each claim gets its own GPU and the container sees only that one", s.testDistinct)
 	t.Run("a container reaches the GPU of its claim and no other", s.testIsolation)
 	t.Run("the claim's status, the container's metadata and the metrics show its GPU", s.testVisible)
+	t.Run("containers of every shape start and reach their GPU", s.testShapes)
 	t.Run("an invalid configuration is refused with the reason and the field", s.testConfig)
 	t.Run("the webhook refuses invalid claims", s.testAdmission)
 	t.Run("the class of the strongest GPU gives the strongest free one", s.testStrongest)

@@ -61,8 +61,9 @@ func Spec(dir string, programs components.Dirs, c Config) (machine.Spec, error) 
 		Fresh:      []string{"/var", "/tmp"},
 		Mounts:     map[string]string{cniPrograms: components.CNI},
 		Folders: []string{
+			// Not the kubelet's: it makes them itself, closed to other users.
 			"/etc/cdi", "/run/cdi", "/run/lock", "/run/netns", "/var/log/pods", "/var/log/containers",
-			"/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/var/lib/containerd",
+			"/var/lib/containerd",
 		},
 		Files: map[string]string{
 			kubeletConfig:    kubelet,
