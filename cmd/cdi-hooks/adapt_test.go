@@ -177,10 +177,12 @@ func TestErrors(t *testing.T) {
 		if err := layOut(bundle, filepath.Join(bundle, "rootfs")); err != nil {
 			return err
 		}
-		err := runHooks(t, bundle, "create-symlinks --link one::/links/a -- update-ldcache --ldconfig-path /nowhere/ldconfig")
+		err := runHooks(t, bundle, "create-symlinks --link one::/links/a -- "+
+			"update-ldcache --ldconfig-path /nowhere/ldconfig")
 		const want = "CDI hook update-ldcache: exit status 1: error cloning host ldconfig: " +
 			"error opening host ldconfig: open /nowhere/ldconfig: no such file or directory"
-		if lines := strings.Split(fmt.Sprint(err), "\n"); !strings.HasSuffix(lines[len(lines)-1], want) || len(lines) > 2 {
+		lines := strings.Split(fmt.Sprint(err), "\n")
+		if !strings.HasSuffix(lines[len(lines)-1], want) || len(lines) > 2 {
 			t.Errorf("got %v\nwant %s", err, want)
 		}
 		return nil
@@ -217,7 +219,8 @@ func runHooks(t *testing.T, bundle, args string) error {
 // layOut makes a container with a library of the driver, one of its own, and CUDA libraries newer than the driver.
 func layOut(bundle, root string) error {
 	if err := errors.Join(os.Mkdir(root, 0o755), unix.Mount("tmpfs", root, "tmpfs", 0, "mode=755"),
-		unix.Mount("tmpfs", "/proc/driver", "tmpfs", 0, ""), write("/proc/driver/nvidia/params", "ModifyDeviceFiles: 1\n"),
+		unix.Mount("tmpfs", "/proc/driver", "tmpfs", 0, ""),
+		write("/proc/driver/nvidia/params", "ModifyDeviceFiles: 1\n"),
 		write(filepath.Join(bundle, "config.json"), `{"root":{"path":"rootfs"}}`)); err != nil {
 		return err
 	}

@@ -30,16 +30,16 @@ type hooks struct {
 }
 
 // installHooks copies the hook programs to a directory of the host, and returns their paths. If --hooks-dir cannot have
-// them, that is the plugin's directory: there they run for all containers but those of pods with hostUsers: false, whose
-// root may not enter the kubelet's directories. Files that an older version has installed there stay, because CDI specs
-// may name them.
+// them, that is the plugin's directory: there they run for all containers but those of pods with hostUsers: false,
+// whose root may not enter the kubelet's directories. Files that an older version has installed there stay, because CDI
+// specs may name them.
 func installHooks(ctx context.Context, o options) (hooks, error) {
 	dir := o.pluginDir
 	if o.hooksDir != "" {
 		if err := openDir(o.hooksDir); err != nil {
-			klog.FromContext(ctx).Error(err, "Pods with hostUsers: false cannot use GPUs on this node: give the driver "+
-				"a directory that it can write to and that all users can run programs from (hooksDir of the chart)",
-				"dir", o.hooksDir)
+			klog.FromContext(ctx).Error(err, "Pods with hostUsers: false cannot use GPUs on this node: give the "+
+				"driver a directory that it can write to and that all users can run programs from (hooksDir of the "+
+				"chart)", "dir", o.hooksDir)
 		} else {
 			dir = o.hooksDir
 		}

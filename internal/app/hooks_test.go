@@ -144,8 +144,8 @@ func TestHooksInAUserNamespace(t *testing.T) {
 	if err := os.MkdirAll(plugins, 0o750); err != nil {
 		t.Fatal(err)
 	}
-	o := options{pluginDir: filepath.Join(plugins, "gpu.nvidia.com"), hooksDir: filepath.Join(base, "driver/gpu.nvidia.com"),
-		cdiHook: "/bin/true", combinedHook: "/bin/true"}
+	o := options{pluginDir: filepath.Join(plugins, "gpu.nvidia.com"),
+		hooksDir: filepath.Join(base, "driver/gpu.nvidia.com"), cdiHook: "/bin/true", combinedHook: "/bin/true"}
 	defer unix.Umask(unix.Umask(0o022))
 	instance, err := plugin.Enter(o.pluginDir)
 	if err != nil {

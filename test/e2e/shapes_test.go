@@ -54,7 +54,8 @@ var files = map[string]string{"hosts": "", "hostname": "", "resolv.conf": "", "l
 func withReadOnly(dirs ...string) podOption {
 	return func(p *corev1.PodSpec) {
 		p.Volumes = append(p.Volumes, corev1.Volume{Name: "files", VolumeSource: corev1.VolumeSource{
-			ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "files"}}}})
+			ConfigMap: &corev1.ConfigMapVolumeSource{
+				LocalObjectReference: corev1.LocalObjectReference{Name: "files"}}}})
 		for _, dir := range dirs {
 			p.Containers[0].VolumeMounts = append(p.Containers[0].VolumeMounts,
 				corev1.VolumeMount{Name: "files", MountPath: dir, ReadOnly: true})
@@ -66,7 +67,8 @@ func withReadOnly(dirs ...string) podOption {
 func (s *suite) testShapes(t *testing.T) {
 	s.needs(t, sharesOfMIG...)
 	ns := s.namespace(t, "shapes")
-	s.must(t, s.ApplyTyped(t.Context(), &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+	s.must(t, s.ApplyTyped(t.Context(), &corev1.ConfigMap{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
 		ObjectMeta: metav1.ObjectMeta{Name: "files", Namespace: ns}, Data: files}))
 	type started struct {
 		pod  client.ObjectKey

@@ -62,7 +62,8 @@ func RunsForAll(dir string) error {
 func HooksDir(root Root, dir string) []Problem {
 	for above := filepath.Dir(dir); above != "/"; above = filepath.Dir(above) {
 		if info, err := os.Stat(root.path(above)); err == nil && info.Mode()&0o001 == 0 {
-			return []Problem{HooksClosed.Found("mode %#o of %s keeps other users from %s", info.Mode().Perm(), above, dir)}
+			return []Problem{HooksClosed.Found("mode %#o of %s keeps other users from %s", info.Mode().Perm(), above,
+				dir)}
 		}
 	}
 	if err := RunsForAll(root.path(dir)); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -54,8 +54,8 @@ var (
 		"(isolation: cgroup) need it"}
 	ReadOnly = Kind{"read-only", Error, "give the driver a directory on a file system that can be written to " +
 		"(--cdi-dir, --plugin-dir; cdiDir, kubeletDir of the chart)"}
-	HooksClosed = Kind{"hooks-closed", Warning, "for pods with hostUsers: false, give the driver a directory that all " +
-		"users can run programs from, with every directory above it (--hooks-dir, hooksDir of the chart)"}
+	HooksClosed = Kind{"hooks-closed", Warning, "for pods with hostUsers: false, give the driver a directory that " +
+		"all users can run programs from, with every directory above it (--hooks-dir, hooksDir of the chart)"}
 	PIDNamespace = Kind{"pid-namespace", Warning,
 		"for metrics of containers, and to see who keeps a GPU from being partitioned, run in the host's PID " +
 			"namespace (metrics.containers.usage of the chart)"}
