@@ -68,8 +68,21 @@ func putFile(root, path string, content []byte) error {
 	return nil
 }
 
-// mountFile mounts a file with the content on a file of the container. Error: fs.ErrNotExist if it has none.
+// mountFile mounts a read-only file with the content on a file of the container. Error: fs.ErrNotExist if it has none.
 func mountFile(root, path string, content []byte) error {
+	if err := mountContent(root, path, content); err != nil {
+		return err
+	}
+	mounted, err := pathrs.OpenInRoot(root, path)
+	if err != nil {
+		return err
+	}
+	defer mounted.Close()
+	return unix.Mount("", link(mounted), "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV,
+		"")
+}
+
+func mountContent(root, path string, content []byte) error {
 	target, err := pathrs.OpenInRoot(root, path)
 	if err != nil {
 		return err

@@ -307,6 +307,7 @@ func TestWrongValuesAreErrors(t *testing.T) {
 		{"a word where a switch belongs", "simulate.enabled=often", "simulate/enabled"},
 		{"an unknown pull policy", "image.pullPolicy=Sometimes", "image/pullPolicy"},
 		{"a relative path", "kubeletDir=var/lib/kubelet", "kubeletDir"},
+		{"a relative path of hooks", "hooksDir=opt", "hooksDir"},
 		{"a driver name without a domain", "driverName=gpu", "driverName"},
 		{"a driver name in capitals", "driverName=GPU.nvidia.com", "driverName"},
 		{"a profile whose name is no name", "simulate.profiles.A_B=x", "A_B"},

@@ -19,14 +19,14 @@ import (
 )
 
 // partition creates a pod with a small partition of a specific GPU; empty: of any.
-func (n node) partition(t *testing.T, namespace, name, of string) client.ObjectKey {
+func (n node) partition(t *testing.T, namespace, name, of string, options ...podOption) client.ObjectKey {
 	t.Helper()
 	request := resourceapi.ExactDeviceRequest{DeviceClassName: "mig-1g.10gb.nvidia.com"}
 	if of != "" {
 		request.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
 			Expression: fmt.Sprintf("device.attributes['%s'].parentUUID == '%s'", driver, n.uuid(t, of))}}}
 	}
-	return n.podFor(t, namespace, name, request)
+	return n.podFor(t, namespace, name, request, options...)
 }
 
 // parent returns the GPU of the pod's partition.

@@ -52,6 +52,7 @@ func (s *suite) testUninstall(t *testing.T) {
 		}
 		eventually(t, soon, "nothing of the driver to be left on "+n.name, func() string {
 			return n.sh(t, `find /var/lib/kubelet/plugins /var/lib/kubelet/plugins_registry /run/cdi /etc/cdi -mindepth 1
+				find /var/lib/gpu-dra-driver -mindepth 1 -maxdepth 1 -not -name sim
 				find / -xdev -name '*gpu*dra*driver*' -not -path '`+simDir[:strings.LastIndex(simDir, "/")]+`*' -path '/var/*' -not -path '/var/log/*' -not -path '/var/lib/containerd/*' 2>/dev/null; true`)
 		})
 	}
