@@ -12,13 +12,16 @@ import (
 	"strings"
 
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
 // Access to a partition needs the capability device nodes of its GPU instance and of its compute instance (NVIDIA's MIG
 // User Guide, "Device Nodes and Capabilities"). Their numbers are read from /proc and given to the runtime, because the
-// nodes do not exist on the host until one of its own programs has used the partition.
+// nodes do not exist on the host until one of its own programs has used the partition. In a container with a user
+// namespace, the runtime cannot make them and mounts the host's.
 
 // findPartition returns what a container needs for a partition: the device node of its GPU and its capabilities.
 func (s *session) findPartition(d gpu.Device) (gpu.Access, error) {
@@ -51,7 +54,39 @@ func (s *session) findPartition(d gpu.Device) (gpu.Access, error) {
 	gi := fmt.Sprintf("gpu%d/gi%d", d.Minor, instance)
 	nodes, err := s.capabilities(gi+"/access", fmt.Sprintf("%s/ci%d/access", gi, compute))
 	access.Nodes = append(access.Nodes, nodes...)
+	if makeErr := s.makeCapabilities(nodes); makeErr != nil {
+		klog.ErrorS(makeErr, "Pods with hostUsers: false cannot use the partition", "device", d.Name)
+	}
 	return access, err
+}
+
+// makeCapabilities makes the device nodes in the /dev of the host, if that is mounted here. One with the number of an
+// earlier start of the driver is replaced.
+func (s *session) makeCapabilities(nodes []gpu.Node) error {
+	if s.Driver.HostDev == "" {
+		return nil
+	}
+	for _, node := range nodes {
+		file, number := filepath.Join(s.Driver.HostDev, node.Path), unix.Mkdev(uint32(node.Major), uint32(node.Minor))
+		var st unix.Stat_t
+		if err := unix.Lstat(file, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == number {
+			continue
+		}
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			return err
+		}
+		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		// NVIDIA's programs create them with this mode.
+		if err := unix.Mknod(file, unix.S_IFCHR|0o444, int(number)); err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("make %s: %w", node.Path, err)
+		}
+		if err := os.Chmod(file, 0o444); err != nil { // whatever the umask
+			return err
+		}
+	}
+	return nil
 }
 
 // findMonitoring returns what a container needs, besides GPUs, to see all partitions of the machine; nothing without

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
@@ -268,17 +270,28 @@ func TestAccessToAPartition(t *testing.T) {
 	}
 	d.Name, d.Type, d.UUID, d.Partition = gpu.PartitionName(d.Name, at), gpu.TypeMIG, id, &gpu.Partition{Placement: at}
 	d.Minor = 7 // as it may have been before the MIG mode was changed
+	node.Driver.HostDev = t.TempDir()
 	access, err := node.Access(t.Context(), d)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var paths []string
 	for _, n := range access.Nodes {
-		if strings.Contains(n.Path, "caps") && (n.Type != "c" || n.Major == 0) {
-			t.Errorf("%s: type %q, major %d", n.Path, n.Type, n.Major)
+		if strings.Contains(n.Path, "caps") {
+			requireNode(t, node.Driver.HostDev, n)
 		}
 		paths = append(paths, n.Path)
 	}
+	// The kernel has given the driver another number since.
+	stale := access.Nodes[len(access.Nodes)-1]
+	file := filepath.Join(node.Driver.HostDev, stale.Path)
+	if err := errors.Join(os.Remove(file), unix.Mknod(file, unix.S_IFCHR|0o444, int(unix.Mkdev(1, 3)))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := node.Access(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	requireNode(t, node.Driver.HostDev, stale)
 	minors, err := os.ReadFile(filepath.Join(node.Proc, "driver/nvidia-caps/mig-minors"))
 	if err != nil {
 		t.Fatal(err)
@@ -299,6 +312,18 @@ func TestAccessToAPartition(t *testing.T) {
 	}
 	if _, err := node.Access(t.Context(), d); err == nil {
 		t.Error("a partition that is gone can still be had")
+	}
+}
+
+// requireNode requires that a device node is also in the /dev of the host: runtimes mount it from there in containers
+// with a user namespace.
+func requireNode(t *testing.T, host string, n gpu.Node) {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(host, n.Path), &st); err != nil || st.Mode != unix.S_IFCHR|0o444 ||
+		st.Rdev != unix.Mkdev(uint32(n.Major), uint32(n.Minor)) || n.Type != "c" || n.Major == 0 {
+		t.Errorf("%s: type %q, major %d; on the host mode %o, number %x, %v", n.Path, n.Type, n.Major, st.Mode, st.Rdev,
+			err)
 	}
 }
 
