@@ -70,8 +70,8 @@ func isRefused(err error) bool {
 	return !slices.ContainsFunc(passing, func(p error) bool { return errors.Is(err, p) })
 }
 
-// createEach runs create-symlinks for each link alone, and leaves out those that are refused: programs find libraries
-// by the names that update-ldcache gives them.
+// createEach runs create-symlinks for each link alone, and leaves out those that are refused. A program that needs one
+// says so itself; the others of the container run.
 func (c *container) createEach(hook []string) error {
 	for link := range slices.Chunk(hook[1:], 2) { // --link target::path
 		err := c.run(slices.Concat(hook[:1], link))
