@@ -15,22 +15,20 @@ import (
 // deviceNodes gives a node a /dev of its own, which has the simulated device nodes at the paths that real ones have:
 // for containers in a user namespace, runc mounts the node's. Those of partitions are of the GPU with minor number 0.
 const deviceNodes = `set -e
-mkdir -p /run/dev/pts /run/dev/shm /run/dev/nvidia-caps
+mkdir -p /run/dev/nvidia-caps
 for name in null zero full random urandom tty ptmx; do cp -a /dev/$name /run/dev; done
-mount --rbind /dev/pts /run/dev/pts
-mount --rbind /dev/shm /run/dev/shm
 cp -a ` + simDir + `/root/dev/nvidia* /run/dev
 major=$((0x$(stat -c %t /run/dev/nvidiactl)))
 sed -n 's/^gpu0.* //p' ` + simDir + `/proc/driver/nvidia-caps/mig-minors | while read minor; do
 	mknod -m 444 /run/dev/nvidia-caps/nvidia-cap$minor c $major $minor
 done
-mount --rbind /run/dev /dev`
+mount --bind /run/dev /dev`
 
 // testUserNamespaces runs pods with hostUsers: false. Their root is a user without rights on the node, and the kubelet
 // closes its directories to such users.
 func (n node) testUserNamespaces(t *testing.T) {
 	n.sh(t, deviceNodes)
-	defer n.sh(t, "umount -l /dev; umount -l /run/dev/pts /run/dev/shm; rm -r /run/dev")
+	defer n.sh(t, "umount -l /dev; rm -r /run/dev")
 	ns := n.namespace(t, "users")
 	inUserNamespace := func(p *corev1.Pod) { p.Spec.HostUsers = new(false) }
 	readOnly := func(p *corev1.Pod) {
