@@ -28,7 +28,7 @@ mount --bind /run/dev /dev`
 // closes its directories to such users.
 func (n node) testUserNamespaces(t *testing.T) {
 	n.sh(t, deviceNodes)
-	defer n.sh(t, "umount -l /dev; rm -r /run/dev")
+	defer n.sh(t, "umount -l /dev && rm -r /run/dev")
 	ns := n.namespace(t, "users")
 	inUserNamespace := func(p *corev1.Pod) { p.Spec.HostUsers = new(false) }
 	readOnly := func(p *corev1.Pod) {
@@ -60,7 +60,7 @@ func (n node) testUserNamespaces(t *testing.T) {
 			t.Errorf("%s: got %q, want it to contain %q", row.pod.Name, got, row.want)
 		}
 	}
-	if got := n.sh(t, "stat -c %a /var/lib/kubelet /var/lib/kubelet/plugins"); got != "750\n750" {
+	if got := n.sh(t, "stat -c %a /var/lib/kubelet /var/lib/kubelet/plugins"); got != "750\n750\n" {
 		t.Errorf("the kubelet's directories have the modes %q, want 750, as on any node", got)
 	}
 }
