@@ -101,6 +101,8 @@ func addFlags(f *pflag.FlagSet, c *controller.Config) {
 	f.StringToStringVar(&c.ConvertNames, "convert-name", nil, nameHelp)
 	f.DurationVar(&c.WaitingAfter, "waiting-events-after", time.Minute, "how long a claim waits until an event says "+
 		"why; 0: no such events")
+	f.BoolVar(&c.EvictExtended, "evict-extended-resources", false, "evict pods from GPUs with a NoExecute taint if "+
+		"they have got them as an extended resource: Kubernetes evicts only those with claims in their spec")
 	f.IntVar(&c.WebhookPort, "webhook-port", 9443, "where webhooks are served")
 	f.StringVar(&c.HealthAddress, "health-address", ":8081", "where /healthz and /readyz are served")
 	f.StringVar(&c.MetricsAddress, "metrics-address", ":8080", "where /metrics is served; 0: nowhere")

@@ -83,11 +83,12 @@ var allowed = map[string][]string{
 	// Admission runs the node's validation with simulated devices.
 	"internal/controller/admission": {"internal/controller/view", "pkg/allocation", "pkg/api", "pkg/gpu",
 		"pkg/inventory", "pkg/sharing"},
-	"internal/controller/convert": {"internal/controller/view", "pkg/api", "pkg/gpu", "pkg/sharing"},
+	"internal/controller/convert":  {"internal/controller/view", "pkg/api", "pkg/gpu", "pkg/sharing"},
+	"internal/controller/eviction": {"internal/snapshot"},
 	// Templates of profiles are made with the node's own functions.
 	"internal/controller/nodetemplate": {"pkg/gpu", "pkg/hwprofile", "pkg/inventory", "pkg/nodeconfig"},
 	"internal/controller": {"internal/controller/admission", "internal/controller/certificate",
-		"internal/controller/convert", "internal/controller/metrics",
+		"internal/controller/convert", "internal/controller/eviction", "internal/controller/metrics",
 		"internal/controller/strongest", "internal/controller/view", "internal/event", "internal/snapshot",
 		"internal/why"},
 	"cmd/dra-controller": {"internal/controller", "internal/controller/convert", "internal/controller/nodetemplate",
@@ -131,7 +132,7 @@ var onlyIn = map[string][]string{
 	"k8s.io/client-go/": {"internal/app", "internal/plugin", "internal/plugin/kubelet", "internal/plugin/node",
 		"internal/plugin/report",
 		"internal/plugin/sweep", "internal/plugin/usage", "internal/controller", "internal/controller/certificate",
-		"cmd/dra-controller", "simulator/cmd/dra-kubelet-plugin-sim", "internal/snapshot", "internal/kubectl",
+		"internal/controller/eviction", "cmd/dra-controller", "simulator/cmd/dra-kubelet-plugin-sim", "internal/snapshot", "internal/kubectl",
 		"cmd/kubectl-gpu"},
 	"k8s.io/kubelet/": {"internal/plugin/kubelet", "internal/plugin/podresources", "internal/plugin/report",
 		"internal/plugin/usage",

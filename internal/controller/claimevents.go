@@ -24,7 +24,7 @@ import (
 )
 
 // Events are all events of the controller.
-var Events = struct{ NotRanked, FieldsDropped, Converted, NotConverted, NotAllocated event.Kind }{
+var Events = struct{ NotRanked, FieldsDropped, Converted, NotConverted, NotAllocated, Evicted event.Kind }{
 	NotRanked: event.Warning("NotRanked", "ResourceClaim",
 		"the claim asks for the strongest GPU and gets any whole GPU, because it was not ranked when it was created"),
 	FieldsDropped: event.Warning("FieldsDropped", "ResourceClaim",
@@ -37,6 +37,9 @@ var Events = struct{ NotRanked, FieldsDropped, Converted, NotConverted, NotAlloc
 	NotAllocated: event.Warning("NotAllocated", "ResourceClaim",
 		"the claim has waited for devices for more than a minute; the text says why the scheduler does not place its "+
 			"pod, and the smallest change with which it would"),
+	Evicted: event.Warning("DeviceTaintEviction", "Pod",
+		"the pod was deleted, because a GPU that it has got as an extended resource has a taint with the effect "+
+			"NoExecute; the text names both"),
 }
 
 // claimReporter writes events about claims that ask for something else than their user wrote: claims for the strongest
@@ -148,6 +151,10 @@ func (u *claimReporter) tell(ctx context.Context, uid types.UID, c seenClaim, pr
 func claimReference(claim types.NamespacedName, uid types.UID) corev1.ObjectReference {
 	return corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim",
 		Namespace: claim.Namespace, Name: claim.Name, UID: uid}
+}
+
+func podReference(pod *corev1.Pod) corev1.ObjectReference {
+	return corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 }
 
 // createEvent creates an event of that name. It returns false if the event exists, or the namespace does not.

@@ -241,8 +241,7 @@ func isOver(pod *corev1.Pod) bool {
 
 // tell writes an event about a pod, whose name begins with prefix, unless it exists or the namespace does not.
 func (c *converter) tell(ctx context.Context, pod *corev1.Pod, prefix string, kind event.Kind, text string) error {
-	_, err := createEvent(ctx, c.direct, kind, corev1.ObjectReference{APIVersion: "v1", Kind: "Pod",
-		Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}, prefix+string(pod.UID), text)
+	_, err := createEvent(ctx, c.direct, kind, podReference(pod), prefix+string(pod.UID), text)
 	return err
 }
 

@@ -35,6 +35,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/certificate"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/convert"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/eviction"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
@@ -58,6 +59,8 @@ type Config struct {
 	ConvertNames map[string]string
 	// WaitingAfter is how long a claim waits until an event says why. 0: no such events.
 	WaitingAfter time.Duration
+	// EvictExtended evicts pods with extended resources from devices with a NoExecute taint.
+	EvictExtended bool
 
 	WebhookPort    int
 	HealthAddress  string
@@ -113,6 +116,7 @@ func Run(ctx context.Context, c Config) error {
 		addLeaseOwner(mgr, c),
 		addClaimReporter(mgr, c, claims, known),
 		addWaitingReporter(mgr, c, v, known),
+		addEviction(ctx, mgr, c),
 		mgr.AddHealthzCheck("ping", func(*http.Request) error { return nil }),
 		mgr.AddReadyzCheck("webhooks", server.StartedChecker()),
 		mgr.AddReadyzCheck("view", func(*http.Request) error { return known() }),
@@ -182,6 +186,39 @@ func addWaitingReporter(mgr ctrl.Manager, c Config, v *view.View, known func() e
 		return err
 	}
 	return mgr.Add(u)
+}
+
+// The rate limit of evictions, in requests per second: the default one of the controller manager, which evicts the other
+// pods. An eviction is up to four requests.
+const (
+	evictionQPS   = 20
+	evictionBurst = 30
+)
+
+// addEviction evicts pods with extended resources, on the leader.
+func addEviction(ctx context.Context, mgr ctrl.Manager, c Config) error {
+	if !c.EvictExtended {
+		return nil
+	}
+	limited := rest.CopyConfig(c.REST)
+	limited.QPS, limited.Burst = evictionQPS, evictionBurst
+	direct, err := client.New(limited, client.Options{Scheme: mgr.GetScheme()})
+	if err != nil {
+		return err
+	}
+	reads, err := kubernetes.NewForConfig(c.REST)
+	if err != nil {
+		return err
+	}
+	rules := eviction.NewRules(reads)
+	e := &eviction.Evictor{Driver: c.DriverName, Cached: mgr.GetClient(), Direct: direct, Rules: rules.All,
+		Told: func(ctx context.Context, pod *corev1.Pod, text string) error {
+			_, err := createEvent(ctx, direct, Events.Evicted, podReference(pod), "evicted-"+string(pod.UID), text)
+			return err
+		},
+		Evicted: metrics.NewEvictedPods()}
+	return errors.Join(eviction.Index(ctx, mgr.GetFieldIndexer()), ctrlmetrics.Registry.Register(e.Evicted),
+		mgr.Add(rules), e.Watch(mgr, rules.Changed()))
 }
 
 // isReportingLeader returns a function that reports whether this replica exports the cluster's metrics. Only the leader

@@ -14,13 +14,8 @@ func Tainted(all []*resourceapi.ResourceSlice, rules []*resourceapi.DeviceTaintR
 	all = slices.Clone(all)
 	for i, original := range all {
 		for _, rule := range rules {
-			selector := rule.Spec.DeviceSelector
-			if selector == nil || !is(selector.Driver, original.Spec.Driver) ||
-				!is(selector.Pool, original.Spec.Pool.Name) {
-				continue
-			}
 			for d := range original.Spec.Devices {
-				if !is(selector.Device, original.Spec.Devices[d].Name) {
+				if !Selects(rule, original.Spec.Driver, original.Spec.Pool.Name, original.Spec.Devices[d].Name) {
 					continue
 				}
 				if all[i] == original {
@@ -32,6 +27,12 @@ func Tainted(all []*resourceapi.ResourceSlice, rules []*resourceapi.DeviceTaintR
 		}
 	}
 	return all
+}
+
+// Selects reports whether the rule is for the device.
+func Selects(rule *resourceapi.DeviceTaintRule, driver, pool, device string) bool {
+	selector := rule.Spec.DeviceSelector
+	return selector != nil && is(selector.Driver, driver) && is(selector.Pool, pool) && is(selector.Device, device)
 }
 
 // is reports whether a criterion, if there is one, selects the value.

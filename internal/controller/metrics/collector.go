@@ -65,6 +65,13 @@ func NewUnrankedClaims() prometheus.Counter {
 			"controller did not answer; each has an event NotRanked."})
 }
 
+// NewEvictedPods returns the counter of pods that the controller has evicted.
+func NewEvictedPods() prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "evicted_pods_total",
+		Help: "Pods with extended resources that were evicted from a GPU with a NoExecute taint; each has an event " +
+			"DeviceTaintEviction."})
+}
+
 // Example returns a registry with one value of each metric. Labels with arbitrary values are empty.
 func Example() *prometheus.Registry {
 	const driver = "gpu.nvidia.com"
@@ -78,7 +85,8 @@ func Example() *prometheus.Registry {
 		Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 			Results: []resourceapi.DeviceRequestAllocationResult{{Driver: driver, Device: "gpu"}}}}}})
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(Collector{View: v, Active: func() bool { return true }}, NewUnrankedClaims())
+	registry.MustRegister(Collector{View: v, Active: func() bool { return true }}, NewUnrankedClaims(),
+		NewEvictedPods())
 	return registry
 }
 

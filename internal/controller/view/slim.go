@@ -3,6 +3,8 @@
 package view
 
 import (
+	"slices"
+
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -15,7 +17,7 @@ var possible = []resourceapi.DeviceCounterConsumption{{}}
 // SlimSlice drops what the view does not need of a slice, to save memory. Devices of one kind share their attributes.
 // Of the possible partitions, which differ only in placement, it keeps one of each kind. It also keeps the largest one
 // of each GPU, if it has the largest profile of the model: it shows that the GPU exists and how large it is. A node
-// with eight GPUs publishes more than 200 possible partitions.
+// with eight GPUs publishes more than 200 possible partitions. A device whose taint evicts pods is kept, too.
 func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlice {
 	slim := &resourceapi.ResourceSlice{TypeMeta: s.TypeMeta, ObjectMeta: s.ObjectMeta}
 	slim.ManagedFields = nil
@@ -40,7 +42,7 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 		kind := kinds[i]
 		some := kind.Type() == gpu.TypeMIG && len(d.ConsumesCounters) > 0
 		isLargest := largest[gpu.ParentName(d.Name)] == i && kind.Capacity("memory") >= v.largest[kind.Product()]
-		if some && seen[kind] && !isLargest {
+		if some && seen[kind] && !isLargest && !evicts(d.Taints) {
 			continue
 		}
 		seen[kind] = true
@@ -55,6 +57,12 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 	return slim
 }
 
+func evicts(taints []resourceapi.DeviceTaint) bool {
+	return slices.ContainsFunc(taints, func(t resourceapi.DeviceTaint) bool {
+		return t.Effect == resourceapi.DeviceTaintEffectNoExecute
+	})
+}
+
 // SlimClaim drops what the view does not need of a claim, to save memory.
 func SlimClaim(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 	slim := &resourceapi.ResourceClaim{TypeMeta: c.TypeMeta, ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace,
@@ -62,6 +70,10 @@ func SlimClaim(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 	if c.Status.Allocation != nil {
 		slim.Status.Allocation = &resourceapi.AllocationResult{
 			Devices: resourceapi.DeviceAllocationResult{Results: c.Status.Allocation.Devices.Results},
+		}
+		if is, ok := c.Annotations[resourceapi.ExtendedResourceClaimAnnotation]; ok { // its pod may be evicted
+			slim.Annotations = map[string]string{resourceapi.ExtendedResourceClaimAnnotation: is}
+			slim.Status.ReservedFor = c.Status.ReservedFor
 		}
 		return slim
 	}

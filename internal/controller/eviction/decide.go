@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package eviction evicts pods from devices with a NoExecute taint if they got the devices as an extended resource,
+// such as nvidia.com/gpu: 1. The device taint eviction of Kubernetes looks only at the claims in the spec of a pod, and
+// the claim of such a pod is in status.extendedResourceClaimStatus (kubernetes/kubernetes#141290).
+package eviction
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+)
+
+// Eviction says which pod is to be evicted, when and why.
+type Eviction struct {
+	Pod types.NamespacedName
+	UID types.UID
+	At  time.Time
+	Why []string // the devices with their taints, sorted
+}
+
+// Decide returns when the pod of a claim for extended resources is to be evicted from devices of the driver: when the
+// first NoExecute taint that the claim does not tolerate was added, or has been tolerated for as long as the claim says.
+// The slices are those of the claim's pools. ok is false if the pod stays.
+func Decide(driver string, claim *resourceapi.ResourceClaim, published []*resourceapi.ResourceSlice,
+	rules []*resourceapi.DeviceTaintRule) (e Eviction, ok bool) {
+	holder := slices.IndexFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool {
+		return r.APIGroup == "" && r.Resource == "pods"
+	})
+	if !ForExtendedResources(claim) || claim.Status.Allocation == nil || holder < 0 {
+		return Eviction{}, false
+	}
+	pod := claim.Status.ReservedFor[holder]
+	e = Eviction{Pod: types.NamespacedName{Namespace: claim.Namespace, Name: pod.Name}, UID: pod.UID}
+	published = snapshot.Current(published)
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		if r.Driver != driver {
+			continue
+		}
+		for _, t := range taintsOf(r, published, rules) {
+			tolerated, forever := toleratedFor(r.Tolerations, t.DeviceTaint)
+			if forever {
+				continue
+			}
+			at := ptr.Deref(t.TimeAdded, claim.CreationTimestamp).Add(tolerated)
+			if len(e.Why) == 0 || at.Before(e.At) {
+				e.At = at
+			}
+			e.Why = append(e.Why, fmt.Sprintf("%s/%s has the taint %s%s", r.Pool, r.Device, text(t.DeviceTaint),
+				t.source))
+		}
+	}
+	slices.Sort(e.Why)
+	e.Why = slices.Compact(e.Why)
+	return e, len(e.Why) > 0
+}
+
+// ForExtendedResources reports whether the scheduler has created the claim for extended resources of a pod.
+func ForExtendedResources(claim *resourceapi.ResourceClaim) bool {
+	_, ok := claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation]
+	return ok
+}
+
+// taint is a NoExecute taint.
+type taint struct {
+	resourceapi.DeviceTaint
+	source string // for people; empty: the driver
+}
+
+// taintsOf returns the NoExecute taints of an allocated device: of its slice, and of the rules that select it, also if
+// it is not published.
+func taintsOf(r resourceapi.DeviceRequestAllocationResult, published []*resourceapi.ResourceSlice,
+	rules []*resourceapi.DeviceTaintRule) (all []taint) {
+	for _, s := range published {
+		if s.Spec.Driver != r.Driver || s.Spec.Pool.Name != r.Pool {
+			continue
+		}
+		for _, d := range s.Spec.Devices {
+			if d.Name != r.Device {
+				continue
+			}
+			for _, t := range d.Taints {
+				all = append(all, taint{DeviceTaint: t})
+			}
+		}
+	}
+	for _, rule := range rules {
+		if snapshot.Selects(rule, r.Driver, r.Pool, r.Device) {
+			all = append(all, taint{rule.Spec.Taint, " by DeviceTaintRule " + rule.Name})
+		}
+	}
+	return slices.DeleteFunc(all, func(t taint) bool { return !evicts(t.DeviceTaint) })
+}
+
+func evicts(t resourceapi.DeviceTaint) bool {
+	return t.Effect == resourceapi.DeviceTaintEffectNoExecute
+}
+
+// toleratedFor returns how long the taint is tolerated: as long as by the shortest of the tolerations that say so.
+// forever means that one of them has no end. Only tolerations of the effect NoExecute can have an end.
+func toleratedFor(all []resourceapi.DeviceToleration, t resourceapi.DeviceTaint) (least time.Duration, forever bool) {
+	seconds := int64(math.MaxInt64)
+	for _, toleration := range all {
+		if !resourceclaim.ToleratesTaint(toleration, t) {
+			continue
+		}
+		if toleration.TolerationSeconds == nil || toleration.Effect == "" {
+			return 0, true
+		}
+		seconds = min(seconds, max(0, *toleration.TolerationSeconds))
+	}
+	if seconds == math.MaxInt64 {
+		return 0, false // nothing tolerates it
+	}
+	// What is longer than a duration can be (292 years) is as good as for ever.
+	return time.Duration(seconds) * time.Second, seconds > math.MaxInt64/int64(time.Second)
+}
+
+// text writes the taint as "key=value:effect".
+func text(t resourceapi.DeviceTaint) string {
+	if t.Value == "" {
+		return fmt.Sprintf("%s:%s", t.Key, t.Effect)
+	}
+	return fmt.Sprintf("%s=%s:%s", t.Key, t.Value, t.Effect)
+}

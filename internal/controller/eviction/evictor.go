@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package eviction
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+)
+
+const (
+	// standAside is how long a pod may stay after the time of its eviction. A Kubernetes that evicts such pods itself has
+	// deleted it by then. That shows also where the fault is mended in a patch, which a version does not tell.
+	standAside = 5 * time.Second
+	// workers evict pods at the same time.
+	workers = 4
+	// poolIndex is the index of slices and claims by pool.
+	poolIndex = "pool"
+)
+
+// Evictor evicts pods as the device taint eviction of Kubernetes does: it sets the condition DisruptionTarget and
+// deletes the pod, whatever its PodDisruptionBudget says.
+type Evictor struct {
+	Driver string
+	// Cached has the claims and slices, with the indexes of Index.
+	Cached client.Reader
+	// Direct is without a cache. It limits the rate of evictions.
+	Direct client.Client
+	// Rules returns the DeviceTaintRules.
+	Rules func() []*resourceapi.DeviceTaintRule
+	// Told writes an event about a pod that is about to be evicted. A second call must not write a second event.
+	Told func(ctx context.Context, pod *corev1.Pod, text string) error
+	// Evicted counts.
+	Evicted prometheus.Counter
+}
+
+// Index lets the cache find slices and claims by their pools.
+func Index(ctx context.Context, indexer client.FieldIndexer) error {
+	if err := indexer.IndexField(ctx, &resourceapi.ResourceSlice{}, poolIndex, poolOfSlice); err != nil {
+		return fmt.Errorf("index slices: %w", err)
+	}
+	if err := indexer.IndexField(ctx, &resourceapi.ResourceClaim{}, poolIndex, poolsOfClaim); err != nil {
+		return fmt.Errorf("index claims: %w", err)
+	}
+	return nil
+}
+
+func poolOfSlice(o client.Object) []string {
+	if s, ok := o.(*resourceapi.ResourceSlice); ok {
+		return []string{s.Spec.Pool.Name}
+	}
+	return nil
+}
+
+// poolsOfClaim returns the pools of a claim for extended resources.
+func poolsOfClaim(o client.Object) (pools []string) {
+	claim, ok := o.(*resourceapi.ResourceClaim)
+	if !ok || claim.Status.Allocation == nil || !ForExtendedResources(claim) {
+		return nil
+	}
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		pools = append(pools, r.Pool)
+	}
+	slices.Sort(pools)
+	return slices.Compact(pools)
+}
+
+// Watch lets the manager's leader reconcile claims when they, their slices or a rule have changed. Each event says that
+// the rules have changed.
+func (e *Evictor) Watch(mgr ctrl.Manager, rules <-chan event.GenericEvent) error {
+	extended := predicate.NewPredicateFuncs(func(o client.Object) bool { return len(poolsOfClaim(o)) > 0 })
+	tainted := predicate.NewPredicateFuncs(func(o client.Object) bool {
+		s, ok := o.(*resourceapi.ResourceSlice)
+		return ok && slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool {
+			return slices.ContainsFunc(d.Taints, evicts)
+		})
+	})
+	return ctrl.NewControllerManagedBy(mgr).Named("eviction").
+		For(&resourceapi.ResourceClaim{}, builder.WithPredicates(extended)).
+		Watches(&resourceapi.ResourceSlice{}, handler.EnqueueRequestsFromMapFunc(e.ofSlice),
+			builder.WithPredicates(tainted)).
+		WatchesRawSource(source.Channel(rules, handler.EnqueueRequestsFromMapFunc(e.ofAll))).
+		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).Complete(e)
+}
+
+// ofSlice returns the claims for extended resources that have devices of the slice's pool.
+func (e *Evictor) ofSlice(ctx context.Context, o client.Object) []reconcile.Request {
+	return e.claims(ctx, client.MatchingFields{poolIndex: poolOfSlice(o)[0]})
+}
+
+// ofAll returns the claims for extended resources.
+func (e *Evictor) ofAll(ctx context.Context, _ client.Object) []reconcile.Request {
+	return e.claims(ctx)
+}
+
+func (e *Evictor) claims(ctx context.Context, options ...client.ListOption) (all []reconcile.Request) {
+	var claims resourceapi.ResourceClaimList
+	if err := e.Cached.List(ctx, &claims, append(options, client.UnsafeDisableDeepCopy)...); err != nil {
+		log.FromContext(ctx).Error(err, "Pods with extended resources are not evicted")
+		return nil
+	}
+	for i := range claims.Items {
+		if ForExtendedResources(&claims.Items[i]) {
+			all = append(all, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&claims.Items[i])})
+		}
+	}
+	return all
+}
+
+// Reconcile evicts the pod of a claim, or looks again when it is time.
+func (e *Evictor) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	var claim resourceapi.ResourceClaim
+	if err := e.Cached.Get(ctx, req.NamespacedName, &claim); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	var published []*resourceapi.ResourceSlice
+	for _, pool := range poolsOfClaim(&claim) {
+		var list resourceapi.ResourceSliceList
+		if err := e.Cached.List(ctx, &list, client.MatchingFields{poolIndex: pool},
+			client.UnsafeDisableDeepCopy); err != nil {
+			return reconcile.Result{}, fmt.Errorf("slices of pool %s: %w", pool, err)
+		}
+		for i := range list.Items {
+			published = append(published, &list.Items[i])
+		}
+	}
+	due, ok := Decide(e.Driver, &claim, published, e.Rules())
+	if !ok {
+		return reconcile.Result{}, nil
+	}
+	if left := time.Until(due.At) + standAside; left > 0 {
+		return reconcile.Result{RequeueAfter: left}, nil
+	}
+	if err := e.evict(ctx, claim.Name, due); err != nil {
+		return reconcile.Result{}, fmt.Errorf("evict pod %s: %w", due.Pod, err)
+	}
+	return reconcile.Result{}, nil
+}
+
+// evict deletes the pod, if it is still there and uses the claim.
+func (e *Evictor) evict(ctx context.Context, claim string, due Eviction) error {
+	var pod corev1.Pod
+	if err := e.Direct.Get(ctx, due.Pod, &pod); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	status := pod.Status.ExtendedResourceClaimStatus
+	if pod.UID != due.UID || pod.DeletionTimestamp != nil || status == nil || status.ResourceClaimName != claim ||
+		pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		return nil
+	}
+	why := strings.Join(due.Why, "; ")
+	if err := e.Told(ctx, &pod, "deleted: "+why); err != nil {
+		return err
+	}
+	disrupted, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": pod.UID}, // of no other pod of the name
+		"status": map[string]any{"conditions": []corev1.PodCondition{{Type: corev1.DisruptionTarget,
+			Status: corev1.ConditionTrue, Reason: "DeletionByGPUDriver", Message: "NoExecute taint of a GPU: " + why,
+			LastTransitionTime: metav1.Now()}}},
+	})
+	if err != nil {
+		return err
+	}
+	err = e.Direct.Status().Patch(ctx, &pod, client.RawPatch(types.StrategicMergePatchType, disrupted))
+	if err == nil {
+		err = e.Direct.Delete(ctx, &pod, client.Preconditions{UID: &due.UID})
+	}
+	switch {
+	case apierrors.IsNotFound(err): // somebody else was faster
+		return nil
+	case err != nil:
+		return err
+	}
+	log.FromContext(ctx).Info("Pod evicted", "pod", due.Pod, "why", why)
+	e.Evicted.Inc()
+	return nil
+}

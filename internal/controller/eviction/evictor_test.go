@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package eviction
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+// unchanged returns the running pod of extendedClaim.
+func unchanged() *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "train", UID: "pod"},
+		Spec: corev1.PodSpec{NodeName: "node-1"},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning,
+			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
+			ExtendedResourceClaimStatus: &corev1.PodExtendedResourceClaimStatus{
+				ResourceClaimName: "train-extended-resources-x"}}}
+}
+
+// evictorOf returns an evictor for a cluster with these objects, and what it does.
+func evictorOf(fails map[string]error, objects ...client.Object) (e *Evictor, did *[]string) {
+	did = &[]string{}
+	do := func(verb, what string) error {
+		*did = append(*did, verb+" "+what)
+		return fails[verb]
+	}
+	c := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(objects...).
+		WithStatusSubresource(&corev1.Pod{}).
+		WithIndex(&resourceapi.ResourceSlice{}, poolIndex, poolOfSlice).
+		WithIndex(&resourceapi.ResourceClaim{}, poolIndex, poolsOfClaim).
+		WithInterceptorFuncs(interceptor.Funcs{
+			Delete: func(ctx context.Context, c client.WithWatch, o client.Object, options ...client.DeleteOption) error {
+				all := client.DeleteOptions{}
+				all.ApplyOptions(options)
+				if err := do("delete", fmt.Sprintf("%s UID %s", o.GetName(), *all.Preconditions.UID)); err != nil {
+					return err
+				}
+				return c.Delete(ctx, o, options...)
+			},
+			SubResourcePatch: func(ctx context.Context, c client.Client, sub string, o client.Object, p client.Patch,
+				options ...client.SubResourcePatchOption) error {
+				if err := do("patch", o.GetName()+"/"+sub); err != nil {
+					return err
+				}
+				if err := c.Status().Patch(ctx, o, p, options...); err != nil {
+					return err
+				}
+				for _, condition := range o.(*corev1.Pod).Status.Conditions {
+					*did = append(*did, fmt.Sprintf("condition %s %s", condition.Type, condition.Reason))
+				}
+				return nil
+			},
+		}).Build()
+	return &Evictor{Driver: driver, Cached: c, Direct: c,
+		Rules: func() []*resourceapi.DeviceTaintRule { return nil },
+		Told: func(_ context.Context, pod *corev1.Pod, text string) error {
+			return do("event", pod.Name+": "+text)
+		},
+		Evicted: prometheus.NewCounter(prometheus.CounterOpts{Name: "evicted"})}, did
+}
+
+var request = reconcile.Request{NamespacedName: client.ObjectKeyFromObject(extendedClaim())}
+
+func TestReconcile(t *testing.T) {
+	young := noExecute("xid")
+	young.TimeAdded = ptr.To(metav1.NewTime(time.Now().Add(time.Hour)))
+	evicted := []string{"event train: deleted: node-1/gpu-0 has the taint xid:NoExecute", "patch train/status",
+		"condition DisruptionTarget DeletionByGPUDriver", "condition Ready ", "delete train UID pod"}
+	for _, row := range []struct {
+		name   string
+		taint  resourceapi.DeviceTaint
+		change func(*corev1.Pod)
+		want   []string
+		again  bool
+	}{
+		{"a sick GPU", noExecute("xid"), nil, evicted, false},
+		{"not yet", young, nil, nil, true},
+		{"a healthy GPU", resourceapi.DeviceTaint{Key: "xid", Effect: resourceapi.DeviceTaintEffectNoSchedule}, nil, nil,
+			false},
+		{"Kubernetes has evicted it", noExecute("xid"), func(p *corev1.Pod) {
+			p.DeletionTimestamp, p.Finalizers = ptr.To(metav1.Now()), []string{"example.com/keep"}
+		}, nil, false},
+		{"another pod of the name", noExecute("xid"), func(p *corev1.Pod) { p.UID = "other" }, nil, false},
+		{"the pod does not use the claim", noExecute("xid"), func(p *corev1.Pod) {
+			p.Status.ExtendedResourceClaimStatus = nil
+		}, nil, false},
+		{"the pod uses another claim", noExecute("xid"), func(p *corev1.Pod) {
+			p.Status.ExtendedResourceClaimStatus.ResourceClaimName = "other"
+		}, nil, false},
+		{"the pod has ended", noExecute("xid"), func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }, nil, false},
+		{"the pod is gone", noExecute("xid"), func(p *corev1.Pod) { p.Name = "other" }, nil, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			pod := unchanged()
+			if row.change != nil {
+				row.change(pod)
+			}
+			e, did := evictorOf(nil, extendedClaim(), slice(1, row.taint), pod)
+			result, err := e.Reconcile(t.Context(), request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if fmt.Sprint(*did) != fmt.Sprint(row.want) {
+				t.Errorf("got\n%q\nwant\n%q", *did, row.want)
+			}
+			if again := result.RequeueAfter > 0; again != row.again {
+				t.Errorf("got another look after %s, want one: %t", result.RequeueAfter, row.again)
+			}
+			if got, want := testutil.ToFloat64(e.Evicted), float64(min(1, len(row.want))); got != want {
+				t.Errorf("got %v evicted pods, want %v", got, want)
+			}
+		})
+	}
+}
+
+// TestStandsAside: a Kubernetes that evicts such pods itself has time for it.
+func TestStandsAside(t *testing.T) {
+	now := noExecute("xid")
+	now.TimeAdded = ptr.To(metav1.Now())
+	e, did := evictorOf(nil, extendedClaim(), slice(1, now), unchanged())
+	result, err := e.Reconcile(t.Context(), request)
+	// A machine that stops for five seconds right here must not fail the test.
+	late := time.Since(now.TimeAdded.Time) >= standAside
+	if err != nil || !late && (result.RequeueAfter <= 0 || result.RequeueAfter > standAside || len(*did) > 0) {
+		t.Errorf("got %v, %v, %q, want another look within %s", result, err, *did, standAside)
+	}
+}
+
+// TestRetry: what fails is tried again from the start. The event is written once, by its name.
+func TestRetry(t *testing.T) {
+	for _, verb := range []string{"event", "patch", "delete"} {
+		fails := map[string]error{verb: errors.New("the API server is busy")}
+		e, did := evictorOf(fails, extendedClaim(), slice(1, noExecute("xid")), unchanged())
+		if _, err := e.Reconcile(t.Context(), request); !errors.Is(err, fails[verb]) {
+			t.Errorf("%s fails: got %v, want its error", verb, err)
+		}
+		if got := testutil.ToFloat64(e.Evicted); got != 0 {
+			t.Errorf("%s fails: got %v evicted pods, want none", verb, got)
+		}
+		delete(fails, verb)
+		if _, err := e.Reconcile(t.Context(), request); err != nil || testutil.ToFloat64(e.Evicted) != 1 {
+			t.Errorf("%s succeeds: got %v, %q, want the eviction", verb, err, *did)
+		}
+	}
+}
+
+// TestMaps: a changed slice concerns the claims of its pool, a changed rule all of them.
+func TestMaps(t *testing.T) {
+	other := extendedClaim()
+	other.Name = "other"
+	other.Status.Allocation.Devices.Results[0].Pool = "node-2"
+	ofSpec := extendedClaim()
+	ofSpec.Name, ofSpec.Annotations = "of-spec", nil
+	e, _ := evictorOf(nil, extendedClaim(), other, ofSpec)
+	if got := e.ofSlice(t.Context(), slice(1)); len(got) != 1 || got[0] != request {
+		t.Errorf("the slice: got %v, want %v", got, request)
+	}
+	if got := e.ofAll(t.Context(), nil); len(got) != 2 {
+		t.Errorf("a rule: got %v, want both claims for extended resources", got)
+	}
+}
