@@ -39,8 +39,9 @@ type Feature struct {
 	remove func(*resourceapi.Device) bool
 	// limit returns a use of the GPU that does without it; nil: every use does.
 	limit func(gpu.Device, gpu.Use) gpu.Use
-	// since is the first version of Kubernetes that has it, if no example can show that.
-	since string
+	// since are the first versions of Kubernetes that have it, if no example can show that: the first patch of each minor
+	// version into which it was brought later, and the first version that has it from its start, or in its last patch.
+	since []string
 	// partOf are features without which nobody misses it. They come before it in allFeatures.
 	partOf []*Feature
 }
@@ -78,7 +79,7 @@ var (
 		Gate: "DRAConsumableCapacity of Kubernetes 1.35 or newer",
 		Without: "every GPU is offered as a whole, without shares and replicas, because the scheduler would find no " +
 			"GPU as long as the first of a node is taken",
-		since:  "1.35.0",
+		since:  []string{"1.35.0"},
 		partOf: []*Feature{&shares},
 		remove: shares.remove,
 		limit:  shares.limit,
@@ -101,6 +102,17 @@ var (
 			}
 			return use
 		},
+	}
+	// Before, the scheduler ends at a claim with allocationMode: All for devices that consume counters, and again whenever
+	// it starts, as long as the pod of the claim waits (kubernetes/kubernetes#138882).
+	countersOfAll = Feature{
+		Gate: "DRAPartitionableDevices of Kubernetes 1.36.2, or 1.35.6, or newer",
+		Without: "no partitions are made for claims, because the scheduler would end at a claim for all GPUs of a node " +
+			"(allocationMode: All)",
+		since:  []string{"1.35.6", "1.36.2"},
+		partOf: []*Feature{&counters},
+		remove: counters.remove,
+		limit:  counters.limit,
 	}
 	taints = Feature{
 		Gate:    "DRADeviceTaints",
@@ -134,8 +146,8 @@ var (
 		Gate: "DRAConsumableCapacity of Kubernetes 1.36.2 or newer",
 		Without: "GPUs whose partitions are made for claims, and these partitions, have no shares, because the " +
 			"scheduler would give shares of a GPU and its partitions at once",
-		since:  "1.36.2",
-		partOf: []*Feature{&sharesOfSeveral, &counters},
+		since:  []string{"1.36.2"},
+		partOf: []*Feature{&sharesOfSeveral, &counters, &countersOfAll},
 		remove: func(*resourceapi.Device) bool { return true },
 		limit: func(d gpu.Device, use gpu.Use) gpu.Use {
 			if makesPartitions(d, use) {
@@ -148,7 +160,7 @@ var (
 	// long as another claim has the GPU.
 	unlimitedWithCounters = Feature{
 		Gate:   "DRAConsumableCapacity of Kubernetes 1.37 or newer",
-		since:  "1.37.0",
+		since:  []string{"1.37.0"},
 		partOf: []*Feature{&sharesWithCounters},
 		remove: func(*resourceapi.Device) bool { return true },
 		limit: func(d gpu.Device, use gpu.Use) gpu.Use {
@@ -158,8 +170,8 @@ var (
 			return use
 		},
 	}
-	allFeatures = []*Feature{&shares, &sharesOfSeveral, &counters, &taints, &taintsNone, &sharesWithCounters,
-		&unlimitedWithCounters}
+	allFeatures = []*Feature{&shares, &sharesOfSeveral, &counters, &countersOfAll, &taints, &taintsNone,
+		&sharesWithCounters, &unlimitedWithCounters}
 )
 
 // makesPartitions reports whether partitions of the GPU are made for claims.
@@ -302,7 +314,7 @@ func (s *Server) ask(ctx context.Context) ([]*Feature, error) {
 
 // has creates a slice with an example of the feature, as a dry run, or asks for the version.
 func (s *Server) has(ctx context.Context, f *Feature) (bool, error) {
-	if f.since != "" {
+	if f.since != nil {
 		return s.isSince(ctx, f.since)
 	}
 	device := f.example
@@ -325,8 +337,12 @@ func (s *Server) has(ctx context.Context, f *Feature) (bool, error) {
 	return len(slice.Spec.Devices) == 1 && f.stored(slice.Spec.Devices[0]), nil
 }
 
-// isSince reports whether the API server has at least that version of Kubernetes, or does not say its version.
-func (s *Server) isSince(ctx context.Context, least string) (bool, error) {
+// isSince reports whether the API server has at least the last of these versions of Kubernetes, or at least another one
+// of the same minor version, or does not say its version.
+//
+// The scheduler, which some features are about, tells nobody its version. It may be older, at most by a minor version,
+// and mostly is only during an upgrade: docs/versions.md says what to do then.
+func (s *Server) isSince(ctx context.Context, since []string) (bool, error) {
 	is, err := s.Client.Discovery().ServerVersion()
 	if err != nil && !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err) {
 		return false, err
@@ -334,11 +350,20 @@ func (s *Server) isSince(ctx context.Context, least string) (bool, error) {
 	if err == nil {
 		var v *version.Version
 		if v, err = version.ParseGeneric(is.GitVersion); err == nil {
-			return v.AtLeast(version.MustParseGeneric(least)), nil
+			return has(v, since), nil
 		}
 	}
 	klog.FromContext(ctx).Info("The API server does not say its version", "err", err)
 	return true, nil
+}
+
+// has reports whether a version has what these versions brought.
+func has(v *version.Version, since []string) bool {
+	return slices.ContainsFunc(since, func(text string) bool {
+		first := version.MustParseGeneric(text)
+		isLast := text == since[len(since)-1]
+		return v.AtLeast(first) && (isLast || v.Major() == first.Major() && v.Minor() == first.Minor())
+	})
 }
 
 // Fit returns the pool as the API server can store it. Devices that need what it lacks are left out, unless a claim
@@ -349,20 +374,22 @@ func (s *Server) Fit(pool resourceslice.Pool) resourceslice.Pool {
 		return pool
 	}
 	all, err := s.Records.List()
-	holds := newRecords("", nil, all, err).claimed
+	r := newRecords("", nil, all, err)
+	noCounters := slices.Contains(lacks, &counters) || slices.Contains(lacks, &countersOfAll)
 	fitted := pool
 	fitted.Slices = nil
 	for _, slice := range pool.Slices {
-		if len(slice.SharedCounters) > 0 && slices.Contains(lacks, &counters) {
+		if len(slice.SharedCounters) > 0 && noCounters {
 			continue
 		}
 		var devices []resourceapi.Device
 		for _, d := range slice.Devices {
-			usable := true
+			// Without counters, nothing else tells the scheduler that a claim holds a partition of the GPU.
+			usable := !noCounters || len(d.ConsumesCounters) == 0 || !r.touches(d.Name)
 			for _, f := range lacks {
 				usable = f.remove(&d) && usable
 			}
-			if usable || holds(d.Name) {
+			if usable || r.claimed(d.Name) {
 				devices = append(devices, d)
 			}
 		}

@@ -98,6 +98,7 @@ type fixedRecords []checkpoint.Record
 func (r fixedRecords) List() ([]checkpoint.Record, error) { return r, nil }
 
 func TestFeatures(t *testing.T) {
+	const ofAll = "DRAPartitionableDevices of Kubernetes 1.36.2, or 1.35.6, or newer"
 	noDryRuns := apierrors.NewBadRequest("admission webhook does not support dry run")
 	for _, row := range []struct {
 		name    string
@@ -109,12 +110,17 @@ func TestFeatures(t *testing.T) {
 		{"Kubernetes 1.36", oldServer{gates: []string{"v1.36.3"}}, nil,
 			"DRAConsumableCapacity of Kubernetes 1.37 or newer"},
 		{"the first patches of Kubernetes 1.36", oldServer{gates: []string{"v1.36.1"}}, nil,
-			"DRAConsumableCapacity of Kubernetes 1.36.2 or newer"},
+			ofAll},
+		{"the first patch of Kubernetes 1.36, of a vendor", oldServer{gates: []string{"v1.36.0-gke.100"}}, nil, ofAll},
+		{"the first fixed patch of Kubernetes 1.36", oldServer{gates: []string{"v1.36.2"}}, nil,
+			"DRAConsumableCapacity of Kubernetes 1.37 or newer"},
 		{"Kubernetes 1.34", oldServer{gates: []string{"v1.34.4", "shares", "counters", "taints", "none"}}, nil,
 			"DRAConsumableCapacity, DRAPartitionableDevices, DRADeviceTaints"},
-		{"Kubernetes 1.34 with alpha features", oldServer{gates: []string{"v1.34.4", "none"}}, nil,
-			"DRAConsumableCapacity of Kubernetes 1.35 or newer, DRADeviceTaints of Kubernetes 1.35 or newer"},
-		{"Kubernetes 1.35 with alpha features", oldServer{gates: []string{"v1.35.4"}}, nil,
+		{"Kubernetes 1.34 with alpha features", oldServer{gates: []string{"v1.34.4", "counters", "none"}}, nil,
+			"DRAConsumableCapacity of Kubernetes 1.35 or newer, DRAPartitionableDevices, DRADeviceTaints of Kubernetes " +
+				"1.35 or newer"},
+		{"the first patches of Kubernetes 1.35 with alpha features", oldServer{gates: []string{"v1.35.5"}}, nil, ofAll},
+		{"Kubernetes 1.35 with alpha features", oldServer{gates: []string{"v1.35.6"}}, nil,
 			"DRAConsumableCapacity of Kubernetes 1.36.2 or newer"},
 		{"Kubernetes 1.35 without partitions", oldServer{gates: []string{"v1.35.4-gke.100", "counters"}}, nil,
 			"DRAPartitionableDevices"},
@@ -167,6 +173,8 @@ func TestFit(t *testing.T) {
 			"counters; node/monitor: monitor shared"},
 		{"counters", "gpu-0 shared; gpu-1 shared NoSchedule; gpu-2 shared NoSchedule; gpu-3 shared None; " +
 			"node/monitor: monitor shared"},
+		{"v1.36.1", "gpu-0 shared; gpu-1 shared NoSchedule; gpu-2 shared NoSchedule; gpu-3 shared None; " +
+			"node/monitor: monitor shared"},
 		{"shares counters taints none", "gpu-0; gpu-1; gpu-3; node/monitor: monitor"},
 		{"v1.34.4 counters none", "gpu-0; gpu-1 NoSchedule; gpu-2 NoSchedule; gpu-3; node/monitor: monitor"},
 	} {
@@ -194,6 +202,21 @@ func TestFit(t *testing.T) {
 				t.Error("Fit has changed its argument")
 			}
 		})
+	}
+	// After an update of the driver, claims may hold partitions that it publishes no more.
+	partition := mig
+	partition.Name = "gpu-0-mig-1g10gb-1"
+	own := checkpoint.Record{Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: partition.Name}}}}
+	for _, lacks := range []string{"counters", "v1.36.1"} {
+		pool := inventory.Inventory{whole, mig, partition}.Pools("node")["node"]
+		fitted := learned(t, &oldServer{gates: []string{lacks}}, own).Fit(pool)
+		var got []string
+		for _, d := range fitted.Slices[0].Devices {
+			got = append(got, d.Name+traits(d))
+		}
+		if want := partition.Name + " shared"; strings.Join(got, "; ") != want {
+			t.Errorf("a held partition without %s: got %q, want %s", lacks, got, want)
+		}
 	}
 	nothing := learned(t, &oldServer{gates: []string{"taints"}}).Fit(inventory.Inventory{}.Pools("node")["node"])
 	if len(nothing.Slices) != 1 {
@@ -240,10 +263,14 @@ func TestLimit(t *testing.T) {
 		want        string // of a GPU that can be partitioned without a reset
 	}{
 		{"everything", "", nodeconfig.Config{}, "fractional, isolation mps"},
-		{"shares of partitioned GPUs", "v1.35.4", nodeconfig.Config{}, "exclusive"},
-		{"shares of partitioned GPUs, static partitions", "v1.35.4", static,
+		{"shares of partitioned GPUs", "v1.35.6", nodeconfig.Config{}, "exclusive"},
+		{"shares of partitioned GPUs, static partitions", "v1.35.6", static,
 			"fractional, isolation mps, partitions static"},
-		{"shares of partitioned GPUs, first patches", "v1.36.1", nodeconfig.Config{}, "exclusive"},
+		{"partitioned GPUs, first patches of 1.35", "v1.35.5", nodeconfig.Config{},
+			"fractional, isolation mps, partitions none"},
+		{"partitioned GPUs, first patches of 1.36", "v1.36.1", nodeconfig.Config{},
+			"fractional, isolation mps, partitions none"},
+		{"first patches of 1.36, static partitions", "v1.36.1", static, "fractional, isolation mps, partitions static"},
 		{"unlimited partitioned GPUs", "v1.36.3", unlimited, "unlimited, isolation none, partitions none"},
 		{"only unlimited GPUs", "v1.36.3", nodeconfig.Config{}, "fractional, isolation mps"},
 		{"shares in Kubernetes 1.34", "v1.34.4", static, "exclusive, partitions static"},
@@ -261,7 +288,7 @@ func TestLimit(t *testing.T) {
 			}
 		})
 	}
-	n := &Node{Config: Config{Server: learned(t, &oldServer{gates: []string{"v1.35.4"}})}}
+	n := &Node{Config: Config{Server: learned(t, &oldServer{gates: []string{"v1.35.6"}})}}
 	if got, want := n.offered(nodeconfig.Config{})(gpu.Device{}).String(), "fractional, isolation mps"; got != want {
 		t.Errorf("a GPU without MIG: got %s, want %s", got, want)
 	}
