@@ -28,8 +28,8 @@ type Eviction struct {
 }
 
 // Decide returns when the pod of a claim for extended resources is to be evicted from devices of the driver: when the
-// first NoExecute taint that the claim does not tolerate was added, or has been tolerated for as long as the claim says.
-// The slices are those of the claim's pools. ok is false if the pod stays.
+// first NoExecute taint that the claim does not tolerate was added, or has been tolerated for as long as the claim
+// says. The slices are those of the claim's pools. ok is false if the pod stays.
 func Decide(driver string, claim *resourceapi.ResourceClaim, published []*resourceapi.ResourceSlice,
 	rules []*resourceapi.DeviceTaintRule) (e Eviction, ok bool) {
 	holder := slices.IndexFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool {

@@ -211,6 +211,11 @@ nodeAffinity:
 {{- if semverCompare ">=1.35.0-0" .Capabilities.KubeVersion.Version }}true{{ end }}
 {{- end }}
 
+{{/* Whether pods with extended resources are evicted: before Kubernetes 1.35 the classes have none. */}}
+{{- define "gpu-dra-driver.evicts" -}}
+{{- if and .Values.controller.enabled .Values.controller.eviction.enabled (semverCompare ">=1.35.0-0" .Capabilities.KubeVersion.Version) }}true{{ end }}
+{{- end }}
+
 {{/* Whether pods of older systems are converted: their claims are for shares, which need Kubernetes 1.36. */}}
 {{- define "gpu-dra-driver.converts" -}}
 {{- if and .Values.controller.enabled .Values.controller.conversion.families (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) }}true{{ end }}
