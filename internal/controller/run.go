@@ -188,8 +188,8 @@ func addWaitingReporter(mgr ctrl.Manager, c Config, v *view.View, known func() e
 	return mgr.Add(u)
 }
 
-// The rate limit of evictions, in requests per second: the default one of the controller manager, which evicts the other
-// pods. An eviction is up to four requests.
+// The rate limit of evictions, in requests per second: the default one of the controller manager, which evicts the
+// other pods. An eviction is up to four requests.
 const (
 	evictionQPS   = 20
 	evictionBurst = 30

@@ -77,15 +77,15 @@ func allocateAll(t *testing.T, file string) (devices int, err error) {
 	return len(results[0].Devices.Results), nil
 }
 
-// TestAll: a claim for all GPUs ends the scheduler with the slices of newer versions, and not with those that the driver
-// publishes on this version.
+// TestAll: a claim for all GPUs ends the scheduler with the slices of newer versions, and not with those that the
+// driver publishes on this version.
 func TestAll(t *testing.T) {
 	if devices, err := allocateAll(t, version(t)+".json"); devices != 2 || err != nil {
 		t.Errorf("with the slices for this version: got %d GPUs and %v, want both GPUs", devices, err)
 	}
 	if devices, err := allocateAll(t, "v1.37.0.json"); err == nil || !strings.HasPrefix(err.Error(), "panic: ") {
-		t.Errorf("with the slices for newer versions: got %d GPUs and %v, want a panic; without one, this version needs "+
-			"no slices of its own", devices, err)
+		t.Errorf("with the slices for newer versions: got %d GPUs and %v, want a panic; without one, this version "+
+			"needs no slices of its own", devices, err)
 	}
 }
 

@@ -32,9 +32,9 @@ func slice(generation int64, taints ...resourceapi.DeviceTaint) *resourceapi.Res
 }
 
 func rule(name string, t resourceapi.DeviceTaint, device string) *resourceapi.DeviceTaintRule {
-	return &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.DeviceTaintRuleSpec{
-		DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: ptr.To(driver), Pool: ptr.To("node-1"), Device: &device},
-		Taint:          t}}
+	selector := &resourceapi.DeviceTaintSelector{Driver: ptr.To(driver), Pool: ptr.To("node-1"), Device: &device}
+	return &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: resourceapi.DeviceTaintRuleSpec{DeviceSelector: selector, Taint: t}}
 }
 
 // extendedClaim returns what the scheduler makes for a pod with nvidia.com/gpu: 1.
@@ -107,7 +107,8 @@ func TestDecide(t *testing.T) {
 			Operator: resourceapi.DeviceTolerationOpExists}), published{slice(1, noExecute("xid"))}, nil, "0s " + xid},
 		{"one of two taints is tolerated", tolerates(resourceapi.DeviceToleration{Key: "xid",
 			Operator: resourceapi.DeviceTolerationOpExists}),
-			published{slice(1, noExecute("xid"), noExecute("ecc"))}, nil, "0s node-1/gpu-0 has the taint ecc:NoExecute"},
+			published{slice(1, noExecute("xid"), noExecute("ecc"))}, nil,
+			"0s node-1/gpu-0 has the taint ecc:NoExecute"},
 		{"a claim of the pod's spec is for Kubernetes", func(c *resourceapi.ResourceClaim) { c.Annotations = nil },
 			published{slice(1, noExecute("xid"))}, nil, ""},
 		{"no devices yet", func(c *resourceapi.ResourceClaim) { c.Status.Allocation = nil },

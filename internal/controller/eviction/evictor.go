@@ -29,8 +29,8 @@ import (
 )
 
 const (
-	// standAside is how long a pod may stay after the time of its eviction. A Kubernetes that evicts such pods itself has
-	// deleted it by then. That shows also where the fault is mended in a patch, which a version does not tell.
+	// standAside is how long a pod may stay after the time of its eviction. A Kubernetes that evicts such pods itself
+	// has deleted it by then. The version of Kubernetes does not tell whether a patch or a vendor has mended the fault.
 	standAside = 5 * time.Second
 	// workers evict pods at the same time.
 	workers = 4

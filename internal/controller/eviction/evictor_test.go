@@ -44,7 +44,8 @@ func evictorOf(fails map[string]error, objects ...client.Object) (e *Evictor, di
 		WithIndex(&resourceapi.ResourceSlice{}, poolIndex, poolOfSlice).
 		WithIndex(&resourceapi.ResourceClaim{}, poolIndex, poolsOfClaim).
 		WithInterceptorFuncs(interceptor.Funcs{
-			Delete: func(ctx context.Context, c client.WithWatch, o client.Object, options ...client.DeleteOption) error {
+			Delete: func(ctx context.Context, c client.WithWatch, o client.Object,
+				options ...client.DeleteOption) error {
 				all := client.DeleteOptions{}
 				all.ApplyOptions(options)
 				if err := do("delete", fmt.Sprintf("%s UID %s", o.GetName(), *all.Preconditions.UID)); err != nil {
@@ -90,8 +91,8 @@ func TestReconcile(t *testing.T) {
 	}{
 		{"a sick GPU", noExecute("xid"), nil, evicted, false},
 		{"not yet", young, nil, nil, true},
-		{"a healthy GPU", resourceapi.DeviceTaint{Key: "xid", Effect: resourceapi.DeviceTaintEffectNoSchedule}, nil, nil,
-			false},
+		{"a healthy GPU", resourceapi.DeviceTaint{Key: "xid", Effect: resourceapi.DeviceTaintEffectNoSchedule}, nil,
+			nil, false},
 		{"Kubernetes has evicted it", noExecute("xid"), func(p *corev1.Pod) {
 			p.DeletionTimestamp, p.Finalizers = ptr.To(metav1.Now()), []string{"example.com/keep"}
 		}, nil, false},
@@ -102,7 +103,8 @@ func TestReconcile(t *testing.T) {
 		{"the pod uses another claim", noExecute("xid"), func(p *corev1.Pod) {
 			p.Status.ExtendedResourceClaimStatus.ResourceClaimName = "other"
 		}, nil, false},
-		{"the pod has ended", noExecute("xid"), func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }, nil, false},
+		{"the pod has ended", noExecute("xid"), func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }, nil,
+			false},
 		{"the pod is gone", noExecute("xid"), func(p *corev1.Pod) { p.Name = "other" }, nil, false},
 	} {
 		t.Run(row.name, func(t *testing.T) {

@@ -87,7 +87,8 @@ func TestRules(t *testing.T) {
 // TestRulesChange: a rule that evicts nothing is known and told to nobody; one that is deleted is forgotten, and so are
 // all when the API is not served any more.
 func TestRulesChange(t *testing.T) {
-	cordon := rule("cordon", resourceapi.DeviceTaint{Key: "x", Effect: resourceapi.DeviceTaintEffectNoSchedule}, "gpu-1")
+	cordon := rule("cordon", noExecute("x"), "gpu-1")
+	cordon.Spec.Taint.Effect = resourceapi.DeviceTaintEffectNoSchedule
 	c := fake.NewClientset()
 	r := NewRules(c)
 	ctx, end := context.WithCancel(t.Context())

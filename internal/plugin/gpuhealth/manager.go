@@ -67,6 +67,8 @@ type Look struct {
 	Held func(device string) bool
 	// Persistent reports whether NVML can be closed without a loss of settings.
 	Persistent bool
+	// Untainted reports whether the API server stores no taints, so that nothing is evicted.
+	Untainted bool
 }
 
 // Manager knows the health of the node's GPUs.

@@ -735,8 +735,16 @@ func TestTextsOfEvents(t *testing.T) {
 			"GPU gpu-1 (NVIDIA H100, GPU-1): XID 79: The GPU has fallen off the PCIe bus. Since " +
 				"2026-11-22T12:00:00Z. " +
 				"What to do: Drain the node and reboot it. If it comes back, check the GPU's seat and its PCIe link. " +
-				"Its pods are evicted, and new claims avoid it (NoExecute), until the node has been rebooted, " +
-				"or NVIDIA's driver says that the GPU needs no recovery."},
+				"Its pods are evicted unless they tolerate the taint, and new claims avoid it (NoExecute), until the " +
+				"node has been rebooted, or NVIDIA's driver says that the GPU needs no recovery."},
+		{"pods stay", rules(health.EffectNoExecute, "XID79"), func(n *testNode) {
+			n.found.Untainted = true
+			n.look()
+			n.xid("GPU-1", 79)
+		}, "GPU gpu-1 (NVIDIA H100, GPU-1): XID 79: The GPU has fallen off the PCIe bus. Since 2026-11-22T12:00:00Z. " +
+			"What to do: Drain the node and reboot it. If it comes back, check the GPU's seat and its PCIe link. " +
+			"Its pods stay, because the API server stores no taints (feature gate DRADeviceTaints); new claims avoid " +
+			"it, until the node has been rebooted, or NVIDIA's driver says that the GPU needs no recovery."},
 		{"a partition, and an XID that comes back", health.Policy{}, func(n *testNode) {
 			n.xidAt(9, 999)
 			n.pass(10 * time.Minute)

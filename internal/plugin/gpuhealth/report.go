@@ -35,7 +35,7 @@ func (m *Manager) report(ctx context.Context, c health.Condition) {
 		text += describe(c, rule) + " It keeps no claim away."
 		node, claim = report.Events.GPUNotice, report.Events.DeviceNotice
 	default:
-		text += describe(c, rule) + " " + consequence(c, rule)
+		text += describe(c, rule) + " " + m.consequence(c, rule)
 	}
 	klog.FromContext(ctx).Info("Health of GPU", "uuid", c.GPU, "cause", c.Cause, "active", c.Active(), "effect",
 		rule.Effect, "recovery", rule.Recovery, "message", text)
@@ -93,7 +93,7 @@ func (m *Manager) condition(d gpu.Device, c report.DeviceCondition) report.Devic
 	for _, wrong := range m.state.Of(d) {
 		if rule := m.look.Policies(wrong.GPU).For(wrong.Cause); rule.Effect != health.EffectNone {
 			c.Status, c.Reason, c.Since = metav1.ConditionFalse, string(wrong.Cause), wrong.Since
-			c.Message = describe(wrong, rule) + " " + consequence(wrong, rule)
+			c.Message = describe(wrong, rule) + " " + m.consequence(wrong, rule)
 			break
 		}
 	}
@@ -137,11 +137,14 @@ func describe(c health.Condition, rule health.Rule) string {
 	return text + " What to do: " + advice
 }
 
-// consequence says what the driver does, and until when.
-func consequence(c health.Condition, rule health.Rule) string {
+// consequence says what the driver does, and until when. m.mu is held.
+func (m *Manager) consequence(c health.Condition, rule health.Rule) string {
 	text := "New claims avoid it (NoSchedule)"
-	if rule.Effect == health.EffectNoExecute {
-		text = "Its pods are evicted, and new claims avoid it (NoExecute)"
+	switch {
+	case rule.Effect == health.EffectNoExecute && m.look.Untainted:
+		text = "Its pods stay, because the API server stores no taints (feature gate DRADeviceTaints); new claims avoid it"
+	case rule.Effect == health.EffectNoExecute:
+		text = "Its pods are evicted unless they tolerate the taint, and new claims avoid it (NoExecute)"
 	}
 	return text + ", until " + c.EndsWhen(rule) + "."
 }

@@ -39,8 +39,8 @@ type Feature struct {
 	remove func(*resourceapi.Device) bool
 	// limit returns a use of the GPU that does without it; nil: every use does.
 	limit func(gpu.Device, gpu.Use) gpu.Use
-	// since are the first versions of Kubernetes that have it, if no example can show that: the first patch of each minor
-	// version into which it was brought later, and the first version that has it from its start, or in its last patch.
+	// since are the versions of Kubernetes that brought it, if no example can show that: a patch for each minor version.
+	// All versions after the last one have it.
 	since []string
 	// partOf are features without which nobody misses it. They come before it in allFeatures.
 	partOf []*Feature
@@ -103,12 +103,12 @@ var (
 			return use
 		},
 	}
-	// Before, the scheduler ends at a claim with allocationMode: All for devices that consume counters, and again whenever
-	// it starts, as long as the pod of the claim waits (kubernetes/kubernetes#138882).
+	// Before, the scheduler ends at a claim with allocationMode: All for devices that consume counters, and again
+	// whenever it starts, as long as the pod of the claim waits (kubernetes/kubernetes#138882).
 	countersOfAll = Feature{
 		Gate: "DRAPartitionableDevices of Kubernetes 1.36.2, or 1.35.6, or newer",
-		Without: "no partitions are made for claims, because the scheduler would end at a claim for all GPUs of a node " +
-			"(allocationMode: All)",
+		Without: "no partitions are made for claims, because the scheduler would end at a claim for all GPUs of a " +
+			"node (allocationMode: All)",
 		since:  []string{"1.35.6", "1.36.2"},
 		partOf: []*Feature{&counters},
 		remove: counters.remove,

@@ -117,8 +117,8 @@ func TestFeatures(t *testing.T) {
 		{"Kubernetes 1.34", oldServer{gates: []string{"v1.34.4", "shares", "counters", "taints", "none"}}, nil,
 			"DRAConsumableCapacity, DRAPartitionableDevices, DRADeviceTaints"},
 		{"Kubernetes 1.34 with alpha features", oldServer{gates: []string{"v1.34.4", "counters", "none"}}, nil,
-			"DRAConsumableCapacity of Kubernetes 1.35 or newer, DRAPartitionableDevices, DRADeviceTaints of Kubernetes " +
-				"1.35 or newer"},
+			"DRAConsumableCapacity of Kubernetes 1.35 or newer, DRAPartitionableDevices, " +
+				"DRADeviceTaints of Kubernetes 1.35 or newer"},
 		{"the first patches of Kubernetes 1.35 with alpha features", oldServer{gates: []string{"v1.35.5"}}, nil, ofAll},
 		{"Kubernetes 1.35 with alpha features", oldServer{gates: []string{"v1.35.6"}}, nil,
 			"DRAConsumableCapacity of Kubernetes 1.36.2 or newer"},
