@@ -46,6 +46,9 @@ func Fit(ctx context.Context, s *snapshot.Snapshot, m Manifest) []*Report {
 	used := map[string]bool{}
 	for _, pod := range m.Pods {
 		pod = pod.DeepCopy()
+		if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil { // of a pod that exists
+			used["claim "+pod.Namespace+"/"+extended.ResourceClaimName] = true
+		}
 		pod.UID, pod.Spec.NodeName, pod.Status = "", "", corev1.PodStatus{}
 		requestLimits(pod)
 		for _, of := range pod.Spec.ResourceClaims {

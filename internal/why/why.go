@@ -237,8 +237,26 @@ func (c *cluster) workloadOf(pod *corev1.Pod) (*workload, error) {
 		}
 		w.claims, w.origins = append(w.claims, claim), append(w.origins, o)
 	}
+	if claim := c.extendedClaim(pod); claim != nil {
+		w.allocated = append(w.allocated, claim)
+		return w, nil
+	}
 	c.addExtended(w)
 	return w, nil
+}
+
+// extendedClaim returns the claim that the scheduler has made for the pod's extended resources, if it has devices: the
+// scheduler has ended, or the pod was not bound, before the pod was on a node. Then the pod keeps them.
+func (c *cluster) extendedClaim(pod *corev1.Pod) *resourceapi.ResourceClaim {
+	status := pod.Status.ExtendedResourceClaimStatus
+	if status == nil {
+		return nil
+	}
+	claim, ok := find(c.Claims, pod.Namespace, status.ResourceClaimName)
+	if !ok || claim.Status.Allocation == nil || resourceclaim.IsForPod(pod, claim, false) != nil {
+		return nil
+	}
+	return claim
 }
 
 // fromTemplate adds the claim that Kubernetes will generate.
