@@ -26,8 +26,8 @@ func holdExtended(t *testing.T, pod *corev1.Pod, node string, count int) *resour
 		for _, d := range s.Spec.Devices {
 			if s.Spec.Pool.Name == node && len(c.Status.Allocation.Devices.Results) < count {
 				c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results,
-					resourceapi.DeviceRequestAllocationResult{Request: "container-0-request-0", Driver: driver, Pool: node,
-						Device: d.Name})
+					resourceapi.DeviceRequestAllocationResult{Request: "container-0-request-0", Driver: driver,
+						Pool: node, Device: d.Name})
 			}
 		}
 	}

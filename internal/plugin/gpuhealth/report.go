@@ -142,7 +142,8 @@ func (m *Manager) consequence(c health.Condition, rule health.Rule) string {
 	text := "New claims avoid it (NoSchedule)"
 	switch {
 	case rule.Effect == health.EffectNoExecute && m.look.Untainted:
-		text = "Its pods stay, because the API server stores no taints (feature gate DRADeviceTaints); new claims avoid it"
+		text = "Its pods stay, because the API server stores no taints (feature gate DRADeviceTaints); new claims " +
+			"avoid it"
 	case rule.Effect == health.EffectNoExecute:
 		text = "Its pods are evicted unless they tolerate the taint, and new claims avoid it (NoExecute)"
 	}

@@ -39,8 +39,8 @@ type Feature struct {
 	remove func(*resourceapi.Device) bool
 	// limit returns a use of the GPU that does without it; nil: every use does.
 	limit func(gpu.Device, gpu.Use) gpu.Use
-	// since are the versions of Kubernetes that brought it, if no example can show that: a patch for each minor version.
-	// All versions after the last one have it.
+	// since are the versions of Kubernetes that brought it, if no example can show that: a patch for each minor
+	// version. All versions after the last one have it.
 	since []string
 	// partOf are features without which nobody misses it. They come before it in allFeatures.
 	partOf []*Feature
