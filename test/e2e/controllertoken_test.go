@@ -10,8 +10,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
 // testControllerToken sends dry runs with the controller's token: what a thief of the token could do.
@@ -36,6 +40,11 @@ func (s *suite) testControllerToken(t *testing.T) {
 			t.Errorf("delete %T %s: got error %v, want a refusal", o, o.GetName(), err)
 		}
 	}
+	if err := as.Status().Patch(t.Context(), pod, client.RawPatch(types.MergePatchType,
+		[]byte(`{"status":{"reason":"x"}}`)), client.DryRunAll); !apierrors.IsForbidden(err) {
+		t.Errorf("write the status of pod %s: got error %v, want a refusal", pod.Name, err)
+	}
+	s.testEvictionsByToken(t, as, ns, node)
 	only := "only the templates of converted pods"
 	lacks, err := s.Lacks(t.Context(), "Kubernetes 1.36")
 	s.must(t, err)
@@ -58,4 +67,28 @@ func (s *suite) testControllerToken(t *testing.T) {
 	if err := secret(own, corev1.SecretTypeOpaque); !apierrors.IsAlreadyExists(err) {
 		t.Errorf("its own secret: got error %v, want it to be there already", err)
 	}
+}
+
+// testEvictionsByToken: of a pod with extended resources, the controller may write the condition DisruptionTarget and
+// nothing else, and delete it.
+func (s *suite) testEvictionsByToken(t *testing.T, as *kube.Cluster, namespace, node string) {
+	t.Helper()
+	lacks, err := s.Lacks(t.Context(), "DRAExtendedResource")
+	s.must(t, err)
+	if len(lacks) > 0 {
+		return
+	}
+	pod := s.running(t, s.pod(t, namespace, "extended", onNode(node), func(p *corev1.PodSpec) {
+		p.Containers[0].Resources.Limits = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}
+	}))
+	patch := func(status string) error {
+		return as.Status().Patch(t.Context(), pod.DeepCopy(), client.RawPatch(types.StrategicMergePatchType,
+			[]byte(`{"status":`+status+`}`)), client.DryRunAll)
+	}
+	for _, status := range []string{`{"phase":"Failed"}`, `{"podIPs":[{"ip":"192.0.2.1"}],"podIP":"192.0.2.1"}`,
+		`{"conditions":[{"type":"Ready","status":"False"}]}`} {
+		refusedFor(t, "the status "+status, patch(status), "only the condition DisruptionTarget")
+	}
+	s.must(t, patch(`{"conditions":[{"type":"DisruptionTarget","status":"True"}]}`))
+	s.must(t, as.Delete(t.Context(), pod, client.DryRunAll))
 }

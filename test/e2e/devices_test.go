@@ -116,6 +116,10 @@ func (s *suite) findClaim(ctx context.Context, pod *corev1.Pod) (claim resourcea
 			return claim, err
 		}
 	}
+	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
+		err := s.Get(ctx, client.ObjectKey{Namespace: pod.Namespace, Name: extended.ResourceClaimName}, &claim)
+		return claim, err
+	}
 	return claim, fmt.Errorf("pod %s has no claim", pod.Name)
 }
 

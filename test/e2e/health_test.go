@@ -14,6 +14,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -28,6 +30,7 @@ func (s *suite) testHealth(t *testing.T) {
 		t.Parallel()
 		t.Run("whole GPU", s.testSickGPU)
 		t.Run("partition", s.testSickPartition)
+		t.Run("extended resource", s.testSickExtended)
 	})
 	t.Run("shared GPU", func(t *testing.T) {
 		t.Parallel()
@@ -241,6 +244,72 @@ func (s *suite) testSickPartition(t *testing.T) {
 	for _, pod := range pods {
 		s.waitHealth(t, pod, "Healthy")
 	}
+}
+
+// testSickExtended: pods that got a GPU or a partition as an extended resource are evicted as a pod with a claim is, by
+// a rule and by an XID. A claim that tolerates the taint keeps its pod.
+func (s *suite) testSickExtended(t *testing.T) {
+	s.needs(t, "DRAExtendedResource")
+	node := s.node(t, "dgx-h100")
+	ns := s.namespace(t, "sick-extended")
+	const key = "example.com/drain"
+	tolerates := resourceapi.DeviceToleration{Key: key, Operator: resourceapi.DeviceTolerationOpExists,
+		Effect: resourceapi.DeviceTaintEffectNoExecute}
+	extended := func(name corev1.ResourceName) podOption {
+		return func(p *corev1.PodSpec) {
+			p.Containers[0].Resources.Limits = corev1.ResourceList{name: resource.MustParse("1")}
+		}
+	}
+	byClaim := s.running(t, s.pod(t, ns, "by-claim", onNode(node), withTemplate(s.template(t, ns, "one-gpu"))))
+	unchanged := s.running(t, s.pod(t, ns, "unchanged", onNode(node), extended("nvidia.com/gpu")))
+	partition := s.running(t, s.pod(t, ns, "partition", onNode(node), extended("nvidia.com/mig-1g.10gb")))
+	tolerating := s.running(t, s.pod(t, ns, "tolerating", onNode(node), withTemplate(s.claimTemplate(t, ns, "tolerates",
+		resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{gpus("gpu", 1, tolerates)}}))))
+	for _, pod := range []*corev1.Pod{tolerating, byClaim, unchanged, partition} {
+		rule := &resourceapi.DeviceTaintRule{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "DeviceTaintRule"},
+			ObjectMeta: metav1.ObjectMeta{Name: ns + "-" + pod.Name},
+			Spec: resourceapi.DeviceTaintRuleSpec{
+				DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: driver, Pool: &node,
+					Device: &s.names(t, pod)[0]},
+				Taint: resourceapi.DeviceTaint{Key: key, Effect: resourceapi.DeviceTaintEffectNoExecute}}}
+		t.Cleanup(func() { s.must(t, client.IgnoreNotFound(s.Delete(context.WithoutCancel(t.Context()), rule))) })
+		s.must(t, s.ApplyTyped(t.Context(), rule))
+	}
+	for _, pod := range []*corev1.Pod{byClaim, unchanged, partition} {
+		s.waitGone(t, pod)
+	}
+	for _, pod := range []*corev1.Pod{unchanged, partition} {
+		s.waitEvent(t, client.ObjectKeyFromObject(pod), "DeviceTaintEviction", "has the taint "+key+":NoExecute by "+
+			"DeviceTaintRule "+ns+"-"+pod.Name)
+	}
+
+	again := s.running(t, s.pod(t, ns, "again", onNode(node), extended("nvidia.com/gpu")))
+	claim, sick, plugin := s.claimOf(t, again), s.names(t, again)[0], s.plugin(t, node)
+	s.simctl(t, plugin, "health", sick, "recovery-action=reset")
+	s.simctl(t, plugin, "xid", sick, "79")
+	s.waitGone(t, again)
+	s.waitEvent(t, client.ObjectKeyFromObject(again), "DeviceTaintEviction",
+		sick+" has the taint gpu.nvidia.com/xid=79")
+	s.waitEvent(t, client.ObjectKeyFromObject(&claim), "DeviceUnhealthy", "Its pods are evicted")
+	s.simctl(t, plugin, "health", sick, "recovery-action=none")
+	s.waitTaint(t, node, sick, "")
+	if after := s.running(t, client.ObjectKeyFromObject(tolerating)); after.UID != tolerating.UID ||
+		after.DeletionTimestamp != nil {
+		t.Errorf("the pod whose claim tolerates the taint was evicted")
+	}
+}
+
+// waitGone waits until the pod does not exist any more, or has been replaced by another one of its name.
+func (s *suite) waitGone(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	s.must(t, kube.Until(t.Context(), 2*soon, "pod "+pod.Name+" to be gone",
+		func(ctx context.Context) (bool, string, error) {
+			var now corev1.Pod
+			err := s.Get(ctx, client.ObjectKeyFromObject(pod), &now)
+			return apierrors.IsNotFound(err) || err == nil && now.UID != pod.UID,
+				fmt.Sprintf("%s, conditions %v", now.Status.Phase, now.Status.Conditions), client.IgnoreNotFound(err)
+		}))
 }
 
 // testSickSharedGPU: three pods share a GPU that falls off the bus; all three start again on another one. The monitor
