@@ -29,7 +29,10 @@ var kubernetesRuns = []kubernetesRun{
 	{title: "1.34 with alpha gates", version: "v1.34", gates: alphaGates, apis: "resource.k8s.io/v1alpha3=true"},
 	{title: "1.35", version: "v1.35"},
 	{title: "1.35 with alpha gates", version: "v1.35", gates: alphaGates},
+	{title: "1.35.0 with alpha gates", version: "v1.35.0", gates: alphaGates},
+	{title: "1.36.0", version: "v1.36.0"},
 	{title: "1.36", version: "v1.36"},
+	{title: "1.37.0", version: "v1.37.0"},
 	newest,
 }
 

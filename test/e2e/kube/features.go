@@ -20,9 +20,24 @@ var feature = regexp.MustCompile(`^kubernetes_feature_enabled\{name="([^"]+)".*\
 // since are the versions before which a gate is not enough for the driver. Kubernetes 1.34 finds no GPU with shares as
 // long as the first of a node is taken. It wants counters and the devices that use them in one slice, and the driver
 // publishes them apart. It never frees the GPUs of pods that ask for an extended resource, so the chart's classes have
-// none there.
-var since = map[string]string{"DRAConsumableCapacity": "Kubernetes 1.35", "DRAExtendedResource": "Kubernetes 1.35",
-	"DRAPartitionableDevices": "Kubernetes 1.35"}
+// none there. A claim for all GPUs ends the schedulers of the first patches of 1.35 and 1.36 if there are counters.
+// Of several versions, each but the last is for its minor version.
+var since = map[string][]string{"DRAConsumableCapacity": {"1.35.0"}, "DRAExtendedResource": {"1.35.0"},
+	"DRAPartitionableDevices": {"1.35.6", "1.36.2"}}
+
+// missing returns the version that brings what these versions have brought, if the server is older; nil: it is not.
+func missing(server *version.Version, since []string) *version.Version {
+	for _, text := range since {
+		v := version.MustParseGeneric(text)
+		if server.LessThan(v) {
+			return v
+		}
+		if server.Minor() == v.Minor() {
+			return nil
+		}
+	}
+	return nil
+}
 
 // Lacks returns which of the feature gates the API server does not have, or has switched off. A gate may also be a
 // version, as "Kubernetes 1.36"; of several that the API server does not reach, the result has the newest.
@@ -54,8 +69,11 @@ func (c *Cluster) Lacks(ctx context.Context, gates ...string) ([]string, error) 
 	var lacks []string
 	least := server
 	for _, gate := range gates {
-		if version := since[gate]; version != "" && on[gate] {
-			gate = version
+		if v := missing(server, since[gate]); v != nil && on[gate] {
+			if least.LessThan(v) {
+				least = v
+			}
+			continue
 		}
 		if text, isVersion := strings.CutPrefix(gate, "Kubernetes "); isVersion {
 			if v := version.MustParseGeneric(text); least.LessThan(v) {
@@ -66,7 +84,7 @@ func (c *Cluster) Lacks(ctx context.Context, gates ...string) ([]string, error) 
 		}
 	}
 	if least != server {
-		lacks = append(lacks, fmt.Sprintf("Kubernetes %d.%d", least.Major(), least.Minor()))
+		lacks = append(lacks, "Kubernetes "+strings.TrimSuffix(least.String(), ".0"))
 	}
 	return lacks, nil
 }

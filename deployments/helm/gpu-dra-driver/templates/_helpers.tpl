@@ -104,11 +104,14 @@ that wait for a DaemonSet (Flux, helm --wait) would wait for ever. A build of yo
   "repository" (default .Values.image.repository $own.repository) "tag" $tag "digest" $digest) }}
 {{- end }}
 
-{{/* Helm sees the version of the cluster, which may have a suffix: v1.36.2-gke.100. */}}
+{{/* Helm sees the version of the cluster, which may have a suffix: v1.36.2-gke.100. A claim of any user can end the
+schedulers 1.36.0 and 1.36.1 (docs/versions.md), and an API server of 1.36 works with all of its patches. */}}
 {{- define "gpu-dra-driver.schedulerImage" -}}
 {{- $image := .Values.scheduler.image }}
+{{- $version := regexReplaceAll "[-+].*" .Capabilities.KubeVersion.Version "" }}
+{{- if semverCompare ">=1.36.0 <1.36.2" $version }}{{ $version = "v1.36.2" }}{{ end }}
 {{- include "gpu-dra-driver.reference" (dict "registry" (include "gpu-dra-driver.registry" .) "repository" $image.repository
-  "tag" (default (regexReplaceAll "[-+].*" .Capabilities.KubeVersion.Version "") $image.tag) "digest" $image.digest) }}
+  "tag" (default $version $image.tag) "digest" $image.digest) }}
 {{- end }}
 
 {{/* Variables of a container: name → value. */}}

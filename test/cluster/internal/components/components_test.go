@@ -121,8 +121,8 @@ func TestPinnedModules(t *testing.T) {
 
 func TestKubernetesVersions(t *testing.T) {
 	source := t.TempDir()
-	for folder, version := range map[string]string{"kubernetes": "v1.37.1", "kubernetes-v1.36": "v1.36.3",
-		"kubernetes-v1.34": "v1.34.4"} {
+	for folder, version := range map[string]string{"kubernetes": "v1.37.1", "kubernetes-v1.36": "v1.36.10",
+		"kubernetes-v1.36.0": "v1.36.0", "kubernetes-v1.34": "v1.34.4"} {
 		if err := os.Mkdir(filepath.Join(source, folder), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -132,10 +132,11 @@ func TestKubernetesVersions(t *testing.T) {
 		}
 	}
 	cache := Cache{Source: source}
-	const refused = `: want one of v1.37.1, v1.36.3, v1.34.4, or its minor version`
+	const refused = `: want one of v1.37.1, v1.36.10, v1.36.0, v1.34.4, or its minor version`
 	for _, row := range []struct{ version, want string }{
 		{"", "kubernetes with kubectl"}, {"v1.37", "kubernetes with kubectl"}, {"v1.37.1", "kubernetes with kubectl"},
-		{"v1.34", "kubernetes-v1.34"}, {"v1.34.4", "kubernetes-v1.34"}, {"v1.36.3", "kubernetes-v1.36"},
+		{"v1.34", "kubernetes-v1.34"}, {"v1.34.4", "kubernetes-v1.34"}, {"v1.36.10", "kubernetes-v1.36"},
+		{"v1.36", "kubernetes-v1.36"}, {"v1.36.0", "kubernetes-v1.36.0"},
 		{"v1.34.5", `kubernetes "v1.34.5"` + refused}, {"v1.3", `kubernetes "v1.3"` + refused},
 		{"v1", `kubernetes "v1"` + refused}, {"1.34", `kubernetes "1.34"` + refused},
 	} {

@@ -10,12 +10,13 @@ import (
 	"strings"
 )
 
-// olderPrefix begins the names of the folders that pin older versions of Kubernetes, by minor version:
-// "kubernetes-v1.34".
+// olderPrefix begins the names of the folders that pin older versions of Kubernetes: by minor version,
+// "kubernetes-v1.34", and the first patch of one, "kubernetes-v1.36.0".
 const olderPrefix = Kubernetes + "-"
 
-// Kubernetes returns the component of a pinned version: "v1.34" or "v1.34.4". Empty: the newest. The older ones have no
-// kubectl, because the newest is for users of all of them. The error names the versions that are pinned.
+// Kubernetes returns the component of a pinned version: "v1.34.4", or "v1.34" for its newest patch. Empty: the newest.
+// The older ones have no kubectl, because the newest is for users of all of them. The error names the versions that are
+// pinned.
 func (c Cache) Kubernetes(version string) (Component, error) {
 	pinned, err := c.pinned()
 	if err != nil {
@@ -63,8 +64,6 @@ func (c Cache) pinned() ([]Component, error) {
 	if err != nil {
 		return nil, err
 	}
-	slices.Sort(folders)
-	slices.Reverse(folders)
 	all := []Component{newest}
 	for _, folder := range folders {
 		older := newest
@@ -73,7 +72,25 @@ func (c Cache) pinned() ([]Component, error) {
 			without("kubectl", newest.Binaries)
 		all = append(all, older)
 	}
-	return all, nil
+	return all, c.sort(all)
+}
+
+// sort sorts by version, the newest first.
+func (c Cache) sort(all []Component) error {
+	numbers := map[string][]int{}
+	for _, component := range all {
+		text, err := c.version(component)
+		if err != nil {
+			return err
+		}
+		of := make([]int, 3)
+		if _, err := fmt.Sscanf(text, "v%d.%d.%d", &of[0], &of[1], &of[2]); err != nil {
+			return fmt.Errorf("%s pins %q: %w", component.folder(), text, err)
+		}
+		numbers[component.folder()] = of
+	}
+	slices.SortFunc(all, func(a, b Component) int { return slices.Compare(numbers[b.folder()], numbers[a.folder()]) })
+	return nil
 }
 
 func without(item string, all []string) []string {
