@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package view_test
+
+import (
+	"slices"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+)
+
+// A partition whose pod is to be evicted is kept, although another one of its kind is.
+func TestSlimSliceKeepsNoExecute(t *testing.T) {
+	v := viewtest.New(t)
+	all := viewtest.Slices(t, viewtest.Node{Name: "a", Profile: "dgx-h100"})
+	kept := func(s *resourceapi.ResourceSlice, device string) bool {
+		return slices.ContainsFunc(v.SlimSlice(s).Spec.Devices,
+			func(d resourceapi.Device) bool { return d.Name == device })
+	}
+	tried := 0
+	for _, s := range all {
+		for i, d := range s.Spec.Devices {
+			if kept(s, d.Name) {
+				continue
+			}
+			tried++
+			s.Spec.Devices[i].Taints = []resourceapi.DeviceTaint{
+				{Key: "x", Effect: resourceapi.DeviceTaintEffectNoExecute}}
+			if !kept(s, d.Name) {
+				t.Fatalf("%s has a NoExecute taint, and is left out", d.Name)
+			}
+			s.Spec.Devices[i].Taints = nil
+		}
+	}
+	if tried == 0 {
+		t.Error("no device is left out without a taint")
+	}
+}
+
+// Of a claim for extended resources, what names its pod is kept.
+func TestSlimClaimForExtendedResources(t *testing.T) {
+	c := viewtest.Claim(t, `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`)
+	c.Annotations = map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true", "other": "x"}
+	c.Status.Allocation = &resourceapi.AllocationResult{}
+	c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: "u"}}
+	slim := view.SlimClaim(c)
+	if len(slim.Annotations) != 1 || slim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] != "true" ||
+		len(slim.Status.ReservedFor) != 1 {
+		t.Errorf("got annotations %v and consumers %v, want those that evictions need", slim.Annotations,
+			slim.Status.ReservedFor)
+	}
+	c.Annotations = nil
+	if slim := view.SlimClaim(c); slim.Status.ReservedFor != nil {
+		t.Errorf("a claim of the pod's spec: got consumers %v, want none", slim.Status.ReservedFor)
+	}
+}
