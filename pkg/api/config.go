@@ -54,8 +54,11 @@ type configJSON struct {
 	Sharing     sharingJSON       `json:"sharing" doc:"how the containers and pods that have the claim share its devices; none: the driver does nothing about it"`
 }
 
+// maxProblems is how many problems of one configuration are told. The user decides how many there are.
+const maxProblems = 20
+
 // Decode reads the opaque parameters of a claim or class. It is strict: unknown fields, unknown kinds and invalid
-// values are errors. The error reports every problem with its path below root.
+// values are errors. The error reports the problems with their paths below root, at most maxProblems.
 func Decode(raw []byte, root *field.Path) (Config, error) {
 	if err := checkKind(raw, root); err != nil {
 		return Config{}, err
@@ -72,6 +75,9 @@ func Decode(raw []byte, root *field.Path) (Config, error) {
 	sharing, problems := in.Sharing.decode(in.Kind, root.Child("sharing"))
 	errs = append(errs, problems...)
 	errs = append(errs, checkEnvironment(in.Environment, root.Child("environment"))...)
+	if n := len(errs); n > maxProblems {
+		errs = append(errs[:maxProblems], field.Forbidden(root, fmt.Sprintf("%d more problems", n-maxProblems)))
+	}
 	if len(errs) > 0 {
 		return Config{}, errs.ToAggregate()
 	}

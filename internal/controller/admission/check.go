@@ -30,9 +30,12 @@ type Verdict struct {
 	Warnings []string // the object may not work, or not yet
 }
 
+// maxTexts is how many problems, and how many warnings, a verdict has. The user decides how many there are.
+const maxTexts = 100
+
 // refuse adds a problem, once.
 func (v *Verdict) refuse(err error) {
-	if !slices.ContainsFunc(v.Problems, func(known error) bool { return known.Error() == err.Error() }) {
+	if len(v.Problems) < maxTexts && !slices.ContainsFunc(v.Problems, func(known error) bool { return known.Error() == err.Error() }) {
 		v.Problems = append(v.Problems, err)
 	}
 }
@@ -40,7 +43,7 @@ func (v *Verdict) refuse(err error) {
 // warn adds a warning, once.
 func (v *Verdict) warn(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
-	if !slices.Contains(v.Warnings, text) {
+	if len(v.Warnings) < maxTexts && !slices.Contains(v.Warnings, text) {
 		v.Warnings = append(v.Warnings, text)
 	}
 }
@@ -75,7 +78,7 @@ func (c Checker) Claim(ctx context.Context, spec *resourceapi.ResourceClaimSpec,
 		c.dryRun(ctx, spec, all, devices, &v)
 	}
 	if ctx.Err() != nil {
-		v.warn("%s: not all of it could be checked in time", devices)
+		v.Warnings = append(v.Warnings, fmt.Sprintf("%s: not all of it could be checked in time", devices))
 	}
 	return v
 }
@@ -173,6 +176,9 @@ func (c Checker) checkAlternative(ctx context.Context, a *alternative, v *Verdic
 	failures := selectorErrors{}
 	var best shortage
 	for _, kind := range c.View.Kinds() {
+		if ctx.Err() != nil {
+			break
+		}
 		if !c.accepts(ctx, kind, a.class.Spec.Selectors, nil, nil) { // the class is validated when it is written
 			continue
 		}

@@ -94,11 +94,15 @@ func (d *dryRun) group(all []alternative) bool {
 	}
 	devices := int64(0)
 	for _, a := range all {
+		asks := max(1, a.Count)
+		if a.AllocationMode == resourceapi.DeviceAllocationModeAll && d.perIndex {
+			asks = maxNodeDevices
+		}
 		if len(d.requests) == 0 || d.requests[len(d.requests)-1].alternatives[0].request != a.request {
 			d.requests = append(d.requests, request{})
-			devices += max(1, a.Count)
+			devices += min(asks, resourceapi.AllocationResultsMaxSize+1) // no sum of these overflows
 		}
-		if a.matchesNothing() {
+		if a.matchesNothing() || asks > resourceapi.AllocationResultsMaxSize { // it is never allocated
 			a.kinds = nil
 		}
 		r := &d.requests[len(d.requests)-1]
@@ -114,9 +118,6 @@ func (d *dryRun) group(all []alternative) bool {
 func (d *dryRun) evaluate(ctx context.Context, request int) outcome {
 	var o outcome
 	for _, a := range d.requests[request].alternatives {
-		if a.matchesNothing() {
-			continue
-		}
 		for _, kind := range distinct(a.kinds) {
 			if ctx.Err() != nil {
 				return o
