@@ -28,12 +28,11 @@ func (q *question) tooMany(claims []*resourceapi.ResourceClaim, s *site, state s
 			if p.all() || p.admin || *p.capacity != nil || q.classes[*p.class] == nil {
 				return false
 			}
-			total += *p.count
+			if total += min(*p.count, resourceapi.AllocationResultsMaxSize+1); total > resourceapi.AllocationResultsMaxSize {
+				return false // the allocator says so at once; and no sum overflows
+			}
 			request := &claim.Spec.Devices.Requests[p.request]
 			all, requests[request] = append(all, p), append(requests[request], p)
-		}
-		if total > resourceapi.AllocationResultsMaxSize {
-			return false
 		}
 	}
 	wanted := int64(0)
@@ -92,6 +91,9 @@ func (q *question) most(s *site, state structured.AllocatedState, parts ...part)
 				for _, use := range d.ConsumesCounters {
 					left[counterSetID{poolOf(slice), use.CounterSet}].subtract(use.Counters)
 				}
+			}
+			if q.ctx.Err() != nil {
+				return 0, errLimit
 			}
 			matching := int64(0)
 			for _, p := range parts {

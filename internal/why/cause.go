@@ -49,21 +49,26 @@ func (q *question) excluded() []NodeReason {
 }
 
 // allFacts compares each part of each claim with the devices of the nodes that the pod does not exclude. If it excludes
-// all, those of all nodes are compared.
-func (q *question) allFacts() map[[2]int][]fact {
+// all, those of all nodes are compared. The error is errLimit.
+func (q *question) allFacts() (map[[2]int][]fact, error) {
 	sites := q.open()
 	if len(sites) == 0 {
 		sites = q.sites
 	}
-	all := map[[2]int][]fact{}
+	all, left := map[[2]int][]fact{}, maxFacts
 	for i, claim := range q.w.claims {
 		for j, p := range partsOf(claim) {
-			if q.classes[*p.class] != nil {
-				all[[2]int{i, j}] = q.facts(i, j, sites)
+			if q.classes[*p.class] == nil {
+				continue
 			}
+			of, err := q.facts(i, j, sites, left)
+			if err != nil {
+				return nil, err
+			}
+			all[[2]int{i, j}], left = of, left-len(of)
 		}
 	}
-	return all
+	return all, nil
 }
 
 // nodesOf returns how many nodes have the device of the fact.

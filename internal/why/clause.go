@@ -224,7 +224,8 @@ func limitOf(e ast.Expr) *limit {
 		strict := c.FunctionName() == operators.Greater || c.FunctionName() == operators.Less
 		left, right := c.Args()[0], c.Args()[1]
 		if compare := call(left, "compareTo"); compare != nil { // path.compareTo(quantity('1')) >= 0
-			if zero, ok := integer(right); !ok || zero != 0 || !compare.IsMemberFunction() {
+			// The expression is parsed only: it may have any number of arguments.
+			if zero, ok := integer(right); !ok || zero != 0 || !compare.IsMemberFunction() || len(compare.Args()) != 1 {
 				return nil
 			}
 			return newLimit(compare.Target(), compare.Args()[0], atLeast, strict)

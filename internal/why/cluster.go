@@ -3,6 +3,7 @@
 package why
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -180,21 +181,24 @@ type site struct {
 	state   structured.AllocatedState // with all holders
 }
 
-// sites groups the nodes for that workload.
-func (c *cluster) sites(w *workload) []*site {
+// sites groups the nodes for that workload. When ctx has ended, there are none.
+func (c *cluster) sites(ctx context.Context, w *workload) []*site {
 	names := c.namesIn(w)
 	each, prints := make([]*site, len(c.nodes)), make([]string, len(c.nodes))
 	var next atomic.Int64
 	var wg sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
-			for i := next.Add(1) - 1; i < int64(len(c.nodes)); i = next.Add(1) - 1 {
+			for i := next.Add(1) - 1; i < int64(len(c.nodes)) && ctx.Err() == nil; i = next.Add(1) - 1 {
 				each[i] = c.siteOf(c.nodes[i])
 				prints[i] = w.nodePrint(c, c.nodes[i]) + "\n" + each[i].print(names)
 			}
 		})
 	}
 	wg.Wait()
+	if ctx.Err() != nil {
+		return nil // not every node has its print
+	}
 	groups := map[string]*site{}
 	var all []*site
 	for i, s := range each {
@@ -296,7 +300,11 @@ func (c *cluster) namesIn(w *workload) map[string]bool {
 		}
 	}
 	slices.Sort(expressions)
+	parsed := 0
 	for _, expression := range slices.Compact(expressions) {
+		if parsed += len(expression); parsed > maxParsed {
+			return nil
+		}
 		names, known := namesIn(expression)
 		if !known {
 			return nil

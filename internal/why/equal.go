@@ -17,7 +17,7 @@ func placeholder(number int) string { return fmt.Sprintf("\uE000%d\uE000", numbe
 
 // anonymous returns the workload without what does not matter for an answer, and with placeholders for the names of the
 // pod and of its claims, one of which ends the subject. The key is equal for workloads with equal answers. names puts
-// the names back.
+// the names back in JSON.
 func (w *workload) anonymous(subject string) (anonymous *workload, as, key string, names *strings.Replacer) {
 	a := *w
 	var pairs []string
@@ -57,7 +57,21 @@ func (w *workload) anonymous(subject string) (anonymous *workload, as, key strin
 		text = []byte(strings.Join(pairs, " ")) // such a workload is equal to no other
 	}
 	as = strings.TrimSuffix(subject, pairs[1]) + pairs[0]
-	return &a, as, fmt.Sprintf("%s %s %+v", as, text, a.origins), strings.NewReplacer(pairs...)
+	return &a, as, fmt.Sprintf("%s %s %+v", as, text, a.origins), strings.NewReplacer(inJSON(pairs)...)
+}
+
+// inJSON returns the texts as they are within strings of JSON. A name in a manifest may not be rendered yet, and have
+// quotes.
+func inJSON(all []string) []string {
+	var quoted []string
+	for _, text := range all {
+		raw, err := json.Marshal(text)
+		if err != nil {
+			panic(err) // a string can be written as JSON
+		}
+		quoted = append(quoted, string(raw[1:len(raw)-1]))
+	}
+	return quoted
 }
 
 func onlyResources(all []corev1.Container) []corev1.Container {
@@ -76,7 +90,7 @@ func (r *Report) answer(of *Report, names *strings.Replacer) {
 	}
 	a := Report{unless: of.unless, search: of.search}
 	if err := json.Unmarshal([]byte(names.Replace(string(text))), &a); err != nil {
-		panic(err) // names are no syntax
+		panic(err) // names are escaped
 	}
 	a.Kind, a.Namespace, a.Name, a.UID, a.ResourceVersion = r.Kind, r.Namespace, r.Name, r.UID, r.ResourceVersion
 	a.Notes = r.Notes

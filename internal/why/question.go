@@ -22,8 +22,15 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
 )
 
-// searchTimeout ends the search for changes.
-const searchTimeout = 20 * time.Second
+const (
+	// explainTimeout ends an explanation, unless the options say otherwise.
+	explainTimeout = time.Minute
+	// searchTimeout ends the search for changes.
+	searchTimeout = 20 * time.Second
+)
+
+// maxFacts is how many devices are compared with all parts of a workload. They are kept in memory. Tests change it.
+var maxFacts = 500_000
 
 // Tests change these.
 var (
@@ -51,10 +58,21 @@ type question struct {
 	maxAsked int
 	deadline time.Time
 	slow     int // questions of that search that took too long
+
+	texts map[string]string // of errors, which many devices have
 }
 
 func newQuestion(ctx context.Context, c *cluster, w *workload) *question {
-	return &question{cluster: c, ctx: ctx, w: w, sites: c.sites(w)}
+	return &question{cluster: c, ctx: ctx, w: w, sites: c.sites(ctx, w), texts: map[string]string{}}
+}
+
+// once returns an equal text that is kept once.
+func (q *question) once(text string) string {
+	if known, ok := q.texts[text]; ok {
+		return known
+	}
+	q.texts[text] = text
+	return text
 }
 
 // spot is where a workload fits.
@@ -66,7 +84,7 @@ type spot struct {
 // ask asks the allocator whether the node of the site can have the claims of the workload. No results and no error mean
 // that it cannot.
 func (q *question) ask(w *workload, s *site) ([]resourceapi.AllocationResult, error) {
-	if q.maxAsked > 0 && (q.asked >= q.maxAsked || time.Now().After(q.deadline)) {
+	if q.ctx.Err() != nil || q.maxAsked > 0 && (q.asked >= q.maxAsked || time.Now().After(q.deadline)) {
 		return nil, errLimit
 	}
 	q.asked++
@@ -94,10 +112,12 @@ func (q *question) ask(w *workload, s *site) ([]resourceapi.AllocationResult, er
 	switch {
 	case errors.Is(err, structured.ErrFailedAllocationOnNode):
 		return nil, nil
-	case errors.Is(err, context.DeadlineExceeded) && q.ctx.Err() == nil && q.maxAsked > 0:
+	case q.ctx.Err() != nil:
+		return nil, errLimit
+	case errors.Is(err, context.DeadlineExceeded) && q.maxAsked > 0:
 		q.slow++
 		return nil, nil
-	case errors.Is(err, context.DeadlineExceeded) && q.ctx.Err() == nil:
+	case errors.Is(err, context.DeadlineExceeded):
 		return nil, errLimit
 	}
 	return results, err
@@ -105,6 +125,9 @@ func (q *question) ask(w *workload, s *site) ([]resourceapi.AllocationResult, er
 
 // fitsOn reports whether the pod and its claims fit on the site.
 func (q *question) fitsOn(w *workload, s *site) (spot, bool, error) {
+	if q.ctx.Err() != nil {
+		return spot{}, false, errLimit
+	}
 	if len(w.excludes(q.cluster, s.node)) > 0 || len(q.overQuota(w, s.node)) > 0 {
 		return spot{}, false, nil
 	}
@@ -233,23 +256,52 @@ type fact struct {
 	site    *site
 	slice   *resourceapi.ResourceSlice
 	device  *resourceapi.Device
-	reasons []reason
+	reasons []reason                  // the first, and whether there are more: at most two
+	other   bool                      // the class does not have the device
+	failed  bool                      // an expression has an error
 	errors  []clauseRef               // clauses that fail with an error
 	taints  []resourceapi.DeviceTaint // not tolerated
+}
+
+// lose adds a reason.
+func (f *fact) lose(kind LossKind, detail string) {
+	f.other, f.failed = f.other || kind == LostClass, f.failed || kind == LostError
+	if len(f.reasons) < 2 {
+		f.reasons = append(f.reasons, reason{kind, detail})
+	}
 }
 
 // clauseRef names a clause of a part.
 type clauseRef struct{ selector, clause int }
 
 // ofClass reports whether the class has the device.
-func (f fact) ofClass() bool {
-	return !slices.ContainsFunc(f.reasons, func(r reason) bool { return r.kind == LostClass })
+func (f fact) ofClass() bool { return !f.other }
+
+// condition is a clause of a part, compiled.
+type condition struct {
+	clauseRef
+	text    string
+	program cel.CompilationResult
 }
 
-// facts compares a part of a claim with all devices of the sites.
-func (q *question) facts(claim int, number int, sites []*site) []fact {
+// conditions compiles the clauses of a part: for many devices, and perhaps more than the cache has.
+func (q *question) conditions(claim, number int, p part) []condition {
+	var all []condition
+	for k := range *p.selectors {
+		for n, c := range q.w.clauses[selectorRef{claim, number, k}] {
+			if q.ctx.Err() != nil {
+				return nil
+			}
+			all = append(all, condition{clauseRef{k, n}, c.text, compiled.GetOrCompile(c.text)})
+		}
+	}
+	return all
+}
+
+// facts compares a part of a claim with all devices of the sites. The error is errLimit.
+func (q *question) facts(claim int, number int, sites []*site, most int) ([]fact, error) {
 	p := partsOf(q.w.claims[claim])[number]
-	class := q.classes[*p.class]
+	class, conditions := q.classes[*p.class], q.conditions(claim, number, p)
 	var all []fact
 	resource := q.w.origins[claim].extended[p.name]
 	for _, s := range sites {
@@ -267,17 +319,20 @@ func (q *question) facts(claim int, number int, sites []*site) []fact {
 				if !q.near(s, slice, d) {
 					continue
 				}
+				if q.ctx.Err() != nil || len(all) == most {
+					return nil, errLimit
+				}
 				f := fact{site: s, slice: slice, device: d}
 				if incomplete {
-					f.reasons = append(f.reasons, reason{LostIncomplete, fmt.Sprintf("pool %s has %d of %d slices",
-						slice.Spec.Pool.Name, count[poolOf(slice)], slice.Spec.Pool.ResourceSliceCount)})
+					f.lose(LostIncomplete, fmt.Sprintf("pool %s has %d of %d slices",
+						slice.Spec.Pool.Name, count[poolOf(slice)], slice.Spec.Pool.ResourceSliceCount))
 				}
-				q.examine(&f, claim, number, p, class)
+				q.examine(&f, p, class, conditions)
 				all = append(all, f)
 			}
 		}
 	}
-	return all
+	return all, nil
 }
 
 // near reports whether the node of the site can have the device.
@@ -291,43 +346,40 @@ func (q *question) near(s *site, slice *resourceapi.ResourceSlice, d *resourceap
 }
 
 // examine fills in the reasons.
-func (q *question) examine(f *fact, claim, number int, p part, class *resourceapi.DeviceClass) {
-	lose := func(kind LossKind, detail string) { f.reasons = append(f.reasons, reason{kind, detail}) }
-	meets := func(expression string) (bool, error) {
-		return Meets(q.ctx, f.slice.Spec.Driver, f.device, expression)
-	}
+func (q *question) examine(f *fact, p part, class *resourceapi.DeviceClass, conditions []condition) {
 	for _, s := range class.Spec.Selectors {
-		ok, err := meets(expressionOf(s))
+		ok, err := Meets(q.ctx, f.slice.Spec.Driver, f.device, expressionOf(s))
 		if err != nil {
-			lose(LostError, fmt.Sprintf("class %s: %s: %v", class.Name, expressionOf(s), err))
+			f.lose(LostError, q.once(fmt.Sprintf("class %s: %s: %v", class.Name, expressionOf(s), err)))
 		} else if !ok {
-			lose(LostClass, "not of class "+class.Name)
+			f.lose(LostClass, "not of class "+class.Name)
 			return
 		}
 	}
-	for k := range *p.selectors {
-		for n, c := range q.w.clauses[selectorRef{claim, number, k}] {
-			ok, err := meets(c.text)
-			switch {
-			case err != nil:
-				lose(LostError, fmt.Sprintf("%s: %v", c.text, err))
-				f.errors = append(f.errors, clauseRef{k, n})
-			case !ok:
-				lose(LostClause, c.text)
-			}
+	for _, c := range conditions {
+		if q.ctx.Err() != nil {
+			return
+		}
+		ok, err := meets(q.ctx, f.slice.Spec.Driver, f.device, c.program)
+		switch {
+		case err != nil:
+			f.lose(LostError, q.once(fmt.Sprintf("%s: %v", c.text, err)))
+			f.errors = append(f.errors, c.clauseRef)
+		case !ok:
+			f.lose(LostClause, c.text)
 		}
 	}
 	f.taints = untolerated(f.device.Taints, *p.tolerate)
 	for _, t := range f.taints {
-		lose(LostTaint, taintText(t))
+		f.lose(LostTaint, taintText(t))
 	}
 	if len(f.reasons) > 0 {
 		return
 	}
 	if !q.alone(f, p, nil) {
-		lose(LostCapacity, "less capacity than requested: "+capacityText(p))
+		f.lose(LostCapacity, "less capacity than requested: "+capacityText(p))
 	} else if !p.admin && len(f.site.holders) > 0 && !q.alone(f, p, f.site.holders) {
-		lose(LostHeld, "held by other claims")
+		f.lose(LostHeld, "held by other claims")
 	}
 }
 
@@ -410,7 +462,10 @@ func quantityOf(p part, name resourceapi.QualifiedName) *resource.Quantity {
 
 // Meets evaluates an expression on the driver's device, as the allocator does.
 func Meets(ctx context.Context, driver string, d *resourceapi.Device, expression string) (bool, error) {
-	program := compiled.GetOrCompile(expression)
+	return meets(ctx, driver, d, compiled.GetOrCompile(expression))
+}
+
+func meets(ctx context.Context, driver string, d *resourceapi.Device, program cel.CompilationResult) (bool, error) {
 	if program.Error != nil {
 		return false, program.Error
 	}

@@ -3,6 +3,7 @@
 package why
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -275,7 +276,11 @@ func nothing(r *Report, fits func([]step) bool) []string {
 	if !r.Search.Complete {
 		return nil // it says so
 	}
-	facts := r.search.allFacts()
+	r.search.ctx = context.Background() // that of the search has ended
+	facts, err := r.search.allFacts()
+	if err != nil {
+		return []string{err.Error()}
+	}
 	ofClaims, waits := r.search.changes(facts)
 	all := slices.Concat(ofClaims, waits)
 	for i, a := range all {

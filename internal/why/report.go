@@ -22,7 +22,7 @@ const (
 	Placed Outcome = "Placed"
 	// Ended means that the pod has finished, or that the object is being deleted.
 	Ended Outcome = "Ended"
-	// Undecided means that the snapshot lacks something without which there is no answer.
+	// Undecided means that there is no answer: the snapshot lacks something, or there was too little time.
 	Undecided Outcome = "Undecided"
 )
 

@@ -246,6 +246,10 @@ func (s *search) single(all []*change) bool {
 func (s *search) pairs(all []*change) bool {
 	tried, total := 0, 0
 	for i, a := range all {
+		if s.ctx.Err() != nil {
+			s.notTried = append(s.notTried, "some pairs of changes, and larger sets")
+			return false
+		}
 		for _, b := range all[i+1:] {
 			if !together(a, b) {
 				continue

@@ -16,18 +16,27 @@ type slimmer struct {
 	parts snapshot.Parts
 }
 
+// maxParsed is how many bytes of expressions are parsed to make slices small. All claims together may have more: then the
+// attributes stay.
+const maxParsed = 4 << 20
+
 // newSlimmer returns a slimmer for answers about the claims of the snapshot that have no devices. The snapshot has all
 // classes, claims and templates.
 func newSlimmer(s *snapshot.Snapshot) *slimmer {
 	c := newCluster(&snapshot.Snapshot{Classes: s.Classes})
 	w := &workload{}
+	add := func(claim *resourceapi.ResourceClaim) {
+		if one := (&workload{claims: []*resourceapi.ResourceClaim{claim}}); one.tooLarge() == nil {
+			w.claims = append(w.claims, claim) // others are not explained
+		}
+	}
 	for _, claim := range s.Claims {
 		if claim.Status.Allocation == nil {
-			w.claims = append(w.claims, claim)
+			add(claim)
 		}
 	}
 	for _, template := range s.Templates {
-		w.claims = append(w.claims, claimOf(template, ""))
+		add(claimOf(template, ""))
 	}
 	for _, class := range s.Classes { // also those behind extended resources
 		w.claims = append(w.claims, &resourceapi.ResourceClaim{Spec: resourceapi.ResourceClaimSpec{

@@ -40,6 +40,8 @@ type Options struct {
 	// HideOthers leaves out the names of claims of other namespaces. Set it where the reader of an answer has fewer
 	// rights than the reader of the snapshot.
 	HideOthers bool
+	// Timeout ends one explanation. 0: explainTimeout.
+	Timeout time.Duration
 }
 
 // Explainer explains several objects of one snapshot, one after the other. It prepares the snapshot once.
@@ -193,6 +195,9 @@ func (r *Report) undecided(lacks *lackError) {
 // lackError.
 func (c *cluster) workloadOf(pod *corev1.Pod) (*workload, error) {
 	w := &workload{pod: pod}
+	if n := len(pod.Spec.ResourceClaims); n > maxParts {
+		return nil, fmt.Errorf("it has %d claims, and is explained with at most %d", n, maxParts)
+	}
 	for i := range pod.Spec.ResourceClaims {
 		podClaim := &pod.Spec.ResourceClaims[i]
 		name, mustCheckOwner, err := resourceclaim.Name(pod, podClaim)
@@ -380,8 +385,9 @@ func (c *cluster) lacks(w *workload) *lackError {
 	}{
 		{snapshot.Slices, len(w.claims) > 0},
 		{snapshot.Classes, len(w.claims) > 0 || extended},
-		// Slices tell names of nodes. Only nodes tell of nodes without slices, and what their device plugins offer.
-		{snapshot.Nodes, len(w.claims) == 0 || extended},
+		// Slices tell names of nodes, unless they are of several nodes. Only nodes tell of nodes without slices, and what
+		// their device plugins offer.
+		{snapshot.Nodes, len(w.claims) == 0 || extended || len(c.nodes) == 0 && len(c.Slices) > 0},
 	} {
 		if err := c.Unread[one.resource]; err != nil && one.needed {
 			return &lackError{one.resource, err}
@@ -401,10 +407,7 @@ func explain(ctx context.Context, c *cluster, w *workload, r *Report, subject st
 	of := c.answers[key]
 	if of == nil {
 		of = &Report{Search: Search{Complete: true}}
-		q := newQuestion(ctx, c, w)
-		of.Nodes.Total, of.Nodes.Groups = len(c.nodes), len(q.sites)
-		q.explain(of, subject)
-		of.Search.Asked = q.asked
+		c.explainNew(ctx, w, of, subject)
 	}
 	if ctx.Err() == nil { // otherwise the answer may be wrong
 		c.answers[key] = of
@@ -412,33 +415,61 @@ func explain(ctx context.Context, c *cluster, w *workload, r *Report, subject st
 	r.answer(of, names)
 }
 
-func (q *question) explain(r *Report, subject string) {
+// explainNew explains the workload within the timeout.
+func (c *cluster) explainNew(ctx context.Context, w *workload, r *Report, subject string) {
+	timeout := cmp.Or(c.Timeout, explainTimeout)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	r.Nodes.Total = len(c.nodes)
+	if err := w.tooLarge(); err != nil {
+		r.unexplained(Undecided, subject+" is not explained: "+err.Error())
+		return
+	}
+	q := newQuestion(ctx, c, w)
+	r.Nodes.Groups = len(q.sites)
+	err := q.explain(r, subject)
+	r.Search.Asked = q.asked
+	switch {
+	case ctx.Err() != nil && err != nil:
+		r.unexplained(cmp.Or(r.Outcome, Undecided), fmt.Sprintf("%s is not explained: there was no answer within %s, "+
+			"because it asks for much, or other programs need the processor", subject, timeout))
+	case err != nil:
+		r.unexplained(Waits, subject+" waits, and is not explained: it asks for too much to compare with all devices")
+	}
+}
+
+// unexplained says that there was not enough time for an answer, or too much to explain.
+func (r *Report) unexplained(outcome Outcome, cause string) {
+	*r = Report{Nodes: Nodes{Total: r.Nodes.Total, Groups: r.Nodes.Groups}, Outcome: outcome, Cause: cause,
+		Search: Search{Asked: r.Search.Asked}}
+}
+
+// explain fills in the report. An error means that there is no answer: the context has ended, or errLimit.
+func (q *question) explain(r *Report, subject string) error {
 	if err := q.w.parse(); err != nil {
 		r.Outcome, r.Cause = Waits, subject+" waits: "+err.Error()
-		return
+		return nil
 	}
 	r.Nodes.Excluded = q.excluded()
 	spots, err := q.spots(q.w)
 	if err == nil && len(spots) > 0 {
 		q.explainFit(r, subject, spots)
-		var unless []string
-		if q.Unread[snapshot.Claims] != nil && len(q.w.claims) > 0 {
-			unless = append(unless, othersHold)
-		}
-		if q.Unread[snapshot.Nodes] != nil && q.w.pod != nil {
-			unless = append(unless, "labels, taints or resources of the nodes keep the pod away")
-		}
-		if len(unless) > 0 {
-			r.Outcome = Undecided
-			r.Cause += ", unless " + strings.Join(unless, " or ")
-		}
-		return
+		return nil
+	}
+	if ended := q.ctx.Err(); ended != nil {
+		return ended
 	}
 	r.Outcome = Waits
-	facts := q.allFacts()
+	facts, limit := q.allFacts()
+	if limit != nil {
+		return limit
+	}
 	r.Requests = q.requests(facts)
 	r.Holders = q.holdersOf(facts)
 	r.Cause = subject + " waits: " + q.cause(err, facts)
+	if ended := q.ctx.Err(); ended != nil {
+		return ended // the cause may be wrong
+	}
 	q.maxAsked, q.deadline = q.asked+searchAsked, time.Now().Add(searchTimeout)
 	s := &search{question: q, everywhere: anyErrors(facts)}
 	s.run(q.changes(facts))
@@ -458,6 +489,7 @@ func (q *question) explain(r *Report, subject string) {
 		}
 	}
 	r.Search.Complete, r.Search.NotTried = len(s.notTried) == 0, strings.Join(s.notTried, "; ")
+	return nil
 }
 
 // othersHold is what keeps an answer from being sure if not all claims could be read.
@@ -466,15 +498,14 @@ const othersHold = "claims of other namespaces hold the devices"
 // anyErrors reports whether an expression, or a clause of one by itself, has an error on any device.
 func anyErrors(facts map[[2]int][]fact) bool {
 	for _, of := range facts {
-		if slices.ContainsFunc(of, func(f fact) bool {
-			return slices.ContainsFunc(f.reasons, func(r reason) bool { return r.kind == LostError })
-		}) {
+		if slices.ContainsFunc(of, func(f fact) bool { return f.failed }) {
 			return true
 		}
 	}
 	return false
 }
 
+// explainFit says where the workload fits, if what could not be read does not keep it away.
 func (q *question) explainFit(r *Report, subject string, spots []spot) {
 	r.Outcome = Fits
 	total := 0
@@ -491,6 +522,17 @@ func (q *question) explainFit(r *Report, subject string, spots []spot) {
 	}
 	slices.SortFunc(r.Places, func(a, b Place) int { return strings.Compare(a.Nodes[0], b.Nodes[0]) })
 	r.Cause = fmt.Sprintf("%s fits now on %d of %d nodes", subject, total, len(q.nodes))
+	var unless []string
+	if q.Unread[snapshot.Claims] != nil && len(q.w.claims) > 0 {
+		unless = append(unless, othersHold)
+	}
+	if q.Unread[snapshot.Nodes] != nil && q.w.pod != nil {
+		unless = append(unless, "labels, taints or resources of the nodes keep the pod away")
+	}
+	if len(unless) > 0 {
+		r.Outcome = Undecided
+		r.Cause += ", unless " + strings.Join(unless, " or ")
+	}
 }
 
 // notes returns what the answer does not cover.

@@ -87,9 +87,43 @@ func (w *workload) setClause(ref selectorRef, number int, text string) {
 	(*part.selectors)[ref.selector].CEL = &resourceapi.CELDeviceSelector{Expression: strings.Join(texts, " && ")}
 }
 
-// parse cuts the expressions of the claims. The error names the one that is not valid.
+// Bounds of what is explained. The user decides how large a claim is: the API server accepts 1.5 MB. Each part and each
+// clause is compared with every device. Clauses and selectors fit into compiled together.
+const (
+	maxParts           = 256 // as many as one claim can have
+	maxClauses         = 500
+	maxExpressionBytes = 64 << 10 // of all selectors
+)
+
+// tooLarge returns an error if the workload asks for more than is explained.
+func (w *workload) tooLarge() error {
+	parts, selectors, bytes := 0, 0, 0
+	for _, claim := range w.claims {
+		for _, part := range partsOf(claim) {
+			parts++
+			for _, s := range *part.selectors {
+				selectors++
+				bytes += len(expressionOf(s))
+			}
+		}
+	}
+	if parts <= maxParts && selectors <= maxClauses && bytes <= maxExpressionBytes {
+		return nil
+	}
+	return fmt.Errorf("it has %d requests and alternatives, and %d selectors with %d bytes; the most for an answer are "+
+		"%d, %d and %d", parts, selectors, bytes, maxParts, maxClauses, maxExpressionBytes)
+}
+
+// parse cuts the expressions of the claims. The error names the one that is not valid. Those that would have too many
+// clauses are not cut.
 func (w *workload) parse() error {
 	w.clauses = map[selectorRef][]clause{}
+	left := maxClauses
+	for _, claim := range w.claims {
+		for _, part := range partsOf(claim) {
+			left -= len(*part.selectors) // each has at least one
+		}
+	}
 	for i, claim := range w.claims {
 		for j, part := range partsOf(claim) {
 			for k, s := range *part.selectors {
@@ -100,6 +134,11 @@ func (w *workload) parse() error {
 				if err != nil {
 					return fmt.Errorf("%s, request %s: expression %s: %w", w.origins[i].label, part.name,
 						s.CEL.Expression, err)
+				}
+				if more := len(all) - 1; more <= left {
+					left -= more
+				} else {
+					all = []clause{{text: "(" + s.CEL.Expression + ")"}}
 				}
 				w.clauses[selectorRef{i, j, k}] = all
 			}
