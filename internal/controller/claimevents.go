@@ -54,8 +54,11 @@ type claimReporter struct {
 	unranked prometheus.Counter
 	period   time.Duration
 
-	mu   sync.Mutex
-	seen map[types.UID]seenClaim // since the last look
+	safe *guarded
+
+	mu    sync.Mutex
+	seen  map[types.UID]seenClaim // since the last look
+	bytes int                     // of their specs
 }
 
 type seenClaim struct {
@@ -69,8 +72,10 @@ const (
 	// reportedAge is the age up to which a claim is reported. Events are kept for an hour, and the name of an event is
 	// that of its claim: so each claim has one, whichever replica leads.
 	reportedAge = time.Hour
-	// maxSeen limits the claims that a replica remembers that does not lead.
-	maxSeen = 10000
+	// maxSeen limits the claims that a replica remembers that does not lead, and maxSeenBytes the sum of their specs: a
+	// claim may have 1.5 MB.
+	maxSeen      = 10000
+	maxSeenBytes = 16 << 20
 )
 
 // see remembers the claim if there may be something to tell. Informers call it for each claim they read.
@@ -81,16 +86,18 @@ func (u *claimReporter) see(c *resourceapi.ResourceClaim) {
 	}
 	seen := seenClaim{NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: c.Name},
 		created: c.CreationTimestamp.Time, dropped: droppedFields(&c.Spec, c.Annotations)}
+	size := 0
 	if u.expander.Asked(&c.Spec) {
-		seen.asked = c.Spec.DeepCopy()
+		seen.asked, size = c.Spec.DeepCopy(), c.Spec.Size()
 	}
 	if seen.asked == nil && seen.dropped == nil {
 		return
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if len(u.seen) < maxSeen {
+	if len(u.seen) < maxSeen && u.bytes+size <= maxSeenBytes {
 		u.seen[c.UID] = seen
+		u.bytes += size
 	}
 }
 
@@ -118,27 +125,41 @@ func (u *claimReporter) Start(ctx context.Context) error {
 func (u *claimReporter) report(ctx context.Context) (last error) {
 	u.mu.Lock()
 	seen := u.seen
-	u.seen = map[types.UID]seenClaim{}
+	u.seen, u.bytes = map[types.UID]seenClaim{}, 0
 	u.mu.Unlock()
 	for uid, c := range seen {
 		if time.Since(c.created) > reportedAge {
 			continue
 		}
-		if c.asked != nil && u.expander.Expand(ctx, c.asked) {
-			told, err := u.tell(ctx, uid, c, "not-ranked-", Events.NotRanked, "it gets any whole GPU: when it was "+
-				"created, the controller did not answer in time, validation was off in the namespace, or there was "+
-				"nothing to rank. To have it ranked, delete it and create it again")
-			if told {
-				u.unranked.Inc()
-			}
-			last = cmp.Or(err, last)
-		}
-		if c.dropped != nil {
-			_, err := u.tell(ctx, uid, c, "fields-dropped-", Events.FieldsDropped, strings.Join(c.dropped, "; "))
-			last = cmp.Or(err, last)
-		}
+		err := u.safe.do("report claims", func() error { return u.reportOne(ctx, uid, c) })
+		last = cmp.Or(err, last)
 	}
 	return last
+}
+
+// reportOne reports about one claim.
+func (u *claimReporter) reportOne(ctx context.Context, uid types.UID, c seenClaim) (last error) {
+	if c.asked != nil && u.ranks(ctx, c.asked) {
+		told, err := u.tell(ctx, uid, c, "not-ranked-", Events.NotRanked, "it gets any whole GPU: when it was "+
+			"created, the controller did not answer in time, validation was off in the namespace, or there was "+
+			"nothing to rank. To have it ranked, delete it and create it again")
+		if told {
+			u.unranked.Inc()
+		}
+		last = err
+	}
+	if c.dropped != nil {
+		_, err := u.tell(ctx, uid, c, "fields-dropped-", Events.FieldsDropped, strings.Join(c.dropped, "; "))
+		last = cmp.Or(err, last)
+	}
+	return last
+}
+
+// ranks reports whether there is something to rank for the claim, which it changes. It takes no longer than the webhook.
+func (u *claimReporter) ranks(ctx context.Context, asked *resourceapi.ResourceClaimSpec) bool {
+	ctx, cancel := context.WithTimeout(ctx, webhookTimeout)
+	defer cancel()
+	return u.expander.Expand(ctx, asked)
 }
 
 // tell writes an event about a claim, whose name begins with prefix. It returns false if that event exists, or the

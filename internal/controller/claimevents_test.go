@@ -60,7 +60,7 @@ func TestClaimReporter(t *testing.T) {
 	cluster := fake.NewClientBuilder().WithScheme(scheme.Scheme).Build()
 	for _, want := range []float64{2, 0} { // a second leader sees the same claims, and tells nothing again
 		u := &claimReporter{client: cluster, expander: expander, unranked: metrics.NewUnrankedClaims(),
-			seen: map[types.UID]seenClaim{}}
+			seen: map[types.UID]seenClaim{}, safe: &guarded{metrics.NewPanics()}}
 		for range 2 { // informers may read a claim twice
 			for _, c := range claims {
 				u.see(c)

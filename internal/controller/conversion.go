@@ -255,6 +255,7 @@ const (
 
 // templateCollector deletes templates that no converted pod uses.
 type templateCollector struct {
+	safe   *guarded
 	cached client.Reader
 	direct client.Client
 	now    func() time.Time
@@ -267,7 +268,8 @@ func (t *templateCollector) NeedLeaderElection() bool { return true }
 func (t *templateCollector) Start(ctx context.Context) error {
 	logger := log.FromContext(ctx).WithName("conversion")
 	for {
-		if err := t.collect(ctx); err != nil && ctx.Err() == nil {
+		err := t.safe.do("collect templates", func() error { return t.collect(ctx) })
+		if err != nil && ctx.Err() == nil {
 			logger.Error(err, "Templates that no pod uses are not deleted")
 		}
 		select {
@@ -317,7 +319,7 @@ func templatesOf(pod *corev1.Pod) (names []string) {
 }
 
 // addConversion adds the creation of templates and their deletion to the manager.
-func addConversion(mgr ctrl.Manager, c Config, v *view.View) (*converter, error) {
+func addConversion(mgr ctrl.Manager, c Config, v *view.View, safe *guarded) (*converter, error) {
 	direct, err := client.New(c.REST, client.Options{Scheme: mgr.GetScheme()})
 	if err != nil {
 		return nil, err
@@ -335,7 +337,7 @@ func addConversion(mgr ctrl.Manager, c Config, v *view.View) (*converter, error)
 	err = ctrl.NewControllerManagedBy(mgr).Named("conversion").For(&corev1.Pod{}, builder.WithPredicates(unchanged)).
 		Watches(&resourceapi.ResourceClaimTemplate{}, ctrlhandler.EnqueueRequestsFromMapFunc(made.podsOf)).
 		WithOptions(controller.Options{MaxConcurrentReconciles: 4}).Complete(made)
-	return made, errors.Join(err, mgr.Add(&templateCollector{cached: mgr.GetClient(), direct: direct, now: time.Now}))
+	return made, errors.Join(err, mgr.Add(&templateCollector{safe: safe, cached: mgr.GetClient(), direct: direct, now: time.Now}))
 }
 
 // podsOf returns the pods that use a template. They get a new one when it is deleted.

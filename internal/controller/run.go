@@ -12,8 +12,10 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -27,6 +29,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	webhookserver "sigs.k8s.io/controller-runtime/pkg/webhook"
@@ -39,6 +42,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+	"github.com/gpudra/gpu-dra-driver/internal/guard"
 )
 
 // Config is the configuration of the controller.
@@ -86,18 +90,19 @@ func Run(ctx context.Context, c Config) error {
 		Settle:        30 * time.Second,
 	}
 	expander := strongest.Expander{View: v, Class: c.StrongestClass, Ranks: c.StrongestRanks}
+	safe := &guarded{metrics.NewPanics()}
 	claims := &claimReporter{expander: expander, unranked: metrics.NewUnrankedClaims(), period: 10 * time.Second,
-		seen: map[types.UID]seenClaim{}}
+		seen: map[types.UID]seenClaim{}, safe: safe}
 	mgr, err := newManager(c, v, certs, claims)
 	if err != nil {
 		return fmt.Errorf("make the manager: %w", err)
 	}
-	known, err := follow(ctx, mgr.GetCache(), v)
+	known, err := follow(ctx, mgr.GetCache(), v, safe)
 	if err != nil {
 		return err
 	}
-	if err := ctrlmetrics.Registry.Register(metrics.Collector{View: v,
-		Active: isReportingLeader(mgr.Elected(), known)}); err != nil {
+	if err := errors.Join(ctrlmetrics.Registry.Register(safe.panics), ctrlmetrics.Registry.Register(metrics.Collector{
+		View: v, Active: isReportingLeader(mgr.Elected(), known)})); err != nil {
 		return fmt.Errorf("register the cluster's metrics: %w", err)
 	}
 	server := mgr.GetWebhookServer()
@@ -105,7 +110,7 @@ func Run(ctx context.Context, c Config) error {
 	server.Register(strongestPath, &webhook.Webhook{Handler: ranker{expander}})
 	server.Register(optionalPath, &webhook.Webhook{Handler: lister{}})
 	if len(c.ConvertFamilies) > 0 {
-		pods, err := addConversion(mgr, c, v)
+		pods, err := addConversion(mgr, c, v, safe)
 		if err != nil {
 			return fmt.Errorf("convert pods: %w", err)
 		}
@@ -115,7 +120,7 @@ func Run(ctx context.Context, c Config) error {
 		addCertificateManager(mgr, c, certs),
 		addLeaseOwner(mgr, c),
 		addClaimReporter(mgr, c, claims, known),
-		addWaitingReporter(mgr, c, v, known),
+		addWaitingReporter(mgr, c, v, known, safe),
 		addEviction(ctx, mgr, c),
 		mgr.AddHealthzCheck("ping", func(*http.Request) error { return nil }),
 		mgr.AddReadyzCheck("webhooks", server.StartedChecker()),
@@ -171,11 +176,12 @@ func addClaimReporter(mgr ctrl.Manager, c Config, u *claimReporter, known func()
 }
 
 // addWaitingReporter reports about claims that wait, on the leader.
-func addWaitingReporter(mgr ctrl.Manager, c Config, v *view.View, known func() error) (err error) {
+func addWaitingReporter(mgr ctrl.Manager, c Config, v *view.View, known func() error, safe *guarded) (err error) {
 	if c.WaitingAfter == 0 {
 		return nil
 	}
 	u := newWaitingReporter(v, known, c.WaitingAfter)
+	u.safe = safe
 	if u.client, err = client.New(c.REST, client.Options{Scheme: mgr.GetScheme()}); err != nil {
 		return err
 	}
@@ -242,7 +248,8 @@ func cacheOptions(v *view.View, claims *claimReporter) cache.Options {
 		case *resourceapi.ResourceSlice:
 			return v.SlimSlice(o), nil
 		case *resourceapi.ResourceClaim:
-			claims.see(o) // the slim claim lacks selectors and annotations
+			// The slim claim lacks selectors and annotations.
+			_ = claims.safe.do("see claim", func() error { claims.see(o); return nil })
 			return view.SlimClaim(o), nil
 		case *corev1.Pod:
 			return slimConverted(o), nil
@@ -266,20 +273,40 @@ func cacheOptions(v *view.View, claims *claimReporter) cache.Options {
 	}
 }
 
+// guarded keeps panics about single objects from ending the leader, and then the next leader. It counts them.
+type guarded struct{ panics *prometheus.CounterVec }
+
+// do calls f, as guard.Do does.
+func (g *guarded) do(what string, f func() error) error {
+	err := guard.Do(what, f)
+	if errors.Is(err, guard.ErrPanic) {
+		g.panics.WithLabelValues(what).Inc()
+	}
+	return err
+}
+
 // follow keeps the view up to date. known returns an error until the view is complete.
-func follow(ctx context.Context, c cache.Cache, v *view.View) (known func() error, err error) {
+func follow(ctx context.Context, c cache.Cache, v *view.View, safe *guarded) (known func() error, err error) {
 	var synced []toolscache.InformerSynced
 	for _, of := range []struct {
 		object client.Object
 		events toolscache.ResourceEventHandler
 	}{
-		{&resourceapi.DeviceClass{}, handler(v.SetClass, func(c metav1.Object) { v.DeleteClass(c.GetName()) })},
-		{&resourceapi.ResourceSlice{}, handler(v.SetSlice, func(s metav1.Object) { v.DeleteSlice(s.GetName()) })},
-		{&resourceapi.ResourceClaim{}, handler(v.SetClaim, func(c metav1.Object) {
+		{&resourceapi.DeviceClass{}, handler(safe, v.SetClass, func(c metav1.Object) { v.DeleteClass(c.GetName()) })},
+		{&resourceapi.ResourceSlice{}, handler(safe, v.SetSlice, func(s metav1.Object) { v.DeleteSlice(s.GetName()) })},
+		{&resourceapi.ResourceClaim{}, handler(safe, v.SetClaim, func(c metav1.Object) {
 			v.DeleteClaim(types.NamespacedName{Namespace: c.GetNamespace(), Name: c.GetName()})
+		})},
+		{&resourceapi.DeviceTaintRule{}, handler(safe, v.SetTaintRule, func(r metav1.Object) {
+			v.DeleteTaintRule(r.GetName())
 		})},
 	} {
 		informer, err := c.GetInformer(ctx, of.object, cache.BlockUntilSynced(false))
+		if _, isRule := of.object.(*resourceapi.DeviceTaintRule); isRule && meta.IsNoMatchError(err) {
+			log.FromContext(ctx).Info("The API server has no DeviceTaintRules in " +
+				resourceapi.SchemeGroupVersion.String() + ". If it gets them, restart the controller")
+			continue
+		}
 		if err != nil {
 			return nil, fmt.Errorf("follow %T: %w", of.object, err)
 		}
@@ -300,24 +327,21 @@ func follow(ctx context.Context, c cache.Cache, v *view.View) (known func() erro
 }
 
 // handler passes the events of an informer to two functions.
-func handler[T metav1.Object](set func(T), drop func(metav1.Object)) toolscache.ResourceEventHandler {
+func handler[T metav1.Object](safe *guarded, set func(T), drop func(metav1.Object)) toolscache.ResourceEventHandler {
+	update := func(obj any) {
+		if o, ok := obj.(T); ok {
+			_ = safe.do("follow objects", func() error { set(o); return nil }) // it is logged
+		}
+	}
 	return toolscache.ResourceEventHandlerFuncs{
-		AddFunc: func(obj any) {
-			if o, ok := obj.(T); ok {
-				set(o)
-			}
-		},
-		UpdateFunc: func(_, obj any) {
-			if o, ok := obj.(T); ok {
-				set(o)
-			}
-		},
+		AddFunc:    update,
+		UpdateFunc: func(_, obj any) { update(obj) },
 		DeleteFunc: func(obj any) {
 			if gone, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
 				obj = gone.Obj
 			}
 			if o, ok := obj.(metav1.Object); ok {
-				drop(o)
+				_ = safe.do("follow objects", func() error { drop(o); return nil })
 			}
 		},
 	}

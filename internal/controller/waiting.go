@@ -5,6 +5,7 @@ package controller
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"slices"
@@ -21,7 +22,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+	"github.com/gpudra/gpu-dra-driver/internal/event"
+	"github.com/gpudra/gpu-dra-driver/internal/guard"
 	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
@@ -31,6 +35,8 @@ const (
 	maxExplained = 10
 	// maxRound is the time after which a round explains no further claim.
 	maxRound = 3 * time.Second
+	// maxExplanation is how long the explanation of one claim may take.
+	maxExplanation = 10 * time.Second
 	// explainedAgain is how often a claim that still waits is explained again.
 	explainedAgain = 10 * time.Minute
 	// pauseFactor bounds the processor time of the rounds to a twentieth of that of one processor.
@@ -52,6 +58,9 @@ type waitingReporter struct {
 	after  time.Duration
 	// processorTime returns what this process has used so far.
 	processorTime func() time.Duration
+	safe          *guarded
+	// explain explains a pod. Tests change it.
+	explain func(context.Context, *why.Explainer, *corev1.Pod) (*why.Report, error)
 
 	looks map[types.NamespacedName]look // of the claims that wait
 }
@@ -67,6 +76,10 @@ type look struct {
 
 func newWaitingReporter(v *view.View, known func() error, after time.Duration) *waitingReporter {
 	return &waitingReporter{view: v, known: known, after: after, processorTime: processorTime,
+		safe: &guarded{metrics.NewPanics()},
+		explain: func(ctx context.Context, e *why.Explainer, pod *corev1.Pod) (*why.Report, error) {
+			return e.Pod(ctx, pod.Namespace, pod.Name)
+		},
 		looks: map[types.NamespacedName]look{}}
 }
 
@@ -124,7 +137,7 @@ func (u *waitingReporter) report(ctx context.Context, now time.Time) (last error
 		claims[types.NamespacedName{Namespace: c.Namespace, Name: c.Name}] = c
 	}
 	pods := unschedulable(s.Pods, now.Add(-u.after))
-	explainer := why.NewExplainer(s, why.Options{HideOthers: true})
+	explainer := why.NewExplainer(s, why.Options{HideOthers: true, Timeout: maxExplanation})
 	answers := map[types.UID]*why.Report{} // of pods: all claims of a pod have the same
 	explained, started := 0, time.Now()
 	for _, name := range due {
@@ -140,8 +153,15 @@ func (u *waitingReporter) report(ctx context.Context, now time.Time) (last error
 		}
 		explained++
 		if answers[pod.UID] == nil {
-			r, err := explainer.Pod(ctx, pod.Namespace, pod.Name)
-			if err != nil {
+			r := &why.Report{}
+			err := u.safe.do("explain claims", func() (err error) {
+				r, err = u.explain(ctx, explainer, pod)
+				return err
+			})
+			switch {
+			case errors.Is(err, guard.ErrPanic):
+				last = err // the other claims go on
+			case err != nil:
 				return err
 			}
 			answers[pod.UID] = r
@@ -150,7 +170,8 @@ func (u *waitingReporter) report(ctx context.Context, now time.Time) (last error
 			return err // the answer may be wrong
 		}
 		of.at = now
-		if r := answers[pod.UID]; r.Outcome == why.Waits {
+		// Undecided: it asks for too much to explain.
+		if r := answers[pod.UID]; r.Outcome == why.Waits || r.Outcome == why.Undecided {
 			var err error
 			of, err = u.tell(ctx, claim, of, r)
 			last = cmp.Or(err, last)
@@ -174,6 +195,7 @@ func (u *waitingReporter) tell(ctx context.Context, claim *resourceapi.ResourceC
 	if advice := r.Advice(); advice != "" {
 		text += "; " + advice
 	}
+	text = event.Text(text)
 	if text == of.text && of.at.Sub(of.told) < reportedAge {
 		return of, nil
 	}
@@ -195,10 +217,11 @@ func digest(text string) string {
 	return fmt.Sprintf("%016x", h.Sum64())
 }
 
-// due returns the claims to explain: those that nobody has looked at first, namespaces in turn, older claims first. It
-// forgets claims that do not wait any more.
+// due returns the claims to explain: namespaces in turn, first that at whose claims nobody has looked for the longest
+// time; of a namespace those first that nobody has looked at, and then older ones. It forgets claims that do not wait
+// any more.
 func (u *waitingReporter) due(now time.Time) []types.NamespacedName {
-	looks := map[types.NamespacedName]look{}
+	looks, last := map[types.NamespacedName]look{}, map[string]time.Time{} // of each namespace
 	var all []types.NamespacedName
 	for c, waits := range u.view.Claims {
 		if !waits {
@@ -209,6 +232,9 @@ func (u *waitingReporter) due(now time.Time) []types.NamespacedName {
 			of = look{created: c.Created}
 		}
 		looks[c.NamespacedName] = of
+		if of.at.After(last[c.Namespace]) {
+			last[c.Namespace] = of.at
+		}
 		if now.Sub(c.Created) > u.after && now.Sub(of.at) >= explainedAgain {
 			all = append(all, c.NamespacedName)
 		}
@@ -223,16 +249,21 @@ func (u *waitingReporter) due(now time.Time) []types.NamespacedName {
 		turn[name] = turns[name.Namespace]
 		turns[name.Namespace]++
 	}
-	slices.SortStableFunc(all, func(a, b types.NamespacedName) int { return turn[a] - turn[b] })
+	slices.SortStableFunc(all, func(a, b types.NamespacedName) int {
+		return cmp.Or(turn[a]-turn[b], last[a.Namespace].Compare(last[b.Namespace]))
+	})
 	return all
 }
+
+// maxClaims is the number of claims up to which a pod is explained.
+const maxClaims = 256
 
 // unschedulable returns the pods, by the claims they use, that were created before that time and that the scheduler has
 // not scheduled. Of the pods of a claim it returns the oldest.
 func unschedulable(pods []*corev1.Pod, before time.Time) map[types.NamespacedName]*corev1.Pod {
 	all := map[types.NamespacedName]*corev1.Pod{}
 	for _, pod := range pods {
-		if pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || !pod.CreationTimestamp.Time.Before(before) ||
+		if len(pod.Spec.ResourceClaims) > maxClaims || pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || !pod.CreationTimestamp.Time.Before(before) ||
 			!slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 				return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse
 			}) {

@@ -4,6 +4,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -29,6 +31,8 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/internal/guard"
+	"github.com/gpudra/gpu-dra-driver/internal/why"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
@@ -379,4 +383,72 @@ func BenchmarkWaitingRound(b *testing.B) {
 	used := (processorTime() - before) / time.Duration(rounds)
 	b.ReportMetric(used.Seconds(), "cpu-s/round")
 	b.ReportMetric(100*used.Seconds()/(used+u.pauseAfter(used)).Seconds(), "%")
+}
+
+// A claim whose explanation panics does not keep the others from theirs. It is not explained again at once.
+func TestAPanicConcernsOneClaim(t *testing.T) {
+	bad, good := waiting(t, "ns", "bad", threeGPUs), waiting(t, "ns", "good", threeGPUs)
+	c := newWaitingCluster(t, bad, good, podOf(2*time.Minute, bad), podOf(2*time.Minute, good))
+	u := c.reporter()
+	explain, explained := u.explain, 0
+	u.explain = func(ctx context.Context, e *why.Explainer, pod *corev1.Pod) (*why.Report, error) {
+		if explained++; pod.Name == "pod-bad" {
+			panic("a mistake")
+		}
+		return explain(ctx, e, pod)
+	}
+	if err := u.report(t.Context(), c.now); !errors.Is(err, guard.ErrPanic) {
+		t.Errorf("got %v, want the panic", err)
+	}
+	if got := c.told(t); len(got) != 1 || !strings.HasPrefix(got[0], "ns/good Warning NotAllocated: pod pod-good waits") {
+		t.Errorf("got %q, want an event about the good claim", got)
+	}
+	if got := testutil.ToFloat64(u.safe.panics); got != 1 {
+		t.Errorf("got %v panics counted, want 1", got)
+	}
+	if err := u.report(t.Context(), c.now.Add(time.Minute)); err != nil || explained != 2 {
+		t.Errorf("got %v and %d explanations, want no third one", err, explained)
+	}
+}
+
+// A claim that asks for too much to explain says so.
+func TestAClaimThatIsTooLarge(t *testing.T) {
+	var many []string
+	for i := range 300 {
+		many = append(many, fmt.Sprintf("{name: r%d, exactly: {deviceClassName: gpu.nvidia.com}}", i))
+	}
+	large := waiting(t, "ns", "large", "requests: ["+strings.Join(many, ", ")+"]")
+	c := newWaitingCluster(t, large, podOf(2*time.Minute, large))
+	if err := c.reporter().report(t.Context(), c.now); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.told(t); len(got) != 1 || !strings.Contains(got[0], "pod pod-large is not explained: it has 300 requests") {
+		t.Errorf("got %q, want that it is not explained", got)
+	}
+}
+
+// A namespace with many claims that take long does not keep the claims of another one waiting.
+func TestNamespacesTakeTurns(t *testing.T) {
+	u := newWaitingReporter(view.New(viewtest.Driver), nil, time.Minute)
+	for _, class := range viewtest.Classes(t) {
+		u.view.SetClass(class)
+	}
+	now := time.Now()
+	for i, name := range []string{"many/a", "many/b", "many/c", "one/d"} {
+		namespace, short, _ := strings.Cut(name, "/")
+		claim := waiting(t, namespace, short, threeGPUs)
+		claim.CreationTimestamp = metav1.NewTime(now.Add(time.Duration(i-10) * time.Minute))
+		u.view.SetClaim(view.SlimClaim(claim))
+	}
+	var order []string
+	for range 3 { // each round has time for one
+		due := u.due(now)
+		of := u.looks[due[0]]
+		of.at, now = now, now.Add(time.Second)
+		u.looks[due[0]] = of
+		order = append(order, due[0].String())
+	}
+	if want := []string{"many/a", "one/d", "many/b"}; !slices.Equal(order, want) {
+		t.Errorf("got %q, want %q", order, want)
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+	"github.com/gpudra/gpu-dra-driver/internal/guard"
 )
 
 // prefix is the prefix of all metric names. Names and labels are an API for users.
@@ -72,6 +73,13 @@ func NewEvictedPods() prometheus.Counter {
 			"DeviceTaintEviction."})
 }
 
+// NewPanics returns the counter of panics that did not end the controller. The label is what it did.
+func NewPanics() *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "panics_total",
+		Help: "Panics about single objects that the controller has recovered from, in its own loops; the log has the " +
+			"stack. Those of webhooks are in controller_runtime_webhook_panics_total."}, []string{"in"})
+}
+
 // Example returns a registry with one value of each metric. Labels with arbitrary values are empty.
 func Example() *prometheus.Registry {
 	const driver = "gpu.nvidia.com"
@@ -85,8 +93,10 @@ func Example() *prometheus.Registry {
 		Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 			Results: []resourceapi.DeviceRequestAllocationResult{{Driver: driver, Device: "gpu"}}}}}})
 	registry := prometheus.NewRegistry()
+	panics := NewPanics()
+	panics.WithLabelValues("")
 	registry.MustRegister(Collector{View: v, Active: func() bool { return true }}, NewUnrankedClaims(),
-		NewEvictedPods())
+		NewEvictedPods(), panics)
 	return registry
 }
 
@@ -147,8 +157,12 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	if !c.Active() {
 		return
 	}
-	c.gpus(ch)
-	c.claims(ch)
+	// A panic here would end the program at the next scrape of each leader.
+	_ = guard.Do("collect metrics", func() error {
+		c.gpus(ch)
+		c.claims(ch)
+		return nil
+	})
 }
 
 func (c Collector) gpus(ch chan<- prometheus.Metric) {

@@ -35,7 +35,7 @@ func (h Held) gpu() id { return id{h.Pool, gpu.ParentName(h.Device)} }
 // Want is a request of a pending claim, with the classes it accepts.
 type Want struct {
 	Classes []string
-	Count   int64
+	Count   int64 // at most the devices that a claim can get
 }
 
 // SetClaim adds or updates a claim. It also replaces an earlier claim of that name: an informer may report a re-created
@@ -114,11 +114,16 @@ func wants(c *resourceapi.ResourceClaim) []Want {
 	var all []Want
 	for _, r := range c.Spec.Devices.Requests {
 		w := Want{Count: 1}
+		add := func(class string, count int64) {
+			// The API server accepts any count. A sum of such would disturb everybody's ranking.
+			w.Classes = append(w.Classes, class)
+			w.Count = min(max(1, count), resourceapi.AllocationResultsMaxSize)
+		}
 		if r.Exactly != nil {
-			w.Classes, w.Count = []string{r.Exactly.DeviceClassName}, max(1, r.Exactly.Count)
+			add(r.Exactly.DeviceClassName, r.Exactly.Count)
 		}
 		for _, sub := range r.FirstAvailable {
-			w.Classes, w.Count = append(w.Classes, sub.DeviceClassName), max(1, sub.Count)
+			add(sub.DeviceClassName, sub.Count)
 		}
 		w.Classes = slices.Compact(slices.Sorted(slices.Values(w.Classes)))
 		all = append(all, w)

@@ -38,6 +38,8 @@ type View struct {
 	// waiting counts the devices that pending claims request, by class and by the second when the claim was created.
 	waiting map[string]map[int64]int64
 
+	rules map[string]*resourceapi.DeviceTaintRuleSpec // that taint devices of the driver, by name
+
 	classes map[string]*resourceapi.DeviceClass
 	ours    map[string]bool // classes whose selectors name the driver
 
@@ -53,7 +55,8 @@ type device struct {
 	id      id
 	name    string
 	kind    *Kind
-	tainted bool
+	own     bool // it has a taint of the plugin
+	tainted bool // it has that, or one of a rule
 	static  bool // an existing partition that the driver did not create
 }
 
@@ -66,7 +69,7 @@ func New(driver string) *View {
 		kinds:     map[string]*Kind{}, byMap: map[uintptr]*Kind{}, rooms: map[*Kind]*room{},
 		waiting: map[string]map[int64]int64{}, count: map[string]int{}, slices: map[string][]device{},
 		gpus: map[id]*GPU{}, claims: map[types.NamespacedName]*Claim{}, held: map[id]map[*Claim]struct{}{},
-		classes: map[string]*resourceapi.DeviceClass{}, ours: map[string]bool{}, partitions: map[partitionKind]*Kind{},
+		rules: map[string]*resourceapi.DeviceTaintRuleSpec{}, classes: map[string]*resourceapi.DeviceClass{}, ours: map[string]bool{}, partitions: map[partitionKind]*Kind{},
 		largest: map[string]int64{},
 	}
 }
@@ -87,15 +90,17 @@ func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 	for i, d := range s.Spec.Devices {
 		kind := v.intern(keys[i], d)
 		at := id{s.Spec.Pool.Name, gpu.ParentName(d.Name)}
-		all = append(all, device{id: at, name: d.Name, kind: kind, tainted: preventsScheduling(d.Taints),
-			static: len(d.ConsumesCounters) == 0})
+		one := device{id: at, name: d.Name, kind: kind, own: preventsScheduling(d.Taints),
+			static: len(d.ConsumesCounters) == 0}
+		one.tainted = one.own || v.ruled(&one)
+		all = append(all, one)
 		if v.count[kind.ID]++; v.count[kind.ID] == 1 {
 			v.sorted.Store(nil)
 		}
 		if kind.Type() == gpu.TypeGPU {
 			v.leave(at)
 			v.gpus[at] = &GPU{Node: ptr.Deref(s.Spec.NodeName, ""), Name: d.Name, Kind: kind,
-				Tainted: preventsScheduling(d.Taints), pool: at.pool, slice: s.Name}
+				Tainted: one.tainted, pool: at.pool, slice: s.Name}
 			v.enter(at)
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
+	"github.com/gpudra/gpu-dra-driver/internal/guard"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
@@ -85,9 +86,11 @@ func (s *Server) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 func (s *Server) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) kubeletplugin.PrepareResult {
 	logger := klog.FromContext(ctx).WithValues("claim", klog.KObj(claim), "claimUID", claim.UID)
 	var rec checkpoint.Record
-	err := s.Metrics.Operation("prepare", func() (err error) {
-		rec, err = s.Preparer.Prepare(s.Observed(ctx), claim)
-		return err
+	err := s.Metrics.Operation("prepare", func() error {
+		return guard.Do("prepare", func() (err error) { // the other claims of the node go on
+			rec, err = s.Preparer.Prepare(s.Observed(ctx), claim)
+			return err
+		})
 	})
 	if err != nil {
 		logger.Error(err, "Claim not prepared")
@@ -156,8 +159,10 @@ func (s *Server) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 func (s *Server) unprepare(ctx context.Context, claim kubeletplugin.NamespacedObject) error {
 	logger := klog.FromContext(ctx).WithValues("claim", klog.KRef(claim.Namespace, claim.Name), "claimUID", claim.UID)
 	err := s.Metrics.Operation("unprepare", func() error {
-		return s.Preparer.Unprepare(s.Observed(ctx), sharing.Claim{Namespace: claim.Namespace, Name: claim.Name,
-			UID: claim.UID})
+		return guard.Do("unprepare", func() error {
+			return s.Preparer.Unprepare(s.Observed(ctx), sharing.Claim{Namespace: claim.Namespace, Name: claim.Name,
+				UID: claim.UID})
+		})
 	})
 	if err != nil {
 		logger.Error(err, "Claim not released")

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package view_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+)
+
+// rule returns a DeviceTaintRule for a device of a pool; empty: for any.
+func rule(name, pool, device string, effect resourceapi.DeviceTaintEffect) *resourceapi.DeviceTaintRule {
+	r := &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	r.Spec.Taint = resourceapi.DeviceTaint{Key: "cordon", Effect: effect}
+	r.Spec.DeviceSelector = &resourceapi.DeviceTaintSelector{Driver: ptr.To(viewtest.Driver)}
+	if pool != "" {
+		r.Spec.DeviceSelector.Pool = &pool
+	}
+	if device != "" {
+		r.Spec.DeviceSelector.Device = &device
+	}
+	return r
+}
+
+// A DeviceTaintRule taints GPUs as the plugin does: in the metrics, and for the ranking.
+func TestTaintRules(t *testing.T) {
+	v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"}, viewtest.Node{Name: "b", Profile: "t4-x2"})
+	const noSchedule, none = resourceapi.DeviceTaintEffectNoSchedule, resourceapi.DeviceTaintEffectNone
+	var kind *view.Kind
+	for _, k := range v.Kinds() {
+		if k.Type() == "gpu" {
+			kind = k
+		}
+	}
+	other := rule("other", "a", "gpu-3b-00-0", noSchedule)
+	other.Spec.DeviceSelector.Driver = ptr.To("gpu.example.com")
+	unselective := rule("unselective", "", "", noSchedule)
+	unselective.Spec.DeviceSelector = nil
+	for _, step := range []struct {
+		name string
+		do   func()
+		want string
+	}{
+		{"a rule without an effect", func() { v.SetTaintRule(rule("one", "a", "gpu-3b-00-0", none)) }, ""},
+		{"the rule has one", func() { v.SetTaintRule(rule("one", "a", "gpu-3b-00-0", noSchedule)) }, "a/gpu-3b-00-0"},
+		{"a rule of another driver, and one that selects nothing", func() {
+			v.SetTaintRule(other)
+			v.SetTaintRule(unselective)
+		}, "a/gpu-3b-00-0"},
+		{"a second rule for a whole node", func() { v.SetTaintRule(rule("two", "b", "", noSchedule)) },
+			"a/gpu-3b-00-0 b/gpu-3b-00-0 b/gpu-af-00-0"},
+		{"the slices of the node are published again", func() {
+			for _, s := range viewtest.Slices(t, viewtest.Node{Name: "b", Profile: "t4-x2"}) {
+				v.SetSlice(v.SlimSlice(s))
+			}
+		}, "a/gpu-3b-00-0 b/gpu-3b-00-0 b/gpu-af-00-0"},
+		{"the first rule selects another device", func() { v.SetTaintRule(rule("one", "a", "gpu-af-00-0", noSchedule)) },
+			"a/gpu-af-00-0 b/gpu-3b-00-0 b/gpu-af-00-0"},
+		{"the second rule is deleted", func() { v.DeleteTaintRule("two") }, "a/gpu-af-00-0"},
+		{"a rule for all", func() { v.SetTaintRule(rule("all", "", "", noSchedule)) },
+			"a/gpu-3b-00-0 a/gpu-af-00-0 b/gpu-3b-00-0 b/gpu-af-00-0"},
+		{"the rule for all has no effect any more", func() { v.SetTaintRule(rule("all", "", "", none)) },
+			"a/gpu-af-00-0"},
+		{"a rule that is not there is deleted", func() { v.DeleteTaintRule("never") }, "a/gpu-af-00-0"},
+	} {
+		step.do()
+		var tainted, physical []string
+		for g := range v.GPUs {
+			if g.Tainted {
+				tainted = append(tainted, g.Node+"/"+g.Name)
+			}
+		}
+		for p := range v.Physicals {
+			if p.Tainted {
+				physical = append(physical, p.Node+"/"+p.Name)
+			}
+		}
+		slices.Sort(tainted)
+		slices.Sort(physical)
+		room := v.Room(kind, nil, 1, 100)
+		got := fmt.Sprintf("%s, in metrics %s, room for %d", strings.Join(tainted, " "), strings.Join(physical, " "), room)
+		want := fmt.Sprintf("%s, in metrics %[1]s, room for %d", step.want, 4-len(strings.Fields(step.want)))
+		if got != want {
+			t.Errorf("%s: got %s, want %s", step.name, got, want)
+		}
+	}
+}
+
+// A count that no claim can get does not disturb the ranking of others: the sum of two such overflows.
+func TestWaitingForHugeCounts(t *testing.T) {
+	v := view.New(viewtest.Driver)
+	for _, name := range []string{"a", "b", "c"} {
+		c := viewtest.Claim(t, "requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: "+
+			"4611686018427387904}}]")
+		c.Name, c.CreationTimestamp = name, metav1.Now()
+		v.SetClaim(view.SlimClaim(c))
+	}
+	if got := v.Waiting("gpu.nvidia.com", time.Now().Add(-time.Minute)); got != 3*32 {
+		t.Errorf("got %d, want 96", got)
+	}
+}
