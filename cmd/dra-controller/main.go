@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -33,6 +34,9 @@ func main() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50)
 	}
+	if limit, err := strconv.ParseInt(os.Getenv("MEMORY_LIMIT"), 10, 64); err == nil && os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(goMemory(limit))
+	}
 	cmd := command()
 	// The errors of these commands are for people, not for a log.
 	if len(os.Args) > 1 && slices.Contains([]string{slicesName, convertName}, os.Args[1]) {
@@ -44,6 +48,10 @@ func main() {
 	}
 	os.Exit(cli.Run(cmd))
 }
+
+// goMemory returns how much of the container's memory Go may use until it collects garbage more often. The rest is for
+// what Go does not count, and for a burst.
+func goMemory(limit int64) int64 { return limit / 10 * 9 }
 
 func command() *cobra.Command {
 	var c controller.Config

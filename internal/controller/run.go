@@ -105,16 +105,19 @@ func Run(ctx context.Context, c Config) error {
 		View: v, Active: isReportingLeader(mgr.Elected(), known)})); err != nil {
 		return fmt.Errorf("register the cluster's metrics: %w", err)
 	}
-	server := mgr.GetWebhookServer()
-	server.Register(validatePath, &webhook.Webhook{Handler: validator{admission.Checker{View: v}, expander}})
-	server.Register(strongestPath, &webhook.Webhook{Handler: ranker{expander}})
-	server.Register(optionalPath, &webhook.Webhook{Handler: lister{}})
+	server, limits := mgr.GetWebhookServer(), newLimiter()
+	serve := func(path string, handler webhook.Handler) { // a panic is an answer: webhooks recover from it
+		server.Register(path, limits.handler(&webhook.Webhook{Handler: handler}))
+	}
+	serve(validatePath, validator{admission.Checker{View: v}, expander})
+	serve(strongestPath, ranker{expander})
+	serve(optionalPath, lister{})
 	if len(c.ConvertFamilies) > 0 {
 		pods, err := addConversion(mgr, c, v, safe)
 		if err != nil {
 			return fmt.Errorf("convert pods: %w", err)
 		}
-		server.Register(convertPath, &webhook.Webhook{Handler: pods})
+		serve(convertPath, pods)
 	}
 	err = errors.Join(
 		addCertificateManager(mgr, c, certs),

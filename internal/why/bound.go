@@ -126,7 +126,8 @@ func (q *question) most(s *site, state structured.AllocatedState, parts ...part)
 // matches reports whether the device meets the selectors of the part and of its class.
 func (q *question) matches(p part, slice *resourceapi.ResourceSlice, d *resourceapi.Device) (bool, error) {
 	for _, selector := range slices.Concat(q.classes[*p.class].Spec.Selectors, *p.selectors) {
-		if ok, err := Meets(q.ctx, slice.Spec.Driver, d, expressionOf(selector)); !ok || err != nil {
+		program := q.compiled.GetOrCompile(expressionOf(selector))
+		if ok, err := meets(q.ctx, slice.Spec.Driver, d, program); !ok || err != nil {
 			return false, err
 		}
 	}

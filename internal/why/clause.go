@@ -17,8 +17,11 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 )
 
-// compiled are the expressions that the allocator has seen already.
-var compiled = cel.NewCache(1000, cel.Features{EnableConsumableCapacity: true})
+// compiled are the expressions of classes.
+var compiled = newCache()
+
+// newCache returns a cache of expressions, compiled as for the allocator.
+func newCache() *cel.Cache { return cel.NewCache(1000, cel.Features{EnableConsumableCapacity: true}) }
 
 // parser returns the environment of the allocator's expressions, with the calls of macros kept for printing.
 var parser = sync.OnceValues(func() (*celgo.Env, error) {

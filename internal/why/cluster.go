@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	resourcehelper "k8s.io/component-helpers/resource"
+	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 
@@ -49,6 +50,9 @@ type cluster struct {
 	used    map[string]corev1.ResourceList // of each node, by pods
 	planned map[string]bool                // claims that do not exist yet, by namespace/name
 	answers map[string]*Report             // about anonymous workloads
+	// compiled are the expressions of this cluster. They are forgotten with it: users choose them, and those of 1,000
+	// large claims would need hundreds of MiB.
+	compiled *cel.Cache
 }
 
 // classLister lists classes for the allocator.
@@ -75,7 +79,7 @@ func newCluster(s *snapshot.Snapshot) *cluster {
 	c := &cluster{Snapshot: s, classes: classLister{}, onNode: map[string][]*resourceapi.ResourceSlice{},
 		pools: map[poolID][]*resourceapi.ResourceSlice{}, holders: map[poolID][]*resourceapi.ResourceClaim{},
 		used: map[string]corev1.ResourceList{}, planned: map[string]bool{},
-		answers: map[string]*Report{}}
+		answers: map[string]*Report{}, compiled: newCache()}
 	for _, class := range s.Classes {
 		c.classes[class.Name] = class
 	}

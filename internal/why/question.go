@@ -104,7 +104,7 @@ func (q *question) ask(w *workload, s *site) ([]resourceapi.AllocationResult, er
 	}
 	ctx, cancel := context.WithTimeout(q.ctx, timeout)
 	defer cancel()
-	allocator, err := structured.NewAllocator(ctx, features, state, q.classes, s.slices, compiled)
+	allocator, err := structured.NewAllocator(ctx, features, state, q.classes, s.slices, q.compiled)
 	if err != nil {
 		return nil, err
 	}
@@ -292,7 +292,7 @@ func (q *question) conditions(claim, number int, p part) []condition {
 			if q.ctx.Err() != nil {
 				return nil
 			}
-			all = append(all, condition{clauseRef{k, n}, c.text, compiled.GetOrCompile(c.text)})
+			all = append(all, condition{clauseRef{k, n}, c.text, q.compiled.GetOrCompile(c.text)})
 		}
 	}
 	return all
@@ -348,7 +348,7 @@ func (q *question) near(s *site, slice *resourceapi.ResourceSlice, d *resourceap
 // examine fills in the reasons.
 func (q *question) examine(f *fact, p part, class *resourceapi.DeviceClass, conditions []condition) {
 	for _, s := range class.Spec.Selectors {
-		ok, err := Meets(q.ctx, f.slice.Spec.Driver, f.device, expressionOf(s))
+		ok, err := meets(q.ctx, f.slice.Spec.Driver, f.device, q.compiled.GetOrCompile(expressionOf(s)))
 		if err != nil {
 			f.lose(LostError, q.once(fmt.Sprintf("class %s: %s: %v", class.Name, expressionOf(s), err)))
 		} else if !ok {
@@ -429,7 +429,7 @@ func (q *question) alone(f *fact, p part, holders []*resourceapi.ResourceClaim) 
 	}
 	claim := &resourceapi.ResourceClaim{}
 	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "one", Exactly: request}}
-	allocator, err := structured.NewAllocator(q.ctx, features, stateOf(holders, nil), q.classes, slicesOf, compiled)
+	allocator, err := structured.NewAllocator(q.ctx, features, stateOf(holders, nil), q.classes, slicesOf, q.compiled)
 	if err != nil {
 		return false
 	}
@@ -460,7 +460,7 @@ func quantityOf(p part, name resourceapi.QualifiedName) *resource.Quantity {
 	return nil
 }
 
-// Meets evaluates an expression on the driver's device, as the allocator does.
+// Meets evaluates an expression of a class on the driver's device, as the allocator does.
 func Meets(ctx context.Context, driver string, d *resourceapi.Device, expression string) (bool, error) {
 	return meets(ctx, driver, d, compiled.GetOrCompile(expression))
 }

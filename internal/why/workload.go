@@ -88,7 +88,7 @@ func (w *workload) setClause(ref selectorRef, number int, text string) {
 }
 
 // Bounds of what is explained. The user decides how large a claim is: the API server accepts 1.5 MB. Each part and each
-// clause is compared with every device. Clauses and selectors fit into compiled together.
+// clause is compared with every device. Clauses and selectors fit into the cache together.
 const (
 	maxParts           = 256 // as many as one claim can have
 	maxClauses         = 500

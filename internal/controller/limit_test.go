@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+)
+
+// Two large requests are served at once, further ones wait, and small ones do not wait for them.
+func TestLimiter(t *testing.T) {
+	const large, small = "/large", "/small"
+	body := map[string]string{large: strings.Repeat(",", smallTokens+1), small: "{}"}
+	entered, leave := make(chan string, 100), make(chan struct{})
+	var inside, most atomic.Int64
+	handler := newLimiter().handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if got, err := io.ReadAll(r.Body); err != nil || string(got) != body[r.URL.Path] {
+			t.Errorf("%s: got %d bytes, %v, want the request", r.URL.Path, len(got), err)
+		}
+		if r.URL.Path == large {
+			most.Store(max(most.Load(), inside.Add(1)))
+			defer inside.Add(-1)
+		}
+		entered <- r.URL.Path
+		if r.URL.Path == large {
+			<-leave
+		}
+	}))
+	served := make(chan int, 100)
+	send := func(ctx context.Context, path string) {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodPost, path, strings.NewReader(body[path])))
+		served <- w.Code
+	}
+	for range 2 {
+		go send(t.Context(), large)
+		<-entered
+	}
+	given, giveUp := context.WithCancel(t.Context())
+	giveUp()
+	send(given, large) // it waits, and the API server gives up
+	<-served
+	for range 4 {
+		go send(t.Context(), large)
+	}
+	send(t.Context(), small)
+	if got := <-entered; got != small {
+		t.Errorf("got %s, want the small request", got)
+	}
+	close(leave)
+	for range 7 {
+		<-served
+	}
+	if most.Load() != 2 {
+		t.Errorf("got %d large requests at once, want 2", most.Load())
+	}
+}
+
+// What needs too much memory when it is decoded is not decoded.
+func TestLimiterRefuses(t *testing.T) {
+	handler := newLimiter().handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		t.Error("it is decoded")
+	}))
+	for _, tc := range []struct {
+		name, body string
+		want       int
+	}{
+		{"many objects", `{"spec":{"devices":{"requests":[{"firstAvailable":[` + strings.Repeat("{},", maxTokens) + `{}]}]}}}`,
+			http.StatusRequestEntityTooLarge},
+		{"many bytes", strings.Repeat("x", maxBody+1), http.StatusBadRequest},
+	} {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/", strings.NewReader(tc.body)))
+		if w.Code != tc.want {
+			t.Errorf("%s: got %d, want %d", tc.name, w.Code, tc.want)
+		}
+	}
+}
