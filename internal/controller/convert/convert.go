@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
 
@@ -246,10 +247,21 @@ type converted struct {
 	removed []corev1.ResourceName
 }
 
+// Bounds of what is converted, and told. The user decides how large a pod is, and the API server has not validated it.
+const (
+	maxContainers = 250
+	maxTexts      = 20 // errors, or warnings
+)
+
+// isRefused reports whether the API server refuses the pod for the size of its annotations.
+func isRefused(pod *corev1.Pod) bool {
+	return apivalidation.ValidateAnnotationsSize(pod.Annotations) != nil
+}
+
 // Convert returns what the pod asks for in the way of one of the families, or nil if it asks for nothing. It does not
 // change the pod.
 func (c Converter) Convert(pod *corev1.Pod) (*Conversion, error) {
-	if slices.ContainsFunc(pod.Spec.ResourceClaims, isConverted) {
+	if slices.ContainsFunc(pod.Spec.ResourceClaims, isConverted) || isRefused(pod) {
 		return nil, nil // webhooks may be called again
 	}
 	renamed, errs := c.withDefaultNames(pod)
@@ -260,6 +272,9 @@ func (c Converter) Convert(pod *corev1.Pod) (*Conversion, error) {
 	for _, f := range families {
 		if !slices.Contains(c.Families, f.Name) || !f.concerns(renamed) {
 			continue
+		}
+		if n := len(pod.Spec.Containers) + len(pod.Spec.InitContainers); n > maxContainers {
+			return nil, fmt.Errorf("the pod has %d containers; pods with at most %d are converted", n, maxContainers)
 		}
 		one, err := c.convert(f, renamed, pod)
 		if err != nil {
@@ -299,8 +314,8 @@ func (f Family) isAnnotation(name string) bool {
 
 // hasResources reports whether a container has a resource of the family.
 func (f Family) hasResources(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers),
-		func(c corev1.Container) bool { return len(Converter{}.resourcesOf(f, c)) > 0 })
+	has := func(c corev1.Container) bool { return len(Converter{}.resourcesOf(f, c)) > 0 }
+	return slices.ContainsFunc(pod.Spec.InitContainers, has) || slices.ContainsFunc(pod.Spec.Containers, has)
 }
 
 // resourcesOf returns the names of the family's resources that the container has, as it writes them.
@@ -388,7 +403,7 @@ func (c Converter) claimFor(all []asked) (claim claimBuilder, warnings []string,
 					"as long as the pod")
 			}
 		}
-		for _, w := range a.Warnings {
+		for _, w := range a.Warnings[:min(len(a.Warnings), maxTexts)] {
 			warnings = append(warnings, fmt.Sprintf("container %s: %s", a.container.Name, w))
 		}
 	}
@@ -412,6 +427,7 @@ func (c Converter) asked(f Family, pod, original *corev1.Pod) ([]asked, error) {
 			problems = append(problems, f.unequal(containers[i], path.Index(i).Child("resources", "requests"))...)
 			c.inOwnNames(problems, originals[i])
 			errs = append(errs, problems...)
+			errs = errs[:min(len(errs), maxTexts)]
 			if request != nil {
 				all = append(all, asked{&originals[i], path.Index(i), converted{init: init, index: i,
 					removed: c.resourcesOf(f, originals[i])}, *request})

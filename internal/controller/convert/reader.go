@@ -42,6 +42,9 @@ func (r *reader) refuse(name corev1.ResourceName, format string, args ...any) {
 
 // refuseAnnotation adds an error for the value of an annotation.
 func (r *reader) refuseAnnotation(name, format string, args ...any) {
+	if len(r.errs) == maxTexts {
+		return
+	}
 	value := r.Annotations[name]
 	if len(value) > maxShown {
 		value = strings.ToValidUTF8(value[:maxShown], "") + "…"
@@ -50,7 +53,9 @@ func (r *reader) refuseAnnotation(name, format string, args ...any) {
 }
 
 func (r *reader) warn(format string, args ...any) {
-	r.warnings = append(r.warnings, fmt.Sprintf(format, args...))
+	if len(r.warnings) < maxTexts {
+		r.warnings = append(r.warnings, fmt.Sprintf(format, args...))
+	}
 }
 
 // has reports whether the container has a resource, also if it is 0.
@@ -175,8 +180,8 @@ func (r *reader) perPod(memory corev1.ResourceName) {
 
 // hasContainer reports whether the pod has a container or an init container of the name.
 func (r *reader) hasContainer(name string) bool {
-	return slices.ContainsFunc(slices.Concat(r.Pod.Spec.Containers, r.Pod.Spec.InitContainers),
-		func(c corev1.Container) bool { return c.Name == name })
+	is := func(c corev1.Container) bool { return c.Name == name }
+	return slices.ContainsFunc(r.Pod.Spec.Containers, is) || slices.ContainsFunc(r.Pod.Spec.InitContainers, is)
 }
 
 // attribute returns the CEL expression for an attribute of the driver.

@@ -123,6 +123,10 @@ func (r *reader) fusionConcerns() bool {
 		}
 		return r.First
 	}
+	if n := strings.Count(value, ","); n >= maxContainers {
+		r.refuseAnnotation(fusionContainers, "names %d containers; a pod may have %d", n+1, maxContainers)
+		return false
+	}
 	names := strings.Split(value, ",")
 	for i := range names {
 		names[i] = strings.TrimSpace(names[i])
