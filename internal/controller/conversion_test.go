@@ -36,7 +36,7 @@ containers: [{name: main, image: i, resources: {limits: {cpu: 1, tencent.com/vcu
 requests: {tencent.com/vcuda-core: 30, tencent.com/vcuda-memory: 20}}}, {name: side, image: i}]}}`
 
 // newConverter returns a converter in a cluster with these objects.
-func newConverter(t *testing.T, profile string, objects ...client.Object) *converter {
+func newConverter(t testing.TB, profile string, objects ...client.Object) *converter {
 	t.Helper()
 	v := viewtest.New(t)
 	if profile != "" {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpudra/gpu-dra-driver/internal/guard"
 	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
@@ -67,8 +68,15 @@ func (r *reasons) of(ctx context.Context, kind, namespace, name string) (string,
 func (s *pageServer) why(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	query := r.URL.Query()
-	text, err := s.reasons.of(r.Context(), query.Get("kind"), query.Get("namespace"), query.Get("name"))
+	var text string
+	err := guard.Do("why", func() (err error) {
+		text, err = s.reasons.of(r.Context(), query.Get("kind"), query.Get("namespace"), query.Get("name"))
+		return err
+	})
 	switch {
+	case errors.Is(err, guard.ErrPanic):
+		http.Error(w, "no answer, because of a mistake in kubectl gpu: its output has the details",
+			http.StatusInternalServerError)
 	case errors.Is(err, why.ErrNotFound):
 		http.Error(w, "it has gone", http.StatusNotFound)
 	case err == nil:

@@ -114,9 +114,31 @@ func (w *workload) tooLarge() error {
 		"%d, %d and %d", parts, selectors, bytes, maxParts, maxClauses, maxExpressionBytes)
 }
 
+// known returns an error for a request that the allocator does not expect: of a newer version of Kubernetes, or of a
+// manifest that the API server would refuse.
+func (w *workload) known() error {
+	for i, claim := range w.claims {
+		for _, r := range claim.Spec.Devices.Requests {
+			if (r.Exactly != nil) == (len(r.FirstAvailable) > 0) {
+				return fmt.Errorf("%s, request %s: it has neither exactly nor firstAvailable, or both", w.origins[i].label,
+					r.Name)
+			}
+		}
+		for _, part := range partsOf(claim) {
+			if *part.count < 0 {
+				return fmt.Errorf("%s, request %s: it asks for %d devices", w.origins[i].label, part.name, *part.count)
+			}
+		}
+	}
+	return nil
+}
+
 // parse cuts the expressions of the claims. The error names the one that is not valid. Those that would have too many
 // clauses are not cut.
 func (w *workload) parse() error {
+	if err := w.known(); err != nil {
+		return err
+	}
 	w.clauses = map[selectorRef][]clause{}
 	left := maxClauses
 	for _, claim := range w.claims {

@@ -71,3 +71,33 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// FuzzClaim plans claims of any content, allocated in any way: nothing panics.
+func FuzzClaim(f *testing.F) {
+	const head = `{"status": {"allocation": {"devices": {"results": [{"request": "a", "driver": "gpu.nvidia.com", "pool": "node", "device": `
+	for _, seed := range []string{`{}`, head + `"gpu-3b-00-0"}]}}}}`, head + `"gpu-3b-00-0"}, {"driver": "gpu.nvidia.com"}]}}}}`,
+		head + `"gpu-3b-00-0", "shareID": "1", "consumedCapacity": {"memory": "1e30", "cores": "-1", "shares": "9e18"}}]}}}}`,
+		head + `"gpu-3b-00-0"}], "config": [{}, {"opaque": null}, {"opaque": {"driver": "gpu.nvidia.com"}}]}}}}`,
+		head + `"monitor", "adminAccess": true}]}}}}`, head + `"gpu-3b-00-0"}, {"request": "b", "driver": "gpu.nvidia.com", ` +
+			`"device": "gpu-3b-00-0", "consumedCapacity": {"shares": "2"}}]}}}}`} {
+		f.Add([]byte(seed))
+	}
+	inv := inventory.Inventory{}
+	for _, use := range []gpu.Use{{Sharing: gpu.Exclusive}, {Sharing: gpu.Fractional}, {Sharing: gpu.Replicated, Replicas: 4},
+		{Sharing: gpu.Replicated}, {Sharing: gpu.Unlimited}} {
+		inv = append(inv, gpu.Device{Name: "gpu-3b-00-0", Type: gpu.TypeGPU, UUID: "GPU-1", Memory: 80 << 30, Use: use})
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		var claim resourceapi.ResourceClaim
+		if json.Unmarshal(raw, &claim) != nil {
+			return
+		}
+		results, err := allocation.Results(&claim, "gpu.nvidia.com")
+		if err != nil {
+			return
+		}
+		for i := range inv {
+			_, _ = sharing.NewPlan(results, inv[i:i+1], nil)
+		}
+	})
+}
