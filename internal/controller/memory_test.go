@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// loadVariable makes the test of the memory the process that is loaded.
+const loadVariable = "GPU_DRA_TEST_LOAD"
+
+// Everything that users can ask of the controller at the same time fits into the memory limit of the chart: the largest
+// objects that webhooks take, from more API calls than are served at once; claims at the bounds of what is explained;
+// and what replicas remember of claims. The load runs in a process of its own, whose most memory counts.
+func TestMemory(t *testing.T) {
+	if os.Getenv(loadVariable) != "" {
+		load(t)
+		return
+	}
+	text, err := os.ReadFile("../../deployments/helm/gpu-dra-driver/values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var values struct {
+		Controller struct {
+			Resources struct{ Limits map[string]resource.Quantity }
+		}
+	}
+	if err := yaml.Unmarshal(text, &values); err != nil {
+		t.Fatal(err)
+	}
+	limit, ok := values.Controller.Resources.Limits["memory"]
+	if !ok {
+		t.Fatal("the chart sets no memory limit for the controller")
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestMemory$", "-test.v")
+	cmd.Env = append(os.Environ(), loadVariable+"=1", "GOGC=50",
+		fmt.Sprintf("GOMEMLIMIT=%d", limit.Value()/10*9)) // as cmd/dra-controller does
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	found := regexp.MustCompile(`VmHWM:\s+(\d+) kB`).FindSubmatch(out)
+	if found == nil {
+		t.Fatalf("no VmHWM in\n%s", out)
+	}
+	kilobytes, err := strconv.ParseInt(string(found[1]), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("at most %d MiB of %d", kilobytes>>10, limit.Value()>>20)
+	if kilobytes<<10 > limit.Value() {
+		t.Errorf("got %d MiB, want at most %s", kilobytes>>10, limit.String())
+	}
+}
+
+// load loads this process, and prints its most memory.
+func load(t *testing.T) {
+	v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "dgx-h100"})
+	viewtest.Fleet(t, v, 100, 10, gpu.Use{})
+	safe := &guarded{metrics.NewPanics()}
+	expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
+	seen := &claimReporter{expander: expander, seen: map[types.UID]seenClaim{}, safe: safe}
+	limits := newLimiter()
+	objects := map[string][]string{"Pod": {manyContainers()}, "ResourceClaim": largeClaims()}
+	var all sync.WaitGroup
+	for _, h := range []struct {
+		kind    string
+		handler webhook.Handler
+	}{{"ResourceClaim", validator{admission.Checker{View: v}, expander}}, {"ResourceClaim", ranker{expander}},
+		{"ResourceClaim", lister{}}, {"Pod", newConverter(t, "t4-x2")}} {
+		kind, server := h.kind, limits.handler(&webhook.Webhook{Handler: h.handler})
+		for _, object := range objects[kind] {
+			calls := smallRequests + 6
+			if len(object) > smallBody {
+				calls = 2 * largeRequests
+			}
+			for i := range calls {
+				all.Go(func() {
+					review(t, server, kind, strings.ReplaceAll(object, "NUMBER", strconv.Itoa(i)))
+				})
+			}
+		}
+	}
+	all.Go(func() {
+		for i := range 300 {
+			claim := waiting(t, "ns", fmt.Sprint("seen", i), largestSelectors("strongest.gpu.nvidia.com", 30, i))
+			claim.CreationTimestamp.Time = time.Now()
+			seen.see(claim)
+		}
+	})
+	all.Go(func() { explainLargest(t, safe) })
+	all.Wait()
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Printf("\n%s\n", status)
+}
+
+// review sends an object to a webhook as the API server does, which has the object meanwhile.
+func review(t *testing.T, server http.Handler, kind, object string) {
+	head := fmt.Sprintf(`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u","operation":`+
+		`"CREATE","namespace":"ns","kind":{"kind":%q},"object":`, kind)
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", io.MultiReader(strings.NewReader(head),
+		strings.NewReader(object), strings.NewReader("}}")))
+	r.ContentLength = int64(len(head) + len(object) + 2)
+	r.Header.Set("Content-Type", "application/json")
+	server.ServeHTTP(httptest.NewRecorder(), r)
+}
+
+// manyContainers is a pod with as many containers as a request may have.
+func manyContainers() string {
+	return `{"metadata":{"annotations":{"a":"` + strings.Repeat("x", 200_000) + `"}},"spec":{"containers":[` +
+		strings.TrimSuffix(strings.Repeat(`{"resources":{"limits":{"tencent.com/vcuda-core":5}}},`, 24_000), ",") + `]}}`
+}
+
+// largeClaims are claims that need much memory or time: many objects, long selectors, large counts.
+func largeClaims() []string {
+	selector := `{"cel":{"expression":"` + strings.Repeat(`'NUMBER'!='x'&&`, 120) + `true"}}`
+	selectors := `"selectors":[` + strings.TrimSuffix(strings.Repeat(selector+",", 25), ",") + `]`
+	return []string{
+		`{"spec":{"devices":{"requests":[{"firstAvailable":[` + strings.Repeat("{},", 99_000) + `{}]}]}}}`,
+		`{"spec":{"devices":{"requests":[{"name":"a","exactly":{"deviceClassName":"strongest.gpu.nvidia.com",` + selectors +
+			`}}]}}}`,
+		`{"spec":{"devices":{"requests":[{"name":"a","firstAvailable":[{"name":"b","deviceClassName":"gpu.nvidia.com"},` +
+			`{"name":"c","deviceClassName":"gpu.nvidia.com","count":4611686018427387904}]}],"config":[{"opaque":{"driver":` +
+			`"gpu.nvidia.com","parameters":{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":` +
+			`{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"0":"1Gi"}}}}}}]}}}`,
+		`{"spec":{"x":"` + strings.Repeat("x", 3<<20) + `"}}`,
+	}
+}
+
+// largestSelectors is YAML of a claim with that many selectors of 2 KiB.
+func largestSelectors(class string, selectors, seed int) string {
+	var all []string
+	for k := range selectors {
+		var clauses []string
+		for n := range 110 {
+			clauses = append(clauses, fmt.Sprintf("'%d'!='x'", (seed*selectors+k)*1000+n))
+		}
+		all = append(all, fmt.Sprintf("{cel: {expression: %q}}", strings.Join(clauses, " && ")))
+	}
+	return "requests: [{name: gpu, exactly: {deviceClassName: " + class + ", count: 9, selectors: [" +
+		strings.Join(all, ", ") + "]}}]"
+}
+
+// explainLargest makes a round of the leader with claims of as many expressions as are explained.
+func explainLargest(t *testing.T, safe *guarded) {
+	node := viewtest.Node{Name: "large", Profile: "dgx-h100"}
+	objects := []runtime.Object{&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node.Name}}}
+	for i := range 2 {
+		claim := waiting(t, fmt.Sprint("ns", i), "large", largestSelectors("mig.nvidia.com", 30, i))
+		objects = append(objects, claim, podOf(2*time.Minute, claim))
+	}
+	c := newWaitingCluster(t, objects...)
+	for _, s := range viewtest.Slices(t, node) {
+		s.Name = node.Name + s.Name
+		if _, err := c.Clientset.ResourceV1().ResourceSlices().Create(t.Context(), s, metav1.CreateOptions{}); err != nil {
+			t.Error(err)
+		}
+	}
+	u := c.reporter()
+	u.safe = safe
+	for range 2 { // a round ends early
+		if err := u.report(t.Context(), c.now); err != nil {
+			t.Error(err)
+		}
+	}
+}
