@@ -332,3 +332,37 @@ func TestControllerReadsItsWebhooks(t *testing.T) {
 		}
 	}
 }
+
+// The longest name of a release fits into what is made of it: X.509 allows 64 characters of a common name.
+func TestLongReleaseName(t *testing.T) {
+	text, err := helm(t, "template", strings.Repeat("r", 53), chart, "--set", "controller.certManager.enabled=true")
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	found := regexp.MustCompile(`commonName: (\S+)`).FindStringSubmatch(text)
+	if found == nil || len(found[1]) > 64 || !strings.HasPrefix(found[1], "rrr") {
+		t.Errorf("got the common name %q, want one of at most 64 characters", found)
+	}
+}
+
+// The controller has a memory limit, knows it, and may follow the DeviceTaintRules that its metrics count.
+func TestControllerIsLimited(t *testing.T) {
+	text := template(t, "--set", "controller.waitingEvents.enabled=false")
+	var d appsv1.Deployment
+	var role rbacv1.ClusterRole
+	if !rendered(t, text, "Deployment", "-controller", &d) || !rendered(t, text, "ClusterRole", "-controller", &role) {
+		t.Fatal("no controller")
+	}
+	c := d.Spec.Template.Spec.Containers[0]
+	if c.Resources.Limits.Memory().IsZero() || !slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool {
+		return e.Name == "MEMORY_LIMIT" && e.ValueFrom.ResourceFieldRef.Resource == "limits.memory" &&
+			e.ValueFrom.ResourceFieldRef.ContainerName == c.Name
+	}) {
+		t.Errorf("got %+v and %+v, want a memory limit", c.Resources, c.Env)
+	}
+	if !slices.ContainsFunc(role.Rules, func(r rbacv1.PolicyRule) bool {
+		return slices.Contains(r.Resources, "devicetaintrules") && slices.Equal(r.Verbs, []string{"list", "watch"})
+	}) {
+		t.Errorf("got %+v, want list and watch of devicetaintrules", role.Rules)
+	}
+}
