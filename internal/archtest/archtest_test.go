@@ -52,8 +52,8 @@ var allowed = map[string][]string{
 	"internal/plugin/node": {"internal/event", "internal/plugin/dirwatch", "internal/plugin/gpuhealth",
 		"internal/plugin/report", "pkg/checkpoint", "pkg/claims", "pkg/gpu", "pkg/health", "pkg/inventory",
 		"pkg/nodeconfig", "pkg/sharing"},
-	"internal/plugin/kubelet": {"internal/guard", "internal/plugin/report", "pkg/checkpoint", "pkg/claims", "pkg/health", "pkg/inventory",
-		"pkg/sharing", "pkg/steps"},
+	"internal/plugin/kubelet": {"internal/guard", "internal/plugin/report", "pkg/checkpoint", "pkg/claims",
+		"pkg/health", "pkg/inventory", "pkg/sharing", "pkg/steps"},
 	"internal/plugin/usage": {"internal/plugin/podresources", "internal/plugin/report", "pkg/checkpoint", "pkg/gpu",
 		"pkg/inventory", "pkg/sharing"},
 	"internal/plugin/sweep": {"internal/plugin/podresources", "pkg/checkpoint", "pkg/inventory", "pkg/sharing"},
@@ -98,8 +98,8 @@ var allowed = map[string][]string{
 	// The plugin of kubectl. It has no part in the driver's work and reads with the rights of the user.
 	"internal/snapshot": {},
 	"internal/why":      {"internal/snapshot"},
-	"internal/kubectl": {"internal/controller/nodetemplate", "internal/controller/view", "internal/guard", "internal/snapshot",
-		"internal/why", "pkg/gpu", "pkg/inventory", "pkg/nodeconfig"},
+	"internal/kubectl": {"internal/controller/nodetemplate", "internal/controller/view", "internal/guard",
+		"internal/snapshot", "internal/why", "pkg/gpu", "pkg/inventory", "pkg/nodeconfig"},
 	"cmd/kubectl-gpu": {"internal/kubectl"},
 
 	// The simulator. The driver's programs do not import it; viewtest and simtest are for tests.

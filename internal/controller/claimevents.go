@@ -155,7 +155,8 @@ func (u *claimReporter) reportOne(ctx context.Context, uid types.UID, c seenClai
 	return last
 }
 
-// ranks reports whether there is something to rank for the claim, which it changes. It takes no longer than the webhook.
+// ranks reports whether there is something to rank for the claim, which it changes. It takes no longer than the
+// webhook.
 func (u *claimReporter) ranks(ctx context.Context, asked *resourceapi.ResourceClaimSpec) bool {
 	ctx, cancel := context.WithTimeout(ctx, webhookTimeout)
 	defer cancel()

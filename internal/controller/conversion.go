@@ -337,7 +337,8 @@ func addConversion(mgr ctrl.Manager, c Config, v *view.View, safe *guarded) (*co
 	err = ctrl.NewControllerManagedBy(mgr).Named("conversion").For(&corev1.Pod{}, builder.WithPredicates(unchanged)).
 		Watches(&resourceapi.ResourceClaimTemplate{}, ctrlhandler.EnqueueRequestsFromMapFunc(made.podsOf)).
 		WithOptions(controller.Options{MaxConcurrentReconciles: 4}).Complete(made)
-	return made, errors.Join(err, mgr.Add(&templateCollector{safe: safe, cached: mgr.GetClient(), direct: direct, now: time.Now}))
+	return made, errors.Join(err, mgr.Add(&templateCollector{safe: safe, cached: mgr.GetClient(), direct: direct,
+		now: time.Now}))
 }
 
 // podsOf returns the pods that use a template. They get a new one when it is deleted.

@@ -44,9 +44,10 @@ func FuzzUpdates(f *testing.F) {
 			handler webhook.Handler
 		}{{"ResourceClaim", rank}, {"ResourceClaim", lister{}}, {"ResourceClaimTemplate", lister{}}, {"Pod", pods}} {
 			for _, operation := range []admissionv1.Operation{admissionv1.Create, admissionv1.Update} {
-				got := h.handler.Handle(context.Background(), webhook.Request{AdmissionRequest: admissionv1.AdmissionRequest{
-					Kind: metav1.GroupVersionKind{Kind: h.kind}, Operation: operation, Namespace: "ns",
-					Object: runtime.RawExtension{Raw: after}, OldObject: runtime.RawExtension{Raw: before}}})
+				req := admissionv1.AdmissionRequest{Kind: metav1.GroupVersionKind{Kind: h.kind}, Operation: operation,
+					Namespace: "ns", Object: runtime.RawExtension{Raw: after},
+					OldObject: runtime.RawExtension{Raw: before}}
+				got := h.handler.Handle(context.Background(), webhook.Request{AdmissionRequest: req})
 				if got.Allowed {
 					patched(t, after, got)
 				}

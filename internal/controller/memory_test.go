@@ -181,7 +181,8 @@ func explainLargest(t *testing.T, safe *guarded) {
 	c := newWaitingCluster(t, objects...)
 	for _, s := range viewtest.Slices(t, node) {
 		s.Name = node.Name + s.Name
-		if _, err := c.Clientset.ResourceV1().ResourceSlices().Create(t.Context(), s, metav1.CreateOptions{}); err != nil {
+		_, err := c.Clientset.ResourceV1().ResourceSlices().Create(t.Context(), s, metav1.CreateOptions{})
+		if err != nil {
 			t.Error(err)
 		}
 	}

@@ -263,7 +263,8 @@ const maxClaims = 256
 func unschedulable(pods []*corev1.Pod, before time.Time) map[types.NamespacedName]*corev1.Pod {
 	all := map[types.NamespacedName]*corev1.Pod{}
 	for _, pod := range pods {
-		if len(pod.Spec.ResourceClaims) > maxClaims || pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || !pod.CreationTimestamp.Time.Before(before) ||
+		if len(pod.Spec.ResourceClaims) > maxClaims || pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil ||
+			!pod.CreationTimestamp.Time.Before(before) ||
 			!slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 				return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse
 			}) {

@@ -400,7 +400,8 @@ func TestAPanicConcernsOneClaim(t *testing.T) {
 	if err := u.report(t.Context(), c.now); !errors.Is(err, guard.ErrPanic) {
 		t.Errorf("got %v, want the panic", err)
 	}
-	if got := c.told(t); len(got) != 1 || !strings.HasPrefix(got[0], "ns/good Warning NotAllocated: pod pod-good waits") {
+	const want = "ns/good Warning NotAllocated: pod pod-good waits"
+	if got := c.told(t); len(got) != 1 || !strings.HasPrefix(got[0], want) {
 		t.Errorf("got %q, want an event about the good claim", got)
 	}
 	if got := testutil.ToFloat64(u.safe.panics); got != 1 {
@@ -422,7 +423,8 @@ func TestAClaimThatIsTooLarge(t *testing.T) {
 	if err := c.reporter().report(t.Context(), c.now); err != nil {
 		t.Fatal(err)
 	}
-	if got := c.told(t); len(got) != 1 || !strings.Contains(got[0], "pod pod-large is not explained: it has 300 requests") {
+	const want = "pod pod-large is not explained: it has 300 requests"
+	if got := c.told(t); len(got) != 1 || !strings.Contains(got[0], want) {
 		t.Errorf("got %q, want that it is not explained", got)
 	}
 }

@@ -14,7 +14,8 @@ import (
 // ErrPanic means that a function has panicked.
 var ErrPanic = errors.New("panic")
 
-// Do calls f. A panic becomes an error that wraps ErrPanic, and is logged with its stack. what names the work for people.
+// Do calls f. A panic becomes an error that wraps ErrPanic, and is logged with its stack. what names the work for
+// people.
 func Do(what string, f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {

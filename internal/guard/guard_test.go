@@ -19,7 +19,8 @@ func TestDo(t *testing.T) {
 		none["a"] = 1
 		return nil
 	})
-	if want := "claim ns/a: panic: assignment to entry in nil map"; !errors.Is(err, guard.ErrPanic) || err.Error() != want {
+	const want = "claim ns/a: panic: assignment to entry in nil map"
+	if !errors.Is(err, guard.ErrPanic) || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }

@@ -17,7 +17,8 @@ import (
 
 // FuzzManifest reads manifests of fits that nobody has validated: nothing panics.
 func FuzzManifest(f *testing.F) {
-	for _, text := range []string{"", "---\n---", "a: &a [*a]", "{", "apiVersion: v1\nkind: Pod\nspec: {containers: [{}]}",
+	for _, text := range []string{"", "---\n---", "a: &a [*a]", "{",
+		"apiVersion: v1\nkind: Pod\nspec: {containers: [{}]}",
 		"apiVersion: v1\nkind: List\nitems: [{}, 5, null, {apiVersion: v1, kind: List, items: [{kind: Pod}]}]",
 		"apiVersion: apps/v1\nkind: Deployment\nspec: {template: {spec: {containers: [{name: '{{ .Values.name }}'}]}}}",
 		"apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nspec: {devices: {requests: [{}]}}",
@@ -37,7 +38,8 @@ func FuzzManifest(f *testing.F) {
 
 // FuzzPage sends requests to the page: nothing panics, and nothing but the log-in is served without the token.
 func FuzzPage(f *testing.F) {
-	for _, target := range []string{"/", "/?token=secret", "/?token=secret&token=x", "/why?name=a&namespace=b", "/events",
+	for _, target := range []string{"/", "/?token=secret", "/?token=secret&token=x", "/why?name=a&namespace=b",
+		"/events",
 		"/../page.js", "/%2e%2e/", "//", "/?token=%zz"} {
 		f.Add(target, "127.0.0.1:80", "secret")
 		f.Add(target, "evil.example.com", "")

@@ -75,7 +75,8 @@ func (p *plugin) why(ctx context.Context, arg string, o output) error {
 		err = report.Text(p.Out)
 	}
 	if report.Outcome == why.Undecided {
-		err = errors.Join(err, errors.New("what could be read is not enough for an answer, or there was too little time"))
+		err = errors.Join(err, errors.New("what could be read is not enough for an answer, or there was too little "+
+			"time"))
 	}
 	return err
 }

@@ -28,7 +28,8 @@ func (q *question) tooMany(claims []*resourceapi.ResourceClaim, s *site, state s
 			if p.all() || p.admin || *p.capacity != nil || q.classes[*p.class] == nil {
 				return false
 			}
-			if total += min(*p.count, resourceapi.AllocationResultsMaxSize+1); total > resourceapi.AllocationResultsMaxSize {
+			total += min(*p.count, resourceapi.AllocationResultsMaxSize+1)
+			if total > resourceapi.AllocationResultsMaxSize {
 				return false // the allocator says so at once; and no sum overflows
 			}
 			request := &claim.Spec.Devices.Requests[p.request]

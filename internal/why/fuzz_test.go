@@ -15,29 +15,34 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
 )
 
-// FuzzExplain explains claims and pods that the API server has not validated, as fits does. Nothing panics, and there is
-// an answer.
+// FuzzExplain explains claims and pods that the API server has not validated, as fits does. Nothing panics, and there
+// is an answer.
 func FuzzExplain(f *testing.F) {
 	for seed := range uint64(12) {
 		f.Add(randomClaim(rand.New(rand.NewPCG(seed, 0))), "{}")
 	}
 	for _, devices := range []string{"", "requests: [{}]", "requests: [{name: a, exactly: {}}]",
 		"requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com, count: -1}}]",
-		"requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com, allocationMode: x, count: 9223372036854775807}}]",
+		"requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com, allocationMode: x, " +
+			"count: 9223372036854775807}}]",
 		"requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com, selectors: [{}, {cel: {expression: ''}}]}}]",
-		"requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: -1, '': 1e30}}}}]",
+		"requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: -1, " +
+			"'': 1e30}}}}]",
 		"constraints: [{}, {matchAttribute: x}]", ask("device.capacity['gpu.nvidia.com'].memory.compareTo() >= 0", ""),
 		ask("device.attributes['gpu.nvidia.com'].peakCompute >= 9223372036854775807", ""),
 		ask("device.attributes['a']['b'] > quantity('x')", ""), ask("[[1]].all(x, x.all(y, y > 0))", "")} {
 		f.Add(devices, "{}")
 	}
-	for _, spec := range []string{"{nodeSelector: {a: b}}", "{containers: [{resources: {limits: {nvidia.com/gpu: 9e18}}}, " +
+	for _, spec := range []string{"{nodeSelector: {a: b}}", "{containers: [{resources: {limits: " +
+		"{nvidia.com/gpu: 9e18}}}, " +
 		"{resources: {requests: {nvidia.com/gpu: 9e18, cpu: -1}}}]}", "{affinity: {nodeAffinity: {" +
-		"requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{operator: Gt}]}]}}}}",
+		"requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: " +
+		"[{operator: Gt}]}]}}}}",
 		"{tolerations: [{}], overhead: {cpu: 1}, resources: {requests: {cpu: 1}}, resourceClaims: [{}]}"} {
 		f.Add(gpus(""), spec)
 	}
-	s := fleet(f, viewtest.Node{Name: "a", Profile: "t4-x2"}, viewtest.Node{Name: "b", Profile: "t4-x2", Use: exclusive})
+	s := fleet(f, viewtest.Node{Name: "a", Profile: "t4-x2"},
+		viewtest.Node{Name: "b", Profile: "t4-x2", Use: exclusive})
 	before := searchAsked
 	searchAsked = 30
 	f.Cleanup(func() { searchAsked = before })

@@ -16,8 +16,8 @@ type slimmer struct {
 	parts snapshot.Parts
 }
 
-// maxParsed is how many bytes of expressions are parsed to make slices small. All claims together may have more: then the
-// attributes stay.
+// maxParsed is how many bytes of expressions are parsed to make slices small. All claims together may have more: then
+// the attributes stay.
 const maxParsed = 4 << 20
 
 // newSlimmer returns a slimmer for answers about the claims of the snapshot that have no devices. The snapshot has all

@@ -385,8 +385,8 @@ func (c *cluster) lacks(w *workload) *lackError {
 	}{
 		{snapshot.Slices, len(w.claims) > 0},
 		{snapshot.Classes, len(w.claims) > 0 || extended},
-		// Slices tell names of nodes, unless they are of several nodes. Only nodes tell of nodes without slices, and what
-		// their device plugins offer.
+		// Slices tell names of nodes, unless they are of several nodes. Only nodes tell of nodes without slices, and
+		// what their device plugins offer.
 		{snapshot.Nodes, len(w.claims) == 0 || extended || len(c.nodes) == 0 && len(c.Slices) > 0},
 	} {
 		if err := c.Unread[one.resource]; err != nil && one.needed {

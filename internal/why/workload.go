@@ -110,8 +110,8 @@ func (w *workload) tooLarge() error {
 	if parts <= maxParts && selectors <= maxClauses && bytes <= maxExpressionBytes {
 		return nil
 	}
-	return fmt.Errorf("it has %d requests and alternatives, and %d selectors with %d bytes; the most for an answer are "+
-		"%d, %d and %d", parts, selectors, bytes, maxParts, maxClauses, maxExpressionBytes)
+	return fmt.Errorf("it has %d requests and alternatives, and %d selectors with %d bytes; the most for an answer "+
+		"are %d, %d and %d", parts, selectors, bytes, maxParts, maxClauses, maxExpressionBytes)
 }
 
 // known returns an error for a request that the allocator does not expect: of a newer version of Kubernetes, or of a
@@ -120,8 +120,8 @@ func (w *workload) known() error {
 	for i, claim := range w.claims {
 		for _, r := range claim.Spec.Devices.Requests {
 			if (r.Exactly != nil) == (len(r.FirstAvailable) > 0) {
-				return fmt.Errorf("%s, request %s: it has neither exactly nor firstAvailable, or both", w.origins[i].label,
-					r.Name)
+				return fmt.Errorf("%s, request %s: it has neither exactly nor firstAvailable, or both",
+					w.origins[i].label, r.Name)
 			}
 		}
 		for _, part := range partsOf(claim) {

@@ -83,8 +83,8 @@ func FuzzClaim(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	inv := inventory.Inventory{}
-	for _, use := range []gpu.Use{{Sharing: gpu.Exclusive}, {Sharing: gpu.Fractional}, {Sharing: gpu.Replicated, Replicas: 4},
-		{Sharing: gpu.Replicated}, {Sharing: gpu.Unlimited}} {
+	for _, use := range []gpu.Use{{Sharing: gpu.Exclusive}, {Sharing: gpu.Fractional},
+		{Sharing: gpu.Replicated, Replicas: 4}, {Sharing: gpu.Replicated}, {Sharing: gpu.Unlimited}} {
 		inv = append(inv, gpu.Device{Name: "gpu-3b-00-0", Type: gpu.TypeGPU, UUID: "GPU-1", Memory: 80 << 30, Use: use})
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {

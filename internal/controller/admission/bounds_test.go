@@ -14,8 +14,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
 )
 
-// What a claim costs the webhook does not grow with the numbers in it. The API server accepts a count of 2^62, also in a
-// dry run, from everybody who may create claims. Memory is measured, because it does not depend on the machine; the
+// What a claim costs the webhook does not grow with the numbers in it. The API server accepts a count of 2^62, also in
+// a dry run, from everybody who may create claims. Memory is measured, because it does not depend on the machine; the
 // time grows with it.
 func TestTheWorkDoesNotGrowWithTheCounts(t *testing.T) {
 	const most = 4611686018427387904 // 2^62: the sum of two overflows
@@ -62,7 +62,8 @@ func TestManyMistakes(t *testing.T) {
 	if len(got.Problems) == 0 || len(got.Problems) > 100 {
 		t.Fatalf("got %d problems, want 1 to 100", len(got.Problems))
 	}
-	if last := got.Problems[20].Error(); !strings.Contains(last, "config[0].opaque.parameters: Forbidden: 980 more problems") {
+	const want = "config[0].opaque.parameters: Forbidden: 980 more problems"
+	if last := got.Problems[20].Error(); !strings.Contains(last, want) {
 		t.Errorf("got %q, want the number of those that are not told", last)
 	}
 }

@@ -35,7 +35,8 @@ const maxTexts = 100
 
 // refuse adds a problem, once.
 func (v *Verdict) refuse(err error) {
-	if len(v.Problems) < maxTexts && !slices.ContainsFunc(v.Problems, func(known error) bool { return known.Error() == err.Error() }) {
+	same := func(known error) bool { return known.Error() == err.Error() }
+	if len(v.Problems) < maxTexts && !slices.ContainsFunc(v.Problems, same) {
 		v.Problems = append(v.Problems, err)
 	}
 }

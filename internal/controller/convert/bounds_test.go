@@ -15,8 +15,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
 )
 
-// The webhook sees pods before the API server has validated them. What a pod has many of does not multiply, and an error
-// does not repeat long values.
+// The webhook sees pods before the API server has validated them. What a pod has many of does not multiply, and an
+// error does not repeat long values.
 func TestTheWorkDoesNotMultiply(t *testing.T) {
 	gpus := corev1.ResourceList{tflopsResource: resource.MustParse("5")}
 	containers := func(n int) []corev1.Container {
@@ -36,11 +36,13 @@ func TestTheWorkDoesNotMultiply(t *testing.T) {
 		containers  int
 		want        string // in the error; empty: it is not converted
 	}{
-		{"many names of containers", map[string]string{fusionTFLOPS: "5", fusionContainers: strings.Repeat("x,", 120_000)},
+		{"many names of containers", map[string]string{fusionTFLOPS: "5",
+			fusionContainers: strings.Repeat("x,", 120_000)},
 			200, "names 120001 containers; a pod may have 250"},
 		{"many annotations", named, 100, "the pod has no container"},
 		{"many containers", nil, 100_000, "the pod has 100000 containers; pods with at most 250 are converted"},
-		{"annotations that the API server refuses", map[string]string{fusionTFLOPS: strings.Repeat("5", 300_000)}, 1, ""},
+		{"annotations that the API server refuses", map[string]string{fusionTFLOPS: strings.Repeat("5", 300_000)}, 1,
+			""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations}}

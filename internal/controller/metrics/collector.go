@@ -38,7 +38,8 @@ var (
 		"Multiprocessors of these GPUs, 100 for each GPU, in the same states as memory. A share of memory alone has "+
 			"no limit of cores and counts 0.", ofNode, nil)
 	taintedDesc = prometheus.NewDesc(prefix+"tainted_gpus",
-		"GPUs with a taint that keeps new pods away, held or not. Taints of a DeviceTaintRule count (Kubernetes 1.37).", []string{"node", "model"}, nil)
+		"GPUs with a taint that keeps new pods away, held or not. Taints of a DeviceTaintRule count (Kubernetes 1.37).",
+		[]string{"node", "model"}, nil)
 	namespaceGPUsDesc = prometheus.NewDesc(prefix+"namespace_gpus",
 		"GPUs of which claims of the namespace hold something. One that several namespaces share counts in each.",
 		ofNamespace, nil)

@@ -10,8 +10,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// Sizes of the caches of compiled selectors and of their results. Users choose the selectors: one of maxExpression bytes
-// needs 75 KiB when it is compiled, and some 20 ms until then.
+// Sizes of the caches of compiled selectors and of their results. Users choose the selectors: one of maxExpression
+// bytes needs 75 KiB when it is compiled, and some 20 ms until then.
 const (
 	cachedSelectors = 300
 	cachedResults   = 10000

@@ -63,7 +63,8 @@ func TestTaintRules(t *testing.T) {
 				v.SetSlice(v.SlimSlice(s))
 			}
 		}, "a/gpu-3b-00-0 b/gpu-3b-00-0 b/gpu-af-00-0"},
-		{"the first rule selects another device", func() { v.SetTaintRule(rule("one", "a", "gpu-af-00-0", noSchedule)) },
+		{"the first rule selects another device",
+			func() { v.SetTaintRule(rule("one", "a", "gpu-af-00-0", noSchedule)) },
 			"a/gpu-af-00-0 b/gpu-3b-00-0 b/gpu-af-00-0"},
 		{"the second rule is deleted", func() { v.DeleteTaintRule("two") }, "a/gpu-af-00-0"},
 		{"a rule for all", func() { v.SetTaintRule(rule("all", "", "", noSchedule)) },
@@ -87,7 +88,8 @@ func TestTaintRules(t *testing.T) {
 		slices.Sort(tainted)
 		slices.Sort(physical)
 		room := v.Room(kind, nil, 1, 100)
-		got := fmt.Sprintf("%s, in metrics %s, room for %d", strings.Join(tainted, " "), strings.Join(physical, " "), room)
+		got := fmt.Sprintf("%s, in metrics %s, room for %d", strings.Join(tainted, " "), strings.Join(physical, " "),
+			room)
 		want := fmt.Sprintf("%s, in metrics %[1]s, room for %d", step.want, 4-len(strings.Fields(step.want)))
 		if got != want {
 			t.Errorf("%s: got %s, want %s", step.name, got, want)

@@ -69,7 +69,8 @@ func New(driver string) *View {
 		kinds:     map[string]*Kind{}, byMap: map[uintptr]*Kind{}, rooms: map[*Kind]*room{},
 		waiting: map[string]map[int64]int64{}, count: map[string]int{}, slices: map[string][]device{},
 		gpus: map[id]*GPU{}, claims: map[types.NamespacedName]*Claim{}, held: map[id]map[*Claim]struct{}{},
-		rules: map[string]*resourceapi.DeviceTaintRuleSpec{}, classes: map[string]*resourceapi.DeviceClass{}, ours: map[string]bool{}, partitions: map[partitionKind]*Kind{},
+		rules: map[string]*resourceapi.DeviceTaintRuleSpec{}, classes: map[string]*resourceapi.DeviceClass{},
+		ours: map[string]bool{}, partitions: map[partitionKind]*Kind{},
 		largest: map[string]int64{},
 	}
 }
