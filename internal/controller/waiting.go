@@ -39,6 +39,8 @@ const (
 	maxExplanation = 10 * time.Second
 	// explainedAgain is how often a claim that still waits is explained again.
 	explainedAgain = 10 * time.Minute
+	// pageSize is how many objects are read at once: users may store claims and pods of 1.5 MB.
+	pageSize = 100
 	// pauseFactor bounds the processor time of the rounds to a twentieth of that of one processor.
 	pauseFactor = 19
 )
@@ -183,7 +185,8 @@ func (u *waitingReporter) report(ctx context.Context, now time.Time) (last error
 
 // read returns what answers need of the cluster, with little of each object.
 func (u *waitingReporter) read(ctx context.Context) (*snapshot.Snapshot, error) {
-	reader := snapshot.Reader{Client: u.reads, Slim: func() func(runtime.Object) runtime.Object { return slimObject }}
+	reader := snapshot.Reader{Client: u.reads, PageSize: pageSize,
+		Slim: func() func(runtime.Object) runtime.Object { return slimObject }}
 	s := why.Read(ctx, reader, metav1.NamespaceAll, why.Manifest{})
 	return s, s.Err()
 }
@@ -293,6 +296,7 @@ func slimObject(o runtime.Object) runtime.Object {
 	}
 	if object, ok := o.(metav1.Object); ok {
 		object.SetManagedFields(nil)
+		object.SetAnnotations(nil)
 	}
 	return o
 }
@@ -304,7 +308,7 @@ func slimPod(pod *corev1.Pod) *corev1.Pod {
 		return nil
 	case pod.Spec.NodeName == "":
 		whole := *pod // a pointer to pod would keep the whole page
-		whole.ManagedFields = nil
+		whole.ManagedFields, whole.Annotations = nil, nil
 		return &whole
 	}
 	slim := &corev1.Pod{Status: corev1.PodStatus{Phase: pod.Status.Phase}}

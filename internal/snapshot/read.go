@@ -3,6 +3,7 @@
 package snapshot
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,6 +43,8 @@ type Reader struct {
 	Client kubernetes.Interface
 	// Namespace is read where the user may not list a namespaced resource in all namespaces.
 	Namespace string
+	// PageSize is how many objects are read at once, other than slices. 0: perPage.
+	PageSize int64
 	// Progress is called for each object that is read, from several goroutines. nil: nothing is called.
 	Progress func()
 	// Slim returns a function for one list of objects. That returns what to keep of each, of the same type, or nil for
@@ -149,7 +152,7 @@ const (
 // pages.
 func list[T, L runtime.Object](ctx context.Context, r Reader,
 	of func(context.Context, metav1.ListOptions) (L, error)) ([]T, error) {
-	size := int64(perPage)
+	size := cmp.Or(r.PageSize, perPage)
 	if _, ok := any(*new(T)).(*resourceapi.ResourceSlice); ok {
 		size = slicesPerPage
 	}
