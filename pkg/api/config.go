@@ -4,16 +4,20 @@
 package api
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	kjson "sigs.k8s.io/json"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
 )
 
 // GroupVersion is the apiVersion of every kind in this package.
@@ -66,7 +70,7 @@ func Decode(raw []byte, root *field.Path) (Config, error) {
 	var in configJSON
 	strict, err := kjson.UnmarshalStrict(raw, &in)
 	if err != nil {
-		return Config{}, fmt.Errorf("%s: %w", root, err)
+		return Config{}, typeError(err, root)
 	}
 	var errs field.ErrorList
 	for _, e := range strict {
@@ -92,7 +96,7 @@ func checkKind(raw []byte, root *field.Path) error {
 		Kind       string `json:"kind"`
 	}
 	if err := json.Unmarshal(raw, &meta); err != nil {
-		return fmt.Errorf("%s: %w", root, err)
+		return typeError(err, root)
 	}
 	var errs field.ErrorList
 	if meta.APIVersion != GroupVersion {
@@ -104,14 +108,71 @@ func checkKind(raw []byte, root *field.Path) error {
 	return errs.ToAggregate()
 }
 
-// fieldError turns a strict decoding error into a field error.
+// fieldError turns a strict decoding error into a field error. One about an unknown field names the known one that it
+// is nearest to, or all that are known there.
 func fieldError(err error, root *field.Path) *field.Error {
 	var f kjson.FieldError
-	if errors.As(err, &f) {
-		detail, _, _ := strings.Cut(err.Error(), " field ")
-		return field.Forbidden(root.Child(f.FieldPath()), detail+" field")
+	if !errors.As(err, &f) {
+		return field.Invalid(root, "", err.Error())
 	}
-	return field.Invalid(root, "", err.Error())
+	detail, _, _ := strings.Cut(err.Error(), " field ")
+	detail += " field"
+	parents := strings.Split(f.FieldPath(), ".")
+	name := parents[len(parents)-1]
+	known := fieldsOf(reflect.TypeFor[configJSON](), parents[:len(parents)-1])
+	if len(known) > 0 && !slices.Contains(known, name) {
+		detail += cmp.Or(nearest.Hint(name, known), "; the known fields here are "+strings.Join(known, ", "))
+	}
+	return field.Forbidden(root.Child(f.FieldPath()), detail)
+}
+
+// fieldsOf returns the names of the fields that an object has at the path, in JSON. nil: there is no object with fixed
+// fields.
+func fieldsOf(t reflect.Type, path []string) []string {
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if t.Kind() != reflect.Struct {
+		return nil
+	}
+	var names []string
+	for i := range t.NumField() {
+		name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
+		if len(path) > 0 && name == path[0] {
+			return fieldsOf(t.Field(i).Type, path[1:])
+		}
+		names = append(names, name)
+	}
+	if len(path) > 0 {
+		return nil
+	}
+	return names
+}
+
+// typeError says what type a field wants, without the names of this program's types.
+func typeError(err error, root *field.Path) error {
+	var wrong *json.UnmarshalTypeError
+	if !errors.As(err, &wrong) {
+		return fmt.Errorf("%s: %w", root, err)
+	}
+	path := root
+	if wrong.Field != "" {
+		path = root.Child(wrong.Field)
+	}
+	return field.TypeInvalid(path, field.OmitValueType{}, "want "+typeText(wrong.Type)+", not "+wrong.Value)
+}
+
+// typeText names a type for people.
+func typeText(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Int:
+		return "a whole number"
+	case reflect.String:
+		return "a text"
+	}
+	return "an object"
 }
 
 func checkEnvironment(env map[string]string, path *field.Path) field.ErrorList {

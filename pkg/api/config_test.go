@@ -69,7 +69,7 @@ func TestDecodeRefuses(t *testing.T) {
 		raw  string
 		want []string // each a part of the error
 	}{
-		{"no object", `[]`, []string{"p: ", "array"}},
+		{"no object", `[]`, []string{"p: Invalid value: want an object, not array"}},
 		{"nothing", ``, []string{"p: "}},
 		{"no kind", `{}`, []string{`p.apiVersion: Unsupported value: ""`,
 			`p.kind: Unsupported value: "": supported values: "GpuConfig"`}},
@@ -77,12 +77,23 @@ func TestDecodeRefuses(t *testing.T) {
 			[]string{`p.kind: Unsupported value: "GPUConfig"`}},
 		{"another version", `{"apiVersion":"resource.nvidia.com/v1","kind":"GpuConfig"}`,
 			[]string{`p.apiVersion: Unsupported value: "resource.nvidia.com/v1": supported values: "resource.nvidia.com/v1beta1"`}},
-		{"an unknown field", `{` + head + `,"sharring":{}}`, []string{`p.sharring: Forbidden: unknown field`}},
+		{"an unknown field", `{` + head + `,"sharring":{}}`, []string{`p.sharring: Forbidden: unknown field; did you mean sharing?`}},
+		{"an unknown field that is near none", `{` + head + `,"gpus":1}`, []string{
+			`p.gpus: Forbidden: unknown field; the known fields here are apiVersion, kind, environment, sharing`}},
 		{"a field in the wrong case", `{` + head + `,"Environment":{}}`,
-			[]string{`p.Environment: Forbidden: unknown field`}},
+			[]string{`p.Environment: Forbidden: unknown field; did you mean environment?`}},
 		{"a field twice", `{` + head + `,"environment":{},"environment":{}}`,
 			[]string{`p.environment: Forbidden: duplicate field`}},
-		{"a wrong type", `{` + head + `,"environment":["A=1"]}`, []string{"p: ", "environment"}},
+		{"a list in place of an object", `{` + head + `,"environment":["A=1"]}`,
+			[]string{"p.environment: Invalid value: want an object, not array"}},
+		{"a number in place of a text", `{` + head + `,"environment":{"A":1}}`,
+			[]string{"p.environment: Invalid value: want a text, not number"}},
+		{"a text in place of a number", sharing(`"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":"50"}`),
+			[]string{"p.sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: want a whole number, not string"}},
+		{"a text in place of true", sharing(`"strategy":"MPS","mpsConfig":{"multiUser":"yes"}`),
+			[]string{"p.sharing.mpsConfig.multiUser: Invalid value: want true or false, not string"}},
+		{"a kind that is a number", `{"apiVersion":"resource.nvidia.com/v1beta1","kind":1}`,
+			[]string{"p.kind: Invalid value: want a text, not number"}},
 		{"a kind that is not served", `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"VfioDeviceConfig"}`,
 			[]string{`p.kind: Unsupported value: "VfioDeviceConfig": supported values: "GpuConfig", "MigDeviceConfig"`}},
 		{"an unknown strategy", sharing(`"strategy":"mps"`),
@@ -96,7 +107,12 @@ func TestDecodeRefuses(t *testing.T) {
 		{"an unknown interval", sharing(`"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"long"}`),
 			[]string{`p.sharing.timeSlicingConfig.interval: Unsupported value: "long": supported values: "Default", "Short", "Medium", "Long"`}},
 		{"an unknown field of MPS", sharing(`"strategy":"MPS","mpsConfig":{"threads":1}`),
-			[]string{`p.sharing.mpsConfig.threads: Forbidden: unknown field`}},
+			[]string{`p.sharing.mpsConfig.threads: Forbidden: unknown field; the known fields here are ` +
+				`defaultActiveThreadPercentage, `}},
+		{"a misspelt field of MPS", sharing(`"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentge":1}`),
+			[]string{`unknown field; did you mean defaultActiveThreadPercentage?`}},
+		{"a misspelt strategy", sharing(`"stratgy":"MPS"`), []string{
+			`p.sharing.stratgy: Forbidden: unknown field; did you mean strategy?`}},
 		{"limits out of range", sharing(`"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":0,"defaultPinnedDeviceMemoryLimit":"0",
 			"defaultPerDevicePinnedMemoryLimit":{"0":"10 Gi","first":"1Gi","1":"1Ki"}}`), []string{
 			`p.sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: 0: must be from 1 to 100`,
