@@ -21,7 +21,8 @@ const module = "github.com/gpudra/gpu-dra-driver/"
 var allowed = map[string][]string{
 	// Shared by node and controller.
 	"pkg/gpu":        {},
-	"pkg/api":        {},
+	"pkg/api":        {"pkg/nearest"},
+	"pkg/nearest":    {},
 	"internal/event": {},
 	"internal/guard": {},
 	"pkg/steps":      {},
@@ -82,8 +83,9 @@ var allowed = map[string][]string{
 	"internal/controller/metrics":     {"internal/controller/view", "internal/guard"},
 	"internal/controller/strongest":   {"internal/controller/view", "pkg/gpu"},
 	// Admission runs the node's validation with simulated devices.
-	"internal/controller/admission": {"internal/controller/view", "pkg/allocation", "pkg/api", "pkg/gpu",
-		"pkg/inventory", "pkg/sharing"},
+	// It explains a claim as the answers about waiting pods do.
+	"internal/controller/admission": {"internal/controller/view", "internal/why", "pkg/allocation", "pkg/api", "pkg/gpu",
+		"pkg/inventory", "pkg/nearest", "pkg/sharing"},
 	"internal/controller/convert":  {"internal/controller/view", "pkg/api", "pkg/gpu", "pkg/sharing"},
 	"internal/controller/eviction": {"internal/snapshot"},
 	// Templates of profiles are made with the node's own functions.
@@ -97,7 +99,7 @@ var allowed = map[string][]string{
 
 	// The plugin of kubectl. It has no part in the driver's work and reads with the rights of the user.
 	"internal/snapshot": {},
-	"internal/why":      {"internal/snapshot"},
+	"internal/why":      {"internal/snapshot", "pkg/inventory", "pkg/nearest"},
 	"internal/kubectl": {"internal/controller/nodetemplate", "internal/controller/view", "internal/guard",
 		"internal/snapshot", "internal/why", "pkg/gpu", "pkg/inventory", "pkg/nodeconfig"},
 	"cmd/kubectl-gpu": {"internal/kubectl"},

@@ -37,6 +37,9 @@ type clause struct {
 	text  string // as CEL prints it; it can be joined with && as it is
 	limit *limit // nil if the clause does not compare a number
 	paths []path // the attributes and capacities in it
+	// named are the same, with those that the clause only reads if a device has them.
+	named []path
+	equal *comparison // nil if the clause does not compare a text
 }
 
 // cut cuts an expression at the && of its outermost level.
@@ -56,7 +59,7 @@ func cut(expression string) ([]clause, error) {
 		if err != nil {
 			return nil, err
 		}
-		c := clause{text: text, paths: pathsIn(e)}
+		c := clause{text: text, paths: pathsIn(e, pathOf), named: pathsIn(e, namedPath), equal: comparisonOf(e)}
 		if call(e, operators.LogicalOr) != nil || call(e, operators.Conditional) != nil {
 			c.text = "(" + text + ")"
 		}
@@ -105,6 +108,25 @@ func pathOf(e ast.Expr) (path, bool) {
 	if !ok {
 		return path{}, false
 	}
+	return pathIn(of, id)
+}
+
+// namedPath is pathOf, also for has(path), path.?name and path[?'name'].
+func namedPath(e ast.Expr) (path, bool) {
+	if e.Kind() == ast.SelectKind {
+		return pathIn(e.AsSelect().Operand(), e.AsSelect().FieldName())
+	}
+	for _, function := range []string{operators.OptSelect, operators.OptIndex} {
+		if c := call(e, function); c != nil && c.Args()[1].Kind() == ast.LiteralKind {
+			id, _ := c.Args()[1].AsLiteral().Value().(string)
+			return pathIn(c.Args()[0], id)
+		}
+	}
+	return pathOf(e)
+}
+
+// pathIn returns the attribute or capacity of that name of an expression such as device.attributes['domain'].
+func pathIn(of ast.Expr, id string) (path, bool) {
 	of, domain, ok := member(of)
 	if !ok {
 		return path{}, false
@@ -129,12 +151,12 @@ func member(e ast.Expr) (of ast.Expr, name string, ok bool) {
 	return nil, "", false
 }
 
-// pathsIn returns the attributes and capacities in an expression, each once.
-func pathsIn(e ast.Expr) []path {
+// pathsIn returns the attributes and capacities that the function finds in an expression, each once.
+func pathsIn(e ast.Expr, find func(ast.Expr) (path, bool)) []path {
 	var all []path
 	seen := map[path]bool{}
 	ast.PreOrderVisit(e, ast.NewExprVisitor(func(part ast.Expr) {
-		if p, ok := pathOf(part); ok && !seen[p] {
+		if p, ok := find(part); ok && !seen[p] {
 			seen[p] = true
 			all = append(all, p)
 		}
@@ -173,6 +195,49 @@ func namesIn(expression string) (map[string]bool, bool) {
 	return names, known
 }
 
+// comparison is a clause that compares a text with constants, of which one is enough.
+type comparison struct {
+	path   path
+	values []string
+}
+
+// comparisonOf returns the comparison that a clause is, or nil.
+func comparisonOf(e ast.Expr) *comparison {
+	if c := call(e, operators.Equals); c != nil {
+		subject, value := c.Args()[0], c.Args()[1]
+		if subject.Kind() == ast.LiteralKind {
+			subject, value = value, subject
+		}
+		return newComparison(subject, value)
+	}
+	if c := call(e, operators.In); c != nil && c.Args()[1].Kind() == ast.ListKind {
+		return newComparison(c.Args()[0], c.Args()[1].AsList().Elements()...)
+	}
+	return nil
+}
+
+func newComparison(subject ast.Expr, values ...ast.Expr) *comparison {
+	if c := call(subject, "orValue"); c != nil && c.IsMemberFunction() {
+		subject = c.Target()
+	}
+	p, ok := namedPath(subject)
+	if !ok {
+		return nil
+	}
+	equal := &comparison{path: p}
+	for _, v := range values {
+		if v.Kind() != ast.LiteralKind {
+			return nil
+		}
+		text, ok := v.AsLiteral().Value().(string)
+		if !ok {
+			return nil
+		}
+		equal.values = append(equal.values, text)
+	}
+	return equal
+}
+
 // limit is a clause that compares an attribute or a capacity with a constant.
 type limit struct {
 	path    path
@@ -198,6 +263,11 @@ func (n number) String() string {
 		return n.version.String()
 	}
 	return fmt.Sprint(n.integer)
+}
+
+// alike reports whether both are of one type.
+func (n number) alike(with number) bool {
+	return (n.quantity == nil) == (with.quantity == nil) && (n.version == nil) == (with.version == nil)
 }
 
 func (n number) compare(with number) int {

@@ -67,14 +67,18 @@ func (c Checker) Claim(ctx context.Context, spec *resourceapi.ResourceClaimSpec,
 	var all []alternative
 	for i, request := range spec.Devices.Requests {
 		for _, a := range alternativesOf(request, devices.Child("requests").Index(i)) {
-			// classes of other drivers are not validated
-			if class, ok := c.View.Class(a.DeviceClassName); ok && c.View.Ours(a.DeviceClassName) {
+			class, exists := c.View.Class(a.DeviceClassName)
+			switch {
+			case !exists:
+				c.missingClass(ctx, a, &v)
+			case c.View.Ours(a.DeviceClassName): // classes of other drivers are not validated
 				a.class = class
 				c.checkAlternative(ctx, &a, &v)
 			}
 			all = append(all, a)
 		}
 	}
+	c.checkTogether(ctx, spec, all, devices, &v)
 	if len(v.Problems) == 0 { // the dry run needs valid configurations
 		c.dryRun(ctx, spec, all, devices, &v)
 	}
@@ -94,13 +98,19 @@ func (c Checker) DeviceClass(ctx context.Context, spec *resourceapi.DeviceClassS
 	for _, kind := range c.View.Kinds() {
 		c.accepts(ctx, kind, spec.Selectors, root.Child("selectors"), failures)
 	}
+	c.explain(ctx, c.View.Kinds(), spec.Selectors, root.Child("selectors"), failures, failures.has, &v)
 	failures.warn(&v)
 	return v
 }
 
-// config validates a configuration of this driver, and skips those of others.
+// config validates a configuration of this driver. It warns about one that is in this driver's format and for another
+// driver, and skips others.
 func (c Checker) config(config resourceapi.DeviceConfiguration, path *field.Path, v *Verdict) {
-	if config.Opaque == nil || config.Opaque.Driver != c.View.Driver() {
+	if config.Opaque == nil {
+		return
+	}
+	if config.Opaque.Driver != c.View.Driver() {
+		c.forNobody(config.Opaque, path.Child("opaque"), v)
 		return
 	}
 	_, err := api.Decode(config.Opaque.Parameters.Raw, path.Child("opaque", "parameters"))
@@ -176,6 +186,8 @@ func (c Checker) checkAlternative(ctx context.Context, a *alternative, v *Verdic
 	known := c.capacity(a, v)
 	failures := selectorErrors{}
 	var best shortage
+	var ofClass []*view.Kind
+	selected := false
 	for _, kind := range c.View.Kinds() {
 		if ctx.Err() != nil {
 			break
@@ -183,19 +195,31 @@ func (c Checker) checkAlternative(ctx context.Context, a *alternative, v *Verdic
 		if !c.accepts(ctx, kind, a.class.Spec.Selectors, nil, nil) { // the class is validated when it is written
 			continue
 		}
+		ofClass = append(ofClass, kind)
 		if !c.accepts(ctx, kind, a.Selectors, a.path.Child("selectors"), failures) {
 			continue
 		}
+		selected = true
 		if less, lacks := lacking(kind, a); lacks {
 			best = best.or(less)
 			continue
 		}
 		a.kinds = append(a.kinds, kind)
 	}
+	switch {
+	case len(ofClass) == 0:
+		c.emptyClass(ctx, *a, v)
+	case !selected && !a.matchesNothing():
+		if !c.explain(ctx, ofClass, a.Selectors, a.path.Child("selectors"), failures, allSelectors, v) &&
+			len(failures) == 0 && ctx.Err() == nil {
+			v.warn("%s: no device that is published now meets all of them", a.path.Child("selectors"))
+		}
+	}
 	failures.warn(v)
 	if known && len(a.kinds) == 0 && best.kind != nil {
 		v.warn("%s: %s", a.path.Child("capacity", "requests").Key(string(best.name)), best)
 	}
+	c.coresAlone(*a, v)
 }
 
 // shortage is a capacity of which a kind of device has less than requested.
@@ -265,7 +289,13 @@ func (c Checker) capacity(a *alternative, v *Verdict) (ok bool) {
 				"one GPU"))
 		case value.Cmp(zero) < 0:
 			v.refuse(field.Invalid(path, value.String(), "must not be negative"))
+		case !whole(value):
+			v.refuse(field.Invalid(path, value.String(), "must be a whole number"+fractionHint(name, value)))
 		default:
+			if name == "memory" && value.Cmp(leastMemory) < 0 {
+				v.warn("%s: %s of memory is less than a program needs before its first allocation, some hundred MiB: "+
+					"write an amount with its unit, such as 5Gi", path, memoryText(value))
+			}
 			continue
 		}
 		ok = false
@@ -276,6 +306,23 @@ func (c Checker) capacity(a *alternative, v *Verdict) (ok bool) {
 // selectorErrors maps the error of a selector, as the scheduler would report it, to the kinds of devices where it
 // occurs.
 type selectorErrors map[string][]string
+
+// has reports whether the selector at the path fails.
+func (f selectorErrors) has(path *field.Path) bool {
+	for failure := range f {
+		if strings.HasPrefix(failure, path.String()+": ") {
+			return true
+		}
+	}
+	return false
+}
+
+// drop forgets the errors of the selector at the path.
+func (f selectorErrors) drop(path *field.Path) {
+	maps.DeleteFunc(f, func(failure string, _ []string) bool {
+		return strings.HasPrefix(failure, path.String()+": ")
+	})
+}
 
 func (f selectorErrors) warn(v *Verdict) {
 	for _, failure := range slices.Sorted(maps.Keys(f)) {

@@ -39,7 +39,19 @@ func config(text string) string {
 		"GpuConfig, " + text + "}}}]"
 }
 
+// amounts returns a request for some of a GPU.
+func amounts(requests string) string {
+	return `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {` + requests + `}}}}]`
+}
+
+// selecting returns a request with a selector.
+func selecting(expression string) string {
+	return `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "` +
+		expression + `"}}]}}]`
+}
+
 func TestClaim(t *testing.T) {
+	views := map[string]*view.View{} // a checker changes none
 	for _, tc := range []struct {
 		name    string
 		cluster []viewtest.Node
@@ -67,6 +79,103 @@ config: [{opaque: {driver: gpu.nvidia.com, parameters: {}}}, {opaque: {driver: g
 			"parameters: {any: thing}}}]", nil, nil},
 		{"a class of another driver", shared,
 			`requests: [{name: nic, exactly: {deviceClassName: nic.example.com, capacity: {requests: {bandwidth: 5}}}}]`, nil, nil},
+		{"a class that does not exist", shared, strings.Replace(one, ".com", ".org", 1), nil,
+			[]string{"spec.devices.requests[0].exactly.deviceClassName: the class gpu.nvidia.org does not exist; did " +
+				"you mean gpu.nvidia.com?"}},
+		{"a class that is near none", shared, strings.Replace(one, "gpu.nvidia.com", "fpga", 1), nil,
+			[]string{"deviceClassName: the class fpga does not exist"}},
+		{"a profile that does not exist", shared, strings.Replace(one, "gpu.nvidia", "mig-5g.50gb.nvidia", 1), nil,
+			[]string{"the class mig-5g.50gb.nvidia.com does not exist; the nearest that is offered is " +
+				"mig-4g.40gb.nvidia.com"}},
+		{"a profile that no GPU offers", shared, strings.Replace(one, "gpu.nvidia", "mig-1g.23gb.nvidia", 1), nil,
+			[]string{"no device that is published now is of the class mig-1g.23gb.nvidia.com; the nearest that is " +
+				"offered is mig-1g.20gb.nvidia.com"}},
+		{"a profile in an empty cluster", nothing, strings.Replace(one, "gpu.nvidia", "mig-1g.23gb.nvidia", 1), nil,
+			nil},
+
+		{"a fraction of cores", shared, amounts("cores: 0.3, memory: 5Gi"), []string{`requests[cores]: Invalid value: ` +
+			`"300m": must be a whole number of percent; did you mean 30?`}, nil},
+		{"a fraction of a byte", shared, amounts("memory: 5000m"), nil, []string{"requests[memory]: 5 bytes of memory"}},
+		{"a fraction of more than all cores", shared, amounts("cores: 1.5, memory: 5Gi"), []string{
+			`requests[cores]: Invalid value: "1500m": must be a whole number of percent`}, nil},
+		{"a fraction of a share", shared, amounts("shares: 0.5"), []string{
+			`requests[shares]: Invalid value: "500m": must be a whole number`}, nil},
+		{"an amount without a unit", shared, amounts("memory: 5"), nil, []string{
+			"spec.devices.requests[0].exactly.capacity.requests[memory]: 5 bytes of memory is less than a program needs " +
+				"before its first allocation, some hundred MiB: write an amount with its unit, such as 5Gi"}},
+		{"an amount with the wrong unit", shared, amounts("memory: 5Mi"), nil, []string{"requests[memory]: 5Mi of memory"}},
+		{"little memory, and enough", shared, amounts("memory: 256Mi"), nil, nil},
+		{"cores without memory", shared, amounts("cores: 30"), nil, []string{"spec.devices.requests[0].exactly.capacity." +
+			"requests: without memory, the claim gets all memory of a GPU, and no other claim shares it: write memory, too"}},
+		{"all cores without memory", shared, amounts("cores: 100"), nil, nil},
+		{"cores without memory of whole GPUs", exclusive, amounts("cores: 30"), nil, nil},
+
+		{"a configuration for a driver of another name", shared, one + strings.Replace(config(""),
+			"driver: gpu.nvidia.com", "driver: nvidia.com", 1), nil, []string{
+			"spec.devices.config[0].opaque.driver: this configuration is for the driver nvidia.com, so the driver " +
+				"gpu.nvidia.com ignores it; did you mean gpu.nvidia.com?"}},
+		{"a configuration for compute domains", shared, one + strings.Replace(config(""), "driver: gpu.nvidia.com",
+			"driver: compute-domain.nvidia.com", 1), nil, nil},
+		{"a configuration in a claim of another driver", shared,
+			`requests: [{name: nic, exactly: {deviceClassName: nic.example.com}}]` + config(""), nil,
+			[]string{"spec.devices.config[0].opaque: no request of this claim names a class of the driver gpu.nvidia.com"}},
+
+		{"an attribute that is misspelt", shared, selecting("device.attributes['gpu.nvidia.com'].product == 'NVIDIA L40S'"),
+			nil, []string{`spec.devices.requests[0].exactly.selectors[0].cel.expression: no device has the attribute ` +
+				`product; did you mean device.attributes["gpu.nvidia.com"].productName? (on such a device the selector fails`}},
+		{"an attribute in another case, which is tested for", shared,
+			selecting("has(device.attributes['gpu.nvidia.com'].ProductName) && device.attributes['gpu.nvidia.com']" +
+				".ProductName == 'NVIDIA L40S'"), nil, []string{`no device has the attribute ProductName; did you mean`}},
+		{"an optional attribute", shared, selecting("device.attributes['gpu.nvidia.com'].?Index.orValue(9) == 0"), nil,
+			[]string{`no device has the attribute Index; did you mean device.attributes["gpu.nvidia.com"].index?`}},
+		{"an attribute of another domain", shared, selecting("device.attributes['nvidia.com'].productName == 'NVIDIA L40S'"),
+			nil, []string{`no device has the attribute productName of the domain nvidia.com; did you mean ` +
+				`device.attributes["gpu.nvidia.com"].productName?`}},
+		{"a capacity in place of an attribute", shared, selecting("device.attributes['gpu.nvidia.com'].memory > 5"), nil,
+			[]string{`memory is no attribute; did you mean the capacity device.capacity["gpu.nvidia.com"].memory?`}},
+		{"a part of a product's name", shared, selecting("device.attributes['gpu.nvidia.com'].productName == 'H100'"), nil,
+			[]string{`selectors[0].cel.expression: no device has the productName "H100"; did you mean "NVIDIA H100 80GB ` +
+				`HBM3"?`}},
+		{"products of which none is there", shared,
+			selecting("device.attributes['gpu.nvidia.com'].productName in ['NVIDIA B200', 'NVIDIA GB200']"), nil,
+			[]string{`no device has a productName of "NVIDIA B200", "NVIDIA GB200"`}},
+		{"a product that is near none", shared, selecting("device.attributes['gpu.nvidia.com'].productName == 'MI300'"), nil,
+			[]string{`no device has the productName "MI300"; the values of productName are "NVIDIA H100 80GB HBM3", ` +
+				`"NVIDIA L40S"`}},
+		{"a text that no product begins with", shared,
+			selecting("device.attributes['gpu.nvidia.com'].productName.startsWith('H100')"), nil,
+			[]string{`the values of productName are "NVIDIA H100 80GB HBM3", "NVIDIA L40S"`}},
+		{"more memory than there is, in a selector", shared,
+			selecting("device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('400Gi')) >= 0"), nil,
+			[]string{`no device meets device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("400Gi")) >= 0; the ` +
+				`most is 81559Mi`}},
+		{"two clauses that no GPU meets together", shared,
+			selecting("device.attributes['gpu.nvidia.com'].productName == 'NVIDIA L40S' && device.capacity['gpu.nvidia.com']" +
+				".memory.compareTo(quantity('60Gi')) >= 0"), nil,
+			[]string{"spec.devices.requests[0].exactly.selectors: no device that is published now meets all of them"}},
+		{"a selector in an empty cluster", nothing,
+			selecting("device.attributes['gpu.nvidia.com'].product == 'NVIDIA L40S'"), nil, nil},
+
+		{"as many GPUs as a node has", shared, strings.Replace(one, ".com", ".com, count: 8", 1), nil, nil},
+		{"more GPUs than a node has", shared, strings.Replace(one, ".com", ".com, count: 9", 1), nil,
+			[]string{"spec.devices.requests[0].exactly.count: the devices of a request are of one node, and no node has " +
+				"more than 8 for this one"}},
+		{"more shares than GPUs", shared, strings.Replace(amounts("memory: 8Gi"), "capacity:", "count: 12, capacity:", 1) +
+			config("sharing: {strategy: TimeSlicing}"), nil, nil},
+		{"more partitions than GPUs", shared, `requests: [{name: gpu, exactly: {deviceClassName: mig.nvidia.com, count: 9}}]`,
+			nil, nil},
+
+		{"a constraint with an attribute in another case", shared, strings.Replace(one, ".com", ".com, count: 2", 1) +
+			"\nconstraints: [{matchAttribute: gpu.nvidia.com/nvlinkdomain}]", nil, []string{
+			"spec.devices.constraints[0].matchAttribute: no device has the attribute gpu.nvidia.com/nvlinkdomain; did you " +
+				"mean gpu.nvidia.com/nvlinkDomain?"}},
+		{"a constraint with an attribute of another domain", shared, strings.Replace(one, ".com", ".com, count: 2", 1) +
+			"\nconstraints: [{distinctAttribute: nvidia.com/uuid}]", nil, []string{
+			"spec.devices.constraints[0].distinctAttribute: no device has the attribute nvidia.com/uuid; did you mean " +
+				"gpu.nvidia.com/uuid?"}},
+		{"a constraint that joins devices of two drivers", shared, `requests: [{name: gpu, exactly: {deviceClassName: ` +
+			`gpu.nvidia.com}}, {name: nic, exactly: {deviceClassName: nic.example.com}}]
+constraints: [{matchAttribute: resource.kubernetes.io/pcieRoot}]`, nil, nil},
 
 		{"capacities with a domain, and unknown ones", shared,
 			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {gpu.nvidia.com/memory: 5Gi, core: 30}}}}]`,
@@ -159,7 +268,8 @@ config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvi
 			`requests: [{name: large, exactly: {deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].architecture == 'Hopper'"}}]}}, {name: small, exactly: {deviceClassName: gpu.nvidia.com}}]` +
 				config(
 					`sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {"0": 8Gi, "1": 8Gi}}}`),
-			nil, []string{"the configuration is for 1 devices"}},
+			nil, []string{`no device has the architecture "Hopper"; the values of architecture are "Turing"`,
+				"the configuration is for 1 devices"}},
 		{"limits by UUID for the second request", shared, `requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com}}, {name: b, exactly: {deviceClassName: gpu.nvidia.com}}]
 config: [{requests: [b], opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {GPU-aaa: 8Gi}}}}}}]`, nil, nil},
 		{"a limit above the memory of every GPU", shared, one + config("sharing: {strategy: MPS, "+
@@ -195,10 +305,13 @@ config: [{requests: [part], opaque: {driver: gpu.nvidia.com, parameters: {apiVer
 
 		{"a selector that fails", shared,
 			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "true"}}, {cel: {expression: "device.attributes['gpu.nvidia.com'].modelName == 'x'"}}]}}]`,
-			nil, []string{"spec.devices.requests[0].exactly.selectors[1].cel.expression: no such key: modelName"}},
+			nil, []string{"spec.devices.requests[0].exactly.selectors[1].cel.expression: no device has the attribute " +
+				"modelName; there are addressingMode, architecture, brand, "}},
 		{"a selector of an alternative that fails", shared,
 			`requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: gpu.nvidia.com}, {name: b, deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "device.capacity['gpu.nvidia.com'].vram.isGreaterThan(quantity('1'))"}}]}]}]`,
-			nil, []string{"spec.devices.requests[0].firstAvailable[1].selectors[0].cel.expression: no such key: vram"}},
+			nil, []string{"spec.devices.requests[0].firstAvailable[1].selectors[0].cel.expression: no device has the " +
+				"capacity vram; there are cores, memory (on such a device the selector fails, and then the scheduler " +
+				"gives up on the pod)"}},
 		{"a selector for one certain GPU", shared,
 			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].uuid == 'GPU-1'"}}]}}]` +
 				config("sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {\"1\": 1Gi}}}"),
@@ -214,7 +327,14 @@ config: [{requests: [part], opaque: {driver: gpu.nvidia.com, parameters: {apiVer
 			nil, []string{"a process has one set of limits"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			checker := admission.Checker{View: viewtest.New(t, tc.cluster...)}
+			key := fmt.Sprintf("%+v", tc.cluster)
+			v := views[key]
+			if v == nil {
+				v = viewtest.New(t, tc.cluster...)
+				set(t, v, `{metadata: {name: nic.example.com}, spec: {}}`)
+				views[key] = v
+			}
+			checker := admission.Checker{View: v}
 			got := checker.Claim(t.Context(), &viewtest.Claim(t, tc.devices).Spec, field.NewPath("spec"))
 			var problems []string
 			for _, p := range got.Problems {
@@ -298,7 +418,9 @@ func TestDeviceClass(t *testing.T) {
 			"spec.config[0].opaque.parameters.sharing.strategy: Unsupported value: \"mps\"", ""},
 		{"with a selector that fails",
 			`{selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].gpuModel == 'x'"}}]}`, "",
-			"spec.selectors[0].cel.expression: no such key: gpuModel"},
+			"spec.selectors[0].cel.expression: no device has the attribute gpuModel; there are addressingMode"},
+		{"for GPUs that are not there", `{selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].productName == 'NVIDIA B200'"}}]}`,
+			"", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var spec resourceapi.DeviceClassSpec

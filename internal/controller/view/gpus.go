@@ -3,6 +3,8 @@
 package view
 
 import (
+	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -34,6 +36,33 @@ func (v *View) GPUs(yield func(GPU) bool) {
 			return
 		}
 	}
+}
+
+// GPUsOfNodes returns how many GPUs of each kind nodes have, each combination once.
+func (v *View) GPUsOfNodes() []map[*Kind]int64 {
+	v.mu.RLock()
+	nodes := map[string]map[*Kind]int64{}
+	for at, g := range v.gpus {
+		node := cmp.Or(g.Node, at.pool)
+		if nodes[node] == nil {
+			nodes[node] = map[*Kind]int64{}
+		}
+		nodes[node][g.Kind]++
+	}
+	v.mu.RUnlock()
+	var all []map[*Kind]int64
+	known := map[string]bool{}
+	for _, kinds := range nodes {
+		text := ""
+		for _, k := range slices.SortedFunc(maps.Keys(kinds), func(a, b *Kind) int { return cmp.Compare(a.ID, b.ID) }) {
+			text += fmt.Sprintf("%s%d ", k.ID, kinds[k])
+		}
+		if !known[text] {
+			known[text] = true
+			all = append(all, kinds)
+		}
+	}
+	return all
 }
 
 // Parts returns what the claim holds of the GPU.

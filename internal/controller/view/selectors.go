@@ -4,6 +4,7 @@ package view
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 
@@ -40,6 +41,13 @@ func (v *View) Class(name string) (*resourceapi.DeviceClass, bool) {
 	defer v.mu.RUnlock()
 	class, ok := v.classes[name]
 	return class, ok
+}
+
+// ClassNames returns the names of all device classes, sorted.
+func (v *View) ClassNames() []string {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return slices.Sorted(maps.Keys(v.classes))
 }
 
 // Ours reports whether the selectors of a class name the driver.

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package admission
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+	"github.com/gpudra/gpu-dra-driver/internal/why"
+	"github.com/gpudra/gpu-dra-driver/pkg/api"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
+)
+
+// This file finds what a user cannot have meant: names and values that nothing has, and amounts that are valid and of
+// no use. Whatever depends on what is published now is a warning, with what was likely meant.
+
+// leastMemory is the amount of memory below which a share is of no use: the CUDA context of a program needs as much.
+var leastMemory = resource.MustParse("256Mi")
+
+// whole reports whether the quantity is a whole number.
+func whole(q resource.Quantity) bool {
+	rounded := q.DeepCopy()
+	return rounded.RoundUp(0)
+}
+
+// fractionHint says what a fraction was likely meant to be. Cores are percent: 0.3 would be rounded up to 1 %.
+func fractionHint(name resourceapi.QualifiedName, value resource.Quantity) string {
+	if name != "cores" {
+		return ""
+	}
+	text := " of percent"
+	if percent := value.AsApproximateFloat64() * 100; percent <= 100 {
+		text += fmt.Sprintf("; did you mean %.0f?", percent)
+	}
+	return text
+}
+
+// memoryText prints an amount of memory. One without a unit is in bytes.
+func memoryText(q resource.Quantity) string {
+	text := q.String()
+	if strings.Trim(text, "0123456789") == "" {
+		return text + " bytes"
+	}
+	return text
+}
+
+// coresAlone warns about a request for some of the cores that gets all of the memory, and so a whole GPU.
+func (c Checker) coresAlone(a alternative, v *Verdict) {
+	if a.Capacity == nil {
+		return
+	}
+	cores, asks := a.Capacity.Requests["cores"]
+	_, memory := a.Capacity.Requests["memory"]
+	if !asks || memory || cores.Cmp(hundred) >= 0 {
+		return
+	}
+	if slices.ContainsFunc(a.kinds, func(k *view.Kind) bool {
+		of := k.Device.Capacity["memory"]
+		return k.Type() == gpu.TypeGPU && of.RequestPolicy != nil && of.RequestPolicy.Default != nil &&
+			!of.Value.IsZero() && of.RequestPolicy.Default.Cmp(of.Value) == 0
+	}) {
+		v.warn("%s: without memory, the claim gets all memory of a GPU, and no other claim shares it: write memory, too",
+			a.path.Child("capacity", "requests"))
+	}
+}
+
+// otherDriver has configurations of the same API group: NVIDIA's driver for compute domains.
+const otherDriver = "compute-domain.nvidia.com"
+
+// forNobody warns about a configuration in the format of this driver for a driver of another name: nobody reads it.
+func (c Checker) forNobody(config *resourceapi.OpaqueDeviceConfiguration, path *field.Path, v *Verdict) {
+	var meta struct {
+		APIVersion string `json:"apiVersion"`
+	}
+	if config.Driver == otherDriver || json.Unmarshal(config.Parameters.Raw, &meta) != nil {
+		return
+	}
+	group, _, _ := strings.Cut(api.GroupVersion, "/")
+	of, _, _ := strings.Cut(meta.APIVersion, "/")
+	if of == group || nearest.Name(config.Driver, []string{c.View.Driver()}) != "" && meta.APIVersion == "" {
+		v.warn("%s: this configuration is for the driver %s, so the driver %s ignores it; did you mean %s?",
+			path.Child("driver"), config.Driver, c.View.Driver(), c.View.Driver())
+	}
+}
+
+// missingClass warns about a class that does not exist.
+func (c Checker) missingClass(ctx context.Context, a alternative, v *Verdict) {
+	v.warn("%s: the class %s does not exist%s", a.path.Child("deviceClassName"), a.DeviceClassName,
+		c.classHint(ctx, a.DeviceClassName))
+}
+
+// emptyClass warns about a class of this driver that no published device is of.
+func (c Checker) emptyClass(ctx context.Context, a alternative, v *Verdict) {
+	if len(c.View.Kinds()) == 0 || ctx.Err() != nil {
+		return
+	}
+	v.warn("%s: no device that is published now is of the class %s%s", a.path.Child("deviceClassName"),
+		a.DeviceClassName, c.classHint(ctx, a.DeviceClassName))
+}
+
+// classHint returns a question about the class that was likely meant: of partitions, the nearest that is offered.
+func (c Checker) classHint(ctx context.Context, name string) string {
+	classes := c.View.ClassNames()
+	profiles := nearest.Profiles(name, classes)
+	if !nearest.Profile(name) {
+		return nearest.Hint(name, classes)
+	}
+	for _, near := range profiles {
+		class, ok := c.View.Class(near)
+		if ok && slices.ContainsFunc(c.View.Kinds(), func(k *view.Kind) bool {
+			return c.accepts(ctx, k, class.Spec.Selectors, nil, nil)
+		}) {
+			return fmt.Sprintf("; the nearest that is offered is %s", near)
+		}
+	}
+	return ""
+}
+
+// allSelectors is a filter for explain.
+func allSelectors(*field.Path) bool { return true }
+
+// explain warns about each of the selectors that no kind meets, if the filter accepts its path. It reports whether there
+// are any.
+func (c Checker) explain(ctx context.Context, kinds []*view.Kind, selectors []resourceapi.DeviceSelector,
+	path *field.Path, failures selectorErrors, filter func(*field.Path) bool, v *Verdict) (explained bool) {
+	var words *why.Vocabulary
+	for i, s := range selectors {
+		at := path.Index(i).Child("cel", "expression")
+		if s.CEL == nil || !filter(at) || ctx.Err() != nil {
+			continue
+		}
+		if words == nil {
+			words = c.vocabulary(kinds)
+		}
+		for _, text := range words.Unmet(s.CEL.Expression, c.anyMeets(ctx, kinds)) {
+			explained = true
+			if failures.has(at) {
+				text += " (on such a device the selector fails, and then the scheduler gives up on the pod)"
+			}
+			v.warn("%s: %s", at, text)
+			failures.drop(at)
+		}
+	}
+	return explained
+}
+
+// anyMeets returns a function that reports whether any of the kinds meets an expression. When the time is over, it says
+// yes.
+func (c Checker) anyMeets(ctx context.Context, kinds []*view.Kind) func(string) bool {
+	return func(expression string) bool {
+		s := resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}
+		return slices.ContainsFunc(kinds, func(k *view.Kind) bool {
+			ok, err := c.View.Accepts(ctx, k, s)
+			return ok && err == nil || ctx.Err() != nil
+		})
+	}
+}
+
+// vocabulary returns what selectors of these kinds can name.
+func (c Checker) vocabulary(kinds []*view.Kind) *why.Vocabulary {
+	words := why.NewVocabulary()
+	for _, k := range kinds {
+		words.Add(c.View.Driver(), &k.Device)
+	}
+	return words
+}
+
+// checkTogether validates what concerns several requests: constraints, and how many devices they ask for.
+func (c Checker) checkTogether(ctx context.Context, spec *resourceapi.ResourceClaimSpec, all []alternative,
+	devices *field.Path, v *Verdict) {
+	for i, constraint := range spec.Devices.Constraints {
+		c.constraint(constraint, all, devices.Child("constraints").Index(i), v)
+	}
+	var nodes []map[*view.Kind]int64
+	for _, a := range all {
+		if a.Count < 2 || len(a.kinds) == 0 || ctx.Err() != nil {
+			continue
+		}
+		if nodes == nil {
+			nodes = c.View.GPUsOfNodes()
+		}
+		if most, known := mostOnNode(a, nodes); known && most < a.Count {
+			v.warn("%s: the devices of a request are of one node, and no node has more than %d for this one",
+				a.path.Child("count"), most)
+		}
+	}
+	if len(all) > 0 && !slices.ContainsFunc(all, func(a alternative) bool { return a.class != nil }) {
+		c.configOfNone(spec, all, devices, v)
+	}
+}
+
+// configOfNone warns about configurations of this driver in a claim that has no request for its devices.
+func (c Checker) configOfNone(spec *resourceapi.ResourceClaimSpec, all []alternative, devices *field.Path, v *Verdict) {
+	if slices.ContainsFunc(all, func(a alternative) bool {
+		_, exists := c.View.Class(a.DeviceClassName)
+		return !exists // its class may be of this driver when it exists
+	}) {
+		return
+	}
+	for i, config := range spec.Devices.Config {
+		if config.Opaque != nil && config.Opaque.Driver == c.View.Driver() {
+			v.warn("%s: no request of this claim names a class of the driver %s, so the configuration is for no device",
+				devices.Child("config").Index(i).Child("opaque"), c.View.Driver())
+		}
+	}
+}
+
+// constraint warns about an attribute that no device of the requests has. Such a constraint is never met.
+func (c Checker) constraint(constraint resourceapi.DeviceConstraint, all []alternative, path *field.Path, v *Verdict) {
+	var kinds []*view.Kind
+	for _, a := range all {
+		if len(constraint.Requests) > 0 && !slices.Contains(constraint.Requests, a.request) &&
+			!slices.Contains(constraint.Requests, a.name()) {
+			continue
+		}
+		if a.class == nil {
+			return // devices of other drivers may have it
+		}
+		kinds = append(kinds, a.kinds...)
+	}
+	if len(kinds) == 0 {
+		return
+	}
+	words := c.vocabulary(kinds)
+	for _, of := range []struct {
+		field     string
+		attribute *resourceapi.FullyQualifiedName
+	}{{"matchAttribute", constraint.MatchAttribute}, {"distinctAttribute", constraint.DistinctAttribute}} {
+		if of.attribute == nil {
+			continue
+		}
+		if text := words.Attribute(*of.attribute); text != "" {
+			v.warn("%s: %s", path.Child(of.field), text)
+		}
+	}
+}
+
+// mostOnNode returns a bound for how many devices the alternative gets of one node. It is not known for partitions.
+func mostOnNode(a alternative, nodes []map[*view.Kind]int64) (most int64, known bool) {
+	each := map[*view.Kind]int64{}
+	for _, k := range a.kinds {
+		times, ok := timesAtOnce(a, k)
+		if k.Type() != gpu.TypeGPU || !ok {
+			return 0, false
+		}
+		each[k] = times
+	}
+	for _, node := range nodes {
+		var n int64
+		for k, gpus := range node {
+			n += gpus * each[k]
+		}
+		most = max(most, n)
+	}
+	return most, true
+}
+
+// timesAtOnce returns a bound for how often the alternative gets one device of the kind. It returns false if there is
+// no bound.
+func timesAtOnce(a alternative, k *view.Kind) (int64, bool) {
+	if !ptr.Deref(k.Device.AllowMultipleAllocations, false) {
+		return 1, true
+	}
+	times, bound := int64(0), false
+	for name, amount := range consumed(a, k) {
+		of := k.Device.Capacity[name].Value
+		if amount.Sign() <= 0 || amount.Value() <= 0 {
+			continue
+		}
+		if n := of.Value() / amount.Value(); !bound || n < times {
+			times, bound = n, true
+		}
+	}
+	return times, bound
+}
