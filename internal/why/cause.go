@@ -194,10 +194,12 @@ func (q *question) cause(problem error, facts map[[2]int][]fact) string {
 	for i, claim := range q.w.claims {
 		for _, p := range partsOf(claim) {
 			if q.classes[*p.class] == nil {
-				return fmt.Sprintf("request %s of %s asks for the class %s, which does not exist", p.name,
-					q.w.origins[i].label, *p.class)
+				return q.missingClass(p, q.w.origins[i])
 			}
 		}
+	}
+	if text := q.unofferedResource(); text != "" && q.Unread[snapshot.Nodes] == nil && len(q.nodes) > 0 {
+		return text
 	}
 	switch over := q.overQuotas(); {
 	case len(over) > 0:
@@ -206,6 +208,11 @@ func (q *question) cause(problem error, facts map[[2]int][]fact) string {
 		return "the cluster has no nodes"
 	case len(q.Slices) == 0 && len(q.w.claims) > 0 && !q.w.extended():
 		return "no node offers devices: there is no ResourceSlice"
+	}
+	if text := q.mistakeCause(problem, facts); text != "" {
+		return text
+	}
+	switch {
 	case errors.Is(problem, errLimit):
 		return "the allocator did not find devices in the time that the scheduler gives it"
 	case problem != nil:
@@ -305,13 +312,17 @@ func (q *question) onlyRequest(claim, request int, count int64) *workload {
 func (q *question) requestCause(claim, request int, facts map[[2]int][]fact) string {
 	var texts []string
 	for j, p := range partsOf(q.w.claims[claim]) {
-		if p.request != request {
+		if p.request != request || p.sub >= 0 && matchesNothing(*p.selectors) {
 			continue
 		}
 		text := q.partCause(p, once(facts[[2]int{claim, j}]))
 		texts = append(texts, text)
 	}
 	name := q.w.claims[claim].Spec.Devices.Requests[request].Name
+	if q.w.ranked[[2]int{claim, request}] {
+		return fmt.Sprintf("request %s of %s gets the strongest device that is free, and none is: %s", name,
+			q.w.origins[claim].label, strings.Join(texts, "; "))
+	}
 	if len(texts) == 1 {
 		return fmt.Sprintf("request %s of %s: %s", name, q.w.origins[claim].label, texts[0])
 	}
@@ -337,7 +348,7 @@ func (q *question) partCause(p part, facts []fact) string {
 		count[f.reasons[0]] += f.nodesOf()
 	}
 	if ofClass == 0 {
-		return "no node has a device of class " + *p.class
+		return "no node has a device of class " + *p.class + q.classHint(*p.class)
 	}
 	reasons := slices.SortedFunc(maps.Keys(count), func(a, b reason) int {
 		return cmp.Or(count[b]-count[a], lossRank(a.kind)-lossRank(b.kind), strings.Compare(a.detail, b.detail))

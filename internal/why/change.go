@@ -40,7 +40,7 @@ type change struct {
 // rank orders the kinds of changes: the first are preferred.
 func (c *change) rank() int { return slices.Index(kinds, c.kind) }
 
-var kinds = []ChangeKind{Guard, RelaxClause, LowerCapacity, LowerCount, Wait, DropConstraint, DropCapacity, DropClause,
+var kinds = []ChangeKind{Correct, Guard, RelaxClause, LowerCapacity, LowerCount, Wait, DropConstraint, DropCapacity, DropClause,
 	Tolerate, UseClass, ChangePod}
 
 func one(text string) func(int) string { return func(int) string { return text } }
@@ -87,8 +87,9 @@ func (q *question) claimChanges(claim int, facts map[[2]int][]fact) []*change {
 	var all []*change
 	for i := range partsOf(q.w.claims[claim]) {
 		of := facts[[2]int{claim, i}]
-		all = slices.Concat(all, q.clauseChanges(claim, i, of), q.capacityChanges(claim, i, of),
-			q.countChanges(claim, i, of), q.tolerations(claim, i, of), q.classChanges(claim, i))
+		all = slices.Concat(all, q.corrections(claim, i, of), q.clauseChanges(claim, i, of),
+			q.capacityChanges(claim, i, of), q.countChanges(claim, i, of), q.tolerations(claim, i, of),
+			q.classChanges(claim, i, of))
 	}
 	return append(all, q.constraintChanges(claim)...)
 }
@@ -122,7 +123,7 @@ func (q *question) clauseChanges(claim, number int, facts []fact) []*change {
 	for k := range *p.selectors {
 		ref := selectorRef{claim, number, k}
 		for n, c := range q.w.clauses[ref] {
-			what := fmt.Sprint("clause", claim, number, k, n)
+			what := clauseName(claim, number, k, n)
 			at := func(kind ChangeKind, levels int, text func(int) string, clause func(int) string) {
 				all = append(all, &change{kind: kind, in: q.w.origins[claim].object, request: p.name, what: what,
 					levels: levels, text: text,
@@ -131,7 +132,7 @@ func (q *question) clauseChanges(claim, number int, facts []fact) []*change {
 					all[len(all)-1].try = upTo(levels)
 				}
 			}
-			if c.text == "true" {
+			if c.text == "true" || c.text == never && p.sub >= 0 {
 				continue
 			}
 			if slices.ContainsFunc(facts, func(f fact) bool {
@@ -371,14 +372,14 @@ func (q *question) tolerations(claim, number int, facts []fact) []*change {
 	return all
 }
 
-// classChanges offers other classes for one that does not exist.
-func (q *question) classChanges(claim, number int) []*change {
+// classChanges offers other classes for one that does not exist, or that has no device.
+func (q *question) classChanges(claim, number int, facts []fact) []*change {
 	p := partsOf(q.w.claims[claim])[number]
-	if q.classes[*p.class] != nil {
+	if q.classes[*p.class] != nil && slices.ContainsFunc(facts, fact.ofClass) {
 		return nil
 	}
 	var all []*change
-	for _, name := range slices.Sorted(maps.Keys(q.classes)) {
+	for _, name := range q.otherClasses(*p.class) {
 		all = append(all, &change{kind: UseClass, in: q.w.origins[claim].object, request: p.name,
 			what: fmt.Sprint("class", claim, number), levels: 1, text: one("use the class " + name),
 			apply: func(w *workload, _ int) { *partsOf(w.claims[claim])[number].class = name }})

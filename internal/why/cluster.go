@@ -315,6 +315,7 @@ func (c *cluster) namesIn(w *workload) map[string]bool {
 		}
 		maps.Copy(all, names)
 	}
+	addLikely(all)
 	return all
 }
 

@@ -64,6 +64,7 @@ type ChangeKind string
 
 // The kinds of changes, in the order in which they are preferred.
 const (
+	Correct        ChangeKind = "Correct"        // the name or the value that was likely meant
 	Guard          ChangeKind = "Guard"          // test for an attribute before it is used
 	RelaxClause    ChangeKind = "RelaxClause"    // another limit in a clause of an expression
 	LowerCapacity  ChangeKind = "LowerCapacity"  // a smaller amount in capacity.requests

@@ -30,6 +30,7 @@ const (
 
 // Vocabulary is what a selector can name: the attributes and capacities of devices, and the texts that they have.
 type Vocabulary struct {
+	gpus  bool // devices say what kind of GPU they are
 	names map[path]bool
 	texts map[path][]string // nil: too many
 	least map[path]number
@@ -70,14 +71,12 @@ func (v *Vocabulary) Add(driver string, d *resourceapi.Device) {
 		v.names[p] = true
 		v.addNumber(p, number{quantity: &capacity.Value})
 	}
-	if d.Attributes["type"].StringValue == nil || v.names[path{attributesField, driver, "migCapable"}] {
+	if d.Attributes["type"].StringValue == nil || v.gpus {
 		return
 	}
+	v.gpus = true
 	for _, a := range inventory.AllAttributes {
 		v.names[pathTo(attributesField, driver, a.Name)] = true
-	}
-	for _, c := range inventory.AllCapacities {
-		v.names[pathTo(capacityField, driver, c.Name)] = true
 	}
 }
 
@@ -110,10 +109,35 @@ func pathTo(field, driver string, name resourceapi.QualifiedName) path {
 	return path{field, domain, id}
 }
 
+// addLikely adds the attributes that names were likely meant to be: an answer needs their values.
+func addLikely(names map[string]bool) {
+	known := map[string]bool{"type": true} // it tells GPUs from other devices
+	var all []string
+	for _, a := range inventory.AllAttributes {
+		known[identifier(a.Name)] = true
+		all = append(all, identifier(a.Name))
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		if near := nearest.Name(name, all); !known[name] && near != "" {
+			names[near] = true
+		}
+	}
+}
+
+// Explained says what Unmet explains.
+type Explained int
+
+const (
+	// Everything is each clause.
+	Everything Explained = iota
+	// OnlyNames are attributes and capacities that no device has.
+	OnlyNames
+)
+
 // Unmet explains the clauses of a selector that no device meets: a name that no device has, a value that none has, or
 // else the clause itself. meets reports whether a device meets an expression. An expression that is not valid, or that
 // is more than a selector can be, has no explanation.
-func (v *Vocabulary) Unmet(expression string, meets func(expression string) bool) []string {
+func (v *Vocabulary) Unmet(expression string, of Explained, meets func(expression string) bool) []string {
 	clauses, err := cut(expression)
 	if err != nil {
 		return nil
@@ -124,6 +148,9 @@ func (v *Vocabulary) Unmet(expression string, meets func(expression string) bool
 			continue
 		}
 		m := v.mistake(c)
+		if of == OnlyNames && (m == nil || !m.name) {
+			continue
+		}
 		if m == nil {
 			m = &mistake{text: "no device meets " + c.text}
 		}
@@ -151,6 +178,7 @@ func (v *Vocabulary) Attribute(name resourceapi.FullyQualifiedName) string {
 // mistake is what is wrong with a clause that no device meets.
 type mistake struct {
 	text         string
+	name, value  bool     // no device has it
 	wrong, right path     // if another name was likely meant
 	fixes        []string // clauses that were likely meant, the likeliest first
 }
@@ -189,7 +217,7 @@ func (v *Vocabulary) unknown(p path) *mistake {
 		return nil
 	}
 	kind := map[string]string{attributesField: "attribute", capacityField: "capacity"}
-	m := &mistake{text: fmt.Sprintf("no device has the %s %s", kind[p.field], p.id), wrong: p}
+	m := &mistake{text: fmt.Sprintf("no device has the %s %s", kind[p.field], p.id), name: true, wrong: p}
 	other := path{map[string]string{attributesField: capacityField, capacityField: attributesField}[p.field], p.domain,
 		p.id}
 	ids, domains := v.near(p)
@@ -211,10 +239,25 @@ func (v *Vocabulary) unknown(p path) *mistake {
 		m.text += fmt.Sprintf("; did you mean %s?", m.right)
 		return m
 	}
-	if names := slices.Sorted(maps.Keys(ids)); len(names) > 0 {
+	if names := v.listedNames(p.field, ids); len(names) > 0 {
 		m.text += "; there are " + strings.Join(names, ", ")
 	}
 	return m
+}
+
+// listedNames returns the names to list, sorted. Of GPUs these are the names that this driver publishes.
+func (v *Vocabulary) listedNames(field string, ids map[string]string) []string {
+	if !v.gpus || field == capacityField {
+		return slices.Sorted(maps.Keys(ids))
+	}
+	var all []string
+	for _, a := range inventory.AllAttributes {
+		if ids[string(a.Name)] != "" {
+			all = append(all, string(a.Name))
+		}
+	}
+	slices.Sort(all)
+	return all
 }
 
 // near returns the names that a path may mean, each with its domain: those of its own domain, or of all if that has
@@ -253,7 +296,8 @@ func (v *Vocabulary) unknownValue(c clause) *mistake {
 		return nil
 	}
 	value := c.equal.values[0]
-	m := &mistake{text: fmt.Sprintf("no device has the %s %s", p.id, strconv.Quote(value))}
+	m := &mistake{text: fmt.Sprintf("no device has the %s %s", p.id, strconv.Quote(value)),
+		value: true}
 	if len(c.equal.values) > 1 {
 		m.text = fmt.Sprintf("no device has a %s of %s", p.id, quoted(c.equal.values[:min(len(c.equal.values),
 			shownTexts)], ", "))

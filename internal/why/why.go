@@ -460,6 +460,11 @@ func (q *question) explain(r *Report, subject string) error {
 		return ended
 	}
 	r.Outcome = Waits
+	if w := q.w.unranked(); w != q.w {
+		if q.w = w; q.w.parse() != nil {
+			return nil // it was valid as a list
+		}
+	}
 	facts, limit := q.allFacts()
 	if limit != nil {
 		return limit

@@ -27,6 +27,7 @@ type workload struct {
 	allocated []*resourceapi.ResourceClaim // claims of the pod that have devices: they decide about the node
 	ended     map[types.UID]bool           // claims of others that are taken for ended
 	clauses   map[selectorRef][]clause     // of each selector of the claims
+	ranked    map[[2]int]bool              // requests for the strongest device, by claim and request
 }
 
 // namespace returns the namespace of the pod and of its claims.

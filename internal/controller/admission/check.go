@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+	"github.com/gpudra/gpu-dra-driver/internal/why"
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
@@ -98,7 +99,9 @@ func (c Checker) DeviceClass(ctx context.Context, spec *resourceapi.DeviceClassS
 	for _, kind := range c.View.Kinds() {
 		c.accepts(ctx, kind, spec.Selectors, root.Child("selectors"), failures)
 	}
-	c.explain(ctx, c.View.Kinds(), spec.Selectors, root.Child("selectors"), failures, failures.has, &v)
+	if len(failures) > 0 {
+		c.explain(ctx, c.View.Kinds(), spec.Selectors, root.Child("selectors"), failures, why.OnlyNames, &v)
+	}
 	failures.warn(&v)
 	return v
 }
@@ -157,6 +160,9 @@ func (a alternative) matchesNothing() bool {
 	})
 }
 
+// inList reports whether there are other alternatives.
+func (a alternative) inList() bool { return a.Name != "" }
+
 // name returns the name as in allocation results: "request", or "request/subrequest".
 func (a alternative) name() string {
 	if a.Name == "" {
@@ -210,8 +216,12 @@ func (c Checker) checkAlternative(ctx context.Context, a *alternative, v *Verdic
 	case len(ofClass) == 0:
 		c.emptyClass(ctx, *a, v)
 	case !selected && !a.matchesNothing():
-		if !c.explain(ctx, ofClass, a.Selectors, a.path.Child("selectors"), failures, allSelectors, v) &&
-			len(failures) == 0 && ctx.Err() == nil {
+		what := why.Everything
+		if a.inList() {
+			what = why.OnlyNames
+		}
+		if !c.explain(ctx, ofClass, a.Selectors, a.path.Child("selectors"), failures, what, v) &&
+			len(failures) == 0 && !a.inList() && ctx.Err() == nil {
 			v.warn("%s: no device that is published now meets all of them", a.path.Child("selectors"))
 		}
 	}

@@ -153,6 +153,13 @@ config: [{opaque: {driver: gpu.nvidia.com, parameters: {}}}, {opaque: {driver: g
 			selecting("device.attributes['gpu.nvidia.com'].productName == 'NVIDIA L40S' && device.capacity['gpu.nvidia.com']" +
 				".memory.compareTo(quantity('60Gi')) >= 0"), nil,
 			[]string{"spec.devices.requests[0].exactly.selectors: no device that is published now meets all of them"}},
+		{"a list with GPUs and partitions that are not there", shared, `requests: [{name: gpu, firstAvailable: [
+{name: a, deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].productName == 'NVIDIA B200'"}}]},
+{name: b, deviceClassName: mig-1g.23gb.nvidia.com}, {name: c, deviceClassName: gpu.nvidia.com}]}]`, nil, nil},
+		{"a list with a misspelt attribute", shared, `requests: [{name: gpu, firstAvailable: [
+{name: a, deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].product == 'NVIDIA B200'"}}]},
+{name: b, deviceClassName: gpu.nvidia.com}]}]`, nil, []string{"spec.devices.requests[0].firstAvailable[0].selectors[0].cel." +
+			"expression: no device has the attribute product; did you mean"}},
 		{"a selector in an empty cluster", nothing,
 			selecting("device.attributes['gpu.nvidia.com'].product == 'NVIDIA L40S'"), nil, nil},
 

@@ -99,9 +99,10 @@ func (c Checker) missingClass(ctx context.Context, a alternative, v *Verdict) {
 		c.classHint(ctx, a.DeviceClassName))
 }
 
-// emptyClass warns about a class of this driver that no published device is of.
+// emptyClass warns about a class of this driver that no published device is of. A list may well have an alternative for
+// devices that are not there.
 func (c Checker) emptyClass(ctx context.Context, a alternative, v *Verdict) {
-	if len(c.View.Kinds()) == 0 || ctx.Err() != nil {
+	if len(c.View.Kinds()) == 0 || a.inList() || ctx.Err() != nil {
 		return
 	}
 	v.warn("%s: no device that is published now is of the class %s%s", a.path.Child("deviceClassName"),
@@ -111,11 +112,13 @@ func (c Checker) emptyClass(ctx context.Context, a alternative, v *Verdict) {
 // classHint returns a question about the class that was likely meant: of partitions, the nearest that is offered.
 func (c Checker) classHint(ctx context.Context, name string) string {
 	classes := c.View.ClassNames()
-	profiles := nearest.Profiles(name, classes)
 	if !nearest.Profile(name) {
+		if _, exists := c.View.Class(name); exists {
+			return ""
+		}
 		return nearest.Hint(name, classes)
 	}
-	for _, near := range profiles {
+	for _, near := range nearest.Profiles(name, classes) {
 		class, ok := c.View.Class(near)
 		if ok && slices.ContainsFunc(c.View.Kinds(), func(k *view.Kind) bool {
 			return c.accepts(ctx, k, class.Spec.Selectors, nil, nil)
@@ -126,23 +129,19 @@ func (c Checker) classHint(ctx context.Context, name string) string {
 	return ""
 }
 
-// allSelectors is a filter for explain.
-func allSelectors(*field.Path) bool { return true }
-
-// explain warns about each of the selectors that no kind meets, if the filter accepts its path. It reports whether there
-// are any.
+// explain warns about each of the selectors that no kind meets. It reports whether there are any.
 func (c Checker) explain(ctx context.Context, kinds []*view.Kind, selectors []resourceapi.DeviceSelector,
-	path *field.Path, failures selectorErrors, filter func(*field.Path) bool, v *Verdict) (explained bool) {
+	path *field.Path, failures selectorErrors, of why.Explained, v *Verdict) (explained bool) {
 	var words *why.Vocabulary
 	for i, s := range selectors {
 		at := path.Index(i).Child("cel", "expression")
-		if s.CEL == nil || !filter(at) || ctx.Err() != nil {
+		if s.CEL == nil || ctx.Err() != nil {
 			continue
 		}
 		if words == nil {
 			words = c.vocabulary(kinds)
 		}
-		for _, text := range words.Unmet(s.CEL.Expression, c.anyMeets(ctx, kinds)) {
+		for _, text := range words.Unmet(s.CEL.Expression, of, c.anyMeets(ctx, kinds)) {
 			explained = true
 			if failures.has(at) {
 				text += " (on such a device the selector fails, and then the scheduler gives up on the pod)"

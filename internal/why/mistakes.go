@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package why
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
+)
+
+// maxClasses is how many classes are tried in place of one that has no devices.
+const maxClasses = 16
+
+// found is a mistake in a clause of a part.
+type found struct {
+	ref    selectorRef
+	clause int
+	*mistake
+}
+
+// mistakes returns the clauses of the part that no device of its class meets and that have a mistake: a name, or a value
+// outside of a list. A list may well have an alternative for devices that are not there.
+func (q *question) mistakes(claim, number int, facts []fact) []found {
+	var all []found
+	var words *Vocabulary
+	p := partsOf(q.w.claims[claim])[number]
+	for k := range *p.selectors {
+		ref := selectorRef{claim, number, k}
+		for n, c := range q.w.clauses[ref] {
+			if n == maxClauses || q.ctx.Err() != nil {
+				break
+			}
+			if len(c.named) == 0 || q.anyMeets(c.text, facts) {
+				continue
+			}
+			if words == nil {
+				words = vocabularyOf(facts)
+			}
+			if m := words.mistake(c); m != nil && (m.name || m.value && p.sub < 0) {
+				all = append(all, found{ref, n, m})
+			}
+		}
+	}
+	return all
+}
+
+// anyMeets reports whether a device of the class meets the expression.
+func (q *question) anyMeets(expression string, facts []fact) bool {
+	return slices.ContainsFunc(facts, func(f fact) bool {
+		if !f.ofClass() {
+			return false
+		}
+		ok, err := Meets(q.ctx, f.slice.Spec.Driver, f.device, expression)
+		return ok && err == nil || q.ctx.Err() != nil
+	})
+}
+
+// vocabularyOf returns what selectors of the class's devices can name.
+func vocabularyOf(facts []fact) *Vocabulary {
+	words := NewVocabulary()
+	type parts struct{ attributes, capacity uintptr } // equal devices may share them
+	seen := map[parts]bool{}
+	for _, f := range facts {
+		if !f.ofClass() {
+			continue
+		}
+		of := parts{reflect.ValueOf(f.device.Attributes).Pointer(), reflect.ValueOf(f.device.Capacity).Pointer()}
+		if !seen[of] {
+			seen[of] = true
+			words.Add(f.slice.Spec.Driver, f.device)
+		}
+	}
+	return words
+}
+
+// mistakeCause names the mistakes in the selectors of the first request that has any. problem is the error of the
+// allocator. It returns "" if there are none.
+func (q *question) mistakeCause(problem error, facts map[[2]int][]fact) string {
+	for i, claim := range q.w.claims {
+		for j, p := range partsOf(claim) {
+			var texts []string
+			for _, m := range q.mistakes(i, j, facts[[2]int{i, j}]) {
+				if !slices.Contains(texts, m.text) {
+					texts = append(texts, m.text)
+				}
+			}
+			if len(texts) > 0 {
+				if problem != nil && !errors.Is(problem, errLimit) {
+					texts = append(texts, "a selector that fails on a device keeps the pod from all nodes")
+				}
+				return fmt.Sprintf("request %s of %s: %s", p.name, q.w.origins[i].label, strings.Join(texts, "; "))
+			}
+		}
+	}
+	return ""
+}
+
+// corrections replaces names and values that no device has by those that were likely meant.
+func (q *question) corrections(claim, number int, facts []fact) []*change {
+	p := partsOf(q.w.claims[claim])[number]
+	var all []*change
+	for _, m := range q.mistakes(claim, number, facts) {
+		if len(m.fixes) == 0 {
+			continue
+		}
+		c := &change{kind: Correct, in: q.w.origins[claim].object, request: p.name,
+			what:   clauseName(claim, number, m.ref.selector, m.clause),
+			levels: len(m.fixes), try: upTo(len(m.fixes)),
+			text: func(level int) string {
+				return fmt.Sprintf("write %s instead of %s", m.fixes[level], q.w.clauses[m.ref][m.clause].text)
+			},
+			apply: func(w *workload, level int) { w.setClause(m.ref, m.clause, m.fixes[level]) }}
+		if m.wrong != (path{}) { // each clause of the selector names it
+			c.apply = func(w *workload, _ int) {
+				for n, other := range q.w.clauses[m.ref] {
+					if slices.Contains(other.named, m.wrong) {
+						w.setClause(m.ref, n, other.renamed(m.wrong, m.right))
+					}
+				}
+			}
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+// clauseName is what changes of one clause have in common.
+func clauseName(claim, number, selector, clause int) string {
+	return fmt.Sprint("clause", claim, number, selector, clause)
+}
+
+// missingClass says that the class of a part does not exist, and which was likely meant.
+func (q *question) missingClass(p part, of origin) string {
+	if resource := of.extended[p.name]; resource != "" {
+		return q.missingResource(resource)
+	}
+	return fmt.Sprintf("request %s of %s asks for the class %s, which does not exist%s", p.name, of.label, *p.class,
+		q.classHint(*p.class))
+}
+
+// classHint ends a sentence about a class without devices: with the nearest class of partitions that nodes offer, or the
+// class that was likely meant.
+func (q *question) classHint(name string) string {
+	if !nearest.Profile(name) {
+		if q.classes[name] != nil {
+			return ""
+		}
+		return nearest.Hint(name, slices.Sorted(maps.Keys(q.classes)))
+	}
+	for _, near := range nearest.Profiles(name, slices.Sorted(maps.Keys(q.classes))) {
+		if q.offered(q.classes[near]) {
+			return fmt.Sprintf("; the nearest that is offered is %s", near)
+		}
+	}
+	return ""
+}
+
+// offered reports whether a node has a device of the class.
+func (q *question) offered(class *resourceapi.DeviceClass) bool {
+	for _, slice := range q.Slices {
+		for i := range slice.Spec.Devices {
+			if q.ctx.Err() != nil {
+				return false
+			}
+			if !slices.ContainsFunc(class.Spec.Selectors, func(s resourceapi.DeviceSelector) bool {
+				ok, err := Meets(q.ctx, slice.Spec.Driver, &slice.Spec.Devices[i], expressionOf(s))
+				return err != nil || !ok
+			}) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// otherClasses returns the classes to try in place of one that has no devices, the nearest first: in place of a
+// partition, only partitions.
+func (q *question) otherClasses(name string) []string {
+	all := slices.Sorted(maps.Keys(q.classes))
+	if nearest.Profile(name) {
+		near := nearest.Profiles(name, all)
+		return near[:min(len(near), maxClasses)]
+	}
+	if q.classes[name] != nil {
+		return nil // the others are of something else
+	}
+	near := nearest.Names(name, all, maxClasses)
+	for _, other := range all {
+		if len(near) < maxClasses && !slices.Contains(near, other) {
+			near = append(near, other)
+		}
+	}
+	return near
+}
+
+// missingResource says that nothing offers an extended resource, and which was likely meant.
+func (q *question) missingResource(name corev1.ResourceName) string {
+	text := fmt.Sprintf("no node offers %s", name)
+	offered := q.offeredResources()
+	if nearest.Profile(string(name)) {
+		if near := nearest.Profiles(string(name), offered); len(near) > 0 {
+			return fmt.Sprintf("%s; the nearest that is offered is %s", text, near[0])
+		}
+	}
+	if hint := nearest.Hint(string(name), offered); hint != "" || len(offered) == 0 {
+		return text + hint
+	}
+	return text + "; offered are " + strings.Join(offered[:min(len(offered), shownTexts)], ", ")
+}
+
+// offeredResources returns the extended resources of classes with devices, and those of device plugins, sorted.
+func (q *question) offeredResources() []string {
+	found := map[string]bool{}
+	for _, class := range q.Classes {
+		if name := class.Spec.ExtendedResourceName; name != nil && q.offered(class) {
+			found[*name] = true
+		}
+	}
+	for _, node := range q.nodes {
+		for name := range node.Status.Allocatable {
+			if isExtended(name) && fromPlugin(node, name) {
+				found[string(name)] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(found))
+}
+
+// unofferedResource returns the cause if the pod requests an extended resource that no class and no device plugin has.
+func (q *question) unofferedResource() string {
+	if q.w.pod == nil {
+		return ""
+	}
+	requests := requestsOf(q.w.pod)
+	for _, name := range slices.Sorted(maps.Keys(requests)) {
+		amount := requests[name]
+		if !isExtended(name) || amount.IsZero() {
+			continue
+		}
+		class := q.ofClass(name)
+		if class != nil && q.offered(class) || slices.ContainsFunc(q.nodes, func(n *corev1.Node) bool {
+			return fromPlugin(n, name)
+		}) {
+			continue
+		}
+		return q.missingResource(name)
+	}
+	return ""
+}
