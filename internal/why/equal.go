@@ -78,6 +78,7 @@ func onlyResources(all []corev1.Container) []corev1.Container {
 	only := make([]corev1.Container, len(all))
 	for i, c := range all {
 		only[i] = corev1.Container{Resources: c.Resources, RestartPolicy: c.RestartPolicy}
+		only[i].Resources.Claims = nil
 	}
 	return only
 }

@@ -93,10 +93,11 @@ func (q *question) mistakeCause(problem error, facts map[[2]int][]fact) string {
 				}
 			}
 			if len(texts) > 0 {
+				text := fmt.Sprintf("request %s of %s: %s", p.name, q.w.origins[i].label, strings.Join(texts, "; "))
 				if problem != nil && !errors.Is(problem, errLimit) {
-					texts = append(texts, "a selector that fails on a device keeps the pod from all nodes")
+					text += " (on such a device the selector fails, and then the scheduler gives up on the pod)"
 				}
-				return fmt.Sprintf("request %s of %s: %s", p.name, q.w.origins[i].label, strings.Join(texts, "; "))
+				return text
 			}
 		}
 	}
@@ -119,6 +120,7 @@ func (q *question) corrections(claim, number int, facts []fact) []*change {
 			},
 			apply: func(w *workload, level int) { w.setClause(m.ref, m.clause, m.fixes[level]) }}
 		if m.wrong != (path{}) { // each clause of the selector names it
+			c.text = one(fmt.Sprintf("write %s instead of %s", m.right, m.wrong))
 			c.apply = func(w *workload, _ int) {
 				for n, other := range q.w.clauses[m.ref] {
 					if slices.Contains(other.named, m.wrong) {

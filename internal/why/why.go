@@ -148,10 +148,12 @@ func explainPod(ctx context.Context, c *cluster, pod *corev1.Pod) *Report {
 	subject := "pod " + pod.Name
 	switch {
 	case finished(pod):
-		r.Outcome, r.Cause = Ended, fmt.Sprintf("%s has ended: its phase is %s", subject, pod.Status.Phase)
+		r.Outcome, r.Cause = Ended, strings.Join(slices.Concat([]string{fmt.Sprintf("%s has ended: its phase is %s",
+			subject, pod.Status.Phase)}, c.unused(pod), containerStates(pod)), "; ")
 		return r
 	case pod.Spec.NodeName != "":
-		r.Outcome, r.Cause = Placed, fmt.Sprintf("%s is on node %s", subject, pod.Spec.NodeName)
+		r.Outcome, r.Cause = Placed, strings.Join(slices.Concat([]string{fmt.Sprintf("%s is on node %s", subject,
+			pod.Spec.NodeName)}, c.unused(pod), containerStates(pod)), "; ")
 		return r
 	case pod.DeletionTimestamp != nil:
 		r.Outcome, r.Cause = Ended, subject+" is being deleted"
@@ -172,6 +174,9 @@ func explainPod(ctx context.Context, c *cluster, pod *corev1.Pod) *Report {
 		return r
 	}
 	explain(ctx, c, w, r, subject)
+	if unused := c.unused(pod); len(unused) > 0 && r.Outcome != Undecided {
+		r.Cause += "; besides, " + strings.Join(unused, "; ")
+	}
 	return r
 }
 
@@ -219,7 +224,7 @@ func (c *cluster) workloadOf(pod *corev1.Pod) (*workload, error) {
 			if err := c.unknown(snapshot.Claims, pod.Namespace); err != nil {
 				return nil, &lackError{snapshot.Claims, err}
 			}
-			return nil, fmt.Errorf("claim %s does not exist; it was deleted or never created", *name)
+			return nil, c.missingClaim(pod.Namespace, *name)
 		case claim.DeletionTimestamp != nil:
 			return nil, fmt.Errorf("claim %s is being deleted", *name)
 		case len(claim.Status.ReservedFor) >= resourceapi.ResourceClaimReservedForMaxSize &&
@@ -272,7 +277,7 @@ func (c *cluster) fromTemplate(w *workload, pod *corev1.Pod, podClaim *corev1.Po
 		if err := c.unknown(snapshot.Templates, pod.Namespace); err != nil {
 			return &lackError{snapshot.Templates, err}
 		}
-		return fmt.Errorf("template %s of its claim %s does not exist", name, podClaim.Name)
+		return c.missingTemplate(pod.Namespace, name, podClaim.Name)
 	}
 	w.claims = append(w.claims, claimOf(template, podClaim.Name))
 	w.origins = append(w.origins, origin{label: "claim " + podClaim.Name,

@@ -26,13 +26,23 @@ func pod(name string, claims ...*resourceapi.ResourceClaim) *corev1.Pod {
 	for _, c := range claims {
 		p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, corev1.PodResourceClaim{Name: c.Name,
 			ResourceClaimName: ptr.To(c.Name)})
+		use(p, c.Name)
 	}
 	return p
+}
+
+// use lets the container of the pod use a claim, or a request of it.
+func use(p *corev1.Pod, claim string) {
+	name, request, _ := strings.Cut(claim, "/")
+	all := &p.Spec.Containers[0].Resources.Claims
+	*all = append(*all, corev1.ResourceClaim{Name: name, Request: request})
 }
 
 // useTemplate lets the pod use the template t, from which the claim was generated, if there is one.
 func useTemplate(p *corev1.Pod, generated *resourceapi.ResourceClaim) {
 	p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: ptr.To("t")}}
+	p.Spec.Containers[0].Resources.Claims = nil
+	use(p, "gpu")
 	if generated != nil {
 		p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "gpu",
 			ResourceClaimName: &generated.Name}}
@@ -108,11 +118,31 @@ func twice(t *testing.T, node viewtest.Node, devices string) *snapshot.Snapshot 
 	useTemplate(s.Pods[0], nil)
 	again := s.Pods[0].Spec.ResourceClaims[0]
 	again.Name = "again"
+	use(s.Pods[0], again.Name)
 	s.Pods[0].Spec.ResourceClaims = append(s.Pods[0].Spec.ResourceClaims, again)
 	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "t"}}
 	template.Spec.Spec = claim(t, "c", devices).Spec
 	s.Templates = append(s.Templates, template)
 	return s
+}
+
+// templateOf returns an empty template.
+func templateOf(namespace, name string) *resourceapi.ResourceClaimTemplate {
+	return &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+}
+
+// rankedList is the content of a claim for the strongest GPU, as the controller writes it.
+func rankedList(class string) string {
+	list := []string{rank(class, "tflops-989", "device.attributes['gpu.nvidia.com'].?peakCompute.orValue(0) == 989")}
+	for i := 1; i < 7; i++ {
+		list = append(list, rank(class, fmt.Sprint("gap-", i), "false"))
+	}
+	list = append(list, rank(class, "any", "true"))
+	return requests("[{name: gpu, firstAvailable: [" + strings.Join(list, ", ") + "]}]")
+}
+
+func rank(class, name, expression string) string {
+	return fmt.Sprintf("{name: %s, deviceClassName: %s, selectors: [{cel: {expression: %q}}]}", name, class, expression)
 }
 
 // A row says what the first lines of the answer are.
@@ -255,7 +285,7 @@ smallest change: in ResourceClaim ns/c, request gpu: test that the device has th
 			s.Pods = append(s.Pods, pod("p", c))
 			return s
 		}, `
-pod p waits: the scheduler gives up with an error: claim ns/c: selector #0 on device gpu.nvidia.com/a/gpu-3b-00-0: CEL runtime error: no such key: never. consider using CEL optional chaining (.? followed by orValue()) or guarding the check with has() for optional fields
+pod p waits: request one of claim c: no device has the attribute never; there are addressingMode, architecture, brand, cudaComputeCapability, cudaDriverVersion, driverVersion, fabricDomain, index, isolation, memoryBandwidth, migCapable, minor, multiprocessors, nvlinkDomain, parentUUID, peakCompute, productName, profile, sharedOnly, sharing, type, uuid (on such a device the selector fails, and then the scheduler gives up on the pod)
 smallest change: in ResourceClaim ns/c, request two/a: test that the device has the attribute first: has(device.attributes["gpu.nvidia.com"].never) && device.attributes["gpu.nvidia.com"].never == "x"; and in ResourceClaim ns/c, request one: remove device.attributes["gpu.nvidia.com"].never == "x"`},
 		{"a pool that lacks a slice", func(t *testing.T) *snapshot.Snapshot {
 			s, _ := one(t, t4, gpus(""))
@@ -569,13 +599,181 @@ no change of this pod helps, and no end of other claims`},
 			useTemplate(s.Pods[0], nil)
 			return s
 		}, `
-pod p waits: template t of its claim gpu does not exist`},
+pod p waits: template t of its claim gpu does not exist in namespace ns; a pod uses only templates of its own namespace. It may have been refused when it was applied`},
+		{"a template with another name", func(t *testing.T) *snapshot.Snapshot {
+			s := fleet(t, t4)
+			s.Pods = append(s.Pods, pod("p"))
+			useTemplate(s.Pods[0], nil)
+			s.Pods[0].Spec.ResourceClaims[0].ResourceClaimTemplateName = ptr.To("one-gpus")
+			s.Templates = append(s.Templates, templateOf("ns", "one-gpu"))
+			return s
+		}, `
+pod p waits: template one-gpus of its claim gpu does not exist in namespace ns; did you mean one-gpu?`},
+		{"a template beside others", func(t *testing.T) *snapshot.Snapshot {
+			s := fleet(t, t4)
+			s.Pods = append(s.Pods, pod("p"))
+			useTemplate(s.Pods[0], nil)
+			s.Templates = append(s.Templates, templateOf("ns", "large"), templateOf("ns", "fast"),
+				templateOf("other", "t"))
+			return s
+		}, `
+pod p waits: template t of its claim gpu does not exist in namespace ns; there are fast, large. It may have been refused when it was applied`},
+		{"a template in place of a claim", func(t *testing.T) *snapshot.Snapshot {
+			s := fleet(t, t4)
+			s.Pods = append(s.Pods, pod("p", claim(t, "one-gpu", gpus(""))))
+			s.Templates = append(s.Templates, templateOf("ns", "one-gpu"))
+			return s
+		}, `
+pod p waits: claim one-gpu does not exist in namespace ns; there is a template of that name: write resourceClaimTemplateName instead of resourceClaimName`},
+		{"a claim in place of a template", func(t *testing.T) *snapshot.Snapshot {
+			s := fleet(t, t4)
+			s.Pods = append(s.Pods, pod("p"))
+			useTemplate(s.Pods[0], nil)
+			s.Claims = append(s.Claims, claim(t, "t", gpus("")))
+			return s
+		}, `
+pod p waits: template t of its claim gpu does not exist in namespace ns; there is a claim of that name: write resourceClaimName instead of resourceClaimTemplateName`},
+		{"a claim of another namespace", func(t *testing.T) *snapshot.Snapshot {
+			s := fleet(t, t4)
+			s.Pods = append(s.Pods, pod("p", claim(t, "shared", gpus(""))))
+			other := claim(t, "shared", gpus(""))
+			other.Namespace = "other"
+			s.Claims = append(s.Claims, other)
+			return s
+		}, `
+pod p waits: claim shared does not exist in namespace ns; a pod uses only claims of its own namespace, and shared is in other`},
+		{"a misspelt claim", func(t *testing.T) *snapshot.Snapshot {
+			s := fleet(t, t4)
+			s.Pods = append(s.Pods, pod("p", claim(t, "shard", gpus(""))))
+			s.Claims = append(s.Claims, claim(t, "shared", gpus("")))
+			return s
+		}, `
+pod p waits: claim shard does not exist in namespace ns; did you mean shared?`},
+		{"a container that names no claim", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Pods[0].Spec.Containers[0].Resources.Claims = nil
+			return s
+		}, `
+pod p fits now on 1 of 1 nodes; besides, container main does not name claim c in resources.claims, and so gets none of its devices`},
+		{"several containers that name no claim, of a pod that failed", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Pods[0].Spec.Containers[0].Resources.Claims = nil
+			s.Pods[0].Spec.Containers = append(s.Pods[0].Spec.Containers, corev1.Container{Name: "side"})
+			s.Pods[0].Spec.NodeName, s.Pods[0].Status.Phase = "a", corev1.PodFailed
+			s.Pods[0].Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{
+				Terminated: &corev1.ContainerStateTerminated{ExitCode: 128, Reason: "StartError",
+					Message: "exec: \"nvidia-smi\": executable file not found in $PATH\n"}}}}
+			return s
+		}, `
+pod p has ended: its phase is Failed; no container names claim c in resources.claims, and so gets none of its devices; container main has ended with exit code 128: StartError: exec: "nvidia-smi": executable file not found in $PATH`},
+		{"a container that names a request which the claim does not have", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Pods[0].Spec.Containers[0].Resources.Claims = nil
+			use(s.Pods[0], "c/gpus")
+			s.Pods[0].Spec.NodeName = "a"
+			return s
+		}, `
+pod p is on node a; container main names the request gpus of claim c, which has only gpu; did you mean gpu?`},
+		{"a pod whose image cannot be pulled", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			s.Pods[0].Spec.NodeName = "a"
+			s.Pods[0].Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{
+				Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "Back-off pulling image"}}}}
+			return s
+		}, `
+pod p is on node a; container main waits: ImagePullBackOff: Back-off pulling image`},
+		{"a class that is misspelt", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, requests("[{name: gpu, exactly: {deviceClassName: gpu.nvidia.org}}]"))
+			return s
+		}, `
+pod p waits: request gpu of claim c asks for the class gpu.nvidia.org, which does not exist; did you mean gpu.nvidia.com?
+smallest change: in ResourceClaim ns/c, request gpu: use the class gpu.nvidia.com`},
+		{"a class of a profile that does not exist", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, viewtest.Node{Name: "a", Profile: "dgx-h100"},
+				requests("[{name: gpu, exactly: {deviceClassName: mig-5g.50gb.nvidia.com}}]"))
+			return s
+		}, `
+pod p waits: request gpu of claim c asks for the class mig-5g.50gb.nvidia.com, which does not exist; the nearest that is offered is mig-4g.40gb.nvidia.com
+smallest change: in ResourceClaim ns/c, request gpu: use the class mig-4g.40gb.nvidia.com`},
+		{"a class of a profile that no GPU offers", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, viewtest.Node{Name: "a", Profile: "dgx-h100"},
+				requests("[{name: gpu, exactly: {deviceClassName: mig-1g.23gb.nvidia.com}}]"))
+			return s
+		}, `
+pod p waits: request gpu of claim c: no node has a device of class mig-1g.23gb.nvidia.com; the nearest that is offered is mig-1g.20gb.nvidia.com
+smallest change: in ResourceClaim ns/c, request gpu: use the class mig-1g.20gb.nvidia.com`},
+		{"a class of a profile where nothing is partitioned", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, requests("[{name: gpu, exactly: {deviceClassName: mig-5g.50gb.nvidia.com}}]"))
+			return s
+		}, `
+pod p waits: request gpu of claim c asks for the class mig-5g.50gb.nvidia.com, which does not exist
+no change of this pod helps, and no end of other claims`},
+		{"an attribute that is misspelt", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, ask("device.attributes['gpu.nvidia.com'].product == 'Tesla T4'", ""))
+			return s
+		}, `
+pod p waits: request gpu of claim c: no device has the attribute product; did you mean device.attributes["gpu.nvidia.com"].productName? (on such a device the selector fails, and then the scheduler gives up on the pod)
+smallest change: in ResourceClaim ns/c, request gpu: write device.attributes["gpu.nvidia.com"].productName instead of device.attributes["gpu.nvidia.com"].product`},
+		{"an attribute that is misspelt in two clauses", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, ask("has(device.attributes['gpu.nvidia.com'].ProductName) && "+
+				"device.attributes['gpu.nvidia.com'].ProductName == 'Tesla T4'", ""))
+			return s
+		}, `
+pod p waits: request gpu of claim c: no device has the attribute ProductName; did you mean device.attributes["gpu.nvidia.com"].productName?
+smallest change: in ResourceClaim ns/c, request gpu: write device.attributes["gpu.nvidia.com"].productName instead of device.attributes["gpu.nvidia.com"].ProductName`},
+		{"a part of a product's name", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, viewtest.Node{Name: "a", Profile: "l40s-x4"},
+				ask("device.attributes['gpu.nvidia.com'].productName == 'L40S'", ""))
+			return s
+		}, `
+pod p waits: request gpu of claim c: no device has the productName "L40S"; did you mean "NVIDIA L40S"?
+smallest change: in ResourceClaim ns/c, request gpu: write device.attributes["gpu.nvidia.com"].productName == "NVIDIA L40S" instead of device.attributes["gpu.nvidia.com"].productName == "L40S"`},
+		{"the strongest GPU, while all are held", func(t *testing.T) *snapshot.Snapshot {
+			s := fleet(t, t4)
+			mustHold(t, s, claim(t, "a", gpus(", count: 2")))
+			c := claim(t, "c", rankedList("strongest.gpu.nvidia.com"))
+			s.Claims = append(s.Claims, c)
+			s.Pods = append(s.Pods, pod("p", c))
+			return s
+		}, `
+pod p waits: request gpu of claim c gets the strongest device that is free, and none is: the 2 devices of class strongest.gpu.nvidia.com are held by other claims
+no single change of this pod helps; it would fit when claim ns/a has ended, which has had its devices since 2026-01-02T03:04:05Z`},
+		{"an alternative that matches nothing", func(t *testing.T) *snapshot.Snapshot {
+			s := fleet(t, t4)
+			mustHold(t, s, claim(t, "a", gpus(", count: 2")))
+			c := claim(t, "c", requests(`[{name: gpu, firstAvailable: [{name: never, deviceClassName: gpu.nvidia.com, `+
+				`selectors: [{cel: {expression: "false"}}]}, {name: some, deviceClassName: gpu.nvidia.com}]}]`))
+			s.Claims = append(s.Claims, c)
+			s.Pods = append(s.Pods, pod("p", c))
+			return s
+		}, `
+pod p waits: request gpu of claim c: the 2 devices of class gpu.nvidia.com are held by other claims
+no single change of this pod helps; it would fit when claim ns/a has ended, which has had its devices since 2026-01-02T03:04:05Z`},
+		{"an extended resource that nothing offers", func(t *testing.T) *snapshot.Snapshot {
+			s := extended(t, "", "1", viewtest.Node{Name: "a", Profile: "dgx-h100"})
+			all := corev1.ResourceList{"nvidia.com/mig-5g.50gb": resource.MustParse("1")}
+			s.Pods[0].Spec.Containers[0].Resources = corev1.ResourceRequirements{Limits: all, Requests: all}
+			for _, c := range s.Classes {
+				if profile, ok := strings.CutSuffix(c.Name, ".nvidia.com"); ok && strings.HasPrefix(profile, "mig-") {
+					c.Spec.ExtendedResourceName = ptr.To("nvidia.com/" + profile)
+				}
+			}
+			return s
+		}, `
+pod p waits: no node offers nvidia.com/mig-5g.50gb; the nearest that is offered is nvidia.com/mig-4g.40gb`},
+		{"an extended resource that is misspelt", func(t *testing.T) *snapshot.Snapshot {
+			s := extended(t, "", "1", t4)
+			all := corev1.ResourceList{"nvidia.com/gpus": resource.MustParse("1")}
+			s.Pods[0].Spec.Containers[0].Resources = corev1.ResourceRequirements{Limits: all, Requests: all}
+			return s
+		}, `
+pod p waits: no node offers nvidia.com/gpus; did you mean nvidia.com/gpu?`},
 		{"a claim that was deleted", func(t *testing.T) *snapshot.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Claims = nil
 			return s
 		}, `
-pod p waits: claim c does not exist; it was deleted or never created`},
+pod p waits: claim c does not exist in namespace ns; a pod uses only claims of its own namespace`},
 		{"a claim that is not known, because claims cannot be read", func(t *testing.T) *snapshot.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Claims, s.Unread[snapshot.Claims] = nil, errors.New("forbidden")
@@ -595,7 +793,7 @@ no answer without the right to list resourceclaims.resource.k8s.io: only those o
 			s.Unread[snapshot.Claims] = &snapshot.PartialError{Namespace: "ns", Err: errors.New("forbidden")}
 			return s
 		}, `
-pod p waits: claim c does not exist; it was deleted or never created`},
+pod p waits: claim c does not exist in namespace ns; a pod uses only claims of its own namespace`},
 		{"a template that is not known", func(t *testing.T) *snapshot.Snapshot {
 			s := fleet(t, t4)
 			s.Pods = append(s.Pods, pod("p"))

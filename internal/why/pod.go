@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package why
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
+)
+
+// missingClaim says that the claim of a pod does not exist, and what was likely meant.
+func (c *cluster) missingClaim(namespace, name string) error {
+	text := fmt.Sprintf("claim %s does not exist in namespace %s", name, namespace)
+	if _, isTemplate := find(c.Templates, namespace, name); isTemplate {
+		return fmt.Errorf("%s; there is a template of that name: write resourceClaimTemplateName instead of "+
+			"resourceClaimName", text)
+	}
+	if hint := hintOf(name, in(namespace, c.Claims)); hint != "" {
+		return fmt.Errorf("%s%s", text, hint)
+	}
+	return fmt.Errorf("%s%s", text, c.elsewhere(name, "claims", namespacesOf(name, c.Claims)))
+}
+
+// missingTemplate says that the template of a pod's claim does not exist, and what was likely meant.
+func (c *cluster) missingTemplate(namespace, name, claim string) error {
+	text := fmt.Sprintf("template %s of its claim %s does not exist in namespace %s", name, claim, namespace)
+	if _, isClaim := find(c.Claims, namespace, name); isClaim {
+		return fmt.Errorf("%s; there is a claim of that name: write resourceClaimName instead of "+
+			"resourceClaimTemplateName", text)
+	}
+	own := in(namespace, c.Templates)
+	if hint := hintOf(name, own); hint != "" {
+		return fmt.Errorf("%s%s", text, hint)
+	}
+	if len(own) > 0 {
+		return fmt.Errorf("%s; there %s %s. It may have been refused when it was applied", text,
+			plural(len(own), "is", "are"), someNames(own))
+	}
+	return fmt.Errorf("%s%s. It may have been refused when it was applied", text,
+		c.elsewhere(name, "templates", namespacesOf(name, c.Templates)))
+}
+
+// elsewhere says that objects of other namespaces do not count, and in which there is one of that name. Readers with
+// fewer rights do not learn that.
+func (c *cluster) elsewhere(name, kind string, namespaces []string) string {
+	text := fmt.Sprintf("; a pod uses only %s of its own namespace", kind)
+	if len(namespaces) == 0 || c.HideOthers {
+		return text
+	}
+	return fmt.Sprintf("%s, and %s is in %s", text, name, strings.Join(namespaces[:min(len(namespaces), shownTexts)], ", "))
+}
+
+// hintOf returns a question about the object that was likely meant, or "".
+func hintOf[T metav1.Object](name string, all []T) string {
+	var names []string
+	for _, o := range all {
+		names = append(names, o.GetName())
+	}
+	return nearest.Hint(name, names)
+}
+
+// someNames lists the names of objects.
+func someNames[T metav1.Object](all []T) string {
+	var names []string
+	for _, o := range all {
+		names = append(names, o.GetName())
+	}
+	slices.Sort(names)
+	if more := len(names) - shownTexts; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:shownTexts], ", "), more)
+	}
+	return strings.Join(names, ", ")
+}
+
+// namespacesOf returns the namespaces with an object of that name, sorted.
+func namespacesOf[T metav1.Object](name string, all []T) []string {
+	var namespaces []string
+	for _, o := range all {
+		if o.GetName() == name {
+			namespaces = append(namespaces, o.GetNamespace())
+		}
+	}
+	slices.Sort(namespaces)
+	return namespaces
+}
+
+// unused says which claims of the pod no container can use, and which requests containers name that a claim does not
+// have. Such a pod runs, and its containers see no device.
+func (c *cluster) unused(pod *corev1.Pod) []string {
+	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
+	var all []string
+	for i := range pod.Spec.ResourceClaims {
+		of := &pod.Spec.ResourceClaims[i]
+		requests := c.requestsOf(pod, of)
+		named := false
+		for _, container := range containers {
+			for _, use := range container.Resources.Claims {
+				if use.Name != of.Name {
+					continue
+				}
+				named = true
+				if use.Request != "" && len(requests) > 0 && !slices.Contains(requests, use.Request) {
+					all = append(all, fmt.Sprintf("container %s names the request %s of claim %s, which has only %s%s",
+						container.Name, use.Request, of.Name, strings.Join(requests, ", "),
+						nearest.Hint(use.Request, requests)))
+				}
+			}
+		}
+		if named {
+			continue
+		}
+		who := "no container names"
+		if len(containers) == 1 {
+			who = fmt.Sprintf("container %s does not name", containers[0].Name)
+		}
+		all = append(all, fmt.Sprintf("%s claim %s in resources.claims, and so gets none of its devices", who, of.Name))
+	}
+	return all
+}
+
+// requestsOf returns the names of the requests of a pod's claim, or of its template. nil: not known.
+func (c *cluster) requestsOf(pod *corev1.Pod, of *corev1.PodResourceClaim) []string {
+	var requests []resourceapi.DeviceRequest
+	name, _, err := resourceclaim.Name(pod, of)
+	if err == nil && name != nil {
+		if claim, ok := find(c.Claims, pod.Namespace, *name); ok {
+			requests = claim.Spec.Devices.Requests
+		}
+	}
+	if of.ResourceClaimTemplateName != nil && requests == nil {
+		if template, ok := find(c.Templates, pod.Namespace, *of.ResourceClaimTemplateName); ok {
+			requests = template.Spec.Spec.Devices.Requests
+		}
+	}
+	var all []string
+	for _, r := range requests {
+		all = append(all, r.Name)
+	}
+	return all
+}
+
+// containerStates says why containers of a pod on a node do not run.
+func containerStates(pod *corev1.Pod) []string {
+	var all []string
+	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		switch waits, ended := s.State.Waiting, s.State.Terminated; {
+		case waits != nil && waits.Reason != "" && waits.Reason != "PodInitializing":
+			all = append(all, reasonText("container "+s.Name+" waits", waits.Reason, waits.Message))
+		case ended != nil && ended.ExitCode != 0:
+			all = append(all, reasonText(fmt.Sprintf("container %s has ended with exit code %d", s.Name, ended.ExitCode),
+				ended.Reason, ended.Message))
+		}
+	}
+	if len(all) == 0 && pod.Status.Reason != "" {
+		all = append(all, reasonText("the kubelet says", pod.Status.Reason, pod.Status.Message))
+	}
+	return all
+}
+
+// reasonText joins what the kubelet says.
+func reasonText(what, reason, message string) string {
+	message = strings.TrimSpace(message)
+	text := what + ": " + cmp.Or(reason, message)
+	if message != "" && reason != "" {
+		text += ": " + message
+	}
+	return text
+}
