@@ -34,9 +34,9 @@ var Events = struct{ NotRanked, FieldsDropped, Converted, NotConverted, NotAlloc
 		"the pod asked for GPUs in the way of an older system, and has a claim instead"),
 	NotConverted: event.Warning("NotConverted", "Pod",
 		"the pod waits for a template of its claim that the controller does not create; the text says why"),
-	NotAllocated: event.Warning("NotAllocated", "ResourceClaim",
-		"the claim has waited for devices for more than a minute; the text says why the scheduler does not place its "+
-			"pod, and the smallest change with which it would"),
+	NotAllocated: event.Warning("NotAllocated", "ResourceClaim, Pod",
+		"the claim or the pod has waited for devices for more than a minute; the text says why the scheduler does not "+
+			"place the pod, and the smallest change with which it would"),
 	Evicted: event.Warning("DeviceTaintEviction", "Pod",
 		"the pod was deleted, because a GPU that it has got as an extended resource has a taint with the effect "+
 			"NoExecute; the text names both"),

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -45,12 +44,13 @@ const (
 	pauseFactor = 19
 )
 
-// waitingReporter writes an event about a claim for devices of the driver that has waited for longer than after: why
-// its pod is not scheduled, and the smallest change with which it would be. The answers are those of kubectl gpu why.
+// waitingReporter writes events about a claim for devices of the driver that has waited for longer than after, and about
+// its pod: why the pod is not scheduled, and the smallest change with which it would be. It also writes one about a pod
+// whose claim never comes into being, or that waits for an extended resource. The answers are those of kubectl gpu why.
 //
-// The informers of the controller have no pods and nodes, and only parts of claims and slices. So each round in which
-// there is a claim to explain reads all objects that an answer needs, page by page, and forgets them afterwards. That
-// is one list of each resource per round, however many claims wait, and none if no claim waits. Meanwhile little of
+// The informers of the controller have no pods and nodes, and only parts of claims and slices. So each round lists the
+// pods without a node, and, if there is something to explain, reads all objects that an answer needs, page by page, and
+// forgets them afterwards. That is one list of each resource per round, however many claims wait. Meanwhile little of
 // each object is kept: of pods with a node what they request, of devices the attributes that a claim or class reads.
 type waitingReporter struct {
 	client client.Client // writes events; without a cache
@@ -65,11 +65,12 @@ type waitingReporter struct {
 	explain func(context.Context, *why.Explainer, *corev1.Pod) (*why.Report, error)
 
 	looks map[types.NamespacedName]look // of the claims that wait
+	pods  map[types.NamespacedName]look // of the pods that wait
 }
 
-// look is the last look at a claim.
+// look is the last look at a claim or a pod.
 type look struct {
-	created time.Time // of the claim: one of the same name may follow
+	created time.Time // of the object: one of the same name may follow
 	at      time.Time // zero: never
 	event   string    // the name of the last event; empty: none
 	text    string
@@ -82,7 +83,7 @@ func newWaitingReporter(v *view.View, known func() error, after time.Duration) *
 		explain: func(ctx context.Context, e *why.Explainer, pod *corev1.Pod) (*why.Report, error) {
 			return e.Pod(ctx, pod.Namespace, pod.Name)
 		},
-		looks: map[types.NamespacedName]look{}}
+		looks: map[types.NamespacedName]look{}, pods: map[types.NamespacedName]look{}}
 }
 
 // processorTime returns the processor time of this process. An error is not possible for the process itself.
@@ -127,24 +128,44 @@ func (u *waitingReporter) pauseAfter(used time.Duration) time.Duration {
 // report makes one round.
 func (u *waitingReporter) report(ctx context.Context, now time.Time) (last error) {
 	due := u.due(now)
-	if len(due) == 0 {
-		return nil
+	pods, err := u.claimless(ctx, now)
+	if err != nil || len(due)+len(pods) == 0 {
+		return err
 	}
 	s, err := u.read(ctx)
 	if err != nil {
 		return err
 	}
-	claims := map[types.NamespacedName]*resourceapi.ResourceClaim{}
-	for _, c := range s.Claims {
-		claims[types.NamespacedName{Namespace: c.Namespace, Name: c.Name}] = c
+	explainer, objects := why.NewExplainer(s, why.Options{HideOthers: true,
+		Timeout: maxExplanation}), index(s)
+	last = u.reportClaims(ctx, due, objects, unschedulable(s.Pods, now.Add(-u.after)), explainer, now)
+	if ctx.Err() != nil {
+		return last
 	}
-	pods := unschedulable(s.Pods, now.Add(-u.after))
-	explainer := why.NewExplainer(s, why.Options{HideOthers: true, Timeout: maxExplanation})
+	return cmp.Or(u.reportPods(ctx, pods, objects, explainer, now), last)
+}
+
+// answer explains a pod. A panic concerns this pod only: then the report is empty, and the rest goes on.
+func (u *waitingReporter) answer(ctx context.Context, explainer *why.Explainer, pod *corev1.Pod) (r *why.Report,
+	panicked, err error) {
+	err = u.safe.do("explain claims", func() (err error) {
+		r, err = u.explain(ctx, explainer, pod)
+		return err
+	})
+	if errors.Is(err, guard.ErrPanic) {
+		return &why.Report{}, err, nil
+	}
+	return r, nil, err
+}
+
+// reportClaims explains the pods of claims and writes events about both, at most maxExplained about claims.
+func (u *waitingReporter) reportClaims(ctx context.Context, due []types.NamespacedName, s *indexed,
+	pods map[types.NamespacedName]*corev1.Pod, explainer *why.Explainer, now time.Time) (last error) {
 	answers := map[types.UID]*why.Report{} // of pods: all claims of a pod have the same
 	explained, started := 0, time.Now()
 	for _, name := range due {
 		of := u.looks[name]
-		claim, pod := claims[name], pods[name]
+		claim, pod := s.claims[name], pods[name]
 		if claim == nil || pod == nil || claim.Status.Allocation != nil || claim.DeletionTimestamp != nil {
 			of.at = now
 			u.looks[name] = of
@@ -155,17 +176,11 @@ func (u *waitingReporter) report(ctx context.Context, now time.Time) (last error
 		}
 		explained++
 		if answers[pod.UID] == nil {
-			r := &why.Report{}
-			err := u.safe.do("explain claims", func() (err error) {
-				r, err = u.explain(ctx, explainer, pod)
-				return err
-			})
-			switch {
-			case errors.Is(err, guard.ErrPanic):
-				last = err // the other claims go on
-			case err != nil:
+			r, panicked, err := u.answer(ctx, explainer, pod)
+			if err != nil {
 				return err
 			}
+			last = cmp.Or(panicked, last)
 			answers[pod.UID] = r
 		}
 		if err := ctx.Err(); err != nil {
@@ -175,8 +190,8 @@ func (u *waitingReporter) report(ctx context.Context, now time.Time) (last error
 		// Undecided: it asks for too much to explain.
 		if r := answers[pod.UID]; r.Outcome == why.Waits || r.Outcome == why.Undecided {
 			var err error
-			of, err = u.tell(ctx, claim, of, r)
-			last = cmp.Or(err, last)
+			of, err = u.tell(ctx, claimReference(name, claim.UID), of, r)
+			last = cmp.Or(err, u.tellPod(ctx, pod, r, now), last)
 		}
 		u.looks[name] = of
 	}
@@ -191,22 +206,17 @@ func (u *waitingReporter) read(ctx context.Context) (*snapshot.Snapshot, error) 
 	return s, s.Err()
 }
 
-// tell writes an event with the answer, unless the last event of the claim says the same and still exists.
-func (u *waitingReporter) tell(ctx context.Context, claim *resourceapi.ResourceClaim, of look,
+// tell writes an event with the answer, unless the last event about the object says the same and still exists.
+func (u *waitingReporter) tell(ctx context.Context, about corev1.ObjectReference, of look,
 	r *why.Report) (look, error) {
-	text := r.Cause
-	if advice := r.Advice(); advice != "" {
-		text += "; " + advice
-	}
-	text = event.Text(text)
+	text := event.Text(event.Join(r.Cause, r.Advice()))
 	if text == of.text && of.at.Sub(of.told) < reportedAge {
 		return of, nil
 	}
 	// Another leader gives the first event with this text the same name, and so does not repeat it. An answer that
 	// comes back after another one is told again.
-	name := fmt.Sprintf("not-allocated-%s-%s", claim.UID, digest(of.event+text))
-	_, err := createEvent(ctx, u.client, Events.NotAllocated, claimReference(client.ObjectKeyFromObject(claim),
-		claim.UID), name, text)
+	name := fmt.Sprintf("not-allocated-%s-%s", about.UID, digest(of.event+text))
+	_, err := createEvent(ctx, u.client, Events.NotAllocated, about, name, text)
 	if err != nil {
 		return of, err
 	}
@@ -220,11 +230,9 @@ func digest(text string) string {
 	return fmt.Sprintf("%016x", h.Sum64())
 }
 
-// due returns the claims to explain: namespaces in turn, first that at whose claims nobody has looked for the longest
-// time; of a namespace those first that nobody has looked at, and then older ones. It forgets claims that do not wait
-// any more.
+// due returns the claims to explain, in turns. It forgets claims that do not wait any more.
 func (u *waitingReporter) due(now time.Time) []types.NamespacedName {
-	looks, last := map[types.NamespacedName]look{}, map[string]time.Time{} // of each namespace
+	looks := map[types.NamespacedName]look{}
 	var all []types.NamespacedName
 	for c, waits := range u.view.Claims {
 		if !waits {
@@ -235,14 +243,24 @@ func (u *waitingReporter) due(now time.Time) []types.NamespacedName {
 			of = look{created: c.Created}
 		}
 		looks[c.NamespacedName] = of
-		if of.at.After(last[c.Namespace]) {
-			last[c.Namespace] = of.at
-		}
 		if now.Sub(c.Created) > u.after && now.Sub(of.at) >= explainedAgain {
 			all = append(all, c.NamespacedName)
 		}
 	}
 	u.looks = looks
+	inTurns(all, looks)
+	return all
+}
+
+// inTurns sorts names: namespaces in turn, first that at whose objects nobody has looked for the longest time; of a
+// namespace those first that nobody has looked at, and then older ones.
+func inTurns(all []types.NamespacedName, looks map[types.NamespacedName]look) {
+	last := map[string]time.Time{} // of each namespace
+	for name, of := range looks {
+		if of.at.After(last[name.Namespace]) {
+			last[name.Namespace] = of.at
+		}
+	}
 	slices.SortFunc(all, func(a, b types.NamespacedName) int {
 		return cmp.Or(looks[a].at.Compare(looks[b].at), looks[a].created.Compare(looks[b].created),
 			cmp.Compare(a.String(), b.String()))
@@ -255,7 +273,6 @@ func (u *waitingReporter) due(now time.Time) []types.NamespacedName {
 	slices.SortStableFunc(all, func(a, b types.NamespacedName) int {
 		return cmp.Or(turn[a]-turn[b], last[a.Namespace].Compare(last[b.Namespace]))
 	})
-	return all
 }
 
 // maxClaims is the number of claims up to which a pod is explained.

@@ -49,7 +49,8 @@ func newWaitingCluster(t testing.TB, objects ...runtime.Object) *waitingCluster 
 	t.Helper()
 	one := viewtest.Node{Name: "a", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}}
 	c := &waitingCluster{view: viewtest.New(t, one), now: time.Now()}
-	objects = append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: one.Name}})
+	objects = append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: one.Name},
+		Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{"pods": resource.MustParse("5000")}}})
 	var device string
 	for _, s := range viewtest.Slices(t, one) {
 		objects = append(objects, s)
@@ -135,6 +136,8 @@ func podOf(age time.Duration, claims ...*resourceapi.ResourceClaim) *corev1.Pod 
 	for _, claim := range claims {
 		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: claim.Name,
 			ResourceClaimName: &claim.Name})
+		use := &pod.Spec.Containers[0].Resources.Claims
+		*use = append(*use, corev1.ResourceClaim{Name: claim.Name})
 	}
 	return pod
 }
@@ -156,7 +159,8 @@ func TestWaitingReporter(t *testing.T) {
 	claims["young"].CreationTimestamp = metav1.Now()
 	notTried := podOf(age, claims["not-tried"])
 	notTried.Status.Conditions = nil
-	objects := []runtime.Object{podOf(age, claims["three"], claims["beside"]), podOf(age, claims["two"]),
+	objects := []runtime.Object{&resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "nic.example.com"}},
+		podOf(age, claims["three"], claims["beside"]), podOf(age, claims["two"]),
 		podOf(age, claims["one"]), podOf(age, claims["foreign"]), podOf(age, claims["young"]),
 		podOf(30*time.Second, claims["of-a-young-pod"]), notTried}
 	for _, claim := range claims {
@@ -172,9 +176,10 @@ func TestWaitingReporter(t *testing.T) {
 	const ofThree = " Warning NotAllocated: pod pod-three waits: request gpu of claim three: it wants 3" + node +
 		"wait until a claim of another namespace has ended; and in ResourceClaim ml/three, request gpu: ask for 1 " +
 		"device instead of 3; and in ResourceClaim ml/beside, request gpu: ask for 1 device instead of 3"
-	want := []string{"ml/beside" + ofThree, "ml/three" + ofThree,
-		"ml/two Warning NotAllocated: pod pod-two waits: request gpu of claim two: it wants 2" + node +
-			"in ResourceClaim ml/two, request gpu: ask for 1 device instead of 2"}
+	const ofTwo = " Warning NotAllocated: pod pod-two waits: request gpu of claim two: it wants 2" + node +
+		"in ResourceClaim ml/two, request gpu: ask for 1 device instead of 2"
+	want := []string{"ml/beside" + ofThree, "ml/pod-three" + ofThree, "ml/pod-two" + ofTwo, "ml/three" + ofThree,
+		"ml/two" + ofTwo}
 	if got := c.told(t); !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
@@ -226,14 +231,14 @@ func TestWaitingEventsAreNotRepeated(t *testing.T) {
 		creates int // of events, with those that exist
 		events  int
 	}{
-		{"it has waited for a minute", func() {}, 0, 1, 1},
-		{"a minute later, nobody looks again", func() {}, time.Minute, 1, 1},
-		{"later, the answer is the same", func() {}, 11 * time.Minute, 1, 1},
-		{"another leader does not know that, and cannot repeat it", func() { u = c.reporter() }, 12 * time.Minute, 2,
-			1},
-		{"another answer", func() { taint(resourceapi.DeviceTaintEffectNoSchedule) }, 30 * time.Minute, 3, 2},
-		{"the first answer again", func() { taint("") }, 45 * time.Minute, 4, 3},
-		{"the event of it has expired", func() {}, 106 * time.Minute, 5, 4},
+		{"it has waited for a minute", func() {}, 0, 2, 2}, // about the claim and the pod
+		{"a minute later, nobody looks again", func() {}, time.Minute, 2, 2},
+		{"later, the answer is the same", func() {}, 11 * time.Minute, 2, 2},
+		{"another leader does not know that, and cannot repeat it", func() { u = c.reporter() }, 12 * time.Minute, 4,
+			2},
+		{"another answer", func() { taint(resourceapi.DeviceTaintEffectNoSchedule) }, 30 * time.Minute, 6, 4},
+		{"the first answer again", func() { taint("") }, 45 * time.Minute, 8, 6},
+		{"the event of it has expired", func() {}, 106 * time.Minute, 10, 8},
 	} {
 		step.do()
 		if err := u.report(t.Context(), c.now.Add(step.after)); err != nil {
@@ -262,23 +267,32 @@ func TestWaitingRound(t *testing.T) {
 		if err := u.report(t.Context(), c.now.Add(time.Duration(round)*time.Minute)); err != nil {
 			t.Fatal(err)
 		}
-		if got := len(c.told(t)); got != round*maxExplained {
-			t.Errorf("round %d: got %d events, want %d", round, got, round*maxExplained)
+		if got := len(c.told(t)); got != 2*round*maxExplained {
+			t.Errorf("round %d: got %d events, want %d: of claims and their pods", round, got, 2*round*maxExplained)
 		}
 		for resource, lists := range c.lists() {
-			if lists != round {
-				t.Errorf("round %d: got %d lists of %s, want one per round", round, lists, resource)
+			want := round
+			if resource == "pods" {
+				want = 2 * round // also those without a node
+			}
+			if lists != want {
+				t.Errorf("round %d: got %d lists of %s, want %d", round, lists, resource, want)
 			}
 		}
 	}
 	if len(c.lists()) != 8 {
 		t.Errorf("got lists of %v, want those of eight resources", c.lists())
 	}
-	if got := c.told(t)[2*maxExplained-1]; !strings.HasPrefix(got, "small/claim ") {
+	if got := c.told(t)[4*maxExplained-1]; !strings.HasPrefix(got, "small/pod-claim ") {
 		t.Errorf("got the last event %q, want that of the other namespace among the first ones", got)
 	}
 
-	for _, o := range objects { // nothing waits any more: nothing is read
+	for _, o := range objects { // nothing waits any more: only the pods without a node are read
+		if pod, ok := o.(*corev1.Pod); ok {
+			if err := c.CoreV1().Pods(pod.Namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
 		if claim, ok := o.(*resourceapi.ResourceClaim); ok {
 			c.view.DeleteClaim(client.ObjectKeyFromObject(claim))
 		}
@@ -286,8 +300,87 @@ func TestWaitingRound(t *testing.T) {
 	if err := u.report(t.Context(), c.now.Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	if got := c.lists()["pods"]; got != 2 || len(u.looks) > 0 {
-		t.Errorf("without claims that wait: got %d lists of pods and %d looks, want 2 and none", got, len(u.looks))
+	if got := c.lists()["pods"]; got != 5 || c.lists()["nodes"] != 2 ||
+		len(u.looks) > 0 {
+		t.Errorf("without claims that wait: got %d lists of pods, %d of nodes, and %d looks, want 5, 2, and none", got,
+			c.lists()["nodes"], len(u.looks))
+	}
+}
+
+// TestWaitingPods: pods that no claim of the view leads to have an event, once for each cause.
+func TestWaitingPods(t *testing.T) {
+	const age = 2 * time.Minute
+	named := func(name string, claim *resourceapi.ResourceClaim) *corev1.Pod {
+		pod := podOf(age, claim)
+		pod.Name, pod.UID, pod.Status.Conditions = name, types.UID(name), nil // the scheduler has not tried it
+		return pod
+	}
+	missing := named("of-no-claim", waiting(t, "ml", "sharde", twoGPUs))
+	shared := waiting(t, "ml", "shared", strings.Replace(twoGPUs, "2", "1", 1))
+	elsewhere := named("of-another-namespace", waiting(t, "ml", "secret-project", twoGPUs))
+	template := named("of-no-template", waiting(t, "ml", "gpu", twoGPUs))
+	template.Spec.ResourceClaims[0].ResourceClaimName = nil
+	template.Spec.ResourceClaims[0].ResourceClaimTemplateName = ptr.To("nothing")
+	noClass := waiting(t, "ml", "profile", strings.Replace(threeGPUs, "gpu.nvidia.com, count: 3", "gpu.nvidia.org", 1))
+	plain := podOf(age, shared)
+	plain.Name, plain.UID, plain.Spec.ResourceClaims = "extended", "extended", nil
+	plain.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: corev1.ResourceList{
+		"nvidia.com/mig-5g.50gb": resource.MustParse("1")}}
+	foreign := waiting(t, "ml", "nic", strings.Replace(threeGPUs, "gpu.nvidia.com", "nic.example.com", 1))
+	gated := named("gated", waiting(t, "ml", "absent", twoGPUs))
+	gated.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/quota"}}
+	placed := named("placed", waiting(t, "ml", "absent", twoGPUs))
+	placed.Spec.NodeName = "a"
+	c := newWaitingCluster(t, missing, elsewhere, template, named("of-no-class", noClass), noClass, plain, shared,
+		named("of-a-nic", foreign), foreign, &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "nic.example.com"}},
+		gated, placed)
+	u := c.reporter()
+	want := []string{
+		"ml/extended Warning NotAllocated: pod extended waits: no node offers nvidia.com/mig-5g.50gb",
+		"ml/of-another-namespace Warning NotAllocated: pod of-another-namespace waits: claim secret-project does not exist " +
+			"in namespace ml; a pod uses only claims of its own namespace",
+		"ml/of-no-claim Warning NotAllocated: pod of-no-claim waits: claim sharde does not exist in namespace ml; did you " +
+			"mean shared?",
+		"ml/of-no-class Warning NotAllocated: pod of-no-class waits: request gpu of claim profile asks for the class " +
+			"gpu.nvidia.org, which does not exist; did you mean gpu.nvidia.com?; smallest change: in ResourceClaim " +
+			"ml/profile, request gpu: use the class gpu.nvidia.com",
+		"ml/of-no-template Warning NotAllocated: pod of-no-template waits: template nothing of its claim gpu does not " +
+			"exist in namespace ml; a pod uses only templates of its own namespace. It may have been refused when it was " +
+			"applied",
+	}
+	for _, after := range []time.Duration{0, time.Minute, 11 * time.Minute} {
+		if err := u.report(t.Context(), c.now.Add(after)); err != nil {
+			t.Fatal(err)
+		}
+		got := c.told(t)
+		same := len(got) == len(want)
+		for i := 0; same && i < len(got); i++ {
+			same = strings.HasPrefix(got[i], want[i])
+		}
+		if !same {
+			t.Errorf("after %s: got\n%s\nwant\n%s", after, strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+	}
+}
+
+// TestWaitingPodsAreBounded: many pods with a mistake are told in turns, and no round is long for them.
+func TestWaitingPodsAreBounded(t *testing.T) {
+	var objects []runtime.Object
+	for i := range maxPods + 100 {
+		objects = append(objects, podOf(2*time.Minute, waiting(t, "large", fmt.Sprintf("absent-%04d", i), twoGPUs)))
+	}
+	c := newWaitingCluster(t, objects...)
+	u := c.reporter()
+	for round := 1; round <= 2; round++ {
+		if err := u.report(t.Context(), c.now.Add(time.Duration(round)*time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		if got := len(c.told(t)); got != round*maxExplained {
+			t.Errorf("round %d: got %d events, want %d", round, got, round*maxExplained)
+		}
+	}
+	if len(u.pods) != maxPods {
+		t.Errorf("%d pods are remembered, want %d", len(u.pods), maxPods)
 	}
 }
 

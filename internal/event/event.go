@@ -30,6 +30,22 @@ func Normal(reason, about, meaning string) Kind {
 // maxText is the length limit of an event's note, in bytes (events.k8s.io/v1).
 const maxText = 1024
 
+// minCause is how much of a cause an event keeps at least, in bytes.
+const minCause = 256
+
+// Join returns a text that an event may have, of a cause and what to do about it. The end of a long cause is left out, so
+// that what to do is there. advice may be empty.
+func Join(cause, advice string) string {
+	if advice == "" {
+		return Text(cause)
+	}
+	const separator = "; "
+	if most := max(minCause, maxText-len(separator)-len(advice)); len(cause) > most {
+		cause = strings.ToValidUTF8(cause[:most-len("…")], "") + "…"
+	}
+	return Text(cause + separator + advice)
+}
+
 // Text truncates a text to the longest one that an event may have.
 func Text(text string) string {
 	if len(text) <= maxText {

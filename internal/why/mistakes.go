@@ -195,8 +195,10 @@ func (q *question) otherClasses(name string) []string {
 		return nil // the others are of something else
 	}
 	near := nearest.Names(name, all, maxClasses)
-	for _, other := range all {
-		if len(near) < maxClasses && !slices.Contains(near, other) {
+	label, _, _ := strings.Cut(name, ".")
+	for _, other := range all { // gpu.example.com may be meant to be gpu.nvidia.com, and nic.example.com not
+		if first, _, _ := strings.Cut(other, "."); first == label && len(near) < maxClasses &&
+			!slices.Contains(near, other) {
 			near = append(near, other)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
 )
 
 // Sizes of the caches of compiled selectors and of their results. Users choose the selectors: one of maxExpression
@@ -48,6 +49,21 @@ func (v *View) ClassNames() []string {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	return slices.Sorted(maps.Keys(v.classes))
+}
+
+// Extended reports whether a class of the driver stands behind the extended resource.
+func (v *View) Extended(resource string) bool {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	if class, ok := strings.CutPrefix(resource, resourceapi.ResourceDeviceClassPrefix); ok {
+		return v.ours[class]
+	}
+	for name, class := range v.classes {
+		if v.ours[name] && ptr.Deref(class.Spec.ExtendedResourceName, "") == resource {
+			return true
+		}
+	}
+	return false
 }
 
 // Ours reports whether the selectors of a class name the driver.

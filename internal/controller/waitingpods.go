@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/pager"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/why"
+)
+
+// maxPods is how many waiting pods without a waiting claim of this driver a round remembers: those beyond it come later.
+const maxPods = 1000
+
+// claimless returns the pods to explain that no claim of the view leads to, those that nobody has looked at first,
+// namespaces in turn: pods whose claims do not exist, or are of a class that does not, and pods with extended
+// resources. It reads the pods without a node, page by page, and keeps of each only its name.
+func (u *waitingReporter) claimless(ctx context.Context, now time.Time) ([]types.NamespacedName, error) {
+	var all []types.NamespacedName
+	waits := map[types.NamespacedName]look{}
+	unscheduled := fields.Set{"spec.nodeName": "", "status.phase": string(corev1.PodPending)}.AsSelector().String()
+	err := pager.New(pager.SimplePageFunc(func(o metav1.ListOptions) (runtime.Object, error) {
+		return u.reads.CoreV1().Pods(metav1.NamespaceAll).List(ctx, o)
+	})).EachListItem(ctx, metav1.ListOptions{FieldSelector: unscheduled}, func(o runtime.Object) error {
+		pod, ok := o.(*corev1.Pod)
+		if !ok || len(waits) == maxPods || !waitsLong(pod, now.Add(-u.after)) || !u.mayConcern(pod) {
+			return nil
+		}
+		name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+		of, known := u.pods[name]
+		if !known || !of.created.Equal(pod.CreationTimestamp.Time) {
+			of = look{created: pod.CreationTimestamp.Time}
+		}
+		waits[name] = of
+		if now.Sub(of.at) >= explainedAgain {
+			all = append(all, name)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the pods without a node: %w", err)
+	}
+	for name, of := range u.pods { // those of claims have events, too
+		if _, ok := waits[name]; !ok && now.Sub(of.at) < 2*reportedAge {
+			waits[name] = of
+		}
+	}
+	u.pods = waits
+	inTurns(all, u.pods)
+	return all, nil
+}
+
+// waitsLong reports whether the pod has waited for a node since before that time.
+func waitsLong(pod *corev1.Pod, before time.Time) bool {
+	return pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil && len(pod.Spec.SchedulingGates) == 0 &&
+		pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed &&
+		pod.CreationTimestamp.Time.Before(before)
+}
+
+// mayConcern reports whether the pod may wait for devices of this driver though no claim of the view does for it.
+func (u *waitingReporter) mayConcern(pod *corev1.Pod) bool {
+	for i := range pod.Spec.ResourceClaims {
+		name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
+		if err != nil {
+			return true // it is not generated
+		}
+		if name == nil {
+			continue
+		}
+		if _, waits := u.looks[types.NamespacedName{Namespace: pod.Namespace, Name: *name}]; !waits {
+			return true
+		}
+	}
+	return u.extended(pod)
+}
+
+// extended reports whether the pod requests an extended resource of a class of the driver, or one that is named as those
+// are.
+func (u *waitingReporter) extended(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), func(c corev1.Container) bool {
+		for name := range c.Resources.Requests {
+			if strings.HasPrefix(string(name), "nvidia.com/") || strings.Contains(string(name), "/") &&
+				u.view.Extended(string(name)) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// concerns reports whether the pod waits for something that does not exist, or for an extended resource.
+func (u *waitingReporter) concerns(pod *corev1.Pod, s *indexed) bool {
+	for i := range pod.Spec.ResourceClaims {
+		of := &pod.Spec.ResourceClaims[i]
+		name, _, err := resourceclaim.Name(pod, of)
+		if err != nil && of.ResourceClaimTemplateName != nil {
+			return !s.templates[types.NamespacedName{Namespace: pod.Namespace, Name: *of.ResourceClaimTemplateName}]
+		}
+		if err != nil || name == nil {
+			continue
+		}
+		claim := s.claims[types.NamespacedName{Namespace: pod.Namespace, Name: *name}]
+		if claim == nil || claim.Status.Allocation == nil && !s.hasClasses(claim) {
+			return true
+		}
+	}
+	return u.extended(pod)
+}
+
+// indexed finds objects of a snapshot by name.
+type indexed struct {
+	claims    map[types.NamespacedName]*resourceapi.ResourceClaim
+	templates map[types.NamespacedName]bool
+	classes   map[string]bool
+	pods      map[types.NamespacedName]*corev1.Pod // without a node
+}
+
+func index(s *snapshot.Snapshot) *indexed {
+	all := &indexed{map[types.NamespacedName]*resourceapi.ResourceClaim{}, map[types.NamespacedName]bool{},
+		map[string]bool{}, map[types.NamespacedName]*corev1.Pod{}}
+	for _, c := range s.Claims {
+		all.claims[types.NamespacedName{Namespace: c.Namespace, Name: c.Name}] = c
+	}
+	for _, t := range s.Templates {
+		all.templates[types.NamespacedName{Namespace: t.Namespace, Name: t.Name}] = true
+	}
+	for _, c := range s.Classes {
+		all.classes[c.Name] = true
+	}
+	for _, p := range s.Pods {
+		if p.Spec.NodeName == "" {
+			all.pods[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}] = p
+		}
+	}
+	return all
+}
+
+// hasClasses reports whether all classes exist that the claim names.
+func (s *indexed) hasClasses(claim *resourceapi.ResourceClaim) bool {
+	for _, r := range claim.Spec.Devices.Requests {
+		if r.Exactly != nil && !s.classes[r.Exactly.DeviceClassName] {
+			return false
+		}
+		for _, sub := range r.FirstAvailable {
+			if !s.classes[sub.DeviceClassName] {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// reportPods explains pods and writes events about them, at most maxExplained.
+func (u *waitingReporter) reportPods(ctx context.Context, due []types.NamespacedName, s *indexed,
+	explainer *why.Explainer, now time.Time) (last error) {
+	explained, started := 0, time.Now()
+	for _, name := range due {
+		of := u.pods[name]
+		of.at = now
+		pod := s.pods[name]
+		if pod == nil || !waitsLong(pod, now.Add(-u.after)) || !u.concerns(pod, s) {
+			u.pods[name] = of
+			continue
+		}
+		if explained == maxExplained || time.Since(started) > maxRound {
+			break
+		}
+		explained++
+		r, panicked, err := u.answer(ctx, explainer, pod)
+		if err != nil {
+			return err
+		}
+		last = cmp.Or(panicked, last)
+		if err := ctx.Err(); err != nil {
+			return err // the answer may be wrong
+		}
+		u.pods[name] = of
+		if r.Outcome == why.Waits {
+			last = cmp.Or(u.tellPod(ctx, pod, r, now), last)
+		}
+	}
+	return last
+}
+
+// tellPod writes an event with the answer about the pod, unless its last event says the same and still exists.
+func (u *waitingReporter) tellPod(ctx context.Context, pod *corev1.Pod, r *why.Report, now time.Time) error {
+	name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+	of := u.pods[name]
+	if !of.created.Equal(pod.CreationTimestamp.Time) {
+		of = look{created: pod.CreationTimestamp.Time}
+	}
+	of.at = now
+	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	of, err := u.tell(ctx, about, of, r)
+	u.pods[name] = of
+	return err
+}
