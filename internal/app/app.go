@@ -54,7 +54,11 @@ func Main(name string, p Platform, more ...*cobra.Command) int {
 		debug.SetGCPercent(50)
 	}
 	cmd := Command(name, p, more...)
-	if tools := []string{"check", "record", "health"}; len(os.Args) > 1 && slices.Contains(tools, os.Args[1]) {
+	tools := []string{"check", "record", "health"}
+	for _, tool := range more {
+		tools = append(tools, tool.Name())
+	}
+	if len(os.Args) > 1 && slices.Contains(tools, os.Args[1]) {
 		return ExitCode(cli.RunNoErrOutput(cmd), os.Stderr)
 	}
 	return cli.Run(cmd)

@@ -93,7 +93,7 @@ var allowed = map[string][]string{
 	"internal/controller": {"internal/controller/admission", "internal/controller/certificate",
 		"internal/controller/convert", "internal/controller/eviction", "internal/controller/metrics",
 		"internal/controller/strongest", "internal/controller/view", "internal/event", "internal/guard",
-		"internal/snapshot", "internal/why"},
+		"internal/snapshot", "internal/why", "pkg/gpu"},
 	"cmd/dra-controller": {"internal/controller", "internal/controller/convert", "internal/controller/nodetemplate",
 		"internal/controller/view", "pkg/nodeconfig"},
 
@@ -101,7 +101,8 @@ var allowed = map[string][]string{
 	"internal/snapshot": {},
 	"internal/why":      {"internal/snapshot", "pkg/inventory", "pkg/nearest"},
 	"internal/kubectl": {"internal/controller/nodetemplate", "internal/controller/view", "internal/guard",
-		"internal/snapshot", "internal/why", "pkg/gpu", "pkg/inventory", "pkg/nodeconfig"},
+		"internal/snapshot", "internal/why", "pkg/api", "pkg/gpu", "pkg/health", "pkg/inventory", "pkg/nearest",
+		"pkg/nodeconfig"},
 	"cmd/kubectl-gpu": {"internal/kubectl"},
 
 	// The simulator. The driver's programs do not import it; viewtest and simtest are for tests.

@@ -21,15 +21,19 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
+	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
 // Events are all events of the controller.
-var Events = struct{ NotRanked, FieldsDropped, Converted, NotConverted, NotAllocated, Evicted event.Kind }{
+var Events = struct{ NotRanked, FieldsDropped, WholeGPU, Converted, NotConverted, NotAllocated, Evicted event.Kind }{
 	NotRanked: event.Warning("NotRanked", "ResourceClaim",
 		"the claim asks for the strongest GPU and gets any whole GPU, because it was not ranked when it was created"),
 	FieldsDropped: event.Warning("FieldsDropped", "ResourceClaim",
 		"the API server has dropped fields of the claim; the text names the feature gate that it lacks, and what the "+
 			"claim asks for without them"),
+	WholeGPU: event.Normal("WholeGPU", "ResourceClaim",
+		"the claim asks for a share and has a whole GPU, because that GPU has no shares; the text names both"),
 	Converted: event.Normal("Converted", "Pod",
 		"the pod asked for GPUs in the way of an older system, and has a claim instead"),
 	NotConverted: event.Warning("NotConverted", "Pod",
@@ -42,8 +46,8 @@ var Events = struct{ NotRanked, FieldsDropped, Converted, NotConverted, NotAlloc
 			"NoExecute; the text names both"),
 }
 
-// claimReporter writes events about claims that ask for something else than their user wrote: claims for the strongest
-// GPU that were not ranked although there is something to rank, such as those that were created while the controller
+// claimReporter writes events about claims that ask for, or have, something else than their user wrote: claims for a share
+// that have a whole GPU, claims for the strongest GPU that were not ranked although there is something to rank, such as those that were created while the controller
 // did not answer, and claims with fields that the API server has dropped.
 //
 // It writes no annotations: a later write to an object of users would need a right to change every claim.
@@ -66,6 +70,7 @@ type seenClaim struct {
 	created time.Time
 	asked   *resourceapi.ResourceClaimSpec // if it asks for the strongest GPU
 	dropped []string                       // fields, as text
+	whole   []string                       // GPUs that it has instead of a share, as text
 }
 
 const (
@@ -85,12 +90,13 @@ func (u *claimReporter) see(c *resourceapi.ResourceClaim) {
 		return
 	}
 	seen := seenClaim{NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: c.Name},
-		created: c.CreationTimestamp.Time, dropped: droppedFields(&c.Spec, c.Annotations)}
+		created: c.CreationTimestamp.Time, dropped: droppedFields(&c.Spec, c.Annotations),
+		whole: u.wholeGPUs(c)}
 	size := 0
 	if u.expander.Asked(&c.Spec) {
 		seen.asked, size = c.Spec.DeepCopy(), c.Spec.Size()
 	}
-	if seen.asked == nil && seen.dropped == nil {
+	if seen.asked == nil && seen.dropped == nil && seen.whole == nil {
 		return
 	}
 	u.mu.Lock()
@@ -99,6 +105,25 @@ func (u *claimReporter) see(c *resourceapi.ResourceClaim) {
 		u.seen[c.UID] = seen
 		u.bytes += size
 	}
+}
+
+// wholeGPUs says which GPUs the claim has as a whole though it asks for some of them.
+func (u *claimReporter) wholeGPUs(c *resourceapi.ResourceClaim) []string {
+	if c.Status.Allocation == nil {
+		return nil
+	}
+	var texts []string
+	for _, r := range c.Status.Allocation.Devices.Results {
+		if r.Driver != u.expander.View.Driver() || r.ShareID != nil || gpu.IsPartition(r.Device) {
+			continue
+		}
+		d := u.expander.View.Device(r.Pool, r.Device)
+		if asked := snapshot.Share(&c.Spec, r.Request, d); asked != "" && d.Capacity != nil {
+			texts = append(texts, fmt.Sprintf("request %s asks for %s and has all of GPU %s of %s, which has no shares",
+				r.Request, asked, r.Device, r.Pool))
+		}
+	}
+	return texts
 }
 
 // NeedLeaderElection is true: one replica reports.
@@ -147,6 +172,10 @@ func (u *claimReporter) reportOne(ctx context.Context, uid types.UID, c seenClai
 			u.unranked.Inc()
 		}
 		last = err
+	}
+	if c.whole != nil {
+		_, err := u.tell(ctx, uid, c, "whole-gpu-", Events.WholeGPU, strings.Join(c.whole, "; "))
+		last = cmp.Or(err, last)
 	}
 	if c.dropped != nil {
 		_, err := u.tell(ctx, uid, c, "fields-dropped-", Events.FieldsDropped, strings.Join(c.dropped, "; "))

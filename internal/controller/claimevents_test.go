@@ -15,16 +15,27 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
 func TestClaimReporter(t *testing.T) {
 	const plain = `requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com}}]`
-	v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"}, viewtest.Node{Name: "b", Profile: "l40s-x4"})
+	const share = `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 5Gi}}}}]`
+	v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"}, viewtest.Node{Name: "b", Profile: "l40s-x4"},
+		viewtest.Node{Name: "e", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}})
+	has := func(pool, device string) func(*resourceapi.ResourceClaim) {
+		return func(c *resourceapi.ResourceClaim) {
+			c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+				Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: viewtest.Driver, Pool: pool,
+					Device: device}}}}
+		}
+	}
 	expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
 	claim := func(name, devices string, change ...func(*resourceapi.ResourceClaim)) *resourceapi.ResourceClaim {
 		c := viewtest.Claim(t, devices)
@@ -53,6 +64,16 @@ func TestClaimReporter(t *testing.T) {
 			`Exists}]}}]`, func(c *resourceapi.ResourceClaim) {
 			c.Annotations = map[string]string{optionalFieldsAnnotation: "gpu.tolerations"}
 		}),
+		claim("share-of-no-shares", share, has("e", "gpu-3b-00-0")),
+		claim("share", share, has("e", "gpu-3b-00-0"), func(c *resourceapi.ResourceClaim) {
+			c.Status.Allocation.Devices.Results[0].ShareID = ptr.To(types.UID("share"))
+		}),
+		claim("all-of-it", strings.Replace(share, "5Gi", "15Gi", 1), has("e", "gpu-3b-00-0")),
+		claim("whole", strings.Replace(plain, "strongest.gpu", "gpu", 1), has("e", "gpu-3b-00-0")),
+		claim("of-another-driver", share, has("e", "gpu-3b-00-0"), func(c *resourceapi.ResourceClaim) {
+			c.Status.Allocation.Devices.Results[0].Driver = "gpu.example.com"
+		}),
+		claim("not-published", share, has("nowhere", "gpu-3b-00-0")),
 		claim("old", plain, func(c *resourceapi.ResourceClaim) {
 			c.CreationTimestamp = metav1.NewTime(time.Now().Add(-2 * time.Hour))
 		}),
@@ -79,10 +100,16 @@ func TestClaimReporter(t *testing.T) {
 	}
 	var got []string
 	for _, e := range events.Items {
-		got = append(got, fmt.Sprint(e.Namespace, " ", e.InvolvedObject.Name, " ", e.Type, " ", e.Reason))
+		line := fmt.Sprint(e.Namespace, " ", e.InvolvedObject.Name, " ", e.Type, " ", e.Reason)
+		if e.Reason == Events.WholeGPU.Reason {
+			line += ": " + e.Message
+		}
+		got = append(got, line)
 	}
 	slices.Sort(got)
 	if want := []string{"ns allocated Warning NotRanked", "ns lost Warning FieldsDropped",
+		"ns share-of-no-shares Normal WholeGPU: request gpu asks for memory 5Gi and has all of GPU gpu-3b-00-0 of e, which " +
+			"has no shares",
 		"ns waits Warning NotRanked"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}

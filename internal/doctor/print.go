@@ -137,5 +137,13 @@ func (p *printer) problems(all []host.Problem) {
 		counts[problem.Severity]++
 		p.printf("\n%s %s: %s\n  remedy: %s\n", problem.Severity, problem.ID, problem.What, problem.Remedy)
 	}
-	p.printf("\n%d errors, %d warnings\n", counts[host.Error], counts[host.Warning])
+	p.printf("\n%s, %s\n", counted(counts[host.Error], "error"), counted(counts[host.Warning], "warning"))
+}
+
+// counted returns the number with the word, in the plural unless it is one.
+func counted(n int, word string) string {
+	if n == 1 {
+		return "1 " + word
+	}
+	return fmt.Sprintf("%d %ss", n, word)
 }

@@ -102,6 +102,10 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		<-r.Context().Done() // nothing changes
 		return
 	}
+	if name, ok := strings.CutPrefix(r.URL.Path, "/api/v1/namespaces/"); ok && name == resource && name != "nowhere" {
+		reply(w, http.StatusOK, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+		return
+	}
 	switch resource {
 	case snapshot.Slices:
 		replyList(w, s.Slices, func(*resourceapi.ResourceSlice) bool { return true })

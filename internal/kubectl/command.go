@@ -6,6 +6,7 @@ package kubectl
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
 	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
@@ -50,7 +52,21 @@ func Command(streams genericiooptions.IOStreams) *cobra.Command {
 	p.config.AddFlags(cmd.PersistentFlags())
 	cmd.AddCommand(lsCommand(p), describeCommand(p), modelsCommand(p), topCommand(p), whyCommand(p), fitsCommand(p),
 		uiCommand(p))
+	for _, sub := range cmd.Commands() {
+		sub.Args = withUsage(sub.Args)
+	}
 	return cmd
+}
+
+// withUsage says how a command is called where its arguments are wrong.
+func withUsage(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if check == nil || check(cmd, args) == nil {
+			return nil
+		}
+		return fmt.Errorf("these are not its arguments; write: %s (%s --help says more)", cmd.UseLine(),
+			cmd.CommandPath())
+	}
 }
 
 // fast lets the API server limit requests, not the client, and reads objects as protobuf: a cluster can have 100,000
@@ -64,11 +80,26 @@ func fast(config *rest.Config) *rest.Config {
 
 // client returns a client with the rights of the user.
 func (p *plugin) client() (*kubernetes.Clientset, error) {
+	if err := p.configured(); err != nil {
+		return nil, err
+	}
 	config, err := p.config.ToRESTConfig()
 	if err != nil {
 		return nil, err
 	}
 	return kubernetes.NewForConfig(config)
+}
+
+// configured returns an error if nothing says where the API server is. The client would take localhost:8080 for it.
+func (p *plugin) configured() error {
+	raw, err := p.config.ToRawKubeConfigLoader().RawConfig()
+	if err != nil || len(raw.Clusters) > 0 || ptr.Deref(p.config.APIServer, "") != "" {
+		return err
+	}
+	if _, err := rest.InClusterConfig(); err == nil {
+		return nil
+	}
+	return errors.New("there is no kubeconfig that names a cluster; set KUBECONFIG, or give --kubeconfig")
 }
 
 // namespace returns the namespace of --namespace or of the context. explicit is true for --namespace.

@@ -3,6 +3,7 @@
 package kubectl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,7 +18,9 @@ import (
 	"k8s.io/cli-runtime/pkg/printers"
 
 	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/pkg/health"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
 )
 
 func describeCommand(p *plugin) *cobra.Command {
@@ -26,10 +29,11 @@ func describeCommand(p *plugin) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "describe GPU...",
 		Short: "Show the attributes, capacity, health and holders of GPUs.",
-		Long: "Show the attributes, capacity, taints, health and holders of GPUs. A GPU is named NODE/DEVICE, or by " +
-			"its UUID.",
-		Args: cobra.MinimumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error { return p.describe(cmd.Context(), args, f, o) },
+		Long: "Show the attributes, capacity, taints, health and holders of GPUs. A GPU is named NODE/DEVICE, by its " +
+			"UUID, or by its device name where only one GPU has it.",
+		Example: "  kubectl gpu describe node-1/gpu-3b-00-0",
+		Args:    cobra.MinimumNArgs(1),
+		RunE:    func(cmd *cobra.Command, args []string) error { return p.describe(cmd.Context(), args, f, o) },
 		ValidArgsFunction: func(cmd *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
 			return p.complete(cmd.Context(), given, (*GPU).Ref)
 		},
@@ -51,13 +55,12 @@ func (p *plugin) describe(ctx context.Context, args []string, f filter, o output
 	var found []*GPU
 	var missing []error
 	for _, arg := range args {
-		named := func(g *GPU) bool { return g.Ref() != arg && (g.UUID != arg || arg == "") }
-		of := slices.DeleteFunc(slices.Clone(all), named)
-		if len(of) == 0 {
-			missing = append(missing, fmt.Errorf(
-				"no GPU %q: name it NODE/DEVICE, as kubectl gpu ls -o name lists them, or by its UUID", arg))
+		g, err := oneGPU(all, arg)
+		if err != nil {
+			missing = append(missing, err)
+			continue
 		}
-		found = append(found, of...)
+		found = append(found, g...)
 	}
 	for _, g := range found {
 		g.Device = g.device
@@ -75,12 +78,38 @@ func (p *plugin) describe(ctx context.Context, args []string, f filter, o output
 	return errors.Join(err, errors.Join(missing...), s.Err())
 }
 
+// oneGPU returns the GPU of that name. A GPU of several drivers has several.
+func oneGPU(all []*GPU, name string) ([]*GPU, error) {
+	var found, short []*GPU
+	var refs []string
+	for _, g := range all {
+		switch {
+		case g.Ref() == name || g.UUID == name && name != "":
+			found = append(found, g)
+		case g.Name == name:
+			short = append(short, g)
+		}
+		refs = append(refs, g.Ref())
+	}
+	switch {
+	case len(found) > 0:
+		return found, nil
+	case len(short) == 1:
+		return short, nil
+	case len(short) > 1:
+		return nil, fmt.Errorf("%d GPUs are named %s: write NODE/DEVICE, such as %s", len(short), name, short[0].Ref())
+	}
+	return nil, fmt.Errorf("no GPU %q: name it NODE/DEVICE, as kubectl gpu ls -o name lists them, or by its UUID%s", name,
+		nearest.Hint(name, refs))
+}
+
 // describeGPU prints one GPU in the way of kubectl describe.
 func describeGPU(out io.Writer, g *GPU) error {
 	w := printers.GetNewTabWriter(out)
 	for _, line := range [][2]string{{"Name", g.Name}, {"Node", orNone(g.Node)}, {"Driver", g.Driver}, {"Pool", g.Pool},
 		{"UUID", orNone(g.UUID)}, {"Model", orNone(g.Model)}, {"Compute capability", orNone(g.ComputeCapability)},
-		{"Memory", memoryCell(g.Memory)}, {"Cores", coresCell(g.Cores)}, {"Health", health(g)}} {
+		{"Memory", memoryCell(g.Memory)}, {"Cores", coresCell(g.Cores)},
+		{"Sharing", sharingCell(g)}, {"Health", healthOf(g)}} {
 		fmt.Fprintf(w, "%s:\t%s\n", line[0], printable(line[1]))
 	}
 	if err := w.Flush(); err != nil {
@@ -90,8 +119,8 @@ func describeGPU(out io.Writer, g *GPU) error {
 	return describeHolders(out, g)
 }
 
-// health says in one line whether new claims can get the GPU.
-func health(g *GPU) string {
+// healthOf says in one line whether new claims can get the GPU.
+func healthOf(g *GPU) string {
 	switch prevents := slices.ContainsFunc(g.Taints, Taint.prevents); {
 	case prevents:
 		return "tainted: new claims do not get it"
@@ -106,6 +135,9 @@ func health(g *GPU) string {
 func describeDevice(out io.Writer, g *GPU) {
 	section(out, "Taints", g.Taints, func(t Taint) string {
 		line := fmt.Sprintf("%s, for %s", t, age(t.Since))
+		if remedy := remedy(g, t); remedy != "" {
+			return line + ": " + remedy
+		}
 		for _, known := range inventory.AllTaints {
 			if known.Key == t.Key {
 				line += ": " + known.Meaning
@@ -129,6 +161,30 @@ func describeDevice(out io.Writer, g *GPU) {
 		quantity := g.device.Capacity[n].Value
 		return string(n) + "=" + quantity.String()
 	})
+}
+
+// remedy says what is wrong with a GPU that has the taint, and what a person can do. "": the taint is not about health.
+func remedy(g *GPU, t Taint) string {
+	cause := health.Cause(t.Value)
+	switch t.Key {
+	case inventory.TaintXID:
+		number, err := strconv.ParseUint(t.Value, 10, 64)
+		if err != nil {
+			return ""
+		}
+		cause = health.XIDCause(number)
+	case inventory.TaintUnhealthy:
+	default:
+		return ""
+	}
+	where := cmp.Or(g.UUID, "INDEX") // nvidia-smi knows both
+	if g.device != nil {
+		if index := g.device.Attributes["index"].IntValue; index != nil {
+			where = strconv.FormatInt(*index, 10)
+		}
+	}
+	meaning, advice := health.Describe(cause)
+	return fmt.Sprintf("%s: %s What to do: %s", cause.Title(), meaning, health.OfGPU(advice, where))
 }
 
 // section prints a title and indented lines, or none.

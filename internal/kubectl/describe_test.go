@@ -4,11 +4,13 @@ package kubectl
 
 import (
 	"encoding/json"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
 )
 
 func TestDescribe(t *testing.T) {
@@ -124,6 +126,74 @@ func TestDescribeJSON(t *testing.T) {
 	}
 	if len(got.Items) != 1 || got.Items[0].Device == nil || got.Items[0].Device.Name != "gpu-3b-00-0" {
 		t.Errorf("got %s, want the GPU with its published device", out)
+	}
+}
+
+// A GPU is found by its device name where only one has it.
+func TestDescribeShortName(t *testing.T) {
+	s := cluster(t)
+	out, _, err := s.run(t, "describe", "gpu-af-00-0")
+	if err != nil || !strings.HasPrefix(squeezed(out), "Name: gpu-af-00-0\nNode: a\n") {
+		t.Errorf("got %q, %v, want the GPU of that name", out, err)
+	}
+	s.device(t, "b", "gpu-43-00-0").Name = "gpu-af-00-0"
+	_, _, err = s.run(t, "describe", "gpu-af-00-0")
+	if want := "2 GPUs are named gpu-af-00-0: write NODE/DEVICE, such as a/gpu-af-00-0"; err == nil ||
+		!strings.Contains(err.Error(), want) {
+		t.Errorf("got error %v, want %q", err, want)
+	}
+}
+
+// A taint about health says what is wrong and what to do, with the index of the GPU.
+func TestDescribeRemedy(t *testing.T) {
+	for _, row := range []struct{ key, value, want string }{
+		{"gpu.nvidia.com/xid", "48", "XID 48: A memory error that could not be corrected. What to do: End the programs on " +
+			"the GPU, and reset it: nvidia-smi -r -i 1."},
+		{"gpu.nvidia.com/unhealthy", "RecoveryActionReset", "RecoveryActionReset: NVIDIA's driver asks for a reset of the " +
+			"GPU. What to do: End the programs on the GPU, and reset it: nvidia-smi -r -i 1."},
+		{"gpu.nvidia.com/xid", "many", "an XID, the value"},
+	} {
+		s := cluster(t)
+		s.device(t, "a", "gpu-af-00-0").Taints = []resourceapi.DeviceTaint{{Key: row.key, Value: row.value,
+			Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		out, _, err := s.run(t, "describe", "a/gpu-af-00-0")
+		if err != nil || !strings.Contains(out, row.want) {
+			t.Errorf("got\n%s\n%v, want in it %q", out, err, row.want)
+		}
+	}
+}
+
+// Wrong arguments are answered with how the command is called, and no kubeconfig with where to name one.
+func TestUsage(t *testing.T) {
+	s := cluster(t)
+	for args, want := range map[string]string{
+		"describe": "write: kubectl gpu describe GPU...", "why": "write: kubectl gpu why POD|KIND/NAME",
+		"models x": "write: kubectl gpu models", "fits x -f y": "write: kubectl gpu fits -f FILE",
+	} {
+		if _, _, err := s.run(t, strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got error %v, want %q", args, err, want)
+		}
+	}
+	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
+	t.Setenv("HOME", t.TempDir())
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	for _, args := range []string{"ls", "why x", "models"} {
+		cmd := Command(genericiooptions.NewTestIOStreamsDiscard())
+		cmd.SetArgs(strings.Fields(args))
+		err := cmd.ExecuteContext(t.Context())
+		if want := "there is no kubeconfig that names a cluster; set KUBECONFIG"; err == nil ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got error %v, want %q", args, err, want)
+		}
+	}
+}
+
+// Each command has examples.
+func TestExamples(t *testing.T) {
+	for _, sub := range Command(genericiooptions.NewTestIOStreamsDiscard()).Commands() {
+		if sub.Example == "" {
+			t.Errorf("%s has no example", sub.Name())
+		}
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/nodetemplate"
 	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
+	"github.com/gpudra/gpu-dra-driver/pkg/api"
 	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 )
 
@@ -141,7 +142,7 @@ func (p *plugin) manifest(file, namespace string) (why.Manifest, error) {
 			break
 		}
 		if err == nil {
-			err = add(&m, document, namespace)
+			err = plainError(add(&m, document, namespace))
 		}
 		if err != nil {
 			return m, fmt.Errorf("%s: %w", file, err)
@@ -151,6 +152,18 @@ func (p *plugin) manifest(file, namespace string) (why.Manifest, error) {
 		return m, fmt.Errorf("%s has no Pod, ResourceClaim, ResourceClaimTemplate or object with a pod template", file)
 	}
 	return m, nil
+}
+
+// plainError returns the error of a wrong type without the names of this program's types.
+func plainError(err error) error {
+	path, text, ok := api.WrongType(err)
+	switch {
+	case !ok:
+		return err
+	case path == "":
+		return errors.New("a document: " + text)
+	}
+	return fmt.Errorf("%s: %s", path, text)
 }
 
 // workload is any object with a pod template, such as a Deployment, or with a template of a Job.

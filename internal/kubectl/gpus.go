@@ -30,8 +30,10 @@ type GPU struct {
 	UUID              string `json:"uuid,omitempty"`
 	Model             string `json:"model,omitempty"`
 	ComputeCapability string `json:"computeCapability,omitempty"`
-	Memory            Amount `json:"memory"` // bytes
-	Cores             Amount `json:"cores"`  // percent of the multiprocessors
+	Sharing           string `json:"sharing,omitempty"`  // how claims share it; empty: only partitions are published
+	Replicas          int64  `json:"replicas,omitempty"` // how many claims a replicated GPU is for
+	Memory            Amount `json:"memory"`             // bytes
+	Cores             Amount `json:"cores"`              // percent of the multiprocessors
 	// Partitions exist, or are allocated and therefore about to exist.
 	Partitions []Partition `json:"partitions,omitempty"`
 	Taints     []Taint     `json:"taints,omitempty"`
@@ -84,6 +86,8 @@ type Holder struct {
 	Memory    int64  `json:"memory"`            // bytes
 	Cores     int64  `json:"cores"`             // percent of the multiprocessors; 0: not limited
 	Whole     bool   `json:"whole"`             // nothing is left for others
+	// Asked is what the claim asks for, if it has a whole GPU instead, because that has no shares.
+	Asked string `json:"asked,omitempty"`
 	// Pods are the pods that may use the claim.
 	Pods []string `json:"pods,omitempty"`
 	// Since is the time of the allocation, or the creation of the claim if Kubernetes has not stored that time.
@@ -170,6 +174,8 @@ func (g *GPU) describe(partitions []*resourceapi.Device) {
 	}
 	tainted := partitions
 	if g.device != nil {
+		replicas := g.device.Capacity["shares"].Value
+		g.Sharing, g.Replicas = text(g.device, "sharing"), replicas.Value()
 		tainted = []*resourceapi.Device{g.device}
 	}
 	for _, d := range tainted {
@@ -202,6 +208,10 @@ func (g *GPU) hold(p *view.Physical, claims map[types.NamespacedName]*resourceap
 				holder.Pods = append(holder.Pods, pod.Name)
 			}
 		}
+		if holder.Whole && !gpu.IsPartition(h.Device) && g.device != nil && !ptr.Deref(g.device.AllowMultipleAllocations,
+			false) {
+			holder.Asked = askedOf(c, g, h.Device)
+		}
 		holder.Problem = problem(c, g.Driver, g.Pool, h.Device)
 		if gpu.IsPartition(h.Device) {
 			holder.Profile = gpu.PartitionProfile(h.Device)
@@ -217,6 +227,17 @@ func (g *GPU) hold(p *view.Physical, claims map[types.NamespacedName]*resourceap
 			cmp.Compare(a.Device, b.Device))
 	})
 	slices.SortFunc(g.Partitions, func(a, b Partition) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// askedOf returns the amounts that the claim asks for of the device, if they are less than all. "": it asks for none.
+func askedOf(c *resourceapi.ResourceClaim, g *GPU, device string) string {
+	for _, r := range c.Status.Allocation.Devices.Results {
+		if r.Driver != g.Driver || r.Pool != g.Pool || r.Device != device {
+			continue
+		}
+		return snapshot.Share(&c.Spec, r.Request, g.device)
+	}
+	return ""
 }
 
 // take marks a partition as held, and adds one that the driver creates for the holder.

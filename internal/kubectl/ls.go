@@ -11,14 +11,17 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
 )
 
 // filter selects GPUs.
 type filter struct {
 	driver, model, namespace string
-	nodes                    []string
+	names                    []string // of nodes and GPUs
 }
 
 func (f *filter) addDriver(cmd *cobra.Command) {
@@ -32,17 +35,54 @@ func (f *filter) addModel(cmd *cobra.Command) {
 
 // keeps reports whether the GPU is selected.
 func (f *filter) keeps(g *GPU) bool {
-	return (len(f.nodes) == 0 || slices.Contains(f.nodes, g.place())) &&
-		strings.Contains(strings.ToLower(g.Model), strings.ToLower(f.model)) &&
+	return (len(f.names) == 0 || slices.ContainsFunc(f.names, g.named)) &&
+		f.ofModel(g) &&
 		(f.namespace == "" || slices.ContainsFunc(g.Holders, func(h Holder) bool { return h.Namespace == f.namespace }))
 }
 
 // nothing says that no GPU is selected.
 func (f *filter) nothing() string {
-	if len(f.nodes) == 0 && f.model == "" && f.namespace == "" {
+	if len(f.names) == 0 && f.model == "" && f.namespace == "" {
 		return "No GPUs found."
 	}
 	return "No GPUs found with these names and flags; kubectl gpu ls -A lists all."
+}
+
+// unknown returns an error if the filter names a node, a GPU or a model that there is not: a misspelt name is not to look
+// like one without GPUs.
+func (f *filter) unknown(all []*GPU, s *snapshot.Snapshot) error {
+	var places, models, nodes []string
+	for _, g := range all {
+		places, models = append(places, g.place(), g.Ref()), append(models, g.Model)
+	}
+	for _, n := range s.Nodes {
+		nodes = append(nodes, n.Name)
+	}
+	for _, name := range f.names {
+		switch {
+		case slices.ContainsFunc(all, func(g *GPU) bool { return g.named(name) }):
+		case slices.Contains(nodes, name):
+			return fmt.Errorf("node %s has no GPUs that a DRA driver publishes", name)
+		default:
+			return fmt.Errorf("there is no node or GPU %q%s", name, nearest.Hint(name, slices.Concat(places, nodes)))
+		}
+	}
+	if f.model != "" && len(all) > 0 && !slices.ContainsFunc(all, func(g *GPU) bool { return f.ofModel(g) }) {
+		slices.Sort(models)
+		return fmt.Errorf("no GPU is of a model with %q in its name; the models are %s", f.model,
+			joined(slices.Compact(models)))
+	}
+	return nil
+}
+
+// ofModel reports whether the model of the GPU contains that of the filter.
+func (f *filter) ofModel(g *GPU) bool {
+	return strings.Contains(strings.ToLower(g.Model), strings.ToLower(f.model))
+}
+
+// named reports whether the name is that of the GPU, or of its node.
+func (g *GPU) named(name string) bool {
+	return name != "" && (name == g.place() || name == g.Ref() || name == g.UUID || name == g.Name)
 }
 
 // gpus reads the GPUs. Without slices it returns an error. What else it could not read is in the snapshot.
@@ -54,11 +94,30 @@ func (p *plugin) gpus(ctx context.Context, f filter, more ...string) ([]*GPU, *s
 	if s.Unread[snapshot.Slices] != nil {
 		return nil, nil, s.Err()
 	}
-	all, err := selected(s, f)
+	all, err := selected(s, filter{driver: f.driver})
+	if err == nil {
+		err = errors.Join(f.unknown(all, s), p.unknownNamespace(ctx, f.namespace))
+	}
+	all = slices.DeleteFunc(all, func(g *GPU) bool { return !f.keeps(g) })
 	for _, warning := range incomplete(s.Slices) {
 		fmt.Fprintln(p.ErrOut, "Warning:", warning)
 	}
 	return all, s, err
+}
+
+// unknownNamespace returns an error if there is no such namespace. Without the right to read it, there may be.
+func (p *plugin) unknownNamespace(ctx context.Context, namespace string) error {
+	if namespace == "" {
+		return nil
+	}
+	client, err := p.client()
+	if err != nil {
+		return err
+	}
+	if _, err := client.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+		return fmt.Errorf("there is no namespace %q", namespace)
+	}
+	return nil
 }
 
 // selected returns the GPUs of the snapshot that the filter keeps.
@@ -89,13 +148,15 @@ func lsCommand(p *plugin) *cobra.Command {
 	var o output
 	var allNamespaces bool
 	cmd := &cobra.Command{
-		Use:   "ls [NODE...]",
+		Use:   "ls [NODE|GPU...]",
 		Short: "List the GPUs of the cluster with their allocated memory and cores, taints, and who holds them.",
-		Long: "List the GPUs of the cluster with their allocated memory and cores, partitions, taints, and the " +
-			"claims that hold them. With --namespace, only GPUs that claims of this namespace hold.",
+		Long: "List the GPUs of the cluster with their sharing mode, allocated memory and cores, partitions, taints, " +
+			"and the claims that hold them. With --namespace, only GPUs that claims of this namespace hold. A GPU is " +
+			"named NODE/DEVICE, by its device name, or by its UUID.",
+		Example: "  kubectl gpu ls\n  kubectl gpu ls node-1 --model h100\n  kubectl gpu ls -n team-a -o wide",
 		Aliases: []string{"list"},
-		RunE: func(cmd *cobra.Command, nodes []string) error {
-			f.nodes = nodes
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f.names = args
 			namespace, explicit, err := p.namespace()
 			if err != nil {
 				return err
@@ -132,14 +193,14 @@ func (p *plugin) ls(ctx context.Context, f filter, o output) error {
 
 // gpuTable returns a row for each GPU.
 func gpuTable(all []*GPU, o output) table {
-	t := table{header: []string{"NODE", "GPU", "MODEL", "MEMORY", "CORES", "PARTITIONS", "TAINTS", "HELD BY"}}
+	t := table{header: []string{"NODE", "GPU", "MODEL", "SHARING", "MEMORY", "CORES", "PARTITIONS", "TAINTS", "HELD BY"}}
 	holders := shownHolders
 	if o.format == wide {
 		holders = math.MaxInt
 		t.header = append(t.header, "COMPUTE", "UUID", "DRIVER")
 	}
 	for _, g := range all {
-		cells := []string{g.place(), g.Name, orNone(g.Model), memoryCell(g.Memory), coresCell(g.Cores),
+		cells := []string{g.place(), g.Name, orNone(g.Model), sharingCell(g), memoryCell(g.Memory), coresCell(g.Cores),
 			joined(partitionCells(g.Partitions)), joined(taintCells(g)), holdersCell(g, holders)}
 		if o.format == wide {
 			cells = append(cells, orNone(g.ComputeCapability), orNone(g.UUID), g.Driver)
@@ -148,6 +209,14 @@ func gpuTable(all []*GPU, o output) table {
 		t.rows = append(t.rows, row{cells, bad})
 	}
 	return t
+}
+
+// sharingCell returns how claims share the GPU: a replicated one with the number of its replicas.
+func sharingCell(g *GPU) string {
+	if g.Replicas > 0 {
+		return fmt.Sprintf("%s (%d)", g.Sharing, g.Replicas)
+	}
+	return orNone(g.Sharing)
 }
 
 func orNone(s string) string {
@@ -234,6 +303,8 @@ func holdersCell(g *GPU, most int) string {
 func (h Holder) String() string {
 	text := h.Namespace + "/" + h.Claim
 	switch {
+	case h.Whole && h.Asked != "":
+		return fmt.Sprintf("%s (all: asked for %s, and the GPU has no shares)", text, h.Asked)
 	case h.Whole:
 		return text
 	case h.Profile != "":

@@ -32,7 +32,7 @@ func squeezed(text string) string {
 }
 
 func TestLs(t *testing.T) {
-	const header = "NODE GPU MODEL MEMORY CORES PARTITIONS TAINTS HELD BY\n"
+	const header = "NODE GPU MODEL SHARING MEMORY CORES PARTITIONS TAINTS HELD BY\n"
 	for _, row := range []struct {
 		name   string
 		change func(s *apiServer)
@@ -41,21 +41,21 @@ func TestLs(t *testing.T) {
 		err    string // "": no error
 	}{
 		{"shares of a GPU", nil, "a", header +
-			"a gpu-3b-00-0 Tesla T4 ███████░░░ 11Gi/15Gi ███░░░░░░░ 30% <none> <none> " +
+			"a gpu-3b-00-0 Tesla T4 fractional ███████░░░ 11Gi/15Gi ███░░░░░░░ 30% <none> <none> " +
 			"ml/serve (6Gi), ml/train (5Gi, 30%)\n" +
-			"a gpu-af-00-0 Tesla T4 ░░░░░░░░░░ 0/15Gi ░░░░░░░░░░ 0% <none> <none> <none>", ""},
+			"a gpu-af-00-0 Tesla T4 fractional ░░░░░░░░░░ 0/15Gi ░░░░░░░░░░ 0% <none> <none> <none>", ""},
 		{"a whole GPU and a partition", nil, "b --no-headers",
-			"b gpu-1b-00-0 NVIDIA H100 80GB HBM3 ██████████ 79.6Gi/79.6Gi ██████████ 100% <none> <none> ml/whole\n" +
-				"b gpu-43-00-0 NVIDIA H100 80GB HBM3 █░░░░░░░░░ 9.8Gi/79.6Gi █░░░░░░░░░ 12% 1x1g.10gb <none> " +
+			"b gpu-1b-00-0 NVIDIA H100 80GB HBM3 fractional ██████████ 79.6Gi/79.6Gi ██████████ 100% <none> <none> ml/whole\n" +
+				"b gpu-43-00-0 NVIDIA H100 80GB HBM3 fractional █░░░░░░░░░ 9.8Gi/79.6Gi █░░░░░░░░░ 12% 1x1g.10gb <none> " +
 				"ml/small (1g.10gb)", ""},
 		{"a taint, and a node that takes no pods", func(s *apiServer) {
 			s.device(t, "a", "gpu-af-00-0").Taints = []resourceapi.DeviceTaint{{Key: "gpu.nvidia.com/xid", Value: "79",
 				Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 			s.Nodes[0].Spec.Unschedulable = true
 		}, "a", header +
-			"a gpu-3b-00-0 Tesla T4 ███████░░░ 11Gi/15Gi ███░░░░░░░ 30% <none> node SchedulingDisabled " +
+			"a gpu-3b-00-0 Tesla T4 fractional ███████░░░ 11Gi/15Gi ███░░░░░░░ 30% <none> node SchedulingDisabled " +
 			"ml/serve (6Gi), ml/train (5Gi, 30%)\n" +
-			"a gpu-af-00-0 Tesla T4 ░░░░░░░░░░ 0/15Gi ░░░░░░░░░░ 0% <none> node SchedulingDisabled, " +
+			"a gpu-af-00-0 Tesla T4 fractional ░░░░░░░░░░ 0/15Gi ░░░░░░░░░░ 0% <none> node SchedulingDisabled, " +
 			"gpu.nvidia.com/xid=79:NoSchedule <none>", ""},
 		{"an obsolete slice has no say", func(s *apiServer) {
 			old := s.Slices[0].DeepCopy()
@@ -69,7 +69,7 @@ func TestLs(t *testing.T) {
 		{"GPUs of a model", nil, "--model t4 -o name", "a/gpu-3b-00-0\na/gpu-af-00-0", ""},
 		{"GPUs of another driver", func(s *apiServer) { s.Slices = append(s.Slices, foreign()) },
 			"--driver gpu.example.com", header +
-				"a card-0 LATEST-GPU ░░░░░░░░░░ 0/80Gi ░░░░░░░░░░ 0% <none> <none> <none>", ""},
+				"a card-0 LATEST-GPU <none> ░░░░░░░░░░ 0/80Gi ░░░░░░░░░░ 0% <none> <none> <none>", ""},
 		{"a GPU of no single node, by its pool", func(s *apiServer) {
 			s.Slices = append(s.Slices, foreign())
 			of := &s.Slices[len(s.Slices)-1].Spec
@@ -83,11 +83,37 @@ func TestLs(t *testing.T) {
 			s.missing = []string{slicesPath, claimsPath}
 		}, "", "", "Kubernetes 1.34 or newer is needed"},
 		{"no right to read claims of other namespaces", func(s *apiServer) { s.forbidden = []string{claimsPath} }, "a",
-			header + "a gpu-3b-00-0 Tesla T4 ?/15Gi ? <none> <none> ml/serve (6Gi), ml/train (5Gi, 30%)\n" +
-				"a gpu-af-00-0 Tesla T4 ?/15Gi ? <none> <none> ?", "only those of namespace ml are known"},
+			header + "a gpu-3b-00-0 Tesla T4 fractional ?/15Gi ? <none> <none> ml/serve (6Gi), ml/train (5Gi, 30%)\n" +
+				"a gpu-af-00-0 Tesla T4 fractional ?/15Gi ? <none> <none> ?", "only those of namespace ml are known"},
 		{"no right to read nodes", func(s *apiServer) { s.forbidden = []string{nodesPath} }, "a -o name",
 			"a/gpu-3b-00-0\na/gpu-af-00-0",
-			`read nodes: nodes is forbidden: User "eve" cannot list resource "nodes"`},
+			"read nodes: the missing right is the verb \"list\" on nodes in a ClusterRole\na ClusterRole to copy: https://"},
+		{"no such node", nil, "nod-a", "", `there is no node or GPU "nod-a"`},
+		{"a misspelt GPU", nil, "a/gpu-3b-00-1", "", `there is no node or GPU "a/gpu-3b-00-1"; did you mean a/gpu-3b-00-0?`},
+		{"a node without GPUs", func(s *apiServer) { s.Nodes = append(s.Nodes, node("c")) }, "c", "",
+			"node c has no GPUs that a DRA driver publishes"},
+		{"no such namespace", nil, "-n nowhere", "", `there is no namespace "nowhere"`},
+		{"a namespace that holds none", nil, "-n empty -o name", "", ""},
+		{"no such model", nil, "--model h200", "",
+			`no GPU is of a model with "h200" in its name; the models are NVIDIA H100 80GB HBM3, Tesla T4`},
+		{"a GPU by its name", nil, "a/gpu-3b-00-0 -o name", "a/gpu-3b-00-0", ""},
+		{"a GPU by its device name", nil, "gpu-af-00-0 -o name", "a/gpu-af-00-0", ""},
+		{"a share that has a whole GPU", func(s *apiServer) {
+			d := s.device(t, "a", "gpu-af-00-0")
+			d.AllowMultipleAllocations, d.Attributes["sharing"] = nil, resourceapi.DeviceAttribute{
+				StringValue: ptr.To("exclusive")}
+			c := claim("small", "a", "gpu-af-00-0")
+			c.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{
+				Capacity: &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{
+					"memory": resource.MustParse("5Gi")}}}}}
+			s.Claims = append(s.Claims, c)
+		}, "gpu-af-00-0 --no-headers", "a gpu-af-00-0 Tesla T4 exclusive ██████████ 15Gi/15Gi ██████████ 100% <none> <none> " +
+			"ml/small (all: asked for memory 5Gi, and the GPU has no shares)", ""},
+		{"a replicated GPU", func(s *apiServer) {
+			d := s.device(t, "a", "gpu-af-00-0")
+			d.Attributes["sharing"] = resourceapi.DeviceAttribute{StringValue: ptr.To("replicated")}
+			d.Capacity["shares"] = resourceapi.DeviceCapacity{Value: resource.MustParse("4")}
+		}, "gpu-af-00-0 --no-headers", "a gpu-af-00-0 Tesla T4 replicated (4) ", ""},
 		{"an unknown format", nil, "-o table", "", `output format "table", allowed formats are: json,kyaml,name,wide,yaml`},
 	} {
 		t.Run(row.name, func(t *testing.T) {

@@ -46,13 +46,14 @@ func modelsCommand(p *plugin) *cobra.Command {
 		Use:   "models",
 		Short: "List the models of GPUs of the cluster, and how to ask for each.",
 		Long: "List the models of GPUs of the cluster: how many there are and how many are free, and the device " +
-			"classes and the CEL expression that ask for one.",
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return p.models(cmd.Context(), f, o) },
+			"classes that ask for one, and with -o wide the CEL expression for its selector.",
+		Example: "  kubectl gpu models\n  kubectl gpu models --model h100 -o wide",
+		Args:    cobra.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return p.models(cmd.Context(), f, o) },
 	}
 	f.addDriver(cmd)
 	f.addModel(cmd)
-	o.addFlags(cmd, names)
+	o.addFlags(cmd, wide, names)
 	return cmd
 }
 
@@ -67,7 +68,7 @@ func (p *plugin) models(ctx context.Context, f filter, o output) error {
 	}
 	all := modelsOf(ctx, gpus, s)
 	err = printList(p, printer, o, "ModelList", all, func(m *Model) string { return m.Name }, f.nothing(),
-		modelTable(all, s))
+		modelTable(all, s, o))
 	return errors.Join(err, s.Err())
 }
 
@@ -178,8 +179,11 @@ func classesOf(ctx context.Context, m *Model, classes []*resourceapi.DeviceClass
 	return accept
 }
 
-func modelTable(all []*Model, s *snapshot.Snapshot) table {
-	t := table{header: []string{"MODEL", "MEMORY", "COMPUTE", "GPUS", "FREE", "PARTITIONS", "CLASSES", "SELECTOR"}}
+func modelTable(all []*Model, s *snapshot.Snapshot, o output) table {
+	t := table{header: []string{"MODEL", "MEMORY", "COMPUTE", "GPUS", "FREE", "PARTITIONS", "CLASSES"}}
+	if o.format == wide {
+		t.header = append(t.header, "SELECTOR")
+	}
 	for _, m := range all {
 		free := unknown
 		if m.Free != nil {
@@ -189,8 +193,12 @@ func modelTable(all []*Model, s *snapshot.Snapshot) table {
 		if s.Unread[snapshot.Classes] != nil {
 			classes = unknown
 		}
-		t.rows = append(t.rows, row{cells: []string{orNone(m.Name), size(m.Memory), orNone(m.ComputeCapability),
-			strconv.Itoa(m.GPUs), free, joined(m.Profiles), classes, orNone(m.Selector)}})
+		cells := []string{orNone(m.Name), size(m.Memory), orNone(m.ComputeCapability), strconv.Itoa(m.GPUs), free,
+			joined(m.Profiles), classes}
+		if o.format == wide {
+			cells = append(cells, orNone(m.Selector))
+		}
+		t.rows = append(t.rows, row{cells: cells})
 	}
 	return t
 }

@@ -74,8 +74,9 @@ func topCommand(p *plugin) *cobra.Command {
 		Short: "Show what containers use of GPUs.",
 		Long: "Show what the containers of a namespace use of GPUs, from the metrics of the driver's plugins. It " +
 			"reads them through the API server and needs the right to get pods/proxy in the namespace of the driver.",
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return p.top(cmd.Context(), o) },
+		Example: "  kubectl gpu top -n team-a\n  kubectl gpu top -A",
+		Args:    cobra.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return p.top(cmd.Context(), o) },
 	}
 	cmd.Flags().BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "Show the containers of all namespaces.")
 	cmd.Flags().StringVar(&o.plugins, "plugins", "app.kubernetes.io/component=kubelet-plugin",

@@ -26,8 +26,9 @@ func uiCommand(p *plugin) *cobra.Command {
 		Long: "Serve a page on 127.0.0.1 that shows the GPUs of the cluster, live, until it is interrupted. Nothing " +
 			"is exposed in the cluster. The URL has a token against other users of this machine: open it as it is " +
 			"printed.",
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return p.ui(cmd.Context(), f, port) },
+		Example: "  kubectl gpu ui\n  kubectl gpu ui --port 8081",
+		Args:    cobra.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return p.ui(cmd.Context(), f, port) },
 	}
 	f.addDriver(cmd)
 	cmd.Flags().Uint16Var(&port, "port", 0, "Port of the page; 0 is a random one.")

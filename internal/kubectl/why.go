@@ -3,14 +3,20 @@
 package kubectl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
@@ -19,12 +25,13 @@ import (
 func whyCommand(p *plugin) *cobra.Command {
 	var o output
 	cmd := &cobra.Command{
-		Use:   "why POD|pod/NAME|claim/NAME",
+		Use:   "why POD|KIND/NAME",
 		Short: "Explain why a pod or ResourceClaim waits for devices, and what would help.",
 		Long: "Explain why a pod or ResourceClaim waits for devices. The first line is the cause, the second the " +
 			"smallest change with which it would be scheduled now. A name without a kind is that of a pod, or of a " +
-			"claim if there is no such pod.",
-		Example: "  kubectl gpu why trainer\n  kubectl gpu why claim/big-gpu -o json",
+			"claim if there is no such pod. A workload, such as deployment/NAME or job/NAME, counts as one of its pods, " +
+			"of which one that waits comes first.",
+		Example: "  kubectl gpu why trainer\n  kubectl gpu why claim/big-gpu -o json\n  kubectl gpu why deployment/vllm",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.why(cmd.Context(), args[0], o)
@@ -37,17 +44,21 @@ func whyCommand(p *plugin) *cobra.Command {
 
 // kinds are the names of kinds in arguments.
 var kinds = map[string]string{"pod": "pod", "pods": "pod", "po": "pod", "claim": "claim", "claims": "claim",
-	"resourceclaim": "claim", "resourceclaims": "claim"}
+	"resourceclaim": "claim", "resourceclaims": "claim", "deployment": "deployment", "deployments": "deployment",
+	"deploy": "deployment", "replicaset": "replicaset", "replicasets": "replicaset", "rs": "replicaset",
+	"statefulset": "statefulset", "statefulsets": "statefulset", "sts": "statefulset", "daemonset": "daemonset",
+	"daemonsets": "daemonset", "ds": "daemonset", "job": "job", "jobs": "job"}
 
-// parseObject splits KIND/NAME. The kind is pod, claim or empty.
+// parseObject splits KIND/NAME. The kind is one of kinds, or empty.
 func parseObject(arg string) (kind, name string, err error) {
 	kind, name, ok := strings.Cut(arg, "/")
 	if !ok {
 		return "", arg, nil
 	}
+	kind, _, _ = strings.Cut(strings.ToLower(kind), ".") // deployment.apps is a deployment
 	if kinds[kind] == "" || name == "" || strings.Contains(name, "/") {
-		return "", "", fmt.Errorf("%q is no pod or claim; write NAME, pod/NAME or claim/NAME, and the namespace with "+
-			"--namespace", arg)
+		return "", "", fmt.Errorf("%q is no pod, claim or workload; write NAME, pod/NAME, claim/NAME, or deployment, "+
+			"replicaset, statefulset, daemonset or job with /NAME, and the namespace with --namespace", arg)
 	}
 	return kinds[kind], name, nil
 }
@@ -65,6 +76,12 @@ func (p *plugin) why(ctx context.Context, arg string, o output) error {
 	if err != nil {
 		return err
 	}
+	if kind != "" && kind != "pod" && kind != "claim" {
+		if name, err = p.podOf(ctx, kind, namespace, name); err != nil {
+			return err
+		}
+		kind = "pod"
+	}
 	report, err := p.current(ctx, kind, namespace, name)
 	if err != nil {
 		return err
@@ -79,6 +96,86 @@ func (p *plugin) why(ctx context.Context, arg string, o output) error {
 			"time"))
 	}
 	return err
+}
+
+// podOf returns the name of a pod of the workload: one that waits for a node, or else one that does not run, or any.
+func (p *plugin) podOf(ctx context.Context, kind, namespace, name string) (string, error) {
+	client, err := p.client()
+	if err != nil {
+		return "", err
+	}
+	selector, err := selectorOf(ctx, client, kind, namespace, name)
+	if apierrors.IsNotFound(err) {
+		return "", fmt.Errorf("there is no %s %s in namespace %s", kind, name, namespace)
+	}
+	if err != nil {
+		return "", err
+	}
+	pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		return "", err
+	}
+	if len(pods.Items) == 0 {
+		return "", fmt.Errorf("%s %s has no pods: kubectl describe %s/%s -n %s says why; kubectl gpu fits -f FILE says "+
+			"whether a pod of it would get devices", kind, name, kind, name, namespace)
+	}
+	best := slices.MinFunc(pods.Items, func(a, b corev1.Pod) int {
+		return cmp.Or(progress(a)-progress(b), strings.Compare(a.Name, b.Name))
+	})
+	return best.Name, nil
+}
+
+// progress orders pods: those that wait for a node first, then those that do not run.
+func progress(pod corev1.Pod) int {
+	switch {
+	case pod.Spec.NodeName == "" && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed:
+		return 0
+	case pod.Status.Phase != corev1.PodRunning && pod.Status.Phase != corev1.PodSucceeded:
+		return 1
+	}
+	return 2
+}
+
+// selectorOf returns the label selector of the pods of a workload.
+func selectorOf(ctx context.Context, client *kubernetes.Clientset, kind, namespace, name string) (string, error) {
+	var selector *metav1.LabelSelector
+	var err error
+	apps := client.AppsV1()
+	switch kind {
+	case "deployment":
+		selector, err = ofSpec(apps.Deployments(namespace).Get(ctx, name, metav1.GetOptions{}))(
+			func(o *appsv1.Deployment) *metav1.LabelSelector { return o.Spec.Selector })
+	case "replicaset":
+		selector, err = ofSpec(apps.ReplicaSets(namespace).Get(ctx, name, metav1.GetOptions{}))(
+			func(o *appsv1.ReplicaSet) *metav1.LabelSelector { return o.Spec.Selector })
+	case "statefulset":
+		selector, err = ofSpec(apps.StatefulSets(namespace).Get(ctx, name, metav1.GetOptions{}))(
+			func(o *appsv1.StatefulSet) *metav1.LabelSelector { return o.Spec.Selector })
+	case "daemonset":
+		selector, err = ofSpec(apps.DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{}))(
+			func(o *appsv1.DaemonSet) *metav1.LabelSelector { return o.Spec.Selector })
+	default:
+		selector, err = ofSpec(client.BatchV1().Jobs(namespace).Get(ctx, name, metav1.GetOptions{}))(
+			func(o *batchv1.Job) *metav1.LabelSelector { return o.Spec.Selector })
+	}
+	if err != nil {
+		return "", err
+	}
+	s, err := metav1.LabelSelectorAsSelector(selector)
+	if err != nil {
+		return "", err
+	}
+	return s.String(), nil
+}
+
+// ofSpec returns a function that takes the selector of an object, if it could be read.
+func ofSpec[T any](object T, err error) func(func(T) *metav1.LabelSelector) (*metav1.LabelSelector, error) {
+	return func(selector func(T) *metav1.LabelSelector) (*metav1.LabelSelector, error) {
+		if err != nil {
+			return nil, err
+		}
+		return selector(object), nil
+	}
 }
 
 // attempts is how often an object is read that changes while it is explained.

@@ -11,8 +11,11 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/internal/why"
@@ -22,10 +25,10 @@ import (
 const (
 	bigTemplate = `{apiVersion: resource.k8s.io/v1, kind: ResourceClaimTemplate, metadata: {name: big},
 spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 60Gi}}}}]}}}}`
-	bigPod = `{apiVersion: v1, kind: Pod, metadata: {name: worker}, spec: {containers: [{name: main}],
+	bigPod = `{apiVersion: v1, kind: Pod, metadata: {name: worker}, spec: {containers: [{name: main, resources: {claims: [{name: gpu}]}}],
 resourceClaims: [{name: gpu, resourceClaimTemplateName: big}]}}`
 	bigDeployment = `{apiVersion: apps/v1, kind: Deployment, metadata: {name: serve}, spec: {template: {spec: {
-containers: [{name: main}], resourceClaims: [{name: gpu, resourceClaimTemplateName: big}]}}}}`
+containers: [{name: main, resources: {claims: [{name: gpu}]}}], resourceClaims: [{name: gpu, resourceClaimTemplateName: big}]}}}}`
 	anyClaim = `{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: any}, spec: {devices: {
 requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]}}}`
 )
@@ -87,7 +90,23 @@ func TestWhy(t *testing.T) {
 		}, "whole", "claim whole has its devices: gpu-3b-00-0\n", ""},
 		{"neither pod nor claim", nil, "missing", "", "there is no pod or resourceclaim missing in namespace ml"},
 		{"a claim of a pod's name", nil, "claim/worker", "", "there is no resourceclaim worker in namespace ml"},
-		{"another kind", nil, "node/a", "", `"node/a" is no pod or claim; write NAME, pod/NAME or claim/NAME`},
+		{"another kind", nil, "node/a", "", `"node/a" is no pod, claim or workload; write NAME, pod/NAME, claim/NAME, or deployment,`},
+		{"a deployment", func(s *apiServer) {
+			placed := s.Pods[0].DeepCopy()
+			placed.Name, placed.Spec.NodeName = "earlier", "a"
+			s.Pods = append(s.Pods, placed)
+			s.answers["/apis/apps/v1/namespaces/ml/deployments/serve"] = func(w http.ResponseWriter, _ *http.Request) {
+				reply(w, http.StatusOK, &appsv1.Deployment{Spec: appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{
+					MatchLabels: map[string]string{"app": "serve"}}}})
+			}
+		}, "deployment/serve", workerWaits, ""},
+		{"a job without pods", func(s *apiServer) {
+			s.Pods = nil
+			s.answers["/apis/batch/v1/namespaces/ml/jobs/train"] = func(w http.ResponseWriter, _ *http.Request) {
+				reply(w, http.StatusOK, &batchv1.Job{Spec: batchv1.JobSpec{Selector: &metav1.LabelSelector{}}})
+			}
+		}, "job.batch/train", "", "job train has no pods: kubectl describe job/train -n ml says why"},
+		{"no such deployment", nil, "deploy/serve", "", "there is no deployment serve in namespace ml"},
 		{"no right to read slices", func(s *apiServer) {
 			s.forbidden = []string{"/apis/resource.k8s.io/v1/resourceslices"}
 		}, "worker", "no answer without the right to list resourceslices.resource.k8s.io",
@@ -191,6 +210,8 @@ func TestFits(t *testing.T) {
 		{"an unknown profile", anyClaim, []string{"--profile", "abacus"}, "", `no profile "abacus"; known are a30-x2`},
 		{"nothing to ask about", "{apiVersion: v1, kind: Namespace, metadata: {name: ml}}", nil, "",
 			"has no Pod, ResourceClaim, ResourceClaimTemplate or object with a pod template"},
+		{"a list in place of a text", strings.Replace(anyClaim, "deviceClassName: gpu.nvidia.com", "deviceClassName: [gpu]", 1),
+			nil, "", "spec.devices.requests.exactly.deviceClassName: want a text, not array"},
 		{"a mistake", strings.Replace(anyClaim, "deviceClassName", "className", 1), nil, "",
 			`unknown field "className"`},
 		{"a request of nothing", "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: any}, spec: " +

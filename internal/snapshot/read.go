@@ -202,14 +202,39 @@ func (s *Snapshot) Err() error {
 		}
 		all = append(all, explain(resource, err))
 	}
+	if slices.ContainsFunc(all, func(err error) bool { return errors.As(err, new(*missingRight)) }) {
+		all = append(all, errors.New("a ClusterRole to copy: "+rightsPage))
+	}
 	return errors.Join(all...)
 }
+
+// rightsPage has a ClusterRole with all rights of readers.
+const rightsPage = "https://github.com/gpudra/gpu-dra-driver/blob/main/docs/kubectl-gpu.md#rights"
+
+// missingRight means that the user may not list the resource.
+type missingRight struct {
+	resource string
+	err      error
+}
+
+// Error implements error. It leaves out what the API server says: that has the same content.
+func (e *missingRight) Error() string {
+	only := ""
+	var partial *PartialError
+	if errors.As(e.err, &partial) {
+		only = fmt.Sprintf("only those of namespace %s are known; ", partial.Namespace)
+	}
+	return fmt.Sprintf("read %s: %sthe missing right is the verb \"list\" on %s in a ClusterRole", e.resource, only,
+		FullName(e.resource))
+}
+
+// Unwrap returns the answer of the API server.
+func (e *missingRight) Unwrap() error { return e.err }
 
 func explain(resource string, err error) error {
 	switch {
 	case apierrors.IsForbidden(err):
-		return fmt.Errorf("read %s: %w; the missing right is the verb \"list\" on %s in a ClusterRole", resource, err,
-			FullName(resource))
+		return &missingRight{resource, err}
 	case apierrors.IsNotFound(err) && groups[resource] != "":
 		return fmt.Errorf("read %s: the API server does not serve %s/v1: Kubernetes 1.34 or newer is needed (%w)",
 			resource, groups[resource], err)

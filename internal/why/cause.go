@@ -402,9 +402,11 @@ func lossTexts(reasons []reason, count map[reason]int) string {
 			all = append(all, fmt.Sprintf("and %d more reasons", len(reasons)-most))
 			break
 		}
-		text := map[LossKind]string{LostClause: "do not meet " + r.detail, LostTaint: "have the taint " + r.detail,
-			LostCapacity: "have " + r.detail, LostHeld: "are " + r.detail}[r.kind]
-		all = append(all, fmt.Sprintf("%d %s", count[r], cmp.Or(text, r.detail)))
+		n := count[r]
+		text := map[LossKind]string{LostClause: plural(n, "does", "do") + " not meet " + r.detail,
+			LostTaint: plural(n, "has", "have") + " the taint " + r.detail, LostCapacity: plural(n, "has ", "have ") + r.detail,
+			LostHeld: plural(n, "is ", "are ") + r.detail}[r.kind]
+		all = append(all, fmt.Sprintf("%d %s", n, cmp.Or(text, r.detail)))
 	}
 	return strings.Join(all, ", ")
 }

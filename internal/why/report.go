@@ -161,6 +161,8 @@ type Device struct {
 	Driver  string `json:"driver"`
 	Pool    string `json:"pool"`
 	Device  string `json:"device"`
+	// Asked is what the request asks for, if it gets a whole GPU instead, because that has no shares.
+	Asked string `json:"asked,omitempty"`
 }
 
 // Search says how far the search for changes went.

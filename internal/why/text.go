@@ -110,7 +110,11 @@ func (r *Report) places(b *strings.Builder) {
 		}
 		var devices []string
 		for _, d := range p.Devices {
-			devices = append(devices, fmt.Sprintf("%s gets %s", d.Request, d.Device))
+			text := fmt.Sprintf("%s gets %s", d.Request, d.Device)
+			if d.Asked != "" {
+				text += fmt.Sprintf(" (all of it, not %s: the GPU has no shares)", d.Asked)
+			}
+			devices = append(devices, text)
 		}
 		if len(devices) == 0 {
 			fmt.Fprintln(b, "  "+name)
@@ -129,14 +133,15 @@ func (r *Report) losses(b *strings.Builder) {
 		if q.Wanted == 0 {
 			wants = "wants all of a node"
 		}
-		fmt.Fprintf(b, "\nclaim %s, request %s %s; of %d devices:\n", q.Claim, q.Request, wants, q.Devices)
+		fmt.Fprintf(b, "\nclaim %s, request %s %s; of %d %s:\n", q.Claim, q.Request, wants, q.Devices,
+			plural(q.Devices, "device", "devices"))
 		for _, l := range q.Losses {
 			fmt.Fprintf(b, "  %6d  %s\n", l.Devices, lossText(l))
 		}
 		fmt.Fprintf(b, "  %6d  left, at most %d on one node\n", q.Left, q.MostOnOneNode)
 	}
 	if len(r.Nodes.Excluded) > 0 {
-		fmt.Fprintf(b, "\nof %d nodes, the pod excludes:\n", r.Nodes.Total)
+		fmt.Fprintf(b, "\nof %d %s, the pod excludes:\n", r.Nodes.Total, plural(r.Nodes.Total, "node", "nodes"))
 		for _, e := range r.Nodes.Excluded {
 			fmt.Fprintf(b, "  %6d  by %s\n", e.Nodes, e.Reason)
 		}
@@ -147,9 +152,9 @@ func lossText(l Loss) string {
 	text := l.Detail
 	switch l.Kind {
 	case LostClause:
-		text = "do not meet " + l.Detail
+		text = plural(l.Devices, "does", "do") + " not meet " + l.Detail
 	case LostTaint:
-		text = "have the taint " + l.Detail
+		text = plural(l.Devices, "has", "have") + " the taint " + l.Detail
 	case LostError:
 		text = "error in " + l.Detail
 	}

@@ -525,7 +525,7 @@ func (q *question) explainFit(r *Report, subject string, spots []spot) {
 		for i, result := range found.results {
 			for _, d := range result.Devices.Results {
 				place.Devices = append(place.Devices, Device{Claim: q.w.claims[i].Name, Request: d.Request,
-					Driver: d.Driver, Pool: d.Pool, Device: d.Device})
+					Driver: d.Driver, Pool: d.Pool, Device: d.Device, Asked: found.site.asked(q.w.claims[i], d)})
 			}
 		}
 		r.Places = append(r.Places, place)

@@ -151,15 +151,25 @@ func fieldsOf(t reflect.Type, path []string) []string {
 
 // typeError says what type a field wants, without the names of this program's types.
 func typeError(err error, root *field.Path) error {
-	var wrong *json.UnmarshalTypeError
-	if !errors.As(err, &wrong) {
+	at, text, ok := WrongType(err)
+	if !ok {
 		return fmt.Errorf("%s: %w", root, err)
 	}
 	path := root
-	if wrong.Field != "" {
-		path = root.Child(wrong.Field)
+	if at != "" {
+		path = root.Child(at)
 	}
-	return field.TypeInvalid(path, field.OmitValueType{}, "want "+typeText(wrong.Type)+", not "+wrong.Value)
+	return field.TypeInvalid(path, field.OmitValueType{}, text)
+}
+
+// WrongType returns the path of a field of the wrong type, and what it wants, without the names of a program's types. ok
+// is false if the error is of another kind.
+func WrongType(err error) (path, text string, ok bool) {
+	var wrong *json.UnmarshalTypeError
+	if !errors.As(err, &wrong) {
+		return "", "", false
+	}
+	return wrong.Field, "want " + typeText(wrong.Type) + ", not " + wrong.Value, true
 }
 
 // typeText names a type for people.
@@ -167,8 +177,10 @@ func typeText(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.Bool:
 		return "true or false"
-	case reflect.Int:
+	case reflect.Int, reflect.Int32, reflect.Int64:
 		return "a whole number"
+	case reflect.Slice:
+		return "a list"
 	case reflect.String:
 		return "a text"
 	}

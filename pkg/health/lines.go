@@ -42,6 +42,14 @@ func rank(c Condition) int {
 	return 1
 }
 
+// times says how often something occurred.
+func times(n int) string {
+	if n == 1 {
+		return "once"
+	}
+	return fmt.Sprintf("%d times", n)
+}
+
 func line(g SavedGPU, c Condition) string {
 	name, what := g.Name, c.Cause.Title()
 	if c.Partition != nil {
@@ -52,6 +60,7 @@ func line(g SavedGPU, c Condition) string {
 	}
 	rule := g.Rules[c.Cause]
 	_, advice := Describe(c.Cause)
+	advice = OfGPU(advice, string(c.GPU))
 	end := string(rule.Recovery)
 	switch {
 	case !c.Active():
@@ -60,5 +69,5 @@ func line(g SavedGPU, c Condition) string {
 		end = c.Until(NewPolicy(g.Rules)).UTC().Format(time.RFC3339)
 	}
 	return strings.TrimRight(strings.Join([]string{name, what, string(rule.Effect), c.Since.UTC().Format(time.RFC3339),
-		fmt.Sprintf("%d times", c.Count), end, advice}, "\t"), "\t")
+		times(c.Count), end, advice}, "\t"), "\t")
 }

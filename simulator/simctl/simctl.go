@@ -39,7 +39,20 @@ func Command() *cobra.Command {
 		reloadCommand(&dir), unloadCommand(&dir), loadCommand(&dir),
 		crashCommand(&dir), stepsCommand(&dir),
 		profilesCommand(), profileCommand())
+	for _, sub := range c.Commands() {
+		sub.Args = withUsage(sub.Args)
+	}
 	return c
+}
+
+// withUsage says how a command is called where its arguments are wrong.
+func withUsage(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if check == nil || check(c, args) == nil {
+			return nil
+		}
+		return fmt.Errorf("these are not its arguments; write: %s", c.UseLine())
+	}
 }
 
 func printCommand(dir *string) *cobra.Command {

@@ -38,6 +38,16 @@ func (v *View) GPUs(yield func(GPU) bool) {
 	}
 }
 
+// Device returns a whole GPU as a device, without its name. It is empty if that is not published.
+func (v *View) Device(pool, name string) *resourceapi.Device {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	if g := v.gpus[id{pool, name}]; g != nil {
+		return &g.Kind.Device
+	}
+	return &resourceapi.Device{}
+}
+
 // GPUsOfNodes returns how many GPUs of each kind nodes have, each combination once.
 func (v *View) GPUsOfNodes() []map[*Kind]int64 {
 	v.mu.RLock()
