@@ -171,7 +171,7 @@ func TestWaitingReporter(t *testing.T) {
 	if err := u.report(t.Context(), c.now); err != nil {
 		t.Fatal(err)
 	}
-	const node = " devices of one node, and no node has more than 1 for it; of the others, 1 are held by other " +
+	const node = " devices of one node, and no node has more than 1 for it; of the others, 1 is held by other " +
 		"claims; smallest change: "
 	const ofThree = " Warning NotAllocated: pod pod-three waits: request gpu of claim three: it wants 3" + node +
 		"wait until a claim of another namespace has ended; and in ResourceClaim ml/three, request gpu: ask for 1 " +

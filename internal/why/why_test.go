@@ -173,7 +173,7 @@ smallest change: in ResourceClaim ns/c, request gpu: write device.capacity["gpu.
 					memory+".compareTo(quantity('40Gi')) > 0", ""))
 			return s
 		}, `
-pod p waits: request gpu of claim c: none of the 4 devices of class gpu.nvidia.com is left: 3 do not meet device.attributes["gpu.nvidia.com"].productName == "Tesla T4", 1 do not meet device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("40Gi")) > 0
+pod p waits: request gpu of claim c: none of the 4 devices of class gpu.nvidia.com is left: 3 do not meet device.attributes["gpu.nvidia.com"].productName == "Tesla T4", 1 does not meet device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("40Gi")) > 0
 smallest change: in ResourceClaim ns/c, request gpu: write device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("15Gi")) >= 0 instead of device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("40Gi")) > 0`},
 		{"all GPUs are held", func(t *testing.T) *snapshot.Snapshot {
 			s := fleet(t, t4)
@@ -560,7 +560,7 @@ no single change of this pod helps; it would fit when claim ns/x has ended, whic
 			setTaint(s, "gpu-3b-00-0")
 			return s
 		}, `
-pod p waits: request container-1-request-0 of the pod's extended resources: it wants 2 devices of one node, and no node has more than 1 for it; of the others, 1 have the taint gpu.nvidia.com/xid=79:NoSchedule
+pod p waits: request container-1-request-0 of the pod's extended resources: it wants 2 devices of one node, and no node has more than 1 for it; of the others, 1 has the taint gpu.nvidia.com/xid=79:NoSchedule
 smallest change: in Pod ns/p, request container-0-request-0: ask for 1 device instead of 2; and in Pod ns/p, request container-1-request-0: ask for 1 device instead of 2`},
 		{"an extended resource, and no right to read classes", func(t *testing.T) *snapshot.Snapshot {
 			s := extended(t, "", "3", t4)
