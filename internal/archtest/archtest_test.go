@@ -84,7 +84,8 @@ var allowed = map[string][]string{
 	"internal/controller/strongest":   {"internal/controller/view", "pkg/gpu"},
 	// Admission runs the node's validation with simulated devices.
 	// It explains a claim as the answers about waiting pods do.
-	"internal/controller/admission": {"internal/controller/view", "internal/why", "pkg/allocation", "pkg/api", "pkg/gpu",
+	"internal/controller/admission": {"internal/controller/view", "internal/why", "pkg/allocation", "pkg/api",
+		"pkg/gpu",
 		"pkg/inventory", "pkg/nearest", "pkg/sharing"},
 	"internal/controller/convert":  {"internal/controller/view", "pkg/api", "pkg/gpu", "pkg/sharing"},
 	"internal/controller/eviction": {"internal/snapshot"},

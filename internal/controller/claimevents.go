@@ -46,9 +46,10 @@ var Events = struct{ NotRanked, FieldsDropped, WholeGPU, Converted, NotConverted
 			"NoExecute; the text names both"),
 }
 
-// claimReporter writes events about claims that ask for, or have, something else than their user wrote: claims for a share
-// that have a whole GPU, claims for the strongest GPU that were not ranked although there is something to rank, such as those that were created while the controller
-// did not answer, and claims with fields that the API server has dropped.
+// claimReporter writes events about claims that ask for, or have, something else than their user wrote: claims for a
+// share that have a whole GPU, claims for the strongest GPU that were not ranked although there is something to rank,
+// such as those that were created while the controller did not answer, and claims with fields that the API server has
+// dropped.
 //
 // It writes no annotations: a later write to an object of users would need a right to change every claim.
 type claimReporter struct {

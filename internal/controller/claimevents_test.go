@@ -32,7 +32,8 @@ func TestClaimReporter(t *testing.T) {
 	has := func(pool, device string) func(*resourceapi.ResourceClaim) {
 		return func(c *resourceapi.ResourceClaim) {
 			c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-				Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: viewtest.Driver, Pool: pool,
+				Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: viewtest.Driver,
+					Pool:   pool,
 					Device: device}}}}
 		}
 	}
@@ -108,7 +109,8 @@ func TestClaimReporter(t *testing.T) {
 	}
 	slices.Sort(got)
 	if want := []string{"ns allocated Warning NotRanked", "ns lost Warning FieldsDropped",
-		"ns share-of-no-shares Normal WholeGPU: request gpu asks for memory 5Gi and has all of GPU gpu-3b-00-0 of e, which " +
+		"ns share-of-no-shares Normal WholeGPU: request gpu asks for memory 5Gi and has all of GPU gpu-3b-00-0 of " +
+			"e, which " +
 			"has no shares",
 		"ns waits Warning NotRanked"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)

@@ -44,9 +44,10 @@ const (
 	pauseFactor = 19
 )
 
-// waitingReporter writes events about a claim for devices of the driver that has waited for longer than after, and about
-// its pod: why the pod is not scheduled, and the smallest change with which it would be. It also writes one about a pod
-// whose claim never comes into being, or that waits for an extended resource. The answers are those of kubectl gpu why.
+// waitingReporter writes events about a claim for devices of the driver that has waited for longer than after, and
+// about its pod: why the pod is not scheduled, and the smallest change with which it would be. It also writes one about
+// a pod whose claim never comes into being, or that waits for an extended resource. The answers are those of kubectl
+// gpu why.
 //
 // The informers of the controller have no pods and nodes, and only parts of claims and slices. So each round lists the
 // pods without a node, and, if there is something to explain, reads all objects that an answer needs, page by page, and

@@ -332,20 +332,25 @@ func TestWaitingPods(t *testing.T) {
 	placed := named("placed", waiting(t, "ml", "absent", twoGPUs))
 	placed.Spec.NodeName = "a"
 	c := newWaitingCluster(t, missing, elsewhere, template, named("of-no-class", noClass), noClass, plain, shared,
-		named("of-a-nic", foreign), foreign, &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "nic.example.com"}},
+		named("of-a-nic", foreign), foreign,
+		&resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "nic.example.com"}},
 		gated, placed)
 	u := c.reporter()
 	want := []string{
 		"ml/extended Warning NotAllocated: pod extended waits: no node offers nvidia.com/mig-5g.50gb",
-		"ml/of-another-namespace Warning NotAllocated: pod of-another-namespace waits: claim secret-project does not exist " +
+		"ml/of-another-namespace Warning NotAllocated: pod of-another-namespace waits: claim secret-project does " +
+			"not exist " +
 			"in namespace ml; a pod uses only claims of its own namespace",
-		"ml/of-no-claim Warning NotAllocated: pod of-no-claim waits: claim sharde does not exist in namespace ml; did you " +
+		"ml/of-no-claim Warning NotAllocated: pod of-no-claim waits: claim sharde does not exist in namespace ml; " +
+			"did you " +
 			"mean shared?",
 		"ml/of-no-class Warning NotAllocated: pod of-no-class waits: request gpu of claim profile asks for the class " +
 			"gpu.nvidia.org, which does not exist; did you mean gpu.nvidia.com?; smallest change: in ResourceClaim " +
 			"ml/profile, request gpu: use the class gpu.nvidia.com",
-		"ml/of-no-template Warning NotAllocated: pod of-no-template waits: template nothing of its claim gpu does not " +
-			"exist in namespace ml; a pod uses only templates of its own namespace. It may have been refused when it was " +
+		"ml/of-no-template Warning NotAllocated: pod of-no-template waits: template nothing of its claim gpu does " +
+			"not " +
+			"exist in namespace ml; a pod uses only templates of its own namespace. It may have been refused when " +
+			"it was " +
 			"applied",
 	}
 	for _, after := range []time.Duration{0, time.Minute, 11 * time.Minute} {

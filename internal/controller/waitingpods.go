@@ -23,7 +23,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
-// maxPods is how many waiting pods without a waiting claim of this driver a round remembers: those beyond it come later.
+// maxPods is how many waiting pods without a waiting claim of this driver a round remembers: those beyond it come
+// later.
 const maxPods = 1000
 
 // claimless returns the pods to explain that no claim of the view leads to, those that nobody has looked at first,
@@ -88,10 +89,11 @@ func (u *waitingReporter) mayConcern(pod *corev1.Pod) bool {
 	return u.extended(pod)
 }
 
-// extended reports whether the pod requests an extended resource of a class of the driver, or one that is named as those
-// are.
+// extended reports whether the pod requests an extended resource of a class of the driver, or one that is named as
+// those are.
 func (u *waitingReporter) extended(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), func(c corev1.Container) bool {
+	return slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), func(
+		c corev1.Container) bool {
 		for name := range c.Resources.Requests {
 			if strings.HasPrefix(string(name), "nvidia.com/") || strings.Contains(string(name), "/") &&
 				u.view.Extended(string(name)) {
@@ -204,7 +206,8 @@ func (u *waitingReporter) tellPod(ctx context.Context, pod *corev1.Pod, r *why.R
 		of = look{created: pod.CreationTimestamp.Time}
 	}
 	of.at = now
-	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name,
+		UID: pod.UID}
 	of, err := u.tell(ctx, about, of, r)
 	u.pods[name] = of
 	return err

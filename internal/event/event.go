@@ -33,8 +33,8 @@ const maxText = 1024
 // minCause is how much of a cause an event keeps at least, in bytes.
 const minCause = 256
 
-// Join returns a text that an event may have, of a cause and what to do about it. The end of a long cause is left out, so
-// that what to do is there. advice may be empty.
+// Join returns a text that an event may have, of a cause and what to do about it. The end of a long cause is left out,
+// so that what to do is there. advice may be empty.
 func Join(cause, advice string) string {
 	if advice == "" {
 		return Text(cause)

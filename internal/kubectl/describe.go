@@ -99,7 +99,8 @@ func oneGPU(all []*GPU, name string) ([]*GPU, error) {
 	case len(short) > 1:
 		return nil, fmt.Errorf("%d GPUs are named %s: write NODE/DEVICE, such as %s", len(short), name, short[0].Ref())
 	}
-	return nil, fmt.Errorf("no GPU %q: name it NODE/DEVICE, as kubectl gpu ls -o name lists them, or by its UUID%s", name,
+	return nil, fmt.Errorf(
+		"no GPU %q: name it NODE/DEVICE, as kubectl gpu ls -o name lists them, or by its UUID%s", name,
 		nearest.Hint(name, refs))
 }
 

@@ -147,9 +147,11 @@ func TestDescribeShortName(t *testing.T) {
 // A taint about health says what is wrong and what to do, with the index of the GPU.
 func TestDescribeRemedy(t *testing.T) {
 	for _, row := range []struct{ key, value, want string }{
-		{"gpu.nvidia.com/xid", "48", "XID 48: A memory error that could not be corrected. What to do: End the programs on " +
+		{"gpu.nvidia.com/xid", "48", "XID 48: A memory error that could not be corrected. What to do: End the " +
+			"programs on " +
 			"the GPU, and reset it: nvidia-smi -r -i 1."},
-		{"gpu.nvidia.com/unhealthy", "RecoveryActionReset", "RecoveryActionReset: NVIDIA's driver asks for a reset of the " +
+		{"gpu.nvidia.com/unhealthy", "RecoveryActionReset", "RecoveryActionReset: NVIDIA's driver asks for a reset " +
+			"of the " +
 			"GPU. What to do: End the programs on the GPU, and reset it: nvidia-smi -r -i 1."},
 		{"gpu.nvidia.com/xid", "many", "an XID, the value"},
 	} {

@@ -208,7 +208,8 @@ func (g *GPU) hold(p *view.Physical, claims map[types.NamespacedName]*resourceap
 				holder.Pods = append(holder.Pods, pod.Name)
 			}
 		}
-		if holder.Whole && !gpu.IsPartition(h.Device) && g.device != nil && !ptr.Deref(g.device.AllowMultipleAllocations,
+		if holder.Whole && !gpu.IsPartition(h.Device) && g.device != nil && !ptr.Deref(
+			g.device.AllowMultipleAllocations,
 			false) {
 			holder.Asked = askedOf(c, g, h.Device)
 		}

@@ -48,8 +48,8 @@ func (f *filter) nothing() string {
 	return "No GPUs found with these names and flags; kubectl gpu ls -A lists all."
 }
 
-// unknown returns an error if the filter names a node, a GPU or a model that there is not: a misspelt name is not to look
-// like one without GPUs.
+// unknown returns an error if the filter names a node, a GPU or a model that there is not: a misspelt name is not to
+// look like one without GPUs.
 func (f *filter) unknown(all []*GPU, s *snapshot.Snapshot) error {
 	var places, models, nodes []string
 	for _, g := range all {
@@ -193,7 +193,8 @@ func (p *plugin) ls(ctx context.Context, f filter, o output) error {
 
 // gpuTable returns a row for each GPU.
 func gpuTable(all []*GPU, o output) table {
-	t := table{header: []string{"NODE", "GPU", "MODEL", "SHARING", "MEMORY", "CORES", "PARTITIONS", "TAINTS", "HELD BY"}}
+	t := table{header: []string{"NODE", "GPU", "MODEL", "SHARING", "MEMORY", "CORES", "PARTITIONS", "TAINTS",
+		"HELD BY"}}
 	holders := shownHolders
 	if o.format == wide {
 		holders = math.MaxInt

@@ -45,8 +45,10 @@ func TestLs(t *testing.T) {
 			"ml/serve (6Gi), ml/train (5Gi, 30%)\n" +
 			"a gpu-af-00-0 Tesla T4 fractional ░░░░░░░░░░ 0/15Gi ░░░░░░░░░░ 0% <none> <none> <none>", ""},
 		{"a whole GPU and a partition", nil, "b --no-headers",
-			"b gpu-1b-00-0 NVIDIA H100 80GB HBM3 fractional ██████████ 79.6Gi/79.6Gi ██████████ 100% <none> <none> ml/whole\n" +
-				"b gpu-43-00-0 NVIDIA H100 80GB HBM3 fractional █░░░░░░░░░ 9.8Gi/79.6Gi █░░░░░░░░░ 12% 1x1g.10gb <none> " +
+			"b gpu-1b-00-0 NVIDIA H100 80GB HBM3 fractional ██████████ 79.6Gi/79.6Gi ██████████ 100% <none> <none> " +
+				"ml/whole\n" +
+				"b gpu-43-00-0 NVIDIA H100 80GB HBM3 fractional █░░░░░░░░░ 9.8Gi/79.6Gi █░░░░░░░░░ 12% 1x1g.10gb " +
+				"<none> " +
 				"ml/small (1g.10gb)", ""},
 		{"a taint, and a node that takes no pods", func(s *apiServer) {
 			s.device(t, "a", "gpu-af-00-0").Taints = []resourceapi.DeviceTaint{{Key: "gpu.nvidia.com/xid", Value: "79",
@@ -87,7 +89,8 @@ func TestLs(t *testing.T) {
 				"a gpu-af-00-0 Tesla T4 fractional ?/15Gi ? <none> <none> ?", "only those of namespace ml are known"},
 		{"no right to read nodes", func(s *apiServer) { s.forbidden = []string{nodesPath} }, "a -o name",
 			"a/gpu-3b-00-0\na/gpu-af-00-0",
-			"read nodes: the missing right is the verb \"list\" on nodes in a ClusterRole\na ClusterRole to copy: https://"},
+			"read nodes: the missing right is the verb \"list\" on nodes in a ClusterRole\na ClusterRole to copy: " +
+				"https://"},
 		{"no such node", nil, "nod-a", "", `there is no node or GPU "nod-a"`},
 		{"a misspelt GPU", nil, "a/gpu-3b-00-1", "", `there is no node or GPU "a/gpu-3b-00-1"; did you mean a/gpu-3b-00-0?`},
 		{"a node without GPUs", func(s *apiServer) { s.Nodes = append(s.Nodes, node("c")) }, "c", "",
@@ -103,11 +106,13 @@ func TestLs(t *testing.T) {
 			d.AllowMultipleAllocations, d.Attributes["sharing"] = nil, resourceapi.DeviceAttribute{
 				StringValue: ptr.To("exclusive")}
 			c := claim("small", "a", "gpu-af-00-0")
-			c.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{
-				Capacity: &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{
-					"memory": resource.MustParse("5Gi")}}}}}
+			c.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu",
+				Exactly: &resourceapi.ExactDeviceRequest{
+					Capacity: &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{
+						"memory": resource.MustParse("5Gi")}}}}}
 			s.Claims = append(s.Claims, c)
-		}, "gpu-af-00-0 --no-headers", "a gpu-af-00-0 Tesla T4 exclusive ██████████ 15Gi/15Gi ██████████ 100% <none> <none> " +
+		}, "gpu-af-00-0 --no-headers", "a gpu-af-00-0 Tesla T4 exclusive ██████████ 15Gi/15Gi ██████████ 100% " +
+			"<none> <none> " +
 			"ml/small (all: asked for memory 5Gi, and the GPU has no shares)", ""},
 		{"a replicated GPU", func(s *apiServer) {
 			d := s.device(t, "a", "gpu-af-00-0")

@@ -29,10 +29,12 @@ func whyCommand(p *plugin) *cobra.Command {
 		Short: "Explain why a pod or ResourceClaim waits for devices, and what would help.",
 		Long: "Explain why a pod or ResourceClaim waits for devices. The first line is the cause, the second the " +
 			"smallest change with which it would be scheduled now. A name without a kind is that of a pod, or of a " +
-			"claim if there is no such pod. A workload, such as deployment/NAME or job/NAME, counts as one of its pods, " +
+			"claim if there is no such pod. A workload, such as deployment/NAME or job/NAME, counts as one of its " +
+			"pods, " +
 			"of which one that waits comes first.",
-		Example: "  kubectl gpu why trainer\n  kubectl gpu why claim/big-gpu -o json\n  kubectl gpu why deployment/vllm",
-		Args:    cobra.ExactArgs(1),
+		Example: "  kubectl gpu why trainer\n  kubectl gpu why claim/big-gpu -o json\n  kubectl gpu why " +
+			"deployment/vllm",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.why(cmd.Context(), args[0], o)
 		},
@@ -116,7 +118,8 @@ func (p *plugin) podOf(ctx context.Context, kind, namespace, name string) (strin
 		return "", err
 	}
 	if len(pods.Items) == 0 {
-		return "", fmt.Errorf("%s %s has no pods: kubectl describe %s/%s -n %s says why; kubectl gpu fits -f FILE says "+
+		return "", fmt.Errorf("%s %s has no pods: kubectl describe %s/%s -n %s says why; kubectl gpu fits -f FILE "+
+			"says "+
 			"whether a pod of it would get devices", kind, name, kind, name, namespace)
 	}
 	best := slices.MinFunc(pods.Items, func(a, b corev1.Pod) int {

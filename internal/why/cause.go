@@ -404,7 +404,8 @@ func lossTexts(reasons []reason, count map[reason]int) string {
 		}
 		n := count[r]
 		text := map[LossKind]string{LostClause: plural(n, "does", "do") + " not meet " + r.detail,
-			LostTaint: plural(n, "has", "have") + " the taint " + r.detail, LostCapacity: plural(n, "has ", "have ") + r.detail,
+			LostTaint: plural(n, "has", "have") + " the taint " + r.detail, LostCapacity: plural(n, "has ",
+				"have ") + r.detail,
 			LostHeld: plural(n, "is ", "are ") + r.detail}[r.kind]
 		all = append(all, fmt.Sprintf("%d %s", n, cmp.Or(text, r.detail)))
 	}

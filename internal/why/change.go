@@ -40,7 +40,8 @@ type change struct {
 // rank orders the kinds of changes: the first are preferred.
 func (c *change) rank() int { return slices.Index(kinds, c.kind) }
 
-var kinds = []ChangeKind{Correct, Guard, RelaxClause, LowerCapacity, LowerCount, Wait, DropConstraint, DropCapacity, DropClause,
+var kinds = []ChangeKind{Correct, Guard, RelaxClause, LowerCapacity, LowerCount, Wait, DropConstraint,
+	DropCapacity, DropClause,
 	Tolerate, UseClass, ChangePod}
 
 func one(text string) func(int) string { return func(int) string { return text } }

@@ -326,8 +326,8 @@ func expressionOf(s resourceapi.DeviceSelector) string {
 	return s.CEL.Expression
 }
 
-// asked returns the amounts that a request asks for of a device that it gets as a whole, because that has no shares. "":
-// it asks for none, or the device is none that could have shares.
+// asked returns the amounts that a request asks for of a device that it gets as a whole, because that has no shares.
+// "": it asks for none, or the device is none that could have shares.
 func (s *site) asked(claim *resourceapi.ResourceClaim, r resourceapi.DeviceRequestAllocationResult) string {
 	for _, slice := range s.slices {
 		if (poolID{r.Driver, r.Pool}) != poolOf(slice) {

@@ -26,8 +26,8 @@ type found struct {
 	*mistake
 }
 
-// mistakes returns the clauses of the part that no device of its class meets and that have a mistake: a name, or a value
-// outside of a list. A list may well have an alternative for devices that are not there.
+// mistakes returns the clauses of the part that no device of its class meets and that have a mistake: a name, or a
+// value outside of a list. A list may well have an alternative for devices that are not there.
 func (q *question) mistakes(claim, number int, facts []fact) []found {
 	var all []found
 	var words *Vocabulary
@@ -148,8 +148,8 @@ func (q *question) missingClass(p part, of origin) string {
 		q.classHint(*p.class))
 }
 
-// classHint ends a sentence about a class without devices: with the nearest class of partitions that nodes offer, or the
-// class that was likely meant.
+// classHint ends a sentence about a class without devices: with the nearest class of partitions that nodes offer, or
+// the class that was likely meant.
 func (q *question) classHint(name string) string {
 	if !nearest.Profile(name) {
 		if q.classes[name] != nil {

@@ -55,7 +55,8 @@ func (c *cluster) elsewhere(name, kind string, namespaces []string) string {
 	if len(namespaces) == 0 || c.HideOthers {
 		return text
 	}
-	return fmt.Sprintf("%s, and %s is in %s", text, name, strings.Join(namespaces[:min(len(namespaces), shownTexts)], ", "))
+	return fmt.Sprintf("%s, and %s is in %s", text, name, strings.Join(namespaces[:min(len(namespaces),
+		shownTexts)], ", "))
 }
 
 // hintOf returns a question about the object that was likely meant, or "".
@@ -155,7 +156,8 @@ func containerStates(pod *corev1.Pod) []string {
 		case waits != nil && waits.Reason != "" && waits.Reason != "PodInitializing":
 			all = append(all, reasonText("container "+s.Name+" waits", waits.Reason, waits.Message))
 		case ended != nil && ended.ExitCode != 0:
-			all = append(all, reasonText(fmt.Sprintf("container %s has ended with exit code %d", s.Name, ended.ExitCode),
+			all = append(all, reasonText(fmt.Sprintf("container %s has ended with exit code %d", s.Name,
+				ended.ExitCode),
 				ended.Reason, ended.Message))
 		}
 	}

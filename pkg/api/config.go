@@ -162,8 +162,8 @@ func typeError(err error, root *field.Path) error {
 	return field.TypeInvalid(path, field.OmitValueType{}, text)
 }
 
-// WrongType returns the path of a field of the wrong type, and what it wants, without the names of a program's types. ok
-// is false if the error is of another kind.
+// WrongType returns the path of a field of the wrong type, and what it wants, without the names of a program's types.
+// ok is false if the error is of another kind.
 func WrongType(err error) (path, text string, ok bool) {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {

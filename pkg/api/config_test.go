@@ -89,7 +89,8 @@ func TestDecodeRefuses(t *testing.T) {
 		{"a number in place of a text", `{` + head + `,"environment":{"A":1}}`,
 			[]string{"p.environment: Invalid value: want a text, not number"}},
 		{"a text in place of a number", sharing(`"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":"50"}`),
-			[]string{"p.sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: want a whole number, not string"}},
+			[]string{"p.sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: want a whole number, not " +
+				"string"}},
 		{"a text in place of true", sharing(`"strategy":"MPS","mpsConfig":{"multiUser":"yes"}`),
 			[]string{"p.sharing.mpsConfig.multiUser: Invalid value: want true or false, not string"}},
 		{"a kind that is a number", `{"apiVersion":"resource.nvidia.com/v1beta1","kind":1}`,

@@ -95,18 +95,23 @@ config: [{opaque: {driver: gpu.nvidia.com, parameters: {}}}, {opaque: {driver: g
 
 		{"a fraction of cores", shared, amounts("cores: 0.3, memory: 5Gi"), []string{`requests[cores]: Invalid value: ` +
 			`"300m": must be a whole number of percent; did you mean 30?`}, nil},
-		{"a fraction of a byte", shared, amounts("memory: 5000m"), nil, []string{"requests[memory]: 5 bytes of memory"}},
+		{"a fraction of a byte", shared, amounts("memory: 5000m"), nil, []string{"requests[memory]: 5 bytes of " +
+			"memory"}},
 		{"a fraction of more than all cores", shared, amounts("cores: 1.5, memory: 5Gi"), []string{
 			`requests[cores]: Invalid value: "1500m": must be a whole number of percent`}, nil},
 		{"a fraction of a share", shared, amounts("shares: 0.5"), []string{
 			`requests[shares]: Invalid value: "500m": must be a whole number`}, nil},
 		{"an amount without a unit", shared, amounts("memory: 5"), nil, []string{
-			"spec.devices.requests[0].exactly.capacity.requests[memory]: 5 bytes of memory is less than a program needs " +
+			"spec.devices.requests[0].exactly.capacity.requests[memory]: 5 bytes of memory is less than a program " +
+				"needs " +
 				"before its first allocation, some hundred MiB: write an amount with its unit, such as 5Gi"}},
-		{"an amount with the wrong unit", shared, amounts("memory: 5Mi"), nil, []string{"requests[memory]: 5Mi of memory"}},
+		{"an amount with the wrong unit", shared, amounts("memory: 5Mi"), nil, []string{"requests[memory]: 5Mi of " +
+			"memory"}},
 		{"little memory, and enough", shared, amounts("memory: 256Mi"), nil, nil},
-		{"cores without memory", shared, amounts("cores: 30"), nil, []string{"spec.devices.requests[0].exactly.capacity." +
-			"requests: without memory, the claim gets all memory of a GPU, and no other claim shares it: write memory, too"}},
+		{"cores without memory", shared, amounts("cores: 30"), nil,
+			[]string{"spec.devices.requests[0].exactly.capacity." +
+				"requests: without memory, the claim gets all memory of a GPU, and no other claim shares it: write " +
+				"memory, too"}},
 		{"all cores without memory", shared, amounts("cores: 100"), nil, nil},
 		{"cores without memory of whole GPUs", exclusive, amounts("cores: 30"), nil, nil},
 
@@ -118,9 +123,11 @@ config: [{opaque: {driver: gpu.nvidia.com, parameters: {}}}, {opaque: {driver: g
 			"driver: compute-domain.nvidia.com", 1), nil, nil},
 		{"a configuration in a claim of another driver", shared,
 			`requests: [{name: nic, exactly: {deviceClassName: nic.example.com}}]` + config(""), nil,
-			[]string{"spec.devices.config[0].opaque: no request of this claim names a class of the driver gpu.nvidia.com"}},
+			[]string{"spec.devices.config[0].opaque: no request of this claim names a class of the driver " +
+				"gpu.nvidia.com"}},
 
-		{"an attribute that is misspelt", shared, selecting("device.attributes['gpu.nvidia.com'].product == 'NVIDIA L40S'"),
+		{"an attribute that is misspelt", shared, selecting("device.attributes['gpu.nvidia.com'].product == " +
+			"'NVIDIA L40S'"),
 			nil, []string{`spec.devices.requests[0].exactly.selectors[0].cel.expression: no device has the attribute ` +
 				`product; did you mean device.attributes["gpu.nvidia.com"].productName? (on such a device the selector fails`}},
 		{"an attribute in another case, which is tested for", shared,
@@ -128,18 +135,22 @@ config: [{opaque: {driver: gpu.nvidia.com, parameters: {}}}, {opaque: {driver: g
 				".ProductName == 'NVIDIA L40S'"), nil, []string{`no device has the attribute ProductName; did you mean`}},
 		{"an optional attribute", shared, selecting("device.attributes['gpu.nvidia.com'].?Index.orValue(9) == 0"), nil,
 			[]string{`no device has the attribute Index; did you mean device.attributes["gpu.nvidia.com"].index?`}},
-		{"an attribute of another domain", shared, selecting("device.attributes['nvidia.com'].productName == 'NVIDIA L40S'"),
+		{"an attribute of another domain", shared, selecting("device.attributes['nvidia.com'].productName == " +
+			"'NVIDIA L40S'"),
 			nil, []string{`no device has the attribute productName of the domain nvidia.com; did you mean ` +
 				`device.attributes["gpu.nvidia.com"].productName?`}},
-		{"a capacity in place of an attribute", shared, selecting("device.attributes['gpu.nvidia.com'].memory > 5"), nil,
+		{"a capacity in place of an attribute", shared, selecting(
+			"device.attributes['gpu.nvidia.com'].memory > 5"), nil,
 			[]string{`memory is no attribute; did you mean the capacity device.capacity["gpu.nvidia.com"].memory?`}},
-		{"a part of a product's name", shared, selecting("device.attributes['gpu.nvidia.com'].productName == 'H100'"), nil,
+		{"a part of a product's name", shared, selecting(
+			"device.attributes['gpu.nvidia.com'].productName == 'H100'"), nil,
 			[]string{`selectors[0].cel.expression: no device has the productName "H100"; did you mean "NVIDIA H100 80GB ` +
 				`HBM3"?`}},
 		{"products of which none is there", shared,
 			selecting("device.attributes['gpu.nvidia.com'].productName in ['NVIDIA B200', 'NVIDIA GB200']"), nil,
 			[]string{`no device has a productName of "NVIDIA B200", "NVIDIA GB200"`}},
-		{"a product that is near none", shared, selecting("device.attributes['gpu.nvidia.com'].productName == 'MI300'"), nil,
+		{"a product that is near none", shared, selecting("device.attributes['gpu.nvidia.com'].productName == " +
+			"'MI300'"), nil,
 			[]string{`no device has the productName "MI300"; the values of productName are "NVIDIA H100 80GB HBM3", ` +
 				`"NVIDIA L40S"`}},
 		{"a text that no product begins with", shared,
@@ -150,7 +161,8 @@ config: [{opaque: {driver: gpu.nvidia.com, parameters: {}}}, {opaque: {driver: g
 			[]string{`no device meets device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("400Gi")) >= 0; the ` +
 				`most is 81559Mi`}},
 		{"two clauses that no GPU meets together", shared,
-			selecting("device.attributes['gpu.nvidia.com'].productName == 'NVIDIA L40S' && device.capacity['gpu.nvidia.com']" +
+			selecting("device.attributes['gpu.nvidia.com'].productName == 'NVIDIA L40S' && " +
+				"device.capacity['gpu.nvidia.com']" +
 				".memory.compareTo(quantity('60Gi')) >= 0"), nil,
 			[]string{"spec.devices.requests[0].exactly.selectors: no device that is published now meets all of them"}},
 		{"a list with GPUs and partitions that are not there", shared, `requests: [{name: gpu, firstAvailable: [
@@ -165,20 +177,24 @@ config: [{opaque: {driver: gpu.nvidia.com, parameters: {}}}, {opaque: {driver: g
 
 		{"as many GPUs as a node has", shared, strings.Replace(one, ".com", ".com, count: 8", 1), nil, nil},
 		{"more GPUs than a node has", shared, strings.Replace(one, ".com", ".com, count: 9", 1), nil,
-			[]string{"spec.devices.requests[0].exactly.count: the devices of a request are of one node, and no node has " +
+			[]string{"spec.devices.requests[0].exactly.count: the devices of a request are of one node, and no " +
+				"node has " +
 				"more than 8 for this one"}},
-		{"more shares than GPUs", shared, strings.Replace(amounts("memory: 8Gi"), "capacity:", "count: 12, capacity:", 1) +
+		{"more shares than GPUs", shared, strings.Replace(amounts("memory: 8Gi"), "capacity:", "count: 12, "+
+			"capacity:", 1) +
 			config("sharing: {strategy: TimeSlicing}"), nil, nil},
 		{"more partitions than GPUs", shared, `requests: [{name: gpu, exactly: {deviceClassName: mig.nvidia.com, count: 9}}]`,
 			nil, nil},
 
 		{"a constraint with an attribute in another case", shared, strings.Replace(one, ".com", ".com, count: 2", 1) +
 			"\nconstraints: [{matchAttribute: gpu.nvidia.com/nvlinkdomain}]", nil, []string{
-			"spec.devices.constraints[0].matchAttribute: no device has the attribute gpu.nvidia.com/nvlinkdomain; did you " +
+			"spec.devices.constraints[0].matchAttribute: no device has the attribute gpu.nvidia.com/nvlinkdomain; " +
+				"did you " +
 				"mean gpu.nvidia.com/nvlinkDomain?"}},
 		{"a constraint with an attribute of another domain", shared, strings.Replace(one, ".com", ".com, count: 2", 1) +
 			"\nconstraints: [{distinctAttribute: nvidia.com/uuid}]", nil, []string{
-			"spec.devices.constraints[0].distinctAttribute: no device has the attribute nvidia.com/uuid; did you mean " +
+			"spec.devices.constraints[0].distinctAttribute: no device has the attribute nvidia.com/uuid; did you " +
+				"mean " +
 				"gpu.nvidia.com/uuid?"}},
 		{"a constraint that joins devices of two drivers", shared, `requests: [{name: gpu, exactly: {deviceClassName: ` +
 			`gpu.nvidia.com}}, {name: nic, exactly: {deviceClassName: nic.example.com}}]

@@ -69,7 +69,8 @@ func (c Checker) coresAlone(a alternative, v *Verdict) {
 		return k.Type() == gpu.TypeGPU && of.RequestPolicy != nil && of.RequestPolicy.Default != nil &&
 			!of.Value.IsZero() && of.RequestPolicy.Default.Cmp(of.Value) == 0
 	}) {
-		v.warn("%s: without memory, the claim gets all memory of a GPU, and no other claim shares it: write memory, too",
+		v.warn("%s: without memory, the claim gets all memory of a GPU, and no other claim shares it: write "+
+			"memory, too",
 			a.path.Child("capacity", "requests"))
 	}
 }
