@@ -108,7 +108,8 @@ func TestLs(t *testing.T) {
 			c := claim("small", "a", "gpu-af-00-0")
 			c.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu",
 				Exactly: &resourceapi.ExactDeviceRequest{
-					Capacity: &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{
+					Capacity: &resourceapi.CapacityRequirements{
+						Requests: map[resourceapi.QualifiedName]resource.Quantity{
 						"memory": resource.MustParse("5Gi")}}}}}
 			s.Claims = append(s.Claims, c)
 		}, "gpu-af-00-0 --no-headers", "a gpu-af-00-0 Tesla T4 exclusive ██████████ 15Gi/15Gi ██████████ 100% " +

@@ -91,7 +91,7 @@ func (s *suite) testAdmission(t *testing.T) {
 			capacity("shares", "1")(r)
 			selects("device.attributes['gpu.nvidia.com'].sharing == 'fractional'")(r)
 		}), "", nil, "GPUs have it where the node configuration has sharing: {replicated: N}"},
-		{"a selector that fails", request(selects(fails)), "", nil, "no such key: modelName"},
+		{"a selector that fails", request(selects(fails)), "", nil, "no device has the attribute modelName"},
 		{"the strongest GPU in a list", resourceapi.DeviceRequest{Name: "gpu",
 			FirstAvailable: []resourceapi.DeviceSubRequest{{Name: "a", DeviceClassName: strongestClass()}}}, "", nil,
 			"any whole GPU in a list"},

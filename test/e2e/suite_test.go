@@ -59,6 +59,7 @@ func TestCluster(t *testing.T) {
 	t.Run("containers of every shape start and reach their GPU", s.testShapes)
 	t.Run("an invalid configuration is refused with the reason and the field", s.testConfig)
 	t.Run("the webhook refuses invalid claims", s.testAdmission)
+	t.Run("a new user's mistakes are named when they are typed, or by an event of the pod", s.testMistakes)
 	t.Run("the class of the strongest GPU gives the strongest free one", s.testStrongest)
 	t.Run("replicas without default spreading get the strongest GPUs", s.testDefaultSpreading)
 	t.Run("claims can be created while the controller fails", s.testControllerFaults)
