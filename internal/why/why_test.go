@@ -857,6 +857,12 @@ pod p has ended: its phase is Succeeded`},
 			return s
 		}, `
 pod p fits now on 1 of 1 nodes`},
+		{"a share on a GPU without shares", func(t *testing.T) *snapshot.Snapshot {
+			s, _ := one(t, t4, gpus(", capacity: {requests: {memory: 5Gi}}"))
+			return s
+		}, `
+pod p fits now on 1 of 1 nodes
+  a: gpu gets gpu-3b-00-0 (all of it, not memory 5Gi: the GPU has no shares)`},
 		{"no right to read slices", func(t *testing.T) *snapshot.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Slices, s.Unread[snapshot.Slices] = nil, errors.New("forbidden")

@@ -44,6 +44,8 @@ func TestCommands(t *testing.T) {
 			"t4-x2 driver=580.95.05\n" + first + "Default\n" + second + "gpu-af-00-0 fails GetName ERROR_UNKNOWN\n"},
 		{"an unknown GPU", "heal gpu-00-00-0",
 			`error: no GPU "gpu-00-00-0"; this node has gpu-3b-00-0, gpu-af-00-0 (an index from 0 to 1 or a UUID will also do)` + "\n"},
+		{"a number is missing", "xid 0", "error: these are not its arguments; write: simctl xid GPU"},
+		{"an argument too many", "print 0", "error: these are not its arguments; write: simctl print"},
 		{"an unknown call", "fail 0 GetNam ERROR_UNKNOWN",
 			`error: NVML has no device call "GetNam"; the calls are the methods of go-nvml's Device, such as GetName,`},
 		{"an unknown error", "fail 0 GetName UNKNOWN", `error: error "UNKNOWN" is not one of ERROR_UNINITIALIZED, `},
