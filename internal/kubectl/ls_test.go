@@ -110,7 +110,7 @@ func TestLs(t *testing.T) {
 				Exactly: &resourceapi.ExactDeviceRequest{
 					Capacity: &resourceapi.CapacityRequirements{
 						Requests: map[resourceapi.QualifiedName]resource.Quantity{
-						"memory": resource.MustParse("5Gi")}}}}}
+							"memory": resource.MustParse("5Gi")}}}}}
 			s.Claims = append(s.Claims, c)
 		}, "gpu-af-00-0 --no-headers", "a gpu-af-00-0 Tesla T4 exclusive ██████████ 15Gi/15Gi ██████████ 100% " +
 			"<none> <none> " +

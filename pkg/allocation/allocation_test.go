@@ -88,7 +88,7 @@ func TestResults(t *testing.T) {
 			[]resourceapi.DeviceAllocationConfiguration{config(class, driver, bad), config(claim, driver, setA("1"))},
 			"error: request r: config from the device class: " +
 				"status.allocation.devices.config[0].opaque.parameters.enviroment: Forbidden: unknown field; did " +
-					"you mean environment?"},
+				"you mean environment?"},
 		{"a configuration for partitions is not for a GPU",
 			[]resourceapi.DeviceRequestAllocationResult{gpu("r", "d")},
 			[]resourceapi.DeviceAllocationConfiguration{config(claim, driver, setA("1")),
