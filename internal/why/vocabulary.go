@@ -22,8 +22,8 @@ const (
 	maxTexts = 64
 	// shownTexts is how many values or names an explanation lists.
 	shownTexts = 5
-	// maxClauses is how many clauses of a selector are explained.
-	maxClauses = 32
+	// explainedClauses is how many clauses of a selector are explained.
+	explainedClauses = 32
 	// nearTexts is how many values are offered in place of one that no device has.
 	nearTexts = 3
 )
@@ -143,7 +143,7 @@ func (v *Vocabulary) Unmet(expression string, of Explained, meets func(expressio
 		return nil
 	}
 	var all []string
-	for _, c := range clauses[:min(len(clauses), maxClauses)] {
+	for _, c := range clauses[:min(len(clauses), explainedClauses)] {
 		if meets(c.text) {
 			continue
 		}
