@@ -35,7 +35,7 @@ func (q *question) mistakes(claim, number int, facts []fact) []found {
 	for k := range *p.selectors {
 		ref := selectorRef{claim, number, k}
 		for n, c := range q.w.clauses[ref] {
-			if n == maxClauses || q.ctx.Err() != nil {
+			if n == explainedClauses || q.ctx.Err() != nil {
 				break
 			}
 			if len(c.named) == 0 || q.anyMeets(c.text, facts) {
