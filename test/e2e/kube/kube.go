@@ -31,9 +31,6 @@ import (
 // fieldOwner is the field manager of applied objects.
 const fieldOwner = "gpu-dra-driver-e2e"
 
-// poll is the polling period.
-const poll = 100 * time.Millisecond
-
 // Cluster is a client of a Kubernetes cluster.
 type Cluster struct {
 	client.Client
@@ -99,7 +96,7 @@ func (c *Cluster) ApplyTyped(ctx context.Context, objects ...client.Object) erro
 
 // Empty deletes the pods and claims of namespaces and the objects that would recreate them, and waits until they are
 // gone, so that their GPUs are free. It keeps the namespaces, because deleting even an empty one takes five seconds.
-func (c *Cluster) Empty(ctx context.Context, timeout time.Duration, names ...string) error {
+func (c *Cluster) Empty(ctx context.Context, patience time.Duration, names ...string) error {
 	for _, name := range names {
 		for _, kind := range []client.Object{&appsv1.StatefulSet{}, &appsv1.Deployment{}, &appsv1.ReplicaSet{},
 			&corev1.Pod{}, &resourceapi.ResourceClaim{}} {
@@ -109,7 +106,7 @@ func (c *Cluster) Empty(ctx context.Context, timeout time.Duration, names ...str
 		}
 	}
 	for _, name := range names {
-		err := Until(ctx, timeout, "pods and claims of "+name+" to be gone", func(ctx context.Context) (bool, string,
+		err := Until(ctx, patience, "pods and claims of "+name+" to be gone", func(ctx context.Context) (bool, string,
 			error) {
 			return c.empty(ctx, name)
 		})
@@ -140,34 +137,14 @@ func (c *Cluster) empty(ctx context.Context, namespace string) (bool, string, er
 	if err := c.List(ctx, &claims, client.InNamespace(namespace)); err != nil {
 		return false, "", err
 	}
-	left := fmt.Sprintf("%d pods, %d claims", len(pods), len(claims.Items))
-	return len(pods)+len(claims.Items) == 0, left, nil
-}
-
-// Until calls look until it returns done. At the timeout, the error contains the last state or error of look.
-func Until(ctx context.Context, timeout time.Duration, what string, look func(context.Context) (done bool, state string,
-	err error)) error {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	tick := time.NewTicker(poll)
-	defer tick.Stop()
-	last := ""
-	for {
-		done, state, err := look(ctx)
-		switch {
-		case done && err == nil:
-			return nil
-		case err == nil:
-			last = state
-		case ctx.Err() == nil: // otherwise the timeout interrupted it
-			last = err.Error()
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("wait %s for %s: %w; last seen: %s", timeout, what, ctx.Err(), last)
-		case <-tick.C:
-		}
+	var left []string
+	for i := range pods {
+		left = append(left, "pod "+pods[i].Name+" "+PodState(&pods[i]))
 	}
+	for _, claim := range claims.Items {
+		left = append(left, fmt.Sprintf("claim %s of %d pods", claim.Name, len(claim.Status.ReservedFor)))
+	}
+	return len(left) == 0, strings.Join(left, "; "), nil
 }
 
 // Slices returns the driver's published slices in the scheduler's order: by pool and name.

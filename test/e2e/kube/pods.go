@@ -46,16 +46,16 @@ func Ready(pod *corev1.Pod) bool {
 	})
 }
 
-// WaitPod waits until the pod is as wanted, and returns it.
-func (c *Cluster) WaitPod(ctx context.Context, timeout time.Duration, key client.ObjectKey, what string,
+// WaitPod waits until the pod is as wanted, and returns it. Patience: see Until.
+func (c *Cluster) WaitPod(ctx context.Context, patience time.Duration, key client.ObjectKey, what string,
 	wanted func(*corev1.Pod) bool) (*corev1.Pod, error) {
 	var pod corev1.Pod
-	err := Until(ctx, timeout, fmt.Sprintf("pod %s to be %s", key, what), func(ctx context.Context) (bool, string,
+	err := Until(ctx, patience, fmt.Sprintf("pod %s to be %s", key, what), func(ctx context.Context) (bool, string,
 		error) {
 		if err := c.Get(ctx, key, &pod); err != nil {
 			return false, "", err
 		}
-		return wanted(&pod), string(pod.Status.Phase), nil
+		return wanted(&pod), PodState(&pod), nil
 	})
 	return &pod, err
 }
