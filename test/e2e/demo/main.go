@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command demo applies every folder of demo/ to a cluster. For each it prints what was requested, what was allocated,
-// and what the container saw. It exits with status 1 if an output differs from the folder's README.
+// and what the container saw. It exits with status 1 if an output differs from the folder's README, or did not come.
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -19,7 +20,7 @@ import (
 
 type config struct {
 	kubeconfig, dir, driver string
-	timeout                 time.Duration
+	patience                time.Duration
 	only                    []string // names of folders; empty: all
 }
 
@@ -29,7 +30,7 @@ func main() {
 		"kubeconfig of the cluster; empty: $KUBECONFIG or the default place")
 	flag.StringVar(&c.dir, "dir", "demo", "directory with the demos")
 	flag.StringVar(&c.driver, "driver-name", "gpu.nvidia.com", "name of the DRA driver")
-	flag.DurationVar(&c.timeout, "timeout", 30*time.Second, "time for each demo to become what its README says")
+	flag.DurationVar(&c.patience, "patience", kube.Patience, "how long to wait for a demo while nothing new happens")
 	flag.Usage = func() {
 		fmt.Fprintln(os.Stderr, "usage: demo [flags] [FOLDER...]")
 		flag.PrintDefaults()
@@ -59,42 +60,44 @@ func run(ctx context.Context, c config) error {
 		return err
 	}
 	// Objects of an earlier run would hold GPUs.
-	if err := cluster.Empty(ctx, time.Minute, demos.Namespaces(all)...); err != nil {
+	if err := cluster.Empty(ctx, c.patience, demos.Namespaces(all)...); err != nil {
 		return err
 	}
-	different, skipped := 0, 0
+	var s summary
 	for _, demo := range selected {
 		fmt.Printf("\n== %s\n", demo.Name)
-		lacks, err := demo.Lacks(ctx, cluster)
-		if err != nil {
-			return err
-		}
-		if len(lacks) > 0 {
-			skipped++
-			fmt.Printf("skipped: the cluster lacks %s\n", strings.Join(lacks, ", "))
-			continue
-		}
-		if err := demo.FreeGPUs(ctx, cluster, all, time.Minute); err != nil {
-			return err
-		}
-		lines, err := demo.Run(ctx, cluster, c.driver, c.timeout)
+		lines, err := c.show(ctx, cluster, demo, all)
 		for _, line := range lines {
 			fmt.Println(line)
 		}
-		if err != nil {
-			different++
+		s.add(demo.Name, err)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, errSkipped):
+			fmt.Println(err)
+		case err != nil:
 			fmt.Println(err)
 			for _, namespace := range demo.Namespaces() {
 				fmt.Print(cluster.Diagnose(ctx, namespace))
 			}
 		}
 	}
-	if different > 0 {
-		return fmt.Errorf("%d of %d demos are not what their README says", different, len(selected))
+	fmt.Printf("\n%s", &s)
+	return s.err()
+}
+
+// show runs a demo and returns its output.
+func (c config) show(ctx context.Context, cluster *kube.Cluster, demo demos.Demo, all []demos.Demo) ([]string, error) {
+	lacks, err := demo.Lacks(ctx, cluster)
+	if err != nil {
+		return nil, err
 	}
-	fmt.Printf("\n%d demos, each as its README says\n", len(selected)-skipped)
-	if skipped > 0 {
-		fmt.Printf("%d demos skipped\n", skipped)
+	if len(lacks) > 0 {
+		return nil, fmt.Errorf("%w: the cluster lacks %s", errSkipped, strings.Join(lacks, ", "))
 	}
-	return nil
+	if err := demo.FreeGPUs(ctx, cluster, all, c.patience); err != nil {
+		return nil, err
+	}
+	return demo.Run(ctx, cluster, c.driver, c.patience)
 }

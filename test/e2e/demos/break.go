@@ -26,7 +26,7 @@ type broken struct {
 }
 
 // breakGPU runs the command of the demo's annotation, if it has one.
-func (d Demo) breakGPU(ctx context.Context, cluster *kube.Cluster, timeout time.Duration) (broken, error) {
+func (d Demo) breakGPU(ctx context.Context, cluster *kube.Cluster, patience time.Duration) (broken, error) {
 	var namespace, command string
 	for _, o := range d.Objects {
 		if text := o.GetAnnotations()[breakAnnotation]; o.GetKind() == "Namespace" && text != "" {
@@ -37,7 +37,7 @@ func (d Demo) breakGPU(ctx context.Context, cluster *kube.Cluster, timeout time.
 		return broken{}, nil
 	}
 	var b broken
-	err := kube.Until(ctx, timeout, "a pod with a GPU to break", func(ctx context.Context) (bool, string, error) {
+	err := kube.Until(ctx, patience, "a pod with a GPU to break", func(ctx context.Context) (bool, string, error) {
 		pods, err := cluster.Pods(ctx, namespace)
 		for i := range pods {
 			if p := &pods[i]; kube.Ready(p) && b.device == "" {
@@ -45,7 +45,11 @@ func (d Demo) breakGPU(ctx context.Context, cluster *kube.Cluster, timeout time.
 				b.device, err = deviceOf(ctx, cluster, p)
 			}
 		}
-		return b.device != "", fmt.Sprintf("%d pods", len(pods)), err
+		if err != nil {
+			return false, "", err
+		}
+		state, err := cluster.State(ctx, namespace)
+		return b.device != "", state, err
 	})
 	if err != nil {
 		return broken{}, err

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,9 +32,6 @@ type Demo struct {
 	Expected []string // the README's expected block
 	Objects  []*unstructured.Unstructured
 }
-
-// ErrDifferent means that a demo's output differs from its README. The message has the diff.
-var ErrDifferent = errors.New("output differs from the README")
 
 // Load reads every folder of a directory, sorted by name.
 func Load(dir string) ([]Demo, error) {
@@ -132,42 +130,33 @@ func (d Demo) Lacks(ctx context.Context, cluster *kube.Cluster) ([]string, error
 const aloneAnnotation = "demo.gpu-dra-driver/alone"
 
 // FreeGPUs deletes the pods and claims of all demos if this demo needs their GPUs.
-func (d Demo) FreeGPUs(ctx context.Context, cluster *kube.Cluster, all []Demo, timeout time.Duration) error {
+func (d Demo) FreeGPUs(ctx context.Context, cluster *kube.Cluster, all []Demo, patience time.Duration) error {
 	for _, o := range d.Objects {
 		if o.GetKind() == "Namespace" && o.GetAnnotations()[aloneAnnotation] == "true" {
-			return cluster.Empty(ctx, timeout, Namespaces(all)...)
+			return cluster.Empty(ctx, patience, Namespaces(all)...)
 		}
 	}
 	return nil
 }
 
-// Run applies the demo and returns its output. It waits until the output matches the README, and returns ErrDifferent
-// at the timeout. The demo's objects remain.
-func (d Demo) Run(ctx context.Context, cluster *kube.Cluster, driver string, timeout time.Duration) ([]string, error) {
-	refused, err := d.apply(ctx, cluster, timeout)
+// Run applies the demo and returns its output. It waits until the output matches the README, and otherwise until nothing
+// is new for the time of patience. The error is then a Failure. The demo's objects remain.
+func (d Demo) Run(ctx context.Context, cluster *kube.Cluster, driver string, patience time.Duration) ([]string, error) {
+	refused, err := d.apply(ctx, cluster, patience)
 	if err != nil {
 		return nil, err
 	}
-	sick, err := d.breakGPU(ctx, cluster, timeout)
+	sick, err := d.breakGPU(ctx, cluster, patience)
 	if err != nil {
 		return nil, err
 	}
-	var got []string
-	err = kube.Until(ctx, timeout, "demo "+d.Name, func(ctx context.Context) (bool, string, error) {
-		lines, err := d.report(ctx, cluster, driver, refused, sick)
-		if err != nil {
-			return false, "", err
-		}
-		got = lines
-		return Compare(d.Expected, got) == "", "", nil
+	got, err := d.settle(ctx, patience, func(ctx context.Context) (sight, error) {
+		return d.look(ctx, cluster, driver, refused, sick)
 	})
 	if err := sick.clear(ctx, cluster); err != nil {
 		return got, err
 	}
-	if diff := Compare(d.Expected, got); diff != "" {
-		return got, fmt.Errorf("demo %s: %w:\n%s%s", d.Name, ErrDifferent, diff, cause(got, err))
-	}
-	return got, nil
+	return got, err
 }
 
 // firstAnnotation on a demo's pod means that the following objects need it to run.
@@ -177,23 +166,26 @@ const firstAnnotation = "demo.gpu-dra-driver/first"
 const refusedAnnotation = "demo.gpu-dra-driver/refused"
 
 // apply creates the demo's objects. refused contains the messages of the expected rejections.
-func (d Demo) apply(ctx context.Context, cluster *kube.Cluster, timeout time.Duration) (refused []string, err error) {
+func (d Demo) apply(ctx context.Context, cluster *kube.Cluster, patience time.Duration) (refused []string, err error) {
 	for _, o := range d.Objects {
-		err := cluster.Apply(ctx, o)
+		answer, err := put(ctx, cluster, patience, o)
+		if err != nil {
+			return nil, err
+		}
 		if o.GetAnnotations()[refusedAnnotation] == "true" {
 			var status apierrors.APIStatus
-			if !errors.As(err, &status) {
-				return nil, fmt.Errorf("%s %s: want it refused, got %v", o.GetKind(), o.GetName(), err) //nolint:errorlint // nil if it was not refused
+			if !errors.As(answer, &status) {
+				return nil, fmt.Errorf("%s %s: want it refused, but it was created", o.GetKind(), o.GetName())
 			}
 			refused = append(refused, indent("refused: ", fmt.Sprintf("%s %s: %s", o.GetKind(), o.GetName(),
 				status.Status().Message))...)
 			continue
 		}
-		if err != nil {
-			return nil, err
+		if answer != nil {
+			return nil, answer
 		}
 		if o.GetKind() == "Pod" && o.GetAnnotations()[firstAnnotation] == "true" {
-			if _, err := cluster.WaitPod(ctx, timeout, client.ObjectKeyFromObject(o), "ready", kube.Ready); err != nil {
+			if _, err := cluster.WaitPod(ctx, patience, client.ObjectKeyFromObject(o), "ready", kube.Ready); err != nil {
 				return nil, err
 			}
 		}
@@ -201,44 +193,69 @@ func (d Demo) apply(ctx context.Context, cluster *kube.Cluster, timeout time.Dur
 	return refused, nil
 }
 
-// cause returns the reason when there is no output to compare.
-func cause(got []string, err error) string {
-	if len(got) > 0 || err == nil {
-		return ""
-	}
-	return err.Error() + "\n"
+// put applies an object until the API server answers, and returns the answer: nil, or why it refuses the object. A
+// webhook that is too slow to answer is no answer.
+func put(ctx context.Context, cluster *kube.Cluster, patience time.Duration, o *unstructured.Unstructured) (
+	answer, err error) {
+	what := fmt.Sprintf("an answer about %s %s", o.GetKind(), o.GetName())
+	err = kube.Until(ctx, patience, what, func(ctx context.Context) (bool, string, error) {
+		answer = cluster.Apply(ctx, o)
+		if answer == nil || refuses(answer) {
+			return true, "", nil
+		}
+		return false, "", answer
+	})
+	return answer, err
 }
 
-// report returns the current state of the demo.
-func (d Demo) report(ctx context.Context, cluster *kube.Cluster, driver string, refused []string, sick broken) (
-	[]string, error) {
-	lines := append([]string{"asked:  " + d.Asked}, refused...)
+// refuses reports whether an error of the API server is about the object, and not about a server or a webhook that does
+// not work at the moment.
+func refuses(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return false
+	}
+	code := status.Status().Code
+	return code/100 == 4 && !slices.Contains([]int32{http.StatusRequestTimeout, http.StatusConflict,
+		http.StatusTooManyRequests}, code)
+}
+
+// look returns the current state of the demo.
+func (d Demo) look(ctx context.Context, cluster *kube.Cluster, driver string, refused []string, sick broken) (sight,
+	error) {
+	now := sight{lines: append([]string{"asked:  " + d.Asked}, refused...)}
 	if sick.device != "" {
-		lines = append(lines, fmt.Sprintf("broken: %s on %s, by simctl %s", sick.device, sick.node, sick.command))
+		now.lines = append(now.lines, fmt.Sprintf("broken: %s on %s, by simctl %s", sick.device, sick.node,
+			sick.command))
+	}
+	var err error
+	if now.state, err = cluster.State(ctx, d.Namespaces()...); err != nil {
+		return sight{}, err
 	}
 	devices, err := publishedDevices(ctx, cluster)
 	if err != nil {
-		return nil, err
+		return sight{}, err
 	}
 	for _, namespace := range slices.Sorted(slices.Values(d.Namespaces())) {
 		pods, err := cluster.Pods(ctx, namespace)
 		if err != nil {
-			return nil, err
+			return sight{}, err
 		}
+		now.pods = append(now.pods, pods...)
 		for i := range pods {
 			more, err := reportPod(ctx, cluster, driver, devices, &pods[i])
 			if err != nil {
-				return nil, err
+				return sight{}, err
 			}
-			lines = append(lines, more...)
+			now.lines = append(now.lines, more...)
 		}
 		more, err := sick.moved(ctx, cluster, pods)
 		if err != nil {
-			return nil, err
+			return sight{}, err
 		}
-		lines = append(lines, more...)
+		now.lines = append(now.lines, more...)
 	}
-	return lines, nil
+	return now, nil
 }
 
 func indent(label, text string) []string {

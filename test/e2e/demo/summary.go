@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/gpudra/gpu-dra-driver/test/e2e/demos"
+	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
+)
+
+// errSkipped means that the cluster cannot run a demo.
+var errSkipped = errors.New("skipped")
+
+// summary is what is said after the last demo, where one looks first.
+type summary struct {
+	ran, skipped              int
+	different, stuck, trouble []string // a line for each demo: its name, and why
+}
+
+// add counts a demo that ended with the error.
+func (s *summary) add(name string, err error) {
+	if errors.Is(err, errSkipped) {
+		s.skipped++
+		return
+	}
+	s.ran++
+	if err == nil {
+		return
+	}
+	why, _, _ := strings.Cut(err.Error(), "\n")
+	var failure demos.Failure
+	if errors.As(err, &failure) {
+		why = failure.Why
+	}
+	line := name + ": " + why
+	switch {
+	case errors.Is(err, demos.ErrDifferent):
+		s.different = append(s.different, line)
+	case errors.Is(err, kube.ErrStuck):
+		s.stuck = append(s.stuck, line)
+	default:
+		s.trouble = append(s.trouble, line)
+	}
+}
+
+// String returns a line about all demos, then one for each that is not what its README says.
+func (s *summary) String() string {
+	var b strings.Builder
+	bad := len(s.different) + len(s.stuck) + len(s.trouble)
+	fmt.Fprintf(&b, "demos: %d as their READMEs say, %d not", s.ran-bad, bad)
+	if s.skipped > 0 {
+		fmt.Fprintf(&b, ", %d skipped", s.skipped)
+	}
+	b.WriteString("\n")
+	for _, group := range []struct {
+		title string
+		lines []string
+	}{
+		{"differs from its README", s.different},
+		{"slow or stuck, with nothing new to see", s.stuck},
+		{"did not run", s.trouble},
+	} {
+		for _, line := range group.lines {
+			fmt.Fprintf(&b, "  %s: %s\n", group.title, line)
+		}
+	}
+	return b.String()
+}
+
+// err names the demos that are not what their READMEs say.
+func (s *summary) err() error {
+	var names []string
+	for _, lines := range [][]string{s.different, s.stuck, s.trouble} {
+		for _, line := range lines {
+			name, _, _ := strings.Cut(line, ":")
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return fmt.Errorf("not as their READMEs say: %s", strings.Join(names, ", "))
+}
