@@ -159,9 +159,12 @@ func removeTree(root string) error {
 	return nil
 }
 
+// busyTimeout is for groups that somebody else uses.
+const busyTimeout = time.Minute
+
 // removeGroup retries: a group stays busy until the kernel has cleaned up after its last process.
 func removeGroup(dir string) error {
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(busyTimeout)
 	for {
 		err := unix.Rmdir(dir)
 		if err == nil || errors.Is(err, unix.ENOENT) {

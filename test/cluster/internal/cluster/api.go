@@ -17,6 +17,9 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/pki"
 )
 
+// requestTimeout limits a request, not a wait: it is sent again.
+const requestTimeout = 30 * time.Second
+
 // api is a minimal client for the requests of a start. A client library would be most of this program's size and
 // compile time.
 type api struct {
@@ -34,7 +37,7 @@ func newAPI(server string, ca []byte, admin pki.Pair) (*api, error) {
 	return &api{
 		server: server,
 		client: &http.Client{
-			Timeout: 5 * time.Second,
+			Timeout: requestTimeout,
 			Transport: &http.Transport{
 				TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{cert}},
 			},
@@ -122,19 +125,31 @@ func (a *api) booted(ctx context.Context, name, bootID string) error {
 	return errors.New("not ready")
 }
 
-// poll calls check until it returns nil. It returns an error when a machine ends, ctx ends or the deadline passes.
+// patience is how long a wait goes on while what is missing stays the same. Machines differ, and some are emulated, so
+// it is generous, and the whole wait has no limit.
+const patience = 10 * time.Minute
+
+// errStuck means that what a wait waits for has not come nearer for the time of patience.
+var errStuck = errors.New("nothing has changed for " + patience.String())
+
+// poll calls check until it returns nil. It returns an error when a machine ends, ctx ends, or check returns no new
+// error for the time of patience.
 func poll(ctx context.Context, failed <-chan error, check func(context.Context) error) error {
-	var last error
+	seen, moved := map[string]bool{}, time.Now()
 	for {
-		if last = check(ctx); last == nil {
+		last := check(ctx)
+		if last == nil {
 			return nil
+		}
+		if text := last.Error(); !seen[text] {
+			seen[text], moved = true, time.Now()
+		}
+		if time.Since(moved) >= patience {
+			return fmt.Errorf("%w: %w", errStuck, last)
 		}
 		select {
 		case <-ctx.Done():
-			if errors.Is(ctx.Err(), context.Canceled) {
-				return ctx.Err()
-			}
-			return fmt.Errorf("%w: %w", ctx.Err(), last)
+			return ctx.Err()
 		case err := <-failed:
 			return err
 		case <-time.After(30 * time.Millisecond):

@@ -8,15 +8,11 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/controlplane"
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/machine"
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/pki"
 )
-
-// controlTimeout limits the start of a program or a node.
-const controlTimeout = 2 * time.Minute
 
 // Stop stops a program, NODE/COMPONENT or COMPONENT of the control plane, until Start or the next boot of its machine.
 func Stop(ctx context.Context, p Place, name string) error {
@@ -57,7 +53,7 @@ func control(ctx context.Context, p Place, name string, do func(ctx context.Cont
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, controlTimeout)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	dir, step, err := p.program(r, name)
 	if err != nil {
@@ -101,8 +97,6 @@ func awaitAPI(ctx context.Context, p Place, name string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, controlTimeout)
-	defer cancel()
 	if err := poll(ctx, nil, api.ready); err != nil {
 		return fmt.Errorf("wait for the API server: %w", err)
 	}

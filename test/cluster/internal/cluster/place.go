@@ -116,11 +116,14 @@ func Names(state string) []string {
 	return names
 }
 
+// lockTimeout is how long a command waits for another one that works on the same cluster.
+const lockTimeout = 30 * time.Second
+
 // lock prevents concurrent starts and ends of the same cluster. It is an abstract socket, which leaves no file and
-// which the kernel releases when the process dies. It waits briefly for a process that is ending.
+// which the kernel releases when the process dies. It waits a while for a process that is ending.
 func (p Place) lock(ctx context.Context) (unlock func(), err error) {
 	address := &net.UnixAddr{Net: "unix", Name: "@gpu-dra-cluster/" + p.Name}
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(lockTimeout)
 	for {
 		socket, err := net.ListenUnix("unix", address)
 		if err == nil {

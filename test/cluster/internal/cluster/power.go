@@ -66,8 +66,6 @@ func boot(ctx context.Context, p Place, name string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, controlTimeout)
-	defer cancel()
 	err = poll(ctx, nil, func(ctx context.Context) error { return api.booted(ctx, name, id) })
 	if err != nil {
 		return fmt.Errorf("wait for %s: %w", name, err)

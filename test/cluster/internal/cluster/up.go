@@ -24,9 +24,6 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/preflight"
 )
 
-// startTimeout is generous, for emulated machines.
-const startTimeout = 10 * time.Minute
-
 // Stages of a start, in order. A test can stop a start at a stage and kill it there.
 const (
 	StageRecorded     = "recorded"      // the folder and the record exist
@@ -80,8 +77,6 @@ func (s *Starter) Up(ctx context.Context) error {
 	if err := preflight.CheckWatches(s.Config.Nodes); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
 	s.began = time.Now()
 	if err := s.start(ctx); err != nil {
 		err = fmt.Errorf("start cluster %s: %w", s.Place.Name, err)

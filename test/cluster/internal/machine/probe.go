@@ -28,7 +28,7 @@ func newProber(done map[string]chan struct{}) prober {
 	}
 	return prober{
 		client: &http.Client{
-			Timeout:   2 * time.Second,
+			Timeout:   10 * time.Second, // of a request, which is sent again
 			Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, DisableKeepAlives: true},
 		},
 		done: done,

@@ -14,7 +14,7 @@ import (
 )
 
 // freezeTimeout limits the time until all processes have stopped. A process in a system call finishes it first.
-const freezeTimeout = 10 * time.Second
+const freezeTimeout = 2 * time.Minute
 
 // Freeze stops the recorded process and all its descendants, and returns when all have stopped. It is idempotent.
 func (r Record) Freeze() error {
