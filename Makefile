@@ -5,8 +5,14 @@
 GO ?= go
 # The bindings use functions that NVIDIA's headers mark as deprecated.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
+# What several programs need is compiled once if all are built with the same flags: these are also in hack/dev,
+# test/cluster/internal/components and deployments/container.
+SHARED = -trimpath -gcflags=all=-dwarf=false -tags=netgo,osusergo
+# The cluster's program, which also builds what a cluster consists of, and the program behind many of the targets.
+CLUSTER = CGO_ENABLED=0 $(GO) build -C test/cluster $(SHARED) -o $(CURDIR)/_output/bin/cluster . && _output/bin/cluster
+DEV = CGO_ENABLED=0 $(GO) build $(SHARED) -o _output/bin/dev ./hack/dev && _output/bin/dev
 # Directory with the kubectl and helm that test/cluster builds and caches.
-TOOLS = $(shell $(GO) run -C test/cluster . tools)
+TOOLS = $(shell $(CLUSTER) tools)
 
 # Only a KUBECONFIG on the command line of make names a cluster to work on. An exported one may be of any cluster.
 GIVEN = $(if $(filter command,$(origin KUBECONFIG)),-kubeconfig "$(KUBECONFIG)")
@@ -21,12 +27,13 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: ## start a 3-node Kubernetes with simulated GPUs and run every demo (needs root); KUBECONFIG=file runs them on that cluster
-	@./hack/prerequisites.sh $(ROOT)
-	@$(GO) run ./hack/dev demo $(GIVEN)
+	@{ ./hack/prerequisites.sh $(ROOT) $(if $(GIVEN),,&& $(CLUSTER) check); } || { test/kind/offer.sh; exit 1; }
+	@$(if $(GIVEN),,_output/bin/cluster build)
+	@$(DEV) demo $(GIVEN)
 
 demo-down: ## stop the demo cluster
 	@./hack/prerequisites.sh root
-	@$(GO) run ./hack/dev demo-down
+	@$(DEV) demo-down
 
 test: test-unit lint test-race test-nvidia test-cluster test-e2e test-oldest test-survive ## run the linter and all tests (needs root)
 
@@ -74,25 +81,25 @@ test-karpenter: ## compare Karpenter's simulation of scheduling with the schedul
 test-cluster: ## tests of the test cluster, also that it leaves the machine as it found it (needs root)
 	@./hack/prerequisites.sh root
 	$(GO) vet -C test/cluster ./...
-	$(GO) run -C test/cluster . build
+	$(CLUSTER) build
 	$(GO) test -C test/cluster -timeout 20m ./...
 
 test-e2e: ## end-to-end tests on a fresh cluster (needs root), with KUBECONFIG=file on that one; E2E_RUN=pattern selects some
 	@./hack/prerequisites.sh $(ROOT)
-	@$(GO) run ./hack/dev e2e $(GIVEN)
+	@$(DEV) e2e $(GIVEN)
 
 test-oldest: ## some end-to-end tests on the oldest Kubernetes that the driver supports (needs root)
 	@./hack/prerequisites.sh root
-	@$(GO) run ./hack/dev oldest
+	@$(DEV) oldest
 
 test-versions: ## the end-to-end tests on every Kubernetes since 1.34; writes docs/versions.md (needs root); VERSIONS=pattern selects some
 	@./hack/prerequisites.sh root
-	@$(GO) run ./hack/dev versions
+	@$(DEV) versions
 
 test-survive: image ## crash nodes, kill, upgrade, downgrade and remove the driver, on clusters of their own (needs root); E2E_RUN=pattern selects some
 	@./hack/prerequisites.sh root
 	$(GO) vet -tags e2e ./test/e2e/survive
-	@$(GO) run ./hack/dev survive
+	@$(DEV) survive
 
 kind-up: image ## start a kind cluster with the images, or load them again; KIND_NODE_IMAGE=image chooses the Kubernetes (needs Docker)
 	@test/kind/up.sh
@@ -102,15 +109,15 @@ kind-down: ## stop the kind cluster
 
 bench: ## measure the driver and write docs/benchmarks.md, on a cluster of its own (needs root); BENCH_ROWS=pattern selects some
 	@./hack/prerequisites.sh root
-	@$(GO) run ./hack/dev bench
+	@$(DEV) bench
 
 timeline: ## measure the parts of a pod's start, without and with a claim, and write them to docs/benchmarks.md (needs root)
 	@./hack/prerequisites.sh root
-	@$(GO) run ./hack/dev timeline
+	@$(DEV) timeline
 
 strongest: ## ask for the strongest GPU on random fleets, compare with an oracle and write docs/strongest.md (needs root)
 	@./hack/prerequisites.sh root
-	@$(GO) run ./hack/dev strongest
+	@$(DEV) strongest
 
 why: ## ask why 2,000 random pods wait, judge each answer with the scheduler's allocator, and write docs/why-judged.md; WHY_SEED=number varies them
 	@./hack/prerequisites.sh
@@ -118,7 +125,7 @@ why: ## ask why 2,000 random pods wait, judge each answer with the scheduler's a
 
 why-scheduler: ## put 2,000 answers to why random pods wait to a real scheduler, and less than 300 of them say, and write docs/why-judged.md; WHY_SCHEDULER=number of them (needs root)
 	@./hack/prerequisites.sh root
-	@$(GO) run ./hack/dev why
+	@$(DEV) why
 
 build: ## compile the programs into _output/bin
 	@./hack/prerequisites.sh

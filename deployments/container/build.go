@@ -20,6 +20,13 @@ type build struct {
 	tags     string
 }
 
+// sharedFlags and sharedTags are those with which hack/dev and test/cluster build too: what the driver shares with
+// Kubernetes and with kubectl-gpu is compiled once. The linker leaves out debug information anyway. The tags make a
+// program with cgo use the same packages net and os/user as one without.
+var sharedFlags = []string{"-trimpath", "-gcflags=all=-dwarf=false"}
+
+const sharedTags = "netgo osusergo"
+
 // builds names every program of the images. Programs that run in other people's root file systems are static: the hooks
 // run on the host, gpu-demo and nvidia-smi in containers without a C library.
 //
@@ -37,9 +44,8 @@ func builds() []build {
 		{[]string{"github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook", driver + "cdi-hooks"},
 			"1",
 			`-s -w -linkmode external -extldflags "-static"`, ""},
-		// The controller calls no C; it is built like the plugin so that what both need is compiled once.
-		{[]string{driver + "dra-controller", driver + "dra-kubelet-plugin", simulator + "dra-kubelet-plugin-sim"}, "1",
-			"-s -w", "grpcnotrace"},
+		{[]string{driver + "dra-controller"}, "0", "-s -w", "grpcnotrace"},
+		{[]string{driver + "dra-kubelet-plugin", simulator + "dra-kubelet-plugin-sim"}, "1", "-s -w", "grpcnotrace"},
 	}
 }
 
@@ -65,8 +71,8 @@ func buildPrograms(ctx context.Context, p platform, dir string) error {
 
 // run keeps quiet unless the build fails: cgo warns of every function that NVIDIA's headers call deprecated.
 func (b build) run(ctx context.Context, environment []string, dir string) error {
-	args := []string{"build", "-trimpath", "-buildvcs=false", "-ldflags", b.ldflags, "-tags", b.tags, "-o",
-		dir + string(filepath.Separator)}
+	args := append([]string{"build", "-buildvcs=false", "-ldflags", b.ldflags, "-tags",
+		strings.TrimSpace(sharedTags + " " + b.tags), "-o", dir + string(filepath.Separator)}, sharedFlags...)
 	cmd := exec.CommandContext(ctx, "go", append(args, b.packages...)...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED="+b.cgo)
 	cmd.Env = append(cmd.Env, environment...)

@@ -35,7 +35,7 @@ func TestCluster(t *testing.T) {
 	t.Run("kubectl works in the plain shell and nodes carry their profile", func(t *testing.T) {
 		got := kubectl("", "get", "nodes", "-o", "jsonpath="+
 			`{range .items[*]}{.metadata.name} {.metadata.labels.gpu\.nvidia\.com/sim-profile} {.status.nodeInfo.kubeletVersion}{"\n"}{end}`)
-		const want = "node-1 dgx-h100 v1.37.1\nnode-2 t4-x2 v1.37.1\nnode-3  v1.37.1\n"
+		const want = "node-1 dgx-h100 v1.37.2\nnode-2 t4-x2 v1.37.2\nnode-3  v1.37.2\n"
 		if got != want {
 			t.Errorf("got\n%s\nwant\n%s", got, want)
 		}

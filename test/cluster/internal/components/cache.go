@@ -9,7 +9,9 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"time"
@@ -53,7 +55,7 @@ func findSource() (string, error) {
 		}
 	}
 	for _, c := range candidates {
-		if _, err := os.Stat(filepath.Join(c, Kubernetes, "go.mod")); err == nil {
+		if _, err := os.Stat(filepath.Join(c, programs, "go.mod")); err == nil {
 			return filepath.Clean(c), nil
 		}
 	}
@@ -68,28 +70,43 @@ type Dirs map[string]string
 // two processes.
 func (c Cache) Build(ctx context.Context, list []Component) (Dirs, error) {
 	dirs := Dirs{}
+	work := &work{out: c.Out}
 	for _, component := range list {
-		dir, err := c.build(ctx, component)
+		if err := c.plan(ctx, component, work); err != nil {
+			return nil, err
+		}
+	}
+	for _, component := range list {
+		dir, err := c.build(ctx, component, work)
 		if err != nil {
 			return nil, err
 		}
-		dirs[component.Name] = dir
+		for _, part := range component.parts() {
+			dirs[part] = dir
+		}
 	}
 	return dirs, nil
 }
 
-func (c Cache) build(ctx context.Context, component Component) (string, error) {
+// plan adds to the work what building the component takes, if it is not cached.
+func (c Cache) plan(ctx context.Context, component Component, work *work) error {
+	key, _, err := c.key(ctx, component)
+	if err != nil || exists(filepath.Join(c.Root, key)) {
+		return err
+	}
+	if err := Ensure(ctx, c.Out, component.Debian); err != nil {
+		return err
+	}
+	return work.add(ctx, filepath.Join(c.Source, component.folder()), component)
+}
+
+func (c Cache) build(ctx context.Context, component Component, work *work) (string, error) {
 	key, version, err := c.key(ctx, component)
 	if err != nil {
 		return "", err
 	}
-	if !exists(filepath.Join(c.Root, key)) {
-		if err := Ensure(ctx, c.Out, component.Debian); err != nil {
-			return "", err
-		}
-	}
-	return c.fill(ctx, key, component.Name+" "+version, func(dir string) error {
-		return c.compile(ctx, component, version, dir)
+	return c.fill(ctx, key, component.title(version), func(dir string) error {
+		return c.compile(ctx, component, dir, work)
 	})
 }
 
@@ -189,37 +206,44 @@ func (c Cache) lock(ctx context.Context) (unlock func(), err error) {
 }
 
 // compile builds the component's commands into dir.
-func (c Cache) compile(ctx context.Context, component Component, version, dir string) error {
-	target := dir + "/" // go build names each file after its package
-	if len(component.Packages) == 1 {
-		target = filepath.Join(dir, component.Binaries[0])
-	}
-	args := []string{"build", "-v", "-trimpath", "-p", fmt.Sprint(min(runtime.NumCPU(), 4)), "-ldflags",
-		component.linkerFlags(version)}
-	if component.Tags != "" {
-		args = append(args, "-tags", component.Tags)
-	}
-	args = append(args, "-o", target)
-	args = append(args, component.Packages...)
-	cgo := "CGO_ENABLED=0"
-	if component.Cgo {
-		cgo = "CGO_ENABLED=1"
-	}
+func (c Cache) compile(ctx context.Context, component Component, dir string, work *work) error {
 	module := filepath.Join(c.Source, component.folder())
-	out := &buildOutput{}
-	told := c.tell(out, countPackages(ctx, module, cgo, component))
-	err := goBuild(ctx, module, cgo, args, out)
+	mod, err := os.ReadFile(filepath.Join(module, "go.mod"))
+	if err != nil {
+		return err
+	}
+	linker, err := component.linkerFlags(string(mod))
+	if err != nil {
+		return err
+	}
+	args := append([]string{"build", "-v", "-p", fmt.Sprint(min(runtime.NumCPU(), 4)), "-ldflags", linker},
+		component.flags()...)
+	args = append(append(args, "-o", dir+"/"), component.Packages...) // go build names each file after its package
+	out := &buildOutput{compiled: work.compiled}
+	told := work.tell()
+	err = goBuild(ctx, module, component.cgo(), args, out)
 	told()
 	if err != nil {
 		return err
 	}
-	for _, b := range component.Binaries {
-		if !exists(filepath.Join(dir, b)) {
-			return fmt.Errorf("go build left no %s", b)
+	for i, name := range component.Binaries {
+		built := filepath.Join(dir, programOf(component.Packages[i]))
+		if err := os.Rename(built, filepath.Join(dir, name)); err != nil {
+			return fmt.Errorf("find what go build made of %s: %w", component.Packages[i], err)
 		}
 	}
 	return nil
 }
+
+// programOf returns the name that go build gives to the program of a package: a version at the end does not count.
+func programOf(pkg string) string {
+	if base := path.Base(pkg); majorVersion.MatchString(base) {
+		return path.Base(path.Dir(pkg))
+	}
+	return path.Base(pkg)
+}
+
+var majorVersion = regexp.MustCompile(`^v[0-9]+$`)
 
 // goBuild runs go with the arguments. It writes its output to out.
 func goBuild(ctx context.Context, dir, cgo string, args []string, out *buildOutput) error {

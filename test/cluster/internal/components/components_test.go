@@ -13,6 +13,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 var sample = Component{
@@ -85,9 +87,60 @@ func TestVersionIn(t *testing.T) {
 }
 
 func TestLinkerFlags(t *testing.T) {
-	if got, want := sample.linkerFlags("v2.37.1"), "-s -w -X v=v2.37.1 -X m=37"; got != want {
-		t.Errorf("got %s, want %s", got, want)
+	c := sample
+	c.LDFlags += " -X o={example.com/other}"
+	if got, err := c.linkerFlags(sampleMod); err != nil || got != "-s -w -X v=v2.37.1 -X m=37 -X o=v9.9.9" {
+		t.Errorf("got %s, %v", got, err)
 	}
+	c.LDFlags = "-X a={example.com/absent}"
+	if got, err := c.linkerFlags(sampleMod); err == nil {
+		t.Errorf("got %s, want an error", got)
+	}
+}
+
+func TestProgramOf(t *testing.T) {
+	for pkg, want := range map[string]string{"helm.sh/helm/v4/cmd/helm": "helm", "go.etcd.io/etcd/server/v3": "server",
+		"example.com/vet": "vet"} {
+		if got := programOf(pkg); got != want {
+			t.Errorf("%s: got %s, want %s", pkg, got, want)
+		}
+	}
+}
+
+// The programs of the newest Kubernetes and of the driver are compiled from the same packages: versions that differ make
+// the first start take minutes more.
+func TestVersionsAreTheDriver(t *testing.T) {
+	source, err := findSource()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, driver := requirements(t, filepath.Join(source, programs)), requirements(t, filepath.Join(source, "../../.."))
+	if len(ours) < 100 || len(driver) < 50 {
+		t.Fatalf("read %d and %d modules, want all", len(ours), len(driver))
+	}
+	for module, version := range driver {
+		if has, ok := ours[module]; ok && has != version {
+			t.Errorf("%s: the driver has %s, test/cluster/components/programs has %s: give both the newer one", module,
+				version, has)
+		}
+	}
+}
+
+// requirements returns the versions in a go.mod.
+func requirements(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(strings.TrimPrefix(line, "require "))
+		if len(fields) >= 2 && strings.HasPrefix(line, "\t") && strings.HasPrefix(fields[1], "v") {
+			found[fields[0]] = fields[1]
+		}
+	}
+	return found
 }
 
 // TestPinnedModules reads the real go.mod files.
@@ -121,7 +174,7 @@ func TestPinnedModules(t *testing.T) {
 
 func TestKubernetesVersions(t *testing.T) {
 	source := t.TempDir()
-	for folder, version := range map[string]string{"kubernetes": "v1.37.1", "kubernetes-v1.36": "v1.36.10",
+	for folder, version := range map[string]string{"programs": "v1.37.1", "kubernetes-v1.36": "v1.36.10",
 		"kubernetes-v1.36.0": "v1.36.0", "kubernetes-v1.34": "v1.34.4"} {
 		if err := os.Mkdir(filepath.Join(source, folder), 0o755); err != nil {
 			t.Fatal(err)
@@ -134,7 +187,7 @@ func TestKubernetesVersions(t *testing.T) {
 	cache := Cache{Source: source}
 	const refused = `: want one of v1.37.1, v1.36.10, v1.36.0, v1.34.4, or its minor version`
 	for _, row := range []struct{ version, want string }{
-		{"", "kubernetes with kubectl"}, {"v1.37", "kubernetes with kubectl"}, {"v1.37.1", "kubernetes with kubectl"},
+		{"", "programs with kubectl"}, {"v1.37", "programs with kubectl"}, {"v1.37.1", "programs with kubectl"},
 		{"v1.34", "kubernetes-v1.34"}, {"v1.34.4", "kubernetes-v1.34"}, {"v1.36.10", "kubernetes-v1.36"},
 		{"v1.36", "kubernetes-v1.36"}, {"v1.36.0", "kubernetes-v1.36.0"},
 		{"v1.34.5", `kubernetes "v1.34.5"` + refused}, {"v1.3", `kubernetes "v1.3"` + refused},
@@ -243,13 +296,65 @@ func list(t *testing.T, dir string) string {
 }
 
 func TestBuildOutput(t *testing.T) {
-	out := &buildOutput{}
+	var packages []string
+	out := &buildOutput{compiled: func(pkg string) { packages = append(packages, pkg) }}
 	for _, piece := range []string{"k8s.io/api/core/v1\nk8s.io/", "apimachinery\n", "# k8s.io/x\n",
 		"x.go:1: undefined: y\n", "fatal: no "} {
 		_, _ = out.Write([]byte(piece))
 	}
 	const want = "# k8s.io/x\nx.go:1: undefined: y\nfatal: no"
-	if got := out.messages(); got != want || out.compiled() != 2 {
-		t.Errorf("got %d packages and %q, want 2 and %q", out.compiled(), got, want)
+	if got := out.messages(); got != want || len(packages) != 2 {
+		t.Errorf("got %q and %q, want 2 packages and %q", packages, got, want)
+	}
+}
+
+// One line is about all components together.
+func TestWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &work{sizes: map[string]int64{"a": 600, "b": 300, "c": 100}, all: 1000, of: 3, started: time.Now()}
+		expect := func(want string) {
+			t.Helper()
+			if got := w.String(); got != want {
+				t.Errorf("got %q, want %q", got, want)
+			}
+		}
+		expect("0 % of all: 0 of 3 packages compiled")
+		time.Sleep(6 * time.Minute)
+		w.compiled("a")
+		w.compiled("a")               // by the build of another component
+		w.compiled("not/in/the/list") // as of a test
+		expect("60 % of all: 1 of 3 packages compiled, about 4 min left")
+		w.compiled("b")
+		expect("90 % of all: 2 of 3 packages compiled, less than a minute left")
+		w.compiled("c")
+		expect("100 % of all: 3 of 3 packages compiled, linking")
+	})
+}
+
+// Packages that Go has in its own cache are no work.
+func TestWorkOfAModule(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"go.mod": "module example.com/thing\n\ngo 1.26\n",
+		"main.go": "package main\n\nimport \"example.com/thing/a\"\n\nfunc main() { a.A() }\n",
+		"a/a.go":  "package a\n\nfunc A() {}\n"} {
+		file := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	thing := Component{Name: "thing", Packages: []string{"example.com/thing"}}
+	w := &work{}
+	if err := w.add(t.Context(), dir, thing); err != nil {
+		t.Fatal(err)
+	}
+	if w.of < 2 || w.all < linked {
+		t.Errorf("got %d packages, %d bytes, want a, the program, and its linking", w.of, w.all)
+	}
+	thing.Packages = []string{"example.com/absent"}
+	if err := w.add(t.Context(), dir, thing); err == nil || !strings.Contains(err.Error(), "absent") {
+		t.Errorf("got %v, want that there is no package", err)
 	}
 }

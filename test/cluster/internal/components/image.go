@@ -55,8 +55,8 @@ func compilePause(ctx context.Context, dir string) ([]byte, error) {
 	defer os.Remove(source)
 	binary := filepath.Join(dir, "pause")
 	defer os.Remove(binary)
-	args := []string{"build", "-trimpath", "-ldflags", "-s -w", "-o", binary, source}
-	if err := goBuild(ctx, dir, "CGO_ENABLED=0", args, &buildOutput{}); err != nil {
+	args := append([]string{"build", "-ldflags", "-s -w", "-o", binary, "-tags", sharedTags}, sharedFlags...)
+	if err := goBuild(ctx, dir, "CGO_ENABLED=0", append(args, source), &buildOutput{}); err != nil {
 		return nil, err
 	}
 	return os.ReadFile(binary)

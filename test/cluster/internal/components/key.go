@@ -24,9 +24,14 @@ func (c Component) Key(in Inputs) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	linker, err := c.linkerFlags(in.GoMod)
+	if err != nil {
+		return "", err
+	}
 	return c.Name + "-" + version + "-" + hash(
 		in.GoVersion, in.Platform, in.GoMod, in.GoSum,
-		strings.Join(c.Packages, " "), strings.Join(c.Binaries, " "), c.Tags, c.linkerFlags(version), fmt.Sprint(c.Cgo),
+		strings.Join(c.Packages, " "), strings.Join(c.Binaries, " "), strings.Join(c.flags(), " "), linker,
+		fmt.Sprint(c.Cgo),
 	), nil
 }
 

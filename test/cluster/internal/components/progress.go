@@ -6,7 +6,10 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -18,10 +21,11 @@ const tellPeriod = 10 * time.Second
 
 // buildOutput collects the output of go build -v: the packages that are compiled, and messages.
 type buildOutput struct {
-	mu       sync.Mutex
-	rest     []byte
-	packages int
-	other    []string
+	compiled func(pkg string) // may be nil
+
+	mu    sync.Mutex
+	rest  []byte
+	other []string
 }
 
 func (o *buildOutput) Write(p []byte) (int, error) {
@@ -34,10 +38,12 @@ func (o *buildOutput) Write(p []byte) (int, error) {
 			return len(p), nil
 		}
 		o.rest = slices.Clone(rest)
-		if text := string(line); text == "" || strings.ContainsAny(text, " \t") {
+		text := string(line)
+		switch {
+		case text == "" || strings.ContainsAny(text, " \t"):
 			o.other = append(o.other, text)
-		} else {
-			o.packages++
+		case o.compiled != nil:
+			o.compiled(text)
 		}
 	}
 }
@@ -50,15 +56,78 @@ func (o *buildOutput) messages() string {
 	return strings.TrimSpace(strings.Join(all[max(0, len(all)-15):], "\n"))
 }
 
-func (o *buildOutput) compiled() int {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.packages
+// work is what the builds of several components compile and link. The zero value is nothing to do.
+type work struct {
+	out io.Writer
+
+	mu      sync.Mutex
+	sizes   map[string]int64 // of what is still to be compiled: bytes of source, by package
+	all     int64            // bytes of source
+	done    int64
+	number  int // packages compiled
+	of      int
+	started time.Time // of the first build
 }
 
-// tell says every ten seconds how far a build is, until the returned function is called. of is the number of packages;
-// 0 if it is not known.
-func (c Cache) tell(out *buildOutput, of int) (end func()) {
+// linked is what linking a program takes, as bytes of source that are compiled in that time: measured for Kubernetes.
+const linked = 1_000_000
+
+// add adds the packages of a component that Go does not have in its own cache, and its programs.
+func (w *work) add(ctx context.Context, module string, component Component) error {
+	args := append([]string{"list", "-deps", "-f", `{{if .Stale}}{{.ImportPath}} {{.Dir}} {{join .GoFiles " "}} {{join ` +
+		`.CgoFiles " "}}{{end}}`}, component.flags()...)
+	cmd := exec.CommandContext(ctx, "go", append(args, component.Packages...)...)
+	cmd.Dir, cmd.Env = module, goEnv(component.cgo())
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	list, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("list the packages of %s: %w: %s", component.Name, err, lastLine(stderr.String()))
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.sizes == nil {
+		w.sizes = map[string]int64{}
+	}
+	for line := range strings.Lines(string(list)) {
+		fields := strings.Fields(line)
+		if len(fields) < 2 || w.sizes[fields[0]] > 0 {
+			continue
+		}
+		size := int64(1) // without Go files, it is still a package
+		for _, file := range fields[2:] {
+			if info, err := os.Stat(filepath.Join(fields[1], file)); err == nil {
+				size += info.Size()
+			}
+		}
+		if slices.Contains(component.Packages, fields[0]) {
+			size += linked
+		}
+		w.sizes[fields[0]] = size
+		w.all += size
+		w.of++
+	}
+	return nil
+}
+
+// compiled counts a package once.
+func (w *work) compiled(pkg string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if size, ok := w.sizes[pkg]; ok {
+		delete(w.sizes, pkg)
+		w.done += size
+		w.number++
+	}
+}
+
+// tell says every ten seconds how far all builds are, until the returned function is called.
+func (w *work) tell() (end func()) {
+	w.mu.Lock()
+	if w.started.IsZero() {
+		w.started = time.Now()
+	}
+	w.mu.Unlock()
 	done := make(chan struct{})
 	var ended sync.WaitGroup
 	ended.Go(func() {
@@ -69,12 +138,8 @@ func (c Cache) tell(out *buildOutput, of int) (end func()) {
 			case <-done:
 				return
 			case <-tick.C:
+				fmt.Fprintln(w.out, "  "+w.String())
 			}
-			text := fmt.Sprintf("  %d packages compiled", out.compiled())
-			if of > 0 {
-				text = fmt.Sprintf("  %d of %d packages compiled", out.compiled(), of)
-			}
-			fmt.Fprintln(c.Out, text)
 		}
 	})
 	return func() {
@@ -83,18 +148,23 @@ func (c Cache) tell(out *buildOutput, of int) (end func()) {
 	}
 }
 
-// countPackages returns how many packages the component has; 0 if they cannot be listed. Those that Go has in its own
-// cache are not compiled again.
-func countPackages(ctx context.Context, module, cgo string, component Component) int {
-	args := []string{"list", "-deps"}
-	if component.Tags != "" {
-		args = append(args, "-tags", component.Tags)
+// String says how much of all is done, and how long the rest takes at the speed so far.
+func (w *work) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.of == 0 {
+		return "linking"
 	}
-	cmd := exec.CommandContext(ctx, "go", append(args, component.Packages...)...)
-	cmd.Dir, cmd.Env = module, goEnv(cgo)
-	list, err := cmd.Output()
-	if err != nil {
-		return 0
+	text := fmt.Sprintf("%d %% of all: %d of %d packages compiled", 100*w.done/w.all, w.number, w.of)
+	passed := time.Since(w.started)
+	switch left := time.Duration(float64(passed) * float64(w.all-w.done) / float64(max(w.done, 1))); {
+	case w.done == w.all:
+		return text + ", linking"
+	case 50*w.done < w.all: // too early to say
+		return text
+	case left < time.Minute:
+		return text + ", less than a minute left"
+	default:
+		return text + fmt.Sprintf(", about %.0f min left", left.Minutes())
 	}
-	return bytes.Count(list, []byte("\n"))
 }

@@ -10,7 +10,7 @@ import (
 
 // Tools returns a folder with only kubectl and helm, for PATH. It builds them if they are missing.
 func (c Cache) Tools(ctx context.Context) (string, error) {
-	dirs, err := c.Build(ctx, named(Kubernetes, Helm))
+	dirs, err := c.Build(ctx, []Component{newest()})
 	if err != nil {
 		return "", err
 	}

@@ -59,18 +59,13 @@ func (c Cache) Versions() ([]string, error) {
 
 // pinned returns the Kubernetes of each pinned version, the newest first.
 func (c Cache) pinned() ([]Component, error) {
-	newest := named(Kubernetes)[0]
 	folders, err := filepath.Glob(filepath.Join(c.Source, olderPrefix+"v*"))
 	if err != nil {
 		return nil, err
 	}
-	all := []Component{newest}
+	all := []Component{newest()}
 	for _, folder := range folders {
-		older := newest
-		older.Folder = filepath.Base(folder)
-		older.Packages, older.Binaries = without("k8s.io/kubernetes/cmd/kubectl", newest.Packages),
-			without("kubectl", newest.Binaries)
-		all = append(all, older)
+		all = append(all, kubernetesIn(filepath.Base(folder)))
 	}
 	return all, c.sort(all)
 }
@@ -91,10 +86,6 @@ func (c Cache) sort(all []Component) error {
 	}
 	slices.SortFunc(all, func(a, b Component) int { return slices.Compare(numbers[b.folder()], numbers[a.folder()]) })
 	return nil
-}
-
-func without(item string, all []string) []string {
-	return slices.DeleteFunc(slices.Clone(all), func(s string) bool { return s == item })
 }
 
 // version returns the version that the component's go.mod pins.
