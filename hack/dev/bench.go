@@ -34,9 +34,7 @@ func runBench(ctx context.Context, args ...string) error {
 	// The floor runs in the file system of the plugin's container, which has no libraries.
 	floor := command{label: "floor", args: []string{"go", "build", "-ldflags", "-s -w", "-o", "_output/bin/floor",
 		"./test/floor"}, env: []string{"CGO_ENABLED=0"}}
-	plugin := command{label: "kubectl-gpu", args: []string{"go", "build", "-trimpath", "-o",
-		"_output/bin/kubectl-gpu", "./cmd/kubectl-gpu"}, env: floor.env}
-	for _, program := range []command{floor, plugin} {
+	for _, program := range []command{floor, buildPlugin} {
 		if err := program.run(ctx); err != nil {
 			return err
 		}
@@ -61,13 +59,10 @@ func (t target) grantPlugin(ctx context.Context) error {
 	}
 	const privileged = `[{"op": "replace", "path": "/spec/template/spec/containers/0/securityContext",
 		"value": {"privileged": true}}]`
-	for _, args := range [][]string{{"patch", "--type=json", "--patch=" + privileged},
-		{"rollout", "status", "--timeout=2m"}} {
-		args = append(args, "--namespace=gpu-dra-driver", "daemonset/gpu-dra-driver-kubelet-plugin")
-		kubectl := command{args: append([]string{filepath.Join(dir, "kubectl")}, args...), env: t.env()}
-		if _, err := kubectl.output(ctx); err != nil {
-			return err
-		}
+	args := []string{filepath.Join(dir, "kubectl"), "patch", "--type=json", "--patch=" + privileged,
+		"--namespace=gpu-dra-driver", "daemonset/gpu-dra-driver-kubelet-plugin"}
+	if _, err := (command{args: args, env: t.env()}).output(ctx); err != nil {
+		return err
 	}
-	return nil
+	return t.await(ctx)
 }

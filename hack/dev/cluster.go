@@ -4,13 +4,13 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -22,7 +22,7 @@ import (
 const profileLabel = "gpu.nvidia.com/sim-profile"
 
 // clusterProgram is the binary of test/cluster.
-const clusterProgram = "_output/bin/cluster"
+const clusterProgram = bin + "/cluster"
 
 // cluster is a Kubernetes cluster that test/cluster runs on this machine.
 type cluster struct {
@@ -42,7 +42,8 @@ func buildClusterProgram(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return command{label: "cluster", args: []string{"go", "build", "-C", "test/cluster", "-o", output, "."}}.run(ctx)
+	args := slices.Concat([]string{"go", "build", "-C", "test/cluster"}, sharedFlags, []string{"-o", output, "."})
+	return command{label: "cluster", args: args, env: []string{"CGO_ENABLED=0"}}.run(ctx)
 }
 
 // check reports what this machine lacks for a cluster, before anything is built or started.
@@ -97,15 +98,20 @@ func (c cluster) around(ctx context.Context, start func(context.Context) error,
 	return use(ctx, t)
 }
 
-// sideBySide starts a cluster while it builds the images.
-func sideBySide(ctx context.Context, start func(context.Context) error, build command) error {
+// sideBySide starts a cluster while it builds the images, and then what else is needed.
+func sideBySide(ctx context.Context, start func(context.Context) error, builds ...command) error {
 	work, workCtx := errgroup.WithContext(ctx)
 	work.Go(func() error { return start(workCtx) })
 	work.Go(func() error {
 		if err := buildImages(workCtx); err != nil {
 			return err
 		}
-		return build.run(workCtx)
+		for _, build := range builds {
+			if err := build.run(workCtx); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 	return work.Wait()
 }
@@ -129,9 +135,7 @@ func (c cluster) up(ctx context.Context) error {
 
 // down stops the cluster if it runs and removes its files. It also works after ctx is cancelled.
 func (c cluster) down(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
-	defer cancel()
-	_, err := command{args: []string{clusterProgram, "down", "--name", c.name}}.output(ctx)
+	_, err := command{args: []string{clusterProgram, "down", "--name", c.name}}.output(context.WithoutCancel(ctx))
 	return err
 }
 
@@ -176,10 +180,12 @@ func tools(ctx context.Context) (string, error) {
 	return command{args: []string{clusterProgram, "tools"}}.output(ctx)
 }
 
-// usable reports whether the cluster runs with all of its nodes and all are ready.
+// usable reports whether the cluster runs with all of its nodes. It waits until they are ready, however long that takes
+// on this machine.
 func (c cluster) usable(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
+	if _, err := (command{args: []string{clusterProgram, "status", "--name", c.name}}).output(ctx); err != nil {
+		return false // a part of it has ended
+	}
 	path, err := c.kubeconfig(ctx)
 	if err != nil {
 		return false
@@ -189,16 +195,22 @@ func (c cluster) usable(ctx context.Context) bool {
 		return false
 	}
 	var nodes corev1.NodeList
-	if err := connection.List(ctx, &nodes); err != nil {
-		return false
-	}
+	err = kube.Until(ctx, kube.Patience, "nodes", func(ctx context.Context) (bool, string, error) {
+		err := connection.List(ctx, &nodes)
+		return err == nil && len(profiles(nodes.Items)) >= len(c.profiles), fmt.Sprint(profiles(nodes.Items)), err
+	})
+	return err == nil && maps.Equal(profiles(nodes.Items), c.profiles)
+}
+
+// profiles returns the profiles of the nodes that are ready, by node.
+func profiles(nodes []corev1.Node) map[string]string {
 	got := map[string]string{}
-	for i := range nodes.Items {
-		if ready(&nodes.Items[i]) {
-			got[nodes.Items[i].Name] = nodes.Items[i].Labels[profileLabel]
+	for i := range nodes {
+		if ready(&nodes[i]) {
+			got[nodes[i].Name] = nodes[i].Labels[profileLabel]
 		}
 	}
-	return maps.Equal(got, c.profiles)
+	return got
 }
 
 func ready(node *corev1.Node) bool {

@@ -78,7 +78,7 @@ func (c command) prepare(ctx context.Context) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, c.args[0], c.args[1:]...)
 	cmd.Env = append(os.Environ(), c.env...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.WaitDelay = 30 * time.Second
+	cmd.WaitDelay = 2 * time.Minute // it may have a cluster to end
 	return cmd
 }
 
@@ -86,5 +86,5 @@ func (c command) wrap(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%s: %w", filepath.Base(c.args[0])+" "+strings.Join(c.args[1:], " "), err)
+	return fmt.Errorf("%s: %w", strings.Join(append([]string{filepath.Base(c.args[0])}, c.args[1:]...), " "), err)
 }

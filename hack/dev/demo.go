@@ -6,10 +6,12 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 // archive is the image archive.
@@ -20,34 +22,33 @@ var demoCluster = cluster{name: "demo", profiles: map[string]string{
 }}
 
 // demoRunner is the binary of test/e2e/demo.
-const demoRunner = "_output/bin/demo"
+const demoRunner = bin + "/demo"
 
-var buildDemoRunner = command{label: "demo", args: []string{"go", "build", "-o", demoRunner, "./test/e2e/demo"}}
+var buildDemoRunner = program("demo", "./test/e2e/demo")
+
+// buildPlugin builds kubectl gpu, which kubectl finds in PATH.
+var buildPlugin = program("kubectl-gpu", "./cmd/kubectl-gpu")
+
+// demosFailed is the exit status of test/e2e/demo if not every demo is as its README says.
+const demosFailed = 3
+
+// errDemos stands at the end, below what the demos say.
+var errDemos = errors.New("not every demo is as its README says; the lines above \"Use it\" name them, with the reason")
 
 // demo leaves the cluster running, also after a failure, for inspection.
-func demo(ctx context.Context) (failure error) {
+func demo(ctx context.Context) error {
 	if err := buildClusterProgram(ctx); err != nil {
 		return err
 	}
 	if err := check(ctx); err != nil {
 		return err
 	}
-	defer func() {
-		if failure != nil && demoCluster.usable(context.WithoutCancel(ctx)) {
-			say("the cluster is running: make demo tries again with it, make demo-down stops it")
-		}
-	}()
-	if err := startDemo(ctx); err != nil {
-		return err
+	failure := startDemo(ctx)
+	kubeconfig, err := demoCluster.kubeconfig(ctx)
+	if ctx.Err() != nil || err != nil { // there is no cluster to explain
+		return failure
 	}
-	t, err := demoCluster.target(ctx)
-	if err != nil {
-		return err
-	}
-	if err := showDemos(ctx, t); err != nil {
-		return err
-	}
-	return explain(ctx, t.kubeconfig)
+	return errors.Join(failure, explain(ctx, kubeconfig))
 }
 
 // demoOn runs the demos on an existing cluster that has the images, and leaves it running.
@@ -72,13 +73,20 @@ func showDemos(ctx context.Context, t target) error {
 	return t.runDemos(ctx)
 }
 
-// startDemo returns when the cluster runs and its nodes have the images.
+// startDemo starts the cluster and runs the demos on it.
 func startDemo(ctx context.Context) error {
-	if err := sideBySide(ctx, demoCluster.ensure, buildDemoRunner); err != nil {
+	if err := sideBySide(ctx, demoCluster.ensure, buildDemoRunner, buildPlugin); err != nil {
 		return err
 	}
 	say("loading the images into the nodes")
-	return demoCluster.load(ctx, archive)
+	if err := demoCluster.load(ctx, archive); err != nil {
+		return err
+	}
+	t, err := demoCluster.target(ctx)
+	if err != nil {
+		return err
+	}
+	return showDemos(ctx, t)
 }
 
 func demoDown(ctx context.Context) error {
@@ -107,29 +115,45 @@ func (c cluster) ensure(ctx context.Context) error {
 }
 
 func buildImages(ctx context.Context) error {
-	return command{label: "images", args: []string{"go", "run", "./deployments/container", "-output",
+	builder := program("container", "./deployments/container")
+	if err := builder.run(ctx); err != nil {
+		return err
+	}
+	return command{label: "images", args: []string{filepath.Join(bin, "container"), "-output",
 		filepath.Dir(archive)}}.run(ctx)
 }
 
+// explain says what one can do with the cluster, also when demos have failed.
 func explain(ctx context.Context, kubeconfig string) error {
 	dir, err := tools(ctx)
 	if err != nil {
 		return err
 	}
-	fmt.Println()
-	say("the cluster is running")
-	fmt.Printf(`
-Use it:
+	programs, err := filepath.Abs(bin)
+	if err != nil {
+		return err
+	}
+	fmt.Print(useIt(kubeconfig, dir, programs))
+	return nil
+}
+
+// useIt names the tools, and shows kubectl gpu first.
+func useIt(kubeconfig string, path ...string) string {
+	return fmt.Sprintf(`
+The cluster is running. Use it:
   export KUBECONFIG=%s PATH=%s:$PATH
-  kubectl get resourceslices
+  kubectl gpu ls                                 # every GPU, what is free, and who has it
+  kubectl gpu why worker -n demo-unsatisfiable   # why a pod waits, and what would help
+  kubectl gpu ui                                 # the same as a page in the browser
   kubectl get pods,resourceclaims -A
 Try a demo by hand, once the GPUs that the last ones hold are free:
   kubectl get namespaces -o name | grep /demo- | xargs kubectl delete
   kubectl apply -f demo/mig-1g/
+Run all demos again, on the same cluster:
+  make demo
 Stop it:
   make demo-down
-`, kubeconfig, dir)
-	return nil
+`, kubeconfig, strings.Join(path, ":"))
 }
 
 func digest(file string) (string, error) {

@@ -23,8 +23,11 @@ func strongest(ctx context.Context) error {
 	return strongestCluster.fresh(ctx, build, func(ctx context.Context, t target) error {
 		install := []string{t.helm, "install", "gpu-dra-driver", "deployments/helm/gpu-dra-driver", "--namespace",
 			"gpu-dra-driver", "--create-namespace",
-			"--set", "controller.replicas=1", "--wait=legacy", "--timeout", "2m", "--hide-notes"}
+			"--set", "controller.replicas=1", "--hide-notes"}
 		if _, err := (command{args: install, env: t.env()}).output(ctx); err != nil {
+			return err
+		}
+		if err := t.await(ctx); err != nil {
 			return err
 		}
 		args := []string{strongestProgram, "-scheduler-log", clusterProgram + " logs --name " + strongestCluster.name +

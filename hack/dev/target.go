@@ -11,9 +11,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
@@ -42,7 +43,7 @@ func given(ctx context.Context, kubeconfig string) (target, error) {
 	if err != nil {
 		return target{}, err
 	}
-	look, cancel := context.WithTimeout(ctx, 15*time.Second)
+	look, cancel := context.WithTimeout(ctx, kube.Patience) // for a server that does not answer at all
 	defer cancel()
 	var nodes corev1.NodeList
 	if err := connection.List(look, &nodes, client.HasLabels{profileLabel}); err != nil {
@@ -55,7 +56,7 @@ func given(ctx context.Context, kubeconfig string) (target, error) {
 	return target{kubeconfig: kubeconfig, helm: helm}, err
 }
 
-// findHelm prefers an installed Helm 4, because building one takes minutes. Helm 3 has no --wait=legacy.
+// findHelm prefers an installed Helm 4, because building one takes minutes.
 func findHelm(ctx context.Context) (string, error) {
 	if helm, ok := installedHelm(ctx); ok {
 		return helm, nil
@@ -84,8 +85,7 @@ func (t target) install(ctx context.Context) error {
 	}
 	args := []string{t.helm, "upgrade", "--install", "gpu-dra-driver", "deployments/helm/gpu-dra-driver",
 		"--namespace", "gpu-dra-driver", "--create-namespace", "--values", "demo/values.yaml",
-		// Helm's other wait strategy also waits for the DaemonSet of the MPS supervisor, whose pods are not replaced.
-		"--wait=legacy", "--timeout", "2m", "--hide-notes"}
+		"--hide-notes"} // it does not wait: its waits have a fixed time
 	digest, err := digest(archive)
 	switch {
 	case err == nil:
@@ -96,8 +96,58 @@ func (t target) install(ctx context.Context) error {
 	case !errors.Is(err, fs.ErrNotExist): // the nodes may have the images from elsewhere
 		return fmt.Errorf("read images: %w", err)
 	}
-	_, err = command{args: args, env: t.env()}.output(ctx)
-	return err
+	if _, err = (command{args: args, env: t.env()}).output(ctx); err != nil {
+		return err
+	}
+	return t.await(ctx)
+}
+
+// await returns when the pods of the chart are ready, however long that takes on this machine. Those of the MPS
+// supervisor's DaemonSet are not replaced by an upgrade.
+func (t target) await(ctx context.Context) error {
+	connection, err := kube.Connect(t.kubeconfig)
+	if err != nil {
+		return err
+	}
+	const namespace = "gpu-dra-driver"
+	return kube.Until(ctx, kube.Patience, "the driver", func(ctx context.Context) (bool, string, error) {
+		state, err := connection.State(ctx, namespace)
+		if err != nil {
+			return false, "", err
+		}
+		var daemons appsv1.DaemonSetList
+		var deployments appsv1.DeploymentList
+		for _, list := range []client.ObjectList{&daemons, &deployments} {
+			if err := connection.List(ctx, list, client.InNamespace(namespace)); err != nil {
+				return false, "", err
+			}
+		}
+		left := unready(daemons.Items, deployments.Items)
+		return len(left) == 0, strings.Join(left, ", ") + "\n" + state, nil
+	})
+}
+
+// unready names the workloads whose rollout is not complete.
+func unready(daemons []appsv1.DaemonSet, deployments []appsv1.Deployment) []string {
+	var left []string
+	for i := range daemons {
+		d := &daemons[i]
+		s := d.Status
+		updated := d.Spec.UpdateStrategy.Type == appsv1.OnDeleteDaemonSetStrategyType ||
+			s.UpdatedNumberScheduled == s.DesiredNumberScheduled
+		if s.ObservedGeneration < d.Generation || !updated || s.NumberReady < s.DesiredNumberScheduled {
+			left = append(left, fmt.Sprintf("%s: %d of %d ready", d.Name, s.NumberReady, s.DesiredNumberScheduled))
+		}
+	}
+	for i := range deployments {
+		d := &deployments[i]
+		s, want := d.Status, ptr.Deref(d.Spec.Replicas, 1)
+		if s.ObservedGeneration < d.Generation || s.UpdatedReplicas < want || s.Replicas > want ||
+			s.AvailableReplicas < want {
+			left = append(left, fmt.Sprintf("%s: %d of %d ready", d.Name, s.AvailableReplicas, want))
+		}
+	}
+	return left
 }
 
 // devicePlugin is the label by which nodes select a configuration file of the device plugin, and the file of
@@ -183,7 +233,11 @@ func (t target) partition(ctx context.Context) error {
 // runDemos applies every demo and compares it with its README.
 func (t target) runDemos(ctx context.Context) error {
 	say("applying the demos")
-	return command{args: []string{demoRunner}, env: t.env()}.attach(ctx)
+	err := command{args: []string{demoRunner}, env: t.env()}.attach(ctx)
+	if exit := new(exec.ExitError); errors.As(err, &exit) && exit.ExitCode() == demosFailed {
+		return errDemos
+	}
+	return err
 }
 
 func (t target) env() []string {

@@ -19,7 +19,7 @@ const (
 	export     = "kind export kubeconfig --name gpu-dra" + kubeconfig + "\n"
 	create     = "kind create cluster --config test/kind/cluster.yaml" + kubeconfig
 	load       = "kind load image-archive --name gpu-dra _output/images.tar\n"
-	wait       = "kubectl" + kubeconfig + " wait --for=condition=Ready nodes --all --timeout=3m\n"
+	wait       = "kubectl" + kubeconfig + " wait --for=condition=Ready nodes --all --timeout=15m\n"
 )
 
 func TestScripts(t *testing.T) {
@@ -99,5 +99,30 @@ func write(t *testing.T, file, text string) {
 	}
 	if err := os.WriteFile(file, []byte(text), 0o755); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// The way with kind is offered where a Docker engine answers, and not where there is only its command.
+func TestOffer(t *testing.T) {
+	for name, tc := range map[string]struct{ docker, want string }{
+		"no Docker":           {"", ""},
+		"no engine":           {"exit 1", ""},
+		"an engine that runs": {"[ \"$1\" = info ]", "make kind-up && make demo KUBECONFIG="},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			if tc.docker != "" {
+				write(t, filepath.Join(dir, "docker"), "#!/bin/sh\n"+tc.docker+"\n")
+			}
+			cmd := exec.CommandContext(t.Context(), "/bin/sh", "offer.sh")
+			cmd.Env = []string{"PATH=" + dir}
+			output, err := cmd.CombinedOutput()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := string(output); (got == "") != (tc.want == "") || !strings.Contains(got, tc.want) {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
 	}
 }

@@ -18,7 +18,7 @@ else
 	$KIND create cluster --config test/kind/cluster.yaml --kubeconfig $kubeconfig ${KIND_NODE_IMAGE:+--image "$KIND_NODE_IMAGE"}
 fi
 $KIND load image-archive --name gpu-dra _output/images.tar
-$KUBECTL --kubeconfig $kubeconfig wait --for=condition=Ready nodes --all --timeout=3m
+$KUBECTL --kubeconfig $kubeconfig wait --for=condition=Ready nodes --all --timeout=15m
 cat <<end
 The cluster is running. Next:
   make demo KUBECONFIG=$kubeconfig

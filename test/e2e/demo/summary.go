@@ -49,8 +49,7 @@ func (s *summary) add(name string, err error) {
 // String returns a line about all demos, then one for each that is not what its README says.
 func (s *summary) String() string {
 	var b strings.Builder
-	bad := len(s.different) + len(s.stuck) + len(s.trouble)
-	fmt.Fprintf(&b, "demos: %d as their READMEs say, %d not", s.ran-bad, bad)
+	fmt.Fprintf(&b, "demos: %d as their READMEs say, %d not", s.ran-s.bad(), s.bad())
 	if s.skipped > 0 {
 		fmt.Fprintf(&b, ", %d skipped", s.skipped)
 	}
@@ -70,17 +69,5 @@ func (s *summary) String() string {
 	return b.String()
 }
 
-// err names the demos that are not what their READMEs say.
-func (s *summary) err() error {
-	var names []string
-	for _, lines := range [][]string{s.different, s.stuck, s.trouble} {
-		for _, line := range lines {
-			name, _, _ := strings.Cut(line, ":")
-			names = append(names, name)
-		}
-	}
-	if len(names) == 0 {
-		return nil
-	}
-	return fmt.Errorf("not as their READMEs say: %s", strings.Join(names, ", "))
-}
+// bad returns how many demos are not as their READMEs say.
+func (s *summary) bad() int { return len(s.different) + len(s.stuck) + len(s.trouble) }

@@ -41,15 +41,18 @@ func shows(pods ...phase) sight {
 	return s
 }
 
-// worker is the pod of replicas with this number: it starts a minute after the one before and prints its log a minute
-// later, as on a machine that has other things to do.
+// step is the time in which one thing moves, as on a machine that has other things to do. The clock is not the
+// machine's: see testing/synctest.
+const step = 5 * time.Second
+
+// worker is the pod of replicas with this number: it starts after the one before and prints its log later.
 func worker(i int, since time.Duration) phase {
 	p := phase{name: fmt.Sprint("worker-", i), node: "node-1", phase: corev1.PodPending}
-	started := time.Duration(i) * time.Minute
+	started := time.Duration(i) * step
 	if since > started {
 		p.phase = corev1.PodRunning
 	}
-	if since > started+time.Minute {
+	if since > started+step {
 		p.log = p.name + "\n"
 	}
 	return p
@@ -57,7 +60,7 @@ func worker(i int, since time.Duration) phase {
 
 // No verdict depends on the speed of the machine.
 func TestSettle(t *testing.T) {
-	const patience = 2 * time.Minute
+	const patience = 2 * step
 	ten := []string{"asked:  pods"}
 	for i := range 10 {
 		ten = append(ten, fmt.Sprint("saw:    worker-", i))
@@ -65,7 +68,7 @@ func TestSettle(t *testing.T) {
 	workers := func(most int) func(time.Duration) (sight, error) {
 		return func(since time.Duration) (sight, error) {
 			var pods []phase
-			for i := range min(most, 1+int(since/time.Minute)) {
+			for i := range min(most, 1+int(since/step)) {
 				pods = append(pods, worker(i, since))
 			}
 			return shows(pods...), nil
@@ -82,13 +85,13 @@ func TestSettle(t *testing.T) {
 		why      string
 	}{
 		{"ten slow pods", ten, workers(10), nil, ""},
-		{"a pod that is never made", ten, workers(9), kube.ErrStuck, `waited 2m0s for "saw:    worker-9"`},
+		{"a pod that is never made", ten, workers(9), kube.ErrStuck, `waited 10s for "saw:    worker-9"`},
 		{"a pod that does not start", []string{"asked:  pods", "saw:    ok"},
-			always(phase{"a", "node-1", corev1.PodPending, ""}), kube.ErrStuck, "pod a is Pending for 2m0s"},
+			always(phase{"a", "node-1", corev1.PodPending, ""}), kube.ErrStuck, "pod a is Pending for 10s"},
 		{"a pod without a node", []string{"asked:  pods", "saw:    ok"}, always(phase{"a", "", corev1.PodPending, ""}),
-			kube.ErrStuck, "pod a is Pending for 2m0s"},
+			kube.ErrStuck, "pod a is Pending for 10s"},
 		{"a log that is not complete", []string{"asked:  pods", "saw:    ok"},
-			always(phase{"a", "node-1", corev1.PodRunning, ""}), kube.ErrStuck, `waited 2m0s for "saw:    ok"`},
+			always(phase{"a", "node-1", corev1.PodRunning, ""}), kube.ErrStuck, `waited 10s for "saw:    ok"`},
 		{"a running pod that saw something else", []string{"asked:  pods", "saw:    ok"},
 			always(phase{"a", "node-1", corev1.PodRunning, "no"}), ErrDifferent, `"saw:    no" instead of "saw:    ok"`},
 		{"a running pod that saw too much", []string{"asked:  pods"},
@@ -97,7 +100,7 @@ func TestSettle(t *testing.T) {
 			always(phase{"a", "node-1", corev1.PodSucceeded, ""}), ErrDifferent, `"saw:    ok" is missing`},
 		{"one saw something else, one has not started", []string{"asked:  pods", "saw:    ok", "saw:    ok"},
 			always(phase{"a", "node-1", corev1.PodRunning, "no"}, phase{"b", "node-1", corev1.PodPending, ""}),
-			kube.ErrStuck, "pod b is Pending for 2m0s"},
+			kube.ErrStuck, "pod b is Pending for 10s"},
 		{"a pod that the README wants to wait", []string{"asked:  pods", "landed: pod a nowhere, it is Pending", "saw:    full"},
 			always(phase{"a", "", corev1.PodPending, "busy"}), ErrDifferent, `"saw:    busy" instead of "saw:    full"`},
 		{"a cluster that does not answer", ten,
