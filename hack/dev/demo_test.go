@@ -66,7 +66,8 @@ func TestProfiles(t *testing.T) {
 
 func TestUnready(t *testing.T) {
 	daemon := func(strategy appsv1.DaemonSetUpdateStrategyType, desired, updated, ready int32) appsv1.DaemonSet {
-		return appsv1.DaemonSet{Spec: appsv1.DaemonSetSpec{UpdateStrategy: appsv1.DaemonSetUpdateStrategy{Type: strategy}},
+		update := appsv1.DaemonSetUpdateStrategy{Type: strategy}
+		return appsv1.DaemonSet{Spec: appsv1.DaemonSetSpec{UpdateStrategy: update},
 			Status: appsv1.DaemonSetStatus{DesiredNumberScheduled: desired, UpdatedNumberScheduled: updated,
 				NumberReady: ready}}
 	}

@@ -139,8 +139,8 @@ func (d Demo) FreeGPUs(ctx context.Context, cluster *kube.Cluster, all []Demo, p
 	return nil
 }
 
-// Run applies the demo and returns its output. It waits until the output matches the README, and otherwise until nothing
-// is new for the time of patience. The error is then a Failure. The demo's objects remain.
+// Run applies the demo and returns its output. It waits until the output matches the README, and otherwise until
+// nothing is new for the time of patience. The error is then a Failure. The demo's objects remain.
 func (d Demo) Run(ctx context.Context, cluster *kube.Cluster, driver string, patience time.Duration) ([]string, error) {
 	refused, err := d.apply(ctx, cluster, patience)
 	if err != nil {
@@ -185,7 +185,8 @@ func (d Demo) apply(ctx context.Context, cluster *kube.Cluster, patience time.Du
 			return nil, answer
 		}
 		if o.GetKind() == "Pod" && o.GetAnnotations()[firstAnnotation] == "true" {
-			if _, err := cluster.WaitPod(ctx, patience, client.ObjectKeyFromObject(o), "ready", kube.Ready); err != nil {
+			pod := client.ObjectKeyFromObject(o)
+			if _, err := cluster.WaitPod(ctx, patience, pod, "ready", kube.Ready); err != nil {
 				return nil, err
 			}
 		}

@@ -82,8 +82,8 @@ func (d Demo) judge(last sight, patience time.Duration) error {
 	return Failure{ErrDifferent, fmt.Sprintf("%q is missing", missing), diff}
 }
 
-// final reports whether the pod is as the README wants it before one reads its log: finished, running, or waiting if the
-// README says that it waits.
+// final reports whether the pod is as the README wants it before one reads its log: finished, running, or waiting if
+// the README says that it waits.
 func (d Demo) final(pod *corev1.Pod) bool {
 	runs := !slices.ContainsFunc(pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
 		return c.State.Running == nil && c.State.Terminated == nil

@@ -19,8 +19,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/cluster/internal/process"
 )
 
-// killTimeout is for processes that the kernel cannot end. A machine has ended when all its processes have, which takes a
-// busy host a while.
+// killTimeout is for processes that the kernel cannot end. A machine has ended when all its processes have, which takes
+// a busy host a while.
 const killTimeout = 5 * time.Minute
 
 // Down stops the cluster and removes everything it created. It is idempotent.

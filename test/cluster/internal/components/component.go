@@ -85,8 +85,8 @@ var all = []Component{
 			"github.com/containerd/containerd/v2/cmd/ctr",
 			"helm.sh/helm/v4/cmd/helm",
 		),
-		Binaries: append(slices.Clone(kubernetesPrograms), "kubectl", "etcd", "host-local", "loopback", "ptp", "portmap",
-			"containerd", "containerd-shim-runc-v2", "ctr", "helm"),
+		Binaries: append(slices.Clone(kubernetesPrograms), "kubectl", "etcd", "host-local", "loopback", "ptp",
+			"portmap", "containerd", "containerd-shim-runc-v2", "ctr", "helm"),
 		Tags: "no_btrfs no_zfs no_aufs no_devmapper",
 		LDFlags: kubernetesVersion +
 			" -X github.com/containerd/containerd/v2/version.Version={github.com/containerd/containerd/v2}" +
@@ -94,8 +94,8 @@ var all = []Component{
 	},
 }
 
-// kubernetesIn returns the component of an older Kubernetes, which a folder pins. It has no kubectl, because the newest is
-// for users of all of them.
+// kubernetesIn returns the component of an older Kubernetes, which a folder pins. It has no kubectl, because the newest
+// is for users of all of them.
 func kubernetesIn(folder string) Component {
 	return Component{Name: Kubernetes, Folder: folder, Module: "k8s.io/kubernetes",
 		Packages: commands("k8s.io/kubernetes/cmd/", kubernetesPrograms...), Binaries: kubernetesPrograms,

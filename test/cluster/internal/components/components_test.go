@@ -107,8 +107,8 @@ func TestProgramOf(t *testing.T) {
 	}
 }
 
-// The programs of the newest Kubernetes and of the driver are compiled from the same packages: versions that differ make
-// the first start take minutes more.
+// The programs of the newest Kubernetes and of the driver are compiled from the same packages: versions that differ
+// make the first start take minutes more.
 func TestVersionsAreTheDriver(t *testing.T) {
 	source, err := findSource()
 	if err != nil {
