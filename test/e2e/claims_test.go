@@ -24,15 +24,15 @@ func (s *suite) testDemos(t *testing.T) {
 	all, err := demos.Load("../../demo")
 	s.must(t, err)
 	names := demos.Namespaces(all)
-	s.must(t, s.Empty(t.Context(), 2*soon, names...))
-	t.Cleanup(func() { s.must(t, s.Empty(context.WithoutCancel(t.Context()), 2*soon, names...)) })
+	s.must(t, s.Empty(t.Context(), soon, names...))
+	t.Cleanup(func() { s.must(t, s.Empty(context.WithoutCancel(t.Context()), soon, names...)) })
 	for _, demo := range all {
 		t.Run(demo.Name, func(t *testing.T) {
 			lacks, err := demo.Lacks(t.Context(), s.Cluster)
 			s.must(t, err)
 			skipWithout(t, lacks)
-			s.must(t, demo.FreeGPUs(t.Context(), s.Cluster, all, 2*soon))
-			if _, err := demo.Run(t.Context(), s.Cluster, *driver, 2*soon); err != nil {
+			s.must(t, demo.FreeGPUs(t.Context(), s.Cluster, all, soon))
+			if _, err := demo.Run(t.Context(), s.Cluster, *driver, soon); err != nil {
 				t.Errorf("%v\n%s", err, s.Diagnose(t.Context(), demo.Namespaces()[0]))
 			}
 		})
@@ -251,7 +251,7 @@ func (s *suite) waitPhases(t *testing.T, namespace string, wantRunning, wantPend
 	t.Helper()
 	var running []corev1.Pod
 	what := fmt.Sprintf("%d running and %d pending pods", wantRunning, wantPending)
-	s.must(t, kube.Until(t.Context(), 2*soon, what, func(ctx context.Context) (bool, string, error) {
+	s.must(t, kube.Until(t.Context(), soon, what, func(ctx context.Context) (bool, string, error) {
 		pods, err := s.Pods(ctx, namespace)
 		running = nil
 		pending, waiting := 0, 0

@@ -103,7 +103,7 @@ spec: {nodeSelector: {no: node}, containers: [{name: main, image: none, resource
 		})
 	}
 	s.must(t, created.Wait())
-	s.must(t, kube.Until(t.Context(), 2*soon, "the claims of all pods", func(ctx context.Context) (bool, string,
+	s.must(t, kube.Until(t.Context(), soon, "the claims of all pods", func(ctx context.Context) (bool, string,
 		error) {
 		var pods corev1.PodList
 		err := s.List(ctx, &pods, client.InNamespace(burst), client.MatchingLabels{convert.FamilyLabel: "gpushare"})

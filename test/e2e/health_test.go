@@ -66,7 +66,7 @@ func (s *suite) replicas(t *testing.T, namespace, name, node, template string, c
 func (s *suite) waitReplicas(t *testing.T, namespace, name string, count int, is func(device string) bool) (
 	found []corev1.Pod) {
 	t.Helper()
-	s.must(t, kube.Until(t.Context(), 2*soon, fmt.Sprintf("%d pods of %s", count, name),
+	s.must(t, kube.Until(t.Context(), soon, fmt.Sprintf("%d pods of %s", count, name),
 		func(ctx context.Context) (bool, string, error) {
 			pods, err := s.Pods(ctx, namespace, client.MatchingLabels{"app": name})
 			found = nil
@@ -92,7 +92,7 @@ func (s *suite) waitReplicas(t *testing.T, namespace, name string, count int, is
 // waitTaint waits until the device has the taint, written as "key=value:effect"; "" means none of the driver's.
 func (s *suite) waitTaint(t *testing.T, node, device, want string) {
 	t.Helper()
-	s.must(t, kube.Until(t.Context(), 2*soon, fmt.Sprintf("taint %q of %s", want, device),
+	s.must(t, kube.Until(t.Context(), soon, fmt.Sprintf("taint %q of %s", want, device),
 		func(context.Context) (bool, string, error) {
 			got := s.taintsOf(t, node, device)
 			return got == want, got, nil
@@ -135,7 +135,7 @@ func healthOf(p *corev1.Pod) string {
 func (s *suite) waitHealth(t *testing.T, pod client.ObjectKey, prefix string) {
 	t.Helper()
 	last := ""
-	_, err := s.WaitPod(t.Context(), 2*soon, pod, "health "+prefix, func(p *corev1.Pod) bool {
+	_, err := s.WaitPod(t.Context(), soon, pod, "health "+prefix, func(p *corev1.Pod) bool {
 		last = healthOf(p)
 		return strings.HasPrefix(last, prefix)
 	})
@@ -415,7 +415,7 @@ func (s *suite) testIdleHealth(t *testing.T) {
 	ns := s.namespace(t, "idle-health")
 	pod := s.pod(t, ns, "worker", onNode(node), withTemplate(s.template(t, ns, "one-gpu")))
 	s.waitHealth(t, pod, "Healthy")
-	for end := time.Now().Add(3 * kubeletTimeout); time.Now().Before(end); time.Sleep(time.Second) {
+	for end := time.Now().Add(2 * kubeletTimeout); time.Now().Before(end); time.Sleep(time.Second) {
 		var p corev1.Pod
 		s.must(t, s.Get(t.Context(), pod, &p))
 		if got := healthOf(&p); got != "Healthy" {

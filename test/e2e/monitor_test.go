@@ -271,7 +271,7 @@ func (s *suite) testMonitorRefused(t *testing.T) {
 	s.must(t, s.Get(t.Context(), pod, &got))
 	claim := s.claimOf(t, &got)
 	s.must(t, s.TryAgain(t.Context(), pod))
-	s.must(t, kube.Until(t.Context(), 2*soon, "the same event again, counted in the first",
+	s.must(t, kube.Until(t.Context(), soon, "the same event again, counted in the first",
 		func(ctx context.Context) (bool, string, error) {
 			var events corev1.EventList
 			err := s.List(ctx, &events, client.InNamespace(ns), client.MatchingFields{"involvedObject.name": claim.Name,

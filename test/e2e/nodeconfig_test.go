@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,10 +19,6 @@ import (
 
 // configLabel selects a node configuration of demo/values.yaml.
 const configLabel = "gpu.nvidia.com/node-config"
-
-// relabelled is the timeout of a label change: the plugin reads it within 30 s, as docs/operate.md says, and then
-// publishes.
-const relabelled = 30*time.Second + soon
 
 // testNodeConfig changes the sharing of a node's GPUs while a claim has one of them.
 func (s *suite) testNodeConfig(t *testing.T) {
@@ -41,9 +36,9 @@ func (s *suite) testNodeConfig(t *testing.T) {
 		t.Helper()
 		s.waitModes(t, node, want)
 	}
-	events := func(within time.Duration, parts ...string) {
+	events := func(parts ...string) {
 		t.Helper()
-		s.must(t, kube.Until(t.Context(), within, fmt.Sprintf("an event of the node with %q", parts),
+		s.must(t, kube.Until(t.Context(), soon, fmt.Sprintf("an event of the node with %q", parts),
 			func(ctx context.Context) (bool, string, error) {
 				var list corev1.EventList
 				err := s.List(ctx, &list, client.InNamespace(metav1.NamespaceDefault))
@@ -64,14 +59,14 @@ func (s *suite) testNodeConfig(t *testing.T) {
 		}
 		return "exclusive"
 	})
-	events(soon, "ModeChangePending", held, "fractional", "exclusive", ns+"/")
+	events("ModeChangePending", held, "fractional", "exclusive", ns+"/")
 	s.must(t, s.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: worker.Name, Namespace: ns}}))
 	modes(func(string) string { return "exclusive" })
-	events(soon, "ModeChanged", held)
+	events("ModeChanged", held)
 
 	// An unknown configuration is rejected, and the previous one stays in force.
 	label(`"exlusive"`)
-	events(relabelled, "NodeConfigRefused", "exlusive")
+	events("NodeConfigRefused", "exlusive")
 	modes(func(string) string { return "exclusive" })
 	label("null")
 	modes(func(string) string { return "fractional" })
@@ -92,7 +87,7 @@ func (s *suite) configure(t *testing.T, node, value string) {
 // waitModes waits until each GPU of the node is published with the wanted sharing.
 func (s *suite) waitModes(t *testing.T, node string, want func(device string) string) {
 	t.Helper()
-	s.must(t, kube.Until(t.Context(), relabelled, "the GPUs to be used in another way",
+	s.must(t, kube.Until(t.Context(), soon, "the GPUs to be used in another way",
 		func(context.Context) (bool, string, error) {
 			var wrong []string
 			gpus := s.gpus(t, node)

@@ -80,7 +80,7 @@ func (s *suite) ownSlices(t *testing.T, node string, own, other, nowhere *kube.C
 	}
 	slice := stray(asIs)
 	s.must(t, own.Create(t.Context(), slice))
-	s.must(t, kube.Until(t.Context(), 2*soon, "the plugin to remove a slice that it does not know",
+	s.must(t, kube.Until(t.Context(), soon, "the plugin to remove a slice that it does not know",
 		func(ctx context.Context) (bool, string, error) {
 			err := s.Get(ctx, client.ObjectKeyFromObject(slice), &resourceapi.ResourceSlice{})
 			return apierrors.IsNotFound(err), fmt.Sprint(err), client.IgnoreNotFound(err)

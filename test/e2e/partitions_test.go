@@ -120,7 +120,7 @@ func (s *suite) partsOf(t *testing.T, node, gpu string) []string {
 func (s *suite) waitParts(t *testing.T, node, gpu, what string, wanted func(parts []string) bool) {
 	t.Helper()
 	// A taint may take two looks, which are ten seconds apart.
-	s.must(t, kube.Until(t.Context(), 2*soon, what, func(context.Context) (bool, string, error) {
+	s.must(t, kube.Until(t.Context(), soon, what, func(context.Context) (bool, string, error) {
 		got := s.partsOf(t, node, gpu)
 		return wanted(got), strings.Join(got, "\n"), nil
 	}))
@@ -304,7 +304,7 @@ func (s *suite) testPartitionsByHand(t *testing.T, node string, gpu resourceapi.
 	s.waitUnschedulable(t, s.pod(t, ns, "too-many", withTemplate(template)))
 	s.waitUnschedulable(t, s.pod(t, ns, "whole", withTemplate(s.claimTemplate(t, ns, "whole", theGPU(gpu)))))
 	s.waitUnschedulable(t, s.withPartition(t, ns, "other", small, gpu))
-	s.must(t, s.Empty(t.Context(), 2*soon, ns))
+	s.must(t, s.Empty(t.Context(), soon, ns))
 	if got := s.hardware(t, node, gpu.Name); got != hardware {
 		t.Errorf("after the claim: got\n%s\nwant what the administrator has made\n%s", got, hardware)
 	}
@@ -461,7 +461,7 @@ func (s *suite) testPartitionsOfOthers(t *testing.T, node string, gpu resourceap
 		strings.Count(got, gpu.Name+"/") != 1 {
 		t.Errorf("after the claim: got\n%s\nwant the partition that is not the driver's, and no other", got)
 	}
-	s.must(t, s.Empty(t.Context(), 2*soon, ns))
+	s.must(t, s.Empty(t.Context(), soon, ns))
 	remove()
 	s.simctl(t, s.plugin(t, node), "mig", gpu.Name, "off") // still on because of the administrator's partition
 	s.waitParts(t, node, gpu.Name, "the GPU to be as it was", are(free))
@@ -488,7 +488,7 @@ func (s *suite) testPartitionsAndWholeGPUs(t *testing.T) {
 	for _, pod := range waiting {
 		s.waitUnschedulable(t, pod)
 	}
-	s.must(t, s.Empty(t.Context(), 2*soon, others))
+	s.must(t, s.Empty(t.Context(), soon, others))
 
 	whole := s.namespace(t, "whole")
 	template := s.template(t, whole, "one-gpu")

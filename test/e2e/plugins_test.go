@@ -54,7 +54,7 @@ func (s *suite) restartPlugin(t *testing.T, node string) *corev1.Pod {
 // simctl changes the simulated GPUs of the plugin's node.
 func (s *suite) simctl(t *testing.T, plugin *corev1.Pod, args ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	ctx, cancel := context.WithTimeout(t.Context(), hangs)
 	defer cancel()
 	output, err := s.Simctl(ctx, client.ObjectKeyFromObject(plugin), args...)
 	s.must(t, err)

@@ -19,7 +19,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -281,7 +280,7 @@ func (r *scheduler) log() string {
 // ready waits until the probes succeed that the chart and kubeadm have.
 func (r *scheduler) ready(t *testing.T) {
 	t.Helper()
-	probe := &http.Client{Timeout: time.Second, Transport: &http.Transport{
+	probe := &http.Client{Timeout: hangs, Transport: &http.Transport{
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} // like the kubelet: its certificate is its own
 	look := func(ctx context.Context) (bool, string, error) {
 		select {
@@ -307,7 +306,7 @@ func (r *scheduler) ready(t *testing.T) {
 		}
 		return true, "", nil
 	}
-	if err := kube.Until(t.Context(), 2*soon, "the scheduler to be ready", look); err != nil {
+	if err := kube.Until(t.Context(), soon, "the scheduler to be ready", look); err != nil {
 		t.Fatal(err)
 	}
 }

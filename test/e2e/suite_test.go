@@ -29,8 +29,10 @@ var (
 )
 
 const (
-	// soon is the timeout for anything that the cluster does by itself.
-	soon = 30 * time.Second
+	// soon is the patience with anything that the cluster does by itself: how long nothing may be new.
+	soon = kube.Patience
+	// hangs is when a program in a pod, which cannot tell whether it moves, is taken to hang.
+	hangs = 10 * time.Minute
 	// profileLabel selects the profile of a node's simulated GPUs.
 	profileLabel = "gpu.nvidia.com/sim-profile"
 	simDir       = "/var/lib/gpu-dra-driver/sim"
@@ -185,7 +187,7 @@ func (s *suite) labelled(t *testing.T, name string, labels map[string]string) st
 		if t.Failed() {
 			t.Log(s.Diagnose(ctx, ns.Name))
 		}
-		s.must(t, s.Empty(ctx, 2*soon, ns.Name))
+		s.must(t, s.Empty(ctx, soon, ns.Name))
 		s.must(t, s.DeleteNamespaces(ctx, ns.Name))
 	})
 	return ns.Name
@@ -304,7 +306,7 @@ func (s *suite) running(t *testing.T, pod client.ObjectKey) *corev1.Pod {
 // run runs a program in a pod and returns its output.
 func (s *suite) run(t *testing.T, pod client.ObjectKey, command ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	ctx, cancel := context.WithTimeout(t.Context(), hangs)
 	defer cancel()
 	output, err := s.Exec(ctx, pod, command...)
 	s.must(t, err)

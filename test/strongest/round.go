@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
-	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -27,7 +26,7 @@ import (
 const (
 	namespace      = "gpu-dra-driver" // of the driver
 	strongestClass = "strongest.gpu.nvidia.com"
-	soon           = time.Minute
+	soon           = kube.Patience
 	singles        = 6 // pods one after the other in a round
 	replicas       = 8 // pods of each of two ReplicaSets in a round
 	image          = "localhost/never-pulled:v1"

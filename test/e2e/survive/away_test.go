@@ -136,11 +136,11 @@ func (s *suite) startAPIServer(t *testing.T) {
 	const (
 		// kube-controller-manager and the kubelets watch again after pauses of up to a minute each, and a node is
 		// called ready only when both do.
-		timeout = 4 * time.Minute
-		steady  = 10 * time.Second // two periods in which kube-controller-manager looks at the nodes
+		patience = 2 * soon
+		steady   = 10 * time.Second // two periods in which kube-controller-manager looks at the nodes
 	)
 	since, last := time.Now(), "nothing"
-	eventually(t, timeout, "the cluster to recover", func() string {
+	eventually(t, patience, "the cluster to recover", func() string {
 		problem := s.recovering(t)
 		switch {
 		case problem != "":

@@ -101,7 +101,7 @@ func (k *fakeKubelet) look(t *testing.T) {
 func (k *fakeKubelet) find(t *testing.T, registry, socket string) (*instance, error) {
 	conn := k.n.dial(t, registry, socket)
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), within)
 	defer cancel()
 	info, err := registerapi.NewRegistrationClient(conn).GetInfo(ctx, &registerapi.InfoRequest{})
 	if err != nil {

@@ -36,9 +36,8 @@ const (
 	pluginDir = "/var/lib/kubelet/plugins/" + driver
 	simDir    = "/var/lib/gpu-dra-driver/sim"
 
-	// soon is the timeout for anything that the cluster does by itself. The kubelet retries a failed pod after 60 to 90
-	// s.
-	soon = 2 * time.Minute
+	// soon is the patience with anything that the cluster does by itself: how long nothing may be new.
+	soon = kube.Patience
 	// sweepPeriod is the configured period: a claim is released two periods after the kubelet has forgotten it.
 	sweepPeriod = 2 * time.Second
 )
@@ -221,10 +220,10 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// eventually waits until look returns an empty string. The last problem is the reason in the failure.
-func eventually(t *testing.T, timeout time.Duration, what string, look func() (problem string)) {
+// eventually waits until look returns an empty string, see kube.Until. The last problem is the reason in the failure.
+func eventually(t *testing.T, patience time.Duration, what string, look func() (problem string)) {
 	t.Helper()
-	must(t, kube.Until(t.Context(), timeout, what, func(context.Context) (bool, string, error) {
+	must(t, kube.Until(t.Context(), patience, what, func(context.Context) (bool, string, error) {
 		problem := look()
 		return problem == "", problem, nil
 	}))

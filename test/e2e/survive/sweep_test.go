@@ -5,7 +5,6 @@
 package survive
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -22,10 +21,6 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
-
-// sweepWithin is the time within which a forgotten claim is released: two periods of grace, up to one until it is first
-// seen, up to one until it is last seen, and time to work.
-const sweepWithin = 4*sweepPeriod + 10*time.Second
 
 // testSweep makes a kubelet forget a claim: its state is wiped while the pod is force-deleted, as when a node is
 // restored from an image. A claim in use stays, although the kubelet has forgotten it too.
@@ -46,14 +41,14 @@ func (n node) testSweep(t *testing.T) {
 	n.control(t, "start", n.name+"/kubelet")
 	n.podResources(t) // until it answers, nothing is swept
 
-	eventually(t, sweepWithin, "the forgotten claim to be released", func() string {
+	eventually(t, soon, "the forgotten claim to be released", func() string {
 		records := n.records(t)
 		if len(records) != 1 || records[0].Claim.UID != want.Claim.UID {
 			return fmt.Sprintf("got records %v", records)
 		}
 		return ""
 	})
-	eventually(t, sweepWithin, "only the specs of the living claim to be left", func() string {
+	eventually(t, soon, "only the specs of the living claim to be left", func() string {
 		return is(n.specs(t), fmt.Sprintf("%s_metadata_%s_gpu.json\nk8s.%[1]s-claim_%[2]s.json\n", driver,
 			want.Claim.UID))
 	})
@@ -117,7 +112,7 @@ func (n node) testManyForgotten(t *testing.T) {
 	n.wipeKubeletState(t, pod, podUID)
 	n.control(t, "start", n.name+"/kubelet")
 	n.podResources(t) // until it answers, nothing is swept
-	eventually(t, sweepWithin, "the shares to be released", func() string {
+	eventually(t, soon, "the shares to be released", func() string {
 		records := n.records(t)
 		if len(records) > 1 || len(records) == 1 && records[0].Plan.Devices()[0] != gpu {
 			return fmt.Sprintf("got %d records, want that of %s at most", len(records), gpu)
@@ -172,7 +167,7 @@ func (n node) testForgottenButRunning(t *testing.T) {
 		}
 		return ""
 	})
-	eventually(t, 2*time.Minute, "an event of the node that names the container", func() string {
+	eventually(t, soon, "an event of the node that names the container", func() string {
 		events := n.nodeEvents(t)
 		want := "claim " + ns + "/" + claim.Name + " is not released: container main of pod "
 		for _, e := range events {
@@ -207,9 +202,7 @@ func (n node) podResources(t *testing.T) map[string]bool {
 	t.Helper()
 	conn := n.dial(t, "/var/lib/kubelet/pod-resources", "kubelet.sock")
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), soon)
-	defer cancel()
-	list, err := podresources.NewPodResourcesListerClient(conn).List(ctx, &podresources.ListPodResourcesRequest{},
+	list, err := podresources.NewPodResourcesListerClient(conn).List(t.Context(), &podresources.ListPodResourcesRequest{},
 		grpc.WaitForReady(true))
 	must(t, err)
 	claims := map[string]bool{}

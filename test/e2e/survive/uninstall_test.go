@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -57,7 +56,7 @@ func (s *suite) testUninstall(t *testing.T) {
 		})
 	}
 	// The kubelet waits for half a minute for another instance before it removes the slices.
-	eventually(t, 2*time.Minute, "slices to be gone", func() string {
+	eventually(t, soon, "slices to be gone", func() string {
 		slices, err := s.Slices(t.Context(), driver)
 		must(t, err)
 		pods, err := s.Pods(t.Context(), release, kube.PluginLabels)
