@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
+	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
 const anyXID = nvml.EventTypeXidCriticalError
@@ -350,7 +351,7 @@ func TestRecoveryActionEvent(t *testing.T) {
 	p, err := simulator.ParseProfile([]byte(strings.ReplaceAll(base.YAML(), "GetSupportedEventTypes: 0x1f",
 		"GetSupportedEventTypes: 0x801f")))
 	must(t, err)
-	n, err := simulator.Open(t.TempDir(), p)
+	n, err := simulator.Open(tmpfs.Dir(t), p)
 	must(t, err)
 	initialise(t, n)
 	set := events(t, n, 2, nvml.EventTypeGpuRecoveryAction)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
+	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
 // open returns a machine whose NVML is open.
@@ -36,7 +37,7 @@ func closed(t *testing.T, profile string) *simulator.Node {
 	t.Helper()
 	p, err := simulator.BuiltIn(profile)
 	must(t, err)
-	n, err := simulator.Open(t.TempDir(), p)
+	n, err := simulator.Open(tmpfs.Dir(t), p)
 	must(t, err)
 	return n
 }

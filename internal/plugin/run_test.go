@@ -257,6 +257,7 @@ func (k *fakeKubelet) published() string {
 // Before NVIDIA's driver is installed, claims can be released but not prepared, and the error says why. After the
 // installation, the plugin recovers by itself.
 func TestDriverInstalledLate(t *testing.T) {
+	t.Parallel()
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "u"}}
 	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r/sub", Driver: driver, Pool: "node",
@@ -363,6 +364,7 @@ func TestMetadataIsRequired(t *testing.T) {
 // The previous version has published the monitor device in the pool of the node, and a claim was allocated it there
 // just before the upgrade.
 func TestUpgradeMovesMonitor(t *testing.T) {
+	t.Parallel()
 	claim := func(name, pool string) *resourceapi.ResourceClaim {
 		c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name,
 			UID: types.UID(name)}}

@@ -33,6 +33,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
+	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
 const driver = "gpu.nvidia.com"
@@ -73,7 +74,7 @@ func (w *fixture) supervise(dir string) {
 }
 
 func newFixture(t *testing.T) *fixture {
-	w := &fixture{t: t, dir: t.TempDir(), breaker: &breaker{}, settings: map[gpu.UUID]gpu.Settings{}, supervised: true,
+	w := &fixture{t: t, dir: tmpfs.Dir(t), breaker: &breaker{}, settings: map[gpu.UUID]gpu.Settings{}, supervised: true,
 		running: map[string]bool{}, mig: map[gpu.UUID]bool{}, partitions: map[gpu.Placement]gpu.UUID{}}
 	for n := range 3 {
 		w.plug(n + 1)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
+	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -23,7 +24,7 @@ func TestBuiltInProfilesAsText(t *testing.T) {
 	}
 	for _, name := range node.Names() {
 		t.Run(name, func(t *testing.T) {
-			n := open(t, t.TempDir(), profile(t, name))
+			n := open(t, tmpfs.Dir(t), profile(t, name))
 			golden(t, name+".txt", n.String())
 		})
 	}

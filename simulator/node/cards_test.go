@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
+	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
 // anyway is a machine that needs nothing before a new GPU is seen.
@@ -104,7 +105,7 @@ func TestAddAndRemoveCards(t *testing.T) {
 				"[0000:ae:01.0]\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := tmpfs.Dir(t)
 			n := open(t, dir, profile(t, "t4-x2"))
 			seen := map[string]int{}
 			cards(t, n, seen)
@@ -135,7 +136,7 @@ func TestAddAndRemoveCardsRefused(t *testing.T) {
 		{"no place at all", "add 0 3c:00.0", `"3c:00.0" is no PCI address such as 0000:1b:00.0`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			n := open(t, t.TempDir(), profile(t, "t4-x2"))
+			n := open(t, tmpfs.Dir(t), profile(t, "t4-x2"))
 			must(t, do(n, "add 0 0000:5e:00.0"))
 			must(t, do(n, "remove gpu-5e-00-0"))
 			before := n.String()
@@ -150,7 +151,7 @@ func TestAddAndRemoveCardsRefused(t *testing.T) {
 }
 
 func TestMaxGPUs(t *testing.T) {
-	n := open(t, t.TempDir(), profile(t, "t4-x2"))
+	n := open(t, tmpfs.Dir(t), profile(t, "t4-x2"))
 	for range hwprofile.MaxGPUs - 2 {
 		must(t, do(n, "add 0"))
 	}
@@ -161,7 +162,7 @@ func TestMaxGPUs(t *testing.T) {
 
 // Minor numbers are reused only after all have been used, and are always unique.
 func TestMinorNumbersAreReused(t *testing.T) {
-	n := open(t, t.TempDir(), profile(t, "t4-x2"))
+	n := open(t, tmpfs.Dir(t), profile(t, "t4-x2"))
 	var last node.Card
 	for i := range 300 {
 		var err error
@@ -180,7 +181,7 @@ func TestMinorNumbersAreReused(t *testing.T) {
 
 // The minor number of a removed GPU is not given to the next one, also if a reload of the driver had changed it.
 func TestMinorNumberOfRemovedCard(t *testing.T) {
-	n := open(t, t.TempDir(), profile(t, "t4-x2"))
+	n := open(t, tmpfs.Dir(t), profile(t, "t4-x2"))
 	must(t, n.ReloadDriver("", []string{"0", "1"}))
 	must(t, n.RemoveCard("gpu-3b-00-0"))
 	added, err := n.AddCard("gpu-af-00-0", hwprofile.Address{}, anyway)
@@ -191,7 +192,7 @@ func TestMinorNumberOfRemovedCard(t *testing.T) {
 }
 
 func TestAddCardCallsReadyFirst(t *testing.T) {
-	dir := t.TempDir()
+	dir := tmpfs.Dir(t)
 	n := open(t, dir, profile(t, "t4-x2"))
 	other, err := node.Attach(dir)
 	must(t, err)
@@ -208,7 +209,7 @@ func TestAddCardCallsReadyFirst(t *testing.T) {
 }
 
 func TestOtherProfileDropsAddedGPUsAndCrash(t *testing.T) {
-	dir := t.TempDir()
+	dir := tmpfs.Dir(t)
 	n := open(t, dir, profile(t, "t4-x2"))
 	must(t, do(n, "add 0"))
 	must(t, do(n, "remove gpu-af-00-0"))

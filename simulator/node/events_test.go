@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
+	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
 // xids are the numbers of the events.
@@ -33,7 +34,7 @@ func emit(t *testing.T, n *node.Node, numbers ...uint64) {
 }
 
 func TestEventsAreReadOnceAndInOrder(t *testing.T) {
-	dir := t.TempDir()
+	dir := tmpfs.Dir(t)
 	n := open(t, dir, profile(t, "t4-x2"))
 	early := n.Events() // before there is a file
 	defer early.Close()
@@ -57,7 +58,7 @@ func TestEventsAreReadOnceAndInOrder(t *testing.T) {
 
 // The file is replaced when it is full. A reader misses nothing, and the files do not grow.
 func TestEventsOfReplacedFile(t *testing.T) {
-	dir := t.TempDir()
+	dir := tmpfs.Dir(t)
 	n := open(t, dir, profile(t, "t4-x2"))
 	reader := n.Events()
 	defer reader.Close()
@@ -86,7 +87,7 @@ func TestEventsOfReplacedFile(t *testing.T) {
 }
 
 func TestIncompleteEventIsDropped(t *testing.T) {
-	dir := t.TempDir()
+	dir := tmpfs.Dir(t)
 	n := open(t, dir, profile(t, "t4-x2"))
 	emit(t, n, 1)
 	reader := n.Events()
@@ -106,7 +107,7 @@ func TestIncompleteEventIsDropped(t *testing.T) {
 }
 
 func TestNewEvent(t *testing.T) {
-	n := open(t, t.TempDir(), profile(t, "rtx2080ti-x4"))
+	n := open(t, tmpfs.Dir(t), profile(t, "rtx2080ti-x4"))
 	for _, tt := range []struct {
 		name, which string
 		kind        node.EventType
@@ -145,7 +146,7 @@ func TestSupportedEvents(t *testing.T) {
 	} {
 		p, err := hwprofile.ParseProfile([]byte(head + tt.calls))
 		must(t, err)
-		v, err := open(t, t.TempDir(), p).View()
+		v, err := open(t, tmpfs.Dir(t), p).View()
 		must(t, err)
 		types, e := v.GPUs[0].SupportedEvents().Get()
 		if got := fmt.Sprintf("%#x %s", types, e); got != tt.want {
@@ -156,7 +157,7 @@ func TestSupportedEvents(t *testing.T) {
 
 // A watch notices what others do at once. Without inotify it would take a second.
 func TestWatch(t *testing.T) {
-	dir := t.TempDir()
+	dir := tmpfs.Dir(t)
 	n := open(t, dir, profile(t, "t4-x2"))
 	other, err := node.Attach(dir)
 	must(t, err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
+	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
 // calls makes that many calls and returns a letter for each: "." no fault, "E" an error, "s" slow, "S" both.
@@ -67,7 +68,7 @@ func TestFaultsThatCount(t *testing.T) {
 			"fails GetName ERROR_UNKNOWN spent"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := tmpfs.Dir(t)
 			n := open(t, dir, profile(t, "t4-x2"))
 			for call, faults := range tt.faults {
 				for _, f := range faults {
@@ -95,7 +96,7 @@ func TestFaultsThatCount(t *testing.T) {
 }
 
 func TestInvalidFaults(t *testing.T) {
-	n := open(t, t.TempDir(), profile(t, "t4-x2"))
+	n := open(t, tmpfs.Dir(t), profile(t, "t4-x2"))
 	for _, tt := range []struct {
 		name  string
 		fault node.Fault
@@ -119,7 +120,7 @@ func TestInvalidFaults(t *testing.T) {
 
 func TestFaultsCountCallsOfAllProcesses(t *testing.T) {
 	const processes, each = 4, 50
-	dir := t.TempDir()
+	dir := tmpfs.Dir(t)
 	n := open(t, dir, profile(t, "t4-x2"))
 	must(t, n.Inject("0", node.AllCalls, node.Fault{Error: "ERROR_UNKNOWN", After: 70, Times: 60}))
 	type result struct {
@@ -148,7 +149,7 @@ func TestFaultsCountCallsOfAllProcesses(t *testing.T) {
 }
 
 func TestReadOnlyNodeCountsNoCalls(t *testing.T) {
-	dir := t.TempDir()
+	dir := tmpfs.Dir(t)
 	n := open(t, dir, profile(t, "t4-x2"))
 	must(t, n.Inject("0", "GetName", node.Fault{Error: "ERROR_UNKNOWN", Times: 2}))
 	reader, err := node.AttachLibrary(node.LibraryPath(dir, "580.95.05"))
@@ -162,7 +163,7 @@ func TestReadOnlyNodeCountsNoCalls(t *testing.T) {
 }
 
 func TestUnpluggedGPUWithFaults(t *testing.T) {
-	n := open(t, t.TempDir(), profile(t, "t4-x2"))
+	n := open(t, tmpfs.Dir(t), profile(t, "t4-x2"))
 	must(t, n.Slow("0", node.AllCalls, time.Nanosecond))
 	v, err := n.View()
 	must(t, err)

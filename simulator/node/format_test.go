@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
+	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
 // The files testdata/state-N.so are state files of format N, truncated after the newest state. They never change.
@@ -34,7 +35,7 @@ func TestDecodeAllFormats(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			b, err := os.ReadFile(filepath.Join("testdata", tt.file))
 			must(t, err)
-			dir := t.TempDir()
+			dir := tmpfs.Dir(t)
 			path := node.LibraryPath(dir, "580.95.05")
 			must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 			must(t, os.WriteFile(path, b, 0o644))
@@ -115,7 +116,7 @@ func TestEncodeOldestFormat(t *testing.T) {
 		{"an unloaded driver", (*node.Node).Unload, (*node.Node).Load, 6},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := tmpfs.Dir(t)
 			n := open(t, dir, profile(t, "t4-x2"))
 			must(t, n.Fail("1", "GetName", "ERROR_UNKNOWN"))
 			must(t, n.SetComputeMode("1", hwprofile.ComputeModeExclusiveProcess))
@@ -160,7 +161,7 @@ func TestStateDoesNotFitProfile(t *testing.T) {
 			`unknown field "Delays"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := tmpfs.Dir(t)
 			text, err := json.Marshal(p.YAML())
 			must(t, err)
 			content := fmt.Sprintf(`{"Format":2,"Seed":"x","State":{"Major":0,"GPUs":[%s]},"Profile":%s}`, tt.gpus,

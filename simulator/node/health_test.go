@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
+	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
 func setHealth(n *node.Node, which string, settings ...string) error {
@@ -63,7 +64,7 @@ func TestHealth(t *testing.T) {
 		{"an unknown value", "dgx-h100", []string{"fabric=none"}, `health "fabric=none": want recovery-action=none|`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			n := open(t, t.TempDir(), profile(t, tt.profile))
+			n := open(t, tmpfs.Dir(t), profile(t, tt.profile))
 			got := ""
 			for _, line := range tt.settings {
 				if err := setHealth(n, "0", strings.Fields(line)...); err != nil {
@@ -135,7 +136,7 @@ func TestResetAndUnload(t *testing.T) {
 			"gpu-0f-00-0 is in use by another client: process 4194305 train (ERROR_IN_USE)"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := tmpfs.Dir(t)
 			n := open(t, dir, profile(t, "dgx-a100"))
 			if tt.before != nil {
 				tt.before(t, n)
@@ -174,7 +175,7 @@ func firstGPU(n *node.Node) string {
 
 // A process that ends, however it does, has NVML no longer open.
 func TestKilledProcessReleasesNVML(t *testing.T) {
-	dir := t.TempDir()
+	dir := tmpfs.Dir(t)
 	n := open(t, dir, profile(t, "t4-x2"))
 	holder := process(t, "use", dir)
 	in, err := holder.StdinPipe()

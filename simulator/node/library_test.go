@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
+	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
 func TestEmptyLibrary(t *testing.T) {
@@ -28,7 +29,7 @@ func TestEmptyLibrary(t *testing.T) {
 }
 
 func TestStateFileIsALibrary(t *testing.T) {
-	dir := t.TempDir()
+	dir := tmpfs.Dir(t)
 	open(t, dir, profile(t, "t4-x2"))
 	f, err := elf.Open(node.LibraryPath(dir, "580.95.05"))
 	must(t, err)

@@ -13,10 +13,11 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
+	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
 func TestStatePersists(t *testing.T) {
-	dir := t.TempDir()
+	dir := tmpfs.Dir(t)
 	n := open(t, dir, profile(t, "t4-x2"))
 	must(t, n.SetComputeMode("gpu-3b-00-0", hwprofile.ComputeModeExclusiveProcess))
 	must(t, n.SetMemoryUsed("1", 1<<30))
@@ -55,7 +56,7 @@ func TestOpenWithOtherProfile(t *testing.T) {
 		{"with another driver", upgraded, "t4-x2 driver=590.10.01"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := tmpfs.Dir(t)
 			old := open(t, dir, profile(t, "t4-x2"))
 			must(t, old.SetMajor(125))
 			must(t, old.Fail("0", node.AllCalls, "ERROR_GPU_IS_LOST"))
@@ -78,7 +79,7 @@ func TestOpenWithOtherProfile(t *testing.T) {
 }
 
 func TestOpenWithEquivalentProfile(t *testing.T) {
-	dir := t.TempDir()
+	dir := tmpfs.Dir(t)
 	n := open(t, dir, profile(t, "t4-x2"))
 	before := uuids(t, n)
 	same, err := hwprofile.ParseProfile([]byte("# a comment\n" + profile(t, "t4-x2").YAML()))
@@ -92,7 +93,7 @@ func TestOpenWithEquivalentProfile(t *testing.T) {
 func TestUUIDsAreUniqueAcrossNodes(t *testing.T) {
 	seen := map[string]bool{}
 	for range 4 {
-		for _, id := range strings.Fields(uuids(t, open(t, t.TempDir(), profile(t, "dgx-h100")))) {
+		for _, id := range strings.Fields(uuids(t, open(t, tmpfs.Dir(t), profile(t, "dgx-h100")))) {
 			if seen[id] {
 				t.Errorf("%s twice", id)
 			}
@@ -105,7 +106,7 @@ func TestUUIDsAreUniqueAcrossNodes(t *testing.T) {
 }
 
 func TestInvalidChanges(t *testing.T) {
-	n := open(t, t.TempDir(), profile(t, "t4-x2"))
+	n := open(t, tmpfs.Dir(t), profile(t, "t4-x2"))
 	before := n.String()
 	for _, tt := range []struct {
 		name string
@@ -134,7 +135,7 @@ func TestInvalidChanges(t *testing.T) {
 }
 
 func TestWithoutANode(t *testing.T) {
-	dir := t.TempDir()
+	dir := tmpfs.Dir(t)
 	if _, err := node.Attach(dir); !errors.Is(err, node.ErrNoNode) {
 		t.Errorf("attach: error %v, want ErrNoNode", err)
 	}
@@ -156,7 +157,7 @@ func TestWithoutANode(t *testing.T) {
 }
 
 func TestAttachLibraryIsReadOnly(t *testing.T) {
-	dir := t.TempDir()
+	dir := tmpfs.Dir(t)
 	n := open(t, dir, profile(t, "t4-x2"))
 	library, err := node.AttachLibrary(node.LibraryPath(dir, "580.95.05"))
 	must(t, err)
@@ -194,7 +195,7 @@ func TestCorruptStateFiles(t *testing.T) {
 		{"empty", func([]byte) []byte { return nil }, "remove the file and restart the plugin of this node"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := tmpfs.Dir(t)
 			p := profile(t, "t4-x2")
 			n := open(t, dir, p)
 			for mib := range 4 {
@@ -232,7 +233,7 @@ func TestCorruptStateFiles(t *testing.T) {
 }
 
 func TestUnknownFormat(t *testing.T) {
-	dir := t.TempDir()
+	dir := tmpfs.Dir(t)
 	p := profile(t, "t4-x2")
 	open(t, dir, p)
 	path := node.LibraryPath(dir, p.Driver())

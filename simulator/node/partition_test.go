@@ -11,13 +11,14 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
+	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
 func TestPartitionsFit(t *testing.T) {
 	for _, name := range []string{"a30-x2", "dgx-a100", "dgx-h100", "hgx-h200", "hgx-b200", "gb200-nvl4",
 		"rtxpro6000-x2"} {
 		t.Run(name, func(t *testing.T) {
-			n := open(t, t.TempDir(), profile(t, name))
+			n := open(t, tmpfs.Dir(t), profile(t, name))
 			must(t, n.SwitchMIG("0", hwprofile.Enabled))
 			v, err := n.View()
 			must(t, err)
@@ -32,7 +33,7 @@ func TestPartitionsFit(t *testing.T) {
 }
 
 func TestFormatOfPartitions(t *testing.T) {
-	dir := t.TempDir()
+	dir := tmpfs.Dir(t)
 	n := open(t, dir, profile(t, "dgx-h100"))
 	must(t, n.Fail("1", "GetName", "ERROR_UNKNOWN")) // as requireFormat wants it
 	requireFormat(t, dir, 1)
@@ -52,7 +53,7 @@ func TestFormatOfPartitions(t *testing.T) {
 }
 
 func TestPartitionUUIDsAreUnique(t *testing.T) {
-	n := open(t, t.TempDir(), profile(t, "dgx-h100"))
+	n := open(t, tmpfs.Dir(t), profile(t, "dgx-h100"))
 	must(t, n.SwitchMIG("0", hwprofile.Enabled))
 	seen := map[string]bool{}
 	for range 3 {
@@ -70,7 +71,7 @@ func TestPartitionUUIDsAreUnique(t *testing.T) {
 }
 
 func TestProcessesOfAPartition(t *testing.T) {
-	n := open(t, t.TempDir(), profile(t, "dgx-h100"))
+	n := open(t, tmpfs.Dir(t), profile(t, "dgx-h100"))
 	must(t, n.SwitchMIG("0", hwprofile.Enabled))
 	_, err := n.CreatePartition("0", "1g.10gb@3")
 	must(t, err)
@@ -119,7 +120,7 @@ func partitionUUID(t *testing.T, n *node.Node) string {
 }
 
 func TestMigMinors(t *testing.T) {
-	n := open(t, t.TempDir(), profile(t, "mixed"))
+	n := open(t, tmpfs.Dir(t), profile(t, "mixed"))
 	must(t, n.SwitchMIG("2", hwprofile.Enabled))
 	_, err := n.CreatePartition("2", "2g.10gb@2")
 	must(t, err)

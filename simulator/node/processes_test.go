@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
+	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
 // The test program starts itself as other processes: one variable has their command, the other the node's directory.
@@ -104,7 +105,7 @@ func process(t *testing.T, role, dir string) *exec.Cmd {
 
 func TestConcurrentProcesses(t *testing.T) {
 	const processes, each = 5, 2000
-	dir := t.TempDir()
+	dir := tmpfs.Dir(t)
 	n := open(t, dir, profile(t, "t4-x2"))
 	var all []*exec.Cmd
 	for range processes {
@@ -145,7 +146,7 @@ func TestConcurrentProcesses(t *testing.T) {
 }
 
 func TestChangeIsVisibleToOtherProcesses(t *testing.T) {
-	dir := t.TempDir()
+	dir := tmpfs.Dir(t)
 	n := open(t, dir, profile(t, "t4-x2"))
 	reader := process(t, "read", dir)
 	in, err := reader.StdinPipe()
@@ -170,7 +171,7 @@ func TestChangeIsVisibleToOtherProcesses(t *testing.T) {
 
 func TestConcurrentGoroutines(t *testing.T) {
 	const routines, each = 8, 50
-	n := open(t, t.TempDir(), profile(t, "t4-x2"))
+	n := open(t, tmpfs.Dir(t), profile(t, "t4-x2"))
 	done := make(chan error)
 	for range routines {
 		go func() {

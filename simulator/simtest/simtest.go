@@ -10,6 +10,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/simulator"
+	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
 // Open returns the GPUs of a new machine of a built-in profile, as the driver opens them. The test fails if it cannot.
@@ -19,7 +20,7 @@ func Open(t testing.TB, profile string) *nvml.Node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	machine, err := simulator.Open(t.TempDir(), p)
+	machine, err := simulator.Open(tmpfs.Dir(t), p)
 	if err != nil {
 		t.Fatal(err)
 	}

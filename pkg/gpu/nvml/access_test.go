@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
 // describe is an access as text, one line each, sorted; numbers of device nodes are left out.
@@ -83,7 +84,7 @@ func TestDriverAccess(t *testing.T) {
 // A driver root without device nodes of its own, as on GKE: they are where the host has them.
 func TestDeviceNodesOfTheHost(t *testing.T) {
 	m, node := machine(t, "t4-x2")
-	host := t.TempDir()
+	host := tmpfs.Dir(t) // as the machine
 	if err := os.Rename(filepath.Join(m.DriverRoot(), "dev"), filepath.Join(host, "dev")); err != nil {
 		t.Fatal(err)
 	}

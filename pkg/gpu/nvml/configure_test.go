@@ -107,6 +107,7 @@ func TestConfigure(t *testing.T) {
 				t.Fatal(err)
 			}
 			m, node := machineOf(t, profile)
+			must(t, m.LayOut(simulator.Programs{NvidiaSMI: os.Args[0]})) // see TestMain
 			look, err := node.Discover(t.Context())
 			devices := look.Devices
 			if err != nil {

@@ -144,7 +144,7 @@ func (n *Node) look(ctx context.Context) (Look, error) {
 	look.Devices = n.withLost(look.Devices, silent)
 	look.Answered = n.looks.answered()
 	look.Persistent = n.looks.persistent()
-	look.Unwatched = n.watch.unwatched(look.Devices)
+	look.Unwatched = n.watch.unwatched(look.Devices, 2*n.eventWait())
 	return look, nil
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/simulator"
+	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -33,14 +34,14 @@ func machine(t *testing.T, profile string) (*simulator.Node, *nvml.Node) {
 
 func machineOf(t *testing.T, p simulator.Profile) (*simulator.Node, *nvml.Node) {
 	t.Helper()
-	m, err := simulator.Open(t.TempDir(), p)
+	m, err := simulator.Open(tmpfs.Dir(t), p)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if os.Getuid() != 0 {
 		t.Skip("making simulated device nodes needs root")
 	}
-	if err := m.LayOut(simulator.Programs{NvidiaSMI: os.Args[0]}); err != nil {
+	if err := m.LayOut(simulator.Programs{NvidiaSMI: os.DevNull}); err != nil { // a test that runs it lays out another
 		t.Fatal(err)
 	}
 	node, err := nvml.Open(nvml.Config{

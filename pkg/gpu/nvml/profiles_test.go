@@ -10,6 +10,7 @@ import (
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpudra/gpu-dra-driver/simulator"
+	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
 // gpus are the handles of a simulated machine.
@@ -19,7 +20,7 @@ func gpus(t *testing.T, profile string) []nvmllib.Device {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := simulator.Open(t.TempDir(), p)
+	m, err := simulator.Open(tmpfs.Dir(t), p)
 	if err != nil {
 		t.Fatal(err)
 	}

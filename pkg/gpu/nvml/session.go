@@ -31,6 +31,9 @@ type Config struct {
 	CombinedHookPath string
 	// Timeout is how long a GPU may take to answer Discover; 0: 10 s.
 	Timeout time.Duration
+	// EventWait is how long one call waits for events, and at most how long NVML stays open when it is to be closed:
+	// nothing interrupts the call. The end of the program does not wait for it. 0: 5 s.
+	EventWait time.Duration
 }
 
 // ErrDriverReplaced means that the driver's library is not the one that this process has loaded. A process can load one

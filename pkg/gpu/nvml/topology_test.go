@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator"
+	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
 // onSwitches are n GPUs on NVSwitches that nobody divides.
@@ -181,7 +182,7 @@ func discoverMachine(t *testing.T, profile string, spoil map[string]string) []gp
 	if err != nil {
 		t.Fatal(err)
 	}
-	machine, err := simulator.Open(t.TempDir(), p)
+	machine, err := simulator.Open(tmpfs.Dir(t), p)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,11 +19,8 @@ import (
 )
 
 const (
-	// eventWait is how long one call waits for events, and at most how long NVML stays open when it is to be closed:
-	// nothing interrupts the call. The end of the program does not wait for it.
+	// eventWait is the default of Config.EventWait.
 	eventWait = 5 * time.Second
-	// hangTimeout is how long such a call may take before the GPUs count as not watched.
-	hangTimeout = 5 * time.Second
 	// registerTimeout is how long a GPU may take to register its events.
 	registerTimeout = 5 * time.Second
 	// reopenPeriod and maxReopenPeriod are the times between attempts to watch: the first, doubled up to the second.
@@ -53,8 +50,11 @@ type watch struct {
 	gpus    map[gpu.UUID]string // "" if it is watched, otherwise why not; nil: the first session has not begun
 }
 
-// unwatched returns why events of GPUs are not watched.
-func (w *watch) unwatched(devices []gpu.Device) map[gpu.UUID]string {
+// eventWait is how long one call waits for events.
+func (c Config) eventWait() time.Duration { return cmp.Or(c.EventWait, eventWait) }
+
+// unwatched returns why events of GPUs are not watched. A call for events hangs after a timeout.
+func (w *watch) unwatched(devices []gpu.Device, timeout time.Duration) map[gpu.UUID]string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	reasons := map[gpu.UUID]string{}
@@ -63,7 +63,7 @@ func (w *watch) unwatched(devices []gpu.Device) map[gpu.UUID]string {
 		switch {
 		case w.halted() != "":
 			why = w.halted()
-		case w.inside != nil && time.Since(w.beat) > eventWait+hangTimeout:
+		case w.inside != nil && time.Since(w.beat) > timeout:
 			why = "the call that waits for events does not return"
 		case w.failed != "":
 			why = w.failed
@@ -80,7 +80,7 @@ func (w *watch) unwatched(devices []gpu.Device) map[gpu.UUID]string {
 // halted says why no events are to be watched; empty: they are. w.mu is held.
 func (w *watch) halted() string { return cmp.Or(w.letGo, w.stopped) }
 
-// StopWatching makes Watch leave its session within eventWait, so that Discover can close it. why says what for; ""
+// StopWatching makes Watch leave its session within EventWait, so that Discover can close it. why says what for; ""
 // lets Watch continue.
 func (n *Node) StopWatching(why string) {
 	n.watch.mu.Lock()
@@ -134,7 +134,7 @@ func (n *Node) leaveWatch() {
 	}
 	select {
 	case <-inside:
-	case <-time.After(eventWait + grace): // the call hangs
+	case <-time.After(n.eventWait() + grace): // the call hangs
 	}
 }
 
@@ -196,7 +196,7 @@ func (n *Node) watchSession(ctx context.Context, found func(gpu.Event)) error {
 		if ctx.Err() != nil || !n.watch.stays() || n.retired(s) {
 			return errLeft
 		}
-		data, ret := set.Wait(uint32(eventWait.Milliseconds()))
+		data, ret := set.Wait(uint32(n.eventWait().Milliseconds()))
 		switch ret {
 		case nvmllib.SUCCESS:
 			found(s.eventOf(data))

@@ -27,6 +27,7 @@ type watcher struct {
 func watch(t *testing.T, profile string) *watcher {
 	t.Helper()
 	m, n := following(t, profile)
+	n.EventWait = 500 * time.Millisecond
 	w := &watcher{t, m, n, make(chan gpu.Event, 100)}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -62,7 +63,7 @@ func (w *watcher) reason(index int, why string) {
 
 func (w *watcher) eventually(what string, is func() bool, last *string) {
 	w.Helper()
-	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(hangs); !is(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			w.Fatalf("never: %s; the last answer was %q", what, *last)
 		}
@@ -87,7 +88,7 @@ func (w *watcher) next() string {
 			text += fmt.Sprintf(" in %d/%d", e.Instance.GPU, e.Instance.Compute)
 		}
 		return text
-	case <-time.After(10 * time.Second):
+	case <-time.After(hangs):
 		return "nothing"
 	}
 }
@@ -174,15 +175,13 @@ func TestWatchGivesWay(t *testing.T) {
 func TestWatchHangs(t *testing.T) {
 	t.Parallel()
 	w := watch(t, "t4-x2")
-	must(t, w.machine.Slow("0", "EventSetWait", 12*time.Second))
+	must(t, w.machine.Slow("0", "EventSetWait", time.Hour))
 	w.reason(0, "does not return")
-	begin := time.Now()
-	if _, err := w.node.Access(t.Context(), w.look().Devices[1]); err != nil {
+	if _, err := w.node.Access(t.Context(), w.look().Devices[1]); err != nil { // neither takes an hour
 		t.Error(err)
 	}
-	if took := time.Since(begin); took > 5*time.Second {
-		t.Errorf("a discovery and a claim took %s while the call for events hangs", took)
-	}
+	must(t, w.machine.Heal("0"))
+	w.reason(0, "")
 }
 
 // A GPU without events is not watched, for a reason.

@@ -16,6 +16,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile/record"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
+	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
 func must(t *testing.T, err error) {
@@ -41,7 +42,7 @@ func builtIn(t *testing.T, name string) *simulator.Node {
 	t.Helper()
 	p, err := simulator.BuiltIn(name)
 	must(t, err)
-	return machine(t, t.TempDir(), p)
+	return machine(t, tmpfs.Dir(t), p)
 }
 
 func read(t *testing.T, n *simulator.Node) record.Recording {

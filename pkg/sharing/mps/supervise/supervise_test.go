@@ -380,6 +380,7 @@ func TestDaemonRefusesToStart(t *testing.T) {
 }
 
 func TestSlowDaemon(t *testing.T) {
+	t.Parallel()
 	const slow = 3 * time.Second
 	w := newFixture(t)
 	must(t, w.BreakMPS("0", node.MPSFault{Slow: slow}))
@@ -465,6 +466,7 @@ func TestOneStartOfTheControlProgram(t *testing.T) {
 }
 
 func TestRefusedLimits(t *testing.T) {
+	t.Parallel()
 	const sent = "set limits: set_default_active_thread_percentage 30; set_default_device_pinned_mem_limit 0 1024M; " +
 		"get_default_active_thread_percentage; get_default_device_pinned_mem_limit 0; get_server_list: "
 	for _, tt := range []struct{ name, script, want string }{
@@ -590,6 +592,7 @@ func TestNoMultiUserInALaterLine(t *testing.T) {
 }
 
 func TestADaemonThatDoesNotQuit(t *testing.T) {
+	t.Parallel()
 	w := withFake(t, "quit*) ;;") // SIGTERM ends it
 	d := w.daemon("g0")
 	must(t, w.dir.Request(d))
@@ -785,6 +788,7 @@ func TestNoStateOfAKilledSupervisorCounts(t *testing.T) {
 
 // A state that could not be written is written later, and counts each restart once.
 func TestStateThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
 	w := newFixture(t)
 	log := &countingLog{testLog: testLog{t}, text: "could not be reported"}
 	w.superviseLog(t, w.DriverRoot(), log)
