@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -32,8 +31,11 @@ type cluster struct {
 	flags    []string          // more flags of "up"
 	// version of Kubernetes, see test/cluster; empty: the newest
 	kubernetes string
-	// directory for the components' logs if the use of a fresh cluster fails; empty: they are not kept
-	logs string
+}
+
+// logs is the directory for what is left of a fresh cluster whose use fails, and of each test that fails.
+func (c cluster) logs() (string, error) {
+	return filepath.Abs(filepath.Join("_output/logs", c.name+c.kubernetes)) // the tests run elsewhere
 }
 
 // buildClusterProgram compiles test/cluster, which is a module of its own.
@@ -80,9 +82,16 @@ func (c cluster) around(ctx context.Context, start func(context.Context) error,
 	if err := c.down(ctx); err != nil { // left by an interrupted run
 		return err
 	}
+	logs, err := c.logs()
+	if err != nil {
+		return err
+	}
+	if err := os.RemoveAll(logs); err != nil { // of an earlier run
+		return err
+	}
 	defer func() {
-		if failure != nil && c.logs != "" {
-			c.keepLogs(ctx)
+		if failure != nil {
+			c.keepLogs(ctx, logs)
 		}
 		if err := c.down(ctx); err != nil && failure == nil {
 			failure = err
@@ -163,7 +172,11 @@ func (c cluster) target(ctx context.Context) (target, error) {
 	if err != nil {
 		return target{}, err
 	}
-	t := target{kubeconfig: kubeconfig, helm: filepath.Join(dir, "helm"),
+	logs, err := c.logs()
+	if err != nil {
+		return target{}, err
+	}
+	t := target{kubeconfig: kubeconfig, logs: logs, helm: filepath.Join(dir, "helm"),
 		scheduler: filepath.Join(filepath.Dir(kubectl), "kube-scheduler")} // both are of one component
 	if len(c.audit) > 0 {
 		program, err := filepath.Abs(clusterProgram) // the tests run elsewhere
@@ -219,30 +232,23 @@ func ready(node *corev1.Node) bool {
 	})
 }
 
-// keepLogs copies the components' logs, which the end of the cluster removes.
-func (c cluster) keepLogs(ctx context.Context) {
-	ctx = context.WithoutCancel(ctx)
-	if _, err := c.kubeconfig(ctx); err != nil {
+// keepLogs copies the logs of the machines, which the end of the cluster removes, and prints the ends of the driver's.
+func (c cluster) keepLogs(ctx context.Context, logs string) {
+	kubeconfig, err := c.kubeconfig(context.WithoutCancel(ctx))
+	if err != nil {
 		return // it was never started
 	}
-	if err := os.MkdirAll(c.logs, 0o755); err != nil {
+	dir := filepath.Join(logs, "cluster")
+	err = os.MkdirAll(dir, 0o755)
+	if err == nil {
+		_, err = kube.CopyMachineLogs(filepath.Dir(kubeconfig), dir)
+	}
+	if err != nil {
 		say("keep logs: %v", err)
-		return
 	}
-	components := []string{"kube-apiserver", "kube-scheduler", "kube-controller-manager"}
-	for _, node := range slices.Sorted(maps.Keys(c.profiles)) {
-		components = append(components, node+"/kubelet", node+"/containerd")
-	}
-	for _, component := range components {
-		text, err := command{args: []string{clusterProgram, "logs", "--name", c.name, component}}.output(ctx)
-		if err != nil {
-			say("keep logs: %v", err)
-			continue
-		}
-		file := filepath.Join(c.logs, strings.ReplaceAll(component, "/", "-")+".log")
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-			say("keep logs: %v", err)
-		}
-	}
-	say("the cluster's logs are in %s", c.logs)
+	fmt.Printf("\nthe ends of the driver's logs:\n%s", kube.Ends(dir, endLines))
+	say("the cluster's logs are in %s, those of each failed test in folders beside it", dir)
 }
+
+// endLines is how many lines of each log are printed. CI keeps nothing but what is printed.
+const endLines = 3

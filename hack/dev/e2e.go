@@ -8,15 +8,17 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
+
+	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
 var e2eCluster = cluster{name: "e2e", profiles: map[string]string{
 	"node-1": "dgx-h100", "node-2": "l40s-x4", "node-3": "workstation", "node-4": "mixed",
 }, audit: []string{"system:serviceaccount:gpu-dra-driver:gpu-dra-driver-kubelet-plugin",
 	"system:serviceaccount:gpu-dra-driver:gpu-dra-driver-controller"},
-	flags: []string{"--runtime-config", "resource.k8s.io/v1beta1=true"}, // for clients of the older API
-	logs:  "_output/e2e-logs"}
+	flags: []string{"--runtime-config", "resource.k8s.io/v1beta1=true"}} // for clients of the older API
 
 // e2e runs the end-to-end tests on a fresh cluster. It prints nothing after the tests when they succeed.
 // E2E_KUBERNETES selects a version of Kubernetes by its title in docs/versions.md.
@@ -56,8 +58,16 @@ func (r kubernetesRun) test(ctx context.Context, pattern string, also ...io.Writ
 
 // survive runs the tests that start their own clusters. The images must exist.
 func survive(ctx context.Context) error {
-	err := goTest("./test/e2e/survive", os.Getenv("E2E_RUN")).test(ctx)
-	if err == nil {
+	logs, err := filepath.Abs("_output/logs/survive")
+	if err != nil {
+		return err
+	}
+	if err := os.RemoveAll(logs); err != nil { // of an earlier run
+		return err
+	}
+	tests := goTest("./test/e2e/survive", os.Getenv("E2E_RUN"))
+	tests.env = []string{kube.LogsVariable + "=" + logs}
+	if err = tests.test(ctx); err == nil {
 		return nil
 	}
 	// Tests that were interrupted, or ran out of time, leave their clusters.

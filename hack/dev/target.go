@@ -25,6 +25,7 @@ import (
 type target struct {
 	kubeconfig string
 	helm       string
+	logs       string // the directory for the logs of failed tests; empty: the default of the tests
 	audit      string // the command that prints the API server's audit log; empty: there is none
 	scheduler  string // the newest kube-scheduler that test/cluster builds; empty: there is none on this machine
 }
@@ -242,6 +243,9 @@ func (t target) runDemos(ctx context.Context) error {
 
 func (t target) env() []string {
 	env := []string{"KUBECONFIG=" + t.kubeconfig}
+	if t.logs != "" {
+		env = append(env, kube.LogsVariable+"="+t.logs)
+	}
 	if t.audit != "" {
 		env = append(env, "E2E_AUDIT_COMMAND="+t.audit)
 	}

@@ -34,8 +34,9 @@ const fieldOwner = "gpu-dra-driver-e2e"
 // Cluster is a client of a Kubernetes cluster.
 type Cluster struct {
 	client.Client
-	config *rest.Config
-	set    kubernetes.Interface
+	config     *rest.Config
+	set        kubernetes.Interface
+	kubeconfig string // its file, if it was read from one
 
 	warnings *warnings
 }
@@ -48,7 +49,12 @@ func Connect(kubeconfig string) (*Cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read kubeconfig: %w", err)
 	}
-	return connect(config)
+	c, err := connect(config)
+	if err != nil {
+		return nil, err
+	}
+	c.kubeconfig = rules.GetDefaultFilename()
+	return c, nil
 }
 
 func connect(config *rest.Config) (*Cluster, error) {

@@ -36,6 +36,7 @@ func (s *suite) namespace(t *testing.T, name string) string {
 		if t.Failed() {
 			t.Log(s.Diagnose(ctx, ns.Name))
 		}
+		s.keepLogs(t)
 		if err := s.Empty(ctx, soon, ns.Name); err != nil {
 			t.Error(err)
 		}

@@ -165,7 +165,21 @@ func start(t *testing.T, name string, profiles []string, flags ...string) *suite
 	s.control(t, "load", *images)
 	s.Cluster, err = kube.Connect(s.kubeconfig)
 	must(t, err)
+	t.Cleanup(func() { s.keepLogs(t) })
 	return s
+}
+
+// keepLogs keeps the logs of a test that has failed.
+func (s *suite) keepLogs(t *testing.T) {
+	t.Helper()
+	if !t.Failed() {
+		return
+	}
+	dir, err := s.KeepLogs(t.Context(), t.Name())
+	t.Logf("the logs are in %s", dir)
+	if err != nil {
+		t.Logf("some are missing: %v", err)
+	}
 }
 
 // control runs a command of test/cluster.
