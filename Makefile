@@ -21,7 +21,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-unit test-race test-arm64 test-nvidia test-karpenter test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest why why-scheduler build image dist lint clean
+.PHONY: help demo demo-down test beside compute test-rest test-unit test-race test-arm64 test-nvidia test-karpenter test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest why why-scheduler build image dist lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,24 +35,55 @@ demo-down: ## stop the demo cluster
 	@./hack/prerequisites.sh root
 	@$(DEV) demo-down
 
-test: test-unit lint test-race test-nvidia test-cluster test-e2e test-oldest test-survive ## run the linter and all tests (needs root)
+# The tests of the test cluster compare the machine before and after, and the clusters of test-survive take nearly all
+# the inotify instances that the kernel allows, so both run alone. The other tests on clusters mostly wait, so what
+# computes runs beside them, and gives way to them. Its output comes afterwards, without what succeeded if anything fails.
+test: ## run the linter and all tests (needs root)
+	@$(MAKE) test-cluster
+	@$(MAKE) --jobs=2 beside test-e2e && cat $(BESIDE) || { grep -vE '^(ok|\?) ' $(BESIDE); false; }
+	@$(MAKE) test-oldest
+	@$(MAKE) test-survive
 
-# -count=1: go test would not notice changed alerts, which are outside the module of test/alerts.
+BESIDE = _output/logs/beside.log
+beside:
+	@mkdir -p $(dir $(BESIDE)); nice $(MAKE) compute >$(BESIDE) 2>&1
+
+# Vet is part of lint, and the packages of test-race are tested once.
+compute:
+	@$(MAKE) lint
+	@$(MAKE) test-rest
+	@$(MAKE) test-race
+	@$(MAKE) test-nvidia
+
+# The packages with tests for the race detector.
+RACE = ./internal/controller/... ./internal/plugin/... ./pkg/claims ./pkg/gpu/nvml ./test/fleet
+
 test-unit: ## vet, unit and golden tests of the driver
 	@./hack/prerequisites.sh
 	$(GO) vet ./...
-	HELM=$(TOOLS)/helm $(GO) test ./...
 	$(GO) vet -C test/alerts ./...
-	$(GO) test -C test/alerts -count=1 ./...
 	$(GO) vet -C test/allocators ./...
-	$(GO) test -C test/allocators ./...
-	$(GO) test -C test/allocators -modfile=v1.35.mod ./...
 	$(GO) vet -C test/kind/tool ./...
-	$(GO) test -C test/kind/tool ./...
+	HELM=$(TOOLS)/helm $(GO) test -vet=off ./...
+	$(UNIT_ELSEWHERE)
+
+# The unit tests that test-race leaves.
+test-rest:
+	@./hack/prerequisites.sh
+	HELM=$(TOOLS)/helm $(GO) test -vet=off $$($(GO) list ./... | grep -vxF "$$($(GO) list $(RACE))")
+	$(UNIT_ELSEWHERE)
+
+# -count=1: go test would not notice changed alerts, which are outside the module of test/alerts.
+define UNIT_ELSEWHERE
+$(GO) test -C test/alerts -vet=off -count=1 ./...
+$(GO) test -C test/allocators -vet=off ./...
+$(GO) test -C test/allocators -vet=off -modfile=v1.35.mod ./...
+$(GO) test -C test/kind/tool -vet=off ./...
+endef
 
 test-race: ## tests of what serves several at a time, with the race detector
 	@./hack/prerequisites.sh
-	$(GO) test -race ./internal/controller/... ./internal/plugin/... ./pkg/claims ./pkg/gpu/nvml ./test/fleet
+	$(GO) test -vet=off -race $(RACE)
 
 # Left out: tests that start programs of the same processor, which the kernel cannot run, and those that an emulated
 # processor is too slow for.
@@ -82,7 +113,7 @@ test-cluster: ## tests of the test cluster, also that it leaves the machine as i
 	@./hack/prerequisites.sh root
 	$(GO) vet -C test/cluster ./...
 	$(CLUSTER) build
-	$(GO) test -C test/cluster -timeout 20m ./...
+	$(GO) test -C test/cluster -timeout 2h ./...
 
 test-e2e: ## end-to-end tests on a fresh cluster (needs root), with KUBECONFIG=file on that one; E2E_RUN=pattern selects some
 	@./hack/prerequisites.sh $(ROOT)

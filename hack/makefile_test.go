@@ -5,6 +5,8 @@ package hack_test
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -51,11 +53,55 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// dryRun returns the commands that make would run. No variable of a make around this test reaches it.
+// TestEachPackageOnce: make test runs the unit tests of every package, and none of them twice.
+func TestEachPackageOnce(t *testing.T) {
+	commands := dryRun(t, []string{"test", "TOOLS=/tools"})
+	tests := regexp.MustCompile(`(?m)^(?:HELM=\S+ )?(go test -vet=off .*)$`).FindAllStringSubmatch(commands, -1)
+	counted := map[string]int{}
+	for _, found := range tests {
+		// What go test would run, asked of go list.
+		list := strings.NewReplacer("go test -vet=off", "go list", " -race", "").Replace(found[1])
+		output, err := exec.CommandContext(t.Context(), "sh", "-c", "cd .. && "+list).Output()
+		if err != nil {
+			t.Fatalf("%s: %v", list, err)
+		}
+		for pkg := range strings.FieldsSeq(string(output)) {
+			counted[pkg]++
+		}
+	}
+	all, err := exec.CommandContext(t.Context(), "go", "list", "-C", "..", "./...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for pkg := range strings.FieldsSeq(string(all)) {
+		if counted[pkg] != 1 {
+			t.Errorf("make test runs the tests of %s %d times, want once", pkg, counted[pkg])
+		}
+	}
+}
+
+// TestEveryTarget: make test is what CI runs, so all of these are part of it.
+func TestEveryTarget(t *testing.T) {
+	commands := dryRun(t, []string{"test", "TOOLS=/tools"})
+	for target, want := range map[string]string{
+		"lint": "./hack/golangci-lint/run.sh", "vet": "go vet ./...", "vet of tests": "go vet -tags e2e ./test/e2e/...",
+		"race": "go test -vet=off -race ", "nvidia": "go test -run NVIDIA", "alerts": "go test -C test/alerts",
+		"kind": "go test -C test/kind/tool", "cluster": "go test -C test/cluster", "e2e": "go run ./hack/dev e2e",
+		"oldest": "go run ./hack/dev oldest", "what computes": "make compute", "survive": "go run ./hack/dev survive",
+	} {
+		if got := strings.Count(commands, want); got != 1 {
+			t.Errorf("%s: %q is there %d times, want once", target, want, got)
+		}
+	}
+}
+
+// dryRun returns the commands that make would run. No variable of a make around this test reaches it, and it does not
+// write the log of one.
 func dryRun(t *testing.T, args []string, env ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "make",
-		append([]string{"-C", "..", "--no-print-directory", "-n", "GO=go"}, args...)...)
+		append([]string{"-C", "..", "--no-print-directory", "-n", "GO=go",
+			"BESIDE=" + filepath.Join(t.TempDir(), "log")}, args...)...)
 	for _, variable := range os.Environ() {
 		if name, _, _ := strings.Cut(variable, "="); name != "KUBECONFIG" && !strings.HasPrefix(name, "MAKE") &&
 			name != "MFLAGS" {

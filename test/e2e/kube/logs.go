@@ -105,8 +105,8 @@ func (c *Cluster) keepObjects(ctx context.Context, dir string) error {
 }
 
 // CopyMachineLogs copies every log of the machines of a cluster of test/cluster, whose kubeconfig is in from, and those
-// of the driver's containers on them: to NODE_COMPONENT.log and NODE_POD_CONTAINER_RESTARTS.log. It needs no API server.
-// It reports whether there are any; those of another cluster are elsewhere.
+// of the driver's containers on them: to NODE_COMPONENT.log and NODE_POD_CONTAINER_RESTARTS.log. It needs no API
+// server. It reports whether there are any; those of another cluster are elsewhere.
 func CopyMachineLogs(from, to string) (found bool, failed error) {
 	for pattern, parts := range map[string][]int{
 		"*/log/*.log": {0, 2},
