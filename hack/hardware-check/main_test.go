@@ -43,11 +43,7 @@ func TestMain(m *testing.M) {
 		stop()
 		os.Exit(code)
 	}
-	code := m.Run()
-	if built != "" {
-		_ = os.RemoveAll(built)
-	}
-	os.Exit(code)
+	os.Exit(m.Run())
 }
 
 func must(t *testing.T, err error) {
@@ -79,23 +75,22 @@ func simulated(t *testing.T, profile string) (*simulator.Node, options) {
 	}
 }
 
-// build builds the driver's programs into a directory, once. TestMain removes it.
+// build builds the driver's programs and returns their directory. They stay, so that Go does not link them again.
 var build = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "hardware-check-test-*")
+	dir, err := filepath.Abs("../../_output/test")
 	if err != nil {
 		return "", err
 	}
-	built = dir
-	out, err := exec.Command("go", "build", "-o", dir+"/",
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	out, err := exec.Command("go", "build", "-buildvcs=false", "-o", dir+"/",
 		"../../cmd/dra-kubelet-plugin", "../../simulator/cmd/dra-kubelet-plugin-sim").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("%w: %s", err, out)
 	}
 	return dir, nil
 })
-
-// built is the directory of the built programs.
-var built string
 
 // runtimeOf returns a fake OCI runtime: it prints what nvidia-smi would print in a container with the device node, and
 // refuses a device that the container may not use.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -68,24 +69,37 @@ func Slices(t testing.TB, n Node) []*resourceapi.ResourceSlice {
 // Classes returns the classes of the chart.
 func Classes(t testing.TB) []*resourceapi.DeviceClass {
 	t.Helper()
+	all, err := classes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var own []*resourceapi.DeviceClass
+	for _, class := range all {
+		own = append(own, class.DeepCopy())
+	}
+	return own
+}
+
+// classes reads the classes, once.
+var classes = sync.OnceValues(func() ([]*resourceapi.DeviceClass, error) {
 	_, here, _, _ := runtime.Caller(0)
 	text, err := os.ReadFile(filepath.Join(filepath.Dir(here),
 		"../../../deployments/helm/testdata/default.golden.yaml"))
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	var all []*resourceapi.DeviceClass
 	for _, document := range strings.Split(string(text), "\n---\n") {
 		var class resourceapi.DeviceClass
 		if err := yaml.Unmarshal([]byte(document), &class); err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 		if class.Kind == "DeviceClass" {
 			all = append(all, &class)
 		}
 	}
-	return all
-}
+	return all, nil
+})
 
 // Claim returns a claim with that spec.devices, defaulted as by the API server.
 func Claim(t testing.TB, devices string) *resourceapi.ResourceClaim {

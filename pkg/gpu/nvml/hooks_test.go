@@ -49,12 +49,14 @@ func TestNVIDIACombinedHooks(t *testing.T) {
 	})
 }
 
-// buildHooks returns a directory with NVIDIA's program and cdi-hooks.
+// buildHooks returns a directory with NVIDIA's program and cdi-hooks. It stays, so that Go does not link them again.
 func buildHooks(t *testing.T) string {
 	t.Helper()
-	programs := t.TempDir()
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", programs+"/", "../../../cmd/cdi-hooks",
-		"github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook").CombinedOutput()
+	programs, err := filepath.Abs("../../../_output/test")
+	must(t, err)
+	must(t, os.MkdirAll(programs, 0o755))
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", programs+"/",
+		"../../../cmd/cdi-hooks", "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook").CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
