@@ -50,13 +50,13 @@ func (n node) testHangingGPU(t *testing.T) {
 	n.simctl(t, "heal", hanging)
 	eventually(t, soon, "the GPU to be back", func() string { return is(n.gpus(t), whole) })
 
-	// One call hangs for a minute and then returns.
-	n.simctl(t, "slow", hanging, "all", "1m", "--times", "1")
-	eventually(t, soon, "the GPU that hangs for a minute to be tainted", func() string {
+	// One call hangs and then returns.
+	n.simctl(t, "slow", hanging, "all", "1h", "--times", "1")
+	eventually(t, soon, "the GPU of the call that hangs to be tainted", func() string {
 		return is(n.gpus(t), strings.Join(replace(all, hanging, hanging+lostTaint), "\n"))
 	})
-	eventually(t, soon, "the GPU to be back by itself", func() string { return is(n.gpus(t), whole) })
 	n.simctl(t, "heal", hanging)
+	eventually(t, soon, "the GPU to be back by itself", func() string { return is(n.gpus(t), whole) })
 	pod := n.pod(t, ns, "last", exactly(n.uuid(t, hanging)))
 	n.running(t, pod)
 }
