@@ -196,17 +196,18 @@ func (s *suite) install(t *testing.T, settings ...string) {
 		"--set", "simulate.enabled=true",
 		// Without the controller, because crashing nodes would take its replicas with them; the nodes do not need it.
 		"--set", "controller.enabled=false", "--set", "kubeletPlugin.sweepPeriod=" + sweepPeriod.String(), "--set-json",
-		hookConfig, "--wait=legacy", "--timeout", "2m"}
+		hookConfig}
 	for _, setting := range settings {
 		args = append(args, "--set", setting)
 	}
 	run(t, s.tool(t, "helm"), args...)
+	must(t, s.WaitRollout(t.Context(), soon, release))
 }
 
 func (s *suite) uninstall(t *testing.T) {
 	t.Helper()
 	run(t, s.tool(t, "helm"), "uninstall", release, "--kubeconfig", s.kubeconfig, "--namespace", release, "--wait",
-		"--timeout", "1m")
+		"--timeout", "1h")
 }
 
 func (s *suite) tool(t *testing.T, name string) string {
