@@ -131,7 +131,7 @@ func (b *browser) eval(t *testing.T, expression string) string {
 func (b *browser) wait(t *testing.T, expression, want string) {
 	t.Helper()
 	got := ""
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(5 * time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		if got = b.eval(t, expression); got == want {
 			return
 		}

@@ -221,7 +221,7 @@ func TestFollow(t *testing.T) {
 	client.PrependReactor("get", "version", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, errors.New("connection refused")
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	await := follow(ctx, t, client, filter{driver: "gpu.nvidia.com"})
 	if _, err := client.ResourceV1().ResourceClaims("ml").Create(ctx, claim("late", "a", "gpu-3b-00-0"),
@@ -300,7 +300,7 @@ func TestFollowOrder(t *testing.T) {
 		add(rule)
 		want += name
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	await := follow(ctx, t, client, filter{})
 	for i := range 3 { // changes elsewhere

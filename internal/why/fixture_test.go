@@ -107,7 +107,7 @@ func judge(t testing.TB, s *snapshot.Snapshot, ended map[types.UID]bool, claims 
 	}
 	on, got := "", []resourceapi.AllocationResult(nil)
 	for _, n := range s.Nodes {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		results, err := allocator.Allocate(ctx, n, claims)
 		cancel()
 		if err != nil {

@@ -270,7 +270,7 @@ func slicesOf(node string) fields.Set {
 func requireState(t *testing.T, client kubernetes.Interface, want string) {
 	t.Helper()
 	got := ""
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(5 * time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if got = "\n" + state(t.Context(), client); got == want {
 			return
 		}

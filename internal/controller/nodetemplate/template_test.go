@@ -158,7 +158,7 @@ func publish(t *testing.T, client *fake.Clientset, profile, config string) {
 		if _, err := node.FirstSlices(ctx, client, driver, long, inv.Pools(long)); err != nil {
 			t.Fatal(err)
 		}
-	case <-time.After(time.Minute):
+	case <-time.After(5 * time.Minute):
 		t.Fatal("nothing is published")
 	}
 }

@@ -25,7 +25,7 @@ func changed(w *Watcher, within time.Duration) bool {
 }
 
 const (
-	soon  = 10 * time.Second
+	soon  = 5 * time.Minute
 	never = 100 * time.Millisecond
 )
 

@@ -254,7 +254,7 @@ func (n *testNode) wantEvents(when, want string) {
 // eventually waits for what the Manager does in the background.
 func (n *testNode) eventually(what string, is func() bool) {
 	n.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !is(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(5 * time.Minute); !is(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			n.Fatalf("%s: not so after 10 s", what)
 		}

@@ -200,7 +200,7 @@ func TestClaimConditions(t *testing.T) {
 			if got != want {
 				t.Errorf("got %s, want %s", got, want)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(5 * time.Minute):
 			t.Fatalf("got nothing, want %s", want)
 		}
 	}

@@ -15,7 +15,7 @@ import (
 )
 
 func TestPrepareEach(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	var together sync.WaitGroup
 	together.Add(3)

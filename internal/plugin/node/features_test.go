@@ -321,14 +321,14 @@ func TestServerRun(t *testing.T) {
 	state.Store(&oldServer{})
 	select {
 	case <-s.Known():
-	case <-time.After(10 * time.Second):
+	case <-time.After(5 * time.Minute):
 		t.Fatal("not known though the API server answers")
 	}
 	state.Store(&oldServer{gates: []string{"counters"}})
 	s.Unstored([]string{counters.Gate})
 	select {
 	case <-changes:
-	case <-time.After(10 * time.Second):
+	case <-time.After(5 * time.Minute):
 		t.Fatal("the change is not told")
 	}
 	if got := s.limit(gpu.Device{}, gpu.Use{}).Partitions; got != gpu.PartitionsNone {

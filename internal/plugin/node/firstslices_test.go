@@ -64,7 +64,7 @@ func TestControllerKeepsFirstSlices(t *testing.T) {
 	more := resourceslice.Pool{Slices: slices.Clone(pools["node"].Slices)}
 	more.Slices[0].Devices = append(slices.Clone(more.Slices[0].Devices), resourceapi.Device{Name: "gpu-2"})
 	controller.Update(&resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": more}})
-	for end := time.Now().Add(10 * time.Second); !slices.ContainsFunc(listSlices(t, client),
+	for end := time.Now().Add(5 * time.Minute); !slices.ContainsFunc(listSlices(t, client),
 		func(s resourceapi.ResourceSlice) bool { return len(s.Spec.Devices) == 3 }); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the controller writes nothing at all")

@@ -27,7 +27,7 @@ func TestEventsTellThePresentCause(t *testing.T) {
 	}
 	want := []string{"node node waits: GPU gpu-1 is busy", "node node waits: MPS daemon gpu-1 is not ready"}
 	var got []string
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(5 * time.Minute); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		list, err := client.EventsV1().Events("ns").List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)

@@ -190,7 +190,7 @@ func TestSweepReleasesInParallel(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	if err := s.sweep(ctx); err != nil {
 		t.Fatal(err)

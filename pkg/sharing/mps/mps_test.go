@@ -144,7 +144,7 @@ func TestReportOfAnEarlierSupervisor(t *testing.T) {
 // awaitReader opens the named pipe for writing, as soon as somebody reads it.
 func awaitReader(t *testing.T, pipe string) *os.File {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(2 * time.Millisecond) {
 		f, err := os.OpenFile(pipe, os.O_WRONLY|unix.O_NONBLOCK, 0)
 		if err == nil {
 			return f
