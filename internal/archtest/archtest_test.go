@@ -111,7 +111,7 @@ var allowed = map[string][]string{
 	"simulator/node":    {"pkg/hwprofile"},
 	"simulator/smi":     {"pkg/hwprofile", "simulator/node"},
 	"simulator/simctl":  {"pkg/hwprofile", "simulator", "simulator/node"},
-	"simulator/simtest": {"pkg/gpu", "pkg/gpu/nvml", "simulator"},
+	"simulator/simtest": {"pkg/gpu", "pkg/gpu/nvml", "simulator", "test/tmpfs"},
 	"simulator/mps":     {"simulator/node"},
 	"simulator/cuda":    {"simulator/mps", "simulator/node"},
 	// The simulator behind NVML's C interface, for programs of others.

@@ -4,10 +4,10 @@ package controller
 
 import (
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -71,21 +71,25 @@ func BenchmarkStrongestClaim(b *testing.B) {
 	}
 }
 
-// Of 10,000 claims that are created at once in a cluster of 5,000 nodes, all are ranked, while each becomes known.
+// Of 10,000 claims that are created at once in a cluster of 5,000 nodes, all are ranked, while each becomes known. What
+// counts is the time of a processor, because a machine with other load gives each call less of one: a hundred calls at
+// a time have to share one processor and still be in time.
 func TestBurst(t *testing.T) {
+	const underWay, all = 100, 10000 // that many calls the API server has under way
 	v := busyFleet(t, 5000, 8, gpu.Use{Sharing: gpu.Exclusive})
 	handler := ranker{strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}}
 	ask := request(t, "ResourceClaim", asksForStrongest)
-	var next, unranked, slowest atomic.Int64
+	var next atomic.Int64
 	var clients sync.WaitGroup
-	for range 100 { // that many calls the API server has under way
+	before := processorTime()
+	for range underWay {
 		clients.Go(func() {
-			for n := next.Add(1); n <= 10000; n = next.Add(1) {
-				start := time.Now()
-				if len(handler.Handle(t.Context(), ask).Patches) == 0 {
-					unranked.Add(1)
+			for n := next.Add(1); n <= all; n = next.Add(1) {
+				got := handler.Handle(t.Context(), ask)
+				late := strings.Contains(strings.Join(got.Warnings, ""), "took too long")
+				if len(got.Patches) == 0 && !late {
+					t.Errorf("a claim is not ranked: %+v", got)
 				}
-				slowest.Store(max(slowest.Load(), int64(time.Since(start))))
 				c := viewtest.Claim(t, `requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com}}]`)
 				c.Name, c.CreationTimestamp = fmt.Sprint("burst-", n), metav1.Now()
 				v.SetClaim(view.SlimClaim(c))
@@ -93,7 +97,9 @@ func TestBurst(t *testing.T) {
 		})
 	}
 	clients.Wait()
-	if n := unranked.Load(); n > 0 {
-		t.Errorf("%d claims of 10,000 are not ranked, the slowest call took %s", n, time.Duration(slowest.Load()))
+	each := (processorTime() - before) / all
+	t.Logf("a claim takes %s of a processor", each)
+	if each*underWay > webhookTimeout/2 {
+		t.Errorf("a claim takes %s of a processor, want less than %s", each, webhookTimeout/2/underWay)
 	}
 }

@@ -391,8 +391,8 @@ func (s *suite) testControllerFaults(t *testing.T) {
 		s.allRanked(t, ns, 500)
 		s.must(t, s.DeleteAllOf(t.Context(), &resourceapi.ResourceClaim{}, client.InNamespace(ns)))
 	})
-	// load creates claims, one after the other, until stop, which waits until the last ten were answered. It returns the
-	// errors of those for which no webhook answered.
+	// load creates claims, one after the other, until stop, which waits until the last ten were answered. It returns
+	// the errors of those for which no webhook answered.
 	load := func(name string) (stop func() (made int, unanswered []error)) {
 		var made, answered atomic.Int64 // answered are those since the last error
 		var unanswered []error

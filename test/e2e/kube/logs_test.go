@@ -19,8 +19,9 @@ import (
 
 // restarted is a pod of the driver whose only container was started again.
 func restarted() *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-dra-driver", Name: "plugin-x", Labels: driverLabels},
-		Spec: corev1.PodSpec{NodeName: "node-1"},
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-dra-driver", Name: "plugin-x", Labels: driverLabels},
+		Spec:       corev1.PodSpec{NodeName: "node-1"},
 		Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "plugin", RestartCount: 1,
 			State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}}}
 }

@@ -26,15 +26,16 @@ func TestWaitRollout(t *testing.T) {
 	supervisor := &appsv1.DaemonSet{ObjectMeta: meta, Spec: appsv1.DaemonSetSpec{
 		UpdateStrategy: appsv1.DaemonSetUpdateStrategy{Type: appsv1.OnDeleteDaemonSetStrategyType}}}
 	controller := func(status appsv1.DeploymentStatus) client.Object {
-		return &appsv1.Deployment{ObjectMeta: meta, Status: status, Spec: appsv1.DeploymentSpec{Replicas: ptr.To[int32](2)}}
+		return &appsv1.Deployment{ObjectMeta: meta, Status: status,
+			Spec: appsv1.DeploymentSpec{Replicas: ptr.To[int32](2)}}
 	}
 	for _, row := range []struct {
 		name   string
 		object client.Object
 		want   string // in the error; empty: it is done
 	}{
-		{"all plugins are new and ready", plugin(appsv1.DaemonSetStatus{ObservedGeneration: 2, DesiredNumberScheduled: 3,
-			UpdatedNumberScheduled: 3, NumberReady: 3}), ""},
+		{"all plugins are new and ready", plugin(appsv1.DaemonSetStatus{ObservedGeneration: 2,
+			DesiredNumberScheduled: 3, UpdatedNumberScheduled: 3, NumberReady: 3}), ""},
 		{"nobody has seen the change yet", plugin(appsv1.DaemonSetStatus{ObservedGeneration: 1,
 			DesiredNumberScheduled: 3, UpdatedNumberScheduled: 3, NumberReady: 3}), "x: 3 of 3"},
 		{"an old plugin is left", plugin(appsv1.DaemonSetStatus{ObservedGeneration: 2, DesiredNumberScheduled: 3,

@@ -202,8 +202,8 @@ func (n node) podResources(t *testing.T) map[string]bool {
 	t.Helper()
 	conn := n.dial(t, "/var/lib/kubelet/pod-resources", "kubelet.sock")
 	defer conn.Close()
-	list, err := podresources.NewPodResourcesListerClient(conn).List(t.Context(), &podresources.ListPodResourcesRequest{},
-		grpc.WaitForReady(true))
+	list, err := podresources.NewPodResourcesListerClient(conn).List(t.Context(),
+		&podresources.ListPodResourcesRequest{}, grpc.WaitForReady(true))
 	must(t, err)
 	claims := map[string]bool{}
 	for _, pod := range list.PodResources {
