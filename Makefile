@@ -21,7 +21,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test beside compute test-rest test-unit test-race test-arm64 test-nvidia test-karpenter test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest why why-scheduler build image dist lint clean
+.PHONY: help demo demo-down test beside compute clusters test-rest test-unit test-race test-arm64 test-nvidia test-karpenter test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest why why-scheduler build image dist lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,13 +40,16 @@ demo-down: ## stop the demo cluster
 # computes runs beside them, and gives way to them. Its output comes afterwards, without what succeeded if anything fails.
 test: ## run the linter and all tests (needs root)
 	@$(MAKE) test-cluster
-	@$(MAKE) --jobs=2 beside test-e2e && cat $(BESIDE) || { grep -vE '^(ok|\?) ' $(BESIDE); false; }
-	@$(MAKE) test-oldest
+	@$(MAKE) --jobs=2 beside clusters && cat $(BESIDE) || { grep -vE '^(ok|\?) ' $(BESIDE); false; }
 	@$(MAKE) test-survive
 
 BESIDE = _output/logs/beside.log
 beside:
 	@mkdir -p $(dir $(BESIDE)); nice $(MAKE) compute >$(BESIDE) 2>&1
+
+clusters:
+	@$(MAKE) test-e2e
+	@$(MAKE) test-oldest
 
 # Vet is part of lint, and the packages of test-race are tested once.
 compute:
