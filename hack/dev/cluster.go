@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -35,7 +36,8 @@ type cluster struct {
 
 // logs is the directory for what is left of a fresh cluster whose use fails, and of each test that fails.
 func (c cluster) logs() (string, error) {
-	return filepath.Abs(filepath.Join("_output/logs", c.name+c.kubernetes)) // the tests run elsewhere
+	// The tests run elsewhere.
+	return filepath.Abs(filepath.Join("_output/logs", strings.TrimSuffix(c.name+"-"+c.kubernetes, "-")))
 }
 
 // buildClusterProgram compiles test/cluster, which is a module of its own.

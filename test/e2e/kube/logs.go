@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -63,7 +64,7 @@ func (c *Cluster) keepPodLogs(ctx context.Context, dir string) error {
 	var failed []error
 	for i := range pods {
 		pod := &pods[i]
-		for _, s := range append(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses...) {
+		for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 			file := filepath.Join(dir, fmt.Sprintf("%s_%s_%s", cmp.Or(pod.Spec.NodeName, "no-node"), pod.Name, s.Name))
 			if s.State.Waiting == nil {
 				failed = append(failed, c.keepLog(ctx, pod, &corev1.PodLogOptions{Container: s.Name}, file+".log"))
