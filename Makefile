@@ -2,6 +2,7 @@
 #
 # Targets only. Everything longer is a program or a script: hack/dev, hack/golangci-lint, deployments/container, test/cluster, test/kind.
 
+MAKEFLAGS += --no-print-directory
 GO ?= go
 # The bindings use functions that NVIDIA's headers mark as deprecated.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
