@@ -214,7 +214,8 @@ func waiting(t *testing.T, set nvml.EventSet, do func()) (string, time.Duration)
 	return r.text, r.at.Sub(start)
 }
 
-// TestWaitIsPrompt: a waiting process notices at once. The bound is that of a busy machine.
+// TestWaitIsPrompt: a waiting process notices at once, and not when it next looks by itself. On a busy machine this may
+// take several attempts.
 func TestWaitIsPrompt(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -226,13 +227,19 @@ func TestWaitIsPrompt(t *testing.T) {
 		{"the set is freed", func(_ *node.Node, set nvml.EventSet) { _ = set.Free() }, "0 ERROR_INVALID_ARGUMENT"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			n := open(t, "t4-x2")
-			set, n2 := events(t, n, 1, anyXID), other(t, n)
-			got, took := waiting(t, set, func() { tt.do(n2, set) })
-			if got != tt.want || took > 500*time.Millisecond {
-				t.Errorf("got %s after %s, want %s at once", got, took, tt.want)
+			var took time.Duration
+			for range 20 {
+				n := open(t, "t4-x2")
+				set, n2 := events(t, n, 1, anyXID), other(t, n)
+				var got string
+				if got, took = waiting(t, set, func() { tt.do(n2, set) }); got != tt.want {
+					t.Fatalf("got %s, want %s", got, tt.want)
+				}
+				if took < 500*time.Millisecond {
+					return
+				}
 			}
-			t.Log(took)
+			t.Errorf("never noticed at once, at last after %s", took)
 		})
 	}
 }

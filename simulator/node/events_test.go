@@ -163,25 +163,33 @@ func TestWatch(t *testing.T) {
 	must(t, err)
 	w := n.Watch()
 	defer w.Close()
+	states := 0
 	for _, tt := range []struct {
 		name   string
 		change func() error
 	}{
 		{"an event", func() error { emit(t, other, 3); return nil }},
-		{"a state", func() error { return other.Unplug("0") }},
+		{"a state", func() error {
+			states++
+			return other.Slow("0", node.AllCalls, time.Duration(states)*time.Second)
+		}},
 		{"the end", func() error { w.Close(); return nil }},
 	} {
-		w.Wait(20 * time.Millisecond) // what is left of the last change
-		noticed := make(chan time.Time, 1)
-		go func() {
-			w.Wait(time.Minute)
-			noticed <- time.Now()
-		}()
-		time.Sleep(5 * time.Millisecond)
-		start := time.Now()
-		must(t, tt.change())
-		if took := (<-noticed).Sub(start); took < 0 || took > 500*time.Millisecond {
-			t.Errorf("%s: noticed after %s", tt.name, took)
+		var took time.Duration
+		for attempt := 0; attempt == 0 || took < 0 || took > 500*time.Millisecond; attempt++ {
+			if attempt == 20 { // not even once on a busy machine
+				t.Fatalf("%s: noticed after %s", tt.name, took)
+			}
+			w.Wait(20 * time.Millisecond) // what is left of the last change
+			noticed := make(chan time.Time, 1)
+			go func() {
+				w.Wait(time.Minute)
+				noticed <- time.Now()
+			}()
+			time.Sleep(5 * time.Millisecond)
+			start := time.Now()
+			must(t, tt.change())
+			took = (<-noticed).Sub(start)
 		}
 	}
 }
