@@ -169,7 +169,7 @@ func (s *suite) recovering(t *testing.T) string {
 				return node.Name + " has the taint " + taint.Key
 			}
 		}
-		if got := s.node(node.Name).sh(t, "timeout 2 bash -c '< /dev/tcp/10.96.0.1/443' 2>&1; true"); got != "" {
+		if got := s.node(node.Name).sh(t, "timeout 60 bash -c '< /dev/tcp/10.96.0.1/443' 2>&1; true"); got != "" {
 			return node.Name + ": " + got
 		}
 	}
