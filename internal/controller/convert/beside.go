@@ -21,8 +21,6 @@ import (
 const (
 	// contextMemory is what a CUDA context needs at least: a process with less cannot start.
 	contextMemory = 100 * mib
-	// maxWarnings is the number of warnings about a pod. An annotation and an event have them.
-	maxWarnings = 32
 	// queueLabel makes Kueue count a pod or an owner of pods.
 	queueLabel = "kueue.x-k8s.io/queue-name"
 )
@@ -383,11 +381,11 @@ func (c Converter) Unconverted(pod *corev1.Pod) []string {
 	return bounded(b.warnings)
 }
 
-// bounded returns at most maxWarnings warnings, each once.
+// bounded returns at most maxTexts warnings, each once.
 func bounded(warnings []string) []string {
 	var all []string
 	for _, w := range warnings {
-		if !slices.Contains(all, w) && len(all) < maxWarnings {
+		if !slices.Contains(all, w) && len(all) < maxTexts {
 			all = append(all, w)
 		}
 	}

@@ -333,14 +333,8 @@ type asked struct {
 	Request
 }
 
-// maxContainers is the number of containers of a pod that is converted.
-const maxContainers = 256
-
 // convert returns what the pod asks for in the way of the family. original is the pod as it is written.
 func (c Converter) convert(f Family, pod, original *corev1.Pod) (*Conversion, error) {
-	if n := len(pod.Spec.Containers) + len(pod.Spec.InitContainers); n > maxContainers {
-		return nil, fmt.Errorf("the pod has %d containers; one with more than %d is not converted", n, maxContainers)
-	}
 	all, err := c.asked(f, pod, original)
 	if err != nil || len(all) == 0 {
 		return nil, err
