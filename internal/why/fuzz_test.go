@@ -21,7 +21,9 @@ func FuzzExplain(f *testing.F) {
 	for seed := range uint64(12) {
 		f.Add(randomClaim(rand.New(rand.NewPCG(seed, 0))), "{}")
 	}
-	for _, devices := range []string{"", "requests: [{}]", "requests: [{name: a, exactly: {}}]",
+	for _, devices := range []string{"", "requests: [{}]", "requests: [{firstAvailable: [{}]}]",
+		"requests: [{name: a, firstAvailable: [{name: b, deviceClassName: gpu.nvidia.com}]}, " +
+			"{name: a, exactly: {deviceClassName: gpu.nvidia.com}}]", "requests: [{name: a, exactly: {}}]",
 		"requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com, count: -1}}]",
 		"requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com, allocationMode: x, " +
 			"count: 9223372036854775807}}]",

@@ -124,6 +124,10 @@ func (w *workload) known() error {
 				return fmt.Errorf("%s, request %s: it has neither exactly nor firstAvailable, or both",
 					w.origins[i].label, r.Name)
 			}
+			if len(r.FirstAvailable) > 0 && !named(claim.Spec.Devices.Requests, r) {
+				return fmt.Errorf("%s, request %q: it has firstAvailable, so it and each alternative need a name of "+
+					"their own", w.origins[i].label, r.Name)
+			}
 		}
 		for _, part := range partsOf(claim) {
 			if *part.count < 0 {
@@ -132,6 +136,17 @@ func (w *workload) known() error {
 		}
 	}
 	return nil
+}
+
+// named reports whether no other request has the name of the request, and each of its alternatives has one. The
+// allocator finds them by name.
+func named(all []resourceapi.DeviceRequest, r resourceapi.DeviceRequest) bool {
+	names := map[string]bool{}
+	for _, sub := range r.FirstAvailable {
+		names[sub.Name] = true
+	}
+	same := slices.DeleteFunc(slices.Clone(all), func(o resourceapi.DeviceRequest) bool { return o.Name != r.Name })
+	return r.Name != "" && len(same) == 1 && !names[""] && len(names) == len(r.FirstAvailable)
 }
 
 // parse cuts the expressions of the claims. The error names the one that is not valid. Those that would have too many
