@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -61,40 +60,5 @@ func TestProfiles(t *testing.T) {
 	got := profiles([]corev1.Node{node("a", "x", corev1.ConditionTrue), node("b", "y", corev1.ConditionUnknown)})
 	if len(got) != 1 || got["a"] != "x" {
 		t.Errorf("got %v, want that a has x", got)
-	}
-}
-
-func TestUnready(t *testing.T) {
-	daemon := func(strategy appsv1.DaemonSetUpdateStrategyType, desired, updated, ready int32) appsv1.DaemonSet {
-		update := appsv1.DaemonSetUpdateStrategy{Type: strategy}
-		return appsv1.DaemonSet{Spec: appsv1.DaemonSetSpec{UpdateStrategy: update},
-			Status: appsv1.DaemonSetStatus{DesiredNumberScheduled: desired, UpdatedNumberScheduled: updated,
-				NumberReady: ready}}
-	}
-	deployment := func(replicas, updated, available int32) appsv1.Deployment {
-		return appsv1.Deployment{Spec: appsv1.DeploymentSpec{Replicas: new(int32(2))},
-			Status: appsv1.DeploymentStatus{Replicas: replicas, UpdatedReplicas: updated, AvailableReplicas: available}}
-	}
-	const rolling, onDelete = appsv1.RollingUpdateDaemonSetStrategyType, appsv1.OnDeleteDaemonSetStrategyType
-	newer := daemon(rolling, 3, 3, 3)
-	newer.Generation = 2
-	for _, tc := range []struct {
-		name       string
-		daemon     appsv1.DaemonSet
-		deployment appsv1.Deployment
-		want       int
-	}{
-		{"all is ready", daemon(rolling, 3, 3, 3), deployment(2, 2, 2), 0},
-		{"nothing is ready", daemon(rolling, 3, 3, 0), deployment(2, 2, 0), 2},
-		{"old pods", daemon(rolling, 3, 1, 3), deployment(3, 2, 2), 2},
-		{"pods that nobody replaces", daemon(onDelete, 3, 0, 3), deployment(2, 2, 2), 0},
-		{"not seen yet", newer, deployment(2, 2, 2), 1},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			got := unready([]appsv1.DaemonSet{tc.daemon}, []appsv1.Deployment{tc.deployment})
-			if len(got) != tc.want {
-				t.Errorf("got %q, want %d", got, tc.want)
-			}
-		})
 	}
 }

@@ -12,9 +12,7 @@ import (
 	"slices"
 	"strings"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
@@ -110,45 +108,7 @@ func (t target) await(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	const namespace = "gpu-dra-driver"
-	return kube.Until(ctx, kube.Patience, "the driver", func(ctx context.Context) (bool, string, error) {
-		state, err := connection.State(ctx, namespace)
-		if err != nil {
-			return false, "", err
-		}
-		var daemons appsv1.DaemonSetList
-		var deployments appsv1.DeploymentList
-		for _, list := range []client.ObjectList{&daemons, &deployments} {
-			if err := connection.List(ctx, list, client.InNamespace(namespace)); err != nil {
-				return false, "", err
-			}
-		}
-		left := unready(daemons.Items, deployments.Items)
-		return len(left) == 0, strings.Join(left, ", ") + "\n" + state, nil
-	})
-}
-
-// unready names the workloads whose rollout is not complete.
-func unready(daemons []appsv1.DaemonSet, deployments []appsv1.Deployment) []string {
-	var left []string
-	for i := range daemons {
-		d := &daemons[i]
-		s := d.Status
-		updated := d.Spec.UpdateStrategy.Type == appsv1.OnDeleteDaemonSetStrategyType ||
-			s.UpdatedNumberScheduled == s.DesiredNumberScheduled
-		if s.ObservedGeneration < d.Generation || !updated || s.NumberReady < s.DesiredNumberScheduled {
-			left = append(left, fmt.Sprintf("%s: %d of %d ready", d.Name, s.NumberReady, s.DesiredNumberScheduled))
-		}
-	}
-	for i := range deployments {
-		d := &deployments[i]
-		s, want := d.Status, ptr.Deref(d.Spec.Replicas, 1)
-		if s.ObservedGeneration < d.Generation || s.UpdatedReplicas < want || s.Replicas > want ||
-			s.AvailableReplicas < want {
-			left = append(left, fmt.Sprintf("%s: %d of %d ready", d.Name, s.AvailableReplicas, want))
-		}
-	}
-	return left
+	return connection.WaitRollout(ctx, kube.Patience, "gpu-dra-driver")
 }
 
 // devicePlugin is the label by which nodes select a configuration file of the device plugin, and the file of
