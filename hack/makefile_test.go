@@ -86,8 +86,9 @@ func TestEveryTarget(t *testing.T) {
 	for target, want := range map[string]string{
 		"lint": "./hack/golangci-lint/run.sh", "vet": "go vet ./...", "vet of tests": "go vet -tags e2e ./test/e2e/...",
 		"race": "go test -vet=off -race ", "nvidia": "go test -run NVIDIA", "alerts": "go test -C test/alerts",
-		"kind": "go test -C test/kind/tool", "allocators": "go test -C test/allocators -vet=off ./...", "cluster": "go test -C test/cluster", "e2e": "go run ./hack/dev e2e",
-		"oldest": "go run ./hack/dev oldest", "what computes": "make compute", "survive": "go run ./hack/dev survive",
+		"kind": "go test -C test/kind/tool", "allocators": "go test -C test/allocators -vet=off ./...",
+		"cluster": "go test -C test/cluster", "e2e": "_output/bin/dev e2e", "oldest": "_output/bin/dev oldest",
+		"what computes": "make compute", "survive": "_output/bin/dev survive",
 	} {
 		if got := strings.Count(commands, want); got != 1 {
 			t.Errorf("%s: %q is there %d times, want once", target, want, got)

@@ -54,9 +54,11 @@ func pageSnapshot(t *testing.T) *snapshot.Snapshot {
 	s.Claims = append(s.Claims, waiting)
 	late := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "late",
 		CreationTimestamp: metav1.NewTime(time.Now())},
-		Spec: corev1.PodSpec{ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: ptr.To("none")}},
+		Spec: corev1.PodSpec{
+			ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: ptr.To("none")}},
 			Containers: []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{
-				Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("2"), "cpu": resource.MustParse("1")}}}}}}
+				Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("2"),
+					"cpu": resource.MustParse("1")}}}}}}
 	running := late.DeepCopy()
 	running.Name, running.Spec.NodeName = "running", "a"
 	return &snapshot.Snapshot{Nodes: s.Nodes, Slices: s.Slices, Claims: s.Claims, Pods: []*corev1.Pod{late, running},
@@ -86,8 +88,8 @@ func TestPage(t *testing.T) {
 		`memory 11Gi of 15Gi held; by \u003cweb\u003e/serve 6Gi, ml/train 5Gi"`)
 	same("a tainted GPU", cards+"[1].className + ' ' + "+cards+"[1].innerText.trim()",
 		`"gpu tainted #1 gpu-af-00-0\nTesla T4\n0 of 15Gi\nXID 79: no new claims"`)
-	same("what a claim holds is not cut", cards+"[0].innerText.includes('6Gi') && "+cards+"[0].innerText.includes('5Gi')",
-		"true")
+	same("what a claim holds is not cut",
+		cards+"[0].innerText.includes('6Gi') && "+cards+"[0].innerText.includes('5Gi')", "true")
 	same("sums of a node", "document.querySelector('.node h2').innerText.replace(/\\s+/g, ' ')",
 		`"a 2 GPUs, 0 free, 1 sick, 11Gi of 30Gi held"`)
 	same("segments of a GPU", cards+"[0].querySelectorAll('i').length", "2")
@@ -301,7 +303,8 @@ func TestPageSaysWhyClaimsWait(t *testing.T) {
 	if err := page.board.update(&next); err != nil {
 		t.Fatal(err)
 	}
-	b.wait(t, "document.querySelector('#pending summary').textContent", fmt.Sprintf("%q", fmt.Sprint("pending claims and pods: ",
+	b.wait(t, "document.querySelector('#pending summary').textContent", fmt.Sprintf("%q", fmt.Sprint(
+		"pending claims and pods: ",
 		claims+1)))
 	if got := b.eval(t, "window.kept === document.querySelector('#pending li')"); got != "true" {
 		t.Errorf("the items of the other claims are the same: got %s", got)

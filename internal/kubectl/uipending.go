@@ -24,8 +24,8 @@ import (
 // pendingPhase selects the pods that may wait for GPUs. A cluster has few of them.
 const pendingPhase = "status.phase=Pending"
 
-// readPendingPods adds the pending pods to the snapshot: of all namespaces, or of the given one if the user may not list
-// all. It returns which, as for a client.
+// readPendingPods adds the pending pods to the snapshot: of all namespaces, or of the given one if the user may not
+// list all. It returns which, as for a client.
 func readPendingPods(ctx context.Context, client kubernetes.Interface, s *snapshot.Snapshot, namespace string) string {
 	of := metav1.NamespaceAll
 	list, err := client.CoreV1().Pods(of).List(ctx, metav1.ListOptions{FieldSelector: pendingPhase})
@@ -86,8 +86,8 @@ func classNames(c *resourceapi.ResourceClaim) []string {
 	return append([]string{}, slices.Sorted(maps.Keys(classes))...)
 }
 
-// asksOf returns what the pod asks for and no claim of the cluster shows: extended resources of GPUs, and claims that do
-// not exist.
+// asksOf returns what the pod asks for and no claim of the cluster shows: extended resources of GPUs, and claims that
+// do not exist.
 func asksOf(p *corev1.Pod, claims map[types.NamespacedName]bool) []string {
 	asks := map[string]bool{}
 	for _, ref := range p.Spec.ResourceClaims {
