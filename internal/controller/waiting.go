@@ -319,7 +319,8 @@ func slimObject(o runtime.Object) runtime.Object {
 	return o
 }
 
-// slimPod keeps what an answer needs of a pod: of one on a node what it requests, of one without a node everything.
+// slimPod keeps what an answer needs of a pod: of one on a node what it requests, of one without a node everything but
+// annotations.
 func slimPod(pod *corev1.Pod) *corev1.Pod {
 	switch {
 	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:

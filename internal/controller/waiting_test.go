@@ -437,8 +437,10 @@ func TestSlimPod(t *testing.T) {
 	}
 	pending := pod.DeepCopy()
 	pending.Spec.NodeName = ""
-	if got := slimPod(pending.DeepCopy()); !reflect.DeepEqual(got, pending) {
-		t.Errorf("without a node: got %+v, want all of it", got)
+	without := pending.DeepCopy()
+	without.Annotations = nil
+	if got := slimPod(pending); !reflect.DeepEqual(got, without) {
+		t.Errorf("without a node: got %+v, want all of it but annotations", got)
 	}
 	pod.Status.Phase = corev1.PodSucceeded
 	if got := slimPod(pod); got != nil {
@@ -498,9 +500,9 @@ func TestAPanicConcernsOneClaim(t *testing.T) {
 	if err := u.report(t.Context(), c.now); !errors.Is(err, guard.ErrPanic) {
 		t.Errorf("got %v, want the panic", err)
 	}
-	const want = "ns/good Warning NotAllocated: pod pod-good waits"
-	if got := c.told(t); len(got) != 1 || !strings.HasPrefix(got[0], want) {
-		t.Errorf("got %q, want an event about the good claim", got)
+	const want, wantPod = "ns/good Warning NotAllocated: pod pod-good waits", "ns/pod-good Warning NotAllocated: pod "
+	if got := c.told(t); len(got) != 2 || !strings.HasPrefix(got[0], want) || !strings.HasPrefix(got[1], wantPod) {
+		t.Errorf("got %q, want an event about the good claim and one about its pod", got)
 	}
 	if got := testutil.ToFloat64(u.safe.panics); got != 1 {
 		t.Errorf("got %v panics counted, want 1", got)
@@ -522,8 +524,8 @@ func TestAClaimThatIsTooLarge(t *testing.T) {
 		t.Fatal(err)
 	}
 	const want = "pod pod-large is not explained: it has 300 requests"
-	if got := c.told(t); len(got) != 1 || !strings.Contains(got[0], want) {
-		t.Errorf("got %q, want that it is not explained", got)
+	if got := c.told(t); len(got) != 2 || !strings.Contains(got[0], want) || !strings.Contains(got[1], want) {
+		t.Errorf("got %q, want that it is not explained, about the claim and its pod", got)
 	}
 }
 
