@@ -33,14 +33,11 @@ func TestMost(t *testing.T) {
 			}
 			s.Claims = append(s.Claims, claim(t, "c", requests(fmt.Sprintf(
 				"[{name: r, exactly: {deviceClassName: %s, count: 31}}]", row.class))))
-			begin := time.Now()
 			r, err := Claim(t.Context(), s, "ns", "c")
 			if err != nil {
 				t.Fatal(err)
 			}
-			if took := time.Since(begin); took > askTimeout/2 {
-				t.Errorf("took %s", took)
-			}
+			// The search is complete only if the allocator has answered each question in time.
 			want := fmt.Sprintf("ask for %d devices instead of 31", row.want)
 			if len(r.Change) != 1 || r.Change[0].Text != want || !r.Search.Complete {
 				t.Errorf("got %+v, %+v, want %q", r.Change, r.Search, want)
@@ -54,16 +51,13 @@ func TestMostOfTwoRequests(t *testing.T) {
 	s := fleet(t, viewtest.Node{Name: "a", Profile: "gb200-nvl4"})
 	s.Claims = append(s.Claims, claim(t, "c", requests("[{name: x, exactly: {deviceClassName: mig.nvidia.com, "+
 		"count: 15}}, {name: y, exactly: {deviceClassName: mig.nvidia.com, count: 15}}]")))
-	begin := time.Now()
 	r, err := Claim(t.Context(), s, "ns", "c")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if took := time.Since(begin); took > askTimeout/2 {
-		t.Errorf("took %s", took)
-	}
-	if want := "ask for 13 devices instead of 15"; len(r.Change) != 1 || r.Change[0].Text != want {
-		t.Errorf("got %+v, want %q", r.Change, want)
+	want := "ask for 13 devices instead of 15"
+	if len(r.Change) != 1 || r.Change[0].Text != want || !r.Search.Complete {
+		t.Errorf("got %+v, %+v, want %q", r.Change, r.Search, want)
 	}
 }
 
@@ -86,7 +80,7 @@ func TestSlow(t *testing.T) {
 // The cause of a pod that excludes many kinds of nodes does not take the time of a question for each of them.
 func TestSlowCause(t *testing.T) {
 	var nodes []viewtest.Node
-	for i := range 10 {
+	for i := range 20 {
 		nodes = append(nodes, viewtest.Node{Name: fmt.Sprint("n", i), Profile: "rtxpro6000-x2"})
 	}
 	s := fleet(t, nodes...)
@@ -107,10 +101,10 @@ func TestSlowCause(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if took := time.Since(begin); took > 5*askTimeout {
-		t.Errorf("took %s", took)
+	if took := time.Since(begin); took > 15*askTimeout {
+		t.Errorf("took %s, as if each of the 20 nodes had taken a question's time", took)
 	}
-	const want = "pod p waits: the pod excludes all 10 nodes, most often by the node selector zone=z1; the allocator " +
+	const want = "pod p waits: the pod excludes all 20 nodes, most often by the node selector zone=z1; the allocator " +
 		"did not say in time whether any of them has the devices"
 	if r.Cause != want {
 		t.Errorf("got %q, want %q", r.Cause, want)
