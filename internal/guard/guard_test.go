@@ -11,7 +11,7 @@ import (
 )
 
 func TestDo(t *testing.T) {
-	if err := guard.Do("work", func() error { return io.EOF }); err != io.EOF {
+	if err := guard.Do("work", func() error { return io.EOF }); !errors.Is(err, io.EOF) {
 		t.Errorf("got %v, want the error of the function", err)
 	}
 	var none map[string]int

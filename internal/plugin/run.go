@@ -99,10 +99,7 @@ func Run(ctx context.Context, c Config) error {
 	defer fatal(nil)
 	sockets := kubelet.Config{DriverName: c.DriverName, NodeName: c.NodeName, PodUID: c.PodUID, PluginDir: c.PluginDir,
 		RegistryDir: c.RegistryDir, CDIDir: c.CDIDir, Client: c.Client}
-	sockets.RemoveDeadSockets(ctx)
-	if err := removeTemporary(c.PluginDir, abandonedAfter); err != nil {
-		klog.FromContext(ctx).Error(err, "Temporary files of a killed instance are left")
-	}
+	c.removeAbandoned(ctx, sockets)
 
 	publisher := node.NewPublisher(c.NodeName)
 	readiness := report.NewReadiness(node.LoopTimeout, publisher.Problem)
@@ -186,14 +183,7 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	readiness.Registration(connection.RegistrationStatus)
-	slices := &node.Slices{Client: c.Client, Driver: c.DriverName, NodeName: c.NodeName, Failed: server.PublishFailed}
-	publisher.Publish = slices.Publish
-	publisher.OldMonitor = &node.OldMonitor{Client: c.Client, Driver: c.DriverName, NodeName: c.NodeName,
-		Records: c.Records}
-	publisher.First = func(ctx context.Context, pools map[string]resourceslice.Pool) error {
-		_, err := node.FirstSlices(ctx, c.Client, c.DriverName, c.NodeName, pools)
-		return err
-	}
+	slices := c.publishWith(publisher, server)
 	defer publisher.Release() // last, when no request to the API server is in flight
 	defer slices.Stop()
 	defer reporter.Flush(flushTimeout)
@@ -222,6 +212,27 @@ func Run(ctx context.Context, c Config) error {
 	case <-time.After(time.Second): // a GPU hangs; calls for the others are still answered
 	}
 	return exitCause(ctx)
+}
+
+// removeAbandoned removes what killed instances have left.
+func (c Config) removeAbandoned(ctx context.Context, sockets kubelet.Config) {
+	sockets.RemoveDeadSockets(ctx)
+	if err := removeTemporary(c.PluginDir, abandonedAfter); err != nil {
+		klog.FromContext(ctx).Error(err, "Temporary files of a killed instance are left")
+	}
+}
+
+// publishWith lets the publisher write slices, and returns what writes them.
+func (c Config) publishWith(publisher *node.Publisher, server *kubelet.Server) *node.Slices {
+	slices := &node.Slices{Client: c.Client, Driver: c.DriverName, NodeName: c.NodeName, Failed: server.PublishFailed}
+	publisher.Publish = slices.Publish
+	publisher.OldMonitor = &node.OldMonitor{Client: c.Client, Driver: c.DriverName, NodeName: c.NodeName,
+		Records: c.Records}
+	publisher.First = func(ctx context.Context, pools map[string]resourceslice.Pool) error {
+		_, err := node.FirstSlices(ctx, c.Client, c.DriverName, c.NodeName, pools)
+		return err
+	}
+	return slices
 }
 
 // ExampleMetrics returns the metrics of a new plugin, with an example of each metric that has no value then. It is used

@@ -451,9 +451,9 @@ func (r *Report) unexplained(outcome Outcome, cause string) {
 
 // explain fills in the report. An error means that there is no answer: the context has ended, or errLimit.
 func (q *question) explain(r *Report, subject string) error {
-	if err := q.w.parse(); err != nil {
-		r.Outcome, r.Cause = Waits, subject+" waits: "+err.Error()
-		return nil
+	if invalid := q.w.parse(); invalid != nil {
+		r.Outcome, r.Cause = Waits, subject+" waits: "+invalid.Error()
+		return nil //nolint:nilerr // it is the answer
 	}
 	r.Nodes.Excluded = q.excluded()
 	spots, err := q.spots(q.w)
@@ -467,7 +467,7 @@ func (q *question) explain(r *Report, subject string) error {
 	r.Outcome = Waits
 	if w := q.w.unranked(); w != q.w {
 		if q.w = w; q.w.parse() != nil {
-			return nil // it was valid as a list
+			return nil //nolint:nilerr // it was valid as a list
 		}
 	}
 	facts, limit := q.allFacts()

@@ -108,18 +108,18 @@ func (s *seeker) seek(node *yamlv3.Node, path string) {
 			if key.Value == lastApplied {
 				continue
 			}
-			s.note(key, path, strings.HasSuffix(path, "annotations"))
+			s.note(key, path)
 			s.seek(node.Content[i+1], strings.TrimPrefix(path+"."+key.Value, "."))
 		}
 	case yamlv3.ScalarNode:
-		s.note(node, path, false)
+		s.note(node, path)
 	}
 }
 
 // note notes a name of an older system in the text of a key or value. Longer texts may be manifests too.
-func (s *seeker) note(node *yamlv3.Node, path string, isAnnotation bool) {
+func (s *seeker) note(node *yamlv3.Node, path string) {
 	name := ""
-	if isAnnotation && slices.ContainsFunc(families, func(f Family) bool { return f.isAnnotation(node.Value) }) {
+	if strings.HasSuffix(path, "annotations") && slices.ContainsFunc(families, func(f Family) bool { return f.isAnnotation(node.Value) }) {
 		name = node.Value
 	}
 	for _, known := range s.resources {

@@ -57,7 +57,7 @@ func (r *Rules) NeedLeaderElection() bool { return true }
 // Start follows the rules until ctx ends, also when an upgrade of the API server changes the version of the API.
 func (r *Rules) Start(ctx context.Context) error {
 	for {
-		served, err := r.served(ctx)
+		served, err := r.served()
 		switch {
 		case err != nil && ctx.Err() == nil:
 			log.FromContext(ctx).Error(err, "DeviceTaintRules do not evict pods with extended resources")
@@ -73,7 +73,7 @@ func (r *Rules) Start(ctx context.Context) error {
 }
 
 // served returns the newest version of the API with rules that the API server serves; empty: none.
-func (r *Rules) served(ctx context.Context) (string, error) {
+func (r *Rules) served() (string, error) {
 	for _, version := range []string{resourceapi.SchemeGroupVersion.String(),
 		resourcebeta.SchemeGroupVersion.String()} {
 		list, err := r.client.Discovery().ServerResourcesForGroupVersion(version)

@@ -99,10 +99,9 @@ func withProfile(t *testing.T, info, span, compute string) simulator.Profile {
 // oneFails is a library in which calls about one profile of GPU instances fail.
 type oneFails struct {
 	nvmllib.Interface
-	profile     func(number int) nvmllib.Return
-	placements  func(id uint32) nvmllib.Return
-	instances   func(id uint32) nvmllib.Return
-	description nvmllib.Return // of each GPU instance
+	profile    func(number int) nvmllib.Return
+	placements func(id uint32) nvmllib.Return
+	instances  func(id uint32) nvmllib.Return
 }
 
 func (l *oneFails) DeviceGetHandleByIndex(i int) (nvmllib.Device, nvmllib.Return) {
