@@ -7,6 +7,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -280,8 +281,7 @@ func (s *suite) testSickExtended(t *testing.T) {
 		s.waitGone(t, pod)
 	}
 	for _, pod := range []*corev1.Pod{unchanged, partition} {
-		s.waitEvent(t, client.ObjectKeyFromObject(pod), "DeviceTaintEviction", "has the taint "+key+":NoExecute by "+
-			"DeviceTaintRule "+ns+"-"+pod.Name)
+		s.waitEvicted(t, pod, "has the taint "+key+":NoExecute by DeviceTaintRule "+ns+"-"+pod.Name)
 	}
 
 	again := s.running(t, s.pod(t, ns, "again", onNode(node), extended("nvidia.com/gpu")))
@@ -289,8 +289,7 @@ func (s *suite) testSickExtended(t *testing.T) {
 	s.simctl(t, plugin, "health", sick, "recovery-action=reset")
 	s.simctl(t, plugin, "xid", sick, "79")
 	s.waitGone(t, again)
-	s.waitEvent(t, client.ObjectKeyFromObject(again), "DeviceTaintEviction",
-		sick+" has the taint gpu.nvidia.com/xid=79")
+	s.waitEvicted(t, again, sick+" has the taint gpu.nvidia.com/xid=79")
 	s.waitEvent(t, client.ObjectKeyFromObject(&claim), "DeviceUnhealthy", "Its pods are evicted")
 	s.simctl(t, plugin, "health", sick, "recovery-action=none")
 	s.waitTaint(t, node, sick, "")
@@ -298,6 +297,21 @@ func (s *suite) testSickExtended(t *testing.T) {
 		after.DeletionTimestamp != nil {
 		t.Errorf("the pod whose claim tolerates the taint was evicted")
 	}
+}
+
+// waitEvicted waits for the event of an eviction: that of Kubernetes, which evicts pods with extended resources since
+// 1.37.2, or that of the controller, with the text.
+func (s *suite) waitEvicted(t *testing.T, pod *corev1.Pod, text string) {
+	t.Helper()
+	about := client.ObjectKeyFromObject(pod)
+	s.must(t, kube.Until(t.Context(), soon, "an event of the eviction of "+pod.Name,
+		func(ctx context.Context) (bool, string, error) {
+			events, err := s.Events(ctx, about)
+			return slices.ContainsFunc(events, func(e string) bool {
+				return strings.Contains(e, "DeviceTaintManagerEviction") ||
+					containsAll(e, []string{"DeviceTaintEviction", text})
+			}), strings.Join(events, "\n"), err
+		}))
 }
 
 // waitGone waits until the pod does not exist any more, or has been replaced by another one of its name.
