@@ -85,7 +85,7 @@ func (s *suite) testEvictionsByToken(t *testing.T, as *kube.Cluster, namespace, 
 		return as.Status().Patch(t.Context(), pod.DeepCopy(), client.RawPatch(types.StrategicMergePatchType,
 			[]byte(`{"status":`+status+`}`)), client.DryRunAll)
 	}
-	for _, status := range []string{`{"phase":"Failed"}`, `{"podIPs":[{"ip":"192.0.2.1"}],"podIP":"192.0.2.1"}`,
+	for _, status := range []string{`{"phase":"Failed"}`, `{"podIPs":[{"ip":"2001:db8::1"}],"podIP":"2001:db8::1"}`,
 		`{"conditions":[{"type":"Ready","status":"False"}]}`} {
 		refusedFor(t, "the status "+status, patch(status), "only the condition DisruptionTarget")
 	}

@@ -101,6 +101,9 @@ func (s *suite) testRightsOf(t *testing.T, pod *corev1.Pod, log []byte, spare ma
 	}
 }
 
+// evictsItself is why the controller evicts no pod here.
+const evictsItself = "Kubernetes before 1.37.2 does not evict pods with extended resources"
+
 // Permissions for other clusters or for failures that the tests do not cause, with the reason.
 var (
 	sparePlugin = map[string]string{
@@ -108,6 +111,9 @@ var (
 			"WatchList is off)",
 	}
 	spareController = map[string]string{
+		"get pods":          evictsItself,
+		"patch pods/status": evictsItself,
+		"delete pods":       evictsItself,
 		"list resource.k8s.io/resourceslices": "where the API server does not stream lists (its feature gate " +
 			"WatchList is off)",
 		"list resource.k8s.io/resourceclaims":         "the same",
