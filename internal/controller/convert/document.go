@@ -119,7 +119,8 @@ func (s *seeker) seek(node *yamlv3.Node, path string) {
 // note notes a name of an older system in the text of a key or value. Longer texts may be manifests too.
 func (s *seeker) note(node *yamlv3.Node, path string) {
 	name := ""
-	if strings.HasSuffix(path, "annotations") && slices.ContainsFunc(families, func(f Family) bool { return f.isAnnotation(node.Value) }) {
+	isFamilys := func(f Family) bool { return f.isAnnotation(node.Value) }
+	if strings.HasSuffix(path, "annotations") && slices.ContainsFunc(families, isFamilys) {
 		name = node.Value
 	}
 	for _, known := range s.resources {
