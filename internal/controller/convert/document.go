@@ -119,8 +119,8 @@ func (s *seeker) seek(node *yamlv3.Node, path string) {
 // note notes a name of an older system in the text of a key or value. Longer texts may be manifests too.
 func (s *seeker) note(node *yamlv3.Node, path string) {
 	name := ""
-	isFamilys := func(f Family) bool { return f.isAnnotation(node.Value) }
-	if strings.HasSuffix(path, "annotations") && slices.ContainsFunc(families, isFamilys) {
+	ofFamily := func(f Family) bool { return f.isAnnotation(node.Value) }
+	if strings.HasSuffix(path, "annotations") && slices.ContainsFunc(families, ofFamily) {
 		name = node.Value
 	}
 	for _, known := range s.resources {
