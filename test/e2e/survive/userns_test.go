@@ -14,6 +14,8 @@ import (
 
 // deviceNodes gives a node a /dev of its own, which has the simulated device nodes at the paths that real ones have:
 // for containers in a user namespace, runc mounts the node's. Those of partitions are of the GPU with minor number 0.
+// It also mounts a second /proc: the kernel lets a user namespace have one only where another is seen whole, and
+// test/cluster has mounted the node's boot ID over a file of the first.
 const deviceNodes = `set -e
 mkdir -p /run/dev/nvidia-caps
 for name in null zero full random urandom tty ptmx; do cp -a /dev/$name /run/dev; done
@@ -22,13 +24,15 @@ major=$((0x$(stat -c %t /run/dev/nvidiactl)))
 sed -n 's/^gpu0.* //p' ` + simDir + `/proc/driver/nvidia-caps/mig-minors | while read minor; do
 	mknod -m 444 /run/dev/nvidia-caps/nvidia-cap$minor c $major $minor
 done
-mount --bind /run/dev /dev`
+mount --bind /run/dev /dev
+mkdir -p /run/proc
+mount -t proc proc /run/proc`
 
 // testUserNamespaces runs pods with hostUsers: false. Their root is a user without rights on the node, and the kubelet
 // closes its directories to such users.
 func (n node) testUserNamespaces(t *testing.T) {
 	n.sh(t, deviceNodes)
-	defer n.sh(t, "umount -l /dev && rm -r /run/dev")
+	defer n.sh(t, "umount -l /dev && umount /run/proc && rm -r /run/dev /run/proc")
 	ns := n.namespace(t, "users")
 	inUserNamespace := func(p *corev1.Pod) { p.Spec.HostUsers = new(false) }
 	readOnly := func(p *corev1.Pod) {
