@@ -80,7 +80,6 @@ func TestNodes(t *testing.T) {
 		t.Run("node-3", func(t *testing.T) {
 			t.Parallel()
 			n := s.node("node-3")
-			t.Run("pods with user namespaces of their own reach their GPUs", n.testUserNamespaces)
 			t.Run("the plugin is killed at each step", n.testKilled)
 			t.Run("the plugin is killed while it creates and removes partitions", n.testKilledPartitioning)
 			t.Run("partitions are created again after a power cut", n.testPowerCutPartitions)
