@@ -73,7 +73,8 @@ function label(gpu) {
 // amount is how much of a GPU is held.
 function amount(gpu) {
   if (gpu.memory.used === undefined) return `? of ${size(gpu.memory.total)}`;
-  const cores = gpu.cores.used ? ` · ${gpu.cores.used}%` : '';
+  const part = gpu.cores.used && gpu.memory.used < gpu.memory.total;
+  const cores = part ? ` · ${gpu.cores.used}%` : '';
   return `${size(gpu.memory.used)} of ${size(gpu.memory.total)}${cores}`;
 }
 
