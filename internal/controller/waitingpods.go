@@ -206,9 +206,7 @@ func (u *waitingReporter) tellPod(ctx context.Context, pod *corev1.Pod, r *why.R
 		of = look{created: pod.CreationTimestamp.Time}
 	}
 	of.at = now
-	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name,
-		UID: pod.UID}
-	of, err := u.tell(ctx, about, of, r)
+	of, err := u.tell(ctx, podReference(pod), of, r)
 	u.pods[name] = of
 	return err
 }

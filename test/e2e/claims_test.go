@@ -28,7 +28,7 @@ func (s *suite) testDemos(t *testing.T) {
 	t.Cleanup(func() { s.must(t, s.Empty(context.WithoutCancel(t.Context()), soon, names...)) })
 	for _, demo := range all {
 		t.Run(demo.Name, func(t *testing.T) {
-			t.Cleanup(func() { s.keepLogs(t) })
+			t.Cleanup(func() { s.KeepLogsOf(t) })
 			lacks, err := demo.Lacks(t.Context(), s.Cluster)
 			s.must(t, err)
 			skipWithout(t, lacks)

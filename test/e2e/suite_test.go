@@ -128,7 +128,7 @@ func newSuite(t *testing.T) *suite {
 	}
 	s := &suite{Cluster: cluster, image: "localhost/gpu-dra-demo:" + strings.TrimSpace(string(version)),
 		nodes: map[string]string{}}
-	t.Cleanup(func() { s.keepLogs(t) })
+	t.Cleanup(func() { s.KeepLogsOf(t) })
 	var nodes corev1.NodeList
 	if err := s.List(t.Context(), &nodes, client.HasLabels{profileLabel}); err != nil {
 		t.Fatal(err)
@@ -188,24 +188,11 @@ func (s *suite) labelled(t *testing.T, name string, labels map[string]string) st
 		if t.Failed() {
 			t.Log(s.Diagnose(ctx, ns.Name))
 		}
-		s.keepLogs(t)
+		s.KeepLogsOf(t)
 		s.must(t, s.Empty(ctx, soon, ns.Name))
 		s.must(t, s.DeleteNamespaces(ctx, ns.Name))
 	})
 	return ns.Name
-}
-
-// keepLogs keeps the logs of a test that has failed.
-func (s *suite) keepLogs(t *testing.T) {
-	t.Helper()
-	if !t.Failed() {
-		return
-	}
-	dir, err := s.KeepLogs(t.Context(), t.Name())
-	t.Logf("the logs are in %s", dir)
-	if err != nil {
-		t.Logf("some are missing: %v", err)
-	}
 }
 
 // namespaceWithoutWebhooks returns a namespace without the controller's webhooks: the node rejects what they would

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
@@ -124,10 +125,8 @@ func toleratedFor(all []resourceapi.DeviceToleration, t resourceapi.DeviceTaint)
 	return time.Duration(seconds) * time.Second, seconds > math.MaxInt64/int64(time.Second)
 }
 
-// text writes the taint as "key=value:effect".
+// text writes the taint as kubectl writes taints of nodes: "key=value:effect".
 func text(t resourceapi.DeviceTaint) string {
-	if t.Value == "" {
-		return fmt.Sprintf("%s:%s", t.Key, t.Effect)
-	}
-	return fmt.Sprintf("%s=%s:%s", t.Key, t.Value, t.Effect)
+	of := corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)}
+	return of.ToString()
 }

@@ -31,6 +31,28 @@ const LogsVariable = "E2E_LOGS"
 // keepTimeout is when a cluster that does not answer is left alone. Its machines' logs are kept all the same.
 const keepTimeout = 2 * time.Minute
 
+// Test is what KeepLogsOf needs of a test.
+type Test interface {
+	Context() context.Context
+	Failed() bool
+	Helper()
+	Logf(format string, args ...any)
+	Name() string
+}
+
+// KeepLogsOf keeps the logs of a test if it has failed.
+func (c *Cluster) KeepLogsOf(t Test) {
+	t.Helper()
+	if !t.Failed() {
+		return
+	}
+	dir, err := c.KeepLogs(t.Context(), t.Name())
+	t.Logf("the logs are in %s", dir)
+	if err != nil {
+		t.Logf("some are missing: %v", err)
+	}
+}
+
 // KeepLogs writes what a failed test leaves into a folder of its name, and returns the folder: the logs of the driver's
 // containers and of the containers before them, the pods, claims, slices and events of the cluster, and every log of
 // its machines if it is one of test/cluster. An error names what is missing.

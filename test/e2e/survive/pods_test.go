@@ -36,7 +36,7 @@ func (s *suite) namespace(t *testing.T, name string) string {
 		if t.Failed() {
 			t.Log(s.Diagnose(ctx, ns.Name))
 		}
-		s.keepLogs(t)
+		s.KeepLogsOf(t)
 		if err := s.Empty(ctx, soon, ns.Name); err != nil {
 			t.Error(err)
 		}

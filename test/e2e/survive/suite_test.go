@@ -164,21 +164,8 @@ func start(t *testing.T, name string, profiles []string, flags ...string) *suite
 	s.control(t, "load", *images)
 	s.Cluster, err = kube.Connect(s.kubeconfig)
 	must(t, err)
-	t.Cleanup(func() { s.keepLogs(t) })
+	t.Cleanup(func() { s.KeepLogsOf(t) })
 	return s
-}
-
-// keepLogs keeps the logs of a test that has failed.
-func (s *suite) keepLogs(t *testing.T) {
-	t.Helper()
-	if !t.Failed() {
-		return
-	}
-	dir, err := s.KeepLogs(t.Context(), t.Name())
-	t.Logf("the logs are in %s", dir)
-	if err != nil {
-		t.Logf("some are missing: %v", err)
-	}
 }
 
 // control runs a command of test/cluster.
