@@ -21,7 +21,7 @@ type device struct {
 }
 
 // newDevice returns a new handle each time, because a mock remembers every call as long as it lives.
-func newDevice(l *library, c node.Card) *device {
+func newDevice(l *library, c node.GPU) *device {
 	d := &device{Device: server.NewDeviceFromConfig(gpus.Config{}, c.Index), library: l}
 	d.UUID, d.Minor, d.PciBusID = c.UUID, c.Minor, c.PCI.Address.String()
 	d.setIdentityCalls()
@@ -35,24 +35,24 @@ func newDevice(l *library, c node.Card) *device {
 	return d
 }
 
-// card returns the current GPU, or ERROR_GPU_IS_LOST if it is off the bus.
-func (d *device) card() (node.Card, nvml.Return) {
+// current returns the present state of the GPU, or ERROR_GPU_IS_LOST if it is off the bus.
+func (d *device) current() (node.GPU, nvml.Return) {
 	v, ret := d.library.view()
 	if ret != nvml.SUCCESS {
-		return node.Card{}, ret
+		return node.GPU{}, ret
 	}
 	for _, c := range v.GPUs {
 		if c.UUID == d.UUID && !c.State.Unplugged {
 			return c, nvml.SUCCESS
 		}
 	}
-	return node.Card{}, nvml.ERROR_GPU_IS_LOST
+	return node.GPU{}, nvml.ERROR_GPU_IS_LOST
 }
 
 // gate applies injected faults to a call. It returns the injected error or the profile's error for the call, otherwise
 // SUCCESS.
 func (d *device) gate(call string) nvml.Return {
-	c, ret := d.card()
+	c, ret := d.current()
 	if ret != nvml.SUCCESS {
 		return ret
 	}
@@ -63,7 +63,7 @@ func (d *device) gate(call string) nvml.Return {
 }
 
 // injectFault waits for the injected delay of the call and returns its injected error.
-func (d *device) injectFault(c node.Card, call string) nvml.Return {
+func (d *device) injectFault(c node.GPU, call string) nvml.Return {
 	if c.Healthy() {
 		return nvml.SUCCESS
 	}
@@ -84,7 +84,7 @@ const waitPollPeriod = 20 * time.Millisecond
 func (d *device) wait(call string, delay time.Duration) nvml.Return {
 	for end := time.Now().Add(delay); time.Until(end) > 0; {
 		time.Sleep(min(time.Until(end), waitPollPeriod))
-		c, ret := d.card()
+		c, ret := d.current()
 		if ret != nvml.SUCCESS {
 			return ret
 		}
@@ -97,7 +97,7 @@ func (d *device) wait(call string, delay time.Duration) nvml.Return {
 
 // unlisted answers a call that is not simulated.
 func (d *device) unlisted(call string) nvml.Return {
-	c, ret := d.card()
+	c, ret := d.current()
 	if ret != nvml.SUCCESS {
 		return ret
 	}
@@ -105,10 +105,10 @@ func (d *device) unlisted(call string) nvml.Return {
 }
 
 // value returns a function of the mock that answers from the profile.
-func value[T, V any](d *device, pick func(node.Card) hwprofile.Answer[T], convert func(T) V) func() (V, nvml.Return) {
+func value[T, V any](d *device, pick func(node.GPU) hwprofile.Answer[T], convert func(T) V) func() (V, nvml.Return) {
 	return func() (V, nvml.Return) {
 		var zero V
-		c, ret := d.card()
+		c, ret := d.current()
 		if ret != nvml.SUCCESS {
 			return zero, ret
 		}
@@ -122,7 +122,7 @@ func value[T, V any](d *device, pick func(node.Card) hwprofile.Answer[T], conver
 
 // lookup returns a function of the mock that answers from the profile by argument. An argument that the profile does
 // not list is invalid.
-func lookup[K, A comparable, T, V any](d *device, pick func(node.Card) hwprofile.Answer[map[K]T], key func(A) K,
+func lookup[K, A comparable, T, V any](d *device, pick func(node.GPU) hwprofile.Answer[map[K]T], key func(A) K,
 	convert func(T) V) func(A) (V, nvml.Return) {
 	return func(argument A) (V, nvml.Return) {
 		var zero V

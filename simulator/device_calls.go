@@ -14,33 +14,33 @@ import (
 
 // setIdentityCalls sets the calls that identify the GPU.
 func (d *device) setIdentityCalls() {
-	d.GetIndexFunc = value(d, func(c node.Card) hwprofile.Answer[int] { return hwprofile.Value(c.Index) }, same[int])
-	d.GetMinorNumberFunc = value(d, func(c node.Card) hwprofile.Answer[int] {
+	d.GetIndexFunc = value(d, func(c node.GPU) hwprofile.Answer[int] { return hwprofile.Value(c.Index) }, same[int])
+	d.GetMinorNumberFunc = value(d, func(c node.GPU) hwprofile.Answer[int] {
 		return c.Calls.GetMinorNumber.Or(c.Minor)
 	}, same[int])
-	d.GetUUIDFunc = value(d, func(c node.Card) hwprofile.Answer[string] { return c.Calls.GetUUID.Or(c.UUID) },
+	d.GetUUIDFunc = value(d, func(c node.GPU) hwprofile.Answer[string] { return c.Calls.GetUUID.Or(c.UUID) },
 		same[string])
-	d.GetSerialFunc = value(d, func(c node.Card) hwprofile.Answer[string] { return c.Calls.GetSerial.Or(c.Serial) },
+	d.GetSerialFunc = value(d, func(c node.GPU) hwprofile.Answer[string] { return c.Calls.GetSerial.Or(c.Serial) },
 		same[string])
-	d.GetNameFunc = value(d, func(c node.Card) hwprofile.Answer[string] { return c.Calls.GetName }, same[string])
-	d.GetVbiosVersionFunc = value(d, func(c node.Card) hwprofile.Answer[string] { return c.Calls.GetVbiosVersion },
+	d.GetNameFunc = value(d, func(c node.GPU) hwprofile.Answer[string] { return c.Calls.GetName }, same[string])
+	d.GetVbiosVersionFunc = value(d, func(c node.GPU) hwprofile.Answer[string] { return c.Calls.GetVbiosVersion },
 		same[string])
 	d.GetBoardPartNumberFunc = value(d,
-		func(c node.Card) hwprofile.Answer[string] { return c.Calls.GetBoardPartNumber }, same[string])
-	pci := func(c node.Card) hwprofile.Answer[hwprofile.PCI] { return hwprofile.Value(c.PCI) }
+		func(c node.GPU) hwprofile.Answer[string] { return c.Calls.GetBoardPartNumber }, same[string])
+	pci := func(c node.GPU) hwprofile.Answer[hwprofile.PCI] { return hwprofile.Value(c.PCI) }
 	d.GetPciInfoFunc = value(d, pci, pciInfo)
 	d.GetPciInfoExtFunc = value(d, pci, pciInfoExt)
 }
 
 // setModelCalls sets the calls about the GPU's model.
 func (d *device) setModelCalls() {
-	d.GetBrandFunc = value(d, func(c node.Card) hwprofile.Answer[hwprofile.Brand] { return c.Calls.GetBrand },
+	d.GetBrandFunc = value(d, func(c node.GPU) hwprofile.Answer[hwprofile.Brand] { return c.Calls.GetBrand },
 		func(v hwprofile.Brand) nvml.BrandType { return nvml.BrandType(v) })
 	d.GetArchitectureFunc = value(d,
-		func(c node.Card) hwprofile.Answer[hwprofile.Architecture] { return c.Calls.GetArchitecture },
+		func(c node.GPU) hwprofile.Answer[hwprofile.Architecture] { return c.Calls.GetArchitecture },
 		func(v hwprofile.Architecture) nvml.DeviceArchitecture { return nvml.DeviceArchitecture(v) })
 	capability := value(d, func(
-		c node.Card) hwprofile.Answer[hwprofile.Capability] {
+		c node.GPU) hwprofile.Answer[hwprofile.Capability] {
 		return c.Calls.GetCudaComputeCapability
 	}, same[hwprofile.Capability])
 	d.GetCudaComputeCapabilityFunc = func() (int, int, nvml.Return) {
@@ -48,35 +48,35 @@ func (d *device) setModelCalls() {
 		return v.Major, v.Minor, ret
 	}
 	d.GetNumGpuCoresFunc = value(d, cores, same[int])
-	d.GetMemoryBusWidthFunc = value(d, func(c node.Card) hwprofile.Answer[uint32] { return c.Calls.GetMemoryBusWidth },
+	d.GetMemoryBusWidthFunc = value(d, func(c node.GPU) hwprofile.Answer[uint32] { return c.Calls.GetMemoryBusWidth },
 		same[uint32])
 	clock := func(v nvml.ClockType) hwprofile.Clock { return hwprofile.Clock(v) }
 	d.GetMaxClockInfoFunc = lookup(d,
-		func(c node.Card) hwprofile.Answer[map[hwprofile.Clock]uint32] { return c.Calls.GetMaxClockInfo }, clock,
+		func(c node.GPU) hwprofile.Answer[map[hwprofile.Clock]uint32] { return c.Calls.GetMaxClockInfo }, clock,
 		same[uint32])
 	d.GetClockInfoFunc = lookup(d,
-		func(c node.Card) hwprofile.Answer[map[hwprofile.Clock]uint32] { return c.Calls.GetClockInfo }, clock,
+		func(c node.GPU) hwprofile.Answer[map[hwprofile.Clock]uint32] { return c.Calls.GetClockInfo }, clock,
 		same[uint32])
 	d.GetMaxPcieLinkGenerationFunc = value(d,
-		func(c node.Card) hwprofile.Answer[int] { return c.Calls.GetMaxPcieLinkGeneration }, same[int])
-	d.GetMaxPcieLinkWidthFunc = value(d, func(c node.Card) hwprofile.Answer[int] { return c.Calls.GetMaxPcieLinkWidth },
+		func(c node.GPU) hwprofile.Answer[int] { return c.Calls.GetMaxPcieLinkGeneration }, same[int])
+	d.GetMaxPcieLinkWidthFunc = value(d, func(c node.GPU) hwprofile.Answer[int] { return c.Calls.GetMaxPcieLinkWidth },
 		same[int])
 	d.GetCurrPcieLinkGenerationFunc = value(d,
-		func(c node.Card) hwprofile.Answer[int] { return c.Calls.GetCurrPcieLinkGeneration }, same[int])
+		func(c node.GPU) hwprofile.Answer[int] { return c.Calls.GetCurrPcieLinkGeneration }, same[int])
 	d.GetCurrPcieLinkWidthFunc = value(d,
-		func(c node.Card) hwprofile.Answer[int] { return c.Calls.GetCurrPcieLinkWidth }, same[int])
+		func(c node.GPU) hwprofile.Answer[int] { return c.Calls.GetCurrPcieLinkWidth }, same[int])
 	d.GetAddressingModeFunc = value(d,
-		func(c node.Card) hwprofile.Answer[hwprofile.AddressingMode] { return c.Calls.GetAddressingMode },
+		func(c node.GPU) hwprofile.Answer[hwprofile.AddressingMode] { return c.Calls.GetAddressingMode },
 		func(v hwprofile.AddressingMode) nvml.DeviceAddressingMode {
 			mode := nvml.DeviceAddressingMode{Value: uint32(v)}
 			mode.Version = nvml.STRUCT_VERSION(mode, 1)
 			return mode
 		})
-	d.GetNumaNodeIdFunc = value(d, func(c node.Card) hwprofile.Answer[int] { return c.Calls.GetNumaNodeId }, same[int])
+	d.GetNumaNodeIdFunc = value(d, func(c node.GPU) hwprofile.Answer[int] { return c.Calls.GetNumaNodeId }, same[int])
 }
 
 // cores returns the number of cores, which NVML does not report in MIG mode (nvml.h: nvmlDeviceGetNumGpuCores).
-func cores(c node.Card) hwprofile.Answer[int] {
+func cores(c node.GPU) hwprofile.Answer[int] {
 	if c.MIG().Mode.Current == 1 {
 		return hwprofile.Failure[int](hwprofile.NotSupported)
 	}
@@ -85,7 +85,7 @@ func cores(c node.Card) hwprofile.Answer[int] {
 
 // setUsageCalls sets the calls about the GPU's usage: it is idle, except for its memory.
 func (d *device) setUsageCalls() {
-	memory := func(c node.Card) hwprofile.Answer[hwprofile.Memory] { return c.Memory() }
+	memory := func(c node.GPU) hwprofile.Answer[hwprofile.Memory] { return c.Memory() }
 	d.GetMemoryInfoFunc = value(d, memory, func(m hwprofile.Memory) nvml.Memory {
 		return nvml.Memory{Total: m.Total, Used: m.Reserved + m.Used, Free: m.Total - m.Reserved - m.Used}
 	})
@@ -95,31 +95,31 @@ func (d *device) setUsageCalls() {
 		return v
 	})
 	d.GetTemperatureFunc = lookup(d,
-		func(c node.Card) hwprofile.Answer[map[hwprofile.Sensor]uint32] { return c.Calls.GetTemperature },
+		func(c node.GPU) hwprofile.Answer[map[hwprofile.Sensor]uint32] { return c.Calls.GetTemperature },
 		func(v nvml.TemperatureSensors) hwprofile.Sensor { return hwprofile.Sensor(v) }, same[uint32])
-	d.GetFanSpeedFunc = value(d, func(c node.Card) hwprofile.Answer[uint32] { return c.Calls.GetFanSpeed },
+	d.GetFanSpeedFunc = value(d, func(c node.GPU) hwprofile.Answer[uint32] { return c.Calls.GetFanSpeed },
 		same[uint32])
 	pstate := func(v hwprofile.Performance) nvml.Pstates { return nvml.Pstates(v) }
 	d.GetPerformanceStateFunc = value(d,
-		func(c node.Card) hwprofile.Answer[hwprofile.Performance] { return c.Calls.GetPerformanceState }, pstate)
+		func(c node.GPU) hwprofile.Answer[hwprofile.Performance] { return c.Calls.GetPerformanceState }, pstate)
 	d.GetPowerStateFunc = value(d,
-		func(c node.Card) hwprofile.Answer[hwprofile.Performance] { return c.Calls.GetPerformanceState }, pstate)
-	d.GetPowerUsageFunc = value(d, func(c node.Card) hwprofile.Answer[uint32] { return c.Calls.GetPowerUsage },
+		func(c node.GPU) hwprofile.Answer[hwprofile.Performance] { return c.Calls.GetPerformanceState }, pstate)
+	d.GetPowerUsageFunc = value(d, func(c node.GPU) hwprofile.Answer[uint32] { return c.Calls.GetPowerUsage },
 		same[uint32])
 	d.GetPowerManagementLimitFunc = value(d,
-		func(c node.Card) hwprofile.Answer[uint32] { return c.Calls.GetPowerManagementLimit }, same[uint32])
+		func(c node.GPU) hwprofile.Answer[uint32] { return c.Calls.GetPowerManagementLimit }, same[uint32])
 	d.GetEnforcedPowerLimitFunc = d.GetPowerManagementLimitFunc
 	d.GetUtilizationRatesFunc = value(d,
-		func(c node.Card) hwprofile.Answer[hwprofile.Utilization] { return c.Calls.GetUtilizationRates },
+		func(c node.GPU) hwprofile.Answer[hwprofile.Utilization] { return c.Calls.GetUtilizationRates },
 		func(v hwprofile.Utilization) nvml.Utilization { return nvml.Utilization{Gpu: v.GPU, Memory: v.Memory} })
 	d.GetGraphicsRunningProcessesFunc = func() ([]nvml.ProcessInfo, nvml.Return) { return nil, nvml.SUCCESS }
 	// All processes are MPS clients: nvidia-smi's M+C, a context of either kind.
-	d.GetComputeRunningProcessesFunc = value(d, hwprofile.Value[node.Card], allProcesses)
+	d.GetComputeRunningProcessesFunc = value(d, hwprofile.Value[node.GPU], allProcesses)
 	d.GetMPSComputeRunningProcessesFunc = d.GetComputeRunningProcessesFunc
 	d.GetProcessUtilizationFunc = d.processUtilization
 }
 
-func processes(c node.Card) hwprofile.Answer[[]node.Process] {
+func processes(c node.GPU) hwprofile.Answer[[]node.Process] {
 	return hwprofile.Value(c.State.Processes)
 }
 
@@ -136,7 +136,7 @@ func processInfo(all []node.Process, instance, compute uint32) []nvml.ProcessInf
 }
 
 // allProcesses returns the processes of the GPU and of all its partitions, as NVML reports them to an administrator.
-func allProcesses(c node.Card) []nvml.ProcessInfo {
+func allProcesses(c node.GPU) []nvml.ProcessInfo {
 	out := processInfo(c.State.Processes, noInstance, noInstance)
 	for _, p := range c.Partitions() {
 		out = append(out, processInfo(p.Compute.Processes, uint32(p.Instance.ID), uint32(p.Compute.ID))...)
@@ -167,27 +167,27 @@ func (d *device) processUtilization(uint64) ([]nvml.ProcessUtilizationSample, nv
 func (d *device) setConfigCalls() {
 	state := func(v hwprofile.Switch) nvml.EnableState { return nvml.EnableState(v) }
 	d.GetComputeModeFunc = value(d,
-		func(c node.Card) hwprofile.Answer[hwprofile.ComputeMode] { return c.ComputeMode() },
+		func(c node.GPU) hwprofile.Answer[hwprofile.ComputeMode] { return c.ComputeMode() },
 		func(v hwprofile.ComputeMode) nvml.ComputeMode { return nvml.ComputeMode(v) })
 	d.SetComputeModeFunc = d.setComputeMode
 	d.GetPersistenceModeFunc = value(d,
-		func(c node.Card) hwprofile.Answer[hwprofile.Switch] { return c.Calls.GetPersistenceMode }, state)
+		func(c node.GPU) hwprofile.Answer[hwprofile.Switch] { return c.Calls.GetPersistenceMode }, state)
 	d.GetDisplayActiveFunc = value(d,
-		func(c node.Card) hwprofile.Answer[hwprofile.Switch] { return c.Calls.GetDisplayActive }, state)
-	ecc := value(d, func(c node.Card) hwprofile.Answer[hwprofile.ModeChange] { return c.Calls.GetEccMode },
+		func(c node.GPU) hwprofile.Answer[hwprofile.Switch] { return c.Calls.GetDisplayActive }, state)
+	ecc := value(d, func(c node.GPU) hwprofile.Answer[hwprofile.ModeChange] { return c.Calls.GetEccMode },
 		same[hwprofile.ModeChange])
 	d.GetEccModeFunc = func() (nvml.EnableState, nvml.EnableState, nvml.Return) {
 		v, ret := ecc()
 		return state(v.Current), state(v.Pending), ret
 	}
 	d.GetSupportedEventTypesFunc = value(d,
-		func(c node.Card) hwprofile.Answer[uint64] { return c.SupportedEvents() }, same[uint64])
+		func(c node.GPU) hwprofile.Answer[uint64] { return c.SupportedEvents() }, same[uint64])
 	d.RegisterEventsFunc = d.registerEvents
 	d.GetFieldValuesFunc = d.fieldValues
 }
 
 func (d *device) setComputeMode(mode nvml.ComputeMode) nvml.Return {
-	c, ret := d.card()
+	c, ret := d.current()
 	if ret != nvml.SUCCESS {
 		return ret
 	}

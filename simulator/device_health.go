@@ -29,7 +29,7 @@ func (d *device) setHealthCalls() {
 }
 
 // clocksEventReasons is 0 unless the hardware slows the GPU down.
-func clocksEventReasons(c node.Card) hwprofile.Answer[uint64] {
+func clocksEventReasons(c node.GPU) hwprofile.Answer[uint64] {
 	switch c.Health().Slowdown {
 	case node.Thermal:
 		return hwprofile.Value[uint64](nvml.ClocksThrottleReasonHwSlowdown | nvml.ClocksThrottleReasonHwThermalSlowdown)
@@ -42,7 +42,7 @@ func clocksEventReasons(c node.Card) hwprofile.Answer[uint64] {
 
 // remappedRows has one row for an error that cannot be corrected if rows are pending or failed. NVML does not answer
 // for a GPU that has MIG instances.
-func remappedRows(c node.Card) hwprofile.Answer[nvml.RemappedRowsInfo_v2] {
+func remappedRows(c node.GPU) hwprofile.Answer[nvml.RemappedRowsInfo_v2] {
 	if !c.RemapsRows() || len(c.MIG().Instances) > 0 {
 		return hwprofile.Failure[nvml.RemappedRowsInfo_v2](hwprofile.NotSupported)
 	}
@@ -56,7 +56,7 @@ func remappedRows(c node.Card) hwprofile.Answer[nvml.RemappedRowsInfo_v2] {
 	return hwprofile.Value(info)
 }
 
-func retiredPagesPending(c node.Card) hwprofile.Answer[uint32] {
+func retiredPagesPending(c node.GPU) hwprofile.Answer[uint32] {
 	if !c.RetiresPages() {
 		return hwprofile.Failure[uint32](hwprofile.NotSupported)
 	}
@@ -71,7 +71,7 @@ func (d *device) fieldValues(values []nvml.FieldValue) nvml.Return {
 	if len(values) == 0 {
 		return nvml.ERROR_INVALID_ARGUMENT
 	}
-	c, ret := d.card()
+	c, ret := d.current()
 	if ret != nvml.SUCCESS {
 		return ret
 	}
@@ -87,7 +87,7 @@ func (d *device) fieldValues(values []nvml.FieldValue) nvml.Return {
 	return nvml.SUCCESS
 }
 
-func field(c node.Card, id uint32) hwprofile.Answer[uint32] {
+func field(c node.GPU, id uint32) hwprofile.Answer[uint32] {
 	ofRows := func(pick func(nvml.RemappedRowsInfo_v2) uint32) hwprofile.Answer[uint32] {
 		info, e := remappedRows(c).Get()
 		if e != "" {
@@ -125,7 +125,7 @@ const unhealthyFabric = healthyFabric&^
 // fabricInfo has the health of the fabric, which GetGpuFabricInfo does not have. An unhealthy one has an unhealthy
 // route. Before a GPU has joined the fabric, its health is not known.
 func (d *device) fabricInfo() (nvml.GpuFabricInfo_v4, nvml.Return) {
-	c, ret := d.card()
+	c, ret := d.current()
 	if ret != nvml.SUCCESS {
 		return nvml.GpuFabricInfo_v4{}, ret
 	}

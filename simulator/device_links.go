@@ -15,7 +15,7 @@ import (
 // setTopologyCalls sets the calls about the GPU's connections.
 func (d *device) setTopologyCalls() {
 	link := same[int]
-	links := func(c node.Card) hwprofile.Answer[map[int]hwprofile.Switch] { return asMap(c.NvLinkState()) }
+	links := func(c node.GPU) hwprofile.Answer[map[int]hwprofile.Switch] { return asMap(c.NvLinkState()) }
 	state := lookup(d, links, link,
 		func(v hwprofile.Switch) nvml.EnableState { return nvml.EnableState(v) })
 	d.GetNvLinkStateFunc = state
@@ -45,7 +45,7 @@ func (d *device) setTopologyCalls() {
 	d.GetP2PStatusFunc = d.p2p
 	d.GetMemoryAffinityFunc = d.memoryAffinity
 	d.GetGpuFabricInfoFunc = value(d,
-		func(c node.Card) hwprofile.Answer[hwprofile.Fabric] { return c.Calls.GetGpuFabricInfo },
+		func(c node.GPU) hwprofile.Answer[hwprofile.Fabric] { return c.Calls.GetGpuFabricInfo },
 		func(f hwprofile.Fabric) nvml.GpuFabricInfo {
 			return nvml.GpuFabricInfo{ClusterUuid: uuidBytes(f.ClusterUUID), Status: uint32(f.Status),
 				CliqueId: f.CliqueID, State: uint8(f.State)}
@@ -55,8 +55,8 @@ func (d *device) setTopologyCalls() {
 
 // byLink converts an answer by link to the type that lookup takes.
 func byLink[T any](pick func(hwprofile.Calls) hwprofile.Answer[hwprofile.Links[T]]) func(
-	node.Card) hwprofile.Answer[map[int]T] {
-	return func(c node.Card) hwprofile.Answer[map[int]T] {
+	node.GPU) hwprofile.Answer[map[int]T] {
+	return func(c node.GPU) hwprofile.Answer[map[int]T] {
 		return asMap(pick(c.Calls))
 	}
 }
@@ -71,7 +71,7 @@ func asMap[T any](a hwprofile.Answer[hwprofile.Links[T]]) hwprofile.Answer[map[i
 }
 
 // both returns this GPU and the other one in their current state.
-func (d *device) both(other nvml.Device) (a, b node.Card, ret nvml.Return) {
+func (d *device) both(other nvml.Device) (a, b node.GPU, ret nvml.Return) {
 	if other == nil {
 		return a, b, nvml.ERROR_INVALID_ARGUMENT
 	}
@@ -79,14 +79,14 @@ func (d *device) both(other nvml.Device) (a, b node.Card, ret nvml.Return) {
 	if ret != nvml.SUCCESS {
 		return a, b, ret
 	}
-	if a, ret = d.card(); ret != nvml.SUCCESS {
+	if a, ret = d.current(); ret != nvml.SUCCESS {
 		return a, b, ret
 	}
 	v, ret := d.library.view()
 	if ret != nvml.SUCCESS {
 		return a, b, ret
 	}
-	b, err := v.Card(uuid)
+	b, err := v.GPU(uuid)
 	if err != nil {
 		return a, b, nvml.ERROR_INVALID_ARGUMENT
 	}
@@ -123,7 +123,7 @@ func (d *device) p2p(other nvml.Device, by nvml.GpuP2PCapsIndex) (nvml.GpuP2PSta
 // memoryAffinity returns the NUMA nodes nearest to the GPU: the one it is attached to.
 func (d *device) memoryAffinity(nodes int, _ nvml.AffinityScope) ([]uint, nvml.Return) {
 	const bits = 64
-	c, ret := d.card()
+	c, ret := d.current()
 	switch {
 	case ret != nvml.SUCCESS:
 		return nil, ret

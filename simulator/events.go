@@ -69,7 +69,7 @@ func (l *library) EventSetWait(set nvml.EventSet, milliseconds uint32) (nvml.Eve
 
 // registerEvents adds the events of those types that happen from now on to the set.
 func (d *device) registerEvents(mask uint64, set nvml.EventSet) nvml.Return {
-	c, ret := d.card()
+	c, ret := d.current()
 	if ret != nvml.SUCCESS {
 		return ret
 	}
@@ -147,7 +147,7 @@ func (s *eventSet) Wait(milliseconds uint32) (nvml.EventData, nvml.Return) {
 // gate applies the injected faults of the registered GPUs, and the profile's errors.
 func (s *eventSet) gate() nvml.Return {
 	for _, d := range s.registered() {
-		if _, ret := d.card(); ret != nvml.SUCCESS {
+		if _, ret := d.current(); ret != nvml.SUCCESS {
 			continue // next reports it, after the events that are waiting
 		}
 		if ret := d.gate(hwprofile.WaitCall); ret != nvml.SUCCESS {
@@ -184,7 +184,7 @@ func (s *eventSet) next() (nvml.EventData, *node.Watch, nvml.Return) {
 	}
 	for _, d := range s.devices {
 		// During a reload of the driver there is no library for a moment, which is no reason to stop waiting.
-		if _, ret := d.card(); ret == nvml.ERROR_GPU_IS_LOST || ret == nvml.ERROR_DRIVER_NOT_LOADED {
+		if _, ret := d.current(); ret == nvml.ERROR_GPU_IS_LOST || ret == nvml.ERROR_DRIVER_NOT_LOADED {
 			return nvml.EventData{}, nil, ret
 		}
 	}

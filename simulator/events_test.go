@@ -101,9 +101,9 @@ func TestEvents(t *testing.T) {
 			must(t, n.Plug("0"))
 			emit(t, n, "0", 31)
 		}, []string{"0 8 31", timeout}},
-		{"a GPU is taken out", anyXID, func(n *node.Node) { must(t, n.RemoveCard("1")) },
+		{"a GPU is taken out", anyXID, func(n *node.Node) { must(t, n.RemoveGPU("1")) },
 			[]string{"ERROR_GPU_IS_LOST"}},
-		{"a GPU is taken out that nobody waits for", anyXID, func(n *node.Node) { must(t, n.RemoveCard("5")) },
+		{"a GPU is taken out that nobody waits for", anyXID, func(n *node.Node) { must(t, n.RemoveGPU("5")) },
 			[]string{timeout}},
 		{"an error", anyXID, func(n *node.Node) {
 			emit(t, n, "0", 31)

@@ -48,7 +48,7 @@ func unsupported(string) nvml.Return { return nvml.ERROR_NOT_SUPPORTED }
 
 // current returns the instance in its current state, or ERROR_NOT_FOUND.
 func (g *gpuInstance) current() (node.GPUInstance, nvml.Return) {
-	c, ret := g.gpu.card()
+	c, ret := g.gpu.current()
 	if ret != nvml.SUCCESS {
 		return node.GPUInstance{}, ret
 	}
@@ -72,7 +72,7 @@ func (g *gpuInstance) profiles() (node.GPUInstance, map[int]hwprofile.ComputeIns
 	if ret != nvml.SUCCESS {
 		return is, nil, ret
 	}
-	all, ret := value(g.gpu, func(c node.Card) hwprofile.Answer[hwprofile.ComputeInstanceProfiles] {
+	all, ret := value(g.gpu, func(c node.GPU) hwprofile.Answer[hwprofile.ComputeInstanceProfiles] {
 		return c.Calls.GpuInstanceGetComputeInstanceProfileInfo
 	}, same[hwprofile.ComputeInstanceProfiles])()
 	return is, all[is.Profile], ret

@@ -32,14 +32,14 @@ func (n *Node) LayOut(p Programs) error {
 
 // Add adds a GPU like another to the running machine and returns it; the zero address means the next free bus after it.
 // Its device node and its part of /sys exist before NVML counts it. It needs permission to create device nodes.
-func (n *Node) Add(like string, at hwprofile.Address) (node.Card, error) {
-	var added node.Card
+func (n *Node) Add(like string, at hwprofile.Address) (node.GPU, error) {
+	var added node.GPU
 	err := n.layingOut(func() error {
 		if err := n.layOut(Programs{}); err != nil {
 			return err
 		}
 		var err error
-		if added, err = n.AddCard(like, at, n.layOutGPUs); err != nil {
+		if added, err = n.AddGPU(like, at, n.layOutGPUs); err != nil {
 			return errors.Join(err, n.layOut(Programs{})) // removes what was created for it
 		}
 		return nil
@@ -51,7 +51,7 @@ func (n *Node) Add(like string, at hwprofile.Address) (node.Card, error) {
 // It needs permission to create device nodes.
 func (n *Node) Remove(which string) error {
 	return n.layingOut(func() error {
-		if err := n.RemoveCard(which); err != nil {
+		if err := n.RemoveGPU(which); err != nil {
 			return err
 		}
 		return n.layOut(Programs{})

@@ -183,7 +183,7 @@ func (l *library) DeviceGetCount() (int, nvml.Return) {
 // For a GPU off the bus it returns ERROR_GPU_IS_LOST, as nvml.h documents for all ways to get a handle. By UUID and
 // serial number, nvml.h allows that error even if another GPU is off the bus; here the others still work, as reports
 // from real machines show. Real NVML may not see a GPU added after Init; this one does.
-func (l *library) find(is func(node.Card) bool, otherwise nvml.Return) (nvml.Device, nvml.Return) {
+func (l *library) find(is func(node.GPU) bool, otherwise nvml.Return) (nvml.Device, nvml.Return) {
 	v, ret := l.view()
 	if ret != nvml.SUCCESS {
 		return nil, ret
@@ -200,7 +200,7 @@ func (l *library) find(is func(node.Card) bool, otherwise nvml.Return) (nvml.Dev
 }
 
 // handle returns a handle of the GPU, or the error that the profile or a fault has for that call.
-func (l *library) handle(c node.Card) (nvml.Device, nvml.Return) {
+func (l *library) handle(c node.GPU) (nvml.Device, nvml.Return) {
 	d := newDevice(l, c)
 	// a fault of all calls does not include those that return the handle
 	if _, ordered := c.State.Faults[hwprofile.HandleCall]; ordered {
@@ -216,7 +216,7 @@ func (l *library) handle(c node.Card) (nvml.Device, nvml.Return) {
 
 // DeviceGetHandleByIndex is a handle of the GPU with that index.
 func (l *library) DeviceGetHandleByIndex(index int) (nvml.Device, nvml.Return) {
-	return l.find(func(c node.Card) bool { return c.Index == index }, nvml.ERROR_INVALID_ARGUMENT)
+	return l.find(func(c node.GPU) bool { return c.Index == index }, nvml.ERROR_INVALID_ARGUMENT)
 }
 
 // DeviceGetHandleByUUID is a handle of the GPU, or of the partition of one, with that UUID.
@@ -224,12 +224,12 @@ func (l *library) DeviceGetHandleByUUID(uuid string) (nvml.Device, nvml.Return) 
 	if strings.HasPrefix(uuid, "MIG-") {
 		return l.partition(uuid)
 	}
-	return l.find(func(c node.Card) bool { return c.UUID == uuid }, nvml.ERROR_NOT_FOUND)
+	return l.find(func(c node.GPU) bool { return c.UUID == uuid }, nvml.ERROR_NOT_FOUND)
 }
 
 // DeviceGetHandleBySerial is a handle of the GPU with that serial number.
 func (l *library) DeviceGetHandleBySerial(serial string) (nvml.Device, nvml.Return) {
-	return l.find(func(c node.Card) bool { return c.Serial == serial }, nvml.ERROR_NOT_FOUND)
+	return l.find(func(c node.GPU) bool { return c.Serial == serial }, nvml.ERROR_NOT_FOUND)
 }
 
 // DeviceGetHandleByPciBusId is a handle of the GPU at that PCI address.
@@ -238,5 +238,5 @@ func (l *library) DeviceGetHandleByPciBusId(address string) (nvml.Device, nvml.R
 	if err != nil {
 		return nil, nvml.ERROR_INVALID_ARGUMENT
 	}
-	return l.find(func(c node.Card) bool { return c.PCI.Address.PCIAddress == at }, nvml.ERROR_NOT_FOUND)
+	return l.find(func(c node.GPU) bool { return c.PCI.Address.PCIAddress == at }, nvml.ERROR_NOT_FOUND)
 }

@@ -15,7 +15,7 @@ func code(err error) nvml.Return { return nvml.Return(node.CodeOf(err).Number())
 // setMIGCalls sets the calls about the partitions of the GPU.
 func (d *device) setMIGCalls() {
 	d.IsMigDeviceHandleFunc = func() (bool, nvml.Return) { return false, nvml.SUCCESS }
-	mode := value(d, func(c node.Card) hwprofile.Answer[hwprofile.MigMode] { return c.MigMode() },
+	mode := value(d, func(c node.GPU) hwprofile.Answer[hwprofile.MigMode] { return c.MigMode() },
 		same[hwprofile.MigMode])
 	d.GetMigModeFunc = func() (int, int, nvml.Return) {
 		v, ret := mode()
@@ -23,7 +23,7 @@ func (d *device) setMIGCalls() {
 	}
 	d.SetMigModeFunc = d.setMigMode
 	d.GetMaxMigDeviceCountFunc = value(d,
-		func(c node.Card) hwprofile.Answer[int] { return c.Calls.GetMaxMigDeviceCount }, same[int])
+		func(c node.GPU) hwprofile.Answer[int] { return c.Calls.GetMaxMigDeviceCount }, same[int])
 	d.GetMigDeviceHandleByIndexFunc = d.partitionAt
 	d.GetGpuInstanceProfileInfoFunc = func(profile int) (nvml.GpuInstanceProfileInfo, nvml.Return) {
 		p, ret := d.profile(profile)
@@ -31,7 +31,7 @@ func (d *device) setMIGCalls() {
 	}
 	d.GetGpuInstancePossiblePlacementsFunc = d.placements
 	d.GetGpuInstanceRemainingCapacityFunc = func(info *nvml.GpuInstanceProfileInfo) (int, nvml.Return) {
-		return ofProfile(d, info, node.Card.RemainingCapacity)
+		return ofProfile(d, info, node.GPU.RemainingCapacity)
 	}
 	d.CreateGpuInstanceFunc = func(info *nvml.GpuInstanceProfileInfo) (nvml.GpuInstance, nvml.Return) {
 		return d.createInstance(info, nil)
@@ -66,7 +66,7 @@ func (d *device) profile(number int) (hwprofile.GPUInstanceProfile, nvml.Return)
 	if number < 0 || number >= nvml.GPU_INSTANCE_PROFILE_COUNT {
 		return hwprofile.GPUInstanceProfile{}, nvml.ERROR_INVALID_ARGUMENT
 	}
-	all, ret := value(d, func(c node.Card) hwprofile.Answer[hwprofile.GPUInstanceProfiles] {
+	all, ret := value(d, func(c node.GPU) hwprofile.Answer[hwprofile.GPUInstanceProfiles] {
 		return c.Calls.GetGpuInstanceProfileInfo
 	},
 		same[hwprofile.GPUInstanceProfiles])()
@@ -112,13 +112,13 @@ func (d *device) GpuInstanceProfileInfo_v3(profile int) (nvml.GpuInstanceProfile
 }
 
 // ofProfile asks the GPU about a profile by its ID.
-func ofProfile[T any](d *device, info *nvml.GpuInstanceProfileInfo, ask func(node.Card, int) (T, error)) (T,
+func ofProfile[T any](d *device, info *nvml.GpuInstanceProfileInfo, ask func(node.GPU, int) (T, error)) (T,
 	nvml.Return) {
 	var zero T
 	if info == nil {
 		return zero, nvml.ERROR_INVALID_ARGUMENT
 	}
-	c, ret := d.card()
+	c, ret := d.current()
 	if ret != nvml.SUCCESS {
 		return zero, ret
 	}
@@ -127,7 +127,7 @@ func ofProfile[T any](d *device, info *nvml.GpuInstanceProfileInfo, ask func(nod
 }
 
 func (d *device) placements(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement, nvml.Return) {
-	all, ret := ofProfile(d, info, node.Card.Placements)
+	all, ret := ofProfile(d, info, node.GPU.Placements)
 	var out []nvml.GpuInstancePlacement
 	for _, at := range all {
 		out = append(out, placement(at))
@@ -156,7 +156,7 @@ func (d *device) instances(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstanc
 	if info == nil {
 		return nil, nvml.ERROR_INVALID_ARGUMENT
 	}
-	c, ret := d.card()
+	c, ret := d.current()
 	if ret != nvml.SUCCESS {
 		return nil, ret
 	}
@@ -173,7 +173,7 @@ func (d *device) instances(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstanc
 
 // partitionAt returns a handle of the partition with that index on the GPU.
 func (d *device) partitionAt(index int) (nvml.Device, nvml.Return) {
-	c, ret := d.card()
+	c, ret := d.current()
 	if ret != nvml.SUCCESS {
 		return nil, ret
 	}

@@ -34,7 +34,7 @@ func newPartition(gpu *device, uuid string) nvml.Device {
 
 // current returns the partition in its current state.
 func (p *partitionDevice) current() (node.Partition, nvml.Return) {
-	c, ret := p.gpu.card()
+	c, ret := p.gpu.current()
 	if ret != nvml.SUCCESS {
 		return node.Partition{}, ret
 	}
@@ -72,7 +72,7 @@ func (p *partitionDevice) setIdentityCalls() {
 		if ret != nvml.SUCCESS {
 			return "", ret
 		}
-		gpu, ret := value(p.gpu, func(c node.Card) hwprofile.Answer[string] { return c.Calls.GetName }, same[string])()
+		gpu, ret := value(p.gpu, func(c node.GPU) hwprofile.Answer[string] { return c.Calls.GetName }, same[string])()
 		return gpu + " MIG " + partition, ret
 	}
 }

@@ -18,7 +18,7 @@ import (
 // partition as the node prints it. The place is "PROFILE@START", or "PROFILE" for the first free placement.
 func (n *Node) CreatePartition(which, place string) (string, error) {
 	var made string
-	err := n.changeMIG(which, func(c Card, m *MIG) error {
+	err := n.changeMIG(which, func(c GPU, m *MIG) error {
 		profile, at, err := c.parsePlace(place)
 		if err != nil {
 			return err
@@ -39,7 +39,7 @@ func (n *Node) CreatePartition(which, place string) (string, error) {
 }
 
 // wholeCompute is the compute instance profile that fills a GPU instance.
-func (c Card) wholeCompute(profile int) hwprofile.ComputeInstanceProfile {
+func (c GPU) wholeCompute(profile int) hwprofile.ComputeInstanceProfile {
 	compute, _ := c.Calls.GpuInstanceGetComputeInstanceProfileInfo.Get()
 	var out hwprofile.ComputeInstanceProfile
 	for _, p := range compute[profile] {
@@ -53,7 +53,7 @@ func (c Card) wholeCompute(profile int) hwprofile.ComputeInstanceProfile {
 // DeletePartition removes the GPU instance at the place "PROFILE@START", with its compute instances and their
 // processes. An empty place means all GPU instances.
 func (n *Node) DeletePartition(which, place string) error {
-	return n.changeMIG(which, func(c Card, m *MIG) error {
+	return n.changeMIG(which, func(c GPU, m *MIG) error {
 		if place == "" {
 			m.Instances = nil
 			return nil
@@ -77,7 +77,7 @@ func (n *Node) DeletePartition(which, place string) error {
 }
 
 // parsePlace parses "PROFILE@START" or "PROFILE". It returns NVML's number of the profile.
-func (c Card) parsePlace(place string) (profile int, at *hwprofile.Span, err error) {
+func (c GPU) parsePlace(place string) (profile int, at *hwprofile.Span, err error) {
 	name, start, given := strings.Cut(place, "@")
 	profiles, _ := c.Calls.GetGpuInstanceProfileInfo.Get()
 	numbers := slices.Sorted(maps.Keys(profiles))

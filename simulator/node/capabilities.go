@@ -21,11 +21,11 @@ const (
 )
 
 // Capabilities returns the minor numbers of the partition's capability device nodes: GPU instance, compute instance.
-func (c Card) Capabilities(p Partition) [2]int {
+func (c GPU) Capabilities(p Partition) [2]int {
 	return [2]int{c.instanceMinor(p.Instance.ID), c.instanceMinor(p.Instance.ID) + 1 + p.Compute.ID}
 }
 
-func (c Card) instanceMinor(instance int) int {
+func (c GPU) instanceMinor(instance int) int {
 	return firstInstance + c.Minor*perGPU + instance*perInstance
 }
 

@@ -9,10 +9,10 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 )
 
-// change changes one GPU, which View.Card finds.
-func (n *Node) change(which string, f func(Card, *GPUState) error) error {
+// change changes one GPU, which View.GPU finds.
+func (n *Node) change(which string, f func(GPU, *GPUState) error) error {
 	return n.Change(func(s *State) error {
-		c, err := n.last.Card(which) // Change has just read it and holds the lock
+		c, err := n.last.GPU(which) // Change has just read it and holds the lock
 		if err != nil {
 			return err
 		}
@@ -25,7 +25,7 @@ func (n *Node) SetComputeMode(which string, mode hwprofile.ComputeMode) error {
 	if !mode.Valid() {
 		return fmt.Errorf("%s is not one of the compute modes %s", mode, strings.Join(hwprofile.ComputeModes(), ", "))
 	}
-	return n.change(which, func(_ Card, s *GPUState) error {
+	return n.change(which, func(_ GPU, s *GPUState) error {
 		s.ComputeMode = mode
 		return nil
 	})
@@ -36,7 +36,7 @@ func (n *Node) SetTimeSlice(which string, t hwprofile.TimeSlice) error {
 	if !t.Valid() {
 		return fmt.Errorf("%s is not one of the time slices %s", t, strings.Join(hwprofile.TimeSlices(), ", "))
 	}
-	return n.change(which, func(c Card, s *GPUState) error {
+	return n.change(which, func(c GPU, s *GPUState) error {
 		if !c.HasTimeSlice() {
 			return fmt.Errorf("%s: it has no time slice to set: that came with compute capability %d.%d", c.Name,
 				timeSliceSince.Major, timeSliceSince.Minor)
@@ -48,7 +48,7 @@ func (n *Node) SetTimeSlice(which string, t hwprofile.TimeSlice) error {
 
 // SetMemoryUsed sets how many bytes of the GPU's memory are in use besides those of its processes.
 func (n *Node) SetMemoryUsed(which string, bytes uint64) error {
-	return n.change(which, func(c Card, s *GPUState) error {
+	return n.change(which, func(c GPU, s *GPUState) error {
 		m, e := c.Calls.GetMemoryInfo.Get()
 		if e != "" {
 			return fmt.Errorf("%s: its memory is unknown: GetMemoryInfo answers %s", c.Name, e)

@@ -12,7 +12,7 @@ import (
 
 // Device is a GPU or a partition, as CUDA programs use it.
 type Device struct {
-	Card
+	GPU
 	Partition *Partition // nil for a whole GPU
 }
 
@@ -29,7 +29,7 @@ func (d Device) Memory() hwprofile.Answer[hwprofile.Memory] {
 	if d.Partition != nil {
 		return hwprofile.Value(d.Partition.Memory())
 	}
-	return d.Card.Memory()
+	return d.GPU.Memory()
 }
 
 // Processes returns the processes that use the device.
@@ -41,9 +41,9 @@ func (d Device) Processes() []Process {
 }
 
 // Devices returns the devices of the GPU: its partitions in MIG mode, otherwise the GPU itself.
-func (c Card) Devices() []Device {
+func (c GPU) Devices() []Device {
 	if !c.Partitioned() {
-		return []Device{{Card: c}}
+		return []Device{{GPU: c}}
 	}
 	var out []Device
 	for _, p := range c.Partitions() {
@@ -52,8 +52,8 @@ func (c Card) Devices() []Device {
 	return out
 }
 
-// Device finds a GPU as Card does, or a partition by its UUID or its printed name, "gpu-1b-00-0/1g.10gb@4". The GPU's
-// part of the name may be anything that Card accepts. If several compute instances match, it returns the first.
+// Device finds a GPU as GPU does, or a partition by its UUID or its printed name, "gpu-1b-00-0/1g.10gb@4". The GPU's
+// part of the name may be anything that GPU accepts. If several compute instances match, it returns the first.
 func (v *View) Device(which string) (Device, error) {
 	if strings.HasPrefix(which, "MIG-") {
 		if c, p, ok := v.Partition(which); ok {
@@ -62,9 +62,9 @@ func (v *View) Device(which string) (Device, error) {
 		return Device{}, fmt.Errorf("no partition %q", which)
 	}
 	gpu, place, ofPartition := strings.Cut(which, "/")
-	c, err := v.Card(gpu)
+	c, err := v.GPU(gpu)
 	if err != nil || !ofPartition {
-		return Device{Card: c}, err
+		return Device{GPU: c}, err
 	}
 	all := c.Partitions()
 	at := slices.IndexFunc(all, func(p Partition) bool { return place == p.place() })
@@ -108,7 +108,7 @@ func (s *GPUState) setProcesses(d Device, processes []Process) {
 		return
 	}
 	if s.MIG == nil {
-		m := initialMIG(d.GPU)
+		m := initialMIG(d.GPU.GPU)
 		s.MIG = &m
 	}
 	for _, g := range s.MIG.Instances {
@@ -177,7 +177,7 @@ func (n *Node) RemoveProcess(which, name string) error {
 }
 
 // allProcesses returns the processes of the GPU and of all its partitions.
-func (c Card) allProcesses() []Process {
+func (c GPU) allProcesses() []Process {
 	out := slices.Clone(c.State.Processes)
 	for _, p := range c.Partitions() {
 		out = append(out, p.Compute.Processes...)

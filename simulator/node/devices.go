@@ -25,4 +25,4 @@ func (v *View) DeviceNodes() []DeviceNode {
 }
 
 // DeviceNode is the name of the GPU's device node in /dev.
-func (c Card) DeviceNode() string { return "nvidia" + strconv.Itoa(c.Minor) }
+func (c GPU) DeviceNode() string { return "nvidia" + strconv.Itoa(c.Minor) }

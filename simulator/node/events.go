@@ -194,7 +194,7 @@ func (e *Events) Close() {
 
 // SupportedEvents is the answer of GetSupportedEventTypes. A profile without one has XIDs and clocks, and those of ECC
 // if that is on. A GPU that is older than Fermi, or virtual, has no events.
-func (c Card) SupportedEvents() hwprofile.Answer[uint64] {
+func (c GPU) SupportedEvents() hwprofile.Answer[uint64] {
 	const fermi = 2
 	capability, _ := c.Calls.GetCudaComputeCapability.Get()
 	brand, _ := c.Calls.GetBrand.Get()

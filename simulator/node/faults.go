@@ -116,7 +116,7 @@ func (n *Node) Inject(which, call string, f Fault) error {
 	if err := f.check(); err != nil {
 		return err
 	}
-	return n.change(which, func(_ Card, s *GPUState) error {
+	return n.change(which, func(_ GPU, s *GPUState) error {
 		faults := &s.Faults
 		if f.Delay != 0 {
 			faults = &s.Delays
@@ -131,7 +131,7 @@ func (n *Node) Inject(which, call string, f Fault) error {
 
 // Heal removes all faults of the GPU. It is no error if there are none. It does not plug an unplugged GPU back.
 func (n *Node) Heal(which string) error {
-	return n.change(which, func(_ Card, s *GPUState) error {
+	return n.change(which, func(_ GPU, s *GPUState) error {
 		s.Faults, s.Delays = nil, nil
 		return nil
 	})
@@ -139,7 +139,7 @@ func (n *Node) Heal(which string) error {
 
 // Fault returns the error of the next such call: the injected one, ERROR_GPU_IS_LOST if the GPU is unplugged, otherwise
 // "".
-func (c Card) Fault(call string) hwprofile.Error {
+func (c GPU) Fault(call string) hwprofile.Error {
 	if c.State.Unplugged {
 		return hwprofile.LostGPU
 	}
@@ -147,17 +147,17 @@ func (c Card) Fault(call string) hwprofile.Error {
 }
 
 // Delay returns the injected delay of the next such call.
-func (c Card) Delay(call string) time.Duration { return activeFault(c.State.Delays, call).Delay }
+func (c GPU) Delay(call string) time.Duration { return activeFault(c.State.Delays, call).Delay }
 
 // Delayed reports whether a delay is injected into the call, spent or not.
-func (c Card) Delayed(call string) bool {
+func (c GPU) Delayed(call string) bool {
 	_, one := c.State.Delays[call]
 	_, all := c.State.Delays[AllCalls]
 	return one || all
 }
 
 // Healthy reports whether the GPU is plugged in and has no faults.
-func (c Card) Healthy() bool {
+func (c GPU) Healthy() bool {
 	return !c.State.Unplugged && len(c.State.Faults) == 0 && len(c.State.Delays) == 0
 }
 
@@ -187,7 +187,7 @@ func (n *Node) TakeFault(uuid, call string) (delay time.Duration, e hwprofile.Er
 	if err != nil {
 		return 0, "", err
 	}
-	at := slices.IndexFunc(v.GPUs, func(c Card) bool { return c.UUID == uuid })
+	at := slices.IndexFunc(v.GPUs, func(c GPU) bool { return c.UUID == uuid })
 	if at < 0 {
 		return 0, hwprofile.LostGPU, nil
 	}
@@ -195,7 +195,7 @@ func (n *Node) TakeFault(uuid, call string) (delay time.Duration, e hwprofile.Er
 	if n.dir == "" || !counting(c.State.Faults, call) && !counting(c.State.Delays, call) {
 		return c.Delay(call), c.Fault(call), nil
 	}
-	err = n.change(uuid, func(c Card, s *GPUState) error {
+	err = n.change(uuid, func(c GPU, s *GPUState) error {
 		delay, e = c.Delay(call), c.Fault(call)
 		count(s.Faults, call)
 		count(s.Delays, call)

@@ -171,7 +171,7 @@ func TestUnpluggedGPUWithFaults(t *testing.T) {
 	if _, e, err := n.TakeFault(v.GPUs[0].UUID, "GetName"); e != hwprofile.LostGPU || err != nil {
 		t.Errorf("unplugged: %s, %v", e, err)
 	}
-	must(t, n.RemoveCard("0"))
+	must(t, n.RemoveGPU("0"))
 	if _, e, err := n.TakeFault(v.GPUs[0].UUID, "GetName"); e != hwprofile.LostGPU || err != nil {
 		t.Errorf("removed: %s, %v", e, err)
 	}

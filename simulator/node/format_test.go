@@ -85,7 +85,7 @@ func TestEncodeOldestFormat(t *testing.T) {
 	}{
 		{"an unplugged GPU", func(n *node.Node) error { return n.Unplug("0") },
 			func(n *node.Node) error { return n.Plug("0") }, 2},
-		{"a removed GPU", func(n *node.Node) error { return n.RemoveCard("0") }, nil, 2},
+		{"a removed GPU", func(n *node.Node) error { return n.RemoveGPU("0") }, nil, 2},
 		{"an added GPU", func(n *node.Node) error { return do(n, "add 0") }, nil, 2},
 		{"a slow call", func(n *node.Node) error { return n.Slow("0", "GetName", time.Second) },
 			func(n *node.Node) error { return n.Heal("0") }, 2},

@@ -143,7 +143,7 @@ func (h Health) restarted() Health {
 }
 
 // Health is the current health of the GPU.
-func (c Card) Health() Health {
+func (c GPU) Health() Health {
 	if c.State.Health != nil {
 		return *c.State.Health
 	}
@@ -161,7 +161,7 @@ func (s *GPUState) setHealth(h Health) {
 // of the recovery action is also an event.
 func (n *Node) ChangeHealth(which string, change func(*Health)) error {
 	var event *Event
-	err := n.change(which, func(c Card, s *GPUState) error {
+	err := n.change(which, func(c GPU, s *GPUState) error {
 		h := c.Health()
 		event = nil
 		change(&h)
@@ -181,7 +181,7 @@ func (n *Node) ChangeHealth(which string, change func(*Health)) error {
 }
 
 // reports returns an error if NVML cannot report the health for this GPU.
-func (c Card) reports(h Health) error {
+func (c GPU) reports(h Health) error {
 	if h.RemappedRows != "" && !c.RemapsRows() {
 		return refuse(hwprofile.NotSupported, "%s remaps no rows: that came with compute capability %d.0 and takes ECC",
 			c.Name, remapsSince)
@@ -206,21 +206,21 @@ func (c Card) reports(h Health) error {
 const remapsSince = 8
 
 // RemapsRows reports whether GetRemappedRows has values.
-func (c Card) RemapsRows() bool {
+func (c GPU) RemapsRows() bool {
 	capability, _ := c.Calls.GetCudaComputeCapability.Get()
 	return c.hasECC() && capability.Major >= remapsSince
 }
 
 // RetiresPages reports whether GetRetiredPagesPendingStatus has a value.
-func (c Card) RetiresPages() bool { return c.hasECC() && !c.RemapsRows() }
+func (c GPU) RetiresPages() bool { return c.hasECC() && !c.RemapsRows() }
 
-func (c Card) hasECC() bool {
+func (c GPU) hasECC() bool {
 	_, e := c.Calls.GetEccMode.Get()
 	return e == ""
 }
 
 // NvLinkState is the current answer of GetNvLinkState.
-func (c Card) NvLinkState() hwprofile.Answer[hwprofile.Links[hwprofile.Switch]] {
+func (c GPU) NvLinkState() hwprofile.Answer[hwprofile.Links[hwprofile.Switch]] {
 	profile, e := c.Calls.GetNvLinkState.Get()
 	down := c.Health().LinksDown
 	if e != "" || len(down) == 0 {

@@ -312,16 +312,16 @@ func (n *Node) ReloadDriver(version string, swap []string) error {
 		return fmt.Errorf("GPUs to swap %q: want two", swap)
 	}
 	return n.changing(func(v *View, s slot, next content) error {
-		cards := make([]Card, len(swap))
+		gpus := make([]GPU, len(swap))
 		for i, which := range swap {
 			var err error
-			if cards[i], err = v.Card(which); err != nil {
+			if gpus[i], err = v.GPU(which); err != nil {
 				return err
 			}
 		}
-		if len(cards) == 2 {
-			next.State.GPUs[cards[0].entry].Minor = &cards[1].Minor
-			next.State.GPUs[cards[1].entry].Minor = &cards[0].Minor
+		if len(gpus) == 2 {
+			next.State.GPUs[gpus[0].entry].Minor = &gpus[1].Minor
+			next.State.GPUs[gpus[1].entry].Minor = &gpus[0].Minor
 		}
 		for _, c := range v.GPUs {
 			fresh := factoryState(c.GPU)

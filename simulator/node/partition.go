@@ -88,7 +88,7 @@ func initialMIG(g hwprofile.GPU) MIG {
 }
 
 // MIG is the current MIG state of the GPU.
-func (c Card) MIG() MIG {
+func (c GPU) MIG() MIG {
 	if c.State.MIG != nil {
 		return *c.State.MIG
 	}
@@ -96,15 +96,15 @@ func (c Card) MIG() MIG {
 }
 
 // MigMode is the current answer of GetMigMode.
-func (c Card) MigMode() hwprofile.Answer[hwprofile.MigMode] {
+func (c GPU) MigMode() hwprofile.Answer[hwprofile.MigMode] {
 	return c.Calls.GetMigMode.With(c.MIG().Mode)
 }
 
 // Partitioned reports whether the GPU is in MIG mode. Then programs can use its partitions, but not the GPU itself.
-func (c Card) Partitioned() bool { return c.MIG().Mode.Current != 0 }
+func (c GPU) Partitioned() bool { return c.MIG().Mode.Current != 0 }
 
 // Partitions returns the compute instances of the GPU in NVML's order.
-func (c Card) Partitions() []Partition {
+func (c GPU) Partitions() []Partition {
 	var out []Partition
 	for _, g := range c.MIG().Instances {
 		for _, ci := range g.Compute {
@@ -114,7 +114,7 @@ func (c Card) Partitions() []Partition {
 	return out
 }
 
-func (c Card) partition(g GPUInstance, ci ComputeInstance, index int) Partition {
+func (c GPU) partition(g GPUInstance, ci ComputeInstance, index int) Partition {
 	profiles, _ := c.Calls.GetGpuInstanceProfileInfo.Get()
 	compute, _ := c.Calls.GpuInstanceGetComputeInstanceProfileInfo.Get()
 	p := Partition{Index: index, Instance: g, Compute: ci, Profile: profiles[g.Profile],
@@ -127,7 +127,7 @@ func (c Card) partition(g GPUInstance, ci ComputeInstance, index int) Partition 
 }
 
 // Partition finds a partition of any GPU by its UUID.
-func (v *View) Partition(uuid string) (Card, Partition, bool) {
+func (v *View) Partition(uuid string) (GPU, Partition, bool) {
 	for _, c := range v.GPUs {
 		for _, p := range c.Partitions() {
 			if p.Compute.UUID == uuid {
@@ -135,7 +135,7 @@ func (v *View) Partition(uuid string) (Card, Partition, bool) {
 			}
 		}
 	}
-	return Card{}, Partition{}, false
+	return GPU{}, Partition{}, false
 }
 
 // Memory returns the current memory of the partition. Compute instances of one GPU instance share it.
@@ -149,8 +149,8 @@ func (p Partition) Memory() hwprofile.Memory {
 }
 
 // changeMIG changes the MIG state of a GPU that supports MIG.
-func (n *Node) changeMIG(which string, f func(Card, *MIG) error) error {
-	return n.change(which, func(c Card, s *GPUState) error {
+func (n *Node) changeMIG(which string, f func(GPU, *MIG) error) error {
+	return n.change(which, func(c GPU, s *GPUState) error {
 		if _, e := c.Calls.GetMigMode.Get(); e != "" {
 			return refuse(e, "%s has no MIG mode", c.Name)
 		}
@@ -188,7 +188,7 @@ func cloneInstances(all []GPUInstance) []GPUInstance {
 // older GPUs a change takes a reset and persists. (NVIDIA's MIG user guide: Hopper and newer.)
 const freeSwitchSince = 9
 
-func (c Card) switchesFreely() bool {
+func (c GPU) switchesFreely() bool {
 	capability, _ := c.Calls.GetCudaComputeCapability.Get()
 	return capability.Major >= freeSwitchSince
 }
@@ -196,7 +196,7 @@ func (c Card) switchesFreely() bool {
 // SetMigMode enables or disables MIG mode as NVML does. activation is why the mode did not change, "" if it did. The
 // error is for a GPU without MIG.
 func (n *Node) SetMigMode(which string, mode hwprofile.Switch) (activation hwprofile.Error, err error) {
-	err = n.changeMIG(which, func(c Card, m *MIG) error {
+	err = n.changeMIG(which, func(c GPU, m *MIG) error {
 		activation = ""
 		switch to := int(mode); {
 		case to == m.Mode.Current:
@@ -215,7 +215,7 @@ func (n *Node) SetMigMode(which string, mode hwprofile.Switch) (activation hwpro
 }
 
 // occupied returns why the MIG mode of the GPU cannot change now, nil if it can.
-func (c Card) occupied(m MIG) error {
+func (c GPU) occupied(m MIG) error {
 	if len(c.State.Processes) > 0 {
 		return refuse(hwprofile.InUse, "%s is used by process %d %s", c.Name, c.State.Processes[0].PID,
 			c.State.Processes[0].Name)
@@ -228,7 +228,7 @@ func (c Card) occupied(m MIG) error {
 
 // SwitchMIG enables or disables MIG mode, with a reset if necessary. The GPU must be idle.
 func (n *Node) SwitchMIG(which string, mode hwprofile.Switch) error {
-	return n.changeMIG(which, func(c Card, m *MIG) error {
+	return n.changeMIG(which, func(c GPU, m *MIG) error {
 		if err := c.occupied(*m); err != nil {
 			return err
 		}
@@ -238,7 +238,7 @@ func (n *Node) SwitchMIG(which string, mode hwprofile.Switch) error {
 }
 
 // afterStart is the MIG state of the GPU after a reboot.
-func (c Card) afterStart(m MIG) MIG {
+func (c GPU) afterStart(m MIG) MIG {
 	if c.switchesFreely() {
 		return MIG{Mode: initialMIG(c.GPU).Mode}
 	}
@@ -256,7 +256,7 @@ func profileByID(profiles hwprofile.GPUInstanceProfiles, id int) (number int, p 
 }
 
 // Placements returns the possible placements of GPU instances of the profile with that ID, in MIG mode or not.
-func (c Card) Placements(id int) ([]hwprofile.Span, error) {
+func (c GPU) Placements(id int) ([]hwprofile.Span, error) {
 	profiles, e := c.Calls.GetGpuInstanceProfileInfo.Get()
 	if e != "" {
 		return nil, refuse(e, "%s cannot be partitioned", c.Name)
@@ -273,7 +273,7 @@ func (c Card) Placements(id int) ([]hwprofile.Span, error) {
 }
 
 // Instances returns the GPU instances of the GPU. It is an error if the GPU is not in MIG mode.
-func (c Card) Instances() ([]GPUInstance, error) {
+func (c GPU) Instances() ([]GPUInstance, error) {
 	m := c.MIG()
 	if m.Mode.Current == 0 {
 		return nil, refuse(hwprofile.NotSupported, "%s is not in MIG mode", c.Name)
@@ -282,7 +282,7 @@ func (c Card) Instances() ([]GPUInstance, error) {
 }
 
 // Instance finds a GPU instance by its ID.
-func (c Card) Instance(id int) (GPUInstance, error) {
+func (c GPU) Instance(id int) (GPUInstance, error) {
 	all, err := c.Instances()
 	if err != nil {
 		return GPUInstance{}, err
@@ -296,7 +296,7 @@ func (c Card) Instance(id int) (GPUInstance, error) {
 }
 
 // RemainingCapacity returns how many more GPU instances of the profile with that ID fit.
-func (c Card) RemainingCapacity(id int) (int, error) {
+func (c GPU) RemainingCapacity(id int) (int, error) {
 	m := c.MIG()
 	m.Instances = slices.Clone(m.Instances)
 	for count := 0; ; count++ {
@@ -314,7 +314,7 @@ func (c Card) RemainingCapacity(id int) (int, error) {
 // first free one.
 func (n *Node) CreateGPUInstance(which string, id int, at *hwprofile.Span) (GPUInstance, error) {
 	var out GPUInstance
-	err := n.changeMIG(which, func(c Card, m *MIG) error {
+	err := n.changeMIG(which, func(c GPU, m *MIG) error {
 		var err error
 		out, err = c.addInstance(m, id, at)
 		return err
@@ -322,7 +322,7 @@ func (n *Node) CreateGPUInstance(which string, id int, at *hwprofile.Span) (GPUI
 	return out, err
 }
 
-func (c Card) addInstance(m *MIG, id int, at *hwprofile.Span) (GPUInstance, error) {
+func (c GPU) addInstance(m *MIG, id int, at *hwprofile.Span) (GPUInstance, error) {
 	if m.Mode.Current == 0 {
 		return GPUInstance{}, refuse(hwprofile.NotSupported, "%s is not in MIG mode", c.Name)
 	}
@@ -345,7 +345,7 @@ func (c Card) addInstance(m *MIG, id int, at *hwprofile.Span) (GPUInstance, erro
 	return GPUInstance{}, err
 }
 
-func (c Card) insertInstance(m *MIG, id int, at hwprofile.Span) GPUInstance {
+func (c GPU) insertInstance(m *MIG, id int, at hwprofile.Span) GPUInstance {
 	profiles, _ := c.Calls.GetGpuInstanceProfileInfo.Get()
 	number, _, _ := profileByID(profiles, id)
 	g := GPUInstance{ID: c.instanceID(at), Profile: number, Span: at}
@@ -356,7 +356,7 @@ func (c Card) insertInstance(m *MIG, id int, at hwprofile.Span) GPUInstance {
 
 // instanceID is the ID that the driver gives to a GPU instance, as nvidia-smi mig -lgi shows on real GPUs: 0 for the
 // whole GPU, 1 and 2 for its halves, 3 to 6 for its quarters and so on.
-func (c Card) instanceID(at hwprofile.Span) int {
+func (c GPU) instanceID(at hwprofile.Span) int {
 	whole := 0
 	placements, _ := c.Calls.GetGpuInstancePossiblePlacements.Get()
 	for _, possible := range placements {
@@ -369,7 +369,7 @@ func (c Card) instanceID(at hwprofile.Span) int {
 
 // fits returns nil if a GPU instance of the profile fits beside the others: the placement and enough engines are free.
 // The GPU has as many engines as the profile with the most.
-func (c Card) fits(others []GPUInstance, id int, at hwprofile.Span) error {
+func (c GPU) fits(others []GPUInstance, id int, at hwprofile.Span) error {
 	profiles, _ := c.Calls.GetGpuInstanceProfileInfo.Get()
 	number, want, _ := profileByID(profiles, id)
 	same := 0
@@ -413,8 +413,8 @@ func enginesOf(p hwprofile.GPUInstanceProfile) [len(engineNames)]int {
 }
 
 // changeInstance changes a GPU instance, or returns ERROR_NOT_FOUND.
-func (n *Node) changeInstance(which string, id int, f func(Card, *MIG, int) error) error {
-	return n.changeMIG(which, func(c Card, m *MIG) error {
+func (n *Node) changeInstance(which string, id int, f func(GPU, *MIG, int) error) error {
+	return n.changeMIG(which, func(c GPU, m *MIG) error {
 		at := slices.IndexFunc(m.Instances, func(g GPUInstance) bool { return g.ID == id })
 		if at < 0 {
 			return refuse(hwprofile.NotFound, "%s has no GPU instance %d", c.Name, id)
@@ -425,7 +425,7 @@ func (n *Node) changeInstance(which string, id int, f func(Card, *MIG, int) erro
 
 // DestroyGPUInstance removes a GPU instance that has no compute instances.
 func (n *Node) DestroyGPUInstance(which string, id int) error {
-	return n.changeInstance(which, id, func(c Card, m *MIG, at int) error {
+	return n.changeInstance(which, id, func(c GPU, m *MIG, at int) error {
 		if len(m.Instances[at].Compute) > 0 {
 			return refuse(hwprofile.InUse, "%s: GPU instance %d has compute instances", c.Name, id)
 		}
@@ -437,7 +437,7 @@ func (n *Node) DestroyGPUInstance(which string, id int) error {
 // CreateComputeInstance creates a compute instance of the profile with that ID in a GPU instance.
 func (n *Node) CreateComputeInstance(which string, instance, id int) (ComputeInstance, error) {
 	var out ComputeInstance
-	err := n.changeInstance(which, instance, func(c Card, m *MIG, at int) error {
+	err := n.changeInstance(which, instance, func(c GPU, m *MIG, at int) error {
 		var err error
 		out, err = c.addCompute(&m.Instances[at], id)
 		return err
@@ -445,7 +445,7 @@ func (n *Node) CreateComputeInstance(which string, instance, id int) (ComputeIns
 	return out, err
 }
 
-func (c Card) addCompute(g *GPUInstance, id int) (ComputeInstance, error) {
+func (c GPU) addCompute(g *GPUInstance, id int) (ComputeInstance, error) {
 	profiles, _ := c.Calls.GetGpuInstanceProfileInfo.Get()
 	compute, _ := c.Calls.GpuInstanceGetComputeInstanceProfileInfo.Get()
 	for _, number := range slices.Sorted(maps.Keys(compute[g.Profile])) {
@@ -479,7 +479,7 @@ func (g *GPUInstance) insertCompute(number int, at hwprofile.Span) ComputeInstan
 
 // DestroyComputeInstance removes a compute instance that has no processes.
 func (n *Node) DestroyComputeInstance(which string, instance, id int) error {
-	return n.changeInstance(which, instance, func(c Card, m *MIG, at int) error {
+	return n.changeInstance(which, instance, func(c GPU, m *MIG, at int) error {
 		g := &m.Instances[at]
 		i := slices.IndexFunc(g.Compute, func(ci ComputeInstance) bool { return ci.ID == id })
 		if i < 0 {

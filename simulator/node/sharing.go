@@ -28,7 +28,7 @@ func (p Process) String() string {
 }
 
 // held is the memory held by processes of the GPU and of its partitions, in bytes.
-func (c Card) held() uint64 { return held(c.allProcesses()) }
+func (c GPU) held() uint64 { return held(c.allProcesses()) }
 
 func held(processes []Process) uint64 {
 	var sum uint64
@@ -61,7 +61,7 @@ func (n *Node) BreakMPS(which string, f MPSFault) error {
 	if f == (MPSFault{}) || f.Slow < 0 {
 		return errors.New("a fault of MPS is one of slow, by more than nothing, dead and refusing")
 	}
-	return n.change(which, func(_ Card, s *GPUState) error {
+	return n.change(which, func(_ GPU, s *GPUState) error {
 		s.MPS = &f
 		return nil
 	})
@@ -69,7 +69,7 @@ func (n *Node) BreakMPS(which string, f MPSFault) error {
 
 // HealMPS removes the fault of BreakMPS. It is no error if there is none.
 func (n *Node) HealMPS(which string) error {
-	return n.change(which, func(_ Card, s *GPUState) error {
+	return n.change(which, func(_ GPU, s *GPUState) error {
 		s.MPS = nil
 		return nil
 	})

@@ -9,7 +9,7 @@ import (
 )
 
 // Proximity is the topology level of two GPUs: from the profile, otherwise from their positions on the bus.
-func (c Card) Proximity(other Card) (hwprofile.Proximity, hwprofile.Error) {
+func (c GPU) Proximity(other GPU) (hwprofile.Proximity, hwprofile.Error) {
 	listed, e := c.Calls.GetTopologyCommonAncestor.Or(nil).Get()
 	if e != "" {
 		return 0, e
@@ -32,7 +32,7 @@ func (c Card) Proximity(other Card) (hwprofile.Proximity, hwprofile.Error) {
 }
 
 // Linked reports whether NVLink connects the GPUs: directly, or through a switch to which both have an enabled link.
-func (c Card) Linked(other Card) bool {
+func (c GPU) Linked(other GPU) bool {
 	mine, theirs := c.ends(), other.ends()
 	return slices.Contains(mine, other.PCI.Address) || slices.ContainsFunc(mine, func(a hwprofile.Address) bool {
 		return slices.Contains(theirs, a)
@@ -40,7 +40,7 @@ func (c Card) Linked(other Card) bool {
 }
 
 // ends returns what the GPU's enabled NVLinks lead to.
-func (c Card) ends() []hwprofile.Address {
+func (c GPU) ends() []hwprofile.Address {
 	state, _ := c.Calls.GetNvLinkState.Get()
 	remote, _ := c.Calls.GetNvLinkRemotePciInfo.Get()
 	var out []hwprofile.Address

@@ -67,7 +67,7 @@ func flock(f *os.File, how int) error {
 // for what a reset does not mend. While a process has NVML open or uses the GPU, it returns ERROR_IN_USE.
 func (n *Node) Reset(which string) error {
 	return n.unused(func() error {
-		return n.change(which, func(c Card, s *GPUState) error {
+		return n.change(which, func(c GPU, s *GPUState) error {
 			switch {
 			case n.last.Unloaded:
 				return refuse(hwprofile.DriverNotLoaded, "%s cannot be reset: the driver is not loaded", c.Name)
@@ -84,7 +84,7 @@ func (n *Node) Reset(which string) error {
 }
 
 // idle returns ERROR_IN_USE if a process uses the GPU or one of its partitions.
-func (c Card) idle() error {
+func (c GPU) idle() error {
 	if all := c.allProcesses(); len(all) > 0 {
 		return refuse(hwprofile.InUse, "%s is in use by another client: process %d %s", c.Name, all[0].PID, all[0].Name)
 	}
@@ -92,7 +92,7 @@ func (c Card) idle() error {
 }
 
 // restarted is the state of the GPU after a reboot. Injected faults and what a reset does not mend stay.
-func (c Card) restarted() GPUState {
+func (c GPU) restarted() GPUState {
 	fresh := factoryState(c.GPU)
 	fresh.Faults, fresh.Delays, fresh.MPS, fresh.Added = c.State.Faults, c.State.Delays, c.State.MPS, c.State.Added
 	fresh.Minor = c.State.Minor

@@ -17,19 +17,19 @@ import (
 type View struct {
 	Profile hwprofile.Profile
 	Major   int    // of the device nodes, 0 before they exist
-	GPUs    []Card // by PCI address, in NVML's order; includes unplugged ones
+	GPUs    []GPU  // by PCI address, in NVML's order; includes unplugged ones
 	Crash   *Crash // nil if none is ordered
 	Steps   *Steps // nil if not recorded
 	// Unloaded: the driver is not loaded.
 	Unloaded bool
 
-	gone  []Card // removed GPUs
+	gone  []GPU // removed GPUs
 	seed  string
 	state State
 }
 
-// Card is a GPU of a view.
-type Card struct {
+// GPU is a GPU of a view.
+type GPU struct {
 	Index         int
 	Name          string // the device name, "gpu-1b-00-0"
 	UUID          string
@@ -48,29 +48,29 @@ func newView(p hwprofile.Profile, c content) *View {
 	v := &View{Profile: p, Major: c.State.Major, Crash: c.State.Crash, Steps: c.State.Steps,
 		Unloaded: c.State.Unloaded, seed: c.Seed, state: c.State}
 	for i, s := range c.State.GPUs {
-		card := newCard(p, c.Seed, i, s)
+		gpu := newGPU(p, c.Seed, i, s)
 		if s.Removed {
-			v.gone = append(v.gone, card)
+			v.gone = append(v.gone, gpu)
 			continue
 		}
-		v.GPUs = append(v.GPUs, card)
+		v.GPUs = append(v.GPUs, gpu)
 	}
-	slices.SortStableFunc(v.GPUs, func(a, b Card) int { return a.PCI.Address.Compare(b.PCI.Address) })
+	slices.SortStableFunc(v.GPUs, func(a, b GPU) int { return a.PCI.Address.Compare(b.PCI.Address) })
 	for i := range v.GPUs {
 		v.GPUs[i].Index = i
 	}
 	return v
 }
 
-// newCard returns the GPU of an entry of the state. newView sets its index.
-func newCard(p hwprofile.Profile, seed string, entry int, s GPUState) Card {
-	var c Card
+// newGPU returns the GPU of an entry of the state. newView sets its index.
+func newGPU(p hwprofile.Profile, seed string, entry int, s GPUState) GPU {
+	var c GPU
 	if s.Added != nil {
-		c = s.Added.card(p.GPUs[s.Added.Like])
+		c = s.Added.gpu(p.GPUs[s.Added.Like])
 	} else {
 		g := p.GPUs[entry]
 		// Where the profile has an error for one of these calls, the call fails, but the GPU still has a value.
-		c = Card{
+		c = GPU{
 			Name:   g.PCI.Address.DeviceName(),
 			UUID:   g.Calls.GetUUID.ValueOr(uuidFor(seed, g.PCI.Address)),
 			Serial: g.Calls.GetSerial.ValueOr(serialFor(seed, g.PCI.Address)),
@@ -86,8 +86,8 @@ func newCard(p hwprofile.Profile, seed string, entry int, s GPUState) Card {
 	return c
 }
 
-// Card finds a GPU by its device name, index, UUID or PCI address.
-func (v *View) Card(which string) (Card, error) {
+// GPU finds a GPU by its device name, index, UUID or PCI address.
+func (v *View) GPU(which string) (GPU, error) {
 	for _, c := range v.GPUs {
 		if which == c.Name || which == strconv.Itoa(c.Index) || which == c.UUID ||
 			strings.EqualFold(which, c.PCI.Address.String()) {
@@ -99,9 +99,9 @@ func (v *View) Card(which string) (Card, error) {
 		names = append(names, c.Name)
 	}
 	if len(names) == 0 {
-		return Card{}, fmt.Errorf("no GPU %q: this node has none", which)
+		return GPU{}, fmt.Errorf("no GPU %q: this node has none", which)
 	}
-	return Card{}, fmt.Errorf("no GPU %q; this node has %s (an index from 0 to %d or a UUID will also do)",
+	return GPU{}, fmt.Errorf("no GPU %q; this node has %s (an index from 0 to %d or a UUID will also do)",
 		which, strings.Join(names, ", "), len(names)-1)
 }
 
@@ -158,7 +158,7 @@ func (v *View) String() string {
 }
 
 // migText is the MIG mode as the node prints it, "" if it is off and stays off.
-func (c Card) migText() string {
+func (c GPU) migText() string {
 	switch c.MIG().Mode {
 	case hwprofile.MigMode{Current: 1, Pending: 1}:
 		return " mig=on"
@@ -171,7 +171,7 @@ func (c Card) migText() string {
 }
 
 // printInstances writes a line for each compute instance, for each GPU instance without any, and for their processes.
-func (c Card) printInstances(b *strings.Builder) {
+func (c GPU) printInstances(b *strings.Builder) {
 	profiles, _ := c.Calls.GetGpuInstanceProfileInfo.Get()
 	for _, g := range c.MIG().Instances {
 		if len(g.Compute) == 0 {
@@ -197,7 +197,7 @@ func (n *Node) String() string {
 }
 
 // Memory is the current answer of GetMemoryInfo.
-func (c Card) Memory() hwprofile.Answer[hwprofile.Memory] {
+func (c GPU) Memory() hwprofile.Answer[hwprofile.Memory] {
 	memory, e := c.Calls.GetMemoryInfo.Get()
 	if e != "" {
 		return c.Calls.GetMemoryInfo
@@ -207,7 +207,7 @@ func (c Card) Memory() hwprofile.Answer[hwprofile.Memory] {
 }
 
 // ComputeMode is the current answer of GetComputeMode.
-func (c Card) ComputeMode() hwprofile.Answer[hwprofile.ComputeMode] {
+func (c GPU) ComputeMode() hwprofile.Answer[hwprofile.ComputeMode] {
 	return c.Calls.GetComputeMode.With(c.State.ComputeMode)
 }
 
@@ -216,7 +216,7 @@ func (c Card) ComputeMode() hwprofile.Answer[hwprofile.ComputeMode] {
 var timeSliceSince = hwprofile.Capability{Major: 7, Minor: 5}
 
 // HasTimeSlice reports whether the GPU has a configurable time slice.
-func (c Card) HasTimeSlice() bool {
+func (c GPU) HasTimeSlice() bool {
 	capability, _ := c.Calls.GetCudaComputeCapability.Get()
 	return cmp.Or(cmp.Compare(capability.Major, timeSliceSince.Major),
 		cmp.Compare(capability.Minor, timeSliceSince.Minor)) >= 0

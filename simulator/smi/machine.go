@@ -100,10 +100,10 @@ func (m Machine) Reachable() ([]node.Device, error) {
 	var out []node.Device
 	for _, g := range reachable(v, root) {
 		if !g.Partitioned() {
-			out = append(out, node.Device{Card: g.Card})
+			out = append(out, node.Device{GPU: g.GPU})
 		}
 		for _, p := range g.partitions {
-			out = append(out, node.Device{Card: g.Card, Partition: &p})
+			out = append(out, node.Device{GPU: g.GPU, Partition: &p})
 		}
 	}
 	return out, nil
@@ -111,7 +111,7 @@ func (m Machine) Reachable() ([]node.Device, error) {
 
 // gpu is a GPU that the program can reach. Index is its index among those.
 type gpu struct {
-	node.Card
+	node.GPU
 	Index      int
 	partitions []node.Partition // those that the program can reach
 }
@@ -130,7 +130,7 @@ func reachable(v *node.View, root string) []gpu {
 
 // reachablePartitions returns the partitions of the GPU whose device nodes (GPU instance and compute instance) can be
 // opened. On the node it returns all, as for an administrator: the runtime creates these nodes in containers only.
-func reachablePartitions(v *node.View, root string, c node.Card) []node.Partition {
+func reachablePartitions(v *node.View, root string, c node.GPU) []node.Partition {
 	var out []node.Partition
 	for _, p := range c.Partitions() {
 		all := true

@@ -248,7 +248,7 @@ func TestSilentGPUAfterIndicesHaveShifted(t *testing.T) {
 	before, err := n.Discover(t.Context())
 	must(t, err)
 	gone, silent := before.Devices[0], before.Devices[7]
-	must(t, m.RemoveCard(gone.Name))
+	must(t, m.RemoveGPU(gone.Name))
 	must(t, m.Fail(silent.Name, "GetUUID", "ERROR_GPU_IS_LOST"))
 	for range 2 {
 		look, err := n.Discover(t.Context())

@@ -79,7 +79,7 @@ func TestNVMLOfUnpluggedGPU(t *testing.T) {
 		{"plugged", func() error { return nil }, func(i int) string { return calls[i].back }},
 		{"unplugged", func() error { return other.Unplug("0") }, func(i int) string { return calls[i].unplugged }},
 		{"back", func() error { return other.Plug("gpu-1b-00-0") }, func(i int) string { return calls[i].back }},
-		{"removed", func() error { return other.RemoveCard("gpu-1b-00-0") },
+		{"removed", func() error { return other.RemoveGPU("gpu-1b-00-0") },
 			func(i int) string { return calls[i].removed }},
 	} {
 		must(t, stage.change())
@@ -131,7 +131,7 @@ func TestAddedGPU(t *testing.T) {
 	}
 }
 
-func TestDriverRootFollowsCards(t *testing.T) {
+func TestDriverRootFollowsGPUs(t *testing.T) {
 	n := laidOut(t, "t4-x2")
 	root := n.DriverRoot()
 	whole := tree(t, root)
@@ -200,7 +200,7 @@ func TestAddAndRemoveDuringLayOut(t *testing.T) {
 			other, err := simulator.Attach(n.Dir())
 			for round := 0; err == nil && round < 5; round++ {
 				at, _ := hwprofile.ParseAddress(fmt.Sprintf("0000:1%d:00.0", i))
-				var added node.Card
+				var added node.GPU
 				if added, err = other.Add("gpu-3b-00-0", at); err == nil {
 					err = other.Remove(added.UUID)
 				}
@@ -266,7 +266,7 @@ func TestSlowCallEndsEarly(t *testing.T) {
 			func(n *simulator.Node) error { return n.Heal("0") }, "Tesla T4 SUCCESS"},
 		{"unplugged", node.Fault{Delay: time.Hour}, func(n *simulator.Node) error { return n.Unplug("0") },
 			" ERROR_GPU_IS_LOST"},
-		{"removed", node.Fault{Delay: time.Hour}, func(n *simulator.Node) error { return n.RemoveCard("0") },
+		{"removed", node.Fault{Delay: time.Hour}, func(n *simulator.Node) error { return n.RemoveGPU("0") },
 			" ERROR_GPU_IS_LOST"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -19,18 +19,18 @@ type Added struct {
 }
 
 // card is the added GPU: a copy of like with its own identity and PCI address.
-func (a Added) card(like hwprofile.GPU) Card {
+func (a Added) gpu(like hwprofile.GPU) GPU {
 	like.PCI, like.Instances = a.PCI, nil
 	like.Calls.GetUUID = like.Calls.GetUUID.With(a.UUID)
 	like.Calls.GetSerial = like.Calls.GetSerial.With(a.Serial)
 	like.Calls.GetMinorNumber = like.Calls.GetMinorNumber.With(a.Minor)
-	return Card{Name: a.PCI.Address.DeviceName(), UUID: a.UUID, Serial: a.Serial, Minor: a.Minor, GPU: like}
+	return GPU{Name: a.PCI.Address.DeviceName(), UUID: a.UUID, Serial: a.Serial, Minor: a.Minor, GPU: like}
 }
 
 // Unplug takes the GPU off the bus: every call about it returns ERROR_GPU_IS_LOST, but NVML still counts it. It is no
 // error if the GPU is already unplugged.
 func (n *Node) Unplug(which string) error {
-	return n.change(which, func(_ Card, s *GPUState) error {
+	return n.change(which, func(_ GPU, s *GPUState) error {
 		s.Unplugged = true
 		return nil
 	})
@@ -39,7 +39,7 @@ func (n *Node) Unplug(which string) error {
 // Plug puts an unplugged GPU back: the same GPU at the same address, with its settings as after a reboot. Injected
 // faults stay. If the GPU is not unplugged, Plug does nothing.
 func (n *Node) Plug(which string) error {
-	return n.change(which, func(c Card, s *GPUState) error {
+	return n.change(which, func(c GPU, s *GPUState) error {
 		if s.Unplugged {
 			*s = c.restarted()
 		}
@@ -47,23 +47,23 @@ func (n *Node) Plug(which string) error {
 	})
 }
 
-// RemoveCard removes the GPU from the machine permanently, as if the machine had booted without it. NVML no longer
+// RemoveGPU removes the GPU from the machine permanently, as if the machine had booted without it. NVML no longer
 // counts it, and the index of each GPU after it decreases by one. Names and minor numbers stay.
-func (n *Node) RemoveCard(which string) error {
-	return n.change(which, func(_ Card, s *GPUState) error {
+func (n *Node) RemoveGPU(which string) error {
+	return n.change(which, func(_ GPU, s *GPUState) error {
 		*s = GPUState{Removed: true, Added: s.Added, Minor: s.Minor}
 		return nil
 	})
 }
 
-// AddCard adds a GPU with the properties of like, and returns it. It gets its own UUID and minor number. The zero
-// address means the next free bus after like. AddCard calls ready with the new view before the change is visible; if
+// AddGPU adds a GPU with the properties of like, and returns it. It gets its own UUID and minor number. The zero
+// address means the next free bus after like. AddGPU calls ready with the new view before the change is visible; if
 // ready returns an error, nothing changes. ready must not use n, which is locked.
-func (n *Node) AddCard(like string, at hwprofile.Address, ready func(*View) error) (Card, error) {
-	var added Card
+func (n *Node) AddGPU(like string, at hwprofile.Address, ready func(*View) error) (GPU, error) {
+	var added GPU
 	err := n.Change(func(s *State) error {
 		v := n.last // Change has just read it and holds the lock
-		other, err := v.Card(like)
+		other, err := v.GPU(like)
 		if err != nil {
 			return err
 		}
@@ -75,7 +75,7 @@ func (n *Node) AddCard(like string, at hwprofile.Address, ready func(*View) erro
 		fresh.Added = &a
 		s.GPUs = append(s.GPUs, fresh)
 		next := newView(v.Profile, content{Seed: v.seed, State: *s})
-		if added, err = next.Card(a.UUID); err != nil {
+		if added, err = next.GPU(a.UUID); err != nil {
 			return err
 		}
 		return ready(next)
@@ -83,7 +83,7 @@ func (n *Node) AddCard(like string, at hwprofile.Address, ready func(*View) erro
 	return added, err
 }
 
-func (v *View) addition(like Card, at hwprofile.Address) (Added, error) {
+func (v *View) addition(like GPU, at hwprofile.Address) (Added, error) {
 	if len(v.GPUs) >= hwprofile.MaxGPUs {
 		return Added{}, fmt.Errorf("the machine has %d GPUs, as many as fit", len(v.GPUs))
 	}
@@ -106,9 +106,9 @@ func (v *View) addition(like Card, at hwprofile.Address) (Added, error) {
 }
 
 // place returns the address if it is free. For the zero address it returns the next free bus after the GPU's.
-func (v *View) place(like Card, at hwprofile.Address) (hwprofile.Address, error) {
+func (v *View) place(like GPU, at hwprofile.Address) (hwprofile.Address, error) {
 	taken := func(is func(hwprofile.Address) bool) bool {
-		return slices.ContainsFunc(v.GPUs, func(c Card) bool {
+		return slices.ContainsFunc(v.GPUs, func(c GPU) bool {
 			return is(c.PCI.Address) || slices.ContainsFunc(c.PCI.Bridges, is)
 		})
 	}
@@ -139,7 +139,7 @@ func (v *View) bridges(beside hwprofile.PCI) []hwprofile.Address {
 	}
 	port := &out[len(out)-1]
 	for range 32 { // ports of a switch
-		if !slices.ContainsFunc(v.GPUs, func(c Card) bool { return slices.Contains(c.PCI.Bridges, *port) }) {
+		if !slices.ContainsFunc(v.GPUs, func(c GPU) bool { return slices.Contains(c.PCI.Bridges, *port) }) {
 			break
 		}
 		port.Device = (port.Device + 1) % 32
@@ -158,7 +158,7 @@ func (v *View) nextMinor() (int, error) {
 		return next, nil
 	}
 	for minor := range hwprofile.MaxMinor + 1 {
-		if !slices.ContainsFunc(v.GPUs, func(c Card) bool { return c.Minor == minor }) {
+		if !slices.ContainsFunc(v.GPUs, func(c GPU) bool { return c.Minor == minor }) {
 			return minor, nil
 		}
 	}

@@ -24,7 +24,7 @@ func do(n *node.Node, verb string) error {
 	case "plug":
 		return n.Plug(words[1])
 	case "remove":
-		return n.RemoveCard(words[1])
+		return n.RemoveGPU(words[1])
 	case "prohibit":
 		return n.SetComputeMode(words[1], 2)
 	case "break":
@@ -37,7 +37,7 @@ func do(n *node.Node, verb string) error {
 			return err
 		}
 	}
-	_, err := n.AddCard(words[1], at, anyway)
+	_, err := n.AddGPU(words[1], at, anyway)
 	return err
 }
 
@@ -67,7 +67,7 @@ func cards(t *testing.T, n *node.Node, seen map[string]int) string {
 	return b.String()
 }
 
-func TestAddAndRemoveCards(t *testing.T) {
+func TestAddAndRemoveGPUs(t *testing.T) {
 	const first, second = "gpu-3b-00-0 minor=0 uuid=0 below [0000:3a:00.0]",
 		"gpu-af-00-0 minor=1 uuid=1 below [0000:ae:00.0]"
 	for _, tt := range []struct{ name, verbs, want string }{
@@ -121,7 +121,7 @@ func TestAddAndRemoveCards(t *testing.T) {
 	}
 }
 
-func TestAddAndRemoveCardsRefused(t *testing.T) {
+func TestAddAndRemoveGPUsRefused(t *testing.T) {
 	for _, tt := range []struct{ name, verb, want string }{
 		{"unplug one that is not there", "unplug gpu-00-00-0",
 			`no GPU "gpu-00-00-0"; this node has gpu-3b-00-0, gpu-af-00-0`},
@@ -163,16 +163,16 @@ func TestMaxGPUs(t *testing.T) {
 // Minor numbers are reused only after all have been used, and are always unique.
 func TestMinorNumbersAreReused(t *testing.T) {
 	n := open(t, tmpfs.Dir(t), profile(t, "t4-x2"))
-	var last node.Card
+	var last node.GPU
 	for i := range 300 {
 		var err error
-		if last, err = n.AddCard("gpu-3b-00-0", hwprofile.Address{}, anyway); err != nil {
+		if last, err = n.AddGPU("gpu-3b-00-0", hwprofile.Address{}, anyway); err != nil {
 			t.Fatal(err)
 		}
 		if want := i + 2; last.Minor != want && want <= 247 {
 			t.Fatalf("minor number %d, want %d", last.Minor, want)
 		}
-		must(t, n.RemoveCard(last.Name))
+		must(t, n.RemoveGPU(last.Name))
 	}
 	if want := 2; last.Minor != want {
 		t.Errorf("minor number %d, want %d", last.Minor, want)
@@ -180,24 +180,24 @@ func TestMinorNumbersAreReused(t *testing.T) {
 }
 
 // The minor number of a removed GPU is not given to the next one, also if a reload of the driver had changed it.
-func TestMinorNumberOfRemovedCard(t *testing.T) {
+func TestMinorNumberOfRemovedGPU(t *testing.T) {
 	n := open(t, tmpfs.Dir(t), profile(t, "t4-x2"))
 	must(t, n.ReloadDriver("", []string{"0", "1"}))
-	must(t, n.RemoveCard("gpu-3b-00-0"))
-	added, err := n.AddCard("gpu-af-00-0", hwprofile.Address{}, anyway)
+	must(t, n.RemoveGPU("gpu-3b-00-0"))
+	added, err := n.AddGPU("gpu-af-00-0", hwprofile.Address{}, anyway)
 	must(t, err)
 	if added.Minor != 2 {
 		t.Errorf("minor number %d, want 2: a container may have the device node of the removed GPU, 1", added.Minor)
 	}
 }
 
-func TestAddCardCallsReadyFirst(t *testing.T) {
+func TestAddGPUCallsReadyFirst(t *testing.T) {
 	dir := tmpfs.Dir(t)
 	n := open(t, dir, profile(t, "t4-x2"))
 	other, err := node.Attach(dir)
 	must(t, err)
 	before := n.String()
-	_, err = n.AddCard("0", hwprofile.Address{}, func(next *node.View) error {
+	_, err = n.AddGPU("0", hwprofile.Address{}, func(next *node.View) error {
 		if len(next.GPUs) != 3 || other.String() != before {
 			t.Errorf("ready sees %d GPUs, others see:\n%s", len(next.GPUs), other)
 		}
