@@ -2,7 +2,10 @@
 
 package main
 
-import "context"
+import (
+	"context"
+	"fmt"
+)
 
 // measurement fills in rows of the table. Measurements run in this order: those that need an unused plugin come first.
 type measurement struct {
@@ -24,6 +27,7 @@ var measurements = []measurement{
 	{"driver update", measureDriverUpdate},
 	{"hanging GPU", measureHanging},
 	{"start", measureStart},
+	{"kubelet restarts", measureKubeletRestarts},
 	{"pods", measurePods},
 	{"conversion", measureConversion},
 	{"health", measureHealth},
@@ -88,6 +92,8 @@ var rows = []row{
 		why: whyStart},
 	{key: "startall", what: "– every slice, with all partitions of 8 H100, p50", unit: "s", aim: []float64{1.5},
 		why: whyStart},
+	{key: "kubelet", what: fmt.Sprintf("%d restarts of the kubelet, which removes its node's slices: until all are "+
+		"back, longest / p50", kubeletRestarts), unit: "ms", aim: []float64{2000}, why: whyKubelet},
 	{key: "rss", what: "RSS idle / after 200 cycles, with all partitions of 8 H100 (the peer: without)", unit: "MiB",
 		peer: "67 / 69", aim: []float64{36, 36}, why: whyRSS},
 	{key: "anon", what: "– of that the process's own, the rest is the program file's: idle / after 200 cycles",

@@ -26,9 +26,10 @@ const (
 		"containerd can read the CDI directory; here it still reads during the next call, on the same cores."
 	whyHang = "the calls on other GPUs wait for nothing of the GPU that hangs: a look at it goes on beside them. " +
 		"What is more is the processor time of that look."
-	whyUpdate = "the driver notices the update at its next look; then each claim is rendered and written anew."
-	whyStart  = "it is 0.1 s where nothing else runs: the plugin looks at the machine, registers and writes the slice."
-	whyRSS    = "the safe floor, which has nothing of the driver, is above the aim: see its row. Three fifths are " +
+	whyUpdate  = "the driver notices the update at its next look; then each claim is rendered and written anew."
+	whyStart   = "it is 0.1 s where nothing else runs: the plugin looks at the machine, registers and writes the slice."
+	whyKubelet = "a slice that somebody else has removed is written again after half a second."
+	whyRSS     = "the safe floor, which has nothing of the driver, is above the aim: see its row. Three fifths are " +
 		"pages of the program file. More than a third of its code and data (go tool nm) are the types of all " +
 		"Kubernetes API groups, which client-go registers whether they are used or not. The kernel shares these " +
 		"pages and can drop them."
