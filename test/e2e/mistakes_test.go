@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // testMistakes makes the mistakes of the first day: each has a warning or a refusal when the claim is created, or an
@@ -84,7 +85,7 @@ func (s *suite) mistakenPods(t *testing.T, ns, other string) {
 	}
 	missing := s.templateFor(t, ns, "no-class", resourceapi.DeviceRequest{Name: "gpu",
 		Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.org"}})
-	for _, tc := range []struct {
+	tests := []struct {
 		name   string
 		option podOption
 		want   []string
@@ -96,8 +97,13 @@ func (s *suite) mistakenPods(t *testing.T, ns, other string) {
 			"one-gpu?"}},
 		{"of-no-class", withTemplate(missing), []string{"gpu.nvidia.org, which does not exist", "gpu.nvidia.com"}},
 		{"of-no-resource", extended, []string{"no node offers nvidia.com/mig-5g.50gb"}},
-	} {
-		pod := s.pod(t, ns, tc.name, tc.option)
+	}
+	pods := make([]client.ObjectKey, len(tests)) // all at once, because the controller lets a pod wait for a while first
+	for i, tc := range tests {
+		pods[i] = s.pod(t, ns, tc.name, tc.option)
+	}
+	for i, tc := range tests {
+		pod := pods[i]
 		s.waitEvent(t, pod, append(slices.Clone(tc.want), "NotAllocated: ")...)
 		text, err := kubectlGPU(t.Context(), "why", pod.Name, "-n", ns, "--as", user)
 		s.must(t, err)

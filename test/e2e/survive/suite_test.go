@@ -83,11 +83,12 @@ func TestNodes(t *testing.T) {
 			t.Run("the plugin is killed at each step", n.testKilled)
 			t.Run("the plugin is killed while it creates and removes partitions", n.testKilledPartitioning)
 			t.Run("partitions are created again after a power cut", n.testPowerCutPartitions)
-			t.Run("NVIDIA's programs serve shares, and the driver is replaced", n.testNVIDIA)
 		})
 		t.Run("node-4", func(t *testing.T) {
 			t.Parallel()
-			t.Run("the plugin is killed while it sets up hardware", s.node("node-4").testKilledPreparingShares)
+			n := s.node("node-4")
+			t.Run("the plugin is killed while it sets up hardware", n.testKilledPreparingShares)
+			t.Run("NVIDIA's programs serve shares, and the driver is replaced", n.testNVIDIA)
 		})
 		t.Run("node-5", func(t *testing.T) {
 			t.Parallel()
