@@ -98,7 +98,7 @@ func (s *suite) mistakenPods(t *testing.T, ns, other string) {
 		{"of-no-class", withTemplate(missing), []string{"gpu.nvidia.org, which does not exist", "gpu.nvidia.com"}},
 		{"of-no-resource", extended, []string{"no node offers nvidia.com/mig-5g.50gb"}},
 	}
-	pods := make([]client.ObjectKey, len(tests)) // all at once, because the controller lets a pod wait for a while first
+	pods := make([]client.ObjectKey, len(tests)) // all at once: each waits for a while before the controller tells it
 	for i, tc := range tests {
 		pods[i] = s.pod(t, ns, tc.name, tc.option)
 	}
