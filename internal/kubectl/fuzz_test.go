@@ -45,6 +45,7 @@ func FuzzPage(f *testing.F) {
 		f.Add(target, "evil.example.com", "")
 	}
 	of := newReasons(func(context.Context) *snapshot.Snapshot { return &snapshot.Snapshot{Unread: map[string]error{}} })
+	f.Add("*", "127.0.0.1", `s"ecret`) // net/http drops the quotation mark
 	page := newPageServer(newBoard(filter{}, ""), of, "127.0.0.1:80", "secret")
 	f.Fuzz(func(t *testing.T, target, host, cookie string) {
 		u, err := url.ParseRequestURI(target)
@@ -59,7 +60,9 @@ func FuzzPage(f *testing.F) {
 			r.AddCookie(&http.Cookie{Name: cookieName, Value: cookie})
 			w := httptest.NewRecorder()
 			page.ServeHTTP(w, r)
-			if w.Code < 400 && w.Code != http.StatusSeeOther && cookie != "secret" {
+			sent, err := r.Cookie(cookieName)
+			known := err == nil && sent.Value == "secret"
+			if w.Code < 400 && w.Code != http.StatusSeeOther && !known {
 				t.Errorf("%s from %s with cookie %q: got %d", path, host, cookie, w.Code)
 			}
 		}

@@ -11,7 +11,7 @@ import (
 )
 
 // kubeletRestarts is the number of restarts that are measured.
-const kubeletRestarts = 50
+const kubeletRestarts = 200
 
 // measureKubeletRestarts restarts the kubelet, which removes the slices of its node when it starts, and measures how
 // long not all slices are there.
@@ -51,5 +51,5 @@ func (b *bench) restartKubelet(ctx context.Context, w *sliceWatch) (time.Duratio
 		return 0, err
 	}
 	back, err := w.until(ctx, "the slices to be back", func(w *sliceWatch) bool { return len(w.slices) == all })
-	return back.Sub(removed), errors.Join(err, b.quiet(ctx))
+	return back.Sub(removed), errors.Join(err, sleep(ctx, 500*time.Millisecond))
 }
