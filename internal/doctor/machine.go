@@ -186,7 +186,7 @@ func (e *checker) unanswered(g *GPU, calls hwprofile.Calls) {
 }
 
 // access collects what containers need, and adds the CDI spec of the first GPU.
-func (e *checker) access(n *nvml.Node, devices []gpu.Device) {
+func (e *checker) access(n *nvml.Machine, devices []gpu.Device) {
 	common, err := n.DriverAccess(context.Background())
 	if err != nil {
 		e.found(driverFiles.Found("%v", err))

@@ -14,7 +14,7 @@ import (
 )
 
 // Open returns the GPUs of a new machine of a built-in profile, as the driver opens them. The test fails if it cannot.
-func Open(t testing.TB, profile string) *nvml.Node {
+func Open(t testing.TB, profile string) *nvml.Machine {
 	t.Helper()
 	p, err := simulator.BuiltIn(profile)
 	if err != nil {

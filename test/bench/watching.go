@@ -120,7 +120,7 @@ func partitionedMachine(ctx context.Context, dir string) (*simulator.Node, gpuhe
 	return machine, look, nil
 }
 
-func openNode(machine *simulator.Node, library nvmllib.Interface) (*nvml.Node, error) {
+func openNode(machine *simulator.Node, library nvmllib.Interface) (*nvml.Machine, error) {
 	return nvml.Open(nvml.Config{Library: library, Sysfs: filepath.Join(machine.DriverRoot(), "sys"),
 		Proc: machine.Proc()})
 }

@@ -60,7 +60,7 @@ func (r DriverRoot) Library() (string, error) {
 // Program returns the path of a driver's program, without links. Error: exec.ErrNotFound.
 func (r DriverRoot) Program(name string) (string, error) { return r.files().Program(name) }
 
-// access implements Node.Access. For the monitor device it returns what a container needs besides every GPU.
+// access implements Machine.Access. For the monitor device it returns what a container needs besides every GPU.
 func (s *session) access(d gpu.Device) (gpu.Access, error) {
 	switch d.Type {
 	case gpu.TypeMIG:

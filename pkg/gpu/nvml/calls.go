@@ -53,21 +53,21 @@ func (c *calls) giveUp(about gpu.UUID, returned <-chan struct{}) {
 const grace = 100 * time.Millisecond
 
 // call runs do with a session, and waits for it until ctx ends. Error: ErrNoAnswer.
-func call[T any](ctx context.Context, n *Node, about gpu.UUID, do func(*session) (T, error)) (T, error) {
-	return wait(ctx, &n.calls, about, func() (T, error) {
-		s, err := n.acquire()
+func call[T any](ctx context.Context, m *Machine, about gpu.UUID, do func(*session) (T, error)) (T, error) {
+	return wait(ctx, &m.calls, about, func() (T, error) {
+		s, err := m.acquire()
 		if err != nil {
 			var none T
 			return none, err
 		}
-		defer n.release(s)
+		defer m.release(s)
 		return do(s)
 	})
 }
 
 // do is call without a result.
-func (n *Node) do(ctx context.Context, about gpu.UUID, do func(*session) error) error {
-	_, err := call(ctx, n, about, func(s *session) (struct{}, error) { return struct{}{}, do(s) })
+func (m *Machine) do(ctx context.Context, about gpu.UUID, do func(*session) error) error {
+	_, err := call(ctx, m, about, func(s *session) (struct{}, error) { return struct{}{}, do(s) })
 	return err
 }
 

@@ -17,7 +17,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// programs implements Node.Users.
+// programs implements Machine.Users.
 func (s *session) programs(d gpu.Device) ([]string, error) {
 	handle, err := s.handle(d.UUID)
 	if err != nil {

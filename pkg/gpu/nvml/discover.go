@@ -75,31 +75,31 @@ const (
 // it tries once more in a new session, because the driver may have been reloaded. At the end it closes the session if
 // no events are watched and all GPUs have persistence mode, so that they can be reset and the driver unloaded. Errors:
 // ErrNoDriver, ErrDriverReplaced, ErrLetGo.
-func (n *Node) Discover(caller context.Context) (Look, error) {
-	ctx, cancel := context.WithTimeout(caller, cmp.Or(n.Timeout, defaultTimeout))
+func (m *Machine) Discover(caller context.Context) (Look, error) {
+	ctx, cancel := context.WithTimeout(caller, cmp.Or(m.Timeout, defaultTimeout))
 	defer cancel()
-	again := func(what func() (bool, error)) (bool, error) { return wait(ctx, &n.calls, driver, what) }
-	_, err := again(func() (bool, error) { return true, n.refresh() })
+	again := func(what func() (bool, error)) (bool, error) { return wait(ctx, &m.calls, driver, what) }
+	_, err := again(func() (bool, error) { return true, m.refresh() })
 	var look Look
 	if err == nil {
-		look, err = n.look(ctx)
+		look, err = m.look(ctx)
 	}
 	if err == nil && len(look.Broken) > 0 && len(look.Broken) >= len(look.Devices) {
 		var renewed bool
-		n.leaveWatch() // takes as long as a wait for events
-		second, end := context.WithTimeout(caller, cmp.Or(n.Timeout, defaultTimeout))
+		m.leaveWatch() // takes as long as a wait for events
+		second, end := context.WithTimeout(caller, cmp.Or(m.Timeout, defaultTimeout))
 		defer end()
 		ctx = second
-		if renewed, err = again(n.renew); renewed && err == nil {
-			look, err = n.look(ctx)
+		if renewed, err = again(m.renew); renewed && err == nil {
+			look, err = m.look(ctx)
 		}
 	}
 	if err != nil {
-		_, closeErr := again(n.renew)
+		_, closeErr := again(m.renew)
 		return Look{}, errors.Join(err, closeErr)
 	}
-	if n.looks.persistent() && !n.Watching() {
-		if _, err := again(n.renew); err != nil {
+	if m.looks.persistent() && !m.Watching() {
+		if _, err := again(m.renew); err != nil {
 			klog.FromContext(ctx).V(2).Info("NVML stays open", "err", err)
 		}
 	}
@@ -113,16 +113,16 @@ type system struct {
 	cuda   gpu.Version
 }
 
-func (n *Node) look(ctx context.Context) (Look, error) {
-	sys, err := call(ctx, n, driver, (*session).system)
+func (m *Machine) look(ctx context.Context) (Look, error) {
+	sys, err := call(ctx, m, driver, (*session).system)
 	if err != nil {
 		return Look{}, err
 	}
-	n.looks.keepFirst(sys.count)
+	m.looks.keepFirst(sys.count)
 	readings, errs := make([]reading, sys.count), make([]error, sys.count)
 	var all sync.WaitGroup
 	for i := range sys.count {
-		all.Go(func() { readings[i], errs[i] = n.lookAt(ctx, i) })
+		all.Go(func() { readings[i], errs[i] = m.lookAt(ctx, i) })
 	}
 	all.Wait()
 
@@ -141,28 +141,28 @@ func (n *Node) look(ctx context.Context) (Look, error) {
 		connections = append(connections, r.links)
 	}
 	assignNVLinkDomains(look.Devices, connections)
-	look.Devices = n.withLost(look.Devices, silent)
-	look.Answered = n.looks.answered()
-	look.Persistent = n.looks.persistent()
-	look.Unwatched = n.watch.unwatched(look.Devices, 2*n.eventWait())
+	look.Devices = m.withLost(look.Devices, silent)
+	look.Answered = m.looks.answered()
+	look.Persistent = m.looks.persistent()
+	look.Unwatched = m.watch.unwatched(look.Devices, 2*m.eventWait())
 	return look, nil
 }
 
 // lookAt reads the GPU with the index. After an error it returns the known reading. A GPU whose MIG mode is being
 // changed may be absent for a moment, so it counts as unchanged; but it has no partitions, also if the known reading is
 // from a time when it had some.
-func (n *Node) lookAt(ctx context.Context, index int) (reading, error) {
-	known, about := n.looks.at(index)
-	if known.device.UUID != "" && n.looks.isSwitching(known.device.UUID) {
+func (m *Machine) lookAt(ctx context.Context, index int) (reading, error) {
+	known, about := m.looks.at(index)
+	if known.device.UUID != "" && m.looks.isSwitching(known.device.UUID) {
 		known.device.MIG.Instances = nil
 		return known, nil
 	}
-	r, err := call(ctx, n, about, func(s *session) (reading, error) { return s.readAt(index, known) })
+	r, err := call(ctx, m, about, func(s *session) (reading, error) { return s.readAt(index, known) })
 	if err == nil {
-		n.looks.keep(index, r)
+		m.looks.keep(index, r)
 		return r, nil
 	}
-	n.looks.silent(index)
+	m.looks.silent(index)
 	if known.device.UUID != "" {
 		return known, err
 	}

@@ -23,7 +23,7 @@ import (
 var update = flag.Bool("update", false, "write the golden files anew")
 
 // machine is a simulated machine and the driver's view of it. A machine with device nodes needs root.
-func machine(t *testing.T, profile string) (*simulator.Node, *nvml.Node) {
+func machine(t *testing.T, profile string) (*simulator.Node, *nvml.Machine) {
 	t.Helper()
 	p, err := simulator.BuiltIn(profile)
 	if err != nil {
@@ -32,7 +32,7 @@ func machine(t *testing.T, profile string) (*simulator.Node, *nvml.Node) {
 	return machineOf(t, p)
 }
 
-func machineOf(t *testing.T, p simulator.Profile) (*simulator.Node, *nvml.Node) {
+func machineOf(t *testing.T, p simulator.Profile) (*simulator.Node, *nvml.Machine) {
 	t.Helper()
 	m, err := simulator.Open(tmpfs.Dir(t), p)
 	if err != nil {

@@ -20,13 +20,13 @@ import (
 const healthPeriod = 30 * time.Second
 
 // Recheck makes the next Discover ask the GPU for its health.
-func (n *Node) Recheck(id gpu.UUID) {
-	n.looks.mu.Lock()
-	defer n.looks.mu.Unlock()
-	for i, r := range n.looks.gpus {
+func (m *Machine) Recheck(id gpu.UUID) {
+	m.looks.mu.Lock()
+	defer m.looks.mu.Unlock()
+	for i, r := range m.looks.gpus {
 		if r.device.UUID == id {
 			r.recheck = time.Now()
-			n.looks.gpus[i] = r
+			m.looks.gpus[i] = r
 		}
 	}
 }

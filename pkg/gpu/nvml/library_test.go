@@ -101,7 +101,7 @@ func (virtualGPU) GetVirtualizationMode() (nvmllib.GpuVirtualizationMode, nvmlli
 }
 
 // with returns a node with a changed profile, and its library.
-func with(t *testing.T, profile, old, now string) (*simulator.Node, *nvml.Node, *library) {
+func with(t *testing.T, profile, old, now string) (*simulator.Node, *nvml.Machine, *library) {
 	t.Helper()
 	p, err := simulator.BuiltIn(profile)
 	must(t, err)

@@ -14,7 +14,7 @@ import (
 
 // withLost adds the GPUs that NVML counts but that do not answer, as lost, because claims may hold them. A GPU of
 // unknown PCI address gets the next address at which Linux has a GPU and NVML has no other one, in NVML's order.
-func (n *Node) withLost(devices, silent []gpu.Device) []gpu.Device {
+func (m *Machine) withLost(devices, silent []gpu.Device) []gpu.Device {
 	if len(silent) == 0 {
 		return devices
 	}
@@ -24,7 +24,7 @@ func (n *Node) withLost(devices, silent []gpu.Device) []gpu.Device {
 		}
 	}
 	all := slices.Clone(devices)
-	free := slices.DeleteFunc(n.onBus(), func(at gpu.PCIAddress) bool {
+	free := slices.DeleteFunc(m.onBus(), func(at gpu.PCIAddress) bool {
 		return slices.ContainsFunc(slices.Concat(devices, silent), func(d gpu.Device) bool { return d.PCI == at })
 	})
 	for _, d := range silent {
@@ -50,8 +50,8 @@ const (
 )
 
 // onBus returns the PCI addresses of NVIDIA GPUs in sysfs, ascending.
-func (n *Node) onBus() []gpu.PCIAddress {
-	dir := filepath.Join(n.Sysfs, "bus/pci/devices")
+func (m *Machine) onBus() []gpu.PCIAddress {
+	dir := filepath.Join(m.Sysfs, "bus/pci/devices")
 	entries, _ := os.ReadDir(dir)
 	var found []gpu.PCIAddress
 	for _, e := range entries {

@@ -25,8 +25,8 @@ const cgroupRoot = "/sys/fs/cgroup"
 
 // MemoryLimit returns the hook that makes NVIDIA's driver limit a container's memory on this GPU to
 // NVIDIA_GPU_MEMORY_LIMIT, in MiB. Error: ErrNoMemoryLimit.
-func (n *Node) MemoryLimit(d gpu.Device) (gpu.Access, error) {
-	return memoryLimit(d, n.Driver, n.HookPath, isCgroup2(cgroupRoot))
+func (m *Machine) MemoryLimit(d gpu.Device) (gpu.Access, error) {
+	return memoryLimit(d, m.Driver, m.HookPath, isCgroup2(cgroupRoot))
 }
 
 func memoryLimit(d gpu.Device, root DriverRoot, hookPath string, cgroup2 bool) (gpu.Access, error) {

@@ -73,7 +73,7 @@ func (s *session) inTheWay(p parent, at gpu.Placement, otherwise error) error {
 	return otherwise
 }
 
-// createPartition implements Node.CreatePartition.
+// createPartition implements Machine.CreatePartition.
 func (s *session) createPartition(ctx context.Context, at gpu.Placement, known gpu.UUID) (gpu.UUID, error) {
 	p, err := s.parent(at)
 	if err != nil {
@@ -153,7 +153,7 @@ func wholeCompute(in nvmllib.GpuInstance, p profile) (nvmllib.ComputeInstancePro
 		p.Name)
 }
 
-// destroyPartition implements Node.DestroyPartition.
+// destroyPartition implements Machine.DestroyPartition.
 func (s *session) destroyPartition(ctx context.Context, at gpu.Placement, known gpu.UUID) error {
 	handle, err := s.handle(at.Parent)
 	if isGone(err) {

@@ -44,7 +44,7 @@ func partitions(m *simulator.Node) string {
 }
 
 // first is the first GPU of the machine.
-func first(t *testing.T, n *nvml.Node) gpu.Device {
+func first(t *testing.T, n *nvml.Machine) gpu.Device {
 	t.Helper()
 	look, err := n.Discover(t.Context())
 	devices, broken := look.Devices, look.Broken
@@ -169,7 +169,7 @@ func TestDestroyWithoutMIG(t *testing.T) {
 
 var uuids = regexp.MustCompile(`(MIG|GPU)-[0-9a-f-]+`)
 
-func do(ctx context.Context, t *testing.T, node *nvml.Node, d gpu.Device, verb string) error {
+func do(ctx context.Context, t *testing.T, node *nvml.Machine, d gpu.Device, verb string) error {
 	t.Helper()
 	if verb == "=" {
 		return node.Set(ctx, d.UUID, gpu.State{MIG: gpu.MIGOff})

@@ -16,7 +16,7 @@ import (
 // utilizationWindow is the maximum age of utilization samples. The driver takes one about every second.
 const utilizationWindow = 2 * time.Second
 
-// processes implements Node.Processes.
+// processes implements Machine.Processes.
 func (s *session) processes(d gpu.Device) ([]gpu.Process, error) {
 	handle, err := s.handle(d.UUID)
 	if err != nil {

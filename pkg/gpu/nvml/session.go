@@ -18,7 +18,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// Config configures a Node.
+// Config configures a Machine.
 type Config struct {
 	Library nvmllib.Interface // nil: the one in the driver root
 	Sysfs   string            // where sysfs is mounted: "/sys" on a real machine
@@ -40,9 +40,9 @@ type Config struct {
 // only: go-nvml's calls stay bound to the first.
 var ErrDriverReplaced = errors.New("NVIDIA's driver was replaced: this program must be started again")
 
-// Node gives access to the GPUs of this machine. It opens an NVML session when it needs one, and Discover closes it
+// Machine gives access to the GPUs of this machine. It opens an NVML session when it needs one, and Discover closes it
 // where it can. All methods are safe for concurrent use.
-type Node struct {
+type Machine struct {
 	Config
 	follows bool // the library on disk; otherwise the first session stays
 
@@ -60,31 +60,31 @@ type Node struct {
 	watch   watch
 }
 
-// New returns a Node that opens its session on first use, so that the driver may be installed later.
-func New(c Config) *Node { return &Node{Config: c, follows: true} }
+// New returns a Machine that opens its session on first use, so that the driver may be installed later.
+func New(c Config) *Machine { return &Machine{Config: c, follows: true} }
 
-// Open returns a Node with one session, which stays open until Close.
-func Open(c Config) (*Node, error) {
-	n := &Node{Config: c}
-	s, err := n.acquire()
+// Open returns a Machine with one session, which stays open until Close.
+func Open(c Config) (*Machine, error) {
+	m := &Machine{Config: c}
+	s, err := m.acquire()
 	if err != nil {
 		return nil, err
 	}
-	n.release(s)
-	return n, nil
+	m.release(s)
+	return m, nil
 }
 
 // Close ends the session. It is no error if there is none.
-func (n *Node) Close() error { return n.retire(func(*session) bool { return true }) }
+func (m *Machine) Close() error { return m.retire(func(*session) bool { return true }) }
 
 // session is an initialised NVML library, until its shutdown.
 type session struct {
-	*Node
+	*Machine
 	lib     nvmllib.Interface
 	devices device.Interface
 	file    os.FileInfo // of the library on disk; nil: not followed
 
-	users   int  // running calls; under Node.mu
+	users   int  // running calls; under Machine.mu
 	retired bool // the last user shuts it down
 
 	handles sync.Map // UUID of a GPU → nvmllib.Device
@@ -97,63 +97,63 @@ func (s *session) has(function string) bool { return s.lib.Extensions().LookupSy
 
 // acquire returns the session and opens it if needed. The caller must release it. n.mu is not held while NVML is
 // called. Error: ErrLetGo.
-func (n *Node) acquire() (*session, error) {
-	n.opening.Lock() // one call opens it, and the others wait
-	defer n.opening.Unlock()
-	if err := n.watch.refusal(); err != nil {
+func (m *Machine) acquire() (*session, error) {
+	m.opening.Lock() // one call opens it, and the others wait
+	defer m.opening.Unlock()
+	if err := m.watch.refusal(); err != nil {
 		return nil, err
 	}
-	if s := n.enter(); s != nil {
+	if s := m.enter(); s != nil {
 		return s, nil
 	}
-	s, err := n.open()
+	s, err := m.open()
 	if err != nil {
 		return nil, err
 	}
 	s.users = 1
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.current, n.loaded = s, s.file
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.current, m.loaded = s, s.file
 	return s, nil
 }
 
 // enter returns the current session, with one more user; nil: there is none.
-func (n *Node) enter() *session {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.current != nil {
-		n.current.users++
+func (m *Machine) enter() *session {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.current != nil {
+		m.current.users++
 	}
-	return n.current
+	return m.current
 }
 
 // release ends the use of a session. The last user of a retired one shuts it down, and of every one while events are
 // not watched so that a GPU can be reset.
-func (n *Node) release(s *session) {
-	gives := n.follows && n.looks.persistent() && n.watch.isStopped()
-	n.mu.Lock()
+func (m *Machine) release(s *session) {
+	gives := m.follows && m.looks.persistent() && m.watch.isStopped()
+	m.mu.Lock()
 	s.users--
-	if gives && s.users == 0 && n.current == s {
-		n.current, s.retired = nil, true
+	if gives && s.users == 0 && m.current == s {
+		m.current, s.retired = nil, true
 	}
 	last := s.retired && s.users == 0
-	n.mu.Unlock()
+	m.mu.Unlock()
 	if last {
 		_ = s.lib.Shutdown() // nobody waits for the answer
 	}
 }
 
 // open initialises the library.
-func (n *Node) open() (*session, error) {
-	s := &session{Node: n, lib: n.Library}
-	if n.follows || s.lib == nil {
-		path, file, err := n.libraryFile()
+func (m *Machine) open() (*session, error) {
+	s := &session{Machine: m, lib: m.Library}
+	if m.follows || s.lib == nil {
+		path, file, err := m.libraryFile()
 		if err != nil {
 			return nil, err
 		}
 		s.file = file
 		if s.lib == nil {
-			if err := n.load(file); err != nil {
+			if err := m.load(file); err != nil {
 				return nil, err
 			}
 			s.lib = nvmllib.New(nvmllib.WithLibraryPath(path))
@@ -168,19 +168,19 @@ func (n *Node) open() (*session, error) {
 }
 
 // load records that the library is loaded. Error: ErrDriverReplaced if another one is.
-func (n *Node) load(library os.FileInfo) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.loaded != nil && !os.SameFile(n.loaded, library) {
+func (m *Machine) load(library os.FileInfo) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.loaded != nil && !os.SameFile(m.loaded, library) {
 		return ErrDriverReplaced
 	}
-	n.loaded = library // also if it cannot be initialised
+	m.loaded = library // also if it cannot be initialised
 	return nil
 }
 
 // libraryFile returns the library on disk. Another version has another file.
-func (n *Node) libraryFile() (string, os.FileInfo, error) {
-	path, err := n.Driver.Library()
+func (m *Machine) libraryFile() (string, os.FileInfo, error) {
+	path, err := m.Driver.Library()
 	if err != nil {
 		return "", nil, err
 	}
@@ -189,16 +189,16 @@ func (n *Node) libraryFile() (string, os.FileInfo, error) {
 }
 
 // DriverChanged reports whether the library on disk differs from that of the last session.
-func (n *Node) DriverChanged() bool {
-	_, file, err := n.libraryFile()
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return err == nil && n.follows && n.loaded != nil && !os.SameFile(n.loaded, file)
+func (m *Machine) DriverChanged() bool {
+	_, file, err := m.libraryFile()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return err == nil && m.follows && m.loaded != nil && !os.SameFile(m.loaded, file)
 }
 
 // LibraryDir returns the directory of the library on disk; "" if there is none.
-func (n *Node) LibraryDir() string {
-	path, _, err := n.libraryFile()
+func (m *Machine) LibraryDir() string {
+	path, _, err := m.libraryFile()
 	if err != nil {
 		return ""
 	}
@@ -206,38 +206,38 @@ func (n *Node) LibraryDir() string {
 }
 
 // refresh ends the session if the library on disk differs from that of the session.
-func (n *Node) refresh() error {
-	if !n.follows {
+func (m *Machine) refresh() error {
+	if !m.follows {
 		return nil
 	}
-	_, file, err := n.libraryFile()
+	_, file, err := m.libraryFile()
 	if err != nil {
 		return err
 	}
-	return n.retire(func(s *session) bool { return !os.SameFile(s.file, file) })
+	return m.retire(func(s *session) bool { return !os.SameFile(s.file, file) })
 }
 
 // renew ends the session, so that the next call opens another one. It does nothing while a call uses the session,
 // because NVML would only decrease its reference count.
-func (n *Node) renew() (renewed bool, err error) {
-	err = n.retire(func(s *session) bool {
-		renewed = n.follows && s.users == 0
+func (m *Machine) renew() (renewed bool, err error) {
+	err = m.retire(func(s *session) bool {
+		renewed = m.follows && s.users == 0
 		return renewed
 	})
 	return renewed, err
 }
 
 // retire ends the session if is returns true for it, as soon as no call uses it.
-func (n *Node) retire(is func(*session) bool) error {
-	n.mu.Lock()
-	s := n.current
+func (m *Machine) retire(is func(*session) bool) error {
+	m.mu.Lock()
+	s := m.current
 	if s == nil || !is(s) {
-		n.mu.Unlock()
+		m.mu.Unlock()
 		return nil
 	}
-	n.current, s.retired = nil, true
+	m.current, s.retired = nil, true
 	unused := s.users == 0
-	n.mu.Unlock()
+	m.mu.Unlock()
 	if !unused {
 		return nil
 	}

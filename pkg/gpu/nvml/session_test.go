@@ -18,14 +18,14 @@ import (
 )
 
 // following is a node that follows the driver on the disk.
-func following(t *testing.T, profile string) (*simulator.Node, *nvml.Node) {
+func following(t *testing.T, profile string) (*simulator.Node, *nvml.Machine) {
 	t.Helper()
 	p, err := simulator.BuiltIn(profile)
 	must(t, err)
 	return followingProfile(t, p)
 }
 
-func followingProfile(t *testing.T, p simulator.Profile) (*simulator.Node, *nvml.Node) {
+func followingProfile(t *testing.T, p simulator.Profile) (*simulator.Node, *nvml.Machine) {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("making simulated device nodes needs root")

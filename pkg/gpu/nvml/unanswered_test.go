@@ -88,7 +88,7 @@ func TestMinorNumberFromProc(t *testing.T) {
 }
 
 // fresh is the first GPU, asked for everything.
-func fresh(t *testing.T, n *nvml.Node) gpu.Device {
+func fresh(t *testing.T, n *nvml.Machine) gpu.Device {
 	t.Helper()
 	again, err := nvml.Open(n.Config)
 	if err != nil {

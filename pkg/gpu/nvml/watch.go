@@ -82,10 +82,10 @@ func (w *watch) halted() string { return cmp.Or(w.letGo, w.stopped) }
 
 // StopWatching makes Watch leave its session within EventWait, so that Discover can close it. why says what for; ""
 // lets Watch continue.
-func (n *Node) StopWatching(why string) {
-	n.watch.mu.Lock()
-	defer n.watch.mu.Unlock()
-	n.watch.stopped = why
+func (m *Machine) StopWatching(why string) {
+	m.watch.mu.Lock()
+	defer m.watch.mu.Unlock()
+	m.watch.stopped = why
 }
 
 // ErrLetGo is returned by all calls while NVML is closed on request. The error says why.
@@ -93,15 +93,15 @@ var ErrLetGo = errors.New("NVML is closed")
 
 // LetGo closes the session as soon as no call uses it, and opens no other one: GPUs can be reset, and the driver be
 // unloaded. why says what for; "" ends it.
-func (n *Node) LetGo(why string) {
-	n.watch.mu.Lock()
-	n.watch.letGo = why
-	n.watch.mu.Unlock()
+func (m *Machine) LetGo(why string) {
+	m.watch.mu.Lock()
+	m.watch.letGo = why
+	m.watch.mu.Unlock()
 	if why == "" {
 		return
 	}
-	n.leaveWatch()
-	if err := n.Close(); err != nil {
+	m.leaveWatch()
+	if err := m.Close(); err != nil {
 		klog.Background().Info("NVML stays open", "err", err)
 	}
 }
@@ -124,17 +124,17 @@ func (w *watch) refusal() error {
 }
 
 // leaveWatch makes the watcher leave its session. It may open another one at once, unless it is stopped.
-func (n *Node) leaveWatch() {
-	n.watch.mu.Lock()
-	inside := n.watch.inside
-	n.watch.leave = inside != nil
-	n.watch.mu.Unlock()
+func (m *Machine) leaveWatch() {
+	m.watch.mu.Lock()
+	inside := m.watch.inside
+	m.watch.leave = inside != nil
+	m.watch.mu.Unlock()
 	if inside == nil {
 		return
 	}
 	select {
 	case <-inside:
-	case <-time.After(n.eventWait() + grace): // the call hangs
+	case <-time.After(m.eventWait() + grace): // the call hangs
 	}
 }
 
@@ -143,11 +143,11 @@ var errLeft = errors.New("the session was left")
 
 // Watch calls found for each event of a GPU until ctx ends. It keeps a session open, and opens another one when the
 // driver has been reloaded or the GPUs have changed; NVML has no events of the time between. found must not block.
-func (n *Node) Watch(ctx context.Context, found func(gpu.Event)) {
+func (m *Machine) Watch(ctx context.Context, found func(gpu.Event)) {
 	pause := reopenPeriod
 	for ctx.Err() == nil {
 		begin := time.Now()
-		err := n.watchSession(ctx, found)
+		err := m.watchSession(ctx, found)
 		left := errors.Is(err, errLeft)
 		if err == nil || left || time.Since(begin) > maxReopenPeriod {
 			pause = reopenPeriod
@@ -157,7 +157,7 @@ func (n *Node) Watch(ctx context.Context, found func(gpu.Event)) {
 		}
 		if !left {
 			klog.FromContext(ctx).V(2).Info("Events of GPUs are not watched, will be tried again", "err", err)
-			n.watch.fail(err)
+			m.watch.fail(err)
 		}
 		select {
 		case <-ctx.Done():
@@ -170,17 +170,17 @@ func (n *Node) Watch(ctx context.Context, found func(gpu.Event)) {
 }
 
 // watchSession watches events in one session, until the GPUs change or the error says why it ends. Error: errLeft.
-func (n *Node) watchSession(ctx context.Context, found func(gpu.Event)) error {
-	if !n.watch.enter() {
+func (m *Machine) watchSession(ctx context.Context, found func(gpu.Event)) error {
+	if !m.watch.enter() {
 		return errLeft
 	}
-	defer n.watch.exit()
-	s, err := n.acquire()
+	defer m.watch.exit()
+	s, err := m.acquire()
 	if err != nil {
 		return err
 	}
-	defer n.release(s)
-	version := n.looks.changes()
+	defer m.release(s)
+	version := m.looks.changes()
 	set, ret := s.lib.EventSetCreate()
 	if ret != nvmllib.SUCCESS {
 		return fmt.Errorf("create event set: %w", ret)
@@ -192,11 +192,11 @@ func (n *Node) watchSession(ctx context.Context, found func(gpu.Event)) error {
 	if !watched && err != nil {
 		return err
 	}
-	for n.looks.changes() == version {
-		if ctx.Err() != nil || !n.watch.stays() || n.retired(s) {
+	for m.looks.changes() == version {
+		if ctx.Err() != nil || !m.watch.stays() || m.retired(s) {
 			return errLeft
 		}
-		data, ret := set.Wait(uint32(n.eventWait().Milliseconds()))
+		data, ret := set.Wait(uint32(m.eventWait().Milliseconds()))
 		switch ret {
 		case nvmllib.SUCCESS:
 			found(s.eventOf(data))
@@ -340,20 +340,20 @@ func (w *watch) fail(err error) {
 }
 
 // Watching reports whether the events of any GPU are watched, of those of the last discovery.
-func (n *Node) Watching() bool {
-	w := &n.watch
+func (m *Machine) Watching() bool {
+	w := &m.watch
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.inside == nil || w.version != n.looks.changes() || w.halted() != "" {
+	if w.inside == nil || w.version != m.looks.changes() || w.halted() != "" {
 		return false
 	}
 	return slices.Contains(slices.Collect(maps.Values(w.gpus)), "")
 }
 
 // retired reports whether the session is to be closed.
-func (n *Node) retired(s *session) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+func (m *Machine) retired(s *session) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	return s.retired
 }
 

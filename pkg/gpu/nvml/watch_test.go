@@ -20,7 +20,7 @@ import (
 type watcher struct {
 	*testing.T
 	machine *simulator.Node
-	node    *nvml.Node
+	node    *nvml.Machine
 	events  chan gpu.Event
 }
 
