@@ -101,8 +101,8 @@ func (paths) DriverAccess(context.Context) (gpu.Access, error) {
 
 func (paths) Access(_ context.Context, d gpu.Device) (gpu.Access, error) {
 	path := fmt.Sprint("/dev/nvidia", d.Minor)
-	return gpu.Access{Nodes: []gpu.Node{{Path: path, HostPath: path, Type: "c", Major: 120, Minor: int64(d.Minor)}}},
-		nil
+	return gpu.Access{Nodes: []gpu.DeviceNode{{Path: path, HostPath: path, Type: "c", Major: 120,
+		Minor: int64(d.Minor)}}}, nil
 }
 
 func (paths) MemoryLimit(gpu.Device) (gpu.Access, error) { return gpu.Access{}, nil }

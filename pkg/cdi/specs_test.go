@@ -20,8 +20,8 @@ import (
 
 var (
 	common = gpu.Access{
-		Nodes: []gpu.Node{{Path: "/dev/nvidiactl", HostPath: "/root/dev/nvidiactl", Type: "c", Major: 60, Minor: 255,
-			Permissions: "rw"}},
+		Nodes: []gpu.DeviceNode{{Path: "/dev/nvidiactl", HostPath: "/root/dev/nvidiactl", Type: "c", Major: 60,
+			Minor: 255, Permissions: "rw"}},
 		Mounts: []gpu.Mount{{HostPath: "/root/usr/bin/nvidia-smi", ContainerPath: "/usr/bin/nvidia-smi",
 			Options: []string{"ro", "rbind"}}},
 		Env: []string{"NVIDIA_VISIBLE_DEVICES=void"},
@@ -30,9 +30,9 @@ var (
 		Groups: []uint32{44},
 	}
 	first = Device{Name: "u1-gpu-01-00-0", Access: gpu.Access{
-		Nodes: []gpu.Node{{Path: "/dev/nvidia0", Type: "c", Major: 60, Minor: 0}}, Env: []string{"B=2"}}}
+		Nodes: []gpu.DeviceNode{{Path: "/dev/nvidia0", Type: "c", Major: 60, Minor: 0}}, Env: []string{"B=2"}}}
 	second = Device{Name: "u1-gpu-02-00-0", Access: gpu.Access{
-		Nodes: []gpu.Node{{Path: "/dev/nvidia1", Type: "c", Major: 60, Minor: 1}}}}
+		Nodes: []gpu.DeviceNode{{Path: "/dev/nvidia1", Type: "c", Major: 60, Minor: 1}}}}
 )
 
 func newSpecs(t *testing.T) (*Specs, string) {

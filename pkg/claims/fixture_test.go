@@ -406,7 +406,7 @@ func (t toolkit) Access(_ context.Context, d gpu.Device) (a gpu.Access, err erro
 		return a, nil
 	}
 	path := fmt.Sprint("/dev/nvidia", d.Minor)
-	a.Nodes = []gpu.Node{{Path: path, HostPath: path, Type: "c", Major: 60, Minor: int64(d.Minor)}}
+	a.Nodes = []gpu.DeviceNode{{Path: path, HostPath: path, Type: "c", Major: 60, Minor: int64(d.Minor)}}
 	if p := d.Partition; p != nil {
 		if id, _ := t.w.partitionAt(p.Placement); id == "" || id != d.UUID {
 			return a, fmt.Errorf("%s: there is %q, not %q", d.Name, id, d.UUID)

@@ -137,7 +137,7 @@ func (a PCIAddress) DeviceName() string {
 
 // Access is what a container needs to use a device, in terms of CDI container edits.
 type Access struct {
-	Nodes  []Node
+	Nodes  []DeviceNode
 	Mounts []Mount
 	Env    []string // NAME=value
 	Hooks  []Hook
@@ -145,8 +145,8 @@ type Access struct {
 	Files  []File   // on the host, needed by mounts
 }
 
-// Node is a device node in the container.
-type Node struct {
+// DeviceNode is a device node in the container.
+type DeviceNode struct {
 	Path        string // in the container
 	HostPath    string
 	Type        string // "c" or "b"

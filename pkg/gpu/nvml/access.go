@@ -173,7 +173,7 @@ func (s *session) onHost(edits specs.ContainerEdits) (gpu.Access, error) {
 func accessOf(e specs.ContainerEdits) gpu.Access {
 	a := gpu.Access{Env: e.Env, Groups: e.AdditionalGIDs}
 	for _, d := range e.DeviceNodes {
-		a.Nodes = append(a.Nodes, gpu.Node{Path: d.Path, HostPath: d.HostPath, Type: d.Type, Major: d.Major,
+		a.Nodes = append(a.Nodes, gpu.DeviceNode{Path: d.Path, HostPath: d.HostPath, Type: d.Type, Major: d.Major,
 			Minor: d.Minor, Permissions: d.Permissions})
 	}
 	for _, m := range e.Mounts {

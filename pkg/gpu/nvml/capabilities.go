@@ -62,7 +62,7 @@ func (s *session) findPartition(d gpu.Device) (gpu.Access, error) {
 
 // makeCapabilities makes the device nodes in the /dev of the host, if that is mounted here. One with the number of an
 // earlier start of the driver is replaced.
-func (s *session) makeCapabilities(nodes []gpu.Node) error {
+func (s *session) makeCapabilities(nodes []gpu.DeviceNode) error {
 	if s.Driver.HostDev == "" {
 		return nil
 	}
@@ -100,7 +100,7 @@ func (s *session) findMonitoring() (gpu.Access, error) {
 }
 
 // capabilities returns the device nodes of the named capabilities in the driver's list.
-func (s *session) capabilities(names ...string) ([]gpu.Node, error) {
+func (s *session) capabilities(names ...string) ([]gpu.DeviceNode, error) {
 	minors, err := s.capabilityMinors()
 	if err != nil {
 		return nil, err
@@ -109,14 +109,14 @@ func (s *session) capabilities(names ...string) ([]gpu.Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the device nodes of partitions: %w", err)
 	}
-	var nodes []gpu.Node
+	var nodes []gpu.DeviceNode
 	for _, name := range names {
 		minor, ok := minors[name]
 		if !ok {
 			return nil, fmt.Errorf("%s does not list %s: the driver has no such instance", s.minorsFile(), name)
 		}
 		path := fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor)
-		nodes = append(nodes, gpu.Node{Path: path, HostPath: path, Type: "c", Major: int64(major), Minor: minor,
+		nodes = append(nodes, gpu.DeviceNode{Path: path, HostPath: path, Type: "c", Major: int64(major), Minor: minor,
 			Permissions: "rw"})
 	}
 	return nodes, nil

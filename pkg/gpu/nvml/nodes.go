@@ -47,7 +47,7 @@ func (s *session) withNodes(paths []string, find func() (gpu.Access, error)) (gp
 // missing returns those of the device nodes that the access does not have.
 func missing(a gpu.Access, paths []string) []string {
 	return slices.DeleteFunc(slices.Clone(paths), func(path string) bool {
-		return slices.ContainsFunc(a.Nodes, func(node gpu.Node) bool { return node.Path == path })
+		return slices.ContainsFunc(a.Nodes, func(node gpu.DeviceNode) bool { return node.Path == path })
 	})
 }
 

@@ -317,7 +317,7 @@ func TestAccessToAPartition(t *testing.T) {
 
 // requireNode requires that a device node is also in the /dev of the host: runtimes mount it from there in containers
 // with a user namespace.
-func requireNode(t *testing.T, host string, n gpu.Node) {
+func requireNode(t *testing.T, host string, n gpu.DeviceNode) {
 	t.Helper()
 	var st unix.Stat_t
 	if err := unix.Stat(filepath.Join(host, n.Path), &st); err != nil || st.Mode != unix.S_IFCHR|0o444 ||
