@@ -12,7 +12,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/doctor"
 	"github.com/gpudra/gpu-dra-driver/internal/doctor/host"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 )
 
 // errUnhealthy means that the report contains errors. It is not printed.
@@ -35,7 +35,7 @@ func checkCommand(p Platform, flags *pflag.FlagSet) *cobra.Command {
 			"command line is wrong.",
 	}, flags, func(cmd *cobra.Command) error {
 		c, err := p.Attach()
-		if err != nil && !errors.Is(err, nvml.ErrNoDriver) {
+		if err != nil && !errors.Is(err, driverroot.ErrNoDriver) {
 			return err
 		}
 		c.HookPath = o.cdiHook

@@ -11,13 +11,14 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 )
 
 // NVIDIA is the platform of machines with NVIDIA's driver.
 type NVIDIA struct {
-	driver nvml.DriverRoot // for the plugin
-	local  nvml.DriverRoot // for check and record
+	driver driverroot.Root // for the plugin
+	local  driverroot.Root // for check and record
 }
 
 // driverRootMount is where the chart mounts the parent of the driver root in the driver's container; the root itself
@@ -45,7 +46,7 @@ func (n *NVIDIA) Open(context.Context, kubernetes.Interface, string) (Machine, e
 	return Machine{Config: nvml.Config{Sysfs: "/sys", Proc: "/proc", Driver: n.driver}, SharedMemory: "/dev/shm"}, nil
 }
 
-// Attach returns this machine. The error is nvml.ErrNoDriver.
+// Attach returns this machine. The error is driverroot.ErrNoDriver.
 func (n *NVIDIA) Attach() (nvml.Config, error) {
 	c := nvml.Config{Sysfs: "/sys", Proc: "/proc", Driver: n.local}
 	if c.Driver.Here == "" {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/doctor"
 	"github.com/gpudra/gpu-dra-driver/internal/doctor/host"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/simulator"
@@ -54,7 +55,7 @@ func newTestNode(t *testing.T, p simulator.Profile) *testNode {
 	return &testNode{n, doctor.Config{
 		Machine: nvml.Config{Library: n.NVML(), Sysfs: filepath.Join(n.DriverRoot(), "sys"), Proc: n.Proc(),
 			HookPath: program,
-			Driver:   nvml.DriverRoot{Host: n.DriverRoot(), Here: n.DriverRoot()}},
+			Driver:   driverroot.Root{Host: n.DriverRoot(), Here: n.DriverRoot()}},
 		DriverName: "gpu.nvidia.com", NodeName: "n", CDIDir: "/var/run/cdi", Host: host.Root(root), Cgroups: root,
 		Writable: func(string) error { return nil },
 	}, t}
@@ -158,12 +159,12 @@ func TestProblems(t *testing.T) {
 			"call-fails", []string{"GetComputeRunningProcesses (ERROR_NO_PERMISSION)"}},
 		{"the driver root is a link", "t4-x2", func(p *testNode) error {
 			link := filepath.Join(p.t.TempDir(), "driver")
-			p.config.Machine.Driver = nvml.DriverRoot{Host: link, Here: link}
+			p.config.Machine.Driver = driverroot.Root{Host: link, Here: link}
 			return os.Symlink(p.DriverRoot(), link)
 		}, "driver-root-symlink", []string{"is a symbolic link to"}},
 		{"the driver root is a link, and seen at another place", "t4-x2", func(p *testNode) error {
 			link := filepath.Join(p.t.TempDir(), "driver")
-			p.config.Machine.Driver = nvml.DriverRoot{Host: "/run/nvidia/driver", Here: link}
+			p.config.Machine.Driver = driverroot.Root{Host: "/run/nvidia/driver", Here: link}
 			return os.Symlink(p.DriverRoot(), link)
 		}, "driver-root-symlink", nil},
 		{"two drivers in the root", "t4-x2", func(p *testNode) error {

@@ -13,12 +13,18 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	securejoin "github.com/cyphar/filepath-securejoin"
 )
 
-// Dir is the root of NVIDIA's driver, as this program sees it.
-type Dir string
+// Root is the root directory of NVIDIA's driver.
+type Root struct {
+	Host string // on the host, as container runtimes see it
+	Here string // as this program sees it
+	// HostDev is a directory of this program with the host's /dev, for driver roots without device nodes. Empty: none.
+	HostDev string
+}
 
 // ErrNoDriver means that NVIDIA's driver is not in the root.
 var ErrNoDriver = errors.New("no NVIDIA driver")
@@ -38,45 +44,73 @@ var programDirs = []string{
 	"usr/lib/nvidia/current", // Debian
 }
 
-// LibraryDirs returns the paths of the directories that may have libraries.
-func (d Dir) LibraryDirs() []string { return d.below(libraryDirs) }
-
 // ProgramDirs returns the paths of the directories that may have programs.
-func (d Dir) ProgramDirs() []string { return d.below(programDirs) }
-
-// Watched returns the directories whose changes may change what is found, relative to the root.
-func Watched() []string { return slices.Concat(libraryDirs, programDirs, []string{"etc/alternatives"}) }
-
-func (d Dir) below(dirs []string) []string {
+func (r Root) ProgramDirs() []string {
 	var paths []string
-	for _, dir := range dirs {
-		paths = append(paths, filepath.Join(string(d), dir))
+	for _, dir := range programDirs {
+		paths = append(paths, filepath.Join(r.Here, dir))
 	}
 	return paths
 }
 
-// Library returns the path of the library, without links. Error: ErrNoDriver.
-func (d Dir) Library(name string) (string, error) {
-	found, err := d.find(libraryDirs, name)
+// Watched returns the directories whose changes may change what is found, relative to the root.
+func Watched() []string { return slices.Concat(libraryDirs, programDirs, []string{"etc/alternatives"}) }
+
+// nvml is the name of the NVML library, without its version.
+const nvml = "libnvidia-ml.so."
+
+// Library returns the path of the driver's NVML library, without links. Error: ErrNoDriver.
+func (r Root) Library() (string, error) {
+	found, err := r.find(libraryDirs, nvml+"1")
 	if errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("%s is in no library directory below %s: %w", name, d, ErrNoDriver)
+		return "", fmt.Errorf("%s is in no library directory below %s: %w: install the driver below %s of the host, "+
+			"or name the directory that has it (--driver-root)", nvml+"1", r.Here, ErrNoDriver, r.Host)
 	}
 	return found, err
 }
 
+// Versions returns the driver versions with an NVML library in the root, sorted. There are several after an incomplete
+// update. It is for people; the link libnvidia-ml.so.1 selects the version in use.
+func (r Root) Versions() []string {
+	found, err := r.Libraries(nvml + "*.*")
+	if err != nil {
+		return nil
+	}
+	var versions []string
+	for name := range found {
+		versions = append(versions, strings.TrimPrefix(name, nvml))
+	}
+	slices.Sort(versions)
+	return versions
+}
+
+// Dev returns the directory whose /dev has the driver's device nodes, as seen here and on the host.
+func (r Root) Dev() (here, host string) {
+	const control = "dev/nvidiactl"
+	if _, err := os.Stat(filepath.Join(r.Here, control)); err != nil && r.HostDev != "" {
+		if _, err := os.Stat(filepath.Join(r.HostDev, control)); err == nil {
+			return r.HostDev, "/"
+		}
+	}
+	return r.Here, r.Host
+}
+
+// DeviceNode returns the path of the device node of the GPU with the minor number.
+func DeviceNode(minor int) string { return fmt.Sprintf("/dev/nvidia%d", minor) }
+
 // Program returns the path of the program, without links. Error: exec.ErrNotFound.
-func (d Dir) Program(name string) (string, error) {
-	found, err := d.find(programDirs, name)
+func (r Root) Program(name string) (string, error) {
+	found, err := r.find(programDirs, name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("%s is in no directory for programs below %s: %w", name, d, exec.ErrNotFound)
+		return "", fmt.Errorf("%s is in no directory for programs below %s: %w", name, r.Here, exec.ErrNotFound)
 	}
 	return found, err
 }
 
 // find returns the first of the files, without links. Error: fs.ErrNotExist.
-func (d Dir) find(dirs []string, name string) (string, error) {
+func (r Root) find(dirs []string, name string) (string, error) {
 	for _, dir := range dirs {
-		found, err := d.resolve(filepath.Join(dir, name))
+		found, err := r.resolve(filepath.Join(dir, name))
 		if !errors.Is(err, fs.ErrNotExist) {
 			return found, err
 		}
@@ -85,8 +119,8 @@ func (d Dir) find(dirs []string, name string) (string, error) {
 }
 
 // resolve returns the file's path in the root, without links. Error: fs.ErrNotExist.
-func (d Dir) resolve(file string) (string, error) {
-	resolved, err := securejoin.SecureJoin(string(d), file)
+func (r Root) resolve(file string) (string, error) {
+	resolved, err := securejoin.SecureJoin(r.Here, file)
 	if err == nil {
 		_, err = os.Stat(resolved)
 	}
@@ -95,10 +129,10 @@ func (d Dir) resolve(file string) (string, error) {
 
 // Libraries returns the libraries that match a pattern of path.Match, by name, without links. Of several directories
 // with the same name, the first counts.
-func (d Dir) Libraries(patterns ...string) (map[string]string, error) {
+func (r Root) Libraries(patterns ...string) (map[string]string, error) {
 	found := map[string]string{}
 	for _, dir := range libraryDirs {
-		where, err := d.resolve(dir)
+		where, err := r.resolve(dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -117,7 +151,7 @@ func (d Dir) Libraries(patterns ...string) (map[string]string, error) {
 			}) {
 				continue
 			}
-			if file, err := d.resolve(filepath.Join(dir, name)); err == nil { // a dangling link is no library
+			if file, err := r.resolve(filepath.Join(dir, name)); err == nil { // a dangling link is no library
 				found[name] = file
 			}
 		}

@@ -18,7 +18,7 @@ import (
 )
 
 // create creates files, and links for names with an arrow, below a new root.
-func create(t *testing.T, names []string) driverroot.Dir {
+func create(t *testing.T, names []string) driverroot.Root {
 	t.Helper()
 	root := t.TempDir()
 	for _, name := range names {
@@ -34,7 +34,7 @@ func create(t *testing.T, names []string) driverroot.Dir {
 			t.Fatal(err)
 		}
 	}
-	return driverroot.Dir(root)
+	return driverroot.Root{Host: "/run/nvidia/driver", Here: root}
 }
 
 func TestLayouts(t *testing.T) {
@@ -69,25 +69,26 @@ func TestLayouts(t *testing.T) {
 			"usr/lib64/libnvidia-ml.so.570.1", "usr/lib64/libnvidia-ml.so.580.1"},
 			"usr/lib64/libnvidia-ml.so.570.1",
 			"nvidia-smi is in no directory for programs below ROOT: executable file not found in $PATH"},
-		{"nothing", nil, "libnvidia-ml.so.1 is in no library directory below ROOT: no NVIDIA driver",
+		{"nothing", nil, "libnvidia-ml.so.1 is in no library directory below ROOT: no NVIDIA driver: install the " +
+			"driver below /run/nvidia/driver of the host, or name the directory that has it (--driver-root)",
 			"nvidia-smi is in no directory for programs below ROOT: executable file not found in $PATH"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			d := create(t, row.files)
-			show := func(path string, err error, is error) string {
+			show := func(path string, err, want error) string {
 				if err != nil {
-					if !errors.Is(err, is) {
-						t.Errorf("%v is not %v", err, is)
+					if !errors.Is(err, want) {
+						t.Errorf("%v is not %v", err, want)
 					}
-					return strings.ReplaceAll(err.Error(), string(d), "ROOT")
+					return strings.ReplaceAll(err.Error(), d.Here, "ROOT")
 				}
-				relative, err := filepath.Rel(string(d), path)
+				relative, err := filepath.Rel(d.Here, path)
 				if err != nil {
 					t.Fatal(err)
 				}
 				return relative
 			}
-			library, err := d.Library("libnvidia-ml.so.1")
+			library, err := d.Library()
 			if diff := cmp.Diff(row.library, show(library, err, driverroot.ErrNoDriver)); diff != "" {
 				t.Errorf("library: want - got +\n%s", diff)
 			}
@@ -109,7 +110,7 @@ func TestLibraries(t *testing.T) {
 	}
 	var got []string
 	for _, name := range slices.Sorted(maps.Keys(found)) {
-		got = append(got, name+" "+strings.TrimPrefix(found[name], string(d)))
+		got = append(got, name+" "+strings.TrimPrefix(found[name], d.Here))
 	}
 	want := []string{"libcuda.so.1 /usr/lib64/libcuda.so.580.1", "libcuda.so.580.1 /usr/lib64/libcuda.so.580.1",
 		"libnvidia-cfg.so.1 /usr/lib64/other"}

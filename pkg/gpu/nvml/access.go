@@ -3,9 +3,7 @@
 package nvml
 
 import (
-	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -18,47 +16,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 )
 
-// DriverRoot is the root directory of NVIDIA's driver.
-type DriverRoot struct {
-	Host string // on the host, as container runtimes see it
-	Here string // in this container
-	// HostDev is a directory in this container with the host's /dev, for driver roots without device nodes. Empty:
-	// none.
-	HostDev string
-}
-
-// dev returns the root with the driver's device nodes, as seen here and on the host.
-func (r DriverRoot) dev() (here, host string) {
-	const control = "dev/nvidiactl"
-	if _, err := os.Stat(filepath.Join(r.Here, control)); err != nil && r.HostDev != "" {
-		if _, err := os.Stat(filepath.Join(r.HostDev, control)); err == nil {
-			return r.HostDev, "/"
-		}
-	}
-	return r.Here, r.Host
-}
-
 // memoryLimitsHook limits GPU memory by a variable that any container can set, so it is only used for limits of claims.
 const memoryLimitsHook = "apply-cuda-memory-limits"
-
-// ErrNoDriver is driverroot.ErrNoDriver.
-var ErrNoDriver = driverroot.ErrNoDriver
-
-// files returns the files of the driver, as this container sees them.
-func (r DriverRoot) files() driverroot.Dir { return driverroot.Dir(r.Here) }
-
-// Library returns the path of the driver's NVML library, without links. Error: ErrNoDriver.
-func (r DriverRoot) Library() (string, error) {
-	path, err := r.files().Library("libnvidia-ml.so.1")
-	if errors.Is(err, ErrNoDriver) {
-		return "", fmt.Errorf("%w: install the driver below %s of the host, or name the directory that has it "+
-			"(--driver-root)", err, r.Host)
-	}
-	return path, err
-}
-
-// Program returns the path of a driver's program, without links. Error: exec.ErrNotFound.
-func (r DriverRoot) Program(name string) (string, error) { return r.files().Program(name) }
 
 // access implements Machine.Access. For the monitor device it returns what a container needs besides every GPU.
 func (s *session) access(d gpu.Device) (gpu.Access, error) {
@@ -101,7 +60,7 @@ func (s *session) mountSMI(edits *specs.ContainerEdits) {
 }
 
 func (s *session) findDevice(d gpu.Device) (gpu.Access, error) {
-	return s.withNodes([]string{nodePath(d.Minor)}, func() (gpu.Access, error) { return s.askDevice(d) })
+	return s.withNodes([]string{driverroot.DeviceNode(d.Minor)}, func() (gpu.Access, error) { return s.askDevice(d) })
 }
 
 // askDevice returns what NVIDIA's toolkit finds for the GPU.
@@ -122,7 +81,7 @@ func (s *session) askDevice(d gpu.Device) (gpu.Access, error) {
 
 // toolkit returns a new instance for every query, because it caches, and answers controls caching.
 func (s *session) toolkit() (nvcdi.Interface, error) {
-	dev, _ := s.Driver.dev()
+	dev, _ := s.Driver.Dev()
 	return nvcdi.New(
 		nvcdi.WithMode(nvcdi.ModeNvml),
 		nvcdi.WithLogger(toolkitLog{}),
@@ -130,7 +89,7 @@ func (s *session) toolkit() (nvcdi.Interface, error) {
 		nvcdi.WithDeviceLib(s.devices),
 		nvcdi.WithDriverRoot(s.Driver.Here),
 		nvcdi.WithDevRoot(dev),
-		nvcdi.WithLibrarySearchPaths(s.Driver.searchPaths()),
+		nvcdi.WithLibrarySearchPaths(searchPaths(s.Driver)),
 		nvcdi.WithNVIDIACDIHookPath(s.HookPath),
 		nvcdi.WithDisabledHooks(memoryLimitsHook),
 		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils),
@@ -139,7 +98,7 @@ func (s *session) toolkit() (nvcdi.Interface, error) {
 
 // searchPaths returns the directory of the driver's libraries if NVIDIA's toolkit does not search it itself. Otherwise
 // none: with search paths it does not read the cache of ldconfig.
-func (r DriverRoot) searchPaths() []string {
+func searchPaths(r driverroot.Root) []string {
 	library, err := r.Library()
 	if err != nil {
 		return nil
@@ -154,7 +113,7 @@ func (r DriverRoot) searchPaths() []string {
 
 // onHost rewrites the driver's paths in this container to those on the host.
 func (s *session) onHost(edits specs.ContainerEdits) (gpu.Access, error) {
-	here, host := s.Driver.dev()
+	here, host := s.Driver.Dev()
 	transformer := root.NewDriverTransformer(
 		root.WithDriverRoot(s.Driver.Here),
 		root.WithTargetDriverRoot(s.Driver.Host),

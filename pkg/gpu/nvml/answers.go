@@ -34,8 +34,8 @@ type subject struct {
 }
 
 // get returns the cached answer, or calls find.
-func (a *answers) get(id subject, root DriverRoot, find func() (gpu.Access, error)) (gpu.Access, error) {
-	now := root.fingerprint()
+func (a *answers) get(id subject, root driverroot.Root, find func() (gpu.Access, error)) (gpu.Access, error) {
+	now := fingerprint(root)
 	a.mu.Lock()
 	if a.seen != now || time.Since(a.since) > maxAge {
 		a.seen, a.since, a.found = now, time.Now(), map[subject]gpu.Access{}
@@ -63,7 +63,7 @@ var watchedDirs = append(driverroot.Watched(), "dev", "run/nvidia-persistenced",
 
 // fingerprint changes when a file is added to, removed from or replaced in a watched directory, and when another root
 // is mounted.
-func (r DriverRoot) fingerprint() string {
+func fingerprint(r driverroot.Root) string {
 	var b strings.Builder
 	look := func(root, dir string) {
 		info, err := os.Stat(filepath.Join(root, dir))
@@ -77,7 +77,7 @@ func (r DriverRoot) fingerprint() string {
 	for _, dir := range watchedDirs {
 		look(r.Here, dir)
 	}
-	if dev, _ := r.dev(); dev != r.Here {
+	if dev, _ := r.Dev(); dev != r.Here {
 		look(dev, "dev")
 	}
 	return b.String()

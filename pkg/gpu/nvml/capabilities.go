@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 )
 
 // Access to a partition needs the capability device nodes of its GPU instance and of its compute instance (NVIDIA's MIG
@@ -47,7 +48,7 @@ func (s *session) findPartition(d gpu.Device) (gpu.Access, error) {
 	}
 	var access gpu.Access
 	for _, node := range whole.Nodes { // no others, because partitions have no graphics
-		if node.Path == nodePath(d.Minor) {
+		if node.Path == driverroot.DeviceNode(d.Minor) {
 			access.Nodes = append(access.Nodes, node)
 		}
 	}

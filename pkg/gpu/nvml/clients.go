@@ -15,6 +15,7 @@ import (
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 )
 
 // programs implements Machine.Users.
@@ -39,7 +40,7 @@ func (s *session) clients(handle nvmllib.Device) []string {
 	}
 	if len(pids) == 0 {
 		if minor, ret := handle.GetMinorNumber(); ret == nvmllib.SUCCESS {
-			pids = s.cachedOpeners(nodePath(minor))
+			pids = s.cachedOpeners(driverroot.DeviceNode(minor))
 		}
 	}
 	return s.processNames(pids)

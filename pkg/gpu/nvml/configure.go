@@ -16,6 +16,7 @@ import (
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 )
 
@@ -121,7 +122,7 @@ const (
 
 // setTimeSlice runs nvidia-smi, because NVML has no call for it.
 func (s *session) setTimeSlice(ctx context.Context, id gpu.UUID, name gpu.Interval) error {
-	code, text, err := s.Driver.runSMI(ctx, "compute-policy", "-i", string(id), "--set-timeslice",
+	code, text, err := runSMI(ctx, s.Driver, "compute-policy", "-i", string(id), "--set-timeslice",
 		strconv.Itoa(intervals[name]))
 	if errors.Is(err, exec.ErrNotFound) {
 		return fmt.Errorf("time slice %s: %w", name, err)
@@ -143,17 +144,17 @@ func (s *session) setTimeSlice(ctx context.Context, id gpu.UUID, name gpu.Interv
 
 // runSMI runs the driver's nvidia-smi, and returns its exit code and its output in one line. Error: exec.ErrNotFound
 // when the root has no nvidia-smi, or why the run failed.
-func (r DriverRoot) runSMI(ctx context.Context, args ...string) (code int, text string, err error) {
-	program, err := r.Program("nvidia-smi")
+func runSMI(ctx context.Context, driver driverroot.Root, args ...string) (code int, text string, err error) {
+	program, err := driver.Program("nvidia-smi")
 	if err != nil {
 		return 0, "", err
 	}
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = os.Environ()
-	if r.Here != "/" {
+	if driver.Here != "/" {
 		// Preload only the library: a search path into the root would also find its C library, which may not fit the
 		// loader here.
-		library, err := r.Library()
+		library, err := driver.Library()
 		if err != nil {
 			return 0, "", err
 		}

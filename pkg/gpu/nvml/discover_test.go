@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
@@ -48,7 +49,7 @@ func machineOf(t *testing.T, p simulator.Profile) (*simulator.Node, *nvml.Machin
 		Library:  m.NVML(),
 		Sysfs:    filepath.Join(m.DriverRoot(), "sys"),
 		Proc:     filepath.Join(m.DriverRoot(), "proc"),
-		Driver:   nvml.DriverRoot{Host: "/host", Here: m.DriverRoot()},
+		Driver:   driverroot.Root{Host: "/host", Here: m.DriverRoot()},
 		HookPath: "/plugins/nvidia-cdi-hook",
 	})
 	if err != nil {
@@ -230,14 +231,6 @@ func TestDiscoverWithoutOptionalAnswers(t *testing.T) {
 		devices[0].Topology.NVLinkDomain == string(devices[0].UUID))
 	if want := "0 0 65 true"; got != want {
 		t.Errorf("got %s, want %s", got, want)
-	}
-}
-
-func TestDriverRootWithoutDriver(t *testing.T) {
-	root := nvml.DriverRoot{Host: "/run/nvidia/driver", Here: t.TempDir()}
-	_, err := root.Library()
-	if !errors.Is(err, nvml.ErrNoDriver) || !strings.Contains(err.Error(), "below /run/nvidia/driver") {
-		t.Errorf("got %v", err)
 	}
 }
 

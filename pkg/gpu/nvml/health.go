@@ -14,6 +14,7 @@ import (
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 )
 
 // healthPeriod is how often a GPU is asked for what NVML has no events of. Recheck asks sooner.
@@ -146,8 +147,8 @@ func (s *session) slowdown(handle nvmllib.Device) string {
 // vanishedNode returns the GPU's device node if it has been there and is not; otherwise "". A machine may have no
 // device nodes before its first CUDA program.
 func (s *session) vanishedNode(d gpu.Device) string {
-	here, host := s.Driver.dev()
-	path := nodePath(d.Minor)
+	here, host := s.Driver.Dev()
+	path := driverroot.DeviceNode(d.Minor)
 	if _, err := os.Stat(filepath.Join(here, path)); err == nil {
 		s.seenNodes.Store(path, true)
 		return ""

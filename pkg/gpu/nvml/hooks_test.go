@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/test/nvidia"
@@ -44,7 +45,7 @@ func TestNVIDIACombinedHooks(t *testing.T) {
 		must(t, err)
 		m, n := machineOf(t, profile)
 		config := n.Config
-		config.Driver = nvml.DriverRoot{Here: installed(t, b.Root), HostDev: m.DriverRoot()}
+		config.Driver = driverroot.Root{Here: installed(t, b.Root), HostDev: m.DriverRoot()}
 		compareHooks(t, config, programs)
 	})
 }

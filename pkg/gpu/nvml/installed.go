@@ -4,27 +4,9 @@ package nvml
 
 import (
 	"errors"
-	"slices"
-	"strings"
 
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 )
-
-// Versions returns the driver versions with an NVML library in the root, sorted. There are several after an incomplete
-// update. It is for people; the link libnvidia-ml.so.1 selects the version in use.
-func (r DriverRoot) Versions() []string {
-	const prefix = "libnvidia-ml.so."
-	found, err := r.files().Libraries(prefix + "*.*")
-	if err != nil {
-		return nil
-	}
-	var versions []string
-	for name := range found {
-		versions = append(versions, strings.TrimPrefix(name, prefix))
-	}
-	slices.Sort(versions)
-	return versions
-}
 
 // Code returns the name of NVML's error in err, "ERROR_GPU_IS_LOST", or "" if there is none.
 func Code(err error) string {

@@ -13,6 +13,7 @@ import (
 
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
@@ -154,7 +155,7 @@ func TestSessionBetweenLooks(t *testing.T) {
 			library, err := n.Driver.Library()
 			must(t, err)
 			must(t, os.RemoveAll(filepath.Dir(library)))
-			if _, err := n.Discover(t.Context()); !errors.Is(err, nvml.ErrNoDriver) {
+			if _, err := n.Discover(t.Context()); !errors.Is(err, driverroot.ErrNoDriver) {
 				t.Errorf("without the library: got %v", err)
 			}
 			if got := l.sessions.Load(); got != 0 {

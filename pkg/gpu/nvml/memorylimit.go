@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 )
 
 // ErrNoMemoryLimit means that NVIDIA's driver cannot limit the memory of containers on this machine. The message says
@@ -29,7 +30,7 @@ func (m *Machine) MemoryLimit(d gpu.Device) (gpu.Access, error) {
 	return memoryLimit(d, m.Driver, m.HookPath, isCgroup2(cgroupRoot))
 }
 
-func memoryLimit(d gpu.Device, root DriverRoot, hookPath string, cgroup2 bool) (gpu.Access, error) {
+func memoryLimit(d gpu.Device, root driverroot.Root, hookPath string, cgroup2 bool) (gpu.Access, error) {
 	branch, _, _ := strings.Cut(d.DriverVersion, ".")
 	if n, err := strconv.Atoi(branch); err != nil || n < memoryLimitDriver {
 		return gpu.Access{}, fmt.Errorf("driver %s is older than R%d: %w", d.DriverVersion, memoryLimitDriver,

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 )
 
 func TestMemoryLimit(t *testing.T) {
@@ -25,7 +26,7 @@ func TestMemoryLimit(t *testing.T) {
 		{"a driver that nobody knows", "", true, "[] driver  is older than R615: no memory limits by cgroup"},
 	} {
 		access, err := memoryLimit(gpu.Device{UUID: "GPU-1", DriverVersion: row.driver},
-			DriverRoot{Host: "/r", Here: "/here"}, "/h/nvidia-cdi-hook", row.cgroup2)
+			driverroot.Root{Host: "/r", Here: "/here"}, "/h/nvidia-cdi-hook", row.cgroup2)
 		if got := fmt.Sprint(access.Hooks, " ", err); got != row.want {
 			t.Errorf("%s:\ngot  %s\nwant %s", row.name, got, row.want)
 		}

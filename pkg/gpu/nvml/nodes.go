@@ -25,9 +25,6 @@ var controlNodes = []string{"/dev/nvidiactl", "/dev/nvidia-uvm"}
 // controlMinor is the minor number of /dev/nvidiactl.
 const controlMinor = 255
 
-// nodePath returns the device node of the GPU with the minor number.
-func nodePath(minor int) string { return fmt.Sprintf("/dev/nvidia%d", minor) }
-
 // withNodes returns the answer of find with the device nodes. Missing ones are created, and find is called again: a
 // host has some of them only after NVIDIA's own programs have run.
 func (s *session) withNodes(paths []string, find func() (gpu.Access, error)) (gpu.Access, error) {
@@ -54,7 +51,7 @@ func missing(a gpu.Access, paths []string) []string {
 // requireNodes reports missing device nodes, and why they could not be created.
 func (s *session) requireNodes(a gpu.Access, paths []string, makeErr error) error {
 	var errs []error
-	_, host := s.Driver.dev()
+	_, host := s.Driver.Dev()
 	for _, path := range missing(a, paths) {
 		err := fmt.Errorf("%s is not a character device: load the driver's kernel modules and make its device nodes "+
 			"(nvidia-modprobe -u -c=0)", filepath.Join(host, path))
@@ -71,7 +68,7 @@ func (s *session) makeNodes(paths []string) error {
 	if s.Driver.HostDev == "" {
 		return errors.New("the host's /dev is not mounted here")
 	}
-	if here, _ := s.Driver.dev(); !sameFile(filepath.Join(here, "dev"), filepath.Join(s.Driver.HostDev, "dev")) {
+	if here, _ := s.Driver.Dev(); !sameFile(filepath.Join(here, "dev"), filepath.Join(s.Driver.HostDev, "dev")) {
 		return errors.New("the driver root has a /dev of its own")
 	}
 	for _, path := range paths {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/test/nvidia"
@@ -95,7 +96,7 @@ func isProgram(name string) bool {
 const rootVariable = "NVML_TEST_DRIVER_ROOT"
 
 func lookTwice(root string) {
-	n := nvml.New(nvml.Config{Driver: nvml.DriverRoot{Host: "/", Here: root}})
+	n := nvml.New(nvml.Config{Driver: driverroot.Root{Host: "/", Here: root}})
 	_, err := n.Discover(context.Background())
 	fmt.Println(err)
 	if err := errors.Join(os.Rename(root, root+".old"), os.Rename(root+".new", root)); err != nil {
@@ -148,7 +149,7 @@ func TestNVIDIAFiles(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				m, _ := machineOf(t, profile)
-				n, err := nvml.Open(nvml.Config{Library: m.NVML(), HookPath: "/hook", Driver: nvml.DriverRoot{
+				n, err := nvml.Open(nvml.Config{Library: m.NVML(), HookPath: "/hook", Driver: driverroot.Root{
 					Host: "/host", Here: root, HostDev: m.DriverRoot()}})
 				must(t, err)
 				t.Cleanup(func() { must(t, n.Close()) })

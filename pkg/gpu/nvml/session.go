@@ -16,6 +16,7 @@ import (
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 )
 
 // Config configures a Machine.
@@ -23,7 +24,7 @@ type Config struct {
 	Library nvmllib.Interface // nil: the one in the driver root
 	Sysfs   string            // where sysfs is mounted: "/sys" on a real machine
 	Proc    string            // where proc is mounted: "/proc" on a real machine
-	Driver  DriverRoot
+	Driver  driverroot.Root
 	// HookPath is where the host has nvidia-cdi-hook.
 	HookPath string
 	// CombinedHookPath is where the host has cdi-hooks, which runs several of them in one process. Empty: each hook is

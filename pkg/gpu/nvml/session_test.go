@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
@@ -34,7 +35,7 @@ func followingProfile(t *testing.T, p simulator.Profile) (*simulator.Node, *nvml
 	must(t, err)
 	must(t, m.LayOut(simulator.Programs{NvidiaSMI: os.DevNull})) // a test that runs it lays out another
 	return m, nvml.New(nvml.Config{Library: m.NVML(), Sysfs: m.DriverRoot() + "/sys", Proc: m.Proc(),
-		Driver: nvml.DriverRoot{Host: m.DriverRoot(), Here: m.DriverRoot()}})
+		Driver: driverroot.Root{Host: m.DriverRoot(), Here: m.DriverRoot()}})
 }
 
 func must(t *testing.T, err error) {
@@ -85,9 +86,9 @@ func TestSessionWaitsForTheDriver(t *testing.T) {
 	n := nvml.New(nvml.Config{
 		Library: machine.NVML(),
 		Sysfs:   filepath.Join(machine.DriverRoot(), "sys"),
-		Driver:  nvml.DriverRoot{Host: "/opt/nvidia", Here: machine.DriverRoot()},
+		Driver:  driverroot.Root{Host: "/opt/nvidia", Here: machine.DriverRoot()},
 	})
-	if _, err := n.Discover(t.Context()); !errors.Is(err, nvml.ErrNoDriver) || !strings.Contains(err.Error(),
+	if _, err := n.Discover(t.Context()); !errors.Is(err, driverroot.ErrNoDriver) || !strings.Contains(err.Error(),
 		"/opt/nvidia") {
 		t.Errorf("without a driver: got %v", err)
 	}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/internal/app"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
@@ -90,7 +91,7 @@ func (s *simulation) Attach() (nvml.Config, error) {
 func config(machine *simulator.Node) nvml.Config {
 	root := machine.DriverRoot()
 	return nvml.Config{Library: machine.NVML(), Sysfs: filepath.Join(root, "sys"), Proc: machine.Proc(),
-		Driver: nvml.DriverRoot{Host: root, Here: root}}
+		Driver: driverroot.Root{Host: root, Here: root}}
 }
 
 // errNoAnswer means that the API server did not answer.

@@ -21,12 +21,9 @@ import (
 // controlProgram is NVIDIA's program for both the daemon and its commands.
 const controlProgram = "nvidia-cuda-mps-control"
 
-// driver is the root of NVIDIA's driver, as this program sees it.
-type driver struct{ driverroot.Dir }
-
-// control returns the path of the control program.
-func (d driver) control() (string, error) {
-	path, err := d.Program(controlProgram)
+// findControl returns the path of the control program.
+func findControl(driver driverroot.Root) (string, error) {
+	path, err := driver.Program(controlProgram)
 	if errors.Is(err, exec.ErrNotFound) {
 		return "", fmt.Errorf("%w: install the driver with its compute utilities", err)
 	}
@@ -35,10 +32,10 @@ func (d driver) control() (string, error) {
 
 // environment returns the variables of the daemon's programs. libraries is a directory of the driver's libraries, ""
 // for none.
-func (d driver) environment(dir mps.Dir, id string, libraries string) []string {
+func environment(driver driverroot.Root, dir mps.Dir, id, libraries string) []string {
 	env := []string{
 		// The daemon looks there for its server.
-		"PATH=" + strings.Join(append(d.ProgramDirs(), os.Getenv("PATH")), ":"),
+		"PATH=" + strings.Join(append(driver.ProgramDirs(), os.Getenv("PATH")), ":"),
 		"CUDA_MPS_PIPE_DIRECTORY=" + dir.Pipe(id),
 		"CUDA_MPS_LOG_DIRECTORY=" + dir.Log(id),
 	}
@@ -51,8 +48,8 @@ func (d driver) environment(dir mps.Dir, id string, libraries string) []string {
 // linkLibraries fills the directory with links to the driver's libraries and returns it. A search path into the root
 // would also find the root's C library, which may not fit the loader of this container. It returns "" if the root is
 // that of this system.
-func (d driver) linkLibraries(dir string) (string, error) {
-	if filepath.Clean(string(d.Dir)) == "/" {
+func linkLibraries(driver driverroot.Root, dir string) (string, error) {
+	if filepath.Clean(driver.Here) == "/" {
 		return "", nil
 	}
 	if err := os.RemoveAll(dir); err != nil {
@@ -61,7 +58,7 @@ func (d driver) linkLibraries(dir string) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	found, err := d.Libraries("libcuda*.so*", "libnvidia-*.so*")
+	found, err := driver.Libraries("libcuda*.so*", "libnvidia-*.so*")
 	if err != nil {
 		return "", err
 	}

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
@@ -38,21 +39,21 @@ type process struct {
 const maxSocketPath = 107
 
 // start starts the process of a daemon in its directories.
-func start(dir mps.Dir, root driver, d mps.Daemon) (*process, error) {
+func start(dir mps.Dir, driver driverroot.Root, d mps.Daemon) (*process, error) {
 	socket := filepath.Join(dir.Pipe(d.ID), "control_privileged")
 	if len(socket) > maxSocketPath {
 		return nil, fmt.Errorf("its socket %s would have more than the %d characters that are possible: choose a "+
 			"shorter driver name or kubelet directory",
 			socket, maxSocketPath)
 	}
-	program, err := root.control()
+	program, err := findControl(driver)
 	if err != nil {
 		return nil, err
 	}
 	if err := errors.Join(mountMemory(dir, d), makeDirs(dir, d.ID)); err != nil {
 		return nil, err
 	}
-	libraries, err := root.linkLibraries(dir.Libraries(d.ID))
+	libraries, err := linkLibraries(driver, dir.Libraries(d.ID))
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +61,7 @@ func start(dir mps.Dir, root driver, d mps.Daemon) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &process{program: program, env: root.environment(dir, d.ID, libraries), socket: socket,
+	r := &process{program: program, env: environment(driver, dir, d.ID, libraries), socket: socket,
 		ended: make(chan struct{}), multiUser: d.MultiUser, serverEnds: newServers()}
 	args := []string{"-f"}
 	if d.MultiUser {

@@ -144,7 +144,7 @@ func (w *worker) runDaemon(ctx context.Context, d mps.Request) error {
 
 // runProcess is runDaemon with a process that may serve fewer users than the request. Error: errNoMultiUser.
 func (w *worker) runProcess(ctx context.Context, d mps.Request, as mps.Daemon) error {
-	r, err := start(w.Dir, driver{driverroot.Dir(w.DriverRoot)}, as)
+	r, err := start(w.Dir, driverroot.Root{Here: w.DriverRoot}, as)
 	if err != nil {
 		return err
 	}
