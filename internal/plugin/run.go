@@ -226,8 +226,6 @@ func (c Config) removeAbandoned(ctx context.Context, sockets kubelet.Config) {
 func (c Config) publishWith(publisher *node.Publisher, server *kubelet.Server) *node.Slices {
 	slices := &node.Slices{Client: c.Client, Driver: c.DriverName, NodeName: c.NodeName, Failed: server.PublishFailed}
 	publisher.Publish = slices.Publish
-	publisher.OldMonitor = &node.OldMonitor{Client: c.Client, Driver: c.DriverName, NodeName: c.NodeName,
-		Records: c.Records}
 	publisher.First = func(ctx context.Context, pools map[string]resourceslice.Pool) error {
 		_, err := node.FirstSlices(ctx, c.Client, c.DriverName, c.NodeName, pools)
 		return err

@@ -24,7 +24,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
@@ -359,56 +358,6 @@ func TestMetadataIsRequired(t *testing.T) {
 	if got := k.prepare(claim); !strings.Contains(got, "gpu.nvidia.com/metadata=u_r]") {
 		t.Errorf("prepare when there is one again: got %s", got)
 	}
-}
-
-// The previous version has published the monitor device in the pool of the node, and a claim was allocated it there
-// just before the upgrade.
-func TestUpgradeMovesMonitor(t *testing.T) {
-	t.Parallel()
-	claim := func(name, pool string) *resourceapi.ResourceClaim {
-		c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name,
-			UID: types.UID(name)}}
-		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: driver, Pool: pool,
-				Device: "monitor", AdminAccess: new(true)}}}}
-		return c
-	}
-	nodeName := "node"
-	before := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "00000-" + driver + "-node-a"},
-		Spec: resourceapi.ResourceSliceSpec{Driver: driver, NodeName: &nodeName,
-			Pool:    resourceapi.ResourcePool{Name: "node", Generation: 1, ResourceSliceCount: 1},
-			Devices: []resourceapi.Device{{Name: "gpu-01-00-0"}, {Name: "monitor"}}}}
-	old, next := claim("old", "node"), claim("next", "node/monitor")
-	k := start(t, before, old, next)
-	k.installed.Store(true)
-	k.eventually("devices", func() error {
-		const want = "node/gpu-01-00-0 node/monitor/monitor node/monitor:NoSchedule"
-		if got := k.published(); got != want {
-			return fmt.Errorf("published %q, want %q", got, want)
-		}
-		return nil
-	})
-	for _, c := range []*resourceapi.ResourceClaim{old, next} {
-		pool := c.Status.Allocation.Devices.Results[0].Pool
-		want := fmt.Sprintf("[r] %s/monitor [k8s.gpu.nvidia.com/claim=%s-monitor k8s.gpu.nvidia.com/driver=common "+
-			"gpu.nvidia.com/metadata=%[2]s_r]", pool, c.Name)
-		if got := k.prepare(c); got != want {
-			t.Errorf("prepare:\ngot  %s\nwant %s", got, want)
-		}
-		k.eventually("the claim's status", func() error {
-			if got := k.status(c.Name); !strings.HasPrefix(got, "monitor Ready=True Prepared ") {
-				return fmt.Errorf("got %s", got)
-			}
-			return nil
-		})
-		if err := k.unprepare(string(c.UID)); err != nil {
-			t.Errorf("unprepare: %v", err)
-		}
-	}
-	k.eventually("metrics", func() error {
-		return k.hasMetrics(`gpu_dra_devices{state="published"} 2`, `gpu_dra_devices{state="tainted"} 0`,
-			`gpu_dra_claims{phase="Prepared"} 0`)
-	})
 }
 
 // hasMetrics fails unless each regular expression matches a line of the metrics.

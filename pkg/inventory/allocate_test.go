@@ -310,7 +310,7 @@ func run(t *testing.T, published []*resourceapi.ResourceSlice, claim *resourceap
 	state := nothingAllocated()
 	for _, d := range taken {
 		name, share, shared := strings.Cut(d, "#")
-		id := structured.MakeDeviceID(driver, inventory.PoolsOf(nodeName, name)[0], name)
+		id := structured.MakeDeviceID(driver, inventory.PoolOf(nodeName, name), name)
 		if shared {
 			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, ptr.To(types.UID(share))))
 			continue

@@ -18,13 +18,12 @@ const Monitor = "monitor"
 // 245 characters, has no monitor device.
 func MonitorPool(node string) string { return node + "/" + Monitor }
 
-// PoolsOf returns the pools in which claims may have been allocated the device of the node: the one where it is, and
-// the one where it was before the first release.
-func PoolsOf(node, device string) []string {
+// PoolOf returns the pool of the device of the node.
+func PoolOf(node, device string) string {
 	if device == Monitor {
-		return []string{MonitorPool(node), node}
+		return MonitorPool(node)
 	}
-	return []string{node}
+	return node
 }
 
 // monitor returns the monitor device of a node. It is always free: it may be allocated any number of times and consumes

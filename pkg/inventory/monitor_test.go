@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
@@ -91,23 +90,5 @@ func TestNodesWithoutMonitor(t *testing.T) {
 		if got := len(row.inv.Pools(row.node)); got != row.pools {
 			t.Errorf("%s: got %d pools, want %d", row.name, got, row.pools)
 		}
-	}
-}
-
-// Claims of the previous version are allocated from the pool of the node. Its device is described as before, and new
-// claims do not get it.
-func TestOldMonitor(t *testing.T) {
-	inv := inventory.New(simtest.Discover(t, "t4-x2"))
-	pools := inv.PoolsWithOldMonitor(nodeName)
-	if got := publishedNames(pools[nodeName]); got != "gpu-3b-00-0 gpu-af-00-0 monitor" {
-		t.Errorf("got %s", got)
-	}
-	old, now := pools[nodeName].Slices[0].Devices[2], pools[inventory.MonitorPool(nodeName)].Slices[0].Devices[0]
-	if diff := cmp.Diff(old.Attributes, now.Attributes); diff != "" {
-		t.Errorf("the two devices differ:\n%s", diff)
-	}
-	results, problem := allocateIn(t, nothingAllocated(), inAPI(pools), newClaim(t, monitor))
-	if problem != "" || len(results) != 1 || results[0].Pool != nodeName+"/monitor" {
-		t.Errorf("got %v, %s, want the device in the pool %s/monitor", results, problem, nodeName)
 	}
 }

@@ -63,9 +63,6 @@ const (
 	TaintUnmonitored = "gpu.nvidia.com/unmonitored"
 )
 
-// TaintOldPool is the key of the taint of the monitor device in the pool of the node: see PoolsWithOldMonitor.
-const TaintOldPool = "gpu.nvidia.com/old-pool"
-
 // AllTaints are the taints of devices that new claims cannot use.
 var AllTaints = []Taint{
 	{TaintLost, resourceapi.DeviceTaintEffectNoSchedule,
@@ -85,27 +82,13 @@ var AllTaints = []Taint{
 		"the GPU has no events, or they are not watched; `NoSchedule` while the plugin has closed NVML on request, " +
 			"and while NVIDIA's driver cannot be used",
 		nil},
-	{TaintOldPool, resourceapi.DeviceTaintEffectNoSchedule,
-		"the device `monitor` in the pool of the node, where it was before the first release; it stays while a claim " +
-			"has it, and new claims get the one in the pool `<node>/monitor`", nil},
 }
 
 // Pools returns all that the node publishes, by name of the pool. The pool of the node's name has the GPUs, then
 // partitions, then counters. Each group has its own slices, so that a change of one does not move devices of another. A
 // slice has at most 64 devices or 8 counter sets. A node without GPUs publishes one empty slice, which shows that the
 // driver runs. The monitor device has a pool of its own: see MonitorPool.
-func (inv Inventory) Pools(node string) map[string]resourceslice.Pool { return inv.pools(node) }
-
-// PoolsWithOldMonitor returns Pools with the monitor device also in the pool where it was before the first release,
-// for claims that were allocated there. A taint keeps new claims away from it.
-func (inv Inventory) PoolsWithOldMonitor(node string) map[string]resourceslice.Pool {
-	old := monitor(node)
-	old.Taints = []gpu.Taint{{Key: TaintOldPool, Effect: string(resourceapi.DeviceTaintEffectNoSchedule)}}
-	return inv.pools(node, publish(old, nil))
-}
-
-// pools returns Pools with these devices after the GPUs.
-func (inv Inventory) pools(node string, more ...resourceapi.Device) map[string]resourceslice.Pool {
+func (inv Inventory) Pools(node string) map[string]resourceslice.Pool {
 	all := countersOf(inv)
 	var gpus, partitions []resourceapi.Device
 	for _, d := range inv {
@@ -116,7 +99,7 @@ func (inv Inventory) pools(node string, more ...resourceapi.Device) map[string]r
 		}
 	}
 	pool := resourceslice.Pool{}
-	for chunk := range slices.Chunk(append(gpus, more...), devicesPerSlice) {
+	for chunk := range slices.Chunk(gpus, devicesPerSlice) {
 		pool.Slices = append(pool.Slices, resourceslice.Slice{Devices: chunk})
 	}
 	for chunk := range slices.Chunk(partitions, devicesPerSlice) {

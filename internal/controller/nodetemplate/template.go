@@ -115,7 +115,7 @@ func noSlices(ctx context.Context, in Lister, node, driver string) error {
 }
 
 // sanitize returns the slices of the node as those of a node with another name that has just started. It replaces UUIDs
-// with numbers, and leaves out taints and what an upgrade of the driver has left.
+// with numbers, and leaves out taints.
 func sanitize(of []resourceapi.ResourceSlice, node string, as Node) (Template, error) {
 	current, err := newest(of)
 	if err != nil {
@@ -126,12 +126,11 @@ func sanitize(of []resourceapi.ResourceSlice, node string, as Node) (Template, e
 	for _, name := range slices.Sorted(maps.Keys(current)) {
 		var pool resourceslice.Pool
 		for _, s := range current[name] {
-			devices := slices.DeleteFunc(s.Devices, fromBefore)
-			for i := range devices {
-				t.Warnings = append(t.Warnings, untaint(&devices[i])...)
-				rename(devices[i], inventory.MonitorID(node), inventory.MonitorID(as.Name))
+			for i := range s.Devices {
+				t.Warnings = append(t.Warnings, untaint(&s.Devices[i])...)
+				rename(s.Devices[i], inventory.MonitorID(node), inventory.MonitorID(as.Name))
 			}
-			pool.Slices = append(pool.Slices, resourceslice.Slice{Devices: devices, SharedCounters: s.SharedCounters})
+			pool.Slices = append(pool.Slices, resourceslice.Slice{Devices: s.Devices, SharedCounters: s.SharedCounters})
 		}
 		pools[as.Name+strings.TrimPrefix(name, node)] = pool
 	}
@@ -163,13 +162,6 @@ func newest(of []resourceapi.ResourceSlice) (map[string][]resourceapi.ResourceSl
 		}
 	}
 	return pools, nil
-}
-
-// fromBefore reports whether a device is there only for claims from before an upgrade of the driver.
-func fromBefore(d resourceapi.Device) bool {
-	return slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
-		return t.Key == inventory.TaintOldPool
-	})
 }
 
 // untaint removes the taints of the device, and returns a warning for each that keeps claims away.

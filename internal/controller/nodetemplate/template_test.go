@@ -208,7 +208,7 @@ func listed(t *testing.T, client *fake.Clientset) []*resourceapi.ResourceSlice {
 	return all
 }
 
-// A node that is sick, was upgraded and is publishing again has the template of a healthy one.
+// A node that is sick and is publishing again has the template of a healthy one.
 func TestSickNode(t *testing.T) {
 	client := newServer()
 	publish(t, client, "t4-x2", "")
@@ -223,10 +223,7 @@ func TestSickNode(t *testing.T) {
 	}
 	before := gpus.DeepCopy() // of the generation before, not deleted yet
 	before.Name, before.Spec.Devices = "00001-before", before.Spec.Devices[:1]
-	old := all[1].Spec.Devices[0]
-	old.Taints = []resourceapi.DeviceTaint{{Key: inventory.TaintOldPool, Effect: "NoSchedule"}}
 	gpus.Spec.Pool.Generation = 7
-	gpus.Spec.Devices = append(gpus.Spec.Devices, old)
 	gpus.Spec.Devices[0].Taints = []resourceapi.DeviceTaint{{Key: inventory.TaintUnmonitored, Effect: "None"},
 		{Key: inventory.TaintXID, Value: "79", Effect: "NoExecute", TimeAdded: ptr.To(metav1.Now())}}
 	gpus.Labels, gpus.ResourceVersion, gpus.UID = map[string]string{"a": "b"}, "17", "uid"

@@ -204,11 +204,9 @@ func (s *Server) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 	s.ServeHealth(ctx, func(all []health.Report) bool {
 		var report kubeletplugin.DeviceHealthReport
 		for _, h := range all {
-			// The kubelet keeps the health of a device that no pod has, too.
-			for _, pool := range inventory.PoolsOf(s.NodeName, h.Device) {
-				report.Devices = append(report.Devices, kubeletplugin.DeviceHealth{PoolName: pool, DeviceName: h.Device,
-					Health: kubeletplugin.HealthStatus(h.Status), LastUpdated: time.Now(), Message: h.Message})
-			}
+			report.Devices = append(report.Devices, kubeletplugin.DeviceHealth{
+				PoolName: inventory.PoolOf(s.NodeName, h.Device), DeviceName: h.Device,
+				Health: kubeletplugin.HealthStatus(h.Status), LastUpdated: time.Now(), Message: h.Message})
 		}
 		select {
 		case reports <- report:

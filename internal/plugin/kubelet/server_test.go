@@ -98,13 +98,3 @@ func (preparer) Unprepare(_ context.Context, claim sharing.Claim) error {
 	notRestored := fmt.Errorf("%w: because", claims.ErrNotRestored)
 	return map[types.UID]error{"bad": errBad, "not restored": notRestored}[claim.UID]
 }
-
-// A container gets the same description of the monitor device, whichever pool its claim was allocated from.
-func TestMonitorOfBothPools(t *testing.T) {
-	for _, pool := range []string{"node/monitor", "node"} {
-		got := device(sharing.Assignment{Request: "r", Pool: pool, Device: "monitor", AdminAccess: true}, nil, "node")
-		if uuid := *got.Metadata.Attributes["uuid"].StringValue; got.PoolName != pool || uuid != "monitor-node" {
-			t.Errorf("pool %s: got pool %s, uuid %s", pool, got.PoolName, uuid)
-		}
-	}
-}

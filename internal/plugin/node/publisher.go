@@ -37,8 +37,6 @@ type Publisher struct {
 	First func(ctx context.Context, pools map[string]resourceslice.Pool) error
 	// Publish updates the slices of the node to match resources.
 	Publish func(ctx context.Context, resources resourceslice.DriverResources) error
-	// OldMonitor decides whether the monitor device stays in its former pool; nil: it does not.
-	OldMonitor *OldMonitor
 
 	next  chan inventory.Inventory // holds only the latest
 	stale atomic.Bool              // the next one is published even if it is the same
@@ -88,29 +86,24 @@ func (p *Publisher) Run(ctx context.Context, dir string) {
 	}
 	var published inventory.Inventory
 	var fitted map[string]resourceslice.Pool
-	var withOld bool
 	first := true
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case inv := <-p.next:
-			old := p.OldMonitor.Stays(ctx)
-			known := !p.stale.Swap(false) && !first && old == withOld
+			known := !p.stale.Swap(false) && !first
 			if known && len(p.Server.lacking()) == 0 && reflect.DeepEqual(published, inv) {
 				continue
 			}
 			pools := inv.Pools(p.NodeName)
-			if old {
-				pools = inv.PoolsWithOldMonitor(p.NodeName)
-			}
 			p.fit(pools) // what the API server lacks makes them depend on the records, too
 			if known && reflect.DeepEqual(fitted, pools) {
 				published = inv
 				continue
 			}
 			if p.publish(ctx, pools, first) {
-				published, fitted, withOld, first = inv, pools, old, false
+				published, fitted, first = inv, pools, false
 			} else {
 				p.Stale()
 			}

@@ -14,14 +14,15 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
 // startPublisher runs a Publisher that leads, until stop.
-func startPublisher(t *testing.T, dir string, server *Server, old *OldMonitor,
+func startPublisher(t *testing.T, dir string, server *Server,
 	publish func(resourceslice.DriverResources) error) (p *Publisher, stop func()) {
 	t.Helper()
 	p = NewPublisher("node")
-	p.Server, p.OldMonitor = server, old
+	p.Server = server
 	p.First = func(context.Context, map[string]resourceslice.Pool) error { return nil }
 	p.Publish = func(_ context.Context, resources resourceslice.DriverResources) error { return publish(resources) }
 	ctx, cancel := context.WithCancel(t.Context())
@@ -45,7 +46,7 @@ func TestPublisherPublishesChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		published := 0
 		var failed error
-		p, stop := startPublisher(t, dir, server, nil, func(resourceslice.DriverResources) error {
+		p, stop := startPublisher(t, dir, server, func(resourceslice.DriverResources) error {
 			published++
 			return failed
 		})
@@ -82,12 +83,13 @@ func TestPublisherPublishesChanges(t *testing.T) {
 // A sick GPU whose taint the API server drops stays published for the claim that holds it, and no longer.
 func TestPublisherWithdrawsASickGPU(t *testing.T) {
 	sick := inventory.New([]gpu.Device{{Name: "gpu-0", Type: gpu.TypeGPU, Lost: true}})
-	dir, records := t.TempDir(), &changingRecords{now: []checkpoint.Record{assigned("node", "gpu-0")}}
+	dir, records := t.TempDir(), &changingRecords{now: []checkpoint.Record{
+		{Plan: sharing.Plan{Assignments: []sharing.Assignment{{Pool: "node", Device: "gpu-0"}}}}}}
 	server := learned(t, &oldServer{gates: []string{"taints"}})
 	server.Records = records
 	synctest.Test(t, func(t *testing.T) {
 		var published []int // devices
-		p, stop := startPublisher(t, dir, server, nil, func(r resourceslice.DriverResources) error {
+		p, stop := startPublisher(t, dir, server, func(r resourceslice.DriverResources) error {
 			published = append(published, len(r.Pools["node"].Slices[0].Devices))
 			return nil
 		})
@@ -104,3 +106,8 @@ func TestPublisherWithdrawsASickGPU(t *testing.T) {
 		stop()
 	})
 }
+
+// changingRecords are the records at this moment.
+type changingRecords struct{ now []checkpoint.Record }
+
+func (c *changingRecords) List() ([]checkpoint.Record, error) { return c.now, nil }

@@ -186,7 +186,7 @@ func (s *Sweeper) isGone(ctx context.Context, rec checkpoint.Record) (bool, erro
 		return true, nil
 	}
 	here := func(r resourceapi.DeviceRequestAllocationResult) bool {
-		return r.Driver == s.Driver && slices.Contains(inventory.PoolsOf(s.NodeName, r.Device), r.Pool) &&
+		return r.Driver == s.Driver && r.Pool == inventory.PoolOf(s.NodeName, r.Device) &&
 			slices.Contains(rec.Plan.Devices(), r.Device)
 	}
 	return !slices.ContainsFunc(found.Status.Allocation.Devices.Results, here), nil

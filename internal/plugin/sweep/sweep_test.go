@@ -104,8 +104,6 @@ func TestSweep(t *testing.T) {
 			released: "u"},
 		{name: "a claim for the monitor device is in its own pool",
 			objects: []runtime.Object{allocated("a", "u", "node/monitor", "monitor")}, device: "monitor", sweeps: 3},
-		{name: "one of the previous version is in the pool of the node",
-			objects: []runtime.Object{allocated("a", "u", "node", "monitor")}, device: "monitor", sweeps: 3},
 		{name: "one on another node is released",
 			objects: []runtime.Object{allocated("a", "u", "other/monitor", "monitor")}, device: "monitor", sweeps: 2,
 			released: "u"},

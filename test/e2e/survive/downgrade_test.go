@@ -91,7 +91,7 @@ func (s *suite) testDowngrade(t *testing.T) {
 	s.remove(t, refused)
 	s.gone(t, refused)
 	newer.clean(t)
-	n.waitMonitor(t, "monitor NoSchedule", "monitor")
+	n.waitMonitor(t, "", "monitor")
 	nextMonitor := n.monitor(t, ns, "next-monitor")
 	s.running(t, nextMonitor)
 	olderGoesOn()
@@ -106,7 +106,6 @@ func (s *suite) testDowngrade(t *testing.T) {
 	s.recorded(t, n, kept, next, olderMonitor, nextMonitor)
 	s.remove(t, olderMonitor)
 	s.gone(t, olderMonitor)
-	n.waitMonitor(t, "", "monitor")
 	if got := s.running(t, kept).Status.ContainerStatuses[0]; got.ContainerID != container || got.RestartCount != 0 {
 		t.Errorf("the pod that goes on: got container %s after %d restarts, want %s", got.ContainerID, got.RestartCount,
 			container)
