@@ -5,7 +5,8 @@
 //
 //	kubelet       registration, sockets, and the calls of the kubelet
 //	gpuhealth     noticing sick GPUs, and what follows
-//	node          discovering GPUs, assigning their modes, publishing them
+//	node          discovering GPUs, assigning their modes
+//	publish       ResourceSlices, as the API server can store them
 //	usage         GPU usage of containers
 //	report        events, status of claims, metrics, readiness
 //	sweep         releasing claims that the kubelet has forgotten
@@ -21,7 +22,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -29,6 +29,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/gpuhealth"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/kubelet"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/node"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/publish"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/sweep"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/usage"
@@ -101,8 +102,7 @@ func Run(ctx context.Context, c Config) error {
 		RegistryDir: c.RegistryDir, CDIDir: c.CDIDir, Client: c.Client}
 	c.removeAbandoned(ctx, sockets)
 
-	publisher := node.NewPublisher(c.NodeName)
-	readiness := report.NewReadiness(node.LoopTimeout, publisher.Problem)
+	readiness := report.NewReadiness(node.LoopTimeout)
 	metrics := report.NewMetrics(c.Records)
 	http, err := report.Serve(c.HTTPAddress, readiness, metrics.Registry)
 	if err != nil {
@@ -120,12 +120,8 @@ func Run(ctx context.Context, c Config) error {
 		gpus    *node.Node
 		resumes = make(chan struct{}, 1)
 	)
-	apiServer := node.NewServer(node.ServerConfig{Client: c.Client, Driver: c.DriverName, NodeName: c.NodeName,
-		Records: c.Records, Reporter: reporter, Changed: func() {
-			publisher.Stale()
-			gpus.DiscoverNow()
-		}})
-	publisher.Server = apiServer
+	publisher := publish.New(publish.Config{Client: c.Client, Driver: c.DriverName, Node: c.NodeName, Dir: c.PluginDir,
+		Records: c.Records, Reporter: reporter, Readiness: readiness})
 	sick := gpuhealth.New(gpuhealth.Config{
 		Dir: c.PluginDir, BootID: c.BootID, Hardware: c.Events, Records: c.Records, Reporter: reporter,
 		Metrics: metrics, Changed: func() { gpus.Republish() }, Discover: func() { gpus.DiscoverNow() },
@@ -136,7 +132,7 @@ func Run(ctx context.Context, c Config) error {
 		Client: c.Client, Records: c.Records, Discover: c.Discover, DriverChanged: c.DriverChanged,
 		LibraryDir: c.LibraryDir, Users: c.Users,
 		RuntimeProblems: c.RuntimeProblems, Readiness: readiness, Metrics: metrics, Reporter: reporter,
-		Publish: publisher.Set, Health: sick, Server: apiServer,
+		Publish: publisher.Set, Health: sick, Gates: publisher.Gates,
 		Resume: func() {
 			select {
 			case resumes <- struct{}{}:
@@ -160,14 +156,14 @@ func Run(ctx context.Context, c Config) error {
 	}
 	server := &kubelet.Server{
 		Preparer: preparer, Metrics: metrics, Reporter: reporter, Observers: c.Observers, Inventory: gpus.Inventory,
-		Ready: gpus.Looked, Fatal: fatal, Unstored: apiServer.Unstored, ServeHealth: sick.Serve,
+		Ready: gpus.Looked, Fatal: fatal, ServeHealth: sick.Serve,
 		NodeName: c.NodeName,
 		Registered: func() {
 			publisher.Stale()
 			gpus.Republish()
 		},
 	}
-	go apiServer.Run(ctx)
+	go publisher.Gates.Run(ctx)
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -183,14 +179,12 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	readiness.Registration(connection.RegistrationStatus)
-	slices := c.publishWith(publisher, server)
-	defer publisher.Release() // last, when no request to the API server is in flight
-	defer slices.Stop()
+	defer publisher.Stop()
 	defer reporter.Flush(flushTimeout)
 	defer connection.Stop()
 	defer connection.Drain(ctx)
 
-	go publisher.Run(ctx, c.PluginDir)
+	go publisher.Run(ctx)
 	sickEnded := make(chan struct{})
 	go func() {
 		defer close(sickEnded)
@@ -220,17 +214,6 @@ func (c Config) removeAbandoned(ctx context.Context, sockets kubelet.Config) {
 	if err := removeTemporary(c.PluginDir, abandonedAfter); err != nil {
 		klog.FromContext(ctx).Error(err, "Temporary files of a killed instance are left")
 	}
-}
-
-// publishWith lets the publisher write slices, and returns what writes them.
-func (c Config) publishWith(publisher *node.Publisher, server *kubelet.Server) *node.Slices {
-	slices := &node.Slices{Client: c.Client, Driver: c.DriverName, NodeName: c.NodeName, Failed: server.PublishFailed}
-	publisher.Publish = slices.Publish
-	publisher.First = func(ctx context.Context, pools map[string]resourceslice.Pool) error {
-		_, err := node.FirstSlices(ctx, c.Client, c.DriverName, c.NodeName, pools)
-		return err
-	}
-	return slices
 }
 
 // ExampleMetrics returns the metrics of a new plugin, with an example of each metric that has no value then. It is used

@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
-	pluginnode "github.com/gpudra/gpu-dra-driver/internal/plugin/node"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/publish"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
@@ -22,11 +22,11 @@ import (
 // 1.6 GB instead of 0.25, and three times the processor time.
 func (f *Fleet) publish(ctx context.Context, node string, pools map[string]resourceslice.Pool) (
 	[]*resourceapi.ResourceSlice, error) {
-	written, err := pluginnode.FirstSlices(ctx, f.client, f.driver, node, pools)
+	written, err := publish.FirstSlices(ctx, f.client, f.driver, node, pools)
 	if err == nil && len(written) == 0 {
 		// Somebody deleted another fleet's node, and its slices remain.
 		if err = f.removeSlices(ctx, node); err == nil {
-			written, err = pluginnode.FirstSlices(ctx, f.client, f.driver, node, pools)
+			written, err = publish.FirstSlices(ctx, f.client, f.driver, node, pools)
 		}
 	}
 	wanted := inventory.Slices(f.driver, node, pools)

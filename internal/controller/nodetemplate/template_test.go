@@ -29,6 +29,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/gpuhealth"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/node"
+	pluginpublish "github.com/gpudra/gpu-dra-driver/internal/plugin/publish"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
@@ -137,7 +138,7 @@ func publish(t *testing.T, client *fake.Clientset, profile, config string) {
 	defer stop()
 	published := make(chan inventory.Inventory, 1)
 	n := node.New(node.Config{DriverName: driver, NodeName: long, Dir: dir, ConfigDir: dir, Client: client,
-		Records: records, Reporter: reporter, Readiness: report.NewReadiness(time.Minute, nil), Metrics: metrics,
+		Records: records, Reporter: reporter, Readiness: report.NewReadiness(time.Minute), Metrics: metrics,
 		Health: gpuhealth.New(gpuhealth.Config{Dir: dir, Records: records, Reporter: reporter, Metrics: metrics,
 			Changed: func() {}, Discover: func() {}, Alone: func() bool { return true }}),
 		Discover: func(ctx context.Context) (node.Look, error) {
@@ -155,7 +156,7 @@ func publish(t *testing.T, client *fake.Clientset, profile, config string) {
 	go n.Run(ctx)
 	select {
 	case inv := <-published:
-		if _, err := node.FirstSlices(ctx, client, driver, long, inv.Pools(long)); err != nil {
+		if _, err := pluginpublish.FirstSlices(ctx, client, driver, long, inv.Pools(long)); err != nil {
 			t.Fatal(err)
 		}
 	case <-time.After(5 * time.Minute):

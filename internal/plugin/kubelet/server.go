@@ -13,11 +13,9 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/internal/guard"
@@ -49,8 +47,6 @@ type Server struct {
 	Ready <-chan struct{}
 	// Fatal ends the process.
 	Fatal context.CancelCauseFunc
-	// Unstored is called when the API server has refused a slice, or dropped what these feature gates are for.
-	Unstored func(gates []string)
 	// ServeHealth calls send with the health of all devices of the node, often enough for the kubelet, until ctx ends
 	// or send returns false.
 	ServeHealth func(ctx context.Context, send func([]health.Report) bool)
@@ -184,18 +180,6 @@ func (s *Server) HandleError(ctx context.Context, err error, msg string) {
 	utilruntime.HandleErrorWithContext(ctx, err, msg)
 	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
 		s.Fatal(err)
-	}
-}
-
-// PublishFailed handles errors of writing slices, which is tried again.
-func (s *Server) PublishFailed(ctx context.Context, err error, msg string) {
-	utilruntime.HandleErrorWithContext(ctx, err, msg)
-	var dropped *resourceslice.DroppedFieldsError
-	switch {
-	case errors.As(err, &dropped):
-		s.Unstored(dropped.DisabledFeatures())
-	case apierrors.IsInvalid(err):
-		s.Unstored(nil)
 	}
 }
 

@@ -56,7 +56,7 @@ func (n *Node) look(ctx context.Context) error {
 	devices := withoutTransientState(withRemoved(gpus.WithPartitions(r.own).Retain(heldBefore, r.holds), removed))
 	n.devices.Store(&devices)
 	look := gpuhealth.Look{GPUs: gpus, Devices: devices, Answers: found.Health, Unwatched: found.Unwatched,
-		Persistent: found.Persistent, Held: r.touches, Untainted: slices.Contains(n.Server.lacking(), &taints)}
+		Persistent: found.Persistent, Held: r.touches, Untainted: n.Gates.Lacking().Taints()}
 	if noConfig == nil {
 		look.Policies = policies(config, gpus)
 	}

@@ -42,7 +42,7 @@ func (n *Node) assignModes(ctx context.Context, found inventory.Inventory, r rec
 
 // offered returns the configured mode of a GPU, as far as the API server can describe it.
 func (n *Node) offered(config nodeconfig.Config) func(gpu.Device) gpu.Use {
-	return func(d gpu.Device) gpu.Use { return n.Server.limit(d, config.For(d)) }
+	return func(d gpu.Device) gpu.Use { return n.Gates.Lacking().Limit(d, config.For(d)) }
 }
 
 // assignModes assigns the configured mode to every GPU. A GPU that claims hold keeps its mode, and the change is

@@ -28,6 +28,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
+const driver = "gpu.nvidia.com"
+
 const configHead = "apiVersion: resource.nvidia.com/v1beta1\nkind: NodeConfig\n"
 
 func TestSettle(t *testing.T) {
@@ -174,7 +176,7 @@ func newTestNode(t *testing.T) *testNode {
 // restart creates a new Node, which knows only what is on disk.
 func (l *testNode) restart(c Config) {
 	c.Reporter = report.NewReporterTo(l, report.Config{Driver: driver, Node: c.NodeName, Client: c.Client})
-	c.Readiness, c.Metrics = report.NewReadiness(time.Minute, nil), report.NewMetrics(c.Records)
+	c.Readiness, c.Metrics = report.NewReadiness(time.Minute), report.NewMetrics(c.Records)
 	c.Health = gpuhealth.New(gpuhealth.Config{Dir: c.Dir, Records: c.Records, Reporter: c.Reporter, Metrics: c.Metrics,
 		Changed: func() {}, Discover: func() {}, Alone: func() bool { return true }})
 	l.Node = New(c)

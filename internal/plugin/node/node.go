@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package node manages the inventory of the node's GPUs: it discovers them, assigns their modes, and publishes them. It
-// changes no GPU and prepares no claim. Of its sibling packages, it may import only dirwatch, gpuhealth and report.
+// Package node manages the inventory of the node's GPUs: it discovers them and assigns their modes. It changes no GPU
+// and prepares no claim. Of its sibling packages, it may import only dirwatch, gpuhealth, publish and report.
 package node
 
 import (
@@ -23,6 +23,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/dirwatch"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/gpuhealth"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/publish"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
@@ -89,8 +90,8 @@ type Config struct {
 	// it. nil: the runtime is not checked.
 	RuntimeProblems func(version string) []string
 
-	// Server knows what the API server can describe; nil: everything.
-	Server    *Server
+	// Gates are those of the API server, which limit what it can describe; nil: nothing does.
+	Gates     *publish.Gates
 	Readiness *report.Readiness
 	Metrics   *report.Metrics
 	Reporter  *report.Reporter
@@ -235,6 +236,8 @@ func (n *Node) pause(ctx context.Context, period time.Duration, driver *dirwatch
 		case <-due:
 			return true
 		case <-n.now:
+			return true
+		case <-n.Gates.Changed():
 			return true
 		case <-driver.Changed():
 			if n.DriverChanged() {

@@ -23,7 +23,7 @@ const (
 )
 
 // Files returns the names of this package's files in the plugin's directory.
-func Files() []string { return []string{gpusFile, partitionsFile, publisherLock} }
+func Files() []string { return []string{gpusFile, partitionsFile} }
 
 // saved returns the inventory that the previous instance saved.
 func (n *Node) saved() inventory.Inventory {

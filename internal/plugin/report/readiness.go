@@ -22,13 +22,12 @@ type Readiness struct {
 	registration func() *registerapi.RegistrationStatus // nil: the plugin has not started to register
 	beat         time.Time                              // last heartbeat of the discovery loop
 	beatEvery    time.Duration
-	publishing   func() error // why devices cannot be published
+	publishing   error // why devices cannot be published
 }
 
 // NewReadiness returns the state of a plugin that is starting. /healthz fails if Beat was not called for beatEvery.
-// publishing returns why the devices cannot be published.
-func NewReadiness(beatEvery time.Duration, publishing func() error) *Readiness {
-	return &Readiness{waiting: errors.New("starting"), beat: time.Now(), beatEvery: beatEvery, publishing: publishing}
+func NewReadiness(beatEvery time.Duration) *Readiness {
+	return &Readiness{waiting: errors.New("starting"), beat: time.Now(), beatEvery: beatEvery}
 }
 
 // Wait sets what the plugin waits for; nil: the devices are known.
@@ -50,6 +49,13 @@ func (r *Readiness) Registration(ask func() *registerapi.RegistrationStatus) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.registration = ask
+}
+
+// Publishing sets why the devices cannot be published; nil: they can, or another instance publishes them.
+func (r *Readiness) Publishing(problem error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.publishing = problem
 }
 
 // Beat is the heartbeat of the discovery loop.
@@ -76,7 +82,7 @@ func (r *Readiness) ready() error {
 		return fmt.Errorf("waiting: %w", err)
 	}
 	r.mu.Lock()
-	ask := r.registration
+	ask, publishing := r.registration, r.publishing
 	r.mu.Unlock()
 	var status *registerapi.RegistrationStatus
 	if ask != nil {
@@ -88,7 +94,7 @@ func (r *Readiness) ready() error {
 	case !status.PluginRegistered:
 		return fmt.Errorf("the kubelet refused to register the plugin: %s", status.Error)
 	}
-	return r.publishing()
+	return publishing
 }
 
 // Serve serves /healthz, /readyz with the reason when the plugin is not ready, and /metrics. It does not listen if the

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package publish
 
 import (
 	"bytes"
@@ -25,10 +25,10 @@ func TestPublishedForOldVersions(t *testing.T) {
 	devices := simtest.Discover(t, "dgx-h100")[:2]
 	noPartition := func(gpu.Placement) bool { return false }
 	for _, version := range []string{"v1.35.0", "v1.36.1", "v1.37.0"} {
-		n := &Node{Config: Config{Server: learned(t, &oldServer{gates: []string{version}})}}
+		gates := learned(t, &oldServer{gates: []string{version}})
 		inv := inventory.New(devices)
 		for i := range inv {
-			inv[i].Use = n.offered(nodeconfig.Config{})(inv[i])
+			inv[i].Use = gates.Lacking().Limit(inv[i], nodeconfig.Config{}.For(inv[i]))
 			if inv[i].Use.Partitions == gpu.PartitionsAuto { // of such a GPU
 				inv[i].Use.Partitions = gpu.PartitionsDynamic
 			}
@@ -36,7 +36,7 @@ func TestPublishedForOldVersions(t *testing.T) {
 		}
 		pools := inv.WithPartitions(noPartition).Pools("node")
 		for name, pool := range pools {
-			pools[name] = n.Server.Fit(pool)
+			pools[name] = gates.fit(pool)
 		}
 		published, err := json.MarshalIndent(inventory.Slices(driver, "node", pools), "", " ")
 		if err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package publish
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
@@ -30,11 +31,15 @@ func TestRemovedSlicesAreBackSoon(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		s := &Slices{Client: client, Driver: "gpu.nvidia.com", NodeName: "node",
-			Failed: func(_ context.Context, err error, msg string) { t.Error(msg, err) }}
-		defer s.Stop()
+		handlers := utilruntime.ErrorHandlers
+		defer func() { utilruntime.ErrorHandlers = handlers }()
+		utilruntime.ErrorHandlers = []utilruntime.ErrorHandler{
+			func(_ context.Context, err error, msg string, _ ...any) { t.Error(msg, err) }}
+		c := Config{Client: client, Driver: "gpu.nvidia.com", Node: "node"}
+		s := &controlled{Config: c, gates: NewGates(c)}
+		defer s.stop()
 		pool := resourceslice.Pool{Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{{Name: "gpu-0"}}}}}
-		err := s.Publish(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": pool}})
+		err := s.publish(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": pool}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package publish
 
 import (
 	"context"
@@ -16,8 +16,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/version"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
@@ -27,10 +27,10 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
-// Feature is an optional part of ResourceSlices. An API server without it drops its fields, or refuses the slice.
-type Feature struct {
-	Gate    string // of Kubernetes
-	Without string // what the driver does without it, for people; empty: nothing that most people would notice
+// feature is an optional part of ResourceSlices. An API server without it drops its fields, or refuses the slice.
+type feature struct {
+	gate    string // of Kubernetes
+	without string // what the driver does without it, for people; empty: nothing that most people would notice
 	// example is a device that has it.
 	example resourceapi.Device
 	// stored reports whether the API server has kept it.
@@ -42,15 +42,15 @@ type Feature struct {
 	// since are the versions of Kubernetes that brought it, if no example can show that: a patch for each minor
 	// version. All versions after the last one have it.
 	since []string
-	// partOf are features without which nobody misses it. They come before it in allFeatures.
-	partOf []*Feature
+	// partOf are features that it extends: without one of them it is not missed. They come before it in allFeatures.
+	partOf []*feature
 }
 
 // The features that the driver uses.
 var (
-	shares = Feature{
-		Gate:    "DRAConsumableCapacity",
-		Without: "every GPU is offered as a whole, without shares and replicas",
+	shares = feature{
+		gate:    "DRAConsumableCapacity",
+		without: "every GPU is offered as a whole, without shares and replicas",
 		example: resourceapi.Device{AllowMultipleAllocations: ptr.To(true),
 			Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {
 				Value: resource.MustParse("1"),
@@ -75,18 +75,18 @@ var (
 	}
 	// In Kubernetes 1.34 the scheduler compares what is asked for with what is left of the first device of a slice,
 	// whichever device it looks at.
-	sharesOfSeveral = Feature{
-		Gate: "DRAConsumableCapacity of Kubernetes 1.35 or newer",
-		Without: "every GPU is offered as a whole, without shares and replicas, because the scheduler would find no " +
+	sharesOfSeveral = feature{
+		gate: "DRAConsumableCapacity of Kubernetes 1.35 or newer",
+		without: "every GPU is offered as a whole, without shares and replicas, because the scheduler would find no " +
 			"GPU as long as the first of a node is taken",
 		since:  []string{"1.35.0"},
-		partOf: []*Feature{&shares},
+		partOf: []*feature{&shares},
 		remove: shares.remove,
 		limit:  shares.limit,
 	}
-	counters = Feature{
-		Gate: "DRAPartitionableDevices",
-		Without: "no partitions are made for claims, because nothing would tie them to their GPU; Kubernetes 1.34 " +
+	counters = feature{
+		gate: "DRAPartitionableDevices",
+		without: "no partitions are made for claims, because nothing would tie them to their GPU; Kubernetes 1.34 " +
 			"has the gate, and cannot store them as this driver publishes them",
 		example: resourceapi.Device{ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: "gpu",
 			Counters: map[string]resourceapi.Counter{"memory": {Value: resource.MustParse("1")}}}}},
@@ -105,18 +105,18 @@ var (
 	}
 	// Before, the scheduler ends at a claim with allocationMode: All for devices that consume counters, and again
 	// whenever it starts, as long as the pod of the claim waits (kubernetes/kubernetes#138882).
-	countersOfAll = Feature{
-		Gate: "DRAPartitionableDevices of Kubernetes 1.36.2, or 1.35.6, or newer",
-		Without: "no partitions are made for claims, because the scheduler would end at a claim for all GPUs of a " +
+	countersOfAll = feature{
+		gate: "DRAPartitionableDevices of Kubernetes 1.36.2, or 1.35.6, or newer",
+		without: "no partitions are made for claims, because the scheduler would end at a claim for all GPUs of a " +
 			"node (allocationMode: All)",
 		since:  []string{"1.35.6", "1.36.2"},
-		partOf: []*Feature{&counters},
+		partOf: []*feature{&counters},
 		remove: counters.remove,
 		limit:  counters.limit,
 	}
-	taints = Feature{
-		Gate:    "DRADeviceTaints",
-		Without: "a lost or sick GPU is published only while claims hold it",
+	taints = feature{
+		gate:    "DRADeviceTaints",
+		without: "a lost or sick GPU is published only while claims hold it",
 		example: withTaint(resourceapi.DeviceTaintEffectNoSchedule),
 		stored:  func(d resourceapi.Device) bool { return len(d.Taints) > 0 },
 		remove: func(d *resourceapi.Device) bool {
@@ -128,9 +128,9 @@ var (
 		},
 	}
 	// Kubernetes 1.34 does not know the effect.
-	taintsNone = Feature{
-		Gate:    "DRADeviceTaints of Kubernetes 1.35 or newer",
-		Without: "GPUs that are not watched have no taint that says so",
+	taintsNone = feature{
+		gate:    "DRADeviceTaints of Kubernetes 1.35 or newer",
+		without: "GPUs that are not watched have no taint that says so",
 		example: withTaint(resourceapi.DeviceTaintEffectNone),
 		stored:  func(d resourceapi.Device) bool { return len(d.Taints) > 0 },
 		remove: func(d *resourceapi.Device) bool {
@@ -139,15 +139,15 @@ var (
 			})
 			return true
 		},
-		partOf: []*Feature{&taints},
+		partOf: []*feature{&taints},
 	}
 	// Before 1.36.2 the scheduler does not deduct the counters of devices with shares.
-	sharesWithCounters = Feature{
-		Gate: "DRAConsumableCapacity of Kubernetes 1.36.2 or newer",
-		Without: "GPUs whose partitions are made for claims, and these partitions, have no shares, because the " +
+	sharesWithCounters = feature{
+		gate: "DRAConsumableCapacity of Kubernetes 1.36.2 or newer",
+		without: "GPUs whose partitions are made for claims, and these partitions, have no shares, because the " +
 			"scheduler would give shares of a GPU and its partitions at once",
 		since:  []string{"1.36.2"},
-		partOf: []*Feature{&sharesOfSeveral, &counters, &countersOfAll},
+		partOf: []*feature{&sharesOfSeveral, &counters, &countersOfAll},
 		remove: func(*resourceapi.Device) bool { return true },
 		limit: func(d gpu.Device, use gpu.Use) gpu.Use {
 			if makesPartitions(d, use) {
@@ -158,10 +158,10 @@ var (
 	}
 	// Before 1.37, when a claim that has no amount of a GPU ends, the scheduler takes the GPU's counters for used up as
 	// long as another claim has the GPU.
-	unlimitedWithCounters = Feature{
-		Gate:   "DRAConsumableCapacity of Kubernetes 1.37 or newer",
+	unlimitedWithCounters = feature{
+		gate:   "DRAConsumableCapacity of Kubernetes 1.37 or newer",
 		since:  []string{"1.37.0"},
-		partOf: []*Feature{&sharesWithCounters},
+		partOf: []*feature{&sharesWithCounters},
 		remove: func(*resourceapi.Device) bool { return true },
 		limit: func(d gpu.Device, use gpu.Use) gpu.Use {
 			if use.Sharing == gpu.Unlimited && makesPartitions(d, use) {
@@ -170,7 +170,7 @@ var (
 			return use
 		},
 	}
-	allFeatures = []*Feature{&shares, &sharesOfSeveral, &counters, &countersOfAll, &taints, &taintsNone,
+	allFeatures = []*feature{&shares, &sharesOfSeveral, &counters, &countersOfAll, &taints, &taintsNone,
 		&sharesWithCounters, &unlimitedWithCounters}
 )
 
@@ -185,67 +185,56 @@ func withTaint(effect resourceapi.DeviceTaintEffect) resourceapi.Device {
 }
 
 const (
-	// askAgain is the time between attempts while the API server does not answer.
-	askAgain = 2 * time.Second
+	// retryPeriod is the time between attempts while the API server does not answer.
+	retryPeriod = 2 * time.Second
 	// askPeriod is how often the API server is asked again, because it may have been upgraded or restarted with other
 	// feature gates.
 	askPeriod = time.Hour
 )
 
-// ServerConfig is the configuration of a Server.
-type ServerConfig struct {
-	Client   kubernetes.Interface
-	Driver   string
-	NodeName string
-	Records  report.Lister
-	Reporter *report.Reporter
-	// Changed is called when the answer has changed. It must not block.
-	Changed func()
-}
-
-// Server knows which features of slices the API server has. It asks with dry runs, before anything is published, so
-// that no slice is ever visible without the fields that it needs.
-type Server struct {
-	ServerConfig
-	lacks   atomic.Pointer[[]*Feature]
-	dropped atomic.Pointer[[]string] // the last argument of Unstored
+// Gates knows which feature gates of ResourceSlices the API server has on. It asks with dry runs, before anything is
+// published, so that no slice is ever visible without the fields that it needs.
+type Gates struct {
+	Config
+	lacks   atomic.Pointer[Lacking]
+	dropped atomic.Pointer[[]string] // gates whose fields the API server has dropped
 	known   chan struct{}            // closed with the first answer
 	once    sync.Once
 	now     chan struct{}
+	changed chan struct{}
+	changes atomic.Int64 // number of changes of lacks
 }
 
-// NewServer returns a Server that knows nothing yet.
-func NewServer(c ServerConfig) *Server {
-	return &Server{ServerConfig: c, known: make(chan struct{}), now: make(chan struct{}, 1)}
+// NewGates returns Gates about which nothing is known yet.
+func NewGates(c Config) *Gates {
+	return &Gates{Config: c, known: make(chan struct{}), now: make(chan struct{}, 1), changed: make(chan struct{}, 1)}
 }
 
-// Known is closed when the API server has answered.
-func (s *Server) Known() <-chan struct{} { return s.known }
-
-// Unstored makes Run ask again at once: the API server has refused a slice, or dropped what these feature gates are
-// for.
-func (s *Server) Unstored(gates []string) {
-	s.dropped.Store(&gates)
-	select {
-	case s.now <- struct{}{}:
-	default: // it is about to
-	}
-}
-
-// lacking returns the features that the API server does not have; none before its first answer.
-func (s *Server) lacking() []*Feature {
-	if s == nil {
+// Changed has a value when the answer of the API server has changed since it was last received from.
+func (g *Gates) Changed() <-chan struct{} {
+	if g == nil {
 		return nil
 	}
-	if lacks := s.lacks.Load(); lacks != nil {
+	return g.changed
+}
+
+// Lacking returns the features that the API server does not have; none before its first answer, and none of nil.
+func (g *Gates) Lacking() Lacking {
+	if g == nil {
+		return nil
+	}
+	if lacks := g.lacks.Load(); lacks != nil {
 		return *lacks
 	}
 	return nil
 }
 
-// limit returns the use of the GPU without what the API server lacks.
-func (s *Server) limit(d gpu.Device, use gpu.Use) gpu.Use {
-	for _, f := range s.lacking() {
+// Lacking are features that the API server does not have.
+type Lacking []*feature
+
+// Limit returns the use of the GPU without what the API server lacks.
+func (l Lacking) Limit(d gpu.Device, use gpu.Use) gpu.Use {
+	for _, f := range l {
 		if f.limit != nil {
 			use = f.limit(d, use)
 		}
@@ -253,57 +242,85 @@ func (s *Server) limit(d gpu.Device, use gpu.Use) gpu.Use {
 	return use
 }
 
+// Taints reports whether the API server stores no taints, so that nothing is evicted.
+func (l Lacking) Taints() bool { return slices.Contains(l, &taints) }
+
 // Run asks the API server until ctx ends.
-func (s *Server) Run(ctx context.Context) {
+func (g *Gates) Run(ctx context.Context) {
 	for {
 		period := askPeriod
-		if lacks, err := s.ask(ctx); err != nil {
+		if lacks, err := g.ask(ctx); err != nil {
 			klog.FromContext(ctx).Info("The API server does not say which features it has", "err", err)
-			period = askAgain
+			period = retryPeriod
 		} else {
-			s.learn(ctx, lacks)
+			g.learn(ctx, lacks)
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.now:
+		case <-g.now:
 		case <-time.After(period):
 		}
 	}
 }
 
-func (s *Server) learn(ctx context.Context, lacks []*Feature) {
-	before := s.lacking()
-	s.lacks.Store(&lacks)
-	s.once.Do(func() { close(s.known) })
+// failed handles an error of writing a slice, which is tried again. If the API server has refused the slice or dropped
+// fields, Run asks again at once.
+func (g *Gates) failed(ctx context.Context, err error, msg string) {
+	utilruntime.HandleErrorWithContext(ctx, err, msg)
+	var dropped *resourceslice.DroppedFieldsError
+	var gates []string
+	switch {
+	case errors.As(err, &dropped):
+		gates = dropped.DisabledFeatures()
+	case !apierrors.IsInvalid(err):
+		return
+	}
+	g.dropped.Store(&gates)
+	signal(g.now)
+}
+
+// signal makes the channel, which has room for one value, have one.
+func signal(ch chan<- struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+func (g *Gates) learn(ctx context.Context, lacks Lacking) {
+	before := g.Lacking()
+	g.lacks.Store(&lacks)
+	g.once.Do(func() { close(g.known) })
 	if slices.Equal(before, lacks) {
 		return
 	}
 	var gates, texts []string
 	for _, f := range lacks {
-		gates = append(gates, f.Gate)
-		if f.Without != "" {
-			texts = append(texts, fmt.Sprintf("without the feature gate %s, %s", f.Gate, f.Without))
+		gates = append(gates, f.gate)
+		if f.without != "" {
+			texts = append(texts, fmt.Sprintf("without the feature gate %s, %s", f.gate, f.without))
 		}
 	}
 	klog.FromContext(ctx).Info("Features that the API server lacks", "gates", gates, "without", texts)
 	if len(texts) > 0 {
-		s.Reporter.Node(report.Events.FieldsDropped, "the API server lacks features: "+strings.Join(texts, "; "))
+		g.Reporter.Node(report.Events.FieldsDropped, "the API server lacks features: "+strings.Join(texts, "; "))
 	}
-	s.Changed()
+	g.changes.Add(1)
+	signal(g.changed)
 }
 
 // ask returns the features that the API server does not have, in the order of allFeatures.
-func (s *Server) ask(ctx context.Context) ([]*Feature, error) {
+func (g *Gates) ask(ctx context.Context) (Lacking, error) {
 	has, errs := make([]bool, len(allFeatures)), make([]error, len(allFeatures))
 	var all sync.WaitGroup
 	for i, f := range allFeatures {
-		all.Go(func() { has[i], errs[i] = s.has(ctx, f) })
+		all.Go(func() { has[i], errs[i] = g.has(ctx, f) })
 	}
 	all.Wait()
-	lacks, without := []*Feature{}, map[*Feature]bool{}
+	lacks, without := Lacking{}, map[*feature]bool{}
 	for i, f := range allFeatures {
-		moot := slices.ContainsFunc(f.partOf, func(whole *Feature) bool { return without[whole] })
+		moot := slices.ContainsFunc(f.partOf, func(whole *feature) bool { return without[whole] })
 		if !has[i] && !moot {
 			lacks = append(lacks, f)
 		}
@@ -313,15 +330,15 @@ func (s *Server) ask(ctx context.Context) ([]*Feature, error) {
 }
 
 // has creates a slice with an example of the feature, as a dry run, or asks for the version.
-func (s *Server) has(ctx context.Context, f *Feature) (bool, error) {
+func (g *Gates) has(ctx context.Context, f *feature) (bool, error) {
 	if f.since != nil {
-		return s.isSince(ctx, f.since)
+		return g.isSince(ctx, f.since)
 	}
 	device := f.example
 	device.Name = "example"
-	pools := map[string]resourceslice.Pool{s.NodeName: {Slices: []resourceslice.Slice{{
+	pools := map[string]resourceslice.Pool{g.Node: {Slices: []resourceslice.Slice{{
 		Devices: []resourceapi.Device{device}}}}}
-	slice, err := s.Client.ResourceV1().ResourceSlices().Create(ctx, inventory.Slices(s.Driver, s.NodeName, pools)[0],
+	slice, err := g.Client.ResourceV1().ResourceSlices().Create(ctx, inventory.Slices(g.Driver, g.Node, pools)[0],
 		metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	switch {
 	case apierrors.IsInvalid(err):
@@ -329,8 +346,8 @@ func (s *Server) has(ctx context.Context, f *Feature) (bool, error) {
 	case apierrors.IsBadRequest(err) || apierrors.IsForbidden(err): // some webhook allows no dry runs
 		klog.FromContext(ctx).Info("Dry run refused: what the API server lacks is known only when it has dropped it",
 			"err", err)
-		dropped := s.dropped.Load()
-		return dropped == nil || !slices.Contains(*dropped, f.Gate), nil
+		dropped := g.dropped.Load()
+		return dropped == nil || !slices.Contains(*dropped, f.gate), nil
 	case err != nil:
 		return false, err
 	}
@@ -342,8 +359,8 @@ func (s *Server) has(ctx context.Context, f *Feature) (bool, error) {
 //
 // The scheduler, which some features are about, tells nobody its version. It may be older, at most by a minor version,
 // and mostly is only during an upgrade: docs/versions.md says what to do then.
-func (s *Server) isSince(ctx context.Context, since []string) (bool, error) {
-	is, err := s.Client.Discovery().ServerVersion()
+func (g *Gates) isSince(ctx context.Context, since []string) (bool, error) {
+	is, err := g.Client.Discovery().ServerVersion()
 	if err != nil && !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err) {
 		return false, err
 	}
@@ -366,15 +383,21 @@ func has(v *version.Version, since []string) bool {
 	})
 }
 
-// Fit returns the pool as the API server can store it. Devices that need what it lacks are left out, unless a claim
+// fit returns the pool as the API server can store it. Devices that need what it lacks are left out, unless a claim
 // holds them: the scheduler would forget the allocation.
-func (s *Server) Fit(pool resourceslice.Pool) resourceslice.Pool {
-	lacks := s.lacking()
+func (g *Gates) fit(pool resourceslice.Pool) resourceslice.Pool {
+	lacks := g.Lacking()
 	if len(lacks) == 0 {
 		return pool
 	}
-	all, err := s.Records.List()
-	r := newRecords("", nil, all, err)
+	records, err := g.Records.List()
+	var claimed []string
+	for _, rec := range records {
+		claimed = append(claimed, rec.Plan.Devices()...)
+	}
+	held := func(match func(device string) bool) bool { // a record that cannot be read may hold any device
+		return err != nil || slices.ContainsFunc(claimed, match)
+	}
 	noCounters := slices.Contains(lacks, &counters) || slices.Contains(lacks, &countersOfAll)
 	fitted := pool
 	fitted.Slices = nil
@@ -385,11 +408,12 @@ func (s *Server) Fit(pool resourceslice.Pool) resourceslice.Pool {
 		var devices []resourceapi.Device
 		for _, d := range slice.Devices {
 			// Without counters, nothing else tells the scheduler that a claim holds a partition of the GPU.
-			usable := !noCounters || len(d.ConsumesCounters) == 0 || !r.touches(d.Name)
+			usable := !noCounters || len(d.ConsumesCounters) == 0 ||
+				!held(func(device string) bool { return gpu.ParentName(device) == d.Name })
 			for _, f := range lacks {
 				usable = f.remove(&d) && usable
 			}
-			if usable || r.claimed(d.Name) {
+			if usable || held(func(device string) bool { return device == d.Name }) {
 				devices = append(devices, d)
 			}
 		}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package publish
 
 import (
 	"context"
@@ -8,9 +8,11 @@ import (
 	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
@@ -18,18 +20,16 @@ import (
 )
 
 // startPublisher runs a Publisher that leads, until stop.
-func startPublisher(t *testing.T, dir string, server *Server,
+func startPublisher(t *testing.T, dir string, gates *Gates,
 	publish func(resourceslice.DriverResources) error) (p *Publisher, stop func()) {
 	t.Helper()
-	p = NewPublisher("node")
-	p.Server = server
-	p.First = func(context.Context, map[string]resourceslice.Pool) error { return nil }
-	p.Publish = func(_ context.Context, resources resourceslice.DriverResources) error { return publish(resources) }
+	p = New(Config{Node: "node", Dir: dir, Readiness: report.NewReadiness(time.Minute)})
+	p.Gates, p.slices = gates, testWriter(publish)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		p.Run(ctx, dir)
+		p.Run(ctx)
 	}()
 	return p, func() {
 		cancel()
@@ -37,16 +37,27 @@ func startPublisher(t *testing.T, dir string, server *Server,
 	}
 }
 
+// testWriter is a writer that calls the function.
+type testWriter func(resourceslice.DriverResources) error
+
+func (testWriter) first(context.Context, map[string]resourceslice.Pool) error { return nil }
+
+func (w testWriter) publish(_ context.Context, resources resourceslice.DriverResources) error {
+	return w(resources)
+}
+
+func (testWriter) stop() {}
+
 // An inventory is published when it is new, when the API server no longer has it, and again after an error. What is the
 // same is not even compared with the API server.
 func TestPublisherPublishesChanges(t *testing.T) {
 	one := inventory.New([]gpu.Device{{Name: "gpu-0", Type: gpu.TypeGPU}})
 	two := inventory.New([]gpu.Device{{Name: "gpu-0", Type: gpu.TypeGPU}, {Name: "gpu-1", Type: gpu.TypeGPU}})
-	dir, server := t.TempDir(), learned(t, &oldServer{})
+	dir, gates := t.TempDir(), learned(t, &oldServer{})
 	synctest.Test(t, func(t *testing.T) {
 		published := 0
 		var failed error
-		p, stop := startPublisher(t, dir, server, func(resourceslice.DriverResources) error {
+		p, stop := startPublisher(t, dir, gates, func(resourceslice.DriverResources) error {
 			published++
 			return failed
 		})
@@ -85,11 +96,11 @@ func TestPublisherWithdrawsASickGPU(t *testing.T) {
 	sick := inventory.New([]gpu.Device{{Name: "gpu-0", Type: gpu.TypeGPU, Lost: true}})
 	dir, records := t.TempDir(), &changingRecords{now: []checkpoint.Record{
 		{Plan: sharing.Plan{Assignments: []sharing.Assignment{{Pool: "node", Device: "gpu-0"}}}}}}
-	server := learned(t, &oldServer{gates: []string{"taints"}})
-	server.Records = records
+	gates := learned(t, &oldServer{gates: []string{"taints"}})
+	gates.Records = records
 	synctest.Test(t, func(t *testing.T) {
 		var published []int // devices
-		p, stop := startPublisher(t, dir, server, func(r resourceslice.DriverResources) error {
+		p, stop := startPublisher(t, dir, gates, func(r resourceslice.DriverResources) error {
 			published = append(published, len(r.Pools["node"].Slices[0].Devices))
 			return nil
 		})

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package publish
 
 import (
 	"context"
@@ -16,10 +16,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apimachinery/pkg/version"
 	fakediscovery "k8s.io/client-go/discovery/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
@@ -68,21 +70,20 @@ func (o *oldServer) create(action clienttesting.Action) (bool, runtime.Object, e
 	return true, slice, nil
 }
 
-// learned returns a Server that has asked this API server.
-func learned(t *testing.T, o *oldServer, records ...checkpoint.Record) *Server {
+// learned returns the Gates of this API server, which it has asked.
+func learned(t *testing.T, o *oldServer, records ...checkpoint.Record) *Gates {
 	t.Helper()
 	client := fake.NewClientset()
 	client.PrependReactor("create", "resourceslices", o.create)
 	setVersion(client, o)
-	s := NewServer(ServerConfig{Client: client, Driver: "gpu.nvidia.com", NodeName: "node",
-		Records:  fixedRecords(records),
-		Reporter: report.NewReporter(t.Context(), report.Config{Client: client}), Changed: func() {}})
-	lacks, err := s.ask(t.Context())
+	g := NewGates(Config{Client: client, Driver: "gpu.nvidia.com", Node: "node", Records: fixedRecords(records),
+		Reporter: report.NewReporter(t.Context(), report.Config{Client: client})})
+	lacks, err := g.ask(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.learn(t.Context(), lacks)
-	return s
+	g.learn(t.Context(), lacks)
+	return g
 }
 
 func setVersion(client *fake.Clientset, o *oldServer) {
@@ -129,18 +130,18 @@ func TestFeatures(t *testing.T) {
 			"DRAPartitionableDevices"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			s := learned(t, &row.server)
+			g := learned(t, &row.server)
 			if row.dropped != nil {
-				s.Unstored(row.dropped)
-				lacks, err := s.ask(t.Context())
+				g.dropped.Store(&row.dropped)
+				lacks, err := g.ask(t.Context())
 				if err != nil {
 					t.Fatal(err)
 				}
-				s.learn(t.Context(), lacks)
+				g.learn(t.Context(), lacks)
 			}
 			var got []string
-			for _, f := range s.lacking() {
-				got = append(got, f.Gate)
+			for _, f := range g.Lacking() {
+				got = append(got, f.gate)
 			}
 			if strings.Join(got, ", ") != row.want {
 				t.Errorf("got %s, want %s", strings.Join(got, ", "), row.want)
@@ -180,10 +181,10 @@ func TestFit(t *testing.T) {
 	} {
 		t.Run(row.lacks, func(t *testing.T) {
 			before := fmt.Sprintf("%+v", inv.Pools("node"))
-			s := learned(t, &oldServer{gates: strings.Fields(row.lacks)}, claim)
+			g := learned(t, &oldServer{gates: strings.Fields(row.lacks)}, claim)
 			pools := inv.Pools("node")
 			for name, pool := range pools {
-				pools[name] = s.Fit(pool)
+				pools[name] = g.fit(pool)
 			}
 			var got []string
 			for _, slice := range inventory.Slices(driver, "node", pools) {
@@ -199,7 +200,7 @@ func TestFit(t *testing.T) {
 				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "; "), row.want)
 			}
 			if len(before) != len(fmt.Sprintf("%+v", inv.Pools("node"))) {
-				t.Error("Fit has changed its argument")
+				t.Error("fit has changed its argument")
 			}
 		})
 	}
@@ -209,7 +210,7 @@ func TestFit(t *testing.T) {
 	own := checkpoint.Record{Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: partition.Name}}}}
 	for _, lacks := range []string{"counters", "v1.36.1"} {
 		pool := inventory.Inventory{whole, mig, partition}.Pools("node")["node"]
-		fitted := learned(t, &oldServer{gates: []string{lacks}}, own).Fit(pool)
+		fitted := learned(t, &oldServer{gates: []string{lacks}}, own).fit(pool)
 		var got []string
 		for _, d := range fitted.Slices[0].Devices {
 			got = append(got, d.Name+traits(d))
@@ -218,7 +219,7 @@ func TestFit(t *testing.T) {
 			t.Errorf("a held partition without %s: got %q, want %s", lacks, got, want)
 		}
 	}
-	nothing := learned(t, &oldServer{gates: []string{"taints"}}).Fit(inventory.Inventory{}.Pools("node")["node"])
+	nothing := learned(t, &oldServer{gates: []string{"taints"}}).fit(inventory.Inventory{}.Pools("node")["node"])
 	if len(nothing.Slices) != 1 {
 		t.Errorf("a node without GPUs: got %d slices, want an empty one", len(nothing.Slices))
 	}
@@ -281,21 +282,22 @@ func TestLimit(t *testing.T) {
 		{"neither", "shares counters", nodeconfig.Config{}, "exclusive, partitions none"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			n := &Node{Config: Config{Server: learned(t, &oldServer{gates: strings.Fields(row.lacks)})}}
+			lacking := learned(t, &oldServer{gates: strings.Fields(row.lacks)}).Lacking()
 			partitionable := gpu.Device{MIG: gpu.MIG{Capable: true, Switchable: true}}
-			if got := n.offered(row.config)(partitionable).String(); got != row.want {
+			if got := lacking.Limit(partitionable, row.config.For(partitionable)).String(); got != row.want {
 				t.Errorf("got %s, want %s", got, row.want)
 			}
 		})
 	}
-	n := &Node{Config: Config{Server: learned(t, &oldServer{gates: []string{"v1.35.6"}})}}
-	if got, want := n.offered(nodeconfig.Config{})(gpu.Device{}).String(), "fractional, isolation mps"; got != want {
+	whole := nodeconfig.Config{}.For(gpu.Device{})
+	if got, want := learned(t, &oldServer{gates: []string{"v1.35.6"}}).Lacking().Limit(gpu.Device{}, whole).String(),
+		"fractional, isolation mps"; got != want {
 		t.Errorf("a GPU without MIG: got %s, want %s", got, want)
 	}
 }
 
 // The API server is away at the start, answers later, and loses a feature gate after that.
-func TestServerRun(t *testing.T) {
+func TestGatesRun(t *testing.T) {
 	var state atomic.Pointer[oldServer]
 	state.Store(&oldServer{refuses: apierrors.NewInternalError(errors.New("etcd is away"))})
 	client := fake.NewClientset()
@@ -305,35 +307,67 @@ func TestServerRun(t *testing.T) {
 	setVersion(client, &oldServer{})
 	ctx, cancel := context.WithCancel(t.Context())
 	reporter := report.NewReporter(ctx, report.Config{Driver: "gpu.nvidia.com", Node: "node", Client: client})
-	changes := make(chan struct{}, 10)
-	s := NewServer(ServerConfig{Client: client, Driver: "gpu.nvidia.com", NodeName: "node", Records: fixedRecords(nil),
-		Reporter: reporter, Changed: func() { changes <- struct{}{} }})
+	g := NewGates(Config{Client: client, Driver: "gpu.nvidia.com", Node: "node", Records: fixedRecords(nil),
+		Reporter: reporter})
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		s.Run(ctx)
+		g.Run(ctx)
 	}()
 	select {
-	case <-s.Known():
+	case <-g.known:
 		t.Error("known before the API server has answered")
 	case <-time.After(100 * time.Millisecond):
 	}
 	state.Store(&oldServer{})
 	select {
-	case <-s.Known():
+	case <-g.known:
 	case <-time.After(5 * time.Minute):
 		t.Fatal("not known though the API server answers")
 	}
 	state.Store(&oldServer{gates: []string{"counters"}})
-	s.Unstored([]string{counters.Gate})
+	g.failed(ctx, apierrors.NewInvalid(schema.GroupKind{Kind: "ResourceSlice"}, "x", nil), "update slice")
 	select {
-	case <-changes:
+	case <-g.Changed():
 	case <-time.After(5 * time.Minute):
 		t.Fatal("the change is not told")
 	}
-	if got := s.limit(gpu.Device{}, gpu.Use{}).Partitions; got != gpu.PartitionsNone {
+	if got := g.Lacking().Limit(gpu.Device{}, gpu.Use{}).Partitions; got != gpu.PartitionsNone {
 		t.Errorf("got partitions %s, want none", got)
 	}
 	cancel()
 	<-ended
+}
+
+// A part of a slice that the API server does not store must not keep all devices from being published.
+func TestUnstored(t *testing.T) {
+	invalid := func(at string) error {
+		return fmt.Errorf("update slice: %w", apierrors.NewInvalid(
+			schema.GroupKind{Kind: "ResourceSlice"}, "slice", field.ErrorList{
+				field.NotSupported(field.NewPath(at), "None", []string{"NoSchedule", "NoExecute"})}))
+	}
+	pool := resourceapi.ResourcePool{Name: "node"}
+	withoutCounters := &resourceslice.DroppedFieldsError{
+		DesiredSlice: &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Pool: pool,
+			SharedCounters: []resourceapi.CounterSet{{Name: "gpu"}}}},
+		ActualSlice: &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Pool: pool}}}
+	for _, row := range []struct {
+		name string
+		err  error
+		want string
+	}{
+		{"a taint is refused", invalid("spec.devices[0].taints[0].effect"), "[]"},
+		{"counters are dropped", fmt.Errorf("create slice: %w", withoutCounters),
+			"[DRAPartitionableDevices]"},
+		{"no answer", errors.New("connection refused, taints unknown"), ""},
+	} {
+		got, g := "", NewGates(Config{})
+		g.failed(t.Context(), row.err, "publish")
+		if dropped := g.dropped.Load(); dropped != nil && len(g.now) == 1 {
+			got = fmt.Sprint(*dropped)
+		}
+		if got != row.want {
+			t.Errorf("%s: got %s, want %s", row.name, got, row.want)
+		}
+	}
 }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package publish
 
 import (
 	"context"
 	"fmt"
+	"sync"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,6 +16,53 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
+
+// repairDelay is the time between a change of a slice by somebody else and its repair. kubeletplugin waits 30 s, in
+// which nothing can be scheduled on the node: a kubelet that starts removes all slices of its node, and often does so
+// after it has registered the plugin.
+const repairDelay = 500 * time.Millisecond
+
+// controlled are slices that the controller of kubeletplugin keeps as they should be.
+type controlled struct {
+	Config
+	gates *Gates // learn of each error of a write
+
+	mu         sync.Mutex
+	controller *resourceslice.Controller
+}
+
+func (s *controlled) first(ctx context.Context, pools map[string]resourceslice.Pool) error {
+	_, err := FirstSlices(ctx, s.Client, s.Driver, s.Node, pools)
+	return err
+}
+
+// publish takes ctx from the first call: the slices are kept until it ends or until stop.
+func (s *controlled) publish(ctx context.Context, resources resourceslice.DriverResources) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.controller != nil {
+		s.controller.Update(&resources)
+		return nil
+	}
+	controller, err := resourceslice.StartController(ctx, resourceslice.Options{
+		DriverName: s.Driver, KubeClient: s.Client, Resources: &resources, ErrorHandler: s.gates.failed,
+		Owner:     &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: s.Node},
+		SyncDelay: ptr.To(repairDelay),
+	})
+	if err != nil {
+		return fmt.Errorf("start to publish: %w", err)
+	}
+	s.controller = controller
+	return nil
+}
+
+func (s *controlled) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.controller != nil {
+		s.controller.Stop()
+	}
+}
 
 // FirstSlices creates the slices of a node that has none yet, as the controller of kubeletplugin would. The controller
 // would start a second later, because it waits for its informer. It then finds the slices as it would have created

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package publish writes the ResourceSlices of the node, as the API server can store them. Of its sibling packages, it
+// may import only report.
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+)
+
+// LockFile is a file in the plugin's directory that the publishing instance locks. Two publishers would keep undoing
+// each other's slices.
+const LockFile = "publisher.lock"
+
+// lockRetry is the time between attempts to lock after an error.
+const lockRetry = 5 * time.Second
+
+// Config is what Gates and Publisher need.
+type Config struct {
+	Client    kubernetes.Interface
+	Driver    string // its name
+	Node      string // its name
+	Dir       string // of the plugin
+	Records   report.Lister
+	Reporter  *report.Reporter
+	Readiness *report.Readiness
+}
+
+// Publisher publishes the devices of the node in its own goroutine, because the API server may be unavailable for long.
+type Publisher struct {
+	Config
+	// Gates are those of the API server. Nothing is published before they are known.
+	Gates  *Gates
+	slices writer
+	next   chan inventory.Inventory // holds only the latest
+	stale  atomic.Bool              // the next one is published even if it is the same
+
+	mu   sync.Mutex
+	lock *os.File // if this instance is the leader
+}
+
+// writer writes the slices of a node.
+type writer interface {
+	// first creates the missing slices, once, before publish.
+	first(ctx context.Context, pools map[string]resourceslice.Pool) error
+	// publish updates the slices to match the resources, and keeps them so.
+	publish(ctx context.Context, resources resourceslice.DriverResources) error
+	// stop returns when no request to the API server is in flight any more. The slices stay.
+	stop()
+}
+
+// New returns a Publisher without an inventory.
+func New(c Config) *Publisher {
+	gates := NewGates(c)
+	return &Publisher{Config: c, Gates: gates, slices: &controlled{Config: c, gates: gates},
+		next: make(chan inventory.Inventory, 1)}
+}
+
+// Stale makes the publisher publish the next inventory even if it is the same: a kubelet removes all slices of its node
+// when it starts.
+func (p *Publisher) Stale() { p.stale.Store(true) }
+
+// Set replaces the inventory to publish. It does not block.
+func (p *Publisher) Set(inv inventory.Inventory) {
+	for {
+		select {
+		case p.next <- inv:
+			return
+		default:
+		}
+		select {
+		case <-p.next: // drop the older one
+		default:
+		}
+	}
+}
+
+// Run acquires leadership on the node and publishes until ctx ends.
+func (p *Publisher) Run(ctx context.Context) {
+	if !p.acquire(ctx) {
+		return
+	}
+	select {
+	case <-ctx.Done():
+		return
+	case <-p.Gates.known:
+	}
+	var published inventory.Inventory
+	var fitted map[string]resourceslice.Pool
+	var fittedAt int64 // the number of changes of the gates
+	first := true
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case inv := <-p.next:
+			changes := p.Gates.changes.Load()
+			known := !p.stale.Swap(false) && !first && changes == fittedAt
+			if known && len(p.Gates.Lacking()) == 0 && reflect.DeepEqual(published, inv) {
+				continue
+			}
+			pools := inv.Pools(p.Node)
+			for name, pool := range pools { // what the API server lacks makes them depend on the records, too
+				pools[name] = p.Gates.fit(pool)
+			}
+			if known && reflect.DeepEqual(fitted, pools) {
+				published = inv
+				continue
+			}
+			if p.publish(ctx, pools, first) {
+				published, fitted, fittedAt, first = inv, pools, changes, false
+			} else {
+				p.Stale()
+			}
+		}
+	}
+}
+
+func (p *Publisher) publish(ctx context.Context, pools map[string]resourceslice.Pool, first bool) (done bool) {
+	logger := klog.FromContext(ctx)
+	if first {
+		if err := p.slices.first(ctx, pools); err != nil {
+			logger.Info("The first slices were not written at once; they follow", "err", err)
+		}
+	}
+	if err := p.slices.publish(ctx, resourceslice.DriverResources{Pools: pools}); err != nil {
+		logger.Error(err, "Devices not published")
+		return false
+	}
+	var sizes []string // the number of devices of each pool, for people
+	for _, name := range slices.Sorted(maps.Keys(pools)) {
+		devices := 0
+		for _, s := range pools[name].Slices {
+			devices += len(s.Devices)
+		}
+		sizes = append(sizes, fmt.Sprintf("%s: %d", name, devices))
+	}
+	logger.Info("Devices published", "pools", sizes)
+	return true
+}
+
+// acquire locks the publisher lock. It blocks while another instance has it, and returns false when ctx ends. Readiness
+// learns why this instance cannot publish, but not that another one does.
+func (p *Publisher) acquire(ctx context.Context) (leads bool) {
+	logged := ""
+	for {
+		lock, err := lockFile(ctx, filepath.Join(p.Dir, LockFile))
+		p.Readiness.Publishing(err)
+		if err == nil {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.lock = lock
+			return true
+		}
+		if err.Error() != logged {
+			klog.FromContext(ctx).Error(err, "Devices cannot be published, will be tried again")
+		}
+		logged = err.Error()
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(lockRetry):
+		}
+	}
+}
+
+func lockFile(ctx context.Context, path string) (*os.File, error) {
+	lock, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("become the publisher of this node: %w", err)
+	}
+	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		klog.FromContext(ctx).Info("Another instance publishes the devices of this node; waiting for its end")
+		for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+			err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
+		}
+	}
+	if err != nil {
+		_ = lock.Close()
+		return nil, fmt.Errorf("become the publisher of this node: lock %s: %w", path, err)
+	}
+	return lock, nil
+}
+
+// Stop returns when no request to the API server is in flight any more. Then the next instance may publish. The slices
+// stay.
+func (p *Publisher) Stop() {
+	p.slices.stop()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.lock != nil {
+		_ = p.lock.Close()
+		p.lock = nil
+	}
+}
