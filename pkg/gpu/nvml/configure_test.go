@@ -181,7 +181,7 @@ func settingsOf(m *simulator.Node, id string) string {
 	if err != nil {
 		return err.Error()
 	}
-	c, err := v.Card(id)
+	c, err := v.GPU(id)
 	if err != nil {
 		return ""
 	}

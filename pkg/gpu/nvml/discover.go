@@ -22,22 +22,6 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// Look is the result of Discover.
-type Look struct {
-	// Devices are the GPUs in NVML's order. Unreadable GPUs are included as lost if their PCI address is known.
-	Devices []gpu.Device
-	// Broken has one error for each unreadable GPU.
-	Broken []error
-	// Answered has the time of each GPU's last answer.
-	Answered map[gpu.UUID]time.Time
-	// Health is what each GPU that answers says about itself, at most healthPeriod ago.
-	Health map[gpu.UUID]gpu.Health
-	// Unwatched says of each GPU whose events are not watched why not.
-	Unwatched map[gpu.UUID]string
-	// Persistent reports whether all GPUs keep their settings while NVML is closed.
-	Persistent bool
-}
-
 // looks is the state between calls of Discover.
 type looks struct {
 	mu          sync.Mutex
@@ -74,13 +58,13 @@ const (
 // is not called again until its call has returned. The error means that nothing can be read at all. If no GPU answers,
 // it tries once more in a new session, because the driver may have been reloaded. At the end it closes the session if
 // no events are watched and all GPUs have persistence mode, so that they can be reset and the driver unloaded. Errors:
-// ErrNoDriver, ErrDriverReplaced, ErrLetGo.
-func (m *Machine) Discover(caller context.Context) (Look, error) {
+// ErrNoDriver, ErrDriverReplaced, ErrLetGo. The health of a GPU is at most healthPeriod old.
+func (m *Machine) Discover(caller context.Context) (gpu.Discovery, error) {
 	ctx, cancel := context.WithTimeout(caller, cmp.Or(m.Timeout, defaultTimeout))
 	defer cancel()
 	again := func(what func() (bool, error)) (bool, error) { return wait(ctx, &m.calls, driver, what) }
 	_, err := again(func() (bool, error) { return true, m.refresh() })
-	var look Look
+	var look gpu.Discovery
 	if err == nil {
 		look, err = m.look(ctx)
 	}
@@ -96,7 +80,7 @@ func (m *Machine) Discover(caller context.Context) (Look, error) {
 	}
 	if err != nil {
 		_, closeErr := again(m.renew)
-		return Look{}, errors.Join(err, closeErr)
+		return gpu.Discovery{}, errors.Join(err, closeErr)
 	}
 	if m.looks.persistent() && !m.Watching() {
 		if _, err := again(m.renew); err != nil {
@@ -113,10 +97,10 @@ type system struct {
 	cuda   gpu.Version
 }
 
-func (m *Machine) look(ctx context.Context) (Look, error) {
+func (m *Machine) look(ctx context.Context) (gpu.Discovery, error) {
 	sys, err := call(ctx, m, driver, (*session).system)
 	if err != nil {
-		return Look{}, err
+		return gpu.Discovery{}, err
 	}
 	m.looks.keepFirst(sys.count)
 	readings, errs := make([]reading, sys.count), make([]error, sys.count)
@@ -126,7 +110,7 @@ func (m *Machine) look(ctx context.Context) (Look, error) {
 	}
 	all.Wait()
 
-	look := Look{Health: map[gpu.UUID]gpu.Health{}}
+	look := gpu.Discovery{Health: map[gpu.UUID]gpu.Health{}}
 	var connections []links
 	var silent []gpu.Device
 	for i, r := range readings {

@@ -40,7 +40,7 @@ func watch(t *testing.T, profile string) *watcher {
 	return w
 }
 
-func (w *watcher) look() nvml.Look {
+func (w *watcher) look() gpu.Discovery {
 	w.Helper()
 	look, err := w.node.Discover(w.Context())
 	must(w.T, err)

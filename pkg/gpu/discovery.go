@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpu
+
+import "time"
+
+// Discovery is what one reading of all GPUs of a machine has found.
+type Discovery struct {
+	// Devices are the GPUs in NVML's order. Those that cannot be read are included as lost if their PCI address is
+	// known.
+	Devices []Device
+	// Broken has one error for each GPU that cannot be read.
+	Broken []error
+	// Answered is when each GPU last answered.
+	Answered map[UUID]time.Time
+	// Health is what each GPU that answers says about itself.
+	Health map[UUID]Health
+	// Unwatched has the GPUs whose events are not watched, with the reason.
+	Unwatched map[UUID]string
+	// Persistent reports whether all GPUs keep their settings while NVML is closed.
+	Persistent bool
+}
