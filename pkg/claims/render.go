@@ -15,88 +15,72 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
-	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 )
 
-// writeSpecs writes CDI specs with what the containers of the claim need now. It returns the names of the CDI devices
-// for each assignment.
-func (p *Preparer) writeSpecs(ctx context.Context, inv inventory.Inventory, rec checkpoint.Record) (names [][]string,
-	err error) {
+// writeSpecs writes CDI specs with what the containers of the claim need now. It returns the plan with the names of the
+// CDI devices.
+func (t *tx) writeSpecs() (plan sharing.Plan, err error) {
+	plan.Assignments = slices.Clone(t.record.Plan.Assignments)
 	var devices []cdi.Device
-	for _, a := range rec.Plan.Assignments {
-		access, err := p.render(ctx, inv, a)
+	for _, a := range plan.Assignments {
+		access, err := t.access(a)
 		if err != nil {
-			return nil, err
+			return plan, err
 		}
-		devices = append(devices, cdi.Device{Name: cdiName(rec.Claim.UID, a), Access: access})
+		devices = append(devices, cdi.Device{Name: cdiName(t.claim.UID, a), Access: access})
 	}
-	var common gpu.Access
-	if err := steps.Do(ctx, steps.FindDriverFiles, func(ctx context.Context) (err error) {
-		common, err = p.Toolkit.DriverAccess(ctx)
-		return err
-	}); err != nil {
-		return nil, err
+	common, err := step(t, steps.FindDriverFiles, t.Toolkit.DriverAccess)
+	if err != nil {
+		return plan, err
 	}
-	var driver string
-	if err := steps.Do(ctx, steps.WriteDriverSpec, func(context.Context) (err error) {
-		driver, err = p.Specs.WriteDriver(common)
-		return err
-	}); err != nil {
-		return nil, err
-	}
-	err = steps.Do(ctx, steps.WriteClaimSpec, func(context.Context) error {
-		own, err := p.Specs.WriteClaim(rec.Claim.UID, devices)
-		for _, name := range own {
-			names = append(names, []string{driver, name})
-		}
-		return err
+	driver, err := step(t, steps.WriteDriverSpec, func(context.Context) (string, error) {
+		return t.Specs.WriteDriver(common)
 	})
-	return names, err
+	if err != nil {
+		return plan, err
+	}
+	names, err := step(t, steps.WriteClaimSpec, func(context.Context) ([]string, error) {
+		return t.Specs.WriteClaim(t.claim.UID, devices)
+	})
+	for i, name := range names {
+		plan.Assignments[i].CDI = []string{driver, name}
+	}
+	return plan, err
 }
 
-// render returns what a container needs to use the assigned device within its limits.
-func (p *Preparer) render(ctx context.Context, inv inventory.Inventory, a sharing.Assignment) (gpu.Access, error) {
-	access, err := p.access(ctx, inv, a)
+// access returns what a container needs to use the assigned device within its limits, or every GPU if it is the monitor
+// device. It writes the files for that.
+func (t *tx) access(a sharing.Assignment) (all gpu.Access, err error) {
+	devices, err := assigned(t.inventory, a)
 	if err != nil {
-		return gpu.Access{}, err
+		return all, err
+	}
+	for _, d := range devices {
+		access, err := step(t, steps.FindDeviceFiles, func(ctx context.Context) (gpu.Access, error) {
+			return t.Toolkit.Access(ctx, d)
+		})
+		if err != nil {
+			return all, err
+		}
+		all.Append(access)
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.Environment)) {
-		access.Env = append(access.Env, name+"="+a.Environment[name])
+		all.Env = append(all.Env, name+"="+a.Environment[name])
 	}
-	limits, err := a.Isolation.Access(sharing.Host{Daemons: p.Daemons, SharedMemory: p.SharedMemory,
-		PreloadDir: p.PreloadDir,
-		MemoryLimit: func() (gpu.Access, error) {
-			device, _ := inv.Find(a.Device)
-			return p.Toolkit.MemoryLimit(device)
+	limits, err := a.Isolation.Access(sharing.Host{Daemons: t.Daemons, SharedMemory: t.SharedMemory,
+		PreloadDir: t.PreloadDir, MemoryLimit: func() (gpu.Access, error) {
+			device, _ := t.inventory.Find(a.Device)
+			return t.Toolkit.MemoryLimit(device)
 		}})
 	if err != nil {
-		return gpu.Access{}, fmt.Errorf("device %s: %w", a.Device, err)
+		return all, fmt.Errorf("device %s: %w", a.Device, err)
 	}
-	access.Append(limits)
-	return access, writeFiles(access.Files)
-}
-
-// access returns what a container needs for the assigned device, or for every GPU if it is the monitor device.
-func (p *Preparer) access(ctx context.Context, inv inventory.Inventory, a sharing.Assignment) (gpu.Access, error) {
-	devices, err := assigned(inv, a)
-	if err != nil {
-		return gpu.Access{}, err
-	}
-	var all gpu.Access
-	for _, d := range devices {
-		if err := steps.Do(ctx, steps.FindDeviceFiles, func(ctx context.Context) error {
-			access, err := p.Toolkit.Access(ctx, d)
-			all.Append(access)
-			return err
-		}); err != nil {
-			return gpu.Access{}, err
-		}
-	}
-	return all, nil
+	all.Append(limits)
+	return all, writeFiles(all.Files)
 }
 
 // assigned returns the current devices of an assignment. Error: sharing.ErrGone.

@@ -53,12 +53,14 @@ func TestWaiting(t *testing.T) {
 				p := &Preparer{Timeout: 30 * time.Second, Stopping: stopping,
 					Waiting: func(_ sharing.Claim, cause error) { told = append(told, cause) }}
 				began := time.Now()
-				err := p.retry(ctx, sharing.Claim{Name: "c"}, func(*wait) error {
-					if time.Since(began) < row.free {
-						return gpu.ErrBusy
+				call := p.begin(ctx, sharing.Claim{Name: "c"})
+				defer call.end()
+				var err error
+				for again := true; again; again = call.again(err) {
+					if err = row.fails; time.Since(began) < row.free {
+						err = gpu.ErrBusy
 					}
-					return row.fails
-				})
+				}
 				if !errors.Is(err, row.err) {
 					t.Errorf("got error %v, want %v", err, row.err)
 				}

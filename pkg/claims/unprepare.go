@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/allocation"
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
+	"github.com/gpudra/gpu-dra-driver/pkg/steps"
+)
+
+// ErrRunning means that a container still runs with the claim. The message names it.
+var ErrRunning = errors.New("the claim is released when it has ended")
+
+// ErrNotRestored means that settings and MPS daemons of the claim's GPUs stay as they are, because a claim with an
+// unreadable record may need them, or because the GPUs cannot be set since a reboot. Nothing else is left of the claim
+// but its record, in phase Releasing. Unprepare can be called again when that has ended.
+var ErrNotRestored = errors.New("the settings of its GPUs are not restored")
+
+// Unprepare releases the devices of the claim. It is no error if it has none. Errors: ErrRunning, ErrNotRestored,
+// checkpoint.ErrUnreadable and those of Hardware.
+func (p *Preparer) Unprepare(ctx context.Context, claim sharing.Claim) error {
+	return steps.Do(ctx, steps.Unprepare, func(ctx context.Context) (err error) {
+		t := p.begin(ctx, claim)
+		defer t.end()
+		for again := true; again; again = t.again(err) {
+			if err = t.release(nil); errors.Is(err, checkpoint.ErrNotFound) {
+				err = t.removeOrphan()
+			}
+		}
+		return err
+	})
+}
+
+// release is one attempt to undo what the record says, independent of today's configuration. It does nothing if another
+// call has prepared the claim for the results meanwhile. Error: checkpoint.ErrNotFound.
+func (t *tx) release(results []allocation.Result) error {
+	defer t.unlock()
+
+	// Lock the GPUs of the record.
+	if err := t.checkRunning(); err != nil {
+		return err
+	}
+	if err := t.lockRecorded(); err != nil || results != nil && serves(t.record, results) {
+		return err
+	}
+
+	// Read what is there. The GPUs may be unknown, and so may the other claims on them.
+	var noGPUs, noOthers error
+	t.inventory, noGPUs = t.Devices()
+	changed, rebooted := t.record.Plan.ChangesHardware(), t.record.BootID != t.BootID
+	if changed {
+		noOthers = t.readOthers(t.record.Plan.Held())
+	}
+
+	// Write that the claim is being released. If nothing is altered, an interrupted release leaves it prepared or gone.
+	alters := noOthers != nil || changed && (rebooted || sharing.Alters(t.record.Plan, t.others))
+	if alters && t.record.Phase != checkpoint.Releasing {
+		t.record.Phase = checkpoint.Releasing
+		if err := t.put(); err != nil {
+			return err
+		}
+	}
+	if err := t.removeSpec(); err != nil {
+		return err
+	}
+
+	// Reduce daemons, partitions and GPUs to what the other claims need. GPUs that have moved on the PCI bus are left
+	// alone: they may have other claims, under their present names.
+	if noOthers != nil {
+		return t.releasePartitions(noOthers)
+	}
+	if err := t.requestDaemons(t.record.Plan.DaemonIDs(), t.others); err != nil {
+		return err
+	}
+	if changed && rebooted && noGPUs != nil {
+		return fmt.Errorf("%w: %w", ErrNotRestored, noGPUs)
+	}
+	plan := t.record.Plan.InPlace(t.inventory)
+	if rebooted { // partitions do not survive a reboot
+		plan.Assignments = slices.DeleteFunc(plan.Assignments, sharing.Assignment.MakesPartition)
+	}
+	if err := t.destroyPartitions(plan); err != nil {
+		return err
+	}
+	err := t.restore(plan)
+	if err != nil && rebooted { // the GPUs need not be there yet
+		err = fmt.Errorf("%w: %w", ErrNotRestored, err)
+	}
+	if err != nil {
+		return err
+	}
+	return t.step(steps.DeleteRecord, func() error { return t.Records.Delete(t.record) })
+}
+
+// checkRunning refuses to release a claim while a container runs with it. After a forced deletion of a pod, the kubelet
+// unprepares its claims although containers may still run. Error: ErrRunning.
+func (t *tx) checkRunning() error {
+	rec, err := t.Records.Get(t.claim.UID)
+	if err != nil || rec.Phase == checkpoint.Releasing || rec.BootID != t.BootID || t.Running == nil {
+		return nil //nolint:nilerr // release reports a record that cannot be read
+	}
+	return t.step(steps.FindUsers, func() error {
+		running, err := t.Running(rec.Claim)
+		if err == nil && len(running) > 0 {
+			err = fmt.Errorf("%s still runs: %w", strings.Join(running, ", "), ErrRunning)
+		}
+		return err
+	})
+}
+
+func (t *tx) removeSpec() error {
+	return t.step(steps.RemoveClaimSpec, func() error { return t.Specs.RemoveClaim(t.claim.UID) })
+}
+
+// releasePartitions undoes what no other claim can use, because the other claims are unknown: the partitions that the
+// plan has made, and the MPS daemons inside of them. It records that: a partition that somebody makes at the same
+// placement later is not the driver's. Errors: ErrNotRestored, unknown.
+func (t *tx) releasePartitions(unknown error) error {
+	if !errors.Is(unknown, checkpoint.ErrUnreadable) {
+		return unknown
+	}
+	daemons := slices.DeleteFunc(t.record.Plan.DaemonIDs(), func(id string) bool { return !gpu.IsPartition(id) })
+	if err := t.requestDaemons(daemons, nil); err != nil {
+		return err
+	}
+	if t.record.BootID == t.BootID {
+		if err := t.destroyPartitions(t.record.Plan); err != nil {
+			return err
+		}
+	}
+	if err := t.putPlan(t.record.Plan.Unbegun()); err != nil {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrNotRestored, unknown)
+}
+
+// removeOrphan removes the spec of a claim without a record: Prepare may have been interrupted between the two. If
+// Prepare runs again meanwhile, either it finds that the spec is missing, or this finds its record.
+func (t *tx) removeOrphan() error {
+	if err := t.removeSpec(); err != nil {
+		return err
+	}
+	rec, err := t.Records.Get(t.claim.UID)
+	if errors.Is(err, checkpoint.ErrNotFound) {
+		return nil
+	}
+	if err != nil || rec.Phase != checkpoint.Prepared {
+		return err // a later step writes the spec, or removes it
+	}
+	return t.prepare(nil, nil)
+}
+
+// EndUnusedDaemons ends MPS daemons that no record names, and sets the compute mode of their GPUs back. A crash may
+// leave some, and so does a person who removes a record that cannot be read.
+func (p *Preparer) EndUnusedDaemons(ctx context.Context) error {
+	requested, err := p.Daemons.Requested()
+	errs := []error{err}
+	for _, d := range requested {
+		t := &tx{Preparer: p, ctx: ctx}
+		errs = append(errs, t.endIfUnused(d))
+	}
+	return errors.Join(errs...)
+}
+
+// endIfUnused ends the daemon unless a claim uses it. Its request is the record of what was changed for it, so it ends
+// last.
+func (t *tx) endIfUnused(d mps.Daemon) (err error) {
+	defer t.unlock()
+	if t.inventory, err = t.Devices(); err != nil {
+		return err
+	}
+	plan := planOf(d, t.inventory)
+	devices := plan.Devices()
+	if !slices.Contains(devices, d.ID) { // its GPU has another name now, or it is that of a partition
+		devices = append(devices, d.ID)
+	}
+	if err := t.lock(devices); err != nil {
+		return err
+	}
+	if err := t.readOthers(devices); err != nil {
+		return err
+	}
+	if len(sharing.Daemons([]string{d.ID}, t.others)) == 0 {
+		if err := t.restore(plan); err != nil {
+			return fmt.Errorf("end MPS daemon %s: %w", d.ID, err)
+		}
+	}
+	return t.requestDaemons([]string{d.ID}, t.others)
+}
+
+// planOf returns what a claim that uses the daemon has changed of GPUs. It is nothing if the daemon is for a partition.
+func planOf(d mps.Daemon, inv inventory.Inventory) sharing.Plan {
+	var plan sharing.Plan
+	if gpu.IsPartition(d.ID) {
+		return plan
+	}
+	for _, id := range d.GPUs {
+		device, _ := inv.Present().FindUUID(id)
+		plan.Assignments = append(plan.Assignments, sharing.Assignment{Device: cmp.Or(device.Name, d.ID), GPU: id,
+			Settings: gpu.Settings{Mode: gpu.ExclusiveProcess}})
+	}
+	return plan
+}
