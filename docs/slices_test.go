@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/nodetemplate"
+	"github.com/gpudra/gpu-dra-driver/internal/nodetemplate"
 	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 )
 
@@ -20,7 +20,7 @@ func TestTheTemplateOnThePage(t *testing.T) {
 		t.Fatal("the page shows no template")
 	}
 	template, err := nodetemplate.FromProfile(block[1], nodeconfig.Config{},
-		nodetemplate.Node{Driver: "gpu.nvidia.com", Name: "template"})
+		nodetemplate.Target{Driver: "gpu.nvidia.com", Name: "template"})
 	if err != nil {
 		t.Fatal(err)
 	}

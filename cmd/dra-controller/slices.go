@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/nodetemplate"
+	"github.com/gpudra/gpu-dra-driver/internal/nodetemplate"
 	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 )
 
@@ -27,7 +27,7 @@ type slicesOptions struct {
 	fromNode   string
 	profile    string
 	nodeConfig string
-	as         nodetemplate.Node
+	as         nodetemplate.Target
 }
 
 // slicesCommand is the command slices.

@@ -77,6 +77,9 @@ var allowed = map[string][]string{
 	"cmd/cdi-hooks":          {},
 	"cmd/mps-supervisor":     {"pkg/sharing/mps", "pkg/sharing/mps/supervise"},
 
+	// Of the controller and the plugin of kubectl. Templates of profiles are made with the node's own functions.
+	"internal/nodetemplate": {"pkg/gpu", "pkg/hwprofile", "pkg/inventory", "pkg/nodeconfig"},
+
 	// The controller.
 	"internal/controller/certificate": {},
 	"internal/controller/view":        {"pkg/gpu"},
@@ -90,19 +93,17 @@ var allowed = map[string][]string{
 		"pkg/inventory", "pkg/nearest", "pkg/sharing"},
 	"internal/controller/convert":  {"internal/controller/view", "pkg/api", "pkg/gpu", "pkg/sharing"},
 	"internal/controller/eviction": {"internal/snapshot"},
-	// Templates of profiles are made with the node's own functions.
-	"internal/controller/nodetemplate": {"pkg/gpu", "pkg/hwprofile", "pkg/inventory", "pkg/nodeconfig"},
 	"internal/controller": {"internal/controller/admission", "internal/controller/certificate",
 		"internal/controller/convert", "internal/controller/eviction", "internal/controller/metrics",
 		"internal/controller/strongest", "internal/controller/view", "internal/event", "internal/guard",
 		"internal/snapshot", "internal/why", "pkg/gpu"},
-	"cmd/dra-controller": {"internal/controller", "internal/controller/convert", "internal/controller/nodetemplate",
+	"cmd/dra-controller": {"internal/controller", "internal/controller/convert", "internal/nodetemplate",
 		"internal/controller/view", "pkg/nodeconfig"},
 
 	// The plugin of kubectl. It has no part in the driver's work and reads with the rights of the user.
 	"internal/snapshot": {},
 	"internal/why":      {"internal/snapshot", "pkg/inventory", "pkg/nearest"},
-	"internal/kubectl": {"internal/controller/nodetemplate", "internal/controller/view", "internal/guard",
+	"internal/kubectl": {"internal/controller/view", "internal/guard", "internal/nodetemplate",
 		"internal/snapshot", "internal/why", "pkg/api", "pkg/gpu", "pkg/health", "pkg/inventory", "pkg/nearest",
 		"pkg/nodeconfig"},
 	"cmd/kubectl-gpu": {"internal/kubectl"},

@@ -24,7 +24,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/nodetemplate"
+	"github.com/gpudra/gpu-dra-driver/internal/nodetemplate"
 	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
 	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 )
@@ -178,7 +178,7 @@ func node(name string) *corev1.Node {
 // published returns the slices that a node of the profile publishes.
 func published(t testing.TB, node, profile string) []*resourceapi.ResourceSlice {
 	t.Helper()
-	of, err := nodetemplate.FromProfile(profile, nodeconfig.Config{}, nodetemplate.Node{Driver: driver, Name: node})
+	of, err := nodetemplate.FromProfile(profile, nodeconfig.Config{}, nodetemplate.Target{Driver: driver, Name: node})
 	if err != nil {
 		t.Fatal(err)
 	}

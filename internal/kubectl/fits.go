@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 	sigsyaml "sigs.k8s.io/yaml"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/nodetemplate"
+	"github.com/gpudra/gpu-dra-driver/internal/nodetemplate"
 	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
@@ -113,7 +113,7 @@ func (p *plugin) fits(ctx context.Context, f fitsOptions, o output) error {
 func addNode(s *snapshot.Snapshot, f fitsOptions) error {
 	name := "new-" + f.profile
 	made, err := nodetemplate.FromProfile(f.profile, nodeconfig.Config{},
-		nodetemplate.Node{Driver: f.driver, Name: name})
+		nodetemplate.Target{Driver: f.driver, Name: name})
 	if err != nil {
 		return err
 	}

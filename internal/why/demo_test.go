@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/nodetemplate"
+	"github.com/gpudra/gpu-dra-driver/internal/nodetemplate"
 	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
 	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 )
@@ -74,7 +74,7 @@ func demoNodes(t *testing.T) *snapshot.Snapshot {
 	s := fleet(t)
 	for i, profile := range []string{"dgx-h100", "l40s-x4", "mixed"} { // those of hack/dev
 		node := fmt.Sprint("node-", i+1)
-		of, err := nodetemplate.FromProfile(profile, config, nodetemplate.Node{Driver: driver, Name: node})
+		of, err := nodetemplate.FromProfile(profile, config, nodetemplate.Target{Driver: driver, Name: node})
 		if err != nil {
 			t.Fatal(err)
 		}

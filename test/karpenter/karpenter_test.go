@@ -71,7 +71,7 @@ func TestDemos(t *testing.T) {
 	claims := slices.DeleteFunc(demoClaims(t), func(c *resourceapi.ResourceClaim) bool {
 		return strings.HasPrefix(c.Name, "next-to-a-nic/") // it asks for a device of another driver too
 	})
-	profiles, err := filepath.Glob(root + "/internal/controller/nodetemplate/profiles/*.yaml")
+	profiles, err := filepath.Glob(root + "/internal/nodetemplate/profiles/*.yaml")
 	if err != nil || len(profiles) == 0 {
 		t.Fatalf("got %d profiles, %v", len(profiles), err)
 	}

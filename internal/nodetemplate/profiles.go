@@ -17,7 +17,7 @@ import (
 
 // A file describes the GPUs that the driver discovers on a machine of the profile: a list of gpu.Device. The first has
 // all fields, and each other one those that differ. The files are made from the profiles of the simulator:
-// go test ./internal/controller/nodetemplate -update
+// go test ./internal/nodetemplate -update
 //
 //go:embed profiles/*.yaml
 var files embed.FS

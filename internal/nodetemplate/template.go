@@ -44,8 +44,8 @@ func (t Template) YAML() ([]byte, error) {
 	return all, nil
 }
 
-// Node is the node that a template is for.
-type Node struct {
+// Target is the node that a template is for.
+type Target struct {
 	Driver string // name of the driver
 	Name   string // of the node and its pools
 }
@@ -60,7 +60,7 @@ const namesInError = 100
 
 // FromNode returns the template of nodes like the named one, from its slices in the API server. The error names the
 // nodes that have slices, or the permission that is missing.
-func FromNode(ctx context.Context, in Lister, name string, as Node) (Template, error) {
+func FromNode(ctx context.Context, in Lister, name string, as Target) (Template, error) {
 	found, err := list(ctx, in, metav1.ListOptions{FieldSelector: inventory.SelectSlices(as.Driver, name)})
 	if err != nil {
 		return Template{}, err
@@ -73,7 +73,7 @@ func FromNode(ctx context.Context, in Lister, name string, as Node) (Template, e
 
 // FromProfile returns the template of nodes like the machine of the profile, on a server with all features of slices.
 // The error names the known profiles.
-func FromProfile(profile string, config nodeconfig.Config, as Node) (Template, error) {
+func FromProfile(profile string, config nodeconfig.Config, as Target) (Template, error) {
 	gpus, err := devices(profile)
 	if err != nil {
 		return Template{}, err
@@ -116,7 +116,7 @@ func noSlices(ctx context.Context, in Lister, node, driver string) error {
 
 // sanitize returns the slices of the node as those of a node with another name that has just started. It replaces UUIDs
 // with numbers, and leaves out taints.
-func sanitize(of []resourceapi.ResourceSlice, node string, as Node) (Template, error) {
+func sanitize(of []resourceapi.ResourceSlice, node string, as Target) (Template, error) {
 	current, err := newest(of)
 	if err != nil {
 		return Template{}, err

@@ -44,7 +44,7 @@ func TestFilesOfProfiles(t *testing.T) {
 				return
 			}
 			if got, err := os.ReadFile(file); err != nil || !bytes.Equal(got, text) {
-				t.Errorf("%s is out of date (go test ./internal/controller/nodetemplate -update), %v\nwant\n%s", file,
+				t.Errorf("%s is out of date (go test ./internal/nodetemplate -update), %v\nwant\n%s", file,
 					err, text)
 			}
 		})
@@ -75,6 +75,6 @@ func encode(t *testing.T, devices []gpu.Device) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return append([]byte("# SPDX-License-Identifier: Apache-2.0\n# Made by go test ./internal/controller/nodetemplate "+
+	return append([]byte("# SPDX-License-Identifier: Apache-2.0\n# Made by go test ./internal/nodetemplate "+
 		"-update\n"), text...)
 }

@@ -54,7 +54,7 @@ var configs = map[string]string{
 	"partitions": head + "gpus: [{partitions: dynamic}]",
 }
 
-var as = Node{Driver: driver, Name: "template"}
+var as = Target{Driver: driver, Name: "template"}
 
 // TestEveryProfile: a template of a profile equals what a simulated node with it publishes, but for UUIDs and the name
 // of the node. The template of that node is the same.
