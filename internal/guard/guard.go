@@ -17,11 +17,14 @@ var ErrPanic = errors.New("panic")
 // Do calls f. A panic becomes an error that wraps ErrPanic, and is logged with its stack. what names the work for
 // people.
 func Do(what string, f func() error) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			klog.ErrorS(nil, "Recovered from a panic", "in", what, "panic", r, "stack", string(debug.Stack()))
-			err = fmt.Errorf("%s: %w: %v", what, ErrPanic, r)
-		}
-	}()
+	defer Recover(what, &err)
 	return f()
+}
+
+// Recover does the same for the function that defers it: it sets the error which that function returns.
+func Recover(what string, err *error) {
+	if r := recover(); r != nil {
+		klog.ErrorS(nil, "Recovered from a panic", "in", what, "panic", r, "stack", string(debug.Stack()))
+		*err = fmt.Errorf("%s: %w: %v", what, ErrPanic, r)
+	}
 }

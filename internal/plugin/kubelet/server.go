@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package kubelet serves the kubelet: it registers the plugin, takes calls, and shuts down without losing one. Package
-// claims implements the calls. It must not import the packages node, usage and sweep.
+// claims implements the calls. It must not import the packages node, usage and cleanup.
 package kubelet
 
 import (
@@ -57,8 +57,8 @@ type Server struct {
 
 var _ kubeletplugin.DRAPlugin = &Server{}
 
-// PrepareResourceClaims prepares all claims in parallel. While the plugin starts, the call waits, because the kubelet
-// would retry only after a minute.
+// PrepareResourceClaims prepares the claims. There is one: see prepareEach. While the plugin starts, the call waits,
+// because the kubelet would retry only after a minute.
 func (s *Server) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (
 	map[types.UID]kubeletplugin.PrepareResult, error) {
 	select {
@@ -66,28 +66,24 @@ func (s *Server) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	results := make([]kubeletplugin.PrepareResult, len(claims))
-	var all sync.WaitGroup
-	for i, claim := range claims {
-		all.Go(func() { results[i] = s.prepare(ctx, claim) })
-	}
-	all.Wait()
 	answer := map[types.UID]kubeletplugin.PrepareResult{}
-	for i, claim := range claims {
-		answer[claim.UID] = results[i]
+	for _, claim := range claims {
+		rec, err := s.prepare(ctx, claim)
+		answer[claim.UID] = s.answer(ctx, claim, rec, err)
 	}
 	return answer, nil
 }
 
-func (s *Server) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) kubeletplugin.PrepareResult {
+func (s *Server) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (rec checkpoint.Record, err error) {
+	defer s.Metrics.Operation("prepare")(&err)
+	defer guard.Recover("prepare", &err) // the other claims of the node go on
+	return s.Preparer.Prepare(s.Observed(ctx), claim)
+}
+
+// answer converts the result of Prepare, and reports it.
+func (s *Server) answer(ctx context.Context, claim *resourceapi.ResourceClaim, rec checkpoint.Record,
+	err error) kubeletplugin.PrepareResult {
 	logger := klog.FromContext(ctx).WithValues("claim", klog.KObj(claim), "claimUID", claim.UID)
-	var rec checkpoint.Record
-	err := s.Metrics.Operation("prepare", func() error {
-		return guard.Do("prepare", func() (err error) { // the other claims of the node go on
-			rec, err = s.Preparer.Prepare(s.Observed(ctx), claim)
-			return err
-		})
-	})
 	if err != nil {
 		logger.Error(err, "Claim not prepared")
 		s.Reporter.Failed(claim, err)
@@ -152,21 +148,23 @@ func (s *Server) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	return answer, nil
 }
 
+func (s *Server) release(ctx context.Context, claim sharing.Claim) (err error) {
+	defer s.Metrics.Operation("unprepare")(&err)
+	defer guard.Recover("unprepare", &err)
+	return s.Preparer.Unprepare(s.Observed(ctx), claim)
+}
+
+// unprepare releases one claim, and reports the result.
 func (s *Server) unprepare(ctx context.Context, claim kubeletplugin.NamespacedObject) error {
 	logger := klog.FromContext(ctx).WithValues("claim", klog.KRef(claim.Namespace, claim.Name), "claimUID", claim.UID)
-	err := s.Metrics.Operation("unprepare", func() error {
-		return guard.Do("unprepare", func() error {
-			return s.Preparer.Unprepare(s.Observed(ctx), sharing.Claim{Namespace: claim.Namespace, Name: claim.Name,
-				UID: claim.UID})
-		})
-	})
+	err := s.release(ctx, sharing.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID})
 	if err != nil {
 		logger.Error(err, "Claim not released")
 		s.Reporter.Node(report.Events.ReleaseFailed, fmt.Sprintf("claim %s/%s is not released: %v", claim.Namespace,
 			claim.Name, err))
 		if errors.Is(err, claims.ErrNotRestored) {
 			s.Reporter.Released(claim.UID)
-			return nil // the pod can end, and the sweep tries again
+			return nil // the pod can end, and the cleanup tries again
 		}
 		return err
 	}

@@ -115,19 +115,19 @@ func (m *Metrics) zero() {
 	}
 }
 
-// Operation counts and times the preparation or release of one claim.
-func (m *Metrics) Operation(name string, do func() error) error {
+// Operation counts and times the preparation or release of one claim. The caller calls done with the error at the end.
+func (m *Metrics) Operation(name string) (done func(*error)) {
 	m.inFlight.WithLabelValues(name).Inc()
-	defer m.inFlight.WithLabelValues(name).Dec()
 	begin := time.Now()
-	err := do()
-	m.durations.WithLabelValues(name).Observe(time.Since(begin).Seconds())
-	result := "success"
-	if err != nil {
-		result = "error"
+	return func(err *error) {
+		m.inFlight.WithLabelValues(name).Dec()
+		m.durations.WithLabelValues(name).Observe(time.Since(begin).Seconds())
+		result := "success"
+		if *err != nil {
+			result = "error"
+		}
+		m.operations.WithLabelValues(name, result).Inc()
 	}
-	m.operations.WithLabelValues(name, result).Inc()
-	return err
 }
 
 // Observe times one step of an operation: see steps.Observer.
