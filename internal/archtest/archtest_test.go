@@ -58,9 +58,9 @@ var allowed = map[string][]string{
 		"pkg/health", "pkg/inventory", "pkg/sharing", "pkg/steps"},
 	"internal/plugin/usage": {"internal/plugin/podresources", "internal/plugin/report", "pkg/checkpoint", "pkg/gpu",
 		"pkg/inventory", "pkg/sharing"},
-	"internal/plugin/sweep": {"internal/plugin/podresources", "pkg/checkpoint", "pkg/inventory", "pkg/sharing"},
-	"internal/plugin": {"internal/plugin/gpuhealth", "internal/plugin/kubelet", "internal/plugin/node",
-		"internal/plugin/publish", "internal/plugin/report", "internal/plugin/sweep", "internal/plugin/usage",
+	"internal/plugin/cleanup": {"internal/plugin/podresources", "pkg/checkpoint", "pkg/inventory", "pkg/sharing"},
+	"internal/plugin": {"internal/plugin/cleanup", "internal/plugin/gpuhealth", "internal/plugin/kubelet",
+		"internal/plugin/node", "internal/plugin/publish", "internal/plugin/report", "internal/plugin/usage",
 		"pkg/cdi", "pkg/checkpoint", "pkg/claims", "pkg/gpu", "pkg/health", "pkg/sharing/mps", "pkg/steps"},
 
 	// The commands of the plugin's program: run, check, record.
@@ -138,7 +138,7 @@ var onlyIn = map[string][]string{
 	"tags.cncf.io/": {"pkg/cdi", "pkg/gpu/nvml", "internal/doctor"},
 	"k8s.io/client-go/": {"internal/app", "internal/plugin", "internal/plugin/kubelet", "internal/plugin/node",
 		"internal/plugin/publish", "internal/plugin/report",
-		"internal/plugin/sweep", "internal/plugin/usage", "internal/controller", "internal/controller/certificate",
+		"internal/plugin/cleanup", "internal/plugin/usage", "internal/controller", "internal/controller/certificate",
 		"internal/controller/eviction", "cmd/dra-controller",
 		"simulator/cmd/dra-kubelet-plugin-sim", "internal/snapshot", "internal/kubectl",
 		"cmd/kubectl-gpu"},

@@ -9,7 +9,7 @@
 //	publish       ResourceSlices, as the API server can store them
 //	usage         GPU usage of containers
 //	report        events, status of claims, metrics, readiness
-//	sweep         releasing claims that the kubelet has forgotten
+//	cleanup       releasing claims that the kubelet has forgotten
 //	podresources  client of the kubelet's pod resources API
 //	dirwatch      changes of files
 package plugin
@@ -26,12 +26,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/cleanup"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/gpuhealth"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/kubelet"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/node"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/publish"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
-	"github.com/gpudra/gpu-dra-driver/internal/plugin/sweep"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/usage"
 	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
@@ -52,7 +52,7 @@ type Config struct {
 	PodResources string    // socket of the kubelet's pod resources API
 	HTTPAddress  string    // for health and metrics; empty: no server
 	BootID       string
-	SweepPeriod  time.Duration // see sweep.Config
+	SweepPeriod  time.Duration // see cleanup.Cleaner
 	// directory with one file per node configuration; empty: every GPU has its default mode
 	NodeConfigs  string
 	SharedMemory string // see claims.Preparer
@@ -193,11 +193,11 @@ func Run(ctx context.Context, c Config) error {
 	defer func() { <-sickEnded }() // it saves its state, which the last instance removes
 	go reporter.Run(reports)
 	go resume(ctx, preparer, server, resumes)
-	go (&sweep.Sweeper{Config: sweep.Config{
+	go (&cleanup.Cleaner{
 		Driver: c.DriverName, NodeName: c.NodeName, Client: c.Client, Records: c.Records, Specs: c.Specs,
 		Kubelet: c.PodResources, Release: sockets.Release, Period: c.SweepPeriod,
 		EndUnusedDaemons: preparer.EndUnusedDaemons,
-	}}).Run(ctx)
+	}).Run(ctx)
 	go (&report.DaemonWatch{Daemons: c.Daemons, Records: c.Records, Restarted: reporter.DaemonRestarted,
 		ServerFailed: reporter.ServerFailed, SingleUser: reporter.SingleUser}).Run(ctx)
 	<-ctx.Done()

@@ -278,16 +278,16 @@ func TestScripts(t *testing.T) {
 		{"a restart does the same", "prepare a gpu-1#s:5Gi/30; prepare b gpu-1#t:5Gi/0; truncate b; unprepare a; " +
 			"discard b; restart", "ok", bSharesCDI + common},
 		{"of a claim whose own record is removed, too",
-			"prepare a gpu-1#s:5Gi/30; truncate a; restart; discard a; sweep; prepare b gpu-1; lose claim_a",
+			"prepare a gpu-1#s:5Gi/30; truncate a; restart; discard a; cleanup; prepare b gpu-1; lose claim_a",
 			"ok", "b Prepared boot-0 gpu-1\ncdi b-gpu-1 /dev/nvidia0" + common},
 		{"over an end of the driver, and with all GPUs of its MPS daemon",
 			"prepare a gpu-1,gpu-2 MPS; truncate a; discard a; prepare b gpu-2 MPS; restart; lose claim_a; unprepare b",
 			"ok", common[1:]},
 		{"without those that another claim shares by now", "prepare a gpu-1,gpu-2 MPS; discard a; prepare b " +
-			"gpu-2#s:5Gi/30; sweep; lose claim_a", "ok",
+			"gpu-2#s:5Gi/30; cleanup; lose claim_a", "ok",
 			strings.NewReplacer("gpu-1", "gpu-2", "GPU-1", "GPU-2", "nvidia0", "nvidia1", "a Prepared", "b Prepared",
 				"cdi a", "cdi b").Replace(exclusive1+"\ndaemon gpu-1 30% GPU-1=5120Mi\n"+aShares) + common},
-		{"nor while the record may be that of the daemon", "prepare a gpu-1#s:5Gi/30; truncate a; sweep",
+		{"nor while the record may be that of the daemon", "prepare a gpu-1#s:5Gi/30; truncate a; cleanup",
 			"error: may hold gpu-1: " + strings.ReplaceAll(bUnreadable, "b.json", "a.json"),
 			exclusive1 + "\ndaemon gpu-1 30% GPU-1=5120Mi\nunreadable a.json\n" +
 				strings.ReplaceAll(aSharesCDI, "\n", "") + common},

@@ -226,7 +226,7 @@ func (w *fixture) do(verb string) string {
 		err = w.preparer().Unprepare(w.context(), sharing.Claim{Name: name, UID: types.UID(name)})
 	case "restart":
 		err = w.preparer().Resume(w.context())
-	case "sweep":
+	case "cleanup":
 		err = w.preparer().EndUnusedDaemons(w.context())
 	case "reboot":
 		w.boot++

@@ -27,10 +27,10 @@ func interrupted(t *testing.T) *fixture {
 	return nil
 }
 
-// The plugin was killed between spec and record. At its start, the sweep removes the spec while the kubelet prepares
+// The plugin was killed between spec and record. At its start, the cleanup removes the spec while the kubelet prepares
 // the claim again: whatever comes first, the spec is there when the claim is prepared.
 func TestOrphanOfAClaimThatIsBeingPrepared(t *testing.T) {
-	sweep := func(t *testing.T, ctx context.Context, w *fixture) {
+	cleanup := func(t *testing.T, ctx context.Context, w *fixture) {
 		t.Helper()
 		if err := w.preparer().Unprepare(ctx, sharing.Claim{UID: "a"}); err != nil {
 			t.Error(err)
@@ -47,8 +47,8 @@ func TestOrphanOfAClaimThatIsBeingPrepared(t *testing.T) {
 		first, second func(*testing.T, context.Context, *fixture)
 		at            string // the step of the first before which the second runs
 	}{
-		{"the sweep before the record", prepare, sweep, steps.WriteRecord},
-		{"Prepare before the sweep removes the spec", sweep, prepare, steps.RemoveClaimSpec},
+		{"the cleanup before the record", prepare, cleanup, steps.WriteRecord},
+		{"Prepare before the cleanup removes the spec", cleanup, prepare, steps.RemoveClaimSpec},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			w := interrupted(t)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sweep
+package cleanup
 
 import (
 	"context"
@@ -70,7 +70,7 @@ func (n *node) release(ctx context.Context, claim sharing.Claim) error {
 	return nil
 }
 
-func TestSweep(t *testing.T) {
+func TestCleanup(t *testing.T) {
 	allocated := func(name, uid, pool, device string) runtime.Object {
 		c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(uid)}}
 		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
@@ -85,42 +85,42 @@ func TestSweep(t *testing.T) {
 		running  []string
 		cdi      string // claim with specs and without a record, that old
 		age      time.Duration
-		sweeps   int
+		runs     int
 		released string
 	}{
-		{name: "a claim in use stays", objects: []runtime.Object{here("a", "u")}, running: []string{"u"}, sweeps: 3},
-		{name: "a claim whose containers have not started stays", objects: []runtime.Object{here("a", "u")}, sweeps: 3},
-		{name: "a claim that is gone while its container runs stays", running: []string{"u"}, sweeps: 3},
-		{name: "a claim that is gone with its containers is not released at once", sweeps: 1},
-		{name: "but when it stays so", sweeps: 2, released: "u"},
-		{name: "another claim of that name is not this one", objects: []runtime.Object{here("a", "u2")}, sweeps: 2,
+		{name: "a claim in use stays", objects: []runtime.Object{here("a", "u")}, running: []string{"u"}, runs: 3},
+		{name: "a claim whose containers have not started stays", objects: []runtime.Object{here("a", "u")}, runs: 3},
+		{name: "a claim that is gone while its container runs stays", running: []string{"u"}, runs: 3},
+		{name: "a claim that is gone with its containers is not released at once", runs: 1},
+		{name: "but when it stays so", runs: 2, released: "u"},
+		{name: "another claim of that name is not this one", objects: []runtime.Object{here("a", "u2")}, runs: 2,
 			released: "u"},
 		{name: "a claim whose devices were taken back is released",
 			objects: []runtime.Object{&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns",
-				Name: "a", UID: "u"}}}, sweeps: 2, released: "u"},
+				Name: "a", UID: "u"}}}, runs: 2, released: "u"},
 		{name: "so is one that lives on another node now",
-			objects: []runtime.Object{allocated("a", "u", "other", "gpu-1")}, sweeps: 2, released: "u"},
-		{name: "or on another GPU", objects: []runtime.Object{allocated("a", "u", "node", "gpu-2")}, sweeps: 2,
+			objects: []runtime.Object{allocated("a", "u", "other", "gpu-1")}, runs: 2, released: "u"},
+		{name: "or on another GPU", objects: []runtime.Object{allocated("a", "u", "node", "gpu-2")}, runs: 2,
 			released: "u"},
 		{name: "a claim for the monitor device is in its own pool",
-			objects: []runtime.Object{allocated("a", "u", "node/monitor", "monitor")}, device: "monitor", sweeps: 3},
+			objects: []runtime.Object{allocated("a", "u", "node/monitor", "monitor")}, device: "monitor", runs: 3},
 		{name: "one on another node is released",
-			objects: []runtime.Object{allocated("a", "u", "other/monitor", "monitor")}, device: "monitor", sweeps: 2,
+			objects: []runtime.Object{allocated("a", "u", "other/monitor", "monitor")}, device: "monitor", runs: 2,
 			released: "u"},
 		{name: "no GPU is in the pool of the monitor device",
-			objects: []runtime.Object{allocated("a", "u", "node/monitor", "gpu-1")}, sweeps: 2, released: "u"},
+			objects: []runtime.Object{allocated("a", "u", "node/monitor", "gpu-1")}, runs: 2, released: "u"},
 		{name: "old CDI specs without a record go", objects: []runtime.Object{here("a", "u")}, cdi: "o", age: time.Hour,
-			sweeps: 1, released: "o"},
+			runs: 1, released: "o"},
 		{name: "so do those of a clock that was ahead", objects: []runtime.Object{here("a", "u")}, cdi: "o",
-			age: -time.Hour, sweeps: 1, released: "o"},
+			age: -time.Hour, runs: 1, released: "o"},
 		{name: "young ones may be on the way to a record", objects: []runtime.Object{here("a", "u")}, cdi: "o",
-			age: time.Second, sweeps: 2},
+			age: time.Second, runs: 2},
 		{name: "old ones with a record stay", objects: []runtime.Object{here("a", "u")}, cdi: "u", age: time.Hour,
-			sweeps: 2},
+			runs: 2},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			n := &node{running: row.running}
-			s := newTestSweeper(t, n, row.objects...)
+			s := newTestCleaner(t, n, row.objects...)
 			if row.device != "" {
 				rec, err := s.Records.Get("u")
 				if err != nil {
@@ -134,28 +134,28 @@ func TestSweep(t *testing.T) {
 			if row.cdi != "" {
 				writeSpec(t, s.cdi, row.cdi, row.age)
 			}
-			for range row.sweeps {
-				if err := s.sweep(t.Context()); err != nil {
+			for range row.runs {
+				if err := s.cleanUp(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 			}
 			if got := strings.Join(n.released, " "); got != row.released {
 				t.Errorf("released %q, want %q", got, row.released)
 			}
-			if n.ended != row.sweeps {
-				t.Errorf("unused daemons were ended %d times in %d sweeps", n.ended, row.sweeps)
+			if n.ended != row.runs {
+				t.Errorf("unused daemons were ended %d times in %d runs", n.ended, row.runs)
 			}
 		})
 	}
 }
 
 // kubeletplugin keeps metadata by namespace and name, and removes them when a claim of that name is released.
-func TestSweepWithALaterClaimOfTheSameName(t *testing.T) {
+func TestCleanupWithALaterClaimOfTheSameName(t *testing.T) {
 	later := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", UID: "later"}}
 	later.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 		Results: []resourceapi.DeviceRequestAllocationResult{{Driver: driver, Pool: "node", Device: "gpu-2"}}}}
 	n := &node{}
-	s := newTestSweeper(t, n, later)
+	s := newTestCleaner(t, n, later)
 	if err := s.Records.(*checkpoint.Records).Put(checkpoint.Record{
 		Claim: sharing.Claim{Namespace: "ns", Name: "a", UID: "later"}, Phase: checkpoint.Prepared,
 		Plan: sharing.Plan{Assignments: []sharing.Assignment{{Pool: "node", Device: "gpu-2"}}}}); err != nil {
@@ -167,7 +167,7 @@ func TestSweepWithALaterClaimOfTheSameName(t *testing.T) {
 		return nil
 	}
 	for range 2 {
-		if err := s.sweep(t.Context()); err != nil {
+		if err := s.cleanUp(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -177,9 +177,9 @@ func TestSweepWithALaterClaimOfTheSameName(t *testing.T) {
 }
 
 // A release that hangs does not block other claims.
-func TestSweepReleasesInParallel(t *testing.T) {
+func TestCleanupReleasesInParallel(t *testing.T) {
 	n := &node{hangs: "u"}
-	s := newTestSweeper(t, n)
+	s := newTestCleaner(t, n)
 	for i := range 20 {
 		rec := checkpoint.Record{Claim: sharing.Claim{Namespace: "ns", Name: fmt.Sprint("b", i),
 			UID: types.UID(fmt.Sprint("u", i))},
@@ -190,10 +190,10 @@ func TestSweepReleasesInParallel(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	if err := s.sweep(ctx); err != nil {
+	if err := s.cleanUp(ctx); err != nil {
 		t.Fatal(err)
 	}
-	go func() { _ = s.sweep(ctx) }()
+	go func() { _ = s.cleanUp(ctx) }()
 	for {
 		n.mu.Lock()
 		released := len(n.released)
@@ -210,12 +210,12 @@ func TestSweepReleasesInParallel(t *testing.T) {
 }
 
 // The period of a claim starts again after it was in use.
-func TestSweepPeriodStartsAgain(t *testing.T) {
+func TestCleanupPeriodStartsAgain(t *testing.T) {
 	n := &node{}
-	s := newTestSweeper(t, n)
+	s := newTestCleaner(t, n)
 	for _, running := range [][]string{nil, {"u"}, nil} {
 		n.running = running
-		if err := s.sweep(t.Context()); err != nil {
+		if err := s.cleanUp(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -225,12 +225,12 @@ func TestSweepPeriodStartsAgain(t *testing.T) {
 }
 
 // Nothing is released after an error of the kubelet or the API server.
-func TestSweepAfterErrors(t *testing.T) {
+func TestCleanupAfterErrors(t *testing.T) {
 	n := &node{}
-	s := newTestSweeper(t, n)
+	s := newTestCleaner(t, n)
 	s.Kubelet = filepath.Join(t.TempDir(), "nobody.sock")
 	for range 3 {
-		if err := s.sweep(t.Context()); err == nil || !strings.Contains(err.Error(), "ask the kubelet") {
+		if err := s.cleanUp(t.Context()); err == nil || !strings.Contains(err.Error(), "ask the kubelet") {
 			t.Errorf("got %v", err)
 		}
 	}
@@ -239,15 +239,15 @@ func TestSweepAfterErrors(t *testing.T) {
 	}
 }
 
-type testSweeper struct {
-	*Sweeper
+type testCleaner struct {
+	*Cleaner
 	cdi string
 }
 
-// newTestSweeper has one record, of the claim ns/a with UID u.
-func newTestSweeper(t *testing.T, n *node, objects ...runtime.Object) testSweeper {
+// newTestCleaner has one record, of the claim ns/a with UID u.
+func newTestCleaner(t *testing.T, n *node, objects ...runtime.Object) testCleaner {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "sweep")
+	dir, err := os.MkdirTemp("", "cleanup")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,10 +274,10 @@ func newTestSweeper(t *testing.T, n *node, objects ...runtime.Object) testSweepe
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Sweeper{Config: Config{Driver: driver, NodeName: "node", Client: fake.NewClientset(objects...),
+	s := &Cleaner{Driver: driver, NodeName: "node", Client: fake.NewClientset(objects...),
 		Records: records, Specs: specs, Kubelet: socket, Release: n.release,
-		EndUnusedDaemons: n.endUnusedDaemons}}
-	return testSweeper{s, filepath.Join(dir, "cdi")}
+		EndUnusedDaemons: n.endUnusedDaemons}
+	return testCleaner{s, filepath.Join(dir, "cdi")}
 }
 
 func writeSpec(t *testing.T, dir, uid string, age time.Duration) {

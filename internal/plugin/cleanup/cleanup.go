@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sweep releases claims that the kubelet has forgotten. The kubelet never unprepares a claim after its state
+// Package cleanup releases claims that the kubelet has forgotten. The kubelet never unprepares a claim after its state
 // was wiped, or after the node was restored from a snapshot. Of its sibling packages, it may import only podresources.
-package sweep
+package cleanup
 
 import (
 	"context"
@@ -26,22 +26,6 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
-// Config is the configuration of a Sweeper.
-type Config struct {
-	Driver   string
-	NodeName string
-	Client   kubernetes.Interface
-	Records  Records
-	Specs    Specs
-	Kubelet  string // socket of the kubelet's pod resources API
-	// Release unprepares a claim as the kubelet would.
-	Release func(ctx context.Context, claim sharing.Claim) error
-	// EndUnusedDaemons ends MPS daemons that no record names.
-	EndUnusedDaemons func(ctx context.Context) error
-	// Period is the time between sweeps. A claim is released when it has been forgotten for twice as long.
-	Period time.Duration
-}
-
 // Records are the records of claims.
 type Records interface {
 	List() ([]checkpoint.Record, error)
@@ -53,16 +37,28 @@ type Specs interface {
 	Orphans(known func(claim types.UID) bool) ([]types.UID, error)
 }
 
-// Sweeper releases a claim when every sweep for twice the period finds that the claim has no devices here in the API,
+// Cleaner releases a claim when every cleanup for twice the period finds that the claim has no devices here in the API,
 // and that the kubelet lists no container with it. Both must last: a pod deleted with grace period 0 loses its API
 // object and its place in the kubelet's list while its container is still stopping.
-type Sweeper struct {
-	Config
+type Cleaner struct {
+	Driver   string
+	NodeName string
+	Client   kubernetes.Interface
+	Records  Records
+	Specs    Specs
+	Kubelet  string // socket of the kubelet's pod resources API
+	// Release unprepares a claim as the kubelet would.
+	Release func(ctx context.Context, claim sharing.Claim) error
+	// EndUnusedDaemons ends MPS daemons that no record names.
+	EndUnusedDaemons func(ctx context.Context) error
+	// Period is the time between cleanups. A claim is released when it has been forgotten for twice as long.
+	Period time.Duration
+
 	forgotten map[types.UID]time.Time // since when
 }
 
 const (
-	// queryTimeout is the timeout of all API and kubelet requests of one sweep.
+	// queryTimeout is the timeout of all API and kubelet requests of one cleanup.
 	queryTimeout = 30 * time.Second
 	// releaseTimeout is the timeout of one release, as in the kubelet.
 	releaseTimeout = 45 * time.Second
@@ -70,43 +66,43 @@ const (
 	releaseWorkers = 8
 )
 
-// Run sweeps until ctx ends.
-func (s *Sweeper) Run(ctx context.Context) {
+// Run cleans up until ctx ends.
+func (c *Cleaner) Run(ctx context.Context) {
 	for {
-		if err := s.sweep(ctx); err != nil && ctx.Err() == nil {
+		if err := c.cleanUp(ctx); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Sweep incomplete")
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(s.Period):
+		case <-time.After(c.Period):
 		}
 	}
 }
 
-func (s *Sweeper) sweep(ctx context.Context) error {
-	records, listErr := s.Records.List() // a record that cannot be read is kept
-	forgotten, err := s.findForgotten(ctx, records)
-	orphans, orphansErr := s.Specs.Orphans(func(claim types.UID) bool {
-		_, err := s.Records.Get(claim)
+func (c *Cleaner) cleanUp(ctx context.Context) error {
+	records, listErr := c.Records.List() // a record that cannot be read is kept
+	forgotten, err := c.findForgotten(ctx, records)
+	orphans, orphansErr := c.Specs.Orphans(func(claim types.UID) bool {
+		_, err := c.Records.Get(claim)
 		return !errors.Is(err, checkpoint.ErrNotFound)
 	})
 	for _, claim := range orphans {
 		klog.FromContext(ctx).Info("Removing the CDI specs of a claim without a record", "claimUID", claim)
 		forgotten = append(forgotten, sharing.Claim{UID: claim})
 	}
-	return errors.Join(listErr, err, orphansErr, s.release(ctx, forgotten), s.endUnusedDaemons(ctx))
+	return errors.Join(listErr, err, orphansErr, c.release(ctx, forgotten), c.endUnusedDaemons(ctx))
 }
 
 // endUnusedDaemons ends what a record has left that was removed by hand.
-func (s *Sweeper) endUnusedDaemons(ctx context.Context) error {
+func (c *Cleaner) endUnusedDaemons(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()
-	return s.EndUnusedDaemons(ctx)
+	return c.EndUnusedDaemons(ctx)
 }
 
 // release releases the claims in parallel, so that one that hangs does not block the others.
-func (s *Sweeper) release(ctx context.Context, claims []sharing.Claim) error {
+func (c *Cleaner) release(ctx context.Context, claims []sharing.Claim) error {
 	errs := make([]error, len(claims))
 	workers := make(chan struct{}, releaseWorkers)
 	var all sync.WaitGroup
@@ -116,7 +112,7 @@ func (s *Sweeper) release(ctx context.Context, claims []sharing.Claim) error {
 			defer func() { <-workers }()
 			ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
 			defer cancel()
-			errs[i] = s.Release(ctx, claim)
+			errs[i] = c.Release(ctx, claim)
 		})
 	}
 	all.Wait()
@@ -125,15 +121,15 @@ func (s *Sweeper) release(ctx context.Context, claims []sharing.Claim) error {
 
 // findForgotten returns the claims that have been forgotten long enough. A claim counts as in use when that is not
 // known.
-func (s *Sweeper) findForgotten(ctx context.Context, records []checkpoint.Record) ([]sharing.Claim, error) {
+func (c *Cleaner) findForgotten(ctx context.Context, records []checkpoint.Record) ([]sharing.Claim, error) {
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
-	before := s.forgotten
-	s.forgotten = map[types.UID]time.Time{}
+	before := c.forgotten
+	c.forgotten = map[types.UID]time.Time{}
 	if len(records) == 0 {
 		return nil, nil
 	}
-	running, err := s.running(ctx)
+	running, err := c.running(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -141,7 +137,7 @@ func (s *Sweeper) findForgotten(ctx context.Context, records []checkpoint.Record
 	var errs []error
 	for _, rec := range records {
 		uid := rec.Claim.UID
-		gone, err := s.isGone(ctx, rec)
+		gone, err := c.isGone(ctx, rec)
 		errs = append(errs, err)
 		if !gone || strings.Contains(running, string(uid)) {
 			continue
@@ -150,8 +146,8 @@ func (s *Sweeper) findForgotten(ctx context.Context, records []checkpoint.Record
 		if !known {
 			since = time.Now()
 		}
-		s.forgotten[uid] = since
-		if known && time.Since(since) >= 2*s.Period {
+		c.forgotten[uid] = since
+		if known && time.Since(since) >= 2*c.Period {
 			klog.FromContext(ctx).Info("Releasing a claim that nobody uses any more", "claim", rec.Claim, "claimUID",
 				uid)
 			found = append(found, withoutName(rec.Claim, records))
@@ -173,9 +169,9 @@ func withoutName(claim sharing.Claim, records []checkpoint.Record) sharing.Claim
 }
 
 // isGone reports whether the API has no such claim, a claim with another UID, or one without the recorded devices.
-func (s *Sweeper) isGone(ctx context.Context, rec checkpoint.Record) (bool, error) {
+func (c *Cleaner) isGone(ctx context.Context, rec checkpoint.Record) (bool, error) {
 	claim := rec.Claim
-	found, err := s.Client.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
+	found, err := c.Client.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return true, nil
 	}
@@ -186,15 +182,15 @@ func (s *Sweeper) isGone(ctx context.Context, rec checkpoint.Record) (bool, erro
 		return true, nil
 	}
 	here := func(r resourceapi.DeviceRequestAllocationResult) bool {
-		return r.Driver == s.Driver && r.Pool == inventory.PoolOf(s.NodeName, r.Device) &&
+		return r.Driver == c.Driver && r.Pool == inventory.PoolOf(c.NodeName, r.Device) &&
 			slices.Contains(rec.Plan.Devices(), r.Device)
 	}
 	return !slices.ContainsFunc(found.Status.Allocation.Devices.Results, here), nil
 }
 
 // running returns the CDI device names of all containers that the kubelet lists. They contain the UIDs of claims.
-func (s *Sweeper) running(ctx context.Context) (string, error) {
-	pods, err := podresources.List(ctx, s.Kubelet)
+func (c *Cleaner) running(ctx context.Context) (string, error) {
+	pods, err := podresources.List(ctx, c.Kubelet)
 	if err != nil {
 		return "", err
 	}
