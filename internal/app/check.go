@@ -38,11 +38,10 @@ func checkCommand(p Platform, flags *pflag.FlagSet) *cobra.Command {
 		if err != nil && !errors.Is(err, driverroot.ErrNoDriver) {
 			return err
 		}
-		c.HookPath = o.cdiHook
 		dir := o.directory()
 		report := doctor.Check(doctor.Config{
 			Machine: c, DriverName: o.driverName, NodeName: o.nodeName, CDIDir: o.cdiDir,
-			PluginDir: dir, HooksDir: o.hooksDir, Writes: []string{dir, "/dev/shm"},
+			CDIHook: o.cdiHook, PluginDir: dir, HooksDir: o.hooksDir, Writes: []string{dir, "/dev/shm"},
 			Host: host.Root(root), Kernel: kernel(), Cgroups: "/sys/fs/cgroup", Writable: host.Writable,
 		})
 		if err := print(cmd, report, asJSON); err != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/toolkit"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
@@ -64,7 +65,7 @@ func run(ctx context.Context, o options, p Platform) error {
 	if err != nil {
 		return err
 	}
-	machine.HookPath, machine.CombinedHookPath, machine.Timeout = hooks.each, hooks.combined, o.gpuTimeout
+	machine.Timeout = o.gpuTimeout
 	gpus := nvml.New(machine.Config)
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
@@ -86,8 +87,9 @@ func run(ctx context.Context, o options, p Platform) error {
 		Records:      records,
 		Daemons:      mps.Dir(filepath.Join(o.pluginDir, plugin.MPSDir)),
 		Hardware:     gpus,
-		Toolkit:      gpus,
-		Observers:    machine.Observers,
+		Toolkit: &toolkit.Toolkit{NVML: gpus, Driver: machine.Driver, Proc: machine.Proc, HookPath: hooks.each,
+			CombinedHookPath: hooks.combined},
+		Observers: machine.Observers,
 
 		Discover: func(ctx context.Context) (node.Look, error) {
 			look, err := gpus.Discover(ctx)

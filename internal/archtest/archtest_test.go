@@ -35,6 +35,7 @@ var allowed = map[string][]string{
 	// Only for the node.
 	"pkg/gpu/driverroot":        {},
 	"pkg/gpu/nvml":              {"pkg/gpu", "pkg/gpu/driverroot", "pkg/steps"},
+	"pkg/gpu/toolkit":           {"pkg/gpu", "pkg/gpu/driverroot"},
 	"pkg/cdi":                   {"pkg/gpu"},
 	"pkg/sharing/mps":           {"pkg/gpu"},
 	"pkg/sharing/mps/supervise": {"pkg/gpu", "pkg/gpu/driverroot", "pkg/sharing/mps"},
@@ -67,12 +68,11 @@ var allowed = map[string][]string{
 	"pkg/hwprofile":        {"pkg/gpu"},
 	"pkg/hwprofile/record": {"pkg/gpu", "pkg/gpu/nvml", "pkg/hwprofile"},
 	"internal/doctor/host": {},
-	"internal/doctor": {"internal/doctor/host", "pkg/cdi", "pkg/gpu", "pkg/gpu/nvml", "pkg/health", "pkg/hwprofile",
-		"pkg/hwprofile/record",
-		"pkg/inventory"},
+	"internal/doctor": {"internal/doctor/host", "pkg/cdi", "pkg/gpu", "pkg/gpu/nvml", "pkg/gpu/toolkit",
+		"pkg/health", "pkg/hwprofile", "pkg/hwprofile/record", "pkg/inventory"},
 	"internal/app": {"internal/doctor", "internal/doctor/host", "internal/plugin", "internal/plugin/node", "pkg/cdi",
-		"pkg/checkpoint", "pkg/gpu/driverroot", "pkg/gpu/nvml", "pkg/health", "pkg/hwprofile/record",
-		"pkg/sharing/mps", "pkg/steps"},
+		"pkg/checkpoint", "pkg/gpu/driverroot", "pkg/gpu/nvml", "pkg/gpu/toolkit", "pkg/health",
+		"pkg/hwprofile/record", "pkg/sharing/mps", "pkg/steps"},
 	"cmd/dra-kubelet-plugin": {"internal/app"},
 	"cmd/cdi-hooks":          {},
 	"cmd/mps-supervisor":     {"pkg/sharing/mps", "pkg/sharing/mps/supervise"},
@@ -133,9 +133,9 @@ var tools = []string{"deployments/", "test/", "hack/", "demo/", "docs/"}
 
 // onlyIn are modules that only a few packages may import: all others use our types.
 var onlyIn = map[string][]string{
-	"github.com/NVIDIA/": {"pkg/gpu/nvml", "pkg/hwprofile/record", "internal/app", "simulator",
+	"github.com/NVIDIA/": {"pkg/gpu/nvml", "pkg/gpu/toolkit", "pkg/hwprofile/record", "internal/app", "simulator",
 		"simulator/cmd/dra-kubelet-plugin-sim", "simulator/libnvml", "simulator/libnvml/binding", "cmd/cdi-hooks"},
-	"tags.cncf.io/": {"pkg/cdi", "pkg/gpu/nvml", "internal/doctor"},
+	"tags.cncf.io/": {"pkg/cdi", "pkg/gpu/toolkit", "internal/doctor"},
 	"k8s.io/client-go/": {"internal/app", "internal/plugin", "internal/plugin/kubelet", "internal/plugin/node",
 		"internal/plugin/publish", "internal/plugin/report",
 		"internal/plugin/cleanup", "internal/plugin/usage", "internal/controller", "internal/controller/certificate",

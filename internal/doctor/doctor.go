@@ -27,6 +27,7 @@ type Config struct {
 	DriverName string
 	NodeName   string
 	CDIDir     string
+	CDIHook    string    // NVIDIA's CDI hook program
 	PluginDir  string    // where the plugin keeps what it knows of the health of GPUs; "": unknown
 	HooksDir   string    // where the host has the CDI hook programs; "": unknown
 	Writes     []string  // further directories of the host that the driver writes to

@@ -54,9 +54,9 @@ func newTestNode(t *testing.T, p simulator.Profile) *testNode {
 	must(t, os.WriteFile(filepath.Join(root, "cgroup.controllers"), nil, 0o600))
 	return &testNode{n, doctor.Config{
 		Machine: nvml.Config{Library: n.NVML(), Sysfs: filepath.Join(n.DriverRoot(), "sys"), Proc: n.Proc(),
-			HookPath: program,
-			Driver:   driverroot.Root{Host: n.DriverRoot(), Here: n.DriverRoot()}},
-		DriverName: "gpu.nvidia.com", NodeName: "n", CDIDir: "/var/run/cdi", Host: host.Root(root), Cgroups: root,
+			Driver: driverroot.Root{Host: n.DriverRoot(), Here: n.DriverRoot()}},
+		DriverName: "gpu.nvidia.com", NodeName: "n", CDIDir: "/var/run/cdi", CDIHook: program,
+		Host: host.Root(root), Cgroups: root,
 		Writable: func(string) error { return nil },
 	}, t}
 }
@@ -172,7 +172,7 @@ func TestProblems(t *testing.T) {
 				os.WriteFile(p.file("libcuda.so.570.124.06"), nil, 0o600))
 		}, "two-versions", []string{"570.124.06, 580.95.05"}},
 		{"no nvidia-smi, no MPS, no hook", "t4-x2", func(p *testNode) error {
-			p.config.Machine.HookPath = "/nowhere/nvidia-cdi-hook"
+			p.config.CDIHook = "/nowhere/nvidia-cdi-hook"
 			return os.RemoveAll(filepath.Join(p.DriverRoot(), "usr/bin"))
 		}, "no-nvidia-smi no-mps no-cdi-hook", nil},
 		{"a device node is missing", "t4-x2", func(p *testNode) error {

@@ -17,7 +17,7 @@ func (e *checker) driver() {
 	d.Module = e.moduleVersion()
 	d.NvidiaSMI = e.program("nvidia-smi")
 	d.MPSControl = e.program("nvidia-cuda-mps-control")
-	d.CDIHook = existing(e.Machine.HookPath)
+	d.CDIHook = existing(e.CDIHook)
 	d.Persistence = existing(filepath.Join(root.Here, "run/nvidia-persistenced/socket")) != ""
 	d.MIGDeviceNodes = existing(filepath.Join(e.Machine.Proc, "driver/nvidia-caps/mig-minors")) != ""
 	e.link()
@@ -35,7 +35,7 @@ func (e *checker) driver() {
 		e.found(noMPS.Found("nvidia-cuda-mps-control is in no directory for programs below %s", root.Host))
 	}
 	if d.CDIHook == "" {
-		e.found(noHook.Found("there is no %s", e.Machine.HookPath))
+		e.found(noHook.Found("there is no %s", e.CDIHook))
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/toolkit"
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile/record"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
@@ -24,13 +25,13 @@ import (
 
 // machine checks the GPUs, in one session of NVML.
 func (e *checker) machine() {
-	n, err := nvml.Open(e.Machine)
+	m, err := nvml.Open(e.Machine)
 	if err != nil {
 		e.refused(err)
 		return
 	}
-	defer n.Close()
-	look, err := n.Discover(context.Background())
+	defer m.Close()
+	look, err := m.Discover(context.Background())
 	devices, broken := look.Devices, look.Broken
 	if err != nil {
 		e.refused(err)
@@ -42,7 +43,7 @@ func (e *checker) machine() {
 	present := slices.DeleteFunc(slices.Clone(devices), func(d gpu.Device) bool { return d.Lost })
 	e.list(present, broken)
 	e.answers()
-	e.access(n, present)
+	e.access(m, present)
 	e.publish(devices)
 }
 
@@ -186,13 +187,14 @@ func (e *checker) unanswered(g *GPU, calls hwprofile.Calls) {
 }
 
 // access collects what containers need, and adds the CDI spec of the first GPU.
-func (e *checker) access(n *nvml.Machine, devices []gpu.Device) {
-	common, err := n.DriverAccess(context.Background())
+func (e *checker) access(m *nvml.Machine, devices []gpu.Device) {
+	kit := &toolkit.Toolkit{NVML: m, Driver: e.Machine.Driver, Proc: e.Machine.Proc, HookPath: e.CDIHook}
+	common, err := kit.DriverAccess(context.Background())
 	if err != nil {
 		e.found(driverFiles.Found("%v", err))
 	}
 	for _, d := range devices {
-		a, errOf := n.Access(context.Background(), d)
+		a, errOf := kit.Access(context.Background(), d)
 		if errOf != nil {
 			e.found(driverFiles.Found("%v", errOf))
 			continue

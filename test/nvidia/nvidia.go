@@ -4,6 +4,7 @@
 package nvidia
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -29,6 +30,29 @@ func (b Branch) MPSControl() string { return filepath.Join(b.Root, "usr/bin/nvid
 
 // SMI is the path of nvidia-smi.
 func (b Branch) SMI() string { return filepath.Join(b.Root, "usr/lib/nvidia/current/nvidia-smi") }
+
+// debian are the links that Debian's packages make when they are installed: by way of the absolute /etc/alternatives.
+var debian = map[string]string{
+	"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": "/etc/alternatives/nvidia--libnvidia-ml.so.1",
+	"etc/alternatives/nvidia--libnvidia-ml.so.1": "/usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.1",
+	"usr/bin/nvidia-smi":                         "/etc/alternatives/nvidia--nvidia-smi",
+	"etc/alternatives/nvidia--nvidia-smi":        "/usr/lib/nvidia/current/nvidia-smi",
+}
+
+// Installed returns a root with the packages as Debian installs them.
+func (b Branch) Installed(t *testing.T) string {
+	t.Helper()
+	root := filepath.Join(t.TempDir(), "root")
+	err := os.CopyFS(root, os.DirFS(b.Root))
+	for name, target := range debian {
+		path := filepath.Join(root, name)
+		err = errors.Join(err, os.MkdirAll(filepath.Dir(path), 0o755), os.Symlink(target, path))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
 
 // Branches returns R535, R550 and R555, oldest first. It skips the test unless NVIDIA_PACKAGES names the directory of
 // the packages.

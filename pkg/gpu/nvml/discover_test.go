@@ -17,6 +17,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/toolkit"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
@@ -33,6 +34,11 @@ func machine(t *testing.T, profile string) (*simulator.Node, *nvml.Machine) {
 	return machineOf(t, p)
 }
 
+// toolkitOf asks the machine what containers need.
+func toolkitOf(n *nvml.Machine) *toolkit.Toolkit {
+	return &toolkit.Toolkit{NVML: n, Driver: n.Driver, Proc: n.Proc}
+}
+
 func machineOf(t *testing.T, p simulator.Profile) (*simulator.Node, *nvml.Machine) {
 	t.Helper()
 	m, err := simulator.Open(tmpfs.Dir(t), p)
@@ -46,11 +52,10 @@ func machineOf(t *testing.T, p simulator.Profile) (*simulator.Node, *nvml.Machin
 		t.Fatal(err)
 	}
 	node, err := nvml.Open(nvml.Config{
-		Library:  m.NVML(),
-		Sysfs:    filepath.Join(m.DriverRoot(), "sys"),
-		Proc:     filepath.Join(m.DriverRoot(), "proc"),
-		Driver:   driverroot.Root{Host: "/host", Here: m.DriverRoot()},
-		HookPath: "/plugins/nvidia-cdi-hook",
+		Library: m.NVML(),
+		Sysfs:   filepath.Join(m.DriverRoot(), "sys"),
+		Proc:    filepath.Join(m.DriverRoot(), "proc"),
+		Driver:  driverroot.Root{Host: "/host", Here: m.DriverRoot()},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -202,11 +207,12 @@ func TestDiscoverAddedAndRemovedGPUs(t *testing.T) {
 			t.Errorf("%s: broken %v, want %s", row.name, err, row.broken)
 		}
 		for _, d := range devices { // what a container gets does not depend on those that are not there
-			if access, err := node.Access(t.Context(), d); err != nil || access.Nodes[0].Minor != int64(d.Minor) {
+			access, err := toolkitOf(node).Access(t.Context(), d)
+			if err != nil || access.Nodes[0].Minor != int64(d.Minor) {
 				t.Errorf("%s: access to %s: %v, %v", row.name, d.Name, access.Nodes, err)
 			}
 		}
-		if _, err := node.DriverAccess(t.Context()); err != nil {
+		if _, err := toolkitOf(node).DriverAccess(t.Context()); err != nil {
 			t.Errorf("%s: %v", row.name, err)
 		}
 	}

@@ -127,18 +127,19 @@ func TestSessionBetweenLooks(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			m, n, l := with(t, "t4-x2", row.old, row.now)
+			kit := toolkitOf(n)
 			for range 3 {
 				look, err := n.Discover(t.Context())
 				must(t, err)
 				if got := l.sessions.Load(); got != row.open {
 					t.Errorf("after a look: got %d sessions, want %d", got, row.open)
 				}
-				_, err = n.Access(t.Context(), look.Devices[0])
+				_, err = kit.Access(t.Context(), look.Devices[0])
 				must(t, err)
 			}
 			look, err := n.Discover(t.Context())
 			must(t, err)
-			_, err = n.Access(t.Context(), look.Devices[0])
+			_, err = kit.Access(t.Context(), look.Devices[0])
 			must(t, err)
 			if got := l.sessions.Load(); got != row.open {
 				t.Errorf("a known answer: got %d sessions, want %d", got, row.open)

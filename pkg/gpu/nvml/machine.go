@@ -5,6 +5,8 @@ package nvml
 import (
 	"context"
 
+	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
+
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
@@ -34,24 +36,6 @@ func (m *Machine) DestroyPartition(ctx context.Context, at gpu.Placement, known 
 	return m.do(ctx, at.Parent, func(s *session) error { return s.destroyPartition(ctx, at, known) })
 }
 
-// DriverAccess returns what a container needs to use any GPU: control device nodes, libraries, programs and hooks.
-func (m *Machine) DriverAccess(ctx context.Context) (gpu.Access, error) {
-	return m.answers.get(subject{}, m.Driver, func() (gpu.Access, error) {
-		return call(ctx, m, driver, (*session).findDriver)
-	})
-}
-
-// Access returns what a container needs to use this device, besides DriverAccess.
-func (m *Machine) Access(ctx context.Context, d gpu.Device) (gpu.Access, error) {
-	find := func() (gpu.Access, error) {
-		return call(ctx, m, d.Physical(), func(s *session) (gpu.Access, error) { return s.access(d) })
-	}
-	if d.Type != gpu.TypeGPU || m.calls.hangs(d.UUID) {
-		return find()
-	}
-	return m.answers.get(subject{d.UUID, d.Minor}, m.Driver, find)
-}
-
 // Processes returns the processes that use the GPU, by PID. NVIDIA's driver translates PIDs to the caller's namespace
 // and leaves out processes outside of it (open kernel module, gpuGetProcWithObject), so only the host's PID namespace
 // shows all. Error: gpu.ErrUnmeasured.
@@ -63,3 +47,24 @@ func (m *Machine) Processes(ctx context.Context, d gpu.Device) ([]gpu.Process, e
 func (m *Machine) Users(ctx context.Context, d gpu.Device) ([]string, error) {
 	return call(ctx, m, d.Physical(), func(s *session) ([]string, error) { return s.programs(d) })
 }
+
+// instance is a GPU instance with a compute instance, and the minor number of its GPU.
+type instance struct {
+	gpu.Instance
+	minor int
+}
+
+// Instance returns the instances of a partition, and the minor number that its GPU has now.
+func (m *Machine) Instance(ctx context.Context, d gpu.Device) (gpu.Instance, int, error) {
+	found, err := call(ctx, m, d.Physical(), func(s *session) (instance, error) { return s.instanceOf(d) })
+	return found.Instance, found.minor, err
+}
+
+// Query calls find with the library of a session. about is the GPU that find asks; empty: none.
+func (m *Machine) Query(ctx context.Context, about gpu.UUID,
+	find func(nvmllib.Interface) (gpu.Access, error)) (gpu.Access, error) {
+	return call(ctx, m, about, func(s *session) (gpu.Access, error) { return find(s.lib) })
+}
+
+// Hangs reports whether an abandoned call for the GPU has not returned yet.
+func (m *Machine) Hangs(id gpu.UUID) bool { return m.calls.hangs(id) }

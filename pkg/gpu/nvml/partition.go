@@ -216,3 +216,24 @@ func change(ctx context.Context, step string, call func() nvmllib.Return) error 
 		return nil
 	})
 }
+
+// instanceOf implements Machine.Instance.
+func (s *session) instanceOf(d gpu.Device) (instance, error) {
+	found := instance{minor: d.Minor}
+	handle, err := s.handle(d.UUID)
+	if err != nil {
+		return found, fmt.Errorf("find partition %s: %w", d.Name, err)
+	}
+	var ret, ret2 nvmllib.Return
+	found.GPU, ret = handle.GetGpuInstanceId()
+	found.Compute, ret2 = handle.GetComputeInstanceId()
+	if ret != nvmllib.SUCCESS || ret2 != nvmllib.SUCCESS {
+		return found, fmt.Errorf("find the instances of partition %s (%s): %w", d.Name, d.UUID, errors.Join(ret, ret2))
+	}
+	if parent, err := s.handle(d.Partition.Parent); err == nil {
+		if minor, ret := parent.GetMinorNumber(); ret == nvmllib.SUCCESS {
+			found.minor = minor
+		}
+	}
+	return found, nil
+}

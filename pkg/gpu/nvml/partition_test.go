@@ -14,8 +14,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
@@ -252,78 +250,6 @@ func interrupt(passed *int, at int, after bool) steps.Observer {
 			return errors.Join(do(ctx), errInterrupted)
 		}
 		return errInterrupted
-	}
-}
-
-// What a container needs of a partition: the GPU's node and those of the two capabilities, with numbers that make the
-// nodes anywhere.
-func TestAccessToAPartition(t *testing.T) {
-	_, node := machine(t, "dgx-h100")
-	d := first(t, node)
-	at := place(t, d, "1g.10gb", 4)
-	if err := node.Set(t.Context(), d.UUID, gpu.State{MIG: gpu.MIGOn}); err != nil {
-		t.Fatal(err)
-	}
-	id, err := node.CreatePartition(t.Context(), at, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	d.Name, d.Type, d.UUID, d.Partition = gpu.PartitionName(d.Name, at), gpu.TypeMIG, id, &gpu.Partition{Placement: at}
-	d.Minor = 7 // as it may have been before the MIG mode was changed
-	node.Driver.HostDev = t.TempDir()
-	access, err := node.Access(t.Context(), d)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var paths []string
-	for _, n := range access.Nodes {
-		if strings.Contains(n.Path, "caps") {
-			requireNode(t, node.Driver.HostDev, n)
-		}
-		paths = append(paths, n.Path)
-	}
-	// The kernel has given the driver another number since.
-	stale := access.Nodes[len(access.Nodes)-1]
-	file := filepath.Join(node.Driver.HostDev, stale.Path)
-	if err := errors.Join(os.Remove(file), unix.Mknod(file, unix.S_IFCHR|0o444, int(unix.Mkdev(1, 3)))); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := node.Access(t.Context(), d); err != nil {
-		t.Fatal(err)
-	}
-	requireNode(t, node.Driver.HostDev, stale)
-	minors, err := os.ReadFile(filepath.Join(node.Proc, "driver/nvidia-caps/mig-minors"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []string{"/dev/nvidia0"}
-	for _, name := range []string{"gpu0/gi11/access", "gpu0/gi11/ci0/access"} {
-		m := regexp.MustCompile(`(?m)^` + name + ` (\d+)$`).FindStringSubmatch(string(minors))
-		if m == nil {
-			t.Fatalf("mig-minors does not list %s", name)
-		}
-		want = append(want, "/dev/nvidia-caps/nvidia-cap"+m[1])
-	}
-	if !slices.Equal(paths, want) {
-		t.Errorf("got %v, want %v", paths, want)
-	}
-	if err := node.DestroyPartition(t.Context(), at, ""); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := node.Access(t.Context(), d); err == nil {
-		t.Error("a partition that is gone can still be had")
-	}
-}
-
-// requireNode requires that a device node is also in the /dev of the host: runtimes mount it from there in containers
-// with a user namespace.
-func requireNode(t *testing.T, host string, n gpu.DeviceNode) {
-	t.Helper()
-	var st unix.Stat_t
-	if err := unix.Stat(filepath.Join(host, n.Path), &st); err != nil || st.Mode != unix.S_IFCHR|0o444 ||
-		st.Rdev != unix.Mkdev(uint32(n.Major), uint32(n.Minor)) || n.Type != "c" || n.Major == 0 {
-		t.Errorf("%s: type %q, major %d; on the host mode %o, number %x, %v", n.Path, n.Type, n.Major, st.Mode, st.Rdev,
-			err)
 	}
 }
 

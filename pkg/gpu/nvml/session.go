@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nvml reads and changes GPUs through NVIDIA's management library (NVML), and asks NVIDIA's container toolkit
-// what containers need to use them. It works the same with a real and a simulated library.
+// Package nvml reads and changes GPUs through NVIDIA's management library (NVML). It works the same with a real and a
+// simulated library.
 package nvml
 
 import (
@@ -25,11 +25,6 @@ type Config struct {
 	Sysfs   string            // where sysfs is mounted: "/sys" on a real machine
 	Proc    string            // where proc is mounted: "/proc" on a real machine
 	Driver  driverroot.Root
-	// HookPath is where the host has nvidia-cdi-hook.
-	HookPath string
-	// CombinedHookPath is where the host has cdi-hooks, which runs several of them in one process. Empty: each hook is
-	// a process of its own.
-	CombinedHookPath string
 	// Timeout is how long a GPU may take to answer Discover; 0: 10 s.
 	Timeout time.Duration
 	// EventWait is how long one call waits for events, and at most how long NVML stays open when it is to be closed:
@@ -55,10 +50,9 @@ type Machine struct {
 
 	seenNodes sync.Map // paths of device nodes that have existed
 
-	calls   calls
-	looks   looks
-	answers answers
-	watch   watch
+	calls calls
+	looks looks
+	watch watch
 }
 
 // New returns a Machine that opens its session on first use, so that the driver may be installed later.

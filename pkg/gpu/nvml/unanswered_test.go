@@ -47,7 +47,7 @@ func TestUnansweredCalls(t *testing.T) {
 				if !unknown(d) {
 					t.Errorf("got %+v", d)
 				}
-				if _, err := n.Access(t.Context(), d); err != nil {
+				if _, err := toolkitOf(n).Access(t.Context(), d); err != nil {
 					t.Error(err)
 				}
 			})
@@ -116,7 +116,7 @@ func TestVGPUGuest(t *testing.T) {
 	if d.Lost || d.MIG.Capable || d.Product.Name == "" || d.Memory == 0 {
 		t.Fatalf("got %+v", d)
 	}
-	if _, err := n.Access(t.Context(), d); err != nil {
+	if _, err := toolkitOf(n).Access(t.Context(), d); err != nil {
 		t.Error(err)
 	}
 	if err := n.Set(t.Context(), d.UUID, gpu.State{Settings: &gpu.Settings{}}); err != nil {

@@ -177,7 +177,7 @@ func TestWatchHangs(t *testing.T) {
 	w := watch(t, "t4-x2")
 	must(t, w.machine.Slow("0", "EventSetWait", time.Hour))
 	w.reason(0, "does not return")
-	if _, err := w.node.Access(t.Context(), w.look().Devices[1]); err != nil { // neither takes an hour
+	if _, err := toolkitOf(w.node).Access(t.Context(), w.look().Devices[1]); err != nil { // neither takes an hour
 		t.Error(err)
 	}
 	must(t, w.machine.Heal("0"))

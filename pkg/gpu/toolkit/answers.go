@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package nvml
+package toolkit
 
 import (
 	"fmt"
@@ -34,8 +34,8 @@ type subject struct {
 }
 
 // get returns the cached answer, or calls find.
-func (a *answers) get(id subject, root driverroot.Root, find func() (gpu.Access, error)) (gpu.Access, error) {
-	now := fingerprint(root)
+func (a *answers) get(id subject, driver driverroot.Root, find func() (gpu.Access, error)) (gpu.Access, error) {
+	now := fingerprint(driver)
 	a.mu.Lock()
 	if a.seen != now || time.Since(a.since) > maxAge {
 		a.seen, a.since, a.found = now, time.Now(), map[subject]gpu.Access{}
@@ -63,9 +63,9 @@ var watchedDirs = append(driverroot.Watched(), "dev", "run/nvidia-persistenced",
 
 // fingerprint changes when a file is added to, removed from or replaced in a watched directory, and when another root
 // is mounted.
-func fingerprint(r driverroot.Root) string {
+func fingerprint(driver driverroot.Root) string {
 	var b strings.Builder
-	look := func(root, dir string) {
+	add := func(root, dir string) {
 		info, err := os.Stat(filepath.Join(root, dir))
 		if err != nil {
 			fmt.Fprintf(&b, "%s -\n", dir)
@@ -75,10 +75,10 @@ func fingerprint(r driverroot.Root) string {
 		fmt.Fprintf(&b, "%s %d %d %d\n", dir, stat.Dev, stat.Ino, info.ModTime().UnixNano())
 	}
 	for _, dir := range watchedDirs {
-		look(r.Here, dir)
+		add(driver.Here, dir)
 	}
-	if dev, _ := r.Dev(); dev != r.Here {
-		look(dev, "dev")
+	if dev, _ := driver.Dev(); dev != driver.Here {
+		add(dev, "dev")
 	}
 	return b.String()
 }

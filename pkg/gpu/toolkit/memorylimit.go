@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package nvml
+package toolkit
 
 import (
 	"errors"
@@ -18,6 +18,9 @@ import (
 // why.
 var ErrNoMemoryLimit = errors.New("no memory limits by cgroup")
 
+// memoryLimitsHook limits GPU memory by a variable that any container can set, so it is only used for limits of claims.
+const memoryLimitsHook = "apply-cuda-memory-limits"
+
 // memoryLimitDriver is the first driver branch that limits memory by cgroup (NVML change log, CUDA 13.4).
 const memoryLimitDriver = 615
 
@@ -26,8 +29,8 @@ const cgroupRoot = "/sys/fs/cgroup"
 
 // MemoryLimit returns the hook that makes NVIDIA's driver limit a container's memory on this GPU to
 // NVIDIA_GPU_MEMORY_LIMIT, in MiB. Error: ErrNoMemoryLimit.
-func (m *Machine) MemoryLimit(d gpu.Device) (gpu.Access, error) {
-	return memoryLimit(d, m.Driver, m.HookPath, isCgroup2(cgroupRoot))
+func (t *Toolkit) MemoryLimit(d gpu.Device) (gpu.Access, error) {
+	return memoryLimit(d, t.Driver, t.HookPath, isCgroup2(cgroupRoot))
 }
 
 func memoryLimit(d gpu.Device, root driverroot.Root, hookPath string, cgroup2 bool) (gpu.Access, error) {

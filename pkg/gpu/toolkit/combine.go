@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package nvml
+package toolkit
 
 import (
 	"path/filepath"
@@ -14,16 +14,16 @@ const hookSeparator = "--"
 
 // combine makes one hook of the consecutive hooks that NVIDIA's program runs in the container's namespaces: starting a
 // process takes longer than what most of them do.
-func (c Config) combine(hooks []gpu.Hook) []gpu.Hook {
+func (t *Toolkit) combine(hooks []gpu.Hook) []gpu.Hook {
 	var all []gpu.Hook
 	for _, h := range hooks {
-		combinable := c.CombinedHookPath != "" && h.Path == c.HookPath && h.Name == "createContainer" &&
+		combinable := t.CombinedHookPath != "" && h.Path == t.HookPath && h.Name == "createContainer" &&
 			!slices.Contains(h.Args, hookSeparator)
 		if !combinable {
 			all = append(all, h)
 			continue
 		}
-		h.Path = c.CombinedHookPath
+		h.Path = t.CombinedHookPath
 		if last := len(all) - 1; last >= 0 && all[last].Path == h.Path && slices.Equal(all[last].Env, h.Env) {
 			all[last].Args = slices.Concat(all[last].Args, []string{hookSeparator}, h.Args[1:])
 			continue

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package nvml_test
+package toolkit_test
 
 import (
 	"bytes"
@@ -23,15 +23,15 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/toolkit"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/test/nvidia"
 )
 
 // TestCombinedHooks compares what the combined hooks leave in a container with what NVIDIA's program leaves.
 func TestCombinedHooks(t *testing.T) {
-	_, n := machine(t, "t4-x2")
-	compareHooks(t, n.Config, buildHooks(t))
+	_, _, kit := machine(t, "t4-x2")
+	compareHooks(t, kit, buildHooks(t))
 }
 
 // TestNVIDIACombinedHooks does it with NVIDIA's own libraries, which go into the loader's cache.
@@ -43,10 +43,9 @@ func TestNVIDIACombinedHooks(t *testing.T) {
 	nvidia.Each(t, func(t *testing.T, b nvidia.Branch) {
 		profile, err := simulator.ParseProfile([]byte(strings.ReplaceAll(builtIn.YAML(), builtIn.Driver(), b.Version)))
 		must(t, err)
-		m, n := machineOf(t, profile)
-		config := n.Config
-		config.Driver = driverroot.Root{Here: installed(t, b.Root), HostDev: m.DriverRoot()}
-		compareHooks(t, config, programs)
+		m, _, kit := machineOf(t, profile)
+		kit.Driver = driverroot.Root{Here: b.Installed(t), HostDev: m.DriverRoot()}
+		compareHooks(t, kit, programs)
 	})
 }
 
@@ -64,16 +63,16 @@ func buildHooks(t *testing.T) string {
 	return programs
 }
 
-func compareHooks(t *testing.T, config nvml.Config, programs string) {
+func compareHooks(t *testing.T, kit *toolkit.Toolkit, programs string) {
 	t.Helper()
-	config.HookPath = filepath.Join(programs, "nvidia-cdi-hook")
-	config.Driver.Host = config.Driver.Here // the hooks run here
-	separate, processes := containerAfterHooks(t, config)
+	kit.HookPath = filepath.Join(programs, "nvidia-cdi-hook")
+	kit.Driver.Host = kit.Driver.Here // the hooks run here
+	separate, processes := containerAfterHooks(t, kit)
 	if processes < 5 {
 		t.Errorf("got %d processes of NVIDIA's program, want 5 or more", processes)
 	}
-	config.CombinedHookPath = filepath.Join(programs, "cdi-hooks")
-	combined, processes := containerAfterHooks(t, config)
+	kit.CombinedHookPath = filepath.Join(programs, "cdi-hooks")
+	combined, processes := containerAfterHooks(t, kit)
 	if processes != 1 {
 		t.Errorf("got %d processes, want 1", processes)
 	}
@@ -98,12 +97,11 @@ func compareHooks(t *testing.T, config nvml.Config, programs string) {
 
 // containerAfterHooks makes the root directory of a container with a GPU, runs its hooks as a runtime does, and returns
 // its files and how many processes ran.
-func containerAfterHooks(t *testing.T, config nvml.Config) (map[string]string, int) {
+func containerAfterHooks(t *testing.T, kit *toolkit.Toolkit) (map[string]string, int) {
 	t.Helper()
-	n, err := nvml.Open(config)
-	must(t, err)
-	defer n.Close()
-	access, err := n.DriverAccess(t.Context())
+	fresh := &toolkit.Toolkit{NVML: kit.NVML, Driver: kit.Driver, Proc: kit.Proc, HookPath: kit.HookPath,
+		CombinedHookPath: kit.CombinedHookPath} // which remembers no answers
+	access, err := fresh.DriverAccess(t.Context())
 	must(t, err)
 	bundle := t.TempDir()
 	var files map[string]string

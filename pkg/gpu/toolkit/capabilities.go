@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package nvml
+package toolkit
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -24,25 +25,21 @@ import (
 // nodes do not exist on the host until one of its own programs has used the partition. In a container with a user
 // namespace, the runtime cannot make them and mounts the host's.
 
-// findPartition returns what a container needs for a partition: the device node of its GPU and its capabilities.
-func (s *session) findPartition(d gpu.Device) (gpu.Access, error) {
-	handle, err := s.handle(d.UUID)
+// partition returns what a container needs for a partition: the device node of its GPU and its capabilities.
+func (t *Toolkit) partition(ctx context.Context, d gpu.Device) (gpu.Access, error) {
+	instance, minor, err := t.NVML.Instance(ctx, d)
 	if err != nil {
-		return gpu.Access{}, fmt.Errorf("find partition %s: %w", d.Name, err)
+		return gpu.Access{}, err
 	}
-	instance, ret := handle.GetGpuInstanceId()
-	compute, ret2 := handle.GetComputeInstanceId()
-	if ret != nvmllib.SUCCESS || ret2 != nvmllib.SUCCESS {
-		return gpu.Access{}, fmt.Errorf("find the instances of partition %s (%s): %w", d.Name, d.UUID,
-			errors.Join(ret, ret2))
-	}
-	// The minor number may have changed with the MIG mode, since the last look.
-	if parent, err := s.handle(d.Partition.Parent); err == nil {
-		if minor, ret := parent.GetMinorNumber(); ret == nvmllib.SUCCESS {
-			d.Minor = minor
-		}
-	}
-	whole, err := s.findDevice(gpu.Device{Name: gpu.ParentName(d.Name), UUID: d.Partition.Parent, Minor: d.Minor})
+	d.Minor = minor // it may have changed with the MIG mode, since the last discovery
+	return t.NVML.Query(ctx, d.Physical(), func(lib nvmllib.Interface) (gpu.Access, error) {
+		return t.instance(lib, d, instance)
+	})
+}
+
+// instance is partition for the instances of the partition d, whose minor number is that of its GPU now.
+func (t *Toolkit) instance(lib nvmllib.Interface, d gpu.Device, of gpu.Instance) (gpu.Access, error) {
+	whole, err := t.device(lib, gpu.Device{Name: gpu.ParentName(d.Name), UUID: d.Partition.Parent, Minor: d.Minor})
 	if err != nil {
 		return gpu.Access{}, err
 	}
@@ -52,10 +49,10 @@ func (s *session) findPartition(d gpu.Device) (gpu.Access, error) {
 			access.Nodes = append(access.Nodes, node)
 		}
 	}
-	gi := fmt.Sprintf("gpu%d/gi%d", d.Minor, instance)
-	nodes, err := s.capabilities(gi+"/access", fmt.Sprintf("%s/ci%d/access", gi, compute))
+	gi := fmt.Sprintf("gpu%d/gi%d", d.Minor, of.GPU)
+	nodes, err := t.capabilities(gi+"/access", fmt.Sprintf("%s/ci%d/access", gi, of.Compute))
 	access.Nodes = append(access.Nodes, nodes...)
-	if makeErr := s.makeCapabilities(nodes); makeErr != nil {
+	if makeErr := t.makeCapabilities(nodes); makeErr != nil {
 		klog.ErrorS(makeErr, "Pods with hostUsers: false cannot use the partition", "device", d.Name)
 	}
 	return access, err
@@ -63,12 +60,12 @@ func (s *session) findPartition(d gpu.Device) (gpu.Access, error) {
 
 // makeCapabilities makes the device nodes in the /dev of the host, if that is mounted here. One with the number of an
 // earlier start of the driver is replaced.
-func (s *session) makeCapabilities(nodes []gpu.DeviceNode) error {
-	if s.Driver.HostDev == "" {
+func (t *Toolkit) makeCapabilities(nodes []gpu.DeviceNode) error {
+	if t.Driver.HostDev == "" {
 		return nil
 	}
 	for _, node := range nodes {
-		file, number := filepath.Join(s.Driver.HostDev, node.Path), unix.Mkdev(uint32(node.Major), uint32(node.Minor))
+		file, number := filepath.Join(t.Driver.HostDev, node.Path), unix.Mkdev(uint32(node.Major), uint32(node.Minor))
 		var st unix.Stat_t
 		if err := unix.Lstat(file, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == number {
 			continue
@@ -90,10 +87,10 @@ func (s *session) makeCapabilities(nodes []gpu.DeviceNode) error {
 	return nil
 }
 
-// findMonitoring returns what a container needs, besides GPUs, to see all partitions of the machine; nothing without
+// monitor returns what a container needs, besides GPUs, to see all partitions of the machine; nothing without
 // MIG.
-func (s *session) findMonitoring() (gpu.Access, error) {
-	nodes, err := s.capabilities("monitor")
+func (t *Toolkit) monitor(nvmllib.Interface) (gpu.Access, error) {
+	nodes, err := t.capabilities("monitor")
 	if errors.Is(err, fs.ErrNotExist) {
 		return gpu.Access{}, nil
 	}
@@ -101,12 +98,12 @@ func (s *session) findMonitoring() (gpu.Access, error) {
 }
 
 // capabilities returns the device nodes of the named capabilities in the driver's list.
-func (s *session) capabilities(names ...string) ([]gpu.DeviceNode, error) {
-	minors, err := s.capabilityMinors()
+func (t *Toolkit) capabilities(names ...string) ([]gpu.DeviceNode, error) {
+	minors, err := t.capabilityMinors()
 	if err != nil {
 		return nil, err
 	}
-	major, err := s.major("nvidia-caps")
+	major, err := t.major("nvidia-caps")
 	if err != nil {
 		return nil, fmt.Errorf("find the device nodes of partitions: %w", err)
 	}
@@ -114,7 +111,7 @@ func (s *session) capabilities(names ...string) ([]gpu.DeviceNode, error) {
 	for _, name := range names {
 		minor, ok := minors[name]
 		if !ok {
-			return nil, fmt.Errorf("%s does not list %s: the driver has no such instance", s.minorsFile(), name)
+			return nil, fmt.Errorf("%s does not list %s: the driver has no such instance", t.minorsFile(), name)
 		}
 		path := fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor)
 		nodes = append(nodes, gpu.DeviceNode{Path: path, HostPath: path, Type: "c", Major: int64(major), Minor: minor,
@@ -123,11 +120,11 @@ func (s *session) capabilities(names ...string) ([]gpu.DeviceNode, error) {
 	return nodes, nil
 }
 
-func (s *session) minorsFile() string { return filepath.Join(s.Proc, "driver/nvidia-caps/mig-minors") }
+func (t *Toolkit) minorsFile() string { return filepath.Join(t.Proc, "driver/nvidia-caps/mig-minors") }
 
 // capabilityMinors reads lines like "gpu0/gi1/access 12".
-func (s *session) capabilityMinors() (map[string]int64, error) {
-	content, err := os.ReadFile(s.minorsFile())
+func (t *Toolkit) capabilityMinors() (map[string]int64, error) {
+	content, err := os.ReadFile(t.minorsFile())
 	if err != nil {
 		return nil, fmt.Errorf("find the device nodes of partitions: %w", err)
 	}

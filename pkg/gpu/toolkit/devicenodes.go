@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package nvml
+package toolkit
 
 import (
 	"bufio"
@@ -27,18 +27,18 @@ const controlMinor = 255
 
 // withNodes returns the answer of find with the device nodes. Missing ones are created, and find is called again: a
 // host has some of them only after NVIDIA's own programs have run.
-func (s *session) withNodes(paths []string, find func() (gpu.Access, error)) (gpu.Access, error) {
+func (t *Toolkit) withNodes(paths []string, find func() (gpu.Access, error)) (gpu.Access, error) {
 	access, err := find()
 	if err != nil || len(missing(access, paths)) == 0 {
 		return access, err
 	}
-	makeErr := s.makeNodes(missing(access, paths))
+	makeErr := t.makeNodes(missing(access, paths))
 	if makeErr == nil {
 		if access, err = find(); err != nil {
 			return gpu.Access{}, err
 		}
 	}
-	return access, s.requireNodes(access, paths, makeErr)
+	return access, t.requireNodes(access, paths, makeErr)
 }
 
 // missing returns those of the device nodes that the access does not have.
@@ -49,9 +49,9 @@ func missing(a gpu.Access, paths []string) []string {
 }
 
 // requireNodes reports missing device nodes, and why they could not be created.
-func (s *session) requireNodes(a gpu.Access, paths []string, makeErr error) error {
+func (t *Toolkit) requireNodes(a gpu.Access, paths []string, makeErr error) error {
 	var errs []error
-	_, host := s.Driver.Dev()
+	_, host := t.Driver.Dev()
 	for _, path := range missing(a, paths) {
 		err := fmt.Errorf("%s is not a character device: load the driver's kernel modules and make its device nodes "+
 			"(nvidia-modprobe -u -c=0)", filepath.Join(host, path))
@@ -64,19 +64,19 @@ func (s *session) requireNodes(a gpu.Access, paths []string, makeErr error) erro
 }
 
 // makeNodes creates device nodes of the driver in the /dev of the host. It leaves alone what exists.
-func (s *session) makeNodes(paths []string) error {
-	if s.Driver.HostDev == "" {
+func (t *Toolkit) makeNodes(paths []string) error {
+	if t.Driver.HostDev == "" {
 		return errors.New("the host's /dev is not mounted here")
 	}
-	if here, _ := s.Driver.Dev(); !sameFile(filepath.Join(here, "dev"), filepath.Join(s.Driver.HostDev, "dev")) {
+	if here, _ := t.Driver.Dev(); !sameFile(filepath.Join(here, "dev"), filepath.Join(t.Driver.HostDev, "dev")) {
 		return errors.New("the driver root has a /dev of its own")
 	}
 	for _, path := range paths {
-		major, minor, err := s.numbers(filepath.Base(path))
+		major, minor, err := t.numbers(filepath.Base(path))
 		if err != nil {
 			return err
 		}
-		file := filepath.Join(s.Driver.HostDev, path)
+		file := filepath.Join(t.Driver.HostDev, path)
 		// NVIDIA's programs create them with this mode.
 		err = unix.Mknod(file, unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor)))
 		if err == nil {
@@ -96,10 +96,10 @@ func sameFile(a, b string) bool {
 }
 
 // numbers returns the device number of a node of the driver: nvidiactl, nvidia-uvm or nvidiaN.
-func (s *session) numbers(name string) (major, minor uint32, err error) {
+func (t *Toolkit) numbers(name string) (major, minor uint32, err error) {
 	switch name {
 	case "nvidia-uvm":
-		major, err = s.major("nvidia-uvm")
+		major, err = t.major("nvidia-uvm")
 		return major, 0, err
 	case "nvidiactl":
 		minor = controlMinor
@@ -110,13 +110,13 @@ func (s *session) numbers(name string) (major, minor uint32, err error) {
 		}
 		minor = uint32(number)
 	}
-	major, err = s.major("nvidia", "nvidia-frontend")
+	major, err = t.major("nvidia", "nvidia-frontend")
 	return major, minor, err
 }
 
 // major returns the major number of the first of the drivers in the kernel's list, which has lines like "195 nvidia".
-func (s *session) major(drivers ...string) (uint32, error) {
-	path := filepath.Join(s.Proc, "devices")
+func (t *Toolkit) major(drivers ...string) (uint32, error) {
+	path := filepath.Join(t.Proc, "devices")
 	list, err := os.Open(path)
 	if err != nil {
 		return 0, err

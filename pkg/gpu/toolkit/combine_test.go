@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package nvml
+package toolkit
 
 import (
 	"fmt"
@@ -38,12 +38,12 @@ func TestCombine(t *testing.T) {
 		{"an argument that separates hooks", []gpu.Hook{hook("a -- b")},
 			"/h/nvidia-cdi-hook [nvidia-cdi-hook a -- b]"},
 	} {
-		c := Config{HookPath: "/h/nvidia-cdi-hook", CombinedHookPath: "/h/cdi-hooks"}
-		if got := lines(c.combine(row.hooks)); got != row.want {
+		k := &Toolkit{HookPath: "/h/nvidia-cdi-hook", CombinedHookPath: "/h/cdi-hooks"}
+		if got := lines(k.combine(row.hooks)); got != row.want {
 			t.Errorf("%s:\ngot  %s\nwant %s", row.name, got, row.want)
 		}
-		c.CombinedHookPath = ""
-		if got, want := lines(c.combine(row.hooks)), lines(row.hooks); got != want {
+		k.CombinedHookPath = ""
+		if got, want := lines(k.combine(row.hooks)), lines(row.hooks); got != want {
 			t.Errorf("%s, switched off:\ngot  %s\nwant %s", row.name, got, want)
 		}
 	}
