@@ -23,8 +23,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/convert"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
 )
 
 // convertName is the name of the command convert.
@@ -161,7 +161,7 @@ func manifestFiles(name string, recursive bool) ([]string, error) {
 }
 
 // publishedGPUs returns a view of the GPUs in the cluster, and of the class of partitions if it exists.
-func publishedGPUs(ctx context.Context, kubeconfig, driver string) (*view.View, error) {
+func publishedGPUs(ctx context.Context, kubeconfig, driver string) (*cluster.View, error) {
 	config, err := connect(kubeconfig)
 	if err != nil {
 		return nil, err
@@ -175,7 +175,7 @@ func publishedGPUs(ctx context.Context, kubeconfig, driver string) (*view.View, 
 	if err != nil {
 		return nil, fmt.Errorf("list ResourceSlices: %w", err)
 	}
-	v := view.New(driver)
+	v := cluster.New(driver)
 	for i := range list.Items {
 		v.SetSlice(&list.Items[i])
 	}

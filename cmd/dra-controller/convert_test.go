@@ -14,7 +14,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // A claim may get a partition only if the class of partitions exists: the scheduler allocates no list that names a
@@ -22,7 +22,7 @@ import (
 func TestConvertReadsTheCluster(t *testing.T) {
 	list := resourceapi.ResourceSliceList{TypeMeta: metav1.TypeMeta{APIVersion: "resource.k8s.io/v1",
 		Kind: "ResourceSliceList"}}
-	for _, s := range viewtest.Slices(t, viewtest.Node{Name: "a", Profile: "dgx-h100"}) {
+	for _, s := range clustertest.Slices(t, clustertest.Node{Name: "a", Profile: "dgx-h100"}) {
 		list.Items = append(list.Items, *s)
 	}
 	manifest := filepath.Join(t.TempDir(), "pod.yaml")

@@ -79,43 +79,44 @@ var allowed = map[string][]string{
 
 	// Of the controller and the plugin of kubectl. Templates of profiles are made with the node's own functions.
 	"internal/nodetemplate": {"pkg/gpu", "pkg/hwprofile", "pkg/inventory", "pkg/nodeconfig"},
+	// The model of the cluster, for the controller and for the plugin of kubectl. Only read has a client.
+	"internal/cluster":      {"pkg/gpu"},
+	"internal/cluster/read": {"internal/cluster"},
 
 	// The controller.
 	"internal/controller/certificate": {},
-	"internal/controller/view":        {"pkg/gpu"},
-	"internal/controller/viewtest":    {"internal/controller/view", "pkg/gpu", "pkg/inventory", "simulator/simtest"},
-	"internal/controller/metrics":     {"internal/controller/view", "internal/guard"},
-	"internal/controller/strongest":   {"internal/controller/view", "pkg/gpu"},
+	"internal/controller/metrics":     {"internal/cluster", "internal/guard"},
+	"internal/controller/strongest":   {"internal/cluster", "pkg/gpu"},
 	// Admission runs the node's validation with simulated devices.
 	// It explains a claim as the answers about waiting pods do.
-	"internal/controller/admission": {"internal/controller/view", "internal/why", "pkg/allocation", "pkg/api",
+	"internal/controller/admission": {"internal/cluster", "internal/why", "pkg/allocation", "pkg/api",
 		"pkg/gpu",
 		"pkg/inventory", "pkg/nearest", "pkg/sharing"},
-	"internal/controller/convert":  {"internal/controller/view", "pkg/api", "pkg/gpu", "pkg/sharing"},
-	"internal/controller/eviction": {"internal/snapshot"},
+	"internal/controller/convert":  {"internal/cluster", "pkg/api", "pkg/gpu", "pkg/sharing"},
+	"internal/controller/eviction": {"internal/cluster"},
+	// Templates of profiles are made with the node's own functions.
 	"internal/controller": {"internal/controller/admission", "internal/controller/certificate",
 		"internal/controller/convert", "internal/controller/eviction", "internal/controller/metrics",
-		"internal/controller/strongest", "internal/controller/view", "internal/event", "internal/guard",
-		"internal/snapshot", "internal/why", "pkg/gpu"},
-	"cmd/dra-controller": {"internal/controller", "internal/controller/convert", "internal/nodetemplate",
-		"internal/controller/view", "pkg/nodeconfig"},
+		"internal/controller/strongest", "internal/cluster", "internal/cluster/read", "internal/event",
+		"internal/guard", "internal/why", "pkg/gpu"},
+	"cmd/dra-controller": {"internal/cluster", "internal/controller", "internal/controller/convert",
+		"internal/nodetemplate", "pkg/nodeconfig"},
 
 	// The plugin of kubectl. It has no part in the driver's work and reads with the rights of the user.
-	"internal/snapshot": {},
-	"internal/why":      {"internal/snapshot", "pkg/inventory", "pkg/nearest"},
-	"internal/kubectl": {"internal/controller/view", "internal/guard", "internal/nodetemplate",
-		"internal/snapshot", "internal/why", "pkg/api", "pkg/gpu", "pkg/health", "pkg/inventory", "pkg/nearest",
-		"pkg/nodeconfig"},
+	"internal/why": {"internal/cluster", "internal/cluster/read", "pkg/inventory", "pkg/nearest"},
+	"internal/kubectl": {"internal/cluster", "internal/cluster/read", "internal/guard", "internal/nodetemplate",
+		"internal/why", "pkg/api", "pkg/gpu", "pkg/health", "pkg/inventory", "pkg/nearest", "pkg/nodeconfig"},
 	"cmd/kubectl-gpu": {"internal/kubectl"},
 
-	// The simulator. The driver's programs do not import it; viewtest and simtest are for tests.
-	"simulator":         {"pkg/gpu", "pkg/hwprofile", "pkg/steps", "simulator/node"},
-	"simulator/node":    {"pkg/hwprofile"},
-	"simulator/smi":     {"pkg/hwprofile", "simulator/node"},
-	"simulator/simctl":  {"pkg/hwprofile", "simulator", "simulator/node"},
-	"simulator/simtest": {"pkg/gpu", "pkg/gpu/nvml", "simulator", "test/tmpfs"},
-	"simulator/mps":     {"simulator/node"},
-	"simulator/cuda":    {"simulator/mps", "simulator/node"},
+	// The simulator. The driver's programs do not import it; clustertest and simtest are for tests.
+	"simulator":             {"pkg/gpu", "pkg/hwprofile", "pkg/steps", "simulator/node"},
+	"simulator/node":        {"pkg/hwprofile"},
+	"simulator/smi":         {"pkg/hwprofile", "simulator/node"},
+	"simulator/simctl":      {"pkg/hwprofile", "simulator", "simulator/node"},
+	"simulator/clustertest": {"internal/cluster", "pkg/gpu", "pkg/inventory", "simulator/simtest"},
+	"simulator/simtest":     {"pkg/gpu", "pkg/gpu/nvml", "simulator", "test/tmpfs"},
+	"simulator/mps":         {"simulator/node"},
+	"simulator/cuda":        {"simulator/mps", "simulator/node"},
 	// The simulator behind NVML's C interface, for programs of others.
 	"simulator/libnvml":         {"simulator", "simulator/libnvml/binding"},
 	"simulator/libnvml/binding": {},
@@ -140,7 +141,7 @@ var onlyIn = map[string][]string{
 		"internal/plugin/publish", "internal/plugin/report",
 		"internal/plugin/cleanup", "internal/plugin/usage", "internal/controller", "internal/controller/certificate",
 		"internal/controller/eviction", "cmd/dra-controller",
-		"simulator/cmd/dra-kubelet-plugin-sim", "internal/snapshot", "internal/kubectl",
+		"simulator/cmd/dra-kubelet-plugin-sim", "internal/cluster/read", "internal/kubectl",
 		"cmd/kubectl-gpu"},
 	"k8s.io/kubelet/": {"internal/plugin/kubelet", "internal/plugin/podresources", "internal/plugin/report",
 		"internal/plugin/usage",

@@ -12,37 +12,37 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // busyFleet returns a view of that many nodes with eight GPUs each. Claims hold all GPUs of the strongest third of the
 // models, and a thousand claims have just begun to wait for the strongest GPU.
-func busyFleet(t testing.TB, nodes, models int, use gpu.Use) *view.View {
+func busyFleet(t testing.TB, nodes, models int, use gpu.Use) *cluster.View {
 	t.Helper()
-	v := viewtest.New(t)
-	viewtest.Fleet(t, v, nodes, models, use)
-	var gpus []view.GPU
+	v := clustertest.New(t)
+	clustertest.Fleet(t, v, nodes, models, use)
+	var gpus []*cluster.GPU
 	for g := range v.GPUs {
-		if g.Kind.PeakCompute() > int64(1000-models/3) {
+		if g.Whole.Kind.PeakCompute() > int64(1000-models/3) {
 			gpus = append(gpus, g)
 		}
 	}
 	for i, g := range gpus {
-		c := viewtest.Claim(t, "")
+		c := clustertest.Claim(t, "")
 		c.Name = fmt.Sprint("holds-", i)
 		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 			Results: []resourceapi.DeviceRequestAllocationResult{
-				{Driver: viewtest.Driver, Pool: g.Node, Device: g.Name}}}}
-		v.SetClaim(view.SlimClaim(c))
+				{Driver: clustertest.Driver, Pool: g.Node, Device: g.Name}}}}
+		v.SetClaim(cluster.SlimClaim(c))
 	}
 	for i := range 1000 {
-		c := viewtest.Claim(t, `requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com}}]`)
+		c := clustertest.Claim(t, `requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com}}]`)
 		c.Name, c.CreationTimestamp = fmt.Sprint("waits-", i), metav1.Now()
-		v.SetClaim(view.SlimClaim(c))
+		v.SetClaim(cluster.SlimClaim(c))
 	}
 	return v
 }
@@ -90,9 +90,9 @@ func TestBurst(t *testing.T) {
 				if len(got.Patches) == 0 && !late {
 					t.Errorf("a claim is not ranked: %+v", got)
 				}
-				c := viewtest.Claim(t, `requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com}}]`)
+				c := clustertest.Claim(t, `requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com}}]`)
 				c.Name, c.CreationTimestamp = fmt.Sprint("burst-", n), metav1.Now()
-				v.SetClaim(view.SlimClaim(c))
+				v.SetClaim(cluster.SlimClaim(c))
 			}
 		})
 	}

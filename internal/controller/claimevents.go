@@ -19,9 +19,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
@@ -119,7 +119,7 @@ func (u *claimReporter) wholeGPUs(c *resourceapi.ResourceClaim) []string {
 			continue
 		}
 		d := u.expander.View.Device(r.Pool, r.Device)
-		if asked := snapshot.Share(&c.Spec, r.Request, d); asked != "" && d.Capacity != nil {
+		if asked := cluster.Share(&c.Spec, r.Request, d); asked != "" && d.Capacity != nil {
 			texts = append(texts, fmt.Sprintf("request %s asks for %s and has all of GPU %s of %s, which has no shares",
 				r.Request, asked, r.Device, r.Pool))
 		}

@@ -20,26 +20,27 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 func TestClaimReporter(t *testing.T) {
 	const plain = `requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com}}]`
 	const share = `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 5Gi}}}}]`
-	v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"}, viewtest.Node{Name: "b", Profile: "l40s-x4"},
-		viewtest.Node{Name: "e", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}})
+	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"}, clustertest.Node{Name: "b",
+		Profile: "l40s-x4"},
+		clustertest.Node{Name: "e", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}})
 	has := func(pool, device string) func(*resourceapi.ResourceClaim) {
 		return func(c *resourceapi.ResourceClaim) {
 			c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-				Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: viewtest.Driver,
+				Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: clustertest.Driver,
 					Pool:   pool,
 					Device: device}}}}
 		}
 	}
 	expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
 	claim := func(name, devices string, change ...func(*resourceapi.ResourceClaim)) *resourceapi.ResourceClaim {
-		c := viewtest.Claim(t, devices)
+		c := clustertest.Claim(t, devices)
 		c.Name, c.UID, c.CreationTimestamp = name, types.UID(name), metav1.Now()
 		for _, each := range change {
 			each(c)

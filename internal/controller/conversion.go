@@ -32,15 +32,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/convert"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 )
 
 // converter converts pods of older systems. As a webhook it writes into the pod only the name of a template. The leader
 // creates the template when it sees the pod, so that nothing is created for a pod that is rejected.
 type converter struct {
-	view     *view.View
+	view     *cluster.View
 	families []string
 	models   []convert.Model // besides those of the view
 	memory   int64           // size of one aliyun.com/gpu-mem in bytes
@@ -319,7 +319,7 @@ func templatesOf(pod *corev1.Pod) (names []string) {
 }
 
 // addConversion adds the creation of templates and their deletion to the manager.
-func addConversion(mgr ctrl.Manager, c Config, v *view.View, safe *guarded) (*converter, error) {
+func addConversion(mgr ctrl.Manager, c Config, v *cluster.View, safe *guarded) (*converter, error) {
 	direct, err := client.New(c.REST, client.Options{Scheme: mgr.GetScheme()})
 	if err != nil {
 		return nil, err

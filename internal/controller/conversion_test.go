@@ -28,7 +28,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/convert"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 const vcudaPod = `{apiVersion: v1, kind: Pod, metadata: {name: worker, namespace: ml, uid: u1}, spec: {unknownField: kept,
@@ -38,9 +38,9 @@ requests: {tencent.com/vcuda-core: 30, tencent.com/vcuda-memory: 20}}}, {name: s
 // newConverter returns a converter in a cluster with these objects.
 func newConverter(t testing.TB, profile string, objects ...client.Object) *converter {
 	t.Helper()
-	v := viewtest.New(t)
+	v := clustertest.New(t)
 	if profile != "" {
-		v = viewtest.New(t, viewtest.Node{Name: "a", Profile: profile})
+		v = clustertest.New(t, clustertest.Node{Name: "a", Profile: profile})
 	}
 	cluster := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(objects...).Build()
 	return &converter{view: v, families: convert.Names(), cached: cluster, direct: cluster,
@@ -371,7 +371,7 @@ func TestForgedAnnotation(t *testing.T) {
 			"another driver"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			spec := viewtest.Claim(t, tc.devices).Spec
+			spec := clustertest.Claim(t, tc.devices).Spec
 			name, err := convert.TemplateName(&spec, 0)
 			if err != nil {
 				t.Fatal(err)
@@ -402,7 +402,7 @@ func TestUnusedTemplatesAreDeleted(t *testing.T) {
 	now := time.Now()
 	names := map[string]string{} // of templates, by their request
 	template := func(request string, age time.Duration) *resourceapi.ResourceClaimTemplate {
-		spec := viewtest.Claim(t, `requests: [{name: `+request+`, exactly: {deviceClassName: gpu.nvidia.com}}]`).Spec
+		spec := clustertest.Claim(t, `requests: [{name: `+request+`, exactly: {deviceClassName: gpu.nvidia.com}}]`).Spec
 		name, err := convert.TemplateName(&spec, 0)
 		if err != nil {
 			t.Fatal(err)

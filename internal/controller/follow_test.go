@@ -17,9 +17,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache/informertest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // older is an API server before Kubernetes 1.37.
@@ -35,10 +35,10 @@ func (o older) GetInformer(ctx context.Context, obj client.Object, opts ...cache
 
 // The view follows DeviceTaintRules where the API server has them. Where it has none, everything else is followed.
 func TestFollowTaintRules(t *testing.T) {
-	v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"})
+	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"})
 	tainted := func() (n int) {
 		for g := range v.GPUs {
-			if g.Tainted {
+			if g.Tainted() {
 				n++
 			}
 		}
@@ -57,7 +57,7 @@ func TestFollowTaintRules(t *testing.T) {
 		t.Fatal(err)
 	}
 	rule := &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: "cordon"}}
-	rule.Spec.DeviceSelector = &resourceapi.DeviceTaintSelector{Driver: ptr.To(viewtest.Driver)}
+	rule.Spec.DeviceSelector = &resourceapi.DeviceTaintSelector{Driver: ptr.To(clustertest.Driver)}
 	rule.Spec.Taint = resourceapi.DeviceTaint{Key: "cordon", Effect: resourceapi.DeviceTaintEffectNoSchedule}
 	rules.Add(rule)
 	if got := tainted(); got != 2 {
@@ -72,7 +72,7 @@ func TestFollowTaintRules(t *testing.T) {
 // An object at which the view panics does not end the controller.
 func TestFollowSurvivesAPanic(t *testing.T) {
 	safe := &guarded{metrics.NewPanics()}
-	var none *view.View
+	var none *cluster.View
 	handler(safe, none.SetClass, func(metav1.Object) {}).OnAdd(&resourceapi.DeviceClass{}, false)
 	if got := testutil.ToFloat64(safe.panics); got != 1 {
 		t.Errorf("got %v panics counted, want 1", got)

@@ -13,10 +13,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // FuzzUpdates sends updates, and pods, to the webhooks that change objects. Nothing panics, and what a webhook makes of
@@ -35,7 +35,8 @@ func FuzzUpdates(f *testing.F) {
 	} {
 		f.Add([]byte(pair[0]), []byte(pair[1]))
 	}
-	v := viewtest.New(f, viewtest.Node{Name: "a", Profile: "t4-x2"}, viewtest.Node{Name: "b", Profile: "a30-x2"})
+	v := clustertest.New(f, clustertest.Node{Name: "a", Profile: "t4-x2"}, clustertest.Node{Name: "b",
+		Profile: "a30-x2"})
 	rank := ranker{strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}}
 	pods := newConverter(f, "t4-x2")
 	f.Fuzz(func(t *testing.T, before, after []byte) {
@@ -79,15 +80,15 @@ func FuzzView(f *testing.F) {
 		if json.Unmarshal(text, &all) != nil {
 			return
 		}
-		v := view.New(viewtest.Driver)
+		v := cluster.New(clustertest.Driver)
 		u := claimReporter{expander: strongest.Expander{View: v, Class: "gpu.nvidia.com", Ranks: 4}}
 		for range 2 {
 			v.SetClass(&all.Class)
 			v.SetSlice(v.SlimSlice(&all.Slice))
 			u.expander.Asked(&all.Claim.Spec)
-			v.SetClaim(view.SlimClaim(&all.Claim))
+			v.SetClaim(cluster.SlimClaim(&all.Claim))
 			v.SetTaintRule(&all.Rule)
-			for range v.Physicals {
+			for range v.GPUs {
 			}
 			u.expander.Expand(t.Context(), all.Claim.Spec.DeepCopy())
 		}

@@ -27,8 +27,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // loadVariable makes the test of the memory the process that is loaded.
@@ -81,8 +81,8 @@ func TestMemory(t *testing.T) {
 
 // load loads this process, and prints its most memory.
 func load(t *testing.T) {
-	v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "dgx-h100"})
-	viewtest.Fleet(t, v, 100, 10, gpu.Use{})
+	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "dgx-h100"})
+	clustertest.Fleet(t, v, 100, 10, gpu.Use{})
 	safe := &guarded{metrics.NewPanics()}
 	expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
 	seen := &claimReporter{expander: expander, seen: map[types.UID]seenClaim{}, safe: safe}
@@ -172,14 +172,14 @@ func largestSelectors(class string, selectors, seed int) string {
 
 // explainLargest makes a round of the leader with claims of as many expressions as are explained.
 func explainLargest(t *testing.T, safe *guarded) {
-	node := viewtest.Node{Name: "large", Profile: "dgx-h100"}
+	node := clustertest.Node{Name: "large", Profile: "dgx-h100"}
 	objects := []runtime.Object{&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node.Name}}}
 	for i := range 2 {
 		claim := waiting(t, fmt.Sprint("ns", i), "large", largestSelectors("mig.nvidia.com", 30, i))
 		objects = append(objects, claim, podOf(2*time.Minute, claim))
 	}
 	c := newWaitingCluster(t, objects...)
-	for _, s := range viewtest.Slices(t, node) {
+	for _, s := range clustertest.Slices(t, node) {
 		s.Name = node.Name + s.Name
 		_, err := c.Clientset.ResourceV1().ResourceSlices().Create(t.Context(), s, metav1.CreateOptions{})
 		if err != nil {

@@ -12,7 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 func TestLister(t *testing.T) {
@@ -92,7 +92,8 @@ func TestListerOnUpdate(t *testing.T) {
 
 // What the API server sends to the validating webhook no longer has the field.
 func TestDroppedFieldsAreAWarning(t *testing.T) {
-	handler := validator{checker: admission.Checker{View: viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"})}}
+	handler := validator{checker: admission.Checker{View: clustertest.New(t, clustertest.Node{Name: "a",
+		Profile: "t4-x2"})}}
 	const gpu = `spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com`
 	const listed = `{annotations: {gpu.nvidia.com/optional-fields: "gpu.capacity,gpu.tolerations"}}`
 	const tolerates = `, tolerations: [{key: a, operator: Exists}]`

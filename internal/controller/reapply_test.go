@@ -26,7 +26,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // apiServer stores one claim, as the API server does for clients: with defaults, the webhook, and an immutable spec.
@@ -38,8 +38,8 @@ type apiServer struct {
 
 func newAPIServer(t *testing.T) *apiServer {
 	return &apiServer{t: t, ranker: ranker{strongest.Expander{Class: "strongest.gpu.nvidia.com", Ranks: 4,
-		View: viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"},
-			viewtest.Node{Name: "b", Profile: "l40s-x4"})}}}
+		View: clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"},
+			clustertest.Node{Name: "b", Profile: "l40s-x4"})}}}
 }
 
 // write creates or updates the claim. It returns the warnings, and whether the API server refuses the claim because its
@@ -79,7 +79,7 @@ func (s *apiServer) defaulted(object []byte) []byte {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	claim.Spec = viewtest.Claim(s.t, string(devices)).Spec
+	claim.Spec = clustertest.Claim(s.t, string(devices)).Spec
 	text, err := json.Marshal(claim)
 	if err != nil {
 		s.t.Fatal(err)

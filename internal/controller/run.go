@@ -35,13 +35,13 @@ import (
 	webhookserver "sigs.k8s.io/controller-runtime/pkg/webhook"
 	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/certificate"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/convert"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/eviction"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
 	"github.com/gpudra/gpu-dra-driver/internal/guard"
 )
 
@@ -80,7 +80,7 @@ type Config struct {
 
 // Run runs the controller until ctx ends.
 func Run(ctx context.Context, c Config) error {
-	v := view.New(c.DriverName)
+	v := cluster.New(c.DriverName)
 	certs := &certificate.Manager{
 		Secret:        types.NamespacedName{Namespace: c.Namespace, Name: c.Name + "-certificate"},
 		ServiceName:   fmt.Sprintf("%s.%s.svc", c.Name, c.Namespace),
@@ -135,7 +135,7 @@ func Run(ctx context.Context, c Config) error {
 	return mgr.Start(ctx)
 }
 
-func newManager(c Config, v *view.View, certs *certificate.Manager, claims *claimReporter) (ctrl.Manager, error) {
+func newManager(c Config, v *cluster.View, certs *certificate.Manager, claims *claimReporter) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
 	if err := clientgoscheme.AddToScheme(scheme); err != nil {
 		return nil, err
@@ -179,7 +179,7 @@ func addClaimReporter(mgr ctrl.Manager, c Config, u *claimReporter, known func()
 }
 
 // addWaitingReporter reports about claims that wait, on the leader.
-func addWaitingReporter(mgr ctrl.Manager, c Config, v *view.View, known func() error, safe *guarded) (err error) {
+func addWaitingReporter(mgr ctrl.Manager, c Config, v *cluster.View, known func() error, safe *guarded) (err error) {
 	if c.WaitingAfter == 0 {
 		return nil
 	}
@@ -245,7 +245,7 @@ func isReportingLeader(elected <-chan struct{}, known func() error) func() bool 
 }
 
 // cacheOptions keeps little of each object in the cache: a cluster has thousands of GPUs.
-func cacheOptions(v *view.View, claims *claimReporter) cache.Options {
+func cacheOptions(v *cluster.View, claims *claimReporter) cache.Options {
 	slim := func(obj any) (any, error) {
 		switch o := obj.(type) {
 		case *resourceapi.ResourceSlice:
@@ -253,7 +253,7 @@ func cacheOptions(v *view.View, claims *claimReporter) cache.Options {
 		case *resourceapi.ResourceClaim:
 			// The slim claim lacks selectors and annotations.
 			_ = claims.safe.do("see claim", func() error { claims.see(o); return nil })
-			return view.SlimClaim(o), nil
+			return cluster.SlimClaim(o), nil
 		case *corev1.Pod:
 			return slimConverted(o), nil
 		}
@@ -289,7 +289,7 @@ func (g *guarded) do(what string, f func() error) error {
 }
 
 // follow keeps the view up to date. known returns an error until the view is complete.
-func follow(ctx context.Context, c cache.Cache, v *view.View, safe *guarded) (known func() error, err error) {
+func follow(ctx context.Context, c cache.Cache, v *cluster.View, safe *guarded) (known func() error, err error) {
 	var synced []toolscache.InformerSynced
 	for _, of := range []struct {
 		object client.Object

@@ -21,11 +21,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/internal/guard"
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
@@ -56,7 +56,7 @@ const (
 type waitingReporter struct {
 	client client.Client // writes events; without a cache
 	reads  kubernetes.Interface
-	view   *view.View
+	view   *cluster.View
 	known  func() error // an error until the view is complete
 	after  time.Duration
 	// processorTime returns what this process has used so far.
@@ -78,7 +78,7 @@ type look struct {
 	told    time.Time
 }
 
-func newWaitingReporter(v *view.View, known func() error, after time.Duration) *waitingReporter {
+func newWaitingReporter(v *cluster.View, known func() error, after time.Duration) *waitingReporter {
 	return &waitingReporter{view: v, known: known, after: after, processorTime: processorTime,
 		safe: &guarded{metrics.NewPanics()},
 		explain: func(ctx context.Context, e *why.Explainer, pod *corev1.Pod) (*why.Report, error) {
@@ -200,8 +200,8 @@ func (u *waitingReporter) reportClaims(ctx context.Context, due []types.Namespac
 }
 
 // read returns what answers need of the cluster, with little of each object.
-func (u *waitingReporter) read(ctx context.Context) (*snapshot.Snapshot, error) {
-	reader := snapshot.Reader{Client: u.reads, PageSize: pageSize,
+func (u *waitingReporter) read(ctx context.Context) (*cluster.Snapshot, error) {
+	reader := read.Reader{Client: u.reads, PageSize: pageSize,
 		Slim: func() func(runtime.Object) runtime.Object { return slimObject }}
 	s := why.Read(ctx, reader, metav1.NamespaceAll, why.Manifest{})
 	return s, s.Err()

@@ -29,17 +29,17 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/guard"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // waitingCluster is one node with two whole GPUs, of which a claim of another namespace holds one.
 type waitingCluster struct {
 	*kubefake.Clientset
-	view    *view.View
+	view    *cluster.View
 	events  client.Client
 	creates int // of events
 	now     time.Time
@@ -47,12 +47,12 @@ type waitingCluster struct {
 
 func newWaitingCluster(t testing.TB, objects ...runtime.Object) *waitingCluster {
 	t.Helper()
-	one := viewtest.Node{Name: "a", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}}
-	c := &waitingCluster{view: viewtest.New(t, one), now: time.Now()}
+	one := clustertest.Node{Name: "a", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}}
+	c := &waitingCluster{view: clustertest.New(t, one), now: time.Now()}
 	objects = append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: one.Name},
 		Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{"pods": resource.MustParse("5000")}}})
 	var device string
-	for _, s := range viewtest.Slices(t, one) {
+	for _, s := range clustertest.Slices(t, one) {
 		objects = append(objects, s)
 		for _, d := range s.Spec.Devices {
 			if ptr.Deref(d.Attributes["type"].StringValue, "") == "gpu" {
@@ -60,19 +60,19 @@ func newWaitingCluster(t testing.TB, objects ...runtime.Object) *waitingCluster 
 			}
 		}
 	}
-	for _, class := range viewtest.Classes(t) {
+	for _, class := range clustertest.Classes(t) {
 		objects = append(objects, class)
 	}
-	holder := viewtest.Claim(t, `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`)
+	holder := clustertest.Claim(t, `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`)
 	holder.Namespace, holder.Name, holder.UID = "others", "secret-project", "holder"
 	holder.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: viewtest.Driver, Pool: "a",
+		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: clustertest.Driver, Pool: "a",
 			Device: device}}}}
 	objects = append(objects, holder)
 	c.Clientset = kubefake.NewClientset(objects...)
 	for _, o := range objects {
 		if claim, ok := o.(*resourceapi.ResourceClaim); ok {
-			c.view.SetClaim(view.SlimClaim(claim))
+			c.view.SetClaim(cluster.SlimClaim(claim))
 		}
 	}
 	c.events = fake.NewClientBuilder().WithScheme(scheme.Scheme).WithInterceptorFuncs(interceptor.Funcs{
@@ -120,7 +120,7 @@ func (c *waitingCluster) lists() map[string]int {
 // waiting returns a claim that is two minutes old.
 func waiting(t testing.TB, namespace, name, devices string) *resourceapi.ResourceClaim {
 	t.Helper()
-	claim := viewtest.Claim(t, devices)
+	claim := clustertest.Claim(t, devices)
 	claim.Namespace, claim.Name, claim.UID = namespace, name, types.UID(namespace+"-"+name)
 	claim.CreationTimestamp = metav1.NewTime(time.Now().Add(-2 * time.Minute))
 	return claim
@@ -453,7 +453,8 @@ func TestSlimPod(t *testing.T) {
 // pauses.
 func BenchmarkWaitingRound(b *testing.B) {
 	var objects []runtime.Object
-	like := viewtest.Slices(b, viewtest.Node{Name: "like", Profile: "dgx-h100", Use: gpu.Use{Sharing: gpu.Exclusive}})
+	like := clustertest.Slices(b, clustertest.Node{Name: "like", Profile: "dgx-h100",
+		Use: gpu.Use{Sharing: gpu.Exclusive}})
 	for i := range 1000 {
 		node := fmt.Sprintf("node-%04d", i)
 		objects = append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}})
@@ -531,8 +532,8 @@ func TestAClaimThatIsTooLarge(t *testing.T) {
 
 // A namespace with many claims that take long does not keep the claims of another one waiting.
 func TestNamespacesTakeTurns(t *testing.T) {
-	u := newWaitingReporter(view.New(viewtest.Driver), nil, time.Minute)
-	for _, class := range viewtest.Classes(t) {
+	u := newWaitingReporter(cluster.New(clustertest.Driver), nil, time.Minute)
+	for _, class := range clustertest.Classes(t) {
 		u.view.SetClass(class)
 	}
 	now := time.Now()
@@ -540,7 +541,7 @@ func TestNamespacesTakeTurns(t *testing.T) {
 		namespace, short, _ := strings.Cut(name, "/")
 		claim := waiting(t, namespace, short, threeGPUs)
 		claim.CreationTimestamp = metav1.NewTime(now.Add(time.Duration(i-10) * time.Minute))
-		u.view.SetClaim(view.SlimClaim(claim))
+		u.view.SetClaim(cluster.SlimClaim(claim))
 	}
 	var order []string
 	for range 3 { // each round has time for one

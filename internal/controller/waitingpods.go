@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/tools/pager"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
@@ -131,7 +131,7 @@ type indexed struct {
 	pods      map[types.NamespacedName]*corev1.Pod // without a node
 }
 
-func index(s *snapshot.Snapshot) *indexed {
+func index(s *cluster.Snapshot) *indexed {
 	all := &indexed{map[types.NamespacedName]*resourceapi.ResourceClaim{}, map[types.NamespacedName]bool{},
 		map[string]bool{}, map[types.NamespacedName]*corev1.Pod{}}
 	for _, c := range s.Claims {

@@ -20,10 +20,10 @@ import (
 	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // request returns an admission request for an object in YAML.
@@ -62,7 +62,8 @@ func patched(t testing.TB, object []byte, response webhook.Response) []byte {
 const wrong = `config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: MPS, timeSlicingConfig: {}, mpsConfig: {defaultActiveThreadPercentage: 0}}}}}]`
 
 func TestValidator(t *testing.T) {
-	handler := validator{checker: admission.Checker{View: viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"})}}
+	handler := validator{checker: admission.Checker{View: clustertest.New(t, clustertest.Node{Name: "a",
+		Profile: "t4-x2"})}}
 	const both = ".sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: 0: must be from 1 to 100"
 	for _, tc := range []struct {
 		name, kind, object string
@@ -100,8 +101,9 @@ func TestValidator(t *testing.T) {
 
 // A mistake in a claim for the strongest GPU is told once, at the path that the user has written.
 func TestValidatorOfRankedClaim(t *testing.T) {
-	v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"}, viewtest.Node{Name: "b", Profile: "l40s-x4"},
-		viewtest.Node{Name: "c", Profile: "dgx-h100"})
+	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"}, clustertest.Node{Name: "b",
+		Profile: "l40s-x4"},
+		clustertest.Node{Name: "c", Profile: "dgx-h100"})
 	expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
 	for _, tc := range []struct{ name, more, refused, warned string }{
 		{"a capacity that does not exist", `capacity: {requests: {core: 5}}`, `spec.devices.requests[0].exactly.capacity` +
@@ -128,7 +130,8 @@ func TestValidatorOfRankedClaim(t *testing.T) {
 
 // Who is not ranked in time is told so.
 func TestRankerWithoutTime(t *testing.T) {
-	v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"}, viewtest.Node{Name: "b", Profile: "l40s-x4"})
+	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"}, clustertest.Node{Name: "b",
+		Profile: "l40s-x4"})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	got := ranker{strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}}.Handle(ctx,
@@ -141,8 +144,8 @@ func TestRankerWithoutTime(t *testing.T) {
 
 func TestRanker(t *testing.T) {
 	handler := ranker{strongest.Expander{Class: "strongest.gpu.nvidia.com", Ranks: 4,
-		View: viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"},
-			viewtest.Node{Name: "b", Profile: "l40s-x4"})}}
+		View: clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"},
+			clustertest.Node{Name: "b", Profile: "l40s-x4"})}}
 	const asks = `spec: {devices: {requests: [{name: first, exactly: {deviceClassName: gpu.nvidia.com, count: 1}}, {name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com, count: 1MORE}}]FIELDS}}`
 	claim := func(more, fields string) string {
 		return strings.NewReplacer("MORE", more, "FIELDS", fields).Replace(asks)
@@ -193,12 +196,12 @@ func TestRanker(t *testing.T) {
 
 // Slices, claims and classes change while webhooks run. make test-race looks for data races.
 func TestWebhooksDuringChanges(t *testing.T) {
-	v := viewtest.New(t)
+	v := clustertest.New(t)
 	var slices []*resourceapi.ResourceSlice
 	for _, profile := range []string{"t4-x2", "l40s-x4", "a30-x2"} {
-		slices = append(slices, viewtest.Slices(t, viewtest.Node{Name: profile, Profile: profile})...)
+		slices = append(slices, clustertest.Slices(t, clustertest.Node{Name: profile, Profile: profile})...)
 	}
-	classes := viewtest.Classes(t)
+	classes := clustertest.Classes(t)
 	expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
 	judge, rank := validator{admission.Checker{View: v}, expander}, ranker{expander}
 	ctx, stop := context.WithCancel(t.Context())
@@ -208,8 +211,8 @@ func TestWebhooksDuringChanges(t *testing.T) {
 			s := slices[n%len(slices)]
 			v.SetSlice(v.SlimSlice(s))
 			v.SetClass(classes[n%len(classes)])
-			claim := viewtest.Claim(t, `requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com}}]`)
-			v.SetClaim(view.SlimClaim(claim))
+			claim := clustertest.Claim(t, `requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com}}]`)
+			v.SetClaim(cluster.SlimClaim(claim))
 			v.DeleteSlice(slices[(n+1)%len(slices)].Name)
 			v.DeleteClaim(types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name})
 		}
@@ -255,7 +258,8 @@ func FuzzWebhooks(f *testing.F) {
 	} {
 		f.Add([]byte(seed))
 	}
-	v := viewtest.New(f, viewtest.Node{Name: "a", Profile: "t4-x2"}, viewtest.Node{Name: "b", Profile: "a30-x2"})
+	v := clustertest.New(f, clustertest.Node{Name: "a", Profile: "t4-x2"}, clustertest.Node{Name: "b",
+		Profile: "a30-x2"})
 	expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
 	judge, rank := validator{admission.Checker{View: v}, expander}, ranker{expander}
 	f.Fuzz(func(t *testing.T, raw []byte) {

@@ -24,8 +24,8 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/nodetemplate"
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
 	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 )
 
@@ -33,7 +33,7 @@ const driver = "gpu.nvidia.com"
 
 // apiServer is an API server that answers from a snapshot.
 type apiServer struct {
-	snapshot.Snapshot
+	cluster.Snapshot
 	// forbidden are paths that the user may not read.
 	forbidden []string
 	// missing are paths that the server does not serve.
@@ -107,17 +107,17 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	switch resource {
-	case snapshot.Slices:
+	case cluster.Slices:
 		replyList(w, s.Slices, func(*resourceapi.ResourceSlice) bool { return true })
-	case snapshot.Classes:
+	case cluster.Classes:
 		replyList(w, s.Classes, func(*resourceapi.DeviceClass) bool { return true })
-	case snapshot.Claims:
+	case cluster.Claims:
 		replyList(w, s.Claims, func(c *resourceapi.ResourceClaim) bool {
 			return namespace == "" || c.Namespace == namespace
 		})
-	case snapshot.Nodes:
+	case cluster.Nodes:
 		replyList(w, s.Nodes, func(*corev1.Node) bool { return true })
-	case snapshot.Pods:
+	case cluster.Pods:
 		replyList(w, s.Pods, func(p *corev1.Pod) bool { return namespace == "" || p.Namespace == namespace })
 	default:
 		http.NotFound(w, r)
@@ -185,8 +185,8 @@ func published(t testing.TB, node, profile string) []*resourceapi.ResourceSlice 
 	return of.Slices
 }
 
-// cluster returns a server with a node with two T4, one with eight H100, and claims for shares and partitions.
-func cluster(t testing.TB) *apiServer {
+// newCluster returns a server with a node with two T4, one with eight H100, and claims for shares and partitions.
+func newCluster(t testing.TB) *apiServer {
 	t.Helper()
 	s := &apiServer{}
 	s.Nodes = []*corev1.Node{node("a"), node("b")}

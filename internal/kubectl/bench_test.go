@@ -15,18 +15,18 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/client-go/kubernetes/scheme"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // fleet returns a cluster with nodes of eight whole H100. Every second GPU is held by a claim.
-func fleet(t testing.TB, nodes int) *snapshot.Snapshot {
+func fleet(t testing.TB, nodes int) *cluster.Snapshot {
 	t.Helper()
 	like := published(t, "like", "dgx-h100")[0]
 	like.Spec.Pool.ResourceSliceCount = 1
 	for i := range like.Spec.Devices {
 		like.Spec.Devices[i].ConsumesCounters = nil
 	}
-	s := &snapshot.Snapshot{Unread: map[string]error{}}
+	s := &cluster.Snapshot{Unread: map[string]error{}}
 	for i := range nodes {
 		name := fmt.Sprintf("node-%04d", i)
 		slice := like.DeepCopy()
@@ -40,7 +40,7 @@ func fleet(t testing.TB, nodes int) *snapshot.Snapshot {
 }
 
 // fastServer returns a server that encodes the snapshot once.
-func fastServer(t testing.TB, of *snapshot.Snapshot) *apiServer {
+func fastServer(t testing.TB, of *cluster.Snapshot) *apiServer {
 	t.Helper()
 	var nodes corev1.NodeList
 	for _, n := range of.Nodes {

@@ -24,8 +24,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
@@ -108,7 +108,7 @@ func (p *plugin) namespace() (name string, explicit bool, err error) {
 }
 
 // read reads the resources. It shows the progress on a terminal.
-func (p *plugin) read(ctx context.Context, resources ...string) (*snapshot.Snapshot, error) {
+func (p *plugin) read(ctx context.Context, resources ...string) (*cluster.Snapshot, error) {
 	r, stop, err := p.reader()
 	if err != nil {
 		return nil, err
@@ -118,7 +118,7 @@ func (p *plugin) read(ctx context.Context, resources ...string) (*snapshot.Snaps
 }
 
 // reader returns a reader that shows its progress on a terminal until stop is called.
-func (p *plugin) reader() (r snapshot.Reader, stop func(), err error) {
+func (p *plugin) reader() (r read.Reader, stop func(), err error) {
 	client, err := p.client()
 	if err != nil {
 		return r, nil, err
@@ -127,7 +127,7 @@ func (p *plugin) reader() (r snapshot.Reader, stop func(), err error) {
 	if err != nil {
 		return r, nil, err
 	}
-	r, stop = snapshot.Reader{Client: client, Namespace: namespace, Slim: slimSlices}, func() {}
+	r, stop = read.Reader{Client: client, Namespace: namespace, Slim: slimSlices}, func() {}
 	if isTerminal(p.ErrOut) {
 		var objects atomic.Int64
 		r.Progress = func() { objects.Add(1) }
@@ -146,7 +146,7 @@ func slimSlices() func(runtime.Object) runtime.Object {
 		gpu    string
 		what   string // a profile; empty: the whole GPU
 	}
-	parts, seen := snapshot.Parts{}, map[key]bool{}
+	parts, seen := cluster.Parts{}, map[key]bool{}
 	return func(o runtime.Object) runtime.Object {
 		slice, ok := o.(*resourceapi.ResourceSlice)
 		if !ok {
@@ -175,7 +175,7 @@ func slimSlices() func(runtime.Object) runtime.Object {
 
 // identifies reports whether the attribute differs between equal devices.
 func identifies(name resourceapi.QualifiedName, _ resourceapi.DeviceAttribute) bool {
-	return view.IsIdentity(name)
+	return cluster.IsIdentity(name)
 }
 
 // progressInterval is the time between two updates of the progress. A fast answer shows none.

@@ -17,7 +17,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/cli-runtime/pkg/printers"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/pkg/health"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
@@ -241,7 +241,7 @@ func coresOf(h Holder) string {
 // complete completes names of GPUs or nodes.
 func (p *plugin) complete(ctx context.Context, given []string, name func(*GPU) string) ([]string,
 	cobra.ShellCompDirective) {
-	s, err := p.read(ctx, snapshot.Slices)
+	s, err := p.read(ctx, cluster.Slices)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

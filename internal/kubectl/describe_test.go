@@ -14,7 +14,7 @@ import (
 )
 
 func TestDescribe(t *testing.T) {
-	s := cluster(t)
+	s := newCluster(t)
 	sick := s.device(t, "a", "gpu-3b-00-0")
 	sick.Taints = []resourceapi.DeviceTaint{{Key: "gpu.nvidia.com/gpu-lost",
 		Effect: resourceapi.DeviceTaintEffectNoSchedule}}
@@ -47,7 +47,7 @@ func TestDescribe(t *testing.T) {
 
 // A GPU whose MIG mode stays on has partitions only.
 func TestDescribePartitions(t *testing.T) {
-	s := cluster(t)
+	s := newCluster(t)
 	s.Slices[0].Spec.Devices = nil
 	for _, start := range []string{"0", "1"} {
 		d := s.device(t, "b", "gpu-1b-00-0-mig-1g10gb-"+start).DeepCopy()
@@ -74,7 +74,7 @@ func TestDescribePartitions(t *testing.T) {
 
 // NVIDIA's DRA driver names partitions by the number of the profile, the start and the size.
 func TestDescribeForeignPartitions(t *testing.T) {
-	s := cluster(t)
+	s := newCluster(t)
 	s.Slices[0].Spec.Devices = nil
 	for profile, name := range map[string]string{"1g10gb": "gpu-0-mig-19-4-1", "3g40gb": "gpu-0-mig-9-0-4"} {
 		d := s.device(t, "b", "gpu-1b-00-0-mig-"+profile+"-0").DeepCopy()
@@ -98,7 +98,7 @@ func TestDescribeForeignPartitions(t *testing.T) {
 
 // Attributes of devices and messages may have any characters.
 func TestDescribeControlCharacters(t *testing.T) {
-	s := cluster(t)
+	s := newCluster(t)
 	*s.device(t, "a", "gpu-3b-00-0").Attributes["productName"].StringValue = "T4\x1b[31m\nT4"
 	s.Claims[0].Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: driver, Pool: "a", Device: "gpu-3b-00-0",
 		Conditions: []metav1.Condition{{Type: "Ready", Status: metav1.ConditionFalse, Message: "it does\nnot answer"}}}}
@@ -116,7 +116,7 @@ func TestDescribeControlCharacters(t *testing.T) {
 }
 
 func TestDescribeJSON(t *testing.T) {
-	out, _, err := cluster(t).run(t, "describe", "a/gpu-3b-00-0", "-o", "json")
+	out, _, err := newCluster(t).run(t, "describe", "a/gpu-3b-00-0", "-o", "json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func TestDescribeJSON(t *testing.T) {
 
 // A GPU is found by its device name where only one has it.
 func TestDescribeShortName(t *testing.T) {
-	s := cluster(t)
+	s := newCluster(t)
 	out, _, err := s.run(t, "describe", "gpu-af-00-0")
 	if err != nil || !strings.HasPrefix(squeezed(out), "Name: gpu-af-00-0\nNode: a\n") {
 		t.Errorf("got %q, %v, want the GPU of that name", out, err)
@@ -155,7 +155,7 @@ func TestDescribeRemedy(t *testing.T) {
 			"GPU. What to do: End the programs on the GPU, and reset it: nvidia-smi -r -i 1."},
 		{"gpu.nvidia.com/xid", "many", "an XID, the value"},
 	} {
-		s := cluster(t)
+		s := newCluster(t)
 		s.device(t, "a", "gpu-af-00-0").Taints = []resourceapi.DeviceTaint{{Key: row.key, Value: row.value,
 			Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 		out, _, err := s.run(t, "describe", "a/gpu-af-00-0")
@@ -167,7 +167,7 @@ func TestDescribeRemedy(t *testing.T) {
 
 // Wrong arguments are answered with how the command is called, and no kubeconfig with where to name one.
 func TestUsage(t *testing.T) {
-	s := cluster(t)
+	s := newCluster(t)
 	for args, want := range map[string]string{
 		"describe": "write: kubectl gpu describe GPU...", "why": "write: kubectl gpu why POD|KIND/NAME",
 		"models x": "write: kubectl gpu models", "fits x -f y": "write: kubectl gpu fits -f FILE",
@@ -200,7 +200,7 @@ func TestExamples(t *testing.T) {
 }
 
 func TestDescribeUnknown(t *testing.T) {
-	out, _, err := cluster(t).run(t, "describe", "a/gpu-af-00-0", "a")
+	out, _, err := newCluster(t).run(t, "describe", "a/gpu-af-00-0", "a")
 	if err == nil || !strings.Contains(err.Error(), `no GPU "a": name it NODE/DEVICE`) {
 		t.Errorf("got error %v, want that there is no such GPU", err)
 	}

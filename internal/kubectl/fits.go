@@ -19,8 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 	sigsyaml "sigs.k8s.io/yaml"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/nodetemplate"
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
 	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
@@ -110,7 +110,7 @@ func (p *plugin) fits(ctx context.Context, f fitsOptions, o output) error {
 }
 
 // addNode adds a node of the profile.
-func addNode(s *snapshot.Snapshot, f fitsOptions) error {
+func addNode(s *cluster.Snapshot, f fitsOptions) error {
 	name := "new-" + f.profile
 	made, err := nodetemplate.FromProfile(f.profile, nodeconfig.Config{},
 		nodetemplate.Target{Driver: f.driver, Name: name})

@@ -12,7 +12,7 @@ import (
 
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // FuzzManifest reads manifests of fits that nobody has validated: nothing panics.
@@ -44,7 +44,7 @@ func FuzzPage(f *testing.F) {
 		f.Add(target, "127.0.0.1:80", "secret")
 		f.Add(target, "evil.example.com", "")
 	}
-	of := newReasons(func(context.Context) *snapshot.Snapshot { return &snapshot.Snapshot{Unread: map[string]error{}} })
+	of := newReasons(func(context.Context) *cluster.Snapshot { return &cluster.Snapshot{Unread: map[string]error{}} })
 	f.Add("*", "127.0.0.1", `s"ecret`) // net/http drops the quotation mark
 	page := newPageServer(newBoard(filter{}, ""), of, "127.0.0.1:80", "secret")
 	f.Fuzz(func(t *testing.T, target, host, cookie string) {

@@ -12,11 +12,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
@@ -71,11 +69,12 @@ type Taint struct {
 	Since  *metav1.Time                  `json:"since,omitempty"`
 }
 
-// String returns the taint as kubectl writes taints of nodes.
-func (t Taint) String() string {
-	of := corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)}
-	return of.ToString()
+func (t Taint) device() resourceapi.DeviceTaint {
+	return resourceapi.DeviceTaint{Key: t.Key, Value: t.Value, Effect: t.Effect}
 }
+
+// String returns the taint as kubectl writes taints of nodes.
+func (t Taint) String() string { return cluster.TaintText(t.device()) }
 
 // Holder is a claim that holds the GPU, a share or a partition of it.
 type Holder struct {
@@ -109,47 +108,34 @@ func (g *GPU) Free() bool {
 }
 
 // prevents reports whether the taint keeps new claims away.
-func (t Taint) prevents() bool { return t.Effect != resourceapi.DeviceTaintEffectNone }
-
-// deviceID identifies a device of one driver.
-type deviceID struct{ pool, name string }
+func (t Taint) prevents() bool { return cluster.Prevents(t.device()) }
 
 // gpusOf returns the GPUs of the drivers, sorted by node and name.
-func gpusOf(s *snapshot.Snapshot, drivers []string) []*GPU {
-	claims := map[types.NamespacedName]*resourceapi.ResourceClaim{}
-	for _, c := range s.Claims {
-		claims[types.NamespacedName{Namespace: c.Namespace, Name: c.Name}] = c
-	}
+func gpusOf(s *cluster.Snapshot, drivers []string) []*GPU {
 	problems := nodeProblems(s.Nodes)
 	var all []*GPU
 	for _, driver := range drivers {
-		v := view.New(driver)
-		devices, partitions := map[deviceID]*resourceapi.Device{}, map[deviceID][]*resourceapi.Device{}
+		v := cluster.New(driver)
 		profiles := map[string]string{} // as published, by those in names
 		of, modelAttribute := asGPUs(current(s.Slices, driver))
 		for _, slice := range of {
 			v.SetSlice(slice)
 			for i := range slice.Spec.Devices {
-				d := &slice.Spec.Devices[i]
-				devices[deviceID{slice.Spec.Pool.Name, d.Name}] = d
-				if gpu.IsPartition(d.Name) {
+				if d := &slice.Spec.Devices[i]; gpu.IsPartition(d.Name) {
 					profiles[gpu.PartitionProfile(d.Name)] = text(d, "profile")
-					parent := deviceID{slice.Spec.Pool.Name, gpu.ParentName(d.Name)}
-					partitions[parent] = append(partitions[parent], d)
 				}
 			}
 		}
 		for _, c := range s.Claims {
 			v.SetClaim(c)
 		}
-		for p := range v.Physicals {
-			at := deviceID{p.Pool, p.Name}
-			g := &GPU{Node: p.Node, Name: p.Name, Driver: driver, Pool: p.Pool, Model: p.Product,
-				Memory: Amount{Total: p.Memory}, Cores: Amount{Total: 100}, NodeProblem: problems[p.Node],
-				device: devices[at], modelAttribute: modelAttribute}
-			g.describe(partitions[at])
-			g.hold(p, claims, profiles)
-			if s.Unread[snapshot.Claims] == nil {
+		for known, held := range v.GPUs {
+			g := &GPU{Node: known.Node, Name: known.Name, Driver: driver, Pool: known.Pool, Model: known.Product(),
+				Memory: Amount{Total: known.Memory()}, Cores: Amount{Total: 100}, NodeProblem: problems[known.Node],
+				modelAttribute: modelAttribute}
+			g.describe(known)
+			g.hold(held, profiles)
+			if s.Unread[cluster.Claims] == nil {
 				g.Memory.Used, g.Cores.Used = g.used()
 			}
 			all = append(all, g)
@@ -162,22 +148,17 @@ func gpusOf(s *snapshot.Snapshot, drivers []string) []*GPU {
 }
 
 // describe adds what the published devices say. A GPU of which only partitions are published has their taints.
-func (g *GPU) describe(partitions []*resourceapi.Device) {
-	described, uuid := g.device, "uuid"
-	if described == nil && len(partitions) > 0 {
-		described, uuid = partitions[0], "parentUUID"
-	}
-	if described != nil {
-		g.UUID = text(described, resourceapi.QualifiedName(uuid))
-		g.Index = described.Attributes["index"].IntValue
-		g.ComputeCapability = strings.TrimSuffix(text(described, "cudaComputeCapability"), ".0")
-	}
-	tainted := partitions
-	if g.device != nil {
+func (g *GPU) describe(known *cluster.GPU) {
+	tainted, uuid := known.Partitions, resourceapi.QualifiedName("parentUUID")
+	if known.Whole != nil {
+		tainted, uuid = []*cluster.Device{known.Whole}, "uuid"
+		g.device = known.Whole.Device
 		replicas := g.device.Capacity["shares"].Value
 		g.Sharing, g.Replicas = text(g.device, "sharing"), replicas.Value()
-		tainted = []*resourceapi.Device{g.device}
 	}
+	first := tainted[0].Device
+	g.UUID, g.Index = text(first, uuid), first.Attributes["index"].IntValue
+	g.ComputeCapability = strings.TrimSuffix(text(first, "cudaComputeCapability"), ".0")
 	for _, d := range tainted {
 		for _, t := range d.Taints {
 			taint := Taint{t.Key, t.Value, t.Effect, t.TimeAdded}
@@ -187,39 +168,35 @@ func (g *GPU) describe(partitions []*resourceapi.Device) {
 			}
 		}
 	}
-	for _, d := range partitions {
-		if len(d.ConsumesCounters) == 0 { // it exists; the driver creates the others on request
-			memory := d.Capacity["memory"].Value
-			g.Partitions = append(g.Partitions, Partition{Name: d.Name, Profile: text(d, "profile"),
-				Memory: memory.Value(), Free: true})
+	for _, d := range known.Partitions {
+		if d.Exists() {
+			g.Partitions = append(g.Partitions, Partition{Name: d.Name, Profile: text(d.Device, "profile"),
+				Memory: d.Kind.Capacity("memory"), Free: true})
 		}
 	}
 }
 
 // hold adds the holders and the partitions that they hold.
-func (g *GPU) hold(p *view.Physical, claims map[types.NamespacedName]*resourceapi.ResourceClaim,
-	profiles map[string]string) {
-	for _, h := range p.Held {
-		c := claims[h.Claim.NamespacedName]
+func (g *GPU) hold(held []cluster.Holding, profiles map[string]string) {
+	for _, h := range held {
+		c := h.Claim.Object
 		holder := Holder{Namespace: c.Namespace, Claim: c.Name, Device: h.Device, Memory: h.Memory, Cores: h.Cores,
-			Whole: h.Memory >= p.Memory && h.Cores >= 100, Since: snapshot.Since(c)}
+			Whole: h.Memory >= g.Memory.Total && h.Cores >= 100, Since: cluster.Since(c),
+			Problem: problem(c, g.Driver, g.Pool, h.Device)}
 		for _, pod := range c.Status.ReservedFor {
 			if pod.Resource == "pods" {
 				holder.Pods = append(holder.Pods, pod.Name)
 			}
 		}
-		if holder.Whole && !gpu.IsPartition(h.Device) && g.device != nil && !ptr.Deref(
-			g.device.AllowMultipleAllocations,
-			false) {
-			holder.Asked = askedOf(c, g, h.Device)
-		}
-		holder.Problem = problem(c, g.Driver, g.Pool, h.Device)
-		if gpu.IsPartition(h.Device) {
+		switch {
+		case gpu.IsPartition(h.Device):
 			holder.Profile = gpu.PartitionProfile(h.Device)
 			if published, ok := profiles[holder.Profile]; ok {
 				holder.Profile = published
 			}
 			g.take(h.Device, holder.Profile, h.Memory)
+		case holder.Whole && g.device != nil && !ptr.Deref(g.device.AllowMultipleAllocations, false):
+			holder.Asked = cluster.Share(&c.Spec, h.Request, g.device)
 		}
 		g.Holders = append(g.Holders, holder)
 	}
@@ -228,17 +205,6 @@ func (g *GPU) hold(p *view.Physical, claims map[types.NamespacedName]*resourceap
 			cmp.Compare(a.Device, b.Device))
 	})
 	slices.SortFunc(g.Partitions, func(a, b Partition) int { return cmp.Compare(a.Name, b.Name) })
-}
-
-// askedOf returns the amounts that the claim asks for of the device, if they are less than all. "": it asks for none.
-func askedOf(c *resourceapi.ResourceClaim, g *GPU, device string) string {
-	for _, r := range c.Status.Allocation.Devices.Results {
-		if r.Driver != g.Driver || r.Pool != g.Pool || r.Device != device {
-			continue
-		}
-		return snapshot.Share(&c.Spec, r.Request, g.device)
-	}
-	return ""
 }
 
 // take marks a partition as held, and adds one that the driver creates for the holder.
@@ -319,7 +285,7 @@ func typed(s *resourceapi.ResourceSlice) bool {
 
 // current returns the slices of the driver in the newest generation of each pool: the others are obsolete.
 func current(all []*resourceapi.ResourceSlice, driver string) []*resourceapi.ResourceSlice {
-	return slices.DeleteFunc(snapshot.Current(all), func(s *resourceapi.ResourceSlice) bool {
+	return slices.DeleteFunc(cluster.Current(all), func(s *resourceapi.ResourceSlice) bool {
 		return s.Spec.Driver != driver
 	})
 }

@@ -14,7 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
 )
 
@@ -50,7 +50,7 @@ func (f *filter) nothing() string {
 
 // unknown returns an error if the filter names a node, a GPU or a model that there is not: a misspelt name is not to
 // look like one without GPUs.
-func (f *filter) unknown(all []*GPU, s *snapshot.Snapshot) error {
+func (f *filter) unknown(all []*GPU, s *cluster.Snapshot) error {
 	var places, models, nodes []string
 	for _, g := range all {
 		places, models = append(places, g.place(), g.Ref()), append(models, g.Model)
@@ -86,12 +86,12 @@ func (g *GPU) named(name string) bool {
 }
 
 // gpus reads the GPUs. Without slices it returns an error. What else it could not read is in the snapshot.
-func (p *plugin) gpus(ctx context.Context, f filter, more ...string) ([]*GPU, *snapshot.Snapshot, error) {
-	s, err := p.read(ctx, append(more, snapshot.Slices, snapshot.Claims, snapshot.Nodes)...)
+func (p *plugin) gpus(ctx context.Context, f filter, more ...string) ([]*GPU, *cluster.Snapshot, error) {
+	s, err := p.read(ctx, append(more, cluster.Slices, cluster.Claims, cluster.Nodes)...)
 	if err != nil {
 		return nil, nil, err
 	}
-	if s.Unread[snapshot.Slices] != nil {
+	if s.Unread[cluster.Slices] != nil {
 		return nil, nil, s.Err()
 	}
 	all, err := selected(s, filter{driver: f.driver})
@@ -121,7 +121,7 @@ func (p *plugin) unknownNamespace(ctx context.Context, namespace string) error {
 }
 
 // selected returns the GPUs of the snapshot that the filter keeps.
-func selected(s *snapshot.Snapshot, f filter) ([]*GPU, error) {
+func selected(s *cluster.Snapshot, f filter) ([]*GPU, error) {
 	drivers := driversOf(s.Slices)
 	if f.driver != "" {
 		drivers = []string{f.driver}
@@ -134,7 +134,7 @@ func selected(s *snapshot.Snapshot, f filter) ([]*GPU, error) {
 }
 
 // publishers returns the names of all drivers that publish slices.
-func publishers(s *snapshot.Snapshot) []string {
+func publishers(s *cluster.Snapshot) []string {
 	var all []string
 	for _, slice := range s.Slices {
 		all = append(all, slice.Spec.Driver)

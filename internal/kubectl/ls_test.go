@@ -123,7 +123,7 @@ func TestLs(t *testing.T) {
 		{"an unknown format", nil, "-o table", "", `output format "table", allowed formats are: json,kyaml,name,wide,yaml`},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			s := cluster(t)
+			s := newCluster(t)
 			if row.change != nil {
 				row.change(s)
 			}
@@ -159,7 +159,7 @@ func foreign() *resourceapi.ResourceSlice {
 
 // The driver is about to publish the slices of a pool.
 func TestIncompletePool(t *testing.T) {
-	s := cluster(t)
+	s := newCluster(t)
 	s.Slices[0].Spec.Pool.ResourceSliceCount = 3
 	out, errOut, err := s.run(t, "ls", "a", "-o", "name")
 	if want := "a/gpu-3b-00-0\na/gpu-af-00-0\n"; out != want || err != nil {
@@ -173,7 +173,7 @@ func TestIncompletePool(t *testing.T) {
 }
 
 func TestLsJSON(t *testing.T) {
-	out, _, err := cluster(t).run(t, "ls", "a", "-o", "json")
+	out, _, err := newCluster(t).run(t, "ls", "a", "-o", "json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +201,7 @@ func TestLsJSON(t *testing.T) {
 }
 
 func TestCompletion(t *testing.T) {
-	s := cluster(t)
+	s := newCluster(t)
 	for args, want := range map[string]string{"ls|": "a\nb\n:4\n", "ls|a|": "b\n:4\n",
 		"ls|-o|": "json\nyaml\nkyaml\nwide\nname\n:4\n"} {
 		out, _, err := s.run(t, append([]string{"__complete"}, strings.Split(args, "|")...)...)

@@ -15,7 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
@@ -62,7 +62,7 @@ func (p *plugin) models(ctx context.Context, f filter, o output) error {
 	if err != nil {
 		return err
 	}
-	gpus, s, err := p.gpus(ctx, f, snapshot.Classes)
+	gpus, s, err := p.gpus(ctx, f, cluster.Classes)
 	if err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func (p *plugin) models(ctx context.Context, f filter, o output) error {
 }
 
 // modelsOf counts the GPUs by model and memory, sorted by name.
-func modelsOf(ctx context.Context, gpus []*GPU, s *snapshot.Snapshot) []*Model {
+func modelsOf(ctx context.Context, gpus []*GPU, s *cluster.Snapshot) []*Model {
 	type key struct {
 		driver, name, capability string
 		memory                   int64
@@ -179,7 +179,7 @@ func classesOf(ctx context.Context, m *Model, classes []*resourceapi.DeviceClass
 	return accept
 }
 
-func modelTable(all []*Model, s *snapshot.Snapshot, o output) table {
+func modelTable(all []*Model, s *cluster.Snapshot, o output) table {
 	t := table{header: []string{"MODEL", "MEMORY", "COMPUTE", "GPUS", "FREE", "PARTITIONS", "CLASSES"}}
 	if o.format == wide {
 		t.header = append(t.header, "SELECTOR")
@@ -190,7 +190,7 @@ func modelTable(all []*Model, s *snapshot.Snapshot, o output) table {
 			free = strconv.Itoa(*m.Free)
 		}
 		classes := joined(m.Classes)
-		if s.Unread[snapshot.Classes] != nil {
+		if s.Unread[cluster.Classes] != nil {
 			classes = unknown
 		}
 		cells := []string{orNone(m.Name), size(m.Memory), orNone(m.ComputeCapability), strconv.Itoa(m.GPUs), free,

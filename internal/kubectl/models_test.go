@@ -22,7 +22,7 @@ func class(name string, selectors ...string) *resourceapi.DeviceClass {
 }
 
 func TestModels(t *testing.T) {
-	s := cluster(t)
+	s := newCluster(t)
 	const ofDriver = "device.driver == 'gpu.nvidia.com'"
 	s.Slices = append(s.Slices, foreign())
 	s.Classes = []*resourceapi.DeviceClass{
@@ -52,7 +52,7 @@ Tesla T4 15Gi 7.5 2 1 <none> gpu.nvidia.com device.driver == 'gpu.nvidia.com' &&
 
 // Classes may accept only some of the GPUs of a model: those with one of the sharing modes.
 func TestModelsOfSharingModes(t *testing.T) {
-	s := cluster(t)
+	s := newCluster(t)
 	s.device(t, "a", "gpu-af-00-0").Attributes["sharing"] =
 		resourceapi.DeviceAttribute{StringValue: ptr.To("replicated")}
 	const sharing = "device.attributes['gpu.nvidia.com'].sharing "
@@ -67,7 +67,7 @@ func TestModelsOfSharingModes(t *testing.T) {
 
 // The selector of a model accepts its GPUs and no others.
 func TestModelSelectors(t *testing.T) {
-	s := cluster(t)
+	s := newCluster(t)
 	s.Slices = append(s.Slices, foreign())
 	name := s.device(t, "a", "gpu-af-00-0").Attributes["productName"]
 	*name.StringValue = `Quadro "D'Or" \`
@@ -83,7 +83,7 @@ func TestModelSelectors(t *testing.T) {
 }
 
 func TestModelsUnread(t *testing.T) {
-	s := cluster(t)
+	s := newCluster(t)
 	s.forbidden = []string{claimsPath, "/apis/resource.k8s.io/v1/deviceclasses"}
 	out, _, err := s.run(t, "models", "--no-headers", "--model", "T4")
 	if want := "Tesla T4 15Gi 7.5 2 ? <none> ?"; !strings.HasPrefix(squeezed(out), want) {

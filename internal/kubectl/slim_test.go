@@ -13,7 +13,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
 )
 
 // What a command drops while it reads slices changes nothing that it shows.
@@ -22,8 +23,8 @@ func TestSlimSlices(t *testing.T) {
 	claims := []*resourceapi.ResourceClaim{claim("small", "a", h100+"-mig-1g10gb-me-3"), // with the time of now
 		claim("half", "a", "gpu-43-00-0-mig-3g40gb-4"), claim("whole", "b", "gpu-52-00-0"),
 		claim("last", "b", "gpu-df-00-0-mig-7g80gb-0")}
-	read := func() *snapshot.Snapshot {
-		s := &snapshot.Snapshot{Unread: map[string]error{}, Nodes: []*corev1.Node{node("a"), node("b"), node("c")},
+	read := func() *cluster.Snapshot {
+		s := &cluster.Snapshot{Unread: map[string]error{}, Nodes: []*corev1.Node{node("a"), node("b"), node("c")},
 			Claims: claims}
 		for i, profile := range []string{"dgx-h100", "dgx-h100", "mixed"} {
 			s.Slices = append(s.Slices, published(t, s.Nodes[i].Name, profile)...)
@@ -46,9 +47,9 @@ func TestSlimSlices(t *testing.T) {
 	if after > before/2 {
 		t.Errorf("got %d of %d devices, want fewer", after, before)
 	}
-	for _, what := range []func(s *snapshot.Snapshot) any{
-		func(s *snapshot.Snapshot) any { return gpusOf(s, []string{driver}) },
-		func(s *snapshot.Snapshot) any { return modelsOf(t.Context(), gpusOf(s, []string{driver}), s) },
+	for _, what := range []func(s *cluster.Snapshot) any{
+		func(s *cluster.Snapshot) any { return gpusOf(s, []string{driver}) },
+		func(s *cluster.Snapshot) any { return modelsOf(t.Context(), gpusOf(s, []string{driver}), s) },
 	} {
 		got, err := json.MarshalIndent(what(slim), "", " ")
 		if err != nil {
@@ -84,7 +85,7 @@ func TestSlimSlicesAfterExpiry(t *testing.T) {
 		}
 		return true, list, nil
 	})
-	s := snapshot.Reader{Client: client, Slim: slimSlices}.Read(t.Context(), snapshot.Slices)
+	s := read.Reader{Client: client, Slim: slimSlices}.Read(t.Context(), cluster.Slices)
 	if err := s.Err(); err != nil {
 		t.Fatal(err)
 	}

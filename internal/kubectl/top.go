@@ -24,7 +24,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // Use is what a container has and uses of a GPU.
@@ -118,7 +118,7 @@ func (p *plugin) top(ctx context.Context, o topOptions) error {
 func pluginPods(ctx context.Context, client kubernetes.Interface, selector string) ([]corev1.Pod, error) {
 	found, err := client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {
-		return nil, (&snapshot.Snapshot{Unread: map[string]error{snapshot.Pods: err}}).Err()
+		return nil, (&cluster.Snapshot{Unread: map[string]error{cluster.Pods: err}}).Err()
 	}
 	if len(found.Items) == 0 {
 		return nil, fmt.Errorf("no pod has the labels of the driver's plugin (%s): name others with --plugins",

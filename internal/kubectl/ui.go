@@ -13,7 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
@@ -47,11 +48,11 @@ func (p *plugin) ui(ctx context.Context, f filter, port uint16) error {
 	if err != nil {
 		return err
 	}
-	s, err := p.read(ctx, snapshot.Slices, snapshot.Claims, snapshot.Nodes)
+	s, err := p.read(ctx, cluster.Slices, cluster.Claims, cluster.Nodes)
 	if err != nil {
 		return err
 	}
-	if s.Unread[snapshot.Slices] != nil {
+	if s.Unread[cluster.Slices] != nil {
 		return s.Err()
 	}
 	b := newBoard(f, namespace)
@@ -67,8 +68,8 @@ func (p *plugin) ui(ctx context.Context, f filter, port uint16) error {
 	defer cancel()
 	go b.follow(ctx, client, s)
 
-	of := newReasons(func(ctx context.Context) *snapshot.Snapshot {
-		return why.Read(ctx, snapshot.Reader{Client: client, Namespace: namespace}, "", why.Manifest{})
+	of := newReasons(func(ctx context.Context) *cluster.Snapshot {
+		return why.Read(ctx, read.Reader{Client: client, Namespace: namespace}, "", why.Manifest{})
 	})
 	page := newPageServer(b, of, listener.Addr().String(), rand.Text())
 	server := &http.Server{Handler: page, ReadHeaderTimeout: readHeaderTimeout,

@@ -22,7 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // board is what the page shows. It follows the cluster by watching.
@@ -87,7 +87,7 @@ func newBoard(f filter, namespace string) *board {
 }
 
 // update makes the snapshot the state, and wakes the subscribers.
-func (b *board) update(s *snapshot.Snapshot) error {
+func (b *board) update(s *cluster.Snapshot) error {
 	all, err := selected(s, b.filter)
 	if err != nil {
 		return err
@@ -132,7 +132,7 @@ func (b *board) publish(next *boardState) {
 }
 
 // unread says what could not be read, which watches fail, and which pools are incomplete.
-func (b *board) unread(s *snapshot.Snapshot) []string {
+func (b *board) unread(s *cluster.Snapshot) []string {
 	all := []string{}
 	if err := s.Err(); err != nil {
 		all = strings.Split(err.Error(), "\n")
@@ -191,7 +191,7 @@ func (s *boardState) messageSince(before *boardState) pageMessage {
 }
 
 // follow watches what the user could read at first, and updates the state until ctx ends.
-func (b *board) follow(ctx context.Context, client kubernetes.Interface, first *snapshot.Snapshot) {
+func (b *board) follow(ctx context.Context, client kubernetes.Interface, first *cluster.Snapshot) {
 	changed := make(chan struct{}, 1)
 	signal := func() {
 		select {
@@ -200,31 +200,31 @@ func (b *board) follow(ctx context.Context, client kubernetes.Interface, first *
 		}
 	}
 	claims := metav1.NamespaceAll
-	var partial *snapshot.PartialError
-	if errors.As(first.Unread[snapshot.Claims], &partial) {
+	var partial *cluster.PartialError
+	if errors.As(first.Unread[cluster.Claims], &partial) {
 		claims = partial.Namespace
 	}
 	all := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(withoutManagedFields))
 	inNamespace := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(claims),
 		informers.WithTransform(withoutManagedFields))
 	watched := map[string]cache.SharedIndexInformer{
-		snapshot.Slices: all.Resource().V1().ResourceSlices().Informer(),
+		cluster.Slices: all.Resource().V1().ResourceSlices().Informer(),
 	}
-	if first.Unread[snapshot.Nodes] == nil {
-		watched[snapshot.Nodes] = all.Core().V1().Nodes().Informer()
+	if first.Unread[cluster.Nodes] == nil {
+		watched[cluster.Nodes] = all.Core().V1().Nodes().Informer()
 	}
-	if first.Unread[snapshot.Claims] == nil || partial != nil {
-		watched[snapshot.Claims] = inNamespace.Resource().V1().ResourceClaims().Informer()
+	if first.Unread[cluster.Claims] == nil || partial != nil {
+		watched[cluster.Claims] = inNamespace.Resource().V1().ResourceClaims().Informer()
 	}
 	if first.TaintRules != nil {
-		watched[snapshot.TaintRules] = all.Resource().V1().DeviceTaintRules().Informer()
+		watched[cluster.TaintRules] = all.Resource().V1().DeviceTaintRules().Informer()
 	}
-	if first.Unread[snapshot.Pods] == nil {
-		watched[snapshot.Pods] = informers.NewSharedInformerFactoryWithOptions(client, 0,
+	if first.Unread[cluster.Pods] == nil {
+		watched[cluster.Pods] = informers.NewSharedInformerFactoryWithOptions(client, 0,
 			informers.WithNamespace(b.podNamespace), informers.WithTransform(withoutManagedFields),
 			informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = pendingPhase }),
 		).Core().V1().Pods().Informer()
-		go watched[snapshot.Pods].RunWithContext(ctx)
+		go watched[cluster.Pods].RunWithContext(ctx)
 	}
 	for resource, informer := range watched {
 		b.watch(informer, resource, signal)
@@ -238,16 +238,16 @@ func (b *board) follow(ctx context.Context, client kubernetes.Interface, first *
 	}, failureAge/4)
 	all.Start(ctx.Done())
 	inNamespace.Start(ctx.Done())
-	b.run(ctx, changed, func() *snapshot.Snapshot {
+	b.run(ctx, changed, func() *cluster.Snapshot {
 		published := first.Slices
-		if of := watched[snapshot.Slices]; of.HasSynced() {
-			published = snapshot.Tainted(stored(of, published), stored(watched[snapshot.TaintRules], first.TaintRules))
+		if of := watched[cluster.Slices]; of.HasSynced() {
+			published = cluster.Tainted(stored(of, published), stored(watched[cluster.TaintRules], first.TaintRules))
 		}
-		return &snapshot.Snapshot{Unread: first.Unread,
+		return &cluster.Snapshot{Unread: first.Unread,
 			Slices: published,
-			Claims: stored(watched[snapshot.Claims], first.Claims),
-			Pods:   stored(watched[snapshot.Pods], first.Pods),
-			Nodes:  stored(watched[snapshot.Nodes], first.Nodes)}
+			Claims: stored(watched[cluster.Claims], first.Claims),
+			Pods:   stored(watched[cluster.Pods], first.Pods),
+			Nodes:  stored(watched[cluster.Nodes], first.Nodes)}
 	})
 }
 
@@ -263,7 +263,7 @@ func (b *board) watch(informer cache.SharedIndexInformer, resource string, signa
 }
 
 // run updates the state after changes, and when the failure of a watch is over.
-func (b *board) run(ctx context.Context, changed <-chan struct{}, read func() *snapshot.Snapshot) {
+func (b *board) run(ctx context.Context, changed <-chan struct{}, read func() *cluster.Snapshot) {
 	check := time.NewTicker(failureAge / 4)
 	defer check.Stop()
 	for {
@@ -280,8 +280,8 @@ func (b *board) run(ctx context.Context, changed <-chan struct{}, read func() *s
 			}
 		}
 		if err := b.update(read()); err != nil { // such as that the driver has no slices any more
-			b.fail(snapshot.Slices, err)
-			b.publish(&boardState{pending: []pagePending{}, unread: b.unread(&snapshot.Snapshot{})})
+			b.fail(cluster.Slices, err)
+			b.publish(&boardState{pending: []pagePending{}, unread: b.unread(&cluster.Snapshot{})})
 		}
 		select {
 		case <-ctx.Done():

@@ -18,18 +18,18 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // serve starts the page of a snapshot.
-func serve(t *testing.T, s *snapshot.Snapshot) *pageServer {
+func serve(t *testing.T, s *cluster.Snapshot) *pageServer {
 	t.Helper()
 	b := newBoard(filter{}, "ml")
 	if err := b.update(s); err != nil {
 		t.Fatal(err)
 	}
 	server := httptest.NewUnstartedServer(nil)
-	of := newReasons(func(context.Context) *snapshot.Snapshot { return s })
+	of := newReasons(func(context.Context) *cluster.Snapshot { return s })
 	page := newPageServer(b, of, server.Listener.Addr().String(), "secret")
 	server.Config.Handler = page
 	server.Start()
@@ -41,9 +41,9 @@ func serve(t *testing.T, s *snapshot.Snapshot) *pageServer {
 }
 
 // pageSnapshot has shares, partitions, a taint, a pending claim, and a resource that was not read.
-func pageSnapshot(t *testing.T) *snapshot.Snapshot {
+func pageSnapshot(t *testing.T) *cluster.Snapshot {
 	t.Helper()
-	s := cluster(t)
+	s := newCluster(t)
 	s.device(t, "a", "gpu-af-00-0").Taints = []resourceapi.DeviceTaint{{Key: "gpu.nvidia.com/xid", Value: "79",
 		Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	s.Claims[1].Namespace = "<web>" // no namespace can have this name; the page must not take text for HTML
@@ -61,7 +61,7 @@ func pageSnapshot(t *testing.T) *snapshot.Snapshot {
 					"cpu": resource.MustParse("1")}}}}}}
 	running := late.DeepCopy()
 	running.Name, running.Spec.NodeName = "running", "a"
-	return &snapshot.Snapshot{Nodes: s.Nodes, Slices: s.Slices, Claims: s.Claims, Pods: []*corev1.Pod{late, running},
+	return &cluster.Snapshot{Nodes: s.Nodes, Slices: s.Slices, Claims: s.Claims, Pods: []*corev1.Pod{late, running},
 		Unread: map[string]error{}}
 }
 
@@ -163,7 +163,7 @@ func TestPage(t *testing.T) {
 	next := *snap
 	next.Claims = snap.Claims[1:]
 	next.Slices = append(published(t, "c", "t4-x2"), snap.Slices...)
-	next.Unread = map[string]error{snapshot.Nodes: errors.New("no answer")}
+	next.Unread = map[string]error{cluster.Nodes: errors.New("no answer")}
 	if err := page.board.update(&next); err != nil {
 		t.Fatal(err)
 	}
@@ -228,7 +228,7 @@ func TestPageKeepsFocus(t *testing.T) {
 func TestPageUnread(t *testing.T) {
 	b := newBrowser(t)
 	s := pageSnapshot(t)
-	s.Unread = map[string]error{snapshot.Claims: errors.New("no answer"), snapshot.Nodes: errors.New("no answer")}
+	s.Unread = map[string]error{cluster.Claims: errors.New("no answer"), cluster.Nodes: errors.New("no answer")}
 	s.Claims, s.Nodes = nil, nil
 	page := serve(t, s)
 	b.call(t, "Page.navigate", map[string]any{"url": page.url()})

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // pendingPhase selects the pods that may wait for GPUs. A cluster has few of them.
@@ -26,7 +26,7 @@ const pendingPhase = "status.phase=Pending"
 
 // readPendingPods adds the pending pods to the snapshot: of all namespaces, or of the given one if the user may not
 // list all. It returns which, as for a client.
-func readPendingPods(ctx context.Context, client kubernetes.Interface, s *snapshot.Snapshot, namespace string) string {
+func readPendingPods(ctx context.Context, client kubernetes.Interface, s *cluster.Snapshot, namespace string) string {
 	of := metav1.NamespaceAll
 	list, err := client.CoreV1().Pods(of).List(ctx, metav1.ListOptions{FieldSelector: pendingPhase})
 	if apierrors.IsForbidden(err) {
@@ -34,7 +34,7 @@ func readPendingPods(ctx context.Context, client kubernetes.Interface, s *snapsh
 		list, err = client.CoreV1().Pods(of).List(ctx, metav1.ListOptions{FieldSelector: pendingPhase})
 	}
 	if err != nil {
-		s.Unread[snapshot.Pods] = err
+		s.Unread[cluster.Pods] = err
 		return of
 	}
 	for i := range list.Items {
@@ -44,7 +44,7 @@ func readPendingPods(ctx context.Context, client kubernetes.Interface, s *snapsh
 }
 
 // pending returns the claims without devices, and the pods that wait for GPUs and have no such claim, the oldest first.
-func pending(s *snapshot.Snapshot) []pagePending {
+func pending(s *cluster.Snapshot) []pagePending {
 	all := []pagePending{}
 	claims := map[types.NamespacedName]bool{}
 	for _, c := range s.Claims {
@@ -54,7 +54,7 @@ func pending(s *snapshot.Snapshot) []pagePending {
 				Created: c.CreationTimestamp, Asks: classNames(c)})
 		}
 	}
-	if s.Unread[snapshot.Claims] == nil {
+	if s.Unread[cluster.Claims] == nil {
 		for _, p := range s.Pods {
 			if p.Spec.NodeName != "" || p.DeletionTimestamp != nil {
 				continue

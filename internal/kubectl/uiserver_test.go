@@ -27,7 +27,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
 )
 
 // response asks the page and does not follow redirects.
@@ -257,8 +258,8 @@ func TestFollow(t *testing.T) {
 func follow(ctx context.Context, t *testing.T, client kubernetes.Interface, f filter) func(what string,
 	ok func(*boardState) bool) {
 	t.Helper()
-	first := snapshot.Reader{Client: client, Namespace: "ml"}.Read(ctx, snapshot.Slices, snapshot.Claims,
-		snapshot.Nodes)
+	first := read.Reader{Client: client, Namespace: "ml"}.Read(ctx, cluster.Slices, cluster.Claims,
+		cluster.Nodes)
 	b := newBoard(f, "ml")
 	if err := b.update(first); err != nil {
 		t.Fatal(err)
@@ -327,7 +328,7 @@ func TestFollowOrder(t *testing.T) {
 }
 
 func TestUI(t *testing.T) {
-	s := cluster(t)
+	s := newCluster(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	read, write := io.Pipe()
@@ -363,7 +364,7 @@ func TestUI(t *testing.T) {
 }
 
 func TestUIWithoutRights(t *testing.T) {
-	s := cluster(t)
+	s := newCluster(t)
 	s.forbidden = []string{slicesPath}
 	if _, _, err := s.run(t, "ui"); err == nil || !strings.Contains(err.Error(), "on resourceslices.resource.k8s.io") {
 		t.Errorf("got %v, want the missing right", err)

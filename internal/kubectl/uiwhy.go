@@ -10,8 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/guard"
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
@@ -20,14 +20,14 @@ const reasonsAge = 15 * time.Second
 
 // reasons tells why claims wait, one at a time. It reads the cluster when somebody asks, and not before.
 type reasons struct {
-	read func(context.Context) *snapshot.Snapshot
+	read func(context.Context) *cluster.Snapshot
 
 	busy      chan struct{} // has an element while an answer is made; guards the fields below
 	explainer *why.Explainer
 	at        time.Time // of its snapshot
 }
 
-func newReasons(read func(context.Context) *snapshot.Snapshot) *reasons {
+func newReasons(read func(context.Context) *cluster.Snapshot) *reasons {
 	return &reasons{read: read, busy: make(chan struct{}, 1)}
 }
 

@@ -18,7 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
@@ -252,7 +252,7 @@ func (p *plugin) completeWaiting(cmd *cobra.Command, args []string, prefix strin
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	s, err := p.read(cmd.Context(), snapshot.Pods, snapshot.Claims)
+	s, err := p.read(cmd.Context(), cluster.Pods, cluster.Claims)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

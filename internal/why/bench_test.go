@@ -10,14 +10,14 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // large returns that many nodes of the profile, of which the named part of the whole GPUs is held.
-func large(b *testing.B, nodes int, n viewtest.Node, held float64) *snapshot.Snapshot {
+func large(b *testing.B, nodes int, n clustertest.Node, held float64) *cluster.Snapshot {
 	b.Helper()
-	var all []viewtest.Node
+	var all []clustertest.Node
 	for i := range nodes {
 		n.Name = fmt.Sprintf("node-%04d", i)
 		all = append(all, n)
@@ -42,10 +42,10 @@ func large(b *testing.B, nodes int, n viewtest.Node, held float64) *snapshot.Sna
 
 // How long an answer about 1,000 nodes takes, once the cluster has been read.
 func BenchmarkWhy(b *testing.B) {
-	whole := viewtest.Node{Profile: "dgx-h100", Use: exclusive}
+	whole := clustertest.Node{Profile: "dgx-h100", Use: exclusive}
 	for _, row := range []struct {
 		name    string
-		node    viewtest.Node
+		node    clustertest.Node
 		nodes   int
 		held    float64
 		devices string
@@ -54,7 +54,7 @@ func BenchmarkWhy(b *testing.B) {
 		{"1000 nodes, half of the GPUs are held", whole, 1000, 0.5, gpus(", count: 9")},
 		{"1000 nodes, no GPU has so much memory", whole, 1000, 0.5,
 			ask("device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('1Ti')) >= 0", "")},
-		{"600 nodes with all partitions, half of the GPUs are held", viewtest.Node{Profile: "dgx-h100"}, 600, 0.5,
+		{"600 nodes with all partitions, half of the GPUs are held", clustertest.Node{Profile: "dgx-h100"}, 600, 0.5,
 			requests("[{name: mig, exactly: {deviceClassName: mig-7g.80gb.nvidia.com, count: 9}}]")},
 	} {
 		b.Run(row.name, func(b *testing.B) {

@@ -10,7 +10,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // boundedFrom is the number of devices from which on claims are compared with a bound before the allocator is asked.
@@ -66,7 +66,7 @@ func least(alternatives []part) int64 {
 
 // counterSetID names a counter set.
 type counterSetID struct {
-	pool poolID
+	pool cluster.PoolID
 	name string
 }
 
@@ -75,12 +75,12 @@ type counterSetID struct {
 func (q *question) most(s *site, state structured.AllocatedState, parts ...part) (int64, error) {
 	total, left := int64(0), map[counterSetID]quantitiesByName{}
 	wants := map[counterSetID][]map[string]resourceapi.Counter{} // what each device takes of its first counter set
-	current := snapshot.Current(s.slices)
+	current := cluster.Current(s.slices)
 	for _, slice := range current {
 		for _, set := range slice.Spec.SharedCounters {
-			left[counterSetID{poolOf(slice), set.Name}] = quantitiesByName{}
+			left[counterSetID{cluster.PoolOf(slice), set.Name}] = quantitiesByName{}
 			for name, c := range set.Counters {
-				left[counterSetID{poolOf(slice), set.Name}][name] = c.Value.DeepCopy()
+				left[counterSetID{cluster.PoolOf(slice), set.Name}][name] = c.Value.DeepCopy()
 			}
 		}
 	}
@@ -90,7 +90,7 @@ func (q *question) most(s *site, state structured.AllocatedState, parts ...part)
 			id := structured.MakeDeviceID(slice.Spec.Driver, slice.Spec.Pool.Name, d.Name)
 			if structured.IsDeviceAllocated(id, &state) {
 				for _, use := range d.ConsumesCounters {
-					left[counterSetID{poolOf(slice), use.CounterSet}].subtract(use.Counters)
+					left[counterSetID{cluster.PoolOf(slice), use.CounterSet}].subtract(use.Counters)
 				}
 			}
 			if q.ctx.Err() != nil {
@@ -113,7 +113,7 @@ func (q *question) most(s *site, state structured.AllocatedState, parts ...part)
 			case len(d.ConsumesCounters) == 0:
 				total++
 			default:
-				set := counterSetID{poolOf(slice), d.ConsumesCounters[0].CounterSet}
+				set := counterSetID{cluster.PoolOf(slice), d.ConsumesCounters[0].CounterSet}
 				wants[set] = append(wants[set], d.ConsumesCounters[0].Counters)
 			}
 		}

@@ -15,7 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // maxHolders is how many claims a report lists.
@@ -25,7 +25,7 @@ const maxHolders = 20
 func (q *question) open() []*site {
 	var all []*site
 	for _, s := range q.sites {
-		if len(q.w.excludes(q.cluster, s.node)) == 0 {
+		if len(q.w.excludes(q.index, s.node)) == 0 {
 			all = append(all, s)
 		}
 	}
@@ -36,7 +36,7 @@ func (q *question) open() []*site {
 func (q *question) excluded() []NodeReason {
 	count := map[string]int{}
 	for _, s := range q.sites {
-		for _, reason := range q.w.excludes(q.cluster, s.node) {
+		for _, reason := range q.w.excludes(q.index, s.node) {
 			count[reason] += len(s.names)
 		}
 	}
@@ -140,12 +140,12 @@ func lossRank(kind LossKind) int {
 
 // holdersOf returns the claims that hold devices which a part would otherwise get.
 func (q *question) holdersOf(facts map[[2]int][]fact) []Holder {
-	wanted := map[poolID]bool{}
+	wanted := map[cluster.PoolID]bool{}
 	onSite := map[*site]bool{}
 	for _, list := range facts {
 		for _, f := range list {
 			if len(f.reasons) > 0 && f.reasons[0].kind == LostHeld {
-				wanted[poolOf(f.slice)], onSite[f.site] = true, true
+				wanted[cluster.PoolOf(f.slice)], onSite[f.site] = true, true
 			}
 		}
 	}
@@ -156,14 +156,15 @@ func (q *question) holdersOf(facts map[[2]int][]fact) []Holder {
 			continue
 		}
 		for _, claim := range s.holders {
-			if seen[claim] || len(all) == maxHolders || !slices.ContainsFunc(poolsHeldBy(claim), func(id poolID) bool {
-				return wanted[id]
-			}) {
+			if seen[claim] || len(all) == maxHolders || !slices.ContainsFunc(poolsHeldBy(claim),
+				func(id cluster.PoolID) bool {
+					return wanted[id]
+				}) {
 				continue
 			}
 			seen[claim] = true
 			h := Holder{Claim: claim.Namespace + "/" + claim.Name, Node: s.node.Name, Devices: devicesOf(claim)}
-			if since := snapshot.Since(claim); since != nil {
+			if since := cluster.Since(claim); since != nil {
 				h.Since = &since.Time
 			}
 			for _, user := range claim.Status.ReservedFor {
@@ -198,13 +199,13 @@ func (q *question) cause(problem error, facts map[[2]int][]fact) string {
 			}
 		}
 	}
-	if text := q.unofferedResource(); text != "" && q.Unread[snapshot.Nodes] == nil && len(q.nodes) > 0 {
+	if text := q.unofferedResource(); text != "" && q.Unread[cluster.Nodes] == nil && len(q.nodes) > 0 {
 		return text
 	}
 	switch over := q.overQuotas(); {
 	case len(over) > 0:
 		return over[0]
-	case len(q.nodes) == 0 && q.Unread[snapshot.Nodes] == nil:
+	case len(q.nodes) == 0 && q.Unread[cluster.Nodes] == nil:
 		return "the cluster has no nodes"
 	case len(q.Slices) == 0 && len(q.w.claims) > 0 && !q.w.extended():
 		return "no node offers devices: there is no ResourceSlice"
@@ -259,7 +260,7 @@ func (q *question) nodeCause() string {
 	q.until = time.Now().Add(askTimeout)
 	defer func() { q.until = time.Time{} }()
 	for _, s := range q.sites {
-		because := q.w.excludes(q.cluster, s.node)
+		because := q.w.excludes(q.index, s.node)
 		if len(because) == 0 || q.w.pod != nil && slices.ContainsFunc(q.short(q.w.pod, s.node),
 			func(name corev1.ResourceName) bool { return q.ofClass(name) != nil }) {
 			continue // its device plugin has too few devices

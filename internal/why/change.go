@@ -17,7 +17,7 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 	"k8s.io/dynamic-resource-allocation/structured"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // change is a possible change of a workload. It has levels from mild to loose: each admits what the one before admits,
@@ -354,7 +354,7 @@ func (q *question) tolerations(claim, number int, facts []fact) []*change {
 	for _, f := range facts {
 		if f.ofClass() {
 			for _, t := range f.taints {
-				found[taintText(t)] = t
+				found[cluster.TaintText(t)] = t
 			}
 		}
 	}
@@ -539,7 +539,7 @@ func (q *question) waits() []*change {
 			in, text := q.waitText(claim)
 			c := &change{kind: Wait, in: in, what: "claim " + string(claim.UID), levels: 1,
 				only: s, text: one(text), apply: func(w *workload, _ int) { w.ended[claim.UID] = true }}
-			seen[claim], size[c], leaves[c] = c, len(resultsOf(claim)), claim.DeletionTimestamp != nil
+			seen[claim], size[c], leaves[c] = c, len(cluster.Results(claim)), claim.DeletionTimestamp != nil
 			all = append(all, c)
 		}
 	}
@@ -569,7 +569,7 @@ func (q *question) waitText(claim *resourceapi.ResourceClaim) (in, text string) 
 	}
 	name := claim.Namespace + "/" + claim.Name
 	text = waitUntil + "claim " + name + " has ended"
-	if since := snapshot.Since(claim); since != nil {
+	if since := cluster.Since(claim); since != nil {
 		text += ", which has had its devices since " + since.UTC().Format(time.RFC3339)
 	}
 	return "ResourceClaim " + name, text

@@ -14,8 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/nodetemplate"
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
 	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 )
 
@@ -52,7 +52,7 @@ func TestDemo(t *testing.T) {
 }
 
 // demoNodes returns the nodes of make demo.
-func demoNodes(t *testing.T) *snapshot.Snapshot {
+func demoNodes(t *testing.T) *cluster.Snapshot {
 	t.Helper()
 	text, err := os.ReadFile("../../demo/values.yaml")
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // Equal pods are explained once. Each answer is the same as that of a pod that is explained alone.
@@ -37,7 +37,7 @@ func TestEqualPods(t *testing.T) {
 		}, 2},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+			s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
 			s.Nodes[0].Spec.Taints = []corev1.Taint{{Key: "reserved", Effect: corev1.TaintEffectNoSchedule}}
 			mustHold(t, s, claim(t, "train", gpus(", count: 2")))
 			s.Templates = []*resourceapi.ResourceClaimTemplate{{ObjectMeta: metav1.ObjectMeta{Namespace: "ns",
@@ -69,7 +69,7 @@ func TestEqualPods(t *testing.T) {
 					t.Errorf("got\n%s\nwant\n%s", got, want)
 				}
 			}
-			if got := len(all.cluster.answers); got != row.want {
+			if got := len(all.index.answers); got != row.want {
 				t.Errorf("got %d answers, want %d", got, row.want)
 			}
 		})

@@ -13,7 +13,7 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // Manifest is what somebody is about to create.
@@ -25,7 +25,7 @@ type Manifest struct {
 
 // Fit explains whether each pod of the manifest would fit on the cluster, and each claim and template that no pod of
 // the manifest uses. Each is asked about alone.
-func Fit(ctx context.Context, s *snapshot.Snapshot, m Manifest) []*Report {
+func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Report {
 	with := *s
 	with.Claims, with.Templates = slices.Clone(s.Claims), slices.Clone(s.Templates)
 	for _, claim := range m.Claims {
@@ -37,7 +37,7 @@ func Fit(ctx context.Context, s *snapshot.Snapshot, m Manifest) []*Report {
 	for _, template := range m.Templates {
 		with.Templates = replace(with.Templates, template)
 	}
-	c := newCluster(&with)
+	c := newIndex(&with)
 	for _, claim := range m.Claims {
 		_, exists := find(s.Claims, claim.Namespace, claim.Name)
 		c.planned[claim.Namespace+"/"+claim.Name] = !exists
@@ -116,11 +116,11 @@ func replace[T metav1.Object](all []T, object T) []T {
 
 // Empty returns the cluster without pods, without claims that have devices, and without what quotas have counted. That
 // other pods and claims could not be read does not matter then.
-func Empty(s *snapshot.Snapshot) *snapshot.Snapshot {
+func Empty(s *cluster.Snapshot) *cluster.Snapshot {
 	c := *s
 	c.Unread = maps.Clone(s.Unread)
-	delete(c.Unread, snapshot.Claims)
-	delete(c.Unread, snapshot.Pods)
+	delete(c.Unread, cluster.Claims)
+	delete(c.Unread, cluster.Pods)
 	c.Quotas = nil
 	for _, quota := range s.Quotas {
 		quota = quota.DeepCopy()

@@ -17,12 +17,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/structured"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
-const driver = viewtest.Driver
+const driver = clustertest.Driver
 
 // exclusive are GPUs that are neither shared nor partitioned.
 var exclusive = gpu.Use{Sharing: gpu.Exclusive}
@@ -31,11 +31,11 @@ var exclusive = gpu.Use{Sharing: gpu.Exclusive}
 var published = map[string][]*resourceapi.ResourceSlice{}
 
 // slicesOf returns the slices of a node. Their devices are copies.
-func slicesOf(t testing.TB, n viewtest.Node) []*resourceapi.ResourceSlice {
+func slicesOf(t testing.TB, n clustertest.Node) []*resourceapi.ResourceSlice {
 	t.Helper()
 	key := fmt.Sprintf("%s %+v", n.Profile, n.Use)
 	if published[key] == nil {
-		published[key] = viewtest.Slices(t, viewtest.Node{Name: "like", Profile: n.Profile, Use: n.Use})
+		published[key] = clustertest.Slices(t, clustertest.Node{Name: "like", Profile: n.Profile, Use: n.Use})
 	}
 	var all []*resourceapi.ResourceSlice
 	for i, s := range published[key] {
@@ -48,9 +48,9 @@ func slicesOf(t testing.TB, n viewtest.Node) []*resourceapi.ResourceSlice {
 }
 
 // fleet returns a cluster of simulated nodes and the chart's classes.
-func fleet(t testing.TB, nodes ...viewtest.Node) *snapshot.Snapshot {
+func fleet(t testing.TB, nodes ...clustertest.Node) *cluster.Snapshot {
 	t.Helper()
-	s := &snapshot.Snapshot{Classes: viewtest.Classes(t), Unread: map[string]error{}}
+	s := &cluster.Snapshot{Classes: clustertest.Classes(t), Unread: map[string]error{}}
 	for _, n := range nodes {
 		s.Slices = append(s.Slices, slicesOf(t, n)...)
 		s.Nodes = append(s.Nodes, &corev1.Node{
@@ -67,14 +67,14 @@ func requests(all string) string { return "requests: " + all }
 // claim returns a claim without devices. The devices are YAML of spec.devices.
 func claim(t testing.TB, name, devices string) *resourceapi.ResourceClaim {
 	t.Helper()
-	c := viewtest.Claim(t, devices)
+	c := clustertest.Claim(t, devices)
 	c.Name, c.UID = name, types.UID(name)
 	return c
 }
 
 // judge asks the allocator about each node of the snapshot, without anything of this package. It returns the first node
 // that the claims fit on, or "". An error on any node is an error, as for the scheduler.
-func judge(t testing.TB, s *snapshot.Snapshot, ended map[types.UID]bool, claims ...*resourceapi.ResourceClaim) (string,
+func judge(t testing.TB, s *cluster.Snapshot, ended map[types.UID]bool, claims ...*resourceapi.ResourceClaim) (string,
 	[]resourceapi.AllocationResult, error) {
 	t.Helper()
 	state := structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](),
@@ -124,7 +124,7 @@ func judge(t testing.TB, s *snapshot.Snapshot, ended map[types.UID]bool, claims 
 var since = metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
 
 // hold gives the claim devices, as the scheduler would.
-func hold(t testing.TB, s *snapshot.Snapshot, c *resourceapi.ResourceClaim) bool {
+func hold(t testing.TB, s *cluster.Snapshot, c *resourceapi.ResourceClaim) bool {
 	t.Helper()
 	on, results, err := judge(t, s, nil, c)
 	if err != nil {
@@ -140,7 +140,7 @@ func hold(t testing.TB, s *snapshot.Snapshot, c *resourceapi.ResourceClaim) bool
 }
 
 // mustHold gives each claim devices.
-func mustHold(t testing.TB, s *snapshot.Snapshot, all ...*resourceapi.ResourceClaim) {
+func mustHold(t testing.TB, s *cluster.Snapshot, all ...*resourceapi.ResourceClaim) {
 	t.Helper()
 	for _, c := range all {
 		if !hold(t, s, c) {

@@ -12,7 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // FuzzExplain explains claims and pods that the API server has not validated, as fits does. Nothing panics, and there
@@ -43,8 +43,8 @@ func FuzzExplain(f *testing.F) {
 		"{tolerations: [{}], overhead: {cpu: 1}, resources: {requests: {cpu: 1}}, resourceClaims: [{}]}"} {
 		f.Add(gpus(""), spec)
 	}
-	s := fleet(f, viewtest.Node{Name: "a", Profile: "t4-x2"},
-		viewtest.Node{Name: "b", Profile: "t4-x2", Use: exclusive})
+	s := fleet(f, clustertest.Node{Name: "a", Profile: "t4-x2"},
+		clustertest.Node{Name: "b", Profile: "t4-x2", Use: exclusive})
 	before := searchAsked
 	searchAsked = 30
 	f.Cleanup(func() { searchAsked = before })

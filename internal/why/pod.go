@@ -17,7 +17,7 @@ import (
 )
 
 // missingClaim says that the claim of a pod does not exist, and what was likely meant.
-func (c *cluster) missingClaim(namespace, name string) error {
+func (c *index) missingClaim(namespace, name string) error {
 	text := fmt.Sprintf("claim %s does not exist in namespace %s", name, namespace)
 	if _, isTemplate := find(c.Templates, namespace, name); isTemplate {
 		return fmt.Errorf("%s; there is a template of that name: write resourceClaimTemplateName instead of "+
@@ -30,7 +30,7 @@ func (c *cluster) missingClaim(namespace, name string) error {
 }
 
 // missingTemplate says that the template of a pod's claim does not exist, and what was likely meant.
-func (c *cluster) missingTemplate(namespace, name, claim string) error {
+func (c *index) missingTemplate(namespace, name, claim string) error {
 	text := fmt.Sprintf("template %s of its claim %s does not exist in namespace %s", name, claim, namespace)
 	if _, isClaim := find(c.Claims, namespace, name); isClaim {
 		return fmt.Errorf("%s; there is a claim of that name: write resourceClaimName instead of "+
@@ -50,7 +50,7 @@ func (c *cluster) missingTemplate(namespace, name, claim string) error {
 
 // elsewhere says that objects of other namespaces do not count, and in which there is one of that name. Readers with
 // fewer rights do not learn that.
-func (c *cluster) elsewhere(name, kind string, namespaces []string) string {
+func (c *index) elsewhere(name, kind string, namespaces []string) string {
 	text := fmt.Sprintf("; a pod uses only %s of its own namespace", kind)
 	if len(namespaces) == 0 || c.HideOthers {
 		return text
@@ -95,7 +95,7 @@ func namespacesOf[T metav1.Object](name string, all []T) []string {
 
 // unused says which claims of the pod no container can use, and which requests containers name that a claim does not
 // have. Such a pod runs, and its containers see no device.
-func (c *cluster) unused(pod *corev1.Pod) []string {
+func (c *index) unused(pod *corev1.Pod) []string {
 	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
 	var all []string
 	for i := range pod.Spec.ResourceClaims {
@@ -128,7 +128,7 @@ func (c *cluster) unused(pod *corev1.Pod) []string {
 }
 
 // requestsOf returns the names of the requests of a pod's claim, or of its template. nil: not known.
-func (c *cluster) requestsOf(pod *corev1.Pod, of *corev1.PodResourceClaim) []string {
+func (c *index) requestsOf(pod *corev1.Pod, of *corev1.PodResourceClaim) []string {
 	var requests []resourceapi.DeviceRequest
 	name, _, err := resourceclaim.Name(pod, of)
 	if err == nil && name != nil {

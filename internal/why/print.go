@@ -14,17 +14,17 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // print returns a text that is equal for nodes whose devices, and what claims hold of them, differ only in order and in
 // attributes of other names. nil: all attributes count.
 func (s *site) print(names map[string]bool) string {
 	var b strings.Builder
-	pools := map[poolID][]*resourceapi.ResourceSlice{}
+	pools := map[cluster.PoolID][]*resourceapi.ResourceSlice{}
 	for _, slice := range s.slices {
 		if ptr.Deref(slice.Spec.NodeName, "") == s.node.Name {
-			pools[poolOf(slice)] = append(pools[poolOf(slice)], slice)
+			pools[cluster.PoolOf(slice)] = append(pools[cluster.PoolOf(slice)], slice)
 			continue
 		}
 		// A slice of several nodes is the same for all that it matches.
@@ -38,7 +38,7 @@ func (s *site) print(names map[string]bool) string {
 	uses := s.uses()
 	var texts []string
 	for id, of := range pools {
-		texts = append(texts, strings.TrimPrefix(id.pool, s.node.Name)+" "+poolPrint(id, of, uses, names))
+		texts = append(texts, strings.TrimPrefix(id.Pool, s.node.Name)+" "+poolPrint(id, of, uses, names))
 	}
 	slices.Sort(texts)
 	b.WriteString(strings.Join(texts, "\n"))
@@ -47,16 +47,16 @@ func (s *site) print(names map[string]bool) string {
 
 // uses returns what claims hold of each device. A claim with a single device of the node has no name; others are
 // numbered.
-func (s *site) uses() map[poolID]map[string]string {
-	uses := map[poolID]map[string]string{}
+func (s *site) uses() map[cluster.PoolID]map[string]string {
+	uses := map[cluster.PoolID]map[string]string{}
 	for number, claim := range s.holders {
-		results := resultsOf(claim)
+		results := cluster.Results(claim)
 		who := "one"
 		if len(results) > 1 {
 			who = fmt.Sprint(number)
 		}
 		for _, r := range results {
-			id := poolID{r.Driver, r.Pool}
+			id := cluster.PoolOfResult(r)
 			if uses[id] == nil {
 				uses[id] = map[string]string{}
 			}
@@ -72,9 +72,9 @@ func (s *site) uses() map[poolID]map[string]string {
 }
 
 // poolPrint prints a pool. Devices are sorted by what they are, and so are counter sets with the devices that use them.
-func poolPrint(id poolID, all []*resourceapi.ResourceSlice, uses map[poolID]map[string]string,
+func poolPrint(id cluster.PoolID, all []*resourceapi.ResourceSlice, uses map[cluster.PoolID]map[string]string,
 	names map[string]bool) string {
-	current := snapshot.Current(all)
+	current := cluster.Current(all)
 	sets := map[string][]string{} // of each counter set, what it has and the devices that use only it
 	for _, slice := range current {
 		for _, set := range slice.Spec.SharedCounters {
@@ -109,7 +109,7 @@ func poolPrint(id poolID, all []*resourceapi.ResourceSlice, uses map[poolID]map[
 	}
 	slices.Sort(texts)
 	sum := sha256.Sum256([]byte(strings.Join(texts, "\n\n")))
-	return fmt.Sprintf("%s %d of %d %x", id.driver, len(current), current[0].Spec.Pool.ResourceSliceCount,
+	return fmt.Sprintf("%s %d of %d %x", id.Driver, len(current), current[0].Spec.Pool.ResourceSliceCount,
 		sum)
 }
 
@@ -145,7 +145,7 @@ func devicePrint(d *resourceapi.Device, names map[string]bool) string {
 		printPolicy(&b, c.RequestPolicy)
 	}
 	for _, t := range d.Taints {
-		b.WriteString(" " + taintText(t))
+		b.WriteString(" " + cluster.TaintText(t))
 	}
 	if d.BindsToNode != nil || len(d.BindingConditions) > 0 {
 		b.WriteString(" binding")

@@ -19,7 +19,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 const (
@@ -48,7 +48,7 @@ var errLimit = errors.New("the search has reached its limit")
 
 // question asks the allocator about a workload and changes of it.
 type question struct {
-	*cluster
+	*index
 	ctx   context.Context
 	w     *workload
 	sites []*site
@@ -62,8 +62,8 @@ type question struct {
 	texts map[string]string // of errors, which many devices have
 }
 
-func newQuestion(ctx context.Context, c *cluster, w *workload) *question {
-	return &question{cluster: c, ctx: ctx, w: w, sites: c.sites(ctx, w), texts: map[string]string{}}
+func newQuestion(ctx context.Context, c *index, w *workload) *question {
+	return &question{index: c, ctx: ctx, w: w, sites: c.sites(ctx, w), texts: map[string]string{}}
 }
 
 // once returns an equal text that is kept once.
@@ -128,7 +128,7 @@ func (q *question) fitsOn(w *workload, s *site) (spot, bool, error) {
 	if q.ctx.Err() != nil {
 		return spot{}, false, errLimit
 	}
-	if len(w.excludes(q.cluster, s.node)) > 0 || len(q.overQuota(w, s.node)) > 0 {
+	if len(w.excludes(q.index, s.node)) > 0 || len(q.overQuota(w, s.node)) > 0 {
 		return spot{}, false, nil
 	}
 	if len(w.claims) == 0 {
@@ -217,7 +217,7 @@ func (q *question) overQuota(w *workload, node *corev1.Node) []string {
 
 // quotaOf returns what the quota counts for the claim: itself, and its devices by class. Devices of a class also count
 // as the extended resource that it has by its name, and as the one that it names.
-func (c *cluster) quotaOf(claim *resourceapi.ResourceClaim) corev1.ResourceList {
+func (c *index) quotaOf(claim *resourceapi.ResourceClaim) corev1.ResourceList {
 	type key struct {
 		request int
 		class   string
@@ -308,12 +308,12 @@ func (q *question) facts(claim int, number int, sites []*site, most int) ([]fact
 		if fromPlugin(s.node, resource) {
 			continue // the node takes no devices for it
 		}
-		current, count := snapshot.Current(s.slices), map[poolID]int64{}
+		current, count := cluster.Current(s.slices), map[cluster.PoolID]int64{}
 		for _, slice := range current {
-			count[poolOf(slice)]++
+			count[cluster.PoolOf(slice)]++
 		}
 		for _, slice := range current {
-			incomplete := count[poolOf(slice)] < slice.Spec.Pool.ResourceSliceCount
+			incomplete := count[cluster.PoolOf(slice)] < slice.Spec.Pool.ResourceSliceCount
 			for i := range slice.Spec.Devices {
 				d := &slice.Spec.Devices[i]
 				if !q.near(s, slice, d) {
@@ -325,7 +325,7 @@ func (q *question) facts(claim int, number int, sites []*site, most int) ([]fact
 				f := fact{site: s, slice: slice, device: d}
 				if incomplete {
 					f.lose(LostIncomplete, fmt.Sprintf("pool %s has %d of %d slices",
-						slice.Spec.Pool.Name, count[poolOf(slice)], slice.Spec.Pool.ResourceSliceCount))
+						slice.Spec.Pool.Name, count[cluster.PoolOf(slice)], slice.Spec.Pool.ResourceSliceCount))
 				}
 				q.examine(&f, p, class, conditions)
 				all = append(all, f)
@@ -371,7 +371,7 @@ func (q *question) examine(f *fact, p part, class *resourceapi.DeviceClass, cond
 	}
 	f.taints = untolerated(f.device.Taints, *p.tolerate)
 	for _, t := range f.taints {
-		f.lose(LostTaint, taintText(t))
+		f.lose(LostTaint, cluster.TaintText(t))
 	}
 	if len(f.reasons) > 0 {
 		return
@@ -388,8 +388,8 @@ func (q *question) alone(f *fact, p part, holders []*resourceapi.ResourceClaim) 
 	q.asked++
 	held := map[string]bool{}
 	for _, claim := range holders {
-		for _, r := range resultsOf(claim) {
-			if poolOf(f.slice) == (poolID{r.Driver, r.Pool}) {
+		for _, r := range cluster.Results(claim) {
+			if cluster.PoolOf(f.slice) == cluster.PoolOfResult(r) {
 				held[r.Device] = true
 			}
 		}
@@ -401,7 +401,7 @@ func (q *question) alone(f *fact, p part, holders []*resourceapi.ResourceClaim) 
 	slicesOf := []*resourceapi.ResourceSlice{&own}
 	other := resourceapi.DeviceTaint{Key: "other", Effect: resourceapi.DeviceTaintEffectNoSchedule}
 	for _, s := range f.site.slices {
-		if poolOf(s) != poolOf(f.slice) || s.Spec.Pool.Generation != f.slice.Spec.Pool.Generation {
+		if cluster.PoolOf(s) != cluster.PoolOf(f.slice) || s.Spec.Pool.Generation != f.slice.Spec.Pool.Generation {
 			continue
 		}
 		rest := *s
@@ -489,9 +489,4 @@ func untolerated(taints []resourceapi.DeviceTaint,
 		}
 	}
 	return all
-}
-
-func taintText(t resourceapi.DeviceTaint) string {
-	of := corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)}
-	return of.ToString()
 }

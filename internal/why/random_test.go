@@ -15,9 +15,9 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 	"github.com/gpudra/gpu-dra-driver/test/page"
 )
 
@@ -25,11 +25,11 @@ import (
 func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
 
 // randomFleet returns up to three nodes. Some of their GPUs are tainted, and some have no attribute rack.
-func randomFleet(t testing.TB, r *rand.Rand) *snapshot.Snapshot {
+func randomFleet(t testing.TB, r *rand.Rand) *cluster.Snapshot {
 	t.Helper()
-	var nodes []viewtest.Node
+	var nodes []clustertest.Node
 	for i := range 1 + r.IntN(3) {
-		nodes = append(nodes, viewtest.Node{Name: fmt.Sprintf("node-%d", i),
+		nodes = append(nodes, clustertest.Node{Name: fmt.Sprintf("node-%d", i),
 			Profile: pick(r, "t4-x2", "t4-x2", "mixed", "l40s-x4", "rtxpro6000-x2", "workstation"),
 			Use: pick(r, gpu.Use{}, gpu.Use{}, exclusive,
 				gpu.Use{Sharing: gpu.Replicated, Replicas: 2, Isolation: gpu.IsolationNone},
@@ -113,7 +113,7 @@ func randomClaim(r *rand.Rand) string {
 }
 
 // fill gives devices to other claims until so many do not fit.
-func fill(t testing.TB, r *rand.Rand, s *snapshot.Snapshot) {
+func fill(t testing.TB, r *rand.Rand, s *cluster.Snapshot) {
 	t.Helper()
 	for i := range r.IntN(14) {
 		c := claim(t, fmt.Sprintf("other-%d", i), requests("[{name: gpu, exactly: {deviceClassName: "+
@@ -206,7 +206,7 @@ func TestRandomClaims(t *testing.T) {
 }
 
 // check judges the report. It returns the number and the kinds of the changes, and what is wrong.
-func check(t testing.TB, s *snapshot.Snapshot, r *Report) (keys, problems []string) {
+func check(t testing.TB, s *cluster.Snapshot, r *Report) (keys, problems []string) {
 	t.Helper()
 	if r.Outcome != Waits || r.search == nil {
 		return []string{"no answer"}, []string{"outcome " + string(r.Outcome)}

@@ -12,13 +12,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
 )
 
 // Read reads what answers need. Of devices it keeps what the classes, and the claims and templates of the namespace and
 // of the manifest read, so that a large cluster needs little memory. An empty namespace means all. The reader's Slim is
 // for other objects than slices.
-func Read(ctx context.Context, r snapshot.Reader, namespace string, m Manifest) *snapshot.Snapshot {
+func Read(ctx context.Context, r read.Reader, namespace string, m Manifest) *cluster.Snapshot {
 	var s *slimmer
 	known := make(chan struct{}) // closed when there is a slimmer
 	rest := r
@@ -37,11 +38,11 @@ func Read(ctx context.Context, r snapshot.Reader, namespace string, m Manifest) 
 			return slice
 		}
 	}
-	var read *snapshot.Snapshot
+	var read *cluster.Snapshot
 	var wg sync.WaitGroup
-	wg.Go(func() { read = rest.Read(ctx, snapshot.Nodes, snapshot.Slices, snapshot.Pods, snapshot.Quotas) })
-	first := r.Read(ctx, snapshot.Classes, snapshot.Claims, snapshot.Templates)
-	s = newSlimmer(&snapshot.Snapshot{Classes: first.Classes,
+	wg.Go(func() { read = rest.Read(ctx, cluster.Nodes, cluster.Slices, cluster.Pods, cluster.Quotas) })
+	first := r.Read(ctx, cluster.Classes, cluster.Claims, cluster.Templates)
+	s = newSlimmer(&cluster.Snapshot{Classes: first.Classes,
 		Claims:    slices.Concat(in(namespace, first.Claims), m.Claims),
 		Templates: slices.Concat(in(namespace, first.Templates), m.Templates)})
 	close(known)

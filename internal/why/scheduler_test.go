@@ -25,8 +25,9 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 const (
@@ -112,7 +113,7 @@ func TestRandomClaimsOnScheduler(t *testing.T) {
 // schedulerCase is a pod that waits on a fleet.
 type schedulerCase struct {
 	name    string
-	fleet   *snapshot.Snapshot
+	fleet   *cluster.Snapshot
 	holders []*resourceapi.ResourceClaim
 	claims  []*resourceapi.ResourceClaim
 	pod     *corev1.Pod
@@ -200,7 +201,7 @@ func connectScheduler(t *testing.T) schedulerCluster {
 	c := schedulerCluster{client}
 	_, err = c.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 		Name: namespaceOnCluster}}, metav1.CreateOptions{})
-	for _, class := range viewtest.Classes(t) {
+	for _, class := range clustertest.Classes(t) {
 		_, next := c.ResourceV1().DeviceClasses().Create(t.Context(), class, metav1.CreateOptions{})
 		err = errors.Join(err, next)
 	}
@@ -335,9 +336,9 @@ func (c schedulerCluster) await(ctx context.Context, pod, what string, is func(*
 }
 
 // read reads the cluster without the objects of other cases, which the scheduler runs at the same time.
-func (c schedulerCluster) read(ctx context.Context, of *schedulerCase) (*snapshot.Snapshot, error) {
-	s := snapshot.Reader{Client: c}.Read(ctx, snapshot.Nodes, snapshot.Slices, snapshot.Classes, snapshot.Claims,
-		snapshot.Templates, snapshot.Pods, snapshot.Quotas)
+func (c schedulerCluster) read(ctx context.Context, of *schedulerCase) (*cluster.Snapshot, error) {
+	s := read.Reader{Client: c}.Read(ctx, cluster.Nodes, cluster.Slices, cluster.Classes, cluster.Claims,
+		cluster.Templates, cluster.Pods, cluster.Quotas)
 	s.Nodes, s.Slices = only(s.Nodes, of.name), only(s.Slices, of.name)
 	s.Claims, s.Pods = only(s.Claims, of.name), only(s.Pods, of.name)
 	return s, s.Err()

@@ -7,13 +7,13 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // slimmer makes slices small, for programs that must not need much memory. Answers stay the same.
 type slimmer struct {
 	names map[string]bool // of the attributes that an answer may need; nil: all
-	parts snapshot.Parts
+	parts cluster.Parts
 }
 
 // maxParsed is how many bytes of expressions are parsed to make slices small. All claims together may have more: then
@@ -22,8 +22,8 @@ const maxParsed = 4 << 20
 
 // newSlimmer returns a slimmer for answers about the claims of the snapshot that have no devices. The snapshot has all
 // classes, claims and templates.
-func newSlimmer(s *snapshot.Snapshot) *slimmer {
-	c := newCluster(&snapshot.Snapshot{Classes: s.Classes})
+func newSlimmer(s *cluster.Snapshot) *slimmer {
+	c := newIndex(&cluster.Snapshot{Classes: s.Classes})
 	w := &workload{}
 	add := func(claim *resourceapi.ResourceClaim) {
 		if one := (&workload{claims: []*resourceapi.ResourceClaim{claim}}); one.tooLarge() == nil {
@@ -43,7 +43,7 @@ func newSlimmer(s *snapshot.Snapshot) *slimmer {
 			Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
 				Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class.Name}}}}}})
 	}
-	return &slimmer{c.namesIn(w), snapshot.Parts{}}
+	return &slimmer{c.namesIn(w), cluster.Parts{}}
 }
 
 // slice drops the attributes of devices that nothing reads, and lets equal devices of all slices share their parts. It

@@ -11,7 +11,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // Answers about slim slices are those about the slices.
@@ -50,9 +50,9 @@ func TestSlimSlicesShareParts(t *testing.T) {
 		{"a claim reads the UUID", "device.attributes['gpu.nvidia.com'].uuid == 'x'", false},
 		{"a claim reads any attribute", "device.attributes['gpu.nvidia.com'].exists(a, a == 'x')", false},
 	} {
-		var nodes []viewtest.Node
+		var nodes []clustertest.Node
 		for i := range 2 {
-			nodes = append(nodes, viewtest.Node{Name: fmt.Sprint("node-", i), Profile: "t4-x2", Use: exclusive})
+			nodes = append(nodes, clustertest.Node{Name: fmt.Sprint("node-", i), Profile: "t4-x2", Use: exclusive})
 		}
 		s := fleet(t, nodes...)
 		setUUIDs(s)

@@ -18,20 +18,20 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // ErrNotFound means that the snapshot does not have the object.
 var ErrNotFound = errors.New("not found")
 
 // Pod explains the pod. The error wraps ErrNotFound if the snapshot does not have it.
-func Pod(ctx context.Context, s *snapshot.Snapshot, namespace, name string) (*Report, error) {
+func Pod(ctx context.Context, s *cluster.Snapshot, namespace, name string) (*Report, error) {
 	return NewExplainer(s, Options{}).Pod(ctx, namespace, name)
 }
 
 // Claim explains the claim, with the pod that waits for it. The error wraps ErrNotFound if the snapshot does not have
 // it.
-func Claim(ctx context.Context, s *snapshot.Snapshot, namespace, name string) (*Report, error) {
+func Claim(ctx context.Context, s *cluster.Snapshot, namespace, name string) (*Report, error) {
 	return NewExplainer(s, Options{}).Claim(ctx, namespace, name)
 }
 
@@ -45,27 +45,27 @@ type Options struct {
 }
 
 // Explainer explains several objects of one snapshot, one after the other. It prepares the snapshot once.
-type Explainer struct{ cluster *cluster }
+type Explainer struct{ index *index }
 
 // NewExplainer prepares the snapshot, which must not change any more.
-func NewExplainer(s *snapshot.Snapshot, o Options) *Explainer {
-	c := newCluster(s)
+func NewExplainer(s *cluster.Snapshot, o Options) *Explainer {
+	c := newIndex(s)
 	c.Options = o
 	return &Explainer{c}
 }
 
 // Pod explains the pod, as the function of that name.
 func (e *Explainer) Pod(ctx context.Context, namespace, name string) (*Report, error) {
-	pod, ok := find(e.cluster.Pods, namespace, name)
+	pod, ok := find(e.index.Pods, namespace, name)
 	if !ok {
 		return nil, fmt.Errorf("pod %s/%s: %w", namespace, name, ErrNotFound)
 	}
-	return explainPod(ctx, e.cluster, pod), nil
+	return explainPod(ctx, e.index, pod), nil
 }
 
 // Claim explains the claim, as the function of that name.
 func (e *Explainer) Claim(ctx context.Context, namespace, name string) (*Report, error) {
-	c := e.cluster
+	c := e.index
 	claim, ok := find(c.Claims, namespace, name)
 	if !ok {
 		return nil, fmt.Errorf("resourceclaim %s/%s: %w", namespace, name, ErrNotFound)
@@ -87,7 +87,7 @@ func (e *Explainer) Claim(ctx context.Context, namespace, name string) (*Report,
 	}
 	w := &workload{claims: []*resourceapi.ResourceClaim{claim}, origins: []origin{c.originOf(claim)}}
 	explain(ctx, c, w, r, "claim "+claim.Name)
-	if err := c.unknown(snapshot.Pods, namespace); err != nil {
+	if err := c.Unknown(cluster.Pods, namespace); err != nil {
 		r.Notes = append(r.Notes, fmt.Sprintf("pods cannot be read, so it is not known whether one waits for this "+
 			"claim: %v", err))
 		return r, nil
@@ -97,10 +97,11 @@ func (e *Explainer) Claim(ctx context.Context, namespace, name string) (*Report,
 }
 
 // waitingFor returns a pod that uses the claim and waits for a node, or nil. Those without scheduling gates come first.
-func (c *cluster) waitingFor(claim *resourceapi.ResourceClaim) *corev1.Pod {
+func (c *index) waitingFor(claim *resourceapi.ResourceClaim) *corev1.Pod {
 	var gated *corev1.Pod
 	for _, pod := range c.Pods {
-		if pod.Namespace != claim.Namespace || !uses(pod, claim.Name) || pod.Spec.NodeName != "" || finished(pod) ||
+		if pod.Namespace != claim.Namespace || !uses(pod, claim.Name) || pod.Spec.NodeName != "" ||
+			cluster.Finished(pod) ||
 			pod.DeletionTimestamp != nil {
 			continue
 		}
@@ -138,16 +139,16 @@ func uses(pod *corev1.Pod, claim string) bool {
 }
 
 // originOf says where a claim comes from.
-func (c *cluster) originOf(claim *resourceapi.ResourceClaim) origin {
+func (c *index) originOf(claim *resourceapi.ResourceClaim) origin {
 	name := claim.Namespace + "/" + claim.Name
 	return origin{label: "claim " + claim.Name, object: "ResourceClaim " + name, exists: !c.planned[name]}
 }
 
-func explainPod(ctx context.Context, c *cluster, pod *corev1.Pod) *Report {
+func explainPod(ctx context.Context, c *index, pod *corev1.Pod) *Report {
 	r := newReport("Pod", &pod.ObjectMeta)
 	subject := "pod " + pod.Name
 	switch {
-	case finished(pod):
+	case cluster.Finished(pod):
 		r.Outcome, r.Cause = Ended, strings.Join(slices.Concat([]string{fmt.Sprintf("%s has ended: its phase is %s",
 			subject, pod.Status.Phase)}, c.unused(pod), containerStates(pod)), "; ")
 		return r
@@ -188,7 +189,7 @@ type lackError struct {
 
 // Error implements error.
 func (e *lackError) Error() string {
-	return fmt.Sprintf("no answer without the right to list %s: %v", snapshot.FullName(e.resource), e.err)
+	return fmt.Sprintf("no answer without the right to list %s: %v", cluster.FullName(e.resource), e.err)
 }
 
 // undecided says that there is no answer.
@@ -198,7 +199,7 @@ func (r *Report) undecided(lacks *lackError) {
 
 // workloadOf returns the pod with its claims. An error says why the scheduler does not look at devices yet, or is a
 // lackError.
-func (c *cluster) workloadOf(pod *corev1.Pod) (*workload, error) {
+func (c *index) workloadOf(pod *corev1.Pod) (*workload, error) {
 	w := &workload{pod: pod}
 	if n := len(pod.Spec.ResourceClaims); n > maxParts {
 		return nil, fmt.Errorf("it has %d claims, and is explained with at most %d", n, maxParts)
@@ -221,8 +222,8 @@ func (c *cluster) workloadOf(pod *corev1.Pod) (*workload, error) {
 		claim, ok := find(c.Claims, pod.Namespace, *name)
 		switch {
 		case !ok:
-			if err := c.unknown(snapshot.Claims, pod.Namespace); err != nil {
-				return nil, &lackError{snapshot.Claims, err}
+			if err := c.Unknown(cluster.Claims, pod.Namespace); err != nil {
+				return nil, &lackError{cluster.Claims, err}
 			}
 			return nil, c.missingClaim(pod.Namespace, *name)
 		case claim.DeletionTimestamp != nil:
@@ -257,7 +258,7 @@ func (c *cluster) workloadOf(pod *corev1.Pod) (*workload, error) {
 
 // extendedClaim returns the claim that the scheduler has made for the pod's extended resources, if it has devices: the
 // scheduler has ended, or the pod was not bound, before the pod was on a node. Then the pod keeps them.
-func (c *cluster) extendedClaim(pod *corev1.Pod) *resourceapi.ResourceClaim {
+func (c *index) extendedClaim(pod *corev1.Pod) *resourceapi.ResourceClaim {
 	status := pod.Status.ExtendedResourceClaimStatus
 	if status == nil {
 		return nil
@@ -270,12 +271,12 @@ func (c *cluster) extendedClaim(pod *corev1.Pod) *resourceapi.ResourceClaim {
 }
 
 // fromTemplate adds the claim that Kubernetes will generate.
-func (c *cluster) fromTemplate(w *workload, pod *corev1.Pod, podClaim *corev1.PodResourceClaim) error {
+func (c *index) fromTemplate(w *workload, pod *corev1.Pod, podClaim *corev1.PodResourceClaim) error {
 	name := *podClaim.ResourceClaimTemplateName
 	template, ok := find(c.Templates, pod.Namespace, name)
 	if !ok {
-		if err := c.unknown(snapshot.Templates, pod.Namespace); err != nil {
-			return &lackError{snapshot.Templates, err}
+		if err := c.Unknown(cluster.Templates, pod.Namespace); err != nil {
+			return &lackError{cluster.Templates, err}
 		}
 		return c.missingTemplate(pod.Namespace, name, podClaim.Name)
 	}
@@ -302,7 +303,7 @@ func isExtended(name corev1.ResourceName) bool {
 }
 
 // addExtended adds the claim that the scheduler makes for extended resources of device classes.
-func (c *cluster) addExtended(w *workload) {
+func (c *index) addExtended(w *workload) {
 	requests, extended := c.extendedOf(w.pod)
 	if len(requests) == 0 {
 		return
@@ -317,7 +318,7 @@ func (c *cluster) addExtended(w *workload) {
 
 // extendedOf returns the requests for the pod's extended resources of device classes, and these by the names of the
 // requests.
-func (c *cluster) extendedOf(pod *corev1.Pod) ([]resourceapi.DeviceRequest, map[string]corev1.ResourceName) {
+func (c *index) extendedOf(pod *corev1.Pod) ([]resourceapi.DeviceRequest, map[string]corev1.ResourceName) {
 	var all []resourceapi.DeviceRequest
 	extended := map[string]corev1.ResourceName{}
 	for _, name := range slices.Sorted(maps.Keys(requestsOf(pod))) {
@@ -379,7 +380,7 @@ func extendedRequests(pod *corev1.Pod, name corev1.ResourceName, class string) [
 
 // lacks returns what there is no answer without, or nil. Without all claims, there is one: claims that are not known
 // can only take devices away.
-func (c *cluster) lacks(w *workload) *lackError {
+func (c *index) lacks(w *workload) *lackError {
 	var extended bool
 	if w.pod != nil {
 		extended = slices.ContainsFunc(slices.Collect(maps.Keys(requestsOf(w.pod))), isExtended)
@@ -388,11 +389,11 @@ func (c *cluster) lacks(w *workload) *lackError {
 		resource string
 		needed   bool
 	}{
-		{snapshot.Slices, len(w.claims) > 0},
-		{snapshot.Classes, len(w.claims) > 0 || extended},
+		{cluster.Slices, len(w.claims) > 0},
+		{cluster.Classes, len(w.claims) > 0 || extended},
 		// Slices tell names of nodes, unless they are of several nodes. Only nodes tell of nodes without slices, and
 		// what their device plugins offer.
-		{snapshot.Nodes, len(w.claims) == 0 || extended || len(c.nodes) == 0 && len(c.Slices) > 0},
+		{cluster.Nodes, len(w.claims) == 0 || extended || len(c.nodes) == 0 && len(c.Slices) > 0},
 	} {
 		if err := c.Unread[one.resource]; err != nil && one.needed {
 			return &lackError{one.resource, err}
@@ -402,7 +403,7 @@ func (c *cluster) lacks(w *workload) *lackError {
 }
 
 // explain fills in the report about the workload, whose name ends the subject. Equal workloads are explained once.
-func explain(ctx context.Context, c *cluster, w *workload, r *Report, subject string) {
+func explain(ctx context.Context, c *index, w *workload, r *Report, subject string) {
 	r.Notes = append(r.Notes, c.notes(w)...)
 	if lacks := c.lacks(w); lacks != nil {
 		r.undecided(lacks)
@@ -421,7 +422,7 @@ func explain(ctx context.Context, c *cluster, w *workload, r *Report, subject st
 }
 
 // explainNew explains the workload within the timeout.
-func (c *cluster) explainNew(ctx context.Context, w *workload, r *Report, subject string) {
+func (c *index) explainNew(ctx context.Context, w *workload, r *Report, subject string) {
 	timeout := cmp.Or(c.Timeout, explainTimeout)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -488,7 +489,7 @@ func (q *question) explain(r *Report, subject string) error {
 			changeTimeout, s.slow, plural(s.slow, "question", "questions")))
 	}
 	r.search = s
-	if q.Unread[snapshot.Claims] != nil && len(q.w.claims) > 0 {
+	if q.Unread[cluster.Claims] != nil && len(q.w.claims) > 0 {
 		r.unless = othersHold
 	}
 	for i, a := range s.found {
@@ -533,10 +534,10 @@ func (q *question) explainFit(r *Report, subject string, spots []spot) {
 	slices.SortFunc(r.Places, func(a, b Place) int { return strings.Compare(a.Nodes[0], b.Nodes[0]) })
 	r.Cause = fmt.Sprintf("%s fits now on %d of %d nodes", subject, total, len(q.nodes))
 	var unless []string
-	if q.Unread[snapshot.Claims] != nil && len(q.w.claims) > 0 {
+	if q.Unread[cluster.Claims] != nil && len(q.w.claims) > 0 {
 		unless = append(unless, othersHold)
 	}
-	if q.Unread[snapshot.Nodes] != nil && q.w.pod != nil {
+	if q.Unread[cluster.Nodes] != nil && q.w.pod != nil {
 		unless = append(unless, "labels, taints or resources of the nodes keep the pod away")
 	}
 	if len(unless) > 0 {
@@ -546,21 +547,21 @@ func (q *question) explainFit(r *Report, subject string, spots []spot) {
 }
 
 // notes returns what the answer does not cover.
-func (c *cluster) notes(w *workload) []string {
+func (c *index) notes(w *workload) []string {
 	var all []string
 	for _, resource := range slices.Sorted(maps.Keys(c.Unread)) {
 		switch resource {
-		case snapshot.Claims:
+		case cluster.Claims:
 			all = append(all, fmt.Sprintf("claims of other namespaces may hold devices: %v", c.Unread[resource]))
-		case snapshot.Nodes:
+		case cluster.Nodes:
 			all = append(all, fmt.Sprintf("nodes cannot be read, so their labels, taints and resources are not "+
 				"considered: %v", c.Unread[resource]))
-		case snapshot.Pods:
+		case cluster.Pods:
 			all = append(all, fmt.Sprintf("pods cannot be read, so what they use of nodes is not considered: %v",
 				c.Unread[resource]))
-		case snapshot.Quotas:
+		case cluster.Quotas:
 			all = append(all, fmt.Sprintf("quotas cannot be read, and are not considered: %v", c.Unread[resource]))
-		case snapshot.TaintRules:
+		case cluster.TaintRules:
 			all = append(all, fmt.Sprintf("DeviceTaintRules cannot be read, so devices may have more taints: %v",
 				c.Unread[resource]))
 		}

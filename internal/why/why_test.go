@@ -15,8 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // pod returns a pod that waits and uses those claims.
@@ -60,7 +60,7 @@ func gpus(more string) string {
 }
 
 // setTaint taints the devices of that name.
-func setTaint(s *snapshot.Snapshot, device string) {
+func setTaint(s *cluster.Snapshot, device string) {
 	for _, slice := range s.Slices {
 		for i := range slice.Spec.Devices {
 			if d := &slice.Spec.Devices[i]; d.Name == device {
@@ -73,7 +73,7 @@ func setTaint(s *snapshot.Snapshot, device string) {
 
 // extended returns a fleet with a pod whose init container, if first is not empty, and container have that many GPUs as
 // an extended resource.
-func extended(t *testing.T, first, main string, nodes ...viewtest.Node) *snapshot.Snapshot {
+func extended(t *testing.T, first, main string, nodes ...clustertest.Node) *cluster.Snapshot {
 	s := fleet(t, nodes...)
 	p := pod("p")
 	of := func(amount string) corev1.ResourceRequirements {
@@ -89,16 +89,16 @@ func extended(t *testing.T, first, main string, nodes ...viewtest.Node) *snapsho
 }
 
 // offer adds a node whose device plugin offers that many GPUs.
-func offer(s *snapshot.Snapshot, node, amount string) {
+func offer(s *cluster.Snapshot, node, amount string) {
 	s.Nodes = append(s.Nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node},
 		Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{"pods": resource.MustParse("110"),
 			"nvidia.com/gpu": resource.MustParse(amount)}}})
 }
 
 // overQuota has a pod whose template asks for two GPUs, and a quota with room for one.
-func overQuota(t *testing.T, name corev1.ResourceName) *snapshot.Snapshot {
+func overQuota(t *testing.T, name corev1.ResourceName) *cluster.Snapshot {
 	t.Helper()
-	s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+	s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
 	s.Pods = append(s.Pods, pod("p"))
 	useTemplate(s.Pods[0], nil)
 	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "t"}}
@@ -111,7 +111,7 @@ func overQuota(t *testing.T, name corev1.ResourceName) *snapshot.Snapshot {
 }
 
 // twice has a node and a pod with two claims of one template.
-func twice(t *testing.T, node viewtest.Node, devices string) *snapshot.Snapshot {
+func twice(t *testing.T, node clustertest.Node, devices string) *cluster.Snapshot {
 	t.Helper()
 	s := fleet(t, node)
 	s.Pods = append(s.Pods, pod("p"))
@@ -148,34 +148,34 @@ func rank(class, name, expression string) string {
 // A row says what the first lines of the answer are.
 func TestText(t *testing.T) {
 	const memory = "device.capacity['gpu.nvidia.com'].memory"
-	one := func(t *testing.T, use viewtest.Node, devices string) (*snapshot.Snapshot, *resourceapi.ResourceClaim) {
+	one := func(t *testing.T, use clustertest.Node, devices string) (*cluster.Snapshot, *resourceapi.ResourceClaim) {
 		s := fleet(t, use)
 		c := claim(t, "c", devices)
 		s.Claims = append(s.Claims, c)
 		s.Pods = append(s.Pods, pod("p", c))
 		return s, c
 	}
-	t4 := viewtest.Node{Name: "a", Profile: "t4-x2", Use: exclusive}
+	t4 := clustertest.Node{Name: "a", Profile: "t4-x2", Use: exclusive}
 	for _, row := range []struct {
 		name  string
-		world func(t *testing.T) *snapshot.Snapshot
+		world func(t *testing.T) *cluster.Snapshot
 		want  string
 	}{
-		{"no GPU has that much memory", func(t *testing.T) *snapshot.Snapshot {
+		{"no GPU has that much memory", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, ask(memory+".compareTo(quantity('1Ti')) >= 0", ""))
 			return s
 		}, `
 pod p waits: request gpu of claim c: none of the 2 devices of class gpu.nvidia.com meets device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("1Ti")) >= 0
 smallest change: in ResourceClaim ns/c, request gpu: write device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("15Gi")) >= 0 instead of device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("1Ti")) >= 0`},
-		{"two clauses that no GPU meets together", func(t *testing.T) *snapshot.Snapshot {
-			s, _ := one(t, viewtest.Node{Name: "a", Profile: "mixed", Use: exclusive},
+		{"two clauses that no GPU meets together", func(t *testing.T) *cluster.Snapshot {
+			s, _ := one(t, clustertest.Node{Name: "a", Profile: "mixed", Use: exclusive},
 				ask("device.attributes['gpu.nvidia.com'].productName == 'Tesla T4' && "+
 					memory+".compareTo(quantity('40Gi')) > 0", ""))
 			return s
 		}, `
 pod p waits: request gpu of claim c: none of the 4 devices of class gpu.nvidia.com is left: 3 do not meet device.attributes["gpu.nvidia.com"].productName == "Tesla T4", 1 does not meet device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("40Gi")) > 0
 smallest change: in ResourceClaim ns/c, request gpu: write device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("15Gi")) >= 0 instead of device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("40Gi")) > 0`},
-		{"all GPUs are held", func(t *testing.T) *snapshot.Snapshot {
+		{"all GPUs are held", func(t *testing.T) *cluster.Snapshot {
 			s := fleet(t, t4)
 			mustHold(t, s, claim(t, "x", gpus("")), claim(t, "y", gpus("")))
 			c := claim(t, "c", gpus(""))
@@ -185,7 +185,7 @@ smallest change: in ResourceClaim ns/c, request gpu: write device.capacity["gpu.
 		}, `
 pod p waits: request gpu of claim c: the 2 devices of class gpu.nvidia.com are held by other claims
 no single change of this pod helps; it would fit when claim ns/x has ended, which has had its devices since 2026-01-02T03:04:05Z`},
-		{"both GPUs of a node are wanted, and two claims hold them", func(t *testing.T) *snapshot.Snapshot {
+		{"both GPUs of a node are wanted, and two claims hold them", func(t *testing.T) *cluster.Snapshot {
 			s := fleet(t, t4)
 			mustHold(t, s, claim(t, "x", gpus("")), claim(t, "y", gpus("")))
 			c := claim(t, "c", gpus(", count: 2"))
@@ -195,13 +195,13 @@ no single change of this pod helps; it would fit when claim ns/x has ended, whic
 		}, `
 pod p waits: request gpu of claim c: the 2 devices of class gpu.nvidia.com are held by other claims
 without a change: wait until claim ns/x has ended, which has had its devices since 2026-01-02T03:04:05Z; and wait until claim ns/y has ended, which has had its devices since 2026-01-02T03:04:05Z`},
-		{"more GPUs than a node has", func(t *testing.T) *snapshot.Snapshot {
+		{"more GPUs than a node has", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(", count: 4"))
 			return s
 		}, `
 pod p waits: request gpu of claim c: it wants 4 devices of one node, and no node has more than 2 for it
 smallest change: in ResourceClaim ns/c, request gpu: ask for 2 devices instead of 4`},
-		{"a taint", func(t *testing.T) *snapshot.Snapshot {
+		{"a taint", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			setTaint(s, "gpu-3b-00-0")
 			setTaint(s, "gpu-af-00-0")
@@ -209,15 +209,15 @@ smallest change: in ResourceClaim ns/c, request gpu: ask for 2 devices instead o
 		}, `
 pod p waits: request gpu of claim c: each of the 2 devices of class gpu.nvidia.com has the taint gpu.nvidia.com/xid=79:NoSchedule
 smallest change: in ResourceClaim ns/c, request gpu: tolerate the taint gpu.nvidia.com/xid=79:NoSchedule of the device`},
-		{"a constraint", func(t *testing.T) *snapshot.Snapshot {
-			s, _ := one(t, viewtest.Node{Name: "a", Profile: "mixed", Use: exclusive}, gpus(", count: 4")+
+		{"a constraint", func(t *testing.T) *cluster.Snapshot {
+			s, _ := one(t, clustertest.Node{Name: "a", Profile: "mixed", Use: exclusive}, gpus(", count: 4")+
 				"\nconstraints: [{matchAttribute: gpu.nvidia.com/productName}]")
 			return s
 		}, `
 pod p waits: no node has devices for claim c that meet the constraint matchAttribute: gpu.nvidia.com/productName
 smallest change: in ResourceClaim ns/c, request gpu: ask for 1 device instead of 4`},
-		{"a share of more than is left", func(t *testing.T) *snapshot.Snapshot {
-			s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2"})
+		{"a share of more than is left", func(t *testing.T) *cluster.Snapshot {
+			s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2"})
 			mustHold(t, s, claim(t, "x", gpus(", capacity: {requests: {memory: 9Gi}}")),
 				claim(t, "y", gpus(", capacity: {requests: {memory: 9Gi}}")))
 			c := claim(t, "c", gpus(", capacity: {requests: {memory: 10Gi}}"))
@@ -227,8 +227,8 @@ smallest change: in ResourceClaim ns/c, request gpu: ask for 1 device instead of
 		}, `
 pod p waits: request gpu of claim c: the 2 devices of class gpu.nvidia.com are held by other claims
 smallest change: in ResourceClaim ns/c, request gpu: ask for 6Gi memory instead of 10Gi (capacity.requests.memory)`},
-		{"a fraction of a capacity", func(t *testing.T) *snapshot.Snapshot {
-			s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2"})
+		{"a fraction of a capacity", func(t *testing.T) *cluster.Snapshot {
+			s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2"})
 			for _, slice := range s.Slices {
 				for i := range slice.Spec.Devices {
 					slice.Spec.Devices[i].Capacity["slots"] = resourceapi.DeviceCapacity{Value: resource.MustParse("1"),
@@ -245,8 +245,8 @@ smallest change: in ResourceClaim ns/c, request gpu: ask for 6Gi memory instead 
 			return s
 		}, `
 pod p fits now on 1 of 1 nodes`},
-		{"a whole GPU beside shares", func(t *testing.T) *snapshot.Snapshot {
-			s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2"})
+		{"a whole GPU beside shares", func(t *testing.T) *cluster.Snapshot {
+			s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2"})
 			mustHold(t, s, claim(t, "x", gpus(", capacity: {requests: {memory: 9Gi}}")),
 				claim(t, "y", gpus(", capacity: {requests: {memory: 9Gi}}")))
 			c := claim(t, "c", gpus(""))
@@ -256,8 +256,8 @@ pod p fits now on 1 of 1 nodes`},
 		}, `
 pod p waits: request gpu of claim c: the 2 devices of class gpu.nvidia.com are held by other claims
 smallest change: in ResourceClaim ns/c, request gpu: ask for 6Gi memory instead of all of it (capacity.requests.memory)`},
-		{"a partition of a GPU that is held whole", func(t *testing.T) *snapshot.Snapshot {
-			s := fleet(t, viewtest.Node{Name: "a", Profile: "rtxpro6000-x2"})
+		{"a partition of a GPU that is held whole", func(t *testing.T) *cluster.Snapshot {
+			s := fleet(t, clustertest.Node{Name: "a", Profile: "rtxpro6000-x2"})
 			mustHold(t, s, claim(t, "x", gpus(", count: 2")))
 			c := claim(t, "c", requests("[{name: mig, exactly: {deviceClassName: mig.nvidia.com}}]"))
 			s.Claims = append(s.Claims, c)
@@ -266,15 +266,15 @@ smallest change: in ResourceClaim ns/c, request gpu: ask for 6Gi memory instead 
 		}, `
 pod p waits: request mig of claim c: the 60 devices of class mig.nvidia.com are held by other claims
 no single change of this pod helps; it would fit when claim ns/x has ended, which has had its devices since 2026-01-02T03:04:05Z`},
-		{"an attribute that one GPU lacks", func(t *testing.T) *snapshot.Snapshot {
+		{"an attribute that one GPU lacks", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, ask("device.attributes['gpu.nvidia.com'].rack == 'r1'", ""))
 			s.Slices[0].Spec.Devices[1].Attributes["rack"] = resourceapi.DeviceAttribute{StringValue: ptr.To("r1")}
 			return s
 		}, `
 pod p waits: the scheduler gives up with an error: claim ns/c: selector #0 on device gpu.nvidia.com/a/gpu-3b-00-0: CEL runtime error: no such key: rack. consider using CEL optional chaining (.? followed by orValue()) or guarding the check with has() for optional fields
 smallest change: in ResourceClaim ns/c, request gpu: test that the device has the attribute first: has(device.attributes["gpu.nvidia.com"].rack) && device.attributes["gpu.nvidia.com"].rack == "r1"`},
-		{"a change that fits on one node and has an error on another", func(t *testing.T) *snapshot.Snapshot {
-			s := fleet(t, t4, viewtest.Node{Name: "b", Profile: "l40s-x4", Use: exclusive})
+		{"a change that fits on one node and has an error on another", func(t *testing.T) *cluster.Snapshot {
+			s := fleet(t, t4, clustertest.Node{Name: "b", Profile: "l40s-x4", Use: exclusive})
 			const never = "device.attributes['gpu.nvidia.com'].never == 'x'"
 			const l40s = "device.attributes['gpu.nvidia.com'].productName == 'NVIDIA L40S' && " + never
 			c := claim(t, "c", requests(fmt.Sprintf(`[
@@ -287,14 +287,14 @@ smallest change: in ResourceClaim ns/c, request gpu: test that the device has th
 		}, `
 pod p waits: request one of claim c: no device has the attribute never; there are addressingMode, architecture, brand, cudaComputeCapability, cudaDriverVersion, driverVersion, fabricDomain, index, isolation, memoryBandwidth, migCapable, minor, multiprocessors, nvlinkDomain, parentUUID, peakCompute, productName, profile, sharedOnly, sharing, type, uuid (on such a device the selector fails, and then the scheduler gives up on the pod)
 smallest change: in ResourceClaim ns/c, request two/a: test that the device has the attribute first: has(device.attributes["gpu.nvidia.com"].never) && device.attributes["gpu.nvidia.com"].never == "x"; and in ResourceClaim ns/c, request one: remove device.attributes["gpu.nvidia.com"].never == "x"`},
-		{"a pool that lacks a slice", func(t *testing.T) *snapshot.Snapshot {
+		{"a pool that lacks a slice", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Slices[0].Spec.Pool.ResourceSliceCount = 2
 			return s
 		}, `
 pod p waits: request gpu of claim c: none of the 2 devices of class gpu.nvidia.com can be had: pool a has 1 of 2 slices
 no change of this pod helps, and no end of other claims`},
-		{"two claims that do not fit on one node", func(t *testing.T) *snapshot.Snapshot {
+		{"two claims that do not fit on one node", func(t *testing.T) *cluster.Snapshot {
 			s := fleet(t, t4)
 			c, d := claim(t, "c", gpus(", count: 2")), claim(t, "d", gpus(""))
 			s.Claims = append(s.Claims, c, d)
@@ -303,54 +303,54 @@ no change of this pod helps, and no end of other claims`},
 		}, `
 pod p waits: each of its claims fits on some node, but no node has the devices of all
 smallest change: in ResourceClaim ns/c, request gpu: ask for 1 device instead of 2`},
-		{"two requests that do not fit on one node", func(t *testing.T) *snapshot.Snapshot {
+		{"two requests that do not fit on one node", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, requests("[{name: one, exactly: {deviceClassName: gpu.nvidia.com}}, "+
 				"{name: two, exactly: {deviceClassName: gpu.nvidia.com, count: 2}}]"))
 			return s
 		}, `
 pod p waits: each request of claim c fits on some node, but no node has the devices of all
 smallest change: in ResourceClaim ns/c, request two: ask for 1 device instead of 2`},
-		{"two alternatives", func(t *testing.T) *snapshot.Snapshot {
+		{"two alternatives", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, requests(`[{name: gpu, firstAvailable: [{name: b200, deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].productName == 'NVIDIA B200'"}}]}, {name: four, deviceClassName: gpu.nvidia.com, count: 4}]}]`))
 			return s
 		}, `
 pod p waits: request gpu of claim c: no alternative fits: none of the 2 devices of class gpu.nvidia.com meets device.attributes["gpu.nvidia.com"].productName == "NVIDIA B200"; it wants 4 devices of one node, and no node has more than 2 for it
 smallest change: in ResourceClaim ns/c, request gpu/four: ask for 2 devices instead of 4`},
-		{"a node selector", func(t *testing.T) *snapshot.Snapshot {
+		{"a node selector", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Pods[0].Spec.NodeSelector = map[string]string{"zone": "z1"}
 			return s
 		}, `
 pod p waits: 1 node has the devices, and the pod cannot run there: the node selector zone=z1
 smallest change: in Pod ns/p: remove the node selector zone=z1`},
-		{"a node selector of an empty value", func(t *testing.T) *snapshot.Snapshot {
+		{"a node selector of an empty value", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Pods[0].Spec.NodeSelector = map[string]string{"zone": ""}
 			return s
 		}, `
 pod p waits: 1 node has the devices, and the pod cannot run there: the node selector zone=
 smallest change: in Pod ns/p: remove the node selector zone=`},
-		{"a node that is being deleted", func(t *testing.T) *snapshot.Snapshot {
+		{"a node that is being deleted", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Nodes[0].DeletionTimestamp = &since
 			return s
 		}, `
 pod p fits now on 1 of 1 nodes`},
-		{"nodes that have neither the devices nor a label", func(t *testing.T) *snapshot.Snapshot {
+		{"nodes that have neither the devices nor a label", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(", count: 3"))
 			s.Pods[0].Spec.NodeSelector = map[string]string{"zone": "z1"}
 			return s
 		}, `
 pod p waits: the pod excludes all 1 nodes, most often by the node selector zone=z1; none of them has the devices
 smallest change: in ResourceClaim ns/c, request gpu: ask for 2 devices instead of 3; and in Pod ns/p: remove the node selector zone=z1`},
-		{"a taint of the node", func(t *testing.T) *snapshot.Snapshot {
+		{"a taint of the node", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Nodes[0].Spec.Unschedulable = true
 			return s
 		}, `
 pod p waits: 1 node has the devices, and the pod cannot run there: the taint node.kubernetes.io/unschedulable:NoSchedule
 smallest change: in Pod ns/p: tolerate the taint node.kubernetes.io/unschedulable:NoSchedule of the node`},
-		{"more processors than the node has left", func(t *testing.T) *snapshot.Snapshot {
+		{"more processors than the node has left", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Pods[0].Spec.Containers[0].Resources.Requests = corev1.ResourceList{"cpu": resource.MustParse("50")}
 			other := pod("other")
@@ -361,7 +361,7 @@ smallest change: in Pod ns/p: tolerate the taint node.kubernetes.io/unschedulabl
 		}, `
 pod p waits: 1 node has the devices, and the pod cannot run there: too little cpu
 smallest change: in Pod ns/p: request 44 cpu for the pod instead of 50`},
-		{"more processors than are left beside the overhead of the pod", func(t *testing.T) *snapshot.Snapshot {
+		{"more processors than are left beside the overhead of the pod", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Pods[0].Spec.Overhead = corev1.ResourceList{"cpu": resource.MustParse("1")}
 			s.Pods[0].Spec.Containers[0].Resources.Requests = corev1.ResourceList{"cpu": resource.MustParse("80")}
@@ -369,14 +369,14 @@ smallest change: in Pod ns/p: request 44 cpu for the pod instead of 50`},
 		}, `
 pod p waits: 1 node has the devices, and the pod cannot run there: too little cpu
 smallest change: in Pod ns/p: request 63 cpu for the pod instead of 80`},
-		{"less processors than the overhead of the pod", func(t *testing.T) *snapshot.Snapshot {
+		{"less processors than the overhead of the pod", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Pods[0].Spec.Overhead = corev1.ResourceList{"cpu": resource.MustParse("65")}
 			return s
 		}, `
 pod p waits: 1 node has the devices, and the pod cannot run there: too little cpu
 no change of this pod helps, and no end of other claims`},
-		{"a pod that is to get less, and has not yet", func(t *testing.T) *snapshot.Snapshot {
+		{"a pod that is to get less, and has not yet", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Pods[0].Spec.Containers[0].Resources.Requests = corev1.ResourceList{"cpu": resource.MustParse("50")}
 			other := pod("other")
@@ -389,7 +389,7 @@ no change of this pod helps, and no end of other claims`},
 		}, `
 pod p waits: 1 node has the devices, and the pod cannot run there: too little cpu
 smallest change: in Pod ns/p: request 44 cpu for the pod instead of 50`},
-		{"more storage than the node has left, which only containers request", func(t *testing.T) *snapshot.Snapshot {
+		{"more storage than the node has left, which only containers request", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Nodes[0].Status.Allocatable["ephemeral-storage"] = resource.MustParse("64Gi")
 			s.Pods[0].Spec.Containers[0].Resources.Requests = corev1.ResourceList{
@@ -403,7 +403,7 @@ smallest change: in Pod ns/p: request 44 cpu for the pod instead of 50`},
 		}, `
 pod p waits: 1 node has the devices, and the pod cannot run there: too little ephemeral-storage
 smallest change: in Pod ns/p: request 44Gi ephemeral-storage for all containers together instead of 50Gi`},
-		{"a node of which more is used than it has", func(t *testing.T) *snapshot.Snapshot {
+		{"a node of which more is used than it has", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Pods[0].Spec.Containers[0].Resources.Requests = corev1.ResourceList{"cpu": resource.MustParse("1")}
 			other := pod("other")
@@ -414,8 +414,8 @@ smallest change: in Pod ns/p: request 44Gi ephemeral-storage for all containers 
 		}, `
 pod p waits: 1 node has the devices, and the pod cannot run there: too little cpu
 smallest change: in Pod ns/p: request 0 cpu for the pod instead of 1`},
-		{"a claim of the pod that has devices on another node", func(t *testing.T) *snapshot.Snapshot {
-			s := fleet(t, t4, viewtest.Node{Name: "b", Profile: "l40s-x4", Use: exclusive})
+		{"a claim of the pod that has devices on another node", func(t *testing.T) *cluster.Snapshot {
+			s := fleet(t, t4, clustertest.Node{Name: "b", Profile: "l40s-x4", Use: exclusive})
 			has, c := claim(t, "has", gpus("")), claim(t, "c", gpus(", count: 4"))
 			mustHold(t, s, has)
 			s.Claims = append(s.Claims, c)
@@ -424,34 +424,34 @@ smallest change: in Pod ns/p: request 0 cpu for the pod instead of 1`},
 		}, `
 pod p waits: 1 node has the devices, and the pod cannot run there: claim has, whose devices are elsewhere
 smallest change: in ResourceClaim ns/c, request gpu: ask for 1 device instead of 4`},
-		{"two claims of one template, of which no GPU has that much memory", func(t *testing.T) *snapshot.Snapshot {
+		{"two claims of one template, of which no GPU has that much memory", func(t *testing.T) *cluster.Snapshot {
 			return twice(t, t4, ask(memory+".compareTo(quantity('1Ti')) >= 0", ""))
 		}, `
 pod p waits: request gpu of claim gpu: none of the 2 devices of class gpu.nvidia.com meets device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("1Ti")) >= 0
 smallest change: in ResourceClaimTemplate ns/t, request gpu: write device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("15Gi")) >= 0 instead of device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("1Ti")) >= 0`},
-		{"two claims of one template for more than half of a GPU", func(t *testing.T) *snapshot.Snapshot {
-			s := twice(t, viewtest.Node{Name: "a", Profile: "t4-x2"}, gpus(", capacity: {requests: {memory: 10Gi}}"))
+		{"two claims of one template for more than half of a GPU", func(t *testing.T) *cluster.Snapshot {
+			s := twice(t, clustertest.Node{Name: "a", Profile: "t4-x2"}, gpus(", capacity: {requests: {memory: 10Gi}}"))
 			mustHold(t, s, claim(t, "x", gpus("")))
 			return s
 		}, `
 pod p waits: each of its claims fits on some node, but no node has the devices of all
 smallest change: in ResourceClaimTemplate ns/t, request gpu: ask for 7680Mi memory instead of 10Gi (capacity.requests.memory)`},
-		{"a quota", func(t *testing.T) *snapshot.Snapshot {
+		{"a quota", func(t *testing.T) *cluster.Snapshot {
 			return overQuota(t, "gpu.nvidia.com.deviceclass.resource.k8s.io/devices")
 		}, `
 pod p waits: the quota q allows 4 of gpu.nvidia.com.deviceclass.resource.k8s.io/devices, 3 are used and 2 more are wanted
 smallest change: in ResourceClaimTemplate ns/t, request gpu: ask for 1 device instead of 2`},
-		{"a quota of an extended resource counts claims of its class", func(t *testing.T) *snapshot.Snapshot {
+		{"a quota of an extended resource counts claims of its class", func(t *testing.T) *cluster.Snapshot {
 			return overQuota(t, "requests.nvidia.com/gpu")
 		}, `
 pod p waits: the quota q allows 4 of requests.nvidia.com/gpu, 3 are used and 2 more are wanted
 smallest change: in ResourceClaimTemplate ns/t, request gpu: ask for 1 device instead of 2`},
-		{"so does one of the extended resource that a class has by its name", func(t *testing.T) *snapshot.Snapshot {
+		{"so does one of the extended resource that a class has by its name", func(t *testing.T) *cluster.Snapshot {
 			return overQuota(t, "requests.deviceclass.resource.kubernetes.io/gpu.nvidia.com")
 		}, `
 pod p waits: the quota q allows 4 of requests.deviceclass.resource.kubernetes.io/gpu.nvidia.com, 3 are used and 2 more are wanted
 smallest change: in ResourceClaimTemplate ns/t, request gpu: ask for 1 device instead of 2`},
-		{"also without another extended resource", func(t *testing.T) *snapshot.Snapshot {
+		{"also without another extended resource", func(t *testing.T) *cluster.Snapshot {
 			s := overQuota(t, "requests.deviceclass.resource.kubernetes.io/gpu.nvidia.com")
 			for _, class := range s.Classes {
 				class.Spec.ExtendedResourceName = nil
@@ -460,14 +460,14 @@ smallest change: in ResourceClaimTemplate ns/t, request gpu: ask for 1 device in
 		}, `
 pod p waits: the quota q allows 4 of requests.deviceclass.resource.kubernetes.io/gpu.nvidia.com, 3 are used and 2 more are wanted
 smallest change: in ResourceClaimTemplate ns/t, request gpu: ask for 1 device instead of 2`},
-		{"a quota of a class counts the claim for an extended resource", func(t *testing.T) *snapshot.Snapshot {
+		{"a quota of a class counts the claim for an extended resource", func(t *testing.T) *cluster.Snapshot {
 			s := extended(t, "", "2", t4)
 			s.Quotas = overQuota(t, "gpu.nvidia.com.deviceclass.resource.k8s.io/devices").Quotas
 			return s
 		}, `
 pod p waits: the quota q allows 4 of gpu.nvidia.com.deviceclass.resource.k8s.io/devices, 3 are used and 2 more are wanted
 smallest change: in Pod ns/p, request container-0-request-0: ask for 1 device instead of 2`},
-		{"which there is none for where a device plugin offers it", func(t *testing.T) *snapshot.Snapshot {
+		{"which there is none for where a device plugin offers it", func(t *testing.T) *cluster.Snapshot {
 			s := extended(t, "", "2", t4)
 			offer(s, "plugin", "2")
 			s.Quotas = overQuota(t, "gpu.nvidia.com.deviceclass.resource.k8s.io/devices").Quotas
@@ -475,46 +475,46 @@ smallest change: in Pod ns/p, request container-0-request-0: ask for 1 device in
 		}, `
 pod p fits now on 1 of 2 nodes
   plugin`},
-		{"a quota of the extended resource has counted the pod", func(t *testing.T) *snapshot.Snapshot {
+		{"a quota of the extended resource has counted the pod", func(t *testing.T) *cluster.Snapshot {
 			s := extended(t, "", "2", t4)
 			s.Quotas = overQuota(t, "requests.nvidia.com/gpu").Quotas
 			return s
 		}, `
 pod p fits now on 1 of 1 nodes`},
-		{"an extended resource", func(t *testing.T) *snapshot.Snapshot {
+		{"an extended resource", func(t *testing.T) *cluster.Snapshot {
 			return extended(t, "", "3", t4)
 		}, `
 pod p waits: request container-0-request-0 of the pod's extended resources: it wants 3 devices of one node, and no node has more than 2 for it
 smallest change: in Pod ns/p, request container-0-request-0: ask for 2 devices instead of 3`},
-		{"an extended resource that a device plugin of another node offers", func(t *testing.T) *snapshot.Snapshot {
+		{"an extended resource that a device plugin of another node offers", func(t *testing.T) *cluster.Snapshot {
 			s := extended(t, "", "3", t4)
 			offer(s, "plugin", "2")
 			return s
 		}, `
 pod p waits: request container-0-request-0 of the pod's extended resources: it wants 3 devices of one node, and no node has more than 2 for it
 smallest change: in Pod ns/p, request container-0-request-0: ask for 2 devices instead of 3`},
-		{"an extended resource of a class, and on another node of a plugin", func(t *testing.T) *snapshot.Snapshot {
+		{"an extended resource of a class, and on another node of a plugin", func(t *testing.T) *cluster.Snapshot {
 			s := extended(t, "", "2", t4)
 			offer(s, "plugin", "1")
 			return s
 		}, `
 pod p fits now on 1 of 2 nodes
   a: container-0-request-0 gets gpu-3b-00-0, container-0-request-0 gets gpu-af-00-0`},
-		{"an extended resource that only a device plugin has enough of", func(t *testing.T) *snapshot.Snapshot {
+		{"an extended resource that only a device plugin has enough of", func(t *testing.T) *cluster.Snapshot {
 			s := extended(t, "", "3", t4)
 			offer(s, "plugin", "3")
 			return s
 		}, `
 pod p fits now on 1 of 2 nodes
   plugin`},
-		{"an extended resource of a device plugin that has too little", func(t *testing.T) *snapshot.Snapshot {
+		{"an extended resource of a device plugin that has too little", func(t *testing.T) *cluster.Snapshot {
 			s := extended(t, "", "3")
 			offer(s, "plugin", "2")
 			return s
 		}, `
 pod p waits: the pod excludes all 1 nodes, most often by too little nvidia.com/gpu; none of them has the devices
 smallest change: in Pod ns/p, request container-0-request-0: ask for 2 devices instead of 3`},
-		{"an extended resource of a device plugin of a node with a taint", func(t *testing.T) *snapshot.Snapshot {
+		{"an extended resource of a device plugin of a node with a taint", func(t *testing.T) *cluster.Snapshot {
 			s := extended(t, "", "3")
 			offer(s, "plugin", "3")
 			s.Nodes[0].Spec.Unschedulable = true
@@ -522,24 +522,24 @@ smallest change: in Pod ns/p, request container-0-request-0: ask for 2 devices i
 		}, `
 pod p waits: 1 node has the devices, and the pod cannot run there: the taint node.kubernetes.io/unschedulable:NoSchedule
 smallest change: in Pod ns/p: tolerate the taint node.kubernetes.io/unschedulable:NoSchedule of the node`},
-		{"an init container uses the devices of a later container", func(t *testing.T) *snapshot.Snapshot {
+		{"an init container uses the devices of a later container", func(t *testing.T) *cluster.Snapshot {
 			return extended(t, "1", "2", t4)
 		}, `
 pod p fits now on 1 of 1 nodes
   a: container-1-request-0 gets gpu-3b-00-0, container-1-request-0 gets gpu-af-00-0`},
-		{"an init container that needs more than a later container", func(t *testing.T) *snapshot.Snapshot {
+		{"an init container that needs more than a later container", func(t *testing.T) *cluster.Snapshot {
 			return extended(t, "2", "1", t4)
 		}, `
 pod p fits now on 1 of 1 nodes
   a: container-0-request-0 gets gpu-3b-00-0, container-1-request-0 gets gpu-af-00-0`},
-		{"a sidecar has its devices beside those of a later container", func(t *testing.T) *snapshot.Snapshot {
+		{"a sidecar has its devices beside those of a later container", func(t *testing.T) *cluster.Snapshot {
 			s := extended(t, "1", "2", t4)
 			s.Pods[0].Spec.InitContainers[0].RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
 			return s
 		}, `
 pod p waits: each request of the pod's extended resources fits on some node, but no node has the devices of all
 smallest change: in Pod ns/p, request container-1-request-0: ask for 1 device instead of 2`},
-		{"an extended resource whose devices have a taint", func(t *testing.T) *snapshot.Snapshot {
+		{"an extended resource whose devices have a taint", func(t *testing.T) *cluster.Snapshot {
 			s := extended(t, "", "1", t4)
 			setTaint(s, "gpu-3b-00-0")
 			setTaint(s, "gpu-af-00-0")
@@ -547,60 +547,60 @@ smallest change: in Pod ns/p, request container-1-request-0: ask for 1 device in
 		}, `
 pod p waits: request container-0-request-0 of the pod's extended resources: each of the 2 devices of class gpu.nvidia.com has the taint gpu.nvidia.com/xid=79:NoSchedule
 no change of this pod helps, and no end of other claims`},
-		{"an extended resource is no share", func(t *testing.T) *snapshot.Snapshot {
-			s := extended(t, "", "1", viewtest.Node{Name: "a", Profile: "t4-x2"})
+		{"an extended resource is no share", func(t *testing.T) *cluster.Snapshot {
+			s := extended(t, "", "1", clustertest.Node{Name: "a", Profile: "t4-x2"})
 			mustHold(t, s, claim(t, "x", gpus(", capacity: {requests: {memory: 9Gi}}")),
 				claim(t, "y", gpus(", capacity: {requests: {memory: 9Gi}}")))
 			return s
 		}, `
 pod p waits: request container-0-request-0 of the pod's extended resources: the 2 devices of class gpu.nvidia.com are held by other claims
 no single change of this pod helps; it would fit when claim ns/x has ended, which has had its devices since 2026-01-02T03:04:05Z`},
-		{"a container and an init container that uses its devices", func(t *testing.T) *snapshot.Snapshot {
+		{"a container and an init container that uses its devices", func(t *testing.T) *cluster.Snapshot {
 			s := extended(t, "2", "2", t4)
 			setTaint(s, "gpu-3b-00-0")
 			return s
 		}, `
 pod p waits: request container-1-request-0 of the pod's extended resources: it wants 2 devices of one node, and no node has more than 1 for it; of the others, 1 has the taint gpu.nvidia.com/xid=79:NoSchedule
 smallest change: in Pod ns/p, request container-0-request-0: ask for 1 device instead of 2; and in Pod ns/p, request container-1-request-0: ask for 1 device instead of 2`},
-		{"an extended resource, and no right to read classes", func(t *testing.T) *snapshot.Snapshot {
+		{"an extended resource, and no right to read classes", func(t *testing.T) *cluster.Snapshot {
 			s := extended(t, "", "3", t4)
-			s.Classes, s.Unread[snapshot.Classes] = nil, errors.New("forbidden")
+			s.Classes, s.Unread[cluster.Classes] = nil, errors.New("forbidden")
 			return s
 		}, `
 no answer without the right to list deviceclasses.resource.k8s.io: forbidden`},
-		{"an extended resource, and no right to read nodes", func(t *testing.T) *snapshot.Snapshot {
+		{"an extended resource, and no right to read nodes", func(t *testing.T) *cluster.Snapshot {
 			s := extended(t, "", "3", t4)
-			s.Nodes, s.Unread[snapshot.Nodes] = nil, errors.New("forbidden")
+			s.Nodes, s.Unread[cluster.Nodes] = nil, errors.New("forbidden")
 			return s
 		}, `
 no answer without the right to list nodes: forbidden`},
-		{"a class that does not exist", func(t *testing.T) *snapshot.Snapshot {
+		{"a class that does not exist", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, requests("[{name: gpu, exactly: {deviceClassName: gpu.example.com}}]"))
 			return s
 		}, `
 pod p waits: request gpu of claim c asks for the class gpu.example.com, which does not exist
 smallest change: in ResourceClaim ns/c, request gpu: use the class gpu.nvidia.com`},
-		{"no slices", func(t *testing.T) *snapshot.Snapshot {
+		{"no slices", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Slices = nil
 			return s
 		}, `
 pod p waits: no node offers devices: there is no ResourceSlice
 no change of this pod helps, and no end of other claims`},
-		{"a class of which there is no device", func(t *testing.T) *snapshot.Snapshot {
+		{"a class of which there is no device", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, requests("[{name: mig, exactly: {deviceClassName: mig.nvidia.com}}]"))
 			return s
 		}, `
 pod p waits: request mig of claim c: no node has a device of class mig.nvidia.com
 no change of this pod helps, and no end of other claims`},
-		{"no template", func(t *testing.T) *snapshot.Snapshot {
+		{"no template", func(t *testing.T) *cluster.Snapshot {
 			s := fleet(t, t4)
 			s.Pods = append(s.Pods, pod("p"))
 			useTemplate(s.Pods[0], nil)
 			return s
 		}, `
 pod p waits: template t of its claim gpu does not exist in namespace ns; a pod uses only templates of its own namespace. It may have been refused when it was applied`},
-		{"a template with another name", func(t *testing.T) *snapshot.Snapshot {
+		{"a template with another name", func(t *testing.T) *cluster.Snapshot {
 			s := fleet(t, t4)
 			s.Pods = append(s.Pods, pod("p"))
 			useTemplate(s.Pods[0], nil)
@@ -609,7 +609,7 @@ pod p waits: template t of its claim gpu does not exist in namespace ns; a pod u
 			return s
 		}, `
 pod p waits: template one-gpus of its claim gpu does not exist in namespace ns; did you mean one-gpu?`},
-		{"a template beside others", func(t *testing.T) *snapshot.Snapshot {
+		{"a template beside others", func(t *testing.T) *cluster.Snapshot {
 			s := fleet(t, t4)
 			s.Pods = append(s.Pods, pod("p"))
 			useTemplate(s.Pods[0], nil)
@@ -618,14 +618,14 @@ pod p waits: template one-gpus of its claim gpu does not exist in namespace ns; 
 			return s
 		}, `
 pod p waits: template t of its claim gpu does not exist in namespace ns; there are fast, large. It may have been refused when it was applied`},
-		{"a template in place of a claim", func(t *testing.T) *snapshot.Snapshot {
+		{"a template in place of a claim", func(t *testing.T) *cluster.Snapshot {
 			s := fleet(t, t4)
 			s.Pods = append(s.Pods, pod("p", claim(t, "one-gpu", gpus(""))))
 			s.Templates = append(s.Templates, templateOf("ns", "one-gpu"))
 			return s
 		}, `
 pod p waits: claim one-gpu does not exist in namespace ns; there is a template of that name: write resourceClaimTemplateName instead of resourceClaimName`},
-		{"a claim in place of a template", func(t *testing.T) *snapshot.Snapshot {
+		{"a claim in place of a template", func(t *testing.T) *cluster.Snapshot {
 			s := fleet(t, t4)
 			s.Pods = append(s.Pods, pod("p"))
 			useTemplate(s.Pods[0], nil)
@@ -633,7 +633,7 @@ pod p waits: claim one-gpu does not exist in namespace ns; there is a template o
 			return s
 		}, `
 pod p waits: template t of its claim gpu does not exist in namespace ns; there is a claim of that name: write resourceClaimName instead of resourceClaimTemplateName`},
-		{"a claim of another namespace", func(t *testing.T) *snapshot.Snapshot {
+		{"a claim of another namespace", func(t *testing.T) *cluster.Snapshot {
 			s := fleet(t, t4)
 			s.Pods = append(s.Pods, pod("p", claim(t, "shared", gpus(""))))
 			other := claim(t, "shared", gpus(""))
@@ -642,20 +642,20 @@ pod p waits: template t of its claim gpu does not exist in namespace ns; there i
 			return s
 		}, `
 pod p waits: claim shared does not exist in namespace ns; a pod uses only claims of its own namespace, and shared is in other`},
-		{"a misspelt claim", func(t *testing.T) *snapshot.Snapshot {
+		{"a misspelt claim", func(t *testing.T) *cluster.Snapshot {
 			s := fleet(t, t4)
 			s.Pods = append(s.Pods, pod("p", claim(t, "shard", gpus(""))))
 			s.Claims = append(s.Claims, claim(t, "shared", gpus("")))
 			return s
 		}, `
 pod p waits: claim shard does not exist in namespace ns; did you mean shared?`},
-		{"a container that names no claim", func(t *testing.T) *snapshot.Snapshot {
+		{"a container that names no claim", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Pods[0].Spec.Containers[0].Resources.Claims = nil
 			return s
 		}, `
 pod p fits now on 1 of 1 nodes; besides, container main does not name claim c in resources.claims, and so gets none of its devices`},
-		{"several containers that name no claim, of a pod that failed", func(t *testing.T) *snapshot.Snapshot {
+		{"several containers that name no claim, of a pod that failed", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Pods[0].Spec.Containers[0].Resources.Claims = nil
 			s.Pods[0].Spec.Containers = append(s.Pods[0].Spec.Containers, corev1.Container{Name: "side"})
@@ -666,7 +666,7 @@ pod p fits now on 1 of 1 nodes; besides, container main does not name claim c in
 			return s
 		}, `
 pod p has ended: its phase is Failed; no container names claim c in resources.claims, and so gets none of its devices; container main has ended with exit code 128: StartError: exec: "nvidia-smi": executable file not found in $PATH`},
-		{"a container that names a request which the claim does not have", func(t *testing.T) *snapshot.Snapshot {
+		{"a container that names a request which the claim does not have", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Pods[0].Spec.Containers[0].Resources.Claims = nil
 			use(s.Pods[0], "c/gpus")
@@ -674,7 +674,7 @@ pod p has ended: its phase is Failed; no container names claim c in resources.cl
 			return s
 		}, `
 pod p is on node a; container main names the request gpus of claim c, which has only gpu; did you mean gpu?`},
-		{"a pod whose image cannot be pulled", func(t *testing.T) *snapshot.Snapshot {
+		{"a pod whose image cannot be pulled", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Pods[0].Spec.NodeName = "a"
 			s.Pods[0].Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{
@@ -682,53 +682,53 @@ pod p is on node a; container main names the request gpus of claim c, which has 
 			return s
 		}, `
 pod p is on node a; container main waits: ImagePullBackOff: Back-off pulling image`},
-		{"a class that is misspelt", func(t *testing.T) *snapshot.Snapshot {
+		{"a class that is misspelt", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, requests("[{name: gpu, exactly: {deviceClassName: gpu.nvidia.org}}]"))
 			return s
 		}, `
 pod p waits: request gpu of claim c asks for the class gpu.nvidia.org, which does not exist; did you mean gpu.nvidia.com?
 smallest change: in ResourceClaim ns/c, request gpu: use the class gpu.nvidia.com`},
-		{"a class of a profile that does not exist", func(t *testing.T) *snapshot.Snapshot {
-			s, _ := one(t, viewtest.Node{Name: "a", Profile: "dgx-h100"},
+		{"a class of a profile that does not exist", func(t *testing.T) *cluster.Snapshot {
+			s, _ := one(t, clustertest.Node{Name: "a", Profile: "dgx-h100"},
 				requests("[{name: gpu, exactly: {deviceClassName: mig-5g.50gb.nvidia.com}}]"))
 			return s
 		}, `
 pod p waits: request gpu of claim c asks for the class mig-5g.50gb.nvidia.com, which does not exist; the nearest that is offered is mig-4g.40gb.nvidia.com
 smallest change: in ResourceClaim ns/c, request gpu: use the class mig-4g.40gb.nvidia.com`},
-		{"a class of a profile that no GPU offers", func(t *testing.T) *snapshot.Snapshot {
-			s, _ := one(t, viewtest.Node{Name: "a", Profile: "dgx-h100"},
+		{"a class of a profile that no GPU offers", func(t *testing.T) *cluster.Snapshot {
+			s, _ := one(t, clustertest.Node{Name: "a", Profile: "dgx-h100"},
 				requests("[{name: gpu, exactly: {deviceClassName: mig-1g.23gb.nvidia.com}}]"))
 			return s
 		}, `
 pod p waits: request gpu of claim c: no node has a device of class mig-1g.23gb.nvidia.com; the nearest that is offered is mig-1g.20gb.nvidia.com
 smallest change: in ResourceClaim ns/c, request gpu: use the class mig-1g.20gb.nvidia.com`},
-		{"a class of a profile where nothing is partitioned", func(t *testing.T) *snapshot.Snapshot {
+		{"a class of a profile where nothing is partitioned", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, requests("[{name: gpu, exactly: {deviceClassName: mig-5g.50gb.nvidia.com}}]"))
 			return s
 		}, `
 pod p waits: request gpu of claim c asks for the class mig-5g.50gb.nvidia.com, which does not exist
 no change of this pod helps, and no end of other claims`},
-		{"an attribute that is misspelt", func(t *testing.T) *snapshot.Snapshot {
+		{"an attribute that is misspelt", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, ask("device.attributes['gpu.nvidia.com'].product == 'Tesla T4'", ""))
 			return s
 		}, `
 pod p waits: request gpu of claim c: no device has the attribute product; did you mean device.attributes["gpu.nvidia.com"].productName? (on such a device the selector fails, and then the scheduler gives up on the pod)
 smallest change: in ResourceClaim ns/c, request gpu: write device.attributes["gpu.nvidia.com"].productName instead of device.attributes["gpu.nvidia.com"].product`},
-		{"an attribute that is misspelt in two clauses", func(t *testing.T) *snapshot.Snapshot {
+		{"an attribute that is misspelt in two clauses", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, ask("has(device.attributes['gpu.nvidia.com'].ProductName) && "+
 				"device.attributes['gpu.nvidia.com'].ProductName == 'Tesla T4'", ""))
 			return s
 		}, `
 pod p waits: request gpu of claim c: no device has the attribute ProductName; did you mean device.attributes["gpu.nvidia.com"].productName?
 smallest change: in ResourceClaim ns/c, request gpu: write device.attributes["gpu.nvidia.com"].productName instead of device.attributes["gpu.nvidia.com"].ProductName`},
-		{"a part of a product's name", func(t *testing.T) *snapshot.Snapshot {
-			s, _ := one(t, viewtest.Node{Name: "a", Profile: "l40s-x4"},
+		{"a part of a product's name", func(t *testing.T) *cluster.Snapshot {
+			s, _ := one(t, clustertest.Node{Name: "a", Profile: "l40s-x4"},
 				ask("device.attributes['gpu.nvidia.com'].productName == 'L40S'", ""))
 			return s
 		}, `
 pod p waits: request gpu of claim c: no device has the productName "L40S"; did you mean "NVIDIA L40S"?
 smallest change: in ResourceClaim ns/c, request gpu: write device.attributes["gpu.nvidia.com"].productName == "NVIDIA L40S" instead of device.attributes["gpu.nvidia.com"].productName == "L40S"`},
-		{"the strongest GPU, while all are held", func(t *testing.T) *snapshot.Snapshot {
+		{"the strongest GPU, while all are held", func(t *testing.T) *cluster.Snapshot {
 			s := fleet(t, t4)
 			mustHold(t, s, claim(t, "a", gpus(", count: 2")))
 			c := claim(t, "c", rankedList("strongest.gpu.nvidia.com"))
@@ -738,7 +738,7 @@ smallest change: in ResourceClaim ns/c, request gpu: write device.attributes["gp
 		}, `
 pod p waits: request gpu of claim c gets the strongest device that is free, and none is: the 2 devices of class strongest.gpu.nvidia.com are held by other claims
 no single change of this pod helps; it would fit when claim ns/a has ended, which has had its devices since 2026-01-02T03:04:05Z`},
-		{"an alternative that matches nothing", func(t *testing.T) *snapshot.Snapshot {
+		{"an alternative that matches nothing", func(t *testing.T) *cluster.Snapshot {
 			s := fleet(t, t4)
 			mustHold(t, s, claim(t, "a", gpus(", count: 2")))
 			c := claim(t, "c", requests(`[{name: gpu, firstAvailable: [{name: never, deviceClassName: gpu.nvidia.com, `+
@@ -749,8 +749,8 @@ no single change of this pod helps; it would fit when claim ns/a has ended, whic
 		}, `
 pod p waits: request gpu of claim c: the 2 devices of class gpu.nvidia.com are held by other claims
 no single change of this pod helps; it would fit when claim ns/a has ended, which has had its devices since 2026-01-02T03:04:05Z`},
-		{"an extended resource that nothing offers", func(t *testing.T) *snapshot.Snapshot {
-			s := extended(t, "", "1", viewtest.Node{Name: "a", Profile: "dgx-h100"})
+		{"an extended resource that nothing offers", func(t *testing.T) *cluster.Snapshot {
+			s := extended(t, "", "1", clustertest.Node{Name: "a", Profile: "dgx-h100"})
 			all := corev1.ResourceList{"nvidia.com/mig-5g.50gb": resource.MustParse("1")}
 			s.Pods[0].Spec.Containers[0].Resources = corev1.ResourceRequirements{Limits: all, Requests: all}
 			for _, c := range s.Classes {
@@ -761,48 +761,48 @@ no single change of this pod helps; it would fit when claim ns/a has ended, whic
 			return s
 		}, `
 pod p waits: no node offers nvidia.com/mig-5g.50gb; the nearest that is offered is nvidia.com/mig-4g.40gb`},
-		{"an extended resource that is misspelt", func(t *testing.T) *snapshot.Snapshot {
+		{"an extended resource that is misspelt", func(t *testing.T) *cluster.Snapshot {
 			s := extended(t, "", "1", t4)
 			all := corev1.ResourceList{"nvidia.com/gpus": resource.MustParse("1")}
 			s.Pods[0].Spec.Containers[0].Resources = corev1.ResourceRequirements{Limits: all, Requests: all}
 			return s
 		}, `
 pod p waits: no node offers nvidia.com/gpus; did you mean nvidia.com/gpu?`},
-		{"a claim that was deleted", func(t *testing.T) *snapshot.Snapshot {
+		{"a claim that was deleted", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Claims = nil
 			return s
 		}, `
 pod p waits: claim c does not exist in namespace ns; a pod uses only claims of its own namespace`},
-		{"a claim that is not known, because claims cannot be read", func(t *testing.T) *snapshot.Snapshot {
+		{"a claim that is not known, because claims cannot be read", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
-			s.Claims, s.Unread[snapshot.Claims] = nil, errors.New("forbidden")
+			s.Claims, s.Unread[cluster.Claims] = nil, errors.New("forbidden")
 			return s
 		}, `
 no answer without the right to list resourceclaims.resource.k8s.io: forbidden`},
-		{"a claim of a namespace of which claims were not read", func(t *testing.T) *snapshot.Snapshot {
+		{"a claim of a namespace of which claims were not read", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Claims = nil
-			s.Unread[snapshot.Claims] = &snapshot.PartialError{Namespace: "other", Err: errors.New("forbidden")}
+			s.Unread[cluster.Claims] = &cluster.PartialError{Namespace: "other", Err: errors.New("forbidden")}
 			return s
 		}, `
 no answer without the right to list resourceclaims.resource.k8s.io: only those of namespace other are known: forbidden`},
-		{"a claim that does not exist in a namespace of which claims were read", func(t *testing.T) *snapshot.Snapshot {
+		{"a claim that does not exist in a namespace of which claims were read", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Claims = nil
-			s.Unread[snapshot.Claims] = &snapshot.PartialError{Namespace: "ns", Err: errors.New("forbidden")}
+			s.Unread[cluster.Claims] = &cluster.PartialError{Namespace: "ns", Err: errors.New("forbidden")}
 			return s
 		}, `
 pod p waits: claim c does not exist in namespace ns; a pod uses only claims of its own namespace`},
-		{"a template that is not known", func(t *testing.T) *snapshot.Snapshot {
+		{"a template that is not known", func(t *testing.T) *cluster.Snapshot {
 			s := fleet(t, t4)
 			s.Pods = append(s.Pods, pod("p"))
 			useTemplate(s.Pods[0], nil)
-			s.Unread[snapshot.Templates] = errors.New("forbidden")
+			s.Unread[cluster.Templates] = errors.New("forbidden")
 			return s
 		}, `
 no answer without the right to list resourceclaimtemplates.resource.k8s.io: forbidden`},
-		{"a claim that as many pods use as can", func(t *testing.T) *snapshot.Snapshot {
+		{"a claim that as many pods use as can", func(t *testing.T) *cluster.Snapshot {
 			s := fleet(t, t4)
 			has := claim(t, "has", gpus(""))
 			mustHold(t, s, has)
@@ -812,19 +812,19 @@ no answer without the right to list resourceclaimtemplates.resource.k8s.io: forb
 			return s
 		}, `
 pod p waits: claim has is used by 256 pods already, which is the limit`},
-		{"a claim that is being deleted", func(t *testing.T) *snapshot.Snapshot {
+		{"a claim that is being deleted", func(t *testing.T) *cluster.Snapshot {
 			s, c := one(t, t4, gpus(""))
 			c.DeletionTimestamp = &since
 			return s
 		}, `
 pod p waits: claim c is being deleted`},
-		{"a claim of another pod", func(t *testing.T) *snapshot.Snapshot {
+		{"a claim of another pod", func(t *testing.T) *cluster.Snapshot {
 			s, c := one(t, t4, gpus(""))
 			useTemplate(s.Pods[0], c)
 			return s
 		}, `
 pod p waits: ResourceClaim ns/c was not created for Pod ns/p (Pod is not owner)`},
-		{"a claim of the pod group", func(t *testing.T) *snapshot.Snapshot {
+		{"a claim of the pod group", func(t *testing.T) *cluster.Snapshot {
 			s, c := one(t, t4, gpus(", count: 3"))
 			s.Pods[0].Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: ptr.To("g")}
 			useTemplate(s.Pods[0], c)
@@ -834,82 +834,82 @@ pod p waits: ResourceClaim ns/c was not created for Pod ns/p (Pod is not owner)`
 		}, `
 pod p waits: request gpu of claim c: it wants 3 devices of one node, and no node has more than 2 for it
 smallest change: in ResourceClaimTemplate ns/t, request gpu: ask for 2 devices instead of 3`},
-		{"a scheduling gate", func(t *testing.T) *snapshot.Snapshot {
+		{"a scheduling gate", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Pods[0].Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/quota"}}
 			return s
 		}, `
 pod p has the scheduling gate example.com/quota: the scheduler ignores it until another program removes that`},
-		{"a pod that has a node", func(t *testing.T) *snapshot.Snapshot {
+		{"a pod that has a node", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(", count: 3"))
 			s.Pods[0].Spec.NodeName = "a"
 			return s
 		}, `
 pod p is on node a`},
-		{"a pod that has ended", func(t *testing.T) *snapshot.Snapshot {
+		{"a pod that has ended", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Pods[0].Status.Phase = corev1.PodSucceeded
 			return s
 		}, `
 pod p has ended: its phase is Succeeded`},
-		{"a pod that fits", func(t *testing.T) *snapshot.Snapshot {
+		{"a pod that fits", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			return s
 		}, `
 pod p fits now on 1 of 1 nodes`},
-		{"a share on a GPU without shares", func(t *testing.T) *snapshot.Snapshot {
+		{"a share on a GPU without shares", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(", capacity: {requests: {memory: 5Gi}}"))
 			return s
 		}, `
 pod p fits now on 1 of 1 nodes
   a: gpu gets gpu-3b-00-0 (all of it, not memory 5Gi: the GPU has no shares)`},
-		{"no right to read slices", func(t *testing.T) *snapshot.Snapshot {
+		{"no right to read slices", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
-			s.Slices, s.Unread[snapshot.Slices] = nil, errors.New("forbidden")
+			s.Slices, s.Unread[cluster.Slices] = nil, errors.New("forbidden")
 			return s
 		}, `
 no answer without the right to list resourceslices.resource.k8s.io: forbidden`},
-		{"no right to read nodes", func(t *testing.T) *snapshot.Snapshot {
+		{"no right to read nodes", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(", count: 3"))
-			s.Nodes, s.Unread[snapshot.Nodes] = nil, errors.New("forbidden")
+			s.Nodes, s.Unread[cluster.Nodes] = nil, errors.New("forbidden")
 			return s
 		}, `
 pod p waits: request gpu of claim c: it wants 3 devices of one node, and no node has more than 2 for it
 smallest change: in ResourceClaim ns/c, request gpu: ask for 2 devices instead of 3`},
-		{"a pod that fits, unless a node keeps it away that may not be read", func(t *testing.T) *snapshot.Snapshot {
+		{"a pod that fits, unless a node keeps it away that may not be read", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
 			s.Pods[0].Spec.NodeSelector = map[string]string{"zone": "z1"}
 			s.Pods[0].Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
 				RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.
 					NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone",
 					Operator: corev1.NodeSelectorOpExists}}}}}}}
-			s.Nodes, s.Unread[snapshot.Nodes] = nil, errors.New("forbidden")
+			s.Nodes, s.Unread[cluster.Nodes] = nil, errors.New("forbidden")
 			return s
 		}, `
 pod p fits now on 1 of 1 nodes, unless labels, taints or resources of the nodes keep the pod away`},
-		{"a pod without claims, and no right to read nodes", func(t *testing.T) *snapshot.Snapshot {
+		{"a pod without claims, and no right to read nodes", func(t *testing.T) *cluster.Snapshot {
 			s := fleet(t, t4)
 			s.Pods = append(s.Pods, pod("p"))
-			s.Nodes, s.Unread[snapshot.Nodes] = nil, errors.New("forbidden")
+			s.Nodes, s.Unread[cluster.Nodes] = nil, errors.New("forbidden")
 			return s
 		}, `
 no answer without the right to list nodes: forbidden`},
-		{"no slices, and no right to read nodes", func(t *testing.T) *snapshot.Snapshot {
+		{"no slices, and no right to read nodes", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
-			s.Slices, s.Nodes, s.Unread[snapshot.Nodes] = nil, nil, errors.New("forbidden")
+			s.Slices, s.Nodes, s.Unread[cluster.Nodes] = nil, nil, errors.New("forbidden")
 			return s
 		}, `
 pod p waits: no node offers devices: there is no ResourceSlice
 no change of this pod helps, and no end of other claims`},
-		{"a pod that fits, unless there are claims that may not be read", func(t *testing.T) *snapshot.Snapshot {
+		{"a pod that fits, unless there are claims that may not be read", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(""))
-			s.Unread[snapshot.Claims] = errors.New("forbidden")
+			s.Unread[cluster.Claims] = errors.New("forbidden")
 			return s
 		}, `
 pod p fits now on 1 of 1 nodes, unless claims of other namespaces hold the devices`},
-		{"a pod that does not fit, whatever claims there are", func(t *testing.T) *snapshot.Snapshot {
+		{"a pod that does not fit, whatever claims there are", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, t4, gpus(", count: 3"))
-			s.Unread[snapshot.Claims] = errors.New("forbidden")
+			s.Unread[cluster.Claims] = errors.New("forbidden")
 			return s
 		}, `
 pod p waits: request gpu of claim c: it wants 3 devices of one node, and no node has more than 2 for it
@@ -930,7 +930,7 @@ smallest change: in ResourceClaim ns/c, request gpu: ask for 2 devices instead o
 
 // A claim is explained with its pod, and alone if there is none.
 func TestClaim(t *testing.T) {
-	s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+	s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
 	c := claim(t, "c", gpus(", count: 3"))
 	c.ResourceVersion = "7"
 	s.Claims = append(s.Claims, c)
@@ -974,9 +974,9 @@ func TestClaim(t *testing.T) {
 
 // Without all pods, it is not known whether one uses the claim.
 func TestClaimWithoutPods(t *testing.T) {
-	s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+	s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
 	s.Claims = append(s.Claims, claim(t, "c", gpus(", count: 3")))
-	s.Unread[snapshot.Pods] = errors.New("forbidden")
+	s.Unread[cluster.Pods] = errors.New("forbidden")
 	r, err := Claim(t.Context(), s, "ns", "c")
 	if err != nil {
 		t.Fatal(err)
@@ -1004,7 +1004,7 @@ func TestFitQuota(t *testing.T) {
 		{"the quota is too small for an empty cluster", "1", "0", false, true, Waits},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+			s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
 			s.Quotas = []*corev1.ResourceQuota{{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "q"},
 				Status: corev1.ResourceQuotaStatus{Hard: corev1.ResourceList{devices: resource.MustParse(row.hard)},
 					Used: corev1.ResourceList{devices: resource.MustParse(row.used)}}}}
@@ -1013,7 +1013,7 @@ func TestFitQuota(t *testing.T) {
 				s.Claims = append(s.Claims, c)
 			}
 			if row.empty {
-				for _, resource := range []string{snapshot.Claims, snapshot.Pods} {
+				for _, resource := range []string{cluster.Claims, cluster.Pods} {
 					s.Unread[resource] = errors.New("forbidden")
 				}
 				s = Empty(s)
@@ -1058,7 +1058,7 @@ func TestFitLimits(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			p := pod("p")
 			p.Spec.Containers[0].Resources, p.Spec.Resources = row.container, &row.pod
-			s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+			s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
 			if r := Fit(t.Context(), s, Manifest{Pods: []*corev1.Pod{p}}); r[0].Outcome != row.want {
 				t.Errorf("got %s: %s, want %s", r[0].Outcome, r[0].Cause, row.want)
 			}
@@ -1068,7 +1068,7 @@ func TestFitLimits(t *testing.T) {
 
 // A search that reaches its limit says so, and what it did not try.
 func TestLimit(t *testing.T) {
-	s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+	s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
 	c := claim(t, "c", ask("device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('1Ti')) >= 0", ", count: 3"))
 	s.Claims = append(s.Claims, c)
 	before := searchAsked
@@ -1104,23 +1104,23 @@ func TestGroups(t *testing.T) {
 	for _, row := range []struct {
 		name    string
 		devices string
-		change  func(t *testing.T, s *snapshot.Snapshot)
+		change  func(t *testing.T, s *cluster.Snapshot)
 		want    int
 	}{
-		{"equal nodes", gpus(", count: 3"), func(*testing.T, *snapshot.Snapshot) {}, 1},
-		{"one node has a claim", gpus(", count: 3"), func(t *testing.T, s *snapshot.Snapshot) {
+		{"equal nodes", gpus(", count: 3"), func(*testing.T, *cluster.Snapshot) {}, 1},
+		{"one node has a claim", gpus(", count: 3"), func(t *testing.T, s *cluster.Snapshot) {
 			mustHold(t, s, claim(t, "x", gpus("")))
 		}, 2},
-		{"all nodes have the same use", gpus(", count: 3"), func(t *testing.T, s *snapshot.Snapshot) {
+		{"all nodes have the same use", gpus(", count: 3"), func(t *testing.T, s *cluster.Snapshot) {
 			for i := range 6 {
 				mustHold(t, s, claim(t, fmt.Sprint("x", i), gpus("")))
 			}
 		}, 1},
-		{"one node has a taint", gpus(", count: 3"), func(_ *testing.T, s *snapshot.Snapshot) {
+		{"one node has a taint", gpus(", count: 3"), func(_ *testing.T, s *cluster.Snapshot) {
 			s.Slices[0].Spec.Devices[0].Taints = []resourceapi.DeviceTaint{{Key: "k", Effect: "NoSchedule"}}
 		}, 2},
 		{"a pool is not complete, and the slice before it was", gpus(", count: 3"), func(_ *testing.T,
-			s *snapshot.Snapshot) {
+			s *cluster.Snapshot) {
 			for i, slice := range s.Slices {
 				old := slice.DeepCopy()
 				slice.Spec.Pool.Generation++
@@ -1131,14 +1131,14 @@ func TestGroups(t *testing.T) {
 			}
 		}, 2},
 		{"an attribute differs that the claim does not read", gpus(", count: 3"),
-			func(_ *testing.T, s *snapshot.Snapshot) { setUUIDs(s) }, 1},
+			func(_ *testing.T, s *cluster.Snapshot) { setUUIDs(s) }, 1},
 		{"an attribute differs that the claim reads", ask(uuid, ", count: 3"),
-			func(_ *testing.T, s *snapshot.Snapshot) { setUUIDs(s) }, 3},
+			func(_ *testing.T, s *cluster.Snapshot) { setUUIDs(s) }, 3},
 		{"an attribute differs that the claim may read", ask(
 			"cel.bind(a, device.attributes['gpu.nvidia.com'], a.uuid != 'x')", ", count: 3"),
-			func(_ *testing.T, s *snapshot.Snapshot) { setUUIDs(s) }, 3},
+			func(_ *testing.T, s *cluster.Snapshot) { setUUIDs(s) }, 3},
 		{"an attribute differs that a class reads, which may be used instead of one that does not exist", requests(
-			"[{name: gpu, exactly: {deviceClassName: missing, count: 3}}]"), func(_ *testing.T, s *snapshot.Snapshot) {
+			"[{name: gpu, exactly: {deviceClassName: missing, count: 3}}]"), func(_ *testing.T, s *cluster.Snapshot) {
 			setUUIDs(s)
 			class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "one"}}
 			class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: uuid}}}
@@ -1146,9 +1146,9 @@ func TestGroups(t *testing.T) {
 		}, 3},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			var nodes []viewtest.Node
+			var nodes []clustertest.Node
 			for i := range 3 {
-				nodes = append(nodes, viewtest.Node{Name: fmt.Sprint("n", i), Profile: "t4-x2", Use: exclusive})
+				nodes = append(nodes, clustertest.Node{Name: fmt.Sprint("n", i), Profile: "t4-x2", Use: exclusive})
 			}
 			s := fleet(t, nodes...)
 			row.change(t, s)
@@ -1165,7 +1165,7 @@ func TestGroups(t *testing.T) {
 }
 
 // setUUIDs gives each device another UUID.
-func setUUIDs(s *snapshot.Snapshot) {
+func setUUIDs(s *cluster.Snapshot) {
 	for i, slice := range s.Slices {
 		for j := range slice.Spec.Devices {
 			uuid := resourceapi.DeviceAttribute{StringValue: ptr.To(fmt.Sprint(i, j))}
@@ -1193,7 +1193,7 @@ func TestNotesOfPod(t *testing.T) {
 			[]string{"the scheduler batch of the pod may decide in another way"}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+			s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
 			s.Pods = append(s.Pods, pod("p"))
 			row.change(&s.Pods[0].Spec)
 			r, err := Pod(t.Context(), s, "ns", "p")
@@ -1206,10 +1206,10 @@ func TestNotesOfPod(t *testing.T) {
 
 // What could not be read and may change the answer is noted.
 func TestNotesOfUnread(t *testing.T) {
-	s := fleet(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+	s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
 	c := claim(t, "c", gpus(""))
 	s.Claims, s.Pods = append(s.Claims, c), append(s.Pods, pod("p", c))
-	s.Unread = map[string]error{snapshot.Quotas: errors.New("no quotas"), snapshot.TaintRules: errors.New("no rules")}
+	s.Unread = map[string]error{cluster.Quotas: errors.New("no quotas"), cluster.TaintRules: errors.New("no rules")}
 	r, err := Pod(t.Context(), s, "ns", "p")
 	if err != nil {
 		t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/klog/v2"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // workload is what is to be scheduled: a pod with its claims, or a claim alone.
@@ -261,7 +261,7 @@ func tolerated(pod *corev1.Pod, taint corev1.Taint) bool {
 }
 
 // excludes returns why the pod cannot run on the node, other than for want of devices.
-func (w *workload) excludes(c *cluster, node *corev1.Node) []string {
+func (w *workload) excludes(c *index, node *corev1.Node) []string {
 	var reasons []string
 	for _, claim := range w.allocated {
 		if selector := claim.Status.Allocation.NodeSelector; selector != nil {
@@ -273,7 +273,7 @@ func (w *workload) excludes(c *cluster, node *corev1.Node) []string {
 	if w.pod == nil {
 		return reasons
 	}
-	if c.Unread[snapshot.Nodes] != nil {
+	if c.Unread[cluster.Nodes] != nil {
 		return reasons // of such a node, only the name is known
 	}
 	for _, key := range slices.Sorted(maps.Keys(w.pod.Spec.NodeSelector)) {
@@ -309,7 +309,7 @@ func matches(selector *corev1.NodeSelector, node *corev1.Node) (bool, error) {
 }
 
 // short returns the resources of which the node has too little left, sorted.
-func (c *cluster) short(pod *corev1.Pod, node *corev1.Node) []corev1.ResourceName {
+func (c *index) short(pod *corev1.Pod, node *corev1.Node) []corev1.ResourceName {
 	var all []corev1.ResourceName
 	requests := requestsOf(pod)
 	for name, q := range requests {
@@ -352,7 +352,7 @@ func (w *workload) claimsOn(node *corev1.Node) []*resourceapi.ResourceClaim {
 }
 
 // free returns how much of a resource pods have left on the node.
-func (c *cluster) free(node *corev1.Node, name corev1.ResourceName) resource.Quantity {
+func (c *index) free(node *corev1.Node, name corev1.ResourceName) resource.Quantity {
 	free := node.Status.Allocatable[name].DeepCopy()
 	free.Sub(c.used[node.Name][name])
 	if free.Sign() < 0 {
@@ -362,7 +362,7 @@ func (c *cluster) free(node *corev1.Node, name corev1.ResourceName) resource.Qua
 }
 
 // ofClass returns the class behind an extended resource, or nil.
-func (c *cluster) ofClass(name corev1.ResourceName) *resourceapi.DeviceClass {
+func (c *index) ofClass(name corev1.ResourceName) *resourceapi.DeviceClass {
 	if class, ok := strings.CutPrefix(string(name), resourceapi.ResourceDeviceClassPrefix); ok {
 		return c.classes[class]
 	}
@@ -378,7 +378,7 @@ func (c *cluster) ofClass(name corev1.ResourceName) *resourceapi.DeviceClass {
 }
 
 // nodePrint returns a text that is equal for nodes that the pod treats alike, also after a change of the pod.
-func (w *workload) nodePrint(c *cluster, node *corev1.Node) string {
+func (w *workload) nodePrint(c *index, node *corev1.Node) string {
 	text := strings.Join(w.excludes(c, node), "\n")
 	if w.pod == nil {
 		return text

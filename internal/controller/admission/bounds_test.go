@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // What a claim costs the webhook does not grow with the numbers in it. The API server accepts a count of 2^62, also in
@@ -33,9 +33,9 @@ func TestTheWorkDoesNotGrowWithTheCounts(t *testing.T) {
 		{"32 requests for all devices of a node", "[" + strings.Join(all, ", ") + "]"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			claim := viewtest.Claim(t, "requests: "+tc.requests+limits)
-			checker := admission.Checker{View: viewtest.New(t, shared...)}
-			checker.Claim(t.Context(), &viewtest.Claim(t, one).Spec, field.NewPath("spec")) // compiles the selectors
+			claim := clustertest.Claim(t, "requests: "+tc.requests+limits)
+			checker := admission.Checker{View: clustertest.New(t, shared...)}
+			checker.Claim(t.Context(), &clustertest.Claim(t, one).Spec, field.NewPath("spec")) // compiles the selectors
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
 			checker.Claim(t.Context(), &claim.Spec, field.NewPath("spec"))
@@ -57,8 +57,8 @@ func TestManyMistakes(t *testing.T) {
 		configs = append(configs, "{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: "+
 			"resource.nvidia.com/v1beta1, kind: GpuConfig, environment: {"+strings.Join(environment, ", ")+"}}}}")
 	}
-	claim := viewtest.Claim(t, one+"\nconfig: ["+strings.Join(configs, ", ")+"]")
-	got := admission.Checker{View: viewtest.New(t, shared...)}.Claim(t.Context(), &claim.Spec, field.NewPath("spec"))
+	claim := clustertest.Claim(t, one+"\nconfig: ["+strings.Join(configs, ", ")+"]")
+	got := admission.Checker{View: clustertest.New(t, shared...)}.Claim(t.Context(), &claim.Spec, field.NewPath("spec"))
 	if len(got.Problems) == 0 || len(got.Problems) > 100 {
 		t.Fatalf("got %d problems, want 1 to 100", len(got.Problems))
 	}

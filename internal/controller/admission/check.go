@@ -19,7 +19,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
@@ -56,7 +56,7 @@ var (
 )
 
 // Checker validates against the current state of the cluster. It makes no API calls.
-type Checker struct{ View *view.View }
+type Checker struct{ View *cluster.View }
 
 // Claim validates the spec of a claim, or of the claims of a template. root is the path of the spec.
 func (c Checker) Claim(ctx context.Context, spec *resourceapi.ResourceClaimSpec, root *field.Path) Verdict {
@@ -150,7 +150,7 @@ type alternative struct {
 	of      *field.Path // of the request
 	admin   bool
 	class   *resourceapi.DeviceClass // nil: not a class of this driver
-	kinds   []*view.Kind             // kinds of devices that match
+	kinds   []*cluster.Kind          // kinds of devices that match
 }
 
 // matchesNothing reports whether a selector is the literal false. Such an alternative only fills a position of a list.
@@ -192,7 +192,7 @@ func (c Checker) checkAlternative(ctx context.Context, a *alternative, v *Verdic
 	known := c.capacity(a, v)
 	failures := selectorErrors{}
 	var best shortage
-	var ofClass []*view.Kind
+	var ofClass []*cluster.Kind
 	selected := false
 	for _, kind := range c.View.Kinds() {
 		if ctx.Err() != nil {
@@ -234,7 +234,7 @@ func (c Checker) checkAlternative(ctx context.Context, a *alternative, v *Verdic
 
 // shortage is a capacity of which a kind of device has less than requested.
 type shortage struct {
-	kind      *view.Kind
+	kind      *cluster.Kind
 	name      resourceapi.QualifiedName
 	published bool // whether the kind has the capacity at all
 	has       resource.Quantity
@@ -261,7 +261,7 @@ func (s shortage) String() string {
 }
 
 // lacking returns the first requested capacity of which the kind has too little.
-func lacking(kind *view.Kind, a *alternative) (less shortage, lacks bool) {
+func lacking(kind *cluster.Kind, a *alternative) (less shortage, lacks bool) {
 	if a.Capacity == nil {
 		return shortage{}, false
 	}
@@ -343,7 +343,8 @@ func (f selectorErrors) warn(v *Verdict) {
 
 // accepts reports whether the selectors accept the kind, or may accept some of its devices. A selector that fails
 // accepts nothing; its error is added to failures, unless failures is nil.
-func (c Checker) accepts(ctx context.Context, kind *view.Kind, selectors []resourceapi.DeviceSelector, path *field.Path,
+func (c Checker) accepts(ctx context.Context, kind *cluster.Kind, selectors []resourceapi.DeviceSelector,
+	path *field.Path,
 	failures selectorErrors) bool {
 	for i, s := range selectors {
 		ok, err := c.View.Accepts(ctx, kind, s)

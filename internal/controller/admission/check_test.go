@@ -13,19 +13,19 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // The clusters of the tests.
 var (
-	shared  = []viewtest.Node{{Name: "a", Profile: "l40s-x4"}, {Name: "b", Profile: "dgx-h100"}}
-	mixed   = append(shared, viewtest.Node{Name: "c", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}})
-	nothing []viewtest.Node
+	shared  = []clustertest.Node{{Name: "a", Profile: "l40s-x4"}, {Name: "b", Profile: "dgx-h100"}}
+	mixed   = append(shared, clustertest.Node{Name: "c", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}})
+	nothing []clustertest.Node
 
-	exclusive = []viewtest.Node{{Name: "c", Profile: "l40s-x4", Use: gpu.Use{Sharing: gpu.Exclusive}}}
+	exclusive = []clustertest.Node{{Name: "c", Profile: "l40s-x4", Use: gpu.Use{Sharing: gpu.Exclusive}}}
 )
 
 const (
@@ -51,10 +51,10 @@ func selecting(expression string) string {
 }
 
 func TestClaim(t *testing.T) {
-	views := map[string]*view.View{} // a checker changes none
+	views := map[string]*cluster.View{} // a checker changes none
 	for _, tc := range []struct {
 		name    string
-		cluster []viewtest.Node
+		cluster []clustertest.Node
 		devices string
 		refused []string // each in a problem of its own, in this order
 		warned  []string
@@ -217,12 +217,12 @@ constraints: [{matchAttribute: resource.kubernetes.io/pcieRoot}]`, nil, nil},
 			nil, []string{"spec.devices.requests[0].exactly.capacity.requests[shares]: no device that is published " +
 				"now, and that the selectors accept, has this capacity; GPUs have it where the node configuration " +
 				"has sharing: {replicated: N}"}},
-		{"more replicas than are published", append(shared, viewtest.Node{Name: "r", Profile: "t4-x2",
+		{"more replicas than are published", append(shared, clustertest.Node{Name: "r", Profile: "t4-x2",
 			Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 4}}),
 			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {shares: 5}}}}]`,
 			nil, []string{"requests[shares]: no device that is published now, and that the selectors accept, has so " +
 				"much; the most is 4 (Tesla T4)"}},
-		{"replicas of some GPUs", append(shared, viewtest.Node{Name: "r", Profile: "t4-x2",
+		{"replicas of some GPUs", append(shared, clustertest.Node{Name: "r", Profile: "t4-x2",
 			Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 4}}),
 			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {shares: 1}}}}]`,
 			nil, nil},
@@ -233,11 +233,11 @@ constraints: [{matchAttribute: resource.kubernetes.io/pcieRoot}]`, nil, nil},
 			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {decoders: 1}}}}]`,
 			nil, []string{"requests[decoders]: no device that is published now, and that the selectors accept, has " +
 				"this capacity"}},
-		{"MPS on an unlimited GPU", []viewtest.Node{{Name: "u", Profile: "l40s-x4",
+		{"MPS on an unlimited GPU", []clustertest.Node{{Name: "u", Profile: "l40s-x4",
 			Use: gpu.Use{Sharing: gpu.Unlimited}}}, one + config("sharing: {strategy: MPS}"), nil,
 			[]string{"spec.devices.requests[0]: on NVIDIA L40S: device NVIDIA L40S: sharing.strategy MPS: the " +
 				"administrator lets any number of claims use this GPU"}},
-		{"an amount of an unlimited GPU", []viewtest.Node{{Name: "u", Profile: "l40s-x4",
+		{"an amount of an unlimited GPU", []clustertest.Node{{Name: "u", Profile: "l40s-x4",
 			Use: gpu.Use{Sharing: gpu.Unlimited}}}, fraction, nil, nil},
 
 		{"shares of two GPUs in one container", shared,
@@ -287,7 +287,7 @@ config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvi
 				config(
 					`sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {"0": 40Gi, "1": 8Gi}}}`),
 			nil, nil},
-		{"limits for two GPUs, one of them absent", []viewtest.Node{{Name: "t", Profile: "t4-x2"}},
+		{"limits for two GPUs, one of them absent", []clustertest.Node{{Name: "t", Profile: "t4-x2"}},
 			`requests: [{name: large, exactly: {deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].architecture == 'Hopper'"}}]}}, {name: small, exactly: {deviceClassName: gpu.nvidia.com}}]` +
 				config(
 					`sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {"0": 8Gi, "1": 8Gi}}}`),
@@ -306,7 +306,7 @@ config: [{requests: [b], opaque: {driver: gpu.nvidia.com, parameters: {apiVersio
 			one + config(`sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {"1": 1Gi}}}`),
 			nil, []string{"sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit[1]: the configuration is for 1 " +
 				"devices"}},
-		{"MPS while only replicas without isolation are published", []viewtest.Node{{Name: "r", Profile: "l40s-x4",
+		{"MPS while only replicas without isolation are published", []clustertest.Node{{Name: "r", Profile: "l40s-x4",
 			Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 4, Isolation: gpu.IsolationNone}}},
 			one + config("sharing: {strategy: MPS}"), nil,
 			[]string{"spec.devices.requests[0]: on NVIDIA L40S: "}},
@@ -353,12 +353,12 @@ config: [{requests: [part], opaque: {driver: gpu.nvidia.com, parameters: {apiVer
 			key := fmt.Sprintf("%+v", tc.cluster)
 			v := views[key]
 			if v == nil {
-				v = viewtest.New(t, tc.cluster...)
+				v = clustertest.New(t, tc.cluster...)
 				set(t, v, `{metadata: {name: nic.example.com}, spec: {}}`)
 				views[key] = v
 			}
 			checker := admission.Checker{View: v}
-			got := checker.Claim(t.Context(), &viewtest.Claim(t, tc.devices).Spec, field.NewPath("spec"))
+			got := checker.Claim(t.Context(), &clustertest.Claim(t, tc.devices).Spec, field.NewPath("spec"))
 			var problems []string
 			for _, p := range got.Problems {
 				problems = append(problems, p.Error())
@@ -383,16 +383,16 @@ func compare(t *testing.T, what string, got, want []string) {
 
 // The selectors of a class with another name are evaluated, and its configuration applies to the claim.
 func TestUserDefinedClass(t *testing.T) {
-	v := viewtest.New(t, shared...)
+	v := clustertest.New(t, shared...)
 	set(t, v, `{metadata: {name: half}, spec: {selectors: [{cel: {expression: "device.driver == \"gpu.nvidia.com\" && device.attributes['gpu.nvidia.com'].type == 'gpu'"}}],
 config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: MPS, mpsConfig: {defaultPinnedDeviceMemoryLimit: 10Gi}}}}}]}}`)
 	checker := admission.Checker{View: v}
-	whole := checker.Claim(t.Context(), &viewtest.Claim(t,
+	whole := checker.Claim(t.Context(), &clustertest.Claim(t,
 		`requests: [{name: gpu, exactly: {deviceClassName: half}}]`).Spec, field.NewPath("spec"))
 	if len(whole.Problems)+len(whole.Warnings) > 0 {
 		t.Errorf("a whole GPU: got %v", whole)
 	}
-	share := checker.Claim(t.Context(), &viewtest.Claim(t,
+	share := checker.Claim(t.Context(), &clustertest.Claim(t,
 		`requests: [{name: gpu, exactly: {deviceClassName: half, capacity: {requests: {memory: 5Gi}}}}]`).Spec,
 		field.NewPath("spec"))
 	if len(share.Problems) > 0 || len(share.Warnings) != 1 || !strings.Contains(share.Warnings[0],
@@ -416,7 +416,7 @@ func TestManySelectors(t *testing.T) {
 		}
 		spec.Devices.Requests = append(spec.Devices.Requests, request)
 	}
-	checker := admission.Checker{View: viewtest.New(t, shared...)}
+	checker := admission.Checker{View: clustertest.New(t, shared...)}
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	start := time.Now()
@@ -450,7 +450,7 @@ func TestDeviceClass(t *testing.T) {
 			if err := yaml.UnmarshalStrict([]byte(tc.spec), &spec); err != nil {
 				t.Fatal(err)
 			}
-			got := admission.Checker{View: viewtest.New(t, shared...)}.DeviceClass(t.Context(), &spec,
+			got := admission.Checker{View: clustertest.New(t, shared...)}.DeviceClass(t.Context(), &spec,
 				field.NewPath("spec"))
 			var problems, refused, warned []string
 			for _, p := range got.Problems {
@@ -468,7 +468,7 @@ func TestDeviceClass(t *testing.T) {
 	}
 }
 
-func set(t *testing.T, v *view.View, class string) {
+func set(t *testing.T, v *cluster.View, class string) {
 	t.Helper()
 	var c resourceapi.DeviceClass
 	if err := yaml.UnmarshalStrict([]byte(class), &c); err != nil {

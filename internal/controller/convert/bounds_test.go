@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // The webhook sees pods before the API server has validated them. What a pod has many of does not multiply, and an
@@ -47,7 +47,7 @@ func TestTheWorkDoesNotMultiply(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations}}
 			pod.Spec.Containers = containers(tc.containers)
-			c := Converter{Driver: viewtest.Driver, Families: Names(), Models: []Model{t4}}
+			c := Converter{Driver: clustertest.Driver, Families: Names(), Models: []Model{t4}}
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
 			conversion, err := c.Convert(pod)

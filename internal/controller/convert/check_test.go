@@ -14,13 +14,13 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // check fails the test if the API server or the driver would refuse the claim.
 func check(t testing.TB, spec *resourceapi.ResourceClaimSpec) {
 	t.Helper()
-	checker := admission.Checker{View: viewtest.New(t)}
+	checker := admission.Checker{View: clustertest.New(t)}
 	if v := checker.Claim(context.Background(), spec, field.NewPath("spec")); len(v.Problems) > 0 {
 		t.Errorf("the driver refuses the claim: %v", v.Problems)
 	}
@@ -129,7 +129,7 @@ func TestLongestLists(t *testing.T) {
 	pod := podOf(t, `{spec: {containers: [{name: main, resources: {limits: {nvidia.com/gpu: 1}}}]}}`)
 	list := strings.Join(entries, ",")
 	pod.Annotations = map[string]string{hamiUseType: list, hamiNoUseType: list}
-	c := Converter{Driver: viewtest.Driver, Families: []string{hami.Name}}
+	c := Converter{Driver: clustertest.Driver, Families: []string{hami.Name}}
 	conversion, err := c.Convert(pod)
 	if err != nil {
 		t.Fatal(err)

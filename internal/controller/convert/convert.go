@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
@@ -184,7 +184,7 @@ type Partition struct {
 }
 
 // ModelsOf returns the models of the published GPUs that can be shared.
-func ModelsOf(v *view.View) []Model {
+func ModelsOf(v *cluster.View) []Model {
 	var all []Model
 	for _, kind := range v.Kinds() {
 		if kind.Type() == gpu.TypeGPU && kind.Sharing() == gpu.Fractional.String() {
@@ -196,7 +196,7 @@ func ModelsOf(v *view.View) []Model {
 }
 
 // ProductsOf returns the names of the published GPUs that claims of the chart's class of whole GPUs may get.
-func ProductsOf(v *view.View) []string {
+func ProductsOf(v *cluster.View) []string {
 	var all []string
 	for _, kind := range v.Kinds() {
 		if kind.Type() == gpu.TypeGPU && !kind.SharedOnly() {
@@ -210,7 +210,7 @@ func ProductsOf(v *view.View) []string {
 // PartitionsOf returns the profiles of the published partitions. Compute instances that share the memory of others
 // ("1c.3g.40gb") are left out. Without the class of partitions there are none: a claim that names a class that does not
 // exist is never allocated.
-func PartitionsOf(v *view.View) []Partition {
+func PartitionsOf(v *cluster.View) []Partition {
 	if _, ok := v.Class(PartitionClass(v.Driver())); !ok {
 		return nil
 	}

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // values are amounts and texts that people write, and such as break programs.
@@ -40,7 +40,7 @@ func FuzzConvert(f *testing.F) {
 			models[i].Isolation = []string{"mps", "none"}[random.IntN(2)]
 		}
 		for _, family := range Names() {
-			c := Converter{Driver: viewtest.Driver, Families: []string{family}, Models: models,
+			c := Converter{Driver: clustertest.Driver, Families: []string{family}, Models: models,
 				Partitions: partitions, Names: map[string]string{"acme.com/gpu": string(wholeGPU)}}
 			text, err := json.Marshal(pod)
 			if err != nil {
@@ -135,7 +135,7 @@ func FuzzElasticGPU(f *testing.F) {
 		if json.Unmarshal([]byte(spec), &value) == nil {
 			object["spec"] = value
 		}
-		c := Converter{Driver: viewtest.Driver}
+		c := Converter{Driver: clustertest.Driver}
 		claim, _, err := c.ElasticGPUClaim(&unstructured.Unstructured{Object: object})
 		if err == nil {
 			check(t, &claim.Spec)
@@ -154,7 +154,7 @@ func FuzzAdmissionQuotas(f *testing.F) {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		c := Converter{Driver: viewtest.Driver, Products: []string{"Tesla T4"}}
+		c := Converter{Driver: clustertest.Driver, Products: []string{"Tesla T4"}}
 		objects, _, err := c.AdmissionQuotas([]byte(text))
 		if err != nil {
 			return

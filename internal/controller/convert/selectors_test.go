@@ -11,16 +11,16 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/cel"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // TestSelectors compares the selectors of claims with what simulated nodes publish.
 func TestSelectors(t *testing.T) {
 	const h100, l40s, t4 = "NVIDIA H100 80GB HBM3", "NVIDIA L40S", "Tesla T4"
-	nodes := []viewtest.Node{{Name: "a", Profile: "dgx-h100"}, {Name: "b", Profile: "l40s-x4"},
+	nodes := []clustertest.Node{{Name: "a", Profile: "dgx-h100"}, {Name: "b", Profile: "l40s-x4"},
 		{Name: "c", Profile: "t4-x2"}}
-	published, v := devices(t, nodes), viewtest.New(t, nodes...)
+	published, v := devices(t, nodes), clustertest.New(t, nodes...)
 	for _, row := range []struct {
 		name, pod string
 		want      []string // what each alternative may get
@@ -47,7 +47,8 @@ func TestSelectors(t *testing.T) {
 			[]string{h100, l40s, h100 + " 1g.20gb"}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			c := Converter{Driver: viewtest.Driver, Families: Names(), Models: ModelsOf(v), Partitions: PartitionsOf(v)}
+			c := Converter{Driver: clustertest.Driver, Families: Names(), Models: ModelsOf(v),
+				Partitions: PartitionsOf(v)}
 			conversion, err := c.Convert(podOf(t, row.pod))
 			if err != nil {
 				t.Fatal(err)
@@ -77,7 +78,8 @@ func accepted(t *testing.T, published []resourceapi.Device, conversion *Conversi
 		found := map[string]bool{}
 		for _, d := range published {
 			profile := *d.Attributes["profile"].StringValue
-			if (profile != "") == (a.DeviceClassName == PartitionClass(viewtest.Driver)) && matches(t, d, a.Selectors) {
+			if (profile != "") == (a.DeviceClassName == PartitionClass(clustertest.Driver)) && matches(t, d,
+				a.Selectors) {
 				found[strings.TrimSpace(*d.Attributes["productName"].StringValue+" "+profile)] = true
 			}
 		}
@@ -93,8 +95,9 @@ func matches(t *testing.T, d resourceapi.Device, selectors []resourceapi.DeviceS
 		if compiled.Error != nil {
 			t.Fatal(compiled.Error)
 		}
-		ok, _, err := compiled.DeviceMatches(t.Context(), cel.Device{Driver: viewtest.Driver, Attributes: d.Attributes,
-			Capacity: d.Capacity})
+		ok, _, err := compiled.DeviceMatches(t.Context(), cel.Device{Driver: clustertest.Driver,
+			Attributes: d.Attributes,
+			Capacity:   d.Capacity})
 		if err != nil {
 			t.Fatalf("%s: %s: %v", d.Name, s.CEL.Expression, err)
 		}
@@ -106,10 +109,10 @@ func matches(t *testing.T, d resourceapi.Device, selectors []resourceapi.DeviceS
 }
 
 // devices returns the GPUs and partitions of the nodes.
-func devices(t *testing.T, nodes []viewtest.Node) (all []resourceapi.Device) {
+func devices(t *testing.T, nodes []clustertest.Node) (all []resourceapi.Device) {
 	t.Helper()
 	for _, n := range nodes {
-		for _, slice := range viewtest.Slices(t, n) {
+		for _, slice := range clustertest.Slices(t, n) {
 			for _, d := range slice.Spec.Devices {
 				if kind := d.Attributes["type"].StringValue; kind != nil && *kind != string(gpu.TypeMonitor) {
 					all = append(all, d)
@@ -134,9 +137,9 @@ func TestQuotasNameProducts(t *testing.T) {
 				"one: change its selector"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: row.use},
-				viewtest.Node{Name: "b", Profile: "l40s-x4"})
-			c := Converter{Driver: viewtest.Driver, Products: ProductsOf(v)}
+			v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: row.use},
+				clustertest.Node{Name: "b", Profile: "l40s-x4"})
+			c := Converter{Driver: clustertest.Driver, Products: ProductsOf(v)}
 			_, warnings, err := c.AdmissionQuotas([]byte(`{"ml": {"quota": {"T4": 1}}}`))
 			if err != nil {
 				t.Fatal(err)

@@ -17,7 +17,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // Eviction says which pod is to be evicted, when and why.
@@ -41,7 +41,7 @@ func Decide(driver string, claim *resourceapi.ResourceClaim, published []*resour
 	}
 	pod := claim.Status.ReservedFor[holder]
 	e = Eviction{Pod: types.NamespacedName{Namespace: claim.Namespace, Name: pod.Name}, UID: pod.UID}
-	published = snapshot.Current(published)
+	published = cluster.Current(published)
 	for _, r := range claim.Status.Allocation.Devices.Results {
 		if r.Driver != driver {
 			continue
@@ -94,7 +94,7 @@ func taintsOf(r resourceapi.DeviceRequestAllocationResult, published []*resource
 		}
 	}
 	for _, rule := range rules {
-		if snapshot.Selects(rule, r.Driver, r.Pool, r.Device) {
+		if cluster.Selects(rule, r.Driver, r.Pool, r.Device) {
 			all = append(all, taint{rule.Spec.Taint, " by DeviceTaintRule " + rule.Name})
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/guard"
 )
 
@@ -55,7 +55,7 @@ var (
 
 // Collector computes the metrics of a view on each scrape.
 type Collector struct {
-	View *view.View
+	View *cluster.View
 	// Active reports whether this replica exports metrics. Only one replica may.
 	Active func() bool
 }
@@ -84,7 +84,7 @@ func NewPanics() *prometheus.CounterVec {
 // Example returns a registry with one value of each metric. Labels with arbitrary values are empty.
 func Example() *prometheus.Registry {
 	const driver = "gpu.nvidia.com"
-	v := view.New(driver)
+	v := cluster.New(driver)
 	v.SetSlice(&resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Driver: driver,
 		Devices: []resourceapi.Device{
 			{Name: "gpu",
@@ -135,12 +135,12 @@ type states struct {
 
 // account adds a GPU of which that much is held. It caps held at the size of the GPU: partitions that share memory each
 // count it.
-func (s *states) account(p *view.Physical, held amount) {
-	whole := amount{1, p.Memory, 100}
+func (s *states) account(g *cluster.GPU, held amount) {
+	whole := amount{1, g.Memory(), 100}
 	held = amount{min(held.gpus, whole.gpus), min(held.memory, whole.memory), min(held.cores, whole.cores)}
 	s.allocated.add(held)
 	rest := &s.free
-	if p.Tainted {
+	if g.Tainted() {
 		rest = &s.tainted
 		s.taintedGPUs++
 	}
@@ -168,19 +168,19 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 
 func (c Collector) gpus(ch chan<- prometheus.Metric) {
 	models, uses := map[model]*states{}, map[use]*amount{}
-	for p := range c.View.Physicals {
-		m := model{p.Node, p.Product}
+	for g, holdings := range c.View.GPUs {
+		m := model{g.Node, g.Product()}
 		var held amount
-		for i, h := range p.Held {
+		for i, h := range holdings {
 			held.add(amount{1, h.Memory, h.Cores})
 			of := entry(uses, use{h.Claim.Namespace, m})
 			of.memory += h.Memory
 			of.cores += h.Cores
-			if firstOfItsNamespace(p.Held, i) {
+			if firstOfItsNamespace(holdings, i) {
 				of.gpus++
 			}
 		}
-		entry(models, m).account(p, held)
+		entry(models, m).account(g, held)
 	}
 	for m, s := range models {
 		m.send(ch, s.free, free)
@@ -196,7 +196,7 @@ func (c Collector) gpus(ch chan<- prometheus.Metric) {
 }
 
 // firstOfItsNamespace reports whether no earlier holder is of the same namespace. A GPU has few holders.
-func firstOfItsNamespace(held []view.Holding, i int) bool {
+func firstOfItsNamespace(held []cluster.Holding, i int) bool {
 	for _, before := range held[:i] {
 		if before.Claim.Namespace == held[i].Claim.Namespace {
 			return false

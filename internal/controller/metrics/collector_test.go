@@ -16,10 +16,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 func always() bool { return true }
@@ -33,7 +33,7 @@ func claim(text string) *resourceapi.ResourceClaim {
 	c.Status.Allocation = &resourceapi.AllocationResult{}
 	for _, one := range strings.Split(devices, ", ") {
 		words := strings.Fields(one)
-		r := resourceapi.DeviceRequestAllocationResult{Driver: viewtest.Driver, Pool: "a", Device: words[0]}
+		r := resourceapi.DeviceRequestAllocationResult{Driver: clustertest.Driver, Pool: "a", Device: words[0]}
 		if node, device, ok := strings.Cut(words[0], "/"); ok {
 			r.Pool, r.Device = node, device
 		}
@@ -57,13 +57,13 @@ func claim(text string) *resourceapi.ResourceClaim {
 
 // waiting returns a pending claim.
 func waiting(t *testing.T, name, class string) *resourceapi.ResourceClaim {
-	c := viewtest.Claim(t, "requests: [{name: gpu, exactly: {deviceClassName: "+class+"}}]")
+	c := clustertest.Claim(t, "requests: [{name: gpu, exactly: {deviceClassName: "+class+"}}]")
 	c.Namespace, c.Name = "ml", name
 	return c
 }
 
 // text returns the nonzero metrics, without prefix: "gpus Tesla T4 a free: 2". Memory is in MiB.
-func text(t *testing.T, v *view.View) string {
+func text(t *testing.T, v *cluster.View) string {
 	t.Helper()
 	var lines []string
 	for _, s := range samples(t, metrics.Collector{View: v, Active: always}) {
@@ -107,9 +107,9 @@ func samples(t *testing.T, c metrics.Collector) []sample {
 }
 
 // taint adds a NoSchedule taint to a GPU of the node and its partitions.
-func taint(t *testing.T, v *view.View, n viewtest.Node, name string) {
+func taint(t *testing.T, v *cluster.View, n clustertest.Node, name string) {
 	t.Helper()
-	for _, s := range viewtest.Slices(t, n) {
+	for _, s := range clustertest.Slices(t, n) {
 		for i, d := range s.Spec.Devices {
 			if gpu.ParentName(d.Name) == name {
 				s.Spec.Devices[i].Taints = []resourceapi.DeviceTaint{{Key: "gpu.nvidia.com/gpu-lost",
@@ -123,14 +123,14 @@ func taint(t *testing.T, v *view.View, n viewtest.Node, name string) {
 func TestCollect(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
-		node    viewtest.Node
+		node    clustertest.Node
 		tainted string
 		claims  []string
 		want    string
 	}{
-		{"nobody has anything", viewtest.Node{Profile: "t4-x2"}, "", nil,
+		{"nobody has anything", clustertest.Node{Profile: "t4-x2"}, "", nil,
 			"cores Tesla T4 a free: 200\ngpus Tesla T4 a free: 2\nmemory_bytes Tesla T4 a free: 30720"},
-		{"one has a whole GPU", viewtest.Node{Profile: "t4-x2"}, "",
+		{"one has a whole GPU", clustertest.Node{Profile: "t4-x2"}, "",
 			[]string{"ml/train: gpu-3b-00-0 memory=15360Mi cores=0"}, `
 claims ml allocated: 1
 cores Tesla T4 a allocated: 100
@@ -143,7 +143,7 @@ namespace_cores Tesla T4 ml a: 100
 namespace_gpus Tesla T4 ml a: 1
 namespace_memory_bytes Tesla T4 ml a: 15360`},
 		{"a claim has two shares of a GPU and another one, another namespace a share of memory alone",
-			viewtest.Node{Profile: "t4-x2"}, "",
+			clustertest.Node{Profile: "t4-x2"}, "",
 			[]string{"ml/train: gpu-3b-00-0 memory=1Gi cores=10, gpu-3b-00-0 memory=2Gi cores=20, " +
 				"gpu-af-00-0 memory=15360Mi cores=0", "web/a: gpu-3b-00-0 memory=4Gi cores=0"}, `
 claims ml allocated: 1
@@ -158,7 +158,7 @@ namespace_gpus Tesla T4 ml a: 2
 namespace_gpus Tesla T4 web a: 1
 namespace_memory_bytes Tesla T4 ml a: 18432
 namespace_memory_bytes Tesla T4 web a: 4096`},
-		{"a tainted GPU is held in part", viewtest.Node{Profile: "t4-x2"}, "gpu-3b-00-0",
+		{"a tainted GPU is held in part", clustertest.Node{Profile: "t4-x2"}, "gpu-3b-00-0",
 			[]string{"ml/train: gpu-3b-00-0 memory=5Gi cores=20"}, `
 claims ml allocated: 1
 cores Tesla T4 a allocated: 20
@@ -173,7 +173,7 @@ namespace_cores Tesla T4 ml a: 20
 namespace_gpus Tesla T4 ml a: 1
 namespace_memory_bytes Tesla T4 ml a: 5120
 tainted_gpus Tesla T4 a: 1`},
-		{"a tainted GPU is held by nobody", viewtest.Node{Profile: "t4-x2"}, "gpu-3b-00-0", nil, `
+		{"a tainted GPU is held by nobody", clustertest.Node{Profile: "t4-x2"}, "gpu-3b-00-0", nil, `
 cores Tesla T4 a free: 100
 cores Tesla T4 a tainted: 100
 gpus Tesla T4 a free: 1
@@ -181,7 +181,7 @@ gpus Tesla T4 a tainted: 1
 memory_bytes Tesla T4 a free: 15360
 memory_bytes Tesla T4 a tainted: 15360
 tainted_gpus Tesla T4 a: 1`},
-		{"replicas count their part", viewtest.Node{Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Replicated,
+		{"replicas count their part", clustertest.Node{Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Replicated,
 			Replicas: 4}}, "",
 			[]string{"ml/a: gpu-3b-00-0 shares=1 memory=0 cores=0", "ml/b: gpu-3b-00-0 shares=2 memory=0 cores=0"}, `
 claims ml allocated: 2
@@ -194,7 +194,7 @@ memory_bytes Tesla T4 a free: 19200
 namespace_cores Tesla T4 ml a: 75
 namespace_gpus Tesla T4 ml a: 1
 namespace_memory_bytes Tesla T4 ml a: 11520`},
-		{"an unlimited GPU counts what claims ask for", viewtest.Node{Profile: "t4-x2",
+		{"an unlimited GPU counts what claims ask for", clustertest.Node{Profile: "t4-x2",
 			Use: gpu.Use{Sharing: gpu.Unlimited}}, "",
 			[]string{"ml/a: gpu-3b-00-0 memory=0 cores=0", "ml/b: gpu-3b-00-0 memory=1073741824 cores=0"}, `
 claims ml allocated: 2
@@ -205,7 +205,8 @@ memory_bytes Tesla T4 a allocated: 1024
 memory_bytes Tesla T4 a free: 29696
 namespace_gpus Tesla T4 ml a: 1
 namespace_memory_bytes Tesla T4 ml a: 1024`},
-		{"partitions count what they have, also one with a sign in its profile", viewtest.Node{Profile: "dgx-h100"}, "",
+		{"partitions count what they have, also one with a sign in its profile", clustertest.Node{Profile: "dgx-h100"},
+			"",
 			[]string{"ml/a: gpu-1b-00-0-mig-3g40gb-0, gpu-1b-00-0-mig-1g10gb-me-6", "ml/b: gpu-43-00-0-mig-7g80gb-0"}, `
 claims ml allocated: 2
 cores NVIDIA H100 80GB HBM3 a allocated: 157
@@ -217,7 +218,7 @@ memory_bytes NVIDIA H100 80GB HBM3 a free: 520888
 namespace_cores NVIDIA H100 80GB HBM3 ml a: 157
 namespace_gpus NVIDIA H100 80GB HBM3 ml a: 2
 namespace_memory_bytes NVIDIA H100 80GB HBM3 ml a: 131584`},
-		{"what does not hold anything: admin access, other drivers, unknown nodes", viewtest.Node{Profile: "t4-x2",
+		{"what does not hold anything: admin access, other drivers, unknown nodes", clustertest.Node{Profile: "t4-x2",
 			Use: gpu.Use{Sharing: gpu.Exclusive}}, "",
 			[]string{"ml/watch: gpu-3b-00-0 admin, monitor admin", "ml/nic: gpu-3b-00-0 other",
 				"ml/gone: b/gpu-3b-00-0"}, `
@@ -225,7 +226,7 @@ claims ml allocated: 1
 cores Tesla T4 a free: 200
 gpus Tesla T4 a free: 2
 memory_bytes Tesla T4 a free: 30720`},
-		{"an exclusive GPU is all of it", viewtest.Node{Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}}, "",
+		{"an exclusive GPU is all of it", clustertest.Node{Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}}, "",
 			[]string{"ml/train: gpu-3b-00-0"}, `
 claims ml allocated: 1
 cores Tesla T4 a allocated: 100
@@ -240,12 +241,12 @@ namespace_memory_bytes Tesla T4 ml a: 15360`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			tc.node.Name = "a"
-			v := viewtest.New(t, tc.node)
+			v := clustertest.New(t, tc.node)
 			if tc.tainted != "" {
 				taint(t, v, tc.node, tc.tainted)
 			}
 			for _, c := range tc.claims {
-				v.SetClaim(view.SlimClaim(claim(c)))
+				v.SetClaim(cluster.SlimClaim(claim(c)))
 			}
 			if got, want := text(t, v), strings.TrimSpace(tc.want); got != want {
 				t.Errorf("got\n%s\nwant\n%s", got, want)
@@ -256,12 +257,12 @@ namespace_memory_bytes Tesla T4 ml a: 15360`},
 }
 
 // sums checks that the states of each node and model add up to what is published, and namespaces to what is allocated.
-func sums(t *testing.T, v *view.View) {
+func sums(t *testing.T, v *cluster.View) {
 	t.Helper()
 	published, got := map[string]float64{}, map[string]float64{}
-	for p := range v.Physicals {
+	for p := range v.GPUs {
 		published["gpus"]++
-		published["memory_bytes"] += float64(p.Memory)
+		published["memory_bytes"] += float64(p.Memory())
 		published["cores"] += 100
 	}
 	for _, s := range samples(t, metrics.Collector{View: v, Active: always}) {
@@ -283,8 +284,8 @@ func sums(t *testing.T, v *view.View) {
 
 // Only partitions are published if a GPU is in MIG mode and the driver cannot disable it.
 func TestOnlyPartitions(t *testing.T) {
-	possible, made := view.New(viewtest.Driver), view.New(viewtest.Driver)
-	for _, s := range viewtest.Slices(t, viewtest.Node{Name: "a", Profile: "dgx-h100"}) {
+	possible, made := cluster.New(clustertest.Driver), cluster.New(clustertest.Driver)
+	for _, s := range clustertest.Slices(t, clustertest.Node{Name: "a", Profile: "dgx-h100"}) {
 		s.Spec.Devices = slices.DeleteFunc(s.Spec.Devices,
 			func(d resourceapi.Device) bool { return !gpu.IsPartition(d.Name) })
 		possible.SetSlice(possible.SlimSlice(s))
@@ -299,7 +300,7 @@ func TestOnlyPartitions(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		name string
-		view *view.View
+		view *cluster.View
 		want string
 	}{
 		{"those that are possible", possible, `
@@ -337,11 +338,12 @@ namespace_memory_bytes NVIDIA H100 80GB HBM3 ml a: 40448`},
 
 // The exact exposition of two nodes, with pending claims for this driver and for another.
 func TestExposition(t *testing.T) {
-	v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"}, viewtest.Node{Name: "b", Profile: "workstation"})
-	taint(t, v, viewtest.Node{Name: "a", Profile: "t4-x2"}, "gpu-af-00-0")
-	v.SetClaim(view.SlimClaim(claim("web/a: gpu-3b-00-0 memory=4Gi cores=25")))
-	v.SetClaim(view.SlimClaim(waiting(t, "ours", "strongest.gpu.nvidia.com")))
-	v.SetClaim(view.SlimClaim(waiting(t, "nic", "nic.example.com")))
+	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"}, clustertest.Node{Name: "b",
+		Profile: "workstation"})
+	taint(t, v, clustertest.Node{Name: "a", Profile: "t4-x2"}, "gpu-af-00-0")
+	v.SetClaim(cluster.SlimClaim(claim("web/a: gpu-3b-00-0 memory=4Gi cores=25")))
+	v.SetClaim(cluster.SlimClaim(waiting(t, "ours", "strongest.gpu.nvidia.com")))
+	v.SetClaim(cluster.SlimClaim(waiting(t, "nic", "nic.example.com")))
 	want, err := os.Open("testdata/cluster.txt")
 	if err != nil {
 		t.Fatal(err)
@@ -364,8 +366,8 @@ func TestExposition(t *testing.T) {
 
 func BenchmarkCollect(b *testing.B) {
 	const nodes = 1000
-	v := view.New(viewtest.Driver)
-	slices := viewtest.Slices(b, viewtest.Node{Name: "node", Profile: "dgx-h100"})
+	v := cluster.New(clustertest.Driver)
+	slices := clustertest.Slices(b, clustertest.Node{Name: "node", Profile: "dgx-h100"})
 	for n := range nodes {
 		name := fmt.Sprintf("node-%d", n)
 		for i, s := range slices {

@@ -17,13 +17,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
 // Expander expands requests of one class.
 type Expander struct {
-	View *view.View
+	View *cluster.View
 	// Class is the class whose requests are expanded.
 	Class string
 	// Ranks is the maximum number of ranks in a list, 2 to 8. With few ranks, the score of one rank outweighs the
@@ -173,7 +173,7 @@ func power(base, exponent int) int {
 // tier is all GPUs of one speed.
 type tier struct {
 	peak  int64 // TFLOP/s
-	kinds []*view.Kind
+	kinds []*cluster.Kind
 	free  bool // at least one of them seems to be free; known after findFree
 }
 
@@ -210,7 +210,7 @@ func (e Expander) findFree(tiers []tier, r resourceapi.ExactDeviceRequest) {
 	for i, t := range tiers {
 		var n int64
 		for _, kind := range t.kinds {
-			n += e.View.Room(kind, capacities(r), max(1, r.Count), ahead+1-n)
+			n += e.View.Available(kind, capacities(r), max(1, r.Count), ahead+1-n)
 		}
 		tiers[i].free = n > ahead
 		ahead -= min(ahead, n)
@@ -225,7 +225,7 @@ func capacities(r resourceapi.ExactDeviceRequest) map[resourceapi.QualifiedName]
 }
 
 // accepts reports whether the selectors may accept the kind. A selector that fails is left to the scheduler.
-func (e Expander) accepts(ctx context.Context, kind *view.Kind, selectors []resourceapi.DeviceSelector) bool {
+func (e Expander) accepts(ctx context.Context, kind *cluster.Kind, selectors []resourceapi.DeviceSelector) bool {
 	return !slices.ContainsFunc(selectors, func(s resourceapi.DeviceSelector) bool {
 		ok, err := e.View.Accepts(ctx, kind, s)
 		return err == nil && !ok

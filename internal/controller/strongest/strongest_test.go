@@ -13,9 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 const class = "strongest.gpu.nvidia.com"
@@ -46,61 +46,62 @@ func names(c *resourceapi.ResourceClaim) string {
 }
 
 func TestExpand(t *testing.T) {
-	h100 := viewtest.Node{Name: "h", Profile: "dgx-h100"}
-	l40s := viewtest.Node{Name: "l", Profile: "l40s-x4"}
-	t4 := viewtest.Node{Name: "t", Profile: "t4-x2"}
-	eight := []viewtest.Node{h100, l40s, t4, {Name: "b", Profile: "hgx-b200"}, {Name: "a", Profile: "dgx-a100"},
+	h100 := clustertest.Node{Name: "h", Profile: "dgx-h100"}
+	l40s := clustertest.Node{Name: "l", Profile: "l40s-x4"}
+	t4 := clustertest.Node{Name: "t", Profile: "t4-x2"}
+	eight := []clustertest.Node{h100, l40s, t4, {Name: "b", Profile: "hgx-b200"}, {Name: "a", Profile: "dgx-a100"},
 		{Name: "v", Profile: "dgx1-v100"},
 		{Name: "g", Profile: "gb200-nvl4"}, {Name: "m", Profile: "a30-x2"}}
 	all8 := "gpu tflops-2500 tflops-2250 tflops-989 tflops-362 tflops-312 tflops-165 tflops-125 any"
 	for _, tc := range []struct {
 		name    string
 		ranks   int
-		cluster []viewtest.Node
+		cluster []clustertest.Node
 		devices string
 		want    string
 	}{
 		{"nothing is known", 4, nil, ask(""), "gpu exactly"},
-		{"one model: any is the strongest", 4, []viewtest.Node{t4}, ask(""), "gpu exactly"},
-		{"two", 4, []viewtest.Node{t4, h100}, ask(""), "gpu tflops-989 . . . . . . any"},
-		{"three", 4, []viewtest.Node{t4, h100, l40s}, ask(""), "gpu tflops-989 . . . . tflops-362 . any"},
+		{"one model: any is the strongest", 4, []clustertest.Node{t4}, ask(""), "gpu exactly"},
+		{"two", 4, []clustertest.Node{t4, h100}, ask(""), "gpu tflops-989 . . . . . . any"},
+		{"three", 4, []clustertest.Node{t4, h100, l40s}, ask(""), "gpu tflops-989 . . . . tflops-362 . any"},
 		{"eight in four ranks", 4, eight, ask(""), "gpu tflops-2500 . . . tflops-2250 . tflops-989 any"},
 		{"eight in eight ranks", 8, eight, ask(""), all8},
 		{"only those that the selectors leave", 4, eight,
 			ask(`, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].architecture == 'Ampere'"}}]`),
 			"gpu tflops-312 . . . . . . any"},
-		{"a selector for a place leaves all", 4, []viewtest.Node{t4, h100},
+		{"a selector for a place leaves all", 4, []clustertest.Node{t4, h100},
 			ask(`, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].index == 7"}}]`),
 			"gpu tflops-989 . . . . . . any"},
-		{"only those with so much memory", 4, []viewtest.Node{t4, h100, l40s},
+		{"only those with so much memory", 4, []clustertest.Node{t4, h100, l40s},
 			ask(", capacity: {requests: {memory: 40Gi}}"), "gpu tflops-989 . . . . . . any"},
-		{"a replica of a stronger GPU is no whole GPU", 4, []viewtest.Node{{Name: "h", Profile: "dgx-h100",
+		{"a replica of a stronger GPU is no whole GPU", 4, []clustertest.Node{{Name: "h", Profile: "dgx-h100",
 			Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 10}}, {Name: "a", Profile: "dgx-a100"}, t4}, ask(""),
 			"gpu tflops-312 . . . . . . any"},
-		{"nor of the same model", 4, []viewtest.Node{{Name: "r", Profile: "dgx-h100",
+		{"nor of the same model", 4, []clustertest.Node{{Name: "r", Profile: "dgx-h100",
 			Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 10}}, h100, t4}, ask(""), "gpu tflops-989 . . . . . . any"},
-		{"administrators see what is there", 4, []viewtest.Node{t4, h100}, ask(", adminAccess: true"), "gpu exactly"},
-		{"all GPUs of a node stay all", 4, []viewtest.Node{t4, h100}, ask(", allocationMode: All"), "gpu exactly"},
-		{"no room for one selector more", 4, []viewtest.Node{t4, h100},
+		{"administrators see what is there", 4, []clustertest.Node{t4, h100}, ask(", adminAccess: true"),
+			"gpu exactly"},
+		{"all GPUs of a node stay all", 4, []clustertest.Node{t4, h100}, ask(", allocationMode: All"), "gpu exactly"},
+		{"no room for one selector more", 4, []clustertest.Node{t4, h100},
 			ask(`, selectors: [` + strings.Join(slices.Repeat([]string{`{cel: {expression: "true"}}`}, 32), ", ") +
 				`]`), "gpu exactly"},
-		{"another class", 4, []viewtest.Node{t4, h100},
+		{"another class", 4, []clustertest.Node{t4, h100},
 			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`, "gpu exactly"},
-		{"a list of the user's own", 4, []viewtest.Node{t4, h100},
+		{"a list of the user's own", 4, []clustertest.Node{t4, h100},
 			`requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: ` + class + `}]}]`, "gpu a"},
-		{"beside others", 4, []viewtest.Node{t4, h100},
+		{"beside others", 4, []clustertest.Node{t4, h100},
 			`requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com}}, {name: b, exactly: {deviceClassName: ` +
 				class + `}}]`,
 			"a exactly; b tflops-989 . . . . . . any"},
-		{"four requests have fewer ranks", 4, []viewtest.Node{t4, h100, l40s}, "requests: [" + requests(4) + "]",
+		{"four requests have fewer ranks", 4, []clustertest.Node{t4, h100, l40s}, "requests: [" + requests(4) + "]",
 			strings.Join(slices.Repeat([]string{"r tflops-989 . . . . . . any"}, 4), "; ")},
-		{"seven have none", 4, []viewtest.Node{t4, h100, l40s}, "requests: [" + requests(7) + "]",
+		{"seven have none", 4, []clustertest.Node{t4, h100, l40s}, "requests: [" + requests(7) + "]",
 			strings.Join(slices.Repeat([]string{"r exactly"}, 7), "; ")},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			claim := viewtest.Claim(t, tc.devices)
+			claim := clustertest.Claim(t, tc.devices)
 			before := names(claim)
-			e := Expander{View: viewtest.New(t, tc.cluster...), Class: class, Ranks: tc.ranks}
+			e := Expander{View: clustertest.New(t, tc.cluster...), Class: class, Ranks: tc.ranks}
 			changed := e.Expand(t.Context(), &claim.Spec)
 			if got := names(claim); got != tc.want || changed != (got != before) {
 				t.Errorf("got %s (changed: %t), want %s", got, changed, tc.want)
@@ -113,9 +114,9 @@ func TestExpand(t *testing.T) {
 }
 
 func TestUnranked(t *testing.T) {
-	e := Expander{View: viewtest.New(t, viewtest.Node{Name: "h", Profile: "dgx-h100"},
-		viewtest.Node{Name: "t", Profile: "t4-x2"}), Class: class, Ranks: 4}
-	own := viewtest.Claim(t, `requests: [{name: gpu, firstAvailable: [{name: two, deviceClassName: `+class+
+	e := Expander{View: clustertest.New(t, clustertest.Node{Name: "h", Profile: "dgx-h100"},
+		clustertest.Node{Name: "t", Profile: "t4-x2"}), Class: class, Ranks: 4}
+	own := clustertest.Claim(t, `requests: [{name: gpu, firstAvailable: [{name: two, deviceClassName: `+class+
 		`, count: 2}, {name: mig, deviceClassName: mig.nvidia.com}]}]`)
 	got := e.Unranked(&own.Spec, field.NewPath("spec"))
 	if want := "spec.devices.requests[0].firstAvailable[0].deviceClassName: " + class +
@@ -123,12 +124,12 @@ func TestUnranked(t *testing.T) {
 		[]string{want}) {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	ranked := viewtest.Claim(t, ask(""))
+	ranked := clustertest.Claim(t, ask(""))
 	if !e.Expand(t.Context(), &ranked.Spec) {
 		t.Fatal("not expanded")
 	}
-	for _, claim := range []*resourceapi.ResourceClaim{ranked, viewtest.Claim(t, ask("")),
-		viewtest.Claim(t, "requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]")} {
+	for _, claim := range []*resourceapi.ResourceClaim{ranked, clustertest.Claim(t, ask("")),
+		clustertest.Claim(t, "requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]")} {
 		if got := e.Unranked(e.Collapse(&claim.Spec), field.NewPath("spec")); len(got) > 0 {
 			t.Errorf("%s: got %q, want nothing", names(claim), got)
 		}
@@ -138,9 +139,9 @@ func TestUnranked(t *testing.T) {
 // The class itself accepts no replicas and no unlimited GPUs, so neither does any alternative, and neither does a claim
 // that is not ranked.
 func TestClassAcceptsNoReplicas(t *testing.T) {
-	v := viewtest.New(t, viewtest.Node{Name: "r", Profile: "dgx-h100",
-		Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 10}}, viewtest.Node{Name: "h", Profile: "l40s-x4"},
-		viewtest.Node{Name: "u", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Unlimited}})
+	v := clustertest.New(t, clustertest.Node{Name: "r", Profile: "dgx-h100",
+		Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 10}}, clustertest.Node{Name: "h", Profile: "l40s-x4"},
+		clustertest.Node{Name: "u", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Unlimited}})
 	c, _ := v.Class(class)
 	for _, kind := range v.Kinds() {
 		accepted := (Expander{View: v}).accepts(t.Context(), kind, c.Spec.Selectors)
@@ -156,12 +157,12 @@ func requests(n int) string {
 
 // Every subrequest asks for what the request asked for. Each but the last is limited to one rank.
 func TestExpandKeepsTheRequest(t *testing.T) {
-	claim := viewtest.Claim(t, ask(
+	claim := clustertest.Claim(t, ask(
 		`, count: 2, capacity: {requests: {memory: 10Gi}}, tolerations: [{key: a, operator: Exists}], selectors: [{cel: {expression: "true"}}]`)+
 		"\nconstraints: [{requests: [gpu], matchAttribute: gpu.nvidia.com/nvlinkDomain}]")
 	before := claim.DeepCopy()
-	e := Expander{View: viewtest.New(t, viewtest.Node{Name: "h", Profile: "dgx-h100"},
-		viewtest.Node{Name: "t", Profile: "t4-x2"}), Class: class, Ranks: 4}
+	e := Expander{View: clustertest.New(t, clustertest.Node{Name: "h", Profile: "dgx-h100"},
+		clustertest.Node{Name: "t", Profile: "t4-x2"}), Class: class, Ranks: 4}
 	if !e.Expand(t.Context(), &claim.Spec) {
 		t.Fatal("not expanded")
 	}
@@ -281,7 +282,8 @@ func TestRank(t *testing.T) {
 
 // Allocated devices are not free, and neither are those that earlier claims are about to get.
 func TestFreeDevices(t *testing.T) {
-	v := viewtest.New(t, viewtest.Node{Name: "h", Profile: "dgx-h100"}, viewtest.Node{Name: "t", Profile: "t4-x2"})
+	v := clustertest.New(t, clustertest.Node{Name: "h", Profile: "dgx-h100"}, clustertest.Node{Name: "t",
+		Profile: "t4-x2"})
 	e := Expander{View: v, Class: class, Ranks: 4}
 	room := func(count int64) string {
 		var text []string
@@ -301,23 +303,23 @@ func TestFreeDevices(t *testing.T) {
 	}
 	same("all are free", room(1), "989:true 65:true")
 	same("nobody has nine of them", room(9), "989:false 65:false")
-	var taken []view.GPU
+	var taken []*cluster.GPU
 	for g := range v.GPUs {
 		if g.Node == "h" {
 			taken = append(taken, g)
 		}
 	}
 	for i, g := range taken[:7] {
-		c := viewtest.Claim(t, "")
+		c := clustertest.Claim(t, "")
 		c.Name = fmt.Sprint(i)
 		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 			Results: []resourceapi.DeviceRequestAllocationResult{
-				{Driver: viewtest.Driver, Pool: g.Node, Device: g.Name}}}}
+				{Driver: clustertest.Driver, Pool: g.Node, Device: g.Name}}}}
 		v.SetClaim(c)
 	}
 	same("one is left", room(1), "989:true 65:true")
 	same("not two", room(2), "989:false 65:true")
-	waiting := viewtest.Claim(t, ask(""))
+	waiting := clustertest.Claim(t, ask(""))
 	waiting.Name = "waiting"
 	waiting.CreationTimestamp = metav1.Now()
 	v.SetClaim(waiting)

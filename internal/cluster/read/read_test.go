@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package snapshot
+package read
 
 import (
 	"errors"
@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // objects are one of each resource, and pods in two namespaces.
@@ -31,8 +33,9 @@ func TestRead(t *testing.T) {
 	read := 0
 	client := fake.NewClientset(objects()...)
 	done := make(chan struct{}, 100)
-	s := Reader{Client: client, Progress: func() { done <- struct{}{} }}.Read(t.Context(), Nodes, Slices, Classes,
-		Claims, Templates, Pods, Quotas)
+	s := Reader{Client: client, Progress: func() { done <- struct{}{} }}.Read(t.Context(), cluster.Nodes,
+		cluster.Slices, cluster.Classes,
+		cluster.Claims, cluster.Templates, cluster.Pods, cluster.Quotas)
 	if err := s.Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +72,7 @@ func TestReadSlim(t *testing.T) {
 	}
 	r := Reader{Client: fake.NewClientset(objects()...)}
 	r.Slim = func() func(runtime.Object) runtime.Object { return slim }
-	s := r.Read(t.Context(), Nodes, Pods, Claims)
+	s := r.Read(t.Context(), cluster.Nodes, cluster.Pods, cluster.Claims)
 	if err := s.Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -92,19 +95,20 @@ func TestReadForbidden(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			client := fake.NewClientset(objects()...)
-			client.PrependReactor("list", Pods, func(a clienttesting.Action) (bool, runtime.Object, error) {
+			client.PrependReactor("list", cluster.Pods, func(a clienttesting.Action) (bool, runtime.Object, error) {
 				if row.forbidden(a.GetNamespace()) {
-					return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: Pods}, "", errors.New("no"))
+					return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: cluster.Pods}, "",
+						errors.New("no"))
 				}
 				return false, nil, nil
 			})
-			s := Reader{Client: client, Namespace: "ml"}.Read(t.Context(), Pods)
+			s := Reader{Client: client, Namespace: "ml"}.Read(t.Context(), cluster.Pods)
 			if len(s.Pods) != row.pods {
 				t.Errorf("got %d pods, want %d", len(s.Pods), row.pods)
 			}
-			var partial *PartialError
-			if errors.As(s.Unread[Pods], &partial) != row.partial {
-				t.Errorf("got %v, want a PartialError: %t", s.Unread[Pods], row.partial)
+			var partial *cluster.PartialError
+			if errors.As(s.Unread[cluster.Pods], &partial) != row.partial {
+				t.Errorf("got %v, want a PartialError: %t", s.Unread[cluster.Pods], row.partial)
 			}
 			if err := s.Err(); err == nil || !strings.Contains(err.Error(), `the verb "list" on pods in a ClusterRole`) {
 				t.Errorf("got %v, want the missing right", err)
@@ -116,7 +120,7 @@ func TestReadForbidden(t *testing.T) {
 // An API server that cannot be reached is reported once.
 func TestUnreachable(t *testing.T) {
 	refused := &url.Error{Op: "Get", URL: "http://localhost", Err: errors.New("connection refused")}
-	s := Snapshot{Unread: map[string]error{Slices: refused, Claims: refused}}
+	s := cluster.Snapshot{Unread: map[string]error{cluster.Slices: refused, cluster.Claims: refused}}
 	if got, want := s.Err().Error(), `Get "http://localhost": connection refused`; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
@@ -126,13 +130,13 @@ func TestUnreachable(t *testing.T) {
 func TestReadExpired(t *testing.T) {
 	client := fake.NewClientset(objects()...)
 	calls := 0
-	client.PrependReactor("list", Slices, func(clienttesting.Action) (bool, runtime.Object, error) {
+	client.PrependReactor("list", cluster.Slices, func(clienttesting.Action) (bool, runtime.Object, error) {
 		if calls++; calls > 1 {
 			return false, nil, nil
 		}
 		return true, nil, apierrors.NewResourceExpired("too old")
 	})
-	s := Reader{Client: client}.Read(t.Context(), Slices)
+	s := Reader{Client: client}.Read(t.Context(), cluster.Slices)
 	if len(s.Slices) != 1 || s.Err() != nil {
 		t.Errorf("got %d slices, %v, want the slice", len(s.Slices), s.Err())
 	}

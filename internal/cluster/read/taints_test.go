@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package snapshot
+package read
 
 import (
 	"fmt"
@@ -10,9 +10,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
-// Slices have the taints that DeviceTaintRules add, as in docs/health.md for a cordon.
+// cluster.Slices have the taints that DeviceTaintRules add, as in docs/health.md for a cordon.
 func TestReadTaintRules(t *testing.T) {
 	slice := func(node string) *resourceapi.ResourceSlice {
 		return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node},
@@ -36,7 +38,7 @@ func TestReadTaintRules(t *testing.T) {
 		client := fake.NewClientset(slice("a"), slice("b"), &resourceapi.DeviceTaintRule{
 			ObjectMeta: metav1.ObjectMeta{Name: "r"}, Spec: resourceapi.DeviceTaintRuleSpec{
 				DeviceSelector: row.selector, Taint: resourceapi.DeviceTaint{Key: "rule"}}})
-		s := Reader{Client: client}.Read(t.Context(), Slices)
+		s := Reader{Client: client}.Read(t.Context(), cluster.Slices)
 		if err := s.Err(); err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package view_test
+package cluster_test
 
 import (
 	"fmt"
@@ -16,24 +16,22 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // text prints the view: the kinds, then the GPUs with their holders.
-func text(v *view.View) string {
+func text(v *cluster.View) string {
 	var lines []string
 	for g := range v.GPUs {
 		var holders []string
-		for _, c := range g.Holders {
-			for _, h := range g.Parts(c) {
-				holders = append(holders, c.Name+" "+h.Device)
-			}
+		for _, h := range g.Held {
+			holders = append(holders, h.Claim.Name+" "+h.Device)
 		}
 		slices.Sort(holders)
-		line := fmt.Sprintf("%s %s %s [%s]", g.Node, g.Name, g.Kind, strings.Join(holders, ", "))
-		if g.Tainted {
+		line := fmt.Sprintf("%s %s %s [%s]", g.Node, g.Name, g.Whole.Kind, strings.Join(holders, ", "))
+		if g.Tainted() {
 			line += " tainted"
 		}
 		lines = append(lines, line)
@@ -45,7 +43,7 @@ func text(v *view.View) string {
 // claim returns a claim that holds the device; consumed as "memory=5Gi".
 func claim(name, pool, device string, consumed ...string) *resourceapi.ResourceClaim {
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
-	result := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: viewtest.Driver, Pool: pool,
+	result := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: clustertest.Driver, Pool: pool,
 		Device: device}
 	for _, text := range consumed {
 		what, amount, _ := strings.Cut(text, "=")
@@ -61,7 +59,7 @@ func claim(name, pool, device string, consumed ...string) *resourceapi.ResourceC
 }
 
 func TestView(t *testing.T) {
-	v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"})
+	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"})
 	const empty = "a gpu-3b-00-0 Tesla T4 []\na gpu-af-00-0 Tesla T4 []"
 	same := func(what, want string) {
 		t.Helper()
@@ -88,12 +86,12 @@ func TestView(t *testing.T) {
 
 	// An informer that was disconnected while a claim was deleted and re-created reports only an update.
 	v.SetClaim(claim("again", "a", "gpu-3b-00-0"))
-	again := viewtest.Claim(t, `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`)
+	again := clustertest.Claim(t, `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`)
 	again.Namespace, again.Name, again.UID = "ns", "again", "another"
 	v.SetClaim(again)
 	same("a claim is replaced by one that waits", "a gpu-3b-00-0 Tesla T4 []\na gpu-af-00-0 Tesla T4 [two gpu-af-00-0]")
 
-	slices := viewtest.Slices(t, viewtest.Node{Name: "a", Profile: "t4-x2"})
+	slices := clustertest.Slices(t, clustertest.Node{Name: "a", Profile: "t4-x2"})
 	tainted, monitor := slices[0], slices[1]
 	tainted.Spec.Devices[0].Taints = []resourceapi.DeviceTaint{{Key: "k",
 		Effect: resourceapi.DeviceTaintEffectNoSchedule}}
@@ -115,7 +113,7 @@ func TestView(t *testing.T) {
 	if kinds := v.Kinds(); len(kinds) != 0 {
 		t.Errorf("got %v, want no kinds of devices", kinds)
 	}
-	for _, s := range viewtest.Slices(t, viewtest.Node{Name: "a", Profile: "t4-x2"}) {
+	for _, s := range clustertest.Slices(t, clustertest.Node{Name: "a", Profile: "t4-x2"}) {
 		v.SetSlice(v.SlimSlice(s))
 	}
 	same("it is back, and its claim with it", "a gpu-3b-00-0 Tesla T4 []\na gpu-af-00-0 Tesla T4 [two gpu-af-00-0]")
@@ -123,10 +121,10 @@ func TestView(t *testing.T) {
 
 // The number of kinds does not depend on the number of nodes. SlimSlice keeps one partition per profile.
 func TestKinds(t *testing.T) {
-	one := viewtest.New(t, viewtest.Node{Name: "a", Profile: "dgx-h100"})
-	three := viewtest.New(t, viewtest.Node{Name: "a", Profile: "dgx-h100"},
-		viewtest.Node{Name: "b", Profile: "dgx-h100"}, viewtest.Node{Name: "c", Profile: "dgx-h100"})
-	names := func(v *view.View) (all []string) {
+	one := clustertest.New(t, clustertest.Node{Name: "a", Profile: "dgx-h100"})
+	three := clustertest.New(t, clustertest.Node{Name: "a", Profile: "dgx-h100"},
+		clustertest.Node{Name: "b", Profile: "dgx-h100"}, clustertest.Node{Name: "c", Profile: "dgx-h100"})
+	names := func(v *cluster.View) (all []string) {
 		for _, k := range v.Kinds() {
 			all = append(all, k.String())
 		}
@@ -145,11 +143,11 @@ func TestKinds(t *testing.T) {
 	if got := names(three); !slices.Equal(got, want) {
 		t.Errorf("three nodes: got %q, want %q", got, want)
 	}
-	v := view.New(viewtest.Driver)
+	v := cluster.New(clustertest.Driver)
 	var full, kept int
 	for range 2 { // which partition is the largest is known after the first node
 		full, kept = 0, 0
-		for _, s := range viewtest.Slices(t, viewtest.Node{Name: "a", Profile: "dgx-h100"}) {
+		for _, s := range clustertest.Slices(t, clustertest.Node{Name: "a", Profile: "dgx-h100"}) {
 			full += len(s.Spec.Devices)
 			kept += len(v.SlimSlice(s).Spec.Devices)
 		}
@@ -197,7 +195,7 @@ func TestFits(t *testing.T) {
 			[]*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "shares=2")}, "", false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2", Use: tc.use})
+			v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: tc.use})
 			for _, c := range tc.held {
 				v.SetClaim(c)
 			}
@@ -220,19 +218,19 @@ func TestFits(t *testing.T) {
 }
 
 func TestWaiting(t *testing.T) {
-	v := view.New(viewtest.Driver)
+	v := cluster.New(clustertest.Driver)
 	for name, devices := range map[string]string{
 		"one":         `requests: [{name: gpu, exactly: {deviceClassName: strongest}}]`,
 		"three":       `requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: strongest, count: 3}, {name: b, deviceClassName: strongest, count: 3}]}]`,
 		"another":     `requests: [{name: gpu, exactly: {deviceClassName: gpu}}]`,
 		"for an hour": `requests: [{name: gpu, exactly: {deviceClassName: strongest}}]`,
 	} {
-		c := viewtest.Claim(t, devices)
+		c := clustertest.Claim(t, devices)
 		c.Name, c.CreationTimestamp = name, metav1.Now()
 		if name == "for an hour" {
 			c.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Hour))
 		}
-		v.SetClaim(view.SlimClaim(c))
+		v.SetClaim(cluster.SlimClaim(c))
 	}
 	if got := v.Waiting("strongest", time.Now().Add(-time.Minute)); got != 4 {
 		t.Errorf("got %d devices, want 4", got)
@@ -243,10 +241,11 @@ func TestWaiting(t *testing.T) {
 	}
 }
 
-// Room follows every change. It counts as a walk over all GPUs does.
-func TestRoom(t *testing.T) {
-	v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"}, viewtest.Node{Name: "b", Profile: "t4-x2"},
-		viewtest.Node{Name: "x", Profile: "l40s-x4", Use: gpu.Use{Sharing: gpu.Exclusive}})
+// Available follows every change. It counts as a walk over all GPUs does.
+func TestAvailable(t *testing.T) {
+	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"}, clustertest.Node{Name: "b",
+		Profile: "t4-x2"},
+		clustertest.Node{Name: "x", Profile: "l40s-x4", Use: gpu.Use{Sharing: gpu.Exclusive}})
 	random := rand.New(rand.NewPCG(1, 2))
 	gpus := []string{"gpu-3b-00-0", "gpu-af-00-0"}
 	parts := [][]string{nil, {"memory=15360Mi", "cores=0"}, {"memory=5Gi", "cores=30"}, {"memory=1Gi", "cores=0"}}
@@ -261,7 +260,7 @@ func TestRoom(t *testing.T) {
 		case 5, 6, 7:
 			v.DeleteClaim(types.NamespacedName{Namespace: "ns", Name: name})
 		default:
-			slice := viewtest.Slices(t, viewtest.Node{Name: node, Profile: "t4-x2"})[0]
+			slice := clustertest.Slices(t, clustertest.Node{Name: node, Profile: "t4-x2"})[0]
 			switch random.IntN(3) {
 			case 0:
 				slice.Spec.Devices[0].Taints = []resourceapi.DeviceTaint{{Key: "k",
@@ -278,7 +277,7 @@ func TestRoom(t *testing.T) {
 					count++
 					free := map[string]int64{}
 					for g := range v.GPUs {
-						if g.Kind == k && g.Fits(want) {
+						if g.Whole.Kind == k && g.Fits(want) {
 							free[g.Node]++
 						}
 					}
@@ -286,7 +285,7 @@ func TestRoom(t *testing.T) {
 					for _, n := range free {
 						devices += n / count * count
 					}
-					if got := v.Room(k, want, count, 100); k.Type() == gpu.TypeGPU && got != devices {
+					if got := v.Available(k, want, count, 100); k.Type() == gpu.TypeGPU && got != devices {
 						t.Fatalf("step %d: %s for %v by %d: got %d, want %d\n%s", step, k, want, count, got, devices,
 							text(v))
 					}
@@ -299,12 +298,12 @@ func TestRoom(t *testing.T) {
 // The view of a cluster with 641,000 devices is full in a few seconds: each device costs some microseconds.
 func BenchmarkFill(b *testing.B) {
 	for b.Loop() {
-		viewtest.Fleet(b, view.New(viewtest.Driver), 500, 8, gpu.Use{})
+		clustertest.Fleet(b, cluster.New(clustertest.Driver), 500, 8, gpu.Use{})
 	}
 }
 
 func TestExtendedResources(t *testing.T) {
-	v := view.New("gpu.nvidia.com")
+	v := cluster.New("gpu.nvidia.com")
 	class := func(name, driver string, resource *string) {
 		selector := resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{
 			Expression: "device.driver == '" + driver + "'"}}

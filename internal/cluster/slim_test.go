@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package view_test
+package cluster_test
 
 import (
 	"slices"
@@ -8,14 +8,14 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // A partition whose pod is to be evicted is kept, although another one of its kind is.
 func TestSlimSliceKeepsNoExecute(t *testing.T) {
-	v := viewtest.New(t)
-	all := viewtest.Slices(t, viewtest.Node{Name: "a", Profile: "dgx-h100"})
+	v := clustertest.New(t)
+	all := clustertest.Slices(t, clustertest.Node{Name: "a", Profile: "dgx-h100"})
 	kept := func(s *resourceapi.ResourceSlice, device string) bool {
 		return slices.ContainsFunc(v.SlimSlice(s).Spec.Devices,
 			func(d resourceapi.Device) bool { return d.Name == device })
@@ -42,18 +42,18 @@ func TestSlimSliceKeepsNoExecute(t *testing.T) {
 
 // Of a claim for extended resources, what names its pod is kept.
 func TestSlimClaimForExtendedResources(t *testing.T) {
-	c := viewtest.Claim(t, `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`)
+	c := clustertest.Claim(t, `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`)
 	c.Annotations = map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true", "other": "x"}
 	c.Status.Allocation = &resourceapi.AllocationResult{}
 	c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: "u"}}
-	slim := view.SlimClaim(c)
+	slim := cluster.SlimClaim(c)
 	if len(slim.Annotations) != 1 || slim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] != "true" ||
 		len(slim.Status.ReservedFor) != 1 {
 		t.Errorf("got annotations %v and consumers %v, want those that evictions need", slim.Annotations,
 			slim.Status.ReservedFor)
 	}
 	c.Annotations = nil
-	if slim := view.SlimClaim(c); slim.Status.ReservedFor != nil {
+	if slim := cluster.SlimClaim(c); slim.Status.ReservedFor != nil {
 		t.Errorf("a claim of the pod's spec: got consumers %v, want none", slim.Status.ReservedFor)
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package view
+package cluster
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/utils/ptr"
 )
 
@@ -114,7 +115,9 @@ func (v *View) Accepts(ctx context.Context, k *Kind, s resourceapi.DeviceSelecto
 	if compiled.Error != nil {
 		return false, compiled.Error
 	}
-	ok, _, err := compiled.DeviceMatches(ctx, k.Matchable(v.driver))
+	ok, _, err := compiled.DeviceMatches(ctx, cel.Device{Driver: v.driver,
+		AllowMultipleAllocations: k.Device.AllowMultipleAllocations, Attributes: k.Device.Attributes,
+		Capacity: k.Device.Capacity})
 	r := result{err == nil && (ok || selectsByIdentity(s.CEL.Expression)), err}
 	if ctx.Err() == nil { // else the evaluation was interrupted
 		v.results.Add(key, r)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package view_test
+package cluster_test
 
 import (
 	"fmt"
@@ -13,15 +13,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/viewtest"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
 // rule returns a DeviceTaintRule for a device of a pool; empty: for any.
 func rule(name, pool, device string, effect resourceapi.DeviceTaintEffect) *resourceapi.DeviceTaintRule {
 	r := &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	r.Spec.Taint = resourceapi.DeviceTaint{Key: "cordon", Effect: effect}
-	r.Spec.DeviceSelector = &resourceapi.DeviceTaintSelector{Driver: ptr.To(viewtest.Driver)}
+	r.Spec.DeviceSelector = &resourceapi.DeviceTaintSelector{Driver: ptr.To(clustertest.Driver)}
 	if pool != "" {
 		r.Spec.DeviceSelector.Pool = &pool
 	}
@@ -33,9 +33,10 @@ func rule(name, pool, device string, effect resourceapi.DeviceTaintEffect) *reso
 
 // A DeviceTaintRule taints GPUs as the plugin does: in the metrics, and for the ranking.
 func TestTaintRules(t *testing.T) {
-	v := viewtest.New(t, viewtest.Node{Name: "a", Profile: "t4-x2"}, viewtest.Node{Name: "b", Profile: "t4-x2"})
+	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"}, clustertest.Node{Name: "b",
+		Profile: "t4-x2"})
 	const noSchedule, none = resourceapi.DeviceTaintEffectNoSchedule, resourceapi.DeviceTaintEffectNone
-	var kind *view.Kind
+	var kind *cluster.Kind
 	for _, k := range v.Kinds() {
 		if k.Type() == "gpu" {
 			kind = k
@@ -59,7 +60,7 @@ func TestTaintRules(t *testing.T) {
 		{"a second rule for a whole node", func() { v.SetTaintRule(rule("two", "b", "", noSchedule)) },
 			"a/gpu-3b-00-0 b/gpu-3b-00-0 b/gpu-af-00-0"},
 		{"the slices of the node are published again", func() {
-			for _, s := range viewtest.Slices(t, viewtest.Node{Name: "b", Profile: "t4-x2"}) {
+			for _, s := range clustertest.Slices(t, clustertest.Node{Name: "b", Profile: "t4-x2"}) {
 				v.SetSlice(v.SlimSlice(s))
 			}
 		}, "a/gpu-3b-00-0 b/gpu-3b-00-0 b/gpu-af-00-0"},
@@ -74,23 +75,15 @@ func TestTaintRules(t *testing.T) {
 		{"a rule that is not there is deleted", func() { v.DeleteTaintRule("never") }, "a/gpu-af-00-0"},
 	} {
 		step.do()
-		var tainted, physical []string
+		var tainted []string
 		for g := range v.GPUs {
-			if g.Tainted {
+			if g.Tainted() {
 				tainted = append(tainted, g.Node+"/"+g.Name)
 			}
 		}
-		for p := range v.Physicals {
-			if p.Tainted {
-				physical = append(physical, p.Node+"/"+p.Name)
-			}
-		}
 		slices.Sort(tainted)
-		slices.Sort(physical)
-		room := v.Room(kind, nil, 1, 100)
-		got := fmt.Sprintf("%s, in metrics %s, room for %d", strings.Join(tainted, " "), strings.Join(physical, " "),
-			room)
-		want := fmt.Sprintf("%s, in metrics %[1]s, room for %d", step.want, 4-len(strings.Fields(step.want)))
+		got := fmt.Sprintf("%s, %d available", strings.Join(tainted, " "), v.Available(kind, nil, 1, 100))
+		want := fmt.Sprintf("%s, %d available", step.want, 4-len(strings.Fields(step.want)))
 		if got != want {
 			t.Errorf("%s: got %s, want %s", step.name, got, want)
 		}
@@ -99,12 +92,12 @@ func TestTaintRules(t *testing.T) {
 
 // A count that no claim can get does not disturb the ranking of others: the sum of two such overflows.
 func TestWaitingForHugeCounts(t *testing.T) {
-	v := view.New(viewtest.Driver)
+	v := cluster.New(clustertest.Driver)
 	for _, name := range []string{"a", "b", "c"} {
-		c := viewtest.Claim(t, "requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: "+
+		c := clustertest.Claim(t, "requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: "+
 			"4611686018427387904}}]")
 		c.Name, c.CreationTimestamp = name, metav1.Now()
-		v.SetClaim(view.SlimClaim(c))
+		v.SetClaim(cluster.SlimClaim(c))
 	}
 	if got := v.Waiting("gpu.nvidia.com", time.Now().Add(-time.Minute)); got != 3*32 {
 		t.Errorf("got %d, want 96", got)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package viewtest creates views for tests, with the slices of simulated nodes and the classes of the Helm chart.
-package viewtest
+// Package clustertest creates views for tests, with the slices of simulated nodes and the classes of the Helm chart.
+package clustertest
 
 import (
 	"fmt"
@@ -17,7 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/view"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/simulator/simtest"
@@ -34,9 +34,9 @@ type Node struct {
 }
 
 // New returns a view with the chart's classes and the slices of the nodes.
-func New(t testing.TB, nodes ...Node) *view.View {
+func New(t testing.TB, nodes ...Node) *cluster.View {
 	t.Helper()
-	v := view.New(Driver)
+	v := cluster.New(Driver)
 	for _, class := range Classes(t) {
 		v.SetClass(class)
 	}
@@ -84,7 +84,7 @@ func Classes(t testing.TB) []*resourceapi.DeviceClass {
 var classes = sync.OnceValues(func() ([]*resourceapi.DeviceClass, error) {
 	_, here, _, _ := runtime.Caller(0)
 	text, err := os.ReadFile(filepath.Join(filepath.Dir(here),
-		"../../../deployments/helm/testdata/default.golden.yaml"))
+		"../../deployments/helm/testdata/default.golden.yaml"))
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +130,7 @@ func Claim(t testing.TB, devices string) *resourceapi.ResourceClaim {
 
 // Fleet adds nodes with eight GPUs each to the view, in equal parts of that many models, each of another speed. Model 0
 // is the strongest. The name of a node is "model-number".
-func Fleet(t testing.TB, v *view.View, nodes, models int, use gpu.Use) {
+func Fleet(t testing.TB, v *cluster.View, nodes, models int, use gpu.Use) {
 	t.Helper()
 	like := Slices(t, Node{Name: "like", Profile: "dgx-h100", Use: use})
 	for model := range models {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package view
+package cluster
 
 import (
 	"slices"
@@ -31,7 +31,7 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 	var kinds []*Kind
 	largest := map[string]int{} // index of the device, by GPU
 	for i, d := range s.Spec.Devices {
-		kinds = append(kinds, v.intern(keys[i], d))
+		kinds = append(kinds, v.intern(keys[i], &s.Spec.Devices[i]))
 		name := gpu.ParentName(d.Name)
 		if at, ok := largest[name]; !ok || kinds[i].Capacity("memory") > kinds[at].Capacity("memory") {
 			largest[name] = i
@@ -42,7 +42,10 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 		kind := kinds[i]
 		some := kind.Type() == gpu.TypeMIG && len(d.ConsumesCounters) > 0
 		isLargest := largest[gpu.ParentName(d.Name)] == i && kind.Capacity("memory") >= v.largest[kind.Product()]
-		if some && seen[kind] && !isLargest && !evicts(d.Taints) {
+		evicts := slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
+			return t.Effect == resourceapi.DeviceTaintEffectNoExecute
+		})
+		if some && seen[kind] && !isLargest && !evicts {
 			continue
 		}
 		seen[kind] = true
@@ -57,12 +60,6 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 	return slim
 }
 
-func evicts(taints []resourceapi.DeviceTaint) bool {
-	return slices.ContainsFunc(taints, func(t resourceapi.DeviceTaint) bool {
-		return t.Effect == resourceapi.DeviceTaintEffectNoExecute
-	})
-}
-
 // SlimClaim drops what the view does not need of a claim, to save memory.
 func SlimClaim(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 	slim := &resourceapi.ResourceClaim{TypeMeta: c.TypeMeta, ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace,
@@ -71,8 +68,8 @@ func SlimClaim(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 		slim.Status.Allocation = &resourceapi.AllocationResult{
 			Devices: resourceapi.DeviceAllocationResult{Results: c.Status.Allocation.Devices.Results},
 		}
-		if is, ok := c.Annotations[resourceapi.ExtendedResourceClaimAnnotation]; ok { // its pod may be evicted
-			slim.Annotations = map[string]string{resourceapi.ExtendedResourceClaimAnnotation: is}
+		if value, ok := c.Annotations[resourceapi.ExtendedResourceClaimAnnotation]; ok { // its pod may be evicted
+			slim.Annotations = map[string]string{resourceapi.ExtendedResourceClaimAnnotation: value}
 			slim.Status.ReservedFor = c.Status.ReservedFor
 		}
 		return slim
@@ -90,4 +87,24 @@ func SlimClaim(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 		slim.Spec.Devices.Requests = append(slim.Spec.Devices.Requests, short)
 	}
 	return slim
+}
+
+// Parts are attributes, capacity and counters of devices. Equal devices share them, so that a large cluster needs
+// little memory.
+type Parts map[string]resourceapi.Device
+
+// Share replaces the parts of the device by equal ones of an earlier device, if there is one. They must not be changed
+// then.
+func (p Parts) Share(d *resourceapi.Device) {
+	parts := resourceapi.Device{Attributes: d.Attributes, Capacity: d.Capacity, ConsumesCounters: d.ConsumesCounters}
+	key, err := parts.Marshal()
+	if err != nil {
+		return // it only needs more memory
+	}
+	known, ok := p[string(key)]
+	if !ok {
+		p[string(key)] = parts
+		return
+	}
+	d.Attributes, d.Capacity, d.ConsumesCounters = known.Attributes, known.Capacity, known.ConsumesCounters
 }

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package snapshot
+// Package read reads snapshots of a cluster from the API server, with the rights of the user.
+package read
 
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"maps"
-	"net/url"
 	"slices"
 	"sync"
 
@@ -19,24 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
-)
 
-// The resources that Read can read: the keys of Snapshot.Unread.
-const (
-	Nodes     = "nodes"
-	Slices    = "resourceslices"
-	Classes   = "deviceclasses"
-	Claims    = "resourceclaims"
-	Templates = "resourceclaimtemplates"
-	Pods      = "pods"
-	Quotas    = "resourcequotas"
-	// TaintRules are read with Slices.
-	TaintRules = "devicetaintrules"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
-
-// groups are the API groups of the resources; those of others are in the core group.
-var groups = map[string]string{Slices: resourceapi.GroupName, Classes: resourceapi.GroupName,
-	Claims: resourceapi.GroupName, Templates: resourceapi.GroupName, TaintRules: resourceapi.GroupName}
 
 // Reader reads snapshots.
 type Reader struct {
@@ -55,12 +38,12 @@ type Reader struct {
 }
 
 // Read reads these resources at the same time. What cannot be read is in Unread.
-func (r Reader) Read(ctx context.Context, resources ...string) *Snapshot {
-	s := &Snapshot{Unread: map[string]error{}}
+func (r Reader) Read(ctx context.Context, resources ...string) *cluster.Snapshot {
+	s := &cluster.Snapshot{Unread: map[string]error{}}
 	var wg sync.WaitGroup
 	var mu sync.Mutex
-	if slices.Contains(resources, Slices) {
-		resources = append(slices.Clone(resources), TaintRules)
+	if slices.Contains(resources, cluster.Slices) {
+		resources = append(slices.Clone(resources), cluster.TaintRules)
 	}
 	for _, resource := range resources {
 		wg.Go(func() {
@@ -72,19 +55,19 @@ func (r Reader) Read(ctx context.Context, resources ...string) *Snapshot {
 		})
 	}
 	wg.Wait()
-	s.Slices = Tainted(s.Slices, s.TaintRules)
+	s.Slices = cluster.Tainted(s.Slices, s.TaintRules)
 	return s
 }
 
 // read reads one resource into its field.
-func (r Reader) read(ctx context.Context, s *Snapshot, resource string) (err error) {
+func (r Reader) read(ctx context.Context, s *cluster.Snapshot, resource string) (err error) {
 	core, dra := r.Client.CoreV1(), r.Client.ResourceV1()
 	switch resource {
-	case Nodes:
+	case cluster.Nodes:
 		s.Nodes, err = list[*corev1.Node](ctx, r, core.Nodes().List)
-	case Slices:
+	case cluster.Slices:
 		s.Slices, err = list[*resourceapi.ResourceSlice](ctx, r, dra.ResourceSlices().List)
-	case TaintRules:
+	case cluster.TaintRules:
 		s.TaintRules, err = list[*resourceapi.DeviceTaintRule](ctx, r, dra.DeviceTaintRules().List)
 		switch {
 		case apierrors.IsNotFound(err): // before Kubernetes 1.37 they are not in resource.k8s.io/v1
@@ -92,15 +75,15 @@ func (r Reader) read(ctx context.Context, s *Snapshot, resource string) (err err
 		case err == nil && s.TaintRules == nil:
 			s.TaintRules = []*resourceapi.DeviceTaintRule{}
 		}
-	case Classes:
+	case cluster.Classes:
 		s.Classes, err = list[*resourceapi.DeviceClass](ctx, r, dra.DeviceClasses().List)
-	case Claims:
+	case cluster.Claims:
 		s.Claims, err = namespaced[*resourceapi.ResourceClaim](ctx, r, dra.ResourceClaims)
-	case Templates:
+	case cluster.Templates:
 		s.Templates, err = namespaced[*resourceapi.ResourceClaimTemplate](ctx, r, dra.ResourceClaimTemplates)
-	case Pods:
+	case cluster.Pods:
 		s.Pods, err = namespaced[*corev1.Pod](ctx, r, core.Pods)
-	case Quotas:
+	case cluster.Quotas:
 		s.Quotas, err = namespaced[*corev1.ResourceQuota](ctx, r, core.ResourceQuotas)
 	default:
 		err = fmt.Errorf("%s is no resource of a snapshot", resource)
@@ -125,22 +108,8 @@ func namespaced[T, L runtime.Object, C lister[L]](ctx context.Context, r Reader,
 	if ownErr != nil {
 		return nil, ownErr
 	}
-	return own, &PartialError{Namespace: r.Namespace, Err: err}
+	return own, &cluster.PartialError{Namespace: r.Namespace, Err: err}
 }
-
-// PartialError means that a resource was read in one namespace only.
-type PartialError struct {
-	Namespace string
-	Err       error
-}
-
-// Error implements error.
-func (e *PartialError) Error() string {
-	return fmt.Sprintf("only those of namespace %s are known: %v", e.Namespace, e.Err)
-}
-
-// Unwrap returns the reason why it was not read in all namespaces.
-func (e *PartialError) Unwrap() error { return e.Err }
 
 const (
 	perPage = 500 // objects; that of kubectl
@@ -188,56 +157,4 @@ func pages[T, L runtime.Object](ctx context.Context, r Reader,
 		return nil, err
 	}
 	return all, nil
-}
-
-// Err returns what could not be read, with the right that is missing; nil: nothing. If the API server cannot be
-// reached, it says so once.
-func (s *Snapshot) Err() error {
-	var all []error
-	for _, resource := range slices.Sorted(maps.Keys(s.Unread)) {
-		err := s.Unread[resource]
-		var unreachable *url.Error
-		if errors.As(err, &unreachable) {
-			return err
-		}
-		all = append(all, explain(resource, err))
-	}
-	if slices.ContainsFunc(all, func(err error) bool { return errors.As(err, new(*missingRight)) }) {
-		all = append(all, errors.New("a ClusterRole to copy: "+rightsPage))
-	}
-	return errors.Join(all...)
-}
-
-// rightsPage has a ClusterRole with all rights of readers.
-const rightsPage = "https://github.com/gpudra/gpu-dra-driver/blob/main/docs/kubectl-gpu.md#rights"
-
-// missingRight means that the user may not list the resource.
-type missingRight struct {
-	resource string
-	err      error
-}
-
-// Error implements error. It leaves out what the API server says: that has the same content.
-func (e *missingRight) Error() string {
-	only := ""
-	var partial *PartialError
-	if errors.As(e.err, &partial) {
-		only = fmt.Sprintf("only those of namespace %s are known; ", partial.Namespace)
-	}
-	return fmt.Sprintf("read %s: %sthe missing right is the verb \"list\" on %s in a ClusterRole", e.resource, only,
-		FullName(e.resource))
-}
-
-// Unwrap returns the answer of the API server.
-func (e *missingRight) Unwrap() error { return e.err }
-
-func explain(resource string, err error) error {
-	switch {
-	case apierrors.IsForbidden(err):
-		return &missingRight{resource, err}
-	case apierrors.IsNotFound(err) && groups[resource] != "":
-		return fmt.Errorf("read %s: the API server does not serve %s/v1: Kubernetes 1.34 or newer is needed (%w)",
-			resource, groups[resource], err)
-	}
-	return fmt.Errorf("read %s: %w", resource, err)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package view
+package cluster
 
 import (
 	"slices"
@@ -8,62 +8,54 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
-
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
 // Claim holds devices of the driver, or is pending.
 type Claim struct {
 	types.NamespacedName
 	Created time.Time
-	// Held are its devices. Empty: the claim is pending.
-	Held []Held
-	// Wants are the requests of a pending claim.
-	Wants []Want
+	Object  *resourceapi.ResourceClaim
+
+	gpus  []*GPU // of which it holds devices; none: the claim is pending
+	wants []want
 }
 
-// Held is an allocated device.
-type Held struct {
-	Pool, Device string
-	Consumed     map[resourceapi.QualifiedName]int64 // of a device that allows multiple allocations
+// want is a request of a pending claim, with the classes that it accepts.
+type want struct {
+	classes []string
+	count   int64 // at most the devices that a claim can get
 }
 
-// gpu returns the physical GPU of the device.
-func (h Held) gpu() id { return id{h.Pool, gpu.ParentName(h.Device)} }
-
-// Want is a request of a pending claim, with the classes it accepts.
-type Want struct {
-	Classes []string
-	Count   int64 // at most the devices that a claim can get
-}
-
-// SetClaim adds or updates a claim. It also replaces an earlier claim of that name: an informer may report a re-created
-// claim as an update.
+// SetClaim adds or updates a claim, which must not change any more. It also replaces an earlier claim of that name: an
+// informer may report a re-created claim as an update.
 func (v *View) SetClaim(c *resourceapi.ResourceClaim) {
 	claim := &Claim{NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: c.Name},
-		Created: c.CreationTimestamp.Time}
+		Created: c.CreationTimestamp.Time, Object: c}
 	if c.Status.Allocation == nil {
-		claim.Wants = wants(c)
-	} else {
-		claim.Held = held(c, v.driver)
+		claim.wants = wants(c)
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.forget(claim.NamespacedName)
-	if len(claim.Held)+len(claim.Wants) == 0 {
+	results := Results(c)
+	for i := range results {
+		r := &results[i]
+		if r.Driver != v.driver {
+			continue
+		}
+		g := v.gpu(r.Pool, r.Device)
+		g.Held = append(g.Held, Held{claim, r})
+		if !slices.Contains(claim.gpus, g) {
+			claim.gpus = append(claim.gpus, g)
+		}
+	}
+	if len(claim.gpus)+len(claim.wants) == 0 {
 		return
 	}
 	v.claims[claim.NamespacedName] = claim
 	v.countWaiting(claim, 1)
-	for _, h := range claim.Held {
-		at := h.gpu()
-		v.leave(at)
-		if v.held[at] == nil {
-			v.held[at] = map[*Claim]struct{}{}
-		}
-		v.held[at][claim] = struct{}{}
-		v.enter(at)
+	for _, g := range claim.gpus {
+		v.recount(g)
 	}
 }
 
@@ -74,50 +66,28 @@ func (v *View) DeleteClaim(claim types.NamespacedName) {
 	v.forget(claim)
 }
 
-func (v *View) forget(claim types.NamespacedName) {
-	before, ok := v.claims[claim]
+func (v *View) forget(name types.NamespacedName) {
+	claim, ok := v.claims[name]
 	if !ok {
 		return
 	}
-	v.countWaiting(before, -1)
-	for _, h := range before.Held {
-		at := h.gpu()
-		v.leave(at)
-		if delete(v.held[at], before); len(v.held[at]) == 0 {
-			delete(v.held, at)
-		}
-		v.enter(at)
+	delete(v.claims, name)
+	v.countWaiting(claim, -1)
+	for _, g := range claim.gpus {
+		g.Held = slices.DeleteFunc(g.Held, func(h Held) bool { return h.Claim == claim })
+		v.recount(g)
+		v.dropUnused(g)
 	}
-	delete(v.claims, claim)
 }
 
-// held returns the devices of the driver, without those with admin access.
-func held(c *resourceapi.ResourceClaim, driver string) []Held {
-	var all []Held
-	for _, r := range c.Status.Allocation.Devices.Results {
-		if r.Driver != driver || ptr.Deref(r.AdminAccess, false) {
-			continue
-		}
-		h := Held{Pool: r.Pool, Device: r.Device}
-		for name, q := range r.ConsumedCapacity {
-			if h.Consumed == nil {
-				h.Consumed = map[resourceapi.QualifiedName]int64{}
-			}
-			h.Consumed[name] = q.Value()
-		}
-		all = append(all, h)
-	}
-	return all
-}
-
-func wants(c *resourceapi.ResourceClaim) []Want {
-	var all []Want
+func wants(c *resourceapi.ResourceClaim) []want {
+	var all []want
 	for _, r := range c.Spec.Devices.Requests {
-		w := Want{Count: 1}
+		w := want{count: 1}
 		add := func(class string, count int64) {
 			// The API server accepts any count. A sum of such would disturb everybody's ranking.
-			w.Classes = append(w.Classes, class)
-			w.Count = min(max(1, count), resourceapi.AllocationResultsMaxSize)
+			w.classes = append(w.classes, class)
+			w.count = min(max(1, count), resourceapi.AllocationResultsMaxSize)
 		}
 		if r.Exactly != nil {
 			add(r.Exactly.DeviceClassName, r.Exactly.Count)
@@ -125,7 +95,7 @@ func wants(c *resourceapi.ResourceClaim) []Want {
 		for _, sub := range r.FirstAvailable {
 			add(sub.DeviceClassName, sub.Count)
 		}
-		w.Classes = slices.Compact(slices.Sorted(slices.Values(w.Classes)))
+		w.classes = slices.Compact(slices.Sorted(slices.Values(w.classes)))
 		all = append(all, w)
 	}
 	return all
@@ -134,14 +104,14 @@ func wants(c *resourceapi.ResourceClaim) []Want {
 // countWaiting adds the devices that the claim waits for, or with -1 takes them away. The caller holds v.mu.
 func (v *View) countWaiting(c *Claim, times int64) {
 	second := c.Created.Unix() // the API server stores whole seconds
-	for _, w := range c.Wants {
-		for _, class := range w.Classes {
+	for _, w := range c.wants {
+		for _, class := range w.classes {
 			seconds := v.waiting[class]
 			if seconds == nil {
 				seconds = map[int64]int64{}
 				v.waiting[class] = seconds
 			}
-			if seconds[second] += times * w.Count; seconds[second] == 0 {
+			if seconds[second] += times * w.count; seconds[second] == 0 {
 				delete(seconds, second)
 			}
 			if len(seconds) == 0 {
@@ -178,7 +148,7 @@ func (v *View) Claims(yield func(c *Claim, waits bool) bool) {
 	defer v.mu.RUnlock()
 	for _, c := range v.claims {
 		waits := v.waitsForDriver(c)
-		if (waits || len(c.Held) > 0) && !yield(c, waits) {
+		if (waits || len(c.gpus) > 0) && !yield(c, waits) {
 			return
 		}
 	}
@@ -186,8 +156,8 @@ func (v *View) Claims(yield func(c *Claim, waits bool) bool) {
 
 // waitsForDriver reports whether the claim waits for devices of the driver.
 func (v *View) waitsForDriver(c *Claim) bool {
-	for _, w := range c.Wants {
-		for _, class := range w.Classes {
+	for _, w := range c.wants {
+		for _, class := range w.classes {
 			if v.ours[class] {
 				return true
 			}

@@ -4,7 +4,6 @@ package why
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"runtime"
@@ -23,7 +22,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/snapshot"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // features are those of Kubernetes 1.37 by default.
@@ -32,21 +31,16 @@ var features = structured.Features{
 	DeviceBindingAndStatus: true, ConsumableCapacity: true, FractionalCapacityRange: true,
 }
 
-// poolID names a pool.
-type poolID struct{ driver, pool string }
-
-func poolOf(s *resourceapi.ResourceSlice) poolID { return poolID{s.Spec.Driver, s.Spec.Pool.Name} }
-
-// cluster is a snapshot with indexes.
-type cluster struct {
-	*snapshot.Snapshot
+// index is a snapshot with indexes.
+type index struct {
+	*cluster.Snapshot
 	Options
 	classes classLister
 	nodes   []*corev1.Node // by name
 	onNode  map[string][]*resourceapi.ResourceSlice
 	shared  []*resourceapi.ResourceSlice // those of no single node
-	pools   map[poolID][]*resourceapi.ResourceSlice
-	holders map[poolID][]*resourceapi.ResourceClaim
+	pools   map[cluster.PoolID][]*resourceapi.ResourceSlice
+	holders map[cluster.PoolID][]*resourceapi.ResourceClaim
 	used    map[string]corev1.ResourceList // of each node, by pods
 	planned map[string]bool                // claims that do not exist yet, by namespace/name
 	answers map[string]*Report             // about anonymous workloads
@@ -75,10 +69,11 @@ func (c classLister) Get(name string) (*resourceapi.DeviceClass, error) {
 	return nil, fmt.Errorf("no DeviceClass %s", name)
 }
 
-func newCluster(s *snapshot.Snapshot) *cluster {
-	c := &cluster{Snapshot: s, classes: classLister{}, onNode: map[string][]*resourceapi.ResourceSlice{},
-		pools: map[poolID][]*resourceapi.ResourceSlice{}, holders: map[poolID][]*resourceapi.ResourceClaim{},
-		used: map[string]corev1.ResourceList{}, planned: map[string]bool{},
+func newIndex(s *cluster.Snapshot) *index {
+	c := &index{Snapshot: s, classes: classLister{}, onNode: map[string][]*resourceapi.ResourceSlice{},
+		pools:   map[cluster.PoolID][]*resourceapi.ResourceSlice{},
+		holders: map[cluster.PoolID][]*resourceapi.ResourceClaim{},
+		used:    map[string]corev1.ResourceList{}, planned: map[string]bool{},
 		answers: map[string]*Report{}, compiled: newCache()}
 	for _, class := range s.Classes {
 		c.classes[class.Name] = class
@@ -88,14 +83,14 @@ func newCluster(s *snapshot.Snapshot) *cluster {
 		known[n.Name] = n
 	}
 	for _, slice := range s.Slices {
-		c.pools[poolOf(slice)] = append(c.pools[poolOf(slice)], slice)
+		c.pools[cluster.PoolOf(slice)] = append(c.pools[cluster.PoolOf(slice)], slice)
 		name := ptr.Deref(slice.Spec.NodeName, "")
 		if name == "" {
 			c.shared = append(c.shared, slice)
 			continue
 		}
 		c.onNode[name] = append(c.onNode[name], slice)
-		if known[name] == nil && s.Unread[snapshot.Nodes] != nil {
+		if known[name] == nil && s.Unread[cluster.Nodes] != nil {
 			known[name] = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
 				Labels: map[string]string{corev1.LabelHostname: name}}}
 		}
@@ -109,43 +104,19 @@ func newCluster(s *snapshot.Snapshot) *cluster {
 		}
 	}
 	for _, pod := range s.Pods {
-		if pod.Spec.NodeName != "" && !finished(pod) {
+		if pod.Spec.NodeName != "" && !cluster.Finished(pod) {
 			c.used[pod.Spec.NodeName] = add(c.used[pod.Spec.NodeName], requestsOf(pod))
 		}
 	}
 	return c
 }
 
-// unknown returns why objects of that resource in the namespace are not known, or nil.
-func (c *cluster) unknown(resource, namespace string) error {
-	err := c.Unread[resource]
-	var partial *snapshot.PartialError
-	if errors.As(err, &partial) && partial.Namespace == namespace {
-		return nil
-	}
-	return err
-}
-
 // poolsHeldBy returns the pools of the claim's devices, other than those with admin access.
-func poolsHeldBy(claim *resourceapi.ResourceClaim) []poolID {
-	var all []poolID
-	for _, r := range resultsOf(claim) {
-		if id := (poolID{r.Driver, r.Pool}); !slices.Contains(all, id) {
+func poolsHeldBy(claim *resourceapi.ResourceClaim) []cluster.PoolID {
+	var all []cluster.PoolID
+	for _, r := range cluster.Results(claim) {
+		if id := cluster.PoolOfResult(r); !slices.Contains(all, id) {
 			all = append(all, id)
-		}
-	}
-	return all
-}
-
-// resultsOf returns the devices that a claim keeps from other claims.
-func resultsOf(claim *resourceapi.ResourceClaim) []resourceapi.DeviceRequestAllocationResult {
-	if claim.Status.Allocation == nil {
-		return nil
-	}
-	var all []resourceapi.DeviceRequestAllocationResult
-	for _, r := range claim.Status.Allocation.Devices.Results {
-		if !ptr.Deref(r.AdminAccess, false) {
-			all = append(all, r)
 		}
 	}
 	return all
@@ -172,10 +143,6 @@ func add(a, b corev1.ResourceList) corev1.ResourceList {
 	return sum
 }
 
-func finished(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-}
-
 // site is a group of nodes with equal devices and equal use that the pod treats alike. The first of them is asked.
 type site struct {
 	node    *corev1.Node
@@ -186,7 +153,7 @@ type site struct {
 }
 
 // sites groups the nodes for that workload. When ctx has ended, there are none.
-func (c *cluster) sites(ctx context.Context, w *workload) []*site {
+func (c *index) sites(ctx context.Context, w *workload) []*site {
 	names := c.namesIn(w)
 	each, prints := make([]*site, len(c.nodes)), make([]string, len(c.nodes))
 	var next atomic.Int64
@@ -218,12 +185,12 @@ func (c *cluster) sites(ctx context.Context, w *workload) []*site {
 }
 
 // siteOf returns a site of one node, without its state.
-func (c *cluster) siteOf(node *corev1.Node) *site {
+func (c *index) siteOf(node *corev1.Node) *site {
 	s := &site{node: node, names: []string{node.Name}, slices: c.slicesFor(node)}
 	seen := map[types.UID]bool{}
-	pools := map[poolID]bool{}
+	pools := map[cluster.PoolID]bool{}
 	for _, slice := range s.slices {
-		id := poolOf(slice)
+		id := cluster.PoolOf(slice)
 		if pools[id] {
 			continue
 		}
@@ -240,10 +207,10 @@ func (c *cluster) siteOf(node *corev1.Node) *site {
 
 // slicesFor returns the slices that the allocator needs for the node: its own, those of no single node, and the rest of
 // the pools that they belong to.
-func (c *cluster) slicesFor(node *corev1.Node) []*resourceapi.ResourceSlice {
+func (c *index) slicesFor(node *corev1.Node) []*resourceapi.ResourceSlice {
 	all := slices.Concat(c.onNode[node.Name], c.shared)
 	for _, s := range c.onNode[node.Name] {
-		for _, other := range c.pools[poolOf(s)] {
+		for _, other := range c.pools[cluster.PoolOf(s)] {
 			if name := ptr.Deref(other.Spec.NodeName, ""); name != "" && name != node.Name {
 				all = append(all, other)
 			}
@@ -263,7 +230,7 @@ func stateOf(claims []*resourceapi.ResourceClaim, ended map[types.UID]bool) stru
 		if ended[claim.UID] {
 			continue
 		}
-		for _, r := range resultsOf(claim) {
+		for _, r := range cluster.Results(claim) {
 			id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
 			if r.ShareID == nil {
 				state.AllocatedDevices.Insert(id)
@@ -277,7 +244,7 @@ func stateOf(claims []*resourceapi.ResourceClaim, ended map[types.UID]bool) stru
 }
 
 // namesIn returns the names of the attributes that the workload may read, or nil if it may read any.
-func (c *cluster) namesIn(w *workload) map[string]bool {
+func (c *index) namesIn(w *workload) map[string]bool {
 	all := map[string]bool{}
 	var expressions []string
 	for _, claim := range w.claims {
@@ -330,14 +297,14 @@ func expressionOf(s resourceapi.DeviceSelector) string {
 // "": it asks for none, or the device is none that could have shares.
 func (s *site) asked(claim *resourceapi.ResourceClaim, r resourceapi.DeviceRequestAllocationResult) string {
 	for _, slice := range s.slices {
-		if (poolID{r.Driver, r.Pool}) != poolOf(slice) {
+		if cluster.PoolOfResult(r) != cluster.PoolOf(slice) {
 			continue
 		}
 		for i := range slice.Spec.Devices {
 			d := &slice.Spec.Devices[i]
 			kind := d.Attributes["type"].StringValue
 			if d.Name == r.Device && ptr.Deref(kind, "gpu") == "gpu" && !ptr.Deref(d.AllowMultipleAllocations, false) {
-				return snapshot.Share(&claim.Spec, r.Request, d)
+				return cluster.Share(&claim.Spec, r.Request, d)
 			}
 		}
 	}

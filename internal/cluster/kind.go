@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package view
+package cluster
 
 import (
 	"crypto/sha256"
@@ -14,7 +14,6 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/utils/ptr"
 
@@ -38,7 +37,27 @@ type Kind struct {
 	ID string // unique
 	// a device of the kind, without name and taints; its identity attributes are those of the first device seen
 	Device resourceapi.Device
+
+	policies  map[resourceapi.QualifiedName]*resourceapi.CapacityRequestPolicy // with a default: requests take of these
+	count     int                                                              // published devices
+	available availability                                                     // of the whole GPUs
 }
+
+func newKind(id string, d *resourceapi.Device) *Kind {
+	k := &Kind{ID: id, Device: resourceapi.Device{Attributes: d.Attributes, Capacity: d.Capacity,
+		AllowMultipleAllocations: d.AllowMultipleAllocations},
+		policies:  map[resourceapi.QualifiedName]*resourceapi.CapacityRequestPolicy{},
+		available: availability{map[string]int64{}, map[int64]int64{}, map[*GPU]struct{}{}}}
+	for name, c := range d.Capacity {
+		if c.RequestPolicy != nil && c.RequestPolicy.Default != nil {
+			k.policies[name] = c.RequestPolicy
+		}
+	}
+	return k
+}
+
+// shared reports whether several claims can hold a device of the kind.
+func (k *Kind) shared() bool { return ptr.Deref(k.Device.AllowMultipleAllocations, false) }
 
 // kindsOf returns the key of each device's kind. This is slow for devices as they are published: call it before locking
 // the view.
@@ -143,12 +162,6 @@ func (e *encoder) json(value any) {
 	e.string(string(text))
 }
 
-// Matchable returns the device as CEL selectors see it.
-func (k *Kind) Matchable(driver string) cel.Device {
-	return cel.Device{Driver: driver, AllowMultipleAllocations: k.Device.AllowMultipleAllocations,
-		Attributes: k.Device.Attributes, Capacity: k.Device.Capacity}
-}
-
 // Type returns the type of device: GPU, partition or monitor.
 func (k *Kind) Type() gpu.Type { return gpu.Type(k.text("type")) }
 
@@ -200,6 +213,10 @@ func (k *Kind) Most(name resourceapi.QualifiedName) (most resource.Quantity, ok 
 		return *policy.ValidRange.Max, ok
 	}
 	return capacity.Value, ok
+}
+
+func (k *Kind) multiprocessors() int64 {
+	return ptr.Deref(k.Device.Attributes["multiprocessors"].IntValue, 0)
 }
 
 func (k *Kind) text(name resourceapi.QualifiedName) string {

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// GPU is a physical GPU: its devices, and what claims hold of it.
+type GPU struct {
+	Node       string    // if only partitions are published, the pool, which has the name of the node
+	Pool, Name string    // the name of the whole GPU, also if only partitions are published
+	Whole      *Device   // nil: only partitions are published
+	Partitions []*Device // that exist, or that the driver would create
+	Held       []Held    // in no order
+
+	counted *Kind  // the kind that counts the GPU as idle, or as used in part; nil: none
+	idleOn  string // the node where it is idle
+}
+
+// Held is an allocated device of a GPU: the whole, or a partition.
+type Held struct {
+	Claim *Claim
+	*resourceapi.DeviceRequestAllocationResult
+}
+
+// consumed returns how much of a capacity is held; 0 if the device does not allow multiple allocations.
+func (h Held) consumed(name resourceapi.QualifiedName) int64 {
+	q := h.ConsumedCapacity[name]
+	return q.Value()
+}
+
+// Holding is an allocated device: bytes of memory, and percent of the GPU's multiprocessors, rounded down.
+type Holding struct {
+	Held
+	Memory, Cores int64
+}
+
+// GPUs iterates over the GPUs of which something is published, and what claims hold of each, in no order. The holdings
+// are valid until the next GPU. yield must not call the view.
+func (v *View) GPUs(yield func(*GPU, []Holding) bool) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	var held []Holding // reused, because there are thousands of GPUs
+	for _, g := range v.gpus {
+		if g.Whole == nil && len(g.Partitions) == 0 {
+			continue
+		}
+		held = held[:0]
+		for _, h := range g.Held {
+			memory, cores := v.amount(h, g)
+			held = append(held, Holding{h, memory, cores})
+		}
+		if !yield(g, held) {
+			return
+		}
+	}
+}
+
+// amount returns how much of the GPU is held: 0 for a partition whose kind was never published. Of an unlimited GPU it
+// is what the claim asked for, which may be nothing.
+func (v *View) amount(h Held, g *GPU) (memory, cores int64) {
+	all, multiprocessors := g.size()
+	if gpu.IsPartition(h.Device) {
+		k := v.partitions[partitionKind{g.Product(), gpu.PartitionProfile(h.Device)}]
+		if k == nil {
+			return 0, 0
+		}
+		if multiprocessors > 0 {
+			cores = 100 * k.multiprocessors() / multiprocessors
+		}
+		return k.Capacity("memory"), cores
+	}
+	taken, cores := h.consumed("memory"), h.consumed("cores")
+	if g.Whole != nil {
+		n, of := h.consumed("shares"), g.Whole.Kind.Capacity("shares")
+		switch {
+		case g.Whole.Kind.Sharing() == gpu.Unlimited.String() && len(h.ConsumedCapacity) > 0:
+			return taken, cores
+		case n > 0 && of > 0:
+			return all / of * n, 100 * n / of
+		}
+	}
+	if taken > 0 && taken < all {
+		return taken, cores
+	}
+	return all, 100 // without free memory, free cores cannot be allocated
+}
+
+// Product returns the model, as NVML names it.
+func (g *GPU) Product() string {
+	if g.Whole != nil {
+		return g.Whole.Kind.Product()
+	}
+	return g.Partitions[0].Kind.Product()
+}
+
+// Memory returns the memory in bytes. If only partitions of the GPU are published, it is the sum of the existing ones,
+// or the memory of the largest possible one.
+func (g *GPU) Memory() int64 {
+	memory, _ := g.size()
+	return memory
+}
+
+func (g *GPU) size() (memory, multiprocessors int64) {
+	if g.Whole != nil {
+		return g.Whole.Kind.Capacity("memory"), g.Whole.Kind.multiprocessors()
+	}
+	for _, p := range g.Partitions {
+		m, n := p.Kind.Capacity("memory"), p.Kind.multiprocessors()
+		if p.Exists() {
+			memory, multiprocessors = memory+m, multiprocessors+n
+		} else {
+			memory, multiprocessors = max(memory, m), max(multiprocessors, n)
+		}
+	}
+	return memory, multiprocessors
+}
+
+// Tainted reports whether new pods do not get the GPU, or its largest partition if only partitions are published.
+func (g *GPU) Tainted() bool {
+	d := g.Whole
+	if d == nil {
+		d = slices.MaxFunc(g.Partitions, func(a, b *Device) int {
+			return cmp.Compare(a.Kind.Capacity("memory"), b.Kind.Capacity("memory"))
+		})
+	}
+	return d.Tainted
+}
+
+// Device returns a whole GPU as a device, without its name. It is empty if that is not published.
+func (v *View) Device(pool, name string) *resourceapi.Device {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	if g := v.gpus[gpuID{pool, name}]; g != nil && g.Whole != nil {
+		return &g.Whole.Kind.Device
+	}
+	return &resourceapi.Device{}
+}
+
+// GPUsOfNodes returns how many whole GPUs of each kind nodes have, each combination once.
+func (v *View) GPUsOfNodes() []map[*Kind]int64 {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	nodes := map[string]map[*Kind]int64{}
+	for _, g := range v.gpus {
+		if g.Whole == nil {
+			continue
+		}
+		node := cmp.Or(g.Node, g.Pool)
+		if nodes[node] == nil {
+			nodes[node] = map[*Kind]int64{}
+		}
+		nodes[node][g.Whole.Kind]++
+	}
+	different := map[string]map[*Kind]int64{}
+	for _, kinds := range nodes {
+		text := ""
+		for _, k := range slices.SortedFunc(maps.Keys(kinds), func(a, b *Kind) int { return cmp.Compare(a.ID, b.ID) }) {
+			text += fmt.Sprintf("%s%d ", k.ID, kinds[k])
+		}
+		different[text] = kinds
+	}
+	return slices.Collect(maps.Values(different))
+}
+
+// Fits reports whether the whole GPU can serve another request for these capacities now.
+func (g *GPU) Fits(asked map[resourceapi.QualifiedName]resource.Quantity) bool {
+	if g.Whole == nil || g.Whole.Tainted || !g.Whole.Kind.Has(asked) {
+		return false
+	}
+	k := g.Whole.Kind
+	consumed, shared := g.consumed()
+	if !shared || !k.shared() {
+		return len(g.Held) == 0
+	}
+	for name, p := range k.policies {
+		want := p.Default.Value()
+		if q, ok := asked[name]; ok {
+			want = q.Value()
+		}
+		if consumed[name]+want > k.Capacity(name) {
+			return false
+		}
+	}
+	return true
+}
+
+// consumed returns what claims take of the capacities of the GPU. shared is false if one of them holds a partition, or
+// all of the GPU.
+func (g *GPU) consumed() (sum map[resourceapi.QualifiedName]int64, shared bool) {
+	sum = map[resourceapi.QualifiedName]int64{}
+	for _, h := range g.Held {
+		if h.Device != g.Name || len(h.ConsumedCapacity) == 0 {
+			return nil, false
+		}
+		for name, q := range h.ConsumedCapacity {
+			sum[name] += q.Value()
+		}
+	}
+	return sum, true
+}

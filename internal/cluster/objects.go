@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// PoolID names a pool. The names of one driver's pools are unique.
+type PoolID struct{ Driver, Pool string }
+
+// PoolOf returns the pool that the slice belongs to.
+func PoolOf(s *resourceapi.ResourceSlice) PoolID { return PoolID{s.Spec.Driver, s.Spec.Pool.Name} }
+
+// PoolOfResult returns the pool of an allocated device.
+func PoolOfResult(r resourceapi.DeviceRequestAllocationResult) PoolID {
+	return PoolID{r.Driver, r.Pool}
+}
+
+// Current returns the slices in the newest generation of each pool: the others are obsolete.
+func Current(all []*resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
+	newest := map[PoolID]int64{}
+	for _, s := range all {
+		newest[PoolOf(s)] = max(newest[PoolOf(s)], s.Spec.Pool.Generation)
+	}
+	var current []*resourceapi.ResourceSlice
+	for _, s := range all {
+		if s.Spec.Pool.Generation == newest[PoolOf(s)] {
+			current = append(current, s)
+		}
+	}
+	return current
+}
+
+// Results returns the devices that the claim keeps from other claims: not those with admin access.
+func Results(claim *resourceapi.ResourceClaim) []resourceapi.DeviceRequestAllocationResult {
+	if claim.Status.Allocation == nil {
+		return nil
+	}
+	all := claim.Status.Allocation.Devices.Results
+	admin := func(r resourceapi.DeviceRequestAllocationResult) bool { return ptr.Deref(r.AdminAccess, false) }
+	if !slices.ContainsFunc(all, admin) {
+		return all
+	}
+	return slices.DeleteFunc(slices.Clone(all), admin)
+}
+
+// Since returns when the claim got its devices, or when it was created if Kubernetes has not stored that.
+func Since(claim *resourceapi.ResourceClaim) *metav1.Time {
+	if a := claim.Status.Allocation; a != nil && a.AllocationTimestamp != nil {
+		return a.AllocationTimestamp
+	}
+	if claim.CreationTimestamp.IsZero() {
+		return nil
+	}
+	return &claim.CreationTimestamp
+}
+
+// Share returns the amounts that a request asks for of a device, such as "memory 5Gi", if they are less than all of it.
+// The request is named as in allocation results. "": it asks for none, or for all.
+func Share(spec *resourceapi.ResourceClaimSpec, request string, d *resourceapi.Device) string {
+	var texts []string
+	requests := capacityOf(spec, request)
+	if requests == nil {
+		return ""
+	}
+	for _, name := range slices.Sorted(maps.Keys(requests.Requests)) {
+		amount := requests.Requests[name]
+		if has, ok := d.Capacity[name]; !ok || amount.Cmp(has.Value) < 0 {
+			texts = append(texts, fmt.Sprintf("%s %s", name, amount.String()))
+		}
+	}
+	return strings.Join(texts, ", ")
+}
+
+// capacityOf returns what the request, or the alternative of one, asks for.
+func capacityOf(spec *resourceapi.ResourceClaimSpec, request string) *resourceapi.CapacityRequirements {
+	name, alternative, _ := strings.Cut(request, "/")
+	for _, r := range spec.Devices.Requests {
+		if r.Name != name {
+			continue
+		}
+		if r.Exactly != nil {
+			return r.Exactly.Capacity
+		}
+		for _, sub := range r.FirstAvailable {
+			if sub.Name == alternative {
+				return sub.Capacity
+			}
+		}
+	}
+	return nil
+}
+
+// Finished reports whether the containers of the pod have ended for good.
+func Finished(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}

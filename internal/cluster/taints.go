@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+)
+
+// Tainted returns the slices with the taints that the rules add, as the scheduler sees them. Slices that a rule changes
+// are copied.
+func Tainted(all []*resourceapi.ResourceSlice, rules []*resourceapi.DeviceTaintRule) []*resourceapi.ResourceSlice {
+	all = slices.Clone(all)
+	for i, original := range all {
+		for _, rule := range rules {
+			for d := range original.Spec.Devices {
+				if !Selects(rule, original.Spec.Driver, original.Spec.Pool.Name, original.Spec.Devices[d].Name) {
+					continue
+				}
+				if all[i] == original {
+					all[i] = original.DeepCopy()
+				}
+				device := &all[i].Spec.Devices[d]
+				device.Taints = append(device.Taints, rule.Spec.Taint)
+			}
+		}
+	}
+	return all
+}
+
+// Selects reports whether there is a rule, and it is for the device.
+func Selects(rule *resourceapi.DeviceTaintRule, driver, pool, device string) bool {
+	if rule == nil || rule.Spec.DeviceSelector == nil { // such a rule selects nothing
+		return false
+	}
+	meets := func(criterion *string, value string) bool { return criterion == nil || *criterion == value }
+	s := rule.Spec.DeviceSelector
+	return meets(s.Driver, driver) && meets(s.Pool, pool) && meets(s.Device, device)
+}
+
+// Prevents reports whether the taint keeps new pods away.
+func Prevents(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone }
+
+// TaintText returns the taint as kubectl writes taints of nodes.
+func TaintText(t resourceapi.DeviceTaint) string {
+	of := corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)}
+	return of.ToString()
+}
+
+// SetTaintRule adds or updates a rule that taints devices.
+func (v *View) SetTaintRule(r *resourceapi.DeviceTaintRule) { v.replaceRule(r.Name, r) }
+
+// DeleteTaintRule removes a rule.
+func (v *View) DeleteTaintRule(name string) { v.replaceRule(name, nil) }
+
+// replaceRule replaces a rule, and finds out anew which of the devices that it selects are tainted.
+func (v *View) replaceRule(name string, rule *resourceapi.DeviceTaintRule) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	before := v.rules[name]
+	delete(v.rules, name)
+	if rule != nil && Prevents(rule.Spec.Taint) {
+		v.rules[name] = rule
+	}
+	for _, devices := range v.slices {
+		for i := range devices {
+			if d := &devices[i]; v.selects(before, d) || v.selects(rule, d) {
+				d.Tainted = v.tainted(d)
+				v.recount(d.gpu)
+			}
+		}
+	}
+}
+
+func (v *View) selects(rule *resourceapi.DeviceTaintRule, d *Device) bool {
+	return Selects(rule, v.driver, d.gpu.Pool, d.Name)
+}
+
+// tainted reports whether a taint of the device, or of a rule, keeps new pods away. The caller holds v.mu.
+func (v *View) tainted(d *Device) bool {
+	for _, rule := range v.rules {
+		if v.selects(rule, d) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(d.Taints, Prevents)
+}

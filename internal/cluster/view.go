@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cluster is the model of the cluster's GPUs: of their slices, the claims that hold them, taint rules and
+// device classes. A Snapshot has the objects at one time. A View follows the changes of one driver's devices. The
+// package has no client.
+package cluster
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/utils/lru"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// View follows the slices of one driver, and the claims and device classes of the cluster. It makes no API calls.
+type View struct {
+	driver    string
+	selectors *cel.Cache
+	results   *lru.Cache // resultKey → result
+
+	sorted atomic.Pointer[[]*Kind] // what Kinds returns; nil: it has changed
+
+	mu     sync.RWMutex
+	kinds  map[string]*Kind                // by ID
+	byMap  map[uintptr]*Kind               // by the address of its attributes, which slim devices share
+	slices map[string][]Device             // by name of the slice
+	gpus   map[gpuID]*GPU                  // with devices that are published or held
+	claims map[types.NamespacedName]*Claim // that hold devices of the driver, and all pending ones
+	// waiting counts the devices that pending claims request, by class and by the second when the claim was created.
+	waiting map[string]map[int64]int64
+
+	rules map[string]*resourceapi.DeviceTaintRule // that keep new pods away from devices, by name
+
+	classes map[string]*resourceapi.DeviceClass
+	ours    map[string]bool // classes whose selectors name the driver
+
+	partitions map[partitionKind]*Kind // the last one published of each
+	largest    map[string]int64        // memory of the largest partition of each model
+}
+
+// gpuID identifies a physical GPU.
+type gpuID struct{ pool, name string }
+
+// partitionKind finds the kind of an allocated partition, which may no longer be published.
+type partitionKind struct{ product, profile string }
+
+// Device is a published device.
+type Device struct {
+	*resourceapi.Device // as published
+	Kind                *Kind
+	Tainted             bool // for new pods, by the plugin or by a rule
+	gpu                 *GPU
+}
+
+// Exists reports whether the partition exists. Those that the driver would create consume counters.
+func (d *Device) Exists() bool { return len(d.ConsumesCounters) == 0 }
+
+// New returns an empty view.
+func New(driver string) *View {
+	return &View{
+		driver:    driver,
+		selectors: cel.NewCache(cachedSelectors, cel.Features{EnableConsumableCapacity: true}),
+		results:   lru.New(cachedResults),
+		kinds:     map[string]*Kind{}, byMap: map[uintptr]*Kind{}, slices: map[string][]Device{},
+		gpus: map[gpuID]*GPU{}, claims: map[types.NamespacedName]*Claim{}, waiting: map[string]map[int64]int64{},
+		rules: map[string]*resourceapi.DeviceTaintRule{}, classes: map[string]*resourceapi.DeviceClass{},
+		ours: map[string]bool{}, partitions: map[partitionKind]*Kind{}, largest: map[string]int64{},
+	}
+}
+
+// Driver returns the name of the driver.
+func (v *View) Driver() string { return v.driver }
+
+// SetSlice adds or updates a slice, which must not change any more.
+func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
+	keys := v.kindsOf(s.Spec.Devices)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.dropSlice(s.Name)
+	if s.Spec.Driver != v.driver {
+		return
+	}
+	all := make([]Device, len(s.Spec.Devices))
+	for i := range s.Spec.Devices {
+		d, published := &all[i], &s.Spec.Devices[i]
+		*d = Device{Device: published, Kind: v.intern(keys[i], published),
+			gpu: v.gpu(s.Spec.Pool.Name, published.Name)}
+		d.Tainted = v.tainted(d)
+		if d.Kind.count++; d.Kind.count == 1 {
+			v.sorted.Store(nil)
+		}
+		switch d.Kind.Type() {
+		case gpu.TypeGPU:
+			d.gpu.Whole, d.gpu.Node = d, ptr.Deref(s.Spec.NodeName, "")
+			v.recount(d.gpu)
+		case gpu.TypeMIG:
+			d.gpu.Partitions = append(d.gpu.Partitions, d)
+		}
+	}
+	v.slices[s.Name] = all
+}
+
+// DeleteSlice removes a slice.
+func (v *View) DeleteSlice(name string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.dropSlice(name)
+}
+
+func (v *View) dropSlice(name string) {
+	all := v.slices[name]
+	delete(v.slices, name)
+	for i := range all {
+		d, g := &all[i], all[i].gpu
+		// The GPU may be in another slice by now: of a new node with the same name, or of the next pool generation.
+		if g.Whole == d {
+			g.Whole, g.Node = nil, g.Pool
+			v.recount(g)
+		}
+		g.Partitions = slices.DeleteFunc(g.Partitions, func(p *Device) bool { return p == d })
+		v.dropUnused(g)
+		if d.Kind.count--; d.Kind.count == 0 {
+			delete(v.kinds, d.Kind.ID)
+			delete(v.byMap, address(d.Kind.Device.Attributes))
+			v.sorted.Store(nil)
+		}
+	}
+}
+
+// gpu returns the physical GPU of the named device.
+func (v *View) gpu(pool, device string) *GPU {
+	id := gpuID{pool, gpu.ParentName(device)}
+	g := v.gpus[id]
+	if g == nil {
+		g = &GPU{Node: pool, Pool: pool, Name: id.name}
+		v.gpus[id] = g
+	}
+	return g
+}
+
+// dropUnused forgets a GPU of which nothing is published and nothing held.
+func (v *View) dropUnused(g *GPU) {
+	if g.Whole == nil && len(g.Partitions)+len(g.Held) == 0 {
+		delete(v.gpus, gpuID{g.Pool, g.Name})
+	}
+}
+
+// intern returns the kind of the device. key is its kindOf.
+func (v *View) intern(key string, d *resourceapi.Device) *Kind {
+	kind, ok := v.kinds[key]
+	if !ok {
+		kind = newKind(key, d)
+		v.kinds[key] = kind
+		v.byMap[address(d.Attributes)] = kind
+	}
+	if kind.Type() == gpu.TypeMIG {
+		v.partitions[partitionKind{kind.Product(), gpu.PartitionProfile(d.Name)}] = kind
+		v.largest[kind.Product()] = max(v.largest[kind.Product()], kind.Capacity("memory"))
+	}
+	return kind
+}
+
+// Kinds returns the kinds with at least one published device, sorted by name. The caller must not change the slice.
+func (v *View) Kinds() []*Kind {
+	if sorted := v.sorted.Load(); sorted != nil {
+		return *sorted
+	}
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	var all []*Kind
+	for _, k := range v.kinds {
+		if k.count > 0 {
+			all = append(all, k)
+		}
+	}
+	slices.SortFunc(all, func(a, b *Kind) int {
+		if by := strings.Compare(a.String(), b.String()); by != 0 {
+			return by
+		}
+		return strings.Compare(a.ID, b.ID)
+	})
+	v.sorted.Store(&all) // changes wait for v.mu
+	return all
+}
