@@ -96,7 +96,7 @@ test-arm64: ## unit tests of the driver for arm64, under QEMU (needs gcc-aarch64
 	GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc $(GO) test -vet=off -p 1 \
 		-exec "qemu-aarch64 -L /usr/aarch64-linux-gnu" \
 		-skip '^(TestBurst|TestCombinedHooks|TestConfigure|TestNVIDIACombinedHooks|TestPowerCut|TestRotationUnderLoad|TestWatchGivesWay)$$' \
-		./cmd/... $$($(GO) list ./internal/... ./pkg/... | grep -v supervise)
+		./cmd/... ./kubectl-gpu/... $$($(GO) list ./internal/... ./pkg/... | grep -v supervise)
 
 test-nvidia: ## tests with NVIDIA's own programs of three driver branches, downloaded from Debian (needs no GPU)
 	@./hack/prerequisites.sh
@@ -164,8 +164,8 @@ why-scheduler: ## put 2,000 answers to why random pods wait to a real scheduler,
 
 build: ## compile the programs into _output/bin
 	@./hack/prerequisites.sh
-	$(GO) build -trimpath -o _output/bin/ $$($(GO) list ./cmd/... ./simulator/cmd/... | grep -v /kubectl-gpu)
-	CGO_ENABLED=0 $(GO) build -trimpath -o _output/bin/ ./cmd/kubectl-gpu
+	$(GO) build -trimpath -o _output/bin/ ./cmd/... ./simulator/cmd/...
+	CGO_ENABLED=0 $(GO) build -trimpath -o _output/bin/ ./kubectl-gpu
 
 image: ## build both images as one OCI archive, _output/images.tar, without Docker; PUSH=registry/path also pushes them
 	@./hack/prerequisites.sh

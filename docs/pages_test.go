@@ -25,7 +25,7 @@ var (
 // Whoever searches the page for a message of the driver finds it: every part of it is a text of the code or of the
 // chart.
 func TestTheDriverSaysWhatThePageQuotes(t *testing.T) {
-	texts := textsOf(t, "../cmd", "../internal", "../pkg", "../simulator",
+	texts := textsOf(t, "../cmd", "../internal", "../kubectl-gpu", "../pkg", "../simulator",
 		"../deployments/helm/gpu-dra-driver/templates")
 	blocks := driverBlock.FindAllStringSubmatch(read(t, "troubleshoot.md"), -1)
 	if len(blocks) == 0 {

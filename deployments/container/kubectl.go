@@ -33,7 +33,7 @@ func buildPlugins(ctx context.Context, dir string) (map[string]string, error) {
 		if err := os.MkdirAll(out, 0o755); err != nil {
 			return nil, fmt.Errorf("make output directory: %w", err)
 		}
-		b := build{[]string{"github.com/gpudra/gpu-dra-driver/cmd/" + pluginName}, "0", "-s -w", ""}
+		b := build{[]string{"github.com/gpudra/gpu-dra-driver/" + pluginName}, "0", "-s -w", ""}
 		if err := b.run(ctx, []string{"GOOS=" + system, "GOARCH=" + processor}, out); err != nil {
 			return nil, err
 		}

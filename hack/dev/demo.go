@@ -27,7 +27,7 @@ const demoRunner = bin + "/demo"
 var buildDemoRunner = program("demo", "./test/e2e/demo")
 
 // buildPlugin builds kubectl gpu, which kubectl finds in PATH.
-var buildPlugin = program("kubectl-gpu", "./cmd/kubectl-gpu")
+var buildPlugin = program("kubectl-gpu", "./kubectl-gpu")
 
 // demosFailed is the exit status of test/e2e/demo if not every demo is as its README says.
 const demosFailed = 3

@@ -104,9 +104,9 @@ var allowed = map[string][]string{
 
 	// The plugin of kubectl. It has no part in the driver's work and reads with the rights of the user.
 	"internal/why": {"internal/cluster", "internal/cluster/read", "pkg/inventory", "pkg/nearest"},
-	"internal/kubectl": {"internal/cluster", "internal/cluster/read", "internal/guard", "internal/nodetemplate",
+	"kubectl-gpu/commands": {"internal/cluster", "internal/cluster/read", "internal/guard", "internal/nodetemplate",
 		"internal/why", "pkg/api", "pkg/gpu", "pkg/health", "pkg/inventory", "pkg/nearest", "pkg/nodeconfig"},
-	"cmd/kubectl-gpu": {"internal/kubectl"},
+	"kubectl-gpu": {"kubectl-gpu/commands"},
 
 	// The simulator. The driver's programs do not import it; clustertest and simtest are for tests.
 	"simulator":             {"pkg/gpu", "pkg/hwprofile", "pkg/steps", "simulator/node"},
@@ -132,6 +132,10 @@ var allowed = map[string][]string{
 // tools are directories of the project's own programs, which the driver must not import.
 var tools = []string{"deployments/", "test/", "hack/", "demo/", "docs/"}
 
+// beside are the products beside the driver, with the packages of the driver that may import them. To remove one is to
+// remove its folder, and its lines there.
+var beside = map[string][]string{"kubectl-gpu": {}}
+
 // onlyIn are modules that only a few packages may import: all others use our types.
 var onlyIn = map[string][]string{
 	"github.com/NVIDIA/": {"pkg/gpu/nvml", "pkg/gpu/toolkit", "pkg/hwprofile/record", "internal/app", "simulator",
@@ -141,8 +145,7 @@ var onlyIn = map[string][]string{
 		"internal/plugin/publish", "internal/plugin/report",
 		"internal/plugin/cleanup", "internal/plugin/usage", "internal/controller", "internal/controller/certificate",
 		"internal/controller/eviction", "cmd/dra-controller",
-		"simulator/cmd/dra-kubelet-plugin-sim", "internal/cluster/read", "internal/kubectl",
-		"cmd/kubectl-gpu"},
+		"simulator/cmd/dra-kubelet-plugin-sim", "internal/cluster/read", "kubectl-gpu", "kubectl-gpu/commands"},
 	"k8s.io/kubelet/": {"internal/plugin/kubelet", "internal/plugin/podresources", "internal/plugin/report",
 		"internal/plugin/usage",
 		"simulator/cmd/gpu-demo"}, // the demo simulates the DRA driver of a NIC
@@ -174,6 +177,10 @@ func TestImports(t *testing.T) {
 				if !slices.Contains(row, own) {
 					t.Errorf("%s imports %s; it may import %v", name, own, row)
 				}
+				if folder, _, _ := strings.Cut(own, "/"); !strings.HasPrefix(name+"/", folder+"/") &&
+					beside[folder] != nil && !slices.Contains(beside[folder], name) {
+					t.Errorf("%s imports %s, which stands beside the driver", name, own)
+				}
 				continue
 			}
 			for prefix, users := range onlyIn {
@@ -197,7 +204,7 @@ func TestImports(t *testing.T) {
 func TestNoSimulatorInProduction(t *testing.T) {
 	const simulation = module + "simulator"
 	for _, program := range []string{"cmd/dra-kubelet-plugin", "cmd/dra-controller", "cmd/mps-supervisor",
-		"cmd/kubectl-gpu"} {
+		"kubectl-gpu"} {
 		var found []string
 		for _, p := range strings.Fields(goList(t, "-deps", module+program)) {
 			if p == simulation || strings.HasPrefix(p, simulation+"/") {

@@ -23,7 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpudra/gpu-dra-driver/internal/kubectl"
+	"github.com/gpudra/gpu-dra-driver/kubectl-gpu/commands"
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
@@ -165,7 +165,7 @@ func (s *suite) kubectlUser(t *testing.T, namespace string) string {
 // kubectlGPU runs kubectl-gpu on the cluster of $KUBECONFIG and returns what it prints.
 func kubectlGPU(ctx context.Context, args ...string) (string, error) {
 	var out bytes.Buffer
-	cmd := kubectl.Command(genericiooptions.IOStreams{In: strings.NewReader(""), Out: &out, ErrOut: &out})
+	cmd := commands.Command(genericiooptions.IOStreams{In: strings.NewReader(""), Out: &out, ErrOut: &out})
 	cmd.SetArgs(args)
 	err := cmd.ExecuteContext(ctx)
 	return out.String(), err

@@ -15,7 +15,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	_ "k8s.io/client-go/plugin/pkg/client/auth" // as kubectl logs in
 
-	"github.com/gpudra/gpu-dra-driver/internal/kubectl"
+	"github.com/gpudra/gpu-dra-driver/kubectl-gpu/commands"
 )
 
 // completion is the name under which kubectl calls the program to complete a command line.
@@ -27,7 +27,7 @@ func main() { os.Exit(run()) }
 func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	cmd := kubectl.Command(genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr})
+	cmd := commands.Command(genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr})
 	if filepath.Base(os.Args[0]) == completion {
 		cmd.SetArgs(append([]string{cobra.ShellCompRequestCmd}, os.Args[1:]...))
 	}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubectl has the commands of kubectl-gpu, a plugin of kubectl. It reads with the rights of the user and
+// Package commands has the commands of kubectl-gpu, a plugin of kubectl. It reads with the rights of the user and
 // changes nothing.
-package kubectl
+package commands
 
 import (
 	"context"
