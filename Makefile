@@ -60,7 +60,7 @@ compute:
 	@$(MAKE) test-nvidia
 
 # The packages with tests for the race detector.
-RACE = ./internal/controller/... ./internal/plugin/... ./pkg/claims ./pkg/gpu/nvml ./test/fleet
+RACE = ./convert ./internal/controller/... ./internal/plugin/... ./pkg/claims ./pkg/gpu/nvml ./test/fleet
 
 test-unit: ## vet, unit and golden tests of the driver
 	@./hack/prerequisites.sh

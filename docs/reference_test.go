@@ -20,8 +20,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller"
-	clustermetrics "github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
+	"github.com/gpudra/gpu-dra-driver/convert"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/eviction"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/explain"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
@@ -32,6 +33,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/simulator/simtest"
+	"github.com/gpudra/gpu-dra-driver/test/clustermetrics"
 )
 
 var update = flag.Bool("update", false, "write the tables that are made from the code")
@@ -47,8 +49,11 @@ func TestReference(t *testing.T) {
 		"types": types, "attributes": attributes, "standard": standard, "capacities": capacities, "taints": taints,
 		"products": products,
 		"classes":  classes, "metrics": metrics, "cluster": cluster, "steps": stepsTable, "kinds": kinds,
-		"events":           func(t *testing.T) string { return events(t, report.Events) },
-		"controllerEvents": func(t *testing.T) string { return events(t, controller.Events) },
+		"events": func(t *testing.T) string { return events(t, report.Events) },
+		"controllerEvents": func(t *testing.T) string {
+			return events(t, explain.Events, convert.Events, struct{ NotAllocated, Evicted event.Kind }{
+				explain.NotAllocated, eviction.Evicted})
+		},
 	}
 	comparePage(t, "reference.md", tables)
 }
@@ -355,12 +360,14 @@ func stepsTable(t *testing.T) string {
 }
 
 // events are all fields of a struct of events.
-func events(t *testing.T, of any) string {
+func events(t *testing.T, of ...any) string {
 	var rows [][]string
-	all := reflect.ValueOf(of)
-	for i := range all.NumField() {
-		e := all.Field(i).Interface().(event.Kind)
-		rows = append(rows, []string{code(e.Reason), e.Type, e.About, e.Meaning})
+	for _, one := range of {
+		all := reflect.ValueOf(one)
+		for i := range all.NumField() {
+			e := all.Field(i).Interface().(event.Kind)
+			rows = append(rows, []string{code(e.Reason), e.Type, e.About, e.Meaning})
+		}
 	}
 	return table(t, []string{"reason", "type", "about a", "means"}, rows)
 }

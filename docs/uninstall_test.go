@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/convert"
+	"github.com/gpudra/gpu-dra-driver/convert"
 )
 
 // What helm uninstall leaves is named, with the label that finds it.

@@ -11,22 +11,21 @@ import (
 	"runtime/debug"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/component-base/cli"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 
+	"github.com/gpudra/gpu-dra-driver/convert"
+	"github.com/gpudra/gpu-dra-driver/internal/apiserver"
 	"github.com/gpudra/gpu-dra-driver/internal/controller"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/convert"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 )
 
 func main() {
@@ -39,7 +38,9 @@ func main() {
 	}
 	cmd := command()
 	// The errors of these commands are for people, not for a log.
-	if len(os.Args) > 1 && slices.Contains([]string{slicesName, convertName}, os.Args[1]) {
+	if len(os.Args) > 1 && slices.ContainsFunc(cmd.Commands(), func(c *cobra.Command) bool {
+		return c.Name() == os.Args[1]
+	}) {
 		if err := cli.RunNoErrOutput(cmd); err != nil {
 			fmt.Fprintf(os.Stderr, "Error: %v\n", err)
 			os.Exit(1)
@@ -54,7 +55,7 @@ func main() {
 func goMemory(limit int64) int64 { return limit / 10 * 9 }
 
 func command() *cobra.Command {
-	var c controller.Config
+	var o controller.Options
 	var kubeconfig string
 	logs := logsapi.NewLoggingConfiguration()
 	cmd := &cobra.Command{
@@ -67,87 +68,63 @@ func command() *cobra.Command {
 				return err
 			}
 			ctrl.SetLogger(klog.Background())
-			return check(c)
+			return check(o)
 		},
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
-			if c.REST, err = connect(kubeconfig); err != nil {
+			if o.REST, err = apiserver.Config(kubeconfig); err != nil {
 				return err
 			}
-			return controller.Run(ctx, c)
+			return controller.Run(ctx, o)
 		},
 	}
-	addFlags(cmd.Flags(), &c)
-	addKubeconfig(cmd.Flags(), &kubeconfig)
+	addFlags(cmd.Flags(), &o)
+	apiserver.AddFlag(cmd.Flags(), &kubeconfig)
 	logsapi.AddFlags(logs, cmd.Flags())
-	cmd.AddCommand(slicesCommand(), convertCommand())
+	cmd.AddCommand(slicesCommand())
+	convert.AddTo(cmd, &o.Features) // without this line and its folder, there is no conversion
 	return cmd
 }
 
-func addKubeconfig(f *pflag.FlagSet, file *string) {
-	f.StringVar(file, "kubeconfig", "", "how to reach the API server; empty: as a pod does")
-}
-
-func addDriverName(f *pflag.FlagSet, name *string) {
-	f.StringVar(name, "driver-name", "gpu.nvidia.com", "name of the driver, as in device classes")
-}
-
-func addFlags(f *pflag.FlagSet, c *controller.Config) {
-	addDriverName(f, &c.DriverName)
-	f.StringVar(&c.Name, "name", "", "name of the webhook configurations, of the service and of the lease (required)")
-	f.StringVar(&c.Namespace, "namespace", os.Getenv("NAMESPACE"), "namespace of this program's pod")
-	f.StringVar(&c.StrongestClass, "strongest-class", "strongest.gpu.nvidia.com",
+func addFlags(f *pflag.FlagSet, o *controller.Options) {
+	feature.AddDriverName(f, &o.DriverName)
+	f.StringVar(&o.Name, "name", "", "name of the webhook configurations, of the service and of the lease (required)")
+	f.StringVar(&o.Namespace, "namespace", os.Getenv("NAMESPACE"), "namespace of this program's pod")
+	f.StringVar(&o.StrongestClass, "strongest-class", "strongest.gpu.nvidia.com",
 		"class whose requests become an ordered list, the strongest GPU first; empty: none")
-	f.IntVar(&c.StrongestRanks, "strongest-ranks", 4, "how many ranks the list has at most, 2 to 8: few for the "+
+	f.IntVar(&o.StrongestRanks, "strongest-ranks", 4, "how many ranks the list has at most, 2 to 8: few for the "+
 		"default scheduler, 8 for one that weighs DynamicResources more")
-	f.StringSliceVar(&c.ConvertFamilies, "convert-families", nil, "older systems whose pods are converted to claims: "+
-		strings.Join(convert.Names(), ", ")+"; empty: none")
-	f.Var((*models)(&c.ConvertModels), "convert-model", "MEMORY/TFLOPS of a GPU that a pod may get a part of, besides "+
-		"those that are published, such as 15Gi/65; may be repeated")
-	addMemoryUnit(f, &c.ConvertMemoryUnit)
-	f.StringToStringVar(&c.ConvertNames, "convert-name", nil, nameHelp)
-	f.DurationVar(&c.WaitingAfter, "waiting-events-after", time.Minute, "how long a claim waits until an event says "+
+	f.DurationVar(&o.WaitingAfter, "waiting-events-after", time.Minute, "how long a claim waits until an event says "+
 		"why; 0: no such events")
-	f.BoolVar(&c.EvictExtended, "evict-extended-resources", false, "evict pods from GPUs with a NoExecute taint if "+
+	f.BoolVar(&o.EvictExtended, "evict-extended-resources", false, "evict pods from GPUs with a NoExecute taint if "+
 		"they have got them as an extended resource: Kubernetes evicts only those with claims in their spec")
-	f.IntVar(&c.WebhookPort, "webhook-port", 9443, "where webhooks are served")
-	f.StringVar(&c.HealthAddress, "health-address", ":8081", "where /healthz and /readyz are served")
-	f.StringVar(&c.MetricsAddress, "metrics-address", ":8080", "where /metrics is served; 0: nowhere")
-	f.StringVar(&c.CertificateDir, "certificate-dir", "", "directory with tls.crt and tls.key that somebody else "+
+	f.IntVar(&o.WebhookPort, "webhook-port", 9443, "where webhooks are served")
+	f.StringVar(&o.HealthAddress, "health-address", ":8081", "where /healthz and /readyz are served")
+	f.StringVar(&o.MetricsAddress, "metrics-address", ":8080", "where /metrics is served; 0: nowhere")
+	f.StringVar(&o.CertificateDir, "certificate-dir", "", "directory with tls.crt and tls.key that somebody else "+
 		"keeps, such as cert-manager; empty: the controller makes and renews its own")
-	f.DurationVar(&c.CertificateLifetime, "certificate-lifetime", 90*24*time.Hour,
+	f.DurationVar(&o.CertificateLifetime, "certificate-lifetime", 90*24*time.Hour,
 		"of a certificate that the controller makes; it is replaced when a third of that is left")
 }
 
-func check(c controller.Config) error {
+func check(o controller.Options) error {
 	switch {
-	case c.Name == "":
+	case o.Name == "":
 		return errors.New("--name is required: that of the webhook configurations")
-	case c.Namespace == "":
+	case o.Namespace == "":
 		return errors.New("--namespace (or NAMESPACE) is required: that of this program's pod")
-	case c.StrongestRanks < 2 || c.StrongestRanks > 8:
-		return fmt.Errorf("--strongest-ranks %d: must be from 2 to 8", c.StrongestRanks)
-	case c.WaitingAfter != 0 && c.WaitingAfter < time.Second:
-		return fmt.Errorf("--waiting-events-after %s: must be 0 or at least 1s", c.WaitingAfter)
-	case c.CertificateLifetime < time.Minute:
-		return fmt.Errorf("--certificate-lifetime %s: must be at least 1m", c.CertificateLifetime)
+	case o.StrongestRanks < 2 || o.StrongestRanks > 8:
+		return fmt.Errorf("--strongest-ranks %d: must be from 2 to 8", o.StrongestRanks)
+	case o.WaitingAfter != 0 && o.WaitingAfter < time.Second:
+		return fmt.Errorf("--waiting-events-after %s: must be 0 or at least 1s", o.WaitingAfter)
+	case o.CertificateLifetime < time.Minute:
+		return fmt.Errorf("--certificate-lifetime %s: must be at least 1m", o.CertificateLifetime)
 	}
-	if err := convert.CheckNames(c.ConvertNames); err != nil {
-		return fmt.Errorf("--convert-name: %w", err)
+	for _, f := range o.Features {
+		if err := f.Check(); err != nil {
+			return err
+		}
 	}
-	return checkFamilies("convert-families", c.ConvertFamilies)
-}
-
-// connect returns a configuration without a rate limit: API priority and fairness limits requests on the server.
-func connect(kubeconfig string) (*rest.Config, error) {
-	config, err := rest.InClusterConfig()
-	if kubeconfig != "" {
-		config, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("reach the API server (--kubeconfig %q): %w", kubeconfig, err)
-	}
-	config.QPS = -1
-	return config, nil
+	return nil
 }

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 
+	"github.com/gpudra/gpu-dra-driver/internal/apiserver"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/nodetemplate"
 	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 )
@@ -63,8 +65,8 @@ func slicesCommand() *cobra.Command {
 	f.StringVar(&o.nodeConfig, "node-config", "", "with --profile: file with the node configuration of the new node; "+
 		"-: standard input; empty: none")
 	f.StringVar(&o.as.Name, "node-name", "template", "name of the new node")
-	addDriverName(f, &o.as.Driver)
-	addKubeconfig(f, &o.kubeconfig)
+	feature.AddDriverName(f, &o.as.Driver)
+	apiserver.AddFlag(f, &o.kubeconfig)
 	return cmd
 }
 
@@ -86,7 +88,7 @@ func (o slicesOptions) template(ctx context.Context, in io.Reader) (nodetemplate
 	case o.nodeConfig != "":
 		return none, errors.New("--node-config is for --profile: a node that exists has its configuration")
 	}
-	config, err := connect(o.kubeconfig)
+	config, err := apiserver.Config(o.kubeconfig)
 	if err != nil {
 		return none, err
 	}

@@ -17,9 +17,9 @@ import (
 	webhookserver "sigs.k8s.io/controller-runtime/pkg/webhook"
 	"sigs.k8s.io/yaml"
 
-	clustermetrics "github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/test/clustermetrics"
 )
 
 // series are the exported series: name → label → values; "" matches any value.

@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/convert"
+	"github.com/gpudra/gpu-dra-driver/convert"
 )
 
 // template renders the chart as release x in namespace default.

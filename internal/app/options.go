@@ -11,6 +11,8 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/gpudra/gpu-dra-driver/internal/apiserver"
 )
 
 // options are the flags of the plugin.
@@ -61,7 +63,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.nodeName, "node-name", "", "name of this node (required)")
 	f.StringVar(&o.podUID, "pod-uid", "", "UID of this program's pod; set: two instances may run side by side during "+
 		"an update")
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server; empty: as a pod does")
+	apiserver.AddFlag(f, &o.kubeconfig)
 	f.StringVar(&o.registryDir, "registry-dir", "/var/lib/kubelet/plugins_registry",
 		"where the kubelet looks for plugins")
 	f.StringVar(&o.podResources, "pod-resources", "/var/lib/kubelet/pod-resources/kubelet.sock",

@@ -12,9 +12,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/gpudra/gpu-dra-driver/internal/apiserver"
 	"github.com/gpudra/gpu-dra-driver/internal/doctor/host"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/node"
@@ -33,7 +32,11 @@ const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
 // run builds the plugin and runs it until ctx ends.
 func run(ctx context.Context, o options, p Platform) error {
-	client, err := newClient(o.kubeconfig)
+	api, err := apiserver.Config(o.kubeconfig)
+	if err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(api)
 	if err != nil {
 		return err
 	}
@@ -114,20 +117,6 @@ func run(ctx context.Context, o options, p Platform) error {
 		config.Users = gpus.Users
 	}
 	return plugin.Run(ctx, config)
-}
-
-// newClient returns a client without a rate limit: API priority and fairness limits requests on the server, and a limit
-// here would only delay pods.
-func newClient(kubeconfig string) (kubernetes.Interface, error) {
-	config, err := rest.InClusterConfig()
-	if kubeconfig != "" {
-		config, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("reach the API server (--kubeconfig %q): %w", kubeconfig, err)
-	}
-	config.QPS = -1
-	return kubernetes.NewForConfig(config)
 }
 
 // runtimeProblems returns the problems of a container runtime that follow from its version.

@@ -20,17 +20,18 @@ const module = "github.com/gpudra/gpu-dra-driver/"
 // where it belongs, then add a row.
 var allowed = map[string][]string{
 	// Shared by node and controller.
-	"pkg/gpu":        {},
-	"pkg/api":        {"pkg/nearest"},
-	"pkg/nearest":    {},
-	"internal/event": {},
-	"internal/guard": {},
-	"pkg/steps":      {},
-	"pkg/inventory":  {"pkg/gpu"},
-	"pkg/health":     {"pkg/gpu"},
-	"pkg/nodeconfig": {"pkg/gpu", "pkg/health"},
-	"pkg/allocation": {"pkg/api", "pkg/gpu"},
-	"pkg/sharing":    {"pkg/allocation", "pkg/api", "pkg/gpu", "pkg/inventory", "pkg/sharing/mps"},
+	"pkg/gpu":            {},
+	"pkg/api":            {"pkg/nearest"},
+	"pkg/nearest":        {},
+	"internal/event":     {},
+	"internal/apiserver": {},
+	"internal/guard":     {},
+	"pkg/steps":          {},
+	"pkg/inventory":      {"pkg/gpu"},
+	"pkg/health":         {"pkg/gpu"},
+	"pkg/nodeconfig":     {"pkg/gpu", "pkg/health"},
+	"pkg/allocation":     {"pkg/api", "pkg/gpu"},
+	"pkg/sharing":        {"pkg/allocation", "pkg/api", "pkg/gpu", "pkg/inventory", "pkg/sharing/mps"},
 
 	// Only for the node.
 	"pkg/gpu/driverroot":        {},
@@ -68,11 +69,11 @@ var allowed = map[string][]string{
 	"pkg/hwprofile":        {"pkg/gpu"},
 	"pkg/hwprofile/record": {"pkg/gpu", "pkg/gpu/nvml", "pkg/hwprofile"},
 	"internal/doctor/host": {},
-	"internal/doctor": {"internal/doctor/host", "pkg/cdi", "pkg/gpu", "pkg/gpu/nvml", "pkg/gpu/toolkit",
-		"pkg/health", "pkg/hwprofile", "pkg/hwprofile/record", "pkg/inventory"},
-	"internal/app": {"internal/doctor", "internal/doctor/host", "internal/plugin", "internal/plugin/node", "pkg/cdi",
-		"pkg/checkpoint", "pkg/gpu/driverroot", "pkg/gpu/nvml", "pkg/gpu/toolkit", "pkg/health",
-		"pkg/hwprofile/record", "pkg/sharing/mps", "pkg/steps"},
+	"internal/doctor": {"internal/doctor/host", "pkg/cdi", "pkg/gpu", "pkg/gpu/nvml", "pkg/gpu/toolkit", "pkg/health",
+		"pkg/hwprofile", "pkg/hwprofile/record", "pkg/inventory"},
+	"internal/app": {"internal/apiserver", "internal/doctor", "internal/doctor/host", "internal/plugin",
+		"internal/plugin/node", "pkg/cdi", "pkg/checkpoint", "pkg/gpu/driverroot", "pkg/gpu/nvml", "pkg/gpu/toolkit",
+		"pkg/health", "pkg/hwprofile/record", "pkg/sharing/mps", "pkg/steps"},
 	"cmd/dra-kubelet-plugin": {"internal/app"},
 	"cmd/cdi-hooks":          {},
 	"cmd/mps-supervisor":     {"pkg/sharing/mps", "pkg/sharing/mps/supervise"},
@@ -86,21 +87,30 @@ var allowed = map[string][]string{
 	// The controller.
 	"internal/controller/certificate": {},
 	"internal/controller/metrics":     {"internal/cluster", "internal/guard"},
-	"internal/controller/strongest":   {"internal/cluster", "pkg/gpu"},
+	"internal/controller/strongest":   {"internal/controller/feature", "internal/cluster", "pkg/gpu"},
+	// What the features share.
+	"internal/controller/feature": {"internal/controller/metrics", "internal/cluster", "internal/event",
+		"internal/guard"},
 	// Admission runs the node's validation with simulated devices.
 	// It explains a claim as the answers about waiting pods do.
-	"internal/controller/admission": {"internal/cluster", "internal/why", "pkg/allocation", "pkg/api",
+	"internal/controller/admission": {"internal/controller/feature", "internal/controller/strongest",
+		"internal/cluster", "internal/why", "pkg/allocation", "pkg/api",
 		"pkg/gpu",
 		"pkg/inventory", "pkg/nearest", "pkg/sharing"},
-	"internal/controller/convert":  {"internal/cluster", "pkg/api", "pkg/gpu", "pkg/sharing"},
-	"internal/controller/eviction": {"internal/cluster"},
-	// Templates of profiles are made with the node's own functions.
+	"internal/controller/explain": {"internal/cluster", "internal/cluster/read", "internal/controller/admission",
+		"internal/controller/feature", "internal/controller/metrics", "internal/controller/strongest",
+		"internal/event", "internal/guard", "internal/why", "pkg/gpu"},
+	"internal/controller/eviction": {"internal/controller/feature", "internal/controller/metrics", "internal/event",
+		"internal/cluster"},
 	"internal/controller": {"internal/controller/admission", "internal/controller/certificate",
-		"internal/controller/convert", "internal/controller/eviction", "internal/controller/metrics",
-		"internal/controller/strongest", "internal/cluster", "internal/cluster/read", "internal/event",
-		"internal/guard", "internal/why", "pkg/gpu"},
-	"cmd/dra-controller": {"internal/cluster", "internal/controller", "internal/controller/convert",
+		"internal/controller/eviction", "internal/controller/explain", "internal/controller/feature",
+		"internal/controller/metrics", "internal/controller/strongest", "internal/cluster"},
+	"cmd/dra-controller": {"convert", "internal/apiserver", "internal/controller", "internal/controller/feature",
 		"internal/nodetemplate", "pkg/nodeconfig"},
+
+	// The conversion, a feature of the controller that stands beside the driver: see TestConversionCanBeRemoved.
+	"convert": {"internal/apiserver", "internal/controller/feature", "internal/cluster", "internal/event",
+		"pkg/api", "pkg/gpu", "pkg/sharing"},
 
 	// The plugin of kubectl. It has no part in the driver's work and reads with the rights of the user.
 	"internal/why": {"internal/cluster", "internal/cluster/read", "pkg/inventory", "pkg/nearest"},
@@ -141,11 +151,12 @@ var onlyIn = map[string][]string{
 	"github.com/NVIDIA/": {"pkg/gpu/nvml", "pkg/gpu/toolkit", "pkg/hwprofile/record", "internal/app", "simulator",
 		"simulator/cmd/dra-kubelet-plugin-sim", "simulator/libnvml", "simulator/libnvml/binding", "cmd/cdi-hooks"},
 	"tags.cncf.io/": {"pkg/cdi", "pkg/gpu/toolkit", "internal/doctor"},
-	"k8s.io/client-go/": {"internal/app", "internal/plugin", "internal/plugin/kubelet", "internal/plugin/node",
-		"internal/plugin/publish", "internal/plugin/report",
-		"internal/plugin/cleanup", "internal/plugin/usage", "internal/controller", "internal/controller/certificate",
-		"internal/controller/eviction", "cmd/dra-controller",
-		"simulator/cmd/dra-kubelet-plugin-sim", "internal/cluster/read", "kubectl-gpu", "kubectl-gpu/commands"},
+	"k8s.io/client-go/": {"internal/apiserver", "internal/app", "internal/plugin", "internal/plugin/cleanup",
+		"internal/plugin/kubelet", "internal/plugin/node", "internal/plugin/publish", "internal/plugin/report",
+		"internal/plugin/usage", "internal/controller", "internal/controller/certificate",
+		"internal/controller/eviction", "internal/controller/explain", "internal/controller/feature",
+		"internal/cluster/read", "convert", "cmd/dra-controller", "kubectl-gpu", "kubectl-gpu/commands",
+		"simulator/cmd/dra-kubelet-plugin-sim"},
 	"k8s.io/kubelet/": {"internal/plugin/kubelet", "internal/plugin/podresources", "internal/plugin/report",
 		"internal/plugin/usage",
 		"simulator/cmd/gpu-demo"}, // the demo simulates the DRA driver of a NIC
@@ -207,7 +218,7 @@ func TestNoSimulatorInProduction(t *testing.T) {
 		"kubectl-gpu"} {
 		var found []string
 		for _, p := range strings.Fields(goList(t, "-deps", module+program)) {
-			if p == simulation || strings.HasPrefix(p, simulation+"/") {
+			if isIn(p, simulation) {
 				found = append(found, p)
 			}
 		}
@@ -220,6 +231,28 @@ func TestNoSimulatorInProduction(t *testing.T) {
 		t.Errorf("dra-kubelet-plugin-sim does not contain %s: is this test looking for the right name?", simulation)
 	}
 }
+
+// TestConversionCanBeRemoved: without the folder convert and its line in cmd/dra-controller, all programs build. Tests
+// may import it.
+func TestConversionCanBeRemoved(t *testing.T) {
+	const conversion, program = module + "convert", module + "cmd/dra-controller"
+	registered := false
+	for _, p := range list(t) {
+		imports := slices.ContainsFunc(p.Imports, func(name string) bool { return isIn(name, conversion) })
+		switch {
+		case p.ImportPath == program:
+			registered = imports
+		case imports && !isIn(p.ImportPath, conversion):
+			t.Errorf("%s imports %s; only %s may", p.ImportPath, conversion, program)
+		}
+	}
+	if !registered {
+		t.Errorf("%s does not import %s: is this test looking for the right name?", program, conversion)
+	}
+}
+
+// isIn reports whether the package is in the folder.
+func isIn(name, folder string) bool { return name == folder || strings.HasPrefix(name, folder+"/") }
 
 func isTool(name string) bool {
 	return slices.ContainsFunc(tools, func(folder string) bool { return strings.HasPrefix(name+"/", folder) })

@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
@@ -44,12 +44,12 @@ func TestFollowTaintRules(t *testing.T) {
 		}
 		return n
 	}
-	safe := &guarded{metrics.NewPanics()}
+	guard := feature.NewGuard()
 	informers := &informertest.FakeInformers{Scheme: scheme.Scheme}
-	if _, err := follow(t.Context(), older{informers}, v, safe); err != nil {
+	if _, err := follow(t.Context(), older{informers}, v, guard); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := follow(t.Context(), informers, v, safe); err != nil {
+	if _, err := follow(t.Context(), informers, v, guard); err != nil {
 		t.Fatal(err)
 	}
 	rules, err := informers.FakeInformerFor(t.Context(), &resourceapi.DeviceTaintRule{})
@@ -71,10 +71,10 @@ func TestFollowTaintRules(t *testing.T) {
 
 // An object at which the view panics does not end the controller.
 func TestFollowSurvivesAPanic(t *testing.T) {
-	safe := &guarded{metrics.NewPanics()}
+	guard := feature.NewGuard()
 	var none *cluster.View
-	handler(safe, none.SetClass, func(metav1.Object) {}).OnAdd(&resourceapi.DeviceClass{}, false)
-	if got := testutil.ToFloat64(safe.panics); got != 1 {
+	handler(guard, none.SetClass, func(metav1.Object) {}).OnAdd(&resourceapi.DeviceClass{}, false)
+	if got := testutil.ToFloat64(guard.Panics); got != 1 {
 		t.Errorf("got %v panics counted, want 1", got)
 	}
 }

@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/retry"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -23,22 +22,12 @@ import (
 // leaseOwner makes the webhook configuration own the leader's lease, so that the garbage collector deletes the lease
 // when the driver is uninstalled.
 type leaseOwner struct {
-	client        client.Client
+	client        client.Client // without a cache
 	lease         client.ObjectKey
 	configuration string
 }
 
 var _ manager.Runnable = leaseOwner{}
-
-// addLeaseOwner runs a leaseOwner in the leader.
-func addLeaseOwner(mgr ctrl.Manager, c Config) error {
-	// The manager's own client would list and watch all leases.
-	direct, err := client.New(c.REST, client.Options{Scheme: mgr.GetScheme()})
-	if err != nil {
-		return err
-	}
-	return mgr.Add(leaseOwner{direct, client.ObjectKey{Namespace: c.Namespace, Name: c.Name}, c.Name})
-}
 
 // Start checks the lease every minute: somebody may delete it, and the leader creates it again without an owner.
 func (o leaseOwner) Start(ctx context.Context) error {

@@ -17,15 +17,23 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpudra/gpu-dra-driver/convert"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/explain"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
@@ -83,17 +91,19 @@ func TestMemory(t *testing.T) {
 func load(t *testing.T) {
 	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "dgx-h100"})
 	clustertest.Fleet(t, v, 100, 10, gpu.Use{})
-	safe := &guarded{metrics.NewPanics()}
 	expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
-	seen := &claimReporter{expander: expander, seen: map[types.UID]seenClaim{}, safe: safe}
+	seen := explain.NewClaims(expander, feature.NewGuard())
 	limits := newLimiter()
+	events := fake.NewClientBuilder().WithScheme(scheme.Scheme).Build()
 	objects := map[string][]string{"Pod": {manyContainers()}, "ResourceClaim": largeClaims()}
 	var all sync.WaitGroup
 	for _, h := range []struct {
 		kind    string
 		handler webhook.Handler
-	}{{"ResourceClaim", validator{admission.Checker{View: v}, expander}}, {"ResourceClaim", ranker{expander}},
-		{"ResourceClaim", lister{}}, {"Pod", newConverter(t, "t4-x2")}} {
+	}{{"ResourceClaim", admission.Validator{Checker: admission.Checker{View: v}, Expander: expander}},
+		{"ResourceClaim", expander}, {"ResourceClaim", admission.OptionalFields{}},
+		{"Pod", convert.NewWebhook(convert.Converter{Families: convert.Names()},
+			clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"}), events, events)}} {
 		kind, server := h.kind, limits.handler(&webhook.Webhook{Handler: h.handler})
 		for _, object := range objects[kind] {
 			calls := smallRequests + 6
@@ -111,10 +121,10 @@ func load(t *testing.T) {
 		for i := range 300 {
 			claim := waiting(t, "ns", fmt.Sprint("seen", i), largestSelectors("strongest.gpu.nvidia.com", 30, i))
 			claim.CreationTimestamp.Time = time.Now()
-			seen.see(claim)
+			seen.See(claim)
 		}
 	})
-	all.Go(func() { explainLargest(t, safe) })
+	all.Go(func() { explainLargest(t, events) })
 	all.Wait()
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -170,26 +180,40 @@ func largestSelectors(class string, selectors, seed int) string {
 		strings.Join(all, ", ") + "]}}]"
 }
 
+// waiting returns a claim that is two minutes old.
+func waiting(t *testing.T, namespace, name, devices string) *resourceapi.ResourceClaim {
+	t.Helper()
+	claim := clustertest.Claim(t, devices)
+	claim.Namespace, claim.Name, claim.UID = namespace, name, types.UID(namespace+"-"+name)
+	claim.CreationTimestamp = metav1.NewTime(time.Now().Add(-2 * time.Minute))
+	return claim
+}
+
 // explainLargest makes a round of the leader with claims of as many expressions as are explained.
-func explainLargest(t *testing.T, safe *guarded) {
-	node := clustertest.Node{Name: "large", Profile: "dgx-h100"}
+func explainLargest(t *testing.T, events client.Client) {
+	v, node := clustertest.New(t), clustertest.Node{Name: "large", Profile: "dgx-h100"}
 	objects := []runtime.Object{&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node.Name}}}
+	for _, class := range clustertest.Classes(t) {
+		objects = append(objects, class)
+	}
+	for _, s := range clustertest.Slices(t, node) {
+		objects = append(objects, s)
+	}
 	for i := range 2 {
 		claim := waiting(t, fmt.Sprint("ns", i), "large", largestSelectors("mig.nvidia.com", 30, i))
-		objects = append(objects, claim, podOf(2*time.Minute, claim))
+		uses := corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}}
+		pod := &corev1.Pod{ObjectMeta: claim.ObjectMeta, Spec: corev1.PodSpec{
+			Containers:     []corev1.Container{{Name: "main", Resources: uses}},
+			ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &claim.Name}}},
+			Status: corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{
+				{Type: corev1.PodScheduled, Status: corev1.ConditionFalse}}}}
+		objects = append(objects, claim, pod)
+		v.SetClaim(cluster.SlimClaim(claim))
 	}
-	c := newWaitingCluster(t, objects...)
-	for _, s := range clustertest.Slices(t, node) {
-		s.Name = node.Name + s.Name
-		_, err := c.Clientset.ResourceV1().ResourceSlices().Create(t.Context(), s, metav1.CreateOptions{})
-		if err != nil {
-			t.Error(err)
-		}
-	}
-	u := c.reporter()
-	u.safe = safe
+	u := explain.NewWaiting(&feature.Controller{Direct: events, View: v, Guard: feature.NewGuard()},
+		kubefake.NewClientset(objects...), time.Minute)
 	for range 2 { // a round ends early
-		if err := u.report(t.Context(), c.now); err != nil {
+		if err := u.Report(t.Context(), time.Now()); err != nil {
 			t.Error(err)
 		}
 	}

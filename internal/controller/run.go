@@ -2,6 +2,8 @@
 
 // Package controller is the cluster-wide part of the driver. It validates claims at admission, ranks GPUs and exports
 // metrics. Pods do not depend on it: without it, claims work as written.
+//
+// The package runs the features, each of which has a package of its own, and the certificate and the lease of all.
 package controller
 
 import (
@@ -9,20 +11,16 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -38,15 +36,15 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/certificate"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/convert"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/eviction"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/explain"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
-	"github.com/gpudra/gpu-dra-driver/internal/guard"
 )
 
-// Config is the configuration of the controller.
-type Config struct {
+// Options are the flags of the controller.
+type Options struct {
 	DriverName     string
 	StrongestClass string // the class whose requests are ranked
 	StrongestRanks int    // 2 to 8
@@ -54,17 +52,12 @@ type Config struct {
 	Namespace string // of the controller itself
 	Name      string // of the release: of webhooks, service, secret and lease
 
-	// ConvertFamilies are the older systems whose pods are converted; none: pods are not followed.
-	ConvertFamilies []string
-	ConvertModels   []convert.Model // besides those that are published
-	// ConvertMemoryUnit is the size of one aliyun.com/gpu-mem in bytes.
-	ConvertMemoryUnit int64
-	// ConvertNames are the names that administrators of older systems gave to resources, and what they are here.
-	ConvertNames map[string]string
 	// WaitingAfter is how long a claim waits until an event says why. 0: no such events.
 	WaitingAfter time.Duration
 	// EvictExtended evicts pods with extended resources from devices with a NoExecute taint.
 	EvictExtended bool
+	// Features are those that the program adds.
+	Features []feature.Feature
 
 	WebhookPort    int
 	HealthAddress  string
@@ -79,52 +72,41 @@ type Config struct {
 }
 
 // Run runs the controller until ctx ends.
-func Run(ctx context.Context, c Config) error {
-	v := cluster.New(c.DriverName)
-	certs := &certificate.Manager{
-		Secret:        types.NamespacedName{Namespace: c.Namespace, Name: c.Name + "-certificate"},
-		ServiceName:   fmt.Sprintf("%s.%s.svc", c.Name, c.Namespace),
-		Configuration: c.Name,
-		Lifetime:      c.CertificateLifetime,
-		Period:        5 * time.Second,
-		Settle:        30 * time.Second,
-	}
-	expander := strongest.Expander{View: v, Class: c.StrongestClass, Ranks: c.StrongestRanks}
-	safe := &guarded{metrics.NewPanics()}
-	claims := &claimReporter{expander: expander, unranked: metrics.NewUnrankedClaims(), period: 10 * time.Second,
-		seen: map[types.UID]seenClaim{}, safe: safe}
-	mgr, err := newManager(c, v, certs, claims)
+func Run(ctx context.Context, o Options) error {
+	v, guard := cluster.New(o.DriverName), feature.NewGuard()
+	certs := o.certificates()
+	expander := strongest.Expander{View: v, Class: o.StrongestClass, Ranks: o.StrongestRanks}
+	claims := explain.NewClaims(expander, guard)
+	mgr, err := o.newManager(v, certs, claims)
 	if err != nil {
 		return fmt.Errorf("make the manager: %w", err)
 	}
-	known, err := follow(ctx, mgr.GetCache(), v, safe)
+	direct, err := client.New(o.REST, client.Options{Scheme: mgr.GetScheme()})
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(ctrlmetrics.Registry.Register(safe.panics), ctrlmetrics.Registry.Register(metrics.Collector{
+	known, err := follow(ctx, mgr.GetCache(), v, guard)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(ctrlmetrics.Registry.Register(guard.Panics), ctrlmetrics.Registry.Register(metrics.Collector{
 		View: v, Active: isReportingLeader(mgr.Elected(), known)})); err != nil {
 		return fmt.Errorf("register the cluster's metrics: %w", err)
 	}
 	server, limits := mgr.GetWebhookServer(), newLimiter()
-	serve := func(path string, handler webhook.Handler) { // a panic is an answer: webhooks recover from it
-		server.Register(path, limits.handler(&webhook.Webhook{Handler: handler}))
+	c := &feature.Controller{Manager: mgr, Direct: direct, REST: o.REST, View: v, Known: known, Guard: guard,
+		Serve: func(path string, handler webhook.Handler) { // a panic is an answer: webhooks recover from it
+			server.Register(path, limits.handler(&webhook.Webhook{Handler: handler}))
+		}}
+	if err := o.addFeatures(ctx, c, expander, claims); err != nil {
+		return err
 	}
-	serve(validatePath, validator{admission.Checker{View: v}, expander})
-	serve(strongestPath, ranker{expander})
-	serve(optionalPath, lister{})
-	if len(c.ConvertFamilies) > 0 {
-		pods, err := addConversion(mgr, c, v, safe)
-		if err != nil {
-			return fmt.Errorf("convert pods: %w", err)
-		}
-		serve(convertPath, pods)
+	if o.CertificateDir == "" {
+		certs.Client = direct
+		err = errors.Join(mgr.Add(certs), mgr.AddReadyzCheck("certificate", certs.Ready))
 	}
-	err = errors.Join(
-		addCertificateManager(mgr, c, certs),
-		addLeaseOwner(mgr, c),
-		addClaimReporter(mgr, c, claims, known),
-		addWaitingReporter(mgr, c, v, known, safe),
-		addEviction(ctx, mgr, c),
+	err = errors.Join(err,
+		mgr.Add(leaseOwner{direct, client.ObjectKey{Namespace: o.Namespace, Name: o.Name}, o.Name}),
 		mgr.AddHealthzCheck("ping", func(*http.Request) error { return nil }),
 		mgr.AddReadyzCheck("webhooks", server.StartedChecker()),
 		mgr.AddReadyzCheck("view", func(*http.Request) error { return known() }),
@@ -135,99 +117,76 @@ func Run(ctx context.Context, c Config) error {
 	return mgr.Start(ctx)
 }
 
-func newManager(c Config, v *cluster.View, certs *certificate.Manager, claims *claimReporter) (ctrl.Manager, error) {
+// addFeatures adds all features to the controller.
+func (o Options) addFeatures(ctx context.Context, c *feature.Controller, expander strongest.Expander,
+	claims *explain.Claims) error {
+	admission.Add(c, expander)
+	expander.Add(c)
+	err := explain.Add(c, claims, o.WaitingAfter)
+	if o.EvictExtended {
+		err = errors.Join(err, eviction.Add(ctx, c))
+	}
+	for _, f := range o.Features {
+		err = errors.Join(err, f.Add(c))
+	}
+	return err
+}
+
+// certificates returns the manager of the certificate that the controller issues.
+func (o Options) certificates() *certificate.Manager {
+	return &certificate.Manager{
+		Secret:        types.NamespacedName{Namespace: o.Namespace, Name: o.Name + "-certificate"},
+		ServiceName:   fmt.Sprintf("%s.%s.svc", o.Name, o.Namespace),
+		Configuration: o.Name,
+		Lifetime:      o.CertificateLifetime,
+		Period:        5 * time.Second,
+		Settle:        30 * time.Second,
+	}
+}
+
+func (o Options) newManager(v *cluster.View, certs *certificate.Manager, claims *explain.Claims) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
 	if err := clientgoscheme.AddToScheme(scheme); err != nil {
 		return nil, err
 	}
-	webhooks := webhookserver.Options{Port: c.WebhookPort, CertDir: c.CertificateDir}
-	if c.CertificateDir == "" {
+	webhooks := webhookserver.Options{Port: o.WebhookPort, CertDir: o.CertificateDir}
+	if o.CertificateDir == "" {
 		webhooks.TLSOpts = []func(*tls.Config){func(t *tls.Config) { t.GetCertificate = certs.GetCertificate }}
 	}
-	return ctrl.NewManager(c.REST, ctrl.Options{
+	return ctrl.NewManager(o.REST, ctrl.Options{
 		Scheme:                        scheme,
-		Cache:                         cacheOptions(v, claims),
+		Cache:                         o.cached(v, claims),
 		WebhookServer:                 webhookserver.NewServer(webhooks),
-		HealthProbeBindAddress:        c.HealthAddress,
-		Metrics:                       metricsserver.Options{BindAddress: c.MetricsAddress},
+		HealthProbeBindAddress:        o.HealthAddress,
+		Metrics:                       metricsserver.Options{BindAddress: o.MetricsAddress},
 		LeaderElection:                true,
-		LeaderElectionID:              c.Name,
-		LeaderElectionNamespace:       c.Namespace,
+		LeaderElectionID:              o.Name,
+		LeaderElectionNamespace:       o.Namespace,
 		LeaderElectionReleaseOnCancel: true,
 	})
 }
 
-// addCertificateManager runs the certificate manager, unless another program provides the certificate.
-func addCertificateManager(mgr ctrl.Manager, c Config, certs *certificate.Manager) (err error) {
-	if c.CertificateDir != "" {
-		return nil
+// cached keeps little of each object in the cache: a cluster has thousands of GPUs.
+func (o Options) cached(v *cluster.View, claims *explain.Claims) cache.Options {
+	slim := func(obj any) (any, error) {
+		switch o := obj.(type) {
+		case *resourceapi.ResourceSlice:
+			return v.SlimSlice(o), nil
+		case *resourceapi.ResourceClaim:
+			claims.See(o) // the slim claim lacks selectors and annotations
+			return cluster.SlimClaim(o), nil
+		}
+		return obj, nil
 	}
-	// The manager's own client would list and watch all secrets.
-	if certs.Client, err = client.New(c.REST, client.Options{Scheme: mgr.GetScheme()}); err != nil {
-		return err
+	objects := map[client.Object]cache.ByObject{
+		&resourceapi.ResourceSlice{}: {Transform: slim,
+			Field: fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, v.Driver())},
+		&resourceapi.ResourceClaim{}: {Transform: slim},
 	}
-	return errors.Join(mgr.Add(certs), mgr.AddReadyzCheck("certificate", certs.Ready))
-}
-
-// addClaimReporter reports about claims on the leader.
-func addClaimReporter(mgr ctrl.Manager, c Config, u *claimReporter, known func() error) (err error) {
-	if u.client, err = client.New(c.REST, client.Options{Scheme: mgr.GetScheme()}); err != nil {
-		return err
+	for _, f := range o.Features {
+		maps.Copy(objects, f.Cached)
 	}
-	u.known = known
-	return errors.Join(ctrlmetrics.Registry.Register(u.unranked), mgr.Add(u))
-}
-
-// addWaitingReporter reports about claims that wait, on the leader.
-func addWaitingReporter(mgr ctrl.Manager, c Config, v *cluster.View, known func() error, safe *guarded) (err error) {
-	if c.WaitingAfter == 0 {
-		return nil
-	}
-	u := newWaitingReporter(v, known, c.WaitingAfter)
-	u.safe = safe
-	if u.client, err = client.New(c.REST, client.Options{Scheme: mgr.GetScheme()}); err != nil {
-		return err
-	}
-	config := rest.CopyConfig(c.REST)
-	config.ContentType = runtime.ContentTypeProtobuf // smaller, and decoded faster
-	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	if u.reads, err = kubernetes.NewForConfig(config); err != nil {
-		return err
-	}
-	return mgr.Add(u)
-}
-
-// The rate limit of evictions, in requests per second: the default one of the controller manager, which evicts the
-// other pods. An eviction is up to four requests.
-const (
-	evictionQPS   = 20
-	evictionBurst = 30
-)
-
-// addEviction evicts pods with extended resources, on the leader.
-func addEviction(ctx context.Context, mgr ctrl.Manager, c Config) error {
-	if !c.EvictExtended {
-		return nil
-	}
-	limited := rest.CopyConfig(c.REST)
-	limited.QPS, limited.Burst = evictionQPS, evictionBurst
-	direct, err := client.New(limited, client.Options{Scheme: mgr.GetScheme()})
-	if err != nil {
-		return err
-	}
-	reads, err := kubernetes.NewForConfig(c.REST)
-	if err != nil {
-		return err
-	}
-	rules := eviction.NewRules(reads)
-	e := &eviction.Evictor{Driver: c.DriverName, Cached: mgr.GetClient(), Direct: direct, Rules: rules.All,
-		Told: func(ctx context.Context, pod *corev1.Pod, text string) error {
-			_, err := createEvent(ctx, direct, Events.Evicted, podReference(pod), "evicted-"+string(pod.UID), text)
-			return err
-		},
-		Evicted: metrics.NewEvictedPods()}
-	return errors.Join(eviction.Index(ctx, mgr.GetFieldIndexer()), ctrlmetrics.Registry.Register(e.Evicted),
-		mgr.Add(rules), e.Watch(mgr, rules.Changed()))
+	return cache.Options{DefaultTransform: cache.TransformStripManagedFields(), ByObject: objects}
 }
 
 // isReportingLeader returns a function that reports whether this replica exports the cluster's metrics. Only the leader
@@ -244,63 +203,21 @@ func isReportingLeader(elected <-chan struct{}, known func() error) func() bool 
 	}
 }
 
-// cacheOptions keeps little of each object in the cache: a cluster has thousands of GPUs.
-func cacheOptions(v *cluster.View, claims *claimReporter) cache.Options {
-	slim := func(obj any) (any, error) {
-		switch o := obj.(type) {
-		case *resourceapi.ResourceSlice:
-			return v.SlimSlice(o), nil
-		case *resourceapi.ResourceClaim:
-			// The slim claim lacks selectors and annotations.
-			_ = claims.safe.do("see claim", func() error { claims.see(o); return nil })
-			return cluster.SlimClaim(o), nil
-		case *corev1.Pod:
-			return slimConverted(o), nil
-		}
-		return obj, nil
-	}
-	converted := labels.NewSelector()
-	if r, err := labels.NewRequirement(convert.FamilyLabel, selection.Exists, nil); err == nil {
-		converted = converted.Add(*r)
-	}
-	return cache.Options{
-		DefaultTransform: cache.TransformStripManagedFields(),
-		ByObject: map[client.Object]cache.ByObject{
-			&resourceapi.ResourceSlice{}: {Transform: slim,
-				Field: fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, v.Driver())},
-			&resourceapi.ResourceClaim{}: {Transform: slim},
-			// Only followed if pods are converted.
-			&corev1.Pod{}:                        {Transform: slim, Label: converted},
-			&resourceapi.ResourceClaimTemplate{}: {Label: converted},
-		},
-	}
-}
-
-// guarded keeps panics about single objects from ending the leader, and then the next leader. It counts them.
-type guarded struct{ panics *prometheus.CounterVec }
-
-// do calls f, as guard.Do does.
-func (g *guarded) do(what string, f func() error) error {
-	err := guard.Do(what, f)
-	if errors.Is(err, guard.ErrPanic) {
-		g.panics.WithLabelValues(what).Inc()
-	}
-	return err
-}
-
 // follow keeps the view up to date. known returns an error until the view is complete.
-func follow(ctx context.Context, c cache.Cache, v *cluster.View, safe *guarded) (known func() error, err error) {
+func follow(ctx context.Context, c cache.Cache, v *cluster.View, guard feature.Guard) (known func() error, err error) {
 	var synced []toolscache.InformerSynced
 	for _, of := range []struct {
 		object client.Object
 		events toolscache.ResourceEventHandler
 	}{
-		{&resourceapi.DeviceClass{}, handler(safe, v.SetClass, func(c metav1.Object) { v.DeleteClass(c.GetName()) })},
-		{&resourceapi.ResourceSlice{}, handler(safe, v.SetSlice, func(s metav1.Object) { v.DeleteSlice(s.GetName()) })},
-		{&resourceapi.ResourceClaim{}, handler(safe, v.SetClaim, func(c metav1.Object) {
+		{&resourceapi.DeviceClass{}, handler(guard, v.SetClass, func(c metav1.Object) { v.DeleteClass(c.GetName()) })},
+		{&resourceapi.ResourceSlice{}, handler(guard, v.SetSlice, func(s metav1.Object) {
+			v.DeleteSlice(s.GetName())
+		})},
+		{&resourceapi.ResourceClaim{}, handler(guard, v.SetClaim, func(c metav1.Object) {
 			v.DeleteClaim(types.NamespacedName{Namespace: c.GetNamespace(), Name: c.GetName()})
 		})},
-		{&resourceapi.DeviceTaintRule{}, handler(safe, v.SetTaintRule, func(r metav1.Object) {
+		{&resourceapi.DeviceTaintRule{}, handler(guard, v.SetTaintRule, func(r metav1.Object) {
 			v.DeleteTaintRule(r.GetName())
 		})},
 	} {
@@ -330,10 +247,11 @@ func follow(ctx context.Context, c cache.Cache, v *cluster.View, safe *guarded) 
 }
 
 // handler passes the events of an informer to two functions.
-func handler[T metav1.Object](safe *guarded, set func(T), drop func(metav1.Object)) toolscache.ResourceEventHandler {
+func handler[T metav1.Object](guard feature.Guard, set func(T),
+	drop func(metav1.Object)) toolscache.ResourceEventHandler {
 	update := func(obj any) {
 		if o, ok := obj.(T); ok {
-			_ = safe.do("follow objects", func() error { set(o); return nil }) // it is logged
+			_ = guard.Do("follow objects", func() error { set(o); return nil }) // it is logged
 		}
 	}
 	return toolscache.ResourceEventHandlerFuncs{
@@ -344,7 +262,7 @@ func handler[T metav1.Object](safe *guarded, set func(T), drop func(metav1.Objec
 				obj = gone.Obj
 			}
 			if o, ok := obj.(metav1.Object); ok {
-				_ = safe.do("follow objects", func() error { drop(o); return nil })
+				_ = guard.Do("follow objects", func() error { drop(o); return nil })
 			}
 		},
 	}

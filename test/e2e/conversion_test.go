@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/convert"
+	"github.com/gpudra/gpu-dra-driver/convert"
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 

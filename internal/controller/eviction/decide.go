@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package eviction evicts pods from devices with a NoExecute taint if they got the devices as an extended resource,
-// such as nvidia.com/gpu: 1. The device taint eviction of Kubernetes looks only at the claims in the spec of a pod, and
-// the claim of such a pod is in status.extendedResourceClaimStatus (kubernetes/kubernetes#141290).
 package eviction
 
 import (
@@ -20,27 +17,27 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
-// Eviction says which pod is to be evicted, when and why.
-type Eviction struct {
-	Pod types.NamespacedName
-	UID types.UID
-	At  time.Time
-	Why []string // the devices with their taints, sorted
+// eviction says which pod is to be evicted, when and why.
+type eviction struct {
+	pod types.NamespacedName
+	uid types.UID
+	at  time.Time
+	why []string // the devices with their taints, sorted
 }
 
-// Decide returns when the pod of a claim for extended resources is to be evicted from devices of the driver: when the
+// decide returns when the pod of a claim for extended resources is to be evicted from devices of the driver: when the
 // first NoExecute taint that the claim does not tolerate was added, or has been tolerated for as long as the claim
 // says. The slices are those of the claim's pools. ok is false if the pod stays.
-func Decide(driver string, claim *resourceapi.ResourceClaim, published []*resourceapi.ResourceSlice,
-	rules []*resourceapi.DeviceTaintRule) (e Eviction, ok bool) {
+func decide(driver string, claim *resourceapi.ResourceClaim, published []*resourceapi.ResourceSlice,
+	rules []*resourceapi.DeviceTaintRule) (e eviction, ok bool) {
 	holder := slices.IndexFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool {
 		return r.APIGroup == "" && r.Resource == "pods"
 	})
-	if !ForExtendedResources(claim) || claim.Status.Allocation == nil || holder < 0 {
-		return Eviction{}, false
+	if !forExtendedResources(claim) || claim.Status.Allocation == nil || holder < 0 {
+		return eviction{}, false
 	}
 	pod := claim.Status.ReservedFor[holder]
-	e = Eviction{Pod: types.NamespacedName{Namespace: claim.Namespace, Name: pod.Name}, UID: pod.UID}
+	e = eviction{pod: types.NamespacedName{Namespace: claim.Namespace, Name: pod.Name}, uid: pod.UID}
 	published = cluster.Current(published)
 	for _, r := range claim.Status.Allocation.Devices.Results {
 		if r.Driver != driver {
@@ -52,20 +49,20 @@ func Decide(driver string, claim *resourceapi.ResourceClaim, published []*resour
 				continue
 			}
 			at := ptr.Deref(t.TimeAdded, claim.CreationTimestamp).Add(tolerated)
-			if len(e.Why) == 0 || at.Before(e.At) {
-				e.At = at
+			if len(e.why) == 0 || at.Before(e.at) {
+				e.at = at
 			}
-			e.Why = append(e.Why, fmt.Sprintf("%s/%s has the taint %s%s", r.Pool, r.Device, text(t.DeviceTaint),
+			e.why = append(e.why, fmt.Sprintf("%s/%s has the taint %s%s", r.Pool, r.Device, text(t.DeviceTaint),
 				t.source))
 		}
 	}
-	slices.Sort(e.Why)
-	e.Why = slices.Compact(e.Why)
-	return e, len(e.Why) > 0
+	slices.Sort(e.why)
+	e.why = slices.Compact(e.why)
+	return e, len(e.why) > 0
 }
 
-// ForExtendedResources reports whether the scheduler has created the claim for extended resources of a pod.
-func ForExtendedResources(claim *resourceapi.ResourceClaim) bool {
+// forExtendedResources reports whether the scheduler has created the claim for extended resources of a pod.
+func forExtendedResources(claim *resourceapi.ResourceClaim) bool {
 	_, ok := claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation]
 	return ok
 }

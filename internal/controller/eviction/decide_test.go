@@ -128,12 +128,12 @@ func TestDecide(t *testing.T) {
 			if row.change != nil {
 				row.change(claim)
 			}
-			e, ok := Decide(driver, claim, row.published, row.rules)
+			e, ok := decide(driver, claim, row.published, row.rules)
 			got := ""
 			if ok {
-				got = fmt.Sprintf("%s %s", e.At.Sub(added), strings.Join(e.Why, "; "))
-				if e.Pod.String() != "ml/train" || e.UID != "pod" {
-					t.Errorf("got pod %s with UID %s, want that of the claim", e.Pod, e.UID)
+				got = fmt.Sprintf("%s %s", e.at.Sub(added), strings.Join(e.why, "; "))
+				if e.pod.String() != "ml/train" || e.uid != "pod" {
+					t.Errorf("got pod %s with UID %s, want that of the claim", e.pod, e.uid)
 				}
 			}
 			if got != row.want {

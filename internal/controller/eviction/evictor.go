@@ -26,6 +26,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 )
 
 const (
@@ -38,24 +40,20 @@ const (
 	poolIndex = "pool"
 )
 
-// Evictor evicts pods as the device taint eviction of Kubernetes does: it sets the condition DisruptionTarget and
+// evictor evicts pods as the device taint eviction of Kubernetes does: it sets the condition DisruptionTarget and
 // deletes the pod, whatever its PodDisruptionBudget says.
-type Evictor struct {
-	Driver string
-	// Cached has the claims and slices, with the indexes of Index.
-	Cached client.Reader
-	// Direct is without a cache. It limits the rate of evictions.
-	Direct client.Client
-	// Rules returns the DeviceTaintRules.
-	Rules func() []*resourceapi.DeviceTaintRule
-	// Told writes an event about a pod that is about to be evicted. A second call must not write a second event.
-	Told func(ctx context.Context, pod *corev1.Pod, text string) error
-	// Evicted counts.
-	Evicted prometheus.Counter
+type evictor struct {
+	driver string
+	cached client.Reader // of claims and slices, with the indexes of index
+	direct client.Client // without a cache; it limits the rate of evictions
+	rules  func() []*resourceapi.DeviceTaintRule
+	// tell writes an event about a pod that is about to be evicted. A second call must not write a second event.
+	tell    func(ctx context.Context, pod *corev1.Pod, text string) error
+	evicted prometheus.Counter
 }
 
-// Index lets the cache find slices and claims by their pools.
-func Index(ctx context.Context, indexer client.FieldIndexer) error {
+// index lets the cache find slices and claims by their pools.
+func index(ctx context.Context, indexer client.FieldIndexer) error {
 	if err := indexer.IndexField(ctx, &resourceapi.ResourceSlice{}, poolIndex, poolOfSlice); err != nil {
 		return fmt.Errorf("index slices: %w", err)
 	}
@@ -75,7 +73,7 @@ func poolOfSlice(o client.Object) []string {
 // poolsOfClaim returns the pools of a claim for extended resources.
 func poolsOfClaim(o client.Object) (pools []string) {
 	claim, ok := o.(*resourceapi.ResourceClaim)
-	if !ok || claim.Status.Allocation == nil || !ForExtendedResources(claim) {
+	if !ok || claim.Status.Allocation == nil || !forExtendedResources(claim) {
 		return nil
 	}
 	for _, r := range claim.Status.Allocation.Devices.Results {
@@ -85,9 +83,9 @@ func poolsOfClaim(o client.Object) (pools []string) {
 	return slices.Compact(pools)
 }
 
-// Watch lets the manager's leader reconcile claims when they, their slices or a rule have changed. Each event says that
+// watch lets the manager's leader reconcile claims when they, their slices or a rule have changed. Each event says that
 // the rules have changed.
-func (e *Evictor) Watch(mgr ctrl.Manager, rules <-chan event.GenericEvent) error {
+func (e *evictor) watch(mgr ctrl.Manager, rules <-chan event.GenericEvent) error {
 	extended := predicate.NewPredicateFuncs(func(o client.Object) bool { return len(poolsOfClaim(o)) > 0 })
 	tainted := predicate.NewPredicateFuncs(func(o client.Object) bool {
 		s, ok := o.(*resourceapi.ResourceSlice)
@@ -104,23 +102,23 @@ func (e *Evictor) Watch(mgr ctrl.Manager, rules <-chan event.GenericEvent) error
 }
 
 // ofSlice returns the claims for extended resources that have devices of the slice's pool.
-func (e *Evictor) ofSlice(ctx context.Context, o client.Object) []reconcile.Request {
+func (e *evictor) ofSlice(ctx context.Context, o client.Object) []reconcile.Request {
 	return e.claims(ctx, client.MatchingFields{poolIndex: poolOfSlice(o)[0]})
 }
 
 // ofAll returns the claims for extended resources.
-func (e *Evictor) ofAll(ctx context.Context, _ client.Object) []reconcile.Request {
+func (e *evictor) ofAll(ctx context.Context, _ client.Object) []reconcile.Request {
 	return e.claims(ctx)
 }
 
-func (e *Evictor) claims(ctx context.Context, options ...client.ListOption) (all []reconcile.Request) {
+func (e *evictor) claims(ctx context.Context, options ...client.ListOption) (all []reconcile.Request) {
 	var claims resourceapi.ResourceClaimList
-	if err := e.Cached.List(ctx, &claims, append(options, client.UnsafeDisableDeepCopy)...); err != nil {
+	if err := e.cached.List(ctx, &claims, append(options, client.UnsafeDisableDeepCopy)...); err != nil {
 		log.FromContext(ctx).Error(err, "Pods with extended resources are not evicted")
 		return nil
 	}
 	for i := range claims.Items {
-		if ForExtendedResources(&claims.Items[i]) {
+		if forExtendedResources(&claims.Items[i]) {
 			all = append(all, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&claims.Items[i])})
 		}
 	}
@@ -128,15 +126,15 @@ func (e *Evictor) claims(ctx context.Context, options ...client.ListOption) (all
 }
 
 // Reconcile evicts the pod of a claim, or looks again when it is time.
-func (e *Evictor) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+func (e *evictor) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	var claim resourceapi.ResourceClaim
-	if err := e.Cached.Get(ctx, req.NamespacedName, &claim); err != nil {
+	if err := e.cached.Get(ctx, req.NamespacedName, &claim); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	var published []*resourceapi.ResourceSlice
 	for _, pool := range poolsOfClaim(&claim) {
 		var list resourceapi.ResourceSliceList
-		if err := e.Cached.List(ctx, &list, client.MatchingFields{poolIndex: pool},
+		if err := e.cached.List(ctx, &list, client.MatchingFields{poolIndex: pool},
 			client.UnsafeDisableDeepCopy); err != nil {
 			return reconcile.Result{}, fmt.Errorf("slices of pool %s: %w", pool, err)
 		}
@@ -144,32 +142,32 @@ func (e *Evictor) Reconcile(ctx context.Context, req reconcile.Request) (reconci
 			published = append(published, &list.Items[i])
 		}
 	}
-	due, ok := Decide(e.Driver, &claim, published, e.Rules())
+	due, ok := decide(e.driver, &claim, published, e.rules())
 	if !ok {
 		return reconcile.Result{}, nil
 	}
-	if left := time.Until(due.At) + standAside; left > 0 {
+	if left := time.Until(due.at) + standAside; left > 0 {
 		return reconcile.Result{RequeueAfter: left}, nil
 	}
 	if err := e.evict(ctx, claim.Name, due); err != nil {
-		return reconcile.Result{}, fmt.Errorf("evict pod %s: %w", due.Pod, err)
+		return reconcile.Result{}, fmt.Errorf("evict pod %s: %w", due.pod, err)
 	}
 	return reconcile.Result{}, nil
 }
 
 // evict deletes the pod, if it is still there and uses the claim.
-func (e *Evictor) evict(ctx context.Context, claim string, due Eviction) error {
+func (e *evictor) evict(ctx context.Context, claim string, due eviction) error {
 	var pod corev1.Pod
-	if err := e.Direct.Get(ctx, due.Pod, &pod); err != nil {
+	if err := e.direct.Get(ctx, due.pod, &pod); err != nil {
 		return client.IgnoreNotFound(err)
 	}
 	status := pod.Status.ExtendedResourceClaimStatus
-	if pod.UID != due.UID || pod.DeletionTimestamp != nil || status == nil || status.ResourceClaimName != claim ||
-		pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+	if pod.UID != due.uid || pod.DeletionTimestamp != nil || status == nil || status.ResourceClaimName != claim ||
+		feature.Finished(&pod) {
 		return nil
 	}
-	why := strings.Join(due.Why, "; ")
-	if err := e.Told(ctx, &pod, "deleted: "+why); err != nil {
+	why := strings.Join(due.why, "; ")
+	if err := e.tell(ctx, &pod, "deleted: "+why); err != nil {
 		return err
 	}
 	disrupted, err := json.Marshal(map[string]any{
@@ -181,9 +179,9 @@ func (e *Evictor) evict(ctx context.Context, claim string, due Eviction) error {
 	if err != nil {
 		return err
 	}
-	err = e.Direct.Status().Patch(ctx, &pod, client.RawPatch(types.StrategicMergePatchType, disrupted))
+	err = e.direct.Status().Patch(ctx, &pod, client.RawPatch(types.StrategicMergePatchType, disrupted))
 	if err == nil {
-		err = e.Direct.Delete(ctx, &pod, client.Preconditions{UID: &due.UID})
+		err = e.direct.Delete(ctx, &pod, client.Preconditions{UID: &due.uid})
 	}
 	switch {
 	case apierrors.IsNotFound(err): // somebody else was faster
@@ -191,7 +189,7 @@ func (e *Evictor) evict(ctx context.Context, claim string, due Eviction) error {
 	case err != nil:
 		return err
 	}
-	log.FromContext(ctx).Info("Pod evicted", "pod", due.Pod, "why", why)
-	e.Evicted.Inc()
+	log.FromContext(ctx).Info("Pod evicted", "pod", due.pod, "why", why)
+	e.evicted.Inc()
 	return nil
 }

@@ -33,7 +33,7 @@ func unchanged() *corev1.Pod {
 }
 
 // evictorOf returns an evictor for a cluster with these objects, and what it does.
-func evictorOf(fails map[string]error, objects ...client.Object) (e *Evictor, did *[]string) {
+func evictorOf(fails map[string]error, objects ...client.Object) (e *evictor, did *[]string) {
 	did = &[]string{}
 	do := func(verb, what string) error {
 		*did = append(*did, verb+" "+what)
@@ -67,12 +67,12 @@ func evictorOf(fails map[string]error, objects ...client.Object) (e *Evictor, di
 				return nil
 			},
 		}).Build()
-	return &Evictor{Driver: driver, Cached: c, Direct: c,
-		Rules: func() []*resourceapi.DeviceTaintRule { return nil },
-		Told: func(_ context.Context, pod *corev1.Pod, text string) error {
+	return &evictor{driver: driver, cached: c, direct: c,
+		rules: func() []*resourceapi.DeviceTaintRule { return nil },
+		tell: func(_ context.Context, pod *corev1.Pod, text string) error {
 			return do("event", pod.Name+": "+text)
 		},
-		Evicted: prometheus.NewCounter(prometheus.CounterOpts{Name: "evicted"})}, did
+		evicted: prometheus.NewCounter(prometheus.CounterOpts{Name: "evicted"})}, did
 }
 
 var request = reconcile.Request{NamespacedName: client.ObjectKeyFromObject(extendedClaim())}
@@ -123,7 +123,7 @@ func TestReconcile(t *testing.T) {
 			if again := result.RequeueAfter > 0; again != row.again {
 				t.Errorf("got another look after %s, want one: %t", result.RequeueAfter, row.again)
 			}
-			if got, want := testutil.ToFloat64(e.Evicted), float64(min(1, len(row.want))); got != want {
+			if got, want := testutil.ToFloat64(e.evicted), float64(min(1, len(row.want))); got != want {
 				t.Errorf("got %v evicted pods, want %v", got, want)
 			}
 		})
@@ -151,11 +151,11 @@ func TestRetry(t *testing.T) {
 		if _, err := e.Reconcile(t.Context(), request); !errors.Is(err, fails[verb]) {
 			t.Errorf("%s fails: got %v, want its error", verb, err)
 		}
-		if got := testutil.ToFloat64(e.Evicted); got != 0 {
+		if got := testutil.ToFloat64(e.evicted); got != 0 {
 			t.Errorf("%s fails: got %v evicted pods, want none", verb, got)
 		}
 		delete(fails, verb)
-		if _, err := e.Reconcile(t.Context(), request); err != nil || testutil.ToFloat64(e.Evicted) != 1 {
+		if _, err := e.Reconcile(t.Context(), request); err != nil || testutil.ToFloat64(e.evicted) != 1 {
 			t.Errorf("%s succeeds: got %v, %q, want the eviction", verb, err, *did)
 		}
 	}

@@ -20,29 +20,27 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 )
 
-// Rules follows the DeviceTaintRules of the cluster. They are in resource.k8s.io/v1 since Kubernetes 1.37, and in
+// taintRules follows the DeviceTaintRules of the cluster. They are in resource.k8s.io/v1 since Kubernetes 1.37, and in
 // v1beta2 of 1.36, which few API servers serve. Older versions of the API, in which rules select devices by more than
 // their names, are ignored.
-type Rules struct {
-	client  kubernetes.Interface
-	period  time.Duration // between questions to an API server that serves no rules
+type taintRules struct {
+	client kubernetes.Interface
+	period time.Duration // between questions to an API server that serves no rules
+	// changed gets an event when a rule has changed, unless its taint evicts nothing.
 	changed chan event.GenericEvent
 
 	mu  sync.Mutex
 	all map[string]*resourceapi.DeviceTaintRule
 }
 
-// NewRules returns a Rules that knows none.
-func NewRules(c kubernetes.Interface) *Rules {
-	return &Rules{client: c, period: time.Minute, changed: make(chan event.GenericEvent),
+// newRules returns taintRules that know no rule.
+func newRules(c kubernetes.Interface) *taintRules {
+	return &taintRules{client: c, period: time.Minute, changed: make(chan event.GenericEvent),
 		all: map[string]*resourceapi.DeviceTaintRule{}}
 }
 
-// Changed gets an event when a rule has changed, unless its taint evicts nothing.
-func (r *Rules) Changed() <-chan event.GenericEvent { return r.changed }
-
-// All returns the rules, in no order.
-func (r *Rules) All() (all []*resourceapi.DeviceTaintRule) {
+// list returns the rules, in no order.
+func (r *taintRules) list() (all []*resourceapi.DeviceTaintRule) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, rule := range r.all {
@@ -51,11 +49,8 @@ func (r *Rules) All() (all []*resourceapi.DeviceTaintRule) {
 	return all
 }
 
-// NeedLeaderElection is true: the leader evicts.
-func (r *Rules) NeedLeaderElection() bool { return true }
-
 // Start follows the rules until ctx ends, also when an upgrade of the API server changes the version of the API.
-func (r *Rules) Start(ctx context.Context) error {
+func (r *taintRules) Start(ctx context.Context) error {
 	for {
 		served, err := r.served()
 		switch {
@@ -73,7 +68,7 @@ func (r *Rules) Start(ctx context.Context) error {
 }
 
 // served returns the newest version of the API with rules that the API server serves; empty: none.
-func (r *Rules) served() (string, error) {
+func (r *taintRules) served() (string, error) {
 	for _, version := range []string{resourceapi.SchemeGroupVersion.String(),
 		resourcebeta.SchemeGroupVersion.String()} {
 		list, err := r.client.Discovery().ServerResourcesForGroupVersion(version)
@@ -90,7 +85,7 @@ func (r *Rules) served() (string, error) {
 }
 
 // follow follows the rules until the API server does not serve them any more or ctx ends.
-func (r *Rules) follow(ctx context.Context, version string) {
+func (r *taintRules) follow(ctx context.Context, version string) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	factory := informers.NewSharedInformerFactory(r.client, 0).Resource()
@@ -115,7 +110,7 @@ func (r *Rules) follow(ctx context.Context, version string) {
 	r.all = map[string]*resourceapi.DeviceTaintRule{}
 }
 
-func (r *Rules) set(ctx context.Context, o any) {
+func (r *taintRules) set(ctx context.Context, o any) {
 	rule, ok := o.(*resourceapi.DeviceTaintRule)
 	if beta, isBeta := o.(*resourcebeta.DeviceTaintRule); isBeta {
 		rule, ok = fromBeta(beta), true
@@ -135,7 +130,7 @@ func (r *Rules) set(ctx context.Context, o any) {
 	}
 }
 
-func (r *Rules) forget(o any) {
+func (r *taintRules) forget(o any) {
 	name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(o)
 	if err != nil {
 		return

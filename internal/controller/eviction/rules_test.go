@@ -32,7 +32,7 @@ func betaRule() *resourcebeta.DeviceTaintRule {
 }
 
 // start runs the rules until the test ends.
-func start(t *testing.T, r *Rules) {
+func start(t *testing.T, r *taintRules) {
 	t.Helper()
 	r.period = time.Millisecond
 	ctx, end := context.WithCancel(t.Context())
@@ -62,9 +62,9 @@ func TestRules(t *testing.T) {
 			c := fake.NewClientset(row.object)
 			c.Resources = serves("resource.k8s.io/v1alpha3") // of Kubernetes 1.35
 			asked := 0
-			r := NewRules(c)
+			r := newRules(c)
 			c.PrependReactor("get", "resource", func(clienttesting.Action) (bool, runtime.Object, error) {
-				if got := r.All(); len(got) > 0 {
+				if got := r.list(); len(got) > 0 {
 					t.Errorf("got %v of an API that is not served", got)
 				}
 				if asked++; asked == 5 { // twice for both versions
@@ -73,8 +73,8 @@ func TestRules(t *testing.T) {
 				return false, nil, nil
 			})
 			start(t, r)
-			e := <-r.Changed()
-			got := r.All()
+			e := <-r.changed
+			got := r.list()
 			if e.Object.GetName() != "drain" || len(got) != 1 || *got[0].Spec.DeviceSelector.Device != "gpu-0" ||
 				got[0].Spec.Taint.Key != "x" || got[0].Spec.Taint.Value != "y" || !evicts(got[0].Spec.Taint) ||
 				!got[0].Spec.Taint.TimeAdded.Time.Equal(added) {
@@ -90,17 +90,17 @@ func TestRulesChange(t *testing.T) {
 	cordon := rule("cordon", noExecute("x"), "gpu-1")
 	cordon.Spec.Taint.Effect = resourceapi.DeviceTaintEffectNoSchedule
 	c := fake.NewClientset()
-	r := NewRules(c)
+	r := newRules(c)
 	ctx, end := context.WithCancel(t.Context())
 	defer end()
 	r.set(ctx, cordon)
-	if got := r.All(); len(got) != 1 {
+	if got := r.list(); len(got) != 1 {
 		t.Fatalf("got %v, want the rule", got)
 	}
 	go r.set(ctx, rule("cordon", noExecute("x"), "gpu-1"))
-	<-r.Changed()
+	<-r.changed
 	r.forget(cordon)
-	if got := r.All(); len(got) != 0 {
+	if got := r.list(); len(got) != 0 {
 		t.Errorf("got %v, want none after the deletion", got)
 	}
 
@@ -109,7 +109,7 @@ func TestRulesChange(t *testing.T) {
 	})
 	r.set(ctx, cordon)
 	r.follow(ctx, "resource.k8s.io/v1") // returns
-	if got := r.All(); len(got) != 0 {
+	if got := r.list(); len(got) != 0 {
 		t.Errorf("got %v, want none when the API is gone", got)
 	}
 }

@@ -5,8 +5,6 @@ package metrics
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
-	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/guard"
@@ -79,26 +77,6 @@ func NewPanics() *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "panics_total",
 		Help: "Panics about single objects that the controller has recovered from, in its own loops; the log has the " +
 			"stack. Those of webhooks are in controller_runtime_webhook_panics_total."}, []string{"in"})
-}
-
-// Example returns a registry with one value of each metric. Labels with arbitrary values are empty.
-func Example() *prometheus.Registry {
-	const driver = "gpu.nvidia.com"
-	v := cluster.New(driver)
-	v.SetSlice(&resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Driver: driver,
-		Devices: []resourceapi.Device{
-			{Name: "gpu",
-				Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"type": {StringValue: ptr.To(
-					"gpu")}}}}}})
-	v.SetClaim(&resourceapi.ResourceClaim{Status: resourceapi.ResourceClaimStatus{
-		Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-			Results: []resourceapi.DeviceRequestAllocationResult{{Driver: driver, Device: "gpu"}}}}}})
-	registry := prometheus.NewRegistry()
-	panics := NewPanics()
-	panics.WithLabelValues("")
-	registry.MustRegister(Collector{View: v, Active: func() bool { return true }}, NewUnrankedClaims(),
-		NewEvictedPods(), panics)
-	return registry
 }
 
 // Describe implements prometheus.Collector.

@@ -20,6 +20,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
+	"github.com/gpudra/gpu-dra-driver/test/clustermetrics"
 )
 
 func always() bool { return true }
@@ -205,8 +206,8 @@ memory_bytes Tesla T4 a allocated: 1024
 memory_bytes Tesla T4 a free: 29696
 namespace_gpus Tesla T4 ml a: 1
 namespace_memory_bytes Tesla T4 ml a: 1024`},
-		{"partitions count what they have, also one with a sign in its profile", clustertest.Node{Profile: "dgx-h100"},
-			"",
+		{"partitions count what they have, also one with a sign in its profile",
+			clustertest.Node{Profile: "dgx-h100"}, "",
 			[]string{"ml/a: gpu-1b-00-0-mig-3g40gb-0, gpu-1b-00-0-mig-1g10gb-me-6", "ml/b: gpu-43-00-0-mig-7g80gb-0"}, `
 claims ml allocated: 2
 cores NVIDIA H100 80GB HBM3 a allocated: 157
@@ -359,7 +360,7 @@ func TestExposition(t *testing.T) {
 	if n := testutil.CollectAndCount(metrics.Collector{View: v, Active: func() bool { return false }}); n != 0 {
 		t.Errorf("not the leader: got %d metrics, want none", n)
 	}
-	if n := testutil.CollectAndCount(metrics.Example()); n < 8 {
+	if n := testutil.CollectAndCount(clustermetrics.Example()); n < 8 {
 		t.Errorf("the example has %d metrics, want one of each", n)
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -150,9 +149,9 @@ func (r *Reporter) DaemonRestarted(claim sharing.Claim, daemon string) {
 // ServerFailed reports that a server of the claim's MPS daemon has ended with an error. Clients decide what and how
 // often, so failures of a daemon are counted in one event, with the first text, until there is none for some minutes.
 func (r *Reporter) ServerFailed(claim sharing.Claim, daemon, what string) {
-	r.emit(Events.MPSServerFailed, claimReference(Events.MPSServerFailed, claim), "Share", "the MPS daemon of "+daemon,
-		fmt.Sprintf("node %s: the MPS daemon of %s: %s: programs that use it have failed or cannot start; its log on "+
-			"the node has more", r.Config.Node, daemon, what))
+	r.emit(Events.MPSServerFailed, event.ClaimReference(claim.Namespace, claim.Name, claim.UID), "Share",
+		"the MPS daemon of "+daemon, fmt.Sprintf("node %s: the MPS daemon of %s: %s: programs that use it have failed "+
+			"or cannot start; its log on the node has more", r.Config.Node, daemon, what))
 }
 
 // SingleUser reports that the MPS daemon of the claim serves one user ID at a time.
@@ -182,14 +181,7 @@ func (r *Reporter) Node(e event.Kind, text string) {
 // claim writes an event about a claim.
 func (r *Reporter) claim(e event.Kind, claim sharing.Claim, action, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
-	r.emit(e, claimReference(e, claim), action, text, text)
-}
-
-// claimReference returns the reference to the claim. It has no resource version, so that repeated events are counted in
-// one, even if the claim changes.
-func claimReference(e event.Kind, claim sharing.Claim) *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: e.About,
-		Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
+	r.emit(e, event.ClaimReference(claim.Namespace, claim.Name, claim.UID), action, text, text)
 }
 
 // emit writes an event. client-go aggregates events that differ only in text, and keeps the first text. So emit puts a

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package convert
 
 import (
 	"context"
@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -25,32 +26,32 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/convert"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
+	"github.com/gpudra/gpu-dra-driver/test/webhooktest"
 )
 
 const vcudaPod = `{apiVersion: v1, kind: Pod, metadata: {name: worker, namespace: ml, uid: u1}, spec: {unknownField: kept,
 containers: [{name: main, image: i, resources: {limits: {cpu: 1, tencent.com/vcuda-core: 30, tencent.com/vcuda-memory: 20},
 requests: {tencent.com/vcuda-core: 30, tencent.com/vcuda-memory: 20}}}, {name: side, image: i}]}}`
 
-// newConverter returns a converter in a cluster with these objects.
-func newConverter(t testing.TB, profile string, objects ...client.Object) *converter {
+// newWebhook returns a webhook in a cluster with these objects.
+func newWebhook(t testing.TB, profile string, objects ...client.Object) *Webhook {
 	t.Helper()
 	v := clustertest.New(t)
 	if profile != "" {
 		v = clustertest.New(t, clustertest.Node{Name: "a", Profile: profile})
 	}
 	cluster := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(objects...).Build()
-	return &converter{view: v, families: convert.Names(), cached: cluster, direct: cluster,
-		free: utilcache.NewExpiring()}
+	return NewWebhook(Converter{Families: Names()}, v, cluster, cluster)
 }
 
 // admit returns the pod after the webhook, and its warnings.
-func admit(t *testing.T, c *converter, pod string) (*corev1.Pod, []string) {
+func admit(t *testing.T, c *Webhook, pod string) (*corev1.Pod, []string) {
 	t.Helper()
-	req := request(t, "Pod", pod)
+	req := webhooktest.Request(t, "Pod", pod)
 	req.Operation = admissionv1.Create
 	req.Namespace = "ml"
 	got := c.Handle(t.Context(), req)
@@ -58,7 +59,7 @@ func admit(t *testing.T, c *converter, pod string) (*corev1.Pod, []string) {
 		t.Fatalf("refused: %s", got.Result.Message)
 	}
 	var out corev1.Pod
-	raw := patched(t, req.Object.Raw, got)
+	raw := webhooktest.Patched(t, req.Object.Raw, got)
 	if err := json.Unmarshal(raw, &out); err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +70,7 @@ func admit(t *testing.T, c *converter, pod string) (*corev1.Pod, []string) {
 }
 
 // reconciled reconciles the pod, which exists.
-func reconciled(t *testing.T, c *converter, pod *corev1.Pod) {
+func reconciled(t *testing.T, c *Webhook, pod *corev1.Pod) {
 	t.Helper()
 	key := client.ObjectKeyFromObject(pod)
 	if _, err := c.Reconcile(t.Context(), reconcile.Request{NamespacedName: key}); err != nil {
@@ -78,7 +79,7 @@ func reconciled(t *testing.T, c *converter, pod *corev1.Pod) {
 }
 
 // eventsOf returns the events as "reason: message".
-func eventsOf(t *testing.T, c *converter) (all []string) {
+func eventsOf(t *testing.T, c *Webhook) (all []string) {
 	t.Helper()
 	var list corev1.EventList
 	if err := c.direct.List(t.Context(), &list); err != nil {
@@ -94,18 +95,18 @@ func eventsOf(t *testing.T, c *converter) (all []string) {
 func TestConversionOfOwnNames(t *testing.T) {
 	const own = `{apiVersion: v1, kind: Pod, metadata: {name: p, namespace: ml}, spec: {containers: [{name: main, image: i,
 resources: {limits: {nvidia.com/vgpu: "1", nvidia.com/gpumem: "3000"}}}]}}`
-	c := newConverter(t, "t4-x2")
+	c := newWebhook(t, "t4-x2")
 	pod, warnings := admit(t, c, own)
 	if len(pod.Spec.Containers[0].Resources.Limits) != 1 || len(warnings) != 1 ||
 		!strings.Contains(warnings[0], "nvidia.com/vgpu stays") {
 		t.Errorf("without names: got %v and %q, want a warning", pod.Spec.Containers[0].Resources.Limits, warnings)
 	}
-	c.names = map[string]string{"nvidia.com/vgpu": "nvidia.com/gpu"}
+	c.configured.Names = map[string]string{"nvidia.com/vgpu": "nvidia.com/gpu"}
 	pod, warnings = admit(t, c, own)
 	if len(pod.Spec.Containers[0].Resources.Limits) != 0 || len(warnings) != 0 {
 		t.Errorf("with names: got %v and %q", pod.Spec.Containers[0].Resources.Limits, warnings)
 	}
-	if got := pod.Annotations[convert.OriginalAnnotation]; got !=
+	if got := pod.Annotations[OriginalAnnotation]; got !=
 		`{"main":{"nvidia.com/gpumem":"3k","nvidia.com/vgpu":"1"}}` {
 		t.Errorf("got %s", got)
 	}
@@ -120,18 +121,18 @@ resources: {limits: {nvidia.com/vgpu: "1", nvidia.com/gpumem: "3000"}}}]}}`
 
 // A pod that asks for nothing known is created as it is, with a warning if it asks for GPUs by other names.
 func TestConversionOfUnknownNames(t *testing.T) {
-	pod, warnings := admit(t, newConverter(t, "t4-x2"), `{apiVersion: v1, kind: Pod, metadata: {name: p, namespace: ml}, spec:
+	pod, warnings := admit(t, newWebhook(t, "t4-x2"), `{apiVersion: v1, kind: Pod, metadata: {name: p, namespace: ml}, spec:
 {containers: [{name: main, image: i, resources: {limits: {xx/vcuda-core: "1", example.com/nic: "1"}}}]}}`)
 	if len(warnings) != 1 || !strings.HasPrefix(warnings[0], "container main: xx/vcuda-core stays in its resources") {
 		t.Errorf("got warnings %q", warnings)
 	}
-	if pod.Labels[convert.FamilyLabel] != "" {
-		t.Errorf("got label %q", pod.Labels[convert.FamilyLabel])
+	if pod.Labels[FamilyLabel] != "" {
+		t.Errorf("got label %q", pod.Labels[FamilyLabel])
 	}
 }
 
 func TestConversion(t *testing.T) {
-	c := newConverter(t, "t4-x2")
+	c := newWebhook(t, "t4-x2")
 	pod, warnings := admit(t, c, vcudaPod)
 	if len(warnings) > 0 {
 		t.Errorf("got warnings %q", warnings)
@@ -156,7 +157,7 @@ resourceClaims:
 	if got, err := yaml.Marshal(pod.Spec); err != nil || string(got) != want {
 		t.Errorf("got %s\nwant %s (error %v)", got, want, err)
 	}
-	if pod.Labels[convert.FamilyLabel] != "gpu-manager" || pod.Annotations[convert.OriginalAnnotation] !=
+	if pod.Labels[FamilyLabel] != "gpu-manager" || pod.Annotations[OriginalAnnotation] !=
 		`{"main":{"tencent.com/vcuda-core":"30","tencent.com/vcuda-memory":"20"}}` {
 		t.Errorf("got labels %v, annotations %v", pod.Labels, pod.Annotations)
 	}
@@ -220,7 +221,7 @@ func TestConversionToPartitions(t *testing.T) {
 		{"without the class", "mig.nvidia.com", []string{"gpu.nvidia.com"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c := newConverter(t, "dgx-h100")
+			c := newWebhook(t, "dgx-h100")
 			c.view.DeleteClass(tc.missing)
 			pod, _ := admit(t, c, `{metadata: {name: worker, namespace: ml, uid: u1}, spec: {containers: [{name: main, `+
 				`resources: {limits: {resource.nvidia.com/tflops: 50}}}]}}`)
@@ -264,9 +265,9 @@ func TestNotConverted(t *testing.T) {
 			`resources: {limits: {tencent.com/vcuda-core: 100}}}]}}`, "in the ways of", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			req := request(t, "Pod", tc.pod)
+			req := webhooktest.Request(t, "Pod", tc.pod)
 			req.Operation = admissionv1.Create
-			got := newConverter(t, tc.profile).Handle(t.Context(), req)
+			got := newWebhook(t, tc.profile).Handle(t.Context(), req)
 			if got.Result == nil {
 				got.Result = &metav1.Status{}
 			}
@@ -289,7 +290,7 @@ func TestNotConverted(t *testing.T) {
 
 // Who applies the manifest of a converted pod again changes nothing.
 func TestConvertedPodIsAppliedAgain(t *testing.T) {
-	c := newConverter(t, "t4-x2")
+	c := newWebhook(t, "t4-x2")
 	old, _ := admit(t, c, vcudaPod)
 	raw, err := json.Marshal(old)
 	if err != nil {
@@ -297,13 +298,13 @@ func TestConvertedPodIsAppliedAgain(t *testing.T) {
 	}
 	again := old.DeepCopy()
 	again.Spec.Containers[0].Resources.Limits["tencent.com/vcuda-core"] = resource.MustParse("30")
-	req := request(t, "Pod", "{}")
+	req := webhooktest.Request(t, "Pod", "{}")
 	if req.Object.Raw, err = json.Marshal(again); err != nil {
 		t.Fatal(err)
 	}
 	req.OldObject.Raw, req.Operation = raw, admissionv1.Update
 	var got corev1.Pod
-	if err := json.Unmarshal(patched(t, req.Object.Raw, c.Handle(t.Context(), req)), &got); err != nil {
+	if err := json.Unmarshal(webhooktest.Patched(t, req.Object.Raw, c.Handle(t.Context(), req)), &got); err != nil {
 		t.Fatal(err)
 	}
 	if _, has := got.Spec.Containers[0].Resources.Limits["tencent.com/vcuda-core"]; has {
@@ -316,7 +317,7 @@ func TestConvertedPodIsAppliedAgain(t *testing.T) {
 
 // A pod that other webhooks change after its conversion is not converted again: its annotations are still there.
 func TestConvertedOnce(t *testing.T) {
-	c := newConverter(t, "t4-x2")
+	c := newWebhook(t, "t4-x2")
 	once, _ := admit(t, c, `{metadata: {annotations: {gpu-fraction: "0.5"}}, spec: {containers: [{name: main}]}}`)
 	raw, err := json.Marshal(once)
 	if err != nil {
@@ -331,7 +332,7 @@ func TestConvertedOnce(t *testing.T) {
 
 // A template of somebody else, with the name that the template would have, is not used.
 func TestForeignTemplate(t *testing.T) {
-	c := newConverter(t, "t4-x2")
+	c := newWebhook(t, "t4-x2")
 	before, _ := admit(t, c, vcudaPod)
 	name := *before.Spec.ResourceClaims[0].ResourceClaimTemplateName
 	foreign := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: name}}
@@ -372,7 +373,7 @@ func TestForgedAnnotation(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			spec := clustertest.Claim(t, tc.devices).Spec
-			name, err := convert.TemplateName(&spec, 0)
+			name, err := TemplateName(&spec, 0)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -381,11 +382,11 @@ func TestForgedAnnotation(t *testing.T) {
 				t.Fatal(err)
 			}
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "forged", UID: "u2",
-				CreationTimestamp: metav1.Now(), Labels: map[string]string{convert.FamilyLabel: "hami"},
+				CreationTimestamp: metav1.Now(), Labels: map[string]string{FamilyLabel: "hami"},
 				Annotations: map[string]string{"gpu.nvidia.com/converted-claim": string(text)}},
 				Spec: corev1.PodSpec{ResourceClaims: []corev1.PodResourceClaim{{Name: "converted-gpu",
 					ResourceClaimTemplateName: &name}}}}
-			c := newConverter(t, "", pod)
+			c := newWebhook(t, "", pod)
 			reconciled(t, c, pod)
 			var templates resourceapi.ResourceClaimTemplateList
 			if err := c.direct.List(t.Context(), &templates); err != nil || len(templates.Items) > 0 {
@@ -403,14 +404,14 @@ func TestUnusedTemplatesAreDeleted(t *testing.T) {
 	names := map[string]string{} // of templates, by their request
 	template := func(request string, age time.Duration) *resourceapi.ResourceClaimTemplate {
 		spec := clustertest.Claim(t, `requests: [{name: `+request+`, exactly: {deviceClassName: gpu.nvidia.com}}]`).Spec
-		name, err := convert.TemplateName(&spec, 0)
+		name, err := TemplateName(&spec, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		names[request] = name
 		return &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: name,
 			UID: types.UID(name), CreationTimestamp: metav1.NewTime(now.Add(-age)),
-			Labels: map[string]string{convert.FamilyLabel: "hami"}},
+			Labels: map[string]string{FamilyLabel: "hami"}},
 			Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}}
 	}
 	foreign := template("foreign", time.Hour)
@@ -441,4 +442,29 @@ func TestUnusedTemplatesAreDeleted(t *testing.T) {
 	if got := strings.Join(requests, " "); got != "foreign new used" {
 		t.Errorf("got %q left, want foreign, new and used", got)
 	}
+}
+
+// FuzzUpdates sends pods and updates to the webhook. Nothing panics, and what the webhook makes of a pod can be applied
+// to it.
+func FuzzUpdates(f *testing.F) {
+	for _, pair := range [][2]string{
+		{`{}`, `{}`}, {`null`, `null`}, {`[]`, `{}`},
+		{`{"spec":{"containers":[{"name":"a","resources":{"limits":{"tencent.com/vcuda-core":30}}}]}}`,
+			`{"spec":{"containers":[5],"initContainers":[null],"resourceClaims":[{}]}}`},
+		{`{"metadata":{"annotations":{"tensor-fusion.ai/tflops-request":"20"}},"spec":{"containers":[{}],` +
+			`"resourceClaims":5}}`, `{"metadata":{"labels":5}}`},
+	} {
+		f.Add([]byte(pair[0]), []byte(pair[1]))
+	}
+	pods := newWebhook(f, "t4-x2")
+	f.Fuzz(func(t *testing.T, before, after []byte) {
+		for _, operation := range []admissionv1.Operation{admissionv1.Create, admissionv1.Update} {
+			req := admissionv1.AdmissionRequest{Kind: metav1.GroupVersionKind{Kind: "Pod"}, Operation: operation,
+				Namespace: "ns", Object: runtime.RawExtension{Raw: after}, OldObject: runtime.RawExtension{Raw: before}}
+			got := pods.Handle(context.Background(), webhook.Request{AdmissionRequest: req})
+			if got.Allowed {
+				webhooktest.Patched(t, after, got)
+			}
+		}
+	})
 }

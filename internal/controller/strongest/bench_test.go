@@ -1,22 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package strongest_test
 
 import (
 	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
+	"github.com/gpudra/gpu-dra-driver/test/webhooktest"
 )
 
 // busyFleet returns a view of that many nodes with eight GPUs each. Claims hold all GPUs of the strongest third of the
@@ -55,17 +59,17 @@ func BenchmarkStrongestClaim(b *testing.B) {
 	for _, models := range []int{1, 8, 20} {
 		v := busyFleet(b, 5000, models, gpu.Use{})
 		expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
-		ask := request(b, "ResourceClaim", asksForStrongest)
+		ask := webhooktest.Request(b, "ResourceClaim", asksForStrongest)
 		b.Run(fmt.Sprintf("rank/models=%d", models), func(b *testing.B) {
 			for b.Loop() {
-				ranker{expander}.Handle(b.Context(), ask)
+				expander.Handle(b.Context(), ask)
 			}
 		})
 		ranked := ask
-		ranked.Object.Raw = patched(b, ask.Object.Raw, ranker{expander}.Handle(b.Context(), ask))
+		ranked.Object.Raw = webhooktest.Patched(b, ask.Object.Raw, expander.Handle(b.Context(), ask))
 		b.Run(fmt.Sprintf("validate/models=%d", models), func(b *testing.B) {
 			for b.Loop() {
-				validator{admission.Checker{View: v}, expander}.Handle(b.Context(), ranked)
+				admission.Validator{Checker: admission.Checker{View: v}, Expander: expander}.Handle(b.Context(), ranked)
 			}
 		})
 	}
@@ -77,11 +81,11 @@ func BenchmarkStrongestClaim(b *testing.B) {
 func TestBurst(t *testing.T) {
 	const underWay, all = 100, 10000 // that many calls the API server has under way
 	v := busyFleet(t, 5000, 8, gpu.Use{Sharing: gpu.Exclusive})
-	handler := ranker{strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}}
-	ask := request(t, "ResourceClaim", asksForStrongest)
+	handler := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
+	ask := webhooktest.Request(t, "ResourceClaim", asksForStrongest)
 	var next atomic.Int64
 	var clients sync.WaitGroup
-	before := processorTime()
+	before := processorTime(t)
 	for range underWay {
 		clients.Go(func() {
 			for n := next.Add(1); n <= all; n = next.Add(1) {
@@ -97,9 +101,19 @@ func TestBurst(t *testing.T) {
 		})
 	}
 	clients.Wait()
-	each := (processorTime() - before) / all
+	each := (processorTime(t) - before) / all
 	t.Logf("a claim takes %s of a processor", each)
-	if each*underWay > webhookTimeout/2 {
-		t.Errorf("a claim takes %s of a processor, want less than %s", each, webhookTimeout/2/underWay)
+	if each*underWay > feature.WebhookTimeout/2 {
+		t.Errorf("a claim takes %s of a processor, want less than %s", each, feature.WebhookTimeout/2/underWay)
 	}
+}
+
+// processorTime returns the processor time that this process has used.
+func processorTime(t *testing.T) time.Duration {
+	t.Helper()
+	var usage syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }

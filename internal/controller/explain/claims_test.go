@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package explain
 
 import (
 	"fmt"
@@ -18,13 +18,13 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
-func TestClaimReporter(t *testing.T) {
+func TestClaims(t *testing.T) {
 	const plain = `requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com}}]`
 	const share = `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 5Gi}}}}]`
 	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"}, clustertest.Node{Name: "b",
@@ -60,11 +60,11 @@ func TestClaimReporter(t *testing.T) {
 			c.Annotations = map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"}
 		}),
 		claim("lost", strings.Replace(plain, "strongest.gpu", "gpu", 1), func(c *resourceapi.ResourceClaim) {
-			c.Annotations = map[string]string{optionalFieldsAnnotation: "gpu.capacity"}
+			c.Annotations = map[string]string{"gpu.nvidia.com/optional-fields": "gpu.capacity"}
 		}),
 		claim("kept", `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, tolerations: [{key: a, operator: `+
 			`Exists}]}}]`, func(c *resourceapi.ResourceClaim) {
-			c.Annotations = map[string]string{optionalFieldsAnnotation: "gpu.tolerations"}
+			c.Annotations = map[string]string{"gpu.nvidia.com/optional-fields": "gpu.tolerations"}
 		}),
 		claim("share-of-no-shares", share, has("e", "gpu-3b-00-0")),
 		claim("share", share, has("e", "gpu-3b-00-0"), func(c *resourceapi.ResourceClaim) {
@@ -82,11 +82,11 @@ func TestClaimReporter(t *testing.T) {
 	}
 	cluster := fake.NewClientBuilder().WithScheme(scheme.Scheme).Build()
 	for _, want := range []float64{2, 0} { // a second leader sees the same claims, and tells nothing again
-		u := &claimReporter{client: cluster, expander: expander, unranked: metrics.NewUnrankedClaims(),
-			seen: map[types.UID]seenClaim{}, safe: &guarded{metrics.NewPanics()}}
+		u := NewClaims(expander, feature.NewGuard())
+		u.client = cluster
 		for range 2 { // informers may read a claim twice
 			for _, c := range claims {
-				u.see(c)
+				u.See(c)
 			}
 			if err := u.report(t.Context()); err != nil {
 				t.Fatal(err)

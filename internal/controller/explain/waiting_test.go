@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package explain
 
 import (
 	"context"
@@ -30,6 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/guard"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -84,10 +85,9 @@ func newWaitingCluster(t testing.TB, objects ...runtime.Object) *waitingCluster 
 }
 
 // reporter returns that of a new leader.
-func (c *waitingCluster) reporter() *waitingReporter {
-	u := newWaitingReporter(c.view, func() error { return nil }, time.Minute)
-	u.client, u.reads = c.events, c.Clientset
-	return u
+func (c *waitingCluster) reporter() *Waiting {
+	return NewWaiting(&feature.Controller{Direct: c.events, View: c.view, Guard: feature.NewGuard()}, c.Clientset,
+		time.Minute)
 }
 
 // told returns the events, sorted.
@@ -147,7 +147,7 @@ const (
 	twoGPUs   = `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 2}}]`
 )
 
-func TestWaitingReporter(t *testing.T) {
+func TestWaiting(t *testing.T) {
 	const age = 2 * time.Minute
 	claims := map[string]*resourceapi.ResourceClaim{}
 	for _, name := range []string{"three", "beside", "of-a-young-pod", "of-no-pod", "not-tried", "young"} {
@@ -168,7 +168,7 @@ func TestWaitingReporter(t *testing.T) {
 	}
 	c := newWaitingCluster(t, objects...)
 	u := c.reporter()
-	if err := u.report(t.Context(), c.now); err != nil {
+	if err := u.Report(t.Context(), c.now); err != nil {
 		t.Fatal(err)
 	}
 	const node = " devices of one node, and no node has more than 1 for it; of the others, 1 is held by other " +
@@ -192,7 +192,7 @@ func TestWaitingNeedsAllRights(t *testing.T) {
 	c.PrependReactor("list", "nodes", func(kubetesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(corev1.Resource("nodes"), "", nil)
 	})
-	err := c.reporter().report(t.Context(), c.now)
+	err := c.reporter().Report(t.Context(), c.now)
 	if err == nil || !strings.Contains(err.Error(), `the missing right is the verb "list" on nodes`) {
 		t.Errorf("got error %v, want the missing right", err)
 	}
@@ -241,7 +241,7 @@ func TestWaitingEventsAreNotRepeated(t *testing.T) {
 		{"the event of it has expired", func() {}, 106 * time.Minute, 10, 8},
 	} {
 		step.do()
-		if err := u.report(t.Context(), c.now.Add(step.after)); err != nil {
+		if err := u.Report(t.Context(), c.now.Add(step.after)); err != nil {
 			t.Fatal(err)
 		}
 		if events := len(c.told(t)); c.creates != step.creates || events != step.events {
@@ -264,7 +264,7 @@ func TestWaitingRound(t *testing.T) {
 	c := newWaitingCluster(t, objects...)
 	u := c.reporter()
 	for round := 1; round <= 2; round++ {
-		if err := u.report(t.Context(), c.now.Add(time.Duration(round)*time.Minute)); err != nil {
+		if err := u.Report(t.Context(), c.now.Add(time.Duration(round)*time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 		if got := len(c.told(t)); got != 2*round*maxExplained {
@@ -297,7 +297,7 @@ func TestWaitingRound(t *testing.T) {
 			c.view.DeleteClaim(client.ObjectKeyFromObject(claim))
 		}
 	}
-	if err := u.report(t.Context(), c.now.Add(time.Hour)); err != nil {
+	if err := u.Report(t.Context(), c.now.Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
 	if got := c.lists()["pods"]; got != 5 || c.lists()["nodes"] != 2 ||
@@ -354,7 +354,7 @@ func TestWaitingPods(t *testing.T) {
 			"applied",
 	}
 	for _, after := range []time.Duration{0, time.Minute, 11 * time.Minute} {
-		if err := u.report(t.Context(), c.now.Add(after)); err != nil {
+		if err := u.Report(t.Context(), c.now.Add(after)); err != nil {
 			t.Fatal(err)
 		}
 		got := c.told(t)
@@ -377,7 +377,7 @@ func TestWaitingPodsAreBounded(t *testing.T) {
 	c := newWaitingCluster(t, objects...)
 	u := c.reporter()
 	for round := 1; round <= 2; round++ {
-		if err := u.report(t.Context(), c.now.Add(time.Duration(round)*time.Minute)); err != nil {
+		if err := u.Report(t.Context(), c.now.Add(time.Duration(round)*time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 		if got := len(c.told(t)); got != round*maxExplained {
@@ -399,7 +399,7 @@ func TestWaitingPause(t *testing.T) {
 		{"claims are told about after an hour", time.Hour, 0, time.Minute},
 		{"claims are told about at once", 5 * time.Second, 100 * time.Millisecond, 5 * time.Second},
 	} {
-		if got := newWaitingReporter(nil, nil, row.after).pauseAfter(row.used); got != row.want {
+		if got := (&Waiting{after: row.after}).pauseAfter(row.used); got != row.want {
 			t.Errorf("%s: got %s, want %s", row.name, got, row.want)
 		}
 	}
@@ -453,8 +453,8 @@ func TestSlimPod(t *testing.T) {
 // pauses.
 func BenchmarkWaitingRound(b *testing.B) {
 	var objects []runtime.Object
-	like := clustertest.Slices(b, clustertest.Node{Name: "like", Profile: "dgx-h100",
-		Use: gpu.Use{Sharing: gpu.Exclusive}})
+	like := clustertest.Slices(b,
+		clustertest.Node{Name: "like", Profile: "dgx-h100", Use: gpu.Use{Sharing: gpu.Exclusive}})
 	for i := range 1000 {
 		node := fmt.Sprintf("node-%04d", i)
 		objects = append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}})
@@ -477,7 +477,7 @@ func BenchmarkWaitingRound(b *testing.B) {
 	u := c.reporter()
 	for b.Loop() {
 		rounds++
-		if err := u.report(b.Context(), c.now.Add(time.Duration(rounds)*time.Minute)); err != nil {
+		if err := u.Report(b.Context(), c.now.Add(time.Duration(rounds)*time.Minute)); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -498,17 +498,17 @@ func TestAPanicConcernsOneClaim(t *testing.T) {
 		}
 		return explain(ctx, e, pod)
 	}
-	if err := u.report(t.Context(), c.now); !errors.Is(err, guard.ErrPanic) {
+	if err := u.Report(t.Context(), c.now); !errors.Is(err, guard.ErrPanic) {
 		t.Errorf("got %v, want the panic", err)
 	}
 	const want, wantPod = "ns/good Warning NotAllocated: pod pod-good waits", "ns/pod-good Warning NotAllocated: pod "
 	if got := c.told(t); len(got) != 2 || !strings.HasPrefix(got[0], want) || !strings.HasPrefix(got[1], wantPod) {
 		t.Errorf("got %q, want an event about the good claim and one about its pod", got)
 	}
-	if got := testutil.ToFloat64(u.safe.panics); got != 1 {
+	if got := testutil.ToFloat64(u.guard.Panics); got != 1 {
 		t.Errorf("got %v panics counted, want 1", got)
 	}
-	if err := u.report(t.Context(), c.now.Add(time.Minute)); err != nil || explained != 2 {
+	if err := u.Report(t.Context(), c.now.Add(time.Minute)); err != nil || explained != 2 {
 		t.Errorf("got %v and %d explanations, want no third one", err, explained)
 	}
 }
@@ -521,7 +521,7 @@ func TestAClaimThatIsTooLarge(t *testing.T) {
 	}
 	large := waiting(t, "ns", "large", "requests: ["+strings.Join(many, ", ")+"]")
 	c := newWaitingCluster(t, large, podOf(2*time.Minute, large))
-	if err := c.reporter().report(t.Context(), c.now); err != nil {
+	if err := c.reporter().Report(t.Context(), c.now); err != nil {
 		t.Fatal(err)
 	}
 	const want = "pod pod-large is not explained: it has 300 requests"
@@ -532,7 +532,7 @@ func TestAClaimThatIsTooLarge(t *testing.T) {
 
 // A namespace with many claims that take long does not keep the claims of another one waiting.
 func TestNamespacesTakeTurns(t *testing.T) {
-	u := newWaitingReporter(cluster.New(clustertest.Driver), nil, time.Minute)
+	u := NewWaiting(&feature.Controller{View: cluster.New(clustertest.Driver)}, nil, time.Minute)
 	for _, class := range clustertest.Classes(t) {
 		u.view.SetClass(class)
 	}

@@ -1,32 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+// Package explain writes events that tell users what became of their claims and pods: why they wait, and what a claim
+// has instead of what it asks for.
+package explain
 
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// Events are all events of the controller.
-var Events = struct{ NotRanked, FieldsDropped, WholeGPU, Converted, NotConverted, NotAllocated, Evicted event.Kind }{
+// Events are the events about claims that ask for, or have, something else than their user wrote.
+var Events = struct{ NotRanked, FieldsDropped, WholeGPU event.Kind }{
 	NotRanked: event.Warning("NotRanked", "ResourceClaim",
 		"the claim asks for the strongest GPU and gets any whole GPU, because it was not ranked when it was created"),
 	FieldsDropped: event.Warning("FieldsDropped", "ResourceClaim",
@@ -34,36 +41,48 @@ var Events = struct{ NotRanked, FieldsDropped, WholeGPU, Converted, NotConverted
 			"claim asks for without them"),
 	WholeGPU: event.Normal("WholeGPU", "ResourceClaim",
 		"the claim asks for a share and has a whole GPU, because that GPU has no shares; the text names both"),
-	Converted: event.Normal("Converted", "Pod",
-		"the pod asked for GPUs in the way of an older system, and has a claim instead"),
-	NotConverted: event.Warning("NotConverted", "Pod",
-		"the pod waits for a template of its claim that the controller does not create; the text says why"),
-	NotAllocated: event.Warning("NotAllocated", "ResourceClaim, Pod",
-		"the claim or the pod has waited for devices for more than a minute; the text says why the scheduler does not "+
-			"place the pod, and the smallest change with which it would"),
-	Evicted: event.Warning("DeviceTaintEviction", "Pod",
-		"the pod was deleted, because a GPU that it has got as an extended resource has a taint with the effect "+
-			"NoExecute; the text names both"),
 }
 
-// claimReporter writes events about claims that ask for, or have, something else than their user wrote: claims for a
+// Claims writes events about claims that ask for, or have, something else than their user wrote: claims for a
 // share that have a whole GPU, claims for the strongest GPU that were not ranked although there is something to rank,
 // such as those that were created while the controller did not answer, and claims with fields that the API server has
 // dropped.
 //
 // It writes no annotations: a later write to an object of users would need a right to change every claim.
-type claimReporter struct {
-	client   client.Client // without a cache
+type Claims struct {
 	expander strongest.Expander
-	known    func() error // an error until the view is complete
+	guard    feature.Guard
 	unranked prometheus.Counter
-	period   time.Duration
 
-	safe *guarded
+	client client.Client // without a cache
+	known  func() error  // an error until the view is complete
 
 	mu    sync.Mutex
-	seen  map[types.UID]seenClaim // since the last look
+	seen  map[types.UID]seenClaim // since the last report
 	bytes int                     // of their specs
+}
+
+// NewClaims returns a Claims that has seen no claim.
+func NewClaims(expander strongest.Expander, guard feature.Guard) *Claims {
+	return &Claims{expander: expander, guard: guard, unranked: metrics.NewUnrankedClaims(),
+		seen: map[types.UID]seenClaim{}}
+}
+
+// Add reports about claims on the leader, and about those that wait for longer than after; 0: not about those.
+func Add(c *feature.Controller, claims *Claims, after time.Duration) error {
+	claims.client, claims.known = c.Direct, c.Known
+	err := errors.Join(ctrlmetrics.Registry.Register(claims.unranked), c.Manager.Add(claims))
+	if err != nil || after == 0 {
+		return err
+	}
+	config := rest.CopyConfig(c.REST)
+	config.ContentType = runtime.ContentTypeProtobuf // smaller, and decoded faster
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	reads, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	return c.Manager.Add(NewWaiting(c, reads, after))
 }
 
 type seenClaim struct {
@@ -75,23 +94,28 @@ type seenClaim struct {
 }
 
 const (
-	// reportedAge is the age up to which a claim is reported. Events are kept for an hour, and the name of an event is
-	// that of its claim: so each claim has one, whichever replica leads.
-	reportedAge = time.Hour
-	// maxSeen limits the claims that a replica remembers that does not lead, and maxSeenBytes the sum of their specs: a
-	// claim may have 1.5 MB.
+	// claimsPeriod is the time between two reports.
+	claimsPeriod = 10 * time.Second
+	// maxSeen is the number of claims that a replica remembers until it leads, and maxSeenBytes the sum of their specs:
+	// a claim may have 1.5 MB.
 	maxSeen      = 10000
 	maxSeenBytes = 16 << 20
 )
 
-// see remembers the claim if there may be something to tell. Informers call it for each claim they read.
-func (u *claimReporter) see(c *resourceapi.ResourceClaim) {
+// See remembers the claim if there may be something to tell. It does not change the claim. Informers call it for each
+// claim that they read. Only young claims are remembered: the name of an event is that of its claim, so each claim has
+// one event, whichever replica leads.
+func (u *Claims) See(c *resourceapi.ResourceClaim) {
+	_ = u.guard.Do("see claim", func() error { u.see(c); return nil }) // it is logged
+}
+
+func (u *Claims) see(c *resourceapi.ResourceClaim) {
 	if _, implicit := c.Annotations[resourceapi.ExtendedResourceClaimAnnotation]; implicit ||
-		time.Since(c.CreationTimestamp.Time) > reportedAge {
+		time.Since(c.CreationTimestamp.Time) > feature.EventLifetime {
 		return
 	}
 	seen := seenClaim{NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: c.Name},
-		created: c.CreationTimestamp.Time, dropped: droppedFields(&c.Spec, c.Annotations),
+		created: c.CreationTimestamp.Time, dropped: admission.DroppedFields(&c.Spec, c.Annotations),
 		whole: u.wholeGPUs(c)}
 	size := 0
 	if u.expander.Asked(&c.Spec) {
@@ -109,7 +133,7 @@ func (u *claimReporter) see(c *resourceapi.ResourceClaim) {
 }
 
 // wholeGPUs says which GPUs the claim has as a whole though it asks for some of them.
-func (u *claimReporter) wholeGPUs(c *resourceapi.ResourceClaim) []string {
+func (u *Claims) wholeGPUs(c *resourceapi.ResourceClaim) []string {
 	if c.Status.Allocation == nil {
 		return nil
 	}
@@ -127,17 +151,14 @@ func (u *claimReporter) wholeGPUs(c *resourceapi.ResourceClaim) []string {
 	return texts
 }
 
-// NeedLeaderElection is true: one replica reports.
-func (u *claimReporter) NeedLeaderElection() bool { return true }
-
 // Start reports until ctx ends.
-func (u *claimReporter) Start(ctx context.Context) error {
+func (u *Claims) Start(ctx context.Context) error {
 	logger := log.FromContext(ctx).WithName("claims")
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(u.period):
+		case <-time.After(claimsPeriod):
 		}
 		if u.known() == nil {
 			if err := u.report(ctx); err != nil && ctx.Err() == nil {
@@ -148,23 +169,23 @@ func (u *claimReporter) Start(ctx context.Context) error {
 }
 
 // report reports what has been seen since the last call. What fails is not tried again.
-func (u *claimReporter) report(ctx context.Context) (last error) {
+func (u *Claims) report(ctx context.Context) (last error) {
 	u.mu.Lock()
 	seen := u.seen
 	u.seen, u.bytes = map[types.UID]seenClaim{}, 0
 	u.mu.Unlock()
 	for uid, c := range seen {
-		if time.Since(c.created) > reportedAge {
+		if time.Since(c.created) > feature.EventLifetime {
 			continue
 		}
-		err := u.safe.do("report claims", func() error { return u.reportOne(ctx, uid, c) })
+		err := u.guard.Do("report claims", func() error { return u.reportOne(ctx, uid, c) })
 		last = cmp.Or(err, last)
 	}
 	return last
 }
 
 // reportOne reports about one claim.
-func (u *claimReporter) reportOne(ctx context.Context, uid types.UID, c seenClaim) (last error) {
+func (u *Claims) reportOne(ctx context.Context, uid types.UID, c seenClaim) (last error) {
 	if c.asked != nil && u.ranks(ctx, c.asked) {
 		told, err := u.tell(ctx, uid, c, "not-ranked-", Events.NotRanked, "it gets any whole GPU: when it was "+
 			"created, the controller did not answer in time, validation was off in the namespace, or there was "+
@@ -187,45 +208,16 @@ func (u *claimReporter) reportOne(ctx context.Context, uid types.UID, c seenClai
 
 // ranks reports whether there is something to rank for the claim, which it changes. It takes no longer than the
 // webhook.
-func (u *claimReporter) ranks(ctx context.Context, asked *resourceapi.ResourceClaimSpec) bool {
-	ctx, cancel := context.WithTimeout(ctx, webhookTimeout)
+func (u *Claims) ranks(ctx context.Context, asked *resourceapi.ResourceClaimSpec) bool {
+	ctx, cancel := context.WithTimeout(ctx, feature.WebhookTimeout)
 	defer cancel()
 	return u.expander.Expand(ctx, asked)
 }
 
 // tell writes an event about a claim, whose name begins with prefix. It returns false if that event exists, or the
 // namespace does not.
-func (u *claimReporter) tell(ctx context.Context, uid types.UID, c seenClaim, prefix string, kind event.Kind,
+func (u *Claims) tell(ctx context.Context, uid types.UID, c seenClaim, prefix string, kind event.Kind,
 	text string) (bool, error) {
-	return createEvent(ctx, u.client, kind, claimReference(c.NamespacedName, uid), prefix+string(uid), text)
-}
-
-func claimReference(claim types.NamespacedName, uid types.UID) corev1.ObjectReference {
-	return corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim",
-		Namespace: claim.Namespace, Name: claim.Name, UID: uid}
-}
-
-func podReference(pod *corev1.Pod) corev1.ObjectReference {
-	return corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
-}
-
-// createEvent creates an event of that name. It returns false if the event exists, or the namespace does not.
-func createEvent(ctx context.Context, to client.Client, kind event.Kind, about corev1.ObjectReference, name,
-	text string) (bool, error) {
-	now := metav1.Now()
-	err := to.Create(ctx, &corev1.Event{
-		ObjectMeta:     metav1.ObjectMeta{Namespace: about.Namespace, Name: name},
-		InvolvedObject: about,
-		Type:           kind.Type, Reason: kind.Reason, Count: 1, FirstTimestamp: now, LastTimestamp: now,
-		Source: corev1.EventSource{Component: "dra-controller"}, ReportingController: "dra-controller",
-		Message: event.Text(text),
-	})
-	if apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) ||
-		apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("%s %s/%s: %w", about.Kind, about.Namespace, about.Name, err)
-	}
-	return true, nil
+	return feature.CreateEvent(ctx, u.client, kind, event.ClaimReference(c.Namespace, c.Name, uid), prefix+string(uid),
+		text)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package strongest_test
 
 import (
 	"encoding/json"
@@ -27,19 +27,20 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
+	"github.com/gpudra/gpu-dra-driver/test/webhooktest"
 )
 
 // apiServer stores one claim, as the API server does for clients: with defaults, the webhook, and an immutable spec.
 type apiServer struct {
 	t      *testing.T
-	ranker ranker
+	ranker strongest.Expander
 	stored []byte // nil: there is none
 }
 
 func newAPIServer(t *testing.T) *apiServer {
-	return &apiServer{t: t, ranker: ranker{strongest.Expander{Class: "strongest.gpu.nvidia.com", Ranks: 4,
-		View: clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"},
-			clustertest.Node{Name: "b", Profile: "l40s-x4"})}}}
+	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"},
+		clustertest.Node{Name: "b", Profile: "l40s-x4"})
+	return &apiServer{t: t, ranker: strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}}
 }
 
 // write creates or updates the claim. It returns the warnings, and whether the API server refuses the claim because its
@@ -58,7 +59,7 @@ func (s *apiServer) write(object []byte, dryRun bool) (warnings []string, refuse
 	if !response.Allowed || response.Result.Code != http.StatusOK {
 		s.t.Fatalf("got %+v, want it allowed: the API server validates claims", response)
 	}
-	object = patched(s.t, object, response)
+	object = webhooktest.Patched(s.t, object, response)
 	if s.stored != nil && !jsonpatch.Equal(spec(s.t, s.stored), spec(s.t, object)) {
 		return response.Warnings, true
 	}

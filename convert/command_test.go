@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package convert
 
 import (
+	"bytes"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -11,11 +12,77 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
+
+// program returns a program with the conversion, and its features.
+func program() (*cobra.Command, *[]feature.Feature) {
+	cmd, features := &cobra.Command{Use: "dra-controller", SilenceErrors: true}, &[]feature.Feature{}
+	AddTo(cmd, features)
+	return cmd, features
+}
+
+// runCommand runs the command convert. It returns standard output, standard error and the command's error.
+func runCommand(t *testing.T, args ...string) (out, said string, err error) {
+	t.Helper()
+	cmd, _ := program()
+	var stdout, stderr bytes.Buffer
+	cmd.SetArgs(append([]string{"convert"}, args...))
+	cmd.SetOut(&stdout)
+	cmd.SetErr(&stderr)
+	err = cmd.ExecuteContext(t.Context())
+	return stdout.String(), stderr.String(), err
+}
+
+// kubeconfigOf writes a kubeconfig for the server and returns its path.
+func kubeconfigOf(t *testing.T, server *httptest.Server) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(file, []byte("clusters: [{name: c, cluster: {server: '"+server.URL+"'}}]\n"+
+		"contexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+func TestFlags(t *testing.T) {
+	for _, tc := range []struct{ name, flags, want string }{
+		{"nothing is converted", "", ""},
+		{"families and models", "--convert-families=hami,kai --convert-model=15Gi/65 --convert-model=80Gi/989", ""},
+		{"gpushare in MiB", "--gpushare-memory-unit=MiB", ""},
+		{"an unknown family", "--convert-families=hamii",
+			"--convert-families hamii: want some of gpu-manager, "},
+		{"an unknown name", "--convert-name=a.com/b=a.com/c", "--convert-name: a.com/b: "},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			cmd, features := program()
+			if err := cmd.ParseFlags(strings.Fields(tc.flags)); err != nil {
+				t.Fatal(err)
+			}
+			err := (*features)[0].Check()
+			if got := err == nil; got != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestModels(t *testing.T) {
+	for _, tc := range []struct{ text, want string }{
+		{"15Gi/65", "15Gi/65"}, {"46068Mi/362", "46068Mi/362"}, {"15Gi", ""}, {"15Gi/", ""}, {"15/65", ""},
+		{"-1Gi/65", ""}, {"15Gi/0", ""}, {"a/b", ""}, {"", ""},
+	} {
+		var m models
+		if err := m.Set(tc.text); (err == nil) != (tc.want != "") || m.String() != tc.want {
+			t.Errorf("%q: got %q, error %v, want %q", tc.text, m.String(), err, tc.want)
+		}
+	}
+}
 
 // A claim may get a partition only if the class of partitions exists: the scheduler allocates no list that names a
 // missing class.
@@ -52,7 +119,7 @@ func TestConvertReadsTheCluster(t *testing.T) {
 				}
 			}))
 			defer server.Close()
-			out, told, err := run(t, convertName, "-f", manifest, "--kubeconfig", kubeconfigOf(t, server))
+			out, told, err := runCommand(t, "-f", manifest, "--kubeconfig", kubeconfigOf(t, server))
 			if err != nil || !strings.Contains(out, "cores:") {
 				t.Fatalf("got %v, %s\n%s\nwant a share of a GPU", err, told, out)
 			}
@@ -74,7 +141,7 @@ func TestConvertTellsPlaces(t *testing.T) {
 	if err := os.WriteFile(manifest, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, said, err := run(t, convertName, "-f", dir, "--name", "acme.com/vgpu=volcano.sh/vgpu-number")
+	out, said, err := runCommand(t, "-f", dir, "--name", "acme.com/vgpu=volcano.sh/vgpu-number")
 	if err == nil || !strings.Contains(err.Error(), "all.yaml: not everything could be converted") {
 		t.Errorf("got error %v", err)
 	}
@@ -90,7 +157,7 @@ func TestConvertTellsPlaces(t *testing.T) {
 		}
 	}
 	for _, names := range []string{"nvidia.com/gpu=nvidia.com/gpumem", "vgpu=nvidia.com/gpu", "a.com/b=a.com/c"} {
-		if _, _, err := run(t, convertName, "-f", dir, "--name", names); err == nil {
+		if _, _, err := runCommand(t, "-f", dir, "--name", names); err == nil {
 			t.Errorf("--name %s: no error", names)
 		}
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package explain
 
 import (
 	"cmp"
@@ -20,6 +20,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
+	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
@@ -30,7 +32,7 @@ const maxPods = 1000
 // claimless returns the pods to explain that no claim of the view leads to, those that nobody has looked at first,
 // namespaces in turn: pods whose claims do not exist, or are of a class that does not, and pods with extended
 // resources. It reads the pods without a node, page by page, and keeps of each only its name.
-func (u *waitingReporter) claimless(ctx context.Context, now time.Time) ([]types.NamespacedName, error) {
+func (u *Waiting) claimless(ctx context.Context, now time.Time) ([]types.NamespacedName, error) {
 	var all []types.NamespacedName
 	waits := map[types.NamespacedName]look{}
 	unscheduled := fields.Set{"spec.nodeName": "", "status.phase": string(corev1.PodPending)}.AsSelector().String()
@@ -56,7 +58,7 @@ func (u *waitingReporter) claimless(ctx context.Context, now time.Time) ([]types
 		return nil, fmt.Errorf("list the pods without a node: %w", err)
 	}
 	for name, of := range u.pods { // those of claims have events, too
-		if _, ok := waits[name]; !ok && now.Sub(of.at) < 2*reportedAge {
+		if _, ok := waits[name]; !ok && now.Sub(of.at) < 2*feature.EventLifetime {
 			waits[name] = of
 		}
 	}
@@ -68,12 +70,11 @@ func (u *waitingReporter) claimless(ctx context.Context, now time.Time) ([]types
 // waitsLong reports whether the pod has waited for a node since before that time.
 func waitsLong(pod *corev1.Pod, before time.Time) bool {
 	return pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil && len(pod.Spec.SchedulingGates) == 0 &&
-		pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed &&
-		pod.CreationTimestamp.Time.Before(before)
+		!feature.Finished(pod) && pod.CreationTimestamp.Time.Before(before)
 }
 
 // mayConcern reports whether the pod may wait for devices of this driver though no claim of the view does for it.
-func (u *waitingReporter) mayConcern(pod *corev1.Pod) bool {
+func (u *Waiting) mayConcern(pod *corev1.Pod) bool {
 	for i := range pod.Spec.ResourceClaims {
 		name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
 		if err != nil {
@@ -91,7 +92,7 @@ func (u *waitingReporter) mayConcern(pod *corev1.Pod) bool {
 
 // extended reports whether the pod requests an extended resource of a class of the driver, or one that is named as
 // those are.
-func (u *waitingReporter) extended(pod *corev1.Pod) bool {
+func (u *Waiting) extended(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), func(
 		c corev1.Container) bool {
 		for name := range c.Resources.Requests {
@@ -105,7 +106,7 @@ func (u *waitingReporter) extended(pod *corev1.Pod) bool {
 }
 
 // concerns reports whether the pod waits for something that does not exist, or for an extended resource.
-func (u *waitingReporter) concerns(pod *corev1.Pod, s *indexed) bool {
+func (u *Waiting) concerns(pod *corev1.Pod, s *indexed) bool {
 	for i := range pod.Spec.ResourceClaims {
 		of := &pod.Spec.ResourceClaims[i]
 		name, _, err := resourceclaim.Name(pod, of)
@@ -167,7 +168,7 @@ func (s *indexed) hasClasses(claim *resourceapi.ResourceClaim) bool {
 }
 
 // reportPods explains pods and writes events about them, at most maxExplained.
-func (u *waitingReporter) reportPods(ctx context.Context, due []types.NamespacedName, s *indexed,
+func (u *Waiting) reportPods(ctx context.Context, due []types.NamespacedName, s *indexed,
 	explainer *why.Explainer, now time.Time) (last error) {
 	explained, started := 0, time.Now()
 	for _, name := range due {
@@ -199,14 +200,14 @@ func (u *waitingReporter) reportPods(ctx context.Context, due []types.Namespaced
 }
 
 // tellPod writes an event with the answer about the pod, unless its last event says the same and still exists.
-func (u *waitingReporter) tellPod(ctx context.Context, pod *corev1.Pod, r *why.Report, now time.Time) error {
+func (u *Waiting) tellPod(ctx context.Context, pod *corev1.Pod, r *why.Report, now time.Time) error {
 	name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 	of := u.pods[name]
 	if !of.created.Equal(pod.CreationTimestamp.Time) {
 		of = look{created: pod.CreationTimestamp.Time}
 	}
 	of.at = now
-	of, err := u.tell(ctx, podReference(pod), of, r)
+	of, err := u.tell(ctx, event.PodReference(pod), of, r)
 	u.pods[name] = of
 	return err
 }

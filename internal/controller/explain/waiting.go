@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package explain
 
 import (
 	"cmp"
@@ -23,7 +23,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/cluster/read"
-	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/internal/guard"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
@@ -44,7 +44,12 @@ const (
 	pauseFactor = 19
 )
 
-// waitingReporter writes events about a claim for devices of the driver that has waited for longer than after, and
+// NotAllocated is the event about a claim or a pod that waits.
+var NotAllocated = event.Warning("NotAllocated", "ResourceClaim, Pod",
+	"the claim or the pod has waited for devices for more than a minute; the text says why the scheduler does not "+
+		"place the pod, and the smallest change with which it would")
+
+// Waiting writes events about a claim for devices of the driver that has waited for longer than after, and
 // about its pod: why the pod is not scheduled, and the smallest change with which it would be. It also writes one about
 // a pod whose claim never comes into being, or that waits for an extended resource. The answers are those of kubectl
 // gpu why.
@@ -53,15 +58,13 @@ const (
 // pods without a node, and, if there is something to explain, reads all objects that an answer needs, page by page, and
 // forgets them afterwards. That is one list of each resource per round, however many claims wait. Meanwhile little of
 // each object is kept: of pods with a node what they request, of devices the attributes that a claim or class reads.
-type waitingReporter struct {
+type Waiting struct {
 	client client.Client // writes events; without a cache
 	reads  kubernetes.Interface
 	view   *cluster.View
 	known  func() error // an error until the view is complete
+	guard  feature.Guard
 	after  time.Duration
-	// processorTime returns what this process has used so far.
-	processorTime func() time.Duration
-	safe          *guarded
 	// explain explains a pod. Tests change it.
 	explain func(context.Context, *why.Explainer, *corev1.Pod) (*why.Report, error)
 
@@ -78,9 +81,9 @@ type look struct {
 	told    time.Time
 }
 
-func newWaitingReporter(v *cluster.View, known func() error, after time.Duration) *waitingReporter {
-	return &waitingReporter{view: v, known: known, after: after, processorTime: processorTime,
-		safe: &guarded{metrics.NewPanics()},
+// NewWaiting returns a Waiting that has explained nothing. It reads objects with reads.
+func NewWaiting(c *feature.Controller, reads kubernetes.Interface, after time.Duration) *Waiting {
+	return &Waiting{client: c.Direct, reads: reads, view: c.View, known: c.Known, guard: c.Guard, after: after,
 		explain: func(ctx context.Context, e *why.Explainer, pod *corev1.Pod) (*why.Report, error) {
 			return e.Pod(ctx, pod.Namespace, pod.Name)
 		},
@@ -94,11 +97,8 @@ func processorTime() time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// NeedLeaderElection is true: one replica reports.
-func (u *waitingReporter) NeedLeaderElection() bool { return true }
-
 // Start reports until ctx ends.
-func (u *waitingReporter) Start(ctx context.Context) error {
+func (u *Waiting) Start(ctx context.Context) error {
 	logger := log.FromContext(ctx).WithName("waiting")
 	pause := u.period()
 	for {
@@ -110,24 +110,24 @@ func (u *waitingReporter) Start(ctx context.Context) error {
 		if u.known() != nil {
 			continue
 		}
-		before := u.processorTime()
-		if err := u.report(ctx, time.Now()); err != nil && ctx.Err() == nil {
+		before := processorTime()
+		if err := u.Report(ctx, time.Now()); err != nil && ctx.Err() == nil {
 			logger.Error(err, "Waiting claims have no event that says why")
 		}
-		pause = u.pauseAfter(u.processorTime() - before)
+		pause = u.pauseAfter(processorTime() - before)
 	}
 }
 
 // period is the time between two rounds: a minute, or less where claims are told about earlier.
-func (u *waitingReporter) period() time.Duration { return min(u.after, time.Minute) }
+func (u *Waiting) period() time.Duration { return min(u.after, time.Minute) }
 
 // pauseAfter returns the pause after a round in which the process used that much processor time.
-func (u *waitingReporter) pauseAfter(used time.Duration) time.Duration {
+func (u *Waiting) pauseAfter(used time.Duration) time.Duration {
 	return max(u.period(), pauseFactor*used)
 }
 
-// report makes one round.
-func (u *waitingReporter) report(ctx context.Context, now time.Time) (last error) {
+// Report makes one round.
+func (u *Waiting) Report(ctx context.Context, now time.Time) (last error) {
 	due := u.due(now)
 	pods, err := u.claimless(ctx, now)
 	if err != nil || len(due)+len(pods) == 0 {
@@ -147,9 +147,9 @@ func (u *waitingReporter) report(ctx context.Context, now time.Time) (last error
 }
 
 // answer explains a pod. A panic concerns this pod only: then the report is empty, and the rest goes on.
-func (u *waitingReporter) answer(ctx context.Context, explainer *why.Explainer, pod *corev1.Pod) (r *why.Report,
+func (u *Waiting) answer(ctx context.Context, explainer *why.Explainer, pod *corev1.Pod) (r *why.Report,
 	panicked, err error) {
-	err = u.safe.do("explain claims", func() (err error) {
+	err = u.guard.Do("explain claims", func() (err error) {
 		r, err = u.explain(ctx, explainer, pod)
 		return err
 	})
@@ -160,7 +160,7 @@ func (u *waitingReporter) answer(ctx context.Context, explainer *why.Explainer, 
 }
 
 // reportClaims explains the pods of claims and writes events about both, at most maxExplained about claims.
-func (u *waitingReporter) reportClaims(ctx context.Context, due []types.NamespacedName, s *indexed,
+func (u *Waiting) reportClaims(ctx context.Context, due []types.NamespacedName, s *indexed,
 	pods map[types.NamespacedName]*corev1.Pod, explainer *why.Explainer, now time.Time) (last error) {
 	answers := map[types.UID]*why.Report{} // of pods: all claims of a pod have the same
 	explained, started := 0, time.Now()
@@ -191,7 +191,7 @@ func (u *waitingReporter) reportClaims(ctx context.Context, due []types.Namespac
 		// Undecided: it asks for too much to explain.
 		if r := answers[pod.UID]; r.Outcome == why.Waits || r.Outcome == why.Undecided {
 			var err error
-			of, err = u.tell(ctx, claimReference(name, claim.UID), of, r)
+			of, err = u.tell(ctx, event.ClaimReference(name.Namespace, name.Name, claim.UID), of, r)
 			last = cmp.Or(err, u.tellPod(ctx, pod, r, now), last)
 		}
 		u.looks[name] = of
@@ -200,7 +200,7 @@ func (u *waitingReporter) reportClaims(ctx context.Context, due []types.Namespac
 }
 
 // read returns what answers need of the cluster, with little of each object.
-func (u *waitingReporter) read(ctx context.Context) (*cluster.Snapshot, error) {
+func (u *Waiting) read(ctx context.Context) (*cluster.Snapshot, error) {
 	reader := read.Reader{Client: u.reads, PageSize: pageSize,
 		Slim: func() func(runtime.Object) runtime.Object { return slimObject }}
 	s := why.Read(ctx, reader, metav1.NamespaceAll, why.Manifest{})
@@ -208,16 +208,16 @@ func (u *waitingReporter) read(ctx context.Context) (*cluster.Snapshot, error) {
 }
 
 // tell writes an event with the answer, unless the last event about the object says the same and still exists.
-func (u *waitingReporter) tell(ctx context.Context, about corev1.ObjectReference, of look,
+func (u *Waiting) tell(ctx context.Context, about *corev1.ObjectReference, of look,
 	r *why.Report) (look, error) {
 	text := event.Text(event.Join(r.Cause, r.Advice()))
-	if text == of.text && of.at.Sub(of.told) < reportedAge {
+	if text == of.text && of.at.Sub(of.told) < feature.EventLifetime {
 		return of, nil
 	}
 	// Another leader gives the first event with this text the same name, and so does not repeat it. An answer that
 	// comes back after another one is told again.
 	name := fmt.Sprintf("not-allocated-%s-%s", about.UID, digest(of.event+text))
-	_, err := createEvent(ctx, u.client, Events.NotAllocated, about, name, text)
+	_, err := feature.CreateEvent(ctx, u.client, NotAllocated, about, name, text)
 	if err != nil {
 		return of, err
 	}
@@ -232,7 +232,7 @@ func digest(text string) string {
 }
 
 // due returns the claims to explain, in turns. It forgets claims that do not wait any more.
-func (u *waitingReporter) due(now time.Time) []types.NamespacedName {
+func (u *Waiting) due(now time.Time) []types.NamespacedName {
 	looks := map[types.NamespacedName]look{}
 	var all []types.NamespacedName
 	for c, waits := range u.view.Claims {
@@ -323,7 +323,7 @@ func slimObject(o runtime.Object) runtime.Object {
 // annotations.
 func slimPod(pod *corev1.Pod) *corev1.Pod {
 	switch {
-	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
+	case feature.Finished(pod):
 		return nil
 	case pod.Spec.NodeName == "":
 		whole := *pod // a pointer to pod would keep the whole page

@@ -1,69 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package admission_test
 
 import (
 	"context"
-	"encoding/json"
 	"net/http"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	admissionv1 "k8s.io/api/admission/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
-	"sigs.k8s.io/yaml"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
+	"github.com/gpudra/gpu-dra-driver/test/webhooktest"
 )
-
-// request returns an admission request for an object in YAML.
-func request(t testing.TB, kind, object string) webhook.Request {
-	t.Helper()
-	raw, err := yaml.YAMLToJSON([]byte(object))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return webhook.Request{AdmissionRequest: admissionv1.AdmissionRequest{
-		Kind:   metav1.GroupVersionKind{Group: "resource.k8s.io", Version: "v1", Kind: kind},
-		Object: runtime.RawExtension{Raw: raw}}}
-}
-
-// patched returns the object after the patches of the response, as the API server applies them.
-func patched(t testing.TB, object []byte, response webhook.Response) []byte {
-	t.Helper()
-	if len(response.Patches) == 0 {
-		return object
-	}
-	operations, err := json.Marshal(response.Patches)
-	if err != nil {
-		t.Fatal(err)
-	}
-	patch, err := jsonpatch.DecodePatch(operations)
-	if err != nil {
-		t.Fatal(err)
-	}
-	after, err := patch.Apply(object)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return after
-}
 
 const wrong = `config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: MPS, timeSlicingConfig: {}, mpsConfig: {defaultActiveThreadPercentage: 0}}}}}]`
 
 func TestValidator(t *testing.T) {
-	handler := validator{checker: admission.Checker{View: clustertest.New(t, clustertest.Node{Name: "a",
-		Profile: "t4-x2"})}}
+	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"})
+	handler := admission.Validator{Checker: admission.Checker{View: v}}
 	const both = ".sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: 0: must be from 1 to 100"
 	for _, tc := range []struct {
 		name, kind, object string
@@ -86,7 +51,7 @@ func TestValidator(t *testing.T) {
 		{"another kind of object", "Pod", `{}`, http.StatusBadRequest, []string{"Pod"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got := handler.Handle(t.Context(), request(t, tc.kind, tc.object))
+			got := handler.Handle(t.Context(), webhooktest.Request(t, tc.kind, tc.object))
 			if got.Result.Code != tc.code || got.Allowed != (tc.code == http.StatusOK) {
 				t.Errorf("got %d (allowed: %t), want %d", got.Result.Code, got.Allowed, tc.code)
 			}
@@ -101,8 +66,8 @@ func TestValidator(t *testing.T) {
 
 // A mistake in a claim for the strongest GPU is told once, at the path that the user has written.
 func TestValidatorOfRankedClaim(t *testing.T) {
-	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"}, clustertest.Node{Name: "b",
-		Profile: "l40s-x4"},
+	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"},
+		clustertest.Node{Name: "b", Profile: "l40s-x4"},
 		clustertest.Node{Name: "c", Profile: "dgx-h100"})
 	expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
 	for _, tc := range []struct{ name, more, refused, warned string }{
@@ -115,80 +80,14 @@ func TestValidatorOfRankedClaim(t *testing.T) {
 			"spec.devices.requests[0].exactly.capacity.requests[memory]: no device"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			req := request(t, "ResourceClaim",
+			req := webhooktest.Request(t, "ResourceClaim",
 				`spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com, `+tc.more+`}}]}}`)
-			req.Object.Raw = patched(t, req.Object.Raw, ranker{expander}.Handle(t.Context(), req))
-			got := validator{admission.Checker{View: v}, expander}.Handle(t.Context(), req)
+			req.Object.Raw = webhooktest.Patched(t, req.Object.Raw, expander.Handle(t.Context(), req))
+			got := admission.Validator{Checker: admission.Checker{View: v}, Expander: expander}.Handle(t.Context(), req)
 			told := strings.Join(append(got.Warnings, got.Result.Message), "\n")
 			if got.Allowed != (tc.refused == "") || strings.Count(told, "spec.devices") != 1 ||
 				!strings.Contains(told, tc.refused+tc.warned) {
 				t.Errorf("got allowed: %t, %q; want once: %s%s", got.Allowed, told, tc.refused, tc.warned)
-			}
-		})
-	}
-}
-
-// Who is not ranked in time is told so.
-func TestRankerWithoutTime(t *testing.T) {
-	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"}, clustertest.Node{Name: "b",
-		Profile: "l40s-x4"})
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	got := ranker{strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}}.Handle(ctx,
-		request(t, "ResourceClaim", asksForStrongest))
-	if !got.Allowed || len(got.Patches) > 0 || len(got.Warnings) != 1 ||
-		!strings.Contains(got.Warnings[0], "took too long to rank it") {
-		t.Errorf("got %+v, want it allowed as it is, with a warning", got)
-	}
-}
-
-func TestRanker(t *testing.T) {
-	handler := ranker{strongest.Expander{Class: "strongest.gpu.nvidia.com", Ranks: 4,
-		View: clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"},
-			clustertest.Node{Name: "b", Profile: "l40s-x4"})}}
-	const asks = `spec: {devices: {requests: [{name: first, exactly: {deviceClassName: gpu.nvidia.com, count: 1}}, {name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com, count: 1MORE}}]FIELDS}}`
-	claim := func(more, fields string) string {
-		return strings.NewReplacer("MORE", more, "FIELDS", fields).Replace(asks)
-	}
-	for _, tc := range []struct {
-		name, object string
-		expanded     bool
-		warned       string
-	}{
-		{"a claim", claim("", ""), true, ""},
-		{"a claim with fields that are newer than the controller", claim("", ", newer: {field: 1}"), true, ""},
-		{"a request with fields that are newer", claim(", newer: 1", ""), false,
-			"its requests have fields that the controller does not know"},
-		{"the scheduler's own",
-			"metadata: {annotations: {resource.kubernetes.io/extended-resource-claim: \"true\"}}\n" + claim("", ""),
-			false, ""},
-		{"not a claim", "spec: 5", false, ""},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			req := request(t, "ResourceClaim", tc.object)
-			got := handler.Handle(t.Context(), req)
-			if warned := strings.Join(got.Warnings, " "); !strings.Contains(warned, tc.warned) ||
-				(warned == "") != (tc.warned == "") {
-				t.Errorf("warned: got %q, want %q", warned, tc.warned)
-			}
-			if !tc.expanded {
-				if len(got.Patches) > 0 {
-					t.Errorf("got %v, want nothing changed", got.Patches)
-				}
-				return
-			}
-			object := patched(t, req.Object.Raw, got)
-			var after resourceapi.ResourceClaim
-			if err := json.Unmarshal(object, &after); err != nil {
-				t.Fatal(err)
-			}
-			requests := after.Spec.Devices.Requests
-			if requests[0].Exactly == nil || requests[1].Exactly != nil || len(requests[1].FirstAvailable) != 8 ||
-				requests[1].Name != "gpu" {
-				t.Errorf("got %s, want the second request as a list", object)
-			}
-			if strings.Contains(tc.object, "newer") && !strings.Contains(string(object), `"newer":{"field":1}`) {
-				t.Errorf("got %s, want the unknown field still there", object)
 			}
 		})
 	}
@@ -203,7 +102,7 @@ func TestWebhooksDuringChanges(t *testing.T) {
 	}
 	classes := clustertest.Classes(t)
 	expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
-	judge, rank := validator{admission.Checker{View: v}, expander}, ranker{expander}
+	judge, rank := admission.Validator{Checker: admission.Checker{View: v}, Expander: expander}, expander
 	ctx, stop := context.WithCancel(t.Context())
 	var changes sync.WaitGroup
 	changes.Go(func() {
@@ -217,7 +116,7 @@ func TestWebhooksDuringChanges(t *testing.T) {
 			v.DeleteClaim(types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name})
 		}
 	})
-	ask := request(t, "ResourceClaim",
+	ask := webhooktest.Request(t, "ResourceClaim",
 		`spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com, count: 1, capacity: {requests: {memory: 5Gi}}}}]}}`)
 	ranked := 0
 	end := time.Now().Add(5 * time.Minute)
@@ -258,10 +157,10 @@ func FuzzWebhooks(f *testing.F) {
 	} {
 		f.Add([]byte(seed))
 	}
-	v := clustertest.New(f, clustertest.Node{Name: "a", Profile: "t4-x2"}, clustertest.Node{Name: "b",
-		Profile: "a30-x2"})
+	v := clustertest.New(f, clustertest.Node{Name: "a", Profile: "t4-x2"},
+		clustertest.Node{Name: "b", Profile: "a30-x2"})
 	expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
-	judge, rank := validator{admission.Checker{View: v}, expander}, ranker{expander}
+	judge, rank := admission.Validator{Checker: admission.Checker{View: v}, Expander: expander}, expander
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		for _, kind := range []string{"ResourceClaim", "ResourceClaimTemplate", "DeviceClass"} {
 			req := webhook.Request{AdmissionRequest: admissionv1.AdmissionRequest{
@@ -272,6 +171,40 @@ func FuzzWebhooks(f *testing.F) {
 				t.Errorf("%s %s: got %+v", kind, raw, got)
 			}
 			rank.Handle(context.Background(), req)
+		}
+	})
+}
+
+// FuzzUpdates sends updates to the webhooks that change claims and templates. Nothing panics, and what a webhook makes
+// of an object can be applied to it.
+func FuzzUpdates(f *testing.F) {
+	for _, pair := range [][2]string{
+		{`{}`, `{}`}, {`null`, `null`}, {`[]`, `{}`}, {`{"spec":{"devices":{"requests":[{}]}}}`, `{"spec":{"devices":5}}`},
+		{`{"spec":{"devices":{"requests":[{"name":"a","firstAvailable":[]}]}}}`,
+			`{"spec":{"devices":{"requests":[{"name":"a","exactly":{}}]}}}`},
+		{`{"metadata":{"annotations":{"gpu.nvidia.com/optional-fields":",a,,b.capacity"}},"spec":{}}`,
+			`{"metadata":null,"spec":{"devices":{"requests":[{"name":"a","exactly":{"capacity":{},"tolerations":[{}]}}]}}}`},
+	} {
+		f.Add([]byte(pair[0]), []byte(pair[1]))
+	}
+	v := clustertest.New(f, clustertest.Node{Name: "a", Profile: "t4-x2"}, clustertest.Node{Name: "b",
+		Profile: "a30-x2"})
+	rank := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
+	f.Fuzz(func(t *testing.T, before, after []byte) {
+		for _, h := range []struct {
+			kind    string
+			handler webhook.Handler
+		}{{"ResourceClaim", rank}, {"ResourceClaim", admission.OptionalFields{}},
+			{"ResourceClaimTemplate", admission.OptionalFields{}}} {
+			for _, operation := range []admissionv1.Operation{admissionv1.Create, admissionv1.Update} {
+				req := admissionv1.AdmissionRequest{Kind: metav1.GroupVersionKind{Kind: h.kind}, Operation: operation,
+					Namespace: "ns", Object: runtime.RawExtension{Raw: after},
+					OldObject: runtime.RawExtension{Raw: before}}
+				got := h.handler.Handle(context.Background(), webhook.Request{AdmissionRequest: req})
+				if got.Allowed {
+					webhooktest.Patched(t, after, got)
+				}
+			}
 		}
 	})
 }

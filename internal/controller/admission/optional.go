@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package admission
 
 import (
 	"context"
@@ -13,6 +13,8 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 )
 
 // optionalFieldsAnnotation lists the optional fields that a claim was written with, separated by commas: "gpu.capacity"
@@ -50,8 +52,8 @@ func optionalFieldsOf(spec *resourceapi.ResourceClaimSpec) []string {
 	return has
 }
 
-// droppedFields says for each field that the requests have lost which feature gate the API server lacked.
-func droppedFields(spec *resourceapi.ResourceClaimSpec, annotations map[string]string) (texts []string) {
+// DroppedFields says for each field that the requests have lost which feature gate the API server lacked.
+func DroppedFields(spec *resourceapi.ResourceClaimSpec, annotations map[string]string) (texts []string) {
 	listed := annotations[optionalFieldsAnnotation]
 	if listed == "" {
 		return nil
@@ -70,24 +72,24 @@ func droppedFields(spec *resourceapi.ResourceClaimSpec, annotations map[string]s
 	return texts
 }
 
-// lister writes optionalFieldsAnnotation.
-type lister struct{}
+// OptionalFields is the webhook that writes optionalFieldsAnnotation.
+type OptionalFields struct{}
 
 // Handle annotates claims, and what templates make claims from. On create, a field that is listed stays listed: a claim
-// inherits it from a template that has lost the field. On update, the annotation is put back.
-func (lister) Handle(_ context.Context, req webhook.Request) webhook.Response {
-	object, at, err := annotatedOf(req.Kind.Kind, req.Object.Raw)
+// inherits it from a template that has lost the field. On update, the annotation is restored.
+func (OptionalFields) Handle(_ context.Context, req webhook.Request) webhook.Response {
+	object, at, err := feature.DecodeClaim(req.Kind.Kind, req.Object.Raw)
 	if err != nil {
 		return webhook.Errored(http.StatusBadRequest, fmt.Errorf("%s %s: %w", req.Kind.Kind, req.Name, err))
 	}
 	var want string
-	is := object.annotations()[optionalFieldsAnnotation]
+	is := object.Annotations()[optionalFieldsAnnotation]
 	if req.Operation == admissionv1.Update {
-		old, _, err := annotatedOf(req.Kind.Kind, req.OldObject.Raw)
+		old, _, err := feature.DecodeClaim(req.Kind.Kind, req.OldObject.Raw)
 		if err != nil {
 			return webhook.Errored(http.StatusBadRequest, fmt.Errorf("%s %s: %w", req.Kind.Kind, req.Name, err))
 		}
-		want = old.annotations()[optionalFieldsAnnotation]
+		want = old.Annotations()[optionalFieldsAnnotation]
 	} else {
 		all := append(strings.Split(is, ","), optionalFieldsOf(&object.Spec)...)
 		slices.Sort(all)
@@ -99,7 +101,7 @@ func (lister) Handle(_ context.Context, req webhook.Request) webhook.Response {
 		return webhook.Allowed("")
 	case object.Metadata == nil:
 		return webhook.Patched("", jsonpatch.NewOperation("add", at+"/metadata", map[string]any{"annotations": entry}))
-	case object.annotations() == nil:
+	case object.Annotations() == nil:
 		return webhook.Patched("", jsonpatch.NewOperation("add", at+"/metadata/annotations", entry))
 	}
 	return webhook.Patched("", jsonpatch.NewOperation("add", at+"/metadata/annotations/"+

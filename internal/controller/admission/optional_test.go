@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package admission
 
 import (
 	"encoding/json"
@@ -11,11 +11,11 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
+	"github.com/gpudra/gpu-dra-driver/test/webhooktest"
 )
 
-func TestLister(t *testing.T) {
+func TestOptionalFields(t *testing.T) {
 	const share = `{requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, ` +
 		`capacity: {requests: {memory: 5Gi}}}}]}`
 	for _, tc := range []struct {
@@ -42,12 +42,12 @@ func TestLister(t *testing.T) {
 			`{spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]}}}`, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			req := request(t, tc.kind, tc.object)
-			response := lister{}.Handle(t.Context(), req)
+			req := webhooktest.Request(t, tc.kind, tc.object)
+			response := OptionalFields{}.Handle(t.Context(), req)
 			if !response.Allowed {
 				t.Fatal(response.Result)
 			}
-			after := patched(t, req.Object.Raw, response)
+			after := webhooktest.Patched(t, req.Object.Raw, response)
 			var claim resourceapi.ResourceClaim
 			var template resourceapi.ResourceClaimTemplate
 			if err := json.Unmarshal(after, &claim); err != nil {
@@ -71,17 +71,18 @@ func TestLister(t *testing.T) {
 }
 
 // A template can be applied again as it was written: its whole spec is immutable.
-func TestListerOnUpdate(t *testing.T) {
+func TestOptionalFieldsOnUpdate(t *testing.T) {
 	const written = `{spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, ` +
 		`capacity: {requests: {memory: 5Gi}}}}]}}}}`
 	for _, want := range []string{"gpu.capacity", ""} { // "": from before there was a webhook
-		req := request(t, "ResourceClaimTemplate", written)
+		req := webhooktest.Request(t, "ResourceClaimTemplate", written)
 		req.Operation = admissionv1.Update
-		req.OldObject = request(t, "ResourceClaimTemplate", `{spec: {metadata: {annotations: {`+
+		req.OldObject = webhooktest.Request(t, "ResourceClaimTemplate", `{spec: {metadata: {annotations: {`+
 			`gpu.nvidia.com/optional-fields: "`+want+`"}}, spec: {devices: {requests: [{name: gpu, exactly: `+
 			`{deviceClassName: gpu.nvidia.com}}]}}}}`).Object
 		var template resourceapi.ResourceClaimTemplate
-		if err := json.Unmarshal(patched(t, req.Object.Raw, lister{}.Handle(t.Context(), req)), &template); err != nil {
+		after := webhooktest.Patched(t, req.Object.Raw, OptionalFields{}.Handle(t.Context(), req))
+		if err := json.Unmarshal(after, &template); err != nil {
 			t.Fatal(err)
 		}
 		if got := template.Spec.Annotations[optionalFieldsAnnotation]; got != want {
@@ -92,8 +93,7 @@ func TestListerOnUpdate(t *testing.T) {
 
 // What the API server sends to the validating webhook no longer has the field.
 func TestDroppedFieldsAreAWarning(t *testing.T) {
-	handler := validator{checker: admission.Checker{View: clustertest.New(t, clustertest.Node{Name: "a",
-		Profile: "t4-x2"})}}
+	handler := Validator{Checker: Checker{View: clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"})}}
 	const gpu = `spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com`
 	const listed = `{annotations: {gpu.nvidia.com/optional-fields: "gpu.capacity,gpu.tolerations"}}`
 	const tolerates = `, tolerations: [{key: a, operator: Exists}]`
@@ -114,7 +114,7 @@ func TestDroppedFieldsAreAWarning(t *testing.T) {
 		{"nothing", "ResourceClaim", `{` + gpu + `}}]}}}`, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			response := handler.Handle(t.Context(), request(t, tc.kind, tc.object))
+			response := handler.Handle(t.Context(), webhooktest.Request(t, tc.kind, tc.object))
 			if !response.Allowed || !slices.Equal(response.Warnings, tc.want) {
 				t.Errorf("got %v %q, want %q", response.Result, response.Warnings, tc.want)
 			}

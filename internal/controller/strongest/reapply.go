@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package strongest
 
 import (
 	"encoding/json"
@@ -17,12 +17,12 @@ import (
 )
 
 // update handles an update of a ranked claim. kubectl apply, Flux and Argo CD send the requests again as the user wrote
-// them. The spec of a claim is immutable, so the API server would refuse that. If nothing else differs, update puts the
-// lists back that were made of the requests, and the update changes nothing. Otherwise the object stays as the user
-// sent it, so that the API server refuses it, and a warning names what the user has changed.
+// them. The spec of a claim is immutable, so the API server would refuse that. If nothing else differs, update replaces
+// the requests by the lists that Expand made of them, and the update changes nothing. Otherwise the object stays as the
+// user sent it, so that the API server refuses it, and a warning names what the user has changed.
 //
 // It compares JSON: fields that are newer than the controller count.
-func (r ranker) update(req webhook.Request) webhook.Response {
+func (e Expander) update(req webhook.Request) webhook.Response {
 	before, err := parseClaim(req.OldObject.Raw)
 	if err != nil {
 		return webhook.Errored(http.StatusBadRequest, fmt.Errorf("old claim %s: %w", req.Name, err))
@@ -34,7 +34,7 @@ func (r ranker) update(req webhook.Request) webhook.Response {
 	var patches []jsonpatch.Operation
 	for i := range min(len(before.requests), len(after.requests)) {
 		was := before.requests[i]
-		written, ranked := r.collapse(was)
+		written, ranked := e.collapse(was)
 		if !ranked || after.requests[i]["exactly"] == nil {
 			continue
 		}
@@ -76,13 +76,13 @@ func parseClaim(raw []byte) (claimJSON, error) {
 }
 
 // collapse returns the request that Expand has made a list of, as it was.
-func (r ranker) collapse(request map[string]any) (written map[string]any, ranked bool) {
+func (e Expander) collapse(request map[string]any) (written map[string]any, ranked bool) {
 	text, err := json.Marshal(request)
 	if err != nil {
 		return nil, false
 	}
 	var typed resourceapi.DeviceRequest
-	if err := json.Unmarshal(text, &typed); err != nil || !r.expander.Ranked(typed.FirstAvailable) {
+	if err := json.Unmarshal(text, &typed); err != nil || !e.Ranked(typed.FirstAvailable) {
 		return nil, false
 	}
 	list, _ := request["firstAvailable"].([]any)

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package eviction evicts pods from devices with a NoExecute taint if they got the devices as an extended resource,
+// such as nvidia.com/gpu: 1. The device taint eviction of Kubernetes looks only at the claims in the spec of a pod, and
+// the claim of such a pod is in status.extendedResourceClaimStatus (kubernetes/kubernetes#141290).
+package eviction
+
+import (
+	"context"
+	"errors"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
+	"github.com/gpudra/gpu-dra-driver/internal/event"
+)
+
+// Evicted is the event about a pod that is deleted.
+var Evicted = event.Warning("DeviceTaintEviction", "Pod",
+	"the pod was deleted, because a GPU that it has got as an extended resource has a taint with the effect "+
+		"NoExecute; the text names both")
+
+// The rate limit of evictions, in requests per second: the default one of the controller manager, which evicts the
+// other pods. An eviction is up to four requests.
+const (
+	qps   = 20
+	burst = 30
+)
+
+// Add evicts pods on the leader.
+func Add(ctx context.Context, c *feature.Controller) error {
+	limited := rest.CopyConfig(c.REST)
+	limited.QPS, limited.Burst = qps, burst
+	direct, err := client.New(limited, client.Options{Scheme: c.Manager.GetScheme()})
+	if err != nil {
+		return err
+	}
+	reads, err := kubernetes.NewForConfig(c.REST)
+	if err != nil {
+		return err
+	}
+	rules := newRules(reads)
+	e := &evictor{driver: c.View.Driver(), cached: c.Manager.GetClient(), direct: direct, rules: rules.list,
+		tell: func(ctx context.Context, pod *corev1.Pod, text string) error {
+			_, err := feature.CreateEvent(ctx, direct, Evicted, event.PodReference(pod), "evicted-"+string(pod.UID),
+				text)
+			return err
+		},
+		evicted: metrics.NewEvictedPods()}
+	return errors.Join(index(ctx, c.Manager.GetFieldIndexer()), ctrlmetrics.Registry.Register(e.evicted),
+		c.Manager.Add(rules), e.watch(c.Manager, rules.changed))
+}

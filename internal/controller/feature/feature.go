@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package feature has what the features of the controller share: what they get from it, how they write events, and how
+// their webhooks decode claims.
+package feature
+
+import (
+	"errors"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
+	"github.com/gpudra/gpu-dra-driver/internal/guard"
+)
+
+// Feature is a feature that the program adds to the controller: one that is not among the controller's packages.
+type Feature struct {
+	// Cached are the objects that the feature reads from the manager's cache, and what the cache keeps of them.
+	Cached map[client.Object]cache.ByObject
+	// Check returns the error of a wrong flag, once flags are parsed.
+	Check func() error
+	// Add adds the feature to the controller.
+	Add func(*Controller) error
+}
+
+// Controller is what the controller gives its features.
+type Controller struct {
+	// Manager runs what is added to it on the leader, unless that says otherwise.
+	Manager ctrl.Manager
+	// Direct has no cache. The manager's own client lists and watches every kind of object that it reads.
+	Direct client.Client
+	REST   *rest.Config
+	View   *cluster.View
+	// Known returns an error until the view is complete.
+	Known func() error
+	Guard Guard
+	// Serve serves a webhook.
+	Serve func(path string, handler webhook.Handler)
+}
+
+// AddDriverName adds the flag --driver-name.
+func AddDriverName(f *pflag.FlagSet, name *string) {
+	f.StringVar(name, "driver-name", "gpu.nvidia.com", "name of the driver, as in device classes")
+}
+
+// WebhookTimeout is how long a webhook for claims may take. The API server waits for a second.
+const WebhookTimeout = 800 * time.Millisecond
+
+// Guard keeps panics about single objects from ending the leader, and then the next leader. It counts them.
+type Guard struct{ Panics *prometheus.CounterVec }
+
+// NewGuard returns a guard that has counted nothing.
+func NewGuard() Guard { return Guard{metrics.NewPanics()} }
+
+// Do calls f, as guard.Do does.
+func (g Guard) Do(what string, f func() error) error {
+	err := guard.Do(what, f)
+	if errors.Is(err, guard.ErrPanic) {
+		g.Panics.WithLabelValues(what).Inc()
+	}
+	return err
+}
+
+// Finished reports whether the containers of the pod have ended and will not start again.
+func Finished(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
