@@ -25,11 +25,11 @@ const (
 	queueLabel = "kueue.x-k8s.io/queue-name"
 )
 
-// beside looks at everything in a pod that is not converted, and that meant something to the older system or does not
+// beside checks the parts of a pod that are not converted: some meant something to the older system, and some do not
 // go with the claim.
 type beside struct {
-	Converter
-	family   Family
+	converter
+	family   family
 	pod      *corev1.Pod // as it is written
 	asked    []asked
 	errs     field.ErrorList
@@ -40,8 +40,8 @@ func (b *beside) warn(format string, args ...any) {
 	b.warnings = append(b.warnings, fmt.Sprintf(format, args...))
 }
 
-// look collects errors and warnings: what keeps the pod from being scheduled first, because an event has little room.
-func (b *beside) look() {
+// check collects errors and warnings. Those about scheduling come first, because the text of an event is short.
+func (b *beside) check() {
 	b.resources()
 	b.nodes()
 	for i := range b.asked {
@@ -68,7 +68,7 @@ func (b *beside) look() {
 // sharedMemory asks the rules of the node about a volume at /dev/shm.
 func (b *beside) sharedMemory(a *asked) {
 	volume := sharing.SharedMemoryOf(&b.pod.Spec, a.container)
-	all, some := b.mps(a.Request)
+	all, some := b.mps(a.gpuRequest)
 	switch refusal := volume.Refusal(); {
 	case !some:
 	case refusal != "" && all:
@@ -81,7 +81,7 @@ func (b *beside) sharedMemory(a *asked) {
 }
 
 // mps reports whether all or some GPUs that a share may get have isolation mps.
-func (c Converter) mps(r Request) (all, some bool) {
+func (c converter) mps(r gpuRequest) (all, some bool) {
 	if slices.Contains(r.Selectors, fmt.Sprintf("device.attributes['%s'].isolation == 'mps'", c.Driver)) {
 		return true, true
 	}
@@ -90,12 +90,12 @@ func (c Converter) mps(r Request) (all, some bool) {
 }
 
 // unknown reports whether it is not known what enforces shares: no GPU is published, or models are only announced.
-func (c Converter) unknown() bool {
-	return len(c.Models) == 0 || slices.ContainsFunc(c.Models, func(m Model) bool { return m.Isolation == "" })
+func (c converter) unknown() bool {
+	return len(c.Models) == 0 || slices.ContainsFunc(c.Models, func(m model) bool { return m.Isolation == "" })
 }
 
 // isolatedBy returns the number of models with an isolation.
-func (c Converter) isolatedBy(isolation gpu.Isolation) (n int) {
+func (c converter) isolatedBy(isolation gpu.Isolation) (n int) {
 	for _, m := range c.Models {
 		if m.Isolation == isolation.String() {
 			n++
@@ -196,11 +196,11 @@ func isIndex(suffix string) bool {
 
 // annotations warns of annotations of the families that have no meaning here, and of those that give a container GPUs
 // past its claim.
-func (b *beside) annotations(families ...Family) {
+func (b *beside) annotations(families ...family) {
 	isForeign := func(name string) bool {
-		return slices.ContainsFunc(families, func(f Family) bool {
+		return slices.ContainsFunc(families, func(f family) bool {
 			return f.Foreign != nil && f.Foreign.MatchString(name)
-		}) && !slices.ContainsFunc(families, func(f Family) bool {
+		}) && !slices.ContainsFunc(families, func(f family) bool {
 			return slices.Contains(f.Known, name) || f.isAnnotation(name)
 		}) && !written.MatchString(name) && (len(b.asked) > 0 || strings.Contains(name, "gpu"))
 	}
@@ -335,7 +335,7 @@ func (b *beside) resources() {
 }
 
 // provides reports whether a class of this driver has the extended resource.
-func (c Converter) provides(name corev1.ResourceName) bool {
+func (c converter) provides(name corev1.ResourceName) bool {
 	if class, ok := strings.CutPrefix(string(name), "deviceclass.resource.kubernetes.io/"); ok {
 		return class == c.Driver || strings.HasSuffix(class, "."+strings.TrimPrefix(c.Driver, "gpu."))
 	}
@@ -357,7 +357,7 @@ func isGPUResource(name corev1.ResourceName) bool {
 }
 
 // leftOver says why a resource about GPUs is not converted, and what to do.
-func (c Converter) leftOver(name corev1.ResourceName) string {
+func (c converter) leftOver(name corev1.ResourceName) string {
 	known := c.defaultName(name)
 	for _, f := range families {
 		if slices.Contains(f.Resources, known) && !slices.Contains(c.Families, f.Name) {
@@ -368,14 +368,14 @@ func (c Converter) leftOver(name corev1.ResourceName) string {
 		"for an older system, controller.conversion.names says which"
 }
 
-// Unconverted warns of extended resources and annotations about GPUs in a pod that asks for nothing that is converted.
-func (c Converter) Unconverted(pod *corev1.Pod) []string {
+// unconverted warns of extended resources and annotations about GPUs in a pod that asks for nothing that is converted.
+func (c converter) unconverted(pod *corev1.Pod) []string {
 	if slices.ContainsFunc(pod.Spec.ResourceClaims, isConverted) {
 		return nil
 	}
-	b := beside{Converter: c, pod: pod}
+	b := beside{converter: c, pod: pod}
 	b.resources()
-	b.annotations(slices.DeleteFunc(slices.Clone(families), func(f Family) bool {
+	b.annotations(slices.DeleteFunc(slices.Clone(families), func(f family) bool {
 		return !slices.Contains(c.Families, f.Name)
 	})...)
 	return bounded(b.warnings)

@@ -47,10 +47,10 @@ func TestTheWorkDoesNotMultiply(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations}}
 			pod.Spec.Containers = containers(tc.containers)
-			c := Converter{Driver: clustertest.Driver, Families: Names(), Models: []Model{t4}}
+			c := converter{Driver: clustertest.Driver, Families: Names(), Models: []model{t4}}
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
-			conversion, err := c.Convert(pod)
+			conversion, err := c.convertPod(pod)
 			runtime.ReadMemStats(&after)
 			text := fmt.Sprint(err)
 			if conversion != nil || (err == nil) != (tc.want == "") || !strings.Contains(text, tc.want) && err != nil {

@@ -129,8 +129,8 @@ func TestLongestLists(t *testing.T) {
 	pod := podOf(t, `{spec: {containers: [{name: main, resources: {limits: {nvidia.com/gpu: 1}}}]}}`)
 	list := strings.Join(entries, ",")
 	pod.Annotations = map[string]string{hamiUseType: list, hamiNoUseType: list}
-	c := Converter{Driver: clustertest.Driver, Families: []string{hami.Name}}
-	conversion, err := c.Convert(pod)
+	c := converter{Driver: clustertest.Driver, Families: []string{hami.Name}}
+	conversion, err := c.convertPod(pod)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +139,7 @@ func TestLongestLists(t *testing.T) {
 	}
 	check(t, conversion.Spec)
 	pod.Annotations[hamiUseType] += ",A100"
-	if _, err := c.Convert(pod); err == nil || !strings.Contains(err.Error(), "at most 32 entries") {
+	if _, err := c.convertPod(pod); err == nil || !strings.Contains(err.Error(), "at most 32 entries") {
 		t.Errorf("33 entries: %v", err)
 	}
 }

@@ -21,8 +21,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// ErrNoModels means that a request depends on the models of GPUs, and none is known.
-var ErrNoModels = errors.New("no GPU is published of which this could be a part")
+// errNoModels means that a request depends on the models of GPUs, and none is known.
+var errNoModels = errors.New("no GPU is published of which this could be a part")
 
 const (
 	mib = 1 << 20
@@ -37,9 +37,9 @@ type claimBuilder struct {
 }
 
 // add adds a request.
-func (b *claimBuilder) add(c Converter, name string, r Request) error {
+func (b *claimBuilder) add(c converter, name string, r gpuRequest) error {
 	b.devices += r.Count
-	if r.Count > 1 && !r.whole() && slices.ContainsFunc(c.Models, func(m Model) bool { return m.Isolation == "mps" }) {
+	if r.Count > 1 && !r.whole() && slices.ContainsFunc(c.Models, func(m model) bool { return m.Isolation == "mps" }) {
 		return fmt.Errorf("%d shares of different GPUs: MPS limits a process on one GPU only; ask for one share, or "+
 			"for whole GPUs", r.Count)
 	}
@@ -77,7 +77,7 @@ func (b *claimBuilder) add(c Converter, name string, r Request) error {
 const linkedName = "linked"
 
 // alternatives returns the request in the order in which the scheduler tries it.
-func (c Converter) alternatives(r Request) ([]resourceapi.DeviceSubRequest, error) {
+func (c converter) alternatives(r gpuRequest) ([]resourceapi.DeviceSubRequest, error) {
 	base := resourceapi.DeviceSubRequest{DeviceClassName: c.Driver,
 		AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: r.Count}
 	for _, s := range r.Selectors {
@@ -94,7 +94,7 @@ func (c Converter) alternatives(r Request) ([]resourceapi.DeviceSubRequest, erro
 		return []resourceapi.DeviceSubRequest{base}, nil
 	}
 	models := slices.Clone(c.Models)
-	slices.SortFunc(models, func(a, b Model) int {
+	slices.SortFunc(models, func(a, b model) int {
 		return cmp.Or(cmp.Compare(b.Memory, a.Memory), cmp.Compare(b.PeakCompute, a.PeakCompute))
 	})
 	var all []resourceapi.DeviceSubRequest
@@ -125,33 +125,33 @@ func (c Converter) alternatives(r Request) ([]resourceapi.DeviceSubRequest, erro
 	}
 	switch {
 	case len(all) == 0 && (len(models) > 0 || r.TFLOPS != 0 && len(c.Partitions) > 0):
-		return nil, fmt.Errorf("%w: those that are published have less", ErrNoModels)
+		return nil, fmt.Errorf("%w: those that are published have less", errNoModels)
 	case len(all) == 0:
-		return nil, ErrNoModels
+		return nil, errNoModels
 	}
 	return all, nil
 }
 
 // partitions returns the smallest partition of each model that has the compute and memory of the request, the smallest
 // first. A container can use one partition only.
-func (c Converter) partitions(r Request, base resourceapi.DeviceSubRequest) (all []resourceapi.DeviceSubRequest) {
+func (c converter) partitions(r gpuRequest, base resourceapi.DeviceSubRequest) (all []resourceapi.DeviceSubRequest) {
 	if r.TFLOPS == 0 || r.Count > 1 {
 		return nil
 	}
-	smallest := map[string]Partition{} // by model
+	smallest := map[string]partition{} // by model
 	for _, p := range c.Partitions {
 		best, ok := smallest[p.Product]
 		if p.PeakCompute >= r.TFLOPS && p.Memory >= r.Memory && (!ok || p.compare(best) < 0) {
 			smallest[p.Product] = p
 		}
 	}
-	for _, p := range slices.SortedFunc(maps.Values(smallest), Partition.compare) {
+	for _, p := range slices.SortedFunc(maps.Values(smallest), partition.compare) {
 		sub := base
 		sub.Name = fmt.Sprintf("mig-%s-%d-tflops", gpu.ProfileName(p.Profile), p.PeakCompute)
 		if slices.ContainsFunc(all, func(s resourceapi.DeviceSubRequest) bool { return s.Name == sub.Name }) {
 			continue // two models with the same figures
 		}
-		sub.DeviceClassName, sub.Capacity = PartitionClass(c.Driver), capacity(r.Memory, 0)
+		sub.DeviceClassName, sub.Capacity = partitionClass(c.Driver), capacity(r.Memory, 0)
 		sub.Selectors = append(slices.Clone(base.Selectors), resourceapi.DeviceSelector{
 			CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf("device.attributes['%[1]s'].profile == %[2]q "+
 				"&& device.attributes['%[1]s'].peakCompute == %[3]d", c.Driver, p.Profile, p.PeakCompute)}})
@@ -161,14 +161,14 @@ func (c Converter) partitions(r Request, base resourceapi.DeviceSubRequest) (all
 }
 
 // compare orders partitions by size; of two that differ only in media engines, the one without them is smaller.
-func (p Partition) compare(other Partition) int {
+func (p partition) compare(other partition) int {
 	return cmp.Or(cmp.Compare(p.PeakCompute, other.PeakCompute), cmp.Compare(p.Memory, other.Memory),
 		cmp.Compare(len(p.Profile), len(other.Profile)), strings.Compare(p.Profile, other.Profile),
 		strings.Compare(p.Product, other.Product))
 }
 
 // of returns what the request is on a GPU of the model. ok is false if the model has less.
-func (r Request) of(m Model) (memory, cores int64, ok bool) {
+func (r gpuRequest) of(m model) (memory, cores int64, ok bool) {
 	memory, cores = r.Memory, r.Cores
 	if r.TFLOPS != 0 {
 		if m.PeakCompute < r.TFLOPS {
@@ -216,7 +216,7 @@ type mpsConfig struct {
 	DefaultActiveThreadPercentage int64 `json:"defaultActiveThreadPercentage"`
 }
 
-func (b *claimBuilder) configure(c Converter, name string, r Request) error {
+func (b *claimBuilder) configure(c converter, name string, r gpuRequest) error {
 	config := gpuConfig{APIVersion: api.GroupVersion, Kind: api.KindGpuConfig, Environment: r.Environment}
 	if r.CoresLimit != 0 && r.CoresLimit != r.Cores {
 		config.Sharing = &gpuSharing{"MPS", mpsConfig{r.CoresLimit}}

@@ -29,7 +29,7 @@ type command struct {
 	files      []string
 	recursive  bool
 	kubeconfig string
-	converter  Converter
+	converter  converter
 }
 
 // newCommand returns the command convert.
@@ -72,13 +72,13 @@ func (o command) run(cmd *cobra.Command) error {
 		if err != nil {
 			return err
 		}
-		c.Models, c.Partitions = ModelsOf(published), PartitionsOf(published)
-		c.Products = ProductsOf(published)
+		c.Models, c.Partitions = modelsOf(published), partitionsOf(published)
+		c.Products = productsOf(published)
 	}
 	var last error
 	for _, name := range o.files {
 		if name == "-" {
-			last = cmp.Or(c.Manifests(cmd.InOrStdin(), cmd.OutOrStdout(), teller(cmd, "standard input")), last)
+			last = cmp.Or(c.manifests(cmd.InOrStdin(), cmd.OutOrStdout(), teller(cmd, "standard input")), last)
 			continue
 		}
 		files, err := manifestFiles(name, o.recursive)
@@ -90,7 +90,7 @@ func (o command) run(cmd *cobra.Command) error {
 			if err != nil {
 				return err
 			}
-			err = c.Manifests(bytes.NewReader(text), cmd.OutOrStdout(), teller(cmd, file))
+			err = c.manifests(bytes.NewReader(text), cmd.OutOrStdout(), teller(cmd, file))
 			if err != nil {
 				last = fmt.Errorf("%s: %w", file, err)
 			}
@@ -100,10 +100,10 @@ func (o command) run(cmd *cobra.Command) error {
 }
 
 // teller returns a function that says what became of the objects of a file.
-func teller(cmd *cobra.Command, file string) func(Report) {
-	return func(r Report) {
+func teller(cmd *cobra.Command, file string) func(result) {
+	return func(r result) {
 		say := func(format string, args ...any) { fmt.Fprintf(cmd.ErrOrStderr(), format+"\n", args...) }
-		if errors.Is(r.Err, ErrNoModels) {
+		if errors.Is(r.Err, errNoModels) {
 			r.Err = fmt.Errorf("%w; name the models with --model, or set --kubeconfig", r.Err)
 		}
 		switch {
@@ -161,7 +161,7 @@ func publishedGPUs(ctx context.Context, kubeconfig, driver string) (*cluster.Vie
 	for i := range list.Items {
 		v.SetSlice(&list.Items[i])
 	}
-	class, err := api.DeviceClasses().Get(ctx, PartitionClass(driver), metav1.GetOptions{})
+	class, err := api.DeviceClasses().Get(ctx, partitionClass(driver), metav1.GetOptions{})
 	switch {
 	case err == nil:
 		v.SetClass(class)

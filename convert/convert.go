@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package convert turns pods that ask for GPUs in the way of older sharing systems into pods with claims.
+// Package convert turns pods that ask for GPUs in the way of older sharing systems into pods with claims: as a webhook
+// of the controller, and in manifests with the command convert. Each system, or family of systems, has a file with what
+// it reads of a container; the rest is common to all.
 package convert
 
 import (
@@ -22,8 +24,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// Family is an older system, or several that use the same names.
-type Family struct {
+// family is an older system, or several that use the same names.
+type family struct {
 	// Name is the name in the chart's values and in the label of converted pods.
 	Name string
 	// Resources are the extended resources of the family, which are removed from converted containers.
@@ -36,13 +38,13 @@ type Family struct {
 	// Nil: Convert does that itself.
 	Foreign *regexp.Regexp
 	Known   []string
-	// Convert returns what a container asks for, or nil if it asks for nothing. The errors name the resource or
-	// annotation, what is accepted, and what the claim cannot say.
-	Convert func(c Container) (*Request, field.ErrorList)
+	// read returns what a container asks for, or nil if it asks for nothing. The errors of the reader name the resource
+	// or annotation, what is accepted, and what the claim cannot say.
+	read func(r *reader) *gpuRequest
 }
 
 // families are all families.
-var families = []Family{gpuManager, gpuShare, hami, kai, qgpu, tflops, volcano}
+var families = []family{gpuManager, gpuShare, hami, kai, qgpu, tflops, volcano}
 
 // Names returns the names of all families, sorted.
 func Names() []string {
@@ -63,17 +65,17 @@ func Annotations() []string {
 	return all
 }
 
-// Waits reports whether a pod that is not converted waits, because no node has a resource of a family. Otherwise it
+// waits reports whether a pod that is not converted waits, because no node has a resource of a family. Otherwise it
 // would start without a GPU.
-func (c Converter) Waits(pod *corev1.Pod) bool {
+func (c converter) waits(pod *corev1.Pod) bool {
 	pod, _ = c.withDefaultNames(pod)
-	return slices.ContainsFunc(families, func(f Family) bool {
+	return slices.ContainsFunc(families, func(f family) bool {
 		return slices.Contains(c.Families, f.Name) && f.hasResources(pod)
 	})
 }
 
-// Container is a container of a pod, with what families read.
-type Container struct {
+// container is a container of a pod, with what families read.
+type container struct {
 	Name string
 	// First is true for the first container of the pod that is not an init container.
 	First bool
@@ -92,12 +94,12 @@ type Container struct {
 	Pod *corev1.Pod
 	// Driver is the name of the driver, for selectors.
 	Driver string
-	// MemoryUnit is that of the Converter.
+	// MemoryUnit is that of the converter.
 	MemoryUnit int64
 }
 
-// Count returns the value of a resource as a whole number; 0: the container does not ask for it.
-func (c Container) Count(name corev1.ResourceName) (int64, *field.Error) {
+// count returns the value of a resource as a whole number; 0: the container does not ask for it.
+func (c container) count(name corev1.ResourceName) (int64, *field.Error) {
 	q, ok := c.Resources[name]
 	if !ok {
 		return 0, nil
@@ -109,8 +111,8 @@ func (c Container) Count(name corev1.ResourceName) (int64, *field.Error) {
 	return n, nil
 }
 
-// Request is what a container asks for.
-type Request struct {
+// gpuRequest is what a container asks for.
+type gpuRequest struct {
 	// Claim is the name of an existing claim that the container uses. All other fields are empty then.
 	Claim string
 	// Count is the number of GPUs, at least 1.
@@ -138,26 +140,26 @@ type Request struct {
 }
 
 // whole reports whether the request is for whole GPUs.
-func (r Request) whole() bool {
+func (r gpuRequest) whole() bool {
 	return r.Memory == 0 && r.MemoryShare == 0 && r.Cores == 0 && r.TFLOPS == 0
 }
 
-func (r Request) equal(other Request) bool {
+func (r gpuRequest) equal(other gpuRequest) bool {
 	return r.Claim == other.Claim && r.Count == other.Count && r.Linked == other.Linked && r.Memory == other.Memory &&
 		r.MemoryShare == other.MemoryShare && r.Cores == other.Cores && r.CoresLimit == other.CoresLimit &&
 		r.TFLOPS == other.TFLOPS && slices.Equal(r.Selectors, other.Selectors) &&
 		r.MatchAttribute == other.MatchAttribute && maps.Equal(r.Environment, other.Environment)
 }
 
-// Converter converts pods.
-type Converter struct {
+// converter converts pods.
+type converter struct {
 	Driver string // also the name of the class of whole GPUs
 	// Families are the names of the families to convert.
 	Families []string
 	// Models are those of the GPUs that can be shared.
-	Models []Model
+	Models []model
 	// Partitions are the profiles of the partitions that a request in TFLOP/s may get.
-	Partitions []Partition
+	Partitions []partition
 	// Products are the names of the published GPUs that are not sharedOnly, as NVML has them, for what the quotas of
 	// gpu-admission become.
 	Products []string
@@ -169,34 +171,34 @@ type Converter struct {
 	Extended []string
 }
 
-// Model is a model of GPU that can be shared.
-type Model struct {
+// model is a model of GPU that can be shared.
+type model struct {
 	Memory      int64  // bytes
 	PeakCompute int64  // TFLOP/s
 	Isolation   string // empty: not known
 }
 
-// Partition is a MIG profile of a model of GPU.
-type Partition struct {
+// partition is a MIG profile of a model of GPU.
+type partition struct {
 	Product, Profile string
 	Memory           int64 // bytes
 	PeakCompute      int64 // TFLOP/s
 }
 
-// ModelsOf returns the models of the published GPUs that can be shared.
-func ModelsOf(v *cluster.View) []Model {
-	var all []Model
+// modelsOf returns the models of the published GPUs that can be shared.
+func modelsOf(v *cluster.View) []model {
+	var all []model
 	for _, kind := range v.Kinds() {
 		if kind.Type() == gpu.TypeGPU && kind.Sharing() == gpu.Fractional.String() {
-			all = append(all, Model{Memory: kind.Capacity("memory"), PeakCompute: kind.PeakCompute(),
+			all = append(all, model{Memory: kind.Capacity("memory"), PeakCompute: kind.PeakCompute(),
 				Isolation: kind.Isolation()})
 		}
 	}
 	return all
 }
 
-// ProductsOf returns the names of the published GPUs that claims of the chart's class of whole GPUs may get.
-func ProductsOf(v *cluster.View) []string {
+// productsOf returns the names of the published GPUs that claims of the chart's class of whole GPUs may get.
+func productsOf(v *cluster.View) []string {
 	var all []string
 	for _, kind := range v.Kinds() {
 		if kind.Type() == gpu.TypeGPU && !kind.SharedOnly() {
@@ -207,29 +209,29 @@ func ProductsOf(v *cluster.View) []string {
 	return slices.Compact(all)
 }
 
-// PartitionsOf returns the profiles of the published partitions. Compute instances that share the memory of others
+// partitionsOf returns the profiles of the published partitions. Compute instances that share the memory of others
 // ("1c.3g.40gb") are left out. Without the class of partitions there are none: a claim that names a class that does not
 // exist is never allocated.
-func PartitionsOf(v *cluster.View) []Partition {
-	if _, ok := v.Class(PartitionClass(v.Driver())); !ok {
+func partitionsOf(v *cluster.View) []partition {
+	if _, ok := v.Class(partitionClass(v.Driver())); !ok {
 		return nil
 	}
-	var all []Partition
+	var all []partition
 	for _, kind := range v.Kinds() {
 		if kind.Type() == gpu.TypeMIG && !strings.Contains(kind.Profile(), "c.") {
-			all = append(all, Partition{Product: kind.Product(), Profile: kind.Profile(),
+			all = append(all, partition{Product: kind.Product(), Profile: kind.Profile(),
 				Memory: kind.Capacity("memory"), PeakCompute: kind.PeakCompute()})
 		}
 	}
 	return all
 }
 
-// PartitionClass returns the name of the chart's class of partitions.
-func PartitionClass(driver string) string { return "mig." + strings.TrimPrefix(driver, "gpu.") }
+// partitionClass returns the name of the chart's class of partitions.
+func partitionClass(driver string) string { return "mig." + strings.TrimPrefix(driver, "gpu.") }
 
-// Conversion is what a pod asks for, as a claim.
-type Conversion struct {
-	Family string
+// conversion is what a pod asks for, as a claim.
+type conversion struct {
+	family string
 	// Spec is the spec of the claim. It is nil if the pod only uses existing claims.
 	Spec *resourceapi.ResourceClaimSpec
 	// Warnings say what works differently.
@@ -258,9 +260,9 @@ func isRefused(pod *corev1.Pod) bool {
 	return apivalidation.ValidateAnnotationsSize(pod.Annotations) != nil
 }
 
-// Convert returns what the pod asks for in the way of one of the families, or nil if it asks for nothing. It does not
-// change the pod.
-func (c Converter) Convert(pod *corev1.Pod) (*Conversion, error) {
+// convertPod returns what the pod asks for in the way of one of the families, or nil if it asks for nothing. It does
+// not change the pod.
+func (c converter) convertPod(pod *corev1.Pod) (*conversion, error) {
 	if slices.ContainsFunc(pod.Spec.ResourceClaims, isConverted) || isRefused(pod) {
 		return nil, nil // webhooks may be called again
 	}
@@ -268,7 +270,7 @@ func (c Converter) Convert(pod *corev1.Pod) (*Conversion, error) {
 	if err := errs.ToAggregate(); err != nil {
 		return nil, err
 	}
-	var found *Conversion
+	var found *conversion
 	for _, f := range families {
 		if !slices.Contains(c.Families, f.Name) || !f.concerns(renamed) {
 			continue
@@ -284,7 +286,7 @@ func (c Converter) Convert(pod *corev1.Pod) (*Conversion, error) {
 			continue
 		}
 		if found != nil {
-			return nil, fmt.Errorf("the pod asks for GPUs in the ways of %s and of %s; keep one", found.Family, f.Name)
+			return nil, fmt.Errorf("the pod asks for GPUs in the ways of %s and of %s; keep one", found.family, f.Name)
 		}
 		found = one
 	}
@@ -297,7 +299,7 @@ var claimNames = regexp.MustCompile(`^` + claimName + `(-\d+)?$`)
 func isConverted(c corev1.PodResourceClaim) bool { return claimNames.MatchString(c.Name) }
 
 // concerns reports whether the pod has a resource or an annotation of the family.
-func (f Family) concerns(pod *corev1.Pod) bool {
+func (f family) concerns(pod *corev1.Pod) bool {
 	for name := range pod.Annotations {
 		if f.isAnnotation(name) {
 			return true
@@ -307,19 +309,19 @@ func (f Family) concerns(pod *corev1.Pod) bool {
 }
 
 // isAnnotation reports whether an annotation of this name asks for GPUs.
-func (f Family) isAnnotation(name string) bool {
+func (f family) isAnnotation(name string) bool {
 	return slices.Contains(f.Annotations, name) || slices.ContainsFunc(f.AnnotationPrefixes,
 		func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
 // hasResources reports whether a container has a resource of the family.
-func (f Family) hasResources(pod *corev1.Pod) bool {
-	has := func(c corev1.Container) bool { return len(Converter{}.resourcesOf(f, c)) > 0 }
+func (f family) hasResources(pod *corev1.Pod) bool {
+	has := func(c corev1.Container) bool { return len(converter{}.resourcesOf(f, c)) > 0 }
 	return slices.ContainsFunc(pod.Spec.InitContainers, has) || slices.ContainsFunc(pod.Spec.Containers, has)
 }
 
 // resourcesOf returns the names of the family's resources that the container has, as it writes them.
-func (c Converter) resourcesOf(f Family, container corev1.Container) []corev1.ResourceName {
+func (c converter) resourcesOf(f family, container corev1.Container) []corev1.ResourceName {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(limits(&container))), func(name corev1.ResourceName) bool {
 		return !slices.Contains(f.Resources, c.defaultName(name))
 	})
@@ -330,11 +332,11 @@ type asked struct {
 	container *corev1.Container // as it is written
 	path      *field.Path
 	converted
-	Request
+	gpuRequest
 }
 
 // convert returns what the pod asks for in the way of the family. original is the pod as it is written.
-func (c Converter) convert(f Family, pod, original *corev1.Pod) (*Conversion, error) {
+func (c converter) convert(f family, pod, original *corev1.Pod) (*conversion, error) {
 	all, err := c.asked(f, pod, original)
 	if err != nil || len(all) == 0 {
 		return nil, err
@@ -343,8 +345,8 @@ func (c Converter) convert(f Family, pod, original *corev1.Pod) (*Conversion, er
 		return nil, field.Invalid(field.NewPath("spec", "nodeName"), pod.Spec.NodeName, "must be empty: without the "+
 			"scheduler the pod gets no GPU; use nodeSelector")
 	}
-	rest := beside{Converter: c, family: f, pod: original, asked: all}
-	if rest.look(); len(rest.errs) > 0 {
+	rest := beside{converter: c, family: f, pod: original, asked: all}
+	if rest.check(); len(rest.errs) > 0 {
 		return nil, rest.errs.ToAggregate()
 	}
 	claim, warnings, err := c.claimFor(all)
@@ -356,7 +358,7 @@ func (c Converter) convert(f Family, pod, original *corev1.Pod) (*Conversion, er
 		scheduler = append(scheduler, fmt.Sprintf("schedulerName %s is kept: that scheduler has to allocate the "+
 			"claim; without schedulerName, the scheduler of Kubernetes does", name))
 	}
-	result := &Conversion{Family: f.Name,
+	result := &conversion{family: f.Name,
 		Warnings: bounded(slices.Concat(scheduler, rest.warnings, warnings, claim.warnings))}
 	for _, a := range all {
 		result.containers = append(result.containers, a.converted)
@@ -383,14 +385,14 @@ func otherScheduler(pod *corev1.Pod) string {
 }
 
 // claimFor returns the claim for what the containers ask for, and where each finds its devices.
-func (c Converter) claimFor(all []asked) (claim claimBuilder, warnings []string, err error) {
+func (c converter) claimFor(all []asked) (claim claimBuilder, warnings []string, err error) {
 	for i := range all {
 		a := &all[i]
 		if a.claim = a.Claim; a.claim == "" {
 			a.request = a.container.Name
 			if earlier := reusable(all[:i], *a); earlier != "" {
 				a.request = earlier
-			} else if err := claim.add(c, a.request, a.Request); err != nil {
+			} else if err := claim.add(c, a.request, a.gpuRequest); err != nil {
 				return claim, nil, fmt.Errorf("container %s: %w", a.container.Name, err)
 			} else if a.init && !a.sidecar() {
 				a.Warnings = append(a.Warnings, "no other container asks for the same, so its share stays allocated "+
@@ -406,10 +408,10 @@ func (c Converter) claimFor(all []asked) (claim claimBuilder, warnings []string,
 
 // asked returns what the containers ask for: those that run all the time first, so that init containers can use their
 // devices.
-func (c Converter) asked(f Family, pod, original *corev1.Pod) ([]asked, error) {
+func (c converter) asked(f family, pod, original *corev1.Pod) ([]asked, error) {
 	var all []asked
 	var errs field.ErrorList
-	base := Container{Containers: len(pod.Spec.Containers), Annotations: pod.Annotations,
+	base := container{Containers: len(pod.Spec.Containers), Annotations: pod.Annotations,
 		Sorted: slices.Sorted(maps.Keys(pod.Annotations)), AnnotationPath: field.NewPath("metadata", "annotations"),
 		Pod: pod, Driver: c.Driver, MemoryUnit: cmp.Or(c.MemoryUnit, gib)}
 	look := func(containers, originals []corev1.Container, path *field.Path, init bool) {
@@ -417,7 +419,8 @@ func (c Converter) asked(f Family, pod, original *corev1.Pod) ([]asked, error) {
 			in := base
 			in.Name, in.First, in.Path = containers[i].Name, !init && i == 0, path.Index(i).Child("resources", "limits")
 			in.Resources, in.Renamed = limits(&containers[i]), c.renamed(originals[i])
-			request, problems := f.Convert(in)
+			r := &reader{container: in}
+			request, problems := r.result(f.read(r))
 			problems = append(problems, f.unequal(containers[i], path.Index(i).Child("resources", "requests"))...)
 			c.inOwnNames(problems, originals[i])
 			errs = append(errs, problems...)
@@ -435,7 +438,7 @@ func (c Converter) asked(f Family, pod, original *corev1.Pod) ([]asked, error) {
 
 // unequal refuses requests of the family that are not the limits, as Kubernetes does: an extended resource has one
 // amount.
-func (f Family) unequal(c corev1.Container, path *field.Path) (errs field.ErrorList) {
+func (f family) unequal(c corev1.Container, path *field.Path) (errs field.ErrorList) {
 	for _, name := range f.Resources {
 		request, ok := c.Resources.Requests[name]
 		if limit, both := c.Resources.Limits[name]; ok && both && limit.Cmp(request) != 0 {
@@ -465,7 +468,7 @@ func reusable(earlier []asked, a asked) string {
 	if !a.init || a.sidecar() {
 		return ""
 	}
-	i := slices.IndexFunc(earlier, func(e asked) bool { return !e.sidecar() && e.Request.equal(a.Request) })
+	i := slices.IndexFunc(earlier, func(e asked) bool { return !e.sidecar() && e.gpuRequest.equal(a.gpuRequest) })
 	if i < 0 {
 		return ""
 	}

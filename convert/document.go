@@ -67,13 +67,13 @@ func (d document) parse() (object map[string]any, node *yamlv3.Node, err error) 
 	return object, node, kjson.UnmarshalCaseSensitivePreserveInts(text, &object)
 }
 
-// Place is where a document has the name of a resource or an annotation of an older system that was not converted.
-type Place struct {
+// place is where a document has the name of a resource or an annotation of an older system that was not converted.
+type place struct {
 	Line       int // in the file
 	Path, Name string
 }
 
-func (p Place) String() string {
+func (p place) String() string {
 	return fmt.Sprintf("%s has %s, in a place that this program does not know", p.Path, p.Name)
 }
 
@@ -83,13 +83,13 @@ type seeker struct {
 	skip      map[string]bool // paths of what is converted, or asks for nothing
 	line      int             // of the document
 	seen      map[*yamlv3.Node]bool
-	found     []Place
+	found     []place
 }
 
 // maxPlaces is the number of places that are told for one object.
 const maxPlaces = 20
 
-// seek looks into a node.
+// seek notes the names in a node.
 func (s *seeker) seek(node *yamlv3.Node, path string) {
 	if s.skip[path] || s.seen[node] || len(s.found) == maxPlaces {
 		return
@@ -119,7 +119,7 @@ func (s *seeker) seek(node *yamlv3.Node, path string) {
 // note notes a name of an older system in the text of a key or value. Longer texts may be manifests too.
 func (s *seeker) note(node *yamlv3.Node, path string) {
 	name := ""
-	ofFamily := func(f Family) bool { return f.isAnnotation(node.Value) }
+	ofFamily := func(f family) bool { return f.isAnnotation(node.Value) }
 	if strings.HasSuffix(path, "annotations") && slices.ContainsFunc(families, ofFamily) {
 		name = node.Value
 	}
@@ -129,15 +129,15 @@ func (s *seeker) note(node *yamlv3.Node, path string) {
 		}
 	}
 	if name != "" {
-		s.found = append(s.found, Place{s.line + node.Line - 1, path, name})
+		s.found = append(s.found, place{s.line + node.Line - 1, path, name})
 	}
 }
 
 // lastApplied is the annotation in which kubectl keeps what was applied.
 const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 
-// seeker returns what looks into a document whose first line is that line of its file.
-func (c Converter) seeker(line int) *seeker {
+// seeker returns a seeker for a document that begins at that line of its file.
+func (c converter) seeker(line int) *seeker {
 	s := &seeker{line: line, skip: map[string]bool{}, seen: map[*yamlv3.Node]bool{}}
 	for _, name := range c.removable() {
 		if name != wholeGPU { // it asks for a GPU here too

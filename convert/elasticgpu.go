@@ -20,28 +20,28 @@ import (
 // elasticClaimRequest is the name of the request in a converted ElasticGPUClaim.
 const elasticClaimRequest = "gpu"
 
-// provisionerSuffix is what the domains of Elastic GPU's provisioners end with. It counts memory in GiB, as far as its
-// examples tell.
+// provisionerSuffix is what the domains of Elastic GPU's provisioners end with. According to its examples, they count
+// memory in GiB.
 const provisionerSuffix = ".provisioner.elasticgpu.io"
 
 // elasticProvisioners are those of Elastic GPU's documentation.
 var elasticProvisioners = []string{"elasticgpu.io/qgpu", "gpushare.provisioner.elasticgpu.io"}
 
-// ElasticGPUClaim returns the ResourceClaim of the same name, and what works differently. Pods that have the
+// elasticGPUClaim returns the ResourceClaim of the same name, and what works differently. Pods that have the
 // ElasticGPUClaim by annotation use it.
-func (c Converter) ElasticGPUClaim(in *unstructured.Unstructured) (*resourceapi.ResourceClaim, []string, error) {
+func (c converter) elasticGPUClaim(in *unstructured.Unstructured) (*resourceapi.ResourceClaim, []string, error) {
 	spec := field.NewPath("spec")
-	r := &reader{Container: Container{Path: spec.Child("resources", "requests"), Driver: c.Driver,
-		Resources: corev1.ResourceList{}}}
-	dialects := r.elasticAmounts(in)
-	var request *Request
+	r := elasticReader{&reader{container: container{Path: spec.Child("resources", "requests"), Driver: c.Driver,
+		Resources: corev1.ResourceList{}}}}
+	dialects := r.amounts(in)
+	var request *gpuRequest
 	if len(r.errs) == 0 && len(dialects) != 1 {
 		r.errs = append(r.errs, field.Required(r.Path, "needs the core or memory of one GPU, by one pair of names"))
 	}
 	if len(r.errs) == 0 {
-		request = r.elasticShare(dialects[0])
+		request = r.share(dialects[0])
 	}
-	class := c.elasticClass(in, r, spec)
+	class := c.elasticClass(in, r.reader, spec)
 	request, errs := r.result(request)
 	if len(errs) > 0 {
 		return nil, nil, errs.ToAggregate()
@@ -60,8 +60,8 @@ func (c Converter) ElasticGPUClaim(in *unstructured.Unstructured) (*resourceapi.
 		Spec:       claim.spec}, request.Warnings, nil
 }
 
-// elasticAmounts reads the amounts of an ElasticGPUClaim into the reader's resources.
-func (r *reader) elasticAmounts(in *unstructured.Unstructured) []elasticDialect {
+// amounts reads the amounts of an ElasticGPUClaim into the reader's resources.
+func (r elasticReader) amounts(in *unstructured.Unstructured) []elasticDialect {
 	amounts, _, err := unstructured.NestedMap(in.Object, "spec", "resources", "requests")
 	if err != nil {
 		r.errs = append(r.errs, field.Invalid(r.Path, nil, "must be names and amounts"))
@@ -112,7 +112,7 @@ func elasticDialectOf(name corev1.ResourceName) (elasticDialect, bool) {
 }
 
 // elasticClass returns the name of the claim's class; the class of whole GPUs if it has none.
-func (c Converter) elasticClass(in *unstructured.Unstructured, r *reader, spec *field.Path) string {
+func (c converter) elasticClass(in *unstructured.Unstructured, r *reader, spec *field.Path) string {
 	class := c.Driver
 	for _, name := range []string{"elasticGPUClassName", "egpuClassName", "storageClassName"} {
 		value, found, err := unstructured.NestedString(in.Object, "spec", name)
@@ -129,8 +129,8 @@ func (c Converter) elasticClass(in *unstructured.Unstructured, r *reader, spec *
 	return class
 }
 
-// ElasticGPUClass returns the DeviceClass of the same name, and what works differently.
-func (c Converter) ElasticGPUClass(in *unstructured.Unstructured) (*resourceapi.DeviceClass, []string, error) {
+// elasticGPUClass returns the DeviceClass of the same name, and what works differently.
+func (c converter) elasticGPUClass(in *unstructured.Unstructured) (*resourceapi.DeviceClass, []string, error) {
 	provisioner, _, err := unstructured.NestedString(in.Object, "provisioner")
 	if err != nil || !slices.Contains(elasticProvisioners, provisioner) {
 		return nil, nil, field.NotSupported(field.NewPath("provisioner"), provisioner, elasticProvisioners)
@@ -150,7 +150,7 @@ func (c Converter) ElasticGPUClass(in *unstructured.Unstructured) (*resourceapi.
 }
 
 // wholeGPUs returns the selector of the chart's class of whole GPUs.
-func (c Converter) wholeGPUs() string {
+func (c converter) wholeGPUs() string {
 	return strings.ReplaceAll("device.driver == 'DRIVER' && device.attributes['DRIVER'].type == 'gpu' && "+
 		"!device.attributes['DRIVER'].?sharedOnly.orValue(false)", "DRIVER", c.Driver)
 }

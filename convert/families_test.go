@@ -21,49 +21,49 @@ var update = flag.Bool("update", false, "write the results into testdata, to be 
 
 // The models of the tests, with the figures of the simulator's profiles.
 var (
-	t4   = Model{Memory: 15360 * mib, PeakCompute: 65, Isolation: "mps"}
-	a100 = Model{Memory: 40960 * mib, PeakCompute: 312, Isolation: "mps"}
-	h100 = Model{Memory: 81559 * mib, PeakCompute: 989, Isolation: "mps"}
+	t4   = model{Memory: 15360 * mib, PeakCompute: 65, Isolation: "mps"}
+	a100 = model{Memory: 40960 * mib, PeakCompute: 312, Isolation: "mps"}
+	h100 = model{Memory: 81559 * mib, PeakCompute: 989, Isolation: "mps"}
 )
 
 // partitions are some of those of an A100, an H100 and of another model with an H100's figures.
-var partitions = []Partition{
+var partitions = []partition{
 	{"A100", "1g.5gb+me", 4864 * mib, 40}, {"A100", "1g.5gb", 4864 * mib, 40}, {"A100", "7g.40gb", 40448 * mib, 283},
 	{"A100", "2g.10gb", 9984 * mib, 80}, {"A100", "3g.20gb", 20096 * mib, 121}, {"H100", "1g.10gb", 9856 * mib, 119},
 	{"H100", "1g.20gb", 19968 * mib, 119}, {"H100", "7g.80gb", 80896 * mib, 989}, {"L100", "1g.10gb", 9900 * mib, 119},
 }
 
 // clusters are what the word after the name of a case chooses.
-var clusters = map[string]Converter{
-	"":      {Models: []Model{t4, a100, h100}},
-	"one":   {Models: []Model{a100}},
+var clusters = map[string]converter{
+	"":      {Models: []model{t4, a100, h100}},
+	"one":   {Models: []model{a100}},
 	"empty": {},
 	"nine":  {Models: nineModels(), Partitions: partitions},
-	"unlimits": {Models: []Model{unlimited(t4), unlimited(a100), unlimited(h100)}, // shares without enforcement
+	"unlimits": {Models: []model{unlimited(t4), unlimited(a100), unlimited(h100)}, // shares without enforcement
 		Partitions: partitions},
-	"some mps":    {Models: []Model{t4, unlimited(a100)}},
-	"announced":   {Models: []Model{{Memory: a100.Memory, PeakCompute: a100.PeakCompute}}},
-	"cgroup":      {Models: []Model{{a100.Memory, a100.PeakCompute, "cgroup"}}},
-	"some cgroup": {Models: []Model{t4, {a100.Memory, a100.PeakCompute, "cgroup"}}},
-	"named": {Models: []Model{a100}, Names: map[string]string{"nvidia.com/vgpu": "nvidia.com/gpu",
+	"some mps":    {Models: []model{t4, unlimited(a100)}},
+	"announced":   {Models: []model{{Memory: a100.Memory, PeakCompute: a100.PeakCompute}}},
+	"cgroup":      {Models: []model{{a100.Memory, a100.PeakCompute, "cgroup"}}},
+	"some cgroup": {Models: []model{t4, {a100.Memory, a100.PeakCompute, "cgroup"}}},
+	"named": {Models: []model{a100}, Names: map[string]string{"nvidia.com/vgpu": "nvidia.com/gpu",
 		"nvidia.com/vgpumem": "nvidia.com/gpumem", "xx/vcuda-core": "tencent.com/vcuda-core"}},
-	"without classes": {Models: []Model{a100}, Extended: []string{}},
-	"mib":             {Models: []Model{a100}, MemoryUnit: mib},
-	"mig":             {Models: []Model{a100}, Partitions: partitions},
+	"without classes": {Models: []model{a100}, Extended: []string{}},
+	"mib":             {Models: []model{a100}, MemoryUnit: mib},
+	"mig":             {Models: []model{a100}, Partitions: partitions},
 	"static":          {Partitions: partitions}, // no whole GPUs
 	"products": {Products: []string{"NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA T400", "Tesla P40", "Tesla T4",
 		"Tesla V100-SXM2-32GB"}},
 }
 
-func unlimited(m Model) Model {
+func unlimited(m model) model {
 	m.Isolation = "none"
 	return m
 }
 
-func nineModels() []Model {
-	var all []Model
+func nineModels() []model {
+	var all []model
 	for n := int64(1); n <= 9; n++ {
-		all = append(all, Model{Memory: n * 8 * gib, PeakCompute: n * 100, Isolation: "mps"})
+		all = append(all, model{Memory: n * 8 * gib, PeakCompute: n * 100, Isolation: "mps"})
 	}
 	return all
 }
@@ -117,7 +117,7 @@ func testFile(t *testing.T, file, family string) {
 }
 
 // outcome returns the result of a conversion as text.
-func outcome(t *testing.T, c Converter, in string) string {
+func outcome(t *testing.T, c converter, in string) string {
 	t.Helper()
 	var object unstructured.Unstructured
 	if err := yaml.Unmarshal([]byte(in), &object.Object); err != nil {
@@ -131,9 +131,9 @@ func outcome(t *testing.T, c Converter, in string) string {
 	}
 	switch object.GetKind() {
 	case "ElasticGPUClaim":
-		made, warnings, err = c.ElasticGPUClaim(&object)
+		made, warnings, err = c.elasticGPUClaim(&object)
 	case "ElasticGPUClass":
-		made, warnings, err = c.ElasticGPUClass(&object)
+		made, warnings, err = c.elasticGPUClass(&object)
 	default:
 		return podOutcome(t, c, in)
 	}
@@ -143,9 +143,9 @@ func outcome(t *testing.T, c Converter, in string) string {
 	return strings.TrimSpace(asText(t, made) + warningText(warnings))
 }
 
-func quotaOutcome(t *testing.T, c Converter, quotas []byte) string {
+func quotaOutcome(t *testing.T, c converter, quotas []byte) string {
 	t.Helper()
-	objects, warnings, err := c.AdmissionQuotas(quotas)
+	objects, warnings, err := c.admissionQuotas(quotas)
 	if err != nil {
 		return "error: " + err.Error()
 	}
@@ -161,16 +161,16 @@ func quotaOutcome(t *testing.T, c Converter, quotas []byte) string {
 	return text.String() + warningText(warnings)
 }
 
-func podOutcome(t *testing.T, c Converter, in string) string {
+func podOutcome(t *testing.T, c converter, in string) string {
 	t.Helper()
 	pod := podOf(t, in)
 	before := pod.DeepCopy()
-	conversion, err := c.Convert(pod)
+	conversion, err := c.convertPod(pod)
 	if asText(t, pod) != asText(t, before) {
 		t.Errorf("the pod was changed:\n%s", in)
 	}
 	switch {
-	case errors.Is(err, ErrNoModels):
+	case errors.Is(err, errNoModels):
 		return "no models: " + err.Error()
 	case err != nil:
 		return "error: " + strings.ReplaceAll(err.Error(), ", spec.", ",\n  spec.")

@@ -27,7 +27,7 @@ const nameHelp = "OWN=KNOWN: a name that an administrator of an older system gav
 
 // AddTo adds the conversion to the program of the controller: its flags, the command convert, and the feature.
 func AddTo(program *cobra.Command, features *[]feature.Feature) {
-	var c Converter
+	var c converter
 	f := program.Flags()
 	f.StringSliceVar(&c.Families, "convert-families", nil, "older systems whose pods are converted to claims: "+
 		strings.Join(Names(), ", ")+"; empty: none")
@@ -65,20 +65,20 @@ func cachedObjects() map[client.Object]cache.ByObject {
 }
 
 // checkFlags checks the families and the names, which are the values of these flags.
-func (c Converter) checkFlags(families, names string) error {
+func (c converter) checkFlags(families, names string) error {
 	known := Names()
 	if slices.ContainsFunc(c.Families, func(name string) bool { return !slices.Contains(known, name) }) {
 		return fmt.Errorf("--%s %s: want some of %s", families, strings.Join(c.Families, ","),
 			strings.Join(known, ", "))
 	}
-	if err := CheckNames(c.Names); err != nil {
+	if err := checkNames(c.Names); err != nil {
 		return fmt.Errorf("--%s: %w", names, err)
 	}
 	return nil
 }
 
 // models is a flag with a model of GPU.
-type models []Model
+type models []model
 
 // Set adds a model.
 func (m *models) Set(text string) error {
@@ -88,7 +88,7 @@ func (m *models) Set(text string) error {
 	if err != nil || invalid != nil || memory.Value() < 1<<20 || tflops < 1 {
 		return fmt.Errorf("%q: want MEMORY/TFLOPS, such as 15Gi/65", text)
 	}
-	*m = append(*m, Model{Memory: memory.Value(), PeakCompute: tflops})
+	*m = append(*m, model{Memory: memory.Value(), PeakCompute: tflops})
 	return nil
 }
 

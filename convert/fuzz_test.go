@@ -35,19 +35,19 @@ func FuzzConvert(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed uint64, one, two string) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		pod := randomPod(random, append([]string{one, two}, values...))
-		models := []Model{t4, a100, h100}
+		models := []model{t4, a100, h100}
 		for i := range models {
 			models[i].Isolation = []string{"mps", "none"}[random.IntN(2)]
 		}
 		for _, family := range Names() {
-			c := Converter{Driver: clustertest.Driver, Families: []string{family}, Models: models,
+			c := converter{Driver: clustertest.Driver, Families: []string{family}, Models: models,
 				Partitions: partitions, Names: map[string]string{"acme.com/gpu": string(wholeGPU)}}
 			text, err := json.Marshal(pod)
 			if err != nil {
 				t.Fatal(err)
 			}
-			_ = c.Unconverted(pod)
-			conversion, err := c.Convert(pod)
+			_ = c.unconverted(pod)
+			conversion, err := c.convertPod(pod)
 			if after, _ := json.Marshal(pod); string(after) != string(text) {
 				t.Errorf("%s changed the pod", family)
 			}
@@ -135,12 +135,12 @@ func FuzzElasticGPU(f *testing.F) {
 		if json.Unmarshal([]byte(spec), &value) == nil {
 			object["spec"] = value
 		}
-		c := Converter{Driver: clustertest.Driver}
-		claim, _, err := c.ElasticGPUClaim(&unstructured.Unstructured{Object: object})
+		c := converter{Driver: clustertest.Driver}
+		claim, _, err := c.elasticGPUClaim(&unstructured.Unstructured{Object: object})
 		if err == nil {
 			check(t, &claim.Spec)
 		}
-		class, _, err := c.ElasticGPUClass(&unstructured.Unstructured{Object: object})
+		class, _, err := c.elasticGPUClass(&unstructured.Unstructured{Object: object})
 		if err == nil {
 			checkDevices(t, class.Spec.Selectors, 1, nil)
 		}
@@ -154,8 +154,8 @@ func FuzzAdmissionQuotas(f *testing.F) {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		c := Converter{Driver: clustertest.Driver, Products: []string{"Tesla T4"}}
-		objects, _, err := c.AdmissionQuotas([]byte(text))
+		c := converter{Driver: clustertest.Driver, Products: []string{"Tesla T4"}}
+		objects, _, err := c.admissionQuotas([]byte(text))
 		if err != nil {
 			return
 		}

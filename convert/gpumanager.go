@@ -6,7 +6,6 @@ import (
 	"regexp"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
 const (
@@ -18,25 +17,25 @@ const (
 
 // gpuManager is tkestack/gpu-manager with vcuda-controller. vcuda-core are hundredths of a GPU, vcuda-memory are blocks
 // of 256 MiB.
-var gpuManager = Family{
+var gpuManager = family{
 	Name:      "gpu-manager",
 	Resources: []corev1.ResourceName{vcudaCore, vcudaMemory},
 	Foreign:   regexp.MustCompile(`^tencent\.com/.*(gpu|vcuda)`),
 	Known:     []string{vcudaLimit},
-	Convert: func(c Container) (*Request, field.ErrorList) {
-		r := &reader{Container: c}
-		return r.result(r.vcuda())
-	},
+	read:      func(r *reader) *gpuRequest { return vcudaReader{r}.read() },
 }
 
-func (r *reader) vcuda() *Request {
+// vcudaReader reads the resources of gpu-manager.
+type vcudaReader struct{ *reader }
+
+func (r vcudaReader) read() *gpuRequest {
 	cores := r.amount(vcudaCore, 100*maxGPUs, "1/100 of a GPU")
 	memory := r.memory(vcudaMemory, vcudaBlock)
 	if len(r.errs) > 0 || cores == 0 && memory == 0 {
 		return nil
 	}
 	if cores >= 100 {
-		return r.vcudaGPUs(cores)
+		return r.gpus(cores)
 	}
 	switch {
 	case cores == 0:
@@ -52,15 +51,15 @@ func (r *reader) vcuda() *Request {
 		r.warn("%s: the container may always use %d percent; gpu-manager gives back what is above %d percent when "+
 			"others need it", vcudaLimit, limit, cores)
 	}
-	request := &Request{Count: 1, Memory: memory, Cores: cores, CoresLimit: limit}
+	request := &gpuRequest{Count: 1, Memory: memory, Cores: cores, CoresLimit: limit}
 	if limit > cores { // other isolations have no such limit
 		request.Selectors = []string{r.attribute("isolation") + " == 'mps'"}
 	}
 	return request
 }
 
-// vcudaGPUs returns the request for whole GPUs.
-func (r *reader) vcudaGPUs(cores int64) *Request {
+// gpus returns the request for whole GPUs.
+func (r vcudaReader) gpus(cores int64) *gpuRequest {
 	if cores%100 != 0 {
 		r.refuse(vcudaCore, "must be less than 100 or a multiple of 100")
 	}
@@ -71,5 +70,5 @@ func (r *reader) vcudaGPUs(cores int64) *Request {
 	if r.annotated(vcudaLimit) {
 		r.warn("%s is ignored from 100 %s on, as gpu-manager does", vcudaLimit, vcudaCore)
 	}
-	return &Request{Count: cores / 100, Linked: cores > 100}
+	return &gpuRequest{Count: cores / 100, Linked: cores > 100}
 }

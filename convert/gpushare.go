@@ -17,20 +17,20 @@ const (
 	aliyunCount corev1.ResourceName = "aliyun.com/gpu-count"
 )
 
-// gpuShare is Aliyun's gpushare and cGPU. Converter.MemoryUnit is the unit of aliyun.com/gpu-mem, which their
+// gpuShare is Aliyun's gpushare and cGPU. converter.MemoryUnit is the unit of aliyun.com/gpu-mem, which their
 // administrator chooses. The index and the memory of the GPU, ALIYUN_COM_GPU_MEM_IDX and ALIYUN_COM_GPU_MEM_DEV, are
 // not set: a claim is made before a GPU is chosen.
-var gpuShare = Family{
+var gpuShare = family{
 	Name:      "gpushare",
 	Resources: []corev1.ResourceName{aliyunMemory, aliyunCore, aliyunCount},
 	Foreign:   regexp.MustCompile(`^aliyun\.com/.*gpu|gpushare|^cgpu`),
-	Convert: func(c Container) (*Request, field.ErrorList) {
-		r := &reader{Container: c}
-		return r.result(r.aliyun())
-	},
+	read:      func(r *reader) *gpuRequest { return aliyunReader{r}.read() },
 }
 
-func (r *reader) aliyun() *Request {
+// aliyunReader reads the resources of gpushare.
+type aliyunReader struct{ *reader }
+
+func (r aliyunReader) read() *gpuRequest {
 	memory := r.memory(aliyunMemory, r.MemoryUnit)
 	cores := r.amount(aliyunCore, 100, "1/100 of a GPU")
 	count := r.amount(aliyunCount, maxGPUs, "1 GPU")
@@ -43,7 +43,7 @@ func (r *reader) aliyun() *Request {
 	if cores%5 != 0 {
 		r.refuse(aliyunCore, "must be a multiple of 5")
 	}
-	count = r.aliyunGPUs(count)
+	count = r.gpus(count)
 	each := memory / count
 	switch {
 	case each%r.MemoryUnit != 0:
@@ -54,11 +54,11 @@ func (r *reader) aliyun() *Request {
 	r.warn("%s: the driver enforces the memory, unless the node has isolation none; gpushare does not", aliyunMemory)
 	r.perPod(aliyunMemory)
 	r.warn("ALIYUN_COM_GPU_MEM_DEV and ALIYUN_COM_GPU_MEM_IDX are not set: the GPU is chosen later")
-	return &Request{Count: count, Memory: each, Cores: cores, Environment: r.aliyunEnvironment(each)}
+	return &gpuRequest{Count: count, Memory: each, Cores: cores, Environment: r.environment(each)}
 }
 
-// aliyunGPUs returns the number of GPUs. resource is what the container says; the label of the pod says it too.
-func (r *reader) aliyunGPUs(resource int64) int64 {
+// gpus returns the number of GPUs. resource is what the container says; the label of the pod says it too.
+func (r aliyunReader) gpus(resource int64) int64 {
 	count := max(1, resource)
 	label, ok := r.Pod.Labels[string(aliyunCount)]
 	if !ok {
@@ -76,8 +76,8 @@ func (r *reader) aliyunGPUs(resource int64) int64 {
 	return n
 }
 
-// aliyunEnvironment returns the variables that say how much memory the container and the pod have.
-func (r *reader) aliyunEnvironment(each int64) map[string]string {
+// environment returns the variables that say how much memory the container and the pod have.
+func (r aliyunReader) environment(each int64) map[string]string {
 	var pod int64
 	for i := range r.Pod.Spec.Containers {
 		q := limits(&r.Pod.Spec.Containers[i])[aliyunMemory]

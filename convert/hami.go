@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
 const hamiPriority corev1.ResourceName = "nvidia.com/priority"
@@ -38,32 +37,32 @@ var hamiAnnotations = []string{hamiUseType, hamiNoUseType, hamiUseUUID, hamiNoUs
 // hami is HAMi. nvidia.com/gpu alone is not converted: it is the extended resource of the class of whole GPUs. By
 // another name it is.
 // CUDA_DEVICE_MEMORY_LIMIT and CUDA_DEVICE_SM_LIMIT are set by the driver.
-var hami = Family{
+var hami = family{
 	Name: "hami",
 	Resources: []corev1.ResourceName{hamiNames.count, hamiNames.memory, hamiNames.percentage, hamiNames.cores,
 		hamiPriority},
 	Foreign: regexp.MustCompile(`^hami\.io/|^nvidia\.com/.*(gpu|numa)`),
 	Known:   hamiAnnotations,
-	Convert: func(c Container) (*Request, field.ErrorList) {
-		r := &reader{Container: c}
-		return r.result(r.hami())
-	},
+	read:    func(r *reader) *gpuRequest { return hamiReader{vgpuReader{r}}.read() },
 }
 
-func (r *reader) hami() *Request {
-	if !hamiNames.asked(r) && !r.has(hamiPriority) && !r.Renamed[hamiNames.count] &&
+// hamiReader reads the resources and annotations of HAMi.
+type hamiReader struct{ vgpuReader }
+
+func (r hamiReader) read() *gpuRequest {
+	if !hamiNames.asked(r.reader) && !r.has(hamiPriority) && !r.Renamed[hamiNames.count] &&
 		!slices.ContainsFunc(hamiAnnotations, r.annotated) {
 		return nil
 	}
-	request := r.vgpu(hamiNames)
+	request := r.share(hamiNames)
 	if request == nil {
 		return nil
 	}
-	r.hamiTypes(request)
+	r.types(request)
 	r.lists(request, hamiLists)
-	r.vgpuMode(hamiMode, request)
-	r.hamiNUMA(request)
-	r.hamiPolicies(request)
+	r.mode(hamiMode, request)
+	r.numa(request)
+	r.policies(request)
 	if r.has(hamiPriority) {
 		priority := r.amount(hamiPriority, 1, "0 (high) or 1 (low)")
 		r.warn("%s is passed to the container as CUDA_TASK_PRIORITY; only HAMi's own library reads it", hamiPriority)
@@ -72,8 +71,8 @@ func (r *reader) hami() *Request {
 	return request
 }
 
-// hamiTypes applies the lists of models.
-func (r *reader) hamiTypes(request *Request) {
+// types applies the lists of models.
+func (r vgpuReader) types(request *gpuRequest) {
 	const accepted = "parts of the names of models"
 	if use := r.list(hamiUseType, graphic, accepted); use != nil {
 		request.Selectors = append(request.Selectors, r.models(use))
@@ -90,7 +89,7 @@ var hamiLists = []gpuList{{hamiUseUUID, "", "uuid"}, {hamiNoUseUUID, "!", "uuid"
 	{hamiNoUseIndex, "!", "index"}}
 
 // lists applies lists of UUIDs and indexes.
-func (r *reader) lists(request *Request, lists []gpuList) {
+func (r vgpuReader) lists(request *gpuRequest, lists []gpuList) {
 	for _, l := range lists {
 		valid, accepted := uuidCharacter, "UUIDs of GPUs"
 		if l.attribute == "index" {
@@ -111,7 +110,7 @@ func (r *reader) lists(request *Request, lists []gpuList) {
 }
 
 // indexes returns the entries as a list of numbers, without leading zeros.
-func (r *reader) indexes(annotation string, entries []string) string {
+func (r vgpuReader) indexes(annotation string, entries []string) string {
 	var all []string
 	for _, e := range entries {
 		n, err := strconv.ParseUint(e, 10, 16)
@@ -124,15 +123,15 @@ func (r *reader) indexes(annotation string, entries []string) string {
 	return "[" + strings.Join(all, ", ") + "]"
 }
 
-// hamiNUMA puts the GPUs of the container on one NUMA node.
-func (r *reader) hamiNUMA(request *Request) {
+// numa puts the GPUs of the container on one NUMA node.
+func (r hamiReader) numa(request *gpuRequest) {
 	if r.annotatedBool(hamiNUMA) && request.Count > 1 {
 		request.MatchAttribute = "resource.kubernetes.io/numaNode"
 	}
 }
 
-// hamiPolicies handles the annotations that choose the order of GPUs and nodes.
-func (r *reader) hamiPolicies(request *Request) {
+// policies handles the annotations that choose the order of GPUs and nodes.
+func (r hamiReader) policies(request *gpuRequest) {
 	if strings.Contains(r.Annotations[hamiGPUPolicy], "mutex") && !request.whole() {
 		r.refuseAnnotation(hamiGPUPolicy, "a claim cannot ask for a share of a GPU that nobody uses yet: ask for a "+
 			"whole GPU, or remove mutex")

@@ -30,49 +30,49 @@ const (
 
 // kai is the KAI scheduler and Run:ai. A fraction is one of the memory; according to KAI's documentation it does not
 // limit compute. One container of a pod has the GPU: the first one, unless an annotation names another.
-var kai = Family{
+var kai = family{
 	Name:               "kai",
 	Annotations:        []string{kaiFraction, kaiMemory},
 	AnnotationPrefixes: []string{kaiPrefix},
 	Foreign:            regexp.MustCompile(`^gpu-(fraction|memory)|^mps$|^(kai\.scheduler|run\.ai|runai)/`),
 	Known: []string{kaiFraction, kaiMemory, kaiFractionLimit, kaiMemoryLimit, kaiDevices, kaiContainer,
 		kaiMode},
-	Convert: func(c Container) (*Request, field.ErrorList) {
-		r := &reader{Container: c}
-		return r.result(r.kai())
-	},
+	read: func(r *reader) *gpuRequest { return kaiReader{r}.read() },
 }
 
-func (r *reader) kai() *Request {
-	request := r.kaiOfContainer()
-	if r.kaiConcerns() {
+// kaiReader reads the annotations of KAI and Run:ai.
+type kaiReader struct{ *reader }
+
+func (r kaiReader) read() *gpuRequest {
+	request := r.ofContainer()
+	if r.concerns() {
 		if request != nil && (r.annotated(kaiFraction) || r.annotated(kaiMemory)) {
-			r.refuseAnnotation(r.kaiName(), "must not be combined with %s…", kaiPrefix+r.Name)
+			r.refuseAnnotation(r.name(), "must not be combined with %s…", kaiPrefix+r.Name)
 		} else if request == nil {
-			request = r.kaiOfPod()
+			request = r.ofPod()
 		}
 	}
 	if request == nil {
 		return nil
 	}
 	request.Count = max(1, r.annotatedNumber(kaiDevices, maxGPUs))
-	r.kaiMode(request)
+	r.mode(request)
 	if r.has(wholeGPU) {
 		r.refuse(wholeGPU, "must not be combined with a part of a GPU")
 	}
 	return request
 }
 
-// kaiName returns the annotation that asks for a share.
-func (r *reader) kaiName() string {
+// name returns the annotation that asks for a share.
+func (r kaiReader) name() string {
 	if r.annotated(kaiFraction) {
 		return kaiFraction
 	}
 	return kaiMemory
 }
 
-// kaiConcerns reports whether the container is the one that gets what the annotations of the pod ask for.
-func (r *reader) kaiConcerns() bool {
+// concerns reports whether the container is the one that gets what the annotations of the pod ask for.
+func (r kaiReader) concerns() bool {
 	name, ok := r.Annotations[kaiContainer]
 	if !ok {
 		return r.First
@@ -83,8 +83,8 @@ func (r *reader) kaiConcerns() bool {
 	return name == r.Name
 }
 
-// kaiOfPod returns what the annotations without the name of a container ask for.
-func (r *reader) kaiOfPod() *Request {
+// ofPod returns what the annotations without the name of a container ask for.
+func (r kaiReader) ofPod() *gpuRequest {
 	if r.annotated(kaiFraction) && r.annotated(kaiMemory) {
 		r.refuseAnnotation(kaiFraction, "must not be combined with %s", kaiMemory)
 		return nil
@@ -94,7 +94,7 @@ func (r *reader) kaiOfPod() *Request {
 		if r.annotated(kaiMemoryLimit) && r.annotatedNumber(kaiMemoryLimit, maxMemory/mib) != memory {
 			r.refuseLimit(kaiMemoryLimit, kaiMemory)
 		}
-		return &Request{Memory: memory * mib}
+		return &gpuRequest{Memory: memory * mib}
 	}
 	value, ok := r.Annotations[kaiFraction]
 	if !ok {
@@ -111,18 +111,18 @@ func (r *reader) kaiOfPod() *Request {
 			r.refuseLimit(kaiFractionLimit, kaiFraction)
 		}
 	}
-	return &Request{MemoryShare: share, Environment: map[string]string{
+	return &gpuRequest{MemoryShare: share, Environment: map[string]string{
 		"GPU_PORTION": strconv.FormatFloat(share, 'f', -1, 64)}}
 }
 
 // refuseLimit refuses a limit that is not the request.
-func (r *reader) refuseLimit(limit, request string) {
+func (r kaiReader) refuseLimit(limit, request string) {
 	r.refuseAnnotation(limit, "must be %s, %s: a claim has one amount of memory, which is the limit; ask for as much "+
 		"as the program may use", request, r.Annotations[request])
 }
 
-// kaiOfContainer returns what the annotations with the name of the container ask for.
-func (r *reader) kaiOfContainer() *Request {
+// ofContainer returns what the annotations with the name of the container ask for.
+func (r kaiReader) ofContainer() *gpuRequest {
 	if r.First {
 		for _, name := range r.Sorted {
 			container, ok := kaiNamed(name)
@@ -146,7 +146,7 @@ func (r *reader) kaiOfContainer() *Request {
 		r.refuseAnnotation(limit, "must be the request, %s: a claim has one amount of memory, which is the limit",
 			r.Annotations[request])
 	}
-	return &Request{Memory: memory}
+	return &gpuRequest{Memory: memory}
 }
 
 // kaiNamed returns the container in the name of an annotation.
@@ -163,8 +163,8 @@ func kaiNamed(annotation string) (container string, ok bool) {
 	return "", false
 }
 
-// kaiMode applies the way in which the pods on a GPU share its compute.
-func (r *reader) kaiMode(request *Request) {
+// mode applies the way in which the pods on a GPU share its compute.
+func (r kaiReader) mode(request *gpuRequest) {
 	mode, ok := r.Annotations[kaiMode]
 	switch {
 	case !ok:

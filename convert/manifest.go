@@ -19,30 +19,30 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// ErrNotAll means that something was not converted.
-var ErrNotAll = errors.New("not everything could be converted")
+// errNotAll means that something was not converted.
+var errNotAll = errors.New("not everything could be converted")
 
-// Report is what became of an object that is not passed on as it is.
-type Report struct {
+// result is what became of an object that is not passed on as it is.
+type result struct {
 	Object    string // its kind and name
 	Line      int    // where its document begins
 	Converted bool
 	Err       error // why not
 	Warnings  []string
-	Passed    []Place // names of older systems that are left in it
+	Passed    []place // names of older systems that are left in it
 }
 
-// Manifests converts the YAML documents of a reader, and writes them with the templates of their claims. Everything
-// else is written as it is. Errors: ErrNotAll, and those of the reader and the writer.
-func (c Converter) Manifests(in io.Reader, out io.Writer, tell func(Report)) error {
+// manifests converts the YAML documents of a reader, and writes them with the templates of their claims. Everything
+// else is written as it is. Errors: errNotAll, and those of the reader and the writer.
+func (c converter) manifests(in io.Reader, out io.Writer, tell func(result)) error {
 	text, err := io.ReadAll(in)
 	if err != nil {
 		return err
 	}
 	var failed error
-	m := manifests{Converter: c, out: out, made: map[string]bool{}, tell: func(r Report) {
+	m := manifests{converter: c, out: out, made: map[string]bool{}, tell: func(r result) {
 		if r.Err != nil || len(r.Passed) > 0 {
-			failed = ErrNotAll
+			failed = errNotAll
 		}
 		tell(r)
 	}}
@@ -56,9 +56,9 @@ func (c Converter) Manifests(in io.Reader, out io.Writer, tell func(Report)) err
 
 // manifests converts documents.
 type manifests struct {
-	Converter
+	converter
 	out  io.Writer
-	tell func(Report)
+	tell func(result)
 	made map[string]bool // templates, by namespace and name
 }
 
@@ -69,7 +69,7 @@ func (m manifests) convert(d document) error {
 	}
 	object, node, err := d.parse()
 	if err != nil {
-		m.tell(Report{Object: "document", Line: d.line, Err: err})
+		m.tell(result{Object: "document", Line: d.line, Err: err})
 	}
 	if err != nil || object == nil {
 		return m.pass(d)
@@ -83,7 +83,7 @@ func (m manifests) convert(d document) error {
 	for i, item := range items {
 		one, ok := item.(map[string]any)
 		if !ok || len(nodes) != len(items) {
-			m.tell(Report{Object: "document", Line: d.line,
+			m.tell(result{Object: "document", Line: d.line,
 				Err: errors.New("a list has an item that is not an object")})
 			return m.pass(d)
 		}
@@ -174,23 +174,23 @@ func write(out io.Writer, object any) error {
 }
 
 // object returns what an object becomes; nil: it stays as it is, and is not changed.
-func (m manifests) object(object map[string]any, node *yamlv3.Node, line int) ([]any, Report) {
-	report := Report{Object: nameOf(object).String(), Line: line}
+func (m manifests) object(object map[string]any, node *yamlv3.Node, line int) ([]any, result) {
+	report := result{Object: nameOf(object).String(), Line: line}
 	var all []any
 	if quotas, ok := admissionQuotasIn(object); ok {
 		if object["kind"] == nil {
 			report.Object = "quotas of gpu-admission"
 		}
-		all, report.Warnings, report.Err = m.AdmissionQuotas(quotas)
+		all, report.Warnings, report.Err = m.admissionQuotas(quotas)
 		return all, report
 	}
 	u := &unstructured.Unstructured{Object: object}
 	var one any
 	switch u.GetKind() {
 	case "ElasticGPUClaim":
-		one, report.Warnings, report.Err = m.ElasticGPUClaim(u)
+		one, report.Warnings, report.Err = m.elasticGPUClaim(u)
 	case "ElasticGPUClass":
-		one, report.Warnings, report.Err = m.ElasticGPUClass(u)
+		one, report.Warnings, report.Err = m.elasticGPUClass(u)
 	default:
 		return m.withPods(u, node, report)
 	}
@@ -201,20 +201,20 @@ func (m manifests) object(object map[string]any, node *yamlv3.Node, line int) ([
 }
 
 // withPods returns what an object with pods becomes.
-func (m manifests) withPods(u *unstructured.Unstructured, node *yamlv3.Node, report Report) ([]any, Report) {
+func (m manifests) withPods(u *unstructured.Unstructured, node *yamlv3.Node, report result) ([]any, result) {
 	pods := podsIn(u.Object)
 	look := m.seeker(report.Line)
 	for _, p := range pods {
 		look.skip[p.path] = true
 	}
 	if look.seek(node, ""); slices.Contains(systemGroups, nameOf(u.Object).group) {
-		look.found = append(look.found, Place{report.Line + node.Line - 1, "kind", report.Object})
+		look.found = append(look.found, place{report.Line + node.Line - 1, "kind", report.Object})
 	}
 	report.Passed = look.found
 	for i := range pods {
 		p := &pods[i]
 		if p.typed, report.Err = typedPod(p.object); report.Err == nil {
-			p.conversion, report.Err = m.Convert(p.typed)
+			p.conversion, report.Err = m.convertPod(p.typed)
 		}
 		if report.Err != nil {
 			if p.path != "" {
@@ -223,7 +223,7 @@ func (m manifests) withPods(u *unstructured.Unstructured, node *yamlv3.Node, rep
 			return nil, report
 		}
 		if p.conversion == nil {
-			report.Warnings = append(report.Warnings, m.Unconverted(p.typed)...)
+			report.Warnings = append(report.Warnings, m.unconverted(p.typed)...)
 		}
 	}
 	return m.apply(u, pods, report)
@@ -233,7 +233,7 @@ func (m manifests) withPods(u *unstructured.Unstructured, node *yamlv3.Node, rep
 var systemGroups = []string{"tensor-fusion.ai", "run.ai"}
 
 // apply writes the conversions into the object, and returns it with the templates of its claims; nil: it has none.
-func (m manifests) apply(u *unstructured.Unstructured, pods []podIn, report Report) (all []any, _ Report) {
+func (m manifests) apply(u *unstructured.Unstructured, pods []podIn, report result) (all []any, _ result) {
 	for _, p := range pods {
 		if p.conversion == nil {
 			continue
@@ -249,7 +249,7 @@ func (m manifests) apply(u *unstructured.Unstructured, pods []podIn, report Repo
 			t.Spec.Spec = *spec
 			all = append(all, t)
 		}
-		if report.Err = p.conversion.Apply(p.object, template); report.Err != nil {
+		if report.Err = p.conversion.apply(p.object, template); report.Err != nil {
 			return nil, report
 		}
 		report.Warnings = append(report.Warnings, p.conversion.Warnings...)
@@ -274,7 +274,7 @@ type podIn struct {
 	path           string
 	object, parent map[string]any
 	typed          *corev1.Pod
-	conversion     *Conversion // nil: it asks for nothing
+	conversion     *conversion // nil: it asks for nothing
 }
 
 // builtinGroups are the API groups of Kubernetes whose objects have templates of pods.

@@ -30,32 +30,32 @@ spec: {jobTemplate: {spec: {template: {spec: {containers: [{name: main, resource
 // The controller deletes its templates when no pod with its label uses them. The pods of a converted manifest have no
 // label, and a template that was applied over one of the controller's would keep the label.
 func TestTemplatesOfManifests(t *testing.T) {
-	c := Converter{Driver: "gpu.nvidia.com", Families: Names()}
+	c := converter{Driver: "gpu.nvidia.com", Families: Names()}
 	var out strings.Builder
-	if err := c.Manifests(strings.NewReader(fmt.Sprintf(deployment, "first", "30")), &out,
-		func(Report) {}); err != nil {
+	if err := c.manifests(strings.NewReader(fmt.Sprintf(deployment, "first", "30")), &out,
+		func(result) {}); err != nil {
 		t.Fatal(err)
 	}
 	var template resourceapi.ResourceClaimTemplate
 	if err := yaml.Unmarshal([]byte(strings.Split(out.String(), "---\n")[1]), &template); err != nil {
 		t.Fatal(err)
 	}
-	own, err := TemplateName(&template.Spec.Spec, 0)
+	own, err := templateName(&template.Spec.Spec, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	template.Labels = map[string]string{FamilyLabel: "gpu-manager"}
-	if template.Name == "" || template.Name == own || IsTemplate(&template) {
+	if template.Name == "" || template.Name == own || isTemplate(&template) {
 		t.Errorf("template %s of a manifest looks like one of the controller's, %s", template.Name, own)
 	}
 	template.Name = own
-	if !IsTemplate(&template) {
+	if !isTemplate(&template) {
 		t.Errorf("template %s of the controller does not look like one", own)
 	}
 }
 
 func TestManifests(t *testing.T) {
-	c := Converter{Driver: "gpu.nvidia.com", Families: Names()}
+	c := converter{Driver: "gpu.nvidia.com", Families: Names()}
 	const other = "apiVersion: v1\nkind: Service\nmetadata: {name: s} # a comment\n"
 	first, second := fmt.Sprintf(deployment, "first", "30"), fmt.Sprintf(deployment, "second", "30")
 	for _, tc := range []struct {
@@ -105,7 +105,7 @@ func TestManifests(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var out, told strings.Builder
-			err := c.Manifests(strings.NewReader(tc.in), &out, func(r Report) {
+			err := c.manifests(strings.NewReader(tc.in), &out, func(r result) {
 				fmt.Fprint(&told, r.Object, ": ")
 				switch {
 				case r.Err != nil:

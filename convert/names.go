@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// CheckNames checks names that the administrator of an older system has given to its resources, by what they are here.
-func CheckNames(names map[string]string) error {
+// checkNames checks names that the administrator of an older system has given to its resources, by what they are here.
+func checkNames(names map[string]string) error {
 	var errs []error
 	for _, own := range slices.Sorted(maps.Keys(names)) {
 		switch {
@@ -33,11 +33,11 @@ func CheckNames(names map[string]string) error {
 
 // isKnown reports whether a family has a resource of the name.
 func isKnown(name corev1.ResourceName) bool {
-	return slices.ContainsFunc(families, func(f Family) bool { return slices.Contains(f.Resources, name) })
+	return slices.ContainsFunc(families, func(f family) bool { return slices.Contains(f.Resources, name) })
 }
 
 // defaultName returns the name that a family has for a resource of the pod.
-func (c Converter) defaultName(name corev1.ResourceName) corev1.ResourceName {
+func (c converter) defaultName(name corev1.ResourceName) corev1.ResourceName {
 	if known, ok := c.Names[string(name)]; ok {
 		return corev1.ResourceName(known)
 	}
@@ -45,7 +45,7 @@ func (c Converter) defaultName(name corev1.ResourceName) corev1.ResourceName {
 }
 
 // withDefaultNames returns the pod with the names that families have. The error names resources that are there twice.
-func (c Converter) withDefaultNames(pod *corev1.Pod) (*corev1.Pod, field.ErrorList) {
+func (c converter) withDefaultNames(pod *corev1.Pod) (*corev1.Pod, field.ErrorList) {
 	if len(c.Names) == 0 {
 		return pod, nil
 	}
@@ -63,7 +63,7 @@ func (c Converter) withDefaultNames(pod *corev1.Pod) (*corev1.Pod, field.ErrorLi
 }
 
 // rename gives the amounts the names that families have.
-func (c Converter) rename(amounts corev1.ResourceList, path *field.Path) (errs field.ErrorList) {
+func (c converter) rename(amounts corev1.ResourceList, path *field.Path) (errs field.ErrorList) {
 	for _, own := range slices.Sorted(maps.Keys(amounts)) {
 		known := c.defaultName(own)
 		if known == own {
@@ -81,7 +81,7 @@ func (c Converter) rename(amounts corev1.ResourceList, path *field.Path) (errs f
 }
 
 // renamed returns the resources of the container that have another name in it.
-func (c Converter) renamed(original corev1.Container) map[corev1.ResourceName]bool {
+func (c converter) renamed(original corev1.Container) map[corev1.ResourceName]bool {
 	all := map[corev1.ResourceName]bool{}
 	for own := range limits(&original) {
 		if known := c.defaultName(own); known != own {
@@ -92,7 +92,7 @@ func (c Converter) renamed(original corev1.Container) map[corev1.ResourceName]bo
 }
 
 // inOwnNames puts the names that the container has into the paths of errors.
-func (c Converter) inOwnNames(errs field.ErrorList, original corev1.Container) {
+func (c converter) inOwnNames(errs field.ErrorList, original corev1.Container) {
 	for _, own := range slices.Sorted(maps.Keys(limits(&original))) {
 		for _, e := range errs {
 			e.Field = strings.ReplaceAll(e.Field, "["+string(c.defaultName(own))+"]", "["+string(own)+"]")

@@ -12,9 +12,9 @@ import (
 const hamiLimits = `{limits: {nvidia.com/gpu: 1, nvidia.com/gpumem: 6144}}`
 
 // told converts the text, and returns what is said and what is written.
-func told(c Converter, in string) (said, out string, err error) {
+func told(c converter, in string) (said, out string, err error) {
 	var text, written strings.Builder
-	err = c.Manifests(strings.NewReader(in), &written, func(r Report) {
+	err = c.manifests(strings.NewReader(in), &written, func(r result) {
 		fmt.Fprintf(&text, "%d: %s: converted %t\n", r.Line, r.Object, r.Converted)
 		if r.Err != nil {
 			fmt.Fprintf(&text, "  error %v\n", r.Err)
@@ -78,7 +78,7 @@ func TestManifestsThatAreNotKnown(t *testing.T) {
 			"1: document: converted false\n  error a list has an item that is not an object\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			said, out, err := told(Converter{Driver: "gpu.nvidia.com", Families: Names()}, tc.in)
+			said, out, err := told(converter{Driver: "gpu.nvidia.com", Families: Names()}, tc.in)
 			if said != tc.told || err == nil {
 				t.Errorf("got error %v and\n%s\nwant an error and\n%s", err, said, tc.told)
 			}
@@ -94,7 +94,7 @@ func TestManifestsThatAskForNothing(t *testing.T) {
 	for _, in := range []string{"# only a comment\n", "  a: 1 # indented\n  b: 2\n", "- 1\n- 2\n", "text\n",
 		"kind: List\nitems: # none of them\n  - {kind: Service, spec: {n: 12345678901234567}}\n", "null # nothing\n",
 		"{kind: InferenceService, spec: {model: {resources: {limits: {nvidia.com/gpu: 1}}}}}\n"} {
-		said, out, err := told(Converter{Driver: "gpu.nvidia.com", Families: Names()}, in)
+		said, out, err := told(converter{Driver: "gpu.nvidia.com", Families: Names()}, in)
 		if err != nil || said != "" || out != "---\n"+in {
 			t.Errorf("%q: got %q, %q, error %v", in, out, said, err)
 		}
@@ -135,7 +135,7 @@ func TestManifestsOfOwners(t *testing.T) {
 			"[{name: w}]}}\n", "1: Pod p: converted false\n  the annotation kai.scheduler/gpu-fraction has no effect\n",
 			"gpu-fraction: '0.2'"},
 	} {
-		said, out, err := told(Converter{Driver: "gpu.nvidia.com", Families: Names()}, tc.in)
+		said, out, err := told(converter{Driver: "gpu.nvidia.com", Families: Names()}, tc.in)
 		if err != nil || said != tc.told || strings.Count(out, tc.want) != 1 {
 			t.Errorf("%s: got error %v and\n%s\n%s\nwant\n%s\nand %q", tc.name, err, said, out, tc.told, tc.want)
 		}
@@ -160,7 +160,7 @@ func TestManifestsThatCannotBeDecoded(t *testing.T) {
 			"PodSpec.spec.hostNetwork of type bool",
 	} {
 		in = "apiVersion: v1\nkind: Pod\n" + in + "\n"
-		said, out, err := told(Converter{Driver: "gpu.nvidia.com", Families: Names()}, in)
+		said, out, err := told(converter{Driver: "gpu.nvidia.com", Families: Names()}, in)
 		if err == nil || !strings.HasSuffix(said, "  error "+want+"\n") || out != "---\n"+in {
 			t.Errorf("%s: got error %v and\n%s\n%s\nwant %s", in, err, said, out, want)
 		}
@@ -175,7 +175,7 @@ func FuzzManifests(f *testing.F) {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		said, out, err := told(Converter{Driver: "gpu.nvidia.com", Families: Names()}, text)
+		said, out, err := told(converter{Driver: "gpu.nvidia.com", Families: Names()}, text)
 		if said != "" || err != nil {
 			return
 		}

@@ -23,10 +23,10 @@ import (
 const (
 	// FamilyLabel has the name of the family. Converted pods have it, and the templates of their claims.
 	FamilyLabel = "gpu.nvidia.com/converted-from"
-	// OriginalAnnotation has the resources that were removed from the containers of a pod, by container, as JSON.
-	OriginalAnnotation = "gpu.nvidia.com/original-resources"
-	// NotesAnnotation says what works differently in a converted pod.
-	NotesAnnotation = "gpu.nvidia.com/conversion-notes"
+	// originalAnnotation has the resources that were removed from the containers of a pod, by container, as JSON.
+	originalAnnotation = "gpu.nvidia.com/original-resources"
+	// notesAnnotation says what works differently in a converted pod.
+	notesAnnotation = "gpu.nvidia.com/conversion-notes"
 	// claimAnnotation has the spec of the pod's claim, as JSON.
 	claimAnnotation = "gpu.nvidia.com/converted-claim"
 	// claimName is the name of the claim in the pod.
@@ -38,9 +38,9 @@ const (
 	manifestPrefix = "converted-manifest-"
 )
 
-// TemplateName returns the name of the template for a spec. It depends on the spec alone, so that pods that ask for the
+// templateName returns the name of the template for a spec. It depends on the spec alone, so that pods that ask for the
 // same share a template. attempt is 0, or higher if somebody else has a template of that name.
-func TemplateName(spec *resourceapi.ResourceClaimSpec, attempt int) (string, error) {
+func templateName(spec *resourceapi.ResourceClaimSpec, attempt int) (string, error) {
 	name, err := nameFor(templatePrefix, spec)
 	if attempt > 0 {
 		name += "-" + strconv.Itoa(attempt)
@@ -61,20 +61,20 @@ func nameFor(prefix string, spec *resourceapi.ResourceClaimSpec) (string, error)
 // templateSuffix is what the name of a template may have behind that of its spec.
 var templateSuffix = regexp.MustCompile(`^(-[1-9])?$`)
 
-// IsTemplate reports whether a controller has created the template for converted pods, and nobody has changed it.
-func IsTemplate(t *resourceapi.ResourceClaimTemplate) bool {
+// isTemplate reports whether a controller has created the template for converted pods, and nobody has changed it.
+func isTemplate(t *resourceapi.ResourceClaimTemplate) bool {
 	return t.Labels[FamilyLabel] != "" && isNameOf(t.Name, &t.Spec.Spec)
 }
 
 func isNameOf(template string, spec *resourceapi.ResourceClaimSpec) bool {
-	name, err := TemplateName(spec, 0)
+	name, err := templateName(spec, 0)
 	suffix, ok := strings.CutPrefix(template, name)
 	return err == nil && ok && templateSuffix.MatchString(suffix)
 }
 
-// Apply writes the conversion into a pod or the template of pods, without anything else: the object may have fields
+// apply writes the conversion into a pod or the template of pods, without anything else: the object may have fields
 // that this program does not know. template is the name of the template of the claim.
-func (c *Conversion) Apply(pod map[string]any, template string) error {
+func (c *conversion) apply(pod map[string]any, template string) error {
 	spec, _ := pod["spec"].(map[string]any)
 	claims, _ := spec["resourceClaims"].([]any)
 	names := map[string]string{} // in the pod, by existing claim; "": from the template
@@ -155,8 +155,8 @@ func remove(resources map[string]any, names []corev1.ResourceName) {
 	}
 }
 
-// Mark writes into a pod that it is converted, and what from.
-func (c *Conversion) Mark(pod map[string]any, original *corev1.Pod) error {
+// mark writes into a pod that it is converted, and what from.
+func (c *conversion) mark(pod map[string]any, original *corev1.Pod) error {
 	before := map[string]map[corev1.ResourceName]string{}
 	for _, a := range c.containers {
 		containers := original.Spec.Containers
@@ -173,7 +173,7 @@ func (c *Conversion) Mark(pod map[string]any, original *corev1.Pod) error {
 		}
 		before[containers[a.index].Name] = amounts
 	}
-	values := map[string]any{OriginalAnnotation: before}
+	values := map[string]any{originalAnnotation: before}
 	if c.Spec != nil {
 		values[claimAnnotation] = c.Spec
 	}
@@ -186,19 +186,19 @@ func (c *Conversion) Mark(pod map[string]any, original *corev1.Pod) error {
 		annotations[name] = string(text)
 	}
 	if len(c.Warnings) > 0 {
-		annotations[NotesAnnotation] = strings.Join(c.Warnings, "; ")
+		annotations[notesAnnotation] = strings.Join(c.Warnings, "; ")
 	}
 	for name, text := range annotations {
 		if err := unstructured.SetNestedField(pod, text, "metadata", "annotations", name); err != nil {
 			return err
 		}
 	}
-	return unstructured.SetNestedField(pod, c.Family, "metadata", "labels", FamilyLabel)
+	return unstructured.SetNestedField(pod, c.family, "metadata", "labels", FamilyLabel)
 }
 
-// Restore removes the resources that a converted pod no longer has from an update of it, so that its manifest can be
+// restore removes the resources that a converted pod no longer has from an update of it, so that its manifest can be
 // applied again.
-func (c Converter) Restore(pod map[string]any, old *corev1.Pod) (changed bool) {
+func (c converter) restore(pod map[string]any, old *corev1.Pod) (changed bool) {
 	for list, before := range map[string][]corev1.Container{"containers": old.Spec.Containers,
 		"initContainers": old.Spec.InitContainers} {
 		containers, _, _ := unstructured.NestedFieldNoCopy(pod, "spec", list)
@@ -223,7 +223,7 @@ func (c Converter) Restore(pod map[string]any, old *corev1.Pod) (changed bool) {
 }
 
 // removable returns the resources that a conversion may remove.
-func (c Converter) removable() (all []corev1.ResourceName) {
+func (c converter) removable() (all []corev1.ResourceName) {
 	for _, f := range families {
 		all = append(all, f.Resources...)
 	}
@@ -243,10 +243,10 @@ func has(resources map[string]any, name corev1.ResourceName) bool {
 	return false
 }
 
-// Template returns the template that a converted pod waits for, or nil if there is none: the pod is not converted, uses
+// template returns the template that a converted pod waits for, or nil if there is none: the pod is not converted, uses
 // existing claims, or has its claim. The annotation may come from anybody who can create pods, so the template is for
 // nothing but GPUs of the driver.
-func (c Converter) Template(pod *corev1.Pod) (*resourceapi.ResourceClaimTemplate, error) {
+func (c converter) template(pod *corev1.Pod) (*resourceapi.ResourceClaimTemplate, error) {
 	text, ok := pod.Annotations[claimAnnotation]
 	i := slices.IndexFunc(pod.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool {
 		return isConverted(c) && strings.HasPrefix(ptr.Deref(c.ResourceClaimTemplateName, ""), templatePrefix)
@@ -279,7 +279,7 @@ func (c Converter) Template(pod *corev1.Pod) (*resourceapi.ResourceClaimTemplate
 
 // check refuses claims that Convert does not make and that go further than an extended resource does, such as claims
 // for tainted GPUs.
-func (c Converter) check(spec resourceapi.ResourceClaimSpec) error {
+func (c converter) check(spec resourceapi.ResourceClaimSpec) error {
 	for _, r := range spec.Devices.Requests {
 		alternatives := slices.Clone(r.FirstAvailable)
 		if e := r.Exactly; e != nil {
@@ -291,7 +291,7 @@ func (c Converter) check(spec resourceapi.ResourceClaimSpec) error {
 		}
 		for _, a := range alternatives {
 			switch {
-			case a.DeviceClassName != c.Driver && a.DeviceClassName != PartitionClass(c.Driver):
+			case a.DeviceClassName != c.Driver && a.DeviceClassName != partitionClass(c.Driver):
 				return fmt.Errorf("class %s is not for converted pods", a.DeviceClassName)
 			case a.AllocationMode != resourceapi.DeviceAllocationModeExactCount:
 				return fmt.Errorf("allocationMode %s is not for converted pods", a.AllocationMode)

@@ -39,34 +39,39 @@ var elasticDialects = []elasticDialect{
 var elasticClaimPrefixes = []string{"elasticgpu.io/egpuc-", "egpuc.elasticgpu.io/"}
 
 // qgpu is Tencent's qGPU and Elastic GPU, which defines qGPU's names too.
-var qgpu = Family{
+var qgpu = family{
 	Name: "qgpu",
 	Resources: []corev1.ResourceName{qgpuCore, qgpuMemory, qgpuGreedy, "elasticgpu.io/qgpu-core",
 		"elasticgpu.io/qgpu-memory", "elasticgpu.io/gpu-core", "elasticgpu.io/gpu-memory", "elasticgpu.com/gpu-core",
 		"elasticgpu.com/gpu-memory"},
 	AnnotationPrefixes: elasticClaimPrefixes,
 	Foreign:            regexp.MustCompile(`^tke\.cloud\.tencent\.com/.*gpu|elasticgpu\.(io|com)/`),
-	Convert: func(c Container) (*Request, field.ErrorList) {
-		r := &reader{Container: c}
-		request := r.elastic()
-		if claim := r.elasticClaim(); claim != "" {
-			if request != nil {
-				r.errs = append(r.errs, field.Forbidden(r.Path, "the container has an ElasticGPUClaim; remove the "+
-					"resources or the annotation"))
-			}
-			request = &Request{Claim: claim}
-		}
-		return r.result(request)
-	},
+	read:               func(r *reader) *gpuRequest { return elasticReader{r}.read() },
 }
 
-// elasticClaim returns the name of the container's ElasticGPUClaim. `convert -f` makes a ResourceClaim of the same
+// elasticReader reads the resources and annotations of qGPU and Elastic GPU.
+type elasticReader struct{ *reader }
+
+func (r elasticReader) read() *gpuRequest {
+	request := r.resources()
+	claim := r.existingClaim()
+	if claim == "" {
+		return request
+	}
+	if request != nil {
+		r.errs = append(r.errs, field.Forbidden(r.Path, "the container has an ElasticGPUClaim; remove the "+
+			"resources or the annotation"))
+	}
+	return &gpuRequest{Claim: claim}
+}
+
+// existingClaim returns the name of the container's ElasticGPUClaim. `convert -f` makes a ResourceClaim of the same
 // name.
-func (r *reader) elasticClaim() string {
+func (r elasticReader) existingClaim() string {
 	var claim string
 	for _, prefix := range elasticClaimPrefixes {
 		if r.First {
-			r.checkElasticClaims(prefix)
+			r.checkClaims(prefix)
 		}
 		if value, ok := r.Annotations[prefix+r.Name]; ok {
 			if problems := validation.IsDNS1123Subdomain(value); len(problems) > 0 {
@@ -78,8 +83,8 @@ func (r *reader) elasticClaim() string {
 	return claim
 }
 
-// checkElasticClaims refuses annotations for containers that the pod does not have.
-func (r *reader) checkElasticClaims(prefix string) {
+// checkClaims refuses annotations for containers that the pod does not have.
+func (r elasticReader) checkClaims(prefix string) {
 	for _, name := range r.Sorted {
 		if container, ok := strings.CutPrefix(name, prefix); ok && !r.hasContainer(container) {
 			r.refuseAnnotation(name, "the pod has no container %s", container)
@@ -87,11 +92,11 @@ func (r *reader) checkElasticClaims(prefix string) {
 	}
 }
 
-// elastic returns what the resources of the container ask for.
-func (r *reader) elastic() *Request {
-	var request *Request
+// resources returns what the resources of the container ask for.
+func (r elasticReader) resources() *gpuRequest {
+	var request *gpuRequest
 	for _, d := range elasticDialects {
-		one := r.elasticShare(d)
+		one := r.share(d)
 		if one == nil {
 			continue
 		}
@@ -103,7 +108,7 @@ func (r *reader) elastic() *Request {
 	return request
 }
 
-func (r *reader) elasticShare(d elasticDialect) *Request {
+func (r elasticReader) share(d elasticDialect) *gpuRequest {
 	cores := r.amount(d.core, 100*maxGPUs, "1/100 of a GPU")
 	memory := r.memory(d.memory, d.unit)
 	var greedy int64
@@ -116,7 +121,7 @@ func (r *reader) elasticShare(d elasticDialect) *Request {
 	case greedy != 0:
 		return r.offline(cores, memory)
 	case cores >= 100:
-		return r.elasticGPUs(d, cores, memory)
+		return r.gpus(d, cores, memory)
 	case cores%d.step != 0:
 		r.refuse(d.core, "must be a multiple of %d", d.step)
 	case cores != 0 && memory == 0:
@@ -125,17 +130,17 @@ func (r *reader) elasticShare(d elasticDialect) *Request {
 	if r.Annotations[qgpuClass] == "online" {
 		r.warn("%s: online pods do not come before others on their GPU", qgpuClass)
 	}
-	return &Request{Count: 1, Memory: memory, Cores: cores}
+	return &gpuRequest{Count: 1, Memory: memory, Cores: cores}
 }
 
-// elasticGPUs returns the request for whole GPUs, or for equal shares of several.
-func (r *reader) elasticGPUs(d elasticDialect, cores, memory int64) *Request {
+// gpus returns the request for whole GPUs, or for equal shares of several.
+func (r elasticReader) gpus(d elasticDialect, cores, memory int64) *gpuRequest {
 	count := (cores + 99) / 100
 	if cores%100 == 0 {
 		if memory != 0 {
 			r.warn("%s is ignored with whole GPUs: the container gets all memory of its GPUs", d.memory)
 		}
-		return &Request{Count: count}
+		return &gpuRequest{Count: count}
 	}
 	each := memory / d.unit / count * d.unit
 	if each == 0 {
@@ -144,11 +149,11 @@ func (r *reader) elasticGPUs(d elasticDialect, cores, memory int64) *Request {
 	if cores%count != 0 || each*count != memory {
 		r.warn("the amounts of each of the %d GPUs are rounded down, as qGPU does", count)
 	}
-	return &Request{Count: count, Memory: each, Cores: cores / count}
+	return &gpuRequest{Count: count, Memory: each, Cores: cores / count}
 }
 
 // offline returns the request of a pod that only uses what others leave.
-func (r *reader) offline(cores, memory int64) *Request {
+func (r elasticReader) offline(cores, memory int64) *gpuRequest {
 	if cores != 0 {
 		r.refuse(qgpuGreedy, "must not be combined with %s", qgpuCore)
 	}
@@ -157,5 +162,5 @@ func (r *reader) offline(cores, memory int64) *Request {
 	}
 	r.warn("%s: there are no priorities on a GPU; the container is not limited and shares the multiprocessors with "+
 		"all others", qgpuGreedy)
-	return &Request{Count: 1, Memory: memory}
+	return &gpuRequest{Count: 1, Memory: memory}
 }

@@ -55,9 +55,9 @@ func admissionQuotasIn(object map[string]any) (text []byte, ok bool) {
 	return text, err == nil
 }
 
-// AdmissionQuotas returns a DeviceClass for each model and a ResourceQuota for each namespace in the quotas of
+// admissionQuotas returns a DeviceClass for each model and a ResourceQuota for each namespace in the quotas of
 // gpu-admission, and what works differently.
-func (c Converter) AdmissionQuotas(text []byte) (all []any, warnings []string, err error) {
+func (c converter) admissionQuotas(text []byte) (all []any, warnings []string, err error) {
 	quotas, err := parseAdmissionQuotas(text)
 	if err != nil {
 		return nil, nil, err
@@ -142,7 +142,7 @@ func modelName(model string) string { return notInNames.ReplaceAllString(strings
 
 // modelClass returns the class for whole GPUs of a model. gpu-admission knows models by a label of nodes, which people
 // write. The class selects GPUs whose product name has the same words: M40 is a Tesla M40, and T4 is not a T400.
-func (c Converter) modelClass(model, name string) (*resourceapi.DeviceClass, string) {
+func (c converter) modelClass(model, name string) (*resourceapi.DeviceClass, string) {
 	words := "(?i)(^|[^0-9a-z])" + notInNames.ReplaceAllString(strings.ToLower(model), "[^0-9a-z]+") + "([^0-9a-z]|$)"
 	expression := fmt.Sprintf("%s && device.attributes['%s'].productName.matches(%q)", c.wholeGPUs(), c.Driver, words)
 	class := &resourceapi.DeviceClass{
@@ -164,7 +164,7 @@ func (c Converter) modelClass(model, name string) (*resourceapi.DeviceClass, str
 }
 
 // quotaWarnings says what the quota of a namespace does not limit as gpu-admission did.
-func (c Converter) quotaWarnings(namespace string, q namespaceQuota, sum int64) []string {
+func (c converter) quotaWarnings(namespace string, q namespaceQuota, sum int64) []string {
 	warnings := []string{fmt.Sprintf("namespace %s: converted pods count for %s, whatever their model: at most %d",
 		namespace, c.Driver, sum)}
 	if len(q.Quota) > 0 {

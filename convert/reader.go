@@ -29,7 +29,7 @@ const (
 
 // reader reads what a container asks for, and collects errors and warnings.
 type reader struct {
-	Container
+	container
 	errs     field.ErrorList
 	warnings []string
 }
@@ -82,7 +82,7 @@ func (r *reader) annotated(name string) bool {
 
 // amount returns the value of a resource; 0: the container does not ask for it. unit is for the error.
 func (r *reader) amount(name corev1.ResourceName, most int64, unit string) int64 {
-	n, err := r.Count(name)
+	n, err := r.count(name)
 	if err != nil {
 		r.errs = append(r.errs, err)
 		return 0
@@ -190,7 +190,7 @@ func (r *reader) attribute(name string) string {
 }
 
 // result returns the request, or the errors.
-func (r *reader) result(request *Request) (*Request, field.ErrorList) {
+func (r *reader) result(request *gpuRequest) (*gpuRequest, field.ErrorList) {
 	if len(r.errs) > 0 || request == nil {
 		return nil, r.errs
 	}

@@ -47,9 +47,9 @@ func TestSelectors(t *testing.T) {
 			[]string{h100, l40s, h100 + " 1g.20gb"}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			c := Converter{Driver: clustertest.Driver, Families: Names(), Models: ModelsOf(v),
-				Partitions: PartitionsOf(v)}
-			conversion, err := c.Convert(podOf(t, row.pod))
+			c := converter{Driver: clustertest.Driver, Families: Names(), Models: modelsOf(v),
+				Partitions: partitionsOf(v)}
+			conversion, err := c.convertPod(podOf(t, row.pod))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -66,7 +66,7 @@ func hamiPod(annotation string) string {
 }
 
 // accepted returns what each alternative of the first request accepts: products, and profiles of partitions, sorted.
-func accepted(t *testing.T, published []resourceapi.Device, conversion *Conversion) []string {
+func accepted(t *testing.T, published []resourceapi.Device, conversion *conversion) []string {
 	t.Helper()
 	request := conversion.Spec.Devices.Requests[0]
 	alternatives := request.FirstAvailable
@@ -78,7 +78,7 @@ func accepted(t *testing.T, published []resourceapi.Device, conversion *Conversi
 		found := map[string]bool{}
 		for _, d := range published {
 			profile := *d.Attributes["profile"].StringValue
-			if (profile != "") == (a.DeviceClassName == PartitionClass(clustertest.Driver)) && matches(t, d,
+			if (profile != "") == (a.DeviceClassName == partitionClass(clustertest.Driver)) && matches(t, d,
 				a.Selectors) {
 				found[strings.TrimSpace(*d.Attributes["productName"].StringValue+" "+profile)] = true
 			}
@@ -139,8 +139,8 @@ func TestQuotasNameProducts(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: row.use},
 				clustertest.Node{Name: "b", Profile: "l40s-x4"})
-			c := Converter{Driver: clustertest.Driver, Products: ProductsOf(v)}
-			_, warnings, err := c.AdmissionQuotas([]byte(`{"ml": {"quota": {"T4": 1}}}`))
+			c := converter{Driver: clustertest.Driver, Products: productsOf(v)}
+			_, warnings, err := c.admissionQuotas([]byte(`{"ml": {"quota": {"T4": 1}}}`))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -48,7 +48,7 @@ func (w *Webhook) Reconcile(ctx context.Context, req reconcile.Request) (reconci
 	if needsNothing(&pod) {
 		return reconcile.Result{}, nil
 	}
-	want, err := Converter{Driver: w.view.Driver()}.Template(&pod)
+	want, err := converter{Driver: w.view.Driver()}.template(&pod)
 	if err != nil { // trying again does not help
 		return reconcile.Result{}, w.tell(ctx, &pod, "not-converted-", Events.NotConverted, err.Error())
 	}
@@ -87,8 +87,8 @@ func (w *Webhook) tellConverted(ctx context.Context, pod *corev1.Pod) error {
 		return nil
 	}
 	text := fmt.Sprintf("from %s to claims; the annotation %s has the original resources",
-		pod.Labels[FamilyLabel], OriginalAnnotation)
-	if notes := pod.Annotations[NotesAnnotation]; notes != "" {
+		pod.Labels[FamilyLabel], originalAnnotation)
+	if notes := pod.Annotations[notesAnnotation]; notes != "" {
 		text += ". " + notes
 	}
 	return w.tell(ctx, pod, "converted-", Events.Converted, text)
@@ -145,7 +145,7 @@ func (t *templateCollector) collect(ctx context.Context) error {
 	var errs []error
 	for i := range templates.Items {
 		one := &templates.Items[i]
-		if used[client.ObjectKeyFromObject(one)] || !IsTemplate(one) ||
+		if used[client.ObjectKeyFromObject(one)] || !isTemplate(one) ||
 			t.now().Sub(one.CreationTimestamp.Time) < unusedAge {
 			continue
 		}
@@ -169,9 +169,10 @@ func templatesOf(pod *corev1.Pod) (names []string) {
 }
 
 // add adds the webhook, the creation of templates and their deletion to the controller.
-func (c Converter) add(to *feature.Controller) error {
+func (c converter) add(to *feature.Controller) error {
 	mgr := to.Manager
-	w := NewWebhook(c, to.View, mgr.GetClient(), to.Direct)
+	w := NewWebhook(c.Families, to.View, mgr.GetClient(), to.Direct)
+	w.configured = c
 	to.Serve(webhookPath, w)
 	// All replicas serve the webhook, which reads templates. The others follow nothing else of the conversion.
 	if _, err := mgr.GetCache().GetInformer(context.Background(), &resourceapi.ResourceClaimTemplate{},

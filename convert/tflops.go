@@ -44,37 +44,39 @@ var fusionIgnored = []string{"tensor-fusion.ai/gpupool", "tensor-fusion.ai/qos",
 
 // tflops is a request for compute in TFLOP/s, of this driver and of Tensor Fusion. The figure of a GPU is its attribute
 // peakCompute. Without an amount of memory, the container gets as much of the memory as of the compute.
-var tflops = Family{
+var tflops = family{
 	Name:      "tflops",
 	Resources: []corev1.ResourceName{tflopsResource},
 	// All of them, so that none is passed over.
 	AnnotationPrefixes: []string{fusionPrefix},
-	Convert: func(c Container) (*Request, field.ErrorList) {
-		r := &reader{Container: c}
+	read: func(r *reader) *gpuRequest {
 		amount := r.amount(tflopsResource, maxTFLOPS, "1 TFLOP/s")
-		fusion := r.fusion()
+		fusion := fusionReader{r}.read()
 		if amount == 0 {
-			return r.result(fusion)
+			return fusion
 		}
 		if fusion != nil {
 			r.refuse(tflopsResource, "must not be combined with annotations of tensor-fusion.ai")
 		}
-		return r.result(&Request{Count: 1, TFLOPS: amount})
+		return &gpuRequest{Count: 1, TFLOPS: amount}
 	},
 }
 
-// fusion returns what Tensor Fusion's annotations ask for.
-func (r *reader) fusion() *Request {
-	if !r.fusionAsks() || !r.fusionConcerns() {
+// fusionReader reads the annotations of Tensor Fusion.
+type fusionReader struct{ *reader }
+
+// read returns what Tensor Fusion's annotations ask for.
+func (r fusionReader) read() *gpuRequest {
+	if !r.asks() || !r.concerns() {
 		return nil
 	}
-	request := &Request{Count: max(1, r.annotatedNumber(fusionCount, maxGPUs))}
+	request := &gpuRequest{Count: max(1, r.annotatedNumber(fusionCount, maxGPUs))}
 	if !r.annotatedBool(fusionWhole) {
-		if r.fusionShare(request); request.whole() {
+		if r.share(request); request.whole() {
 			return nil // it says that the GPU is not dedicated, and no more
 		}
 	}
-	r.fusionSelect(request)
+	r.selectGPU(request)
 	for _, name := range r.Sorted {
 		if instead, ok := fusionRefused[name]; ok {
 			r.refuseAnnotation(name, "cannot be converted: %s", instead)
@@ -91,9 +93,9 @@ var fusionKnown = slices.Concat(fusionIgnored, []string{fusionTFLOPS, fusionTFLO
 	fusionMemoryLimit, fusionPercent, fusionWhole, fusionCount, fusionModel, fusionVendor, fusionContainers,
 	fusionLocal})
 
-// fusionAsks reports whether annotations of Tensor Fusion say how much of a GPU the pod gets. It refuses a pod that has
+// asks reports whether annotations of Tensor Fusion say how much of a GPU the pod gets. It refuses a pod that has
 // only others: it would start without a GPU.
-func (r *reader) fusionAsks() bool {
+func (r fusionReader) asks() bool {
 	asks, any := false, ""
 	for _, name := range r.Sorted {
 		_, refused := fusionRefused[name]
@@ -113,8 +115,8 @@ func (r *reader) fusionAsks() bool {
 	return asks
 }
 
-// fusionConcerns reports whether the annotations are for the container.
-func (r *reader) fusionConcerns() bool {
+// concerns reports whether the annotations are for the container.
+func (r fusionReader) concerns() bool {
 	value, ok := r.Annotations[fusionContainers]
 	if !ok {
 		if r.First && r.Containers > 1 {
@@ -137,14 +139,14 @@ func (r *reader) fusionConcerns() bool {
 	return slices.Contains(names, r.Name)
 }
 
-// fusionShare reads the amounts.
-func (r *reader) fusionShare(request *Request) {
+// share reads the amounts.
+func (r fusionReader) share(request *gpuRequest) {
 	if r.annotated(fusionTFLOPS) && r.annotated(fusionPercent) {
 		r.refuseAnnotation(fusionPercent, "must not be combined with %s", fusionTFLOPS)
 	}
-	request.TFLOPS = r.annotatedTFLOPS(fusionTFLOPS)
+	request.TFLOPS = r.tflops(fusionTFLOPS)
 	request.Cores = r.annotatedNumber(fusionPercent, 100)
-	if limit := r.annotatedTFLOPS(fusionTFLOPSLimit); limit != 0 && limit != request.TFLOPS {
+	if limit := r.tflops(fusionTFLOPSLimit); limit != 0 && limit != request.TFLOPS {
 		r.warn("%s has no effect: the request is the limit", fusionTFLOPSLimit)
 	}
 	if r.annotated(fusionMemory) {
@@ -156,8 +158,8 @@ func (r *reader) fusionShare(request *Request) {
 	}
 }
 
-// fusionSelect reads what kind of GPU it must be.
-func (r *reader) fusionSelect(request *Request) {
+// selectGPU reads what kind of GPU it must be.
+func (r fusionReader) selectGPU(request *gpuRequest) {
 	if models := r.list(fusionModel, graphic, "models"); models != nil {
 		request.Selectors = append(request.Selectors, r.models(models))
 	}
@@ -169,8 +171,8 @@ func (r *reader) fusionSelect(request *Request) {
 	}
 }
 
-// annotatedTFLOPS returns the value of an annotation, rounded up to whole TFLOP/s; 0: the pod does not have it.
-func (r *reader) annotatedTFLOPS(name string) int64 {
+// tflops returns the value of an annotation, rounded up to whole TFLOP/s; 0: the pod does not have it.
+func (r fusionReader) tflops(name string) int64 {
 	value, ok := r.Annotations[name]
 	if !ok {
 		return 0

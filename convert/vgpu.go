@@ -18,8 +18,11 @@ func (n vgpuNames) asked(r *reader) bool {
 	return r.has(n.memory) || r.has(n.percentage) || r.has(n.cores)
 }
 
-// vgpu returns what the resources ask for. Memory is in MiB. A part without a count is one of one GPU.
-func (r *reader) vgpu(n vgpuNames) *Request {
+// vgpuReader reads what HAMi and Volcano have in common.
+type vgpuReader struct{ *reader }
+
+// share returns what the resources ask for. Memory is in MiB. A part without a count is one of one GPU.
+func (r vgpuReader) share(n vgpuNames) *gpuRequest {
 	count := r.amount(n.count, maxGPUs, "1 GPU")
 	memory := r.memory(n.memory, mib)
 	percentage := r.amount(n.percentage, 100, "1/100 of a GPU's memory")
@@ -33,7 +36,7 @@ func (r *reader) vgpu(n vgpuNames) *Request {
 	case count == 0:
 		r.refuse(n.count, "must be at least 1 if the container asks for a part of a GPU")
 	}
-	request := &Request{Count: count, Memory: memory, Cores: cores}
+	request := &gpuRequest{Count: count, Memory: memory, Cores: cores}
 	switch {
 	case memory != 0 && percentage != 0:
 		r.warn("%s is ignored beside %s, as before", n.percentage, n.memory)
@@ -49,8 +52,8 @@ func (r *reader) vgpu(n vgpuNames) *Request {
 	return request
 }
 
-// vgpuMode applies the annotation that chooses what enforces the limits.
-func (r *reader) vgpuMode(name string, request *Request) {
+// mode applies the annotation that chooses what enforces the limits.
+func (r vgpuReader) mode(name string, request *gpuRequest) {
 	mode, ok := r.Annotations[name]
 	if !ok {
 		return

@@ -6,7 +6,6 @@ import (
 	"regexp"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
 var (
@@ -23,20 +22,17 @@ const (
 )
 
 // volcano is Volcano's vGPU, and its older GPU sharing. Memory is in MiB, whatever unit Volcano is configured for.
-var volcano = Family{
+var volcano = family{
 	Name: "volcano",
 	Resources: []corev1.ResourceName{volcanoNames.count, volcanoNames.memory, volcanoNames.percentage,
 		volcanoNames.cores, volcanoShareNames.count, volcanoShareNames.memory},
 	Foreign: regexp.MustCompile(`^volcano\.sh/.*gpu|^nvidia\.com/.*gpu`),
 	Known:   []string{volcanoMode, volcanoUseUUID, volcanoNoUseUUID, hamiUseType, hamiNoUseType},
-	Convert: func(c Container) (*Request, field.ErrorList) {
-		r := &reader{Container: c}
-		return r.result(r.volcano())
-	},
+	read:    func(r *reader) *gpuRequest { return vgpuReader{r}.volcano() },
 }
 
-func (r *reader) volcano() *Request {
-	request, older := r.vgpu(volcanoNames), r.vgpu(volcanoShareNames)
+func (r vgpuReader) volcano() *gpuRequest {
+	request, older := r.share(volcanoNames), r.share(volcanoShareNames)
 	if request != nil && older != nil {
 		r.refuse(r.firstOf(volcanoShareNames.count, volcanoShareNames.memory), "the container already asks for %s; "+
 			"keep one", r.firstOf(volcanoNames.count, volcanoNames.memory, volcanoNames.percentage, volcanoNames.cores))
@@ -47,8 +43,8 @@ func (r *reader) volcano() *Request {
 	if request == nil {
 		return nil
 	}
-	r.vgpuMode(volcanoMode, request)
-	r.hamiTypes(request) // by the same names
+	r.mode(volcanoMode, request)
+	r.types(request) // by the same names
 	r.lists(request, []gpuList{{volcanoUseUUID, "", "uuid"}, {volcanoNoUseUUID, "!", "uuid"}})
 	r.perPod(volcanoShareNames.memory)
 	return request

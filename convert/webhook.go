@@ -31,7 +31,7 @@ const webhookPath = "/convert"
 // Webhook converts pods of older systems when they are created. It writes into a pod only the name of a template. The
 // leader creates the template when it sees the pod, so that nothing is created for a pod that is rejected.
 type Webhook struct {
-	configured Converter // with the values of flags
+	configured converter // with the values of flags
 	view       *cluster.View
 	cached     client.Reader // of converted pods and their templates
 	direct     client.Client // without a cache
@@ -41,9 +41,10 @@ type Webhook struct {
 	free  *utilcache.Expiring // names of templates that are free, or for pods like these
 }
 
-// NewWebhook returns a webhook with the flags in c and what the view has of the cluster.
-func NewWebhook(c Converter, v *cluster.View, cached client.Reader, direct client.Client) *Webhook {
-	return &Webhook{configured: c, view: v, cached: cached, direct: direct, free: utilcache.NewExpiring()}
+// NewWebhook returns a webhook that converts pods of these families to claims for the GPUs of the view.
+func NewWebhook(families []string, v *cluster.View, cached client.Reader, direct client.Client) *Webhook {
+	return &Webhook{configured: converter{Families: families}, view: v,
+		cached: cached, direct: direct, free: utilcache.NewExpiring()}
 }
 
 const (
@@ -55,10 +56,10 @@ const (
 )
 
 // converter returns the converter with the models and partitions that are published now.
-func (w *Webhook) converter() Converter {
+func (w *Webhook) converter() converter {
 	c := w.configured
 	c.Driver, c.Extended = w.view.Driver(), w.view.ExtendedResources()
-	c.Models, c.Partitions = slices.Concat(c.Models, ModelsOf(w.view)), PartitionsOf(w.view)
+	c.Models, c.Partitions = slices.Concat(c.Models, modelsOf(w.view)), partitionsOf(w.view)
 	return c
 }
 
@@ -75,7 +76,7 @@ func (w *Webhook) Handle(ctx context.Context, req webhook.Request) webhook.Respo
 	case err != nil:
 	case req.Operation == admissionv1.Update:
 		var old corev1.Pod
-		if err = json.Unmarshal(req.OldObject.Raw, &old); err == nil && !w.converter().Restore(object, &old) {
+		if err = json.Unmarshal(req.OldObject.Raw, &old); err == nil && !w.converter().restore(object, &old) {
 			return webhook.Allowed("")
 		}
 	default:
@@ -102,14 +103,14 @@ func (w *Webhook) Handle(ctx context.Context, req webhook.Request) webhook.Respo
 func (w *Webhook) create(ctx context.Context, pod *corev1.Pod, object map[string]any) (warnings []string,
 	refusal error) {
 	converter := w.converter()
-	conversion, err := converter.Convert(pod)
+	conversion, err := converter.convertPod(pod)
 	switch {
-	case errors.Is(err, ErrNoModels):
+	case errors.Is(err, errNoModels):
 		return converter.wait(pod, err)
 	case err != nil:
 		return nil, err
 	case conversion == nil:
-		return converter.Unconverted(pod), nil
+		return converter.unconverted(pod), nil
 	}
 	var template string
 	if conversion.Spec != nil {
@@ -117,13 +118,13 @@ func (w *Webhook) create(ctx context.Context, pod *corev1.Pod, object map[string
 			return converter.wait(pod, err)
 		}
 	}
-	return conversion.Warnings, errors.Join(conversion.Apply(object, template), conversion.Mark(object, pod))
+	return conversion.Warnings, errors.Join(conversion.apply(object, template), conversion.mark(object, pod))
 }
 
 // wait lets a pod wait that could be converted later, with a warning that says why. It refuses a pod that would start
 // without a GPU.
-func (c Converter) wait(pod *corev1.Pod, why error) (warnings []string, refusal error) {
-	if !c.Waits(pod) {
+func (c converter) wait(pod *corev1.Pod, why error) (warnings []string, refusal error) {
+	if !c.waits(pod) {
 		return nil, why
 	}
 	return []string{"not converted: " + why.Error() + ". The pod waits: delete it and create it again later, or name " +
@@ -135,7 +136,7 @@ func (c Converter) wait(pod *corev1.Pod, why error) (warnings []string, refusal 
 func (w *Webhook) freeName(ctx context.Context, namespace string, spec *resourceapi.ResourceClaimSpec) (string,
 	error) {
 	for attempt := range 10 {
-		name, err := TemplateName(spec, attempt)
+		name, err := templateName(spec, attempt)
 		if err != nil {
 			return "", err
 		}
@@ -159,7 +160,7 @@ func (w *Webhook) isFree(ctx context.Context, name types.NamespacedName,
 		return true, nil
 	}
 	free, err, _ := w.reads.Do(name.String(), func() (any, error) {
-		// Others wait for the answer, who have more time than the first.
+		// Other calls wait for the same answer, and may have more time than this one.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conversionTimeout)
 		defer cancel()
 		err := w.direct.Get(ctx, name, &template)
@@ -178,6 +179,6 @@ const otherTemplate = "somebody else has created it, or the API server has dropp
 
 // isFor reports whether a controller has created the template for the spec, and the API server has kept all of it.
 func isFor(template resourceapi.ResourceClaimTemplate, spec *resourceapi.ResourceClaimSpec) bool {
-	want, err := TemplateName(spec, 0)
-	return err == nil && IsTemplate(&template) && strings.HasPrefix(template.Name, want)
+	want, err := templateName(spec, 0)
+	return err == nil && isTemplate(&template) && strings.HasPrefix(template.Name, want)
 }

@@ -45,7 +45,7 @@ func newWebhook(t testing.TB, profile string, objects ...client.Object) *Webhook
 		v = clustertest.New(t, clustertest.Node{Name: "a", Profile: profile})
 	}
 	cluster := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(objects...).Build()
-	return NewWebhook(Converter{Families: Names()}, v, cluster, cluster)
+	return NewWebhook(Names(), v, cluster, cluster)
 }
 
 // admit returns the pod after the webhook, and its warnings.
@@ -106,7 +106,7 @@ resources: {limits: {nvidia.com/vgpu: "1", nvidia.com/gpumem: "3000"}}}]}}`
 	if len(pod.Spec.Containers[0].Resources.Limits) != 0 || len(warnings) != 0 {
 		t.Errorf("with names: got %v and %q", pod.Spec.Containers[0].Resources.Limits, warnings)
 	}
-	if got := pod.Annotations[OriginalAnnotation]; got !=
+	if got := pod.Annotations[originalAnnotation]; got !=
 		`{"main":{"nvidia.com/gpumem":"3k","nvidia.com/vgpu":"1"}}` {
 		t.Errorf("got %s", got)
 	}
@@ -114,7 +114,7 @@ resources: {limits: {nvidia.com/vgpu: "1", nvidia.com/gpumem: "3000"}}}]}}`
 	if err := yaml.Unmarshal([]byte(own), &again); err != nil {
 		t.Fatal(err)
 	}
-	if !c.converter().Restore(again, pod) || strings.Contains(fmt.Sprint(again), "nvidia.com/") {
+	if !c.converter().restore(again, pod) || strings.Contains(fmt.Sprint(again), "nvidia.com/") {
 		t.Errorf("applied again: got %v", again)
 	}
 }
@@ -157,7 +157,7 @@ resourceClaims:
 	if got, err := yaml.Marshal(pod.Spec); err != nil || string(got) != want {
 		t.Errorf("got %s\nwant %s (error %v)", got, want, err)
 	}
-	if pod.Labels[FamilyLabel] != "gpu-manager" || pod.Annotations[OriginalAnnotation] !=
+	if pod.Labels[FamilyLabel] != "gpu-manager" || pod.Annotations[originalAnnotation] !=
 		`{"main":{"tencent.com/vcuda-core":"30","tencent.com/vcuda-memory":"20"}}` {
 		t.Errorf("got labels %v, annotations %v", pod.Labels, pod.Annotations)
 	}
@@ -373,7 +373,7 @@ func TestForgedAnnotation(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			spec := clustertest.Claim(t, tc.devices).Spec
-			name, err := TemplateName(&spec, 0)
+			name, err := templateName(&spec, 0)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -404,7 +404,7 @@ func TestUnusedTemplatesAreDeleted(t *testing.T) {
 	names := map[string]string{} // of templates, by their request
 	template := func(request string, age time.Duration) *resourceapi.ResourceClaimTemplate {
 		spec := clustertest.Claim(t, `requests: [{name: `+request+`, exactly: {deviceClassName: gpu.nvidia.com}}]`).Spec
-		name, err := TemplateName(&spec, 0)
+		name, err := templateName(&spec, 0)
 		if err != nil {
 			t.Fatal(err)
 		}

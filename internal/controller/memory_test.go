@@ -102,7 +102,7 @@ func load(t *testing.T) {
 		handler webhook.Handler
 	}{{"ResourceClaim", admission.Validator{Checker: admission.Checker{View: v}, Expander: expander}},
 		{"ResourceClaim", expander}, {"ResourceClaim", admission.OptionalFields{}},
-		{"Pod", convert.NewWebhook(convert.Converter{Families: convert.Names()},
+		{"Pod", convert.NewWebhook(convert.Names(),
 			clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"}), events, events)}} {
 		kind, server := h.kind, limits.handler(&webhook.Webhook{Handler: h.handler})
 		for _, object := range objects[kind] {

@@ -3,7 +3,7 @@
 // Package controller is the cluster-wide part of the driver. It validates claims at admission, ranks GPUs and exports
 // metrics. Pods do not depend on it: without it, claims work as written.
 //
-// The package runs the features, each of which has a package of its own, and the certificate and the lease of all.
+// Each feature has a package. This one runs them, with the certificate and the lease that they share.
 package controller
 
 import (

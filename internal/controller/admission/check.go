@@ -232,7 +232,7 @@ func (c Checker) checkAlternative(ctx context.Context, a *alternative, v *Verdic
 	c.coresAlone(*a, v)
 }
 
-// shortage is a capacity of which a kind of device has less than requested.
+// shortage is a requested capacity that a kind of device does not have enough of.
 type shortage struct {
 	kind      *cluster.Kind
 	name      resourceapi.QualifiedName
@@ -260,7 +260,7 @@ func (s shortage) String() string {
 	return none + "this capacity"
 }
 
-// lacking returns the first requested capacity of which the kind has too little.
+// lacking returns the first requested capacity that the kind does not have enough of.
 func lacking(kind *cluster.Kind, a *alternative) (less shortage, lacks bool) {
 	if a.Capacity == nil {
 		return shortage{}, false

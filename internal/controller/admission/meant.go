@@ -78,7 +78,7 @@ func (c Checker) coresAlone(a alternative, v *Verdict) {
 // otherDriver has configurations of the same API group: NVIDIA's driver for compute domains.
 const otherDriver = "compute-domain.nvidia.com"
 
-// forNobody warns about a configuration in the format of this driver for a driver of another name: nobody reads it.
+// forNobody warns about a configuration in the format of this driver that names another driver: no driver reads it.
 func (c Checker) forNobody(config *resourceapi.OpaqueDeviceConfiguration, path *field.Path, v *Verdict) {
 	var meta struct {
 		APIVersion string `json:"apiVersion"`

@@ -125,7 +125,7 @@ func (e *evictor) claims(ctx context.Context, options ...client.ListOption) (all
 	return all
 }
 
-// Reconcile evicts the pod of a claim, or looks again when it is time.
+// Reconcile evicts the pod of a claim, or requeues the claim until it is time.
 func (e *evictor) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	var claim resourceapi.ResourceClaim
 	if err := e.cached.Get(ctx, req.NamespacedName, &claim); err != nil {
@@ -184,7 +184,7 @@ func (e *evictor) evict(ctx context.Context, claim string, due eviction) error {
 		err = e.direct.Delete(ctx, &pod, client.Preconditions{UID: &due.uid})
 	}
 	switch {
-	case apierrors.IsNotFound(err): // somebody else was faster
+	case apierrors.IsNotFound(err): // the pod has been deleted meanwhile
 		return nil
 	case err != nil:
 		return err

@@ -25,16 +25,16 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/why"
 )
 
-// maxPods is how many waiting pods without a waiting claim of this driver a round remembers: those beyond it come
+// maxPods is how many waiting pods without a waiting claim of this driver a round remembers. Others are explained
 // later.
 const maxPods = 1000
 
-// claimless returns the pods to explain that no claim of the view leads to, those that nobody has looked at first,
-// namespaces in turn: pods whose claims do not exist, or are of a class that does not, and pods with extended
-// resources. It reads the pods without a node, page by page, and keeps of each only its name.
+// claimless returns the pods to explain that no claim of the view leads to, in the order of inTurns: pods whose claims
+// do not exist, or are of a class that does not, and pods with extended resources. It reads the pods without a node,
+// page by page, and keeps of each only its name.
 func (u *Waiting) claimless(ctx context.Context, now time.Time) ([]types.NamespacedName, error) {
 	var all []types.NamespacedName
-	waits := map[types.NamespacedName]look{}
+	waits := map[types.NamespacedName]explained{}
 	unscheduled := fields.Set{"spec.nodeName": "", "status.phase": string(corev1.PodPending)}.AsSelector().String()
 	err := pager.New(pager.SimplePageFunc(func(o metav1.ListOptions) (runtime.Object, error) {
 		return u.reads.CoreV1().Pods(metav1.NamespaceAll).List(ctx, o)
@@ -46,7 +46,7 @@ func (u *Waiting) claimless(ctx context.Context, now time.Time) ([]types.Namespa
 		name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 		of, known := u.pods[name]
 		if !known || !of.created.Equal(pod.CreationTimestamp.Time) {
-			of = look{created: pod.CreationTimestamp.Time}
+			of = explained{created: pod.CreationTimestamp.Time}
 		}
 		waits[name] = of
 		if now.Sub(of.at) >= explainedAgain {
@@ -83,7 +83,7 @@ func (u *Waiting) mayConcern(pod *corev1.Pod) bool {
 		if name == nil {
 			continue
 		}
-		if _, waits := u.looks[types.NamespacedName{Namespace: pod.Namespace, Name: *name}]; !waits {
+		if _, waits := u.claims[types.NamespacedName{Namespace: pod.Namespace, Name: *name}]; !waits {
 			return true
 		}
 	}
@@ -204,7 +204,7 @@ func (u *Waiting) tellPod(ctx context.Context, pod *corev1.Pod, r *why.Report, n
 	name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 	of := u.pods[name]
 	if !of.created.Equal(pod.CreationTimestamp.Time) {
-		of = look{created: pod.CreationTimestamp.Time}
+		of = explained{created: pod.CreationTimestamp.Time}
 	}
 	of.at = now
 	of, err := u.tell(ctx, event.PodReference(pod), of, r)

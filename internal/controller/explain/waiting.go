@@ -68,12 +68,12 @@ type Waiting struct {
 	// explain explains a pod. Tests change it.
 	explain func(context.Context, *why.Explainer, *corev1.Pod) (*why.Report, error)
 
-	looks map[types.NamespacedName]look // of the claims that wait
-	pods  map[types.NamespacedName]look // of the pods that wait
+	claims map[types.NamespacedName]explained // that wait
+	pods   map[types.NamespacedName]explained // that wait
 }
 
-// look is the last look at a claim or a pod.
-type look struct {
+// explained is when a claim or a pod was last explained, and its last event.
+type explained struct {
 	created time.Time // of the object: one of the same name may follow
 	at      time.Time // zero: never
 	event   string    // the name of the last event; empty: none
@@ -87,7 +87,7 @@ func NewWaiting(c *feature.Controller, reads kubernetes.Interface, after time.Du
 		explain: func(ctx context.Context, e *why.Explainer, pod *corev1.Pod) (*why.Report, error) {
 			return e.Pod(ctx, pod.Namespace, pod.Name)
 		},
-		looks: map[types.NamespacedName]look{}, pods: map[types.NamespacedName]look{}}
+		claims: map[types.NamespacedName]explained{}, pods: map[types.NamespacedName]explained{}}
 }
 
 // processorTime returns the processor time of this process. An error is not possible for the process itself.
@@ -165,11 +165,11 @@ func (u *Waiting) reportClaims(ctx context.Context, due []types.NamespacedName, 
 	answers := map[types.UID]*why.Report{} // of pods: all claims of a pod have the same
 	explained, started := 0, time.Now()
 	for _, name := range due {
-		of := u.looks[name]
+		of := u.claims[name]
 		claim, pod := s.claims[name], pods[name]
 		if claim == nil || pod == nil || claim.Status.Allocation != nil || claim.DeletionTimestamp != nil {
 			of.at = now
-			u.looks[name] = of
+			u.claims[name] = of
 			continue
 		}
 		if explained == maxExplained || time.Since(started) > maxRound {
@@ -194,7 +194,7 @@ func (u *Waiting) reportClaims(ctx context.Context, due []types.NamespacedName, 
 			of, err = u.tell(ctx, event.ClaimReference(name.Namespace, name.Name, claim.UID), of, r)
 			last = cmp.Or(err, u.tellPod(ctx, pod, r, now), last)
 		}
-		u.looks[name] = of
+		u.claims[name] = of
 	}
 	return last
 }
@@ -208,8 +208,8 @@ func (u *Waiting) read(ctx context.Context) (*cluster.Snapshot, error) {
 }
 
 // tell writes an event with the answer, unless the last event about the object says the same and still exists.
-func (u *Waiting) tell(ctx context.Context, about *corev1.ObjectReference, of look,
-	r *why.Report) (look, error) {
+func (u *Waiting) tell(ctx context.Context, about *corev1.ObjectReference, of explained,
+	r *why.Report) (explained, error) {
 	text := event.Text(event.Join(r.Cause, r.Advice()))
 	if text == of.text && of.at.Sub(of.told) < feature.EventLifetime {
 		return of, nil
@@ -233,37 +233,37 @@ func digest(text string) string {
 
 // due returns the claims to explain, in turns. It forgets claims that do not wait any more.
 func (u *Waiting) due(now time.Time) []types.NamespacedName {
-	looks := map[types.NamespacedName]look{}
+	claims := map[types.NamespacedName]explained{}
 	var all []types.NamespacedName
 	for c, waits := range u.view.Claims {
 		if !waits {
 			continue
 		}
-		of, ok := u.looks[c.NamespacedName]
+		of, ok := u.claims[c.NamespacedName]
 		if !ok || !of.created.Equal(c.Created) {
-			of = look{created: c.Created}
+			of = explained{created: c.Created}
 		}
-		looks[c.NamespacedName] = of
+		claims[c.NamespacedName] = of
 		if now.Sub(c.Created) > u.after && now.Sub(of.at) >= explainedAgain {
 			all = append(all, c.NamespacedName)
 		}
 	}
-	u.looks = looks
-	inTurns(all, looks)
+	u.claims = claims
+	inTurns(all, claims)
 	return all
 }
 
-// inTurns sorts names: namespaces in turn, first that at whose objects nobody has looked for the longest time; of a
-// namespace those first that nobody has looked at, and then older ones.
-func inTurns(all []types.NamespacedName, looks map[types.NamespacedName]look) {
+// inTurns sorts names of objects: namespaces take turns, and the one comes first whose last explanation is the oldest.
+// Of a namespace, objects that were not explained yet come first, and then older ones.
+func inTurns(all []types.NamespacedName, known map[types.NamespacedName]explained) {
 	last := map[string]time.Time{} // of each namespace
-	for name, of := range looks {
+	for name, of := range known {
 		if of.at.After(last[name.Namespace]) {
 			last[name.Namespace] = of.at
 		}
 	}
 	slices.SortFunc(all, func(a, b types.NamespacedName) int {
-		return cmp.Or(looks[a].at.Compare(looks[b].at), looks[a].created.Compare(looks[b].created),
+		return cmp.Or(known[a].at.Compare(known[b].at), known[a].created.Compare(known[b].created),
 			cmp.Compare(a.String(), b.String()))
 	})
 	turns, turn := map[string]int{}, map[types.NamespacedName]int{}

@@ -232,7 +232,7 @@ func TestWaitingEventsAreNotRepeated(t *testing.T) {
 		events  int
 	}{
 		{"it has waited for a minute", func() {}, 0, 2, 2}, // about the claim and the pod
-		{"a minute later, nobody looks again", func() {}, time.Minute, 2, 2},
+		{"a minute later, nothing is explained again", func() {}, time.Minute, 2, 2},
 		{"later, the answer is the same", func() {}, 11 * time.Minute, 2, 2},
 		{"another leader does not know that, and cannot repeat it", func() { u = c.reporter() }, 12 * time.Minute, 4,
 			2},
@@ -301,9 +301,9 @@ func TestWaitingRound(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := c.lists()["pods"]; got != 5 || c.lists()["nodes"] != 2 ||
-		len(u.looks) > 0 {
-		t.Errorf("without claims that wait: got %d lists of pods, %d of nodes, and %d looks, want 5, 2, and none", got,
-			c.lists()["nodes"], len(u.looks))
+		len(u.claims) > 0 {
+		t.Errorf("without claims that wait: got %d lists of pods, %d of nodes, and %d claims, want 5, 2, and none", got,
+			c.lists()["nodes"], len(u.claims))
 	}
 }
 
@@ -546,9 +546,9 @@ func TestNamespacesTakeTurns(t *testing.T) {
 	var order []string
 	for range 3 { // each round has time for one
 		due := u.due(now)
-		of := u.looks[due[0]]
+		of := u.claims[due[0]]
 		of.at, now = now, now.Add(time.Second)
-		u.looks[due[0]] = of
+		u.claims[due[0]] = of
 		order = append(order, due[0].String())
 	}
 	if want := []string{"many/a", "one/d", "many/b"}; !slices.Equal(order, want) {

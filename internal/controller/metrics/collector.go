@@ -111,8 +111,8 @@ type states struct {
 	taintedGPUs              int64
 }
 
-// account adds a GPU of which that much is held. It caps held at the size of the GPU: partitions that share memory each
-// count it.
+// account adds a GPU with what claims hold of it. It caps held at the size of the GPU: partitions that share memory
+// each count it.
 func (s *states) account(g *cluster.GPU, held amount) {
 	whole := amount{1, g.Memory(), 100}
 	held = amount{min(held.gpus, whole.gpus), min(held.memory, whole.memory), min(held.cores, whole.cores)}
