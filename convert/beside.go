@@ -81,22 +81,22 @@ func (b *beside) sharedMemory(a *asked) {
 }
 
 // mps reports whether all or some GPUs that a share may get have isolation mps.
-func (c converter) mps(r gpuRequest) (all, some bool) {
-	if slices.Contains(r.Selectors, fmt.Sprintf("device.attributes['%s'].isolation == 'mps'", c.Driver)) {
+func (b *beside) mps(r gpuRequest) (all, some bool) {
+	if slices.Contains(r.Selectors, fmt.Sprintf("device.attributes['%s'].isolation == 'mps'", b.Driver)) {
 		return true, true
 	}
-	n := c.isolatedBy(gpu.IsolationMPS)
-	return n > 0 && n == len(c.Models), n > 0 || c.unknown()
+	n := b.isolatedBy(gpu.IsolationMPS)
+	return n > 0 && n == len(b.Models), n > 0 || b.unknown()
 }
 
 // unknown reports whether it is not known what enforces shares: no GPU is published, or models are only announced.
-func (c converter) unknown() bool {
-	return len(c.Models) == 0 || slices.ContainsFunc(c.Models, func(m model) bool { return m.Isolation == "" })
+func (b *beside) unknown() bool {
+	return len(b.Models) == 0 || slices.ContainsFunc(b.Models, func(m model) bool { return m.Isolation == "" })
 }
 
 // isolatedBy returns the number of models with an isolation.
-func (c converter) isolatedBy(isolation gpu.Isolation) (n int) {
-	for _, m := range c.Models {
+func (b *beside) isolatedBy(isolation gpu.Isolation) (n int) {
+	for _, m := range b.Models {
 		if m.Isolation == isolation.String() {
 			n++
 		}
@@ -335,12 +335,12 @@ func (b *beside) resources() {
 }
 
 // provides reports whether a class of this driver has the extended resource.
-func (c converter) provides(name corev1.ResourceName) bool {
+func (b *beside) provides(name corev1.ResourceName) bool {
 	if class, ok := strings.CutPrefix(string(name), "deviceclass.resource.kubernetes.io/"); ok {
-		return class == c.Driver || strings.HasSuffix(class, "."+strings.TrimPrefix(c.Driver, "gpu."))
+		return class == b.Driver || strings.HasSuffix(class, "."+strings.TrimPrefix(b.Driver, "gpu."))
 	}
-	if c.Extended != nil {
-		return slices.Contains(c.Extended, string(name))
+	if b.Extended != nil {
+		return slices.Contains(b.Extended, string(name))
 	}
 	return name == wholeGPU || name == "nvidia.com/gpu.shared" || strings.HasPrefix(string(name), "nvidia.com/mig-")
 }
@@ -357,10 +357,10 @@ func isGPUResource(name corev1.ResourceName) bool {
 }
 
 // leftOver says why a resource about GPUs is not converted, and what to do.
-func (c converter) leftOver(name corev1.ResourceName) string {
-	known := c.defaultName(name)
+func (b *beside) leftOver(name corev1.ResourceName) string {
+	known := b.Names.defaultName(name)
 	for _, f := range families {
-		if slices.Contains(f.Resources, known) && !slices.Contains(c.Families, f.Name) {
+		if slices.Contains(f.Resources, known) && !slices.Contains(b.Families, f.Name) {
 			return fmt.Sprintf("it is one of %s, which is not converted here (controller.conversion.families)", f.Name)
 		}
 	}

@@ -53,7 +53,7 @@ func newCommand() *cobra.Command {
 	f.Var((*models)(&c.Models), "model", "MEMORY/TFLOPS of a GPU of the cluster, such as 15Gi/65; may be repeated. "+
 		"Without it, the GPUs are read from the API server if --kubeconfig is set")
 	addMemoryUnit(f, &c.MemoryUnit)
-	f.StringToStringVar(&c.Names, "name", nil, nameHelp)
+	f.StringToStringVar((*map[string]string)(&c.Names), "name", nil, nameHelp)
 	feature.AddDriverName(f, &c.Driver)
 	apiserver.AddFlag(f, &o.kubeconfig)
 	return cmd

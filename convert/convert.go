@@ -68,7 +68,7 @@ func Annotations() []string {
 // waits reports whether a pod that is not converted waits, because no node has a resource of a family. Otherwise it
 // would start without a GPU.
 func (c converter) waits(pod *corev1.Pod) bool {
-	pod, _ = c.withDefaultNames(pod)
+	pod, _ = c.Names.withDefaultNames(pod)
 	return slices.ContainsFunc(families, func(f family) bool {
 		return slices.Contains(c.Families, f.Name) && f.hasResources(pod)
 	})
@@ -165,8 +165,7 @@ type converter struct {
 	Products []string
 	// MemoryUnit is the size of one aliyun.com/gpu-mem in bytes; 0: 1 GiB.
 	MemoryUnit int64
-	// Names are the names that administrators of older systems gave to resources, and those of Family.Resources.
-	Names map[string]string
+	Names      ownNames
 	// Extended are the extended resources that the driver's classes have; nil: those of the chart.
 	Extended []string
 }
@@ -266,7 +265,7 @@ func (c converter) convertPod(pod *corev1.Pod) (*conversion, error) {
 	if slices.ContainsFunc(pod.Spec.ResourceClaims, isConverted) || isRefused(pod) {
 		return nil, nil // webhooks may be called again
 	}
-	renamed, errs := c.withDefaultNames(pod)
+	renamed, errs := c.Names.withDefaultNames(pod)
 	if err := errs.ToAggregate(); err != nil {
 		return nil, err
 	}
@@ -323,7 +322,7 @@ func (f family) hasResources(pod *corev1.Pod) bool {
 // resourcesOf returns the names of the family's resources that the container has, as it writes them.
 func (c converter) resourcesOf(f family, container corev1.Container) []corev1.ResourceName {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(limits(&container))), func(name corev1.ResourceName) bool {
-		return !slices.Contains(f.Resources, c.defaultName(name))
+		return !slices.Contains(f.Resources, c.Names.defaultName(name))
 	})
 }
 
@@ -418,11 +417,11 @@ func (c converter) asked(f family, pod, original *corev1.Pod) ([]asked, error) {
 		for i := range containers {
 			in := base
 			in.Name, in.First, in.Path = containers[i].Name, !init && i == 0, path.Index(i).Child("resources", "limits")
-			in.Resources, in.Renamed = limits(&containers[i]), c.renamed(originals[i])
+			in.Resources, in.Renamed = limits(&containers[i]), c.Names.renamed(originals[i])
 			r := &reader{container: in}
 			request, problems := r.result(f.read(r))
 			problems = append(problems, f.unequal(containers[i], path.Index(i).Child("resources", "requests"))...)
-			c.inOwnNames(problems, originals[i])
+			c.Names.inOwnNames(problems, originals[i])
 			errs = append(errs, problems...)
 			errs = errs[:min(len(errs), maxTexts)]
 			if request != nil {

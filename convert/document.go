@@ -137,9 +137,9 @@ func (s *seeker) note(node *yamlv3.Node, path string) {
 const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 
 // seeker returns a seeker for a document that begins at that line of its file.
-func (c converter) seeker(line int) *seeker {
+func (m manifests) seeker(line int) *seeker {
 	s := &seeker{line: line, skip: map[string]bool{}, seen: map[*yamlv3.Node]bool{}}
-	for _, name := range c.removable() {
+	for _, name := range m.removable() {
 		if name != wholeGPU { // it asks for a GPU here too
 			s.resources = append(s.resources, string(name))
 		}

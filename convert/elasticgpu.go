@@ -29,9 +29,9 @@ var elasticProvisioners = []string{"elasticgpu.io/qgpu", "gpushare.provisioner.e
 
 // elasticGPUClaim returns the ResourceClaim of the same name, and what works differently. Pods that have the
 // ElasticGPUClaim by annotation use it.
-func (c converter) elasticGPUClaim(in *unstructured.Unstructured) (*resourceapi.ResourceClaim, []string, error) {
+func (m manifests) elasticGPUClaim(in *unstructured.Unstructured) (*resourceapi.ResourceClaim, []string, error) {
 	spec := field.NewPath("spec")
-	r := elasticReader{&reader{container: container{Path: spec.Child("resources", "requests"), Driver: c.Driver,
+	r := elasticReader{&reader{container: container{Path: spec.Child("resources", "requests"), Driver: m.Driver,
 		Resources: corev1.ResourceList{}}}}
 	dialects := r.amounts(in)
 	var request *gpuRequest
@@ -41,7 +41,7 @@ func (c converter) elasticGPUClaim(in *unstructured.Unstructured) (*resourceapi.
 	if len(r.errs) == 0 {
 		request = r.share(dialects[0])
 	}
-	class := c.elasticClass(in, r.reader, spec)
+	class := m.elasticClass(in, r.reader, spec)
 	request, errs := r.result(request)
 	if len(errs) > 0 {
 		return nil, nil, errs.ToAggregate()
@@ -50,7 +50,7 @@ func (c converter) elasticGPUClaim(in *unstructured.Unstructured) (*resourceapi.
 		return nil, nil, field.Required(r.Path, "must be more than 0")
 	}
 	var claim claimBuilder
-	if err := claim.add(c, elasticClaimRequest, *request); err != nil {
+	if err := claim.add(m.converter, elasticClaimRequest, *request); err != nil {
 		return nil, nil, err
 	}
 	claim.spec.Devices.Requests[0].Exactly.DeviceClassName = class // no alternatives: all amounts are absolute
@@ -112,8 +112,8 @@ func elasticDialectOf(name corev1.ResourceName) (elasticDialect, bool) {
 }
 
 // elasticClass returns the name of the claim's class; the class of whole GPUs if it has none.
-func (c converter) elasticClass(in *unstructured.Unstructured, r *reader, spec *field.Path) string {
-	class := c.Driver
+func (m manifests) elasticClass(in *unstructured.Unstructured, r *reader, spec *field.Path) string {
+	class := m.Driver
 	for _, name := range []string{"elasticGPUClassName", "egpuClassName", "storageClassName"} {
 		value, found, err := unstructured.NestedString(in.Object, "spec", name)
 		switch {
@@ -130,7 +130,7 @@ func (c converter) elasticClass(in *unstructured.Unstructured, r *reader, spec *
 }
 
 // elasticGPUClass returns the DeviceClass of the same name, and what works differently.
-func (c converter) elasticGPUClass(in *unstructured.Unstructured) (*resourceapi.DeviceClass, []string, error) {
+func (m manifests) elasticGPUClass(in *unstructured.Unstructured) (*resourceapi.DeviceClass, []string, error) {
 	provisioner, _, err := unstructured.NestedString(in.Object, "provisioner")
 	if err != nil || !slices.Contains(elasticProvisioners, provisioner) {
 		return nil, nil, field.NotSupported(field.NewPath("provisioner"), provisioner, elasticProvisioners)
@@ -146,11 +146,11 @@ func (c converter) elasticGPUClass(in *unstructured.Unstructured) (*resourceapi.
 		TypeMeta:   metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "DeviceClass"},
 		ObjectMeta: metav1.ObjectMeta{Name: in.GetName(), Labels: in.GetLabels()},
 		Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{{
-			CEL: &resourceapi.CELDeviceSelector{Expression: c.wholeGPUs()}}}}}, warnings, nil
+			CEL: &resourceapi.CELDeviceSelector{Expression: m.wholeGPUs()}}}}}, warnings, nil
 }
 
 // wholeGPUs returns the selector of the chart's class of whole GPUs.
-func (c converter) wholeGPUs() string {
+func (m manifests) wholeGPUs() string {
 	return strings.ReplaceAll("device.driver == 'DRIVER' && device.attributes['DRIVER'].type == 'gpu' && "+
-		"!device.attributes['DRIVER'].?sharedOnly.orValue(false)", "DRIVER", c.Driver)
+		"!device.attributes['DRIVER'].?sharedOnly.orValue(false)", "DRIVER", m.Driver)
 }

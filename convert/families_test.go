@@ -131,9 +131,9 @@ func outcome(t *testing.T, c converter, in string) string {
 	}
 	switch object.GetKind() {
 	case "ElasticGPUClaim":
-		made, warnings, err = c.elasticGPUClaim(&object)
+		made, warnings, err = manifests{converter: c}.elasticGPUClaim(&object)
 	case "ElasticGPUClass":
-		made, warnings, err = c.elasticGPUClass(&object)
+		made, warnings, err = manifests{converter: c}.elasticGPUClass(&object)
 	default:
 		return podOutcome(t, c, in)
 	}
@@ -145,7 +145,7 @@ func outcome(t *testing.T, c converter, in string) string {
 
 func quotaOutcome(t *testing.T, c converter, quotas []byte) string {
 	t.Helper()
-	objects, warnings, err := c.admissionQuotas(quotas)
+	objects, warnings, err := manifests{converter: c}.admissionQuotas(quotas)
 	if err != nil {
 		return "error: " + err.Error()
 	}

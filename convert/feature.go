@@ -34,7 +34,7 @@ func AddTo(program *cobra.Command, features *[]feature.Feature) {
 	f.Var((*models)(&c.Models), "convert-model", "MEMORY/TFLOPS of a GPU that a pod may get a part of, besides "+
 		"those that are published, such as 15Gi/65; may be repeated")
 	addMemoryUnit(f, &c.MemoryUnit)
-	f.StringToStringVar(&c.Names, "convert-name", nil, nameHelp)
+	f.StringToStringVar((*map[string]string)(&c.Names), "convert-name", nil, nameHelp)
 	program.AddCommand(newCommand())
 	*features = append(*features, feature.Feature{
 		Cached: cachedObjects(),
@@ -71,7 +71,7 @@ func (c converter) checkFlags(families, names string) error {
 		return fmt.Errorf("--%s %s: want some of %s", families, strings.Join(c.Families, ","),
 			strings.Join(known, ", "))
 	}
-	if err := checkNames(c.Names); err != nil {
+	if err := c.Names.check(); err != nil {
 		return fmt.Errorf("--%s: %w", names, err)
 	}
 	return nil

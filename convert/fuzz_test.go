@@ -136,11 +136,11 @@ func FuzzElasticGPU(f *testing.F) {
 			object["spec"] = value
 		}
 		c := converter{Driver: clustertest.Driver}
-		claim, _, err := c.elasticGPUClaim(&unstructured.Unstructured{Object: object})
+		claim, _, err := manifests{converter: c}.elasticGPUClaim(&unstructured.Unstructured{Object: object})
 		if err == nil {
 			check(t, &claim.Spec)
 		}
-		class, _, err := c.elasticGPUClass(&unstructured.Unstructured{Object: object})
+		class, _, err := manifests{converter: c}.elasticGPUClass(&unstructured.Unstructured{Object: object})
 		if err == nil {
 			checkDevices(t, class.Spec.Selectors, 1, nil)
 		}
@@ -155,7 +155,7 @@ func FuzzAdmissionQuotas(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		c := converter{Driver: clustertest.Driver, Products: []string{"Tesla T4"}}
-		objects, _, err := c.admissionQuotas([]byte(text))
+		objects, _, err := manifests{converter: c}.admissionQuotas([]byte(text))
 		if err != nil {
 			return
 		}

@@ -14,17 +14,20 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// checkNames checks names that the administrator of an older system has given to its resources, by what they are here.
-func checkNames(names map[string]string) error {
+// ownNames are the names that administrators of older systems gave to resources, and the usual names of those.
+type ownNames map[string]string
+
+// check returns an error for each name that is wrong.
+func (n ownNames) check() error {
 	var errs []error
-	for _, own := range slices.Sorted(maps.Keys(names)) {
+	for _, own := range slices.Sorted(maps.Keys(n)) {
 		switch {
 		case len(validation.IsQualifiedName(own)) > 0 || !strings.Contains(own, "/"):
 			errs = append(errs, fmt.Errorf("%s: is not the name of an extended resource, such as nvidia.com/vgpu", own))
 		case isKnown(corev1.ResourceName(own)):
 			errs = append(errs, fmt.Errorf("%s: is a name of an older system itself", own))
-		case !isKnown(corev1.ResourceName(names[own])):
-			errs = append(errs, fmt.Errorf("%s: %q is not a resource of an older system, such as %s", own, names[own],
+		case !isKnown(corev1.ResourceName(n[own])):
+			errs = append(errs, fmt.Errorf("%s: %q is not a resource of an older system, such as %s", own, n[own],
 				hamiNames.count))
 		}
 	}
@@ -37,16 +40,16 @@ func isKnown(name corev1.ResourceName) bool {
 }
 
 // defaultName returns the name that a family has for a resource of the pod.
-func (c converter) defaultName(name corev1.ResourceName) corev1.ResourceName {
-	if known, ok := c.Names[string(name)]; ok {
+func (n ownNames) defaultName(name corev1.ResourceName) corev1.ResourceName {
+	if known, ok := n[string(name)]; ok {
 		return corev1.ResourceName(known)
 	}
 	return name
 }
 
 // withDefaultNames returns the pod with the names that families have. The error names resources that are there twice.
-func (c converter) withDefaultNames(pod *corev1.Pod) (*corev1.Pod, field.ErrorList) {
-	if len(c.Names) == 0 {
+func (n ownNames) withDefaultNames(pod *corev1.Pod) (*corev1.Pod, field.ErrorList) {
+	if len(n) == 0 {
 		return pod, nil
 	}
 	pod = pod.DeepCopy()
@@ -55,17 +58,17 @@ func (c converter) withDefaultNames(pod *corev1.Pod) (*corev1.Pod, field.ErrorLi
 		for i := range list {
 			at := path.Index(i).Child("resources")
 			r := &list[i].Resources
-			errs = append(errs, c.rename(r.Limits, at.Child("limits"))...)
-			errs = append(errs, c.rename(r.Requests, at.Child("requests"))...)
+			errs = append(errs, n.rename(r.Limits, at.Child("limits"))...)
+			errs = append(errs, n.rename(r.Requests, at.Child("requests"))...)
 		}
 	}
 	return pod, errs
 }
 
 // rename gives the amounts the names that families have.
-func (c converter) rename(amounts corev1.ResourceList, path *field.Path) (errs field.ErrorList) {
+func (n ownNames) rename(amounts corev1.ResourceList, path *field.Path) (errs field.ErrorList) {
 	for _, own := range slices.Sorted(maps.Keys(amounts)) {
-		known := c.defaultName(own)
+		known := n.defaultName(own)
 		if known == own {
 			continue
 		}
@@ -81,10 +84,10 @@ func (c converter) rename(amounts corev1.ResourceList, path *field.Path) (errs f
 }
 
 // renamed returns the resources of the container that have another name in it.
-func (c converter) renamed(original corev1.Container) map[corev1.ResourceName]bool {
+func (n ownNames) renamed(original corev1.Container) map[corev1.ResourceName]bool {
 	all := map[corev1.ResourceName]bool{}
 	for own := range limits(&original) {
-		if known := c.defaultName(own); known != own {
+		if known := n.defaultName(own); known != own {
 			all[known] = true
 		}
 	}
@@ -92,10 +95,10 @@ func (c converter) renamed(original corev1.Container) map[corev1.ResourceName]bo
 }
 
 // inOwnNames puts the names that the container has into the paths of errors.
-func (c converter) inOwnNames(errs field.ErrorList, original corev1.Container) {
+func (n ownNames) inOwnNames(errs field.ErrorList, original corev1.Container) {
 	for _, own := range slices.Sorted(maps.Keys(limits(&original))) {
 		for _, e := range errs {
-			e.Field = strings.ReplaceAll(e.Field, "["+string(c.defaultName(own))+"]", "["+string(own)+"]")
+			e.Field = strings.ReplaceAll(e.Field, "["+string(n.defaultName(own))+"]", "["+string(own)+"]")
 		}
 	}
 }

@@ -57,7 +57,7 @@ func admissionQuotasIn(object map[string]any) (text []byte, ok bool) {
 
 // admissionQuotas returns a DeviceClass for each model and a ResourceQuota for each namespace in the quotas of
 // gpu-admission, and what works differently.
-func (c converter) admissionQuotas(text []byte) (all []any, warnings []string, err error) {
+func (m manifests) admissionQuotas(text []byte) (all []any, warnings []string, err error) {
 	quotas, err := parseAdmissionQuotas(text)
 	if err != nil {
 		return nil, nil, err
@@ -65,11 +65,11 @@ func (c converter) admissionQuotas(text []byte) (all []any, warnings []string, e
 	classes := map[string]string{} // by model
 	for _, namespace := range slices.Sorted(maps.Keys(quotas)) {
 		for model := range quotas[namespace].Quota {
-			classes[model] = modelName(model) + "." + c.Driver
+			classes[model] = modelName(model) + "." + m.Driver
 		}
 	}
 	for _, model := range slices.Sorted(maps.Keys(classes)) {
-		class, warning := c.modelClass(model, classes[model])
+		class, warning := m.modelClass(model, classes[model])
 		all, warnings = append(all, class), append(warnings, warning)
 	}
 	for _, namespace := range slices.Sorted(maps.Keys(quotas)) {
@@ -79,12 +79,12 @@ func (c converter) admissionQuotas(text []byte) (all []any, warnings []string, e
 			hard[devicesOf(classes[model])] = *resource.NewQuantity(n, resource.DecimalSI)
 			sum += n
 		}
-		hard[devicesOf(c.Driver)] = *resource.NewQuantity(sum, resource.DecimalSI)
+		hard[devicesOf(m.Driver)] = *resource.NewQuantity(sum, resource.DecimalSI)
 		all = append(all, &corev1.ResourceQuota{
 			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ResourceQuota"},
 			ObjectMeta: metav1.ObjectMeta{Name: quotaName, Namespace: namespace},
 			Spec:       corev1.ResourceQuotaSpec{Hard: hard}})
-		warnings = append(warnings, c.quotaWarnings(namespace, quotas[namespace], sum)...)
+		warnings = append(warnings, m.quotaWarnings(namespace, quotas[namespace], sum)...)
 	}
 	return all, append(warnings, "a share counts as one device; gpu-admission counted its percent",
 		"other classes are not limited, nor GPUs of other models; gpu-admission gave a namespace none of them"), nil
@@ -142,20 +142,20 @@ func modelName(model string) string { return notInNames.ReplaceAllString(strings
 
 // modelClass returns the class for whole GPUs of a model. gpu-admission knows models by a label of nodes, which people
 // write. The class selects GPUs whose product name has the same words: M40 is a Tesla M40, and T4 is not a T400.
-func (c converter) modelClass(model, name string) (*resourceapi.DeviceClass, string) {
+func (m manifests) modelClass(model, name string) (*resourceapi.DeviceClass, string) {
 	words := "(?i)(^|[^0-9a-z])" + notInNames.ReplaceAllString(strings.ToLower(model), "[^0-9a-z]+") + "([^0-9a-z]|$)"
-	expression := fmt.Sprintf("%s && device.attributes['%s'].productName.matches(%q)", c.wholeGPUs(), c.Driver, words)
+	expression := fmt.Sprintf("%s && device.attributes['%s'].productName.matches(%q)", m.wholeGPUs(), m.Driver, words)
 	class := &resourceapi.DeviceClass{
 		TypeMeta:   metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "DeviceClass"},
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{{
 			CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}}}
 	selects := regexp.MustCompile(words)
-	products := slices.DeleteFunc(slices.Clone(c.Products), func(p string) bool { return !selects.MatchString(p) })
+	products := slices.DeleteFunc(slices.Clone(m.Products), func(p string) bool { return !selects.MatchString(p) })
 	switch {
 	case len(products) > 0:
 		return class, fmt.Sprintf("class %s selects %s", name, strings.Join(products, ", "))
-	case len(c.Products) > 0:
+	case len(m.Products) > 0:
 		return class, fmt.Sprintf("class %s selects product names with %s, and no published GPU that is not "+
 			"sharedOnly has one: change its selector", name, model)
 	}
@@ -164,9 +164,9 @@ func (c converter) modelClass(model, name string) (*resourceapi.DeviceClass, str
 }
 
 // quotaWarnings says what the quota of a namespace does not limit as gpu-admission did.
-func (c converter) quotaWarnings(namespace string, q namespaceQuota, sum int64) []string {
+func (m manifests) quotaWarnings(namespace string, q namespaceQuota, sum int64) []string {
 	warnings := []string{fmt.Sprintf("namespace %s: converted pods count for %s, whatever their model: at most %d",
-		namespace, c.Driver, sum)}
+		namespace, m.Driver, sum)}
 	if len(q.Quota) > 0 {
 		warnings[0] += ". Claims that name the class of a model count for that class instead; both can be used up"
 	}

@@ -140,7 +140,7 @@ func TestQuotasNameProducts(t *testing.T) {
 			v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: row.use},
 				clustertest.Node{Name: "b", Profile: "l40s-x4"})
 			c := converter{Driver: clustertest.Driver, Products: productsOf(v)}
-			_, warnings, err := c.admissionQuotas([]byte(`{"ml": {"quota": {"T4": 1}}}`))
+			_, warnings, err := manifests{converter: c}.admissionQuotas([]byte(`{"ml": {"quota": {"T4": 1}}}`))
 			if err != nil {
 				t.Fatal(err)
 			}
