@@ -39,12 +39,3 @@ func TestFlags(t *testing.T) {
 		})
 	}
 }
-
-// The program has the conversion: without it, pods of older systems are not converted.
-func TestConversion(t *testing.T) {
-	cmd := command()
-	found, _, err := cmd.Find([]string{"convert"})
-	if err != nil || found == cmd || cmd.Flags().Lookup("convert-families") == nil {
-		t.Errorf("got command %v, %v; want convert, and the flag --convert-families", found, err)
-	}
-}
