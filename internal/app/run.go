@@ -16,9 +16,9 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/apiserver"
 	"github.com/gpudra/gpu-dra-driver/internal/doctor/host"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin"
-	"github.com/gpudra/gpu-dra-driver/internal/plugin/node"
 	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/toolkit"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
@@ -94,16 +94,8 @@ func run(ctx context.Context, o options, p Platform) error {
 			CombinedHookPath: hooks.combined},
 		Observers: machine.Observers,
 
-		Discover: func(ctx context.Context) (node.Look, error) {
-			look, err := gpus.Discover(ctx)
-			if errors.Is(err, nvml.ErrDriverReplaced) {
-				end(err) // the kubelet starts the container again
-			}
-			return node.Look(look), err
-		},
-		Events:          gpus,
-		DriverChanged:   gpus.DriverChanged,
-		LibraryDir:      gpus.LibraryDir,
+		Machine:         restarting{gpus, end},
+		ContainerUsage:  o.metricsContainerUsage,
 		RuntimeProblems: func(version string) []string { return runtimeProblems(version, o.cdiDir) },
 		GPUManagerNames: o.metricsGPUManagerNames,
 		Proc:            "/proc",
@@ -112,11 +104,22 @@ func run(ctx context.Context, o options, p Platform) error {
 	if machine.SharedMemory != "" {
 		config.SharedMemory = filepath.Join(machine.SharedMemory, o.driverName)
 	}
-	if o.metricsContainerUsage {
-		config.Processes = gpus.Processes
-		config.Users = gpus.Users
-	}
 	return plugin.Run(ctx, config)
+}
+
+// restarting are GPUs that end the plugin when the driver was replaced: the kubelet starts the container again.
+type restarting struct {
+	*nvml.Machine
+	end context.CancelCauseFunc
+}
+
+// Discover implements node.Machine.
+func (r restarting) Discover(ctx context.Context) (gpu.Discovery, error) {
+	found, err := r.Machine.Discover(ctx)
+	if errors.Is(err, nvml.ErrDriverReplaced) {
+		r.end(err)
+	}
+	return found, err
 }
 
 // runtimeProblems returns the problems of a container runtime that follow from its version.

@@ -27,7 +27,6 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpudra/gpu-dra-driver/internal/plugin/gpuhealth"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/node"
 	pluginpublish "github.com/gpudra/gpu-dra-driver/internal/plugin/publish"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
@@ -136,23 +135,10 @@ func publish(t *testing.T, client *fake.Clientset, profile, config string) {
 	machine := simtest.Open(t, profile)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	published := make(chan inventory.Inventory, 1)
-	n := node.New(node.Config{DriverName: driver, NodeName: long, Dir: dir, ConfigDir: dir, Client: client,
-		Records: records, Reporter: reporter, Readiness: report.NewReadiness(time.Minute), Metrics: metrics,
-		Health: gpuhealth.New(gpuhealth.Config{Dir: dir, Records: records, Reporter: reporter, Metrics: metrics,
-			Changed: func() {}, Discover: func() {}, Alone: func() bool { return true }}),
-		Discover: func(ctx context.Context) (node.Look, error) {
-			look, err := machine.Discover(ctx)
-			return node.Look{Devices: look.Devices, Broken: look.Broken, Answered: look.Answered, Health: look.Health,
-				Unwatched: look.Unwatched, Persistent: look.Persistent}, err
-		},
-		Publish: func(inv inventory.Inventory) {
-			select {
-			case published <- inv:
-			default: // only the first counts
-			}
-		},
-		Resume: func() {}})
+	published := make(firstPublished, 1)
+	n := node.New(node.Config{NodeName: long, Dir: dir, ConfigDir: dir, Client: client, Records: records,
+		Reporter: reporter, Readiness: report.NewReadiness(time.Minute), Metrics: metrics, Machine: machine,
+		Publisher: published, Alone: func() bool { return true }, Resume: make(chan struct{}, 1)})
 	go n.Run(ctx)
 	select {
 	case inv := <-published:
@@ -163,6 +149,18 @@ func publish(t *testing.T, client *fake.Clientset, profile, config string) {
 		t.Fatal("nothing is published")
 	}
 }
+
+// firstPublished has room for the first inventory that is published.
+type firstPublished chan inventory.Inventory
+
+func (p firstPublished) Set(inv inventory.Inventory) {
+	select {
+	case p <- inv:
+	default:
+	}
+}
+
+func (firstPublished) Stale() {}
 
 // newServer returns a client of an API server with the node long. It adds what the API server does: generated names and
 // field selectors.

@@ -4,8 +4,8 @@
 // order. Each of them has one task:
 //
 //	kubelet       registration, sockets, and the calls of the kubelet
-//	gpuhealth     noticing sick GPUs, and what follows
-//	node          discovering GPUs, assigning their modes
+//	node          what is known of the GPUs: discoveries, modes, health
+//	gpuhealth     sick GPUs, and what follows
 //	publish       ResourceSlices, as the API server can store them
 //	usage         GPU usage of containers
 //	report        events, status of claims, metrics, readiness
@@ -27,7 +27,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/cleanup"
-	"github.com/gpudra/gpu-dra-driver/internal/plugin/gpuhealth"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/kubelet"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/node"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/publish"
@@ -68,27 +67,30 @@ type Config struct {
 	// Observers observe the steps of every call, besides the metrics.
 	Observers []steps.Observer
 
-	// Events are the GPUs as the source of events; nil: none are watched.
-	Events gpuhealth.Hardware
-
-	// Discover, DriverChanged, LibraryDir, Users and RuntimeProblems: see node.Config.
-	Discover        func(context.Context) (node.Look, error)
-	DriverChanged   func() bool
-	LibraryDir      func() string
-	Users           func(context.Context, gpu.Device) ([]string, error)
+	// Machine are the GPUs.
+	Machine Machine
+	// RuntimeProblems: see node.Check; nil: the runtime is not checked.
 	RuntimeProblems func(version string) []string
-	// Processes, Proc and GPUManagerNames: see usage.Config.
-	Processes       func(context.Context, gpu.Device) ([]gpu.Process, error)
-	Proc            string
+	// ContainerUsage lets the plugin look for the programs that use GPUs.
+	ContainerUsage bool
+	Proc           string // see usage.Config
+	// GPUManagerNames: see usage.Config.
 	GPUManagerNames bool
+}
+
+// Machine are the GPUs of the node.
+type Machine interface {
+	node.Machine
+	// Processes returns the processes that use a GPU.
+	Processes(ctx context.Context, d gpu.Device) ([]gpu.Process, error)
 }
 
 // callTimeout is how long a call without a deadline waits for other operations. Calls of the kubelet have one (45 s).
 const callTimeout = 30 * time.Second
 
-// firstLookTimeout is how long the first discovery may delay registration. It is longer than the timeout of a GPU, so
-// that claims on working GPUs can be prepared.
-const firstLookTimeout = 40 * time.Second
+// firstDiscoveryTimeout is how long the first discovery may delay registration. It is longer than the timeout of a GPU,
+// so that claims on working GPUs can be prepared.
+const firstDiscoveryTimeout = 40 * time.Second
 
 // flushTimeout is how long the end of the plugin may wait until the status of the last claims is written.
 const flushTimeout = 2 * time.Second
@@ -98,80 +100,42 @@ const flushTimeout = 2 * time.Second
 func Run(ctx context.Context, c Config) error {
 	ctx, fatal := context.WithCancelCause(ctx)
 	defer fatal(nil)
-	sockets := kubelet.Config{DriverName: c.DriverName, NodeName: c.NodeName, PodUID: c.PodUID, PluginDir: c.PluginDir,
-		RegistryDir: c.RegistryDir, CDIDir: c.CDIDir, Client: c.Client}
+	sockets := c.sockets()
 	c.removeAbandoned(ctx, sockets)
-
-	readiness := report.NewReadiness(node.LoopTimeout)
-	metrics := report.NewMetrics(c.Records)
+	readiness, metrics := report.NewReadiness(node.LoopTimeout), report.NewMetrics(c.Records)
 	http, err := report.Serve(c.HTTPAddress, readiness, metrics.Registry)
 	if err != nil {
 		return err
 	}
 	defer http.Close()
-
 	// The reporter runs until calls in flight have drained.
 	reports, endReports := context.WithCancel(context.WithoutCancel(ctx))
 	defer endReports()
 	reporter := report.NewReporter(reports, report.Config{Driver: c.DriverName, Node: c.NodeName, Client: c.Client,
 		Stopping: ctx.Done()})
-
-	var (
-		gpus    *node.Node
-		resumes = make(chan struct{}, 1)
-	)
 	publisher := publish.New(publish.Config{Client: c.Client, Driver: c.DriverName, Node: c.NodeName, Dir: c.PluginDir,
 		Records: c.Records, Reporter: reporter, Readiness: readiness})
-	sick := gpuhealth.New(gpuhealth.Config{
-		Dir: c.PluginDir, BootID: c.BootID, Hardware: c.Events, Records: c.Records, Reporter: reporter,
-		Metrics: metrics, Changed: func() { gpus.Republish() }, Discover: func() { gpus.DiscoverNow() },
-		Alone: sockets.Alone,
-	})
-	gpus = node.New(node.Config{
-		DriverName: c.DriverName, NodeName: c.NodeName, Dir: c.PluginDir, BootID: c.BootID, ConfigDir: c.NodeConfigs,
-		Client: c.Client, Records: c.Records, Discover: c.Discover, DriverChanged: c.DriverChanged,
-		LibraryDir: c.LibraryDir, Users: c.Users,
-		RuntimeProblems: c.RuntimeProblems, Readiness: readiness, Metrics: metrics, Reporter: reporter,
-		Publish: publisher.Set, Health: sick, Gates: publisher.Gates,
-		Resume: func() {
-			select {
-			case resumes <- struct{}{}:
-			default: // one is already pending
-			}
-		},
-	})
-	metrics.Registry.MustRegister(usage.NewCollector(usage.Config{
-		Kubelet: c.PodResources, Client: c.Client, Node: c.NodeName, Records: c.Records, Inventory: gpus.Inventory,
-		Processes: c.Processes, Proc: c.Proc, GPUManagerNames: c.GPUManagerNames,
-	}))
-	preparer := &claims.Preparer{
-		Driver: c.DriverName, BootID: c.BootID, Devices: gpus.Devices, Hardware: gpus.Hardware(c.Hardware),
-		Toolkit: c.Toolkit,
-		Specs:   c.Specs, Records: c.Records, Daemons: c.Daemons, SharedMemory: c.SharedMemory,
-		DaemonMemory: c.DaemonMemory, PreloadDir: c.PreloadDir,
-		Containers: usage.Containers(c.Client, c.DriverName),
-		Running: (&usage.Running{Proc: c.Proc, MetadataDir: filepath.Join(c.PluginDir, metadataDir),
-			Reserved: usage.ReservedFor(c.Client)}).With,
-		Timeout: callTimeout, Waiting: reporter.Waiting, Stopping: ctx,
-	}
-	server := &kubelet.Server{
-		Preparer: preparer, Metrics: metrics, Reporter: reporter, Observers: c.Observers, Inventory: gpus.Inventory,
-		Ready: gpus.Looked, Fatal: fatal, ServeHealth: sick.Serve,
-		NodeName: c.NodeName,
-		Registered: func() {
-			publisher.Stale()
-			gpus.Republish()
-		},
-	}
+	resumes := make(chan struct{}, 1)
+	gpus := node.New(node.Config{NodeName: c.NodeName, Dir: c.PluginDir, BootID: c.BootID, ConfigDir: c.NodeConfigs,
+		Client: c.Client, Records: c.Records, Machine: c.Machine, FindUsers: c.ContainerUsage, Alone: sockets.Alone,
+		Gates: publisher.Gates, Publisher: publisher, Readiness: readiness, Metrics: metrics, Reporter: reporter,
+		Resume: resumes})
+	metrics.Registry.MustRegister(c.usage(gpus))
+	preparer := c.preparer(ctx, gpus, reporter)
+	server := &kubelet.Server{Preparer: preparer, Metrics: metrics, Reporter: reporter, Observers: c.Observers,
+		Node: gpus, Fatal: fatal, NodeName: c.NodeName}
 	go publisher.Gates.Run(ctx)
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
 		gpus.Run(ctx)
 	}()
+	if c.RuntimeProblems != nil {
+		go node.Check(ctx, c.Client, c.NodeName, reporter, c.RuntimeProblems)
+	}
 	select {
-	case <-gpus.Looked:
-	case <-time.After(firstLookTimeout):
+	case <-gpus.Ready():
+	case <-time.After(firstDiscoveryTimeout):
 	case <-ctx.Done():
 	}
 	connection, err := kubelet.Serve(ctx, sockets, server)
@@ -179,33 +143,60 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	readiness.Registration(connection.RegistrationStatus)
-	defer publisher.Stop()
+	defer publisher.Stop() // last, when no status is being written
 	defer reporter.Flush(flushTimeout)
 	defer connection.Stop()
 	defer connection.Drain(ctx)
-
+	gpus.Serving()
 	go publisher.Run(ctx)
-	sickEnded := make(chan struct{})
-	go func() {
-		defer close(sickEnded)
-		sick.Run(ctx)
-	}()
-	defer func() { <-sickEnded }() // it saves its state, which the last instance removes
 	go reporter.Run(reports)
 	go resume(ctx, preparer, server, resumes)
-	go (&cleanup.Cleaner{
-		Driver: c.DriverName, NodeName: c.NodeName, Client: c.Client, Records: c.Records, Specs: c.Specs,
-		Kubelet: c.PodResources, Release: sockets.Release, Period: c.SweepPeriod,
-		EndUnusedDaemons: preparer.EndUnusedDaemons,
-	}).Run(ctx)
-	go (&report.DaemonWatch{Daemons: c.Daemons, Records: c.Records, Restarted: reporter.DaemonRestarted,
-		ServerFailed: reporter.ServerFailed, SingleUser: reporter.SingleUser}).Run(ctx)
+	go c.cleaner(sockets, preparer).Run(ctx)
+	go (&report.DaemonWatch{Daemons: c.Daemons, Records: c.Records, Reporter: reporter}).Run(ctx)
 	<-ctx.Done()
-	select {
-	case <-stopped:
-	case <-time.After(time.Second): // a GPU hangs; calls for the others are still answered
-	}
+	<-stopped // it saves the health of GPUs, which the last instance removes
 	return exitCause(ctx)
+}
+
+// sockets returns the configuration of the connection to the kubelet.
+func (c Config) sockets() kubelet.Config {
+	return kubelet.Config{DriverName: c.DriverName, NodeName: c.NodeName, PodUID: c.PodUID, PluginDir: c.PluginDir,
+		RegistryDir: c.RegistryDir, CDIDir: c.CDIDir, Client: c.Client}
+}
+
+// usage returns the collector of what containers use.
+func (c Config) usage(gpus *node.Node) *usage.Collector {
+	config := usage.Config{Kubelet: c.PodResources, Client: c.Client, Node: c.NodeName, Records: c.Records,
+		Inventory: gpus.Inventory, Proc: c.Proc, GPUManagerNames: c.GPUManagerNames}
+	if c.ContainerUsage {
+		config.Processes = c.Machine.Processes
+	}
+	return usage.NewCollector(config)
+}
+
+// preparer returns what prepares claims until ctx ends.
+func (c Config) preparer(ctx context.Context, gpus *node.Node, reporter *report.Reporter) *claims.Preparer {
+	return &claims.Preparer{
+		Driver: c.DriverName, BootID: c.BootID, Devices: gpus.Devices, Hardware: gpus.Hardware(c.Hardware),
+		Toolkit: c.Toolkit, Specs: c.Specs, Records: c.Records, Daemons: c.Daemons, SharedMemory: c.SharedMemory,
+		DaemonMemory: c.DaemonMemory, PreloadDir: c.PreloadDir,
+		Containers: usage.Containers(c.Client, c.DriverName),
+		Running: (&usage.Running{Proc: c.Proc, MetadataDir: filepath.Join(c.PluginDir, metadataDir),
+			Reserved: usage.ReservedFor(c.Client)}).With,
+		Timeout: callTimeout, Waiting: reporter.Waiting, Stopping: ctx,
+	}
+}
+
+// releaser releases claims through the socket of this instance, and ends daemons itself.
+type releaser struct {
+	kubelet.Config
+	*claims.Preparer
+}
+
+// cleaner returns what releases claims that the kubelet has forgotten.
+func (c Config) cleaner(sockets kubelet.Config, preparer *claims.Preparer) *cleanup.Cleaner {
+	return &cleanup.Cleaner{Driver: c.DriverName, NodeName: c.NodeName, Client: c.Client, Records: c.Records,
+		Specs: c.Specs, Kubelet: c.PodResources, Releaser: releaser{sockets, preparer}, Period: c.SweepPeriod}
 }
 
 // removeAbandoned removes what killed instances have left.

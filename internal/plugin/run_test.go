@@ -30,7 +30,6 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/gpudra/gpu-dra-driver/internal/plugin/node"
 	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -113,7 +112,7 @@ func start(t *testing.T, objects ...runtime.Object) *fakeKubelet {
 			DriverName: driver, NodeName: "node", PluginDir: dir, RegistryDir: dir, CDIDir: filepath.Join(dir, "cdi"),
 			HTTPAddress: k.http, BootID: "boot", SweepPeriod: time.Hour, Proc: proc,
 			Client: k.client, Specs: specs, Records: records, Daemons: mps.Dir(filepath.Join(k.dir, "mps")),
-			Discover: k.discover, Hardware: hardware{}, Toolkit: hardware{},
+			Machine: machine{k}, Hardware: hardware{}, Toolkit: hardware{},
 		})
 	}()
 	t.Cleanup(func() {
@@ -130,13 +129,25 @@ func start(t *testing.T, objects ...runtime.Object) *fakeKubelet {
 	return k
 }
 
-func (k *fakeKubelet) discover(context.Context) (node.Look, error) {
-	if !k.installed.Load() {
-		return node.Look{}, errors.New("no driver at /nowhere")
+// machine are the GPUs of the machine, whose events are not watched.
+type machine struct{ *fakeKubelet }
+
+func (m machine) Discover(context.Context) (gpu.Discovery, error) {
+	if !m.installed.Load() {
+		return gpu.Discovery{}, errors.New("no driver at /nowhere")
 	}
 	device := gpu.Device{Name: "gpu-01-00-0", Type: gpu.TypeGPU, UUID: "GPU-1", NUMANode: gpu.NoNUMANode}
-	return node.Look{Devices: []gpu.Device{device}, Answered: map[gpu.UUID]time.Time{"GPU-1": time.Now()}}, nil
+	return gpu.Discovery{Devices: []gpu.Device{device}, Answered: map[gpu.UUID]time.Time{"GPU-1": time.Now()}}, nil
 }
+
+func (machine) Users(context.Context, gpu.Device) ([]string, error)          { return nil, nil }
+func (machine) Processes(context.Context, gpu.Device) ([]gpu.Process, error) { return nil, nil }
+func (machine) DriverChanged() bool                                          { return false }
+func (machine) LibraryDir() string                                           { return "" }
+func (machine) Watch(context.Context, func(gpu.Event))                       {}
+func (machine) Recheck(gpu.UUID)                                             {}
+func (machine) LetGo(string)                                                 {}
+func (machine) StopWatching(string)                                          {}
 
 func freeAddress(t *testing.T) string {
 	t.Helper()

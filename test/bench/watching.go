@@ -17,10 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/encoding"
 	grpcproto "google.golang.org/grpc/encoding/proto"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/events"
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1"
 
-	"github.com/gpudra/gpu-dra-driver/internal/plugin/gpuhealth"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/node"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -57,14 +58,14 @@ func watchingCost(ctx context.Context, rounds int, d time.Duration) (own, simula
 		return 0, 0, err
 	}
 	defer os.RemoveAll(dir)
-	machine, look, err := partitionedMachine(ctx, dir)
+	machine, found, err := partitionedMachine(ctx, dir)
 	if err != nil {
 		return 0, 0, err
 	}
 	var spent [3]time.Duration
 	for range rounds {
 		for i, library := range []nvmllib.Interface{nil, waitingLibrary{machine.NVML()}, machine.NVML()} {
-			took, err := watchingTime(ctx, machine, library, look, d)
+			took, err := watchingTime(ctx, machine, library, found, d)
 			if err != nil {
 				return 0, 0, err
 			}
@@ -78,46 +79,42 @@ func watchingCost(ctx context.Context, rounds int, d time.Duration) (own, simula
 }
 
 // partitionedMachine creates a simulated machine of 8 H100 with 56 partitions, and returns what a discovery finds.
-func partitionedMachine(ctx context.Context, dir string) (*simulator.Node, gpuhealth.Look, error) {
-	var look gpuhealth.Look
+func partitionedMachine(ctx context.Context, dir string) (*simulator.Node, gpu.Discovery, error) {
+	var found gpu.Discovery
 	profile, err := simulator.BuiltIn("dgx-h100")
 	if err != nil {
-		return nil, look, err
+		return nil, found, err
 	}
 	machine, err := simulator.Open(dir, profile)
 	if err == nil {
 		err = machine.LayOutSysfs()
 	}
 	if err != nil {
-		return nil, look, err
+		return nil, found, err
 	}
 	for i := range profile.GPUs {
 		if err := machine.SwitchMIG(strconv.Itoa(i), hwprofile.Enabled); err != nil {
-			return nil, look, err
+			return nil, found, err
 		}
 		for range partitionsEach {
 			if _, err := machine.CreatePartition(strconv.Itoa(i), "1g.10gb"); err != nil {
-				return nil, look, err
+				return nil, found, err
 			}
 		}
 	}
 	n, err := openNode(machine, machine.NVML())
 	if err != nil {
-		return nil, look, err
+		return nil, found, err
 	}
-	found, err := n.Discover(ctx)
+	found, err = n.Discover(ctx)
 	if err = errors.Join(err, n.Close()); err != nil {
-		return nil, look, err
+		return nil, found, err
 	}
-	look.GPUs = inventory.New(found.Devices)
-	look.Devices = append(look.GPUs.GPUs(), inventory.Defaults(found.Devices)...)
-	look.Answers, look.Persistent = found.Health, found.Persistent
-	look.Policies = func(gpu.UUID) health.Policy { return health.Policy{} }
-	look.Held = func(string) bool { return false }
-	if got, want := len(look.Devices), len(profile.GPUs)*(1+partitionsEach); got != want {
-		return nil, look, fmt.Errorf("found %d GPUs and partitions, want %d", got, want)
+	if got, want := len(found.Devices)+len(inventory.Defaults(found.Devices)),
+		len(profile.GPUs)*(1+partitionsEach); got != want {
+		return nil, found, fmt.Errorf("found %d GPUs and partitions, want %d", got, want)
 	}
-	return machine, look, nil
+	return machine, found, nil
 }
 
 func openNode(machine *simulator.Node, library nvmllib.Interface) (*nvml.Machine, error) {
@@ -127,10 +124,10 @@ func openNode(machine *simulator.Node, library nvmllib.Interface) (*nvml.Machine
 
 // watchingTime returns the processor time that this process takes for d while it watches the machine as the plugin
 // does; without a library it does not watch.
-func watchingTime(ctx context.Context, machine *simulator.Node, library nvmllib.Interface, look gpuhealth.Look,
+func watchingTime(ctx context.Context, machine *simulator.Node, library nvmllib.Interface, found gpu.Discovery,
 	d time.Duration) (took time.Duration, err error) {
 	if library != nil {
-		stop, err := startWatching(ctx, machine, library, look)
+		stop, err := startWatching(ctx, machine, library, found)
 		if err != nil {
 			return 0, err
 		}
@@ -153,8 +150,8 @@ func watchingTime(ctx context.Context, machine *simulator.Node, library nvmllib.
 }
 
 // startWatching starts what the plugin does between discoveries to know the health of its GPUs: waiting for events,
-// the manager's clock, and the stream of health to the kubelet, whose messages are encoded but not sent.
-func startWatching(ctx context.Context, machine *simulator.Node, library nvmllib.Interface, look gpuhealth.Look) (
+// the loop of the node, and the stream of health to the kubelet, whose messages are encoded but not sent.
+func startWatching(ctx context.Context, machine *simulator.Node, library nvmllib.Interface, found gpu.Discovery) (
 	stop func() error, err error) {
 	n, err := openNode(machine, library)
 	if err != nil {
@@ -164,16 +161,17 @@ func startWatching(ctx context.Context, machine *simulator.Node, library nvmllib
 	if err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
-	manager := gpuhealth.New(gpuhealth.Config{
-		Dir: dir, Hardware: n, Records: noRecords{}, Metrics: report.NewMetrics(noRecords{}),
-		Reporter: report.NewReporterTo(events.NewFakeRecorder(1), report.Config{Driver: driver, Node: "node"}),
-		Changed:  func() {}, Discover: func() {}, Alone: func() bool { return true },
-	})
-	manager.Looked(ctx, look)
+	reporter := report.NewReporterTo(events.NewFakeRecorder(1), report.Config{Driver: driver, Node: "node"})
+	loop := node.New(node.Config{NodeName: "node", Dir: dir, Client: fake.NewClientset(), Records: noRecords{},
+		Machine: discoveredOnce{n, found, make(chan struct{}, 1)}, Alone: func() bool { return true },
+		Publisher: noPublisher{}, Readiness: report.NewReadiness(time.Hour), Metrics: report.NewMetrics(noRecords{}),
+		Reporter: reporter, Resume: make(chan struct{}, 1)})
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
-	running.Go(func() { manager.Run(ctx) })
-	running.Go(func() { manager.Serve(ctx, encodeHealth) })
+	running.Go(func() { loop.Run(ctx) })
+	<-loop.Ready()
+	loop.Serving()
+	running.Go(func() { loop.ServeHealth(ctx, encodeHealth) })
 	stop = func() error {
 		cancel()
 		running.Wait()
@@ -202,6 +200,28 @@ func encodeHealth(all []health.Report) bool {
 	encoded.Free()
 	return err == nil
 }
+
+// discoveredOnce are GPUs of which only the first discovery returns.
+type discoveredOnce struct {
+	*nvml.Machine
+	found gpu.Discovery
+	done  chan struct{} // has a value after the first discovery
+}
+
+func (d discoveredOnce) Discover(ctx context.Context) (gpu.Discovery, error) {
+	select {
+	case d.done <- struct{}{}:
+		return d.found, nil
+	case <-ctx.Done():
+		return gpu.Discovery{}, ctx.Err()
+	}
+}
+
+// noPublisher publishes nothing.
+type noPublisher struct{}
+
+func (noPublisher) Set(inventory.Inventory) {}
+func (noPublisher) Stale()                  {}
 
 // noRecords is a plugin's directory without claims.
 type noRecords struct{}

@@ -26,6 +26,14 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
+// Releaser releases what nobody uses any more.
+type Releaser interface {
+	// Release unprepares a claim as the kubelet would.
+	Release(ctx context.Context, claim sharing.Claim) error
+	// EndUnusedDaemons ends MPS daemons that no record names.
+	EndUnusedDaemons(ctx context.Context) error
+}
+
 // Records are the records of claims.
 type Records interface {
 	List() ([]checkpoint.Record, error)
@@ -47,10 +55,7 @@ type Cleaner struct {
 	Records  Records
 	Specs    Specs
 	Kubelet  string // socket of the kubelet's pod resources API
-	// Release unprepares a claim as the kubelet would.
-	Release func(ctx context.Context, claim sharing.Claim) error
-	// EndUnusedDaemons ends MPS daemons that no record names.
-	EndUnusedDaemons func(ctx context.Context) error
+	Releaser Releaser
 	// Period is the time between cleanups. A claim is released when it has been forgotten for twice as long.
 	Period time.Duration
 
@@ -98,7 +103,7 @@ func (c *Cleaner) cleanUp(ctx context.Context) error {
 func (c *Cleaner) endUnusedDaemons(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()
-	return c.EndUnusedDaemons(ctx)
+	return c.Releaser.EndUnusedDaemons(ctx)
 }
 
 // release releases the claims in parallel, so that one that hangs does not block the others.
@@ -112,7 +117,7 @@ func (c *Cleaner) release(ctx context.Context, claims []sharing.Claim) error {
 			defer func() { <-workers }()
 			ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
 			defer cancel()
-			errs[i] = c.Release(ctx, claim)
+			errs[i] = c.Releaser.Release(ctx, claim)
 		})
 	}
 	all.Wait()

@@ -41,7 +41,7 @@ type node struct {
 	ended    int      // how often unused daemons were ended
 }
 
-func (n *node) endUnusedDaemons(context.Context) error {
+func (n *node) EndUnusedDaemons(context.Context) error {
 	n.ended++
 	return nil
 }
@@ -59,7 +59,7 @@ func (n *node) List(context.Context, *podresources.ListPodResourcesRequest) (*po
 	}, nil
 }
 
-func (n *node) release(ctx context.Context, claim sharing.Claim) error {
+func (n *node) Release(ctx context.Context, claim sharing.Claim) error {
 	if string(claim.UID) == n.hangs {
 		<-ctx.Done()
 		return ctx.Err()
@@ -161,19 +161,27 @@ func TestCleanupWithALaterClaimOfTheSameName(t *testing.T) {
 		Plan: sharing.Plan{Assignments: []sharing.Assignment{{Pool: "node", Device: "gpu-2"}}}}); err != nil {
 		t.Fatal(err)
 	}
-	var released []sharing.Claim
-	s.Release = func(_ context.Context, claim sharing.Claim) error {
-		released = append(released, claim)
-		return nil
-	}
+	released := &claimsReleased{node: n}
+	s.Releaser = released
 	for range 2 {
 		if err := s.cleanUp(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if want := []sharing.Claim{{UID: "u"}}; !slices.Equal(released, want) {
-		t.Errorf("released %v, want %v: the metadata of that name are those of the later claim", released, want)
+	if want := []sharing.Claim{{UID: "u"}}; !slices.Equal(released.claims, want) {
+		t.Errorf("released %v, want %v: the metadata of that name are those of the later claim", released.claims, want)
 	}
+}
+
+// claimsReleased remembers the claims with their names.
+type claimsReleased struct {
+	*node
+	claims []sharing.Claim
+}
+
+func (r *claimsReleased) Release(_ context.Context, claim sharing.Claim) error {
+	r.claims = append(r.claims, claim)
+	return nil
 }
 
 // A release that hangs does not block other claims.
@@ -275,8 +283,7 @@ func newTestCleaner(t *testing.T, n *node, objects ...runtime.Object) testCleane
 		t.Fatal(err)
 	}
 	s := &Cleaner{Driver: driver, NodeName: "node", Client: fake.NewClientset(objects...),
-		Records: records, Specs: specs, Kubelet: socket, Release: n.release,
-		EndUnusedDaemons: n.endUnusedDaemons}
+		Records: records, Specs: specs, Kubelet: socket, Releaser: n}
 	return testCleaner{s, filepath.Join(dir, "cdi")}
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package gpuhealth notices sick GPUs and says what follows: taints of published devices, the kubelet's view of device
-// health, events, conditions of claims, and metrics. Package health of the driver decides; this package acts. Of its
-// sibling packages, it may import only dirwatch and report.
+// health, events, conditions of claims, and metrics. Package health of the driver decides what is wrong. Of its sibling
+// packages, it may import only report.
 package gpuhealth
 
 import (
@@ -11,144 +11,97 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
 
-	"github.com/gpudra/gpu-dra-driver/internal/plugin/dirwatch"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/health"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
-// Hardware is what the Manager needs of the GPUs.
-type Hardware interface {
-	// Watch calls found for each event until ctx ends. found must not block.
-	Watch(ctx context.Context, found func(gpu.Event))
-	// Recheck makes the next discovery ask the GPU for its health.
-	Recheck(gpu.UUID)
-	// LetGo closes NVML and keeps it closed. why is the reason; "" opens it again.
-	LetGo(why string)
-	// StopWatching stops watching events, so that NVML can be closed between discoveries. "" continues.
-	StopWatching(why string)
-}
-
 // Config is the configuration of a Manager.
 type Config struct {
-	Dir      string // of the plugin; the state is saved there
-	BootID   string
-	Hardware Hardware // nil: nothing is watched
-	Records  report.Lister
-	Reporter *report.Reporter
-	Metrics  *report.Metrics
-	// Changed is called when taints have changed. It must not block for long.
-	Changed func()
-	// Discover is called when the GPUs should be read at once. It must not block.
-	Discover func()
-	// Alone reports whether no other instance of the plugin runs on the node.
-	Alone func() bool
+	Dir     string // of the plugin; the state is saved there
+	BootID  string
+	Records report.Lister
 }
 
-// Look is what a discovery has found.
-type Look struct {
+// Known is what a discovery has found, and what the node knows besides.
+type Known struct {
+	gpu.Discovery
 	// GPUs are all known GPUs, also lost ones, with their partitions.
 	GPUs inventory.Inventory
-	// Devices are the published devices.
-	Devices inventory.Inventory
-	// Answers are what the GPUs that answered say about themselves.
-	Answers map[gpu.UUID]gpu.Health
-	// Unwatched says of each GPU whose events are not watched why not.
-	Unwatched map[gpu.UUID]string
+	// Published are the published devices.
+	Published inventory.Inventory
 	// Policies are the rules of the administrator; nil: they cannot be read, and the last known ones stay.
-	Policies health.Policies
-	// Held reports whether claims hold the GPU or a partition of it.
-	Held func(device string) bool
-	// Persistent reports whether NVML can be closed without a loss of settings.
-	Persistent bool
+	Policies map[gpu.UUID]health.Policy
+	// Held has the GPUs that claims hold, whole or in part.
+	Held map[gpu.UUID]bool
 	// Untainted reports whether the API server stores no taints, so that nothing is evicted.
 	Untainted bool
 }
 
-// Manager knows the health of the node's GPUs.
+// Moment is the present.
+type Moment struct {
+	Now   time.Time
+	Alone bool // no other instance of the plugin runs on the node
+}
+
+// Actions are what follows from calls of a Manager. Its owner does them.
+type Actions struct {
+	Changed      bool            // taints have changed: publish them, before everything else
+	Notices      []report.Notice // events, and conditions of claims
+	Recheck      []gpu.UUID      // GPUs that the next discovery asks for their health
+	Discover     bool            // the GPUs should be read at once
+	Release      *string         // why NVML is to be closed; "": it can be opened; nil: nothing has changed
+	StopWatching string          // why no events are to be watched, so that a GPU can be reset; "": they are
+	SaveSoon     bool            // call Tick after SaveDelay, which saves
+	Save         bool            // call Save
+}
+
+// Manager knows the health of the node's GPUs. It belongs to one goroutine, which calls Actions after other methods.
 type Manager struct {
 	Config
-	now func() time.Time
-
-	mu     sync.Mutex
-	state  health.State
-	look   Look
-	paused string                 // why the driver is about to be replaced; empty: it is not
-	letGo  string                 // why NVML is closed; empty: it is not
-	unread string                 // why no GPU can be read; empty: they were read last time
-	drains map[gpu.UUID]time.Time // since when GPUs wait for a reset without claims
-	asked  time.Time              // when an event last asked for a discovery
-	saved  time.Time
-	dirty  bool // the state has changed since it was saved
-	shared bool // at the last look, another instance could save its state
-
-	watchers   watchers
-	closeUntil time.Time // until when people have asked to close NVML
-	asks       *dirwatch.Watcher
-	due        chan struct{} // the state is to be saved
-	letting    sync.Mutex    // held while Hardware.LetGo is called
+	state    health.State
+	known    Known
+	paused   string                 // why the driver is about to be replaced; empty: it is not
+	released string                 // why NVML is closed; empty: it is not
+	unread   string                 // why no GPU can be read; empty: they were read last time
+	drains   map[gpu.UUID]time.Time // since when GPUs wait for a reset without claims
+	asked    time.Time              // when an event last asked for a discovery
+	saved    time.Time
+	dirty    bool // the state has changed since it was saved
+	shared   bool // at the last discovery, another instance could save its state
+	// closeUntil is the time until which people have asked to close NVML.
+	closeUntil time.Time
+	actions    Actions
 }
 
 // New returns a Manager with the state that the previous instance has saved.
 func New(c Config) *Manager {
-	m := &Manager{Config: c, now: time.Now, drains: map[gpu.UUID]time.Time{}, due: make(chan struct{}, 1)}
+	m := &Manager{Config: c, drains: map[gpu.UUID]time.Time{}, shared: true}
 	m.load()
-	m.shared = true
 	m.closeUntil = health.LetGoRequest(m.Dir)
 	return m
 }
 
-// saveDelay is the time between a change of the state and its save. The change is published first.
-const saveDelay = time.Second
-
-// Run watches events and requests of people, and saves the state, until ctx ends. What has ended with time is noticed
-// at each discovery, and so are requests if there is no inotify.
-func (m *Manager) Run(ctx context.Context) {
-	if m.Hardware != nil {
-		go m.Hardware.Watch(ctx, func(e gpu.Event) { m.occurred(ctx, e) })
-	}
-	asks := m.watchRequests(ctx)
-	for {
-		m.tick(ctx)
-		select {
-		case <-ctx.Done():
-			m.flush()
-			return
-		case <-asks.Changed():
-		case <-m.due:
-			select {
-			case <-ctx.Done():
-			case <-time.After(saveDelay):
-			}
-		}
-	}
+// Actions returns what has become due since its last call.
+func (m *Manager) Actions() Actions {
+	a := m.actions
+	m.actions = Actions{StopWatching: a.StopWatching}
+	return a
 }
 
-// watchRequests starts to watch for the files of requests.
-func (m *Manager) watchRequests(ctx context.Context) *dirwatch.Watcher {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.asks = dirwatch.New(ctx, health.IsRequest)
-	m.asks.Keep(m.Dir)
-	return m.asks
-}
+// SaveDelay is the time between a change of the state and its save. The change is published first.
+const SaveDelay = time.Second
 
 // askPeriod is the time between two discoveries that events ask for.
 const askPeriod = time.Second
 
-// occurred handles an event.
-func (m *Manager) occurred(ctx context.Context, e gpu.Event) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if e.Kind == gpu.EventXID {
-		m.Metrics.XID(e.GPU, e.XID)
-	}
+// Occurred takes an event of a GPU.
+func (m *Manager) Occurred(ctx context.Context, e gpu.Event) {
 	var cause health.Cause
 	switch e.Kind {
 	case gpu.EventXID:
@@ -161,16 +114,14 @@ func (m *Manager) occurred(ctx context.Context, e gpu.Event) {
 		began = m.state.See(e.At, m.BootID, health.Subject{GPU: e.GPU, Partition: m.placement(e)}, cause, "")
 		m.dirty = true
 	}
-	m.changed(ctx, began)
-	if m.Hardware != nil {
-		m.Hardware.Recheck(e.GPU)
-	}
+	m.changed(ctx, e.At, began)
+	m.actions.Recheck = append(m.actions.Recheck, e.GPU)
 	repeated := cause != "" && e.GPU != "" && len(began) == 0
 	if repeated || len(began) == 0 && e.At.Sub(m.asked) < askPeriod {
 		return // the next discovery is soon enough
 	}
 	m.asked = e.At
-	m.Discover()
+	m.actions.Discover = true
 }
 
 // placement returns the partition that the event is about; nil: the whole GPU, also if the partition is not known.
@@ -178,7 +129,7 @@ func (m *Manager) placement(e gpu.Event) *gpu.Placement {
 	if e.Instance == nil {
 		return nil
 	}
-	for _, d := range m.look.GPUs {
+	for _, d := range m.known.GPUs {
 		for _, p := range d.MIG.Instances {
 			if d.UUID == e.GPU && p.GPUInstance == e.Instance.GPU {
 				return &p.Placement
@@ -189,54 +140,44 @@ func (m *Manager) placement(e gpu.Event) *gpu.Placement {
 }
 
 // Paused takes why the driver is about to be replaced, at the start of every discovery; empty: it is not.
-func (m *Manager) Paused(ctx context.Context, why string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+func (m *Manager) Paused(ctx context.Context, at Moment, why string) {
 	m.paused = why
-	m.asks.Keep(m.Dir)
-	now := m.now()
-	m.update(ctx, now)
-	if m.isDue(now) {
+	m.update(ctx, at)
+	if m.isDue(at.Now) {
 		m.saveSoon()
 	}
 }
 
 // Unread takes why discoveries fail, so that nothing is known of any GPU.
 func (m *Manager) Unread(why string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.letGo == "" && m.unread != why {
+	if m.released == "" && m.unread != why {
 		m.unread = why
 		m.taintsChanged()
 	}
 }
 
-// taintsChanged says that taints have changed, without an event. m.mu is held.
+// taintsChanged notes that taints have changed, without an event.
 func (m *Manager) taintsChanged() {
 	m.saveSoon()
-	go m.Changed()
-	m.Metrics.GPUStates(m.gpuStates())
-	m.watchers.notify()
+	m.actions.Changed = true
 }
 
-// Looked takes the result of a discovery.
-func (m *Manager) Looked(ctx context.Context, look Look) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := m.now()
+// Discovered takes the result of a discovery.
+func (m *Manager) Discovered(ctx context.Context, at Moment, known Known) {
+	now := at.Now
 	m.clamp(now)
-	m.merge(ctx)
-	before, links := m.look, maps.Clone(m.state.Links)
-	if look.Policies == nil {
-		look.Policies = before.Policies
+	m.merge(ctx, at)
+	last, links := m.known, maps.Clone(m.state.Links)
+	if known.Policies == nil {
+		known.Policies = last.Policies
 	}
-	m.look = look
+	m.known = known
 	if m.unread != "" {
 		m.unread = ""
 		m.taintsChanged()
 	}
-	changed := append(m.state.Booted(now, m.BootID, look.Policies), m.state.Gone(now, look.knows)...)
-	for _, d := range look.GPUs {
+	changed := append(m.state.Booted(now, m.BootID, m.policy), m.state.Gone(now, known.has)...)
+	for _, d := range known.GPUs {
 		if d.MovedTo != "" {
 			continue // the GPU is here, under that name
 		}
@@ -244,114 +185,100 @@ func (m *Manager) Looked(ctx context.Context, look Look) {
 			changed = append(changed, m.state.See(now, m.BootID, health.Subject{GPU: d.UUID}, health.GPULost, "")...)
 			continue
 		}
-		answers, ok := look.Answers[d.UUID]
-		was, known := before.GPUs.FindUUID(d.UUID)
+		answers, ok := known.Health[d.UUID]
+		was, had := last.GPUs.FindUUID(d.UUID)
 		// Without a reset, NVIDIA's driver still asks for one.
-		if known && was.Lost && !answers.RecoveryAction.Needed() {
-			changed = append(changed, m.state.Reset(now, d.UUID, look.Policies)...)
+		if had && was.Lost && !answers.RecoveryAction.Needed() {
+			changed = append(changed, m.state.Reset(now, d.UUID, m.policy)...)
 			m.dirty = true // also if nothing ends yet
 		}
 		if ok {
-			changed = append(changed, m.state.Answered(now, m.BootID, d.UUID, answers, look.Policies)...)
+			changed = append(changed, m.state.Answered(now, m.BootID, d.UUID, answers, m.policy)...)
 		}
-		if m.Hardware != nil && len(m.state.Of(d)) > 0 {
-			m.Hardware.Recheck(d.UUID) // its recovery is noticed at the next discovery
+		if len(m.state.Of(d)) > 0 { // its recovery is noticed at the next discovery
+			m.actions.Recheck = append(m.actions.Recheck, d.UUID)
 		}
 	}
 	if !maps.EqualFunc(links, m.state.Links, slices.Equal) {
 		m.dirty = true
 	}
-	if !sameGPUs(before, look) {
+	if !sameGPUs(last, known) {
 		m.saveSoon()
 	}
-	m.changed(ctx, changed)
-	m.giveWay(ctx, now)
-	m.Metrics.GPUStates(m.gpuStates())
+	m.changed(ctx, now, changed)
+	m.release(ctx, now)
 }
 
-// knows reports whether the GPU is known.
-func (l Look) knows(id gpu.UUID) bool {
-	return slices.ContainsFunc(l.GPUs, func(d gpu.Device) bool { return d.UUID == id })
+// policy returns the rules of the administrator for the GPU.
+func (m *Manager) policy(id gpu.UUID) health.Policy { return m.known.Policies[id] }
+
+// rule returns the rule for the condition.
+func (m *Manager) rule(c health.Condition) health.Rule { return m.policy(c.GPU).For(c.Cause) }
+
+// has reports whether the GPU is known.
+func (k Known) has(id gpu.UUID) bool {
+	return slices.ContainsFunc(k.GPUs, func(d gpu.Device) bool { return d.UUID == id })
 }
 
-// sameGPUs reports whether both looks have the same GPUs, watched in the same way.
-func sameGPUs(a, b Look) bool {
+// sameGPUs reports whether both have the same GPUs, watched in the same way.
+func sameGPUs(a, b Known) bool {
 	return maps.Equal(a.Unwatched, b.Unwatched) && slices.EqualFunc(a.GPUs, b.GPUs, func(a, b gpu.Device) bool {
 		return a.Name == b.Name && a.UUID == b.UUID
 	})
 }
 
-// changed reports conditions that began or ended. m.mu is held.
-func (m *Manager) changed(ctx context.Context, all []health.Condition) {
+// changed reports conditions that began or ended.
+func (m *Manager) changed(ctx context.Context, now time.Time, all []health.Condition) {
 	if len(all) == 0 {
 		return
 	}
-	go m.Changed() // first of all; it calls Annotate
+	m.taintsChanged()
 	for _, c := range all {
-		m.report(ctx, c)
-	}
-	m.Metrics.GPUStates(m.gpuStates())
-	m.watchers.notify()
-	m.saveSoon()
-}
-
-// tick updates the state, and saves it if that is due.
-func (m *Manager) tick(ctx context.Context) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := m.now()
-	m.update(ctx, now)
-	if m.isDue(now) {
-		m.save(ctx, now)
+		m.report(ctx, now, c)
 	}
 }
 
-// clamp corrects times from a clock that was ahead. m.mu is held.
+// Tick updates the state: after a request of people, and SaveDelay after a change.
+func (m *Manager) Tick(ctx context.Context, at Moment) {
+	m.update(ctx, at)
+	m.actions.Save = m.isDue(at.Now)
+}
+
+// clamp corrects times from a clock that was ahead.
 func (m *Manager) clamp(now time.Time) { m.dirty = m.state.Clamp(now) || m.dirty }
 
-// update ends what is over, and does what people have asked for. m.mu is held.
-func (m *Manager) update(ctx context.Context, now time.Time) {
-	m.clamp(now)
-	if len(m.look.GPUs) > 0 { // before the first discovery, neither GPUs nor their rules are known
-		m.changed(ctx, m.state.Elapsed(now, m.look.Policies))
-		if m.Alone() { // or else the other instance would keep what this one clears
-			m.clear(ctx, now)
+// update ends what is over, and does what people have asked for.
+func (m *Manager) update(ctx context.Context, at Moment) {
+	m.clamp(at.Now)
+	if len(m.known.GPUs) > 0 { // before the first discovery, neither GPUs nor their rules are known
+		m.changed(ctx, at.Now, m.state.Elapsed(at.Now, m.policy))
+		if at.Alone { // or else the other instance would keep what this one clears
+			m.clear(ctx, at.Now)
 		}
 	}
 	m.closeUntil = health.LetGoRequest(m.Dir)
-	m.giveWay(ctx, now)
+	m.release(ctx, at.Now)
 }
 
-// clear ends the conditions of GPUs that people have asked to clear. m.mu is held.
+// clear ends the conditions of GPUs that people have asked to clear.
 func (m *Manager) clear(ctx context.Context, now time.Time) {
 	for _, name := range health.ClearRequests(m.Dir) {
-		d, ok := m.look.GPUs.Find(name)
+		d, ok := m.known.GPUs.Find(name)
 		if !ok {
 			klog.FromContext(ctx).Info("No GPU to clear", "device", name)
 			continue
 		}
 		m.saveSoon() // also the NVLinks
-		m.changed(ctx, m.state.Clear(now, d.UUID))
-		if m.Hardware != nil {
-			m.Hardware.Recheck(d.UUID)
-		}
-		m.Discover()
+		m.changed(ctx, now, m.state.Clear(now, d.UUID))
+		m.actions.Recheck = append(m.actions.Recheck, d.UUID)
+		m.actions.Discover = true
 	}
 }
 
-// flush saves the state at the end.
-func (m *Manager) flush() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.dirty {
-		m.save(context.Background(), m.now())
-	}
-}
-
-// gpuStates returns the state of each GPU, for metrics. m.mu is held.
-func (m *Manager) gpuStates() map[gpu.UUID]report.GPUState {
+// States returns the state of each GPU, for metrics.
+func (m *Manager) States() map[gpu.UUID]report.GPUState {
 	states := map[gpu.UUID]report.GPUState{}
-	for _, d := range m.look.GPUs {
+	for _, d := range m.known.GPUs {
 		s := report.GPUState{Device: d.Name, State: report.GPUHealthy}
 		switch {
 		case d.Lost:
@@ -369,11 +296,11 @@ func (m *Manager) gpuStates() map[gpu.UUID]report.GPUState {
 	return states
 }
 
-// worst returns the effect of the device's conditions. m.mu is held.
+// worst returns the effect of the device's conditions.
 func (m *Manager) worst(d gpu.Device) health.Effect {
 	worst := health.EffectNone
 	for _, c := range m.state.Of(d) {
-		if effect := m.look.Policies(c.GPU).For(c.Cause).Effect; severity[effect] > severity[worst] {
+		if effect := m.rule(c).Effect; severity[effect] > severity[worst] {
 			worst = effect
 		}
 	}
@@ -382,15 +309,13 @@ func (m *Manager) worst(d gpu.Device) health.Effect {
 
 var severity = map[health.Effect]int{health.EffectNone: 1, health.EffectNoSchedule: 2, health.EffectNoExecute: 3}
 
-// unwatched says why the events of the device's GPU are not watched; empty: they are. m.mu is held.
+// unwatched says why the events of the device's GPU are not watched; empty: they are.
 func (m *Manager) unwatched(d gpu.Device) string {
-	return cmp.Or(m.letGo, m.unread, m.look.Unwatched[d.Physical()])
+	return cmp.Or(m.released, m.unread, m.known.Unwatched[d.Physical()])
 }
 
 // Annotate returns the devices with the taints of their health.
 func (m *Manager) Annotate(inv inventory.Inventory) inventory.Inventory {
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	annotated := make(inventory.Inventory, len(inv))
 	for i, d := range inv {
 		d.Taints = m.taints(d)
@@ -399,11 +324,11 @@ func (m *Manager) Annotate(inv inventory.Inventory) inventory.Inventory {
 	return annotated
 }
 
-// taints returns the taints of a device, one for each key, by key. m.mu is held.
+// taints returns the taints of a device, one for each key, by key.
 func (m *Manager) taints(d gpu.Device) []gpu.Taint {
 	var xid, unhealthy, lost gpu.Taint
 	for _, c := range m.state.Of(d) {
-		rule := m.look.Policies(c.GPU).For(c.Cause)
+		rule := m.rule(c)
 		if rule.Effect == health.EffectNone {
 			continue
 		}
@@ -424,7 +349,7 @@ func (m *Manager) taints(d gpu.Device) []gpu.Taint {
 	var unmonitored gpu.Taint
 	if why := m.unwatched(d); why != "" && !d.Lost {
 		unmonitored = gpu.Taint{Key: inventory.TaintUnmonitored, Effect: string(health.EffectNone)}
-		if m.letGo != "" || m.unread != "" {
+		if m.released != "" || m.unread != "" {
 			unmonitored.Effect = string(health.EffectNoSchedule)
 		}
 	}

@@ -3,7 +3,6 @@
 package gpuhealth
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -11,8 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,64 +31,26 @@ const driver = "gpu.nvidia.com"
 // start is the time 0s of all tests.
 var start = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 
-// hardware are GPUs that remember what they were asked for.
-type hardware struct {
-	mu        sync.Mutex
-	rechecked []gpu.UUID
-	letGo     string
-	stopped   string
-	found     func(gpu.Event)
-}
-
-func (h *hardware) Watch(ctx context.Context, found func(gpu.Event)) {
-	h.mu.Lock()
-	h.found = found
-	h.mu.Unlock()
-	<-ctx.Done()
-}
-
-func (h *hardware) Recheck(id gpu.UUID) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.rechecked = append(h.rechecked, id)
-}
-
-func (h *hardware) LetGo(why string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.letGo = why
-}
-
-func (h *hardware) StopWatching(why string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.stopped = why
-}
-
-// isLetGo returns why NVML is closed.
-func (h *hardware) isLetGo() string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.letGo
-}
-
-// testNode is a node with two GPUs, the first of which has two partitions, and a Manager whose clock stands still.
+// testNode is a node with two GPUs, the first of which has two partitions, and a Manager that is called by hand, with a
+// clock that stands still.
 type testNode struct {
 	*testing.T
 	*Manager
-	hw      *hardware
-	records *checkpoint.Records
-	clock   time.Time
+	records  *checkpoint.Records
+	reporter *report.Reporter
+	clock    time.Time
 
 	// What the next discovery finds.
-	found  Look
+	found  Known
 	policy health.Policy
-	held   []string
-	alone  atomic.Bool // no other instance runs
+	held   []gpu.UUID
+	alone  bool // no other instance runs
 
-	mu                  sync.Mutex
+	// What has followed.
 	events              []string
 	changes, discovered int
+	rechecked           int
+	released, stopped   string
 }
 
 // partitions of the first GPU.
@@ -107,8 +66,7 @@ func newTestNode(t *testing.T) *testNode {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &testNode{T: t, records: records, clock: start}
-	n.alone.Store(true)
+	n := &testNode{T: t, records: records, clock: start, alone: true}
 	whole := []gpu.Device{
 		{Name: "gpu-0", UUID: "GPU-0", Type: gpu.TypeGPU, PCI: gpu.PCIAddress{Bus: 1},
 			Product: gpu.Product{Name: "NVIDIA H100"}, MIG: gpu.MIG{Enabled: true,
@@ -116,13 +74,14 @@ func newTestNode(t *testing.T) *testNode {
 		{Name: "gpu-1", UUID: "GPU-1", Index: 1, Type: gpu.TypeGPU, PCI: gpu.PCIAddress{Bus: 2},
 			Product: gpu.Product{Name: "NVIDIA H100"}},
 	}
-	n.found = Look{GPUs: whole, Persistent: true, Unwatched: map[gpu.UUID]string{}, Answers: map[gpu.UUID]gpu.Health{}}
-	n.found.Devices = inventory.Inventory{whole[0]}
+	n.found = Known{GPUs: whole}
+	n.found.Persistent, n.found.Unwatched, n.found.Health = true, map[gpu.UUID]string{}, map[gpu.UUID]gpu.Health{}
+	n.found.Published = inventory.Inventory{whole[0]}
 	for _, at := range []gpu.Placement{first, second} {
-		n.found.Devices = append(n.found.Devices, gpu.Device{Name: gpu.PartitionName("gpu-0", at), UUID: "GPU-0",
+		n.found.Published = append(n.found.Published, gpu.Device{Name: gpu.PartitionName("gpu-0", at), UUID: "GPU-0",
 			Type: gpu.TypeMIG, Partition: &gpu.Partition{Placement: at}})
 	}
-	n.found.Devices = append(n.found.Devices, whole[1])
+	n.found.Published = append(n.found.Published, whole[1])
 	n.restart(dir, "a")
 	n.look()
 	return n
@@ -130,63 +89,107 @@ func newTestNode(t *testing.T) *testNode {
 
 // restart creates a new Manager, which knows only what is on disk.
 func (n *testNode) restart(dir, bootID string) {
-	n.hw = &hardware{}
-	n.Manager = New(Config{Dir: dir, BootID: bootID, Hardware: n.hw, Records: n.records,
-		Reporter: report.NewReporterTo(n, report.Config{Driver: driver, Node: "node", Client: fake.NewClientset()}),
-		Metrics:  report.NewMetrics(n.records),
-		Changed:  func() { n.count(&n.changes) }, Discover: func() { n.count(&n.discovered) },
-		Alone: func() bool { return n.alone.Load() }})
-	n.now = func() time.Time { return n.clock }
+	n.released, n.stopped = "", ""
+	n.reporter = report.NewReporterTo(n, report.Config{Driver: driver, Node: "node", Client: fake.NewClientset()})
+	n.Manager = New(Config{Dir: dir, BootID: bootID, Records: n.records})
 }
 
-func (n *testNode) count(calls *int) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	*calls++
+func (n *testNode) now() Moment { return Moment{Now: n.clock, Alone: n.alone} }
+
+// do does what the Manager's actions say, as its owner does.
+func (n *testNode) do() {
+	n.Helper()
+	a := n.Actions()
+	if a.Changed {
+		n.changes++
+	}
+	if a.Discover || a.Release != nil && *a.Release == "" {
+		n.discovered++
+	}
+	if a.Release != nil {
+		n.released = *a.Release
+	}
+	n.rechecked += len(a.Recheck)
+	n.stopped = a.StopWatching
+	for _, notice := range a.Notices {
+		n.reporter.Write(notice)
+	}
+	if a.Save {
+		n.flush()
+	}
+}
+
+func (n *testNode) occurred(e gpu.Event) {
+	n.Occurred(n.Context(), e)
+	n.do()
+}
+
+func (n *testNode) tick() {
+	n.Tick(n.Context(), n.now())
+	n.do()
+}
+
+func (n *testNode) flush() {
+	n.Save(n.Context(), n.now())
+	n.do()
+}
+
+func (n *testNode) pause(why string) {
+	n.Paused(n.Context(), n.now(), why)
+	n.do()
+}
+
+func (n *testNode) unreadable(why string) {
+	n.Unread(why)
+	n.do()
 }
 
 // Eventf implements events.EventRecorder.
 func (n *testNode) Eventf(about, _ runtime.Object, eventType, reason, _, note string, args ...any) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
 	n.events = append(n.events, fmt.Sprintf("%s %s: %s: %s", about.(*corev1.ObjectReference).Name, eventType, reason,
 		fmt.Sprintf(note, args...)))
 }
 
 // look runs a discovery.
 func (n *testNode) look() {
-	look := n.found
-	look.GPUs, look.Unwatched = slices.Clone(look.GPUs), maps.Clone(look.Unwatched)
-	policy, held := n.policy, slices.Clone(n.held)
-	look.Policies = func(gpu.UUID) health.Policy { return policy }
-	look.Held = func(device string) bool { return slices.Contains(held, device) }
-	n.Looked(n.Context(), look)
+	n.lookWithoutRules(map[gpu.UUID]health.Policy{"GPU-0": n.policy, "GPU-1": n.policy})
+}
+
+func (n *testNode) lookWithoutRules(policies map[gpu.UUID]health.Policy) {
+	known := n.found
+	known.GPUs, known.Unwatched = slices.Clone(known.GPUs), maps.Clone(known.Unwatched)
+	known.Policies, known.Held = policies, map[gpu.UUID]bool{}
+	for _, id := range n.held {
+		known.Held[id] = true
+	}
+	n.Discovered(n.Context(), n.now(), known)
+	n.do()
 }
 
 // answer makes a GPU answer this at the next discovery, and runs it.
 func (n *testNode) answer(id gpu.UUID, is gpu.Health) {
 	is.At = n.clock
-	n.found.Answers[id] = is
+	n.found.Health[id] = is
 	n.look()
 }
 
 // xid reports XIDs of a GPU.
 func (n *testNode) xid(id gpu.UUID, numbers ...uint64) {
 	for _, number := range numbers {
-		n.occurred(n.Context(), gpu.Event{GPU: id, Kind: gpu.EventXID, XID: number, At: n.clock})
+		n.occurred(gpu.Event{GPU: id, Kind: gpu.EventXID, XID: number, At: n.clock})
 	}
 }
 
 // xidAt reports an XID of a partition of the first GPU.
 func (n *testNode) xidAt(instance int, number uint64) {
-	n.occurred(n.Context(), gpu.Event{GPU: "GPU-0", Kind: gpu.EventXID, XID: number, At: n.clock,
+	n.occurred(gpu.Event{GPU: "GPU-0", Kind: gpu.EventXID, XID: number, At: n.clock,
 		Instance: &gpu.Instance{GPU: instance}})
 }
 
 // pass lets time pass.
 func (n *testNode) pass(d time.Duration) {
 	n.clock = n.clock.Add(d)
-	n.tick(n.Context())
+	n.tick()
 }
 
 // hold records a claim on devices.
@@ -204,7 +207,7 @@ func (n *testNode) hold(claim string, assignments ...sharing.Assignment) {
 // taintsNow returns the devices with taints: "gpu-1: xid=48:NoSchedule since 10s".
 func (n *testNode) taintsNow() string {
 	var lines []string
-	for _, d := range n.Annotate(n.found.Devices) {
+	for _, d := range n.Annotate(n.found.Published) {
 		var all []string
 		for _, t := range d.Taints {
 			text := strings.TrimPrefix(t.Key, driver+"/") + "=" + t.Value + ":" + t.Effect
@@ -237,8 +240,6 @@ func (n *testNode) eventsNow() string {
 }
 
 func (n *testNode) texts() []string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
 	all := n.events
 	n.events = nil
 	return all
@@ -251,13 +252,10 @@ func (n *testNode) wantEvents(when, want string) {
 	}
 }
 
-// eventually waits for what the Manager does in the background.
-func (n *testNode) eventually(what string, is func() bool) {
+func (n *testNode) want(what string, so bool) {
 	n.Helper()
-	for deadline := time.Now().Add(5 * time.Minute); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			n.Fatalf("%s: not so after 10 s", what)
-		}
+	if !so {
+		n.Errorf("not so: %s", what)
 	}
 }
 
@@ -312,13 +310,13 @@ func TestTaints(t *testing.T) {
 		}, "gpu-1: unhealthy=RecoveryActionReset:NoSchedule since 0s, unmonitored=:None, xid=48:NoSchedule since 0s"},
 		{"a lost GPU", health.Policy{}, func(n *testNode) {
 			n.found.Unwatched["GPU-1"] = "it does not answer"
-			n.found.GPUs[1].Lost, n.found.Devices[3].Lost = true, true
+			n.found.GPUs[1].Lost, n.found.Published[3].Lost = true, true
 			n.look()
 			n.pass(time.Minute)
 			n.look()
 		}, "gpu-1: gpu-lost=:NoSchedule since 0s"},
 		{"the administrator evicts from a lost GPU", rules(health.EffectNoExecute, health.GPULost), func(n *testNode) {
-			n.found.GPUs[1].Lost, n.found.Devices[3].Lost = true, true
+			n.found.GPUs[1].Lost, n.found.Published[3].Lost = true, true
 			n.look()
 		}, "gpu-1: gpu-lost=:NoExecute since 0s"},
 		{"a lost GPU is back", health.Policy{}, func(n *testNode) {
@@ -340,7 +338,7 @@ func TestTaints(t *testing.T) {
 			n.look()
 		}, "gpu-0: unmonitored=:None\ngpu-0-mig-1g10gb-0: unmonitored=:None\ngpu-0-mig-1g10gb-2: unmonitored=:None"},
 		{"a memory error without XID", health.Policy{}, func(n *testNode) {
-			n.occurred(n.Context(), gpu.Event{GPU: "GPU-1", Kind: gpu.EventECCDouble, At: n.clock})
+			n.occurred(gpu.Event{GPU: "GPU-1", Kind: gpu.EventECCDouble, At: n.clock})
 		}, "gpu-1: unhealthy=ECCDoubleBit:NoSchedule since 0s"},
 		{"a quiet time is over", health.Policy{}, func(n *testNode) {
 			n.xid("GPU-1", 999)
@@ -358,7 +356,7 @@ func TestTaints(t *testing.T) {
 			n.look()
 			row.do(n)
 			n.wantTaints("at the end", row.want)
-			for _, d := range n.found.Devices {
+			for _, d := range n.found.Published {
 				if d.Taints != nil {
 					t.Errorf("%s: Annotate has changed its argument", d.Name)
 				}
@@ -429,16 +427,14 @@ func TestRulesThatCannotBeRead(t *testing.T) {
 	n.pass(time.Second)
 	n.xid("GPU-0", 79)
 	n.pass(20 * time.Minute)
-	look := n.found
-	look.Held = func(string) bool { return false }
 	n.restart(n.Dir, "a")
-	n.Looked(t.Context(), look)
+	n.lookWithoutRules(nil)
 	n.pass(time.Second)
 	const want = "gpu-0: xid=79:NoSchedule since 1s\ngpu-0-mig-1g10gb-0: xid=79:NoSchedule since 1s\n" +
 		"gpu-0-mig-1g10gb-2: xid=79:NoSchedule since 1s"
 	n.wantTaints("after the plugin was restarted", want+"\ngpu-1: xid=31:NoSchedule since 0s")
 	n.restart(n.Dir, "b")
-	n.Looked(t.Context(), look)
+	n.lookWithoutRules(nil)
 	n.wantTaints("after the machine was restarted", want)
 	n.look()
 	n.wantTaints("with rules", want)
@@ -467,13 +463,16 @@ func TestTwoInstances(t *testing.T) {
 	n.pass(time.Second)
 	n.restart(n.Dir, "a")
 	n.look()
-	n.alone.Store(false) // it serves the kubelet, and does not watch events yet
+	n.alone = false // it serves the kubelet, and does not watch events yet
 	n.clock = n.clock.Add(time.Second)
-	old.occurred(t.Context(), gpu.Event{GPU: "GPU-1", Kind: gpu.EventXID, XID: 48, At: n.clock})
+	next := n.Manager
+	n.Manager = old
+	n.occurred(gpu.Event{GPU: "GPU-1", Kind: gpu.EventXID, XID: 48, At: n.clock})
 	if err := health.RequestClear(n.Dir, "gpu-0"); err != nil {
 		t.Fatal(err)
 	}
-	old.tick(t.Context())
+	n.tick()
+	n.Manager = next
 	if !health.ClearRequested(n.Dir, "gpu-0") {
 		t.Error("the old instance cleared a GPU, which the new one does not know")
 	}
@@ -481,8 +480,9 @@ func TestTwoInstances(t *testing.T) {
 	n.look()
 	n.wantTaints("the old one has seen another XID", "gpu-0: xid=48:NoSchedule since 0s\n"+
 		"gpu-0-mig-1g10gb-0: xid=48:NoSchedule since 0s\ngpu-0-mig-1g10gb-2: xid=48:NoSchedule since 0s\n"+second)
-	old.flush()
-	n.alone.Store(true)
+	n.Manager = old
+	n.flush()
+	n.Manager, n.alone = next, true
 	n.pass(time.Second)
 	n.wantTaints("the new one is alone, and clears", second)
 	n.restart(n.Dir, "a")
@@ -495,7 +495,7 @@ func TestUnreadableState(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "health.json"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	n := &testNode{T: t, clock: start, records: newTestNode(t).records}
+	n := &testNode{T: t, clock: start, records: newTestNode(t).records, alone: true}
 	n.restart(dir, "a")
 	n.found.GPUs = inventory.Inventory{{Name: "gpu-1", UUID: "GPU-1"}}
 	n.look()
@@ -522,16 +522,9 @@ func TestEvents(t *testing.T) {
 node Warning: GPUUnhealthy
 a Warning: DeviceUnhealthy
 b Warning: DeviceUnhealthy`)
-	n.eventually("the taint is published", func() bool {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		return n.changes > 0
-	})
-	n.mu.Lock()
 	if n.changes != 1 || n.discovered != 1 {
 		t.Errorf("got %d publications and %d discoveries, want 1 and 1", n.changes, n.discovered)
 	}
-	n.mu.Unlock()
 	n.xid("GPU-1", 13)
 	n.wantEvents("the error of a program", `
 node Normal: GPUNotice
@@ -571,7 +564,7 @@ func TestEvictionsByAnXIDThatComesBack(t *testing.T) {
 		if i%6 == 0 {
 			n.xid("GPU-1", 149)
 		}
-		for _, d := range n.Annotate(n.found.Devices) {
+		for _, d := range n.Annotate(n.found.Published) {
 			for _, taint := range d.Taints {
 				began[taint.Since] = true
 			}
@@ -599,7 +592,7 @@ func TestLossesWithAnXID(t *testing.T) {
 		n.pass(10 * time.Second)
 		n.found.GPUs[1].Lost = false
 		n.look()
-		for _, d := range n.Annotate(n.found.Devices) {
+		for _, d := range n.Annotate(n.found.Published) {
 			for _, taint := range d.Taints {
 				began[taint.Since] = true
 			}
@@ -629,7 +622,7 @@ func TestGPUThatHasMovedOnTheBus(t *testing.T) {
 	known := n.found.GPUs
 	n.found.GPUs = inventory.New([]gpu.Device{n.found.GPUs[0], moved}).Retain(known,
 		func(device string) bool { return device == was.Name })
-	n.found.Devices = n.found.GPUs
+	n.found.Published = n.found.GPUs
 	for range 5 {
 		n.pass(10 * time.Second)
 		n.look()
@@ -685,7 +678,7 @@ func TestNewsFromAClockThatWasAhead(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(n.Dir, filepath.Base(file)), ahead, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	n.alone.Store(false)
+	n.alone = false
 	n.clock = n.clock.Add(time.Minute)
 	n.look()
 	n.wantTaints("it is news", "gpu-1: xid=200:NoSchedule since 1h1m0s")
@@ -698,7 +691,7 @@ func TestNewsFromAClockThatWasAhead(t *testing.T) {
 func TestSaveBesideAnother(t *testing.T) {
 	n := newTestNode(t)
 	n.flush()
-	n.alone.Store(false)
+	n.alone = false
 	n.xid("GPU-1", 48)
 	err := health.Locked(n.Dir, func() error {
 		n.flush()
@@ -811,9 +804,9 @@ func TestDiscoveriesAskedForByEvents(t *testing.T) {
 			n := newTestNode(t)
 			for i := range 2000 {
 				row.At = start.Add(time.Duration(i) * time.Millisecond)
-				n.occurred(t.Context(), row.Event)
+				n.occurred(row.Event)
 			}
-			if got := fmt.Sprintf("%d discoveries, %d rechecks", n.discovered, len(n.hw.rechecked)); got != row.want {
+			if got := fmt.Sprintf("%d discoveries, %d rechecks", n.discovered, n.rechecked); got != row.want {
 				t.Errorf("got %s, want %s", got, row.want)
 			}
 		})

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,9 +19,9 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
-// report writes a log line, events, and conditions of claims about a condition that began or ended. m.mu is held.
-func (m *Manager) report(ctx context.Context, c health.Condition) {
-	rule := m.look.Policies(c.GPU).For(c.Cause)
+// report writes a log line, events, and conditions of claims about a condition that began or ended.
+func (m *Manager) report(ctx context.Context, now time.Time, c health.Condition) {
+	rule := m.rule(c)
 	text := m.subject(c) + ": "
 	node, claim := report.Events.GPUUnhealthy, report.Events.DeviceUnhealthy
 	switch {
@@ -44,13 +43,13 @@ func (m *Manager) report(ctx context.Context, c health.Condition) {
 		return
 	}
 	if c.Cause != health.GPULost || !c.Active() { // the discovery reports lost GPUs
-		m.Reporter.Node(node, text)
+		m.actions.Notices = append(m.actions.Notices, report.Notice{Event: node, Text: text})
 	}
-	m.reportToClaims(ctx, c, rule, claim, text)
+	m.reportToClaims(ctx, now, c, claim, text)
 }
 
 // reportToClaims writes an event and conditions for each claim that has an affected device.
-func (m *Manager) reportToClaims(ctx context.Context, c health.Condition, rule health.Rule, e event.Kind, text string) {
+func (m *Manager) reportToClaims(ctx context.Context, now time.Time, c health.Condition, e event.Kind, text string) {
 	records, err := m.Records.List()
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("Some claims are not told of the health of their GPUs", "err", err)
@@ -65,34 +64,35 @@ func (m *Manager) reportToClaims(ctx context.Context, c health.Condition, rule h
 			}
 			affected = affected || c.Affects(d)
 			conditions = append(conditions, m.condition(d, report.DeviceCondition{Pool: a.Pool, Device: a.Device,
-				ShareID: a.ShareID}))
+				ShareID: a.ShareID, Since: now}))
 		}
 		if !affected {
 			continue
 		}
-		m.Reporter.DeviceHealth(e, rec.Claim, text)
-		if rule.Effect != health.EffectNone {
-			m.Reporter.Conditions(rec.Claim, conditions)
+		if m.rule(c).Effect == health.EffectNone {
+			conditions = nil
 		}
+		m.actions.Notices = append(m.actions.Notices, report.Notice{Event: e, Text: text, Claim: rec.Claim,
+			Conditions: conditions})
 	}
 }
 
-// device returns the named device. m.mu is held.
+// device returns the named device.
 func (m *Manager) device(name string) (gpu.Device, bool) {
-	if d, ok := m.look.Devices.Find(name); ok {
+	if d, ok := m.known.Published.Find(name); ok {
 		return d, true
 	}
-	return m.look.GPUs.Find(name)
+	return m.known.GPUs.Find(name)
 }
 
-// condition fills in the condition of a device for a claim. m.mu is held.
+// condition fills in the condition of a device for a claim. Since is the present.
 func (m *Manager) condition(d gpu.Device, c report.DeviceCondition) report.DeviceCondition {
-	c.Status, c.Reason, c.Since = metav1.ConditionTrue, "Healthy", m.now()
+	c.Status, c.Reason = metav1.ConditionTrue, "Healthy"
 	if ended := m.state.LastEnded(d); !ended.IsZero() {
 		c.Reason, c.Since = "Recovered", ended
 	}
 	for _, wrong := range m.state.Of(d) {
-		if rule := m.look.Policies(wrong.GPU).For(wrong.Cause); rule.Effect != health.EffectNone {
+		if rule := m.rule(wrong); rule.Effect != health.EffectNone {
 			c.Status, c.Reason, c.Since = metav1.ConditionFalse, string(wrong.Cause), wrong.Since
 			c.Message = describe(wrong, rule, m.forNVIDIASMI(wrong.GPU)) + " " + m.consequence(wrong, rule)
 			break
@@ -101,10 +101,10 @@ func (m *Manager) condition(d gpu.Device, c report.DeviceCondition) report.Devic
 	return c
 }
 
-// subject names what the condition is about. m.mu is held.
+// subject names what the condition is about.
 func (m *Manager) subject(c health.Condition) string {
 	name, product := string(c.GPU), ""
-	for _, d := range m.look.GPUs {
+	for _, d := range m.known.GPUs {
 		if d.UUID != c.GPU {
 			continue
 		}
@@ -116,9 +116,9 @@ func (m *Manager) subject(c health.Condition) string {
 	return fmt.Sprintf("GPU %s (%s%s)", name, product, c.GPU)
 }
 
-// forNVIDIASMI returns how nvidia-smi names the GPU: by its index, or by its UUID when it is not there. m.mu is held.
+// forNVIDIASMI returns how nvidia-smi names the GPU: by its index, or by its UUID when it is not there.
 func (m *Manager) forNVIDIASMI(uuid gpu.UUID) string {
-	for _, d := range m.look.GPUs {
+	for _, d := range m.known.GPUs {
 		if d.UUID == uuid && !d.Lost {
 			return strconv.Itoa(d.Index)
 		}
@@ -149,11 +149,11 @@ func describe(c health.Condition, rule health.Rule, name string) string {
 	return text + " What to do: " + health.OfGPU(advice, name)
 }
 
-// consequence says what the driver does, and until when. m.mu is held.
+// consequence says what the driver does, and until when.
 func (m *Manager) consequence(c health.Condition, rule health.Rule) string {
 	text := "New claims avoid it (NoSchedule)"
 	switch {
-	case rule.Effect == health.EffectNoExecute && m.look.Untainted:
+	case rule.Effect == health.EffectNoExecute && m.known.Untainted:
 		text = "Its pods stay, because the API server stores no taints (feature gate DRADeviceTaints); new claims " +
 			"avoid it"
 	case rule.Effect == health.EffectNoExecute:
@@ -162,16 +162,16 @@ func (m *Manager) consequence(c health.Condition, rule health.Rule) string {
 	return text + ", until " + c.EndsWhen(rule) + "."
 }
 
-// ended says why the condition ended and what is left. m.mu is held.
+// ended says why the condition ended and what is left.
 func (m *Manager) ended(c health.Condition) string {
 	text := fmt.Sprintf("%s has ended (%s) after %s", c.Cause.Title(), c.End, c.Ended.Sub(c.Since).Round(time.Second))
 	if c.End == health.EndGone {
 		return text
 	}
 	var left []string
-	for _, d := range m.look.GPUs {
+	for _, d := range m.known.GPUs {
 		for _, other := range m.state.Of(d) {
-			if c.GPU == d.UUID && m.look.Policies(d.UUID).For(other.Cause).Effect != health.EffectNone {
+			if c.GPU == d.UUID && m.rule(other).Effect != health.EffectNone {
 				left = append(left, other.Cause.Title())
 			}
 		}
@@ -182,23 +182,21 @@ func (m *Manager) ended(c health.Condition) string {
 	return text + "; new claims can have it"
 }
 
-// reports returns the health of all devices.
-func (m *Manager) reports() []health.Report {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+// Reports returns the health of all devices.
+func (m *Manager) Reports() []health.Report {
 	var all []health.Report
-	for _, d := range m.look.Devices {
+	for _, d := range m.known.Published {
 		all = append(all, m.reportOf(d))
 	}
 	return append(all, m.reportOfMonitor())
 }
 
-// reportOf returns the health of a device. m.mu is held.
+// reportOf returns the health of a device.
 func (m *Manager) reportOf(d gpu.Device) health.Report {
 	r := health.Report{Device: d.Name, Status: health.Healthy}
 	var texts []string
 	for _, c := range m.state.Of(d) {
-		rule := m.look.Policies(c.GPU).For(c.Cause)
+		rule := m.rule(c)
 		if rule.Effect != health.EffectNone {
 			r.Status = health.Unhealthy
 		}
@@ -217,76 +215,15 @@ func (m *Manager) reportOf(d gpu.Device) health.Report {
 }
 
 // reportOfMonitor returns the health of the monitor device, which is healthy as long as the plugin is. It names the
-// sick GPUs. m.mu is held.
+// sick GPUs.
 func (m *Manager) reportOfMonitor() health.Report {
 	r := health.Report{Device: inventory.Monitor, Status: health.Healthy}
 	var texts []string
-	for _, d := range m.look.GPUs {
+	for _, d := range m.known.GPUs {
 		for _, c := range m.state.Of(d) {
 			texts = append(texts, d.Name+": "+c.Cause.Title())
 		}
 	}
 	r.Message = event.Text(strings.Join(texts, "; "))
 	return r
-}
-
-// The kubelet forgets the health of a device after 30 s, and that of all devices of the driver when the stream of one
-// of its instances ends.
-const (
-	// resendPeriod is how often the health of all devices is sent.
-	resendPeriod = 10 * time.Second
-	// resendBesideOther is how often it is sent while another instance runs, and once more after its end.
-	resendBesideOther = 5 * time.Second
-)
-
-// Serve calls send with the health of all devices, at once, when it changes, and often enough for the kubelet, until
-// ctx ends or send returns false.
-func (m *Manager) Serve(ctx context.Context, send func([]health.Report) bool) {
-	changed, leave := m.watchers.join()
-	defer leave()
-	for wasAlone := true; send(m.reports()); {
-		period, alone := resendPeriod, m.Alone()
-		if !alone || !wasAlone {
-			period = resendBesideOther
-		}
-		wasAlone = alone
-		select {
-		case <-ctx.Done():
-			return
-		case <-changed:
-		case <-time.After(period):
-		}
-	}
-}
-
-// watchers are those who wait for a change of health.
-type watchers struct {
-	mu  sync.Mutex
-	all map[chan struct{}]struct{}
-}
-
-func (w *watchers) join() (changed <-chan struct{}, leave func()) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.all == nil {
-		w.all = map[chan struct{}]struct{}{}
-	}
-	ch := make(chan struct{}, 1)
-	w.all[ch] = struct{}{}
-	return ch, func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		delete(w.all, ch)
-	}
-}
-
-func (w *watchers) notify() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for ch := range w.all {
-		select {
-		case ch <- struct{}{}:
-		default: // one is pending
-		}
-	}
 }

@@ -3,13 +3,10 @@
 package gpuhealth
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -77,7 +74,7 @@ gpu-0-mig-1g10gb-2 Unknown: not watched
 gpu-1 Unhealthy: RecoveryActionReset
 monitor Healthy: gpu-1`},
 		{"a partition was removed", func(n *testNode) {
-			n.found.Devices[2].Lost = true
+			n.found.Published[2].Lost = true
 			n.look()
 		}, `
 gpu-0 Healthy
@@ -86,7 +83,7 @@ gpu-0-mig-1g10gb-2 Unhealthy: The device does not answer, or was removed.
 gpu-1 Healthy
 monitor Healthy`},
 		{"a GPU is lost", func(n *testNode) {
-			n.found.GPUs[1].Lost, n.found.Devices[3].Lost = true, true
+			n.found.GPUs[1].Lost, n.found.Published[3].Lost = true, true
 			n.look()
 		}, `
 gpu-0 Healthy
@@ -98,7 +95,7 @@ monitor Healthy: gpu-1`},
 		t.Run(row.name, func(t *testing.T) {
 			n := newTestNode(t)
 			row.do(n)
-			if got, want := shorten(n.reports()), strings.TrimSpace(row.want); got != want {
+			if got, want := shorten(n.Reports()), strings.TrimSpace(row.want); got != want {
 				t.Errorf("\ngot\n%s\nwant\n%s", got, want)
 			}
 		})
@@ -110,64 +107,10 @@ func TestMessagesAreNotTooLong(t *testing.T) {
 	for number := range uint64(500) {
 		n.xid("GPU-1", number)
 	}
-	for _, r := range n.reports() {
+	for _, r := range n.Reports() {
 		if len(r.Message) > 1024 {
 			t.Errorf("%s: got a message of %d bytes, want 1024 at most", r.Device, len(r.Message))
 		}
-	}
-}
-
-// TestServe: reports are sent at once, when something changes, and often enough for a kubelet that forgets them.
-func TestServe(t *testing.T) {
-	n := newTestNode(t) // its Reporter has goroutines that outlive the bubble
-	n.alone.Store(true)
-	synctest.Test(t, func(t *testing.T) {
-		began := time.Now()
-		var sent []string
-		ctx, cancel := context.WithCancel(t.Context())
-		served := make(chan struct{})
-		go func() {
-			defer close(served)
-			n.Serve(ctx, func(all []health.Report) bool {
-				sent = append(sent, fmt.Sprintf("%s %s", time.Since(began), all[3].Status))
-				return true
-			})
-		}()
-		synctest.Wait()
-		time.Sleep(2 * time.Second)
-		for range 1000 {
-			n.xid("GPU-1", 48)
-		}
-		synctest.Wait()
-		time.Sleep(11 * time.Second)
-		n.alone.Store(false)
-		time.Sleep(15 * time.Second)
-		n.alone.Store(true)
-		time.Sleep(25 * time.Second)
-		cancel()
-		<-served
-		const want = "0s Healthy; 2s Unhealthy; 12s Unhealthy; 22s Unhealthy; 27s Unhealthy; 32s Unhealthy; " +
-			"37s Unhealthy; 47s Unhealthy"
-		if got := strings.Join(sent, "; "); got != want {
-			t.Errorf("got %s, want %s", got, want)
-		}
-	})
-	n.watchers.mu.Lock()
-	defer n.watchers.mu.Unlock()
-	if len(n.watchers.all) > 0 {
-		t.Errorf("%d streams are remembered after their end", len(n.watchers.all))
-	}
-}
-
-func TestServeEndsWithItsReceiver(t *testing.T) {
-	n := newTestNode(t)
-	calls := 0
-	n.Serve(t.Context(), func([]health.Report) bool {
-		calls++
-		return false
-	})
-	if calls != 1 {
-		t.Errorf("got %d calls, want 1", calls)
 	}
 }
 
@@ -191,8 +134,8 @@ func TestClaimConditions(t *testing.T) {
 		patches <- text
 		return true, &claim, nil
 	})
-	n.Reporter = report.NewReporter(t.Context(), report.Config{Driver: driver, Node: "node", Client: client})
-	go n.Reporter.Run(t.Context())
+	n.reporter = report.NewReporter(t.Context(), report.Config{Driver: driver, Node: "node", Client: client})
+	go n.reporter.Run(t.Context())
 	want := func(want string) {
 		t.Helper()
 		select {
@@ -216,44 +159,4 @@ func TestClaimConditions(t *testing.T) {
 	want("a; gpu-1 Healthy=True Recovered 10m1s; gpu-0-mig-1g10gb-0 Healthy=True Healthy 10m1s")
 	n.xidAt(9, 95)
 	want("b; gpu-0-mig-1g10gb-2 Healthy=False XID95 10m1s")
-}
-
-// TestTogether calls everything at once, for the race detector.
-func TestTogether(t *testing.T) {
-	n := newTestNode(t)
-	n.now = time.Now
-	n.hold("a", sharing.Assignment{Device: "gpu-1"})
-	n.Changed = func() { n.Annotate(n.found.Devices) }
-	ctx, cancel := context.WithCancel(t.Context())
-	var all sync.WaitGroup
-	all.Go(func() { n.Manager.Run(ctx) })
-	for range 3 {
-		all.Go(func() { n.Serve(ctx, func([]health.Report) bool { return true }) })
-	}
-	n.eventually("events are watched", func() bool {
-		n.hw.mu.Lock()
-		defer n.hw.mu.Unlock()
-		return n.hw.found != nil
-	})
-	all.Go(func() {
-		for i := range uint64(2000) {
-			n.hw.found(gpu.Event{GPU: "GPU-1", Kind: gpu.EventXID, XID: i % 50, At: time.Now()})
-		}
-	})
-	all.Go(func() {
-		for range 200 {
-			n.look()
-			n.Paused(ctx, "")
-			n.Annotate(n.found.Devices)
-		}
-	})
-	if err := health.RequestClear(n.Dir, "gpu-1"); err != nil {
-		t.Error(err)
-	}
-	n.eventually("the request is done", func() bool { return !health.ClearRequested(n.Dir, "gpu-1") })
-	cancel()
-	all.Wait()
-	if _, err := health.Load(n.Dir); err != nil {
-		t.Error(err)
-	}
 }

@@ -26,13 +26,13 @@ func (m *Manager) load() {
 	for _, g := range s.GPUs {
 		rules[g.UUID] = health.NewPolicy(g.Rules)
 	}
-	m.state, m.look = s.State, Look{Policies: func(id gpu.UUID) health.Policy { return rules[id] }}
+	m.state, m.known = s.State, Known{Policies: rules}
 }
 
-// merge takes what another instance has saved while it runs, and what it saved last. m.mu is held.
-func (m *Manager) merge(ctx context.Context) {
+// merge takes what another instance has saved while it runs, and what it saved last.
+func (m *Manager) merge(ctx context.Context, at Moment) {
 	shared := m.shared
-	m.shared = !m.Alone()
+	m.shared = !at.Alone
 	if !shared && !m.shared {
 		return
 	}
@@ -41,28 +41,25 @@ func (m *Manager) merge(ctx context.Context) {
 		klog.FromContext(ctx).Error(err, "What the other instance knows of sick GPUs is not known")
 		return
 	}
-	other.Clamp(m.now())
+	other.Clamp(at.Now)
 	if m.state.Merge(other.State) {
 		m.taintsChanged()
 	}
 }
 
-// saveSoon makes Run save the state. m.mu is held.
-func (m *Manager) saveSoon() {
-	m.dirty, m.saved = true, time.Time{}
-	select {
-	case m.due <- struct{}{}:
-	default: // it is about to
-	}
-}
+// saveSoon makes the next Tick save the state.
+func (m *Manager) saveSoon() { m.dirty, m.saved, m.actions.SaveSoon = true, time.Time{}, true }
 
-// isDue reports whether the state is to be saved. m.mu is held.
+// isDue reports whether the state is to be saved.
 func (m *Manager) isDue(now time.Time) bool { return m.dirty && now.Sub(m.saved) >= savePeriod }
 
-// save writes the state, with what another instance has saved. m.mu is held.
-func (m *Manager) save(ctx context.Context, now time.Time) {
+// Save writes the state with what another instance has saved, unless nothing has changed since the last call.
+func (m *Manager) Save(ctx context.Context, at Moment) {
+	if !m.dirty {
+		return
+	}
 	err := health.Locked(m.Dir, func() error {
-		m.merge(ctx)
+		m.merge(ctx, at)
 		return m.write()
 	})
 	if err != nil {
@@ -70,28 +67,28 @@ func (m *Manager) save(ctx context.Context, now time.Time) {
 	} else {
 		m.dirty = false
 	}
-	m.saved = now
+	m.saved = at.Now
 }
 
-// write writes the state. m.mu is held.
+// write writes the state.
 func (m *Manager) write() error {
-	saved := health.Saved{State: m.state, LetGo: m.letGo}
-	for _, d := range m.look.GPUs {
+	saved := health.Saved{State: m.state, LetGo: m.released}
+	for _, d := range m.known.GPUs {
 		g := health.SavedGPU{Name: d.Name, UUID: d.UUID, Product: d.Product.Name, Unwatched: m.unwatched(d),
 			Rules: map[health.Cause]health.Rule{}}
 		for _, c := range m.state.Conditions {
 			if c.GPU == d.UUID {
-				g.Rules[c.Cause] = m.look.Policies(d.UUID).For(c.Cause)
+				g.Rules[c.Cause] = m.rule(c)
 			}
 		}
 		saved.GPUs = append(saved.GPUs, g)
 	}
-	if len(m.look.GPUs) == 0 { // before the first discovery, which may have to wait until NVML is open
+	if len(m.known.GPUs) == 0 { // before the first discovery, which may have to wait until NVML is open
 		if before, err := health.Load(m.Dir); err == nil {
 			saved.GPUs = before.GPUs
 		}
 		for i, g := range saved.GPUs {
-			saved.GPUs[i].Unwatched = cmp.Or(m.letGo, m.unread, g.Unwatched)
+			saved.GPUs[i].Unwatched = cmp.Or(m.released, m.unread, g.Unwatched)
 		}
 	}
 	return saved.Save(m.Dir)

@@ -41,18 +41,23 @@ type Server struct {
 	Reporter *report.Reporter
 	// Observers observe the steps of every call, besides the metrics.
 	Observers []steps.Observer
-	// Inventory returns the last known inventory.
-	Inventory func() inventory.Inventory
-	// Ready is closed after the first discovery of GPUs.
-	Ready <-chan struct{}
+	Node      GPUs
 	// Fatal ends the process.
-	Fatal context.CancelCauseFunc
-	// ServeHealth calls send with the health of all devices of the node, often enough for the kubelet, until ctx ends
-	// or send returns false.
-	ServeHealth func(ctx context.Context, send func([]health.Report) bool)
-	NodeName    string
-	// Registered is called when a kubelet has registered the plugin, also one that was restarted. It must not block.
-	Registered func()
+	Fatal    context.CancelCauseFunc
+	NodeName string
+}
+
+// GPUs are what is known of the GPUs of the node: see package node.
+type GPUs interface {
+	// Inventory returns the last known inventory.
+	Inventory() inventory.Inventory
+	// Ready is closed after the first discovery.
+	Ready() <-chan struct{}
+	// Registered is called when a kubelet has registered the plugin, also one that was restarted.
+	Registered()
+	// ServeHealth calls send with the health of all devices, often enough for the kubelet, until ctx ends or send
+	// returns false.
+	ServeHealth(ctx context.Context, send func([]health.Report) bool)
 }
 
 var _ kubeletplugin.DRAPlugin = &Server{}
@@ -62,7 +67,7 @@ var _ kubeletplugin.DRAPlugin = &Server{}
 func (s *Server) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (
 	map[types.UID]kubeletplugin.PrepareResult, error) {
 	select {
-	case <-s.Ready:
+	case <-s.Node.Ready():
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
@@ -89,7 +94,7 @@ func (s *Server) answer(ctx context.Context, claim *resourceapi.ResourceClaim, r
 		s.Reporter.Failed(claim, err)
 		return kubeletplugin.PrepareResult{Err: err}
 	}
-	inv := s.Inventory()
+	inv := s.Node.Inventory()
 	result := kubeletplugin.PrepareResult{}
 	var names []string
 	for _, a := range rec.Plan.Assignments {
@@ -183,7 +188,7 @@ func (s *Server) HandleError(ctx context.Context, err error, msg string) {
 
 // WatchHealthStatus sends the health of all devices to the kubelet.
 func (s *Server) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
-	s.ServeHealth(ctx, func(all []health.Report) bool {
+	s.Node.ServeHealth(ctx, func(all []health.Report) bool {
 		var report kubeletplugin.DeviceHealthReport
 		for _, h := range all {
 			report.Devices = append(report.Devices, kubeletplugin.DeviceHealth{

@@ -20,17 +20,15 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
+	"github.com/gpudra/gpu-dra-driver/pkg/health"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
 // A claim that cannot be prepared does not fail the other claims of the call.
 func TestPrepareFailsPerClaim(t *testing.T) {
-	ready := make(chan struct{})
-	close(ready)
 	s := &Server{
-		Preparer: preparer{}, Metrics: report.NewMetrics(nil), Ready: ready,
-		Inventory: func() inventory.Inventory { return nil },
+		Preparer: preparer{}, Metrics: report.NewMetrics(nil), Node: &gpus{},
 		Reporter: report.NewReporter(t.Context(), report.Config{Driver: "gpu.nvidia.com", Node: "node",
 			Client: fake.NewClientset()}),
 	}
@@ -72,13 +70,34 @@ func TestNoticeRegistration(t *testing.T) {
 		{"refused", &registerapi.RegistrationStatus{Error: "no"}, 0},
 		{"another call", &drapb.NodePrepareResourcesRequest{}, 0},
 	} {
-		got := 0
-		s := &Server{Registered: func() { got++ }}
+		node := &gpus{}
+		s := &Server{Node: node}
 		answer, err := s.noticeRegistration(t.Context(), row.request, nil,
 			func(context.Context, any) (any, error) { return "answer", errBad })
-		if got != row.want || answer != "answer" || !errors.Is(err, errBad) {
+		if got := node.registered; got != row.want || answer != "answer" || !errors.Is(err, errBad) {
 			t.Errorf("%s: noticed %d times, want %d; got answer %v, %v", row.name, got, row.want, answer, err)
 		}
+	}
+}
+
+// gpus are known from the start, and have always the same health.
+type gpus struct {
+	reports    []health.Report
+	registered int
+}
+
+func (*gpus) Inventory() inventory.Inventory { return nil }
+
+func (*gpus) Ready() <-chan struct{} {
+	ready := make(chan struct{})
+	close(ready)
+	return ready
+}
+
+func (g *gpus) Registered() { g.registered++ }
+
+func (g *gpus) ServeHealth(_ context.Context, send func([]health.Report) bool) {
+	for send(g.reports) {
 	}
 }
 

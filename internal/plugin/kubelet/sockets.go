@@ -177,7 +177,7 @@ func (s *Server) noticeRegistration(ctx context.Context, request any, _ *grpc.Un
 	handle grpc.UnaryHandler) (any, error) {
 	answer, err := handle(ctx, request)
 	if status, ok := request.(*registerapi.RegistrationStatus); ok && status.PluginRegistered {
-		s.Registered()
+		s.Node.Registered()
 	}
 	return answer, err
 }

@@ -7,10 +7,8 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
-	"github.com/gpudra/gpu-dra-driver/pkg/claims"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
@@ -19,10 +17,7 @@ import (
 const blockedFor = time.Minute
 
 // blockedGPUs records why the MIG mode of GPUs could not be changed for a claim.
-type blockedGPUs struct {
-	mu    sync.Mutex
-	known map[gpu.UUID]blocked
-}
+type blockedGPUs map[gpu.UUID]blocked
 
 type blocked struct {
 	why   string
@@ -30,75 +25,58 @@ type blocked struct {
 }
 
 // note records the result of a change of MIG mode.
-func (b *blockedGPUs) note(id gpu.UUID, err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.known == nil {
-		b.known = map[gpu.UUID]blocked{}
-	}
+func (b blockedGPUs) note(now time.Time, id gpu.UUID, err error) {
 	switch {
 	case err == nil:
-		delete(b.known, id)
+		delete(b, id)
 	case errors.Is(err, gpu.ErrMIGModeFixed):
-		b.known[id] = blocked{why: err.Error()}
+		b[id] = blocked{why: err.Error()}
 	case errors.Is(err, gpu.ErrBusy):
-		b.known[id] = blocked{err.Error(), time.Now().Add(blockedFor)}
+		b[id] = blocked{err.Error(), now.Add(blockedFor)}
 	}
 }
 
-// of returns what prevents a change of the GPU's MIG mode; empty: nothing known.
-func (b *blockedGPUs) of(id gpu.UUID) string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	known := b.known[id]
-	if !known.until.IsZero() && time.Now().After(known.until) {
-		return ""
+// all returns what prevents a change of the MIG mode of GPUs.
+func (b blockedGPUs) all(now time.Time) map[gpu.UUID]string {
+	all := map[gpu.UUID]string{}
+	for id, known := range b {
+		if known.until.IsZero() || !now.After(known.until) {
+			all[id] = known.why
+		}
 	}
-	return known.why
+	return all
 }
 
-// observedHardware records the results of MIG mode changes.
-type observedHardware struct {
-	claims.Hardware
-	blocked *blockedGPUs
+// changesMode reports whether a claim may need a change of the GPU's MIG mode.
+func changesMode(d gpu.Device) bool {
+	return !d.Lost && d.Use.Partitions == gpu.PartitionsDynamic && (!d.MIG.Enabled || len(d.MIG.Instances) == 0)
 }
 
-// Hardware wraps h, so that the Node sees the results of MIG mode changes.
-func (n *Node) Hardware(h claims.Hardware) claims.Hardware { return observedHardware{h, &n.blocked} }
-
-func (h observedHardware) Set(ctx context.Context, id gpu.UUID, s gpu.State) error {
-	err := h.Hardware.Set(ctx, id, s)
-	if s.MIG == gpu.MIGOn || s.MIG == gpu.MIGOff {
-		h.blocked.note(id, err)
-	}
-	return err
-}
-
-// block sets what prevents a change of MIG mode for a claim: a recent failure, or programs that belong to no claim.
-// While something does, the text does not change. Programs must be there at two looks, because the MPS server of a
-// claim may end a moment after the claim; once is enough at the first look, and for a GPU that was blocked before.
-func (n *Node) block(ctx context.Context, gpus inventory.Inventory, r records) inventory.Inventory {
-	gpus = slices.Clone(gpus)
-	used := map[gpu.UUID]bool{}
+// block returns the GPUs with what prevents a change of their MIG mode for a claim: a recent failure, or programs that
+// belong to no claim. The text stays the same as long as anything does. Programs count when two discoveries in a row
+// have found them, because the MPS server of a claim may end a moment after the claim. One discovery is enough if it is
+// the first, or if the GPU was blocked before.
+func (s *state) block(now time.Time, e *found) inventory.Inventory {
+	gpus, used, failed := slices.Clone(e.gpus), map[gpu.UUID]bool{}, s.blocked.all(now)
 	for i, d := range gpus {
-		if d.Lost || d.Use.Partitions != gpu.PartitionsDynamic || d.MIG.Enabled && len(d.MIG.Instances) > 0 {
+		if !changesMode(d) {
 			continue
 		}
-		before, _ := n.known.FindUUID(d.UUID)
-		now := n.blocked.of(d.UUID)
-		if now == "" && !r.touches(d.Name) {
-			now = n.usedBy(ctx, d)
-			used[d.UUID] = now != ""
-			if n.used != nil && !n.used[d.UUID] && before.Blocked == "" {
-				now = ""
+		before, _ := e.known.FindUUID(d.UUID)
+		why := failed[d.UUID]
+		if why == "" {
+			why = e.users[d.UUID]
+			used[d.UUID] = why != ""
+			if s.used != nil && !s.used[d.UUID] && before.Blocked == "" {
+				why = ""
 			}
 		}
-		if now != "" && before.Blocked != "" {
-			now = before.Blocked
+		if why != "" && before.Blocked != "" {
+			why = before.Blocked
 		}
-		gpus[i].Blocked = now
+		gpus[i].Blocked = why
 	}
-	n.used = used
+	s.used = used
 	return gpus
 }
 
@@ -107,12 +85,9 @@ const usersTimeout = 2 * time.Second
 
 // usedBy names the programs that use the GPU. Programs that it cannot see are found when a claim gets the GPU.
 func (n *Node) usedBy(ctx context.Context, d gpu.Device) string {
-	if n.Users == nil {
-		return ""
-	}
 	ctx, cancel := context.WithTimeout(ctx, usersTimeout)
 	defer cancel()
-	users, err := n.Users(ctx, d)
+	users, err := n.Machine.Users(ctx, d)
 	if err != nil || len(users) == 0 {
 		return ""
 	}

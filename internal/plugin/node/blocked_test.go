@@ -3,28 +3,27 @@
 package node
 
 import (
-	"context"
 	"strings"
 	"testing"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// Programs that belong to no claim block the MIG mode of their GPU from the second look on that finds them, and at the
-// first look of the driver.
+// Programs that belong to no claim block the MIG mode of their GPU from the second discovery on that finds them, and at
+// the first discovery of the driver.
 func TestBlockedByPrograms(t *testing.T) {
 	l := newTestNode(t)
 	for i := range l.devices {
 		l.devices[i].MIG = gpu.MIG{Capable: true, Switchable: true,
 			Profiles: []gpu.Profile{{Name: "1g.10gb", Size: 1, Starts: []int{0}}}}
 	}
-	c := l.Config
 	users := map[gpu.UUID]string{"GPU-0": "exporter"}
-	c.Users = func(_ context.Context, d gpu.Device) ([]string, error) { return strings.Fields(users[d.UUID]), nil }
+	c := l.Config
+	c.FindUsers, l.users = true, users
 	l.restart(c)
 	looks := func(when, want string) {
 		t.Helper()
-		if err := l.look(t.Context()); err != nil {
+		if err := l.look(); err != nil {
 			t.Fatal(err)
 		}
 		var got []string
@@ -59,10 +58,10 @@ func TestBlockedByPrograms(t *testing.T) {
 	// A change of MIG mode that has failed blocks the GPU for a while, and then the program does, without a pause.
 	delete(users, "GPU-1")
 	looks("it ends", first)
-	l.blocked.note("GPU-1", gpu.ErrBusy)
+	l.turn(t.Context(), modeSet{"GPU-1", gpu.ErrBusy})
 	busy := "gpu-1-mig-1g10gb-0: " + gpu.ErrBusy.Error()
 	looks("a change has failed", busy+"; "+first)
 	users["GPU-1"] = "exporter"
-	l.blocked.note("GPU-1", nil)
+	l.turn(t.Context(), modeSet{"GPU-1", nil})
 	looks("the failure is forgotten, and a program is there", busy+"; "+first)
 }

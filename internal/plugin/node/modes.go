@@ -18,33 +18,6 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 )
 
-// assignModes assigns the configured mode to every GPU. If noConfig says that there is no configuration yet, GPUs keep
-// their known modes, and GPUs without one are left out. It returns noConfig if no GPU remains.
-func (n *Node) assignModes(ctx context.Context, found inventory.Inventory, r records, config nodeconfig.Config,
-	noConfig error) (inventory.Inventory, error) {
-	known := n.known.GPUs()
-	if noConfig == nil {
-		n.config.logUnmatched(ctx, config, found)
-		assigned, pending := assignModes(found, known, r, n.offered(config))
-		n.reportPending(ctx, pending)
-		return assigned, nil
-	}
-	assigned, unknown := withKnownModes(found, known)
-	if unknown == nil {
-		return assigned, nil
-	}
-	if len(assigned) == 0 {
-		return nil, noConfig
-	}
-	n.logOnce(ctx, "GPU left out: without a node configuration nobody knows how it may be used", unknown)
-	return assigned, nil
-}
-
-// offered returns the configured mode of a GPU, as far as the API server can describe it.
-func (n *Node) offered(config nodeconfig.Config) func(gpu.Device) gpu.Use {
-	return func(d gpu.Device) gpu.Use { return n.Gates.Lacking().Limit(d, config.For(d)) }
-}
-
 // assignModes assigns the configured mode to every GPU. A GPU that claims hold keeps its mode, and the change is
 // pending.
 func assignModes(found, known inventory.Inventory, r records, configured func(gpu.Device) gpu.Use) (inventory.Inventory,
@@ -76,12 +49,12 @@ func assignModes(found, known inventory.Inventory, r records, configured func(gp
 }
 
 // policies returns the rules of the administrator for the health of each GPU.
-func policies(config nodeconfig.Config, gpus inventory.Inventory) health.Policies {
-	byUUID := map[gpu.UUID]health.Policy{}
+func policies(config nodeconfig.Config, gpus inventory.Inventory) map[gpu.UUID]health.Policy {
+	all := map[gpu.UUID]health.Policy{}
 	for _, d := range gpus {
-		byUUID[d.UUID] = config.Health(d)
+		all[d.UUID] = config.Health(d)
 	}
-	return func(id gpu.UUID) health.Policy { return byUUID[id] }
+	return all
 }
 
 // withKnownModes assigns the known mode to every GPU, and leaves out GPUs without one. The error names those.
@@ -104,10 +77,9 @@ func withKnownModes(found, known inventory.Inventory) (inventory.Inventory, erro
 }
 
 // reportPending reports the pending changes, each new one in an event.
-func (n *Node) reportPending(ctx context.Context, pending []report.PendingChange) {
-	before := n.pending
-	n.pending = pending
-	n.Metrics.PendingChanges(pending)
+func (s *state) reportPending(ctx context.Context, pending []report.PendingChange, a *Actions) {
+	before := s.pending
+	s.pending, a.Metrics.pending = pending, &pending
 	for _, p := range pending {
 		if slices.ContainsFunc(before, func(q report.PendingChange) bool {
 			return p.Device == q.Device && p.From == q.From && p.To == q.To
@@ -120,7 +92,7 @@ func (n *Node) reportPending(ctx context.Context, pending []report.PendingChange
 		}
 		klog.FromContext(ctx).Info("Change of mode waits for claims", "device", p.Device, "uuid", p.UUID,
 			"from", p.From.String(), "to", p.To.String(), "claims", names)
-		n.Reporter.Node(report.Events.ModeChangePending, fmt.Sprintf("GPU %s (%s) will change from %s to %s when "+
+		a.notice(report.Events.ModeChangePending, fmt.Sprintf("GPU %s (%s) will change from %s to %s when "+
 			"these claims have ended: %s",
 			p.Device, p.UUID, p.From, p.To, strings.Join(names, ", ")))
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -19,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"github.com/gpudra/gpu-dra-driver/internal/plugin/gpuhealth"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -32,7 +32,7 @@ const driver = "gpu.nvidia.com"
 
 const configHead = "apiVersion: resource.nvidia.com/v1beta1\nkind: NodeConfig\n"
 
-func TestSettle(t *testing.T) {
+func TestAssignModes(t *testing.T) {
 	config, err := nodeconfig.Parse([]byte(configHead + "gpus: [{select: {index: 1}, sharing: {replicated: 4}}, " +
 		"{sharing: exclusive}]"))
 	if err != nil {
@@ -139,16 +139,27 @@ func TestHolders(t *testing.T) {
 	}
 }
 
-// testNode is a Node with GPUs, a directory of node configurations, and its recorded events.
+// testNode is a Node with GPUs, a directory of node configurations, and its recorded events. It is its own Machine and
+// Publisher, and its loop is stepped by hand.
 type testNode struct {
 	*testing.T
 	*Node
-	devices []gpu.Device
-	events  []string
-	records *checkpoint.Records
-	labels  map[string]string
-	apiDown bool
-	resumed int
+	devices   []gpu.Device
+	failure   error               // of discoveries
+	users     map[gpu.UUID]string // programs on GPUs
+	library   string
+	changed   atomic.Bool // the driver
+	alone     atomic.Bool // no other instance runs
+	records   *checkpoint.Records
+	labels    map[string]string
+	apiDown   bool
+	last      *found // by the last discovery by hand
+	published inventory.Inventory
+
+	mu          sync.Mutex
+	recorded    []string // events
+	discoveries int
+	occurred    func(gpu.Event) // of Watch
 }
 
 func newTestNode(t *testing.T) *testNode {
@@ -159,14 +170,13 @@ func newTestNode(t *testing.T) *testNode {
 		t.Fatal(err)
 	}
 	l := &testNode{T: t, records: records}
+	l.alone.Store(true)
 	l.devices = []gpu.Device{
 		{Name: "gpu-0", UUID: "GPU-0", Type: gpu.TypeGPU, Index: 0, PCI: gpu.PCIAddress{Bus: 1}},
 		{Name: "gpu-1", UUID: "GPU-1", Type: gpu.TypeGPU, Index: 1, PCI: gpu.PCIAddress{Bus: 2}},
 	}
 	l.restart(Config{NodeName: "node", Dir: dir, ConfigDir: filepath.Join(dir, "node-config"), Records: records,
-		Client:  fake.NewClientset(),
-		Publish: func(inventory.Inventory) {}, Resume: func() { l.resumed++ },
-		Discover: func(context.Context) (Look, error) { return Look{Devices: l.devices}, nil }})
+		Client: fake.NewClientset(), Machine: l, Publisher: l, Alone: l.alone.Load, Resume: make(chan struct{}, 1)})
 	if err := os.Mkdir(l.ConfigDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -177,8 +187,6 @@ func newTestNode(t *testing.T) *testNode {
 func (l *testNode) restart(c Config) {
 	c.Reporter = report.NewReporterTo(l, report.Config{Driver: driver, Node: c.NodeName, Client: c.Client})
 	c.Readiness, c.Metrics = report.NewReadiness(time.Minute), report.NewMetrics(c.Records)
-	c.Health = gpuhealth.New(gpuhealth.Config{Dir: c.Dir, Records: c.Records, Reporter: c.Reporter, Metrics: c.Metrics,
-		Changed: func() {}, Discover: func() {}, Alone: func() bool { return true }})
 	l.Node = New(c)
 	l.config.labels = func(context.Context) (map[string]string, error) {
 		if l.apiDown {
@@ -186,6 +194,49 @@ func (l *testNode) restart(c Config) {
 		}
 		return l.labels, nil
 	}
+}
+
+func (l *testNode) Discover(context.Context) (gpu.Discovery, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.discoveries++
+	if l.failure != nil {
+		return gpu.Discovery{}, l.failure
+	}
+	return gpu.Discovery{Devices: l.devices}, nil
+}
+
+func (l *testNode) Users(_ context.Context, d gpu.Device) ([]string, error) {
+	return strings.Fields(l.users[d.UUID]), nil
+}
+
+func (l *testNode) DriverChanged() bool { return l.changed.Swap(false) }
+func (l *testNode) LibraryDir() string  { return l.library }
+
+func (l *testNode) Watch(ctx context.Context, found func(gpu.Event)) {
+	l.mu.Lock()
+	l.occurred = found
+	l.mu.Unlock()
+	<-ctx.Done()
+}
+
+func (*testNode) Recheck(gpu.UUID)    {}
+func (*testNode) LetGo(string)        {}
+func (*testNode) StopWatching(string) {}
+func (*testNode) Stale()              {}
+
+func (l *testNode) Set(inv inventory.Inventory) { l.published = inv }
+
+// look runs a discovery by hand, and returns its error.
+func (l *testNode) look() error {
+	l.Helper()
+	l.state.discovering = false
+	l.last = l.discover(l.Context(), l.turn(l.Context(), discoverNow{}))
+	for len(l.events) > 0 {
+		l.turn(l.Context(), <-l.events)
+	}
+	l.turn(l.Context(), l.last)
+	return l.last.err
 }
 
 // write creates a node configuration; "" removes it.
@@ -217,14 +268,14 @@ func (l *testNode) hold(claim, device string) checkpoint.Record {
 func (l *testNode) want(when, want string) {
 	l.Helper()
 	got := []string{}
-	if err := l.look(l.Context()); err != nil {
+	if err := l.look(); err != nil {
 		got = append(got, "not ready: "+err.Error())
 	} else {
 		got = append(got, usesOf(l.Inventory()))
 	}
-	got = append(got, l.events...)
+	got = append(got, l.recorded...)
 	got = append(got, l.metric()...)
-	l.events = nil
+	l.recorded = nil
 	if got := strings.Join(got, "\n"); got != strings.TrimSpace(want) {
 		l.Errorf("%s:\ngot\n%s\nwant\n%s", when, got, strings.TrimSpace(want))
 	}
@@ -254,7 +305,9 @@ func (l *testNode) metric() []string {
 
 // Eventf implements events.EventRecorder.
 func (l *testNode) Eventf(_, _ runtime.Object, eventType, reason, _, note string, args ...any) {
-	l.events = append(l.events, eventType+" "+reason+": "+fmt.Sprintf(note, args...))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.recorded = append(l.recorded, eventType+" "+reason+": "+fmt.Sprintf(note, args...))
 }
 
 const defaultModes = "gpu-0 fractional, isolation mps\ngpu-1 fractional, isolation mps"
@@ -300,17 +353,6 @@ gpu-2 fractional, isolation mps
 Normal ModeChanged: GPU gpu-2 (GPU-2) changed from replicated: 4, isolation none to fractional, isolation mps`)
 }
 
-// looks is a Health that remembers whether the rules of the last discovery were known.
-type looks struct {
-	Health
-	rules bool
-}
-
-func (h *looks) Looked(ctx context.Context, look gpuhealth.Look) {
-	h.rules = look.Policies != nil
-	h.Health.Looked(ctx, look)
-}
-
 // Without the labels of the node, the modes from before the restart stay, and the rules of health are not known.
 func TestRulesOfHealthAreNotKnown(t *testing.T) {
 	l := newTestNode(t)
@@ -318,15 +360,13 @@ func TestRulesOfHealthAreNotKnown(t *testing.T) {
 	l.want("the first start", defaultModes)
 	l.apiDown = true
 	l.restart(l.Config)
-	health := &looks{Health: l.Health}
-	l.Health = health
 	for _, down := range []bool{true, false} {
 		l.apiDown = down
-		if err := l.look(t.Context()); err != nil {
+		if err := l.look(); err != nil {
 			t.Fatal(err)
 		}
-		if health.rules == down {
-			t.Errorf("labels cannot be read: %v, rules known: %v", down, health.rules)
+		if rules := l.last.noConfig == nil; rules == down {
+			t.Errorf("labels cannot be read: %v, rules known: %v", down, rules)
 		}
 	}
 }
@@ -440,7 +480,7 @@ func TestALackOfLabelsIsCachedToo(t *testing.T) {
 		return nil, nil
 	}
 	for range 2 {
-		if err := l.look(t.Context()); err != nil {
+		if err := l.look(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -466,36 +506,31 @@ func TestNodeLabels(t *testing.T) {
 func TestUnread(t *testing.T) {
 	l := newTestNode(t)
 	l.want("with the driver", defaultModes)
-	fails := func(context.Context) (Look, error) { return Look{}, errors.New("no driver") }
-	works := l.Discover
 	for _, restarted := range []bool{false, true} {
-		var published inventory.Inventory
-		c := l.Config
-		c.Discover, c.Publish = works, func(inv inventory.Inventory) { published = inv }
-		l.restart(c)
+		l.restart(l.Config)
+		l.published = nil
 		if !restarted {
 			l.want("before", defaultModes)
 		}
-		l.Discover = fails
+		l.failure = errors.New("no driver")
 		for range tolerated {
-			if got := fmt.Sprint(taintsOf(published)); got != "[]" {
+			if got := fmt.Sprint(taintsOf(l.published)); got != "[]" {
 				t.Errorf("restarted %v: got %s before the last of the discoveries that may fail", restarted, got)
 			}
-			l.discover(t.Context())
+			_ = l.look()
 		}
-		l.Republish()
+		l.turn(t.Context(), registered{})
 		const want = "[gpu-0 gpu.nvidia.com/unmonitored NoSchedule gpu-1 gpu.nvidia.com/unmonitored NoSchedule]"
-		if got := fmt.Sprint(taintsOf(published)); got != want {
+		if got := fmt.Sprint(taintsOf(l.published)); got != want {
 			t.Errorf("restarted %v: got %s, want %s", restarted, got, want)
 		}
 		if _, err := l.Devices(); (err != nil) != restarted {
 			t.Errorf("restarted %v: got %v", restarted, err)
 		}
-		l.Discover = works
-		l.discover(t.Context())
-		l.Republish()
-		if got := fmt.Sprint(taintsOf(published)); len(published) != 2 || got != "[]" {
-			t.Errorf("restarted %v: got %s of %d GPUs with the driver", restarted, got, len(published))
+		l.failure = nil
+		_ = l.look()
+		if got := fmt.Sprint(taintsOf(l.published)); len(l.published) != 2 || got != "[]" {
+			t.Errorf("restarted %v: got %s of %d GPUs with the driver", restarted, got, len(l.published))
 		}
 	}
 }
@@ -507,42 +542,4 @@ func taintsOf(inv inventory.Inventory) (all []string) {
 		}
 	}
 	return all
-}
-
-// A new driver is discovered when its files change, not only at the next look.
-func TestANewDriverIsDiscoveredAtOnce(t *testing.T) {
-	l := newTestNode(t)
-	library, looks := t.TempDir(), make(chan struct{}, 10)
-	c := l.Config
-	var changed atomic.Bool
-	c.LibraryDir = func() string { return library }
-	c.DriverChanged = func() bool { return changed.Swap(false) }
-	c.Discover = func(context.Context) (Look, error) {
-		looks <- struct{}{}
-		return Look{Devices: l.devices}, nil
-	}
-	l.restart(c)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		l.Node.Run(ctx)
-	}()
-	<-looks
-	changed.Store(true)
-	for end := time.Now().Add(lookPeriod / 2); ; { // the first file may come before the watch
-		if err := os.WriteFile(filepath.Join(library, "libnvidia-ml.so.1"), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		select {
-		case <-looks:
-			cancel()
-			<-ended
-			return
-		case <-time.After(100 * time.Millisecond):
-		}
-		if time.Now().After(end) {
-			t.Fatal("the new driver is not discovered")
-		}
-	}
 }

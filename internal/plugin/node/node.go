@@ -1,23 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package node manages the inventory of the node's GPUs: it discovers them and assigns their modes. It changes no GPU
-// and prepares no claim. Of its sibling packages, it may import only dirwatch, gpuhealth, publish and report.
+// Package node knows the GPUs of the node. One goroutine owns what is known: discoveries, modes, health. Everything
+// that happens is an event for it, from which Actions follow: what is to be published, reported, saved and resumed. The
+// package changes no GPU and prepares no claim. Of its sibling packages, it may import only dirwatch, gpuhealth,
+// publish and report.
 package node
 
 import (
 	"cmp"
 	"context"
 	"fmt"
-	"reflect"
-	"slices"
-	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
@@ -25,136 +20,104 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/gpuhealth"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/publish"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
+	"github.com/gpudra/gpu-dra-driver/pkg/claims"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/health"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
-const (
-	// retryPeriod is the time between attempts while discovery fails.
-	retryPeriod = 2 * time.Second
-	// lookPeriod is the time between two discoveries.
-	lookPeriod = 10 * time.Second
-	// tolerated is how many discoveries in a row may fail before new claims are kept away.
-	tolerated = 2
-	// LoopTimeout is how long one iteration of the discovery loop may take.
-	LoopTimeout = time.Minute
-)
+// LoopTimeout is how long a discovery may take, with the pause before it.
+const LoopTimeout = time.Minute
 
-// Look is the result of a discovery.
-type Look struct {
-	// Devices are the GPUs. Those that cannot be read are included as lost.
-	Devices []gpu.Device
-	// Broken has an error for each GPU that cannot be read.
-	Broken []error
-	// Answered is when each GPU last answered.
-	Answered map[gpu.UUID]time.Time
-	// Health is what each GPU that answers says about itself.
-	Health map[gpu.UUID]gpu.Health
-	// Unwatched says of each GPU whose events are not watched why not.
-	Unwatched map[gpu.UUID]string
-	// Persistent reports whether the GPUs keep their settings while NVML is closed.
-	Persistent bool
+// Machine are the GPUs of the machine: see package nvml.
+type Machine interface {
+	// Discover reads all GPUs. The error says what is missing.
+	Discover(ctx context.Context) (gpu.Discovery, error)
+	// Users returns the names of programs that use a GPU.
+	Users(ctx context.Context, d gpu.Device) ([]string, error)
+	// DriverChanged reports whether the driver on disk has changed since the last discovery.
+	DriverChanged() bool
+	// LibraryDir returns the directory in which a change of the driver shows; empty: there is none.
+	LibraryDir() string
+	// Watch calls found for each event until ctx ends.
+	Watch(ctx context.Context, found func(gpu.Event))
+	// Recheck makes the next discovery ask the GPU for its health.
+	Recheck(id gpu.UUID)
+	// LetGo closes NVML and keeps it closed. why is the reason; "" opens it again.
+	LetGo(why string)
+	// StopWatching stops watching events, so that NVML can be closed between discoveries. "" continues.
+	StopWatching(why string)
 }
 
-// Health knows what is wrong with GPUs: see package gpuhealth.
-type Health interface {
-	// Paused takes why the driver is about to be replaced; empty: it is not.
-	Paused(ctx context.Context, why string)
-	// Unread takes why several discoveries have failed, one after the other.
-	Unread(why string)
-	// Looked takes the result of a discovery.
-	Looked(ctx context.Context, look gpuhealth.Look)
-	// Annotate returns the devices with the taints of their health.
-	Annotate(inv inventory.Inventory) inventory.Inventory
+// Publisher publishes devices: see package publish. Its methods do not block.
+type Publisher interface {
+	// Set replaces the devices to publish.
+	Set(inv inventory.Inventory)
+	// Stale makes the next devices be published even if they are the same.
+	Stale()
 }
 
 // Config is the configuration of a Node.
 type Config struct {
-	DriverName string
-	NodeName   string // also the name of the pool of the GPUs
-	Dir        string // of the plugin; the last inventory is saved there
-	BootID     string // of the current boot of the machine
-	ConfigDir  string // with one file per node configuration; empty: every GPU has its default mode
-	Client     kubernetes.Interface
-	Records    report.Lister
-	// Discover reads the GPUs of the machine. The error says what is missing.
-	Discover func(ctx context.Context) (Look, error)
-	// DriverChanged reports whether the driver on disk has changed since the last discovery. nil: never.
-	DriverChanged func() bool
-	// LibraryDir returns the directory in which a change of the driver shows. It is set if DriverChanged is.
-	LibraryDir func() string
-	// Users returns the names of programs that use a GPU. nil: programs that block MIG mode are found only when a claim
-	// needs the change.
-	Users func(context.Context, gpu.Device) ([]string, error)
-	// RuntimeProblems returns what a container runtime of that version ("containerd://1.7.24") lacks, and how to fix
-	// it. nil: the runtime is not checked.
-	RuntimeProblems func(version string) []string
-
-	// Gates are those of the API server, which limit what it can describe; nil: nothing does.
-	Gates     *publish.Gates
+	NodeName  string // also the name of the pool of the GPUs
+	Dir       string // of the plugin; the last inventory and the health are saved there
+	BootID    string // of the current boot of the machine
+	ConfigDir string // with one file per node configuration; empty: every GPU has its default mode
+	Client    kubernetes.Interface
+	Records   report.Lister
+	Machine   Machine
+	// FindUsers looks for programs that block MIG mode. Otherwise they are found when a claim needs the change.
+	FindUsers bool
+	// Alone reports whether no other instance of the plugin serves the kubelet.
+	Alone     func() bool
+	Gates     *publish.Gates // of the API server, which limit what it can describe; nil: nothing does
+	Publisher Publisher
 	Readiness *report.Readiness
 	Metrics   *report.Metrics
 	Reporter  *report.Reporter
-	// Health is told of every discovery.
-	Health Health
-	// Publish is called with the devices after every discovery, and when their taints change. It must not block.
-	Publish func(inv inventory.Inventory)
-	// Resume is called when the hardware state of claims may have to be restored. It must not block.
-	Resume func()
+	// Resume has room for one value, and gets it when the hardware state of claims may have to be restored.
+	Resume chan<- struct{}
 }
 
 // Node is an up-to-date inventory of the node's GPUs.
 type Node struct {
 	Config
-	config *configSource
-	// Looked is closed after the first discovery, even if it fails.
-	Looked chan struct{}
-
-	devices   atomic.Pointer[inventory.Inventory] // available to claims; nil: nothing is known yet
-	former    atomic.Pointer[inventory.Inventory] // of the previous instance, published while nothing can be read
-	publish   sync.Mutex                          // held while Publish is called
-	published inventory.Inventory                 // the last argument of Publish
-	now       chan struct{}                       // asks for a discovery at once
-	known     inventory.Inventory                 // all GPUs of the last discovery, and the available partitions
-	failed    int                                 // discoveries in a row
-	blocked   blockedGPUs
-	used      map[gpu.UUID]bool // by programs that belong to no claim, at the last discovery; nil: there was none
-	pending   []report.PendingChange
-	resumed   time.Time         // when Resume was last called
-	logged    map[string]string // the last problem logged of each kind, so that it is logged once
+	state    *state        // of the loop
+	config   *configSource // of the discovery under way
+	snapshot atomic.Pointer[snapshot]
+	ready    chan struct{} // closed after the first discovery
+	events   chan any
+	release  chan string   // why NVML is to be closed; holds only the latest
+	ended    chan struct{} // closed when Run has ended
+	wake     time.Time     // the next tick; zero: none
+	requests *dirwatch.Watcher
+	driver   *dirwatch.Watcher
 }
 
-// New returns a Node without an inventory.
+// snapshot is what other goroutines see of the state. It never changes.
+type snapshot struct {
+	devices *inventory.Inventory // available to claims; nil: nothing is known yet
+	reports []health.Report
+	changed chan struct{} // closed when there are other reports
+}
+
+// eventQueue is the number of events that wait without blocking their senders.
+const eventQueue = 64
+
+// New returns a Node without an inventory. It is ready for calls from any goroutine.
 func New(c Config) *Node {
-	return &Node{Config: c, config: newConfigSource(c), Looked: make(chan struct{}), now: make(chan struct{}, 1)}
+	n := &Node{Config: c, state: newState(c), config: newConfigSource(c), ready: make(chan struct{}),
+		events: make(chan any, eventQueue), release: make(chan string, 1), ended: make(chan struct{})}
+	n.snapshot.Store(&snapshot{reports: n.state.health.Reports(), changed: make(chan struct{})})
+	return n
 }
 
-// DiscoverNow makes Run discover the GPUs at once.
-func (n *Node) DiscoverNow() {
-	select {
-	case n.now <- struct{}{}:
-	default: // it is about to
-	}
-}
-
-// Republish publishes the devices with their current taints.
-func (n *Node) Republish() {
-	n.publish.Lock()
-	defer n.publish.Unlock()
-	devices := cmp.Or(n.devices.Load(), n.former.Load())
-	if devices == nil {
-		return
-	}
-	if annotated := n.Health.Annotate(*devices); !reflect.DeepEqual(annotated, n.published) {
-		n.Metrics.Published(annotated.Pools(n.NodeName))
-		n.published = annotated
-	}
-	n.Publish(n.published) // the same one as before is known to be equal, without a look at the devices
-}
+// Ready is closed after the first discovery, even if it fails.
+func (n *Node) Ready() <-chan struct{} { return n.ready }
 
 // Devices returns the devices available to claims. The error says what the node waits for.
 func (n *Node) Devices() (inventory.Inventory, error) {
-	if devices := n.devices.Load(); devices != nil {
+	if devices := n.snapshot.Load().devices; devices != nil {
 		return *devices, nil
 	}
 	return nil, fmt.Errorf("not ready: %w", n.Readiness.WaitingFor())
@@ -162,140 +125,235 @@ func (n *Node) Devices() (inventory.Inventory, error) {
 
 // Inventory returns the last known inventory, also while discovery fails.
 func (n *Node) Inventory() inventory.Inventory {
-	if devices := n.devices.Load(); devices != nil {
+	if devices := n.snapshot.Load().devices; devices != nil {
 		return *devices
 	}
-	return n.saved()
+	return saved(n.Dir)
 }
 
-// Run discovers the GPUs periodically until ctx ends.
+// Registered notes that a kubelet has registered the plugin, also one that was restarted.
+func (n *Node) Registered() { n.send(registered{}) }
+
+// Serving notes that this instance serves the kubelet. From now on it watches events and requests of people, and saves
+// the health of the GPUs.
+func (n *Node) Serving() { n.send(serving{}) }
+
+// send gives an event to the loop.
+func (n *Node) send(event any) {
+	select {
+	case n.events <- event:
+	case <-n.ended:
+	}
+}
+
+// Hardware wraps h, so that the Node learns the results of changes of MIG mode.
+func (n *Node) Hardware(h claims.Hardware) claims.Hardware { return observedHardware{h, n} }
+
+type observedHardware struct {
+	claims.Hardware
+	node *Node
+}
+
+func (h observedHardware) Set(ctx context.Context, id gpu.UUID, s gpu.State) error {
+	err := h.Hardware.Set(ctx, id, s)
+	if s.MIG == gpu.MIGOn || s.MIG == gpu.MIGOff {
+		h.node.send(modeSet{id, err})
+	}
+	return err
+}
+
+// endTimeout is how long Run waits for a discovery at its end: a GPU may hang.
+const endTimeout = time.Second
+
+// Run discovers the GPUs periodically until ctx ends, and does what follows from events.
 func (n *Node) Run(ctx context.Context) {
-	if n.RuntimeProblems != nil {
-		go wait.UntilWithContext(ctx, n.checkNode, nodeCheckPeriod)
-	}
-	var driver *dirwatch.Watcher
-	if n.DriverChanged != nil {
-		driver = dirwatch.New(ctx, nil)
-	}
-	for first := true; ; first = false {
-		n.Readiness.Beat()
-		period := n.discover(ctx)
-		if first {
-			close(n.Looked)
-		}
-		if !n.pause(ctx, period, driver) {
+	go n.releaseNVML(ctx)
+	n.driver = dirwatch.New(ctx, nil)
+	discovering := make(chan struct{})
+	close(discovering) // none is
+	start := func(d *discovery) {
+		if d == nil {
 			return
 		}
+		done := make(chan struct{})
+		discovering = done
+		go func() { // a GPU may hang
+			defer close(done)
+			n.send(n.discover(ctx, d))
+		}()
+	}
+	start(n.turn(ctx, tick{}))
+	for {
+		var timer <-chan time.Time
+		if !n.wake.IsZero() {
+			timer = time.After(time.Until(n.wake))
+		}
+		driver := n.driver.Changed()
+		if n.state.discovering { // the driver is compared with that of the last discovery
+			driver = nil
+		}
+		var event any
+		select {
+		case <-ctx.Done():
+			if n.state.serving {
+				n.state.health.Save(context.WithoutCancel(ctx), n.now())
+			}
+			close(n.ended)
+			select {
+			case <-discovering:
+			case <-time.After(endTimeout):
+			}
+			return
+		case event = <-n.events:
+		case <-timer:
+			event = tick{}
+		case <-n.Gates.Changed():
+			event = n.Gates.Lacking()
+		case <-n.requests.Changed():
+			event = requested{}
+		case <-driver:
+			if !n.Machine.DriverChanged() {
+				continue
+			}
+			event = discoverNow{}
+		}
+		start(n.turn(ctx, event))
 	}
 }
 
-// discover runs one discovery, and returns the time until the next one.
-func (n *Node) discover(ctx context.Context) time.Duration {
-	err := n.look(ctx)
-	if err == nil {
-		n.failed = 0
-		return lookPeriod
-	}
-	n.logOnce(ctx, "Machine cannot be read", err)
-	if n.failed++; n.failed >= tolerated {
-		n.unread(err)
-	}
-	if n.devices.Load() != nil {
-		return lookPeriod
-	}
-	n.Readiness.Wait(err)
-	return retryPeriod
-}
+func (n *Node) now() gpuhealth.Moment { return gpuhealth.Moment{Now: time.Now(), Alone: n.Alone()} }
 
-// unread keeps new claims away from the GPUs, of which nothing is known. The slices of a previous instance may still
-// offer them.
-func (n *Node) unread(err error) {
-	n.Health.Unread(err.Error())
-	if n.devices.Load() != nil || n.former.Load() != nil {
-		return
+// turn does what follows from an event. It returns the discovery to start, if any.
+func (n *Node) turn(ctx context.Context, event any) *discovery {
+	at := gpuhealth.Moment{Now: time.Now()}
+	if e, ok := event.(gpu.Event); !ok {
+		at.Alone = n.Alone()
+	} else if e.Kind == gpu.EventXID {
+		n.Metrics.XID(e.GPU, e.XID)
 	}
-	if former := n.saved(); len(former) > 0 {
-		n.former.Store(&former)
-		n.Republish()
+	if _, begins := event.(serving); begins {
+		n.requests = dirwatch.New(ctx, health.IsRequest)
+		n.requests.Keep(n.Dir) // before requests are read, so that none is missed
+		go n.Machine.Watch(ctx, func(e gpu.Event) { n.send(e) })
 	}
-}
-
-// pause waits until the next discovery is due: after the period, or when the driver has changed. It returns false when
-// ctx ends.
-func (n *Node) pause(ctx context.Context, period time.Duration, driver *dirwatch.Watcher) bool {
-	due := time.After(period)
-	if driver != nil {
-		if dir := n.LibraryDir(); dir != "" {
-			driver.Keep(dir)
+	a := n.state.step(ctx, at, event)
+	n.do(ctx, a)
+	if _, ended := event.(*found); ended {
+		select {
+		case <-n.ready:
+		default:
+			close(n.ready)
+		}
+		if dir := n.Machine.LibraryDir(); dir != "" {
+			n.driver.Keep(dir)
 		}
 	}
+	n.wake = a.Wake
+	if a.Discover != nil {
+		n.Readiness.Beat()
+		n.requests.Keep(n.Dir)
+	}
+	if !a.SaveHealth {
+		return a.Discover
+	}
+	n.state.health.Save(ctx, at)
+	return cmp.Or(a.Discover, n.turn(ctx, tick{})) // it may have learned from another instance
+}
+
+// do does the actions, in the order of their fields.
+func (n *Node) do(ctx context.Context, a Actions) {
+	if now := a.Snapshot; now != nil {
+		before := n.snapshot.Load()
+		now.changed = before.changed
+		if a.Reports {
+			now.changed = make(chan struct{})
+			defer close(before.changed)
+		}
+		n.snapshot.Store(now)
+	}
+	if a.Save != nil {
+		if err := a.Save.write(n.Dir); err != nil {
+			klog.FromContext(ctx).Error(err, "Inventory not saved: a GPU that is lost now will be forgotten at the "+
+				"next start")
+		}
+	}
+	if a.Stale {
+		n.Publisher.Stale()
+	}
+	if a.Publish != nil {
+		n.Publisher.Set(*a.Publish)
+	}
+	for _, id := range a.Recheck {
+		n.Machine.Recheck(id)
+	}
+	n.Machine.StopWatching(a.StopWatching)
+	if a.Release != nil {
+		select {
+		case <-n.release: // drop the older one
+		default:
+		}
+		n.release <- *a.Release
+	}
+	a.Metrics.set(n.Metrics, n.NodeName)
+	for _, notice := range a.Notices {
+		n.Reporter.Write(notice)
+	}
+	for _, p := range a.Removed {
+		n.Reporter.PartitionLost(p.claim, p.device, p.partition)
+	}
+	if a.Waiting != nil || a.Ready {
+		n.Readiness.Wait(a.Waiting)
+	}
+	if a.Resume {
+		select {
+		case n.Resume <- struct{}{}:
+		default: // one is already pending
+		}
+	}
+}
+
+// releaseNVML closes and opens NVML, which waits for calls in flight, until ctx ends.
+func (n *Node) releaseNVML(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
-			return false
-		case <-due:
-			return true
-		case <-n.now:
-			return true
-		case <-n.Gates.Changed():
-			return true
-		case <-driver.Changed():
-			if n.DriverChanged() {
-				return true
+			return
+		case why := <-n.release:
+			n.Machine.LetGo(why)
+			if why == "" {
+				n.send(discoverNow{})
 			}
 		}
 	}
 }
 
-// logOnce logs a problem unless it is the last one logged of its kind.
-func (n *Node) logOnce(ctx context.Context, what string, err error) {
-	if n.logged == nil {
-		n.logged = map[string]string{}
-	}
-	if text := err.Error(); text != n.logged[what] {
-		n.logged[what] = text
-		klog.FromContext(ctx).Error(err, what)
-	}
-}
-
-// What is checked of the Node object: when, and how long the API server may take.
+// The kubelet forgets the health of a device after 30 s, and that of all devices of the driver when the stream of one
+// of its instances ends.
 const (
-	nodeCheckPeriod  = time.Hour
-	nodeCheckTimeout = 10 * time.Second
+	// resendPeriod is how often the health of all devices is sent.
+	resendPeriod = 10 * time.Second
+	// resendBesideOther is how often it is sent while another instance runs, and once more after its end.
+	resendBesideOther = 5 * time.Second
 )
 
-// checkNode reports what the container runtime lacks, judging by its version, before the first container starts without
-// its GPU; and a device plugin that gives out the same GPUs.
-func (n *Node) checkNode(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, nodeCheckTimeout)
-	defer cancel()
-	logger := klog.FromContext(ctx)
-	found, err := n.Client.CoreV1().Nodes().Get(ctx, n.NodeName, metav1.GetOptions{ResourceVersion: "0"})
-	if err != nil {
-		logger.Info("This node cannot be read: neither its container runtime nor its device plugins are known", "err",
-			err)
-		return
-	}
-	version := found.Status.NodeInfo.ContainerRuntimeVersion
-	if all := n.RuntimeProblems(version); len(all) > 0 {
-		logger.Info("Container runtime may not give containers their GPUs", "runtime", version, "problems", all)
-		n.Reporter.Node(report.Events.RuntimeWithoutCDI, strings.Join(all, "; "))
-	}
-	if offered := devicePluginResources(found.Status.Allocatable); len(offered) > 0 {
-		logger.Info("A device plugin offers GPUs of this node", "resources", offered)
-		n.Reporter.Node(report.Events.DevicePluginPresent, fmt.Sprintf("a device plugin offers %s: keep NVIDIA's "+
-			"device plugin off the nodes of this driver", strings.Join(offered, ", ")))
-	}
-}
-
-// devicePluginResources returns the resources of NVIDIA's device plugin that pods can have, sorted.
-func devicePluginResources(allocatable corev1.ResourceList) []string {
-	var names []string
-	for name, amount := range allocatable {
-		if strings.HasPrefix(string(name), "nvidia.com/") && !amount.IsZero() {
-			names = append(names, string(name))
+// ServeHealth calls send with the health of all devices, at once, when it changes, and often enough for the kubelet,
+// until ctx ends or send returns false.
+func (n *Node) ServeHealth(ctx context.Context, send func([]health.Report) bool) {
+	for wasAlone := true; ; {
+		now := n.snapshot.Load()
+		if !send(now.reports) {
+			return
+		}
+		period, alone := resendPeriod, n.Alone()
+		if !alone || !wasAlone {
+			period = resendBesideOther
+		}
+		wasAlone = alone
+		select {
+		case <-ctx.Done():
+			return
+		case <-now.changed:
+		case <-time.After(period):
 		}
 	}
-	slices.Sort(names)
-	return names
 }

@@ -42,9 +42,9 @@ const (
 // configSource reads the node configuration from a directory; a label of the node names the file. It reports each
 // mistake once, and meanwhile keeps the last valid configuration.
 type configSource struct {
-	dir    string // empty: every GPU has its default mode
-	labels func(ctx context.Context) (map[string]string, error)
-	event  func(e event.Kind, text string)
+	dir      string // empty: every GPU has its default mode
+	labels   func(ctx context.Context) (map[string]string, error)
+	reporter *report.Reporter
 
 	cachedLabels map[string]string // all labels of the node; nil: never read
 	expires      time.Time         // when cachedLabels expire
@@ -67,7 +67,7 @@ func newConfigSource(c Config) *configSource {
 	return &configSource{
 		dir:      c.ConfigDir,
 		labels:   func(ctx context.Context) (map[string]string, error) { return nodeLabels(ctx, c.Client, c.NodeName) },
-		event:    c.Reporter.Node,
+		reporter: c.Reporter,
 		reported: map[string]string{},
 	}
 }
@@ -220,7 +220,7 @@ func (s *configSource) reportOnce(ctx context.Context, e event.Kind, text string
 	s.reported[e.Reason] = text
 	if text != "" {
 		klog.FromContext(ctx).Info("Node configuration", "reason", e.Reason, "message", text)
-		s.event(e, text)
+		s.reporter.Node(e, text)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -72,18 +73,19 @@ func TestPartitioning(t *testing.T) {
 }
 
 func TestBlockedGPUs(t *testing.T) {
-	var b blockedGPUs
+	b, now := blockedGPUs{}, time.Now()
 	exporter := fmt.Errorf("used by exporter: %w", gpu.ErrBusy)
-	b.note("GPU-0", exporter)
-	b.note("GPU-1", fmt.Errorf("in a virtual machine: %w", gpu.ErrMIGModeFixed))
-	b.note("GPU-2", errors.New("something else"))
-	got := fmt.Sprint(b.of("GPU-0"), "; ", b.of("GPU-1"), "; ", b.of("GPU-2"))
+	b.note(now, "GPU-0", exporter)
+	b.note(now, "GPU-1", fmt.Errorf("in a virtual machine: %w", gpu.ErrMIGModeFixed))
+	b.note(now, "GPU-2", errors.New("something else"))
+	why := b.all(now)
+	got := fmt.Sprint(why["GPU-0"], "; ", why["GPU-1"], "; ", why["GPU-2"])
 	want := "used by exporter: the GPU is in use; in a virtual machine: the MIG mode cannot be changed from here; "
 	if got != want {
 		t.Errorf("\ngot  %s\nwant %s", got, want)
 	}
-	b.note("GPU-0", nil)
-	if got := b.of("GPU-0"); got != "" {
+	b.note(now, "GPU-0", nil)
+	if got := b.all(now)["GPU-0"]; got != "" {
 		t.Errorf("after it could be partitioned: %s", got)
 	}
 }

@@ -25,13 +25,16 @@ const (
 // Files returns the names of this package's files in the plugin's directory.
 func Files() []string { return []string{gpusFile, partitionsFile} }
 
-// saved returns the inventory that the previous instance saved.
-func (n *Node) saved() inventory.Inventory {
-	return append(n.load(gpusFile), n.load(partitionsFile)...)
+// inventories are saved.
+type inventories struct{ gpus, partitions inventory.Inventory }
+
+// saved returns the inventory that was saved last.
+func saved(dir string) inventory.Inventory {
+	return append(load(dir, gpusFile), load(dir, partitionsFile)...)
 }
 
-func (n *Node) load(file string) inventory.Inventory {
-	data, err := os.ReadFile(filepath.Join(n.Dir, file))
+func load(dir, file string) inventory.Inventory {
+	data, err := os.ReadFile(filepath.Join(dir, file))
 	var inv inventory.Inventory
 	if err == nil {
 		err = json.Unmarshal(data, &inv)
@@ -43,13 +46,13 @@ func (n *Node) load(file string) inventory.Inventory {
 	return inv
 }
 
-func (n *Node) save(gpus, partitions inventory.Inventory) error {
-	for file, inv := range map[string]inventory.Inventory{gpusFile: gpus, partitionsFile: partitions} {
+func (i inventories) write(dir string) error {
+	for file, inv := range map[string]inventory.Inventory{gpusFile: i.gpus, partitionsFile: i.partitions} {
 		data, err := json.Marshal(inv)
 		if err != nil {
 			return err
 		}
-		if err := renameio.WriteFile(filepath.Join(n.Dir, file), data, 0o600); err != nil {
+		if err := renameio.WriteFile(filepath.Join(dir, file), data, 0o600); err != nil {
 			return err
 		}
 	}

@@ -23,17 +23,22 @@ const daemonResyncPeriod = time.Minute
 
 // DaemonWatch reports to claims what happens to their MPS daemons.
 type DaemonWatch struct {
-	Daemons mps.Dir
-	Records Lister
-	// Restarted is called for each claim of a daemon that was restarted.
-	Restarted func(claim sharing.Claim, daemon string)
-	// ServerFailed is called for each claim of a daemon of which a server has ended with an error.
-	ServerFailed func(claim sharing.Claim, daemon, what string)
-	// SingleUser is called once for each claim whose daemon cannot serve several users at the same time.
-	SingleUser func(claim sharing.Claim, daemon string)
+	Daemons  mps.Dir
+	Records  Lister
+	Reporter daemonReporter
 
 	seen   map[string]mps.State // the last look, by daemon
 	single sets.Set[types.UID]  // claims that SingleUser was called for
+}
+
+// daemonReporter reports to claims: see Reporter.
+type daemonReporter interface {
+	// DaemonRestarted is called for each claim of a daemon that was restarted.
+	DaemonRestarted(claim sharing.Claim, daemon string)
+	// ServerFailed is called for each claim of a daemon of which a server has ended with an error.
+	ServerFailed(claim sharing.Claim, daemon, what string)
+	// SingleUser is called once for each claim whose daemon cannot serve several users at the same time.
+	SingleUser(claim sharing.Claim, daemon string)
 }
 
 // Run watches until ctx ends.
@@ -84,15 +89,15 @@ func (w *DaemonWatch) look() error {
 				continue
 			}
 			if restarted {
-				w.Restarted(rec.Claim, d.ID)
+				w.Reporter.DaemonRestarted(rec.Claim, d.ID)
 			}
 			if failed {
-				w.ServerFailed(rec.Claim, d.ID, now.ServerFailure)
+				w.Reporter.ServerFailed(rec.Claim, d.ID, now.ServerFailure)
 			}
 			if now.SingleUser {
 				w.single.Insert(rec.Claim.UID)
 				if !reported.Has(rec.Claim.UID) {
-					w.SingleUser(rec.Claim, d.ID)
+					w.Reporter.SingleUser(rec.Claim, d.ID)
 				}
 			}
 		}

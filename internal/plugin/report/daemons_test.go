@@ -37,19 +37,33 @@ func recordsOf(t *testing.T, daemons map[string]string) *checkpoint.Records {
 	return records
 }
 
+// reportsOfDaemons are what is reported to claims.
+type reportsOfDaemons chan string
+
+func (r reportsOfDaemons) DaemonRestarted(claim sharing.Claim, daemon string) {
+	r <- fmt.Sprint(claim, " ", daemon)
+}
+
+func (r reportsOfDaemons) ServerFailed(claim sharing.Claim, daemon, what string) {
+	r <- fmt.Sprint(claim, " ", daemon, " ", what)
+}
+
+func (r reportsOfDaemons) SingleUser(claim sharing.Claim, daemon string) {
+	r <- fmt.Sprint(claim, " ", daemon, " single user")
+}
+
+func (r reportsOfDaemons) all() (all []string) {
+	for len(r) > 0 {
+		all = append(all, <-r)
+	}
+	return all
+}
+
 func TestDaemonRestartIsReported(t *testing.T) {
 	records := recordsOf(t, map[string]string{"a": "gpu-1", "b": "gpu-1", "c": "gpu-2", "d": "gpu-3"})
 	dir := mps.Dir(t.TempDir())
-	var told []string
-	w := &DaemonWatch{Daemons: dir, Records: records, Restarted: func(claim sharing.Claim, daemon string) {
-		told = append(told, fmt.Sprint(claim, " ", daemon))
-	}}
-	w.ServerFailed = func(claim sharing.Claim, daemon, what string) {
-		told = append(told, fmt.Sprint(claim, " ", daemon, " ", what))
-	}
-	w.SingleUser = func(claim sharing.Claim, daemon string) {
-		told = append(told, fmt.Sprint(claim, " ", daemon, " single user"))
-	}
+	reports := make(reportsOfDaemons, 10)
+	w := &DaemonWatch{Daemons: dir, Records: records, Reporter: reports}
 	for _, look := range []struct {
 		name       string
 		restarts   map[string]int
@@ -80,10 +94,10 @@ func TestDaemonRestartIsReported(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		told = nil
 		if err := w.look(); err != nil {
 			t.Fatal(err)
 		}
+		told := reports.all()
 		slices.Sort(told)
 		if got := fmt.Sprint(told); got != look.want {
 			t.Errorf("%s: got %s, want %s", look.name, got, look.want)
@@ -103,10 +117,8 @@ func (p partly) List() ([]checkpoint.Record, error) {
 func TestDaemonRestartBesideAnUnreadableRecord(t *testing.T) {
 	records := recordsOf(t, map[string]string{"a": "gpu-1"})
 	dir := mps.Dir(t.TempDir())
-	var told []string
-	w := &DaemonWatch{Daemons: dir, Records: partly{records}, Restarted: func(claim sharing.Claim, daemon string) {
-		told = append(told, fmt.Sprint(claim, " ", daemon))
-	}}
+	reports := make(reportsOfDaemons, 10)
+	w := &DaemonWatch{Daemons: dir, Records: partly{records}, Reporter: reports}
 	for restarts := range 2 {
 		if err := errors.Join(dir.Request(mps.Daemon{ID: "gpu-1"}),
 			dir.Report("gpu-1", mps.State{Ready: true, Restarts: restarts})); err != nil {
@@ -116,7 +128,7 @@ func TestDaemonRestartBesideAnUnreadableRecord(t *testing.T) {
 			t.Errorf("%d restarts: got %v", restarts, err)
 		}
 	}
-	if got := fmt.Sprint(told); got != "[ns/a gpu-1]" {
+	if got := fmt.Sprint(reports.all()); got != "[ns/a gpu-1]" {
 		t.Errorf("got %s", got)
 	}
 }
@@ -125,9 +137,8 @@ func TestDaemonRestartBesideAnUnreadableRecord(t *testing.T) {
 func TestDaemonsAreWatched(t *testing.T) {
 	records := recordsOf(t, map[string]string{"a": "gpu-1"})
 	dir := mps.Dir(filepath.Join(t.TempDir(), "mps"))
-	told := make(chan string, 10)
-	w := &DaemonWatch{Daemons: dir, Records: records,
-		SingleUser: func(_ sharing.Claim, daemon string) { told <- daemon }}
+	told := make(reportsOfDaemons, 10)
+	w := &DaemonWatch{Daemons: dir, Records: records, Reporter: told}
 	go w.Run(t.Context())
 	for range 2 {
 		err := dir.Request(mps.Daemon{ID: "gpu-1"})

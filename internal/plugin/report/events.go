@@ -168,9 +168,25 @@ func (r *Reporter) PartitionLost(claim sharing.Claim, device string, p sharing.P
 		"delete its pods, so that they get another one", r.Config.Node, device, p.Profile, p.UUID)
 }
 
-// DeviceHealth writes an event about the health of a device of the claim.
-func (r *Reporter) DeviceHealth(e event.Kind, claim sharing.Claim, text string) {
-	r.claim(e, claim, "Monitor", "node %s: %s", r.Config.Node, text)
+// Notice is news about the node or a claim.
+type Notice struct {
+	Event event.Kind
+	Text  string
+	Claim sharing.Claim // if the event is about one
+	// Conditions are those of all devices of the claim; nil: they stay.
+	Conditions []DeviceCondition
+}
+
+// Write writes the event of the notice, and the conditions.
+func (r *Reporter) Write(n Notice) {
+	if n.Claim == (sharing.Claim{}) {
+		r.Node(n.Event, n.Text)
+		return
+	}
+	r.claim(n.Event, n.Claim, "Monitor", "node %s: %s", r.Config.Node, n.Text)
+	if n.Conditions != nil {
+		r.Conditions(n.Claim, n.Conditions)
+	}
 }
 
 // Node writes an event about the node itself.

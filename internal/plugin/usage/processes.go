@@ -23,10 +23,7 @@ import (
 const processTimeout = 2 * time.Second
 
 // processes lists the processes on GPUs, and finds their containers.
-type processes struct {
-	list func(context.Context, gpu.Device) ([]gpu.Process, error)
-	proc string // the proc file system for the PIDs of list
-}
+type processes struct{ config Config }
 
 type processAnswer struct {
 	processes []gpu.Process
@@ -41,7 +38,7 @@ func (p *processes) listAll(ctx context.Context, gpus inventory.Inventory) []pro
 	var all sync.WaitGroup
 	for i, d := range gpus {
 		all.Go(func() {
-			found, err := p.list(ctx, d)
+			found, err := p.config.Processes(ctx, d)
 			if err != nil {
 				err = fmt.Errorf("%s: %w", d.Name, err)
 			}
@@ -61,7 +58,7 @@ var terminationLog = regexp.MustCompile(
 // containerOf returns the container of a process. It reads mountinfo, which needs no ptrace permission. ok is false if
 // the process is in no container, has ended, or has other mounts, as in a nested container.
 func (p *processes) containerOf(pid int) (pod types.UID, container string, ok bool, err error) {
-	data, err := os.ReadFile(filepath.Join(p.proc, strconv.Itoa(pid), "mountinfo"))
+	data, err := os.ReadFile(filepath.Join(p.config.Proc, strconv.Itoa(pid), "mountinfo"))
 	if hasEnded(err) {
 		return "", "", false, nil
 	}

@@ -116,7 +116,7 @@ func NewCollector(c Config) *Collector {
 	collector := &Collector{Config: c, pods: podCache{client: c.Client}, failures: newFailures(),
 		logged: map[string]string{}}
 	if c.Processes != nil {
-		collector.processes = &processes{list: c.Processes, proc: c.Proc}
+		collector.processes = &processes{c}
 	}
 	return collector
 }

@@ -207,7 +207,7 @@ func (o *node) process(pid int, pod, container string) {
 
 func (o *node) file(pid int, mountinfo string) {
 	o.t.Helper()
-	dir := filepath.Join(o.processes.proc, fmt.Sprint(pid))
+	dir := filepath.Join(o.processes.config.Proc, fmt.Sprint(pid))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		o.t.Fatal(err)
 	}
@@ -375,7 +375,7 @@ func TestUsage(t *testing.T) {
 		{"a proc that cannot be read", func(o *node) {
 			o.claim("a", "one", "two")
 			o.pod("p", "main=a")
-			if err := os.MkdirAll(filepath.Join(o.processes.proc, "1", "mountinfo"), 0o755); err != nil {
+			if err := os.MkdirAll(filepath.Join(o.processes.config.Proc, "1", "mountinfo"), 0o755); err != nil {
 				o.t.Fatal(err)
 			}
 			o.uses("GPU-one", gpu.Process{PID: 1, Memory: gib})
@@ -474,8 +474,8 @@ func TestUsageOfHangingGPU(t *testing.T) {
 	o := newNode(t)
 	o.claim("a", "one", "two")
 	o.pod("p", "main=a")
-	list := o.processes.list
-	o.processes.list = func(ctx context.Context, d gpu.Device) ([]gpu.Process, error) {
+	list := o.processes.config.Processes
+	o.processes.config.Processes = func(ctx context.Context, d gpu.Device) ([]gpu.Process, error) {
 		if d.Name == "one" {
 			<-ctx.Done()
 			return nil, ctx.Err()

@@ -16,46 +16,29 @@ import (
 // drainTime is how long events are not watched after the last claim of a GPU that waits for a reset has ended.
 const drainTime = 15 * time.Minute
 
-// giveWay closes NVML when people or NVIDIA's driver manager want to replace the driver, and stops watching events when
-// a GPU can be reset. m.mu is held.
-func (m *Manager) giveWay(ctx context.Context, now time.Time) {
-	if m.Hardware == nil {
-		return
-	}
+// release has NVML closed when people or NVIDIA's driver manager want to replace the driver, and stops the watching of
+// events when a GPU can be reset.
+func (m *Manager) release(ctx context.Context, now time.Time) {
 	why := m.paused
 	if until := m.closeUntil; now.Before(until) {
 		why = health.LetGoAnswer(until)
 	}
-	if why != m.letGo {
+	if why != m.released {
 		klog.FromContext(ctx).Info("NVML", "closed", why != "", "why", why)
 		if why == "" { // the driver may not be back yet
 			m.unread = "NVML is opened again"
 		}
-		m.letGo = why
-		go m.applyLetGo()
+		m.released, m.actions.Release = why, &why
 		m.taintsChanged()
 	}
-	m.Hardware.StopWatching(m.awaitingReset(now))
+	m.actions.StopWatching = m.awaitingReset(now)
 }
 
-// applyLetGo closes or opens NVML as decided last.
-func (m *Manager) applyLetGo() {
-	m.letting.Lock()
-	defer m.letting.Unlock()
-	m.mu.Lock()
-	why := m.letGo
-	m.mu.Unlock()
-	m.Hardware.LetGo(why)
-	if why == "" {
-		m.Discover()
-	}
-}
-
-// awaitingReset says which GPU can be reset now that no claim holds it; empty: none. m.mu is held.
+// awaitingReset says which GPU can be reset now that no claim holds it; empty: none.
 func (m *Manager) awaitingReset(now time.Time) string {
 	why := ""
-	for _, d := range m.look.GPUs {
-		waits := !d.Lost && m.look.Persistent && !m.look.Held(d.Name) && m.waitsForReset(d)
+	for _, d := range m.known.GPUs {
+		waits := !d.Lost && m.known.Persistent && !m.known.Held[d.UUID] && m.waitsForReset(d)
 		since, known := m.drains[d.UUID]
 		switch {
 		case !waits:
@@ -72,7 +55,7 @@ func (m *Manager) awaitingReset(now time.Time) string {
 
 func (m *Manager) waitsForReset(d gpu.Device) bool {
 	for _, c := range m.state.Of(d) {
-		if rule := m.look.Policies(c.GPU).For(c.Cause); rule.Recovery == health.RecoveryReset &&
+		if rule := m.rule(c); rule.Recovery == health.RecoveryReset &&
 			rule.Effect != health.EffectNone {
 			return true
 		}

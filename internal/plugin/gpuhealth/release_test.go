@@ -3,10 +3,7 @@
 package gpuhealth
 
 import (
-	"context"
-	"errors"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -17,13 +14,13 @@ import (
 
 const asked = "NVML is closed until 2026-11-22T12:01:00Z, as asked for"
 
-func TestLetGoOnRequest(t *testing.T) {
+func TestReleaseOnRequest(t *testing.T) {
 	n := newTestNode(t)
 	if err := health.RequestLetGo(n.Dir, start.Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	n.pass(time.Second)
-	n.eventually("NVML is closed", func() bool { return n.hw.isLetGo() == asked })
+	n.want("NVML is closed", n.released == asked)
 	const closed = "gpu-0: unmonitored=:NoSchedule\ngpu-0-mig-1g10gb-0: unmonitored=:NoSchedule\n" +
 		"gpu-0-mig-1g10gb-2: unmonitored=:NoSchedule\ngpu-1: unmonitored=:NoSchedule"
 	n.wantTaints("NVML is closed", closed)
@@ -31,12 +28,10 @@ func TestLetGoOnRequest(t *testing.T) {
 		t.Errorf("got %q, %v, want %q saved", saved.LetGo, err, asked)
 	}
 
-	hw := n.hw
 	n.restart(n.Dir, "a")
-	n.Paused(t.Context(), "")
-	n.eventually("NVML is closed before the first discovery of a new instance",
-		func() bool { return n.hw != hw && n.hw.isLetGo() == asked })
-	n.tick(t.Context())
+	n.pause("")
+	n.want("NVML is closed before the first discovery of a new instance", n.released == asked)
+	n.tick()
 	if saved, err := health.Load(n.Dir); err != nil || len(saved.GPUs) != 2 {
 		t.Errorf("got %v, %v, want two GPUs saved, which have not been discovered yet", saved.GPUs, err)
 	}
@@ -45,14 +40,10 @@ func TestLetGoOnRequest(t *testing.T) {
 	n.pass(58 * time.Second)
 	n.wantTaints("the time is not over", closed)
 	n.pass(time.Second)
-	n.eventually("NVML is opened", func() bool { return n.hw.isLetGo() == "" })
+	n.want("NVML is opened", n.released == "")
 	n.wantTaints("the time is over, and the GPUs are not read yet", closed)
-	n.eventually("the GPUs are discovered", func() bool {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		return n.discovered > 0
-	})
-	n.Unread("no driver")
+	n.want("the GPUs are discovered", n.discovered > 0)
+	n.unreadable("no driver")
 	n.pass(time.Second)
 	if saved, err := health.Load(n.Dir); err != nil || saved.GPUs[0].Unwatched != "no driver" {
 		t.Errorf("got %+v, %v, want why the GPUs are not read", saved.GPUs, err)
@@ -65,49 +56,43 @@ func TestLetGoOnRequest(t *testing.T) {
 func TestUnread(t *testing.T) {
 	n := newTestNode(t)
 	for range 2 {
-		n.Unread("NVML cannot be initialised: Driver/library version mismatch")
+		n.unreadable("NVML cannot be initialised: Driver/library version mismatch")
 		n.wantTaints("no driver", "gpu-0: unmonitored=:NoSchedule\ngpu-0-mig-1g10gb-0: unmonitored=:NoSchedule\n"+
 			"gpu-0-mig-1g10gb-2: unmonitored=:NoSchedule\ngpu-1: unmonitored=:NoSchedule")
 	}
-	if r := n.reports()[0]; r.Status != health.Unknown || !strings.Contains(r.Message, "version mismatch") {
+	if r := n.Reports()[0]; r.Status != health.Unknown || !strings.Contains(r.Message, "version mismatch") {
 		t.Errorf("got %+v, want unknown health and the reason", r)
 	}
 	n.look()
 	n.wantTaints("the driver is back", "")
 	n.pass(time.Second)
 	n.restart(n.Dir, "a")
-	n.Unread("no driver")
+	n.unreadable("no driver")
 	n.pass(time.Second)
 	if saved, err := health.Load(n.Dir); err != nil || len(saved.GPUs) != 2 || saved.GPUs[0].Unwatched != "no driver" {
 		t.Errorf("got %+v, %v, want two GPUs that are not watched", saved.GPUs, err)
 	}
 	n.look()
-	n.eventually("the devices are published each time", func() bool {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		return n.changes == 4
-	})
+	n.want("the devices are published each time", n.changes == 4)
 }
 
-// TestPaused: while NVML is closed, every discovery fails, and Looked is not called.
+// TestPaused: while NVML is closed, every discovery fails, and Discovered is not called.
 func TestPaused(t *testing.T) {
 	n := newTestNode(t)
-	n.Paused(t.Context(), "the driver is about to be replaced")
-	n.eventually("NVML is closed", func() bool { return n.hw.isLetGo() == "the driver is about to be replaced" })
+	n.pause("the driver is about to be replaced")
+	n.want("NVML is closed", n.released == "the driver is about to be replaced")
 	n.pass(time.Hour)
 	if err := health.RequestLetGo(n.Dir, n.clock.Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	n.pass(time.Second)
-	n.eventually("a person asks, too", func() bool {
-		return n.hw.isLetGo() == "NVML is closed until 2026-11-22T13:01:00Z, as asked for"
-	})
-	n.Paused(t.Context(), "")
+	n.want("a person asks, too", n.released == "NVML is closed until 2026-11-22T13:01:00Z, as asked for")
+	n.pause("")
 	if err := health.RequestLetGo(n.Dir, time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	n.pass(time.Second)
-	n.eventually("NVML is opened", func() bool { return n.hw.isLetGo() == "" })
+	n.want("NVML is opened", n.released == "")
 	n.look()
 	n.wantTaints("at the end", "")
 }
@@ -126,7 +111,7 @@ func TestStopWatching(t *testing.T) {
 		{"one that can be used until its reset", func(n *testNode) { n.answer("GPU-1", gpu.Health{RowsPending: true}) },
 			""},
 		{"one that a claim holds", func(n *testNode) {
-			n.held = []string{"gpu-1"}
+			n.held = []gpu.UUID{"GPU-1"}
 			sick(n)
 		}, ""},
 		{"one whose settings would be lost", func(n *testNode) {
@@ -152,7 +137,7 @@ func TestStopWatching(t *testing.T) {
 			sick(n)
 			n.look()
 			n.pass(time.Hour)
-			n.held = []string{"gpu-1"}
+			n.held = []gpu.UUID{"GPU-1"}
 			n.look()
 			n.held = nil
 		}, stopped},
@@ -167,8 +152,8 @@ func TestStopWatching(t *testing.T) {
 			n := newTestNode(t)
 			row.do(n)
 			n.look()
-			n.tick(t.Context())
-			if got := n.hw.stopped; got != row.want {
+			n.tick()
+			if got := n.stopped; got != row.want {
 				t.Errorf("got %q, want %q", got, row.want)
 			}
 		})
@@ -202,39 +187,6 @@ func TestClear(t *testing.T) {
 	n.wantTaints("after a restart, the cleared link is not down", "gpu-0: xid=54:NoSchedule since 0s\n"+
 		"gpu-0-mig-1g10gb-0: xid=54:NoSchedule since 0s\ngpu-0-mig-1g10gb-2: xid=54:NoSchedule since 0s\n"+
 		"gpu-1: xid=54:NoSchedule since 1s")
-}
-
-// TestRequestsAreSeenAtOnce: a request needs no discovery, also in a directory that was removed and made again. The
-// Manager ends at once.
-func TestRequestsAreSeenAtOnce(t *testing.T) {
-	n := newTestNode(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		n.Manager.Run(ctx)
-	}()
-	n.eventually("the directory is watched", func() bool {
-		n.Manager.mu.Lock()
-		defer n.Manager.mu.Unlock()
-		return n.asks != nil
-	})
-	for _, when := range []string{"a request", "one in a new directory"} {
-		if err := health.RequestClear(n.Dir, "gpu-1"); err != nil {
-			t.Fatal(err)
-		}
-		n.eventually(when, func() bool { return !health.ClearRequested(n.Dir, "gpu-1") })
-		if err := errors.Join(os.Rename(n.Dir, filepath.Join(t.TempDir(), "old")), os.Mkdir(n.Dir, 0o700)); err != nil {
-			t.Fatal(err)
-		}
-		n.Paused(t.Context(), "") // the next discovery
-	}
-	begin := time.Now()
-	cancel()
-	<-ended
-	if took := time.Since(begin); took > saveDelay/2 {
-		t.Errorf("the end took %s", took)
-	}
 }
 
 func TestForget(t *testing.T) {

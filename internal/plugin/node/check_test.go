@@ -16,7 +16,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 )
 
-func TestCheckNode(t *testing.T) {
+func TestCheck(t *testing.T) {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
 	node.Status.NodeInfo.ContainerRuntimeVersion = "containerd://1.6.8"
 	problems := func(version string) []string {
@@ -45,9 +45,9 @@ func TestCheckNode(t *testing.T) {
 			node.Status.NodeInfo.ContainerRuntimeVersion = row.version
 			var got string
 			told := recorder(func(text string) { got += text })
-			c := Config{NodeName: row.node, Client: fake.NewClientset(node.DeepCopy()), RuntimeProblems: problems}
-			c.Reporter = report.NewReporterTo(told, report.Config{Driver: driver, Node: row.node, Client: c.Client})
-			New(c).checkNode(t.Context())
+			client := fake.NewClientset(node.DeepCopy())
+			reporter := report.NewReporterTo(told, report.Config{Driver: driver, Node: row.node, Client: client})
+			check(t.Context(), client, row.node, reporter, problems)
 			if got != row.want {
 				t.Errorf("got %q, want %q", got, row.want)
 			}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpudra/gpu-dra-driver/internal/event"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/publish"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
+)
+
+// discovery is what a discovery needs to know of the state at its start. There is one at a time.
+type discovery struct {
+	first   bool // none has worked yet
+	known   inventory.Inventory
+	lacking publish.Lacking
+	blocked map[gpu.UUID]string
+}
+
+// found is what a discovery has found.
+type found struct {
+	gpu.Discovery
+	err      error   // nothing is known
+	records  records // before and after
+	known    inventory.Inventory
+	config   nodeconfig.Config
+	noConfig error                  // why there is no configuration yet
+	gpus     inventory.Inventory    // with their modes
+	pending  []report.PendingChange // of modes
+	unknown  error                  // GPUs that are left out, because their mode is not known
+	users    map[gpu.UUID]string    // programs that use a GPU
+}
+
+// discover reads the machine and its configuration. It blocks as long as a GPU does.
+func (n *Node) discover(ctx context.Context, d *discovery) *found {
+	n.send(paused(n.config.paused(ctx))) // also while NVML is closed because of it
+	before, errBefore := n.Records.List()
+	discovered, err := n.Machine.Discover(ctx)
+	if err != nil {
+		return &found{err: err}
+	}
+	after, errAfter := n.Records.List()
+	f := &found{Discovery: discovered, known: d.known, users: map[gpu.UUID]string{},
+		records: newRecords(n.BootID, before, after, errors.Join(errBefore, errAfter))}
+	if d.first {
+		f.known = saved(n.Dir)
+	}
+	gpus := f.known.GPUs()
+	all := withProduct(inventory.New(f.Devices), f.known).Retain(gpus, f.records.touches)
+	f.config, f.noConfig = n.config.current(ctx)
+	if f.noConfig == nil {
+		n.config.logUnmatched(ctx, f.config, all)
+		f.gpus, f.pending = assignModes(all, gpus, f.records,
+			func(d0 gpu.Device) gpu.Use { return d.lacking.Limit(d0, f.config.For(d0)) })
+	} else if f.gpus, f.unknown = withKnownModes(all, gpus); f.unknown != nil && len(f.gpus) == 0 {
+		f.err, f.unknown = f.noConfig, nil
+		return f
+	}
+	for _, g := range f.gpus {
+		if n.FindUsers && changesMode(g) && d.blocked[g.UUID] == "" && !f.records.touches(g.Name) {
+			f.users[g.UUID] = n.usedBy(ctx, g)
+		}
+	}
+	return f
+}
+
+// withProduct keeps the known product and topology of GPUs in MIG mode: NVML reports less of them in this mode, and
+// NVLink is off.
+func withProduct(gpus, known inventory.Inventory) inventory.Inventory {
+	gpus = slices.Clone(gpus)
+	for i, d := range gpus {
+		if before, ok := known.FindUUID(d.UUID); ok && d.MIG.Enabled && !d.Lost &&
+			before.Product != (gpu.Product{}) { // of a GPU that was lost at the first discovery, nothing is known
+			gpus[i].Product, gpus[i].Topology = before.Product, before.Topology
+			gpus[i].Product.PeakCompute = cmp.Or(before.Product.PeakCompute, d.Product.PeakCompute)
+		}
+	}
+	return gpus
+}
+
+// withRemoved marks removed partitions of claims as lost. They cannot be allocated, but their claims can still be
+// released.
+func withRemoved(inv inventory.Inventory, all []removedPartition) inventory.Inventory {
+	for i, d := range inv {
+		if slices.ContainsFunc(all, func(p removedPartition) bool { return p.device == d.Name }) {
+			inv[i].Lost = true
+		}
+	}
+	return inv
+}
+
+// withoutTransientState clears the fields that change with every claim, so that they do not make inventories differ.
+func withoutTransientState(inv inventory.Inventory) inventory.Inventory {
+	inv = slices.Clone(inv)
+	for i := range inv {
+		inv[i].MIG.Enabled, inv[i].MIG.Instances, inv[i].ComputeMode = false, nil, ""
+	}
+	return inv
+}
+
+// report logs and reports changes of GPUs, and removed partitions of claims.
+func (s *state) report(ctx context.Context, before inventory.Inventory, removed []removedPartition, a *Actions) {
+	logger := klog.FromContext(ctx)
+	gpus := s.known.GPUs()
+	logger.Info("Devices discovered", "gpus", len(gpus), "partitions", len(s.known)-len(gpus))
+	for _, d := range gpus {
+		old, known := before.Find(d.Name)
+		reportGPU(logger.WithValues("device", d.Name, "uuid", d.UUID), d, old, known, a)
+	}
+	for _, d := range before.GPUs() {
+		if _, ok := s.known.Find(d.Name); !ok {
+			logger.Info("GPU gone", "device", d.Name, "uuid", d.UUID)
+		}
+	}
+	for _, p := range removed {
+		if old, _ := before.Find(p.device); !old.Lost {
+			logger.Info("Partition of a claim was removed", "device", p.device, "uuid", p.partition.UUID, "claim",
+				p.claim)
+			a.Removed = append(a.Removed, p)
+		}
+	}
+}
+
+// notice adds news about the node.
+func (a *Actions) notice(e event.Kind, text string) {
+	a.Notices = append(a.Notices, report.Notice{Event: e, Text: text})
+}
+
+func reportGPU(logger klog.Logger, d, old gpu.Device, known bool, a *Actions) {
+	switch {
+	case d.MovedTo != "" && old.MovedTo == "":
+		logger.Info("GPU has another place on the PCI bus", "now", d.MovedTo)
+		a.notice(report.Events.GPULost, fmt.Sprintf("GPU %s (%s, %s) has another place on the PCI bus: its "+
+			"name is %s now. Pods with claims for %s cannot use it any more: delete them", d.Name, d.Product.Name,
+			old.UUID, d.MovedTo, d.Name))
+	case d.Lost && !old.Lost:
+		logger.Info("GPU lost")
+		a.notice(report.Events.GPULost, fmt.Sprintf("GPU %s (%s, %s) does not answer any more", d.Name,
+			d.Product.Name, d.UUID))
+	case !d.Lost && (!known || old.Lost):
+		logger.Info("GPU found", "product", d.Product.Name, "mode", d.Use.String())
+	}
+	if known && old.Use != d.Use {
+		logger.Info("Mode of GPU changed", "from", old.Use.String(), "to", d.Use.String())
+		a.notice(report.Events.ModeChanged, fmt.Sprintf("GPU %s (%s) changed from %s to %s", d.Name, d.UUID,
+			old.Use, d.Use))
+	}
+	if d.Blocked != "" && old.Blocked == "" {
+		what := "cannot be partitioned"
+		if d.MIG.Enabled {
+			what = "cannot be made whole again"
+		}
+		logger.Info("GPU "+what, "why", d.Blocked)
+		a.notice(report.Events.MIGBlocked, fmt.Sprintf("GPU %s (%s) %s: %s", d.Name, d.UUID, what, d.Blocked))
+	}
+	if unusable(d) && !unusable(old) {
+		logger.Info("GPU is in MIG mode and offered with partitions: none, so nobody can have it: " +
+			"switch MIG mode off, or offer its partitions")
+	}
+}
+
+// unusable reports whether the GPU can be allocated neither as a whole nor in partitions.
+func unusable(d gpu.Device) bool { return d.MIG.Enabled && d.Use.Partitions == gpu.PartitionsNone }

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"reflect"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/gpuhealth"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/publish"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+const (
+	// retryPeriod is the time between attempts while discovery fails.
+	retryPeriod = 2 * time.Second
+	// discoveryPeriod is the time between two discoveries.
+	discoveryPeriod = 10 * time.Second
+	// tolerated is how many discoveries in a row may fail before new claims are kept away.
+	tolerated = 2
+	// resumePeriod is the minimum time between repairs of changed GPU settings, so that a repair that fails is not
+	// retried at every discovery.
+	resumePeriod = time.Minute
+)
+
+// The events of the loop. Others are gpu.Event, of a GPU; publish.Lacking, what the API server lacks from now on; and
+// *found, what a discovery has found.
+type (
+	tick        struct{} // the time of Actions.Wake has come
+	discoverNow struct{} // the GPUs should be read at once
+	paused      string   // a discovery begins, and why the driver is about to be replaced; empty: it is not
+	serving     struct{} // this instance serves the kubelet
+	registered  struct{} // a kubelet has registered the plugin
+	requested   struct{} // people have asked for something
+	modeSet     struct { // a claim has changed the MIG mode of a GPU, or could not
+		gpu gpu.UUID
+		err error
+	}
+)
+
+// Actions are what follows from an event. They are done in the order of the fields.
+type Actions struct {
+	Snapshot *snapshot // for other goroutines; nil: as before
+	Reports  bool      // of which the reports for the kubelet have changed
+
+	Save    *inventories // before a device is published that would be forgotten when it is lost
+	Stale   bool         // publish the devices even if they are the same
+	Publish *inventory.Inventory
+
+	Recheck      []gpu.UUID // GPUs that the next discovery asks for their health
+	StopWatching string     // why no events are to be watched; empty: they are
+	Release      *string    // why NVML is to be closed; "": it can be opened; nil: nothing has changed
+
+	Metrics metrics
+	Notices []report.Notice
+	Removed []removedPartition // to be reported
+
+	Waiting error // what the node waits for
+	Ready   bool  // it waits for nothing any more
+	Resume  bool  // the hardware state of claims may have to be restored
+
+	Discover   *discovery // to be started
+	SaveHealth bool
+	Wake       time.Time // of the next tick; zero: none is needed
+}
+
+// metrics are new values of metrics; nil: as before.
+type metrics struct {
+	answered  map[gpu.UUID]time.Time
+	states    map[gpu.UUID]report.GPUState
+	pending   *[]report.PendingChange
+	published inventory.Inventory
+}
+
+func (m metrics) set(all *report.Metrics, node string) {
+	if m.answered != nil {
+		all.Looked(m.answered)
+	}
+	if m.states != nil {
+		all.GPUStates(m.states)
+	}
+	if m.pending != nil {
+		all.PendingChanges(*m.pending)
+	}
+	if m.published != nil {
+		all.Published(m.published.Pools(node))
+	}
+}
+
+// state is what the loop knows.
+type state struct {
+	dir, bootID string
+	health      *gpuhealth.Manager
+	lacking     publish.Lacking
+
+	devices   *inventory.Inventory // available to claims; nil: nothing is known yet
+	former    *inventory.Inventory // of the previous instance, published while nothing can be read
+	published inventory.Inventory  // devices with their taints
+	known     inventory.Inventory  // all GPUs of the last discovery, and the available partitions
+	blocked   blockedGPUs
+	used      map[gpu.UUID]bool // by programs that belong to no claim, at the last discovery; nil: there was none
+	pending   []report.PendingChange
+	failed    int               // discoveries in a row
+	resumed   time.Time         // when claims were last resumed
+	logged    map[string]string // the last problem logged of each kind, so that it is logged once
+
+	serving     bool
+	discovering bool
+	asked       bool      // for a discovery at once, or after the one under way
+	due         time.Time // the next discovery
+	saveAt      time.Time // when the health is to be saved; zero: nothing has changed
+}
+
+func newState(c Config) *state {
+	return &state{dir: c.Dir, bootID: c.BootID, blocked: blockedGPUs{}, logged: map[string]string{},
+		health: gpuhealth.New(gpuhealth.Config{Dir: c.Dir, BootID: c.BootID, Records: c.Records})}
+}
+
+// step takes an event, and returns what follows from it. It reads the plugin's directory, and changes nothing outside
+// the state.
+func (s *state) step(ctx context.Context, at gpuhealth.Moment, event any) Actions {
+	var a Actions
+	switch e := event.(type) {
+	case tick:
+		if s.serving && !s.saveAt.IsZero() && !at.Now.Before(s.saveAt) {
+			s.saveAt = time.Time{}
+			s.health.Tick(ctx, at)
+		}
+	case requested:
+		s.health.Tick(ctx, at)
+	case serving:
+		s.serving = true
+		s.health.Tick(ctx, at)
+	case discoverNow:
+		s.asked = true
+	case gpu.Event:
+		s.health.Occurred(ctx, e)
+	case paused:
+		s.health.Paused(ctx, at, string(e))
+	case modeSet:
+		s.blocked.note(at.Now, e.gpu, e.err)
+	case publish.Lacking:
+		s.lacking, s.asked = e, true
+	case registered:
+		a.Stale = true
+		s.publish(&a)
+	case *found:
+		s.discovering = false
+		s.due = at.Now.Add(s.discovered(ctx, at, e, &a))
+	}
+	s.follow(at.Now, s.health.Actions(), &a)
+	if !s.discovering && (s.asked || !at.Now.Before(s.due)) {
+		s.discovering, s.asked = true, false
+		a.Discover = &discovery{first: s.devices == nil, known: s.known, lacking: s.lacking,
+			blocked: s.blocked.all(at.Now)}
+	}
+	if !s.discovering {
+		a.Wake = s.due
+	}
+	if s.serving && !s.saveAt.IsZero() && (a.Wake.IsZero() || s.saveAt.Before(a.Wake)) {
+		a.Wake = s.saveAt
+	}
+	return a
+}
+
+// follow adds what follows for the health of GPUs.
+func (s *state) follow(now time.Time, h gpuhealth.Actions, a *Actions) {
+	if h.Changed {
+		a.Reports = true
+		s.publish(a)
+	}
+	if a.Reports || a.Snapshot != nil {
+		a.Snapshot = &snapshot{devices: s.devices, reports: s.health.Reports()}
+		a.Metrics.states = s.health.States()
+	}
+	a.Notices = append(a.Notices, h.Notices...)
+	a.Recheck, a.StopWatching, a.Release, a.SaveHealth = h.Recheck, h.StopWatching, h.Release, h.Save
+	s.asked = s.asked || h.Discover
+	if h.SaveSoon && s.saveAt.IsZero() {
+		s.saveAt = now.Add(gpuhealth.SaveDelay)
+	}
+}
+
+// publish publishes the devices with their current taints. The same ones as before are known to be equal, without a
+// look at the devices.
+func (s *state) publish(a *Actions) {
+	devices := cmp.Or(s.devices, s.former)
+	if devices == nil {
+		return
+	}
+	if annotated := s.health.Annotate(*devices); !reflect.DeepEqual(annotated, s.published) {
+		s.published, a.Metrics.published = annotated, annotated
+	}
+	a.Publish = &s.published
+}
+
+// discovered takes the result of a discovery, and returns the time until the next one. The last inventory stays valid
+// if it has failed.
+func (s *state) discovered(ctx context.Context, at gpuhealth.Moment, e *found, a *Actions) time.Duration {
+	a.Metrics.answered = e.Answered
+	s.logOnce(ctx, "GPU cannot be read, it counts as lost", errors.Join(e.Broken...))
+	s.logOnce(ctx, "Records cannot be read, every known device counts as held", e.records.incomplete)
+	s.logOnce(ctx, "GPU left out: without a node configuration nobody knows how it may be used", e.unknown)
+	if e.err == nil {
+		s.failed = 0
+		s.take(ctx, at, e, a)
+		s.publish(a)
+		return discoveryPeriod
+	}
+	s.logOnce(ctx, "Machine cannot be read", e.err)
+	if s.failed++; s.failed >= tolerated {
+		s.unread(e.err, a)
+	}
+	if s.devices != nil {
+		return discoveryPeriod
+	}
+	a.Waiting = e.err
+	return retryPeriod
+}
+
+// unread keeps new claims away from the GPUs, of which nothing is known. The slices of a previous instance may still
+// offer them.
+func (s *state) unread(err error, a *Actions) {
+	s.health.Unread(err.Error())
+	if s.devices != nil || s.former != nil {
+		return
+	}
+	if former := saved(s.dir); len(former) > 0 {
+		s.former = &former
+		s.publish(a)
+	}
+}
+
+// take takes the result of a discovery that has worked.
+func (s *state) take(ctx context.Context, at gpuhealth.Moment, e *found, a *Actions) {
+	if e.noConfig == nil {
+		s.reportPending(ctx, e.pending, a)
+	}
+	r, before, first := e.records, e.known, s.devices == nil
+	gpus := s.block(at.Now, e)
+	removed := r.removed(gpus)
+	heldBefore := slices.DeleteFunc(slices.Clone(before), func(d gpu.Device) bool { return !r.holds(d.Name) })
+	devices := withoutTransientState(withRemoved(gpus.WithPartitions(r.own).Retain(heldBefore, r.holds), removed))
+	same := !first && reflect.DeepEqual(*s.devices, devices)
+	s.devices, a.Snapshot = &devices, &snapshot{}
+	known := gpuhealth.Known{Discovery: e.Discovery, GPUs: gpus, Published: devices, Held: map[gpu.UUID]bool{},
+		Untainted: s.lacking.Taints()}
+	for _, d := range gpus {
+		known.Held[d.UUID] = r.touches(d.Name)
+	}
+	if e.noConfig == nil {
+		known.Policies = policies(e.config, gpus)
+	}
+	s.health.Discovered(ctx, at, known)
+
+	partitions := slices.DeleteFunc(slices.Clone(devices), func(d gpu.Device) bool { return d.Partition == nil })
+	s.known = append(slices.Clone(gpus), partitions...)
+	if same {
+		s.repairSettings(ctx, at.Now, gpus, r, a)
+		return
+	}
+	s.report(ctx, before, removed, a)
+	a.Save, a.Ready = &inventories{gpus, partitions}, first
+	s.resumed, a.Resume = at.Now, true
+}
+
+// repairSettings resumes claims whose GPU does not have the compute mode that they need: the GPU was reset, or the mode
+// was changed by hand.
+func (s *state) repairSettings(ctx context.Context, now time.Time, gpus inventory.Inventory, r records, a *Actions) {
+	if now.Sub(s.resumed) < resumePeriod {
+		return
+	}
+	holders := sharing.InPlace(r.holders(), gpus)
+	for _, d := range gpus {
+		want := sharing.State(d.UUID, holders, gpus).Settings
+		if d.Lost || want == nil || want.Mode == d.ComputeMode {
+			continue
+		}
+		klog.FromContext(ctx).Info("GPU has not the compute mode that its claims need: they are brought right",
+			"device", d.Name, "uuid", d.UUID, "has", d.ComputeMode, "want", want.Mode)
+		s.resumed, a.Resume = now, true
+		return
+	}
+}
+
+// logOnce logs a problem unless it is the last one logged of its kind; nil: there is none.
+func (s *state) logOnce(ctx context.Context, what string, err error) {
+	if err == nil || err.Error() == s.logged[what] {
+		return
+	}
+	s.logged[what] = err.Error()
+	klog.FromContext(ctx).Error(err, what)
+}

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/gpuhealth"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/health"
+)
+
+// eventually waits for what the loop does.
+func (l *testNode) eventually(what string, is func() bool) {
+	l.Helper()
+	for deadline := time.Now().Add(5 * time.Minute); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			l.Fatalf("%s: not so after 5 min", what)
+		}
+	}
+}
+
+// run runs the loop until stop.
+func (l *testNode) run(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		l.Node.Run(ctx)
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
+}
+
+// discovered returns the number of discoveries.
+func (l *testNode) discovered() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.discoveries
+}
+
+// A new driver is discovered when its files change, not only at the next discovery.
+func TestANewDriverIsDiscoveredAtOnce(t *testing.T) {
+	l := newTestNode(t)
+	l.library = t.TempDir()
+	defer l.run(t.Context())()
+	l.eventually("the first discovery", func() bool { return l.discovered() > 0 })
+	l.changed.Store(true)
+	for end := time.Now().Add(discoveryPeriod / 2); l.discovered() < 2; { // the first file may come before the watch
+		if err := os.WriteFile(filepath.Join(l.library, "libnvidia-ml.so.1"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(100 * time.Millisecond)
+		if time.Now().After(end) {
+			t.Fatal("the new driver is not discovered")
+		}
+	}
+}
+
+// A discovery that is asked for while one is under way follows it at once. Meanwhile events are handled.
+func TestADiscoveryFollowsAnother(t *testing.T) {
+	l := newTestNode(t)
+	ctx := t.Context()
+	if l.turn(ctx, tick{}) == nil {
+		t.Fatal("the first tick starts no discovery")
+	}
+	for range 3 {
+		if l.turn(ctx, discoverNow{}) != nil {
+			t.Error("two discoveries at a time")
+		}
+	}
+	l.turn(ctx, gpu.Event{GPU: "GPU-1", Kind: gpu.EventXID, XID: 48, At: time.Now()})
+	if l.turn(ctx, &found{Discovery: gpu.Discovery{Devices: l.devices}, gpus: l.devices}) == nil {
+		t.Error("the discovery that was asked for does not begin")
+	}
+	if got, want := fmt.Sprint(taintsOf(l.published)), "[gpu-1 gpu.nvidia.com/xid NoSchedule]"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if l.turn(ctx, &found{Discovery: gpu.Discovery{Devices: l.devices}, gpus: l.devices}) != nil {
+		t.Error("a third discovery begins")
+	}
+}
+
+// TestRequestsAreSeenAtOnce: a request needs no discovery, also in a directory that was removed and made again. The
+// loop ends at once.
+func TestRequestsAreSeenAtOnce(t *testing.T) {
+	l := newTestNode(t)
+	stop := l.run(t.Context())
+	<-l.Ready()
+	l.Serving()
+	l.eventually("events are watched", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.occurred != nil
+	})
+	for _, when := range []string{"a request", "one in a new directory"} {
+		if err := health.RequestClear(l.Dir, "gpu-1"); err != nil {
+			t.Fatal(err)
+		}
+		l.eventually(when, func() bool { return !health.ClearRequested(l.Dir, "gpu-1") })
+		if err := errors.Join(os.Rename(l.Dir, filepath.Join(t.TempDir(), "old")), os.Mkdir(l.Dir, 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		before := l.discovered()
+		l.send(discoverNow{})
+		l.eventually("the next discovery", func() bool { return l.discovered() > before })
+	}
+	begin := time.Now()
+	stop()
+	if took := time.Since(begin); took > gpuhealth.SaveDelay/2 {
+		t.Errorf("the end took %s", took)
+	}
+}
+
+// TestHealthIsSaved: the loop saves what it knows of sick GPUs SaveDelay after a change, from when the instance serves
+// the kubelet.
+func TestHealthIsSaved(t *testing.T) {
+	l := newTestNode(t)
+	ctx := t.Context()
+	if err := l.look(); err != nil {
+		t.Fatal(err)
+	}
+	xid := gpu.Event{GPU: "GPU-1", Kind: gpu.EventXID, XID: 48, At: time.Now()}
+	saved := func() string {
+		s, err := health.Load(l.Dir)
+		return fmt.Sprint(len(s.Conditions), " ", err)
+	}
+	l.turn(ctx, xid)
+	l.state.saveAt = time.Now()
+	l.turn(ctx, tick{})
+	if got := saved(); got != "0 <nil>" {
+		t.Errorf("before it serves: got %s conditions, want none saved", got)
+	}
+	l.turn(ctx, serving{})
+	if got := saved(); got != "1 <nil>" {
+		t.Errorf("when it serves: got %s conditions, want 1", got)
+	}
+	xid.GPU = "GPU-0"
+	l.turn(ctx, xid)
+	if got := saved(); got != "1 <nil>" {
+		t.Errorf("at once: got %s conditions, want 1", got)
+	}
+	if l.wake.IsZero() || time.Until(l.wake) > gpuhealth.SaveDelay {
+		t.Errorf("the next tick is at %s, want it within %s", l.wake, gpuhealth.SaveDelay)
+	}
+	l.state.saveAt = time.Now()
+	l.turn(ctx, tick{})
+	if got := saved(); got != "2 <nil>" {
+		t.Errorf("at the next tick: got %s conditions, want 2", got)
+	}
+}
+
+// TestServe: reports are sent at once, when something changes, and often enough for a kubelet that forgets them.
+func TestServe(t *testing.T) {
+	n := newTestNode(t) // its Reporter has goroutines that outlive the bubble
+	if err := n.look(); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		n.snapshot.Store(&snapshot{reports: n.state.health.Reports(), changed: make(chan struct{})}) // of the bubble
+		var sent []string
+		ctx, cancel := context.WithCancel(t.Context())
+		served := make(chan struct{})
+		go func() {
+			defer close(served)
+			n.ServeHealth(ctx, func(all []health.Report) bool {
+				sent = append(sent, fmt.Sprintf("%s %s", time.Since(began), all[1].Status))
+				return true
+			})
+		}()
+		synctest.Wait()
+		time.Sleep(2 * time.Second)
+		for range 1000 {
+			n.turn(ctx, gpu.Event{GPU: "GPU-1", Kind: gpu.EventXID, XID: 48, At: time.Now()})
+		}
+		synctest.Wait()
+		time.Sleep(11 * time.Second)
+		n.alone.Store(false)
+		time.Sleep(15 * time.Second)
+		n.alone.Store(true)
+		time.Sleep(25 * time.Second)
+		cancel()
+		<-served
+		const want = "0s Healthy; 2s Unhealthy; 12s Unhealthy; 22s Unhealthy; 27s Unhealthy; 32s Unhealthy; " +
+			"37s Unhealthy; 47s Unhealthy"
+		if got := strings.Join(sent, "; "); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	})
+}
+
+func TestServeEndsWithItsReceiver(t *testing.T) {
+	n := newTestNode(t)
+	calls := 0
+	n.ServeHealth(t.Context(), func([]health.Report) bool {
+		calls++
+		return false
+	})
+	if calls != 1 {
+		t.Errorf("got %d calls, want 1", calls)
+	}
+}
+
+// TestTogether calls everything at once, for the race detector.
+func TestTogether(t *testing.T) {
+	l := newTestNode(t)
+	l.hold("a", "gpu-1")
+	ctx, cancel := context.WithCancel(t.Context())
+	stop := l.run(ctx)
+	<-l.Ready()
+	l.Serving()
+	var all sync.WaitGroup
+	for range 3 {
+		all.Go(func() { l.ServeHealth(ctx, func([]health.Report) bool { return true }) })
+	}
+	l.eventually("events are watched", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.occurred != nil
+	})
+	all.Go(func() {
+		for i := range uint64(2000) {
+			l.occurred(gpu.Event{GPU: "GPU-1", Kind: gpu.EventXID, XID: i % 50, At: time.Now()})
+		}
+	})
+	all.Go(func() {
+		for range 200 {
+			l.send(discoverNow{})
+			l.send(paused(""))
+			l.Registered()
+			if _, err := l.Devices(); err != nil || len(l.Inventory()) != 2 {
+				t.Errorf("got %v, %d devices, want 2", err, len(l.Inventory()))
+			}
+		}
+	})
+	if err := health.RequestClear(l.Dir, "gpu-1"); err != nil {
+		t.Error(err)
+	}
+	l.eventually("the request is done", func() bool { return !health.ClearRequested(l.Dir, "gpu-1") })
+	cancel()
+	all.Wait()
+	stop()
+	if _, err := health.Load(l.Dir); err != nil {
+		t.Error(err)
+	}
+}
