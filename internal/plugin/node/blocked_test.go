@@ -21,7 +21,7 @@ func TestBlockedByPrograms(t *testing.T) {
 	c := l.Config
 	c.FindUsers, l.users = true, users
 	l.restart(c)
-	looks := func(when, want string) {
+	discovered := func(when, want string) {
 		t.Helper()
 		if err := l.look(); err != nil {
 			t.Fatal(err)
@@ -37,31 +37,31 @@ func TestBlockedByPrograms(t *testing.T) {
 		}
 	}
 	const first, second = "gpu-0-mig-1g10gb-0: used by exporter", "gpu-1-mig-1g10gb-0: used by server"
-	looks("the first look", first)
+	discovered("the first discovery", first)
 	users["GPU-1"] = "server"
-	looks("a program begins", first)
-	looks("it goes on", second+"; "+first)
+	discovered("a program begins", first)
+	discovered("it goes on", second+"; "+first)
 	users["GPU-1"] = "server other"
-	looks("another one begins", second+"; "+first)
+	discovered("another one begins", second+"; "+first)
 	delete(users, "GPU-1")
-	looks("both end", first)
+	discovered("both end", first)
 
 	rec := l.hold("c", "gpu-1")
 	users["GPU-1"] = "server"
-	looks("a program of a claim", first)
+	discovered("a program of a claim", first)
 	if err := l.records.Delete(rec); err != nil {
 		t.Fatal(err)
 	}
-	looks("the claim has ended, its program has not", first)
-	looks("it does not end", second+"; "+first)
+	discovered("the claim has ended, its program has not", first)
+	discovered("it does not end", second+"; "+first)
 
 	// A change of MIG mode that has failed blocks the GPU for a while, and then the program does, without a pause.
 	delete(users, "GPU-1")
-	looks("it ends", first)
+	discovered("it ends", first)
 	l.turn(t.Context(), modeSet{"GPU-1", gpu.ErrBusy})
 	busy := "gpu-1-mig-1g10gb-0: " + gpu.ErrBusy.Error()
-	looks("a change has failed", busy+"; "+first)
+	discovered("a change has failed", busy+"; "+first)
 	users["GPU-1"] = "exporter"
 	l.turn(t.Context(), modeSet{"GPU-1", nil})
-	looks("the failure is forgotten, and a program is there", busy+"; "+first)
+	discovered("the failure is forgotten, and a program is there", busy+"; "+first)
 }

@@ -109,7 +109,7 @@ func withoutTransientState(inv inventory.Inventory) inventory.Inventory {
 }
 
 // report logs and reports changes of GPUs, and removed partitions of claims.
-func (s *state) report(ctx context.Context, before inventory.Inventory, removed []removedPartition, a *Actions) {
+func (s *state) report(ctx context.Context, before inventory.Inventory, removed []removedPartition, a *actions) {
 	logger := klog.FromContext(ctx)
 	gpus := s.known.GPUs()
 	logger.Info("Devices discovered", "gpus", len(gpus), "partitions", len(s.known)-len(gpus))
@@ -132,11 +132,11 @@ func (s *state) report(ctx context.Context, before inventory.Inventory, removed 
 }
 
 // notice adds news about the node.
-func (a *Actions) notice(e event.Kind, text string) {
+func (a *actions) notice(e event.Kind, text string) {
 	a.Notices = append(a.Notices, report.Notice{Event: e, Text: text})
 }
 
-func reportGPU(logger klog.Logger, d, old gpu.Device, known bool, a *Actions) {
+func reportGPU(logger klog.Logger, d, old gpu.Device, known bool, a *actions) {
 	switch {
 	case d.MovedTo != "" && old.MovedTo == "":
 		logger.Info("GPU has another place on the PCI bus", "now", d.MovedTo)

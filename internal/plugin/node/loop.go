@@ -35,7 +35,7 @@ const (
 // The events of the loop. Others are gpu.Event, of a GPU; publish.Lacking, what the API server lacks from now on; and
 // *found, what a discovery has found.
 type (
-	tick        struct{} // the time of Actions.Wake has come
+	tick        struct{} // the time of actions.Wake has come
 	discoverNow struct{} // the GPUs should be read at once
 	paused      string   // a discovery begins, and why the driver is about to be replaced; empty: it is not
 	serving     struct{} // this instance serves the kubelet
@@ -47,10 +47,9 @@ type (
 	}
 )
 
-// Actions are what follows from an event. They are done in the order of the fields.
-type Actions struct {
+// actions are what follows from an event. They are done in the order of the fields: see Node.do.
+type actions struct {
 	Snapshot *snapshot // for other goroutines; nil: as before
-	Reports  bool      // of which the reports for the kubelet have changed
 
 	Save    *inventories // before a device is published that would be forgotten when it is lost
 	Stale   bool         // publish the devices even if they are the same
@@ -83,7 +82,7 @@ type metrics struct {
 
 func (m metrics) set(all *report.Metrics, node string) {
 	if m.answered != nil {
-		all.Looked(m.answered)
+		all.Answered(m.answered)
 	}
 	if m.states != nil {
 		all.GPUStates(m.states)
@@ -105,6 +104,7 @@ type state struct {
 	devices   *inventory.Inventory // available to claims; nil: nothing is known yet
 	former    *inventory.Inventory // of the previous instance, published while nothing can be read
 	published inventory.Inventory  // devices with their taints
+	changed   chan struct{}        // of the last snapshot
 	known     inventory.Inventory  // all GPUs of the last discovery, and the available partitions
 	blocked   blockedGPUs
 	used      map[gpu.UUID]bool // by programs that belong to no claim, at the last discovery; nil: there was none
@@ -122,13 +122,14 @@ type state struct {
 
 func newState(c Config) *state {
 	return &state{dir: c.Dir, bootID: c.BootID, blocked: blockedGPUs{}, logged: map[string]string{},
-		health: gpuhealth.New(gpuhealth.Config{Dir: c.Dir, BootID: c.BootID, Records: c.Records})}
+		changed: make(chan struct{}),
+		health:  gpuhealth.New(gpuhealth.Config{Dir: c.Dir, BootID: c.BootID, Records: c.Records})}
 }
 
-// step takes an event, and returns what follows from it. It reads the plugin's directory, and changes nothing outside
-// the state.
-func (s *state) step(ctx context.Context, at gpuhealth.Moment, event any) Actions {
-	var a Actions
+// step takes an event, and returns what follows from it. It reads the plugin's directory. Outside the state it changes
+// only one thing: it removes the requests of people that it takes from there.
+func (s *state) step(ctx context.Context, at gpuhealth.Moment, event any) actions {
+	var a actions
 	switch e := event.(type) {
 	case tick:
 		if s.serving && !s.saveAt.IsZero() && !at.Now.Before(s.saveAt) {
@@ -173,14 +174,13 @@ func (s *state) step(ctx context.Context, at gpuhealth.Moment, event any) Action
 }
 
 // follow adds what follows for the health of GPUs.
-func (s *state) follow(now time.Time, h gpuhealth.Actions, a *Actions) {
+func (s *state) follow(now time.Time, h gpuhealth.Actions, a *actions) {
 	if h.Changed {
-		a.Reports = true
+		s.changed = make(chan struct{})
 		s.publish(a)
 	}
-	if a.Reports || a.Snapshot != nil {
-		a.Snapshot = &snapshot{devices: s.devices, reports: s.health.Reports()}
-		a.Metrics.states = s.health.States()
+	if h.Changed || a.Snapshot != nil {
+		a.Snapshot, a.Metrics.states = s.snapshot(), s.health.States()
 	}
 	a.Notices = append(a.Notices, h.Notices...)
 	a.Recheck, a.StopWatching, a.Release, a.SaveHealth = h.Recheck, h.StopWatching, h.Release, h.Save
@@ -190,9 +190,11 @@ func (s *state) follow(now time.Time, h gpuhealth.Actions, a *Actions) {
 	}
 }
 
+func (s *state) snapshot() *snapshot { return &snapshot{s.devices, s.health.Reports(), s.changed} }
+
 // publish publishes the devices with their current taints. The same ones as before are known to be equal, without a
 // look at the devices.
-func (s *state) publish(a *Actions) {
+func (s *state) publish(a *actions) {
 	devices := cmp.Or(s.devices, s.former)
 	if devices == nil {
 		return
@@ -205,7 +207,7 @@ func (s *state) publish(a *Actions) {
 
 // discovered takes the result of a discovery, and returns the time until the next one. The last inventory stays valid
 // if it has failed.
-func (s *state) discovered(ctx context.Context, at gpuhealth.Moment, e *found, a *Actions) time.Duration {
+func (s *state) discovered(ctx context.Context, at gpuhealth.Moment, e *found, a *actions) time.Duration {
 	a.Metrics.answered = e.Answered
 	s.logOnce(ctx, "GPU cannot be read, it counts as lost", errors.Join(e.Broken...))
 	s.logOnce(ctx, "Records cannot be read, every known device counts as held", e.records.incomplete)
@@ -229,7 +231,7 @@ func (s *state) discovered(ctx context.Context, at gpuhealth.Moment, e *found, a
 
 // unread keeps new claims away from the GPUs, of which nothing is known. The slices of a previous instance may still
 // offer them.
-func (s *state) unread(err error, a *Actions) {
+func (s *state) unread(err error, a *actions) {
 	s.health.Unread(err.Error())
 	if s.devices != nil || s.former != nil {
 		return
@@ -241,7 +243,7 @@ func (s *state) unread(err error, a *Actions) {
 }
 
 // take takes the result of a discovery that has worked.
-func (s *state) take(ctx context.Context, at gpuhealth.Moment, e *found, a *Actions) {
+func (s *state) take(ctx context.Context, at gpuhealth.Moment, e *found, a *actions) {
 	if e.noConfig == nil {
 		s.reportPending(ctx, e.pending, a)
 	}
@@ -275,7 +277,7 @@ func (s *state) take(ctx context.Context, at gpuhealth.Moment, e *found, a *Acti
 
 // repairSettings resumes claims whose GPU does not have the compute mode that they need: the GPU was reset, or the mode
 // was changed by hand.
-func (s *state) repairSettings(ctx context.Context, now time.Time, gpus inventory.Inventory, r records, a *Actions) {
+func (s *state) repairSettings(ctx context.Context, now time.Time, gpus inventory.Inventory, r records, a *actions) {
 	if now.Sub(s.resumed) < resumePeriod {
 		return
 	}

@@ -169,7 +169,8 @@ func TestServe(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
-		n.snapshot.Store(&snapshot{reports: n.state.health.Reports(), changed: make(chan struct{})}) // of the bubble
+		n.state.changed = make(chan struct{}) // of the bubble
+		n.snapshot.Store(n.state.snapshot())
 		var sent []string
 		ctx, cancel := context.WithCancel(t.Context())
 		served := make(chan struct{})

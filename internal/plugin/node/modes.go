@@ -77,7 +77,7 @@ func withKnownModes(found, known inventory.Inventory) (inventory.Inventory, erro
 }
 
 // reportPending reports the pending changes, each new one in an event.
-func (s *state) reportPending(ctx context.Context, pending []report.PendingChange, a *Actions) {
+func (s *state) reportPending(ctx context.Context, pending []report.PendingChange, a *actions) {
 	before := s.pending
 	s.pending, a.Metrics.pending = pending, &pending
 	for _, p := range pending {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package node knows the GPUs of the node. One goroutine owns what is known: discoveries, modes, health. Everything
-// that happens is an event for it, from which Actions follow: what is to be published, reported, saved and resumed. The
+// that happens is an event for it, from which actions follow: what is to be published, reported, saved and resumed. The
 // package changes no GPU and prepares no claim. Of its sibling packages, it may import only dirwatch, gpuhealth,
 // publish and report.
 package node
@@ -108,7 +108,7 @@ const eventQueue = 64
 func New(c Config) *Node {
 	n := &Node{Config: c, state: newState(c), config: newConfigSource(c), ready: make(chan struct{}),
 		events: make(chan any, eventQueue), release: make(chan string, 1), ended: make(chan struct{})}
-	n.snapshot.Store(&snapshot{reports: n.state.health.Reports(), changed: make(chan struct{})})
+	n.snapshot.Store(n.state.snapshot())
 	return n
 }
 
@@ -261,15 +261,11 @@ func (n *Node) turn(ctx context.Context, event any) *discovery {
 }
 
 // do does the actions, in the order of their fields.
-func (n *Node) do(ctx context.Context, a Actions) {
-	if now := a.Snapshot; now != nil {
-		before := n.snapshot.Load()
-		now.changed = before.changed
-		if a.Reports {
-			now.changed = make(chan struct{})
-			defer close(before.changed)
+func (n *Node) do(ctx context.Context, a actions) {
+	if a.Snapshot != nil {
+		if before := n.snapshot.Swap(a.Snapshot); before.changed != a.Snapshot.changed {
+			close(before.changed)
 		}
-		n.snapshot.Store(now)
 	}
 	if a.Save != nil {
 		if err := a.Save.write(n.Dir); err != nil {

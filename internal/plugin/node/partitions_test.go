@@ -144,7 +144,7 @@ func TestProductInMIGMode(t *testing.T) {
 	now.Product = gpu.Product{Multiprocessors: 14}
 	unknown := gpu.Device{Name: "gpu-0", UUID: "GPU-0", Lost: true}
 	if got := withProduct(inventory.Inventory{now}, inventory.Inventory{unknown})[0]; got.Product != now.Product {
-		t.Errorf("after a first look at which it was lost: got %+v", got)
+		t.Errorf("after a first discovery at which it was lost: got %+v", got)
 	}
 	got := withProduct(inventory.Inventory{now}, inventory.Inventory{before})[0]
 	if got.Product != before.Product || got.Topology != before.Topology || !got.MIG.Enabled {

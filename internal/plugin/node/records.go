@@ -31,8 +31,8 @@ func newRecords(bootID string, before, after []checkpoint.Record, incomplete err
 // unreadable is a placeholder for the claims of records that cannot be read.
 var unreadable = sharing.Claim{Namespace: "unknown", Name: "unreadable-record"}
 
-func (r records) any(is func(sharing.Assignment) bool) bool {
-	return r.incomplete != nil || slices.ContainsFunc(r.assignments, is)
+func (r records) any(match func(sharing.Assignment) bool) bool {
+	return r.incomplete != nil || slices.ContainsFunc(r.assignments, match)
 }
 
 // touches reports whether a claim holds the GPU or a partition of it.
@@ -44,9 +44,6 @@ func (r records) touches(device string) bool {
 func (r records) holds(device string) bool {
 	return slices.ContainsFunc(r.assignments, func(a sharing.Assignment) bool { return a.Device == device })
 }
-
-// claimed reports whether a claim may have exactly this device.
-func (r records) claimed(device string) bool { return r.incomplete != nil || r.holds(device) }
 
 // own reports whether the driver has created the partition at the placement, or is about to.
 func (r records) own(at gpu.Placement) bool {

@@ -205,8 +205,8 @@ type Gates struct {
 	changes atomic.Int64 // number of changes of lacks
 }
 
-// NewGates returns Gates about which nothing is known yet.
-func NewGates(c Config) *Gates {
+// newGates returns Gates about which nothing is known yet.
+func newGates(c Config) *Gates {
 	return &Gates{Config: c, known: make(chan struct{}), now: make(chan struct{}, 1), changed: make(chan struct{}, 1)}
 }
 

@@ -76,7 +76,7 @@ func learned(t *testing.T, o *oldServer, records ...checkpoint.Record) *Gates {
 	client := fake.NewClientset()
 	client.PrependReactor("create", "resourceslices", o.create)
 	setVersion(client, o)
-	g := NewGates(Config{Client: client, Driver: "gpu.nvidia.com", Node: "node", Records: fixedRecords(records),
+	g := newGates(Config{Client: client, Driver: "gpu.nvidia.com", Node: "node", Records: fixedRecords(records),
 		Reporter: report.NewReporter(t.Context(), report.Config{Client: client})})
 	lacks, err := g.ask(t.Context())
 	if err != nil {
@@ -307,7 +307,7 @@ func TestGatesRun(t *testing.T) {
 	setVersion(client, &oldServer{})
 	ctx, cancel := context.WithCancel(t.Context())
 	reporter := report.NewReporter(ctx, report.Config{Driver: "gpu.nvidia.com", Node: "node", Client: client})
-	g := NewGates(Config{Client: client, Driver: "gpu.nvidia.com", Node: "node", Records: fixedRecords(nil),
+	g := newGates(Config{Client: client, Driver: "gpu.nvidia.com", Node: "node", Records: fixedRecords(nil),
 		Reporter: reporter})
 	ended := make(chan struct{})
 	go func() {
@@ -361,7 +361,7 @@ func TestUnstored(t *testing.T) {
 			"[DRAPartitionableDevices]"},
 		{"no answer", errors.New("connection refused, taints unknown"), ""},
 	} {
-		got, g := "", NewGates(Config{})
+		got, g := "", newGates(Config{})
 		g.failed(t.Context(), row.err, "publish")
 		if dropped := g.dropped.Load(); dropped != nil && len(g.now) == 1 {
 			got = fmt.Sprint(*dropped)

@@ -69,7 +69,7 @@ type writer interface {
 
 // New returns a Publisher without an inventory.
 func New(c Config) *Publisher {
-	gates := NewGates(c)
+	gates := newGates(c)
 	return &Publisher{Config: c, Gates: gates, slices: &controlled{Config: c, gates: gates},
 		next: make(chan inventory.Inventory, 1)}
 }

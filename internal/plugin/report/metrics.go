@@ -85,7 +85,7 @@ func NewMetrics(records Lister) *Metrics {
 func (m *Metrics) Example() {
 	m.PendingChanges([]PendingChange{{UUID: "GPU-…", From: gpu.Use{Sharing: gpu.Exclusive},
 		Claims: []sharing.Claim{{Namespace: "ml", Name: "train"}}}})
-	m.Looked(map[gpu.UUID]time.Time{"GPU-…": time.Now()})
+	m.Answered(map[gpu.UUID]time.Time{"GPU-…": time.Now()})
 	m.XID("GPU-…", 79)
 	m.GPUStates(map[gpu.UUID]GPUState{"GPU-…": {Device: "gpu-3b-00-0", State: GPUUnhealthy, Causes: []string{"XID79"}}})
 }
@@ -243,8 +243,8 @@ type lastAnswers struct {
 var lastAnswersDesc = prometheus.NewDesc(Prefix+"gpu_last_answer_age_seconds",
 	"Time since the GPU last answered when it was looked at. It is looked at every 10 s.", []string{"uuid"}, nil)
 
-// Looked sets when each GPU last answered.
-func (m *Metrics) Looked(answered map[gpu.UUID]time.Time) {
+// Answered sets when each GPU last answered.
+func (m *Metrics) Answered(answered map[gpu.UUID]time.Time) {
 	m.lastAnswers.mu.Lock()
 	defer m.lastAnswers.mu.Unlock()
 	m.lastAnswers.answered = answered
