@@ -9,6 +9,7 @@
 //	publish       ResourceSlices, as the API server can store them
 //	usage         GPU usage of containers
 //	report        events, status of claims, metrics, readiness
+//	containers    finding the containers of claims and processes
 //	cleanup       releasing claims that the kubelet has forgotten
 //	podresources  client of the kubelet's pod resources API
 //	dirwatch      changes of files
@@ -27,6 +28,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/cleanup"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/containers"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/kubelet"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/node"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/publish"
@@ -73,8 +75,8 @@ type Config struct {
 	RuntimeProblems func(version string) []string
 	// ContainerUsage lets the plugin look for the programs that use GPUs.
 	ContainerUsage bool
-	Proc           string // see usage.Config
-	// GPUManagerNames: see usage.Config.
+	Proc           string // see usage.CollectorConfig
+	// GPUManagerNames: see usage.CollectorConfig.
 	GPUManagerNames bool
 }
 
@@ -166,7 +168,7 @@ func (c Config) sockets() kubelet.Config {
 
 // usage returns the collector of what containers use.
 func (c Config) usage(gpus *node.Node) *usage.Collector {
-	config := usage.Config{Kubelet: c.PodResources, Client: c.Client, Node: c.NodeName, Records: c.Records,
+	config := usage.CollectorConfig{Kubelet: c.PodResources, Client: c.Client, Node: c.NodeName, Records: c.Records,
 		Inventory: gpus.Inventory, Proc: c.Proc, GPUManagerNames: c.GPUManagerNames}
 	if c.ContainerUsage {
 		config.Processes = c.Machine.Processes
@@ -180,9 +182,9 @@ func (c Config) preparer(ctx context.Context, gpus *node.Node, reporter *report.
 		Driver: c.DriverName, BootID: c.BootID, Devices: gpus.Devices, Hardware: gpus.Hardware(c.Hardware),
 		Toolkit: c.Toolkit, Specs: c.Specs, Records: c.Records, Daemons: c.Daemons, SharedMemory: c.SharedMemory,
 		DaemonMemory: c.DaemonMemory, PreloadDir: c.PreloadDir,
-		Containers: usage.Containers(c.Client, c.DriverName),
-		Running: (&usage.Running{Proc: c.Proc, MetadataDir: filepath.Join(c.PluginDir, metadataDir),
-			Reserved: usage.ReservedFor(c.Client)}).With,
+		Containers: containers.Using(c.Client, c.DriverName),
+		Running: (&containers.Running{Proc: c.Proc, MetadataDir: filepath.Join(c.PluginDir, metadataDir),
+			Reserved: containers.ReservedFor(c.Client)}).With,
 		Timeout: callTimeout, Waiting: reporter.Waiting, Stopping: ctx,
 	}
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package usage exports metrics of what the node's containers have requested of GPUs and what they use. Of its sibling
-// packages, it may import only podresources and report.
+// packages, it may import only containers, podresources and report.
 package usage
 
 import (
@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/containers"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/podresources"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
@@ -81,8 +82,8 @@ func (u *used) add(p gpu.Process) {
 	}
 }
 
-// Config is the configuration of a Collector.
-type Config struct {
+// CollectorConfig is the configuration of a Collector.
+type CollectorConfig struct {
 	Kubelet string // socket of the kubelet's pod resources API
 	Client  kubernetes.Interface
 	Node    string
@@ -100,7 +101,7 @@ type Config struct {
 // Collector collects, on each scrape, what the node's containers have requested of GPUs and what they use. It exports
 // only containers that the kubelet still lists.
 type Collector struct {
-	Config
+	CollectorConfig
 	pods      podCache
 	processes *processes             // nil: usage is not measured
 	failures  *prometheus.CounterVec // source
@@ -112,8 +113,8 @@ type Collector struct {
 }
 
 // NewCollector returns a collector to register.
-func NewCollector(c Config) *Collector {
-	collector := &Collector{Config: c, pods: podCache{client: c.Client}, failures: newFailures(),
+func NewCollector(c CollectorConfig) *Collector {
+	collector := &Collector{CollectorConfig: c, pods: podCache{client: c.Client}, failures: newFailures(),
 		logged: map[string]string{}}
 	if c.Processes != nil {
 		collector.processes = &processes{c}
@@ -264,7 +265,7 @@ func (c *Collector) attribute(ctx context.Context, d gpu.Device, processes []gpu
 	pods []listedPod) (uses map[containerDevice]*used, ok bool) {
 	uses = map[containerDevice]*used{}
 	for _, p := range processes {
-		uid, container, contained, err := c.processes.containerOf(p.PID)
+		uid, container, contained, err := containers.OfProcess(c.Proc, p.PID)
 		if err != nil {
 			c.failed(sourceProc, err)
 			return nil, false

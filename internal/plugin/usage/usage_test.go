@@ -85,7 +85,7 @@ func newNode(t *testing.T) *node {
 	}
 	devices[2].Use = gpu.Use{Sharing: gpu.Replicated, Replicas: 4, Isolation: gpu.IsolationNone}
 	inv := inventory.New(devices)
-	o.Collector = NewCollector(Config{Node: "node", Kubelet: socket, Records: records, Client: o.client,
+	o.Collector = NewCollector(CollectorConfig{Node: "node", Kubelet: socket, Records: records, Client: o.client,
 		Proc:      filepath.Join(dir, "proc"),
 		Inventory: func() inventory.Inventory { return inv },
 		Processes: func(_ context.Context, d gpu.Device) ([]gpu.Process, error) {
@@ -568,33 +568,4 @@ func gathered(t *testing.T, c prometheus.Collector) string {
 	}
 	slices.Sort(lines)
 	return strings.Join(lines, "\n")
-}
-
-func TestContainerOf(t *testing.T) {
-	o := newNode(t)
-	const line = "1 2 8:1 %s /dev/termination-log rw,relatime - ext4 /dev/sda1 rw\n"
-	for i, row := range []struct{ name, root, want string }{
-		{"the usual place", "/var/lib/kubelet/pods/0f/containers/main/1a2b", "0f main true"},
-		{"a file system of the kubelet's own", "/pods/0f/containers/main/1a2b", "0f main true"},
-		{"somebody has removed it", "/pods/0f/containers/main/1a2b//deleted", "0f main true"},
-		{"another file of the pod", "/var/lib/kubelet/pods/0f/etc-hosts", "  false"},
-		{"a volume that looks like it", "/var/lib/kubelet/pods/0f/volumes/containers/main/1a2b", "  false"},
-		{"a directory above", "/var/lib/kubelet/pods/0f/containers/main", "  false"},
-		{"a program's own", "/srv/mypods/0f/containers/main/1a2b", "  false"},
-		{"beside a path of a volume that looks like another",
-			"/var/lib/kubelet/pods/0f/volumes/kubernetes.io~empty-dir/v/pods/1f/containers/other/x|" +
-				"/var/lib/kubelet/pods/0f/containers/main/1a2b", "0f main true"},
-		{"beside one of another file system",
-			"/pods/1f/containers/other/x|/var/lib/kubelet/pods/0f/containers/main/1a2b", "  false"},
-	} {
-		mounts := "9 1 0:20 / / rw - overlay overlay rw\n"
-		for root := range strings.SplitSeq(row.root, "|") {
-			mounts += fmt.Sprintf(line, root)
-		}
-		o.file(i, mounts)
-		pod, container, ok, err := o.processes.containerOf(i)
-		if got := fmt.Sprint(pod, " ", container, " ", ok); got != row.want || err != nil {
-			t.Errorf("%s: got %q, %v, want %q", row.name, got, err, row.want)
-		}
-	}
 }

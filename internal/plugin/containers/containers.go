@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package usage
+// Package containers finds the containers of the node that use a claim, run with it, or have started a process. Prepare
+// and Unprepare are refused because of what it finds. It must not import its sibling packages.
+package containers
 
 import (
 	"context"
@@ -17,9 +19,9 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
-// Containers returns a function that finds the containers that use a claim, and the other devices of the driver that
+// Using returns a function that finds the containers that use a claim, and the other devices of the driver that
 // they use. It knows only the pods for which the claim is reserved now: the kubelet prepares a claim once.
-func Containers(
+func Using(
 	client kubernetes.Interface, driver string,
 ) func(context.Context, *resourceapi.ResourceClaim) ([]sharing.Container, error) {
 	return func(ctx context.Context, claim *resourceapi.ResourceClaim) ([]sharing.Container, error) {
@@ -35,7 +37,7 @@ func Containers(
 			if err != nil {
 				return nil, err
 			}
-			for _, used := range usesOf(pod, claim.Name) {
+			for _, used := range Users(pod, claim.Name) {
 				container := used.Container
 				for _, other := range used.others {
 					devices, err := devicesOf(ctx, client, driver, pod.Namespace, other)
@@ -51,21 +53,21 @@ func Containers(
 	}
 }
 
-// user is a container that uses a claim, and how it uses other claims.
-type user struct {
+// User is a container that uses a claim, and how it uses other claims.
+type User struct {
 	sharing.Container
 	others []use
 }
 
-// usesOf returns the containers of the pod that use the claim.
-func usesOf(pod *corev1.Pod, claim string) []user {
-	var found []user
+// Users returns the containers of the pod that use the claim.
+func Users(pod *corev1.Pod, claim string) []User {
+	var found []User
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		uses := claimsOf(pod, c)
 		if i := slices.IndexFunc(uses, func(u use) bool { return u.claim == claim }); i >= 0 {
 			container := sharing.Container{Name: c.Name, Requests: uses[i].requests,
 				SharedMemory: sharing.SharedMemoryOf(&pod.Spec, &c)}
-			found = append(found, user{container, slices.Delete(uses, i, i+1)})
+			found = append(found, User{container, slices.Delete(uses, i, i+1)})
 		}
 	}
 	return found

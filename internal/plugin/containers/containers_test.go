@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package usage
+package containers
 
 import (
 	"fmt"
@@ -13,8 +13,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// TestContainers: the containers that use a claim, their requests, and other devices of the driver.
-func TestContainers(t *testing.T) {
+// TestUsing: the containers that use a claim, their requests, and other devices of the driver.
+func TestUsing(t *testing.T) {
 	const driver = "gpu.nvidia.com"
 	claim := func(name string, results ...resourceapi.DeviceRequestAllocationResult) *resourceapi.ResourceClaim {
 		return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
@@ -76,7 +76,7 @@ func TestContainers(t *testing.T) {
 		if err := objects.Tracker().Add(pod); err != nil {
 			t.Fatal(err)
 		}
-		got, err := Containers(objects, driver)(t.Context(), share)
+		got, err := Using(objects, driver)(t.Context(), share)
 		if text := fmt.Sprint(got); err != nil || text != row.want {
 			t.Errorf("%s: got %s, error %v, want %s", row.name, text, err, row.want)
 		}
@@ -86,8 +86,8 @@ func TestContainers(t *testing.T) {
 	}
 }
 
-// TestContainersOfUnknownClaim: without the other claim it is unknown whether the container may use both.
-func TestContainersOfUnknownClaim(t *testing.T) {
+// TestUsingBesideAnUnknownClaim: without the other claim it is unknown whether the container may use both.
+func TestUsingBesideAnUnknownClaim(t *testing.T) {
 	share := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "share"}}
 	share.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod", UID: "1"}}
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}}
@@ -96,7 +96,7 @@ func TestContainersOfUnknownClaim(t *testing.T) {
 	pod.Spec.Containers =
 		[]corev1.Container{{Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "a"},
 			{Name: "b"}}}}}
-	if got, err := Containers(fake.NewClientset(pod), "gpu.nvidia.com")(t.Context(), share); err == nil {
+	if got, err := Using(fake.NewClientset(pod), "gpu.nvidia.com")(t.Context(), share); err == nil {
 		t.Errorf("got %v and no error", got)
 	}
 }

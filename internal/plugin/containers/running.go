@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package usage
+package containers
 
 import (
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,7 +15,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -209,10 +207,4 @@ func (r *Running) read(pid int, file string, buf *bytes.Buffer) ([]byte, error) 
 		return nil, nil
 	}
 	return buf.Bytes(), err
-}
-
-// hasEnded reports whether an error of reading a file in /proc/PID means that the process has ended.
-func hasEnded(err error) bool {
-	// EINVAL: the process is exiting
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL)
 }
