@@ -161,8 +161,8 @@ func Run(ctx context.Context, c Config) error {
 }
 
 // sockets returns the configuration of the connection to the kubelet.
-func (c Config) sockets() kubelet.Config {
-	return kubelet.Config{DriverName: c.DriverName, NodeName: c.NodeName, PodUID: c.PodUID, PluginDir: c.PluginDir,
+func (c Config) sockets() kubelet.Sockets {
+	return kubelet.Sockets{DriverName: c.DriverName, NodeName: c.NodeName, PodUID: c.PodUID, PluginDir: c.PluginDir,
 		RegistryDir: c.RegistryDir, CDIDir: c.CDIDir, Client: c.Client}
 }
 
@@ -191,18 +191,18 @@ func (c Config) preparer(ctx context.Context, gpus *node.Node, reporter *report.
 
 // releaser releases claims through the socket of this instance, and ends daemons itself.
 type releaser struct {
-	kubelet.Config
+	kubelet.Sockets
 	*claims.Preparer
 }
 
 // cleaner returns what releases claims that the kubelet has forgotten.
-func (c Config) cleaner(sockets kubelet.Config, preparer *claims.Preparer) *cleanup.Cleaner {
+func (c Config) cleaner(sockets kubelet.Sockets, preparer *claims.Preparer) *cleanup.Cleaner {
 	return &cleanup.Cleaner{Driver: c.DriverName, NodeName: c.NodeName, Client: c.Client, Records: c.Records,
 		Specs: c.Specs, Kubelet: c.PodResources, Releaser: releaser{sockets, preparer}, Period: c.SweepPeriod}
 }
 
 // removeAbandoned removes what killed instances have left.
-func (c Config) removeAbandoned(ctx context.Context, sockets kubelet.Config) {
+func (c Config) removeAbandoned(ctx context.Context, sockets kubelet.Sockets) {
 	sockets.RemoveDeadSockets(ctx)
 	if err := removeTemporary(c.PluginDir, abandonedAfter); err != nil {
 		klog.FromContext(ctx).Error(err, "Temporary files of a killed instance are left")

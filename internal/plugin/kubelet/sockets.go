@@ -40,8 +40,8 @@ const (
 	drainTimeout = 23 * time.Second
 )
 
-// Config is the configuration of the connection to the kubelet.
-type Config struct {
+// Sockets says where the plugin and the kubelet find each other, and as what the plugin registers.
+type Sockets struct {
 	DriverName  string
 	NodeName    string
 	PodUID      types.UID // set: several instances may run side by side, each under the UID of its pod
@@ -54,31 +54,31 @@ type Config struct {
 // Connection is the plugin's registration with the kubelet, and its sockets.
 type Connection struct {
 	*kubeletplugin.Helper
-	config Config
-	calls  *report.Calls
+	sockets Sockets
+	calls   *report.Calls
 }
 
 // Serve registers the plugin and answers the kubelet until Stop. From then on the kubelet calls only this instance.
-func Serve(ctx context.Context, c Config, server *Server) (*Connection, error) {
+func Serve(ctx context.Context, s Sockets, server *Server) (*Connection, error) {
 	// The helper cancels calls when its context ends, so its context never ends: Stop is called after the drain.
-	options := c.options(server)
+	options := s.options(server)
 	helper, err := kubeletplugin.Start(context.WithoutCancel(ctx), server, options...)
 	if err != nil {
 		return nil, fmt.Errorf("serve the kubelet: %w", err)
 	}
-	return &Connection{Helper: helper, config: c, calls: &server.Reporter.Calls}, nil
+	return &Connection{Helper: helper, sockets: s, calls: &server.Reporter.Calls}, nil
 }
 
-func (c Config) options(server *Server) []kubeletplugin.Option {
-	metadata := &metadataWriter{driver: c.DriverName}
+func (s Sockets) options(server *Server) []kubeletplugin.Option {
+	metadata := &metadataWriter{driver: s.DriverName}
 	options := []kubeletplugin.Option{
-		kubeletplugin.DriverName(c.DriverName),
-		kubeletplugin.NodeName(c.NodeName),
-		kubeletplugin.KubeClient(c.Client),
-		kubeletplugin.PluginDataDirectoryPath(c.PluginDir),
-		kubeletplugin.PluginSocket(c.socketName()),
-		kubeletplugin.RegistrarDirectoryPath(c.RegistryDir),
-		kubeletplugin.CDIDirectory(c.CDIDir),
+		kubeletplugin.DriverName(s.DriverName),
+		kubeletplugin.NodeName(s.NodeName),
+		kubeletplugin.KubeClient(s.Client),
+		kubeletplugin.PluginDataDirectoryPath(s.PluginDir),
+		kubeletplugin.PluginSocket(s.socketName()),
+		kubeletplugin.RegistrarDirectoryPath(s.RegistryDir),
+		kubeletplugin.CDIDirectory(s.CDIDir),
 		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{
 			metadatav1beta1.SchemeGroupVersion, metadatav1alpha1.SchemeGroupVersion}),
 		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{WriteFile: metadata.write,
@@ -89,8 +89,8 @@ func (c Config) options(server *Server) []kubeletplugin.Option {
 		kubeletplugin.GRPCInterceptor(metadata.require),
 		kubeletplugin.GRPCInterceptor(server.noticeRegistration),
 	}
-	if c.PodUID != "" {
-		options = append(options, kubeletplugin.RollingUpdate(c.PodUID))
+	if s.PodUID != "" {
+		options = append(options, kubeletplugin.RollingUpdate(s.PodUID))
 	}
 	return options
 }
@@ -100,13 +100,13 @@ const maxSocketPath = 107
 
 // socketName returns the name of this instance's DRA socket. It contains the pod's UID, or a digest of it if the path
 // would be too long.
-func (c Config) socketName() string {
-	if c.PodUID == "" {
+func (s Sockets) socketName() string {
+	if s.PodUID == "" {
 		return "dra.sock"
 	}
-	name := "dra-" + string(c.PodUID) + ".sock"
-	if len(filepath.Join(c.PluginDir, name)) > maxSocketPath {
-		digest := sha256.Sum256([]byte(c.PodUID))
+	name := "dra-" + string(s.PodUID) + ".sock"
+	if len(filepath.Join(s.PluginDir, name)) > maxSocketPath {
+		digest := sha256.Sum256([]byte(s.PodUID))
 		name = "dra-" + hex.EncodeToString(digest[:6]) + ".sock"
 	}
 	return name
@@ -125,10 +125,10 @@ func (s *Server) count(ctx context.Context, request any, _ *grpc.UnaryServerInfo
 func (c *Connection) Drain(ctx context.Context) {
 	deadline := time.Now().Add(drainTimeout)
 	c.calls.Wait(deadline)
-	if c.config.PodUID != "" {
-		name := kubeletplugin.RollingUpdateRegistrarSocketFile(c.config.RegistryDir, c.config.DriverName,
-			c.config.PodUID)
-		if err := os.Remove(filepath.Join(c.config.RegistryDir, name)); err == nil {
+	if c.sockets.PodUID != "" {
+		name := kubeletplugin.RollingUpdateRegistrarSocketFile(c.sockets.RegistryDir, c.sockets.DriverName,
+			c.sockets.PodUID)
+		if err := os.Remove(filepath.Join(c.sockets.RegistryDir, name)); err == nil {
 			time.Sleep(unregisterDelay)
 		}
 		c.calls.Wait(deadline)
@@ -140,9 +140,9 @@ func (c *Connection) Drain(ctx context.Context) {
 
 // RemoveDeadSockets removes the sockets of instances that were killed: the kubelet would try to connect to them
 // forever.
-func (c Config) RemoveDeadSockets(ctx context.Context) {
-	registrations, _ := filepath.Glob(filepath.Join(c.RegistryDir, c.DriverName+"-*reg.sock"))
-	for _, socket := range append(registrations, c.services()...) {
+func (s Sockets) RemoveDeadSockets(ctx context.Context) {
+	registrations, _ := filepath.Glob(filepath.Join(s.RegistryDir, s.DriverName+"-*reg.sock"))
+	for _, socket := range append(registrations, s.services()...) {
 		if dead(socket) {
 			klog.FromContext(ctx).Info("Removing a socket that nobody serves", "socket", socket, "result",
 				os.Remove(socket))
@@ -160,15 +160,15 @@ func dead(socket string) bool {
 }
 
 // services returns the DRA sockets of all instances.
-func (c Config) services() []string {
-	found, _ := filepath.Glob(filepath.Join(c.PluginDir, "dra*.sock"))
+func (s Sockets) services() []string {
+	found, _ := filepath.Glob(filepath.Join(s.PluginDir, "dra*.sock"))
 	return found
 }
 
 // Alone reports whether no other instance serves the kubelet.
-func (c Config) Alone() bool {
-	return !slices.ContainsFunc(c.services(), func(socket string) bool {
-		return filepath.Base(socket) != c.socketName() && !dead(socket)
+func (s Sockets) Alone() bool {
+	return !slices.ContainsFunc(s.services(), func(socket string) bool {
+		return filepath.Base(socket) != s.socketName() && !dead(socket)
 	})
 }
 
@@ -210,8 +210,8 @@ func prepareEach(ctx context.Context, request any, _ *grpc.UnaryServerInfo, hand
 }
 
 // Release unprepares a claim as the kubelet would: by a call on this plugin's socket.
-func (c Config) Release(ctx context.Context, claim sharing.Claim) error {
-	socket := filepath.Join(c.PluginDir, c.socketName())
+func (s Sockets) Release(ctx context.Context, claim sharing.Claim) error {
+	socket := filepath.Join(s.PluginDir, s.socketName())
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err

@@ -10,7 +10,7 @@ import (
 
 // TestAlone: an instance that is killed leaves its socket, which nobody serves.
 func TestAlone(t *testing.T) {
-	c := Config{DriverName: "gpu.nvidia.com", PluginDir: t.TempDir(), RegistryDir: t.TempDir(), PodUID: "new"}
+	c := Sockets{DriverName: "gpu.nvidia.com", PluginDir: t.TempDir(), RegistryDir: t.TempDir(), PodUID: "new"}
 	listen := func(name string) *net.UnixListener {
 		t.Helper()
 		l, err := net.Listen("unix", filepath.Join(c.PluginDir, name))
