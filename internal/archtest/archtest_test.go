@@ -41,9 +41,10 @@ var allowed = map[string][]string{
 	"pkg/sharing/mps":           {"pkg/gpu"},
 	"pkg/sharing/mps/supervise": {"pkg/gpu", "pkg/gpu/driverroot", "pkg/sharing/mps"},
 	"pkg/checkpoint":            {"pkg/gpu", "pkg/sharing"},
-	"pkg/claims": {"pkg/allocation", "pkg/cdi", "pkg/checkpoint", "pkg/gpu", "pkg/inventory", "pkg/sharing",
-		"pkg/sharing/mps",
-		"pkg/steps"},
+	"pkg/claims/access":         {"pkg/cdi", "pkg/gpu", "pkg/inventory", "pkg/sharing", "pkg/steps"},
+	"pkg/claims/change":         {"pkg/gpu", "pkg/sharing", "pkg/sharing/mps", "pkg/steps"},
+	"pkg/claims": {"pkg/allocation", "pkg/cdi", "pkg/checkpoint", "pkg/claims/access", "pkg/claims/change", "pkg/gpu",
+		"pkg/inventory", "pkg/sharing", "pkg/sharing/mps", "pkg/steps"},
 
 	// The kubelet plugin. Only the root package imports all of its packages; others import report and podresources.
 	"internal/plugin/podresources": {},

@@ -20,39 +20,18 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/claims/access"
+	"github.com/gpudra/gpu-dra-driver/pkg/claims/change"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
-// Hardware changes GPUs. Every method may be repeated with the same arguments. A change is a method of its own if the
-// record must be on disk before the next change.
-type Hardware interface {
-	// Set changes the settings and the MIG mode of a physical GPU. It is no error if the GPU is gone and s only
-	// restores defaults. Errors: gpu.ErrBusy, gpu.ErrForeignPartition, gpu.ErrMIGModeFixed.
-	Set(ctx context.Context, id gpu.UUID, s gpu.State) error
-	// CheckPlacement returns gpu.ErrForeignPartition if another partition overlaps the placement.
-	CheckPlacement(ctx context.Context, at gpu.Placement) error
-	// CreatePartition creates the partition on a GPU in MIG mode and returns its UUID. If known is empty, an existing
-	// partition at the placement is adopted; otherwise it must have that UUID. Errors: gpu.ErrForeignPartition,
-	// gpu.ErrPartitionRemoved.
-	CreatePartition(ctx context.Context, at gpu.Placement, known gpu.UUID) (gpu.UUID, error)
-	// DestroyPartition removes the partition, also an incomplete one. A partition with another UUID than known is left
-	// alone. It is no error if there is none, or if the GPU is gone. Error: gpu.ErrBusy.
-	DestroyPartition(ctx context.Context, at gpu.Placement, known gpu.UUID) error
-}
+// Hardware changes GPUs.
+type Hardware = change.Hardware
 
 // Toolkit knows what a container needs in order to use GPUs.
-type Toolkit interface {
-	// DriverAccess returns what every container with a GPU needs.
-	DriverAccess(ctx context.Context) (gpu.Access, error)
-	// Access returns what a container needs for this device, besides DriverAccess.
-	Access(ctx context.Context, d gpu.Device) (gpu.Access, error)
-	// MemoryLimit returns what a container needs, besides Access, so that NVIDIA's driver limits its memory on this
-	// GPU. The error says why the machine cannot.
-	MemoryLimit(d gpu.Device) (gpu.Access, error)
-}
+type Toolkit = access.Toolkit
 
 // Preparer prepares claims for one driver on one node. It keeps no state in memory between calls. Several Preparers may
 // use the same records, in one process or in many.

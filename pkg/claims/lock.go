@@ -17,11 +17,11 @@ import (
 var errChanged = errors.New("the record of the claim has changed")
 
 // lock locks the physical GPU of each device, until unlock.
-func (t *tx) lock(devices []string) (err error) {
-	t.locks, err = step(t, steps.LockDevices, func(ctx context.Context) (func(), error) {
-		return t.Records.Lock(ctx, devices)
+func (t *tx) lock(devices []string) error {
+	return steps.Do(t.ctx, steps.LockDevices, func(ctx context.Context) (err error) {
+		t.locks, err = t.Records.Lock(ctx, devices)
+		return err
 	})
-	return err
 }
 
 // unlock releases all locks. It may be called without any.

@@ -15,6 +15,8 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/allocation"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/claims/access"
+	"github.com/gpudra/gpu-dra-driver/pkg/claims/change"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
@@ -77,7 +79,7 @@ func (t *tx) prepare(claim *resourceapi.ResourceClaim, results []allocation.Resu
 
 	// Change GPUs, partitions and daemons to what this claim and the others need.
 	holders := t.holders()
-	if err := each(t.record.Plan.GPUs(), t.setTo(func(id gpu.UUID) gpu.State {
+	if err := change.Each(t.record.Plan.GPUs(), change.To(t.ctx, t.Hardware, func(id gpu.UUID) gpu.State {
 		return sharing.State(id, holders, t.inventory)
 	})); err != nil {
 		return err
@@ -155,7 +157,7 @@ func (t *tx) decide(claim *resourceapi.ResourceClaim, results []allocation.Resul
 	if !sharing.Alters(plan, t.others) {
 		return nil
 	}
-	if err := t.checkPlacements(); err != nil {
+	if err := change.CheckPlacements(t.ctx, t.Hardware, plan); err != nil {
 		return err
 	}
 	return t.put()
@@ -175,6 +177,32 @@ func (t *tx) recheck() error {
 	t.record.Plan = t.record.Plan.Unbegun() // partitions do not survive a reboot
 	t.record.BootID, t.record.Phase = t.BootID, checkpoint.Preparing
 	return t.put()
+}
+
+// makePartitions creates the partitions of the plan, and records their UUIDs. Before they are recorded as begun, a
+// partition at a placement belongs to somebody else.
+func (t *tx) makePartitions() error {
+	if len(t.record.Plan.Partitions()) == 0 {
+		return nil
+	}
+	if err := change.CheckPlacements(t.ctx, t.Hardware, t.record.Plan); err != nil {
+		return err
+	}
+	if err := t.putPlan(t.record.Plan.Begun()); err != nil {
+		return err
+	}
+	made, err := change.CreatePartitions(t.ctx, t.Hardware, t.record.Plan)
+	if err != nil {
+		return err
+	}
+	return t.putPlan(made)
+}
+
+// writeSpecs writes the CDI specs of the plan: see access.Specs.
+func (t *tx) writeSpecs() (sharing.Plan, error) {
+	specs := access.Specs{Specs: t.Specs, Toolkit: t.Toolkit, Host: sharing.Host{Daemons: t.Daemons,
+		SharedMemory: t.SharedMemory, PreloadDir: t.PreloadDir}}
+	return specs.Write(t.ctx, t.inventory, t.record.Claim.UID, t.record.Plan)
 }
 
 // awaitDaemons waits for the MPS daemons of the plan. It waits without the locks, so the claim is recorded before, and

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/claims/change"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
@@ -68,10 +69,11 @@ func (p *Preparer) begin(ctx context.Context, claim sharing.Claim) *tx {
 // again reports whether the call makes another attempt after err, and waits before that. Meanwhile it holds no lock,
 // because the holder of the device needs the locks to release it.
 func (t *tx) again(err error) bool {
-	if errors.Is(err, errChanged) {
+	switch {
+	case errors.Is(err, errChanged):
 		return true
-	}
-	if !transient(err) {
+	case errors.Is(err, gpu.ErrBusy), errors.Is(err, ErrRunning):
+	case !errors.Is(err, sharing.ErrInUse), errors.Is(err, sharing.ErrGone):
 		return false
 	}
 	t.report(err)
@@ -102,21 +104,6 @@ func (t *tx) await(id string) error {
 	}
 	t.report(err)
 	return t.Daemons.Await(t.wait, id)
-}
-
-// transient reports whether the same call may succeed a moment later.
-func transient(err error) bool {
-	return errors.Is(err, gpu.ErrBusy) || errors.Is(err, ErrRunning) || errors.Is(err, sharing.ErrInUse) &&
-		!errors.Is(err, sharing.ErrGone)
-}
-
-// step runs one step that has a result.
-func step[T any](t *tx, name string, do func(context.Context) (T, error)) (result T, err error) {
-	err = steps.Do(t.ctx, name, func(ctx context.Context) (err error) {
-		result, err = do(ctx)
-		return err
-	})
-	return result, err
 }
 
 // step runs one step that needs no context.
@@ -160,14 +147,19 @@ func (t *tx) readOthers(held []string) error {
 	if len(held) == 0 {
 		return nil
 	}
-	found, err := step(t, steps.FindHolders, func(context.Context) ([]sharing.Holder, error) {
-		return t.Records.Holders(held, t.claim.UID)
+	return t.step(steps.FindHolders, func() error {
+		found, err := t.Records.Holders(held, t.claim.UID)
+		t.others = sharing.InPlace(found, t.inventory)
+		return err
 	})
-	t.others = sharing.InPlace(found, t.inventory)
-	return err
 }
 
 // holders returns all claims on the GPUs, with this one.
 func (t *tx) holders() []sharing.Holder {
 	return append(slices.Clone(t.others), sharing.Holder{Claim: t.record.Claim, Plan: t.record.Plan})
+}
+
+// requestDaemons requests those of the MPS daemons that the holders use, and ends the others.
+func (t *tx) requestDaemons(ids []string, holders []sharing.Holder) error {
+	return change.RequestDaemons(t.ctx, t.Daemons, t.DaemonMemory, ids, holders)
 }

@@ -12,8 +12,8 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/allocation"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/claims/change"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
-	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
@@ -90,7 +90,7 @@ func (t *tx) release(results []allocation.Result) error {
 	if rebooted { // partitions do not survive a reboot
 		plan.Assignments = slices.DeleteFunc(plan.Assignments, sharing.Assignment.MakesPartition)
 	}
-	if err := t.destroyPartitions(plan); err != nil {
+	if err := change.DestroyPartitions(t.ctx, t.Hardware, plan); err != nil {
 		return err
 	}
 	err := t.restore(plan)
@@ -135,7 +135,7 @@ func (t *tx) releasePartitions(unknown error) error {
 		return err
 	}
 	if t.record.BootID == t.BootID {
-		if err := t.destroyPartitions(t.record.Plan); err != nil {
+		if err := change.DestroyPartitions(t.ctx, t.Hardware, t.record.Plan); err != nil {
 			return err
 		}
 	}
@@ -161,6 +161,13 @@ func (t *tx) removeOrphan() error {
 	return t.prepare(nil, nil)
 }
 
+// restore sets what the plan has changed of its GPUs to what the other claims need.
+func (t *tx) restore(plan sharing.Plan) error {
+	return change.Each(plan.GPUs(), change.To(t.ctx, t.Hardware, func(id gpu.UUID) gpu.State {
+		return sharing.StateWithout(id, plan, t.others)
+	}))
+}
+
 // EndUnusedDaemons ends MPS daemons that no record names, and sets the compute mode of their GPUs back. A crash may
 // leave some, and so does a person who removes a record that cannot be read.
 func (p *Preparer) EndUnusedDaemons(ctx context.Context) error {
@@ -180,7 +187,15 @@ func (t *tx) endIfUnused(d mps.Daemon) (err error) {
 	if t.inventory, err = t.Devices(); err != nil {
 		return err
 	}
-	plan := planOf(d, t.inventory)
+	var plan sharing.Plan // what a claim that uses the daemon has changed of GPUs
+	for _, id := range d.GPUs {
+		if gpu.IsPartition(d.ID) {
+			break
+		}
+		device, _ := t.inventory.Present().FindUUID(id)
+		plan.Assignments = append(plan.Assignments, sharing.Assignment{Device: cmp.Or(device.Name, d.ID), GPU: id,
+			Settings: gpu.Settings{Mode: gpu.ExclusiveProcess}})
+	}
 	devices := plan.Devices()
 	if !slices.Contains(devices, d.ID) { // its GPU has another name now, or it is that of a partition
 		devices = append(devices, d.ID)
@@ -197,18 +212,4 @@ func (t *tx) endIfUnused(d mps.Daemon) (err error) {
 		}
 	}
 	return t.requestDaemons([]string{d.ID}, t.others)
-}
-
-// planOf returns what a claim that uses the daemon has changed of GPUs. It is nothing if the daemon is for a partition.
-func planOf(d mps.Daemon, inv inventory.Inventory) sharing.Plan {
-	var plan sharing.Plan
-	if gpu.IsPartition(d.ID) {
-		return plan
-	}
-	for _, id := range d.GPUs {
-		device, _ := inv.Present().FindUUID(id)
-		plan.Assignments = append(plan.Assignments, sharing.Assignment{Device: cmp.Or(device.Name, d.ID), GPU: id,
-			Settings: gpu.Settings{Mode: gpu.ExclusiveProcess}})
-	}
-	return plan
 }

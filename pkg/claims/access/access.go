@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package claims
+// Package access gives containers the devices that a claim has: it finds out what they need, and writes that to CDI
+// specs.
+package access
 
 import (
 	"bytes"
@@ -21,61 +23,85 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 )
 
-// writeSpecs writes CDI specs with what the containers of the claim need now. It returns the plan with the names of the
-// CDI devices.
-func (t *tx) writeSpecs() (plan sharing.Plan, err error) {
-	plan.Assignments = slices.Clone(t.record.Plan.Assignments)
+// Toolkit knows what a container needs in order to use GPUs.
+type Toolkit interface {
+	// DriverAccess returns what every container with a GPU needs.
+	DriverAccess(ctx context.Context) (gpu.Access, error)
+	// Access returns what a container needs for this device, besides DriverAccess.
+	Access(ctx context.Context, d gpu.Device) (gpu.Access, error)
+	// MemoryLimit returns what a container needs, besides Access, so that NVIDIA's driver limits its memory on this
+	// GPU. The error says why the machine cannot.
+	MemoryLimit(d gpu.Device) (gpu.Access, error)
+}
+
+// Specs writes CDI specs.
+type Specs struct {
+	*cdi.Specs
+	Toolkit Toolkit
+	Host    sharing.Host // without MemoryLimit
+}
+
+// Write writes CDI specs with what the containers of the claim need now. It returns the plan with the names of the CDI
+// devices. Error: sharing.ErrGone.
+func (s Specs) Write(ctx context.Context, inv inventory.Inventory, claim types.UID, plan sharing.Plan) (sharing.Plan,
+	error) {
+	plan.Assignments = slices.Clone(plan.Assignments)
 	var devices []cdi.Device
 	for _, a := range plan.Assignments {
-		access, err := t.access(a)
+		access, err := s.of(ctx, inv, a)
 		if err != nil {
 			return plan, err
 		}
-		devices = append(devices, cdi.Device{Name: cdiName(t.claim.UID, a), Access: access})
+		devices = append(devices, cdi.Device{Name: cdiName(claim, a), Access: access})
 	}
-	common, err := step(t, steps.FindDriverFiles, t.Toolkit.DriverAccess)
-	if err != nil {
+	var common gpu.Access
+	if err := steps.Do(ctx, steps.FindDriverFiles, func(ctx context.Context) (err error) {
+		common, err = s.Toolkit.DriverAccess(ctx)
+		return err
+	}); err != nil {
 		return plan, err
 	}
-	driver, err := step(t, steps.WriteDriverSpec, func(context.Context) (string, error) {
-		return t.Specs.WriteDriver(common)
-	})
-	if err != nil {
+	var driver string
+	if err := steps.Do(ctx, steps.WriteDriverSpec, func(context.Context) (err error) {
+		driver, err = s.WriteDriver(common)
+		return err
+	}); err != nil {
 		return plan, err
 	}
-	names, err := step(t, steps.WriteClaimSpec, func(context.Context) ([]string, error) {
-		return t.Specs.WriteClaim(t.claim.UID, devices)
+	return plan, steps.Do(ctx, steps.WriteClaimSpec, func(context.Context) error {
+		names, err := s.WriteClaim(claim, devices)
+		for i, name := range names {
+			plan.Assignments[i].CDI = []string{driver, name}
+		}
+		return err
 	})
-	for i, name := range names {
-		plan.Assignments[i].CDI = []string{driver, name}
-	}
-	return plan, err
 }
 
-// access returns what a container needs to use the assigned device within its limits, or every GPU if it is the monitor
+// of returns what a container needs to use the assigned device within its limits, or every GPU if it is the monitor
 // device. It writes the files for that.
-func (t *tx) access(a sharing.Assignment) (all gpu.Access, err error) {
-	devices, err := assigned(t.inventory, a)
+func (s Specs) of(ctx context.Context, inv inventory.Inventory, a sharing.Assignment) (all gpu.Access, err error) {
+	devices, err := assigned(inv, a)
 	if err != nil {
 		return all, err
 	}
 	for _, d := range devices {
-		access, err := step(t, steps.FindDeviceFiles, func(ctx context.Context) (gpu.Access, error) {
-			return t.Toolkit.Access(ctx, d)
-		})
-		if err != nil {
+		if err := steps.Do(ctx, steps.FindDeviceFiles, func(ctx context.Context) error {
+			access, err := s.Toolkit.Access(ctx, d)
+			all.Append(access)
+			return err
+		}); err != nil {
 			return all, err
 		}
-		all.Append(access)
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.Environment)) {
 		all.Env = append(all.Env, name+"="+a.Environment[name])
 	}
-	limits, err := a.Isolation.Access(sharing.Host{Daemons: t.Daemons, SharedMemory: t.SharedMemory,
-		PreloadDir: t.PreloadDir, MemoryLimit: func() (gpu.Access, error) {
-			device, _ := t.inventory.Find(a.Device)
-			return t.Toolkit.MemoryLimit(device)
-		}})
+	host := s.Host
+	host.MemoryLimit = func() (gpu.Access, error) {
+		device, _ := inv.Find(a.Device)
+		return s.Toolkit.MemoryLimit(device)
+	}
+	limits, err := a.Isolation.Access(host)
 	if err != nil {
 		return all, fmt.Errorf("device %s: %w", a.Device, err)
 	}
@@ -117,7 +143,7 @@ func assigned(inv inventory.Inventory, a sharing.Assignment) ([]gpu.Device, erro
 // mounted.
 func writeFiles(files []gpu.File) error {
 	for _, f := range files {
-		if is, err := os.ReadFile(f.Path); err == nil && bytes.Equal(is, []byte(f.Content)) {
+		if present, err := os.ReadFile(f.Path); err == nil && bytes.Equal(present, []byte(f.Content)) {
 			continue
 		}
 		if err := os.MkdirAll(filepath.Dir(f.Path), 0o755); err != nil {
