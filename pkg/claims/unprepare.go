@@ -55,11 +55,11 @@ func (t *tx) release(results []allocation.Result) error {
 		return err
 	}
 
-	// Read what is there. The GPUs may be unknown, and so may the other claims on them.
+	// Read what is there, if anything was changed. The GPUs may be unknown, and so may the other claims on them.
 	var noGPUs, noOthers error
-	t.inventory, noGPUs = t.Devices()
 	changed, rebooted := t.record.Plan.ChangesHardware(), t.record.BootID != t.BootID
 	if changed {
+		t.inventory, noGPUs = t.Devices()
 		noOthers = t.readOthers(t.record.Plan.Held())
 	}
 
@@ -83,7 +83,7 @@ func (t *tx) release(results []allocation.Result) error {
 	if err := t.requestDaemons(t.record.Plan.DaemonIDs(), t.others); err != nil {
 		return err
 	}
-	if changed && rebooted && noGPUs != nil {
+	if rebooted && noGPUs != nil {
 		return fmt.Errorf("%w: %w", ErrNotRestored, noGPUs)
 	}
 	plan := t.record.Plan.InPlace(t.inventory)
