@@ -65,12 +65,6 @@ func call[T any](ctx context.Context, m *Machine, about gpu.UUID, do func(*sessi
 	})
 }
 
-// do is call without a result.
-func (m *Machine) do(ctx context.Context, about gpu.UUID, do func(*session) error) error {
-	_, err := call(ctx, m, about, func(s *session) (struct{}, error) { return struct{}{}, do(s) })
-	return err
-}
-
 // wait runs do, and waits for it until ctx ends. Error: ErrNoAnswer.
 func wait[T any](ctx context.Context, c *calls, about gpu.UUID, do func() (T, error)) (T, error) {
 	var none T

@@ -77,14 +77,14 @@ func (s *session) cachedOpeners(path string) []int {
 	if last, ok := s.opened.Load(path); ok && time.Since(last.(found).at) < openersAge {
 		return last.(found).pids
 	}
-	now := found{time.Now(), s.openers(path)}
+	now := found{time.Now(), openers(s.config.Proc, path)}
 	s.opened.Store(path, now)
 	return now.pids
 }
 
 // openers returns the PIDs of other processes that have the file open.
-func (s *session) openers(path string) []int {
-	links, err := filepath.Glob(filepath.Join(s.Proc, "[0-9]*", "fd", "*"))
+func openers(proc, path string) []int {
+	links, err := filepath.Glob(filepath.Join(proc, "[0-9]*", "fd", "*"))
 	if err != nil {
 		return nil
 	}
@@ -105,7 +105,7 @@ func (s *session) processName(pid int) string {
 	if name, ret := s.lib.SystemGetProcessName(pid); ret == nvmllib.SUCCESS && name != "" {
 		return filepath.Base(name)
 	}
-	comm, err := os.ReadFile(filepath.Join(s.Proc, strconv.Itoa(pid), "comm"))
+	comm, err := os.ReadFile(filepath.Join(s.config.Proc, strconv.Itoa(pid), "comm"))
 	if err != nil {
 		return "unknown"
 	}

@@ -31,7 +31,7 @@ var modes = map[gpu.ComputeMode]nvmllib.ComputeMode{
 
 // computeMode returns the present compute mode, as one of those that the driver sets.
 func computeMode(handle nvmllib.Device) gpu.ComputeMode {
-	if is, ret := handle.GetComputeMode(); ret == nvmllib.SUCCESS && is == nvmllib.COMPUTEMODE_EXCLUSIVE_PROCESS {
+	if mode, ret := handle.GetComputeMode(); ret == nvmllib.SUCCESS && mode == nvmllib.COMPUTEMODE_EXCLUSIVE_PROCESS {
 		return gpu.ExclusiveProcess
 	}
 	return ""
@@ -41,9 +41,8 @@ func computeMode(handle nvmllib.Device) gpu.ComputeMode {
 var intervals = map[gpu.Interval]int{gpu.IntervalDefault: 0, gpu.IntervalShort: 1, gpu.IntervalMedium: 2,
 	gpu.IntervalLong: 3}
 
-// set changes settings and MIG mode of the GPU. Restoring defaults is no error if the GPU is gone or does not support
-// the setting. Without an interval it leaves the time slice alone: that cannot be read, and setting it means a slow run
-// of nvidia-smi.
+// set implements Machine.Set. Restoring a default is no error if the GPU does not support the setting. Without an
+// interval it leaves the time slice alone, which cannot be read: setting it takes a slow run of nvidia-smi.
 func (s *session) set(ctx context.Context, id gpu.UUID, want gpu.State) error {
 	if err := validate(want.Settings); err != nil {
 		return err
@@ -59,7 +58,11 @@ func (s *session) set(ctx context.Context, id gpu.UUID, want gpu.State) error {
 		return err
 	}
 	return steps.Do(ctx, steps.ConfigureGPU, func(ctx context.Context) error {
-		return s.configure(ctx, handle, id, *want.Settings)
+		err := setMode(handle, want.Settings.Mode)
+		if want.Settings.Interval == "" {
+			return err
+		}
+		return errors.Join(err, s.setTimeSlice(ctx, id, want.Settings.Interval)) // also if the mode cannot be set
 	})
 }
 
@@ -85,19 +88,10 @@ func undoes(s gpu.State) bool {
 	return factory && (s.MIG == gpu.MIGUnchanged || s.MIG == gpu.MIGOffIfUnused)
 }
 
-// configure sets compute mode and time slice. It tries both even if one fails.
-func (s *session) configure(ctx context.Context, handle nvmllib.Device, id gpu.UUID, want gpu.Settings) error {
-	err := setMode(handle, want.Mode)
-	if want.Interval == "" {
-		return err
-	}
-	return errors.Join(err, s.setTimeSlice(ctx, id, want.Interval))
-}
-
 func setMode(handle nvmllib.Device, name gpu.ComputeMode) error {
 	mode := modes[name]
-	is, ret := handle.GetComputeMode()
-	if ret == nvmllib.SUCCESS && is != mode {
+	current, ret := handle.GetComputeMode()
+	if ret == nvmllib.SUCCESS && current != mode {
 		ret = handle.SetComputeMode(mode)
 	}
 	switch {
@@ -122,7 +116,7 @@ const (
 
 // setTimeSlice runs nvidia-smi, because NVML has no call for it.
 func (s *session) setTimeSlice(ctx context.Context, id gpu.UUID, name gpu.Interval) error {
-	code, text, err := runSMI(ctx, s.Driver, "compute-policy", "-i", string(id), "--set-timeslice",
+	code, text, err := runSMI(ctx, s.config.Driver, "compute-policy", "-i", string(id), "--set-timeslice",
 		strconv.Itoa(intervals[name]))
 	if errors.Is(err, exec.ErrNotFound) {
 		return fmt.Errorf("time slice %s: %w", name, err)

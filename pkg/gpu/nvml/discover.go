@@ -7,10 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,34 +20,10 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// looks is the state between calls of Discover.
-type looks struct {
-	mu          sync.Mutex
-	gpus        map[int]reading      // by NVML index
-	version     int                  // increased when a GPU appears, disappears, or answers again
-	switching   map[gpu.UUID]int     // number of calls that are changing the MIG mode of the GPU
-	partitioned map[gpu.UUID]gpu.MIG // the last known partitioning
-	said        map[string]string    // logged errors, so that each is logged once
-}
-
-// reading is what was read from a GPU.
-type reading struct {
-	device gpu.Device
-	links  links
-	// persistent is whether the driver keeps the GPU's settings when no program has it open.
-	persistent bool
-	silent     bool // it did not answer at the last look
-	health     gpu.Health
-	checked    time.Time // when the health was read
-	recheck    time.Time // when Recheck last asked for it
-	full       time.Time // the last full read
-	last       time.Time // the last answer
-}
-
 const (
-	// fullLookPeriod is how often an unchanged GPU is read in full. Its properties do not change, and a full read takes
+	// fullReadPeriod is how often an unchanged GPU is read in full. Its properties do not change, and a full read takes
 	// milliseconds of CPU time.
-	fullLookPeriod = time.Minute
+	fullReadPeriod = time.Minute
 	// defaultTimeout is the default of Config.Timeout.
 	defaultTimeout = 10 * time.Second
 )
@@ -58,36 +32,59 @@ const (
 // is not called again until its call has returned. The error means that nothing can be read at all. If no GPU answers,
 // it tries once more in a new session, because the driver may have been reloaded. At the end it closes the session if
 // no events are watched and all GPUs have persistence mode, so that they can be reset and the driver unloaded. Errors:
-// ErrNoDriver, ErrDriverReplaced, ErrLetGo. The health of a GPU is at most healthPeriod old.
+// driverroot.ErrNoDriver, ErrDriverReplaced, ErrLetGo. The health of a GPU is at most healthPeriod old.
 func (m *Machine) Discover(caller context.Context) (gpu.Discovery, error) {
-	ctx, cancel := context.WithTimeout(caller, cmp.Or(m.Timeout, defaultTimeout))
+	ctx, cancel := m.limit(caller)
 	defer cancel()
-	again := func(what func() (bool, error)) (bool, error) { return wait(ctx, &m.calls, driver, what) }
-	_, err := again(func() (bool, error) { return true, m.refresh() })
-	var look gpu.Discovery
-	if err == nil {
-		look, err = m.look(ctx)
-	}
+	look, err := m.discover(ctx)
 	if err == nil && len(look.Broken) > 0 && len(look.Broken) >= len(look.Devices) {
-		var renewed bool
 		m.leaveWatch() // takes as long as a wait for events
-		second, end := context.WithTimeout(caller, cmp.Or(m.Timeout, defaultTimeout))
-		defer end()
-		ctx = second
-		if renewed, err = again(m.renew); renewed && err == nil {
-			look, err = m.look(ctx)
-		}
+		ctx, cancel = m.limit(caller)
+		defer cancel()
+		look, err = m.discoverAgain(ctx, look)
 	}
 	if err != nil {
-		_, closeErr := again(m.renew)
+		_, closeErr := m.awaitSession(ctx, m.renew)
 		return gpu.Discovery{}, errors.Join(err, closeErr)
 	}
-	if m.looks.persistent() && !m.Watching() {
-		if _, err := again(m.renew); err != nil {
-			klog.FromContext(ctx).V(2).Info("NVML stays open", "err", err)
-		}
-	}
+	m.closeUnwatched(ctx)
 	return look, nil
+}
+
+// limit returns a context for one reading of all GPUs.
+func (m *Machine) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, cmp.Or(m.Timeout, defaultTimeout))
+}
+
+// awaitSession ends or changes the session, and waits for it until ctx ends.
+func (m *Machine) awaitSession(ctx context.Context, change func() (bool, error)) (bool, error) {
+	return wait(ctx, &m.calls, driver, change)
+}
+
+// discover reads all GPUs in a session of the library on disk.
+func (m *Machine) discover(ctx context.Context) (gpu.Discovery, error) {
+	if _, err := m.awaitSession(ctx, func() (bool, error) { return true, m.refresh() }); err != nil {
+		return gpu.Discovery{}, err
+	}
+	return m.readAll(ctx)
+}
+
+// discoverAgain reads all GPUs in a new session. If the present one cannot be ended, it returns what was found before.
+func (m *Machine) discoverAgain(ctx context.Context, before gpu.Discovery) (gpu.Discovery, error) {
+	if renewed, err := m.awaitSession(ctx, m.renew); !renewed || err != nil {
+		return before, err
+	}
+	return m.readAll(ctx)
+}
+
+// closeUnwatched ends the session if nothing needs it: no events are watched, and no GPU loses its settings.
+func (m *Machine) closeUnwatched(ctx context.Context) {
+	if !m.known.persistent() || m.Watching() {
+		return
+	}
+	if _, err := m.awaitSession(ctx, m.renew); err != nil {
+		klog.FromContext(ctx).V(2).Info("NVML stays open", "err", err)
+	}
 }
 
 // system is what NVML reports about the machine.
@@ -97,16 +94,16 @@ type system struct {
 	cuda   gpu.Version
 }
 
-func (m *Machine) look(ctx context.Context) (gpu.Discovery, error) {
+func (m *Machine) readAll(ctx context.Context) (gpu.Discovery, error) {
 	sys, err := call(ctx, m, driver, (*session).system)
 	if err != nil {
 		return gpu.Discovery{}, err
 	}
-	m.looks.keepFirst(sys.count)
-	readings, errs := make([]reading, sys.count), make([]error, sys.count)
+	m.known.keepFirst(sys.count)
+	readings, errs := make([]discovered, sys.count), make([]error, sys.count)
 	var all sync.WaitGroup
 	for i := range sys.count {
-		all.Go(func() { readings[i], errs[i] = m.lookAt(ctx, i) })
+		all.Go(func() { readings[i], errs[i] = m.readOne(ctx, i) })
 	}
 	all.Wait()
 
@@ -125,152 +122,52 @@ func (m *Machine) look(ctx context.Context) (gpu.Discovery, error) {
 		connections = append(connections, r.links)
 	}
 	assignNVLinkDomains(look.Devices, connections)
-	look.Devices = m.withLost(look.Devices, silent)
-	look.Answered = m.looks.answered()
-	look.Persistent = m.looks.persistent()
+	look.Devices = withLost(m.Sysfs, look.Devices, silent)
+	look.Answered = m.known.answered()
+	look.Persistent = m.known.persistent()
 	look.Unwatched = m.watch.unwatched(look.Devices, 2*m.eventWait())
 	return look, nil
 }
 
-// lookAt reads the GPU with the index. After an error it returns the known reading. A GPU whose MIG mode is being
-// changed may be absent for a moment, so it counts as unchanged; but it has no partitions, also if the known reading is
-// from a time when it had some.
-func (m *Machine) lookAt(ctx context.Context, index int) (reading, error) {
-	known, about := m.looks.at(index)
-	if known.device.UUID != "" && m.looks.isSwitching(known.device.UUID) {
+// readOne reads the GPU with the index. After an error it returns what is known of it. A GPU whose MIG mode is being
+// changed may be absent for a moment, so it counts as unchanged; but it has no partitions, also if it had
+// some when it was last read.
+func (m *Machine) readOne(ctx context.Context, index int) (discovered, error) {
+	known, about := m.known.at(index)
+	if known.device.UUID != "" && m.known.isSwitching(known.device.UUID) {
 		known.device.MIG.Instances = nil
 		return known, nil
 	}
-	r, err := call(ctx, m, about, func(s *session) (reading, error) { return s.readAt(index, known) })
+	r, err := call(ctx, m, about, func(s *session) (discovered, error) { return s.readAt(index, known) })
 	if err == nil {
-		m.looks.keep(index, r)
+		m.known.keep(index, r)
 		return r, nil
 	}
-	m.looks.silent(index)
+	m.known.silent(index)
 	if known.device.UUID != "" {
 		return known, err
 	}
 	return r, err
 }
 
-// at returns the known reading of the GPU with the index, and the key of calls for it.
-func (l *looks) at(index int) (reading, gpu.UUID) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	known := l.gpus[index]
-	if known.device.UUID != "" {
-		return known, known.device.UUID
-	}
-	return known, gpu.UUID(fmt.Sprintf("index %d", index))
-}
-
-func (l *looks) keep(index int, r reading) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.gpus == nil {
-		l.gpus = map[int]reading{}
-	}
-	if was := l.gpus[index]; was.silent || was.device.UUID != r.device.UUID {
-		l.version++
-	}
-	r.silent, r.recheck = false, l.gpus[index].recheck // which may be newer than this reading
-	l.gpus[index] = r
-}
-
-// silent records that the GPU with the index, which is known, does not answer.
-func (l *looks) silent(index int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if r, known := l.gpus[index]; known {
-		r.silent = true
-		l.gpus[index] = r
-	}
-}
-
-func (l *looks) answered() map[gpu.UUID]time.Time {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	all := map[gpu.UUID]time.Time{}
-	for _, r := range l.gpus {
-		all[r.device.UUID] = r.last
-	}
-	return all
-}
-
-// keepFirst forgets the GPUs with higher indices: there are fewer now.
-func (l *looks) keepFirst(count int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	before := len(l.gpus)
-	maps.DeleteFunc(l.gpus, func(index int, _ reading) bool { return index >= count })
-	if len(l.gpus) != before {
-		l.version++
-	}
-}
-
-// indexOf returns the index of the GPU at the last look.
-func (l *looks) indexOf(id gpu.UUID) (int, bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for index, r := range l.gpus {
-		if r.device.UUID == id {
-			return index, true
-		}
-	}
-	return 0, false
-}
-
-// persistent reports whether all GPUs keep their settings when no program has them open.
-func (l *looks) persistent() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, r := range l.gpus {
-		if !r.persistent {
-			return false
-		}
-	}
-	return true
-}
-
-// startSwitch records that the MIG mode of the GPU is being changed, until end is called.
-func (l *looks) startSwitch(id gpu.UUID) (end func()) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.switching == nil {
-		l.switching = map[gpu.UUID]int{}
-	}
-	l.switching[id]++
-	return func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.switching[id]--
-	}
-}
-
-func (l *looks) isSwitching(id gpu.UUID) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.switching[id] > 0
-}
-
 // readAt reads the GPU with the index. After an error, the device has the fields that could be read.
-func (s *session) readAt(index int, known reading) (reading, error) {
+func (s *session) readAt(index int, known discovered) (discovered, error) {
 	handle, ret := s.lib.DeviceGetHandleByIndex(index)
 	if ret != nvmllib.SUCCESS {
-		return reading{device: gpu.Device{Index: index}}, fmt.Errorf("get handle: %w", ret)
+		return discovered{device: gpu.Device{Index: index}}, fmt.Errorf("get handle: %w", ret)
 	}
-	if time.Since(known.full) < fullLookPeriod && s.same(handle, known.device) {
+	if time.Since(known.full) < fullReadPeriod && s.same(handle, known.device) {
 		s.handles.Store(known.device.UUID, handle)
 		known.last, known.device.ComputeMode, known.persistent = time.Now(), computeMode(handle), persistent(handle)
 		return s.withHealth(handle, known), nil
 	}
 	d, err := s.read(index, handle)
 	if err != nil {
-		return reading{device: d}, err
+		return discovered{device: d}, err
 	}
 	s.handles.Store(d.UUID, handle)
 	now := time.Now()
-	return s.withHealth(handle, reading{device: d, links: readLinks(handle), full: now, last: now,
+	return s.withHealth(handle, discovered{device: d, links: readLinks(handle), full: now, last: now,
 		persistent: persistent(handle)}), nil
 }
 
@@ -356,7 +253,7 @@ func (s *session) minor(handle nvmllib.Device, d gpu.Device) (int, error) {
 	if ret == nvmllib.SUCCESS {
 		return minor, nil
 	}
-	text, err := os.ReadFile(filepath.Join(s.Proc, "driver/nvidia/gpus", d.PCI.String(), "information"))
+	text, err := os.ReadFile(filepath.Join(s.config.Proc, "driver/nvidia/gpus", d.PCI.String(), "information"))
 	if err != nil {
 		return 0, fmt.Errorf("get minor number: %w", ret)
 	}
@@ -379,7 +276,7 @@ func (s *session) locate(d *gpu.Device, handle nvmllib.Device) error {
 		return err
 	}
 	d.Name = d.PCI.DeviceName()
-	sysfs := deviceattribute.WithFSFromRoot(s.Sysfs)
+	sysfs := deviceattribute.WithFSFromRoot(s.config.Sysfs)
 	if root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(d.PCI.String(), sysfs); err == nil {
 		d.PCIeRoot = *root.Value.StringValue
 	}
@@ -398,12 +295,12 @@ func (s *session) product(d gpu.Device, handle nvmllib.Device) (p gpu.Product, s
 	if p.Name, ret = handle.GetName(); ret == nvmllib.ERROR_GPU_IS_LOST {
 		return p, 0, fmt.Errorf("get product name: %w", ret)
 	}
-	s.note(d, "Product name unknown", ret, nvmllib.SUCCESS)
+	s.known.note(d, "Product name unknown", ret, nvmllib.SUCCESS)
 	cc := &p.ComputeCapability
 	if cc.Major, cc.Minor, ret = handle.GetCudaComputeCapability(); ret == nvmllib.ERROR_GPU_IS_LOST {
 		return p, 0, fmt.Errorf("get compute capability: %w", ret)
 	}
-	s.note(d, "Compute capability unknown", ret, nvmllib.SUCCESS)
+	s.known.note(d, "Compute capability unknown", ret, nvmllib.SUCCESS)
 	if lib, err := s.devices.NewDevice(handle); err == nil {
 		if brand, err := lib.GetBrandAsString(); err == nil {
 			p.Brand = brand
@@ -419,23 +316,6 @@ func (s *session) product(d gpu.Device, handle nvmllib.Device) (p gpu.Product, s
 	p.Multiprocessors = multiprocessors(cores, p.ComputeCapability)
 	p.MemoryBandwidth = memoryBandwidth(busWidth, memoryClock)
 	return p, smClock, nil
-}
-
-// note logs an error about a property of the GPU, once, unless it is one of fine.
-func (s *session) note(d gpu.Device, what string, err error, fine ...error) {
-	if slices.Contains(fine, err) {
-		return
-	}
-	about := d.Name + " " + what
-	s.looks.mu.Lock()
-	defer s.looks.mu.Unlock()
-	if s.looks.said == nil {
-		s.looks.said = map[string]string{}
-	}
-	if text := err.Error(); s.looks.said[about] != text {
-		s.looks.said[about] = text
-		klog.Background().Info(what, "device", d.Name, "uuid", d.UUID, "err", err)
-	}
 }
 
 // pciAddress parses the address, which NVML returns as a C string.

@@ -22,18 +22,18 @@ const healthPeriod = 30 * time.Second
 
 // Recheck makes the next Discover ask the GPU for its health.
 func (m *Machine) Recheck(id gpu.UUID) {
-	m.looks.mu.Lock()
-	defer m.looks.mu.Unlock()
-	for i, r := range m.looks.gpus {
+	m.known.mu.Lock()
+	defer m.known.mu.Unlock()
+	for i, r := range m.known.gpus {
 		if r.device.UUID == id {
 			r.recheck = time.Now()
-			m.looks.gpus[i] = r
+			m.known.gpus[i] = r
 		}
 	}
 }
 
-// withHealth returns the reading with the health of the GPU, which is asked for every healthPeriod, and after Recheck.
-func (s *session) withHealth(handle nvmllib.Device, r reading) reading {
+// withHealth returns r with the health of the GPU, which is asked for every healthPeriod, and after Recheck.
+func (s *session) withHealth(handle nvmllib.Device, r discovered) discovered {
 	if time.Since(r.checked) >= healthPeriod || r.recheck.After(r.health.At) {
 		r.health, r.checked = s.health(handle, r.device), time.Now()
 	}
@@ -147,13 +147,13 @@ func (s *session) slowdown(handle nvmllib.Device) string {
 // vanishedNode returns the GPU's device node if it has been there and is not; otherwise "". A machine may have no
 // device nodes before its first CUDA program.
 func (s *session) vanishedNode(d gpu.Device) string {
-	here, host := s.Driver.Dev()
+	here, host := s.config.Driver.Dev()
 	path := driverroot.DeviceNode(d.Minor)
 	if _, err := os.Stat(filepath.Join(here, path)); err == nil {
-		s.seenNodes.Store(path, true)
+		s.known.deviceNodes.Store(path, true)
 		return ""
 	}
-	if _, seen := s.seenNodes.Load(path); !seen {
+	if _, seen := s.known.deviceNodes.Load(path); !seen {
 		return ""
 	}
 	return filepath.Join(host, path)

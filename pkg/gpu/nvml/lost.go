@@ -14,7 +14,7 @@ import (
 
 // withLost adds the GPUs that NVML counts but that do not answer, as lost, because claims may hold them. A GPU of
 // unknown PCI address gets the next address at which Linux has a GPU and NVML has no other one, in NVML's order.
-func (m *Machine) withLost(devices, silent []gpu.Device) []gpu.Device {
+func withLost(sysfs string, devices, silent []gpu.Device) []gpu.Device {
 	if len(silent) == 0 {
 		return devices
 	}
@@ -24,7 +24,7 @@ func (m *Machine) withLost(devices, silent []gpu.Device) []gpu.Device {
 		}
 	}
 	all := slices.Clone(devices)
-	free := slices.DeleteFunc(m.onBus(), func(at gpu.PCIAddress) bool {
+	free := slices.DeleteFunc(onBus(sysfs), func(at gpu.PCIAddress) bool {
 		return slices.ContainsFunc(slices.Concat(devices, silent), func(d gpu.Device) bool { return d.PCI == at })
 	})
 	for _, d := range silent {
@@ -50,8 +50,8 @@ const (
 )
 
 // onBus returns the PCI addresses of NVIDIA GPUs in sysfs, ascending.
-func (m *Machine) onBus() []gpu.PCIAddress {
-	dir := filepath.Join(m.Sysfs, "bus/pci/devices")
+func onBus(sysfs string) []gpu.PCIAddress {
+	dir := filepath.Join(sysfs, "bus/pci/devices")
 	entries, _ := os.ReadDir(dir)
 	var found []gpu.PCIAddress
 	for _, e := range entries {

@@ -10,30 +10,36 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// All methods in this file wait for a GPU that hangs until ctx ends, and then return ErrNoAnswer.
+// All methods in this file wait for a GPU that hangs until ctx ends, and then return ErrNoAnswer. The first four
+// implement claims.Hardware, which says what they do.
 
-// Set changes settings and MIG mode of the GPU. It is no error if the GPU is gone and want only restores defaults.
-// Errors: ErrNotConfigurable, gpu.ErrBusy, gpu.ErrForeignPartition, gpu.ErrMIGModeFixed.
+// none is the result of a call that has none.
+type none = struct{}
+
+// Set changes settings and MIG mode of the GPU. Another error: ErrNotConfigurable.
 func (m *Machine) Set(ctx context.Context, id gpu.UUID, want gpu.State) error {
-	return m.do(ctx, id, func(s *session) error { return s.set(ctx, id, want) })
+	_, err := call(ctx, m, id, func(s *session) (none, error) { return none{}, s.set(ctx, id, want) })
+	return err
 }
 
-// CheckPlacement returns gpu.ErrForeignPartition if another partition overlaps the placement. The error names it.
+// CheckPlacement looks for another partition at the placement. The error names it.
 func (m *Machine) CheckPlacement(ctx context.Context, at gpu.Placement) error {
-	return m.do(ctx, at.Parent, func(s *session) error { return s.checkPlacement(at) })
+	_, err := call(ctx, m, at.Parent, func(s *session) (none, error) { return none{}, s.checkPlacement(at) })
+	return err
 }
 
-// CreatePartition creates the partition at the placement, and returns its UUID: a GPU instance with one compute
-// instance that has all of it. If known is empty, an existing partition is adopted; otherwise it must have that UUID.
-// Errors: gpu.ErrForeignPartition, which names the partition in the way; gpu.ErrPartitionRemoved.
+// CreatePartition creates a GPU instance with one compute instance that has all of it. An error names the partition in
+// the way.
 func (m *Machine) CreatePartition(ctx context.Context, at gpu.Placement, known gpu.UUID) (gpu.UUID, error) {
 	return call(ctx, m, at.Parent, func(s *session) (gpu.UUID, error) { return s.createPartition(ctx, at, known) })
 }
 
-// DestroyPartition removes the partition at the placement, also an incomplete one. A partition with another UUID than
-// known is left alone. A missing GPU, or one without MIG, has no partitions. Error: gpu.ErrBusy, which names the user.
+// DestroyPartition removes the GPU instance and its compute instances. An error names who uses them.
 func (m *Machine) DestroyPartition(ctx context.Context, at gpu.Placement, known gpu.UUID) error {
-	return m.do(ctx, at.Parent, func(s *session) error { return s.destroyPartition(ctx, at, known) })
+	_, err := call(ctx, m, at.Parent, func(s *session) (none, error) {
+		return none{}, s.destroyPartition(ctx, at, known)
+	})
+	return err
 }
 
 // Processes returns the processes that use the GPU, by PID. NVIDIA's driver translates PIDs to the caller's namespace

@@ -30,13 +30,13 @@ func (s *session) readMIG(handle nvmllib.Device, d gpu.Device) (gpu.MIG, error) 
 		return gpu.MIG{}, err
 	}
 	if err != nil {
-		s.note(d, "How the GPU is partitioned cannot be read", err)
-		was, known := s.looks.partitioning(d.UUID)
+		s.known.note(d, "How the GPU is partitioned cannot be read", err)
+		was, known := s.known.partitioning(d.UUID)
 		if m = fillMIG(m, was); !known {
 			return m, nil
 		}
 	}
-	s.looks.keepPartitioning(d.UUID, m)
+	s.known.keepPartitioning(d.UUID, m)
 	return m, nil
 }
 
@@ -68,23 +68,6 @@ func fillMIG(m, was gpu.MIG) gpu.MIG {
 	return m
 }
 
-// partitioning returns the last known partitioning of the GPU.
-func (l *looks) partitioning(id gpu.UUID) (was gpu.MIG, known bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	was, known = l.partitioned[id]
-	return was, known
-}
-
-func (l *looks) keepPartitioning(id gpu.UUID, m gpu.MIG) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.partitioned == nil {
-		l.partitioned = map[gpu.UUID]gpu.MIG{}
-	}
-	l.partitioned[id] = m
-}
-
 // askMIG reads the partitioning from NVML. After an error it returns what could be read.
 func (s *session) askMIG(handle nvmllib.Device, d gpu.Device) (gpu.MIG, error) {
 	current, _, ret := handle.GetMigMode()
@@ -106,7 +89,7 @@ func (s *session) askMIG(handle nvmllib.Device, d gpu.Device) (gpu.MIG, error) {
 	for _, p := range profiles {
 		if p.unusable != nil {
 			m.Problems = append(m.Problems, p.unusable.Error())
-			s.note(d, fmt.Sprintf("MIG profile %d is not offered", p.info.Id), p.unusable)
+			s.known.note(d, fmt.Sprintf("MIG profile %d is not offered", p.info.Id), p.unusable)
 			continue
 		}
 		m.Profiles = append(m.Profiles, p.Profile)
@@ -136,12 +119,12 @@ func (s *session) profiles(handle nvmllib.Device) ([]profile, error) {
 	if ret != nvmllib.SUCCESS {
 		return nil, fmt.Errorf("get UUID: %w", ret)
 	}
-	if known, ok := s.offered.Load(id); ok {
+	if known, ok := s.known.offered.Load(id); ok {
 		return known.([]profile), nil
 	}
 	all, err := s.readProfiles(handle)
 	if err == nil && len(all) > 0 { // some GPUs list them in MIG mode only
-		s.offered.Store(id, all)
+		s.known.offered.Store(id, all)
 	}
 	return all, err
 }

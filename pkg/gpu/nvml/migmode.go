@@ -80,7 +80,7 @@ func (s *session) setMIGMode(handle nvmllib.Device, id gpu.UUID, mode int) error
 		return fmt.Errorf("%s: this takes a reset of the GPU, which is the administrator's to do "+
 			"while no program has it open (nvidia-smi -mig, nvidia-smi --gpu-reset): %w", what, gpu.ErrMIGModeFixed)
 	}
-	defer s.looks.startSwitch(id)()
+	defer s.known.startSwitch(id)()
 	activation, ret := handle.SetMigMode(mode)
 	if ret == nvmllib.SUCCESS {
 		ret = activation

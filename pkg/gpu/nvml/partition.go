@@ -39,8 +39,8 @@ func (s *session) parent(at gpu.Placement) (parent, error) {
 	return parent{handle, profiles[i], profiles}, nil
 }
 
-// at returns the GPU instance at the placement; ok is false if there is none.
-func (p parent) at(at gpu.Placement) (found gpuInstance, ok bool, err error) {
+// instanceAt returns the GPU instance at the placement; ok is false if there is none.
+func (p parent) instanceAt(at gpu.Placement) (found gpuInstance, ok bool, err error) {
 	all, err := gpuInstances(p.Device, p.profile)
 	i := slices.IndexFunc(all, func(i gpuInstance) bool { return int(i.info.Placement.Start) == at.Start })
 	if i < 0 { // it may be the one that could not be read
@@ -49,7 +49,7 @@ func (p parent) at(at gpu.Placement) (found gpuInstance, ok bool, err error) {
 	return all[i], true, nil
 }
 
-// checkPlacement returns gpu.ErrForeignPartition if another partition overlaps the placement. The error names it.
+// checkPlacement implements Machine.CheckPlacement.
 func (s *session) checkPlacement(at gpu.Placement) error {
 	p, err := s.parent(at)
 	if err != nil {
@@ -79,7 +79,7 @@ func (s *session) createPartition(ctx context.Context, at gpu.Placement, known g
 	if err != nil {
 		return "", err
 	}
-	instance, ok, err := p.at(at)
+	instance, ok, err := p.instanceAt(at)
 	if err == nil {
 		err = ctx.Err()
 	}
@@ -172,11 +172,11 @@ func (s *session) destroyPartition(ctx context.Context, at gpu.Placement, known 
 	}
 	profiles, err := s.profiles(handle)
 	errs := []error{err}
-	for _, p := range profiles { // all profiles, because another driver may name the profile differently
-		p := parent{handle, p, profiles}
-		instance, ok, err := p.at(at)
+	for _, candidate := range profiles { // all, because another driver may name the profile differently
+		on := parent{handle, candidate, profiles}
+		instance, ok, err := on.instanceAt(at)
 		if ok && int(instance.info.Placement.Size) == at.Size {
-			return s.destroy(ctx, p, instance, known)
+			return s.destroy(ctx, on, instance, known)
 		}
 		errs = append(errs, err)
 	}

@@ -46,12 +46,9 @@ type Machine struct {
 	mu      sync.Mutex
 	current *session    // nil: none is open
 	loaded  os.FileInfo // the library of the last session; nil: not followed
-	offered sync.Map    // UUID of a GPU → []profile
-
-	seenNodes sync.Map // paths of device nodes that have existed
 
 	calls calls
-	looks looks
+	known known
 	watch watch
 }
 
@@ -74,7 +71,8 @@ func (m *Machine) Close() error { return m.retire(func(*session) bool { return t
 
 // session is an initialised NVML library, until its shutdown.
 type session struct {
-	*Machine
+	config  *Config // of the Machine
+	known   *known  // of the Machine
 	lib     nvmllib.Interface
 	devices device.Interface
 	file    os.FileInfo // of the library on disk; nil: not followed
@@ -122,13 +120,13 @@ func (m *Machine) enter() *session {
 	return m.current
 }
 
-// release ends the use of a session. The last user of a retired one shuts it down, and of every one while events are
-// not watched so that a GPU can be reset.
+// release ends one use of a session. The last user of a retired session shuts it down. While no events are watched, the
+// last user of any session shuts it down, so that GPUs can be reset.
 func (m *Machine) release(s *session) {
-	gives := m.follows && m.looks.persistent() && m.watch.isStopped()
+	closes := m.follows && m.known.persistent() && m.watch.isStopped()
 	m.mu.Lock()
 	s.users--
-	if gives && s.users == 0 && m.current == s {
+	if closes && s.users == 0 && m.current == s {
 		m.current, s.retired = nil, true
 	}
 	last := s.retired && s.users == 0
@@ -140,7 +138,7 @@ func (m *Machine) release(s *session) {
 
 // open initialises the library.
 func (m *Machine) open() (*session, error) {
-	s := &session{Machine: m, lib: m.Library}
+	s := &session{config: &m.Config, known: &m.known, lib: m.Library}
 	if m.follows || s.lib == nil {
 		path, file, err := m.libraryFile()
 		if err != nil {
@@ -222,11 +220,11 @@ func (m *Machine) renew() (renewed bool, err error) {
 	return renewed, err
 }
 
-// retire ends the session if is returns true for it, as soon as no call uses it.
-func (m *Machine) retire(is func(*session) bool) error {
+// retire ends the current session, as soon as no call uses it, if ends returns true for it.
+func (m *Machine) retire(ends func(*session) bool) error {
 	m.mu.Lock()
 	s := m.current
-	if s == nil || !is(s) {
+	if s == nil || !ends(s) {
 		m.mu.Unlock()
 		return nil
 	}
@@ -242,15 +240,15 @@ func (m *Machine) retire(is func(*session) bool) error {
 	return nil
 }
 
-// handle returns NVML's handle of a GPU or a partition. The index of a GPU is known from the last look. NVML may query
-// other GPUs to find a UUID.
+// handle returns NVML's handle of a GPU or a partition. The index of a GPU is known from the last discovery. NVML may
+// query other GPUs to find a UUID.
 func (s *session) handle(id gpu.UUID) (nvmllib.Device, error) {
 	if known, ok := s.handles.Load(id); ok {
 		return known.(nvmllib.Device), nil
 	}
-	if index, ok := s.looks.indexOf(id); ok {
+	if index, ok := s.known.indexOf(id); ok {
 		if handle, ret := s.lib.DeviceGetHandleByIndex(index); ret == nvmllib.SUCCESS {
-			if is, ret := handle.GetUUID(); ret == nvmllib.SUCCESS && gpu.UUID(is) == id {
+			if uuid, ret := handle.GetUUID(); ret == nvmllib.SUCCESS && uuid == string(id) {
 				s.handles.Store(id, handle)
 				return handle, nil
 			}

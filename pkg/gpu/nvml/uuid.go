@@ -11,7 +11,7 @@ import nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 // device as the GPU. NVIDIA's DRA driver took the UUID of this device as the partition's until its v0.5. Both work
 // here.
 func PartitionUUID(info nvmllib.ComputeInstanceInfo) (string, nvmllib.Return) {
-	if is, ret := info.Device.IsMigDeviceHandle(); ret == nvmllib.SUCCESS && is {
+	if mig, ret := info.Device.IsMigDeviceHandle(); ret == nvmllib.SUCCESS && mig {
 		return info.Device.GetUUID()
 	}
 	instance, ret := info.GpuInstance.GetInfo()

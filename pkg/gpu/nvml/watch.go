@@ -180,19 +180,19 @@ func (m *Machine) watchSession(ctx context.Context, found func(gpu.Event)) error
 		return err
 	}
 	defer m.release(s)
-	version := m.looks.changes()
+	version := m.known.changes()
 	set, ret := s.lib.EventSetCreate()
 	if ret != nvmllib.SUCCESS {
 		return fmt.Errorf("create event set: %w", ret)
 	}
-	watched, err := s.register(ctx, set, version)
+	watched, err := m.register(ctx, s, set, version)
 	if !errors.Is(err, ErrNoAnswer) { // that call still uses the set
 		defer func() { _ = set.Free() }()
 	}
 	if !watched && err != nil {
 		return err
 	}
-	for m.looks.changes() == version {
+	for m.known.changes() == version {
 		if ctx.Err() != nil || !m.watch.stays() || m.retired(s) {
 			return errLeft
 		}
@@ -213,17 +213,18 @@ func (m *Machine) watchSession(ctx context.Context, found func(gpu.Event)) error
 
 // register registers the events of all GPUs with the set, and reports whether there are any. A GPU that does not answer
 // is left out. Error: the first one, ErrNoAnswer if there is one.
-func (s *session) register(ctx context.Context, set nvmllib.EventSet, version int) (any bool, failed error) {
+func (m *Machine) register(ctx context.Context, s *session, set nvmllib.EventSet, version int) (any bool,
+	failed error) {
 	count, ret := s.lib.DeviceGetCount()
 	if ret != nvmllib.SUCCESS {
 		return false, fmt.Errorf("count GPUs: %w", ret)
 	}
 	gpus := map[gpu.UUID]string{}
 	for i := range count {
-		s.watch.stays()
-		_, about := s.looks.at(i)
+		m.watch.stays()
+		_, about := m.known.at(i)
 		ctx, cancel := context.WithTimeout(ctx, registerTimeout)
-		id, err := wait(ctx, &s.calls, about, func() (gpu.UUID, error) { return s.registerAt(i, set) })
+		id, err := wait(ctx, &m.calls, about, func() (gpu.UUID, error) { return s.registerAt(i, set) })
 		cancel()
 		if err == nil {
 			gpus[id], any = "", true
@@ -234,7 +235,7 @@ func (s *session) register(ctx context.Context, set nvmllib.EventSet, version in
 			failed = fmt.Errorf("GPU %d: %w", i, err)
 		}
 	}
-	s.watch.began(gpus, version)
+	m.watch.began(gpus, version)
 	return any, failed
 }
 
@@ -344,7 +345,7 @@ func (m *Machine) Watching() bool {
 	w := &m.watch
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.inside == nil || w.version != m.looks.changes() || w.halted() != "" {
+	if w.inside == nil || w.version != m.known.changes() || w.halted() != "" {
 		return false
 	}
 	return slices.Contains(slices.Collect(maps.Values(w.gpus)), "")
@@ -355,11 +356,4 @@ func (m *Machine) retired(s *session) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return s.retired
-}
-
-// changes returns how often the GPUs have changed.
-func (l *looks) changes() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.version
 }
