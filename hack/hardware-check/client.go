@@ -36,7 +36,7 @@ const nobody = 65534
 
 // clientUsers returns the users of two clients. The second is another user if the daemon admits several at a time and
 // this program may start a process of another user.
-func (e *checker) clientUsers(s mps.State) []int {
+func (e *checker) clientUsers(s mps.DaemonState) []int {
 	own := os.Geteuid()
 	if s.SingleUser || own != 0 || e.simulateDir != "" {
 		return []int{own, own}

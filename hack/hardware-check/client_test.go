@@ -66,7 +66,7 @@ func TestClientsOfARealDaemon(t *testing.T) {
 			e := &checker{dir: t.TempDir()}
 			e.report.Driver.Library = filepath.Join(filepath.Dir(library), "libnvidia-ml.so.1")
 			e.clients(t.Context(), control{pipe: t.TempDir()}, doctor.GPU{Memory: 16 << 30},
-				e.clientUsers(mps.State{}))
+				e.clientUsers(mps.DaemonState{}))
 			if got := string(e.lines[0].result) + ": " + e.lines[0].detail; len(e.lines) != 1 || got != tt.want {
 				t.Errorf("got %d lines, the first %q, want %q", len(e.lines), got, tt.want)
 			}

@@ -496,7 +496,7 @@ func TestRecordsOfAClaim(t *testing.T) {
 		w := newFixture(t)
 		runScript(w, row.before)
 		if row.starting {
-			if err := w.daemons().Report("gpu-1", mps.State{Message: "starting"}); err != nil {
+			if err := w.daemons().Report("gpu-1", mps.DaemonState{Message: "starting"}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -558,12 +558,11 @@ func (w *fixture) reportDaemons() {
 		w.t.Error(err)
 	}
 	for _, daemon := range wanted {
-		digest, err := daemon.Digest()
-		state := mps.State{Wanted: digest, Ready: true, PID: 1}
+		state := mps.DaemonState{Digest: daemon.Digest, Ready: true, PID: 1}
 		if !w.supervised {
-			state = mps.State{Wanted: digest, Message: "nvidia-cuda-mps-control: exit status 1"}
+			state = mps.DaemonState{Digest: daemon.Digest, Message: "nvidia-cuda-mps-control: exit status 1"}
 		}
-		if err := errors.Join(err, d.Report(daemon.ID, state)); err != nil {
+		if err := d.Report(daemon.ID, state); err != nil {
 			w.t.Error(err)
 		}
 	}

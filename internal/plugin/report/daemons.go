@@ -27,7 +27,7 @@ type DaemonWatch struct {
 	Records  Lister
 	Reporter daemonReporter
 
-	seen   map[string]mps.State // the last look, by daemon
+	seen   map[string]mps.DaemonState // the last look, by daemon
 	single sets.Set[types.UID]  // claims that SingleUser was called for
 }
 
@@ -67,7 +67,7 @@ func (w *DaemonWatch) look() error {
 		return err
 	}
 	before, reported := w.seen, w.single
-	w.seen, w.single = map[string]mps.State{}, sets.New[types.UID]()
+	w.seen, w.single = map[string]mps.DaemonState{}, sets.New[types.UID]()
 	var unread error
 	for _, d := range wanted {
 		now, err := w.Daemons.State(d.ID)

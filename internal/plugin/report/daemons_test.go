@@ -88,7 +88,7 @@ func TestDaemonRestartIsReported(t *testing.T) {
 			if err := dir.Request(mps.Daemon{ID: id}); err != nil {
 				t.Fatal(err)
 			}
-			state := mps.State{Ready: true, Restarts: restarts, SingleUser: id == look.singleUser,
+			state := mps.DaemonState{Ready: true, Restarts: restarts, SingleUser: id == look.singleUser,
 				ServerFailures: look.failures, ServerFailure: fmt.Sprint("failure ", look.failures)}
 			if err := dir.Report(id, state); err != nil {
 				t.Fatal(err)
@@ -121,7 +121,7 @@ func TestDaemonRestartBesideAnUnreadableRecord(t *testing.T) {
 	w := &DaemonWatch{Daemons: dir, Records: partly{records}, Reporter: reports}
 	for restarts := range 2 {
 		if err := errors.Join(dir.Request(mps.Daemon{ID: "gpu-1"}),
-			dir.Report("gpu-1", mps.State{Ready: true, Restarts: restarts})); err != nil {
+			dir.Report("gpu-1", mps.DaemonState{Ready: true, Restarts: restarts})); err != nil {
 			t.Fatal(err)
 		}
 		if err := w.look(); (err != nil) != (restarts == 1) {
@@ -143,7 +143,7 @@ func TestDaemonsAreWatched(t *testing.T) {
 	for range 2 {
 		err := dir.Request(mps.Daemon{ID: "gpu-1"})
 		if err == nil {
-			err = dir.Report("gpu-1", mps.State{Ready: true, SingleUser: true})
+			err = dir.Report("gpu-1", mps.DaemonState{Ready: true, SingleUser: true})
 		}
 		if err != nil {
 			t.Fatal(err)

@@ -3,8 +3,8 @@
 // Package mps is the file-based protocol between the plugin and the supervisor of MPS daemons. With files, daemons
 // outlive the plugin:
 //
-//	<dir>/<ID>/wanted.json   written by the plugin: this daemon is to run, so; no such file: it is to stop
-//	<dir>/<ID>/state.json    written by the supervisor: what it has made of that
+//	<dir>/<ID>/wanted.json   written by the plugin: the requested daemon; without the file, it is to stop
+//	<dir>/<ID>/state.json    written by the supervisor: whether the daemon runs as requested
 //	<dir>/<ID>/pipe, log     the daemon's own; its clients get the first as CUDA_MPS_PIPE_DIRECTORY
 //
 // The supervisor makes the directory <ID>/pipe before it starts a daemon, and removes <ID> after it has stopped it.
@@ -34,7 +34,7 @@ import (
 // ErrNotReady means that a daemon does not serve clients yet. The message says why.
 var ErrNotReady = errors.New("MPS daemon is not ready")
 
-// Daemon is a request for an MPS control daemon. A GPU belongs to at most one daemon.
+// Daemon is an MPS control daemon. A GPU belongs to at most one daemon.
 type Daemon struct {
 	ID   string     `json:"id"`   // the name of its first device: a DNS label
 	GPUs []gpu.UUID `json:"gpus"` // clients index them in this order
@@ -48,13 +48,13 @@ type Daemon struct {
 	// SharedMemory is the size of a private /dev/shm for the daemon and its clients, in bytes; 0: that of all daemons.
 	// Request keeps the size of an existing daemon.
 	SharedMemory uint64 `json:"sharedMemory,omitempty"`
-	// Ask is set by Request. It differs from that of an earlier daemon with the same ID, which may still be ending.
-	Ask string `json:"ask,omitempty"`
+	// Nonce is set by Request. It differs from that of an earlier daemon with the same ID, which may still be ending.
+	Nonce string `json:"ask,omitempty"`
 }
 
-// State is the supervisor's report about a daemon.
-type State struct {
-	Wanted   string `json:"wanted"`            // Digest of the wanted.json that the report is about
+// DaemonState is the supervisor's report about a daemon.
+type DaemonState struct {
+	Digest   string `json:"wanted"`            // of the requested daemon that the report is about
 	PID      int    `json:"pid"`               // of the control daemon, as the supervisor sees it
 	Ready    bool   `json:"ready"`             // the daemon answers, and its limits are set
 	Message  string `json:"message,omitempty"` // why it is not ready
@@ -75,8 +75,8 @@ type Dir string
 
 // Files in the directory of a daemon.
 const (
-	WantedFile = "wanted.json" // requests the daemon
-	stateFile  = "state.json"
+	RequestedFile = "wanted.json" // the requested daemon
+	stateFile     = "state.json"
 )
 
 // DaemonDirs returns the directories of all daemons.
@@ -85,11 +85,11 @@ func (d Dir) DaemonDirs() []string {
 	return dirs
 }
 
-// Concerns reports whether a change of the file may change requests or states: the directory itself, that of a daemon,
-// or one of their files.
+// Concerns reports whether a change of the file may change requested daemons or states: the directory itself, that of a
+// daemon, or one of their files.
 func (d Dir) Concerns(file string) bool {
 	switch filepath.Base(file) {
-	case WantedFile, stateFile:
+	case RequestedFile, stateFile:
 		return true
 	}
 	return file == string(d) || filepath.Dir(file) == string(d)
@@ -104,20 +104,24 @@ func (d Dir) Log(id string) string { return filepath.Join(string(d), id, "log") 
 // SharedMemory returns the daemon's own directory for shared memory, on the host.
 func (d Dir) SharedMemory(id string) string { return filepath.Join(string(d), id, "shm") }
 
-// Request requests the daemon. An equal request changes nothing; a request with other limits changes those of the
-// running daemon.
+// Request requests the daemon. If an equal one is requested, nothing changes. Other limits change those of the running
+// daemon.
 func (d Dir) Request(daemon Daemon) error {
-	file := filepath.Join(string(d), daemon.ID, WantedFile)
-	var is Daemon
+	file := filepath.Join(string(d), daemon.ID, RequestedFile)
+	var present Daemon
 	before, err := os.ReadFile(file)
-	if err == nil && json.Unmarshal(before, &is) == nil {
-		daemon.Ask, daemon.SharedMemory = is.Ask, is.SharedMemory
+	if err == nil && json.Unmarshal(before, &present) == nil {
+		daemon.Nonce, daemon.SharedMemory = present.Nonce, present.SharedMemory
 	} else {
-		daemon.Ask = rand.Text()
+		daemon.Nonce = rand.Text()
 	}
-	data, err := encode(daemon)
-	if err != nil || bytes.Equal(before, data) {
+	data, err := json.MarshalIndent(daemon, "", "  ")
+	if err != nil {
 		return err
+	}
+	data = append(data, '\n')
+	if bytes.Equal(before, data) {
+		return nil
 	}
 	for {
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
@@ -131,39 +135,29 @@ func (d Dir) Request(daemon Daemon) error {
 	}
 }
 
-// Release asks for the daemon's end. It is no error if there is none.
+// Release ends the request: the daemon is to stop. It is no error if it is not requested.
 func (d Dir) Release(id string) error {
-	err := os.Remove(filepath.Join(string(d), id, WantedFile))
+	err := os.Remove(filepath.Join(string(d), id, RequestedFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	return err
 }
 
-// Request is a requested daemon. The digest is that of the file, because a newer plugin may have written more fields
-// than this version reads.
-type Request struct {
+// RequestedDaemon is a requested daemon. The digest is that of its file, because a newer plugin may have written more
+// fields than this version reads.
+type RequestedDaemon struct {
 	Daemon
-	Wanted string // Digest of the wanted.json
+	Digest string
 }
 
 // Requested returns the requested daemons, sorted by ID, together with an error for the unreadable ones.
-func (d Dir) Requested() ([]Daemon, error) {
-	asked, err := d.Requests()
-	var daemons []Daemon
-	for _, a := range asked {
-		daemons = append(daemons, a.Daemon)
-	}
-	return daemons, err
-}
-
-// Requests is Requested with the digests for Report.
-func (d Dir) Requests() ([]Request, error) {
-	files, err := filepath.Glob(filepath.Join(string(d), "*", WantedFile))
+func (d Dir) Requested() ([]RequestedDaemon, error) {
+	files, err := filepath.Glob(filepath.Join(string(d), "*", RequestedFile))
 	if err != nil {
 		return nil, err
 	}
-	var asked []Request
+	var requested []RequestedDaemon
 	var errs []error
 	for _, file := range files {
 		var daemon Daemon
@@ -181,14 +175,14 @@ func (d Dir) Requests() ([]Request, error) {
 			errs = append(errs, fmt.Errorf("%s: %w", file, err))
 			continue
 		}
-		asked = append(asked, Request{daemon, digest(data)})
+		requested = append(requested, RequestedDaemon{daemon, digest(data)})
 	}
-	return asked, errors.Join(errs...)
+	return requested, errors.Join(errs...)
 }
 
-// State returns the supervisor's last report about the daemon; the zero State if there is none.
-func (d Dir) State(id string) (State, error) {
-	var s State
+// State returns the supervisor's last report about the daemon; the zero DaemonState if there is none.
+func (d Dir) State(id string) (DaemonState, error) {
+	var s DaemonState
 	data, err := os.ReadFile(filepath.Join(string(d), id, stateFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, nil
@@ -200,7 +194,7 @@ func (d Dir) State(id string) (State, error) {
 }
 
 // Report writes the supervisor's report about the daemon.
-func (d Dir) Report(id string, s State) error {
+func (d Dir) Report(id string, s DaemonState) error {
 	data, err := json.Marshal(s)
 	if err != nil {
 		return err
@@ -211,7 +205,7 @@ func (d Dir) Report(id string, s State) error {
 
 // Check returns ErrNotReady unless the daemon runs as it is requested now.
 func (d Dir) Check(id string) error {
-	wanted, err := os.ReadFile(filepath.Join(string(d), id, WantedFile))
+	requested, err := os.ReadFile(filepath.Join(string(d), id, RequestedFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("MPS daemon %s: nobody wants it any more: %w", id, ErrNotReady)
 	}
@@ -227,12 +221,12 @@ func (d Dir) Check(id string) error {
 	switch {
 	case err != nil:
 		return err
-	case !supervised || s == State{}:
+	case !supervised || s == DaemonState{}:
 		return fmt.Errorf("MPS daemon %s: no answer of the supervisor yet; is its pod running on this node? %w", id,
 			ErrNotReady)
 	case !s.Ready && s.Message != "":
 		return fmt.Errorf("MPS daemon %s: %s: %w", id, s.Message, ErrNotReady)
-	case !s.Ready || s.Wanted != digest(wanted):
+	case !s.Ready || s.Digest != digest(requested):
 		return fmt.Errorf("MPS daemon %s: starting: %w", id, ErrNotReady)
 	}
 	return nil
@@ -298,42 +292,25 @@ func (d Dir) Await(ctx context.Context, id string) error {
 	}
 }
 
-// Digest identifies the request.
-func (d Daemon) Digest() (string, error) {
-	data, err := encode(d)
-	if err != nil {
-		return "", err
-	}
-	return digest(data), nil
-}
-
-func digest(wanted []byte) string {
-	sum := sha256.Sum256(wanted)
+func digest(file []byte) string {
+	sum := sha256.Sum256(file)
 	return hex.EncodeToString(sum[:8])
-}
-
-func encode(d Daemon) ([]byte, error) {
-	data, err := json.MarshalIndent(d, "", "  ")
-	if err != nil {
-		return nil, err
-	}
-	return append(data, '\n'), nil
 }
 
 // IsRequested reports whether the daemon is requested, even by an unreadable file.
 func (d Dir) IsRequested(id string) bool {
-	_, err := os.Lstat(filepath.Join(string(d), id, WantedFile))
+	_, err := os.Lstat(filepath.Join(string(d), id, RequestedFile))
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // Libraries returns the directory of links to the driver's libraries for the daemon.
 func (d Dir) Libraries(id string) string { return filepath.Join(string(d), id, "lib") }
 
-// temporaryFiles returns the files of a program that is writing a request or a state, or was killed while it did. One
-// that is writing starts again if its file is removed: see Request.
+// temporaryFiles returns the files of a program that is writing a requested daemon or a state, or was killed while it
+// did. One that is writing starts again if its file is removed: see Request.
 func (d Dir) temporaryFiles(id string) []string {
 	var all []string
-	for _, file := range []string{WantedFile, stateFile} {
+	for _, file := range []string{RequestedFile, stateFile} {
 		found, _ := filepath.Glob(filepath.Join(string(d), id, "."+file+"*"))
 		all = append(all, found...)
 	}

@@ -20,7 +20,7 @@ func TestFilesOfAKilledProgram(t *testing.T) {
 	d := Dir(t.TempDir())
 	left := func(id string, files ...string) {
 		t.Helper()
-		for _, file := range append(files, "."+WantedFile+"123", "."+stateFile+"456") {
+		for _, file := range append(files, "."+RequestedFile+"123", "."+stateFile+"456") {
 			if err := os.MkdirAll(filepath.Join(string(d), id), 0o755); err != nil {
 				t.Fatal(err)
 			}
@@ -43,7 +43,7 @@ func TestFilesOfAKilledProgram(t *testing.T) {
 		case "reported":
 			left(id, stateFile)
 		case "requested":
-			left(id, WantedFile)
+			left(id, RequestedFile)
 		}
 		when := time.Now().Add(-age)
 		if err := os.Chtimes(filepath.Join(string(d), id), when, when); err != nil {
@@ -73,9 +73,9 @@ func TestReady(t *testing.T) {
 		}
 	}
 	start := func() error {
-		asked, err := dir.Requests()
+		requested, err := dir.Requested()
 		if err == nil {
-			err = dir.Report("gpu-1", State{Wanted: asked[0].Wanted, Ready: true})
+			err = dir.Report("gpu-1", DaemonState{Digest: requested[0].Digest, Ready: true})
 		}
 		return err
 	}
@@ -118,9 +118,9 @@ func TestReportOfAnEarlierSupervisor(t *testing.T) {
 		}
 	}
 	must(dir.Request(Daemon{ID: "gpu-1"}))
-	asked, err := dir.Requests()
+	requested, err := dir.Requested()
 	must(err)
-	must(dir.Report("gpu-1", State{Wanted: asked[0].Wanted, Ready: true}))
+	must(dir.Report("gpu-1", DaemonState{Digest: requested[0].Digest, Ready: true}))
 	file := filepath.Join(string(dir), "gpu-1", stateFile)
 	report, err := os.ReadFile(file)
 	must(err)

@@ -29,7 +29,7 @@ func commandsFor(limits, before mps.Daemon, verb string, to string) []string {
 	}
 	for i, id := range limits.GPUs {
 		bytes, limited := limits.Memory[id]
-		if is, was := before.Memory[id]; is == bytes && was == limited {
+		if last, was := before.Memory[id]; last == bytes && was == limited {
 			continue
 		}
 		mebibytes := uint64(noMemoryLimit)

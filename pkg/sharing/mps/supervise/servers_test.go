@@ -44,9 +44,9 @@ func TestReportsOfServerFailures(t *testing.T) {
 		if err := os.Mkdir(filepath.Join(string(dir), "g0"), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		d := mps.Request{Daemon: mps.Daemon{ID: "g0"}}
+		d := mps.RequestedDaemon{Daemon: mps.Daemon{ID: "g0"}}
 		w := newWorker(&supervisor{Config: Config{Dir: dir, Log: slog.New(slog.DiscardHandler)}}, "g0")
-		w.wanted = &d
+		w.requested = &d
 		r := &process{cmd: &exec.Cmd{Process: &os.Process{Pid: 1}}, ended: make(chan struct{}),
 			serverEnds: newServers()}
 		done := make(chan error)
@@ -79,7 +79,7 @@ func TestReportsOfServerFailures(t *testing.T) {
 		}
 
 		w.mu.Lock()
-		w.setWanted(nil)
+		w.setRequested(nil)
 		w.mu.Unlock()
 		if err := <-done; err != nil {
 			t.Error(err)

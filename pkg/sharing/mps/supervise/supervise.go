@@ -31,9 +31,9 @@ type Config struct {
 	Log          *slog.Logger
 }
 
-// resyncPeriod is how often a supervisor reads the requests without a change event, and writes reports again that could
-// not be written. Where inotify cannot be used, because the programs of the node have used up its instances or watches,
-// there are no events and it is pollPeriod.
+// resyncPeriod is how often a supervisor reads the requested daemons without a change event, and writes reports again
+// that could not be written. Where inotify cannot be used, because the programs of the node have used up its instances
+// or watches, there are no events and it is pollPeriod.
 const (
 	resyncPeriod = 10 * time.Second
 	pollPeriod   = time.Second
@@ -140,8 +140,8 @@ func flock(dir *os.File, how int) error {
 	return nil
 }
 
-// awaitChange waits until requests may have changed, for the period, or until ctx ends. It ignores the supervisor's own
-// reports.
+// awaitChange waits until the requested daemons may have changed, for the period, or until ctx ends. It ignores the
+// supervisor's own reports.
 func (s *supervisor) awaitChange(ctx context.Context, period time.Duration) {
 	var events chan fsnotify.Event
 	var errs chan error
@@ -158,7 +158,7 @@ func (s *supervisor) awaitChange(ctx context.Context, period time.Duration) {
 		case <-errs: //nolint:errcheck // events were lost
 			return
 		case e := <-events:
-			if filepath.Base(e.Name) == mps.WantedFile || filepath.Dir(e.Name) == filepath.Clean(string(s.Dir)) {
+			if filepath.Base(e.Name) == mps.RequestedFile || filepath.Dir(e.Name) == filepath.Clean(string(s.Dir)) {
 				return
 			}
 		}
@@ -194,22 +194,22 @@ func (s *supervisor) watchDirs() (err error) {
 	return nil
 }
 
-// reconcile passes the present requests to the workers, and lets them write what they could not report.
+// reconcile passes the requested daemons to the workers, and lets them write what they could not report.
 func (s *supervisor) reconcile(ctx context.Context) {
-	asked, err := s.Dir.Requests()
+	requested, err := s.Dir.Requested()
 	if err != nil {
 		s.Log.Error("a daemon cannot be read; it stays as it is", "err", err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	wanted := map[string]bool{}
-	for _, d := range asked {
-		wanted[d.ID] = true
-		s.worker(ctx, d.ID).setWanted(&d)
+	present := map[string]bool{}
+	for _, d := range requested {
+		present[d.ID] = true
+		s.worker(ctx, d.ID).setRequested(&d)
 	}
 	for id, w := range s.workers {
-		if !wanted[id] && !s.Dir.IsRequested(id) {
-			w.setWanted(nil)
+		if !present[id] && !s.Dir.IsRequested(id) {
+			w.setRequested(nil)
 			continue
 		}
 		w.rewrite()

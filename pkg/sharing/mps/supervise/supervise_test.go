@@ -148,7 +148,7 @@ func (w fixture) daemon(name string) mps.Daemon {
 	return mps.Daemon{ID: name, GPUs: []gpu.UUID{w.ids[name]}}
 }
 
-func (w fixture) await(t *testing.T, d mps.Daemon) mps.State {
+func (w fixture) await(t *testing.T, d mps.Daemon) mps.DaemonState {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
@@ -158,9 +158,9 @@ func (w fixture) await(t *testing.T, d mps.Daemon) mps.State {
 	return s
 }
 
-func (w fixture) awaitMessage(t *testing.T, id, want string) mps.State {
+func (w fixture) awaitMessage(t *testing.T, id, want string) mps.DaemonState {
 	t.Helper()
-	var s mps.State
+	var s mps.DaemonState
 	eventually(t, "a message with "+want, func() bool {
 		var err error
 		s, err = w.dir.State(id)
@@ -278,7 +278,7 @@ func TestReactsToFileEvents(t *testing.T) {
 	d := w.daemon("g0")
 	began := time.Now()
 	must(t, w.dir.Request(d))
-	eventually(t, "an answer", func() bool { s, _ := w.dir.State("g0"); return s.Wanted != "" })
+	eventually(t, "an answer", func() bool { s, _ := w.dir.State("g0"); return s.Digest != "" })
 	if took := time.Since(began); took > 5*time.Second { // by itself it looks every 10 s
 		t.Errorf("it took %s", took)
 	}
@@ -388,7 +388,7 @@ func TestSlowDaemon(t *testing.T) {
 	d := w.daemon("g0")
 	began := time.Now()
 	must(t, w.dir.Request(d))
-	eventually(t, "it starts", func() bool { s, _ := w.dir.State("g0"); return s.Wanted != "" })
+	eventually(t, "it starts", func() bool { s, _ := w.dir.State("g0"); return s.Digest != "" })
 	if err := w.dir.Check(d.ID); err == nil || !strings.Contains(err.Error(), "starting") {
 		t.Errorf("check: %v", err)
 	}
@@ -405,7 +405,7 @@ func TestSlowDaemon(t *testing.T) {
 	eventually(t, "it is gone", func() bool { return w.gone("g0") })
 	must(t, w.BreakMPS("0", node.MPSFault{Slow: time.Hour}))
 	must(t, w.dir.Request(d))
-	eventually(t, "it starts again", func() bool { s, _ := w.dir.State("g0"); return s.Wanted != "" })
+	eventually(t, "it starts again", func() bool { s, _ := w.dir.State("g0"); return s.Digest != "" })
 	began = time.Now()
 	must(t, w.dir.Release("g0")) // while it starts
 	eventually(t, "it is gone again", func() bool { return w.gone("g0") })
@@ -578,7 +578,7 @@ func TestNoMultiUserInALaterLine(t *testing.T) {
 		must(t, w.dir.Request(d))
 		pid := w.await(t, d).PID
 		must(t, os.Remove(filepath.Join(w.dir.Pipe("g0"), "control_privileged"))) // it ends
-		var s mps.State
+		var s mps.DaemonState
 		eventually(t, "it is another one", func() bool {
 			var err error
 			s, err = w.dir.State("g0")
@@ -646,7 +646,7 @@ func TestWhatCannotBeRead(t *testing.T) {
 	d := w.daemon("g0")
 	must(t, w.dir.Request(d))
 	pid := w.await(t, d).PID
-	must(t, os.WriteFile(filepath.Join(string(w.dir), "g0", mps.WantedFile), []byte("{"), 0o644))
+	must(t, os.WriteFile(filepath.Join(string(w.dir), "g0", mps.RequestedFile), []byte("{"), 0o644))
 	time.Sleep(200 * time.Millisecond)
 	other := w.daemon("g1")
 	must(t, w.dir.Request(other))
@@ -665,7 +665,7 @@ func TestADriverThatSaysMore(t *testing.T) {
 	d := w.daemon("g0")
 	must(t, w.dir.Request(d))
 	pid := w.await(t, d).PID
-	file := filepath.Join(string(w.dir), "g0", mps.WantedFile)
+	file := filepath.Join(string(w.dir), "g0", mps.RequestedFile)
 	text, err := os.ReadFile(file)
 	must(t, err)
 	must(t, os.WriteFile(file, []byte(strings.Replace(string(text), "{", `{"news": 1,`, 1)), 0o644))
@@ -745,10 +745,10 @@ func TestNoStateOfAKilledSupervisorCounts(t *testing.T) {
 	d, other := w.daemon("g0"), w.daemon("g1")
 	must(t, w.dir.Request(d))
 	must(t, w.dir.Request(other))
-	asked, err := w.dir.Requests()
+	requested, err := w.dir.Requested()
 	must(t, err)
-	for _, a := range asked {
-		must(t, w.dir.Report(a.ID, mps.State{Wanted: a.Wanted, PID: 5, Ready: true}))
+	for _, a := range requested {
+		must(t, w.dir.Report(a.ID, mps.DaemonState{Digest: a.Digest, PID: 5, Ready: true}))
 	}
 	first := filepath.Join(string(w.dir), "g0", "state.json")
 	report, err := os.ReadFile(first)

@@ -19,30 +19,30 @@ type worker struct {
 	*supervisor
 	id      string
 	log     *slog.Logger
-	changed chan struct{} // signals a change of wanted
+	changed chan struct{} // signals a change of requested
 
-	wanted    *mps.Request // under supervisor.mu; nil: the daemon is to end
-	state     mps.State    // the last report
-	lastError string       // why the daemon did not run the last time
+	requested *mps.RequestedDaemon // under supervisor.mu; nil: the daemon is to end
+	state     mps.DaemonState      // the last report
+	lastError string               // why the daemon did not run the last time
 
-	writing   sync.Mutex // of the report's file
-	unwritten *mps.State // under writing; the last report, if it could not be written
+	writing   sync.Mutex       // of the report's file
+	unwritten *mps.DaemonState // under writing; the last report, if it could not be written
 }
 
 func newWorker(s *supervisor, id string) *worker {
 	return &worker{supervisor: s, id: id, log: s.Log.With("daemon", id), changed: make(chan struct{}, 1)}
 }
 
-// setWanted sets the request; nil ends the daemon. The caller holds the supervisor's lock.
-func (w *worker) setWanted(d *mps.Request) {
-	if w.wanted != nil && d != nil && reflect.DeepEqual(*w.wanted, *d) || w.wanted == nil && d == nil {
+// setRequested sets the requested daemon; nil ends it. The caller holds the supervisor's lock.
+func (w *worker) setRequested(d *mps.RequestedDaemon) {
+	if w.requested != nil && d != nil && reflect.DeepEqual(*w.requested, *d) || w.requested == nil && d == nil {
 		return
 	}
-	w.wanted = d
+	w.requested = d
 	w.wake()
 }
 
-// wake makes the worker read the request.
+// wake makes the worker read the requested daemon.
 func (w *worker) wake() {
 	select {
 	case w.changed <- struct{}{}:
@@ -50,14 +50,14 @@ func (w *worker) wake() {
 	}
 }
 
-// target returns the present request, nil if the daemon is to end.
-func (w *worker) target(ctx context.Context) *mps.Request {
+// target returns the requested daemon, nil if it is to end.
+func (w *worker) target(ctx context.Context) *mps.RequestedDaemon {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if ctx.Err() != nil {
 		return nil
 	}
-	return w.wanted
+	return w.requested
 }
 
 // Back-off of restarts: the first pause, and the longest one. It starts again after a run of stableUptime.
@@ -93,7 +93,7 @@ func (w *worker) run(ctx context.Context) {
 		}
 		w.log.Error("the daemon does not run; it is started again", "err", err, "pause", pause)
 		w.lastError = err.Error()
-		w.report(*d, mps.State{Message: w.lastError})
+		w.report(*d, mps.DaemonState{Message: w.lastError})
 		select {
 		case <-ctx.Done():
 		case <-w.changed:
@@ -117,12 +117,12 @@ func (w *worker) end(ctx context.Context) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
-	case w.wanted == nil:
+	case w.requested == nil:
 		w.clear(w.id)
 	case ctx.Err() == nil:
 		return false // requested again
 	default:
-		w.reportStopped(*w.wanted)
+		w.reportStopped(*w.requested)
 	}
 	delete(w.workers, w.id)
 	return true
@@ -130,8 +130,8 @@ func (w *worker) end(ctx context.Context) bool {
 
 // runDaemon runs one process of the daemon. It returns nil when the process was stopped because another or none is
 // requested, and an error when it has failed.
-func (w *worker) runDaemon(ctx context.Context, d mps.Request) error {
-	w.report(d, mps.State{Message: w.lastError}) // a failing daemon keeps its message until it is ready
+func (w *worker) runDaemon(ctx context.Context, d mps.RequestedDaemon) error {
+	w.report(d, mps.DaemonState{Message: w.lastError}) // a failing daemon keeps its message until it is ready
 	err := w.runProcess(ctx, d, d.Daemon)
 	if errors.Is(err, errNoMultiUser) {
 		w.log.Info("the control program does not know -multiuser-server: clients of different users take turns")
@@ -142,8 +142,8 @@ func (w *worker) runDaemon(ctx context.Context, d mps.Request) error {
 	return err
 }
 
-// runProcess is runDaemon with a process that may serve fewer users than the request. Error: errNoMultiUser.
-func (w *worker) runProcess(ctx context.Context, d mps.Request, as mps.Daemon) error {
+// runProcess is runDaemon with a process that may serve fewer users than requested. Error: errNoMultiUser.
+func (w *worker) runProcess(ctx context.Context, d mps.RequestedDaemon, as mps.Daemon) error {
 	r, err := start(w.Dir, driverroot.Root{Here: w.DriverRoot}, as)
 	if err != nil {
 		return err
@@ -164,8 +164,8 @@ func (w *worker) runProcess(ctx context.Context, d mps.Request, as mps.Daemon) e
 
 // waitReady waits until the daemon answers, and sets its limits. It returns nil early when another process is
 // requested.
-func (w *worker) waitReady(ctx context.Context, r *process, d mps.Request) error {
-	life, stop := w.whileWanted(ctx, d)
+func (w *worker) waitReady(ctx context.Context, r *process, d mps.RequestedDaemon) error {
+	life, stop := w.whileRequested(ctx, d)
 	defer stop()
 	err := r.await(life, d.Daemon)
 	switch {
@@ -179,9 +179,9 @@ func (w *worker) waitReady(ctx context.Context, r *process, d mps.Request) error
 	return err
 }
 
-// whileWanted returns a context that ends when another process is requested, or none. Until stop is called it consumes
-// the signals of changed; stop signals again if it has consumed one.
-func (w *worker) whileWanted(ctx context.Context, d mps.Request) (life context.Context, stop func()) {
+// whileRequested returns a context that ends when another process is requested, or none. Until stop is called it
+// consumes the signals of changed; stop signals again if it has consumed one.
+func (w *worker) whileRequested(ctx context.Context, d mps.RequestedDaemon) (life context.Context, stop func()) {
 	life, cancel := context.WithCancel(ctx)
 	done, taken := make(chan struct{}), false
 	go func() {
@@ -218,7 +218,7 @@ const failurePeriod = 10 * time.Second
 
 // watchProcess updates the limits of the process until it ends. It reports the first failure of a server at once, and
 // later ones together. It returns nil if the process is to end, and an error if it has ended itself.
-func (w *worker) watchProcess(ctx context.Context, r *process, is mps.Request) error {
+func (w *worker) watchProcess(ctx context.Context, r *process, running mps.RequestedDaemon) error {
 	var retry, pause <-chan time.Time
 	failed := r.serverEnds.failed // nil during the pause
 	for {
@@ -235,50 +235,50 @@ func (w *worker) watchProcess(ctx context.Context, r *process, is mps.Request) e
 			continue
 		}
 		d := w.target(ctx)
-		if d == nil || !sameProcess(d.Daemon, is.Daemon) {
+		if d == nil || !sameProcess(d.Daemon, running.Daemon) {
 			w.log.Info("the daemon is to end")
 			if ctx.Err() != nil {
-				w.reportStopped(is)
+				w.reportStopped(running)
 			}
 			return nil
 		}
 		retry = nil
-		if err := r.setLimits(ctx, d.Daemon, is.Daemon); err != nil && ctx.Err() == nil {
+		if err := r.setLimits(ctx, d.Daemon, running.Daemon); err != nil && ctx.Err() == nil {
 			// The daemon goes on: it has clients.
 			w.log.Error("limits could not be changed", "err", err)
 			state := r.serves(d.Daemon)
 			state.Ready, state.Message = false, err.Error()
 			w.report(*d, state)
 			retry = time.After(longestPause)
-			is.Daemon = unknownLimits(is.Daemon)
+			running.Daemon = unknownLimits(running.Daemon)
 			continue
 		}
-		is = *d
-		w.report(is, r.serves(is.Daemon))
+		running = *d
+		w.report(running, r.serves(running.Daemon))
 	}
 }
 
 // serves returns the state of the process when it serves clients of the daemon.
-func (r *process) serves(d mps.Daemon) mps.State {
+func (r *process) serves(d mps.Daemon) mps.DaemonState {
 	failures, last := r.serverEnds.failures()
-	return mps.State{PID: r.cmd.Process.Pid, Ready: true, SingleUser: d.MultiUser && !r.multiUser,
+	return mps.DaemonState{PID: r.cmd.Process.Pid, Ready: true, SingleUser: d.MultiUser && !r.multiUser,
 		ServerFailures: failures, ServerFailure: last}
 }
 
 // reportStopped reports that the daemon ends with its supervisor, if it is still requested.
-func (w *worker) reportStopped(d mps.Request) {
+func (w *worker) reportStopped(d mps.RequestedDaemon) {
 	if !w.Dir.IsRequested(w.id) {
 		return
 	}
 	if w.state.Ready {
 		w.state.Restarts++
 	}
-	w.report(d, mps.State{Message: "its supervisor was stopped: is its pod running on this node?"})
+	w.report(d, mps.DaemonState{Message: "its supervisor was stopped: is its pod running on this node?"})
 }
 
 // report writes the state of the daemon if it has changed.
-func (w *worker) report(d mps.Request, s mps.State) {
-	s.Wanted, s.Restarts = d.Wanted, w.state.Restarts
+func (w *worker) report(d mps.RequestedDaemon, s mps.DaemonState) {
+	s.Digest, s.Restarts = d.Digest, w.state.Restarts
 	if d.SharedMemory != 0 {
 		s.SharedMemory = w.Dir.SharedMemory(w.id)
 	}
@@ -301,7 +301,7 @@ func (w *worker) rewrite() {
 }
 
 // write writes the report. The caller holds w.writing.
-func (w *worker) write(s mps.State) {
+func (w *worker) write(s mps.DaemonState) {
 	w.unwritten = nil
 	if err := w.Dir.Report(w.id, s); err != nil {
 		w.log.Error("the state of the daemon could not be reported; it is tried again", "err", err)
