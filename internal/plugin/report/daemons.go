@@ -28,7 +28,7 @@ type DaemonWatch struct {
 	Reporter daemonReporter
 
 	seen   map[string]mps.DaemonState // the last look, by daemon
-	single sets.Set[types.UID]  // claims that SingleUser was called for
+	single sets.Set[types.UID]        // claims that SingleUser was called for
 }
 
 // daemonReporter reports to claims: see Reporter.
