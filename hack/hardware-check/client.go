@@ -17,7 +17,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpudra/gpu-dra-driver/internal/doctor"
+	"github.com/gpudra/gpu-dra-driver/internal/check"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 	simmps "github.com/gpudra/gpu-dra-driver/simulator/mps"
 )
@@ -45,7 +45,7 @@ func (e *checker) clientUsers(s mps.DaemonState) []int {
 }
 
 // clients runs clients of the users with limits at once. Each must get memory within its limit and none above it.
-func (e *checker) clients(ctx context.Context, c control, g doctor.GPU, users []int) {
+func (e *checker) clients(ctx context.Context, c control, g check.GPU, users []int) {
 	library := filepath.Join(filepath.Dir(e.report.Driver.Library), "libcuda.so.1")
 	if _, err := os.Stat(library); e.simulateDir == "" && err != nil {
 		e.add(skipped, clientsStep, "no CUDA library: %v", err)

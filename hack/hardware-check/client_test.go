@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpudra/gpu-dra-driver/internal/doctor"
+	"github.com/gpudra/gpu-dra-driver/internal/check"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 	"github.com/gpudra/gpu-dra-driver/test/nvidia"
 )
@@ -65,7 +65,7 @@ func TestClientsOfARealDaemon(t *testing.T) {
 			library := cudaLibrary(t, tt.fault)
 			e := &checker{dir: t.TempDir()}
 			e.report.Driver.Library = filepath.Join(filepath.Dir(library), "libnvidia-ml.so.1")
-			e.clients(t.Context(), control{pipe: t.TempDir()}, doctor.GPU{Memory: 16 << 30},
+			e.clients(t.Context(), control{pipe: t.TempDir()}, check.GPU{Memory: 16 << 30},
 				e.clientUsers(mps.DaemonState{}))
 			if got := string(e.lines[0].result) + ": " + e.lines[0].detail; len(e.lines) != 1 || got != tt.want {
 				t.Errorf("got %d lines, the first %q, want %q", len(e.lines), got, tt.want)
@@ -82,7 +82,7 @@ func TestACUDALibraryThatCannotBeUsed(t *testing.T) {
 	}
 	e := &checker{}
 	e.report.Driver.Library = none
-	e.clients(t.Context(), control{}, doctor.GPU{}, []int{0, 0})
+	e.clients(t.Context(), control{}, check.GPU{}, []int{0, 0})
 	if len(e.lines) != 1 || e.lines[0].result != skipped || !strings.HasPrefix(e.lines[0].detail, "no CUDA library: ") {
 		t.Errorf("got %+v", e.lines)
 	}
@@ -100,20 +100,20 @@ func TestNVIDIA(t *testing.T) {
 			if branch.MultiUser {
 				multiUser = "it was started with -multiuser-server"
 			}
-			driver := doctor.Driver{MPSControl: branch.MPSControl(),
+			driver := check.Driver{MPSControl: branch.MPSControl(),
 				Library: filepath.Join(branch.Libraries(), "libnvidia-ml.so.1")}
 			readBack := `limits of MPS, read back: set and printed: 30: "30.0", 50: "50.0", 100: "100.0", 512M: "512M", ` +
 				`3000M: "2G", 5120M: "5G", 1048576M: "1024G"`
 			for _, tt := range []struct {
 				name string
-				gpus []doctor.GPU
+				gpus []check.GPU
 				want []string
 			}{
 				{"no GPU", nil, []string{"skipped: " + daemonStep + ": there is no GPU",
 					"verified: " + multiUserStep + ": " + multiUser,
 					"skipped: " + serverStep + ": there is no GPU",
 					"skipped: " + clientsStep + ": there is no GPU", "verified: " + readBack}},
-				{"a GPU that is not there", []doctor.GPU{{Name: "gpu-0", MPSLimits: true, Memory: 16 << 30,
+				{"a GPU that is not there", []check.GPU{{Name: "gpu-0", MPSLimits: true, Memory: 16 << 30,
 					Attributes: map[string]any{"uuid": "GPU-1"}}}, []string{"verified: " + daemonStep + ": started",
 					"verified: " + multiUserStep + ": " + multiUser,
 					"FAILED: " + serverStep + ": get_server_list: ",
@@ -121,7 +121,7 @@ func TestNVIDIA(t *testing.T) {
 			} {
 				t.Run(tt.name, func(t *testing.T) {
 					e := &checker{dir: t.TempDir(), options: options{driverRoot: branch.Root},
-						report: doctor.Report{Driver: driver, GPUs: tt.gpus}}
+						report: check.Report{Driver: driver, GPUs: tt.gpus}}
 					e.daemon(t.Context())
 					for i, l := range e.lines {
 						got := tries.ReplaceAllString(string(l.result)+": "+l.what+": "+l.detail, "")

@@ -75,7 +75,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	}
 	defer os.RemoveAll(dir)
 	e := &checker{options: o, dir: dir}
-	e.doctor(ctx)
+	e.driverCheck(ctx)
 	e.recording(ctx)
 	e.nvidiaSMI(ctx)
 	e.containers(ctx)

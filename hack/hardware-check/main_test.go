@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpudra/gpu-dra-driver/internal/doctor"
+	"github.com/gpudra/gpu-dra-driver/internal/check"
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	simmps "github.com/gpudra/gpu-dra-driver/simulator/mps"
@@ -113,8 +113,8 @@ echo "GPU 0: x (UUID: %s)"
 	return path
 }
 
-// check takes all steps and returns the report.
-func check(t *testing.T, o options) (string, error) {
+// checkOutput takes all steps and returns the report.
+func checkOutput(t *testing.T, o options) (string, error) {
 	t.Helper()
 	var out strings.Builder
 	err := run(t.Context(), o, &out)
@@ -135,7 +135,7 @@ func TestTheWholeCheckOnSimulatedGPUs(t *testing.T) {
 		t.Run(profile, func(t *testing.T) {
 			n, o := simulated(t, profile)
 			o.runtime, o.out, o.allowChanges = runtimeOf(t, n), t.TempDir(), true
-			report, err := check(t, o)
+			report, err := checkOutput(t, o)
 			if err != nil {
 				t.Errorf("%v:\n%s", err, report)
 			}
@@ -176,7 +176,7 @@ func TestTheWholeCheckOnSimulatedGPUs(t *testing.T) {
 func TestWhatCannotBeCheckedIsSkippedWithTheReason(t *testing.T) {
 	n, o := simulated(t, "t4-x2")
 	must(t, os.RemoveAll(filepath.Join(n.DriverRoot(), "usr/bin")))
-	report, err := check(t, o)
+	report, err := checkOutput(t, o)
 	if err != nil {
 		t.Error(err)
 	}
@@ -196,7 +196,7 @@ func TestWhatIsNotAsPublishedFails(t *testing.T) {
 	must(t, os.WriteFile(output, []byte(strings.ReplaceAll(string(text), "15360 MiB", "16384 MiB")), 0o600))
 	must(t, os.Remove(program))
 	must(t, os.WriteFile(program, []byte("#!/bin/sh\ncat "+output+"\n"), 0o700))
-	report, err := check(t, o)
+	report, err := checkOutput(t, o)
 	if !errors.Is(err, errFailed) {
 		t.Errorf("got %v", err)
 	}
@@ -222,7 +222,7 @@ func TestSettingsInUse(t *testing.T) {
 			o.allowChanges = true
 			must(t, row.set(n))
 			e := &checker{options: o, dir: t.TempDir()}
-			e.doctor(t.Context())
+			e.driverCheck(t.Context())
 			e.lines = nil
 			e.settings(t.Context())
 			v, err := n.View()
@@ -244,7 +244,7 @@ func TestOldNvidiaSMI(t *testing.T) {
 [ "$1" = -q ] || exit 2
 echo "<nvidia_smi_log><gpu><uuid>GPU-0</uuid></gpu><gpu><uuid>GPU-1</uuid></gpu></nvidia_smi_log>"
 `), 0o700))
-	e := &checker{report: doctor.Report{Driver: doctor.Driver{NvidiaSMI: program}}}
+	e := &checker{report: check.Report{Driver: check.Driver{NvidiaSMI: program}}}
 	log, err := e.askSMI(t.Context())
 	must(t, err)
 	got := ""
@@ -259,7 +259,7 @@ echo "<nvidia_smi_log><gpu><uuid>GPU-0</uuid></gpu><gpu><uuid>GPU-1</uuid></gpu>
 func TestAGPUThatIsLost(t *testing.T) {
 	n, o := simulated(t, "t4-x2")
 	must(t, n.Unplug("1"))
-	report, err := check(t, o)
+	report, err := checkOutput(t, o)
 	if !errors.Is(err, errFailed) {
 		t.Errorf("got %v", err)
 	}

@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpudra/gpu-dra-driver/internal/doctor"
+	"github.com/gpudra/gpu-dra-driver/internal/check"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps/supervise"
@@ -59,13 +59,13 @@ func (e *checker) daemon(ctx context.Context) {
 }
 
 // unpartitionedGPU returns a GPU without partitions that can limit MPS clients.
-func (e *checker) unpartitionedGPU() (doctor.GPU, bool) {
+func (e *checker) unpartitionedGPU() (check.GPU, bool) {
 	for _, g := range e.report.GPUs {
 		if g.Error == "" && !g.MIG.Enabled && g.MPSLimits {
 			return g, true
 		}
 	}
-	return doctor.GPU{}, false
+	return check.GPU{}, false
 }
 
 // timeout limits the start, each change and the end of a daemon.
@@ -115,7 +115,7 @@ func release(dir mps.Dir, id string) error {
 }
 
 // daemonOf returns a daemon that limits a client to half of the GPU. Without a GPU, it has one that does not exist.
-func daemonOf(g doctor.GPU) mps.Daemon {
+func daemonOf(g check.GPU) mps.Daemon {
 	id := gpu.UUID("GPU-0")
 	if uuid, ok := g.Attributes["uuid"]; ok {
 		id = gpu.UUID(fmt.Sprint(uuid))
@@ -124,7 +124,7 @@ func daemonOf(g doctor.GPU) mps.Daemon {
 		Memory: map[gpu.UUID]uint64{id: max(g.Memory/2, 1<<30)}}
 }
 
-func (e *checker) superviseDaemon(ctx context.Context, g doctor.GPU) error {
+func (e *checker) superviseDaemon(ctx context.Context, g check.GPU) error {
 	return e.supervise(ctx, func(ctx context.Context, dir mps.Dir) error {
 		d := daemonOf(g)
 		for _, percentage := range []int{50, 30} {
@@ -139,7 +139,7 @@ func (e *checker) superviseDaemon(ctx context.Context, g doctor.GPU) error {
 
 // multiUserDaemon runs a daemon for clients of several users and takes the other steps with it. The error is that of
 // the daemon.
-func (e *checker) multiUserDaemon(ctx context.Context, g doctor.GPU) error {
+func (e *checker) multiUserDaemon(ctx context.Context, g check.GPU) error {
 	return e.supervise(ctx, func(ctx context.Context, dir mps.Dir) error {
 		d := daemonOf(g)
 		d.MultiUser = true

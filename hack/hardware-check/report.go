@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/gpudra/gpu-dra-driver/internal/doctor"
+	"github.com/gpudra/gpu-dra-driver/internal/check"
 )
 
 // result is the outcome of a step.
@@ -31,8 +31,8 @@ type line struct {
 type checker struct {
 	options
 	dir    string // for the steps' files; removed at the end
-	report doctor.Report
-	json   []byte // the report as the doctor printed it
+	report check.Report
+	json   []byte // the report as the command check printed it
 	record []byte // masked
 	lines  []line
 }

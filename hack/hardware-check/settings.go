@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gpudra/gpu-dra-driver/internal/doctor"
+	"github.com/gpudra/gpu-dra-driver/internal/check"
 )
 
 // settings applies the settings that claims may request of a GPU, and reverts them. It changes none of a GPU whose
@@ -42,7 +42,7 @@ func (e *checker) settings(ctx context.Context) {
 }
 
 // changed says which setting of the GPU is not the default, or cannot be read; empty: both are the defaults.
-func (e *checker) changed(ctx context.Context, g doctor.GPU) string {
+func (e *checker) changed(ctx context.Context, g check.GPU) string {
 	uuid := fmt.Sprint(g.Attributes["uuid"])
 	text, err := e.smi(ctx, "-i", uuid, "--query-gpu=compute_mode", "--format=csv,noheader")
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gpudra/gpu-dra-driver/internal/doctor"
+	"github.com/gpudra/gpu-dra-driver/internal/check"
 )
 
 // smiLog is the compared part of the output of nvidia-smi -q -x.
@@ -131,7 +131,7 @@ func (e *checker) unreported() {
 }
 
 // compare records the attributes in which the GPU differs, and counts the equal ones.
-func compare(log smiLog, g doctor.GPU, differences map[string][]string, same map[string]int) {
+func compare(log smiLog, g check.GPU, differences map[string][]string, same map[string]int) {
 	at := slices.IndexFunc(log.GPUs, func(s smiGPU) bool { return s.UUID == g.Attributes["uuid"] })
 	if at < 0 {
 		differences["uuid"] = append(differences["uuid"], fmt.Sprintf("GPU %d: nvidia-smi has no %v", g.Index,

@@ -10,8 +10,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/gpudra/gpu-dra-driver/internal/doctor"
-	"github.com/gpudra/gpu-dra-driver/internal/doctor/host"
+	"github.com/gpudra/gpu-dra-driver/internal/check"
+	"github.com/gpudra/gpu-dra-driver/internal/check/host"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 )
 
@@ -39,7 +39,7 @@ func checkCommand(p Platform, flags *pflag.FlagSet) *cobra.Command {
 			return err
 		}
 		dir := o.directory()
-		report := doctor.Check(doctor.Config{
+		report := check.Run(check.Target{
 			Machine: c, DriverName: o.driverName, NodeName: o.nodeName, CDIDir: o.cdiDir,
 			CDIHook: o.cdiHook, PluginDir: dir, HooksDir: o.hooksDir, Writes: []string{dir, "/dev/shm"},
 			Host: host.Root(root), Kernel: kernel(), Cgroups: "/sys/fs/cgroup", Writable: host.Writable,
@@ -65,7 +65,7 @@ func checkCommand(p Platform, flags *pflag.FlagSet) *cobra.Command {
 	return cmd
 }
 
-func print(cmd *cobra.Command, r doctor.Report, asJSON bool) error {
+func print(cmd *cobra.Command, r check.Report, asJSON bool) error {
 	if !asJSON {
 		return r.Print(cmd.OutOrStdout())
 	}

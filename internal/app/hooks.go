@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
-	"github.com/gpudra/gpu-dra-driver/internal/doctor/host"
+	"github.com/gpudra/gpu-dra-driver/internal/check/host"
 )
 
 // combinedHookFile is the name of the program that runs CDI hooks in one process.

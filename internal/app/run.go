@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpudra/gpu-dra-driver/internal/apiserver"
-	"github.com/gpudra/gpu-dra-driver/internal/doctor/host"
+	"github.com/gpudra/gpu-dra-driver/internal/check/host"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin"
 	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"

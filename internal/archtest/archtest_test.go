@@ -70,10 +70,10 @@ var allowed = map[string][]string{
 	// The commands of the plugin's program: run, check, record.
 	"pkg/hwprofile":        {"pkg/gpu"},
 	"pkg/hwprofile/record": {"pkg/gpu", "pkg/gpu/nvml", "pkg/hwprofile"},
-	"internal/doctor/host": {},
-	"internal/doctor": {"internal/doctor/host", "pkg/cdi", "pkg/gpu", "pkg/gpu/nvml", "pkg/gpu/toolkit", "pkg/health",
+	"internal/check/host":  {},
+	"internal/check": {"internal/check/host", "pkg/cdi", "pkg/gpu", "pkg/gpu/nvml", "pkg/gpu/toolkit", "pkg/health",
 		"pkg/hwprofile", "pkg/hwprofile/record", "pkg/inventory"},
-	"internal/app": {"internal/apiserver", "internal/doctor", "internal/doctor/host", "internal/plugin", "pkg/cdi",
+	"internal/app": {"internal/apiserver", "internal/check", "internal/check/host", "internal/plugin", "pkg/cdi",
 		"pkg/checkpoint", "pkg/gpu", "pkg/gpu/driverroot", "pkg/gpu/nvml", "pkg/gpu/toolkit", "pkg/health",
 		"pkg/hwprofile/record", "pkg/sharing/mps", "pkg/steps"},
 	"cmd/dra-kubelet-plugin": {"internal/app"},
@@ -152,7 +152,7 @@ var beside = map[string][]string{"kubectl-gpu": {}}
 var onlyIn = map[string][]string{
 	"github.com/NVIDIA/": {"pkg/gpu/nvml", "pkg/gpu/toolkit", "pkg/hwprofile/record", "internal/app", "simulator",
 		"simulator/cmd/dra-kubelet-plugin-sim", "simulator/libnvml", "simulator/libnvml/binding", "cmd/cdi-hooks"},
-	"tags.cncf.io/": {"pkg/cdi", "pkg/gpu/toolkit", "internal/doctor"},
+	"tags.cncf.io/": {"pkg/cdi", "pkg/gpu/toolkit", "internal/check"},
 	"k8s.io/client-go/": {"internal/apiserver", "internal/app", "internal/plugin", "internal/plugin/cleanup",
 		"internal/plugin/containers",
 		"internal/plugin/kubelet", "internal/plugin/node", "internal/plugin/publish", "internal/plugin/report",

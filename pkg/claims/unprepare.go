@@ -175,7 +175,7 @@ func (p *Preparer) EndUnusedDaemons(ctx context.Context) error {
 	errs := []error{err}
 	for _, d := range requested {
 		t := &tx{Preparer: p, ctx: ctx}
-		errs = append(errs, t.endIfUnused(d))
+		errs = append(errs, t.endIfUnused(d.Daemon))
 	}
 	return errors.Join(errs...)
 }

@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/gpudra/gpu-dra-driver/internal/app"
-	"github.com/gpudra/gpu-dra-driver/internal/doctor"
+	"github.com/gpudra/gpu-dra-driver/internal/check"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/simulator/simctl"
 )
@@ -72,7 +72,7 @@ func TestCheckOfReplay(t *testing.T) {
 			if got != want {
 				t.Errorf("a replay differs: got\n%s\nwant\n%s", got, want)
 			}
-			var r doctor.Report
+			var r check.Report
 			if err := json.Unmarshal([]byte(got), &r); err != nil {
 				t.Fatal(err)
 			}

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpudra/gpu-dra-driver/internal/doctor/host"
+	"github.com/gpudra/gpu-dra-driver/internal/check/host"
 )
 
 // tree returns the root of a host with these files. A content that begins with "->" is a symbolic link.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package doctor
+package check
 
 import (
 	"cmp"
@@ -12,7 +12,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpudra/gpu-dra-driver/internal/doctor/host"
+	"github.com/gpudra/gpu-dra-driver/internal/check/host"
 )
 
 // Print writes the report as text, the problems last.

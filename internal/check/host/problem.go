@@ -24,45 +24,49 @@ type Problem struct {
 	Remedy   string   `json:"remedy"`
 }
 
-// Kind is a kind of problem. Its ID never changes.
-type Kind struct {
+// ProblemKind is a kind of problem. Its ID never changes.
+type ProblemKind struct {
 	ID       string
 	Severity Severity
 	Remedy   string
 }
 
 // Found returns the problem as found on this machine.
-func (k Kind) Found(format string, args ...any) Problem {
+func (k ProblemKind) Found(format string, args ...any) Problem {
 	return Problem{ID: k.ID, Severity: k.Severity, What: fmt.Sprintf(format, args...), Remedy: k.Remedy}
 }
 
 // The problems of a host.
 var (
-	CDIOff = Kind{"cdi-off", Error,
+	CDIOff = ProblemKind{"cdi-off", Error,
 		"in the section of the CRI plugin of containerd's configuration set enable_cdi = true, and restart containerd"}
-	CDIUnsupported = Kind{"cdi-unsupported", Error, "update containerd: CDI came with 1.7, and is on by default " +
-		"since 2.0"}
-	CDIDirUnread = Kind{"cdi-dir-unread", Error,
+	CDIUnsupported = ProblemKind{"cdi-unsupported", Error,
+		"update containerd: CDI came with 1.7, and is on by default " +
+			"since 2.0"}
+	CDIDirUnread = ProblemKind{"cdi-dir-unread", Error,
 		"give the driver a directory that the runtime reads (--cdi-dir, cdiDir of the chart), or add its directory " +
 			"to the runtime's cdi_spec_dirs"}
-	RuntimeUnknown = Kind{"runtime-unknown", Warning,
+	RuntimeUnknown = ProblemKind{"runtime-unknown", Warning,
 		"name the root of the host (--host-root), or make sure that the container runtime has CDI on: containerd 2 " +
 			"or CRI-O, or enable_cdi = true in containerd 1.7"}
-	RuntimeConfig = Kind{"runtime-config", Warning, "mend the file: the runtime itself will not read it at its next " +
-		"start"}
-	CgroupV1 = Kind{"cgroup-v1", Warning, "start the machine with cgroup v2: memory limits by control group " +
+	RuntimeConfig = ProblemKind{"runtime-config", Warning,
+		"mend the file: the runtime itself will not read it at its next " +
+			"start"}
+	CgroupV1 = ProblemKind{"cgroup-v1", Warning, "start the machine with cgroup v2: memory limits by control group " +
 		"(isolation: cgroup) need it"}
-	ReadOnly = Kind{"read-only", Error, "give the driver a directory on a file system that can be written to " +
+	ReadOnly = ProblemKind{"read-only", Error, "give the driver a directory on a file system that can be written to " +
 		"(--cdi-dir, --plugin-dir; cdiDir, kubeletDir of the chart)"}
-	HooksClosed = Kind{"hooks-closed", Warning, "for pods with hostUsers: false, give the driver a directory that " +
-		"all users can run programs from, with every directory above it (--hooks-dir, hooksDir of the chart)"}
-	PIDNamespace = Kind{"pid-namespace", Warning,
+	HooksClosed = ProblemKind{"hooks-closed", Warning,
+		"for pods with hostUsers: false, give the driver a directory that " +
+			"all users can run programs from, with every directory above it (--hooks-dir, hooksDir of the chart)"}
+	PIDNamespace = ProblemKind{"pid-namespace", Warning,
 		"for metrics of containers, and to see who keeps a GPU from being partitioned, run in the host's PID " +
 			"namespace (metrics.containers.usage of the chart)"}
-	DevicePlugin = Kind{"device-plugin", Warning, "if it offers the GPUs of this driver, remove it from the node: " +
-		"neither knows which GPUs the other has given out"}
+	DevicePlugin = ProblemKind{"device-plugin", Warning,
+		"if it offers the GPUs of this driver, remove it from the node: " +
+			"neither knows which GPUs the other has given out"}
 )
 
 // AllKinds are all kinds of problems of a host.
-var AllKinds = []Kind{CDIOff, CDIUnsupported, CDIDirUnread, RuntimeUnknown, RuntimeConfig, CgroupV1, ReadOnly,
+var AllKinds = []ProblemKind{CDIOff, CDIUnsupported, CDIDirUnread, RuntimeUnknown, RuntimeConfig, CgroupV1, ReadOnly,
 	HooksClosed, PIDNamespace, DevicePlugin}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package doctor checks a node without a cluster: what the driver finds, what it would publish, and which problems it
+// Package check checks a node without a cluster: what the driver finds, what it would publish, and which problems it
 // has.
-package doctor
+package check
 
 import (
 	"cmp"
@@ -14,15 +14,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/gpudra/gpu-dra-driver/internal/doctor/host"
+	"github.com/gpudra/gpu-dra-driver/internal/check/host"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/health"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
-// Config is the configuration of a check.
-type Config struct {
+// Target is what is checked.
+type Target struct {
 	Machine    nvml.Config // Library is nil if the driver root has none
 	DriverName string
 	NodeName   string
@@ -93,16 +93,16 @@ type GPU struct {
 
 // MIG is the MIG support and state of a GPU.
 type MIG struct {
-	Capable    bool        `json:"capable"`
-	Enabled    bool        `json:"enabled"`
-	Switchable bool        `json:"switchable"`
-	Offered    string      `json:"offered"`
-	Profiles   []string    `json:"profiles"`
-	Partitions []Partition `json:"partitions"`
+	Capable    bool                `json:"capable"`
+	Enabled    bool                `json:"enabled"`
+	Switchable bool                `json:"switchable"`
+	Offered    string              `json:"offered"`
+	Profiles   []string            `json:"profiles"`
+	Partitions []ExistingPartition `json:"partitions"`
 }
 
-// Partition is an existing MIG partition.
-type Partition struct {
+// ExistingPartition is an existing MIG partition.
+type ExistingPartition struct {
 	Profile string `json:"profile"`
 	Start   int    `json:"start"`
 	UUID    string `json:"uuid"`
@@ -113,14 +113,14 @@ func (r Report) Healthy() bool {
 	return !slices.ContainsFunc(r.Problems, func(p host.Problem) bool { return p.Severity == host.Error })
 }
 
-// Check checks the node without changing it. On the same machine it returns the same report.
-func Check(c Config) Report {
-	e := &checker{Config: c, report: Report{Format: Format, GPUs: []GPU{}, Slices: []resourceapi.ResourceSlice{},
+// Run checks the node without changing it. On the same machine it returns the same report.
+func Run(t Target) Report {
+	e := &checker{Target: t, report: Report{Format: Format, GPUs: []GPU{}, Slices: []resourceapi.ResourceSlice{},
 		Problems: []host.Problem{}}}
 	e.driver()
 	e.host()
 	e.health()
-	if c.Machine.Library != nil {
+	if t.Machine.Library != nil {
 		e.machine()
 	}
 	// errors first
@@ -130,14 +130,14 @@ func Check(c Config) Report {
 
 // checker builds a report.
 type checker struct {
-	Config
+	Target
 	report Report
 }
 
 func (e *checker) found(p ...host.Problem) { e.report.Problems = append(e.report.Problems, p...) }
 
 // has reports whether a problem of the kind was found.
-func (e *checker) has(k host.Kind) bool {
+func (e *checker) has(k host.ProblemKind) bool {
 	return slices.ContainsFunc(e.report.Problems, func(p host.Problem) bool { return p.ID == k.ID })
 }
 

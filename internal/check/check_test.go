@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package doctor_test
+package check_test
 
 import (
 	"errors"
@@ -14,8 +14,8 @@ import (
 
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/gpudra/gpu-dra-driver/internal/doctor"
-	"github.com/gpudra/gpu-dra-driver/internal/doctor/host"
+	"github.com/gpudra/gpu-dra-driver/internal/check"
+	"github.com/gpudra/gpu-dra-driver/internal/check/host"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
@@ -33,7 +33,7 @@ func must(t *testing.T, err error) {
 // testNode is a simulated node and the configuration of its check.
 type testNode struct {
 	*simulator.Node
-	config doctor.Config
+	config check.Target
 	t      *testing.T
 }
 
@@ -52,7 +52,7 @@ func newTestNode(t *testing.T, p simulator.Profile) *testNode {
 	must(t, os.MkdirAll(filepath.Join(root, "etc/containerd"), 0o755))
 	must(t, os.WriteFile(filepath.Join(root, "etc/containerd/config.toml"), []byte("version = 3\n"), 0o600))
 	must(t, os.WriteFile(filepath.Join(root, "cgroup.controllers"), nil, 0o600))
-	return &testNode{n, doctor.Config{
+	return &testNode{n, check.Target{
 		Machine: nvml.Config{Library: n.NVML(), Sysfs: filepath.Join(n.DriverRoot(), "sys"), Proc: n.Proc(),
 			Driver: driverroot.Root{Host: n.DriverRoot(), Here: n.DriverRoot()}},
 		DriverName: "gpu.nvidia.com", NodeName: "n", CDIDir: "/var/run/cdi", CDIHook: program,
@@ -62,7 +62,7 @@ func newTestNode(t *testing.T, p simulator.Profile) *testNode {
 }
 
 // problems returns the IDs of the problems, except those of the test's environment.
-func problems(r doctor.Report) string {
+func problems(r check.Report) string {
 	var ids []string
 	for _, p := range r.Problems {
 		if p.ID != host.PIDNamespace.ID {
@@ -209,7 +209,7 @@ func TestProblems(t *testing.T) {
 			must(t, err)
 			p := newTestNode(t, profile)
 			must(t, row.change(p))
-			r := doctor.Check(p.config)
+			r := check.Run(p.config)
 			if got := problems(r); got != row.want {
 				t.Errorf("found %q, want %q: %v", got, row.want, r.Problems)
 			}
@@ -239,7 +239,7 @@ func TestDriverVersionNoSemver(t *testing.T) {
 	must(t, err)
 	odd, err := simulator.ParseProfile([]byte(strings.ReplaceAll(profile.YAML(), "580.95.05", "580.95.05-grid.1")))
 	must(t, err)
-	r := doctor.Check(newTestNode(t, odd).config)
+	r := check.Run(newTestNode(t, odd).config)
 	if got := problems(r); got != "odd-version" || r.GPUs[0].Attributes["driverVersion"] != "580.95.5" {
 		t.Errorf("found %q, published %v: %v", got, r.GPUs[0].Attributes["driverVersion"], r.Problems)
 	}
@@ -250,15 +250,15 @@ func TestGPULostLater(t *testing.T) {
 	profile, err := simulator.BuiltIn("t4-x2")
 	must(t, err)
 	p := newTestNode(t, profile)
-	before := doctor.Check(p.config)
+	before := check.Run(p.config)
 	must(t, p.Unplug("1"))
-	lost := doctor.Check(p.config)
+	lost := check.Run(p.config)
 	if problems(lost) != "gpu-lost" || lost.Healthy() || len(lost.GPUs) != 2 || lost.GPUs[1].Error == "" {
 		t.Errorf("found %q of %+v", problems(lost), lost.GPUs)
 	}
 	must(t, p.Plug("1"))
 	var texts []string
-	for _, r := range []doctor.Report{before, doctor.Check(p.config)} {
+	for _, r := range []check.Report{before, check.Run(p.config)} {
 		var out strings.Builder
 		must(t, r.Print(&out))
 		texts = append(texts, out.String())
@@ -270,7 +270,7 @@ func TestGPULostLater(t *testing.T) {
 
 func TestEveryProblemHasAnIDAndARemedy(t *testing.T) {
 	seen := map[string]bool{}
-	for _, k := range doctor.AllKinds {
+	for _, k := range check.AllKinds {
 		if seen[k.ID] || k.ID == "" || k.Remedy == "" || k.Severity != host.Error && k.Severity != host.Warning {
 			t.Errorf("%+v", k)
 		}
@@ -284,7 +284,7 @@ type failing struct{}
 func (failing) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 
 func TestPrintError(t *testing.T) {
-	if err := (doctor.Report{}).Print(failing{}); err != io.ErrClosedPipe { //nolint:errorlint // it is that one
+	if err := (check.Report{}).Print(failing{}); err != io.ErrClosedPipe { //nolint:errorlint // it is that one
 		t.Errorf("got %v", err)
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package doctor
+package check
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/gpudra/gpu-dra-driver/internal/doctor/host"
+	"github.com/gpudra/gpu-dra-driver/internal/check/host"
 	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
@@ -48,7 +48,7 @@ func (e *checker) machine() {
 }
 
 // kinds maps errors of NVML to problems.
-var kinds = map[string]host.Kind{
+var kinds = map[string]host.ProblemKind{
 	"ERROR_LIB_RM_VERSION_MISMATCH": versionMismatch, "ERROR_DRIVER_NOT_LOADED": noModule,
 	"ERROR_NO_PERMISSION": noPermission,
 	"ERROR_GPU_IS_LOST":   gpuLost, "ERROR_GPU_NOT_FOUND": noGPU,
@@ -102,7 +102,7 @@ func (e *checker) entry(d gpu.Device) GPU {
 		g.MIG.Profiles = append(g.MIG.Profiles, p.Name)
 	}
 	for _, p := range d.MIG.Instances {
-		g.MIG.Partitions = append(g.MIG.Partitions, Partition{p.Profile, p.Start, string(p.UUID)})
+		g.MIG.Partitions = append(g.MIG.Partitions, ExistingPartition{p.Profile, p.Start, string(p.UUID)})
 	}
 	for _, problem := range d.MIG.Problems {
 		e.found(migUnreadable.Found("%s: %s", d.Name, problem))

@@ -12,7 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 
-	"github.com/gpudra/gpu-dra-driver/internal/doctor/host"
+	"github.com/gpudra/gpu-dra-driver/internal/check/host"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 )
 
@@ -36,8 +36,8 @@ func (e *checker) driverTool(ctx context.Context, machine []string, command ...s
 	return out.Bytes(), err
 }
 
-// doctor runs the driver's own check. It ignores findings about the container runtime of Kubernetes.
-func (e *checker) doctor(ctx context.Context) {
+// driverCheck runs the driver's own check. It ignores findings about the container runtime of Kubernetes.
+func (e *checker) driverCheck(ctx context.Context) {
 	const what = "dra-kubelet-plugin check"
 	text, err := e.driverTool(ctx, e.driverToolArgs(), "check", "--json", "--host-root", "/",
 		"--node-name", "hardware-check", "--cdi-hook", e.hook)
