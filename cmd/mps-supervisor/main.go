@@ -48,5 +48,6 @@ func run(dir, root, shm string) error {
 	defer stop()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	log.Info("supervising MPS daemons", "dir", dir, "driver-root", root)
-	return supervise.Run(ctx, supervise.Config{Dir: mps.Dir(dir), DriverRoot: root, SharedMemory: shm, Log: log})
+	return supervise.Run(ctx, supervise.SupervisorConfig{Dir: mps.Dir(dir), DriverRoot: root, SharedMemory: shm,
+		Log: log})
 }

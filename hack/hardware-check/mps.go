@@ -81,7 +81,7 @@ func (e *checker) supervise(ctx context.Context, use func(ctx context.Context, d
 	}
 	ended := make(chan error, 1)
 	go func() {
-		ended <- supervise.Run(ctx, supervise.Config{Dir: dir, DriverRoot: root,
+		ended <- supervise.Run(ctx, supervise.SupervisorConfig{Dir: dir, DriverRoot: root,
 			Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	}()
 	defer func() {

@@ -35,12 +35,12 @@ type Platform interface {
 	Open(ctx context.Context, client kubernetes.Interface, node string) (Machine, error)
 	// Attach returns the machine for check and record. If there is no NVML library, Library is nil and the error says
 	// why.
-	Attach() (nvml.Config, error)
+	Attach() (nvml.MachineConfig, error)
 }
 
 // Machine is the hardware on which the plugin runs.
 type Machine struct {
-	nvml.Config
+	nvml.MachineConfig
 	// SharedMemory is the path of the host's /dev/shm. Empty: MPS needs none.
 	SharedMemory string
 	// Observers observe the steps of every call.

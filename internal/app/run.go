@@ -69,7 +69,7 @@ func run(ctx context.Context, o options, p Platform) error {
 		return err
 	}
 	machine.Timeout = o.gpuTimeout
-	gpus := nvml.New(machine.Config)
+	gpus := nvml.New(machine.MachineConfig)
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	config := plugin.Config{

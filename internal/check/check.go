@@ -23,7 +23,7 @@ import (
 
 // Target is what is checked.
 type Target struct {
-	Machine    nvml.Config // Library is nil if the driver root has none
+	Machine    nvml.MachineConfig // Library is nil if the driver root has none
 	DriverName string
 	NodeName   string
 	CDIDir     string

@@ -53,7 +53,7 @@ func newTestNode(t *testing.T, p simulator.Profile) *testNode {
 	must(t, os.WriteFile(filepath.Join(root, "etc/containerd/config.toml"), []byte("version = 3\n"), 0o600))
 	must(t, os.WriteFile(filepath.Join(root, "cgroup.controllers"), nil, 0o600))
 	return &testNode{n, check.Target{
-		Machine: nvml.Config{Library: n.NVML(), Sysfs: filepath.Join(n.DriverRoot(), "sys"), Proc: n.Proc(),
+		Machine: nvml.MachineConfig{Library: n.NVML(), Sysfs: filepath.Join(n.DriverRoot(), "sys"), Proc: n.Proc(),
 			Driver: driverroot.Root{Host: n.DriverRoot(), Here: n.DriverRoot()}},
 		DriverName: "gpu.nvidia.com", NodeName: "n", CDIDir: "/var/run/cdi", CDIHook: program,
 		Host: host.Root(root), Cgroups: root,

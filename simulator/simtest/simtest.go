@@ -27,8 +27,8 @@ func Open(t testing.TB, profile string) *nvml.Machine {
 	if err := machine.LayOutSysfs(); err != nil {
 		t.Fatal(err)
 	}
-	node, err := nvml.Open(nvml.Config{Library: machine.NVML(), Sysfs: filepath.Join(machine.DriverRoot(), "sys"),
-		Proc: machine.Proc()})
+	node, err := nvml.Open(nvml.MachineConfig{Library: machine.NVML(),
+		Sysfs: filepath.Join(machine.DriverRoot(), "sys"), Proc: machine.Proc()})
 	if err != nil {
 		t.Fatal(err)
 	}

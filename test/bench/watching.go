@@ -118,7 +118,7 @@ func partitionedMachine(ctx context.Context, dir string) (*simulator.Node, gpu.D
 }
 
 func openNode(machine *simulator.Node, library nvmllib.Interface) (*nvml.Machine, error) {
-	return nvml.Open(nvml.Config{Library: library, Sysfs: filepath.Join(machine.DriverRoot(), "sys"),
+	return nvml.Open(nvml.MachineConfig{Library: library, Sysfs: filepath.Join(machine.DriverRoot(), "sys"),
 		Proc: machine.Proc()})
 }
 

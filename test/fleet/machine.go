@@ -93,7 +93,7 @@ func (m *model) discover(use gpu.Use) (inventory.Inventory, error) {
 }
 
 func (m *model) read(machine *simulator.Node) (devices []gpu.Device, err error) {
-	session, err := nvml.Open(nvml.Config{Library: machine.NVML(), Sysfs: m.sysfs, Proc: machine.Proc()})
+	session, err := nvml.Open(nvml.MachineConfig{Library: machine.NVML(), Sysfs: m.sysfs, Proc: machine.Proc()})
 	if err != nil {
 		return nil, err
 	}

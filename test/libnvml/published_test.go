@@ -22,7 +22,7 @@ import (
 // library.
 func published(t *testing.T, n *simulator.Node, lib gonvml.Interface, partitions gpu.Partitions) []resourceapi.Device {
 	t.Helper()
-	open, err := nvml.Open(nvml.Config{Library: lib, Sysfs: filepath.Join(n.DriverRoot(), "sys")})
+	open, err := nvml.Open(nvml.MachineConfig{Library: lib, Sysfs: filepath.Join(n.DriverRoot(), "sys")})
 	must(t, err)
 	look, err := open.Discover(t.Context())
 	must(t, err)

@@ -172,8 +172,8 @@ func TestOneProfileFails(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			fails := &oneFails{Interface: n.Config.Library}
-			config := n.Config
+			fails := &oneFails{Interface: n.MachineConfig.Library}
+			config := n.MachineConfig
 			config.Library = fails
 			knows, err := nvml.Open(config)
 			must(t, err)

@@ -24,15 +24,16 @@ const (
 	// fullReadPeriod is how often an unchanged GPU is read in full. Its properties do not change, and a full read takes
 	// milliseconds of CPU time.
 	fullReadPeriod = time.Minute
-	// defaultTimeout is the default of Config.Timeout.
+	// defaultTimeout is the default of MachineConfig.Timeout.
 	defaultTimeout = 10 * time.Second
 )
 
-// Discover reads all GPUs in parallel, each for at most Config.Timeout. A GPU that does not answer in time is lost, and
-// is not called again until its call has returned. The error means that nothing can be read at all. If no GPU answers,
-// it tries once more in a new session, because the driver may have been reloaded. At the end it closes the session if
-// no events are watched and all GPUs have persistence mode, so that they can be reset and the driver unloaded. Errors:
-// driverroot.ErrNoDriver, ErrDriverReplaced, ErrLetGo. The health of a GPU is at most healthPeriod old.
+// Discover reads all GPUs in parallel, each for at most MachineConfig.Timeout. A GPU that does not answer in time is
+// lost, and is not called again until its call has returned. The error means that nothing can be read at all. If no GPU
+// answers, it tries once more in a new session, because the driver may have been reloaded. At the end it closes the
+// session if no events are watched and all GPUs have persistence mode, so that they can be reset and the driver
+// unloaded. Errors: driverroot.ErrNoDriver, ErrDriverReplaced, ErrLetGo. The health of a GPU is at most healthPeriod
+// old.
 func (m *Machine) Discover(caller context.Context) (gpu.Discovery, error) {
 	ctx, cancel := m.limit(caller)
 	defer cancel()

@@ -51,7 +51,7 @@ func machineOf(t *testing.T, p simulator.Profile) (*simulator.Node, *nvml.Machin
 	if err := m.LayOut(simulator.Programs{NvidiaSMI: os.DevNull}); err != nil { // a test that runs it lays out another
 		t.Fatal(err)
 	}
-	node, err := nvml.Open(nvml.Config{
+	node, err := nvml.Open(nvml.MachineConfig{
 		Library: m.NVML(),
 		Sysfs:   filepath.Join(m.DriverRoot(), "sys"),
 		Proc:    filepath.Join(m.DriverRoot(), "proc"),

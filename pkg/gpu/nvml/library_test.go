@@ -198,7 +198,7 @@ func TestOlderLibrary(t *testing.T) {
 	must(t, err)
 	must(t, m.ChangeHealth("0", change))
 	for _, l.older = range []bool{false, true} {
-		look, err := nvml.New(n.Config).Discover(t.Context())
+		look, err := nvml.New(n.MachineConfig).Discover(t.Context())
 		must(t, err)
 		is := look.Health[look.Devices[0].UUID]
 		if got := fmt.Sprint(is.Fabric != "", is.Slowdown != ""); got != fmt.Sprint(!l.older, !l.older) {
@@ -233,7 +233,7 @@ func TestSlowdown(t *testing.T) {
 		{"a GPU that does not say", 0x8, nvmllib.ERROR_NOT_SUPPORTED, ""},
 	} {
 		l.slow = &slowGPU{reasons: row.reasons, ret: row.ret}
-		look, err := nvml.New(n.Config).Discover(t.Context())
+		look, err := nvml.New(n.MachineConfig).Discover(t.Context())
 		must(t, err)
 		if got := look.Health[look.Devices[0].UUID].Slowdown; got != row.want {
 			t.Errorf("%s: got %q, want %q", row.name, got, row.want)
@@ -244,7 +244,7 @@ func TestSlowdown(t *testing.T) {
 func TestVirtualGPUsOfferNoPartitions(t *testing.T) {
 	_, n, l := with(t, "dgx-h100", "", "")
 	for _, l.virtual = range []bool{false, true} {
-		look, err := nvml.New(n.Config).Discover(t.Context())
+		look, err := nvml.New(n.MachineConfig).Discover(t.Context())
 		must(t, err)
 		if got := look.Devices[0].MIG.Capable; got == l.virtual {
 			t.Errorf("virtual %t: got MIG %t", l.virtual, got)

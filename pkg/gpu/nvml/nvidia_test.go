@@ -23,7 +23,7 @@ import (
 const rootVariable = "NVML_TEST_DRIVER_ROOT"
 
 func lookTwice(root string) {
-	n := nvml.New(nvml.Config{Driver: driverroot.Root{Host: "/", Here: root}})
+	n := nvml.New(nvml.MachineConfig{Driver: driverroot.Root{Host: "/", Here: root}})
 	_, err := n.Discover(context.Background())
 	fmt.Println(err)
 	if err := errors.Join(os.Rename(root, root+".old"), os.Rename(root+".new", root)); err != nil {

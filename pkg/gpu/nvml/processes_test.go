@@ -100,7 +100,7 @@ func TestProcessesMerged(t *testing.T) {
 			}}
 		},
 	}
-	n := &nvml.Machine{Config: nvml.Config{Library: library}}
+	n := &nvml.Machine{MachineConfig: nvml.MachineConfig{Library: library}}
 	for _, tt := range []struct{ missing, want string }{
 		{"", "[{1 10 50} {2 20 0} {3 -1 0} {4 30 0}] <nil>"},
 		{"nvmlDeviceGetMPSComputeRunningProcesses", "[{1 10 50} {2 -1 0} {3 -1 0}] <nil>"},

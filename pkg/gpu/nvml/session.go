@@ -19,8 +19,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 )
 
-// Config configures a Machine.
-type Config struct {
+// MachineConfig configures a Machine.
+type MachineConfig struct {
 	Library nvmllib.Interface // nil: the one in the driver root
 	Sysfs   string            // where sysfs is mounted: "/sys" on a real machine
 	Proc    string            // where proc is mounted: "/proc" on a real machine
@@ -39,7 +39,7 @@ var ErrDriverReplaced = errors.New("NVIDIA's driver was replaced: this program m
 // Machine gives access to the GPUs of this machine. It opens an NVML session when it needs one, and Discover closes it
 // where it can. All methods are safe for concurrent use.
 type Machine struct {
-	Config
+	MachineConfig
 	follows bool // the library on disk; otherwise the first session stays
 
 	opening sync.Mutex // held while a session is opened
@@ -53,11 +53,11 @@ type Machine struct {
 }
 
 // New returns a Machine that opens its session on first use, so that the driver may be installed later.
-func New(c Config) *Machine { return &Machine{Config: c, follows: true} }
+func New(c MachineConfig) *Machine { return &Machine{MachineConfig: c, follows: true} }
 
 // Open returns a Machine with one session, which stays open until Close.
-func Open(c Config) (*Machine, error) {
-	m := &Machine{Config: c}
+func Open(c MachineConfig) (*Machine, error) {
+	m := &Machine{MachineConfig: c}
 	s, err := m.acquire()
 	if err != nil {
 		return nil, err
@@ -71,8 +71,8 @@ func (m *Machine) Close() error { return m.retire(func(*session) bool { return t
 
 // session is an initialised NVML library, until its shutdown.
 type session struct {
-	config  *Config // of the Machine
-	known   *known  // of the Machine
+	config  *MachineConfig // of the Machine
+	known   *known         // of the Machine
 	lib     nvmllib.Interface
 	devices device.Interface
 	file    os.FileInfo // of the library on disk; nil: not followed
@@ -138,7 +138,7 @@ func (m *Machine) release(s *session) {
 
 // open initialises the library.
 func (m *Machine) open() (*session, error) {
-	s := &session{config: &m.Config, known: &m.known, lib: m.Library}
+	s := &session{config: &m.MachineConfig, known: &m.known, lib: m.Library}
 	if m.follows || s.lib == nil {
 		path, file, err := m.libraryFile()
 		if err != nil {

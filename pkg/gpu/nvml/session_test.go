@@ -34,7 +34,7 @@ func followingProfile(t *testing.T, p simulator.Profile) (*simulator.Node, *nvml
 	m, err := simulator.Open(tmpfs.Dir(t), p)
 	must(t, err)
 	must(t, m.LayOut(simulator.Programs{NvidiaSMI: os.DevNull})) // a test that runs it lays out another
-	return m, nvml.New(nvml.Config{Library: m.NVML(), Sysfs: m.DriverRoot() + "/sys", Proc: m.Proc(),
+	return m, nvml.New(nvml.MachineConfig{Library: m.NVML(), Sysfs: m.DriverRoot() + "/sys", Proc: m.Proc(),
 		Driver: driverroot.Root{Host: m.DriverRoot(), Here: m.DriverRoot()}})
 }
 
@@ -83,7 +83,7 @@ func TestSessionWaitsForTheDriver(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("making simulated device nodes needs root")
 	}
-	n := nvml.New(nvml.Config{
+	n := nvml.New(nvml.MachineConfig{
 		Library: machine.NVML(),
 		Sysfs:   filepath.Join(machine.DriverRoot(), "sys"),
 		Driver:  driverroot.Root{Host: "/opt/nvidia", Here: machine.DriverRoot()},

@@ -191,7 +191,7 @@ func discoverMachine(t *testing.T, profile string, spoil map[string]string) []gp
 			t.Fatal(err)
 		}
 	}
-	node, err := Open(Config{Library: machine.NVML(), Sysfs: t.TempDir()})
+	node, err := Open(MachineConfig{Library: machine.NVML(), Sysfs: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}

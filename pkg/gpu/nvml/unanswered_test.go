@@ -90,7 +90,7 @@ func TestMinorNumberFromProc(t *testing.T) {
 // fresh is the first GPU, asked for everything.
 func fresh(t *testing.T, n *nvml.Machine) gpu.Device {
 	t.Helper()
-	again, err := nvml.Open(n.Config)
+	again, err := nvml.Open(n.MachineConfig)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// eventWait is the default of Config.EventWait.
+	// eventWait is the default of MachineConfig.EventWait.
 	eventWait = 5 * time.Second
 	// registerTimeout is how long a GPU may take to register its events.
 	registerTimeout = 5 * time.Second
@@ -51,7 +51,7 @@ type watch struct {
 }
 
 // eventWait is how long one call waits for events.
-func (c Config) eventWait() time.Duration { return cmp.Or(c.EventWait, eventWait) }
+func (c MachineConfig) eventWait() time.Duration { return cmp.Or(c.EventWait, eventWait) }
 
 // unwatched returns why events of GPUs are not watched. A call for events hangs after a timeout.
 func (w *watch) unwatched(devices []gpu.Device, timeout time.Duration) map[gpu.UUID]string {

@@ -40,8 +40,8 @@ func machineOf(t *testing.T, p simulator.Profile) (*simulator.Node, *nvml.Machin
 	must(t, err)
 	must(t, m.LayOut(simulator.Programs{NvidiaSMI: os.DevNull}))
 	root := driverroot.Root{Host: "/host", Here: m.DriverRoot()}
-	gpus, err := nvml.Open(nvml.Config{Library: m.NVML(), Sysfs: filepath.Join(m.DriverRoot(), "sys"), Proc: m.Proc(),
-		Driver: root})
+	gpus, err := nvml.Open(nvml.MachineConfig{Library: m.NVML(), Sysfs: filepath.Join(m.DriverRoot(), "sys"),
+		Proc: m.Proc(), Driver: root})
 	must(t, err)
 	t.Cleanup(func() { must(t, gpus.Close()) })
 	return m, gpus, &toolkit.Toolkit{NVML: gpus, Driver: root, Proc: m.Proc(), HookPath: "/plugins/nvidia-cdi-hook"}

@@ -60,7 +60,7 @@ func (s *simulation) Open(ctx context.Context, client kubernetes.Interface, node
 	if err := machine.LayOut(simulator.Programs{NvidiaSMI: nvidiaSMI, MPSControl: mpsControl}); err != nil {
 		return app.Machine{}, err
 	}
-	return app.Machine{Config: config(machine), Observers: []steps.Observer{machine.Crashes()}}, nil
+	return app.Machine{MachineConfig: config(machine), Observers: []steps.Observer{machine.Crashes()}}, nil
 }
 
 // machine returns the simulated machine of the node's profile. While the API server does not answer, an existing
@@ -80,17 +80,17 @@ func (s *simulation) machine(ctx context.Context, client kubernetes.Interface, n
 }
 
 // Attach returns the simulated machine in the directory.
-func (s *simulation) Attach() (nvml.Config, error) {
+func (s *simulation) Attach() (nvml.MachineConfig, error) {
 	machine, err := simulator.Attach(s.localDir)
 	if err != nil {
-		return nvml.Config{}, err
+		return nvml.MachineConfig{}, err
 	}
 	return config(machine), nil
 }
 
-func config(machine *simulator.Node) nvml.Config {
+func config(machine *simulator.Node) nvml.MachineConfig {
 	root := machine.DriverRoot()
-	return nvml.Config{Library: machine.NVML(), Sysfs: filepath.Join(root, "sys"), Proc: machine.Proc(),
+	return nvml.MachineConfig{Library: machine.NVML(), Sysfs: filepath.Join(root, "sys"), Proc: machine.Proc(),
 		Driver: driverroot.Root{Host: root, Here: root}}
 }
 

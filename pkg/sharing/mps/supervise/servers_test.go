@@ -45,7 +45,8 @@ func TestReportsOfServerFailures(t *testing.T) {
 			t.Fatal(err)
 		}
 		d := mps.RequestedDaemon{Daemon: mps.Daemon{ID: "g0"}}
-		w := newWorker(&supervisor{Config: Config{Dir: dir, Log: slog.New(slog.DiscardHandler)}}, "g0")
+		w := newWorker(&supervisor{SupervisorConfig: SupervisorConfig{Dir: dir,
+			Log: slog.New(slog.DiscardHandler)}}, "g0")
 		w.requested = &d
 		r := &process{cmd: &exec.Cmd{Process: &os.Process{Pid: 1}}, ended: make(chan struct{}),
 			serverEnds: newServers()}

@@ -21,8 +21,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 )
 
-// Config configures a supervisor.
-type Config struct {
+// SupervisorConfig configures a supervisor.
+type SupervisorConfig struct {
 	Dir        mps.Dir
 	DriverRoot string // of NVIDIA's driver, as this program sees it
 	// SharedMemory is the directory for /dev/shm of daemons without one of their own, and of their clients; "" for
@@ -41,7 +41,7 @@ const (
 
 // supervisor has a worker goroutine for each daemon, so that none waits for another.
 type supervisor struct {
-	Config
+	SupervisorConfig
 	group     sync.WaitGroup
 	changes   *fsnotify.Watcher // of files; nil: not available
 	unwatched string            // why changes are not noticed at once; empty: they are
@@ -52,7 +52,7 @@ type supervisor struct {
 
 // Run runs the requested daemons until ctx ends, and then stops them. It removes the directory if no daemon is
 // requested.
-func Run(ctx context.Context, c Config) error {
+func Run(ctx context.Context, c SupervisorConfig) error {
 	lock, err := lockDir(ctx, c)
 	if err != nil {
 		return err
@@ -61,7 +61,7 @@ func Run(ctx context.Context, c Config) error {
 	if err := c.shareMemory(); err != nil {
 		return err
 	}
-	s := &supervisor{Config: c, workers: map[string]*worker{}}
+	s := &supervisor{SupervisorConfig: c, workers: map[string]*worker{}}
 	for ctx.Err() == nil {
 		period := s.watch()
 		s.reconcile(ctx)
@@ -77,7 +77,7 @@ func Run(ctx context.Context, c Config) error {
 
 // lockDir creates the directory, resets the states in it and locks it. It waits for another supervisor, which may still
 // be stopping its daemons.
-func lockDir(ctx context.Context, c Config) (*os.File, error) {
+func lockDir(ctx context.Context, c SupervisorConfig) (*os.File, error) {
 	for said := false; ; {
 		if err := os.MkdirAll(string(c.Dir), 0o755); err != nil {
 			return nil, err
@@ -257,7 +257,7 @@ func (s *supervisor) clear(id string) {
 }
 
 // shareMemory creates the directory for shared memory with the mode of /dev/shm.
-func (c Config) shareMemory() error {
+func (c SupervisorConfig) shareMemory() error {
 	if c.SharedMemory == "" {
 		return nil
 	}

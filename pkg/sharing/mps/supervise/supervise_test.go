@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	if dir := os.Getenv(dirVariable); dir != "" {
-		_ = supervise.Run(ctx, supervise.Config{Dir: mps.Dir(dir), DriverRoot: os.Getenv(rootVariable),
+		_ = supervise.Run(ctx, supervise.SupervisorConfig{Dir: mps.Dir(dir), DriverRoot: os.Getenv(rootVariable),
 			Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 		os.Exit(0)
 	}
@@ -105,7 +105,7 @@ func (w fixture) superviseLog(t *testing.T, root string, log io.Writer) (stop fu
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
-	config := supervise.Config{Dir: w.dir, DriverRoot: root, SharedMemory: w.shm(),
+	config := supervise.SupervisorConfig{Dir: w.dir, DriverRoot: root, SharedMemory: w.shm(),
 		Log: slog.New(slog.NewTextHandler(log, nil))}
 	go func() { done <- supervise.Run(ctx, config) }()
 	stopped := false
