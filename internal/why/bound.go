@@ -13,18 +13,18 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
-// boundedFrom is the number of devices from which on claims are compared with a bound before the allocator is asked.
-// For fewer the allocator is fast enough.
+// boundedFrom is the least number of devices for which a bound is computed before the allocator is asked. For fewer,
+// the allocator is fast enough.
 const boundedFrom = 8
 
-// tooMany reports whether a request, or all requests together, ask for more devices than the site can give. The
+// tooMany reports whether a request, or all requests together, ask for more devices than the group can give. The
 // allocator would try every set of devices before it says so. Where it could return an error, tooMany is false.
-func (q *question) tooMany(claims []*resourceapi.ResourceClaim, s *site, state structured.AllocatedState) bool {
-	var all []part
-	requests := map[*resourceapi.DeviceRequest][]part{}
+func (q *question) tooMany(claims []*resourceapi.ResourceClaim, s *nodeGroup, state structured.AllocatedState) bool {
+	var all []subrequest
+	requests := map[*resourceapi.DeviceRequest][]subrequest{}
 	for _, claim := range claims {
 		total := int64(0)
-		for _, p := range partsOf(claim) {
+		for _, p := range subrequestsOf(claim) {
 			if p.all() || p.admin || *p.capacity != nil || q.classes[*p.class] == nil {
 				return false
 			}
@@ -56,7 +56,7 @@ func (q *question) tooMany(claims []*resourceapi.ResourceClaim, s *site, state s
 }
 
 // least returns how many devices a request with these alternatives needs at least.
-func least(alternatives []part) int64 {
+func least(alternatives []subrequest) int64 {
 	n := *alternatives[0].count
 	for _, p := range alternatives {
 		n = min(n, *p.count)
@@ -70,9 +70,9 @@ type counterSetID struct {
 	name string
 }
 
-// most returns a bound for the number of devices that the parts together get on the site. It counts devices that match
-// one and are free, of each counter set as many as its counters suffice for. The error is that of a selector.
-func (q *question) most(s *site, state structured.AllocatedState, parts ...part) (int64, error) {
+// most returns a bound for the number of devices that the subrequests together get on the group. It counts devices that
+// match one and are free, of each counter set as many as its counters suffice for. The error is that of a selector.
+func (q *question) most(s *nodeGroup, state structured.AllocatedState, parts ...subrequest) (int64, error) {
 	total, left := int64(0), map[counterSetID]quantitiesByName{}
 	wants := map[counterSetID][]map[string]resourceapi.Counter{} // what each device takes of its first counter set
 	current := cluster.Current(s.slices)
@@ -124,8 +124,8 @@ func (q *question) most(s *site, state structured.AllocatedState, parts ...part)
 	return total, nil
 }
 
-// matches reports whether the device meets the selectors of the part and of its class.
-func (q *question) matches(p part, slice *resourceapi.ResourceSlice, d *resourceapi.Device) (bool, error) {
+// matches reports whether the device meets the selectors of the subrequest and of its class.
+func (q *question) matches(p subrequest, slice *resourceapi.ResourceSlice, d *resourceapi.Device) (bool, error) {
 	for _, selector := range slices.Concat(q.classes[*p.class].Spec.Selectors, *p.selectors) {
 		program := q.compiled.GetOrCompile(expressionOf(selector))
 		if ok, err := meets(q.ctx, slice.Spec.Driver, d, program); !ok || err != nil {

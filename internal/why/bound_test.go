@@ -118,13 +118,13 @@ func TestMostIsBound(t *testing.T) {
 		s := randomFleet(t, r)
 		fill(t, r, s)
 		c := claim(t, "c", requests("[{name: r, exactly: {"+randomRequest(r, false)+"}}]"))
-		p := partsOf(c)[0]
+		p := subrequestsOf(c)[0]
 		if p.all() || *p.capacity != nil {
 			continue
 		}
 		q := newQuestion(t.Context(), newIndex(s), &workload{claims: append(s.Claims[:0:0], c),
 			origins: make([]origin, 1)})
-		for _, at := range q.sites {
+		for _, at := range q.groups {
 			most, err := q.most(at, at.state, p)
 			if err != nil {
 				continue

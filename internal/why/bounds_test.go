@@ -140,8 +140,8 @@ func TestTooLarge(t *testing.T) {
 			t.Errorf("%s: got %s, %.200q, want %q", row.name, r.Outcome, r.Cause, row.want)
 		}
 	}
-	defer func(before int) { maxFacts = before }(maxFacts)
-	maxFacts = 10
+	defer func(before int) { maxCandidates = before }(maxCandidates)
+	maxCandidates = 10
 	r, _ := explained(t.Context(), t, Options{}, selectors(1, 1, func(int) string { return "false" }))
 	if want := "pod p waits, and is not explained: it asks for too much to compare with all devices"; r.Cause != want {
 		t.Errorf("got %q, want %q", r.Cause, want)

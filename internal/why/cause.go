@@ -21,10 +21,16 @@ import (
 // maxHolders is how many claims a report lists.
 const maxHolders = 20
 
-// open returns the sites that the pod does not exclude.
-func (q *question) open() []*site {
-	var all []*site
-	for _, s := range q.sites {
+// explanation says why a workload does not fit.
+type explanation struct {
+	*question
+	candidates map[requestID][]candidate
+}
+
+// open returns the groups that the pod does not exclude.
+func (q *question) open() []*nodeGroup {
+	var all []*nodeGroup
+	for _, s := range q.groups {
 		if len(q.w.excludes(q.index, s.node)) == 0 {
 			all = append(all, s)
 		}
@@ -35,7 +41,7 @@ func (q *question) open() []*site {
 // excluded counts the nodes that the pod excludes.
 func (q *question) excluded() []NodeReason {
 	count := map[string]int{}
-	for _, s := range q.sites {
+	for _, s := range q.groups {
 		for _, reason := range q.w.excludes(q.index, s.node) {
 			count[reason] += len(s.names)
 		}
@@ -48,75 +54,75 @@ func (q *question) excluded() []NodeReason {
 	return all
 }
 
-// allFacts compares each part of each claim with the devices of the nodes that the pod does not exclude. If it excludes
-// all, those of all nodes are compared. The error is errLimit.
-func (q *question) allFacts() (map[[2]int][]fact, error) {
-	sites := q.open()
-	if len(sites) == 0 {
-		sites = q.sites
+// compareAll compares each subrequest of each claim with the devices of the nodes that the pod does not exclude. If it
+// excludes all, those of all nodes are compared. The error is errLimit.
+func (q *question) compareAll() (map[requestID][]candidate, error) {
+	groups := q.open()
+	if len(groups) == 0 {
+		groups = q.groups
 	}
-	all, left := map[[2]int][]fact{}, maxFacts
+	all, left := map[requestID][]candidate{}, maxCandidates
 	for i, claim := range q.w.claims {
-		for j, p := range partsOf(claim) {
+		for j, p := range subrequestsOf(claim) {
 			if q.classes[*p.class] == nil {
 				continue
 			}
-			of, err := q.facts(i, j, sites, left)
+			of, err := q.compare(i, j, groups, left)
 			if err != nil {
 				return nil, err
 			}
-			all[[2]int{i, j}], left = of, left-len(of)
+			all[requestID{i, j}], left = of, left-len(of)
 		}
 	}
 	return all, nil
 }
 
-// nodesOf returns how many nodes have the device of the fact.
-func (f fact) nodesOf() int {
+// nodesOf returns how many nodes have the device of the candidate.
+func (f candidate) nodesOf() int {
 	if ptr.Deref(f.slice.Spec.NodeName, "") == "" {
 		return 1
 	}
-	return len(f.site.names)
+	return len(f.group.names)
 }
 
-// once returns the facts with each device of several nodes only once.
-func once(facts []fact) []fact {
+// once returns the candidates with each device of several nodes only once.
+func once(candidates []candidate) []candidate {
 	seen := map[*resourceapi.Device]bool{}
-	return slices.DeleteFunc(slices.Clone(facts), func(f fact) bool {
+	return slices.DeleteFunc(slices.Clone(candidates), func(f candidate) bool {
 		known := seen[f.device]
 		seen[f.device] = true
 		return known
 	})
 }
 
-// requests counts what each part loses.
-func (q *question) requests(facts map[[2]int][]fact) []Request {
+// requests counts what each subrequest loses.
+func (e *explanation) requests() []Request {
 	var all []Request
-	for i, claim := range q.w.claims {
-		for j, p := range partsOf(claim) {
+	for i, claim := range e.w.claims {
+		for j, p := range subrequestsOf(claim) {
 			r := Request{Claim: claim.Name, Request: p.name}
 			if !p.all() {
 				r.Wanted = *p.count
 			}
-			onSite, losses, nodes := map[*site]int{}, map[reason]*Loss{}, map[reason]map[*site]bool{}
-			for _, f := range once(facts[[2]int{i, j}]) {
+			onGroup, losses, nodes := map[*nodeGroup]int{}, map[reason]*Loss{}, map[reason]map[*nodeGroup]bool{}
+			for _, f := range once(e.candidates[requestID{i, j}]) {
 				r.Devices += f.nodesOf()
 				if len(f.reasons) == 0 {
 					r.Left += f.nodesOf()
-					onSite[f.site]++
-					r.MostOnOneNode = max(r.MostOnOneNode, onSite[f.site])
+					onGroup[f.group]++
+					r.MostOnOneNode = max(r.MostOnOneNode, onGroup[f.group])
 					continue
 				}
 				first := f.reasons[0]
 				if losses[first] == nil {
-					losses[first], nodes[first] = &Loss{Kind: first.kind, Detail: first.detail}, map[*site]bool{}
+					losses[first], nodes[first] = &Loss{Kind: first.kind, Detail: first.detail}, map[*nodeGroup]bool{}
 				}
 				losses[first].Devices += f.nodesOf()
 				if len(f.reasons) == 1 {
 					losses[first].Alone += f.nodesOf()
 				}
-				if !nodes[first][f.site] {
-					nodes[first][f.site] = true
+				if !nodes[first][f.group] {
+					nodes[first][f.group] = true
 					losses[first].Nodes += f.nodesOf()
 				}
 			}
@@ -138,21 +144,21 @@ func lossRank(kind LossKind) int {
 		kind)
 }
 
-// holdersOf returns the claims that hold devices which a part would otherwise get.
-func (q *question) holdersOf(facts map[[2]int][]fact) []Holder {
+// holders returns the claims that hold devices which a subrequest would otherwise get.
+func (e *explanation) holders() []Holder {
 	wanted := map[cluster.PoolID]bool{}
-	onSite := map[*site]bool{}
-	for _, list := range facts {
+	onGroup := map[*nodeGroup]bool{}
+	for _, list := range e.candidates {
 		for _, f := range list {
 			if len(f.reasons) > 0 && f.reasons[0].kind == LostHeld {
-				wanted[cluster.PoolOf(f.slice)], onSite[f.site] = true, true
+				wanted[cluster.PoolOf(f.slice)], onGroup[f.group] = true, true
 			}
 		}
 	}
 	var all []Holder
 	seen := map[*resourceapi.ResourceClaim]bool{}
-	for _, s := range q.sites {
-		if !onSite[s] {
+	for _, s := range e.groups {
+		if !onGroup[s] {
 			continue
 		}
 		for _, claim := range s.holders {
@@ -191,26 +197,26 @@ func devicesOf(claim *resourceapi.ResourceClaim) []string {
 }
 
 // cause says in one sentence why the workload does not fit.
-func (q *question) cause(problem error, facts map[[2]int][]fact) string {
-	for i, claim := range q.w.claims {
-		for _, p := range partsOf(claim) {
-			if q.classes[*p.class] == nil {
-				return q.missingClass(p, q.w.origins[i])
+func (e *explanation) cause(problem error) string {
+	for i, claim := range e.w.claims {
+		for _, p := range subrequestsOf(claim) {
+			if e.classes[*p.class] == nil {
+				return e.missingClass(p, e.w.origins[i])
 			}
 		}
 	}
-	if text := q.unofferedResource(); text != "" && q.Unread[cluster.Nodes] == nil && len(q.nodes) > 0 {
+	if text := e.unofferedResource(); text != "" && e.Unread[cluster.Nodes] == nil && len(e.nodes) > 0 {
 		return text
 	}
-	switch over := q.overQuotas(); {
+	switch over := e.overQuotas(); {
 	case len(over) > 0:
 		return over[0]
-	case len(q.nodes) == 0 && q.Unread[cluster.Nodes] == nil:
+	case len(e.nodes) == 0 && e.Unread[cluster.Nodes] == nil:
 		return "the cluster has no nodes"
-	case len(q.Slices) == 0 && len(q.w.claims) > 0 && !q.w.extended():
+	case len(e.Slices) == 0 && len(e.w.claims) > 0 && !e.w.extended():
 		return "no node offers devices: there is no ResourceSlice"
 	}
-	if text := q.mistakeCause(problem, facts); text != "" {
+	if text := e.mistakeCause(problem); text != "" {
 		return text
 	}
 	switch {
@@ -219,18 +225,18 @@ func (q *question) cause(problem error, facts map[[2]int][]fact) string {
 	case problem != nil:
 		return "the scheduler gives up with an error: " + problem.Error()
 	}
-	if text := q.nodeCause(); text != "" {
+	if text := e.nodeCause(); text != "" {
 		return text
 	}
-	for i, claim := range q.w.claims {
+	for i, claim := range e.w.claims {
 		for r := range claim.Spec.Devices.Requests {
-			if !q.fits(q.onlyRequest(i, r, 0)) {
-				return q.requestCause(i, r, facts)
+			if !e.fits(e.onlyRequest(i, r, 0)) {
+				return e.requestCause(i, r)
 			}
 		}
 	}
-	for i := range q.w.claims {
-		if text := q.claimCause(i); text != "" {
+	for i := range e.w.claims {
+		if text := e.claimCause(i); text != "" {
 			return text
 		}
 	}
@@ -238,9 +244,9 @@ func (q *question) cause(problem error, facts map[[2]int][]fact) string {
 }
 
 // overQuotas returns the limits of quotas that the workload would exceed on the first node where it exceeds any.
-func (q *question) overQuotas() []string {
-	for _, s := range q.sites {
-		if over := q.overQuota(q.w, s.node); len(over) > 0 {
+func (e *explanation) overQuotas() []string {
+	for _, s := range e.groups {
+		if over := e.overQuota(e.w, s.node); len(over) > 0 {
 			return over
 		}
 	}
@@ -249,24 +255,24 @@ func (q *question) overQuotas() []string {
 
 // fits reports whether the workload fits on a node.
 func (q *question) fits(w *workload) bool {
-	found, err := q.place(w, q.sites)
+	found, err := q.place(w, q.groups)
 	return err == nil && found != nil
 }
 
 // nodeCause returns the cause if there are devices, but only on nodes that the pod excludes.
-func (q *question) nodeCause() string {
+func (e *explanation) nodeCause() string {
 	var reasons []string
 	nodes, late := 0, false
-	q.until = time.Now().Add(askTimeout)
-	defer func() { q.until = time.Time{} }()
-	for _, s := range q.sites {
-		because := q.w.excludes(q.index, s.node)
-		if len(because) == 0 || q.w.pod != nil && slices.ContainsFunc(q.short(q.w.pod, s.node),
-			func(name corev1.ResourceName) bool { return q.ofClass(name) != nil }) {
+	e.until = time.Now().Add(askTimeout)
+	defer func() { e.until = time.Time{} }()
+	for _, s := range e.groups {
+		because := e.w.excludes(e.index, s.node)
+		if len(because) == 0 || e.w.pod != nil && slices.ContainsFunc(e.short(e.w.pod, s.node),
+			func(name corev1.ResourceName) bool { return e.ofClass(name) != nil }) {
 			continue // its device plugin has too few devices
 		}
-		if len(q.w.claims) > 0 {
-			if results, err := q.ask(q.w, s); err != nil || len(results) == 0 {
+		if len(e.w.claims) > 0 {
+			if results, err := e.ask(e.w, s); err != nil || len(results) == 0 {
 				late = late || errors.Is(err, errLimit)
 				continue
 			}
@@ -275,10 +281,10 @@ func (q *question) nodeCause() string {
 		reasons = append(reasons, because...)
 	}
 	if nodes == 0 {
-		if len(q.open()) > 0 {
+		if len(e.open()) > 0 {
 			return ""
 		}
-		text := fmt.Sprintf("the pod excludes all %d nodes, most often by %s", len(q.nodes), q.excluded()[0].Reason)
+		text := fmt.Sprintf("the pod excludes all %d nodes, most often by %s", len(e.nodes), e.excluded()[0].Reason)
 		if late {
 			return text + "; the allocator did not say in time whether any of them has the devices"
 		}
@@ -286,7 +292,7 @@ func (q *question) nodeCause() string {
 	}
 	slices.Sort(reasons)
 	what := "the devices"
-	if len(q.w.claims) == 0 {
+	if len(e.w.claims) == 0 {
 		what = "what else the pod needs"
 	}
 	return fmt.Sprintf("%d %s %s, and the pod cannot run there: %s", nodes, plural(nodes, "node has", "nodes have"),
@@ -295,14 +301,14 @@ func (q *question) nodeCause() string {
 
 // onlyRequest returns the workload with only one request, without constraints, for that many devices; 0: as many as it
 // wants.
-func (q *question) onlyRequest(claim, request int, count int64) *workload {
-	w := q.w.clone()
+func (e *explanation) onlyRequest(claim, request int, count int64) *workload {
+	w := e.w.clone()
 	one := w.claims[claim]
 	one.Spec.Devices.Requests = one.Spec.Devices.Requests[request : request+1]
 	one.Spec.Devices.Constraints = nil
 	w.claims, w.origins = w.claims[claim:claim+1], w.origins[claim:claim+1]
 	if count > 0 {
-		for _, p := range partsOf(one) {
+		for _, p := range subrequestsOf(one) {
 			*p.mode, *p.count = resourceapi.DeviceAllocationModeExactCount, count
 		}
 	}
@@ -310,46 +316,46 @@ func (q *question) onlyRequest(claim, request int, count int64) *workload {
 }
 
 // requestCause says why a request does not fit, even alone.
-func (q *question) requestCause(claim, request int, facts map[[2]int][]fact) string {
+func (e *explanation) requestCause(claim, request int) string {
 	var texts []string
-	for j, p := range partsOf(q.w.claims[claim]) {
+	for j, p := range subrequestsOf(e.w.claims[claim]) {
 		if p.request != request || p.sub >= 0 && matchesNothing(*p.selectors) {
 			continue
 		}
-		text := q.partCause(p, once(facts[[2]int{claim, j}]))
+		text := e.subrequestCause(p, once(e.candidates[requestID{claim, j}]))
 		texts = append(texts, text)
 	}
-	name := q.w.claims[claim].Spec.Devices.Requests[request].Name
-	if q.w.ranked[[2]int{claim, request}] {
+	name := e.w.claims[claim].Spec.Devices.Requests[request].Name
+	if e.w.ranked[requestID{claim, request}] {
 		return fmt.Sprintf("request %s of %s gets the strongest device that is free, and none is: %s", name,
-			q.w.origins[claim].label, strings.Join(texts, "; "))
+			e.w.origins[claim].label, strings.Join(texts, "; "))
 	}
 	if len(texts) == 1 {
-		return fmt.Sprintf("request %s of %s: %s", name, q.w.origins[claim].label, texts[0])
+		return fmt.Sprintf("request %s of %s: %s", name, e.w.origins[claim].label, texts[0])
 	}
-	return fmt.Sprintf("request %s of %s: no alternative fits: %s", name, q.w.origins[claim].label,
+	return fmt.Sprintf("request %s of %s: no alternative fits: %s", name, e.w.origins[claim].label,
 		strings.Join(texts, "; "))
 }
 
-// partCause says why a part does not get its devices.
-func (q *question) partCause(p part, facts []fact) string {
+// subrequestCause says why a subrequest does not get its devices.
+func (e *explanation) subrequestCause(p subrequest, candidates []candidate) string {
 	count := map[reason]int{}
 	ofClass, left := 0, 0
-	perSite := map[*site]int64{}
-	for _, f := range facts {
+	perGroup := map[*nodeGroup]int64{}
+	for _, f := range candidates {
 		if !f.ofClass() {
 			continue
 		}
 		ofClass += f.nodesOf()
 		if len(f.reasons) == 0 {
 			left += f.nodesOf()
-			perSite[f.site]++
+			perGroup[f.group]++
 			continue
 		}
 		count[f.reasons[0]] += f.nodesOf()
 	}
 	if ofClass == 0 {
-		return "no node has a device of class " + *p.class + q.classHint(*p.class)
+		return "no node has a device of class " + *p.class + e.classHint(*p.class)
 	}
 	reasons := slices.SortedFunc(maps.Keys(count), func(a, b reason) int {
 		return cmp.Or(count[b]-count[a], lossRank(a.kind)-lossRank(b.kind), strings.Compare(a.detail, b.detail))
@@ -359,8 +365,8 @@ func (q *question) partCause(p part, facts []fact) string {
 			return "it wants all devices that match, and on no node can it have all; " + lossTexts(reasons, count)
 		}
 		most := int64(0)
-		for s, n := range perSite {
-			if bound, err := q.most(s, s.state, p); err == nil {
+		for s, n := range perGroup {
+			if bound, err := e.most(s, s.state, p); err == nil {
 				n = min(n, bound) // partitions exclude each other
 			}
 			most = max(most, n)
@@ -414,21 +420,21 @@ func lossTexts(reasons []reason, count map[reason]int) string {
 }
 
 // claimCause says why a claim does not fit whose requests fit one by one.
-func (q *question) claimCause(claim int) string {
-	w := q.w.clone()
+func (e *explanation) claimCause(claim int) string {
+	w := e.w.clone()
 	w.claims, w.origins = w.claims[claim:claim+1], w.origins[claim:claim+1]
-	if q.fits(w) {
+	if e.fits(w) {
 		return ""
 	}
-	label := q.w.origins[claim].label
+	label := e.w.origins[claim].label
 	constraints := w.claims[0].Spec.Devices.Constraints
 	w.claims[0].Spec.Devices.Constraints = nil
-	if !q.fits(w) {
+	if !e.fits(w) {
 		return fmt.Sprintf("each request of %s fits on some node, but no node has the devices of all", label)
 	}
 	for i, c := range constraints {
 		w.claims[0].Spec.Devices.Constraints = slices.Delete(slices.Clone(constraints), i, i+1)
-		if q.fits(w) {
+		if e.fits(w) {
 			return fmt.Sprintf("no node has devices for %s that meet the constraint %s", label, constraintText(c))
 		}
 	}

@@ -26,15 +26,24 @@ type change struct {
 	kind    ChangeKind
 	in      string
 	request string
-	// what is equal for changes that replace each other, as another limit and no limit in one clause
-	what   string
-	levels int
-	text   func(level int) string
-	apply  func(w *workload, level int)
-	only   *site // where alone it can help, if the workload has no other change; nil: anywhere
+	target  target
+	levels  int
+	text    func(level int) string
+	apply   func(w *workload, level int)
+	only    *nodeGroup // the only nodes where the change helps by itself; nil: any
 	// try are the levels to try one by one, if a looser level may admit less: a request for all devices gets none if it
 	// matches one that it cannot have. nil: the looser the better.
 	try []int
+}
+
+// target is what a change changes. Changes of one target replace each other, as another limit and no limit in one
+// clause.
+type target struct {
+	field   string // of a request, claim or pod, or "wait"
+	request requestID
+	// number is that of a selector and its clause, of a constraint, or of a container and its resource.
+	number, clause int
+	name           string // of a capacity, taint, label or resource, or the UID of a claim
 }
 
 // rank orders the kinds of changes: the first are preferred.
@@ -44,15 +53,20 @@ var kinds = []ChangeKind{Correct, Guard, RelaxClause, LowerCapacity, LowerCount,
 	DropCapacity, DropClause,
 	Tolerate, UseClass, ChangePod}
 
+// proposals lists the changes of a workload that the package knows.
+type proposals struct {
+	*question
+	candidates map[requestID][]candidate
+}
+
 func one(text string) func(int) string { return func(int) string { return text } }
 
-// changes returns all changes of the workload that the package knows, in the order of their rank, and for each site the
-// claims to wait for.
-func (q *question) changes(facts map[[2]int][]fact) (ofClaims []*change, waits []*change) {
-	of := make([][]*change, len(q.w.claims))
-	for i := range q.w.claims {
-		of[i] = q.claimChanges(i, facts)
-		if first := q.equalBefore(i); first < i { // of the same template: a change of that changes both
+// changes returns all changes, in the order of their rank, and the claims to wait for on each group of nodes.
+func (ps *proposals) changes() (ofClaims []*change, waits []*change) {
+	of := make([][]*change, len(ps.w.claims))
+	for i := range ps.w.claims {
+		of[i] = ps.claimChanges(i)
+		if first := ps.equalBefore(i); first < i { // of the same template: a change of that changes both
 			for n, c := range of[first] {
 				apply, other := c.apply, of[i][n].apply
 				c.apply = func(w *workload, level int) {
@@ -64,16 +78,16 @@ func (q *question) changes(facts map[[2]int][]fact) (ofClaims []*change, waits [
 		}
 		ofClaims = append(ofClaims, of[i]...)
 	}
-	ofClaims = append(ofClaims, q.podChanges()...)
+	ofClaims = append(ofClaims, ps.podChanges()...)
 	slices.SortStableFunc(ofClaims, func(a, b *change) int { return a.rank() - b.rank() })
-	return ofClaims, q.waits()
+	return ofClaims, ps.waits()
 }
 
 // equalBefore returns the first claim that is equal and of the same object, or the claim itself.
-func (q *question) equalBefore(claim int) int {
+func (ps *proposals) equalBefore(claim int) int {
 	for i := range claim {
-		if q.w.origins[i].object == q.w.origins[claim].object &&
-			equality.Semantic.DeepEqual(q.w.claims[i].Spec, q.w.claims[claim].Spec) {
+		if ps.w.origins[i].object == ps.w.origins[claim].object &&
+			equality.Semantic.DeepEqual(ps.w.claims[i].Spec, ps.w.claims[claim].Spec) {
 			return i
 		}
 	}
@@ -81,53 +95,53 @@ func (q *question) equalBefore(claim int) int {
 }
 
 // claimChanges returns the changes of a claim.
-func (q *question) claimChanges(claim int, facts map[[2]int][]fact) []*change {
-	if q.w.origins[claim].extended != nil {
-		return q.extendedChanges(claim)
+func (ps *proposals) claimChanges(claim int) []*change {
+	if ps.w.origins[claim].extended != nil {
+		return ps.extendedChanges(claim)
 	}
 	var all []*change
-	for i := range partsOf(q.w.claims[claim]) {
-		of := facts[[2]int{claim, i}]
-		all = slices.Concat(all, q.corrections(claim, i, of), q.clauseChanges(claim, i, of),
-			q.capacityChanges(claim, i, of), q.countChanges(claim, i, of), q.tolerations(claim, i, of),
-			q.classChanges(claim, i, of))
+	for i := range subrequestsOf(ps.w.claims[claim]) {
+		of := ps.candidates[requestID{claim, i}]
+		all = slices.Concat(all, ps.corrections(claim, i, of), ps.clauseChanges(claim, i, of),
+			ps.capacityChanges(claim, i, of), ps.countChanges(claim, i, of), ps.tolerations(claim, i, of),
+			ps.classChanges(claim, i, of))
 	}
-	return append(all, q.constraintChanges(claim)...)
+	return append(all, ps.constraintChanges(claim)...)
 }
 
 // extendedChanges lowers what each container requests of the extended resources of classes. A pod can say no more about
 // their devices.
-func (q *question) extendedChanges(claim int) []*change {
+func (ps *proposals) extendedChanges(claim int) []*change {
 	var all []*change
-	for i, c := range slices.Concat(q.w.pod.Spec.InitContainers, q.w.pod.Spec.Containers) {
+	for i, c := range slices.Concat(ps.w.pod.Spec.InitContainers, ps.w.pod.Spec.Containers) {
 		for j, name := range slices.Sorted(maps.Keys(c.Resources.Requests)) {
 			now := c.Resources.Requests[name]
-			if q.ofClass(name) == nil || now.Value() < 2 {
+			if ps.ofClass(name) == nil || now.Value() < 2 {
 				continue
 			}
-			all = append(all, lowerCount(q.w.origins[claim].object, extendedRequest(i, j),
-				fmt.Sprint("count", claim, i, j), fmt.Sprintf("instead of %d", now.Value()), now.Value()-1,
+			all = append(all, lowerCount(ps.w.origins[claim].object, extendedRequest(i, j),
+				target{field: "container", request: requestID{claim, i}, number: j}, fmt.Sprintf("instead of %d",
+					now.Value()), now.Value()-1,
 				func(w *workload, count int64) {
 					containers := slices.Concat(w.pod.Spec.InitContainers, w.pod.Spec.Containers)
 					containers[i].Resources.Requests[name] = *newQuantity(count)
 					w.origins = slices.Clone(w.origins)
-					w.claims[claim].Spec.Devices.Requests, w.origins[claim].extended = q.extendedOf(w.pod)
+					w.claims[claim].Spec.Devices.Requests, w.origins[claim].extended = ps.extendedOf(w.pod)
 				}))
 		}
 	}
 	return all
 }
 
-func (q *question) clauseChanges(claim, number int, facts []fact) []*change {
-	p := partsOf(q.w.claims[claim])[number]
+func (ps *proposals) clauseChanges(claim, number int, candidates []candidate) []*change {
+	p := subrequestsOf(ps.w.claims[claim])[number]
 	var all []*change
 	for k := range *p.selectors {
-		ref := selectorRef{claim, number, k}
-		for n, c := range q.w.clauses[ref] {
-			what := clauseName(claim, number, k, n)
+		ref := selectorRef{requestID{claim, number}, k}
+		for n, c := range ps.w.clauses[ref] {
 			at := func(kind ChangeKind, levels int, text func(int) string, clause func(int) string) {
-				all = append(all, &change{kind: kind, in: q.w.origins[claim].object, request: p.name, what: what,
-					levels: levels, text: text,
+				all = append(all, &change{kind: kind, in: ps.w.origins[claim].object, request: p.name,
+					target: ref.clause(n), levels: levels, text: text,
 					apply: func(w *workload, level int) { w.setClause(ref, n, clause(level)) }})
 				if p.all() && levels > 1 {
 					all[len(all)-1].try = upTo(levels)
@@ -136,12 +150,12 @@ func (q *question) clauseChanges(claim, number int, facts []fact) []*change {
 			if c.text == "true" || c.text == never && p.sub >= 0 {
 				continue
 			}
-			if slices.ContainsFunc(facts, func(f fact) bool {
+			if slices.ContainsFunc(candidates, func(f candidate) bool {
 				return slices.Contains(f.errors, clauseRef{k, n})
 			}) && len(c.paths) > 0 {
 				at(Guard, 1, one("test that the device has the attribute first: "+c.guard()), one(c.guard()))
 			}
-			if values := beyond(c.limit, facts); len(values) > 0 {
+			if values := beyond(c.limit, candidates); len(values) > 0 {
 				at(RelaxClause, len(values), func(level int) string {
 					return fmt.Sprintf("write %s instead of %s", c.limit.with(values[level]), c.text)
 				}, func(level int) string { return c.limit.with(values[level]) })
@@ -153,12 +167,12 @@ func (q *question) clauseChanges(claim, number int, facts []fact) []*change {
 }
 
 // beyond returns the values that devices of the class have beyond the limit, those next to it first.
-func beyond(l *limit, facts []fact) []number {
+func beyond(l *limit, candidates []candidate) []number {
 	if l == nil {
 		return nil
 	}
 	var all []number
-	for _, f := range facts {
+	for _, f := range candidates {
 		if !f.ofClass() {
 			continue
 		}
@@ -179,10 +193,10 @@ func beyond(l *limit, facts []fact) []number {
 type quantities = map[resourceapi.QualifiedName]resource.Quantity
 
 // capacityChanges lowers what the request asks of a capacity, down to what devices give at least, or removes it.
-func (q *question) capacityChanges(claim, number int, facts []fact) []*change {
-	p := partsOf(q.w.claims[claim])[number]
+func (ps *proposals) capacityChanges(claim, number int, candidates []candidate) []*change {
+	p := subrequestsOf(ps.w.claims[claim])[number]
 	names := map[resourceapi.QualifiedName]bool{}
-	for _, f := range facts {
+	for _, f := range candidates {
 		if f.device.AllowMultipleAllocations == nil || !*f.device.AllowMultipleAllocations || !f.ofClass() {
 			continue
 		}
@@ -200,11 +214,11 @@ func (q *question) capacityChanges(claim, number int, facts []fact) []*change {
 		if !names[name] {
 			continue
 		}
-		what := fmt.Sprint("capacity", claim, number, name)
+		of := target{field: "capacity", request: requestID{claim, number}, name: string(name)}
 		change := func(kind ChangeKind, levels int, text func(int) string, set func(all quantities, level int)) {
-			all = append(all, &change{kind: kind, in: q.w.origins[claim].object, request: p.name, what: what,
+			all = append(all, &change{kind: kind, in: ps.w.origins[claim].object, request: p.name, target: of,
 				levels: levels, text: text, apply: func(w *workload, level int) {
-					part := partsOf(w.claims[claim])[number]
+					part := subrequestsOf(w.claims[claim])[number]
 					if *part.capacity == nil {
 						*part.capacity = &resourceapi.CapacityRequirements{}
 					}
@@ -221,13 +235,13 @@ func (q *question) capacityChanges(claim, number int, facts []fact) []*change {
 			change(DropCapacity, 1, one(fmt.Sprintf("remove capacity.requests.%s", name)),
 				func(all quantities, _ int) { delete(all, name) })
 		}
-		if levels, amount := amounts(name, now, facts); levels > 0 {
+		if levels, amount := amounts(name, now, candidates); levels > 0 {
 			change(LowerCapacity, levels, func(level int) string {
 				a := amount(level)
 				return fmt.Sprintf("ask for %s %s %s (capacity.requests.%s)", a.String(), name, instead, name)
 			}, func(all quantities, level int) { all[name] = amount(level) })
 			if p.all() {
-				all[len(all)-1].try = levelsAt(name, levels, amount, facts)
+				all[len(all)-1].try = levelsAt(name, levels, amount, candidates)
 			}
 		}
 	}
@@ -236,12 +250,12 @@ func (q *question) capacityChanges(claim, number int, facts []fact) []*change {
 
 // amounts returns the amounts below what is requested, in the steps of the devices, the largest first. nil: nothing is
 // requested, which means all of a device.
-func amounts(name resourceapi.QualifiedName, now *resource.Quantity, facts []fact) (int,
+func amounts(name resourceapi.QualifiedName, now *resource.Quantity, candidates []candidate) (int,
 	func(int) resource.Quantity) {
 	var least, step, most int64
 	var format resource.Format
 	found := false
-	for _, f := range facts {
+	for _, f := range candidates {
 		c, ok := f.device.Capacity[name]
 		if !ok || !f.ofClass() {
 			continue
@@ -280,15 +294,16 @@ func amounts(name resourceapi.QualifiedName, now *resource.Quantity, facts []fac
 }
 
 // levelsAt returns the levels at which devices begin to have the amount: in all, and beside other claims.
-func levelsAt(name resourceapi.QualifiedName, levels int, amount func(int) resource.Quantity, facts []fact) []int {
+func levelsAt(name resourceapi.QualifiedName, levels int, amount func(int) resource.Quantity,
+	candidates []candidate) []int {
 	var all []int
-	for _, f := range facts {
+	for _, f := range candidates {
 		c, ok := f.device.Capacity[name]
 		if !ok {
 			continue
 		}
 		left := c.Value.DeepCopy()
-		if used := f.site.state.AggregatedCapacity[structured.MakeDeviceID(f.slice.Spec.Driver, f.slice.Spec.Pool.Name,
+		if used := f.group.state.AggregatedCapacity[structured.MakeDeviceID(f.slice.Spec.Driver, f.slice.Spec.Pool.Name,
 			f.device.Name)][name]; used != nil {
 			left.Sub(*used)
 		}
@@ -314,15 +329,15 @@ func upTo(n int) []int {
 	return all
 }
 
-func (q *question) countChanges(claim, number int, facts []fact) []*change {
-	p := partsOf(q.w.claims[claim])[number]
+func (ps *proposals) countChanges(claim, number int, candidates []candidate) []*change {
+	p := subrequestsOf(ps.w.claims[claim])[number]
 	most, instead := *p.count-1, fmt.Sprintf("instead of %d", *p.count)
 	if p.all() {
-		onNode := map[*site]int64{}
-		for _, f := range facts {
+		onNode := map[*nodeGroup]int64{}
+		for _, f := range candidates {
 			if f.ofClass() {
-				onNode[f.site]++
-				most = max(most, onNode[f.site])
+				onNode[f.group]++
+				most = max(most, onNode[f.group])
 			}
 		}
 		instead = "instead of all (allocationMode: ExactCount)"
@@ -331,16 +346,17 @@ func (q *question) countChanges(claim, number int, facts []fact) []*change {
 	if most < 1 {
 		return nil
 	}
-	return []*change{lowerCount(q.w.origins[claim].object, p.name, fmt.Sprint("count", claim, number), instead, most,
-		func(w *workload, count int64) {
-			p := partsOf(w.claims[claim])[number]
+	return []*change{lowerCount(ps.w.origins[claim].object, p.name, target{field: "count", request: requestID{claim,
+		number}}, instead,
+		most, func(w *workload, count int64) {
+			p := subrequestsOf(w.claims[claim])[number]
 			*p.mode, *p.count = resourceapi.DeviceAllocationModeExactCount, count
 		})}
 }
 
 // lowerCount returns a change to at most that many devices.
-func lowerCount(in, request, what, instead string, most int64, set func(w *workload, count int64)) *change {
-	return &change{kind: LowerCount, in: in, request: request, what: what, levels: int(most),
+func lowerCount(in, request string, of target, instead string, most int64, set func(w *workload, count int64)) *change {
+	return &change{kind: LowerCount, in: in, request: request, target: of, levels: int(most),
 		text: func(level int) string {
 			n := int(most) - level
 			return fmt.Sprintf("ask for %d %s %s", n, plural(n, "device", "devices"), instead)
@@ -348,10 +364,10 @@ func lowerCount(in, request, what, instead string, most int64, set func(w *workl
 		apply: func(w *workload, level int) { set(w, most-int64(level)) }}
 }
 
-func (q *question) tolerations(claim, number int, facts []fact) []*change {
-	name := partsOf(q.w.claims[claim])[number].name
+func (ps *proposals) tolerations(claim, number int, candidates []candidate) []*change {
+	name := subrequestsOf(ps.w.claims[claim])[number].name
 	found := map[string]resourceapi.DeviceTaint{}
-	for _, f := range facts {
+	for _, f := range candidates {
 		if f.ofClass() {
 			for _, t := range f.taints {
 				found[cluster.TaintText(t)] = t
@@ -362,11 +378,11 @@ func (q *question) tolerations(claim, number int, facts []fact) []*change {
 	for _, text := range slices.Sorted(maps.Keys(found)) {
 		with := resourceapi.DeviceToleration{Key: found[text].Key, Operator: resourceapi.DeviceTolerationOpEqual,
 			Value: found[text].Value, Effect: found[text].Effect}
-		all = append(all, &change{kind: Tolerate, in: q.w.origins[claim].object, request: name,
-			what: fmt.Sprint("taint", claim, number, text), levels: 1,
+		all = append(all, &change{kind: Tolerate, in: ps.w.origins[claim].object, request: name,
+			target: target{field: "taint", request: requestID{claim, number}, name: text}, levels: 1,
 			text: one("tolerate the taint " + text + " of the device"),
 			apply: func(w *workload, _ int) {
-				p := partsOf(w.claims[claim])[number]
+				p := subrequestsOf(w.claims[claim])[number]
 				*p.tolerate = append(*p.tolerate, with)
 			}})
 	}
@@ -374,16 +390,17 @@ func (q *question) tolerations(claim, number int, facts []fact) []*change {
 }
 
 // classChanges offers other classes for one that does not exist, or that has no device.
-func (q *question) classChanges(claim, number int, facts []fact) []*change {
-	p := partsOf(q.w.claims[claim])[number]
-	if q.classes[*p.class] != nil && slices.ContainsFunc(facts, fact.ofClass) {
+func (ps *proposals) classChanges(claim, number int, candidates []candidate) []*change {
+	p := subrequestsOf(ps.w.claims[claim])[number]
+	if ps.classes[*p.class] != nil && slices.ContainsFunc(candidates, candidate.ofClass) {
 		return nil
 	}
 	var all []*change
-	for _, name := range q.otherClasses(*p.class) {
-		all = append(all, &change{kind: UseClass, in: q.w.origins[claim].object, request: p.name,
-			what: fmt.Sprint("class", claim, number), levels: 1, text: one("use the class " + name),
-			apply: func(w *workload, _ int) { *partsOf(w.claims[claim])[number].class = name }})
+	for _, name := range ps.otherClasses(*p.class) {
+		all = append(all, &change{kind: UseClass, in: ps.w.origins[claim].object, request: p.name,
+			target: target{field: "class", request: requestID{claim, number}}, levels: 1,
+			text:  one("use the class " + name),
+			apply: func(w *workload, _ int) { *subrequestsOf(w.claims[claim])[number].class = name }})
 	}
 	return all
 }
@@ -403,11 +420,11 @@ func constraintText(c resourceapi.DeviceConstraint) string {
 	return text
 }
 
-func (q *question) constraintChanges(claim int) []*change {
+func (ps *proposals) constraintChanges(claim int) []*change {
 	var all []*change
-	for n, c := range q.w.claims[claim].Spec.Devices.Constraints {
-		all = append(all, &change{kind: DropConstraint, in: q.w.origins[claim].object,
-			what: fmt.Sprint("constraint", claim, n), levels: 1,
+	for n, c := range ps.w.claims[claim].Spec.Devices.Constraints {
+		all = append(all, &change{kind: DropConstraint, in: ps.w.origins[claim].object,
+			target: target{field: "constraint", request: requestID{claim: claim}, number: n}, levels: 1,
 			text: one("remove the constraint " + constraintText(c)),
 			apply: func(w *workload, _ int) {
 				// Changes of one workload may be applied in any order: the constraint is found by its content.
@@ -422,36 +439,37 @@ func (q *question) constraintChanges(claim int) []*change {
 	return all
 }
 
-func (q *question) podChanges() []*change {
-	pod := q.w.pod
+func (ps *proposals) podChanges() []*change {
+	pod := ps.w.pod
 	if pod == nil {
 		return nil
 	}
 	var all []*change
 	in := "Pod " + pod.Namespace + "/" + pod.Name
-	add := func(what string, levels int, text func(int) string, apply func(*corev1.Pod, int)) {
-		all = append(all, &change{kind: ChangePod, in: in, what: "pod " + what, levels: levels, text: text,
+	add := func(field, name string, levels int, text func(int) string, apply func(*corev1.Pod, int)) {
+		all = append(all, &change{kind: ChangePod, in: in, target: target{field: field, name: name}, levels: levels,
+			text:  text,
 			apply: func(w *workload, level int) { apply(w.pod, level) }})
 	}
 	for _, key := range slices.Sorted(maps.Keys(pod.Spec.NodeSelector)) {
-		add("selector "+key, 1, one(fmt.Sprintf("remove the node selector %s=%s", key, pod.Spec.NodeSelector[key])),
+		add("nodeSelector", key, 1, one(fmt.Sprintf("remove the node selector %s=%s", key, pod.Spec.NodeSelector[key])),
 			func(p *corev1.Pod, _ int) { delete(p.Spec.NodeSelector, key) })
 	}
 	if a := pod.Spec.Affinity; a != nil && a.NodeAffinity != nil &&
 		a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
-		add("affinity", 1, one("remove the required node affinity"), func(p *corev1.Pod, _ int) {
+		add("affinity", "", 1, one("remove the required node affinity"), func(p *corev1.Pod, _ int) {
 			p.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution = nil
 		})
 	}
 	taints, scarce := map[string]corev1.Taint{}, map[corev1.ResourceName][]resource.Quantity{}
-	for _, s := range q.sites {
+	for _, s := range ps.groups {
 		for _, t := range taintsOf(s.node) {
 			if !tolerated(pod, t) {
 				taints[t.ToString()] = t
 			}
 		}
-		for _, name := range q.short(pod, s.node) {
-			if free := q.free(s.node, name); !isExtended(name) || !free.IsZero() {
+		for _, name := range ps.short(pod, s.node) {
+			if free := ps.free(s.node, name); !isExtended(name) || !free.IsZero() {
 				scarce[name] = append(scarce[name], free)
 			}
 		}
@@ -459,7 +477,7 @@ func (q *question) podChanges() []*change {
 	for _, text := range slices.Sorted(maps.Keys(taints)) {
 		with := corev1.Toleration{Key: taints[text].Key, Operator: corev1.TolerationOpEqual, Value: taints[text].Value,
 			Effect: taints[text].Effect}
-		add("taint "+text, 1, one("tolerate the taint "+text+" of the node"), func(p *corev1.Pod, _ int) {
+		add("nodeTaint", text, 1, one("tolerate the taint "+text+" of the node"), func(p *corev1.Pod, _ int) {
 			p.Spec.Tolerations = append(p.Spec.Tolerations, with)
 		})
 	}
@@ -490,7 +508,7 @@ func lowerResource(in string, pod *corev1.Pod, name corev1.ResourceName, free []
 	if !resourcehelper.IsSupportedPodLevelResource(name) {
 		of = "for all containers together"
 	}
-	return &change{kind: ChangePod, in: in, what: "pod resource " + string(name), levels: len(free),
+	return &change{kind: ChangePod, in: in, target: target{field: "resources", name: string(name)}, levels: len(free),
 		text: func(level int) string {
 			return fmt.Sprintf("request %s %s %s instead of %s", free[level].String(), name, of, now.String())
 		},
@@ -517,27 +535,27 @@ func lowerResource(in string, pod *corev1.Pod, name corev1.ResourceName, free []
 // waitUntil begins the text of a Wait.
 const waitUntil = "wait until "
 
-// waits returns a change for each claim that holds devices of a site: that it has ended. Those that are being deleted
+// waits returns a change for each claim that holds devices of a group: that it has ended. Those that are being deleted
 // come first, then those with few devices.
-func (q *question) waits() []*change {
+func (ps *proposals) waits() []*change {
 	var all []*change
 	size, leaves := map[*change]int{}, map[*change]bool{}
 	seen := map[*resourceapi.ResourceClaim]*change{}
 	own := map[string]bool{}
-	for _, claim := range q.w.allocated {
+	for _, claim := range ps.w.allocated {
 		own[string(claim.UID)] = true
 	}
-	for _, s := range q.sites {
+	for _, s := range ps.groups {
 		for _, claim := range s.holders {
 			if own[string(claim.UID)] {
 				continue
 			}
 			if known := seen[claim]; known != nil {
-				known.only = nil // it has devices of several sites
+				known.only = nil // it has devices of several groups
 				continue
 			}
-			in, text := q.waitText(claim)
-			c := &change{kind: Wait, in: in, what: "claim " + string(claim.UID), levels: 1,
+			in, text := ps.waitText(claim)
+			c := &change{kind: Wait, in: in, target: target{field: "wait", name: string(claim.UID)}, levels: 1,
 				only: s, text: one(text), apply: func(w *workload, _ int) { w.ended[claim.UID] = true }}
 			seen[claim], size[c], leaves[c] = c, len(cluster.Results(claim)), claim.DeletionTimestamp != nil
 			all = append(all, c)
@@ -563,8 +581,8 @@ func plural(n int, one, many string) string {
 }
 
 // waitText returns the claim to wait for, and the text of the wait.
-func (q *question) waitText(claim *resourceapi.ResourceClaim) (in, text string) {
-	if q.HideOthers && claim.Namespace != q.w.namespace() {
+func (ps *proposals) waitText(claim *resourceapi.ResourceClaim) (in, text string) {
+	if ps.HideOthers && claim.Namespace != ps.w.namespace() {
 		return "a ResourceClaim of another namespace", waitUntil + "a claim of another namespace has ended"
 	}
 	name := claim.Namespace + "/" + claim.Name

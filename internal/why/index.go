@@ -143,8 +143,8 @@ func add(a, b corev1.ResourceList) corev1.ResourceList {
 	return sum
 }
 
-// site is a group of nodes with equal devices and equal use that the pod treats alike. The first of them is asked.
-type site struct {
+// nodeGroup is a group of nodes with equal devices and equal use that the pod treats alike. The first of them is asked.
+type nodeGroup struct {
 	node    *corev1.Node
 	names   []string
 	slices  []*resourceapi.ResourceSlice
@@ -152,16 +152,16 @@ type site struct {
 	state   structured.AllocatedState // with all holders
 }
 
-// sites groups the nodes for that workload. When ctx has ended, there are none.
-func (c *index) sites(ctx context.Context, w *workload) []*site {
+// nodeGroups groups the nodes for that workload. When ctx has ended, there are none.
+func (c *index) nodeGroups(ctx context.Context, w *workload) []*nodeGroup {
 	names := c.namesIn(w)
-	each, prints := make([]*site, len(c.nodes)), make([]string, len(c.nodes))
+	each, prints := make([]*nodeGroup, len(c.nodes)), make([]string, len(c.nodes))
 	var next atomic.Int64
 	var wg sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
 			for i := next.Add(1) - 1; i < int64(len(c.nodes)) && ctx.Err() == nil; i = next.Add(1) - 1 {
-				each[i] = c.siteOf(c.nodes[i])
+				each[i] = c.groupOf(c.nodes[i])
 				prints[i] = w.nodePrint(c, c.nodes[i]) + "\n" + each[i].print(names)
 			}
 		})
@@ -170,8 +170,8 @@ func (c *index) sites(ctx context.Context, w *workload) []*site {
 	if ctx.Err() != nil {
 		return nil // not every node has its print
 	}
-	groups := map[string]*site{}
-	var all []*site
+	groups := map[string]*nodeGroup{}
+	var all []*nodeGroup
 	for i, s := range each {
 		if known := groups[prints[i]]; known != nil {
 			known.names = append(known.names, s.names...)
@@ -184,9 +184,9 @@ func (c *index) sites(ctx context.Context, w *workload) []*site {
 	return all
 }
 
-// siteOf returns a site of one node, without its state.
-func (c *index) siteOf(node *corev1.Node) *site {
-	s := &site{node: node, names: []string{node.Name}, slices: c.slicesFor(node)}
+// groupOf returns a group of one node, without its state.
+func (c *index) groupOf(node *corev1.Node) *nodeGroup {
+	s := &nodeGroup{node: node, names: []string{node.Name}, slices: c.slicesFor(node)}
 	seen := map[types.UID]bool{}
 	pools := map[cluster.PoolID]bool{}
 	for _, slice := range s.slices {
@@ -248,7 +248,7 @@ func (c *index) namesIn(w *workload) map[string]bool {
 	all := map[string]bool{}
 	var expressions []string
 	for _, claim := range w.claims {
-		for _, part := range partsOf(claim) {
+		for _, part := range subrequestsOf(claim) {
 			for _, s := range *part.selectors {
 				expressions = append(expressions, expressionOf(s))
 			}
@@ -295,7 +295,7 @@ func expressionOf(s resourceapi.DeviceSelector) string {
 
 // asked returns the amounts that a request asks for of a device that it gets as a whole, because that has no shares.
 // "": it asks for none, or the device is none that could have shares.
-func (s *site) asked(claim *resourceapi.ResourceClaim, r resourceapi.DeviceRequestAllocationResult) string {
+func (s *nodeGroup) asked(claim *resourceapi.ResourceClaim, r resourceapi.DeviceRequestAllocationResult) string {
 	for _, slice := range s.slices {
 		if cluster.PoolOfResult(r) != cluster.PoolOf(slice) {
 			continue

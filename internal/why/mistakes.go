@@ -19,30 +19,30 @@ import (
 // maxClasses is how many classes are tried in place of one that has no devices.
 const maxClasses = 16
 
-// found is a mistake in a clause of a part.
+// found is a mistake in a clause of a subrequest.
 type found struct {
 	ref    selectorRef
 	clause int
 	*mistake
 }
 
-// mistakes returns the clauses of the part that no device of its class meets and that have a mistake: a name, or a
-// value outside of a list. A list may well have an alternative for devices that are not there.
-func (q *question) mistakes(claim, number int, facts []fact) []found {
+// mistakes returns the clauses of the subrequest that no device of its class meets and that have a mistake: a name, or
+// a value outside of a list. A list may well have an alternative for devices that are not there.
+func (q *question) mistakes(claim, number int, candidates []candidate) []found {
 	var all []found
 	var words *Vocabulary
-	p := partsOf(q.w.claims[claim])[number]
+	p := subrequestsOf(q.w.claims[claim])[number]
 	for k := range *p.selectors {
-		ref := selectorRef{claim, number, k}
+		ref := selectorRef{requestID{claim, number}, k}
 		for n, c := range q.w.clauses[ref] {
 			if n == explainedClauses || q.ctx.Err() != nil {
 				break
 			}
-			if len(c.named) == 0 || q.anyMeets(c.text, facts) {
+			if len(c.named) == 0 || q.anyMeets(c.text, candidates) {
 				continue
 			}
 			if words == nil {
-				words = vocabularyOf(facts)
+				words = vocabularyOf(candidates)
 			}
 			if m := words.mistake(c); m != nil && (m.name || m.value && p.sub < 0) {
 				all = append(all, found{ref, n, m})
@@ -53,8 +53,8 @@ func (q *question) mistakes(claim, number int, facts []fact) []found {
 }
 
 // anyMeets reports whether a device of the class meets the expression.
-func (q *question) anyMeets(expression string, facts []fact) bool {
-	return slices.ContainsFunc(facts, func(f fact) bool {
+func (q *question) anyMeets(expression string, candidates []candidate) bool {
+	return slices.ContainsFunc(candidates, func(f candidate) bool {
 		if !f.ofClass() {
 			return false
 		}
@@ -64,11 +64,11 @@ func (q *question) anyMeets(expression string, facts []fact) bool {
 }
 
 // vocabularyOf returns what selectors of the class's devices can name.
-func vocabularyOf(facts []fact) *Vocabulary {
+func vocabularyOf(candidates []candidate) *Vocabulary {
 	words := NewVocabulary()
 	type parts struct{ attributes, capacity uintptr } // equal devices may share them
 	seen := map[parts]bool{}
-	for _, f := range facts {
+	for _, f := range candidates {
 		if !f.ofClass() {
 			continue
 		}
@@ -83,17 +83,17 @@ func vocabularyOf(facts []fact) *Vocabulary {
 
 // mistakeCause names the mistakes in the selectors of the first request that has any. problem is the error of the
 // allocator. It returns "" if there are none.
-func (q *question) mistakeCause(problem error, facts map[[2]int][]fact) string {
-	for i, claim := range q.w.claims {
-		for j, p := range partsOf(claim) {
+func (e *explanation) mistakeCause(problem error) string {
+	for i, claim := range e.w.claims {
+		for j, p := range subrequestsOf(claim) {
 			var texts []string
-			for _, m := range q.mistakes(i, j, facts[[2]int{i, j}]) {
+			for _, m := range e.mistakes(i, j, e.candidates[requestID{i, j}]) {
 				if !slices.Contains(texts, m.text) {
 					texts = append(texts, m.text)
 				}
 			}
 			if len(texts) > 0 {
-				text := fmt.Sprintf("request %s of %s: %s", p.name, q.w.origins[i].label, strings.Join(texts, "; "))
+				text := fmt.Sprintf("request %s of %s: %s", p.name, e.w.origins[i].label, strings.Join(texts, "; "))
 				if problem != nil && !errors.Is(problem, errLimit) {
 					text += " (on such a device the selector fails, and then the scheduler gives up on the pod)"
 				}
@@ -105,24 +105,24 @@ func (q *question) mistakeCause(problem error, facts map[[2]int][]fact) string {
 }
 
 // corrections replaces names and values that no device has by those that were likely meant.
-func (q *question) corrections(claim, number int, facts []fact) []*change {
-	p := partsOf(q.w.claims[claim])[number]
+func (ps *proposals) corrections(claim, number int, candidates []candidate) []*change {
+	p := subrequestsOf(ps.w.claims[claim])[number]
 	var all []*change
-	for _, m := range q.mistakes(claim, number, facts) {
+	for _, m := range ps.mistakes(claim, number, candidates) {
 		if len(m.fixes) == 0 {
 			continue
 		}
-		c := &change{kind: Correct, in: q.w.origins[claim].object, request: p.name,
-			what:   clauseName(claim, number, m.ref.selector, m.clause),
+		c := &change{kind: Correct, in: ps.w.origins[claim].object, request: p.name,
+			target: m.ref.clause(m.clause),
 			levels: len(m.fixes), try: upTo(len(m.fixes)),
 			text: func(level int) string {
-				return fmt.Sprintf("write %s instead of %s", m.fixes[level], q.w.clauses[m.ref][m.clause].text)
+				return fmt.Sprintf("write %s instead of %s", m.fixes[level], ps.w.clauses[m.ref][m.clause].text)
 			},
 			apply: func(w *workload, level int) { w.setClause(m.ref, m.clause, m.fixes[level]) }}
 		if m.wrong != (path{}) { // each clause of the selector names it
 			c.text = one(fmt.Sprintf("write %s instead of %s", m.right, m.wrong))
 			c.apply = func(w *workload, _ int) {
-				for n, other := range q.w.clauses[m.ref] {
+				for n, other := range ps.w.clauses[m.ref] {
 					if slices.Contains(other.named, m.wrong) {
 						w.setClause(m.ref, n, other.renamed(m.wrong, m.right))
 					}
@@ -134,31 +134,26 @@ func (q *question) corrections(claim, number int, facts []fact) []*change {
 	return all
 }
 
-// clauseName is what changes of one clause have in common.
-func clauseName(claim, number, selector, clause int) string {
-	return fmt.Sprint("clause", claim, number, selector, clause)
-}
-
-// missingClass says that the class of a part does not exist, and which was likely meant.
-func (q *question) missingClass(p part, of origin) string {
+// missingClass says that the class of a subrequest does not exist, and which was likely meant.
+func (e *explanation) missingClass(p subrequest, of origin) string {
 	if resource := of.extended[p.name]; resource != "" {
-		return q.missingResource(resource)
+		return e.missingResource(resource)
 	}
 	return fmt.Sprintf("request %s of %s asks for the class %s, which does not exist%s", p.name, of.label, *p.class,
-		q.classHint(*p.class))
+		e.classHint(*p.class))
 }
 
 // classHint ends a sentence about a class without devices: with the nearest class of partitions that nodes offer, or
 // the class that was likely meant.
-func (q *question) classHint(name string) string {
+func (e *explanation) classHint(name string) string {
 	if !nearest.Profile(name) {
-		if q.classes[name] != nil {
+		if e.classes[name] != nil {
 			return ""
 		}
-		return nearest.Hint(name, slices.Sorted(maps.Keys(q.classes)))
+		return nearest.Hint(name, slices.Sorted(maps.Keys(e.classes)))
 	}
-	for _, near := range nearest.Profiles(name, slices.Sorted(maps.Keys(q.classes))) {
-		if q.offered(q.classes[near]) {
+	for _, near := range nearest.Profiles(name, slices.Sorted(maps.Keys(e.classes))) {
+		if e.offered(e.classes[near]) {
 			return fmt.Sprintf("; the nearest that is offered is %s", near)
 		}
 	}
@@ -185,13 +180,13 @@ func (q *question) offered(class *resourceapi.DeviceClass) bool {
 
 // otherClasses returns the classes to try in place of one that has no devices, the nearest first: in place of a
 // partition, only partitions.
-func (q *question) otherClasses(name string) []string {
-	all := slices.Sorted(maps.Keys(q.classes))
+func (ps *proposals) otherClasses(name string) []string {
+	all := slices.Sorted(maps.Keys(ps.classes))
 	if nearest.Profile(name) {
 		near := nearest.Profiles(name, all)
 		return near[:min(len(near), maxClasses)]
 	}
-	if q.classes[name] != nil {
+	if ps.classes[name] != nil {
 		return nil // the others are of something else
 	}
 	near := nearest.Names(name, all, maxClasses)
@@ -206,9 +201,9 @@ func (q *question) otherClasses(name string) []string {
 }
 
 // missingResource says that nothing offers an extended resource, and which was likely meant.
-func (q *question) missingResource(name corev1.ResourceName) string {
+func (e *explanation) missingResource(name corev1.ResourceName) string {
 	text := fmt.Sprintf("no node offers %s", name)
-	offered := q.offeredResources()
+	offered := e.offeredResources()
 	if nearest.Profile(string(name)) {
 		if near := nearest.Profiles(string(name), offered); len(near) > 0 {
 			return fmt.Sprintf("%s; the nearest that is offered is %s", text, near[0])
@@ -221,14 +216,14 @@ func (q *question) missingResource(name corev1.ResourceName) string {
 }
 
 // offeredResources returns the extended resources of classes with devices, and those of device plugins, sorted.
-func (q *question) offeredResources() []string {
+func (e *explanation) offeredResources() []string {
 	found := map[string]bool{}
-	for _, class := range q.Classes {
-		if name := class.Spec.ExtendedResourceName; name != nil && q.offered(class) {
+	for _, class := range e.Classes {
+		if name := class.Spec.ExtendedResourceName; name != nil && e.offered(class) {
 			found[*name] = true
 		}
 	}
-	for _, node := range q.nodes {
+	for _, node := range e.nodes {
 		for name := range node.Status.Allocatable {
 			if isExtended(name) && fromPlugin(node, name) {
 				found[string(name)] = true
@@ -239,23 +234,23 @@ func (q *question) offeredResources() []string {
 }
 
 // unofferedResource returns the cause if the pod requests an extended resource that no class and no device plugin has.
-func (q *question) unofferedResource() string {
-	if q.w.pod == nil {
+func (e *explanation) unofferedResource() string {
+	if e.w.pod == nil {
 		return ""
 	}
-	requests := requestsOf(q.w.pod)
+	requests := requestsOf(e.w.pod)
 	for _, name := range slices.Sorted(maps.Keys(requests)) {
 		amount := requests[name]
 		if !isExtended(name) || amount.IsZero() {
 			continue
 		}
-		class := q.ofClass(name)
-		if class != nil && q.offered(class) || slices.ContainsFunc(q.nodes, func(n *corev1.Node) bool {
+		class := e.ofClass(name)
+		if class != nil && e.offered(class) || slices.ContainsFunc(e.nodes, func(n *corev1.Node) bool {
 			return fromPlugin(n, name)
 		}) {
 			continue
 		}
-		return q.missingResource(name)
+		return e.missingResource(name)
 	}
 	return ""
 }

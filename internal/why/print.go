@@ -19,7 +19,7 @@ import (
 
 // print returns a text that is equal for nodes whose devices, and what claims hold of them, differ only in order and in
 // attributes of other names. nil: all attributes count.
-func (s *site) print(names map[string]bool) string {
+func (s *nodeGroup) print(names map[string]bool) string {
 	var b strings.Builder
 	pools := map[cluster.PoolID][]*resourceapi.ResourceSlice{}
 	for _, slice := range s.slices {
@@ -47,7 +47,7 @@ func (s *site) print(names map[string]bool) string {
 
 // uses returns what claims hold of each device. A claim with a single device of the node has no name; others are
 // numbered.
-func (s *site) uses() map[cluster.PoolID]map[string]string {
+func (s *nodeGroup) uses() map[cluster.PoolID]map[string]string {
 	uses := map[cluster.PoolID]map[string]string{}
 	for number, claim := range s.holders {
 		results := cluster.Results(claim)

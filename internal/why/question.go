@@ -29,14 +29,15 @@ const (
 	searchTimeout = 20 * time.Second
 )
 
-// maxFacts is how many devices are compared with all parts of a workload. They are kept in memory. Tests change it.
-var maxFacts = 500_000
+// maxCandidates is how many devices are compared with all subrequests of a workload. They are kept in memory. Tests
+// change it.
+var maxCandidates = 500_000
 
 // Tests change these.
 var (
 	// askTimeout ends a single question: the allocator's search can be exponential. It is that of the scheduler.
 	askTimeout = 10 * time.Second
-	// changeTimeout ends a single question of the search for changes. It is taken for no.
+	// changeTimeout ends a single question of the search for changes. The answer then counts as no.
 	changeTimeout = time.Second
 )
 
@@ -49,11 +50,11 @@ var errLimit = errors.New("the search has reached its limit")
 // question asks the allocator about a workload and changes of it.
 type question struct {
 	*index
-	ctx   context.Context
-	w     *workload
-	sites []*site
-	asked int
-	until time.Time // all questions end then. Zero: each has the time that the scheduler gives it
+	ctx    context.Context
+	w      *workload
+	groups []*nodeGroup
+	asked  int
+	until  time.Time // all questions end then. Zero: each has the time that the scheduler gives it
 	// The search for changes ends after so many questions, or then.
 	maxAsked int
 	deadline time.Time
@@ -63,7 +64,7 @@ type question struct {
 }
 
 func newQuestion(ctx context.Context, c *index, w *workload) *question {
-	return &question{index: c, ctx: ctx, w: w, sites: c.sites(ctx, w), texts: map[string]string{}}
+	return &question{index: c, ctx: ctx, w: w, groups: c.nodeGroups(ctx, w), texts: map[string]string{}}
 }
 
 // once returns an equal text that is kept once.
@@ -75,15 +76,15 @@ func (q *question) once(text string) string {
 	return text
 }
 
-// spot is where a workload fits.
-type spot struct {
-	site    *site
+// placement is where a workload fits, and the devices that it gets there.
+type placement struct {
+	group   *nodeGroup
 	results []resourceapi.AllocationResult
 }
 
-// ask asks the allocator whether the node of the site can have the claims of the workload. No results and no error mean
-// that it cannot.
-func (q *question) ask(w *workload, s *site) ([]resourceapi.AllocationResult, error) {
+// ask asks the allocator whether the node of the group can have the claims of the workload. No results and no error
+// mean that it cannot.
+func (q *question) ask(w *workload, s *nodeGroup) ([]resourceapi.AllocationResult, error) {
 	if q.ctx.Err() != nil || q.maxAsked > 0 && (q.asked >= q.maxAsked || time.Now().After(q.deadline)) {
 		return nil, errLimit
 	}
@@ -123,31 +124,31 @@ func (q *question) ask(w *workload, s *site) ([]resourceapi.AllocationResult, er
 	return results, err
 }
 
-// fitsOn reports whether the pod and its claims fit on the site.
-func (q *question) fitsOn(w *workload, s *site) (spot, bool, error) {
+// fitsOn reports whether the pod and its claims fit on the group.
+func (q *question) fitsOn(w *workload, s *nodeGroup) (placement, bool, error) {
 	if q.ctx.Err() != nil {
-		return spot{}, false, errLimit
+		return placement{}, false, errLimit
 	}
 	if len(w.excludes(q.index, s.node)) > 0 || len(q.overQuota(w, s.node)) > 0 {
-		return spot{}, false, nil
+		return placement{}, false, nil
 	}
 	if len(w.claims) == 0 {
-		return spot{site: s}, true, nil
+		return placement{group: s}, true, nil
 	}
 	results, err := q.ask(w, s)
-	return spot{s, results}, len(results) == len(w.claims), err
+	return placement{s, results}, len(results) == len(w.claims), err
 }
 
-// place returns the first of the sites that the workload fits on.
-func (q *question) place(w *workload, sites []*site) (*spot, error) {
-	for i, s := range sites {
+// place returns the first of the groups that the workload fits on.
+func (q *question) place(w *workload, groups []*nodeGroup) (*placement, error) {
+	for i, s := range groups {
 		found, ok, err := q.fitsOn(w, s)
 		if err != nil {
 			return nil, err
 		}
 		if ok {
-			if i > 0 && len(sites) == len(q.sites) { // likely the next workload fits there, too
-				q.sites = slices.Concat([]*site{s}, sites[:i], sites[i+1:])
+			if i > 0 && len(groups) == len(q.groups) { // likely the next workload fits there, too
+				q.groups = slices.Concat([]*nodeGroup{s}, groups[:i], groups[i+1:])
 			}
 			return &found, nil
 		}
@@ -155,11 +156,11 @@ func (q *question) place(w *workload, sites []*site) (*spot, error) {
 	return nil, nil
 }
 
-// spots returns all sites that the workload fits on. Like the scheduler, it returns an error if the allocator has one
-// on any node.
-func (q *question) spots(w *workload) ([]spot, error) {
-	var all []spot
-	for _, s := range q.sites {
+// placements returns all groups that the workload fits on. Like the scheduler, it returns an error if the allocator has
+// one on any node.
+func (q *question) placements(w *workload) ([]placement, error) {
+	var all []placement
+	for _, s := range q.groups {
 		found, ok, err := q.fitsOn(w, s)
 		if err != nil {
 			return nil, err
@@ -223,7 +224,7 @@ func (c *index) quotaOf(claim *resourceapi.ResourceClaim) corev1.ResourceList {
 		class   string
 	}
 	most := map[key]int64{} // that an alternative has
-	for _, p := range partsOf(claim) {
+	for _, p := range subrequestsOf(claim) {
 		n := *p.count
 		if p.all() {
 			n = resourceapi.AllocationResultsMaxSize
@@ -251,9 +252,9 @@ type reason struct {
 	detail string
 }
 
-// fact is what a part of a claim and a device have to do with each other.
-type fact struct {
-	site    *site
+// candidate is a device that is compared with a subrequest, and the reasons why the subrequest does not get it.
+type candidate struct {
+	group   *nodeGroup
 	slice   *resourceapi.ResourceSlice
 	device  *resourceapi.Device
 	reasons []reason                  // the first, and whether there are more: at most two
@@ -264,31 +265,31 @@ type fact struct {
 }
 
 // lose adds a reason.
-func (f *fact) lose(kind LossKind, detail string) {
+func (f *candidate) lose(kind LossKind, detail string) {
 	f.other, f.failed = f.other || kind == LostClass, f.failed || kind == LostError
 	if len(f.reasons) < 2 {
 		f.reasons = append(f.reasons, reason{kind, detail})
 	}
 }
 
-// clauseRef names a clause of a part.
+// clauseRef names a clause of a subrequest.
 type clauseRef struct{ selector, clause int }
 
 // ofClass reports whether the class has the device.
-func (f fact) ofClass() bool { return !f.other }
+func (f candidate) ofClass() bool { return !f.other }
 
-// condition is a clause of a part, compiled.
+// condition is a clause of a subrequest, compiled.
 type condition struct {
 	clauseRef
 	text    string
 	program cel.CompilationResult
 }
 
-// conditions compiles the clauses of a part: for many devices, and perhaps more than the cache has.
-func (q *question) conditions(claim, number int, p part) []condition {
+// conditions compiles the clauses of a subrequest: for many devices, and perhaps more than the cache has.
+func (q *question) conditions(claim, number int, p subrequest) []condition {
 	var all []condition
 	for k := range *p.selectors {
-		for n, c := range q.w.clauses[selectorRef{claim, number, k}] {
+		for n, c := range q.w.clauses[selectorRef{requestID{claim, number}, k}] {
 			if q.ctx.Err() != nil {
 				return nil
 			}
@@ -298,13 +299,13 @@ func (q *question) conditions(claim, number int, p part) []condition {
 	return all
 }
 
-// facts compares a part of a claim with all devices of the sites. The error is errLimit.
-func (q *question) facts(claim int, number int, sites []*site, most int) ([]fact, error) {
-	p := partsOf(q.w.claims[claim])[number]
+// compare compares a subrequest of a claim with all devices of the groups. The error is errLimit.
+func (q *question) compare(claim int, number int, groups []*nodeGroup, most int) ([]candidate, error) {
+	p := subrequestsOf(q.w.claims[claim])[number]
 	class, conditions := q.classes[*p.class], q.conditions(claim, number, p)
-	var all []fact
+	var all []candidate
 	resource := q.w.origins[claim].extended[p.name]
-	for _, s := range sites {
+	for _, s := range groups {
 		if fromPlugin(s.node, resource) {
 			continue // the node takes no devices for it
 		}
@@ -322,7 +323,7 @@ func (q *question) facts(claim int, number int, sites []*site, most int) ([]fact
 				if q.ctx.Err() != nil || len(all) == most {
 					return nil, errLimit
 				}
-				f := fact{site: s, slice: slice, device: d}
+				f := candidate{group: s, slice: slice, device: d}
 				if incomplete {
 					f.lose(LostIncomplete, fmt.Sprintf("pool %s has %d of %d slices",
 						slice.Spec.Pool.Name, count[cluster.PoolOf(slice)], slice.Spec.Pool.ResourceSliceCount))
@@ -335,8 +336,8 @@ func (q *question) facts(claim int, number int, sites []*site, most int) ([]fact
 	return all, nil
 }
 
-// near reports whether the node of the site can have the device.
-func (q *question) near(s *site, slice *resourceapi.ResourceSlice, d *resourceapi.Device) bool {
+// near reports whether the node of the group can have the device.
+func (q *question) near(s *nodeGroup, slice *resourceapi.ResourceSlice, d *resourceapi.Device) bool {
 	node, all, selector := slice.Spec.NodeName, slice.Spec.AllNodes, slice.Spec.NodeSelector
 	if ptr.Deref(slice.Spec.PerDeviceNodeSelection, false) {
 		node, all, selector = d.NodeName, d.AllNodes, d.NodeSelector
@@ -346,7 +347,7 @@ func (q *question) near(s *site, slice *resourceapi.ResourceSlice, d *resourceap
 }
 
 // examine fills in the reasons.
-func (q *question) examine(f *fact, p part, class *resourceapi.DeviceClass, conditions []condition) {
+func (q *question) examine(f *candidate, p subrequest, class *resourceapi.DeviceClass, conditions []condition) {
 	for _, s := range class.Spec.Selectors {
 		ok, err := meets(q.ctx, f.slice.Spec.Driver, f.device, q.compiled.GetOrCompile(expressionOf(s)))
 		if err != nil {
@@ -378,13 +379,13 @@ func (q *question) examine(f *fact, p part, class *resourceapi.DeviceClass, cond
 	}
 	if !q.alone(f, p, nil) {
 		f.lose(LostCapacity, "less capacity than requested: "+capacityText(p))
-	} else if !p.admin && len(f.site.holders) > 0 && !q.alone(f, p, f.site.holders) {
+	} else if !p.admin && len(f.group.holders) > 0 && !q.alone(f, p, f.group.holders) {
 		f.lose(LostHeld, "held by other claims")
 	}
 }
 
-// alone reports whether the part gets the device, and only that, while the claims hold what they hold.
-func (q *question) alone(f *fact, p part, holders []*resourceapi.ResourceClaim) bool {
+// alone reports whether the subrequest gets the device, and only that, while the claims hold what they hold.
+func (q *question) alone(f *candidate, p subrequest, holders []*resourceapi.ResourceClaim) bool {
 	q.asked++
 	held := map[string]bool{}
 	for _, claim := range holders {
@@ -400,7 +401,7 @@ func (q *question) alone(f *fact, p part, holders []*resourceapi.ResourceClaim) 
 	own.Spec.SharedCounters = nil
 	slicesOf := []*resourceapi.ResourceSlice{&own}
 	other := resourceapi.DeviceTaint{Key: "other", Effect: resourceapi.DeviceTaintEffectNoSchedule}
-	for _, s := range f.site.slices {
+	for _, s := range f.group.slices {
 		if cluster.PoolOf(s) != cluster.PoolOf(f.slice) || s.Spec.Pool.Generation != f.slice.Spec.Pool.Generation {
 			continue
 		}
@@ -433,11 +434,11 @@ func (q *question) alone(f *fact, p part, holders []*resourceapi.ResourceClaim) 
 	if err != nil {
 		return false
 	}
-	results, err := allocator.Allocate(q.ctx, f.site.node, []*resourceapi.ResourceClaim{claim})
+	results, err := allocator.Allocate(q.ctx, f.group.node, []*resourceapi.ResourceClaim{claim})
 	return err == nil && len(results) > 0
 }
 
-func capacityText(p part) string {
+func capacityText(p subrequest) string {
 	if *p.capacity == nil {
 		return "all of a device"
 	}
@@ -449,8 +450,8 @@ func capacityText(p part) string {
 	return strings.Join(all, ", ")
 }
 
-// quantityOf returns the amount that the part asks for, or nil.
-func quantityOf(p part, name resourceapi.QualifiedName) *resource.Quantity {
+// quantityOf returns the amount that the subrequest asks for, or nil.
+func quantityOf(p subrequest, name resourceapi.QualifiedName) *resource.Quantity {
 	if *p.capacity == nil {
 		return nil
 	}

@@ -277,11 +277,12 @@ func nothing(r *Report, fits func([]step) bool) []string {
 		return nil // it says so
 	}
 	r.search.ctx = context.Background() // that of the search has ended
-	facts, err := r.search.allFacts()
+	var err error
+	r.search.candidates, err = r.search.compareAll()
 	if err != nil {
 		return []string{err.Error()}
 	}
-	ofClaims, waits := r.search.changes(facts)
+	ofClaims, waits := r.search.changes()
 	all := slices.Concat(ofClaims, waits)
 	for i, a := range all {
 		for _, level := range append(upTo(min(a.levels-1, mildest)), a.levels-1) {
@@ -290,7 +291,7 @@ func nothing(r *Report, fits func([]step) bool) []string {
 			}
 		}
 		for _, b := range all[i+1:] {
-			if a.what != b.what && fits(loosest(a, b)) {
+			if a.target != b.target && fits(loosest(a, b)) {
 				return []string{"both would help: " + a.text(a.levels-1) + " and " + b.text(b.levels-1)}
 			}
 		}

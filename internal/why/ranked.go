@@ -55,7 +55,7 @@ func (w *workload) unranked() *workload {
 			}
 			if c == w {
 				c = w.clone()
-				c.ranked = map[[2]int]bool{}
+				c.ranked = map[requestID]bool{}
 			}
 			last := list[len(list)-1]
 			request := &c.claims[i].Spec.Devices.Requests[j]
@@ -63,7 +63,7 @@ func (w *workload) unranked() *workload {
 			request.Exactly = &resourceapi.ExactDeviceRequest{DeviceClassName: last.DeviceClassName,
 				Selectors: last.Selectors, AllocationMode: last.AllocationMode, Count: last.Count,
 				Tolerations: last.Tolerations, Capacity: last.Capacity}
-			c.ranked[[2]int{i, j}] = true
+			c.ranked[requestID{i, j}] = true
 		}
 	}
 	return c

@@ -13,8 +13,8 @@ const (
 	maxAlternatives = 4
 	// maxPairs is how many pairs of changes the search tries.
 	maxPairs = 3000
-	// maxSites is on how many kinds of nodes the search tries to wait for several claims.
-	maxSites = 32
+	// maxGroups is on how many kinds of nodes the search tries to wait for several claims.
+	maxGroups = 32
 )
 
 // step is a change at a level.
@@ -68,7 +68,7 @@ func (w *workload) with(steps []step) *workload {
 
 // search finds the smallest advice.
 type search struct {
-	*question
+	*proposals
 	// everywhere asks about all nodes each time: an error of an expression on one keeps the pod from all others.
 	everywhere bool
 	found      []advice
@@ -87,19 +87,19 @@ func loosest(changes ...*change) []step {
 // works reports whether the workload fits with the changes. An error of the allocator, other than that of the limit,
 // means no.
 func (s *search) works(steps []step) (bool, error) {
-	sites := s.sites
+	groups := s.groups
 	if len(steps) == 1 && steps[0].only != nil {
-		sites = []*site{steps[0].only}
+		groups = []*nodeGroup{steps[0].only}
 	}
 	var fits bool
 	var err error
 	if s.everywhere {
-		var spots []spot
-		spots, err = s.spots(s.w.with(steps))
-		fits = len(spots) > 0
+		var placements []placement
+		placements, err = s.placements(s.w.with(steps))
+		fits = len(placements) > 0
 	} else {
-		var found *spot
-		found, err = s.place(s.w.with(steps), sites)
+		var found *placement
+		found, err = s.place(s.w.with(steps), groups)
 		fits = found != nil
 	}
 	if errors.Is(err, errLimit) {
@@ -196,11 +196,11 @@ func (s *search) accept(steps []step) (bool, error) {
 		return false, err
 	}
 	// The scheduler aborts if the allocator has an error on any node.
-	spots, err := s.spots(s.w.with(steps))
+	placements, err := s.placements(s.w.with(steps))
 	if errors.Is(err, errLimit) {
 		return false, err
 	}
-	if err != nil || len(spots) == 0 {
+	if err != nil || len(placements) == 0 {
 		return false, nil //nolint:nilerr // such steps do not help
 	}
 	if !slices.ContainsFunc(s.found, advice(steps).equal) { // two large sets may be reduced to the same
@@ -210,7 +210,8 @@ func (s *search) accept(steps []step) (bool, error) {
 }
 
 // run searches: single changes, then pairs, then larger sets.
-func (s *search) run(ofClaims, waits []*change) {
+func (s *search) run() {
+	ofClaims, waits := s.changes()
 	if s.single(slices.Concat(ofClaims, waits)) && len(s.found) == 0 && s.pairs(slices.Concat(ofClaims, waits)) &&
 		len(s.found) == 0 {
 		s.larger(ofClaims, waits)
@@ -221,9 +222,9 @@ func (s *search) run(ofClaims, waits []*change) {
 // single tries each change alone. It returns false at the limit.
 func (s *search) single(all []*change) bool {
 	waits := 0
-	done := map[string]bool{}
+	done := map[target]bool{}
 	for i, c := range all {
-		if done[c.what] || c.kind == Wait && waits == maxAlternatives {
+		if done[c.target] || c.kind == Wait && waits == maxAlternatives {
 			continue
 		}
 		ok, err := s.accept(loosest(c))
@@ -233,7 +234,7 @@ func (s *search) single(all []*change) bool {
 			return false
 		}
 		if ok {
-			done[c.what] = true
+			done[c.target] = true
 			if c.kind == Wait {
 				waits++
 			}
@@ -272,7 +273,7 @@ func (s *search) pairs(all []*change) bool {
 
 // together reports whether it makes sense to make both changes.
 func together(a, b *change) bool {
-	if a.what == b.what {
+	if a.target == b.target {
 		return false
 	}
 	return a.only == nil || b.only == nil || a.only == b.only
@@ -285,8 +286,8 @@ func (s *search) larger(ofClaims, waits []*change) {
 	for _, without := range []ChangeKind{DropCapacity, LowerCapacity} {
 		sets = append(sets, everything(ofClaims, without))
 	}
-	sites := 0
-	for _, at := range s.sites {
+	groups := 0
+	for _, at := range s.groups {
 		var here []*change
 		for _, c := range waits {
 			if c.only == nil || c.only == at {
@@ -296,14 +297,14 @@ func (s *search) larger(ofClaims, waits []*change) {
 		if len(here) == 0 {
 			continue
 		}
-		if sites++; sites > maxSites {
+		if groups++; groups > maxGroups {
 			continue
 		}
 		sets = append(sets, here, slices.Concat(here, sets[0]), slices.Concat(here, sets[1]))
 	}
-	if sites > maxSites {
+	if groups > maxGroups {
 		s.notTried = append(s.notTried, fmt.Sprintf("to wait for several claims on %d of %d kinds of nodes",
-			sites-maxSites, sites))
+			groups-maxGroups, groups))
 	}
 	for _, set := range sets {
 		if len(set) == 0 {
@@ -323,7 +324,7 @@ func everything(all []*change, without ChangeKind) []*change {
 		if c.kind == without || c.kind == Guard {
 			continue
 		}
-		if at := slices.IndexFunc(set, func(other *change) bool { return other.what == c.what }); at < 0 {
+		if at := slices.IndexFunc(set, func(other *change) bool { return other.target == c.target }); at < 0 {
 			set = append(set, c)
 		} else if c.kind == DropClause {
 			set[at] = c
@@ -354,7 +355,7 @@ func (s *search) reduce(set, ofClaims []*change) error {
 	}
 	for i, c := range set { // a milder change of the same thing
 		for _, milder := range ofClaims {
-			if milder.what != c.what || milder.rank() >= c.rank() {
+			if milder.target != c.target || milder.rank() >= c.rank() {
 				continue
 			}
 			with := slices.Clone(set)

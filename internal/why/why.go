@@ -187,7 +187,6 @@ type lackError struct {
 	err      error
 }
 
-// Error implements error.
 func (e *lackError) Error() string {
 	return fmt.Sprintf("no answer without the right to list %s: %v", cluster.FullName(e.resource), e.err)
 }
@@ -201,8 +200,8 @@ func (r *Report) undecided(lacks *lackError) {
 // lackError.
 func (c *index) workloadOf(pod *corev1.Pod) (*workload, error) {
 	w := &workload{pod: pod}
-	if n := len(pod.Spec.ResourceClaims); n > maxParts {
-		return nil, fmt.Errorf("it has %d claims, and is explained with at most %d", n, maxParts)
+	if n := len(pod.Spec.ResourceClaims); n > maxSubrequests {
+		return nil, fmt.Errorf("it has %d claims, and is explained with at most %d", n, maxSubrequests)
 	}
 	for i := range pod.Spec.ResourceClaims {
 		podClaim := &pod.Spec.ResourceClaims[i]
@@ -335,7 +334,8 @@ func (c *index) extendedOf(pod *corev1.Pod) ([]resourceapi.DeviceRequest, map[st
 	return all, extended
 }
 
-// extendedRequest names the request of a container for the extended resource of that number among all that it requests.
+// extendedRequest returns the name that the scheduler gives the request for an extended resource. resource is its
+// number among the sorted resources that the container requests.
 func extendedRequest(container, resource int) string {
 	return fmt.Sprintf("container-%d-request-%d", container, resource)
 }
@@ -432,7 +432,7 @@ func (c *index) explainNew(ctx context.Context, w *workload, r *Report, subject 
 		return
 	}
 	q := newQuestion(ctx, c, w)
-	r.Nodes.Groups = len(q.sites)
+	r.Nodes.Groups = len(q.groups)
 	err := q.explain(r, subject)
 	r.Search.Asked = q.asked
 	switch {
@@ -457,9 +457,9 @@ func (q *question) explain(r *Report, subject string) error {
 		return nil //nolint:nilerr // it is the answer
 	}
 	r.Nodes.Excluded = q.excluded()
-	spots, err := q.spots(q.w)
-	if err == nil && len(spots) > 0 {
-		q.explainFit(r, subject, spots)
+	placements, err := q.placements(q.w)
+	if err == nil && len(placements) > 0 {
+		q.explainFit(r, subject, placements)
 		return nil
 	}
 	if ended := q.ctx.Err(); ended != nil {
@@ -471,19 +471,19 @@ func (q *question) explain(r *Report, subject string) error {
 			return nil //nolint:nilerr // it was valid as a list
 		}
 	}
-	facts, limit := q.allFacts()
+	candidates, limit := q.compareAll()
 	if limit != nil {
 		return limit
 	}
-	r.Requests = q.requests(facts)
-	r.Holders = q.holdersOf(facts)
-	r.Cause = subject + " waits: " + q.cause(err, facts)
+	e := &explanation{q, candidates}
+	r.Requests, r.Holders = e.requests(), e.holders()
+	r.Cause = subject + " waits: " + e.cause(err)
 	if ended := q.ctx.Err(); ended != nil {
 		return ended // the cause may be wrong
 	}
 	q.maxAsked, q.deadline = q.asked+searchAsked, time.Now().Add(searchTimeout)
-	s := &search{question: q, everywhere: anyErrors(facts)}
-	s.run(q.changes(facts))
+	s := &search{proposals: &proposals{q, candidates}, everywhere: anyErrors(candidates)}
+	s.run()
 	if s.slow > 0 {
 		s.notTried = append(s.notTried, fmt.Sprintf("what the allocator does not answer within %s (%d %s)",
 			changeTimeout, s.slow, plural(s.slow, "question", "questions")))
@@ -507,9 +507,9 @@ func (q *question) explain(r *Report, subject string) error {
 const othersHold = "claims of other namespaces hold the devices"
 
 // anyErrors reports whether an expression, or a clause of one by itself, has an error on any device.
-func anyErrors(facts map[[2]int][]fact) bool {
-	for _, of := range facts {
-		if slices.ContainsFunc(of, func(f fact) bool { return f.failed }) {
+func anyErrors(candidates map[requestID][]candidate) bool {
+	for _, of := range candidates {
+		if slices.ContainsFunc(of, func(f candidate) bool { return f.failed }) {
 			return true
 		}
 	}
@@ -517,16 +517,16 @@ func anyErrors(facts map[[2]int][]fact) bool {
 }
 
 // explainFit says where the workload fits, if what could not be read does not keep it away.
-func (q *question) explainFit(r *Report, subject string, spots []spot) {
+func (q *question) explainFit(r *Report, subject string, placements []placement) {
 	r.Outcome = Fits
 	total := 0
-	for _, found := range spots {
-		total += len(found.site.names)
-		place := Place{Nodes: found.site.names}
+	for _, found := range placements {
+		total += len(found.group.names)
+		place := Place{Nodes: found.group.names}
 		for i, result := range found.results {
 			for _, d := range result.Devices.Results {
 				place.Devices = append(place.Devices, Device{Claim: q.w.claims[i].Name, Request: d.Request,
-					Driver: d.Driver, Pool: d.Pool, Device: d.Device, Asked: found.site.asked(q.w.claims[i], d)})
+					Driver: d.Driver, Pool: d.Pool, Device: d.Device, Asked: found.group.asked(q.w.claims[i], d)})
 			}
 		}
 		r.Places = append(r.Places, place)

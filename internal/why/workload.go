@@ -27,7 +27,7 @@ type workload struct {
 	allocated []*resourceapi.ResourceClaim // claims of the pod that have devices: they decide about the node
 	ended     map[types.UID]bool           // claims of others that are taken for ended
 	clauses   map[selectorRef][]clause     // of each selector of the claims
-	ranked    map[[2]int]bool              // requests for the strongest device, by claim and request
+	ranked    map[requestID]bool           // requests for the strongest device
 }
 
 // namespace returns the namespace of the pod and of its claims.
@@ -48,8 +48,19 @@ type origin struct {
 	extended map[string]corev1.ResourceName
 }
 
+// requestID names a subrequest of the workload by its number in the claim.
+type requestID struct{ claim, number int }
+
 // selectorRef names a selector of the workload.
-type selectorRef struct{ claim, part, selector int }
+type selectorRef struct {
+	requestID
+	selector int
+}
+
+// clause returns what changes of one clause have in common.
+func (r selectorRef) clause(number int) target {
+	return target{field: "clause", request: r.requestID, number: r.selector, clause: number}
+}
 
 // clone returns a copy that can be changed.
 func (w *workload) clone() *workload {
@@ -84,14 +95,14 @@ func (w *workload) setClause(ref selectorRef, number int, text string) {
 	if len(texts) == 0 {
 		texts = []string{"true"}
 	}
-	part := partsOf(w.claims[ref.claim])[ref.part]
+	part := subrequestsOf(w.claims[ref.claim])[ref.number]
 	(*part.selectors)[ref.selector].CEL = &resourceapi.CELDeviceSelector{Expression: strings.Join(texts, " && ")}
 }
 
-// Bounds of what is explained. The user decides how large a claim is: the API server accepts 1.5 MB. Each part and each
-// clause is compared with every device. Clauses and selectors fit into the cache together.
+// Bounds of what is explained. The user decides how large a claim is: the API server accepts 1.5 MB. Each subrequest
+// and each clause is compared with every device. Clauses and selectors fit into the cache together.
 const (
-	maxParts           = 256 // as many as one claim can have
+	maxSubrequests     = 256 // as many as one claim can have
 	maxClauses         = 500
 	maxExpressionBytes = 64 << 10 // of all selectors
 )
@@ -100,7 +111,7 @@ const (
 func (w *workload) tooLarge() error {
 	parts, selectors, bytes := 0, 0, 0
 	for _, claim := range w.claims {
-		for _, part := range partsOf(claim) {
+		for _, part := range subrequestsOf(claim) {
 			parts++
 			for _, s := range *part.selectors {
 				selectors++
@@ -108,11 +119,11 @@ func (w *workload) tooLarge() error {
 			}
 		}
 	}
-	if parts <= maxParts && selectors <= maxClauses && bytes <= maxExpressionBytes {
+	if parts <= maxSubrequests && selectors <= maxClauses && bytes <= maxExpressionBytes {
 		return nil
 	}
 	return fmt.Errorf("it has %d requests and alternatives, and %d selectors with %d bytes; the most for an answer "+
-		"are %d, %d and %d", parts, selectors, bytes, maxParts, maxClauses, maxExpressionBytes)
+		"are %d, %d and %d", parts, selectors, bytes, maxSubrequests, maxClauses, maxExpressionBytes)
 }
 
 // known returns an error for a request that the allocator does not expect: of a newer version of Kubernetes, or of a
@@ -129,7 +140,7 @@ func (w *workload) known() error {
 					"their own", w.origins[i].label, r.Name)
 			}
 		}
-		for _, part := range partsOf(claim) {
+		for _, part := range subrequestsOf(claim) {
 			if *part.count < 0 {
 				return fmt.Errorf("%s, request %s: it asks for %d devices", w.origins[i].label, part.name, *part.count)
 			}
@@ -158,12 +169,12 @@ func (w *workload) parse() error {
 	w.clauses = map[selectorRef][]clause{}
 	left := maxClauses
 	for _, claim := range w.claims {
-		for _, part := range partsOf(claim) {
+		for _, part := range subrequestsOf(claim) {
 			left -= len(*part.selectors) // each has at least one
 		}
 	}
 	for i, claim := range w.claims {
-		for j, part := range partsOf(claim) {
+		for j, part := range subrequestsOf(claim) {
 			for k, s := range *part.selectors {
 				if s.CEL == nil {
 					continue
@@ -178,15 +189,15 @@ func (w *workload) parse() error {
 				} else {
 					all = []clause{{text: "(" + s.CEL.Expression + ")"}}
 				}
-				w.clauses[selectorRef{i, j, k}] = all
+				w.clauses[selectorRef{requestID{i, j}, k}] = all
 			}
 		}
 	}
 	return nil
 }
 
-// part is a request, or one alternative of it.
-type part struct {
+// subrequest is a request, or one alternative of it.
+type subrequest struct {
 	name      string // request, or request/alternative
 	request   int    // number of the request
 	sub       int    // number of the alternative; -1 for none
@@ -199,18 +210,18 @@ type part struct {
 	admin     bool
 }
 
-// partsOf returns all parts of the claim. They point into it.
-func partsOf(claim *resourceapi.ResourceClaim) []part {
-	var all []part
+// subrequestsOf returns all subrequests of the claim. They point into it.
+func subrequestsOf(claim *resourceapi.ResourceClaim) []subrequest {
+	var all []subrequest
 	for i := range claim.Spec.Devices.Requests {
 		r := &claim.Spec.Devices.Requests[i]
 		if e := r.Exactly; e != nil {
-			all = append(all, part{r.Name, i, -1, &e.DeviceClassName, &e.Selectors, &e.Tolerations, &e.Capacity,
+			all = append(all, subrequest{r.Name, i, -1, &e.DeviceClassName, &e.Selectors, &e.Tolerations, &e.Capacity,
 				&e.AllocationMode, &e.Count, e.AdminAccess != nil && *e.AdminAccess})
 		}
 		for j := range r.FirstAvailable {
 			s := &r.FirstAvailable[j]
-			all = append(all, part{r.Name + "/" + s.Name, i, j, &s.DeviceClassName, &s.Selectors, &s.Tolerations,
+			all = append(all, subrequest{r.Name + "/" + s.Name, i, j, &s.DeviceClassName, &s.Selectors, &s.Tolerations,
 				&s.Capacity, &s.AllocationMode, &s.Count, false})
 		}
 	}
@@ -219,7 +230,7 @@ func partsOf(claim *resourceapi.ResourceClaim) []part {
 
 // setDefaults sets what the API server would.
 func setDefaults(spec *resourceapi.ResourceClaimSpec) {
-	for _, p := range partsOf(&resourceapi.ResourceClaim{Spec: *spec}) {
+	for _, p := range subrequestsOf(&resourceapi.ResourceClaim{Spec: *spec}) {
 		if *p.mode == "" {
 			*p.mode = resourceapi.DeviceAllocationModeExactCount
 		}
@@ -229,8 +240,8 @@ func setDefaults(spec *resourceapi.ResourceClaimSpec) {
 	}
 }
 
-// all reports whether the part asks for all devices.
-func (p part) all() bool { return *p.mode == resourceapi.DeviceAllocationModeAll }
+// all reports whether the subrequest asks for all devices.
+func (p subrequest) all() bool { return *p.mode == resourceapi.DeviceAllocationModeAll }
 
 func newQuantity(value int64) *resource.Quantity {
 	return resource.NewQuantity(value, resource.DecimalSI)
