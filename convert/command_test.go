@@ -89,7 +89,7 @@ func TestModels(t *testing.T) {
 func TestConvertReadsTheCluster(t *testing.T) {
 	list := resourceapi.ResourceSliceList{TypeMeta: metav1.TypeMeta{APIVersion: "resource.k8s.io/v1",
 		Kind: "ResourceSliceList"}}
-	for _, s := range clustertest.Slices(t, clustertest.Node{Name: "a", Profile: "dgx-h100"}) {
+	for _, s := range clustertest.Slices(t, clustertest.SimNode{Name: "a", Profile: "dgx-h100"}) {
 		list.Items = append(list.Items, *s)
 	}
 	manifest := filepath.Join(t.TempDir(), "pod.yaml")

@@ -18,7 +18,7 @@ import (
 // TestSelectors compares the selectors of claims with what simulated nodes publish.
 func TestSelectors(t *testing.T) {
 	const h100, l40s, t4 = "NVIDIA H100 80GB HBM3", "NVIDIA L40S", "Tesla T4"
-	nodes := []clustertest.Node{{Name: "a", Profile: "dgx-h100"}, {Name: "b", Profile: "l40s-x4"},
+	nodes := []clustertest.SimNode{{Name: "a", Profile: "dgx-h100"}, {Name: "b", Profile: "l40s-x4"},
 		{Name: "c", Profile: "t4-x2"}}
 	published, v := devices(t, nodes), clustertest.New(t, nodes...)
 	for _, row := range []struct {
@@ -109,7 +109,7 @@ func matches(t *testing.T, d resourceapi.Device, selectors []resourceapi.DeviceS
 }
 
 // devices returns the GPUs and partitions of the nodes.
-func devices(t *testing.T, nodes []clustertest.Node) (all []resourceapi.Device) {
+func devices(t *testing.T, nodes []clustertest.SimNode) (all []resourceapi.Device) {
 	t.Helper()
 	for _, n := range nodes {
 		for _, slice := range clustertest.Slices(t, n) {
@@ -137,8 +137,8 @@ func TestQuotasNameProducts(t *testing.T) {
 				"one: change its selector"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: row.use},
-				clustertest.Node{Name: "b", Profile: "l40s-x4"})
+			v := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: row.use},
+				clustertest.SimNode{Name: "b", Profile: "l40s-x4"})
 			c := converter{Driver: clustertest.Driver, Products: productsOf(v)}
 			_, warnings, err := manifests{converter: c}.admissionQuotas([]byte(`{"ml": {"quota": {"T4": 1}}}`))
 			if err != nil {

@@ -42,7 +42,7 @@ func newWebhook(t testing.TB, profile string, objects ...client.Object) *Webhook
 	t.Helper()
 	v := clustertest.New(t)
 	if profile != "" {
-		v = clustertest.New(t, clustertest.Node{Name: "a", Profile: profile})
+		v = clustertest.New(t, clustertest.SimNode{Name: "a", Profile: profile})
 	}
 	cluster := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(objects...).Build()
 	return NewWebhook(Names(), v, cluster, cluster)

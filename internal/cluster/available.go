@@ -57,7 +57,8 @@ func (a *availability) addIdle(node string, by int64) {
 
 // Available returns how many GPUs of the kind can now serve requests for count GPUs of one node with these capacities.
 // It stops counting at enough.
-func (v *View) Available(k *Kind, asked map[resourceapi.QualifiedName]resource.Quantity, count, enough int64) int64 {
+func (v *View) Available(k *DeviceKind, asked map[resourceapi.QualifiedName]resource.Quantity, count,
+	enough int64) int64 {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	if !k.Has(asked) {
@@ -91,7 +92,7 @@ func (v *View) Available(k *Kind, asked map[resourceapi.QualifiedName]resource.Q
 }
 
 // leaves reports whether a GPU of the kind has something left of each capacity.
-func (k *Kind) leaves(consumed map[resourceapi.QualifiedName]int64) bool {
+func (k *DeviceKind) leaves(consumed map[resourceapi.QualifiedName]int64) bool {
 	for name, p := range k.policies {
 		if consumed[name]+least(p) > k.Capacity(name) {
 			return false
@@ -101,7 +102,7 @@ func (k *Kind) leaves(consumed map[resourceapi.QualifiedName]int64) bool {
 }
 
 // sharesWithOthers reports whether a request for these capacities fits on a GPU beside the smallest possible other one.
-func (k *Kind) sharesWithOthers(asked map[resourceapi.QualifiedName]resource.Quantity) bool {
+func (k *DeviceKind) sharesWithOthers(asked map[resourceapi.QualifiedName]resource.Quantity) bool {
 	if !k.shared() {
 		return false
 	}

@@ -22,8 +22,8 @@ type GPU struct {
 	Partitions []*Device // that exist, or that the driver would create
 	Held       []Held    // in no order
 
-	counted *Kind  // the kind that counts the GPU as idle, or as used in part; nil: none
-	idleOn  string // the node where it is idle
+	counted *DeviceKind // the kind that counts the GPU as idle, or as used in part; nil: none
+	idleOn  string      // the node where it is idle
 }
 
 // Held is an allocated device of a GPU: the whole, or a partition.
@@ -147,24 +147,27 @@ func (v *View) Device(pool, name string) *resourceapi.Device {
 }
 
 // GPUsOfNodes returns how many whole GPUs of each kind nodes have, each combination once.
-func (v *View) GPUsOfNodes() []map[*Kind]int64 {
+func (v *View) GPUsOfNodes() []map[*DeviceKind]int64 {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	nodes := map[string]map[*Kind]int64{}
+	nodes := map[string]map[*DeviceKind]int64{}
 	for _, g := range v.gpus {
 		if g.Whole == nil {
 			continue
 		}
 		node := cmp.Or(g.Node, g.Pool)
 		if nodes[node] == nil {
-			nodes[node] = map[*Kind]int64{}
+			nodes[node] = map[*DeviceKind]int64{}
 		}
 		nodes[node][g.Whole.Kind]++
 	}
-	different := map[string]map[*Kind]int64{}
+	different := map[string]map[*DeviceKind]int64{}
 	for _, kinds := range nodes {
 		text := ""
-		for _, k := range slices.SortedFunc(maps.Keys(kinds), func(a, b *Kind) int { return cmp.Compare(a.ID, b.ID) }) {
+		for _, k := range slices.SortedFunc(maps.Keys(kinds), func(a, b *DeviceKind) int {
+			return cmp.Compare(a.ID,
+				b.ID)
+		}) {
 			text += fmt.Sprintf("%s%d ", k.ID, kinds[k])
 		}
 		different[text] = kinds

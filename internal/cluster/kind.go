@@ -31,9 +31,9 @@ var identityAttributes = map[resourceapi.QualifiedName]bool{
 // IsIdentity reports whether the attribute identifies a device, or its location.
 func IsIdentity(name resourceapi.QualifiedName) bool { return identityAttributes[name] }
 
-// Kind is what devices have in common that differ only in identity. A cluster has one per model, MIG profile and
+// DeviceKind is what devices have in common that differ only in identity. A cluster has one per model, MIG profile and
 // sharing mode, however many GPUs it has.
-type Kind struct {
+type DeviceKind struct {
 	ID string // unique
 	// a device of the kind, without name and taints; its identity attributes are those of the first device seen
 	Device resourceapi.Device
@@ -43,8 +43,8 @@ type Kind struct {
 	available availability                                                     // of the whole GPUs
 }
 
-func newKind(id string, d *resourceapi.Device) *Kind {
-	k := &Kind{ID: id, Device: resourceapi.Device{Attributes: d.Attributes, Capacity: d.Capacity,
+func newKind(id string, d *resourceapi.Device) *DeviceKind {
+	k := &DeviceKind{ID: id, Device: resourceapi.Device{Attributes: d.Attributes, Capacity: d.Capacity,
 		AllowMultipleAllocations: d.AllowMultipleAllocations},
 		policies:  map[resourceapi.QualifiedName]*resourceapi.CapacityRequestPolicy{},
 		available: availability{map[string]int64{}, map[int64]int64{}, map[*GPU]struct{}{}}}
@@ -57,7 +57,7 @@ func newKind(id string, d *resourceapi.Device) *Kind {
 }
 
 // shared reports whether several claims can hold a device of the kind.
-func (k *Kind) shared() bool { return ptr.Deref(k.Device.AllowMultipleAllocations, false) }
+func (k *DeviceKind) shared() bool { return ptr.Deref(k.Device.AllowMultipleAllocations, false) }
 
 // kindsOf returns the key of each device's kind. This is slow for devices as they are published: call it before locking
 // the view.
@@ -163,36 +163,38 @@ func (e *encoder) json(value any) {
 }
 
 // Type returns the type of device: GPU, partition or monitor.
-func (k *Kind) Type() gpu.Type { return gpu.Type(k.text("type")) }
+func (k *DeviceKind) Type() gpu.Type { return gpu.Type(k.text("type")) }
 
 // Product returns the model, as NVML names it.
-func (k *Kind) Product() string { return k.text("productName") }
+func (k *DeviceKind) Product() string { return k.text("productName") }
 
 // Profile returns the MIG profile of a partition.
-func (k *Kind) Profile() string { return k.text("profile") }
+func (k *DeviceKind) Profile() string { return k.text("profile") }
 
 // Sharing returns the configured sharing mode of the GPU.
-func (k *Kind) Sharing() string { return k.text("sharing") }
+func (k *DeviceKind) Sharing() string { return k.text("sharing") }
 
 // SharedOnly reports whether only claims for shared GPUs get devices of the kind.
-func (k *Kind) SharedOnly() bool {
+func (k *DeviceKind) SharedOnly() bool {
 	return ptr.Deref(k.Device.Attributes["sharedOnly"].BoolValue, false)
 }
 
 // Isolation returns what enforces the limits of shares.
-func (k *Kind) Isolation() string { return k.text("isolation") }
+func (k *DeviceKind) Isolation() string { return k.text("isolation") }
 
 // PeakCompute returns the peak compute rate in TFLOP/s. GPUs are ranked by it.
-func (k *Kind) PeakCompute() int64 { return ptr.Deref(k.Device.Attributes["peakCompute"].IntValue, 0) }
+func (k *DeviceKind) PeakCompute() int64 {
+	return ptr.Deref(k.Device.Attributes["peakCompute"].IntValue, 0)
+}
 
 // Capacity returns a capacity of the device in its published unit; 0: it has none.
-func (k *Kind) Capacity(name resourceapi.QualifiedName) int64 {
+func (k *DeviceKind) Capacity(name resourceapi.QualifiedName) int64 {
 	q := k.Device.Capacity[name].Value
 	return q.Value()
 }
 
 // Has reports whether an unused device of the kind can serve a request for these capacities.
-func (k *Kind) Has(asked map[resourceapi.QualifiedName]resource.Quantity) bool {
+func (k *DeviceKind) Has(asked map[resourceapi.QualifiedName]resource.Quantity) bool {
 	for name, wanted := range asked {
 		if most, ok := k.Most(name); !ok || most.Cmp(wanted) < 0 {
 			return false
@@ -203,7 +205,7 @@ func (k *Kind) Has(asked map[resourceapi.QualifiedName]resource.Quantity) bool {
 
 // Most returns the most that a request can get of the capacity. A replicated GPU has memory, but a request can get none
 // of it. ok is false if there is no such capacity.
-func (k *Kind) Most(name resourceapi.QualifiedName) (most resource.Quantity, ok bool) {
+func (k *DeviceKind) Most(name resourceapi.QualifiedName) (most resource.Quantity, ok bool) {
 	capacity, ok := k.Device.Capacity[name]
 	policy := capacity.RequestPolicy
 	switch {
@@ -215,16 +217,16 @@ func (k *Kind) Most(name resourceapi.QualifiedName) (most resource.Quantity, ok 
 	return capacity.Value, ok
 }
 
-func (k *Kind) multiprocessors() int64 {
+func (k *DeviceKind) multiprocessors() int64 {
 	return ptr.Deref(k.Device.Attributes["multiprocessors"].IntValue, 0)
 }
 
-func (k *Kind) text(name resourceapi.QualifiedName) string {
+func (k *DeviceKind) text(name resourceapi.QualifiedName) string {
 	return ptr.Deref(k.Device.Attributes[name].StringValue, "")
 }
 
 // String returns a name for messages.
-func (k *Kind) String() string {
+func (k *DeviceKind) String() string {
 	switch k.Type() {
 	case gpu.TypeMIG:
 		return fmt.Sprintf("MIG %s of %s", k.Profile(), k.Product())

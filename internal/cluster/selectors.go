@@ -99,7 +99,7 @@ func selects(class *resourceapi.DeviceClass, driver string) bool {
 
 // Accepts reports whether the selector accepts devices of the kind, or may accept some of them by their identity, or is
 // too long to find out. The error is that of the scheduler.
-func (v *View) Accepts(ctx context.Context, k *Kind, s resourceapi.DeviceSelector) (bool, error) {
+func (v *View) Accepts(ctx context.Context, k *DeviceKind, s resourceapi.DeviceSelector) (bool, error) {
 	if s.CEL == nil || len(s.CEL.Expression) > maxExpression {
 		return true, nil
 	}

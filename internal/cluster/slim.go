@@ -28,7 +28,7 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 	keys := v.kindsOf(s.Spec.Devices)
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	var kinds []*Kind
+	var kinds []*DeviceKind
 	largest := map[string]int{} // index of the device, by GPU
 	for i, d := range s.Spec.Devices {
 		kinds = append(kinds, v.intern(keys[i], &s.Spec.Devices[i]))
@@ -37,7 +37,7 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 			largest[name] = i
 		}
 	}
-	seen := map[*Kind]bool{}
+	seen := map[*DeviceKind]bool{}
 	for i, d := range s.Spec.Devices {
 		kind := kinds[i]
 		some := kind.Type() == gpu.TypeMIG && len(d.ConsumesCounters) > 0

@@ -15,7 +15,7 @@ import (
 // A partition whose pod is to be evicted is kept, although another one of its kind is.
 func TestSlimSliceKeepsNoExecute(t *testing.T) {
 	v := clustertest.New(t)
-	all := clustertest.Slices(t, clustertest.Node{Name: "a", Profile: "dgx-h100"})
+	all := clustertest.Slices(t, clustertest.SimNode{Name: "a", Profile: "dgx-h100"})
 	kept := func(s *resourceapi.ResourceSlice, device string) bool {
 		return slices.ContainsFunc(v.SlimSlice(s).Spec.Devices,
 			func(d resourceapi.Device) bool { return d.Name == device })

@@ -33,10 +33,10 @@ func rule(name, pool, device string, effect resourceapi.DeviceTaintEffect) *reso
 
 // A DeviceTaintRule taints GPUs as the plugin does: in the metrics, and for the ranking.
 func TestTaintRules(t *testing.T) {
-	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"}, clustertest.Node{Name: "b",
+	v := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"}, clustertest.SimNode{Name: "b",
 		Profile: "t4-x2"})
 	const noSchedule, none = resourceapi.DeviceTaintEffectNoSchedule, resourceapi.DeviceTaintEffectNone
-	var kind *cluster.Kind
+	var kind *cluster.DeviceKind
 	for _, k := range v.Kinds() {
 		if k.Type() == "gpu" {
 			kind = k
@@ -60,7 +60,7 @@ func TestTaintRules(t *testing.T) {
 		{"a second rule for a whole node", func() { v.SetTaintRule(rule("two", "b", "", noSchedule)) },
 			"a/gpu-3b-00-0 b/gpu-3b-00-0 b/gpu-af-00-0"},
 		{"the slices of the node are published again", func() {
-			for _, s := range clustertest.Slices(t, clustertest.Node{Name: "b", Profile: "t4-x2"}) {
+			for _, s := range clustertest.Slices(t, clustertest.SimNode{Name: "b", Profile: "t4-x2"}) {
 				v.SetSlice(v.SlimSlice(s))
 			}
 		}, "a/gpu-3b-00-0 b/gpu-3b-00-0 b/gpu-af-00-0"},

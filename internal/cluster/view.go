@@ -26,11 +26,11 @@ type View struct {
 	selectors *cel.Cache
 	results   *lru.Cache // resultKey → result
 
-	sorted atomic.Pointer[[]*Kind] // what Kinds returns; nil: it has changed
+	sorted atomic.Pointer[[]*DeviceKind] // what Kinds returns; nil: it has changed
 
 	mu     sync.RWMutex
-	kinds  map[string]*Kind                // by ID
-	byMap  map[uintptr]*Kind               // by the address of its attributes, which slim devices share
+	kinds  map[string]*DeviceKind          // by ID
+	byMap  map[uintptr]*DeviceKind         // by the address of its attributes, which slim devices share
 	slices map[string][]Device             // by name of the slice
 	gpus   map[gpuID]*GPU                  // with devices that are published or held
 	claims map[types.NamespacedName]*Claim // that hold devices of the driver, and all pending ones
@@ -42,8 +42,8 @@ type View struct {
 	classes map[string]*resourceapi.DeviceClass
 	ours    map[string]bool // classes whose selectors name the driver
 
-	partitions map[partitionKind]*Kind // the last one published of each
-	largest    map[string]int64        // memory of the largest partition of each model
+	partitions map[partitionKind]*DeviceKind // the last one published of each
+	largest    map[string]int64              // memory of the largest partition of each model
 }
 
 // gpuID identifies a physical GPU.
@@ -55,7 +55,7 @@ type partitionKind struct{ product, profile string }
 // Device is a published device.
 type Device struct {
 	*resourceapi.Device // as published
-	Kind                *Kind
+	Kind                *DeviceKind
 	Tainted             bool // for new pods, by the plugin or by a rule
 	gpu                 *GPU
 }
@@ -69,10 +69,10 @@ func New(driver string) *View {
 		driver:    driver,
 		selectors: cel.NewCache(cachedSelectors, cel.Features{EnableConsumableCapacity: true}),
 		results:   lru.New(cachedResults),
-		kinds:     map[string]*Kind{}, byMap: map[uintptr]*Kind{}, slices: map[string][]Device{},
+		kinds:     map[string]*DeviceKind{}, byMap: map[uintptr]*DeviceKind{}, slices: map[string][]Device{},
 		gpus: map[gpuID]*GPU{}, claims: map[types.NamespacedName]*Claim{}, waiting: map[string]map[int64]int64{},
 		rules: map[string]*resourceapi.DeviceTaintRule{}, classes: map[string]*resourceapi.DeviceClass{},
-		ours: map[string]bool{}, partitions: map[partitionKind]*Kind{}, largest: map[string]int64{},
+		ours: map[string]bool{}, partitions: map[partitionKind]*DeviceKind{}, largest: map[string]int64{},
 	}
 }
 
@@ -154,7 +154,7 @@ func (v *View) dropUnused(g *GPU) {
 }
 
 // intern returns the kind of the device. key is its kindOf.
-func (v *View) intern(key string, d *resourceapi.Device) *Kind {
+func (v *View) intern(key string, d *resourceapi.Device) *DeviceKind {
 	kind, ok := v.kinds[key]
 	if !ok {
 		kind = newKind(key, d)
@@ -169,19 +169,19 @@ func (v *View) intern(key string, d *resourceapi.Device) *Kind {
 }
 
 // Kinds returns the kinds with at least one published device, sorted by name. The caller must not change the slice.
-func (v *View) Kinds() []*Kind {
+func (v *View) Kinds() []*DeviceKind {
 	if sorted := v.sorted.Load(); sorted != nil {
 		return *sorted
 	}
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	var all []*Kind
+	var all []*DeviceKind
 	for _, k := range v.kinds {
 		if k.count > 0 {
 			all = append(all, k)
 		}
 	}
-	slices.SortFunc(all, func(a, b *Kind) int {
+	slices.SortFunc(all, func(a, b *DeviceKind) int {
 		if by := strings.Compare(a.String(), b.String()); by != 0 {
 			return by
 		}

@@ -59,7 +59,7 @@ func claim(name, pool, device string, consumed ...string) *resourceapi.ResourceC
 }
 
 func TestView(t *testing.T) {
-	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"})
+	v := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
 	const empty = "a gpu-3b-00-0 Tesla T4 []\na gpu-af-00-0 Tesla T4 []"
 	same := func(what, want string) {
 		t.Helper()
@@ -91,7 +91,7 @@ func TestView(t *testing.T) {
 	v.SetClaim(again)
 	same("a claim is replaced by one that waits", "a gpu-3b-00-0 Tesla T4 []\na gpu-af-00-0 Tesla T4 [two gpu-af-00-0]")
 
-	slices := clustertest.Slices(t, clustertest.Node{Name: "a", Profile: "t4-x2"})
+	slices := clustertest.Slices(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
 	tainted, monitor := slices[0], slices[1]
 	tainted.Spec.Devices[0].Taints = []resourceapi.DeviceTaint{{Key: "k",
 		Effect: resourceapi.DeviceTaintEffectNoSchedule}}
@@ -113,7 +113,7 @@ func TestView(t *testing.T) {
 	if kinds := v.Kinds(); len(kinds) != 0 {
 		t.Errorf("got %v, want no kinds of devices", kinds)
 	}
-	for _, s := range clustertest.Slices(t, clustertest.Node{Name: "a", Profile: "t4-x2"}) {
+	for _, s := range clustertest.Slices(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"}) {
 		v.SetSlice(v.SlimSlice(s))
 	}
 	same("it is back, and its claim with it", "a gpu-3b-00-0 Tesla T4 []\na gpu-af-00-0 Tesla T4 [two gpu-af-00-0]")
@@ -121,9 +121,9 @@ func TestView(t *testing.T) {
 
 // The number of kinds does not depend on the number of nodes. SlimSlice keeps one partition per profile.
 func TestKinds(t *testing.T) {
-	one := clustertest.New(t, clustertest.Node{Name: "a", Profile: "dgx-h100"})
-	three := clustertest.New(t, clustertest.Node{Name: "a", Profile: "dgx-h100"},
-		clustertest.Node{Name: "b", Profile: "dgx-h100"}, clustertest.Node{Name: "c", Profile: "dgx-h100"})
+	one := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "dgx-h100"})
+	three := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "dgx-h100"},
+		clustertest.SimNode{Name: "b", Profile: "dgx-h100"}, clustertest.SimNode{Name: "c", Profile: "dgx-h100"})
 	names := func(v *cluster.View) (all []string) {
 		for _, k := range v.Kinds() {
 			all = append(all, k.String())
@@ -147,7 +147,7 @@ func TestKinds(t *testing.T) {
 	var full, kept int
 	for range 2 { // which partition is the largest is known after the first node
 		full, kept = 0, 0
-		for _, s := range clustertest.Slices(t, clustertest.Node{Name: "a", Profile: "dgx-h100"}) {
+		for _, s := range clustertest.Slices(t, clustertest.SimNode{Name: "a", Profile: "dgx-h100"}) {
 			full += len(s.Spec.Devices)
 			kept += len(v.SlimSlice(s).Spec.Devices)
 		}
@@ -195,7 +195,7 @@ func TestFits(t *testing.T) {
 			[]*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "shares=2")}, "", false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: tc.use})
+			v := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: tc.use})
 			for _, c := range tc.held {
 				v.SetClaim(c)
 			}
@@ -243,9 +243,9 @@ func TestWaiting(t *testing.T) {
 
 // Available follows every change. It counts as a walk over all GPUs does.
 func TestAvailable(t *testing.T) {
-	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"}, clustertest.Node{Name: "b",
+	v := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"}, clustertest.SimNode{Name: "b",
 		Profile: "t4-x2"},
-		clustertest.Node{Name: "x", Profile: "l40s-x4", Use: gpu.Use{Sharing: gpu.Exclusive}})
+		clustertest.SimNode{Name: "x", Profile: "l40s-x4", Use: gpu.Use{Sharing: gpu.Exclusive}})
 	random := rand.New(rand.NewPCG(1, 2))
 	gpus := []string{"gpu-3b-00-0", "gpu-af-00-0"}
 	parts := [][]string{nil, {"memory=15360Mi", "cores=0"}, {"memory=5Gi", "cores=30"}, {"memory=1Gi", "cores=0"}}
@@ -260,7 +260,7 @@ func TestAvailable(t *testing.T) {
 		case 5, 6, 7:
 			v.DeleteClaim(types.NamespacedName{Namespace: "ns", Name: name})
 		default:
-			slice := clustertest.Slices(t, clustertest.Node{Name: node, Profile: "t4-x2"})[0]
+			slice := clustertest.Slices(t, clustertest.SimNode{Name: node, Profile: "t4-x2"})[0]
 			switch random.IntN(3) {
 			case 0:
 				slice.Spec.Devices[0].Taints = []resourceapi.DeviceTaint{{Key: "k",

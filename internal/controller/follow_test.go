@@ -35,7 +35,7 @@ func (o older) GetInformer(ctx context.Context, obj client.Object, opts ...cache
 
 // The view follows DeviceTaintRules where the API server has them. Where it has none, everything else is followed.
 func TestFollowTaintRules(t *testing.T) {
-	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"})
+	v := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
 	tainted := func() (n int) {
 		for g := range v.GPUs {
 			if g.Tainted() {

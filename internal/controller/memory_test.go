@@ -89,7 +89,7 @@ func TestMemory(t *testing.T) {
 
 // load loads this process, and prints its most memory.
 func load(t *testing.T) {
-	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "dgx-h100"})
+	v := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "dgx-h100"})
 	clustertest.Fleet(t, v, 100, 10, gpu.Use{})
 	expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
 	seen := explain.NewClaims(expander, feature.NewGuard())
@@ -103,7 +103,7 @@ func load(t *testing.T) {
 	}{{"ResourceClaim", admission.Validator{Checker: admission.Checker{View: v}, Expander: expander}},
 		{"ResourceClaim", expander}, {"ResourceClaim", admission.OptionalFields{}},
 		{"Pod", convert.NewWebhook(convert.Names(),
-			clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"}), events, events)}} {
+			clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"}), events, events)}} {
 		kind, server := h.kind, limits.handler(&webhook.Webhook{Handler: h.handler})
 		for _, object := range objects[kind] {
 			calls := smallRequests + 6
@@ -191,7 +191,7 @@ func waiting(t *testing.T, namespace, name, devices string) *resourceapi.Resourc
 
 // explainLargest makes a round of the leader with claims of as many expressions as are explained.
 func explainLargest(t *testing.T, events client.Client) {
-	v, node := clustertest.New(t), clustertest.Node{Name: "large", Profile: "dgx-h100"}
+	v, node := clustertest.New(t), clustertest.SimNode{Name: "large", Profile: "dgx-h100"}
 	objects := []runtime.Object{&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node.Name}}}
 	for _, class := range clustertest.Classes(t) {
 		objects = append(objects, class)

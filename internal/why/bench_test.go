@@ -15,9 +15,9 @@ import (
 )
 
 // large returns that many nodes of the profile, of which the named part of the whole GPUs is held.
-func large(b *testing.B, nodes int, n clustertest.Node, held float64) *cluster.Snapshot {
+func large(b *testing.B, nodes int, n clustertest.SimNode, held float64) *cluster.Snapshot {
 	b.Helper()
-	var all []clustertest.Node
+	var all []clustertest.SimNode
 	for i := range nodes {
 		n.Name = fmt.Sprintf("node-%04d", i)
 		all = append(all, n)
@@ -42,10 +42,10 @@ func large(b *testing.B, nodes int, n clustertest.Node, held float64) *cluster.S
 
 // How long an answer about 1,000 nodes takes, once the cluster has been read.
 func BenchmarkWhy(b *testing.B) {
-	whole := clustertest.Node{Profile: "dgx-h100", Use: exclusive}
+	whole := clustertest.SimNode{Profile: "dgx-h100", Use: exclusive}
 	for _, row := range []struct {
 		name    string
-		node    clustertest.Node
+		node    clustertest.SimNode
 		nodes   int
 		held    float64
 		devices string
@@ -54,7 +54,7 @@ func BenchmarkWhy(b *testing.B) {
 		{"1000 nodes, half of the GPUs are held", whole, 1000, 0.5, gpus(", count: 9")},
 		{"1000 nodes, no GPU has so much memory", whole, 1000, 0.5,
 			ask("device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('1Ti')) >= 0", "")},
-		{"600 nodes with all partitions, half of the GPUs are held", clustertest.Node{Profile: "dgx-h100"}, 600, 0.5,
+		{"600 nodes with all partitions, half of the GPUs are held", clustertest.SimNode{Profile: "dgx-h100"}, 600, 0.5,
 			requests("[{name: mig, exactly: {deviceClassName: mig-7g.80gb.nvidia.com, count: 9}}]")},
 	} {
 		b.Run(row.name, func(b *testing.B) {

@@ -27,7 +27,7 @@ func TestMost(t *testing.T) {
 		{"dgx-h100", "mig-3g.40gb.nvidia.com", 0, 16},
 	} {
 		t.Run(fmt.Sprintf("%s of %s, %d GPUs held", row.class, row.profile, row.held), func(t *testing.T) {
-			s := fleet(t, clustertest.Node{Name: "a", Profile: row.profile})
+			s := fleet(t, clustertest.SimNode{Name: "a", Profile: row.profile})
 			for i := range row.held {
 				mustHold(t, s, claim(t, fmt.Sprint("held-", i), gpus("")))
 			}
@@ -48,7 +48,7 @@ func TestMost(t *testing.T) {
 
 // The same holds for two requests together.
 func TestMostOfTwoRequests(t *testing.T) {
-	s := fleet(t, clustertest.Node{Name: "a", Profile: "gb200-nvl4"})
+	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "gb200-nvl4"})
 	s.Claims = append(s.Claims, claim(t, "c", requests("[{name: x, exactly: {deviceClassName: mig.nvidia.com, "+
 		"count: 15}}, {name: y, exactly: {deviceClassName: mig.nvidia.com, count: 15}}]")))
 	r, err := Claim(t.Context(), s, "ns", "c")
@@ -63,7 +63,7 @@ func TestMostOfTwoRequests(t *testing.T) {
 
 // A question that takes the allocator too long counts as no, and the answer says so.
 func TestSlow(t *testing.T) {
-	s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})
 	s.Claims = append(s.Claims, claim(t, "c", gpus(", count: 3")))
 	defer func(ask, change time.Duration) { askTimeout, changeTimeout = ask, change }(askTimeout, changeTimeout)
 	askTimeout, changeTimeout = time.Nanosecond, time.Nanosecond
@@ -79,9 +79,9 @@ func TestSlow(t *testing.T) {
 
 // The cause of a pod that excludes many kinds of nodes does not take the time of a question for each of them.
 func TestSlowCause(t *testing.T) {
-	var nodes []clustertest.Node
+	var nodes []clustertest.SimNode
 	for i := range 20 {
-		nodes = append(nodes, clustertest.Node{Name: fmt.Sprint("n", i), Profile: "rtxpro6000-x2"})
+		nodes = append(nodes, clustertest.SimNode{Name: fmt.Sprint("n", i), Profile: "rtxpro6000-x2"})
 	}
 	s := fleet(t, nodes...)
 	for i, slice := range s.Slices {

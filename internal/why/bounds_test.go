@@ -21,7 +21,7 @@ import (
 
 // A user without the right to list nodes, where no slice is of a single node.
 func TestNoNodesKnown(t *testing.T) {
-	s := fleet(t, clustertest.Node{Name: "a", Profile: "l40s-x4", Use: exclusive})
+	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "l40s-x4", Use: exclusive})
 	for _, slice := range s.Slices {
 		slice.Spec.NodeName, slice.Spec.AllNodes = nil, ptr.To(true)
 	}
@@ -39,7 +39,7 @@ func TestNoNodesKnown(t *testing.T) {
 
 // A manifest with names that are not rendered yet, or that look like the syntax of an answer.
 func TestNamesWithQuotes(t *testing.T) {
-	s := fleet(t, clustertest.Node{Name: "a", Profile: "l40s-x4", Use: exclusive})
+	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "l40s-x4", Use: exclusive})
 	for _, name := range []string{`{{ .Values.name | default "trainer" }}`, `x","outcome":"Waits","cause":"\`, "a\nb",
 		placeholder(1)} {
 		c := claim(t, name, gpus(""))
@@ -55,7 +55,7 @@ func TestNamesWithQuotes(t *testing.T) {
 // Expressions that the API server would refuse, in a manifest that is not created yet.
 func TestCallsWithoutArguments(t *testing.T) {
 	const memory = "device.capacity['gpu.nvidia.com'].memory"
-	s := fleet(t, clustertest.Node{Name: "a", Profile: "l40s-x4", Use: exclusive})
+	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "l40s-x4", Use: exclusive})
 	for _, expression := range []string{memory + ".compareTo() >= 0", "compareTo() >= 0", memory +
 		".isGreaterThan()", memory + ".compareTo(quantity()) >= 0", "quantity() >= 1", "has()", "[].all()"} {
 		c := claim(t, "c", ask(expression, ""))
@@ -82,9 +82,9 @@ func selectors(selectors, clauses int, clause func(number int) string) string {
 }
 
 // explained returns the report about a pod with the claim, and the memory that was allocated for it in MiB.
-func explained(ctx context.Context, t *testing.T, o Options, devices string) (r *Report, allocated uint64) {
+func explained(ctx context.Context, t *testing.T, o Options, devices string) (r *Answer, allocated uint64) {
 	t.Helper()
-	s := fleet(t, clustertest.Node{Name: "a", Profile: "rtxpro6000-x2"})
+	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "rtxpro6000-x2"})
 	c := claim(t, "c", devices)
 	s.Claims, s.Pods = append(s.Claims, c), append(s.Pods, pod("p", c))
 	var before, after runtime.MemStats
@@ -150,7 +150,7 @@ func TestTooLarge(t *testing.T) {
 
 // Counts whose sum overflows.
 func TestHugeCounts(t *testing.T) {
-	s := fleet(t, clustertest.Node{Name: "a", Profile: "l40s-x4", Use: exclusive})
+	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "l40s-x4", Use: exclusive})
 	const huge = "{deviceClassName: gpu.nvidia.com, count: 4611686018427387904}"
 	s.Claims = append(s.Claims, claim(t, "c", requests("[{name: a, exactly: "+huge+"}, {name: b, exactly: "+huge+"}]")))
 	r, err := Claim(t.Context(), s, "ns", "c")

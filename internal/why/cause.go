@@ -96,11 +96,11 @@ func once(candidates []candidate) []candidate {
 }
 
 // requests counts what each subrequest loses.
-func (e *explanation) requests() []Request {
-	var all []Request
+func (e *explanation) requests() []RequestLosses {
+	var all []RequestLosses
 	for i, claim := range e.w.claims {
 		for j, p := range subrequestsOf(claim) {
-			r := Request{Claim: claim.Name, Request: p.name}
+			r := RequestLosses{Claim: claim.Name, Request: p.name}
 			if !p.all() {
 				r.Wanted = *p.count
 			}

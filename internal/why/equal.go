@@ -84,12 +84,12 @@ func onlyResources(all []corev1.Container) []corev1.Container {
 }
 
 // answer fills in the answer about an anonymous workload, with the names of this one.
-func (r *Report) answer(of *Report, names *strings.Replacer) {
+func (r *Answer) answer(of *Answer, names *strings.Replacer) {
 	text, err := json.Marshal(of)
 	if err != nil {
 		panic(err) // a report is made to be written as JSON
 	}
-	a := Report{unless: of.unless, search: of.search}
+	a := Answer{unless: of.unless, search: of.search}
 	if err := json.Unmarshal([]byte(names.Replace(string(text))), &a); err != nil {
 		panic(err) // names are escaped
 	}

@@ -37,7 +37,7 @@ func TestEqualPods(t *testing.T) {
 		}, 2},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+			s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})
 			s.Nodes[0].Spec.Taints = []corev1.Taint{{Key: "reserved", Effect: corev1.TaintEffectNoSchedule}}
 			mustHold(t, s, claim(t, "train", gpus(", count: 2")))
 			s.Templates = []*resourceapi.ResourceClaimTemplate{{ObjectMeta: metav1.ObjectMeta{Namespace: "ns",

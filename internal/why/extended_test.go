@@ -22,7 +22,7 @@ func holdExtended(t *testing.T, pod *corev1.Pod, node string, count int) *resour
 	c.Annotations = map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"}
 	c.OwnerReferences = []metav1.OwnerReference{{Kind: "Pod", Name: pod.Name, UID: pod.UID, Controller: ptr.To(true)}}
 	c.Status.Allocation = &resourceapi.AllocationResult{}
-	for _, s := range slicesOf(t, clustertest.Node{Name: node, Profile: "t4-x2", Use: exclusive}) {
+	for _, s := range slicesOf(t, clustertest.SimNode{Name: node, Profile: "t4-x2", Use: exclusive}) {
 		for _, d := range s.Spec.Devices {
 			if s.Spec.Pool.Name == node && len(c.Status.Allocation.Devices.Results) < count {
 				c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results,
@@ -37,7 +37,7 @@ func holdExtended(t *testing.T, pod *corev1.Pod, node string, count int) *resour
 
 // TestExtendedClaim: the scheduler has allocated the pod's extended resources and has ended before it bound the pod.
 func TestExtendedClaim(t *testing.T) {
-	t4 := clustertest.Node{Name: "a", Profile: "t4-x2", Use: exclusive}
+	t4 := clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive}
 	s := extended(t, "", "2", t4)
 	pod := s.Pods[0]
 	pod.UID = "pod"

@@ -25,7 +25,7 @@ type Manifest struct {
 
 // Fit explains whether each pod of the manifest would fit on the cluster, and each claim and template that no pod of
 // the manifest uses. Each is asked about alone.
-func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Report {
+func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Answer {
 	with := *s
 	with.Claims, with.Templates = slices.Clone(s.Claims), slices.Clone(s.Templates)
 	for _, claim := range m.Claims {
@@ -42,7 +42,7 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Report {
 		_, exists := find(s.Claims, claim.Namespace, claim.Name)
 		c.planned[claim.Namespace+"/"+claim.Name] = !exists
 	}
-	var all []*Report
+	var all []*Answer
 	used := map[string]bool{}
 	for _, pod := range m.Pods {
 		pod = pod.DeepCopy()
@@ -63,7 +63,7 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Report {
 		}
 		claim, _ := find(c.Claims, of.Namespace, of.Name)
 		o := c.originOf(claim)
-		r := newReport("ResourceClaim", &claim.ObjectMeta)
+		r := newAnswer("ResourceClaim", &claim.ObjectMeta)
 		explain(ctx, c, &workload{claims: []*resourceapi.ResourceClaim{claim}, origins: []origin{o}}, r, o.label)
 		all = append(all, r)
 	}
@@ -74,7 +74,7 @@ func Fit(ctx context.Context, s *cluster.Snapshot, m Manifest) []*Report {
 		claim := claimOf(template, template.Name)
 		label := "a claim of template " + template.Name
 		o := origin{label: label, object: "ResourceClaimTemplate " + template.Namespace + "/" + template.Name}
-		r := newReport("ResourceClaimTemplate", &template.ObjectMeta)
+		r := newAnswer("ResourceClaimTemplate", &template.ObjectMeta)
 		explain(ctx, c, &workload{claims: []*resourceapi.ResourceClaim{claim}, origins: []origin{o}}, r, label)
 		all = append(all, r)
 	}

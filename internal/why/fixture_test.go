@@ -31,11 +31,11 @@ var exclusive = gpu.Use{Sharing: gpu.Exclusive}
 var published = map[string][]*resourceapi.ResourceSlice{}
 
 // slicesOf returns the slices of a node. Their devices are copies.
-func slicesOf(t testing.TB, n clustertest.Node) []*resourceapi.ResourceSlice {
+func slicesOf(t testing.TB, n clustertest.SimNode) []*resourceapi.ResourceSlice {
 	t.Helper()
 	key := fmt.Sprintf("%s %+v", n.Profile, n.Use)
 	if published[key] == nil {
-		published[key] = clustertest.Slices(t, clustertest.Node{Name: "like", Profile: n.Profile, Use: n.Use})
+		published[key] = clustertest.Slices(t, clustertest.SimNode{Name: "like", Profile: n.Profile, Use: n.Use})
 	}
 	var all []*resourceapi.ResourceSlice
 	for i, s := range published[key] {
@@ -48,7 +48,7 @@ func slicesOf(t testing.TB, n clustertest.Node) []*resourceapi.ResourceSlice {
 }
 
 // fleet returns a cluster of simulated nodes and the chart's classes.
-func fleet(t testing.TB, nodes ...clustertest.Node) *cluster.Snapshot {
+func fleet(t testing.TB, nodes ...clustertest.SimNode) *cluster.Snapshot {
 	t.Helper()
 	s := &cluster.Snapshot{Classes: clustertest.Classes(t), Unread: map[string]error{}}
 	for _, n := range nodes {
@@ -150,7 +150,7 @@ func mustHold(t testing.TB, s *cluster.Snapshot, all ...*resourceapi.ResourceCla
 }
 
 // text is a report for people.
-func text(t testing.TB, r *Report) string {
+func text(t testing.TB, r *Answer) string {
 	t.Helper()
 	var b strings.Builder
 	if err := r.Text(&b); err != nil {

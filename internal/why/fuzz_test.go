@@ -43,8 +43,8 @@ func FuzzExplain(f *testing.F) {
 		"{tolerations: [{}], overhead: {cpu: 1}, resources: {requests: {cpu: 1}}, resourceClaims: [{}]}"} {
 		f.Add(gpus(""), spec)
 	}
-	s := fleet(f, clustertest.Node{Name: "a", Profile: "t4-x2"},
-		clustertest.Node{Name: "b", Profile: "t4-x2", Use: exclusive})
+	s := fleet(f, clustertest.SimNode{Name: "a", Profile: "t4-x2"},
+		clustertest.SimNode{Name: "b", Profile: "t4-x2", Use: exclusive})
 	before := searchAsked
 	searchAsked = 30
 	f.Cleanup(func() { searchAsked = before })

@@ -43,7 +43,7 @@ type index struct {
 	holders map[cluster.PoolID][]*resourceapi.ResourceClaim
 	used    map[string]corev1.ResourceList // of each node, by pods
 	planned map[string]bool                // claims that do not exist yet, by namespace/name
-	answers map[string]*Report             // about anonymous workloads
+	answers map[string]*Answer             // about anonymous workloads
 	// compiled are the expressions of this cluster. They are forgotten with it: users choose them, and those of 1,000
 	// large claims would need hundreds of MiB.
 	compiled *cel.Cache
@@ -74,7 +74,7 @@ func newIndex(s *cluster.Snapshot) *index {
 		pools:   map[cluster.PoolID][]*resourceapi.ResourceSlice{},
 		holders: map[cluster.PoolID][]*resourceapi.ResourceClaim{},
 		used:    map[string]corev1.ResourceList{}, planned: map[string]bool{},
-		answers: map[string]*Report{}, compiled: newCache()}
+		answers: map[string]*Answer{}, compiled: newCache()}
 	for _, class := range s.Classes {
 		c.classes[class.Name] = class
 	}

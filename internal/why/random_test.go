@@ -27,9 +27,9 @@ func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
 // randomFleet returns up to three nodes. Some of their GPUs are tainted, and some have no attribute rack.
 func randomFleet(t testing.TB, r *rand.Rand) *cluster.Snapshot {
 	t.Helper()
-	var nodes []clustertest.Node
+	var nodes []clustertest.SimNode
 	for i := range 1 + r.IntN(3) {
-		nodes = append(nodes, clustertest.Node{Name: fmt.Sprintf("node-%d", i),
+		nodes = append(nodes, clustertest.SimNode{Name: fmt.Sprintf("node-%d", i),
 			Profile: pick(r, "t4-x2", "t4-x2", "mixed", "l40s-x4", "rtxpro6000-x2", "workstation"),
 			Use: pick(r, gpu.Use{}, gpu.Use{}, exclusive,
 				gpu.Use{Sharing: gpu.Replicated, Replicas: 2, Isolation: gpu.IsolationNone},
@@ -206,7 +206,7 @@ func TestRandomClaims(t *testing.T) {
 }
 
 // check judges the report. It returns the number and the kinds of the changes, and what is wrong.
-func check(t testing.TB, s *cluster.Snapshot, r *Report) (keys, problems []string) {
+func check(t testing.TB, s *cluster.Snapshot, r *Answer) (keys, problems []string) {
 	t.Helper()
 	if r.Outcome != Waits || r.search == nil {
 		return []string{"no answer"}, []string{"outcome " + string(r.Outcome)}
@@ -272,7 +272,7 @@ func less(a advice) []lesser {
 const mildest = 50
 
 // nothing tries every change at its mildest levels and the last one, and every pair of changes at their last levels.
-func nothing(r *Report, fits func([]step) bool) []string {
+func nothing(r *Answer, fits func([]step) bool) []string {
 	if !r.Search.Complete {
 		return nil // it says so
 	}

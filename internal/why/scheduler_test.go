@@ -118,7 +118,7 @@ type schedulerCase struct {
 	claims  []*resourceapi.ResourceClaim
 	pod     *corev1.Pod
 
-	report *Report
+	report *Answer
 	uids   map[string]types.UID // of the claims that the report is about
 	ended  map[string]bool      // the holders that do not exist now
 	tried  int                  // how many workloads have been tried instead of the pod

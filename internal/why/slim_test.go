@@ -50,9 +50,9 @@ func TestSlimSlicesShareParts(t *testing.T) {
 		{"a claim reads the UUID", "device.attributes['gpu.nvidia.com'].uuid == 'x'", false},
 		{"a claim reads any attribute", "device.attributes['gpu.nvidia.com'].exists(a, a == 'x')", false},
 	} {
-		var nodes []clustertest.Node
+		var nodes []clustertest.SimNode
 		for i := range 2 {
-			nodes = append(nodes, clustertest.Node{Name: fmt.Sprint("node-", i), Profile: "t4-x2", Use: exclusive})
+			nodes = append(nodes, clustertest.SimNode{Name: fmt.Sprint("node-", i), Profile: "t4-x2", Use: exclusive})
 		}
 		s := fleet(t, nodes...)
 		setUUIDs(s)

@@ -11,7 +11,7 @@ import (
 )
 
 // Text writes the report for people. The first line is the cause, the second is the smallest change.
-func (r *Report) Text(out io.Writer) error {
+func (r *Answer) Text(out io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintln(&b, r.Cause)
 	if advice := r.Advice(); advice != "" {
@@ -34,7 +34,7 @@ func (r *Report) Text(out io.Writer) error {
 }
 
 // Advice returns the second line: the smallest change, or that none helps. It is empty if there is nothing to change.
-func (r *Report) Advice() string {
+func (r *Answer) Advice() string {
 	switch {
 	case len(r.Change) > 0 && r.unless != "":
 		return r.changeLine() + ", unless " + r.unless
@@ -47,7 +47,7 @@ func (r *Report) Advice() string {
 }
 
 // changeLine is the second line, if there is a change.
-func (r *Report) changeLine() string {
+func (r *Answer) changeLine() string {
 	if onlyWaits(r.Change) {
 		if !slices.ContainsFunc(r.Alternatives, func(all []Change) bool { return !onlyWaits(all) }) {
 			text := "it would fit when " + strings.ReplaceAll(changesText(r.Change), waitUntil, "")
@@ -66,11 +66,11 @@ func onlyWaits(all []Change) bool {
 }
 
 // kind is the kind for people: pod, claim or claimtemplate.
-func (r *Report) kind() string { return strings.ToLower(strings.TrimPrefix(r.Kind, "Resource")) }
+func (r *Answer) kind() string { return strings.ToLower(strings.TrimPrefix(r.Kind, "Resource")) }
 
 // noChange says that nothing was found.
-func (r *Report) noChange() string {
-	held := len(r.Requests) > 0 && !slices.ContainsFunc(r.Requests, func(q Request) bool {
+func (r *Answer) noChange() string {
+	held := len(r.Requests) > 0 && !slices.ContainsFunc(r.Requests, func(q RequestLosses) bool {
 		return q.Left > 0 || !slices.ContainsFunc(q.Losses, func(l Loss) bool { return l.Kind == LostHeld })
 	})
 	switch {
@@ -97,7 +97,7 @@ func changesText(all []Change) string {
 	return strings.Join(texts, "; and ")
 }
 
-func (r *Report) places(b *strings.Builder) {
+func (r *Answer) places(b *strings.Builder) {
 	const most = 20
 	for i, p := range r.Places {
 		if i == most {
@@ -124,7 +124,7 @@ func (r *Report) places(b *strings.Builder) {
 	}
 }
 
-func (r *Report) losses(b *strings.Builder) {
+func (r *Answer) losses(b *strings.Builder) {
 	if r.Outcome != Waits {
 		return
 	}
@@ -164,7 +164,7 @@ func lossText(l Loss) string {
 	return text
 }
 
-func (r *Report) holders(b *strings.Builder) {
+func (r *Answer) holders(b *strings.Builder) {
 	if r.Outcome != Waits || len(r.Holders) == 0 {
 		return
 	}

@@ -25,13 +25,13 @@ import (
 var ErrNotFound = errors.New("not found")
 
 // Pod explains the pod. The error wraps ErrNotFound if the snapshot does not have it.
-func Pod(ctx context.Context, s *cluster.Snapshot, namespace, name string) (*Report, error) {
+func Pod(ctx context.Context, s *cluster.Snapshot, namespace, name string) (*Answer, error) {
 	return NewExplainer(s, Options{}).Pod(ctx, namespace, name)
 }
 
 // Claim explains the claim, with the pod that waits for it. The error wraps ErrNotFound if the snapshot does not have
 // it.
-func Claim(ctx context.Context, s *cluster.Snapshot, namespace, name string) (*Report, error) {
+func Claim(ctx context.Context, s *cluster.Snapshot, namespace, name string) (*Answer, error) {
 	return NewExplainer(s, Options{}).Claim(ctx, namespace, name)
 }
 
@@ -55,7 +55,7 @@ func NewExplainer(s *cluster.Snapshot, o Options) *Explainer {
 }
 
 // Pod explains the pod, as the function of that name.
-func (e *Explainer) Pod(ctx context.Context, namespace, name string) (*Report, error) {
+func (e *Explainer) Pod(ctx context.Context, namespace, name string) (*Answer, error) {
 	pod, ok := find(e.index.Pods, namespace, name)
 	if !ok {
 		return nil, fmt.Errorf("pod %s/%s: %w", namespace, name, ErrNotFound)
@@ -64,13 +64,13 @@ func (e *Explainer) Pod(ctx context.Context, namespace, name string) (*Report, e
 }
 
 // Claim explains the claim, as the function of that name.
-func (e *Explainer) Claim(ctx context.Context, namespace, name string) (*Report, error) {
+func (e *Explainer) Claim(ctx context.Context, namespace, name string) (*Answer, error) {
 	c := e.index
 	claim, ok := find(c.Claims, namespace, name)
 	if !ok {
 		return nil, fmt.Errorf("resourceclaim %s/%s: %w", namespace, name, ErrNotFound)
 	}
-	r := newReport("ResourceClaim", &claim.ObjectMeta)
+	r := newAnswer("ResourceClaim", &claim.ObjectMeta)
 	switch {
 	case claim.Status.Allocation != nil:
 		r.Outcome, r.Cause = Placed, "claim "+claim.Name+" has its devices: "+strings.Join(devicesOf(claim), ", ")
@@ -113,8 +113,8 @@ func (c *index) waitingFor(claim *resourceapi.ResourceClaim) *corev1.Pod {
 	return gated
 }
 
-func newReport(kind string, of *metav1.ObjectMeta) *Report {
-	return &Report{Kind: kind, Namespace: of.Namespace, Name: of.Name, UID: of.UID, ResourceVersion: of.ResourceVersion,
+func newAnswer(kind string, of *metav1.ObjectMeta) *Answer {
+	return &Answer{Kind: kind, Namespace: of.Namespace, Name: of.Name, UID: of.UID, ResourceVersion: of.ResourceVersion,
 		Search: Search{Complete: true}}
 }
 
@@ -144,8 +144,8 @@ func (c *index) originOf(claim *resourceapi.ResourceClaim) origin {
 	return origin{label: "claim " + claim.Name, object: "ResourceClaim " + name, exists: !c.planned[name]}
 }
 
-func explainPod(ctx context.Context, c *index, pod *corev1.Pod) *Report {
-	r := newReport("Pod", &pod.ObjectMeta)
+func explainPod(ctx context.Context, c *index, pod *corev1.Pod) *Answer {
+	r := newAnswer("Pod", &pod.ObjectMeta)
 	subject := "pod " + pod.Name
 	switch {
 	case cluster.Finished(pod):
@@ -192,7 +192,7 @@ func (e *lackError) Error() string {
 }
 
 // undecided says that there is no answer.
-func (r *Report) undecided(lacks *lackError) {
+func (r *Answer) undecided(lacks *lackError) {
 	r.Outcome, r.Search.Complete, r.Cause = Undecided, false, lacks.Error()
 }
 
@@ -403,7 +403,7 @@ func (c *index) lacks(w *workload) *lackError {
 }
 
 // explain fills in the report about the workload, whose name ends the subject. Equal workloads are explained once.
-func explain(ctx context.Context, c *index, w *workload, r *Report, subject string) {
+func explain(ctx context.Context, c *index, w *workload, r *Answer, subject string) {
 	r.Notes = append(r.Notes, c.notes(w)...)
 	if lacks := c.lacks(w); lacks != nil {
 		r.undecided(lacks)
@@ -412,7 +412,7 @@ func explain(ctx context.Context, c *index, w *workload, r *Report, subject stri
 	w, subject, key, names := w.anonymous(subject)
 	of := c.answers[key]
 	if of == nil {
-		of = &Report{Search: Search{Complete: true}}
+		of = &Answer{Search: Search{Complete: true}}
 		c.explainNew(ctx, w, of, subject)
 	}
 	if ctx.Err() == nil { // otherwise the answer may be wrong
@@ -422,7 +422,7 @@ func explain(ctx context.Context, c *index, w *workload, r *Report, subject stri
 }
 
 // explainNew explains the workload within the timeout.
-func (c *index) explainNew(ctx context.Context, w *workload, r *Report, subject string) {
+func (c *index) explainNew(ctx context.Context, w *workload, r *Answer, subject string) {
 	timeout := cmp.Or(c.Timeout, explainTimeout)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -445,13 +445,13 @@ func (c *index) explainNew(ctx context.Context, w *workload, r *Report, subject 
 }
 
 // unexplained says that there was not enough time for an answer, or too much to explain.
-func (r *Report) unexplained(outcome Outcome, cause string) {
-	*r = Report{Nodes: Nodes{Total: r.Nodes.Total, Groups: r.Nodes.Groups}, Outcome: outcome, Cause: cause,
+func (r *Answer) unexplained(outcome Outcome, cause string) {
+	*r = Answer{Nodes: Nodes{Total: r.Nodes.Total, Groups: r.Nodes.Groups}, Outcome: outcome, Cause: cause,
 		Search: Search{Asked: r.Search.Asked}}
 }
 
 // explain fills in the report. An error means that there is no answer: the context has ended, or errLimit.
-func (q *question) explain(r *Report, subject string) error {
+func (q *question) explain(r *Answer, subject string) error {
 	if invalid := q.w.parse(); invalid != nil {
 		r.Outcome, r.Cause = Waits, subject+" waits: "+invalid.Error()
 		return nil //nolint:nilerr // it is the answer
@@ -517,7 +517,7 @@ func anyErrors(candidates map[requestID][]candidate) bool {
 }
 
 // explainFit says where the workload fits, if what could not be read does not keep it away.
-func (q *question) explainFit(r *Report, subject string, placements []placement) {
+func (q *question) explainFit(r *Answer, subject string, placements []placement) {
 	r.Outcome = Fits
 	total := 0
 	for _, found := range placements {

@@ -73,7 +73,7 @@ func setTaint(s *cluster.Snapshot, device string) {
 
 // extended returns a fleet with a pod whose init container, if first is not empty, and container have that many GPUs as
 // an extended resource.
-func extended(t *testing.T, first, main string, nodes ...clustertest.Node) *cluster.Snapshot {
+func extended(t *testing.T, first, main string, nodes ...clustertest.SimNode) *cluster.Snapshot {
 	s := fleet(t, nodes...)
 	p := pod("p")
 	of := func(amount string) corev1.ResourceRequirements {
@@ -98,7 +98,7 @@ func offer(s *cluster.Snapshot, node, amount string) {
 // overQuota has a pod whose template asks for two GPUs, and a quota with room for one.
 func overQuota(t *testing.T, name corev1.ResourceName) *cluster.Snapshot {
 	t.Helper()
-	s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})
 	s.Pods = append(s.Pods, pod("p"))
 	useTemplate(s.Pods[0], nil)
 	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "t"}}
@@ -111,7 +111,7 @@ func overQuota(t *testing.T, name corev1.ResourceName) *cluster.Snapshot {
 }
 
 // twice has a node and a pod with two claims of one template.
-func twice(t *testing.T, node clustertest.Node, devices string) *cluster.Snapshot {
+func twice(t *testing.T, node clustertest.SimNode, devices string) *cluster.Snapshot {
 	t.Helper()
 	s := fleet(t, node)
 	s.Pods = append(s.Pods, pod("p"))
@@ -148,14 +148,14 @@ func rank(class, name, expression string) string {
 // A row says what the first lines of the answer are.
 func TestText(t *testing.T) {
 	const memory = "device.capacity['gpu.nvidia.com'].memory"
-	one := func(t *testing.T, use clustertest.Node, devices string) (*cluster.Snapshot, *resourceapi.ResourceClaim) {
+	one := func(t *testing.T, use clustertest.SimNode, devices string) (*cluster.Snapshot, *resourceapi.ResourceClaim) {
 		s := fleet(t, use)
 		c := claim(t, "c", devices)
 		s.Claims = append(s.Claims, c)
 		s.Pods = append(s.Pods, pod("p", c))
 		return s, c
 	}
-	t4 := clustertest.Node{Name: "a", Profile: "t4-x2", Use: exclusive}
+	t4 := clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive}
 	for _, row := range []struct {
 		name  string
 		world func(t *testing.T) *cluster.Snapshot
@@ -168,7 +168,7 @@ func TestText(t *testing.T) {
 pod p waits: request gpu of claim c: none of the 2 devices of class gpu.nvidia.com meets device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("1Ti")) >= 0
 smallest change: in ResourceClaim ns/c, request gpu: write device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("15Gi")) >= 0 instead of device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("1Ti")) >= 0`},
 		{"two clauses that no GPU meets together", func(t *testing.T) *cluster.Snapshot {
-			s, _ := one(t, clustertest.Node{Name: "a", Profile: "mixed", Use: exclusive},
+			s, _ := one(t, clustertest.SimNode{Name: "a", Profile: "mixed", Use: exclusive},
 				ask("device.attributes['gpu.nvidia.com'].productName == 'Tesla T4' && "+
 					memory+".compareTo(quantity('40Gi')) > 0", ""))
 			return s
@@ -210,14 +210,14 @@ smallest change: in ResourceClaim ns/c, request gpu: ask for 2 devices instead o
 pod p waits: request gpu of claim c: each of the 2 devices of class gpu.nvidia.com has the taint gpu.nvidia.com/xid=79:NoSchedule
 smallest change: in ResourceClaim ns/c, request gpu: tolerate the taint gpu.nvidia.com/xid=79:NoSchedule of the device`},
 		{"a constraint", func(t *testing.T) *cluster.Snapshot {
-			s, _ := one(t, clustertest.Node{Name: "a", Profile: "mixed", Use: exclusive}, gpus(", count: 4")+
+			s, _ := one(t, clustertest.SimNode{Name: "a", Profile: "mixed", Use: exclusive}, gpus(", count: 4")+
 				"\nconstraints: [{matchAttribute: gpu.nvidia.com/productName}]")
 			return s
 		}, `
 pod p waits: no node has devices for claim c that meet the constraint matchAttribute: gpu.nvidia.com/productName
 smallest change: in ResourceClaim ns/c, request gpu: ask for 1 device instead of 4`},
 		{"a share of more than is left", func(t *testing.T) *cluster.Snapshot {
-			s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2"})
+			s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
 			mustHold(t, s, claim(t, "x", gpus(", capacity: {requests: {memory: 9Gi}}")),
 				claim(t, "y", gpus(", capacity: {requests: {memory: 9Gi}}")))
 			c := claim(t, "c", gpus(", capacity: {requests: {memory: 10Gi}}"))
@@ -228,7 +228,7 @@ smallest change: in ResourceClaim ns/c, request gpu: ask for 1 device instead of
 pod p waits: request gpu of claim c: the 2 devices of class gpu.nvidia.com are held by other claims
 smallest change: in ResourceClaim ns/c, request gpu: ask for 6Gi memory instead of 10Gi (capacity.requests.memory)`},
 		{"a fraction of a capacity", func(t *testing.T) *cluster.Snapshot {
-			s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2"})
+			s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
 			for _, slice := range s.Slices {
 				for i := range slice.Spec.Devices {
 					slice.Spec.Devices[i].Capacity["slots"] = resourceapi.DeviceCapacity{Value: resource.MustParse("1"),
@@ -246,7 +246,7 @@ smallest change: in ResourceClaim ns/c, request gpu: ask for 6Gi memory instead 
 		}, `
 pod p fits now on 1 of 1 nodes`},
 		{"a whole GPU beside shares", func(t *testing.T) *cluster.Snapshot {
-			s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2"})
+			s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
 			mustHold(t, s, claim(t, "x", gpus(", capacity: {requests: {memory: 9Gi}}")),
 				claim(t, "y", gpus(", capacity: {requests: {memory: 9Gi}}")))
 			c := claim(t, "c", gpus(""))
@@ -257,7 +257,7 @@ pod p fits now on 1 of 1 nodes`},
 pod p waits: request gpu of claim c: the 2 devices of class gpu.nvidia.com are held by other claims
 smallest change: in ResourceClaim ns/c, request gpu: ask for 6Gi memory instead of all of it (capacity.requests.memory)`},
 		{"a partition of a GPU that is held whole", func(t *testing.T) *cluster.Snapshot {
-			s := fleet(t, clustertest.Node{Name: "a", Profile: "rtxpro6000-x2"})
+			s := fleet(t, clustertest.SimNode{Name: "a", Profile: "rtxpro6000-x2"})
 			mustHold(t, s, claim(t, "x", gpus(", count: 2")))
 			c := claim(t, "c", requests("[{name: mig, exactly: {deviceClassName: mig.nvidia.com}}]"))
 			s.Claims = append(s.Claims, c)
@@ -274,7 +274,7 @@ no single change of this pod helps; it would fit when claim ns/x has ended, whic
 pod p waits: the scheduler gives up with an error: claim ns/c: selector #0 on device gpu.nvidia.com/a/gpu-3b-00-0: CEL runtime error: no such key: rack. consider using CEL optional chaining (.? followed by orValue()) or guarding the check with has() for optional fields
 smallest change: in ResourceClaim ns/c, request gpu: test that the device has the attribute first: has(device.attributes["gpu.nvidia.com"].rack) && device.attributes["gpu.nvidia.com"].rack == "r1"`},
 		{"a change that fits on one node and has an error on another", func(t *testing.T) *cluster.Snapshot {
-			s := fleet(t, t4, clustertest.Node{Name: "b", Profile: "l40s-x4", Use: exclusive})
+			s := fleet(t, t4, clustertest.SimNode{Name: "b", Profile: "l40s-x4", Use: exclusive})
 			const never = "device.attributes['gpu.nvidia.com'].never == 'x'"
 			const l40s = "device.attributes['gpu.nvidia.com'].productName == 'NVIDIA L40S' && " + never
 			c := claim(t, "c", requests(fmt.Sprintf(`[
@@ -415,7 +415,7 @@ smallest change: in Pod ns/p: request 44Gi ephemeral-storage for all containers 
 pod p waits: 1 node has the devices, and the pod cannot run there: too little cpu
 smallest change: in Pod ns/p: request 0 cpu for the pod instead of 1`},
 		{"a claim of the pod that has devices on another node", func(t *testing.T) *cluster.Snapshot {
-			s := fleet(t, t4, clustertest.Node{Name: "b", Profile: "l40s-x4", Use: exclusive})
+			s := fleet(t, t4, clustertest.SimNode{Name: "b", Profile: "l40s-x4", Use: exclusive})
 			has, c := claim(t, "has", gpus("")), claim(t, "c", gpus(", count: 4"))
 			mustHold(t, s, has)
 			s.Claims = append(s.Claims, c)
@@ -430,7 +430,8 @@ smallest change: in ResourceClaim ns/c, request gpu: ask for 1 device instead of
 pod p waits: request gpu of claim gpu: none of the 2 devices of class gpu.nvidia.com meets device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("1Ti")) >= 0
 smallest change: in ResourceClaimTemplate ns/t, request gpu: write device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("15Gi")) >= 0 instead of device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("1Ti")) >= 0`},
 		{"two claims of one template for more than half of a GPU", func(t *testing.T) *cluster.Snapshot {
-			s := twice(t, clustertest.Node{Name: "a", Profile: "t4-x2"}, gpus(", capacity: {requests: {memory: 10Gi}}"))
+			s := twice(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"},
+				gpus(", capacity: {requests: {memory: 10Gi}}"))
 			mustHold(t, s, claim(t, "x", gpus("")))
 			return s
 		}, `
@@ -548,7 +549,7 @@ smallest change: in Pod ns/p, request container-1-request-0: ask for 1 device in
 pod p waits: request container-0-request-0 of the pod's extended resources: each of the 2 devices of class gpu.nvidia.com has the taint gpu.nvidia.com/xid=79:NoSchedule
 no change of this pod helps, and no end of other claims`},
 		{"an extended resource is no share", func(t *testing.T) *cluster.Snapshot {
-			s := extended(t, "", "1", clustertest.Node{Name: "a", Profile: "t4-x2"})
+			s := extended(t, "", "1", clustertest.SimNode{Name: "a", Profile: "t4-x2"})
 			mustHold(t, s, claim(t, "x", gpus(", capacity: {requests: {memory: 9Gi}}")),
 				claim(t, "y", gpus(", capacity: {requests: {memory: 9Gi}}")))
 			return s
@@ -689,14 +690,14 @@ pod p is on node a; container main waits: ImagePullBackOff: Back-off pulling ima
 pod p waits: request gpu of claim c asks for the class gpu.nvidia.org, which does not exist; did you mean gpu.nvidia.com?
 smallest change: in ResourceClaim ns/c, request gpu: use the class gpu.nvidia.com`},
 		{"a class of a profile that does not exist", func(t *testing.T) *cluster.Snapshot {
-			s, _ := one(t, clustertest.Node{Name: "a", Profile: "dgx-h100"},
+			s, _ := one(t, clustertest.SimNode{Name: "a", Profile: "dgx-h100"},
 				requests("[{name: gpu, exactly: {deviceClassName: mig-5g.50gb.nvidia.com}}]"))
 			return s
 		}, `
 pod p waits: request gpu of claim c asks for the class mig-5g.50gb.nvidia.com, which does not exist; the nearest that is offered is mig-4g.40gb.nvidia.com
 smallest change: in ResourceClaim ns/c, request gpu: use the class mig-4g.40gb.nvidia.com`},
 		{"a class of a profile that no GPU offers", func(t *testing.T) *cluster.Snapshot {
-			s, _ := one(t, clustertest.Node{Name: "a", Profile: "dgx-h100"},
+			s, _ := one(t, clustertest.SimNode{Name: "a", Profile: "dgx-h100"},
 				requests("[{name: gpu, exactly: {deviceClassName: mig-1g.23gb.nvidia.com}}]"))
 			return s
 		}, `
@@ -722,7 +723,7 @@ smallest change: in ResourceClaim ns/c, request gpu: write device.attributes["gp
 pod p waits: request gpu of claim c: no device has the attribute ProductName; did you mean device.attributes["gpu.nvidia.com"].productName?
 smallest change: in ResourceClaim ns/c, request gpu: write device.attributes["gpu.nvidia.com"].productName instead of device.attributes["gpu.nvidia.com"].ProductName`},
 		{"a part of a product's name", func(t *testing.T) *cluster.Snapshot {
-			s, _ := one(t, clustertest.Node{Name: "a", Profile: "l40s-x4"},
+			s, _ := one(t, clustertest.SimNode{Name: "a", Profile: "l40s-x4"},
 				ask("device.attributes['gpu.nvidia.com'].productName == 'L40S'", ""))
 			return s
 		}, `
@@ -750,7 +751,7 @@ no single change of this pod helps; it would fit when claim ns/a has ended, whic
 pod p waits: request gpu of claim c: the 2 devices of class gpu.nvidia.com are held by other claims
 no single change of this pod helps; it would fit when claim ns/a has ended, which has had its devices since 2026-01-02T03:04:05Z`},
 		{"an extended resource that nothing offers", func(t *testing.T) *cluster.Snapshot {
-			s := extended(t, "", "1", clustertest.Node{Name: "a", Profile: "dgx-h100"})
+			s := extended(t, "", "1", clustertest.SimNode{Name: "a", Profile: "dgx-h100"})
 			all := corev1.ResourceList{"nvidia.com/mig-5g.50gb": resource.MustParse("1")}
 			s.Pods[0].Spec.Containers[0].Resources = corev1.ResourceRequirements{Limits: all, Requests: all}
 			for _, c := range s.Classes {
@@ -930,7 +931,7 @@ smallest change: in ResourceClaim ns/c, request gpu: ask for 2 devices instead o
 
 // A claim is explained with its pod, and alone if there is none.
 func TestClaim(t *testing.T) {
-	s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})
 	c := claim(t, "c", gpus(", count: 3"))
 	c.ResourceVersion = "7"
 	s.Claims = append(s.Claims, c)
@@ -974,7 +975,7 @@ func TestClaim(t *testing.T) {
 
 // Without all pods, it is not known whether one uses the claim.
 func TestClaimWithoutPods(t *testing.T) {
-	s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})
 	s.Claims = append(s.Claims, claim(t, "c", gpus(", count: 3")))
 	s.Unread[cluster.Pods] = errors.New("forbidden")
 	r, err := Claim(t.Context(), s, "ns", "c")
@@ -1004,7 +1005,7 @@ func TestFitQuota(t *testing.T) {
 		{"the quota is too small for an empty cluster", "1", "0", false, true, Waits},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+			s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})
 			s.Quotas = []*corev1.ResourceQuota{{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "q"},
 				Status: corev1.ResourceQuotaStatus{Hard: corev1.ResourceList{devices: resource.MustParse(row.hard)},
 					Used: corev1.ResourceList{devices: resource.MustParse(row.used)}}}}
@@ -1058,7 +1059,7 @@ func TestFitLimits(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			p := pod("p")
 			p.Spec.Containers[0].Resources, p.Spec.Resources = row.container, &row.pod
-			s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+			s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})
 			if r := Fit(t.Context(), s, Manifest{Pods: []*corev1.Pod{p}}); r[0].Outcome != row.want {
 				t.Errorf("got %s: %s, want %s", r[0].Outcome, r[0].Cause, row.want)
 			}
@@ -1068,7 +1069,7 @@ func TestFitLimits(t *testing.T) {
 
 // A search that reaches its limit says so, and what it did not try.
 func TestLimit(t *testing.T) {
-	s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})
 	c := claim(t, "c", ask("device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('1Ti')) >= 0", ", count: 3"))
 	s.Claims = append(s.Claims, c)
 	before := searchAsked
@@ -1146,9 +1147,9 @@ func TestGroups(t *testing.T) {
 		}, 3},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			var nodes []clustertest.Node
+			var nodes []clustertest.SimNode
 			for i := range 3 {
-				nodes = append(nodes, clustertest.Node{Name: fmt.Sprint("n", i), Profile: "t4-x2", Use: exclusive})
+				nodes = append(nodes, clustertest.SimNode{Name: fmt.Sprint("n", i), Profile: "t4-x2", Use: exclusive})
 			}
 			s := fleet(t, nodes...)
 			row.change(t, s)
@@ -1193,7 +1194,7 @@ func TestNotesOfPod(t *testing.T) {
 			[]string{"the scheduler batch of the pod may decide in another way"}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+			s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})
 			s.Pods = append(s.Pods, pod("p"))
 			row.change(&s.Pods[0].Spec)
 			r, err := Pod(t.Context(), s, "ns", "p")
@@ -1206,7 +1207,7 @@ func TestNotesOfPod(t *testing.T) {
 
 // What could not be read and may change the answer is noted.
 func TestNotesOfUnread(t *testing.T) {
-	s := fleet(t, clustertest.Node{Name: "a", Profile: "t4-x2", Use: exclusive})
+	s := fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: exclusive})
 	c := claim(t, "c", gpus(""))
 	s.Claims, s.Pods = append(s.Claims, c), append(s.Pods, pod("p", c))
 	s.Unread = map[string]error{cluster.Quotas: errors.New("no quotas"), cluster.TaintRules: errors.New("no rules")}

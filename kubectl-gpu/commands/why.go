@@ -89,7 +89,7 @@ func (p *plugin) why(ctx context.Context, arg string, o output) error {
 		return err
 	}
 	if printer != nil {
-		err = printer.PrintObj(newList("ReportList", []*why.Report{report}), p.Out)
+		err = printer.PrintObj(newList("ReportList", []*why.Answer{report}), p.Out)
 	} else {
 		err = report.Text(p.Out)
 	}
@@ -185,7 +185,7 @@ func ofSpec[T any](object T, err error) func(func(T) *metav1.LabelSelector) (*me
 const attempts = 5
 
 // current returns a report that is not older than its object.
-func (p *plugin) current(ctx context.Context, kind, namespace, name string) (*why.Report, error) {
+func (p *plugin) current(ctx context.Context, kind, namespace, name string) (*why.Answer, error) {
 	for range attempts {
 		report, err := p.explain(ctx, kind, namespace, name)
 		if err != nil {
@@ -206,14 +206,14 @@ func (p *plugin) current(ctx context.Context, kind, namespace, name string) (*wh
 }
 
 // explain reads the cluster and explains the object.
-func (p *plugin) explain(ctx context.Context, kind, namespace, name string) (*why.Report, error) {
+func (p *plugin) explain(ctx context.Context, kind, namespace, name string) (*why.Answer, error) {
 	r, stop, err := p.reader()
 	if err != nil {
 		return nil, err
 	}
 	s := why.Read(ctx, r, namespace, why.Manifest{})
 	stop()
-	var report *why.Report
+	var report *why.Answer
 	if kind != "claim" {
 		report, err = why.Pod(ctx, s, namespace, name)
 	}
@@ -231,7 +231,7 @@ func (p *plugin) explain(ctx context.Context, kind, namespace, name string) (*wh
 }
 
 // object reads the object of the report.
-func (p *plugin) object(ctx context.Context, of *why.Report) (metav1.Object, error) {
+func (p *plugin) object(ctx context.Context, of *why.Answer) (metav1.Object, error) {
 	client, err := p.client()
 	if err != nil {
 		return nil, err

@@ -162,7 +162,7 @@ func TestWhyJSON(t *testing.T) {
 	}
 	var got struct {
 		Kind  string
-		Items []why.Report
+		Items []why.Answer
 	}
 	if err := json.Unmarshal([]byte(out), &got); err != nil {
 		t.Fatal(err)

@@ -26,15 +26,15 @@ import (
 // Driver is the name of the driver.
 const Driver = "gpu.nvidia.com"
 
-// Node is a node with simulated GPUs.
-type Node struct {
+// SimNode is a node with simulated GPUs.
+type SimNode struct {
 	Name    string
 	Profile string
 	Use     gpu.Use // of all its GPUs
 }
 
 // New returns a view with the chart's classes and the slices of the nodes.
-func New(t testing.TB, nodes ...Node) *cluster.View {
+func New(t testing.TB, nodes ...SimNode) *cluster.View {
 	t.Helper()
 	v := cluster.New(Driver)
 	for _, class := range Classes(t) {
@@ -49,7 +49,7 @@ func New(t testing.TB, nodes ...Node) *cluster.View {
 }
 
 // Slices returns the slices that the node's plugin would publish.
-func Slices(t testing.TB, n Node) []*resourceapi.ResourceSlice {
+func Slices(t testing.TB, n SimNode) []*resourceapi.ResourceSlice {
 	t.Helper()
 	devices := simtest.Discover(t, n.Profile)
 	for i := range devices {
@@ -132,7 +132,7 @@ func Claim(t testing.TB, devices string) *resourceapi.ResourceClaim {
 // is the strongest. The name of a node is "model-number".
 func Fleet(t testing.TB, v *cluster.View, nodes, models int, use gpu.Use) {
 	t.Helper()
-	like := Slices(t, Node{Name: "like", Profile: "dgx-h100", Use: use})
+	like := Slices(t, SimNode{Name: "like", Profile: "dgx-h100", Use: use})
 	for model := range models {
 		var slices []*resourceapi.ResourceSlice
 		for _, s := range like {

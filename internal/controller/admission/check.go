@@ -150,7 +150,7 @@ type alternative struct {
 	of      *field.Path // of the request
 	admin   bool
 	class   *resourceapi.DeviceClass // nil: not a class of this driver
-	kinds   []*cluster.Kind          // kinds of devices that match
+	kinds   []*cluster.DeviceKind    // kinds of devices that match
 }
 
 // matchesNothing reports whether a selector is the literal false. Such an alternative only fills a position of a list.
@@ -192,7 +192,7 @@ func (c Checker) checkAlternative(ctx context.Context, a *alternative, v *Verdic
 	known := c.capacity(a, v)
 	failures := selectorErrors{}
 	var best shortage
-	var ofClass []*cluster.Kind
+	var ofClass []*cluster.DeviceKind
 	selected := false
 	for _, kind := range c.View.Kinds() {
 		if ctx.Err() != nil {
@@ -234,7 +234,7 @@ func (c Checker) checkAlternative(ctx context.Context, a *alternative, v *Verdic
 
 // shortage is a requested capacity that a kind of device does not have enough of.
 type shortage struct {
-	kind      *cluster.Kind
+	kind      *cluster.DeviceKind
 	name      resourceapi.QualifiedName
 	published bool // whether the kind has the capacity at all
 	has       resource.Quantity
@@ -261,7 +261,7 @@ func (s shortage) String() string {
 }
 
 // lacking returns the first requested capacity that the kind does not have enough of.
-func lacking(kind *cluster.Kind, a *alternative) (less shortage, lacks bool) {
+func lacking(kind *cluster.DeviceKind, a *alternative) (less shortage, lacks bool) {
 	if a.Capacity == nil {
 		return shortage{}, false
 	}
@@ -343,7 +343,7 @@ func (f selectorErrors) warn(v *Verdict) {
 
 // accepts reports whether the selectors accept the kind, or may accept some of its devices. A selector that fails
 // accepts nothing; its error is added to failures, unless failures is nil.
-func (c Checker) accepts(ctx context.Context, kind *cluster.Kind, selectors []resourceapi.DeviceSelector,
+func (c Checker) accepts(ctx context.Context, kind *cluster.DeviceKind, selectors []resourceapi.DeviceSelector,
 	path *field.Path,
 	failures selectorErrors) bool {
 	for i, s := range selectors {

@@ -21,11 +21,11 @@ import (
 
 // The clusters of the tests.
 var (
-	shared  = []clustertest.Node{{Name: "a", Profile: "l40s-x4"}, {Name: "b", Profile: "dgx-h100"}}
-	mixed   = append(shared, clustertest.Node{Name: "c", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}})
-	nothing []clustertest.Node
+	shared  = []clustertest.SimNode{{Name: "a", Profile: "l40s-x4"}, {Name: "b", Profile: "dgx-h100"}}
+	mixed   = append(shared, clustertest.SimNode{Name: "c", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}})
+	nothing []clustertest.SimNode
 
-	exclusive = []clustertest.Node{{Name: "c", Profile: "l40s-x4", Use: gpu.Use{Sharing: gpu.Exclusive}}}
+	exclusive = []clustertest.SimNode{{Name: "c", Profile: "l40s-x4", Use: gpu.Use{Sharing: gpu.Exclusive}}}
 )
 
 const (
@@ -54,7 +54,7 @@ func TestClaim(t *testing.T) {
 	views := map[string]*cluster.View{} // a checker changes none
 	for _, tc := range []struct {
 		name    string
-		cluster []clustertest.Node
+		cluster []clustertest.SimNode
 		devices string
 		refused []string // each in a problem of its own, in this order
 		warned  []string
@@ -217,12 +217,12 @@ constraints: [{matchAttribute: resource.kubernetes.io/pcieRoot}]`, nil, nil},
 			nil, []string{"spec.devices.requests[0].exactly.capacity.requests[shares]: no device that is published " +
 				"now, and that the selectors accept, has this capacity; GPUs have it where the node configuration " +
 				"has sharing: {replicated: N}"}},
-		{"more replicas than are published", append(shared, clustertest.Node{Name: "r", Profile: "t4-x2",
+		{"more replicas than are published", append(shared, clustertest.SimNode{Name: "r", Profile: "t4-x2",
 			Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 4}}),
 			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {shares: 5}}}}]`,
 			nil, []string{"requests[shares]: no device that is published now, and that the selectors accept, has so " +
 				"much; the most is 4 (Tesla T4)"}},
-		{"replicas of some GPUs", append(shared, clustertest.Node{Name: "r", Profile: "t4-x2",
+		{"replicas of some GPUs", append(shared, clustertest.SimNode{Name: "r", Profile: "t4-x2",
 			Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 4}}),
 			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {shares: 1}}}}]`,
 			nil, nil},
@@ -233,11 +233,11 @@ constraints: [{matchAttribute: resource.kubernetes.io/pcieRoot}]`, nil, nil},
 			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {decoders: 1}}}}]`,
 			nil, []string{"requests[decoders]: no device that is published now, and that the selectors accept, has " +
 				"this capacity"}},
-		{"MPS on an unlimited GPU", []clustertest.Node{{Name: "u", Profile: "l40s-x4",
+		{"MPS on an unlimited GPU", []clustertest.SimNode{{Name: "u", Profile: "l40s-x4",
 			Use: gpu.Use{Sharing: gpu.Unlimited}}}, one + config("sharing: {strategy: MPS}"), nil,
 			[]string{"spec.devices.requests[0]: on NVIDIA L40S: device NVIDIA L40S: sharing.strategy MPS: the " +
 				"administrator lets any number of claims use this GPU"}},
-		{"an amount of an unlimited GPU", []clustertest.Node{{Name: "u", Profile: "l40s-x4",
+		{"an amount of an unlimited GPU", []clustertest.SimNode{{Name: "u", Profile: "l40s-x4",
 			Use: gpu.Use{Sharing: gpu.Unlimited}}}, fraction, nil, nil},
 
 		{"shares of two GPUs in one container", shared,
@@ -287,7 +287,7 @@ config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvi
 				config(
 					`sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {"0": 40Gi, "1": 8Gi}}}`),
 			nil, nil},
-		{"limits for two GPUs, one of them absent", []clustertest.Node{{Name: "t", Profile: "t4-x2"}},
+		{"limits for two GPUs, one of them absent", []clustertest.SimNode{{Name: "t", Profile: "t4-x2"}},
 			`requests: [{name: large, exactly: {deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].architecture == 'Hopper'"}}]}}, {name: small, exactly: {deviceClassName: gpu.nvidia.com}}]` +
 				config(
 					`sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {"0": 8Gi, "1": 8Gi}}}`),
@@ -306,8 +306,9 @@ config: [{requests: [b], opaque: {driver: gpu.nvidia.com, parameters: {apiVersio
 			one + config(`sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {"1": 1Gi}}}`),
 			nil, []string{"sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit[1]: the configuration is for 1 " +
 				"devices"}},
-		{"MPS while only replicas without isolation are published", []clustertest.Node{{Name: "r", Profile: "l40s-x4",
-			Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 4, Isolation: gpu.IsolationNone}}},
+		{"MPS while only replicas without isolation are published", []clustertest.SimNode{{Name: "r",
+			Profile: "l40s-x4",
+			Use:     gpu.Use{Sharing: gpu.Replicated, Replicas: 4, Isolation: gpu.IsolationNone}}},
 			one + config("sharing: {strategy: MPS}"), nil,
 			[]string{"spec.devices.requests[0]: on NVIDIA L40S: "}},
 		{"a limit for the second of two requests", shared,

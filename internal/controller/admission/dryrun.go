@@ -137,9 +137,9 @@ func (d *dryRun) evaluate(ctx context.Context, request int) outcome {
 }
 
 // distinct returns one of each group of kinds that the node treats alike.
-func distinct(kinds []*cluster.Kind) []*cluster.Kind {
+func distinct(kinds []*cluster.DeviceKind) []*cluster.DeviceKind {
 	seen := map[string]bool{}
-	var all []*cluster.Kind
+	var all []*cluster.DeviceKind
 	for _, k := range kinds {
 		key := fmt.Sprint(k.Type(), k.Sharing(), k.Isolation(), k.Capacity("memory"), k.Capacity("shares"))
 		if !seen[key] {
@@ -152,7 +152,7 @@ func distinct(kinds []*cluster.Kind) []*cluster.Kind {
 
 // try returns the node's plan when the request gets devices of that kind. The error is the node's refusal of the
 // alternative.
-func (d *dryRun) try(request int, a alternative, kind *cluster.Kind) (sharing.Plan, error) {
+func (d *dryRun) try(request int, a alternative, kind *cluster.DeviceKind) (sharing.Plan, error) {
 	n := &simulatedNode{dryRun: d}
 	n.claim.Spec = *d.spec
 	n.claim.Status.Allocation = &resourceapi.AllocationResult{}
@@ -183,7 +183,7 @@ const (
 )
 
 // allocate allocates devices of that kind to the alternative.
-func (n *simulatedNode) allocate(a alternative, kind *cluster.Kind) {
+func (n *simulatedNode) allocate(a alternative, kind *cluster.DeviceKind) {
 	count := max(1, a.Count)
 	if a.AllocationMode == resourceapi.DeviceAllocationModeAll {
 		count = maxNodeDevices
@@ -215,7 +215,7 @@ func (n *simulatedNode) allocate(a alternative, kind *cluster.Kind) {
 }
 
 // consumed returns the capacity that the scheduler would count for the alternative.
-func consumed(a alternative, kind *cluster.Kind) map[resourceapi.QualifiedName]resource.Quantity {
+func consumed(a alternative, kind *cluster.DeviceKind) map[resourceapi.QualifiedName]resource.Quantity {
 	all := map[resourceapi.QualifiedName]resource.Quantity{}
 	for name, capacity := range kind.Device.Capacity {
 		if p := capacity.RequestPolicy; p != nil && p.Default != nil {
@@ -231,7 +231,7 @@ func consumed(a alternative, kind *cluster.Kind) map[resourceapi.QualifiedName]r
 }
 
 // device returns a new device of that kind. Its name is its model, for messages.
-func (n *simulatedNode) device(kind *cluster.Kind) gpu.Device {
+func (n *simulatedNode) device(kind *cluster.DeviceKind) gpu.Device {
 	number := len(n.gpus)
 	d := gpu.Device{Name: kind.Product(), Type: kind.Type(), Memory: uint64(kind.Capacity("memory")),
 		UUID: gpu.UUID(fmt.Sprintf("GPU-%d", number))}

@@ -64,7 +64,7 @@ func (c Checker) coresAlone(a alternative, v *Verdict) {
 	if !asks || memory || cores.Cmp(hundred) >= 0 {
 		return
 	}
-	if slices.ContainsFunc(a.kinds, func(k *cluster.Kind) bool {
+	if slices.ContainsFunc(a.kinds, func(k *cluster.DeviceKind) bool {
 		of := k.Device.Capacity["memory"]
 		return k.Type() == gpu.TypeGPU && of.RequestPolicy != nil && of.RequestPolicy.Default != nil &&
 			!of.Value.IsZero() && of.RequestPolicy.Default.Cmp(of.Value) == 0
@@ -121,7 +121,7 @@ func (c Checker) classHint(ctx context.Context, name string) string {
 	}
 	for _, near := range nearest.Profiles(name, classes) {
 		class, ok := c.View.Class(near)
-		if ok && slices.ContainsFunc(c.View.Kinds(), func(k *cluster.Kind) bool {
+		if ok && slices.ContainsFunc(c.View.Kinds(), func(k *cluster.DeviceKind) bool {
 			return c.accepts(ctx, k, class.Spec.Selectors, nil, nil)
 		}) {
 			return fmt.Sprintf("; the nearest that is offered is %s", near)
@@ -131,7 +131,7 @@ func (c Checker) classHint(ctx context.Context, name string) string {
 }
 
 // explain warns about each of the selectors that no kind meets. It reports whether there are any.
-func (c Checker) explain(ctx context.Context, kinds []*cluster.Kind, selectors []resourceapi.DeviceSelector,
+func (c Checker) explain(ctx context.Context, kinds []*cluster.DeviceKind, selectors []resourceapi.DeviceSelector,
 	path *field.Path, failures selectorErrors, of why.Explained, v *Verdict) (explained bool) {
 	var words *why.Vocabulary
 	for i, s := range selectors {
@@ -156,10 +156,10 @@ func (c Checker) explain(ctx context.Context, kinds []*cluster.Kind, selectors [
 
 // anyMeets returns a function that reports whether any of the kinds meets an expression. When the time is over, it says
 // yes.
-func (c Checker) anyMeets(ctx context.Context, kinds []*cluster.Kind) func(string) bool {
+func (c Checker) anyMeets(ctx context.Context, kinds []*cluster.DeviceKind) func(string) bool {
 	return func(expression string) bool {
 		s := resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}
-		return slices.ContainsFunc(kinds, func(k *cluster.Kind) bool {
+		return slices.ContainsFunc(kinds, func(k *cluster.DeviceKind) bool {
 			ok, err := c.View.Accepts(ctx, k, s)
 			return ok && err == nil || ctx.Err() != nil
 		})
@@ -167,7 +167,7 @@ func (c Checker) anyMeets(ctx context.Context, kinds []*cluster.Kind) func(strin
 }
 
 // vocabulary returns what selectors of these kinds can name.
-func (c Checker) vocabulary(kinds []*cluster.Kind) *why.Vocabulary {
+func (c Checker) vocabulary(kinds []*cluster.DeviceKind) *why.Vocabulary {
 	words := why.NewVocabulary()
 	for _, k := range kinds {
 		words.Add(c.View.Driver(), &k.Device)
@@ -181,7 +181,7 @@ func (c Checker) checkTogether(ctx context.Context, spec *resourceapi.ResourceCl
 	for i, constraint := range spec.Devices.Constraints {
 		c.constraint(constraint, all, devices.Child("constraints").Index(i), v)
 	}
-	var nodes []map[*cluster.Kind]int64
+	var nodes []map[*cluster.DeviceKind]int64
 	for _, a := range all {
 		if a.Count < 2 || len(a.kinds) == 0 || ctx.Err() != nil {
 			continue
@@ -217,7 +217,7 @@ func (c Checker) configOfNone(spec *resourceapi.ResourceClaimSpec, all []alterna
 
 // constraint warns about an attribute that no device of the requests has. Such a constraint is never met.
 func (c Checker) constraint(constraint resourceapi.DeviceConstraint, all []alternative, path *field.Path, v *Verdict) {
-	var kinds []*cluster.Kind
+	var kinds []*cluster.DeviceKind
 	for _, a := range all {
 		if len(constraint.Requests) > 0 && !slices.Contains(constraint.Requests, a.request) &&
 			!slices.Contains(constraint.Requests, a.name()) {
@@ -246,8 +246,8 @@ func (c Checker) constraint(constraint resourceapi.DeviceConstraint, all []alter
 }
 
 // mostOnNode returns a bound for how many devices the alternative gets of one node. It is not known for partitions.
-func mostOnNode(a alternative, nodes []map[*cluster.Kind]int64) (most int64, known bool) {
-	each := map[*cluster.Kind]int64{}
+func mostOnNode(a alternative, nodes []map[*cluster.DeviceKind]int64) (most int64, known bool) {
+	each := map[*cluster.DeviceKind]int64{}
 	for _, k := range a.kinds {
 		times, ok := timesAtOnce(a, k)
 		if k.Type() != gpu.TypeGPU || !ok {
@@ -267,7 +267,7 @@ func mostOnNode(a alternative, nodes []map[*cluster.Kind]int64) (most int64, kno
 
 // timesAtOnce returns a bound for how often the alternative gets one device of the kind. It returns false if there is
 // no bound.
-func timesAtOnce(a alternative, k *cluster.Kind) (int64, bool) {
+func timesAtOnce(a alternative, k *cluster.DeviceKind) (int64, bool) {
 	if !ptr.Deref(k.Device.AllowMultipleAllocations, false) {
 		return 1, true
 	}

@@ -93,7 +93,7 @@ func TestOptionalFieldsOnUpdate(t *testing.T) {
 
 // What the API server sends to the validating webhook no longer has the field.
 func TestDroppedFieldsAreAWarning(t *testing.T) {
-	handler := Validator{Checker: Checker{View: clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"})}}
+	handler := Validator{Checker: Checker{View: clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})}}
 	const gpu = `spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com`
 	const listed = `{annotations: {gpu.nvidia.com/optional-fields: "gpu.capacity,gpu.tolerations"}}`
 	const tolerates = `, tolerations: [{key: a, operator: Exists}]`

@@ -27,7 +27,7 @@ import (
 const wrong = `config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: MPS, timeSlicingConfig: {}, mpsConfig: {defaultActiveThreadPercentage: 0}}}}}]`
 
 func TestValidator(t *testing.T) {
-	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"})
+	v := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
 	handler := admission.Validator{Checker: admission.Checker{View: v}}
 	const both = ".sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: 0: must be from 1 to 100"
 	for _, tc := range []struct {
@@ -66,9 +66,9 @@ func TestValidator(t *testing.T) {
 
 // A mistake in a claim for the strongest GPU is told once, at the path that the user has written.
 func TestValidatorOfRankedClaim(t *testing.T) {
-	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"},
-		clustertest.Node{Name: "b", Profile: "l40s-x4"},
-		clustertest.Node{Name: "c", Profile: "dgx-h100"})
+	v := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"},
+		clustertest.SimNode{Name: "b", Profile: "l40s-x4"},
+		clustertest.SimNode{Name: "c", Profile: "dgx-h100"})
 	expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
 	for _, tc := range []struct{ name, more, refused, warned string }{
 		{"a capacity that does not exist", `capacity: {requests: {core: 5}}`, `spec.devices.requests[0].exactly.capacity` +
@@ -98,7 +98,7 @@ func TestWebhooksDuringChanges(t *testing.T) {
 	v := clustertest.New(t)
 	var slices []*resourceapi.ResourceSlice
 	for _, profile := range []string{"t4-x2", "l40s-x4", "a30-x2"} {
-		slices = append(slices, clustertest.Slices(t, clustertest.Node{Name: profile, Profile: profile})...)
+		slices = append(slices, clustertest.Slices(t, clustertest.SimNode{Name: profile, Profile: profile})...)
 	}
 	classes := clustertest.Classes(t)
 	expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
@@ -157,8 +157,8 @@ func FuzzWebhooks(f *testing.F) {
 	} {
 		f.Add([]byte(seed))
 	}
-	v := clustertest.New(f, clustertest.Node{Name: "a", Profile: "t4-x2"},
-		clustertest.Node{Name: "b", Profile: "a30-x2"})
+	v := clustertest.New(f, clustertest.SimNode{Name: "a", Profile: "t4-x2"},
+		clustertest.SimNode{Name: "b", Profile: "a30-x2"})
 	expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
 	judge, rank := admission.Validator{Checker: admission.Checker{View: v}, Expander: expander}, expander
 	f.Fuzz(func(t *testing.T, raw []byte) {
@@ -187,7 +187,7 @@ func FuzzUpdates(f *testing.F) {
 	} {
 		f.Add([]byte(pair[0]), []byte(pair[1]))
 	}
-	v := clustertest.New(f, clustertest.Node{Name: "a", Profile: "t4-x2"}, clustertest.Node{Name: "b",
+	v := clustertest.New(f, clustertest.SimNode{Name: "a", Profile: "t4-x2"}, clustertest.SimNode{Name: "b",
 		Profile: "a30-x2"})
 	rank := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
 	f.Fuzz(func(t *testing.T, before, after []byte) {

@@ -27,9 +27,9 @@ import (
 func TestClaims(t *testing.T) {
 	const plain = `requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com}}]`
 	const share = `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 5Gi}}}}]`
-	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"}, clustertest.Node{Name: "b",
+	v := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"}, clustertest.SimNode{Name: "b",
 		Profile: "l40s-x4"},
-		clustertest.Node{Name: "e", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}})
+		clustertest.SimNode{Name: "e", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}})
 	has := func(pool, device string) func(*resourceapi.ResourceClaim) {
 		return func(c *resourceapi.ResourceClaim) {
 			c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{

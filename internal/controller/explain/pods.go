@@ -200,7 +200,7 @@ func (u *Waiting) reportPods(ctx context.Context, due []types.NamespacedName, s 
 }
 
 // tellPod writes an event with the answer about the pod, unless its last event says the same and still exists.
-func (u *Waiting) tellPod(ctx context.Context, pod *corev1.Pod, r *why.Report, now time.Time) error {
+func (u *Waiting) tellPod(ctx context.Context, pod *corev1.Pod, r *why.Answer, now time.Time) error {
 	name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 	of := u.pods[name]
 	if !of.created.Equal(pod.CreationTimestamp.Time) {

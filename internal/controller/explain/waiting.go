@@ -66,7 +66,7 @@ type Waiting struct {
 	guard  feature.Guard
 	after  time.Duration
 	// explain explains a pod. Tests change it.
-	explain func(context.Context, *why.Explainer, *corev1.Pod) (*why.Report, error)
+	explain func(context.Context, *why.Explainer, *corev1.Pod) (*why.Answer, error)
 
 	claims map[types.NamespacedName]explained // that wait
 	pods   map[types.NamespacedName]explained // that wait
@@ -84,7 +84,7 @@ type explained struct {
 // NewWaiting returns a Waiting that has explained nothing. It reads objects with reads.
 func NewWaiting(c *feature.Controller, reads kubernetes.Interface, after time.Duration) *Waiting {
 	return &Waiting{client: c.Direct, reads: reads, view: c.View, known: c.Known, guard: c.Guard, after: after,
-		explain: func(ctx context.Context, e *why.Explainer, pod *corev1.Pod) (*why.Report, error) {
+		explain: func(ctx context.Context, e *why.Explainer, pod *corev1.Pod) (*why.Answer, error) {
 			return e.Pod(ctx, pod.Namespace, pod.Name)
 		},
 		claims: map[types.NamespacedName]explained{}, pods: map[types.NamespacedName]explained{}}
@@ -147,14 +147,14 @@ func (u *Waiting) Report(ctx context.Context, now time.Time) (last error) {
 }
 
 // answer explains a pod. A panic concerns this pod only: then the report is empty, and the rest goes on.
-func (u *Waiting) answer(ctx context.Context, explainer *why.Explainer, pod *corev1.Pod) (r *why.Report,
+func (u *Waiting) answer(ctx context.Context, explainer *why.Explainer, pod *corev1.Pod) (r *why.Answer,
 	panicked, err error) {
 	err = u.guard.Do("explain claims", func() (err error) {
 		r, err = u.explain(ctx, explainer, pod)
 		return err
 	})
 	if errors.Is(err, guard.ErrPanic) {
-		return &why.Report{}, err, nil
+		return &why.Answer{}, err, nil
 	}
 	return r, nil, err
 }
@@ -162,7 +162,7 @@ func (u *Waiting) answer(ctx context.Context, explainer *why.Explainer, pod *cor
 // reportClaims explains the pods of claims and writes events about both, at most maxExplained about claims.
 func (u *Waiting) reportClaims(ctx context.Context, due []types.NamespacedName, s *indexed,
 	pods map[types.NamespacedName]*corev1.Pod, explainer *why.Explainer, now time.Time) (last error) {
-	answers := map[types.UID]*why.Report{} // of pods: all claims of a pod have the same
+	answers := map[types.UID]*why.Answer{} // of pods: all claims of a pod have the same
 	explained, started := 0, time.Now()
 	for _, name := range due {
 		of := u.claims[name]
@@ -209,7 +209,7 @@ func (u *Waiting) read(ctx context.Context) (*cluster.Snapshot, error) {
 
 // tell writes an event with the answer, unless the last event about the object says the same and still exists.
 func (u *Waiting) tell(ctx context.Context, about *corev1.ObjectReference, of explained,
-	r *why.Report) (explained, error) {
+	r *why.Answer) (explained, error) {
 	text := event.Text(event.Join(r.Cause, r.Advice()))
 	if text == of.text && of.at.Sub(of.told) < feature.EventLifetime {
 		return of, nil

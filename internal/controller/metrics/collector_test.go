@@ -108,7 +108,7 @@ func samples(t *testing.T, c metrics.Collector) []sample {
 }
 
 // taint adds a NoSchedule taint to a GPU of the node and its partitions.
-func taint(t *testing.T, v *cluster.View, n clustertest.Node, name string) {
+func taint(t *testing.T, v *cluster.View, n clustertest.SimNode, name string) {
 	t.Helper()
 	for _, s := range clustertest.Slices(t, n) {
 		for i, d := range s.Spec.Devices {
@@ -124,14 +124,14 @@ func taint(t *testing.T, v *cluster.View, n clustertest.Node, name string) {
 func TestCollect(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
-		node    clustertest.Node
+		node    clustertest.SimNode
 		tainted string
 		claims  []string
 		want    string
 	}{
-		{"nobody has anything", clustertest.Node{Profile: "t4-x2"}, "", nil,
+		{"nobody has anything", clustertest.SimNode{Profile: "t4-x2"}, "", nil,
 			"cores Tesla T4 a free: 200\ngpus Tesla T4 a free: 2\nmemory_bytes Tesla T4 a free: 30720"},
-		{"one has a whole GPU", clustertest.Node{Profile: "t4-x2"}, "",
+		{"one has a whole GPU", clustertest.SimNode{Profile: "t4-x2"}, "",
 			[]string{"ml/train: gpu-3b-00-0 memory=15360Mi cores=0"}, `
 claims ml allocated: 1
 cores Tesla T4 a allocated: 100
@@ -144,7 +144,7 @@ namespace_cores Tesla T4 ml a: 100
 namespace_gpus Tesla T4 ml a: 1
 namespace_memory_bytes Tesla T4 ml a: 15360`},
 		{"a claim has two shares of a GPU and another one, another namespace a share of memory alone",
-			clustertest.Node{Profile: "t4-x2"}, "",
+			clustertest.SimNode{Profile: "t4-x2"}, "",
 			[]string{"ml/train: gpu-3b-00-0 memory=1Gi cores=10, gpu-3b-00-0 memory=2Gi cores=20, " +
 				"gpu-af-00-0 memory=15360Mi cores=0", "web/a: gpu-3b-00-0 memory=4Gi cores=0"}, `
 claims ml allocated: 1
@@ -159,7 +159,7 @@ namespace_gpus Tesla T4 ml a: 2
 namespace_gpus Tesla T4 web a: 1
 namespace_memory_bytes Tesla T4 ml a: 18432
 namespace_memory_bytes Tesla T4 web a: 4096`},
-		{"a tainted GPU is held in part", clustertest.Node{Profile: "t4-x2"}, "gpu-3b-00-0",
+		{"a tainted GPU is held in part", clustertest.SimNode{Profile: "t4-x2"}, "gpu-3b-00-0",
 			[]string{"ml/train: gpu-3b-00-0 memory=5Gi cores=20"}, `
 claims ml allocated: 1
 cores Tesla T4 a allocated: 20
@@ -174,7 +174,7 @@ namespace_cores Tesla T4 ml a: 20
 namespace_gpus Tesla T4 ml a: 1
 namespace_memory_bytes Tesla T4 ml a: 5120
 tainted_gpus Tesla T4 a: 1`},
-		{"a tainted GPU is held by nobody", clustertest.Node{Profile: "t4-x2"}, "gpu-3b-00-0", nil, `
+		{"a tainted GPU is held by nobody", clustertest.SimNode{Profile: "t4-x2"}, "gpu-3b-00-0", nil, `
 cores Tesla T4 a free: 100
 cores Tesla T4 a tainted: 100
 gpus Tesla T4 a free: 1
@@ -182,7 +182,7 @@ gpus Tesla T4 a tainted: 1
 memory_bytes Tesla T4 a free: 15360
 memory_bytes Tesla T4 a tainted: 15360
 tainted_gpus Tesla T4 a: 1`},
-		{"replicas count their part", clustertest.Node{Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Replicated,
+		{"replicas count their part", clustertest.SimNode{Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Replicated,
 			Replicas: 4}}, "",
 			[]string{"ml/a: gpu-3b-00-0 shares=1 memory=0 cores=0", "ml/b: gpu-3b-00-0 shares=2 memory=0 cores=0"}, `
 claims ml allocated: 2
@@ -195,7 +195,7 @@ memory_bytes Tesla T4 a free: 19200
 namespace_cores Tesla T4 ml a: 75
 namespace_gpus Tesla T4 ml a: 1
 namespace_memory_bytes Tesla T4 ml a: 11520`},
-		{"an unlimited GPU counts what claims ask for", clustertest.Node{Profile: "t4-x2",
+		{"an unlimited GPU counts what claims ask for", clustertest.SimNode{Profile: "t4-x2",
 			Use: gpu.Use{Sharing: gpu.Unlimited}}, "",
 			[]string{"ml/a: gpu-3b-00-0 memory=0 cores=0", "ml/b: gpu-3b-00-0 memory=1073741824 cores=0"}, `
 claims ml allocated: 2
@@ -207,7 +207,7 @@ memory_bytes Tesla T4 a free: 29696
 namespace_gpus Tesla T4 ml a: 1
 namespace_memory_bytes Tesla T4 ml a: 1024`},
 		{"partitions count what they have, also one with a sign in its profile",
-			clustertest.Node{Profile: "dgx-h100"}, "",
+			clustertest.SimNode{Profile: "dgx-h100"}, "",
 			[]string{"ml/a: gpu-1b-00-0-mig-3g40gb-0, gpu-1b-00-0-mig-1g10gb-me-6", "ml/b: gpu-43-00-0-mig-7g80gb-0"}, `
 claims ml allocated: 2
 cores NVIDIA H100 80GB HBM3 a allocated: 157
@@ -219,15 +219,17 @@ memory_bytes NVIDIA H100 80GB HBM3 a free: 520888
 namespace_cores NVIDIA H100 80GB HBM3 ml a: 157
 namespace_gpus NVIDIA H100 80GB HBM3 ml a: 2
 namespace_memory_bytes NVIDIA H100 80GB HBM3 ml a: 131584`},
-		{"what does not hold anything: admin access, other drivers, unknown nodes", clustertest.Node{Profile: "t4-x2",
-			Use: gpu.Use{Sharing: gpu.Exclusive}}, "",
+		{"what does not hold anything: admin access, other drivers, unknown nodes",
+			clustertest.SimNode{Profile: "t4-x2",
+				Use: gpu.Use{Sharing: gpu.Exclusive}}, "",
 			[]string{"ml/watch: gpu-3b-00-0 admin, monitor admin", "ml/nic: gpu-3b-00-0 other",
 				"ml/gone: b/gpu-3b-00-0"}, `
 claims ml allocated: 1
 cores Tesla T4 a free: 200
 gpus Tesla T4 a free: 2
 memory_bytes Tesla T4 a free: 30720`},
-		{"an exclusive GPU is all of it", clustertest.Node{Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}}, "",
+		{"an exclusive GPU is all of it", clustertest.SimNode{Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}},
+			"",
 			[]string{"ml/train: gpu-3b-00-0"}, `
 claims ml allocated: 1
 cores Tesla T4 a allocated: 100
@@ -286,7 +288,7 @@ func sums(t *testing.T, v *cluster.View) {
 // Only partitions are published if a GPU is in MIG mode and the driver cannot disable it.
 func TestOnlyPartitions(t *testing.T) {
 	possible, made := cluster.New(clustertest.Driver), cluster.New(clustertest.Driver)
-	for _, s := range clustertest.Slices(t, clustertest.Node{Name: "a", Profile: "dgx-h100"}) {
+	for _, s := range clustertest.Slices(t, clustertest.SimNode{Name: "a", Profile: "dgx-h100"}) {
 		s.Spec.Devices = slices.DeleteFunc(s.Spec.Devices,
 			func(d resourceapi.Device) bool { return !gpu.IsPartition(d.Name) })
 		possible.SetSlice(possible.SlimSlice(s))
@@ -339,9 +341,9 @@ namespace_memory_bytes NVIDIA H100 80GB HBM3 ml a: 40448`},
 
 // The exact exposition of two nodes, with pending claims for this driver and for another.
 func TestExposition(t *testing.T) {
-	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"}, clustertest.Node{Name: "b",
+	v := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"}, clustertest.SimNode{Name: "b",
 		Profile: "workstation"})
-	taint(t, v, clustertest.Node{Name: "a", Profile: "t4-x2"}, "gpu-af-00-0")
+	taint(t, v, clustertest.SimNode{Name: "a", Profile: "t4-x2"}, "gpu-af-00-0")
 	v.SetClaim(cluster.SlimClaim(claim("web/a: gpu-3b-00-0 memory=4Gi cores=25")))
 	v.SetClaim(cluster.SlimClaim(waiting(t, "ours", "strongest.gpu.nvidia.com")))
 	v.SetClaim(cluster.SlimClaim(waiting(t, "nic", "nic.example.com")))
@@ -368,7 +370,7 @@ func TestExposition(t *testing.T) {
 func BenchmarkCollect(b *testing.B) {
 	const nodes = 1000
 	v := cluster.New(clustertest.Driver)
-	slices := clustertest.Slices(b, clustertest.Node{Name: "node", Profile: "dgx-h100"})
+	slices := clustertest.Slices(b, clustertest.SimNode{Name: "node", Profile: "dgx-h100"})
 	for n := range nodes {
 		name := fmt.Sprintf("node-%d", n)
 		for i, s := range slices {

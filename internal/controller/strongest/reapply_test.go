@@ -38,8 +38,8 @@ type apiServer struct {
 }
 
 func newAPIServer(t *testing.T) *apiServer {
-	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"},
-		clustertest.Node{Name: "b", Profile: "l40s-x4"})
+	v := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"},
+		clustertest.SimNode{Name: "b", Profile: "l40s-x4"})
 	return &apiServer{t: t, ranker: strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}}
 }
 

@@ -173,7 +173,7 @@ func power(base, exponent int) int {
 // tier is all GPUs of one speed.
 type tier struct {
 	peak  int64 // TFLOP/s
-	kinds []*cluster.Kind
+	kinds []*cluster.DeviceKind
 	free  bool // at least one of them seems to be free; known after findFree
 }
 
@@ -225,7 +225,7 @@ func capacities(r resourceapi.ExactDeviceRequest) map[resourceapi.QualifiedName]
 }
 
 // accepts reports whether the selectors may accept the kind. A selector that fails is left to the scheduler.
-func (e Expander) accepts(ctx context.Context, kind *cluster.Kind, selectors []resourceapi.DeviceSelector) bool {
+func (e Expander) accepts(ctx context.Context, kind *cluster.DeviceKind, selectors []resourceapi.DeviceSelector) bool {
 	return !slices.ContainsFunc(selectors, func(s resourceapi.DeviceSelector) bool {
 		ok, err := e.View.Accepts(ctx, kind, s)
 		return err == nil && !ok

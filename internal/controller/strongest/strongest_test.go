@@ -46,56 +46,57 @@ func names(c *resourceapi.ResourceClaim) string {
 }
 
 func TestExpand(t *testing.T) {
-	h100 := clustertest.Node{Name: "h", Profile: "dgx-h100"}
-	l40s := clustertest.Node{Name: "l", Profile: "l40s-x4"}
-	t4 := clustertest.Node{Name: "t", Profile: "t4-x2"}
-	eight := []clustertest.Node{h100, l40s, t4, {Name: "b", Profile: "hgx-b200"}, {Name: "a", Profile: "dgx-a100"},
+	h100 := clustertest.SimNode{Name: "h", Profile: "dgx-h100"}
+	l40s := clustertest.SimNode{Name: "l", Profile: "l40s-x4"}
+	t4 := clustertest.SimNode{Name: "t", Profile: "t4-x2"}
+	eight := []clustertest.SimNode{h100, l40s, t4, {Name: "b", Profile: "hgx-b200"}, {Name: "a", Profile: "dgx-a100"},
 		{Name: "v", Profile: "dgx1-v100"},
 		{Name: "g", Profile: "gb200-nvl4"}, {Name: "m", Profile: "a30-x2"}}
 	all8 := "gpu tflops-2500 tflops-2250 tflops-989 tflops-362 tflops-312 tflops-165 tflops-125 any"
 	for _, tc := range []struct {
 		name    string
 		ranks   int
-		cluster []clustertest.Node
+		cluster []clustertest.SimNode
 		devices string
 		want    string
 	}{
 		{"nothing is known", 4, nil, ask(""), "gpu exactly"},
-		{"one model: any is the strongest", 4, []clustertest.Node{t4}, ask(""), "gpu exactly"},
-		{"two", 4, []clustertest.Node{t4, h100}, ask(""), "gpu tflops-989 . . . . . . any"},
-		{"three", 4, []clustertest.Node{t4, h100, l40s}, ask(""), "gpu tflops-989 . . . . tflops-362 . any"},
+		{"one model: any is the strongest", 4, []clustertest.SimNode{t4}, ask(""), "gpu exactly"},
+		{"two", 4, []clustertest.SimNode{t4, h100}, ask(""), "gpu tflops-989 . . . . . . any"},
+		{"three", 4, []clustertest.SimNode{t4, h100, l40s}, ask(""), "gpu tflops-989 . . . . tflops-362 . any"},
 		{"eight in four ranks", 4, eight, ask(""), "gpu tflops-2500 . . . tflops-2250 . tflops-989 any"},
 		{"eight in eight ranks", 8, eight, ask(""), all8},
 		{"only those that the selectors leave", 4, eight,
 			ask(`, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].architecture == 'Ampere'"}}]`),
 			"gpu tflops-312 . . . . . . any"},
-		{"a selector for a place leaves all", 4, []clustertest.Node{t4, h100},
+		{"a selector for a place leaves all", 4, []clustertest.SimNode{t4, h100},
 			ask(`, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].index == 7"}}]`),
 			"gpu tflops-989 . . . . . . any"},
-		{"only those with so much memory", 4, []clustertest.Node{t4, h100, l40s},
+		{"only those with so much memory", 4, []clustertest.SimNode{t4, h100, l40s},
 			ask(", capacity: {requests: {memory: 40Gi}}"), "gpu tflops-989 . . . . . . any"},
-		{"a replica of a stronger GPU is no whole GPU", 4, []clustertest.Node{{Name: "h", Profile: "dgx-h100",
+		{"a replica of a stronger GPU is no whole GPU", 4, []clustertest.SimNode{{Name: "h", Profile: "dgx-h100",
 			Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 10}}, {Name: "a", Profile: "dgx-a100"}, t4}, ask(""),
 			"gpu tflops-312 . . . . . . any"},
-		{"nor of the same model", 4, []clustertest.Node{{Name: "r", Profile: "dgx-h100",
+		{"nor of the same model", 4, []clustertest.SimNode{{Name: "r", Profile: "dgx-h100",
 			Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 10}}, h100, t4}, ask(""), "gpu tflops-989 . . . . . . any"},
-		{"administrators see what is there", 4, []clustertest.Node{t4, h100}, ask(", adminAccess: true"),
+		{"administrators see what is there", 4, []clustertest.SimNode{t4, h100}, ask(", adminAccess: true"),
 			"gpu exactly"},
-		{"all GPUs of a node stay all", 4, []clustertest.Node{t4, h100}, ask(", allocationMode: All"), "gpu exactly"},
-		{"no room for one selector more", 4, []clustertest.Node{t4, h100},
+		{"all GPUs of a node stay all", 4, []clustertest.SimNode{t4, h100}, ask(", allocationMode: All"),
+			"gpu exactly"},
+		{"no room for one selector more", 4, []clustertest.SimNode{t4, h100},
 			ask(`, selectors: [` + strings.Join(slices.Repeat([]string{`{cel: {expression: "true"}}`}, 32), ", ") +
 				`]`), "gpu exactly"},
-		{"another class", 4, []clustertest.Node{t4, h100},
+		{"another class", 4, []clustertest.SimNode{t4, h100},
 			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`, "gpu exactly"},
-		{"a list of the user's own", 4, []clustertest.Node{t4, h100},
+		{"a list of the user's own", 4, []clustertest.SimNode{t4, h100},
 			`requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: ` + class + `}]}]`, "gpu a"},
-		{"beside others", 4, []clustertest.Node{t4, h100},
+		{"beside others", 4, []clustertest.SimNode{t4, h100},
 			`requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com}}, {name: b, exactly: {deviceClassName: ` +
 				class + `}}]`,
 			"a exactly; b tflops-989 . . . . . . any"},
-		{"four requests have fewer ranks", 4, []clustertest.Node{t4, h100, l40s}, "requests: [" + requests(4) + "]",
+		{"four requests have fewer ranks", 4, []clustertest.SimNode{t4, h100, l40s}, "requests: [" + requests(4) + "]",
 			strings.Join(slices.Repeat([]string{"r tflops-989 . . . . . . any"}, 4), "; ")},
-		{"seven have none", 4, []clustertest.Node{t4, h100, l40s}, "requests: [" + requests(7) + "]",
+		{"seven have none", 4, []clustertest.SimNode{t4, h100, l40s}, "requests: [" + requests(7) + "]",
 			strings.Join(slices.Repeat([]string{"r exactly"}, 7), "; ")},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -114,8 +115,8 @@ func TestExpand(t *testing.T) {
 }
 
 func TestUnranked(t *testing.T) {
-	e := Expander{View: clustertest.New(t, clustertest.Node{Name: "h", Profile: "dgx-h100"},
-		clustertest.Node{Name: "t", Profile: "t4-x2"}), Class: class, Ranks: 4}
+	e := Expander{View: clustertest.New(t, clustertest.SimNode{Name: "h", Profile: "dgx-h100"},
+		clustertest.SimNode{Name: "t", Profile: "t4-x2"}), Class: class, Ranks: 4}
 	own := clustertest.Claim(t, `requests: [{name: gpu, firstAvailable: [{name: two, deviceClassName: `+class+
 		`, count: 2}, {name: mig, deviceClassName: mig.nvidia.com}]}]`)
 	got := e.Unranked(&own.Spec, field.NewPath("spec"))
@@ -139,9 +140,9 @@ func TestUnranked(t *testing.T) {
 // The class itself accepts no replicas and no unlimited GPUs, so neither does any alternative, and neither does a claim
 // that is not ranked.
 func TestClassAcceptsNoReplicas(t *testing.T) {
-	v := clustertest.New(t, clustertest.Node{Name: "r", Profile: "dgx-h100",
-		Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 10}}, clustertest.Node{Name: "h", Profile: "l40s-x4"},
-		clustertest.Node{Name: "u", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Unlimited}})
+	v := clustertest.New(t, clustertest.SimNode{Name: "r", Profile: "dgx-h100",
+		Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 10}}, clustertest.SimNode{Name: "h", Profile: "l40s-x4"},
+		clustertest.SimNode{Name: "u", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Unlimited}})
 	c, _ := v.Class(class)
 	for _, kind := range v.Kinds() {
 		accepted := (Expander{View: v}).accepts(t.Context(), kind, c.Spec.Selectors)
@@ -161,8 +162,8 @@ func TestExpandKeepsTheRequest(t *testing.T) {
 		`, count: 2, capacity: {requests: {memory: 10Gi}}, tolerations: [{key: a, operator: Exists}], selectors: [{cel: {expression: "true"}}]`)+
 		"\nconstraints: [{requests: [gpu], matchAttribute: gpu.nvidia.com/nvlinkDomain}]")
 	before := claim.DeepCopy()
-	e := Expander{View: clustertest.New(t, clustertest.Node{Name: "h", Profile: "dgx-h100"},
-		clustertest.Node{Name: "t", Profile: "t4-x2"}), Class: class, Ranks: 4}
+	e := Expander{View: clustertest.New(t, clustertest.SimNode{Name: "h", Profile: "dgx-h100"},
+		clustertest.SimNode{Name: "t", Profile: "t4-x2"}), Class: class, Ranks: 4}
 	if !e.Expand(t.Context(), &claim.Spec) {
 		t.Fatal("not expanded")
 	}
@@ -282,7 +283,7 @@ func TestRank(t *testing.T) {
 
 // Allocated devices are not free, and neither are those that earlier claims are about to get.
 func TestFreeDevices(t *testing.T) {
-	v := clustertest.New(t, clustertest.Node{Name: "h", Profile: "dgx-h100"}, clustertest.Node{Name: "t",
+	v := clustertest.New(t, clustertest.SimNode{Name: "h", Profile: "dgx-h100"}, clustertest.SimNode{Name: "t",
 		Profile: "t4-x2"})
 	e := Expander{View: v, Class: class, Ranks: 4}
 	room := func(count int64) string {

@@ -17,8 +17,8 @@ import (
 
 // A claim that is not ranked in time gets a warning.
 func TestWebhookWithoutTime(t *testing.T) {
-	v := clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"},
-		clustertest.Node{Name: "b", Profile: "l40s-x4"})
+	v := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"},
+		clustertest.SimNode{Name: "b", Profile: "l40s-x4"})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	got := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}.Handle(ctx,
@@ -32,7 +32,7 @@ func TestWebhookWithoutTime(t *testing.T) {
 func TestWebhook(t *testing.T) {
 	handler := strongest.Expander{Class: "strongest.gpu.nvidia.com",
 		Ranks: 4,
-		View: clustertest.New(t, clustertest.Node{Name: "a", Profile: "t4-x2"}, clustertest.Node{Name: "b",
+		View: clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"}, clustertest.SimNode{Name: "b",
 			Profile: "l40s-x4"})}
 	const asks = `spec: {devices: {requests: [{name: first, exactly: {deviceClassName: gpu.nvidia.com, count: 1}}, {name: gpu, exactly: {deviceClassName: strongest.gpu.nvidia.com, count: 1MORE}}]FIELDS}}`
 	claim := func(more, fields string) string {

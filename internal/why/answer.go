@@ -26,8 +26,8 @@ const (
 	Undecided Outcome = "Undecided"
 )
 
-// Report is the answer about one pod or claim.
-type Report struct {
+// Answer is the answer about one pod or claim.
+type Answer struct {
 	// Kind is Pod, ResourceClaim or ResourceClaimTemplate.
 	Kind      string `json:"kind"`
 	Namespace string `json:"namespace"`
@@ -44,7 +44,7 @@ type Report struct {
 	// Alternatives are other sets of changes of the same number.
 	Alternatives [][]Change `json:"alternatives,omitempty"`
 	// Requests say what each request of a claim loses, in the order of the claims.
-	Requests []Request `json:"requests,omitempty"`
+	Requests []RequestLosses `json:"requests,omitempty"`
 	// Nodes says how many nodes there are, and which the pod excludes.
 	Nodes Nodes `json:"nodes"`
 	// Holders are the claims that hold devices which a request would otherwise get. At most maxHolders are listed.
@@ -87,8 +87,8 @@ type Change struct {
 	Text    string `json:"text"`
 }
 
-// Request says what a request, or an alternative of one, loses.
-type Request struct {
+// RequestLosses says what a request, or an alternative of one, loses.
+type RequestLosses struct {
 	Claim   string `json:"claim"`
 	Request string `json:"request"`
 	// Devices are all devices of the nodes that the pod does not exclude.
