@@ -4,23 +4,33 @@ package publish
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
-
-	corev1 "k8s.io/api/core/v1"
 )
 
 // A kubelet that starts removes the slices of its node, at any moment before or after it has registered the plugin.
 func TestRemovedSlicesAreBackSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node", UID: "n"}})
+		// A real API server names objects; without names the controller takes each slice for a wrong one.
+		created := 0
+		client.PrependReactor("create", "resourceslices", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			created++
+			slice := a.(clienttesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
+			slice.Name, slice.ResourceVersion = fmt.Sprint(slice.GenerateName, created), fmt.Sprint(created)
+			return false, nil, nil
+		})
 		api := client.ResourceV1().ResourceSlices()
 		count := func() int {
 			list, err := api.List(t.Context(), metav1.ListOptions{})
