@@ -273,6 +273,9 @@ func (n *Node) do(ctx context.Context, a actions) {
 				"next start")
 		}
 	}
+	if a.Waiting != nil || a.Ready {
+		n.Readiness.Wait(a.Waiting)
+	}
 	if a.Stale {
 		n.Publisher.Stale()
 	}
@@ -296,9 +299,6 @@ func (n *Node) do(ctx context.Context, a actions) {
 	}
 	for _, p := range a.Removed {
 		n.Reporter.PartitionLost(p.claim, p.device, p.partition)
-	}
-	if a.Waiting != nil || a.Ready {
-		n.Readiness.Wait(a.Waiting)
 	}
 	if a.Resume {
 		select {
