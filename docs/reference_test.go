@@ -290,7 +290,7 @@ func classes(t *testing.T) string {
 // noRecords are those of a node without claims.
 type noRecords struct{}
 
-func (noRecords) List() ([]checkpoint.Record, error) { return nil, nil }
+func (noRecords) List() ([]checkpoint.PreparedClaim, error) { return nil, nil }
 
 var fqName = regexp.MustCompile(`fqName: "(\w+)"`)
 

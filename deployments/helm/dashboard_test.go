@@ -86,7 +86,7 @@ func TestDashboardCheck(t *testing.T) {
 // noRecords are the records of a node without claims.
 type noRecords struct{}
 
-func (noRecords) List() ([]checkpoint.Record, error) { return nil, nil }
+func (noRecords) List() ([]checkpoint.PreparedClaim, error) { return nil, nil }
 
 // scraped returns the series of the plugin and of the controller.
 func scraped(t *testing.T) series {

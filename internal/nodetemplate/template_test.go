@@ -129,7 +129,7 @@ func publish(t *testing.T, client *fake.Clientset, profile, config string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	reporter := report.NewReporterTo(events.NewFakeRecorder(10), report.Config{Driver: driver, Node: long,
+	reporter := report.NewReporterTo(events.NewFakeRecorder(10), report.ReporterConfig{Driver: driver, Node: long,
 		Client: client})
 	metrics := report.NewMetrics(records)
 	machine := simtest.Open(t, profile)

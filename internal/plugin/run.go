@@ -113,9 +113,11 @@ func Run(ctx context.Context, c Config) error {
 	// The reporter runs until calls in flight have drained.
 	reports, endReports := context.WithCancel(context.WithoutCancel(ctx))
 	defer endReports()
-	reporter := report.NewReporter(reports, report.Config{Driver: c.DriverName, Node: c.NodeName, Client: c.Client,
+	reporter := report.NewReporter(reports, report.ReporterConfig{Driver: c.DriverName, Node: c.NodeName,
+		Client:   c.Client,
 		Stopping: ctx.Done()})
-	publisher := publish.New(publish.Config{Client: c.Client, Driver: c.DriverName, Node: c.NodeName, Dir: c.PluginDir,
+	publisher := publish.New(publish.PublisherConfig{Client: c.Client, Driver: c.DriverName, Node: c.NodeName,
+		Dir:     c.PluginDir,
 		Records: c.Records, Reporter: reporter, Readiness: readiness})
 	resumes := make(chan struct{}, 1)
 	gpus := node.New(node.Config{NodeName: c.NodeName, Dir: c.PluginDir, BootID: c.BootID, ConfigDir: c.NodeConfigs,

@@ -31,7 +31,7 @@ type Result struct {
 	// Consumed is the capacity that the result consumes of a device that can be shared.
 	Consumed Consumed
 	// Config shares its pointers with the other results that the same configuration rules.
-	Config api.Config
+	Config api.DeviceConfig
 	// AdminAccess means that the request may use the device beside its holders. Kubernetes allows that only in
 	// namespaces with the label resource.kubernetes.io/admin-access=true.
 	AdminAccess bool
@@ -107,14 +107,14 @@ type configs struct {
 	of     []resourceapi.DeviceAllocationConfiguration
 	driver string
 	pathOf func(config int) *field.Path
-	decode []func() (api.Config, error) // each is decoded once, for any number of devices
+	decode []func() (api.DeviceConfig, error) // each is decoded once, for any number of devices
 }
 
 func newConfigs(of []resourceapi.DeviceAllocationConfiguration, driver string,
 	pathOf func(config int) *field.Path) configs {
 	c := configs{of: of, driver: driver, pathOf: pathOf}
 	for i, one := range of {
-		c.decode = append(c.decode, sync.OnceValues(func() (api.Config, error) {
+		c.decode = append(c.decode, sync.OnceValues(func() (api.DeviceConfig, error) {
 			return api.Decode(one.Opaque.Parameters.Raw, c.parameters(i))
 		}))
 	}
@@ -129,8 +129,8 @@ func (c configs) parameters(config int) *field.Path {
 // effective returns the last configuration of this driver that applies to the result. Those of the class come before
 // those of the claim. An invalid one is an error even if a later one overrides it. One of a kind for other devices is
 // ignored, unless the claim names exactly this request or alternative.
-func (c configs) effective(result resourceapi.DeviceRequestAllocationResult) (api.Config, error) {
-	var ruling api.Config
+func (c configs) effective(result resourceapi.DeviceRequestAllocationResult) (api.DeviceConfig, error) {
+	var ruling api.DeviceConfig
 	var errs []error
 	for i, one := range c.of {
 		applies := len(resourceclaim.ConfigForResult(c.of[i:i+1], result)) > 0

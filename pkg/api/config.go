@@ -29,8 +29,8 @@ const (
 	KindMigDeviceConfig = "MigDeviceConfig" // for MIG partitions
 )
 
-// Config is a claim's configuration of its devices. The zero value changes nothing.
-type Config struct {
+// DeviceConfig is a claim's configuration of its devices. The zero value changes nothing.
+type DeviceConfig struct {
 	Kind string // empty when nothing was configured
 	// Environment is passed to every container that uses the claim.
 	Environment map[string]string
@@ -50,7 +50,7 @@ var driverEnvPrefixes = []string{"CUDA_MPS_", "CUDA_DEVICE_MEMORY_", "CUDA_DEVIC
 // Kinds has the JSON form of each kind. The tag "doc" of a field is its description in docs/reference.md.
 var Kinds = map[string]any{KindGpuConfig: configJSON{}, KindMigDeviceConfig: configJSON{}}
 
-// configJSON is the JSON form of Config.
+// configJSON is the JSON form of DeviceConfig.
 type configJSON struct {
 	APIVersion  string            `json:"apiVersion" doc:"always resource.nvidia.com/v1beta1"`
 	Kind        string            `json:"kind" doc:"the name of the kind"`
@@ -63,14 +63,14 @@ const maxProblems = 20
 
 // Decode reads the opaque parameters of a claim or class. It is strict: unknown fields, unknown kinds and invalid
 // values are errors. The error reports the problems with their paths below root, at most maxProblems.
-func Decode(raw []byte, root *field.Path) (Config, error) {
+func Decode(raw []byte, root *field.Path) (DeviceConfig, error) {
 	if err := checkKind(raw, root); err != nil {
-		return Config{}, err
+		return DeviceConfig{}, err
 	}
 	var in configJSON
 	strict, err := kjson.UnmarshalStrict(raw, &in)
 	if err != nil {
-		return Config{}, typeError(err, root)
+		return DeviceConfig{}, typeError(err, root)
 	}
 	var errs field.ErrorList
 	for _, e := range strict {
@@ -83,9 +83,9 @@ func Decode(raw []byte, root *field.Path) (Config, error) {
 		errs = append(errs[:maxProblems], field.Forbidden(root, fmt.Sprintf("%d more problems", n-maxProblems)))
 	}
 	if len(errs) > 0 {
-		return Config{}, errs.ToAggregate()
+		return DeviceConfig{}, errs.ToAggregate()
 	}
-	return Config{Kind: in.Kind, Environment: in.Environment, Sharing: sharing}, nil
+	return DeviceConfig{Kind: in.Kind, Environment: in.Environment, Sharing: sharing}, nil
 }
 
 // checkKind checks apiVersion and kind. It comes before the fields, because all fields of another kind would be

@@ -14,22 +14,22 @@ const head = `"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig"`
 
 const migHead = `"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig"`
 
-func timeSlicing(interval string) Config {
-	return Config{Kind: KindGpuConfig, Sharing: Sharing{TimeSlicing: &TimeSlicing{Interval: interval}}}
+func timeSlicing(interval string) DeviceConfig {
+	return DeviceConfig{Kind: KindGpuConfig, Sharing: Sharing{TimeSlicing: &TimeSlicing{Interval: interval}}}
 }
 
-func mps(m MPS) Config { return Config{Kind: KindGpuConfig, Sharing: Sharing{MPS: &m}} }
+func mps(m MPS) DeviceConfig { return DeviceConfig{Kind: KindGpuConfig, Sharing: Sharing{MPS: &m}} }
 
 func TestDecode(t *testing.T) {
 	for _, row := range []struct {
 		name string
 		raw  string
-		want Config
+		want DeviceConfig
 	}{
-		{"nothing said means the defaults", `{` + head + `}`, Config{Kind: KindGpuConfig}},
+		{"nothing said means the defaults", `{` + head + `}`, DeviceConfig{Kind: KindGpuConfig}},
 		{"an empty object means its defaults", `{` + head + `,"sharing":{},"environment":{}}`,
-			Config{Kind: KindGpuConfig, Environment: map[string]string{}}},
-		{"null means not said", `{` + head + `,"sharing":null,"environment":null}`, Config{Kind: KindGpuConfig}},
+			DeviceConfig{Kind: KindGpuConfig, Environment: map[string]string{}}},
+		{"null means not said", `{` + head + `,"sharing":null,"environment":null}`, DeviceConfig{Kind: KindGpuConfig}},
 		{"time slices without an interval", `{` + head + `,"sharing":{"strategy":"TimeSlicing"}}`,
 			timeSlicing("Default")},
 		{"time slices with an empty config", `{` + head +
@@ -42,12 +42,12 @@ func TestDecode(t *testing.T) {
 			"defaultPinnedDeviceMemoryLimit":"10Gi","defaultPerDevicePinnedMemoryLimit":{"0":"1Gi","GPU-ab":2097152},"multiUser":true}}}`,
 			mps(MPS{ThreadPercentage: 50, Memory: 10 << 30, MemoryPerDevice: map[string]uint64{"0": 1 << 30,
 				"GPU-ab": 2 << 20}, MultiUser: true})},
-		{"a MIG partition with MPS", `{` + migHead + `,"sharing":{"strategy":"MPS"}}`, Config{Kind: KindMigDeviceConfig,
+		{"a MIG partition with MPS", `{` + migHead + `,"sharing":{"strategy":"MPS"}}`, DeviceConfig{Kind: KindMigDeviceConfig,
 			Sharing: Sharing{MPS: &MPS{}}}},
 		{"a MIG partition with time slices", `{` + migHead + `,"sharing":{"strategy":"TimeSlicing"}}`,
-			Config{Kind: KindMigDeviceConfig, Sharing: Sharing{TimeSlicing: &TimeSlicing{Interval: "Default"}}}},
+			DeviceConfig{Kind: KindMigDeviceConfig, Sharing: Sharing{TimeSlicing: &TimeSlicing{Interval: "Default"}}}},
 		{"environment is kept", `{` + head + `,"environment":{"A":"1","B_2":""}}`,
-			Config{Kind: KindGpuConfig, Environment: map[string]string{"A": "1", "B_2": ""}}},
+			DeviceConfig{Kind: KindGpuConfig, Environment: map[string]string{"A": "1", "B_2": ""}}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			got, err := Decode([]byte(row.raw), field.NewPath("p"))

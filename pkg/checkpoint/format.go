@@ -37,7 +37,7 @@ type grant struct {
 }
 
 // oldestFormat returns the oldest format that can hold the record.
-func (r Record) oldestFormat() int {
+func (r PreparedClaim) oldestFormat() int {
 	if slices.ContainsFunc(r.Plan.Assignments, func(a sharing.Assignment) bool { return a.Partition != nil }) {
 		return 3
 	}
@@ -50,7 +50,7 @@ func (r Record) oldestFormat() int {
 	return 1
 }
 
-func encode(rec Record) ([]byte, error) {
+func encode(rec PreparedClaim) ([]byte, error) {
 	d := document{Version: rec.oldestFormat(), Claim: rec.Claim, Phase: rec.Phase, BootID: rec.BootID, Plan: rec.Plan}
 	for _, a := range rec.Plan.Assignments {
 		if a.CDI != nil {
@@ -65,27 +65,27 @@ func encode(rec Record) ([]byte, error) {
 }
 
 // decode reads a record. The error names the file and says what to do.
-func decode(data []byte, uid types.UID, file string) (Record, error) {
+func decode(data []byte, uid types.UID, file string) (PreparedClaim, error) {
 	var d document
 	if err := json.Unmarshal(data, &d); err != nil {
-		return Record{}, unreadable(file, err)
+		return PreparedClaim{}, unreadable(file, err)
 	}
 	switch {
 	case d.Version > newestFormat:
-		return Record{}, fmt.Errorf("%s: format %d is from a newer driver, this one reads up to %d; "+
+		return PreparedClaim{}, fmt.Errorf("%s: format %d is from a newer driver, this one reads up to %d; "+
 			"run that driver again until its claims are gone: %w", file, d.Version, newestFormat, ErrUnreadable)
 	case d.Version < 1 || !slices.Contains([]Phase{Preparing, Prepared, Releasing}, d.Phase):
-		return Record{}, unreadable(file, fmt.Errorf("version %d, phase %q", d.Version, d.Phase))
+		return PreparedClaim{}, unreadable(file, fmt.Errorf("version %d, phase %q", d.Version, d.Phase))
 	case d.Claim.UID != uid:
-		return Record{}, unreadable(file, fmt.Errorf("is about claim %s", d.Claim.UID))
+		return PreparedClaim{}, unreadable(file, fmt.Errorf("is about claim %s", d.Claim.UID))
 	case len(d.Grants) > 0 && len(d.Grants) != len(d.Plan.Assignments):
-		return Record{}, unreadable(file, fmt.Errorf("%d grants for %d assignments", len(d.Grants),
+		return PreparedClaim{}, unreadable(file, fmt.Errorf("%d grants for %d assignments", len(d.Grants),
 			len(d.Plan.Assignments)))
 	}
 	for i, g := range d.Grants {
 		d.Plan.Assignments[i].CDI = g.CDI
 	}
-	return Record{Claim: d.Claim, Phase: d.Phase, BootID: d.BootID, Plan: d.Plan}, nil
+	return PreparedClaim{Claim: d.Claim, Phase: d.Phase, BootID: d.BootID, Plan: d.Plan}, nil
 }
 
 func unreadable(file string, cause error) error {

@@ -79,7 +79,9 @@ func (r *Records) marks(device string) ([]types.UID, error) {
 }
 
 // mark marks the devices of the record with its claim.
-func (r *Records) mark(rec Record) error { return r.markAll(gpusOf(rec.Plan.Devices()), rec.Claim.UID) }
+func (r *Records) mark(rec PreparedClaim) error {
+	return r.markAll(gpusOf(rec.Plan.Devices()), rec.Claim.UID)
+}
 
 // markAll writes a mark for each device. Each mark names all of them, because a power cut may lose the others.
 func (r *Records) markAll(devices []string, uid types.UID) error {

@@ -31,8 +31,8 @@ const (
 	Releasing Phase = "Releasing"
 )
 
-// Record is the stored state of a claim: its plan and phase.
-type Record struct {
+// PreparedClaim is the stored state of a claim: its plan and phase.
+type PreparedClaim struct {
 	Claim  sharing.Claim
 	Phase  Phase
 	BootID string // of the boot in which the claim was prepared

@@ -50,28 +50,28 @@ func Open(dir string) (*Records, error) {
 }
 
 // Get reads the record of a claim. Errors: ErrNotFound, ErrUnreadable.
-func (r *Records) Get(uid types.UID) (Record, error) {
+func (r *Records) Get(uid types.UID) (PreparedClaim, error) {
 	file, err := r.file(uid)
 	if err != nil {
-		return Record{}, err
+		return PreparedClaim{}, err
 	}
 	data, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		return Record{}, fmt.Errorf("claim %s: %w", uid, ErrNotFound)
+		return PreparedClaim{}, fmt.Errorf("claim %s: %w", uid, ErrNotFound)
 	}
 	if err != nil {
-		return Record{}, unreadable(file, err)
+		return PreparedClaim{}, unreadable(file, err)
 	}
 	return decode(data, uid, file)
 }
 
 // List reads all records, sorted by UID. It returns the readable ones together with an error for the others.
-func (r *Records) List() ([]Record, error) {
+func (r *Records) List() ([]PreparedClaim, error) {
 	uids, err := r.uids()
 	if err != nil {
 		return nil, err
 	}
-	var records []Record
+	var records []PreparedClaim
 	var errs []error
 	for _, uid := range uids {
 		rec, err := r.Get(uid)
@@ -120,7 +120,7 @@ func (r *Records) Holders(devices []string, except types.UID) ([]sharing.Holder,
 
 // Put writes the record. When it returns nil, the record survives a power cut. After an error the old record is in
 // place, or the new one not yet safely, if only the sync of the directory failed. The call may be repeated.
-func (r *Records) Put(rec Record) error {
+func (r *Records) Put(rec PreparedClaim) error {
 	file, err := r.file(rec.Claim.UID)
 	if err != nil {
 		return err
@@ -140,7 +140,7 @@ func (r *Records) Put(rec Record) error {
 }
 
 // Delete removes the record. It is no error if there is none.
-func (r *Records) Delete(rec Record) error {
+func (r *Records) Delete(rec PreparedClaim) error {
 	file, err := r.file(rec.Claim.UID)
 	if err != nil {
 		return err

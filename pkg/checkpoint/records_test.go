@@ -30,8 +30,8 @@ func open(t *testing.T, dir string) *Records {
 	return r
 }
 
-func record(uid types.UID, phase Phase, devices ...string) Record {
-	rec := Record{Claim: sharing.Claim{Namespace: "ns", Name: "name-" + string(uid), UID: uid}, Phase: phase,
+func record(uid types.UID, phase Phase, devices ...string) PreparedClaim {
+	rec := PreparedClaim{Claim: sharing.Claim{Namespace: "ns", Name: "name-" + string(uid), UID: uid}, Phase: phase,
 		BootID: "boot"}
 	for _, d := range devices {
 		rec.Plan.Assignments = append(rec.Plan.Assignments, sharing.Assignment{Request: "r", Pool: "n", Device: d,
@@ -40,7 +40,7 @@ func record(uid types.UID, phase Phase, devices ...string) Record {
 	return rec
 }
 
-func put(t *testing.T, r *Records, records ...Record) {
+func put(t *testing.T, r *Records, records ...PreparedClaim) {
 	t.Helper()
 	for _, rec := range records {
 		if err := r.Put(rec); err != nil {
@@ -108,7 +108,7 @@ func TestGoldenRecord(t *testing.T) {
 }
 
 // golden fails unless the file is read as this record, and the record is written as the file.
-func golden(t *testing.T, file string, want Record) {
+func golden(t *testing.T, file string, want PreparedClaim) {
 	t.Helper()
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -148,7 +148,8 @@ func TestGoldenRecordOfShares(t *testing.T) {
 	cgroup.Cgroup = &sharing.Cgroup{Memory: 5 << 30}
 	slices.Settings.Interval = gpu.IntervalLong
 	counted.Unenforced = true
-	want := Record{Phase: Preparing, BootID: "boot", Claim: sharing.Claim{Namespace: "ml", Name: "shares", UID: uid},
+	want := PreparedClaim{Phase: Preparing, BootID: "boot", Claim: sharing.Claim{Namespace: "ml", Name: "shares",
+		UID: uid},
 		Plan: sharing.Plan{Assignments: []sharing.Assignment{mps, hook, cgroup, slices, counted}}}
 	golden(t, file, want)
 }
@@ -167,7 +168,7 @@ func TestGoldenRecordOfPartitions(t *testing.T) {
 		partition(2, "1g.10gb+me", 1, "MIG-2")
 	made.MPS = &sharing.MPSClient{Daemon: made.Device, GPUs: []gpu.UUID{"MIG-4"}, ThreadPercentage: 50}
 	static.Partition.Static, static.Unsliced = true, true
-	want := Record{Phase: Preparing, BootID: "boot", Claim: sharing.Claim{Namespace: "ml", Name: "partitions",
+	want := PreparedClaim{Phase: Preparing, BootID: "boot", Claim: sharing.Claim{Namespace: "ml", Name: "partitions",
 		UID: uid},
 		Plan: sharing.Plan{Assignments: []sharing.Assignment{planned, made, static}}}
 	golden(t, file, want)
@@ -175,17 +176,17 @@ func TestGoldenRecordOfPartitions(t *testing.T) {
 
 // A driver that a downgrade brings back must not take a record for one that it can undo.
 func TestFormatOfARecord(t *testing.T) {
-	one := func(a sharing.Assignment) Record {
-		return Record{Phase: Prepared, Plan: sharing.Plan{Assignments: []sharing.Assignment{a}}}
+	one := func(a sharing.Assignment) PreparedClaim {
+		return PreparedClaim{Phase: Prepared, Plan: sharing.Plan{Assignments: []sharing.Assignment{a}}}
 	}
 	for name, row := range map[string]struct {
-		rec  Record
+		rec  PreparedClaim
 		want int
 	}{
 		"a whole GPU":           {one(sharing.Assignment{}), 1},
 		"one that is shared":    {one(sharing.Assignment{Share: &sharing.Share{}}), 2},
 		"one with a time slice": {one(sharing.Assignment{Settings: gpu.Settings{Interval: gpu.IntervalLong}}), 2},
-		"one being prepared":    {Record{Phase: Preparing}, 2},
+		"one being prepared":    {PreparedClaim{Phase: Preparing}, 2},
 	} {
 		if got := row.rec.oldestFormat(); got != row.want {
 			t.Errorf("%s: got format %d, want %d", name, got, row.want)

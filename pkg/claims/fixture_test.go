@@ -217,7 +217,7 @@ func (w *fixture) do(verb string) string {
 	var err error
 	switch word {
 	case "prepare":
-		var rec checkpoint.Record
+		var rec checkpoint.PreparedClaim
 		rec, err = w.preparer().Prepare(w.context(), claim(name, rest))
 		if err == nil {
 			return devicesText(rec.Plan)
@@ -426,7 +426,7 @@ type hardware struct{ w *fixture }
 // migUUID matches the UUID of a partition, which is a new one for each creation.
 var migUUID = regexp.MustCompile("MIG-[0-9]+")
 
-func (h hardware) Set(ctx context.Context, id gpu.UUID, s gpu.State) error {
+func (h hardware) Set(ctx context.Context, id gpu.UUID, s gpu.DesiredState) error {
 	err := error(nil)
 	switch s.MIG {
 	case gpu.MIGOn:

@@ -26,7 +26,8 @@ import (
 // claim that has been allocated again since is released first. After an error it can be called again. Errors:
 // allocation.ErrNotAllocated, *allocation.ConfigError, *sharing.Refusal, checkpoint.ErrUnreadable, mps.ErrNotReady and
 // those of Hardware.
-func (p *Preparer) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (rec checkpoint.Record, err error) {
+func (p *Preparer) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (rec checkpoint.PreparedClaim,
+	err error) {
 	err = steps.Do(ctx, steps.Prepare, func(ctx context.Context) error {
 		results, err := allocation.Results(claim, p.Driver)
 		if err != nil || len(results) == 0 {
@@ -79,7 +80,7 @@ func (t *tx) prepare(claim *resourceapi.ResourceClaim, results []allocation.Resu
 
 	// Change GPUs, partitions and daemons to what this claim and the others need.
 	holders := t.holders()
-	if err := change.Each(t.record.Plan.GPUs(), change.To(t.ctx, t.Hardware, func(id gpu.UUID) gpu.State {
+	if err := change.Each(t.record.Plan.GPUs(), change.To(t.ctx, t.Hardware, func(id gpu.UUID) gpu.DesiredState {
 		return sharing.State(id, holders, t.inventory)
 	})); err != nil {
 		return err
@@ -114,7 +115,7 @@ func (t *tx) prepare(claim *resourceapi.ResourceClaim, results []allocation.Resu
 }
 
 // serves reports whether the record is for exactly these results, and is not being released.
-func serves(rec checkpoint.Record, results []allocation.Result) bool {
+func serves(rec checkpoint.PreparedClaim, results []allocation.Result) bool {
 	return rec.Phase != checkpoint.Releasing && rec.Plan.Fulfils(results)
 }
 
@@ -153,7 +154,7 @@ func (t *tx) decide(claim *resourceapi.ResourceClaim, results []allocation.Resul
 		}
 		plan = plan.WithUnmounted(containers)
 	}
-	t.record = checkpoint.Record{Phase: checkpoint.Preparing, BootID: t.BootID, Claim: t.claim, Plan: plan}
+	t.record = checkpoint.PreparedClaim{Phase: checkpoint.Preparing, BootID: t.BootID, Claim: t.claim, Plan: plan}
 	if !sharing.Alters(plan, t.others) {
 		return nil
 	}
@@ -254,7 +255,7 @@ func (p *Preparer) Resume(ctx context.Context) error {
 }
 
 // resume completes or releases one claim. Error: checkpoint.ErrNotFound when it has been released meanwhile.
-func (p *Preparer) resume(ctx context.Context, rec checkpoint.Record) error {
+func (p *Preparer) resume(ctx context.Context, rec checkpoint.PreparedClaim) error {
 	if rec.Phase == checkpoint.Releasing {
 		return p.Unprepare(ctx, rec.Claim)
 	}

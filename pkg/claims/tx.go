@@ -43,10 +43,10 @@ type tx struct {
 	tellAt time.Time       // when Waiting is called
 	told   bool            // it was
 
-	locks     func()              // releases the locks of GPUs; nil: none is held
-	record    checkpoint.Record   // of the claim: as it is on disk, or is to be written next
-	inventory inventory.Inventory // the devices that the node has
-	others    []sharing.Holder    // the other claims on the GPUs
+	locks     func()                   // releases the locks of GPUs; nil: none is held
+	record    checkpoint.PreparedClaim // of the claim: as it is on disk, or is to be written next
+	inventory inventory.Inventory      // the devices that the node has
+	others    []sharing.Holder         // the other claims on the GPUs
 }
 
 // begin starts a call. It waits until answerMargin before the deadline of ctx, or for Timeout if there is none, and at

@@ -163,7 +163,7 @@ func (t *tx) removeOrphan() error {
 
 // restore sets what the plan has changed of its GPUs to what the other claims need.
 func (t *tx) restore(plan sharing.Plan) error {
-	return change.Each(plan.GPUs(), change.To(t.ctx, t.Hardware, func(id gpu.UUID) gpu.State {
+	return change.Each(plan.GPUs(), change.To(t.ctx, t.Hardware, func(id gpu.UUID) gpu.DesiredState {
 		return sharing.StateWithout(id, plan, t.others)
 	}))
 }

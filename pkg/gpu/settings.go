@@ -4,8 +4,8 @@ package gpu
 
 import "fmt"
 
-// State is the desired state of a physical GPU for the claims on it. The zero value changes nothing.
-type State struct {
+// DesiredState is the desired state of a physical GPU for the claims on it. The zero value changes nothing.
+type DesiredState struct {
 	Settings *Settings // nil: unchanged
 	MIG      MIGMode
 }

@@ -13,8 +13,8 @@ const (
 	Unknown Status = "Unknown"
 )
 
-// Report is the health of a published device.
-type Report struct {
+// DeviceReport is the health of a published device.
+type DeviceReport struct {
 	Device  string
 	Status  Status
 	Message string // at most 1,024 bytes

@@ -248,13 +248,13 @@ func TestMemoryPerDevice(t *testing.T) {
 				"(10Gi): configuration refused"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			configs := map[string]api.Config{"": {}}
+			configs := map[string]api.DeviceConfig{"": {}}
 			for _, name := range []string{"1", "2"} {
 				limits := map[string]uint64{}
 				for key, gib := range row.limits {
 					limits[key] = gib << 30
 				}
-				configs[name] = api.Config{Sharing: api.Sharing{MPS: &api.MPS{MemoryPerDevice: limits}}}
+				configs[name] = api.DeviceConfig{Sharing: api.Sharing{MPS: &api.MPS{MemoryPerDevice: limits}}}
 			}
 			results := parseResults(row.results)
 			for i, r := range results {
@@ -456,7 +456,7 @@ func TestState(t *testing.T) {
 		return Plan{Assignments: []Assignment{{GPU: "GPU-mig", Partition: &Partition{UUID: uuid}}}}
 	}
 	dynamic := inventory.New([]gpu.Device{{UUID: "GPU-mig", Use: gpu.Use{Partitions: gpu.PartitionsDynamic}}})
-	text := func(s gpu.State) string {
+	text := func(s gpu.DesiredState) string {
 		out := fmt.Sprint("MIG ", s.MIG)
 		if s.Settings != nil {
 			out += fmt.Sprintf(", time slice %q, compute mode %q", s.Settings.Interval, s.Settings.Mode)
@@ -508,7 +508,7 @@ func TestState(t *testing.T) {
 func shareResults(t *testing.T, claim string) []allocation.Result {
 	t.Helper()
 	list, sharing, configured := strings.Cut(claim, "|")
-	var config api.Config
+	var config api.DeviceConfig
 	if configured {
 		var err error
 		config, err = api.Decode([]byte(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":`+
@@ -614,7 +614,7 @@ func TestLimitsOfMPSBeforeVolta(t *testing.T) {
 		d := gpu.Device{Name: "gpu-0", UUID: "GPU-0", Memory: 16 << 30, Use: gpu.Use{Sharing: gpu.Exclusive},
 			Product: gpu.Product{ComputeCapability: gpu.Version{Major: row.major}}}
 		plan, err := NewPlan([]allocation.Result{{Device: "gpu-0",
-			Config: api.Config{Sharing: api.Sharing{MPS: &row.mps}}}}, inventory.Inventory{d}, nil)
+			Config: api.DeviceConfig{Sharing: api.Sharing{MPS: &row.mps}}}}, inventory.Inventory{d}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -12,8 +12,8 @@ import (
 
 // State returns the state that the holders of the physical GPU need. It depends on records and inventory only. The
 // holders agree, because NewPlan refuses conflicts.
-func State(id gpu.UUID, holders []Holder, inv inventory.Inventory) gpu.State {
-	s := gpu.State{Settings: settings(id, holders)}
+func State(id gpu.UUID, holders []Holder, inv inventory.Inventory) gpu.DesiredState {
+	s := gpu.DesiredState{Settings: settings(id, holders)}
 	switch {
 	case holds(id, holders, func(a Assignment) bool { return a.MakesPartition() && a.Partition.UUID == "" }):
 		s.MIG = gpu.MIGOn // not for a partition that exists already
@@ -25,9 +25,9 @@ func State(id gpu.UUID, holders []Holder, inv inventory.Inventory) gpu.State {
 
 // StateWithout returns the state of the physical GPU after the plan is released, for the remaining holders. Settings
 // that the plan changed and no other holder needs return to the factory defaults.
-func StateWithout(id gpu.UUID, released Plan, others []Holder) gpu.State {
+func StateWithout(id gpu.UUID, released Plan, others []Holder) gpu.DesiredState {
 	own := []Holder{{Plan: released}}
-	var s gpu.State
+	var s gpu.DesiredState
 	if had := settings(id, own); had != nil {
 		want := gpu.Settings{}
 		if needed := settings(id, others); needed != nil {

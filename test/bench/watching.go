@@ -161,7 +161,7 @@ func startWatching(ctx context.Context, machine *simulator.Node, library nvmllib
 	if err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
-	reporter := report.NewReporterTo(events.NewFakeRecorder(1), report.Config{Driver: driver, Node: "node"})
+	reporter := report.NewReporterTo(events.NewFakeRecorder(1), report.ReporterConfig{Driver: driver, Node: "node"})
 	loop := node.New(node.Config{NodeName: "node", Dir: dir, Client: fake.NewClientset(), Records: noRecords{},
 		Machine: discoveredOnce{n, found, make(chan struct{}, 1)}, Alone: func() bool { return true },
 		Publisher: noPublisher{}, Readiness: report.NewReadiness(time.Hour), Metrics: report.NewMetrics(noRecords{}),
@@ -185,7 +185,7 @@ func startWatching(ctx context.Context, machine *simulator.Node, library nvmllib
 }
 
 // encodeHealth encodes the message to the kubelet, as gRPC does before it sends it.
-func encodeHealth(all []health.Report) bool {
+func encodeHealth(all []health.DeviceReport) bool {
 	message := &drahealth.NodeWatchResourcesResponse{}
 	for _, r := range all {
 		status := drahealth.HealthStatus_HEALTHY
@@ -226,7 +226,7 @@ func (noPublisher) Stale()                  {}
 // noRecords is a plugin's directory without claims.
 type noRecords struct{}
 
-func (noRecords) List() ([]checkpoint.Record, error) { return nil, nil }
+func (noRecords) List() ([]checkpoint.PreparedClaim, error) { return nil, nil }
 
 // waitingLibrary is a simulated NVML whose wait for events is only a system call, as NVIDIA's is. That of the simulated
 // one reads the state of all GPUs.

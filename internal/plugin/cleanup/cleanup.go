@@ -36,8 +36,8 @@ type Releaser interface {
 
 // Records are the records of claims.
 type Records interface {
-	List() ([]checkpoint.Record, error)
-	Get(claim types.UID) (checkpoint.Record, error)
+	List() ([]checkpoint.PreparedClaim, error)
+	Get(claim types.UID) (checkpoint.PreparedClaim, error)
 }
 
 // Specs finds claims that have CDI specs but no record.
@@ -126,7 +126,7 @@ func (c *Cleaner) release(ctx context.Context, claims []sharing.Claim) error {
 
 // findForgotten returns the claims that have been forgotten long enough. A claim counts as in use when that is not
 // known.
-func (c *Cleaner) findForgotten(ctx context.Context, records []checkpoint.Record) ([]sharing.Claim, error) {
+func (c *Cleaner) findForgotten(ctx context.Context, records []checkpoint.PreparedClaim) ([]sharing.Claim, error) {
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
 	before := c.forgotten
@@ -163,8 +163,8 @@ func (c *Cleaner) findForgotten(ctx context.Context, records []checkpoint.Record
 
 // withoutName returns the claim to release. It has no name if a later claim has the same one: kubeletplugin's metadata
 // of that name are the later claim's.
-func withoutName(claim sharing.Claim, records []checkpoint.Record) sharing.Claim {
-	if slices.ContainsFunc(records, func(rec checkpoint.Record) bool {
+func withoutName(claim sharing.Claim, records []checkpoint.PreparedClaim) sharing.Claim {
+	if slices.ContainsFunc(records, func(rec checkpoint.PreparedClaim) bool {
 		other := rec.Claim
 		return other.UID != claim.UID && other.Namespace == claim.Namespace && other.Name == claim.Name
 	}) {
@@ -174,7 +174,7 @@ func withoutName(claim sharing.Claim, records []checkpoint.Record) sharing.Claim
 }
 
 // isGone reports whether the API has no such claim, a claim with another UID, or one without the recorded devices.
-func (c *Cleaner) isGone(ctx context.Context, rec checkpoint.Record) (bool, error) {
+func (c *Cleaner) isGone(ctx context.Context, rec checkpoint.PreparedClaim) (bool, error) {
 	claim := rec.Claim
 	found, err := c.Client.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

@@ -156,7 +156,7 @@ func TestCleanupWithALaterClaimOfTheSameName(t *testing.T) {
 		Results: []resourceapi.DeviceRequestAllocationResult{{Driver: driver, Pool: "node", Device: "gpu-2"}}}}
 	n := &node{}
 	s := newTestCleaner(t, n, later)
-	if err := s.Records.(*checkpoint.Records).Put(checkpoint.Record{
+	if err := s.Records.(*checkpoint.Records).Put(checkpoint.PreparedClaim{
 		Claim: sharing.Claim{Namespace: "ns", Name: "a", UID: "later"}, Phase: checkpoint.Prepared,
 		Plan: sharing.Plan{Assignments: []sharing.Assignment{{Pool: "node", Device: "gpu-2"}}}}); err != nil {
 		t.Fatal(err)
@@ -189,7 +189,7 @@ func TestCleanupReleasesInParallel(t *testing.T) {
 	n := &node{hangs: "u"}
 	s := newTestCleaner(t, n)
 	for i := range 20 {
-		rec := checkpoint.Record{Claim: sharing.Claim{Namespace: "ns", Name: fmt.Sprint("b", i),
+		rec := checkpoint.PreparedClaim{Claim: sharing.Claim{Namespace: "ns", Name: fmt.Sprint("b", i),
 			UID: types.UID(fmt.Sprint("u", i))},
 			Phase: checkpoint.Prepared, Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: "gpu-1"}}}}
 		if err := s.Records.(*checkpoint.Records).Put(rec); err != nil {
@@ -273,8 +273,9 @@ func newTestCleaner(t *testing.T, n *node, objects ...runtime.Object) testCleane
 	if err != nil {
 		t.Fatal(err)
 	}
-	rec := checkpoint.Record{Claim: sharing.Claim{Namespace: "ns", Name: "a", UID: "u"}, Phase: checkpoint.Prepared,
-		Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: "gpu-1"}}}}
+	rec := checkpoint.PreparedClaim{Claim: sharing.Claim{Namespace: "ns", Name: "a", UID: "u"},
+		Phase: checkpoint.Prepared,
+		Plan:  sharing.Plan{Assignments: []sharing.Assignment{{Device: "gpu-1"}}}}
 	if err := records.Put(rec); err != nil {
 		t.Fatal(err)
 	}

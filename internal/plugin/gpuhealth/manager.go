@@ -21,8 +21,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
-// Config is the configuration of a Manager.
-type Config struct {
+// ManagerConfig is the configuration of a Manager.
+type ManagerConfig struct {
 	Dir     string // of the plugin; the state is saved there
 	BootID  string
 	Records report.Lister
@@ -63,7 +63,7 @@ type Actions struct {
 
 // Manager knows the health of the node's GPUs. It belongs to one goroutine, which calls Actions after other methods.
 type Manager struct {
-	Config
+	ManagerConfig
 	state    health.State
 	known    Known
 	paused   string                 // why the driver is about to be replaced; empty: it is not
@@ -80,8 +80,8 @@ type Manager struct {
 }
 
 // New returns a Manager with the state that the previous instance has saved.
-func New(c Config) *Manager {
-	m := &Manager{Config: c, drains: map[gpu.UUID]time.Time{}, shared: true}
+func New(c ManagerConfig) *Manager {
+	m := &Manager{ManagerConfig: c, drains: map[gpu.UUID]time.Time{}, shared: true}
 	m.load()
 	m.closeUntil = health.LetGoRequest(m.Dir)
 	return m

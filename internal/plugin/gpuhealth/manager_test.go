@@ -90,8 +90,9 @@ func newTestNode(t *testing.T) *testNode {
 // restart creates a new Manager, which knows only what is on disk.
 func (n *testNode) restart(dir, bootID string) {
 	n.released, n.stopped = "", ""
-	n.reporter = report.NewReporterTo(n, report.Config{Driver: driver, Node: "node", Client: fake.NewClientset()})
-	n.Manager = New(Config{Dir: dir, BootID: bootID, Records: n.records})
+	n.reporter = report.NewReporterTo(n, report.ReporterConfig{Driver: driver, Node: "node",
+		Client: fake.NewClientset()})
+	n.Manager = New(ManagerConfig{Dir: dir, BootID: bootID, Records: n.records})
 }
 
 func (n *testNode) now() Moment { return Moment{Now: n.clock, Alone: n.alone} }
@@ -198,7 +199,8 @@ func (n *testNode) hold(claim string, assignments ...sharing.Assignment) {
 	for i := range assignments {
 		assignments[i].Pool = "node"
 	}
-	if err := n.records.Put(checkpoint.Record{Phase: checkpoint.Prepared, Plan: sharing.Plan{Assignments: assignments},
+	if err := n.records.Put(checkpoint.PreparedClaim{Phase: checkpoint.Prepared,
+		Plan:  sharing.Plan{Assignments: assignments},
 		Claim: sharing.Claim{Namespace: "ns", Name: claim, UID: types.UID(claim)}}); err != nil {
 		n.Fatal(err)
 	}

@@ -183,8 +183,8 @@ func (m *Manager) ended(c health.Condition) string {
 }
 
 // Reports returns the health of all devices.
-func (m *Manager) Reports() []health.Report {
-	var all []health.Report
+func (m *Manager) Reports() []health.DeviceReport {
+	var all []health.DeviceReport
 	for _, d := range m.known.Published {
 		all = append(all, m.reportOf(d))
 	}
@@ -192,8 +192,8 @@ func (m *Manager) Reports() []health.Report {
 }
 
 // reportOf returns the health of a device.
-func (m *Manager) reportOf(d gpu.Device) health.Report {
-	r := health.Report{Device: d.Name, Status: health.Healthy}
+func (m *Manager) reportOf(d gpu.Device) health.DeviceReport {
+	r := health.DeviceReport{Device: d.Name, Status: health.Healthy}
 	var texts []string
 	for _, c := range m.state.Of(d) {
 		rule := m.rule(c)
@@ -216,8 +216,8 @@ func (m *Manager) reportOf(d gpu.Device) health.Report {
 
 // reportOfMonitor returns the health of the monitor device, which is healthy as long as the plugin is. It names the
 // sick GPUs.
-func (m *Manager) reportOfMonitor() health.Report {
-	r := health.Report{Device: inventory.Monitor, Status: health.Healthy}
+func (m *Manager) reportOfMonitor() health.DeviceReport {
+	r := health.DeviceReport{Device: inventory.Monitor, Status: health.Healthy}
 	var texts []string
 	for _, d := range m.known.GPUs {
 		for _, c := range m.state.Of(d) {

@@ -21,7 +21,7 @@ import (
 )
 
 // shorten returns reports as text, with the first words of each message.
-func shorten(all []health.Report) string {
+func shorten(all []health.DeviceReport) string {
 	var lines []string
 	for _, r := range all {
 		text := r.Device + " " + string(r.Status)
@@ -134,7 +134,7 @@ func TestClaimConditions(t *testing.T) {
 		patches <- text
 		return true, &claim, nil
 	})
-	n.reporter = report.NewReporter(t.Context(), report.Config{Driver: driver, Node: "node", Client: client})
+	n.reporter = report.NewReporter(t.Context(), report.ReporterConfig{Driver: driver, Node: "node", Client: client})
 	go n.reporter.Run(t.Context())
 	want := func(want string) {
 		t.Helper()

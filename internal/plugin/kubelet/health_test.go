@@ -14,7 +14,7 @@ import (
 )
 
 func TestWatchHealthStatus(t *testing.T) {
-	s := &Server{NodeName: "node", Node: &gpus{reports: []health.Report{{Device: "gpu-0", Status: health.Healthy},
+	s := &Server{NodeName: "node", Node: &gpus{reports: []health.DeviceReport{{Device: "gpu-0", Status: health.Healthy},
 		{Device: "gpu-1", Status: health.Unhealthy, Message: "XID 79"},
 		{Device: "gpu-2", Status: health.Unknown}, {Device: "monitor", Status: health.Healthy}}}}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -30,7 +30,7 @@ import (
 
 // Preparer prepares and unprepares claims: see package claims.
 type Preparer interface {
-	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (checkpoint.Record, error)
+	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (checkpoint.PreparedClaim, error)
 	Unprepare(ctx context.Context, claim sharing.Claim) error
 }
 
@@ -57,7 +57,7 @@ type GPUs interface {
 	Registered()
 	// ServeHealth calls send with the health of all devices, often enough for the kubelet, until ctx ends or send
 	// returns false.
-	ServeHealth(ctx context.Context, send func([]health.Report) bool)
+	ServeHealth(ctx context.Context, send func([]health.DeviceReport) bool)
 }
 
 var _ kubeletplugin.DRAPlugin = &Server{}
@@ -79,14 +79,15 @@ func (s *Server) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	return answer, nil
 }
 
-func (s *Server) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (rec checkpoint.Record, err error) {
+func (s *Server) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (rec checkpoint.PreparedClaim,
+	err error) {
 	defer s.Metrics.Operation("prepare")(&err)
 	defer guard.Recover("prepare", &err) // the other claims of the node go on
 	return s.Preparer.Prepare(s.Observed(ctx), claim)
 }
 
 // answer converts the result of Prepare, and reports it.
-func (s *Server) answer(ctx context.Context, claim *resourceapi.ResourceClaim, rec checkpoint.Record,
+func (s *Server) answer(ctx context.Context, claim *resourceapi.ResourceClaim, rec checkpoint.PreparedClaim,
 	err error) kubeletplugin.PrepareResult {
 	logger := klog.FromContext(ctx).WithValues("claim", klog.KObj(claim), "claimUID", claim.UID)
 	if err != nil {
@@ -188,7 +189,7 @@ func (s *Server) HandleError(ctx context.Context, err error, msg string) {
 
 // WatchHealthStatus sends the health of all devices to the kubelet.
 func (s *Server) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
-	s.Node.ServeHealth(ctx, func(all []health.Report) bool {
+	s.Node.ServeHealth(ctx, func(all []health.DeviceReport) bool {
 		var report kubeletplugin.DeviceHealthReport
 		for _, h := range all {
 			report.Devices = append(report.Devices, kubeletplugin.DeviceHealth{

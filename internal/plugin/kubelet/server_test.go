@@ -29,7 +29,7 @@ import (
 func TestPrepareFailsPerClaim(t *testing.T) {
 	s := &Server{
 		Preparer: preparer{}, Metrics: report.NewMetrics(nil), Node: &gpus{},
-		Reporter: report.NewReporter(t.Context(), report.Config{Driver: "gpu.nvidia.com", Node: "node",
+		Reporter: report.NewReporter(t.Context(), report.ReporterConfig{Driver: "gpu.nvidia.com", Node: "node",
 			Client: fake.NewClientset()}),
 	}
 	good := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: "good"}}
@@ -47,7 +47,7 @@ func TestPrepareFailsPerClaim(t *testing.T) {
 // A pod ends although settings of its GPUs cannot be restored yet. Other errors keep it.
 func TestUnprepareFailsPerClaim(t *testing.T) {
 	s := &Server{Preparer: preparer{}, Metrics: report.NewMetrics(nil),
-		Reporter: report.NewReporter(t.Context(), report.Config{Driver: "gpu.nvidia.com", Node: "node",
+		Reporter: report.NewReporter(t.Context(), report.ReporterConfig{Driver: "gpu.nvidia.com", Node: "node",
 			Client: fake.NewClientset()}),
 	}
 	answer, err := s.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: "good"}, {UID: "bad"},
@@ -82,7 +82,7 @@ func TestNoticeRegistration(t *testing.T) {
 
 // gpus are known from the start, and have always the same health.
 type gpus struct {
-	reports    []health.Report
+	reports    []health.DeviceReport
 	registered int
 }
 
@@ -96,7 +96,7 @@ func (*gpus) Ready() <-chan struct{} {
 
 func (g *gpus) Registered() { g.registered++ }
 
-func (g *gpus) ServeHealth(_ context.Context, send func([]health.Report) bool) {
+func (g *gpus) ServeHealth(_ context.Context, send func([]health.DeviceReport) bool) {
 	for send(g.reports) {
 	}
 }
@@ -105,11 +105,11 @@ var errBad = errors.New("bad")
 
 type preparer struct{}
 
-func (preparer) Prepare(_ context.Context, claim *resourceapi.ResourceClaim) (checkpoint.Record, error) {
+func (preparer) Prepare(_ context.Context, claim *resourceapi.ResourceClaim) (checkpoint.PreparedClaim, error) {
 	if claim.UID == "bad" {
-		return checkpoint.Record{}, errBad
+		return checkpoint.PreparedClaim{}, errBad
 	}
-	return checkpoint.Record{Plan: sharing.Plan{Assignments: []sharing.Assignment{{Request: "r", Pool: "p",
+	return checkpoint.PreparedClaim{Plan: sharing.Plan{Assignments: []sharing.Assignment{{Request: "r", Pool: "p",
 		Device: "d"}}}}, nil
 }
 

@@ -46,7 +46,8 @@ func TestCheck(t *testing.T) {
 			var got string
 			told := recorder(func(text string) { got += text })
 			client := fake.NewClientset(node.DeepCopy())
-			reporter := report.NewReporterTo(told, report.Config{Driver: driver, Node: row.node, Client: client})
+			reporter := report.NewReporterTo(told, report.ReporterConfig{Driver: driver, Node: row.node,
+				Client: client})
 			check(t.Context(), client, row.node, reporter, problems)
 			if got != row.want {
 				t.Errorf("got %q, want %q", got, row.want)

@@ -123,7 +123,7 @@ type state struct {
 func newState(c Config) *state {
 	return &state{dir: c.Dir, bootID: c.BootID, blocked: blockedGPUs{}, logged: map[string]string{},
 		changed: make(chan struct{}),
-		health:  gpuhealth.New(gpuhealth.Config{Dir: c.Dir, BootID: c.BootID, Records: c.Records})}
+		health:  gpuhealth.New(gpuhealth.ManagerConfig{Dir: c.Dir, BootID: c.BootID, Records: c.Records})}
 }
 
 // step takes an event, and returns what follows from it. It reads the plugin's directory. Outside the state it changes

@@ -176,7 +176,7 @@ func TestServe(t *testing.T) {
 		served := make(chan struct{})
 		go func() {
 			defer close(served)
-			n.ServeHealth(ctx, func(all []health.Report) bool {
+			n.ServeHealth(ctx, func(all []health.DeviceReport) bool {
 				sent = append(sent, fmt.Sprintf("%s %s", time.Since(began), all[1].Status))
 				return true
 			})
@@ -205,7 +205,7 @@ func TestServe(t *testing.T) {
 func TestServeEndsWithItsReceiver(t *testing.T) {
 	n := newTestNode(t)
 	calls := 0
-	n.ServeHealth(t.Context(), func([]health.Report) bool {
+	n.ServeHealth(t.Context(), func([]health.DeviceReport) bool {
 		calls++
 		return false
 	})
@@ -224,7 +224,7 @@ func TestTogether(t *testing.T) {
 	l.Serving()
 	var all sync.WaitGroup
 	for range 3 {
-		all.Go(func() { l.ServeHealth(ctx, func([]health.Report) bool { return true }) })
+		all.Go(func() { l.ServeHealth(ctx, func([]health.DeviceReport) bool { return true }) })
 	}
 	l.eventually("events are watched", func() bool {
 		l.mu.Lock()

@@ -71,7 +71,8 @@ func TestAssignModes(t *testing.T) {
 			var r records
 			for _, device := range strings.Fields(row.held) {
 				for _, name := range []string{device + "-a", device + "-b"} {
-					r.after = append(r.after, checkpoint.Record{Claim: sharing.Claim{Namespace: "ns", Name: name},
+					r.after = append(r.after, checkpoint.PreparedClaim{Claim: sharing.Claim{Namespace: "ns",
+						Name: name},
 						Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: device}}}})
 				}
 			}
@@ -115,10 +116,10 @@ func usesOf(inv inventory.Inventory) string {
 }
 
 func TestHolders(t *testing.T) {
-	a := checkpoint.Record{Claim: sharing.Claim{Namespace: "ns", Name: "a", UID: "a"},
+	a := checkpoint.PreparedClaim{Claim: sharing.Claim{Namespace: "ns", Name: "a", UID: "a"},
 		Plan: sharing.Plan{Assignments: []sharing.Assignment{
 			{Device: "gpu-0"}, {Device: "gpu-0", ShareID: "2"}, {Device: "gpu-1", AdminAccess: true}}}}
-	b := checkpoint.Record{Claim: sharing.Claim{Namespace: "ns", Name: "b", UID: "b"},
+	b := checkpoint.PreparedClaim{Claim: sharing.Claim{Namespace: "ns", Name: "b", UID: "b"},
 		Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: "gpu-0"}}}}
 	for _, row := range []struct {
 		name       string
@@ -131,7 +132,7 @@ func TestHolders(t *testing.T) {
 		{"an unreadable record may hold any", "gpu-1", errors.New("broken"), "[unknown/unreadable-record]"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			if got := fmt.Sprint(newRecords("", nil, []checkpoint.Record{a, b}, row.incomplete).claimsOn(
+			if got := fmt.Sprint(newRecords("", nil, []checkpoint.PreparedClaim{a, b}, row.incomplete).claimsOn(
 				row.device)); got != row.want {
 				t.Errorf("got %s, want %s", got, row.want)
 			}
@@ -185,7 +186,7 @@ func newTestNode(t *testing.T) *testNode {
 
 // restart creates a new Node, which knows only what is on disk.
 func (l *testNode) restart(c Config) {
-	c.Reporter = report.NewReporterTo(l, report.Config{Driver: driver, Node: c.NodeName, Client: c.Client})
+	c.Reporter = report.NewReporterTo(l, report.ReporterConfig{Driver: driver, Node: c.NodeName, Client: c.Client})
 	c.Readiness, c.Metrics = report.NewReadiness(time.Minute), report.NewMetrics(c.Records)
 	l.Node = New(c)
 	l.config.labels = func(context.Context) (map[string]string, error) {
@@ -253,9 +254,9 @@ func (l *testNode) write(name, text string) {
 }
 
 // hold records a claim on a device.
-func (l *testNode) hold(claim, device string) checkpoint.Record {
+func (l *testNode) hold(claim, device string) checkpoint.PreparedClaim {
 	l.Helper()
-	rec := checkpoint.Record{Claim: sharing.Claim{Namespace: "ns", Name: claim, UID: types.UID(claim)},
+	rec := checkpoint.PreparedClaim{Claim: sharing.Claim{Namespace: "ns", Name: claim, UID: types.UID(claim)},
 		Phase: checkpoint.Prepared,
 		Plan:  sharing.Plan{Assignments: []sharing.Assignment{{Device: device, GPU: "GPU"}}}}
 	if err := l.records.Put(rec); err != nil {
@@ -410,7 +411,7 @@ gpu-1 fractional, isolation mps
 Normal ModeChanged: GPU gpu-0 (GPU-0) changed from fractional, isolation mps to replicated: 2, isolation mps`)
 }
 
-func (l *testNode) release(rec checkpoint.Record) {
+func (l *testNode) release(rec checkpoint.PreparedClaim) {
 	l.Helper()
 	if err := l.records.Delete(rec); err != nil {
 		l.Fatal(err)

@@ -97,7 +97,7 @@ type Node struct {
 // snapshot is what other goroutines see of the state. It never changes.
 type snapshot struct {
 	devices *inventory.Inventory // available to claims; nil: nothing is known yet
-	reports []health.Report
+	reports []health.DeviceReport
 	changed chan struct{} // closed when there are other reports
 }
 
@@ -154,7 +154,7 @@ type observedHardware struct {
 	node *Node
 }
 
-func (h observedHardware) Set(ctx context.Context, id gpu.UUID, s gpu.State) error {
+func (h observedHardware) Set(ctx context.Context, id gpu.UUID, s gpu.DesiredState) error {
 	err := h.Hardware.Set(ctx, id, s)
 	if s.MIG == gpu.MIGOn || s.MIG == gpu.MIGOff {
 		h.node.send(modeSet{id, err})
@@ -334,7 +334,7 @@ const (
 
 // ServeHealth calls send with the health of all devices, at once, when it changes, and often enough for the kubelet,
 // until ctx ends or send returns false.
-func (n *Node) ServeHealth(ctx context.Context, send func([]health.Report) bool) {
+func (n *Node) ServeHealth(ctx context.Context, send func([]health.DeviceReport) bool) {
 	for wasAlone := true; ; {
 		now := n.snapshot.Load()
 		if !send(now.reports) {

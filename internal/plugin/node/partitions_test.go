@@ -95,15 +95,16 @@ func TestRemovedPartitions(t *testing.T) {
 	d, _ := partitioned(gpu.Device{Name: "gpu-0", UUID: "GPU-0"}, "1g.10gb 1g.10gb")
 	lost := d
 	lost.Lost = true
-	record := func(device, id string, phase checkpoint.Phase, boot string) checkpoint.Record {
-		return checkpoint.Record{Claim: sharing.Claim{Namespace: "ns", Name: "a", UID: "a"}, Phase: phase, BootID: boot,
+	record := func(device, id string, phase checkpoint.Phase, boot string) checkpoint.PreparedClaim {
+		return checkpoint.PreparedClaim{Claim: sharing.Claim{Namespace: "ns", Name: "a", UID: "a"}, Phase: phase,
+			BootID: boot,
 			Plan: sharing.Plan{Assignments: []sharing.Assignment{
 				{Device: device, GPU: "GPU-0", Partition: &sharing.Partition{Placement: gpu.Placement{Parent: "GPU-0",
 					Profile: "1g.10gb"}, UUID: gpu.UUID(id)}}}}}
 	}
 	for _, row := range []struct {
 		name          string
-		before, after checkpoint.Record
+		before, after checkpoint.PreparedClaim
 		device        gpu.Device
 		want          int
 	}{
@@ -123,7 +124,7 @@ func TestRemovedPartitions(t *testing.T) {
 			checkpoint.Prepared, "now"), record("gpu-0-mig-1g10gb-5", "MIG-5", checkpoint.Prepared, "now"), lost, 0},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			r := newRecords("now", []checkpoint.Record{row.before}, []checkpoint.Record{row.after}, nil)
+			r := newRecords("now", []checkpoint.PreparedClaim{row.before}, []checkpoint.PreparedClaim{row.after}, nil)
 			if got := r.removed(inventory.Inventory{row.device}); len(got) != row.want {
 				t.Errorf("got %v, want %d", got, row.want)
 			}

@@ -13,14 +13,14 @@ import (
 
 // records are the records of claims before and after a discovery. A device that changes meanwhile is in one of the two.
 type records struct {
-	before, after []checkpoint.Record
+	before, after []checkpoint.PreparedClaim
 	assignments   []sharing.Assignment // of all of them
 	bootID        string               // of the current boot of the machine
 	// incomplete is set if some records cannot be read: they may hold any device.
 	incomplete error
 }
 
-func newRecords(bootID string, before, after []checkpoint.Record, incomplete error) records {
+func newRecords(bootID string, before, after []checkpoint.PreparedClaim, incomplete error) records {
 	r := records{before: before, after: after, bootID: bootID, incomplete: incomplete}
 	for _, rec := range slices.Concat(before, after) {
 		r.assignments = append(r.assignments, rec.Plan.Assignments...)
@@ -100,7 +100,7 @@ type removedPartition struct {
 func (r records) removed(gpus inventory.Inventory) []removedPartition {
 	var found []removedPartition
 	for _, rec := range r.before {
-		same := func(now checkpoint.Record) bool {
+		same := func(now checkpoint.PreparedClaim) bool {
 			return now.Claim.UID == rec.Claim.UID && now.Phase == checkpoint.Prepared
 		}
 		if rec.Phase != checkpoint.Prepared || rec.BootID != r.bootID || !slices.ContainsFunc(r.after, same) {

@@ -195,7 +195,7 @@ const (
 // Gates knows which feature gates of ResourceSlices the API server has on. It asks with dry runs, before anything is
 // published, so that no slice is ever visible without the fields that it needs.
 type Gates struct {
-	Config
+	PublisherConfig
 	lacks   atomic.Pointer[Lacking]
 	dropped atomic.Pointer[[]string] // gates whose fields the API server has dropped
 	known   chan struct{}            // closed with the first answer
@@ -206,8 +206,9 @@ type Gates struct {
 }
 
 // newGates returns Gates about which nothing is known yet.
-func newGates(c Config) *Gates {
-	return &Gates{Config: c, known: make(chan struct{}), now: make(chan struct{}, 1), changed: make(chan struct{}, 1)}
+func newGates(c PublisherConfig) *Gates {
+	return &Gates{PublisherConfig: c, known: make(chan struct{}), now: make(chan struct{}, 1),
+		changed: make(chan struct{}, 1)}
 }
 
 // Changed has a value when the answer of the API server has changed since it was last received from.

@@ -71,13 +71,14 @@ func (o *oldServer) create(action clienttesting.Action) (bool, runtime.Object, e
 }
 
 // learned returns the Gates of this API server, which it has asked.
-func learned(t *testing.T, o *oldServer, records ...checkpoint.Record) *Gates {
+func learned(t *testing.T, o *oldServer, records ...checkpoint.PreparedClaim) *Gates {
 	t.Helper()
 	client := fake.NewClientset()
 	client.PrependReactor("create", "resourceslices", o.create)
 	setVersion(client, o)
-	g := newGates(Config{Client: client, Driver: "gpu.nvidia.com", Node: "node", Records: fixedRecords(records),
-		Reporter: report.NewReporter(t.Context(), report.Config{Client: client})})
+	g := newGates(PublisherConfig{Client: client, Driver: "gpu.nvidia.com", Node: "node",
+		Records:  fixedRecords(records),
+		Reporter: report.NewReporter(t.Context(), report.ReporterConfig{Client: client})})
 	lacks, err := g.ask(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -94,9 +95,9 @@ func setVersion(client *fake.Clientset, o *oldServer) {
 	client.Discovery().(*fakediscovery.FakeDiscovery).FakedServerVersion = &version.Info{GitVersion: is}
 }
 
-type fixedRecords []checkpoint.Record
+type fixedRecords []checkpoint.PreparedClaim
 
-func (r fixedRecords) List() ([]checkpoint.Record, error) { return r, nil }
+func (r fixedRecords) List() ([]checkpoint.PreparedClaim, error) { return r, nil }
 
 func TestFeatures(t *testing.T) {
 	const ofAll = "DRAPartitionableDevices of Kubernetes 1.36.2, or 1.35.6, or newer"
@@ -163,7 +164,7 @@ func TestFit(t *testing.T) {
 	unwatched.Name, unwatched.UUID = "gpu-3", "GPU-3"
 	unwatched.Taints = []gpu.Taint{{Key: inventory.TaintUnmonitored, Effect: "None"}}
 	inv := inventory.Inventory{whole, held, idle, unwatched, mig}
-	claim := checkpoint.Record{Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: "gpu-1"}}}}
+	claim := checkpoint.PreparedClaim{Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: "gpu-1"}}}}
 
 	for _, row := range []struct{ lacks, want string }{
 		{"", "gpu-0 shared counted; gpu-1 shared NoSchedule; gpu-2 shared NoSchedule; gpu-3 shared None; " +
@@ -207,7 +208,7 @@ func TestFit(t *testing.T) {
 	// After an update of the driver, claims may hold partitions that it publishes no more.
 	partition := mig
 	partition.Name = "gpu-0-mig-1g10gb-1"
-	own := checkpoint.Record{Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: partition.Name}}}}
+	own := checkpoint.PreparedClaim{Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: partition.Name}}}}
 	for _, lacks := range []string{"counters", "v1.36.1"} {
 		pool := inventory.Inventory{whole, mig, partition}.Pools("node")["node"]
 		fitted := learned(t, &oldServer{gates: []string{lacks}}, own).fit(pool)
@@ -306,8 +307,8 @@ func TestGatesRun(t *testing.T) {
 	})
 	setVersion(client, &oldServer{})
 	ctx, cancel := context.WithCancel(t.Context())
-	reporter := report.NewReporter(ctx, report.Config{Driver: "gpu.nvidia.com", Node: "node", Client: client})
-	g := newGates(Config{Client: client, Driver: "gpu.nvidia.com", Node: "node", Records: fixedRecords(nil),
+	reporter := report.NewReporter(ctx, report.ReporterConfig{Driver: "gpu.nvidia.com", Node: "node", Client: client})
+	g := newGates(PublisherConfig{Client: client, Driver: "gpu.nvidia.com", Node: "node", Records: fixedRecords(nil),
 		Reporter: reporter})
 	ended := make(chan struct{})
 	go func() {
@@ -361,7 +362,7 @@ func TestUnstored(t *testing.T) {
 			"[DRAPartitionableDevices]"},
 		{"no answer", errors.New("connection refused, taints unknown"), ""},
 	} {
-		got, g := "", newGates(Config{})
+		got, g := "", newGates(PublisherConfig{})
 		g.failed(t.Context(), row.err, "publish")
 		if dropped := g.dropped.Load(); dropped != nil && len(g.now) == 1 {
 			got = fmt.Sprint(*dropped)

@@ -33,8 +33,8 @@ const LockFile = "publisher.lock"
 // lockRetry is the time between attempts to lock after an error.
 const lockRetry = 5 * time.Second
 
-// Config is what Gates and Publisher need.
-type Config struct {
+// PublisherConfig is what Gates and Publisher need.
+type PublisherConfig struct {
 	Client    kubernetes.Interface
 	Driver    string // its name
 	Node      string // its name
@@ -46,7 +46,7 @@ type Config struct {
 
 // Publisher publishes the devices of the node in its own goroutine, because the API server may be unavailable for long.
 type Publisher struct {
-	Config
+	PublisherConfig
 	// Gates are those of the API server. Nothing is published before they are known.
 	Gates  *Gates
 	slices writer
@@ -68,9 +68,9 @@ type writer interface {
 }
 
 // New returns a Publisher without an inventory.
-func New(c Config) *Publisher {
+func New(c PublisherConfig) *Publisher {
 	gates := newGates(c)
-	return &Publisher{Config: c, Gates: gates, slices: &controlled{Config: c, gates: gates},
+	return &Publisher{PublisherConfig: c, Gates: gates, slices: &controlled{PublisherConfig: c, gates: gates},
 		next: make(chan inventory.Inventory, 1)}
 }
 

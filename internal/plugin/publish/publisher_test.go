@@ -23,7 +23,7 @@ import (
 func startPublisher(t *testing.T, dir string, gates *Gates,
 	publish func(resourceslice.DriverResources) error) (p *Publisher, stop func()) {
 	t.Helper()
-	p = New(Config{Node: "node", Dir: dir, Readiness: report.NewReadiness(time.Minute)})
+	p = New(PublisherConfig{Node: "node", Dir: dir, Readiness: report.NewReadiness(time.Minute)})
 	p.Gates, p.slices = gates, testWriter(publish)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -94,7 +94,7 @@ func TestPublisherPublishesChanges(t *testing.T) {
 // A sick GPU whose taint the API server drops stays published for the claim that holds it, and no longer.
 func TestPublisherWithdrawsASickGPU(t *testing.T) {
 	sick := inventory.New([]gpu.Device{{Name: "gpu-0", Type: gpu.TypeGPU, Lost: true}})
-	dir, records := t.TempDir(), &changingRecords{now: []checkpoint.Record{
+	dir, records := t.TempDir(), &changingRecords{now: []checkpoint.PreparedClaim{
 		{Plan: sharing.Plan{Assignments: []sharing.Assignment{{Pool: "node", Device: "gpu-0"}}}}}}
 	gates := learned(t, &oldServer{gates: []string{"taints"}})
 	gates.Records = records
@@ -119,6 +119,6 @@ func TestPublisherWithdrawsASickGPU(t *testing.T) {
 }
 
 // changingRecords are the records at this moment.
-type changingRecords struct{ now []checkpoint.Record }
+type changingRecords struct{ now []checkpoint.PreparedClaim }
 
-func (c *changingRecords) List() ([]checkpoint.Record, error) { return c.now, nil }
+func (c *changingRecords) List() ([]checkpoint.PreparedClaim, error) { return c.now, nil }

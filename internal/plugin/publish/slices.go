@@ -24,7 +24,7 @@ const repairDelay = 500 * time.Millisecond
 
 // controlled are slices that the controller of kubeletplugin keeps as they should be.
 type controlled struct {
-	Config
+	PublisherConfig
 	gates *Gates // learn of each error of a write
 
 	mu         sync.Mutex

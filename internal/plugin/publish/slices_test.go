@@ -45,8 +45,8 @@ func TestRemovedSlicesAreBackSoon(t *testing.T) {
 		defer func() { utilruntime.ErrorHandlers = handlers }()
 		utilruntime.ErrorHandlers = []utilruntime.ErrorHandler{
 			func(_ context.Context, err error, msg string, _ ...any) { t.Error(msg, err) }}
-		c := Config{Client: client, Driver: "gpu.nvidia.com", Node: "node"}
-		s := &controlled{Config: c, gates: newGates(c)}
+		c := PublisherConfig{Client: client, Driver: "gpu.nvidia.com", Node: "node"}
+		s := &controlled{PublisherConfig: c, gates: newGates(c)}
 		defer s.stop()
 		pool := resourceslice.Pool{Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{{Name: "gpu-0"}}}}}
 		err := s.publish(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": pool}})

@@ -174,7 +174,7 @@ type deviceData struct {
 }
 
 // Prepared marks the devices of a claim as ready. It writes an event where the result may surprise the claim's owner.
-func (r *Reporter) Prepared(claim *resourceapi.ResourceClaim, rec checkpoint.Record, inv inventory.Inventory) {
+func (r *Reporter) Prepared(claim *resourceapi.ResourceClaim, rec checkpoint.PreparedClaim, inv inventory.Inventory) {
 	var devices []*resourceapply.AllocatedDeviceStatusApplyConfiguration
 	for _, a := range rec.Plan.Assignments {
 		device, _ := inv.Find(a.Device)
@@ -240,7 +240,7 @@ func (r *Reporter) toldOfFailure(claim *resourceapi.ResourceClaim) bool {
 func (r *Reporter) Failed(claim *resourceapi.ResourceClaim, cause error) {
 	r.claim(Events.PrepareFailed, sharing.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
 		"Prepare",
-		"node %s: %v", r.Config.Node, cause)
+		"node %s: %v", r.ReporterConfig.Node, cause)
 	if claim.Status.Allocation == nil {
 		return
 	}

@@ -41,8 +41,8 @@ func TestUnenforcedShares(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			recorder := events.NewFakeRecorder(1)
-			r := NewReporterTo(recorder, Config{Driver: "gpu.nvidia.com", Node: "node"})
-			r.Prepared(&resourceapi.ResourceClaim{}, checkpoint.Record{Plan: sharing.Plan{
+			r := NewReporterTo(recorder, ReporterConfig{Driver: "gpu.nvidia.com", Node: "node"})
+			r.Prepared(&resourceapi.ResourceClaim{}, checkpoint.PreparedClaim{Plan: sharing.Plan{
 				Assignments: []sharing.Assignment{{Request: "gpu", Device: "gpu-0", Share: &sharing.Share{},
 					Unenforced: true, Isolation: sharing.Isolation{MPS: row.mps}}}}},
 				inventory.Inventory{{Name: "gpu-0", Use: row.use, Product: gpu.Product{Name: "Tesla P100"}}})
@@ -90,7 +90,7 @@ func TestStatusWaitsForCalls(t *testing.T) {
 					return true, &resourceapi.ResourceClaim{}, nil
 				})
 				stopping := make(chan struct{})
-				r := NewReporterTo(events.NewFakeRecorder(1), Config{Driver: "gpu.nvidia.com", Node: "node",
+				r := NewReporterTo(events.NewFakeRecorder(1), ReporterConfig{Driver: "gpu.nvidia.com", Node: "node",
 					Client: client, Stopping: stopping})
 				defer r.health.queue.ShutDown()
 				defer r.statuses.queue.ShutDown()
@@ -102,8 +102,9 @@ func TestStatusWaitsForCalls(t *testing.T) {
 					time.AfterFunc(row.stops, func() { close(stopping) })
 				}
 				r.Prepared(&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c",
-					UID: "1"}}, checkpoint.Record{Plan: sharing.Plan{Assignments: []sharing.Assignment{{Pool: "node",
-					Device: "gpu-0"}}}}, inventory.Inventory{})
+					UID: "1"}},
+					checkpoint.PreparedClaim{Plan: sharing.Plan{Assignments: []sharing.Assignment{{Pool: "node",
+						Device: "gpu-0"}}}}, inventory.Inventory{})
 				if got := (<-written).Sub(begin); got != row.want {
 					t.Errorf("the status is written after %s, want %s", got, row.want)
 				}
@@ -122,14 +123,15 @@ func TestStatusOfAReleasedClaim(t *testing.T) {
 			written = append(written, a.(clienttesting.PatchAction).GetName())
 			return true, &resourceapi.ResourceClaim{}, nil
 		})
-		r := NewReporterTo(events.NewFakeRecorder(1), Config{Driver: "gpu.nvidia.com", Node: "node", Client: client})
+		r := NewReporterTo(events.NewFakeRecorder(1), ReporterConfig{Driver: "gpu.nvidia.com", Node: "node",
+			Client: client})
 		defer r.health.queue.ShutDown()
 		defer r.statuses.queue.ShutDown()
 		go r.Run(t.Context())
 		r.Calls.Begin()()
 		for _, name := range []string{"released", "kept"} {
 			r.Prepared(&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name,
-				UID: types.UID(name)}}, checkpoint.Record{Plan: sharing.Plan{Assignments: []sharing.Assignment{{
+				UID: types.UID(name)}}, checkpoint.PreparedClaim{Plan: sharing.Plan{Assignments: []sharing.Assignment{{
 				Pool: "node", Device: "gpu-0"}}}}, inventory.Inventory{})
 		}
 		failed := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "failed",
@@ -170,14 +172,14 @@ func TestStatusAfterAFailure(t *testing.T) {
 				written++
 				return true, &resourceapi.ResourceClaim{}, nil
 			})
-			r := NewReporterTo(events.NewFakeRecorder(1), Config{Driver: "gpu.nvidia.com", Client: client})
+			r := NewReporterTo(events.NewFakeRecorder(1), ReporterConfig{Driver: "gpu.nvidia.com", Client: client})
 			defer r.health.queue.ShutDown()
 			defer r.statuses.queue.ShutDown()
 			go r.Run(t.Context())
 			r.Calls.Begin()()
 			r.Prepared(&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "1"},
 				Status: resourceapi.ResourceClaimStatus{Devices: row.before}},
-				checkpoint.Record{Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: "gpu-0"}}}},
+				checkpoint.PreparedClaim{Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: "gpu-0"}}}},
 				inventory.Inventory{})
 			synctest.Wait()
 			if written != row.want {

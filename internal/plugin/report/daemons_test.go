@@ -26,7 +26,7 @@ func recordsOf(t *testing.T, daemons map[string]string) *checkpoint.Records {
 		t.Fatal(err)
 	}
 	for claim, daemon := range daemons {
-		rec := checkpoint.Record{Phase: checkpoint.Prepared, Claim: sharing.Claim{Namespace: "ns", Name: claim,
+		rec := checkpoint.PreparedClaim{Phase: checkpoint.Prepared, Claim: sharing.Claim{Namespace: "ns", Name: claim,
 			UID: types.UID(claim)}}
 		rec.Plan.Assignments = []sharing.Assignment{{Device: daemon,
 			Isolation: sharing.Isolation{MPS: &sharing.MPSClient{Daemon: daemon}}}}
@@ -108,7 +108,7 @@ func TestDaemonRestartIsReported(t *testing.T) {
 // partly is a Lister of which a record is unreadable.
 type partly struct{ *checkpoint.Records }
 
-func (p partly) List() ([]checkpoint.Record, error) {
+func (p partly) List() ([]checkpoint.PreparedClaim, error) {
 	all, err := p.Records.List()
 	return all, errors.Join(err, checkpoint.ErrUnreadable)
 }

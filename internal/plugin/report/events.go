@@ -99,8 +99,8 @@ var Events = struct {
 		"a GPU may be used in another way from now on; the text names both modes"),
 }
 
-// Config is the configuration of a Reporter.
-type Config struct {
+// ReporterConfig is the configuration of a Reporter.
+type ReporterConfig struct {
 	Driver string // its name
 	Node   string
 	Client kubernetes.Interface
@@ -110,7 +110,7 @@ type Config struct {
 
 // Reporter writes events and the status of claims. It never blocks its callers.
 type Reporter struct {
-	Config
+	ReporterConfig
 	Calls    Calls // status of claims is written after them
 	recorder events.EventRecorder
 	statuses *statuses // what Prepare says of claims
@@ -118,7 +118,7 @@ type Reporter struct {
 }
 
 // NewReporter returns a Reporter whose events are written until ctx ends.
-func NewReporter(ctx context.Context, c Config) *Reporter {
+func NewReporter(ctx context.Context, c ReporterConfig) *Reporter {
 	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: c.Client.EventsV1()})
 	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "No events will be written")
@@ -130,20 +130,20 @@ func NewReporter(ctx context.Context, c Config) *Reporter {
 }
 
 // NewReporterTo returns a Reporter that writes its events to the recorder.
-func NewReporterTo(recorder events.EventRecorder, c Config) *Reporter {
-	return &Reporter{Config: c, recorder: recorder, statuses: newStatuses(c.Driver, statusPause, statusDelay),
+func NewReporterTo(recorder events.EventRecorder, c ReporterConfig) *Reporter {
+	return &Reporter{ReporterConfig: c, recorder: recorder, statuses: newStatuses(c.Driver, statusPause, statusDelay),
 		health: newStatuses(c.Driver+"/health", healthPause, healthDelay)}
 }
 
 // Waiting reports what the node waits for before it can prepare or release the claim.
 func (r *Reporter) Waiting(claim sharing.Claim, cause error) {
-	r.claim(Events.ClaimWaiting, claim, "Wait", "node %s waits: %v", r.Config.Node, cause)
+	r.claim(Events.ClaimWaiting, claim, "Wait", "node %s waits: %v", r.ReporterConfig.Node, cause)
 }
 
 // DaemonRestarted reports that an MPS daemon of the claim was restarted, and that its clients have failed.
 func (r *Reporter) DaemonRestarted(claim sharing.Claim, daemon string) {
 	r.claim(Events.MPSDaemonRestarted, claim, "Share", "node %s: the MPS daemon of %s ended and was started again: "+
-		"programs that used the GPU through it have failed and must start again", r.Config.Node, daemon)
+		"programs that used the GPU through it have failed and must start again", r.ReporterConfig.Node, daemon)
 }
 
 // ServerFailed reports that a server of the claim's MPS daemon has ended with an error. Clients decide what and how
@@ -151,13 +151,14 @@ func (r *Reporter) DaemonRestarted(claim sharing.Claim, daemon string) {
 func (r *Reporter) ServerFailed(claim sharing.Claim, daemon, what string) {
 	r.emit(Events.MPSServerFailed, event.ClaimReference(claim.Namespace, claim.Name, claim.UID), "Share",
 		"the MPS daemon of "+daemon, fmt.Sprintf("node %s: the MPS daemon of %s: %s: programs that use it have failed "+
-			"or cannot start; its log on the node has more", r.Config.Node, daemon, what))
+			"or cannot start; its log on the node has more", r.ReporterConfig.Node, daemon, what))
 }
 
 // SingleUser reports that the MPS daemon of the claim serves one user ID at a time.
 func (r *Reporter) SingleUser(claim sharing.Claim, daemon string) {
 	r.claim(Events.MPSSingleUser, claim, "Share", "node %s: the MPS daemon of %s serves clients of one user ID at a "+
-		"time, because NVIDIA's driver is older than R555: use the same runAsUser in all its containers", r.Config.Node,
+		"time, because NVIDIA's driver is older than R555: use the same runAsUser in all its containers",
+		r.ReporterConfig.Node,
 		daemon)
 }
 
@@ -165,7 +166,7 @@ func (r *Reporter) SingleUser(claim sharing.Claim, daemon string) {
 func (r *Reporter) PartitionLost(claim sharing.Claim, device string, p sharing.Partition) {
 	r.claim(Events.PartitionLost, claim, "Partition", "node %s: somebody has removed the partition %s (%s, %s) of "+
 		"this claim: "+
-		"delete its pods, so that they get another one", r.Config.Node, device, p.Profile, p.UUID)
+		"delete its pods, so that they get another one", r.ReporterConfig.Node, device, p.Profile, p.UUID)
 }
 
 // Notice is news about the node or a claim.
@@ -183,7 +184,7 @@ func (r *Reporter) Write(n Notice) {
 		r.Node(n.Event, n.Text)
 		return
 	}
-	r.claim(n.Event, n.Claim, "Monitor", "node %s: %s", r.Config.Node, n.Text)
+	r.claim(n.Event, n.Claim, "Monitor", "node %s: %s", r.ReporterConfig.Node, n.Text)
 	if n.Conditions != nil {
 		r.Conditions(n.Claim, n.Conditions)
 	}
@@ -211,5 +212,6 @@ func (r *Reporter) emit(e event.Kind, about *corev1.ObjectReference, action, cau
 
 // node returns the reference to the node.
 func (r *Reporter) node(kind string) *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: "v1", Kind: kind, Name: r.Config.Node, UID: types.UID(r.Config.Node)}
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: kind, Name: r.ReporterConfig.Node,
+		UID: types.UID(r.ReporterConfig.Node)}
 }

@@ -47,7 +47,7 @@ type Metrics struct {
 
 // Lister lists the records of claims.
 type Lister interface {
-	List() ([]checkpoint.Record, error)
+	List() ([]checkpoint.PreparedClaim, error)
 }
 
 // NewMetrics returns the metrics of a new plugin.

@@ -20,7 +20,7 @@ import (
 // TestEventsTellThePresentCause: events about the same claim with different causes are not aggregated.
 func TestEventsTellThePresentCause(t *testing.T) {
 	client := fake.NewClientset()
-	r := NewReporter(t.Context(), Config{Driver: "gpu.nvidia.com", Node: "node", Client: client})
+	r := NewReporter(t.Context(), ReporterConfig{Driver: "gpu.nvidia.com", Node: "node", Client: client})
 	claim := sharing.Claim{Namespace: "ns", Name: "c", UID: "1"}
 	for _, cause := range []string{"GPU gpu-1 is busy", "GPU gpu-1 is busy", "MPS daemon gpu-1 is not ready"} {
 		r.Waiting(claim, errors.New(cause))
@@ -43,7 +43,7 @@ func TestEventsTellThePresentCause(t *testing.T) {
 // TestEventsOfServerFailures: failures of one MPS daemon are counted in one event, whatever its clients make it say.
 func TestEventsOfServerFailures(t *testing.T) {
 	client := fake.NewClientset()
-	r := NewReporter(t.Context(), Config{Driver: "gpu.nvidia.com", Node: "node", Client: client})
+	r := NewReporter(t.Context(), ReporterConfig{Driver: "gpu.nvidia.com", Node: "node", Client: client})
 	claim := sharing.Claim{Namespace: "ns", Name: "c", UID: "1"}
 	for status := range 20 {
 		r.ServerFailed(claim, "gpu-1", fmt.Sprint("a server exited with status ", status))
@@ -92,7 +92,8 @@ func TestTransitionTime(t *testing.T) {
 		{"ready before", "gpu-1", metav1.ConditionTrue, false},
 		{"another device not ready before", "gpu-2", metav1.ConditionFalse, false},
 	} {
-		r := NewReporter(t.Context(), Config{Driver: "gpu.nvidia.com", Node: "node", Client: fake.NewClientset()})
+		r := NewReporter(t.Context(), ReporterConfig{Driver: "gpu.nvidia.com", Node: "node",
+			Client: fake.NewClientset()})
 		claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: "gpu.nvidia.com", Pool: "node",
 			Device:     row.device,
 			Conditions: []metav1.Condition{{Type: readyCondition, Status: row.before, LastTransitionTime: long}}}}

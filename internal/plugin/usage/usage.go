@@ -352,7 +352,7 @@ func heldBy(c *podresourcesapi.ContainerResources, holdings map[string][]holding
 }
 
 // byCDIName returns what claims hold, by CDI device name. It leaves out the CDI devices that all claims share.
-func byCDIName(records []checkpoint.Record) map[string][]holding {
+func byCDIName(records []checkpoint.PreparedClaim) map[string][]holding {
 	found := map[string][]holding{}
 	for _, rec := range records {
 		several := slices.ContainsFunc(rec.Plan.Assignments, func(a sharing.Assignment) bool {

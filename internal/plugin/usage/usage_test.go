@@ -101,7 +101,7 @@ func newNode(t *testing.T) *node {
 // claim records a claim. Each device is [REQUEST=]DEVICE[:SHARE], with a share like 5Gi/30 or 2x, or "admin".
 func (o *node) claim(name string, devices ...string) {
 	o.t.Helper()
-	rec := checkpoint.Record{Phase: checkpoint.Prepared, Claim: sharing.Claim{Namespace: "ns", Name: name,
+	rec := checkpoint.PreparedClaim{Phase: checkpoint.Prepared, Claim: sharing.Claim{Namespace: "ns", Name: name,
 		UID: types.UID("uid-of-" + name)}}
 	for i, text := range devices {
 		request, device, ok := strings.Cut(text, "=")

@@ -22,7 +22,7 @@ import (
 type Hardware interface {
 	// Set changes the settings and the MIG mode of a physical GPU. It is no error if the GPU is gone and s only
 	// restores defaults. Errors: gpu.ErrBusy, gpu.ErrForeignPartition, gpu.ErrMIGModeFixed.
-	Set(ctx context.Context, id gpu.UUID, s gpu.State) error
+	Set(ctx context.Context, id gpu.UUID, s gpu.DesiredState) error
 	// CheckPlacement returns gpu.ErrForeignPartition if another partition overlaps the placement.
 	CheckPlacement(ctx context.Context, at gpu.Placement) error
 	// CreatePartition creates the partition on a GPU in MIG mode and returns its UUID. If known is empty, an existing
@@ -49,10 +49,10 @@ func Each(ids []gpu.UUID, do func(gpu.UUID) error) error {
 }
 
 // To returns a function for Each, which brings a GPU into its state.
-func To(ctx context.Context, hw Hardware, state func(gpu.UUID) gpu.State) func(gpu.UUID) error {
+func To(ctx context.Context, hw Hardware, state func(gpu.UUID) gpu.DesiredState) func(gpu.UUID) error {
 	return func(id gpu.UUID) error {
 		s := state(id)
-		if s == (gpu.State{}) {
+		if s == (gpu.DesiredState{}) {
 			return nil
 		}
 		if err := hw.Set(ctx, id, s); err != nil {

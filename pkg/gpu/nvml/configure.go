@@ -43,7 +43,7 @@ var intervals = map[gpu.Interval]int{gpu.IntervalDefault: 0, gpu.IntervalShort: 
 
 // set implements Machine.Set. Restoring a default is no error if the GPU does not support the setting. Without an
 // interval it leaves the time slice alone, which cannot be read: setting it takes a slow run of nvidia-smi.
-func (s *session) set(ctx context.Context, id gpu.UUID, want gpu.State) error {
+func (s *session) set(ctx context.Context, id gpu.UUID, want gpu.DesiredState) error {
 	if err := validate(want.Settings); err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func validate(s *gpu.Settings) error {
 }
 
 // undoes reports whether the state only restores defaults, which a missing GPU has.
-func undoes(s gpu.State) bool {
+func undoes(s gpu.DesiredState) bool {
 	factory := s.Settings == nil || s.Settings.Mode == "" &&
 		(s.Settings.Interval == "" || s.Settings.Interval == gpu.IntervalDefault)
 	return factory && (s.MIG == gpu.MIGUnchanged || s.MIG == gpu.MIGOffIfUnused)

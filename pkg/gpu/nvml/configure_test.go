@@ -127,7 +127,7 @@ func TestConfigure(t *testing.T) {
 			defer cancel()
 			var got string
 			for _, s := range tt.settings {
-				err := node.Set(ctx, id, gpu.State{Settings: &s})
+				err := node.Set(ctx, id, gpu.DesiredState{Settings: &s})
 				if err != nil {
 					got = err.Error()
 					if tt.errorIs != nil && !errors.Is(err, tt.errorIs) {
@@ -168,7 +168,7 @@ func TestUnchangedTimeSlice(t *testing.T) {
 		{gpu.Settings{Interval: gpu.IntervalLong}, true},
 		{gpu.Settings{Interval: gpu.IntervalDefault}, true},
 	} {
-		err := node.Set(t.Context(), look.Devices[0].UUID, gpu.State{Settings: &tt.settings})
+		err := node.Set(t.Context(), look.Devices[0].UUID, gpu.DesiredState{Settings: &tt.settings})
 		if runs := err != nil && strings.Contains(err.Error(), "has run"); runs != tt.runs || err != nil && !runs {
 			t.Errorf("%s: nvidia-smi runs: %t, want %t; error %v", tt.settings, runs, tt.runs, err)
 		}

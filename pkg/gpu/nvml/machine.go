@@ -17,7 +17,7 @@ import (
 type none = struct{}
 
 // Set changes settings and MIG mode of the GPU. Another error: ErrNotConfigurable.
-func (m *Machine) Set(ctx context.Context, id gpu.UUID, want gpu.State) error {
+func (m *Machine) Set(ctx context.Context, id gpu.UUID, want gpu.DesiredState) error {
 	_, err := call(ctx, m, id, func(s *session) (none, error) { return none{}, s.set(ctx, id, want) })
 	return err
 }

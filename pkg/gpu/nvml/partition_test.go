@@ -170,7 +170,7 @@ var uuids = regexp.MustCompile(`(MIG|GPU)-[0-9a-f-]+`)
 func do(ctx context.Context, t *testing.T, node *nvml.Machine, d gpu.Device, verb string) error {
 	t.Helper()
 	if verb == "=" {
-		return node.Set(ctx, d.UUID, gpu.State{MIG: gpu.MIGOff})
+		return node.Set(ctx, d.UUID, gpu.DesiredState{MIG: gpu.MIGOff})
 	}
 	profile, start, _ := strings.Cut(verb[1:], "@")
 	var n int
@@ -182,7 +182,7 @@ func do(ctx context.Context, t *testing.T, node *nvml.Machine, d gpu.Device, ver
 	case '?':
 		return node.CheckPlacement(ctx, at)
 	case '+':
-		if err := node.Set(ctx, d.UUID, gpu.State{MIG: gpu.MIGOn}); err != nil {
+		if err := node.Set(ctx, d.UUID, gpu.DesiredState{MIG: gpu.MIGOn}); err != nil {
 			return err
 		}
 		_, err := node.CreatePartition(ctx, at, "")
@@ -191,7 +191,7 @@ func do(ctx context.Context, t *testing.T, node *nvml.Machine, d gpu.Device, ver
 	if err := node.DestroyPartition(ctx, at, ""); err != nil {
 		return err
 	}
-	return node.Set(ctx, d.UUID, gpu.State{MIG: gpu.MIGOffIfUnused})
+	return node.Set(ctx, d.UUID, gpu.DesiredState{MIG: gpu.MIGOffIfUnused})
 }
 
 // Whatever step fails, before or after it has done its work, the same verb repeated ends as if nothing had happened;

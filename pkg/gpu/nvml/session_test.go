@@ -114,7 +114,7 @@ func TestSessionWithoutHealthyGPU(t *testing.T) {
 			t.Fatalf("got %v", lost)
 		}
 		must(t, n.DestroyPartition(t.Context(), gpu.Placement{Parent: d.UUID, Profile: "1g.10gb", Size: 1}, "MIG-1"))
-		must(t, n.Set(t.Context(), d.UUID, gpu.State{Settings: &gpu.Settings{}}))
+		must(t, n.Set(t.Context(), d.UUID, gpu.DesiredState{Settings: &gpu.Settings{}}))
 	}
 	for _, other := range found.Devices {
 		must(t, m.Plug(other.Name))
@@ -145,7 +145,8 @@ func TestHangingGPU(t *testing.T) {
 	}
 	// Whoever needs the sick one is told at once, and the others need not wait for it.
 	for id, want := range map[gpu.UUID]error{sick.UUID: nvml.ErrNoAnswer, healthy.UUID: nil} {
-		err := n.Set(t.Context(), id, gpu.State{Settings: &gpu.Settings{Mode: gpu.ExclusiveProcess}, MIG: gpu.MIGOff})
+		err := n.Set(t.Context(), id, gpu.DesiredState{Settings: &gpu.Settings{Mode: gpu.ExclusiveProcess},
+			MIG: gpu.MIGOff})
 		if !errors.Is(err, want) {
 			t.Errorf("%s: got %v, want %v at once", id, err, want)
 		}
@@ -166,7 +167,7 @@ func TestLookWhileTheMIGModeChanges(t *testing.T) {
 	must(t, err)
 	must(t, m.Inject(found.Devices[0].Name, "SetMigMode", node.Fault{Delay: time.Hour, Times: 1}))
 	ended := make(chan error, 1)
-	go func() { ended <- n.Set(t.Context(), found.Devices[0].UUID, gpu.State{MIG: gpu.MIGOn}) }()
+	go func() { ended <- n.Set(t.Context(), found.Devices[0].UUID, gpu.DesiredState{MIG: gpu.MIGOn}) }()
 	eventually(t, "the call that sets the mode", func() bool {
 		v, err := m.View()
 		must(t, err)
@@ -191,7 +192,7 @@ func TestLookAfterTheLastPartition(t *testing.T) {
 	found, err := n.Discover(t.Context())
 	must(t, err)
 	id := found.Devices[0].UUID
-	must(t, n.Set(t.Context(), id, gpu.State{MIG: gpu.MIGOn}))
+	must(t, n.Set(t.Context(), id, gpu.DesiredState{MIG: gpu.MIGOn}))
 	at := gpu.Placement{Parent: id, Profile: "1g.10gb", Start: 0, Size: 1}
 	part, err := n.CreatePartition(t.Context(), at, "")
 	must(t, err)
@@ -201,7 +202,7 @@ func TestLookAfterTheLastPartition(t *testing.T) {
 	must(t, n.DestroyPartition(t.Context(), at, part))
 	must(t, m.Inject(found.Devices[0].Name, "SetMigMode", node.Fault{Delay: time.Hour, Times: 1}))
 	ended := make(chan error, 1)
-	go func() { ended <- n.Set(t.Context(), id, gpu.State{MIG: gpu.MIGOff}) }()
+	go func() { ended <- n.Set(t.Context(), id, gpu.DesiredState{MIG: gpu.MIGOff}) }()
 	eventually(t, "the call that sets the mode", func() bool {
 		v, err := m.View()
 		must(t, err)

@@ -119,10 +119,10 @@ func TestVGPUGuest(t *testing.T) {
 	if _, err := toolkitOf(n).Access(t.Context(), d); err != nil {
 		t.Error(err)
 	}
-	if err := n.Set(t.Context(), d.UUID, gpu.State{Settings: &gpu.Settings{}}); err != nil {
+	if err := n.Set(t.Context(), d.UUID, gpu.DesiredState{Settings: &gpu.Settings{}}); err != nil {
 		t.Error(err)
 	}
-	if err := n.Set(t.Context(), d.UUID, gpu.State{MIG: gpu.MIGOff}); err != nil {
+	if err := n.Set(t.Context(), d.UUID, gpu.DesiredState{MIG: gpu.MIGOff}); err != nil {
 		t.Error(err)
 	}
 }

@@ -266,7 +266,7 @@ func TestAccessToAPartition(t *testing.T) {
 	must(t, err)
 	d := found.Devices[0]
 	at := gpu.Placement{Parent: d.UUID, Profile: "1g.10gb", Start: 4, Size: 1}
-	if err := gpus.Set(t.Context(), d.UUID, gpu.State{MIG: gpu.MIGOn}); err != nil {
+	if err := gpus.Set(t.Context(), d.UUID, gpu.DesiredState{MIG: gpu.MIGOn}); err != nil {
 		t.Fatal(err)
 	}
 	id, err := gpus.CreatePartition(t.Context(), at, "")

@@ -43,29 +43,29 @@ func (n node) disk(path string) string {
 }
 
 // records returns the driver's records, sorted by file name.
-func (n node) records(t *testing.T) []checkpoint.Record {
+func (n node) records(t *testing.T) []checkpoint.PreparedClaim {
 	t.Helper()
 	files, err := filepath.Glob(n.disk(pluginDir + "/claims/*.json"))
 	must(t, err)
-	var records []checkpoint.Record
+	var records []checkpoint.PreparedClaim
 	for _, file := range files {
 		data, err := os.ReadFile(file)
 		if os.IsNotExist(err) {
 			continue // released since
 		}
 		must(t, err)
-		var rec checkpoint.Record
+		var rec checkpoint.PreparedClaim
 		must(t, json.Unmarshal(data, &rec))
 		records = append(records, rec)
 	}
-	slices.SortFunc(records, func(a, b checkpoint.Record) int {
+	slices.SortFunc(records, func(a, b checkpoint.PreparedClaim) int {
 		return strings.Compare(a.Claim.String(), b.Claim.String())
 	})
 	return records
 }
 
 // record returns the record of the pod's claim.
-func (n node) record(t *testing.T, pod client.ObjectKey) checkpoint.Record {
+func (n node) record(t *testing.T, pod client.ObjectKey) checkpoint.PreparedClaim {
 	t.Helper()
 	claim := n.claim(t, pod)
 	for _, rec := range n.records(t) {
@@ -74,7 +74,7 @@ func (n node) record(t *testing.T, pod client.ObjectKey) checkpoint.Record {
 		}
 	}
 	t.Fatalf("there is no record of the claim of pod %s", pod)
-	return checkpoint.Record{}
+	return checkpoint.PreparedClaim{}
 }
 
 // left lists every file of claims on the node.
