@@ -116,9 +116,9 @@ func closeNVML(out io.Writer, dir string, until time.Time) error {
 	return err
 }
 
-func eventually(is func() bool) bool {
+func eventually(done func() bool) bool {
 	for end := time.Now().Add(requestTimeout); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-		if is() {
+		if done() {
 			return true
 		}
 	}

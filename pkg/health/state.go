@@ -281,10 +281,10 @@ func (s *State) linksDown(id gpu.UUID, up []int) (down []int) {
 	return down
 }
 
-// end ends the active conditions for which is returns true.
-func (s *State) end(now time.Time, why End, is func(Condition) bool) (ended []Condition) {
+// end ends the active conditions that match.
+func (s *State) end(now time.Time, why End, matches func(Condition) bool) (ended []Condition) {
 	for i := range s.Conditions {
-		if c := &s.Conditions[i]; c.Active() && is(*c) {
+		if c := &s.Conditions[i]; c.Active() && matches(*c) {
 			c.Ended, c.End = now, why
 			ended = append(ended, *c)
 		}

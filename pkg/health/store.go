@@ -167,7 +167,7 @@ func (s Saved) LetGoOtherwise() bool {
 	return s.LetGo != "" && !strings.HasPrefix(s.LetGo, letGoAnswer)
 }
 
-// LetGoRequest returns until when people have asked to close NVML; zero: they have not.
+// LetGoRequest returns the end of the time for which an administrator wants NVML closed; zero: nobody has asked.
 func LetGoRequest(dir string) time.Time {
 	text, err := os.ReadFile(filepath.Join(dir, letGoFile))
 	if err != nil {

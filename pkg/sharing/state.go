@@ -72,11 +72,11 @@ func settings(id gpu.UUID, holders []Holder) *gpu.Settings {
 	return found
 }
 
-// holds reports whether a holder has an assignment on the physical GPU for which is returns true.
-func holds(id gpu.UUID, holders []Holder, is func(Assignment) bool) bool {
+// holds reports whether a holder has an assignment on the physical GPU that matches.
+func holds(id gpu.UUID, holders []Holder, matches func(Assignment) bool) bool {
 	return slices.ContainsFunc(holders, func(h Holder) bool {
 		return slices.ContainsFunc(h.Plan.Assignments, func(a Assignment) bool {
-			return a.GPU == id && !a.AdminAccess && is(a)
+			return a.GPU == id && !a.AdminAccess && matches(a)
 		})
 	})
 }

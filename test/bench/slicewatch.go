@@ -101,12 +101,12 @@ func (w *sliceWatch) take(event watch.Event) error {
 	return nil
 }
 
-// count returns the number of devices for which is returns true.
-func (w *sliceWatch) count(is func(resourceapi.Device) bool) int {
+// count returns the number of devices that match.
+func (w *sliceWatch) count(matches func(resourceapi.Device) bool) int {
 	n := 0
 	for _, slice := range w.slices {
 		for _, d := range slice.Spec.Devices {
-			if is(d) {
+			if matches(d) {
 				n++
 			}
 		}

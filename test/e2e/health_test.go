@@ -63,8 +63,8 @@ func (s *suite) replicas(t *testing.T, namespace, name, node, template string, c
 	}))
 }
 
-// waitReplicas waits until so many pods of the Deployment run on GPUs for which is returns true.
-func (s *suite) waitReplicas(t *testing.T, namespace, name string, count int, is func(device string) bool) (
+// waitReplicas waits until so many pods of the Deployment run on GPUs that match.
+func (s *suite) waitReplicas(t *testing.T, namespace, name string, count int, matches func(device string) bool) (
 	found []corev1.Pod) {
 	t.Helper()
 	s.must(t, kube.Until(t.Context(), soon, fmt.Sprintf("%d pods of %s", count, name),
@@ -81,7 +81,7 @@ func (s *suite) waitReplicas(t *testing.T, namespace, name string, count int, is
 				if err != nil {
 					return false, state, client.IgnoreNotFound(err) // the pod has been deleted since
 				}
-				if a := claim.Status.Allocation; a != nil && is(a.Devices.Results[0].Device) {
+				if a := claim.Status.Allocation; a != nil && matches(a.Devices.Results[0].Device) {
 					found = append(found, p)
 				}
 			}
