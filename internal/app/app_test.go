@@ -75,7 +75,7 @@ func TestCheckTakesThePluginsEnvironment(t *testing.T) {
 // TestOpenNVML: the plugin answers a request to open NVML with the reason for which NVML is closed now.
 func TestOpenNVML(t *testing.T) {
 	const replaced = "the label nvidia.com/gpu.deploy.driver of this node says paused-for-driver-upgrade"
-	asked := health.LetGoAnswer(time.Date(2026, 11, 22, 12, 1, 0, 0, time.UTC))
+	asked := health.ReleaseAnswer(time.Date(2026, 11, 22, 12, 1, 0, 0, time.UTC))
 	for _, row := range []struct {
 		name, before, after string // why NVML is closed
 		code                int
@@ -89,13 +89,13 @@ func TestOpenNVML(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			dir := t.TempDir()
-			save := func(why string) error { return health.Saved{LetGo: why}.Save(dir) }
-			if err := errors.Join(save(row.before), health.RequestLetGo(dir, time.Now().Add(time.Hour))); err != nil {
+			save := func(why string) error { return health.Saved{Release: why}.Save(dir) }
+			if err := errors.Join(save(row.before), health.RequestRelease(dir, time.Now().Add(time.Hour))); err != nil {
 				t.Fatal(err)
 			}
 			answered := make(chan error, 1)
 			go func() {
-				for !health.LetGoRequest(dir).IsZero() {
+				for !health.ReleaseRequest(dir).IsZero() {
 					time.Sleep(time.Millisecond)
 				}
 				answered <- save(row.after)

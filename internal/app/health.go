@@ -93,19 +93,19 @@ func clearHealth(out io.Writer, dir string, saved health.Saved, device string) e
 // closeNVML asks the plugin to close NVML until then, or to open it (zero), and waits until it knows. It is an error if
 // NVML stays closed for another reason.
 func closeNVML(out io.Writer, dir string, until time.Time) error {
-	if err := health.RequestLetGo(dir, until); err != nil {
+	if err := health.RequestRelease(dir, until); err != nil {
 		return err
 	}
 	var saved health.Saved
 	if !eventually(func() bool {
 		var err error
 		saved, err = health.Load(dir)
-		return err == nil && ((saved.LetGo != "") == !until.IsZero() || saved.LetGoOtherwise())
+		return err == nil && ((saved.Release != "") == !until.IsZero() || saved.ReleaseOtherwise())
 	}) {
 		return errors.New("the plugin has not answered yet: does it run?")
 	}
-	if until.IsZero() && saved.LetGo != "" {
-		return fmt.Errorf("NVML stays closed: %s", saved.LetGo)
+	if until.IsZero() && saved.Release != "" {
+		return fmt.Errorf("NVML stays closed: %s", saved.Release)
 	}
 	text := "NVML is open.\n"
 	if !until.IsZero() {
@@ -127,8 +127,8 @@ func eventually(done func() bool) bool {
 
 // printHealth prints a table of the GPUs, and below each what is and was wrong with it.
 func printHealth(out io.Writer, saved health.Saved) error {
-	if saved.LetGo != "" {
-		fmt.Fprintf(out, "NVML is closed: %s\n", saved.LetGo)
+	if saved.Release != "" {
+		fmt.Fprintf(out, "NVML is closed: %s\n", saved.Release)
 	}
 	if len(saved.GPUs) == 0 {
 		_, err := fmt.Fprintln(out, "The plugin has not looked at the GPUs of this node yet.")

@@ -146,7 +146,7 @@ func (machine) DriverChanged() bool                                          { r
 func (machine) LibraryDir() string                                           { return "" }
 func (machine) Watch(context.Context, func(gpu.Event))                       {}
 func (machine) Recheck(gpu.UUID)                                             {}
-func (machine) LetGo(string)                                                 {}
+func (machine) Release(string)                                               {}
 func (machine) StopWatching(string)                                          {}
 
 func freeAddress(t *testing.T) string {

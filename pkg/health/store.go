@@ -23,15 +23,15 @@ import (
 const (
 	stateFile   = "health.json"
 	lockFile    = "health.lock"   // held while an instance reads and writes the state
-	letGoFile   = "let-go-nvml"   // the time until which NVML is to be closed
+	releaseFile = "let-go-nvml"   // the time until which NVML is to be closed
 	clearPrefix = "clear-health-" // followed by the name of a GPU
 )
 
 // Saved is the state on disk.
 type Saved struct {
 	State
-	// LetGo says why NVML is closed; empty: it is not.
-	LetGo string `json:"letGo,omitempty"`
+	// Release says why NVML is closed; empty: it is not.
+	Release string `json:"letGo,omitempty"`
 	// GPUs are all known GPUs.
 	GPUs []SavedGPU `json:"gpus,omitempty"`
 }
@@ -106,7 +106,7 @@ func Forget(dir string) error {
 		return lockErr
 	}
 	ClearRequests(dir)
-	return errors.Join(lockErr, remove(filepath.Join(dir, stateFile)), remove(filepath.Join(dir, letGoFile)))
+	return errors.Join(lockErr, remove(filepath.Join(dir, stateFile)), remove(filepath.Join(dir, releaseFile)))
 }
 
 func remove(file string) error {
@@ -119,7 +119,7 @@ func remove(file string) error {
 // IsRequest reports whether the file, in the directory of the plugin, is a request of people.
 func IsRequest(file string) bool {
 	name := filepath.Base(file)
-	return name == letGoFile || strings.HasPrefix(name, clearPrefix)
+	return name == releaseFile || strings.HasPrefix(name, clearPrefix)
 }
 
 // RequestClear asks the plugin with the directory to end everything that is wrong with a GPU.
@@ -145,31 +145,31 @@ func ClearRequests(dir string) []string {
 	return names
 }
 
-// RequestLetGo asks the plugin with the directory to close NVML until then. The zero time opens it again.
-func RequestLetGo(dir string, until time.Time) error {
-	file := filepath.Join(dir, letGoFile)
+// RequestRelease asks the plugin with the directory to close NVML until then. The zero time opens it again.
+func RequestRelease(dir string, until time.Time) error {
+	file := filepath.Join(dir, releaseFile)
 	if until.IsZero() {
 		return remove(file)
 	}
 	return renameio.WriteFile(file, []byte(until.Format(time.RFC3339)), 0o600)
 }
 
-// letGoAnswer begins Saved.LetGo while NVML is closed on request.
-const letGoAnswer = "NVML is closed until "
+// releaseAnswer begins Saved.Release while NVML is closed on request.
+const releaseAnswer = "NVML is closed until "
 
-// LetGoAnswer returns Saved.LetGo for a request to close NVML until then.
-func LetGoAnswer(until time.Time) string {
-	return letGoAnswer + until.UTC().Format(time.RFC3339) + ", as asked for"
+// ReleaseAnswer returns Saved.Release for a request to close NVML until then.
+func ReleaseAnswer(until time.Time) string {
+	return releaseAnswer + until.UTC().Format(time.RFC3339) + ", as asked for"
 }
 
-// LetGoOtherwise reports whether NVML is closed for another reason than a request.
-func (s Saved) LetGoOtherwise() bool {
-	return s.LetGo != "" && !strings.HasPrefix(s.LetGo, letGoAnswer)
+// ReleaseOtherwise reports whether NVML is closed for another reason than a request.
+func (s Saved) ReleaseOtherwise() bool {
+	return s.Release != "" && !strings.HasPrefix(s.Release, releaseAnswer)
 }
 
-// LetGoRequest returns the end of the time for which an administrator wants NVML closed; zero: nobody has asked.
-func LetGoRequest(dir string) time.Time {
-	text, err := os.ReadFile(filepath.Join(dir, letGoFile))
+// ReleaseRequest returns the end of the time for which an administrator wants NVML closed; zero: nobody has asked.
+func ReleaseRequest(dir string) time.Time {
+	text, err := os.ReadFile(filepath.Join(dir, releaseFile))
 	if err != nil {
 		return time.Time{}
 	}

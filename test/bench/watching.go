@@ -175,7 +175,7 @@ func startWatching(ctx context.Context, machine *simulator.Node, library nvmllib
 	stop = func() error {
 		cancel()
 		running.Wait()
-		n.LetGo("the end") // returns when Watch has left its session
+		n.Release("the end") // returns when Watch has left its session
 		return n.Close()
 	}
 	if err := until(ctx, "events to be watched", func() (bool, error) { return n.Watching(), nil }); err != nil {

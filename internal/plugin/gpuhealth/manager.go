@@ -83,7 +83,7 @@ type Manager struct {
 func New(c ManagerConfig) *Manager {
 	m := &Manager{ManagerConfig: c, drains: map[gpu.UUID]time.Time{}, shared: true}
 	m.load()
-	m.closeUntil = health.LetGoRequest(m.Dir)
+	m.closeUntil = health.ReleaseRequest(m.Dir)
 	return m
 }
 
@@ -256,7 +256,7 @@ func (m *Manager) update(ctx context.Context, at Moment) {
 			m.clear(ctx, at.Now)
 		}
 	}
-	m.closeUntil = health.LetGoRequest(m.Dir)
+	m.closeUntil = health.ReleaseRequest(m.Dir)
 	m.release(ctx, at.Now)
 }
 

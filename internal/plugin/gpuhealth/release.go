@@ -21,7 +21,7 @@ const drainTime = 15 * time.Minute
 func (m *Manager) release(ctx context.Context, now time.Time) {
 	why := m.paused
 	if until := m.closeUntil; now.Before(until) {
-		why = health.LetGoAnswer(until)
+		why = health.ReleaseAnswer(until)
 	}
 	if why != m.released {
 		klog.FromContext(ctx).Info("NVML", "closed", why != "", "why", why)

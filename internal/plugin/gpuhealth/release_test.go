@@ -16,7 +16,7 @@ const asked = "NVML is closed until 2026-11-22T12:01:00Z, as asked for"
 
 func TestReleaseOnRequest(t *testing.T) {
 	n := newTestNode(t)
-	if err := health.RequestLetGo(n.Dir, start.Add(time.Minute)); err != nil {
+	if err := health.RequestRelease(n.Dir, start.Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	n.pass(time.Second)
@@ -24,8 +24,8 @@ func TestReleaseOnRequest(t *testing.T) {
 	const closed = "gpu-0: unmonitored=:NoSchedule\ngpu-0-mig-1g10gb-0: unmonitored=:NoSchedule\n" +
 		"gpu-0-mig-1g10gb-2: unmonitored=:NoSchedule\ngpu-1: unmonitored=:NoSchedule"
 	n.wantTaints("NVML is closed", closed)
-	if saved, err := health.Load(n.Dir); err != nil || saved.LetGo != asked {
-		t.Errorf("got %q, %v, want %q saved", saved.LetGo, err, asked)
+	if saved, err := health.Load(n.Dir); err != nil || saved.Release != asked {
+		t.Errorf("got %q, %v, want %q saved", saved.Release, err, asked)
 	}
 
 	n.restart(n.Dir, "a")
@@ -82,13 +82,13 @@ func TestPaused(t *testing.T) {
 	n.pause("the driver is about to be replaced")
 	n.want("NVML is closed", n.released == "the driver is about to be replaced")
 	n.pass(time.Hour)
-	if err := health.RequestLetGo(n.Dir, n.clock.Add(time.Minute)); err != nil {
+	if err := health.RequestRelease(n.Dir, n.clock.Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	n.pass(time.Second)
 	n.want("a person asks, too", n.released == "NVML is closed until 2026-11-22T13:01:00Z, as asked for")
 	n.pause("")
-	if err := health.RequestLetGo(n.Dir, time.Time{}); err != nil {
+	if err := health.RequestRelease(n.Dir, time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	n.pass(time.Second)
@@ -206,7 +206,7 @@ func TestForget(t *testing.T) {
 			n := newTestNode(t)
 			row.do(n)
 			n.flush()
-			if err := health.RequestLetGo(n.Dir, start); err != nil {
+			if err := health.RequestRelease(n.Dir, start); err != nil {
 				t.Fatal(err)
 			}
 			if err := health.Forget(n.Dir); err != nil {

@@ -72,7 +72,7 @@ func (m *Manager) Save(ctx context.Context, at Moment) {
 
 // write writes the state.
 func (m *Manager) write() error {
-	saved := health.Saved{State: m.state, LetGo: m.released}
+	saved := health.Saved{State: m.state, Release: m.released}
 	for _, d := range m.known.GPUs {
 		g := health.SavedGPU{Name: d.Name, UUID: d.UUID, Product: d.Product.Name, Unwatched: m.unwatched(d),
 			Rules: map[health.Cause]health.Rule{}}

@@ -222,7 +222,7 @@ func (l *testNode) Watch(ctx context.Context, found func(gpu.Event)) {
 }
 
 func (*testNode) Recheck(gpu.UUID)    {}
-func (*testNode) LetGo(string)        {}
+func (*testNode) Release(string)      {}
 func (*testNode) StopWatching(string) {}
 func (*testNode) Stale()              {}
 

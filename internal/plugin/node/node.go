@@ -43,8 +43,8 @@ type Machine interface {
 	Watch(ctx context.Context, found func(gpu.Event))
 	// Recheck makes the next discovery ask the GPU for its health.
 	Recheck(id gpu.UUID)
-	// LetGo closes NVML and keeps it closed. why is the reason; "" opens it again.
-	LetGo(why string)
+	// Release closes NVML and keeps it closed. why is the reason; "" opens it again.
+	Release(why string)
 	// StopWatching stops watching events, so that NVML can be closed between discoveries. "" continues.
 	StopWatching(why string)
 }
@@ -315,7 +315,7 @@ func (n *Node) releaseNVML(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case why := <-n.release:
-			n.Machine.LetGo(why)
+			n.Machine.Release(why)
 			if why == "" {
 				n.send(discoverNow{})
 			}

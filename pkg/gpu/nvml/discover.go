@@ -32,7 +32,7 @@ const (
 // lost, and is not called again until its call has returned. The error means that nothing can be read at all. If no GPU
 // answers, it tries once more in a new session, because the driver may have been reloaded. At the end it closes the
 // session if no events are watched and all GPUs have persistence mode, so that they can be reset and the driver
-// unloaded. Errors: driverroot.ErrNoDriver, ErrDriverReplaced, ErrLetGo. The health of a GPU is at most healthPeriod
+// unloaded. Errors: driverroot.ErrNoDriver, ErrDriverReplaced, ErrReleased. The health of a GPU is at most healthPeriod
 // old.
 func (m *Machine) Discover(caller context.Context) (gpu.Discovery, error) {
 	ctx, cancel := m.limit(caller)

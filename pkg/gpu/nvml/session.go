@@ -89,7 +89,7 @@ type session struct {
 func (s *session) has(function string) bool { return s.lib.Extensions().LookupSymbol(function) == nil }
 
 // acquire returns the session and opens it if needed. The caller must release it. n.mu is not held while NVML is
-// called. Error: ErrLetGo.
+// called. Error: ErrReleased.
 func (m *Machine) acquire() (*session, error) {
 	m.opening.Lock() // one call opens it, and the others wait
 	defer m.opening.Unlock()

@@ -37,8 +37,8 @@ const wantedEvents = nvmllib.EventTypeXidCriticalError | nvmllib.EventTypeDouble
 // watch is the state of Watch.
 type watch struct {
 	mu sync.Mutex
-	// stopped says why no events are watched, and letGo why NVML is closed; empty: they are, it is not.
-	stopped, letGo string
+	// stopped says why no events are watched, and released why NVML is closed; empty: they are, it is not.
+	stopped, released string
 	// leave asks the watcher to leave its session; it may open another one then.
 	leave bool
 	// inside is closed when the watcher has left its session; nil: it is in none.
@@ -78,7 +78,7 @@ func (w *watch) unwatched(devices []gpu.Device, timeout time.Duration) map[gpu.U
 }
 
 // halted says why no events are to be watched; empty: they are. w.mu is held.
-func (w *watch) halted() string { return cmp.Or(w.letGo, w.stopped) }
+func (w *watch) halted() string { return cmp.Or(w.released, w.stopped) }
 
 // StopWatching makes Watch leave its session within EventWait, so that Discover can close it. why says what for; ""
 // lets Watch continue.
@@ -88,14 +88,14 @@ func (m *Machine) StopWatching(why string) {
 	m.watch.stopped = why
 }
 
-// ErrLetGo is returned by all calls while NVML is closed on request. The error says why.
-var ErrLetGo = errors.New("NVML is closed")
+// ErrReleased is returned by all calls while NVML is closed on request. The error says why.
+var ErrReleased = errors.New("NVML is closed")
 
-// LetGo closes the session as soon as no call uses it, and opens no other one: GPUs can be reset, and the driver be
+// Release closes the session as soon as no call uses it, and opens no other one: GPUs can be reset, and the driver be
 // unloaded. why says what for; "" ends it.
-func (m *Machine) LetGo(why string) {
+func (m *Machine) Release(why string) {
 	m.watch.mu.Lock()
-	m.watch.letGo = why
+	m.watch.released = why
 	m.watch.mu.Unlock()
 	if why == "" {
 		return
@@ -113,12 +113,12 @@ func (w *watch) isStopped() bool {
 	return w.stopped != ""
 }
 
-// refusal returns ErrLetGo while NVML is closed on request.
+// refusal returns ErrReleased while NVML is closed on request.
 func (w *watch) refusal() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.letGo != "" {
-		return fmt.Errorf("%w: %s", ErrLetGo, w.letGo)
+	if w.released != "" {
+		return fmt.Errorf("%w: %s", ErrReleased, w.released)
 	}
 	return nil
 }

@@ -156,12 +156,12 @@ func TestWatchGivesWay(t *testing.T) {
 	w.node.StopWatching("")
 	w.reason(0, "")
 
-	w.node.LetGo("an update")
-	if _, err := w.node.Discover(t.Context()); !errors.Is(err, nvml.ErrLetGo) {
-		t.Errorf("a discovery while NVML is closed: got %v, want ErrLetGo", err)
+	w.node.Release("an update")
+	if _, err := w.node.Discover(t.Context()); !errors.Is(err, nvml.ErrReleased) {
+		t.Errorf("a discovery while NVML is closed: got %v, want ErrReleased", err)
 	}
 	w.eventually("the driver can be unloaded", func() bool { return w.machine.Unload() == nil }, new(string))
-	w.node.LetGo("")
+	w.node.Release("")
 	if _, err := w.node.Discover(t.Context()); err == nil {
 		t.Error("a discovery without a driver: got no error")
 	}
