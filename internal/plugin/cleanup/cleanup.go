@@ -187,8 +187,9 @@ func (c *Cleaner) isGone(ctx context.Context, rec checkpoint.PreparedClaim) (boo
 		return true, nil
 	}
 	here := func(r resourceapi.DeviceRequestAllocationResult) bool {
-		return r.Driver == c.Driver && r.Pool == inventory.PoolOf(c.NodeName, r.Device) &&
-			slices.Contains(rec.Plan.Devices(), r.Device)
+		// Older versions had the monitor device in the pool of the node.
+		pool := r.Pool == c.NodeName || r.Pool == inventory.PoolOf(c.NodeName, r.Device)
+		return r.Driver == c.Driver && pool && slices.Contains(rec.Plan.Devices(), r.Device)
 	}
 	return !slices.ContainsFunc(found.Status.Allocation.Devices.Results, here), nil
 }

@@ -104,6 +104,8 @@ func TestCleanup(t *testing.T) {
 			released: "u"},
 		{name: "a claim for the monitor device is in its own pool",
 			objects: []runtime.Object{allocated("a", "u", "node/monitor", "monitor")}, device: "monitor", runs: 3},
+		{name: "one of an older version is in the pool of the node",
+			objects: []runtime.Object{allocated("a", "u", "node", "monitor")}, device: "monitor", runs: 3},
 		{name: "one on another node is released",
 			objects: []runtime.Object{allocated("a", "u", "other/monitor", "monitor")}, device: "monitor", runs: 2,
 			released: "u"},
