@@ -52,6 +52,8 @@ type actions struct {
 	Snapshot *snapshot // for other goroutines; nil: as before
 
 	Save    *inventories // before a device is published that would be forgotten when it is lost
+	Waiting error        // what the node waits for; before a device is published that it says is missing
+	Ready   bool         // it waits for nothing any more
 	Stale   bool         // publish the devices even if they are the same
 	Publish *inventory.Inventory
 
@@ -63,9 +65,7 @@ type actions struct {
 	Notices []report.Notice
 	Removed []removedPartition // to be reported
 
-	Waiting error // what the node waits for
-	Ready   bool  // it waits for nothing any more
-	Resume  bool  // the hardware state of claims may have to be restored
+	Resume bool // the hardware state of claims may have to be restored
 
 	Discover   *discovery // to be started
 	SaveHealth bool
