@@ -96,7 +96,7 @@ test-arm64: ## unit tests of the driver for arm64, under QEMU (needs gcc-aarch64
 	GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc $(GO) test -vet=off -p 1 \
 		-exec "qemu-aarch64 -L /usr/aarch64-linux-gnu" \
 		-skip '^(TestBurst|TestCombinedHooks|TestConfigure|TestNVIDIACombinedHooks|TestPowerCut|TestRotationUnderLoad|TestWatchGivesWay)$$' \
-		./cmd/... ./kubectl-gpu/... $$($(GO) list ./internal/... ./pkg/... | grep -v supervise)
+		./cmd/... ./convert/... ./kubectl-gpu/... $$($(GO) list ./internal/... ./pkg/... | grep -v supervise)
 
 test-nvidia: ## tests with NVIDIA's own programs of three driver branches, downloaded from Debian (needs no GPU)
 	@./hack/prerequisites.sh
