@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 )
@@ -95,7 +96,7 @@ func (w *Webhook) tellConverted(ctx context.Context, pod *corev1.Pod) error {
 }
 
 // needsNothing reports whether the pod needs no template any more: it has ended, or is being deleted.
-func needsNothing(pod *corev1.Pod) bool { return pod.DeletionTimestamp != nil || feature.Finished(pod) }
+func needsNothing(pod *corev1.Pod) bool { return pod.DeletionTimestamp != nil || cluster.Finished(pod) }
 
 // tell writes an event about a pod, whose name begins with prefix, unless it exists or the namespace does not.
 func (w *Webhook) tell(ctx context.Context, pod *corev1.Pod, prefix string, kind event.Kind, text string) error {

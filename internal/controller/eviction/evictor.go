@@ -27,7 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
-	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 const (
@@ -163,7 +163,7 @@ func (e *evictor) evict(ctx context.Context, claim string, due eviction) error {
 	}
 	status := pod.Status.ExtendedResourceClaimStatus
 	if pod.UID != due.uid || pod.DeletionTimestamp != nil || status == nil || status.ResourceClaimName != claim ||
-		feature.Finished(&pod) {
+		cluster.Finished(&pod) {
 		return nil
 	}
 	why := strings.Join(due.why, "; ")

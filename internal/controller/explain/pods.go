@@ -70,7 +70,7 @@ func (u *Waiting) claimless(ctx context.Context, now time.Time) ([]types.Namespa
 // waitsLong reports whether the pod has waited for a node since before that time.
 func waitsLong(pod *corev1.Pod, before time.Time) bool {
 	return pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil && len(pod.Spec.SchedulingGates) == 0 &&
-		!feature.Finished(pod) && pod.CreationTimestamp.Time.Before(before)
+		!cluster.Finished(pod) && pod.CreationTimestamp.Time.Before(before)
 }
 
 // mayConcern reports whether the pod may wait for devices of this driver though no claim of the view does for it.

@@ -323,7 +323,7 @@ func slimObject(o runtime.Object) runtime.Object {
 // annotations.
 func slimPod(pod *corev1.Pod) *corev1.Pod {
 	switch {
-	case feature.Finished(pod):
+	case cluster.Finished(pod):
 		return nil
 	case pod.Spec.NodeName == "":
 		whole := *pod // a pointer to pod would keep the whole page

@@ -10,7 +10,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -68,9 +67,4 @@ func (g Guard) Do(what string, f func() error) error {
 		g.Panics.WithLabelValues(what).Inc()
 	}
 	return err
-}
-
-// Finished reports whether the containers of the pod have ended and will not start again.
-func Finished(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
