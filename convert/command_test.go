@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
+	"github.com/gpudra/gpu-dra-driver/test/kubeconfig"
 )
 
 // program returns a program with the conversion, and its features.
@@ -37,17 +38,6 @@ func runCommand(t *testing.T, args ...string) (out, said string, err error) {
 	cmd.SetErr(&stderr)
 	err = cmd.ExecuteContext(t.Context())
 	return stdout.String(), stderr.String(), err
-}
-
-// kubeconfigOf writes a kubeconfig for the server and returns its path.
-func kubeconfigOf(t *testing.T, server *httptest.Server) string {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(file, []byte("clusters: [{name: c, cluster: {server: '"+server.URL+"'}}]\n"+
-		"contexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return file
 }
 
 func TestFlags(t *testing.T) {
@@ -119,7 +109,7 @@ func TestConvertReadsTheCluster(t *testing.T) {
 				}
 			}))
 			defer server.Close()
-			out, told, err := runCommand(t, "-f", manifest, "--kubeconfig", kubeconfigOf(t, server))
+			out, told, err := runCommand(t, "-f", manifest, "--kubeconfig", kubeconfig.Write(t, server.URL))
 			if err != nil || !strings.Contains(out, "cores:") {
 				t.Fatalf("got %v, %s\n%s\nwant a share of a GPU", err, told, out)
 			}

@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gpudra/gpu-dra-driver/test/kubeconfig"
 )
 
 // runSlices runs the command slices and returns what it prints: output, warnings, error.
@@ -76,8 +78,7 @@ func TestSlicesOfANode(t *testing.T) {
 			`"pool": {"name": "a", "generation": 3, "resourceSliceCount": 1}, "devices": [{"name": "gpu-0"}]}}]}`)
 	}))
 	defer server.Close()
-	kubeconfig := kubeconfigOf(t, server)
-	out, warnings, err := runSlices(t, "--from-node", "a", "--kubeconfig", kubeconfig)
+	out, warnings, err := runSlices(t, "--from-node", "a", "--kubeconfig", kubeconfig.Write(t, server.URL))
 	if err != nil || warnings != "" {
 		t.Fatal(err, warnings)
 	}
@@ -102,17 +103,6 @@ spec:
 	if want := "/apis/resource.k8s.io/v1/resourceslices?spec.driver=gpu.nvidia.com,spec.nodeName=a"; query != want {
 		t.Errorf("got request %s, want %s", query, want)
 	}
-}
-
-// kubeconfigOf writes a kubeconfig for the server and returns its path.
-func kubeconfigOf(t *testing.T, server *httptest.Server) string {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(file, []byte("clusters: [{name: c, cluster: {server: '"+server.URL+"'}}]\n"+
-		"contexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return file
 }
 
 func TestSlicesRefusals(t *testing.T) {
