@@ -25,6 +25,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/convert"
 	"github.com/gpudra/gpu-dra-driver/internal/apiserver"
 	"github.com/gpudra/gpu-dra-driver/internal/controller"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/extender"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 )
 
@@ -99,6 +100,8 @@ func addFlags(f *pflag.FlagSet, o *controller.Options) {
 		"why; 0: no such events")
 	f.BoolVar(&o.EvictExtended, "evict-extended-resources", false, "evict pods from GPUs with a NoExecute taint if "+
 		"they have got them as an extended resource: Kubernetes evicts only those with claims in their spec")
+	f.StringVar(&o.Placement, "placement", "pack", "how nodes are scored for a scheduler that asks: pack or spread; "+
+		"empty: not at all")
 	f.IntVar(&o.WebhookPort, "webhook-port", 9443, "where webhooks are served")
 	f.StringVar(&o.HealthAddress, "health-address", ":8081", "where /healthz and /readyz are served")
 	f.StringVar(&o.MetricsAddress, "metrics-address", ":8080", "where /metrics is served; 0: nowhere")
@@ -106,6 +109,11 @@ func addFlags(f *pflag.FlagSet, o *controller.Options) {
 		"keeps, such as cert-manager; empty: the controller makes and renews its own")
 	f.DurationVar(&o.CertificateLifetime, "certificate-lifetime", 90*24*time.Hour,
 		"of a certificate that the controller makes; it is replaced when a third of that is left")
+}
+
+func isPolicy(name string) bool {
+	_, ok := extender.Policies[name]
+	return ok
 }
 
 func check(o controller.Options) error {
@@ -118,6 +126,8 @@ func check(o controller.Options) error {
 		return fmt.Errorf("--strongest-ranks %d: must be from 2 to 8", o.StrongestRanks)
 	case o.WaitingAfter != 0 && o.WaitingAfter < time.Second:
 		return fmt.Errorf("--waiting-events-after %s: must be 0 or at least 1s", o.WaitingAfter)
+	case o.Placement != "" && !isPolicy(o.Placement):
+		return fmt.Errorf("--placement %s: must be pack, spread or empty", o.Placement)
 	case o.CertificateLifetime < time.Minute:
 		return fmt.Errorf("--certificate-lifetime %s: must be at least 1m", o.CertificateLifetime)
 	}

@@ -17,6 +17,7 @@ type availability struct {
 
 // recount counts the GPU anew, after a change, among those of its kind. The caller holds v.mu.
 func (v *View) recount(g *GPU) {
+	v.measure(g)
 	if k := g.counted; k != nil {
 		if _, inPart := k.available.used[g]; inPart {
 			delete(k.available.used, g)
@@ -34,7 +35,7 @@ func (v *View) recount(g *GPU) {
 		k.available.addIdle(g.Node, 1)
 		return
 	}
-	if consumed, shared := g.consumed(); shared && k.shared() && k.leaves(consumed) {
+	if g.use.shared && k.leaves(g.use.Consumed) {
 		g.counted = k
 		k.available.used[g] = struct{}{}
 	}
@@ -92,9 +93,9 @@ func (v *View) Available(k *DeviceKind, asked map[resourceapi.QualifiedName]reso
 }
 
 // leaves reports whether a GPU of the kind has something left of each capacity.
-func (k *DeviceKind) leaves(consumed map[resourceapi.QualifiedName]int64) bool {
-	for name, p := range k.policies {
-		if consumed[name]+least(p) > k.Capacity(name) {
+func (k *DeviceKind) leaves(consumed []int64) bool {
+	for i, p := range k.policies {
+		if consumed[i]+least(p) > p.size {
 			return false
 		}
 	}
@@ -103,21 +104,11 @@ func (k *DeviceKind) leaves(consumed map[resourceapi.QualifiedName]int64) bool {
 
 // sharesWithOthers reports whether a request for these capacities fits on a GPU beside the smallest possible other one.
 func (k *DeviceKind) sharesWithOthers(asked map[resourceapi.QualifiedName]resource.Quantity) bool {
-	if !k.shared() {
-		return false
-	}
-	wants := map[resourceapi.QualifiedName]int64{}
-	for name, p := range k.policies {
-		wants[name] = p.Default.Value()
-		if q, ok := asked[name]; ok {
-			wants[name] = q.Value()
-		}
-	}
-	return k.leaves(wants)
+	return k.shared() && k.leaves(k.Takes(asked))
 }
 
 // least returns the smallest amount of a capacity that a request can take.
-func least(p *resourceapi.CapacityRequestPolicy) int64 {
+func least(p policy) int64 {
 	switch {
 	case len(p.ValidValues) > 0:
 		return p.ValidValues[0].Value() // in ascending order

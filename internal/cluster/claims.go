@@ -165,3 +165,17 @@ func (v *View) waitsForDriver(c *Claim) bool {
 	}
 	return false
 }
+
+// Pending returns the claim if it has no devices yet. held reports whether it has some of the driver.
+func (v *View) Pending(name types.NamespacedName) (claim *resourceapi.ResourceClaim, held bool) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	c := v.claims[name]
+	if c == nil {
+		return nil, false
+	}
+	if len(c.gpus) > 0 {
+		return nil, true
+	}
+	return c.Object, false
+}

@@ -9,7 +9,6 @@ import (
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
@@ -22,6 +21,7 @@ type GPU struct {
 	Partitions []*Device // that exist, or that the driver would create
 	Held       []Held    // in no order
 
+	use     Use
 	counted *DeviceKind // the kind that counts the GPU as idle, or as used in part; nil: none
 	idleOn  string      // the node where it is idle
 }
@@ -173,41 +173,4 @@ func (v *View) GPUsOfNodes() []map[*DeviceKind]int64 {
 		different[text] = kinds
 	}
 	return slices.Collect(maps.Values(different))
-}
-
-// Fits reports whether the whole GPU can serve another request for these capacities now.
-func (g *GPU) Fits(asked map[resourceapi.QualifiedName]resource.Quantity) bool {
-	if g.Whole == nil || g.Whole.Tainted || !g.Whole.Kind.Has(asked) {
-		return false
-	}
-	k := g.Whole.Kind
-	consumed, shared := g.consumed()
-	if !shared || !k.shared() {
-		return len(g.Held) == 0
-	}
-	for name, p := range k.policies {
-		want := p.Default.Value()
-		if q, ok := asked[name]; ok {
-			want = q.Value()
-		}
-		if consumed[name]+want > k.Capacity(name) {
-			return false
-		}
-	}
-	return true
-}
-
-// consumed returns what claims take of the capacities of the GPU. shared is false if one of them holds a partition, or
-// all of the GPU.
-func (g *GPU) consumed() (sum map[resourceapi.QualifiedName]int64, shared bool) {
-	sum = map[resourceapi.QualifiedName]int64{}
-	for _, h := range g.Held {
-		if h.Device != g.Name || len(h.ConsumedCapacity) == 0 {
-			return nil, false
-		}
-		for name, q := range h.ConsumedCapacity {
-			sum[name] += q.Value()
-		}
-	}
-	return sum, true
 }

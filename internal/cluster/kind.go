@@ -38,22 +38,52 @@ type DeviceKind struct {
 	// a device of the kind, without name and taints; its identity attributes are those of the first device seen
 	Device resourceapi.Device
 
-	policies  map[resourceapi.QualifiedName]*resourceapi.CapacityRequestPolicy // with a default: requests take of these
-	count     int                                                              // published devices
-	available availability                                                     // of the whole GPUs
+	policies  []policy     // requests take of these, sorted by name
+	count     int          // published devices
+	available availability // of the whole GPUs
 }
 
 func newKind(id string, d *resourceapi.Device) *DeviceKind {
 	k := &DeviceKind{ID: id, Device: resourceapi.Device{Attributes: d.Attributes, Capacity: d.Capacity,
 		AllowMultipleAllocations: d.AllowMultipleAllocations},
-		policies:  map[resourceapi.QualifiedName]*resourceapi.CapacityRequestPolicy{},
 		available: availability{map[string]int64{}, map[int64]int64{}, map[*GPU]struct{}{}}}
-	for name, c := range d.Capacity {
+	for _, name := range slices.Sorted(maps.Keys(d.Capacity)) {
+		c := d.Capacity[name]
 		if c.RequestPolicy != nil && c.RequestPolicy.Default != nil {
-			k.policies[name] = c.RequestPolicy
+			k.policies = append(k.policies, policy{name, c.Value.Value(), c.RequestPolicy})
 		}
 	}
 	return k
+}
+
+// policy says how much of a capacity requests take.
+type policy struct {
+	name resourceapi.QualifiedName
+	size int64
+	*resourceapi.CapacityRequestPolicy
+}
+
+// takes returns how much of the capacity a request takes: what it asks for, or else the default, rounded up as the
+// scheduler does.
+func (p policy) takes(asked map[resourceapi.QualifiedName]resource.Quantity) int64 {
+	q, ok := asked[p.name]
+	if !ok {
+		return p.Default.Value()
+	}
+	want := q.Value()
+	for _, valid := range p.ValidValues { // in ascending order
+		if valid.Value() >= want {
+			return valid.Value()
+		}
+	}
+	if r := p.ValidRange; r != nil && r.Min != nil {
+		want = max(want, r.Min.Value())
+		if r.Step != nil && r.Step.Value() > 0 {
+			step := r.Step.Value()
+			want = r.Min.Value() + (want-r.Min.Value()+step-1)/step*step
+		}
+	}
+	return want
 }
 
 // shared reports whether several claims can hold a device of the kind.

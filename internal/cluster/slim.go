@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"slices"
+	"unique"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -74,19 +75,40 @@ func SlimClaim(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 		}
 		return slim
 	}
+	room := maxSelectors
 	for _, r := range c.Spec.Devices.Requests {
 		short := resourceapi.DeviceRequest{Name: r.Name}
-		if r.Exactly != nil {
-			short.Exactly = &resourceapi.ExactDeviceRequest{DeviceClassName: r.Exactly.DeviceClassName,
-				Count: r.Exactly.Count}
+		if e := r.Exactly; e != nil {
+			short.Exactly = &resourceapi.ExactDeviceRequest{DeviceClassName: e.DeviceClassName,
+				AllocationMode: e.AllocationMode, Count: e.Count, AdminAccess: e.AdminAccess, Capacity: e.Capacity,
+				Selectors: slimSelectors(e.Selectors, &room)}
 		}
 		for _, sub := range r.FirstAvailable {
-			short.FirstAvailable = append(short.FirstAvailable,
-				resourceapi.DeviceSubRequest{DeviceClassName: sub.DeviceClassName, Count: sub.Count})
+			short.FirstAvailable = append(short.FirstAvailable, resourceapi.DeviceSubRequest{
+				DeviceClassName: sub.DeviceClassName, AllocationMode: sub.AllocationMode, Count: sub.Count,
+				Capacity: sub.Capacity, Selectors: slimSelectors(sub.Selectors, &room)})
 		}
 		slim.Spec.Devices.Requests = append(slim.Spec.Devices.Requests, short)
 	}
 	return slim
+}
+
+// maxSelectors is how many bytes of selectors are kept of a pending claim. One with more is thought to accept more.
+const maxSelectors = 16 << 10
+
+// slimSelectors returns the selectors that Accepts evaluates, as far as there is room. Claims of one template share
+// their text.
+func slimSelectors(all []resourceapi.DeviceSelector, room *int) []resourceapi.DeviceSelector {
+	var kept []resourceapi.DeviceSelector
+	for _, s := range all {
+		if s.CEL == nil || len(s.CEL.Expression) > min(maxExpression, *room) {
+			continue
+		}
+		*room -= len(s.CEL.Expression)
+		kept = append(kept, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{
+			Expression: unique.Make(s.CEL.Expression).Value()}})
+	}
+	return kept
 }
 
 // Parts are attributes, capacity and counters of devices. Equal devices share them, so that a large cluster needs

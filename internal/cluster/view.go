@@ -32,6 +32,7 @@ type View struct {
 	kinds  map[string]*DeviceKind          // by ID
 	byMap  map[uintptr]*DeviceKind         // by the address of its attributes, which slim devices share
 	slices map[string][]Device             // by name of the slice
+	nodes  map[string]*NodeDevices         // by name of the node
 	gpus   map[gpuID]*GPU                  // with devices that are published or held
 	claims map[types.NamespacedName]*Claim // that hold devices of the driver, and all pending ones
 	// waiting counts the devices that pending claims request, by class and by the second when the claim was created.
@@ -58,6 +59,7 @@ type Device struct {
 	Kind                *DeviceKind
 	Tainted             bool // for new pods, by the plugin or by a rule
 	gpu                 *GPU
+	node                string
 }
 
 // Exists reports whether the partition exists. Those that the driver would create consume counters.
@@ -70,8 +72,9 @@ func New(driver string) *View {
 		selectors: cel.NewCache(cachedSelectors, cel.Features{EnableConsumableCapacity: true}),
 		results:   lru.New(cachedResults),
 		kinds:     map[string]*DeviceKind{}, byMap: map[uintptr]*DeviceKind{}, slices: map[string][]Device{},
-		gpus: map[gpuID]*GPU{}, claims: map[types.NamespacedName]*Claim{}, waiting: map[string]map[int64]int64{},
-		rules: map[string]*resourceapi.DeviceTaintRule{}, classes: map[string]*resourceapi.DeviceClass{},
+		nodes: map[string]*NodeDevices{}, gpus: map[gpuID]*GPU{}, claims: map[types.NamespacedName]*Claim{},
+		waiting: map[string]map[int64]int64{},
+		rules:   map[string]*resourceapi.DeviceTaintRule{}, classes: map[string]*resourceapi.DeviceClass{},
 		ours: map[string]bool{}, partitions: map[partitionKind]*DeviceKind{}, largest: map[string]int64{},
 	}
 }
@@ -103,9 +106,11 @@ func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 			v.recount(d.gpu)
 		case gpu.TypeMIG:
 			d.gpu.Partitions = append(d.gpu.Partitions, d)
+			v.measure(d.gpu)
 		}
 	}
 	v.slices[s.Name] = all
+	v.addToNode(s, all)
 }
 
 // DeleteSlice removes a slice.
@@ -118,6 +123,7 @@ func (v *View) DeleteSlice(name string) {
 func (v *View) dropSlice(name string) {
 	all := v.slices[name]
 	delete(v.slices, name)
+	v.dropFromNode(name, all)
 	for i := range all {
 		d, g := &all[i], all[i].gpu
 		// The GPU may be in another slice by now: of a new node with the same name, or of the next pool generation.

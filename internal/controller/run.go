@@ -38,6 +38,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/certificate"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/eviction"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/explain"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/extender"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
@@ -56,6 +57,8 @@ type Options struct {
 	WaitingAfter time.Duration
 	// EvictExtended evicts pods with extended resources from devices with a NoExecute taint.
 	EvictExtended bool
+	// Placement is the policy by which nodes are scored for a scheduler: one of extender.Policies. Empty: none.
+	Placement string
 	// Features are those that the program adds.
 	Features []feature.Feature
 
@@ -74,10 +77,10 @@ type Options struct {
 // Run runs the controller until ctx ends.
 func Run(ctx context.Context, o Options) error {
 	v, guard := cluster.New(o.DriverName), feature.NewGuard()
-	certs := o.certificates()
+	certs, scores := o.certificates(), o.placementCertificates()
 	expander := strongest.Expander{View: v, Class: o.StrongestClass, Ranks: o.StrongestRanks}
 	claims := explain.NewClaims(expander, guard)
-	mgr, err := o.newManager(v, certs, claims)
+	mgr, err := o.newManager(v, served(certs, scores), claims)
 	if err != nil {
 		return fmt.Errorf("make the manager: %w", err)
 	}
@@ -97,6 +100,9 @@ func Run(ctx context.Context, o Options) error {
 	c := &feature.Controller{Manager: mgr, Direct: direct, REST: o.REST, View: v, Known: known, Guard: guard,
 		Serve: func(path string, handler webhook.Handler) { // a panic is an answer: webhooks recover from it
 			server.Register(path, limits.handler(&webhook.Webhook{Handler: handler}))
+		},
+		Handle: func(path string, handler http.Handler) { // a burst of pods does not wait for claims
+			server.Register(path, newLimiter().handler(handler))
 		}}
 	if err := o.addFeatures(ctx, c, expander, claims); err != nil {
 		return err
@@ -104,6 +110,10 @@ func Run(ctx context.Context, o Options) error {
 	if o.CertificateDir == "" {
 		certs.Client = direct
 		err = errors.Join(mgr.Add(certs), mgr.AddReadyzCheck("certificate", certs.Ready))
+		if o.Placement != "" {
+			scores.Client = direct
+			err = errors.Join(err, mgr.Add(scores))
+		}
 	}
 	err = errors.Join(err,
 		mgr.Add(leaseOwner{direct, client.ObjectKey{Namespace: o.Namespace, Name: o.Name}, o.Name}),
@@ -123,6 +133,9 @@ func (o Options) addFeatures(ctx context.Context, c *feature.Controller, expande
 	admission.Add(c, expander)
 	expander.Add(c)
 	err := explain.Add(c, claims, o.WaitingAfter)
+	if o.Placement != "" {
+		err = errors.Join(err, extender.Add(ctx, c, o.Placement))
+	}
 	if o.EvictExtended {
 		err = errors.Join(err, eviction.Add(ctx, c))
 	}
@@ -144,14 +157,38 @@ func (o Options) certificates() *certificate.Manager {
 	}
 }
 
-func (o Options) newManager(v *cluster.View, certs *certificate.Manager, claims *explain.Claims) (ctrl.Manager, error) {
+// placementLifetime is how long a scheduler trusts the extender. It reads the CA when it starts, and not again.
+const placementLifetime = 10 * 365 * 24 * time.Hour
+
+// placementCertificates returns the manager of the certificate for schedulers.
+func (o Options) placementCertificates() *certificate.Manager {
+	m := o.certificates()
+	m.Secret.Name, m.ServiceName = o.Name+"-placement", "placement."+m.ServiceName
+	m.Lifetime, m.SecretOnly = placementLifetime, true
+	return m
+}
+
+// certificateOf finds the certificate for a client.
+type certificateOf func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+
+// served chooses the certificate by the name that the client asks for.
+func served(webhooks, placement *certificate.Manager) certificateOf {
+	return func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+		if hello.ServerName == placement.ServiceName {
+			return placement.GetCertificate(hello)
+		}
+		return webhooks.GetCertificate(hello)
+	}
+}
+
+func (o Options) newManager(v *cluster.View, certs certificateOf, claims *explain.Claims) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
 	if err := clientgoscheme.AddToScheme(scheme); err != nil {
 		return nil, err
 	}
 	webhooks := webhookserver.Options{Port: o.WebhookPort, CertDir: o.CertificateDir}
 	if o.CertificateDir == "" {
-		webhooks.TLSOpts = []func(*tls.Config){func(t *tls.Config) { t.GetCertificate = certs.GetCertificate }}
+		webhooks.TLSOpts = []func(*tls.Config){func(t *tls.Config) { t.GetCertificate = certs }}
 	}
 	return ctrl.NewManager(o.REST, ctrl.Options{
 		Scheme:                        scheme,

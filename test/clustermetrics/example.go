@@ -9,6 +9,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/extender"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 )
 
@@ -28,5 +29,6 @@ func Example() *prometheus.Registry {
 	panics.WithLabelValues("")
 	registry.MustRegister(metrics.Collector{View: v, Active: func() bool { return true }}, metrics.NewUnrankedClaims(),
 		metrics.NewEvictedPods(), panics)
+	registry.MustRegister(extender.NewMetrics().All()...)
 	return registry
 }

@@ -27,11 +27,13 @@ import (
 type Manager struct {
 	Client        client.Client // without a cache
 	Secret        types.NamespacedName
-	ServiceName   string        // as the API server uses it: "name.namespace.svc"
-	Configuration string        // name of both webhook configurations
-	Lifetime      time.Duration // of a certificate
-	Period        time.Duration // between two syncs
-	Settle        time.Duration // from when the CA bundle has a certificate until the certificate is served
+	ServiceName   string // as the API server uses it: "name.namespace.svc"
+	Configuration string // name of both webhook configurations
+	// SecretOnly keeps the CA bundle out of the webhook configurations: who needs it reads the secret.
+	SecretOnly bool
+	Lifetime   time.Duration // of a certificate
+	Period     time.Duration // between two syncs
+	Settle     time.Duration // from when the CA bundle has a certificate until the certificate is served
 
 	last    state // as of the last sync
 	serving atomic.Pointer[tls.Certificate]
@@ -106,8 +108,10 @@ func (m *Manager) sync(ctx context.Context) error {
 		log.FromContext(ctx).WithName("certificate").Info("Certificate written", "secret", m.Secret, "successor",
 			after.next.certificate != nil)
 	}
-	if err := m.trust(ctx, after.trusted); err != nil {
-		return err
+	if !m.SecretOnly {
+		if err := m.trust(ctx, after.trusted); err != nil {
+			return err
+		}
 	}
 	m.last = after
 	return m.serve(after.current)

@@ -6,6 +6,7 @@ package feature
 
 import (
 	"errors"
+	"net/http"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -44,6 +45,8 @@ type Controller struct {
 	Guard Guard
 	// Serve serves a webhook.
 	Serve func(path string, handler webhook.Handler)
+	// Handle serves something else on the webhooks' port.
+	Handle func(path string, handler http.Handler)
 }
 
 // AddDriverName adds the flag --driver-name.

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"cmp"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// NodeDevices are the published GPUs and partitions of a node. Of possible partitions, SlimSlice has kept some.
+type NodeDevices struct {
+	// Devices are in the order in which the scheduler tries them.
+	Devices []NodeDevice
+	GPUs    []*GPU // in the order of their first devices
+
+	parts []nodeSlice // sorted
+}
+
+// NodeDevice is a device of a node.
+type NodeDevice struct {
+	*Device
+	GPU int // index in NodeDevices.GPUs
+}
+
+// nodeSlice is a slice of a node.
+type nodeSlice struct {
+	pool, name string
+	devices    []Device
+}
+
+// addToNode adds the devices of a slice to those of its node.
+func (v *View) addToNode(s *resourceapi.ResourceSlice, devices []Device) {
+	if len(devices) == 0 {
+		return
+	}
+	node := cmp.Or(ptr.Deref(s.Spec.NodeName, ""), s.Spec.Pool.Name)
+	for i := range devices {
+		devices[i].node = node
+	}
+	n := v.nodes[node]
+	if n == nil {
+		n = &NodeDevices{}
+		v.nodes[node] = n
+	}
+	n.parts = append(n.parts, nodeSlice{s.Spec.Pool.Name, s.Name, devices})
+	slices.SortFunc(n.parts, func(a, b nodeSlice) int {
+		return cmp.Or(cmp.Compare(a.pool, b.pool), cmp.Compare(a.name, b.name))
+	})
+	n.order()
+}
+
+// dropFromNode removes the devices of a slice from those of its node.
+func (v *View) dropFromNode(name string, devices []Device) {
+	if len(devices) == 0 {
+		return
+	}
+	node := devices[0].node
+	n := v.nodes[node]
+	n.parts = slices.DeleteFunc(n.parts, func(s nodeSlice) bool { return s.name == name })
+	if len(n.parts) == 0 {
+		delete(v.nodes, node)
+		return
+	}
+	n.order()
+}
+
+// order lists the devices of all slices.
+func (n *NodeDevices) order() {
+	n.Devices, n.GPUs = nil, nil
+	index := map[*GPU]int{}
+	for _, s := range n.parts {
+		for i := range s.devices {
+			d := &s.devices[i]
+			if t := d.Kind.Type(); t != gpu.TypeGPU && t != gpu.TypeMIG {
+				continue
+			}
+			at, ok := index[d.gpu]
+			if !ok {
+				at = len(n.GPUs)
+				index[d.gpu] = at
+				n.GPUs = append(n.GPUs, d.gpu)
+			}
+			n.Devices = append(n.Devices, NodeDevice{d, at})
+		}
+	}
+}
+
+// Nodes calls yield for each of the nodes, with nil for one without devices of the driver. yield must not call the
+// view, and must not keep or change the devices.
+func (v *View) Nodes(names []string, yield func(index int, devices *NodeDevices)) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	for i, name := range names {
+		yield(i, v.nodes[name])
+	}
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// Use is how much claims hold of a GPU. It is computed when that changes, because all GPUs of a cluster are compared
+// for each pod.
+type Use struct {
+	// Consumed is what shares hold of each capacity, in the order of DeviceKind.Takes; nil: the GPU has no shares.
+	Consumed []int64
+	Whole    bool  // a claim holds all of it
+	Parts    int64 // thousandths of the memory that partitions hold
+
+	shared bool // it is shared, and nobody holds all of it or a partition
+}
+
+// whole is all of a GPU, in thousandths.
+const whole = 1000
+
+// measure computes the use of the GPU. The caller holds v.mu.
+func (v *View) measure(g *GPU) {
+	var k *DeviceKind
+	g.use = Use{}
+	if g.Whole != nil && g.Whole.Kind.shared() {
+		k = g.Whole.Kind
+		g.use.Consumed = make([]int64, len(k.policies))
+	}
+	var memory int64
+	for _, h := range g.Held {
+		switch {
+		case gpu.IsPartition(h.Device):
+			held, _ := v.amount(h, g)
+			memory += held
+		case k == nil || len(h.ConsumedCapacity) == 0:
+			g.use.Whole = true
+		default:
+			for i, p := range k.policies {
+				g.use.Consumed[i] += h.consumed(p.name)
+			}
+		}
+		if gpu.IsPartition(h.Device) {
+			g.use.Parts = 1 // of unknown size
+		}
+	}
+	if all := g.published(); all > 0 && memory > 0 {
+		g.use.Parts = min(whole, max(1, memory*whole/all))
+	}
+	g.use.shared = k != nil && !g.use.Whole && g.use.Parts == 0
+}
+
+// published returns the memory of the GPU in bytes; 0: nothing of it is published.
+func (g *GPU) published() int64 {
+	if g.Whole == nil && len(g.Partitions) == 0 {
+		return 0
+	}
+	return g.Memory()
+}
+
+// Use returns how much claims hold of the GPU.
+func (g *GPU) Use() Use { return g.use }
+
+// Idle returns how many thousandths of the GPU new claims can get: none if a taint keeps them away. Of a shared GPU it
+// is what is left of the scarcest capacity.
+func (g *GPU) Idle(u Use) int64 {
+	if u.Whole || g.published() == 0 || g.Tainted() {
+		return 0
+	}
+	idle := whole - u.Parts
+	if g.Whole != nil && len(u.Consumed) > 0 {
+		idle -= g.Whole.Kind.Share(u.Consumed)
+	}
+	return max(0, idle)
+}
+
+// Takes returns how much a request for these capacities takes of each capacity of a shared GPU, in bytes or in what
+// else the capacity counts; nil: the request takes all of the GPU.
+func (k *DeviceKind) Takes(asked map[resourceapi.QualifiedName]resource.Quantity) []int64 {
+	if !k.shared() {
+		return nil
+	}
+	all := make([]int64, len(k.policies))
+	for i, p := range k.policies {
+		all[i] = p.takes(asked)
+	}
+	return all
+}
+
+// Share returns the largest fraction of a capacity that is taken, in thousandths, rounded up. taken is as Takes returns
+// it.
+func (k *DeviceKind) Share(taken []int64) int64 {
+	most := int64(0)
+	for i, p := range k.policies {
+		if p.size > 0 && taken[i] > 0 {
+			fraction := float64(taken[i]) / float64(p.size) * whole
+			up := int64(fraction)
+			if float64(up) < fraction {
+				up++
+			}
+			most = max(most, min(whole, up))
+		}
+	}
+	return most
+}
+
+// Room reports whether the whole GPU, used as u says, can serve another request that takes as much.
+func (k *DeviceKind) Room(u Use, takes []int64) bool {
+	if u.Whole || u.Parts > 0 {
+		return false
+	}
+	if takes == nil || len(u.Consumed) != len(takes) {
+		return !slices.ContainsFunc(u.Consumed, func(n int64) bool { return n > 0 })
+	}
+	for i, p := range k.policies {
+		if u.Consumed[i]+takes[i] > p.size {
+			return false
+		}
+	}
+	return true
+}
+
+// Fits reports whether the whole GPU can serve another request for these capacities now.
+func (g *GPU) Fits(asked map[resourceapi.QualifiedName]resource.Quantity) bool {
+	return g.Whole != nil && !g.Whole.Tainted && g.Whole.Kind.Has(asked) &&
+		g.Whole.Kind.Room(g.use, g.Whole.Kind.Takes(asked))
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package extender scores nodes for a scheduler, which asks it over HTTPS: it predicts which GPUs a pod would get on
+// each node, and package placement says what that costs the cluster. Without it, pods are scheduled by other scores.
+package extender
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
+	"github.com/gpudra/gpu-dra-driver/internal/placement"
+)
+
+// Path is where the scheduler asks: the urlPrefix of its configuration ends with the first part, and the last part is
+// the prioritizeVerb.
+const Path = "/placement/prioritize"
+
+// MaxScore is the score of the best node. The scheduler multiplies it by ten and by the weight of its configuration:
+// with weight 1, it counts as much as ten of the scheduler's own scores.
+const MaxScore = 100
+
+// The annotation of pods that chooses the policy, and those of HAMi, which mean the same.
+const PolicyAnnotation = "gpu.nvidia.com/placement"
+
+var hamiAnnotations = []string{"hami.io/node-scheduler-policy", "hami.io/gpu-scheduler-policy"}
+
+// Policies are the values of the flag and of PolicyAnnotation.
+var Policies = map[string]placement.Policy{"pack": placement.Pack, "spread": placement.Spread}
+
+var hamiPolicies = map[string]placement.Policy{"binpack": placement.Pack, "spread": placement.Spread}
+
+// Extender answers a scheduler.
+type Extender struct {
+	view    *cluster.View
+	known   func() error
+	policy  placement.Policy
+	usage   *usage
+	metrics Metrics
+
+	// begin starts to follow pods and nodes. Until the first request, that would cost memory for nothing.
+	begin    func() (complete func() bool)
+	once     sync.Once
+	complete atomic.Pointer[func() bool]
+
+	mu      sync.Mutex // one pod after the other: the next one must know of the proposal
+	scratch node
+}
+
+// Add serves scores with that policy.
+func Add(ctx context.Context, c *feature.Controller, policy string) error {
+	config := rest.CopyConfig(c.REST)
+	config.ContentType = runtime.ContentTypeProtobuf // smaller, and decoded faster
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	reads, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	x := newExtender(c.View, c.Known, Policies[policy], time.Now)
+	x.begin = func() func() bool { return x.usage.follow(ctx, reads, c.Guard) }
+	for _, m := range x.metrics.All() {
+		if err := ctrlmetrics.Registry.Register(m); err != nil {
+			return fmt.Errorf("register the metrics of placement: %w", err)
+		}
+	}
+	c.Handle(Path, x)
+	return nil
+}
+
+func newExtender(v *cluster.View, known func() error, policy placement.Policy, now func() time.Time) *Extender {
+	x := &Extender{view: v, known: known, policy: policy, metrics: NewMetrics()}
+	x.usage = newUsage(v, now, func(outcome string) { x.metrics.proposals.WithLabelValues(outcome).Inc() })
+	return x
+}
+
+// ServeHTTP answers a request for the scores of nodes.
+func (x *Extender) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	result, status, err := x.serve(w, r)
+	x.metrics.requests.WithLabelValues(result).Inc()
+	if err != nil {
+		log.FromContext(r.Context()).V(2).Info("No scores of nodes", "reason", err.Error())
+		http.Error(w, err.Error(), status)
+	}
+}
+
+func (x *Extender) serve(w http.ResponseWriter, r *http.Request) (result string, status int, err error) {
+	if r.Method != http.MethodPost {
+		return resultInvalid, http.StatusMethodNotAllowed, fmt.Errorf("method %s: want POST", r.Method)
+	}
+	if err := x.ready(); err != nil {
+		return resultNotReady, http.StatusServiceUnavailable, err
+	}
+	var args extenderv1.ExtenderArgs
+	if err := json.NewDecoder(r.Body).Decode(&args); err != nil {
+		return resultInvalid, http.StatusBadRequest, fmt.Errorf("decode the request: %w", err)
+	}
+	if args.Pod == nil || args.NodeNames == nil {
+		return resultInvalid, http.StatusBadRequest,
+			errors.New("the request has no Pod or no NodeNames: the scheduler's extender needs nodeCacheCapable: true")
+	}
+	began := time.Now()
+	scores := x.Prioritize(r.Context(), args.Pod, *args.NodeNames)
+	x.metrics.duration.Observe(time.Since(began).Seconds())
+	w.Header().Set("Content-Type", "application/json")
+	if err := json.NewEncoder(w).Encode(scores); err != nil {
+		log.FromContext(r.Context()).V(2).Info("Scores not sent", "error", err.Error())
+	}
+	return resultScored, 0, nil
+}
+
+// ready returns an error until pods, nodes, claims and slices are known. The first call begins to read pods and nodes.
+func (x *Extender) ready() error {
+	if err := x.known(); err != nil {
+		return err
+	}
+	x.once.Do(func() {
+		complete := x.begin()
+		x.complete.Store(&complete)
+	})
+	if complete := x.complete.Load(); complete == nil || !(*complete)() {
+		return errors.New("pods and nodes are still being read")
+	}
+	return nil
+}
+
+// Prioritize scores the nodes for the pod from 0 to MaxScore, in their order. It remembers the best one for the next
+// pods.
+func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []string) extenderv1.HostPriorityList {
+	wants := ask(ctx, x.view, pod)
+	policy := x.policyOf(ctx, pod)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.usage.mu.Lock()
+	defer x.usage.mu.Unlock()
+	ahead := x.usage.ahead(pod.UID)
+	all := make([]scored, len(nodes))
+	best := -1
+	var takes []take
+	x.view.Nodes(nodes, func(i int, devices *cluster.NodeDevices) {
+		s := &all[i]
+		coming := ahead[nodes[i]]
+		if coming == nil {
+			coming = &proposal{}
+		}
+		x.scratch.reset(devices, coming.takes)
+		cpu := x.usage.cpus[nodes[i]] - x.usage.used[nodes[i]] - coming.cpu
+		if s.rank, s.fits = x.scratch.predict(wants.requests); !s.fits {
+			return
+		}
+		s.score = policy.Score(placement.Node{CPU: cpu, GPUs: x.scratch.gpus},
+			placement.Pod{CPU: wants.cpu, Takes: x.scratch.scores}, x.demand())
+		if best < 0 || s.better(all[best]) {
+			best = i
+			takes = append(takes[:0], x.scratch.takes...)
+		}
+	})
+	if best >= 0 {
+		x.usage.propose(pod.UID, &proposal{node: nodes[best], cpu: wants.cpu, takes: takes, claims: wants.claims})
+	}
+	scale(all)
+	list := make(extenderv1.HostPriorityList, len(nodes))
+	for i, s := range all {
+		list[i] = extenderv1.HostPriority{Host: nodes[i], Score: s.points}
+	}
+	return list
+}
+
+// demand is what the cluster's pods ask for.
+func (x *Extender) demand() placement.Demand { return placement.Demand{CPUPerGPU: 8} }
+
+// policyOf returns the policy that the pod asks for, or the default.
+func (x *Extender) policyOf(ctx context.Context, pod *corev1.Pod) placement.Policy {
+	choose := func(annotation string, known map[string]placement.Policy) (placement.Policy, bool) {
+		text, set := pod.Annotations[annotation]
+		p, ok := known[text]
+		if set && !ok {
+			log.FromContext(ctx).V(2).Info("Annotation ignored: its value is no policy",
+				"pod", pod.Namespace+"/"+pod.Name, "annotation", annotation, "value", text)
+		}
+		return p, ok
+	}
+	if p, ok := choose(PolicyAnnotation, Policies); ok {
+		return p
+	}
+	for _, annotation := range hamiAnnotations {
+		if p, ok := choose(annotation, hamiPolicies); ok {
+			return p
+		}
+	}
+	return x.policy
+}

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extender
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/placement"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
+)
+
+// world is a cluster with a scheduler that asks the extender and has the allocator of Kubernetes.
+type world struct {
+	*Extender
+	t       *testing.T
+	now     time.Time
+	nodes   []string
+	slices  []*resourceapi.ResourceSlice
+	classes []*resourceapi.DeviceClass
+	claims  map[types.NamespacedName]*resourceapi.ResourceClaim
+	cel     *cel.Cache
+}
+
+// newWorld returns a cluster of nodes with 64 cores each.
+func newWorld(t *testing.T, nodes ...clustertest.SimNode) *world {
+	t.Helper()
+	w := &world{t: t, now: time.Unix(1e9, 0), claims: map[types.NamespacedName]*resourceapi.ResourceClaim{},
+		classes: clustertest.Classes(t), cel: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true})}
+	v := clustertest.New(t, nodes...)
+	w.Extender = newExtender(v, func() error { return nil }, placement.Pack, func() time.Time { return w.now })
+	w.begin = func() func() bool { return func() bool { return true } }
+	for _, n := range nodes {
+		w.nodes = append(w.nodes, n.Name)
+		w.slices = append(w.slices, clustertest.Slices(t, n)...)
+		w.setCPU(n.Name, 64)
+	}
+	return w
+}
+
+func (w *world) setCPU(node string, cores int64) {
+	w.usage.setNode(&nodeSummary{metav1.ObjectMeta{Name: node}, cores * 1000})
+}
+
+// addClass adds a device class.
+func (w *world) addClass(c *resourceapi.DeviceClass) {
+	w.classes = append(w.classes, c)
+	w.view.SetClass(c)
+}
+
+// claim creates a pending claim, and returns its name.
+func (w *world) claim(name, devices string) string {
+	w.t.Helper()
+	c := clustertest.Claim(w.t, devices)
+	c.Name, c.UID = name, types.UID(name)
+	key := types.NamespacedName{Namespace: c.Namespace, Name: c.Name}
+	w.claims[key] = c
+	w.view.SetClaim(cluster.SlimClaim(c))
+	return name
+}
+
+// newPod returns a pod with as many cores and with these claims.
+func newPod(name string, cores int64, claims ...string) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name)}}
+	p.Spec.Containers = []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{
+		Requests: corev1.ResourceList{corev1.ResourceCPU: *resource.NewQuantity(cores, resource.DecimalSI)}}}}
+	for _, c := range claims {
+		p.Spec.ResourceClaims = append(p.Spec.ResourceClaims,
+			corev1.PodResourceClaim{Name: c, ResourceClaimName: ptr.To(c)})
+	}
+	return p
+}
+
+// pod creates a pod with a claim of its own.
+func (w *world) pod(name string, cores int64, devices string) *corev1.Pod {
+	w.t.Helper()
+	return newPod(name, cores, w.claim(name, devices))
+}
+
+// best returns the nodes with the best score, and the devices that the extender expects there: "a gpu-3b-00-0".
+func (w *world) best(pod *corev1.Pod) (nodes []string, expected string) {
+	w.t.Helper()
+	for _, s := range w.Prioritize(w.t.Context(), pod, w.nodes) {
+		if s.Score == MaxScore {
+			nodes = append(nodes, s.Host)
+		}
+	}
+	if p := w.usage.proposals[pod.UID]; p != nil {
+		expected = p.node
+		for _, t := range p.takes {
+			expected += " " + t.gpu.Name
+		}
+	}
+	return nodes, expected
+}
+
+// schedule places the pod on the best node, as the scheduler does, and returns where it is: "a gpu-3b-00-0".
+func (w *world) schedule(pod *corev1.Pod) string {
+	w.t.Helper()
+	_, expected := w.best(pod)
+	node, _, _ := strings.Cut(expected, " ")
+	got, err := w.allocate(pod, node)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if got != expected {
+		w.t.Errorf("pod %s: expected %s, got %s", pod.Name, expected, got)
+	}
+	return got
+}
+
+var errNoFit = errors.New("it does not fit")
+
+// allocate gives the pod the devices that Kubernetes' allocator gives it on the node, and the view hears of it.
+func (w *world) allocate(pod *corev1.Pod, node string) (string, error) {
+	w.t.Helper()
+	text := node
+	for _, c := range pod.Spec.ResourceClaims {
+		claim := w.claims[types.NamespacedName{Namespace: pod.Namespace, Name: *c.ResourceClaimName}]
+		if claim.Status.Allocation != nil {
+			continue
+		}
+		results, err := w.allocator().Allocate(w.t.Context(),
+			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, []*resourceapi.ResourceClaim{claim})
+		if err != nil {
+			return "", err
+		}
+		if len(results) == 0 {
+			return "", fmt.Errorf("%s on %s: %w", pod.Name, node, errNoFit)
+		}
+		claim.Status.Allocation = &results[0]
+		w.view.SetClaim(cluster.SlimClaim(claim))
+		for _, r := range results[0].Devices.Results {
+			device, _, _ := strings.Cut(r.Device, "-mig-")
+			text += " " + device
+		}
+	}
+	w.bind(pod, node)
+	return text, nil
+}
+
+// bind makes the extender see the pod on the node.
+func (w *world) bind(pod *corev1.Pod, node string) {
+	bound := pod.DeepCopy()
+	bound.Spec.NodeName = node
+	summary, err := summarize(bound)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.usage.setPod(summary.(*podSummary))
+}
+
+// allocator returns the allocator of Kubernetes, which knows of all allocated claims.
+func (w *world) allocator() structured.Allocator {
+	state := structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](),
+		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity:       structured.NewConsumedCapacityCollection()}
+	for _, c := range w.claims {
+		for _, r := range cluster.Results(c) {
+			id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
+			if r.ShareID == nil {
+				state.AllocatedDevices.Insert(id)
+				continue
+			}
+			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
+			state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
+		}
+	}
+	a, err := structured.NewAllocator(w.t.Context(), structured.Features{AdminAccess: true, PrioritizedList: true,
+		PartitionableDevices: true, DeviceTaints: true, ConsumableCapacity: true}, state, classLister(w.classes),
+		w.slices, w.cel)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return a
+}
+
+type classLister []*resourceapi.DeviceClass
+
+func (l classLister) List() ([]*resourceapi.DeviceClass, error) { return l, nil }
+
+func (l classLister) Get(name string) (*resourceapi.DeviceClass, error) {
+	i := slices.IndexFunc(l, func(c *resourceapi.DeviceClass) bool { return c.Name == name })
+	if i < 0 {
+		return nil, fmt.Errorf("no class %s", name)
+	}
+	return l[i], nil
+}
+
+const (
+	oneGPU   = `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`
+	share5Gi = `requests:
+- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 5Gi}}}}`
+)
+
+// Shares of several pods fill one GPU of one node before others are touched, and a whole GPU goes to the node that is
+// in use. By the policy spread, each pod gets another node.
+func TestShares(t *testing.T) {
+	for _, tc := range []struct {
+		policy string
+		want   []string
+	}{
+		{"pack", []string{"a gpu-3b-00-0", "a gpu-3b-00-0", "a gpu-3b-00-0", "a gpu-af-00-0"}},
+		{"spread", []string{"a gpu-3b-00-0", "b gpu-3b-00-0", "c gpu-3b-00-0"}},
+	} {
+		t.Run(tc.policy, func(t *testing.T) {
+			w := newWorld(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"},
+				clustertest.SimNode{Name: "b", Profile: "t4-x2"}, clustertest.SimNode{Name: "c", Profile: "t4-x2"})
+			for i, want := range tc.want {
+				pod := w.pod(fmt.Sprint("share", i), 1, share5Gi)
+				pod.Annotations = map[string]string{PolicyAnnotation: tc.policy}
+				if got := w.schedule(pod); got != want {
+					t.Errorf("share %d: got %s, want %s", i, got, want)
+				}
+			}
+			if tc.policy == "pack" {
+				if nodes, _ := w.best(w.pod("whole", 1, oneGPU)); slices.Contains(nodes, "a") {
+					t.Errorf("a whole GPU: got %v, want a node that has two", nodes)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extender
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	toolscache "k8s.io/client-go/tools/cache"
+	resourcehelper "k8s.io/component-helpers/resource"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
+)
+
+// podSummary is what is kept of a pod: a cluster has thousands of them.
+type podSummary struct {
+	metav1.ObjectMeta
+	podUse
+	extended string // the claim for its extended resources
+}
+
+// podUse is what a pod requests of its node.
+type podUse struct {
+	node string // "": it has none
+	cpu  int64  // thousandths of a core
+}
+
+// nodeSummary is what is kept of a node.
+type nodeSummary struct {
+	metav1.ObjectMeta
+	cpu int64 // thousandths of a core that pods can request
+}
+
+func summaryMeta(o metav1.Object) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID(),
+		ResourceVersion: o.GetResourceVersion()}
+}
+
+// summarize returns what is kept of a pod or a node.
+func summarize(obj any) (any, error) {
+	switch o := obj.(type) {
+	case *corev1.Pod:
+		s := &podSummary{ObjectMeta: summaryMeta(o), podUse: podUse{o.Spec.NodeName, podCPU(o)}}
+		if status := o.Status.ExtendedResourceClaimStatus; status != nil {
+			s.extended = status.ResourceClaimName
+		}
+		return s, nil
+	case *corev1.Node:
+		return &nodeSummary{summaryMeta(o), o.Status.Allocatable.Cpu().MilliValue()}, nil
+	}
+	return obj, nil
+}
+
+// podCPU returns how many thousandths of a core the pod requests.
+func podCPU(p *corev1.Pod) int64 {
+	requests := resourcehelper.PodRequests(p, resourcehelper.PodResourcesOptions{UseStatusResources: true})
+	return requests.Cpu().MilliValue()
+}
+
+// follow keeps the usage up to date until ctx ends. It returns a function that reports whether it is complete.
+func (s *usage) follow(ctx context.Context, from kubernetes.Interface, guard feature.Guard) (complete func() bool) {
+	running := fields.AndSelectors(
+		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodSucceeded)),
+		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodFailed)))
+	core := from.CoreV1().RESTClient()
+	pods := start(ctx, toolscache.NewListWatchFromClient(core, "pods", metav1.NamespaceAll, running), &corev1.Pod{},
+		handler(guard, s.setPod, s.deletePod))
+	nodes := start(ctx, toolscache.NewListWatchFromClient(core, "nodes", metav1.NamespaceAll, fields.Everything()),
+		&corev1.Node{}, handler(guard, s.setNode, s.deleteNode))
+	return func() bool { return pods() && nodes() }
+}
+
+func start(ctx context.Context, from toolscache.ListerWatcher, of runtime.Object,
+	events toolscache.ResourceEventHandler) (synced func() bool) {
+	_, informer := toolscache.NewInformerWithOptions(toolscache.InformerOptions{ListerWatcher: from, ObjectType: of,
+		Handler: events, Transform: summarize})
+	go informer.RunWithContext(ctx)
+	return informer.HasSynced
+}
+
+// handler passes the events of an informer to two functions.
+func handler[T any](guard feature.Guard, set, drop func(T)) toolscache.ResourceEventHandler {
+	pass := func(obj any, to func(T)) {
+		if o, ok := obj.(T); ok {
+			_ = guard.Do("follow pods and nodes", func() error { to(o); return nil }) // it is logged
+		}
+	}
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { pass(obj, set) },
+		UpdateFunc: func(_, obj any) { pass(obj, set) },
+		DeleteFunc: func(obj any) {
+			if gone, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
+				obj = gone.Obj
+			}
+			pass(obj, drop)
+		},
+	}
+}

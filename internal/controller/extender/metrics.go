@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extender
+
+import "github.com/prometheus/client_golang/prometheus"
+
+const prefix = "gpu_dra_placement_"
+
+// The values of the label "result" of requests.
+const (
+	resultScored   = "scored"
+	resultNotReady = "not_ready"
+	resultInvalid  = "invalid"
+)
+
+// The values of the label "outcome" of proposals.
+const (
+	outcomeTrue      = "true"
+	outcomeElsewhere = "elsewhere"
+	outcomeExpired   = "expired"
+)
+
+// Metrics are the metrics of the extender.
+type Metrics struct {
+	requests  *prometheus.CounterVec
+	duration  prometheus.Histogram
+	proposals *prometheus.CounterVec
+}
+
+// NewMetrics returns metrics that have counted nothing.
+func NewMetrics() Metrics {
+	m := Metrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "requests_total",
+			Help: "Requests of a scheduler for scores of nodes, by result: scored; not_ready, while the controller " +
+				"still reads the cluster; invalid."}, []string{"result"}),
+		duration: prometheus.NewHistogram(prometheus.HistogramOpts{Name: prefix + "duration_seconds",
+			Help:    "How long it took to score the nodes for one pod, without the transfer.",
+			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1}}),
+		proposals: prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "proposals_total",
+			Help: "Pods for which nodes were scored, by outcome: true if the pod came to the node with the best " +
+				"score, elsewhere if it came to another one, expired if it was not seen within seconds."},
+			[]string{"outcome"}),
+	}
+	for _, result := range []string{resultScored, resultNotReady, resultInvalid} {
+		m.requests.WithLabelValues(result)
+	}
+	for _, outcome := range []string{outcomeTrue, outcomeElsewhere, outcomeExpired} {
+		m.proposals.WithLabelValues(outcome)
+	}
+	return m
+}
+
+// All returns the metrics, to register them.
+func (m Metrics) All() []prometheus.Collector {
+	return []prometheus.Collector{m.requests, m.duration, m.proposals}
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extender
+
+import "slices"
+
+// scored is the score of a node.
+type scored struct {
+	fits  bool
+	rank  int // of the alternatives that the pod gets; less is better, whatever the score
+	score float64
+
+	points int64 // what the scheduler gets
+}
+
+// better reports whether the pod should rather come to this node.
+func (s scored) better(other scored) bool {
+	return s.rank < other.rank || s.rank == other.rank && s.score > other.score
+}
+
+// scale sets the points, from 0 for a node where the pod does not fit to MaxScore for the best node. Only nodes as good
+// as the best one get MaxScore, because the scheduler picks one of equal nodes by other scores. Each rank has a part of
+// the range.
+func scale(all []scored) {
+	type span struct{ least, most float64 }
+	spans := map[int]*span{}
+	var ranks []int
+	for _, s := range all {
+		if !s.fits {
+			continue
+		}
+		if spans[s.rank] == nil {
+			spans[s.rank] = &span{s.score, s.score}
+			ranks = append(ranks, s.rank)
+		}
+		of := spans[s.rank]
+		of.least, of.most = min(of.least, s.score), max(of.most, s.score)
+	}
+	slices.Sort(ranks)
+	for i := range all {
+		s := &all[i]
+		if !s.fits {
+			continue
+		}
+		position := slices.Index(ranks, s.rank)
+		top := MaxScore * (len(ranks) - position) / len(ranks)
+		bottom := MaxScore*(len(ranks)-position-1)/len(ranks) + 1
+		s.points = int64(top)
+		if of := spans[s.rank]; s.score < of.most {
+			share := (s.score - of.least) / (of.most - of.least)
+			s.points = max(int64(bottom), min(int64(top-1), int64(bottom)+int64(share*float64(top-bottom))))
+		}
+	}
+}

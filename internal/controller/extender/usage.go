@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extender
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+)
+
+// proposalLifetime is how long a pod is thought to come to the node with the best score. Then the scheduler has
+// decided otherwise, or has given up.
+const proposalLifetime = 5 * time.Second
+
+// proposal is a pod on the node with the best score, until it is seen that the scheduler has put it there.
+type proposal struct {
+	node    string
+	cpu     int64
+	takes   []take
+	claims  []types.NamespacedName // that get the takes
+	bound   bool                   // the pod is seen on the node; its claims are not
+	expires time.Time
+}
+
+// usage is what the cluster's pods request of CPUs, and what was proposed.
+type usage struct {
+	view  *cluster.View
+	now   func() time.Time
+	count func(outcome string) // of a proposal
+
+	mu        sync.Mutex
+	cpus      map[string]int64 // allocatable, by node
+	used      map[string]int64 // requested by pods, by node
+	pods      map[types.UID]podUse
+	proposals map[types.UID]*proposal
+}
+
+func newUsage(v *cluster.View, now func() time.Time, count func(string)) *usage {
+	return &usage{view: v, now: now, count: count, cpus: map[string]int64{}, used: map[string]int64{},
+		pods: map[types.UID]podUse{}, proposals: map[types.UID]*proposal{}}
+}
+
+// setNode adds or updates a node.
+func (s *usage) setNode(n *nodeSummary) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cpus[n.Name] = n.cpu
+}
+
+func (s *usage) deleteNode(n *nodeSummary) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.cpus, n.Name)
+}
+
+// setPod adds or updates a pod.
+func (s *usage) setPod(p *podSummary) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.replace(p.UID, p.podUse)
+	if p.node != "" {
+		s.see(p)
+	}
+}
+
+// deletePod removes a pod, or one whose containers have ended.
+func (s *usage) deletePod(p *podSummary) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.replace(p.UID, podUse{})
+	delete(s.proposals, p.UID)
+}
+
+// replace replaces what is known of a pod. The caller holds s.mu.
+func (s *usage) replace(uid types.UID, is podUse) {
+	was := s.pods[uid]
+	if s.used[was.node] -= was.cpu; s.used[was.node] == 0 {
+		delete(s.used, was.node)
+	}
+	delete(s.pods, uid)
+	if is.node != "" {
+		s.pods[uid] = is
+		s.used[is.node] += is.cpu
+	}
+}
+
+// see ends the proposal for a pod that has a node: its CPUs count with the node's pods from now on, and its devices as
+// soon as the view has its claims. The caller holds s.mu.
+func (s *usage) see(p *podSummary) {
+	proposed := s.proposals[p.UID]
+	if proposed == nil || proposed.bound {
+		return
+	}
+	if proposed.node != p.node {
+		s.count(outcomeElsewhere)
+		delete(s.proposals, p.UID)
+		return
+	}
+	s.count(outcomeTrue)
+	proposed.bound, proposed.cpu = true, 0
+	if p.extended != "" {
+		proposed.claims = append(proposed.claims, types.NamespacedName{Namespace: p.Namespace, Name: p.extended})
+	}
+}
+
+// propose remembers where the pod is about to come. The caller holds s.mu.
+func (s *usage) propose(uid types.UID, p *proposal) {
+	p.expires = s.now().Add(proposalLifetime)
+	s.proposals[uid] = p
+}
+
+// ahead returns what pods are about to take of each node, without the pod itself. It forgets what has been seen, or is
+// too old. The caller holds s.mu.
+func (s *usage) ahead(except types.UID) map[string]*proposal {
+	all := map[string]*proposal{}
+	delete(s.proposals, except) // the scheduler asks again, so it has not come
+	now := s.now()
+	for uid, p := range s.proposals {
+		held := len(p.claims) > 0 && !slices.ContainsFunc(p.claims, func(name types.NamespacedName) bool {
+			_, held := s.view.Pending(name)
+			return !held
+		})
+		switch {
+		case held:
+			p.takes = nil
+		case !p.bound && !now.Before(p.expires):
+			s.count(outcomeExpired)
+		}
+		if !now.Before(p.expires) || p.bound && (p.takes == nil || len(p.claims) == 0) {
+			delete(s.proposals, uid)
+			continue
+		}
+		of := all[p.node]
+		if of == nil {
+			of = &proposal{}
+			all[p.node] = of
+		}
+		of.cpu += p.cpu
+		of.takes = append(of.takes, p.takes...)
+	}
+	return all
+}
