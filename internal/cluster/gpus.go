@@ -22,6 +22,7 @@ type GPU struct {
 	Held       []Held    // in no order
 
 	use     Use
+	open    bool        // it is published, and no taint keeps new claims away
 	counted *DeviceKind // the kind that counts the GPU as idle, or as used in part; nil: none
 	idleOn  string      // the node where it is idle
 }

@@ -38,6 +38,9 @@ type DeviceKind struct {
 	// a device of the kind, without name and taints; its identity attributes are those of the first device seen
 	Device resourceapi.Device
 
+	deviceType gpu.Type
+	product    string
+
 	policies  []policy     // requests take of these, sorted by name
 	count     int          // published devices
 	available availability // of the whole GPUs
@@ -47,6 +50,7 @@ func newKind(id string, d *resourceapi.Device) *DeviceKind {
 	k := &DeviceKind{ID: id, Device: resourceapi.Device{Attributes: d.Attributes, Capacity: d.Capacity,
 		AllowMultipleAllocations: d.AllowMultipleAllocations},
 		available: availability{map[string]int64{}, map[int64]int64{}, map[*GPU]struct{}{}}}
+	k.deviceType, k.product = gpu.Type(k.text("type")), k.text("productName")
 	for _, name := range slices.Sorted(maps.Keys(d.Capacity)) {
 		c := d.Capacity[name]
 		if c.RequestPolicy != nil && c.RequestPolicy.Default != nil {
@@ -193,10 +197,10 @@ func (e *encoder) json(value any) {
 }
 
 // Type returns the type of device: GPU, partition or monitor.
-func (k *DeviceKind) Type() gpu.Type { return gpu.Type(k.text("type")) }
+func (k *DeviceKind) Type() gpu.Type { return k.deviceType }
 
 // Product returns the model, as NVML names it.
-func (k *DeviceKind) Product() string { return k.text("productName") }
+func (k *DeviceKind) Product() string { return k.product }
 
 // Profile returns the MIG profile of a partition.
 func (k *DeviceKind) Profile() string { return k.text("profile") }

@@ -54,6 +54,7 @@ func (v *View) measure(g *GPU) {
 		g.use.Parts = min(whole, max(1, memory*whole/all))
 	}
 	g.use.shared = k != nil && !g.use.Whole && g.use.Parts == 0
+	g.open = g.published() > 0 && !g.Tainted()
 }
 
 // published returns the memory of the GPU in bytes; 0: nothing of it is published.
@@ -70,7 +71,7 @@ func (g *GPU) Use() Use { return g.use }
 // Idle returns how many thousandths of the GPU new claims can get: none if a taint keeps them away. Of a shared GPU it
 // is what is left of the scarcest capacity.
 func (g *GPU) Idle(u Use) int64 {
-	if u.Whole || g.published() == 0 || g.Tainted() {
+	if u.Whole || !g.open {
 		return 0
 	}
 	idle := whole - u.Parts

@@ -132,6 +132,7 @@ func (v *View) dropSlice(name string) {
 			v.recount(g)
 		}
 		g.Partitions = slices.DeleteFunc(g.Partitions, func(p *Device) bool { return p == d })
+		v.measure(g)
 		v.dropUnused(g)
 		if d.Kind.count--; d.Kind.count == 0 {
 			delete(v.kinds, d.Kind.ID)

@@ -28,7 +28,7 @@ import (
 // world is a cluster with a scheduler that asks the extender and has the allocator of Kubernetes.
 type world struct {
 	*Extender
-	t       *testing.T
+	t       testing.TB
 	now     time.Time
 	nodes   []string
 	slices  []*resourceapi.ResourceSlice
@@ -38,7 +38,7 @@ type world struct {
 }
 
 // newWorld returns a cluster of nodes with 64 cores each.
-func newWorld(t *testing.T, nodes ...clustertest.SimNode) *world {
+func newWorld(t testing.TB, nodes ...clustertest.SimNode) *world {
 	t.Helper()
 	w := &world{t: t, now: time.Unix(1e9, 0), claims: map[types.NamespacedName]*resourceapi.ResourceClaim{},
 		classes: clustertest.Classes(t), cel: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true})}
@@ -121,6 +121,7 @@ func (w *world) schedule(pod *corev1.Pod) string {
 	if got != expected {
 		w.t.Errorf("pod %s: expected %s, got %s", pod.Name, expected, got)
 	}
+	w.bind(pod, node)
 	return got
 }
 
@@ -150,7 +151,6 @@ func (w *world) allocate(pod *corev1.Pod, node string) (string, error) {
 			text += " " + device
 		}
 	}
-	w.bind(pod, node)
 	return text, nil
 }
 

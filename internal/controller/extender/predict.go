@@ -161,16 +161,18 @@ func (t take) of(u cluster.Use) cluster.Use {
 type node struct {
 	devices *cluster.NodeDevices
 	uses    []cluster.Use // of each GPU
-	saved   []cluster.Use // before an alternative
+	saved   []cluster.Use // before each alternative that is tried
 	taken   []string      // existing partitions that pods are about to get
 	gpus    []placement.GPU
 	takes   []take
-	scores  []placement.Take
+	scores  []placement.Take // of the takes
+	tries   int
 }
 
 // reset begins with another node, with what pods are about to get there.
 func (n *node) reset(devices *cluster.NodeDevices, ahead []take) {
-	*n = node{devices, n.uses[:0], n.saved[:0], n.taken[:0], n.gpus[:0], n.takes[:0], n.scores[:0]}
+	*n = node{devices: devices, uses: n.uses[:0], saved: n.saved[:0], taken: n.taken[:0], gpus: n.gpus[:0],
+		takes: n.takes[:0], scores: n.scores[:0]}
 	if devices == nil {
 		return
 	}
@@ -194,20 +196,37 @@ func (n *node) add(i int, t take) {
 	}
 }
 
+// maxTries is how many alternatives are tried on a node: users choose how many there are.
+const maxTries = 64
+
 // predict finds the devices that the requests get on the node, into n.takes and n.scores. rank is the sum of the
 // positions of the alternatives. ok is false if something does not fit.
 func (n *node) predict(requests []request) (rank int, ok bool) {
-	for _, r := range requests {
-		position := slices.IndexFunc(r, n.serve)
-		if position < 0 {
-			return 0, false
-		}
-		rank += position
-	}
-	return rank, true
+	n.tries = 0
+	return n.search(requests)
 }
 
-// serve takes the devices for one alternative, or nothing.
+// search tries the alternatives of the first request, each with those of the other requests.
+func (n *node) search(requests []request) (rank int, ok bool) {
+	if len(requests) == 0 {
+		return 0, true
+	}
+	for position, a := range requests[0] {
+		if n.tries++; n.tries > maxTries {
+			return 0, false
+		}
+		before := n.save()
+		if n.serve(a) {
+			if rank, ok := n.search(requests[1:]); ok {
+				return rank + position, true
+			}
+		}
+		n.undo(before)
+	}
+	return 0, false
+}
+
+// serve takes the devices for one alternative. What it has taken stays, also if not all fit.
 func (n *node) serve(a alternative) bool {
 	if a.foreign {
 		return true
@@ -215,8 +234,7 @@ func (n *node) serve(a alternative) bool {
 	if n.devices == nil {
 		return false
 	}
-	before := n.save()
-	missing := a.count
+	before, missing := len(n.takes), a.count
 	for _, d := range n.devices.Devices {
 		if missing == 0 && !a.all {
 			return true
@@ -235,20 +253,16 @@ func (n *node) serve(a alternative) bool {
 			n.get(d.GPU, take{gpu: n.devices.GPUs[d.GPU], shares: shares, amount: amount})
 			missing--
 		case a.all:
-			n.undo(before)
 			return false
 		}
 	}
 	if a.all {
-		return len(n.takes) > before.takes
+		return len(n.takes) > before
 	}
 	for i := range n.devices.GPUs {
 		for missing > 0 && n.partition(i, a) {
 			missing--
 		}
-	}
-	if missing > 0 {
-		n.undo(before)
 	}
 	return missing == 0
 }
@@ -297,16 +311,19 @@ func (n *node) get(i int, t take) {
 	n.scores = append(n.scores, placement.Take{GPU: i, Amount: t.amount})
 }
 
-// undo gives back what an alternative has taken that does not fit: all after the first takes.
-func (n *node) undo(before state) {
-	copy(n.uses, n.saved)
-	n.taken, n.takes, n.scores = n.taken[:before.taken], n.takes[:before.takes], n.scores[:before.takes]
-}
+// state is what a node had before an alternative was tried: lengths of n.saved, n.taken and n.takes.
+type state struct{ saved, taken, takes int }
 
-// save remembers the uses of the GPUs for undo.
+// save remembers the state of the node.
 func (n *node) save() state {
-	n.saved = append(n.saved[:0], n.uses...)
-	return state{len(n.taken), len(n.takes)}
+	before := state{len(n.saved), len(n.taken), len(n.takes)}
+	n.saved = append(n.saved, n.uses...)
+	return before
 }
 
-type state struct{ taken, takes int }
+// undo gives back what an alternative has taken.
+func (n *node) undo(before state) {
+	copy(n.uses, n.saved[before.saved:])
+	n.saved, n.taken = n.saved[:before.saved], n.taken[:before.taken]
+	n.takes, n.scores = n.takes[:before.takes], n.scores[:before.takes]
+}

@@ -124,13 +124,14 @@ func (s *usage) ahead(except types.UID) map[string]*proposal {
 			_, held := s.view.Pending(name)
 			return !held
 		})
-		switch {
-		case held:
+		if held {
 			p.takes = nil
-		case !p.bound && !now.Before(p.expires):
+		}
+		expired := !now.Before(p.expires)
+		if expired && !p.bound {
 			s.count(outcomeExpired)
 		}
-		if !now.Before(p.expires) || p.bound && (p.takes == nil || len(p.claims) == 0) {
+		if expired || p.bound && (len(p.takes) == 0 || len(p.claims) == 0) {
 			delete(s.proposals, uid)
 			continue
 		}

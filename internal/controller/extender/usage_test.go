@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extender
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
+)
+
+// left returns what the next pod finds on the node: "62 cores, GPUs 666 1000", in thousandths.
+func (w *world) left(name string) string {
+	w.usage.mu.Lock()
+	defer w.usage.mu.Unlock()
+	ahead := w.usage.ahead("")[name]
+	if ahead == nil {
+		ahead = &proposal{}
+	}
+	text := fmt.Sprintf("%d cores, GPUs", (w.usage.cpus[name]-w.usage.used[name]-ahead.cpu)/1000)
+	w.view.Nodes([]string{name}, func(_ int, devices *cluster.NodeDevices) {
+		w.scratch.reset(devices, ahead.takes)
+		for _, g := range w.scratch.gpus {
+			text += fmt.Sprintf(" %d", g.Idle)
+		}
+	})
+	return text
+}
+
+// What was proposed counts as taken until it is seen, or does not come true; nothing counts twice.
+func TestProposals(t *testing.T) {
+	const (
+		free     = "64 cores, GPUs 1000 1000"
+		proposed = "60 cores, GPUs 666 1000" // a third of the memory is taken
+	)
+	type step struct {
+		name string
+		do   func(*world, *corev1.Pod)
+		want string // of node a
+	}
+	ask := step{"it is asked for", func(w *world, p *corev1.Pod) { w.best(p) }, proposed}
+	allocated := step{"its claim is seen", func(w *world, p *corev1.Pod) {
+		if _, err := w.allocate(p, "a"); err != nil {
+			w.t.Fatal(err)
+		}
+	}, proposed}
+	bound := step{"it is seen", func(w *world, p *corev1.Pod) { w.bind(p, "a") }, proposed}
+	wait := func(d time.Duration, want string) step {
+		return step{"wait " + d.String(), func(w *world, _ *corev1.Pod) { w.now = w.now.Add(d) }, want}
+	}
+	for _, tc := range []struct {
+		name    string
+		steps   []step
+		outcome string
+	}{
+		{"claim, then pod", []step{ask, allocated, bound, wait(time.Hour, proposed)}, outcomeTrue},
+		{"pod, then claim", []step{ask, bound, allocated, wait(time.Hour, proposed)}, outcomeTrue},
+		{"the pod is seen, its claim is not", []step{ask, bound, wait(proposalLifetime, "60 cores, GPUs 1000 1000")},
+			outcomeTrue},
+		{"nothing is seen", []step{ask, wait(proposalLifetime-1, proposed), wait(1, free)}, outcomeExpired},
+		{"the claim is seen, the pod is not", []step{ask, allocated, wait(proposalLifetime, "64 cores, GPUs 666 1000")},
+			outcomeExpired},
+		{"it is asked for again", []step{ask, wait(proposalLifetime-1, proposed), ask, wait(1, proposed),
+			wait(proposalLifetime-1, free)}, outcomeExpired},
+		{"it comes to another node", []step{ask, {"it is seen on b",
+			func(w *world, p *corev1.Pod) { w.bind(p, "b") }, free}}, outcomeElsewhere},
+		{"it is deleted", []step{ask, {"it is deleted", func(w *world, p *corev1.Pod) {
+			w.usage.deletePod(&podSummary{ObjectMeta: metav1.ObjectMeta{UID: p.UID}})
+		}, free}}, ""},
+		{"it comes and ends", []step{ask, allocated, bound, {"its containers have ended", func(w *world, p *corev1.Pod) {
+			w.usage.deletePod(&podSummary{ObjectMeta: metav1.ObjectMeta{UID: p.UID}})
+			w.view.DeleteClaim(types.NamespacedName{Namespace: "ns", Name: "p"})
+		}, free}}, outcomeTrue},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := newWorld(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"},
+				clustertest.SimNode{Name: "b", Profile: "t4-x2"})
+			w.setCPU("b", 128) // so that a is better
+			pod := w.pod("p", 4, share5Gi)
+			for _, s := range tc.steps {
+				s.do(w, pod)
+				if got := w.left("a"); got != s.want {
+					t.Errorf("%s: got %s, want %s", s.name, got, s.want)
+				}
+			}
+			for _, outcome := range []string{outcomeTrue, outcomeElsewhere, outcomeExpired} {
+				want := 0.0
+				if outcome == tc.outcome {
+					want = 1
+				}
+				if got := testutil.ToFloat64(w.metrics.proposals.WithLabelValues(outcome)); got != want {
+					t.Errorf("proposals %s: got %v, want %v", outcome, got, want)
+				}
+			}
+			if len(w.usage.proposals) != 0 {
+				t.Errorf("got %d proposals at the end, want none", len(w.usage.proposals))
+			}
+		})
+	}
+}
+
+// The claim of a pod with extended resources is known when the pod is seen.
+func TestProposalForExtendedResources(t *testing.T) {
+	w := newWorld(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
+	pod := newPod("p", 4)
+	pod.Spec.Containers[0].Resources.Requests["nvidia.com/gpu"] = resource.MustParse("1")
+	const used = "60 cores, GPUs 0 1000"
+	same := func(when, want string) {
+		t.Helper()
+		if got := w.left("a"); got != want {
+			t.Errorf("%s: got %s, want %s", when, got, want)
+		}
+	}
+	w.best(pod)
+	same("it is asked for", used)
+	w.claim("special", oneGPU)
+	pod.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: "special"}
+	w.bind(pod, "a")
+	same("it is seen", used)
+	if _, err := w.allocate(newPod("", 0, "special"), "a"); err != nil {
+		t.Fatal(err)
+	}
+	same("its claim is seen", used)
+	if len(w.usage.proposals) != 0 {
+		t.Errorf("got %d proposals at the end, want none", len(w.usage.proposals))
+	}
+}
+
+// 500 pods are scored before any of them is seen, and none is put where there is no room left.
+func TestBurst(t *testing.T) {
+	const pods, perGPU = 500, 3
+	var nodes []clustertest.SimNode
+	for i := range 100 {
+		nodes = append(nodes, clustertest.SimNode{Name: fmt.Sprintf("n%02d", i), Profile: "t4-x2"})
+	}
+	w := newWorld(t, nodes...)
+	gpus, used := map[string]int{}, map[string]bool{}
+	for i := range pods {
+		_, at := w.best(w.pod(fmt.Sprint("p", i), 1, share5Gi))
+		if gpus[at]++; gpus[at] > perGPU {
+			t.Fatalf("pod %d: %d pods on %s, which has room for %d", i, gpus[at], at, perGPU)
+		}
+		node, _, _ := strings.Cut(at, " ")
+		used[node] = true
+	}
+	if want := (pods + 2*perGPU - 1) / (2 * perGPU); len(used) != want {
+		t.Errorf("got pods on %d nodes, want %d full ones", len(used), want)
+	}
+}
+
+// Another scheduler allocates, too: what the view sees of it counts, and a proposal that it made impossible ends.
+func TestASecondAllocator(t *testing.T) {
+	w := newWorld(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"}, clustertest.SimNode{Name: "b", Profile: "t4-x2"})
+	w.setCPU("b", 128)
+	pod := w.pod("p", 1, "requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 2}}]")
+	if _, at := w.best(pod); !strings.HasPrefix(at, "a ") {
+		t.Fatalf("got %s, want a", at)
+	}
+	other := w.pod("other", 1, oneGPU)
+	if _, err := w.allocate(other, "a"); err != nil {
+		t.Fatal(err)
+	}
+	w.bind(other, "a")
+	if got := w.schedule(pod); got != "b gpu-3b-00-0 gpu-af-00-0" {
+		t.Errorf("after another pod has a GPU of a: got %s, want both GPUs of b", got)
+	}
+}
+
+// Slices, claims, nodes and pods change while nodes are scored. Run it with the race detector.
+func TestChangesWhileNodesAreScored(t *testing.T) {
+	w := newWorld(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"}, clustertest.SimNode{Name: "b", Profile: "dgx-a100"})
+	pods := []*corev1.Pod{w.pod("share", 1, share5Gi), w.pod("whole", 1, oneGPU), newPod("cpu", 1),
+		w.pod("mig", 1, "requests: [{name: mig, exactly: {deviceClassName: mig-1g.10gb.nvidia.com}}]")}
+	held := w.pod("held", 1, oneGPU)
+	if _, err := w.allocate(held, "a"); err != nil {
+		t.Fatal(err)
+	}
+	holder := cluster.SlimClaim(w.claims[types.NamespacedName{Namespace: "ns", Name: "held"}])
+	ctx, stop := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	for _, change := range []func(){
+		func() {
+			for _, s := range w.slices {
+				w.view.DeleteSlice(s.Name)
+				w.view.SetSlice(w.view.SlimSlice(s))
+			}
+		},
+		func() {
+			w.view.SetClaim(holder)
+			w.view.DeleteClaim(types.NamespacedName{Namespace: "ns", Name: "held"})
+		},
+		func() { w.setCPU("a", 64); w.bind(held, "a") },
+	} {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				change()
+			}
+		})
+	}
+	for i := range 200 {
+		status, answer := w.call("POST", w.request(pods[i%len(pods)], "a", "b"))
+		if status != 200 || strings.Count(answer, "Host") != 2 {
+			t.Errorf("got %d %s, want the scores of both nodes", status, answer)
+		}
+	}
+	stop()
+	all.Wait()
+}
+
+// FuzzHandler sends any request: nothing panics, and each node gets a score in the range.
+func FuzzHandler(f *testing.F) {
+	w := newWorld(f, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
+	w.claim("share", share5Gi)
+	f.Add([]byte(w.request(newPod("p", 1, "share"), "a", "b")))
+	f.Add([]byte(`{"Pod":{"spec":{"containers":[{"resources":{"requests":{"nvidia.com/gpu":"-1","cpu":"1e30"}}}],` +
+		`"resourceClaims":[{"name":"x"},{"name":"y","resourceClaimTemplateName":"z"}]}},"NodeNames":["a","a",""]}`))
+	f.Add([]byte(`{"Pod":{},"NodeNames":[]}`))
+	f.Add([]byte(`{"Pod":null,"NodeNames":null}`))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		w.t = t
+		status, answer := w.call("POST", string(body))
+		var scores []struct{ Score int64 }
+		if status != 200 {
+			return
+		}
+		if err := json.Unmarshal([]byte(answer), &scores); err != nil {
+			t.Fatalf("%v in %s", err, answer)
+		}
+		for _, s := range scores {
+			if s.Score < 0 || s.Score > MaxScore {
+				t.Errorf("got the score %d, want 0 to %d", s.Score, MaxScore)
+			}
+		}
+	})
+}
