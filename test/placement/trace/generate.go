@@ -31,9 +31,9 @@ var requests = []struct {
 // accepted are lists of models that pods name, one of them in three pods with GPUs.
 var accepted = [][]string{{"A100"}, {"A100"}, {"A10", "T4"}, {"T4"}, {"A100", "V100"}, {"V100"}}
 
-// Generate returns a trace with the number of nodes, at least 20, and pods that request twice the nodes' GPUs. There are
-// pods without GPUs, shares of 5 to 95 %, and one to eight GPUs. Every third pod with GPUs names models. Same seed, same
-// trace.
+// Generate returns a trace with the number of nodes, at least 20, and pods that request twice the GPUs of the nodes.
+// Pods have no GPUs, a share of 5 to 95 %, or one to eight GPUs. Every third pod with GPUs names models. Same seed,
+// same trace.
 func Generate(seed uint64, nodes int) Trace {
 	rng := rand.New(rand.NewPCG(seed, 2))
 	t := Trace{Name: "generated"}

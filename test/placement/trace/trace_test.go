@@ -50,10 +50,10 @@ func TestRead(t *testing.T) {
 func TestReadErrors(t *testing.T) {
 	const pods, nodes = podsPrefix + "x.csv", nodesFile
 	for _, test := range []struct{ name, old, new, want string }{
-		{"not a number", "12000", "12cores", pods + `:2: column cpu_milli: "12cores" is not accepted: a whole number`},
+		{"not a number", "12000", "12cores", pods + `:2: column cpu_milli: "12cores" is not accepted: a whole`},
 		{"a negative number", "1024", "-1", pods + `:3: column memory_mib: "-1" is not accepted`},
-		{"half of two GPUs", "2,1000", "2,500", pods + `:3: column gpu_milli: "500" is not accepted: 1000 for several GPUs`},
-		{"nothing of a GPU", "1,460", "1,0", pods + `:2: column gpu_milli: "0" is not accepted: 1 to 1000 for one GPU`},
+		{"half of two GPUs", "2,1000", "2,500", pods + `:3: column gpu_milli: "500" is not accepted: 1000 for`},
+		{"nothing of a GPU", "1,460", "1,0", pods + `:2: column gpu_milli: "0" is not accepted: 1 to 1000 for`},
 		{"a column that is missing", "num_gpu", "gpus", pods + ":2: column num_gpu is missing"},
 		{"a value too many", "BE", "BE,1", pods + ": record on line 3: wrong number of fields"},
 		{"an empty list", podList, "", pods + ": empty; its first line names the columns"},
@@ -62,8 +62,9 @@ func TestReadErrors(t *testing.T) {
 		{"no GPUs", "262144,2", "262144,0", nodes + ": no node has a GPU"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			dir := folder(t, strings.Replace(nodeList, test.old, test.new, 1), strings.Replace(podList, test.old, test.new, 1))
-			if _, err := Read(dir, "x"); err == nil || !strings.Contains(err.Error(), filepath.Join(dir, "")+"/"+test.want) {
+			replace := func(list string) string { return strings.Replace(list, test.old, test.new, 1) }
+			dir := folder(t, replace(nodeList), replace(podList))
+			if _, err := Read(dir, "x"); err == nil || !strings.Contains(err.Error(), dir+"/"+test.want) {
 				t.Errorf("got %v, want …%s", err, test.want)
 			}
 		})
@@ -84,7 +85,8 @@ func TestGenerate(t *testing.T) {
 	for _, p := range g.Pods {
 		fits := false
 		for _, n := range g.Nodes {
-			fits = fits || n.CPU >= p.CPU && n.Memory >= p.Memory && n.GPUs >= p.GPUs && (p.GPUs == 0 || p.Accepts(n.Model))
+			fits = fits || n.CPU >= p.CPU && n.Memory >= p.Memory && n.GPUs >= p.GPUs &&
+				(p.GPUs == 0 || p.Accepts(n.Model))
 		}
 		if !fits {
 			t.Fatalf("%+v fits on no node", p)
