@@ -25,7 +25,8 @@ func TestDemand(t *testing.T) {
 		want Demand
 	}{
 		{"no pods", nil, Demand{}},
-		{"a pod without GPUs does not count", []Request{{CPU: 8000}}, Demand{}},
+		{"a pod without GPUs does not count", []Request{{CPU: 8000}, {CPU: 5000, Amount: 1000}},
+			Demand{CPUPerGPU: 5, Pressure: map[string]float64{}}},
 		{"CPU for a GPU, over all pods", []Request{{CPU: 8000, Amount: 2000}, {CPU: 4000, Amount: 400}},
 			Demand{CPUPerGPU: 5, Pressure: map[string]float64{}}},
 		{"half of the requests name a quarter of the GPUs: all of these, if the cluster is full",
@@ -68,7 +69,9 @@ func TestSumsForgetWhatIsRemoved(t *testing.T) {
 		t.Fatalf("what was added does not count: %+v", got)
 	}
 	s.RemoveGPU("D")
-	for _, p := range slices.Backward(gone) {
+	for _, p := range gone {
+		p.Models = slices.Clone(p.Models)
+		slices.Reverse(p.Models) // order has no meaning
 		s.Remove(p)
 	}
 	if got := s.Demand(); !reflect.DeepEqual(got, want) {
