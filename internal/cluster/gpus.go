@@ -137,6 +137,19 @@ func (g *GPU) Tainted() bool {
 	return d.Tainted
 }
 
+// Models returns how many GPUs of each model are published.
+func (v *View) Models() map[string]int {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	all := map[string]int{}
+	for _, g := range v.gpus {
+		if g.Whole != nil || len(g.Partitions) > 0 {
+			all[g.Product()]++
+		}
+	}
+	return all
+}
+
 // Device returns a whole GPU as a device, without its name. It is empty if that is not published.
 func (v *View) Device(pool, name string) *resourceapi.Device {
 	v.mu.RLock()

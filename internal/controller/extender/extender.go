@@ -148,6 +148,7 @@ func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []stri
 	x.usage.mu.Lock()
 	defer x.usage.mu.Unlock()
 	ahead := x.usage.ahead(pod.UID)
+	demand := x.usage.demand.now(x.usage.now())
 	all := make([]scored, len(nodes))
 	best := -1
 	var takes []take
@@ -163,7 +164,7 @@ func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []stri
 			return
 		}
 		s.score = policy.Score(placement.Node{CPU: cpu, GPUs: x.scratch.gpus},
-			placement.Pod{CPU: wants.cpu, Takes: x.scratch.scores}, x.demand())
+			placement.Pod{CPU: wants.cpu, Takes: x.scratch.scores}, demand)
 		if best < 0 || s.better(all[best]) {
 			best = i
 			takes = append(takes[:0], x.scratch.takes...)
@@ -171,17 +172,19 @@ func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []stri
 	})
 	if best >= 0 {
 		x.usage.propose(pod.UID, &proposal{node: nodes[best], cpu: wants.cpu, takes: takes, claims: wants.claims})
+		request := placement.Request{CPU: wants.cpu, Models: wants.models(x.usage.demand.gpus)}
+		for _, t := range takes {
+			request.Amount += t.amount
+		}
+		x.usage.demand.add(pod.UID, request)
 	}
-	scale(all)
+	scale(all, best)
 	list := make(extenderv1.HostPriorityList, len(nodes))
 	for i, s := range all {
 		list[i] = extenderv1.HostPriority{Host: nodes[i], Score: s.points}
 	}
 	return list
 }
-
-// demand is what the cluster's pods ask for.
-func (x *Extender) demand() placement.Demand { return placement.Demand{CPUPerGPU: 8} }
 
 // policyOf returns the policy that the pod asks for, or the default.
 func (x *Extender) policyOf(ctx context.Context, pod *corev1.Pod) placement.Policy {

@@ -236,3 +236,60 @@ func TestShares(t *testing.T) {
 		})
 	}
 }
+
+// Pods that accept one model only keep others off that model, as long as they are there.
+func TestModelsThatOthersMustHave(t *testing.T) {
+	w := newWorld(t, clustertest.SimNode{Name: "a", Profile: "l40s-x4"},
+		clustertest.SimNode{Name: "b", Profile: "t4-x2"}, clustertest.SimNode{Name: "c", Profile: "t4-x2"})
+	w.setCPU("a", 12)
+	anything := w.pod("any", 4, oneGPU)
+	if nodes, _ := w.best(anything); !slices.Equal(nodes, []string{"a"}) {
+		t.Fatalf("without other pods: got %v, want a, which has the least CPU for each GPU", nodes)
+	}
+	var others []*corev1.Pod
+	for i := range 20 {
+		p := w.pod(fmt.Sprint("l40s", i), 4, `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, selectors:
+			[{cel: {expression: "device.attributes['gpu.nvidia.com'].productName == 'NVIDIA L40S'"}}]}}]`)
+		w.best(p)
+		w.now = w.now.Add(proposalLifetime)
+		others = append(others, p)
+	}
+	if nodes, _ := w.best(anything); slices.Contains(nodes, "a") {
+		t.Errorf("beside pods for the model of a: got %v, want another node", nodes)
+	}
+	for _, p := range others {
+		w.usage.deletePod(&podSummary{ObjectMeta: metav1.ObjectMeta{UID: p.UID}})
+	}
+	w.now = w.now.Add(proposalLifetime)
+	if nodes, _ := w.best(anything); !slices.Equal(nodes, []string{"a"}) {
+		t.Errorf("after they are gone: got %v, want a", nodes)
+	}
+}
+
+// The policy comes from the pod's annotations, or else from the flag.
+func TestPolicy(t *testing.T) {
+	for _, tc := range []struct {
+		name        string
+		annotations map[string]string
+		want        placement.Policy
+	}{
+		{"nothing", nil, placement.Pack},
+		{"its own", map[string]string{PolicyAnnotation: "spread"}, placement.Spread},
+		{"HAMi's for nodes", map[string]string{"hami.io/node-scheduler-policy": "spread"}, placement.Spread},
+		{"HAMi's for GPUs", map[string]string{"hami.io/gpu-scheduler-policy": "spread"}, placement.Spread},
+		{"HAMi's two: that for nodes counts", map[string]string{"hami.io/node-scheduler-policy": "binpack",
+			"hami.io/gpu-scheduler-policy": "spread"}, placement.Pack},
+		{"its own and HAMi's", map[string]string{PolicyAnnotation: "pack", "hami.io/node-scheduler-policy": "spread"},
+			placement.Pack},
+		{"HAMi's word in its own", map[string]string{PolicyAnnotation: "binpack"}, placement.Pack},
+		{"no policy", map[string]string{"hami.io/node-scheduler-policy": "topology-aware"}, placement.Pack},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			x := &Extender{policy: placement.Pack}
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations}}
+			if got := x.policyOf(t.Context(), pod); got != tc.want {
+				t.Errorf("got %v, want %v", got, tc.want)
+			}
+		})
+	}
+}

@@ -89,7 +89,7 @@ func TestNothingIsReadUntilASchedulerAsks(t *testing.T) {
 	}
 }
 
-// Only nodes as good as the best one get the top, and a node with an earlier alternative gets more than all with a
+// Only the best node gets the top, and a node with an earlier alternative gets more than all with a
 // later one, whatever their scores are.
 func TestScale(t *testing.T) {
 	for _, tc := range []struct {
@@ -100,14 +100,20 @@ func TestScale(t *testing.T) {
 		{"no node", nil, ""},
 		{"nothing fits", []scored{{}, {}}, "0 0"},
 		{"one fits", []scored{{}, {fits: true, score: -3}}, "0 100"},
-		{"equal ones", []scored{{fits: true, score: 1}, {fits: true, score: 1}}, "100 100"},
+		{"equal ones", []scored{{fits: true, score: 1}, {fits: true, score: 1}}, "100 99"},
 		{"hardly worse than the best", []scored{{fits: true, score: 1}, {fits: true, score: 1 - 1e-12}, {fits: true}},
 			"100 99 1"},
 		{"alternatives", []scored{{fits: true, rank: 1, score: 9}, {fits: true, rank: 1, score: 8},
-			{fits: true, score: -9}, {fits: true, score: -10}}, "50 1 100 51"},
+			{fits: true, score: -9}, {fits: true, score: -10}}, "49 1 100 51"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			scale(tc.all)
+			best := -1
+			for i, s := range tc.all {
+				if s.fits && (best < 0 || s.better(tc.all[best])) {
+					best = i
+				}
+			}
+			scale(tc.all, best)
 			var got []string
 			for _, s := range tc.all {
 				got = append(got, fmt.Sprint(s.points))

@@ -29,7 +29,8 @@ func TestPredictionIsThatOfTheAllocator(t *testing.T) {
 		if r.IntN(2) > 0 || capacity == nil {
 			capacity = append(capacity, fmt.Sprintf("cores: %d", 1+r.IntN(60)))
 		}
-		return "exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {" + strings.Join(capacity, ", ") + "}}}"
+		return "exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {" +
+			strings.Join(capacity, ", ") + "}}}"
 	}
 	whole := func(r *rand.Rand) string {
 		return fmt.Sprintf("exactly: {deviceClassName: gpu.nvidia.com, count: %d}", 1+r.IntN(3))

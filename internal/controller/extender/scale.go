@@ -18,10 +18,10 @@ func (s scored) better(other scored) bool {
 	return s.rank < other.rank || s.rank == other.rank && s.score > other.score
 }
 
-// scale sets the points, from 0 for a node where the pod does not fit to MaxScore for the best node. Only nodes as good
-// as the best one get MaxScore, because the scheduler picks one of equal nodes by other scores. Each rank has a part of
-// the range.
-func scale(all []scored) {
+// scale sets the points, from 0 for a node where the pod does not fit to MaxScore for the best node. Only that node
+// gets MaxScore, because the scheduler picks one of equal nodes at random, and the next pod is scored as if the best
+// node was taken. Each rank has a part of the range.
+func scale(all []scored, best int) {
 	type span struct{ least, most float64 }
 	spans := map[int]*span{}
 	var ranks []int
@@ -45,10 +45,14 @@ func scale(all []scored) {
 		position := slices.Index(ranks, s.rank)
 		top := MaxScore * (len(ranks) - position) / len(ranks)
 		bottom := MaxScore*(len(ranks)-position-1)/len(ranks) + 1
-		s.points = int64(top)
-		if of := spans[s.rank]; s.score < of.most {
-			share := (s.score - of.least) / (of.most - of.least)
-			s.points = max(int64(bottom), min(int64(top-1), int64(bottom)+int64(share*float64(top-bottom))))
+		if i == best {
+			s.points = int64(top)
+			continue
 		}
+		share := 1.0
+		if of := spans[s.rank]; s.score < of.most {
+			share = (s.score - of.least) / (of.most - of.least)
+		}
+		s.points = int64(max(bottom, min(top-1, bottom+int(share*float64(top-bottom)))))
 	}
 }

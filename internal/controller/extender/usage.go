@@ -36,12 +36,13 @@ type usage struct {
 	cpus      map[string]int64 // allocatable, by node
 	used      map[string]int64 // requested by pods, by node
 	pods      map[types.UID]podUse
+	demand    *demand
 	proposals map[types.UID]*proposal
 }
 
 func newUsage(v *cluster.View, now func() time.Time, count func(string)) *usage {
 	return &usage{view: v, now: now, count: count, cpus: map[string]int64{}, used: map[string]int64{},
-		pods: map[types.UID]podUse{}, proposals: map[types.UID]*proposal{}}
+		pods: map[types.UID]podUse{}, demand: newDemand(v), proposals: map[types.UID]*proposal{}}
 }
 
 // setNode adds or updates a node.
@@ -72,6 +73,7 @@ func (s *usage) deletePod(p *podSummary) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.replace(p.UID, podUse{})
+	s.demand.remove(p.UID)
 	delete(s.proposals, p.UID)
 }
 

@@ -79,7 +79,7 @@ func TestProposals(t *testing.T) {
 		{"it is deleted", []step{ask, {"it is deleted", func(w *world, p *corev1.Pod) {
 			w.usage.deletePod(&podSummary{ObjectMeta: metav1.ObjectMeta{UID: p.UID}})
 		}, free}}, ""},
-		{"it comes and ends", []step{ask, allocated, bound, {"its containers have ended", func(w *world, p *corev1.Pod) {
+		{"it comes and ends", []step{ask, allocated, bound, {"it has ended", func(w *world, p *corev1.Pod) {
 			w.usage.deletePod(&podSummary{ObjectMeta: metav1.ObjectMeta{UID: p.UID}})
 			w.view.DeleteClaim(types.NamespacedName{Namespace: "ns", Name: "p"})
 		}, free}}, outcomeTrue},
@@ -180,7 +180,8 @@ func TestASecondAllocator(t *testing.T) {
 
 // Slices, claims, nodes and pods change while nodes are scored. Run it with the race detector.
 func TestChangesWhileNodesAreScored(t *testing.T) {
-	w := newWorld(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"}, clustertest.SimNode{Name: "b", Profile: "dgx-a100"})
+	w := newWorld(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"},
+		clustertest.SimNode{Name: "b", Profile: "dgx-a100"})
 	pods := []*corev1.Pod{w.pod("share", 1, share5Gi), w.pod("whole", 1, oneGPU), newPod("cpu", 1),
 		w.pod("mig", 1, "requests: [{name: mig, exactly: {deviceClassName: mig-1g.10gb.nvidia.com}}]")}
 	held := w.pod("held", 1, oneGPU)
