@@ -65,6 +65,7 @@ func TestSchedulers(t *testing.T) {
 	t.Run("the scheduler of a kubeadm cluster with a second profile", func(t *testing.T) {
 		s.testKubeadmScheduler(t, program)
 	})
+	t.Run("a scheduler that asks the controller for scores", func(t *testing.T) { s.testPlacement(t, program) })
 }
 
 // needsVersionOf skips the test if the program has another version than the API server.
@@ -127,6 +128,8 @@ func (s *suite) testSecondScheduler(t *testing.T, program string) {
 		"KUBERNETES_SERVICE_PORT=" + server.Port()},
 		map[string][]byte{
 			container.VolumeMounts[0].MountPath + "/config.yaml": []byte(config.Data["config.yaml"]),
+			// This machine does not reach the controller: pods are scheduled without its scores.
+			container.VolumeMounts[1].MountPath + "/ca.crt": api.CAData,
 			mounted + "token":     []byte(s.token(t, ns, account)),
 			mounted + "ca.crt":    api.CAData,
 			mounted + "namespace": []byte(ns),

@@ -1,0 +1,143 @@
+//go:build e2e
+
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"encoding/base64"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/portforward"
+	"k8s.io/client-go/transport/spdy"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// testPlacement runs a scheduler with the file for kubeadm clusters, which asks the controller for scores.
+func (s *suite) testPlacement(t *testing.T, program string) {
+	const profile = "placing"
+	ns := s.namespace(t, "placement")
+	port, away := s.forwardController(t)
+	text, err := os.ReadFile("../../deployments/scheduler/placement.yaml")
+	s.must(t, err)
+	secret := &corev1.Secret{}
+	s.must(t, s.Get(t.Context(), client.ObjectKey{Namespace: controllerNamespace,
+		Name: strings.TrimSuffix(s.certificate(t).Name, "certificate") + "placement"}, secret))
+	config := strings.NewReplacer("CLUSTER_IP", fmt.Sprintf("127.0.0.1:%d", port),
+		"CA_DATA", base64.StdEncoding.EncodeToString(secret.Data["ca.crt"]),
+		"default-scheduler", profile, "leaderElect: true", "leaderElect: false").Replace(string(text))
+	running := s.startScheduler(t, program, nil, map[string][]byte{
+		"/etc/kubernetes/scheduler.conf": s.schedulerKubeconfig(t), "/etc/kubernetes/placement.yaml": []byte(config)},
+		"--config=/etc/kubernetes/placement.yaml", "-v=5")
+	running.ready(t)
+	place := func(name string, share bool) resourceapi.DeviceRequestAllocationResult {
+		exactly := &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com"}
+		if share {
+			amounts := map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("1Gi")}
+			exactly.Capacity = &resourceapi.CapacityRequirements{Requests: amounts}
+		}
+		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: ns},
+			Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+				Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: exactly}}}}}
+		s.must(t, s.Create(t.Context(), claim))
+		pod := s.pod(t, ns, name, withClaim(name), func(p *corev1.PodSpec) { p.SchedulerName = profile })
+		_, err := s.WaitPod(t.Context(), soon, pod, "placed",
+			func(p *corev1.Pod) bool { return p.Spec.NodeName != "" })
+		s.must(t, err)
+		s.must(t, s.Get(t.Context(), client.ObjectKeyFromObject(claim), claim))
+		return claim.Status.Allocation.Devices.Results[0]
+	}
+	place("warm-up", true) // the controller begins to read pods
+	first := place("share-0", true)
+	for i := range 3 {
+		next := place(fmt.Sprint("share-", i+1), true)
+		if next.Pool != first.Pool || next.Device != first.Device {
+			t.Errorf("share %d: got %s of %s, want %s of %s, which has room", i+1, next.Device, next.Pool, first.Device,
+				first.Pool)
+		}
+	}
+	// A node with an idle GPU beside those in use takes it before a node whose GPUs are all idle.
+	before := s.heldGPUs(t)
+	if whole := place("whole", false); before[whole.Pool] == 0 && s.roomBeside(t, before) {
+		t.Errorf("a whole GPU: got one of %s, which was idle; want one beside GPUs in use: %v", whole.Pool, before)
+	}
+	away()
+	place("alone", true)
+}
+
+// heldGPUs counts the whole GPUs of which claims hold something, by node.
+func (s *suite) heldGPUs(t *testing.T) map[string]int {
+	t.Helper()
+	var claims resourceapi.ResourceClaimList
+	s.must(t, s.List(t.Context(), &claims))
+	seen, held := map[string]bool{}, map[string]int{}
+	for _, c := range claims.Items {
+		if c.Status.Allocation == nil {
+			continue
+		}
+		for _, r := range c.Status.Allocation.Devices.Results {
+			if id := r.Pool + "/" + r.Device; r.Driver == *driver && !seen[id] {
+				seen[id] = true
+				held[r.Pool]++
+			}
+		}
+	}
+	return held
+}
+
+// roomBeside reports whether a node with GPUs in use has an idle one.
+func (s *suite) roomBeside(t *testing.T, held map[string]int) bool {
+	t.Helper()
+	for node, n := range held {
+		if len(s.wholeGPUs(t, node)) > n {
+			return true
+		}
+	}
+	return false
+}
+
+// forwardController forwards a port of this machine to the webhook port of a controller, until away is called.
+func (s *suite) forwardController(t *testing.T) (port uint16, away func()) {
+	t.Helper()
+	config := s.restConfig(t)
+	clientset, err := kubernetes.NewForConfig(config)
+	s.must(t, err)
+	pod := s.controllers(t)[0]
+	transport, upgrader, err := spdy.RoundTripperFor(config)
+	s.must(t, err)
+	url := clientset.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).
+		SubResource("portforward").URL()
+	stop, ready, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	dialer := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, url)
+	forwarder, err := portforward.New(dialer,
+		[]string{"0:9443"}, stop, ready, io.Discard, io.Discard)
+	s.must(t, err)
+	go func() { ended <- forwarder.ForwardPorts() }()
+	select {
+	case <-ready:
+	case err := <-ended:
+		t.Fatalf("forward a port to %s: %v", pod.Name, err)
+	}
+	ports, err := forwarder.GetPorts()
+	s.must(t, err)
+	stopped := false
+	away = func() {
+		if !stopped {
+			stopped = true
+			close(stop)
+			<-ended
+		}
+	}
+	t.Cleanup(away)
+	return ports[0].Local, away
+}
