@@ -25,8 +25,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/cleanup"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/containers"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/kubelet"
@@ -209,15 +207,6 @@ func (c Config) removeAbandoned(ctx context.Context, sockets kubelet.Sockets) {
 	if err := removeTemporary(c.PluginDir, abandonedAfter); err != nil {
 		klog.FromContext(ctx).Error(err, "Temporary files of a killed instance are left")
 	}
-}
-
-// ExampleMetrics returns the metrics of a new plugin, with an example of each metric that has no value then. It is used
-// for the docs.
-func ExampleMetrics(records report.Lister) *prometheus.Registry {
-	m := report.NewMetrics(records)
-	m.Example()
-	m.Registry.MustRegister(usage.Example{})
-	return m.Registry
 }
 
 // resume calls Resume on request. It blocks no call: Prepare does the same for its own
