@@ -19,7 +19,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/publish"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -176,8 +178,11 @@ func newTestNode(t *testing.T) *testNode {
 		{Name: "gpu-0", UUID: "GPU-0", Type: gpu.TypeGPU, Index: 0, PCI: gpu.PCIAddress{Bus: 1}},
 		{Name: "gpu-1", UUID: "GPU-1", Type: gpu.TypeGPU, Index: 1, PCI: gpu.PCIAddress{Bus: 2}},
 	}
+	client := fake.NewClientset()
+	client.PrependReactor("get", "nodes", l.getNode)
 	l.restart(Config{NodeName: "node", Dir: dir, ConfigDir: filepath.Join(dir, "node-config"), Records: records,
-		Client: fake.NewClientset(), Machine: l, Publisher: l, Alone: l.alone.Load, Resume: make(chan struct{}, 1)})
+		Client: client, Machine: l, Publisher: l, Alone: l.alone.Load, Resume: make(chan struct{}, 1),
+		Gates: publish.New(publish.PublisherConfig{}).Gates})
 	if err := os.Mkdir(l.ConfigDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -189,12 +194,14 @@ func (l *testNode) restart(c Config) {
 	c.Reporter = report.NewReporterTo(l, report.ReporterConfig{Driver: driver, Node: c.NodeName, Client: c.Client})
 	c.Readiness, c.Metrics = report.NewReadiness(time.Minute), report.NewMetrics(c.Records)
 	l.Node = New(c)
-	l.config.labels = func(context.Context) (map[string]string, error) {
-		if l.apiDown {
-			return nil, errors.New("connection refused")
-		}
-		return l.labels, nil
+}
+
+// getNode is the answer of the API server when it is asked for the node.
+func (l *testNode) getNode(clienttesting.Action) (bool, runtime.Object, error) {
+	if l.apiDown {
+		return true, nil, errors.New("connection refused")
 	}
+	return true, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: l.labels}}, nil
 }
 
 func (l *testNode) Discover(context.Context) (gpu.Discovery, error) {
@@ -457,8 +464,8 @@ func TestLabelsAreCached(t *testing.T) {
 	l.write("none", configHead+"gpus: []")
 	l.apiDown = true
 	l.want("they have never been read", `
-not ready: connection refused
-Warning NodeConfigRefused: connection refused; meanwhile every GPU stays in the mode that it had, and one that had none is not offered`)
+not ready: read the labels of this node, which name its node configuration: connection refused
+Warning NodeConfigRefused: read the labels of this node, which name its node configuration: connection refused; meanwhile every GPU stays in the mode that it had, and one that had none is not offered`)
 	l.apiDown = false
 	l.want("they can be read", "gpu-0 exclusive\ngpu-1 exclusive")
 	l.labels = map[string]string{configLabel: "none"}
@@ -475,17 +482,12 @@ Normal ModeChanged: GPU gpu-1 (GPU-1) changed from exclusive to fractional, isol
 
 func TestALackOfLabelsIsCachedToo(t *testing.T) {
 	l := newTestNode(t)
-	reads := 0
-	l.config.labels = func(context.Context) (map[string]string, error) {
-		reads++
-		return nil, nil
-	}
 	for range 2 {
 		if err := l.look(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if reads != 1 {
+	if reads := len(l.Client.(*fake.Clientset).Actions()); reads != 1 {
 		t.Errorf("the labels were read %d times in two discoveries, want once", reads)
 	}
 }
@@ -493,12 +495,12 @@ func TestALackOfLabelsIsCachedToo(t *testing.T) {
 func TestNodeLabels(t *testing.T) {
 	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node",
 		Labels: map[string]string{configLabel: "a"}}})
-	if labels, err := nodeLabels(t.Context(), client, "node"); err != nil || labels[configLabel] != "a" {
-		t.Errorf("got %v, %v", labels, err)
-	}
-	if _, err := nodeLabels(t.Context(), client, "other"); err == nil || !strings.Contains(err.Error(),
-		"read the labels of this node") {
-		t.Errorf("got %v", err)
+	for name, want := range map[string]string{"node": "a <nil>", "other": " read the labels of this node, which name " +
+		"its node configuration: nodes \"other\" not found"} {
+		labels, err := (&configSource{Config: Config{NodeName: name, Client: client}}).currentLabels(t.Context())
+		if got := fmt.Sprint(labels[configLabel], " ", err); got != want {
+			t.Errorf("%s: got %s, want %s", name, got, want)
+		}
 	}
 }
 
