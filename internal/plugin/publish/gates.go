@@ -199,10 +199,8 @@ type Gates struct {
 	lacks   atomic.Pointer[Lacking]
 	dropped atomic.Pointer[[]string] // gates whose fields the API server has dropped
 	known   chan struct{}            // closed with the first answer
-	once    sync.Once
-	now     chan struct{}
+	now     chan struct{}            // has a value when the API server is to be asked at once
 	changed chan struct{}
-	changes atomic.Int64 // number of changes of lacks
 }
 
 // newGates returns Gates about which nothing is known yet.
@@ -212,18 +210,10 @@ func newGates(c PublisherConfig) *Gates {
 }
 
 // Changed has a value when the answer of the API server has changed since it was last received from.
-func (g *Gates) Changed() <-chan struct{} {
-	if g == nil {
-		return nil
-	}
-	return g.changed
-}
+func (g *Gates) Changed() <-chan struct{} { return g.changed }
 
-// Lacking returns the features that the API server does not have; none before its first answer, and none of nil.
+// Lacking returns the features that the API server does not have; none before its first answer.
 func (g *Gates) Lacking() Lacking {
-	if g == nil {
-		return nil
-	}
 	if lacks := g.lacks.Load(); lacks != nil {
 		return *lacks
 	}
@@ -291,8 +281,9 @@ func signal(ch chan<- struct{}) {
 
 func (g *Gates) learn(ctx context.Context, lacks Lacking) {
 	before := g.Lacking()
-	g.lacks.Store(&lacks)
-	g.once.Do(func() { close(g.known) })
+	if g.lacks.Swap(&lacks) == nil {
+		close(g.known)
+	}
 	if slices.Equal(before, lacks) {
 		return
 	}
@@ -307,7 +298,6 @@ func (g *Gates) learn(ctx context.Context, lacks Lacking) {
 	if len(texts) > 0 {
 		g.Reporter.Node(report.Events.FieldsDropped, "the API server lacks features: "+strings.Join(texts, "; "))
 	}
-	g.changes.Add(1)
 	signal(g.changed)
 }
 
@@ -384,10 +374,9 @@ func has(v *version.Version, since []string) bool {
 	})
 }
 
-// fit returns the pool as the API server can store it. Devices that need what it lacks are left out, unless a claim
-// holds them: the scheduler would forget the allocation.
-func (g *Gates) fit(pool resourceslice.Pool) resourceslice.Pool {
-	lacks := g.Lacking()
+// fit returns the pool as the API server can store it, without what it lacks. Devices that need that are left out,
+// unless a claim holds them: the scheduler would forget the allocation.
+func (g *Gates) fit(pool resourceslice.Pool, lacks Lacking) resourceslice.Pool {
 	if len(lacks) == 0 {
 		return pool
 	}
