@@ -41,7 +41,7 @@ type Plugin struct {
 	PodResources string        // socket of the kubelet's pod resources API
 	HTTPAddress  string        // for health and metrics; empty: no server
 	SweepPeriod  time.Duration // see cleanup.Cleaner
-	NodeConfigs  string        // see node.Config
+	NodeConfigs  string        // see node.Options
 	// Preparer prepares claims. Run sets Driver and what its own packages know.
 	Preparer claims.Preparer
 	// Observers observe the steps of every call, besides the metrics.
@@ -96,7 +96,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	publisher := publish.New(publish.PublisherConfig{Client: p.Client, Driver: p.DriverName, Node: p.NodeName,
 		Dir: p.PluginDir, Records: records, Reporter: reporter, Readiness: readiness})
 	resumes := make(chan struct{}, 1)
-	gpus := node.New(node.Config{NodeName: p.NodeName, Dir: p.PluginDir, BootID: p.Preparer.BootID,
+	gpus := node.New(node.Options{NodeName: p.NodeName, Dir: p.PluginDir, BootID: p.Preparer.BootID,
 		ConfigDir: p.NodeConfigs, Client: p.Client, Records: records, Machine: p.Machine, FindUsers: p.ContainerUsage,
 		Alone: p.Alone, Gates: publisher.Gates, Publisher: publisher, Readiness: readiness, Metrics: metrics,
 		Reporter: reporter, Resume: resumes})

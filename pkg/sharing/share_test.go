@@ -453,7 +453,7 @@ func TestState(t *testing.T) {
 	}
 	const long = `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`
 	partition := func(uuid gpu.UUID) Plan {
-		return Plan{Assignments: []Assignment{{GPU: "GPU-mig", Partition: &Partition{UUID: uuid}}}}
+		return Plan{Assignments: []Assignment{{GPU: "GPU-mig", Partition: &AssignedPartition{UUID: uuid}}}}
 	}
 	dynamic := inventory.New([]gpu.Device{{UUID: "GPU-mig", Use: gpu.Use{Partitions: gpu.PartitionsDynamic}}})
 	text := func(s gpu.DesiredState) string {

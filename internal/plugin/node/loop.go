@@ -118,10 +118,10 @@ type state struct {
 	saveAt      time.Time // when the health is to be saved; zero: nothing has changed
 }
 
-func newState(c Config) *state {
-	return &state{dir: c.Dir, blocked: blockedGPUs{}, logged: map[string]string{},
+func newState(o Options) *state {
+	return &state{dir: o.Dir, blocked: blockedGPUs{}, logged: map[string]string{},
 		changed: make(chan struct{}),
-		health:  gpuhealth.New(c.Dir, c.BootID, c.Records)}
+		health:  gpuhealth.New(o.Dir, o.BootID, o.Records)}
 }
 
 // step takes an event, and returns what follows from it. It reads the plugin's directory. Outside the state it changes

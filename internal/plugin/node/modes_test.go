@@ -180,7 +180,7 @@ func newTestNode(t *testing.T) *testNode {
 	}
 	client := fake.NewClientset()
 	client.PrependReactor("get", "nodes", l.getNode)
-	l.restart(Config{NodeName: "node", Dir: dir, ConfigDir: filepath.Join(dir, "node-config"), Records: records,
+	l.restart(Options{NodeName: "node", Dir: dir, ConfigDir: filepath.Join(dir, "node-config"), Records: records,
 		Client: client, Machine: l, Publisher: l, Alone: l.alone.Load, Resume: make(chan struct{}, 1),
 		Gates: publish.New(publish.PublisherConfig{}).Gates})
 	if err := os.Mkdir(l.ConfigDir, 0o700); err != nil {
@@ -190,7 +190,7 @@ func newTestNode(t *testing.T) *testNode {
 }
 
 // restart creates a new Node, which knows only what is on disk.
-func (l *testNode) restart(c Config) {
+func (l *testNode) restart(c Options) {
 	c.Reporter = report.NewReporterTo(l, report.ReporterConfig{Driver: driver, Node: c.NodeName, Client: c.Client})
 	c.Readiness, c.Metrics = report.NewReadiness(time.Minute), report.NewMetrics(c.Records)
 	l.Node = New(c)
@@ -337,7 +337,7 @@ gpu-0 exclusive
 gpu-1 exclusive
 Warning NodeConfigRefused: node configuration default: line 4: gpus[0].sharing: "replicate": want fractional, exclusive, unlimited or {replicated: N}; line 5: gpus[1].isolaton: unknown field; accepted here: select, sharing, partitions, isolation, hook, sharedOnly, onePerClaim, health; meanwhile the one before stays in force`)
 	l.want("and is told once", "gpu-0 exclusive\ngpu-1 exclusive")
-	l.restart(l.Config)
+	l.restart(l.Options)
 	l.want("also when the plugin starts anew: modes are remembered", `
 gpu-0 exclusive
 gpu-1 exclusive
@@ -367,7 +367,7 @@ func TestRulesOfHealthAreNotKnown(t *testing.T) {
 	l.write("default", configHead+"gpus: [{health: [{xids: [79], recovery: Manual}]}]")
 	l.want("the first start", defaultModes)
 	l.apiDown = true
-	l.restart(l.Config)
+	l.restart(l.Options)
 	for _, down := range []bool{true, false} {
 		l.apiDown = down
 		if err := l.look(); err != nil {
@@ -399,7 +399,7 @@ func TestModeChangeWaitsForClaims(t *testing.T) {
 Normal ModeChangePending: GPU gpu-0 (GPU-0) will change from fractional, isolation mps to exclusive when these claims have ended: ns/a, ns/b
 metric claim=a from=fractional, isolation mps namespace=ns to=exclusive uuid=GPU-0: 1
 metric claim=b from=fractional, isolation mps namespace=ns to=exclusive uuid=GPU-0: 1`)
-	l.restart(l.Config)
+	l.restart(l.Options)
 	l.want("the plugin starts anew", defaultModes+`
 Normal ModeChangePending: GPU gpu-0 (GPU-0) will change from fractional, isolation mps to exclusive when these claims have ended: ns/a, ns/b
 metric claim=a from=fractional, isolation mps namespace=ns to=exclusive uuid=GPU-0: 1
@@ -497,7 +497,7 @@ func TestNodeLabels(t *testing.T) {
 		Labels: map[string]string{configLabel: "a"}}})
 	for name, want := range map[string]string{"node": "a <nil>", "other": " read the labels of this node, which name " +
 		"its node configuration: nodes \"other\" not found"} {
-		labels, err := (&configSource{Config: Config{NodeName: name, Client: client}}).currentLabels(t.Context())
+		labels, err := (&configSource{Options: Options{NodeName: name, Client: client}}).currentLabels(t.Context())
 		if got := fmt.Sprint(labels[configLabel], " ", err); got != want {
 			t.Errorf("%s: got %s, want %s", name, got, want)
 		}
@@ -510,7 +510,7 @@ func TestUnread(t *testing.T) {
 	l := newTestNode(t)
 	l.want("with the driver", defaultModes)
 	for _, restarted := range []bool{false, true} {
-		l.restart(l.Config)
+		l.restart(l.Options)
 		l.published = nil
 		if !restarted {
 			l.want("before", defaultModes)

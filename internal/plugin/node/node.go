@@ -57,8 +57,8 @@ type Publisher interface {
 	Stale()
 }
 
-// Config is the configuration of a Node.
-type Config struct {
+// Options are what a Node needs.
+type Options struct {
 	NodeName  string // also the name of the pool of the GPUs
 	Dir       string // of the plugin; the last inventory and the health are saved there
 	BootID    string // of the current boot of the machine
@@ -81,7 +81,7 @@ type Config struct {
 
 // Node is an up-to-date inventory of the node's GPUs.
 type Node struct {
-	Config
+	Options
 	state    *state        // of the loop
 	config   *configSource // of the discovery under way
 	snapshot atomic.Pointer[snapshot]
@@ -105,9 +105,9 @@ type snapshot struct {
 const eventQueue = 64
 
 // New returns a Node without an inventory. It is ready for calls from any goroutine.
-func New(c Config) *Node {
-	n := &Node{Config: c, state: newState(c), ready: make(chan struct{}),
-		config: &configSource{Config: c, reported: map[string]string{}},
+func New(o Options) *Node {
+	n := &Node{Options: o, state: newState(o), ready: make(chan struct{}),
+		config: &configSource{Options: o, reported: map[string]string{}},
 		events: make(chan any, eventQueue), release: make(chan string, 1), ended: make(chan struct{})}
 	n.snapshot.Store(n.state.snapshot())
 	return n

@@ -41,7 +41,7 @@ const (
 // configSource reads the node configuration from a directory; a label of the node names the file. It reports each
 // mistake once, and meanwhile keeps the last valid configuration.
 type configSource struct {
-	Config
+	Options
 	labels   map[string]string // all labels of the node; nil: never read
 	expires  time.Time         // when the labels expire
 	inForce  *namedConfig      // the last valid one; nil: there was none

@@ -83,7 +83,7 @@ func (r records) partitioned(device string) (how gpu.Partitions, ok bool) {
 type removedPartition struct {
 	claim     sharing.Claim
 	device    string
-	partition sharing.Partition
+	partition sharing.AssignedPartition
 }
 
 // removed returns the removed partitions of claims that were prepared before and after the discovery, in the current
