@@ -28,7 +28,7 @@ import (
 func Example(t testing.TB) *prometheus.Registry {
 	t.Helper()
 	m := report.NewMetrics(records{})
-	m.PendingChanges([]report.PendingChange{{UUID: "GPU-…", From: gpu.Use{Sharing: gpu.Exclusive},
+	m.PendingChanges([]report.PendingChange{{UUID: "GPU-…", From: gpu.SharingMode{Sharing: gpu.Exclusive},
 		Claims: []sharing.Claim{{Namespace: "ml", Name: "train"}}}})
 	m.Answered(map[gpu.UUID]time.Time{"GPU-…": time.Now()})
 	m.XID("GPU-…", 79)

@@ -18,8 +18,8 @@ import (
 
 // assignModes assigns the configured mode to every GPU. A GPU that claims hold keeps its mode, and the change is
 // pending.
-func assignModes(found, known inventory.Inventory, r records, configured func(gpu.Device) gpu.Use) (inventory.Inventory,
-	[]report.PendingChange) {
+func assignModes(found, known inventory.Inventory, r records, configured func(gpu.Device) gpu.SharingMode) (
+	inventory.Inventory, []report.PendingChange) {
 	assigned := slices.Clone(found)
 	var pending []report.PendingChange
 	for i, d := range assigned {

@@ -40,13 +40,13 @@ func TestAssignModes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	device := func(index int, use gpu.Use) gpu.Device {
+	device := func(index int, use gpu.SharingMode) gpu.Device {
 		return gpu.Device{Name: fmt.Sprintf("gpu-%d", index), UUID: gpu.UUID(fmt.Sprintf("GPU-%d", index)),
 			Index: index, Use: use}
 	}
-	found := inventory.Inventory{device(0, gpu.Use{}), device(1, gpu.Use{})}
-	fractional, exclusive := gpu.Use{}, gpu.Use{Sharing: gpu.Exclusive}
-	replicated := gpu.Use{Sharing: gpu.Replicated, Replicas: 4}
+	found := inventory.Inventory{device(0, gpu.SharingMode{}), device(1, gpu.SharingMode{})}
+	fractional, exclusive := gpu.SharingMode{}, gpu.SharingMode{Sharing: gpu.Exclusive}
+	replicated := gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 4}
 	for _, row := range []struct {
 		name  string
 		known inventory.Inventory
@@ -64,7 +64,7 @@ func TestAssignModes(t *testing.T) {
 			"gpu-0 gpu-1",
 			"gpu-0 exclusive\ngpu-1 replicated: 4, isolation mps"},
 		{"another number of replicas waits, too", inventory.Inventory{device(0, exclusive),
-			device(1, gpu.Use{Sharing: gpu.Replicated, Replicas: 2})}, "gpu-1",
+			device(1, gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 2})}, "gpu-1",
 			"gpu-0 exclusive\ngpu-1 replicated: 2, isolation mps\n" +
 				"gpu-1 GPU-1 from replicated: 2, isolation mps to replicated: 4, isolation mps: ns/gpu-1-a, " +
 				"ns/gpu-1-b"},
@@ -91,7 +91,7 @@ func TestAssignModes(t *testing.T) {
 			if got != row.want {
 				t.Errorf("\ngot\n%s\nwant\n%s", got, row.want)
 			}
-			if found[0].Use != (gpu.Use{}) {
+			if found[0].Use != (gpu.SharingMode{}) {
 				t.Error("what was found has been changed")
 			}
 		})
@@ -100,9 +100,9 @@ func TestAssignModes(t *testing.T) {
 
 func TestModeBeforeVolta(t *testing.T) {
 	found := inventory.Inventory{{Name: "gpu-0", Product: gpu.Product{ComputeCapability: gpu.Version{Major: 6}}}}
-	for name, use := range map[string]gpu.Use{"exclusive": {},
+	for name, use := range map[string]gpu.SharingMode{"exclusive": {},
 		"replicated: 2, isolation none": {Sharing: gpu.Replicated, Replicas: 2}} {
-		got, _ := assignModes(found, nil, records{}, func(gpu.Device) gpu.Use { return use })
+		got, _ := assignModes(found, nil, records{}, func(gpu.Device) gpu.SharingMode { return use })
 		if got := usesOf(got); got != "gpu-0 "+name {
 			t.Errorf("got %s, want %s", got, name)
 		}

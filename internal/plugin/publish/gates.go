@@ -38,7 +38,7 @@ type feature struct {
 	// remove removes it from a device. It returns false if the device cannot be published without it.
 	remove func(*resourceapi.Device) bool
 	// limit returns a use of the GPU that does without it; nil: every use does.
-	limit func(gpu.Device, gpu.Use) gpu.Use
+	limit func(gpu.Device, gpu.SharingMode) gpu.SharingMode
 	// since are the versions of Kubernetes that brought it, if no example can show that: a patch for each minor
 	// version. All versions after the last one have it.
 	since []string
@@ -69,8 +69,8 @@ var (
 			d.Capacity = capacity
 			return true
 		},
-		limit: func(_ gpu.Device, use gpu.Use) gpu.Use {
-			return gpu.Use{Sharing: gpu.Exclusive, Partitions: use.Partitions}
+		limit: func(_ gpu.Device, use gpu.SharingMode) gpu.SharingMode {
+			return gpu.SharingMode{Sharing: gpu.Exclusive, Partitions: use.Partitions}
 		},
 	}
 	// In Kubernetes 1.34 the scheduler compares what is asked for with what is left of the first device of a slice,
@@ -96,7 +96,7 @@ var (
 			d.ConsumesCounters = nil
 			return !made
 		},
-		limit: func(_ gpu.Device, use gpu.Use) gpu.Use {
+		limit: func(_ gpu.Device, use gpu.SharingMode) gpu.SharingMode {
 			if use.Partitions != gpu.PartitionsStatic {
 				use.Partitions = gpu.PartitionsNone
 			}
@@ -149,9 +149,9 @@ var (
 		since:  []string{"1.36.2"},
 		partOf: []*feature{&sharesOfSeveral, &counters, &countersOfAll},
 		remove: func(*resourceapi.Device) bool { return true },
-		limit: func(d gpu.Device, use gpu.Use) gpu.Use {
+		limit: func(d gpu.Device, use gpu.SharingMode) gpu.SharingMode {
 			if makesPartitions(d, use) {
-				return gpu.Use{Sharing: gpu.Exclusive, Partitions: use.Partitions}
+				return gpu.SharingMode{Sharing: gpu.Exclusive, Partitions: use.Partitions}
 			}
 			return use
 		},
@@ -163,7 +163,7 @@ var (
 		since:  []string{"1.37.0"},
 		partOf: []*feature{&sharesWithCounters},
 		remove: func(*resourceapi.Device) bool { return true },
-		limit: func(d gpu.Device, use gpu.Use) gpu.Use {
+		limit: func(d gpu.Device, use gpu.SharingMode) gpu.SharingMode {
 			if use.Sharing == gpu.Unlimited && makesPartitions(d, use) {
 				use.Partitions = gpu.PartitionsNone
 			}
@@ -175,7 +175,7 @@ var (
 )
 
 // makesPartitions reports whether partitions of the GPU are made for claims.
-func makesPartitions(d gpu.Device, use gpu.Use) bool {
+func makesPartitions(d gpu.Device, use gpu.SharingMode) bool {
 	return (d.MIG.Enabled || d.MIG.Switchable) &&
 		(use.Partitions == gpu.PartitionsAuto || use.Partitions == gpu.PartitionsDynamic)
 }
@@ -224,7 +224,7 @@ func (g *Gates) Lacking() Lacking {
 type Lacking []*feature
 
 // Limit returns the use of the GPU without what the API server lacks.
-func (l Lacking) Limit(d gpu.Device, use gpu.Use) gpu.Use {
+func (l Lacking) Limit(d gpu.Device, use gpu.SharingMode) gpu.SharingMode {
 	for _, f := range l {
 		if f.limit != nil {
 			use = f.limit(d, use)

@@ -335,7 +335,7 @@ func TestGatesRun(t *testing.T) {
 	case <-time.After(5 * time.Minute):
 		t.Fatal("the change is not told")
 	}
-	if got := g.Lacking().Limit(gpu.Device{}, gpu.Use{}).Partitions; got != gpu.PartitionsNone {
+	if got := g.Lacking().Limit(gpu.Device{}, gpu.SharingMode{}).Partitions; got != gpu.PartitionsNone {
 		t.Errorf("got partitions %s, want none", got)
 	}
 	cancel()

@@ -187,7 +187,7 @@ func (c claimsCollector) Collect(ch chan<- prometheus.Metric) {
 type PendingChange struct {
 	Device   string
 	UUID     gpu.UUID
-	From, To gpu.Use
+	From, To gpu.SharingMode
 	Claims   []sharing.Claim
 }
 
