@@ -40,12 +40,13 @@ type Pod struct {
 	Takes []Take
 }
 
-// Demand is what the pods of the cluster ask for, running or pending.
+// Demand is what the pods of the cluster ask for, running or pending. Sums computes it. With the zero value, GPUs need
+// no CPU, and models are equal.
 type Demand struct {
 	// CPUPerGPU is how many thousandths of a core are requested with a thousandth of a GPU, by pods with GPUs.
 	CPUPerGPU float64
-	// Pressure of a model is near 1 if pods that accept no other model could fill all GPUs of the model, and 0 if none
-	// asks for the model.
+	// Pressure of a model is the share of the requested GPUs that must be of this model, divided by the model's share
+	// of all GPUs, and at most 1. It is 0 for a model that no pod names.
 	Pressure map[string]float64
 }
 
@@ -57,28 +58,44 @@ const (
 	Spread               // use the emptiest GPUs and nodes
 )
 
+// The weights of what a pod costs, in GPUs. docs/placement.md says how they were chosen.
+const (
+	// usableCPU is the part of the usual CPU without which an idle GPU counts as stranded. Many pods need less than the
+	// mean. With 1, pods with much CPU go to nodes that still have all their CPU, which pods with many GPUs need.
+	usableCPU = 0.7
+	// leftoverWeight is the cost of the rest of a GPU that is used in part.
+	leftoverWeight = 2
+	// idleWeight is the cost of a large node whose CPU and GPUs are idle. It decides between nodes that are otherwise
+	// equal: the fullest.
+	idleWeight = 0.3
+	// pressureWeight is the cost of a GPU of a model that others must have.
+	pressureWeight = 1
+)
+
 // Score returns how good the node is for the pod, compared with the scores of other nodes for the same pod: higher is
-// better.
+// better. Differences of Pack's scores are in GPUs.
 func (p Policy) Score(n Node, pod Pod, d Demand) float64 {
-	var idle, after, shape, pressure float64
-	left := make([]int64, len(n.GPUs))
-	for i, g := range n.GPUs {
-		left[i] = g.Idle
+	var buffer [16]int64 // most nodes have no more GPUs, and need no memory from the heap
+	left := buffer[:0]
+	var idle, after, leftover, pressure float64
+	for _, g := range n.GPUs {
+		left = append(left, g.Idle)
 		idle += float64(g.Idle)
 	}
 	after = idle
 	for _, t := range pod.Takes {
-		shape += fragment(left[t.GPU]) - fragment(left[t.GPU]-t.Amount)
+		leftover += fragment(left[t.GPU]-t.Amount) - fragment(left[t.GPU])
 		left[t.GPU] -= t.Amount
 		after -= float64(t.Amount)
 		pressure += d.Pressure[n.GPUs[t.GPU].Model] * float64(t.Amount) / Whole
 	}
+	cpu, cpuAfter := float64(n.CPU), float64(n.CPU-pod.CPU)
 	if p == Spread {
-		return after/largeGPUs + 0.1*float64(n.CPU-pod.CPU)/largeCPU
+		return after/largeGPUs + 0.1*cpuAfter/largeCPU
 	}
-	stranded := stranded(float64(n.CPU), idle, d) - stranded(float64(n.CPU-pod.CPU), after, d)
-	fullness := 1 - 0.1*float64(n.CPU-pod.CPU)/largeCPU - 0.9*after/largeGPUs
-	return stranded + shape + 0.3*fullness - pressure
+	strandedMore := stranded(cpuAfter, after, d) - stranded(cpu, idle, d)
+	idleAfter := 0.9*after/largeGPUs + 0.1*cpuAfter/largeCPU
+	return -strandedMore - leftoverWeight*leftover - idleWeight*idleAfter - pressureWeight*pressure
 }
 
 // stranded returns how many idle GPUs cannot be used, because the node's idle CPU is too small for them.
@@ -86,10 +103,11 @@ func stranded(cpu, idle float64, d Demand) float64 {
 	if d.CPUPerGPU <= 0 {
 		return 0
 	}
-	return max(0, idle-cpu/d.CPUPerGPU) / Whole
+	return max(0, idle-cpu/(usableCPU*d.CPUPerGPU)) / Whole
 }
 
-// fragment returns the cost of what is left of a GPU that is used in part. Nothing is lost if all of it is idle.
+// fragment returns the cost of what is left of a GPU that is used in part. Nothing is lost if all of it is idle. The
+// root makes two small rests cost more than a large one, so the fullest GPU is filled first.
 func fragment(idle int64) float64 {
 	if idle >= Whole || idle <= 0 {
 		return 0
