@@ -128,11 +128,11 @@ func devices(t *testing.T, nodes []clustertest.SimNode) (all []resourceapi.Devic
 func TestQuotasNameProducts(t *testing.T) {
 	for _, row := range []struct {
 		name string
-		use  gpu.Use
+		use  gpu.SharingMode
 		want string
 	}{
-		{"exclusive", gpu.Use{Sharing: gpu.Exclusive}, "class t4.gpu.nvidia.com selects Tesla T4"},
-		{"shared only", gpu.Use{Sharing: gpu.Replicated, Replicas: 2, SharedOnly: true},
+		{"exclusive", gpu.SharingMode{Sharing: gpu.Exclusive}, "class t4.gpu.nvidia.com selects Tesla T4"},
+		{"shared only", gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 2, SharedOnly: true},
 			"class t4.gpu.nvidia.com selects product names with T4, and no published GPU that is not sharedOnly has " +
 				"one: change its selector"},
 	} {

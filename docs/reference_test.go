@@ -24,16 +24,15 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/eviction"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/explain"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
-	"github.com/gpudra/gpu-dra-driver/internal/plugin"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
-	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/simulator/simtest"
 	"github.com/gpudra/gpu-dra-driver/test/clustermetrics"
+	"github.com/gpudra/gpu-dra-driver/test/nodemetrics"
 )
 
 var update = flag.Bool("update", false, "write the tables that are made from the code")
@@ -287,14 +286,9 @@ func classes(t *testing.T) string {
 	return table(t, []string{"class", "selects", "extended resource"}, rows)
 }
 
-// noRecords are those of a node without claims.
-type noRecords struct{}
-
-func (noRecords) List() ([]checkpoint.PreparedClaim, error) { return nil, nil }
-
 var fqName = regexp.MustCompile(`fqName: "(\w+)"`)
 
-func metrics(t *testing.T) string { return metricsOf(t, plugin.ExampleMetrics(noRecords{})) }
+func metrics(t *testing.T) string { return metricsOf(t, nodemetrics.Example(t)) }
 
 func cluster(t *testing.T) string { return metricsOf(t, clustermetrics.Example()) }
 

@@ -17,9 +17,8 @@ import (
 	webhookserver "sigs.k8s.io/controller-runtime/pkg/webhook"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpudra/gpu-dra-driver/internal/plugin"
-	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/test/clustermetrics"
+	"github.com/gpudra/gpu-dra-driver/test/nodemetrics"
 )
 
 // series are the exported series: name → label → values; "" matches any value.
@@ -83,11 +82,6 @@ func TestDashboardCheck(t *testing.T) {
 	}
 }
 
-// noRecords are the records of a node without claims.
-type noRecords struct{}
-
-func (noRecords) List() ([]checkpoint.PreparedClaim, error) { return nil, nil }
-
 // scraped returns the series of the plugin and of the controller.
 func scraped(t *testing.T) series {
 	t.Helper()
@@ -102,7 +96,7 @@ func scraped(t *testing.T) series {
 		}
 	}
 	known := series{}
-	known.gather(t, plugin.ExampleMetrics(noRecords{}), targetLabels(t, "kubelet-plugin"))
+	known.gather(t, nodemetrics.Example(t), targetLabels(t, "kubelet-plugin"))
 	known.gather(t, clustermetrics.Example(), targetLabels(t, "controller"))
 	known.gather(t, ctrlmetrics.Registry, targetLabels(t, "controller"))
 	return known

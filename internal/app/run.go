@@ -16,8 +16,10 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/apiserver"
 	"github.com/gpudra/gpu-dra-driver/internal/check/host"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/kubelet"
 	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/claims"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/toolkit"
@@ -72,26 +74,31 @@ func run(ctx context.Context, o options, p Platform) error {
 	gpus := nvml.New(machine.MachineConfig)
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	config := plugin.Config{
-		DriverName:   o.driverName,
-		NodeName:     o.nodeName,
-		PodUID:       types.UID(o.podUID),
-		PluginDir:    o.pluginDir,
-		RegistryDir:  o.registryDir,
-		CDIDir:       o.cdiDir,
+	node := plugin.Plugin{
+		Sockets: kubelet.Sockets{
+			DriverName:  o.driverName,
+			NodeName:    o.nodeName,
+			PodUID:      types.UID(o.podUID),
+			PluginDir:   o.pluginDir,
+			RegistryDir: o.registryDir,
+			CDIDir:      o.cdiDir,
+			Client:      client,
+		},
 		PodResources: o.podResources,
 		HTTPAddress:  o.httpAddress,
-		BootID:       strings.TrimSpace(string(bootID)),
 		SweepPeriod:  o.sweepPeriod,
 		NodeConfigs:  o.nodeConfigs,
-		PreloadDir:   filepath.Join(o.pluginDir, preloadDir),
-		Client:       client,
-		Specs:        specs,
-		Records:      records,
-		Daemons:      mps.Dir(filepath.Join(o.pluginDir, plugin.MPSDir)),
-		Hardware:     gpus,
-		Toolkit: &toolkit.Toolkit{NVML: gpus, Driver: machine.Driver, Proc: machine.Proc, HookPath: hooks.each,
-			CombinedHookPath: hooks.combined},
+		Preparer: claims.Preparer{
+			BootID:   strings.TrimSpace(string(bootID)),
+			Hardware: gpus,
+			Toolkit: &toolkit.Toolkit{NVML: gpus, Driver: machine.Driver, Proc: machine.Proc, HookPath: hooks.each,
+				CombinedHookPath: hooks.combined},
+			Specs:        specs,
+			Records:      records,
+			Daemons:      mps.Dir(filepath.Join(o.pluginDir, plugin.MPSDir)),
+			DaemonMemory: uint64(o.daemonMemory.Value()),
+			PreloadDir:   filepath.Join(o.pluginDir, preloadDir),
+		},
 		Observers: machine.Observers,
 
 		Machine:         restarting{gpus, end},
@@ -99,12 +106,11 @@ func run(ctx context.Context, o options, p Platform) error {
 		RuntimeProblems: func(version string) []string { return runtimeProblems(version, o.cdiDir) },
 		GPUManagerNames: o.metricsGPUManagerNames,
 		Proc:            "/proc",
-		DaemonMemory:    uint64(o.daemonMemory.Value()),
 	}
 	if machine.SharedMemory != "" {
-		config.SharedMemory = filepath.Join(machine.SharedMemory, o.driverName)
+		node.Preparer.SharedMemory = filepath.Join(machine.SharedMemory, o.driverName)
 	}
-	return plugin.Run(ctx, config)
+	return node.Run(ctx)
 }
 
 // restarting are GPUs that end the plugin when the driver was replaced: the kubelet starts the container again.

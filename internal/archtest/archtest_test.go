@@ -66,7 +66,7 @@ var allowed = map[string][]string{
 	"internal/plugin/cleanup": {"internal/plugin/podresources", "pkg/checkpoint", "pkg/inventory", "pkg/sharing"},
 	"internal/plugin": {"internal/plugin/cleanup", "internal/plugin/containers", "internal/plugin/kubelet",
 		"internal/plugin/node", "internal/plugin/publish", "internal/plugin/report", "internal/plugin/usage",
-		"pkg/cdi", "pkg/checkpoint", "pkg/claims", "pkg/gpu", "pkg/health", "pkg/sharing/mps", "pkg/steps"},
+		"pkg/checkpoint", "pkg/claims", "pkg/gpu", "pkg/health", "pkg/sharing/mps", "pkg/steps"},
 
 	// The commands of the plugin's program: run, check, record.
 	"pkg/hwprofile":        {"pkg/gpu"},
@@ -74,9 +74,9 @@ var allowed = map[string][]string{
 	"internal/check/host":  {},
 	"internal/check": {"internal/check/host", "pkg/cdi", "pkg/gpu", "pkg/gpu/nvml", "pkg/gpu/toolkit", "pkg/health",
 		"pkg/hwprofile", "pkg/hwprofile/record", "pkg/inventory"},
-	"internal/app": {"internal/apiserver", "internal/check", "internal/check/host", "internal/plugin", "pkg/cdi",
-		"pkg/checkpoint", "pkg/gpu", "pkg/gpu/driverroot", "pkg/gpu/nvml", "pkg/gpu/toolkit", "pkg/health",
-		"pkg/hwprofile/record", "pkg/sharing/mps", "pkg/steps"},
+	"internal/app": {"internal/apiserver", "internal/check", "internal/check/host", "internal/plugin",
+		"internal/plugin/kubelet", "pkg/cdi", "pkg/checkpoint", "pkg/claims", "pkg/gpu", "pkg/gpu/driverroot",
+		"pkg/gpu/nvml", "pkg/gpu/toolkit", "pkg/health", "pkg/hwprofile/record", "pkg/sharing/mps", "pkg/steps"},
 	"cmd/dra-kubelet-plugin": {"internal/app"},
 	"cmd/cdi-hooks":          {},
 	"cmd/mps-supervisor":     {"pkg/sharing/mps", "pkg/sharing/mps/supervise"},

@@ -42,6 +42,7 @@ func (h Held) consumed(name resourceapi.QualifiedName) int64 {
 // Holding is an allocated device: bytes of memory, and percent of the GPU's multiprocessors, rounded down.
 type Holding struct {
 	Held
+	Profile       string // of a partition, as published; if its kind was never published, as in its name
 	Memory, Cores int64
 }
 
@@ -57,8 +58,7 @@ func (v *View) GPUs(yield func(*GPU, []Holding) bool) {
 		}
 		held = held[:0]
 		for _, h := range g.Held {
-			memory, cores := v.amount(h, g)
-			held = append(held, Holding{h, memory, cores})
+			held = append(held, v.holding(h, g))
 		}
 		if !yield(g, held) {
 			return
@@ -66,34 +66,43 @@ func (v *View) GPUs(yield func(*GPU, []Holding) bool) {
 	}
 }
 
-// amount returns how much of the GPU is held: 0 for a partition whose kind was never published. Of an unlimited GPU it
+// holding returns how much of the GPU is held: 0 for a partition whose kind was never published. Of an unlimited GPU it
 // is what the claim asked for, which may be nothing.
-func (v *View) amount(h Held, g *GPU) (memory, cores int64) {
+func (v *View) holding(h Held, g *GPU) Holding {
 	all, multiprocessors := g.size()
+	holding := Holding{Held: h, Memory: h.consumed("memory"), Cores: h.consumed("cores")}
 	if gpu.IsPartition(h.Device) {
-		k := v.partitions[partitionKind{g.Product(), gpu.PartitionProfile(h.Device)}]
-		if k == nil {
-			return 0, 0
+		holding.Profile = gpu.PartitionProfile(h.Device)
+		if k := v.partitions[partitionKind{g.Product(), holding.Profile}]; k != nil {
+			holding.Profile, holding.Memory = k.Profile(), k.Capacity("memory")
+			if multiprocessors > 0 {
+				holding.Cores = 100 * k.multiprocessors() / multiprocessors
+			}
 		}
-		if multiprocessors > 0 {
-			cores = 100 * k.multiprocessors() / multiprocessors
-		}
-		return k.Capacity("memory"), cores
+		return holding
 	}
-	taken, cores := h.consumed("memory"), h.consumed("cores")
 	if g.Whole != nil {
 		n, of := h.consumed("shares"), g.Whole.Kind.Capacity("shares")
 		switch {
 		case g.Whole.Kind.Sharing() == gpu.Unlimited.String() && len(h.ConsumedCapacity) > 0:
-			return taken, cores
+			return holding
 		case n > 0 && of > 0:
-			return all / of * n, 100 * n / of
+			holding.Memory, holding.Cores = all/of*n, 100*n/of
+			return holding
 		}
 	}
-	if taken > 0 && taken < all {
-		return taken, cores
+	if holding.Memory <= 0 || holding.Memory >= all {
+		holding.Memory, holding.Cores = all, 100 // without free memory, free cores cannot be allocated
 	}
-	return all, 100 // without free memory, free cores cannot be allocated
+	return holding
+}
+
+// Used adds up what is held of the GPU. It returns at most everything: partitions that share memory each count it.
+func (g *GPU) Used(held []Holding) (memory, cores int64) {
+	for _, h := range held {
+		memory, cores = memory+h.Memory, cores+h.Cores
+	}
+	return min(memory, g.Memory()), min(cores, 100)
 }
 
 // Product returns the model, as NVML names it.
@@ -178,10 +187,8 @@ func (v *View) GPUsOfNodes() []map[*DeviceKind]int64 {
 	different := map[string]map[*DeviceKind]int64{}
 	for _, kinds := range nodes {
 		text := ""
-		for _, k := range slices.SortedFunc(maps.Keys(kinds), func(a, b *DeviceKind) int {
-			return cmp.Compare(a.ID,
-				b.ID)
-		}) {
+		byID := func(a, b *DeviceKind) int { return cmp.Compare(a.ID, b.ID) }
+		for _, k := range slices.SortedFunc(maps.Keys(kinds), byID) {
 			text += fmt.Sprintf("%s%d ", k.ID, kinds[k])
 		}
 		different[text] = kinds

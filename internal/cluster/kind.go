@@ -5,7 +5,6 @@ package cluster
 import (
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"reflect"
@@ -105,10 +104,11 @@ func (v *View) kindsOf(devices []resourceapi.Device) []string {
 		}
 	}
 	v.mu.RUnlock()
-	var e encoder
-	for i, d := range devices {
+	e := Encoder{NameOnly: IsIdentity} // selectors fail on a device that lacks such an attribute
+	for i := range devices {
 		if keys[i] == "" {
-			keys[i] = e.kindOf(d)
+			digest := sha256.Sum256(e.Encode(&devices[i]))
+			keys[i] = string(digest[:])
 		}
 	}
 	return keys
@@ -117,39 +117,52 @@ func (v *View) kindsOf(devices []resourceapi.Device) []string {
 // address returns the address of a map. Two maps at one address, at one time, are the same.
 func address[M ~map[K]V, K comparable, V any](m M) uintptr { return reflect.ValueOf(m).Pointer() }
 
-// encoder encodes devices. It is fast for devices with the names of the device before: a large cluster has hundreds of
-// thousands of devices.
-type encoder struct {
+// Encoder encodes what devices are: attributes, capacity, and whether several claims can hold them. It is fast for
+// devices with the names of the device before: a large cluster has hundreds of thousands of devices.
+type Encoder struct {
+	// Skip leaves out an attribute, and NameOnly the value of one. nil: none.
+	Skip, NameOnly func(resourceapi.QualifiedName) bool
+
 	text                   []byte
 	attributes, capacities []resourceapi.QualifiedName // of the device before, sorted
 }
 
-// kindOf returns the key of the device's kind. It includes the names of identity attributes: selectors fail on a device
-// that lacks one.
-func (e *encoder) kindOf(d resourceapi.Device) string {
+// Encode returns the same bytes for devices that are equal, and other bytes for others. They are valid until the next
+// call.
+func (e *Encoder) Encode(d *resourceapi.Device) []byte {
 	e.attributes = sortedNames(d.Attributes, e.attributes)
 	e.capacities = sortedNames(d.Capacity, e.capacities)
-	e.text = binary.AppendUvarint(e.text[:0], uint64(len(e.attributes)))
+	e.text = e.text[:0]
 	for _, name := range e.attributes {
+		if e.Skip != nil && e.Skip(name) {
+			continue
+		}
 		e.string(string(name))
-		if !identityAttributes[name] {
-			e.attribute(d.Attributes[name])
+		switch a := d.Attributes[name]; {
+		case e.NameOnly != nil && e.NameOnly(name):
+		case a.StringValue != nil:
+			e.text = append(e.text, 's')
+			e.string(*a.StringValue)
+		default:
+			e.text = append(e.text, 'm')
+			e.message(a.Size(), a.MarshalToSizedBuffer)
 		}
 	}
+	e.string("") // no name: the capacities follow
 	for _, name := range e.capacities {
 		capacity := d.Capacity[name]
 		e.string(string(name))
 		if n, ok := capacity.Value.AsInt64(); ok && capacity.RequestPolicy == nil {
 			e.text = binary.AppendVarint(append(e.text, 'q'), n)
 		} else {
-			e.json(capacity)
+			e.text = append(e.text, 'm')
+			e.message(capacity.Size(), capacity.MarshalToSizedBuffer)
 		}
 	}
 	if allow := d.AllowMultipleAllocations; allow != nil {
 		e.text = strconv.AppendBool(e.text, *allow)
 	}
-	digest := sha256.Sum256(e.text)
-	return string(digest[:])
+	return e.text
 }
 
 // sortedNames returns the names, sorted. known are sorted names, perhaps the same.
@@ -165,35 +178,16 @@ func sortedNames[V any](of map[resourceapi.QualifiedName]V,
 	return slices.Sorted(maps.Keys(of))
 }
 
-func (e *encoder) string(s string) {
+func (e *Encoder) string(s string) {
 	e.text = append(binary.AppendUvarint(e.text, uint64(len(s))), s...)
 }
 
-// attribute encodes a value. JSON encodes those that are not scalar, and those of types that are newer than this code.
-func (e *encoder) attribute(a resourceapi.DeviceAttribute) {
-	switch {
-	case a.StringValue != nil:
-		e.text = append(e.text, 's')
-		e.string(*a.StringValue)
-	case a.IntValue != nil:
-		e.text = binary.AppendVarint(append(e.text, 'i'), *a.IntValue)
-	case a.BoolValue != nil:
-		e.text = strconv.AppendBool(append(e.text, 'b'), *a.BoolValue)
-	case a.VersionValue != nil:
-		e.text = append(e.text, 'v')
-		e.string(*a.VersionValue)
-	default:
-		e.json(a)
-	}
-}
-
-func (e *encoder) json(value any) {
-	text, err := json.Marshal(value)
-	if err != nil {
-		text = fmt.Appendf(nil, "%p", value) // API objects always marshal; otherwise a kind of its own
-	}
-	e.text = append(e.text, 'j')
-	e.string(string(text))
+// message appends a protobuf message of that size.
+func (e *Encoder) message(size int, marshal func([]byte) (int, error)) {
+	e.text = binary.AppendUvarint(e.text, uint64(size))
+	start := len(e.text)
+	e.text = append(e.text, make([]byte, size)...)
+	_, _ = marshal(e.text[start:]) // these messages have no maps and always marshal
 }
 
 // Type returns the type of device: GPU, partition or monitor.

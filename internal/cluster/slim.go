@@ -43,10 +43,7 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 		kind := kinds[i]
 		some := kind.Type() == gpu.TypeMIG && len(d.ConsumesCounters) > 0
 		isLargest := largest[gpu.ParentName(d.Name)] == i && kind.Capacity("memory") >= v.largest[kind.Product()]
-		evicts := slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
-			return t.Effect == resourceapi.DeviceTaintEffectNoExecute
-		})
-		if some && seen[kind] && !isLargest && !evicts {
+		if some && seen[kind] && !isLargest && !slices.ContainsFunc(d.Taints, Evicts) {
 			continue
 		}
 		seen[kind] = true

@@ -43,6 +43,11 @@ func Selects(rule *resourceapi.DeviceTaintRule, driver, pool, device string) boo
 // Prevents reports whether the taint keeps new pods away.
 func Prevents(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone }
 
+// Evicts reports whether the taint evicts pods that do not tolerate it.
+func Evicts(t resourceapi.DeviceTaint) bool {
+	return t.Effect == resourceapi.DeviceTaintEffectNoExecute
+}
+
 // TaintText returns the taint as kubectl writes taints of nodes.
 func TaintText(t resourceapi.DeviceTaint) string {
 	of := corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)}

@@ -162,36 +162,36 @@ func TestKinds(t *testing.T) {
 func TestFits(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
-		use   gpu.Use
+		use   gpu.SharingMode
 		held  []*resourceapi.ResourceClaim
 		asked string
 		want  bool
 	}{
-		{"a free GPU", gpu.Use{}, nil, "", true},
-		{"one that has a share taken", gpu.Use{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0",
+		{"a free GPU", gpu.SharingMode{}, nil, "", true},
+		{"one that has a share taken", gpu.SharingMode{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0",
 			"memory=1Gi", "cores=0")}, "", false},
-		{"room for another share", gpu.Use{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "memory=5Gi",
-			"cores=40")}, "memory=5Gi cores=60", true},
-		{"too little memory", gpu.Use{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "memory=5Gi",
-			"cores=40")}, "memory=11Gi", false},
-		{"too few cores", gpu.Use{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "memory=5Gi",
+		{"room for another share", gpu.SharingMode{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0",
+			"memory=5Gi", "cores=40")}, "memory=5Gi cores=60", true},
+		{"too little memory", gpu.SharingMode{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0",
+			"memory=5Gi", "cores=40")}, "memory=11Gi", false},
+		{"too few cores", gpu.SharingMode{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "memory=5Gi",
 			"cores=40")}, "memory=5Gi cores=61", false},
-		{"more than it has", gpu.Use{}, nil, "memory=20Gi", false},
-		{"what it does not have", gpu.Use{}, nil, "shares=1", false},
-		{"a partition is there", gpu.Use{}, []*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0-mig-1g10gb-0")},
-			"memory=1Gi", false},
-		{"exclusive and free", gpu.Use{Sharing: gpu.Exclusive}, nil, "memory=5Gi", true},
-		{"exclusive and taken", gpu.Use{Sharing: gpu.Exclusive},
+		{"more than it has", gpu.SharingMode{}, nil, "memory=20Gi", false},
+		{"what it does not have", gpu.SharingMode{}, nil, "shares=1", false},
+		{"a partition is there", gpu.SharingMode{}, []*resourceapi.ResourceClaim{claim("x", "a",
+			"gpu-3b-00-0-mig-1g10gb-0")}, "memory=1Gi", false},
+		{"exclusive and free", gpu.SharingMode{Sharing: gpu.Exclusive}, nil, "memory=5Gi", true},
+		{"exclusive and taken", gpu.SharingMode{Sharing: gpu.Exclusive},
 			[]*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0")}, "memory=5Gi", false},
-		{"the last replica", gpu.Use{Sharing: gpu.Replicated, Replicas: 2},
+		{"the last replica", gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 2},
 			[]*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "shares=1")}, "", true},
-		{"unlimited, and many have it", gpu.Use{Sharing: gpu.Unlimited}, []*resourceapi.ResourceClaim{
+		{"unlimited, and many have it", gpu.SharingMode{Sharing: gpu.Unlimited}, []*resourceapi.ResourceClaim{
 			claim("x", "a", "gpu-3b-00-0", "memory=0", "cores=0"), claim("y", "a", "gpu-3b-00-0", "memory=15Gi",
 				"cores=0")}, "", true},
-		{"unlimited, and the counted memory is taken", gpu.Use{Sharing: gpu.Unlimited},
+		{"unlimited, and the counted memory is taken", gpu.SharingMode{Sharing: gpu.Unlimited},
 			[]*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "memory=15Gi", "cores=0")}, "memory=1Mi",
 			false},
-		{"no replica is left", gpu.Use{Sharing: gpu.Replicated, Replicas: 2},
+		{"no replica is left", gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 2},
 			[]*resourceapi.ResourceClaim{claim("x", "a", "gpu-3b-00-0", "shares=2")}, "", false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -245,7 +245,7 @@ func TestWaiting(t *testing.T) {
 func TestAvailable(t *testing.T) {
 	v := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"}, clustertest.SimNode{Name: "b",
 		Profile: "t4-x2"},
-		clustertest.SimNode{Name: "x", Profile: "l40s-x4", Use: gpu.Use{Sharing: gpu.Exclusive}})
+		clustertest.SimNode{Name: "x", Profile: "l40s-x4", Use: gpu.SharingMode{Sharing: gpu.Exclusive}})
 	random := rand.New(rand.NewPCG(1, 2))
 	gpus := []string{"gpu-3b-00-0", "gpu-af-00-0"}
 	parts := [][]string{nil, {"memory=15360Mi", "cores=0"}, {"memory=5Gi", "cores=30"}, {"memory=1Gi", "cores=0"}}
@@ -298,7 +298,7 @@ func TestAvailable(t *testing.T) {
 // The view of a cluster with 641,000 devices is full in a few seconds: each device costs some microseconds.
 func BenchmarkFill(b *testing.B) {
 	for b.Loop() {
-		clustertest.Fleet(b, cluster.New(clustertest.Driver), 500, 8, gpu.Use{})
+		clustertest.Fleet(b, cluster.New(clustertest.Driver), 500, 8, gpu.SharingMode{})
 	}
 }
 

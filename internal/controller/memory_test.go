@@ -90,7 +90,7 @@ func TestMemory(t *testing.T) {
 // load loads this process, and prints its most memory.
 func load(t *testing.T) {
 	v := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "dgx-h100"})
-	clustertest.Fleet(t, v, 100, 10, gpu.Use{})
+	clustertest.Fleet(t, v, 100, 10, gpu.SharingMode{})
 	expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
 	seen := explain.NewClaims(expander, feature.NewGuard())
 	limits := newLimiter()

@@ -136,8 +136,9 @@ func publish(t *testing.T, client *fake.Clientset, profile, config string) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	published := make(firstPublished, 1)
-	n := node.New(node.Config{NodeName: long, Dir: dir, ConfigDir: dir, Client: client, Records: records,
+	n := node.New(node.Options{NodeName: long, Dir: dir, ConfigDir: dir, Client: client, Records: records,
 		Reporter: reporter, Readiness: report.NewReadiness(time.Minute), Metrics: metrics, Machine: machine,
+		Gates:     pluginpublish.New(pluginpublish.PublisherConfig{}).Gates,
 		Publisher: published, Alone: func() bool { return true }, Resume: make(chan struct{}, 1)})
 	go n.Run(ctx)
 	select {

@@ -21,11 +21,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
-
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/cleanup"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/containers"
@@ -34,38 +30,20 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/publish"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/usage"
-	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
-	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
-	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 )
 
-// Config is the configuration of the plugin.
-type Config struct {
-	DriverName   string
-	NodeName     string    // also the name of the pool of the GPUs
-	PodUID       types.UID // set: several instances may run side by side, each under the UID of its pod
-	PluginDir    string    // for sockets and state; must exist
-	RegistryDir  string    // where the kubelet looks for plugins
-	CDIDir       string    // where kubeletplugin puts the specs of device metadata
-	PodResources string    // socket of the kubelet's pod resources API
-	HTTPAddress  string    // for health and metrics; empty: no server
-	BootID       string
+// Plugin is the node's part of the driver, with what it needs from outside.
+type Plugin struct {
+	kubelet.Sockets
+	PodResources string        // socket of the kubelet's pod resources API
+	HTTPAddress  string        // for health and metrics; empty: no server
 	SweepPeriod  time.Duration // see cleanup.Cleaner
-	// directory with one file per node configuration; empty: every GPU has its default mode
-	NodeConfigs  string
-	SharedMemory string // see claims.Preparer
-	DaemonMemory uint64 // likewise
-	PreloadDir   string // see claims.Preparer
-
-	Client   kubernetes.Interface
-	Specs    *cdi.Specs
-	Records  *checkpoint.Records
-	Daemons  mps.Dir
-	Hardware claims.Hardware
-	Toolkit  claims.Toolkit
+	NodeConfigs  string        // see node.Options
+	// Preparer prepares claims. Run sets Driver and what its own packages know.
+	Preparer claims.Preparer
 	// Observers observe the steps of every call, besides the metrics.
 	Observers []steps.Observer
 
@@ -99,13 +77,13 @@ const flushTimeout = 2 * time.Second
 
 // Run serves the kubelet until ctx ends, and then stops everything that it has started. It registers after the first
 // discovery, so that during an update the old instance serves until this one can.
-func Run(ctx context.Context, c Config) error {
+func (p *Plugin) Run(ctx context.Context) error {
 	ctx, fatal := context.WithCancelCause(ctx)
 	defer fatal(nil)
-	sockets := c.sockets()
-	c.removeAbandoned(ctx, sockets)
-	readiness, metrics := report.NewReadiness(node.LoopTimeout), report.NewMetrics(c.Records)
-	http, err := report.Serve(c.HTTPAddress, readiness, metrics.Registry)
+	p.removeAbandoned(ctx)
+	records := p.Preparer.Records
+	readiness, metrics := report.NewReadiness(node.LoopTimeout), report.NewMetrics(records)
+	http, err := report.Serve(p.HTTPAddress, readiness, metrics.Registry)
 	if err != nil {
 		return err
 	}
@@ -113,36 +91,34 @@ func Run(ctx context.Context, c Config) error {
 	// The reporter runs until calls in flight have drained.
 	reports, endReports := context.WithCancel(context.WithoutCancel(ctx))
 	defer endReports()
-	reporter := report.NewReporter(reports, report.ReporterConfig{Driver: c.DriverName, Node: c.NodeName,
-		Client:   c.Client,
-		Stopping: ctx.Done()})
-	publisher := publish.New(publish.PublisherConfig{Client: c.Client, Driver: c.DriverName, Node: c.NodeName,
-		Dir:     c.PluginDir,
-		Records: c.Records, Reporter: reporter, Readiness: readiness})
+	reporter := report.NewReporter(reports, report.ReporterConfig{Driver: p.DriverName, Node: p.NodeName,
+		Client: p.Client, Stopping: ctx.Done()})
+	publisher := publish.New(publish.PublisherConfig{Client: p.Client, Driver: p.DriverName, Node: p.NodeName,
+		Dir: p.PluginDir, Records: records, Reporter: reporter, Readiness: readiness})
 	resumes := make(chan struct{}, 1)
-	gpus := node.New(node.Config{NodeName: c.NodeName, Dir: c.PluginDir, BootID: c.BootID, ConfigDir: c.NodeConfigs,
-		Client: c.Client, Records: c.Records, Machine: c.Machine, FindUsers: c.ContainerUsage, Alone: sockets.Alone,
-		Gates: publisher.Gates, Publisher: publisher, Readiness: readiness, Metrics: metrics, Reporter: reporter,
-		Resume: resumes})
-	metrics.Registry.MustRegister(c.usage(gpus))
-	preparer := c.preparer(ctx, gpus, reporter)
-	server := &kubelet.Server{Preparer: preparer, Metrics: metrics, Reporter: reporter, Observers: c.Observers,
-		Node: gpus, Fatal: fatal, NodeName: c.NodeName}
+	gpus := node.New(node.Options{NodeName: p.NodeName, Dir: p.PluginDir, BootID: p.Preparer.BootID,
+		ConfigDir: p.NodeConfigs, Client: p.Client, Records: records, Machine: p.Machine, FindUsers: p.ContainerUsage,
+		Alone: p.Alone, Gates: publisher.Gates, Publisher: publisher, Readiness: readiness, Metrics: metrics,
+		Reporter: reporter, Resume: resumes})
+	metrics.Registry.MustRegister(p.usage(gpus))
+	preparer := p.preparer(ctx, gpus, reporter)
+	server := &kubelet.Server{Preparer: preparer, Metrics: metrics, Reporter: reporter, Observers: p.Observers,
+		Node: gpus, Fatal: fatal, NodeName: p.NodeName}
 	go publisher.Gates.Run(ctx)
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
 		gpus.Run(ctx)
 	}()
-	if c.RuntimeProblems != nil {
-		go node.Check(ctx, c.Client, c.NodeName, reporter, c.RuntimeProblems)
+	if p.RuntimeProblems != nil {
+		go node.Check(ctx, p.Client, p.NodeName, reporter, p.RuntimeProblems)
 	}
 	select {
 	case <-gpus.Ready():
 	case <-time.After(firstDiscoveryTimeout):
 	case <-ctx.Done():
 	}
-	connection, err := kubelet.Serve(ctx, sockets, server)
+	connection, err := kubelet.Serve(ctx, p.Sockets, server)
 	if err != nil {
 		return err
 	}
@@ -155,40 +131,32 @@ func Run(ctx context.Context, c Config) error {
 	go publisher.Run(ctx)
 	go reporter.Run(reports)
 	go resume(ctx, preparer, server, resumes)
-	go c.cleaner(sockets, preparer).Run(ctx)
-	go (&report.DaemonWatch{Daemons: c.Daemons, Records: c.Records, Reporter: reporter}).Run(ctx)
+	go p.cleaner(preparer).Run(ctx)
+	go (&report.DaemonWatch{Daemons: preparer.Daemons, Records: records, Reporter: reporter}).Run(ctx)
 	<-ctx.Done()
 	<-stopped // it saves the health of GPUs, which the last instance removes
 	return exitCause(ctx)
 }
 
-// sockets returns the configuration of the connection to the kubelet.
-func (c Config) sockets() kubelet.Sockets {
-	return kubelet.Sockets{DriverName: c.DriverName, NodeName: c.NodeName, PodUID: c.PodUID, PluginDir: c.PluginDir,
-		RegistryDir: c.RegistryDir, CDIDir: c.CDIDir, Client: c.Client}
-}
-
 // usage returns the collector of what containers use.
-func (c Config) usage(gpus *node.Node) *usage.Collector {
-	config := usage.CollectorConfig{Kubelet: c.PodResources, Client: c.Client, Node: c.NodeName, Records: c.Records,
-		Inventory: gpus.Inventory, Proc: c.Proc, GPUManagerNames: c.GPUManagerNames}
-	if c.ContainerUsage {
-		config.Processes = c.Machine.Processes
+func (p *Plugin) usage(gpus *node.Node) *usage.Collector {
+	config := usage.CollectorConfig{Kubelet: p.PodResources, Client: p.Client, Node: p.NodeName,
+		Records: p.Preparer.Records, Inventory: gpus.Inventory, Proc: p.Proc, GPUManagerNames: p.GPUManagerNames}
+	if p.ContainerUsage {
+		config.Processes = p.Machine.Processes
 	}
 	return usage.NewCollector(config)
 }
 
 // preparer returns what prepares claims until ctx ends.
-func (c Config) preparer(ctx context.Context, gpus *node.Node, reporter *report.Reporter) *claims.Preparer {
-	return &claims.Preparer{
-		Driver: c.DriverName, BootID: c.BootID, Devices: gpus.Devices, Hardware: gpus.Hardware(c.Hardware),
-		Toolkit: c.Toolkit, Specs: c.Specs, Records: c.Records, Daemons: c.Daemons, SharedMemory: c.SharedMemory,
-		DaemonMemory: c.DaemonMemory, PreloadDir: c.PreloadDir,
-		Containers: containers.Using(c.Client, c.DriverName),
-		Running: (&containers.Running{Proc: c.Proc, MetadataDir: filepath.Join(c.PluginDir, metadataDir),
-			Reserved: containers.ReservedFor(c.Client)}).With,
-		Timeout: callTimeout, Waiting: reporter.Waiting, Stopping: ctx,
-	}
+func (p *Plugin) preparer(ctx context.Context, gpus *node.Node, reporter *report.Reporter) *claims.Preparer {
+	preparer := p.Preparer
+	preparer.Driver, preparer.Devices, preparer.Hardware = p.DriverName, gpus.Devices, gpus.Hardware(preparer.Hardware)
+	preparer.Containers = containers.Using(p.Client, p.DriverName)
+	preparer.Running = (&containers.Running{Proc: p.Proc, MetadataDir: filepath.Join(p.PluginDir, metadataDir),
+		Reserved: containers.ReservedFor(p.Client)}).With
+	preparer.Timeout, preparer.Waiting, preparer.Stopping = callTimeout, reporter.Waiting, ctx
+	return &preparer
 }
 
 // releaser releases claims through the socket of this instance, and ends daemons itself.
@@ -198,26 +166,17 @@ type releaser struct {
 }
 
 // cleaner returns what releases claims that the kubelet has forgotten.
-func (c Config) cleaner(sockets kubelet.Sockets, preparer *claims.Preparer) *cleanup.Cleaner {
-	return &cleanup.Cleaner{Driver: c.DriverName, NodeName: c.NodeName, Client: c.Client, Records: c.Records,
-		Specs: c.Specs, Kubelet: c.PodResources, Releaser: releaser{sockets, preparer}, Period: c.SweepPeriod}
+func (p *Plugin) cleaner(preparer *claims.Preparer) *cleanup.Cleaner {
+	return &cleanup.Cleaner{Driver: p.DriverName, NodeName: p.NodeName, Client: p.Client, Records: preparer.Records,
+		Specs: preparer.Specs, Kubelet: p.PodResources, Releaser: releaser{p.Sockets, preparer}, Period: p.SweepPeriod}
 }
 
 // removeAbandoned removes what killed instances have left.
-func (c Config) removeAbandoned(ctx context.Context, sockets kubelet.Sockets) {
-	sockets.RemoveDeadSockets(ctx)
-	if err := removeTemporary(c.PluginDir, abandonedAfter); err != nil {
+func (p *Plugin) removeAbandoned(ctx context.Context) {
+	p.RemoveDeadSockets(ctx)
+	if err := removeTemporary(p.PluginDir, abandonedAfter); err != nil {
 		klog.FromContext(ctx).Error(err, "Temporary files of a killed instance are left")
 	}
-}
-
-// ExampleMetrics returns the metrics of a new plugin, with an example of each metric that has no value then. It is used
-// for the docs.
-func ExampleMetrics(records report.Lister) *prometheus.Registry {
-	m := report.NewMetrics(records)
-	m.Example()
-	m.Registry.MustRegister(usage.Example{})
-	return m.Registry
 }
 
 // resume calls Resume on request. It blocks no call: Prepare does the same for its own

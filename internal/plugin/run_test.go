@@ -30,8 +30,10 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/kubelet"
 	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/claims"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
@@ -108,12 +110,13 @@ func start(t *testing.T, objects ...runtime.Object) *fakeKubelet {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- Run(ctx, Config{
-			DriverName: driver, NodeName: "node", PluginDir: dir, RegistryDir: dir, CDIDir: filepath.Join(dir, "cdi"),
-			HTTPAddress: k.http, BootID: "boot", SweepPeriod: time.Hour, Proc: proc,
-			Client: k.client, Specs: specs, Records: records, Daemons: mps.Dir(filepath.Join(k.dir, "mps")),
-			Machine: machine{k}, Hardware: hardware{}, Toolkit: hardware{},
-		})
+		done <- (&Plugin{
+			Sockets: kubelet.Sockets{DriverName: driver, NodeName: "node", PluginDir: dir, RegistryDir: dir,
+				CDIDir: filepath.Join(dir, "cdi"), Client: k.client},
+			HTTPAddress: k.http, SweepPeriod: time.Hour, Proc: proc, Machine: machine{k},
+			Preparer: claims.Preparer{BootID: "boot", Specs: specs, Records: records,
+				Daemons: mps.Dir(filepath.Join(k.dir, "mps")), Hardware: hardware{}, Toolkit: hardware{}},
+		}).Run(ctx)
 	}()
 	t.Cleanup(func() {
 		cancel()

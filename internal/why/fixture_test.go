@@ -25,7 +25,7 @@ import (
 const driver = clustertest.Driver
 
 // exclusive are GPUs that are neither shared nor partitioned.
-var exclusive = gpu.Use{Sharing: gpu.Exclusive}
+var exclusive = gpu.SharingMode{Sharing: gpu.Exclusive}
 
 // published are the slices of a node "like" of a profile and use.
 var published = map[string][]*resourceapi.ResourceSlice{}

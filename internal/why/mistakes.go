@@ -58,7 +58,7 @@ func (q *question) anyMeets(expression string, candidates []candidate) bool {
 		if !f.ofClass() {
 			return false
 		}
-		ok, err := Meets(q.ctx, f.slice.Spec.Driver, f.device, expression)
+		ok, err := meets(q.ctx, f.slice.Spec.Driver, f.device, compiled.GetOrCompile(expression))
 		return ok && err == nil || q.ctx.Err() != nil
 	})
 }
@@ -167,10 +167,7 @@ func (q *question) offered(class *resourceapi.DeviceClass) bool {
 			if q.ctx.Err() != nil {
 				return false
 			}
-			if !slices.ContainsFunc(class.Spec.Selectors, func(s resourceapi.DeviceSelector) bool {
-				ok, err := Meets(q.ctx, slice.Spec.Driver, &slice.Spec.Devices[i], expressionOf(s))
-				return err != nil || !ok
-			}) {
+			if OfClass(q.ctx, class, slice.Spec.Driver, &slice.Spec.Devices[i]) {
 				return true
 			}
 		}

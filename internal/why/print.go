@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 
@@ -75,6 +74,9 @@ func (s *nodeGroup) uses() map[cluster.PoolID]map[string]string {
 func poolPrint(id cluster.PoolID, all []*resourceapi.ResourceSlice, uses map[cluster.PoolID]map[string]string,
 	names map[string]bool) string {
 	current := cluster.Current(all)
+	e := cluster.Encoder{Skip: func(name resourceapi.QualifiedName) bool {
+		return names != nil && !names[identifier(name)]
+	}}
 	sets := map[string][]string{} // of each counter set, what it has and the devices that use only it
 	for _, slice := range current {
 		for _, set := range slice.Spec.SharedCounters {
@@ -82,7 +84,7 @@ func poolPrint(id cluster.PoolID, all []*resourceapi.ResourceSlice, uses map[clu
 		}
 		for i := range slice.Spec.Devices {
 			d := &slice.Spec.Devices[i]
-			set, text := "", devicePrint(d, names)+uses[id][d.Name]
+			set, text := "", devicePrint(&e, d)+uses[id][d.Name]
 			switch len(d.ConsumesCounters) {
 			case 0:
 			case 1:
@@ -123,63 +125,13 @@ func countersPrint(all map[string]resourceapi.Counter) string {
 }
 
 // devicePrint prints a device without its name.
-func devicePrint(d *resourceapi.Device, names map[string]bool) string {
-	var b strings.Builder
-	if ptr.Deref(d.AllowMultipleAllocations, false) {
-		b.WriteString("shared")
-	}
-	var read []resourceapi.QualifiedName
-	for name := range d.Attributes {
-		if names == nil || names[identifier(name)] {
-			read = append(read, name)
-		}
-	}
-	slices.Sort(read)
-	for _, name := range read {
-		b.WriteString(" " + string(name) + "=")
-		printAttribute(&b, d.Attributes[name])
-	}
-	for _, name := range slices.Sorted(maps.Keys(d.Capacity)) {
-		c := d.Capacity[name]
-		b.WriteString(" " + string(name) + "=" + c.Value.String())
-		printPolicy(&b, c.RequestPolicy)
-	}
+func devicePrint(e *cluster.Encoder, d *resourceapi.Device) string {
+	text := string(e.Encode(d))
 	for _, t := range d.Taints {
-		b.WriteString(" " + cluster.TaintText(t))
+		text += " " + cluster.TaintText(t)
 	}
 	if d.BindsToNode != nil || len(d.BindingConditions) > 0 {
-		b.WriteString(" binding")
+		text += " binding"
 	}
-	return b.String()
-}
-
-func printAttribute(b *strings.Builder, a resourceapi.DeviceAttribute) {
-	switch {
-	case a.StringValue != nil:
-		b.WriteString(*a.StringValue)
-	case a.VersionValue != nil:
-		b.WriteString("v" + *a.VersionValue)
-	default:
-		b.WriteString(a.String())
-	}
-}
-
-func printPolicy(b *strings.Builder, p *resourceapi.CapacityRequestPolicy) {
-	if p == nil {
-		return
-	}
-	quantities := []*resource.Quantity{p.Default}
-	if r := p.ValidRange; r != nil {
-		quantities = append(quantities, r.Min, r.Max, r.Step)
-	}
-	for i := range p.ValidValues {
-		quantities = append(quantities, &p.ValidValues[i])
-	}
-	for _, q := range quantities {
-		b.WriteString(",")
-		if q != nil {
-			value := *q // String changes the quantity
-			b.WriteString(value.String())
-		}
-	}
+	return text
 }

@@ -461,11 +461,15 @@ func quantityOf(p subrequest, name resourceapi.QualifiedName) *resource.Quantity
 	return nil
 }
 
-// Meets evaluates an expression of a class on the driver's device, as the allocator does.
-func Meets(ctx context.Context, driver string, d *resourceapi.Device, expression string) (bool, error) {
-	return meets(ctx, driver, d, compiled.GetOrCompile(expression))
+// OfClass reports whether all selectors of the class accept the driver's device. An expression that fails does not.
+func OfClass(ctx context.Context, class *resourceapi.DeviceClass, driver string, d *resourceapi.Device) bool {
+	return !slices.ContainsFunc(class.Spec.Selectors, func(s resourceapi.DeviceSelector) bool {
+		ok, err := meets(ctx, driver, d, compiled.GetOrCompile(expressionOf(s)))
+		return err != nil || !ok
+	})
 }
 
+// meets evaluates an expression on the driver's device, as the allocator does.
 func meets(ctx context.Context, driver string, d *resourceapi.Device, program cel.CompilationResult) (bool, error) {
 	if program.Error != nil {
 		return false, program.Error

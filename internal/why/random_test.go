@@ -31,9 +31,9 @@ func randomFleet(t testing.TB, r *rand.Rand) *cluster.Snapshot {
 	for i := range 1 + r.IntN(3) {
 		nodes = append(nodes, clustertest.SimNode{Name: fmt.Sprintf("node-%d", i),
 			Profile: pick(r, "t4-x2", "t4-x2", "mixed", "l40s-x4", "rtxpro6000-x2", "workstation"),
-			Use: pick(r, gpu.Use{}, gpu.Use{}, exclusive,
-				gpu.Use{Sharing: gpu.Replicated, Replicas: 2, Isolation: gpu.IsolationNone},
-				gpu.Use{Sharing: gpu.Unlimited, Isolation: gpu.IsolationNone})})
+			Use: pick(r, gpu.SharingMode{}, gpu.SharingMode{}, exclusive,
+				gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 2, Isolation: gpu.IsolationNone},
+				gpu.SharingMode{Sharing: gpu.Unlimited, Isolation: gpu.IsolationNone})})
 	}
 	s := fleet(t, nodes...)
 	for _, slice := range s.Slices {

@@ -116,15 +116,9 @@ func gpusOf(s *cluster.Snapshot, drivers []string) []*GPU {
 	var all []*GPU
 	for _, driver := range drivers {
 		v := cluster.New(driver)
-		profiles := map[string]string{} // as published, by those in names
 		of, modelAttribute := asGPUs(current(s.Slices, driver))
 		for _, slice := range of {
 			v.SetSlice(slice)
-			for i := range slice.Spec.Devices {
-				if d := &slice.Spec.Devices[i]; gpu.IsPartition(d.Name) {
-					profiles[gpu.PartitionProfile(d.Name)] = text(d, "profile")
-				}
-			}
 		}
 		for _, c := range s.Claims {
 			v.SetClaim(c)
@@ -134,9 +128,10 @@ func gpusOf(s *cluster.Snapshot, drivers []string) []*GPU {
 				Memory: Amount{Total: known.Memory()}, Cores: Amount{Total: 100}, NodeProblem: problems[known.Node],
 				modelAttribute: modelAttribute}
 			g.describe(known)
-			g.hold(held, profiles)
+			g.hold(held)
 			if s.Unread[cluster.Claims] == nil {
-				g.Memory.Used, g.Cores.Used = g.used()
+				memory, cores := known.Used(held)
+				g.Memory.Used, g.Cores.Used = &memory, &cores
 			}
 			all = append(all, g)
 		}
@@ -177,11 +172,11 @@ func (g *GPU) describe(known *cluster.GPU) {
 }
 
 // hold adds the holders and the partitions that they hold.
-func (g *GPU) hold(held []cluster.Holding, profiles map[string]string) {
+func (g *GPU) hold(held []cluster.Holding) {
 	for _, h := range held {
 		c := h.Claim.Object
-		holder := Holder{Namespace: c.Namespace, Claim: c.Name, Device: h.Device, Memory: h.Memory, Cores: h.Cores,
-			Whole: h.Memory >= g.Memory.Total && h.Cores >= 100, Since: cluster.Since(c),
+		holder := Holder{Namespace: c.Namespace, Claim: c.Name, Device: h.Device, Profile: h.Profile, Memory: h.Memory,
+			Cores: h.Cores, Whole: h.Memory >= g.Memory.Total && h.Cores >= 100, Since: cluster.Since(c),
 			Problem: problem(c, g.Driver, g.Pool, h.Device)}
 		for _, pod := range c.Status.ReservedFor {
 			if pod.Resource == "pods" {
@@ -190,11 +185,7 @@ func (g *GPU) hold(held []cluster.Holding, profiles map[string]string) {
 		}
 		switch {
 		case gpu.IsPartition(h.Device):
-			holder.Profile = gpu.PartitionProfile(h.Device)
-			if published, ok := profiles[holder.Profile]; ok {
-				holder.Profile = published
-			}
-			g.take(h.Device, holder.Profile, h.Memory)
+			g.take(h.Device, h.Profile, h.Memory)
 		case holder.Whole && g.device != nil && !ptr.Deref(g.device.AllowMultipleAllocations, false):
 			holder.Asked = cluster.Share(&c.Spec, h.Request, g.device)
 		}
@@ -216,16 +207,6 @@ func (g *GPU) take(name, profile string, memory int64) {
 		}
 	}
 	g.Partitions = append(g.Partitions, Partition{Name: name, Profile: profile, Memory: memory})
-}
-
-// used adds up what is held, and returns at most everything: partitions that share memory each count it.
-func (g *GPU) used() (memory, cores *int64) {
-	var m, c int64
-	for _, h := range g.Holders {
-		m += h.Memory
-		c += h.Cores
-	}
-	return ptr.To(min(m, g.Memory.Total)), ptr.To(min(c, g.Cores.Total))
 }
 
 // problem returns the message of a condition of the device, Ready or Healthy, that is false.

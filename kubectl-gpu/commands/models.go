@@ -162,15 +162,7 @@ func profilesOf(all []*resourceapi.ResourceSlice) map[modelKey][]string {
 func classesOf(ctx context.Context, m *Model, classes []*resourceapi.DeviceClass) []string {
 	var accept []string
 	for _, class := range classes {
-		accepts := func(d *resourceapi.Device) bool {
-			return !slices.ContainsFunc(class.Spec.Selectors, func(s resourceapi.DeviceSelector) bool {
-				if s.CEL == nil {
-					return true
-				}
-				matches, err := why.Meets(ctx, m.Driver, d, s.CEL.Expression)
-				return err != nil || !matches // an expression fails on devices of other drivers
-			})
-		}
+		accepts := func(d *resourceapi.Device) bool { return why.OfClass(ctx, class, m.Driver, d) }
 		if len(class.Spec.Selectors) > 0 && slices.ContainsFunc(m.devices, accepts) {
 			accept = append(accept, class.Name)
 		}

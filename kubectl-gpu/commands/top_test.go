@@ -8,12 +8,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpudra/gpu-dra-driver/internal/plugin/usage"
+	"github.com/gpudra/gpu-dra-driver/test/nodemetrics"
 )
 
 // pluginPod returns the driver's plugin on the node.
@@ -124,8 +123,7 @@ func TestTop(t *testing.T) {
 
 // The plugin exports the metrics that the command reads.
 func TestMetricNames(t *testing.T) {
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(usage.Example{})
+	registry := nodemetrics.Example(t)
 	for _, name := range []string{memoryRequestedMetric, coresRequestedMetric, memoryUsedMetric, utilizationMetric} {
 		if n, err := testutil.GatherAndCount(registry, name); err != nil || n != 1 {
 			t.Errorf("%s: got %d, %v, want 1", name, n, err)

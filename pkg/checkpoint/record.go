@@ -39,6 +39,9 @@ type PreparedClaim struct {
 	Plan   sharing.Plan
 }
 
+// Holder returns the claim as a holder of its GPUs.
+func (c PreparedClaim) Holder() sharing.Holder { return sharing.Holder{Claim: c.Claim, Plan: c.Plan} }
+
 var (
 	// ErrNotFound is returned when the claim has no record.
 	ErrNotFound = errors.New("no record")

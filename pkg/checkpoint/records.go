@@ -112,7 +112,7 @@ func (r *Records) Holders(devices []string, except types.UID) ([]sharing.Holder,
 			if err != nil {
 				return nil, fmt.Errorf("may hold %s: %w", strings.Join(devices, ", "), err)
 			}
-			holders = append(holders, sharing.Holder{Claim: rec.Claim, Plan: rec.Plan})
+			holders = append(holders, rec.Holder())
 		}
 	}
 	return holders, nil

@@ -162,7 +162,7 @@ func TestGoldenRecordOfPartitions(t *testing.T) {
 		at := gpu.Placement{Parent: "GPU-1", Profile: profile, Start: n, Size: size}
 		return sharing.Assignment{Request: fmt.Sprint("r", n), Pool: "node-1", Device: gpu.PartitionName("gpu-01-00-0",
 			at), GPU: at.Parent,
-			Partition: &sharing.Partition{Placement: at, UUID: id}}
+			Partition: &sharing.AssignedPartition{Placement: at, UUID: id}}
 	}
 	planned, made, static := partition(0, "1g.10gb", 1, ""), partition(4, "3g.40gb", 4, "MIG-4"),
 		partition(2, "1g.10gb+me", 1, "MIG-2")

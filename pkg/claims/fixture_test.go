@@ -86,7 +86,7 @@ func (w *fixture) plug(n int) {
 	pci := gpu.PCIAddress{Bus: uint8(n)}
 	w.gpus = append(w.gpus, gpu.Device{Name: fmt.Sprintf("gpu-%d", n), PCI: pci,
 		UUID: gpu.UUID(fmt.Sprintf("GPU-%d", n)), Minor: n - 1, Memory: 80 << 30,
-		Use: gpu.Use{Partitions: gpu.PartitionsDynamic}})
+		Use: gpu.SharingMode{Partitions: gpu.PartitionsDynamic}})
 }
 
 // inventory returns the GPUs, each with a few possible partitions.
@@ -203,7 +203,7 @@ func claim(name, allocated string) *resourceapi.ResourceClaim {
 }
 
 // uses are the values of the verb "use".
-var uses = map[string]gpu.Use{
+var uses = map[string]gpu.SharingMode{
 	"none":   {Isolation: gpu.IsolationNone},
 	"hook":   {Isolation: gpu.IsolationHook, Hook: gpu.HookLibrary{Path: "/opt/libvgpu.so"}},
 	"cgroup": {Isolation: gpu.IsolationCgroup},

@@ -19,6 +19,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/claims/change"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 )
 
@@ -79,16 +80,17 @@ func (t *tx) prepare(claim *resourceapi.ResourceClaim, results []allocation.Resu
 	}
 
 	// Change GPUs, partitions and daemons to what this claim and the others need.
-	holders := t.holders()
-	if err := change.Each(t.record.Plan.GPUs(), change.To(t.ctx, t.Hardware, func(id gpu.UUID) gpu.DesiredState {
+	holders := append(slices.Clone(t.others), t.record.Holder())
+	if err := change.Set(t.ctx, t.Hardware, t.record.Plan.GPUs(), func(id gpu.UUID) gpu.DesiredState {
 		return sharing.State(id, holders, t.inventory)
-	})); err != nil {
+	}); err != nil {
 		return err
 	}
 	if err := t.makePartitions(); err != nil {
 		return err
 	}
-	if err := t.requestDaemons(t.record.Plan.DaemonIDs(), t.holders()); err != nil {
+	holders = append(slices.Clone(t.others), t.record.Holder()) // with the partitions
+	if err := t.requestDaemons(t.record.Plan.DaemonIDs(), holders); err != nil {
 		return err
 	}
 	if err := t.awaitDaemons(); err != nil {
@@ -219,8 +221,17 @@ func (t *tx) awaitDaemons() error {
 		}
 	}
 	t.unlock()
+	untilReport, cancel := context.WithDeadline(t.wait, t.tellAt)
+	defer cancel()
 	for _, id := range daemons {
-		if err := t.step(steps.AwaitDaemon, func() error { return t.await(id) }); err != nil {
+		if err := t.step(steps.AwaitDaemon, func() error {
+			err := t.Daemons.Await(untilReport, id)
+			if !errors.Is(err, mps.ErrNotReady) {
+				return err
+			}
+			t.report(err)
+			return t.Daemons.Await(t.wait, id)
+		}); err != nil {
 			return err
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 	"time"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
@@ -15,7 +14,6 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
-	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 )
 
@@ -94,18 +92,6 @@ func (t *tx) report(cause error) {
 	}
 }
 
-// await waits for a daemon. Error: mps.ErrNotReady.
-func (t *tx) await(id string) error {
-	untilTold, cancel := context.WithDeadline(t.wait, t.tellAt)
-	defer cancel()
-	err := t.Daemons.Await(untilTold, id)
-	if !errors.Is(err, mps.ErrNotReady) {
-		return err
-	}
-	t.report(err)
-	return t.Daemons.Await(t.wait, id)
-}
-
 // step runs one step that needs no context.
 func (t *tx) step(name string, do func() error) error {
 	return steps.Do(t.ctx, name, func(context.Context) error { return do() })
@@ -152,11 +138,6 @@ func (t *tx) readOthers(held []string) error {
 		t.others = sharing.InPlace(found, t.inventory)
 		return err
 	})
-}
-
-// holders returns all claims on the GPUs, with this one.
-func (t *tx) holders() []sharing.Holder {
-	return append(slices.Clone(t.others), sharing.Holder{Claim: t.record.Claim, Plan: t.record.Plan})
 }
 
 // requestDaemons requests those of the MPS daemons that the holders use, and ends the others.

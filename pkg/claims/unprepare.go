@@ -71,7 +71,7 @@ func (t *tx) release(results []allocation.Result) error {
 			return err
 		}
 	}
-	if err := t.removeSpec(); err != nil {
+	if err := t.step(steps.RemoveClaimSpec, func() error { return t.Specs.RemoveClaim(t.claim.UID) }); err != nil {
 		return err
 	}
 
@@ -119,10 +119,6 @@ func (t *tx) checkRunning() error {
 	})
 }
 
-func (t *tx) removeSpec() error {
-	return t.step(steps.RemoveClaimSpec, func() error { return t.Specs.RemoveClaim(t.claim.UID) })
-}
-
 // releasePartitions undoes what no other claim can use, because the other claims are unknown: the partitions that the
 // plan has made, and the MPS daemons inside of them. It records that: a partition that somebody makes at the same
 // placement later is not the driver's. Errors: ErrNotRestored, unknown.
@@ -148,7 +144,7 @@ func (t *tx) releasePartitions(unknown error) error {
 // removeOrphan removes the spec of a claim without a record: Prepare may have been interrupted between the two. If
 // Prepare runs again meanwhile, either it finds that the spec is missing, or this finds its record.
 func (t *tx) removeOrphan() error {
-	if err := t.removeSpec(); err != nil {
+	if err := t.step(steps.RemoveClaimSpec, func() error { return t.Specs.RemoveClaim(t.claim.UID) }); err != nil {
 		return err
 	}
 	rec, err := t.Records.Get(t.claim.UID)
@@ -163,9 +159,9 @@ func (t *tx) removeOrphan() error {
 
 // restore sets what the plan has changed of its GPUs to what the other claims need.
 func (t *tx) restore(plan sharing.Plan) error {
-	return change.Each(plan.GPUs(), change.To(t.ctx, t.Hardware, func(id gpu.UUID) gpu.DesiredState {
+	return change.Set(t.ctx, t.Hardware, plan.GPUs(), func(id gpu.UUID) gpu.DesiredState {
 		return sharing.StateWithout(id, plan, t.others)
-	}))
+	})
 }
 
 // EndUnusedDaemons ends MPS daemons that no record names, and sets the compute mode of their GPUs back. A crash may

@@ -44,8 +44,8 @@ type Device struct {
 	Lost      bool // it does not answer, or it has gone while a claim holds it
 	// MovedTo is the name that the GPU has now, because its place on the PCI bus has changed while a claim holds it
 	// under this one; empty: it has not. Such a device is lost, and its UUID is its name.
-	MovedTo string `json:",omitempty"`
-	Use     Use    // how the administrator lets claims use it
+	MovedTo string      `json:",omitempty"`
+	Use     SharingMode // how the administrator lets claims use it
 	// Partition says which part of its GPU it is; nil: the whole GPU.
 	Partition *Partition `json:",omitempty"`
 	// ComputeMode is the current mode, as NVML reports it.

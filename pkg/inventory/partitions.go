@@ -50,12 +50,12 @@ func (inv Inventory) WithPartitions(own func(gpu.Placement) bool) Inventory {
 
 // Defaults returns the inventory of a node with these GPUs without a node configuration and without claims.
 func Defaults(gpus []gpu.Device) Inventory {
-	return Unclaimed(gpus, func(gpu.Device) gpu.Use { return gpu.Use{} })
+	return Unclaimed(gpus, func(gpu.Device) gpu.SharingMode { return gpu.SharingMode{} })
 }
 
 // Unclaimed returns the inventory of a node with these GPUs without claims. configured is the administrator's choice
 // for a GPU.
-func Unclaimed(gpus []gpu.Device, configured func(gpu.Device) gpu.Use) Inventory {
+func Unclaimed(gpus []gpu.Device, configured func(gpu.Device) gpu.SharingMode) Inventory {
 	nobody := func(gpu.Placement) bool { return false }
 	inv := New(gpus)
 	for i, d := range inv {
@@ -144,7 +144,7 @@ func partition(d gpu.Device, p gpu.Partition) gpu.Device {
 	part.Product.PeakCompute = share(d.Product.PeakCompute, p.Engines.Multiprocessors, d.Product.Multiprocessors)
 	part.Product.MemoryBandwidth = share(d.Product.MemoryBandwidth, p.Size, memorySlices(d.MIG))
 	part.MIG = gpu.MIG{Capable: d.MIG.Capable}
-	part.Use = gpu.Use{Sharing: gpu.Exclusive, Isolation: gpu.IsolationNone, Partitions: d.Use.Partitions}
+	part.Use = gpu.SharingMode{Sharing: gpu.Exclusive, Isolation: gpu.IsolationNone, Partitions: d.Use.Partitions}
 	part.Partition, part.Blocked = &p, ""
 	return part
 }

@@ -49,7 +49,7 @@ func partitionable(model string, count int) []gpu.Device {
 			Memory:   80 << 30,
 			Product:  gpu.Product{Name: model, Multiprocessors: 132, MemoryBandwidth: 3352, PeakCompute: 989},
 			MIG:      gpu.MIG{Capable: true, Switchable: true},
-			Use:      gpu.Use{Partitions: gpu.PartitionsDynamic},
+			Use:      gpu.SharingMode{Partitions: gpu.PartitionsDynamic},
 		}
 		for _, p := range migTables[model] {
 			d.MIG.Profiles = append(d.MIG.Profiles, p.Profile)
@@ -158,7 +158,7 @@ func TestPartitionDevice(t *testing.T) {
 	want.Memory, want.Product.Multiprocessors, want.Product.PeakCompute, want.Product.MemoryBandwidth = 20096<<20, 32,
 		989*32/132, 3352*2/8
 	want.Topology = gpu.Topology{NVLinkDomain: got.Name, FabricDomain: got.Name}
-	want.MIG, want.Use = gpu.MIG{Capable: true}, gpu.Use{Sharing: gpu.Exclusive, Isolation: gpu.IsolationNone,
+	want.MIG, want.Use = gpu.MIG{Capable: true}, gpu.SharingMode{Sharing: gpu.Exclusive, Isolation: gpu.IsolationNone,
 		Partitions: gpu.PartitionsDynamic}
 	want.Blocked = "partition 3g.40gb at 4 (MIG-3) is not the driver's"
 	want.Partition = &gpu.Partition{Placement: gpu.Placement{Parent: "GPU-10", Profile: "2g.20gb", Start: 4, Size: 2},

@@ -127,7 +127,7 @@ func attributeNames(d resourceapi.Device) []string {
 
 // The API server refuses a range with a step above the capacity.
 func TestUnlimitedGPUOfUnknownMemory(t *testing.T) {
-	device := poolOf([]gpu.Device{{Use: gpu.Use{Sharing: gpu.Unlimited}}}).Slices[0].Devices[0]
+	device := poolOf([]gpu.Device{{Use: gpu.SharingMode{Sharing: gpu.Unlimited}}}).Slices[0].Devices[0]
 	policy := device.Capacity["memory"].RequestPolicy
 	if policy == nil || policy.ValidRange != nil || len(policy.ValidValues) != 1 || !policy.ValidValues[0].IsZero() {
 		t.Errorf("got request policy %+v of the memory, want 0 as the only value", policy)

@@ -19,15 +19,15 @@ import (
 func TestAllocationOfShares(t *testing.T) {
 	const whole = `{}`
 	ask := func(capacity string) string { return `{requests: {` + capacity + `}}` }
-	fractional := gpu.Use{}
-	exclusive := gpu.Use{Sharing: gpu.Exclusive}
-	replicated := gpu.Use{Sharing: gpu.Replicated, Replicas: 2, Isolation: gpu.IsolationNone}
-	renamed := gpu.Use{Sharing: gpu.Replicated, Replicas: 2, Isolation: gpu.IsolationNone, SharedOnly: true}
-	unlimited := gpu.Use{Sharing: gpu.Unlimited, Isolation: gpu.IsolationNone}
+	fractional := gpu.SharingMode{}
+	exclusive := gpu.SharingMode{Sharing: gpu.Exclusive}
+	replicated := gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 2, Isolation: gpu.IsolationNone}
+	renamed := gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 2, Isolation: gpu.IsolationNone, SharedOnly: true}
+	unlimited := gpu.SharingMode{Sharing: gpu.Unlimited, Isolation: gpu.IsolationNone}
 	for _, row := range []struct {
 		name   string
-		first  gpu.Use // of the first card
-		second gpu.Use
+		first  gpu.SharingMode // of the first card
+		second gpu.SharingMode
 		claims []string // capacity of each claim; "class: capacity" for another class
 		want   string
 	}{
@@ -73,7 +73,7 @@ func TestAllocationOfShares(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			devices := simtest.Discover(t, "t4-x2")
 			for i := range devices {
-				devices[i].Use = map[string]gpu.Use{"gpu-3b-00-0": row.first,
+				devices[i].Use = map[string]gpu.SharingMode{"gpu-3b-00-0": row.first,
 					"gpu-af-00-0": row.second}[devices[i].Name]
 			}
 			state := nothingAllocated()
@@ -128,27 +128,27 @@ func shareText(r resourceapi.DeviceRequestAllocationResult) string {
 // MPS limits nothing on GPUs before Volta.
 func TestUseBeforeVolta(t *testing.T) {
 	product := func(major int) gpu.Product { return gpu.Product{ComputeCapability: gpu.Version{Major: major}} }
-	hook := gpu.Use{Isolation: gpu.IsolationHook}
+	hook := gpu.SharingMode{Isolation: gpu.IsolationHook}
 	for _, row := range []struct {
 		name  string
 		major int
-		use   gpu.Use
+		use   gpu.SharingMode
 		want  string
 	}{
-		{"Pascal by default", 6, gpu.Use{}, "exclusive, isolation none"},
-		{"Maxwell", 5, gpu.Use{}, "exclusive, isolation none"},
-		{"Volta", 7, gpu.Use{}, "fractional, isolation mps"},
-		{"Hopper", 9, gpu.Use{}, "fractional, isolation mps"},
-		{"unknown", 0, gpu.Use{}, "fractional, isolation mps"},
-		{"Pascal with counted shares", 6, gpu.Use{Isolation: gpu.IsolationNone}, "fractional, isolation none"},
+		{"Pascal by default", 6, gpu.SharingMode{}, "exclusive, isolation none"},
+		{"Maxwell", 5, gpu.SharingMode{}, "exclusive, isolation none"},
+		{"Volta", 7, gpu.SharingMode{}, "fractional, isolation mps"},
+		{"Hopper", 9, gpu.SharingMode{}, "fractional, isolation mps"},
+		{"unknown", 0, gpu.SharingMode{}, "fractional, isolation mps"},
+		{"Pascal with counted shares", 6, gpu.SharingMode{Isolation: gpu.IsolationNone}, "fractional, isolation none"},
 		{"Pascal with a library", 6, hook, "fractional, isolation hook"},
-		{"replicas of Pascal", 6, gpu.Use{Sharing: gpu.Replicated, Replicas: 2}, "replicated, isolation none"},
-		{"unlimited Pascal", 6, gpu.Use{Sharing: gpu.Unlimited, Isolation: gpu.IsolationNone},
+		{"replicas of Pascal", 6, gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 2}, "replicated, isolation none"},
+		{"unlimited Pascal", 6, gpu.SharingMode{Sharing: gpu.Unlimited, Isolation: gpu.IsolationNone},
 			"unlimited, isolation none"},
 	} {
 		d := gpu.Device{Name: "gpu-3b-00-0", UUID: "GPU-1", Type: gpu.TypeGPU, Memory: 16 << 30,
 			Product: product(row.major)}
-		inv := inventory.Unclaimed([]gpu.Device{d}, func(gpu.Device) gpu.Use { return row.use })
+		inv := inventory.Unclaimed([]gpu.Device{d}, func(gpu.Device) gpu.SharingMode { return row.use })
 		is := inv.Attributes("n", d.Name)
 		got := fmt.Sprintf("%s, isolation %s", *is["sharing"].StringValue, *is["isolation"].StringValue)
 		if got != row.want {

@@ -81,7 +81,7 @@ func (r *reader) partitioned(entries []entry, strategy *yaml.Node) []entry {
 	if slices.ContainsFunc(entries, func(e entry) bool { return e.selector == nil }) {
 		return entries // an entry is for all GPUs
 	}
-	return append(entries, entry{line: strategy.Line, path: path, use: gpu.Use{Partitions: partitions}})
+	return append(entries, entry{line: strategy.Line, path: path, use: gpu.SharingMode{Partitions: partitions}})
 }
 
 // imex refuses required IMEX channels, and warns about optional ones.
@@ -109,17 +109,17 @@ func (r *reader) replication(n *yaml.Node) []entry {
 		r.problem(mps.Line, "sharing.mps", "sharing.timeSlicing is there too: want one of them")
 		fallthrough
 	case slicing != nil:
-		return r.replicated("sharing.timeSlicing", slicing, gpu.Use{Sharing: gpu.Replicated,
+		return r.replicated("sharing.timeSlicing", slicing, gpu.SharingMode{Sharing: gpu.Replicated,
 			Isolation: gpu.IsolationNone})
 	case mps != nil: // one per container is also the device plugin's default
-		return r.replicated("sharing.mps", mps, gpu.Use{Sharing: gpu.Replicated, Isolation: gpu.IsolationMPS,
+		return r.replicated("sharing.mps", mps, gpu.SharingMode{Sharing: gpu.Replicated, Isolation: gpu.IsolationMPS,
 			OnePerClaim: true})
 	}
 	return nil
 }
 
 // replicated reads one kind of sharing; use has its defaults.
-func (r *reader) replicated(path string, n *yaml.Node, use gpu.Use) []entry {
+func (r *reader) replicated(path string, n *yaml.Node, use gpu.SharingMode) []entry {
 	accepted := []string{"renameByDefault", "failRequestsGreaterThanOne", "resources"}
 	f := r.fields(path, n, accepted...)
 	if f == nil {
@@ -142,7 +142,7 @@ func (r *reader) replicated(path string, n *yaml.Node, use gpu.Use) []entry {
 }
 
 // resource reads the replication of one resource.
-func (r *reader) resource(path string, n *yaml.Node, use gpu.Use) []entry {
+func (r *reader) resource(path string, n *yaml.Node, use gpu.SharingMode) []entry {
 	f := r.fields(path, n, "name", "rename", "devices", "replicas")
 	if f == nil {
 		return nil

@@ -25,7 +25,7 @@ type entry struct {
 	line     int
 	path     string // "gpus[0]"
 	selector selector
-	use      gpu.Use
+	use      gpu.SharingMode
 	health   health.Policy
 	// partitions is the entry's field for partitions; zero if not set.
 	partitions value
@@ -58,11 +58,11 @@ func (r *reader) reachable(entries []entry) {
 }
 
 // For returns how the GPU may be used.
-func (c Config) For(d gpu.Device) gpu.Use {
+func (c Config) For(d gpu.Device) gpu.SharingMode {
 	if i := c.entryFor(d); i >= 0 {
 		return c.entries[i].use
 	}
-	return gpu.Use{}
+	return gpu.SharingMode{}
 }
 
 // Health returns what follows from errors of the GPU. The entry that decides is the one that For takes.

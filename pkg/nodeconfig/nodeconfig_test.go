@@ -451,7 +451,7 @@ func TestGPUsBeforeVolta(t *testing.T) {
 // The zero value is what a node without a configuration has.
 func TestNoConfiguration(t *testing.T) {
 	var c Config
-	if got := c.For(node[0]); got != (gpu.Use{}) || c.Unmatched(node) != nil {
+	if got := c.For(node[0]); got != (gpu.SharingMode{}) || c.Unmatched(node) != nil {
 		t.Errorf("got %s and %q, want the default and nothing", got, c.Unmatched(node))
 	}
 	if c.Health(node[0]).Overrides(health.NVLinkDown) {

@@ -203,7 +203,7 @@ func (r *reader) library(at string, n *yaml.Node) string {
 }
 
 // checkEntry reports conflicting fields of an entry.
-func (r *reader) checkEntry(path string, f map[string]*yaml.Node, use gpu.Use) {
+func (r *reader) checkEntry(path string, f map[string]*yaml.Node, use gpu.SharingMode) {
 	if use.Sharing == gpu.Replicated {
 		r.checkReplicas(f["sharing"].Line, path+".sharing.replicated", use)
 	}
@@ -231,7 +231,7 @@ func (r *reader) checkEntry(path string, f map[string]*yaml.Node, use gpu.Use) {
 }
 
 // checkReplicas reports more replicas than the isolation supports.
-func (r *reader) checkReplicas(line int, path string, use gpu.Use) {
+func (r *reader) checkReplicas(line int, path string, use gpu.SharingMode) {
 	most := maxReplicas[use.Isolation]
 	if use.Replicas <= most {
 		return

@@ -41,7 +41,7 @@ func FuzzDecode(f *testing.F) {
 	}
 	const driver, memory = "gpu.nvidia.com", 80 << 30
 	d := gpu.Device{Name: "gpu-3b-00-0", Type: gpu.TypeGPU, UUID: "GPU-1", Memory: memory,
-		Use: gpu.Use{Sharing: gpu.Exclusive}}
+		Use: gpu.SharingMode{Sharing: gpu.Exclusive}}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		config, err := api.Decode(raw, nil)
 		if err != nil {
@@ -83,7 +83,7 @@ func FuzzClaim(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	inv := inventory.Inventory{}
-	for _, use := range []gpu.Use{{Sharing: gpu.Exclusive}, {Sharing: gpu.Fractional},
+	for _, use := range []gpu.SharingMode{{Sharing: gpu.Exclusive}, {Sharing: gpu.Fractional},
 		{Sharing: gpu.Replicated, Replicas: 4}, {Sharing: gpu.Replicated}, {Sharing: gpu.Unlimited}} {
 		inv = append(inv, gpu.Device{Name: "gpu-3b-00-0", Type: gpu.TypeGPU, UUID: "GPU-1", Memory: 80 << 30, Use: use})
 	}

@@ -8,8 +8,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// Partition is an assigned partition of a GPU.
-type Partition struct {
+// AssignedPartition is an assigned partition of a GPU.
+type AssignedPartition struct {
 	gpu.Placement
 	UUID   gpu.UUID `json:"uuid,omitempty"`   // empty: not created yet
 	Static bool     `json:"static,omitempty"` // created by an administrator
@@ -19,11 +19,11 @@ type Partition struct {
 }
 
 // MayExist reports whether the driver may have created the partition for the claim.
-func (p Partition) MayExist() bool { return p.Begun || p.UUID != "" }
+func (p AssignedPartition) MayExist() bool { return p.Begun || p.UUID != "" }
 
 // excludes reports whether both cannot exist at once. Static ones always can: compute instances of one GPU instance
 // have the same placement.
-func (p Partition) excludes(other Partition) bool {
+func (p AssignedPartition) excludes(other AssignedPartition) bool {
 	return p.Overlaps(other.Placement) && !(p.Static && other.Static)
 }
 
@@ -31,8 +31,8 @@ func (p Partition) excludes(other Partition) bool {
 func (a Assignment) MakesPartition() bool { return a.Partition != nil && !a.Partition.Static }
 
 // Partitions returns the partitions that the plan makes, by physical GPU, in the order of the claim.
-func (p Plan) Partitions() map[gpu.UUID][]Partition {
-	out := map[gpu.UUID][]Partition{}
+func (p Plan) Partitions() map[gpu.UUID][]AssignedPartition {
+	out := map[gpu.UUID][]AssignedPartition{}
 	for _, a := range p.Assignments {
 		if a.MakesPartition() {
 			out[a.GPU] = append(out[a.GPU], *a.Partition)
@@ -43,12 +43,14 @@ func (p Plan) Partitions() map[gpu.UUID][]Partition {
 
 // Unbegun returns the plan as it was before any of its partitions was created.
 func (p Plan) Unbegun() Plan {
-	return p.withPartitions(func(part Partition) Partition { return Partition{Placement: part.Placement} })
+	return p.withPartitions(func(part AssignedPartition) AssignedPartition {
+		return AssignedPartition{Placement: part.Placement}
+	})
 }
 
 // Begun returns the plan with its partitions marked as begun.
 func (p Plan) Begun() Plan {
-	return p.withPartitions(func(part Partition) Partition {
+	return p.withPartitions(func(part AssignedPartition) AssignedPartition {
 		part.Begun = true
 		return part
 	})
@@ -56,14 +58,14 @@ func (p Plan) Begun() Plan {
 
 // Made returns the plan with the UUIDs of its partitions.
 func (p Plan) Made(made map[gpu.Placement]gpu.UUID) Plan {
-	return p.withPartitions(func(part Partition) Partition {
+	return p.withPartitions(func(part AssignedPartition) AssignedPartition {
 		part.UUID = made[part.Placement]
 		return part
 	})
 }
 
 // withPartitions returns a copy of the plan in which other replaces each partition that the plan makes.
-func (p Plan) withPartitions(other func(Partition) Partition) Plan {
+func (p Plan) withPartitions(other func(AssignedPartition) AssignedPartition) Plan {
 	p.Assignments = slices.Clone(p.Assignments)
 	for i, a := range p.Assignments {
 		if !a.MakesPartition() {

@@ -45,7 +45,7 @@ type Assignment struct {
 	AdminAccess bool `json:"adminAccess,omitempty"`
 
 	// Partition is the assigned partition of the GPU; nil: none.
-	Partition *Partition `json:"partition,omitempty"`
+	Partition *AssignedPartition `json:"partition,omitempty"`
 	// Share is the part of the device that the claim holds; nil: all of it, alone.
 	Share *Share `json:"share,omitempty"`
 	// Settings are those of the physical GPU while the claim holds it.
@@ -123,7 +123,7 @@ func assign(r allocation.Result, inv inventory.Inventory, groups []mpsGroup) (As
 	}
 	a.GPU = device.UUID
 	if p := device.Partition; p != nil {
-		a.GPU, a.Partition = p.Parent, &Partition{Placement: p.Placement, UUID: p.UUID, Static: p.Static}
+		a.GPU, a.Partition = p.Parent, &AssignedPartition{Placement: p.Placement, UUID: p.UUID, Static: p.Static}
 	}
 	if r.AdminAccess && a.MakesPartition() {
 		return Assignment{}, refuse(ErrRefused,

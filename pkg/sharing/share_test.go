@@ -23,7 +23,7 @@ import (
 // one.
 var shareInventory = func() inventory.Inventory {
 	var devices []gpu.Device
-	for name, use := range map[string]gpu.Use{
+	for name, use := range map[string]gpu.SharingMode{
 		"mps": {}, "mps2": {}, "none": {Isolation: gpu.IsolationNone}, "cgroup": {Isolation: gpu.IsolationCgroup},
 		"hook":     {Isolation: gpu.IsolationHook, Hook: gpu.HookLibrary{Path: "/opt/libvgpu.so"}},
 		"slices4":  {Sharing: gpu.Replicated, Replicas: 4, Isolation: gpu.IsolationNone},
@@ -453,9 +453,9 @@ func TestState(t *testing.T) {
 	}
 	const long = `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`
 	partition := func(uuid gpu.UUID) Plan {
-		return Plan{Assignments: []Assignment{{GPU: "GPU-mig", Partition: &Partition{UUID: uuid}}}}
+		return Plan{Assignments: []Assignment{{GPU: "GPU-mig", Partition: &AssignedPartition{UUID: uuid}}}}
 	}
-	dynamic := inventory.New([]gpu.Device{{UUID: "GPU-mig", Use: gpu.Use{Partitions: gpu.PartitionsDynamic}}})
+	dynamic := inventory.New([]gpu.Device{{UUID: "GPU-mig", Use: gpu.SharingMode{Partitions: gpu.PartitionsDynamic}}})
 	text := func(s gpu.DesiredState) string {
 		out := fmt.Sprint("MIG ", s.MIG)
 		if s.Settings != nil {
@@ -611,7 +611,7 @@ func TestLimitsOfMPSBeforeVolta(t *testing.T) {
 		want  bool
 	}{{6, api.MPS{}, false}, {6, api.MPS{ThreadPercentage: 30}, true}, {6, api.MPS{Memory: 1 << 30}, true},
 		{7, api.MPS{ThreadPercentage: 30}, false}} {
-		d := gpu.Device{Name: "gpu-0", UUID: "GPU-0", Memory: 16 << 30, Use: gpu.Use{Sharing: gpu.Exclusive},
+		d := gpu.Device{Name: "gpu-0", UUID: "GPU-0", Memory: 16 << 30, Use: gpu.SharingMode{Sharing: gpu.Exclusive},
 			Product: gpu.Product{ComputeCapability: gpu.Version{Major: row.major}}}
 		plan, err := NewPlan([]allocation.Result{{Device: "gpu-0",
 			Config: api.DeviceConfig{Sharing: api.Sharing{MPS: &row.mps}}}}, inventory.Inventory{d}, nil)

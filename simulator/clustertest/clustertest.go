@@ -30,7 +30,7 @@ const Driver = "gpu.nvidia.com"
 type SimNode struct {
 	Name    string
 	Profile string
-	Use     gpu.Use // of all its GPUs
+	Use     gpu.SharingMode // of all its GPUs
 }
 
 // New returns a view with the chart's classes and the slices of the nodes.
@@ -54,7 +54,7 @@ func Slices(t testing.TB, n SimNode) []*resourceapi.ResourceSlice {
 	devices := simtest.Discover(t, n.Profile)
 	for i := range devices {
 		devices[i].Use = n.Use
-		if devices[i].MIG.Switchable && n.Use == (gpu.Use{}) {
+		if devices[i].MIG.Switchable && n.Use == (gpu.SharingMode{}) {
 			devices[i].Use.Partitions = gpu.PartitionsDynamic // the default of the plugin
 		}
 	}
@@ -130,7 +130,7 @@ func Claim(t testing.TB, devices string) *resourceapi.ResourceClaim {
 
 // Fleet adds nodes with eight GPUs each to the view, in equal parts of that many models, each of another speed. Model 0
 // is the strongest. The name of a node is "model-number".
-func Fleet(t testing.TB, v *cluster.View, nodes, models int, use gpu.Use) {
+func Fleet(t testing.TB, v *cluster.View, nodes, models int, use gpu.SharingMode) {
 	t.Helper()
 	like := Slices(t, SimNode{Name: "like", Profile: "dgx-h100", Use: use})
 	for model := range models {

@@ -55,7 +55,7 @@ config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvi
 // namespace and at a fixed rate, also while earlier calls are pending. It restarts the controller when the whole
 // cluster is published, to include the memory of the first list.
 func measureController(ctx context.Context, b *bench) error {
-	f, err := b.startFleet(ctx, manyNodes, gpu.Use{})
+	f, err := b.startFleet(ctx, manyNodes, gpu.SharingMode{})
 	if err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func measureController(ctx context.Context, b *bench) error {
 }
 
 // startFleet publishes the devices of that many nodes with eight GPUs in that use.
-func (b *bench) startFleet(ctx context.Context, nodes int, use gpu.Use) (*fleet.Fleet, error) {
+func (b *bench) startFleet(ctx context.Context, nodes int, use gpu.SharingMode) (*fleet.Fleet, error) {
 	var all []fleet.Node
 	for n := range nodes {
 		all = append(all, fleet.Node{Name: fmt.Sprintf("%s%04d", fleetPrefix, n), Profile: "dgx-h100", Use: use})

@@ -42,7 +42,7 @@ const (
 // a claim for nine GPUs of a node waits. Where GPUs are whole, many pods wait for such claims then, and the controller
 // says why.
 func measureKubectl(ctx context.Context, b *bench) error {
-	whole := gpu.Use{Sharing: gpu.Exclusive, Partitions: gpu.PartitionsNone}
+	whole := gpu.SharingMode{Sharing: gpu.Exclusive, Partitions: gpu.PartitionsNone}
 	err := b.withFleet(ctx, manyNodes, whole, driver, func(int) error {
 		why, ls, err := b.whyAndLs(ctx)
 		if err != nil {
@@ -55,7 +55,7 @@ func measureKubectl(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	return b.withFleet(ctx, partitionedNodes, gpu.Use{}, largest, func(devices int) error {
+	return b.withFleet(ctx, partitionedNodes, gpu.SharingMode{}, largest, func(devices int) error {
 		why, ls, err := b.whyAndLs(ctx)
 		if err != nil {
 			return err
@@ -78,8 +78,8 @@ func (b *bench) whyAndLs(ctx context.Context) (why, ls runs, err error) {
 
 // withFleet calls do with the number of devices of a fleet of that many nodes with eight GPUs in that use. Claims of
 // the class hold half of its devices, and another one waits for nine on a node.
-func (b *bench) withFleet(ctx context.Context, nodes int, use gpu.Use, class string, do func(devices int) error) (
-	failure error) {
+func (b *bench) withFleet(ctx context.Context, nodes int, use gpu.SharingMode, class string,
+	do func(devices int) error) (failure error) {
 	f, err := b.startFleet(ctx, nodes, use)
 	if err != nil {
 		return err

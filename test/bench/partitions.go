@@ -54,7 +54,7 @@ func partitionable(tables string, count int) (inventory.Inventory, error) {
 			Topology: gpu.Topology{NVLinkDomain: "all", FabricDomain: id},
 			Product:  gpu.Product{Name: migCard, Multiprocessors: 132, MemoryBandwidth: 3352, PeakCompute: 989},
 			MIG:      gpu.MIG{Capable: true, Switchable: true, Profiles: profiles[migCard]},
-			Use:      gpu.Use{Partitions: gpu.PartitionsDynamic},
+			Use:      gpu.SharingMode{Partitions: gpu.PartitionsDynamic},
 		})
 	}
 	return inventory.New(gpus).WithPartitions(func(gpu.Placement) bool { return true }), nil

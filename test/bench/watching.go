@@ -22,6 +22,7 @@ import (
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1"
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/node"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/publish"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -162,8 +163,9 @@ func startWatching(ctx context.Context, machine *simulator.Node, library nvmllib
 		return nil, errors.Join(err, n.Close())
 	}
 	reporter := report.NewReporterTo(events.NewFakeRecorder(1), report.ReporterConfig{Driver: driver, Node: "node"})
-	loop := node.New(node.Config{NodeName: "node", Dir: dir, Client: fake.NewClientset(), Records: noRecords{},
+	loop := node.New(node.Options{NodeName: "node", Dir: dir, Client: fake.NewClientset(), Records: noRecords{},
 		Machine: discoveredOnce{n, found, make(chan struct{}, 1)}, Alone: func() bool { return true },
+		Gates:     publish.New(publish.PublisherConfig{}).Gates,
 		Publisher: noPublisher{}, Readiness: report.NewReadiness(time.Hour), Metrics: report.NewMetrics(noRecords{}),
 		Reporter: reporter, Resume: make(chan struct{}, 1)})
 	ctx, cancel := context.WithCancel(ctx)

@@ -55,7 +55,7 @@ type Node struct {
 	CPU     resource.Quantity // that pods can ask for; zero: DefaultCPU
 	Memory  resource.Quantity // likewise; zero: DefaultMemory
 	Labels  map[string]string // in addition to those of every node
-	Use     gpu.Use           // of all GPUs; zero: the default
+	Use     gpu.SharingMode   // of all GPUs; zero: the default
 }
 
 // Size is the total of all nodes of a fleet.

@@ -43,7 +43,7 @@ func TestTheDevicesAreThoseOfThePlugin(t *testing.T) {
 		t.Run(profile, func(t *testing.T) {
 			m, err := newModel(profile, t.TempDir())
 			requireError(t, err, "")
-			inv, err := m.discover(gpu.Use{})
+			inv, err := m.discover(gpu.SharingMode{})
 			requireError(t, err, "")
 			var got, want []string
 			for _, s := range inventory.Slices(Driver, "node", inv.Pools("node")) {

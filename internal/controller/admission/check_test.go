@@ -21,11 +21,12 @@ import (
 
 // The clusters of the tests.
 var (
-	shared  = []clustertest.SimNode{{Name: "a", Profile: "l40s-x4"}, {Name: "b", Profile: "dgx-h100"}}
-	mixed   = append(shared, clustertest.SimNode{Name: "c", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}})
+	shared = []clustertest.SimNode{{Name: "a", Profile: "l40s-x4"}, {Name: "b", Profile: "dgx-h100"}}
+	mixed  = append(shared, clustertest.SimNode{Name: "c", Profile: "t4-x2",
+		Use: gpu.SharingMode{Sharing: gpu.Exclusive}})
 	nothing []clustertest.SimNode
 
-	exclusive = []clustertest.SimNode{{Name: "c", Profile: "l40s-x4", Use: gpu.Use{Sharing: gpu.Exclusive}}}
+	exclusive = []clustertest.SimNode{{Name: "c", Profile: "l40s-x4", Use: gpu.SharingMode{Sharing: gpu.Exclusive}}}
 )
 
 const (
@@ -218,12 +219,12 @@ constraints: [{matchAttribute: resource.kubernetes.io/pcieRoot}]`, nil, nil},
 				"now, and that the selectors accept, has this capacity; GPUs have it where the node configuration " +
 				"has sharing: {replicated: N}"}},
 		{"more replicas than are published", append(shared, clustertest.SimNode{Name: "r", Profile: "t4-x2",
-			Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 4}}),
+			Use: gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 4}}),
 			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {shares: 5}}}}]`,
 			nil, []string{"requests[shares]: no device that is published now, and that the selectors accept, has so " +
 				"much; the most is 4 (Tesla T4)"}},
 		{"replicas of some GPUs", append(shared, clustertest.SimNode{Name: "r", Profile: "t4-x2",
-			Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 4}}),
+			Use: gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 4}}),
 			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {shares: 1}}}}]`,
 			nil, nil},
 		{"replicas in an empty cluster", nothing,
@@ -234,11 +235,11 @@ constraints: [{matchAttribute: resource.kubernetes.io/pcieRoot}]`, nil, nil},
 			nil, []string{"requests[decoders]: no device that is published now, and that the selectors accept, has " +
 				"this capacity"}},
 		{"MPS on an unlimited GPU", []clustertest.SimNode{{Name: "u", Profile: "l40s-x4",
-			Use: gpu.Use{Sharing: gpu.Unlimited}}}, one + config("sharing: {strategy: MPS}"), nil,
+			Use: gpu.SharingMode{Sharing: gpu.Unlimited}}}, one + config("sharing: {strategy: MPS}"), nil,
 			[]string{"spec.devices.requests[0]: on NVIDIA L40S: device NVIDIA L40S: sharing.strategy MPS: the " +
 				"administrator lets any number of claims use this GPU"}},
 		{"an amount of an unlimited GPU", []clustertest.SimNode{{Name: "u", Profile: "l40s-x4",
-			Use: gpu.Use{Sharing: gpu.Unlimited}}}, fraction, nil, nil},
+			Use: gpu.SharingMode{Sharing: gpu.Unlimited}}}, fraction, nil, nil},
 
 		{"shares of two GPUs in one container", shared,
 			`requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 2, capacity: {requests: {memory: 5Gi, cores: 30}}}}]`,
@@ -308,7 +309,7 @@ config: [{requests: [b], opaque: {driver: gpu.nvidia.com, parameters: {apiVersio
 				"devices"}},
 		{"MPS while only replicas without isolation are published", []clustertest.SimNode{{Name: "r",
 			Profile: "l40s-x4",
-			Use:     gpu.Use{Sharing: gpu.Replicated, Replicas: 4, Isolation: gpu.IsolationNone}}},
+			Use:     gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 4, Isolation: gpu.IsolationNone}}},
 			one + config("sharing: {strategy: MPS}"), nil,
 			[]string{"spec.devices.requests[0]: on NVIDIA L40S: "}},
 		{"a limit for the second of two requests", shared,

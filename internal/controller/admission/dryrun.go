@@ -246,7 +246,7 @@ func (n *simulatedNode) device(kind *cluster.DeviceKind) gpu.Device {
 			Profile: kind.Profile()}}
 		d.Name = gpu.PartitionName(d.Name, d.Partition.Placement)
 	}
-	d.Use = gpu.Use{Replicas: int(kind.Capacity("shares"))}
+	d.Use = gpu.SharingMode{Replicas: int(kind.Capacity("shares"))}
 	// The monitor device has neither attribute.
 	if d.Use.Sharing.UnmarshalText([]byte(kind.Sharing())) != nil {
 		d.Use.Sharing = gpu.Exclusive

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
@@ -52,8 +51,8 @@ func decide(driver string, claim *resourceapi.ResourceClaim, published []*resour
 			if len(e.why) == 0 || at.Before(e.at) {
 				e.at = at
 			}
-			e.why = append(e.why, fmt.Sprintf("%s/%s has the taint %s%s", r.Pool, r.Device, text(t.DeviceTaint),
-				t.source))
+			e.why = append(e.why, fmt.Sprintf("%s/%s has the taint %s%s", r.Pool, r.Device,
+				cluster.TaintText(t.DeviceTaint), t.source))
 		}
 	}
 	slices.Sort(e.why)
@@ -95,11 +94,7 @@ func taintsOf(r resourceapi.DeviceRequestAllocationResult, published []*resource
 			all = append(all, taint{rule.Spec.Taint, " by DeviceTaintRule " + rule.Name})
 		}
 	}
-	return slices.DeleteFunc(all, func(t taint) bool { return !evicts(t.DeviceTaint) })
-}
-
-func evicts(t resourceapi.DeviceTaint) bool {
-	return t.Effect == resourceapi.DeviceTaintEffectNoExecute
+	return slices.DeleteFunc(all, func(t taint) bool { return !cluster.Evicts(t.DeviceTaint) })
 }
 
 // toleratedFor returns how long the taint is tolerated: as long as by the shortest of the tolerations that say so.
@@ -120,10 +115,4 @@ func toleratedFor(all []resourceapi.DeviceToleration, t resourceapi.DeviceTaint)
 	}
 	// What is longer than a duration can be (292 years) is as good as for ever.
 	return time.Duration(seconds) * time.Second, seconds > math.MaxInt64/int64(time.Second)
-}
-
-// text writes the taint as kubectl writes taints of nodes: "key=value:effect".
-func text(t resourceapi.DeviceTaint) string {
-	of := corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)}
-	return of.ToString()
 }

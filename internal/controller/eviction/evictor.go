@@ -90,7 +90,7 @@ func (e *evictor) watch(mgr ctrl.Manager, rules <-chan event.GenericEvent) error
 	tainted := predicate.NewPredicateFuncs(func(o client.Object) bool {
 		s, ok := o.(*resourceapi.ResourceSlice)
 		return ok && slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool {
-			return slices.ContainsFunc(d.Taints, evicts)
+			return slices.ContainsFunc(d.Taints, cluster.Evicts)
 		})
 	})
 	return ctrl.NewControllerManagedBy(mgr).Named("eviction").

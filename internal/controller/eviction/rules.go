@@ -18,6 +18,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // taintRules follows the DeviceTaintRules of the cluster. They are in resource.k8s.io/v1 since Kubernetes 1.37, and in
@@ -121,7 +123,7 @@ func (r *taintRules) set(ctx context.Context, o any) {
 	r.mu.Lock()
 	r.all[rule.Name] = rule
 	r.mu.Unlock()
-	if !evicts(rule.Spec.Taint) {
+	if !cluster.Evicts(rule.Spec.Taint) {
 		return
 	}
 	select {

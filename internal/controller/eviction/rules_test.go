@@ -15,6 +15,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 func serves(version string) []*metav1.APIResourceList {
@@ -76,7 +78,7 @@ func TestRules(t *testing.T) {
 			e := <-r.changed
 			got := r.list()
 			if e.Object.GetName() != "drain" || len(got) != 1 || *got[0].Spec.DeviceSelector.Device != "gpu-0" ||
-				got[0].Spec.Taint.Key != "x" || got[0].Spec.Taint.Value != "y" || !evicts(got[0].Spec.Taint) ||
+				got[0].Spec.Taint.Key != "x" || got[0].Spec.Taint.Value != "y" || !cluster.Evicts(got[0].Spec.Taint) ||
 				!got[0].Spec.Taint.TimeAdded.Time.Equal(added) {
 				t.Errorf("got %v after an event about %s, want %v", got, e.Object.GetName(), want)
 			}

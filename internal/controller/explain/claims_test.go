@@ -29,7 +29,7 @@ func TestClaims(t *testing.T) {
 	const share = `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 5Gi}}}}]`
 	v := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"}, clustertest.SimNode{Name: "b",
 		Profile: "l40s-x4"},
-		clustertest.SimNode{Name: "e", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}})
+		clustertest.SimNode{Name: "e", Profile: "t4-x2", Use: gpu.SharingMode{Sharing: gpu.Exclusive}})
 	has := func(pool, device string) func(*resourceapi.ResourceClaim) {
 		return func(c *resourceapi.ResourceClaim) {
 			c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{

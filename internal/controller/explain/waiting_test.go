@@ -48,7 +48,7 @@ type waitingCluster struct {
 
 func newWaitingCluster(t testing.TB, objects ...runtime.Object) *waitingCluster {
 	t.Helper()
-	one := clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}}
+	one := clustertest.SimNode{Name: "a", Profile: "t4-x2", Use: gpu.SharingMode{Sharing: gpu.Exclusive}}
 	c := &waitingCluster{view: clustertest.New(t, one), now: time.Now()}
 	objects = append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: one.Name},
 		Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{"pods": resource.MustParse("5000")}}})
@@ -454,7 +454,7 @@ func TestSlimPod(t *testing.T) {
 func BenchmarkWaitingRound(b *testing.B) {
 	var objects []runtime.Object
 	like := clustertest.Slices(b,
-		clustertest.SimNode{Name: "like", Profile: "dgx-h100", Use: gpu.Use{Sharing: gpu.Exclusive}})
+		clustertest.SimNode{Name: "like", Profile: "dgx-h100", Use: gpu.SharingMode{Sharing: gpu.Exclusive}})
 	for i := range 1000 {
 		node := fmt.Sprintf("node-%04d", i)
 		objects = append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}})

@@ -111,11 +111,10 @@ type states struct {
 	taintedGPUs              int64
 }
 
-// account adds a GPU with what claims hold of it. It caps held at the size of the GPU: partitions that share memory
-// each count it.
-func (s *states) account(g *cluster.GPU, held amount) {
-	whole := amount{1, g.Memory(), 100}
-	held = amount{min(held.gpus, whole.gpus), min(held.memory, whole.memory), min(held.cores, whole.cores)}
+// account adds a GPU with what claims hold of it.
+func (s *states) account(g *cluster.GPU, holdings []cluster.Holding) {
+	whole, held := amount{1, g.Memory(), 100}, amount{gpus: int64(min(len(holdings), 1))}
+	held.memory, held.cores = g.Used(holdings)
 	s.allocated.add(held)
 	rest := &s.free
 	if g.Tainted() {
@@ -148,9 +147,7 @@ func (c Collector) gpus(ch chan<- prometheus.Metric) {
 	models, uses := map[model]*states{}, map[use]*amount{}
 	for g, holdings := range c.View.GPUs {
 		m := model{g.Node, g.Product()}
-		var held amount
 		for i, h := range holdings {
-			held.add(amount{1, h.Memory, h.Cores})
 			of := entry(uses, use{h.Claim.Namespace, m})
 			of.memory += h.Memory
 			of.cores += h.Cores
@@ -158,7 +155,7 @@ func (c Collector) gpus(ch chan<- prometheus.Metric) {
 				of.gpus++
 			}
 		}
-		entry(models, m).account(g, held)
+		entry(models, m).account(g, holdings)
 	}
 	for m, s := range models {
 		m.send(ch, s.free, free)

@@ -182,8 +182,8 @@ gpus Tesla T4 a tainted: 1
 memory_bytes Tesla T4 a free: 15360
 memory_bytes Tesla T4 a tainted: 15360
 tainted_gpus Tesla T4 a: 1`},
-		{"replicas count their part", clustertest.SimNode{Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Replicated,
-			Replicas: 4}}, "",
+		{"replicas count their part", clustertest.SimNode{Profile: "t4-x2",
+			Use: gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 4}}, "",
 			[]string{"ml/a: gpu-3b-00-0 shares=1 memory=0 cores=0", "ml/b: gpu-3b-00-0 shares=2 memory=0 cores=0"}, `
 claims ml allocated: 2
 cores Tesla T4 a allocated: 75
@@ -196,7 +196,7 @@ namespace_cores Tesla T4 ml a: 75
 namespace_gpus Tesla T4 ml a: 1
 namespace_memory_bytes Tesla T4 ml a: 11520`},
 		{"an unlimited GPU counts what claims ask for", clustertest.SimNode{Profile: "t4-x2",
-			Use: gpu.Use{Sharing: gpu.Unlimited}}, "",
+			Use: gpu.SharingMode{Sharing: gpu.Unlimited}}, "",
 			[]string{"ml/a: gpu-3b-00-0 memory=0 cores=0", "ml/b: gpu-3b-00-0 memory=1073741824 cores=0"}, `
 claims ml allocated: 2
 cores Tesla T4 a free: 200
@@ -221,15 +221,15 @@ namespace_gpus NVIDIA H100 80GB HBM3 ml a: 2
 namespace_memory_bytes NVIDIA H100 80GB HBM3 ml a: 131584`},
 		{"what does not hold anything: admin access, other drivers, unknown nodes",
 			clustertest.SimNode{Profile: "t4-x2",
-				Use: gpu.Use{Sharing: gpu.Exclusive}}, "",
+				Use: gpu.SharingMode{Sharing: gpu.Exclusive}}, "",
 			[]string{"ml/watch: gpu-3b-00-0 admin, monitor admin", "ml/nic: gpu-3b-00-0 other",
 				"ml/gone: b/gpu-3b-00-0"}, `
 claims ml allocated: 1
 cores Tesla T4 a free: 200
 gpus Tesla T4 a free: 2
 memory_bytes Tesla T4 a free: 30720`},
-		{"an exclusive GPU is all of it", clustertest.SimNode{Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Exclusive}},
-			"",
+		{"an exclusive GPU is all of it", clustertest.SimNode{Profile: "t4-x2",
+			Use: gpu.SharingMode{Sharing: gpu.Exclusive}}, "",
 			[]string{"ml/train: gpu-3b-00-0"}, `
 claims ml allocated: 1
 cores Tesla T4 a allocated: 100

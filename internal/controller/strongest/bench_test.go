@@ -25,7 +25,7 @@ import (
 
 // busyFleet returns a view of that many nodes with eight GPUs each. Claims hold all GPUs of the strongest third of the
 // models, and a thousand claims have just begun to wait for the strongest GPU.
-func busyFleet(t testing.TB, nodes, models int, use gpu.Use) *cluster.View {
+func busyFleet(t testing.TB, nodes, models int, use gpu.SharingMode) *cluster.View {
 	t.Helper()
 	v := clustertest.New(t)
 	clustertest.Fleet(t, v, nodes, models, use)
@@ -57,7 +57,7 @@ spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: strongest.gpu
 // The time that a claim for the strongest GPU costs the controller, in a cluster of 5,000 nodes.
 func BenchmarkStrongestClaim(b *testing.B) {
 	for _, models := range []int{1, 8, 20} {
-		v := busyFleet(b, 5000, models, gpu.Use{})
+		v := busyFleet(b, 5000, models, gpu.SharingMode{})
 		expander := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
 		ask := webhooktest.Request(b, "ResourceClaim", asksForStrongest)
 		b.Run(fmt.Sprintf("rank/models=%d", models), func(b *testing.B) {
@@ -80,7 +80,7 @@ func BenchmarkStrongestClaim(b *testing.B) {
 // a time have to share one processor and still be in time.
 func TestBurst(t *testing.T) {
 	const underWay, all = 100, 10000 // that many calls the API server has under way
-	v := busyFleet(t, 5000, 8, gpu.Use{Sharing: gpu.Exclusive})
+	v := busyFleet(t, 5000, 8, gpu.SharingMode{Sharing: gpu.Exclusive})
 	handler := strongest.Expander{View: v, Class: "strongest.gpu.nvidia.com", Ranks: 4}
 	ask := webhooktest.Request(t, "ResourceClaim", asksForStrongest)
 	var next atomic.Int64

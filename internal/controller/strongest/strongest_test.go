@@ -75,10 +75,11 @@ func TestExpand(t *testing.T) {
 		{"only those with so much memory", 4, []clustertest.SimNode{t4, h100, l40s},
 			ask(", capacity: {requests: {memory: 40Gi}}"), "gpu tflops-989 . . . . . . any"},
 		{"a replica of a stronger GPU is no whole GPU", 4, []clustertest.SimNode{{Name: "h", Profile: "dgx-h100",
-			Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 10}}, {Name: "a", Profile: "dgx-a100"}, t4}, ask(""),
-			"gpu tflops-312 . . . . . . any"},
+			Use: gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 10}}, {Name: "a", Profile: "dgx-a100"}, t4},
+			ask(""), "gpu tflops-312 . . . . . . any"},
 		{"nor of the same model", 4, []clustertest.SimNode{{Name: "r", Profile: "dgx-h100",
-			Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 10}}, h100, t4}, ask(""), "gpu tflops-989 . . . . . . any"},
+			Use: gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 10}}, h100, t4}, ask(""),
+			"gpu tflops-989 . . . . . . any"},
 		{"administrators see what is there", 4, []clustertest.SimNode{t4, h100}, ask(", adminAccess: true"),
 			"gpu exactly"},
 		{"all GPUs of a node stay all", 4, []clustertest.SimNode{t4, h100}, ask(", allocationMode: All"),
@@ -141,8 +142,9 @@ func TestUnranked(t *testing.T) {
 // that is not ranked.
 func TestClassAcceptsNoReplicas(t *testing.T) {
 	v := clustertest.New(t, clustertest.SimNode{Name: "r", Profile: "dgx-h100",
-		Use: gpu.Use{Sharing: gpu.Replicated, Replicas: 10}}, clustertest.SimNode{Name: "h", Profile: "l40s-x4"},
-		clustertest.SimNode{Name: "u", Profile: "t4-x2", Use: gpu.Use{Sharing: gpu.Unlimited}})
+		Use: gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 10}},
+		clustertest.SimNode{Name: "h", Profile: "l40s-x4"},
+		clustertest.SimNode{Name: "u", Profile: "t4-x2", Use: gpu.SharingMode{Sharing: gpu.Unlimited}})
 	c, _ := v.Class(class)
 	for _, kind := range v.Kinds() {
 		accepted := (Expander{View: v}).accepts(t.Context(), kind, c.Spec.Selectors)

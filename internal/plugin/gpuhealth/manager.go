@@ -21,13 +21,6 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
-// ManagerConfig is the configuration of a Manager.
-type ManagerConfig struct {
-	Dir     string // of the plugin; the state is saved there
-	BootID  string
-	Records report.Lister
-}
-
 // Known is what a discovery has found, and what the node knows besides.
 type Known struct {
 	gpu.Discovery
@@ -63,7 +56,9 @@ type Actions struct {
 
 // Manager knows the health of the node's GPUs. It belongs to one goroutine, which calls Actions after other methods.
 type Manager struct {
-	ManagerConfig
+	dir      string // of the plugin; the state is saved there
+	bootID   string
+	records  report.Lister
 	state    health.State
 	known    Known
 	paused   string                 // why the driver is about to be replaced; empty: it is not
@@ -74,16 +69,13 @@ type Manager struct {
 	saved    time.Time
 	dirty    bool // the state has changed since it was saved
 	shared   bool // at the last discovery, another instance could save its state
-	// closeUntil is the time until which people have asked to close NVML.
-	closeUntil time.Time
-	actions    Actions
+	actions  Actions
 }
 
 // New returns a Manager with the state that the previous instance has saved.
-func New(c ManagerConfig) *Manager {
-	m := &Manager{ManagerConfig: c, drains: map[gpu.UUID]time.Time{}, shared: true}
+func New(dir, bootID string, records report.Lister) *Manager {
+	m := &Manager{dir: dir, bootID: bootID, records: records, drains: map[gpu.UUID]time.Time{}, shared: true}
 	m.load()
-	m.closeUntil = health.ReleaseRequest(m.Dir)
 	return m
 }
 
@@ -111,7 +103,7 @@ func (m *Manager) Occurred(ctx context.Context, e gpu.Event) {
 	}
 	var began []health.Condition
 	if cause != "" && e.GPU != "" {
-		began = m.state.See(e.At, m.BootID, health.Subject{GPU: e.GPU, Partition: m.placement(e)}, cause, "")
+		began = m.state.See(e.At, m.bootID, health.Subject{GPU: e.GPU, Partition: m.placement(e)}, cause, "")
 		m.dirty = true
 	}
 	m.changed(ctx, e.At, began)
@@ -143,7 +135,7 @@ func (m *Manager) placement(e gpu.Event) *gpu.Placement {
 func (m *Manager) Paused(ctx context.Context, at Moment, why string) {
 	m.paused = why
 	m.update(ctx, at)
-	if m.isDue(at.Now) {
+	if m.dirty && at.Now.Sub(m.saved) >= savePeriod {
 		m.saveSoon()
 	}
 }
@@ -176,13 +168,13 @@ func (m *Manager) Discovered(ctx context.Context, at Moment, known Known) {
 		m.unread = ""
 		m.taintsChanged()
 	}
-	changed := append(m.state.Booted(now, m.BootID, m.policy), m.state.Gone(now, known.has)...)
+	changed := append(m.state.Booted(now, m.bootID, m.policy), m.state.Gone(now, known.has)...)
 	for _, d := range known.GPUs {
 		if d.MovedTo != "" {
 			continue // the GPU is here, under that name
 		}
 		if d.Lost {
-			changed = append(changed, m.state.See(now, m.BootID, health.Subject{GPU: d.UUID}, health.GPULost, "")...)
+			changed = append(changed, m.state.See(now, m.bootID, health.Subject{GPU: d.UUID}, health.GPULost, "")...)
 			continue
 		}
 		answers, ok := known.Health[d.UUID]
@@ -193,7 +185,7 @@ func (m *Manager) Discovered(ctx context.Context, at Moment, known Known) {
 			m.dirty = true // also if nothing ends yet
 		}
 		if ok {
-			changed = append(changed, m.state.Answered(now, m.BootID, d.UUID, answers, m.policy)...)
+			changed = append(changed, m.state.Answered(now, m.bootID, d.UUID, answers, m.policy)...)
 		}
 		if len(m.state.Of(d)) > 0 { // its recovery is noticed at the next discovery
 			m.actions.Recheck = append(m.actions.Recheck, d.UUID)
@@ -217,7 +209,8 @@ func (m *Manager) rule(c health.Condition) health.Rule { return m.policy(c.GPU).
 
 // has reports whether the GPU is known.
 func (k Known) has(id gpu.UUID) bool {
-	return slices.ContainsFunc(k.GPUs, func(d gpu.Device) bool { return d.UUID == id })
+	_, ok := k.GPUs.FindUUID(id)
+	return ok
 }
 
 // sameGPUs reports whether both have the same GPUs, watched in the same way.
@@ -241,7 +234,7 @@ func (m *Manager) changed(ctx context.Context, now time.Time, all []health.Condi
 // Tick updates the state: after a request of people, and SaveDelay after a change.
 func (m *Manager) Tick(ctx context.Context, at Moment) {
 	m.update(ctx, at)
-	m.actions.Save = m.isDue(at.Now)
+	m.actions.Save = m.dirty
 }
 
 // clamp corrects times from a clock that was ahead.
@@ -256,13 +249,12 @@ func (m *Manager) update(ctx context.Context, at Moment) {
 			m.clear(ctx, at.Now)
 		}
 	}
-	m.closeUntil = health.ReleaseRequest(m.Dir)
 	m.release(ctx, at.Now)
 }
 
 // clear ends the conditions of GPUs that people have asked to clear.
 func (m *Manager) clear(ctx context.Context, now time.Time) {
-	for _, name := range health.ClearRequests(m.Dir) {
+	for _, name := range health.ClearRequests(m.dir) {
 		d, ok := m.known.GPUs.Find(name)
 		if !ok {
 			klog.FromContext(ctx).Info("No GPU to clear", "device", name)

@@ -92,7 +92,7 @@ func (n *testNode) restart(dir, bootID string) {
 	n.released, n.stopped = "", ""
 	n.reporter = report.NewReporterTo(n, report.ReporterConfig{Driver: driver, Node: "node",
 		Client: fake.NewClientset()})
-	n.Manager = New(ManagerConfig{Dir: dir, BootID: bootID, Records: n.records})
+	n.Manager = New(dir, bootID, n.records)
 }
 
 func (n *testNode) now() Moment { return Moment{Now: n.clock, Alone: n.alone} }
@@ -377,7 +377,7 @@ func TestTaintsSurviveARestart(t *testing.T) {
 	n.wantTaints("before", want)
 	n.pass(time.Second) // saves
 
-	n.restart(n.Dir, "a")
+	n.restart(n.dir, "a")
 	n.wantTaints("before the first discovery", want)
 	n.pass(24 * time.Hour)
 	n.look()
@@ -389,7 +389,7 @@ func TestTaintsSurviveARestart(t *testing.T) {
 	n.answer("GPU-1", gpu.Health{LinksUp: []int{0, 1}})
 	n.flush()
 	n.texts()
-	n.restart(n.Dir, "b")
+	n.restart(n.dir, "b")
 	n.look()
 	n.wantTaints("after the machine was restarted", "gpu-0: xid=54:NoSchedule since 0s\n"+
 		"gpu-0-mig-1g10gb-2: xid=54:NoSchedule since 0s")
@@ -403,12 +403,12 @@ func TestRulesAreNotKnownBeforeTheFirstDiscovery(t *testing.T) {
 	n.look()
 	n.xid("GPU-1", 31)
 	n.pass(time.Second)
-	n.restart(n.Dir, "a")
-	if err := health.RequestClear(n.Dir, "gpu-0"); err != nil {
+	n.restart(n.dir, "a")
+	if err := health.RequestClear(n.dir, "gpu-0"); err != nil {
 		t.Fatal(err)
 	}
 	n.pass(20 * time.Minute)
-	if !health.ClearRequested(n.Dir, "gpu-0") {
+	if !health.ClearRequested(n.dir, "gpu-0") {
 		t.Error("the request to clear is gone before the GPUs are known")
 	}
 	n.look()
@@ -429,13 +429,13 @@ func TestRulesThatCannotBeRead(t *testing.T) {
 	n.pass(time.Second)
 	n.xid("GPU-0", 79)
 	n.pass(20 * time.Minute)
-	n.restart(n.Dir, "a")
+	n.restart(n.dir, "a")
 	n.lookWithoutRules(nil)
 	n.pass(time.Second)
 	const want = "gpu-0: xid=79:NoSchedule since 1s\ngpu-0-mig-1g10gb-0: xid=79:NoSchedule since 1s\n" +
 		"gpu-0-mig-1g10gb-2: xid=79:NoSchedule since 1s"
 	n.wantTaints("after the plugin was restarted", want+"\ngpu-1: xid=31:NoSchedule since 0s")
-	n.restart(n.Dir, "b")
+	n.restart(n.dir, "b")
 	n.lookWithoutRules(nil)
 	n.wantTaints("after the machine was restarted", want)
 	n.look()
@@ -463,19 +463,19 @@ func TestTwoInstances(t *testing.T) {
 	old := n.Manager
 	n.xid("GPU-0", 48)
 	n.pass(time.Second)
-	n.restart(n.Dir, "a")
+	n.restart(n.dir, "a")
 	n.look()
 	n.alone = false // it serves the kubelet, and does not watch events yet
 	n.clock = n.clock.Add(time.Second)
 	next := n.Manager
 	n.Manager = old
 	n.occurred(gpu.Event{GPU: "GPU-1", Kind: gpu.EventXID, XID: 48, At: n.clock})
-	if err := health.RequestClear(n.Dir, "gpu-0"); err != nil {
+	if err := health.RequestClear(n.dir, "gpu-0"); err != nil {
 		t.Fatal(err)
 	}
 	n.tick()
 	n.Manager = next
-	if !health.ClearRequested(n.Dir, "gpu-0") {
+	if !health.ClearRequested(n.dir, "gpu-0") {
 		t.Error("the old instance cleared a GPU, which the new one does not know")
 	}
 	const second = "gpu-1: xid=48:NoSchedule since 2s"
@@ -487,7 +487,7 @@ func TestTwoInstances(t *testing.T) {
 	n.Manager, n.alone = next, true
 	n.pass(time.Second)
 	n.wantTaints("the new one is alone, and clears", second)
-	n.restart(n.Dir, "a")
+	n.restart(n.dir, "a")
 	n.look()
 	n.wantTaints("it is saved", second)
 }
@@ -604,7 +604,7 @@ func TestLossesWithAnXID(t *testing.T) {
 	if len(began) > 6 {
 		t.Errorf("%d taints in half an hour", len(began))
 	}
-	n.restart(n.Dir, "a")
+	n.restart(n.dir, "a")
 	n.look()
 	n.pass(24 * time.Hour)
 	n.look()
@@ -649,7 +649,7 @@ func TestClockThatWasAhead(t *testing.T) {
 		if restarts {
 			n.clock = start
 		}
-		n.restart(n.Dir, "a")
+		n.restart(n.dir, "a")
 		n.clock = start
 		n.look()
 		n.wantTaints("the clock is right", "gpu-0: unhealthy=FabricUnhealthy:NoSchedule since 0s\n"+
@@ -668,7 +668,7 @@ func TestNewsFromAClockThatWasAhead(t *testing.T) {
 	n.clock = start.Add(365 * 24 * time.Hour)
 	n.xid("GPU-1", 200)
 	n.flush()
-	file := filepath.Join(n.Dir, "health.json")
+	file := filepath.Join(n.dir, "health.json")
 	ahead, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -677,7 +677,7 @@ func TestNewsFromAClockThatWasAhead(t *testing.T) {
 	n.xid("GPU-1", 200)
 	n.pass(time.Hour)
 	n.wantTaints("an hour later", "")
-	if err := os.WriteFile(filepath.Join(n.Dir, filepath.Base(file)), ahead, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(n.dir, filepath.Base(file)), ahead, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	n.alone = false
@@ -695,20 +695,20 @@ func TestSaveBesideAnother(t *testing.T) {
 	n.flush()
 	n.alone = false
 	n.xid("GPU-1", 48)
-	err := health.Locked(n.Dir, func() error {
+	err := health.Locked(n.dir, func() error {
 		n.flush()
-		other, err := health.Load(n.Dir)
+		other, err := health.Load(n.dir)
 		if len(other.Conditions) > 0 {
 			t.Errorf("got %v, want nothing while the other one writes", other.Conditions)
 		}
 		other.See(start, "a", health.Subject{GPU: "GPU-0"}, "XID54", "")
-		return errors.Join(err, other.Save(n.Dir))
+		return errors.Join(err, other.Save(n.dir))
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	n.flush()
-	saved, err := health.Load(n.Dir)
+	saved, err := health.Load(n.dir)
 	if err != nil || len(saved.Conditions) != 2 {
 		t.Errorf("got %v, %v, want XID 48 and XID 54", saved.Conditions, err)
 	}

@@ -16,7 +16,7 @@ const asked = "NVML is closed until 2026-11-22T12:01:00Z, as asked for"
 
 func TestReleaseOnRequest(t *testing.T) {
 	n := newTestNode(t)
-	if err := health.RequestRelease(n.Dir, start.Add(time.Minute)); err != nil {
+	if err := health.RequestRelease(n.dir, start.Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	n.pass(time.Second)
@@ -24,15 +24,15 @@ func TestReleaseOnRequest(t *testing.T) {
 	const closed = "gpu-0: unmonitored=:NoSchedule\ngpu-0-mig-1g10gb-0: unmonitored=:NoSchedule\n" +
 		"gpu-0-mig-1g10gb-2: unmonitored=:NoSchedule\ngpu-1: unmonitored=:NoSchedule"
 	n.wantTaints("NVML is closed", closed)
-	if saved, err := health.Load(n.Dir); err != nil || saved.Release != asked {
+	if saved, err := health.Load(n.dir); err != nil || saved.Release != asked {
 		t.Errorf("got %q, %v, want %q saved", saved.Release, err, asked)
 	}
 
-	n.restart(n.Dir, "a")
+	n.restart(n.dir, "a")
 	n.pause("")
 	n.want("NVML is closed before the first discovery of a new instance", n.released == asked)
 	n.tick()
-	if saved, err := health.Load(n.Dir); err != nil || len(saved.GPUs) != 2 {
+	if saved, err := health.Load(n.dir); err != nil || len(saved.GPUs) != 2 {
 		t.Errorf("got %v, %v, want two GPUs saved, which have not been discovered yet", saved.GPUs, err)
 	}
 
@@ -45,7 +45,7 @@ func TestReleaseOnRequest(t *testing.T) {
 	n.want("the GPUs are discovered", n.discovered > 0)
 	n.unreadable("no driver")
 	n.pass(time.Second)
-	if saved, err := health.Load(n.Dir); err != nil || saved.GPUs[0].Unwatched != "no driver" {
+	if saved, err := health.Load(n.dir); err != nil || saved.GPUs[0].Unwatched != "no driver" {
 		t.Errorf("got %+v, %v, want why the GPUs are not read", saved.GPUs, err)
 	}
 	n.look()
@@ -66,10 +66,10 @@ func TestUnread(t *testing.T) {
 	n.look()
 	n.wantTaints("the driver is back", "")
 	n.pass(time.Second)
-	n.restart(n.Dir, "a")
+	n.restart(n.dir, "a")
 	n.unreadable("no driver")
 	n.pass(time.Second)
-	if saved, err := health.Load(n.Dir); err != nil || len(saved.GPUs) != 2 || saved.GPUs[0].Unwatched != "no driver" {
+	if saved, err := health.Load(n.dir); err != nil || len(saved.GPUs) != 2 || saved.GPUs[0].Unwatched != "no driver" {
 		t.Errorf("got %+v, %v, want two GPUs that are not watched", saved.GPUs, err)
 	}
 	n.look()
@@ -82,13 +82,13 @@ func TestPaused(t *testing.T) {
 	n.pause("the driver is about to be replaced")
 	n.want("NVML is closed", n.released == "the driver is about to be replaced")
 	n.pass(time.Hour)
-	if err := health.RequestRelease(n.Dir, n.clock.Add(time.Minute)); err != nil {
+	if err := health.RequestRelease(n.dir, n.clock.Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	n.pass(time.Second)
 	n.want("a person asks, too", n.released == "NVML is closed until 2026-11-22T13:01:00Z, as asked for")
 	n.pause("")
-	if err := health.RequestRelease(n.Dir, time.Time{}); err != nil {
+	if err := health.RequestRelease(n.dir, time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	n.pass(time.Second)
@@ -168,7 +168,7 @@ func TestClear(t *testing.T) {
 	n.xid("GPU-0", 54)
 	n.texts()
 	for _, name := range []string{"gpu-1", "gpu-7"} {
-		if err := health.RequestClear(n.Dir, name); err != nil {
+		if err := health.RequestClear(n.dir, name); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -179,10 +179,10 @@ func TestClear(t *testing.T) {
 		"gpu-0-mig-1g10gb-0: xid=54:NoSchedule since 0s\ngpu-0-mig-1g10gb-2: xid=54:NoSchedule since 0s")
 	n.xid("GPU-1", 54)
 	n.pass(time.Second)
-	if got := n.taintsNow(); health.ClearRequested(n.Dir, "gpu-1") || health.ClearRequested(n.Dir, "gpu-7") {
+	if got := n.taintsNow(); health.ClearRequested(n.dir, "gpu-1") || health.ClearRequested(n.dir, "gpu-7") {
 		t.Errorf("a request is there for ever; taints:\n%s", got)
 	}
-	n.restart(n.Dir, "a")
+	n.restart(n.dir, "a")
 	n.answer("GPU-1", gpu.Health{LinksUp: []int{0}})
 	n.wantTaints("after a restart, the cleared link is not down", "gpu-0: xid=54:NoSchedule since 0s\n"+
 		"gpu-0-mig-1g10gb-0: xid=54:NoSchedule since 0s\ngpu-0-mig-1g10gb-2: xid=54:NoSchedule since 0s\n"+
@@ -206,13 +206,13 @@ func TestForget(t *testing.T) {
 			n := newTestNode(t)
 			row.do(n)
 			n.flush()
-			if err := health.RequestRelease(n.Dir, start); err != nil {
+			if err := health.RequestRelease(n.dir, start); err != nil {
 				t.Fatal(err)
 			}
-			if err := health.Forget(n.Dir); err != nil {
+			if err := health.Forget(n.dir); err != nil {
 				t.Fatal(err)
 			}
-			entries, err := os.ReadDir(n.Dir)
+			entries, err := os.ReadDir(n.dir)
 			if err != nil {
 				t.Fatal(err)
 			}

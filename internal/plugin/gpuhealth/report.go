@@ -50,7 +50,7 @@ func (m *Manager) report(ctx context.Context, now time.Time, c health.Condition)
 
 // reportToClaims writes an event and conditions for each claim that has an affected device.
 func (m *Manager) reportToClaims(ctx context.Context, now time.Time, c health.Condition, e event.Kind, text string) {
-	records, err := m.Records.List()
+	records, err := m.records.List()
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("Some claims are not told of the health of their GPUs", "err", err)
 	}

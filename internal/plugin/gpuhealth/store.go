@@ -18,7 +18,7 @@ const savePeriod = 30 * time.Second
 
 // load takes what the previous instance has saved: what was wrong, and the rules that were in force for it.
 func (m *Manager) load() {
-	s, err := health.Load(m.Dir)
+	s, err := health.Load(m.dir)
 	if err != nil {
 		klog.Background().Error(err, "Earlier faults of GPUs are forgotten, unless the GPUs still report them")
 	}
@@ -36,7 +36,7 @@ func (m *Manager) merge(ctx context.Context, at Moment) {
 	if !shared && !m.shared {
 		return
 	}
-	other, err := health.Load(m.Dir)
+	other, err := health.Load(m.dir)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "What the other instance knows of sick GPUs is not known")
 		return
@@ -47,18 +47,15 @@ func (m *Manager) merge(ctx context.Context, at Moment) {
 	}
 }
 
-// saveSoon makes the next Tick save the state.
-func (m *Manager) saveSoon() { m.dirty, m.saved, m.actions.SaveSoon = true, time.Time{}, true }
-
-// isDue reports whether the state is to be saved.
-func (m *Manager) isDue(now time.Time) bool { return m.dirty && now.Sub(m.saved) >= savePeriod }
+// saveSoon makes the state be saved after SaveDelay.
+func (m *Manager) saveSoon() { m.dirty, m.actions.SaveSoon = true, true }
 
 // Save writes the state with what another instance has saved, unless nothing has changed since the last call.
 func (m *Manager) Save(ctx context.Context, at Moment) {
 	if !m.dirty {
 		return
 	}
-	err := health.Locked(m.Dir, func() error {
+	err := health.Locked(m.dir, func() error {
 		m.merge(ctx, at)
 		return m.write()
 	})
@@ -84,12 +81,12 @@ func (m *Manager) write() error {
 		saved.GPUs = append(saved.GPUs, g)
 	}
 	if len(m.known.GPUs) == 0 { // before the first discovery, which may have to wait until NVML is open
-		if before, err := health.Load(m.Dir); err == nil {
+		if before, err := health.Load(m.dir); err == nil {
 			saved.GPUs = before.GPUs
 		}
 		for i, g := range saved.GPUs {
 			saved.GPUs[i].Unwatched = cmp.Or(m.released, m.unread, g.Unwatched)
 		}
 	}
-	return saved.Save(m.Dir)
+	return saved.Save(m.dir)
 }

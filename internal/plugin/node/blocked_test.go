@@ -18,7 +18,7 @@ func TestBlockedByPrograms(t *testing.T) {
 			Profiles: []gpu.Profile{{Name: "1g.10gb", Size: 1, Starts: []int{0}}}}
 	}
 	users := map[gpu.UUID]string{"GPU-0": "exporter"}
-	c := l.Config
+	c := l.Options
 	c.FindUsers, l.users = true, users
 	l.restart(c)
 	discovered := func(when, want string) {

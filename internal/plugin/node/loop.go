@@ -16,6 +16,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/publish"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/health"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
@@ -51,25 +52,22 @@ type (
 type actions struct {
 	Snapshot *snapshot // for other goroutines; nil: as before
 
-	Save    *inventories // before a device is published that would be forgotten when it is lost
-	Waiting error        // what the node waits for; before a device is published that it says is missing
-	Ready   bool         // it waits for nothing any more
-	Stale   bool         // publish the devices even if they are the same
+	Save    *inventory.Inventory // before a device is published that would be forgotten when it is lost
+	Waiting error                // what the node waits for; before a device is published that it says is missing
+	Ready   bool                 // it waits for nothing any more
+	Stale   bool                 // publish the devices even if they are the same
 	Publish *inventory.Inventory
 
-	Recheck      []gpu.UUID // GPUs that the next discovery asks for their health
-	StopWatching string     // why no events are to be watched; empty: they are
-	Release      *string    // why NVML is to be closed; "": it can be opened; nil: nothing has changed
+	Health gpuhealth.Actions
 
 	Metrics metrics
-	Notices []report.Notice
+	Notices []report.Notice    // before those of Health
 	Removed []removedPartition // to be reported
 
 	Resume bool // the hardware state of claims may have to be restored
 
-	Discover   *discovery // to be started
-	SaveHealth bool
-	Wake       time.Time // of the next tick; zero: none is needed
+	Discover *discovery // to be started
+	Wake     time.Time  // of the next tick; zero: none is needed
 }
 
 // metrics are new values of metrics; nil: as before.
@@ -97,9 +95,9 @@ func (m metrics) set(all *report.Metrics, node string) {
 
 // state is what the loop knows.
 type state struct {
-	dir, bootID string
-	health      *gpuhealth.Manager
-	lacking     publish.Lacking
+	dir     string // of the plugin
+	health  *gpuhealth.Manager
+	lacking publish.Lacking
 
 	devices   *inventory.Inventory // available to claims; nil: nothing is known yet
 	former    *inventory.Inventory // of the previous instance, published while nothing can be read
@@ -120,10 +118,10 @@ type state struct {
 	saveAt      time.Time // when the health is to be saved; zero: nothing has changed
 }
 
-func newState(c Config) *state {
-	return &state{dir: c.Dir, bootID: c.BootID, blocked: blockedGPUs{}, logged: map[string]string{},
+func newState(o Options) *state {
+	return &state{dir: o.Dir, blocked: blockedGPUs{}, logged: map[string]string{},
 		changed: make(chan struct{}),
-		health:  gpuhealth.New(gpuhealth.ManagerConfig{Dir: c.Dir, BootID: c.BootID, Records: c.Records})}
+		health:  gpuhealth.New(o.Dir, o.BootID, o.Records)}
 }
 
 // step takes an event, and returns what follows from it. It reads the plugin's directory. Outside the state it changes
@@ -182,8 +180,7 @@ func (s *state) follow(now time.Time, h gpuhealth.Actions, a *actions) {
 	if h.Changed || a.Snapshot != nil {
 		a.Snapshot, a.Metrics.states = s.snapshot(), s.health.States()
 	}
-	a.Notices = append(a.Notices, h.Notices...)
-	a.Recheck, a.StopWatching, a.Release, a.SaveHealth = h.Recheck, h.StopWatching, h.Release, h.Save
+	a.Health = h
 	s.asked = s.asked || h.Discover
 	if h.SaveSoon && s.saveAt.IsZero() {
 		s.saveAt = now.Add(gpuhealth.SaveDelay)
@@ -256,22 +253,24 @@ func (s *state) take(ctx context.Context, at gpuhealth.Moment, e *found, a *acti
 	s.devices, a.Snapshot = &devices, &snapshot{}
 	known := gpuhealth.Known{Discovery: e.Discovery, GPUs: gpus, Published: devices, Held: map[gpu.UUID]bool{},
 		Untainted: s.lacking.Taints()}
+	if e.noConfig == nil {
+		known.Policies = map[gpu.UUID]health.Policy{}
+	}
 	for _, d := range gpus {
 		known.Held[d.UUID] = r.touches(d.Name)
-	}
-	if e.noConfig == nil {
-		known.Policies = policies(e.config, gpus)
+		if e.noConfig == nil {
+			known.Policies[d.UUID] = e.config.Health(d)
+		}
 	}
 	s.health.Discovered(ctx, at, known)
 
-	partitions := slices.DeleteFunc(slices.Clone(devices), func(d gpu.Device) bool { return d.Partition == nil })
-	s.known = append(slices.Clone(gpus), partitions...)
+	s.known = append(slices.Clone(gpus), partitionsOf(devices)...)
 	if same {
 		s.repairSettings(ctx, at.Now, gpus, r, a)
 		return
 	}
 	s.report(ctx, before, removed, a)
-	a.Save, a.Ready = &inventories{gpus, partitions}, first
+	a.Save, a.Ready = &s.known, first
 	s.resumed, a.Resume = at.Now, true
 }
 
@@ -281,7 +280,11 @@ func (s *state) repairSettings(ctx context.Context, now time.Time, gpus inventor
 	if now.Sub(s.resumed) < resumePeriod {
 		return
 	}
-	holders := sharing.InPlace(r.holders(), gpus)
+	var holders []sharing.Holder
+	for _, rec := range r.after {
+		holders = append(holders, rec.Holder())
+	}
+	holders = sharing.InPlace(holders, gpus)
 	for _, d := range gpus {
 		want := sharing.State(d.UUID, holders, gpus).Settings
 		if d.Lost || want == nil || want.Mode == d.ComputeMode {

@@ -13,15 +13,13 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
-	"github.com/gpudra/gpu-dra-driver/pkg/health"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
-	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 )
 
 // assignModes assigns the configured mode to every GPU. A GPU that claims hold keeps its mode, and the change is
 // pending.
-func assignModes(found, known inventory.Inventory, r records, configured func(gpu.Device) gpu.Use) (inventory.Inventory,
-	[]report.PendingChange) {
+func assignModes(found, known inventory.Inventory, r records, configured func(gpu.Device) gpu.SharingMode) (
+	inventory.Inventory, []report.PendingChange) {
 	assigned := slices.Clone(found)
 	var pending []report.PendingChange
 	for i, d := range assigned {
@@ -46,15 +44,6 @@ func assignModes(found, known inventory.Inventory, r records, configured func(gp
 		assigned[i].Use = want
 	}
 	return assigned, pending
-}
-
-// policies returns the rules of the administrator for the health of each GPU.
-func policies(config nodeconfig.Config, gpus inventory.Inventory) map[gpu.UUID]health.Policy {
-	all := map[gpu.UUID]health.Policy{}
-	for _, d := range gpus {
-		all[d.UUID] = config.Health(d)
-	}
-	return all
 }
 
 // withKnownModes assigns the known mode to every GPU, and leaves out GPUs without one. The error names those.

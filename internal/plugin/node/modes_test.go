@@ -19,7 +19,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/publish"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -38,13 +40,13 @@ func TestAssignModes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	device := func(index int, use gpu.Use) gpu.Device {
+	device := func(index int, use gpu.SharingMode) gpu.Device {
 		return gpu.Device{Name: fmt.Sprintf("gpu-%d", index), UUID: gpu.UUID(fmt.Sprintf("GPU-%d", index)),
 			Index: index, Use: use}
 	}
-	found := inventory.Inventory{device(0, gpu.Use{}), device(1, gpu.Use{})}
-	fractional, exclusive := gpu.Use{}, gpu.Use{Sharing: gpu.Exclusive}
-	replicated := gpu.Use{Sharing: gpu.Replicated, Replicas: 4}
+	found := inventory.Inventory{device(0, gpu.SharingMode{}), device(1, gpu.SharingMode{})}
+	fractional, exclusive := gpu.SharingMode{}, gpu.SharingMode{Sharing: gpu.Exclusive}
+	replicated := gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 4}
 	for _, row := range []struct {
 		name  string
 		known inventory.Inventory
@@ -62,7 +64,7 @@ func TestAssignModes(t *testing.T) {
 			"gpu-0 gpu-1",
 			"gpu-0 exclusive\ngpu-1 replicated: 4, isolation mps"},
 		{"another number of replicas waits, too", inventory.Inventory{device(0, exclusive),
-			device(1, gpu.Use{Sharing: gpu.Replicated, Replicas: 2})}, "gpu-1",
+			device(1, gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 2})}, "gpu-1",
 			"gpu-0 exclusive\ngpu-1 replicated: 2, isolation mps\n" +
 				"gpu-1 GPU-1 from replicated: 2, isolation mps to replicated: 4, isolation mps: ns/gpu-1-a, " +
 				"ns/gpu-1-b"},
@@ -89,7 +91,7 @@ func TestAssignModes(t *testing.T) {
 			if got != row.want {
 				t.Errorf("\ngot\n%s\nwant\n%s", got, row.want)
 			}
-			if found[0].Use != (gpu.Use{}) {
+			if found[0].Use != (gpu.SharingMode{}) {
 				t.Error("what was found has been changed")
 			}
 		})
@@ -98,9 +100,9 @@ func TestAssignModes(t *testing.T) {
 
 func TestModeBeforeVolta(t *testing.T) {
 	found := inventory.Inventory{{Name: "gpu-0", Product: gpu.Product{ComputeCapability: gpu.Version{Major: 6}}}}
-	for name, use := range map[string]gpu.Use{"exclusive": {},
+	for name, use := range map[string]gpu.SharingMode{"exclusive": {},
 		"replicated: 2, isolation none": {Sharing: gpu.Replicated, Replicas: 2}} {
-		got, _ := assignModes(found, nil, records{}, func(gpu.Device) gpu.Use { return use })
+		got, _ := assignModes(found, nil, records{}, func(gpu.Device) gpu.SharingMode { return use })
 		if got := usesOf(got); got != "gpu-0 "+name {
 			t.Errorf("got %s, want %s", got, name)
 		}
@@ -176,8 +178,11 @@ func newTestNode(t *testing.T) *testNode {
 		{Name: "gpu-0", UUID: "GPU-0", Type: gpu.TypeGPU, Index: 0, PCI: gpu.PCIAddress{Bus: 1}},
 		{Name: "gpu-1", UUID: "GPU-1", Type: gpu.TypeGPU, Index: 1, PCI: gpu.PCIAddress{Bus: 2}},
 	}
-	l.restart(Config{NodeName: "node", Dir: dir, ConfigDir: filepath.Join(dir, "node-config"), Records: records,
-		Client: fake.NewClientset(), Machine: l, Publisher: l, Alone: l.alone.Load, Resume: make(chan struct{}, 1)})
+	client := fake.NewClientset()
+	client.PrependReactor("get", "nodes", l.getNode)
+	l.restart(Options{NodeName: "node", Dir: dir, ConfigDir: filepath.Join(dir, "node-config"), Records: records,
+		Client: client, Machine: l, Publisher: l, Alone: l.alone.Load, Resume: make(chan struct{}, 1),
+		Gates: publish.New(publish.PublisherConfig{}).Gates})
 	if err := os.Mkdir(l.ConfigDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -185,16 +190,18 @@ func newTestNode(t *testing.T) *testNode {
 }
 
 // restart creates a new Node, which knows only what is on disk.
-func (l *testNode) restart(c Config) {
+func (l *testNode) restart(c Options) {
 	c.Reporter = report.NewReporterTo(l, report.ReporterConfig{Driver: driver, Node: c.NodeName, Client: c.Client})
 	c.Readiness, c.Metrics = report.NewReadiness(time.Minute), report.NewMetrics(c.Records)
 	l.Node = New(c)
-	l.config.labels = func(context.Context) (map[string]string, error) {
-		if l.apiDown {
-			return nil, errors.New("connection refused")
-		}
-		return l.labels, nil
+}
+
+// getNode is the answer of the API server when it is asked for the node.
+func (l *testNode) getNode(clienttesting.Action) (bool, runtime.Object, error) {
+	if l.apiDown {
+		return true, nil, errors.New("connection refused")
 	}
+	return true, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: l.labels}}, nil
 }
 
 func (l *testNode) Discover(context.Context) (gpu.Discovery, error) {
@@ -330,7 +337,7 @@ gpu-0 exclusive
 gpu-1 exclusive
 Warning NodeConfigRefused: node configuration default: line 4: gpus[0].sharing: "replicate": want fractional, exclusive, unlimited or {replicated: N}; line 5: gpus[1].isolaton: unknown field; accepted here: select, sharing, partitions, isolation, hook, sharedOnly, onePerClaim, health; meanwhile the one before stays in force`)
 	l.want("and is told once", "gpu-0 exclusive\ngpu-1 exclusive")
-	l.restart(l.Config)
+	l.restart(l.Options)
 	l.want("also when the plugin starts anew: modes are remembered", `
 gpu-0 exclusive
 gpu-1 exclusive
@@ -360,7 +367,7 @@ func TestRulesOfHealthAreNotKnown(t *testing.T) {
 	l.write("default", configHead+"gpus: [{health: [{xids: [79], recovery: Manual}]}]")
 	l.want("the first start", defaultModes)
 	l.apiDown = true
-	l.restart(l.Config)
+	l.restart(l.Options)
 	for _, down := range []bool{true, false} {
 		l.apiDown = down
 		if err := l.look(); err != nil {
@@ -392,7 +399,7 @@ func TestModeChangeWaitsForClaims(t *testing.T) {
 Normal ModeChangePending: GPU gpu-0 (GPU-0) will change from fractional, isolation mps to exclusive when these claims have ended: ns/a, ns/b
 metric claim=a from=fractional, isolation mps namespace=ns to=exclusive uuid=GPU-0: 1
 metric claim=b from=fractional, isolation mps namespace=ns to=exclusive uuid=GPU-0: 1`)
-	l.restart(l.Config)
+	l.restart(l.Options)
 	l.want("the plugin starts anew", defaultModes+`
 Normal ModeChangePending: GPU gpu-0 (GPU-0) will change from fractional, isolation mps to exclusive when these claims have ended: ns/a, ns/b
 metric claim=a from=fractional, isolation mps namespace=ns to=exclusive uuid=GPU-0: 1
@@ -457,8 +464,8 @@ func TestLabelsAreCached(t *testing.T) {
 	l.write("none", configHead+"gpus: []")
 	l.apiDown = true
 	l.want("they have never been read", `
-not ready: connection refused
-Warning NodeConfigRefused: connection refused; meanwhile every GPU stays in the mode that it had, and one that had none is not offered`)
+not ready: read the labels of this node, which name its node configuration: connection refused
+Warning NodeConfigRefused: read the labels of this node, which name its node configuration: connection refused; meanwhile every GPU stays in the mode that it had, and one that had none is not offered`)
 	l.apiDown = false
 	l.want("they can be read", "gpu-0 exclusive\ngpu-1 exclusive")
 	l.labels = map[string]string{configLabel: "none"}
@@ -475,17 +482,12 @@ Normal ModeChanged: GPU gpu-1 (GPU-1) changed from exclusive to fractional, isol
 
 func TestALackOfLabelsIsCachedToo(t *testing.T) {
 	l := newTestNode(t)
-	reads := 0
-	l.config.labels = func(context.Context) (map[string]string, error) {
-		reads++
-		return nil, nil
-	}
 	for range 2 {
 		if err := l.look(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if reads != 1 {
+	if reads := len(l.Client.(*fake.Clientset).Actions()); reads != 1 {
 		t.Errorf("the labels were read %d times in two discoveries, want once", reads)
 	}
 }
@@ -493,12 +495,12 @@ func TestALackOfLabelsIsCachedToo(t *testing.T) {
 func TestNodeLabels(t *testing.T) {
 	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node",
 		Labels: map[string]string{configLabel: "a"}}})
-	if labels, err := nodeLabels(t.Context(), client, "node"); err != nil || labels[configLabel] != "a" {
-		t.Errorf("got %v, %v", labels, err)
-	}
-	if _, err := nodeLabels(t.Context(), client, "other"); err == nil || !strings.Contains(err.Error(),
-		"read the labels of this node") {
-		t.Errorf("got %v", err)
+	for name, want := range map[string]string{"node": "a <nil>", "other": " read the labels of this node, which name " +
+		"its node configuration: nodes \"other\" not found"} {
+		labels, err := (&configSource{Options: Options{NodeName: name, Client: client}}).currentLabels(t.Context())
+		if got := fmt.Sprint(labels[configLabel], " ", err); got != want {
+			t.Errorf("%s: got %s, want %s", name, got, want)
+		}
 	}
 }
 
@@ -508,7 +510,7 @@ func TestUnread(t *testing.T) {
 	l := newTestNode(t)
 	l.want("with the driver", defaultModes)
 	for _, restarted := range []bool{false, true} {
-		l.restart(l.Config)
+		l.restart(l.Options)
 		l.published = nil
 		if !restarted {
 			l.want("before", defaultModes)

@@ -57,8 +57,8 @@ type Publisher interface {
 	Stale()
 }
 
-// Config is the configuration of a Node.
-type Config struct {
+// Options are what a Node needs.
+type Options struct {
 	NodeName  string // also the name of the pool of the GPUs
 	Dir       string // of the plugin; the last inventory and the health are saved there
 	BootID    string // of the current boot of the machine
@@ -70,7 +70,7 @@ type Config struct {
 	FindUsers bool
 	// Alone reports whether no other instance of the plugin serves the kubelet.
 	Alone     func() bool
-	Gates     *publish.Gates // of the API server, which limit what it can describe; nil: nothing does
+	Gates     *publish.Gates // of the API server, which limit what it can describe
 	Publisher Publisher
 	Readiness *report.Readiness
 	Metrics   *report.Metrics
@@ -81,7 +81,7 @@ type Config struct {
 
 // Node is an up-to-date inventory of the node's GPUs.
 type Node struct {
-	Config
+	Options
 	state    *state        // of the loop
 	config   *configSource // of the discovery under way
 	snapshot atomic.Pointer[snapshot]
@@ -105,8 +105,9 @@ type snapshot struct {
 const eventQueue = 64
 
 // New returns a Node without an inventory. It is ready for calls from any goroutine.
-func New(c Config) *Node {
-	n := &Node{Config: c, state: newState(c), config: newConfigSource(c), ready: make(chan struct{}),
+func New(o Options) *Node {
+	n := &Node{Options: o, state: newState(o), ready: make(chan struct{}),
+		config: &configSource{Options: o, reported: map[string]string{}},
 		events: make(chan any, eventQueue), release: make(chan string, 1), ended: make(chan struct{})}
 	n.snapshot.Store(n.state.snapshot())
 	return n
@@ -253,7 +254,7 @@ func (n *Node) turn(ctx context.Context, event any) *discovery {
 		n.Readiness.Beat()
 		n.requests.Keep(n.Dir)
 	}
-	if !a.SaveHealth {
+	if !a.Health.Save {
 		return a.Discover
 	}
 	n.state.health.Save(ctx, at)
@@ -268,7 +269,7 @@ func (n *Node) do(ctx context.Context, a actions) {
 		}
 	}
 	if a.Save != nil {
-		if err := a.Save.write(n.Dir); err != nil {
+		if err := save(n.Dir, *a.Save); err != nil {
 			klog.FromContext(ctx).Error(err, "Inventory not saved: a GPU that is lost now will be forgotten at the "+
 				"next start")
 		}
@@ -282,19 +283,19 @@ func (n *Node) do(ctx context.Context, a actions) {
 	if a.Publish != nil {
 		n.Publisher.Set(*a.Publish)
 	}
-	for _, id := range a.Recheck {
+	for _, id := range a.Health.Recheck {
 		n.Machine.Recheck(id)
 	}
-	n.Machine.StopWatching(a.StopWatching)
-	if a.Release != nil {
+	n.Machine.StopWatching(a.Health.StopWatching)
+	if a.Health.Release != nil {
 		select {
 		case <-n.release: // drop the older one
 		default:
 		}
-		n.release <- *a.Release
+		n.release <- *a.Health.Release
 	}
 	a.Metrics.set(n.Metrics, n.NodeName)
-	for _, notice := range a.Notices {
+	for _, notice := range append(a.Notices, a.Health.Notices...) {
 		n.Reporter.Write(notice)
 	}
 	for _, p := range a.Removed {

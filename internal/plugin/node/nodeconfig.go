@@ -15,7 +15,6 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/internal/event"
@@ -42,106 +41,108 @@ const (
 // configSource reads the node configuration from a directory; a label of the node names the file. It reports each
 // mistake once, and meanwhile keeps the last valid configuration.
 type configSource struct {
-	dir      string // empty: every GPU has its default mode
-	labels   func(ctx context.Context) (map[string]string, error)
-	reporter *report.Reporter
-
-	cachedLabels map[string]string // all labels of the node; nil: never read
-	expires      time.Time         // when cachedLabels expire
-	parsed       parsed            // the text that was last read
-	inForce      *parsed           // the last valid one; nil: there was none
-	reported     map[string]string // the last message of each kind
+	Options
+	labels   map[string]string // all labels of the node; nil: never read
+	expires  time.Time         // when the labels expire
+	inForce  *namedConfig      // the last valid one; nil: there was none
+	reported map[string]string // the last message of each kind
 }
 
-// configText is the text of a node configuration. The zero value means that there is none.
-type configText struct{ name, text string }
-
-// parsed is the result of parsing a text.
-type parsed struct {
-	configText
-	config nodeconfig.Config
-	err    error
-}
-
-func newConfigSource(c Config) *configSource {
-	return &configSource{
-		dir:      c.ConfigDir,
-		labels:   func(ctx context.Context) (map[string]string, error) { return nodeLabels(ctx, c.Client, c.NodeName) },
-		reporter: c.Reporter,
-		reported: map[string]string{},
-	}
-}
-
-// nodeLabels reads the labels of a node from the API server's cache.
-func nodeLabels(ctx context.Context, client kubernetes.Interface, name string) (map[string]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, labelTimeout)
-	defer cancel()
-	node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{ResourceVersion: "0"})
-	if err != nil {
-		return nil, fmt.Errorf("read the labels of this node, which name its node configuration: %w", err)
-	}
-	return node.Labels, nil
+// namedConfig is a node configuration with its text. The zero value means that there is none.
+type namedConfig struct {
+	name, text string
+	nodeconfig.Config
 }
 
 // current returns the configuration in force. The error says why there is none yet; then it is that of the defaults.
 func (s *configSource) current(ctx context.Context) (nodeconfig.Config, error) {
-	if s.dir == "" {
+	if s.ConfigDir == "" {
 		return nodeconfig.Config{}, nil
 	}
 	now, warnings, err := s.read(ctx)
-	if err != nil {
-		s.refused(ctx, err)
-	} else {
-		s.accepted(ctx, now, append(warnings, now.config.Warnings...))
-	}
-	if s.inForce == nil {
+	switch {
+	case err == nil:
+		if s.inForce == nil || s.inForce.name != now.name || s.inForce.text != now.text {
+			klog.FromContext(ctx).Info("Node configuration in force", "name", now.name)
+		}
+		s.inForce = &now
+		s.reportOnce(ctx, report.Events.NodeConfigRefused, "")
+		s.reportOnce(ctx, report.Events.NodeConfigWarning, strings.Join(append(warnings, now.Warnings...), "; "))
+	case s.inForce == nil:
+		s.reportOnce(ctx, report.Events.NodeConfigRefused, oneLine(err)+
+			"; meanwhile every GPU stays in the mode that it had, and one that had none is not offered")
 		return nodeconfig.Config{}, err
+	default:
+		s.reportOnce(ctx, report.Events.NodeConfigRefused, oneLine(err)+"; meanwhile the one before stays in force")
 	}
-	return s.inForce.config, nil
+	return s.inForce.Config, nil
 }
 
 // read reads the configuration that the labels of the node name.
-func (s *configSource) read(ctx context.Context) (_ parsed, warnings []string, _ error) {
+func (s *configSource) read(ctx context.Context) (c namedConfig, warnings []string, err error) {
 	labels, err := s.currentLabels(ctx)
 	if err != nil {
-		return parsed{}, nil, err
+		return c, nil, err
 	}
-	found, err := s.open(labels[configLabel], labels[devicePluginLabel], defaultConfig)
+	c.name, c.text, err = s.open(labels[configLabel], labels[devicePluginLabel], defaultConfig)
 	switch {
 	case err != nil:
-		return parsed{}, nil, err
-	case labels[configLabel] != "" && found.name != labels[configLabel]:
-		return parsed{}, nil, fmt.Errorf("node configuration %s, which the label %s of this node names, is not there",
+		return c, nil, err
+	case labels[configLabel] != "" && c.name != labels[configLabel]:
+		return c, nil, fmt.Errorf("node configuration %s, which the label %s of this node names, is not there",
 			labels[configLabel], configLabel)
-	case labels[configLabel] == "" && labels[devicePluginLabel] != "" && found.name != labels[devicePluginLabel]:
+	case labels[configLabel] == "" && labels[devicePluginLabel] != "" && c.name != labels[devicePluginLabel]:
 		// The label may be meant only for the device plugin, which has its own configurations.
 		warnings = append(warnings, fmt.Sprintf("the label %s of this node names %s, of which there is no node "+
 			"configuration: it is ignored",
 			devicePluginLabel, labels[devicePluginLabel]))
 	}
-	if found != s.parsed.configText {
-		s.parsed = parse(found)
+	if c.name == "" {
+		return c, warnings, nil
 	}
-	return s.parsed, warnings, s.parsed.err
+	if c.Config, err = nodeconfig.Parse([]byte(c.text)); err != nil {
+		err = fmt.Errorf("node configuration %s: %w", c.name, err)
+	}
+	return c, warnings, err
+}
+
+// open returns the name and the text of the first configuration that exists.
+func (s *configSource) open(names ...string) (name, text string, err error) {
+	for _, name := range names {
+		if name == "" {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(s.ConfigDir, name))
+		if err == nil {
+			return name, string(text), nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return "", "", fmt.Errorf("node configuration %s: %w", name, err)
+		}
+	}
+	return "", "", nil
 }
 
 // currentLabels returns the labels of the node. After an error, it returns the last known ones.
 func (s *configSource) currentLabels(ctx context.Context) (map[string]string, error) {
-	if s.cachedLabels != nil && time.Now().Before(s.expires) {
-		return s.cachedLabels, nil
+	if s.labels != nil && time.Now().Before(s.expires) {
+		return s.labels, nil
 	}
-	labels, err := s.labels(ctx)
-	if err != nil && s.cachedLabels == nil {
-		return nil, err
+	limited, cancel := context.WithTimeout(ctx, labelTimeout)
+	defer cancel()
+	node, err := s.Client.CoreV1().Nodes().Get(limited, s.NodeName, metav1.GetOptions{ResourceVersion: "0"})
+	if err != nil {
+		err = fmt.Errorf("read the labels of this node, which name its node configuration: %w", err)
+		if s.labels == nil {
+			return nil, err
+		}
+		klog.FromContext(ctx).V(2).Info("Labels of the node not read, will be tried again", "err", err)
+	} else {
+		s.labels = map[string]string{} // not nil, even without labels
+		maps.Copy(s.labels, node.Labels)
 	}
 	s.expires = time.Now().Add(labelPeriod)
-	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Labels of the node not read, will be tried again", "err", err)
-		return s.cachedLabels, nil
-	}
-	s.cachedLabels = map[string]string{} // not nil, even without labels
-	maps.Copy(s.cachedLabels, labels)
-	return s.cachedLabels, nil
+	return s.labels, nil
 }
 
 // pausedValue is the value that NVIDIA's driver manager gives to labels of the node before it replaces the driver.
@@ -149,67 +150,13 @@ const pausedValue = "paused-for-driver-upgrade"
 
 // paused says that the driver is about to be replaced; empty: it is not, or nobody knows.
 func (s *configSource) paused(ctx context.Context) string {
-	labels, err := s.currentLabels(ctx)
-	if label := pausedLabel(labels); err == nil && label != "" {
-		return fmt.Sprintf("the label %s of this node says %s", label, pausedValue)
-	}
-	return ""
-}
-
-// pausedLabel returns the first label of NVIDIA's driver manager that says so; empty: none does.
-func pausedLabel(labels map[string]string) string {
+	labels, _ := s.currentLabels(ctx) // current reports the error
 	for _, name := range slices.Sorted(maps.Keys(labels)) {
 		if strings.HasPrefix(name, "nvidia.com/") && strings.HasPrefix(labels[name], pausedValue) {
-			return name
+			return fmt.Sprintf("the label %s of this node says %s", name, pausedValue)
 		}
 	}
 	return ""
-}
-
-// open returns the text of the first configuration that exists.
-func (s *configSource) open(names ...string) (configText, error) {
-	for _, name := range names {
-		if name == "" {
-			continue
-		}
-		text, err := os.ReadFile(filepath.Join(s.dir, name))
-		if err == nil {
-			return configText{name, string(text)}, nil
-		}
-		if !errors.Is(err, fs.ErrNotExist) {
-			return configText{}, fmt.Errorf("node configuration %s: %w", name, err)
-		}
-	}
-	return configText{}, nil
-}
-
-func parse(t configText) parsed {
-	if t == (configText{}) {
-		return parsed{}
-	}
-	config, err := nodeconfig.Parse([]byte(t.text))
-	if err != nil {
-		err = fmt.Errorf("node configuration %s: %w", t.name, err)
-	}
-	return parsed{t, config, err}
-}
-
-// accepted puts a configuration in force.
-func (s *configSource) accepted(ctx context.Context, now parsed, warnings []string) {
-	if s.inForce == nil || s.inForce.configText != now.configText {
-		klog.FromContext(ctx).Info("Node configuration in force", "name", now.name)
-	}
-	s.inForce = &now
-	s.reportOnce(ctx, report.Events.NodeConfigRefused, "")
-	s.reportOnce(ctx, report.Events.NodeConfigWarning, strings.Join(warnings, "; "))
-}
-
-func (s *configSource) refused(ctx context.Context, err error) {
-	meanwhile := "meanwhile the one before stays in force"
-	if s.inForce == nil {
-		meanwhile = "meanwhile every GPU stays in the mode that it had, and one that had none is not offered"
-	}
-	s.reportOnce(ctx, report.Events.NodeConfigRefused, oneLine(err)+"; "+meanwhile)
 }
 
 // reportOnce writes an event and a log line, unless the text is the last one of its kind.
@@ -220,7 +167,7 @@ func (s *configSource) reportOnce(ctx context.Context, e event.Kind, text string
 	s.reported[e.Reason] = text
 	if text != "" {
 		klog.FromContext(ctx).Info("Node configuration", "reason", e.Reason, "message", text)
-		s.reporter.Node(e, text)
+		s.Reporter.Node(e, text)
 	}
 }
 

@@ -99,8 +99,8 @@ func TestRemovedPartitions(t *testing.T) {
 		return checkpoint.PreparedClaim{Claim: sharing.Claim{Namespace: "ns", Name: "a", UID: "a"}, Phase: phase,
 			BootID: boot,
 			Plan: sharing.Plan{Assignments: []sharing.Assignment{
-				{Device: device, GPU: "GPU-0", Partition: &sharing.Partition{Placement: gpu.Placement{Parent: "GPU-0",
-					Profile: "1g.10gb"}, UUID: gpu.UUID(id)}}}}}
+				{Device: device, GPU: "GPU-0", Partition: &sharing.AssignedPartition{
+					Placement: gpu.Placement{Parent: "GPU-0", Profile: "1g.10gb"}, UUID: gpu.UUID(id)}}}}}
 	}
 	for _, row := range []struct {
 		name          string

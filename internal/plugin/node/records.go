@@ -50,15 +50,6 @@ func (r records) own(at gpu.Placement) bool {
 	return r.any(func(a sharing.Assignment) bool { return a.MakesPartition() && a.Partition.Placement == at })
 }
 
-// holders returns all claims and their current plans.
-func (r records) holders() []sharing.Holder {
-	var all []sharing.Holder
-	for _, rec := range r.after {
-		all = append(all, sharing.Holder{Claim: rec.Claim, Plan: rec.Plan})
-	}
-	return all
-}
-
 // claimsOn returns the claims that hold the GPU or a partition of it, without those with admin access.
 func (r records) claimsOn(device string) []sharing.Claim {
 	var found []sharing.Claim
@@ -92,7 +83,7 @@ func (r records) partitioned(device string) (how gpu.Partitions, ok bool) {
 type removedPartition struct {
 	claim     sharing.Claim
 	device    string
-	partition sharing.Partition
+	partition sharing.AssignedPartition
 }
 
 // removed returns the removed partitions of claims that were prepared before and after the discovery, in the current

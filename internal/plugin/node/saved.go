@@ -8,10 +8,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/google/renameio/v2"
 	"k8s.io/klog/v2"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
@@ -24,9 +26,6 @@ const (
 
 // Files returns the names of this package's files in the plugin's directory.
 func Files() []string { return []string{gpusFile, partitionsFile} }
-
-// inventories are saved.
-type inventories struct{ gpus, partitions inventory.Inventory }
 
 // saved returns the inventory that was saved last.
 func saved(dir string) inventory.Inventory {
@@ -46,8 +45,8 @@ func load(dir, file string) inventory.Inventory {
 	return inv
 }
 
-func (i inventories) write(dir string) error {
-	for file, inv := range map[string]inventory.Inventory{gpusFile: i.gpus, partitionsFile: i.partitions} {
+func save(dir string, known inventory.Inventory) error {
+	for file, inv := range map[string]inventory.Inventory{gpusFile: known.GPUs(), partitionsFile: partitionsOf(known)} {
 		data, err := json.Marshal(inv)
 		if err != nil {
 			return err
@@ -57,4 +56,8 @@ func (i inventories) write(dir string) error {
 		}
 	}
 	return nil
+}
+
+func partitionsOf(inv inventory.Inventory) inventory.Inventory {
+	return slices.DeleteFunc(slices.Clone(inv), func(d gpu.Device) bool { return d.Partition == nil })
 }

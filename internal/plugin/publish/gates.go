@@ -38,7 +38,7 @@ type feature struct {
 	// remove removes it from a device. It returns false if the device cannot be published without it.
 	remove func(*resourceapi.Device) bool
 	// limit returns a use of the GPU that does without it; nil: every use does.
-	limit func(gpu.Device, gpu.Use) gpu.Use
+	limit func(gpu.Device, gpu.SharingMode) gpu.SharingMode
 	// since are the versions of Kubernetes that brought it, if no example can show that: a patch for each minor
 	// version. All versions after the last one have it.
 	since []string
@@ -69,8 +69,8 @@ var (
 			d.Capacity = capacity
 			return true
 		},
-		limit: func(_ gpu.Device, use gpu.Use) gpu.Use {
-			return gpu.Use{Sharing: gpu.Exclusive, Partitions: use.Partitions}
+		limit: func(_ gpu.Device, use gpu.SharingMode) gpu.SharingMode {
+			return gpu.SharingMode{Sharing: gpu.Exclusive, Partitions: use.Partitions}
 		},
 	}
 	// In Kubernetes 1.34 the scheduler compares what is asked for with what is left of the first device of a slice,
@@ -96,7 +96,7 @@ var (
 			d.ConsumesCounters = nil
 			return !made
 		},
-		limit: func(_ gpu.Device, use gpu.Use) gpu.Use {
+		limit: func(_ gpu.Device, use gpu.SharingMode) gpu.SharingMode {
 			if use.Partitions != gpu.PartitionsStatic {
 				use.Partitions = gpu.PartitionsNone
 			}
@@ -149,9 +149,9 @@ var (
 		since:  []string{"1.36.2"},
 		partOf: []*feature{&sharesOfSeveral, &counters, &countersOfAll},
 		remove: func(*resourceapi.Device) bool { return true },
-		limit: func(d gpu.Device, use gpu.Use) gpu.Use {
+		limit: func(d gpu.Device, use gpu.SharingMode) gpu.SharingMode {
 			if makesPartitions(d, use) {
-				return gpu.Use{Sharing: gpu.Exclusive, Partitions: use.Partitions}
+				return gpu.SharingMode{Sharing: gpu.Exclusive, Partitions: use.Partitions}
 			}
 			return use
 		},
@@ -163,7 +163,7 @@ var (
 		since:  []string{"1.37.0"},
 		partOf: []*feature{&sharesWithCounters},
 		remove: func(*resourceapi.Device) bool { return true },
-		limit: func(d gpu.Device, use gpu.Use) gpu.Use {
+		limit: func(d gpu.Device, use gpu.SharingMode) gpu.SharingMode {
 			if use.Sharing == gpu.Unlimited && makesPartitions(d, use) {
 				use.Partitions = gpu.PartitionsNone
 			}
@@ -175,7 +175,7 @@ var (
 )
 
 // makesPartitions reports whether partitions of the GPU are made for claims.
-func makesPartitions(d gpu.Device, use gpu.Use) bool {
+func makesPartitions(d gpu.Device, use gpu.SharingMode) bool {
 	return (d.MIG.Enabled || d.MIG.Switchable) &&
 		(use.Partitions == gpu.PartitionsAuto || use.Partitions == gpu.PartitionsDynamic)
 }
@@ -199,10 +199,8 @@ type Gates struct {
 	lacks   atomic.Pointer[Lacking]
 	dropped atomic.Pointer[[]string] // gates whose fields the API server has dropped
 	known   chan struct{}            // closed with the first answer
-	once    sync.Once
-	now     chan struct{}
+	now     chan struct{}            // has a value when the API server is to be asked at once
 	changed chan struct{}
-	changes atomic.Int64 // number of changes of lacks
 }
 
 // newGates returns Gates about which nothing is known yet.
@@ -212,18 +210,10 @@ func newGates(c PublisherConfig) *Gates {
 }
 
 // Changed has a value when the answer of the API server has changed since it was last received from.
-func (g *Gates) Changed() <-chan struct{} {
-	if g == nil {
-		return nil
-	}
-	return g.changed
-}
+func (g *Gates) Changed() <-chan struct{} { return g.changed }
 
-// Lacking returns the features that the API server does not have; none before its first answer, and none of nil.
+// Lacking returns the features that the API server does not have; none before its first answer.
 func (g *Gates) Lacking() Lacking {
-	if g == nil {
-		return nil
-	}
 	if lacks := g.lacks.Load(); lacks != nil {
 		return *lacks
 	}
@@ -234,7 +224,7 @@ func (g *Gates) Lacking() Lacking {
 type Lacking []*feature
 
 // Limit returns the use of the GPU without what the API server lacks.
-func (l Lacking) Limit(d gpu.Device, use gpu.Use) gpu.Use {
+func (l Lacking) Limit(d gpu.Device, use gpu.SharingMode) gpu.SharingMode {
 	for _, f := range l {
 		if f.limit != nil {
 			use = f.limit(d, use)
@@ -291,8 +281,9 @@ func signal(ch chan<- struct{}) {
 
 func (g *Gates) learn(ctx context.Context, lacks Lacking) {
 	before := g.Lacking()
-	g.lacks.Store(&lacks)
-	g.once.Do(func() { close(g.known) })
+	if g.lacks.Swap(&lacks) == nil {
+		close(g.known)
+	}
 	if slices.Equal(before, lacks) {
 		return
 	}
@@ -307,7 +298,6 @@ func (g *Gates) learn(ctx context.Context, lacks Lacking) {
 	if len(texts) > 0 {
 		g.Reporter.Node(report.Events.FieldsDropped, "the API server lacks features: "+strings.Join(texts, "; "))
 	}
-	g.changes.Add(1)
 	signal(g.changed)
 }
 
@@ -384,10 +374,9 @@ func has(v *version.Version, since []string) bool {
 	})
 }
 
-// fit returns the pool as the API server can store it. Devices that need what it lacks are left out, unless a claim
-// holds them: the scheduler would forget the allocation.
-func (g *Gates) fit(pool resourceslice.Pool) resourceslice.Pool {
-	lacks := g.Lacking()
+// fit returns the pool as the API server can store it, without what it lacks. Devices that need that are left out,
+// unless a claim holds them: the scheduler would forget the allocation.
+func (g *Gates) fit(pool resourceslice.Pool, lacks Lacking) resourceslice.Pool {
 	if len(lacks) == 0 {
 		return pool
 	}

@@ -185,7 +185,7 @@ func TestFit(t *testing.T) {
 			g := learned(t, &oldServer{gates: strings.Fields(row.lacks)}, claim)
 			pools := inv.Pools("node")
 			for name, pool := range pools {
-				pools[name] = g.fit(pool)
+				pools[name] = g.fit(pool, g.Lacking())
 			}
 			var got []string
 			for _, slice := range inventory.Slices(driver, "node", pools) {
@@ -211,7 +211,8 @@ func TestFit(t *testing.T) {
 	own := checkpoint.PreparedClaim{Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: partition.Name}}}}
 	for _, lacks := range []string{"counters", "v1.36.1"} {
 		pool := inventory.Inventory{whole, mig, partition}.Pools("node")["node"]
-		fitted := learned(t, &oldServer{gates: []string{lacks}}, own).fit(pool)
+		g := learned(t, &oldServer{gates: []string{lacks}}, own)
+		fitted := g.fit(pool, g.Lacking())
 		var got []string
 		for _, d := range fitted.Slices[0].Devices {
 			got = append(got, d.Name+traits(d))
@@ -220,7 +221,8 @@ func TestFit(t *testing.T) {
 			t.Errorf("a held partition without %s: got %q, want %s", lacks, got, want)
 		}
 	}
-	nothing := learned(t, &oldServer{gates: []string{"taints"}}).fit(inventory.Inventory{}.Pools("node")["node"])
+	g := learned(t, &oldServer{gates: []string{"taints"}})
+	nothing := g.fit(inventory.Inventory{}.Pools("node")["node"], g.Lacking())
 	if len(nothing.Slices) != 1 {
 		t.Errorf("a node without GPUs: got %d slices, want an empty one", len(nothing.Slices))
 	}
@@ -333,7 +335,7 @@ func TestGatesRun(t *testing.T) {
 	case <-time.After(5 * time.Minute):
 		t.Fatal("the change is not told")
 	}
-	if got := g.Lacking().Limit(gpu.Device{}, gpu.Use{}).Partitions; got != gpu.PartitionsNone {
+	if got := g.Lacking().Limit(gpu.Device{}, gpu.SharingMode{}).Partitions; got != gpu.PartitionsNone {
 		t.Errorf("got partitions %s, want none", got)
 	}
 	cancel()

@@ -36,7 +36,7 @@ func TestPublishedForOldVersions(t *testing.T) {
 		}
 		pools := inv.WithPartitions(noPartition).Pools("node")
 		for name, pool := range pools {
-			pools[name] = gates.fit(pool)
+			pools[name] = gates.fit(pool, gates.Lacking())
 		}
 		published, err := json.MarshalIndent(inventory.Slices(driver, "node", pools), "", " ")
 		if err != nil {

@@ -48,30 +48,22 @@ type PublisherConfig struct {
 type Publisher struct {
 	PublisherConfig
 	// Gates are those of the API server. Nothing is published before they are known.
-	Gates  *Gates
-	slices writer
-	next   chan inventory.Inventory // holds only the latest
-	stale  atomic.Bool              // the next one is published even if it is the same
+	Gates *Gates
+	next  chan inventory.Inventory // holds only the latest
+	stale atomic.Bool              // the next one is published even if it is the same
+	// control updates the slices to match the resources, and keeps them so.
+	control func(context.Context, resourceslice.DriverResources) error
 
-	mu   sync.Mutex
-	lock *os.File // if this instance is the leader
-}
-
-// writer writes the slices of a node.
-type writer interface {
-	// first creates the missing slices, once, before publish.
-	first(ctx context.Context, pools map[string]resourceslice.Pool) error
-	// publish updates the slices to match the resources, and keeps them so.
-	publish(ctx context.Context, resources resourceslice.DriverResources) error
-	// stop returns when no request to the API server is in flight any more. The slices stay.
-	stop()
+	mu         sync.Mutex
+	lock       *os.File                  // if this instance is the leader
+	controller *resourceslice.Controller // nil: nothing is published yet
 }
 
 // New returns a Publisher without an inventory.
 func New(c PublisherConfig) *Publisher {
-	gates := newGates(c)
-	return &Publisher{PublisherConfig: c, Gates: gates, slices: &controlled{PublisherConfig: c, gates: gates},
-		next: make(chan inventory.Inventory, 1)}
+	p := &Publisher{PublisherConfig: c, Gates: newGates(c), next: make(chan inventory.Inventory, 1)}
+	p.control = p.startOrUpdate
+	return p
 }
 
 // Stale makes the publisher publish the next inventory even if it is the same: a kubelet removes all slices of its node
@@ -103,32 +95,30 @@ func (p *Publisher) Run(ctx context.Context) {
 		return
 	case <-p.Gates.known:
 	}
-	var published inventory.Inventory
-	var fitted map[string]resourceslice.Pool
-	var fittedAt int64 // the number of changes of the gates
-	first := true
+	var published map[string]resourceslice.Pool
+	var whole *inventory.Inventory // published, without anything that the API server lacks; nil: there was something
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case inv := <-p.next:
-			changes := p.Gates.changes.Load()
-			known := !p.stale.Swap(false) && !first && changes == fittedAt
-			if known && len(p.Gates.Lacking()) == 0 && reflect.DeepEqual(published, inv) {
+			lacks, same := p.Gates.Lacking(), !p.stale.Swap(false)
+			if same && len(lacks) == 0 && whole != nil && reflect.DeepEqual(*whole, inv) {
 				continue
 			}
 			pools := inv.Pools(p.Node)
 			for name, pool := range pools { // what the API server lacks makes them depend on the records, too
-				pools[name] = p.Gates.fit(pool)
+				pools[name] = p.Gates.fit(pool, lacks)
 			}
-			if known && reflect.DeepEqual(fitted, pools) {
-				published = inv
-				continue
+			if !same || !reflect.DeepEqual(published, pools) {
+				if !p.publish(ctx, pools, published == nil) {
+					p.Stale()
+					continue
+				}
 			}
-			if p.publish(ctx, pools, first) {
-				published, fitted, fittedAt, first = inv, pools, changes, false
-			} else {
-				p.Stale()
+			published, whole = pools, nil
+			if len(lacks) == 0 {
+				whole = &inv
 			}
 		}
 	}
@@ -137,11 +127,11 @@ func (p *Publisher) Run(ctx context.Context) {
 func (p *Publisher) publish(ctx context.Context, pools map[string]resourceslice.Pool, first bool) (done bool) {
 	logger := klog.FromContext(ctx)
 	if first {
-		if err := p.slices.first(ctx, pools); err != nil {
+		if _, err := FirstSlices(ctx, p.Client, p.Driver, p.Node, pools); err != nil {
 			logger.Info("The first slices were not written at once; they follow", "err", err)
 		}
 	}
-	if err := p.slices.publish(ctx, resourceslice.DriverResources{Pools: pools}); err != nil {
+	if err := p.control(ctx, resourceslice.DriverResources{Pools: pools}); err != nil {
 		logger.Error(err, "Devices not published")
 		return false
 	}
@@ -204,9 +194,11 @@ func lockFile(ctx context.Context, path string) (*os.File, error) {
 // Stop returns when no request to the API server is in flight any more. Then the next instance may publish. The slices
 // stay.
 func (p *Publisher) Stop() {
-	p.slices.stop()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.controller != nil {
+		p.controller.Stop()
+	}
 	if p.lock != nil {
 		_ = p.lock.Close()
 		p.lock = nil

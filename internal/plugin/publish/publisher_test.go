@@ -23,8 +23,9 @@ import (
 func startPublisher(t *testing.T, dir string, gates *Gates,
 	publish func(resourceslice.DriverResources) error) (p *Publisher, stop func()) {
 	t.Helper()
-	p = New(PublisherConfig{Node: "node", Dir: dir, Readiness: report.NewReadiness(time.Minute)})
-	p.Gates, p.slices = gates, testWriter(publish)
+	p = New(PublisherConfig{Node: "node", Dir: dir, Client: newServer(), Readiness: report.NewReadiness(time.Minute)})
+	p.Gates = gates
+	p.control = func(_ context.Context, r resourceslice.DriverResources) error { return publish(r) }
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
@@ -36,17 +37,6 @@ func startPublisher(t *testing.T, dir string, gates *Gates,
 		<-ended
 	}
 }
-
-// testWriter is a writer that calls the function.
-type testWriter func(resourceslice.DriverResources) error
-
-func (testWriter) first(context.Context, map[string]resourceslice.Pool) error { return nil }
-
-func (w testWriter) publish(_ context.Context, resources resourceslice.DriverResources) error {
-	return w(resources)
-}
-
-func (testWriter) stop() {}
 
 // An inventory is published when it is new, when the API server no longer has it, and again after an error. What is the
 // same is not even compared with the API server.
@@ -113,6 +103,30 @@ func TestPublisherWithdrawsASickGPU(t *testing.T) {
 		}
 		if want := []int{1, 0}; !slices.Equal(published, want) {
 			t.Errorf("got %v devices, want %v: with the claim, and once without it", published, want)
+		}
+		stop()
+	})
+}
+
+// A field that the API server stores again is published again, although the devices are the same.
+func TestPublisherPublishesFieldsAgain(t *testing.T) {
+	sick := inventory.New([]gpu.Device{{Name: "gpu-0", Type: gpu.TypeGPU, Lost: true}})
+	dir, gates := t.TempDir(), learned(t, &oldServer{gates: []string{"taints"}})
+	all := Lacking{}
+	synctest.Test(t, func(t *testing.T) {
+		var published []int // devices
+		p, stop := startPublisher(t, dir, gates, func(r resourceslice.DriverResources) error {
+			published = append(published, len(r.Pools["node"].Slices[0].Devices))
+			return nil
+		})
+		lacking := gates.Lacking()
+		for _, lacks := range []Lacking{all, lacking, lacking, all, all} {
+			gates.lacks.Store(&lacks)
+			p.Set(sick)
+			synctest.Wait()
+		}
+		if want := []int{1, 0, 1}; !slices.Equal(published, want) {
+			t.Errorf("got %v devices, want %v", published, want)
 		}
 		stop()
 	})

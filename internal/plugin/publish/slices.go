@@ -5,7 +5,6 @@ package publish
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -22,46 +21,23 @@ import (
 // after it has registered the plugin.
 const repairDelay = 500 * time.Millisecond
 
-// controlled are slices that the controller of kubeletplugin keeps as they should be.
-type controlled struct {
-	PublisherConfig
-	gates *Gates // learn of each error of a write
-
-	mu         sync.Mutex
-	controller *resourceslice.Controller
-}
-
-func (s *controlled) first(ctx context.Context, pools map[string]resourceslice.Pool) error {
-	_, err := FirstSlices(ctx, s.Client, s.Driver, s.Node, pools)
-	return err
-}
-
-// publish takes ctx from the first call: the slices are kept until it ends or until stop.
-func (s *controlled) publish(ctx context.Context, resources resourceslice.DriverResources) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.controller != nil {
-		s.controller.Update(&resources)
+// startOrUpdate takes ctx from the first call: the slices are kept until it ends or until Stop.
+func (p *Publisher) startOrUpdate(ctx context.Context, resources resourceslice.DriverResources) (err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.controller != nil {
+		p.controller.Update(&resources)
 		return nil
 	}
-	controller, err := resourceslice.StartController(ctx, resourceslice.Options{
-		DriverName: s.Driver, KubeClient: s.Client, Resources: &resources, ErrorHandler: s.gates.failed,
-		Owner:     &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: s.Node},
+	p.controller, err = resourceslice.StartController(ctx, resourceslice.Options{
+		DriverName: p.Driver, KubeClient: p.Client, Resources: &resources, ErrorHandler: p.Gates.failed,
+		Owner:     &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: p.Node},
 		SyncDelay: ptr.To(repairDelay),
 	})
 	if err != nil {
 		return fmt.Errorf("start to publish: %w", err)
 	}
-	s.controller = controller
 	return nil
-}
-
-func (s *controlled) stop() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.controller != nil {
-		s.controller.Stop()
-	}
 }
 
 // FirstSlices creates the slices of a node that has none yet, as the controller of kubeletplugin would. The controller

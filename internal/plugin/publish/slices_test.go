@@ -45,11 +45,10 @@ func TestRemovedSlicesAreBackSoon(t *testing.T) {
 		defer func() { utilruntime.ErrorHandlers = handlers }()
 		utilruntime.ErrorHandlers = []utilruntime.ErrorHandler{
 			func(_ context.Context, err error, msg string, _ ...any) { t.Error(msg, err) }}
-		c := PublisherConfig{Client: client, Driver: "gpu.nvidia.com", Node: "node"}
-		s := &controlled{PublisherConfig: c, gates: newGates(c)}
-		defer s.stop()
+		p := New(PublisherConfig{Client: client, Driver: "gpu.nvidia.com", Node: "node"})
+		defer p.Stop()
 		pool := resourceslice.Pool{Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{{Name: "gpu-0"}}}}}
-		err := s.publish(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": pool}})
+		err := p.control(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": pool}})
 		if err != nil {
 			t.Fatal(err)
 		}

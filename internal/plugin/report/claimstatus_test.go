@@ -27,17 +27,17 @@ import (
 func TestUnenforcedShares(t *testing.T) {
 	for _, row := range []struct {
 		name string
-		use  gpu.Use
+		use  gpu.SharingMode
 		mps  *sharing.MPSClient
 		want string
 	}{
-		{"the claim chose it", gpu.Use{}, nil, "Normal ShareNotEnforced request gpu: the share of gpu-0 is counted " +
-			"and not enforced, because the claim asks for TimeSlicing"},
-		{"MPS has no limits there", gpu.Use{}, &sharing.MPSClient{}, "Normal ShareNotEnforced request gpu: the " +
-			"limits of MPS are not enforced on gpu-0 (Tesla P100), because GPUs have them from Volta on"},
-		{"the administrator did", gpu.Use{Sharing: gpu.Unlimited}, nil, "Normal ShareNotEnforced request gpu: any " +
-			"number of claims may use gpu-0, and nothing limits what each of them uses, because its node " +
-			"configuration has sharing: unlimited"},
+		{"the claim chose it", gpu.SharingMode{}, nil, "Normal ShareNotEnforced request gpu: the share of gpu-0 is " +
+			"counted and not enforced, because the claim asks for TimeSlicing"},
+		{"MPS has no limits there", gpu.SharingMode{}, &sharing.MPSClient{}, "Normal ShareNotEnforced request gpu: " +
+			"the limits of MPS are not enforced on gpu-0 (Tesla P100), because GPUs have them from Volta on"},
+		{"the administrator did", gpu.SharingMode{Sharing: gpu.Unlimited}, nil,
+			"Normal ShareNotEnforced request gpu: any number of claims may use gpu-0, and nothing limits what each " +
+				"of them uses, because its node configuration has sharing: unlimited"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			recorder := events.NewFakeRecorder(1)

@@ -163,7 +163,7 @@ func (r *Reporter) SingleUser(claim sharing.Claim, daemon string) {
 }
 
 // PartitionLost reports that the partition of a claim is gone.
-func (r *Reporter) PartitionLost(claim sharing.Claim, device string, p sharing.Partition) {
+func (r *Reporter) PartitionLost(claim sharing.Claim, device string, p sharing.AssignedPartition) {
 	r.claim(Events.PartitionLost, claim, "Partition", "node %s: somebody has removed the partition %s (%s, %s) of "+
 		"this claim: "+
 		"delete its pods, so that they get another one", r.ReporterConfig.Node, device, p.Profile, p.UUID)

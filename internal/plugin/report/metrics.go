@@ -81,15 +81,6 @@ func NewMetrics(records Lister) *Metrics {
 	return m
 }
 
-// Example sets a value of each metric that has none at the start.
-func (m *Metrics) Example() {
-	m.PendingChanges([]PendingChange{{UUID: "GPU-…", From: gpu.Use{Sharing: gpu.Exclusive},
-		Claims: []sharing.Claim{{Namespace: "ml", Name: "train"}}}})
-	m.Answered(map[gpu.UUID]time.Time{"GPU-…": time.Now()})
-	m.XID("GPU-…", 79)
-	m.GPUStates(map[gpu.UUID]GPUState{"GPU-…": {Device: "gpu-3b-00-0", State: GPUUnhealthy, Causes: []string{"XID79"}}})
-}
-
 // formerSteps are the names that some steps had before v0.2. Their series are kept for one version.
 var formerSteps = map[string]string{
 	steps.EnableMIG:  "divide_gpu",
@@ -196,7 +187,7 @@ func (c claimsCollector) Collect(ch chan<- prometheus.Metric) {
 type PendingChange struct {
 	Device   string
 	UUID     gpu.UUID
-	From, To gpu.Use
+	From, To gpu.SharingMode
 	Claims   []sharing.Claim
 }
 

@@ -45,7 +45,10 @@ var (
 
 // Describe implements prometheus.Collector.
 func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
-	describe(ch)
+	ch <- memoryRequestedDesc
+	ch <- coresRequestedDesc
+	ch <- memoryUsedDesc
+	ch <- utilizationDesc
 	c.failures.Describe(ch)
 	if c.GPUManagerNames {
 		ch <- gpuManagerUtilization
@@ -63,13 +66,6 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	if c.GPUManagerNames {
 		collectGPUManager(ch, c.Node, all)
 	}
-}
-
-func describe(ch chan<- *prometheus.Desc) {
-	ch <- memoryRequestedDesc
-	ch <- coresRequestedDesc
-	ch <- memoryUsedDesc
-	ch <- utilizationDesc
 }
 
 func collect(ch chan<- prometheus.Metric, all []usage) {
@@ -151,19 +147,4 @@ func sameContainer(a, b usage) bool {
 
 func gauge(desc *prometheus.Desc, value float64, labels ...string) prometheus.Metric {
 	return prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
-}
-
-// Example is a collector with example values of one container without a name.
-type Example struct{}
-
-// Describe implements prometheus.Collector.
-func (Example) Describe(ch chan<- *prometheus.Desc) {
-	describe(ch)
-	newFailures().Describe(ch)
-}
-
-// Collect sends one metric of each kind.
-func (Example) Collect(ch chan<- prometheus.Metric) {
-	collect(ch, []usage{{requested: &requested{}, used: &used{}}})
-	newFailures().Collect(ch)
 }

@@ -114,15 +114,6 @@ type Collector struct {
 
 // NewCollector returns a collector to register.
 func NewCollector(c CollectorConfig) *Collector {
-	collector := &Collector{CollectorConfig: c, pods: podCache{client: c.Client}, failures: newFailures(),
-		logged: map[string]string{}}
-	if c.Processes != nil {
-		collector.processes = &processes{c}
-	}
-	return collector
-}
-
-func newFailures() *prometheus.CounterVec {
 	failures := prometheus.NewCounterVec(prometheus.CounterOpts{Name: report.Prefix +
 		"container_metrics_failures_total",
 		Help: "Times that metrics of containers were missing, by who had not answered: the kubelet, the API server " +
@@ -131,7 +122,12 @@ func newFailures() *prometheus.CounterVec {
 	for _, source := range []string{sourceKubelet, sourceRecords, sourcePods, sourceNVML, sourceProc} {
 		failures.WithLabelValues(source)
 	}
-	return failures
+	collector := &Collector{CollectorConfig: c, pods: podCache{client: c.Client}, failures: failures,
+		logged: map[string]string{}}
+	if c.Processes != nil {
+		collector.processes = &processes{c}
+	}
+	return collector
 }
 
 // current returns the current usage, at most maxAge old.

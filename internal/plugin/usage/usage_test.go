@@ -83,7 +83,7 @@ func newNode(t *testing.T) *node {
 		devices = append(devices, gpu.Device{Name: name, Type: gpu.TypeGPU, UUID: gpu.UUID("GPU-" + name),
 			Memory: 80 * gib, Index: i})
 	}
-	devices[2].Use = gpu.Use{Sharing: gpu.Replicated, Replicas: 4, Isolation: gpu.IsolationNone}
+	devices[2].Use = gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 4, Isolation: gpu.IsolationNone}
 	inv := inventory.New(devices)
 	o.Collector = NewCollector(CollectorConfig{Node: "node", Kubelet: socket, Records: records, Client: o.client,
 		Proc:      filepath.Join(dir, "proc"),

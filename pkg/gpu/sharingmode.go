@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// Use says how claims may use a GPU, as the administrator configures it. The zero value is the default: shares of any
-// size, enforced by MPS.
-type Use struct {
+// SharingMode says how claims may use a GPU, as the administrator configures it. The zero value is the default: shares
+// of any size, enforced by MPS.
+type SharingMode struct {
 	Sharing  Sharing
 	Replicas int // how many claims may hold the GPU at once, for Replicated
 	// Partitions says which partitions claims can get, besides the whole GPU.
@@ -29,50 +29,50 @@ type Use struct {
 // MaxMPSClients is the maximum number of clients of an MPS server, from Volta on.
 const MaxMPSClients = 48
 
-// EnforceableOn returns the use with what a GPU of the product can enforce. MPS limits nothing before Volta: a GPU that
-// would have shares is exclusive then, so that a share is not silently without limits. Replicas, which somebody has
-// asked for, are only counted.
-func (u Use) EnforceableOn(p Product) Use {
-	if u.Isolation != IsolationMPS || p.MPSLimits() {
-		return u
+// EnforceableOn returns the mode with what a GPU of the product can enforce. MPS limits nothing before Volta: a GPU
+// that would have shares is exclusive then, so that a share is not silently without limits. Replicas, which somebody
+// has asked for, are only counted.
+func (m SharingMode) EnforceableOn(p Product) SharingMode {
+	if m.Isolation != IsolationMPS || p.MPSLimits() {
+		return m
 	}
-	switch u.Sharing {
+	switch m.Sharing {
 	case Fractional:
-		u.Sharing = Exclusive
+		m.Sharing = Exclusive
 	case Replicated:
-		u.Isolation = IsolationNone
+		m.Isolation = IsolationNone
 	}
-	return u
+	return m
 }
 
 // String is for people and complete: "fractional, isolation mps", "replicated: 10, isolation none, shared only",
 // "exclusive".
-func (u Use) String() string {
-	text := u.Sharing.String()
-	if u.Sharing == Exclusive {
-		return text + u.partitions()
+func (m SharingMode) String() string {
+	text := m.Sharing.String()
+	if m.Sharing == Exclusive {
+		return text + m.partitions()
 	}
-	if u.Sharing == Replicated {
-		text += fmt.Sprintf(": %d", u.Replicas)
+	if m.Sharing == Replicated {
+		text += fmt.Sprintf(": %d", m.Replicas)
 	}
-	text += ", isolation " + u.Isolation.String()
-	if u.Hook.Path != "" {
-		text += " (" + u.Hook.Path + ")"
+	text += ", isolation " + m.Isolation.String()
+	if m.Hook.Path != "" {
+		text += " (" + m.Hook.Path + ")"
 	}
-	if u.SharedOnly {
+	if m.SharedOnly {
 		text += ", shared only"
 	}
-	if u.OnePerClaim {
+	if m.OnePerClaim {
 		text += ", one per claim"
 	}
-	return text + u.partitions()
+	return text + m.partitions()
 }
 
-func (u Use) partitions() string {
-	if u.Partitions == PartitionsAuto {
+func (m SharingMode) partitions() string {
+	if m.Partitions == PartitionsAuto {
 		return ""
 	}
-	return ", partitions " + u.Partitions.String()
+	return ", partitions " + m.Partitions.String()
 }
 
 // HookLibrary is a library that intercepts CUDA calls, supplied by the administrator.
