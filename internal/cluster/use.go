@@ -34,11 +34,14 @@ func (v *View) measure(g *GPU) {
 		g.use.Consumed = make([]int64, len(k.policies))
 	}
 	var memory int64
+	all := g.published()
 	for _, h := range g.Held {
 		switch {
 		case gpu.IsPartition(h.Device):
-			held, _ := v.amount(h, g)
-			memory += held
+			g.use.Parts = 1 // of unknown size
+			if all > 0 {
+				memory += v.holding(h, g).Memory
+			}
 		case k == nil || len(h.ConsumedCapacity) == 0:
 			g.use.Whole = true
 		default:
@@ -46,15 +49,12 @@ func (v *View) measure(g *GPU) {
 				g.use.Consumed[i] += h.consumed(p.name)
 			}
 		}
-		if gpu.IsPartition(h.Device) {
-			g.use.Parts = 1 // of unknown size
-		}
 	}
-	if all := g.published(); all > 0 && memory > 0 {
+	if memory > 0 {
 		g.use.Parts = min(whole, max(1, memory*whole/all))
 	}
 	g.use.shared = k != nil && !g.use.Whole && g.use.Parts == 0
-	g.open = g.published() > 0 && !g.Tainted()
+	g.open = all > 0 && !g.Tainted()
 }
 
 // published returns the memory of the GPU in bytes; 0: nothing of it is published.
