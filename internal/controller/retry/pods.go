@@ -5,7 +5,6 @@ package retry
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -22,8 +21,9 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// unscheduled follows the pods without a node until ctx ends. list returns them, in no order, with little of each.
-func unscheduled(ctx context.Context, reads kubernetes.Interface) (list func() []*corev1.Pod, err error) {
+// unscheduled follows the pods without a node until ctx ends, and returns when it knows them. list returns them, in no
+// order, with little of each.
+func unscheduled(ctx context.Context, reads kubernetes.Interface) (list func() []*corev1.Pod) {
 	selector := fields.Set{"spec.nodeName": "", "status.phase": string(corev1.PodPending)}.AsSelector().String()
 	factory := informers.NewSharedInformerFactoryWithOptions(reads, 0,
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = selector }),
@@ -35,15 +35,11 @@ func unscheduled(ctx context.Context, reads kubernetes.Interface) (list func() [
 		}))
 	lister := factory.Core().V1().Pods().Lister()
 	factory.Start(ctx.Done())
-	for _, synced := range factory.WaitForCacheSync(ctx.Done()) {
-		if !synced {
-			return nil, errors.New("list the pods without a node: interrupted")
-		}
-	}
+	factory.WaitForCacheSync(ctx.Done())
 	return func() []*corev1.Pod {
 		all, _ := lister.List(labels.Everything()) // from the cache: no error is possible
 		return all
-	}, nil
+	}
 }
 
 // slim keeps what is needed of a pod.

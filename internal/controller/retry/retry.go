@@ -38,8 +38,8 @@ import (
 const (
 	// period is the time between two rounds. A round makes no request unless a pod has been refused.
 	period = 500 * time.Millisecond
-	// pauseFactor bounds the time of rounds to a twentieth.
-	pauseFactor = 19
+	// pauseFactor bounds the time of rounds, most of which is that of requests, to a quarter.
+	pauseFactor = 3
 	// settle is how long a refused pod must fit: until then the scheduler may still write what it has allocated.
 	settle = time.Second
 	// firstPause is the pause after the first retry, of a pod and of all. It doubles after each one in vain.
@@ -107,10 +107,7 @@ func newRetrier(c *feature.Controller, reads kubernetes.Interface, class string)
 // Start retries pods until ctx ends.
 func (r *Retrier) Start(ctx context.Context) error {
 	logger := log.FromContext(ctx).WithName("retry")
-	list, err := unscheduled(ctx, r.reads)
-	if err != nil {
-		return err
-	}
+	list := unscheduled(ctx, r.reads)
 	for pause := period; ; {
 		select {
 		case <-ctx.Done():
