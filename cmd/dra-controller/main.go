@@ -99,6 +99,8 @@ func addFlags(f *pflag.FlagSet, o *controller.Options) {
 		"why; 0: no such events")
 	f.BoolVar(&o.EvictExtended, "evict-extended-resources", false, "evict pods from GPUs with a NoExecute taint if "+
 		"they have got them as an extended resource: Kubernetes evicts only those with claims in their spec")
+	f.StringVar(&o.RetryClass, "retry-class", "", "device class that nobody uses: by its updates the scheduler tries "+
+		"pods again that wait although a GPU has room for their shares; empty: never")
 	f.IntVar(&o.WebhookPort, "webhook-port", 9443, "where webhooks are served")
 	f.StringVar(&o.HealthAddress, "health-address", ":8081", "where /healthz and /readyz are served")
 	f.StringVar(&o.MetricsAddress, "metrics-address", ":8080", "where /metrics is served; 0: nowhere")

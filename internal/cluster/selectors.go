@@ -54,17 +54,32 @@ func (v *View) ClassNames() []string {
 
 // Extended reports whether a class of the driver stands behind the extended resource.
 func (v *View) Extended(resource string) bool {
+	_, ok := v.ExtendedClass(resource)
+	return ok
+}
+
+// ExtendedClass returns the class of the driver behind the extended resource: of several the newest, as the scheduler
+// does.
+func (v *View) ExtendedClass(resource string) (class string, ok bool) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	if class, ok := strings.CutPrefix(resource, resourceapi.ResourceDeviceClassPrefix); ok {
-		return v.ours[class]
+		return class, v.ours[class]
 	}
-	for name, class := range v.classes {
-		if v.ours[name] && ptr.Deref(class.Spec.ExtendedResourceName, "") == resource {
-			return true
+	var newest *resourceapi.DeviceClass
+	for name, c := range v.classes {
+		if !v.ours[name] || ptr.Deref(c.Spec.ExtendedResourceName, "") != resource {
+			continue
+		}
+		if newest == nil || newest.CreationTimestamp.Before(&c.CreationTimestamp) ||
+			newest.CreationTimestamp.Equal(&c.CreationTimestamp) && name < newest.Name {
+			newest = c
 		}
 	}
-	return false
+	if newest == nil {
+		return "", false
+	}
+	return newest.Name, true
 }
 
 // Ours reports whether the selectors of a class name the driver.

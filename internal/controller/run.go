@@ -40,6 +40,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/explain"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/retry"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 )
 
@@ -56,6 +57,8 @@ type Options struct {
 	WaitingAfter time.Duration
 	// EvictExtended evicts pods with extended resources from devices with a NoExecute taint.
 	EvictExtended bool
+	// RetryClass is the class by whose updates the controller makes the scheduler try waiting pods again. Empty: never.
+	RetryClass string
 	// Features are those that the program adds.
 	Features []feature.Feature
 
@@ -125,6 +128,9 @@ func (o Options) addFeatures(ctx context.Context, c *feature.Controller, expande
 	err := explain.Add(c, claims, o.WaitingAfter)
 	if o.EvictExtended {
 		err = errors.Join(err, eviction.Add(ctx, c))
+	}
+	if o.RetryClass != "" {
+		err = errors.Join(err, retry.Add(c, o.RetryClass))
 	}
 	for _, f := range o.Features {
 		err = errors.Join(err, f.Add(c))

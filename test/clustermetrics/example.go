@@ -27,6 +27,6 @@ func Example() *prometheus.Registry {
 	panics := metrics.NewPanics()
 	panics.WithLabelValues("")
 	registry.MustRegister(metrics.Collector{View: v, Active: func() bool { return true }}, metrics.NewUnrankedClaims(),
-		metrics.NewEvictedPods(), panics)
+		metrics.NewEvictedPods(), metrics.NewRetries(), panics)
 	return registry
 }
