@@ -102,6 +102,8 @@ func addFlags(f *pflag.FlagSet, o *controller.Options) {
 		"they have got them as an extended resource: Kubernetes evicts only those with claims in their spec")
 	f.StringVar(&o.Placement, "placement", "pack", "how nodes are scored for a scheduler that asks: pack or spread; "+
 		"empty: not at all")
+	f.StringVar(&o.RetryClass, "retry-class", "", "device class that nobody uses: by its updates the scheduler tries "+
+		"pods again that wait although a GPU has room for their shares; empty: never")
 	f.IntVar(&o.WebhookPort, "webhook-port", 9443, "where webhooks are served")
 	f.StringVar(&o.HealthAddress, "health-address", ":8081", "where /healthz and /readyz are served")
 	f.StringVar(&o.MetricsAddress, "metrics-address", ":8080", "where /metrics is served; 0: nowhere")

@@ -92,6 +92,18 @@ func (v *View) Available(k *DeviceKind, asked map[resourceapi.QualifiedName]reso
 	return devices
 }
 
+// FitsBeside reports whether a GPU of the kind that claims hold in part has room for a request for these capacities.
+func (v *View) FitsBeside(k *DeviceKind, asked map[resourceapi.QualifiedName]resource.Quantity) bool {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	for g := range k.available.used {
+		if g.Fits(asked) {
+			return true
+		}
+	}
+	return false
+}
+
 // leaves reports whether a GPU of the kind has something left of each capacity.
 func (k *DeviceKind) leaves(consumed []int64) bool {
 	for i, p := range k.policies {

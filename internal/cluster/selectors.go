@@ -58,8 +58,8 @@ func (v *View) Extended(resource string) bool {
 	return ok
 }
 
-// ExtendedClass returns the class of the driver that stands behind the extended resource. Of several the scheduler
-// takes the newest.
+// ExtendedClass returns the class of the driver behind the extended resource: of several the newest, as the scheduler
+// does.
 func (v *View) ExtendedClass(resource string) (class string, ok bool) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -67,12 +67,12 @@ func (v *View) ExtendedClass(resource string) (class string, ok bool) {
 		return class, v.ours[class]
 	}
 	var newest *resourceapi.DeviceClass
-	for _, c := range v.classes {
-		if ptr.Deref(c.Spec.ExtendedResourceName, "") != resource || !v.ours[c.Name] {
+	for name, c := range v.classes {
+		if !v.ours[name] || ptr.Deref(c.Spec.ExtendedResourceName, "") != resource {
 			continue
 		}
 		if newest == nil || newest.CreationTimestamp.Before(&c.CreationTimestamp) ||
-			newest.CreationTimestamp.Equal(&c.CreationTimestamp) && c.Name < newest.Name {
+			newest.CreationTimestamp.Equal(&c.CreationTimestamp) && name < newest.Name {
 			newest = c
 		}
 	}

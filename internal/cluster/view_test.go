@@ -285,6 +285,14 @@ func TestAvailable(t *testing.T) {
 					for _, n := range free {
 						devices += n / count * count
 					}
+					beside := false
+					for g := range v.GPUs {
+						beside = beside || g.Whole.Kind == k && len(g.Held) > 0 && g.Fits(want)
+					}
+					if got := v.FitsBeside(k, want); k.Type() == gpu.TypeGPU && got != beside {
+						t.Fatalf("step %d: %s for %v beside others: got %t, want %t\n%s", step, k, want, got, beside,
+							text(v))
+					}
 					if got := v.Available(k, want, count, 100); k.Type() == gpu.TypeGPU && got != devices {
 						t.Fatalf("step %d: %s for %v by %d: got %d, want %d\n%s", step, k, want, count, got, devices,
 							text(v))
@@ -320,5 +328,17 @@ func TestExtendedResources(t *testing.T) {
 	class("other", "gpu.example.com", ptr.To("example.com/gpu"))
 	if got := strings.Join(v.ExtendedResources(), " "); got != "nvidia.com/gpu nvidia.com/gpu.shared" {
 		t.Errorf("got %s", got)
+	}
+	class("z", "gpu.nvidia.com", ptr.To("nvidia.com/gpu"))
+	newest, _ := v.Class("b")
+	newest = newest.DeepCopy()
+	newest.Name, newest.CreationTimestamp = "newest", metav1.Now()
+	v.SetClass(newest)
+	for resource, want := range map[string]string{"nvidia.com/gpu": "a", "nvidia.com/gpu.shared": "newest",
+		"deviceclass.resource.kubernetes.io/none": "none", "example.com/gpu": "",
+		"deviceclass.resource.kubernetes.io/other": ""} {
+		if got, ok := v.ExtendedClass(resource); ok != (want != "") || ok && got != want {
+			t.Errorf("%s: got %q %t, want %q", resource, got, ok, want)
+		}
 	}
 }

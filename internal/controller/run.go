@@ -41,6 +41,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/extender"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/retry"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 )
 
@@ -59,6 +60,8 @@ type Options struct {
 	EvictExtended bool
 	// Placement is the policy by which nodes are scored for a scheduler: one of extender.Policies. Empty: none.
 	Placement string
+	// RetryClass is the class by whose updates the controller makes the scheduler try waiting pods again. Empty: never.
+	RetryClass string
 	// Features are those that the program adds.
 	Features []feature.Feature
 
@@ -138,6 +141,9 @@ func (o Options) addFeatures(ctx context.Context, c *feature.Controller, expande
 	}
 	if o.EvictExtended {
 		err = errors.Join(err, eviction.Add(ctx, c))
+	}
+	if o.RetryClass != "" {
+		err = errors.Join(err, retry.Add(c, o.RetryClass))
 	}
 	for _, f := range o.Features {
 		err = errors.Join(err, f.Add(c))

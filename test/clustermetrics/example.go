@@ -28,7 +28,7 @@ func Example() *prometheus.Registry {
 	panics := metrics.NewPanics()
 	panics.WithLabelValues("")
 	registry.MustRegister(metrics.Collector{View: v, Active: func() bool { return true }}, metrics.NewUnrankedClaims(),
-		metrics.NewEvictedPods(), panics)
+		metrics.NewEvictedPods(), metrics.NewRetries(), panics)
 	registry.MustRegister(extender.NewMetrics().All()...)
 	return registry
 }

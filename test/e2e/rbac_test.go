@@ -119,10 +119,12 @@ var (
 		"list resource.k8s.io/resourceclaims":         "the same",
 		"list resource.k8s.io/deviceclasses":          "the same",
 		"list resource.k8s.io/resourceclaimtemplates": "the same",
-		"list pods": "the same",
+		"list pods":                                     "the same",
+		"get resource.k8s.io/resourceclaims":            "those of a pod that the scheduler refuses",
+		"patch resource.k8s.io/deviceclasses":           "when the scheduler counts a share twice",
 		"delete resource.k8s.io/resourceclaimtemplates": "those that no pod has used for ten minutes",
-		"patch events":                      "one that comes again",
-		"delete coordination.k8s.io/leases": "where it is needed to set the owner (OpenShift)",
+		"patch events":                                  "one that comes again",
+		"delete coordination.k8s.io/leases":             "where it is needed to set the owner (OpenShift)",
 	}
 )
 

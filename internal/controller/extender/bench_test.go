@@ -21,7 +21,7 @@ func BenchmarkPrioritize(b *testing.B) {
 	for _, nodes := range []int{1213, 5000} {
 		b.Run(fmt.Sprint(nodes, "nodes"), func(b *testing.B) {
 			v := clustertest.New(b)
-			clustertest.Fleet(b, v, nodes, 10, gpu.Use{})
+			clustertest.Fleet(b, v, nodes, 10, gpu.SharingMode{})
 			x := newExtender(v, func() error { return nil }, placement.Pack, time.Now)
 			x.begin = func() func() bool { return func() bool { return true } }
 			w := &world{Extender: x, t: b}

@@ -47,11 +47,11 @@ func TestPredictionIsThatOfTheAllocator(t *testing.T) {
 				}
 				return share(r, 20)
 			}},
-		{"replicas", []clustertest.SimNode{{Name: "a", Profile: "l40s-x4", Use: gpu.Use{Sharing: gpu.Replicated,
-			Replicas: 4}}}, func(r *rand.Rand) string {
+		{"replicas", []clustertest.SimNode{{Name: "a", Profile: "l40s-x4",
+			Use: gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 4}}}, func(r *rand.Rand) string {
 			return fmt.Sprintf("exactly: {deviceClassName: shared.gpu.nvidia.com, count: %d}", 1+r.IntN(2))
 		}},
-		{"exclusive GPUs by model", []clustertest.SimNode{{Name: "a", Profile: "mixed", Use: gpu.Use{
+		{"exclusive GPUs by model", []clustertest.SimNode{{Name: "a", Profile: "mixed", Use: gpu.SharingMode{
 			Sharing: gpu.Exclusive}}}, func(r *rand.Rand) string {
 			return "exactly: {deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: \"device.attributes['" +
 				"gpu.nvidia.com'].productName.contains('" + []string{"L", "T", "A"}[r.IntN(3)] + "')\"}}]}"

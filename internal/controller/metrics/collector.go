@@ -72,6 +72,13 @@ func NewEvictedPods() prometheus.Counter {
 			"DeviceTaintEviction."})
 }
 
+// NewRetries returns the counter of retries: how often the controller made the scheduler try waiting pods again.
+func NewRetries() prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "scheduler_retries_total",
+		Help: "How often the controller made the scheduler try waiting pods again, because one waited although a GPU " +
+			"has room for its share. Many in a row: it waits for something else."})
+}
+
 // NewPanics returns the counter of panics that did not end the controller. The label is what it did.
 func NewPanics() *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "panics_total",

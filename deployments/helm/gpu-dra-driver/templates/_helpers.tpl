@@ -219,6 +219,17 @@ nodeAffinity:
 {{- if and .Values.controller.enabled .Values.controller.eviction.enabled (semverCompare ">=1.35.0-0" .Capabilities.KubeVersion.Version) }}true{{ end }}
 {{- end }}
 
+{{/* Whether the controller makes the scheduler try waiting pods again. Shares need Kubernetes 1.36. No version counts them
+once yet: the first that does is the end of this range. */}}
+{{- define "gpu-dra-driver.retries" -}}
+{{- if and .Values.controller.enabled .Values.controller.retry.enabled .Values.deviceClasses.create (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) }}true{{ end }}
+{{- end }}
+
+{{/* The class by whose updates it does that. */}}
+{{- define "gpu-dra-driver.retryClass" -}}
+{{- printf "retry.%s" .Values.driverName }}
+{{- end }}
+
 {{/* Whether pods of older systems are converted: their claims are for shares, which need Kubernetes 1.36. */}}
 {{- define "gpu-dra-driver.converts" -}}
 {{- if and .Values.controller.enabled .Values.controller.conversion.families (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) }}true{{ end }}

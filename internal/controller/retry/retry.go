@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package retry makes the scheduler try pods again that wait although a GPU has room for their shares.
+//
+// While the scheduler binds a pod, it counts the pod's share twice: as allocated in the claim, and as an allocation in
+// flight. Meanwhile it refuses other pods for which there is room. Nothing tells it to try these again until a claim
+// ends, or for five minutes.
+//
+// An update of a DeviceClass makes it try all pods that lack devices, as the end of a claim does. It is one request.
+// There is no cheaper event: a pod wakes alone only if the status of its own claim or its list of claims changes, and
+// neither can change while it waits. The class is one that nobody uses, so the controller has no rights on others.
+package retry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
+)
+
+const (
+	// period is the time between two rounds. A round makes no request unless a pod has been refused.
+	period = 500 * time.Millisecond
+	// pauseFactor bounds the time of rounds, most of which is that of requests, to a quarter.
+	pauseFactor = 3
+	// settle is how long a refused pod must fit: until then the scheduler may still write what it has allocated.
+	settle = time.Second
+	// firstPause is the pause after the first retry, of a pod and of all. It doubles after each one in vain.
+	firstPause = time.Second
+	// maxPause bounds the pause between retries in vain.
+	maxPause = time.Minute
+	// maxRetries is how often a pod is retried that fits all the time: that takes three minutes.
+	maxRetries = 9
+	// newRetries is how often a pod is retried as a new one.
+	newRetries = 2
+	// attempt is the pause per refused pod: several times as long as the scheduler needs to try one.
+	attempt = 40 * time.Millisecond
+	// maxReads is how many claims are read in a round.
+	maxReads = 100
+	// maxPods is how many refused pods are remembered, and maxBytes the size of what they ask for.
+	maxPods, maxBytes = 20000, 16 << 20
+	// annotation of the class has the time of the last retry.
+	annotation = "gpu.nvidia.com/retried"
+)
+
+// Retrier makes the scheduler try pods again. It is not safe for concurrent use.
+type Retrier struct {
+	view    *cluster.View
+	known   func() error  // an error until the view is complete
+	client  client.Client // without a cache
+	reads   kubernetes.Interface
+	guard   feature.Guard
+	class   string
+	retries prometheus.Counter
+
+	waiting map[types.UID]*waiting
+	shapes  map[string]*shape // by their text
+
+	retried   []types.UID // pods of the last retry, none of which has left since
+	fruitless int         // retries in a row after which no pod has left
+	last      time.Time
+}
+
+// waiting is a pod that the scheduler has refused.
+type waiting struct {
+	shapes  []*shape  // what it asks for; nil: not read yet
+	since   time.Time // it has fitted all the time since then; zero: it does not fit
+	retries int
+	next    time.Time // no retry earlier
+}
+
+// Add makes the leader retry pods by updates of the class, which nobody else uses.
+func Add(c *feature.Controller, class string) error {
+	config := rest.CopyConfig(c.REST)
+	config.ContentType = runtime.ContentTypeProtobuf // smaller, and decoded faster
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	reads, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	r := newRetrier(c, reads, class)
+	return errors.Join(ctrlmetrics.Registry.Register(r.retries), c.Manager.Add(r))
+}
+
+func newRetrier(c *feature.Controller, reads kubernetes.Interface, class string) *Retrier {
+	return &Retrier{view: c.View, known: c.Known, client: c.Direct, reads: reads, guard: c.Guard, class: class,
+		retries: metrics.NewRetries(), waiting: map[types.UID]*waiting{}, shapes: map[string]*shape{}}
+}
+
+// Start retries pods until ctx ends.
+func (r *Retrier) Start(ctx context.Context) error {
+	logger := log.FromContext(ctx).WithName("retry")
+	list := unscheduled(ctx, r.reads)
+	for pause := period; ; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+		if r.known() != nil {
+			continue
+		}
+		started := time.Now()
+		err := r.guard.Do("retry pods", func() error { return r.round(log.IntoContext(ctx, logger), list(), started) })
+		if err != nil && ctx.Err() == nil {
+			logger.Error(err, "Pods that wait although they fit are not retried")
+		}
+		pause = max(period, pauseFactor*time.Since(started))
+	}
+}
+
+// round looks at the pods without a node, and retries once if one of them waits although it fits.
+func (r *Retrier) round(ctx context.Context, pods []*corev1.Pod, now time.Time) (last error) {
+	r.forget(pods)
+	judge := judge{view: r.view, known: map[*shape]verdict{}}
+	var due []*corev1.Pod
+	reads := maxReads
+	for _, pod := range pods {
+		w := r.waiting[pod.UID]
+		if w == nil {
+			continue
+		}
+		if w.shapes == nil {
+			if reads -= len(pod.Spec.ResourceClaims); reads < 0 {
+				continue
+			}
+			var err error
+			if w.shapes, err = r.read(ctx, pod); err != nil {
+				last = err
+				continue
+			}
+		}
+		switch fits := judge.pod(ctx, w.shapes); {
+		case !fits:
+			w.since, w.retries = time.Time{}, 0
+		case w.since.IsZero():
+			w.since = now
+		}
+		if !w.since.IsZero() && now.Sub(w.since) >= settle && !now.Before(w.next) && w.retries < maxRetries {
+			due = append(due, pod)
+		}
+	}
+	if len(due) == 0 || now.Sub(r.last) < r.pause(due) {
+		return last
+	}
+	return errors.Join(last, r.retry(ctx, due, now))
+}
+
+// forget forgets pods that are not refused any more, and remembers those that are. It notes whether the last retry has
+// helped one.
+func (r *Retrier) forget(pods []*corev1.Pod) {
+	refused := map[types.UID]*waiting{}
+	shapes, bytes := map[string]*shape{}, 0
+	for _, pod := range pods {
+		if !isRefused(pod) || len(refused) == maxPods || bytes > maxBytes {
+			continue
+		}
+		w := r.waiting[pod.UID]
+		if w == nil {
+			w = &waiting{}
+		}
+		refused[pod.UID] = w
+		for _, s := range w.shapes {
+			if shapes[s.text] == nil {
+				shapes[s.text] = s
+				bytes += len(s.text)
+			}
+		}
+	}
+	r.waiting, r.shapes = refused, shapes
+	if slices.ContainsFunc(r.retried, func(uid types.UID) bool { return refused[uid] == nil }) {
+		r.retried, r.fruitless = nil, 0
+	}
+}
+
+// retry makes the scheduler try the pods again, with all others that lack devices.
+func (r *Retrier) retry(ctx context.Context, due []*corev1.Pod, now time.Time) error {
+	if len(r.retried) > 0 {
+		r.fruitless++
+	}
+	r.last, r.retried = now, nil
+	var names []string
+	for _, pod := range due {
+		w := r.waiting[pod.UID]
+		w.next = now.Add(pauseAfter(w.retries))
+		w.retries++
+		w.shapes = nil // another pod may have got its claim allocated
+		r.retried = append(r.retried, pod.UID)
+		names = append(names, pod.Namespace+"/"+pod.Name)
+	}
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, annotation, now.UTC().Format(time.RFC3339Nano))
+	err := r.client.Patch(ctx, &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: r.class}},
+		client.RawPatch(types.MergePatchType, patch))
+	if err != nil {
+		return fmt.Errorf("update device class %s: %w", r.class, err)
+	}
+	r.retries.Inc()
+	slices.Sort(names)
+	log.FromContext(ctx).Info("The scheduler tries pods again that wait although they fit", "pods", len(names),
+		"first", names[0])
+	return nil
+}
+
+// pause returns the pause between the last retry and that of these pods. Retries in vain make it longer, but not for
+// pods that are new: then it only leaves the scheduler the time to try all that it has refused.
+func (r *Retrier) pause(due []*corev1.Pod) time.Duration {
+	pause := pauseAfter(r.fruitless)
+	if slices.ContainsFunc(due, func(pod *corev1.Pod) bool { return r.waiting[pod.UID].retries < newRetries }) {
+		return min(pause, max(2*firstPause, time.Duration(len(r.waiting))*attempt))
+	}
+	return pause
+}
+
+// pauseAfter returns the pause after that many retries in vain.
+func pauseAfter(n int) time.Duration { return min(maxPause, firstPause<<min(n, 10)) }
