@@ -53,6 +53,7 @@ type Demand struct {
 // Policy chooses the node.
 type Policy int
 
+// The policies. The zero value is Pack.
 const (
 	Pack   Policy = iota // keep whole GPUs and whole nodes for those who need them
 	Spread               // use the emptiest GPUs and nodes
