@@ -33,8 +33,8 @@ const maxShapes = 500
 // Shapes remembers when shapes were last requested. The zero value has none. It is not safe for concurrent use.
 type Shapes map[Shape]time.Time
 
-// See remembers that a pod of this shape was seen. A pod without GPUs does not matter. If there are too many shapes, the
-// one that was not seen for the longest time is forgotten.
+// See remembers that a pod of this shape was seen. A pod without GPUs does not matter. If there are too many shapes,
+// the one that was not seen for the longest time is forgotten.
 func (s Shapes) See(shape Shape, now time.Time) {
 	if shape.GPUs == 0 {
 		return
@@ -51,8 +51,8 @@ func (s Shapes) Since(since time.Time) []Shape {
 	return slices.Collect(maps.Keys(s))
 }
 
-// Stranded returns how much of each GPU of the node is idle and fits no pod of these shapes, in thousandths. The reason is
-// that the node has too little idle CPU, too few such GPUs, or too little of this GPU.
+// Stranded returns how much of each GPU of the node is idle and fits no pod of these shapes, in thousandths: the node
+// has too little idle CPU, too few such GPUs, or too little of this GPU.
 func Stranded(n Node, shapes []Shape) []int64 {
 	stranded := make([]int64, len(n.GPUs))
 	for i, g := range n.GPUs {

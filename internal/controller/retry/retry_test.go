@@ -50,7 +50,7 @@ type world struct {
 	fails   error
 }
 
-func newWorld(t *testing.T, use gpu.Use, claims ...*resourceapi.ResourceClaim) *world {
+func newWorld(t *testing.T, use gpu.SharingMode, claims ...*resourceapi.ResourceClaim) *world {
 	t.Helper()
 	w := &world{view: clustertest.New(t, clustertest.SimNode{Name: "node-1", Profile: "t4-x2", Use: use})}
 	var objects []runtime.Object
@@ -122,7 +122,7 @@ func TestWhichPodsAreRetried(t *testing.T) {
 		return `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, ` + rest + `}}]`
 	}
 	part := `capacity: {requests: {memory: 5Gi, cores: "40"}}`
-	shared := gpu.Use{Sharing: gpu.Replicated, Replicas: 2}
+	shared := gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 2}
 	extended := func(resourceName string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
 			p.Spec.ResourceClaims = nil
@@ -132,50 +132,50 @@ func TestWhichPodsAreRetried(t *testing.T) {
 	}
 	for _, row := range []struct {
 		name   string
-		use    gpu.Use
+		use    gpu.SharingMode
 		held   string // of the first GPU; empty: it is idle
 		claim  string
 		change func(*corev1.Pod)
 		want   bool
 	}{
-		{"a share fits beside another", gpu.Use{}, half, share, nil, true},
-		{"a share fits on an idle GPU only", gpu.Use{}, all, share, nil, false},
-		{"a share fits, and both GPUs are idle", gpu.Use{}, "", share, nil, false},
-		{"a whole GPU", gpu.Use{}, half, request("count: 1"), nil, false},
-		{"two shares, of two GPUs", gpu.Use{}, half, request("count: 2, " + part), nil, true},
-		{"three shares, of two GPUs", gpu.Use{}, half, request("count: 3, " + part), nil, false},
-		{"all GPUs", gpu.Use{}, half, request("allocationMode: All, " + part), nil, false},
-		{"a share of another model", gpu.Use{}, half, request(part + `, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].productName == 'H100'"}}]`), nil,
+		{"a share fits beside another", gpu.SharingMode{}, half, share, nil, true},
+		{"a share fits on an idle GPU only", gpu.SharingMode{}, all, share, nil, false},
+		{"a share fits, and both GPUs are idle", gpu.SharingMode{}, "", share, nil, false},
+		{"a whole GPU", gpu.SharingMode{}, half, request("count: 1"), nil, false},
+		{"two shares, of two GPUs", gpu.SharingMode{}, half, request("count: 2, " + part), nil, true},
+		{"three shares, of two GPUs", gpu.SharingMode{}, half, request("count: 3, " + part), nil, false},
+		{"all GPUs", gpu.SharingMode{}, half, request("allocationMode: All, " + part), nil, false},
+		{"a share of another model", gpu.SharingMode{}, half, request(part + `, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].productName == 'H100'"}}]`), nil,
 			false},
-		{"a class that does not exist", gpu.Use{}, half, strings.ReplaceAll(share, "gpu.nvidia.com", "x"), nil, false},
-		{"another driver's device", gpu.Use{}, half, `requests: [{name: nic, exactly: {deviceClassName: nic}}]`, nil,
+		{"a class that does not exist", gpu.SharingMode{}, half, strings.ReplaceAll(share, "gpu.nvidia.com", "x"), nil, false},
+		{"another driver's device", gpu.SharingMode{}, half, `requests: [{name: nic, exactly: {deviceClassName: nic}}]`, nil,
 			false},
-		{"a share and another driver's device", gpu.Use{}, half, share[:len(share)-1] +
+		{"a share and another driver's device", gpu.SharingMode{}, half, share[:len(share)-1] +
 			`, {name: nic, exactly: {deviceClassName: nic}}]`, nil, true},
-		{"a share and a whole GPU", gpu.Use{}, half, share[:len(share)-1] +
+		{"a share and a whole GPU", gpu.SharingMode{}, half, share[:len(share)-1] +
 			`, {name: b, exactly: {deviceClassName: gpu.nvidia.com}}]`, nil, true},
-		{"a share, or a whole GPU", gpu.Use{}, half, `requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: gpu.nvidia.com, count: 2}, {name: b, deviceClassName: gpu.nvidia.com, ` + part + `}]}]`,
+		{"a share, or a whole GPU", gpu.SharingMode{}, half, `requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: gpu.nvidia.com, count: 2}, {name: b, deviceClassName: gpu.nvidia.com, ` + part + `}]}]`,
 			nil, true},
-		{"exclusive GPUs", gpu.Use{Sharing: gpu.Exclusive}, half, share, nil, false},
-		{"a scheduling gate", gpu.Use{}, half, share, func(p *corev1.Pod) {
+		{"exclusive GPUs", gpu.SharingMode{Sharing: gpu.Exclusive}, half, share, nil, false},
+		{"a scheduling gate", gpu.SharingMode{}, half, share, func(p *corev1.Pod) {
 			p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "queue"}}
 		}, false},
-		{"not tried yet", gpu.Use{}, half, share, func(p *corev1.Pod) { p.Status.Conditions = nil }, false},
-		{"it is being deleted", gpu.Use{}, half, share, func(p *corev1.Pod) {
+		{"not tried yet", gpu.SharingMode{}, half, share, func(p *corev1.Pod) { p.Status.Conditions = nil }, false},
+		{"it is being deleted", gpu.SharingMode{}, half, share, func(p *corev1.Pod) {
 			p.DeletionTimestamp = ptr.To(metav1.Now())
 		}, false},
-		{"another scheduler", gpu.Use{}, half, share, func(p *corev1.Pod) { p.Spec.SchedulerName = "second" }, true},
-		{"its claim does not exist", gpu.Use{}, half, share, func(p *corev1.Pod) {
+		{"another scheduler", gpu.SharingMode{}, half, share, func(p *corev1.Pod) { p.Spec.SchedulerName = "second" }, true},
+		{"its claim does not exist", gpu.SharingMode{}, half, share, func(p *corev1.Pod) {
 			p.Spec.ResourceClaims[0].ResourceClaimName = ptr.To("missing")
 		}, false},
-		{"its claim is not generated", gpu.Use{}, half, share, func(p *corev1.Pod) {
+		{"its claim is not generated", gpu.SharingMode{}, half, share, func(p *corev1.Pod) {
 			p.Spec.ResourceClaims[0].ResourceClaimName = nil
 			p.Spec.ResourceClaims[0].ResourceClaimTemplateName = ptr.To("template")
 		}, false},
-		{"its claim is allocated", gpu.Use{}, half, share, func(p *corev1.Pod) {
+		{"its claim is allocated", gpu.SharingMode{}, half, share, func(p *corev1.Pod) {
 			p.Spec.ResourceClaims[0].ResourceClaimName = ptr.To("allocated")
 		}, false},
-		{"a second claim does not fit", gpu.Use{}, half, share, func(p *corev1.Pod) {
+		{"a second claim does not fit", gpu.SharingMode{}, half, share, func(p *corev1.Pod) {
 			p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, corev1.PodResourceClaim{Name: "large",
 				ResourceClaimName: ptr.To("large")})
 		}, false},
@@ -266,7 +266,7 @@ func TestPauses(t *testing.T) {
 		}, "1h1m1s"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			w := newWorld(t, gpu.Use{}, named(t, "claim", share))
+			w := newWorld(t, gpu.SharingMode{}, named(t, "claim", share))
 			w.hold(first, half)
 			w.hold(second, all)
 			w.pods = []*corev1.Pod{refused("pod", "claim")}
@@ -280,7 +280,7 @@ func TestPauses(t *testing.T) {
 
 // Claims of pods are read once, and again after a retry; not in each round.
 func TestReads(t *testing.T) {
-	w := newWorld(t, gpu.Use{}, named(t, "claim", share))
+	w := newWorld(t, gpu.SharingMode{}, named(t, "claim", share))
 	w.hold(first, all)
 	for i := range 3 * maxReads {
 		w.pods = append(w.pods, refused(fmt.Sprint(i), "claim"))
@@ -305,7 +305,7 @@ func TestReads(t *testing.T) {
 // The leader learns of pods by a watch, and a refused pod is retried by an update of the class.
 func TestStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, gpu.Use{}, named(t, "claim", share))
+		w := newWorld(t, gpu.SharingMode{}, named(t, "claim", share))
 		w.hold(first, half)
 		ctx, end := context.WithCancel(t.Context())
 		done := make(chan error)

@@ -64,7 +64,8 @@ func TestBurstsOnScheduler(t *testing.T) {
 	for _, b := range []*burst{
 		{name: "one claim", shares: 10, claims: 1},
 		{name: "five claims", shares: 20, claims: 5},
-		{name: "an extended resource", shares: replicas, use: gpu.Use{Sharing: gpu.Replicated, Replicas: replicas}},
+		{name: "an extended resource", shares: replicas,
+			use: gpu.SharingMode{Sharing: gpu.Replicated, Replicas: replicas}},
 	} {
 		t.Run(b.name, func(t *testing.T) {
 			b.T, b.client, b.reads = t, direct, reads
@@ -106,7 +107,7 @@ type burst struct {
 	reads  kubernetes.Interface
 
 	name   string
-	use    gpu.Use
+	use    gpu.SharingMode
 	shares int // of each GPU
 	claims int // of each pod, for a share each; 0: it requests an extended resource
 }
