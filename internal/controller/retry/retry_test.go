@@ -145,9 +145,10 @@ func TestWhichPodsAreRetried(t *testing.T) {
 		{"two shares, of two GPUs", gpu.SharingMode{}, half, request("count: 2, " + part), nil, true},
 		{"three shares, of two GPUs", gpu.SharingMode{}, half, request("count: 3, " + part), nil, false},
 		{"all GPUs", gpu.SharingMode{}, half, request("allocationMode: All, " + part), nil, false},
-		{"a share of another model", gpu.SharingMode{}, half, request(part + `, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].productName == 'H100'"}}]`), nil,
+		{"a share of another model", gpu.SharingMode{}, half, request(part + `, selectors: [{cel: {expression: ` +
+			`"device.attributes['gpu.nvidia.com'].productName == 'H100'"}}]`), nil, false},
+		{"a class that does not exist", gpu.SharingMode{}, half, strings.ReplaceAll(share, "gpu.nvidia.com", "x"), nil,
 			false},
-		{"a class that does not exist", gpu.SharingMode{}, half, strings.ReplaceAll(share, "gpu.nvidia.com", "x"), nil, false},
 		{"another driver's device", gpu.SharingMode{}, half, `requests: [{name: nic, exactly: {deviceClassName: nic}}]`, nil,
 			false},
 		{"a share and another driver's device", gpu.SharingMode{}, half, share[:len(share)-1] +
@@ -164,7 +165,8 @@ func TestWhichPodsAreRetried(t *testing.T) {
 		{"it is being deleted", gpu.SharingMode{}, half, share, func(p *corev1.Pod) {
 			p.DeletionTimestamp = ptr.To(metav1.Now())
 		}, false},
-		{"another scheduler", gpu.SharingMode{}, half, share, func(p *corev1.Pod) { p.Spec.SchedulerName = "second" }, true},
+		{"another scheduler", gpu.SharingMode{}, half, share,
+			func(p *corev1.Pod) { p.Spec.SchedulerName = "second" }, true},
 		{"its claim does not exist", gpu.SharingMode{}, half, share, func(p *corev1.Pod) {
 			p.Spec.ResourceClaims[0].ResourceClaimName = ptr.To("missing")
 		}, false},
