@@ -22,7 +22,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test beside compute clusters test-rest test-unit test-race test-arm64 test-nvidia test-karpenter test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest why why-scheduler build image dist lint clean
+.PHONY: help demo demo-down test beside compute clusters test-rest test-unit test-race test-arm64 test-nvidia test-karpenter test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest placement why why-scheduler build image dist lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -153,6 +153,10 @@ timeline: ## measure the parts of a pod's start, without and with a claim, and w
 strongest: ## ask for the strongest GPU on random fleets, compare with an oracle and write docs/strongest.md (needs root)
 	@./hack/prerequisites.sh root
 	@$(DEV) strongest
+
+placement: ## place pods with kube-scheduler, without and with our scores, and count the GPUs in use; TRACE=folder of a trace (hours) writes docs/placement.md, PLACEMENT=flags
+	@./hack/prerequisites.sh
+	@TRACE="$(TRACE)" PLACEMENT="$(PLACEMENT)" $(DEV) placement
 
 why: ## ask why 2,000 random pods wait, judge each answer with the scheduler's allocator, and write docs/why-judged.md; WHY_SEED=number varies them
 	@./hack/prerequisites.sh

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command dev implements `make demo`, `make demo-down`, `make test-e2e`, `make test-oldest`, `make test-versions`,
-// `make test-survive`, `make strongest`, `make why-scheduler`, `make bench` and `make timeline`: it starts a cluster,
-// builds the images, installs the chart and runs the tests. Run it in the repository root.
+// `make test-survive`, `make strongest`, `make placement`, `make why-scheduler`, `make bench` and `make timeline`: it
+// starts a cluster, builds the images, installs the chart and runs the tests. Run it in the repository root.
 package main
 
 import (
@@ -15,7 +15,7 @@ import (
 )
 
 const usage = `usage: dev demo|demo-down|e2e [-kubeconfig FILE]
-       dev oldest|versions|survive|bench|timeline|strongest|why
+       dev oldest|versions|survive|bench|timeline|strongest|placement|why
 
   demo        start the cluster "demo" (or use the one that runs), install the driver, apply every demo
   demo-down   stop the cluster "demo"
@@ -27,6 +27,8 @@ const usage = `usage: dev demo|demo-down|e2e [-kubeconfig FILE]
   bench       measure the driver on a fresh cluster "bench" and stop it; BENCH_ROWS selects by a pattern
   timeline    measure the parts of a pod's start on a fresh cluster "bench" and stop it
   strongest   ask for the strongest GPU on random fleets and compare with what was free, on a fresh cluster "strongest"
+  placement   place the pods of a trace with kube-scheduler, without and with the controller's scores; TRACE is the
+              folder of a trace, PLACEMENT has flags of test/placement
   why         put answers of kubectl gpu why to the scheduler of a fresh cluster "why"
 
   -kubeconfig FILE   install, apply and test on this cluster, which has the images and the profiles; leave it running
@@ -73,6 +75,8 @@ func run(ctx context.Context, args []string) error {
 		return timeline(ctx)
 	case "strongest":
 		return strongest(ctx)
+	case "placement":
+		return placement(ctx)
 	case "why":
 		return whyScheduler(ctx)
 	}

@@ -46,6 +46,9 @@ const atOnce = 32
 type Config struct {
 	Driver string // name of the driver in device classes; empty: gpu.nvidia.com
 	Nodes  []Node
+	// Inert nodes renew no leases, and their pods stay as the scheduler bound them. They outlive the program if nothing
+	// in the cluster expects leases.
+	Inert bool
 }
 
 // Node configures one node of a fleet.
@@ -111,10 +114,12 @@ func start(ctx context.Context, client kubernetes.Interface, c Config) (*Fleet, 
 		f.driver = Driver
 	}
 	f.life, f.end = context.WithCancel(ctx)
-	if err := f.startKubelets(ctx); err != nil {
-		return nil, errors.Join(err, f.Stop(context.WithoutCancel(ctx)))
+	if !c.Inert {
+		if err := f.startKubelets(ctx); err != nil {
+			return nil, errors.Join(err, f.Stop(context.WithoutCancel(ctx)))
+		}
+		f.wait.Go(f.renewLeases)
 	}
-	f.wait.Go(f.renewLeases)
 	if err := f.Add(ctx, c.Nodes...); err != nil {
 		if ctx.Err() != nil {
 			err = ctx.Err() // not the error of the request that it interrupted
@@ -149,7 +154,9 @@ func (f *Fleet) Add(ctx context.Context, nodes ...Node) error {
 	if err := all.Wait(); err != nil {
 		return errors.Join(err, f.remove(context.WithoutCancel(ctx), added))
 	}
-	f.kubelets.requeue()
+	if f.kubelets.pods != nil {
+		f.kubelets.requeue()
+	}
 	return nil
 }
 

@@ -324,3 +324,23 @@ func requireDistinctUUIDs(t *testing.T, client kubernetes.Interface, want int) {
 		t.Errorf("got %d UUIDs, want %d: %v", len(seen), want, seen)
 	}
 }
+
+// Without leases and kubelets, only the nodes with their slices are there.
+func TestInertNodes(t *testing.T) {
+	client := newServer(pod("early", "fleet-1", nil))
+	f, err := start(t.Context(), client, Config{Nodes: []Node{{Name: "fleet-1", Profile: "t4-x2"}}, Inert: true})
+	requireError(t, err, "")
+	for _, action := range client.Actions() {
+		if resource := action.GetResource().Resource; resource == "pods" || action.GetVerb() == "patch" {
+			t.Errorf("the fleet did %s %s", action.GetVerb(), resource)
+		}
+	}
+	requireState(t, client, `
+node fleet-1 gpu.nvidia.com/fleet-profile=t4-x2 kubernetes.io/arch=amd64 kubernetes.io/hostname=fleet-1 kubernetes.io/os=linux: Ready, 128 CPUs, 2Ti
+lease fleet-1
+slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1, owners 1: 2 devices
+slice 00000-gpu.nvidia.com-fleet-1- of node fleet-1, pool fleet-1/monitor, owners 1: 1 devices
+pod early on fleet-1: Pending
+`)
+	requireError(t, f.Stop(t.Context()), "")
+}

@@ -15,8 +15,8 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/gpudra/gpu-dra-driver/internal/placement"
 	"github.com/gpudra/gpu-dra-driver/test/page"
+	"github.com/gpudra/gpu-dra-driver/test/placement/sim"
 	"github.com/gpudra/gpu-dra-driver/test/placement/trace"
 )
 
@@ -66,18 +66,11 @@ func read(folder string) ([]trace.Trace, error) {
 	return traces, nil
 }
 
-// pack is the driver's score.
-func pack(c *cluster, node int, r request) float64 {
-	return placement.Pack.Score(c.nodes[node], placement.Pod{CPU: r.CPU, Takes: r.takes}, c.demand)
-}
-
 // policies are the rows of a trace, in this order.
-var policies = []policy{
-	{"Kubernetes' default scores", defaultScores},
-	{"BestFit", bestFit},
-	{"tight", tight},
-	{"**this driver, `pack`**", pack},
-}
+var policies = []sim.Policy{sim.Default, sim.BestFit, sim.Tight, sim.Pack}
+
+// arrivals is the number of pods of a run of churn.
+const arrivals = 30_000
 
 // published are the figures of the paper's repository for its policy FGD, when pods for 130 % of the GPUs have arrived.
 var published = map[string]string{
@@ -87,10 +80,10 @@ var published = map[string]string{
 // columns are what is measured: the results of each run, in percent.
 const columns = 4
 
-func run(t trace.Trace, p policy, seed uint64) (result [columns]float64) {
-	result[0], result[1] = fill(t, p, seed)
-	result[2] = churn(t, p, seed, 0.95)
-	result[3] = churn(t, p, seed, 1.1)
+func run(t trace.Trace, p sim.Policy, seed uint64) (result [columns]float64) {
+	result[0], result[1] = sim.Fill(t, p, seed)
+	result[2] = sim.Churn(t, p, seed, 0.95, arrivals)
+	result[3] = sim.Churn(t, p, seed, 1.1, arrivals)
 	return result
 }
 
@@ -112,7 +105,7 @@ func table(traces []trace.Trace, first uint64, seeds int) string {
 	out.WriteString("|---|---|---|---|---|---|\n")
 	for i, t := range traces {
 		for j, p := range policies {
-			fmt.Fprintf(&out, "| %s | %s |", t.Name, p.name)
+			fmt.Fprintf(&out, "| %s | %s |", t.Name, p.Name)
 			for column := range columns {
 				mean, deviation := statistics(results[(i*len(policies)+j)*seeds:][:seeds], column)
 				fmt.Fprintf(&out, " %.2f ± %.2f |", mean, deviation)

@@ -1,12 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package sim
 
 import (
 	"math"
 
 	"github.com/gpudra/gpu-dra-driver/internal/placement"
 )
+
+// The policies.
+var (
+	Default = Policy{"Kubernetes' default scores", defaultScores}
+	BestFit = Policy{"BestFit", bestFit}
+	Tight   = Policy{"tight", tight}
+	Pack    = Policy{"this driver, `pack`", pack}
+)
+
+// pack is the driver's score.
+func pack(c *cluster, node int, r request) float64 {
+	return placement.Pack.Score(c.nodes[node], placement.Pod{CPU: r.CPU, Takes: r.takes}, c.demand)
+}
 
 // defaultScores is LeastAllocated and BalancedAllocation of Kubernetes' scheduler, on CPU and memory, weights equal.
 func defaultScores(c *cluster, node int, r request) float64 {

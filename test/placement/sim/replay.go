@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package sim
 
 import (
 	"container/heap"
@@ -9,9 +9,9 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/placement/trace"
 )
 
-// fill returns the percentage of the trace's GPUs that pods hold when pods for 100 % and for 130 % of them have
+// Fill returns the percentage of the trace's GPUs that pods hold when pods for 100 % and for 130 % of them have
 // arrived. As in the paper, it is the mean over the arrivals after which the rounded percentage is 100 or 130.
-func fill(t trace.Trace, p policy, seed uint64) (at100, at130 float64) {
+func Fill(t trace.Trace, p Policy, seed uint64) (at100, at130 float64) {
 	c := newCluster(t, p, seed)
 	var arrived, held int64
 	var sums, counts [2]float64
@@ -31,14 +31,9 @@ func fill(t trace.Trace, p policy, seed uint64) (at100, at130 float64) {
 	return sums[0] / counts[0], sums[1] / counts[1]
 }
 
-const (
-	arrivals = 30_000
-	measured = 20_000 // the last of them
-)
-
-// churn returns the percentage of the requested GPUs that pods got. Pods arrive at random, run, and leave; a pod that
-// fits nowhere when it arrives is lost.
-func churn(t trace.Trace, p policy, seed uint64, load float64) float64 {
+// Churn returns the percentage of the requested GPUs that pods got. Pods arrive at random, run, and leave; a pod that
+// fits nowhere when it arrives is lost. The first third of the arrivals does not count.
+func Churn(t trace.Trace, p Policy, seed uint64, load float64, arrivals int) float64 {
 	c := newCluster(t, p, seed)
 	var leaving queue
 	var offered, got int64
@@ -55,7 +50,7 @@ func churn(t trace.Trace, p policy, seed uint64, load float64) float64 {
 		} else {
 			c.leave(v.Pod)
 		}
-		if i >= arrivals-measured {
+		if i >= arrivals/3 {
 			offered += v.Total()
 			if ok {
 				got += v.Total()

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package sim replays a trace in a simulated cluster, without a scheduler, claims or slices: scores of nodes alone
+// choose the node, and the pod gets the first GPUs that are idle enough.
+package sim
 
 import (
 	"fmt"
@@ -11,9 +13,9 @@ import (
 	"github.com/gpudra/gpu-dra-driver/test/placement/trace"
 )
 
-// policy scores a node on which the pod fits: higher is better.
-type policy struct {
-	name  string
+// Policy scores a node on which the pod fits: higher is better.
+type Policy struct {
+	Name  string
 	score func(*cluster, int, request) float64
 }
 
@@ -39,7 +41,7 @@ type cluster struct {
 
 	sums    placement.Sums
 	changes int // of sums since the demand was computed
-	policy  policy
+	policy  Policy
 	rng     *rand.Rand
 
 	// A score depends on the request, the node and the demand. It is kept until the node or the demand changes.
@@ -58,7 +60,7 @@ type kept struct {
 // refresh is the number of pods that come or go until the demand is computed again. The first pods are more important.
 const refresh = 500
 
-func newCluster(t trace.Trace, p policy, seed uint64) *cluster {
+func newCluster(t trace.Trace, p Policy, seed uint64) *cluster {
 	c := &cluster{capacity: t.Nodes, policy: p, rng: rand.New(rand.NewPCG(seed, 3)), shapes: map[string]int{},
 		version: make([]int, len(t.Nodes)), epoch: 1}
 	for _, n := range t.Nodes {
