@@ -29,6 +29,8 @@ func Example() *prometheus.Registry {
 	panics.WithLabelValues("")
 	registry.MustRegister(metrics.Collector{View: v, Active: func() bool { return true }}, metrics.NewUnrankedClaims(),
 		metrics.NewEvictedPods(), metrics.NewRetries(), panics)
-	registry.MustRegister(extender.NewMetrics().All()...)
+	placement := extender.NewMetrics()
+	placement.SetIdle("", 0, 0)
+	registry.MustRegister(placement.All()...)
 	return registry
 }

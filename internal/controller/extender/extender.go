@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -60,6 +61,9 @@ type Extender struct {
 
 	mu      sync.Mutex // one pod after the other: the next one must know of the proposal
 	scratch node
+	shapes  placement.Shapes // of the pods that nodes were scored for
+
+	scraping sync.Mutex // one scrape after the other
 }
 
 // Add serves scores with that policy.
@@ -73,7 +77,8 @@ func Add(ctx context.Context, c *feature.Controller, policy string) error {
 	}
 	x := newExtender(c.View, c.Known, Policies[policy], time.Now)
 	x.begin = func() func() bool { return x.usage.follow(ctx, reads, c.Guard) }
-	for _, m := range x.metrics.All() {
+	for _, m := range []prometheus.Collector{x.metrics.requests, x.metrics.duration, x.metrics.proposals,
+		stranded{x}} {
 		if err := ctrlmetrics.Registry.Register(m); err != nil {
 			return fmt.Errorf("register the metrics of placement: %w", err)
 		}
@@ -83,7 +88,7 @@ func Add(ctx context.Context, c *feature.Controller, policy string) error {
 }
 
 func newExtender(v *cluster.View, known func() error, policy placement.Policy, now func() time.Time) *Extender {
-	x := &Extender{view: v, known: known, policy: policy, metrics: NewMetrics()}
+	x := &Extender{view: v, known: known, policy: policy, metrics: NewMetrics(), shapes: placement.Shapes{}}
 	x.usage = newUsage(v, now, func(outcome string) { x.metrics.proposals.WithLabelValues(outcome).Inc() })
 	return x
 }
@@ -152,6 +157,7 @@ func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []stri
 	all := make([]scored, len(nodes))
 	best := -1
 	var takes []take
+	var amounts []placement.Take // the same
 	x.view.Nodes(nodes, func(i int, devices *cluster.NodeDevices) {
 		s := &all[i]
 		coming := ahead[nodes[i]]
@@ -168,6 +174,7 @@ func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []stri
 		if best < 0 || s.better(all[best]) {
 			best = i
 			takes = append(takes[:0], x.scratch.takes...)
+			amounts = append(amounts[:0], x.scratch.scores...)
 		}
 	})
 	if best >= 0 {
@@ -177,6 +184,7 @@ func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []stri
 			request.Amount += t.amount
 		}
 		x.usage.demand.add(pod.UID, request)
+		x.shapes.See(placement.ShapeOf(placement.Pod{CPU: wants.cpu, Takes: amounts}), x.usage.now())
 	}
 	scale(all, best)
 	list := make(extenderv1.HostPriorityList, len(nodes))

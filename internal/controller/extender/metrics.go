@@ -25,6 +25,8 @@ type Metrics struct {
 	requests  *prometheus.CounterVec
 	duration  prometheus.Histogram
 	proposals *prometheus.CounterVec
+	idle      *prometheus.GaugeVec
+	stranded  *prometheus.GaugeVec
 }
 
 // NewMetrics returns metrics that have counted nothing.
@@ -40,6 +42,12 @@ func NewMetrics() Metrics {
 			Help: "Pods for which nodes were scored, by outcome: true if the pod came to the node with the best " +
 				"score, elsewhere if it came to another one, expired if it was not seen within seconds."},
 			[]string{"outcome"}),
+		idle: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + "idle_gpus",
+			Help: "GPUs that no claim holds and idle parts of the others, in whole GPUs. Each replica of the " +
+				"controller that a scheduler has asked exports it: take the maximum."}, []string{"model"}),
+		stranded: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + "stranded_gpus",
+			Help: "Of gpu_dra_placement_idle_gpus, what fits no pod like those of the last 24 hours: too little is " +
+				"left of the GPU, or the node has too few such GPUs or too little idle CPU."}, []string{"model"}),
 	}
 	for _, result := range []string{resultScored, resultNotReady, resultInvalid} {
 		m.requests.WithLabelValues(result)
@@ -50,7 +58,13 @@ func NewMetrics() Metrics {
 	return m
 }
 
-// All returns the metrics, to register them.
+// All returns the metrics.
 func (m Metrics) All() []prometheus.Collector {
-	return []prometheus.Collector{m.requests, m.duration, m.proposals}
+	return []prometheus.Collector{m.requests, m.duration, m.proposals, m.idle, m.stranded}
+}
+
+// SetIdle sets how many GPUs of a model are idle, and how many of these are stranded.
+func (m Metrics) SetIdle(model string, idle, stranded float64) {
+	m.idle.WithLabelValues(model).Set(idle)
+	m.stranded.WithLabelValues(model).Set(stranded)
 }
