@@ -176,8 +176,8 @@ func TestDefragApply(t *testing.T) {
 		}, err: `pods/eviction "chat-1" is forbidden`},
 		{name: "the replacement gets no node", after: func(pod *corev1.Pod, _ *resourceapi.ResourceClaim) {
 			pod.Spec.NodeName = ""
-		}, out: "ml/chat-1: evicted\nml/chat-1: its replacement chat-2 has no node; kubectl gpu why chat-2 -n ml says " +
-			"why\n",
+		}, out: "ml/chat-1: evicted\nml/chat-1: its replacement chat-2 has no node; kubectl gpu why chat-2 -n ml " +
+			"says why\n",
 			err: "0 of 1 pod moved: pod ml/chat-1: timeout after 5m0s: its replacement chat-2 has no node"},
 		{name: "the replacement comes back", after: func(_ *corev1.Pod, claim *resourceapi.ResourceClaim) {
 			claim.Status.Allocation.Devices.Results[0].Device = "gpu-3b-00-0"
