@@ -289,6 +289,10 @@ func TestDefrag(t *testing.T) {
 			all(t, s, "x a/0 5Gi", "y a/1 6Gi")
 			s.Claims[0].Status.ReservedFor = nil
 		}, defragged, "y: a/1 to a/0; free a/1; 1 stay: no pod uses the claim (ns/x-0)"},
+		{"a claim that the pod does not name", "a", func(t *testing.T, s world) {
+			all(t, s, "x a/0 5Gi", "y a/1 6Gi")
+			s.Claims[0].Status.ReservedFor[0].UID = "pod-y"
+		}, defragged, "1 stay: a claim is reserved for it that it does not name (ns/y)"},
 		{"pods that the user may not read", "a", func(t *testing.T, s world) {
 			all(t, s, "x a/0 5Gi", "y a/1 6Gi")
 			s.Pods = nil

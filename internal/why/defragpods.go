@@ -51,8 +51,13 @@ func (d *defragmenter) addMovers() {
 		for _, h := range g.holders {
 			claim := h.Claim.Object
 			for _, uid := range consumers(claim) {
-				if d.movers[uid] == nil {
-					d.movers[uid] = d.newMover(claim, pods[uid], claims)
+				m := d.movers[uid]
+				if m == nil {
+					m = d.newMover(claim, pods[uid], claims)
+					d.movers[uid] = m
+				}
+				if m.stays == "" && !slices.Contains(m.claims, claim) {
+					m.stays = "a claim is reserved for it that it does not name"
 				}
 			}
 		}
