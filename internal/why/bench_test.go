@@ -82,9 +82,9 @@ func BenchmarkDefrag(b *testing.B) {
 		nodes       int
 	}{{"1000 nodes, shares of a third", "27Gi", 1000}, {"1000 nodes, shares of two thirds", "54Gi", 1000}} {
 		b.Run(row.name, func(b *testing.B) {
-			like := fleet(b, clustertest.SimNode{Name: "node-0000", Profile: "dgx-h100", Use: gpu.Use{
+			like := fleet(b, clustertest.SimNode{Name: "node-0000", Profile: "dgx-h100", Use: gpu.SharingMode{
 				Partitions: gpu.PartitionsNone}})
-			s := large(b, row.nodes, clustertest.SimNode{Profile: "dgx-h100", Use: gpu.Use{
+			s := large(b, row.nodes, clustertest.SimNode{Profile: "dgx-h100", Use: gpu.SharingMode{
 				Partitions: gpu.PartitionsNone}}, 0)
 			for i := range 8 {
 				if !run(b, like, fmt.Sprint("x", i), "ReplicaSet", fmt.Sprintf("node-0000/%d %s", i, row.share)) {
