@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// kubectl-gpu is a plugin of kubectl that shows the GPUs of a cluster.
+// kubectl-gpu is a plugin of kubectl that shows the GPUs of a cluster, and moves pods to free some.
 package main
 
 import (

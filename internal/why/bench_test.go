@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
@@ -67,6 +70,44 @@ func BenchmarkWhy(b *testing.B) {
 				}
 				b.ReportMetric(float64(r.Nodes.Groups), "groups")
 				b.ReportMetric(float64(r.Search.Asked), "questions")
+			}
+		})
+	}
+}
+
+// How long a plan takes on nodes of eight H100 of which shares hold all GPUs, once the cluster has been read.
+func BenchmarkDefrag(b *testing.B) {
+	for _, row := range []struct {
+		name, share string // of each GPU
+		nodes       int
+	}{{"1000 nodes, shares of a third", "27Gi", 1000}, {"1000 nodes, shares of two thirds", "54Gi", 1000}} {
+		b.Run(row.name, func(b *testing.B) {
+			like := fleet(b, clustertest.SimNode{Name: "node-0000", Profile: "dgx-h100", Use: gpu.SharingMode{
+				Partitions: gpu.PartitionsNone}})
+			s := large(b, row.nodes, clustertest.SimNode{Profile: "dgx-h100", Use: gpu.SharingMode{
+				Partitions: gpu.PartitionsNone}}, 0)
+			for i := range 8 {
+				if !run(b, like, fmt.Sprint("x", i), "ReplicaSet", fmt.Sprintf("node-0000/%d %s", i, row.share)) {
+					b.Fatal("no room")
+				}
+			}
+			s.Templates = like.Templates
+			for _, n := range s.Nodes {
+				for i := range like.Pods {
+					p, c := like.Pods[i].DeepCopy(), like.Claims[i].DeepCopy()
+					p.Name, p.UID, p.Spec.NodeName = n.Name+p.Name, types.UID(n.Name)+p.UID, n.Name
+					c.Name, c.UID = n.Name+c.Name, types.UID(n.Name)+c.UID
+					p.Status.ResourceClaimStatuses[0].ResourceClaimName = &c.Name
+					c.OwnerReferences[0].UID, c.Status.ReservedFor[0].UID = p.UID, p.UID
+					c.Status.Allocation.Devices.Results[0].Pool = n.Name
+					s.Pods, s.Claims = append(s.Pods, p), append(s.Claims, c)
+				}
+			}
+			for b.Loop() {
+				d, err := Defrag(b.Context(), s, DefragOptions{Drivers: []string{driver}, Timeout: 10 * time.Minute})
+				if err != nil || (len(d.Moves) == 1) != (row.share == "27Gi") || d.NotTried != "" {
+					b.Fatalf("got %s, %v", planText(s, d), err)
+				}
 			}
 		})
 	}

@@ -43,8 +43,17 @@ func newSlimmer(s *cluster.Snapshot) *slimmer {
 			Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
 				Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class.Name}}}}}})
 	}
-	return &slimmer{c.namesIn(w), cluster.Parts{}}
+	names := c.namesIn(w)
+	for _, name := range ofView {
+		if names != nil {
+			names[name] = true
+		}
+	}
+	return &slimmer{names, cluster.Parts{}}
 }
+
+// ofView are the attributes with which a cluster.View tells how much of a GPU claims hold.
+var ofView = []string{"type", "productName", "profile", "multiprocessors", "sharing", "sharedOnly"}
 
 // slice drops the attributes of devices that nothing reads, and lets equal devices of all slices share their parts. It
 // changes the slice.

@@ -117,6 +117,16 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		})
 	case cluster.Nodes:
 		replyList(w, s.Nodes, func(*corev1.Node) bool { return true })
+	case cluster.Templates:
+		replyList(w, s.Templates, func(t *resourceapi.ResourceClaimTemplate) bool {
+			return namespace == "" || t.Namespace == namespace
+		})
+	case cluster.TaintRules:
+		if s.TaintRules == nil {
+			http.NotFound(w, r)
+			return
+		}
+		replyList(w, s.TaintRules, func(*resourceapi.DeviceTaintRule) bool { return true })
 	case cluster.Pods:
 		replyList(w, s.Pods, func(p *corev1.Pod) bool { return namespace == "" || p.Namespace == namespace })
 	default:

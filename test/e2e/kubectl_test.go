@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -122,6 +123,53 @@ func (s *suite) testKubectlWhy(t *testing.T) {
 			s.waitUnschedulable(t, pod)
 		}
 		s.deletePod(t, pod)
+	}
+}
+
+// testKubectlDefrag: two Deployments have shares of two GPUs. defrag moves the smaller share beside the other one, as a
+// user with the rights that docs/kubectl-gpu.md asks for.
+func (s *suite) testKubectlDefrag(t *testing.T) {
+	s.needs(t, append(slices.Clone(sharesOfMIG), "Kubernetes 1.37", "DRADeviceTaintRules")...)
+	node := s.node(t, "dgx-h100")
+	gpus := s.wholeGPUs(t, node)
+	ns := s.namespace(t, "defrag")
+	user := s.kubectlUser(t, ns)
+	on := func(number int) func(string) bool {
+		return func(device string) bool { return device == gpus[number].Name }
+	}
+	for i, name := range []string{"small", "large"} {
+		asks := func() resourceapi.DeviceRequest {
+			return share("gpu", "NVIDIA H100 80GB HBM3", []string{"5Gi", "20Gi"}[i], "10")
+		}
+		pinned := asks()
+		pinned.Exactly.Selectors = append(pinned.Exactly.Selectors, resourceapi.DeviceSelector{
+			CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf("device.attributes['%s'].uuid == '%s'", *driver,
+				stringAttribute(gpus[i], "uuid"))}})
+		s.templateFor(t, ns, name, pinned)
+		s.replicas(t, ns, name, node, name, 1)
+		s.waitReplicas(t, ns, name, 1, on(i))
+		template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}
+		s.must(t, s.Delete(t.Context(), template))
+		s.templateFor(t, ns, name, asks()) // for replacements
+	}
+
+	plan, err := kubectlGPU(t.Context(), "defrag", "--driver", *driver, "--as", user)
+	s.must(t, err)
+	row := rowOf(t, plan, ns+"/small-")
+	for _, want := range []string{gpus[0].Name, node + "/" + gpus[1].Name, "5Gi, 10%"} {
+		if !strings.Contains(row, want) {
+			t.Errorf("defrag: got %q, want in it %q", row, want)
+		}
+	}
+	done, err := kubectlGPU(t.Context(), "defrag", "--driver", *driver, "--as", user, "--apply", "--yes")
+	if want := node + "/" + gpus[0].Name + " is free now."; err != nil || !strings.Contains(done, want) {
+		t.Fatalf("defrag --apply: got %v and\n%s\nwant %q", err, done, want)
+	}
+	s.waitReplicas(t, ns, "small", 1, on(1))
+	list, err := kubectlGPU(t.Context(), "ls", node+"/"+gpus[0].Name, "--as", user)
+	s.must(t, err)
+	if row := rowOf(t, list, gpus[0].Name); !strings.Contains(row, " 0/79.6Gi") || strings.Contains(row, "defrag") {
+		t.Errorf("afterwards: got %q, want a GPU without holders and taints", row)
 	}
 }
 

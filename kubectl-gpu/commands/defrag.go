@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package commands
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/why"
+)
+
+// defragOptions are the flags of defrag.
+type defragOptions struct {
+	filter // only of a driver
+	why.DefragOptions
+	apply, yes bool
+	timeout    time.Duration
+}
+
+func defragCommand(p *plugin) *cobra.Command {
+	var f defragOptions
+	var o output
+	cmd := &cobra.Command{
+		Use:   "defrag",
+		Short: "Find the fewest pods to move so that a whole GPU, or a node, is free; --apply moves them.",
+		Long: "Find the fewest pods that must move so that a whole GPU is free, or with --node or --nodes all GPUs " +
+			"of a node. Nothing is changed without --apply. That evicts the pods one after the other, as their " +
+			"PodDisruptionBudgets allow, and keeps their replacements away from the GPUs with DeviceTaintRules. Pods " +
+			"that nothing would create again stay. The exit code is 1 if moves free nothing.",
+		Example: "  kubectl gpu defrag\n  kubectl gpu defrag --node node-1\n  kubectl gpu defrag --apply",
+		Args:    cobra.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return p.defrag(cmd.Context(), f, o) },
+	}
+	cmd.Flags().StringVar(&f.Node, "node", "", "Free all GPUs of this node.")
+	cmd.Flags().BoolVar(&f.Nodes, "nodes", false, "Free all GPUs of the node for which the fewest pods move.")
+	cmd.Flags().BoolVar(&f.Jobs, "with-jobs", false,
+		"Also move pods of Jobs. An eviction counts as a failure of the Job, and work may be lost.")
+	cmd.Flags().BoolVar(&f.apply, "apply", false, "Evict the pods.")
+	cmd.Flags().BoolVarP(&f.yes, "yes", "y", false, "Do not ask before pods are evicted.")
+	cmd.Flags().DurationVar(&f.timeout, "timeout", 5*time.Minute, "How long --apply waits for each pod: for its "+
+		"PodDisruptionBudgets, its end, and its replacement.")
+	cmd.MarkFlagsMutuallyExclusive("node", "nodes")
+	f.addDriver(cmd)
+	o.addFlags(cmd)
+	return cmd
+}
+
+func (p *plugin) defrag(ctx context.Context, f defragOptions, o output) error {
+	printer, err := o.printer()
+	if err != nil {
+		return err
+	}
+	read := func(ctx context.Context) (*cluster.Snapshot, error) {
+		r, stop, err := p.reader()
+		if err != nil {
+			return nil, err
+		}
+		defer stop()
+		return why.Read(ctx, r, "", why.Manifest{}), nil
+	}
+	s, err := read(ctx)
+	if err != nil {
+		return err
+	}
+	if s.Unread[cluster.Slices] != nil {
+		return s.Err()
+	}
+	if f.Node != "" {
+		f.names = []string{f.Node}
+	}
+	all, err := selected(s, filter{driver: f.driver})
+	if err == nil {
+		err = f.unknown(all, s)
+	}
+	if err != nil {
+		return err
+	}
+	if f.Drivers = driversOf(s.Slices); f.driver != "" {
+		f.Drivers = []string{f.driver}
+	}
+	left := leftRules(s.TaintRules)
+	if left != "" {
+		fmt.Fprintln(p.ErrOut, "Warning:", left)
+	}
+	plan, err := why.Defrag(ctx, s, f.DefragOptions)
+	if err != nil {
+		return err
+	}
+	if printer != nil {
+		err = printer.PrintObj(newList("DefragmentationList", []*why.Defragmentation{plan}), p.Out)
+	} else {
+		err = p.printPlan(plan, o)
+	}
+	switch {
+	case err != nil || plan.Candidates == 0:
+		return err
+	case len(plan.Frees) == 0:
+		return errors.New("nothing can be gained: no GPU can be freed by moves of pods to GPUs that are in use")
+	case !f.apply || len(plan.Moves) == 0:
+		return nil
+	case left != "":
+		return errors.New("nothing was moved, because of the DeviceTaintRules of another run")
+	case s.TaintRules == nil:
+		return errors.New("nothing was moved: the API server has no DeviceTaintRules in resource.k8s.io/v1 " +
+			"(Kubernetes 1.37 or newer), or you may not list them. Without one, the scheduler may put each pod back " +
+			"where it was")
+	}
+	if !f.yes {
+		if err := p.confirm(ctx, fmt.Sprintf("Evict %s?", count(len(plan.Moves), "pod"))); err != nil {
+			return err
+		}
+	}
+	client, err := p.client()
+	if err != nil {
+		return err
+	}
+	m := mover{client: client, out: p.ErrOut, timeout: f.timeout, poll: time.Second, read: read,
+		options: f.DefragOptions}
+	if err := m.apply(ctx, plan); err != nil {
+		return err
+	}
+	fmt.Fprintf(p.Out, "%s free now.\n", are(freed(plan)))
+	return nil
+}
+
+// leftRules says that there are rules of a run that has not ended, or was killed; empty: there are none.
+func leftRules(all []*resourceapi.DeviceTaintRule) string {
+	n := 0
+	for _, r := range all {
+		if r.Labels[ruleLabel] == ruleOwner {
+			n++
+		}
+	}
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s of kubectl gpu defrag keep pods away from GPUs. If no other run is going on, remove them: "+
+		"kubectl delete devicetaintrules -l %s=%s", count(n, "DeviceTaintRule"), ruleLabel, ruleOwner)
+}
+
+// printPlan prints the moves, what they free, and what stays.
+func (p *plugin) printPlan(plan *why.Defragmentation, o output) error {
+	t := table{header: []string{"POD", "DEVICE", "FROM", "PROBABLY TO", "AMOUNT"}}
+	for _, m := range plan.Moves {
+		for _, d := range m.Devices {
+			amount := size(d.Memory)
+			if d.Cores > 0 {
+				amount += fmt.Sprintf(", %d%%", d.Cores)
+			}
+			cells := []string{m.Namespace + "/" + m.Pod, d.Device, d.Node, d.ToNode + "/" + d.ToDevice, amount}
+			t.rows = append(t.rows, row{cells, false})
+		}
+	}
+	if len(t.rows) > 0 {
+		if err := p.printTable(t, o); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintln(p.Out, printable(planText(plan)))
+	for _, note := range plan.Notes {
+		fmt.Fprintln(p.Out, "note:", printable(note))
+	}
+	return nil
+}
+
+// planText says what is free afterwards, and what cannot move.
+func planText(plan *why.Defragmentation) string {
+	var text string
+	switch {
+	case plan.Candidates == 0:
+		text = "Nothing to do: pods share no GPU that could be free."
+	case len(plan.Frees) == 0:
+		text = fmt.Sprintf("Moves free none of the %d candidates.", plan.Candidates)
+	case len(plan.Moves) == 0:
+		text = are(freed(plan)) + " free already."
+	default:
+		text = fmt.Sprintf("%s free after %s.", are(freed(plan)), count(len(plan.Moves), "move"))
+	}
+	var stays []string
+	pods := 0
+	for _, s := range plan.Stays {
+		pods += s.Pods
+		more := ""
+		if n := s.Pods - len(s.Examples); n > 0 {
+			more = fmt.Sprintf(" and %d more", n)
+		}
+		stays = append(stays, fmt.Sprintf("%s (%s%s)", s.Reason, strings.Join(s.Examples, ", "), more))
+	}
+	if pods > 0 {
+		text += fmt.Sprintf(" %s cannot move: %s.", count(pods, "pod"), strings.Join(stays, "; "))
+	}
+	if plan.NotTried != "" {
+		text += " Not tried: " + plan.NotTried + "."
+	}
+	return text
+}
+
+// freed returns the names of the GPUs that the plan frees.
+func freed(plan *why.Defragmentation) []string {
+	var all []string
+	for _, g := range plan.Frees {
+		all = append(all, g.Ref())
+	}
+	return all
+}
+
+func are(all []string) string {
+	if len(all) == 1 {
+		return all[0] + " is"
+	}
+	return strings.Join(all, ", ") + " are"
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// confirm asks the user. The error says that there was no yes.
+func (p *plugin) confirm(ctx context.Context, question string) error {
+	fmt.Fprint(p.ErrOut, question, " [y/N] ")
+	answers := make(chan string, 1)
+	go func() { // Ctrl-C does not end a read
+		line, err := bufio.NewReader(p.In).ReadString('\n')
+		if err != nil && line == "" {
+			fmt.Fprintln(p.ErrOut)
+		}
+		answers <- strings.ToLower(strings.TrimSpace(line))
+	}()
+	select {
+	case answer := <-answers:
+		if answer == "y" || answer == "yes" {
+			return nil
+		}
+	case <-ctx.Done():
+	}
+	return errors.New("nothing was moved: not confirmed (--yes does not ask)")
+}

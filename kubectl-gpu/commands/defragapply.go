@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package commands
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/why"
+)
+
+// The label of the rules.
+const (
+	ruleLabel = "app.kubernetes.io/managed-by"
+	ruleOwner = "kubectl-gpu-defrag"
+)
+
+const (
+	// maxRules is how many DeviceTaintRules a run creates. Idle GPUs beyond that are not kept.
+	maxRules = 200
+	// cleanupTimeout ends the removal of the rules.
+	cleanupTimeout = 30 * time.Second
+)
+
+// mover moves the pods of a plan.
+type mover struct {
+	client        kubernetes.Interface
+	out           io.Writer // for what happens
+	timeout, poll time.Duration
+	read          func(context.Context) (*cluster.Snapshot, error)
+	options       why.DefragOptions
+}
+
+// apply moves the pods, one after the other. Before each further one it plans again with what has happened. The error
+// says what was done. The rules are removed in any case.
+func (m *mover) apply(ctx context.Context, plan *why.Defragmentation) (err error) {
+	remove, err := m.taint(ctx, plan.Keep)
+	defer func() { err = errors.Join(err, remove()) }()
+	if err != nil {
+		return err
+	}
+	m.options.Only = plan.Frees
+	for done, all := 0, len(plan.Moves); len(plan.Moves) > 0; done++ {
+		if done == all {
+			return fmt.Errorf("%s moved, and others have got the GPUs meanwhile", count(done, "pod"))
+		}
+		if err := m.move(ctx, plan.Moves[0]); err != nil {
+			return fmt.Errorf("%d of %s moved: pod %s/%s: %w", done, count(all, "pod"), plan.Moves[0].Namespace,
+				plan.Moves[0].Pod, err)
+		}
+		s, err := m.read(ctx)
+		if err == nil {
+			plan, err = why.Defrag(ctx, s, m.options)
+		}
+		if err != nil {
+			return err
+		}
+		if len(plan.Frees) == 0 {
+			return fmt.Errorf("%s moved, and the others do not fit elsewhere any more. %s", count(done+1, "pod"),
+				planText(plan))
+		}
+	}
+	return nil
+}
+
+// taint keeps new pods away from the devices. remove removes what it has created.
+func (m *mover) taint(ctx context.Context, keep []resourceapi.DeviceTaintSelector) (remove func() error, err error) {
+	rules := m.client.ResourceV1().DeviceTaintRules()
+	var names []string
+	remove = func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+		defer cancel()
+		var all []error
+		for _, name := range names {
+			if err := rules.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+				all = append(all, fmt.Errorf("remove the DeviceTaintRule %s, which keeps pods away from GPUs: %w", name,
+					err))
+			}
+		}
+		return errors.Join(all...)
+	}
+	if n := len(keep) - maxRules; n > 0 {
+		fmt.Fprintf(m.out, "Warning: replacements may get %d idle devices: there would be too many rules\n", n)
+		keep = keep[:maxRules]
+	}
+	for i := range keep {
+		rule := &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", ruleOwner, i),
+			Labels: map[string]string{ruleLabel: ruleOwner}},
+			Spec: resourceapi.DeviceTaintRuleSpec{DeviceSelector: &keep[i], Taint: why.DefragTaint}}
+		if _, err := rules.Create(ctx, rule, metav1.CreateOptions{}); apierrors.IsAlreadyExists(err) {
+			return remove, errors.New("nothing was moved: another run of kubectl gpu defrag has begun")
+		} else if err != nil {
+			return remove, fmt.Errorf("nothing was moved: %w", err)
+		}
+		names = append(names, rule.Name)
+	}
+	return remove, m.sleep(ctx) // the scheduler gets the rules
+}
+
+func (m *mover) sleep(ctx context.Context) error {
+	select {
+	case <-time.After(m.poll):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// move evicts the pod, and waits until it has released its devices and its replacement has a node.
+func (m *mover) move(ctx context.Context, move why.PodMove) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, m.timeout, fmt.Errorf("timeout after %s", m.timeout))
+	defer cancel()
+	before := map[types.UID]bool{}
+	pods, err := m.podsOf(ctx, move)
+	if err != nil {
+		return err
+	}
+	for _, pod := range pods {
+		before[pod.UID] = true
+	}
+	if err := m.evict(ctx, move); err != nil {
+		return err
+	}
+	for waits := ""; ; {
+		what, err := m.waitsFor(ctx, move, before)
+		switch {
+		case err != nil:
+			return err
+		case what == "":
+			return nil
+		case what != waits:
+			fmt.Fprintf(m.out, "%s/%s: %s\n", move.Namespace, move.Pod, what)
+			waits = what
+		}
+		if err := m.sleep(ctx); err != nil {
+			return fmt.Errorf("%w: %s", err, what)
+		}
+	}
+}
+
+// evict evicts the pod when its PodDisruptionBudgets allow that.
+func (m *mover) evict(ctx context.Context, move why.PodMove) error {
+	eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: move.Namespace, Name: move.Pod},
+		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(move.UID))}}
+	for first := true; ; first = false {
+		err := m.client.PolicyV1().Evictions(move.Namespace).Evict(ctx, eviction)
+		switch {
+		case err == nil:
+			fmt.Fprintf(m.out, "%s/%s: evicted\n", move.Namespace, move.Pod)
+			return nil
+		case apierrors.IsNotFound(err) || apierrors.IsConflict(err): // it has ended by itself
+			return nil
+		case !apierrors.IsTooManyRequests(err):
+			return err
+		case first:
+			fmt.Fprintf(m.out, "%s/%s: waits: %v\n", move.Namespace, move.Pod, err)
+		}
+		if slept := m.sleep(ctx); slept != nil {
+			return fmt.Errorf("%w: %w", slept, err)
+		}
+	}
+}
+
+// waitsFor returns what has not happened yet; empty: the pod has moved.
+func (m *mover) waitsFor(ctx context.Context, move why.PodMove, before map[types.UID]bool) (string, error) {
+	for _, name := range move.Claims {
+		claim, err := m.client.ResourceV1().ResourceClaims(move.Namespace).Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return "", err
+		case claim.Status.Allocation != nil && metav1.IsControlledBy(claim, &metav1.ObjectMeta{UID: move.UID}):
+			return "its claim " + name + " has not released the devices", nil
+		}
+	}
+	pods, err := m.podsOf(ctx, move)
+	if err != nil {
+		return "", err
+	}
+	for _, pod := range pods {
+		switch {
+		case before[pod.UID] || pod.DeletionTimestamp != nil:
+		case pod.Spec.NodeName != "":
+			fmt.Fprintf(m.out, "%s/%s: its replacement %s is on node %s\n", move.Namespace, move.Pod, pod.Name,
+				pod.Spec.NodeName)
+			return "", nil
+		default:
+			return fmt.Sprintf("its replacement %s has no node; kubectl gpu why %s -n %s says why", pod.Name, pod.Name,
+				move.Namespace), nil
+		}
+	}
+	return "its controller has created no replacement", nil
+}
+
+// podsOf returns the pods of the controller.
+func (m *mover) podsOf(ctx context.Context, move why.PodMove) ([]corev1.Pod, error) {
+	list, err := m.client.CoreV1().Pods(move.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	var own []corev1.Pod
+	for _, pod := range list.Items {
+		if metav1.IsControlledBy(&pod, &metav1.ObjectMeta{UID: move.Owner}) {
+			own = append(own, pod)
+		}
+	}
+	return own, nil
+}
