@@ -195,12 +195,14 @@ func churnTable(b *strings.Builder, all []result) {
 }
 
 func costTable(b *strings.Builder, all []result) {
-	head(b, "nodes", "pods/s without the extender", "with it", "ratio", "answer p50", "p99", "controller's memory")
-	b.WriteString("\n|" + strings.Repeat("---:|", 7) + "\n")
+	head(b, "nodes", "pods/s without the extender", "with it", "ratio", "scores within 10 ms",
+		"answer p50", "p99", "controller's memory")
+	b.WriteString("\n|" + strings.Repeat("---:|", 8) + "\n")
 	for _, r := range all {
 		without, with := overall(r.Without), overall(r.With)
 		head(b, number(r.Nodes), fmt.Sprintf("%.1f", without), fmt.Sprintf("%.1f", with),
-			fmt.Sprintf("%.2f", with/without), fmt.Sprintf("%.1f ms", milliseconds(r.P50)),
+			fmt.Sprintf("%.2f", with/without), fmt.Sprintf("%.1f %%", 100*r.Fast),
+			fmt.Sprintf("%.1f ms", milliseconds(r.P50)),
 			fmt.Sprintf("%.1f ms", milliseconds(r.P99)), fmt.Sprintf("%.0f MiB", mebibytes(r.Memory)))
 		b.WriteString("\n")
 	}
