@@ -8,8 +8,10 @@ import (
 	"encoding/base64"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -66,44 +68,40 @@ func (s *suite) testPlacement(t *testing.T, program string) {
 				first.Pool)
 		}
 	}
-	// A node with an idle GPU beside those in use takes it before a node whose GPUs are all idle.
-	before := s.heldGPUs(t)
-	if whole := place("whole", false); before[whole.Pool] == 0 && s.roomBeside(t, before) {
-		t.Errorf("a whole GPU: got one of %s, which was idle; want one beside GPUs in use: %v", whole.Pool, before)
+	// A whole GPU comes from the node with the fewest idle ones.
+	idle := s.idleGPUs(t)
+	if whole := place("whole", false); idle[whole.Pool] != slices.Min(slices.Collect(maps.Values(idle))) {
+		t.Errorf("a whole GPU: got one of %s; want one of the node with the fewest idle GPUs: %v", whole.Pool, idle)
 	}
 	away()
 	place("alone", true)
 }
 
-// heldGPUs counts the whole GPUs of which claims hold something, by node.
-func (s *suite) heldGPUs(t *testing.T) map[string]int {
+// idleGPUs returns how many whole GPUs of each node no claim holds anything of, without nodes that have none.
+func (s *suite) idleGPUs(t *testing.T) map[string]int {
 	t.Helper()
 	var claims resourceapi.ResourceClaimList
 	s.must(t, s.List(t.Context(), &claims))
-	seen, held := map[string]bool{}, map[string]int{}
+	held := map[string]bool{}
 	for _, c := range claims.Items {
 		if c.Status.Allocation == nil {
 			continue
 		}
 		for _, r := range c.Status.Allocation.Devices.Results {
-			if id := r.Pool + "/" + r.Device; r.Driver == *driver && !seen[id] {
-				seen[id] = true
-				held[r.Pool]++
+			held[r.Pool+"/"+r.Device] = true
+		}
+	}
+	idle := map[string]int{}
+	var nodes corev1.NodeList
+	s.must(t, s.List(t.Context(), &nodes))
+	for _, node := range nodes.Items {
+		for _, d := range s.wholeGPUs(t, node.Name) {
+			if !held[node.Name+"/"+d.Name] && len(d.Taints) == 0 {
+				idle[node.Name]++
 			}
 		}
 	}
-	return held
-}
-
-// roomBeside reports whether a node with GPUs in use has an idle one.
-func (s *suite) roomBeside(t *testing.T, held map[string]int) bool {
-	t.Helper()
-	for node, n := range held {
-		if len(s.wholeGPUs(t, node)) > n {
-			return true
-		}
-	}
-	return false
+	return idle
 }
 
 // forwardController forwards a port of this machine to the webhook port of a controller, until away is called.
@@ -135,7 +133,9 @@ func (s *suite) forwardController(t *testing.T) (port uint16, away func()) {
 		if !stopped {
 			stopped = true
 			close(stop)
-			<-ended
+			if err := <-ended; err != nil {
+				t.Errorf("end the forwarding of a port: %v", err)
+			}
 		}
 	}
 	t.Cleanup(away)

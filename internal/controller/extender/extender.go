@@ -36,7 +36,7 @@ const Path = "/placement/prioritize"
 // with weight 1, it counts as much as ten of the scheduler's own scores.
 const MaxScore = 100
 
-// The annotation of pods that chooses the policy, and those of HAMi, which mean the same.
+// PolicyAnnotation is the annotation of pods that chooses the policy. Those of HAMi mean the same.
 const PolicyAnnotation = "gpu.nvidia.com/placement"
 
 var hamiAnnotations = []string{"hami.io/node-scheduler-policy", "hami.io/gpu-scheduler-policy"}

@@ -107,7 +107,7 @@ func (r *Retrier) read(ctx context.Context, pod *corev1.Pod) ([]*shape, error) {
 	for i := range pod.Spec.ResourceClaims {
 		name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
 		if err != nil {
-			return []*shape{}, nil // it is not generated yet: that is why the pod waits
+			return []*shape{}, nil //nolint:nilerr // it is not generated yet: that is why the pod waits
 		}
 		if name == nil {
 			continue
