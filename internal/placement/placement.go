@@ -91,8 +91,13 @@ func (p Policy) Score(n Node, pod Pod, d Demand) float64 {
 		pressure += d.Pressure[n.GPUs[t.GPU].Model] * float64(t.Amount) / Whole
 	}
 	cpu, cpuAfter := float64(n.CPU), float64(n.CPU-pod.CPU)
-	if p == Spread {
+	switch {
+	case p == Spread && len(pod.Takes) == 0:
+		return cpuAfter / largeCPU
+	case p == Spread:
 		return after/largeGPUs + 0.1*cpuAfter/largeCPU
+	case len(n.GPUs) == 0:
+		return 0 // the best for a pod without GPUs: such nodes are equal, so the scheduler's other scores choose one
 	}
 	strandedMore := stranded(cpuAfter, after, d) - stranded(cpu, idle, d)
 	idleAfter := 0.9*after/largeGPUs + 0.1*cpuAfter/largeCPU

@@ -100,6 +100,8 @@ func TestScorePrefersTheBetterNode(t *testing.T) {
 		{"of a node with two models, the GPU that the pod gets counts", Pack, whole,
 			Demand{CPUPerGPU: 10, Pressure: map[string]float64{"A": 1}},
 			node(96, "B A", Whole, Whole), node(96, "A B", Whole, Whole)},
+		{"spread: a pod without GPUs goes where most CPU is idle", Spread, noGPU, usual,
+			node(96, ""), node(64, "A", Whole, Whole)},
 		{"spread: a share goes to the emptiest node", Spread, share, usual,
 			node(64, "A", Whole, Whole), node(64, "A", 300, Whole)},
 		{"spread: a pod with a whole GPU too", Spread, whole, usual,
@@ -146,5 +148,14 @@ func BenchmarkScore(b *testing.B) {
 				Pack.Score(n, p, d)
 			}
 		})
+	}
+}
+
+// Pods without GPUs are not packed on nodes without GPUs: replicas of a web server are to be apart.
+func TestNodesWithoutGPUsAreEqual(t *testing.T) {
+	d := Demand{CPUPerGPU: 10}
+	full, empty := Pack.Score(node(2, ""), Pod{CPU: 1000}, d), Pack.Score(node(64, ""), Pod{CPU: 1000}, d)
+	if full != empty {
+		t.Errorf("got %v for a full node and %v for an empty one, want the same", full, empty)
 	}
 }
