@@ -61,6 +61,9 @@ func (d *demand) now(now time.Time) placement.Demand {
 		for ; d.gpus[model] > published[model]; d.gpus[model]-- {
 			d.sums.RemoveGPU(model)
 		}
+		if d.gpus[model] == 0 {
+			delete(d.gpus, model)
+		}
 	}
 	for model, n := range published {
 		for ; d.gpus[model] < n; d.gpus[model]++ {

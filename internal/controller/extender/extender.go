@@ -36,6 +36,9 @@ const Path = "/placement/prioritize"
 // with weight 1, it counts as much as ten of the scheduler's own scores.
 const MaxScore = 100
 
+// maxNodes is how many nodes a request may name beside twice as many as there are.
+const maxNodes = 100
+
 // PolicyAnnotation is the annotation of pods that chooses the policy. Those of HAMi mean the same.
 const PolicyAnnotation = "gpu.nvidia.com/placement"
 
@@ -61,7 +64,6 @@ type Extender struct {
 
 	mu      sync.Mutex // one pod after the other: the next one must know of the proposal
 	scratch node
-	shapes  placement.Shapes // of the pods that nodes were scored for
 
 	scraping sync.Mutex // one scrape after the other
 }
@@ -88,7 +90,7 @@ func Add(ctx context.Context, c *feature.Controller, policy string) error {
 }
 
 func newExtender(v *cluster.View, known func() error, policy placement.Policy, now func() time.Time) *Extender {
-	x := &Extender{view: v, known: known, policy: policy, metrics: NewMetrics(), shapes: placement.Shapes{}}
+	x := &Extender{view: v, known: known, policy: policy, metrics: NewMetrics()}
 	x.usage = newUsage(v, now, func(outcome string) { x.metrics.proposals.WithLabelValues(outcome).Inc() })
 	return x
 }
@@ -152,6 +154,9 @@ func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []stri
 	defer x.mu.Unlock()
 	x.usage.mu.Lock()
 	defer x.usage.mu.Unlock()
+	if len(nodes) > maxNodes+2*len(x.usage.cpus) || ctx.Err() != nil {
+		return nil // no scheduler names so many, or nobody waits for the answer
+	}
 	ahead := x.usage.ahead(pod.UID)
 	demand := x.usage.demand.now(x.usage.now())
 	all := make([]scored, len(nodes))
@@ -178,13 +183,14 @@ func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []stri
 		}
 	})
 	if best >= 0 {
-		x.usage.propose(pod.UID, &proposal{node: nodes[best], cpu: wants.cpu, takes: takes, claims: wants.claims})
-		request := placement.Request{CPU: wants.cpu, Models: wants.models(x.usage.demand.gpus)}
+		p := &proposal{node: nodes[best], cpu: wants.cpu, takes: takes, claims: wants.claims,
+			request: placement.Request{Models: wants.models(x.usage.demand.gpus)},
+			shape:   placement.ShapeOf(placement.Pod{Takes: amounts})}
 		for _, t := range takes {
-			request.Amount += t.amount
+			p.request.Amount += t.amount
 		}
-		x.usage.demand.add(pod.UID, request)
-		x.shapes.See(placement.ShapeOf(placement.Pod{CPU: wants.cpu, Takes: amounts}), x.usage.now())
+		x.usage.propose(pod.UID, p)
+		x.usage.learn(pod.UID, p)
 	}
 	scale(all, best)
 	list := make(extenderv1.HostPriorityList, len(nodes))

@@ -92,6 +92,17 @@ func (w *world) pod(name string, cores int64, devices string) *corev1.Pod {
 	return newPod(name, cores, w.claim(name, devices))
 }
 
+// exists makes the pod known, which has no node yet.
+func (w *world) exists(pod *corev1.Pod) *corev1.Pod {
+	w.t.Helper()
+	summary, err := summarize(pod.DeepCopy())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.usage.setPod(summary.(*podSummary))
+	return pod
+}
+
 // best returns the nodes with the best score, and the devices that the extender expects there: "a gpu-3b-00-0".
 func (w *world) best(pod *corev1.Pod) (nodes []string, expected string) {
 	w.t.Helper()
@@ -250,7 +261,11 @@ func TestModelsThatOthersMustHave(t *testing.T) {
 	for i := range 20 {
 		p := w.pod(fmt.Sprint("l40s", i), 4, `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, selectors:
 			[{cel: {expression: "device.attributes['gpu.nvidia.com'].productName == 'NVIDIA L40S'"}}]}}]`)
+		if i%2 == 0 {
+			w.exists(p)
+		}
 		w.best(p)
+		w.exists(p) // as often, it is seen after it was asked for
 		w.now = w.now.Add(proposalLifetime)
 		others = append(others, p)
 	}

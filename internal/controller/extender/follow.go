@@ -90,8 +90,14 @@ func handler[T any](guard feature.Guard, set, drop func(T)) toolscache.ResourceE
 		}
 	}
 	return toolscache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { pass(obj, set) },
-		UpdateFunc: func(_, obj any) { pass(obj, set) },
+		AddFunc: func(obj any) { pass(obj, set) },
+		UpdateFunc: func(old, obj any) {
+			// After a broken watch, another object of the same name is an update.
+			if was, is := old.(metav1.Object), obj.(metav1.Object); was.GetUID() != is.GetUID() {
+				pass(old, drop)
+			}
+			pass(obj, set)
+		},
 		DeleteFunc: func(obj any) {
 			if gone, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
 				obj = gone.Obj

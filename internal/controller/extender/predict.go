@@ -53,14 +53,20 @@ func ask(ctx context.Context, v *cluster.View, pod *corev1.Pod) asked {
 		}
 		key := types.NamespacedName{Namespace: pod.Namespace, Name: *name}
 		claim, _ := v.Pending(key)
-		if claim == nil {
+		if claim == nil || slices.Contains(a.claims, key) {
 			continue
 		}
-		a.claims = append(a.claims, key)
+		before := len(a.requests)
 		for _, r := range claim.Spec.Devices.Requests {
 			if alternatives := ofRequest(ctx, v, kinds, r); len(alternatives) > 0 {
 				a.requests = append(a.requests, alternatives)
 			}
+		}
+		if len(a.requests) > before { // others are not followed when they have devices
+			a.claims = append(a.claims, key)
+		}
+		if len(a.requests) > maxTries {
+			return a // it fits nowhere; whoever asks decides how many there are
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(resources)) {
@@ -180,7 +186,10 @@ func (n *node) reset(devices *cluster.NodeDevices, ahead []take) {
 		n.uses = append(n.uses, g.Use())
 	}
 	for _, t := range ahead {
-		if i := slices.Index(devices.GPUs, t.gpu); i >= 0 {
+		// A slice that was updated has other objects for the same GPUs.
+		if i := slices.IndexFunc(devices.GPUs, func(g *cluster.GPU) bool {
+			return g.Pool == t.gpu.Pool && g.Name == t.gpu.Name
+		}); i >= 0 {
 			n.add(i, t)
 		}
 	}

@@ -52,7 +52,7 @@ func (s stranded) byModel() map[string]amounts {
 	defer s.mu.Unlock()
 	s.usage.mu.Lock()
 	defer s.usage.mu.Unlock()
-	shapes := s.shapes.Since(s.usage.now().Add(-shapesLifetime))
+	shapes := s.usage.shapes.Since(s.usage.now().Add(-shapesLifetime))
 	if len(shapes) == 0 {
 		return nil
 	}

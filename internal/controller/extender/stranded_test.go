@@ -19,10 +19,9 @@ func TestStranded(t *testing.T) {
 	if got := testutil.CollectAndCount(stranded{w.Extender}); got != 0 {
 		t.Errorf("got %d metrics before a pod was seen, want none", got)
 	}
-	w.Prioritize(t.Context(), w.pod("whole", 8, `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]`),
-		w.nodes)
+	w.Prioritize(t.Context(), w.exists(w.pod("whole", 8, oneGPU)), w.nodes)
 	const want = `
-# HELP gpu_dra_placement_stranded_gpus Of gpu_dra_placement_idle_gpus, what fits no pod like those of the last 24 hours: too little is left of the GPU, or the node has too few such GPUs or too little idle CPU.
+# HELP gpu_dra_placement_stranded_gpus Of gpu_dra_placement_idle_gpus, what fits no pod like those of the last 24 hours: too little is left of the GPU, or the node has too few such GPUs or too little idle CPU. Each replica knows only the pods that it was asked for: take the minimum.
 # TYPE gpu_dra_placement_stranded_gpus gauge
 gpu_dra_placement_stranded_gpus{model="Tesla T4"} 2
 # HELP gpu_dra_placement_idle_gpus GPUs that no claim holds and idle parts of the others, in whole GPUs. Each replica of the controller that a scheduler has asked exports it: take the maximum.

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/placement"
 )
 
 // proposalLifetime is how long a pod is thought to come to the node with the best score. Then the scheduler has
@@ -22,7 +23,9 @@ type proposal struct {
 	cpu     int64
 	takes   []take
 	claims  []types.NamespacedName // that get the takes
-	bound   bool                   // the pod is seen on the node; its claims are not
+	request placement.Request
+	shape   placement.Shape
+	bound   bool // the pod is seen on the node; its claims are not
 	expires time.Time
 }
 
@@ -33,16 +36,18 @@ type usage struct {
 	count func(outcome string) // of a proposal
 
 	mu        sync.Mutex
-	cpus      map[string]int64 // allocatable, by node
-	used      map[string]int64 // requested by pods, by node
-	pods      map[types.UID]podUse
+	cpus      map[string]int64     // allocatable, by node
+	used      map[string]int64     // requested by pods, by node
+	pods      map[types.UID]podUse // also those without a node
 	demand    *demand
+	shapes    placement.Shapes // of the pods that nodes were scored for
 	proposals map[types.UID]*proposal
 }
 
 func newUsage(v *cluster.View, now func() time.Time, count func(string)) *usage {
 	return &usage{view: v, now: now, count: count, cpus: map[string]int64{}, used: map[string]int64{},
-		pods: map[types.UID]podUse{}, demand: newDemand(v), proposals: map[types.UID]*proposal{}}
+		pods: map[types.UID]podUse{}, demand: newDemand(v), shapes: placement.Shapes{},
+		proposals: map[types.UID]*proposal{}}
 }
 
 // setNode adds or updates a node.
@@ -62,7 +67,12 @@ func (s *usage) deleteNode(n *nodeSummary) {
 func (s *usage) setPod(p *podSummary) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.replace(p.UID, p.podUse)
+	s.forget(p.UID)
+	s.pods[p.UID] = p.podUse
+	s.used[p.node] += p.cpu
+	if proposed := s.proposals[p.UID]; proposed != nil {
+		s.learn(p.UID, proposed)
+	}
 	if p.node != "" {
 		s.see(p)
 	}
@@ -72,22 +82,30 @@ func (s *usage) setPod(p *podSummary) {
 func (s *usage) deletePod(p *podSummary) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.replace(p.UID, podUse{})
+	s.forget(p.UID)
 	s.demand.remove(p.UID)
 	delete(s.proposals, p.UID)
 }
 
-// replace replaces what is known of a pod. The caller holds s.mu.
-func (s *usage) replace(uid types.UID, is podUse) {
+// forget forgets what the pod requests. The caller holds s.mu.
+func (s *usage) forget(uid types.UID) {
 	was := s.pods[uid]
 	if s.used[was.node] -= was.cpu; s.used[was.node] == 0 {
 		delete(s.used, was.node)
 	}
 	delete(s.pods, uid)
-	if is.node != "" {
-		s.pods[uid] = is
-		s.used[is.node] += is.cpu
+}
+
+// learn counts what a pod asks for, if it exists: anybody can ask for the scores of pods that do not, and nobody would
+// say when such a pod is gone. The caller holds s.mu.
+func (s *usage) learn(uid types.UID, p *proposal) {
+	pod, exists := s.pods[uid]
+	if !exists {
+		return // it is counted as soon as it is seen
 	}
+	p.request.CPU, p.shape.CPU = pod.cpu, pod.cpu
+	s.demand.add(uid, p.request)
+	s.shapes.See(p.shape, s.now())
 }
 
 // see ends the proposal for a pod that has a node: its CPUs count with the node's pods from now on, and its devices as

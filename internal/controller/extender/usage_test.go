@@ -13,11 +13,13 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
@@ -245,4 +247,63 @@ func FuzzHandler(f *testing.F) {
 			}
 		}
 	})
+}
+
+// Requests about pods that do not exist change nothing but the proposals, which end.
+func TestPodsThatDoNotExist(t *testing.T) {
+	w := newWorld(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
+	for i := range 3 {
+		w.best(w.pod(fmt.Sprint("p", i), 60, share5Gi))
+	}
+	w.now = w.now.Add(proposalLifetime)
+	if got := w.left("a"); got != "64 cores, GPUs 1000 1000" {
+		t.Errorf("got %s, want an idle node", got)
+	}
+	if d, shapes := len(w.usage.demand.requests), len(w.usage.shapes); d+shapes != 0 {
+		t.Errorf("got the demand of %d pods and %d shapes, want none", d, shapes)
+	}
+	w.best(w.exists(w.pod("p", 4, share5Gi)))
+	if d, shapes := len(w.usage.demand.requests), len(w.usage.shapes); d != 1 || shapes != 1 {
+		t.Errorf("got the demand of %d pods and %d shapes, want one of each", d, shapes)
+	}
+}
+
+// After a broken watch, a pod of the same name replaces the one that is gone.
+func TestAPodIsReplaced(t *testing.T) {
+	w := newWorld(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
+	events := handler(feature.NewGuard(), w.usage.setPod, w.usage.deletePod)
+	summary := func(uid string) *podSummary {
+		return &podSummary{ObjectMeta: metav1.ObjectMeta{Name: "db-0", UID: types.UID(uid)}, podUse: podUse{"a", 4000}}
+	}
+	events.OnAdd(summary("1"), false)
+	events.OnUpdate(summary("1"), summary("2"))
+	if got := w.left("a"); got != "60 cores, GPUs 1000 1000" {
+		t.Errorf("got %s, want the CPUs of one pod", got)
+	}
+}
+
+// A claim for devices of other drivers does not keep the proposal after the pod's GPUs are known.
+func TestProposalBesideAnotherDriver(t *testing.T) {
+	w := newWorld(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
+	w.addClass(&resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "nic"}})
+	share, nic := w.claim("share", share5Gi), w.claim("nic", `requests: [{name: nic, exactly: {deviceClassName: nic}}]`)
+	w.best(newPod("p", 4, nic, share))
+	if _, err := w.allocate(newPod("p", 4, share), "a"); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.left("a"); got != "60 cores, GPUs 666 1000" {
+		t.Errorf("got %s, want one share", got)
+	}
+}
+
+// A slice that is published again does not end what was proposed.
+func TestProposalsOutliveAnUpdateOfASlice(t *testing.T) {
+	w := newWorld(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
+	w.best(w.pod("p", 4, share5Gi))
+	for _, s := range w.slices {
+		w.view.SetSlice(s.DeepCopy())
+	}
+	if got := w.left("a"); got != "60 cores, GPUs 666 1000" {
+		t.Errorf("got %s, want one share", got)
+	}
 }
