@@ -47,8 +47,8 @@ func NewMetrics() Metrics {
 				"controller that a scheduler has asked exports it: take the maximum."}, []string{"model"}),
 		stranded: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + "stranded_gpus",
 			Help: "Of gpu_dra_placement_idle_gpus, what fits no pod like those of the last 24 hours: too little is " +
-				"left of the GPU, or the node has too few such GPUs or too little idle CPU. Each replica knows only the " +
-				"pods that it was asked for: take the minimum."}, []string{"model"}),
+				"left of the GPU, or the node has too few such GPUs or too little idle CPU. Each replica knows " +
+				"only the pods that it was asked for: take the minimum."}, []string{"model"}),
 	}
 	for _, result := range []string{resultScored, resultNotReady, resultInvalid} {
 		m.requests.WithLabelValues(result)
