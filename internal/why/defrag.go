@@ -34,7 +34,7 @@ type DefragOptions struct {
 	Node    string        // all GPUs of this node
 	Nodes   bool          // all GPUs of one node, whichever needs the fewest moves
 	Only    []PhysicalGPU // exactly these; those of an earlier answer
-	Jobs    bool          // pods of Jobs move, too
+	Jobs    bool          // pods of jobs move, too
 	Timeout time.Duration // of the search. 0: defragTimeout
 }
 
@@ -188,7 +188,9 @@ func (d *defragmenter) addGPUs() {
 	for _, g := range d.gpus {
 		d.kept[g] = g.Node == "" || g.idle() && !d.ofNodes() || d.ofNodes() && !used[g.Node]
 	}
-	d.targets = slices.DeleteFunc(slices.Clone(d.gpus), func(g *physicalGPU) bool { return d.kept[g] })
+	d.targets = slices.DeleteFunc(slices.Clone(d.gpus), func(g *physicalGPU) bool {
+		return d.kept[g] || d.nodeNamed[g.Node] == nil
+	})
 	slices.SortStableFunc(d.targets, func(a, b *physicalGPU) int { return cmp.Compare(a.left(0), b.left(0)) })
 }
 
@@ -522,6 +524,10 @@ func (t *trial) keep() []resourceapi.DeviceTaintSelector {
 		}
 		return false
 	}
+	freeing := map[cluster.PoolID]bool{}
+	for _, g := range t.freed {
+		freeing[cluster.PoolID{Driver: g.Driver, Pool: g.Pool}] = true
+	}
 	var freed, idle []resourceapi.DeviceTaintSelector
 	pools := map[cluster.PoolID]bool{}
 	for _, s := range cluster.Current(t.Slices) {
@@ -538,7 +544,7 @@ func (t *trial) keep() []resourceapi.DeviceTaintSelector {
 			} else {
 				pools[id] = true
 			}
-			if slices.Contains(t.freed, g) {
+			if slices.Contains(t.freed, g) || !open[id] && freeing[id] {
 				freed = append(freed, selector)
 			} else {
 				idle = append(idle, selector)

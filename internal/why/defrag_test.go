@@ -267,7 +267,7 @@ func TestDefrag(t *testing.T) {
 			"1 stay: a claim of it tolerates every taint, so the new pod may get the same devices (ns/x7); " +
 			"1 stay: an annotation forbids that it is moved (ns/x5); 1 stay: another pod uses a claim of it (ns/x9); " +
 			"1 stay: it has ended, or is about to (ns/x3); 1 stay: it is a static pod (ns/x1); " +
-			"1 stay: it is of a Job, for which an eviction is a failure (--with-jobs moves it) (ns/x2); " +
+			"1 stay: it is of a job, for which an eviction is a failure (--with-jobs moves it) (ns/x2); " +
 			"1 stay: it is of a pod group (ns/x6); " +
 			"1 stay: its DaemonSet creates it again on the same node (ns/x0); " +
 			"1 stay: the template of a claim of it does not exist, or cannot be used (ns/x8)"},
@@ -285,6 +285,20 @@ func TestDefrag(t *testing.T) {
 			all(t, s, "x a/0 5Gi", "y a/1 6Gi")
 			of(s, "x").OwnerReferences[0].Kind = "Job"
 		}, one(DefragOptions{Jobs: true}), "x: a/0 to a/1; free a/0"},
+		{"a pod of another kind of job", "a", func(t *testing.T, s world) {
+			all(t, s, "x a/0 5Gi", "y a/1 6Gi")
+			of(s, "x").OwnerReferences[0].Kind = "PyTorchJob"
+			of(s, "x").Spec.RestartPolicy = corev1.RestartPolicyOnFailure
+		}, defragged, "y: a/1 to a/0; free a/1; " +
+			"1 stay: it is of a job, for which an eviction is a failure (--with-jobs moves it) (ns/x)"},
+		{"a pod that has devices and no node yet", "a", func(t *testing.T, s world) {
+			all(t, s, "x a/0 5Gi", "y a/1 6Gi")
+			of(s, "x").Spec.NodeName = ""
+		}, defragged, "y: a/1 to a/0; free a/1; 1 stay: it has no node yet (ns/x)"},
+		{"the slices of a node outlive it", "a b", func(t *testing.T, s world) {
+			all(t, s, "x a/0 5Gi", "y a/1 6Gi", "z b/0 8Gi")
+			s.Nodes = s.Nodes[:1]
+		}, defragged, "x: a/0 to a/1; free a/0"},
 		{"a claim that no pod uses", "a", func(t *testing.T, s world) {
 			all(t, s, "x a/0 5Gi", "y a/1 6Gi")
 			s.Claims[0].Status.ReservedFor = nil
@@ -325,6 +339,7 @@ func TestDefragKeeps(t *testing.T) {
 		want  string
 	}{
 		{"a share", "a b c", []string{"a/0 5Gi", "a/1 6Gi", "b/0 whole"}, "a/0, b/1, c"},
+		{"the first GPU of its pool was idle before", "a b c", []string{"b/1 5Gi", "c/0 6Gi"}, "b, a, c/1"},
 		{"a partition", "m", []string{"m/0 2g.48gb", "m/1 1g.24gb"},
 			"m/1/1g24gb-9, m/1/1g24gb-6, m/1/1g24gb-3, m/1/1g24gb-0"},
 	} {

@@ -126,14 +126,17 @@ func (d *defragmenter) staysByItself(m *mover) string {
 	switch {
 	case pod.DeletionTimestamp != nil || cluster.Finished(pod):
 		return "it has ended, or is about to"
+	case pod.Spec.NodeName == "":
+		return "it has no node yet"
 	case mirror || owner != nil && owner.Kind == "Node":
 		return "it is a static pod"
 	case owner == nil:
 		return "no controller creates it again"
 	case owner.Kind == "DaemonSet":
 		return "its DaemonSet creates it again on the same node"
-	case owner.Kind == "Job" && !d.Jobs:
-		return "it is of a Job, for which an eviction is a failure (--with-jobs moves it)"
+	case !d.Jobs && (owner.Kind == "Job" || pod.Spec.RestartPolicy == corev1.RestartPolicyNever ||
+		pod.Spec.RestartPolicy == corev1.RestartPolicyOnFailure):
+		return "it is of a job, for which an eviction is a failure (--with-jobs moves it)"
 	case pod.Spec.SchedulingGroup != nil:
 		return "it is of a pod group"
 	}

@@ -74,6 +74,8 @@ func FuzzDefrag(f *testing.F) {
 	f.Add("requests: [{name: a, firstAvailable: [{}]}]",
 		"{allocation: {devices: {results: [{}, {device: gpu-3b-00-0}]}}}",
 		"{resourceClaims: [{}, {name: x-0, resourceClaimTemplateName: x-0}]}")
+	f.Add("requests: [{name: a, exactly: {deviceClassName: "+driver+", allocationMode: ExactCount, count: 1}}]", "{}",
+		"{nodeName: ''}")
 	f.Fuzz(func(t *testing.T, devices, status, spec string) {
 		s := onNodes(t, "a", "m")
 		run(t, s, "x", "ReplicaSet", "a/0 5Gi")

@@ -3,10 +3,10 @@
 package commands
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,8 +21,8 @@ import (
 type defragOptions struct {
 	filter // only of a driver
 	why.DefragOptions
-	apply, yes bool
-	timeout    time.Duration
+	apply   bool
+	timeout time.Duration
 }
 
 func defragCommand(p *plugin) *cobra.Command {
@@ -42,9 +42,8 @@ func defragCommand(p *plugin) *cobra.Command {
 	cmd.Flags().StringVar(&f.Node, "node", "", "Free all GPUs of this node.")
 	cmd.Flags().BoolVar(&f.Nodes, "nodes", false, "Free all GPUs of the node for which the fewest pods move.")
 	cmd.Flags().BoolVar(&f.Jobs, "with-jobs", false,
-		"Also move pods of Jobs. An eviction counts as a failure of the Job, and work may be lost.")
-	cmd.Flags().BoolVar(&f.apply, "apply", false, "Evict the pods.")
-	cmd.Flags().BoolVarP(&f.yes, "yes", "y", false, "Do not ask before pods are evicted.")
+		"Also move pods of jobs, which run to an end. An eviction counts as a failure, and work may be lost.")
+	cmd.Flags().BoolVar(&f.apply, "apply", false, "Evict the pods. It does not ask.")
 	cmd.Flags().DurationVar(&f.timeout, "timeout", 5*time.Minute, "How long --apply waits for each pod: for its "+
 		"PodDisruptionBudgets, its end, and its replacement.")
 	cmd.MarkFlagsMutuallyExclusive("node", "nodes")
@@ -83,6 +82,9 @@ func (p *plugin) defrag(ctx context.Context, f defragOptions, o output) error {
 	if err != nil {
 		return err
 	}
+	if f.Node != "" && !slices.ContainsFunc(all, func(g *GPU) bool { return g.Node == f.Node }) {
+		return fmt.Errorf("--node needs a node; %q is a GPU", f.Node)
+	}
 	if f.Drivers = driversOf(s.Slices); f.driver != "" {
 		f.Drivers = []string{f.driver}
 	}
@@ -113,11 +115,6 @@ func (p *plugin) defrag(ctx context.Context, f defragOptions, o output) error {
 			"(Kubernetes 1.37 or newer), or you may not list them. Without one, the scheduler may put each pod back " +
 			"where it was")
 	}
-	if !f.yes {
-		if err := p.confirm(ctx, fmt.Sprintf("Evict %s?", count(len(plan.Moves), "pod"))); err != nil {
-			return err
-		}
-	}
 	client, err := p.client()
 	if err != nil {
 		return err
@@ -127,7 +124,11 @@ func (p *plugin) defrag(ctx context.Context, f defragOptions, o output) error {
 	if err := m.apply(ctx, plan); err != nil {
 		return err
 	}
-	fmt.Fprintf(p.Out, "%s free now.\n", are(freed(plan)))
+	out := p.Out
+	if printer != nil { // that has the plan only
+		out = p.ErrOut
+	}
+	fmt.Fprintf(out, "%s free now.\n", are(freed(plan)))
 	return nil
 }
 
@@ -224,25 +225,4 @@ func count(n int, what string) string {
 		return "1 " + what
 	}
 	return fmt.Sprintf("%d %ss", n, what)
-}
-
-// confirm asks the user. The error says that there was no yes.
-func (p *plugin) confirm(ctx context.Context, question string) error {
-	fmt.Fprint(p.ErrOut, question, " [y/N] ")
-	answers := make(chan string, 1)
-	go func() { // Ctrl-C does not end a read
-		line, err := bufio.NewReader(p.In).ReadString('\n')
-		if err != nil && line == "" {
-			fmt.Fprintln(p.ErrOut)
-		}
-		answers <- strings.ToLower(strings.TrimSpace(line))
-	}()
-	select {
-	case answer := <-answers:
-		if answer == "y" || answer == "yes" {
-			return nil
-		}
-	case <-ctx.Done():
-	}
-	return errors.New("nothing was moved: not confirmed (--yes does not ask)")
 }

@@ -4,10 +4,13 @@ package commands
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -21,7 +24,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
@@ -92,15 +97,16 @@ func TestDefragPlan(t *testing.T) {
 		}, "", "Moves free none of the 2 candidates. 2 pods cannot move: no controller creates it again (ml/chat-1, " +
 			"ml/embed-1).", "", "nothing can be gained"},
 		{"a node that there is not", nil, "--node c", "", "", `there is no node or GPU "c"`},
+		{"a GPU in place of a node", nil, "--node gpu-3b-00-0", "", "",
+			`--node needs a node; "gpu-3b-00-0" is a GPU`},
 		{"a rule of a killed run", func(s *apiServer) { s.TaintRules = append(s.TaintRules, rule) }, "", header + move,
 			"Warning: 1 DeviceTaintRule of kubectl gpu defrag keep pods away from GPUs. If no other run is going on, " +
 				"remove them: kubectl delete devicetaintrules -l app.kubernetes.io/managed-by=kubectl-gpu-defrag", ""},
 		{"a rule of a killed run, and pods are to move", func(s *apiServer) {
 			s.TaintRules = append(s.TaintRules, rule)
-		}, "--apply --yes", header + move, "Warning: ", "because of the DeviceTaintRules of another run"},
-		{"no DeviceTaintRules", func(s *apiServer) { s.TaintRules = nil }, "--apply --yes", header + move, "",
+		}, "--apply", header + move, "Warning: ", "because of the DeviceTaintRules of another run"},
+		{"no DeviceTaintRules", func(s *apiServer) { s.TaintRules = nil }, "--apply", header + move, "",
 			"Kubernetes 1.37 or newer"},
-		{"nobody says yes", nil, "--apply", header + move, "Evict 1 pod? [y/N] ", "not confirmed"},
 		{"claims that the user may not read", func(s *apiServer) { s.forbidden = []string{claimsPath} }, "", "", "",
 			`the missing right is the verb "list" on resourceclaims`},
 	} {
@@ -147,8 +153,11 @@ func TestDefragJSON(t *testing.T) {
 // TestDefragApply moves a pod on a fake API server, which does what Kubernetes would after an eviction.
 func TestDefragApply(t *testing.T) {
 	tooMany := apierrors.NewTooManyRequests("it would violate the pod's disruption budget", 0)
+	conflict := apierrors.NewConflict(corev1.Resource("pods"), "chat-1", errors.New("it has been modified"))
 	for _, row := range []struct {
 		name   string
+		change func(tracker clienttesting.ObjectTracker) error         // after the plan
+		first  func(tracker clienttesting.ObjectTracker) error         // the same at the first eviction
 		evict  func(attempt int, cancel context.CancelFunc) error      // the answer to an eviction
 		after  func(pod *corev1.Pod, claim *resourceapi.ResourceClaim) // the replacement
 		rule   bool                                                    // another run has a rule
@@ -171,6 +180,31 @@ func TestDefragApply(t *testing.T) {
 			cancel()
 			return tooMany
 		}, out: "ml/chat-1: waits: it would violate the pod's disruption budget\n", err: "context canceled"},
+		{name: "the pod ends after the plan", change: ended},
+		{name: "the other GPU is full after the plan", change: func(tracker clienttesting.ObjectTracker) error {
+			_, claim, _ := serving("embed-1", "embed", "gpu-af-00-0", "14Gi")
+			return tracker.Update(claimResource, claim, "ml")
+		}, err: "nothing was moved: the cluster has changed. Moves free none"},
+		{name: "the pod ends before its eviction", first: func(tracker clienttesting.ObjectTracker) error {
+			return cmp.Or(ended(tracker), error(apierrors.NewNotFound(corev1.Resource("pods"), "chat-1")))
+		}, out: "ml/chat-1: has ended by itself\n"},
+		{name: "another pod has its name", first: func(tracker clienttesting.ObjectTracker) error {
+			pod, _, _ := serving("chat-1", "chat", "gpu-af-00-0", "5Gi")
+			pod.UID, pod.Spec.NodeName = "other", ""
+			return cmp.Or(ended(tracker), tracker.Create(podResource, pod, "ml"), error(conflict))
+		}, out: "ml/chat-1: has ended by itself\n"},
+		{name: "a conflict with another change", evict: func(attempt int, _ context.CancelFunc) error {
+			if attempt < 2 {
+				return conflict
+			}
+			return nil
+		}, out: "ml/chat-1: waits: " + conflict.Error() + "\nml/chat-1: evicted\n" +
+			"ml/chat-1: its replacement chat-2 is on node a\n"},
+		{name: "another new pod has no node", first: func(tracker clienttesting.ObjectTracker) error {
+			pod, _, _ := serving("chat-0", "chat", "gpu-af-00-0", "5Gi")
+			pod.Spec.NodeName = ""
+			return tracker.Create(podResource, pod, "ml")
+		}, out: "ml/chat-1: evicted\nml/chat-1: its replacement chat-2 is on node a\n"},
 		{name: "no right to evict", evict: func(int, context.CancelFunc) error {
 			return apierrors.NewForbidden(schema.GroupResource{Resource: "pods/eviction"}, "chat-1", errors.New("no"))
 		}, err: `pods/eviction "chat-1" is forbidden`},
@@ -229,6 +263,11 @@ func TestDefragApply(t *testing.T) {
 					if want := "kubectl-gpu-defrag-0 a/gpu-3b-00-0"; rules() != want {
 						t.Errorf("at the eviction: got the rules %q, want %q", rules(), want)
 					}
+					if row.first != nil && attempts == 1 {
+						if err := row.first(client.Tracker()); err != nil {
+							return true, nil, err
+						}
+					}
 					if row.evict != nil {
 						if err := row.evict(attempts, cancel); err != nil {
 							return true, nil, err
@@ -246,6 +285,11 @@ func TestDefragApply(t *testing.T) {
 				plan, err := why.Defrag(ctx, &s.Snapshot, options)
 				if err != nil || len(plan.Moves) != 1 {
 					t.Fatalf("got %+v, %v, want one move", plan, err)
+				}
+				if row.change != nil {
+					if err := row.change(client.Tracker()); err != nil {
+						t.Fatal(err)
+					}
 				}
 				err = m.apply(ctx, plan)
 				if (err != nil) != (row.err != "") || err != nil && !strings.Contains(err.Error(), row.err) {
@@ -271,6 +315,16 @@ func selectedBy(r resourceapi.DeviceTaintRule) string {
 	return fmt.Sprintf("%s/%s", ptr.Deref(r.Spec.DeviceSelector.Pool, ""), ptr.Deref(r.Spec.DeviceSelector.Device, ""))
 }
 
+var (
+	podResource   = corev1.SchemeGroupVersion.WithResource("pods")
+	claimResource = resourceapi.SchemeGroupVersion.WithResource("resourceclaims")
+)
+
+// ended ends the pod chat-1, which releases its GPU.
+func ended(tracker clienttesting.ObjectTracker) error {
+	return errors.Join(tracker.Delete(podResource, "ml", "chat-1"), tracker.Delete(claimResource, "ml", "chat-1-gpu"))
+}
+
 // replaced ends the pod chat-1 and creates chat-2, with a share of the other GPU.
 func replaced(t *testing.T, client *fake.Clientset, change func(*corev1.Pod, *resourceapi.ResourceClaim)) {
 	t.Helper()
@@ -278,14 +332,64 @@ func replaced(t *testing.T, client *fake.Clientset, change func(*corev1.Pod, *re
 	if change != nil {
 		change(pod, claim)
 	}
-	of := func(resource string) schema.GroupVersionResource {
-		return resourceapi.SchemeGroupVersion.WithResource(resource)
-	}
-	pods := corev1.SchemeGroupVersion.WithResource("pods")
 	tracker := client.Tracker()
-	if err := errors.Join(tracker.Delete(pods, "ml", "chat-1"),
-		tracker.Delete(of("resourceclaims"), "ml", "chat-1-gpu"),
-		tracker.Create(pods, pod, "ml"), tracker.Create(of("resourceclaims"), claim, "ml")); err != nil {
+	if err := errors.Join(ended(tracker), tracker.Create(podResource, pod, "ml"),
+		tracker.Create(claimResource, claim, "ml")); err != nil {
 		t.Error(err)
+	}
+}
+
+// rulesServer makes the server accept the rule of a run. It calls created before it answers.
+func (s *apiServer) rulesServer(created func(*http.Request)) {
+	const path = "/apis/resource.k8s.io/v1/devicetaintrules"
+	s.answers = map[string]http.HandlerFunc{path: func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			s.TaintRules = append(s.TaintRules, &resourceapi.DeviceTaintRule{})
+			created(r)
+			reply(w, http.StatusCreated, s.TaintRules[0])
+			return
+		}
+		replyList(w, s.TaintRules, func(*resourceapi.DeviceTaintRule) bool { return true })
+	}, path + "/kubectl-gpu-defrag-0": func(w http.ResponseWriter, _ *http.Request) {
+		s.TaintRules = s.TaintRules[:0]
+		reply(w, http.StatusOK, metav1.Status{Status: metav1.StatusSuccess})
+	}}
+}
+
+// TestDefragApplyJSON: standard output is JSON and nothing else. The pod ends by itself while the rule is created.
+func TestDefragApplyJSON(t *testing.T) {
+	s := fragmented(t)
+	s.rulesServer(func(*http.Request) { s.Pods, s.Claims = s.Pods[1:], s.Claims[1:] })
+	out, errOut, err := s.run(t, "defrag", "--apply", "-o", "json")
+	if err != nil || !json.Valid([]byte(out)) || errOut != "a/gpu-3b-00-0 is free now.\n" || len(s.TaintRules) > 0 {
+		t.Errorf("got %q, on standard error %q, error %v, rules %v; want JSON, the result, and no rules", out, errOut,
+			err, s.TaintRules)
+	}
+}
+
+// TestDefragInterrupted: Ctrl-C while the API server creates the first rule leaves none, and creates no other.
+func TestDefragInterrupted(t *testing.T) {
+	s := fragmented(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	posts := 0
+	s.rulesServer(func(r *http.Request) {
+		posts++
+		cancel()
+		select { // a client that gives up does so at once
+		case <-r.Context().Done():
+		case <-time.After(200 * time.Millisecond):
+		}
+	})
+	server := httptest.NewServer(s)
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := mover{client: client, poll: time.Second}
+	err = m.apply(ctx, &why.Defragmentation{Keep: make([]resourceapi.DeviceTaintSelector, 2)})
+	server.Close() // waits for the handlers
+	if !errors.Is(err, context.Canceled) || posts != 1 || len(s.TaintRules) > 0 {
+		t.Errorf("got %v after %d creations, with the rules %v; want that Ctrl-C ends it, 1, and none", err, posts,
+			s.TaintRules)
 	}
 }

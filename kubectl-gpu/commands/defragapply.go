@@ -30,6 +30,8 @@ const (
 const (
 	// maxRules is how many DeviceTaintRules a run creates. Idle GPUs beyond that are not kept.
 	maxRules = 200
+	// ruleTimeout ends the creation of a rule, which Ctrl-C does not.
+	ruleTimeout = 30 * time.Second
 	// cleanupTimeout ends the removal of the rules.
 	cleanupTimeout = 30 * time.Second
 )
@@ -43,8 +45,8 @@ type mover struct {
 	options       why.DefragOptions
 }
 
-// apply moves the pods, one after the other. Before each further one it plans again with what has happened. The error
-// says what was done. The rules are removed in any case.
+// apply moves the pods, one after the other. Before each one it plans again with what has happened. The error says what
+// was done. The rules are removed in any case.
 func (m *mover) apply(ctx context.Context, plan *why.Defragmentation) (err error) {
 	remove, err := m.taint(ctx, plan.Keep)
 	defer func() { err = errors.Join(err, remove()) }()
@@ -52,33 +54,44 @@ func (m *mover) apply(ctx context.Context, plan *why.Defragmentation) (err error
 		return err
 	}
 	m.options.Only = plan.Frees
-	for done, all := 0, len(plan.Moves); len(plan.Moves) > 0; done++ {
-		if done == all {
+	for done, all := 0, len(plan.Moves); ; done++ {
+		s, err := m.read(ctx)
+		if err == nil {
+			plan, err = why.Defrag(ctx, s, m.options)
+		}
+		switch {
+		case err != nil:
+			return err
+		case len(plan.Frees) == 0 && done == 0:
+			return fmt.Errorf("nothing was moved: the cluster has changed. %s", planText(plan))
+		case len(plan.Frees) == 0:
+			return fmt.Errorf("%s moved, and the others do not fit elsewhere any more. %s", count(done, "pod"),
+				planText(plan))
+		case len(plan.Moves) == 0:
+			return nil
+		case done == all:
 			return fmt.Errorf("%s moved, and others have got the GPUs meanwhile", count(done, "pod"))
 		}
 		if err := m.move(ctx, plan.Moves[0]); err != nil {
 			return fmt.Errorf("%d of %s moved: pod %s/%s: %w", done, count(all, "pod"), plan.Moves[0].Namespace,
 				plan.Moves[0].Pod, err)
 		}
-		s, err := m.read(ctx)
-		if err == nil {
-			plan, err = why.Defrag(ctx, s, m.options)
-		}
-		if err != nil {
-			return err
-		}
-		if len(plan.Frees) == 0 {
-			return fmt.Errorf("%s moved, and the others do not fit elsewhere any more. %s", count(done+1, "pod"),
-				planText(plan))
-		}
 	}
-	return nil
 }
 
 // taint keeps new pods away from the devices. remove removes what it has created.
 func (m *mover) taint(ctx context.Context, keep []resourceapi.DeviceTaintSelector) (remove func() error, err error) {
 	rules := m.client.ResourceV1().DeviceTaintRules()
 	var names []string
+	create := func(rule *resourceapi.DeviceTaintRule) error { // a rule whose creation is cut off may exist
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ruleTimeout)
+		defer cancel()
+		_, err := rules.Create(ctx, rule, metav1.CreateOptions{})
+		return err
+	}
 	remove = func() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 		defer cancel()
@@ -99,7 +112,7 @@ func (m *mover) taint(ctx context.Context, keep []resourceapi.DeviceTaintSelecto
 		rule := &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", ruleOwner, i),
 			Labels: map[string]string{ruleLabel: ruleOwner}},
 			Spec: resourceapi.DeviceTaintRuleSpec{DeviceSelector: &keep[i], Taint: why.DefragTaint}}
-		if _, err := rules.Create(ctx, rule, metav1.CreateOptions{}); apierrors.IsAlreadyExists(err) {
+		if err := create(rule); apierrors.IsAlreadyExists(err) {
 			return remove, errors.New("nothing was moved: another run of kubectl gpu defrag has begun")
 		} else if err != nil {
 			return remove, fmt.Errorf("nothing was moved: %w", err)
@@ -130,11 +143,15 @@ func (m *mover) move(ctx context.Context, move why.PodMove) error {
 	for _, pod := range pods {
 		before[pod.UID] = true
 	}
-	if err := m.evict(ctx, move); err != nil {
+	gone, err := m.evict(ctx, move)
+	if err != nil {
 		return err
 	}
 	for waits := ""; ; {
-		what, err := m.waitsFor(ctx, move, before)
+		what, err := m.unreleased(ctx, move)
+		if err == nil && what == "" && !gone {
+			what, err = m.unreplaced(ctx, move, before)
+		}
 		switch {
 		case err != nil:
 			return err
@@ -150,31 +167,40 @@ func (m *mover) move(ctx context.Context, move why.PodMove) error {
 	}
 }
 
-// evict evicts the pod when its PodDisruptionBudgets allow that.
-func (m *mover) evict(ctx context.Context, move why.PodMove) error {
+// evict evicts the pod when its PodDisruptionBudgets allow that. gone means that it had ended by itself.
+func (m *mover) evict(ctx context.Context, move why.PodMove) (gone bool, err error) {
 	eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: move.Namespace, Name: move.Pod},
 		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(move.UID))}}
 	for first := true; ; first = false {
 		err := m.client.PolicyV1().Evictions(move.Namespace).Evict(ctx, eviction)
+		gone := apierrors.IsNotFound(err)
+		if apierrors.IsConflict(err) { // another pod has its name, or it was changed at the same time
+			pod, getErr := m.client.CoreV1().Pods(move.Namespace).Get(ctx, move.Pod, metav1.GetOptions{})
+			if getErr != nil && !apierrors.IsNotFound(getErr) {
+				return false, getErr
+			}
+			gone = getErr != nil || pod.UID != move.UID
+		}
 		switch {
 		case err == nil:
 			fmt.Fprintf(m.out, "%s/%s: evicted\n", move.Namespace, move.Pod)
-			return nil
-		case apierrors.IsNotFound(err) || apierrors.IsConflict(err): // it has ended by itself
-			return nil
-		case !apierrors.IsTooManyRequests(err):
-			return err
+			return false, nil
+		case gone:
+			fmt.Fprintf(m.out, "%s/%s: has ended by itself\n", move.Namespace, move.Pod)
+			return true, nil
+		case !apierrors.IsTooManyRequests(err) && !apierrors.IsConflict(err):
+			return false, err
 		case first:
 			fmt.Fprintf(m.out, "%s/%s: waits: %v\n", move.Namespace, move.Pod, err)
 		}
 		if slept := m.sleep(ctx); slept != nil {
-			return fmt.Errorf("%w: %w", slept, err)
+			return false, fmt.Errorf("%w: %w", slept, err)
 		}
 	}
 }
 
-// waitsFor returns what has not happened yet; empty: the pod has moved.
-func (m *mover) waitsFor(ctx context.Context, move why.PodMove, before map[types.UID]bool) (string, error) {
+// unreleased says which claim still has the devices of the pod; empty: none.
+func (m *mover) unreleased(ctx context.Context, move why.PodMove) (string, error) {
 	for _, name := range move.Claims {
 		claim, err := m.client.ResourceV1().ResourceClaims(move.Namespace).Get(ctx, name, metav1.GetOptions{})
 		switch {
@@ -185,10 +211,16 @@ func (m *mover) waitsFor(ctx context.Context, move why.PodMove, before map[types
 			return "its claim " + name + " has not released the devices", nil
 		}
 	}
+	return "", nil
+}
+
+// unreplaced says what the replacement of the pod lacks; empty: it has a node.
+func (m *mover) unreplaced(ctx context.Context, move why.PodMove, before map[types.UID]bool) (string, error) {
 	pods, err := m.podsOf(ctx, move)
 	if err != nil {
 		return "", err
 	}
+	what := "its controller has created no replacement"
 	for _, pod := range pods {
 		switch {
 		case before[pod.UID] || pod.DeletionTimestamp != nil:
@@ -197,11 +229,11 @@ func (m *mover) waitsFor(ctx context.Context, move why.PodMove, before map[types
 				pod.Spec.NodeName)
 			return "", nil
 		default:
-			return fmt.Sprintf("its replacement %s has no node; kubectl gpu why %s -n %s says why", pod.Name, pod.Name,
-				move.Namespace), nil
+			what = fmt.Sprintf("its replacement %s has no node; kubectl gpu why %s -n %s says why", pod.Name, pod.Name,
+				move.Namespace)
 		}
 	}
-	return "its controller has created no replacement", nil
+	return what, nil
 }
 
 // podsOf returns the pods of the controller.

@@ -161,7 +161,7 @@ func (s *suite) testKubectlDefrag(t *testing.T) {
 			t.Errorf("defrag: got %q, want in it %q", row, want)
 		}
 	}
-	done, err := kubectlGPU(t.Context(), "defrag", "--driver", *driver, "--as", user, "--apply", "--yes")
+	done, err := kubectlGPU(t.Context(), "defrag", "--driver", *driver, "--as", user, "--apply")
 	if want := node + "/" + gpus[0].Name + " is free now."; err != nil || !strings.Contains(done, want) {
 		t.Fatalf("defrag --apply: got %v and\n%s\nwant %q", err, done, want)
 	}

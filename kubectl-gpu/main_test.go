@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+)
+
+// TestHangup: when the terminal is closed, a command ends by itself, so that defrag removes its rules.
+func TestHangup(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
+			t.Error(err)
+		}
+		<-r.Context().Done()
+	}))
+	defer server.Close()
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	text := fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c, clusters: [{name: c, cluster: {server: %q}}],
+users: [{name: c, user: {}}], contexts: [{name: c, context: {cluster: c, user: c}}]}`, server.URL)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before := os.Args
+	defer func() { os.Args = before }()
+	os.Args = []string{"kubectl-gpu", "--kubeconfig", file, "defrag"}
+	if got := run(); got != 1 {
+		t.Errorf("got exit status %d, want 1", got)
+	}
+}
