@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -27,6 +28,9 @@ users: [{name: c, user: {}}], contexts: [{name: c, context: {cluster: c, user: c
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	also := make(chan os.Signal, 1)
+	signal.Notify(also, syscall.SIGHUP) // it is not ignored any more, if the tests run under nohup
+	defer signal.Stop(also)
 	before := os.Args
 	defer func() { os.Args = before }()
 	os.Args = []string{"kubectl-gpu", "--kubeconfig", file, "defrag"}
