@@ -15,10 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
@@ -75,10 +72,7 @@ func Add(c *feature.Controller, claims *Claims, after time.Duration) error {
 	if err != nil || after == 0 {
 		return err
 	}
-	config := rest.CopyConfig(c.REST)
-	config.ContentType = runtime.ContentTypeProtobuf // smaller, and decoded faster
-	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	reads, err := kubernetes.NewForConfig(config)
+	reads, err := c.Reads()
 	if err != nil {
 		return err
 	}

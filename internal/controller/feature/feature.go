@@ -11,6 +11,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -47,6 +49,14 @@ type Controller struct {
 	Serve func(path string, handler webhook.Handler)
 	// Handle serves something else on the webhooks' port.
 	Handle func(path string, handler http.Handler)
+}
+
+// Reads returns a client for reading objects, without a cache, in the encoding that is smaller and decoded faster.
+func (c *Controller) Reads() (kubernetes.Interface, error) {
+	config := rest.CopyConfig(c.REST)
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	return kubernetes.NewForConfig(config)
 }
 
 // AddDriverName adds the flag --driver-name.

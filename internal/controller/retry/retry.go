@@ -22,10 +22,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
@@ -88,10 +86,7 @@ type waiting struct {
 
 // Add makes the leader retry pods by updates of the class, which nobody else uses.
 func Add(c *feature.Controller, class string) error {
-	config := rest.CopyConfig(c.REST)
-	config.ContentType = runtime.ContentTypeProtobuf // smaller, and decoded faster
-	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	reads, err := kubernetes.NewForConfig(config)
+	reads, err := c.Reads()
 	if err != nil {
 		return err
 	}
