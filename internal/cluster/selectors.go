@@ -112,6 +112,15 @@ func selects(class *resourceapi.DeviceClass, driver string) bool {
 	})
 }
 
+// AcceptsAll reports whether all selectors accept devices of the kind, as Accepts does. A selector that fails does not:
+// the scheduler gives up where one fails.
+func (v *View) AcceptsAll(ctx context.Context, k *DeviceKind, all []resourceapi.DeviceSelector) bool {
+	return !slices.ContainsFunc(all, func(s resourceapi.DeviceSelector) bool {
+		ok, err := v.Accepts(ctx, k, s)
+		return err != nil || !ok
+	})
+}
+
 // Accepts reports whether the selector accepts devices of the kind, or may accept some of them by their identity, or is
 // too long to find out. The error is that of the scheduler.
 func (v *View) Accepts(ctx context.Context, k *DeviceKind, s resourceapi.DeviceSelector) (bool, error) {

@@ -16,9 +16,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
@@ -70,10 +67,7 @@ type Extender struct {
 
 // Add serves scores with that policy.
 func Add(ctx context.Context, c *feature.Controller, policy string) error {
-	config := rest.CopyConfig(c.REST)
-	config.ContentType = runtime.ContentTypeProtobuf // smaller, and decoded faster
-	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	reads, err := kubernetes.NewForConfig(config)
+	reads, err := c.Reads()
 	if err != nil {
 		return err
 	}
@@ -162,7 +156,7 @@ func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []stri
 	all := make([]scored, len(nodes))
 	best := -1
 	var takes []take
-	var amounts []placement.Take // the same
+	var shape placement.Shape // of the takes
 	x.view.Nodes(nodes, func(i int, devices *cluster.NodeDevices) {
 		s := &all[i]
 		coming := ahead[nodes[i]]
@@ -179,13 +173,12 @@ func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []stri
 		if best < 0 || s.better(all[best]) {
 			best = i
 			takes = append(takes[:0], x.scratch.takes...)
-			amounts = append(amounts[:0], x.scratch.scores...)
+			shape = placement.ShapeOf(placement.Pod{Takes: x.scratch.scores})
 		}
 	})
 	if best >= 0 {
 		p := &proposal{node: nodes[best], cpu: wants.cpu, takes: takes, claims: wants.claims,
-			request: placement.Request{Models: wants.models(x.usage.demand.gpus)},
-			shape:   placement.ShapeOf(placement.Pod{Takes: amounts})}
+			request: placement.Request{Models: wants.models(x.usage.demand.gpus)}, shape: shape}
 		for _, t := range takes {
 			p.request.Amount += t.amount
 		}

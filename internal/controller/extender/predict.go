@@ -119,24 +119,12 @@ func accepted(ctx context.Context, v *cluster.View, kinds []*cluster.DeviceKind,
 	}
 	capacity := cmp.Or(r.Capacity, &resourceapi.CapacityRequirements{})
 	for _, kind := range kinds {
-		if kind.Has(capacity.Requests) && accepts(ctx, v, kind, class.Spec.Selectors) &&
-			accepts(ctx, v, kind, r.Selectors) {
+		if kind.Has(capacity.Requests) && v.AcceptsAll(ctx, kind, class.Spec.Selectors) &&
+			v.AcceptsAll(ctx, kind, r.Selectors) {
 			a.takes[kind] = kind.Takes(capacity.Requests)
 		}
 	}
 	return a
-}
-
-// accepts reports whether the selectors accept the kind, as far as the kind tells. The scheduler gives up on a node
-// where a selector fails.
-func accepts(ctx context.Context, v *cluster.View, kind *cluster.DeviceKind,
-	selectors []resourceapi.DeviceSelector) bool {
-	for _, s := range selectors {
-		if ok, err := v.Accepts(ctx, kind, s); err != nil || !ok {
-			return false
-		}
-	}
-	return true
 }
 
 // take is what a pod gets of one GPU.

@@ -4,7 +4,6 @@ package retry
 
 import (
 	"context"
-	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -64,7 +63,7 @@ func (j judge) alternative(ctx context.Context, a resourceapi.DeviceSubRequest) 
 	}
 	count, devices := max(1, a.Count), int64(0)
 	for _, kind := range j.view.Kinds() {
-		if !j.accepts(ctx, kind, class.Spec.Selectors) || !j.accepts(ctx, kind, a.Selectors) {
+		if !j.view.AcceptsAll(ctx, kind, class.Spec.Selectors) || !j.view.AcceptsAll(ctx, kind, a.Selectors) {
 			continue
 		}
 		if kind.Type() != gpu.TypeGPU {
@@ -76,12 +75,4 @@ func (j judge) alternative(ctx context.Context, a resourceapi.DeviceSubRequest) 
 	}
 	enough := devices >= count
 	return verdict{of.fits || enough, of.beside && enough}
-}
-
-// accepts reports whether the selectors may accept the kind.
-func (j judge) accepts(ctx context.Context, kind *cluster.DeviceKind, all []resourceapi.DeviceSelector) bool {
-	return !slices.ContainsFunc(all, func(s resourceapi.DeviceSelector) bool {
-		ok, err := j.view.Accepts(ctx, kind, s)
-		return err != nil || !ok
-	})
 }
