@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -98,7 +97,7 @@ func start(spec Spec, listener *os.File) (*Running, error) {
 		_ = cmd.Wait()
 		close(running.ended)
 	}()
-	if running.Process, err = describeStarted(cmd); err == nil {
+	if running.Process, err = process.Started(cmd); err == nil {
 		err = jsonfile.Write(filepath.Join(spec.Dir, processFile), running.Process)
 	}
 	if err != nil {
@@ -107,19 +106,6 @@ func start(spec Spec, listener *os.File) (*Running, error) {
 		return nil, err
 	}
 	return running, nil
-}
-
-// describeStarted describes a process that was just started. The kernel closes the descriptor by which Start detects
-// the exec before it sets the new command line, and a record with an empty command line would never match.
-func describeStarted(cmd *exec.Cmd) (process.Record, error) {
-	for range 1000 {
-		record, err := process.NewRecord(cmd.Process.Pid)
-		if err != nil || slices.Equal(record.Command, cmd.Args) {
-			return record, err
-		}
-		time.Sleep(time.Millisecond)
-	}
-	return process.Record{}, fmt.Errorf("process %d did not become %s", cmd.Process.Pid, cmd.Args[0])
 }
 
 // Release lets the machine start its programs.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,7 +28,7 @@ type Record struct {
 // ErrGone means that the process has ended or that another process has its PID.
 var ErrGone = errors.New("process is gone")
 
-// NewRecord describes the process with that PID.
+// NewRecord describes the process with that PID. For a command that this process has just started, use Started.
 func NewRecord(pid int) (Record, error) {
 	stat, err := ReadStat(pid)
 	if err != nil {
@@ -42,6 +43,19 @@ func NewRecord(pid int) (Record, error) {
 		return Record{}, err
 	}
 	return Record{PID: pid, Started: stat.Started, Boot: boot, Command: command}, nil
+}
+
+// Started describes a command that was just started. The kernel closes the descriptor by which Start detects the exec
+// before it sets the new command line, and a record with an empty command line would never match.
+func Started(cmd *exec.Cmd) (Record, error) {
+	for range 1000 {
+		record, err := NewRecord(cmd.Process.Pid)
+		if err != nil || slices.Equal(record.Command, cmd.Args) {
+			return record, err
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return Record{}, fmt.Errorf("process %d did not become %s", cmd.Process.Pid, cmd.Args[0])
 }
 
 // Alive reports whether the recorded process still runs.

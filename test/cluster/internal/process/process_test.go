@@ -33,7 +33,7 @@ func TestKillEndsOnlyTheRecordedProcess(t *testing.T) {
 				_ = cmd.Process.Kill()
 				_ = cmd.Wait()
 			})
-			record, err := NewRecord(cmd.Process.Pid)
+			record, err := Started(cmd)
 			if err != nil {
 				t.Fatal(err)
 			}
