@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"os"
 	"slices"
@@ -77,6 +78,13 @@ func (s *suite) testPlacement(t *testing.T, program string) {
 	}
 	away()
 	place("alone", true)
+	silent, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)) // connections wait there, and nothing answers
+	s.must(t, err)
+	defer silent.Close()
+	place("unanswered", true)
+	if got, want := running.log(), "deadline exceeded"; !strings.Contains(got, want) {
+		t.Errorf("the scheduler did not wait for the controller: no %q in its log\n%s", want, got)
+	}
 }
 
 // idleGPUs returns how many whole GPUs of each node no claim holds anything of, without nodes that have none.
