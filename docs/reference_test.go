@@ -23,6 +23,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/convert"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/eviction"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/explain"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/extender"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
@@ -50,8 +51,8 @@ func TestReference(t *testing.T) {
 		"classes":  classes, "metrics": metrics, "cluster": cluster, "steps": stepsTable, "kinds": kinds,
 		"events": func(t *testing.T) string { return events(t, report.Events) },
 		"controllerEvents": func(t *testing.T) string {
-			return events(t, explain.Events, convert.Events, struct{ NotAllocated, Evicted event.Kind }{
-				explain.NotAllocated, eviction.Evicted})
+			return events(t, explain.Events, convert.Events, extender.Events,
+				struct{ NotAllocated, Evicted event.Kind }{explain.NotAllocated, eviction.Evicted})
 		},
 	}
 	comparePage(t, "reference.md", tables)

@@ -59,6 +59,14 @@ const (
 	Spread               // use the emptiest GPUs and nodes
 )
 
+// String returns pack or spread.
+func (p Policy) String() string {
+	if p == Spread {
+		return "spread"
+	}
+	return "pack"
+}
+
 // The weights of what a pod costs, in GPUs. docs/placement.md says how they were chosen.
 const (
 	// usableCPU is the part of the usual CPU without which an idle GPU counts as stranded. Many pods need less than the

@@ -20,6 +20,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
@@ -43,7 +44,7 @@ func (s *suite) testPlacement(t *testing.T, program string) {
 		"/etc/kubernetes/scheduler.conf": s.schedulerKubeconfig(t), "/etc/kubernetes/placement.yaml": []byte(config)},
 		"--config=/etc/kubernetes/placement.yaml", "-v=5")
 	running.ready(t)
-	place := func(name string, share bool) resourceapi.DeviceRequestAllocationResult {
+	ask := func(name string, share bool) *resourceapi.ResourceClaim {
 		exactly := &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com"}
 		if share {
 			amounts := map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("1Gi")}
@@ -53,6 +54,10 @@ func (s *suite) testPlacement(t *testing.T, program string) {
 			Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
 				Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: exactly}}}}}
 		s.must(t, s.Create(t.Context(), claim))
+		return claim
+	}
+	place := func(name string, share bool) resourceapi.DeviceRequestAllocationResult {
+		claim := ask(name, share)
 		pod := s.pod(t, ns, name, withClaim(name), func(p *corev1.PodSpec) { p.SchedulerName = profile })
 		_, err := s.WaitPod(t.Context(), soon, pod, "placed",
 			func(p *corev1.Pod) bool { return p.Spec.NodeName != "" })
@@ -76,6 +81,14 @@ func (s *suite) testPlacement(t *testing.T, program string) {
 	if most := slices.Max(counts); idle[whole.Pool] == most && slices.Min(counts) < most {
 		t.Errorf("a whole GPU: got one of %s; want one of a node with fewer idle GPUs: %v", whole.Pool, idle)
 	}
+	ask("misspelt", true)
+	misspelt := s.pod(t, ns, "misspelt", withClaim("misspelt"), func(p *corev1.PodSpec) {
+		p.SchedulerName, p.SchedulingGates = profile, []corev1.PodSchedulingGate{{Name: "e2e.example.com/annotation"}}
+	})
+	s.must(t, s.Patch(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: misspelt.Name, Namespace: ns}},
+		client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"annotations": {"gpu.nvidia.com/placement": "spred"}},
+			"spec": {"schedulingGates": null}}`))))
+	s.waitEvent(t, misspelt, `got "spred", want pack or spread: nodes were scored with the policy pack`)
 	away()
 	place("alone", true)
 	silent, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)) // connections wait there, and nothing answers

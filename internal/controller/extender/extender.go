@@ -36,16 +36,6 @@ const MaxScore = 100
 // maxNodes is how many nodes a request may name beside twice as many as there are.
 const maxNodes = 100
 
-// PolicyAnnotation is the annotation of pods that chooses the policy. Those of HAMi mean the same.
-const PolicyAnnotation = "gpu.nvidia.com/placement"
-
-var hamiAnnotations = []string{"hami.io/node-scheduler-policy", "hami.io/gpu-scheduler-policy"}
-
-// Policies are the values of the flag and of PolicyAnnotation.
-var Policies = map[string]placement.Policy{"pack": placement.Pack, "spread": placement.Spread}
-
-var hamiPolicies = map[string]placement.Policy{"binpack": placement.Pack, "spread": placement.Spread}
-
 // Extender answers a scheduler.
 type Extender struct {
 	view    *cluster.View
@@ -80,6 +70,7 @@ func Add(ctx context.Context, c *feature.Controller, policy string) error {
 		}
 	}
 	c.Handle(Path, x)
+	go x.tell(ctx, c.Direct, c.Guard)
 	return nil
 }
 
@@ -143,7 +134,7 @@ func (x *Extender) ready() error {
 // pods.
 func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []string) extenderv1.HostPriorityList {
 	wants := ask(ctx, x.view, pod)
-	policy := x.policyOf(ctx, pod)
+	policy, _, _ := policyOf(pod.Annotations, x.policy)
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.usage.mu.Lock()
@@ -191,26 +182,4 @@ func (x *Extender) Prioritize(ctx context.Context, pod *corev1.Pod, nodes []stri
 		list[i] = extenderv1.HostPriority{Host: nodes[i], Score: s.points}
 	}
 	return list
-}
-
-// policyOf returns the policy that the pod asks for, or the default.
-func (x *Extender) policyOf(ctx context.Context, pod *corev1.Pod) placement.Policy {
-	choose := func(annotation string, known map[string]placement.Policy) (placement.Policy, bool) {
-		text, set := pod.Annotations[annotation]
-		p, ok := known[text]
-		if set && !ok {
-			log.FromContext(ctx).V(2).Info("Annotation ignored: its value is no policy",
-				"pod", pod.Namespace+"/"+pod.Name, "annotation", annotation, "value", text)
-		}
-		return p, ok
-	}
-	if p, ok := choose(PolicyAnnotation, Policies); ok {
-		return p
-	}
-	for _, annotation := range hamiAnnotations {
-		if p, ok := choose(annotation, hamiPolicies); ok {
-			return p
-		}
-	}
-	return x.policy
 }

@@ -300,9 +300,7 @@ func TestPolicy(t *testing.T) {
 		{"no policy", map[string]string{"hami.io/node-scheduler-policy": "topology-aware"}, placement.Pack},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			x := &Extender{policy: placement.Pack}
-			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations}}
-			if got := x.policyOf(t.Context(), pod); got != tc.want {
+			if got, _, _ := policyOf(tc.annotations, placement.Pack); got != tc.want {
 				t.Errorf("got %v, want %v", got, tc.want)
 			}
 		})

@@ -27,6 +27,8 @@ type podSummary struct {
 type podUse struct {
 	node string // "": it has none
 	cpu  int64  // thousandths of a core
+	// scored says that a scheduler has asked this replica for the pod.
+	scored bool
 }
 
 // nodeSummary is what is kept of a node.
@@ -44,7 +46,8 @@ func summaryMeta(o metav1.Object) metav1.ObjectMeta {
 func summarize(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *corev1.Pod:
-		s := &podSummary{ObjectMeta: summaryMeta(o), podUse: podUse{o.Spec.NodeName, podCPU(o)}}
+		s := &podSummary{ObjectMeta: summaryMeta(o), podUse: podUse{node: o.Spec.NodeName, cpu: podCPU(o)}}
+		s.Annotations = policyAnnotations(o)
 		if status := o.Status.ExtendedResourceClaimStatus; status != nil {
 			s.extended = status.ResourceClaimName
 		}

@@ -42,12 +42,13 @@ type usage struct {
 	demand    *demand
 	shapes    placement.Shapes // of the pods that nodes were scored for
 	proposals map[types.UID]*proposal
+	placed    chan placed // pods that get an event
 }
 
 func newUsage(v *cluster.View, now func() time.Time, count func(string)) *usage {
 	return &usage{view: v, now: now, count: count, cpus: map[string]int64{}, used: map[string]int64{},
 		pods: map[types.UID]podUse{}, demand: newDemand(v), shapes: placement.Shapes{},
-		proposals: map[types.UID]*proposal{}}
+		proposals: map[types.UID]*proposal{}, placed: make(chan placed, maxPlaced)}
 }
 
 // setNode adds or updates a node.
@@ -67,14 +68,24 @@ func (s *usage) deleteNode(n *nodeSummary) {
 func (s *usage) setPod(p *podSummary) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	was := s.pods[p.UID]
 	s.forget(p.UID)
-	s.pods[p.UID] = p.podUse
+	use := p.podUse
+	use.scored = was.scored
+	s.pods[p.UID] = use
 	s.used[p.node] += p.cpu
 	if proposed := s.proposals[p.UID]; proposed != nil {
 		s.learn(p.UID, proposed)
 	}
-	if p.node != "" {
-		s.see(p)
+	if p.node == "" {
+		return
+	}
+	s.see(p)
+	if was.node == "" && s.pods[p.UID].scored && len(p.Annotations) > 0 {
+		select {
+		case s.placed <- placed{p.Namespace, p.Name, p.UID, p.Annotations}:
+		default: // the API server is slower than the scheduler
+		}
 	}
 }
 
@@ -96,13 +107,15 @@ func (s *usage) forget(uid types.UID) {
 	delete(s.pods, uid)
 }
 
-// learn counts what a pod asks for, if it exists: anybody can ask for the scores of pods that do not, and nobody would
-// say when such a pod is gone. The caller holds s.mu.
+// learn counts what a pod asks for, and notes that it was scored, if it exists: anybody can ask for the scores of pods
+// that do not, and nobody would say when such a pod is gone. The caller holds s.mu.
 func (s *usage) learn(uid types.UID, p *proposal) {
 	pod, exists := s.pods[uid]
 	if !exists {
 		return // it is counted as soon as it is seen
 	}
+	pod.scored = true
+	s.pods[uid] = pod
 	p.request.CPU, p.shape.CPU = pod.cpu, pod.cpu
 	s.demand.add(uid, p.request)
 	s.shapes.See(p.shape, s.now())

@@ -273,7 +273,8 @@ func TestAPodIsReplaced(t *testing.T) {
 	w := newWorld(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
 	events := handler(feature.NewGuard(), w.usage.setPod, w.usage.deletePod)
 	summary := func(uid string) *podSummary {
-		return &podSummary{ObjectMeta: metav1.ObjectMeta{Name: "db-0", UID: types.UID(uid)}, podUse: podUse{"a", 4000}}
+		return &podSummary{ObjectMeta: metav1.ObjectMeta{Name: "db-0", UID: types.UID(uid)},
+			podUse: podUse{node: "a", cpu: 4000}}
 	}
 	events.OnAdd(summary("1"), false)
 	events.OnUpdate(summary("1"), summary("2"))
