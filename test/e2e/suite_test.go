@@ -88,6 +88,7 @@ func TestCluster(t *testing.T) {
 			t.Run("a claim shared by containers and pods is one GPU until the last has ended", s.testSharedClaim)
 			t.Run("a deleted CDI file of a claim is created again", s.testDeletedSpec)
 			t.Run("shares of one card, for several namespaces and users, each within its limits", s.testShares)
+			t.Run("pods that come at once and fill a GPU with shares all run", s.testBursts)
 			t.Run("two shares in one claim keep their own limits", s.testSharesOfOneClaim)
 			t.Run("containers of a share have the memory of their daemon as /dev/shm", s.testSharedMemory)
 			t.Run("a claim that wants other settings of a shared card is refused", s.testSharingConflict)
