@@ -123,7 +123,8 @@ var allowed = map[string][]string{
 	// The plugin of kubectl. It has no part in the driver's work and reads with the rights of the user.
 	"internal/why": {"internal/cluster", "internal/cluster/read", "pkg/gpu", "pkg/inventory", "pkg/nearest"},
 	"kubectl-gpu/commands": {"internal/cluster", "internal/cluster/read", "internal/guard", "internal/nodetemplate",
-		"internal/why", "pkg/api", "pkg/gpu", "pkg/health", "pkg/inventory", "pkg/nearest", "pkg/nodeconfig"},
+		"internal/placement", "internal/why", "pkg/api", "pkg/gpu", "pkg/health", "pkg/inventory", "pkg/nearest",
+		"pkg/nodeconfig"},
 	"kubectl-gpu": {"kubectl-gpu/commands"},
 
 	// The simulator. The driver's programs do not import it; clustertest and simtest are for tests.

@@ -107,13 +107,14 @@ func (p *plugin) namespace() (name string, explicit bool, err error) {
 	return p.config.ToRawKubeConfigLoader().Namespace()
 }
 
-// read reads the resources. It shows the progress on a terminal.
+// read reads the resources, and little of pods. It shows the progress on a terminal.
 func (p *plugin) read(ctx context.Context, resources ...string) (*cluster.Snapshot, error) {
 	r, stop, err := p.reader()
 	if err != nil {
 		return nil, err
 	}
 	defer stop()
+	r.Slim = slimPods(r.Slim)
 	return r.Read(ctx, resources...), nil
 }
 

@@ -38,6 +38,9 @@ type GPU struct {
 	// NodeProblem says why the node takes no pods; empty: it does, or the user may not read nodes.
 	NodeProblem string   `json:"nodeProblem,omitempty"`
 	Holders     []Holder `json:"holders,omitempty"`
+	// Stranded says how much of the GPU is idle and fits no pod like those that have GPUs, and why. Only ls --stranded
+	// has it.
+	Stranded string `json:"stranded,omitempty"`
 
 	// Device is the published device, for the command describe.
 	Device *resourceapi.Device `json:"device,omitempty"`

@@ -22,6 +22,7 @@ import (
 type filter struct {
 	driver, model, namespace string
 	names                    []string // of nodes and GPUs
+	stranded                 bool     // only GPUs that are idle and that no pod can use
 }
 
 func (f *filter) addDriver(cmd *cobra.Command) {
@@ -36,12 +37,15 @@ func (f *filter) addModel(cmd *cobra.Command) {
 // keeps reports whether the GPU is selected.
 func (f *filter) keeps(g *GPU) bool {
 	return (len(f.names) == 0 || slices.ContainsFunc(f.names, g.named)) &&
-		f.ofModel(g) &&
+		f.ofModel(g) && (!f.stranded || g.Stranded != "") &&
 		(f.namespace == "" || slices.ContainsFunc(g.Holders, func(h Holder) bool { return h.Namespace == f.namespace }))
 }
 
 // nothing says that no GPU is selected.
 func (f *filter) nothing() string {
+	if f.stranded {
+		return "No GPU is stranded: what is idle fits a pod like those that have GPUs."
+	}
 	if len(f.names) == 0 && f.model == "" && f.namespace == "" {
 		return "No GPUs found."
 	}
@@ -87,6 +91,9 @@ func (g *GPU) named(name string) bool {
 
 // gpus reads the GPUs. Without slices it returns an error. What else it could not read is in the snapshot.
 func (p *plugin) gpus(ctx context.Context, f filter, more ...string) ([]*GPU, *cluster.Snapshot, error) {
+	if f.stranded {
+		more = append(more, cluster.Pods)
+	}
 	s, err := p.read(ctx, append(more, cluster.Slices, cluster.Claims, cluster.Nodes)...)
 	if err != nil {
 		return nil, nil, err
@@ -97,6 +104,9 @@ func (p *plugin) gpus(ctx context.Context, f filter, more ...string) ([]*GPU, *c
 	all, err := selected(s, filter{driver: f.driver})
 	if err == nil {
 		err = errors.Join(f.unknown(all, s), p.unknownNamespace(ctx, f.namespace))
+	}
+	if f.stranded && err == nil {
+		err = strand(s, all)
 	}
 	all = slices.DeleteFunc(all, func(g *GPU) bool { return !f.keeps(g) })
 	for _, warning := range incomplete(s.Slices) {
@@ -172,6 +182,8 @@ func lsCommand(p *plugin) *cobra.Command {
 	}
 	cmd.Flags().BoolVarP(&allNamespaces, "all-namespaces", "A", false,
 		"List the GPUs that claims of any namespace hold, and free ones. This is the default without --namespace.")
+	cmd.Flags().BoolVar(&f.stranded, "stranded", false, "Only GPUs that are idle, in part or as a whole, and fit no "+
+		"pod like those that have GPUs, with the reason. It reads all pods.")
 	f.addDriver(cmd)
 	f.addModel(cmd)
 	o.addFlags(cmd, wide, names)
@@ -187,12 +199,12 @@ func (p *plugin) ls(ctx context.Context, f filter, o output) error {
 	if err != nil {
 		return err
 	}
-	err = printList(p, printer, o, "GPUList", all, (*GPU).Ref, f.nothing(), gpuTable(all, o))
+	err = printList(p, printer, o, "GPUList", all, (*GPU).Ref, f.nothing(), gpuTable(all, f, o))
 	return errors.Join(err, s.Err())
 }
 
 // gpuTable returns a row for each GPU.
-func gpuTable(all []*GPU, o output) table {
+func gpuTable(all []*GPU, f filter, o output) table {
 	t := table{header: []string{"NODE", "GPU", "MODEL", "SHARING", "MEMORY", "CORES", "PARTITIONS", "TAINTS",
 		"HELD BY"}}
 	holders := shownHolders
@@ -200,11 +212,17 @@ func gpuTable(all []*GPU, o output) table {
 		holders = math.MaxInt
 		t.header = append(t.header, "COMPUTE", "UUID", "DRIVER")
 	}
+	if f.stranded {
+		t.header = append(t.header, "STRANDED")
+	}
 	for _, g := range all {
 		cells := []string{g.place(), g.Name, orNone(g.Model), sharingCell(g), memoryCell(g.Memory), coresCell(g.Cores),
 			joined(partitionCells(g.Partitions)), joined(taintCells(g)), holdersCell(g, holders)}
 		if o.format == wide {
 			cells = append(cells, orNone(g.ComputeCapability), orNone(g.UUID), g.Driver)
+		}
+		if f.stranded {
+			cells = append(cells, g.Stranded)
 		}
 		bad := g.NodeProblem != "" || slices.ContainsFunc(g.Taints, Taint.prevents)
 		t.rows = append(t.rows, row{cells, bad})
