@@ -73,7 +73,8 @@ func TestFollowTaintRules(t *testing.T) {
 func TestFollowSurvivesAPanic(t *testing.T) {
 	guard := feature.NewGuard()
 	var none *cluster.View
-	handler(guard, none.SetClass, func(metav1.Object) {}).OnAdd(&resourceapi.DeviceClass{}, false)
+	events := feature.EventHandler(guard, none.SetClass, func(*resourceapi.DeviceClass) {})
+	events.OnAdd(&resourceapi.DeviceClass{}, false)
 	if got := testutil.ToFloat64(guard.Panics); got != 1 {
 		t.Errorf("got %v panics counted, want 1", got)
 	}

@@ -17,7 +17,6 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -253,16 +252,17 @@ func follow(ctx context.Context, c cache.Cache, v *cluster.View, guard feature.G
 		object client.Object
 		events toolscache.ResourceEventHandler
 	}{
-		{&resourceapi.DeviceClass{}, handler(guard, v.SetClass, func(c metav1.Object) { v.DeleteClass(c.GetName()) })},
-		{&resourceapi.ResourceSlice{}, handler(guard, v.SetSlice, func(s metav1.Object) {
-			v.DeleteSlice(s.GetName())
+		{&resourceapi.DeviceClass{}, feature.EventHandler(guard, v.SetClass, func(c *resourceapi.DeviceClass) {
+			v.DeleteClass(c.Name)
 		})},
-		{&resourceapi.ResourceClaim{}, handler(guard, v.SetClaim, func(c metav1.Object) {
-			v.DeleteClaim(types.NamespacedName{Namespace: c.GetNamespace(), Name: c.GetName()})
+		{&resourceapi.ResourceSlice{}, feature.EventHandler(guard, v.SetSlice, func(s *resourceapi.ResourceSlice) {
+			v.DeleteSlice(s.Name)
 		})},
-		{&resourceapi.DeviceTaintRule{}, handler(guard, v.SetTaintRule, func(r metav1.Object) {
-			v.DeleteTaintRule(r.GetName())
+		{&resourceapi.ResourceClaim{}, feature.EventHandler(guard, v.SetClaim, func(c *resourceapi.ResourceClaim) {
+			v.DeleteClaim(types.NamespacedName{Namespace: c.Namespace, Name: c.Name})
 		})},
+		{&resourceapi.DeviceTaintRule{}, feature.EventHandler(guard, v.SetTaintRule,
+			func(r *resourceapi.DeviceTaintRule) { v.DeleteTaintRule(r.Name) })},
 	} {
 		informer, err := c.GetInformer(ctx, of.object, cache.BlockUntilSynced(false))
 		if _, isRule := of.object.(*resourceapi.DeviceTaintRule); isRule && meta.IsNoMatchError(err) {
@@ -287,26 +287,4 @@ func follow(ctx context.Context, c cache.Cache, v *cluster.View, guard feature.G
 		}
 		return nil
 	}, nil
-}
-
-// handler passes the events of an informer to two functions.
-func handler[T metav1.Object](guard feature.Guard, set func(T),
-	drop func(metav1.Object)) toolscache.ResourceEventHandler {
-	update := func(obj any) {
-		if o, ok := obj.(T); ok {
-			_ = guard.Do("follow objects", func() error { set(o); return nil }) // it is logged
-		}
-	}
-	return toolscache.ResourceEventHandlerFuncs{
-		AddFunc:    update,
-		UpdateFunc: func(_, obj any) { update(obj) },
-		DeleteFunc: func(obj any) {
-			if gone, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
-				obj = gone.Obj
-			}
-			if o, ok := obj.(metav1.Object); ok {
-				_ = guard.Do("follow objects", func() error { drop(o); return nil })
-			}
-		},
-	}
 }

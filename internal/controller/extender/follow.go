@@ -71,9 +71,9 @@ func (s *usage) follow(ctx context.Context, from kubernetes.Interface, guard fea
 		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodFailed)))
 	core := from.CoreV1().RESTClient()
 	pods := start(ctx, toolscache.NewListWatchFromClient(core, "pods", metav1.NamespaceAll, running), &corev1.Pod{},
-		handler(guard, s.setPod, s.deletePod))
+		feature.EventHandler(guard, s.setPod, s.deletePod))
 	nodes := start(ctx, toolscache.NewListWatchFromClient(core, "nodes", metav1.NamespaceAll, fields.Everything()),
-		&corev1.Node{}, handler(guard, s.setNode, s.deleteNode))
+		&corev1.Node{}, feature.EventHandler(guard, s.setNode, s.deleteNode))
 	return func() bool { return pods() && nodes() }
 }
 
@@ -83,29 +83,4 @@ func start(ctx context.Context, from toolscache.ListerWatcher, of runtime.Object
 		Handler: events, Transform: summarize})
 	go informer.RunWithContext(ctx)
 	return informer.HasSynced
-}
-
-// handler passes the events of an informer to two functions.
-func handler[T any](guard feature.Guard, set, drop func(T)) toolscache.ResourceEventHandler {
-	pass := func(obj any, to func(T)) {
-		if o, ok := obj.(T); ok {
-			_ = guard.Do("follow pods and nodes", func() error { to(o); return nil }) // it is logged
-		}
-	}
-	return toolscache.ResourceEventHandlerFuncs{
-		AddFunc: func(obj any) { pass(obj, set) },
-		UpdateFunc: func(old, obj any) {
-			// After a broken watch, another object of the same name is an update.
-			if was, is := old.(metav1.Object), obj.(metav1.Object); was.GetUID() != is.GetUID() {
-				pass(old, drop)
-			}
-			pass(obj, set)
-		},
-		DeleteFunc: func(obj any) {
-			if gone, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
-				obj = gone.Obj
-			}
-			pass(obj, drop)
-		},
-	}
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
@@ -271,7 +272,7 @@ func TestPodsThatDoNotExist(t *testing.T) {
 // After a broken watch, a pod of the same name replaces the one that is gone.
 func TestAPodIsReplaced(t *testing.T) {
 	w := newWorld(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
-	events := handler(feature.NewGuard(), w.usage.setPod, w.usage.deletePod)
+	events := feature.EventHandler(feature.NewGuard(), w.usage.setPod, w.usage.deletePod)
 	summary := func(uid string) *podSummary {
 		return &podSummary{ObjectMeta: metav1.ObjectMeta{Name: "db-0", UID: types.UID(uid)},
 			podUse: podUse{node: "a", cpu: 4000}}
@@ -280,6 +281,10 @@ func TestAPodIsReplaced(t *testing.T) {
 	events.OnUpdate(summary("1"), summary("2"))
 	if got := w.left("a"); got != "60 cores, GPUs 1000 1000" {
 		t.Errorf("got %s, want the CPUs of one pod", got)
+	}
+	events.OnDelete(toolscache.DeletedFinalStateUnknown{Obj: summary("2")})
+	if got := w.left("a"); got != "64 cores, GPUs 1000 1000" {
+		t.Errorf("after a deletion that was not seen: got %s, want an idle node", got)
 	}
 }
 
