@@ -136,14 +136,20 @@ func (g *GPU) size() (memory, multiprocessors int64) {
 }
 
 // Tainted reports whether new pods do not get the GPU, or its largest partition if only partitions are published.
-func (g *GPU) Tainted() bool {
+func (g *GPU) Tainted() bool { return g.largest().Tainted }
+
+// Kept reports whether the GPU is tainted only because it is kept for somebody.
+func (g *GPU) Kept() bool { return g.largest().Kept }
+
+// largest returns the whole GPU, or its largest partition if only partitions are published.
+func (g *GPU) largest() *Device {
 	d := g.Whole
 	if d == nil {
 		d = slices.MaxFunc(g.Partitions, func(a, b *Device) int {
 			return cmp.Compare(a.Kind.Capacity("memory"), b.Kind.Capacity("memory"))
 		})
 	}
-	return d.Tainted
+	return d
 }
 
 // Models returns how many GPUs of each model are published.

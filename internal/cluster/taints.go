@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
 )
 
 // Tainted returns the slices with the taints that the rules add, as the scheduler sees them. Slices that a rule changes
@@ -15,6 +16,9 @@ func Tainted(all []*resourceapi.ResourceSlice, rules []*resourceapi.DeviceTaintR
 	all = slices.Clone(all)
 	for i, original := range all {
 		for _, rule := range rules {
+			if !Selects(rule, original.Spec.Driver, original.Spec.Pool.Name, named(rule)) {
+				continue // there can be many rules
+			}
 			for d := range original.Spec.Devices {
 				if !Selects(rule, original.Spec.Driver, original.Spec.Pool.Name, original.Spec.Devices[d].Name) {
 					continue
@@ -38,6 +42,25 @@ func Selects(rule *resourceapi.DeviceTaintRule, driver, pool, device string) boo
 	meets := func(criterion *string, value string) bool { return criterion == nil || *criterion == value }
 	s := rule.Spec.DeviceSelector
 	return meets(s.Driver, driver) && meets(s.Pool, pool) && meets(s.Device, device)
+}
+
+// named returns the device that the rule names; empty: it names none.
+func named(rule *resourceapi.DeviceTaintRule) string {
+	if rule.Spec.DeviceSelector == nil {
+		return ""
+	}
+	return ptr.Deref(rule.Spec.DeviceSelector.Device, "")
+}
+
+// ReservedTaint is the key of the taint with which kubectl gpu reserve keeps GPUs. The value is who they are kept for.
+const ReservedTaint = "gpu.nvidia.com/reserved"
+
+// KeptFor returns who the taint keeps a device for; empty: it does not do that.
+func KeptFor(t resourceapi.DeviceTaint) string {
+	if t.Key != ReservedTaint || !Prevents(t) {
+		return ""
+	}
+	return t.Value
 }
 
 // Prevents reports whether the taint keeps new pods away.
@@ -72,7 +95,7 @@ func (v *View) replaceRule(name string, rule *resourceapi.DeviceTaintRule) {
 	for _, devices := range v.slices {
 		for i := range devices {
 			if d := &devices[i]; v.selects(before, d) || v.selects(rule, d) {
-				d.Tainted = v.tainted(d)
+				d.Tainted, d.Kept = v.tainted(d)
 				v.recount(d.gpu)
 			}
 		}
@@ -83,12 +106,22 @@ func (v *View) selects(rule *resourceapi.DeviceTaintRule, d *Device) bool {
 	return Selects(rule, v.driver, d.gpu.Pool, d.Name)
 }
 
-// tainted reports whether a taint of the device, or of a rule, keeps new pods away. The caller holds v.mu.
-func (v *View) tainted(d *Device) bool {
-	for _, rule := range v.rules {
-		if v.selects(rule, d) {
-			return true
+// tainted reports whether a taint of the device, or of a rule, keeps new pods away, and whether all that do keep it for
+// somebody. The caller holds v.mu.
+func (v *View) tainted(d *Device) (tainted, kept bool) {
+	kept = true
+	note := func(t resourceapi.DeviceTaint) {
+		if Prevents(t) {
+			tainted, kept = true, kept && KeptFor(t) != ""
 		}
 	}
-	return slices.ContainsFunc(d.Taints, Prevents)
+	for _, rule := range v.rules {
+		if v.selects(rule, d) {
+			note(rule.Spec.Taint)
+		}
+	}
+	for _, t := range d.Taints {
+		note(t)
+	}
+	return tainted, tainted && kept
 }

@@ -90,6 +90,31 @@ func TestTaintRules(t *testing.T) {
 	}
 }
 
+// TestKept: a GPU is kept if nothing but reservations keeps new pods away.
+func TestKept(t *testing.T) {
+	v := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
+	reserve := rule("reserve", "a", "", resourceapi.DeviceTaintEffectNoSchedule)
+	reserve.Spec.Taint.Key, reserve.Spec.Taint.Value = cluster.ReservedTaint, "vision"
+	v.SetTaintRule(reserve)
+	v.SetTaintRule(rule("cordon", "a", "gpu-af-00-0", resourceapi.DeviceTaintEffectNoSchedule))
+	v.SetTaintRule(rule("note", "a", "gpu-3b-00-0", resourceapi.DeviceTaintEffectNone))
+	state := func() string {
+		var all []string
+		for g := range v.GPUs {
+			all = append(all, fmt.Sprintf("%s tainted=%t kept=%t", g.Name, g.Tainted(), g.Kept()))
+		}
+		slices.Sort(all)
+		return strings.Join(all, ", ")
+	}
+	if got, want := state(), "gpu-3b-00-0 tainted=true kept=true, gpu-af-00-0 tainted=true kept=false"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	v.DeleteTaintRule("reserve")
+	if got, want := state(), "gpu-3b-00-0 tainted=false kept=false, gpu-af-00-0 tainted=true kept=false"; got != want {
+		t.Errorf("when the reservation has ended: got %s, want %s", got, want)
+	}
+}
+
 // A count that no claim can get does not disturb the ranking of others: the sum of two such overflows.
 func TestWaitingForHugeCounts(t *testing.T) {
 	v := cluster.New(clustertest.Driver)

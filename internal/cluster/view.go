@@ -58,6 +58,7 @@ type Device struct {
 	*resourceapi.Device // as published
 	Kind                *DeviceKind
 	Tainted             bool // for new pods, by the plugin or by a rule
+	Kept                bool // it is tainted only because it is kept for somebody
 	gpu                 *GPU
 	node                string
 }
@@ -96,7 +97,7 @@ func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 		d, published := &all[i], &s.Spec.Devices[i]
 		*d = Device{Device: published, Kind: v.intern(keys[i], published),
 			gpu: v.gpu(s.Spec.Pool.Name, published.Name)}
-		d.Tainted = v.tainted(d)
+		d.Tainted, d.Kept = v.tainted(d)
 		if d.Kind.count++; d.Kind.count == 1 {
 			v.sorted.Store(nil)
 		}

@@ -390,7 +390,7 @@ func singleLoss(r reason, devices int, class string) string {
 	case LostClause:
 		return fmt.Sprintf("none of the %s meets %s", of, r.detail)
 	case LostTaint:
-		return fmt.Sprintf("each of the %s has the taint %s", of, r.detail)
+		return fmt.Sprintf("each of the %s %s", of, taintText(1, r.detail))
 	case LostCapacity:
 		return fmt.Sprintf("none of the %s has the requested capacity, even when free: %s", of,
 			strings.TrimPrefix(r.detail, "less capacity than requested: "))
@@ -411,8 +411,7 @@ func lossTexts(reasons []reason, count map[reason]int) string {
 		}
 		n := count[r]
 		text := map[LossKind]string{LostClause: plural(n, "does", "do") + " not meet " + r.detail,
-			LostTaint: plural(n, "has", "have") + " the taint " + r.detail, LostCapacity: plural(n, "has ",
-				"have ") + r.detail,
+			LostTaint: taintText(n, r.detail), LostCapacity: plural(n, "has ", "have ") + r.detail,
 			LostHeld: plural(n, "is ", "are ") + r.detail}[r.kind]
 		all = append(all, fmt.Sprintf("%d %s", n, cmp.Or(text, r.detail)))
 	}

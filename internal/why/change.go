@@ -380,13 +380,21 @@ func (ps *proposals) tolerations(claim, number int, candidates []candidate) []*c
 			Value: found[text].Value, Effect: found[text].Effect}
 		all = append(all, &change{kind: Tolerate, in: ps.w.origins[claim].object, request: name,
 			target: target{field: "taint", request: requestID{claim, number}, name: text}, levels: 1,
-			text: one("tolerate the taint " + text + " of the device"),
+			text: one("tolerate the taint " + text + " of the device" + onlyFor(found[text])),
 			apply: func(w *workload, _ int) {
 				p := subrequestsOf(w.claims[claim])[number]
 				*p.tolerate = append(*p.tolerate, with)
 			}})
 	}
 	return all
+}
+
+// onlyFor says who may tolerate the taint, if it keeps devices for somebody.
+func onlyFor(t resourceapi.DeviceTaint) string {
+	if team := cluster.KeptFor(t); team != "" {
+		return ", if this is for " + team
+	}
+	return ""
 }
 
 // classChanges offers other classes for one that does not exist, or that has no device.

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 // Text writes the report for people. The first line is the cause, the second is the smallest change.
@@ -154,7 +156,7 @@ func lossText(l Loss) string {
 	case LostClause:
 		text = plural(l.Devices, "does", "do") + " not meet " + l.Detail
 	case LostTaint:
-		text = plural(l.Devices, "has", "have") + " the taint " + l.Detail
+		text = taintText(l.Devices, l.Detail)
 	case LostError:
 		text = "error in " + l.Detail
 	}
@@ -162,6 +164,25 @@ func lossText(l Loss) string {
 		text += fmt.Sprintf(" (%d of them for no other reason)", l.Alone)
 	}
 	return text
+}
+
+// taintText says that devices have the taint, or who it keeps them for.
+func taintText(devices int, taint string) string {
+	if team := keptFor(taint); team != "" {
+		return fmt.Sprintf("%s kept for %s by kubectl gpu reserve (the taint %s)", plural(devices, "is", "are"), team,
+			taint)
+	}
+	return plural(devices, "has", "have") + " the taint " + taint
+}
+
+// keptFor returns who the taint keeps devices for; empty: it does not do that.
+func keptFor(taint string) string {
+	value, ok := strings.CutPrefix(taint, cluster.ReservedTaint+"=")
+	if !ok {
+		return ""
+	}
+	team, _, _ := strings.Cut(value, ":")
+	return team
 }
 
 func (r *Answer) holders(b *strings.Builder) {

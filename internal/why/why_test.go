@@ -209,6 +209,16 @@ smallest change: in ResourceClaim ns/c, request gpu: ask for 2 devices instead o
 		}, `
 pod p waits: request gpu of claim c: each of the 2 devices of class gpu.nvidia.com has the taint gpu.nvidia.com/xid=79:NoSchedule
 smallest change: in ResourceClaim ns/c, request gpu: tolerate the taint gpu.nvidia.com/xid=79:NoSchedule of the device`},
+		{"GPUs that are kept for somebody else", func(t *testing.T) *cluster.Snapshot {
+			s, _ := one(t, t4, gpus(""))
+			for i := range s.Slices[0].Spec.Devices {
+				s.Slices[0].Spec.Devices[i].Taints = []resourceapi.DeviceTaint{{Key: cluster.ReservedTaint,
+					Value: "vision", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+			}
+			return s
+		}, `
+pod p waits: request gpu of claim c: each of the 2 devices of class gpu.nvidia.com is kept for vision by kubectl gpu reserve (the taint gpu.nvidia.com/reserved=vision:NoSchedule)
+smallest change: in ResourceClaim ns/c, request gpu: tolerate the taint gpu.nvidia.com/reserved=vision:NoSchedule of the device, if this is for vision`},
 		{"a constraint", func(t *testing.T) *cluster.Snapshot {
 			s, _ := one(t, clustertest.SimNode{Name: "a", Profile: "mixed", Use: exclusive}, gpus(", count: 4")+
 				"\nconstraints: [{matchAttribute: gpu.nvidia.com/productName}]")

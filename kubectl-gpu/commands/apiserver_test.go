@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -22,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
@@ -126,12 +128,40 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			http.NotFound(w, r)
 			return
 		}
+		if r.Method == http.MethodPost {
+			s.create(w, r)
+			return
+		}
 		replyList(w, s.TaintRules, func(*resourceapi.DeviceTaintRule) bool { return true })
 	case cluster.Pods:
 		replyList(w, s.Pods, func(p *corev1.Pod) bool { return namespace == "" || p.Namespace == namespace })
 	default:
-		http.NotFound(w, r)
+		before := len(s.TaintRules)
+		s.TaintRules = slices.DeleteFunc(s.TaintRules, func(rule *resourceapi.DeviceTaintRule) bool {
+			return r.Method == http.MethodDelete && rule.Name == resource
+		})
+		if len(s.TaintRules) == before {
+			http.NotFound(w, r)
+			return
+		}
+		reply(w, http.StatusOK, metav1.Status{Status: metav1.StatusSuccess})
 	}
+}
+
+// create adds a DeviceTaintRule.
+func (s *apiServer) create(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	rule := &resourceapi.DeviceTaintRule{}
+	if err == nil {
+		_, _, err = scheme.Codecs.UniversalDeserializer().Decode(body, nil, rule)
+	}
+	if err != nil {
+		refuse(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, err.Error())
+		return
+	}
+	rule.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Hour))
+	s.TaintRules = append(s.TaintRules, rule)
+	reply(w, http.StatusCreated, rule)
 }
 
 func replyList[T any](w http.ResponseWriter, all []T, keep func(T) bool) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package commands has the commands of kubectl-gpu, a plugin of kubectl. It reads with the rights of the user. Only
-// defrag --apply changes something: it evicts pods.
+// Package commands has the commands of kubectl-gpu, a plugin of kubectl. It reads with the rights of the user. Two
+// commands change something: defrag --apply evicts pods, and reserve writes DeviceTaintRules.
 package commands
 
 import (
@@ -41,7 +41,7 @@ func Command(streams genericiooptions.IOStreams) *cobra.Command {
 	p.config.WrapConfigFn = fast
 	cmd := &cobra.Command{
 		Use:           "kubectl-gpu",
-		Short:         "Show the GPUs of the cluster and who holds them, and free some.",
+		Short:         "Show the GPUs of the cluster and who holds them, free some, and keep some.",
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl gpu"},
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -51,7 +51,7 @@ func Command(streams genericiooptions.IOStreams) *cobra.Command {
 	cmd.SetErr(streams.ErrOut)
 	p.config.AddFlags(cmd.PersistentFlags())
 	cmd.AddCommand(lsCommand(p), describeCommand(p), modelsCommand(p), topCommand(p), whyCommand(p), fitsCommand(p),
-		defragCommand(p), uiCommand(p))
+		defragCommand(p), reserveCommand(p), uiCommand(p))
 	for _, sub := range cmd.Commands() {
 		sub.Args = withUsage(sub.Args)
 	}

@@ -111,9 +111,8 @@ func (p *plugin) defrag(ctx context.Context, f defragOptions, o output) error {
 	case left != "":
 		return errors.New("nothing was moved, because of the DeviceTaintRules of another run")
 	case s.TaintRules == nil:
-		return errors.New("nothing was moved: the API server has no DeviceTaintRules in resource.k8s.io/v1 " +
-			"(Kubernetes 1.37 or newer), or you may not list them. Without one, the scheduler may put each pod back " +
-			"where it was")
+		return fmt.Errorf("nothing was moved: %w. Without one, the scheduler may put each pod back where it was",
+			errNoRules)
 	}
 	client, err := p.client()
 	if err != nil {

@@ -27,15 +27,6 @@ const (
 	ruleOwner = "kubectl-gpu-defrag"
 )
 
-const (
-	// maxRules is how many DeviceTaintRules a run creates. Idle GPUs beyond that are not kept.
-	maxRules = 200
-	// ruleTimeout ends the creation of a rule, which Ctrl-C does not.
-	ruleTimeout = 30 * time.Second
-	// cleanupTimeout ends the removal of the rules.
-	cleanupTimeout = 30 * time.Second
-)
-
 // mover moves the pods of a plan.
 type mover struct {
 	client        kubernetes.Interface
@@ -79,31 +70,10 @@ func (m *mover) apply(ctx context.Context, plan *why.Defragmentation) (err error
 	}
 }
 
-// taint keeps new pods away from the devices. remove removes what it has created.
+// taint keeps new pods away from the devices, but for idle ones beyond maxRules. remove removes what it has created.
 func (m *mover) taint(ctx context.Context, keep []resourceapi.DeviceTaintSelector) (remove func() error, err error) {
-	rules := m.client.ResourceV1().DeviceTaintRules()
-	var names []string
-	create := func(rule *resourceapi.DeviceTaintRule) error { // a rule whose creation is cut off may exist
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ruleTimeout)
-		defer cancel()
-		_, err := rules.Create(ctx, rule, metav1.CreateOptions{})
-		return err
-	}
-	remove = func() error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
-		defer cancel()
-		var all []error
-		for _, name := range names {
-			if err := rules.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-				all = append(all, fmt.Errorf("remove the DeviceTaintRule %s, which keeps pods away from GPUs: %w", name,
-					err))
-			}
-		}
-		return errors.Join(all...)
-	}
+	rules := &taintRules{client: m.client}
+	remove = func() error { return rules.remove(ctx) }
 	if n := len(keep) - maxRules; n > 0 {
 		fmt.Fprintf(m.out, "Warning: replacements may get %d idle devices: there would be too many rules\n", n)
 		keep = keep[:maxRules]
@@ -112,12 +82,11 @@ func (m *mover) taint(ctx context.Context, keep []resourceapi.DeviceTaintSelecto
 		rule := &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", ruleOwner, i),
 			Labels: map[string]string{ruleLabel: ruleOwner}},
 			Spec: resourceapi.DeviceTaintRuleSpec{DeviceSelector: &keep[i], Taint: why.DefragTaint}}
-		if err := create(rule); apierrors.IsAlreadyExists(err) {
+		if err := rules.create(ctx, rule); apierrors.IsAlreadyExists(err) {
 			return remove, errors.New("nothing was moved: another run of kubectl gpu defrag has begun")
 		} else if err != nil {
 			return remove, fmt.Errorf("nothing was moved: %w", err)
 		}
-		names = append(names, rule.Name)
 	}
 	return remove, m.sleep(ctx) // the scheduler gets the rules
 }

@@ -122,9 +122,11 @@ func describeGPU(out io.Writer, g *GPU) error {
 
 // healthOf says in one line whether new claims can get the GPU.
 func healthOf(g *GPU) string {
-	switch prevents := slices.ContainsFunc(g.Taints, Taint.prevents); {
-	case prevents:
+	switch {
+	case slices.ContainsFunc(g.Taints, Taint.sick):
 		return "tainted: new claims do not get it"
+	case slices.ContainsFunc(g.Taints, Taint.prevents):
+		return "kept by kubectl gpu reserve: only claims that tolerate the taint get it"
 	case g.NodeProblem != "":
 		return "the node is " + g.NodeProblem
 	case len(g.Taints) > 0:

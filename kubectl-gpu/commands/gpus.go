@@ -113,6 +113,12 @@ func (g *GPU) Free() bool {
 // prevents reports whether the taint keeps new claims away.
 func (t Taint) prevents() bool { return cluster.Prevents(t.device()) }
 
+// keptFor returns who the taint keeps the GPU for; empty: it does not do that.
+func (t Taint) keptFor() string { return cluster.KeptFor(t.device()) }
+
+// sick reports whether the taint keeps new claims away, and not because the GPU is kept for somebody.
+func (t Taint) sick() bool { return t.prevents() && t.keptFor() == "" }
+
 // gpusOf returns the GPUs of the drivers, sorted by node and name.
 func gpusOf(s *cluster.Snapshot, drivers []string) []*GPU {
 	problems := nodeProblems(s.Nodes)

@@ -224,7 +224,7 @@ func gpuTable(all []*GPU, f filter, o output) table {
 		if f.stranded {
 			cells = append(cells, g.Stranded)
 		}
-		bad := g.NodeProblem != "" || slices.ContainsFunc(g.Taints, Taint.prevents)
+		bad := g.NodeProblem != "" || slices.ContainsFunc(g.Taints, Taint.sick)
 		t.rows = append(t.rows, row{cells, bad})
 	}
 	return t
@@ -287,14 +287,18 @@ func partitionCells(all []Partition) []string {
 	return cells
 }
 
-// taintCells returns the taints of the GPU, and what is wrong with its node.
+// taintCells returns the taints of the GPU, who it is kept for, and what is wrong with its node.
 func taintCells(g *GPU) []string {
 	var cells []string
 	if g.NodeProblem != "" {
 		cells = append(cells, "node "+g.NodeProblem)
 	}
 	for _, t := range g.Taints {
-		cells = append(cells, t.String())
+		if team := t.keptFor(); team != "" {
+			cells = append(cells, "kept for "+team)
+		} else {
+			cells = append(cells, t.String())
+		}
 	}
 	return cells
 }

@@ -40,11 +40,13 @@ func serve(t *testing.T, s *cluster.Snapshot) *pageServer {
 	return page
 }
 
-// pageSnapshot has shares, partitions, a taint, a pending claim, and a resource that was not read.
+// pageSnapshot has shares, partitions, a sick GPU, one that is kept, a pending claim, and a resource that was not read.
 func pageSnapshot(t *testing.T) *cluster.Snapshot {
 	t.Helper()
 	s := newCluster(t)
 	s.device(t, "a", "gpu-af-00-0").Taints = []resourceapi.DeviceTaint{{Key: "gpu.nvidia.com/xid", Value: "79",
+		Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	s.device(t, "b", "gpu-df-00-0").Taints = []resourceapi.DeviceTaint{{Key: cluster.ReservedTaint, Value: "vision",
 		Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	s.Claims[1].Namespace = "<web>" // no namespace can have this name; the page must not take text for HTML
 	waiting := claim("waiting", "", "")
@@ -80,7 +82,7 @@ func TestPage(t *testing.T) {
 		}
 	}
 	same("the address has no token", "location.search", `""`)
-	same("summary", "document.getElementById('summary').textContent", `"10 GPUs, 6 free, 1 sick, 100.4Gi of 667.2Gi held, on 2 nodes"`)
+	same("summary", "document.getElementById('summary').textContent", `"10 GPUs, 5 free, 1 kept, 1 sick, 100.4Gi of 667.2Gi held, on 2 nodes"`)
 	same("connection", "document.getElementById('connection').textContent", `"live"`)
 	same("nodes", "[...document.querySelectorAll('.node')].map((n) => n.getAttribute('aria-label')).join()",
 		`"Node a,Node b"`)
@@ -88,6 +90,8 @@ func TestPage(t *testing.T) {
 		`memory 11Gi of 15Gi held; by \u003cweb\u003e/serve 6Gi, ml/train 5Gi"`)
 	same("a tainted GPU", cards+"[1].className + ' ' + "+cards+"[1].innerText.trim()",
 		`"gpu tainted #1 gpu-af-00-0\nTesla T4\n0 of 15Gi\nXID 79: no new claims"`)
+	same("a GPU that is kept", cards+"[9].className + ' ' + "+cards+"[9].innerText.trim().split('\\n').pop()",
+		`"gpu kept for vision"`)
 	same("what a claim holds is not cut",
 		cards+"[0].innerText.includes('6Gi') && "+cards+"[0].innerText.includes('5Gi')", "true")
 	same("sums of a node", "document.querySelector('.node h2').innerText.replace(/\\s+/g, ' ')",
@@ -152,7 +156,7 @@ func TestPage(t *testing.T) {
 	b.wait(t, cards+".length", "8")
 	filterBy("node", "")
 	b.wait(t, cards+".length", "10")
-	for state, want := range map[string]string{"free": "6", "held": "3", "sick": "1"} {
+	for state, want := range map[string]string{"free": "5", "held": "3", "kept": "1", "sick": "1"} {
 		filterBy("state", state)
 		b.wait(t, cards+".length", want)
 	}
@@ -234,7 +238,7 @@ func TestPageUnread(t *testing.T) {
 	b.call(t, "Page.navigate", map[string]any{"url": page.url()})
 	b.wait(t, "document.documentElement?.dataset.drawn", `"2"`)
 	if got, want := b.eval(t, "document.getElementById('summary').textContent"),
-		`"10 GPUs, ? free, 1 sick, ? of 667.2Gi held, on 2 nodes"`; got != want {
+		`"10 GPUs, ? free, 1 kept, 1 sick, ? of 667.2Gi held, on 2 nodes"`; got != want {
 		t.Errorf("got the summary %s, want %s", got, want)
 	}
 	b.eval(t, "document.querySelector('.gpu').click()")

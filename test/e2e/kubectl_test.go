@@ -173,6 +173,45 @@ func (s *suite) testKubectlDefrag(t *testing.T) {
 	}
 }
 
+// testKubectlReserve keeps a GPU for a team, as a user with the rights that docs/kubectl-gpu.md asks for. A pod that
+// asks for this GPU waits until that ends. One with the toleration that the command prints does not.
+func (s *suite) testKubectlReserve(t *testing.T) {
+	s.needs(t, append(slices.Clone(sharesOfMIG), "Kubernetes 1.37", "DRADeviceTaintRules")...)
+	node := s.node(t, "dgx-h100")
+	one := s.wholeGPUs(t, node)[0]
+	ns := s.namespace(t, "reserve")
+	user := s.kubectlUser(t, ns)
+	this := fmt.Sprintf("device.attributes['%s'].uuid == '%s'", *driver, stringAttribute(one, "uuid"))
+
+	text, err := kubectlGPU(t.Context(), "reserve", ns, node, "--driver", *driver, "--selector", this, "--as", user)
+	s.must(t, err)
+	t.Cleanup(func() { // it has ended by then, unless the test has failed
+		_, _ = kubectlGPU(context.WithoutCancel(t.Context()), "reserve", ns, "--end")
+	})
+	asks := share("gpu", "NVIDIA H100 80GB HBM3", "5Gi", "10")
+	asks.Exactly.Selectors = append(asks.Exactly.Selectors, resourceapi.DeviceSelector{
+		CEL: &resourceapi.CELDeviceSelector{Expression: this}})
+	outsider := s.pod(t, ns, "outsider", onNode(node), withTemplate(s.templateFor(t, ns, "outsider", asks)))
+	_, block, _ := strings.Cut(text, "\ntolerations:\n")
+	block, _, _ = strings.Cut(block, "\n\n")
+	s.must(t, yaml.UnmarshalStrict([]byte(block), &asks.Exactly.Tolerations))
+	member := s.running(t, s.pod(t, ns, "member", onNode(node), withTemplate(s.templateFor(t, ns, "member", asks))))
+	if got := s.allocated(t, member); got.Name != one.Name {
+		t.Errorf("got %s for the pod that tolerates the taint, want %s", got.Name, one.Name)
+	}
+	s.waitUnschedulable(t, outsider)
+	for _, row := range [][2]string{{"why outsider -n " + ns, "kept for " + ns + " by kubectl gpu reserve"},
+		{"ls " + node + "/" + one.Name, " kept for " + ns + " "}, {"reserve --no-headers", ns + " "}} {
+		got, err := kubectlGPU(t.Context(), append(strings.Fields(row[0]), "--as", user)...)
+		if err != nil || !strings.Contains(got, row[1]) {
+			t.Errorf("%s: got error %v and\n%s\nwant in it %q", row[0], err, got, row[1])
+		}
+	}
+	_, err = kubectlGPU(t.Context(), "reserve", ns, "--end", "--as", user)
+	s.must(t, err)
+	s.running(t, outsider)
+}
+
 // waitAnswer waits for the event with which the controller says why the claim of the pod waits.
 func (s *suite) waitAnswer(t *testing.T, pod client.ObjectKey, parts ...string) {
 	t.Helper()

@@ -69,6 +69,7 @@ func TestCluster(t *testing.T) {
 	t.Run("kubectl-gpu shows the GPUs of the cluster and their use", s.testKubectl)
 	t.Run("kubectl-gpu says why a pod waits, and the scheduler agrees", s.testKubectlWhy)
 	t.Run("kubectl-gpu moves a share, and a GPU is free", s.testKubectlDefrag)
+	t.Run("kubectl-gpu keeps a GPU for a team", s.testKubectlReserve)
 	t.Run("the examples of the documentation work", s.testDocs)
 	t.Run("the manifests to copy are accepted, and their pods get their GPUs", s.testExamples)
 	// Each of these uses its own nodes or its own models of GPUs.

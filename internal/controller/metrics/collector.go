@@ -36,7 +36,8 @@ var (
 		"Multiprocessors of these GPUs, 100 for each GPU, in the same states as memory. A share of memory alone has "+
 			"no limit of cores and counts 0.", ofNode, nil)
 	taintedDesc = prometheus.NewDesc(prefix+"tainted_gpus",
-		"GPUs with a taint that keeps new pods away, held or not. Taints of a DeviceTaintRule count (Kubernetes 1.37).",
+		"GPUs with a taint that keeps new pods away, held or not. Taints of a DeviceTaintRule count (Kubernetes "+
+			"1.37), but for those of kubectl gpu reserve.",
 		[]string{"node", "model"}, nil)
 	namespaceGPUsDesc = prometheus.NewDesc(prefix+"namespace_gpus",
 		"GPUs of which claims of the namespace hold something. One that several namespaces share counts in each.",
@@ -126,7 +127,9 @@ func (s *states) account(g *cluster.GPU, holdings []cluster.Holding) {
 	rest := &s.free
 	if g.Tainted() {
 		rest = &s.tainted
-		s.taintedGPUs++
+		if !g.Kept() {
+			s.taintedGPUs++
+		}
 	}
 	rest.add(amount{whole.gpus - held.gpus, whole.memory - held.memory, whole.cores - held.cores})
 }

@@ -393,3 +393,18 @@ func BenchmarkCollect(b *testing.B) {
 		c.Collect(ch)
 	}
 }
+
+// TestKeptGPUs: GPUs that kubectl gpu reserve keeps are not free. They are not among those whose taint is an alert.
+func TestKeptGPUs(t *testing.T) {
+	v := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
+	v.SetTaintRule(&resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: "r"},
+		Spec: resourceapi.DeviceTaintRuleSpec{DeviceSelector: &resourceapi.DeviceTaintSelector{Pool: ptr.To("a")},
+			Taint: resourceapi.DeviceTaint{Key: cluster.ReservedTaint, Value: "vision",
+				Effect: resourceapi.DeviceTaintEffectNoSchedule}}})
+	const want = `cores Tesla T4 a tainted: 200
+gpus Tesla T4 a tainted: 2
+memory_bytes Tesla T4 a tainted: 30720`
+	if got := text(t, v); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}

@@ -41,12 +41,16 @@ const claimOf = (holder) => `${holder.namespace}/${holder.claim}`;
 const share = (holder) => holder.profile || (holder.whole ? 'all of it' : size(holder.memory));
 const taintOf = (t) => `${t.key}${t.value ? `=${t.value}` : ''}:${t.effect}`;
 const isTainted = (gpu) => (gpu.taints || []).some((t) => t.effect !== 'None');
+const isReservation = (t) => t.key === 'gpu.nvidia.com/reserved' && t.effect !== 'None'; // kubectl gpu reserve
+const isKept = (gpu) => (gpu.taints || []).some(isReservation);
+const isSick = (gpu) => (gpu.taints || []).some((t) => t.effect !== 'None' && !isReservation(t));
 const isHeld = (gpu) => (gpu.holders || []).length > 0 || gpu.memory.used > 0;
 const isFree = (gpu, node) => gpu.memory.used === 0 && !isHeld(gpu) && !isTainted(gpu) && !node.problem;
 const held = (gpu) => (gpu.holders || []).map((h) => `${claimOf(h)} ${share(h)}`);
 
 // words says what a taint means: a cause, and what follows.
 function words(taint) {
+  if (isReservation(taint)) return `kept for ${taint.value}`;
   const spaced = (text) => text.replace(/([a-z])([A-Z])/g, '$1 $2').toLowerCase();
   const name = taint.key.replace(/^.*\//, '');
   const known = { xid: `XID ${taint.value}`, 'gpu-lost': 'lost', unmonitored: 'not monitored' };
@@ -84,7 +88,7 @@ const byClaim = () => $('colours').value === 'claim';
 const shownHolders = 4;
 
 function card(gpu) {
-  const button = element('button', isTainted(gpu) ? 'gpu tainted' : 'gpu');
+  const button = element('button', isSick(gpu) ? 'gpu tainted' : 'gpu');
   button.type = 'button';
   button.tabIndex = -1;
   button.gpu = gpu;
@@ -100,7 +104,9 @@ function card(gpu) {
   const holders = gpu.holders || [];
   button.append(...holders.slice(0, shownHolders).map(holderLine));
   if (holders.length > shownHolders) button.append(element('span', 'amount', `and ${holders.length - shownHolders} more`));
-  for (const t of gpu.taints || []) button.append(element('span', t.effect === 'None' ? 'amount' : 'health', words(t)));
+  for (const t of gpu.taints || []) {
+    button.append(element('span', t.effect === 'None' || isReservation(t) ? 'amount' : 'health', words(t)));
+  }
   return button;
 }
 
@@ -127,7 +133,7 @@ function segment(gpu, holder) {
 // keeps reports whether the filters select the GPU.
 function keeps(gpu) {
   const namespace = $('namespace').value;
-  const states = { free: isFree, held: isHeld, sick: isTainted };
+  const states = { free: isFree, held: isHeld, kept: isKept, sick: isSick };
   const inState = states[$('state').value];
   return (!inState || inState(gpu, nodes.get(gpu.node || gpu.pool))) && (!$('model').value || gpu.model === $('model').value) &&
     (gpu.node || gpu.pool).includes($('node').value.trim()) &&
@@ -192,14 +198,15 @@ function drawAll() {
   summarize();
 }
 
-// sums says how many of the GPUs are free and sick, and how much of their memory is held.
+// sums says how many of the GPUs are free, kept for somebody and sick, and how much of their memory is held.
 function sums(gpus, nodeOf) {
   const unknown = gpus.some((g) => g.memory.used === undefined);
   const free = gpus.filter((g) => isFree(g, nodeOf(g))).length;
-  const sick = gpus.filter(isTainted).length;
+  const kept = gpus.filter(isKept).length;
+  const sick = gpus.filter(isSick).length;
   const total = (of) => size(gpus.reduce((sum, g) => sum + of(g), 0));
   return `${gpus.length} GPU${gpus.length === 1 ? '' : 's'}, ${unknown ? '?' : free} free` +
-    `${sick ? `, ${sick} sick` : ''}, ${unknown ? '?' : total((g) => g.memory.used)} of ` +
+    `${kept ? `, ${kept} kept` : ''}${sick ? `, ${sick} sick` : ''}, ${unknown ? '?' : total((g) => g.memory.used)} of ` +
     `${total((g) => g.memory.total)} held`;
 }
 

@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package commands
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/nearest"
+)
+
+// Reservation is what is kept for a team or namespace.
+type Reservation struct {
+	Team string   `json:"team"`
+	GPUs []string `json:"gpus"` // NODE/DEVICE
+	// Held counts the GPUs of which a claim holds something, also of others than the team.
+	Held  int         `json:"held"`
+	Rules []string    `json:"rules"` // DeviceTaintRules
+	Since metav1.Time `json:"since,omitzero"`
+}
+
+// reserveOptions are the flags of reserve.
+type reserveOptions struct {
+	filter   // by driver, model and names
+	selector string
+	gpus     int // 0: all that are selected
+	end      bool
+	dryRun   bool
+}
+
+func reserveCommand(p *plugin) *cobra.Command {
+	var f reserveOptions
+	var o output
+	cmd := &cobra.Command{
+		Use:   "reserve [TEAM [NODE|GPU...]]",
+		Short: "Keep GPUs for a team or namespace; list what is kept, and end it.",
+		Long: "Keep GPUs for a team or namespace, with DeviceTaintRules: only claims that tolerate the taint " +
+			cluster.ReservedTaint + "=TEAM get them. What others hold of them, they keep until their claims end. " +
+			"Nodes and GPUs are named as for ls. Without a team, list the reservations.",
+		Example: "  kubectl gpu reserve vision --gpus 2 --model h100\n  kubectl gpu reserve vision node-1\n" +
+			"  kubectl gpu reserve\n  kubectl gpu reserve vision --end",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				if f.end || f.dryRun || f.gpus != 0 || f.selector != "" {
+					return errors.New("name the team or namespace: kubectl gpu reserve TEAM")
+				}
+				return p.reservations(cmd.Context(), f.filter, o)
+			}
+			f.names = args[1:]
+			if f.end {
+				return p.endReservation(cmd.Context(), args[0], f)
+			}
+			return p.reserve(cmd.Context(), args[0], f, o)
+		},
+		ValidArgsFunction: func(cmd *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(given) == 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return p.complete(cmd.Context(), given[1:], (*GPU).place)
+		},
+	}
+	cmd.Flags().IntVar(&f.gpus, "gpus", 0, "Keep that many of the selected GPUs, idle ones first. Default: all.")
+	cmd.Flags().StringVar(&f.selector, "selector", "",
+		"Only GPUs whose whole device meets this expression in CEL, as in selectors of claims.")
+	cmd.Flags().BoolVar(&f.end, "end", false, "End the reservation of the team.")
+	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "Only say which GPUs it would keep.")
+	cmd.MarkFlagsMutuallyExclusive("end", "dry-run")
+	f.addDriver(cmd)
+	f.addModel(cmd)
+	o.addFlags(cmd, wide, names)
+	return cmd
+}
+
+// reservations lists what is kept.
+func (p *plugin) reservations(ctx context.Context, f filter, o output) error {
+	printer, err := o.printer()
+	if err != nil {
+		return err
+	}
+	all, s, err := p.gpus(ctx, f)
+	if err != nil {
+		return err
+	}
+	list := reservationsOf(all, s.TaintRules)
+	t := table{header: []string{"TEAM", "GPUS", "HELD", "AGE", "NAMES"}}
+	for _, r := range list {
+		shown := r.GPUs
+		if o.format != wide && len(shown) > shownHolders {
+			shown = append(slices.Clone(shown[:shownHolders]), fmt.Sprintf("and %d more", len(shown)-shownHolders))
+		}
+		t.rows = append(t.rows, row{[]string{r.Team, fmt.Sprint(len(r.GPUs)), fmt.Sprint(r.Held), age(&r.Since),
+			joined(shown)}, false})
+	}
+	err = printList(p, printer, o, "ReservationList", list, func(r *Reservation) string { return r.Team },
+		"No GPUs are kept.", t)
+	return errors.Join(err, s.Err())
+}
+
+// reservationsOf returns what is kept of the GPUs, and by which rules, sorted by team.
+func reservationsOf(all []*GPU, rules []*resourceapi.DeviceTaintRule) (list []*Reservation) {
+	of := map[string]*Reservation{}
+	entry := func(team string) *Reservation {
+		if of[team] == nil {
+			of[team] = &Reservation{Team: team, GPUs: []string{}}
+			list = append(list, of[team])
+		}
+		return of[team]
+	}
+	for _, rule := range rules {
+		if team := cluster.KeptFor(rule.Spec.Taint); team != "" {
+			r := entry(team)
+			r.Rules = append(r.Rules, rule.Name)
+			if r.Since.IsZero() || rule.CreationTimestamp.Before(&r.Since) {
+				r.Since = rule.CreationTimestamp
+			}
+		}
+	}
+	for _, g := range all {
+		for _, team := range g.keptFor() {
+			r := entry(team)
+			r.GPUs, r.Held = append(r.GPUs, g.Ref()), r.Held+min(len(g.Holders), 1)
+		}
+	}
+	slices.SortFunc(list, func(a, b *Reservation) int { return cmp.Compare(a.Team, b.Team) })
+	return list
+}
+
+// keptFor returns who the GPU is kept for.
+func (g *GPU) keptFor() (teams []string) {
+	for _, t := range g.Taints {
+		if team := t.keptFor(); team != "" {
+			teams = append(teams, team)
+		}
+	}
+	return teams
+}
+
+// endReservation removes the rules of the team.
+func (p *plugin) endReservation(ctx context.Context, team string, f reserveOptions) error {
+	if len(f.names) > 0 || f.gpus != 0 || f.selector != "" || f.model != "" || f.driver != "" {
+		return errors.New("--end ends the whole reservation of a team, and takes no names and no other flags")
+	}
+	client, err := p.client()
+	if err != nil {
+		return err
+	}
+	rules, err := client.ResourceV1().DeviceTaintRules().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list DeviceTaintRules (Kubernetes 1.37 or newer): %w", err)
+	}
+	own, teams := taintRules{client: client}, []string{}
+	for _, rule := range rules.Items {
+		switch of := cluster.KeptFor(rule.Spec.Taint); of {
+		case team:
+			own.names = append(own.names, rule.Name)
+		default:
+			teams = append(teams, of)
+		}
+	}
+	if len(own.names) == 0 {
+		return fmt.Errorf("no GPU is kept for %q%s", team, nearest.Hint(team, teams))
+	}
+	if err := own.remove(ctx); err != nil {
+		return err
+	}
+	fmt.Fprintf(p.Out, "Nothing is kept for %s any more. %s removed.\n", team, count(len(own.names), "DeviceTaintRule"))
+	return nil
+}
+
+// reserve keeps GPUs for the team.
+func (p *plugin) reserve(ctx context.Context, team string, f reserveOptions, o output) error {
+	printer, err := o.printer()
+	if err != nil {
+		return err
+	}
+	if err := f.check(team); err != nil {
+		return err
+	}
+	r, stop, err := p.reader()
+	if err != nil {
+		return err
+	}
+	r.Slim = slimPartitions
+	s := r.Read(ctx, cluster.Slices, cluster.Claims, cluster.Nodes)
+	stop()
+	if err := s.Err(); err != nil {
+		return err
+	}
+	if s.TaintRules == nil {
+		return fmt.Errorf("nothing is kept: %w", errNoRules)
+	}
+	all, err := selected(s, filter{driver: f.driver})
+	if err == nil {
+		err = f.unknown(all, s)
+	}
+	if err != nil {
+		return err
+	}
+	chosen, err := f.choose(ctx, all)
+	if err != nil {
+		return err
+	}
+	rules, err := reservation(team, s, all, chosen)
+	if err != nil {
+		return err
+	}
+	if !f.dryRun {
+		client, err := p.client()
+		if err != nil {
+			return err
+		}
+		if err := keep(ctx, client, rules); err != nil {
+			return fmt.Errorf("nothing is kept: %w", err)
+		}
+	}
+	if printer == nil && o.format != names {
+		return p.printReservation(team, chosen, len(rules), f, o)
+	}
+	kept := &Reservation{Team: team}
+	for _, g := range chosen {
+		kept.GPUs, kept.Held = append(kept.GPUs, g.Ref()), kept.Held+min(len(g.Holders), 1)
+	}
+	for _, rule := range rules {
+		kept.Rules = append(kept.Rules, rule.Name)
+	}
+	return printList(p, printer, o, "ReservationList", []*Reservation{kept},
+		func(r *Reservation) string { return r.Team }, "", table{})
+}
+
+// check returns an error if the team or the flags cannot be used.
+func (f *reserveOptions) check(team string) error {
+	if problems := validation.IsDNS1123Label(team); len(problems) > 0 {
+		return fmt.Errorf("%q is no name of a team: %s", team, strings.Join(problems, "; "))
+	}
+	if f.gpus < 0 {
+		return fmt.Errorf("--gpus %d: write a positive number", f.gpus)
+	}
+	if f.gpus == 0 && len(f.names) == 0 && f.model == "" && f.selector == "" {
+		return errors.New("say which GPUs to keep: by names of nodes or GPUs, --model, --selector or --gpus")
+	}
+	return nil
+}
+
+// slimPartitions returns a function that drops what reserve does not need of slices. Partitions of one profile share
+// their parts, so that a large cluster needs little memory.
+func slimPartitions() func(runtime.Object) runtime.Object {
+	parts := cluster.Parts{}
+	return func(o runtime.Object) runtime.Object {
+		if slice, ok := o.(*resourceapi.ResourceSlice); ok {
+			slice.ManagedFields, slice.Spec.SharedCounters = nil, nil
+			for i := range slice.Spec.Devices {
+				d := &slice.Spec.Devices[i]
+				if gpu.IsPartition(d.Name) && len(d.ConsumesCounters) > 0 {
+					maps.DeleteFunc(d.Attributes, identifies)
+					d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{}} // a partition that may exist
+				}
+				parts.Share(d)
+			}
+		}
+		return o
+	}
+}
+
+// choose returns the GPUs to keep: all that are selected, or the first --gpus that new claims could get, idle ones
+// first.
+func (f *reserveOptions) choose(ctx context.Context, all []*GPU) (chosen []*GPU, err error) {
+	compiled := cel.NewCache(1, cel.Features{EnableConsumableCapacity: true})
+	for _, g := range all {
+		accepted, err := f.accepts(ctx, compiled, g)
+		if err != nil {
+			return nil, err
+		}
+		if accepted && f.keeps(g) {
+			chosen = append(chosen, g)
+		}
+	}
+	if len(chosen) == 0 {
+		return nil, errors.New("nothing is kept: no GPU has these names and flags; kubectl gpu ls lists all")
+	}
+	if f.gpus == 0 {
+		for _, g := range chosen {
+			if teams := g.keptFor(); len(teams) > 0 {
+				return nil, fmt.Errorf("nothing is kept: %s is kept for %s already; kubectl gpu reserve %s --end ends "+
+					"that", g.Ref(), teams[0], teams[0])
+			}
+		}
+		return chosen, nil
+	}
+	selected := len(chosen)
+	chosen = slices.DeleteFunc(chosen, func(g *GPU) bool {
+		return g.NodeProblem != "" || slices.ContainsFunc(g.Taints, Taint.prevents)
+	})
+	if len(chosen) < f.gpus {
+		return nil, fmt.Errorf("nothing is kept: --gpus %d: of %s selected, %d can be kept; the others are kept "+
+			"already, have another taint, or are on nodes that take no pods",
+			f.gpus, count(selected, "GPU"), len(chosen))
+	}
+	slices.SortStableFunc(chosen, func(a, b *GPU) int {
+		return cmp.Compare(min(len(a.Holders), 1), min(len(b.Holders), 1))
+	})
+	return chosen[:f.gpus], nil
+}
+
+// accepts reports whether the GPU meets the selector, if there is one.
+func (f *reserveOptions) accepts(ctx context.Context, cache *cel.Cache, g *GPU) (bool, error) {
+	if f.selector == "" {
+		return true, nil
+	}
+	compiled := cache.GetOrCompile(f.selector)
+	if compiled.Error != nil {
+		return false, fmt.Errorf("--selector: %w", compiled.Error)
+	}
+	if g.device == nil { // only partitions are published
+		return false, nil
+	}
+	ok, _, err := compiled.DeviceMatches(ctx, cel.Device{Driver: g.Driver, Attributes: g.device.Attributes,
+		AllowMultipleAllocations: g.device.AllowMultipleAllocations, Capacity: g.device.Capacity})
+	if err != nil {
+		return false, fmt.Errorf("--selector: %s: %w", g.Ref(), err)
+	}
+	return ok, nil
+}
+
+// reservation returns the rules that keep the GPUs: one for a node of which all GPUs are kept, else one for each
+// device, which are the GPU and its partitions.
+func reservation(team string, s *cluster.Snapshot, all, chosen []*GPU) ([]*resourceapi.DeviceTaintRule, error) {
+	open := map[cluster.PoolID]bool{} // a GPU of it is not kept
+	for _, g := range all {
+		if !slices.Contains(chosen, g) {
+			open[cluster.PoolID{Driver: g.Driver, Pool: g.Pool}] = true
+		}
+	}
+	prefix := fmt.Sprintf("kubectl-gpu-reserve-%s-%s", team, rand.String(5))
+	var rules []*resourceapi.DeviceTaintRule
+	add := func(selector *resourceapi.DeviceTaintSelector) {
+		rules = append(rules, &resourceapi.DeviceTaintRule{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", prefix, len(rules)),
+				Labels: map[string]string{cluster.ReservedTaint: team}},
+			Spec: resourceapi.DeviceTaintRuleSpec{DeviceSelector: selector,
+				Taint: resourceapi.DeviceTaint{Key: cluster.ReservedTaint, Value: team,
+					Effect: resourceapi.DeviceTaintEffectNoSchedule}}})
+	}
+	whole := map[cluster.PoolID]bool{}
+	for _, slice := range cluster.Current(s.Slices) {
+		id := cluster.PoolOf(slice)
+		for _, d := range slice.Spec.Devices {
+			kept := slices.ContainsFunc(chosen, func(g *GPU) bool {
+				return g.Driver == id.Driver && g.Pool == id.Pool && g.Name == gpu.ParentName(d.Name)
+			})
+			selector := &resourceapi.DeviceTaintSelector{Driver: &id.Driver, Pool: &id.Pool}
+			switch {
+			case !kept || whole[id]:
+				continue
+			case open[id]:
+				selector.Device = ptr.To(d.Name)
+			default:
+				whole[id] = true
+			}
+			add(selector)
+		}
+	}
+	if len(rules) > maxRules {
+		return nil, fmt.Errorf("nothing is kept: the %s have %d devices with their partitions, and at most %d are "+
+			"kept at once; keep fewer, or all GPUs of a node, which needs one rule", count(len(chosen), "GPU"),
+			len(rules), maxRules)
+	}
+	return rules, nil
+}
+
+// keep creates the rules. After an error it removes them.
+func keep(ctx context.Context, client kubernetes.Interface, rules []*resourceapi.DeviceTaintRule) (err error) {
+	written := &taintRules{client: client}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, written.remove(ctx))
+		}
+	}()
+	for _, rule := range rules {
+		if err := written.create(ctx, rule); err != nil {
+			return err
+		}
+	}
+	now, err := client.ResourceV1().DeviceTaintRules().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for _, other := range now.Items { // of another run at the same time
+		if team := cluster.KeptFor(other.Spec.Taint); team != "" && !slices.Contains(written.names, other.Name) &&
+			slices.ContainsFunc(rules, func(own *resourceapi.DeviceTaintRule) bool { return overlap(own, &other) }) {
+			return fmt.Errorf("some of the GPUs have just been kept for %s, by %s", team, other.Name)
+		}
+	}
+	return nil
+}
+
+// overlap reports whether both rules may be for one device.
+func overlap(a, b *resourceapi.DeviceTaintRule) bool {
+	same := func(a, b *string) bool { return a == nil || b == nil || *a == *b }
+	x, y := a.Spec.DeviceSelector, b.Spec.DeviceSelector
+	return x != nil && y != nil && same(x.Driver, y.Driver) && same(x.Pool, y.Pool) && same(x.Device, y.Device)
+}
+
+// printReservation prints the GPUs, who holds them, and how claims get them.
+func (p *plugin) printReservation(team string, chosen []*GPU, rules int, f reserveOptions, o output) error {
+	t := table{header: []string{"NODE", "GPU", "MODEL", "HELD BY"}}
+	held := 0
+	for _, g := range chosen {
+		t.rows = append(t.rows, row{[]string{g.place(), g.Name, orNone(g.Model), holdersCell(g, shownHolders)}, false})
+		held += min(len(g.Holders), 1)
+	}
+	if err := p.printTable(t, o); err != nil {
+		return err
+	}
+	if f.dryRun {
+		fmt.Fprintf(p.Out, "It would keep %s for %s, by %s. Nothing was changed.\n", count(len(chosen), "GPU"), team,
+			count(rules, "DeviceTaintRule"))
+		return nil
+	}
+	fmt.Fprintf(p.Out, "Kept for %s: %s, by %s.\n", team, count(len(chosen), "GPU"), count(rules, "DeviceTaintRule"))
+	if held > 0 {
+		fmt.Fprintf(p.Out, "Held now: %d of them, until the claims end that hold them.\n", held)
+	}
+	fmt.Fprintf(p.Out, `Claims of %s get them with this, in requests[].exactly or requests[].firstAvailable[]:
+
+tolerations:
+- {key: %s, operator: Equal, value: %s, effect: NoSchedule}
+
+Whoever may create claims can write it. Pods with extended resources, such as nvidia.com/gpu, cannot.
+To end it: kubectl gpu reserve %s --end
+`, team, cluster.ReservedTaint, team, team)
+	return nil
+}
