@@ -22,7 +22,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test beside compute clusters test-rest test-unit test-race test-arm64 test-nvidia test-karpenter test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest placement why why-scheduler build image dist lint clean
+.PHONY: help demo demo-down test beside compute clusters test-rest test-unit test-race test-arm64 test-nvidia test-karpenter test-kueue test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest placement why why-scheduler build image dist lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -112,6 +112,14 @@ test-karpenter: ## compare Karpenter's simulation of scheduling with the schedul
 	@./hack/prerequisites.sh
 	$(GO) build -o _output/bin/dra-controller ./cmd/dra-controller
 	DRA_CONTROLLER=$(CURDIR)/_output/bin/dra-controller GOTOOLCHAIN=go1.26.9 $(GO) test -C test/karpenter -count=1 -v ./...
+
+# The programs of Kubernetes are those of the test cluster.
+test-kueue: ## run Kueue's own code with the slices and classes of this driver (needs no GPU); compiles Kueue, which takes minutes
+	@./hack/prerequisites.sh
+	$(CLUSTER) build
+	$(GO) build -o _output/bin/dra-controller ./cmd/dra-controller
+	PROGRAMS=$$(dirname "$$(readlink $(TOOLS)/kubectl)") DRA_CONTROLLER=$(CURDIR)/_output/bin/dra-controller \
+		$(GO) test -C test/kueue -count=1 -v ./...
 
 test-cluster: ## tests of the test cluster, also that it leaves the machine as it found it (needs root)
 	@./hack/prerequisites.sh root

@@ -25,6 +25,10 @@ failed=0
 for mod in $(git ls-files '*go.mod'); do
 	dir=$(dirname "$mod")
 	[ -n "$(find "$dir" -name '*.go' -print -quit)" ] || continue # only pins a tool
+	if [ "$dir" = test/kueue ] && [ -z "${LINT_KUEUE:-}" ]; then
+		echo "not checked: $dir, whose dependencies take minutes to compile; LINT_KUEUE=1 checks it" >&2
+		continue
+	fi
 	if $GO list -C "$dir" -m 2>&1 >/dev/null | grep -q 'requires go >='; then
 		echo "not checked: $dir, which needs a newer Go" >&2
 		continue
