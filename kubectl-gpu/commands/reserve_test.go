@@ -78,9 +78,12 @@ func TestReserve(t *testing.T) {
 			"1 a/gpu-af-00-0, 26 b/gpu-43-00-0", ""},
 		{"a dry run", nil, "vision b --dry-run", header + "b gpu-1b-00-0 NVIDIA H100 80GB HBM3 ml/whole\n", "", ""},
 		{"GPUs that are kept, sick or of a node that takes no pods are passed over", func(s *apiServer) {
-			s.TaintRules = append(s.TaintRules, kept("ml", "a", "gpu-3b-00-0"))
-			s.Nodes[1].Spec.Unschedulable = true
-		}, "vision --gpus 1", header + "a gpu-af-00-0 Tesla T4 <none>\n", "1 a/gpu-3b-00-0, 1 a/gpu-af-00-0", ""},
+			s.TaintRules = append(s.TaintRules, kept("ml", "b", "gpu-52-00-0"))
+			s.device(t, "b", "gpu-61-00-0").Taints = []resourceapi.DeviceTaint{{Key: "gpu.nvidia.com/xid", Value: "79",
+				Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+			s.Nodes[0].Spec.Unschedulable = true
+		}, "vision --gpus 1", header + "b gpu-9d-00-0 NVIDIA H100 80GB HBM3 <none>\n",
+			"1 b/gpu-52-00-0, 26 b/gpu-9d-00-0", ""},
 		{"more than there are", nil, "vision --gpus 3 --model t4", "", "",
 			"nothing is kept: --gpus 3: of 2 GPUs selected, 2 can be kept"},
 		{"a GPU that is kept already", func(s *apiServer) {
@@ -266,5 +269,18 @@ func TestReserveUndone(t *testing.T) {
 				t.Errorf("got the rules %v afterwards, want %v", remain, row.remain)
 			}
 		})
+	}
+}
+
+// TestKeptIsNotBad: a row of ls is red for a sick GPU, and not for one that is kept.
+func TestKeptIsNotBad(t *testing.T) {
+	g := &GPU{Taints: []Taint{{Key: cluster.ReservedTaint, Value: "vision",
+		Effect: resourceapi.DeviceTaintEffectNoSchedule}}}
+	if gpuTable([]*GPU{g}, filter{}, output{}).rows[0].bad {
+		t.Error("a GPU that is kept is bad")
+	}
+	g.Taints[0].Key = "gpu.nvidia.com/xid"
+	if !gpuTable([]*GPU{g}, filter{}, output{}).rows[0].bad {
+		t.Error("a sick GPU is not bad")
 	}
 }
