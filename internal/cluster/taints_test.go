@@ -108,7 +108,8 @@ func TestKept(t *testing.T) {
 	}
 	for range 20 { // whichever of the rules comes first
 		v.SetTaintRule(reserve)
-		if got, want := state(), "gpu-3b-00-0 tainted=true kept=true, gpu-af-00-0 tainted=true kept=false"; got != want {
+		const want = "gpu-3b-00-0 tainted=true kept=true, gpu-af-00-0 tainted=true kept=false"
+		if got := state(); got != want {
 			t.Fatalf("got %s, want %s", got, want)
 		}
 	}
