@@ -341,11 +341,18 @@ func (f *reserveOptions) accepts(ctx context.Context, cache *cel.Cache, g *GPU) 
 // reservation returns the rules that keep the GPUs: one for a node of which all GPUs are kept, else one for each
 // device, which are the GPU and its partitions.
 func reservation(team string, s *cluster.Snapshot, all, chosen []*GPU) ([]*resourceapi.DeviceTaintRule, error) {
+	type id struct {
+		pool cluster.PoolID
+		name string
+	}
+	kept := map[id]bool{}
+	for _, g := range chosen {
+		kept[id{cluster.PoolID{Driver: g.Driver, Pool: g.Pool}, g.Name}] = true
+	}
 	open := map[cluster.PoolID]bool{} // a GPU of it is not kept
 	for _, g := range all {
-		if !slices.Contains(chosen, g) {
-			open[cluster.PoolID{Driver: g.Driver, Pool: g.Pool}] = true
-		}
+		pool := cluster.PoolID{Driver: g.Driver, Pool: g.Pool}
+		open[pool] = open[pool] || !kept[id{pool, g.Name}]
 	}
 	prefix := fmt.Sprintf("kubectl-gpu-reserve-%s-%s", team, rand.String(5))
 	var rules []*resourceapi.DeviceTaintRule
@@ -359,19 +366,16 @@ func reservation(team string, s *cluster.Snapshot, all, chosen []*GPU) ([]*resou
 	}
 	whole := map[cluster.PoolID]bool{}
 	for _, slice := range cluster.Current(s.Slices) {
-		id := cluster.PoolOf(slice)
+		pool := cluster.PoolOf(slice)
 		for _, d := range slice.Spec.Devices {
-			kept := slices.ContainsFunc(chosen, func(g *GPU) bool {
-				return g.Driver == id.Driver && g.Pool == id.Pool && g.Name == gpu.ParentName(d.Name)
-			})
-			selector := &resourceapi.DeviceTaintSelector{Driver: &id.Driver, Pool: &id.Pool}
+			selector := &resourceapi.DeviceTaintSelector{Driver: &pool.Driver, Pool: &pool.Pool}
 			switch {
-			case !kept || whole[id]:
+			case !kept[id{pool, gpu.ParentName(d.Name)}] || whole[pool]:
 				continue
-			case open[id]:
+			case open[pool]:
 				selector.Device = ptr.To(d.Name)
 			default:
-				whole[id] = true
+				whole[pool] = true
 			}
 			add(selector)
 		}
