@@ -144,8 +144,9 @@ func runKueue(t *testing.T, env *envtest.Environment, scheme *runtime.Scheme, co
 	must(t, jobframework.SetupControllers(ctx, manager, ctrl.Log, jobs...))
 	_, err = webhooks.Setup(manager, nil)
 	must(t, err)
-	must(t, manager.Add(scheduler.New(queues, cached, manager.GetClient(),
-		manager.GetEventRecorderFor("kueue-admission"), scheduler.WithPreemptionExpectations(preempted))))
+	events := manager.GetEventRecorderFor("kueue-admission") //nolint:staticcheck // Kueue takes no other one
+	must(t, manager.Add(scheduler.New(queues, cached, manager.GetClient(), events,
+		scheduler.WithPreemptionExpectations(preempted))))
 	go queues.CleanUpOnContext(ctx)
 	go cached.CleanUpOnContext(ctx)
 	done := make(chan error)
@@ -160,7 +161,7 @@ func runKueue(t *testing.T, env *envtest.Environment, scheme *runtime.Scheme, co
 		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp",
 			net.JoinHostPort(at.LocalServingHost, strconv.Itoa(at.LocalServingPort)))
 		if err != nil {
-			return false, err.Error(), nil
+			return false, err.Error(), nil //nolint:nilerr // they are not served yet
 		}
 		return true, "", conn.Close()
 	})
