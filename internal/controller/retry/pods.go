@@ -12,35 +12,12 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/utils/ptr"
-)
 
-// unscheduled follows the pods without a node until ctx ends, and returns when it knows them. list returns them, in no
-// order, with little of each.
-func unscheduled(ctx context.Context, reads kubernetes.Interface) (list func() []*corev1.Pod) {
-	selector := fields.Set{"spec.nodeName": "", "status.phase": string(corev1.PodPending)}.AsSelector().String()
-	factory := informers.NewSharedInformerFactoryWithOptions(reads, 0,
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = selector }),
-		informers.WithTransform(func(o any) (any, error) {
-			if pod, ok := o.(*corev1.Pod); ok {
-				return slim(pod), nil
-			}
-			return o, nil
-		}))
-	lister := factory.Core().V1().Pods().Lister()
-	factory.Start(ctx.Done())
-	factory.WaitForCacheSync(ctx.Done())
-	return func() []*corev1.Pod {
-		all, _ := lister.List(labels.Everything()) // from the cache: no error is possible
-		return all
-	}
-}
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
+)
 
 // slim keeps what is needed of a pod.
 func slim(pod *corev1.Pod) *corev1.Pod {
@@ -53,7 +30,7 @@ func slim(pod *corev1.Pod) *corev1.Pod {
 			s.Status.Conditions = append(s.Status.Conditions, c)
 		}
 	}
-	if !isRefused(s) {
+	if !feature.IsRefused(s) {
 		return s // it is updated when it is refused
 	}
 	s.Spec.ResourceClaims, s.Status.ResourceClaimStatuses = pod.Spec.ResourceClaims, pod.Status.ResourceClaimStatuses
@@ -75,19 +52,6 @@ func withExtended(all []corev1.Container) (some []corev1.Container) {
 		}
 	}
 	return some
-}
-
-// isRefused reports whether a scheduler has found no node for the pod. One with a scheduling gate has not been tried.
-func isRefused(pod *corev1.Pod) bool {
-	if pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || len(pod.Spec.SchedulingGates) > 0 {
-		return false
-	}
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodScheduled {
-			return c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
-		}
-	}
-	return false
 }
 
 // shape is a request for devices of the driver. Pods with equal requests have the same one.

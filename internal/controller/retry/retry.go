@@ -102,7 +102,7 @@ func newRetrier(c *feature.Controller, reads kubernetes.Interface, class string)
 // Start retries pods until ctx ends.
 func (r *Retrier) Start(ctx context.Context) error {
 	logger := log.FromContext(ctx).WithName("retry")
-	list := unscheduled(ctx, r.reads)
+	list := feature.Unscheduled(ctx, r.reads, slim)
 	for pause := period; ; {
 		select {
 		case <-ctx.Done():
@@ -164,7 +164,7 @@ func (r *Retrier) forget(pods []*corev1.Pod) {
 	refused := map[types.UID]*waiting{}
 	shapes, bytes := map[string]*shape{}, 0
 	for _, pod := range pods {
-		if !isRefused(pod) || len(refused) == maxPods || bytes > maxBytes {
+		if !feature.IsRefused(pod) || len(refused) == maxPods || bytes > maxBytes {
 			continue
 		}
 		w := r.waiting[pod.UID]
