@@ -1,0 +1,797 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package why
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+)
+
+const (
+	// preemptAsked is how many questions to the allocator one plan may ask: a second of a processor.
+	preemptAsked = 4_000
+	// betterAsked is how many of them may look for cheaper victims than the first ones that are found.
+	betterAsked = 1_000
+	// preemptTimeout ends the search for want of time. The best set of victims so far is then the answer.
+	preemptTimeout = 10 * time.Second
+	// exactAsked is how many sets of victims of one node are tried beside the first one that is found.
+	exactAsked = 400
+	// maxSets is how many sets of victims of one node are compared.
+	maxSets = 1 << 14
+	// endsWithin is how long a pod that should have ended is still expected to end.
+	endsWithin = 30 * time.Second
+)
+
+// PreemptOptions say what a plan considers beside the snapshot.
+type PreemptOptions struct {
+	Now     time.Time
+	Budgets []*policyv1.PodDisruptionBudget
+	// Volumes select the nodes that the volumes of the pod can be used on.
+	Volumes []*corev1.NodeSelector
+	// Single reports whether pods of the PodGroup may be evicted one by one. nil: groups go whole.
+	Single func(namespace, group string) bool
+}
+
+// Preemption is the cheapest set of pods whose end makes room for a pod.
+type Preemption struct {
+	Node    string
+	Victims []*corev1.Pod // the highest priority first
+	// Hold are the devices that the pod is to get and that its claims alone tolerate the taint of, with those that use
+	// the same counters.
+	Hold []structured.DeviceID
+}
+
+// PreemptionToken is the taint that the claim of a pod tolerates, and no other claim.
+func PreemptionToken(pod types.UID) resourceapi.DeviceTaint {
+	return resourceapi.DeviceTaint{Key: "gpu.nvidia.com/preemption", Value: string(pod),
+		Effect: resourceapi.DeviceTaintEffectNoSchedule}
+}
+
+// Preempt returns the cheapest set of pods of lower priority on one node without which the pod fits there. Of those
+// that no PodDisruptionBudget forbids, it is the one with the lowest highest priority, then with the fewest pods, then
+// with the least time that they have run. nil: no set helps, or none is needed, perhaps because pods are ending.
+//
+// A claim is free once no pod uses it, so a shared one is free without all its pods. Of pods that name a claim, only
+// those without a controller are evicted: a new pod would use the claim before it is free.
+func Preempt(ctx context.Context, s *cluster.Snapshot, pod *corev1.Pod, o PreemptOptions) (*Preemption, error) {
+	if err := s.Err(); err != nil {
+		return nil, err
+	}
+	p := &preemptor{question: &question{index: newIndex(s), ctx: ctx, texts: map[string]string{},
+		maxAsked: preemptAsked, deadline: time.Now().Add(preemptTimeout)}, PreemptOptions: o, pod: pod,
+		gone: map[types.UID]bool{}, exists: map[types.UID]bool{},
+		onNodes: map[string][]*corev1.Pod{}, nominated: map[string]corev1.ResourceList{}}
+	w, err := p.workloadOf(pod)
+	if err == nil {
+		err = cmp.Or(w.known(), w.tooLarge())
+	}
+	if err != nil || len(w.claims) == 0 || needsOtherPods(pod) {
+		return nil, nil //nolint:nilerr // the pod waits for something else
+	}
+	p.w = w
+	p.addPods()
+	p.addWanted()
+	plans, fits, err := p.plans()
+	if fits || err != nil {
+		return nil, err
+	}
+	var best *victims
+	for _, n := range plans {
+		if best != nil && n.least.compare(best) >= 0 {
+			break // the rest costs more
+		}
+		found, err := n.cheapest(best)
+		if err != nil && !errors.Is(err, errLimit) {
+			return nil, err
+		}
+		if best == nil && found != nil {
+			p.maxAsked = min(p.maxAsked, p.asked+betterAsked)
+		}
+		best = cmp.Or(found, best)
+		if err != nil {
+			break
+		}
+	}
+	if best == nil {
+		return nil, ctx.Err()
+	}
+	return best.preemption(), nil
+}
+
+// needsOtherPods reports whether the place of the pod depends on other pods in a way that is not simulated.
+func needsOtherPods(pod *corev1.Pod) bool {
+	a := pod.Spec.Affinity
+	return a != nil && a.PodAffinity != nil && len(a.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution) > 0 ||
+		slices.ContainsFunc(pod.Spec.TopologySpreadConstraints, func(c corev1.TopologySpreadConstraint) bool {
+			return c.WhenUnsatisfiable == corev1.DoNotSchedule
+		})
+}
+
+// preemptor plans the preemption for a pod on a snapshot.
+type preemptor struct {
+	*question
+	PreemptOptions
+	pod       *corev1.Pod
+	gone      map[types.UID]bool       // pods that are ending
+	exists    map[types.UID]bool       // pods that have not ended
+	onNodes   map[string][]*corev1.Pod // the others, with those that are to come of at least the priority
+	nominated map[string]corev1.ResourceList
+	repelled  []repelling
+	budgets   budgets
+	parts     []subrequest
+	wanted    int64 // devices that the pod asks for, at least
+}
+
+// addPods fills in the pods of each node.
+func (p *preemptor) addPods() {
+	p.budgets = newBudgets(p.Budgets)
+	nodes := map[string]*corev1.Node{}
+	for _, n := range p.nodes {
+		nodes[n.Name] = n
+	}
+	for _, pod := range p.Pods {
+		node := pod.Spec.NodeName
+		p.exists[pod.UID] = !cluster.Finished(pod)
+		switch {
+		case cluster.Finished(pod) || pod.UID == p.pod.UID:
+			continue
+		case node == "":
+			node = pod.Status.NominatedNodeName // the scheduler keeps what such a pod requests for it
+			if node == "" || priorityOf(pod) < priorityOf(p.pod) || pod.DeletionTimestamp != nil {
+				continue
+			}
+			p.nominated[node] = add(p.nominated[node], requestsOf(pod))
+		case pod.DeletionTimestamp != nil && p.Now.Before(pod.DeletionTimestamp.Add(endsWithin)):
+			p.gone[pod.UID] = true
+			p.onNodes[node] = append(p.onNodes[node], pod)
+			continue
+		}
+		p.onNodes[node] = append(p.onNodes[node], pod)
+		for _, key := range slices.Concat(repels(p.pod, pod), repels(pod, p.pod)) {
+			if n := nodes[node]; n != nil {
+				p.repelled = append(p.repelled, repelling{pod.UID, key, n.Labels[key]})
+			}
+		}
+	}
+}
+
+func priorityOf(pod *corev1.Pod) int32 { return corev1helpers.PodPriority(pod) }
+
+// isVictim reports whether the pod may be evicted for the preemptor.
+func (p *preemptor) isVictim(pod *corev1.Pod) bool {
+	if pod.Spec.NodeName == "" || priorityOf(pod) >= priorityOf(p.pod) || pod.DeletionTimestamp != nil {
+		return false
+	}
+	owner := controllerOf(pod)
+	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
+	if mirror || owner == "Node" || owner != "" && namesClaim(pod) {
+		return false
+	}
+	of := p.budgets.of(pod)
+	return len(of) == 0 || len(of) == 1 && p.budgets[of[0]].left > 0 // the API evicts no pod with two budgets
+}
+
+// controllerOf returns the kind of the pod's controller, or "".
+func controllerOf(pod *corev1.Pod) string {
+	for _, o := range pod.OwnerReferences {
+		if ptr.Deref(o.Controller, false) {
+			return o.Kind
+		}
+	}
+	return ""
+}
+
+// namesClaim reports whether a claim of the pod is not from a template.
+func namesClaim(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.ResourceClaims, func(of corev1.PodResourceClaim) bool {
+		return of.ResourceClaimName != nil
+	})
+}
+
+// plans returns the nodes that victims may make room on, the cheapest lower bound first, or that the pod fits now.
+func (p *preemptor) plans() (all []*nodePlan, fits bool, err error) {
+	groups := map[string][]*corev1.Pod{}
+	for _, pods := range p.onNodes {
+		for _, pod := range pods {
+			if g := pod.Spec.SchedulingGroup; g != nil && !p.gone[pod.UID] {
+				key := pod.Namespace + "/" + ptr.Deref(g.PodGroupName, "")
+				groups[key] = append(groups[key], pod)
+			}
+		}
+	}
+	for _, node := range p.nodes {
+		n := p.planOn(node, groups)
+		if n == nil {
+			continue
+		}
+		if n.need <= 0 {
+			switch found, err := n.fits(nil); {
+			case err != nil:
+				return nil, false, err
+			case found != nil || n.own.slow > 0: // or it is not known in time
+				return nil, true, nil
+			}
+		}
+		if n.bound() {
+			all = append(all, n)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b *nodePlan) int { return a.least.compare(b.least) })
+	return all, false, nil
+}
+
+// planOn returns what victims may be taken from the node, or nil if its labels or taints keep the pod away.
+func (p *preemptor) planOn(node *corev1.Node, groups map[string][]*corev1.Pod) *nodePlan {
+	group := p.groupOf(node)
+	group.state = stateOf(group.holders, nil)
+	own := *p.index
+	own.used = map[string]corev1.ResourceList{}
+	q := *p.question
+	q.index = &own
+	n := &nodePlan{preemptor: p, own: &q, node: node, group: group}
+	for _, of := range p.w.origins {
+		for _, resource := range of.extended {
+			n.plugin = n.plugin || fromPlugin(node, resource)
+		}
+	}
+	if len(p.w.excludes(&own, node)) > 0 || slices.ContainsFunc(p.Volumes, func(s *corev1.NodeSelector) bool {
+		ok, err := matches(s, node)
+		return err != nil || !ok
+	}) {
+		return nil // also without all pods
+	}
+	n.used = add(p.used[node.Name], p.nominated[node.Name])
+	for _, pod := range p.onNodes[node.Name] {
+		if p.gone[pod.UID] {
+			n.used = subtract(n.used, requestsOf(pod))
+		}
+	}
+	seen := map[types.UID]bool{}
+	for _, pod := range p.onNodes[node.Name] {
+		if p.gone[pod.UID] || seen[pod.UID] {
+			continue
+		}
+		together := []*corev1.Pod{pod}
+		if g := pod.Spec.SchedulingGroup; g != nil {
+			name := ptr.Deref(g.PodGroupName, "")
+			if p.Single == nil || !p.Single(pod.Namespace, name) {
+				together = groups[pod.Namespace+"/"+name]
+			}
+		}
+		u := &unit{pods: together, priority: priorityOf(together[0])}
+		for _, of := range together {
+			seen[of.UID] = true
+			u.priority = max(u.priority, priorityOf(of))
+			u.lost += p.Now.Sub(startOf(of))
+			u.budgets = append(u.budgets, p.budgets.of(of)...)
+		}
+		if !slices.ContainsFunc(together, func(of *corev1.Pod) bool { return !p.isVictim(of) }) {
+			n.units = append(n.units, u)
+		}
+	}
+	n.addDevices()
+	return n
+}
+
+// startOf returns when the pod has started, or was created.
+func startOf(pod *corev1.Pod) time.Time {
+	if pod.Status.StartTime != nil {
+		return pod.Status.StartTime.Time
+	}
+	return pod.CreationTimestamp.Time
+}
+
+// unit is a pod, or are pods that are evicted together.
+type unit struct {
+	pods     []*corev1.Pod
+	priority int32
+	lost     time.Duration
+	budgets  []int    // of each pod that has one
+	devices  int64    // that claims of its pods hold
+	parts    []string // the counter sets of these devices, or their names
+}
+
+// candidateDevice is a device of a node.
+type candidateDevice struct {
+	*resourceapi.Device
+	slice    *resourceapi.ResourceSlice
+	part     string // its counter set, or its name; "": it has several counter sets
+	held     []holding
+	accepted *bool // by a request of the pod. nil: not compared yet
+}
+
+// holding is what a claim holds of a device.
+type holding struct {
+	claim  *resourceapi.ResourceClaim
+	result resourceapi.DeviceRequestAllocationResult
+}
+
+// nodePlan finds the victims of one node.
+type nodePlan struct {
+	*preemptor
+	own        *question
+	node       *corev1.Node
+	group      *nodeGroup
+	used       corev1.ResourceList // by all pods that are not ending
+	units      []*unit
+	candidates []*candidateDevice
+	plugin     bool     // a device plugin of the node offers an extended resource of the pod
+	shares     bool     // one of them can be shared
+	need       int64    // devices that the node has too few of without victims, at least
+	least      *victims // costs no more than any set
+}
+
+// addDevices fills in what the pods hold, and how many devices are missing. Where a device can be shared, none may be.
+func (n *nodePlan) addDevices() {
+	devices := map[structured.DeviceID]*candidateDevice{}
+	for _, slice := range cluster.Current(n.group.slices) {
+		for i := range slice.Spec.Devices {
+			d := &candidateDevice{slice: slice, Device: &slice.Spec.Devices[i]}
+			id := structured.MakeDeviceID(slice.Spec.Driver, slice.Spec.Pool.Name, d.Name)
+			switch len(d.ConsumesCounters) {
+			case 0:
+				d.part = id.String()
+			case 1:
+				d.part = fmt.Sprint(cluster.PoolOf(slice), d.ConsumesCounters[0].CounterSet)
+			}
+			devices[id], n.candidates = d, append(n.candidates, d)
+			n.shares = n.shares || ptr.Deref(d.AllowMultipleAllocations, false) && n.accepts(d)
+		}
+	}
+	users := map[types.UID]*unit{}
+	for _, u := range n.units {
+		for _, pod := range u.pods {
+			users[pod.UID] = u
+		}
+	}
+	for _, claim := range n.group.holders {
+		for _, r := range cluster.Results(claim) {
+			d := devices[structured.MakeDeviceID(r.Driver, r.Pool, r.Device)]
+			if d == nil {
+				continue // it is not published any more
+			}
+			d.held = append(d.held, holding{claim, r})
+			for _, of := range claim.Status.ReservedFor {
+				if u := users[of.UID]; u != nil {
+					u.devices++
+					u.parts = append(u.parts, d.part)
+				}
+			}
+		}
+	}
+	n.need = n.lacking(nil)
+	if n.shares { // what holds one device may keep several requests from it
+		n.need = min(n.need, 1)
+	}
+}
+
+// lacking returns how many devices are missing at least once these pods are gone. It costs less than the allocator.
+func (n *nodePlan) lacking(out map[types.UID]bool) int64 {
+	if n.plugin {
+		return 0
+	}
+	free := int64(0)
+	for _, d := range n.candidates {
+		switch several := ptr.Deref(d.AllowMultipleAllocations, false); {
+		case several && n.hasRoom(d, out) && n.accepts(d):
+			return 0
+		case !several && !n.isHeld(d, out) && n.accepts(d):
+			free++
+		}
+		if free >= n.wanted {
+			return 0
+		}
+	}
+	return n.wanted - free
+}
+
+// isHeld reports whether a claim still holds the device once these pods are gone.
+func (n *nodePlan) isHeld(d *candidateDevice, out map[types.UID]bool) bool {
+	return slices.ContainsFunc(d.held, func(h holding) bool { return !n.hasEnded(h.claim, out) })
+}
+
+// hasRoom reports whether the device may have enough of each capacity for one of the requests once these pods are gone.
+func (n *nodePlan) hasRoom(d *candidateDevice, out map[types.UID]bool) bool {
+	return slices.ContainsFunc(n.parts, func(part subrequest) bool {
+		for name, of := range d.Capacity {
+			want := quantityOf(part, name)
+			if want == nil && of.RequestPolicy != nil {
+				want = of.RequestPolicy.Default
+			}
+			if want == nil {
+				continue
+			}
+			left := of.Value.DeepCopy()
+			for _, h := range d.held {
+				if used, ok := h.result.ConsumedCapacity[name]; ok && !n.hasEnded(h.claim, out) {
+					left.Sub(used)
+				}
+			}
+			if left.Cmp(*want) < 0 {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// accepts reports whether a request of the pod accepts the device.
+func (p *preemptor) accepts(d *candidateDevice) bool {
+	if d.accepted == nil {
+		d.accepted = ptr.To(slices.ContainsFunc(p.parts, func(part subrequest) bool {
+			if p.classes[*part.class] == nil {
+				return true // the allocator says so
+			}
+			ok, err := p.matches(part, d.slice, d.Device)
+			return err != nil || ok && len(untolerated(d.Taints, *part.tolerate)) == 0
+		}))
+	}
+	return *d.accepted
+}
+
+// addWanted fills in what the pod asks for.
+func (p *preemptor) addWanted() {
+	for _, claim := range p.w.claims {
+		p.parts = append(p.parts, subrequestsOf(claim)...)
+		least := map[int]int64{}
+		for _, part := range subrequestsOf(claim) {
+			count := *part.count
+			if part.all() || part.admin {
+				count = 0
+			}
+			if known, ok := least[part.request]; !ok || count < known {
+				least[part.request] = count
+			}
+		}
+		for _, count := range least {
+			p.wanted += count
+		}
+	}
+}
+
+// bound fills in the least cost of victims. It reports whether there may be any.
+func (n *nodePlan) bound() bool {
+	devices, priorities, lost := make([]int64, len(n.units)), make([]int32, len(n.units)),
+		make([]time.Duration, len(n.units))
+	for i, u := range n.units {
+		devices[i], priorities[i], lost[i] = u.devices, u.priority, u.lost
+	}
+	slices.Sort(priorities)
+	slices.Sort(lost)
+	slices.Sort(devices)
+	slices.Reverse(devices)
+	count, need := 0, n.need
+	for count < len(devices) && (need > 0 || count == 0) {
+		need -= devices[count]
+		count++
+	}
+	if count == 0 || need > 0 {
+		return false
+	}
+	n.least = &victims{priority: priorities[count-1], pods: count}
+	for _, one := range lost[:count] {
+		n.least.lost += one
+	}
+	return true
+}
+
+// ended returns the claims that nobody uses once these pods are gone.
+func (n *nodePlan) ended(out map[types.UID]bool) map[types.UID]bool {
+	ended := map[types.UID]bool{}
+	for _, claim := range n.group.holders {
+		if n.hasEnded(claim, out) {
+			ended[claim.UID] = true
+		}
+	}
+	return ended
+}
+
+// hasEnded reports whether nobody uses the claim once these pods are gone. Kubernetes frees the claim of a pod that has
+// ended, or that does not exist any more, a moment later.
+func (n *nodePlan) hasEnded(claim *resourceapi.ResourceClaim, out map[types.UID]bool) bool {
+	return !slices.ContainsFunc(claim.Status.ReservedFor, func(of resourceapi.ResourceClaimConsumerReference) bool {
+		isGone := of.Resource == "pods" && of.APIGroup == "" && !n.exists[of.UID]
+		return !out[of.UID] && !n.gone[of.UID] && !isGone
+	})
+}
+
+// fits returns where the pod fits on the node without these, or nil.
+func (n *nodePlan) fits(without []*unit) (*placement, error) {
+	out, used := map[types.UID]bool{}, n.used
+	for _, u := range without {
+		for _, pod := range u.pods {
+			out[pod.UID] = true
+			if pod.Spec.NodeName == n.node.Name {
+				used = subtract(used, requestsOf(pod))
+			}
+		}
+	}
+	for _, r := range n.repelled {
+		if !out[r.pod] && hasLabel(n.node, r.key, r.value) {
+			return nil, nil
+		}
+	}
+	for _, pod := range n.onNodes[n.node.Name] {
+		if !out[pod.UID] && !n.gone[pod.UID] && samePorts(n.pod, pod) {
+			return nil, nil
+		}
+	}
+	if n.lacking(out) > 0 {
+		return nil, nil
+	}
+	n.own.used[n.node.Name] = used
+	n.own.asked, n.own.maxAsked = n.asked, n.maxAsked
+	w := *n.w
+	w.ended = n.ended(out)
+	found, ok, err := n.own.fitsOn(&w, n.group)
+	n.asked = n.own.asked
+	if !ok || err != nil {
+		return nil, err
+	}
+	return &found, nil
+}
+
+// cheapest returns the cheapest victims if they cost less than the best known ones, otherwise nil.
+func (n *nodePlan) cheapest(best *victims) (*victims, error) {
+	var found *victims
+	for _, domain := range n.domains() {
+		better, err := n.of(domain, cmp.Or(found, best))
+		found = cmp.Or(better, found)
+		if err != nil {
+			return found, err
+		}
+	}
+	return found, nil
+}
+
+// domains returns the sets of pods that are searched one by one. All victims of a single device hold parts of the same
+// one, if nothing but devices is missing.
+func (n *nodePlan) domains() [][]*unit {
+	whole := [][]*unit{n.units}
+	if n.wanted != 1 || len(n.parts) != 1 || n.plugin || n.lacksMore() {
+		return whole
+	}
+	var names []string
+	parts := map[string][]*unit{}
+	for _, u := range n.units {
+		slices.Sort(u.parts)
+		for _, part := range slices.Compact(slices.Clone(u.parts)) {
+			if part == "" {
+				return whole // the device has several counter sets
+			}
+			if parts[part] == nil {
+				names = append(names, part)
+			}
+			parts[part] = append(parts[part], u)
+		}
+	}
+	var all [][]*unit
+	for _, name := range names {
+		all = append(all, parts[name])
+	}
+	return all
+}
+
+// lacksMore reports whether something else than devices is missing on the node.
+func (n *nodePlan) lacksMore() bool {
+	n.own.used[n.node.Name] = n.used
+	return len(n.own.short(n.pod, n.node)) > 0 || len(n.repelled) > 0 ||
+		slices.ContainsFunc(n.onNodes[n.node.Name], func(pod *corev1.Pod) bool {
+			return !n.gone[pod.UID] && samePorts(n.pod, pod)
+		})
+}
+
+// of returns the cheapest victims among the units if they cost less than the best known ones, otherwise nil.
+func (n *nodePlan) of(units []*unit, best *victims) (*victims, error) {
+	units = slices.Clone(units)
+	slices.SortStableFunc(units, func(a, b *unit) int {
+		return cmp.Or(cmp.Compare(a.priority, b.priority), cmp.Compare(a.lost, b.lost))
+	})
+	if best != nil && n.boundOf(units).compare(best) >= 0 {
+		return nil, nil
+	}
+	if found, err := n.fits(units); found == nil || err != nil {
+		return nil, err
+	}
+	for i, u := range units {
+		if best != nil && u.priority > best.priority {
+			break
+		}
+		if i+1 < len(units) && units[i+1].priority == u.priority {
+			continue
+		}
+		found, err := n.fewest(units[:i+1], best)
+		if found != nil || err != nil {
+			return found, err
+		}
+	}
+	return nil, nil
+}
+
+// boundOf returns a cost that no victims among the units, the lowest priority first, are below. If no unit alone leaves
+// enough devices, that is the cost of two.
+func (n *nodePlan) boundOf(units []*unit) *victims {
+	lost := make([]time.Duration, len(units))
+	alone := false
+	for i, u := range units {
+		out := map[types.UID]bool{}
+		for _, pod := range u.pods {
+			out[pod.UID] = true
+		}
+		lost[i], alone = u.lost, alone || n.lacking(out) <= 0
+	}
+	slices.Sort(lost)
+	least := &victims{priority: units[0].priority, pods: 1, lost: lost[0]}
+	if !alone && len(units) > 1 {
+		least.priority, least.pods, least.lost = units[1].priority, 2, lost[0]+lost[1]
+	}
+	return least
+}
+
+// fewest returns the cheapest victims among units of which the last one has the highest priority. It takes all of them
+// and spares one after the other, then tries the sets that cost less.
+func (n *nodePlan) fewest(units []*unit, best *victims) (*victims, error) {
+	if found, err := n.fits(units); found == nil || err != nil {
+		return nil, err
+	}
+	order := slices.Clone(units)
+	slices.SortStableFunc(order, func(a, b *unit) int {
+		return cmp.Or(cmp.Compare(len(b.budgets), len(a.budgets)), cmp.Compare(b.priority, a.priority),
+			cmp.Compare(b.lost, a.lost))
+	})
+	taken := units
+	for _, u := range order {
+		without := slices.DeleteFunc(slices.Clone(taken), func(of *unit) bool { return of == u })
+		found, err := n.fits(without)
+		if err != nil {
+			return nil, err
+		}
+		if found != nil {
+			taken = without
+		}
+	}
+	var found *victims
+	if len(taken) == 0 {
+		return nil, nil // it fits, although the allocator was too slow to say so
+	}
+	if n.budgets.allow(taken) {
+		if v := n.victimsOf(taken); best == nil || v.compare(best) < 0 {
+			found, best = v, v
+		}
+	}
+	limit := n.asked + exactAsked
+	for _, set := range n.cheaper(units, best) {
+		if n.asked >= limit {
+			break
+		}
+		fits, err := n.fits(set)
+		if err != nil {
+			return found, err
+		}
+		if fits != nil {
+			return n.victimsOf(set), nil
+		}
+	}
+	return found, nil
+}
+
+// cheaper returns the sets of units that budgets allow and that cost less than the best, the cheapest first. There are
+// at most maxSets, those with few units.
+func (n *nodePlan) cheaper(units []*unit, best *victims) [][]*unit {
+	var all [][]*unit
+	highest := units[len(units)-1].priority
+	last := [][]*unit{nil} // sets of the same size, of ascending units
+	next := map[*unit]int{}
+	for i, u := range units {
+		next[u] = i + 1
+	}
+	for len(last) > 0 && len(all) < maxSets {
+		var larger [][]*unit
+		for _, set := range last {
+			from := 0
+			if len(set) > 0 {
+				from = next[set[len(set)-1]]
+			}
+			for _, u := range units[from:] {
+				with := append(slices.Clone(set), u)
+				v := n.victimsOf(with)
+				if best != nil && v.pods > best.pods && best.priority <= highest || !n.budgets.allow(with) {
+					continue
+				}
+				larger = append(larger, with)
+				if v.priority == highest && (best == nil || v.compare(best) < 0) { // others were tried before
+					all = append(all, with)
+				}
+			}
+			if len(larger) > maxSets {
+				break
+			}
+		}
+		last = larger
+	}
+	slices.SortStableFunc(all, func(a, b []*unit) int { return n.victimsOf(a).compare(n.victimsOf(b)) })
+	return all
+}
+
+// victims are units that are evicted, and what that costs.
+type victims struct {
+	on       *nodePlan
+	units    []*unit
+	priority int32 // the highest one
+	pods     int
+	lost     time.Duration
+}
+
+func (n *nodePlan) victimsOf(units []*unit) *victims {
+	v := &victims{on: n, units: units, priority: units[0].priority}
+	for _, u := range units {
+		v.priority, v.pods, v.lost = max(v.priority, u.priority), v.pods+len(u.pods), v.lost+u.lost
+	}
+	return v
+}
+
+func (v *victims) compare(o *victims) int {
+	return cmp.Or(cmp.Compare(v.priority, o.priority), cmp.Compare(v.pods, o.pods), cmp.Compare(v.lost, o.lost))
+}
+
+// preemption returns the victims as an answer.
+func (v *victims) preemption() *Preemption {
+	answer := &Preemption{Node: v.on.node.Name}
+	for _, u := range v.units {
+		answer.Victims = append(answer.Victims, u.pods...)
+	}
+	slices.SortStableFunc(answer.Victims, func(a, b *corev1.Pod) int {
+		return cmp.Or(cmp.Compare(priorityOf(b), priorityOf(a)), startOf(a).Compare(startOf(b)))
+	})
+	v.on.maxAsked, v.on.own.maxAsked = 0, 0 // it fits
+	found, err := v.on.fits(v.units)
+	if err != nil || found == nil {
+		return answer
+	}
+	token := PreemptionToken(v.on.pod.UID)
+	for i := range found.results {
+		for _, r := range found.results[i].Devices.Results {
+			if len(untolerated([]resourceapi.DeviceTaint{token}, r.Tolerations)) == 0 {
+				answer.Hold = append(answer.Hold, v.on.beside(structured.MakeDeviceID(r.Driver, r.Pool, r.Device))...)
+			}
+		}
+	}
+	slices.SortFunc(answer.Hold, func(a, b structured.DeviceID) int { return cmp.Compare(a.String(), b.String()) })
+	answer.Hold = slices.Compact(answer.Hold)
+	return answer
+}
+
+// beside returns the device, and those that use the same counters.
+func (n *nodePlan) beside(of structured.DeviceID) []structured.DeviceID {
+	all, sets := []structured.DeviceID{of}, map[string]bool{}
+	for _, keep := range []bool{false, true} {
+		for _, slice := range cluster.Current(n.group.slices) {
+			for _, d := range slice.Spec.Devices {
+				id := structured.MakeDeviceID(slice.Spec.Driver, slice.Spec.Pool.Name, d.Name)
+				for _, use := range d.ConsumesCounters {
+					switch name := fmt.Sprint(cluster.PoolOf(slice), use.CounterSet); {
+					case id == of:
+						sets[name] = true
+					case keep && sets[name]:
+						all = append(all, id)
+					}
+				}
+			}
+		}
+	}
+	return all
+}
