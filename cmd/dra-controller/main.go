@@ -104,6 +104,8 @@ func addFlags(f *pflag.FlagSet, o *controller.Options) {
 		"empty: not at all")
 	f.StringVar(&o.RetryClass, "retry-class", "", "device class that nobody uses: by its updates the scheduler tries "+
 		"pods again that wait although a GPU has room for their shares; empty: never")
+	f.BoolVar(&o.Preempt, "preempt", false, "evict pods of lower priority for pods that wait for devices: the "+
+		"scheduler does that only for CPU and memory")
 	f.IntVar(&o.WebhookPort, "webhook-port", 9443, "where webhooks are served")
 	f.StringVar(&o.HealthAddress, "health-address", ":8081", "where /healthz and /readyz are served")
 	f.StringVar(&o.MetricsAddress, "metrics-address", ":8080", "where /metrics is served; 0: nowhere")

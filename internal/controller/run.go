@@ -40,6 +40,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/extender"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/preempt"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/retry"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 )
@@ -61,6 +62,8 @@ type Options struct {
 	Placement string
 	// RetryClass is the class by whose updates the controller makes the scheduler try waiting pods again. Empty: never.
 	RetryClass string
+	// Preempt evicts pods of lower priority for pods that wait for devices.
+	Preempt bool
 	// Features are those that the program adds.
 	Features []feature.Feature
 
@@ -143,6 +146,9 @@ func (o Options) addFeatures(ctx context.Context, c *feature.Controller, expande
 	}
 	if o.RetryClass != "" {
 		err = errors.Join(err, retry.Add(c, o.RetryClass))
+	}
+	if o.Preempt {
+		err = errors.Join(err, preempt.Add(c))
 	}
 	for _, f := range o.Features {
 		err = errors.Join(err, f.Add(c))

@@ -80,6 +80,19 @@ func NewRetries() prometheus.Counter {
 			"has room for its share. Many in a row: it waits for something else."})
 }
 
+// NewPreemptions returns the counter of pods for which others were evicted.
+func NewPreemptions() prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "preemptions_total",
+		Help: "Pods that waited for devices and for which others were evicted; each has an event PreemptsForDevices."})
+}
+
+// NewPreemptedPods returns the counter of pods that were evicted for others.
+func NewPreemptedPods() prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "preempted_pods_total",
+		Help: "Pods that were evicted for a pod of higher priority that waited for devices; each has an event " +
+			"PreemptedForDevices."})
+}
+
 // NewPanics returns the counter of panics that did not end the controller. The label is what it did.
 func NewPanics() *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "panics_total",

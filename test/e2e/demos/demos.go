@@ -159,7 +159,7 @@ func (d Demo) Run(ctx context.Context, cluster *kube.Cluster, driver string, pat
 	return got, err
 }
 
-// firstAnnotation on a demo's pod means that the following objects need it to run.
+// firstAnnotation on a demo's pod or StatefulSet means that the following objects need it to run.
 const firstAnnotation = "demo.gpu-dra-driver/first"
 
 // refusedAnnotation on an object of a demo means that the API server must reject it.
@@ -184,8 +184,11 @@ func (d Demo) apply(ctx context.Context, cluster *kube.Cluster, patience time.Du
 		if answer != nil {
 			return nil, answer
 		}
-		if o.GetKind() == "Pod" && o.GetAnnotations()[firstAnnotation] == "true" {
+		if o.GetAnnotations()[firstAnnotation] == "true" {
 			pod := client.ObjectKeyFromObject(o)
+			if o.GetKind() == "StatefulSet" {
+				pod.Name += "-0"
+			}
 			if _, err := cluster.WaitPod(ctx, patience, pod, "ready", kube.Ready); err != nil {
 				return nil, err
 			}

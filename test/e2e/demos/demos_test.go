@@ -59,7 +59,7 @@ func TestReadme(t *testing.T) {
 }
 
 // clusterScoped are the kinds without a namespace in the demos.
-var clusterScoped = []string{"Namespace", "DeviceClass", "ResourceSlice"}
+var clusterScoped = []string{"Namespace", "DeviceClass", "PriorityClass", "ResourceSlice"}
 
 // Users rely on the demos. This test checks what can be checked without a cluster.
 func TestDemosOfTheRepository(t *testing.T) {

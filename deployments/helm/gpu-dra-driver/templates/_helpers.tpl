@@ -225,6 +225,11 @@ once yet: the first that does is the end of this range. */}}
 {{- if and .Values.controller.enabled .Values.controller.retry.enabled .Values.deviceClasses.create (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) }}true{{ end }}
 {{- end }}
 
+{{/* Whether devices are kept for a pod that preempts others: before Kubernetes 1.37, DeviceTaintRules are not in v1. */}}
+{{- define "gpu-dra-driver.keepsDevices" -}}
+{{- if and .Values.controller.preemption.enabled (semverCompare ">=1.37.0-0" .Capabilities.KubeVersion.Version) }}true{{ end }}
+{{- end }}
+
 {{/* The class by whose updates it does that. */}}
 {{- define "gpu-dra-driver.retryClass" -}}
 {{- printf "retry.%s" .Values.driverName }}

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package preempt
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
+	"github.com/gpudra/gpu-dra-driver/internal/event"
+	"github.com/gpudra/gpu-dra-driver/internal/why"
+)
+
+const (
+	// label of a rule has the UID of the pod that it keeps devices for.
+	label = "gpu.nvidia.com/preemptor"
+	// annotation of a rule has the rest of the hold.
+	annotation = "gpu.nvidia.com/preemption"
+)
+
+// Events are the events about a preemption.
+var Events = struct{ Preempts, Preempted, NotUsed event.Kind }{
+	Preempts: event.Normal("PreemptsForDevices", "Pod",
+		"pods of lower priority are evicted, because the pod waits for their devices; the text names them"),
+	Preempted: event.Warning("PreemptedForDevices", "Pod",
+		"the pod is evicted, because a pod of higher priority waits for its devices; the text names that pod"),
+	NotUsed: event.Warning("PreemptionNotUsed", "Pod",
+		"pods were evicted for the pod, and a minute later it is on no node; their devices are not kept any longer"),
+}
+
+// hold is what is kept for a pod until it has a node, and the pods that are evicted for it.
+type hold struct {
+	uid       types.UID
+	Namespace string    `json:"namespace"`
+	Pod       string    `json:"pod"`
+	Node      string    `json:"node"`
+	Victims   []victim  `json:"victims"`
+	Until     time.Time `json:"until"`
+
+	evicted int // of the victims
+}
+
+type victim struct {
+	Namespace string    `json:"namespace"`
+	Name      string    `json:"name"`
+	UID       types.UID `json:"uid"`
+}
+
+func newHold(pod *corev1.Pod, plan *why.Preemption, now time.Time) *hold {
+	h := &hold{uid: pod.UID, Namespace: pod.Namespace, Pod: pod.Name, Node: plan.Node}
+	grace := int64(0)
+	for _, v := range plan.Victims {
+		h.Victims = append(h.Victims, victim{v.Namespace, v.Name, v.UID})
+		grace = max(grace, ptr.Deref(v.Spec.TerminationGracePeriodSeconds, corev1.DefaultTerminationGracePeriodSeconds))
+	}
+	h.Until = now.Add(keeps + time.Duration(grace)*time.Second)
+	return h
+}
+
+// rules returns a rule for each device that is kept.
+func (h *hold) rules(plan *why.Preemption) (all []*resourceapi.DeviceTaintRule) {
+	text, err := json.Marshal(h)
+	if err != nil {
+		panic(err) // it can be written as JSON
+	}
+	for i, id := range plan.Hold {
+		all = append(all, &resourceapi.DeviceTaintRule{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("preemption-%s-%d", h.uid, i),
+				Labels:      map[string]string{label: string(h.uid)},
+				Annotations: map[string]string{annotation: string(text)}},
+			Spec: resourceapi.DeviceTaintRuleSpec{Taint: why.PreemptionToken(h.uid),
+				DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: ptr.To(id.Driver.String()),
+					Pool: ptr.To(id.Pool.String()), Device: ptr.To(id.Device.String())}}})
+	}
+	return all
+}
+
+// readHolds reads what an earlier leader has begun.
+func (p *Preemptor) readHolds(ctx context.Context) error {
+	var rules resourceapi.DeviceTaintRuleList
+	err := p.client.List(ctx, &rules, client.HasLabels{label})
+	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+		return nil // before Kubernetes 1.37, nothing is kept
+	}
+	if err != nil {
+		return fmt.Errorf("list rules: %w", err)
+	}
+	for i := range rules.Items {
+		h := &hold{uid: types.UID(rules.Items[i].Labels[label])}
+		if err := json.Unmarshal([]byte(rules.Items[i].Annotations[annotation]), h); err != nil {
+			h.Until = time.Time{} // it is given back
+		}
+		p.holds[h.uid] = h
+	}
+	return nil
+}
+
+// begin writes down what is to be done, and does it. If it cannot, it gives back what it has kept, now or later.
+func (p *Preemptor) begin(ctx context.Context, h *hold, plan *why.Preemption, now time.Time) error {
+	p.holds[h.uid] = h
+	for _, rule := range h.rules(plan) {
+		err := p.client.Create(ctx, rule)
+		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+			break // before Kubernetes 1.37, nothing is kept
+		}
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return errors.Join(err, p.abandon(ctx, h))
+		}
+	}
+	if waits, err := p.nominate(ctx, h, h.Node); err != nil || !waits {
+		return errors.Join(err, p.abandon(ctx, h))
+	}
+	var names []string
+	for _, v := range h.Victims {
+		names = append(names, nameFor(h.Namespace, v.Namespace, v.Name, v.UID))
+	}
+	log.FromContext(ctx).Info("A pod preempts others", "pod", h.Namespace+"/"+h.Pod, "node", h.Node, "victims",
+		h.Victims)
+	p.preemptions.Inc()
+	_, err := feature.CreateEvent(ctx, p.client, Events.Preempts, reference(h.Namespace, h.Pod, h.uid),
+		fmt.Sprintf("preempts-%s-%d", h.uid, now.Unix()), fmt.Sprintf("on node %s, of lower priority: %s", h.Node,
+			strings.Join(names, ", ")))
+	return errors.Join(err, p.evict(ctx, h))
+}
+
+// reference refers to a pod in an event.
+func reference(namespace, name string, uid types.UID) *corev1.ObjectReference {
+	return event.PodReference(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: uid}})
+}
+
+// nameFor names a pod in an event of another one. Users of another namespace do not learn its name.
+func nameFor(reader, namespace, name string, uid types.UID) string {
+	if reader == namespace {
+		return "pod " + name
+	}
+	return fmt.Sprintf("a pod of another namespace (UID %s)", uid)
+}
+
+// keep goes on with what was begun: it evicts the victims, and gives back what is not needed any more.
+func (p *Preemptor) keep(ctx context.Context, pods []*corev1.Pod, now time.Time) (last error) {
+	if len(p.holds) == 0 {
+		return nil
+	}
+	waiting := map[types.UID]*corev1.Pod{}
+	for _, pod := range pods {
+		waiting[pod.UID] = pod
+	}
+	for _, h := range p.holds {
+		pod := waiting[h.uid]
+		switch {
+		case pod == nil || pod.DeletionTimestamp != nil || len(h.Victims) == 0: // it has a node, is gone, or abandoned
+			last = errors.Join(last, p.release(ctx, h))
+		case now.After(h.Until):
+			last = errors.Join(last, p.expire(ctx, h, now))
+		default:
+			last = errors.Join(last, p.evict(ctx, h))
+			if pod.Status.NominatedNodeName == "" { // the scheduler has cleared it in an attempt in vain
+				_, err := p.nominate(ctx, h, h.Node)
+				last = errors.Join(last, err)
+			}
+		}
+	}
+	return last
+}
+
+// expire gives back what the pod has not used in time.
+func (p *Preemptor) expire(ctx context.Context, h *hold, now time.Time) error {
+	p.waiting[h.uid] = &waiting{next: now.Add(unused)}
+	_, err := feature.CreateEvent(ctx, p.client, Events.NotUsed, reference(h.Namespace, h.Pod, h.uid),
+		fmt.Sprintf("preemption-not-used-%s-%d", h.uid, h.Until.Unix()),
+		fmt.Sprintf("pods were evicted on node %s, and the pod is still on no node", h.Node))
+	return errors.Join(err, p.abandon(ctx, h))
+}
+
+// abandon evicts nobody any more, and gives everything back. What fails is tried again by keep.
+func (p *Preemptor) abandon(ctx context.Context, h *hold) error {
+	h.Victims, h.evicted = nil, 0
+	_, err := p.nominate(ctx, h, "")
+	return errors.Join(err, p.release(ctx, h))
+}
+
+// release deletes the rules.
+func (p *Preemptor) release(ctx context.Context, h *hold) error {
+	err := p.client.DeleteAllOf(ctx, &resourceapi.DeviceTaintRule{}, client.MatchingLabels{label: string(h.uid)})
+	if err != nil && !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("give devices back: %w", err)
+	}
+	delete(p.holds, h.uid)
+	return nil
+}
+
+// nominate sets the node that the scheduler tries first, and whose CPU and memory it keeps for the pod. waits reports
+// whether the pod still waits for a node.
+func (p *Preemptor) nominate(ctx context.Context, h *hold, node string) (waits bool, err error) {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": h.uid},
+		"status": map[string]any{"nominatedNodeName": node}})
+	if err != nil {
+		return false, err
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: h.Namespace, Name: h.Pod}}
+	err = p.client.Status().Patch(ctx, pod, client.RawPatch(types.MergePatchType, patch))
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // it is gone
+		return false, nil
+	}
+	return err == nil && pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil, err
+}
+
+// evict evicts the victims that are left. What a budget forbids meanwhile is tried again until the hold ends; if
+// nothing was evicted before, everything is given back.
+func (p *Preemptor) evict(ctx context.Context, h *hold) error {
+	for h.evicted < len(h.Victims) {
+		v := h.Victims[h.evicted]
+		err := p.reads.PolicyV1().Evictions(v.Namespace).Evict(ctx, &policyv1.Eviction{
+			ObjectMeta:    metav1.ObjectMeta{Namespace: v.Namespace, Name: v.Name},
+			DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &v.UID}}})
+		switch {
+		case apierrors.IsTooManyRequests(err) && h.evicted == 0:
+			return p.abandon(ctx, h)
+		case apierrors.IsTooManyRequests(err):
+			return nil
+		case err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err):
+			return fmt.Errorf("evict pod %s/%s: %w", v.Namespace, v.Name, err)
+		}
+		h.evicted++
+		if err != nil {
+			continue // it has ended by itself
+		}
+		p.preempted.Inc()
+		if _, err := feature.CreateEvent(ctx, p.client, Events.Preempted, reference(v.Namespace, v.Name, v.UID),
+			fmt.Sprintf("preempted-%s", v.UID), fmt.Sprintf("by %s of higher priority, on node %s",
+				nameFor(v.Namespace, h.Namespace, h.Pod, h.uid), h.Node)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

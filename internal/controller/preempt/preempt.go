@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package preempt makes room for pods of higher priority that wait for devices: it evicts the cheapest pods of lower
+// priority, and keeps their devices for the pod. The scheduler preempts for CPU and memory, and not for claims.
+//
+// What it has decided is in the cluster before it evicts: DeviceTaintRules on the devices, which name the pod and the
+// victims. So another leader goes on from there.
+package preempt
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
+	"github.com/gpudra/gpu-dra-driver/internal/why"
+)
+
+const (
+	// period is the time between two rounds. A round makes no request unless a pod waits that may preempt.
+	period = 250 * time.Millisecond
+	// pauseFactor bounds the time of rounds to a quarter.
+	pauseFactor = 3
+	// settle is how long a pod waits until it preempts: others may end, and the scheduler may preempt itself.
+	settle = time.Second
+	// firstPause is the time until a pod that cannot preempt is looked at again. It doubles each time.
+	firstPause = 5 * time.Second
+	// maxPause bounds it.
+	maxPause = time.Minute
+	// keeps is how long devices are kept for a pod once its victims should have ended.
+	keeps = time.Minute
+	// unused is how long a pod does not preempt again that has not used the devices in that time.
+	unused = 10 * time.Minute
+	// maxPlans is how many pods are looked at in a round.
+	maxPlans = 10
+)
+
+// Preemptor makes room for pods. It is not safe for concurrent use.
+type Preemptor struct {
+	view   *cluster.View
+	known  func() error  // an error until the view is complete
+	client client.Client // without a cache
+	reads  kubernetes.Interface
+	guard  feature.Guard
+
+	preemptions, preempted prometheus.Counter
+
+	waiting map[types.UID]*waiting
+	holds   map[types.UID]*hold
+}
+
+// waiting is a pod that waits and may preempt.
+type waiting struct {
+	next  time.Time // not looked at earlier
+	tries int
+}
+
+// Add makes the leader preempt pods, and adds the webhook for their claims.
+func Add(c *feature.Controller) error {
+	reads, err := c.Reads()
+	if err != nil {
+		return err
+	}
+	c.Serve("/preemption", tolerator{c.View})
+	p := newPreemptor(c, reads)
+	return errors.Join(ctrlmetrics.Registry.Register(p.preemptions), ctrlmetrics.Registry.Register(p.preempted),
+		c.Manager.Add(p))
+}
+
+func newPreemptor(c *feature.Controller, reads kubernetes.Interface) *Preemptor {
+	return &Preemptor{view: c.View, known: c.Known, client: c.Direct, reads: reads, guard: c.Guard,
+		preemptions: metrics.NewPreemptions(), preempted: metrics.NewPreemptedPods(),
+		waiting: map[types.UID]*waiting{}, holds: map[types.UID]*hold{}}
+}
+
+// Start preempts until ctx ends.
+func (p *Preemptor) Start(ctx context.Context) error {
+	logger := log.FromContext(ctx).WithName("preemption")
+	ctx = log.IntoContext(ctx, logger)
+	list := feature.Unscheduled(ctx, p.reads, slimWaiting)
+	read := false
+	for pause := period; ; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+		if p.known() != nil {
+			continue
+		}
+		started := time.Now()
+		err := p.guard.Do("preempt pods", func() error {
+			if !read { // what an earlier leader has begun
+				if err := p.readHolds(ctx); err != nil {
+					return err
+				}
+				read = true
+			}
+			return p.round(ctx, list(), started)
+		})
+		if err != nil && ctx.Err() == nil {
+			logger.Error(err, "Pods do not preempt others")
+		}
+		pause = max(period, pauseFactor*time.Since(started))
+	}
+}
+
+// round goes on with what was begun, and then looks at the pods that wait, the highest priority first.
+func (p *Preemptor) round(ctx context.Context, pods []*corev1.Pod, now time.Time) error {
+	last := p.keep(ctx, pods, now)
+	due := p.due(pods, now)
+	if len(due) == 0 {
+		return last
+	}
+	due, err := p.aboveLowest(ctx, due, now)
+	if len(due) == 0 || err != nil {
+		return errors.Join(last, err)
+	}
+	s, options, err := p.read(ctx, now)
+	if err != nil {
+		return errors.Join(last, err)
+	}
+	inVain := map[types.UID]bool{} // the owners of pods that cannot preempt: their other pods are alike
+	plans := 0
+	for _, pod := range due {
+		owner := metav1.GetControllerOfNoCopy(pod)
+		w := p.waiting[pod.UID]
+		if plans < maxPlans || owner != nil && inVain[owner.UID] {
+			w.next = now.Add(min(maxPause, firstPause<<min(w.tries, 10)))
+			w.tries++
+		}
+		current := podOf(s, pod)
+		if plans == maxPlans || current == nil || !waits(current) || owner != nil && inVain[owner.UID] ||
+			!p.wants(current, s.Claims) {
+			continue
+		}
+		plans++
+		plan, err := p.plan(ctx, s, current, options)
+		if err != nil {
+			last = errors.Join(last, fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err))
+			continue
+		}
+		if plan == nil {
+			if owner != nil {
+				inVain[owner.UID] = true
+			}
+			continue
+		}
+		h := newHold(current, plan, now)
+		if err := p.begin(ctx, h, plan, now); err != nil {
+			last = errors.Join(last, fmt.Errorf("make room for pod %s/%s: %w", pod.Namespace, pod.Name, err))
+			break // the snapshot is not right any more
+		}
+		if len(h.Victims) == 0 {
+			break // it was abandoned
+		}
+		s = after(s, h, plan, now)
+	}
+	return last
+}
+
+// due returns the pods to look at, and forgets those that have a node or are gone.
+func (p *Preemptor) due(pods []*corev1.Pod, now time.Time) (due []*corev1.Pod) {
+	known := map[types.UID]*waiting{}
+	for _, pod := range pods {
+		w := p.waiting[pod.UID]
+		isDue := waits(pod) && p.concerns(pod) && p.holds[pod.UID] == nil
+		if w == nil && isDue {
+			w = &waiting{next: now.Add(settle)}
+		}
+		if w != nil {
+			known[pod.UID] = w
+		}
+		if isDue && !now.Before(w.next) {
+			due = append(due, pod)
+		}
+	}
+	p.waiting = known
+	slices.SortFunc(due, func(a, b *corev1.Pod) int {
+		return cmp.Or(cmp.Compare(corev1helpers.PodPriority(b), corev1helpers.PodPriority(a)),
+			a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.UID, b.UID))
+	})
+	return due
+}
+
+// aboveLowest returns the pods that may have a higher priority than another one. The rest is not looked at for a while:
+// in a cluster without priorities, pods that wait cost one request now and then.
+func (p *Preemptor) aboveLowest(ctx context.Context, due []*corev1.Pod, now time.Time) ([]*corev1.Pod, error) {
+	classes, err := p.reads.SchedulingV1().PriorityClasses().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list priority classes: %w", err)
+	}
+	lowest := int32(0)
+	for _, class := range classes.Items {
+		lowest = min(lowest, class.Value)
+	}
+	return slices.DeleteFunc(due, func(pod *corev1.Pod) bool {
+		isLowest := corev1helpers.PodPriority(pod) <= lowest
+		if isLowest {
+			p.waiting[pod.UID].next = now.Add(maxPause)
+		}
+		return isLowest
+	}), nil
+}
+
+// waits reports whether a scheduler has refused the pod, and it may preempt others. A pod with a nominated node waits
+// for what the scheduler preempts. The pods of a group are scheduled together.
+func waits(pod *corev1.Pod) bool {
+	return feature.IsRefused(pod) && pod.Status.NominatedNodeName == "" && pod.Spec.SchedulingGroup == nil &&
+		(pod.Spec.PreemptionPolicy == nil || *pod.Spec.PreemptionPolicy != corev1.PreemptNever)
+}
+
+// concerns reports whether the pod asks for devices.
+func (p *Preemptor) concerns(pod *corev1.Pod) bool {
+	return len(pod.Spec.ResourceClaims) > 0 || p.extended(pod)
+}
+
+// extended reports whether the pod requests an extended resource of a class of the driver.
+func (p *Preemptor) extended(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), func(
+		c corev1.Container) bool {
+		for name := range c.Resources.Requests {
+			if p.view.Extended(string(name)) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// wants reports whether the pod lacks devices of the driver. It may lack those of others, too.
+func (p *Preemptor) wants(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) bool {
+	names := maps.Collect(resourceclaim.PodClaims(pod))
+	return p.extended(pod) || slices.ContainsFunc(claims, func(c *resourceapi.ResourceClaim) bool {
+		_, isOwn := names[c.Name]
+		return isOwn && c.Namespace == pod.Namespace && c.Status.Allocation == nil && slices.ContainsFunc(
+			c.Spec.Devices.Requests, func(r resourceapi.DeviceRequest) bool {
+				return r.Exactly != nil && p.view.Ours(r.Exactly.DeviceClassName) || slices.ContainsFunc(
+					r.FirstAvailable, func(sub resourceapi.DeviceSubRequest) bool {
+						return p.view.Ours(sub.DeviceClassName)
+					})
+			})
+	})
+}
+
+// plan plans a preemption. A panic concerns this pod only.
+func (p *Preemptor) plan(ctx context.Context, s *cluster.Snapshot, pod *corev1.Pod,
+	options why.PreemptOptions) (plan *why.Preemption, err error) {
+	var bound bool
+	if options.Volumes, bound, err = p.volumes(ctx, pod); err != nil || !bound {
+		return nil, err
+	}
+	err = p.guard.Do("plan a preemption", func() (err error) {
+		plan, err = why.Preempt(ctx, s, pod, options)
+		return err
+	})
+	return plan, err
+}
