@@ -124,6 +124,9 @@ var (
 		"patch resource.k8s.io/deviceclasses":           "when the scheduler counts a share twice",
 		"delete resource.k8s.io/resourceclaimtemplates": "those that no pod has used for ten minutes",
 		"patch events":                                  "one that comes again",
+		"get persistentvolumeclaims":                    "those of a pod that preempts others",
+		"get persistentvolumes":                         "the same",
+		"get scheduling.k8s.io/podgroups":               "those of pods that may be preempted",
 		"delete coordination.k8s.io/leases":             "where it is needed to set the owner (OpenShift)",
 	}
 )
