@@ -207,4 +207,9 @@ type Process struct {
 	PID         int   // in the PID namespace of the caller
 	Memory      int64 // bytes of GPU memory that it holds, or Unmeasured
 	Utilization int   // percent of the time of the last seconds in which its kernels ran, or Unmeasured
+	// Peak is the highest utilization of the last minute, of multiprocessors, memory, encoder or decoder: percent, or
+	// Unmeasured. NVIDIA's driver may keep fewer samples than that.
+	Peak int
+	// Ended means that it is not on the GPU any more, and has used it in that minute.
+	Ended bool
 }

@@ -113,7 +113,7 @@ func collectGPUManager(ch chan<- prometheus.Metric, node string, all []usage) {
 			}
 			u := one.used
 			if u == nil {
-				u = &used{gpu.Unmeasured, gpu.Unmeasured}
+				u = &used{memory: gpu.Unmeasured, utilization: gpu.Unmeasured}
 			}
 			process := gpu.Process{Memory: u.memory, Utilization: u.utilization}
 			total.add(process)

@@ -63,13 +63,25 @@ type requested struct {
 	cores  int // percent
 }
 
-// used is what processes use. A field is gpu.Unmeasured if that of one process is.
+// used is what processes use. Memory or utilization is gpu.Unmeasured if that of one process is.
 type used struct {
 	memory      int64
 	utilization int // percent
+	peak        activity
+}
+
+// activity is how busy processes were in the last minute.
+type activity struct {
+	processes  int
+	percent    int  // of the busiest one
+	unmeasured bool // of one of them
+	others     int  // percent, of the busiest process that may be of this container
 }
 
 func (u *used) add(p gpu.Process) {
+	u.peak.processes++
+	u.peak.percent = max(u.peak.percent, p.Peak)
+	u.peak.unmeasured = u.peak.unmeasured || p.Peak == gpu.Unmeasured
 	if u.memory == gpu.Unmeasured || p.Memory == gpu.Unmeasured {
 		u.memory = gpu.Unmeasured
 	} else {
@@ -94,6 +106,8 @@ type CollectorConfig struct {
 	Processes func(context.Context, gpu.Device) ([]gpu.Process, error)
 	// Proc is the proc file system for the PIDs of Processes.
 	Proc string
+	// IdleBelow is how busy the busiest process of a used GPU is at least, in percent.
+	IdleBelow int
 	// GPUManagerNames exports the metrics also under the names of gpu-manager.
 	GPUManagerNames bool
 }
@@ -109,6 +123,7 @@ type Collector struct {
 	mu     sync.Mutex
 	at     time.Time
 	last   []usage
+	claims []ClaimUse        // nil: the kubelet has not answered
 	logged map[string]string // the last problem logged of each source, so that it is logged once
 }
 
@@ -134,22 +149,27 @@ func NewCollector(c CollectorConfig) *Collector {
 func (c *Collector) current() []usage {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if time.Since(c.at) >= maxAge {
-		ctx, cancel := context.WithTimeout(context.Background(), timeout)
-		defer cancel()
-		c.last = c.collectUsage(ctx)
-		c.at = time.Now()
-	}
+	c.refresh(maxAge)
 	return c.last
 }
 
-// collectUsage collects the usage of all containers. It leaves out what is not known: a missing metric is better than a
-// wrong one.
-func (c *Collector) collectUsage(ctx context.Context) []usage {
+// refresh collects the usage again if it is that old. The caller holds c.mu.
+func (c *Collector) refresh(age time.Duration) {
+	if time.Since(c.at) >= age {
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
+		defer cancel()
+		c.last, c.claims = c.collectUsage(ctx)
+		c.at = time.Now()
+	}
+}
+
+// collectUsage collects the usage of all containers, and of all claims. It leaves out what is not known: a missing
+// metric is better than a wrong one.
+func (c *Collector) collectUsage(ctx context.Context) ([]usage, []ClaimUse) {
 	pods, err := c.list(ctx)
 	if err != nil {
 		c.failed(sourceKubelet, err)
-		return nil
+		return nil, nil
 	}
 	c.pods.keep(pods)
 	inv := c.Inventory()
@@ -169,7 +189,7 @@ func (c *Collector) collectUsage(ctx context.Context) []usage {
 	if c.processes != nil && len(pods) > 0 {
 		c.measure(ctx, found.users(inv), pods, found)
 	}
-	return found.sorted()
+	return found.sorted(), c.usesOfClaims(pods, found, inv)
 }
 
 // table is the usage that is being collected.
@@ -227,6 +247,26 @@ func (t table) use(d gpu.Device, uses map[containerDevice]*used) {
 	}
 }
 
+// others adds the peak of processes of nobody knows whom to a pod that has the GPU alone. Otherwise it may be that of
+// each of them.
+func (t table) others(d gpu.Device, peak int) {
+	pods := map[[2]string]bool{}
+	for p := range t {
+		if p.device == d.Name {
+			pods[[2]string{p.namespace, p.pod}] = true
+		}
+	}
+	for p, one := range t {
+		switch {
+		case p.device != d.Name:
+		case len(pods) == 1:
+			one.used.peak.percent = max(one.used.peak.percent, peak)
+		default:
+			one.used.peak.others = peak
+		}
+	}
+}
+
 func (t table) sorted() []usage {
 	var all []usage
 	for _, one := range t {
@@ -249,32 +289,39 @@ func (c *Collector) measure(ctx context.Context, gpus inventory.Inventory, pods 
 			c.failed(sourceNVML, answer.err)
 			continue
 		}
-		if uses, ok := c.attribute(ctx, gpus[i], answer.processes, pods); ok {
+		if uses, others, ok := c.attribute(ctx, gpus[i], answer.processes, pods); ok {
 			found.use(gpus[i], uses)
+			found.others(gpus[i], others)
 		}
 	}
 }
 
-// attribute sums the processes on a GPU by container of these pods. ok is false if the container of a process could not
-// be determined.
+// attribute sums the processes on a GPU by container of these pods. others is the peak of the busiest process of nobody
+// knows whom. ok is false if the container of a process could not be determined.
 func (c *Collector) attribute(ctx context.Context, d gpu.Device, processes []gpu.Process,
-	pods []listedPod) (uses map[containerDevice]*used, ok bool) {
+	pods []listedPod) (uses map[containerDevice]*used, others int, ok bool) {
 	uses = map[containerDevice]*used{}
 	for _, p := range processes {
+		if p.Ended {
+			others = max(others, p.Peak)
+			continue
+		}
 		uid, container, contained, err := containers.OfProcess(c.Proc, p.PID)
 		if err != nil {
 			c.failed(sourceProc, err)
-			return nil, false
+			return nil, 0, false
 		}
 		if !contained {
+			others = max(others, p.Peak)
 			continue // not in a pod, or it has ended
 		}
 		pod, ours, err := c.pods.find(ctx, uid, pods)
 		if err != nil {
 			c.failed(sourcePods, err)
-			return nil, false
+			return nil, 0, false
 		}
 		if !ours {
+			others = max(others, p.Peak)
 			continue // not of a pod that has a claim of this driver
 		}
 		at := containerDevice{pod.namespace, pod.name, container, d.Name}
@@ -283,7 +330,7 @@ func (c *Collector) attribute(ctx context.Context, d gpu.Device, processes []gpu
 		}
 		uses[at].add(p)
 	}
-	return uses, true
+	return uses, others, true
 }
 
 // listedPod is a pod in the kubelet's list with containers that have devices of this driver.

@@ -403,6 +403,143 @@ func TestUsage(t *testing.T) {
 	}
 }
 
+// claimTexts returns the use of claims, as the watcher of idle claims gets it.
+func (o *node) claimTexts() string {
+	all, ok := o.Claims()
+	if !ok {
+		return "no answer"
+	}
+	var lines []string
+	for _, u := range all {
+		lines = append(lines, fmt.Sprintf("%s %s %s %g", u.Claim.Name, u.Device, u.Use, u.Part))
+	}
+	return strings.Join(lines, "\n")
+}
+
+func TestUseOfClaims(t *testing.T) {
+	process := func(pid, peak int) gpu.Process { return gpu.Process{PID: pid, Peak: peak} }
+	for _, row := range []struct {
+		name string
+		do   func(o *node)
+		want string
+	}{
+		{"no claim", func(*node) {}, ""},
+		{"no process", func(o *node) { o.claim("a", "one"); o.pod("p", "main=a") }, "a one idle 1"},
+		{"a pod without a claim of this driver", func(o *node) { o.claim("a", "one") }, ""},
+		{"a busy process", func(o *node) {
+			o.claim("a", "one", "two")
+			o.pod("p", "main=a")
+			o.process(1, "p", "main")
+			o.uses("GPU-one", process(1, 5))
+		}, "a one used 1\na two idle 1"},
+		{"a process that only holds memory", func(o *node) {
+			o.claim("a", "one")
+			o.pod("p", "main=a")
+			o.process(1, "p", "main")
+			o.uses("GPU-one", gpu.Process{PID: 1, Memory: gib})
+		}, "a one idle 1"},
+		{"less than the threshold", func(o *node) {
+			o.IdleBelow = 6
+			o.claim("a", "one")
+			o.pod("p", "main=a")
+			o.process(1, "p", "main")
+			o.uses("GPU-one", process(1, 5))
+		}, "a one idle 1"},
+		{"an init container, which the kubelet does not list", func(o *node) {
+			o.claim("a", "one")
+			o.pod("p", "main=a")
+			o.process(1, "p", "init")
+			o.uses("GPU-one", process(1, 5))
+		}, "a one used 1"},
+		{"a process of another pod", func(o *node) {
+			o.claim("a", "one:5Gi/30")
+			o.claim("b", "one:40Gi/0")
+			o.pod("p", "main=a")
+			o.pod("q", "main=b")
+			o.process(1, "q", "main")
+			o.uses("GPU-one", process(1, 5))
+		}, "a one idle 0.0625\nb one used 0.5"},
+		{"one of two pods of a claim", func(o *node) {
+			o.claim("a", "rep:1x")
+			o.pod("p", "main=a")
+			o.pod("q", "main=a")
+			o.process(1, "q", "main")
+			o.uses("GPU-rep", process(1, 5))
+		}, "a rep used 0.25"},
+		{"a process that has ended", func(o *node) {
+			o.claim("a", "one")
+			o.pod("p", "main=a")
+			o.uses("GPU-one", gpu.Process{PID: 1, Peak: 5, Ended: true})
+		}, "a one used 1"},
+		{"one that may have been of either pod", func(o *node) {
+			o.claim("a", "rep:1x")
+			o.claim("b", "rep:1x")
+			o.pod("p", "main=a")
+			o.pod("q", "main=b")
+			o.process(1, "q", "main")
+			o.uses("GPU-rep", process(1, 5), gpu.Process{PID: 2, Peak: 5, Ended: true})
+		}, "a rep unknown 0.25\nb rep used 0.25"},
+		{"a process in a container inside a container", func(o *node) {
+			o.claim("a", "one")
+			o.pod("p", "main=a")
+			o.process(1, "", "")
+			o.process(2, "stranger", "main")
+			o.uses("GPU-one", process(1, 5), process(2, 0))
+		}, "a one used 1"},
+		{"one of two processes is not measured", func(o *node) {
+			o.claim("a", "one")
+			o.pod("p", "main=a")
+			o.process(1, "p", "main")
+			o.process(2, "p", "main")
+			o.uses("GPU-one", process(1, 0), process(2, gpu.Unmeasured))
+		}, "a one unknown 1"},
+		{"and the other is busy", func(o *node) {
+			o.claim("a", "one")
+			o.pod("p", "main=a")
+			o.process(1, "p", "main")
+			o.process(2, "p", "main")
+			o.uses("GPU-one", process(1, 5), process(2, gpu.Unmeasured))
+		}, "a one used 1"},
+		{"a GPU that does not answer", func(o *node) {
+			o.claim("a", "one")
+			o.pod("p", "main=a")
+			o.answers["GPU-one"] = func() ([]gpu.Process, error) { return nil, errors.New("boom") }
+		}, "a one unknown 1"},
+		{"a GPU that is not known any more", func(o *node) { o.claim("a", "gone"); o.pod("p", "main=a") },
+			"a gone unknown 0"},
+		{"use is not measured", func(o *node) {
+			o.claim("a", "one")
+			o.pod("p", "main=a")
+			o.processes = nil
+		}, "a one unknown 1"},
+		{"who looks after GPUs holds none", func(o *node) { o.claim("a", "one:admin"); o.pod("p", "main=a") }, ""},
+		{"a kubelet that does not answer", func(o *node) { o.Kubelet = "/nobody.sock" }, "no answer"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			o := newNode(t)
+			row.do(o)
+			if got := o.claimTexts(); got != row.want {
+				t.Errorf("got\n%s\nwant\n%s", got, row.want)
+			}
+		})
+	}
+}
+
+// NVIDIA's driver may count what a client of MPS does for the server.
+func TestUseOfMPSClients(t *testing.T) {
+	for _, row := range []struct {
+		used used
+		want Use
+	}{
+		{used{}, Idle}, {used{peak: activity{processes: 1}}, Unknown},
+		{used{peak: activity{processes: 1, percent: 1}}, Used},
+	} {
+		if got := row.used.use(true, 1); got != row.want {
+			t.Errorf("%+v: got %s, want %s", row.used, got, row.want)
+		}
+	}
+}
+
 // Results are cached for a short time. A container that has ended has no metrics.
 func TestUsageOfEndedContainers(t *testing.T) {
 	o := newNode(t)
@@ -537,7 +674,8 @@ func TestGPUManagerNamesOfPartitions(t *testing.T) {
 		return usage{containerDevice: containerDevice{"ns", "p", "main", device}, used: &u}
 	}
 	got := gathered(t, prometheus.CollectorFunc(func(ch chan<- prometheus.Metric) {
-		collectGPUManager(ch, "node", []usage{of("first", used{gib, 10}), of("second", used{2 * gib, gpu.Unmeasured})})
+		collectGPUManager(ch, "node", []usage{of("first", used{memory: gib, utilization: 10}),
+			of("second", used{memory: 2 * gib, utilization: gpu.Unmeasured})})
 	}))
 	const want = `container_gpu_memory_total{container_name=main,gpu_memory=gpu0,namespace=ns,node=node,pod_name=p} 3072
 container_gpu_memory_total{container_name=main,gpu_memory=total,namespace=ns,node=node,pod_name=p} 3072`

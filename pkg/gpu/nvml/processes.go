@@ -13,10 +13,15 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// utilizationWindow is the maximum age of utilization samples. The driver takes one about every second.
-const utilizationWindow = 2 * time.Second
+const (
+	// utilizationWindow is the maximum age of the samples that are the current utilization. The driver takes one about
+	// every second.
+	utilizationWindow = 2 * time.Second
+	// peakWindow is the maximum age of samples that are read.
+	peakWindow = time.Minute
+)
 
-// processes implements Machine.Processes.
+// processes implements Machine.Processes. Processes that have ended come last.
 func (s *session) processes(d gpu.Device) ([]gpu.Process, error) {
 	handle, err := s.handle(d.UUID)
 	if err != nil {
@@ -29,11 +34,16 @@ func (s *session) processes(d gpu.Device) ([]gpu.Process, error) {
 	utilization := utilizationByProcess(handle)
 	var all []gpu.Process
 	for _, pid := range slices.Sorted(maps.Keys(processes)) {
-		p := gpu.Process{PID: pid, Memory: processes[pid], Utilization: gpu.Unmeasured}
+		p := gpu.Process{PID: pid, Memory: processes[pid], Utilization: gpu.Unmeasured, Peak: gpu.Unmeasured}
 		if utilization != nil {
-			p.Utilization = utilization[pid]
+			p.Utilization, p.Peak = utilization[pid].current, utilization[pid].peak
 		}
 		all = append(all, p)
+	}
+	for _, pid := range slices.Sorted(maps.Keys(utilization)) {
+		if _, listed := processes[pid]; !listed && utilization[pid].peak > 0 {
+			all = append(all, gpu.Process{PID: pid, Peak: utilization[pid].peak, Ended: true})
+		}
 	}
 	return all, nil
 }
@@ -75,19 +85,33 @@ func (s *session) memoryByProcess(handle nvmllib.Device) (map[int]int64, error) 
 	return found, nil
 }
 
-// utilizationByProcess returns the last sample of each process; one without a sample has been idle. nil: samples are
-// not supported.
-func utilizationByProcess(handle nvmllib.Device) map[int]int {
-	samples, ret := handle.GetProcessUtilization(uint64(time.Now().Add(-utilizationWindow).UnixMicro()))
+// utilization is that of a process, in percent.
+type utilization struct {
+	current, peak int
+	at            uint64 // of the sample that is the current one
+}
+
+// utilizationByProcess returns the utilization of processes, by their samples; one without a sample has been idle. nil:
+// samples are not supported.
+func utilizationByProcess(handle nvmllib.Device) map[int]utilization {
+	now := time.Now()
+	samples, ret := handle.GetProcessUtilization(uint64(now.Add(-peakWindow).UnixMicro()))
 	if ret != nvmllib.SUCCESS && ret != nvmllib.ERROR_NOT_FOUND {
 		return nil
 	}
-	found, taken := map[int]int{}, map[int]uint64{}
+	found, current := map[int]utilization{}, uint64(now.Add(-utilizationWindow).UnixMicro())
 	for _, s := range samples {
 		const most = 100 // some drivers return invalid numbers
-		if pid := int(s.Pid); s.SmUtil <= most && s.TimeStamp >= taken[pid] {
-			found[pid], taken[pid] = int(s.SmUtil), s.TimeStamp
+		u := found[int(s.Pid)]
+		if s.SmUtil <= most && s.TimeStamp >= max(u.at, current) {
+			u.current, u.at = int(s.SmUtil), s.TimeStamp
 		}
+		for _, percent := range []uint32{s.SmUtil, s.MemUtil, s.EncUtil, s.DecUtil} {
+			if percent <= most {
+				u.peak = max(u.peak, int(percent))
+			}
+		}
+		found[int(s.Pid)] = u
 	}
 	return found
 }

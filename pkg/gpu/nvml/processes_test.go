@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
@@ -36,10 +37,10 @@ func TestProcesses(t *testing.T) {
 		want   string
 	}{
 		{"none", func(*simulator.Node) error { return nil }, "[] <nil>"},
-		{"two", fail(), "[{7 2147483648 0} {8 1073741824 100}] <nil>"},
-		{"a list is missing", fail(mps), "[{7 2147483648 0} {8 1073741824 100}] <nil>"},
+		{"two", fail(), "[{7 2147483648 0 0 false} {8 1073741824 100 100 false}] <nil>"},
+		{"a list is missing", fail(mps), "[{7 2147483648 0 0 false} {8 1073741824 100 100 false}] <nil>"},
 		{"no list at all", fail(compute, graphics, mps), "[] GPU UUID: the GPU does not say what processes use of it"},
-		{"no samples", fail("GetProcessUtilization"), "[{7 2147483648 -1} {8 1073741824 -1}] <nil>"},
+		{"no samples", fail("GetProcessUtilization"), "[{7 2147483648 -1 -1 false} {8 1073741824 -1 -1 false}] <nil>"},
 		{"a list fails", func(m *simulator.Node) error { return m.Fail("0", compute, "ERROR_UNKNOWN") },
 			"[] GPU UUID: list processes (Compute): ERROR_UNKNOWN"},
 		{"a GPU that is gone", func(m *simulator.Node) error { return m.Unplug("0") },
@@ -81,10 +82,14 @@ func TestProcessesMerged(t *testing.T) {
 			nvmllib.ProcessInfo{Pid: 3, UsedGpuMemory: unknown}),
 		GetMPSComputeRunningProcessesFunc: list(nvmllib.ProcessInfo{Pid: 2, UsedGpuMemory: 20},
 			nvmllib.ProcessInfo{Pid: 4, UsedGpuMemory: 30}),
-		GetProcessUtilizationFunc: func(uint64) ([]nvmllib.ProcessUtilizationSample, nvmllib.Return) {
-			return []nvmllib.ProcessUtilizationSample{{Pid: 1, TimeStamp: 5, SmUtil: 50},
-				{Pid: 1, TimeStamp: 4, SmUtil: 40},
-				{Pid: 2, TimeStamp: 1, SmUtil: 4000000000}, {Pid: 9, TimeStamp: 1, SmUtil: 90}}, nvmllib.SUCCESS
+		GetProcessUtilizationFunc: func(since uint64) ([]nvmllib.ProcessUtilizationSample, nvmllib.Return) {
+			now := uint64(time.Now().UnixMicro())
+			if age := time.Duration(now-since) * time.Microsecond; age < 50*time.Second {
+				t.Errorf("samples of %s, want those of a minute", age)
+			}
+			return []nvmllib.ProcessUtilizationSample{{Pid: 1, TimeStamp: now, SmUtil: 50},
+				{Pid: 1, TimeStamp: now - 1, SmUtil: 60}, {Pid: 2, TimeStamp: now, SmUtil: 4000000000, MemUtil: 3},
+				{Pid: 3, TimeStamp: now - 30e6, SmUtil: 70}, {Pid: 9, TimeStamp: now, SmUtil: 90}}, nvmllib.SUCCESS
 		},
 	}
 	var missing string
@@ -102,8 +107,9 @@ func TestProcessesMerged(t *testing.T) {
 	}
 	n := &nvml.Machine{MachineConfig: nvml.MachineConfig{Library: library}}
 	for _, tt := range []struct{ missing, want string }{
-		{"", "[{1 10 50} {2 20 0} {3 -1 0} {4 30 0}] <nil>"},
-		{"nvmlDeviceGetMPSComputeRunningProcesses", "[{1 10 50} {2 -1 0} {3 -1 0}] <nil>"},
+		{"", "[{1 10 50 60 false} {2 20 0 3 false} {3 -1 0 70 false} {4 30 0 0 false} {9 0 0 90 true}] <nil>"},
+		{"nvmlDeviceGetMPSComputeRunningProcesses",
+			"[{1 10 50 60 false} {2 -1 0 3 false} {3 -1 0 70 false} {9 0 0 90 true}] <nil>"},
 	} {
 		missing = tt.missing
 		processes, err := n.Processes(t.Context(), gpu.Device{UUID: "GPU-1"})
