@@ -24,6 +24,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/eviction"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/explain"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/extender"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/idle"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/preempt"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
@@ -52,7 +53,7 @@ func TestReference(t *testing.T) {
 		"classes":  classes, "metrics": metrics, "cluster": cluster, "steps": stepsTable, "kinds": kinds,
 		"events": func(t *testing.T) string { return events(t, report.Events) },
 		"controllerEvents": func(t *testing.T) string {
-			return events(t, explain.Events, convert.Events, extender.Events, preempt.Events,
+			return events(t, explain.Events, convert.Events, extender.Events, idle.Events, preempt.Events,
 				struct{ NotAllocated, Evicted event.Kind }{explain.NotAllocated, eviction.Evicted})
 		},
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/extender"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/idle"
 )
 
 func main() {
@@ -106,6 +107,8 @@ func addFlags(f *pflag.FlagSet, o *controller.Options) {
 		"pods again that wait although a GPU has room for their shares; empty: never")
 	f.BoolVar(&o.Preempt, "preempt", false, "evict pods of lower priority for pods that wait for devices: the "+
 		"scheduler does that only for CPU and memory")
+	f.DurationVar(&o.IdleWarning, "idle-warning", 0, "how long before its eviction a pod is warned that does not use "+
+		"its GPUs, in namespaces with the label "+idle.Label+"; 0: none is evicted")
 	f.IntVar(&o.WebhookPort, "webhook-port", 9443, "where webhooks are served")
 	f.StringVar(&o.HealthAddress, "health-address", ":8081", "where /healthz and /readyz are served")
 	f.StringVar(&o.MetricsAddress, "metrics-address", ":8080", "where /metrics is served; 0: nowhere")
@@ -132,6 +135,8 @@ func check(o controller.Options) error {
 		return fmt.Errorf("--waiting-events-after %s: must be 0 or at least 1s", o.WaitingAfter)
 	case o.Placement != "" && !isPolicy(o.Placement):
 		return fmt.Errorf("--placement %s: must be pack, spread or empty", o.Placement)
+	case o.IdleWarning != 0 && o.IdleWarning < time.Second:
+		return fmt.Errorf("--idle-warning %s: must be 0 or at least 1s", o.IdleWarning)
 	case o.CertificateLifetime < time.Minute:
 		return fmt.Errorf("--certificate-lifetime %s: must be at least 1m", o.CertificateLifetime)
 	}

@@ -18,6 +18,8 @@ func TestFlags(t *testing.T) {
 		{"no name", "--namespace=y", "--name is required"},
 		{"no namespace", "--name=x --namespace=", "--namespace (or NAMESPACE) is required"},
 		{"one rank", needed + "--strongest-ranks=1", "--strongest-ranks 1: must be from 2 to 8"},
+		{"idle pods are warned a second before", needed + "--idle-warning=1s", ""},
+		{"idle pods are not warned", needed + "--idle-warning=1ms", "--idle-warning 1ms: must be 0 or at least 1s"},
 		{"nine ranks", needed + "--strongest-ranks=9", "--strongest-ranks 9: must be from 2 to 8"},
 		{"no events about claims that wait", needed + "--waiting-events-after=0", ""},
 		{"events about all claims", needed + "--waiting-events-after=1ms",

@@ -40,7 +40,7 @@ func runBench(ctx context.Context, args ...string) error {
 		}
 	}
 	return benchCluster.fresh(ctx, build, func(ctx context.Context, t target) error {
-		if err := t.install(ctx); err != nil {
+		if err := t.install(ctx, "--set", "idle.after=30m"); err != nil { // the default, and not that of the demos
 			return err
 		}
 		if err := t.grantPlugin(ctx); err != nil {

@@ -76,8 +76,9 @@ func installedHelm(ctx context.Context) (path string, isHelm4 bool) {
 	return path, err == nil && strings.HasPrefix(version, "v4.")
 }
 
-// install installs or upgrades the chart with simulated GPUs, and waits until the plugin is ready on all nodes.
-func (t target) install(ctx context.Context) error {
+// install installs or upgrades the chart with simulated GPUs, with more arguments for Helm, and waits until the plugin
+// is ready on all nodes.
+func (t target) install(ctx context.Context, more ...string) error {
 	say("installing the chart")
 	if err := t.labelNodes(ctx); err != nil {
 		return err
@@ -85,6 +86,7 @@ func (t target) install(ctx context.Context) error {
 	args := []string{t.helm, "upgrade", "--install", "gpu-dra-driver", "deployments/helm/gpu-dra-driver",
 		"--namespace", "gpu-dra-driver", "--create-namespace", "--values", "demo/values.yaml",
 		"--hide-notes"} // it does not wait: its waits have a fixed time
+	args = append(args, more...)
 	digest, err := digest(archive)
 	switch {
 	case err == nil:

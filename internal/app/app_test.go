@@ -140,3 +140,27 @@ func TestExitCodes(t *testing.T) {
 		})
 	}
 }
+
+func TestIdleFlags(t *testing.T) {
+	for _, row := range []struct{ args, err string }{
+		{"", ""},
+		{"--idle-after=30m --metrics-container-usage", ""},
+		{"--idle-after=1s --metrics-container-usage", "--idle-after 1s: must be 0 or at least 5s, such as 30m"},
+		{"--idle-after=30m", "--idle-after 30m0s: needs --metrics-container-usage"},
+		{"--idle-below=0", "--idle-below 0: must be from 1 to 100"},
+	} {
+		var o options
+		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+		o.addFlags(flags)
+		if err := flags.Parse(append(strings.Fields(row.args), "--node-name=node")); err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		if err := o.complete(); err != nil {
+			got = err.Error()
+		}
+		if got != row.err {
+			t.Errorf("%s: got %q, want %q", row.args, got, row.err)
+		}
+	}
+}

@@ -36,10 +36,16 @@ type options struct {
 
 	metricsContainerUsage  bool
 	metricsGPUManagerNames bool
+
+	idleAfter time.Duration
+	idleBelow int // percent
 }
 
 // minDaemonMemory is the smallest /dev/shm of an MPS daemon, in bytes.
 const minDaemonMemory = 1 << 20
+
+// minIdle is the shortest time after which a claim is marked as idle.
+const minIdle = 5 * time.Second
 
 // kubeletPlugins has a directory for each plugin of the kubelet.
 const kubeletPlugins = "/var/lib/kubelet/plugins"
@@ -91,6 +97,10 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 		"measure what containers use of GPUs; needs the host's PID namespace")
 	f.BoolVar(&o.metricsGPUManagerNames, "metrics-gpu-manager-names", false,
 		"give the metrics of containers also under the names of gpu-manager")
+	f.DurationVar(&o.idleAfter, "idle-after", 0, "how long a GPU is not used until its claim is marked as idle; 0: "+
+		"never; needs --metrics-container-usage")
+	f.IntVar(&o.idleBelow, "idle-below", 1, "a GPU is not used while the utilization by each process is below this, "+
+		"in percent")
 }
 
 // complete validates the flags and sets derived defaults.
@@ -106,6 +116,15 @@ func (o *options) complete() error {
 	}
 	if size := o.daemonMemory.Value(); size != 0 && size < minDaemonMemory {
 		return fmt.Errorf("--mps-shared-memory %s: must be 0 or at least 1Mi, such as 1Gi", &o.daemonMemory)
+	}
+	if o.idleAfter != 0 && o.idleAfter < minIdle {
+		return fmt.Errorf("--idle-after %s: must be 0 or at least %s, such as 30m", o.idleAfter, minIdle)
+	}
+	if o.idleAfter != 0 && !o.metricsContainerUsage {
+		return fmt.Errorf("--idle-after %s: needs --metrics-container-usage", o.idleAfter)
+	}
+	if o.idleBelow < 1 || o.idleBelow > 100 {
+		return fmt.Errorf("--idle-below %d: must be from 1 to 100", o.idleBelow)
 	}
 	o.pluginDir = o.directory()
 	return nil

@@ -106,6 +106,8 @@ func run(ctx context.Context, o options, p Platform) error {
 		RuntimeProblems: func(version string) []string { return runtimeProblems(version, o.cdiDir) },
 		GPUManagerNames: o.metricsGPUManagerNames,
 		Proc:            "/proc",
+		IdleAfter:       o.idleAfter,
+		IdleBelow:       o.idleBelow,
 	}
 	if machine.SharedMemory != "" {
 		node.Preparer.SharedMemory = filepath.Join(machine.SharedMemory, o.driverName)

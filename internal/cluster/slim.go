@@ -7,6 +7,7 @@ import (
 	"unique"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -69,6 +70,15 @@ func SlimClaim(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 		if value, ok := c.Annotations[resourceapi.ExtendedResourceClaimAnnotation]; ok { // its pod may be evicted
 			slim.Annotations = map[string]string{resourceapi.ExtendedResourceClaimAnnotation: value}
 			slim.Status.ReservedFor = c.Status.ReservedFor
+		}
+		for _, d := range c.Status.Devices {
+			if idle := meta.FindStatusCondition(d.Conditions, IdleCondition); idle != nil &&
+				idle.Status == metav1.ConditionTrue { // its pods may be evicted
+				slim.Status.Devices = append(slim.Status.Devices, resourceapi.AllocatedDeviceStatus{Driver: d.Driver,
+					Pool: d.Pool, Device: d.Device, ShareID: d.ShareID, Conditions: []metav1.Condition{{
+						Type: idle.Type, Status: idle.Status, LastTransitionTime: idle.LastTransitionTime}}})
+				slim.Status.ReservedFor = c.Status.ReservedFor
+			}
 		}
 		return slim
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
@@ -53,7 +54,14 @@ func TestSlimClaimForExtendedResources(t *testing.T) {
 			slim.Status.ReservedFor)
 	}
 	c.Annotations = nil
-	if slim := cluster.SlimClaim(c); slim.Status.ReservedFor != nil {
-		t.Errorf("a claim of the pod's spec: got consumers %v, want none", slim.Status.ReservedFor)
+	c.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Conditions: []metav1.Condition{{Type: "Ready",
+		Status: metav1.ConditionTrue}, {Type: cluster.IdleCondition, Status: metav1.ConditionFalse}}}}
+	if slim := cluster.SlimClaim(c); slim.Status.ReservedFor != nil || slim.Status.Devices != nil {
+		t.Errorf("a claim of the pod's spec: got %v, want only the allocation", slim.Status)
+	}
+	c.Status.Devices[0].Conditions[1].Status = metav1.ConditionTrue
+	if slim := cluster.SlimClaim(c); len(slim.Status.ReservedFor) != 1 || len(slim.Status.Devices) != 1 ||
+		len(slim.Status.Devices[0].Conditions) != 1 {
+		t.Errorf("an idle claim: got %v, want its condition and consumer", slim.Status)
 	}
 }

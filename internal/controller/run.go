@@ -39,6 +39,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/explain"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/extender"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/idle"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/preempt"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/retry"
@@ -64,6 +65,8 @@ type Options struct {
 	RetryClass string
 	// Preempt evicts pods of lower priority for pods that wait for devices.
 	Preempt bool
+	// IdleWarning is how long before its eviction a pod is warned that does not use its GPUs. 0: none is evicted.
+	IdleWarning time.Duration
 	// Features are those that the program adds.
 	Features []feature.Feature
 
@@ -149,6 +152,9 @@ func (o Options) addFeatures(ctx context.Context, c *feature.Controller, expande
 	}
 	if o.Preempt {
 		err = errors.Join(err, preempt.Add(c))
+	}
+	if o.IdleWarning > 0 {
+		err = errors.Join(err, idle.Add(c, o.IdleWarning))
 	}
 	for _, f := range o.Features {
 		err = errors.Join(err, f.Add(c))

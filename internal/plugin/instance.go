@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/idle"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/node"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/publish"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
@@ -80,7 +81,7 @@ func (i *Instance) Leave(ctx context.Context, records *checkpoint.Records, clean
 // clear removes the plugin's files from its directory, and the directory unless it is a mount point.
 func (i *Instance) clear() error {
 	var errs []error
-	for _, name := range append(node.Files(), publish.LockFile, metadataDir, instancesLock) {
+	for _, name := range append(node.Files(), idle.File, publish.LockFile, metadataDir, instancesLock) {
 		if err := os.Remove(filepath.Join(i.dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, err)
 		}

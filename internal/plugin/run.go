@@ -8,6 +8,7 @@
 //	gpuhealth     sick GPUs, and what follows
 //	publish       ResourceSlices, as the API server can store them
 //	usage         GPU usage of containers
+//	idle          claims whose GPUs are not used
 //	report        events, status of claims, metrics, readiness
 //	containers    finding the containers of claims and processes
 //	cleanup       releasing claims that the kubelet has forgotten
@@ -25,6 +26,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/cleanup"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/containers"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/idle"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/kubelet"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/node"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/publish"
@@ -56,6 +58,9 @@ type Plugin struct {
 	Proc           string // see usage.CollectorConfig
 	// GPUManagerNames: see usage.CollectorConfig.
 	GPUManagerNames bool
+	// IdleAfter: see idle.Options; 0: claims are not marked. It needs ContainerUsage.
+	IdleAfter time.Duration
+	IdleBelow int // see usage.CollectorConfig
 }
 
 // Machine are the GPUs of the node.
@@ -100,7 +105,10 @@ func (p *Plugin) Run(ctx context.Context) error {
 		ConfigDir: p.NodeConfigs, Client: p.Client, Records: records, Machine: p.Machine, FindUsers: p.ContainerUsage,
 		Alone: p.Alone, Gates: publisher.Gates, Publisher: publisher, Readiness: readiness, Metrics: metrics,
 		Reporter: reporter, Resume: resumes})
-	metrics.Registry.MustRegister(p.usage(gpus))
+	containerUsage := p.usage(gpus)
+	watcher := idle.New(idle.Options{After: p.IdleAfter, Dir: p.PluginDir, Claims: containerUsage.Claims,
+		Reporter: reporter})
+	metrics.Registry.MustRegister(containerUsage, watcher)
 	preparer := p.preparer(ctx, gpus, reporter)
 	server := &kubelet.Server{Preparer: preparer, Metrics: metrics, Reporter: reporter, Observers: p.Observers,
 		Node: gpus, Fatal: fatal, NodeName: p.NodeName}
@@ -132,6 +140,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	go reporter.Run(reports)
 	go resume(ctx, preparer, server, resumes)
 	go p.cleaner(preparer).Run(ctx)
+	go watcher.Run(ctx)
 	go (&report.DaemonWatch{Daemons: preparer.Daemons, Records: records, Reporter: reporter}).Run(ctx)
 	<-ctx.Done()
 	<-stopped // it saves the health of GPUs, which the last instance removes
@@ -141,7 +150,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 // usage returns the collector of what containers use.
 func (p *Plugin) usage(gpus *node.Node) *usage.Collector {
 	config := usage.CollectorConfig{Kubelet: p.PodResources, Client: p.Client, Node: p.NodeName,
-		Records: p.Preparer.Records, Inventory: gpus.Inventory, Proc: p.Proc, GPUManagerNames: p.GPUManagerNames}
+		Records: p.Preparer.Records, Inventory: gpus.Inventory, Proc: p.Proc, GPUManagerNames: p.GPUManagerNames,
+		IdleBelow: p.IdleBelow}
 	if p.ContainerUsage {
 		config.Processes = p.Machine.Processes
 	}

@@ -226,8 +226,12 @@ func describeHolders(out io.Writer, g *GPU) error {
 	w := printers.GetNewTabWriter(out)
 	fmt.Fprintln(w, "  NAMESPACE\tCLAIM\tDEVICE\tMEMORY\tCORES\tPODS\tSINCE\tPROBLEM")
 	for _, h := range g.Holders {
+		problem := h.Problem
+		if problem == "" && h.IdleSince != nil {
+			problem = "idle for " + age(h.IdleSince)
+		}
 		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", h.Namespace, h.Claim, h.Device, size(h.Memory),
-			coresOf(h), joined(h.Pods), age(h.Since), printable(orNone(h.Problem)))
+			coresOf(h), joined(h.Pods), age(h.Since), printable(orNone(problem)))
 	}
 	return w.Flush()
 }

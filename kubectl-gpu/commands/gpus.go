@@ -94,6 +94,8 @@ type Holder struct {
 	Pods []string `json:"pods,omitempty"`
 	// Since is the time of the allocation, or the creation of the claim if Kubernetes has not stored that time.
 	Since *metav1.Time `json:"since,omitempty"`
+	// IdleSince is when a pod last used the device; nil: not long ago, or nobody knows.
+	IdleSince *metav1.Time `json:"idleSince,omitempty"`
 	// Problem says why the device is not ready for the claim, in the words of the driver.
 	Problem string `json:"problem,omitempty"`
 }
@@ -186,7 +188,8 @@ func (g *GPU) hold(held []cluster.Holding) {
 		c := h.Claim.Object
 		holder := Holder{Namespace: c.Namespace, Claim: c.Name, Device: h.Device, Profile: h.Profile, Memory: h.Memory,
 			Cores: h.Cores, Whole: h.Memory >= g.Memory.Total && h.Cores >= 100, Since: cluster.Since(c),
-			Problem: problem(c, g.Driver, g.Pool, h.Device)}
+			IdleSince: cluster.DeviceIdleSince(c, h.DeviceRequestAllocationResult),
+			Problem:   problem(c, g.Driver, g.Pool, h.Device)}
 		for _, pod := range c.Status.ReservedFor {
 			if pod.Resource == "pods" {
 				holder.Pods = append(holder.Pods, pod.Name)
@@ -225,7 +228,7 @@ func problem(c *resourceapi.ResourceClaim, driver, pool, device string) string {
 			continue
 		}
 		for _, condition := range d.Conditions {
-			if condition.Status == metav1.ConditionFalse {
+			if condition.Status == metav1.ConditionFalse && condition.Type != cluster.IdleCondition {
 				return cmp.Or(condition.Message, condition.Reason)
 			}
 		}

@@ -322,8 +322,16 @@ func holdersCell(g *GPU, most int) string {
 	return joined(cells)
 }
 
-// String returns the claim and what it holds.
+// String returns the claim, what it holds, and how long it has not used that.
 func (h Holder) String() string {
+	if h.IdleSince != nil {
+		return h.held() + " idle for " + age(h.IdleSince)
+	}
+	return h.held()
+}
+
+// held returns the claim and what it holds.
+func (h Holder) held() string {
 	text := h.Namespace + "/" + h.Claim
 	switch {
 	case h.Whole && h.Asked != "":

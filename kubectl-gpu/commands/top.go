@@ -65,6 +65,7 @@ type topOptions struct {
 	output
 	plugins       string // label selector
 	allNamespaces bool
+	idle          bool // what is held and not used
 }
 
 func topCommand(p *plugin) *cobra.Command {
@@ -73,12 +74,20 @@ func topCommand(p *plugin) *cobra.Command {
 		Use:   "top",
 		Short: "Show what containers use of GPUs.",
 		Long: "Show what the containers of a namespace use of GPUs, from the metrics of the driver's plugins. It " +
-			"reads them through the API server and needs the right to get pods/proxy in the namespace of the driver.",
-		Example: "  kubectl gpu top -n team-a\n  kubectl gpu top -A",
+			"reads them through the API server and needs the right to get pods/proxy in the namespace of the driver. " +
+			"With --idle, show the claims whose pods have not used their GPU for a while, longest first, as the " +
+			"driver has marked them: for that the right to list claims and slices is enough.",
+		Example: "  kubectl gpu top -n team-a\n  kubectl gpu top -A\n  kubectl gpu top -A --idle",
 		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return p.top(cmd.Context(), o) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.idle {
+				return p.topIdle(cmd.Context(), o)
+			}
+			return p.top(cmd.Context(), o)
+		},
 	}
 	cmd.Flags().BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "Show the containers of all namespaces.")
+	cmd.Flags().BoolVar(&o.idle, "idle", false, "Show the claims that hold a GPU and do not use it.")
 	cmd.Flags().StringVar(&o.plugins, "plugins", "app.kubernetes.io/component=kubelet-plugin",
 		"Label selector of the driver's plugin pods.")
 	o.addFlags(cmd)

@@ -130,6 +130,15 @@ func TestAlerts(t *testing.T) {
 			`gpu_dra_mode_change_pending_claims{node="n1",uuid="GPU-1",to="exclusive",claim="a"} 1x600 _x200`,
 		}, 361 * time.Minute, nil},
 
+		{"a claim that has been idle for more than a day", "GPUIdle", []string{
+			`gpu_dra_claim_idle_seconds{node="n1",namespace="ml",claim="a",device="gpu-3b-00-0",pod="old"} 90000x4`,
+			`gpu_dra_claim_idle_seconds{node="n1",namespace="ml",claim="a",device="gpu-3b-00-0",pod="new"} 90000x4`,
+			`gpu_dra_claim_idle_seconds{node="n1",namespace="ml",claim="b",device="gpu-3b-00-0"} 80000x4`,
+		}, time.Minute, []string{"The claim a of namespace ml has not used its GPU for 1d 1h 0m 0s."}},
+		{"a claim that has been idle for less than a day", "GPUIdle", []string{
+			`gpu_dra_claim_idle_seconds{node="n1",namespace="ml",claim="a",device="gpu-3b-00-0"} 80000x4`,
+		}, time.Minute, nil},
+
 		{"tainted GPUs", "GPUsTainted", []string{
 			`gpu_dra_cluster_tainted_gpus{node="n1",model="T4"} 2x40`,
 			`gpu_dra_cluster_tainted_gpus{node="n2",model="T4"} 0x40`,

@@ -28,7 +28,8 @@ func Example() *prometheus.Registry {
 	panics := metrics.NewPanics()
 	panics.WithLabelValues("")
 	registry.MustRegister(metrics.Collector{View: v, Active: func() bool { return true }}, metrics.NewUnrankedClaims(),
-		metrics.NewEvictedPods(), metrics.NewRetries(), metrics.NewPreemptions(), metrics.NewPreemptedPods(), panics)
+		metrics.NewEvictedPods(), metrics.NewEvictedIdlePods(), metrics.NewRetries(), metrics.NewPreemptions(),
+		metrics.NewPreemptedPods(), panics)
 	placement := extender.NewMetrics()
 	placement.SetIdle("", 0, 0)
 	registry.MustRegister(placement.All()...)

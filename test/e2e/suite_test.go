@@ -70,6 +70,7 @@ func TestCluster(t *testing.T) {
 	t.Run("kubectl-gpu says why a pod waits, and the scheduler agrees", s.testKubectlWhy)
 	t.Run("kubectl-gpu moves a share, and a GPU is free", s.testKubectlDefrag)
 	t.Run("kubectl-gpu keeps a GPU for a team", s.testKubectlReserve)
+	t.Run("a pod that does not use its GPU is marked and evicted", s.testIdlePod)
 	t.Run("the examples of the documentation work", s.testDocs)
 	t.Run("the manifests to copy are accepted, and their pods get their GPUs", s.testExamples)
 	// Each of these uses its own nodes or its own models of GPUs.

@@ -5,6 +5,7 @@ package nodemetrics
 
 import (
 	"context"
+	"encoding/json"
 	"net"
 	"os"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/idle"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/usage"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
@@ -38,9 +40,39 @@ func Example(t testing.TB) *prometheus.Registry {
 		Records: records{{Claim: sharing.Claim{UID: "claim"},
 			Plan: sharing.Plan{Assignments: []sharing.Assignment{{CDI: []string{"claim"}}}}}},
 		Inventory: func() inventory.Inventory { return inventory.Inventory{{}} },
-		Processes: func(context.Context, gpu.Device) ([]gpu.Process, error) { return nil, nil }}))
+		Processes: func(context.Context, gpu.Device) ([]gpu.Process, error) { return nil, nil }}), idleClaim(t))
 	return m.Registry
 }
+
+// idleClaim returns the metrics of a claim that has been idle for an hour.
+func idleClaim(t testing.TB) *idle.Watcher {
+	t.Helper()
+	use := usage.ClaimUse{Claim: sharing.Claim{Namespace: "ml", Name: "train"}, Device: "gpu-3b-00-0", Use: usage.Idle}
+	dir, now := t.TempDir(), time.Now()
+	saved, err := json.Marshal(map[string]any{"At": now, "Devices": []any{map[string]any{"Claim": use.Claim,
+		"Device": use.Device, "Use": use.Use, "Since": now.Add(-time.Hour)}}})
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, idle.File), saved, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := idle.New(idle.Options{After: time.Minute, Dir: dir, Reporter: silent{},
+		Claims: func() ([]usage.ClaimUse, bool) {
+			used, unknown := use, use
+			used.Claim.UID, used.Use = "used", usage.Used
+			unknown.Claim.UID, unknown.Use = "unknown", usage.Unknown
+			return []usage.ClaimUse{use, used, unknown}, true
+		}})
+	once, end := context.WithCancel(t.Context())
+	end()
+	w.Run(once)
+	return w
+}
+
+type silent struct{}
+
+func (silent) Idle(sharing.Claim, []report.DeviceCondition, string) {}
 
 type records []checkpoint.PreparedClaim
 

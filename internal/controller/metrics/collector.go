@@ -73,6 +73,12 @@ func NewEvictedPods() prometheus.Counter {
 			"DeviceTaintEviction."})
 }
 
+// NewEvictedIdlePods returns the counter of pods that were evicted because they did not use their GPUs.
+func NewEvictedIdlePods() prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "evicted_idle_pods_total",
+		Help: "Pods that were evicted because they did not use their GPUs; each has an event IdleGPUEviction."})
+}
+
 // NewRetries returns the counter of retries: how often the controller made the scheduler try waiting pods again.
 func NewRetries() prometheus.Counter {
 	return prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "scheduler_retries_total",

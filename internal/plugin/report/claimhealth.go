@@ -12,8 +12,12 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
-// healthyCondition is the type of the condition that a device of a claim has once it was sick.
-const healthyCondition = "Healthy"
+const (
+	// healthyCondition is the type of the condition that a device of a claim has once it was sick.
+	healthyCondition = "Healthy"
+	// idleCondition is the type of the condition that a device of a claim has once no pod has used it for a while.
+	idleCondition = "Idle"
+)
 
 // DeviceCondition is a condition of a device of a claim.
 type DeviceCondition struct {
@@ -28,9 +32,22 @@ type DeviceCondition struct {
 // Conditions writes the health of all devices of a claim, one of which was or is sick, to its status.devices. A field
 // manager of its own keeps it apart from what Prepare writes.
 func (r *Reporter) Conditions(claim sharing.Claim, all []DeviceCondition) {
-	var devices []*resourceapply.AllocatedDeviceStatusApplyConfiguration
-	for _, c := range all {
-		devices = append(devices, r.deviceStatus(healthyCondition, c))
+	r.health.enqueue(claim, r.deviceStatuses(healthyCondition, all), time.Now())
+}
+
+// Idle writes which devices of a claim are idle, with a field manager of its own. text is that of an event; empty:
+// none.
+func (r *Reporter) Idle(claim sharing.Claim, all []DeviceCondition, text string) {
+	r.idle.enqueue(claim, r.deviceStatuses(idleCondition, all), time.Now())
+	if text != "" {
+		r.claim(Events.ClaimIdle, claim, "Monitor", "node %s: %s", r.ReporterConfig.Node, text)
 	}
-	r.health.enqueue(claim, devices, time.Now())
+}
+
+func (r *Reporter) deviceStatuses(conditionType string,
+	all []DeviceCondition) (devices []*resourceapply.AllocatedDeviceStatusApplyConfiguration) {
+	for _, c := range all {
+		devices = append(devices, r.deviceStatus(conditionType, c))
+	}
+	return devices
 }

@@ -66,16 +66,26 @@ func newStatuses(manager string, pause, delay time.Duration) *statuses {
 	}
 }
 
+// all returns all updates.
+func (r *Reporter) all() []*statuses { return []*statuses{r.statuses, r.health, r.idle} }
+
+func (r *Reporter) shutDown() {
+	for _, s := range r.all() {
+		s.queue.ShutDown()
+	}
+}
+
 // Run writes the status of claims until ctx ends.
 func (r *Reporter) Run(ctx context.Context) {
 	var all sync.WaitGroup
-	for _, s := range []*statuses{r.statuses, r.health} {
+	for _, s := range r.all() {
 		all.Go(func() { s.run(ctx, r) })
 	}
 	select {
 	case <-r.Stopping:
-		r.statuses.hurry()
-		r.health.hurry()
+		for _, s := range r.all() {
+			s.hurry()
+		}
 	case <-ctx.Done():
 	}
 	all.Wait()
@@ -93,7 +103,7 @@ func (s *statuses) hurry() {
 // Flush waits until no status is left to be written, at most for the timeout.
 func (r *Reporter) Flush(timeout time.Duration) {
 	deadline := time.Now().Add(timeout)
-	for (r.statuses.pending() || r.health.pending()) && time.Now().Before(deadline) {
+	for slices.ContainsFunc(r.all(), (*statuses).pending) && time.Now().Before(deadline) {
 		time.Sleep(10 * time.Millisecond)
 	}
 }
@@ -259,8 +269,9 @@ func (r *Reporter) Failed(claim *resourceapi.ResourceClaim, cause error) {
 // Released drops what waits to be written about a claim: its devices are not its own any more. Why Prepare has failed
 // is written.
 func (r *Reporter) Released(claim types.UID) {
-	r.statuses.drop(claim)
-	r.health.drop(claim)
+	for _, s := range r.all() {
+		s.drop(claim)
+	}
 }
 
 // readyStatus returns the entry of a device with the condition Ready, since its status was last another one.

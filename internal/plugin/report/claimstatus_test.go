@@ -5,6 +5,7 @@ package report
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -92,8 +93,7 @@ func TestStatusWaitsForCalls(t *testing.T) {
 				stopping := make(chan struct{})
 				r := NewReporterTo(events.NewFakeRecorder(1), ReporterConfig{Driver: "gpu.nvidia.com", Node: "node",
 					Client: client, Stopping: stopping})
-				defer r.health.queue.ShutDown()
-				defer r.statuses.queue.ShutDown()
+				defer r.shutDown()
 				go r.Run(t.Context())
 				go row.calls(&r.Calls)
 				synctest.Wait()
@@ -125,8 +125,7 @@ func TestStatusOfAReleasedClaim(t *testing.T) {
 		})
 		r := NewReporterTo(events.NewFakeRecorder(1), ReporterConfig{Driver: "gpu.nvidia.com", Node: "node",
 			Client: client})
-		defer r.health.queue.ShutDown()
-		defer r.statuses.queue.ShutDown()
+		defer r.shutDown()
 		go r.Run(t.Context())
 		r.Calls.Begin()()
 		for _, name := range []string{"released", "kept"} {
@@ -173,8 +172,7 @@ func TestStatusAfterAFailure(t *testing.T) {
 				return true, &resourceapi.ResourceClaim{}, nil
 			})
 			r := NewReporterTo(events.NewFakeRecorder(1), ReporterConfig{Driver: "gpu.nvidia.com", Client: client})
-			defer r.health.queue.ShutDown()
-			defer r.statuses.queue.ShutDown()
+			defer r.shutDown()
 			go r.Run(t.Context())
 			r.Calls.Begin()()
 			r.Prepared(&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "1"},
@@ -186,5 +184,32 @@ func TestStatusAfterAFailure(t *testing.T) {
 				t.Errorf("%s: written %d times at once, want %d", row.name, written, row.want)
 			}
 		})
+	}
+}
+
+// Whether a device is idle is written by a field manager of its own, so that it stays when other conditions change.
+func TestIdle(t *testing.T) {
+	client := fake.NewClientset()
+	applied := make(chan clienttesting.PatchActionImpl, 1)
+	client.PrependReactor("patch", "resourceclaims", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		applied <- a.(clienttesting.PatchActionImpl)
+		return true, &resourceapi.ResourceClaim{}, nil
+	})
+	recorder := events.NewFakeRecorder(1)
+	r := NewReporterTo(recorder, ReporterConfig{Driver: "gpu.nvidia.com", Node: "node", Client: client})
+	go r.Run(t.Context())
+	since := time.Date(2026, 11, 25, 8, 0, 0, 0, time.UTC)
+	r.Idle(sharing.Claim{Namespace: "ml", Name: "train", UID: "uid"}, []DeviceCondition{{Pool: "node", Device: "gpu-0",
+		Status: metav1.ConditionTrue, Reason: "NotUsed", Message: "not used", Since: since}}, "not used for 30m0s")
+	const status = `"status":{"devices":[{"driver":"gpu.nvidia.com","pool":"node","device":"gpu-0","conditions":[` +
+		`{"type":"Idle","status":"True","lastTransitionTime":"2026-11-25T08:00:00Z","reason":"NotUsed",` +
+		`"message":"not used"}]}]}`
+	patch := <-applied
+	manager := patch.PatchOptions.FieldManager
+	if got := string(patch.Patch); !strings.Contains(got, status) || manager != "gpu.nvidia.com/idle" {
+		t.Errorf("got %s by %s, want in it %s", got, manager, status)
+	}
+	if got, want := <-recorder.Events, "Normal ClaimIdle node node: not used for 30m0s"; got != want {
+		t.Errorf("got event %q, want %q", got, want)
 	}
 }

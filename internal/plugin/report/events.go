@@ -24,7 +24,7 @@ import (
 // Events are all events of the plugin.
 var Events = struct {
 	PrepareFailed, ClaimWaiting, ShareNotEnforced, TimeSlicingIgnored, SharedMemoryReplaced, MPSDaemonRestarted,
-	MPSServerFailed, MPSSingleUser, PartitionLost, DeviceUnhealthy, DeviceRecovered, DeviceNotice event.Kind
+	MPSServerFailed, MPSSingleUser, PartitionLost, DeviceUnhealthy, DeviceRecovered, DeviceNotice, ClaimIdle event.Kind
 
 	ReleaseFailed, GPULost, FieldsDropped, NodeConfigRefused, NodeConfigWarning, ModeChangePending, ModeChanged,
 	MIGBlocked,
@@ -64,6 +64,8 @@ var Events = struct {
 		"what was wrong with a GPU or partition of the claim has ended; the text says why, and what is left"),
 	DeviceNotice: event.Normal("DeviceNotice", "ResourceClaim",
 		"a GPU of the claim reported something that does not make it sick, such as an error of a program on it"),
+	ClaimIdle: event.Normal("ClaimIdle", "ResourceClaim",
+		"no pod of the claim has used its GPU for the time of the chart's value idle.after"),
 	ReleaseFailed: event.Warning("ReleaseFailed", "Node",
 		"a claim cannot be released, perhaps because a container still runs with it; the text says why; "+
 			"its devices stay taken, and the kubelet or the plugin tries again each minute"),
@@ -115,6 +117,7 @@ type Reporter struct {
 	recorder events.EventRecorder
 	statuses *statuses // what Prepare says of claims
 	health   *statuses // what becomes of their devices
+	idle     *statuses // whether these are used
 }
 
 // NewReporter returns a Reporter whose events are written until ctx ends.
@@ -124,15 +127,15 @@ func NewReporter(ctx context.Context, c ReporterConfig) *Reporter {
 		klog.FromContext(ctx).Error(err, "No events will be written")
 	}
 	r := NewReporterTo(broadcaster.NewRecorder(scheme.Scheme, c.Driver), c)
-	context.AfterFunc(ctx, r.statuses.queue.ShutDown)
-	context.AfterFunc(ctx, r.health.queue.ShutDown)
+	context.AfterFunc(ctx, r.shutDown)
 	return r
 }
 
 // NewReporterTo returns a Reporter that writes its events to the recorder.
 func NewReporterTo(recorder events.EventRecorder, c ReporterConfig) *Reporter {
 	return &Reporter{ReporterConfig: c, recorder: recorder, statuses: newStatuses(c.Driver, statusPause, statusDelay),
-		health: newStatuses(c.Driver+"/health", healthPause, healthDelay)}
+		health: newStatuses(c.Driver+"/health", healthPause, healthDelay),
+		idle:   newStatuses(c.Driver+"/idle", healthPause, healthDelay)}
 }
 
 // Waiting reports what the node waits for before it can prepare or release the claim.

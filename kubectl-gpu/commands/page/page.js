@@ -63,6 +63,7 @@ function words(taint) {
   return follows ? `${cause}: ${follows}` : cause;
 }
 
+const idle = (h) => (h.idleSince ? `idle since ${new Date(h.idleSince).toLocaleString()}` : '');
 const problemsOf = (gpu) => (gpu.taints || []).map(words);
 
 // label describes a GPU in words, for screen readers and as a tooltip.
@@ -395,7 +396,7 @@ function show(gpu) {
   $('details').querySelector('tbody').replaceChildren(...(gpu.holders || []).map((h) => {
     const tr = element('tr');
     tr.append(...[claimOf(h), h.device, size(h.memory), h.cores ? `${h.cores}%` : 'no limit', (h.pods || []).join(', '),
-      h.since ? new Date(h.since).toLocaleString() : '', h.problem || ''].map((text) => element('td', '', text)));
+      h.since ? new Date(h.since).toLocaleString() : '', h.problem || idle(h)].map((text) => element('td', '', text)));
     return tr;
   }));
   $('details').querySelector('table').hidden = !(gpu.holders || []).length;

@@ -219,6 +219,16 @@ nodeAffinity:
 {{- if and .Values.controller.enabled .Values.controller.eviction.enabled (semverCompare ">=1.35.0-0" .Capabilities.KubeVersion.Version) }}true{{ end }}
 {{- end }}
 
+{{/* Whether the plugin marks idle claims. */}}
+{{- define "gpu-dra-driver.marksIdle" -}}
+{{- if and (default dict .Values.idle).enabled (default dict .Values.metrics.containers).usage }}true{{ end }}
+{{- end }}
+
+{{/* Whether the controller evicts pods with idle claims. */}}
+{{- define "gpu-dra-driver.evictsIdle" -}}
+{{- if and .Values.controller.enabled (include "gpu-dra-driver.marksIdle" .) .Values.idle.eviction.enabled }}true{{ end }}
+{{- end }}
+
 {{/* Whether the controller makes the scheduler try waiting pods again. Shares need Kubernetes 1.36. No version counts them
 once yet: the first that does is the end of this range. */}}
 {{- define "gpu-dra-driver.retries" -}}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// IdleCondition is the type of the condition of a claim's device that no pod uses.
+const IdleCondition = "Idle"
+
+// DeviceIdleSince returns since when no pod has used the allocated device; nil: it is used, or nobody knows.
+func DeviceIdleSince(claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) *metav1.Time {
+	for _, d := range claim.Status.Devices {
+		if d.Driver != r.Driver || d.Pool != r.Pool || d.Device != r.Device ||
+			ptr.Deref(d.ShareID, "") != string(ptr.Deref(r.ShareID, "")) {
+			continue
+		}
+		if idle := meta.FindStatusCondition(d.Conditions, IdleCondition); idle != nil &&
+			idle.Status == metav1.ConditionTrue {
+			return &idle.LastTransitionTime
+		}
+	}
+	return nil
+}
+
+// Idle is a claim with devices of the driver, none of which is used.
+type Idle struct {
+	Claim *resourceapi.ResourceClaim
+	Since time.Time // of the last one
+}
+
+// IdleClaims returns the claims of whose devices of the driver none is used, in no order. It leaves out claims with a
+// device that is not published: the plugin of its node does not run, and what it wrote may be wrong by now.
+func (v *View) IdleClaims() (all []Idle) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	for _, c := range v.claims {
+		if since, ok := v.idleSince(c.Object); ok {
+			all = append(all, Idle{c.Object, since})
+		}
+	}
+	return all
+}
+
+func (v *View) idleSince(c *resourceapi.ResourceClaim) (last time.Time, ok bool) {
+	if len(c.Status.Devices) == 0 {
+		return last, false
+	}
+	for _, r := range Results(c) {
+		if r.Driver != v.driver {
+			continue
+		}
+		since := DeviceIdleSince(c, &r)
+		if g := v.gpus[gpuID{r.Pool, gpu.ParentName(r.Device)}]; since == nil || g == nil ||
+			g.Whole == nil && len(g.Partitions) == 0 {
+			return last, false
+		}
+		if ok = true; since.After(last) {
+			last = since.Time
+		}
+	}
+	return last, ok
+}

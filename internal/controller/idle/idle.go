@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package idle evicts pods that do not use their GPUs, in namespaces whose label asks for it. The plugins of the nodes
+// say which claims are idle.
+package idle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
+	"github.com/gpudra/gpu-dra-driver/internal/event"
+)
+
+// Label is the label of a namespace whose idle pods are evicted. Its value is how long a pod may be idle: 2h.
+const Label = "gpu.nvidia.com/idle-eviction"
+
+// Events are the events that the eviction of idle pods writes.
+var Events = struct{ IdleGPU, IdleGPUEviction event.Kind }{
+	IdleGPU: event.Warning("IdleGPU", "Pod", "the pod does not use its GPUs, and will be evicted, because its "+
+		"namespace has the label "+Label+"; or that label is not a time, and nothing is evicted; the text says which"),
+	IdleGPUEviction: event.Warning("IdleGPUEviction", "Pod",
+		"the pod was evicted, because it has not used its GPUs for as long as the label of its namespace says"),
+}
+
+// maxPeriod is the longest time between two looks at the idle claims.
+const maxPeriod = 30 * time.Second
+
+// Add evicts idle pods on the leader, a while after a warning.
+func Add(c *feature.Controller, warning time.Duration) error {
+	e := &evictor{view: c.View, direct: c.Direct, warning: warning, evicted: metrics.NewEvictedIdlePods(),
+		warned: map[types.UID]time.Time{}}
+	period := min(max(warning/10, time.Second), maxPeriod)
+	loop := manager.RunnableFunc(func(ctx context.Context) error {
+		for {
+			if c.Known() == nil {
+				if err := c.Guard.Do("evict idle pods", func() error { return e.look(ctx, time.Now()) }); err != nil {
+					log.FromContext(ctx).Error(err, "Idle pods are not evicted, will be tried again")
+				}
+			}
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(period):
+			}
+		}
+	})
+	return errors.Join(ctrlmetrics.Registry.Register(e.evicted), c.Manager.Add(loop))
+}
+
+// evictor warns of and evicts idle pods.
+type evictor struct {
+	view    *cluster.View
+	direct  client.Client
+	warning time.Duration // between the event and the eviction, at least
+	evicted prometheus.Counter
+	// warned is when this leader has warned of the eviction of a pod. Another one warns again, and waits as long.
+	warned map[types.UID]time.Time
+}
+
+// look warns of and evicts all pods for which it is time.
+func (e *evictor) look(ctx context.Context, now time.Time) error {
+	idle := map[types.NamespacedName]bool{} // claims
+	pods := map[types.UID]*candidate{}
+	for _, i := range e.view.IdleClaims() {
+		idle[client.ObjectKeyFromObject(i.Claim)] = true
+		for _, r := range i.Claim.Status.ReservedFor {
+			if r.Resource != "pods" || r.APIGroup != "" {
+				continue
+			}
+			if pods[r.UID] == nil {
+				name := types.NamespacedName{Namespace: i.Claim.Namespace, Name: r.Name}
+				pods[r.UID] = &candidate{NamespacedName: name, uid: r.UID}
+			}
+			if c := pods[r.UID]; i.Since.After(c.since) {
+				c.since = i.Since
+			}
+		}
+	}
+	maps.DeleteFunc(e.warned, func(uid types.UID, _ time.Time) bool { return pods[uid] == nil })
+	if len(pods) == 0 {
+		return nil
+	}
+	namespaces, err := e.namespaces(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, uid := range slices.Sorted(maps.Keys(pods)) {
+		c := pods[uid]
+		label, ok := namespaces[c.Namespace]
+		if !ok {
+			delete(e.warned, uid)
+			continue
+		}
+		if err := e.judge(ctx, c, label, idle, now); err != nil {
+			errs = append(errs, fmt.Errorf("pod %s: %w", c, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// candidate is a pod with an idle claim.
+type candidate struct {
+	types.NamespacedName
+	uid   types.UID
+	since time.Time // when the last of its idle claims was used
+}
+
+// namespaces returns the labels of the namespaces that have one.
+func (e *evictor) namespaces(ctx context.Context) (map[string]string, error) {
+	var list metav1.PartialObjectMetadataList
+	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NamespaceList"))
+	if err := e.direct.List(ctx, &list, client.HasLabels{Label}); err != nil {
+		return nil, fmt.Errorf("list namespaces with the label %s: %w", Label, err)
+	}
+	all := map[string]string{}
+	for _, n := range list.Items {
+		all[n.Name] = n.Labels[Label]
+	}
+	return all, nil
+}
+
+// judge warns of the eviction of a pod, or evicts it, if it is time.
+func (e *evictor) judge(ctx context.Context, c *candidate, label string, idle map[types.NamespacedName]bool,
+	now time.Time) error {
+	after, err := time.ParseDuration(label)
+	wrong := err != nil || after <= 0
+	warned, known := e.warned[c.uid]
+	at := c.since.Add(after)
+	if known && at.Before(warned.Add(e.warning)) {
+		at = warned.Add(e.warning)
+	}
+	switch {
+	case known && (wrong || now.Before(at)), !wrong && now.Before(at.Add(-e.warning)):
+		return nil
+	}
+	var pod corev1.Pod
+	if err := e.direct.Get(ctx, c.NamespacedName, &pod); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	if pod.UID != c.uid || !e.mayEvict(&pod, idle) {
+		delete(e.warned, c.uid) // if it is idle again, it is warned again
+		return nil
+	}
+	unused := "has not used its GPUs since " + c.since.UTC().Format(time.RFC3339)
+	switch {
+	case wrong:
+		return e.warn(ctx, &pod, fmt.Sprintf("%s, and is not evicted: the label %s=%s of its namespace must be a "+
+			"time such as 30m or 2h", unused, Label, label), now)
+	case !known:
+		at = now.Add(e.warning)
+		if end := c.since.Add(after); end.After(at) {
+			at = end
+		}
+		return e.warn(ctx, &pod, fmt.Sprintf("%s, and will be evicted at %s unless it does, because its namespace "+
+			"has the label %s=%s", unused, at.UTC().Format(time.RFC3339), Label, label), now)
+	}
+	return e.evict(ctx, &pod, unused)
+}
+
+// mayEvict reports whether the pod is to be evicted once it is idle. A pod of a DaemonSet would come back on its node.
+func (e *evictor) mayEvict(pod *corev1.Pod, idle map[types.NamespacedName]bool) bool {
+	owner := metav1.GetControllerOf(pod)
+	_, static := pod.Annotations[corev1.MirrorPodAnnotationKey]
+	if pod.DeletionTimestamp != nil || cluster.Finished(pod) || static || owner != nil && owner.Kind == "DaemonSet" {
+		return false
+	}
+	var names []string
+	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
+		names = append(names, extended.ResourceClaimName)
+	}
+	for i := range pod.Spec.ResourceClaims {
+		if name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i]); err == nil && name != nil {
+			names = append(names, *name)
+		}
+	}
+	return !slices.ContainsFunc(names, func(name string) bool {
+		claim := types.NamespacedName{Namespace: pod.Namespace, Name: name}
+		_, held := e.view.Pending(claim)
+		return held && !idle[claim]
+	})
+}
+
+// warn writes an event about the pod.
+func (e *evictor) warn(ctx context.Context, pod *corev1.Pod, text string, now time.Time) error {
+	name := fmt.Sprintf("idle-%s-%d", pod.UID, now.Unix())
+	if _, err := feature.CreateEvent(ctx, e.direct, Events.IdleGPU, event.PodReference(pod), name, text); err != nil {
+		return err
+	}
+	e.warned[pod.UID] = now
+	return nil
+}
+
+// evict evicts the pod, unless a PodDisruptionBudget forbids it.
+func (e *evictor) evict(ctx context.Context, pod *corev1.Pod, unused string) error {
+	err := e.direct.SubResource("eviction").Create(ctx, pod, &policyv1.Eviction{
+		DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}}})
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err): // it has ended meanwhile
+		return nil
+	case err != nil:
+		return fmt.Errorf("evict: %w", err)
+	}
+	log.FromContext(ctx).Info("Pod evicted", "pod", client.ObjectKeyFromObject(pod), "why", unused)
+	e.evicted.Inc()
+	_, err = feature.CreateEvent(ctx, e.direct, Events.IdleGPUEviction, event.PodReference(pod),
+		"idle-evicted-"+string(pod.UID), "evicted: "+unused)
+	return err
+}

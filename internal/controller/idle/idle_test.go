@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package idle
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
+)
+
+// start is when all claims of the tests become idle.
+var start = time.Date(2026, 11, 25, 8, 0, 0, 0, time.UTC)
+
+// world is a cluster with a node of two GPUs, and a namespace whose pods may be idle for two hours. The pod has two
+// claims, of which only the first exists at first.
+type world struct {
+	t     *testing.T
+	gpus  []string
+	pod   *corev1.Pod
+	label string // of the namespace; empty: it has none
+	view  *cluster.View
+	did   []string
+	fails error // of an eviction
+	*evictor
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{t: t, label: "2h", view: clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})}
+	for g := range w.view.GPUs {
+		w.gpus = append(w.gpus, g.Name)
+	}
+	slices.Sort(w.gpus)
+	w.pod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "train", UID: "pod"},
+		Spec: corev1.PodSpec{ResourceClaims: []corev1.PodResourceClaim{
+			{Name: "first", ResourceClaimName: ptr.To("first")},
+			{Name: "second", ResourceClaimName: ptr.To("second")}}}}
+	w.claim("first", start, w.gpus[0])
+	return w
+}
+
+// claim sets a claim of the pod, whose devices are idle since then; zero: they are used.
+func (w *world) claim(name string, since time.Time, devices ...string) {
+	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: name}}
+	c.Status.Allocation = &resourceapi.AllocationResult{}
+	c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "train", UID: "pod"}}
+	for _, device := range devices {
+		w.device(c, device, since)
+	}
+	w.view.SetClaim(cluster.SlimClaim(c))
+}
+
+func (w *world) device(c *resourceapi.ResourceClaim, name string, since time.Time) {
+	c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results,
+		resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: clustertest.Driver, Pool: "a", Device: name})
+	status := metav1.ConditionTrue
+	if since.IsZero() {
+		status = metav1.ConditionFalse
+	}
+	c.Status.Devices = append(c.Status.Devices, resourceapi.AllocatedDeviceStatus{Driver: clustertest.Driver, Pool: "a",
+		Device: name, Conditions: []metav1.Condition{{Type: cluster.IdleCondition, Status: status,
+			LastTransitionTime: metav1.NewTime(since)}}})
+}
+
+// lead makes a new leader of the controller.
+func (w *world) lead() {
+	labels := map[string]string{}
+	if w.label != "" {
+		labels[Label] = w.label
+	}
+	c := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(w.pod,
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ml", Labels: labels}},
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "other", Labels: map[string]string{Label: "1s"}}}).
+		WithInterceptorFuncs(interceptor.Funcs{
+			Create: func(ctx context.Context, c client.WithWatch, o client.Object, all ...client.CreateOption) error {
+				if e, ok := o.(*corev1.Event); ok {
+					w.did = append(w.did, e.Reason+" "+e.InvolvedObject.Name+": "+e.Message)
+				}
+				return c.Create(ctx, o, all...)
+			},
+			SubResourceCreate: func(ctx context.Context, c client.Client, sub string, o, what client.Object,
+				all ...client.SubResourceCreateOption) error {
+				w.did = append(w.did, sub+" "+o.GetName())
+				if w.fails != nil {
+					return w.fails
+				}
+				return c.SubResource(sub).Create(ctx, o, what, all...)
+			},
+		}).Build()
+	w.evictor = &evictor{view: w.view, direct: c, warning: 10 * time.Minute, evicted: metrics.NewEvictedIdlePods(),
+		warned: map[types.UID]time.Time{}}
+}
+
+// after looks at the cluster after these times, and returns what was done.
+func (w *world) after(times ...time.Duration) string {
+	w.t.Helper()
+	if w.evictor == nil {
+		w.lead()
+	}
+	for _, after := range times {
+		if err := w.look(w.t.Context(), start.Add(after)); err != nil {
+			w.did = append(w.did, err.Error())
+		}
+	}
+	return strings.Join(w.did, "\n")
+}
+
+const (
+	warning = "IdleGPU train: has not used its GPUs since 2026-11-25T08:00:00Z, and will be evicted at " +
+		"2026-11-25T10:00:00Z unless it does, because its namespace has the label gpu.nvidia.com/idle-eviction=2h"
+	evicted = "\neviction train\nIdleGPUEviction train: evicted: has not used its GPUs since 2026-11-25T08:00:00Z"
+)
+
+func TestEviction(t *testing.T) {
+	const h, m = time.Hour, time.Minute
+	refused := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
+	for _, row := range []struct {
+		name  string
+		world func(*world)
+		at    []time.Duration
+		want  string
+	}{
+		{"not for long", nil, []time.Duration{h, 109 * m}, ""},
+		{"a warning, once", nil, []time.Duration{110 * m, 111 * m, 119 * m}, warning},
+		{"an eviction, once", nil, []time.Duration{110 * m, 120 * m, 121 * m}, warning + evicted},
+		{"a warning comes first, also if it is late", nil, []time.Duration{3 * h, 3*h + 9*m, 3*h + 10*m},
+			strings.Replace(warning, "10:00:00", "11:10:00", 1) + evicted},
+		{"no label", func(w *world) { w.label = "" }, []time.Duration{9 * h, 19 * h}, ""},
+		{"a wrong label", func(w *world) { w.label = "long" }, []time.Duration{h, 9 * h, 19 * h}, "IdleGPU train: " +
+			"has not used its GPUs since 2026-11-25T08:00:00Z, and is not evicted: the label " +
+			"gpu.nvidia.com/idle-eviction=long of its namespace must be a time such as 30m or 2h"},
+		{"a time that is none", func(w *world) { w.label = "0s" }, []time.Duration{9 * h, 19 * h}, "IdleGPU train: " +
+			"has not used its GPUs since 2026-11-25T08:00:00Z, and is not evicted: the label " +
+			"gpu.nvidia.com/idle-eviction=0s of its namespace must be a time such as 30m or 2h"},
+		{"a claim that is used", func(w *world) { w.claim("first", time.Time{}, w.gpus[0]) },
+			[]time.Duration{9 * h, 19 * h}, ""},
+		{"a device of the claim that is used", func(w *world) {
+			c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "first"}}
+			c.Status.Allocation = &resourceapi.AllocationResult{}
+			w.device(c, w.gpus[0], start)
+			w.device(c, w.gpus[1], time.Time{})
+			w.view.SetClaim(cluster.SlimClaim(c))
+		}, []time.Duration{9 * h, 19 * h}, ""},
+		{"another claim of the pod that is used", func(w *world) { w.claim("second", time.Time{}, w.gpus[1]) },
+			[]time.Duration{9 * h, 19 * h}, ""},
+		{"another claim of the pod that is idle for a shorter time", func(w *world) {
+			w.claim("second", start.Add(h), w.gpus[1])
+		}, []time.Duration{169 * m}, ""},
+		{"the plugin of the node does not run", func(w *world) {
+			for _, s := range clustertest.Slices(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"}) {
+				w.view.DeleteSlice(s.Name)
+			}
+		}, []time.Duration{9 * h, 19 * h}, ""},
+		{"another pod of the name", func(w *world) { w.pod.UID = "other" }, []time.Duration{9 * h, 19 * h}, ""},
+		{"a pod that has ended", func(w *world) { w.pod.Status.Phase = corev1.PodSucceeded },
+			[]time.Duration{9 * h, 19 * h}, ""},
+		{"a pod of a DaemonSet", func(w *world) {
+			w.pod.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Name: "d", Controller: ptr.To(true)}}
+		}, []time.Duration{9 * h, 19 * h}, ""},
+		{"a static pod", func(w *world) { w.pod.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"} },
+			[]time.Duration{9 * h, 19 * h}, ""},
+		{"a PodDisruptionBudget forbids it", func(w *world) { w.fails = refused }, []time.Duration{110 * m, 120 * m},
+			warning + "\neviction train\npod ml/train: evict: " + refused.Error()},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			w := newWorld(t)
+			if row.world != nil {
+				row.world(w)
+			}
+			if got := w.after(row.at...); got != row.want {
+				t.Errorf("got\n%s\nwant\n%s", got, row.want)
+			}
+			if got, want := testutil.ToFloat64(w.evicted) > 0, strings.HasSuffix(row.want, evicted); got != want {
+				t.Errorf("counted as evicted: got %t, want %t", got, want)
+			}
+		})
+	}
+}
+
+// A pod that is used after the warning is warned again when it is idle again, and so is one under a new leader.
+func TestWarnings(t *testing.T) {
+	w := newWorld(t)
+	w.after(110 * time.Minute)
+	w.claim("first", time.Time{}, w.gpus[0])
+	if got := w.after(3 * time.Hour); got != warning {
+		t.Errorf("used again: got\n%s\nwant only the first warning", got)
+	}
+	w.claim("first", start.Add(2*time.Hour), w.gpus[0])
+	w.did = nil
+	again := strings.NewReplacer("08:00:00", "10:00:00", "10:00:00", "12:00:00").Replace(warning)
+	if got := w.after(4*time.Hour - 10*time.Minute); got != again {
+		t.Errorf("idle again: got\n%s\nwant\n%s", got, again)
+	}
+	w.lead()
+	w.did = nil
+	late := strings.Replace(again, "12:00:00", "12:09:00", 1)
+	if got := w.after(4*time.Hour-time.Minute, 4*time.Hour+8*time.Minute); got != late {
+		t.Errorf("a new leader: got\n%s\nwant\n%s", got, late)
+	}
+}
+
+// Nothing is asked of the API server while no claim is idle.
+func TestNothingIsIdle(t *testing.T) {
+	w := newWorld(t)
+	w.claim("first", time.Time{}, w.gpus[0])
+	w.evictor = &evictor{view: w.view} // a request would panic
+	if got := w.after(9 * time.Hour); got != "" {
+		t.Errorf("got %s, want nothing", got)
+	}
+}

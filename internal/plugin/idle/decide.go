@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package idle
+
+import (
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/usage"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+// device is what is known of a device of a claim.
+type device struct {
+	usage.ClaimUse
+	Since time.Time // of the use
+	// Told is the condition that the claim has; nil: none.
+	Told *report.DeviceCondition `json:",omitempty"`
+}
+
+// state is what the watcher knows. It is saved as JSON.
+type state struct {
+	At      time.Time // of the last measurement
+	Devices []device  // sorted as they are measured
+
+	// restarted means that the last conditions may not have been written.
+	restarted bool
+	// lost means that nothing was saved: claims may have any condition.
+	lost bool
+}
+
+// change is the conditions of all devices of a claim, some of which are new.
+type change struct {
+	claim sharing.Claim
+	all   []report.DeviceCondition
+	idle  []string // devices that are idle from now on
+}
+
+// key identifies a device of a claim.
+type key struct {
+	claim   types.UID
+	device  string
+	shareID types.UID
+}
+
+func keyOf(u usage.ClaimUse) key { return key{u.Claim.UID, u.Device, u.ShareID} }
+
+// next returns the state after a measurement, and what to write. After a gap without measurements, nobody knows
+// whether a device was used meanwhile.
+func (s state) next(now []usage.ClaimUse, at time.Time, after, gap time.Duration) (state, []change) {
+	known := map[key]device{}
+	for _, d := range s.Devices {
+		known[keyOf(d.ClaimUse)] = d
+	}
+	var changes []change
+	next := state{At: at}
+	for i := 0; i < len(now); {
+		c, isNew := change{claim: now[i].Claim}, false
+		for ; i < len(now) && now[i].Claim.UID == c.claim.UID; i++ {
+			d := device{ClaimUse: now[i], Since: at}
+			before, ok := known[keyOf(now[i])]
+			delete(known, keyOf(now[i]))
+			if ok && before.Use == d.Use && at.Sub(s.At) <= gap {
+				d.Since = before.Since
+			}
+			if d.Told = before.Told; s.lost {
+				d.Told = &report.DeviceCondition{Status: metav1.ConditionTrue}
+			}
+			isNew = isNew || s.restarted && d.Told != nil
+			if told := d.condition(at, after); told != nil {
+				d.Told, isNew = told, true
+				if told.Status == metav1.ConditionTrue {
+					c.idle = append(c.idle, d.Device)
+				}
+			}
+			if d.Told != nil {
+				c.all = append(c.all, *d.Told)
+			}
+			next.Devices = append(next.Devices, d)
+		}
+		if isNew {
+			changes = append(changes, c)
+		}
+	}
+	gone := slices.DeleteFunc(slices.Clone(s.Devices), func(d device) bool {
+		_, ok := known[keyOf(d.ClaimUse)]
+		return !ok
+	})
+	return next, append(changes, withdraw(gone, at, "NoContainer", "no container has the claim")...)
+}
+
+// withdraw returns the conditions of idle devices whose use is not known any more.
+func withdraw(all []device, at time.Time, reason, message string) (changes []change) {
+	for _, d := range all {
+		if d.Told == nil || d.Told.Status != metav1.ConditionTrue {
+			continue
+		}
+		if n := len(changes); n == 0 || changes[n-1].claim != d.Claim {
+			changes = append(changes, change{claim: d.Claim})
+		}
+		c := &changes[len(changes)-1]
+		c.all = append(c.all, *d.tell(metav1.ConditionUnknown, reason, message, at))
+	}
+	return changes
+}
+
+// condition returns the new condition of the device; nil: it stays as it is.
+func (d device) condition(at time.Time, after time.Duration) *report.DeviceCondition {
+	var told metav1.ConditionStatus
+	if d.Told != nil {
+		told = d.Told.Status
+	}
+	lasts := at.Sub(d.Since) >= after
+	switch {
+	case d.Use == usage.Used && told != "" && told != metav1.ConditionFalse:
+		return d.tell(metav1.ConditionFalse, "InUse", "used again", d.Since)
+	case d.Use == usage.Idle && lasts && told != metav1.ConditionTrue:
+		return d.tell(metav1.ConditionTrue, "NotUsed", "not used since "+d.Since.UTC().Format(time.RFC3339), d.Since)
+	case d.Use == usage.Idle && told == metav1.ConditionTrue && !d.Told.Since.Equal(d.Since):
+		return d.tell(metav1.ConditionUnknown, "NotMeasured", "the use was not measured for a while", d.Since)
+	case d.Use == usage.Unknown && (told == metav1.ConditionTrue || lasts && told != metav1.ConditionUnknown):
+		return d.tell(metav1.ConditionUnknown, "NotMeasured", "NVIDIA's driver does not tell whether the processes "+
+			"use the device: as of partitions and under MPS, or because the GPU does not answer", d.Since)
+	}
+	return nil
+}
+
+func (d device) tell(status metav1.ConditionStatus, reason, message string,
+	since time.Time) *report.DeviceCondition {
+	return &report.DeviceCondition{Pool: d.Pool, Device: d.Device, ShareID: d.ShareID, Status: status, Reason: reason,
+		Message: message, Since: since}
+}
