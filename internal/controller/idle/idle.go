@@ -47,7 +47,7 @@ const maxPeriod = 30 * time.Second
 // Add evicts idle pods on the leader, a while after a warning.
 func Add(c *feature.Controller, warning time.Duration) error {
 	e := &evictor{view: c.View, direct: c.Direct, warning: warning, evicted: metrics.NewEvictedIdlePods(),
-		warned: map[types.UID]time.Time{}}
+		warned: map[types.UID]notice{}}
 	period := min(max(warning/10, time.Second), maxPeriod)
 	loop := manager.RunnableFunc(func(ctx context.Context) error {
 		for {
@@ -72,8 +72,14 @@ type evictor struct {
 	direct  client.Client
 	warning time.Duration // between the event and the eviction, at least
 	evicted prometheus.Counter
-	// warned is when this leader has warned of the eviction of a pod. Another one warns again, and waits as long.
-	warned map[types.UID]time.Time
+	// warned are the warnings of this leader, by pod. Another one warns again, and waits as long.
+	warned map[types.UID]notice
+}
+
+// notice is when a pod was warned, and the label that it was warned of: another label is another warning.
+type notice struct {
+	at    time.Time
+	label string
 }
 
 // look warns of and evicts all pods for which it is time.
@@ -95,7 +101,7 @@ func (e *evictor) look(ctx context.Context, now time.Time) error {
 			}
 		}
 	}
-	maps.DeleteFunc(e.warned, func(uid types.UID, _ time.Time) bool { return pods[uid] == nil })
+	maps.DeleteFunc(e.warned, func(uid types.UID, _ notice) bool { return pods[uid] == nil })
 	if len(pods) == 0 {
 		return nil
 	}
@@ -145,9 +151,10 @@ func (e *evictor) judge(ctx context.Context, c *candidate, label string, idle ma
 	after, err := time.ParseDuration(label)
 	wrong := err != nil || after <= 0
 	warned, known := e.warned[c.uid]
+	known = known && warned.label == label
 	at := c.since.Add(after)
-	if known && at.Before(warned.Add(e.warning)) {
-		at = warned.Add(e.warning)
+	if known && at.Before(warned.at.Add(e.warning)) {
+		at = warned.at.Add(e.warning)
 	}
 	switch {
 	case known && (wrong || now.Before(at)), !wrong && now.Before(at.Add(-e.warning)):
@@ -161,18 +168,24 @@ func (e *evictor) judge(ctx context.Context, c *candidate, label string, idle ma
 		delete(e.warned, c.uid) // if it is idle again, it is warned again
 		return nil
 	}
+	if started := pod.Status.StartTime; started != nil && started.After(c.since) { // another pod left the claim idle
+		c.since = started.Time
+		if !wrong && now.Before(c.since.Add(after-e.warning)) {
+			return nil
+		}
+	}
 	unused := "has not used its GPUs since " + c.since.UTC().Format(time.RFC3339)
 	switch {
 	case wrong:
 		return e.warn(ctx, &pod, fmt.Sprintf("%s, and is not evicted: the label %s=%s of its namespace must be a "+
-			"time such as 30m or 2h", unused, Label, label), now)
+			"time such as 30m or 2h", unused, Label, label), label, now)
 	case !known:
 		at = now.Add(e.warning)
 		if end := c.since.Add(after); end.After(at) {
 			at = end
 		}
 		return e.warn(ctx, &pod, fmt.Sprintf("%s, and will be evicted at %s unless it does, because its namespace "+
-			"has the label %s=%s", unused, at.UTC().Format(time.RFC3339), Label, label), now)
+			"has the label %s=%s", unused, at.UTC().Format(time.RFC3339), Label, label), label, now)
 	}
 	return e.evict(ctx, &pod, unused)
 }
@@ -201,12 +214,12 @@ func (e *evictor) mayEvict(pod *corev1.Pod, idle map[types.NamespacedName]bool) 
 }
 
 // warn writes an event about the pod.
-func (e *evictor) warn(ctx context.Context, pod *corev1.Pod, text string, now time.Time) error {
+func (e *evictor) warn(ctx context.Context, pod *corev1.Pod, text, label string, now time.Time) error {
 	name := fmt.Sprintf("idle-%s-%d", pod.UID, now.Unix())
 	if _, err := feature.CreateEvent(ctx, e.direct, Events.IdleGPU, event.PodReference(pod), name, text); err != nil {
 		return err
 	}
-	e.warned[pod.UID] = now
+	e.warned[pod.UID] = notice{now, label}
 	return nil
 }
 

@@ -106,7 +106,7 @@ func (w *world) lead() {
 			},
 		}).Build()
 	w.evictor = &evictor{view: w.view, direct: c, warning: 10 * time.Minute, evicted: metrics.NewEvictedIdlePods(),
-		warned: map[types.UID]time.Time{}}
+		warned: map[types.UID]notice{}}
 }
 
 // after looks at the cluster after these times, and returns what was done.
@@ -124,7 +124,7 @@ func (w *world) after(times ...time.Duration) string {
 }
 
 const (
-	warning = "IdleGPU train: has not used its GPUs since 2026-11-25T08:00:00Z, and will be evicted at " +
+	warns = "IdleGPU train: has not used its GPUs since 2026-11-25T08:00:00Z, and will be evicted at " +
 		"2026-11-25T10:00:00Z unless it does, because its namespace has the label gpu.nvidia.com/idle-eviction=2h"
 	evicted = "\neviction train\nIdleGPUEviction train: evicted: has not used its GPUs since 2026-11-25T08:00:00Z"
 )
@@ -139,10 +139,10 @@ func TestEviction(t *testing.T) {
 		want  string
 	}{
 		{"not for long", nil, []time.Duration{h, 109 * m}, ""},
-		{"a warning, once", nil, []time.Duration{110 * m, 111 * m, 119 * m}, warning},
-		{"an eviction, once", nil, []time.Duration{110 * m, 120 * m, 121 * m}, warning + evicted},
+		{"a warns, once", nil, []time.Duration{110 * m, 111 * m, 119 * m}, warns},
+		{"an eviction, once", nil, []time.Duration{110 * m, 120 * m, 121 * m}, warns + evicted},
 		{"a warning comes first, also if it is late", nil, []time.Duration{3 * h, 3*h + 9*m, 3*h + 10*m},
-			strings.Replace(warning, "10:00:00", "11:10:00", 1) + evicted},
+			strings.Replace(warns, "10:00:00", "11:10:00", 1) + evicted},
 		{"no label", func(w *world) { w.label = "" }, []time.Duration{9 * h, 19 * h}, ""},
 		{"a wrong label", func(w *world) { w.label = "long" }, []time.Duration{h, 9 * h, 19 * h}, "IdleGPU train: " +
 			"has not used its GPUs since 2026-11-25T08:00:00Z, and is not evicted: the label " +
@@ -178,7 +178,7 @@ func TestEviction(t *testing.T) {
 		{"a static pod", func(w *world) { w.pod.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"} },
 			[]time.Duration{9 * h, 19 * h}, ""},
 		{"a PodDisruptionBudget forbids it", func(w *world) { w.fails = refused }, []time.Duration{110 * m, 120 * m},
-			warning + "\neviction train\npod ml/train: evict: " + refused.Error()},
+			warns + "\neviction train\npod ml/train: evict: " + refused.Error()},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			w := newWorld(t)
@@ -200,12 +200,12 @@ func TestWarnings(t *testing.T) {
 	w := newWorld(t)
 	w.after(110 * time.Minute)
 	w.claim("first", time.Time{}, w.gpus[0])
-	if got := w.after(3 * time.Hour); got != warning {
+	if got := w.after(3 * time.Hour); got != warns {
 		t.Errorf("used again: got\n%s\nwant only the first warning", got)
 	}
 	w.claim("first", start.Add(2*time.Hour), w.gpus[0])
 	w.did = nil
-	again := strings.NewReplacer("08:00:00", "10:00:00", "10:00:00", "12:00:00").Replace(warning)
+	again := strings.NewReplacer("08:00:00", "10:00:00", "10:00:00", "12:00:00").Replace(warns)
 	if got := w.after(4*time.Hour - 10*time.Minute); got != again {
 		t.Errorf("idle again: got\n%s\nwant\n%s", got, again)
 	}
@@ -214,6 +214,41 @@ func TestWarnings(t *testing.T) {
 	late := strings.Replace(again, "12:00:00", "12:09:00", 1)
 	if got := w.after(4*time.Hour-time.Minute, 4*time.Hour+8*time.Minute); got != late {
 		t.Errorf("a new leader: got\n%s\nwant\n%s", got, late)
+	}
+}
+
+// Who corrects a label has a warning before the eviction, and so has who changes the time.
+func TestChangedLabel(t *testing.T) {
+	for _, before := range []string{"2hours", "1h"} {
+		w := newWorld(t)
+		w.label = before
+		w.after(time.Hour)
+		w.did = nil
+		var n corev1.Namespace
+		if err := w.direct.Get(t.Context(), client.ObjectKey{Name: "ml"}, &n); err != nil {
+			t.Fatal(err)
+		}
+		n.Labels[Label] = "2h"
+		if err := w.direct.Update(t.Context(), &n); err != nil {
+			t.Fatal(err)
+		}
+		late := strings.Replace(warns, "10:00:00", "11:10:00", 1)
+		if got := w.after(3 * time.Hour); got != late {
+			t.Errorf("%s before: got\n%s\nwant\n%s", before, got, late)
+		}
+	}
+}
+
+// A pod that has just started is not evicted because the pod before has left the claim idle.
+func TestNextPod(t *testing.T) {
+	w := newWorld(t)
+	w.pod.Status.StartTime = ptr.To(metav1.NewTime(start.Add(5 * time.Hour)))
+	if got := w.after(6 * time.Hour); got != "" {
+		t.Errorf("an hour after its start: got %s, want nothing", got)
+	}
+	want := strings.NewReplacer("08:00:00", "13:00:00", "10:00:00", "15:00:00").Replace(warns)
+	if got := w.after(7*time.Hour - 10*time.Minute); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }
 

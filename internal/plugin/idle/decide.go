@@ -51,7 +51,7 @@ func keyOf(u usage.ClaimUse) key { return key{u.Claim.UID, u.Device, u.ShareID} 
 
 // next returns the state after a measurement, and what to write. After a gap without measurements, nobody knows
 // whether a device was used meanwhile.
-func (s state) next(now []usage.ClaimUse, at time.Time, after, gap time.Duration) (state, []change) {
+func (s state) next(now []usage.ClaimUse, at time.Time, after time.Duration) (state, []change) {
 	known := map[key]device{}
 	for _, d := range s.Devices {
 		known[keyOf(d.ClaimUse)] = d
@@ -91,6 +91,23 @@ func (s state) next(now []usage.ClaimUse, at time.Time, after, gap time.Duration
 		return !ok
 	})
 	return next, append(changes, withdraw(gone, at, "NoContainer", "no container has the claim")...)
+}
+
+// forget makes the use of all devices unknown, in place, and returns the conditions of those that were idle.
+func (s state) forget(at time.Time) []change {
+	changes := withdraw(s.Devices, at, "NotMeasured", "the kubelet does not say which containers have the claim")
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		d.Use, d.Since = usage.Unknown, at
+		for _, c := range changes {
+			for _, told := range c.all {
+				if c.claim == d.Claim && told.Device == d.Device && told.ShareID == d.ShareID {
+					d.Told = &told
+				}
+			}
+		}
+	}
+	return changes
 }
 
 // withdraw returns the conditions of idle devices whose use is not known any more.

@@ -36,6 +36,9 @@ const (
 	maxPeriod = 30 * time.Second
 )
 
+// gap is the longest time between two measurements after which the use is still known: what a measurement looks back.
+const gap = time.Minute
+
 // Options are what a Watcher needs.
 type Options struct {
 	// After is how long a device is not used until its claim is marked; 0: claims are not marked.
@@ -100,6 +103,9 @@ func (w *Watcher) Run(ctx context.Context) {
 			w.Reporter.Idle(c.claim, c.all, "")
 		}
 		_ = os.Remove(filepath.Join(w.Dir, File)) // if it stays, they are told again
+		w.mu.Lock()
+		w.state = state{}
+		w.mu.Unlock()
 		return
 	}
 	period := min(max(w.After/10, minPeriod), maxPeriod)
@@ -107,7 +113,9 @@ func (w *Watcher) Run(ctx context.Context) {
 	defer ticker.Stop()
 	for {
 		if claims, ok := w.Claims(); ok {
-			w.step(claims, time.Now(), period+time.Minute)
+			w.step(claims, time.Now())
+		} else {
+			w.blind(time.Now())
 		}
 		select {
 		case <-ctx.Done():
@@ -117,11 +125,24 @@ func (w *Watcher) Run(ctx context.Context) {
 	}
 }
 
-// step takes a measurement, and writes what has changed.
-func (w *Watcher) step(claims []usage.ClaimUse, at time.Time, gap time.Duration) {
+// blind is called when nothing could be measured. After a gap, no claim stays idle.
+func (w *Watcher) blind(at time.Time) {
 	w.mu.Lock()
 	before := w.state
-	next, changes := before.next(claims, at, w.After, gap)
+	if at.Sub(before.At) <= gap {
+		w.mu.Unlock()
+		return
+	}
+	changes := before.forget(at)
+	w.mu.Unlock()
+	w.tell(changes)
+}
+
+// step takes a measurement, and writes what has changed.
+func (w *Watcher) step(claims []usage.ClaimUse, at time.Time) {
+	w.mu.Lock()
+	before := w.state
+	next, changes := before.next(claims, at, w.After)
 	w.state = next
 	w.mu.Unlock()
 	took := at.Sub(before.At)
@@ -137,6 +158,10 @@ func (w *Watcher) step(claims []usage.ClaimUse, at time.Time, gap time.Duration)
 				"for the whole time again")
 		}
 	}
+	w.tell(changes)
+}
+
+func (w *Watcher) tell(changes []change) {
 	for _, c := range changes {
 		text := ""
 		if len(c.idle) > 0 {
@@ -148,6 +173,8 @@ func (w *Watcher) step(claims []usage.ClaimUse, at time.Time, gap time.Duration)
 
 // load reads what an earlier instance has saved.
 func (w *Watcher) load() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	text, err := os.ReadFile(filepath.Join(w.Dir, File))
 	if err == nil {
 		err = json.Unmarshal(text, &w.state)

@@ -44,7 +44,8 @@ func (n *node) Idle(claim sharing.Claim, all []report.DeviceCondition, text stri
 }
 
 // do does the steps of a script: "restart", also with the feature "off", "gap" (nothing is measured for an hour),
-// "lose" (the file), or a measurement of CLAIM/DEVICE=USE, a minute after the last one. "3x " repeats a step.
+// "lose" (the file), "blind" (the kubelet does not answer), or a measurement of CLAIM/DEVICE=USE, a minute after the
+// last one. "3x " repeats a step.
 func (n *node) do(script string) {
 	n.t.Helper()
 	for step := range strings.SplitSeq(script, "; ") {
@@ -66,6 +67,10 @@ func (n *node) doOnce(step string) {
 	case "restart":
 		n.Watcher = New(Options{After: 3 * time.Minute, Dir: n.dir, Reporter: n})
 		n.load()
+		return
+	case "blind":
+		n.now = n.now.Add(time.Minute)
+		n.blind(n.now)
 		return
 	case "gap":
 		n.now = n.now.Add(time.Hour)
@@ -91,7 +96,7 @@ func (n *node) doOnce(step string) {
 		all = append(all, usage.ClaimUse{Claim: sharing.Claim{Namespace: "ml", Name: claim,
 			UID: types.UID("uid-of-" + claim)}, Pool: "node", Device: device, Part: .5, Use: usage.Use(use)})
 	}
-	n.step(all, n.now, 90*time.Second)
+	n.step(all, n.now)
 }
 
 func newNode(t *testing.T) *node {
@@ -130,6 +135,12 @@ func TestConditions(t *testing.T) {
 			isIdle + "\na one=False/InUse/6m0s"},
 		{"the pods of an idle claim have ended", "4x a/one=idle; 2x nothing",
 			isIdle + "\na one=Unknown/NoContainer/6m0s"},
+		{"a short silence of the kubelet", "2x a/one=idle; restart; 2x a/one=idle; blind", isIdle},
+		{"a long one", "4x a/one=idle; 4x blind", isIdle + "\na one=Unknown/NotMeasured/7m0s"},
+		{"idle again after it", "4x a/one=idle; 4x blind; a/one=idle; 4x a/one=idle", isIdle +
+			"\na one=Unknown/NotMeasured/7m0s\na one=True/NotUsed/10m0s: no pod of the claim has used one for 3m0s"},
+		{"used after it", "4x a/one=idle; 4x blind; a/one=used", isIdle +
+			"\na one=Unknown/NotMeasured/7m0s\na one=False/InUse/10m0s"},
 		{"the pods of a used claim have ended", "4x a/one=used; nothing", ""},
 		{"claims are not marked any more", "4x a/one=idle b/one=used; off; off",
 			isIdle + "\na one=Unknown/NotMeasured"},
