@@ -25,6 +25,7 @@ type Snapshot struct {
 	Templates  []*resourceapi.ResourceClaimTemplate
 	Pods       []*corev1.Pod
 	Quotas     []*corev1.ResourceQuota
+	GPUQuotas  []*GPUQuota // nil, too, if the API server has no such kind
 	// Unread are the resources that could not be read, with the reason.
 	Unread map[string]error // key: plural resource name, such as "resourceslices"
 }
@@ -38,16 +39,20 @@ const (
 	Templates  = "resourceclaimtemplates"
 	Pods       = "pods"
 	Quotas     = "resourcequotas"
+	GPUQuotas  = "gpuquotas"
 	TaintRules = "devicetaintrules"
 )
 
-// ofDRA are the resources of the API group resource.k8s.io; the others are in the core group.
+// ofDRA are the resources of the API group resource.k8s.io; the others, but for GPUQuotas, are in the core group.
 var ofDRA = []string{Slices, Classes, Claims, Templates, TaintRules}
 
 // FullName returns the name of the resource with its API group.
 func FullName(resource string) string {
 	if slices.Contains(ofDRA, resource) {
 		return resource + "." + resourceapi.GroupName
+	}
+	if resource == GPUQuotas {
+		return resource + "." + QuotaVersion.Group
 	}
 	return resource
 }

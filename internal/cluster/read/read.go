@@ -85,6 +85,13 @@ func (r Reader) read(ctx context.Context, s *cluster.Snapshot, resource string) 
 		s.Pods, err = namespaced[*corev1.Pod](ctx, r, core.Pods)
 	case cluster.Quotas:
 		s.Quotas, err = namespaced[*corev1.ResourceQuota](ctx, r, core.ResourceQuotas)
+	case cluster.GPUQuotas:
+		s.GPUQuotas, err = namespaced[*cluster.GPUQuota](ctx, r, func(namespace string) gpuQuotas {
+			return gpuQuotas{dra.RESTClient(), namespace}
+		})
+		if apierrors.IsNotFound(err) {
+			err = nil
+		}
 	default:
 		err = fmt.Errorf("%s is no resource of a snapshot", resource)
 	}

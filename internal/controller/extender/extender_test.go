@@ -155,7 +155,15 @@ func (w *world) allocate(pod *corev1.Pod, node string) (string, error) {
 		if len(results) == 0 {
 			return "", fmt.Errorf("%s on %s: %w", pod.Name, node, errNoFit)
 		}
+		counted, err := w.view.AmountOf(w.t.Context(), claim)
 		claim.Status.Allocation = &results[0]
+		if holds, _ := w.view.AmountOf(w.t.Context(), claim); err == nil {
+			for name, n := range counted { // a GPUQuota counts on this
+				if holds[name] > n {
+					w.t.Errorf("%s holds %d of %s, and counted as %d before", claim.Name, holds[name], name, n)
+				}
+			}
+		}
 		w.view.SetClaim(cluster.SlimClaim(claim))
 		for _, r := range results[0].Devices.Results {
 			device, _, _ := strings.Cut(r.Device, "-mig-")

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// Amount is how much of GPUs claims take. A key that is missing is unknown.
+type Amount map[corev1.ResourceName]int64
+
+// The keys of an amount.
+const (
+	AmountMemory corev1.ResourceName = "memory" // bytes
+	AmountCores  corev1.ResourceName = "cores"  // percent of the multiprocessors of one GPU
+	AmountTFLOPS corev1.ResourceName = "tflops" // of the attribute peakCompute, as much as of the cores
+	AmountGPUs   corev1.ResourceName = "gpus"   // devices: whole GPUs, partitions and shares
+)
+
+// IsZero reports whether the amount is known, and nothing.
+func (a Amount) IsZero() bool {
+	return maps.Equal(a, Zero())
+}
+
+// Zero returns nothing.
+func Zero() Amount { return Amount{AmountMemory: 0, AmountCores: 0, AmountTFLOPS: 0, AmountGPUs: 0} }
+
+// Add adds times b. What is unknown of b becomes unknown.
+func (a Amount) Add(b Amount, times int64) {
+	for name := range a {
+		n, known := b[name]
+		if !known {
+			delete(a, name)
+			continue
+		}
+		a[name] += times * n
+	}
+}
+
+// raise makes each part at least that of b.
+func (a Amount) raise(b Amount) {
+	for name, n := range b {
+		a[name] = max(a[name], n)
+	}
+}
+
+// AmountOf returns how much the claim takes: what it holds, or else the most that it can get of the devices that are
+// published now. Of an allocated claim, what is unknown is that of a device which is not published. Otherwise the error
+// says why that is not known.
+func (v *View) AmountOf(ctx context.Context, claim *resourceapi.ResourceClaim) (Amount, error) {
+	if claim.Status.Allocation != nil {
+		return v.held(claim), nil
+	}
+	all := Zero()
+	for _, r := range claim.Spec.Devices.Requests {
+		published, most := false, Amount{} // where some alternatives are published, the others do not count
+		for _, a := range alternatives(r) {
+			one, ok, err := v.most(ctx, a)
+			switch {
+			case err != nil:
+				return nil, fmt.Errorf("request %s: %w", r.Name, err)
+			case ok && !published:
+				published, most = true, one
+			case ok == published:
+				most.raise(one)
+			}
+		}
+		if len(most) > 0 {
+			all.Add(most, 1)
+		}
+	}
+	return all, nil
+}
+
+// alternatives returns the subrequests of the request, or the request itself; none, if it has admin access.
+func alternatives(r resourceapi.DeviceRequest) []resourceapi.DeviceSubRequest {
+	e := r.Exactly
+	switch {
+	case e == nil:
+		return r.FirstAvailable
+	case ptr.Deref(e.AdminAccess, false):
+		return nil
+	}
+	return []resourceapi.DeviceSubRequest{{DeviceClassName: e.DeviceClassName, Selectors: e.Selectors,
+		AllocationMode: e.AllocationMode, Count: e.Count, Capacity: e.Capacity}}
+}
+
+// most returns the most that an alternative can get. ok is false if no published device is for it, so that its memory
+// and speed are unknown.
+func (v *View) most(ctx context.Context, a resourceapi.DeviceSubRequest) (all Amount, ok bool, err error) {
+	class, exists := v.Class(a.DeviceClassName)
+	if !exists {
+		return nil, false, fmt.Errorf("there is no DeviceClass %s", a.DeviceClassName)
+	}
+	var asked map[resourceapi.QualifiedName]resource.Quantity
+	if a.Capacity != nil {
+		asked = a.Capacity.Requests
+	}
+	one, found, held := Zero(), false, false
+	for _, k := range v.Kinds() {
+		if !v.AcceptsAll(ctx, k, class.Spec.Selectors) || !v.AcceptsAll(ctx, k, a.Selectors) || !k.Has(asked) {
+			continue
+		}
+		found = true
+		if k.Type() != gpu.TypeMonitor {
+			held = true
+			one.raise(v.amountOfKind(k, asked))
+		}
+	}
+	never := slices.ContainsFunc(a.Selectors, func(s resourceapi.DeviceSelector) bool {
+		return s.CEL != nil && s.CEL.Expression == "false"
+	})
+	switch {
+	case ctx.Err() != nil:
+		return nil, false, ctx.Err()
+	case !found && (never || !v.Ours(a.DeviceClassName)):
+		found = true
+	case !found:
+		one = Amount{AmountCores: 100, AmountGPUs: 1}
+	}
+	if held && a.AllocationMode == resourceapi.DeviceAllocationModeAll {
+		return nil, false, fmt.Errorf("allocationMode All: how many devices it gets is not known before; write a count")
+	}
+	all = Zero()
+	all.Add(one, min(max(1, a.Count), resourceapi.AllocationResultsMaxSize))
+	return all, found, nil
+}
+
+// amountOfKind returns the most that a request for these capacities takes of one device of the kind.
+func (v *View) amountOfKind(k *DeviceKind, asked map[resourceapi.QualifiedName]resource.Quantity) Amount {
+	if k.Type() == gpu.TypeMIG {
+		return amount(k.Capacity("memory"), v.coresOf(k), k.PeakCompute())
+	}
+	result := &resourceapi.DeviceRequestAllocationResult{
+		ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{}}
+	for i, n := range k.Takes(asked) {
+		result.ConsumedCapacity[k.policies[i].name] = *resource.NewQuantity(n, resource.BinarySI)
+	}
+	h := v.holding(Held{DeviceRequestAllocationResult: result}, &GPU{Whole: &Device{Kind: k}})
+	return amount(h.Memory, h.Cores, k.PeakCompute()*h.Cores/100)
+}
+
+func amount(memory, cores, tflops int64) Amount {
+	return Amount{AmountMemory: memory, AmountCores: cores, AmountTFLOPS: tflops, AmountGPUs: 1}
+}
+
+// coresOf returns the most cores that a partition of the kind has: of the smallest GPU of its model.
+func (v *View) coresOf(k *DeviceKind) int64 {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	most := int64(0)
+	for _, g := range v.gpus {
+		if g.published() == 0 || g.Product() != k.Product() {
+			continue
+		}
+		if _, all := g.size(); all > 0 {
+			most = max(most, min(100, 100*k.multiprocessors()/all))
+		}
+	}
+	return most
+}
+
+// held returns what the claim holds.
+func (v *View) held(claim *resourceapi.ResourceClaim) Amount {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	all := Zero()
+	for _, r := range Results(claim) {
+		if r.Driver != v.driver {
+			continue
+		}
+		g := v.gpus[gpuID{r.Pool, gpu.ParentName(r.Device)}]
+		if g == nil || g.published() == 0 {
+			all.Add(Amount{AmountGPUs: 1}, 1)
+			continue
+		}
+		h := v.holding(Held{DeviceRequestAllocationResult: &r}, g)
+		one := amount(h.Memory, h.Cores, 0)
+		switch k := v.partitions[partitionKind{g.Product(), gpu.PartitionProfile(r.Device)}]; {
+		case !gpu.IsPartition(r.Device) && g.Whole != nil:
+			one[AmountTFLOPS] = g.Whole.Kind.PeakCompute() * h.Cores / 100
+		case k != nil:
+			one[AmountTFLOPS] = k.PeakCompute()
+		}
+		all.Add(one, 1)
+	}
+	return all
+}
