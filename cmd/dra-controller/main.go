@@ -109,6 +109,7 @@ func addFlags(f *pflag.FlagSet, o *controller.Options) {
 		"scheduler does that only for CPU and memory")
 	f.DurationVar(&o.IdleWarning, "idle-warning", 0, "how long before its eviction a pod is warned that does not use "+
 		"its GPUs, in namespaces with the label "+idle.Label+"; 0: none is evicted")
+	f.BoolVar(&o.Quota, "quota", false, "hold claims to the GPUQuotas of their namespaces")
 	f.IntVar(&o.WebhookPort, "webhook-port", 9443, "where webhooks are served")
 	f.StringVar(&o.HealthAddress, "health-address", ":8081", "where /healthz and /readyz are served")
 	f.StringVar(&o.MetricsAddress, "metrics-address", ":8080", "where /metrics is served; 0: nowhere")

@@ -109,6 +109,7 @@ func TestDriverNameChangesEverywhere(t *testing.T) {
 		// Labels of nodes, namespaces and pods do not depend on the driver's name.
 		if strings.Contains(line, "gpu.nvidia.com") && !strings.Contains(line, "gpu.nvidia.com/sim-profile") &&
 			!strings.Contains(line, "gpu.nvidia.com/admission") &&
+			!strings.Contains(line, "gpu.nvidia.com/quota") &&
 			!strings.Contains(line, "gpu.nvidia.com/convert") && // and gpu.nvidia.com/converted-from
 			!strings.Contains(line, "gpu.nvidia.com/default-spreading") {
 			t.Errorf("line %d still has the default name: %s", i+1, line)

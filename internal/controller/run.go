@@ -42,6 +42,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/idle"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/preempt"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/quota"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/retry"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 )
@@ -67,6 +68,8 @@ type Options struct {
 	Preempt bool
 	// IdleWarning is how long before its eviction a pod is warned that does not use its GPUs. 0: none is evicted.
 	IdleWarning time.Duration
+	// Quota holds claims to the GPUQuotas of their namespaces.
+	Quota bool
 	// Features are those that the program adds.
 	Features []feature.Feature
 
@@ -156,6 +159,9 @@ func (o Options) addFeatures(ctx context.Context, c *feature.Controller, expande
 	if o.IdleWarning > 0 {
 		err = errors.Join(err, idle.Add(c, o.IdleWarning))
 	}
+	if o.Quota {
+		err = errors.Join(err, quota.Add(ctx, c))
+	}
 	for _, f := range o.Features {
 		err = errors.Join(err, f.Add(c))
 	}
@@ -200,7 +206,7 @@ func served(webhooks, placement *certificate.Manager) certificateOf {
 
 func (o Options) newManager(v *cluster.View, certs certificateOf, claims *explain.Claims) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
-	if err := clientgoscheme.AddToScheme(scheme); err != nil {
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), cluster.AddGPUQuotas(scheme)); err != nil {
 		return nil, err
 	}
 	webhooks := webhookserver.Options{Port: o.WebhookPort, CertDir: o.CertificateDir}

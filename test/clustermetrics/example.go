@@ -27,9 +27,11 @@ func Example() *prometheus.Registry {
 	registry := prometheus.NewRegistry()
 	panics := metrics.NewPanics()
 	panics.WithLabelValues("")
+	quotas := metrics.NewQuotas()
+	quotas.WithLabelValues("", "", "memory", "used")
 	registry.MustRegister(metrics.Collector{View: v, Active: func() bool { return true }}, metrics.NewUnrankedClaims(),
 		metrics.NewEvictedPods(), metrics.NewEvictedIdlePods(), metrics.NewRetries(), metrics.NewPreemptions(),
-		metrics.NewPreemptedPods(), panics)
+		metrics.NewPreemptedPods(), panics, quotas)
 	placement := extender.NewMetrics()
 	placement.SetIdle("", 0, 0)
 	registry.MustRegister(placement.All()...)

@@ -99,6 +99,13 @@ func NewPreemptedPods() prometheus.Counter {
 			"PreemptedForDevices."})
 }
 
+// NewQuotas returns what GPUQuotas allow (hard), and what claims use of that (used).
+func NewQuotas() *prometheus.GaugeVec {
+	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + "quota",
+		Help: "What a GPUQuota allows (hard) of a resource, and what the claims of its namespace use of that (used)."},
+		[]string{"namespace", "quota", "resource", "type"})
+}
+
 // NewPanics returns the counter of panics that did not end the controller. The label is what it did.
 func NewPanics() *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "panics_total",

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package quota
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
+)
+
+const (
+	// PendingFor is how long an admitted claim stays pending that does not exist. An API server works 34 seconds on a
+	// request to create an object.
+	PendingFor = time.Minute
+	// period is how often each quota is counted when nothing changes, and pendingPeriod while claims are pending.
+	period, pendingPeriod = time.Minute, 10 * time.Second
+	// settle is how long changes of claims are collected.
+	settle = 500 * time.Millisecond
+)
+
+// Counter counts what claims take, and writes that to the quotas.
+type Counter struct {
+	view    *cluster.View
+	known   func() error
+	direct  client.Client
+	cached  client.Reader
+	amounts *prometheus.GaugeVec // of metrics.NewQuotas
+	now     func() time.Time
+}
+
+// NewCounter returns a counter. amounts is that of metrics.NewQuotas.
+func NewCounter(c *feature.Controller, amounts *prometheus.GaugeVec) *Counter {
+	return &Counter{view: c.View, known: c.Known, direct: c.Direct, amounts: amounts, now: time.Now}
+}
+
+// watch counts on the leader of the manager: when a quota is new or changed, soon after claims of its namespace have
+// changed, and every minute.
+func (c *Counter) watch(mgr ctrl.Manager) error {
+	c.cached = mgr.GetClient()
+	changed := predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		before, ok := e.ObjectOld.(*resourceapi.ResourceClaim)
+		after, also := e.ObjectNew.(*resourceapi.ResourceClaim)
+		return ok && also && (before.UID != after.UID ||
+			!equality.Semantic.DeepEqual(before.Status.Allocation, after.Status.Allocation))
+	}}
+	return ctrl.NewControllerManagedBy(mgr).Named("quota").
+		For(&cluster.GPUQuota{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&resourceapi.ResourceClaim{}, handler.Funcs{
+			CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) { c.later(ctx, e.Object, q) },
+			UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) { c.later(ctx, e.ObjectNew, q) },
+			DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) { c.later(ctx, e.Object, q) },
+		}, builder.WithPredicates(changed)).
+		Complete(c)
+}
+
+type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+
+// later lets the quotas of the claim's namespace be counted soon.
+func (c *Counter) later(ctx context.Context, claim client.Object, q queue) {
+	var quotas cluster.GPUQuotaList
+	if err := c.cached.List(ctx, &quotas, client.InNamespace(claim.GetNamespace())); err != nil {
+		return // they are counted every minute
+	}
+	for i := range quotas.Items {
+		q.AddAfter(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&quotas.Items[i])}, settle)
+	}
+}
+
+// Reconcile counts a quota. What is used does not fall while a claim holds or asks for something whose amount is not
+// known: a device may be missing only while its plugin is restarted.
+func (c *Counter) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	if err := c.known(); err != nil {
+		return reconcile.Result{RequeueAfter: settle}, nil
+	}
+	var q cluster.GPUQuota
+	if err := c.direct.Get(ctx, req.NamespacedName, &q); err != nil {
+		c.amounts.DeletePartialMatch(prometheus.Labels{"namespace": req.Namespace, "quota": req.Name})
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	before := q.DeepCopy()
+	if err := c.count(ctx, &q); err != nil {
+		return reconcile.Result{}, fmt.Errorf("count: %w", err)
+	}
+	if !equality.Semantic.DeepEqual(before.Status, q.Status) {
+		if err := c.direct.Status().Update(ctx, &q); apierrors.IsConflict(err) {
+			return reconcile.Result{RequeueAfter: settle}, nil // claims have been admitted meanwhile
+		} else if err != nil {
+			return reconcile.Result{}, client.IgnoreNotFound(err)
+		}
+	}
+	c.report(&q)
+	if len(q.Status.Pending) > 0 {
+		return reconcile.Result{RequeueAfter: pendingPeriod}, nil
+	}
+	return reconcile.Result{RequeueAfter: period}, nil
+}
+
+// count sets the status of a quota that was read before.
+func (c *Counter) count(ctx context.Context, q *cluster.GPUQuota) error {
+	var namespace corev1.Namespace
+	if err := c.direct.Get(ctx, client.ObjectKey{Name: q.Namespace}, &namespace); err != nil {
+		return err
+	}
+	var claims resourceapi.ResourceClaimList
+	if err := c.direct.List(ctx, &claims, client.InNamespace(q.Namespace)); err != nil {
+		return err
+	}
+	used, unknown, found := cluster.Zero(), map[corev1.ResourceName]bool{}, map[types.UID]bool{}
+	add := func(amount cluster.Amount) {
+		for name := range used {
+			n, known := amount[name]
+			used[name] += n
+			unknown[name] = unknown[name] || !known
+		}
+	}
+	for i := range claims.Items {
+		claim := &claims.Items[i]
+		found[claim.UID] = true
+		amount, err := c.view.AmountOf(ctx, claim)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			amount = nil
+		}
+		add(amount)
+	}
+	var pending []cluster.PendingClaim
+	for _, p := range q.Status.Pending {
+		if !found[p.UID] && c.now().Sub(p.Since.Time) < PendingFor {
+			pending = append(pending, p)
+			add(p.Amount)
+		}
+	}
+	for name, n := range q.Used() {
+		if unknown[name] {
+			used[name] = max(used[name], n)
+		}
+	}
+	q.Use(used)
+	q.Status.Pending, q.Status.Driver = pending, c.view.Driver()
+	q.Status.Enforced = namespace.Labels[cluster.QuotaLabel] == "on"
+	return nil
+}
+
+// report exports what the quota allows and what is used.
+func (c *Counter) report(q *cluster.GPUQuota) {
+	c.amounts.DeletePartialMatch(prometheus.Labels{"namespace": q.Namespace, "quota": q.Name})
+	for what, all := range map[string]corev1.ResourceList{"hard": q.Spec.Hard, "used": q.Status.Used} {
+		for name, n := range all {
+			c.amounts.WithLabelValues(q.Namespace, q.Name, string(name), what).Set(n.AsApproximateFloat64())
+		}
+	}
+}

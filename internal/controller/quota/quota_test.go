@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package quota
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
+	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
+)
+
+const gib = 1 << 30
+
+// world is an API server with a node of two T4, a quota, a counter, and as many webhooks as are made.
+type world struct {
+	client.Client
+	*Counter
+	feature *feature.Controller
+	later   time.Duration // how much later it is for the counter
+}
+
+// newWorld has the quotas, with limits as "memory=40Gi gpus=3" by name.
+func newWorld(t *testing.T, limits map[string]string) *world {
+	t.Helper()
+	s := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{scheme.AddToScheme, cluster.AddGPUQuotas} {
+		if err := add(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	objects := []client.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ns",
+		Labels: map[string]string{cluster.QuotaLabel: "on"}}}}
+	for name, text := range limits {
+		q := &cluster.GPUQuota{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
+		q.Spec.Hard = corev1.ResourceList{}
+		for _, limit := range strings.Fields(text) {
+			what, amount, _ := strings.Cut(limit, "=")
+			q.Spec.Hard[corev1.ResourceName(what)] = resource.MustParse(amount)
+		}
+		objects = append(objects, q)
+	}
+	w := &world{Client: fake.NewClientBuilder().WithScheme(s).WithObjects(objects...).
+		WithStatusSubresource(&cluster.GPUQuota{}).Build()}
+	w.feature = &feature.Controller{View: clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"}),
+		Direct: w.Client, Known: func() error { return nil }, Guard: feature.NewGuard()}
+	w.Counter = NewCounter(w.feature, metrics.NewQuotas())
+	w.now = func() time.Time { return time.Now().Add(w.later) }
+	return w
+}
+
+// count counts all quotas, until no claim has been admitted meanwhile.
+func (w *world) count(t *testing.T) {
+	t.Helper()
+	var all cluster.GPUQuotaList
+	if err := w.List(t.Context(), &all); err != nil {
+		t.Fatal(err)
+	}
+	for _, q := range all.Items {
+		for after := settle; after == settle; {
+			result, err := w.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&q)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			after = result.RequeueAfter
+		}
+	}
+}
+
+// quota returns the quota as text.
+func (w *world) quota(t *testing.T, name string) string {
+	t.Helper()
+	var q cluster.GPUQuota
+	if err := w.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: name}, &q); err != nil {
+		t.Fatal(err)
+	}
+	used := ""
+	for _, resource := range []corev1.ResourceName{"cores", "gpus", "memory", "tflops"} {
+		if n, ok := q.Status.Used[resource]; ok {
+			used += fmt.Sprintf("%s=%s ", resource, n.String())
+		}
+	}
+	return fmt.Sprintf("%spending=%d enforced=%t", used, len(q.Status.Pending), q.Status.Enforced)
+}
+
+// share returns a claim for a part of a GPU.
+func share(t testing.TB, name, memory string) *resourceapi.ResourceClaim {
+	t.Helper()
+	c := clustertest.Claim(t, "requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, "+
+		"capacity: {requests: {memory: "+memory+"}}}}]")
+	c.Name, c.UID = name, types.UID("uid-"+name)
+	return c
+}
+
+// review asks the webhook whether the claim may be created.
+func review(t testing.TB, w *Webhook, claim *resourceapi.ResourceClaim, dryRun bool) webhook.Response {
+	t.Helper()
+	raw, err := json.Marshal(claim)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w.Handle(t.Context(), webhook.Request{AdmissionRequest: admissionv1.AdmissionRequest{Namespace: "ns",
+		Name: claim.Name, DryRun: &dryRun, Object: runtime.RawExtension{Raw: raw}}})
+}
+
+// 500 claims come at once, to two replicas, while the leader counts. What exists never exceeds the quota, and in the
+// end the count is right.
+func TestAtOnce(t *testing.T) {
+	for _, row := range []struct {
+		name             string
+		refused, deleted int // one of so many claims: by another webhook, or soon after it was created. 0: none
+	}{
+		{"all that are admitted stay", 0, 0},
+		{"others refuse some, and some are deleted", 4, 4},
+	} {
+		t.Run(row.name, func(t *testing.T) { atOnce(t, row.refused, row.deleted) })
+	}
+}
+
+func atOnce(t *testing.T, refused, deleted int) {
+	const hard, claims = 60, 500 // of a GiB
+	w := newWorld(t, map[string]string{"memory": "memory=60Gi", "gpus": "gpus=1k"})
+	w.count(t)
+	ended, counted := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(counted)
+		for ; ; w.count(t) {
+			select {
+			case <-ended:
+				return
+			default:
+			}
+		}
+	}()
+	var exist, most, admitted atomic.Int64
+	webhooks := []*Webhook{NewWebhook(w.feature), NewWebhook(w.feature)}
+	chosen := func(one int) bool { return one > 0 && rand.IntN(one) == 0 }
+	var all sync.WaitGroup
+	for i := range claims {
+		all.Go(func() {
+			claim := share(t, fmt.Sprint("c", i), "1Gi")
+			response := review(t, webhooks[i%2], claim, false)
+			if !response.Allowed {
+				if !strings.Contains(response.Result.Message, "of 60Gi left") {
+					t.Errorf("got %q", response.Result.Message)
+				}
+				return
+			}
+			if admitted.Add(1); chosen(refused) {
+				return
+			}
+			time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond) // until the API server has stored it
+			most.Store(max(most.Load(), exist.Add(1)))
+			if err := w.Create(t.Context(), claim); err != nil {
+				t.Error(err)
+			}
+			if chosen(deleted) {
+				exist.Add(-1)
+				if err := w.Delete(t.Context(), claim); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	close(ended)
+	<-counted
+	if refused+deleted == 0 && admitted.Load() != hard || admitted.Load() < hard || most.Load() > hard {
+		t.Errorf("got %d claims admitted, and %d at the same time; want %d", admitted.Load(), most.Load(), hard)
+	}
+	w.later = PendingFor + time.Second
+	w.count(t)
+	want := fmt.Sprintf("memory=%dGi pending=0 enforced=true", exist.Load())
+	if got := w.quota(t, "memory"); got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// What the webhook answers, and what is charged.
+func TestWebhook(t *testing.T) {
+	whole := clustertest.Claim(t,
+		"requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, allocationMode: All}}]")
+	foreign := clustertest.Claim(t, "requests: []")
+	generated := share(t, "made-x7", "50Gi")
+	generated.GenerateName = "made-"
+	none := clustertest.Claim(t, `requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, selectors: [{cel: `+
+		`{expression: "device.attributes['gpu.nvidia.com'].productName == 'B200'"}}]}}]`)
+	const hint = ": ask for less in capacity.requests, select a smaller GPU, delete claims of the namespace, or let " +
+		"the administrator raise the quota"
+	for _, row := range []struct {
+		name   string
+		limits map[string]string
+		claim  *resourceapi.ResourceClaim
+		dryRun bool
+		answer string // "": it is admitted
+		quota  string // a afterwards
+	}{
+		{"there is room", map[string]string{"a": "memory=10Gi cores=100"}, share(t, "c", "5Gi"), false, "",
+			"cores=0 memory=5Gi pending=1 enforced=true"},
+		{"a dry run charges nothing", map[string]string{"a": "memory=10Gi"}, share(t, "c", "5Gi"), true, "",
+			"memory=0 pending=0 enforced=true"},
+		{"there is too little", map[string]string{"a": "memory=4Gi"}, share(t, "c", "5Gi"), false,
+			"claim c: it may take 5Gi of GPU memory, and GPUQuota a has 4Gi of 4Gi left" + hint,
+			"memory=0 pending=0 enforced=true"},
+		{"one of two quotas has too little", map[string]string{"a": "memory=10Gi", "b": "gpus=0 tflops=50"},
+			share(t, "c", "5Gi"), false, "claim c: it may take 1 GPUs or parts, and GPUQuota b has 0 of 0 left" + hint,
+			"memory=0 pending=0 enforced=true"},
+		{"a generated name is not repeated", map[string]string{"a": "gpus=0"}, generated, false,
+			"the claim: it may take 1 GPUs or parts, and GPUQuota a has 0 of 0 left" + hint,
+			"gpus=0 pending=0 enforced=true"},
+		{"an unknown number of GPUs", map[string]string{"a": "memory=100Gi"}, whole, false,
+			"claim claim: how much of GPUs it may take is not known, and a GPUQuota limits that: request gpu: " +
+				"allocationMode All: how many devices it gets is not known before; write a count",
+			"memory=0 pending=0 enforced=true"},
+		{"a GPU that nobody publishes", map[string]string{"a": "memory=100Gi cores=100"}, none, false,
+			"claim claim: no published GPU is for it, so its memory is not known, and " +
+				"GPUQuota a limits it to 100Gi" + hint,
+			"cores=0 memory=0 pending=0 enforced=true"},
+		{"a GPU that nobody publishes, where its number is limited", map[string]string{"a": "gpus=1"}, none, false, "",
+			"gpus=1 pending=1 enforced=true"},
+		{"no GPUs", map[string]string{"a": "gpus=0"}, foreign, false, "", "gpus=0 pending=0 enforced=true"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			w := newWorld(t, row.limits)
+			w.count(t)
+			response := review(t, NewWebhook(w.feature), row.claim, row.dryRun)
+			got := response.Result.Message
+			if response.Allowed != (row.answer == "") || !response.Allowed && got != row.answer {
+				t.Errorf("got %q\nwant %q", got, row.answer)
+			}
+			if got := w.quota(t, "a"); got != row.quota {
+				t.Errorf("got %s, want %s", got, row.quota)
+			}
+		})
+	}
+}
+
+// What the leader counts, after claims were admitted.
+func TestCount(t *testing.T) {
+	held := func(c *resourceapi.ResourceClaim, node string) *resourceapi.ResourceClaim {
+		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: clustertest.Driver,
+				Pool: node, Device: "gpu-3b-00-0", ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{
+					"memory": resource.MustParse("2Gi")}}}}}
+		return c
+	}
+	for _, row := range []struct {
+		name  string
+		after func(t *testing.T, w *world, claim *resourceapi.ResourceClaim) // the claim for 5Gi is admitted
+		want  string
+	}{
+		{"it is not created yet", func(*testing.T, *world, *resourceapi.ResourceClaim) {},
+			"gpus=1 memory=5Gi pending=1 enforced=true"},
+		{"it was never created", func(_ *testing.T, w *world, _ *resourceapi.ResourceClaim) { w.later = PendingFor },
+			"gpus=0 memory=0 pending=0 enforced=true"},
+		{"it exists", func(t *testing.T, w *world, c *resourceapi.ResourceClaim) { must(t, w.Create(t.Context(), c)) },
+			"gpus=1 memory=5Gi pending=0 enforced=true"},
+		{"another of its name exists", func(t *testing.T, w *world, c *resourceapi.ResourceClaim) {
+			c.UID = "other"
+			must(t, w.Create(t.Context(), c))
+		}, "gpus=2 memory=10Gi pending=1 enforced=true"},
+		{"it has got less", func(t *testing.T, w *world, c *resourceapi.ResourceClaim) {
+			must(t, w.Create(t.Context(), held(c, "a")))
+		}, "gpus=1 memory=2Gi pending=0 enforced=true"},
+		{"it is deleted", func(t *testing.T, w *world, c *resourceapi.ResourceClaim) {
+			must(t, w.Create(t.Context(), c))
+			w.count(t)
+			must(t, w.Delete(t.Context(), c))
+		}, "gpus=0 memory=0 pending=0 enforced=true"},
+		{"its GPU is not published for a while", func(t *testing.T, w *world, c *resourceapi.ResourceClaim) {
+			must(t, w.Create(t.Context(), held(c, "away")))
+		}, "gpus=1 memory=5Gi pending=0 enforced=true"},
+		{"another limit is set", func(t *testing.T, w *world, c *resourceapi.ResourceClaim) {
+			must(t, w.Create(t.Context(), c))
+			var q cluster.GPUQuota
+			must(t, w.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: "a"}, &q))
+			q.Spec.Hard = corev1.ResourceList{"cores": resource.MustParse("100")}
+			must(t, w.Update(t.Context(), &q))
+		}, "cores=0 pending=0 enforced=true"},
+		{"the namespace loses its label", func(t *testing.T, w *world, _ *resourceapi.ResourceClaim) {
+			must(t, w.Update(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ns"}}))
+		}, "gpus=1 memory=5Gi pending=1 enforced=false"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			w := newWorld(t, map[string]string{"a": "memory=10Gi gpus=2"})
+			w.count(t)
+			claim := share(t, "c", "5Gi")
+			if response := review(t, NewWebhook(w.feature), claim, false); !response.Allowed {
+				t.Fatal(response.Result.Message)
+			}
+			row.after(t, w, claim)
+			w.count(t)
+			if got := w.quota(t, "a"); got != row.want {
+				t.Errorf("got %s, want %s", got, row.want)
+			}
+		})
+	}
+}
+
+// A quota that nobody has counted is waited for.
+func TestNewQuota(t *testing.T) {
+	w := newWorld(t, map[string]string{"a": "memory=10Gi"})
+	counted := make(chan struct{})
+	time.AfterFunc(5*again, func() {
+		defer close(counted)
+		w.count(t)
+	})
+	if response := review(t, NewWebhook(w.feature), share(t, "c", "5Gi"), false); !response.Allowed {
+		t.Error(response.Result.Message)
+	}
+	<-counted
+	if got, want := w.quota(t, "a"), "memory=5Gi pending=1 enforced=true"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func TestMetric(t *testing.T) {
+	w := newWorld(t, map[string]string{"a": "memory=10Gi gpus=2"})
+	must(t, w.Create(t.Context(), share(t, "c", "5Gi")))
+	w.count(t)
+	const want = `# HELP gpu_dra_cluster_quota What a GPUQuota allows (hard) of a resource, and what the claims of its namespace use of that (used).
+# TYPE gpu_dra_cluster_quota gauge
+gpu_dra_cluster_quota{namespace="ns",quota="a",resource="gpus",type="hard"} 2
+gpu_dra_cluster_quota{namespace="ns",quota="a",resource="gpus",type="used"} 1
+gpu_dra_cluster_quota{namespace="ns",quota="a",resource="memory",type="hard"} 1.073741824e+10
+gpu_dra_cluster_quota{namespace="ns",quota="a",resource="memory",type="used"} 5.36870912e+09
+`
+	must(t, testutil.CollectAndCompare(w.amounts, strings.NewReader(want)))
+	q := &cluster.GPUQuota{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a"}}
+	must(t, w.Delete(t.Context(), q))
+	_, err := w.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(q)})
+	must(t, err)
+	if n := testutil.CollectAndCount(w.amounts); n != 0 {
+		t.Errorf("got %d values of a quota that is deleted, want none", n)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
