@@ -137,8 +137,10 @@ func Defrag(ctx context.Context, s *cluster.Snapshot, o DefragOptions) (*Defragm
 		}
 	}
 	without := *s
-	without.Quotas, without.Unread = nil, maps.Clone(s.Unread) // a replacement needs no more than the pod
+	// A replacement needs no more than the pod.
+	without.Quotas, without.GPUQuotas, without.Unread = nil, nil, maps.Clone(s.Unread)
 	delete(without.Unread, cluster.Quotas)
+	delete(without.Unread, cluster.GPUQuotas)
 	d := &defragmenter{index: newIndex(&without), DefragOptions: o, ctx: ctx, ofDevice: map[string]*physicalGPU{},
 		deadline: time.Now().Add(cmp.Or(o.Timeout, defragTimeout)), nodeNamed: map[string]*corev1.Node{},
 		movers: map[types.UID]*mover{}, kept: map[*physicalGPU]bool{}, unfit: map[string]bool{}}

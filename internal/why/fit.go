@@ -127,6 +127,12 @@ func Empty(s *cluster.Snapshot) *cluster.Snapshot {
 		quota.Status.Used = nil
 		c.Quotas = append(c.Quotas, quota)
 	}
+	c.GPUQuotas = nil
+	for _, quota := range s.GPUQuotas {
+		quota = quota.DeepCopy()
+		quota.Use(cluster.Zero())
+		c.GPUQuotas = append(c.GPUQuotas, quota)
+	}
 	c.Pods = nil
 	c.Claims = nil
 	for _, claim := range s.Claims {

@@ -42,6 +42,7 @@ type index struct {
 	pools   map[cluster.PoolID][]*resourceapi.ResourceSlice
 	holders map[cluster.PoolID][]*resourceapi.ResourceClaim
 	used    map[string]corev1.ResourceList // of each node, by pods
+	kinds   *cluster.View                  // see view
 	planned map[string]bool                // claims that do not exist yet, by namespace/name
 	answers map[string]*Answer             // about anonymous workloads
 	// compiled are the expressions of this cluster. They are forgotten with it: users choose them, and those of 1,000

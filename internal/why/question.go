@@ -175,8 +175,9 @@ func (q *question) placements(w *workload) ([]placement, error) {
 // overQuota returns the limits of the namespace's quotas that claims which do not exist yet would exceed on the node.
 // The claim for extended resources depends on the node.
 func (q *question) overQuota(w *workload, node *corev1.Node) []string {
+	all := q.overGPUQuota(w, node)
 	if len(q.Quotas) == 0 {
-		return nil
+		return all
 	}
 	want := corev1.ResourceList{}
 	for i, claim := range w.claimsOn(node) {
@@ -194,7 +195,6 @@ func (q *question) overQuota(w *workload, node *corev1.Node) []string {
 			want = add(want, more)
 		}
 	}
-	var all []string
 	for _, quota := range q.Quotas {
 		if len(want) == 0 || quota.Namespace != w.namespace() {
 			continue
@@ -214,6 +214,58 @@ func (q *question) overQuota(w *workload, node *corev1.Node) []string {
 		}
 	}
 	return all
+}
+
+// overGPUQuota returns the limits of GPUQuotas that claims which do not exist yet would exceed. The scheduler creates
+// the claim for extended resources when it has found devices.
+func (q *question) overGPUQuota(w *workload, node *corev1.Node) (all []string) {
+	limits := func(quota *cluster.GPUQuota) bool { return quota.Namespace == w.namespace() && quota.Status.Enforced }
+	first := slices.IndexFunc(q.GPUQuotas, limits)
+	if first < 0 {
+		return nil
+	}
+	view := q.view(q.GPUQuotas[first].Status.Driver)
+	want := cluster.Zero()
+	for i, claim := range w.claimsOn(node) {
+		of := w.origins[i]
+		if of.extended == nil && of.exists {
+			continue
+		}
+		amount, err := view.AmountOf(q.ctx, claim)
+		if err != nil {
+			amount = nil
+		}
+		want.Add(amount, 1)
+	}
+	for _, quota := range q.GPUQuotas {
+		if !limits(quota) {
+			continue
+		}
+		for _, e := range quota.Exceeded(want) {
+			if e.Asked == nil {
+				all = append(all, fmt.Sprintf("the GPUQuota %s allows %s of %s, and how much is wanted is not known",
+					quota.Name, e.Hard, e.Resource))
+			} else if e.Used != nil {
+				all = append(all, fmt.Sprintf("the GPUQuota %s allows %s of %s, %s are used and up to %s more are "+
+					"wanted", quota.Name, e.Hard, e.Resource, e.Used, e.Asked))
+			}
+		}
+	}
+	return all
+}
+
+// view returns the devices of the driver, with which amounts of GPUQuotas are computed.
+func (c *index) view(driver string) *cluster.View {
+	if c.kinds == nil || c.kinds.Driver() != driver {
+		c.kinds = cluster.New(driver)
+		for _, class := range c.Classes {
+			c.kinds.SetClass(class)
+		}
+		for _, slice := range c.Slices {
+			c.kinds.SetSlice(c.kinds.SlimSlice(slice))
+		}
+	}
+	return c.kinds
 }
 
 // quotaOf returns what the quota counts for the claim: itself, and its devices by class. Devices of a class also count

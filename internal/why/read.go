@@ -40,7 +40,9 @@ func Read(ctx context.Context, r read.Reader, namespace string, m Manifest) *clu
 	}
 	var read *cluster.Snapshot
 	var wg sync.WaitGroup
-	wg.Go(func() { read = rest.Read(ctx, cluster.Nodes, cluster.Slices, cluster.Pods, cluster.Quotas) })
+	wg.Go(func() {
+		read = rest.Read(ctx, cluster.Nodes, cluster.Slices, cluster.Pods, cluster.Quotas, cluster.GPUQuotas)
+	})
 	first := r.Read(ctx, cluster.Classes, cluster.Claims, cluster.Templates)
 	s = newSlimmer(&cluster.Snapshot{Classes: first.Classes,
 		Claims:    slices.Concat(in(namespace, first.Claims), m.Claims),

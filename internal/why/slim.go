@@ -53,7 +53,7 @@ func newSlimmer(s *cluster.Snapshot) *slimmer {
 }
 
 // ofView are the attributes with which a cluster.View tells how much of a GPU claims hold.
-var ofView = []string{"type", "productName", "profile", "multiprocessors", "sharing", "sharedOnly"}
+var ofView = []string{"type", "productName", "profile", "multiprocessors", "sharing", "sharedOnly", "peakCompute"}
 
 // slice drops the attributes of devices that nothing reads, and lets equal devices of all slices share their parts. It
 // changes the slice.

@@ -561,6 +561,8 @@ func (c *index) notes(w *workload) []string {
 				c.Unread[resource]))
 		case cluster.Quotas:
 			all = append(all, fmt.Sprintf("quotas cannot be read, and are not considered: %v", c.Unread[resource]))
+		case cluster.GPUQuotas:
+			all = append(all, fmt.Sprintf("GPUQuotas cannot be read, and are not considered: %v", c.Unread[resource]))
 		case cluster.TaintRules:
 			all = append(all, fmt.Sprintf("DeviceTaintRules cannot be read, so devices may have more taints: %v",
 				c.Unread[resource]))

@@ -110,6 +110,28 @@ func overQuota(t *testing.T, name corev1.ResourceName) *cluster.Snapshot {
 	return s
 }
 
+// limited returns amounts from text such as "memory=40Gi gpus=3".
+func limited(text string) corev1.ResourceList {
+	all := corev1.ResourceList{}
+	for _, one := range strings.Fields(text) {
+		name, n, _ := strings.Cut(one, "=")
+		all[corev1.ResourceName(name)] = resource.MustParse(n)
+	}
+	return all
+}
+
+// gpuQuota has a pod whose template asks for 10 GiB of two GPUs, and a GPUQuota that has so much used.
+func gpuQuota(t *testing.T, hard, used corev1.ResourceList) *cluster.Snapshot {
+	t.Helper()
+	s := overQuota(t, "count/pods")
+	s.Templates[0].Spec.Spec = claim(t, "c", gpus(", count: 2, capacity: {requests: {memory: 10Gi}}")).Spec
+	s.GPUQuotas = []*cluster.GPUQuota{{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "q"},
+		Spec:   cluster.GPUQuotaSpec{Hard: hard},
+		Status: cluster.GPUQuotaStatus{Used: used, Enforced: true, Driver: clustertest.Driver}}}
+	s.Slices = fleet(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"}).Slices
+	return s
+}
+
 // twice has a node and a pod with two claims of one template.
 func twice(t *testing.T, node clustertest.SimNode, devices string) *cluster.Snapshot {
 	t.Helper()
@@ -492,6 +514,25 @@ pod p fits now on 1 of 2 nodes
 			return s
 		}, `
 pod p fits now on 1 of 1 nodes`},
+		{"a GPUQuota", func(t *testing.T) *cluster.Snapshot {
+			return gpuQuota(t, limited("memory=50Gi"), limited("memory=40Gi"))
+		}, `
+pod p waits: the GPUQuota q allows 50Gi of memory, 40Gi are used and up to 20Gi more are wanted
+smallest change: in ResourceClaimTemplate ns/t, request gpu: ask for 5Gi memory instead of 10Gi (capacity.requests.memory)`},
+		{"a GPUQuota of a namespace without the label", func(t *testing.T) *cluster.Snapshot {
+			s := gpuQuota(t, limited("memory=50Gi"), limited("memory=40Gi"))
+			s.GPUQuotas[0].Status.Enforced = false
+			return s
+		}, `
+pod p fits now on 1 of 1 nodes`},
+		{"a GPUQuota and the claim that the scheduler creates for an extended resource", func(
+			t *testing.T) *cluster.Snapshot {
+			s := extended(t, "", "1", t4)
+			s.GPUQuotas = gpuQuota(t, limited("gpus=4 memory=100Gi"), limited("gpus=4 memory=0")).GPUQuotas
+			return s
+		}, `
+pod p waits: the GPUQuota q allows 4 of gpus, 4 are used and up to 1 more are wanted
+no change of this pod helps, and no end of other claims`},
 		{"an extended resource", func(t *testing.T) *cluster.Snapshot {
 			return extended(t, "", "3", t4)
 		}, `
