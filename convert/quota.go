@@ -18,12 +18,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	kjson "sigs.k8s.io/json"
+
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 )
 
 const (
 	// admissionQuotas is the key of gpu-admission's ConfigMap that has the quotas as JSON.
 	admissionQuotas = "gpu_quota"
-	// quotaName is the name of the ResourceQuotas.
+	// quotaName is the name of the quotas.
 	quotaName = "gpus"
 	// maxQuota is more GPUs than a namespace has.
 	maxQuota = 1_000_000
@@ -55,8 +57,8 @@ func admissionQuotasIn(object map[string]any) (text []byte, ok bool) {
 	return text, err == nil
 }
 
-// admissionQuotas returns a DeviceClass for each model and a ResourceQuota for each namespace in the quotas of
-// gpu-admission, and what works differently.
+// admissionQuotas returns a DeviceClass for each model in the quotas of gpu-admission, for each namespace a GPUQuota of
+// all models together with the label that enforces it, and a ResourceQuota of each model, and what works differently.
 func (m manifests) admissionQuotas(text []byte) (all []any, warnings []string, err error) {
 	quotas, err := parseAdmissionQuotas(text)
 	if err != nil {
@@ -79,15 +81,19 @@ func (m manifests) admissionQuotas(text []byte) (all []any, warnings []string, e
 			hard[devicesOf(classes[model])] = *resource.NewQuantity(n, resource.DecimalSI)
 			sum += n
 		}
-		hard[devicesOf(m.Driver)] = *resource.NewQuantity(sum, resource.DecimalSI)
-		all = append(all, &corev1.ResourceQuota{
-			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ResourceQuota"},
-			ObjectMeta: metav1.ObjectMeta{Name: quotaName, Namespace: namespace},
-			Spec:       corev1.ResourceQuotaSpec{Hard: hard}})
-		warnings = append(warnings, m.quotaWarnings(namespace, quotas[namespace], sum)...)
+		meta := metav1.ObjectMeta{Name: quotaName, Namespace: namespace}
+		all = append(all, &corev1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},
+			ObjectMeta: metav1.ObjectMeta{Name: namespace, Labels: map[string]string{cluster.QuotaLabel: "on"}}},
+			&cluster.GPUQuota{TypeMeta: metav1.TypeMeta{APIVersion: cluster.QuotaVersion.String(), Kind: "GPUQuota"},
+				ObjectMeta: meta, Spec: cluster.GPUQuotaSpec{Hard: corev1.ResourceList{
+					cluster.AmountCores: resource.MustParse(fmt.Sprint(100 * sum))}}})
+		if len(hard) > 0 {
+			all = append(all, &corev1.ResourceQuota{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ResourceQuota"},
+				ObjectMeta: meta, Spec: corev1.ResourceQuotaSpec{Hard: hard}})
+		}
+		warnings = append(warnings, quotaWarnings(namespace, quotas[namespace], sum)...)
 	}
-	return all, append(warnings, "a share counts as one device; gpu-admission counted its percent",
-		"other classes are not limited, nor GPUs of other models; gpu-admission gave a namespace none of them"), nil
+	return all, append(warnings, "GPUs of other models count too; gpu-admission gave a namespace none of them"), nil
 }
 
 // devicesOf returns the name in a ResourceQuota of the devices of a class.
@@ -164,11 +170,11 @@ func (m manifests) modelClass(model, name string) (*resourceapi.DeviceClass, str
 }
 
 // quotaWarnings says what the quota of a namespace does not limit as gpu-admission did.
-func (m manifests) quotaWarnings(namespace string, q namespaceQuota, sum int64) []string {
-	warnings := []string{fmt.Sprintf("namespace %s: converted pods count for %s, whatever their model: at most %d",
-		namespace, m.Driver, sum)}
+func quotaWarnings(namespace string, q namespaceQuota, sum int64) []string {
+	warnings := []string{fmt.Sprintf("namespace %s: the multiprocessors of %d GPUs, whatever their model", namespace,
+		sum)}
 	if len(q.Quota) > 0 {
-		warnings[0] += ". Claims that name the class of a model count for that class instead; both can be used up"
+		warnings[0] += "; claims that name the class of a model also count for that model, and converted pods do not"
 	}
 	switch len(q.Pool) {
 	case 0:
