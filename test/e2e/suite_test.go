@@ -105,6 +105,7 @@ func TestCluster(t *testing.T) {
 	})
 	t.Run("pods of higher priority get GPUs, and a budget keeps others", s.testPreemption)
 	t.Run("a quota counts the GPUs of a class for all kinds of requests", s.testQuota)
+	t.Run("claims at once do not exceed a quota of GiB", s.testGPUQuota)
 	t.Run("monitors see all GPUs while all are allocated, and allocate none", s.testMonitor)
 	t.Run("the policy refuses the monitor device without admin access, with advice", s.testMonitorPolicy)
 	t.Run("the plugin refuses the monitor device without admin access", s.testMonitorRefused)

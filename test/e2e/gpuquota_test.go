@@ -1,0 +1,79 @@
+//go:build e2e
+
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
+)
+
+// testGPUQuota creates many claims at once, each for a GiB, where there is room for some. Then a pod asks for a whole
+// GPU as an extended resource. When the claims are deleted, their amounts come back.
+func (s *suite) testGPUQuota(t *testing.T) {
+	s.needs(t, "DRAConsumableCapacity")
+	ns := s.labelled(t, "gpu-quota", map[string]string{"gpu.nvidia.com/quota": "on"})
+	s.must(t, s.Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GPUQuota",
+		"metadata": map[string]any{"namespace": ns, "name": "gpus"},
+		"spec":     map[string]any{"hard": map[string]any{"memory": "40Gi", "gpus": 100}}}}))
+	const claims, room = 200, 40
+	spec := claimSpec()
+	spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+		Expression: "device.attributes['" + *driver + "'].sharing == 'fractional'"}}}
+	spec.Devices.Requests[0].Exactly.Capacity = &resourceapi.CapacityRequirements{
+		Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("1Gi")}}
+	var admitted atomic.Int64
+	var all errgroup.Group
+	for i := range claims {
+		all.Go(func() error {
+			err := s.Create(t.Context(), &resourceapi.ResourceClaim{
+				ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: fmt.Sprintf("claim-%d", i)}, Spec: spec})
+			switch {
+			case err == nil:
+				admitted.Add(1)
+			case !strings.Contains(err.Error(), "it may take 1Gi of GPU memory, and GPUQuota gpus has 0 of 40Gi left"):
+				return err
+			}
+			return nil
+		})
+	}
+	s.must(t, all.Wait())
+	if admitted.Load() != room {
+		t.Errorf("got %d claims, want %d", admitted.Load(), room)
+	}
+	used := func(want string) {
+		t.Helper()
+		s.must(t, kube.Until(t.Context(), soon, want+" to be used and nothing to be pending",
+			func(ctx context.Context) (bool, string, error) {
+				q := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "resource.nvidia.com/v1beta1",
+					"kind": "GPUQuota"}}
+				err := s.Get(ctx, client.ObjectKey{Namespace: ns, Name: "gpus"}, q)
+				memory, _, _ := unstructured.NestedString(q.Object, "status", "used", "memory")
+				pending, _, _ := unstructured.NestedSlice(q.Object, "status", "pending")
+				return memory == want && len(pending) == 0, fmt.Sprintf("%s, %d pending", memory, len(pending)), err
+			}))
+	}
+	used("40Gi")
+	s.must(t, s.DeleteAllOf(t.Context(), &resourceapi.ResourceClaim{}, client.InNamespace(ns)))
+	used("0")
+	s.needs(t, "DRAExtendedResource")
+	pod := s.pod(t, ns, "whole", func(p *corev1.PodSpec) {
+		p.Containers[0].Resources.Limits = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}
+	})
+	s.waitEvent(t, pod, "quota.gpu.nvidia.com", "it may take")
+}
