@@ -17,26 +17,28 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
-// testGPUQuota creates many claims at once, each for a GiB, where there is room for some. Then a pod asks for a whole
-// GPU as an extended resource. When the claims are deleted, their amounts come back.
+// testGPUQuota creates many claims at once, each for an L40S, where the quota has memory for some. When the claims are
+// deleted, their amounts come back. Then a pod asks for a GPU as an extended resource, which may be a larger one.
 func (s *suite) testGPUQuota(t *testing.T) {
-	s.needs(t, "DRAConsumableCapacity")
+	const (
+		claims, room = 200, 40
+		each, hard   = "46068Mi", "1842720Mi"
+	)
 	ns := s.labelled(t, "gpu-quota", map[string]string{"gpu.nvidia.com/quota": "on"})
-	s.must(t, s.Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
+	quota := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GPUQuota",
 		"metadata": map[string]any{"namespace": ns, "name": "gpus"},
-		"spec":     map[string]any{"hard": map[string]any{"memory": "40Gi", "gpus": 100}}}}))
-	const claims, room = 200, 40
+		"spec":     map[string]any{"hard": map[string]any{"memory": hard, "gpus": 100}}}}
+	s.must(t, s.Create(t.Context(), quota))
 	spec := claimSpec()
 	spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
-		Expression: "device.attributes['" + *driver + "'].sharing == 'fractional'"}}}
-	spec.Devices.Requests[0].Exactly.Capacity = &resourceapi.CapacityRequirements{
-		Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("1Gi")}}
+		Expression: "device.attributes['" + *driver + "'].productName == 'NVIDIA L40S'"}}}
 	var admitted atomic.Int64
 	var all errgroup.Group
 	for i := range claims {
@@ -46,7 +48,7 @@ func (s *suite) testGPUQuota(t *testing.T) {
 			switch {
 			case err == nil:
 				admitted.Add(1)
-			case !strings.Contains(err.Error(), "it may take 1Gi of GPU memory, and GPUQuota gpus has 0 of 40Gi left"):
+			case !strings.Contains(err.Error(), "it may take "+each+" of GPU memory, and GPUQuota gpus has 0 of "+hard+" left"):
 				return err
 			}
 			return nil
@@ -60,17 +62,17 @@ func (s *suite) testGPUQuota(t *testing.T) {
 		t.Helper()
 		s.must(t, kube.Until(t.Context(), soon, want+" to be used and nothing to be pending",
 			func(ctx context.Context) (bool, string, error) {
-				q := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "resource.nvidia.com/v1beta1",
-					"kind": "GPUQuota"}}
-				err := s.Get(ctx, client.ObjectKey{Namespace: ns, Name: "gpus"}, q)
-				memory, _, _ := unstructured.NestedString(q.Object, "status", "used", "memory")
-				pending, _, _ := unstructured.NestedSlice(q.Object, "status", "pending")
+				err := s.Get(ctx, client.ObjectKeyFromObject(quota), quota)
+				memory, _, _ := unstructured.NestedString(quota.Object, "status", "used", "memory")
+				pending, _, _ := unstructured.NestedSlice(quota.Object, "status", "pending")
 				return memory == want && len(pending) == 0, fmt.Sprintf("%s, %d pending", memory, len(pending)), err
 			}))
 	}
-	used("40Gi")
+	used(hard)
 	s.must(t, s.DeleteAllOf(t.Context(), &resourceapi.ResourceClaim{}, client.InNamespace(ns)))
 	used("0")
+	s.must(t, s.Patch(t.Context(), quota, client.RawPatch(types.MergePatchType,
+		[]byte(`{"spec": {"hard": {"memory": "15Gi"}}}`))))
 	s.needs(t, "DRAExtendedResource")
 	pod := s.pod(t, ns, "whole", func(p *corev1.PodSpec) {
 		p.Containers[0].Resources.Limits = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}

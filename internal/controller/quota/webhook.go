@@ -28,7 +28,7 @@ import (
 const (
 	// timeout is how long the webhook may take. The API server waits for ten seconds.
 	timeout = 9 * time.Second
-	// again is how long the webhook waits after a conflict, or for the first count of a new quota.
+	// again is how long the webhook waits after a conflict. For the first count of a new quota it is ten times as long.
 	again = 20 * time.Millisecond
 	// maxPending is how many claims can be pending in a quota: they are part of the object.
 	maxPending = 1000
@@ -165,8 +165,12 @@ func (w *Webhook) charge(namespace string, batch []*request) error {
 			return nil
 		}
 		verdicts, err := w.try(namespace, batch)
-		if apierrors.IsConflict(err) || errors.Is(err, errUncounted) {
+		switch {
+		case apierrors.IsConflict(err):
 			time.Sleep(again)
+			continue
+		case errors.Is(err, errUncounted):
+			time.Sleep(10 * again)
 			continue
 		}
 		for i, r := range batch {
