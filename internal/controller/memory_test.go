@@ -34,6 +34,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/admission"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/explain"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
+	"github.com/gpudra/gpu-dra-driver/internal/controller/quota"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/strongest"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
@@ -102,9 +103,15 @@ func load(t *testing.T) {
 		handler webhook.Handler
 	}{{"ResourceClaim", admission.Validator{Checker: admission.Checker{View: v}, Expander: expander}},
 		{"ResourceClaim", expander}, {"ResourceClaim", admission.OptionalFields{}},
+		{"ResourceClaim", quota.NewWebhook(&feature.Controller{View: v, Direct: events, Guard: feature.NewGuard(),
+			Known: func() error { return nil }})},
 		{"Pod", convert.NewWebhook(convert.Names(),
 			clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"}), events, events)}} {
-		kind, server := h.kind, limits.handler(&webhook.Webhook{Handler: h.handler})
+		kind, limits := h.kind, limits
+		if _, waits := h.handler.(*quota.Webhook); waits {
+			limits = newLimiter() // others do not wait for it
+		}
+		server := limits.handler(&webhook.Webhook{Handler: h.handler})
 		for _, object := range objects[kind] {
 			calls := smallRequests + 6
 			if len(object) > smallBody {

@@ -31,7 +31,7 @@ const (
 	// request to create an object.
 	PendingFor = time.Minute
 	// period is how often each quota is counted when nothing changes, and pendingPeriod while claims are pending.
-	period, pendingPeriod = time.Minute, 10 * time.Second
+	period, pendingPeriod = 5 * time.Minute, 10 * time.Second
 	// settle is how long changes of claims are collected.
 	settle = 500 * time.Millisecond
 )
@@ -52,7 +52,7 @@ func NewCounter(c *feature.Controller, amounts *prometheus.GaugeVec) *Counter {
 }
 
 // watch counts on the leader of the manager: when a quota is new or changed, soon after claims of its namespace have
-// changed, and every minute.
+// changed, while claims are pending, and every period.
 func (c *Counter) watch(mgr ctrl.Manager) error {
 	c.cached = mgr.GetClient()
 	changed := predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
@@ -68,6 +68,11 @@ func (c *Counter) watch(mgr ctrl.Manager) error {
 			UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) { c.later(ctx, e.ObjectNew, q) },
 			DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) { c.later(ctx, e.Object, q) },
 		}, builder.WithPredicates(changed)).
+		Watches(&cluster.GPUQuota{}, handler.Funcs{UpdateFunc: func(_ context.Context, e event.UpdateEvent, q queue) {
+			if of, ok := e.ObjectNew.(*cluster.GPUQuota); ok && len(of.Status.Pending) > 0 {
+				q.AddAfter(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(of)}, pendingPeriod)
+			}
+		}}).
 		Complete(c)
 }
 
@@ -77,7 +82,7 @@ type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 func (c *Counter) later(ctx context.Context, claim client.Object, q queue) {
 	var quotas cluster.GPUQuotaList
 	if err := c.cached.List(ctx, &quotas, client.InNamespace(claim.GetNamespace())); err != nil {
-		return // they are counted every minute
+		return // they are counted every period
 	}
 	for i := range quotas.Items {
 		q.AddAfter(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&quotas.Items[i])}, settle)
@@ -134,12 +139,9 @@ func (c *Counter) count(ctx context.Context, q *cluster.GPUQuota) error {
 	for i := range claims.Items {
 		claim := &claims.Items[i]
 		found[claim.UID] = true
-		amount, err := c.view.AmountOf(ctx, claim)
+		amount, _ := amountOf(ctx, c.view, claim) // an error makes it unknown
 		if ctx.Err() != nil {
 			return ctx.Err()
-		}
-		if err != nil {
-			amount = nil
 		}
 		add(amount)
 	}

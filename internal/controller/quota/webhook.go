@@ -70,10 +70,7 @@ func (w *Webhook) Handle(ctx context.Context, req webhook.Request) webhook.Respo
 		return webhook.Errored(http.StatusBadRequest, fmt.Errorf("claim %s: %w", req.Name, err))
 	}
 	claim.Status = resourceapi.ResourceClaimStatus{}
-	amount, err := w.view.AmountOf(ctx, &claim)
-	if err != nil { // no key is known
-		amount = cluster.Amount{}
-	}
+	amount, err := amountOf(ctx, w.view, &claim)
 	if amount.IsZero() {
 		return webhook.Allowed("it asks for no GPUs")
 	}
@@ -96,6 +93,18 @@ func (w *Webhook) Handle(ctx context.Context, req webhook.Request) webhook.Respo
 		}
 	}
 	return webhook.Allowed("")
+}
+
+// amountOf returns how much the claim takes. If there is an error, everything is unknown. Users choose how long it takes
+// to evaluate their selectors.
+func amountOf(ctx context.Context, v *cluster.View, claim *resourceapi.ResourceClaim) (cluster.Amount, error) {
+	ctx, cancel := context.WithTimeout(ctx, feature.WebhookTimeout)
+	defer cancel()
+	amount, err := v.AmountOf(ctx, claim)
+	if err != nil {
+		return cluster.Amount{}, err
+	}
+	return amount, nil
 }
 
 // name returns a name for messages. One that is generated would make each refusal another event.
@@ -234,6 +243,7 @@ func add(q *cluster.GPUQuota, r *request) bool {
 	q.Use(used)
 	r.Since = metav1.Now()
 	q.Status.Pending = append(q.Status.Pending, r.PendingClaim)
+	q.Status.Enforced = true // or nobody would ask this webhook
 	return true
 }
 
