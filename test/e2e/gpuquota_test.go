@@ -36,6 +36,7 @@ func (s *suite) testGPUQuota(t *testing.T) {
 		"metadata": map[string]any{"namespace": ns, "name": "gpus"},
 		"spec":     map[string]any{"hard": map[string]any{"memory": hard, "gpus": 100}}}}
 	s.must(t, s.Create(t.Context(), quota))
+	full := "it may take " + each + " of GPU memory, and GPUQuota gpus has 0 of " + hard + " left"
 	spec := claimSpec()
 	spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
 		Expression: "device.attributes['" + *driver + "'].productName == 'NVIDIA L40S'"}}}
@@ -48,7 +49,7 @@ func (s *suite) testGPUQuota(t *testing.T) {
 			switch {
 			case err == nil:
 				admitted.Add(1)
-			case !strings.Contains(err.Error(), "it may take "+each+" of GPU memory, and GPUQuota gpus has 0 of "+hard+" left"):
+			case !strings.Contains(err.Error(), full):
 				return err
 			}
 			return nil
