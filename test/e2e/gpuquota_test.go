@@ -45,7 +45,8 @@ func (s *suite) testGPUQuota(t *testing.T) {
 	for i := range claims {
 		all.Go(func() error {
 			err := s.Create(t.Context(), &resourceapi.ResourceClaim{
-				ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: fmt.Sprintf("claim-%d", i)}, Spec: spec})
+				ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: fmt.Sprintf("claim-%d", i)},
+				Spec:       *spec.DeepCopy()})
 			switch {
 			case err == nil:
 				admitted.Add(1)
