@@ -27,7 +27,7 @@ import (
 // deleted, their amounts come back. Then a pod asks for a GPU as an extended resource, which may be a larger one.
 func (s *suite) testGPUQuota(t *testing.T) {
 	const (
-		claims, room = 200, 40
+		claims, room = 500, 40
 		each, hard   = "46068Mi", "1842720Mi"
 	)
 	ns := s.labelled(t, "gpu-quota", map[string]string{"gpu.nvidia.com/quota": "on"})

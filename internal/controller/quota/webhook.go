@@ -95,8 +95,8 @@ func (w *Webhook) Handle(ctx context.Context, req webhook.Request) webhook.Respo
 	return webhook.Allowed("")
 }
 
-// amountOf returns how much the claim takes. If there is an error, everything is unknown. Users choose how long it takes
-// to evaluate their selectors.
+// amountOf returns how much the claim takes. If there is an error, everything is unknown. Users choose how long their
+// selectors take.
 func amountOf(ctx context.Context, v *cluster.View, claim *resourceapi.ResourceClaim) (cluster.Amount, error) {
 	ctx, cancel := context.WithTimeout(ctx, feature.WebhookTimeout)
 	defer cancel()
