@@ -33,7 +33,7 @@ const (
 	// period is how often each quota is counted when nothing changes, and pendingPeriod while claims are pending.
 	period, pendingPeriod = 5 * time.Minute, 10 * time.Second
 	// settle is how long changes of claims are collected.
-	settle = 500 * time.Millisecond
+	settle = time.Second
 )
 
 // Counter counts what claims take, and writes that to the quotas.
