@@ -18,7 +18,7 @@ import (
 // QuotaVersion is the API version of GPUQuotas.
 var QuotaVersion = schema.GroupVersion{Group: "resource.nvidia.com", Version: "v1beta1"}
 
-// QuotaLabel, with the value "on", lets GPUQuotas limit the claims of a namespace.
+// QuotaLabel is the label of namespaces, with the value "on", whose claims GPUQuotas limit.
 const QuotaLabel = "gpu.nvidia.com/quota"
 
 // GPUQuota limits how much of GPUs the claims of a namespace take together.

@@ -21,10 +21,9 @@ import (
 	"errors"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
-
-	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"

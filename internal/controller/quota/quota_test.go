@@ -33,8 +33,6 @@ import (
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
-const gib = 1 << 30
-
 // world is an API server with a node of two T4, a quota, a counter, and as many webhooks as are made.
 type world struct {
 	client.Client
