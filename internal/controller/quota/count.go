@@ -92,7 +92,7 @@ func (c *Counter) later(ctx context.Context, claim client.Object, q queue) {
 // Reconcile counts a quota. What is used does not fall while a claim holds or asks for something whose amount is not
 // known: a device may be missing only while its plugin is restarted.
 func (c *Counter) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-	if c.known() != nil {
+	if complete := c.known() == nil; !complete {
 		return reconcile.Result{RequeueAfter: settle}, nil
 	}
 	var q cluster.GPUQuota
