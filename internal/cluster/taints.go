@@ -63,6 +63,15 @@ func KeptFor(t resourceapi.DeviceTaint) string {
 	return t.Value
 }
 
+// PreemptionTaint is the key of the taint with which the controller keeps devices for a pod of higher priority. The
+// value is the UID of the pod.
+const PreemptionTaint = "gpu.nvidia.com/preemption"
+
+// Keeps reports whether the taint keeps a device for somebody: it does not say that the device is sick.
+func Keeps(t resourceapi.DeviceTaint) bool {
+	return KeptFor(t) != "" || t.Key == PreemptionTaint && Prevents(t)
+}
+
 // Prevents reports whether the taint keeps new pods away.
 func Prevents(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone }
 
@@ -112,7 +121,7 @@ func (v *View) tainted(d *Device) (tainted, kept bool) {
 	kept = true
 	note := func(t resourceapi.DeviceTaint) {
 		if Prevents(t) {
-			tainted, kept = true, kept && KeptFor(t) != ""
+			tainted, kept = true, kept && Keeps(t)
 		}
 	}
 	for _, rule := range v.rules {

@@ -90,7 +90,7 @@ func TestTaintRules(t *testing.T) {
 	}
 }
 
-// TestKept: a GPU is kept if nothing but reservations keeps new pods away.
+// TestKept: a GPU is kept if nothing but reservations and preemptions keeps new pods away.
 func TestKept(t *testing.T) {
 	v := clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
 	reserve := rule("reserve", "a", "", resourceapi.DeviceTaintEffectNoSchedule)
@@ -116,6 +116,12 @@ func TestKept(t *testing.T) {
 	v.DeleteTaintRule("reserve")
 	if got, want := state(), "gpu-3b-00-0 tainted=false kept=false, gpu-af-00-0 tainted=true kept=false"; got != want {
 		t.Errorf("when the reservation has ended: got %s, want %s", got, want)
+	}
+	hold := rule("hold", "a", "gpu-3b-00-0", resourceapi.DeviceTaintEffectNoSchedule)
+	hold.Spec.Taint.Key = cluster.PreemptionTaint
+	v.SetTaintRule(hold)
+	if got, want := state(), "gpu-3b-00-0 tainted=true kept=true, gpu-af-00-0 tainted=true kept=false"; got != want {
+		t.Errorf("held for a preemption: got %s, want %s", got, want)
 	}
 }
 

@@ -119,7 +119,7 @@ func (t Taint) prevents() bool { return cluster.Prevents(t.device()) }
 func (t Taint) keptFor() string { return cluster.KeptFor(t.device()) }
 
 // sick reports whether the taint keeps new claims away, and not because the GPU is kept for somebody.
-func (t Taint) sick() bool { return t.prevents() && t.keptFor() == "" }
+func (t Taint) sick() bool { return t.prevents() && !cluster.Keeps(t.device()) }
 
 // gpusOf returns the GPUs of the drivers, sorted by node and name.
 func gpusOf(s *cluster.Snapshot, drivers []string) []*GPU {

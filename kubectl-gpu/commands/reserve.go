@@ -99,6 +99,9 @@ func (p *plugin) reservations(ctx context.Context, f filter, o output) error {
 		return err
 	}
 	list := reservationsOf(all, s.TaintRules)
+	if f.model != "" || f.driver != "" {
+		list = slices.DeleteFunc(list, func(r *Reservation) bool { return len(r.GPUs) == 0 })
+	}
 	t := table{header: []string{"TEAM", "GPUS", "HELD", "AGE", "NAMES"}}
 	for _, r := range list {
 		shown := r.GPUs
@@ -233,9 +236,12 @@ func (p *plugin) reserve(ctx context.Context, team string, f reserveOptions, o o
 	if printer == nil && o.format != names {
 		return p.printReservation(team, chosen, len(rules), f, o)
 	}
-	kept := &Reservation{Team: team}
+	kept := &Reservation{Team: team, Rules: []string{}}
 	for _, g := range chosen {
 		kept.GPUs, kept.Held = append(kept.GPUs, g.Ref()), kept.Held+min(len(g.Holders), 1)
+	}
+	if f.dryRun {
+		rules = nil
 	}
 	for _, rule := range rules {
 		kept.Rules = append(kept.Rules, rule.Name)
@@ -296,6 +302,10 @@ func (f *reserveOptions) choose(ctx context.Context, all []*GPU) (chosen []*GPU,
 	}
 	if f.gpus == 0 {
 		for _, g := range chosen {
+			if slices.ContainsFunc(g.Taints, func(t Taint) bool { return t.Key == cluster.PreemptionTaint }) {
+				return nil, fmt.Errorf("nothing is kept: %s is kept for a pod of higher priority, for a minute or so; "+
+					"try again later", g.Ref())
+			}
 			if teams := g.keptFor(); len(teams) > 0 {
 				return nil, fmt.Errorf("nothing is kept: %s is kept for %s already; kubectl gpu reserve %s --end ends "+
 					"that", g.Ref(), teams[0], teams[0])
@@ -354,6 +364,14 @@ func reservation(team string, s *cluster.Snapshot, all, chosen []*GPU) ([]*resou
 		pool := cluster.PoolID{Driver: g.Driver, Pool: g.Pool}
 		open[pool] = open[pool] || !kept[id{pool, g.Name}]
 	}
+	published := map[cluster.PoolID]int64{}
+	for _, slice := range cluster.Current(s.Slices) {
+		published[cluster.PoolOf(slice)]++
+	}
+	for _, slice := range cluster.Current(s.Slices) { // more GPUs of the pool may be published in a moment
+		pool := cluster.PoolOf(slice)
+		open[pool] = open[pool] || published[pool] < slice.Spec.Pool.ResourceSliceCount
+	}
 	prefix := fmt.Sprintf("kubectl-gpu-reserve-%s-%s", team, rand.String(5))
 	var rules []*resourceapi.DeviceTaintRule
 	add := func(selector *resourceapi.DeviceTaintSelector) {
@@ -408,7 +426,8 @@ func keep(ctx context.Context, client kubernetes.Interface, rules []*resourceapi
 	for _, other := range now.Items { // of another run at the same time
 		if team := cluster.KeptFor(other.Spec.Taint); team != "" && !slices.Contains(written.names, other.Name) &&
 			slices.ContainsFunc(rules, func(own *resourceapi.DeviceTaintRule) bool { return overlap(own, &other) }) {
-			return fmt.Errorf("some of the GPUs have just been kept for %s, by %s", team, other.Name)
+			return fmt.Errorf("some of the GPUs are kept for %s, by the DeviceTaintRule %s; kubectl gpu reserve %s "+
+				"--end ends that", team, other.Name, team)
 		}
 	}
 	return nil

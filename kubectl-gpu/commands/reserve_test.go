@@ -203,6 +203,15 @@ func TestReserveUndone(t *testing.T) {
 			}
 			return nil
 		}, "is forbidden", nil},
+		{"the API server creates the second, and then fails", func(n int, _ func(),
+			tracker clienttesting.ObjectTracker) error {
+			if n == 2 {
+				rule := kept("vision", "a", "y")
+				rule.Name = "r-1"
+				return errors.Join(tracker.Add(rule), apierrors.NewTimeoutError("x", 0))
+			}
+			return nil
+		}, "x", nil},
 		{"Ctrl-C at the second", func(n int, cancel func(), _ clienttesting.ObjectTracker) error {
 			if n == 2 {
 				cancel()
@@ -220,7 +229,7 @@ func TestReserveUndone(t *testing.T) {
 				return tracker.Add(kept("ml", "a", ""))
 			}
 			return nil
-		}, "some of the GPUs have just been kept for ml, by of-ml", []string{"of-ml"}},
+		}, "some of the GPUs are kept for ml, by the DeviceTaintRule of-ml", []string{"of-ml"}},
 		{"another run keeps another node meanwhile", func(n int, _ func(), tracker clienttesting.ObjectTracker) error {
 			if n == 2 {
 				return tracker.Add(kept("ml", "b", ""))

@@ -41,7 +41,8 @@ func (r *taintRules) create(ctx context.Context, rule *resourceapi.DeviceTaintRu
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ruleTimeout)
 	defer cancel()
 	_, err := r.client.ResourceV1().DeviceTaintRules().Create(ctx, rule, metav1.CreateOptions{})
-	if status := apierrors.APIStatus(nil); !errors.As(err, &status) { // without an answer, the rule may exist
+	// Without an answer, or after an error of the server, the rule may exist.
+	if status := apierrors.APIStatus(nil); !errors.As(err, &status) || status.Status().Code >= 500 {
 		r.names = append(r.names, rule.Name)
 	}
 	return err

@@ -64,7 +64,8 @@ func policyAnnotations(o metav1.Object) (some map[string]string) {
 			if some == nil {
 				some = map[string]string{}
 			}
-			some[a.key] = strings.ToValidUTF8(text[:min(len(text), maxAnnotation)], "")
+			// a copy: the part would keep all of the annotation
+			some[a.key] = strings.Clone(strings.ToValidUTF8(text[:min(len(text), maxAnnotation)], ""))
 		}
 	}
 	return some

@@ -42,8 +42,9 @@ const share = (holder) => holder.profile || (holder.whole ? 'all of it' : size(h
 const taintOf = (t) => `${t.key}${t.value ? `=${t.value}` : ''}:${t.effect}`;
 const isTainted = (gpu) => (gpu.taints || []).some((t) => t.effect !== 'None');
 const isReservation = (t) => t.key === 'gpu.nvidia.com/reserved' && t.effect !== 'None'; // kubectl gpu reserve
-const isKept = (gpu) => (gpu.taints || []).some(isReservation);
-const isSick = (gpu) => (gpu.taints || []).some((t) => t.effect !== 'None' && !isReservation(t));
+const isHold = (t) => t.key === 'gpu.nvidia.com/preemption' && t.effect !== 'None';
+const isKept = (gpu) => (gpu.taints || []).some((t) => isReservation(t) || isHold(t));
+const isSick = (gpu) => (gpu.taints || []).some((t) => t.effect !== 'None' && !isReservation(t) && !isHold(t));
 const isHeld = (gpu) => (gpu.holders || []).length > 0 || gpu.memory.used > 0;
 const isFree = (gpu, node) => gpu.memory.used === 0 && !isHeld(gpu) && !isTainted(gpu) && !node.problem;
 const held = (gpu) => (gpu.holders || []).map((h) => `${claimOf(h)} ${share(h)}`);
@@ -51,6 +52,7 @@ const held = (gpu) => (gpu.holders || []).map((h) => `${claimOf(h)} ${share(h)}`
 // words says what a taint means: a cause, and what follows.
 function words(taint) {
   if (isReservation(taint)) return `kept for ${taint.value}`;
+  if (isHold(taint)) return 'kept for a pod of higher priority';
   const spaced = (text) => text.replace(/([a-z])([A-Z])/g, '$1 $2').toLowerCase();
   const name = taint.key.replace(/^.*\//, '');
   const known = { xid: `XID ${taint.value}`, 'gpu-lost': 'lost', unmonitored: 'not monitored' };
@@ -106,7 +108,7 @@ function card(gpu) {
   button.append(...holders.slice(0, shownHolders).map(holderLine));
   if (holders.length > shownHolders) button.append(element('span', 'amount', `and ${holders.length - shownHolders} more`));
   for (const t of gpu.taints || []) {
-    button.append(element('span', t.effect === 'None' || isReservation(t) ? 'amount' : 'health', words(t)));
+    button.append(element('span', t.effect === 'None' || isReservation(t) || isHold(t) ? 'amount' : 'health', words(t)));
   }
   return button;
 }
