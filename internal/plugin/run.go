@@ -67,7 +67,7 @@ type Plugin struct {
 type Machine interface {
 	node.Machine
 	// Processes returns the processes that use a GPU.
-	Processes(ctx context.Context, d gpu.Device) ([]gpu.Process, error)
+	Processes(ctx context.Context, d gpu.Device) (gpu.Processes, error)
 }
 
 // callTimeout is how long a call without a deadline waits for other operations. Calls of the kubelet have one (45 s).

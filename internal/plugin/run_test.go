@@ -143,14 +143,16 @@ func (m machine) Discover(context.Context) (gpu.Discovery, error) {
 	return gpu.Discovery{Devices: []gpu.Device{device}, Answered: map[gpu.UUID]time.Time{"GPU-1": time.Now()}}, nil
 }
 
-func (machine) Users(context.Context, gpu.Device) ([]string, error)          { return nil, nil }
-func (machine) Processes(context.Context, gpu.Device) ([]gpu.Process, error) { return nil, nil }
-func (machine) DriverChanged() bool                                          { return false }
-func (machine) LibraryDir() string                                           { return "" }
-func (machine) Watch(context.Context, func(gpu.Event))                       {}
-func (machine) Recheck(gpu.UUID)                                             {}
-func (machine) Release(string)                                               {}
-func (machine) StopWatching(string)                                          {}
+func (machine) Users(context.Context, gpu.Device) ([]string, error) { return nil, nil }
+func (machine) Processes(context.Context, gpu.Device) (gpu.Processes, error) {
+	return gpu.Processes{}, nil
+}
+func (machine) DriverChanged() bool                    { return false }
+func (machine) LibraryDir() string                     { return "" }
+func (machine) Watch(context.Context, func(gpu.Event)) {}
+func (machine) Recheck(gpu.UUID)                       {}
+func (machine) Release(string)                         {}
+func (machine) StopWatching(string)                    {}
 
 func freeAddress(t *testing.T) string {
 	t.Helper()

@@ -213,3 +213,10 @@ type Process struct {
 	// Ended means that it is not on the GPU any more, and has used it in that minute.
 	Ended bool
 }
+
+// Processes are all processes of a GPU.
+type Processes struct {
+	All []Process
+	// Sampled is unset if the utilization of no process is measured: then ended processes are not in All.
+	Sampled bool
+}

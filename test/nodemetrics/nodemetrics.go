@@ -40,7 +40,8 @@ func Example(t testing.TB) *prometheus.Registry {
 		Records: records{{Claim: sharing.Claim{UID: "claim"},
 			Plan: sharing.Plan{Assignments: []sharing.Assignment{{CDI: []string{"claim"}}}}}},
 		Inventory: func() inventory.Inventory { return inventory.Inventory{{}} },
-		Processes: func(context.Context, gpu.Device) ([]gpu.Process, error) { return nil, nil }}), idleClaim(t))
+		Processes: func(context.Context, gpu.Device) (gpu.Processes, error) { return gpu.Processes{}, nil }}),
+		idleClaim(t))
 	return m.Registry
 }
 

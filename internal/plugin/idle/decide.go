@@ -140,7 +140,7 @@ func (d device) condition(at time.Time, after time.Duration) *report.DeviceCondi
 	case d.Use == usage.Idle && told == metav1.ConditionTrue && !d.Told.Since.Equal(d.Since):
 		return d.tell(metav1.ConditionUnknown, "NotMeasured", "the use was not measured for a while", d.Since)
 	case d.Use == usage.Unknown && (told == metav1.ConditionTrue || lasts && told != metav1.ConditionUnknown):
-		return d.tell(metav1.ConditionUnknown, "NotMeasured", "NVIDIA's driver does not tell whether the processes "+
+		return d.tell(metav1.ConditionUnknown, "NotMeasured", "NVIDIA's driver does not tell whether processes "+
 			"use the device: as of partitions and under MPS, or because the GPU does not answer", d.Since)
 	}
 	return nil

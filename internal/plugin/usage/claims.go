@@ -109,7 +109,7 @@ func (u *used) use(mps bool, below int) Use {
 		return Unknown
 	case u.peak.percent >= max(below, 1):
 		return Used
-	case u.peak.others >= max(below, 1), u.peak.processes > 0 && (mps || u.peak.unmeasured):
+	case u.peak.others >= max(below, 1), u.peak.unmeasured, mps && u.peak.processes > 0:
 		return Unknown
 	}
 	return Idle

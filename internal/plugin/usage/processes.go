@@ -19,7 +19,7 @@ const processTimeout = 2 * time.Second
 type processes struct{ config CollectorConfig }
 
 type processAnswer struct {
-	processes []gpu.Process
+	processes gpu.Processes
 	err       error
 }
 

@@ -74,7 +74,7 @@ type used struct {
 type activity struct {
 	processes  int
 	percent    int  // of the busiest one
-	unmeasured bool // of one of them
+	unmeasured bool // of one of them, or of ended ones
 	others     int  // percent, of the busiest process that may be of this container
 }
 
@@ -103,7 +103,7 @@ type CollectorConfig struct {
 	// Inventory returns the last known inventory.
 	Inventory func() inventory.Inventory
 	// Processes returns the processes that use a GPU. nil: usage is not measured.
-	Processes func(context.Context, gpu.Device) ([]gpu.Process, error)
+	Processes func(context.Context, gpu.Device) (gpu.Processes, error)
 	// Proc is the proc file system for the PIDs of Processes.
 	Proc string
 	// IdleBelow is how busy the busiest process of a used GPU is at least, in percent.
@@ -267,6 +267,15 @@ func (t table) others(d gpu.Device, peak int) {
 	}
 }
 
+// unmeasured notes that a process may have used the GPU and ended, and nobody knows.
+func (t table) unmeasured(d gpu.Device) {
+	for p, one := range t {
+		if p.device == d.Name {
+			one.used.peak.unmeasured = true
+		}
+	}
+}
+
 func (t table) sorted() []usage {
 	var all []usage
 	for _, one := range t {
@@ -289,9 +298,12 @@ func (c *Collector) measure(ctx context.Context, gpus inventory.Inventory, pods 
 			c.failed(sourceNVML, answer.err)
 			continue
 		}
-		if uses, others, ok := c.attribute(ctx, gpus[i], answer.processes, pods); ok {
+		if uses, others, ok := c.attribute(ctx, gpus[i], answer.processes.All, pods); ok {
 			found.use(gpus[i], uses)
 			found.others(gpus[i], others)
+			if !answer.processes.Sampled {
+				found.unmeasured(gpus[i])
+			}
 		}
 	}
 }

@@ -54,6 +54,8 @@ type node struct {
 	kubelet *lister
 	client  *fake.Clientset
 	answers map[gpu.UUID]func() ([]gpu.Process, error)
+	// unsampled are GPUs without samples of utilization.
+	unsampled map[gpu.UUID]bool
 }
 
 // newNode returns a node with GPUs of 80 GiB: one, two, and rep, which is replicated 4 times.
@@ -69,7 +71,7 @@ func newNode(t *testing.T) *node {
 		t.Fatal(err)
 	}
 	o := &node{t: t, dir: dir, kubelet: &lister{}, client: fake.NewClientset(),
-		answers: map[gpu.UUID]func() ([]gpu.Process, error){}}
+		answers: map[gpu.UUID]func() ([]gpu.Process, error){}, unsampled: map[gpu.UUID]bool{}}
 	server := grpc.NewServer()
 	podresources.RegisterPodResourcesListerServer(server, o.kubelet)
 	go func() { _ = server.Serve(listener) }()
@@ -88,11 +90,12 @@ func newNode(t *testing.T) *node {
 	o.Collector = NewCollector(CollectorConfig{Node: "node", Kubelet: socket, Records: records, Client: o.client,
 		Proc:      filepath.Join(dir, "proc"),
 		Inventory: func() inventory.Inventory { return inv },
-		Processes: func(_ context.Context, d gpu.Device) ([]gpu.Process, error) {
+		Processes: func(_ context.Context, d gpu.Device) (found gpu.Processes, err error) {
 			if answer := o.answers[d.UUID]; answer != nil {
-				return answer()
+				found.All, err = answer()
 			}
-			return nil, nil
+			found.Sampled = !o.unsampled[d.UUID]
+			return found, err
 		}})
 	o.failures.Reset()
 	return o
@@ -500,6 +503,11 @@ func TestUseOfClaims(t *testing.T) {
 			o.process(2, "p", "main")
 			o.uses("GPU-one", process(1, 5), process(2, gpu.Unmeasured))
 		}, "a one used 1"},
+		{"a GPU without samples and processes: one may have ended", func(o *node) {
+			o.claim("a", "one", "two")
+			o.pod("p", "main=a")
+			o.unsampled["GPU-one"] = true
+		}, "a one unknown 1\na two idle 1"},
 		{"a GPU that does not answer", func(o *node) {
 			o.claim("a", "one")
 			o.pod("p", "main=a")
@@ -612,10 +620,10 @@ func TestUsageOfHangingGPU(t *testing.T) {
 	o.claim("a", "one", "two")
 	o.pod("p", "main=a")
 	list := o.processes.config.Processes
-	o.processes.config.Processes = func(ctx context.Context, d gpu.Device) ([]gpu.Process, error) {
+	o.processes.config.Processes = func(ctx context.Context, d gpu.Device) (gpu.Processes, error) {
 		if d.Name == "one" {
 			<-ctx.Done()
-			return nil, ctx.Err()
+			return gpu.Processes{}, ctx.Err()
 		}
 		return list(ctx, d)
 	}

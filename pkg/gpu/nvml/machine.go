@@ -45,8 +45,8 @@ func (m *Machine) DestroyPartition(ctx context.Context, at gpu.Placement, known 
 // Processes returns the processes that use the GPU, by PID. NVIDIA's driver translates PIDs to the caller's namespace
 // and leaves out processes outside of it (open kernel module, gpuGetProcWithObject), so only the host's PID namespace
 // shows all. Error: gpu.ErrUnmeasured.
-func (m *Machine) Processes(ctx context.Context, d gpu.Device) ([]gpu.Process, error) {
-	return call(ctx, m, d.Physical(), func(s *session) ([]gpu.Process, error) { return s.processes(d) })
+func (m *Machine) Processes(ctx context.Context, d gpu.Device) (gpu.Processes, error) {
+	return call(ctx, m, d.Physical(), func(s *session) (gpu.Processes, error) { return s.processes(d) })
 }
 
 // Users returns the names of the programs that NVML lists on the GPU.

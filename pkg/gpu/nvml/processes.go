@@ -22,16 +22,16 @@ const (
 )
 
 // processes implements Machine.Processes. Processes that have ended come last.
-func (s *session) processes(d gpu.Device) ([]gpu.Process, error) {
+func (s *session) processes(d gpu.Device) (gpu.Processes, error) {
 	handle, err := s.handle(d.UUID)
 	if err != nil {
-		return nil, err
+		return gpu.Processes{}, err
 	}
 	processes, err := s.memoryByProcess(handle)
 	if err != nil {
-		return nil, fmt.Errorf("GPU %s: %w", d.UUID, err)
+		return gpu.Processes{}, fmt.Errorf("GPU %s: %w", d.UUID, err)
 	}
-	utilization := utilizationByProcess(handle)
+	utilization := utilizationByProcess(handle, d.Partition != nil)
 	var all []gpu.Process
 	for _, pid := range slices.Sorted(maps.Keys(processes)) {
 		p := gpu.Process{PID: pid, Memory: processes[pid], Utilization: gpu.Unmeasured, Peak: gpu.Unmeasured}
@@ -45,7 +45,7 @@ func (s *session) processes(d gpu.Device) ([]gpu.Process, error) {
 			all = append(all, gpu.Process{PID: pid, Peak: utilization[pid].peak, Ended: true})
 		}
 	}
-	return all, nil
+	return gpu.Processes{All: all, Sampled: utilization != nil}, nil
 }
 
 // memoryByProcess returns the memory of processes of every kind. A process may be listed under several kinds, with the
@@ -92,11 +92,11 @@ type utilization struct {
 }
 
 // utilizationByProcess returns the utilization of processes, by their samples; one without a sample has been idle. nil:
-// samples are not supported.
-func utilizationByProcess(handle nvmllib.Device) map[int]utilization {
+// there are no samples, as of partitions, where their absence says nothing.
+func utilizationByProcess(handle nvmllib.Device, partition bool) map[int]utilization {
 	now := time.Now()
 	samples, ret := handle.GetProcessUtilization(uint64(now.Add(-peakWindow).UnixMicro()))
-	if ret != nvmllib.SUCCESS && ret != nvmllib.ERROR_NOT_FOUND {
+	if none := ret == nvmllib.ERROR_NOT_FOUND && !partition; ret != nvmllib.SUCCESS && !none {
 		return nil
 	}
 	found, current := map[int]utilization{}, uint64(now.Add(-utilizationWindow).UnixMicro())

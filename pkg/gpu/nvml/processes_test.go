@@ -36,15 +36,17 @@ func TestProcesses(t *testing.T) {
 		before func(*simulator.Node) error
 		want   string
 	}{
-		{"none", func(*simulator.Node) error { return nil }, "[] <nil>"},
-		{"two", fail(), "[{7 2147483648 0 0 false} {8 1073741824 100 100 false}] <nil>"},
-		{"a list is missing", fail(mps), "[{7 2147483648 0 0 false} {8 1073741824 100 100 false}] <nil>"},
-		{"no list at all", fail(compute, graphics, mps), "[] GPU UUID: the GPU does not say what processes use of it"},
-		{"no samples", fail("GetProcessUtilization"), "[{7 2147483648 -1 -1 false} {8 1073741824 -1 -1 false}] <nil>"},
+		{"none", func(*simulator.Node) error { return nil }, "{[] true} <nil>"},
+		{"two", fail(), "{[{7 2147483648 0 0 false} {8 1073741824 100 100 false}] true} <nil>"},
+		{"a list is missing", fail(mps), "{[{7 2147483648 0 0 false} {8 1073741824 100 100 false}] true} <nil>"},
+		{"no list at all", fail(compute, graphics, mps),
+			"{[] false} GPU UUID: the GPU does not say what processes use of it"},
+		{"no samples", fail("GetProcessUtilization"),
+			"{[{7 2147483648 -1 -1 false} {8 1073741824 -1 -1 false}] false} <nil>"},
 		{"a list fails", func(m *simulator.Node) error { return m.Fail("0", compute, "ERROR_UNKNOWN") },
-			"[] GPU UUID: list processes (Compute): ERROR_UNKNOWN"},
+			"{[] false} GPU UUID: list processes (Compute): ERROR_UNKNOWN"},
 		{"a GPU that is gone", func(m *simulator.Node) error { return m.Unplug("0") },
-			"[] GPU UUID: list processes (Compute): ERROR_GPU_IS_LOST"},
+			"{[] false} GPU UUID: list processes (Compute): ERROR_GPU_IS_LOST"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			m, n := machine(t, "t4-x2")
@@ -93,29 +95,60 @@ func TestProcessesMerged(t *testing.T) {
 		},
 	}
 	var missing string
-	library := &mock.Interface{
-		InitWithFlagsFunc:         func(uint32) nvmllib.Return { return nvmllib.SUCCESS },
-		DeviceGetHandleByUUIDFunc: func(string) (nvmllib.Device, nvmllib.Return) { return handle, nvmllib.SUCCESS },
-		ExtensionsFunc: func() nvmllib.ExtendedInterface {
-			return &mock.ExtendedInterface{LookupSymbolFunc: func(name string) error {
-				if name == missing {
-					return errors.New("no such function")
-				}
-				return nil
-			}}
-		},
-	}
-	n := &nvml.Machine{MachineConfig: nvml.MachineConfig{Library: library}}
+	n := &nvml.Machine{MachineConfig: nvml.MachineConfig{Library: libraryOf(handle, &missing)}}
 	for _, tt := range []struct{ missing, want string }{
-		{"", "[{1 10 50 60 false} {2 20 0 3 false} {3 -1 0 70 false} {4 30 0 0 false} {9 0 0 90 true}] <nil>"},
+		{"", "{[{1 10 50 60 false} {2 20 0 3 false} {3 -1 0 70 false} {4 30 0 0 false} {9 0 0 90 true}] true} <nil>"},
 		{"nvmlDeviceGetMPSComputeRunningProcesses",
-			"[{1 10 50 60 false} {2 -1 0 3 false} {3 -1 0 70 false} {9 0 0 90 true}] <nil>"},
+			"{[{1 10 50 60 false} {2 -1 0 3 false} {3 -1 0 70 false} {9 0 0 90 true}] true} <nil>"},
 	} {
 		missing = tt.missing
 		processes, err := n.Processes(t.Context(), gpu.Device{UUID: "GPU-1"})
 		if got := fmt.Sprint(processes, err); got != tt.want {
 			t.Errorf("without %q:\ngot  %s\nwant %s", tt.missing, got, tt.want)
 		}
+	}
+}
+
+// Samples of a partition that are missing say nothing about its processes; those of a GPU say that there were none.
+func TestProcessesWithoutSamples(t *testing.T) {
+	none := func() ([]nvmllib.ProcessInfo, nvmllib.Return) { return nil, nvmllib.SUCCESS }
+	for _, tt := range []struct {
+		answers nvmllib.Return
+		of      *gpu.Partition
+		want    bool
+	}{
+		{nvmllib.ERROR_NOT_FOUND, nil, true},
+		{nvmllib.ERROR_NOT_FOUND, &gpu.Partition{}, false},
+		{nvmllib.ERROR_NOT_SUPPORTED, nil, false},
+		{nvmllib.ERROR_UNKNOWN, nil, false},
+	} {
+		handle := &mock.Device{GetComputeRunningProcessesFunc: none, GetGraphicsRunningProcessesFunc: none,
+			GetMPSComputeRunningProcessesFunc: none,
+			GetProcessUtilizationFunc: func(uint64) ([]nvmllib.ProcessUtilizationSample, nvmllib.Return) {
+				return nil, tt.answers
+			}}
+		n := &nvml.Machine{MachineConfig: nvml.MachineConfig{Library: libraryOf(handle, nil)}}
+		got, err := n.Processes(t.Context(), gpu.Device{UUID: "GPU-1", Partition: tt.of})
+		if err != nil || got.Sampled != tt.want {
+			t.Errorf("%v, partition %t: got %+v, %v, want sampled: %t", tt.answers,
+				tt.of != nil, got, err, tt.want)
+		}
+	}
+}
+
+// libraryOf returns a library with one GPU, without the missing function.
+func libraryOf(handle nvmllib.Device, missing *string) nvmllib.Interface {
+	return &mock.Interface{
+		InitWithFlagsFunc:         func(uint32) nvmllib.Return { return nvmllib.SUCCESS },
+		DeviceGetHandleByUUIDFunc: func(string) (nvmllib.Device, nvmllib.Return) { return handle, nvmllib.SUCCESS },
+		ExtensionsFunc: func() nvmllib.ExtendedInterface {
+			return &mock.ExtendedInterface{LookupSymbolFunc: func(name string) error {
+				if missing != nil && name == *missing {
+					return errors.New("no such function")
+				}
+				return nil
+			}}
+		},
 	}
 }
 
