@@ -194,7 +194,8 @@ func (e *evictor) judge(ctx context.Context, c *candidate, label string, idle ma
 func (e *evictor) mayEvict(pod *corev1.Pod, idle map[types.NamespacedName]bool) bool {
 	owner := metav1.GetControllerOf(pod)
 	_, static := pod.Annotations[corev1.MirrorPodAnnotationKey]
-	if pod.DeletionTimestamp != nil || cluster.Finished(pod) || static || owner != nil && owner.Kind == "DaemonSet" {
+	if pod.DeletionTimestamp != nil || cluster.Finished(pod) || static || owner != nil && owner.Kind == "DaemonSet" ||
+		!ready(pod) {
 		return false
 	}
 	var names []string
@@ -210,6 +211,13 @@ func (e *evictor) mayEvict(pod *corev1.Pod, idle map[types.NamespacedName]bool) 
 		claim := types.NamespacedName{Namespace: pod.Namespace, Name: name}
 		_, held := e.view.Pending(claim)
 		return held && !idle[claim]
+	})
+}
+
+// ready reports whether the pod is ready. Once its node has lost contact, it is not, and its condition Idle is old.
+func ready(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
 }
 

@@ -52,7 +52,9 @@ func newWorld(t *testing.T) *world {
 	w.pod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "train", UID: "pod"},
 		Spec: corev1.PodSpec{ResourceClaims: []corev1.PodResourceClaim{
 			{Name: "first", ResourceClaimName: ptr.To("first")},
-			{Name: "second", ResourceClaimName: ptr.To("second")}}}}
+			{Name: "second", ResourceClaimName: ptr.To("second")}}},
+		Status: corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady,
+			Status: corev1.ConditionTrue}}}}
 	w.claim("first", start, w.gpus[0])
 	return w
 }
@@ -175,6 +177,10 @@ func TestEviction(t *testing.T) {
 		{"a pod of a DaemonSet", func(w *world) {
 			w.pod.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Name: "d", Controller: ptr.To(true)}}
 		}, []time.Duration{9 * h, 19 * h}, ""},
+		{"the node has lost contact", func(w *world) { w.pod.Status.Conditions[0].Status = corev1.ConditionFalse },
+			[]time.Duration{9 * h, 19 * h}, ""},
+		{"a pod that was never ready", func(w *world) { w.pod.Status.Conditions = nil },
+			[]time.Duration{9 * h, 19 * h}, ""},
 		{"a static pod", func(w *world) { w.pod.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"} },
 			[]time.Duration{9 * h, 19 * h}, ""},
 		{"a PodDisruptionBudget forbids it", func(w *world) { w.fails = refused }, []time.Duration{110 * m, 120 * m},
