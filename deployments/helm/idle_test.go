@@ -24,7 +24,7 @@ func TestIdle(t *testing.T) {
 		guarded       bool
 	}{
 		{"the defaults", nil, true, false, false},
-		{"with evictions", []string{"--set", evicts}, true, true, true},
+		{"with evictions", []string{"--set", evicts + ",controller.retry.enabled=false"}, true, true, true},
 		{"with preemption, which may evict any pod", []string{"--set", evicts + ",controller.preemption.enabled=true"},
 			true, true, false},
 		{"switched off", []string{"--set", "idle.enabled=false," + evicts}, false, false, false},
@@ -53,6 +53,12 @@ func TestIdle(t *testing.T) {
 			})
 			if may != tc.evicts {
 				t.Errorf("got the right to evict pods: %t, want %t", may, tc.evicts)
+			}
+			reads := slices.ContainsFunc(role.Rules, func(r rbacv1.PolicyRule) bool {
+				return slices.Contains(r.Resources, "resourceclaims") && slices.Contains(r.Verbs, "get")
+			})
+			if tc.evicts && !reads {
+				t.Error("no right to read the claims before an eviction")
 			}
 			var policy admissionv1.ValidatingAdmissionPolicy
 			rendered(t, text, "ValidatingAdmissionPolicy", "creates", &policy)

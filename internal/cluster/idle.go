@@ -50,6 +50,14 @@ func (v *View) IdleClaims() (all []Idle) {
 	return all
 }
 
+// IdleSince returns since when none of the claim's devices of the driver is used, as in IdleClaims. ok is false if one
+// is, or if nobody knows. The claim need not be that of the view.
+func (v *View) IdleSince(c *resourceapi.ResourceClaim) (last time.Time, ok bool) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.idleSince(c)
+}
+
 func (v *View) idleSince(c *resourceapi.ResourceClaim) (last time.Time, ok bool) {
 	if len(c.Status.Devices) == 0 {
 		return last, false

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -43,6 +44,10 @@ var Events = struct{ IdleGPU, IdleGPUEviction event.Kind }{
 
 // maxPeriod is the longest time between two looks at the idle claims.
 const maxPeriod = 30 * time.Second
+
+// measuring is the longest time until a claim says that its device is used: the plugin measures every 30 s, and then
+// writes. Evictions come that much later than announced, and after a shorter warning no more than the warning.
+const measuring = time.Minute
 
 // Add evicts idle pods on the leader, a while after a warning.
 func Add(c *feature.Controller, warning time.Duration) error {
@@ -84,10 +89,10 @@ type notice struct {
 
 // look warns of and evicts all pods for which it is time.
 func (e *evictor) look(ctx context.Context, now time.Time) error {
-	idle := map[types.NamespacedName]bool{} // claims
+	idle := map[types.NamespacedName]time.Time{} // claims, since when
 	pods := map[types.UID]*candidate{}
 	for _, i := range e.view.IdleClaims() {
-		idle[client.ObjectKeyFromObject(i.Claim)] = true
+		idle[client.ObjectKeyFromObject(i.Claim)] = i.Since
 		for _, r := range i.Claim.Status.ReservedFor {
 			if r.Resource != "pods" || r.APIGroup != "" {
 				continue
@@ -146,8 +151,8 @@ func (e *evictor) namespaces(ctx context.Context) (map[string]string, error) {
 }
 
 // judge warns of the eviction of a pod, or evicts it, if it is time.
-func (e *evictor) judge(ctx context.Context, c *candidate, label string, idle map[types.NamespacedName]bool,
-	now time.Time) error {
+func (e *evictor) judge(ctx context.Context, c *candidate, label string,
+	idle map[types.NamespacedName]time.Time, now time.Time) error {
 	after, err := time.ParseDuration(label)
 	wrong := err != nil || after <= 0
 	warned, known := e.warned[c.uid]
@@ -157,7 +162,7 @@ func (e *evictor) judge(ctx context.Context, c *candidate, label string, idle ma
 		at = warned.at.Add(e.warning)
 	}
 	switch {
-	case known && (wrong || now.Before(at)), !wrong && now.Before(at.Add(-e.warning)):
+	case known && (wrong || now.Before(at.Add(min(measuring, e.warning)))), !wrong && now.Before(at.Add(-e.warning)):
 		return nil
 	}
 	var pod corev1.Pod
@@ -187,31 +192,57 @@ func (e *evictor) judge(ctx context.Context, c *candidate, label string, idle ma
 		return e.warn(ctx, &pod, fmt.Sprintf("%s, and will be evicted at %s unless it does, because its namespace "+
 			"has the label %s=%s", unused, at.UTC().Format(time.RFC3339), Label, label), label, now)
 	}
+	if still, err := e.stillIdle(ctx, &pod, idle); !still || err != nil {
+		delete(e.warned, c.uid)
+		return err
+	}
 	return e.evict(ctx, &pod, unused)
 }
 
+// stillIdle asks the API server whether the idle claims of the pod have been so ever since.
+func (e *evictor) stillIdle(ctx context.Context, pod *corev1.Pod, idle map[types.NamespacedName]time.Time) (bool,
+	error) {
+	for _, name := range claimsOf(pod) {
+		since, ok := idle[name]
+		if !ok {
+			continue
+		}
+		var claim resourceapi.ResourceClaim
+		if err := e.direct.Get(ctx, name, &claim); err != nil {
+			return false, client.IgnoreNotFound(err)
+		}
+		if now, ok := e.view.IdleSince(&claim); !ok || !now.Equal(since) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
 // mayEvict reports whether the pod is to be evicted once it is idle. A pod of a DaemonSet would come back on its node.
-func (e *evictor) mayEvict(pod *corev1.Pod, idle map[types.NamespacedName]bool) bool {
+func (e *evictor) mayEvict(pod *corev1.Pod, idle map[types.NamespacedName]time.Time) bool {
 	owner := metav1.GetControllerOf(pod)
 	_, static := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	if pod.DeletionTimestamp != nil || cluster.Finished(pod) || static || owner != nil && owner.Kind == "DaemonSet" ||
 		!ready(pod) {
 		return false
 	}
-	var names []string
+	return !slices.ContainsFunc(claimsOf(pod), func(claim types.NamespacedName) bool {
+		_, held := e.view.Pending(claim)
+		_, unused := idle[claim]
+		return held && !unused
+	})
+}
+
+func claimsOf(pod *corev1.Pod) (all []types.NamespacedName) {
 	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
-		names = append(names, extended.ResourceClaimName)
+		all = append(all, types.NamespacedName{Namespace: pod.Namespace, Name: extended.ResourceClaimName})
 	}
 	for i := range pod.Spec.ResourceClaims {
 		if name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i]); err == nil && name != nil {
-			names = append(names, *name)
+			all = append(all, types.NamespacedName{Namespace: pod.Namespace, Name: *name})
 		}
 	}
-	return !slices.ContainsFunc(names, func(name string) bool {
-		claim := types.NamespacedName{Namespace: pod.Namespace, Name: name}
-		_, held := e.view.Pending(claim)
-		return held && !idle[claim]
-	})
+	return all
 }
 
 // ready reports whether the pod is ready. Once its node has lost contact, it is not, and its condition Idle is old.

@@ -39,12 +39,16 @@ type world struct {
 	view  *cluster.View
 	did   []string
 	fails error // of an eviction
+	// server changes what the API server has of a claim, after the view has got it; nil: it is the same.
+	server func(*resourceapi.ResourceClaim)
+	claims map[string]*resourceapi.ResourceClaim
 	*evictor
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, label: "2h", view: clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})}
+	w := &world{t: t, label: "2h", claims: map[string]*resourceapi.ResourceClaim{},
+		view: clustertest.New(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})}
 	for g := range w.view.GPUs {
 		w.gpus = append(w.gpus, g.Name)
 	}
@@ -68,6 +72,7 @@ func (w *world) claim(name string, since time.Time, devices ...string) {
 		w.device(c, device, since)
 	}
 	w.view.SetClaim(cluster.SlimClaim(c))
+	w.claims[name] = c
 }
 
 func (w *world) device(c *resourceapi.ResourceClaim, name string, since time.Time) {
@@ -92,6 +97,21 @@ func (w *world) lead() {
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ml", Labels: labels}},
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "other", Labels: map[string]string{Label: "1s"}}}).
 		WithInterceptorFuncs(interceptor.Funcs{
+			Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object,
+				all ...client.GetOption) error {
+				claim, ok := o.(*resourceapi.ResourceClaim)
+				if !ok {
+					return c.Get(ctx, key, o, all...)
+				}
+				if w.claims[key.Name] == nil {
+					return apierrors.NewNotFound(resourceapi.Resource("resourceclaims"), key.Name)
+				}
+				w.claims[key.Name].DeepCopyInto(claim)
+				if w.server != nil {
+					w.server(claim)
+				}
+				return nil
+			},
 			Create: func(ctx context.Context, c client.WithWatch, o client.Object, all ...client.CreateOption) error {
 				if e, ok := o.(*corev1.Event); ok {
 					w.did = append(w.did, e.Reason+" "+e.InvolvedObject.Name+": "+e.Message)
@@ -126,6 +146,7 @@ func (w *world) after(times ...time.Duration) string {
 }
 
 const (
+	// An eviction comes a minute after the time of the warning.
 	warns = "IdleGPU train: has not used its GPUs since 2026-11-25T08:00:00Z, and will be evicted at " +
 		"2026-11-25T10:00:00Z unless it does, because its namespace has the label gpu.nvidia.com/idle-eviction=2h"
 	evicted = "\neviction train\nIdleGPUEviction train: evicted: has not used its GPUs since 2026-11-25T08:00:00Z"
@@ -142,8 +163,21 @@ func TestEviction(t *testing.T) {
 	}{
 		{"not for long", nil, []time.Duration{h, 109 * m}, ""},
 		{"a warns, once", nil, []time.Duration{110 * m, 111 * m, 119 * m}, warns},
-		{"an eviction, once", nil, []time.Duration{110 * m, 120 * m, 121 * m}, warns + evicted},
-		{"a warning comes first, also if it is late", nil, []time.Duration{3 * h, 3*h + 9*m, 3*h + 10*m},
+		{"an eviction, once", nil, []time.Duration{110 * m, 120 * m, 121 * m, 122 * m}, warns + evicted},
+		{"a use just before that time is still being measured", nil, []time.Duration{110 * m, 121*m - 1}, warns},
+		{"the API server knows that a device is used", func(w *world) {
+			w.server = func(c *resourceapi.ResourceClaim) {
+				c.Status.Devices[0].Conditions[0].Status = metav1.ConditionFalse
+			}
+		}, []time.Duration{110 * m, 121 * m}, warns},
+		{"or was so", func(w *world) {
+			w.server = func(c *resourceapi.ResourceClaim) {
+				c.Status.Devices[0].Conditions[0].LastTransitionTime.Time = start.Add(115 * m)
+			}
+		}, []time.Duration{110 * m, 121 * m}, warns},
+		{"or that the claim is gone", func(w *world) { delete(w.claims, "first") },
+			[]time.Duration{110 * m, 121 * m}, warns},
+		{"a warning comes first, also if it is late", nil, []time.Duration{3 * h, 3*h + 10*m, 3*h + 11*m},
 			strings.Replace(warns, "10:00:00", "11:10:00", 1) + evicted},
 		{"no label", func(w *world) { w.label = "" }, []time.Duration{9 * h, 19 * h}, ""},
 		{"a wrong label", func(w *world) { w.label = "long" }, []time.Duration{h, 9 * h, 19 * h}, "IdleGPU train: " +
@@ -183,7 +217,7 @@ func TestEviction(t *testing.T) {
 			[]time.Duration{9 * h, 19 * h}, ""},
 		{"a static pod", func(w *world) { w.pod.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"} },
 			[]time.Duration{9 * h, 19 * h}, ""},
-		{"a PodDisruptionBudget forbids it", func(w *world) { w.fails = refused }, []time.Duration{110 * m, 120 * m},
+		{"a PodDisruptionBudget forbids it", func(w *world) { w.fails = refused }, []time.Duration{110 * m, 121 * m},
 			warns + "\neviction train\npod ml/train: evict: " + refused.Error()},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -220,6 +254,19 @@ func TestWarnings(t *testing.T) {
 	late := strings.Replace(again, "12:00:00", "12:09:00", 1)
 	if got := w.after(4*time.Hour-time.Minute, 4*time.Hour+8*time.Minute); got != late {
 		t.Errorf("a new leader: got\n%s\nwant\n%s", got, late)
+	}
+}
+
+// After a short warning, the eviction is late by no more than the warning.
+func TestShortWarning(t *testing.T) {
+	w := newWorld(t)
+	w.lead()
+	w.warning = 3 * time.Second
+	if got := w.after(2*time.Hour-3*time.Second, 2*time.Hour+2*time.Second); got != warns {
+		t.Errorf("got\n%s\nwant\n%s", got, warns)
+	}
+	if got := w.after(2*time.Hour + 3*time.Second); got != warns+evicted {
+		t.Errorf("got\n%s\nwant\n%s", got, warns+evicted)
 	}
 }
 
