@@ -37,6 +37,7 @@ type state struct {
 type change struct {
 	claim sharing.Claim
 	all   []report.DeviceCondition
+	isNew bool     // one of them is new
 	idle  []string // devices that are idle from now on
 }
 
@@ -59,7 +60,7 @@ func (s state) next(now []usage.ClaimUse, at time.Time, after time.Duration) (st
 	var changes []change
 	next := state{At: at}
 	for i := 0; i < len(now); {
-		c, isNew := change{claim: now[i].Claim}, false
+		c := change{claim: now[i].Claim}
 		for ; i < len(now) && now[i].Claim.UID == c.claim.UID; i++ {
 			d := device{ClaimUse: now[i], Since: at}
 			before, ok := known[keyOf(now[i])]
@@ -70,9 +71,9 @@ func (s state) next(now []usage.ClaimUse, at time.Time, after time.Duration) (st
 			if d.Told = before.Told; s.lost {
 				d.Told = &report.DeviceCondition{Status: metav1.ConditionTrue}
 			}
-			isNew = isNew || s.restarted && d.Told != nil
+			c.isNew = c.isNew || s.restarted && d.Told != nil
 			if told := d.condition(at, after); told != nil {
-				d.Told, isNew = told, true
+				d.Told, c.isNew = told, true
 				if told.Status == metav1.ConditionTrue {
 					c.idle = append(c.idle, d.Device)
 				}
@@ -82,15 +83,21 @@ func (s state) next(now []usage.ClaimUse, at time.Time, after time.Duration) (st
 			}
 			next.Devices = append(next.Devices, d)
 		}
-		if isNew {
-			changes = append(changes, c)
-		}
+		changes = append(changes, c)
 	}
 	gone := slices.DeleteFunc(slices.Clone(s.Devices), func(d device) bool {
 		_, ok := known[keyOf(d.ClaimUse)]
 		return !ok
 	})
-	return next, append(changes, withdraw(gone, at, "NoContainer", "no container has the claim")...)
+	for _, w := range withdraw(gone, at, "NoContainer", "no container has the device") {
+		i := slices.IndexFunc(changes, func(c change) bool { return c.claim == w.claim })
+		if i < 0 {
+			changes = append(changes, w)
+			continue
+		}
+		changes[i].all, changes[i].isNew = append(changes[i].all, w.all...), true
+	}
+	return next, slices.DeleteFunc(changes, func(c change) bool { return !c.isNew })
 }
 
 // forget makes the use of all devices unknown, in place, and returns the conditions of those that were idle.
@@ -110,19 +117,23 @@ func (s state) forget(at time.Time) []change {
 	return changes
 }
 
-// withdraw returns the conditions of idle devices whose use is not known any more.
+// withdraw returns the conditions of claims with idle devices whose use is not known any more. Those of other devices
+// of the claim stay.
 func withdraw(all []device, at time.Time, reason, message string) (changes []change) {
 	for _, d := range all {
-		if d.Told == nil || d.Told.Status != metav1.ConditionTrue {
+		if d.Told == nil {
 			continue
 		}
 		if n := len(changes); n == 0 || changes[n-1].claim != d.Claim {
 			changes = append(changes, change{claim: d.Claim})
 		}
 		c := &changes[len(changes)-1]
-		c.all = append(c.all, *d.tell(metav1.ConditionUnknown, reason, message, at))
+		if d.Told.Status == metav1.ConditionTrue {
+			d.Told, c.isNew = d.tell(metav1.ConditionUnknown, reason, message, at), true
+		}
+		c.all = append(c.all, *d.Told)
 	}
-	return changes
+	return slices.DeleteFunc(changes, func(c change) bool { return !c.isNew })
 }
 
 // condition returns the new condition of the device; nil: it stays as it is.

@@ -107,6 +107,7 @@ func newNode(t *testing.T) *node {
 }
 
 func TestConditions(t *testing.T) {
+	const isIdleBoth = "a one=True/NotUsed/2m0s two=True/NotUsed/2m0s: no pod of the claim has used one, two for 3m0s"
 	const isIdle = "a one=True/NotUsed/2m0s: no pod of the claim has used one for 3m0s"
 	for _, row := range []struct{ name, script, want string }{
 		{"a used claim has no condition", "9x a/one=used", ""},
@@ -141,6 +142,13 @@ func TestConditions(t *testing.T) {
 			"\na one=Unknown/NotMeasured/7m0s\na one=True/NotUsed/10m0s: no pod of the claim has used one for 3m0s"},
 		{"used after it", "4x a/one=idle; 4x blind; a/one=used", isIdle +
 			"\na one=Unknown/NotMeasured/7m0s\na one=False/InUse/10m0s"},
+		{"a container with one of its devices has ended", "4x a/one=idle a/two=idle; a/one=idle", isIdleBoth +
+			"\na one=True/NotUsed/2m0s two=Unknown/NoContainer/6m0s"},
+		{"and the other one is used at that time", "4x a/one=idle a/two=idle; a/one=used", isIdleBoth +
+			"\na one=False/InUse/6m0s two=Unknown/NoContainer/6m0s"},
+		{"a used device of a claim that ends keeps its condition", "4x a/one=idle a/two=idle; a/one=used a/two=idle; " +
+			"nothing", isIdleBoth + "\na one=False/InUse/6m0s two=True/NotUsed/2m0s" +
+			"\na one=False/InUse/6m0s two=Unknown/NoContainer/7m0s"},
 		{"the pods of a used claim have ended", "4x a/one=used; nothing", ""},
 		{"claims are not marked any more", "4x a/one=idle b/one=used; off; off",
 			isIdle + "\na one=Unknown/NotMeasured"},
