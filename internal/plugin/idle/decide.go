@@ -102,7 +102,7 @@ func (s state) next(now []usage.ClaimUse, at time.Time, after time.Duration) (st
 
 // forget makes the use of all devices unknown, in place, and returns the conditions of those that were idle.
 func (s state) forget(at time.Time) []change {
-	changes := withdraw(s.Devices, at, "NotMeasured", "the kubelet does not say which containers have the claim")
+	changes := withdraw(s.Devices, at, "NotMeasured", "nobody knows which containers have the claim")
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		d.Use, d.Since = usage.Unknown, at

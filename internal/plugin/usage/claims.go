@@ -33,7 +33,7 @@ type ClaimUse struct {
 }
 
 // Claims measures which devices of claims their pods use, sorted. It leaves out claims of no container, and what only
-// monitors. ok is false if the kubelet does not answer.
+// monitors. ok is false if the kubelet does not answer, or records of claims cannot be read.
 func (c *Collector) Claims() (all []ClaimUse, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

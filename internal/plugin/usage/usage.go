@@ -123,7 +123,7 @@ type Collector struct {
 	mu     sync.Mutex
 	at     time.Time
 	last   []usage
-	claims []ClaimUse        // nil: the kubelet has not answered
+	claims []ClaimUse        // nil: they are not known
 	logged map[string]string // the last problem logged of each source, so that it is logged once
 }
 
@@ -166,7 +166,7 @@ func (c *Collector) refresh(age time.Duration) {
 // collectUsage collects the usage of all containers, and of all claims. It leaves out what is not known: a missing
 // metric is better than a wrong one.
 func (c *Collector) collectUsage(ctx context.Context) ([]usage, []ClaimUse) {
-	pods, err := c.list(ctx)
+	pods, complete, err := c.list(ctx)
 	if err != nil {
 		c.failed(sourceKubelet, err)
 		return nil, nil
@@ -188,6 +188,9 @@ func (c *Collector) collectUsage(ctx context.Context) ([]usage, []ClaimUse) {
 	}
 	if c.processes != nil && len(pods) > 0 {
 		c.measure(ctx, found.users(inv), pods, found)
+	}
+	if !complete {
+		return found.sorted(), nil
 	}
 	return found.sorted(), c.usesOfClaims(pods, found, inv)
 }
@@ -365,17 +368,17 @@ type holding struct {
 }
 
 // list joins the kubelet's list with the records, by CDI device names, which are never reused.
-func (c *Collector) list(ctx context.Context) ([]listedPod, error) {
+// complete is unset if some records cannot be read.
+func (c *Collector) list(ctx context.Context) (pods []listedPod, complete bool, err error) {
 	listed, err := podresources.List(ctx, c.Kubelet)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	records, err := c.Records.List()
-	if err != nil {
-		c.failed(sourceRecords, err)
+	records, unread := c.Records.List()
+	if unread != nil {
+		c.failed(sourceRecords, unread)
 	}
 	holdings := byCDIName(records)
-	var pods []listedPod
 	for _, p := range listed {
 		pod := listedPod{podKey: podKey{namespace: p.Namespace, name: p.Name}}
 		var uids []string
@@ -395,7 +398,7 @@ func (c *Collector) list(ctx context.Context) ([]listedPod, error) {
 			pods = append(pods, pod)
 		}
 	}
-	return pods, nil
+	return pods, unread == nil, nil
 }
 
 func heldBy(c *podresourcesapi.ContainerResources, holdings map[string][]holding) []holding {

@@ -522,6 +522,11 @@ func TestUseOfClaims(t *testing.T) {
 		}, "a one unknown 1"},
 		{"who looks after GPUs holds none", func(o *node) { o.claim("a", "one:admin"); o.pod("p", "main=a") }, ""},
 		{"a kubelet that does not answer", func(o *node) { o.Kubelet = "/nobody.sock" }, "no answer"},
+		{"a record that nobody can read: its claim has a container", func(o *node) {
+			o.claim("a", "one")
+			o.pod("p", "main=a")
+			o.corruptRecord("a")
+		}, "no answer"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			o := newNode(t)
