@@ -13,9 +13,6 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// IdleCondition is the type of the condition of a claim's device that no pod uses.
-const IdleCondition = "Idle"
-
 // DeviceIdleSince returns since when no pod has used the allocated device; nil: it is used, or nobody knows.
 func DeviceIdleSince(claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) *metav1.Time {
 	for _, d := range claim.Status.Devices {
@@ -23,7 +20,7 @@ func DeviceIdleSince(claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequ
 			ptr.Deref(d.ShareID, "") != string(ptr.Deref(r.ShareID, "")) {
 			continue
 		}
-		if idle := meta.FindStatusCondition(d.Conditions, IdleCondition); idle != nil &&
+		if idle := meta.FindStatusCondition(d.Conditions, gpu.IdleCondition); idle != nil &&
 			idle.Status == metav1.ConditionTrue {
 			return &idle.LastTransitionTime
 		}

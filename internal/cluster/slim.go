@@ -72,7 +72,7 @@ func SlimClaim(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 			slim.Status.ReservedFor = c.Status.ReservedFor
 		}
 		for _, d := range c.Status.Devices {
-			if idle := meta.FindStatusCondition(d.Conditions, IdleCondition); idle != nil &&
+			if idle := meta.FindStatusCondition(d.Conditions, gpu.IdleCondition); idle != nil &&
 				idle.Status == metav1.ConditionTrue { // its pods may be evicted
 				slim.Status.Devices = append(slim.Status.Devices, resourceapi.AllocatedDeviceStatus{Driver: d.Driver,
 					Pool: d.Pool, Device: d.Device, ShareID: d.ShareID, Conditions: []metav1.Condition{{

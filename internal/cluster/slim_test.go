@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
@@ -55,7 +56,7 @@ func TestSlimClaimForExtendedResources(t *testing.T) {
 	}
 	c.Annotations = nil
 	c.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Conditions: []metav1.Condition{{Type: "Ready",
-		Status: metav1.ConditionTrue}, {Type: cluster.IdleCondition, Status: metav1.ConditionFalse}}}}
+		Status: metav1.ConditionTrue}, {Type: gpu.IdleCondition, Status: metav1.ConditionFalse}}}}
 	if slim := cluster.SlimClaim(c); slim.Status.ReservedFor != nil || slim.Status.Devices != nil {
 		t.Errorf("a claim of the pod's spec: got %v, want only the allocation", slim.Status)
 	}

@@ -228,7 +228,7 @@ func problem(c *resourceapi.ResourceClaim, driver, pool, device string) string {
 			continue
 		}
 		for _, condition := range d.Conditions {
-			if condition.Status == metav1.ConditionFalse && condition.Type != cluster.IdleCondition {
+			if condition.Status == metav1.ConditionFalse && condition.Type != gpu.IdleCondition {
 				return cmp.Or(condition.Message, condition.Reason)
 			}
 		}

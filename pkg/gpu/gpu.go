@@ -214,6 +214,9 @@ type Process struct {
 	Ended bool
 }
 
+// IdleCondition is the type of the condition that a device of a claim has once no pod has used it for a while.
+const IdleCondition = "Idle"
+
 // Processes are all processes of a GPU.
 type Processes struct {
 	All []Process

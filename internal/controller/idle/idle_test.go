@@ -23,6 +23,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
@@ -83,7 +84,7 @@ func (w *world) device(c *resourceapi.ResourceClaim, name string, since time.Tim
 		status = metav1.ConditionFalse
 	}
 	c.Status.Devices = append(c.Status.Devices, resourceapi.AllocatedDeviceStatus{Driver: clustertest.Driver, Pool: "a",
-		Device: name, Conditions: []metav1.Condition{{Type: cluster.IdleCondition, Status: status,
+		Device: name, Conditions: []metav1.Condition{{Type: gpu.IdleCondition, Status: status,
 			LastTransitionTime: metav1.NewTime(since)}}})
 }
 

@@ -9,15 +9,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
 )
 
-const (
-	// healthyCondition is the type of the condition that a device of a claim has once it was sick.
-	healthyCondition = "Healthy"
-	// idleCondition is the type of the condition that a device of a claim has once no pod has used it for a while.
-	idleCondition = "Idle"
-)
+// healthyCondition is the type of the condition that a device of a claim has once it was sick.
+const healthyCondition = "Healthy"
 
 // DeviceCondition is a condition of a device of a claim.
 type DeviceCondition struct {
@@ -38,7 +35,7 @@ func (r *Reporter) Conditions(claim sharing.Claim, all []DeviceCondition) {
 // Idle writes which devices of a claim are idle, with a field manager of its own. text is that of an event; empty:
 // none.
 func (r *Reporter) Idle(claim sharing.Claim, all []DeviceCondition, text string) {
-	r.idle.enqueue(claim, r.deviceStatuses(idleCondition, all), time.Now())
+	r.idle.enqueue(claim, r.deviceStatuses(gpu.IdleCondition, all), time.Now())
 	if text != "" {
 		r.claim(Events.ClaimIdle, claim, "Monitor", "node %s: %s", r.ReporterConfig.Node, text)
 	}
