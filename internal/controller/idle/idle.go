@@ -49,10 +49,13 @@ const maxPeriod = 30 * time.Second
 // writes. Evictions come that much later than announced, and after a shorter warning no more than the warning.
 const measuring = time.Minute
 
+// maxSpared is the longest time until a pod that is not to be evicted is read again. With a shorter warning it is less.
+const maxSpared = 10 * time.Minute
+
 // Add evicts idle pods on the leader, a while after a warning.
 func Add(c *feature.Controller, warning time.Duration) error {
 	e := &evictor{view: c.View, direct: c.Direct, warning: warning, evicted: metrics.NewEvictedIdlePods(),
-		warned: map[types.UID]notice{}}
+		warned: map[types.UID]notice{}, spared: map[types.UID]time.Time{}}
 	period := min(max(warning/10, time.Second), maxPeriod)
 	loop := manager.RunnableFunc(func(ctx context.Context) error {
 		for {
@@ -79,6 +82,8 @@ type evictor struct {
 	evicted prometheus.Counter
 	// warned are the warnings of this leader, by pod. Another one warns again, and waits as long.
 	warned map[types.UID]notice
+	// spared are pods that are not to be evicted, and when they are read again.
+	spared map[types.UID]time.Time
 }
 
 // notice is when a pod was warned, and the label that it was warned of: another label is another warning.
@@ -107,6 +112,9 @@ func (e *evictor) look(ctx context.Context, now time.Time) error {
 		}
 	}
 	maps.DeleteFunc(e.warned, func(uid types.UID, _ notice) bool { return pods[uid] == nil })
+	maps.DeleteFunc(e.spared, func(uid types.UID, until time.Time) bool {
+		return pods[uid] == nil || !now.Before(until)
+	})
 	if len(pods) == 0 {
 		return nil
 	}
@@ -155,6 +163,9 @@ func (e *evictor) judge(ctx context.Context, c *candidate, label string,
 	idle map[types.NamespacedName]time.Time, now time.Time) error {
 	after, err := time.ParseDuration(label)
 	wrong := err != nil || after <= 0
+	if _, spared := e.spared[c.uid]; spared {
+		return nil
+	}
 	warned, known := e.warned[c.uid]
 	known = known && warned.label == label
 	at := c.since.Add(after)
@@ -170,12 +181,13 @@ func (e *evictor) judge(ctx context.Context, c *candidate, label string,
 		return client.IgnoreNotFound(err)
 	}
 	if pod.UID != c.uid || !e.mayEvict(&pod, idle) {
-		delete(e.warned, c.uid) // if it is idle again, it is warned again
+		e.spare(c, now.Add(maxSpared), now)
 		return nil
 	}
 	if started := pod.Status.StartTime; started != nil && started.After(c.since) { // another pod left the claim idle
 		c.since = started.Time
-		if !wrong && now.Before(c.since.Add(after-e.warning)) {
+		if begins := c.since.Add(after - e.warning); !wrong && now.Before(begins) {
+			e.spare(c, begins, now)
 			return nil
 		}
 	}
@@ -193,10 +205,21 @@ func (e *evictor) judge(ctx context.Context, c *candidate, label string,
 			"has the label %s=%s", unused, at.UTC().Format(time.RFC3339), Label, label), label, now)
 	}
 	if still, err := e.stillIdle(ctx, &pod, idle); !still || err != nil {
-		delete(e.warned, c.uid)
+		if err == nil {
+			e.spare(c, now.Add(maxSpared), now)
+		}
 		return err
 	}
 	return e.evict(ctx, &pod, unused)
+}
+
+// spare leaves the pod until then, and not for long: its label may change. Later it is warned again.
+func (e *evictor) spare(c *candidate, until, now time.Time) {
+	if latest := now.Add(min(maxSpared, e.warning)); until.After(latest) {
+		until = latest
+	}
+	delete(e.warned, c.uid)
+	e.spared[c.uid] = until
 }
 
 // stillIdle asks the API server whether the idle claims of the pod have been so ever since.

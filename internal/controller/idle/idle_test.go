@@ -43,6 +43,7 @@ type world struct {
 	// server changes what the API server has of a claim, after the view has got it; nil: it is the same.
 	server func(*resourceapi.ResourceClaim)
 	claims map[string]*resourceapi.ResourceClaim
+	reads  int // of pods
 	*evictor
 }
 
@@ -102,6 +103,7 @@ func (w *world) lead() {
 				all ...client.GetOption) error {
 				claim, ok := o.(*resourceapi.ResourceClaim)
 				if !ok {
+					w.reads++
 					return c.Get(ctx, key, o, all...)
 				}
 				if w.claims[key.Name] == nil {
@@ -129,7 +131,7 @@ func (w *world) lead() {
 			},
 		}).Build()
 	w.evictor = &evictor{view: w.view, direct: c, warning: 10 * time.Minute, evicted: metrics.NewEvictedIdlePods(),
-		warned: map[types.UID]notice{}}
+		warned: map[types.UID]notice{}, spared: map[types.UID]time.Time{}}
 }
 
 // after looks at the cluster after these times, and returns what was done.
@@ -303,6 +305,27 @@ func TestNextPod(t *testing.T) {
 	want := strings.NewReplacer("08:00:00", "13:00:00", "10:00:00", "15:00:00").Replace(warns)
 	if got := w.after(7*time.Hour - 10*time.Minute); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// A pod that may not be evicted is not read at every look. Once it may be, it is warned soon, and so is one whose claim
+// the API server knew to be used.
+func TestSparedPod(t *testing.T) {
+	w := newWorld(t)
+	w.pod.Status.Conditions[0].Status = corev1.ConditionFalse
+	var looks []time.Duration
+	for m := range 19 { // half a minute between them
+		looks = append(looks, 3*time.Hour+time.Duration(m)*maxPeriod)
+	}
+	if got := w.after(looks...); got != "" || w.reads != 1 {
+		t.Errorf("got %q, and the pod was read %d times, want once", got, w.reads)
+	}
+	w.pod.Status.Conditions[0].Status = corev1.ConditionTrue
+	w.lead() // with the changed pod
+	w.spared[w.pod.UID] = start.Add(3*time.Hour + 10*time.Minute)
+	late := strings.Replace(warns, "10:00:00", "11:20:00", 1)
+	if got := w.after(3*time.Hour+9*time.Minute, 3*time.Hour+10*time.Minute); got != late {
+		t.Errorf("got\n%s\nwant\n%s", got, late)
 	}
 }
 
