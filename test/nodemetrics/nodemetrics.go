@@ -75,6 +75,8 @@ type silent struct{}
 
 func (silent) Idle(sharing.Claim, []report.DeviceCondition, string) {}
 
+func (silent) IdleWritten() bool { return true }
+
 type records []checkpoint.PreparedClaim
 
 func (r records) List() ([]checkpoint.PreparedClaim, error) { return r, nil }

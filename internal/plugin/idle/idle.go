@@ -39,6 +39,9 @@ const (
 // gap is the longest time between two measurements after which the use is still known: what a measurement looks back.
 const gap = time.Minute
 
+// writePeriod is the time between two questions whether everything is written.
+const writePeriod = 100 * time.Millisecond
+
 // Options are what a Watcher needs.
 type Options struct {
 	// After is how long a device is not used until its claim is marked; 0: claims are not marked.
@@ -48,6 +51,7 @@ type Options struct {
 	Claims   func() ([]usage.ClaimUse, bool)
 	Reporter interface {
 		Idle(claim sharing.Claim, all []report.DeviceCondition, text string)
+		IdleWritten() bool // all of it
 	}
 }
 
@@ -102,10 +106,17 @@ func (w *Watcher) Run(ctx context.Context) {
 		for _, c := range withdraw(w.state.Devices, time.Now(), "NotMeasured", "idle.after of the chart is 0") {
 			w.Reporter.Idle(c.claim, c.all, "")
 		}
-		_ = os.Remove(filepath.Join(w.Dir, File)) // if it stays, they are told again
 		w.mu.Lock()
 		w.state = state{}
 		w.mu.Unlock()
+		for !w.Reporter.IdleWritten() {
+			select {
+			case <-ctx.Done():
+				return // the next instance tells them again
+			case <-time.After(writePeriod):
+			}
+		}
+		_ = os.Remove(filepath.Join(w.Dir, File)) // if it stays, they are told again
 		return
 	}
 	period := min(max(w.After/10, minPeriod), maxPeriod)

@@ -3,7 +3,10 @@
 package idle
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -29,6 +32,17 @@ type node struct {
 	dir  string
 	now  time.Time
 	told []string
+	// fails is called because nothing can be written; nil: everything is.
+	fails func()
+}
+
+// IdleWritten implements the reporter of Options.
+func (n *node) IdleWritten() bool {
+	if n.fails == nil {
+		return true
+	}
+	n.fails()
+	return false
 }
 
 // Idle implements the reporter of Options.
@@ -164,6 +178,24 @@ func TestConditions(t *testing.T) {
 				t.Errorf("got\n%s\nwant\n%s", got, row.want)
 			}
 		})
+	}
+}
+
+// If the plugin ends before it has written that claims are not marked any more, the next one writes it.
+func TestOffIsRepeated(t *testing.T) {
+	n := newNode(t)
+	n.do("4x a/one=idle")
+	n.told = nil
+	ctx, end := context.WithCancel(t.Context())
+	n.fails = end
+	New(Options{Dir: n.dir, Reporter: n}).Run(ctx)
+	if _, err := os.Stat(filepath.Join(n.dir, File)); err != nil || len(n.told) != 1 {
+		t.Errorf("told %q, want once; the file: %v", n.told, err)
+	}
+	n.fails = nil
+	n.do("off; off")
+	if _, err := os.Stat(filepath.Join(n.dir, File)); !errors.Is(err, fs.ErrNotExist) || len(n.told) != 2 {
+		t.Errorf("told %q, want twice; the file: %v", n.told, err)
 	}
 }
 

@@ -41,6 +41,9 @@ func (r *Reporter) Idle(claim sharing.Claim, all []DeviceCondition, text string)
 	}
 }
 
+// IdleWritten reports whether all that Idle was told is written, or cannot be because the claim is gone.
+func (r *Reporter) IdleWritten() bool { return !r.idle.pending() }
+
 func (r *Reporter) deviceStatuses(conditionType string,
 	all []DeviceCondition) (devices []*resourceapply.AllocatedDeviceStatusApplyConfiguration) {
 	for _, c := range all {

@@ -190,7 +190,7 @@ func TestStatusAfterAFailure(t *testing.T) {
 // Whether a device is idle is written by a field manager of its own, so that it stays when other conditions change.
 func TestIdle(t *testing.T) {
 	client := fake.NewClientset()
-	applied := make(chan clienttesting.PatchActionImpl, 1)
+	applied := make(chan clienttesting.PatchActionImpl) // a write waits until it is received
 	client.PrependReactor("patch", "resourceclaims", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		applied <- a.(clienttesting.PatchActionImpl)
 		return true, &resourceapi.ResourceClaim{}, nil
@@ -201,10 +201,16 @@ func TestIdle(t *testing.T) {
 	since := time.Date(2026, 11, 25, 8, 0, 0, 0, time.UTC)
 	r.Idle(sharing.Claim{Namespace: "ml", Name: "train", UID: "uid"}, []DeviceCondition{{Pool: "node", Device: "gpu-0",
 		Status: metav1.ConditionTrue, Reason: "NotUsed", Message: "not used", Since: since}}, "not used for 30m0s")
+	if r.IdleWritten() {
+		t.Error("written while it is not")
+	}
 	const status = `"status":{"devices":[{"driver":"gpu.nvidia.com","pool":"node","device":"gpu-0","conditions":[` +
 		`{"type":"Idle","status":"True","lastTransitionTime":"2026-11-25T08:00:00Z","reason":"NotUsed",` +
 		`"message":"not used"}]}]}`
 	patch := <-applied
+	if r.Flush(time.Minute); !r.IdleWritten() {
+		t.Error("not written while it is")
+	}
 	manager := patch.PatchOptions.FieldManager
 	if got := string(patch.Patch); !strings.Contains(got, status) || manager != "gpu.nvidia.com/idle" {
 		t.Errorf("got %s by %s, want in it %s", got, manager, status)
