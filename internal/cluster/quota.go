@@ -139,11 +139,13 @@ func (q *GPUQuota) Exceeded(more Amount) []Excess {
 	return all
 }
 
-// Use sets what is used.
+// Use sets what is used. A key that the amount lacks is not counted then.
 func (q *GPUQuota) Use(amount Amount) {
 	q.Status.Used = corev1.ResourceList{}
 	for name := range q.Spec.Hard {
-		q.Status.Used[name] = *quantity(name, amount[name])
+		if n, counted := amount[name]; counted {
+			q.Status.Used[name] = *quantity(name, n)
+		}
 	}
 }
 

@@ -335,6 +335,21 @@ func TestNewQuota(t *testing.T) {
 	}
 }
 
+// A claim that takes nothing of a limit does not make that counted.
+func TestUncountedLimit(t *testing.T) {
+	w := newWorld(t, map[string]string{"a": "memory=10Gi cores=100"})
+	var q cluster.GPUQuota
+	must(t, w.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: "a"}, &q))
+	q.Status.Used = corev1.ResourceList{"memory": resource.MustParse("0")} // cores were added to the limits
+	must(t, w.Status().Update(t.Context(), &q))
+	if response := review(t, NewWebhook(w.feature), share(t, "c", "5Gi"), false); !response.Allowed {
+		t.Fatal(response.Result.Message)
+	}
+	if got, want := w.quota(t, "a"), "memory=5Gi pending=1 enforced=true"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
 func TestMetric(t *testing.T) {
 	w := newWorld(t, map[string]string{"a": "memory=10Gi gpus=2"})
 	must(t, w.Create(t.Context(), share(t, "c", "5Gi")))
