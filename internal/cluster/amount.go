@@ -69,6 +69,7 @@ func (v *View) AmountOf(ctx context.Context, claim *resourceapi.ResourceClaim) (
 			switch {
 			case err != nil:
 				return nil, fmt.Errorf("request %s: %w", r.Name, err)
+			case one == nil: // another alternative may take something
 			case ok && !published:
 				published, most = true, one
 			case ok == published:
@@ -95,8 +96,8 @@ func alternatives(r resourceapi.DeviceRequest) []resourceapi.DeviceSubRequest {
 		AllocationMode: e.AllocationMode, Count: e.Count, Capacity: e.Capacity}}
 }
 
-// most returns the most that an alternative can get. ok is false if no published device is for it, so that its memory
-// and speed are unknown.
+// most returns the most that an alternative can get; nil: it takes nothing. ok is false if no published device is for
+// it, so that its memory and speed are unknown.
 func (v *View) most(ctx context.Context, a resourceapi.DeviceSubRequest) (all Amount, ok bool, err error) {
 	class, exists := v.Class(a.DeviceClassName)
 	if !exists {
@@ -123,8 +124,8 @@ func (v *View) most(ctx context.Context, a resourceapi.DeviceSubRequest) (all Am
 	switch {
 	case ctx.Err() != nil:
 		return nil, false, ctx.Err()
-	case !found && (never || !v.Ours(a.DeviceClassName)):
-		found = true
+	case found && !held || !found && (never || !v.Ours(a.DeviceClassName)):
+		return nil, false, nil
 	case !found:
 		one = Amount{AmountCores: 100, AmountGPUs: 1}
 	}
@@ -133,7 +134,7 @@ func (v *View) most(ctx context.Context, a resourceapi.DeviceSubRequest) (all Am
 	}
 	all = Zero()
 	all.Add(one, min(max(1, a.Count), resourceapi.AllocationResultsMaxSize))
-	return all, found, nil
+	return all, held, nil
 }
 
 // amountOfKind returns the most that a request for these capacities takes of one device of the kind.

@@ -47,6 +47,7 @@ func TestAmountOfPendingClaims(t *testing.T) {
 		Expression: "device.driver == 'nic.example.com'"}}}
 	v.SetClass(foreign)
 	request := func(text string) string { return "requests: [{name: gpu, exactly: {" + text + "}}]" }
+	first := func(text string) string { return "requests: [{name: gpu, firstAvailable: [" + text + "]}]" }
 	of := func(model string) string {
 		return `, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].productName == '` + model +
 			`'"}}]`
@@ -71,6 +72,13 @@ func TestAmountOfPendingClaims(t *testing.T) {
 		{"the largest alternative", "requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: " +
 			"gpu.nvidia.com" + of("Tesla T4") + ", count: 3}, {name: b, deviceClassName: mig-1g.10gb.nvidia.com}]}]",
 			"gpus=3 memory=46080Mi cores=300 tflops=195"},
+		{"an alternative of another driver before", first("{name: a, deviceClassName: nic.example.com}, {name: b, " +
+			"deviceClassName: gpu.nvidia.com" + of("B200") + "}"), "gpus=1 memory=? cores=100 tflops=?"},
+		{"an alternative that is never met, behind", first("{name: a, deviceClassName: gpu.nvidia.com" + of("B200") +
+			`}, {name: b, deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: "false"}}]}`),
+			"gpus=1 memory=? cores=100 tflops=?"},
+		{"a monitor before", first("{name: a, deviceClassName: monitor.gpu.nvidia.com}, {name: b, deviceClassName: " +
+			"gpu.nvidia.com" + of("B200") + "}"), "gpus=1 memory=? cores=100 tflops=?"},
 		{"a monitor, and admin access", request("deviceClassName: gpu.nvidia.com, adminAccess: true"),
 			"gpus=0 memory=0Mi cores=0 tflops=0"},
 		{"all monitors", request("deviceClassName: monitor.gpu.nvidia.com, allocationMode: All"),
