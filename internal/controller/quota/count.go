@@ -5,6 +5,8 @@ package quota
 import (
 	"context"
 	"fmt"
+	"iter"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -34,6 +36,8 @@ const (
 	period, pendingPeriod = 5 * time.Minute, 10 * time.Second
 	// settle is how long changes of claims are collected.
 	settle = time.Second
+	// perPage is how many claims are read at a time. A claim may have 1.5 MB.
+	perPage = 20
 )
 
 // Counter counts what claims take, and writes that to the quotas.
@@ -44,6 +48,7 @@ type Counter struct {
 	cached  client.Reader
 	amounts *prometheus.GaugeVec // of metrics.NewQuotas
 	now     func() time.Time
+	reading sync.Mutex // of a page of claims
 }
 
 // NewCounter returns a counter. amounts is that of metrics.NewQuotas.
@@ -124,10 +129,6 @@ func (c *Counter) count(ctx context.Context, q *cluster.GPUQuota) error {
 	if err := c.direct.Get(ctx, client.ObjectKey{Name: q.Namespace}, &namespace); err != nil {
 		return err
 	}
-	var claims resourceapi.ResourceClaimList
-	if err := c.direct.List(ctx, &claims, client.InNamespace(q.Namespace)); err != nil {
-		return err
-	}
 	used, unknown, found := cluster.Zero(), map[corev1.ResourceName]bool{}, map[types.UID]bool{}
 	add := func(amount cluster.Amount) {
 		for name := range used {
@@ -136,8 +137,10 @@ func (c *Counter) count(ctx context.Context, q *cluster.GPUQuota) error {
 			unknown[name] = unknown[name] || !known
 		}
 	}
-	for i := range claims.Items {
-		claim := &claims.Items[i]
+	for claim, err := range c.claims(ctx, q.Namespace) {
+		if err != nil {
+			return err
+		}
 		found[claim.UID] = true
 		amount, _ := amountOf(ctx, c.view, claim) // an error makes it unknown
 		if ctx.Err() != nil {
@@ -161,6 +164,44 @@ func (c *Counter) count(ctx context.Context, q *cluster.GPUQuota) error {
 	q.Status.Pending, q.Status.Driver = pending, c.view.Driver()
 	q.Status.Enforced = namespace.Labels[cluster.QuotaLabel] == "on"
 	return nil
+}
+
+// claims iterates over the claims of a namespace, without what their amount does not depend on. One page is in memory
+// at a time.
+func (c *Counter) claims(ctx context.Context, namespace string) iter.Seq2[*resourceapi.ResourceClaim, error] {
+	return func(yield func(*resourceapi.ResourceClaim, error) bool) {
+		for next := ""; ; {
+			page, then, err := c.page(ctx, namespace, next)
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			for _, claim := range page {
+				if !yield(claim, nil) {
+					return
+				}
+			}
+			if next = then; next == "" {
+				return
+			}
+		}
+	}
+}
+
+// page reads claims, and returns where the next page starts; empty: there is none.
+func (c *Counter) page(ctx context.Context, namespace, from string) (slim []*resourceapi.ResourceClaim, next string,
+	err error) {
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	var page resourceapi.ResourceClaimList
+	if err := c.direct.List(ctx, &page, client.InNamespace(namespace), client.Limit(perPage),
+		client.Continue(from)); err != nil {
+		return nil, "", fmt.Errorf("read the claims: %w", err)
+	}
+	for i := range page.Items {
+		slim = append(slim, cluster.SlimClaim(&page.Items[i]))
+	}
+	return slim, page.Continue, nil
 }
 
 // report exports what the quota allows and what is used.

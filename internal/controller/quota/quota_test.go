@@ -3,10 +3,11 @@
 package quota
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
-
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,6 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	webhook "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
@@ -347,6 +349,39 @@ func TestUncountedLimit(t *testing.T) {
 	}
 	if got, want := w.quota(t, "a"), "memory=5Gi pending=1 enforced=true"; got != want {
 		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// A count has few claims in memory at a time, however many a namespace has: a claim may have 1.5 MB.
+func TestPages(t *testing.T) {
+	const claims = 2*perPage + 1
+	w := newWorld(t, map[string]string{"a": "memory=100Gi gpus=100"})
+	for i := range claims {
+		must(t, w.Create(t.Context(), share(t, fmt.Sprint("c", i), "1Gi")))
+	}
+	most := 0
+	w.direct = interceptor.NewClient(w.Client.(client.WithWatch), interceptor.Funcs{List: func(ctx context.Context,
+		c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+		if err := c.List(ctx, list, opts...); err != nil {
+			return err
+		}
+		if page, ok := list.(*resourceapi.ResourceClaimList); ok {
+			o := (&client.ListOptions{}).ApplyOptions(opts)
+			from, _ := strconv.Atoi(o.Continue)
+			page.Items = page.Items[from:]
+			if o.Limit > 0 && int64(len(page.Items)) > o.Limit {
+				page.Items, page.Continue = page.Items[:o.Limit], strconv.Itoa(from+int(o.Limit))
+			}
+			most = max(most, len(page.Items))
+		}
+		return nil
+	}})
+	w.count(t)
+	if got, want := w.quota(t, "a"), "gpus=41 memory=41Gi pending=0 enforced=true"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if most > perPage {
+		t.Errorf("got %d claims at a time, want at most %d", most, perPage)
 	}
 }
 
