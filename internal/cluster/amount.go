@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -35,6 +36,45 @@ func (a Amount) IsZero() bool {
 // Zero returns nothing.
 func Zero() Amount { return Amount{AmountMemory: 0, AmountCores: 0, AmountTFLOPS: 0, AmountGPUs: 0} }
 
+// Largest returns the most that one device is; without memory and speed, if no GPU is published.
+func (v *View) Largest() Amount {
+	most := Amount{AmountCores: 100, AmountGPUs: 1}
+	for _, k := range v.Kinds() {
+		if k.Type() != gpu.TypeMonitor {
+			most.raise(amount(k.Capacity("memory"), 100, k.PeakCompute()))
+		}
+	}
+	return most
+}
+
+// Bound returns what the claim takes at most, if each device whose amount is unknown is as large as that. A share has
+// the memory that was allocated.
+func (v *View) Bound(claim *resourceapi.ResourceClaim, largest Amount) Amount {
+	if claim.Status.Allocation != nil {
+		return v.held(claim, func(r *resourceapi.DeviceRequestAllocationResult) Amount {
+			one := maps.Clone(largest)
+			if memory := r.ConsumedCapacity["memory"]; memory.Sign() > 0 {
+				one[AmountMemory] = memory.Value()
+			}
+			return one
+		})
+	}
+	all := Zero()
+	for _, r := range claim.Spec.Devices.Requests {
+		most := int64(0)
+		for _, a := range alternatives(r) {
+			most = max(most, devices(a))
+		}
+		all.Add(largest, most)
+	}
+	return all
+}
+
+// devices returns how many devices an alternative gets: no claim gets more than that maximum.
+func devices(a resourceapi.DeviceSubRequest) int64 {
+	return min(max(1, a.Count), resourceapi.AllocationResultsMaxSize)
+}
+
 // Add adds times b. What is unknown of b becomes unknown.
 func (a Amount) Add(b Amount, times int64) {
 	for name := range a {
@@ -54,12 +94,20 @@ func (a Amount) raise(b Amount) {
 	}
 }
 
+// ErrNoClass means that a claim can get no device, or that its class is not known yet.
+var ErrNoClass = errors.New("there is no DeviceClass")
+
+// ErrAll means that a claim asks for all devices of a node.
+var ErrAll = errors.New("allocationMode All: how many devices it gets is not known before; write a count")
+
 // AmountOf returns how much the claim takes: what it holds, or else the most that it can get of the devices that are
 // published now. Of an allocated claim, what is unknown is that of a device which is not published. Otherwise the error
 // says why that is not known.
 func (v *View) AmountOf(ctx context.Context, claim *resourceapi.ResourceClaim) (Amount, error) {
 	if claim.Status.Allocation != nil {
-		return v.held(claim), nil
+		return v.held(claim, func(*resourceapi.DeviceRequestAllocationResult) Amount {
+			return Amount{AmountGPUs: 1}
+		}), nil
 	}
 	all := Zero()
 	for _, r := range claim.Spec.Devices.Requests {
@@ -101,7 +149,7 @@ func alternatives(r resourceapi.DeviceRequest) []resourceapi.DeviceSubRequest {
 func (v *View) most(ctx context.Context, a resourceapi.DeviceSubRequest) (all Amount, ok bool, err error) {
 	class, exists := v.Class(a.DeviceClassName)
 	if !exists {
-		return nil, false, fmt.Errorf("there is no DeviceClass %s", a.DeviceClassName)
+		return nil, false, fmt.Errorf("%w %s", ErrNoClass, a.DeviceClassName)
 	}
 	var asked map[resourceapi.QualifiedName]resource.Quantity
 	if a.Capacity != nil {
@@ -130,10 +178,10 @@ func (v *View) most(ctx context.Context, a resourceapi.DeviceSubRequest) (all Am
 		one = Amount{AmountCores: 100, AmountGPUs: 1}
 	}
 	if held && a.AllocationMode == resourceapi.DeviceAllocationModeAll {
-		return nil, false, fmt.Errorf("allocationMode All: how many devices it gets is not known before; write a count")
+		return nil, false, ErrAll
 	}
 	all = Zero()
-	all.Add(one, min(max(1, a.Count), resourceapi.AllocationResultsMaxSize))
+	all.Add(one, devices(a))
 	return all, held, nil
 }
 
@@ -171,8 +219,9 @@ func (v *View) coresOf(k *DeviceKind) int64 {
 	return most
 }
 
-// held returns what the claim holds.
-func (v *View) held(claim *resourceapi.ResourceClaim) Amount {
+// held returns what the claim holds. unknown returns what counts for a device that is not published.
+func (v *View) held(claim *resourceapi.ResourceClaim,
+	unknown func(*resourceapi.DeviceRequestAllocationResult) Amount) Amount {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	all := Zero()
@@ -182,7 +231,7 @@ func (v *View) held(claim *resourceapi.ResourceClaim) Amount {
 		}
 		g := v.gpus[gpuID{r.Pool, gpu.ParentName(r.Device)}]
 		if g == nil || g.published() == 0 {
-			all.Add(Amount{AmountGPUs: 1}, 1)
+			all.Add(unknown(&r), 1)
 			continue
 		}
 		h := v.holding(Held{DeviceRequestAllocationResult: &r}, g)

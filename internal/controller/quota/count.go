@@ -4,8 +4,10 @@ package quota
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"sync"
 	"time"
 
@@ -38,6 +40,8 @@ const (
 	settle = time.Second
 	// perPage is how many claims are read at a time. A claim may have 1.5 MB.
 	perPage = 20
+	// evaluation is how long the selectors of a count may take, which users choose. The other claims count as unknown.
+	evaluation = 5 * time.Second
 )
 
 // Counter counts what claims take, and writes that to the quotas.
@@ -94,8 +98,7 @@ func (c *Counter) later(ctx context.Context, claim client.Object, q queue) {
 	}
 }
 
-// Reconcile counts a quota. What is used does not fall while a claim holds or asks for something whose amount is not
-// known: a device may be missing only while its plugin is restarted.
+// Reconcile counts a quota.
 func (c *Counter) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	if complete := c.known() == nil; !complete {
 		return reconcile.Result{RequeueAfter: settle}, nil
@@ -117,7 +120,7 @@ func (c *Counter) Reconcile(ctx context.Context, req reconcile.Request) (reconci
 		}
 	}
 	c.report(&q)
-	if len(q.Status.Pending) > 0 {
+	if len(q.Status.Pending) > 0 || len(q.Status.Used) < len(q.Spec.Hard) {
 		return reconcile.Result{RequeueAfter: pendingPeriod}, nil
 	}
 	return reconcile.Result{RequeueAfter: period}, nil
@@ -129,41 +132,69 @@ func (c *Counter) count(ctx context.Context, q *cluster.GPUQuota) error {
 	if err := c.direct.Get(ctx, client.ObjectKey{Name: q.Namespace}, &namespace); err != nil {
 		return err
 	}
-	used, unknown, found := cluster.Zero(), map[corev1.ResourceName]bool{}, map[types.UID]bool{}
-	add := func(amount cluster.Amount) {
-		for name := range used {
-			n, known := amount[name]
-			used[name] += n
-			unknown[name] = unknown[name] || !known
-		}
-	}
+	evaluating, end := context.WithTimeout(ctx, evaluation)
+	defer end()
+	all, found := sum{cluster.Zero(), cluster.Zero()}, map[types.UID]bool{}
+	largest := c.view.Largest()
 	for claim, err := range c.claims(ctx, q.Namespace) {
 		if err != nil {
 			return err
 		}
 		found[claim.UID] = true
-		amount, _ := amountOf(ctx, c.view, claim) // an error makes it unknown
-		if ctx.Err() != nil {
+		amount, err := amountOf(evaluating, c.view, claim)
+		switch {
+		case ctx.Err() != nil:
 			return ctx.Err()
+		case errors.Is(err, cluster.ErrNoClass) || errors.Is(err, cluster.ErrAll):
+			continue // it counts when it has devices
 		}
-		add(amount)
+		all.add(amount, c.view.Bound(claim, largest))
 	}
 	var pending []cluster.PendingClaim
 	for _, p := range q.Status.Pending {
 		if !found[p.UID] && c.now().Sub(p.Since.Time) < PendingFor {
 			pending = append(pending, p)
-			add(p.Amount)
+			bound := cluster.Zero()
+			bound.Add(largest, p.Amount[cluster.AmountGPUs])
+			all.add(p.Amount, bound)
 		}
 	}
-	for name, n := range q.Used() {
-		if unknown[name] {
-			used[name] = max(used[name], n)
-		}
-	}
-	q.Use(used)
+	q.Use(all.since(q.Used()))
 	q.Status.Pending, q.Status.Driver = pending, c.view.Driver()
 	q.Status.Enforced = namespace.Labels[cluster.QuotaLabel] == "on"
 	return nil
+}
+
+// sum is what claims take: what is known of it, and the most. A key that is missing in most has no bound.
+type sum struct{ known, most cluster.Amount }
+
+// add adds a claim. bound counts where the amount is unknown.
+func (s sum) add(amount, bound cluster.Amount) {
+	most := maps.Clone(bound)
+	maps.Copy(most, amount)
+	s.most.Add(most, 1)
+	for name, n := range amount {
+		s.known[name] += n
+	}
+}
+
+// since returns what is used, if that was used before. It does not fall for what is unknown, as far as that can be: a
+// device may be missing only while its plugin is restarted. What has no bound, and was not counted before, is not now.
+func (s sum) since(before cluster.Amount) cluster.Amount {
+	used := cluster.Amount{}
+	for name, n := range s.known {
+		was, counted := before[name]
+		most, bounded := s.most[name]
+		switch {
+		case bounded && counted:
+			used[name] = min(max(n, was), most)
+		case bounded:
+			used[name] = most
+		case counted:
+			used[name] = max(n, was)
+		}
+	}
+	return used
 }
 
 // claims iterates over the claims of a namespace, without what their amount does not depend on. One page is in memory

@@ -292,7 +292,43 @@ func TestCount(t *testing.T) {
 		}, "gpus=0 memory=0 pending=0 enforced=true"},
 		{"its GPU is not published for a while", func(t *testing.T, w *world, c *resourceapi.ResourceClaim) {
 			must(t, w.Create(t.Context(), held(c, "away")))
+		}, "gpus=1 memory=2Gi pending=0 enforced=true"},
+		{"another has a GPU that is not published, of unknown size", func(t *testing.T, w *world,
+			c *resourceapi.ResourceClaim) {
+			c.UID = "other"
+			c = held(c, "away")
+			c.Status.Allocation.Devices.Results[0].ConsumedCapacity = nil
+			must(t, w.Create(t.Context(), c))
+			w.later = PendingFor
 		}, "gpus=1 memory=5Gi pending=0 enforced=true"},
+		{"it is larger than a GPU that is not published", func(t *testing.T, w *world, c *resourceapi.ResourceClaim) {
+			must(t, w.Create(t.Context(), held(c, "away")))
+			var q cluster.GPUQuota
+			must(t, w.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: "a"}, &q))
+			q.Status.Used["memory"] = resource.MustParse("9Gi") // others are deleted
+			must(t, w.Status().Update(t.Context(), &q))
+		}, "gpus=1 memory=2Gi pending=0 enforced=true"},
+		{"its class is deleted", func(t *testing.T, w *world, c *resourceapi.ResourceClaim) {
+			must(t, w.Create(t.Context(), c))
+			w.feature.View.DeleteClass("gpu.nvidia.com")
+		}, "gpus=0 memory=0 pending=0 enforced=true"},
+		{"another limit is set while a GPU is not published", func(t *testing.T, w *world,
+			c *resourceapi.ResourceClaim) {
+			must(t, w.Create(t.Context(), held(c, "away")))
+			var q cluster.GPUQuota
+			must(t, w.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: "a"}, &q))
+			q.Spec.Hard = corev1.ResourceList{"cores": resource.MustParse("100"), "tflops": resource.MustParse("100")}
+			must(t, w.Update(t.Context(), &q))
+		}, "cores=100 tflops=65 pending=0 enforced=true"},
+		{"another limit is set while no GPU is published", func(t *testing.T, w *world, c *resourceapi.ResourceClaim) {
+			c = held(c, "away")
+			must(t, w.Create(t.Context(), c))
+			w.view = cluster.New(clustertest.Driver)
+			var q cluster.GPUQuota
+			must(t, w.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: "a"}, &q))
+			q.Spec.Hard["tflops"] = resource.MustParse("100")
+			must(t, w.Update(t.Context(), &q))
+		}, "gpus=1 memory=2Gi pending=0 enforced=true"},
 		{"another limit is set", func(t *testing.T, w *world, c *resourceapi.ResourceClaim) {
 			must(t, w.Create(t.Context(), c))
 			var q cluster.GPUQuota
