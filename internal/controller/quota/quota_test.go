@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"strconv"
 	"strings"
 	"sync"
@@ -353,6 +354,26 @@ func TestCount(t *testing.T) {
 				t.Errorf("got %s, want %s", got, row.want)
 			}
 		})
+	}
+}
+
+// A class may be created together with its first claim. Whether a claim of a missing one asks for GPUs is not known.
+func TestMissingClass(t *testing.T) {
+	w := newWorld(t, map[string]string{"a": "gpus=0"})
+	w.count(t)
+	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "nic.example.com"}}
+	class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+		Expression: "device.driver == 'nic.example.com'"}}}
+	claim := clustertest.Claim(t, "requests: [{name: nic, exactly: {deviceClassName: nic.example.com}}]")
+	got := review(t, NewWebhook(w.feature), claim, false).Result
+	const want = "claim claim: request nic: there is no DeviceClass nic.example.com: create it, or correct the name, " +
+		"and try again"
+	if got.Code != http.StatusServiceUnavailable || got.Message != want {
+		t.Errorf("got %d %q, want 503 %q", got.Code, got.Message, want)
+	}
+	time.AfterFunc(2*again, func() { w.feature.View.SetClass(class) })
+	if response := review(t, NewWebhook(w.feature), claim, false); !response.Allowed {
+		t.Error(response.Result.Message)
 	}
 }
 

@@ -30,6 +30,8 @@ const (
 	timeout = 9 * time.Second
 	// again is how long the webhook waits after a conflict. For the first count of a new quota it is ten times as long.
 	again = 20 * time.Millisecond
+	// newClass is how long the webhook waits for a class that it does not know: one file may have a class and a claim.
+	newClass = 500 * time.Millisecond
 	// maxPending is how many claims can be pending in a quota: they are part of the object.
 	maxPending = 1000
 )
@@ -71,6 +73,10 @@ func (w *Webhook) Handle(ctx context.Context, req webhook.Request) webhook.Respo
 	}
 	claim.Status = resourceapi.ResourceClaimStatus{}
 	amount, err := amountOf(ctx, w.view, &claim)
+	for end := time.Now().Add(newClass); errors.Is(err, cluster.ErrNoClass) && time.Now().Before(end); {
+		time.Sleep(again)
+		amount, err = amountOf(ctx, w.view, &claim)
+	}
 	if amount.IsZero() {
 		return webhook.Allowed("it asks for no GPUs")
 	}
@@ -83,6 +89,9 @@ func (w *Webhook) Handle(ctx context.Context, req webhook.Request) webhook.Respo
 		return webhook.Errored(http.StatusServiceUnavailable, errLate)
 	case charged := <-r.done:
 		switch {
+		case errors.As(charged, &refused) && errors.Is(err, cluster.ErrNoClass):
+			return webhook.Errored(http.StatusServiceUnavailable, fmt.Errorf("%s: %w: create it, or correct the name, "+
+				"and try again", name(&claim), err))
 		case errors.As(charged, &refused) && err != nil:
 			return webhook.Denied(fmt.Sprintf("%s: how much of GPUs it may take is not known, and a GPUQuota limits "+
 				"that: %v", name(&claim), err))
