@@ -58,7 +58,8 @@ func admissionQuotasIn(object map[string]any) (text []byte, ok bool) {
 }
 
 // admissionQuotas returns a DeviceClass for each model in the quotas of gpu-admission, for each namespace a GPUQuota of
-// all models together with the label that enforces it, and a ResourceQuota of each model, and what works differently.
+// all models together, and a ResourceQuota of each model. The warnings name what works differently, and the label that
+// enforces a GPUQuota: a namespace with one label would lose its others when it is applied.
 func (m manifests) admissionQuotas(text []byte) (all []any, warnings []string, err error) {
 	quotas, err := parseAdmissionQuotas(text)
 	if err != nil {
@@ -82,11 +83,10 @@ func (m manifests) admissionQuotas(text []byte) (all []any, warnings []string, e
 			sum += n
 		}
 		meta := metav1.ObjectMeta{Name: quotaName, Namespace: namespace}
-		all = append(all, &corev1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},
-			ObjectMeta: metav1.ObjectMeta{Name: namespace, Labels: map[string]string{cluster.QuotaLabel: "on"}}},
-			&cluster.GPUQuota{TypeMeta: metav1.TypeMeta{APIVersion: cluster.QuotaVersion.String(), Kind: "GPUQuota"},
-				ObjectMeta: meta, Spec: cluster.GPUQuotaSpec{Hard: corev1.ResourceList{
-					cluster.AmountCores: resource.MustParse(fmt.Sprint(100 * sum))}}})
+		all = append(all, &cluster.GPUQuota{
+			TypeMeta:   metav1.TypeMeta{APIVersion: cluster.QuotaVersion.String(), Kind: "GPUQuota"},
+			ObjectMeta: meta, Spec: cluster.GPUQuotaSpec{Hard: corev1.ResourceList{
+				cluster.AmountCores: resource.MustParse(fmt.Sprint(100 * sum))}}})
 		if len(hard) > 0 {
 			all = append(all, &corev1.ResourceQuota{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ResourceQuota"},
 				ObjectMeta: meta, Spec: corev1.ResourceQuotaSpec{Hard: hard}})
@@ -176,6 +176,8 @@ func quotaWarnings(namespace string, q namespaceQuota, sum int64) []string {
 	if len(q.Quota) > 0 {
 		warnings[0] += "; claims that name the class of a model also count for that model, and converted pods do not"
 	}
+	warnings = append(warnings, fmt.Sprintf("namespace %s: no claim is refused before `kubectl label namespace %s %s=on`",
+		namespace, namespace, cluster.QuotaLabel))
 	switch len(q.Pool) {
 	case 0:
 	case 1:
