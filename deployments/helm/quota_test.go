@@ -42,6 +42,12 @@ func TestQuota(t *testing.T) {
 			if got := strings.Contains(text, "\nkind: CustomResourceDefinition\n"); got != tc.kind {
 				t.Errorf("got the kind: %t, want %t", got, tc.kind)
 			}
+			if got := strings.Contains(text, "\n    helm.sh/resource-policy: keep"); got != tc.kind {
+				t.Errorf("got a kind that Helm keeps: %t, want %t", got, tc.kind)
+			}
+			if got := strings.Contains(text, "-view-quotas\n"); got != tc.on {
+				t.Errorf("got the right to view quotas: %t, want %t", got, tc.on)
+			}
 			var webhooks admissionv1.ValidatingWebhookConfiguration
 			rendered(t, text, "ValidatingWebhookConfiguration", "controller", &webhooks)
 			i := slices.IndexFunc(webhooks.Webhooks, func(w admissionv1.ValidatingWebhook) bool {
