@@ -176,8 +176,8 @@ func quotaWarnings(namespace string, q namespaceQuota, sum int64) []string {
 	if len(q.Quota) > 0 {
 		warnings[0] += "; claims that name the class of a model also count for that model, and converted pods do not"
 	}
-	warnings = append(warnings, fmt.Sprintf("namespace %s: no claim is refused before `kubectl label namespace %s %s=on`",
-		namespace, namespace, cluster.QuotaLabel))
+	warnings = append(warnings, fmt.Sprintf("namespace %s: no claim is refused before `kubectl label namespace %s "+
+		"%s=on`", namespace, namespace, cluster.QuotaLabel))
 	switch len(q.Pool) {
 	case 0:
 	case 1:

@@ -160,7 +160,7 @@ func (o Options) addFeatures(ctx context.Context, c *feature.Controller, expande
 		err = errors.Join(err, idle.Add(c, o.IdleWarning))
 	}
 	if o.Quota {
-		err = errors.Join(err, quota.Add(ctx, c))
+		err = errors.Join(err, quota.Add(c))
 	}
 	for _, f := range o.Features {
 		err = errors.Join(err, f.Add(c))

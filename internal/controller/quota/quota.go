@@ -19,6 +19,7 @@ package quota
 import (
 	"context"
 	"errors"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -30,14 +31,41 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/controller/metrics"
 )
 
-// Add serves the webhook, and counts on the leader.
-func Add(ctx context.Context, c *feature.Controller) error {
+// Add serves the webhook, and counts on the leader once the API server has the kind: that may be installed later.
+func Add(c *feature.Controller) error {
 	c.Handle("/quota", &webhook.Webhook{Handler: NewWebhook(c)})
-	_, err := c.Manager.GetRESTMapper().RESTMapping(cluster.QuotaVersion.WithKind("GPUQuota").GroupKind())
-	if meta.IsNoMatchError(err) {
-		log.FromContext(ctx).Info("The API server has no GPUQuotas. If it gets them, restart the controller")
-		return nil
-	}
 	r := NewCounter(c, metrics.NewQuotas())
-	return errors.Join(err, ctrlmetrics.Registry.Register(r.amounts), r.watch(c.Manager))
+	return errors.Join(ctrlmetrics.Registry.Register(r.amounts), c.Manager.Add(later{
+		served: func() error {
+			_, err := c.Manager.GetRESTMapper().RESTMapping(cluster.QuotaVersion.WithKind("GPUQuota").GroupKind())
+			return err
+		},
+		start:  func() error { return r.watch(c.Manager) },
+		period: 10 * time.Second,
+	}))
+}
+
+// later starts something when the API server serves a kind. The manager runs it on the leader.
+type later struct {
+	served func() error // returns an error until then
+	start  func() error
+	period time.Duration // between questions to the API server
+}
+
+// Start waits for the kind and starts.
+func (l later) Start(ctx context.Context) error {
+	for {
+		err := l.served()
+		if err == nil {
+			return l.start()
+		}
+		if !meta.IsNoMatchError(err) {
+			log.FromContext(ctx).Error(err, "GPUQuotas are not counted")
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(l.period):
+		}
+	}
 }

@@ -5,6 +5,7 @@ package quota
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -19,6 +20,7 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -439,6 +441,24 @@ func TestPages(t *testing.T) {
 	}
 	if most > perPage {
 		t.Errorf("got %d claims at a time, want at most %d", most, perPage)
+	}
+}
+
+// The kind may be installed after the controller has started: quotas are counted from then on.
+func TestLaterKind(t *testing.T) {
+	noKind := &meta.NoKindMatchError{GroupKind: cluster.QuotaVersion.WithKind("GPUQuota").GroupKind()}
+	answers, started := []error{noKind, errors.New("the API server is away"), nil}, 0
+	must(t, later{
+		served: func() error {
+			answer := answers[0]
+			answers = answers[1:]
+			return answer
+		},
+		start:  func() error { started++; return nil },
+		period: time.Millisecond,
+	}.Start(t.Context()))
+	if started != 1 || len(answers) > 0 {
+		t.Errorf("got %d starts with %d answers left, want 1 with none", started, len(answers))
 	}
 }
 
