@@ -36,6 +36,17 @@ func (s *suite) testGPUQuota(t *testing.T) {
 		"metadata": map[string]any{"namespace": ns, "name": "gpus"},
 		"spec":     map[string]any{"hard": map[string]any{"memory": hard, "gpus": 100}}}}
 	s.must(t, s.Create(t.Context(), quota))
+	used := func(want string) {
+		t.Helper()
+		s.must(t, kube.Until(t.Context(), soon, want+" to be used and nothing to be pending",
+			func(ctx context.Context) (bool, string, error) {
+				err := s.Get(ctx, client.ObjectKeyFromObject(quota), quota)
+				memory, _, _ := unstructured.NestedString(quota.Object, "status", "used", "memory")
+				pending, _, _ := unstructured.NestedSlice(quota.Object, "status", "pending")
+				return memory == want && len(pending) == 0, fmt.Sprintf("%s, %d pending", memory, len(pending)), err
+			}))
+	}
+	used("0") // or claims are refused until then
 	full := "it may take " + each + " of GPU memory, and GPUQuota gpus has 0 of " + hard + " left"
 	spec := claimSpec()
 	spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
@@ -59,16 +70,6 @@ func (s *suite) testGPUQuota(t *testing.T) {
 	s.must(t, all.Wait())
 	if admitted.Load() != room {
 		t.Errorf("got %d claims, want %d", admitted.Load(), room)
-	}
-	used := func(want string) {
-		t.Helper()
-		s.must(t, kube.Until(t.Context(), soon, want+" to be used and nothing to be pending",
-			func(ctx context.Context) (bool, string, error) {
-				err := s.Get(ctx, client.ObjectKeyFromObject(quota), quota)
-				memory, _, _ := unstructured.NestedString(quota.Object, "status", "used", "memory")
-				pending, _, _ := unstructured.NestedSlice(quota.Object, "status", "pending")
-				return memory == want && len(pending) == 0, fmt.Sprintf("%s, %d pending", memory, len(pending)), err
-			}))
 	}
 	used(hard)
 	s.must(t, s.DeleteAllOf(t.Context(), &resourceapi.ResourceClaim{}, client.InNamespace(ns)))

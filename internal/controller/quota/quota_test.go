@@ -359,6 +359,16 @@ func TestCount(t *testing.T) {
 	}
 }
 
+// A quota that nobody counts is not waited for until the API server gives up: others have claims meanwhile.
+func TestNobodyCounts(t *testing.T) {
+	w := newWorld(t, map[string]string{"a": "memory=10Gi"})
+	got := review(t, NewWebhook(w.feature), share(t, "c", "5Gi"), false).Result
+	const want = "GPUQuota a is not counted yet: try again, and see whether the controller has a leader"
+	if got.Code != http.StatusServiceUnavailable || got.Message != want {
+		t.Errorf("got %d %q, want 503 %q", got.Code, got.Message, want)
+	}
+}
+
 // A class may be created together with its first claim. Whether a claim of a missing one asks for GPUs is not known.
 func TestMissingClass(t *testing.T) {
 	w := newWorld(t, map[string]string{"a": "gpus=0"})

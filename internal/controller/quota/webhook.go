@@ -28,8 +28,9 @@ import (
 const (
 	// timeout is how long the webhook may take. The API server waits for ten seconds.
 	timeout = 9 * time.Second
-	// again is how long the webhook waits after a conflict. For the first count of a new quota it is ten times as long.
-	again = 20 * time.Millisecond
+	// again is how long the webhook waits after a conflict. For the first count of a new quota it is ten times as long,
+	// and firstCount altogether: requests that wait take the places of other namespaces.
+	again, firstCount = 20 * time.Millisecond, time.Second
 	// newClass is how long the webhook waits for a class that it does not know: one file may have a class and a claim.
 	newClass = 500 * time.Millisecond
 	// maxPending is how many claims can be pending in a quota: they are part of the object.
@@ -163,16 +164,15 @@ func answer(batch []*request, err error) {
 	}
 }
 
-// errLate means that the API server is slow, or that nobody has counted a new quota.
-var errLate = errors.New("the GPUQuotas of the namespace could not be charged in time: try again, and see whether " +
-	"the controller has a leader")
+// errLate means that the API server is slow.
+var errLate = errors.New("the GPUQuotas of the namespace could not be charged in time: try again")
 
 // errUncounted means that a quota has not been counted yet.
-var errUncounted = errors.New("is not counted yet")
+var errUncounted = errors.New("is not counted yet: try again, and see whether the controller has a leader")
 
 // charge adds the requests to the quotas of their namespace, as far as there is room, and answers them.
 func (w *Webhook) charge(namespace string, batch []*request) error {
-	for {
+	for start := time.Now(); ; {
 		var live []*request
 		for _, r := range batch {
 			if r.ctx.Err() == nil { // else its API server has given up
@@ -187,7 +187,7 @@ func (w *Webhook) charge(namespace string, batch []*request) error {
 		case apierrors.IsConflict(err):
 			time.Sleep(again)
 			continue
-		case errors.Is(err, errUncounted):
+		case errors.Is(err, errUncounted) && time.Since(start) < firstCount:
 			time.Sleep(10 * again)
 			continue
 		}
