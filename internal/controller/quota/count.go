@@ -21,6 +21,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
@@ -40,8 +41,8 @@ const (
 	settle = time.Second
 	// perPage is how many claims are read at a time. A claim may have 1.5 MB.
 	perPage = 20
-	// evaluation is how long the selectors of a count may take, which users choose. The other claims count as unknown.
-	evaluation = 5 * time.Second
+	// workers is how many quotas are counted at a time: a namespace with many selectors holds up one.
+	workers = 4
 )
 
 // Counter counts what claims take, and writes that to the quotas.
@@ -53,11 +54,15 @@ type Counter struct {
 	amounts *prometheus.GaugeVec // of metrics.NewQuotas
 	now     func() time.Time
 	reading sync.Mutex // of a page of claims
+
+	// evaluation is how long the selectors of a count may take, which users choose. The other claims count as unknown.
+	evaluation time.Duration
 }
 
 // NewCounter returns a counter. amounts is that of metrics.NewQuotas.
 func NewCounter(c *feature.Controller, amounts *prometheus.GaugeVec) *Counter {
-	return &Counter{view: c.View, known: c.Known, direct: c.Direct, amounts: amounts, now: time.Now}
+	return &Counter{view: c.View, known: c.Known, direct: c.Direct, amounts: amounts, now: time.Now,
+		evaluation: 5 * time.Second}
 }
 
 // watch counts on the leader of the manager: when a quota is new or changed, soon after claims of its namespace have
@@ -71,6 +76,7 @@ func (c *Counter) watch(mgr ctrl.Manager) error {
 			!equality.Semantic.DeepEqual(before.Status.Allocation, after.Status.Allocation))
 	}}
 	return ctrl.NewControllerManagedBy(mgr).Named("quota").
+		WithOptions(controller.Options{MaxConcurrentReconciles: workers}).
 		For(&cluster.GPUQuota{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&resourceapi.ResourceClaim{}, handler.Funcs{
 			CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) { c.later(ctx, e.Object, q) },
@@ -132,7 +138,7 @@ func (c *Counter) count(ctx context.Context, q *cluster.GPUQuota) error {
 	if err := c.direct.Get(ctx, client.ObjectKey{Name: q.Namespace}, &namespace); err != nil {
 		return err
 	}
-	evaluating, end := context.WithTimeout(ctx, evaluation)
+	evaluating, end := context.WithTimeout(ctx, c.evaluation)
 	defer end()
 	all, found := sum{cluster.Zero(), cluster.Zero()}, map[types.UID]bool{}
 	largest := c.view.Largest()

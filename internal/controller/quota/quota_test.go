@@ -472,6 +472,17 @@ func TestLaterKind(t *testing.T) {
 	}
 }
 
+// Where selectors take too long, their claims count as the largest GPU, and the count ends.
+func TestSlowSelectors(t *testing.T) {
+	w := newWorld(t, map[string]string{"a": "memory=100Gi gpus=100"})
+	must(t, w.Create(t.Context(), share(t, "c", "5Gi")))
+	w.evaluation = 0
+	w.count(t)
+	if got, want := w.quota(t, "a"), "gpus=1 memory=15Gi pending=0 enforced=true"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
 func TestMetric(t *testing.T) {
 	w := newWorld(t, map[string]string{"a": "memory=10Gi gpus=2"})
 	must(t, w.Create(t.Context(), share(t, "c", "5Gi")))
