@@ -155,9 +155,12 @@ func (v *View) most(ctx context.Context, a resourceapi.DeviceSubRequest) (all Am
 	if a.Capacity != nil {
 		asked = a.Capacity.Requests
 	}
+	fixed := slices.DeleteFunc(slices.Clone(a.Selectors), func(s resourceapi.DeviceSelector) bool {
+		return s.CEL != nil && mayDiffer(s.CEL.Expression)
+	})
 	one, found, held := Zero(), false, false
 	for _, k := range v.Kinds() {
-		if !v.AcceptsAll(ctx, k, class.Spec.Selectors) || !v.AcceptsAll(ctx, k, a.Selectors) || !k.Has(asked) {
+		if !v.AcceptsAll(ctx, k, class.Spec.Selectors) || !v.AcceptsAll(ctx, k, fixed) || !k.Has(asked) {
 			continue
 		}
 		found = true

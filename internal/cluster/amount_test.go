@@ -89,6 +89,16 @@ func TestAmountOfPendingClaims(t *testing.T) {
 		{"an alternative that nobody publishes", "requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: " +
 			"gpu.nvidia.com" + of("B200") + "}, {name: b, deviceClassName: gpu.nvidia.com" + of("Tesla T4") + "}]}]",
 			"gpus=1 memory=15360Mi cores=100 tflops=65"},
+		{"a selector that computes the name of an attribute", request("deviceClassName: gpu.nvidia.com, selectors: [{cel: " +
+			`{expression: "device.attributes['gpu.nvidia.com']['uu' + 'id'] == 'x'"}}]`),
+			"gpus=1 memory=81559Mi cores=100 tflops=989"},
+		{"a selector that fails for some devices", request("deviceClassName: gpu.nvidia.com, selectors: [{cel: " +
+			`{expression: "device.attributes['gpu.nvidia.com'].index > 5 || device.attributes['gpu.nvidia.com'].no"}}]`),
+			"gpus=1 memory=81559Mi cores=100 tflops=989"},
+		{"a list of models, and a pattern", request("deviceClassName: gpu.nvidia.com, selectors: [{cel: {expression: " +
+			`"device.attributes['gpu.nvidia.com'].productName in ['Tesla T4', 'x'] && ` +
+			`device.attributes[\"gpu.nvidia.com\"].productName.matches('^Tesla [A-Z]4$')"}}]`),
+			"gpus=1 memory=15360Mi cores=100 tflops=65"},
 		{"all GPUs of a node", request("deviceClassName: gpu.nvidia.com, allocationMode: All"),
 			"error: request gpu: allocationMode All: how many devices it gets is not known before; write a count"},
 		{"a class that does not exist", request("deviceClassName: gpu.nvidia.co"),

@@ -5,6 +5,7 @@ package cluster
 import (
 	"context"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -171,4 +172,22 @@ func selectsByIdentity(expression string) bool {
 		}
 	}
 	return false
+}
+
+// constant matches a string literal, and brackets that have only literals, or a number: an index, or a list.
+var constant = regexp.MustCompile(`\[\d+\]|\[\??\s*(?:'[^'\\]*'|"[^"\\]*")(?:\s*,\s*(?:'[^'\\]*'|"[^"\\]*"))*\s*\]|` +
+	`'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"`)
+
+// computed matches what may name an attribute in another way: an index that is not constant, and the macros with two
+// variables.
+var computed = regexp.MustCompile(`\[|\(\s*\w+\s*,\s*\w+\s*,`)
+
+// quoting matches literals that constant may read otherwise than CEL does.
+var quoting = regexp.MustCompile(`\\['"]|'''|"""`)
+
+// mayDiffer reports whether the selector may differ between devices of one kind, or fail for some of them only, also
+// where its user hides that.
+func mayDiffer(expression string) bool {
+	return selectsByIdentity(expression) || quoting.MatchString(expression) ||
+		computed.MatchString(constant.ReplaceAllString(expression, ""))
 }
