@@ -198,8 +198,17 @@ func (v *View) amountOfKind(k *DeviceKind, asked map[resourceapi.QualifiedName]r
 	for i, n := range k.Takes(asked) {
 		result.ConsumedCapacity[k.policies[i].name] = *resource.NewQuantity(n, resource.BinarySI)
 	}
-	h := v.holding(Held{DeviceRequestAllocationResult: result}, &GPU{Whole: &Device{Kind: k}})
+	h := v.charged(Held{DeviceRequestAllocationResult: result}, &GPU{Whole: &Device{Kind: k}})
 	return amount(h.Memory, h.Cores, k.PeakCompute()*h.Cores/100)
+}
+
+// charged returns what counts for a device. A claim that asks for no memory of an unlimited GPU may use all of it.
+func (v *View) charged(held Held, g *GPU) Holding {
+	h := v.holding(held, g)
+	if h.Memory == 0 && g.Whole != nil && !gpu.IsPartition(held.Device) {
+		h.Memory, h.Cores = g.Memory(), 100
+	}
+	return h
 }
 
 func amount(memory, cores, tflops int64) Amount {
@@ -237,7 +246,7 @@ func (v *View) held(claim *resourceapi.ResourceClaim,
 			all.Add(unknown(&r), 1)
 			continue
 		}
-		h := v.holding(Held{DeviceRequestAllocationResult: &r}, g)
+		h := v.charged(Held{DeviceRequestAllocationResult: &r}, g)
 		one := amount(h.Memory, h.Cores, 0)
 		switch k := v.partitions[partitionKind{g.Product(), gpu.PartitionProfile(r.Device)}]; {
 		case !gpu.IsPartition(r.Device) && g.Whole != nil:

@@ -89,8 +89,8 @@ func TestAmountOfPendingClaims(t *testing.T) {
 		{"an alternative that nobody publishes", "requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: " +
 			"gpu.nvidia.com" + of("B200") + "}, {name: b, deviceClassName: gpu.nvidia.com" + of("Tesla T4") + "}]}]",
 			"gpus=1 memory=15360Mi cores=100 tflops=65"},
-		{"a selector that computes the name of an attribute", request("deviceClassName: gpu.nvidia.com, selectors: [{cel: " +
-			`{expression: "device.attributes['gpu.nvidia.com']['uu' + 'id'] == 'x'"}}]`),
+		{"a selector that computes the name of an attribute", request("deviceClassName: gpu.nvidia.com, selectors: " +
+			`[{cel: {expression: "device.attributes['gpu.nvidia.com']['uu' + 'id'] == 'x'"}}]`),
 			"gpus=1 memory=81559Mi cores=100 tflops=989"},
 		{"a selector that fails for some devices", request("deviceClassName: gpu.nvidia.com, selectors: [{cel: " +
 			`{expression: "device.attributes['gpu.nvidia.com'].index > 5 || device.attributes['gpu.nvidia.com'].no"}}]`),
@@ -108,6 +108,30 @@ func TestAmountOfPendingClaims(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			if got := asText(v.AmountOf(t.Context(), clustertest.Claim(t, row.devices))); got != row.want {
+				t.Errorf("got %s, want %s", got, row.want)
+			}
+		})
+	}
+}
+
+// Claims for a GPU without limits count what they ask for, and if they ask for no memory, all of it.
+func TestAmountOfUnlimitedGPUs(t *testing.T) {
+	v := clustertest.New(t, clustertest.SimNode{Name: "t4", Profile: "t4-x2",
+		Use: gpu.SharingMode{Sharing: gpu.Unlimited}})
+	share := "requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 5Gi}}}}]"
+	for _, row := range []struct {
+		name  string
+		claim *resourceapi.ResourceClaim
+		want  string
+	}{
+		{"nothing", clustertest.Claim(t, "requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]"),
+			"gpus=1 memory=15360Mi cores=100 tflops=65"},
+		{"memory", clustertest.Claim(t, share), "gpus=1 memory=5120Mi cores=0 tflops=0"},
+		{"allocated nothing", claim("c", "t4", "gpu-3b-00-0", "memory=0", "cores=0"),
+			"gpus=1 memory=15360Mi cores=100 tflops=65"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			if got := asText(v.AmountOf(t.Context(), row.claim)); got != row.want {
 				t.Errorf("got %s, want %s", got, row.want)
 			}
 		})
