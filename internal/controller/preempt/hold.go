@@ -16,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -46,6 +47,7 @@ var Events = struct{ Preempts, Preempted, NotUsed event.Kind }{
 // hold is what is kept for a pod until it has a node, and the pods that are evicted for it.
 type hold struct {
 	uid       types.UID
+	Owner     types.UID `json:"owner"` // ownerOf the pod
 	Namespace string    `json:"namespace"`
 	Pod       string    `json:"pod"`
 	Node      string    `json:"node"`
@@ -62,7 +64,7 @@ type victim struct {
 }
 
 func newHold(pod *corev1.Pod, plan *why.Preemption, now time.Time) *hold {
-	h := &hold{uid: pod.UID, Namespace: pod.Namespace, Pod: pod.Name, Node: plan.Node}
+	h := &hold{uid: pod.UID, Owner: ownerOf(pod), Namespace: pod.Namespace, Pod: pod.Name, Node: plan.Node}
 	grace := int64(0)
 	for _, v := range plan.Victims {
 		h.Victims = append(h.Victims, victim{v.Namespace, v.Name, v.UID})
@@ -163,8 +165,10 @@ func (p *Preemptor) keep(ctx context.Context, pods []*corev1.Pod, now time.Time)
 	for _, h := range p.holds {
 		pod := waiting[h.uid]
 		switch {
-		case pod == nil || pod.DeletionTimestamp != nil || len(h.Victims) == 0: // it has a node, is gone, or abandoned
+		case len(h.Victims) == 0: // it is abandoned
 			last = errors.Join(last, p.release(ctx, h))
+		case pod == nil || pod.DeletionTimestamp != nil: // it has a node, or is gone
+			last = errors.Join(last, p.end(ctx, h, now))
 		case now.After(h.Until):
 			last = errors.Join(last, p.expire(ctx, h, now))
 		default:
@@ -180,11 +184,40 @@ func (p *Preemptor) keep(ctx context.Context, pods []*corev1.Pod, now time.Time)
 
 // expire gives back what the pod has not used in time.
 func (p *Preemptor) expire(ctx context.Context, h *hold, now time.Time) error {
-	p.waiting[h.uid] = &waiting{next: now.Add(unused)}
+	p.notUsed(h.Owner, now)
 	_, err := feature.CreateEvent(ctx, p.client, Events.NotUsed, reference(h.Namespace, h.Pod, h.uid),
 		fmt.Sprintf("preemption-not-used-%s-%d", h.uid, h.Until.Unix()),
 		fmt.Sprintf("pods were evicted on node %s, and the pod is still on no node", h.Node))
 	return errors.Join(err, p.abandon(ctx, h))
+}
+
+// end gives back what a pod has used that has a node, or has not used that is gone.
+func (p *Preemptor) end(ctx context.Context, h *hold, now time.Time) error {
+	pod, err := p.live(ctx, victim{h.Namespace, h.Pod, h.uid})
+	switch {
+	case err != nil:
+		return err
+	case pod != nil && pod.Spec.NodeName != "":
+		delete(p.pauses, h.Owner)
+	default:
+		p.notUsed(h.Owner, now)
+	}
+	return p.release(ctx, h)
+}
+
+// live returns the pod as it is now, or nil if it is gone.
+func (p *Preemptor) live(ctx context.Context, of victim) (*corev1.Pod, error) {
+	pods, err := p.reads.CoreV1().Pods(of.Namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.
+		OneTermEqualSelector(metav1.ObjectNameField, of.Name).String()})
+	if err != nil {
+		return nil, fmt.Errorf("read pod %s/%s: %w", of.Namespace, of.Name, err)
+	}
+	for i := range pods.Items {
+		if pod := &pods.Items[i]; pod.UID == of.UID {
+			return pod, nil
+		}
+	}
+	return nil, nil
 }
 
 // abandon evicts nobody any more, and gives everything back. What fails is tried again by keep.
@@ -207,7 +240,11 @@ func (p *Preemptor) release(ctx context.Context, h *hold) error {
 // nominate sets the node that the scheduler tries first, and whose CPU and memory it keeps for the pod. waits reports
 // whether the pod still waits for a node.
 func (p *Preemptor) nominate(ctx context.Context, h *hold, node string) (waits bool, err error) {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": h.uid},
+	metadata := map[string]any{"uid": h.uid}
+	if known := p.pauses[h.Owner]; known != nil && node == "" {
+		metadata["annotations"] = map[string]string{pauseAnnotation: known.String()}
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": metadata,
 		"status": map[string]any{"nominatedNodeName": node}})
 	if err != nil {
 		return false, err

@@ -47,8 +47,6 @@ const (
 	maxPause = time.Minute
 	// keeps is how long devices are kept for a pod once its victims should have ended.
 	keeps = time.Minute
-	// unused is how long a pod does not preempt again that has not used the devices in that time.
-	unused = 10 * time.Minute
 	// maxPlans is how many pods are looked at in a round.
 	maxPlans = 10
 )
@@ -65,6 +63,7 @@ type Preemptor struct {
 
 	waiting map[types.UID]*waiting
 	holds   map[types.UID]*hold
+	pauses  map[types.UID]*pause // of owners
 }
 
 // waiting is a pod that waits and may preempt.
@@ -88,7 +87,8 @@ func Add(c *feature.Controller) error {
 func newPreemptor(c *feature.Controller, reads kubernetes.Interface) *Preemptor {
 	return &Preemptor{view: c.View, known: c.Known, client: c.Direct, reads: reads, guard: c.Guard,
 		preemptions: metrics.NewPreemptions(), preempted: metrics.NewPreemptedPods(),
-		waiting: map[types.UID]*waiting{}, holds: map[types.UID]*hold{}}
+		waiting: map[types.UID]*waiting{}, holds: map[types.UID]*hold{},
+		pauses: map[types.UID]*pause{}}
 }
 
 // Start preempts until ctx ends.
@@ -189,11 +189,12 @@ func (p *Preemptor) due(pods []*corev1.Pod, now time.Time) (due []*corev1.Pod) {
 		if w != nil {
 			known[pod.UID] = w
 		}
-		if isDue && !now.Before(w.next) {
+		if isDue && !p.paused(pod, now) && !now.Before(w.next) {
 			due = append(due, pod)
 		}
 	}
 	p.waiting = known
+	maps.DeleteFunc(p.pauses, func(_ types.UID, of *pause) bool { return now.After(of.until.Add(maxUnused)) })
 	slices.SortFunc(due, func(a, b *corev1.Pod) int {
 		return cmp.Or(cmp.Compare(corev1helpers.PodPriority(b), corev1helpers.PodPriority(a)),
 			a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.UID, b.UID))

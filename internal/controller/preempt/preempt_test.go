@@ -430,7 +430,8 @@ func TestNotUsed(t *testing.T) {
 		t.Errorf("got %s, want nothing", got)
 	}
 	const want = `event PreemptionNotUsed of high: pods were evicted on node node-1, and the pod is still on no node
-patch high: {"metadata":{"uid":"high"},"status":{"nominatedNodeName":""}}
+patch high: {"metadata":{"annotations":{"gpu.nvidia.com/preemption-pause":"10m0s until 2026-01-02T03:15:36Z"},` +
+		`"uid":"high"},"status":{"nominatedNodeName":""}}
 give back`
 	if got := w.pass(2 * time.Second); got != want {
 		t.Errorf("got %s, want %s", got, want)
@@ -442,6 +443,63 @@ give back`
 	}
 	if got := w.pass(2 * time.Minute); !strings.Contains(got, "evict") {
 		t.Errorf("got %s, want another preemption", got)
+	}
+}
+
+// An owner whose pods do not use what they preempt waits longer each time, also if they are replaced, and after a
+// restart of the controller.
+func TestPauses(t *testing.T) {
+	w := newWorld(t)
+	of := func(p *corev1.Pod) {
+		p.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", UID: "rs", Controller: ptr.To(true)}}
+	}
+	w.add("low", 1, first)
+	w.add("other", 20, second)
+	for i, want := range []time.Duration{unused, 2 * unused, 4 * unused} {
+		name := fmt.Sprint("high-", i)
+		w.add(name, 10, "", of)
+		if got := w.pass(settle + period); !strings.Contains(got, "evict low") {
+			t.Fatalf("%s: got %s, want an eviction", name, got)
+		}
+		w.change("low", func(p *corev1.Pod) { p.DeletionTimestamp = nil })
+		if i == 1 { // the pod goes away unused
+			if err := w.reads.Tracker().Delete(podResource, "ns", name); err != nil {
+				t.Fatal(err)
+			}
+			w.pass(period)
+		} else {
+			w.pass(keeps + 31*time.Second)
+		}
+		p := w.pauses["rs"]
+		if p == nil || p.length != want {
+			t.Fatalf("%s: got the pause %v, want %v", name, p, want)
+		}
+		w.now = p.until
+		if i == 1 {
+			continue
+		}
+		w.now = p.until.Add(-time.Second)
+		w.change(name, func(pod *corev1.Pod) {
+			pod.Status.NominatedNodeName = ""
+			pod.Annotations = map[string]string{pauseAnnotation: p.String()} // what the patch does
+		})
+		w.start()
+		if got := w.pass(time.Second); got != "" {
+			t.Errorf("%s: a new leader: got %s, want nothing in the pause", name, got)
+		}
+		if p := w.pauses["rs"]; p == nil || p.length != want {
+			t.Errorf("%s: a new leader: got the pause %v, want %v", name, p, want)
+		}
+		if err := w.reads.Tracker().Delete(podResource, "ns", name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.add("high-3", 10, "", of)
+	w.pass(settle + period)
+	w.change("high-3", func(p *corev1.Pod) { p.Spec.NodeName = "node-1" })
+	w.pass(period)
+	if p := w.pauses["rs"]; p != nil {
+		t.Errorf("a pod uses its devices: got the pause %v, want none", p)
 	}
 }
 

@@ -119,6 +119,9 @@ func slimWaiting(pod *corev1.Pod) *corev1.Pod {
 	if owner := metav1.GetControllerOf(pod); owner != nil {
 		s.OwnerReferences = []metav1.OwnerReference{*owner}
 	}
+	if value, ok := pod.Annotations[pauseAnnotation]; ok {
+		s.Annotations = map[string]string{pauseAnnotation: value}
+	}
 	s.Spec = corev1.PodSpec{NodeName: pod.Spec.NodeName, SchedulingGates: pod.Spec.SchedulingGates,
 		Priority: pod.Spec.Priority, PreemptionPolicy: pod.Spec.PreemptionPolicy,
 		SchedulingGroup: pod.Spec.SchedulingGroup, ResourceClaims: pod.Spec.ResourceClaims,
