@@ -49,7 +49,7 @@ type PreemptOptions struct {
 // Preemption is the cheapest set of pods whose end makes room for a pod.
 type Preemption struct {
 	Node    string
-	Victims []*corev1.Pod // the highest priority first
+	Victims []*corev1.Pod // those with a budget first, then the highest priority
 	// Hold are the devices that the pod is to get and that its claims alone tolerate the taint of, with those that use
 	// the same counters.
 	Hold []structured.DeviceID
@@ -755,7 +755,8 @@ func (v *victims) preemption() *Preemption {
 		answer.Victims = append(answer.Victims, u.pods...)
 	}
 	slices.SortStableFunc(answer.Victims, func(a, b *corev1.Pod) int {
-		return cmp.Or(cmp.Compare(priorityOf(b), priorityOf(a)), startOf(a).Compare(startOf(b)))
+		return cmp.Or(cmp.Compare(len(v.on.budgets.of(b)), len(v.on.budgets.of(a))),
+			cmp.Compare(priorityOf(b), priorityOf(a)), startOf(a).Compare(startOf(b)))
 	})
 	v.on.maxAsked, v.on.own.maxAsked = 0, 0 // it fits
 	found, err := v.on.fits(v.units)

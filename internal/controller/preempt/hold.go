@@ -112,8 +112,18 @@ func (p *Preemptor) readHolds(ctx context.Context) error {
 	return nil
 }
 
-// begin writes down what is to be done, and does it. If it cannot, it gives back what it has kept, now or later.
+// begin writes down what is to be done, and does it. If it cannot, it gives back what it has kept, now or later. If the
+// API refuses to evict one of the victims, nothing is written.
 func (p *Preemptor) begin(ctx context.Context, h *hold, plan *why.Preemption, now time.Time) error {
+	for _, v := range h.Victims {
+		switch err := p.evictPod(ctx, v, metav1.DryRunAll); {
+		case apierrors.IsTooManyRequests(err):
+			h.Victims = nil
+			return nil
+		case err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err):
+			return err
+		}
+	}
 	p.holds[h.uid] = h
 	for _, rule := range h.rules(plan) {
 		err := p.client.Create(ctx, rule)
@@ -257,21 +267,31 @@ func (p *Preemptor) nominate(ctx context.Context, h *hold, node string) (waits b
 	return err == nil && pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil, err
 }
 
+// evictPod asks the API server to evict a pod. A budget may refuse that.
+func (p *Preemptor) evictPod(ctx context.Context, v victim, dryRun ...string) error {
+	err := p.reads.PolicyV1().Evictions(v.Namespace).Evict(ctx, &policyv1.Eviction{
+		ObjectMeta: metav1.ObjectMeta{Namespace: v.Namespace, Name: v.Name},
+		DeleteOptions: &metav1.DeleteOptions{DryRun: dryRun,
+			Preconditions: &metav1.Preconditions{UID: &v.UID}}})
+	if err != nil {
+		return fmt.Errorf("evict pod %s/%s: %w", v.Namespace, v.Name, err)
+	}
+	return nil
+}
+
 // evict evicts the victims that are left. What a budget forbids meanwhile is tried again until the hold ends; if
 // nothing was evicted before, everything is given back.
 func (p *Preemptor) evict(ctx context.Context, h *hold) error {
 	for h.evicted < len(h.Victims) {
 		v := h.Victims[h.evicted]
-		err := p.reads.PolicyV1().Evictions(v.Namespace).Evict(ctx, &policyv1.Eviction{
-			ObjectMeta:    metav1.ObjectMeta{Namespace: v.Namespace, Name: v.Name},
-			DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &v.UID}}})
+		err := p.evictPod(ctx, v)
 		switch {
 		case apierrors.IsTooManyRequests(err) && h.evicted == 0:
 			return p.abandon(ctx, h)
 		case apierrors.IsTooManyRequests(err):
 			return nil
 		case err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err):
-			return fmt.Errorf("evict pod %s/%s: %w", v.Namespace, v.Name, err)
+			return err
 		}
 		h.evicted++
 		if err != nil {

@@ -4,6 +4,7 @@ package preempt
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -49,14 +50,16 @@ type world struct {
 	now    time.Time
 	writes []string
 	evict  func(pod string) error
-	live   string // the node of the pod in answers of the API server
-	create error  // of rules
-	remove error  // of rules
+	asked  func(pod string) error // a dry run
+	live   string                 // the node of the pod in answers of the API server
+	create error                  // of rules
+	remove error                  // of rules
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), evict: func(string) error { return nil }}
+	w := &world{t: t, now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), evict: func(string) error { return nil },
+		asked: func(string) error { return nil }}
 	objects := []runtime.Object{&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}},
 		&schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Value: 10}}
 	for _, s := range clustertest.Slices(t, node) {
@@ -74,6 +77,9 @@ func newWorld(t *testing.T) *world {
 		eviction, ok := create.GetObject().(*policyv1.Eviction)
 		if !ok || eviction.DeleteOptions.Preconditions.UID == nil {
 			t.Error("an eviction without a UID may evict another pod of the name")
+		}
+		if len(eviction.DeleteOptions.DryRun) > 0 {
+			return true, nil, w.asked(eviction.Name)
 		}
 		if err := w.evict(eviction.Name); err != nil {
 			return true, nil, err
@@ -364,6 +370,41 @@ func TestTwoPreemptors(t *testing.T) {
 		if !strings.Contains(got+"\n", want) {
 			t.Errorf("got %s, want %q", got, want)
 		}
+	}
+}
+
+// Where a budget forbids the end of one victim, no other one is evicted. Those with a budget are the first.
+func TestSeveralVictims(t *testing.T) {
+	w := newWorld(t)
+	w.add("low", 1, first)
+	w.add("lower", 0, second)
+	w.add("high", 10, "")
+	claims := resourceapi.SchemeGroupVersion.WithResource("resourceclaims")
+	o, err := w.reads.Tracker().Get(claims, "ns", "high")
+	claim, ok := o.(*resourceapi.ResourceClaim)
+	if err != nil || !ok {
+		t.Fatal(o, err)
+	}
+	claim.Spec.Devices.Requests[0].Exactly.Count = 2
+	budget := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lower"},
+		Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{
+			"app": "lower"}}}, Status: policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: 1}}
+	if err := errors.Join(w.reads.Tracker().Update(claims, claim, "ns"), w.reads.Tracker().Add(budget)); err != nil {
+		t.Fatal(err)
+	}
+	w.asked = func(pod string) error {
+		if pod == "low" {
+			return apierrors.NewTooManyRequests("a budget", 0)
+		}
+		return nil
+	}
+	if got := w.pass(settle + period); got != "" {
+		t.Errorf("one is refused: got %s, want nothing", got)
+	}
+	w.asked = func(string) error { return nil }
+	if got := w.pass(firstPause); !strings.Contains(got, "evict lower\n") || !strings.Contains(got, "evict low\n") ||
+		strings.Index(got, "evict low\n") < strings.Index(got, "evict lower\n") {
+		t.Errorf("got %s, want both evicted, the one with a budget first", got)
 	}
 }
 
