@@ -51,7 +51,7 @@ type Preemption struct {
 	Node    string
 	Victims []*corev1.Pod // those with a budget first, then the highest priority
 	// Hold are the devices that the pod is to get and that its claims alone tolerate the taint of, with those that use
-	// the same counters.
+	// the same counters, and without those that another claim of the pod is to get.
 	Hold []structured.DeviceID
 }
 
@@ -764,13 +764,18 @@ func (v *victims) preemption() *Preemption {
 		return answer
 	}
 	token := PreemptionToken(v.on.pod.UID)
+	needed := map[structured.DeviceID]bool{} // by claims that would not get the device if it were kept
 	for i := range found.results {
 		for _, r := range found.results[i].Devices.Results {
+			id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
 			if len(untolerated([]resourceapi.DeviceTaint{token}, r.Tolerations)) == 0 {
-				answer.Hold = append(answer.Hold, v.on.beside(structured.MakeDeviceID(r.Driver, r.Pool, r.Device))...)
+				answer.Hold = append(answer.Hold, v.on.beside(id)...)
+			} else {
+				needed[id] = true
 			}
 		}
 	}
+	answer.Hold = slices.DeleteFunc(answer.Hold, func(id structured.DeviceID) bool { return needed[id] })
 	slices.SortFunc(answer.Hold, func(a, b structured.DeviceID) int { return cmp.Compare(a.String(), b.String()) })
 	answer.Hold = slices.Compact(answer.Hold)
 	return answer

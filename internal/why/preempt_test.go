@@ -445,3 +445,38 @@ func (c *preemptCase) verdict(t testing.TB, plan *Preemption, least cost, room b
 	}
 	return ""
 }
+
+// A claim that does not tolerate the taint gets its part of a GPU of which another claim of the pod has a part.
+func TestHoldLeavesOtherClaims(t *testing.T) {
+	s := fleet(t, clustertest.SimNode{Name: "node-0", Profile: "rtxpro6000-x2"})
+	own, other := claim(t, "own", shareOf("1g.24gb")), claim(t, "other", shareOf("1g.24gb"))
+	high := podOn("", "own", 9, "1", 0, own, other)
+	own.Spec.Devices.Requests[0].Exactly.Tolerations = []resourceapi.DeviceToleration{{Key: "gpu.nvidia.com/preemption",
+		Operator: resourceapi.DeviceTolerationOpEqual, Value: string(high.UID)}}
+	s.Claims, s.Pods = []*resourceapi.ResourceClaim{own, other}, []*corev1.Pod{high}
+	ended := map[types.UID]bool{}
+	for i, priority := range []int32{1, 20} {
+		held := claim(t, fmt.Sprint("held-", i), gpus(""))
+		node, results, err := judge(t, s, nil, held)
+		if node == "" || err != nil {
+			t.Fatal(node, err)
+		}
+		held.Status.Allocation = &results[0]
+		s.Claims, s.Pods = append(s.Claims, held), append(s.Pods, podOn("node-0", held.Name, priority, "1", 1, held))
+		ended[held.UID] = priority == 1
+	}
+	plan, err := Preempt(t.Context(), s, high, PreemptOptions{Now: now})
+	if err != nil || plan == nil || len(plan.Hold) < 2 {
+		t.Fatalf("got %+v, %v, want a plan that keeps parts of a GPU", plan, err)
+	}
+	var rules []*resourceapi.DeviceTaintRule
+	for _, id := range plan.Hold {
+		rules = append(rules, &resourceapi.DeviceTaintRule{Spec: resourceapi.DeviceTaintRuleSpec{
+			Taint: PreemptionToken(high.UID), DeviceSelector: &resourceapi.DeviceTaintSelector{
+				Pool: ptr.To(id.Pool.String()), Device: ptr.To(id.Device.String())}}})
+	}
+	s.Slices = cluster.Tainted(s.Slices, rules)
+	if node, _, err := judge(t, s, ended, own, other); node == "" || err != nil {
+		t.Errorf("got no place for the pod among the %d devices that are kept for it (%v)", len(plan.Hold), err)
+	}
+}
