@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 	"github.com/gpudra/gpu-dra-driver/internal/event"
 	"github.com/gpudra/gpu-dra-driver/internal/why"
@@ -55,6 +56,8 @@ type hold struct {
 	Until     time.Time `json:"until"`
 
 	evicted int // of the victims
+	gone    int // of the victims, at least
+	looked  time.Time
 }
 
 type victim struct {
@@ -182,7 +185,7 @@ func (p *Preemptor) keep(ctx context.Context, pods []*corev1.Pod, now time.Time)
 		case now.After(h.Until):
 			last = errors.Join(last, p.expire(ctx, h, now))
 		default:
-			last = errors.Join(last, p.evict(ctx, h))
+			last = errors.Join(last, p.evict(ctx, h), p.look(ctx, h, now))
 			if pod.Status.NominatedNodeName == "" { // the scheduler has cleared it in an attempt in vain
 				_, err := p.nominate(ctx, h, h.Node)
 				last = errors.Join(last, err)
@@ -228,6 +231,22 @@ func (p *Preemptor) live(ctx context.Context, of victim) (*corev1.Pod, error) {
 		}
 	}
 	return nil, nil
+}
+
+// look bounds the hold once all its victims are gone.
+func (p *Preemptor) look(ctx context.Context, h *hold, now time.Time) error {
+	if h.gone == len(h.Victims) || h.evicted < len(h.Victims) || now.Sub(h.looked) < looks {
+		return nil
+	}
+	for h.looked = now; h.gone < len(h.Victims); h.gone++ {
+		if pod, err := p.live(ctx, h.Victims[h.gone]); err != nil || pod != nil && !cluster.Finished(pod) {
+			return err
+		}
+	}
+	if until := now.Add(keeps); until.Before(h.Until) {
+		h.Until = until
+	}
+	return nil
 }
 
 // abandon evicts nobody any more, and gives everything back. What fails is tried again by keep.

@@ -45,8 +45,10 @@ const (
 	firstPause = 5 * time.Second
 	// maxPause bounds it.
 	maxPause = time.Minute
-	// keeps is how long devices are kept for a pod once its victims should have ended.
+	// keeps is how long devices are kept for a pod once its victims are gone, or should be.
 	keeps = time.Minute
+	// looks is the time between two looks at whether a victim is gone.
+	looks = 5 * time.Second
 	// maxPlans is how many pods are looked at in a round.
 	maxPlans = 10
 )

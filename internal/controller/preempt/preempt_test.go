@@ -487,6 +487,28 @@ give back`
 	}
 }
 
+// The minute begins when the victims are gone, and not when the longest time that they may take is over.
+func TestVictimsAreGone(t *testing.T) {
+	w := newWorld(t)
+	w.add("low", 1, first, func(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = ptr.To[int64](3600) })
+	w.add("other", 20, second)
+	w.add("high", 10, "")
+	w.pass(settle + period)
+	w.change("high", nominated)
+	if got := w.pass(2 * keeps); got != "" {
+		t.Errorf("the victim ends: got %s, want nothing", got)
+	}
+	if err := w.reads.Tracker().Delete(podResource, "ns", "low"); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.pass(keeps); got != "" {
+		t.Errorf("the victim is gone: got %s, want nothing for a minute", got)
+	}
+	if got := w.pass(looks + period); !strings.HasSuffix(got, "give back") {
+		t.Errorf("a minute later: got %s, want the devices given back", got)
+	}
+}
+
 // An owner whose pods do not use what they preempt waits longer each time, also if they are replaced, and after a
 // restart of the controller.
 func TestPauses(t *testing.T) {
