@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -58,6 +59,10 @@ type hold struct {
 	evicted int // of the victims
 	gone    int // of the victims, at least
 	looked  time.Time
+	isRead  bool // from rules: the victims are not compared with the pod yet
+
+	failures int       // one after the other
+	next     time.Time // nothing is done earlier, because of a failure
 }
 
 type victim struct {
@@ -106,7 +111,7 @@ func (p *Preemptor) readHolds(ctx context.Context) error {
 		return fmt.Errorf("list rules: %w", err)
 	}
 	for i := range rules.Items {
-		h := &hold{uid: types.UID(rules.Items[i].Labels[label])}
+		h := &hold{uid: types.UID(rules.Items[i].Labels[label]), isRead: true}
 		if err := json.Unmarshal([]byte(rules.Items[i].Annotations[annotation]), h); err != nil {
 			h.Until = time.Time{} // it is given back
 		}
@@ -133,7 +138,7 @@ func (p *Preemptor) begin(ctx context.Context, h *hold, plan *why.Preemption, no
 		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
 			break // before Kubernetes 1.37, nothing is kept
 		}
-		if err != nil && !apierrors.IsAlreadyExists(err) {
+		if err != nil { // one of the name is of an attempt before, and may be for another device
 			return errors.Join(err, p.abandon(ctx, h))
 		}
 	}
@@ -176,23 +181,59 @@ func (p *Preemptor) keep(ctx context.Context, pods []*corev1.Pod, now time.Time)
 		waiting[pod.UID] = pod
 	}
 	for _, h := range p.holds {
-		pod := waiting[h.uid]
-		switch {
-		case len(h.Victims) == 0: // it is abandoned
-			last = errors.Join(last, p.release(ctx, h))
-		case pod == nil || pod.DeletionTimestamp != nil: // it has a node, or is gone
-			last = errors.Join(last, p.end(ctx, h, now))
-		case now.After(h.Until):
-			last = errors.Join(last, p.expire(ctx, h, now))
-		default:
-			last = errors.Join(last, p.evict(ctx, h), p.look(ctx, h, now))
-			if pod.Status.NominatedNodeName == "" { // the scheduler has cleared it in an attempt in vain
-				_, err := p.nominate(ctx, h, h.Node)
-				last = errors.Join(last, err)
-			}
+		if now.Before(h.next) {
+			continue
 		}
+		err := p.goOn(ctx, h, waiting[h.uid], now)
+		if err == nil {
+			h.failures = 0
+			continue
+		}
+		h.next = now.Add(min(maxPause, period<<min(h.failures, 10)))
+		h.failures++
+		last = errors.Join(last, err)
 	}
 	return last
+}
+
+// goOn does for one hold what keep says.
+func (p *Preemptor) goOn(ctx context.Context, h *hold, pod *corev1.Pod, now time.Time) error {
+	switch {
+	case len(h.Victims) == 0: // it is abandoned
+		return p.release(ctx, h)
+	case pod == nil || pod.DeletionTimestamp != nil: // it has a node, or is gone
+		return p.end(ctx, h, now)
+	case now.After(h.Until):
+		return p.expire(ctx, h, now)
+	}
+	if err := p.compare(ctx, h, pod); err != nil || len(h.Victims) == 0 {
+		return err
+	}
+	err := errors.Join(p.evict(ctx, h), p.look(ctx, h, now))
+	if pod.Status.NominatedNodeName == "" { // the scheduler has cleared it in an attempt in vain
+		_, failed := p.nominate(ctx, h, h.Node)
+		err = errors.Join(err, failed)
+	}
+	return err
+}
+
+// compare drops the victims of rules that have not a lower priority than the pod: others may write rules, too.
+func (p *Preemptor) compare(ctx context.Context, h *hold, pod *corev1.Pod) error {
+	if !h.isRead {
+		return nil
+	}
+	var lower []victim
+	for _, v := range h.Victims {
+		live, err := p.live(ctx, v)
+		if err != nil {
+			return err
+		}
+		if live == nil || corev1helpers.PodPriority(live) < corev1helpers.PodPriority(pod) {
+			lower = append(lower, v)
+		}
+	}
+	h.Victims, h.isRead = lower, false
+	return nil
 }
 
 // expire gives back what the pod has not used in time.

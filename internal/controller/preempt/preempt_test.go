@@ -23,12 +23,14 @@ import (
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
+	"github.com/gpudra/gpu-dra-driver/internal/why"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
@@ -54,6 +56,7 @@ type world struct {
 	live   string                 // the node of the pod in answers of the API server
 	create error                  // of rules
 	remove error                  // of rules
+	broken bool                   // rounds may end with an error
 }
 
 func newWorld(t *testing.T) *world {
@@ -209,7 +212,7 @@ func (w *world) pass(d time.Duration) string {
 				pods = append(pods, slimWaiting(&all.Items[i]))
 			}
 		}
-		if err := w.round(w.t.Context(), pods, w.now); err != nil && w.create == nil {
+		if err := w.round(w.t.Context(), pods, w.now); err != nil && !w.broken {
 			w.t.Fatal(err)
 		}
 	}
@@ -438,7 +441,7 @@ func TestAbandoned(t *testing.T) {
 		prepare func(*world)
 	}{
 		{"the pod has a node", func(w *world) { w.live = "node-2" }},
-		{"the rule is refused", func(w *world) { w.create, w.remove = broken, broken }},
+		{"the rule is refused", func(w *world) { w.create, w.remove, w.broken = broken, broken, true }},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			w := newWorld(t)
@@ -455,6 +458,71 @@ func TestAbandoned(t *testing.T) {
 				t.Errorf("later: got %s, want the devices given back again: %t", got, again)
 			}
 		})
+	}
+}
+
+// A rule that an attempt has left, perhaps for another device, is not taken for a new one.
+func TestLeftRule(t *testing.T) {
+	w := newWorld(t)
+	w.add("low", 1, first)
+	w.add("other", 20, second)
+	w.add("high", 10, "")
+	left := (&hold{uid: "high"}).rules(&why.Preemption{Hold: []structured.DeviceID{structured.MakeDeviceID(
+		clustertest.Driver, "node-1", second)}})[0]
+	if err := w.client.Create(t.Context(), left); err != nil {
+		t.Fatal(err)
+	}
+	w.broken = true
+	if got := w.pass(settle + period); strings.Contains(got, "evict") {
+		t.Errorf("with a rule that was left: got %s, want nobody evicted", got)
+	}
+	if got := w.pass(2 * firstPause); !strings.Contains(got, "evict low") {
+		t.Errorf("later: got %s, want an eviction", got)
+	}
+	var rules resourceapi.DeviceTaintRuleList
+	if err := w.client.List(t.Context(), &rules); err != nil || len(rules.Items) != 1 ||
+		*rules.Items[0].Spec.DeviceSelector.Device != first {
+		t.Errorf("got %+v, %v, want one rule, for the device of the plan", rules.Items, err)
+	}
+}
+
+// What fails is not tried in each round.
+func TestFailures(t *testing.T) {
+	w := newWorld(t)
+	w.add("low", 1, first)
+	w.add("other", 20, second)
+	w.add("high", 10, "")
+	w.broken = true
+	tries := 0
+	w.evict = func(string) error {
+		tries++
+		return apierrors.NewInternalError(context.DeadlineExceeded)
+	}
+	if w.pass(settle + 10*time.Second); tries < 2 || tries > 8 {
+		t.Errorf("got %d evictions in ten seconds that fail, want a few", tries)
+	}
+	w.evict = func(string) error { return nil }
+	if got := w.pass(10 * time.Second); !strings.Contains(got, "evict low") {
+		t.Errorf("got %s, want an eviction", got)
+	}
+}
+
+// A rule that names a pod of a higher priority as a victim does not let it be evicted.
+func TestForgedRule(t *testing.T) {
+	w := newWorld(t)
+	w.add("low", 1, first)
+	w.add("other", 20, second)
+	w.add("high", 10, "", func(p *corev1.Pod) { p.Spec.PreemptionPolicy = ptr.To(corev1.PreemptNever) })
+	h := &hold{uid: "high", Namespace: "ns", Pod: "high", Node: "node-1", Until: w.now.Add(keeps), Victims: []victim{
+		{"ns", "other", "other"}, {"ns", "low", "low"}}}
+	rule := h.rules(&why.Preemption{Hold: []structured.DeviceID{structured.MakeDeviceID(clustertest.Driver, "node-1",
+		first)}})[0]
+	if err := w.client.Create(t.Context(), rule); err != nil {
+		t.Fatal(err)
+	}
+	w.start()
+	if got := w.pass(period); strings.Contains(got, "evict other") || !strings.Contains(got, "evict low") {
+		t.Errorf("got %s, want the pod low evicted only", got)
 	}
 }
 
