@@ -61,9 +61,13 @@ func PreemptionToken(pod types.UID) resourceapi.DeviceTaint {
 		Effect: resourceapi.DeviceTaintEffectNoSchedule}
 }
 
+// ErrNoVictims means that the pod fits on no node, whatever pods of lower priority are gone.
+var ErrNoVictims = errors.New("no set of pods of lower priority makes room")
+
 // Preempt returns the cheapest set of pods of lower priority on one node without which the pod fits there. Of those
 // that no PodDisruptionBudget forbids, it is the one with the lowest highest priority, then with the fewest pods, then
-// with the least time that they have run. nil: no set helps, or none is needed, perhaps because pods are ending.
+// with the least time that they have run. nil: none is needed, perhaps because pods are ending, or none is known in
+// time, or the pod waits for something else. The error is ErrNoVictims if no set helps.
 //
 // A claim is free once no pod uses it, so a shared one is free without all its pods. Of pods that name a claim, only
 // those without a controller are evicted: a new pod would use the claim before it is free.
@@ -102,12 +106,15 @@ func Preempt(ctx context.Context, s *cluster.Snapshot, pod *corev1.Pod, o Preemp
 			p.maxAsked = min(p.maxAsked, p.asked+betterAsked)
 		}
 		best = cmp.Or(found, best)
+		if err != nil && best == nil {
+			return nil, ctx.Err()
+		}
 		if err != nil {
 			break
 		}
 	}
 	if best == nil {
-		return nil, ctx.Err()
+		return nil, ErrNoVictims
 	}
 	return best.preemption(), nil
 }

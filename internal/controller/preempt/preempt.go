@@ -49,6 +49,8 @@ const (
 	keeps = time.Minute
 	// looks is the time between two looks at whether a victim is gone.
 	looks = 5 * time.Second
+	// readPause is the time until the cluster is read again after a round in vain.
+	readPause = 10 * time.Second
 	// maxPlans is how many pods are looked at in a round.
 	maxPlans = 10
 )
@@ -66,6 +68,8 @@ type Preemptor struct {
 	waiting map[types.UID]*waiting
 	holds   map[types.UID]*hold
 	pauses  map[types.UID]*pause // of owners
+
+	nextRead time.Time // the cluster is not read earlier
 }
 
 // waiting is a pod that waits and may preempt.
@@ -129,7 +133,7 @@ func (p *Preemptor) Start(ctx context.Context) error {
 func (p *Preemptor) round(ctx context.Context, pods []*corev1.Pod, now time.Time) error {
 	last := p.keep(ctx, pods, now)
 	due := p.due(pods, now)
-	if len(due) == 0 {
+	if len(due) == 0 || now.Before(p.nextRead) {
 		return last
 	}
 	due, err := p.aboveLowest(ctx, due, now)
@@ -140,8 +144,8 @@ func (p *Preemptor) round(ctx context.Context, pods []*corev1.Pod, now time.Time
 	if err != nil {
 		return errors.Join(last, err)
 	}
-	inVain := map[types.UID]bool{} // the owners of pods that cannot preempt: their other pods are alike
-	plans := 0
+	inVain := map[types.UID]bool{} // the owners of pods that no victims help: their other pods are alike
+	plans, began := 0, false
 	for _, pod := range due {
 		owner := metav1.GetControllerOfNoCopy(pod)
 		w := p.waiting[pod.UID]
@@ -156,16 +160,20 @@ func (p *Preemptor) round(ctx context.Context, pods []*corev1.Pod, now time.Time
 		}
 		plans++
 		plan, err := p.plan(ctx, s, current, options)
+		if errors.Is(err, why.ErrNoVictims) {
+			if owner != nil && owner.Kind != "DaemonSet" { // its pods are for a node each
+				inVain[owner.UID] = true
+			}
+			continue
+		}
 		if err != nil {
 			last = errors.Join(last, fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err))
 			continue
 		}
 		if plan == nil {
-			if owner != nil {
-				inVain[owner.UID] = true
-			}
 			continue
 		}
+		began = true
 		h := newHold(current, plan, now)
 		if err := p.begin(ctx, h, plan, now); err != nil {
 			last = errors.Join(last, fmt.Errorf("make room for pod %s/%s: %w", pod.Namespace, pod.Name, err))
@@ -175,6 +183,9 @@ func (p *Preemptor) round(ctx context.Context, pods []*corev1.Pod, now time.Time
 			break // it was abandoned
 		}
 		s = after(s, h, plan, now)
+	}
+	if !began {
+		p.nextRead = now.Add(readPause)
 	}
 	return last
 }
@@ -199,6 +210,7 @@ func (p *Preemptor) due(pods []*corev1.Pod, now time.Time) (due []*corev1.Pod) {
 	maps.DeleteFunc(p.pauses, func(_ types.UID, of *pause) bool { return now.After(of.until.Add(maxUnused)) })
 	slices.SortFunc(due, func(a, b *corev1.Pod) int {
 		return cmp.Or(cmp.Compare(corev1helpers.PodPriority(b), corev1helpers.PodPriority(a)),
+			cmp.Compare(p.waiting[a.UID].tries, p.waiting[b.UID].tries),
 			a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.UID, b.UID))
 	})
 	return due

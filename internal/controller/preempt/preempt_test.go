@@ -668,23 +668,44 @@ func TestNextLeader(t *testing.T) {
 	}
 }
 
-// Pods of one owner are alike: where one cannot preempt, no other is tried.
+// Pods of one owner are alike: where one cannot preempt, no other one is tried. A round in vain is not repeated at
+// once, although there are pods that it has not looked at.
 func TestPodsOfOneOwner(t *testing.T) {
-	w := newWorld(t)
-	w.add("a", 20, first)
-	w.add("b", 20, second)
-	for i := range maxPlans + 5 {
-		w.add(fmt.Sprint("high-", i), 10, "", func(p *corev1.Pod) {
-			p.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", UID: "rs", Controller: ptr.To(true)}}
+	for _, row := range []struct {
+		kind   string
+		looked int // at pods in the first round
+	}{{"ReplicaSet", maxPlans + 5}, {"DaemonSet", maxPlans}} {
+		t.Run(row.kind, func(t *testing.T) {
+			w := newWorld(t)
+			w.add("a", 20, first)
+			w.add("b", 20, second)
+			for i := range maxPlans + 5 {
+				w.add(fmt.Sprint("high-", i), 10, "", func(p *corev1.Pod) {
+					p.OwnerReferences = []metav1.OwnerReference{{Kind: row.kind, UID: "o",
+						Controller: ptr.To(true)}}
+				})
+			}
+			if got := w.pass(settle + period); got != "" {
+				t.Errorf("got %s, want nothing", got)
+			}
+			looked := func() (n int) {
+				for _, of := range w.waiting {
+					n += min(1, of.tries)
+				}
+				return n
+			}
+			if got := looked(); got != row.looked {
+				t.Errorf("got %d pods looked at, want %d", got, row.looked)
+			}
+			w.pass(readPause - 2*period)
+			if got := looked(); got != row.looked {
+				t.Errorf("within %v: got %d pods looked at, want %d", readPause, got, row.looked)
+			}
+			w.pass(maxPlans * period)
+			if got := looked(); got != maxPlans+5 {
+				t.Errorf("later: got %d pods looked at, want all", got)
+			}
 		})
-	}
-	if got := w.pass(settle + period); got != "" {
-		t.Errorf("got %s, want nothing", got)
-	}
-	for uid, waiting := range w.waiting {
-		if waiting.tries != 1 || !waiting.next.After(w.now.Add(firstPause-time.Second)) {
-			t.Errorf("%s: got %+v, want it looked at once", uid, waiting)
-		}
 	}
 }
 
