@@ -43,6 +43,9 @@ func TestPreemption(t *testing.T) {
 			if got := may("create", "devicetaintrules"); got != tc.hold {
 				t.Errorf("got the right to taint devices: %t, want %t", got, tc.hold)
 			}
+			if tc.evicts && !strings.Contains(text, "object.status.?resourceClaimStatuses == oldObject.status.") {
+				t.Error("got a policy that allows to write which claims a pod has, want none")
+			}
 			if got := strings.Contains(text, "path: /preemption"); got != tc.hold {
 				t.Errorf("got the webhook: %t, want %t", got, tc.hold)
 			}
