@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -86,7 +87,10 @@ func (r *Retrier) read(ctx context.Context, pod *corev1.Pod) ([]*shape, error) {
 			continue
 		}
 		for _, request := range claim.Spec.Devices.Requests {
-			alternatives := request.FirstAvailable
+			alternatives := slices.Clone(request.FirstAvailable)
+			for i := range alternatives {
+				alternatives[i].Tolerations = nil // one may be for this pod alone
+			}
 			if e := request.Exactly; e != nil {
 				if ptr.Deref(e.AdminAccess, false) {
 					continue

@@ -338,3 +338,17 @@ func TestStart(t *testing.T) {
 		}
 	})
 }
+
+// Pods that differ by what their claims tolerate have one shape.
+func TestShapesWithoutTolerations(t *testing.T) {
+	devices := func(pod string) string {
+		return `requests: [{name: gpu, firstAvailable: [{name: one, deviceClassName: gpu.nvidia.com, tolerations: [{key:
+			gpu.nvidia.com/preemption, operator: Equal, value: ` + pod + `, effect: NoSchedule}]}]}]`
+	}
+	w := newWorld(t, gpu.SharingMode{Sharing: gpu.Exclusive}, named(t, "a", devices("a")), named(t, "b", devices("b")))
+	a, err := w.read(t.Context(), refused("a", "a"))
+	b, other := w.read(t.Context(), refused("b", "b"))
+	if err := errors.Join(err, other); err != nil || len(a) != 1 || len(b) != 1 || a[0] != b[0] {
+		t.Errorf("got %+v and %+v (%v), want one shape", a, b, err)
+	}
+}
