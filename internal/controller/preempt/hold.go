@@ -163,10 +163,14 @@ func reference(namespace, name string, uid types.UID) *corev1.ObjectReference {
 	return event.PodReference(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: uid}})
 }
 
-// nameFor names a pod in an event of another one. Users of another namespace do not learn its name.
+// nameFor names a pod in an event of another one. Users of another namespace do not learn its name. They do not learn
+// the UID of a pod for which devices are kept, either, because claims tolerate the taint by it: uid is "" then.
 func nameFor(reader, namespace, name string, uid types.UID) string {
 	if reader == namespace {
 		return "pod " + name
+	}
+	if uid == "" {
+		return "a pod of another namespace"
 	}
 	return fmt.Sprintf("a pod of another namespace (UID %s)", uid)
 }
@@ -360,7 +364,7 @@ func (p *Preemptor) evict(ctx context.Context, h *hold) error {
 		p.preempted.Inc()
 		if _, err := feature.CreateEvent(ctx, p.client, Events.Preempted, reference(v.Namespace, v.Name, v.UID),
 			fmt.Sprintf("preempted-%s", v.UID), fmt.Sprintf("by %s of higher priority, on node %s",
-				nameFor(v.Namespace, h.Namespace, h.Pod, h.uid), h.Node)); err != nil {
+				nameFor(v.Namespace, h.Namespace, h.Pod, ""), h.Node)); err != nil {
 			return err
 		}
 	}

@@ -257,6 +257,19 @@ func TestPreemption(t *testing.T) {
 	}
 }
 
+// An event in the namespace of a victim does not tell by what the devices are kept.
+func TestEventWithoutUID(t *testing.T) {
+	w := newWorld(t)
+	w.add("low", 1, first)
+	h := &hold{uid: "secret", Namespace: "other", Pod: "name", Node: "node-1", Victims: []victim{{"ns", "low", "low"}}}
+	const want = "by a pod of another namespace of higher priority"
+	err := w.Preemptor.evict(t.Context(), h)
+	if got := strings.Join(w.writes, "\n"); err != nil || !strings.Contains(got, want) ||
+		strings.Contains(got, "secret") {
+		t.Errorf("got %s, %v, want %q without a UID", got, err, want)
+	}
+}
+
 // Each of these leaves the pod low alone.
 func TestNoPreemption(t *testing.T) {
 	for _, row := range []struct {
