@@ -57,7 +57,7 @@ type Preemption struct {
 
 // PreemptionToken is the taint that the claim of a pod tolerates, and no other claim.
 func PreemptionToken(pod types.UID) resourceapi.DeviceTaint {
-	return resourceapi.DeviceTaint{Key: "gpu.nvidia.com/preemption", Value: string(pod),
+	return resourceapi.DeviceTaint{Key: cluster.PreemptionTaint, Value: string(pod),
 		Effect: resourceapi.DeviceTaintEffectNoSchedule}
 }
 
