@@ -16,6 +16,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -73,7 +74,7 @@ func (s *suite) madeFor(t *testing.T, pod client.ObjectKey) made {
 		}
 		device := claim.Status.Devices[0]
 		m.Device = device.Device
-		return len(device.Conditions) == 1 && device.Conditions[0].Status == metav1.ConditionTrue, fmt.Sprint(device),
+		return meta.IsStatusConditionTrue(device.Conditions, "Ready"), fmt.Sprint(device),
 			json.Unmarshal(device.Data.Raw, &m)
 	}))
 	return m

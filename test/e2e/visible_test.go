@@ -14,6 +14,7 @@ import (
 	"text/template"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
@@ -93,13 +94,13 @@ func (s *suite) waitStatus(t *testing.T, key client.ObjectKey, device, uuid stri
 		}
 		for _, d := range claim.Status.Devices {
 			var data struct{ UUID string }
-			if d.Data == nil || d.Device != device || len(d.Conditions) != 1 {
+			if d.Data == nil || d.Device != device {
 				continue
 			}
 			if err := json.Unmarshal(d.Data.Raw, &data); err != nil {
 				return false, "", err
 			}
-			if data.UUID == uuid && d.Conditions[0].Type == "Ready" && d.Conditions[0].Status == "True" {
+			if data.UUID == uuid && meta.IsStatusConditionTrue(d.Conditions, "Ready") {
 				return true, "", nil
 			}
 		}

@@ -47,7 +47,7 @@ type Controller struct {
 	Guard Guard
 	// Serve serves a webhook.
 	Serve func(path string, handler webhook.Handler)
-	// Handle serves something else on the webhooks' port.
+	// Handle serves something else on the webhooks' port, or a webhook with a limit of its own.
 	Handle func(path string, handler http.Handler)
 }
 
