@@ -62,7 +62,7 @@ func (v *View) Bound(claim *resourceapi.ResourceClaim, largest Amount) Amount {
 	all := Zero()
 	for _, r := range claim.Spec.Devices.Requests {
 		most := int64(0)
-		for _, a := range alternatives(r) {
+		for _, a := range Alternatives(r) {
 			most = max(most, devices(a))
 		}
 		all.Add(largest, most)
@@ -112,7 +112,7 @@ func (v *View) AmountOf(ctx context.Context, claim *resourceapi.ResourceClaim) (
 	all := Zero()
 	for _, r := range claim.Spec.Devices.Requests {
 		published, most := false, Amount{} // where some alternatives are published, the others do not count
-		for _, a := range alternatives(r) {
+		for _, a := range Alternatives(r) {
 			one, ok, err := v.most(ctx, a)
 			switch {
 			case err != nil:
@@ -131,8 +131,9 @@ func (v *View) AmountOf(ctx context.Context, claim *resourceapi.ResourceClaim) (
 	return all, nil
 }
 
-// alternatives returns the subrequests of the request, or the request itself; none, if it has admin access.
-func alternatives(r resourceapi.DeviceRequest) []resourceapi.DeviceSubRequest {
+// Alternatives returns the subrequests of the request, or the request itself; none, if it has admin access. That of the
+// request itself has no tolerations.
+func Alternatives(r resourceapi.DeviceRequest) []resourceapi.DeviceSubRequest {
 	e := r.Exactly
 	switch {
 	case e == nil:

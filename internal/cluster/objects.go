@@ -100,6 +100,13 @@ func capacityOf(spec *resourceapi.ResourceClaimSpec, request string) *resourceap
 	return nil
 }
 
+// IsStatic reports whether a file of its node creates the pod.
+func IsStatic(pod *corev1.Pod) bool {
+	owner := metav1.GetControllerOfNoCopy(pod)
+	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
+	return mirror || owner != nil && owner.Kind == "Node"
+}
+
 // Finished reports whether the containers of the pod have ended for good.
 func Finished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed

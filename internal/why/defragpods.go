@@ -122,13 +122,12 @@ func (d *defragmenter) newMover(claim *resourceapi.ResourceClaim, pod *corev1.Po
 // staysByItself returns why the pod must not be evicted, or is not created again; empty: neither.
 func (d *defragmenter) staysByItself(m *mover) string {
 	pod, owner := m.pod, metav1.GetControllerOfNoCopy(m.pod)
-	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	switch {
 	case pod.DeletionTimestamp != nil || cluster.Finished(pod):
 		return "it has ended, or is about to"
 	case pod.Spec.NodeName == "":
 		return "it has no node yet"
-	case mirror || owner != nil && owner.Kind == "Node":
+	case cluster.IsStatic(pod):
 		return "it is a static pod"
 	case owner == nil:
 		return "no controller creates it again"

@@ -4,6 +4,7 @@ package feature
 
 import (
 	"context"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -11,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 )
 
 // Unscheduled follows the pods without a node until ctx ends, and returns when it knows them. list returns them, in no
@@ -32,6 +34,31 @@ func Unscheduled(ctx context.Context, reads kubernetes.Interface,
 	return func() []*corev1.Pod {
 		all, _ := lister.List(labels.Everything()) // from the cache: no error is possible
 		return all
+	}
+}
+
+// roundFactor bounds the time of rounds, most of which is that of requests, to a quarter.
+const roundFactor = 3
+
+// Rounds calls round once the view is complete, until ctx ends: after a pause of the period, or of longer if a round
+// takes long. what names a round in the counter of panics; failed is the message of the log about its error.
+func (c *Controller) Rounds(ctx context.Context, period time.Duration, what, failed string,
+	round func(started time.Time) error) {
+	for pause := period; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		if c.Known() != nil {
+			continue
+		}
+		started := time.Now()
+		err := c.Guard.Do(what, func() error { return round(started) })
+		if err != nil && ctx.Err() == nil {
+			log.FromContext(ctx).Error(err, failed)
+		}
+		pause = max(period, roundFactor*time.Since(started))
 	}
 }
 

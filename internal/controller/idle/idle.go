@@ -244,9 +244,8 @@ func (e *evictor) stillIdle(ctx context.Context, pod *corev1.Pod, idle map[types
 // mayEvict reports whether the pod is to be evicted once it is idle. A pod of a DaemonSet would come back on its node.
 func (e *evictor) mayEvict(pod *corev1.Pod, idle map[types.NamespacedName]time.Time) bool {
 	owner := metav1.GetControllerOf(pod)
-	_, static := pod.Annotations[corev1.MirrorPodAnnotationKey]
-	if pod.DeletionTimestamp != nil || cluster.Finished(pod) || static || owner != nil && owner.Kind == "DaemonSet" ||
-		!ready(pod) {
+	if pod.DeletionTimestamp != nil || cluster.Finished(pod) || cluster.IsStatic(pod) ||
+		owner != nil && owner.Kind == "DaemonSet" || !ready(pod) {
 		return false
 	}
 	return !slices.ContainsFunc(claimsOf(pod), func(claim types.NamespacedName) bool {

@@ -37,8 +37,6 @@ import (
 const (
 	// period is the time between two rounds. A round makes no request unless a pod waits that may preempt.
 	period = 250 * time.Millisecond
-	// pauseFactor bounds the time of rounds to a quarter.
-	pauseFactor = 3
 	// settle is how long a pod waits until it preempts: others may end, and the scheduler may preempt itself.
 	settle = time.Second
 	// firstPause is the time until a pod that cannot preempt is looked at again. It doubles each time.
@@ -57,11 +55,10 @@ const (
 
 // Preemptor makes room for pods. It is not safe for concurrent use.
 type Preemptor struct {
+	*feature.Controller
 	view   *cluster.View
-	known  func() error  // an error until the view is complete
 	client client.Client // without a cache
 	reads  kubernetes.Interface
-	guard  feature.Guard
 
 	preemptions, preempted prometheus.Counter
 
@@ -91,7 +88,7 @@ func Add(c *feature.Controller) error {
 }
 
 func newPreemptor(c *feature.Controller, reads kubernetes.Interface) *Preemptor {
-	return &Preemptor{view: c.View, known: c.Known, client: c.Direct, reads: reads, guard: c.Guard,
+	return &Preemptor{Controller: c, view: c.View, client: c.Direct, reads: reads,
 		preemptions: metrics.NewPreemptions(), preempted: metrics.NewPreemptedPods(),
 		waiting: map[types.UID]*waiting{}, holds: map[types.UID]*hold{},
 		pauses: map[types.UID]*pause{}}
@@ -99,34 +96,19 @@ func newPreemptor(c *feature.Controller, reads kubernetes.Interface) *Preemptor 
 
 // Start preempts until ctx ends.
 func (p *Preemptor) Start(ctx context.Context) error {
-	logger := log.FromContext(ctx).WithName("preemption")
-	ctx = log.IntoContext(ctx, logger)
+	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithName("preemption"))
 	list := feature.Unscheduled(ctx, p.reads, slimWaiting)
 	read := false
-	for pause := period; ; {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(pause):
-		}
-		if p.known() != nil {
-			continue
-		}
-		started := time.Now()
-		err := p.guard.Do("preempt pods", func() error {
-			if !read { // what an earlier leader has begun
-				if err := p.readHolds(ctx); err != nil {
-					return err
-				}
-				read = true
+	p.Rounds(ctx, period, "preempt pods", "Pods do not preempt others", func(started time.Time) error {
+		if !read { // what an earlier leader has begun
+			if err := p.readHolds(ctx); err != nil {
+				return err
 			}
-			return p.round(ctx, list(), started)
-		})
-		if err != nil && ctx.Err() == nil {
-			logger.Error(err, "Pods do not preempt others")
+			read = true
 		}
-		pause = max(period, pauseFactor*time.Since(started))
-	}
+		return p.round(ctx, list(), started)
+	})
+	return nil
 }
 
 // round goes on with what was begun, and then looks at the pods that wait, the highest priority first.
@@ -283,7 +265,7 @@ func (p *Preemptor) plan(ctx context.Context, s *cluster.Snapshot, pod *corev1.P
 	if options.Volumes, bound, err = p.volumes(ctx, pod); err != nil || !bound {
 		return nil, err
 	}
-	err = p.guard.Do("plan a preemption", func() (err error) {
+	err = p.Guard.Do("plan a preemption", func() (err error) {
 		plan, err = why.Preempt(ctx, s, pod, options)
 		return err
 	})

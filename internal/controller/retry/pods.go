@@ -15,8 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
-	"k8s.io/utils/ptr"
 
+	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/controller/feature"
 )
 
@@ -87,16 +87,12 @@ func (r *Retrier) read(ctx context.Context, pod *corev1.Pod) ([]*shape, error) {
 			continue
 		}
 		for _, request := range claim.Spec.Devices.Requests {
-			alternatives := slices.Clone(request.FirstAvailable)
+			alternatives := slices.Clone(cluster.Alternatives(request))
+			if len(alternatives) == 0 {
+				continue
+			}
 			for i := range alternatives {
 				alternatives[i].Tolerations = nil // one may be for this pod alone
-			}
-			if e := request.Exactly; e != nil {
-				if ptr.Deref(e.AdminAccess, false) {
-					continue
-				}
-				alternatives = []resourceapi.DeviceSubRequest{{DeviceClassName: e.DeviceClassName,
-					Selectors: e.Selectors, AllocationMode: e.AllocationMode, Count: e.Count, Capacity: e.Capacity}}
 			}
 			if err := add(alternatives...); err != nil {
 				return nil, err

@@ -36,8 +36,6 @@ import (
 const (
 	// period is the time between two rounds. A round makes no request unless a pod has been refused.
 	period = 500 * time.Millisecond
-	// pauseFactor bounds the time of rounds, most of which is that of requests, to a quarter.
-	pauseFactor = 3
 	// settle is how long a refused pod must fit: until then the scheduler may still write what it has allocated.
 	settle = time.Second
 	// firstPause is the pause after the first retry, of a pod and of all. It doubles after each one in vain.
@@ -60,11 +58,10 @@ const (
 
 // Retrier makes the scheduler try pods again. It is not safe for concurrent use.
 type Retrier struct {
+	*feature.Controller
 	view    *cluster.View
-	known   func() error  // an error until the view is complete
 	client  client.Client // without a cache
 	reads   kubernetes.Interface
-	guard   feature.Guard
 	class   string
 	retries prometheus.Counter
 
@@ -95,30 +92,17 @@ func Add(c *feature.Controller, class string) error {
 }
 
 func newRetrier(c *feature.Controller, reads kubernetes.Interface, class string) *Retrier {
-	return &Retrier{view: c.View, known: c.Known, client: c.Direct, reads: reads, guard: c.Guard, class: class,
+	return &Retrier{Controller: c, view: c.View, client: c.Direct, reads: reads, class: class,
 		retries: metrics.NewRetries(), waiting: map[types.UID]*waiting{}, shapes: map[string]*shape{}}
 }
 
 // Start retries pods until ctx ends.
 func (r *Retrier) Start(ctx context.Context) error {
-	logger := log.FromContext(ctx).WithName("retry")
+	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithName("retry"))
 	list := feature.Unscheduled(ctx, r.reads, slim)
-	for pause := period; ; {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(pause):
-		}
-		if r.known() != nil {
-			continue
-		}
-		started := time.Now()
-		err := r.guard.Do("retry pods", func() error { return r.round(log.IntoContext(ctx, logger), list(), started) })
-		if err != nil && ctx.Err() == nil {
-			logger.Error(err, "Pods that wait although they fit are not retried")
-		}
-		pause = max(period, pauseFactor*time.Since(started))
-	}
+	r.Rounds(ctx, period, "retry pods", "Pods that wait although they fit are not retried",
+		func(started time.Time) error { return r.round(ctx, list(), started) })
+	return nil
 }
 
 // round looks at the pods without a node, and retries once if one of them waits although it fits.
