@@ -5,6 +5,9 @@
 package e2e
 
 import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/base64"
 	"fmt"
 	"io"
@@ -25,6 +28,8 @@ import (
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
 // testPlacement runs a scheduler with the file for kubeadm clusters, which asks the controller for scores.
@@ -40,10 +45,19 @@ func (s *suite) testPlacement(t *testing.T, program string) {
 	config := strings.NewReplacer("CLUSTER_IP", fmt.Sprintf("127.0.0.1:%d", port),
 		"CA_DATA", base64.StdEncoding.EncodeToString(secret.Data["ca.crt"]),
 		"default-scheduler", profile, "leaderElect: true", "leaderElect: false").Replace(string(text))
-	running := s.startScheduler(t, program, nil, map[string][]byte{
-		"/etc/kubernetes/scheduler.conf": s.schedulerKubeconfig(t), "/etc/kubernetes/placement.yaml": []byte(config)},
-		"--config=/etc/kubernetes/placement.yaml", "-v=5")
-	running.ready(t)
+	start := func(config string) *scheduler {
+		running := s.startScheduler(t, program, nil, map[string][]byte{
+			"/etc/kubernetes/scheduler.conf": s.schedulerKubeconfig(t), "/etc/kubernetes/placement.yaml": []byte(config)},
+			"--config=/etc/kubernetes/placement.yaml", "-v=5")
+		running.ready(t)
+		return running
+	}
+	patient := strings.Replace(config, "httpTimeout: 500ms", "httpTimeout: 5m", 1) // on a slow machine, too
+	if patient == config {
+		t.Fatalf("no httpTimeout of 500ms in\n%s", config)
+	}
+	running := start(patient)
+	s.waitScores(t, port, secret.Data["ca.crt"])
 	ask := func(name string, share bool) *resourceapi.ResourceClaim {
 		exactly := &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com"}
 		if share {
@@ -65,7 +79,6 @@ func (s *suite) testPlacement(t *testing.T, program string) {
 		s.must(t, s.Get(t.Context(), client.ObjectKeyFromObject(claim), claim))
 		return claim.Status.Allocation.Devices.Results[0]
 	}
-	place("warm-up", true) // the controller begins to read pods
 	first := place("share-0", true)
 	for i := range 3 {
 		next := place(fmt.Sprint("share-", i+1), true)
@@ -89,6 +102,8 @@ func (s *suite) testPlacement(t *testing.T, program string) {
 		client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"annotations": {"gpu.nvidia.com/placement": "spred"}},
 			"spec": {"schedulingGates": null}}`))))
 	s.waitEvent(t, misspelt, `got "spred", want pack or spread: nodes were scored with the policy pack`)
+	_ = running.stop() // killed
+	running = start(config)
 	away()
 	place("alone", true)
 	silent, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)) // connections wait there, and nothing answers
@@ -98,6 +113,30 @@ func (s *suite) testPlacement(t *testing.T, program string) {
 	if got, want := running.log(), "deadline exceeded"; !strings.Contains(got, want) {
 		t.Errorf("the scheduler did not wait for the controller: no %q in its log\n%s", want, got)
 	}
+}
+
+// waitScores waits until the controller knows the pods and nodes that scores depend on. It begins to read them when it is
+// asked first, and refuses to answer until then.
+func (s *suite) waitScores(t *testing.T, port uint16, ca []byte) {
+	t.Helper()
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	asks := &http.Client{Timeout: hangs, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots,
+		ServerName: "placement.gpu-dra-driver-controller.gpu-dra-driver.svc"}}}
+	s.must(t, kube.Until(t.Context(), soon, "scores of the controller", func(ctx context.Context) (bool, string, error) {
+		request, err := http.NewRequestWithContext(ctx, http.MethodPost,
+			fmt.Sprintf("https://127.0.0.1:%d/placement/prioritize", port), strings.NewReader("{}"))
+		if err != nil {
+			return false, "", err
+		}
+		response, err := asks.Do(request)
+		if err != nil {
+			return false, "", err
+		}
+		response.Body.Close()
+		// A request without a pod is refused once requests are answered.
+		return response.StatusCode == http.StatusBadRequest, response.Status, nil
+	}))
 }
 
 // idleGPUs returns how many whole GPUs of each node no claim holds anything of, without nodes that have none.

@@ -227,6 +227,7 @@ func (s *suite) schedulerKubeconfig(t *testing.T) []byte {
 type scheduler struct {
 	port    int
 	logFile string
+	process *os.Process
 	ended   chan error
 }
 
@@ -255,14 +256,22 @@ func (s *suite) startScheduler(t *testing.T, program string, environment []strin
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	s.must(t, cmd.Start())
+	running.process = cmd.Process
 	go func() { running.ended <- cmd.Wait() }()
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		if err := <-running.ended; t.Failed() {
+		if err := running.stop(); t.Failed() {
 			t.Logf("kube-scheduler: %v\n%s", err, running.log())
 		}
 	})
 	return running
+}
+
+// stop ends the scheduler, and returns why it ended. It may be repeated.
+func (r *scheduler) stop() error {
+	_ = r.process.Kill() // it may have ended
+	err := <-r.ended
+	r.ended <- err
+	return err
 }
 
 func freePort(t *testing.T) int {
