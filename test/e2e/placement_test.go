@@ -47,7 +47,8 @@ func (s *suite) testPlacement(t *testing.T, program string) {
 		"default-scheduler", profile, "leaderElect: true", "leaderElect: false").Replace(string(text))
 	start := func(config string) *scheduler {
 		running := s.startScheduler(t, program, nil, map[string][]byte{
-			"/etc/kubernetes/scheduler.conf": s.schedulerKubeconfig(t), "/etc/kubernetes/placement.yaml": []byte(config)},
+			"/etc/kubernetes/scheduler.conf": s.schedulerKubeconfig(t),
+			"/etc/kubernetes/placement.yaml": []byte(config)},
 			"--config=/etc/kubernetes/placement.yaml", "-v=5")
 		running.ready(t)
 		return running
@@ -115,15 +116,15 @@ func (s *suite) testPlacement(t *testing.T, program string) {
 	}
 }
 
-// waitScores waits until the controller knows the pods and nodes that scores depend on. It begins to read them when it is
-// asked first, and refuses to answer until then.
+// waitScores waits until the controller knows the pods and nodes that scores depend on. It begins to read them when it
+// is asked first, and refuses to answer until then.
 func (s *suite) waitScores(t *testing.T, port uint16, ca []byte) {
 	t.Helper()
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca)
 	asks := &http.Client{Timeout: hangs, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots,
 		ServerName: "placement.gpu-dra-driver-controller.gpu-dra-driver.svc"}}}
-	s.must(t, kube.Until(t.Context(), soon, "scores of the controller", func(ctx context.Context) (bool, string, error) {
+	answers := func(ctx context.Context) (bool, string, error) {
 		request, err := http.NewRequestWithContext(ctx, http.MethodPost,
 			fmt.Sprintf("https://127.0.0.1:%d/placement/prioritize", port), strings.NewReader("{}"))
 		if err != nil {
@@ -136,7 +137,8 @@ func (s *suite) waitScores(t *testing.T, port uint16, ca []byte) {
 		response.Body.Close()
 		// A request without a pod is refused once requests are answered.
 		return response.StatusCode == http.StatusBadRequest, response.Status, nil
-	}))
+	}
+	s.must(t, kube.Until(t.Context(), soon, "scores of the controller", answers))
 }
 
 // idleGPUs returns how many whole GPUs of each node no claim holds anything of, without nodes that have none.
