@@ -111,7 +111,7 @@ func (s *suite) testPlacement(t *testing.T, program string) {
 	s.must(t, err)
 	defer silent.Close()
 	place("unanswered", true)
-	if got, want := running.log(), "deadline exceeded"; !strings.Contains(got, want) {
+	if got, want := running.log(), "Client.Timeout exceeded"; !strings.Contains(got, want) {
 		t.Errorf("the scheduler did not wait for the controller: no %q in its log\n%s", want, got)
 	}
 }

@@ -115,6 +115,7 @@ func TestInstallation(t *testing.T) {
 	t.Run("an older version takes over prepared claims", s.testDowngrade)
 	t.Run("a pod that survives the driver ends when the driver is back", s.testUninstalledEarly)
 	t.Run("claims are created while the controller hangs", s.testControllerHangs)
+	t.Run("the controller is killed while a pod gets the GPU of another one", s.node("node-1").testKilledPreempting)
 	t.Run("uninstalling the driver leaves nothing", s.testUninstall)
 }
 
