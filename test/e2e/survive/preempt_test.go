@@ -29,14 +29,11 @@ func (n node) testKilledPreempting(t *testing.T) {
 	class := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "survive-high"}, Value: 1000}
 	must(t, n.Create(t.Context(), class))
 	t.Cleanup(func() { must(t, n.Delete(context.WithoutCancel(t.Context()), class)) })
-	ends := func(p *corev1.Pod) { // when the test says so
-		grace(time.Hour)(p)
-		p.Spec.Containers[0].Lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{
-			Sleep: &corev1.SleepAction{Seconds: int64(time.Hour.Seconds())}}}
-	}
 	var low []client.ObjectKey
 	for i := range strings.Split(n.gpus(t), "\n") {
-		low = append(low, n.pod(t, ns, fmt.Sprint("low-", i), "", ends))
+		name := fmt.Sprint("low-", i)
+		low = append(low, n.pod(t, ns, name, "", grace(time.Hour),
+			shell("trap '' TERM; while :; do sleep 1; done # "+ns+"/"+name))) // it ends when the test says so
 	}
 	for _, pod := range low {
 		n.running(t, pod)
@@ -68,7 +65,7 @@ func (n node) testKilledPreempting(t *testing.T) {
 	if all := evicted(); len(all) != 1 || all[0] != victim {
 		t.Errorf("evicted: got %v, want %s only", all, victim)
 	}
-	n.force(t, victim)
+	n.sh(t, "pkill -KILL -f '[#] "+victim.String()+"'")
 	n.running(t, high)
 	eventually(t, soon, "the kept GPU to be given back", func() string {
 		var rules resourceapi.DeviceTaintRuleList
