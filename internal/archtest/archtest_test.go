@@ -36,7 +36,8 @@ var allowed = map[string][]string{
 
 	// Only for the node.
 	"pkg/gpu/driverroot":        {},
-	"pkg/gpu/nvml":              {"pkg/gpu", "pkg/gpu/driverroot", "pkg/steps"},
+	"pkg/gpu/nvml":              {"pkg/gpu", "pkg/gpu/driverroot", "pkg/gpu/passthrough", "pkg/steps"},
+	"pkg/gpu/passthrough":       {"pkg/gpu"},
 	"pkg/gpu/toolkit":           {"pkg/gpu", "pkg/gpu/driverroot"},
 	"pkg/cdi":                   {"pkg/gpu"},
 	"pkg/sharing/mps":           {"pkg/gpu"},
