@@ -52,7 +52,8 @@ func (b Bus) Return(ctx context.Context, at gpu.PCIAddress, driver string) error
 			now = ""
 		}
 		if reset := b.function(at, "reset"); now == "" && exists(reset) {
-			if err := write(reset, "1"); err != nil {
+			// ENOTTY: the kernel could only reset the whole bus, which has other functions.
+			if err := write(reset, "1"); err != nil && !errors.Is(err, syscall.ENOTTY) {
 				return err
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -52,6 +53,13 @@ func TestBindAndReturn(t *testing.T) {
 		{"return: to no driver", given, Driver, giveTo(""), []string{fromIt, reset, cleared}, "none (null)"},
 		{"return: it cannot be reset", fixed, Driver, giveTo("nvidia"), []string{fromIt, cleared, toIt},
 			"nvidia (null)"},
+		{"return: the kernel could reset the whole bus only", given, Driver, func(b Bus, pci gpu.PCIAddress) error {
+			write := b.Write
+			b.Write = func(file, text string) error {
+				return errors.Join(write(file, text), map[string]error{"reset": syscall.ENOTTY}[filepath.Base(file)])
+			}
+			return giveTo("nvidia")(b, pci)
+		}, []string{fromIt, reset, cleared, toIt}, "nvidia (null)"},
 		{"return again: unbound", free, Driver, giveTo("nvidia"), []string{reset, cleared, toIt}, "nvidia (null)"},
 		{"return again: override cleared", free, "", giveTo("nvidia"), []string{reset, toIt}, "nvidia (null)"},
 		{"return again: returned", bound, "", giveTo("nvidia"), nil, "nvidia (null)"},
