@@ -22,7 +22,7 @@ ROOT = $(if $(GIVEN),,root)
 export KIND ?= $(GO) tool -modfile=test/kind/tool/go.mod kind
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test beside compute clusters test-rest test-unit test-race test-arm64 test-nvidia test-karpenter test-kueue test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest placement why why-scheduler build image dist lint clean
+.PHONY: help demo demo-down test beside compute clusters test-rest test-unit test-race test-arm64 test-nvidia test-karpenter test-kueue test-vfio test-cluster test-e2e test-oldest test-versions test-survive kind-up kind-down bench timeline strongest placement why why-scheduler build image dist lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,7 +60,7 @@ compute:
 	@$(MAKE) test-nvidia
 
 # The packages with tests for the race detector.
-RACE = ./convert ./internal/controller/... ./internal/plugin/... ./pkg/claims ./pkg/gpu/nvml ./test/fleet
+RACE = ./convert ./internal/controller/... ./internal/plugin/... ./pkg/claims ./pkg/gpu/nvml ./pkg/gpu/passthrough ./test/fleet
 
 test-unit: ## vet, unit and golden tests of the driver
 	@./hack/prerequisites.sh
@@ -120,6 +120,10 @@ test-kueue: ## run Kueue's own code with the slices and classes of this driver (
 	$(GO) build -o _output/bin/dra-controller ./cmd/dra-controller
 	PROGRAMS=$$(dirname "$$(readlink $(TOOLS)/kubectl)") DRA_CONTROLLER=$(CURDIR)/_output/bin/dra-controller \
 		$(GO) test -C test/kueue -count=1 -v ./...
+
+test-vfio: ## bind PCI functions to vfio-pci and return them, on an emulated machine with an IOMMU (needs root, qemu-system-x86)
+	@./hack/prerequisites.sh root
+	@GO="$(GO)" ./hack/vfio-test.sh
 
 test-cluster: ## tests of the test cluster, also that it leaves the machine as it found it (needs root)
 	@./hack/prerequisites.sh root
@@ -191,6 +195,7 @@ lint: ## go vet, helm lint, and golangci-lint on every Go module
 	@./hack/prerequisites.sh
 	$(GO) vet ./...
 	$(GO) vet -tags e2e ./test/e2e/...
+	$(GO) vet -tags guest ./pkg/gpu/passthrough
 	$(TOOLS)/helm lint --strict deployments/helm/gpu-dra-driver
 	GO="$(GO)" ./hack/golangci-lint/run.sh
 

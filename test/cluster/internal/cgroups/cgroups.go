@@ -3,7 +3,7 @@
 // Package cgroups creates and removes the control groups of pods. On a cgroup v1 host there is one hierarchy per
 // controller, and a new cpuset group needs CPUs and memory nodes before use. On a cgroup v2 host there is a single
 // hierarchy, in which each group must delegate its controllers. The tests of clusters have run on version 1 and
-// on the hybrid layout. On version 2, clusters of one node have run in an emulated machine (hack/cgroup2-guest.sh).
+// on the hybrid layout. On version 2, clusters of one node have run in an emulated machine (hack/guest.sh).
 package cgroups
 
 import (

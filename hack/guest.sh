@@ -1,10 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Runs a command on a virtual machine whose kernel has cgroup v2 only, as most computers have today:
+# Runs a command on a virtual machine with Debian's kernel. It has cgroup v2 only, as most computers have today:
 #
 #   go build -C test/cluster -o ../../_output/bin/cluster .
-#   hack/cgroup2-guest.sh _output/bin/cluster up --nodes 1 --profile node-1=mixed
+#   hack/guest.sh _output/bin/cluster up --nodes 1 --profile node-1=mixed
+#
+# GUEST_QEMU has more arguments for QEMU, and GUEST_KERNEL more for the kernel: make test-vfio runs it with an IOMMU.
 #
 # The machine sees the files of this one; what it writes is gone when it stops. It has no network, so everything must
 # have been built and downloaded before. It is emulated, so programs take about ten times as long: a cluster of one node
@@ -14,7 +16,7 @@
 # Needs root, and Debian's qemu-system-x86 and busybox-static. Debian's kernel is downloaded once.
 set -euo pipefail
 if [ $# -eq 0 ]; then
-	echo "usage: hack/cgroup2-guest.sh COMMAND [ARGUMENT...]" >&2
+	echo "usage: hack/guest.sh COMMAND [ARGUMENT...]" >&2
 	exit 2
 fi
 cd "$(dirname "$0")/.."
@@ -88,10 +90,11 @@ while :; do :; done
 EOF
 (cd "$root" && find . | busybox cpio -o -H newc 2>/dev/null) | gzip -1 >"$work/initramfs.gz"
 
+read -ra more <<<"${GUEST_QEMU:-}"
 qemu-system-x86_64 -accel "${GUEST_ACCEL:-tcg,thread=multi}" -cpu max -smp "${GUEST_CPUS:-2}" \
 	-m "${GUEST_MEMORY:-8192}" -nic none -nographic -no-reboot \
 	-kernel "$cache/boot/vmlinuz-$version" -initrd "$work/initramfs.gz" \
-	-append "console=ttyS0 quiet panic=-1" \
+	-append "console=ttyS0 quiet panic=-1 ${GUEST_KERNEL:-}" "${more[@]}" \
 	-virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
 	-virtfs "local,path=$work/out,mount_tag=out,security_model=none" </dev/null
 exit "$(cat "$work/out/status" 2>/dev/null || echo 1)"
