@@ -21,6 +21,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
+	"github.com/gpudra/gpu-dra-driver/simulator/simtest"
 )
 
 func must(t *testing.T, err error) {
@@ -54,7 +55,7 @@ func newTestNode(t *testing.T, p simulator.Profile) *testNode {
 	must(t, os.WriteFile(filepath.Join(root, "cgroup.controllers"), nil, 0o600))
 	return &testNode{n, check.Target{
 		Machine: nvml.MachineConfig{Library: n.NVML(), Sysfs: filepath.Join(n.DriverRoot(), "sys"), Proc: n.Proc(),
-			Driver: driverroot.Root{Host: n.DriverRoot(), Here: n.DriverRoot()}},
+			Driver: driverroot.Root{Host: n.DriverRoot(), Here: n.DriverRoot()}, Timeout: simtest.Patience},
 		DriverName: "gpu.nvidia.com", NodeName: "n", CDIDir: "/var/run/cdi", CDIHook: program,
 		Host: host.Root(root), Cgroups: root,
 		Writable: func(string) error { return nil },

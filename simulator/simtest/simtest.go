@@ -6,12 +6,16 @@ package simtest
 import (
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
+
+// Patience is the timeout of GPUs that answer, however slow the machine is.
+const Patience = time.Hour
 
 // Open returns the GPUs of a new machine of a built-in profile, as the driver opens them. The test fails if it cannot.
 func Open(t testing.TB, profile string) *nvml.Machine {
@@ -28,7 +32,7 @@ func Open(t testing.TB, profile string) *nvml.Machine {
 		t.Fatal(err)
 	}
 	node, err := nvml.Open(nvml.MachineConfig{Library: machine.NVML(),
-		Sysfs: filepath.Join(machine.DriverRoot(), "sys"), Proc: machine.Proc()})
+		Sysfs: filepath.Join(machine.DriverRoot(), "sys"), Proc: machine.Proc(), Timeout: Patience})
 	if err != nil {
 		t.Fatal(err)
 	}

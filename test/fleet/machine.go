@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -93,7 +94,8 @@ func (m *model) discover(use gpu.SharingMode) (inventory.Inventory, error) {
 }
 
 func (m *model) read(machine *simulator.Node) (devices []gpu.Device, err error) {
-	session, err := nvml.Open(nvml.MachineConfig{Library: machine.NVML(), Sysfs: m.sysfs, Proc: machine.Proc()})
+	session, err := nvml.Open(nvml.MachineConfig{Library: machine.NVML(), Sysfs: m.sysfs, Proc: machine.Proc(),
+		Timeout: time.Hour}) // it answers, however slow this machine is
 	if err != nil {
 		return nil, err
 	}

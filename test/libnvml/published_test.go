@@ -16,13 +16,15 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/simulator"
+	"github.com/gpudra/gpu-dra-driver/simulator/simtest"
 )
 
 // published returns the devices that the driver publishes of the node, with those partitions, when it asks that
 // library.
 func published(t *testing.T, n *simulator.Node, lib gonvml.Interface, partitions gpu.Partitions) []resourceapi.Device {
 	t.Helper()
-	open, err := nvml.Open(nvml.MachineConfig{Library: lib, Sysfs: filepath.Join(n.DriverRoot(), "sys")})
+	open, err := nvml.Open(nvml.MachineConfig{Library: lib, Sysfs: filepath.Join(n.DriverRoot(), "sys"),
+		Timeout: simtest.Patience})
 	must(t, err)
 	look, err := open.Discover(t.Context())
 	must(t, err)

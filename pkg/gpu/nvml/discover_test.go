@@ -56,6 +56,7 @@ func machineOf(t *testing.T, p simulator.Profile) (*simulator.Node, *nvml.Machin
 		Sysfs:   filepath.Join(m.DriverRoot(), "sys"),
 		Proc:    filepath.Join(m.DriverRoot(), "proc"),
 		Driver:  driverroot.Root{Host: "/host", Here: m.DriverRoot()},
+		Timeout: hangs,
 	})
 	if err != nil {
 		t.Fatal(err)

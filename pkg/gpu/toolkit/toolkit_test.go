@@ -20,6 +20,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/toolkit"
 	"github.com/gpudra/gpu-dra-driver/simulator"
+	"github.com/gpudra/gpu-dra-driver/simulator/simtest"
 	"github.com/gpudra/gpu-dra-driver/test/tmpfs"
 )
 
@@ -41,7 +42,7 @@ func machineOf(t *testing.T, p simulator.Profile) (*simulator.Node, *nvml.Machin
 	must(t, m.LayOut(simulator.Programs{NvidiaSMI: os.DevNull}))
 	root := driverroot.Root{Host: "/host", Here: m.DriverRoot()}
 	gpus, err := nvml.Open(nvml.MachineConfig{Library: m.NVML(), Sysfs: filepath.Join(m.DriverRoot(), "sys"),
-		Proc: m.Proc(), Driver: root})
+		Proc: m.Proc(), Driver: root, Timeout: simtest.Patience})
 	must(t, err)
 	t.Cleanup(func() { must(t, gpus.Close()) })
 	return m, gpus, &toolkit.Toolkit{NVML: gpus, Driver: root, Proc: m.Proc(), HookPath: "/plugins/nvidia-cdi-hook"}
