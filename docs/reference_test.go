@@ -411,13 +411,15 @@ func typeName(of reflect.Type) string {
 	return of.Kind().String()
 }
 
-// published is what a node with that profile publishes where its GPUs may be partitioned.
+// published is what a node with that profile publishes where its GPUs may be partitioned and given to virtual machines.
 func published(t *testing.T, profile string) []resourceapi.Device {
 	t.Helper()
 	gpus := inventory.New(simtest.Discover(t, profile))
 	for i := range gpus {
 		gpus[i].MIG.Switchable, gpus[i].MIG.Profiles, gpus[i].Use.Partitions = true, migProfiles(t),
 			gpu.PartitionsDynamic
+		gpus[i].VFIO = &gpu.VFIO{Group: 27 + i, Vendor: "10de", Device: "2330",
+			Functions: []gpu.PCIFunction{{PCI: gpus[i].PCI, Driver: "nvidia"}}}
 	}
 	return publishedOf(gpus)
 }

@@ -43,13 +43,14 @@ func (n *NVIDIA) Flags() (plugin, tools *pflag.FlagSet) {
 
 // Open returns this machine. NVIDIA's driver may be installed later.
 func (n *NVIDIA) Open(context.Context, kubernetes.Interface, string) (Machine, error) {
-	return Machine{MachineConfig: nvml.MachineConfig{Sysfs: "/sys", Proc: "/proc", Driver: n.driver},
-		SharedMemory: "/dev/shm"}, nil
+	return Machine{MachineConfig: nvml.MachineConfig{Sysfs: "/sys", Dev: filepath.Join("/", n.driver.HostDev, "dev"),
+		HostDev: true, Proc: "/proc", Driver: n.driver}, SharedMemory: "/dev/shm"}, nil
 }
 
 // Attach returns this machine. The error is driverroot.ErrNoDriver.
 func (n *NVIDIA) Attach() (nvml.MachineConfig, error) {
-	c := nvml.MachineConfig{Sysfs: "/sys", Proc: "/proc", Driver: n.local}
+	c := nvml.MachineConfig{Sysfs: "/sys", Dev: filepath.Join("/", n.local.HostDev, "dev"), HostDev: true,
+		Proc: "/proc", Driver: n.local}
 	if c.Driver.Here == "" {
 		c.Driver.Here = c.Driver.Host
 		if _, err := os.Stat(driverRootMount); err == nil {

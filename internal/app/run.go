@@ -89,8 +89,9 @@ func run(ctx context.Context, o options, p Platform) error {
 		SweepPeriod:  o.sweepPeriod,
 		NodeConfigs:  o.nodeConfigs,
 		Preparer: claims.Preparer{
-			BootID:   strings.TrimSpace(string(bootID)),
-			Hardware: gpus,
+			BootID:      strings.TrimSpace(string(bootID)),
+			Hardware:    gpus,
+			Passthrough: gpus,
 			Toolkit: &toolkit.Toolkit{NVML: gpus, Driver: machine.Driver, Proc: machine.Proc, HookPath: hooks.each,
 				CombinedHookPath: hooks.combined},
 			Specs:        specs,

@@ -162,6 +162,7 @@ func (p *Plugin) usage(gpus *node.Node) *usage.Collector {
 func (p *Plugin) preparer(ctx context.Context, gpus *node.Node, reporter *report.Reporter) *claims.Preparer {
 	preparer := p.Preparer
 	preparer.Driver, preparer.Devices, preparer.Hardware = p.DriverName, gpus.Devices, gpus.Hardware(preparer.Hardware)
+	preparer.Passthrough = gpus.Passthrough(preparer.Passthrough)
 	preparer.Containers = containers.Using(p.Client, p.DriverName)
 	preparer.Running = (&containers.Running{Proc: p.Proc, MetadataDir: filepath.Join(p.PluginDir, metadataDir),
 		Reserved: containers.ReservedFor(p.Client)}).With

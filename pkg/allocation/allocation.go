@@ -162,7 +162,10 @@ func names(c resourceapi.DeviceAllocationConfiguration, request string) bool {
 
 // kindFor returns the kind of configuration that the device takes.
 func kindFor(device string) string {
-	if gpu.IsPartition(device) {
+	switch {
+	case gpu.IsVFIO(device):
+		return api.KindVfioDeviceConfig
+	case gpu.IsPartition(device):
 		return api.KindMigDeviceConfig
 	}
 	return api.KindGpuConfig

@@ -25,8 +25,9 @@ const GroupVersion = "resource.nvidia.com/v1beta1"
 
 // Kinds of configuration.
 const (
-	KindGpuConfig       = "GpuConfig"       // for whole GPUs and shares of them
-	KindMigDeviceConfig = "MigDeviceConfig" // for MIG partitions
+	KindGpuConfig        = "GpuConfig"        // for whole GPUs and shares of them
+	KindMigDeviceConfig  = "MigDeviceConfig"  // for MIG partitions
+	KindVfioDeviceConfig = "VfioDeviceConfig" // for GPUs of virtual machines
 )
 
 // DeviceConfig is a claim's configuration of its devices. The zero value changes nothing.
@@ -35,6 +36,7 @@ type DeviceConfig struct {
 	// Environment is passed to every container that uses the claim.
 	Environment map[string]string
 	Sharing     Sharing
+	IOMMU       IOMMU
 }
 
 // driverEnv are variables that the driver sets itself. A user who overrides them could lift limits or change which GPUs
@@ -48,7 +50,8 @@ var driverEnv = []string{
 var driverEnvPrefixes = []string{"CUDA_MPS_", "CUDA_DEVICE_MEMORY_", "CUDA_DEVICE_SM_", "NVIDIA_GPU_MEMORY_"}
 
 // Kinds has the JSON form of each kind. The tag "doc" of a field is its description in docs/reference.md.
-var Kinds = map[string]any{KindGpuConfig: configJSON{}, KindMigDeviceConfig: configJSON{}}
+var Kinds = map[string]any{KindGpuConfig: configJSON{}, KindMigDeviceConfig: configJSON{},
+	KindVfioDeviceConfig: vfioJSON{}}
 
 // configJSON is the JSON form of DeviceConfig.
 type configJSON struct {
@@ -64,53 +67,67 @@ const maxProblems = 20
 // Decode reads the opaque parameters of a claim or class. It is strict: unknown fields, unknown kinds and invalid
 // values are errors. The error reports the problems with their paths below root, at most maxProblems.
 func Decode(raw []byte, root *field.Path) (DeviceConfig, error) {
-	if err := checkKind(raw, root); err != nil {
+	kind, err := checkKind(raw, root)
+	if err != nil {
 		return DeviceConfig{}, err
 	}
-	var in configJSON
-	strict, err := kjson.UnmarshalStrict(raw, &in)
+	config, errs, err := decode(kind, raw, root)
 	if err != nil {
 		return DeviceConfig{}, typeError(err, root)
 	}
-	var errs field.ErrorList
-	for _, e := range strict {
-		errs = append(errs, fieldError(e, root))
-	}
-	sharing, problems := in.Sharing.decode(in.Kind, root.Child("sharing"))
-	errs = append(errs, problems...)
-	errs = append(errs, checkEnvironment(in.Environment, root.Child("environment"))...)
+	errs = append(errs, checkEnvironment(config.Environment, root.Child("environment"))...)
 	if n := len(errs); n > maxProblems {
 		errs = append(errs[:maxProblems], field.Forbidden(root, fmt.Sprintf("%d more problems", n-maxProblems)))
 	}
 	if len(errs) > 0 {
 		return DeviceConfig{}, errs.ToAggregate()
 	}
-	return DeviceConfig{Kind: in.Kind, Environment: in.Environment, Sharing: sharing}, nil
+	return config, nil
 }
 
-// checkKind checks apiVersion and kind. It comes before the fields, because all fields of another kind would be
-// unknown.
-func checkKind(raw []byte, root *field.Path) error {
+// decode decodes a configuration of a known kind. The error is about a field of the wrong type.
+func decode(kind string, raw []byte, root *field.Path) (DeviceConfig, field.ErrorList, error) {
+	if kind == KindVfioDeviceConfig {
+		return decodeVFIO(raw, root)
+	}
+	var in configJSON
+	strict, err := kjson.UnmarshalStrict(raw, &in)
+	errs := unknownFields(strict, root, reflect.TypeFor[configJSON]())
+	sharing, problems := in.Sharing.decode(in.Kind, root.Child("sharing"))
+	return DeviceConfig{Kind: in.Kind, Environment: in.Environment, Sharing: sharing}, append(errs, problems...), err
+}
+
+// unknownFields turns strict decoding errors into field errors.
+func unknownFields(strict []error, root *field.Path, of reflect.Type) (errs field.ErrorList) {
+	for _, e := range strict {
+		errs = append(errs, fieldError(e, root, of))
+	}
+	return errs
+}
+
+// checkKind checks apiVersion and kind, and returns the kind. It comes before the fields, because all fields of another
+// kind would be unknown.
+func checkKind(raw []byte, root *field.Path) (string, error) {
 	var meta struct {
 		APIVersion string `json:"apiVersion"`
 		Kind       string `json:"kind"`
 	}
 	if err := json.Unmarshal(raw, &meta); err != nil {
-		return typeError(err, root)
+		return "", typeError(err, root)
 	}
 	var errs field.ErrorList
 	if meta.APIVersion != GroupVersion {
 		errs = append(errs, field.NotSupported(root.Child("apiVersion"), meta.APIVersion, []string{GroupVersion}))
 	}
-	if kinds := []string{KindGpuConfig, KindMigDeviceConfig}; !slices.Contains(kinds, meta.Kind) {
+	if kinds := slices.Sorted(maps.Keys(Kinds)); !slices.Contains(kinds, meta.Kind) {
 		errs = append(errs, field.NotSupported(root.Child("kind"), meta.Kind, kinds))
 	}
-	return errs.ToAggregate()
+	return meta.Kind, errs.ToAggregate()
 }
 
 // fieldError turns a strict decoding error into a field error. One about an unknown field names the known one that it
 // is nearest to, or all that are known there.
-func fieldError(err error, root *field.Path) *field.Error {
+func fieldError(err error, root *field.Path, of reflect.Type) *field.Error {
 	var f kjson.FieldError
 	if !errors.As(err, &f) {
 		return field.Invalid(root, "", err.Error())
@@ -119,7 +136,7 @@ func fieldError(err error, root *field.Path) *field.Error {
 	detail += " field"
 	parents := strings.Split(f.FieldPath(), ".")
 	name := parents[len(parents)-1]
-	known := fieldsOf(reflect.TypeFor[configJSON](), parents[:len(parents)-1])
+	known := fieldsOf(of, parents[:len(parents)-1])
 	if len(known) > 0 && !slices.Contains(known, name) {
 		detail += cmp.Or(nearest.Hint(name, known), "; the known fields here are "+strings.Join(known, ", "))
 	}

@@ -95,8 +95,18 @@ func TestDecodeRefuses(t *testing.T) {
 			[]string{"p.sharing.mpsConfig.multiUser: Invalid value: want true or false, not string"}},
 		{"a kind that is a number", `{"apiVersion":"resource.nvidia.com/v1beta1","kind":1}`,
 			[]string{"p.kind: Invalid value: want a text, not number"}},
-		{"a kind that is not served", `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"VfioDeviceConfig"}`,
-			[]string{`p.kind: Unsupported value: "VfioDeviceConfig": supported values: "GpuConfig", "MigDeviceConfig"`}},
+		{"a kind that is not served", `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"VgpuConfig"}`,
+			[]string{`p.kind: Unsupported value: "VgpuConfig": supported values: "GpuConfig", "MigDeviceConfig", "VfioDeviceConfig"`}},
+		{"an unknown backend", vfio(`"iommu":{"backendPolicy":"Legacy"}`), []string{
+			`p.iommu.backendPolicy: Unsupported value: "Legacy": supported values: "LegacyOnly", "PreferIommuFD"`}},
+		{"a misspelt field of a backend", vfio(`"iommu":{"enableApiDevice":true}`), []string{
+			`p.iommu.enableApiDevice: Forbidden: unknown field; did you mean enableAPIDevice?`}},
+		{"a text for a switch", vfio(`"iommu":{"enableAPIDevice":"no"}`), []string{
+			`p.iommu.enableAPIDevice: Invalid value: want true or false, not string`}},
+		{"sharing in a virtual machine", vfio(`"sharing":{"strategy":"MPS"}`), []string{
+			`p.sharing: Forbidden: unknown field; the known fields here are apiVersion, kind, environment, iommu`}},
+		{"a variable of the driver in a virtual machine", vfio(`"environment":{"NVIDIA_VISIBLE_DEVICES":"all"}`),
+			[]string{`p.environment[NVIDIA_VISIBLE_DEVICES]: Forbidden`}},
 		{"an unknown strategy", sharing(`"strategy":"mps"`),
 			[]string{`p.sharing.strategy: Unsupported value: "mps": supported values: "TimeSlicing", "MPS"`}},
 		{"no strategy", sharing(`"mpsConfig":{}`),

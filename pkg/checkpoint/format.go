@@ -14,8 +14,8 @@ import (
 
 // newestFormat is the newest format that this driver can read. It writes the oldest format that can hold the record, so
 // that an older driver can undo it after a downgrade. Format 1 has whole GPUs, format 2 adds shares, settings and
-// limits, and format 3 adds partitions.
-const newestFormat = 3
+// limits, format 3 adds partitions, and format 4 adds GPUs for virtual machines.
+const newestFormat = 4
 
 // document is a record on disk, in any format.
 type document struct {
@@ -38,6 +38,9 @@ type grant struct {
 
 // oldestFormat returns the oldest format that can hold the record.
 func (r PreparedClaim) oldestFormat() int {
+	if slices.ContainsFunc(r.Plan.Assignments, func(a sharing.Assignment) bool { return a.VFIO != nil }) {
+		return 4
+	}
 	if slices.ContainsFunc(r.Plan.Assignments, func(a sharing.Assignment) bool { return a.Partition != nil }) {
 		return 3
 	}

@@ -33,18 +33,25 @@ type Hardware = change.Hardware
 // Toolkit knows what a container needs in order to use GPUs.
 type Toolkit = access.Toolkit
 
+// Passthrough gives GPUs to virtual machines.
+type Passthrough interface {
+	change.Passthrough
+	access.Passthrough
+}
+
 // Preparer prepares claims for one driver on one node. It keeps no state in memory between calls. Several Preparers may
 // use the same records, in one process or in many.
 type Preparer struct {
 	Driver string
 	BootID string // changes when the machine boots; claims prepared before must be prepared again
 	// Devices returns the devices that the node has now. The error says what the driver waits for.
-	Devices  func() (inventory.Inventory, error)
-	Hardware Hardware
-	Toolkit  Toolkit
-	Specs    *cdi.Specs
-	Records  *checkpoint.Records
-	Daemons  mps.Dir
+	Devices     func() (inventory.Inventory, error)
+	Hardware    Hardware
+	Toolkit     Toolkit
+	Passthrough Passthrough
+	Specs       *cdi.Specs
+	Records     *checkpoint.Records
+	Daemons     mps.Dir
 	// Containers returns the known containers that use the claim. It is called only when the devices have limits.
 	Containers func(ctx context.Context, claim *resourceapi.ResourceClaim) ([]sharing.Container, error)
 	// Running returns the names of running containers with the claim. The claim is not released before they have ended.

@@ -51,6 +51,8 @@ type fixture struct {
 	mig        map[gpu.UUID]bool          // GPUs in MIG mode
 	partitions map[gpu.Placement]gpu.UUID // the existing ones; "" while incomplete
 	made       int                        // number of partitions created so far
+	bound      map[gpu.PCIAddress]bool    // functions that are bound to vfio-pci
+	persistent map[gpu.UUID]bool          // GPUs in persistence mode
 	running    map[string]bool            // claims with which a container runs
 	busy       bool                       // another process uses the GPUs
 	supervised bool                       // requested MPS daemons start
@@ -75,6 +77,7 @@ func (w *fixture) supervise(dir string) {
 
 func newFixture(t *testing.T) *fixture {
 	w := &fixture{t: t, dir: tmpfs.Dir(t), breaker: &breaker{}, settings: map[gpu.UUID]gpu.Settings{}, supervised: true,
+		bound: map[gpu.PCIAddress]bool{}, persistent: map[gpu.UUID]bool{},
 		running: map[string]bool{}, mig: map[gpu.UUID]bool{}, partitions: map[gpu.Placement]gpu.UUID{}}
 	for n := range 3 {
 		w.plug(n + 1)
@@ -86,13 +89,18 @@ func (w *fixture) plug(n int) {
 	pci := gpu.PCIAddress{Bus: uint8(n)}
 	w.gpus = append(w.gpus, gpu.Device{Name: fmt.Sprintf("gpu-%d", n), PCI: pci,
 		UUID: gpu.UUID(fmt.Sprintf("GPU-%d", n)), Minor: n - 1, Memory: 80 << 30,
-		Use: gpu.SharingMode{Partitions: gpu.PartitionsDynamic}})
+		Use: gpu.SharingMode{Partitions: gpu.PartitionsDynamic},
+		VFIO: &gpu.VFIO{Functions: []gpu.PCIFunction{{PCI: pci, Driver: "nvidia"},
+			{PCI: gpu.PCIAddress{Bus: pci.Bus, Function: 1}, Driver: "snd_hda_intel"}}}})
 }
 
 // inventory returns the GPUs, each with a few possible partitions.
 func (w *fixture) inventory() inventory.Inventory {
 	devices := slices.Clone(w.gpus)
 	for _, d := range w.gpus {
+		vm := d
+		vm.Name, vm.Type = gpu.VFIOName(d.Name), gpu.TypeVFIO
+		devices = append(devices, vm)
 		for _, at := range []gpu.Placement{{Profile: "1g.10gb", Size: 1}, {Profile: "1g.10gb", Start: 1, Size: 1},
 			{Profile: "2g.20gb", Size: 2}, {Profile: "3g.40gb", Start: 4, Size: 4}} {
 			at.Parent = d.UUID
@@ -118,15 +126,16 @@ func (w *fixture) preparer() *claims.Preparer {
 		w.t.Fatal(err)
 	}
 	return &claims.Preparer{
-		Driver:     driver,
-		BootID:     fmt.Sprint("boot-", w.boot),
-		Devices:    func() (inventory.Inventory, error) { return w.inventory(), nil },
-		Hardware:   hardware{w},
-		Toolkit:    toolkit{w},
-		Specs:      specs,
-		Records:    records,
-		Daemons:    w.daemons(),
-		PreloadDir: filepath.Join(w.dir, "hook"),
+		Driver:      driver,
+		BootID:      fmt.Sprint("boot-", w.boot),
+		Devices:     func() (inventory.Inventory, error) { return w.inventory(), nil },
+		Hardware:    hardware{w},
+		Toolkit:     toolkit{w},
+		Passthrough: passthrough{w},
+		Specs:       specs,
+		Records:     records,
+		Daemons:     w.daemons(),
+		PreloadDir:  filepath.Join(w.dir, "hook"),
 		Running: func(c sharing.Claim) ([]string, error) {
 			if w.running[c.Name] {
 				return []string{"container main of pod 1 (process 7)"}, nil
@@ -185,14 +194,19 @@ func claim(name, allocated string) *resourceapi.ResourceClaim {
 	switch key, value, isEnv := strings.Cut(env, "="); {
 	case isEnv:
 		config = fmt.Sprintf(`"environment":{%q:%q}`, key, value)
+	case env == "iommufd":
+		config = `"iommu":{"backendPolicy":"PreferIommuFD","enableAPIDevice":false}`
 	case env == "MPS":
 		config = `"sharing":{"strategy":"MPS"}`
 	default:
 		config = fmt.Sprintf(`"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":%q}}`, env)
 	}
 	kind := "GpuConfig"
-	if gpu.IsPartition(devices) {
+	switch {
+	case gpu.IsPartition(devices):
 		kind = "MigDeviceConfig"
+	case gpu.IsVFIO(devices):
+		kind = "VfioDeviceConfig"
 	}
 	raw := `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"` + kind + `",` + config + `}`
 	c.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
@@ -233,9 +247,19 @@ func (w *fixture) do(verb string) string {
 		clear(w.settings)
 		clear(w.mig)
 		clear(w.partitions)
+		clear(w.bound)
 		err = os.RemoveAll(w.cdiDir())
 	case "reset": // the GPUs, as an update of the driver does
 		clear(w.settings)
+	case "persist": // a GPU, by its UUID
+		w.persistent[gpu.UUID(name)] = true
+	case "external": // somebody else has bound the GPU to vfio-pci
+		for i := range w.gpus {
+			if w.gpus[i].Name == name {
+				w.gpus[i].VFIO = &gpu.VFIO{Bound: true}
+				w.bound[w.gpus[i].PCI] = true
+			}
+		}
 	case "busy": // "yes" or "no": somebody has the GPUs open
 		w.busy = name == "yes"
 	case "run": // a container with the claim
@@ -295,7 +319,7 @@ func (w *fixture) do(verb string) string {
 func devicesText(plan sharing.Plan) string {
 	var out []string
 	for _, a := range plan.Assignments {
-		if len(a.CDI) != 2 {
+		if n := len(a.CDI); a.VFIO == nil && n != 2 || a.VFIO != nil && n != 1 {
 			return fmt.Sprintf("%s: CDI devices %q", a.Device, a.CDI)
 		}
 		out = append(out, fmt.Sprintf("%s=%s/%s", a.Request, a.Pool, a.Device))
@@ -316,6 +340,12 @@ func (w *fixture) String() string {
 	for at, id := range w.partitions {
 		lines = append(lines, fmt.Sprintf("%s: %s at %d, %s", at.Parent, at.Profile, at.Start,
 			strings.TrimRight(string(id), "0123456789")))
+	}
+	for at := range w.bound {
+		lines = append(lines, fmt.Sprintf("%s: vfio-pci", at))
+	}
+	for id := range w.persistent {
+		lines = append(lines, fmt.Sprintf("%s: persistent", id))
 	}
 	slices.Sort(lines)
 	daemons, err := w.daemons().Requested()

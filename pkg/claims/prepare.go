@@ -86,6 +86,9 @@ func (t *tx) prepare(claim *resourceapi.ResourceClaim, results []allocation.Resu
 	}); err != nil {
 		return err
 	}
+	if err := change.BindVFIO(t.ctx, t.Passthrough, t.record.Plan); err != nil {
+		return err
+	}
 	if err := t.makePartitions(); err != nil {
 		return err
 	}
@@ -156,6 +159,9 @@ func (t *tx) decide(claim *resourceapi.ResourceClaim, results []allocation.Resul
 		}
 		plan = plan.WithUnmounted(containers)
 	}
+	if plan, err = change.WithPersistence(t.ctx, t.Passthrough, plan); err != nil {
+		return err
+	}
 	t.record = checkpoint.PreparedClaim{Phase: checkpoint.Preparing, BootID: t.BootID, Claim: t.claim, Plan: plan}
 	if !sharing.Alters(plan, t.others) {
 		return nil
@@ -177,7 +183,11 @@ func (t *tx) recheck() error {
 	if t.record.BootID == t.BootID || !t.record.Plan.ChangesHardware() {
 		return nil
 	}
-	t.record.Plan = t.record.Plan.Unbegun() // partitions do not survive a reboot
+	plan, err := change.WithPersistence(t.ctx, t.Passthrough, t.record.Plan)
+	if err != nil {
+		return err
+	}
+	t.record.Plan = plan.Unbegun() // neither partitions nor drivers survive a reboot
 	t.record.BootID, t.record.Phase = t.BootID, checkpoint.Preparing
 	return t.put()
 }
@@ -203,8 +213,8 @@ func (t *tx) makePartitions() error {
 
 // writeSpecs writes the CDI specs of the plan: see access.Specs.
 func (t *tx) writeSpecs() (sharing.Plan, error) {
-	specs := access.Specs{Specs: t.Specs, Toolkit: t.Toolkit, Host: sharing.Host{Daemons: t.Daemons,
-		SharedMemory: t.SharedMemory, PreloadDir: t.PreloadDir}}
+	specs := access.Specs{Specs: t.Specs, Toolkit: t.Toolkit, Passthrough: t.Passthrough, Host: sharing.Host{
+		Daemons: t.Daemons, SharedMemory: t.SharedMemory, PreloadDir: t.PreloadDir}}
 	return specs.Write(t.ctx, t.inventory, t.record.Claim.UID, t.record.Plan)
 }
 

@@ -87,8 +87,12 @@ func (t *tx) release(results []allocation.Result) error {
 		return fmt.Errorf("%w: %w", ErrNotRestored, noGPUs)
 	}
 	plan := t.record.Plan.InPlace(t.inventory)
-	if rebooted { // partitions do not survive a reboot
+	if rebooted { // neither partitions nor drivers survive a reboot
 		plan.Assignments = slices.DeleteFunc(plan.Assignments, sharing.Assignment.MakesPartition)
+		plan.Assignments = slices.DeleteFunc(plan.Assignments, sharing.Assignment.Binds)
+	}
+	if err := change.ReturnVFIO(t.ctx, t.Passthrough, plan); err != nil {
+		return err
 	}
 	if err := change.DestroyPartitions(t.ctx, t.Hardware, plan); err != nil {
 		return err
@@ -120,8 +124,8 @@ func (t *tx) checkRunning() error {
 }
 
 // releasePartitions undoes what no other claim can use, because the other claims are unknown: the partitions that the
-// plan has made, and the MPS daemons inside of them. It records that: a partition that somebody makes at the same
-// placement later is not the driver's. Errors: ErrNotRestored, unknown.
+// plan has made, the MPS daemons inside of them, and the GPUs that virtual machines have. It records that: a partition
+// that somebody makes at the same placement later is not the driver's. Errors: ErrNotRestored, unknown.
 func (t *tx) releasePartitions(unknown error) error {
 	if !errors.Is(unknown, checkpoint.ErrUnreadable) {
 		return unknown
@@ -131,6 +135,9 @@ func (t *tx) releasePartitions(unknown error) error {
 		return err
 	}
 	if t.record.BootID == t.BootID {
+		if err := change.ReturnVFIO(t.ctx, t.Passthrough, t.record.Plan); err != nil {
+			return err
+		}
 		if err := change.DestroyPartitions(t.ctx, t.Hardware, t.record.Plan); err != nil {
 			return err
 		}

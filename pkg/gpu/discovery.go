@@ -9,6 +9,9 @@ type Discovery struct {
 	// Devices are the GPUs in NVML's order. Those that cannot be read are included as lost if their PCI address is
 	// known.
 	Devices []Device
+	// Unlisted are the GPUs on the PCI bus that NVML does not list, of which only the place and VFIO are known. Bound
+	// says whether vfio-pci has them.
+	Unlisted []Device
 	// Broken has one error for each GPU that cannot be read.
 	Broken []error
 	// Answered is when each GPU last answered.

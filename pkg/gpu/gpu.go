@@ -21,6 +21,8 @@ const (
 	TypeGPU Type = "gpu"
 	// TypeMIG is a partition of a GPU.
 	TypeMIG Type = "mig"
+	// TypeVFIO is a whole physical GPU for a virtual machine.
+	TypeVFIO Type = "vfio"
 	// TypeMonitor stands for all GPUs of a node at once.
 	TypeMonitor Type = "monitor"
 )
@@ -48,6 +50,8 @@ type Device struct {
 	Use     SharingMode // how the administrator lets claims use it
 	// Partition says which part of its GPU it is; nil: the whole GPU.
 	Partition *Partition `json:",omitempty"`
+	// VFIO says how it is given to a virtual machine; nil: it has no IOMMU group, or the machine has no vfio-pci.
+	VFIO *VFIO `json:",omitempty"`
 	// ComputeMode is the current mode, as NVML reports it.
 	ComputeMode ComputeMode `json:",omitempty"`
 	// Blocked says who prevents the driver from enabling or disabling the MIG mode, or from creating the partition;

@@ -134,7 +134,7 @@ func PartitionProfile(device string) string {
 // ParentName returns the name of the physical GPU of the named device.
 func ParentName(device string) string {
 	parent, _, _ := strings.Cut(device, partitionMark)
-	return parent
+	return strings.TrimSuffix(parent, vfioMark)
 }
 
 // IsPartition reports whether the named device is a partition.

@@ -17,6 +17,8 @@ type SharingMode struct {
 	Partitions Partitions `json:",omitempty"`
 	// Isolation is what enforces a share.
 	Isolation Isolation
+	// NoPassthrough keeps the GPU from virtual machines.
+	NoPassthrough bool `json:",omitempty"`
 	// SharedOnly reserves a replicated or unlimited GPU for requests for shared ones (nvidia.com/gpu.shared), as the
 	// device plugin's renameByDefault does.
 	SharedOnly bool `json:",omitempty"`
@@ -50,7 +52,7 @@ func (m SharingMode) EnforceableOn(p Product) SharingMode {
 func (m SharingMode) String() string {
 	text := m.Sharing.String()
 	if m.Sharing == Exclusive {
-		return text + m.partitions()
+		return text + m.others()
 	}
 	if m.Sharing == Replicated {
 		text += fmt.Sprintf(": %d", m.Replicas)
@@ -65,14 +67,18 @@ func (m SharingMode) String() string {
 	if m.OnePerClaim {
 		text += ", one per claim"
 	}
-	return text + m.partitions()
+	return text + m.others()
 }
 
-func (m SharingMode) partitions() string {
-	if m.Partitions == PartitionsAuto {
-		return ""
+// others describes the devices besides the whole GPU.
+func (m SharingMode) others() (text string) {
+	if m.Partitions != PartitionsAuto {
+		text = ", partitions " + m.Partitions.String()
 	}
-	return ", partitions " + m.Partitions.String()
+	if m.NoPassthrough {
+		text += ", no passthrough"
+	}
+	return text
 }
 
 // HookLibrary is a library that intercepts CUDA calls, supplied by the administrator.

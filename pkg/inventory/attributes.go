@@ -26,7 +26,7 @@ type Attribute struct {
 }
 
 // AllAttributes are published for every device, because a selector on a missing attribute fails for the whole pod. Only
-// unknown standard attributes are left out.
+// unknown standard attributes are left out, and those that only GPUs for virtual machines have.
 var AllAttributes = []Attribute{
 	{"type", "what the device is: see above",
 		func(d gpu.Device) value { return text(string(d.Type)) }},
@@ -79,6 +79,12 @@ var AllAttributes = []Attribute{
 		func(d gpu.Device) value { return ofGPUs(d, isolation(d).String()) }},
 	{"sharedOnly", "whether only claims for shared GPUs (class `shared.gpu.nvidia.com`) get it",
 		func(d gpu.Device) value { return value{BoolValue: ptr.To(d.Use.SharedOnly)} }},
+	{"iommuGroup", "the IOMMU group; only of type `vfio`",
+		ofVM(func(v gpu.VFIO) value { return number(v.Group) })},
+	{"pciVendorID", "the PCI vendor ID, `10de`; only of type `vfio`",
+		ofVM(func(v gpu.VFIO) value { return text(v.Vendor) })},
+	{"pciDeviceID", "the PCI device ID, for example `26b5`; only of type `vfio`",
+		ofVM(func(v gpu.VFIO) value { return text(v.Device) })},
 	{deviceattribute.StandardDeviceAttributePCIBusID, "the place on the PCI bus",
 		func(d gpu.Device) value {
 			if d.Type == gpu.TypeMonitor {
@@ -108,6 +114,17 @@ func parentUUID(d gpu.Device) gpu.UUID {
 		return d.Partition.Parent
 	}
 	return d.UUID
+}
+
+// ofVM returns an attribute of GPUs for virtual machines. Other devices do not have it: a device has 32 attributes and
+// capacities at most, which partitions have.
+func ofVM(of func(gpu.VFIO) value) func(gpu.Device) value {
+	return func(d gpu.Device) value {
+		if d.Type != gpu.TypeVFIO {
+			return value{}
+		}
+		return of(*d.VFIO)
+	}
 }
 
 func profile(d gpu.Device) string {

@@ -46,8 +46,12 @@ func (c counters) add(name string, n int) {
 	}
 }
 
-// countersOf returns the counters of each GPU with dynamic partitions, by the GPU's name. The partitions and the whole
-// GPU consume them, which excludes overlapping ones. GPUs without partitions, or with static ones, have no counters.
+// wholeCounter is the only counter of a GPU that has no partitions and that virtual machines can have.
+const wholeCounter = "gpu"
+
+// countersOf returns the counters of each GPU that claims can have in several shapes, by the GPU's name: with dynamic
+// partitions, or also for virtual machines. All its devices consume them, which excludes overlapping ones. Other GPUs
+// have no counters.
 func countersOf(inv Inventory) map[string]counters {
 	partitions := map[string][]gpu.Partition{}
 	for _, d := range inv {
@@ -57,6 +61,13 @@ func countersOf(inv Inventory) map[string]counters {
 		}
 	}
 	all := map[string]counters{}
+	for _, d := range inv {
+		if d.Type == gpu.TypeVFIO && !d.VFIO.External() {
+			c := counters{}
+			c.add(wholeCounter, 1)
+			all[gpu.ParentName(d.Name)] = c
+		}
+	}
 	for name, of := range partitions {
 		all[name] = totals(of)
 	}

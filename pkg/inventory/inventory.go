@@ -12,15 +12,15 @@ import (
 )
 
 // Inventory is the devices of a node: the GPUs, fastest first, in the order in which the scheduler tries them, and then
-// the partitions: see WithPartitions.
+// the partitions and the GPUs for virtual machines: see WithPartitions.
 type Inventory []gpu.Device
 
 // New sorts the GPUs by peak compute and memory, both descending, then by PCI address. Partitions follow in their given
-// order. The same devices always have the same order.
+// order, and then GPUs for virtual machines. The same devices always have the same order.
 func New(devices []gpu.Device) Inventory {
 	inv := slices.Clone(devices)
 	slices.SortStableFunc(inv, func(a, b gpu.Device) int {
-		if a.Partition != nil || b.Partition != nil {
+		if rank(a) > 0 || rank(b) > 0 {
 			return cmp.Compare(rank(a), rank(b))
 		}
 		return cmp.Or(
@@ -32,9 +32,12 @@ func New(devices []gpu.Device) Inventory {
 	return inv
 }
 
-// rank sorts partitions after GPUs.
+// rank sorts partitions after GPUs, and GPUs for virtual machines after those.
 func rank(d gpu.Device) int {
-	if d.Partition != nil {
+	switch {
+	case d.Type == gpu.TypeVFIO:
+		return 2
+	case d.Partition != nil:
 		return 1
 	}
 	return 0
@@ -62,16 +65,19 @@ func (inv Inventory) index(name string) int {
 	return slices.IndexFunc(inv, func(d gpu.Device) bool { return d.Name == name })
 }
 
-// GPUs returns the devices that are whole GPUs.
+// GPUs returns the devices that are whole GPUs, without those for virtual machines.
 func (inv Inventory) GPUs() Inventory {
-	return slices.DeleteFunc(slices.Clone(inv), func(d gpu.Device) bool { return d.Partition != nil })
+	return slices.DeleteFunc(slices.Clone(inv), func(d gpu.Device) bool { return rank(d) > 0 })
 }
 
-// Present returns the physical GPUs that answer. It includes a GPU that is only offered as partitions; its memory,
-// speed and use are then those of a partition.
+// Present returns the physical GPUs that answer, without those in virtual machines. It includes a GPU that is only
+// offered as partitions; its memory, speed and use are then those of a partition.
 func (inv Inventory) Present() Inventory {
 	var present Inventory
 	for _, d := range inv {
+		if d.Type == gpu.TypeVFIO || d.InVM() {
+			continue
+		}
 		if d.Partition != nil {
 			d = physical(d)
 		}

@@ -12,15 +12,15 @@ import (
 )
 
 // WithPartitions turns GPUs into the devices that claims can get: the GPUs, in their order, then the partitions that
-// their Use.Partitions allows. PartitionsAuto counts as none. Small profiles come first, so that a claim without a
-// profile takes no large one. Within a profile the last GPU comes first: whole GPUs are taken from the front and
-// partitions from the back. The same devices always have the same order.
+// their Use.Partitions allows, then the GPUs for virtual machines. PartitionsAuto counts as none. Small profiles come
+// first, so that a claim without a profile takes no large one. Within a profile the last GPU comes first: whole GPUs
+// are taken from the front and partitions from the back. The same devices always have the same order.
 //
 // own reports whether the driver has created the partition at a placement. Possible partitions that overlap a foreign
 // one are Blocked. A GPU is left out while it cannot be used as a whole. If the MIG mode of a GPU cannot be changed,
 // its partitions are Blocked while the mode is off, and the whole GPU while it is on.
 func (inv Inventory) WithPartitions(own func(gpu.Placement) bool) Inventory {
-	var all, partitions Inventory
+	var all, partitions, passthrough Inventory
 	for _, d := range inv {
 		if !wholeUsable(d, foreign(d, own)) {
 			continue
@@ -28,7 +28,12 @@ func (inv Inventory) WithPartitions(own func(gpu.Placement) bool) Inventory {
 		if !d.MIG.Enabled {
 			d.Blocked = "" // it only concerns partitions
 		}
-		all = append(all, d)
+		if Passable(d) {
+			passthrough = slices.Insert(passthrough, 0, forVM(d))
+		}
+		if d.VFIO == nil || !d.VFIO.External() {
+			all = append(all, d)
+		}
 	}
 	for _, d := range slices.Backward(inv) {
 		switch d.Use.Partitions {
@@ -45,7 +50,19 @@ func (inv Inventory) WithPartitions(own func(gpu.Placement) bool) Inventory {
 			cmp.Compare(a.Partition.Profile, b.Partition.Profile),
 		)
 	})
-	return append(all, partitions...)
+	return slices.Concat(all, partitions, passthrough)
+}
+
+// Passable reports whether virtual machines can have the GPU, unless partitions keep it from being used as a whole.
+func Passable(d gpu.Device) bool {
+	return d.VFIO != nil && d.VFIO.Refusal == "" && !d.Use.NoPassthrough
+}
+
+// forVM returns the device of a GPU for virtual machines. It is exclusive to one claim.
+func forVM(d gpu.Device) gpu.Device {
+	d.Name, d.Type = gpu.VFIOName(d.Name), gpu.TypeVFIO
+	d.Use = gpu.SharingMode{Sharing: gpu.Exclusive, Isolation: gpu.IsolationNone, Partitions: d.Use.Partitions}
+	return withOwnDomains(d)
 }
 
 // Defaults returns the inventory of a node with these GPUs without a node configuration and without claims.
@@ -149,7 +166,8 @@ func partition(d gpu.Device, p gpu.Partition) gpu.Device {
 	return part
 }
 
-// withOwnDomains gives a partition its own topology domains, because it cannot use the NVLinks of its GPU.
+// withOwnDomains gives a partition, or a GPU for virtual machines, its own topology domains, because it cannot use the
+// NVLinks of its GPU.
 func withOwnDomains(d gpu.Device) gpu.Device {
 	d.Topology = gpu.Topology{NVLinkDomain: string(d.UUID), FabricDomain: string(d.UUID)}
 	return d
@@ -204,6 +222,6 @@ func Partitioning(d gpu.Device, configured, before gpu.Partitions, own func(gpu.
 // Partitionable reports whether the driver creates partitions on the physical GPU for claims.
 func (inv Inventory) Partitionable(id gpu.UUID) bool {
 	return slices.ContainsFunc(inv, func(d gpu.Device) bool {
-		return d.UUID == id && d.Use.Partitions == gpu.PartitionsDynamic
+		return d.UUID == id && d.Type != gpu.TypeVFIO && d.Use.Partitions == gpu.PartitionsDynamic
 	})
 }

@@ -42,6 +42,8 @@ var AllTypes = []Type{
 		"not 0); the name survives reboots"},
 	{gpu.TypeMIG, "a part of a GPU with hardware walls, which exists, or which the driver makes when a claim gets " +
 		"it; named after the GPU, the MIG profile and the memory slice where it begins"},
+	{gpu.TypeVFIO, "a whole physical GPU for a virtual machine, bound to vfio-pci; named after the GPU; nobody can " +
+		"have the GPU in another shape at the same time"},
 	{gpu.TypeMonitor, "all GPUs of the node at once, for those who look after them; always free; only with " +
 		"`adminAccess`"},
 }
@@ -85,14 +87,14 @@ var AllTaints = []Taint{
 }
 
 // Pools returns all that the node publishes, by name of the pool. The pool of the node's name has the GPUs, then
-// partitions, then counters. Each group has its own slices, so that a change of one does not move devices of another. A
-// slice has at most 64 devices or 8 counter sets. A node without GPUs publishes one empty slice, which shows that the
-// driver runs. The monitor device has a pool of its own: see MonitorPool.
+// partitions and GPUs for virtual machines, then counters. Each group has its own slices, so that a change of one does
+// not move devices of another. A slice has at most 64 devices or 8 counter sets. A node without GPUs publishes one
+// empty slice, which shows that the driver runs. The monitor device has a pool of its own: see MonitorPool.
 func (inv Inventory) Pools(node string) map[string]resourceslice.Pool {
 	all := countersOf(inv)
 	var gpus, partitions []resourceapi.Device
 	for _, d := range inv {
-		if d.Partition != nil {
+		if rank(d) > 0 {
 			partitions = append(partitions, publish(d, all))
 		} else {
 			gpus = append(gpus, publish(d, all))

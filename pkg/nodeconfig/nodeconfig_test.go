@@ -244,7 +244,7 @@ gpus:
   - {select: {uuid: MIG-1}, sharing: replicated, onePerClaim: often}
 `, `
 line 4: gpu: unknown field; accepted here: apiVersion, kind, gpus
-line 6: gpus[0].selects: unknown field; accepted here: select, sharing, partitions, isolation, hook, sharedOnly, onePerClaim, health
+line 6: gpus[0].selects: unknown field; accepted here: select, sharing, partitions, isolation, hook, sharedOnly, onePerClaim, passthrough, health
 line 7: gpus[0].sharing: "exclusiv": want fractional, exclusive, unlimited or {replicated: N}
 line 8: gpus[1].select.produkt: unknown field; accepted here: product, uuid, index, architecture
 line 8: gpus[1].select.index: "first": want a whole number from 0 to 1023
@@ -256,7 +256,7 @@ line 11: gpus[2].onePerClaim: "often": want true or false`},
 		{"a field twice", ownHead + "gpus:\n  - sharing: exclusive\n    sharing: fractional\n",
 			"line 5: gpus[0].sharing: given twice"},
 		{"an entry that is no map", ownHead + "gpus: [exclusive]",
-			`line 3: gpus[0]: "exclusive": want a map with the fields select, sharing, partitions, isolation, hook, sharedOnly, onePerClaim, health`},
+			`line 3: gpus[0]: "exclusive": want a map with the fields select, sharing, partitions, isolation, hook, sharedOnly, onePerClaim, passthrough, health`},
 		{"a list that is none", ownHead + "gpus: {sharing: exclusive}", "line 3: gpus: a map: want a list"},
 		{"a selection that was commented out", ownHead + "gpus:\n  - select:\n    # index: 0\n    sharing: exclusive",
 			"line 4: gpus[0].select: nothing: want a map with the fields product, uuid, index, architecture"},

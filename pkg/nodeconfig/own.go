@@ -60,7 +60,7 @@ func (r *reader) nodeConfig(root *yaml.Node) []entry {
 func (r *reader) entry(path string, n *yaml.Node) entry {
 	before := len(r.problems)
 	f := r.fields(path, n, "select", "sharing", "partitions", "isolation", "hook", "sharedOnly", "onePerClaim",
-		"health")
+		"passthrough", "health")
 	e := entry{line: n.Line, path: path}
 	if n := f["select"]; n != nil {
 		e.selector = r.selector(path+".select", n)
@@ -83,6 +83,9 @@ func (r *reader) entry(path string, n *yaml.Node) entry {
 	}
 	e.use.SharedOnly = r.boolean(path+".sharedOnly", f["sharedOnly"])
 	e.use.OnePerClaim = r.boolean(path+".onePerClaim", f["onePerClaim"])
+	if n := f["passthrough"]; n != nil {
+		e.use.NoPassthrough = !r.boolean(path+".passthrough", n)
+	}
 	if n := f["health"]; n != nil {
 		e.health = r.health(path+".health", n)
 	}

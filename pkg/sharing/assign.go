@@ -16,16 +16,19 @@ import (
 type resultKind int
 
 const (
-	whole     resultKind = iota // all of it, alone
-	fraction                    // as much as was asked for
-	replica                     // one of a fixed number of parts
-	unlimited                   // all of it, beside any number of others
-	partition                   // a partition, alone
+	whole       resultKind = iota // all of it, alone
+	fraction                      // as much as was asked for
+	replica                       // one of a fixed number of parts
+	unlimited                     // all of it, beside any number of others
+	partition                     // a partition, alone
+	passthrough                   // all of it, for a virtual machine
 )
 
 // kindOf uses what the scheduler has counted, which may be older than the present sharing mode of the GPU.
 func kindOf(r allocation.Result, d gpu.Device) resultKind {
 	switch c := r.Consumed; {
+	case d.Type == gpu.TypeVFIO:
+		return passthrough
 	case d.Partition != nil:
 		return partition
 	case c.Replicas > 0:

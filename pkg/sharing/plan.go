@@ -46,6 +46,8 @@ type Assignment struct {
 
 	// Partition is the assigned partition of the GPU; nil: none.
 	Partition *AssignedPartition `json:"partition,omitempty"`
+	// VFIO says that a virtual machine gets the GPU; nil: none.
+	VFIO *AssignedVFIO `json:"vfio,omitempty"`
 	// Share is the part of the device that the claim holds; nil: all of it, alone.
 	Share *Share `json:"share,omitempty"`
 	// Settings are those of the physical GPU while the claim holds it.
@@ -69,7 +71,7 @@ func (a Assignment) IsMonitor() bool { return a.Device == inventory.Monitor }
 
 // ChangesHardware reports whether the GPU must be changed before containers use it, and changed back afterwards.
 func (a Assignment) ChangesHardware() bool {
-	return a.Settings != gpu.Settings{} || a.MPS != nil || a.MakesPartition()
+	return a.Settings != gpu.Settings{} || a.MPS != nil || a.MakesPartition() || a.Binds()
 }
 
 // Holder is another claim and what it holds.
@@ -125,6 +127,10 @@ func assign(r allocation.Result, inv inventory.Inventory, groups []mpsGroup) (As
 	if p := device.Partition; p != nil {
 		a.GPU, a.Partition = p.Parent, &AssignedPartition{Placement: p.Placement, UUID: p.UUID, Static: p.Static}
 	}
+	if r.AdminAccess && device.VFIO != nil && device.Type == gpu.TypeVFIO {
+		return Assignment{}, refuse(ErrRefused, "is for virtual machines, so it cannot be monitored; ask for the "+
+			"device %s", inventory.Monitor)
+	}
 	if r.AdminAccess && a.MakesPartition() {
 		return Assignment{}, refuse(ErrRefused,
 			"is a partition that claims make and remove, so it cannot be monitored "+
@@ -134,6 +140,9 @@ func assign(r allocation.Result, inv inventory.Inventory, groups []mpsGroup) (As
 		return a, nil
 	}
 	switch kindOf(r, device) {
+	case passthrough:
+		a.VFIO = assignVFIO(*device.VFIO, device.PCI, r.Config.IOMMU)
+		return a, nil
 	case partition:
 		return a, a.usePartition(r.Config.Sharing, groups)
 	case fraction:

@@ -17,11 +17,14 @@ func State(id gpu.UUID, holders []Holder, inv inventory.Inventory) gpu.DesiredSt
 	switch {
 	case holds(id, holders, func(a Assignment) bool { return a.MakesPartition() && a.Partition.UUID == "" }):
 		s.MIG = gpu.MIGOn // not for a partition that exists already
-	case inv.Partitionable(id) && holds(id, holders, func(a Assignment) bool { return a.Partition == nil }):
+	case inv.Partitionable(id) && holds(id, holders, Assignment.isWhole):
 		s.MIG = gpu.MIGOff
 	}
 	return s
 }
+
+// isWhole reports whether containers use the whole GPU, or shares of it.
+func (a Assignment) isWhole() bool { return a.Partition == nil && a.VFIO == nil }
 
 // StateWithout returns the state of the physical GPU after the plan is released, for the remaining holders. Settings
 // that the plan changed and no other holder needs return to the factory defaults.
@@ -52,6 +55,7 @@ func Alters(plan Plan, others []Holder) bool {
 	own := Holder{Plan: plan}
 	ids, all := plan.DaemonIDs(), append(slices.Clone(others), own)
 	return slices.ContainsFunc(plan.Assignments, Assignment.MakesPartition) ||
+		slices.ContainsFunc(plan.Assignments, Assignment.Binds) ||
 		!reflect.DeepEqual(Daemons(ids, others), Daemons(ids, all)) ||
 		slices.ContainsFunc(plan.GPUs(), func(id gpu.UUID) bool {
 			needed := settings(id, []Holder{own})
@@ -64,7 +68,7 @@ func Alters(plan Plan, others []Holder) bool {
 func settings(id gpu.UUID, holders []Holder) *gpu.Settings {
 	var found *gpu.Settings
 	holds(id, holders, func(a Assignment) bool {
-		if a.Partition == nil && a.ChangesHardware() {
+		if a.isWhole() && a.ChangesHardware() {
 			found = &a.Settings
 		}
 		return found != nil

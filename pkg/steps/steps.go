@@ -33,45 +33,53 @@ func Do(ctx context.Context, name string, do func(context.Context) error) error 
 
 // Steps of preparing and releasing a claim.
 const (
-	Prepare          = "prepare"   // all of the following
-	Unprepare        = "unprepare" // likewise
-	LockDevices      = "lock_devices"
-	FindHolders      = "find_holders"
-	FindUsers        = "find_users"
-	WriteRecord      = "write_record"
-	DeleteRecord     = "delete_record"
-	EnableMIG        = "enable_mig"
-	DisableMIG       = "disable_mig"
-	ConfigureGPU     = "configure_gpu"
-	CreatePartition  = "create_partition"
-	DestroyPartition = "destroy_partition"
-	RequestDaemon    = "request_mps_daemon"
-	ReleaseDaemon    = "release_mps_daemon"
-	AwaitDaemon      = "await_mps_daemon"
-	FindDriverFiles  = "find_driver_files"
-	FindDeviceFiles  = "find_device_files"
-	WriteDriverSpec  = "write_driver_spec"
-	WriteClaimSpec   = "write_claim_spec"
-	RemoveClaimSpec  = "remove_claim_spec"
+	Prepare            = "prepare"   // all of the following
+	Unprepare          = "unprepare" // likewise
+	LockDevices        = "lock_devices"
+	FindHolders        = "find_holders"
+	FindUsers          = "find_users"
+	WriteRecord        = "write_record"
+	DeleteRecord       = "delete_record"
+	EnableMIG          = "enable_mig"
+	DisableMIG         = "disable_mig"
+	ConfigureGPU       = "configure_gpu"
+	CreatePartition    = "create_partition"
+	DestroyPartition   = "destroy_partition"
+	DisablePersistence = "disable_persistence"
+	EnablePersistence  = "enable_persistence"
+	BindVFIO           = "bind_vfio"
+	ReturnVFIO         = "return_vfio"
+	RequestDaemon      = "request_mps_daemon"
+	ReleaseDaemon      = "release_mps_daemon"
+	AwaitDaemon        = "await_mps_daemon"
+	FindDriverFiles    = "find_driver_files"
+	FindDeviceFiles    = "find_device_files"
+	WriteDriverSpec    = "write_driver_spec"
+	WriteClaimSpec     = "write_claim_spec"
+	RemoveClaimSpec    = "remove_claim_spec"
 )
 
 // Meanings describes the steps. Steps that are not listed are parts of listed ones.
 var Meanings = map[string]string{
-	FindHolders:      "finds the other claims on the devices",
-	FindUsers:        "finds containers that still run with the claim",
-	WriteRecord:      "writes the record of the claim, so that it survives a power cut",
-	DeleteRecord:     "deletes the record of the claim",
-	EnableMIG:        "enables the MIG mode of one GPU, unless it is enabled",
-	DisableMIG:       "disables the MIG mode of one GPU, unless it is disabled",
-	ConfigureGPU:     "sets compute mode and time slice of one GPU, or restores them",
-	CreatePartition:  "creates one partition of a GPU",
-	DestroyPartition: "removes one partition of a GPU",
-	RequestDaemon:    "asks the supervisor for an MPS daemon, or for other limits of it",
-	ReleaseDaemon:    "tells the supervisor that an MPS daemon is not needed any more",
-	AwaitDaemon:      "waits for an MPS daemon",
-	FindDriverFiles:  "asks NVIDIA's container toolkit what every container with a GPU needs",
-	FindDeviceFiles:  "asks NVIDIA's container toolkit what a container needs of one GPU",
-	WriteDriverSpec:  "writes the CDI spec of the driver, when it changed",
-	WriteClaimSpec:   "writes the CDI spec of the claim, when it changed",
-	RemoveClaimSpec:  "removes the CDI spec of the claim",
+	FindHolders:        "finds the other claims on the devices",
+	FindUsers:          "finds containers that still run with the claim",
+	WriteRecord:        "writes the record of the claim, so that it survives a power cut",
+	DeleteRecord:       "deletes the record of the claim",
+	EnableMIG:          "enables the MIG mode of one GPU, unless it is enabled",
+	DisableMIG:         "disables the MIG mode of one GPU, unless it is disabled",
+	ConfigureGPU:       "sets compute mode and time slice of one GPU, or restores them",
+	CreatePartition:    "creates one partition of a GPU",
+	DestroyPartition:   "removes one partition of a GPU",
+	DisablePersistence: "disables the persistence mode of one GPU, unless it is disabled",
+	EnablePersistence:  "enables the persistence mode of one GPU again",
+	BindVFIO:           "binds one PCI function of a GPU to vfio-pci, for a virtual machine",
+	ReturnVFIO:         "resets one PCI function of a GPU, and returns it to its driver",
+	RequestDaemon:      "asks the supervisor for an MPS daemon, or for other limits of it",
+	ReleaseDaemon:      "tells the supervisor that an MPS daemon is not needed any more",
+	AwaitDaemon:        "waits for an MPS daemon",
+	FindDriverFiles:    "asks NVIDIA's container toolkit what every container with a GPU needs",
+	FindDeviceFiles:    "asks NVIDIA's container toolkit what a container needs of one GPU",
+	WriteDriverSpec:    "writes the CDI spec of the driver, when it changed",
+	WriteClaimSpec:     "writes the CDI spec of the claim, when it changed",
+	RemoveClaimSpec:    "removes the CDI spec of the claim",
 }

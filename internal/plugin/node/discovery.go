@@ -56,7 +56,7 @@ func (n *Node) discover(ctx context.Context, d *discovery) *found {
 		f.known = saved(n.Dir)
 	}
 	gpus := f.known.GPUs()
-	all := withProduct(inventory.New(f.Devices), f.known).Retain(gpus, f.records.touches)
+	all := withProduct(inventory.New(withPassthrough(f, gpus)), f.known).Retain(gpus, f.records.touches)
 	f.config, f.noConfig = n.config.current(ctx)
 	if f.noConfig == nil {
 		n.config.logUnmatched(ctx, f.config, all)
@@ -163,6 +163,7 @@ func reportGPU(logger klog.Logger, d, old gpu.Device, known bool, a *actions) {
 		logger.Info("GPU "+what, "why", d.Blocked)
 		a.notice(report.Events.MIGBlocked, fmt.Sprintf("GPU %s (%s) %s: %s", d.Name, d.UUID, what, d.Blocked))
 	}
+	reportPassthrough(logger, d, old, a)
 	if unusable(d) && !unusable(old) {
 		logger.Info("GPU is in MIG mode and offered with partitions: none, so nobody can have it: " +
 			"switch MIG mode off, or offer its partitions")

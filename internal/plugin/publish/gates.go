@@ -70,7 +70,8 @@ var (
 			return true
 		},
 		limit: func(_ gpu.Device, use gpu.SharingMode) gpu.SharingMode {
-			return gpu.SharingMode{Sharing: gpu.Exclusive, Partitions: use.Partitions}
+			return gpu.SharingMode{Sharing: gpu.Exclusive, Partitions: use.Partitions,
+				NoPassthrough: use.NoPassthrough}
 		},
 	}
 	// In Kubernetes 1.34 the scheduler compares what is asked for with what is left of the first device of a slice,
@@ -86,29 +87,29 @@ var (
 	}
 	counters = feature{
 		gate: "DRAPartitionableDevices",
-		without: "no partitions are made for claims, because nothing would tie them to their GPU; Kubernetes 1.34 " +
-			"has the gate, and cannot store them as this driver publishes them",
+		without: "no partitions are made for claims, and no GPU is given to a virtual machine, because nothing would " +
+			"tie them to their GPU; Kubernetes 1.34 has the gate, and cannot store them as this driver publishes them",
 		example: resourceapi.Device{ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: "gpu",
 			Counters: map[string]resourceapi.Counter{"memory": {Value: resource.MustParse("1")}}}}},
 		stored: func(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 },
 		remove: func(d *resourceapi.Device) bool {
-			made := gpu.IsPartition(d.Name) && len(d.ConsumesCounters) > 0 // for claims
+			made := (gpu.IsPartition(d.Name) || gpu.IsVFIO(d.Name)) && len(d.ConsumesCounters) > 0 // for claims
 			d.ConsumesCounters = nil
 			return !made
 		},
-		limit: func(_ gpu.Device, use gpu.SharingMode) gpu.SharingMode {
+		limit: func(d gpu.Device, use gpu.SharingMode) gpu.SharingMode {
 			if use.Partitions != gpu.PartitionsStatic {
 				use.Partitions = gpu.PartitionsNone
 			}
-			return use
+			return withoutPassthrough(d, use)
 		},
 	}
 	// Before, the scheduler ends at a claim with allocationMode: All for devices that consume counters, and again
 	// whenever it starts, as long as the pod of the claim waits (kubernetes/kubernetes#138882).
 	countersOfAll = feature{
 		gate: "DRAPartitionableDevices of Kubernetes 1.36.2, or 1.35.6, or newer",
-		without: "no partitions are made for claims, because the scheduler would end at a claim for all GPUs of a " +
-			"node (allocationMode: All)",
+		without: "no partitions are made for claims, and no GPU is given to a virtual machine, because the scheduler " +
+			"would end at a claim for all GPUs of a node (allocationMode: All)",
 		since:  []string{"1.35.6", "1.36.2"},
 		partOf: []*feature{&counters},
 		remove: counters.remove,
@@ -144,14 +145,19 @@ var (
 	// Before 1.36.2 the scheduler does not deduct the counters of devices with shares.
 	sharesWithCounters = feature{
 		gate: "DRAConsumableCapacity of Kubernetes 1.36.2 or newer",
-		without: "GPUs whose partitions are made for claims, and these partitions, have no shares, because the " +
-			"scheduler would give shares of a GPU and its partitions at once",
+		without: "GPUs whose partitions are made for claims, and these partitions, have no shares, and other GPUs " +
+			"with shares are not given to virtual machines, because the scheduler would give shares of a GPU and " +
+			"its other devices at once",
 		since:  []string{"1.36.2"},
 		partOf: []*feature{&sharesOfSeveral, &counters, &countersOfAll},
 		remove: func(*resourceapi.Device) bool { return true },
 		limit: func(d gpu.Device, use gpu.SharingMode) gpu.SharingMode {
-			if makesPartitions(d, use) {
-				return gpu.SharingMode{Sharing: gpu.Exclusive, Partitions: use.Partitions}
+			switch {
+			case makesPartitions(d, use):
+				return gpu.SharingMode{Sharing: gpu.Exclusive, Partitions: use.Partitions,
+					NoPassthrough: use.NoPassthrough}
+			case use.Sharing != gpu.Exclusive:
+				return withoutPassthrough(d, use)
 			}
 			return use
 		},
@@ -164,10 +170,13 @@ var (
 		partOf: []*feature{&sharesWithCounters},
 		remove: func(*resourceapi.Device) bool { return true },
 		limit: func(d gpu.Device, use gpu.SharingMode) gpu.SharingMode {
-			if use.Sharing == gpu.Unlimited && makesPartitions(d, use) {
+			if use.Sharing != gpu.Unlimited {
+				return use
+			}
+			if makesPartitions(d, use) {
 				use.Partitions = gpu.PartitionsNone
 			}
-			return use
+			return withoutPassthrough(d, use)
 		},
 	}
 	allFeatures = []*feature{&shares, &sharesOfSeveral, &counters, &countersOfAll, &taints, &taintsNone,
@@ -178,6 +187,15 @@ var (
 func makesPartitions(d gpu.Device, use gpu.SharingMode) bool {
 	return (d.MIG.Enabled || d.MIG.Switchable) &&
 		(use.Partitions == gpu.PartitionsAuto || use.Partitions == gpu.PartitionsDynamic)
+}
+
+// withoutPassthrough returns the use of a GPU without virtual machines, unless they are its only use: such a GPU needs
+// no counters.
+func withoutPassthrough(d gpu.Device, use gpu.SharingMode) gpu.SharingMode {
+	if d.VFIO != nil && !d.VFIO.External() {
+		use.NoPassthrough = true
+	}
+	return use
 }
 
 func withTaint(effect resourceapi.DeviceTaintEffect) resourceapi.Device {

@@ -27,7 +27,7 @@ var Events = struct {
 	MPSServerFailed, MPSSingleUser, PartitionLost, DeviceUnhealthy, DeviceRecovered, DeviceNotice, ClaimIdle event.Kind
 
 	ReleaseFailed, GPULost, FieldsDropped, NodeConfigRefused, NodeConfigWarning, ModeChangePending, ModeChanged,
-	MIGBlocked,
+	MIGBlocked, PassthroughRefused,
 	RuntimeWithoutCDI, DevicePluginPresent, GPUUnhealthy, GPURecovered, GPUNotice event.Kind
 }{
 	PrepareFailed: event.Warning("PrepareFailed", "ResourceClaim",
@@ -97,6 +97,8 @@ var Events = struct {
 	MIGBlocked: event.Warning("MIGBlocked", "Node",
 		"the MIG mode of a GPU cannot be changed, because somebody uses it or because it cannot be from here; "+
 			"the text says who or why, and what needs the change is tainted meanwhile"),
+	PassthroughRefused: event.Warning("PassthroughRefused", "Node",
+		"the kernel has vfio-pci, and a GPU cannot be given to virtual machines; the text says why and what to do"),
 	ModeChanged: event.Normal("ModeChanged", "Node",
 		"a GPU may be used in another way from now on; the text names both modes"),
 }

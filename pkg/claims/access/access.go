@@ -34,11 +34,19 @@ type Toolkit interface {
 	MemoryLimit(d gpu.Device) (gpu.Access, error)
 }
 
+// Passthrough knows what a container needs in order to give a GPU to a virtual machine.
+type Passthrough interface {
+	// VFIONodes returns the device nodes of the GPU, which is bound to vfio-pci. iommufd asks for those of iommufd,
+	// if the machine has them.
+	VFIONodes(at gpu.PCIAddress, iommufd bool) ([]gpu.DeviceNode, error)
+}
+
 // Specs writes CDI specs.
 type Specs struct {
 	*cdi.Specs
 	Toolkit Toolkit
-	Host    sharing.Host // without MemoryLimit
+	Passthrough
+	Host sharing.Host // without MemoryLimit
 }
 
 // Write writes CDI specs with what the containers of the claim need now. It returns the plan with the names of the CDI
@@ -47,34 +55,48 @@ func (s Specs) Write(ctx context.Context, inv inventory.Inventory, claim types.U
 	error) {
 	plan.Assignments = slices.Clone(plan.Assignments)
 	var devices []cdi.Device
+	forVMs := true
 	for _, a := range plan.Assignments {
 		access, err := s.of(ctx, inv, a)
+		forVMs = forVMs && a.VFIO != nil
 		if err != nil {
 			return plan, err
 		}
 		devices = append(devices, cdi.Device{Name: cdiName(claim, a), Access: access})
 	}
-	var common gpu.Access
-	if err := steps.Do(ctx, steps.FindDriverFiles, func(ctx context.Context) (err error) {
-		common, err = s.Toolkit.DriverAccess(ctx)
-		return err
-	}); err != nil {
-		return plan, err
-	}
 	var driver string
-	if err := steps.Do(ctx, steps.WriteDriverSpec, func(context.Context) (err error) {
-		driver, err = s.WriteDriver(common)
-		return err
-	}); err != nil {
-		return plan, err
+	if !forVMs {
+		var err error
+		if driver, err = s.writeDriver(ctx); err != nil {
+			return plan, err
+		}
 	}
 	return plan, steps.Do(ctx, steps.WriteClaimSpec, func(context.Context) error {
 		names, err := s.WriteClaim(claim, devices)
 		for i, name := range names {
 			plan.Assignments[i].CDI = []string{driver, name}
+			if plan.Assignments[i].VFIO != nil {
+				plan.Assignments[i].CDI = []string{name}
+			}
 		}
 		return err
 	})
+}
+
+// writeDriver writes the spec of the driver, and returns the name of its device.
+func (s Specs) writeDriver(ctx context.Context) (driver string, err error) {
+	var common gpu.Access
+	if err := steps.Do(ctx, steps.FindDriverFiles, func(ctx context.Context) (err error) {
+		common, err = s.Toolkit.DriverAccess(ctx)
+		return err
+	}); err != nil {
+		return "", err
+	}
+	err = steps.Do(ctx, steps.WriteDriverSpec, func(context.Context) (err error) {
+		driver, err = s.WriteDriver(common)
+		return err
+	})
+	return driver, err
 }
 
 // of returns what a container needs to use the assigned device within its limits, or every GPU if it is the monitor
@@ -83,6 +105,9 @@ func (s Specs) of(ctx context.Context, inv inventory.Inventory, a sharing.Assign
 	devices, err := assigned(inv, a)
 	if err != nil {
 		return all, err
+	}
+	if a.VFIO != nil {
+		return s.ofVM(ctx, a)
 	}
 	for _, d := range devices {
 		if err := steps.Do(ctx, steps.FindDeviceFiles, func(ctx context.Context) error {
@@ -93,9 +118,7 @@ func (s Specs) of(ctx context.Context, inv inventory.Inventory, a sharing.Assign
 			return all, err
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(a.Environment)) {
-		all.Env = append(all.Env, name+"="+a.Environment[name])
-	}
+	all.Env = append(all.Env, environment(a)...)
 	host := s.Host
 	host.MemoryLimit = func() (gpu.Access, error) {
 		device, _ := inv.Find(a.Device)
@@ -107,6 +130,32 @@ func (s Specs) of(ctx context.Context, inv inventory.Inventory, a sharing.Assign
 	}
 	all.Append(limits)
 	return all, writeFiles(all.Files)
+}
+
+func environment(a sharing.Assignment) (env []string) {
+	for _, name := range slices.Sorted(maps.Keys(a.Environment)) {
+		env = append(env, name+"="+a.Environment[name])
+	}
+	return env
+}
+
+// apiDevices are the device nodes that belong to no GPU.
+var apiDevices = []string{"/dev/vfio/vfio", "/dev/iommu"}
+
+// ofVM returns what a container needs to give the assigned GPU to a virtual machine: no libraries, no node of NVIDIA's
+// driver. The variable keeps NVIDIA's container runtime, if installed, from adding GPUs.
+func (s Specs) ofVM(ctx context.Context, a sharing.Assignment) (gpu.Access, error) {
+	all := gpu.Access{Env: append(environment(a), "NVIDIA_VISIBLE_DEVICES=void")}
+	err := steps.Do(ctx, steps.FindDeviceFiles, func(context.Context) (err error) {
+		all.Nodes, err = s.VFIONodes(a.VFIO.PCI, a.VFIO.PreferIOMMUFD)
+		return err
+	})
+	if a.VFIO.NoAPIDevice {
+		all.Nodes = slices.DeleteFunc(all.Nodes, func(n gpu.DeviceNode) bool {
+			return slices.Contains(apiDevices, n.Path)
+		})
+	}
+	return all, err
 }
 
 // assigned returns the current devices of an assignment. Error: sharing.ErrGone.

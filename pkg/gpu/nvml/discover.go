@@ -14,7 +14,6 @@ import (
 	"time"
 
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
-	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -123,7 +122,7 @@ func (m *Machine) readAll(ctx context.Context) (gpu.Discovery, error) {
 		connections = append(connections, r.links)
 	}
 	assignNVLinkDomains(look.Devices, connections)
-	look.Devices = withLost(m.Sysfs, look.Devices, silent)
+	look.Devices, look.Unlisted = m.withVFIO(withLost(m.Sysfs, look.Devices, silent))
 	look.Answered = m.known.answered()
 	look.Persistent = m.known.persistent()
 	look.Unwatched = m.watch.unwatched(look.Devices, 2*m.eventWait())
@@ -276,16 +275,7 @@ func (s *session) locate(d *gpu.Device, handle nvmllib.Device) error {
 	if d.PCI, err = pciAddress(info); err != nil {
 		return err
 	}
-	d.Name = d.PCI.DeviceName()
-	sysfs := deviceattribute.WithFSFromRoot(s.config.Sysfs)
-	if root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(d.PCI.String(), sysfs); err == nil {
-		d.PCIeRoot = *root.Value.StringValue
-	}
-	d.NUMANode = gpu.NoNUMANode
-	if node, err := deviceattribute.GetNUMANodeAttributeByPCIBusID(d.PCI.String(), deviceattribute.ScalarAttribute,
-		sysfs); err == nil {
-		d.NUMANode = int(*node.Value.IntValue)
-	}
+	place(d, s.config.Sysfs)
 	return nil
 }
 

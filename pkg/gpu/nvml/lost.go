@@ -24,7 +24,8 @@ func withLost(sysfs string, devices, silent []gpu.Device) []gpu.Device {
 	all := slices.Clone(devices)
 	onBus, _ := passthrough.Bus{Sysfs: sysfs}.GPUs() // none if the bus cannot be read
 	free := slices.DeleteFunc(onBus, func(g passthrough.GPU) bool {
-		return slices.ContainsFunc(slices.Concat(devices, silent), func(d gpu.Device) bool { return d.PCI == g.PCI })
+		listed := func(d gpu.Device) bool { return d.PCI == g.PCI }
+		return g.Driver == passthrough.Driver || slices.ContainsFunc(slices.Concat(devices, silent), listed)
 	})
 	for _, d := range silent {
 		if d.PCI == (gpu.PCIAddress{}) {

@@ -23,7 +23,13 @@ import (
 type MachineConfig struct {
 	Library nvmllib.Interface // nil: the one in the driver root
 	Sysfs   string            // where sysfs is mounted: "/sys" on a real machine
-	Proc    string            // where proc is mounted: "/proc" on a real machine
+	// WriteSysfs writes a file of sysfs; nil: like a shell does.
+	WriteSysfs func(file, text string) error
+	// Dev is where the host's device nodes are seen, for virtual machines. HostDev says that they are in the host's
+	// "/dev"; otherwise Dev is their directory there, too.
+	Dev     string
+	HostDev bool
+	Proc    string // where proc is mounted: "/proc" on a real machine
 	Driver  driverroot.Root
 	// Timeout is how long a GPU may take to answer Discover; 0: 10 s.
 	Timeout time.Duration
@@ -42,7 +48,8 @@ type Machine struct {
 	MachineConfig
 	follows bool // the library on disk; otherwise the first session stays
 
-	opening sync.Mutex // held while a session is opened
+	giving  sync.Mutex // held while NVML is closed for a change of a GPU's driver
+	opening sync.Mutex // held while a session is opened, or while none may be
 	mu      sync.Mutex
 	current *session    // nil: none is open
 	loaded  os.FileInfo // the library of the last session; nil: not followed

@@ -39,6 +39,8 @@ type watch struct {
 	mu sync.Mutex
 	// stopped says why no events are watched, and released why NVML is closed; empty: they are, it is not.
 	stopped, released string
+	// out keeps the watcher out of sessions for a moment.
+	out bool
 	// leave asks the watcher to leave its session; it may open another one then.
 	leave bool
 	// inside is closed when the watcher has left its session; nil: it is in none.
@@ -303,7 +305,7 @@ const unregistered = -1
 func (w *watch) enter() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.halted() != "" {
+	if w.halted() != "" || w.out {
 		return false
 	}
 	w.version = unregistered
@@ -323,7 +325,14 @@ func (w *watch) stays() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.beat = time.Now()
-	return !w.leave && w.halted() == ""
+	return !w.leave && !w.out && w.halted() == ""
+}
+
+// stayOut keeps the watcher out of sessions, until it is called with false.
+func (w *watch) stayOut(out bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.out = out
 }
 
 // began records which GPUs are watched.

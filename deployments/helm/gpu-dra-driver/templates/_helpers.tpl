@@ -36,6 +36,10 @@
 {{- printf "shared.%s" .Values.driverName }}
 {{- end }}
 
+{{- define "gpu-dra-driver.vfioClass" -}}
+{{- printf "vfio.%s" .Values.driverName }}
+{{- end }}
+
 {{- define "gpu-dra-driver.monitorClass" -}}
 {{- printf "monitor.%s" .Values.driverName }}
 {{- end }}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sharing
+
+import (
+	"slices"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/api"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+)
+
+// AssignedVFIO is a GPU that a virtual machine gets.
+type AssignedVFIO struct {
+	PCI gpu.PCIAddress `json:"pci"`
+	// Functions are bound to vfio-pci for the claim, and returned to their drivers afterwards; none: somebody else has
+	// bound the GPU.
+	Functions []gpu.PCIFunction `json:"functions,omitempty"`
+	// Persistent means that the GPU was in persistence mode, and is to be so again afterwards.
+	Persistent bool `json:"persistent,omitempty"`
+	// PreferIOMMUFD and NoAPIDevice are the claim's choice of device nodes: see api.IOMMU.
+	PreferIOMMUFD bool `json:"preferIOMMUFD,omitempty"`
+	NoAPIDevice   bool `json:"noAPIDevice,omitempty"`
+}
+
+func assignVFIO(v gpu.VFIO, at gpu.PCIAddress, config api.IOMMU) *AssignedVFIO {
+	return &AssignedVFIO{PCI: at, Functions: v.Functions, PreferIOMMUFD: config.PreferIOMMUFD,
+		NoAPIDevice: config.NoAPIDevice}
+}
+
+// Binds reports whether the driver binds the GPU to vfio-pci for the claim, and returns it afterwards.
+func (a Assignment) Binds() bool { return a.VFIO != nil && len(a.VFIO.Functions) > 0 }
+
+// Bound returns what the plan binds to vfio-pci, by physical GPU.
+func (p Plan) Bound() map[gpu.UUID]AssignedVFIO {
+	bound := map[gpu.UUID]AssignedVFIO{}
+	for _, a := range p.Assignments {
+		if a.Binds() {
+			bound[a.GPU] = *a.VFIO
+		}
+	}
+	return bound
+}
+
+// WithPersistence returns the plan with the GPUs that are in persistence mode before it is carried out.
+func (p Plan) WithPersistence(is map[gpu.UUID]bool) Plan {
+	p.Assignments = slices.Clone(p.Assignments)
+	for i, a := range p.Assignments {
+		if a.Binds() {
+			v := *a.VFIO
+			v.Persistent = is[a.GPU]
+			p.Assignments[i].VFIO = &v
+		}
+	}
+	return p
+}
