@@ -245,6 +245,8 @@ func (n *simulatedNode) device(kind *cluster.DeviceKind) gpu.Device {
 		d.Partition = &gpu.Partition{Placement: gpu.Placement{Parent: gpu.UUID(fmt.Sprintf("GPU-of-%d", number)),
 			Profile: kind.Profile()}}
 		d.Name = gpu.PartitionName(d.Name, d.Partition.Placement)
+	case gpu.TypeVFIO:
+		d.Name, d.VFIO = gpu.VFIOName(d.Name), &gpu.VFIO{}
 	}
 	d.Use = gpu.SharingMode{Replicas: int(kind.Capacity("shares"))}
 	// The monitor device has neither attribute.

@@ -148,6 +148,7 @@ type testNode struct {
 	*testing.T
 	*Node
 	devices   []gpu.Device
+	unlisted  []gpu.Device        // by NVML
 	failure   error               // of discoveries
 	users     map[gpu.UUID]string // programs on GPUs
 	library   string
@@ -211,7 +212,7 @@ func (l *testNode) Discover(context.Context) (gpu.Discovery, error) {
 	if l.failure != nil {
 		return gpu.Discovery{}, l.failure
 	}
-	return gpu.Discovery{Devices: l.devices}, nil
+	return gpu.Discovery{Devices: l.devices, Unlisted: l.unlisted}, nil
 }
 
 func (l *testNode) Users(_ context.Context, d gpu.Device) ([]string, error) {
@@ -335,13 +336,13 @@ Normal ModeChanged: GPU gpu-1 (GPU-1) changed from fractional, isolation mps to 
 	l.want("a typo leaves the old one in force", `
 gpu-0 exclusive
 gpu-1 exclusive
-Warning NodeConfigRefused: node configuration default: line 4: gpus[0].sharing: "replicate": want fractional, exclusive, unlimited or {replicated: N}; line 5: gpus[1].isolaton: unknown field; accepted here: select, sharing, partitions, isolation, hook, sharedOnly, onePerClaim, health; meanwhile the one before stays in force`)
+Warning NodeConfigRefused: node configuration default: line 4: gpus[0].sharing: "replicate": want fractional, exclusive, unlimited or {replicated: N}; line 5: gpus[1].isolaton: unknown field; accepted here: select, sharing, partitions, isolation, hook, sharedOnly, onePerClaim, passthrough, health; meanwhile the one before stays in force`)
 	l.want("and is told once", "gpu-0 exclusive\ngpu-1 exclusive")
 	l.restart(l.Options)
 	l.want("also when the plugin starts anew: modes are remembered", `
 gpu-0 exclusive
 gpu-1 exclusive
-Warning NodeConfigRefused: node configuration default: line 4: gpus[0].sharing: "replicate": want fractional, exclusive, unlimited or {replicated: N}; line 5: gpus[1].isolaton: unknown field; accepted here: select, sharing, partitions, isolation, hook, sharedOnly, onePerClaim, health; meanwhile every GPU stays in the mode that it had, and one that had none is not offered`)
+Warning NodeConfigRefused: node configuration default: line 4: gpus[0].sharing: "replicate": want fractional, exclusive, unlimited or {replicated: N}; line 5: gpus[1].isolaton: unknown field; accepted here: select, sharing, partitions, isolation, hook, sharedOnly, onePerClaim, passthrough, health; meanwhile every GPU stays in the mode that it had, and one that had none is not offered`)
 	l.devices = append(l.devices, gpu.Device{Name: "gpu-2", UUID: "GPU-2", Type: gpu.TypeGPU, Index: 2,
 		PCI: gpu.PCIAddress{Bus: 3}})
 	l.want("a GPU that comes meanwhile is left out", "gpu-0 exclusive\ngpu-1 exclusive")

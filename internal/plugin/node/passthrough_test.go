@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+)
+
+// vmNode is a testNode of which virtual machines can have gpu-0.
+type vmNode struct{ *testNode }
+
+func newVMNode(t *testing.T) vmNode {
+	l := vmNode{newTestNode(t)}
+	l.devices[0].Product.Name = "NVIDIA L40S"
+	l.devices[0].VFIO = &gpu.VFIO{Group: 42,
+		Functions: []gpu.PCIFunction{{PCI: gpu.PCIAddress{Bus: 1}, Driver: "nvidia"}}}
+	return l
+}
+
+// bind makes NVML list gpu-0 no more. The driver is what has it.
+func (l vmNode) bind(driver string) {
+	l.devices = slices.DeleteFunc(l.devices, func(d gpu.Device) bool { return d.Name == "gpu-0" })
+	l.unlisted = []gpu.Device{{Name: "gpu-0", Type: gpu.TypeGPU, Index: -1, PCI: gpu.PCIAddress{Bus: 1},
+		VFIO: &gpu.VFIO{Group: 42, Bound: driver == "vfio-pci"}}}
+}
+
+// claim records a claim with gpu-0 for a virtual machine.
+func (l vmNode) claim() checkpoint.PreparedClaim {
+	l.Helper()
+	rec := checkpoint.PreparedClaim{Claim: sharing.Claim{Namespace: "ns", Name: "vm", UID: "vm"},
+		Phase: checkpoint.Prepared, Plan: sharing.Plan{Assignments: []sharing.Assignment{{Device: "gpu-0-vfio",
+			GPU: "GPU-0", VFIO: &sharing.AssignedVFIO{PCI: gpu.PCIAddress{Bus: 1},
+				Functions: []gpu.PCIFunction{{PCI: gpu.PCIAddress{Bus: 1}, Driver: "nvidia"}}}}}}}
+	if err := l.records.Put(rec); err != nil {
+		l.Fatal(err)
+	}
+	return rec
+}
+
+// is runs a discovery, and compares the published devices with their UUIDs, the GPUs that answer, and the events.
+func (l vmNode) is(when, want string) {
+	l.Helper()
+	if err := l.look(); err != nil {
+		l.Fatal(err)
+	}
+	var got []string
+	for _, d := range l.published {
+		text := d.Name + "=" + string(d.UUID)
+		if d.Lost {
+			text += " lost"
+		}
+		if d.Type == gpu.TypeVFIO && d.Product.Name == "" {
+			text += " of an unknown model"
+		}
+		for _, t := range d.Taints {
+			text += " " + strings.TrimPrefix(t.Key, "gpu.nvidia.com/")
+		}
+		got = append(got, text)
+	}
+	var present []string
+	for _, d := range l.Inventory().Present() {
+		present = append(present, d.Name)
+	}
+	all := []string{strings.Join(got, ", ") + "; " + strings.Join(present, " ")}
+	for _, event := range l.recorded {
+		if !strings.Contains(event, "DeviceUnhealthy") { // its text has the time
+			all = append(all, event)
+		}
+	}
+	l.recorded = nil
+	if got := strings.Join(all, "\n"); got != want {
+		l.Errorf("%s:\ngot\n%s\nwant\n%s", when, got, want)
+	}
+}
+
+const (
+	offered = "gpu-0=GPU-0, gpu-1=GPU-1, gpu-0-vfio=GPU-0; gpu-0 gpu-1"
+	away    = "gpu-0=GPU-0 unmonitored, gpu-1=GPU-1, gpu-0-vfio=GPU-0 unmonitored; gpu-1"
+	byAdmin = "gpu-1=GPU-1, gpu-0-vfio=gpu-0-vfio of an unknown model unmonitored; gpu-1"
+)
+
+// A GPU that NVML does not list because a virtual machine has it is not lost.
+func TestGPUInAVirtualMachine(t *testing.T) {
+	l := newVMNode(t)
+	card := l.devices[0]
+	l.is("nobody has it", offered)
+	rec := l.claim()
+	l.is("a claim has it", offered)
+	l.bind("")
+	l.is("it has no driver for a moment", away)
+	l.bind("vfio-pci")
+	l.is("the virtual machine has it", away)
+	l.restart(l.Options)
+	l.is("the plugin starts anew", away)
+	if d, _ := l.Inventory().Find("gpu-0-vfio"); d.Product.Name != "NVIDIA L40S" || len(d.VFIO.Functions) != 1 {
+		t.Errorf("its properties: got %+v, want the known ones", d)
+	}
+	if state := l.state.health.States()["GPU-0"].State; state != "unmonitored" {
+		t.Errorf("health: got %s, want unmonitored", state)
+	}
+	l.write("default", configHead+"gpus: [{passthrough: false}]")
+	const mode, without = "fractional, isolation mps", "fractional, isolation mps, no passthrough"
+	l.is("the administrator wants it back", away+"\nNormal ModeChangePending: GPU gpu-0 (GPU-0) will change from "+mode+
+		" to "+without+" when these claims have ended: ns/vm\nNormal ModeChanged: GPU gpu-1 (GPU-1) changed from "+mode+
+		" to "+without)
+	l.write("default", "")
+	l.is("not any more", away+"\nNormal ModeChanged: GPU gpu-1 (GPU-1) changed from "+without+" to "+mode)
+	l.unlisted = nil
+	l.is("it vanishes from the bus", "gpu-0=GPU-0 lost gpu-lost, gpu-1=GPU-1, gpu-0-vfio=GPU-0 lost gpu-lost; gpu-1\n"+
+		"Warning GPULost: GPU gpu-0 (NVIDIA L40S, GPU-0) does not answer any more")
+	l.bind("vfio-pci")
+	if err := l.look(); err != nil {
+		t.Fatal(err)
+	}
+	l.recorded = nil // that it was lost ends
+	l.release(rec)
+	l.devices, l.unlisted = slices.Insert(l.devices, 0, card), nil
+	if err := l.look(); err != nil {
+		t.Fatal(err)
+	}
+	if d, _ := l.Inventory().Find("gpu-0"); d.Lost || d.InVM() {
+		t.Errorf("it has been returned: got %+v", d)
+	}
+}
+
+// Nothing but the record is known of the GPU.
+func TestGPUInAVirtualMachineAtTheFirstDiscovery(t *testing.T) {
+	l := newVMNode(t)
+	l.claim()
+	l.bind("vfio-pci")
+	l.is("it is in a virtual machine", "gpu-0=GPU-0 unmonitored, gpu-1=GPU-1, gpu-0-vfio=GPU-0 of an unknown model "+
+		"unmonitored; gpu-1")
+}
+
+func TestGPUBoundByHand(t *testing.T) {
+	l := newVMNode(t)
+	l.is("nobody has bound it", offered)
+	l.bind("vfio-pci")
+	l.is("the administrator has", byAdmin)
+	l.bind("nouveau")
+	l.is("another driver has it", "gpu-1=GPU-1, gpu-0-vfio=gpu-0-vfio lost of an unknown model gpu-lost; gpu-1\n"+
+		"Warning GPULost: GPU gpu-0 (, gpu-0-vfio) does not answer any more")
+}
+
+// For a claim with the whole GPU it is lost.
+func TestGPUOfAContainerBoundByHand(t *testing.T) {
+	l := newVMNode(t)
+	l.is("nobody has bound it", offered)
+	l.hold("a", "gpu-0")
+	l.bind("vfio-pci")
+	l.is("the administrator has", "gpu-0=GPU-0 lost gpu-lost, gpu-1=GPU-1, gpu-0-vfio=GPU-0 lost gpu-lost; gpu-1\n"+
+		"Warning GPULost: GPU gpu-0 (NVIDIA L40S, GPU-0) does not answer any more")
+}
+
+// A record that cannot be read may be about the virtual machine.
+func TestGPUInAVirtualMachineWithAnUnreadableRecord(t *testing.T) {
+	l := newVMNode(t)
+	l.claim()
+	l.bind("vfio-pci")
+	known := inventory.Inventory{{Name: "gpu-0", UUID: "GPU-0", VFIO: &gpu.VFIO{Bound: true,
+		Functions: []gpu.PCIFunction{{Driver: "nvidia"}}}}}
+	f := &found{records: records{incomplete: checkpoint.ErrUnreadable}}
+	f.Unlisted = l.unlisted
+	if got := withPassthrough(f, known); len(got) != 1 || got[0].UUID != "GPU-0" || got[0].VFIO.External() {
+		t.Errorf("got %+v, want what was known", got)
+	}
+}
+
+func TestRefusedPassthrough(t *testing.T) {
+	l := newVMNode(t)
+	l.devices[0].VFIO.Refusal = "the GPU 0000:02:00.0 is in the same IOMMU group"
+	const without = "gpu-0=GPU-0, gpu-1=GPU-1; gpu-0 gpu-1"
+	l.is("something is in the way", without+"\nWarning PassthroughRefused: GPU gpu-0 (GPU-0) cannot be given to "+
+		"virtual machines: the GPU 0000:02:00.0 is in the same IOMMU group")
+	l.is("it still is", without)
+	l.restart(l.Options)
+	l.is("also for the next instance", without)
+}
