@@ -374,3 +374,38 @@ func TestUnstored(t *testing.T) {
 		}
 	}
 }
+
+// Without counters nothing keeps the scheduler from giving a GPU to a virtual machine and to a container.
+func TestLimitOfPassthrough(t *testing.T) {
+	exclusive := gpu.SharingMode{Sharing: gpu.Exclusive}
+	unlimited := gpu.SharingMode{Sharing: gpu.Unlimited, Isolation: gpu.IsolationNone}
+	passable, byHand := &gpu.VFIO{Functions: []gpu.PCIFunction{{Driver: "nvidia"}}}, &gpu.VFIO{Bound: true}
+	for _, row := range []struct {
+		name, lacks string
+		use         gpu.SharingMode
+		vfio        *gpu.VFIO
+		offered     bool
+	}{
+		{"everything", "", gpu.SharingMode{}, passable, true},
+		{"no counters", "counters", exclusive, passable, false},
+		{"no counters, bound by hand", "counters", exclusive, byHand, true},
+		{"Kubernetes 1.34", "v1.34.4 counters", exclusive, passable, false},
+		{"first patches of 1.36", "v1.36.1", exclusive, passable, false},
+		{"counters of shares", "v1.35.6", gpu.SharingMode{}, passable, false},
+		{"counters of shares, an exclusive GPU", "v1.35.6", exclusive, passable, true},
+		{"counters of unlimited GPUs", "v1.36.3", unlimited, passable, false},
+		{"counters of unlimited GPUs, a fractional one", "v1.36.3", gpu.SharingMode{}, passable, true},
+		{"no shares", "shares", gpu.SharingMode{}, passable, true},
+		{"the administrator keeps it", "shares", gpu.SharingMode{NoPassthrough: true}, passable, false},
+	} {
+		lacking := learned(t, &oldServer{gates: strings.Fields(row.lacks)}).Lacking()
+		got := lacking.Limit(gpu.Device{VFIO: row.vfio}, row.use)
+		if got.NoPassthrough == row.offered {
+			t.Errorf("%s: got %s, want offered: %t", row.name, got, row.offered)
+		}
+	}
+	lacking := learned(t, &oldServer{gates: []string{"counters"}}).Lacking()
+	if got := lacking.Limit(gpu.Device{}, exclusive); got.NoPassthrough {
+		t.Errorf("a GPU that no virtual machine can have: got %s", got)
+	}
+}
