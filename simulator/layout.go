@@ -4,6 +4,7 @@ package simulator
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -201,12 +202,12 @@ func (n *Node) layOutPrograms(p Programs) error {
 // noResources is the list of the memory that a PCI device has: 13 lines, as of any device, here all empty.
 var noResources = strings.TrimSpace(strings.Repeat("0x0000000000000000 0x0000000000000000 0x0000000000000000\n", 13))
 
-// layOutSysfs creates the parts of /sys that programs read: the path from the root complex to each GPU, its model and
-// its NUMA node.
+// layOutSysfs creates the parts of /sys that programs read: the path from the root complex to each GPU, its model, its
+// NUMA node, and on a machine with an IOMMU its group and drivers.
 func layOutSysfs(sys string, v *node.View) error {
 	keep := map[string]bool{}
 	var addresses []string
-	for _, c := range v.GPUs {
+	for _, c := range v.OnBus() {
 		at := c.PCI.Address.String()
 		way := filepath.Join("devices", c.PCI.Root)
 		keep[filepath.Join(sys, way)] = true
@@ -231,10 +232,54 @@ func layOutSysfs(sys string, v *node.View) error {
 			return err
 		}
 		addresses = append(addresses, at)
+		if err := layOutDriver(sys, way, v.IOMMUGroup(c), c.Binding()); err != nil {
+			return err
+		}
 	}
 	return errors.Join(
 		keepOnly(filepath.Join(sys, "bus/pci/devices"), "*", addresses),
 		keepDirectories(filepath.Join(sys, "devices"), keep))
+}
+
+// layOutDriver creates what /sys has of the driver and the IOMMU group of the PCI function at way. Without a group,
+// nothing shows them.
+func layOutDriver(sys, way string, group int, b node.Binding) error {
+	if group == 0 {
+		return nil
+	}
+	up := strings.Repeat("../", strings.Count(way, "/")+1)
+	dir, override := filepath.Join(sys, way), cmp.Or(b.Override, "(null)")
+	errs := []error{
+		ensureFile(filepath.Join(dir, "driver_override"), []byte(override+"\n"), 0o644),
+		ensureFile(filepath.Join(dir, "reset"), nil, 0o200),
+		ensureLink(filepath.Join(dir, "iommu_group"), fmt.Sprint(up, "kernel/iommu_groups/", group)),
+		ensureLink(filepath.Join(sys, "kernel/iommu_groups", fmt.Sprint(group), "devices", filepath.Base(way)),
+			filepath.Join("../../../..", way)),
+	}
+	for _, driver := range []string{node.NVIDIADriver, node.VFIODriver} {
+		for _, file := range []string{"bind", "unbind"} {
+			errs = append(errs, ensureFile(filepath.Join(sys, "bus/pci/drivers", driver, file), nil, 0o200))
+		}
+	}
+	if b.Driver == "" {
+		errs = append(errs, os.RemoveAll(filepath.Join(dir, "driver")))
+	} else {
+		errs = append(errs, ensureLink(filepath.Join(dir, "driver"), up+"bus/pci/drivers/"+b.Driver))
+	}
+	return errors.Join(errs...)
+}
+
+// WriteSysfs plays the kernel for a write into a file of sysfs, whose path is absolute: see node.Node.WriteSysfs. What
+// follows from it is there when it returns. It needs permission to create device nodes.
+func (n *Node) WriteSysfs(file, text string) error {
+	inside, err := filepath.Rel(filepath.Join(n.DriverRoot(), "sys"), file)
+	if err != nil {
+		return err
+	}
+	if err := n.Node.WriteSysfs(inside, text); err != nil {
+		return err
+	}
+	return n.layingOut(func() error { return n.layOut(Programs{}) })
 }
 
 // keepDirectories removes the directories below dir that are not in keep.

@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -46,7 +48,41 @@ func (n *Node) layOutDevices(v *node.View) error {
 		}
 		names = append(names, d.Name)
 	}
-	return keepOnly(dev, "nvidia*", names)
+	return errors.Join(keepOnly(dev, "nvidia*", names), n.layOutVFIO(filepath.Join(dev, "vfio"), v))
+}
+
+// Minor numbers of the simulated device nodes of VFIO: that of the container, and that of group 0.
+const (
+	vfioContainerMinor = 300
+	vfioGroupMinor     = 400
+)
+
+// layOutVFIO creates the device nodes of a machine with an IOMMU: that of VFIO, and one for each group of a GPU that
+// vfio-pci has.
+func (n *Node) layOutVFIO(dir string, v *node.View) error {
+	nodes := map[string]int{}
+	for _, c := range v.OnBus() {
+		group := v.IOMMUGroup(c)
+		if group == 0 {
+			continue
+		}
+		nodes["vfio"] = vfioContainerMinor
+		if c.Binding().Driver == node.VFIODriver {
+			nodes[strconv.Itoa(group)] = vfioGroupMinor + group
+		}
+	}
+	if len(nodes) == 0 {
+		return os.RemoveAll(dir)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for name, minor := range nodes {
+		if err := ensureDevice(filepath.Join(dir, name), v.Major, minor); err != nil {
+			return err
+		}
+	}
+	return keepOnly(dir, "*", slices.Collect(maps.Keys(nodes)))
 }
 
 // freeMajor returns a major number that no driver of the running kernel owns, if possible the wanted one.

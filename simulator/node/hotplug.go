@@ -108,7 +108,7 @@ func (v *View) addition(like GPU, at hwprofile.Address) (Added, error) {
 // place returns the address if it is free. For the zero address it returns the next free bus after the GPU's.
 func (v *View) place(like GPU, at hwprofile.Address) (hwprofile.Address, error) {
 	taken := func(is func(hwprofile.Address) bool) bool {
-		return slices.ContainsFunc(v.GPUs, func(c GPU) bool {
+		return slices.ContainsFunc(v.OnBus(), func(c GPU) bool {
 			return is(c.PCI.Address) || slices.ContainsFunc(c.PCI.Bridges, is)
 		})
 	}
@@ -151,7 +151,7 @@ func (v *View) bridges(beside hwprofile.PCI) []hwprofile.Address {
 // GPU cannot reach another GPU with it. If these run out, it returns the first free one.
 func (v *View) nextMinor() (int, error) {
 	next := 0
-	for _, c := range slices.Concat(v.GPUs, v.gone) {
+	for _, c := range slices.Concat(v.OnBus(), v.gone) {
 		next = max(next, c.Minor+1)
 	}
 	if next <= hwprofile.MaxMinor {

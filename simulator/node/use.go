@@ -95,7 +95,7 @@ func (c GPU) idle() error {
 func (c GPU) restarted() GPUState {
 	fresh := factoryState(c.GPU)
 	fresh.Faults, fresh.Delays, fresh.MPS, fresh.Added = c.State.Faults, c.State.Delays, c.State.MPS, c.State.Added
-	fresh.Minor = c.State.Minor
+	fresh.Minor, fresh.Binding = c.State.Minor, c.State.Binding
 	fresh.setHealth(c.Health().restarted())
 	fresh.setMIG(c.GPU, c.afterStart(c.MIG()))
 	return fresh

@@ -17,13 +17,14 @@ import (
 type View struct {
 	Profile hwprofile.Profile
 	Major   int    // of the device nodes, 0 before they exist
-	GPUs    []GPU  // by PCI address, in NVML's order; includes unplugged ones
+	GPUs    []GPU  // that NVML counts, by PCI address, in its order; includes unplugged ones
 	Crash   *Crash // nil if none is ordered
 	Steps   *Steps // nil if not recorded
 	// Unloaded: the driver is not loaded.
 	Unloaded bool
 
 	gone  []GPU // removed GPUs
+	away  []GPU // GPUs that NVIDIA's driver does not have: NVML does not count them
 	seed  string
 	state State
 }
@@ -51,6 +52,10 @@ func newView(p hwprofile.Profile, c content) *View {
 		gpu := newGPU(p, c.Seed, i, s)
 		if s.Removed {
 			v.gone = append(v.gone, gpu)
+			continue
+		}
+		if gpu.Binding().Driver != NVIDIADriver {
+			v.away = append(v.away, gpu)
 			continue
 		}
 		v.GPUs = append(v.GPUs, gpu)
@@ -106,7 +111,7 @@ func (v *View) GPU(which string) (GPU, error) {
 }
 
 // String is the node as text, without what differs between nodes of one profile. It has a line for the machine, for
-// each GPU, its processes, partitions and faults, and for an ordered crash.
+// each GPU, its processes, partitions and faults, for each GPU with another driver, and for an ordered crash.
 func (v *View) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s driver=%s", v.Profile.Name, v.Profile.Driver())
@@ -150,6 +155,9 @@ func (v *View) String() string {
 		for _, call := range slices.Sorted(maps.Keys(c.State.Delays)) {
 			fmt.Fprintf(&b, "%s slow %s %s\n", c.Name, call, c.State.Delays[call])
 		}
+	}
+	for _, c := range v.away {
+		fmt.Fprintf(&b, "%s driver=%s\n", c.Name, cmp.Or(c.Binding().Driver, "none"))
 	}
 	if v.Crash != nil {
 		fmt.Fprintf(&b, "%s\n", v.Crash)

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// NVIDIADriver and VFIODriver are the kernel's drivers that the GPUs of a node can have.
+const (
+	NVIDIADriver = "nvidia"
+	VFIODriver   = "vfio-pci"
+)
+
+// iommuGroups are the groups of the GPUs of machines that have started with an IOMMU, in the order of their profiles:
+// it is a setting of the machine, and not part of a recorded profile. In the workstation, two GPUs are behind one switch
+// that does not keep them apart.
+var iommuGroups = map[string][]int{
+	"l40s-x4":     {17, 18, 31, 32},
+	"workstation": {14, 15, 15},
+}
+
+// Binding is what the kernel's PCI bus knows of a GPU's driver.
+type Binding struct {
+	Driver   string // empty: none
+	Override string // driver_override; empty: any driver that knows the GPU
+}
+
+// bound is the state of a GPU whose driver nobody has changed.
+var bound = Binding{Driver: NVIDIADriver}
+
+// Binding returns the GPU's driver.
+func (c GPU) Binding() Binding {
+	if c.State.Binding == nil {
+		return bound
+	}
+	return *c.State.Binding
+}
+
+// IOMMUGroup returns the GPU's IOMMU group; 0: the machine has no IOMMU.
+func (v *View) IOMMUGroup(c GPU) int {
+	if groups := iommuGroups[v.Profile.Name]; c.entry < len(groups) { // an added GPU has none
+		return groups[c.entry]
+	}
+	return 0
+}
+
+// OnBus returns all GPUs on the PCI bus, by address: those that NVML has, and those with another driver or none.
+func (v *View) OnBus() []GPU {
+	all := slices.Concat(v.GPUs, v.away)
+	slices.SortStableFunc(all, func(a, b GPU) int { return a.PCI.Address.Compare(b.PCI.Address) })
+	return all
+}
+
+// inUseCheck is the pause between two looks of an unbinding that waits for the users of the driver.
+const inUseCheck = 10 * time.Millisecond
+
+// WriteSysfs plays the kernel for a write into a file of sysfs, whose path is relative to its root. It waits as long as
+// the kernel would: NVIDIA's driver lets no GPU go while a process has NVML open or uses the GPU. Errors are those of
+// the kernel, as *fs.PathError.
+func (n *Node) WriteSysfs(file, text string) error {
+	text = strings.TrimSpace(text)
+	var err error
+	switch parts := strings.Split(path.Clean(file), "/"); {
+	case len(parts) != 5 || parts[0] != "bus" || parts[1] != "pci":
+		err = syscall.EACCES
+	case parts[2] == "drivers" && parts[4] == "unbind":
+		err = n.unbind(text, parts[3])
+	case parts[2] == "drivers" && parts[4] == "bind":
+		err = n.bind(text, parts[3])
+	case parts[2] == "devices" && parts[4] == "driver_override":
+		err = n.rebind(parts[3], func(_ GPU, b *Binding) error {
+			b.Override = text
+			return nil
+		})
+	case parts[2] == "devices" && parts[4] == "reset":
+		err = n.rebind(parts[3], func(GPU, *Binding) error { return nil })
+	default:
+		err = syscall.EACCES
+	}
+	if errno, ok := err.(syscall.Errno); ok { //nolint:errorlint // others are not the kernel's
+		return &fs.PathError{Op: "write", Path: file, Err: errno}
+	}
+	return err
+}
+
+// rebind changes the binding of the GPU at the address. Error: ENODEV if there is none.
+func (n *Node) rebind(at string, f func(GPU, *Binding) error) error {
+	return n.Change(func(s *State) error {
+		for _, c := range n.last.OnBus() { // Change has just read it and holds the lock
+			if c.PCI.Address.String() != at || n.last.IOMMUGroup(c) == 0 {
+				continue
+			}
+			b := c.Binding()
+			if err := f(c, &b); err != nil {
+				return err
+			}
+			state := &s.GPUs[c.entry]
+			if b.Driver != c.Binding().Driver { // the next driver starts it anew
+				*state = c.restarted()
+			}
+			if state.Binding = &b; b == bound {
+				state.Binding = nil
+			}
+			return nil
+		}
+		return syscall.ENODEV
+	})
+}
+
+func (n *Node) unbind(at, driver string) error {
+	release := func() error {
+		return n.rebind(at, func(c GPU, b *Binding) error {
+			if b.Driver != driver {
+				return syscall.ENODEV
+			}
+			if driver == NVIDIADriver {
+				if err := c.idle(); err != nil {
+					return err
+				}
+			}
+			b.Driver = ""
+			return nil
+		})
+	}
+	if driver != NVIDIADriver {
+		return release()
+	}
+	for {
+		err := n.unused(release)
+		if _, refused := err.(*Refusal); !refused { //nolint:errorlint // it is not wrapped
+			return err
+		}
+		time.Sleep(inUseCheck)
+	}
+}
+
+func (n *Node) bind(at, driver string) error {
+	return n.rebind(at, func(_ GPU, b *Binding) error {
+		switch {
+		case b.Driver != "":
+			return syscall.EBUSY
+		case b.Override != "" && b.Override != driver, driver == VFIODriver && b.Override == "",
+			driver != NVIDIADriver && driver != VFIODriver:
+			return syscall.ENODEV
+		}
+		b.Driver = driver
+		return nil
+	})
+}
