@@ -42,13 +42,14 @@ const Format = 1
 
 // Report is the result of a check. Its fields are described in docs/doctor.md.
 type Report struct {
-	Format   int                         `json:"format"`
-	Driver   Driver                      `json:"driver"`
-	Host     Host                        `json:"host"`
-	GPUs     []GPU                       `json:"gpus"`
-	Slices   []resourceapi.ResourceSlice `json:"resourceSlices"`
-	CDI      *specs.Spec                 `json:"cdi"`
-	Problems []host.Problem              `json:"problems"`
+	Format          int                         `json:"format"`
+	Driver          Driver                      `json:"driver"`
+	Host            Host                        `json:"host"`
+	GPUs            []GPU                       `json:"gpus"`
+	VirtualMachines []Passthrough               `json:"virtualMachines"`
+	Slices          []resourceapi.ResourceSlice `json:"resourceSlices"`
+	CDI             *specs.Spec                 `json:"cdi"`
+	Problems        []host.Problem              `json:"problems"`
 }
 
 // Driver is NVIDIA's driver on the node.
@@ -91,6 +92,14 @@ type GPU struct {
 	Unanswered map[string]string `json:"unanswered"`
 }
 
+// Passthrough says whether virtual machines can have a GPU.
+type Passthrough struct {
+	Name    string `json:"name"`
+	Group   int    `json:"iommuGroup"` // -1: none
+	Driver  string `json:"driver"`     // of the kernel
+	Refusal string `json:"refusal"`    // empty: they can
+}
+
 // MIG is the MIG support and state of a GPU.
 type MIG struct {
 	Capable    bool                `json:"capable"`
@@ -115,7 +124,8 @@ func (r Report) Healthy() bool {
 
 // Run checks the node without changing it. On the same machine it returns the same report.
 func Run(t Target) Report {
-	e := &checker{Target: t, report: Report{Format: Format, GPUs: []GPU{}, Slices: []resourceapi.ResourceSlice{},
+	e := &checker{Target: t, report: Report{Format: Format, GPUs: []GPU{}, VirtualMachines: []Passthrough{},
+		Slices: []resourceapi.ResourceSlice{},
 		Problems: []host.Problem{}}}
 	e.driver()
 	e.host()

@@ -17,6 +17,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/passthrough"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/toolkit"
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile/record"
@@ -37,14 +38,35 @@ func (e *checker) machine() {
 		e.refused(err)
 		return
 	}
-	if len(devices)+len(broken) == 0 {
+	if len(devices)+len(broken)+len(look.Unlisted) == 0 {
 		e.found(noGPU.Found("NVML counts no GPU"))
 	}
 	present := slices.DeleteFunc(slices.Clone(devices), func(d gpu.Device) bool { return d.Lost })
 	e.list(present, broken)
 	e.answers()
 	e.access(m, present)
+	e.virtualMachines()
+	for _, d := range look.Unlisted {
+		if d.VFIO.External() { // or a claim has it, which check does not know
+			d.UUID = gpu.UUID(gpu.VFIOName(d.Name))
+			devices = append(devices, d)
+		}
+	}
 	e.publish(devices)
+}
+
+// virtualMachines says which GPUs virtual machines can have, and why not the others. A machine without IOMMU groups has
+// none.
+func (e *checker) virtualMachines() {
+	gpus, err := passthrough.Bus{Sysfs: e.Machine.Sysfs}.GPUs()
+	hasGroup := func(g passthrough.GPU) bool { return g.Group != passthrough.NoGroup }
+	if err != nil || !slices.ContainsFunc(gpus, hasGroup) {
+		return
+	}
+	for _, g := range gpus {
+		e.report.VirtualMachines = append(e.report.VirtualMachines, Passthrough{Name: g.PCI.DeviceName(),
+			Group: g.Group, Driver: g.Driver, Refusal: g.Refusal})
+	}
 }
 
 // kinds maps errors of NVML to problems.

@@ -23,6 +23,7 @@ func (r Report) Print(out io.Writer) error {
 	for _, g := range r.GPUs {
 		p.gpu(g)
 	}
+	p.virtualMachines(r.VirtualMachines)
 	p.document("What would be published (without a node configuration, and without claims)", r.Slices,
 		len(r.Slices) > 0)
 	p.document("CDI spec of one GPU", r.CDI, r.CDI != nil)
@@ -106,6 +107,16 @@ func (p *printer) gpu(g GPU) {
 	}
 	p.row("device nodes", strings.Join(g.Nodes, ", "))
 	p.unanswered(g)
+}
+
+func (p *printer) virtualMachines(all []Passthrough) {
+	if len(all) > 0 {
+		p.printf("\nVirtual machines\n")
+	}
+	for _, g := range all {
+		can := fmt.Sprintf("can have it: IOMMU group %d, driver %s", g.Group, cmp.Or(g.Driver, "none"))
+		p.row(g.Name, cmp.Or(g.Refusal, can))
+	}
 }
 
 // unanswered groups calls by the error of NVML.
