@@ -171,7 +171,8 @@ func (d *device) setConfigCalls() {
 		func(v hwprofile.ComputeMode) nvml.ComputeMode { return nvml.ComputeMode(v) })
 	d.SetComputeModeFunc = d.setComputeMode
 	d.GetPersistenceModeFunc = value(d,
-		func(c node.GPU) hwprofile.Answer[hwprofile.Switch] { return c.Calls.GetPersistenceMode }, state)
+		func(c node.GPU) hwprofile.Answer[hwprofile.Switch] { return c.Persistence() }, state)
+	d.SetPersistenceModeFunc = d.setPersistenceMode
 	d.GetDisplayActiveFunc = value(d,
 		func(c node.GPU) hwprofile.Answer[hwprofile.Switch] { return c.Calls.GetDisplayActive }, state)
 	ecc := value(d, func(c node.GPU) hwprofile.Answer[hwprofile.ModeChange] { return c.Calls.GetEccMode },
@@ -198,6 +199,20 @@ func (d *device) setComputeMode(mode nvml.ComputeMode) nvml.Return {
 		return nvml.ERROR_INVALID_ARGUMENT
 	}
 	if err := d.library.node.SetComputeMode(d.UUID, hwprofile.ComputeMode(mode)); err != nil {
+		return nvml.ERROR_UNKNOWN
+	}
+	return nvml.SUCCESS
+}
+
+func (d *device) setPersistenceMode(mode nvml.EnableState) nvml.Return {
+	c, ret := d.current()
+	if ret != nvml.SUCCESS {
+		return ret
+	}
+	if _, e := c.Persistence().Get(); e != "" {
+		return nvml.Return(e.Number())
+	}
+	if err := d.library.node.SetPersistence(d.UUID, hwprofile.Switch(mode)); err != nil {
 		return nvml.ERROR_UNKNOWN
 	}
 	return nvml.SUCCESS

@@ -42,6 +42,7 @@ type GPUState struct {
 	Added       *Added              `json:",omitempty"` // nil for a GPU of the profile
 	Health      *Health             `json:",omitempty"` // nil: nothing is wrong
 	Binding     *Binding            `json:",omitempty"` // nil: NVIDIA's driver has it
+	Persistence *hwprofile.Switch   `json:",omitempty"` // nil: that of the profile
 }
 
 // AllCalls means every call of the GPU.
@@ -51,12 +52,12 @@ const AllCalls = "all"
 // an nvidia-smi in a container that started before an update can still read it, and so can the program after a
 // downgrade. Format 2 adds delays, faults that count calls, unplugged, removed and added GPUs, crashes and steps.
 // Format 3 adds time slices and MPS; format 4 MIG and fake processes; format 5 changes of the driver version and of
-// minor numbers; format 6 health and an unloaded driver; format 7 other drivers of GPUs.
+// minor numbers; format 6 health and an unloaded driver; format 7 other drivers and persistence modes of GPUs.
 const format = 7
 
 // oldest returns the oldest format that can hold the state.
 func (s State) oldest() int {
-	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.Binding != nil }) {
+	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.Binding != nil || g.Persistence != nil }) {
 		return 7
 	}
 	if s.Unloaded || slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.Health != nil }) {

@@ -80,7 +80,7 @@ var fields = []field{
 	of("display_active", "", "GetDisplayActive",
 		func(c node.GPU) hwprofile.Answer[hwprofile.Switch] { return c.Calls.GetDisplayActive }, enabled),
 	of("persistence_mode", "", "GetPersistenceMode",
-		func(c node.GPU) hwprofile.Answer[hwprofile.Switch] { return c.Calls.GetPersistenceMode }, enabled),
+		func(c node.GPU) hwprofile.Answer[hwprofile.Switch] { return c.Persistence() }, enabled),
 	of("pcie.link.gen.current", "", "GetCurrPcieLinkGeneration",
 		func(c node.GPU) hwprofile.Answer[int] { return c.Calls.GetCurrPcieLinkGeneration }, plain[int]),
 	of("pcie.link.gen.max", "", "GetMaxPcieLinkGeneration",

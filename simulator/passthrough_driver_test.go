@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package simulator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
+	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
+	"github.com/gpudra/gpu-dra-driver/pkg/claims"
+	gputypes "github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing"
+	"github.com/gpudra/gpu-dra-driver/pkg/sharing/mps"
+	"github.com/gpudra/gpu-dra-driver/pkg/steps"
+	"github.com/gpudra/gpu-dra-driver/simulator"
+)
+
+// vmDriver is the driver on a simulated machine with an IOMMU. Every call is one of a new process.
+type vmDriver struct {
+	*testing.T
+	dir  string
+	node *simulator.Node
+	inv  inventory.Inventory // of the first discovery
+}
+
+func newVMDriver(t *testing.T) *vmDriver {
+	n := closed(t, "l40s-x4")
+	must(t, n.LayOut(simulator.Programs{}))
+	d := &vmDriver{T: t, dir: t.TempDir(), node: n}
+	found, err := d.machine().Discover(t.Context())
+	must(t, err)
+	d.inv = inventory.Defaults(found.Devices)
+	return d
+}
+
+func (d *vmDriver) machine() *nvml.Machine {
+	root := d.node.DriverRoot()
+	return nvml.New(nvml.MachineConfig{Library: d.node.NVML(), Sysfs: root + "/sys", WriteSysfs: d.node.WriteSysfs,
+		Dev: root + "/dev", Proc: d.node.Proc(), Driver: driverroot.Root{Host: root, Here: root}})
+}
+
+// serve prepares a claim with the device, or releases it without one.
+func (d *vmDriver) serve(ctx context.Context, device string) error {
+	records, err := checkpoint.Open(filepath.Join(d.dir, "plugin"))
+	must(d.T, err)
+	specs, err := cdi.NewSpecs("gpu.nvidia.com", filepath.Join(d.dir, "cdi"))
+	must(d.T, err)
+	m := d.machine()
+	defer m.Close()
+	p := &claims.Preparer{Driver: "gpu.nvidia.com", BootID: "boot", Daemons: mps.Dir(filepath.Join(d.dir, "mps")),
+		Specs: specs, Records: records, Hardware: m, Passthrough: m, Timeout: time.Nanosecond,
+		Devices: func() (inventory.Inventory, error) { return d.inv, nil }}
+	if device == "" {
+		return p.Unprepare(ctx, sharing.Claim{Namespace: "ns", Name: "a", UID: "a"})
+	}
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", UID: "a"}}
+	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: "gpu.nvidia.com", Pool: "n",
+			Device: device}}}}
+	_, err = p.Prepare(ctx, claim)
+	return err
+}
+
+// String is the GPU's driver and persistence mode, and what a container gets.
+func (d *vmDriver) String() string {
+	link, _ := os.Readlink(filepath.Join(d.node.DriverRoot(), "sys", busGPU, "driver"))
+	override, _ := os.ReadFile(filepath.Join(d.node.DriverRoot(), "sys", override))
+	text := filepath.Base(link) + " " + strings.TrimSpace(string(override))
+	v, err := d.node.View()
+	must(d.T, err)
+	for _, c := range v.OnBus() {
+		if mode, _ := c.Persistence().Get(); c.PCI.Address.String() == at38 {
+			text += fmt.Sprintf(" persistence=%v", mode)
+		}
+	}
+	records, _ := filepath.Glob(filepath.Join(d.dir, "plugin/claims/*.json"))
+	specs, _ := filepath.Glob(filepath.Join(d.dir, "cdi/*"))
+	for _, file := range specs {
+		spec, _ := os.ReadFile(file)
+		text += " " + strings.ReplaceAll(string(spec), d.node.DriverRoot(), "<root>")
+	}
+	return fmt.Sprintf("%s, %d records", text, len(records))
+}
+
+const vmDevice = "gpu-38-00-0-vfio"
+
+// After a crash before or after any step, the same call leads to the same state, and so does the opposite one.
+func TestCrashesOfPassthrough(t *testing.T) {
+	errCrash := errors.New("cut off")
+	for _, row := range []struct {
+		name          string
+		before, verb  string // "": a release
+		hasBefore     bool
+		then, thenAll string
+	}{
+		{"prepare, prepare", "", vmDevice, false, vmDevice, "prepared"},
+		{"prepare, unprepare", "", vmDevice, false, "", "released"},
+		{"unprepare, unprepare", vmDevice, "", true, "", "released"},
+	} {
+		clean := newVMDriver(t)
+		before := clean.String()
+		must(t, clean.serve(t.Context(), vmDevice))
+		want := clean.String()
+		if !strings.Contains(want, `"path":"/dev/vfio/17","hostPath":"<root>/dev/vfio/17"`) ||
+			!strings.HasPrefix(want, "vfio-pci vfio-pci ") || strings.Contains(want, "nvidia0") {
+			t.Fatalf("prepared: got %s", want)
+		}
+		if row.thenAll == "released" {
+			must(t, clean.serve(t.Context(), ""))
+			if want = clean.String(); want != before {
+				t.Fatalf("released: got %s, want %s", want, before)
+			}
+		}
+		crashed := 0
+		for n, passes := 1, true; passes; n++ {
+			for _, after := range []bool{false, true} {
+				d := newVMDriver(t)
+				if row.hasBefore {
+					must(t, d.serve(t.Context(), row.before))
+				}
+				passed := 0
+				ctx := steps.With(t.Context(), func(ctx context.Context, _ string,
+					do func(context.Context) error) error {
+					if passed++; passed < n {
+						return do(ctx)
+					}
+					if passed == n && after {
+						return errors.Join(do(ctx), errCrash)
+					}
+					return errCrash
+				})
+				if err := d.serve(ctx, row.verb); err == nil {
+					passes = false
+					continue
+				}
+				crashed++
+				if err := d.serve(t.Context(), row.then); err != nil {
+					t.Errorf("%s, cut off at step %d (done: %t): %v", row.name, n, after, err)
+				}
+				if got := d.String(); got != want {
+					t.Errorf("%s, cut off at step %d (done: %t):\ngot  %s\nwant %s", row.name, n, after, got, want)
+				}
+			}
+		}
+		if crashed < 10 {
+			t.Errorf("%s: only %d crashes", row.name, crashed)
+		}
+	}
+}
+
+// A GPU that is bound by hand is left as it is.
+func TestPassthroughOfAGPUBoundByHand(t *testing.T) {
+	d := newVMDriver(t)
+	if got := d.inv.GPUs(); len(got) != 4 || got[0].VFIO == nil || got[0].VFIO.Group == 0 {
+		t.Errorf("GPUs: got %+v, want 4 with IOMMU groups", got)
+	}
+	m := d.machine()
+	sys := filepath.Join(d.node.DriverRoot(), "sys")
+	for _, write := range [][2]string{{override, "vfio-pci"}, {from, at38}, {toVFIO, at38}} {
+		must(t, d.node.WriteSysfs(filepath.Join(sys, write[0]), write[1]))
+	}
+	found, err := m.Discover(t.Context())
+	must(t, err)
+	if len(found.Devices) != 3 || len(found.Unlisted) != 1 || !found.Unlisted[0].VFIO.External() {
+		t.Fatalf("bound by hand: got %d GPUs, unlisted %+v", len(found.Devices), found.Unlisted)
+	}
+	external := found.Unlisted[0]
+	external.UUID = gputypes.UUID(vmDevice)
+	d.inv = inventory.Defaults(append(found.Devices, external))
+	must(t, d.serve(t.Context(), vmDevice))
+	prepared := d.String()
+	if !strings.Contains(prepared, "/dev/vfio/17") {
+		t.Errorf("prepared: got %s", prepared)
+	}
+	must(t, d.serve(t.Context(), ""))
+	if got := d.String(); !strings.HasPrefix(got, "vfio-pci vfio-pci ") || !strings.HasSuffix(got, ", 0 records") {
+		t.Errorf("released: got %s, want it still bound", got)
+	}
+}
