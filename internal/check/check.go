@@ -125,7 +125,7 @@ func (r Report) Healthy() bool {
 // Run checks the node without changing it. On the same machine it returns the same report.
 func Run(t Target) Report {
 	e := &checker{Target: t, report: Report{Format: Format, GPUs: []GPU{}, VirtualMachines: []Passthrough{},
-		Slices: []resourceapi.ResourceSlice{},
+		Slices:   []resourceapi.ResourceSlice{},
 		Problems: []host.Problem{}}}
 	e.driver()
 	e.host()

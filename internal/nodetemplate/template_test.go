@@ -133,6 +133,10 @@ func publish(t *testing.T, client *fake.Clientset, profile, config string) {
 		Client: client})
 	metrics := report.NewMetrics(records)
 	machine := simtest.Open(t, profile)
+	// Whether a machine has an IOMMU and vfio-pci is no part of a profile.
+	if err := os.RemoveAll(filepath.Join(machine.Sysfs, "bus/pci/drivers/vfio-pci")); err != nil {
+		t.Fatal(err)
+	}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	published := make(firstPublished, 1)

@@ -2,7 +2,10 @@
 
 package gpu
 
-import "strings"
+import (
+	"fmt"
+	"strings"
+)
 
 // VFIO says how a GPU is given to a virtual machine: its functions are bound to the kernel's driver vfio-pci. The zero
 // value of Functions means that the driver neither binds nor returns them.
@@ -15,6 +18,21 @@ type VFIO struct {
 	Refusal string `json:",omitempty"`
 	// Bound means that it is bound to vfio-pci, so that NVML does not list it.
 	Bound bool `json:",omitempty"`
+}
+
+// String is for people: "10de:26b5 in IOMMU group 42, 0000:3b:00.0 nvidia".
+func (v *VFIO) String() string {
+	text := fmt.Sprintf("%s:%s in IOMMU group %d", v.Vendor, v.Device, v.Group)
+	for _, f := range v.Functions {
+		text += fmt.Sprintf(", %s %s", f.PCI, f.Driver)
+	}
+	if v.Bound {
+		text += ", bound to vfio-pci"
+	}
+	if v.Refusal != "" {
+		text += ": " + v.Refusal
+	}
+	return text
 }
 
 // External reports whether somebody else has bound the GPU to vfio-pci, for example at boot.
