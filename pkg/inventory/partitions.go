@@ -28,7 +28,7 @@ func (inv Inventory) WithPartitions(own func(gpu.Placement) bool) Inventory {
 		if !d.MIG.Enabled {
 			d.Blocked = "" // it only concerns partitions
 		}
-		if Passable(d) {
+		if passable(d) {
 			passthrough = slices.Insert(passthrough, 0, forVM(d))
 		}
 		if d.VFIO == nil || !d.VFIO.External() {
@@ -53,9 +53,10 @@ func (inv Inventory) WithPartitions(own func(gpu.Placement) bool) Inventory {
 	return slices.Concat(all, partitions, passthrough)
 }
 
-// Passable reports whether virtual machines can have the GPU, unless partitions keep it from being used as a whole.
-func Passable(d gpu.Device) bool {
-	return d.VFIO != nil && d.VFIO.Refusal == "" && !d.Use.NoPassthrough
+// passable reports whether virtual machines can have the GPU, unless partitions keep it from being used as a whole. One
+// that is only for shares is not for them.
+func passable(d gpu.Device) bool {
+	return d.VFIO != nil && d.VFIO.Refusal == "" && !d.Use.NoPassthrough && !d.Use.SharedOnly
 }
 
 // forVM returns the device of a GPU for virtual machines. It is exclusive to one claim.

@@ -89,6 +89,9 @@ func TestDevicesForVirtualMachines(t *testing.T) {
 		{"the machine has no vfio-pci", func(d *gpu.Device) { d.VFIO = nil }, "gpu-10-00-0:"},
 		{"something is in the way", func(d *gpu.Device) { d.VFIO.Refusal = "an NVSwitch" }, "gpu-10-00-0:"},
 		{"the administrator keeps it", func(d *gpu.Device) { d.Use.NoPassthrough = true }, "gpu-10-00-0:"},
+		{"it is only for shares", func(d *gpu.Device) {
+			d.Use = gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 2, SharedOnly: true}
+		}, "gpu-10-00-0:"},
 		{"it is in a virtual machine", func(d *gpu.Device) { d.VFIO.Bound = true },
 			"gpu-10-00-0:gpu=1 gpu-10-00-0-vfio:gpu=1"},
 		{"somebody else has bound it", func(d *gpu.Device) { d.VFIO = &gpu.VFIO{Bound: true} }, "gpu-10-00-0-vfio:"},

@@ -199,17 +199,28 @@ func setPersistence(handle nvmllib.Device, mode nvmllib.EnableState) error {
 // ReturnVFIO does not wait longer than returnLimit until NVML lists the GPU: its persistence mode is then logged as not
 // restored.
 func (m *Machine) ReturnVFIO(ctx context.Context, id gpu.UUID, functions []gpu.PCIFunction, persistent bool) error {
+	gone := 0
 	for _, f := range functions {
 		err := steps.Do(ctx, steps.ReturnVFIO, func(ctx context.Context) error {
 			return m.bus().Return(ctx, f.PCI, f.Driver)
 		})
-		if err != nil && !errors.Is(err, passthrough.ErrGone) {
+		switch {
+		case errors.Is(err, passthrough.ErrGone):
+			gone++
+		case err != nil:
 			return err
 		}
 	}
-	// A session lists the GPUs that were there when it began.
-	if err := m.whileClosed(ctx, func() error { return nil }); err != nil || !persistent {
+	if gone == len(functions) {
+		return nil
+	}
+	// A session lists the GPUs that were there when it began. If it cannot be closed now, a later one finds the GPU.
+	err := m.whileClosed(ctx, func() error { return nil })
+	if err != nil && !errors.Is(err, gpu.ErrBusy) {
 		return err
+	}
+	if !persistent {
+		return nil
 	}
 	return steps.Do(ctx, steps.EnablePersistence, func(ctx context.Context) error {
 		err := m.restorePersistence(ctx, id)

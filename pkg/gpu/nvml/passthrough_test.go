@@ -264,6 +264,15 @@ func TestBindThatBlocks(t *testing.T) {
 	}
 }
 
+// A GPU that has vanished from the bus needs no return.
+func TestReturnOfAGPUThatIsGone(t *testing.T) {
+	v := newVMMachine(t)
+	must(t, os.RemoveAll(filepath.Join(v.Sysfs, "bus/pci/devices")))
+	if err := v.ReturnVFIO(t.Context(), v.gpu.UUID, v.functions, true); err != nil {
+		t.Errorf("got %v, want nothing to do", err)
+	}
+}
+
 // A GPU that a program uses is left alone, and the program is named.
 func TestBindOfAGPUInUse(t *testing.T) {
 	v := newVMMachine(t)
