@@ -127,7 +127,7 @@ func (s *suite) checkMonitorPool(t *testing.T, node string, pod client.ObjectKey
 		t.Errorf("pool %s has %d devices, want the monitor device", pool, len(got))
 	}
 	for _, d := range s.inPool(t, node) {
-		if got := stringAttribute(d, "type"); got != "gpu" && got != "mig" {
+		if got := stringAttribute(d, "type"); got == "monitor" {
 			t.Errorf("pool %s has %s of type %s", node, d.Name, got)
 		}
 	}
@@ -136,7 +136,7 @@ func (s *suite) checkMonitorPool(t *testing.T, node string, pod client.ObjectKey
 // testMonitorLater plugs in a GPU again while a monitor runs.
 func (s *suite) testMonitorLater(t *testing.T) {
 	node := s.node(t, brokenProfile)
-	all := s.published(t, node)
+	all := s.gpus(t, node)
 	broken := all[0].Name
 	s.simctl(t, s.plugin(t, node), "fail", broken, "all", "ERROR_UNKNOWN")
 	healed := false

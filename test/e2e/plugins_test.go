@@ -115,7 +115,7 @@ const brokenProfile = "workstation"
 func (s *suite) testBrokenGPU(t *testing.T) {
 	s.needs(t, "DRADeviceTaints")
 	node := s.node(t, brokenProfile)
-	all := s.published(t, node)
+	all := s.gpus(t, node)
 	broken := all[0].Name
 	s.simctl(t, s.plugin(t, node), "fail", broken, "all", "ERROR_UNKNOWN")
 	defer func() { // restore the node for the next test and the next run
@@ -135,13 +135,13 @@ func (s *suite) testBrokenGPU(t *testing.T) {
 	s.running(t, s.pod(t, ns, "worker", onNode(node), withTemplate(s.template(t, ns, "one-gpu"))))
 }
 
-// waitHealthy waits until that number of devices of the node is published without a taint.
+// waitHealthy waits until that number of GPUs of the node is published without a taint.
 func (s *suite) waitHealthy(t *testing.T, node string, want int) {
 	t.Helper()
-	s.must(t, kube.Until(t.Context(), soon, fmt.Sprintf("%d devices without a taint on %s", want, node),
+	s.must(t, kube.Until(t.Context(), soon, fmt.Sprintf("%d GPUs without a taint on %s", want, node),
 		func(context.Context) (bool, string, error) {
-			got := len(slices.DeleteFunc(s.published(t, node),
+			got := len(slices.DeleteFunc(s.gpus(t, node),
 				func(d resourceapi.Device) bool { return len(d.Taints) > 0 }))
-			return got == want, fmt.Sprintf("%d devices", got), nil
+			return got == want, fmt.Sprintf("%d GPUs", got), nil
 		}))
 }
