@@ -17,8 +17,8 @@ const (
 	VFIODriver   = "vfio-pci"
 )
 
-// iommuGroups are the groups of the GPUs of machines that have started with an IOMMU, in the order of the profile:
-// it is a setting of the machine, and not part of a recorded profile. In the workstation, two GPUs are behind one switch
+// iommuGroups are the groups of the GPUs of machines that have started with an IOMMU, in the order of the profile: it
+// is a setting of the machine, and not part of a recorded profile. In the workstation, two GPUs are behind one switch
 // that does not keep them apart.
 var iommuGroups = map[string][]int{
 	"l40s-x4":     {17, 18, 31, 32},

@@ -283,8 +283,8 @@ func (s *suite) testPublished(t *testing.T) {
 			if gpus := s.gpus(t, node); !slices.IsSortedFunc(gpus, strongestFirst) {
 				t.Errorf("GPUs are not ordered by peakCompute:\n%s", text(node, gpus))
 			}
-			// The other nodes have a node configuration, partitions that somebody has made, or an IOMMU, which is no part
-			// of a profile.
+			// The other nodes have a node configuration, partitions that somebody has made, or an IOMMU, which is no
+			// part of a profile.
 			if profile == "dgx-h100" {
 				s.requireTemplate(t, profile, node)
 			}
