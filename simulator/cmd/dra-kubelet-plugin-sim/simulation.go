@@ -91,7 +91,8 @@ func (s *simulation) Attach() (nvml.MachineConfig, error) {
 func config(machine *simulator.Node) nvml.MachineConfig {
 	root := machine.DriverRoot()
 	return nvml.MachineConfig{Library: machine.NVML(), Sysfs: filepath.Join(root, "sys"),
-		WriteSysfs: machine.WriteSysfs, Dev: filepath.Join(root, "dev"), Proc: machine.Proc(), Driver: driverroot.Root{Host: root, Here: root}}
+		WriteSysfs: machine.WriteSysfs, Dev: filepath.Join(root, "dev"), Proc: machine.Proc(),
+		Driver: driverroot.Root{Host: root, Here: root}}
 }
 
 // errNoAnswer means that the API server did not answer.
