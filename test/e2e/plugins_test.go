@@ -72,12 +72,13 @@ type idle struct {
 // restDuration is longer than the resync period of slice controllers.
 const restDuration = time.Minute
 
-// startIdle records the slices of all nodes whose GPUs no test breaks, and restarts the plugins there.
+// startIdle records the slices of all nodes whose GPUs no test breaks or gives to virtual machines, and restarts the
+// plugins there.
 func (s *suite) startIdle(t *testing.T) *idle {
 	t.Helper()
 	i := &idle{suite: s}
 	for profile, node := range s.nodes {
-		if profile != brokenProfile {
+		if profile != brokenProfile && profile != machinesProfile {
 			i.nodes = append(i.nodes, node)
 		}
 	}
@@ -111,6 +112,9 @@ func (i *idle) check(t *testing.T) {
 
 // brokenProfile is the profile of the node with the broken GPU. That test runs after those that need the whole node.
 const brokenProfile = "workstation"
+
+// machinesProfile is the profile of the node that has virtual machines.
+const machinesProfile = "l40s-x4"
 
 func (s *suite) testBrokenGPU(t *testing.T) {
 	s.needs(t, "DRADeviceTaints")

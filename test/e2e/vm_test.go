@@ -17,7 +17,7 @@ import (
 // testVirtualMachine gives a GPU to a pod as a virtual machine needs it, and then to a container.
 func (s *suite) testVirtualMachine(t *testing.T) {
 	s.needs(t, slices.Concat([]string{"Kubernetes 1.37"}, sliceGates)...)
-	node := s.node(t, "l40s-x4")
+	node := s.node(t, machinesProfile)
 	ns := s.namespace(t, "vm")
 	vm := s.pod(t, ns, "vm", onNode(node), withTemplate(s.templateFor(t, ns, "vm", resourceapi.DeviceRequest{
 		Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "vfio." + *driver}})))

@@ -187,18 +187,18 @@ func (s *session) vacate(ctx context.Context, id gpu.UUID) error {
 }
 
 func setPersistence(handle nvmllib.Device, mode nvmllib.EnableState) error {
-	if now, ret := handle.GetPersistenceMode(); ret != nvmllib.SUCCESS || now == mode {
-		return nil // or it has none
-	}
-	if ret := handle.SetPersistenceMode(mode); ret != nvmllib.SUCCESS {
-		return fmt.Errorf("set persistence mode: %w", ret)
+	if now, ret := handle.GetPersistenceMode(); ret == nvmllib.SUCCESS && now != mode { // some have none
+		if ret := handle.SetPersistenceMode(mode); ret != nvmllib.SUCCESS {
+			return fmt.Errorf("set persistence mode: %w", ret)
+		}
 	}
 	return nil
 }
 
 // ReturnVFIO does not wait longer than returnLimit until NVML lists the GPU: its persistence mode is then logged as not
 // restored.
-func (m *Machine) ReturnVFIO(ctx context.Context, id gpu.UUID, functions []gpu.PCIFunction, persistent bool) error {
+func (m *Machine) ReturnVFIO(ctx context.Context, id gpu.UUID, functions []gpu.PCIFunction,
+	persistent bool) error { //nolint:revive // a flag of the record
 	gone := 0
 	for _, f := range functions {
 		err := steps.Do(ctx, steps.ReturnVFIO, func(ctx context.Context) error {
