@@ -16,8 +16,9 @@ import (
 // GPU is a physical GPU: its devices, and what claims hold of it.
 type GPU struct {
 	Node       string    // if only partitions are published, the pool, which has the name of the node
-	Pool, Name string    // the name of the whole GPU, also if only partitions are published
-	Whole      *Device   // nil: only partitions are published
+	Pool, Name string    // the name of the whole GPU, also if that is not published
+	Whole      *Device   // nil: only partitions, or the device for virtual machines, are published
+	VM         *Device   // the GPU for virtual machines; nil: they cannot have it
 	Partitions []*Device // that exist, or that the driver would create
 	Held       []Held    // in no order
 
@@ -26,6 +27,9 @@ type GPU struct {
 	counted *DeviceKind // the kind that counts the GPU as idle, or as used in part; nil: none
 	idleOn  string      // the node where it is idle
 }
+
+// unpublished reports whether nothing of the GPU is published.
+func (g *GPU) unpublished() bool { return g.Whole == nil && g.VM == nil && len(g.Partitions) == 0 }
 
 // Held is an allocated device of a GPU: the whole, or a partition.
 type Held struct {
@@ -53,7 +57,7 @@ func (v *View) GPUs(yield func(*GPU, []Holding) bool) {
 	defer v.mu.RUnlock()
 	var held []Holding // reused, because there are thousands of GPUs
 	for _, g := range v.gpus {
-		if g.Whole == nil && len(g.Partitions) == 0 {
+		if g.unpublished() {
 			continue
 		}
 		held = held[:0]
@@ -107,14 +111,12 @@ func (g *GPU) Used(held []Holding) (memory, cores int64) {
 
 // Product returns the model, as NVML names it.
 func (g *GPU) Product() string {
-	if g.Whole != nil {
-		return g.Whole.Kind.Product()
-	}
-	return g.Partitions[0].Kind.Product()
+	return g.largest().Kind.Product()
 }
 
 // Memory returns the memory in bytes. If only partitions of the GPU are published, it is the sum of the existing ones,
-// or the memory of the largest possible one.
+// or the memory of the largest possible one. It is 0 if the GPU was given to a driver for virtual machines before
+// anybody could ask.
 func (g *GPU) Memory() int64 {
 	memory, _ := g.size()
 	return memory
@@ -123,6 +125,9 @@ func (g *GPU) Memory() int64 {
 func (g *GPU) size() (memory, multiprocessors int64) {
 	if g.Whole != nil {
 		return g.Whole.Kind.Capacity("memory"), g.Whole.Kind.multiprocessors()
+	}
+	if len(g.Partitions) == 0 && g.VM != nil {
+		return g.VM.Kind.Capacity("memory"), g.VM.Kind.multiprocessors()
 	}
 	for _, p := range g.Partitions {
 		m, n := p.Kind.Capacity("memory"), p.Kind.multiprocessors()
@@ -141,10 +146,15 @@ func (g *GPU) Tainted() bool { return g.largest().Tainted }
 // Kept reports whether the GPU is tainted only because it is kept for somebody.
 func (g *GPU) Kept() bool { return g.largest().Kept }
 
-// largest returns the whole GPU, or its largest partition if only partitions are published.
+// largest returns the whole GPU, or what is published instead: its largest partition, or else the device for virtual
+// machines.
 func (g *GPU) largest() *Device {
 	d := g.Whole
-	if d == nil {
+	switch {
+	case d != nil:
+	case len(g.Partitions) == 0:
+		d = g.VM
+	default:
 		d = slices.MaxFunc(g.Partitions, func(a, b *Device) int {
 			return cmp.Compare(a.Kind.Capacity("memory"), b.Kind.Capacity("memory"))
 		})
@@ -158,7 +168,7 @@ func (v *View) Models() map[string]int {
 	defer v.mu.RUnlock()
 	all := map[string]int{}
 	for _, g := range v.gpus {
-		if g.Whole != nil || len(g.Partitions) > 0 {
+		if !g.unpublished() {
 			all[g.Product()]++
 		}
 	}

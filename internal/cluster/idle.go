@@ -64,8 +64,7 @@ func (v *View) idleSince(c *resourceapi.ResourceClaim) (last time.Time, ok bool)
 			continue
 		}
 		since := DeviceIdleSince(c, &r)
-		if g := v.gpus[gpuID{r.Pool, gpu.ParentName(r.Device)}]; since == nil || g == nil ||
-			g.Whole == nil && len(g.Partitions) == 0 {
+		if g := v.gpus[gpuID{r.Pool, gpu.ParentName(r.Device)}]; since == nil || g == nil || g.unpublished() {
 			return last, false
 		}
 		if ok = true; since.After(last) {

@@ -22,6 +22,7 @@ import (
 // identityAttributes identify a device, or its location. All others describe its kind.
 var identityAttributes = map[resourceapi.QualifiedName]bool{
 	"uuid": true, "parentUUID": true, "index": true, "minor": true, "nvlinkDomain": true, "fabricDomain": true,
+	"iommuGroup": true,
 	deviceattribute.StandardDeviceAttributePCIBusID: true,
 	deviceattribute.StandardDeviceAttributePCIeRoot: true,
 	deviceattribute.StandardDeviceAttributeNUMANode: true,
@@ -190,7 +191,7 @@ func (e *Encoder) message(size int, marshal func([]byte) (int, error)) {
 	_, _ = marshal(e.text[start:]) // these messages have no maps and always marshal
 }
 
-// Type returns the type of device: GPU, partition or monitor.
+// Type returns the type of device: GPU, partition, GPU for virtual machines, or monitor.
 func (k *DeviceKind) Type() gpu.Type { return k.deviceType }
 
 // Product returns the model, as NVML names it.
@@ -258,6 +259,8 @@ func (k *DeviceKind) String() string {
 	switch k.Type() {
 	case gpu.TypeMIG:
 		return fmt.Sprintf("MIG %s of %s", k.Profile(), k.Product())
+	case gpu.TypeVFIO:
+		return k.Product() + " for virtual machines"
 	case gpu.TypeMonitor:
 		return "the monitor device"
 	}

@@ -12,7 +12,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 )
 
-// NodeDevices are the published GPUs and partitions of a node. Of possible partitions, SlimSlice has kept some.
+// NodeDevices are the published GPUs of a node, also those for virtual machines, and its partitions. Of possible
+// partitions, SlimSlice has kept some.
 type NodeDevices struct {
 	// Devices are in the order in which the scheduler tries them.
 	Devices []NodeDevice
@@ -76,7 +77,7 @@ func (n *NodeDevices) order() {
 	for _, s := range n.parts {
 		for i := range s.devices {
 			d := &s.devices[i]
-			if t := d.Kind.Type(); t != gpu.TypeGPU && t != gpu.TypeMIG {
+			if t := d.Kind.Type(); t != gpu.TypeGPU && t != gpu.TypeMIG && t != gpu.TypeVFIO {
 				continue
 			}
 			at, ok := index[d.gpu]

@@ -54,12 +54,12 @@ func (v *View) measure(g *GPU) {
 		g.use.Parts = min(whole, max(1, memory*whole/all))
 	}
 	g.use.shared = k != nil && !g.use.Whole && g.use.Parts == 0
-	g.open = all > 0 && !g.Tainted()
+	g.open = !g.unpublished() && !g.Tainted()
 }
 
 // published returns the memory of the GPU in bytes; 0: nothing of it is published.
 func (g *GPU) published() int64 {
-	if g.Whole == nil && len(g.Partitions) == 0 {
+	if g.unpublished() {
 		return 0
 	}
 	return g.Memory()

@@ -108,6 +108,9 @@ func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 		case gpu.TypeMIG:
 			d.gpu.Partitions = append(d.gpu.Partitions, d)
 			v.measure(d.gpu)
+		case gpu.TypeVFIO:
+			d.gpu.VM, d.gpu.Node = d, ptr.Deref(s.Spec.NodeName, "")
+			v.measure(d.gpu)
 		}
 	}
 	v.slices[s.Name] = all
@@ -129,8 +132,14 @@ func (v *View) dropSlice(name string) {
 		d, g := &all[i], all[i].gpu
 		// The GPU may be in another slice by now: of a new node with the same name, or of the next pool generation.
 		if g.Whole == d {
-			g.Whole, g.Node = nil, g.Pool
+			g.Whole = nil
 			v.recount(g)
+		}
+		if g.VM == d {
+			g.VM = nil
+		}
+		if g.Whole == nil && g.VM == nil {
+			g.Node = g.Pool
 		}
 		g.Partitions = slices.DeleteFunc(g.Partitions, func(p *Device) bool { return p == d })
 		v.measure(g)
@@ -156,7 +165,7 @@ func (v *View) gpu(pool, device string) *GPU {
 
 // dropUnused forgets a GPU of which nothing is published and nothing held.
 func (v *View) dropUnused(g *GPU) {
-	if g.Whole == nil && len(g.Partitions)+len(g.Held) == 0 {
+	if g.unpublished() && len(g.Held) == 0 {
 		delete(v.gpus, gpuID{g.Pool, g.Name})
 	}
 }

@@ -143,10 +143,13 @@ func (e *explanation) missingClass(p subrequest, of origin) string {
 		e.classHint(*p.class))
 }
 
-// classHint ends a sentence about a class without devices: with the nearest class of partitions that nodes offer, or
-// the class that was likely meant.
+// classHint ends a sentence about a class without devices: with the nearest class of partitions that nodes offer, what
+// nodes need for virtual machines, or the class that was likely meant.
 func (e *explanation) classHint(name string) string {
 	if !nearest.Profile(name) {
+		if e.classes[name] != nil && strings.HasPrefix(name, "vfio.") {
+			return "; a node needs an IOMMU and the driver vfio-pci, and the command check says what is missing"
+		}
 		if e.classes[name] != nil {
 			return ""
 		}

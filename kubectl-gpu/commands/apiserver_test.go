@@ -28,6 +28,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/nodetemplate"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/nodeconfig"
 )
 
@@ -238,6 +239,21 @@ func newCluster(t testing.TB) *apiServer {
 		claim("small", "b", "gpu-43-00-0-mig-1g10gb-0"),
 	}
 	return s
+}
+
+// forVMs publishes GPUs of the node for virtual machines, too, in a slice "vm" of their own.
+func (s *apiServer) forVMs(t testing.TB, node string, gpus ...string) {
+	t.Helper()
+	more := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "vm"}}
+	more.Spec = resourceapi.ResourceSliceSpec{Driver: driver, NodeName: &node,
+		Pool: resourceapi.ResourcePool{Name: node, ResourceSliceCount: 1}}
+	for _, name := range gpus {
+		d := s.device(t, node, name).DeepCopy()
+		d.Name, d.AllowMultipleAllocations = gpu.VFIOName(name), nil
+		d.Attributes["type"] = resourceapi.DeviceAttribute{StringValue: ptr.To(string(gpu.TypeVFIO))}
+		more.Spec.Devices = append(more.Spec.Devices, *d)
+	}
+	s.Slices = append(s.Slices, more)
 }
 
 // device returns the published device.

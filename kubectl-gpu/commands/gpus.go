@@ -28,10 +28,12 @@ type GPU struct {
 	UUID              string `json:"uuid,omitempty"`
 	Model             string `json:"model,omitempty"`
 	ComputeCapability string `json:"computeCapability,omitempty"`
-	Sharing           string `json:"sharing,omitempty"`  // how claims share it; empty: only partitions are published
-	Replicas          int64  `json:"replicas,omitempty"` // how many claims a replicated GPU is for
-	Memory            Amount `json:"memory"`             // bytes
-	Cores             Amount `json:"cores"`              // percent of the multiprocessors
+	Sharing           string `json:"sharing,omitempty"` // how claims share it; empty: only partitions are published
+	// VMOnly means that only virtual machines can have it. Its model and memory may be unknown then.
+	VMOnly   bool   `json:"vmOnly,omitempty"`
+	Replicas int64  `json:"replicas,omitempty"` // how many claims a replicated GPU is for
+	Memory   Amount `json:"memory"`             // bytes
+	Cores    Amount `json:"cores"`              // percent of the multiprocessors
 	// Partitions exist, or are allocated and therefore about to exist.
 	Partitions []Partition `json:"partitions,omitempty"`
 	Taints     []Taint     `json:"taints,omitempty"`
@@ -88,6 +90,7 @@ type Holder struct {
 	Memory    int64  `json:"memory"`            // bytes
 	Cores     int64  `json:"cores"`             // percent of the multiprocessors; 0: not limited
 	Whole     bool   `json:"whole"`             // nothing is left for others
+	VM        bool   `json:"vm,omitempty"`      // a virtual machine has the GPU
 	// Asked is what the claim asks for, if it has a whole GPU instead, because that has no shares.
 	Asked string `json:"asked,omitempty"`
 	// Pods are the pods that may use the claim.
@@ -156,9 +159,13 @@ func gpusOf(s *cluster.Snapshot, drivers []string) []*GPU {
 // describe adds what the published devices say. A GPU of which only partitions are published has their taints.
 func (g *GPU) describe(known *cluster.GPU) {
 	tainted, uuid := known.Partitions, resourceapi.QualifiedName("parentUUID")
-	if known.Whole != nil {
-		tainted, uuid = []*cluster.Device{known.Whole}, "uuid"
-		g.device = known.Whole.Device
+	whole := known.Whole
+	if whole == nil && len(known.Partitions) == 0 {
+		whole, g.VMOnly = known.VM, true
+	}
+	if whole != nil {
+		tainted, uuid = []*cluster.Device{whole}, "uuid"
+		g.device = whole.Device
 		replicas := g.device.Capacity["shares"].Value
 		g.Sharing, g.Replicas = text(g.device, "sharing"), replicas.Value()
 	}
@@ -187,7 +194,8 @@ func (g *GPU) hold(held []cluster.Holding) {
 	for _, h := range held {
 		c := h.Claim.Object
 		holder := Holder{Namespace: c.Namespace, Claim: c.Name, Device: h.Device, Profile: h.Profile, Memory: h.Memory,
-			Cores: h.Cores, Whole: h.Memory >= g.Memory.Total && h.Cores >= 100, Since: cluster.Since(c),
+			Cores: h.Cores, Whole: h.Memory >= g.Memory.Total && h.Cores >= 100, VM: gpu.IsVFIO(h.Device),
+			Since:     cluster.Since(c),
 			IdleSince: cluster.DeviceIdleSince(c, h.DeviceRequestAllocationResult),
 			Problem:   problem(c, g.Driver, g.Pool, h.Device)}
 		for _, pod := range c.Status.ReservedFor {
@@ -198,6 +206,7 @@ func (g *GPU) hold(held []cluster.Holding) {
 		switch {
 		case gpu.IsPartition(h.Device):
 			g.take(h.Device, h.Profile, h.Memory)
+		case holder.VM:
 		case holder.Whole && g.device != nil && !ptr.Deref(g.device.AllowMultipleAllocations, false):
 			holder.Asked = cluster.Share(&c.Spec, h.Request, g.device)
 		}
@@ -269,7 +278,7 @@ func driversOf(all []*resourceapi.ResourceSlice) []string {
 func typed(s *resourceapi.ResourceSlice) bool {
 	return slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool {
 		switch gpu.Type(text(&d, "type")) {
-		case gpu.TypeGPU, gpu.TypeMIG, gpu.TypeMonitor:
+		case gpu.TypeGPU, gpu.TypeMIG, gpu.TypeVFIO, gpu.TypeMonitor:
 			return true
 		}
 		return false

@@ -232,6 +232,9 @@ func gpuTable(all []*GPU, f filter, o output) table {
 
 // sharingCell returns how claims share the GPU: a replicated one with the number of its replicas.
 func sharingCell(g *GPU) string {
+	if g.VMOnly {
+		return "vm only"
+	}
 	if g.Replicas > 0 {
 		return fmt.Sprintf("%s (%d)", g.Sharing, g.Replicas)
 	}
@@ -334,6 +337,8 @@ func (h Holder) String() string {
 func (h Holder) held() string {
 	text := h.Namespace + "/" + h.Claim
 	switch {
+	case h.VM:
+		return text + " (vm)"
 	case h.Whole && h.Asked != "":
 		return fmt.Sprintf("%s (all: asked for %s, and the GPU has no shares)", text, h.Asked)
 	case h.Whole:

@@ -120,6 +120,23 @@ func TestLs(t *testing.T) {
 			d.Attributes["sharing"] = resourceapi.DeviceAttribute{StringValue: ptr.To("replicated")}
 			d.Capacity["shares"] = resourceapi.DeviceCapacity{Value: resource.MustParse("4")}
 		}, "gpu-af-00-0 --no-headers", "a gpu-af-00-0 Tesla T4 replicated (4) ", ""},
+		{"a GPU in a virtual machine", func(s *apiServer) {
+			s.forVMs(t, "a", "gpu-3b-00-0", "gpu-af-00-0")
+			s.Claims = append(s.Claims, claim("vm", "a", "gpu-af-00-0-vfio"))
+		}, "a --no-headers", "a gpu-3b-00-0 Tesla T4 fractional ███████░░░ 11Gi/15Gi ███░░░░░░░ 30% <none> <none> " +
+			"ml/serve (6Gi), ml/train (5Gi, 30%)\n" +
+			"a gpu-af-00-0 Tesla T4 fractional ██████████ 15Gi/15Gi ██████████ 100% <none> <none> ml/vm (vm)", ""},
+		{"GPUs that only virtual machines can have", func(s *apiServer) {
+			s.forVMs(t, "b", "gpu-1b-00-0", "gpu-43-00-0")
+			s.Slices = slices.DeleteFunc(s.Slices, func(s *resourceapi.ResourceSlice) bool {
+				return s.Spec.Pool.Name == "b" && s.Name != "vm"
+			})
+			s.Claims = append(s.Claims[:2], claim("vm", "b", "gpu-43-00-0-vfio"))
+		}, "b --no-headers",
+			"b gpu-1b-00-0 NVIDIA H100 80GB HBM3 vm only ░░░░░░░░░░ 0/79.6Gi ░░░░░░░░░░ 0% <none> <none> " +
+				"<none>\n" +
+				"b gpu-43-00-0 NVIDIA H100 80GB HBM3 vm only ██████████ 79.6Gi/79.6Gi ██████████ 100% <none> <none> " +
+				"ml/vm (vm)", ""},
 		{"an unknown format", nil, "-o table", "", `output format "table", allowed formats are: json,kyaml,name,wide,yaml`},
 	} {
 		t.Run(row.name, func(t *testing.T) {

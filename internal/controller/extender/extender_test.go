@@ -22,6 +22,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/internal/cluster"
 	"github.com/gpudra/gpu-dra-driver/internal/placement"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/simulator/clustertest"
 )
 
@@ -166,8 +167,7 @@ func (w *world) allocate(pod *corev1.Pod, node string) (string, error) {
 		}
 		w.view.SetClaim(cluster.SlimClaim(claim))
 		for _, r := range results[0].Devices.Results {
-			device, _, _ := strings.Cut(r.Device, "-mig-")
-			text += " " + device
+			text += " " + gpu.ParentName(r.Device)
 		}
 	}
 	return text, nil

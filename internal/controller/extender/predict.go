@@ -237,7 +237,7 @@ func (n *node) serve(a alternative) bool {
 			return true
 		}
 		shares, accepted := a.takes[d.Kind]
-		if !accepted || d.Kind.Type() != gpu.TypeGPU || n.devices.GPUs[d.GPU].Whole != d.Device {
+		if of := n.devices.GPUs[d.GPU]; !accepted || d.Device != of.Whole && d.Device != of.VM {
 			continue
 		}
 		fits := !d.Tainted && d.Kind.Room(n.uses[d.GPU], shares)

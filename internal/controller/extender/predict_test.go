@@ -66,6 +66,13 @@ func TestPredictionIsThatOfTheAllocator(t *testing.T) {
 			return "exactly: {deviceClassName: " + []string{"mig-1g.10gb.nvidia.com", "mig-2g.20gb.nvidia.com",
 				"mig-3g.40gb.nvidia.com", "gpu.nvidia.com"}[r.IntN(4)] + "}"
 		}},
+		{"GPUs for virtual machines", []clustertest.SimNode{{Name: "a", Profile: "l40s-x4"},
+			{Name: "b", Profile: "t4-x2"}}, func(r *rand.Rand) string {
+			if r.IntN(3) == 0 {
+				return fmt.Sprintf("exactly: {deviceClassName: vfio.gpu.nvidia.com, count: %d}", 1+r.IntN(2))
+			}
+			return share(r, 20)
+		}},
 		{"all GPUs", []clustertest.SimNode{{Name: "a", Profile: "t4-x2"}, {Name: "b", Profile: "t4-x2"}},
 			func(r *rand.Rand) string {
 				if r.IntN(2) == 0 {

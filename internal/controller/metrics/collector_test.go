@@ -143,6 +143,18 @@ memory_bytes Tesla T4 a free: 15360
 namespace_cores Tesla T4 ml a: 100
 namespace_gpus Tesla T4 ml a: 1
 namespace_memory_bytes Tesla T4 ml a: 15360`},
+		{"a virtual machine has a GPU", clustertest.SimNode{Profile: "l40s-x4"}, "",
+			[]string{"ml/vm: gpu-aa-00-0-vfio"}, `
+claims ml allocated: 1
+cores NVIDIA L40S a allocated: 100
+cores NVIDIA L40S a free: 300
+gpus NVIDIA L40S a allocated: 1
+gpus NVIDIA L40S a free: 3
+memory_bytes NVIDIA L40S a allocated: 46068
+memory_bytes NVIDIA L40S a free: 138204
+namespace_cores NVIDIA L40S ml a: 100
+namespace_gpus NVIDIA L40S ml a: 1
+namespace_memory_bytes NVIDIA L40S ml a: 46068`},
 		{"a claim has two shares of a GPU and another one, another namespace a share of memory alone",
 			clustertest.SimNode{Profile: "t4-x2"}, "",
 			[]string{"ml/train: gpu-3b-00-0 memory=1Gi cores=10, gpu-3b-00-0 memory=2Gi cores=20, " +

@@ -38,7 +38,7 @@ function paint(e, text) {
 }
 
 const claimOf = (holder) => `${holder.namespace}/${holder.claim}`;
-const share = (holder) => holder.profile || (holder.whole ? 'all of it' : size(holder.memory));
+const share = (holder) => holder.profile || (holder.vm ? 'vm' : holder.whole ? 'all of it' : size(holder.memory));
 const taintOf = (t) => `${t.key}${t.value ? `=${t.value}` : ''}:${t.effect}`;
 const isTainted = (gpu) => (gpu.taints || []).some((t) => t.effect !== 'None');
 const isReservation = (t) => t.key === 'gpu.nvidia.com/reserved' && t.effect !== 'None'; // kubectl gpu reserve
