@@ -28,7 +28,8 @@ func TestGPUForVirtualMachines(t *testing.T) {
 		{"nobody", nil, nil,
 			"38: idle 1000\n3a: idle 1000\na8: idle 1000\naa: idle 1000\n4 available, 4 of the node, 3 kinds"},
 		{"a virtual machine", nil, []*resourceapi.ResourceClaim{claim("vm", "n", "gpu-aa-00-0-vfio")},
-			"38: idle 1000\n3a: idle 1000\na8: idle 1000\naa: idle 0 vm 46068Mi 100%\n3 available, 4 of the node, 3 kinds"},
+			"38: idle 1000\n3a: idle 1000\na8: idle 1000\naa: idle 0 vm 46068Mi 100%\n" +
+				"3 available, 4 of the node, 3 kinds"},
 		{"a virtual machine, and shares of another GPU", nil, []*resourceapi.ResourceClaim{
 			claim("vm", "n", "gpu-aa-00-0-vfio"), claim("share", "n", "gpu-38-00-0", "memory=23034Mi", "cores=0")},
 			"38: idle 500 share 23034Mi 0%\n3a: idle 1000\na8: idle 1000\naa: idle 0 vm 46068Mi 100%\n" +
