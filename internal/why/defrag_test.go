@@ -54,11 +54,13 @@ func onlyGPU(s *cluster.Snapshot, node, name string) []*resourceapi.ResourceSlic
 	return all
 }
 
-// share is a claim for part of a GPU: "5Gi", "1g.10gb" or "whole".
+// shareOf is a claim for part of a GPU: "5Gi", "1g.10gb", "whole" or "vm".
 func shareOf(what string) string {
 	switch {
 	case what == "whole":
 		return gpus("")
+	case what == "vm":
+		return requests("[{name: gpu, exactly: {deviceClassName: vfio.gpu.nvidia.com}}]")
 	case strings.Contains(what, "g."):
 		return requests("[{name: gpu, exactly: {deviceClassName: mig.nvidia.com, selectors: [{cel: {expression: " +
 			"\"device.attributes['gpu.nvidia.com'].profile == '" + what + "'\"}}]}}]")
@@ -153,8 +155,11 @@ func onNodes(t testing.TB, names ...string) *cluster.Snapshot {
 	var nodes []clustertest.SimNode
 	for _, name := range names {
 		profile := "t4-x2"
-		if name >= "m" {
+		switch {
+		case name >= "m":
 			profile = "rtxpro6000-x2"
+		case name == "l":
+			profile = "l40s-x4"
 		}
 		nodes = append(nodes, clustertest.SimNode{Name: name, Profile: profile})
 	}
@@ -195,6 +200,9 @@ func TestDefrag(t *testing.T) {
 			all(t, s, "x a/0 5Gi", "y a/0 10Gi", "w a/1 9Gi", "u b/0 4Gi", "v b/1 whole")
 			of(s, "w").OwnerReferences, of(s, "u").OwnerReferences = nil, nil
 		}, defragged, "y: a/0 to b/0; x: a/0 to a/1; free a/0; 2 stay: no controller creates it again (ns/u, ns/w)"},
+		{"a GPU in a virtual machine is no target", "l", func(t *testing.T, s world) {
+			all(t, s, "x l/0 5Gi", "v l/1 vm", "y l/2 6Gi", "w l/3 vm")
+		}, defragged, "x: l/0 to l/2; free l/0"},
 		{"an idle GPU is no target", "a", func(t *testing.T, s world) { all(t, s, "x a/0 5Gi") }, defragged, ""},
 		{"a full GPU is no target", "a", func(t *testing.T, s world) { all(t, s, "x a/0 5Gi", "y a/1 whole") },
 			defragged, ""},

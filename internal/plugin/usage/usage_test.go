@@ -86,7 +86,10 @@ func newNode(t *testing.T) *node {
 			Memory: 80 * gib, Index: i})
 	}
 	devices[2].Use = gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 4, Isolation: gpu.IsolationNone}
-	inv := inventory.New(devices)
+	inVM := gpu.Device{Name: "vm", Type: gpu.TypeGPU, UUID: "GPU-vm", Memory: 80 * gib, VFIO: &gpu.VFIO{Bound: true}}
+	forVM := inVM
+	forVM.Name, forVM.Type = gpu.VFIOName("vm"), gpu.TypeVFIO
+	inv := inventory.New(append(devices, inVM, forVM))
 	o.Collector = NewCollector(CollectorConfig{Node: "node", Kubelet: socket, Records: records, Client: o.client,
 		Proc:      filepath.Join(dir, "proc"),
 		Inventory: func() inventory.Inventory { return inv },
@@ -513,6 +516,10 @@ func TestUseOfClaims(t *testing.T) {
 			o.pod("p", "main=a")
 			o.answers["GPU-one"] = func() ([]gpu.Process, error) { return nil, errors.New("boom") }
 		}, "a one unknown 1"},
+		{"a GPU in a virtual machine: nothing measures it", func(o *node) {
+			o.claim("a", "vm-vfio")
+			o.pod("p", "main=a")
+		}, "a vm-vfio unknown 1"},
 		{"a GPU that is not known any more", func(o *node) { o.claim("a", "gone"); o.pod("p", "main=a") },
 			"a gone unknown 0"},
 		{"use is not measured", func(o *node) {
