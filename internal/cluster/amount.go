@@ -189,8 +189,12 @@ func (v *View) most(ctx context.Context, a resourceapi.DeviceSubRequest) (all Am
 	return all, held, nil
 }
 
-// amountOfKind returns the most that a request for these capacities takes of one device of the kind.
+// amountOfKind returns the most that a request for these capacities takes of one device of the kind. A GPU of unknown
+// size counts as the largest one: nobody could ask one that boot gave to vfio-pci.
 func (v *View) amountOfKind(k *DeviceKind, asked map[resourceapi.QualifiedName]resource.Quantity) Amount {
+	if k.Type() == gpu.TypeVFIO && k.Capacity("memory") == 0 {
+		return v.Largest()
+	}
 	if k.Type() == gpu.TypeMIG {
 		return amount(k.Capacity("memory"), v.coresOf(k), k.PeakCompute())
 	}

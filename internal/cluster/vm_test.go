@@ -90,18 +90,34 @@ func vmText(v *cluster.View) string {
 		len(v.Kinds()))
 }
 
-// A quota counts a GPU for a virtual machine as a whole GPU, before and after the claim has it.
+// A quota counts a GPU for a virtual machine as a whole GPU, before and after the claim has it. One of unknown size
+// counts as the largest.
 func TestAmountForVirtualMachines(t *testing.T) {
 	const want = "map[cores:100 gpus:1 memory:48305799168 tflops:362]"
 	v := clustertest.New(t, clustertest.SimNode{Name: "n", Profile: "l40s-x4"})
+	unknown := cluster.New(clustertest.Driver)
+	for _, class := range clustertest.Classes(t) {
+		unknown.SetClass(class)
+	}
+	for _, s := range clustertest.Slices(t, clustertest.SimNode{Name: "n", Profile: "l40s-x4"}) {
+		for i, d := range s.Spec.Devices {
+			if gpu.IsVFIO(d.Name) {
+				s.Spec.Devices[i].Capacity["memory"] = resourceapi.DeviceCapacity{}
+			}
+		}
+		unknown.SetSlice(s)
+	}
+	pending := clustertest.Claim(t, "requests: [{name: gpu, exactly: {deviceClassName: vfio.gpu.nvidia.com}}]")
 	for _, row := range []struct {
 		name  string
+		view  *cluster.View
 		claim *resourceapi.ResourceClaim
 	}{
-		{"pending", clustertest.Claim(t, "requests: [{name: gpu, exactly: {deviceClassName: vfio.gpu.nvidia.com}}]")},
-		{"allocated", claim("vm", "n", "gpu-aa-00-0-vfio")},
+		{"pending", v, pending},
+		{"allocated", v, claim("vm", "n", "gpu-aa-00-0-vfio")},
+		{"pending, for a GPU of unknown size", unknown, pending},
 	} {
-		amount, err := v.AmountOf(t.Context(), row.claim)
+		amount, err := row.view.AmountOf(t.Context(), row.claim)
 		if err != nil {
 			t.Fatal(row.name, err)
 		}
