@@ -197,8 +197,8 @@ func setPersistence(handle nvmllib.Device, mode nvmllib.EnableState) error {
 
 // ReturnVFIO does not wait longer than returnLimit until NVML lists the GPU: its persistence mode is then logged as not
 // restored.
-func (m *Machine) ReturnVFIO(ctx context.Context, id gpu.UUID, functions []gpu.PCIFunction,
-	persistent bool) error { //nolint:revive // a flag of the record
+func (m *Machine) ReturnVFIO(ctx context.Context, id gpu.UUID, functions []gpu.PCIFunction, //nolint:revive // a flag of the record
+	persistent bool) error {
 	gone := 0
 	for _, f := range functions {
 		err := steps.Do(ctx, steps.ReturnVFIO, func(ctx context.Context) error {
