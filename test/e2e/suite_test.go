@@ -104,7 +104,6 @@ func TestCluster(t *testing.T) {
 		})
 	})
 	t.Run("a virtual machine gets a whole GPU, and then a container", s.testVirtualMachine)
-	t.Run("pods get GPUs for virtual machines as KubeVirt asks for them", s.testVirtualMachineShapes)
 	t.Run("pods of higher priority get GPUs, and a budget keeps others", s.testPreemption)
 	t.Run("a quota counts the GPUs of a class for all kinds of requests", s.testQuota)
 	t.Run("claims at once do not exceed a quota of GiB", s.testGPUQuota)
