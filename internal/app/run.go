@@ -104,6 +104,7 @@ func run(ctx context.Context, o options, p Platform) error {
 
 		Machine:         restarting{gpus, end},
 		ContainerUsage:  o.metricsContainerUsage,
+		VirtualMachines: o.virtualMachines,
 		RuntimeProblems: func(version string) []string { return runtimeProblems(version, o.cdiDir) },
 		GPUManagerNames: o.metricsGPUManagerNames,
 		Proc:            "/proc",

@@ -55,7 +55,9 @@ type Plugin struct {
 	RuntimeProblems func(version string) []string
 	// ContainerUsage lets the plugin look for the programs that use GPUs.
 	ContainerUsage bool
-	Proc           string // see usage.CollectorConfig
+	// VirtualMachines: see node.Options.
+	VirtualMachines bool
+	Proc            string // see usage.CollectorConfig
 	// GPUManagerNames: see usage.CollectorConfig.
 	GPUManagerNames bool
 	// IdleAfter: see idle.Options; 0: claims are not marked. It needs ContainerUsage.
@@ -103,7 +105,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 	resumes := make(chan struct{}, 1)
 	gpus := node.New(node.Options{NodeName: p.NodeName, Dir: p.PluginDir, BootID: p.Preparer.BootID,
 		ConfigDir: p.NodeConfigs, Client: p.Client, Records: records, Machine: p.Machine, FindUsers: p.ContainerUsage,
-		Alone: p.Alone, Gates: publisher.Gates, Publisher: publisher, Readiness: readiness, Metrics: metrics,
+		VirtualMachines: p.VirtualMachines,
+		Alone:           p.Alone, Gates: publisher.Gates, Publisher: publisher, Readiness: readiness, Metrics: metrics,
 		Reporter: reporter, Resume: resumes})
 	containerUsage := p.usage(gpus)
 	watcher := idle.New(idle.Options{After: p.IdleAfter, Dir: p.PluginDir, Claims: containerUsage.Claims,

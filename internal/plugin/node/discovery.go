@@ -61,7 +61,11 @@ func (n *Node) discover(ctx context.Context, d *discovery) *found {
 	if f.noConfig == nil {
 		n.config.logUnmatched(ctx, f.config, all)
 		f.gpus, f.pending = assignModes(all, gpus, f.records,
-			func(d0 gpu.Device) gpu.SharingMode { return d.lacking.Limit(d0, f.config.For(d0)) })
+			func(d0 gpu.Device) gpu.SharingMode {
+				use := f.config.For(d0)
+				use.NoPassthrough = use.NoPassthrough || !n.VirtualMachines
+				return d.lacking.Limit(d0, use)
+			})
 	} else if f.gpus, f.unknown = withKnownModes(all, gpus); f.unknown != nil && len(f.gpus) == 0 {
 		f.err, f.unknown = f.noConfig, nil
 		return f

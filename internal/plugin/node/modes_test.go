@@ -183,7 +183,7 @@ func newTestNode(t *testing.T) *testNode {
 	client.PrependReactor("get", "nodes", l.getNode)
 	l.restart(Options{NodeName: "node", Dir: dir, ConfigDir: filepath.Join(dir, "node-config"), Records: records,
 		Client: client, Machine: l, Publisher: l, Alone: l.alone.Load, Resume: make(chan struct{}, 1),
-		Gates: publish.New(publish.PublisherConfig{}).Gates})
+		Gates: publish.New(publish.PublisherConfig{}).Gates, VirtualMachines: true})
 	if err := os.Mkdir(l.ConfigDir, 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -68,6 +68,8 @@ type Options struct {
 	Machine   Machine
 	// FindUsers looks for programs that block MIG mode. Otherwise they are found when a claim needs the change.
 	FindUsers bool
+	// VirtualMachines offers GPUs to virtual machines, unless the node configuration says otherwise.
+	VirtualMachines bool
 	// Alone reports whether no other instance of the plugin serves the kubelet.
 	Alone     func() bool
 	Gates     *publish.Gates // of the API server, which limit what it can describe

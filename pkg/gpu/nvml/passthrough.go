@@ -181,9 +181,22 @@ func (s *session) vacate(ctx context.Context, id gpu.UUID) error {
 	if err := s.setMIG(ctx, handle, id, gpu.MIGOff); err != nil {
 		return err
 	}
-	return steps.Do(ctx, steps.DisablePersistence, func(context.Context) error {
+	if err := steps.Do(ctx, steps.DisablePersistence, func(context.Context) error {
 		return setPersistence(handle, nvmllib.FEATURE_DISABLED)
-	})
+	}); err != nil {
+		return err
+	}
+	// NVIDIA's persistence daemon, too, keeps the kernel from unbinding a GPU that it has open.
+	var open []string
+	if minor, ret := handle.GetMinorNumber(); ret == nvmllib.SUCCESS {
+		for _, pid := range openers(s.config.Proc, driverroot.DeviceNode(minor)) {
+			open = append(open, s.processName(pid))
+		}
+	}
+	if len(open) > 0 {
+		return fmt.Errorf("give it to a virtual machine: held open by %s: %w", strings.Join(open, ", "), gpu.ErrBusy)
+	}
+	return nil
 }
 
 func setPersistence(handle nvmllib.Device, mode nvmllib.EnableState) error {
