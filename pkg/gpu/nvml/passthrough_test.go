@@ -273,23 +273,35 @@ func TestReturnOfAGPUThatIsGone(t *testing.T) {
 	}
 }
 
-// A GPU that a program uses is left alone, and the program is named.
+// A GPU that a program has open is not unbound, and the program is named. NVIDIA's persistence daemon should let it go
+// when the mode is off.
 func TestBindOfAGPUInUse(t *testing.T) {
-	v := newVMMachine(t)
-	proc := t.TempDir()
-	fd := filepath.Join(proc, "4242", "fd")
-	must(t, os.MkdirAll(fd, 0o755))
-	must(t, os.Symlink("/dev/nvidia0", filepath.Join(fd, "3")))
-	must(t, os.WriteFile(filepath.Join(proc, "4242", "comm"), []byte("exporter\n"), 0o600))
-	c := v.MachineConfig
-	c.Proc = proc
-	v.Machine = nvml.New(c)
-	err := v.bind(t.Context())
-	if !errors.Is(err, gpu.ErrBusy) || !strings.Contains(err.Error(), "process 4242 (exporter)") {
-		t.Errorf("got %v, want that the program uses it", err)
-	}
-	if got := v.drivers(); got != "nvidia snd_hda_intel" || v.persistent != nvmllib.FEATURE_ENABLED {
-		t.Errorf("got %s, persistence mode %d, want it untouched", got, v.persistent)
+	for _, row := range []struct {
+		program, want string
+		persistent    nvmllib.EnableState
+	}{
+		{"exporter", "used by process 4242 (exporter)", nvmllib.FEATURE_ENABLED},
+		{"nvidia-persiste", "held open by nvidia-persiste", nvmllib.FEATURE_DISABLED},
+	} {
+		t.Run(row.program, func(t *testing.T) {
+			v := newVMMachine(t)
+			proc := t.TempDir()
+			fd := filepath.Join(proc, "4242", "fd")
+			must(t, os.MkdirAll(fd, 0o755))
+			must(t, os.Symlink("/dev/nvidia0", filepath.Join(fd, "3")))
+			must(t, os.WriteFile(filepath.Join(proc, "4242", "comm"), []byte(row.program+"\n"), 0o600))
+			c := v.MachineConfig
+			c.Proc = proc
+			v.Machine = nvml.New(c)
+			err := v.bind(t.Context())
+			if !errors.Is(err, gpu.ErrBusy) || !strings.Contains(err.Error(), row.want) {
+				t.Errorf("got %v, want %s", err, row.want)
+			}
+			if got := v.drivers(); got != "nvidia snd_hda_intel" || v.persistent != row.persistent {
+				t.Errorf("got %s, persistence mode %d, want the drivers untouched and %d", got, v.persistent,
+					row.persistent)
+			}
+		})
 	}
 }
 
