@@ -95,6 +95,9 @@ func NewPlan(results []allocation.Result, inv inventory.Inventory, others []Hold
 		if err == nil && !r.AdminAccess {
 			err = fits(assignment, inv, occupants(assignment, others, plan))
 		}
+		if err == nil {
+			err = assignment.isBack(inv)
+		}
 		if err != nil {
 			errs = append(errs, about(err, r.Request, r.Device))
 			continue

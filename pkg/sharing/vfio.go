@@ -7,6 +7,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/api"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 )
 
 // AssignedVFIO is a GPU that a virtual machine gets.
@@ -29,6 +30,15 @@ func assignVFIO(v gpu.VFIO, at gpu.PCIAddress, config api.IOMMU) *AssignedVFIO {
 
 // Binds reports whether the driver binds the GPU to vfio-pci for the claim, and returns it afterwards.
 func (a Assignment) Binds() bool { return a.VFIO != nil && len(a.VFIO.Functions) > 0 }
+
+// isBack refuses a GPU for containers while it is known as bound to vfio-pci: when it has just been returned, its device
+// node may have another number now. Error: ErrInUse.
+func (a Assignment) isBack(inv inventory.Inventory) error {
+	if d, ok := inv.Find(a.Device); ok && a.VFIO == nil && d.InVM() {
+		return refuse(ErrInUse, "comes back from a virtual machine, and is looked at again")
+	}
+	return nil
+}
 
 // Bound returns what the plan binds to vfio-pci, by physical GPU.
 func (p Plan) Bound() map[gpu.UUID]AssignedVFIO {
