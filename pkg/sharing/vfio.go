@@ -31,8 +31,8 @@ func assignVFIO(v gpu.VFIO, at gpu.PCIAddress, config api.IOMMU) *AssignedVFIO {
 // Binds reports whether the driver binds the GPU to vfio-pci for the claim, and returns it afterwards.
 func (a Assignment) Binds() bool { return a.VFIO != nil && len(a.VFIO.Functions) > 0 }
 
-// isBack refuses a GPU for containers while it is known as bound to vfio-pci: when it has just been returned, its device
-// node may have another number now. Error: ErrInUse.
+// isBack refuses a GPU for containers while it is known as bound to vfio-pci: when it has just been returned, its
+// device node may have another number now. Error: ErrInUse.
 func (a Assignment) isBack(inv inventory.Inventory) error {
 	if d, ok := inv.Find(a.Device); ok && a.VFIO == nil && d.InVM() {
 		return refuse(ErrInUse, "comes back from a virtual machine, and is looked at again")

@@ -300,23 +300,18 @@ func (m *Machine) close(ctx context.Context, do func() error) (done chan error, 
 	return done, nil
 }
 
-// awaitClosed closes the session, and waits until its calls have returned. No other one can be opened meanwhile.
+// awaitClosed closes the session, and waits until no session is left, also of those that were closed before and have
+// calls that run. No other one can be opened meanwhile.
 func (m *Machine) awaitClosed(ctx context.Context) error {
-	m.mu.Lock()
-	s := m.current
-	m.mu.Unlock()
-	if s == nil {
-		return nil
-	}
 	if err := m.Close(); err != nil {
 		return err
 	}
 	for until := time.Now().Add(closedLimit); ; time.Sleep(pollPeriod) {
 		m.mu.Lock()
-		users := s.users
+		left := m.initialised
 		m.mu.Unlock()
 		switch {
-		case users == 0:
+		case left == 0:
 			return nil
 		case ctx.Err() != nil, time.Now().After(until):
 			return fmt.Errorf("used by this program, of which a call of NVML does not return: %w", gpu.ErrBusy)

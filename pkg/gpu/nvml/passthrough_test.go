@@ -19,6 +19,8 @@ import (
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
+	"github.com/gpudra/gpu-dra-driver/simulator"
+	"github.com/gpudra/gpu-dra-driver/simulator/node"
 )
 
 // vmMachine is a machine whose kernel binds its first GPU to other drivers. A session of NVML lists the GPUs that its
@@ -27,6 +29,8 @@ type vmMachine struct {
 	*testing.T
 	*nvml.Machine
 	nvmllib.Interface
+	simulated *simulator.Node
+	other     gpu.Device
 	gpu       gpu.Device
 	functions []gpu.PCIFunction
 
@@ -43,7 +47,8 @@ func newVMMachine(t *testing.T) *vmMachine {
 	found, err := m.Discover(t.Context())
 	must(t, err)
 	must(t, m.Close())
-	v := &vmMachine{T: t, Interface: simulated.NVML(), gpu: found.Devices[0], persistent: nvmllib.FEATURE_ENABLED}
+	v := &vmMachine{T: t, Interface: simulated.NVML(), gpu: found.Devices[0], persistent: nvmllib.FEATURE_ENABLED,
+		simulated: simulated, other: found.Devices[1]}
 	sound := v.gpu.PCI
 	sound.Function = 1
 	v.functions = []gpu.PCIFunction{{PCI: v.gpu.PCI, Driver: "nvidia"}, {PCI: sound, Driver: "snd_hda_intel"}}
@@ -270,6 +275,28 @@ func TestReturnOfAGPUThatIsGone(t *testing.T) {
 	must(t, os.RemoveAll(filepath.Join(v.Sysfs, "bus/pci/devices")))
 	if err := v.ReturnVFIO(t.Context(), v.gpu.UUID, v.functions, true); err != nil {
 		t.Errorf("got %v, want nothing to do", err)
+	}
+}
+
+// A call about another GPU hangs, and keeps NVML open: also the second attempt does not begin to bind.
+func TestBindWhileACallHangs(t *testing.T) {
+	v := newVMMachine(t)
+	must(t, v.simulated.Slow(v.other.Name, node.AllCalls, time.Hour))
+	defer func() { must(t, v.simulated.Heal(v.other.Name)) }()
+	v.Timeout = 300 * time.Millisecond
+	_, err := v.Discover(t.Context())
+	must(t, err)
+	for range 2 {
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		err := v.bind(ctx)
+		cancel()
+		if !errors.Is(err, gpu.ErrBusy) || !strings.Contains(err.Error(), "a call of NVML does not return") {
+			t.Errorf("got %v, want that a call keeps NVML open", err)
+		}
+	}
+	override, err := os.ReadFile(v.file(v.gpu.PCI, "driver_override"))
+	if got := string(override); err != nil || got != "(null)\n" {
+		t.Errorf("got the override %q (%v), want none", got, err)
 	}
 }
 

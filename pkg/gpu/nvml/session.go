@@ -48,11 +48,12 @@ type Machine struct {
 	MachineConfig
 	follows bool // the library on disk; otherwise the first session stays
 
-	giving  sync.Mutex // held while NVML is closed for a change of a GPU's driver
-	opening sync.Mutex // held while a session is opened, or while none may be
-	mu      sync.Mutex
-	current *session    // nil: none is open
-	loaded  os.FileInfo // the library of the last session; nil: not followed
+	giving      sync.Mutex // held while NVML is closed for a change of a GPU's driver
+	opening     sync.Mutex // held while a session is opened, or while none may be
+	mu          sync.Mutex
+	current     *session    // nil: none is open
+	initialised int         // sessions that are not shut down, with retired ones
+	loaded      os.FileInfo // the library of the last session; nil: not followed
 
 	calls calls
 	known known
@@ -114,6 +115,7 @@ func (m *Machine) acquire() (*session, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.current, m.loaded = s, s.file
+	m.initialised++
 	return s, nil
 }
 
@@ -139,8 +141,19 @@ func (m *Machine) release(s *session) {
 	last := s.retired && s.users == 0
 	m.mu.Unlock()
 	if last {
-		_ = s.lib.Shutdown() // nobody waits for the answer
+		_ = m.shutdown(s) // nobody waits for the answer
 	}
+}
+
+func (m *Machine) shutdown(s *session) error {
+	ret := s.lib.Shutdown()
+	m.mu.Lock()
+	m.initialised--
+	m.mu.Unlock()
+	if ret != nvmllib.SUCCESS {
+		return fmt.Errorf("shut NVML down: %w", ret)
+	}
+	return nil
 }
 
 // open initialises the library.
@@ -241,10 +254,7 @@ func (m *Machine) retire(ends func(*session) bool) error {
 	if !unused {
 		return nil
 	}
-	if ret := s.lib.Shutdown(); ret != nvmllib.SUCCESS {
-		return fmt.Errorf("shut NVML down: %w", ret)
-	}
-	return nil
+	return m.shutdown(s)
 }
 
 // handle returns NVML's handle of a GPU or a partition. The index of a GPU is known from the last discovery. NVML may
