@@ -32,7 +32,7 @@ func (n node) testKilledPreempting(t *testing.T) {
 	var low []client.ObjectKey
 	for i := range strings.Split(n.gpus(t), "\n") {
 		name := fmt.Sprint("low-", i)
-		low = append(low, n.pod(t, ns, name, "", grace(time.Hour),
+		low = append(low, n.pod(t, ns, name, "", once, grace(time.Hour),
 			shell("trap '' TERM; while :; do sleep 1; done # "+ns+"/"+name))) // it ends when the test says so
 	}
 	for _, pod := range low {
@@ -80,11 +80,9 @@ func (n node) testKilledPreempting(t *testing.T) {
 			t.Errorf("pod %s is evicted, too", pod)
 		}
 	}
-	for _, pod := range low {
-		if pod != victim {
-			n.force(t, pod)
-		}
-	}
-	n.remove(t, high, late)
-	n.gone(t, append(low, high, late)...)
+	n.sh(t, "pkill -KILL -f '[#] "+ns+"/low-'")
+	all := append(low, high, late)
+	n.remove(t, all...)
+	n.gone(t, all...)
+	n.clean(t)
 }
