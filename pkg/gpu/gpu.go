@@ -5,6 +5,7 @@
 package gpu
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -128,6 +129,12 @@ func ParsePCIAddress(s string) (PCIAddress, error) {
 // String writes the address as Linux does: "0000:3b:00.0".
 func (a PCIAddress) String() string {
 	return fmt.Sprintf("%04x:%02x:%02x.%x", a.Domain, a.Bus, a.Device, a.Function)
+}
+
+// Compare orders addresses as Linux and NVML do.
+func (a PCIAddress) Compare(b PCIAddress) int {
+	return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Bus, b.Bus), cmp.Compare(a.Device, b.Device),
+		cmp.Compare(a.Function, b.Function))
 }
 
 // DeviceName returns the name of the whole GPU at this address: "gpu-3b-00-0", or "gpu-0001-3b-00-0" when the domain is

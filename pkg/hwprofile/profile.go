@@ -4,7 +4,6 @@
 package hwprofile
 
 import (
-	"cmp"
 	"fmt"
 	"reflect"
 	"regexp"
@@ -77,10 +76,7 @@ func (a *Address) UnmarshalText(text []byte) error {
 }
 
 // Compare orders addresses in NVML's order of GPUs.
-func (a Address) Compare(b Address) int {
-	return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Bus, b.Bus), cmp.Compare(a.Device, b.Device),
-		cmp.Compare(a.Function, b.Function))
-}
+func (a Address) Compare(b Address) int { return a.PCIAddress.Compare(b.PCIAddress) }
 
 func (a *Address) decode(d *decoder, path string, n *yaml.Node) {
 	parsed, err := ParseAddress(n.Value)

@@ -130,7 +130,7 @@ func assign(r allocation.Result, inv inventory.Inventory, groups []mpsGroup) (As
 	if p := device.Partition; p != nil {
 		a.GPU, a.Partition = p.Parent, &AssignedPartition{Placement: p.Placement, UUID: p.UUID, Static: p.Static}
 	}
-	if r.AdminAccess && device.VFIO != nil && device.Type == gpu.TypeVFIO {
+	if r.AdminAccess && device.Type == gpu.TypeVFIO {
 		return Assignment{}, refuse(ErrRefused, "is for virtual machines, so it cannot be monitored; ask for the "+
 			"device %s", inventory.Monitor)
 	}

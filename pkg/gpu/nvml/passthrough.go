@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -37,16 +35,10 @@ func (m *Machine) bus() passthrough.Bus {
 	return passthrough.Bus{Sysfs: m.Sysfs, Dev: m.Dev, Write: m.WriteSysfs}
 }
 
-// passesThrough reports whether the kernel has vfio-pci. Otherwise no GPU is offered to virtual machines, and the IOMMU
-// groups are not looked at.
-func (m *Machine) passesThrough() bool {
-	_, err := os.Stat(filepath.Join(m.Sysfs, "bus/pci/drivers", passthrough.Driver))
-	return err == nil
-}
-
 // withVFIO adds to GPUs how they are given to virtual machines. It returns the GPUs that NVML does not list separately.
+// If the kernel has no vfio-pci, no GPU is offered, and the IOMMU groups are not looked at.
 func (m *Machine) withVFIO(listed []gpu.Device) (devices, unlisted []gpu.Device) {
-	if !m.passesThrough() {
+	if !m.bus().Registered() {
 		return listed, nil
 	}
 	gpus, err := m.bus().GPUs()
@@ -131,10 +123,11 @@ func (s *session) listed(id gpu.UUID) (nvmllib.Device, error) {
 
 // BindVFIO closes NVML meanwhile, because an open session keeps the kernel from unbinding the GPU.
 func (m *Machine) BindVFIO(ctx context.Context, id gpu.UUID, functions []gpu.PCIFunction) error {
-	switch driver, bound := m.drivers(functions); {
-	case bound:
+	isBound := func(f gpu.PCIFunction) bool { return m.bus().DriverOf(f.PCI) == passthrough.Driver }
+	if !slices.ContainsFunc(functions, func(f gpu.PCIFunction) bool { return !isBound(f) }) {
 		return nil
-	case driver != "" && driver != passthrough.Driver:
+	}
+	if driver := m.bus().DriverOf(functions[0].PCI); driver != "" && driver != passthrough.Driver {
 		if _, err := call(ctx, m, id, func(s *session) (none, error) { return none{}, s.vacate(ctx, id) }); err != nil {
 			return err
 		}
@@ -151,29 +144,22 @@ func (m *Machine) BindVFIO(ctx context.Context, id gpu.UUID, functions []gpu.PCI
 	})
 }
 
-// drivers returns the present driver of the first function, and whether all are bound to vfio-pci.
-func (m *Machine) drivers(functions []gpu.PCIFunction) (first string, bound bool) {
-	bound = true
-	for i, f := range functions {
-		link, _ := os.Readlink(filepath.Join(m.Sysfs, "bus/pci/devices", f.PCI.String(), "driver"))
-		driver := filepath.Base(link) // "." without a link
-		if i == 0 && link != "" {
-			first = driver
-		}
-		bound = bound && driver == passthrough.Driver
-	}
-	return first, bound
-}
-
 // vacate makes the GPU ready to be unbound: it checks that nobody uses it, and disables MIG and persistence modes.
 func (s *session) vacate(ctx context.Context, id gpu.UUID) error {
 	handle, err := s.listed(id)
 	if err != nil {
 		return err
 	}
+	openedBy := func() []int {
+		minor, ret := handle.GetMinorNumber()
+		if ret != nvmllib.SUCCESS {
+			return nil
+		}
+		return openers(s.config.Proc, driverroot.DeviceNode(minor))
+	}
 	users := s.clients(handle)
-	if minor, ret := handle.GetMinorNumber(); len(users) == 0 && ret == nvmllib.SUCCESS { // those of clients may be old
-		users = s.processNames(openers(s.config.Proc, driverroot.DeviceNode(minor)))
+	if len(users) == 0 { // those of clients may be old
+		users = s.processNames(openedBy())
 	}
 	if len(users) > 0 {
 		return fmt.Errorf("give it to a virtual machine: used by %s: %w", strings.Join(users, ", "), gpu.ErrBusy)
@@ -188,10 +174,8 @@ func (s *session) vacate(ctx context.Context, id gpu.UUID) error {
 	}
 	// NVIDIA's persistence daemon, too, keeps the kernel from unbinding a GPU that it has open.
 	var open []string
-	if minor, ret := handle.GetMinorNumber(); ret == nvmllib.SUCCESS {
-		for _, pid := range openers(s.config.Proc, driverroot.DeviceNode(minor)) {
-			open = append(open, s.processName(pid))
-		}
+	for _, pid := range openedBy() {
+		open = append(open, s.processName(pid))
 	}
 	if len(open) > 0 {
 		return fmt.Errorf("give it to a virtual machine: held open by %s: %w", strings.Join(open, ", "), gpu.ErrBusy)

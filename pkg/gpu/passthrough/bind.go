@@ -18,11 +18,11 @@ import (
 // kernel may finish the write later.
 func (b Bus) Bind(ctx context.Context, at gpu.PCIAddress) error {
 	return b.change(ctx, at, "bind "+at.String()+" to "+Driver, func(write writer) error {
-		now := b.target(at, "driver")
+		now := b.DriverOf(at)
 		if now == Driver {
 			return nil
 		}
-		if !exists(b.driver(Driver, "")) {
+		if !b.Registered() {
 			return errors.New("the driver is not registered: load the kernel module " + Driver)
 		}
 		if b.override(at) != Driver { // first, so that no other driver takes it when it is free
@@ -44,7 +44,7 @@ func (b Bus) Bind(ctx context.Context, at gpu.PCIAddress) error {
 // this returns an error if that is not the wanted one. Errors are those of Bind.
 func (b Bus) Return(ctx context.Context, at gpu.PCIAddress, driver string) error {
 	return b.change(ctx, at, "return "+at.String()+" from "+Driver, func(write writer) error {
-		now := b.target(at, "driver")
+		now := b.DriverOf(at)
 		if now == Driver {
 			if err := b.unbind(write, at, now); err != nil {
 				return err
@@ -85,7 +85,7 @@ func (b Bus) override(at gpu.PCIAddress) string {
 
 func (b Bus) unbind(write writer, at gpu.PCIAddress, from string) error {
 	err := write(b.driver(from, "unbind"), at.String())
-	switch now := b.target(at, "driver"); {
+	switch now := b.DriverOf(at); {
 	case now == "":
 		return nil // also if somebody else has been faster
 	case err == nil:
@@ -96,7 +96,7 @@ func (b Bus) unbind(write writer, at gpu.PCIAddress, from string) error {
 
 func (b Bus) attach(write writer, at gpu.PCIAddress, to string) error {
 	err := write(b.driver(to, "bind"), at.String())
-	switch now := b.target(at, "driver"); {
+	switch now := b.DriverOf(at); {
 	case now == to:
 		return nil // also if somebody else has been faster
 	case err == nil:

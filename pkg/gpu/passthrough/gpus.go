@@ -3,7 +3,6 @@
 package passthrough
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -83,17 +82,14 @@ func (b Bus) members() ([]member, error) {
 		if vendor == 0 || class == 0 || exists(b.function(at, "physfn")) {
 			continue // it has just gone, or is virtual
 		}
-		m := member{group: NoGroup, Function: Function{PCI: at, Class: class, Driver: b.target(at, "driver"),
+		m := member{group: NoGroup, Function: Function{PCI: at, Class: class, Driver: b.DriverOf(at),
 			Vendor: fmt.Sprintf("%04x", vendor), Device: fmt.Sprintf("%04x", device)}}
 		if group, err := strconv.Atoi(b.target(at, "iommu_group")); err == nil {
 			m.group = group
 		}
 		all = append(all, m)
 	}
-	slices.SortFunc(all, func(x, y member) int {
-		return cmp.Or(cmp.Compare(x.PCI.Domain, y.PCI.Domain), cmp.Compare(x.PCI.Bus, y.PCI.Bus),
-			cmp.Compare(x.PCI.Device, y.PCI.Device), cmp.Compare(x.PCI.Function, y.PCI.Function))
-	})
+	slices.SortFunc(all, func(x, y member) int { return x.PCI.Compare(y.PCI) })
 	return all, nil
 }
 

@@ -52,6 +52,12 @@ type GPU struct {
 // returns an error.
 func (b Bus) HasIOMMUFD() bool { return exists(filepath.Join(b.Dev, "iommu")) }
 
+// Registered reports whether the kernel has vfio-pci.
+func (b Bus) Registered() bool { return exists(b.driver(Driver, "")) }
+
+// DriverOf returns the driver that the function is bound to; empty: none.
+func (b Bus) DriverOf(at gpu.PCIAddress) string { return b.target(at, "driver") }
+
 func (b Bus) function(at gpu.PCIAddress, name string) string {
 	return filepath.Join(b.Sysfs, "bus/pci/devices", at.String(), name)
 }

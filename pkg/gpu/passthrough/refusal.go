@@ -17,7 +17,7 @@ func (b Bus) refusal(g GPU, all []member, isGPU func(Function) bool) string {
 	if g.Group == NoGroup {
 		return "it has no IOMMU group: enable the IOMMU in the firmware and on the kernel's command line"
 	}
-	if !exists(b.driver(Driver, "")) {
+	if !b.Registered() {
 		return "the driver " + Driver + " is not registered: load the kernel module " + Driver
 	}
 	if exists(b.function(g.PCI, "virtfn0")) {
