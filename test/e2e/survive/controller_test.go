@@ -39,28 +39,40 @@ func (s *suite) testControllerHangs(t *testing.T) {
 		}
 		return ""
 	})
-	pods, err := s.Pods(t.Context(), release, client.MatchingLabels{"app.kubernetes.io/component": "controller"})
-	must(t, err)
-	for _, pod := range pods {
-		s.control(t, "exec", pod.Spec.NodeName, "--", "pkill", "-STOP", "-x", "dra-controller")
-	}
+	restarted := s.signalControllers(t, "-STOP")
 	must(t, claim(driver))
 	must(t, claim("strongest."+driver))
 	if err := claim(driver, config); err == nil || !strings.Contains(err.Error(), "validate."+driver) ||
 		!strings.Contains(err.Error(), "timeout=1s") { // the API server's default is ten seconds
 		t.Errorf("got %v, want a claim with a configuration refused in the name of the webhook, after one second", err)
 	}
-	for _, pod := range pods {
-		_, err := s.WaitPod(t.Context(), soon, client.ObjectKeyFromObject(&pod), "restarted and ready",
-			func(p *corev1.Pod) bool {
-				return kube.Ready(p) && p.Status.ContainerStatuses[0].RestartCount > 0
-			})
-		must(t, err)
-	}
+	restarted()
 	eventually(t, soon, "the controller to answer again", func() string {
 		if err := claim(driver, config); err != nil {
 			return err.Error()
 		}
 		return ""
 	})
+}
+
+// signalControllers sends a signal to every replica of the controller. The function that it returns waits until the
+// kubelet has restarted each one since, and it is ready.
+func (s *suite) signalControllers(t *testing.T, signal string) (restarted func()) {
+	t.Helper()
+	pods, err := s.Pods(t.Context(), release, client.MatchingLabels{"app.kubernetes.io/component": "controller"})
+	must(t, err)
+	for _, pod := range pods {
+		s.control(t, "exec", pod.Spec.NodeName, "--", "pkill", signal, "-x", "dra-controller")
+	}
+	return func() {
+		t.Helper()
+		for _, pod := range pods {
+			before := pod.Status.ContainerStatuses[0].RestartCount
+			_, err := s.WaitPod(t.Context(), soon, client.ObjectKeyFromObject(&pod), "restarted and ready",
+				func(p *corev1.Pod) bool {
+					return kube.Ready(p) && p.Status.ContainerStatuses[0].RestartCount > before
+				})
+			must(t, err)
+		}
+	}
 }

@@ -16,8 +16,6 @@ import (
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/gpudra/gpu-dra-driver/test/e2e/kube"
 )
 
 // testKilledPreempting kills every replica of the controller after a pod is evicted for another one, and before that
@@ -49,19 +47,9 @@ func (n node) testKilledPreempting(t *testing.T) {
 	}
 	eventually(t, soon, "an evicted pod", func() string { return is(fmt.Sprint(len(evicted())), "1") })
 	victim := evicted()[0]
-	pods, err := n.Pods(t.Context(), release, client.MatchingLabels{"app.kubernetes.io/component": "controller"})
-	must(t, err)
-	for _, pod := range pods {
-		n.control(t, "exec", pod.Spec.NodeName, "--", "pkill", "-KILL", "-x", "dra-controller")
-	}
+	restarted := n.signalControllers(t, "-KILL")
 	late := n.pod(t, ns, "late", "")
-	for _, pod := range pods {
-		_, err := n.WaitPod(t.Context(), soon, client.ObjectKeyFromObject(&pod), "restarted and ready",
-			func(p *corev1.Pod) bool {
-				return kube.Ready(p) && p.Status.ContainerStatuses[0].RestartCount > 0
-			})
-		must(t, err)
-	}
+	restarted()
 	if all := evicted(); len(all) != 1 || all[0] != victim {
 		t.Errorf("evicted: got %v, want %s only", all, victim)
 	}
