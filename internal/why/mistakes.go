@@ -148,7 +148,8 @@ func (e *explanation) missingClass(p subrequest, of origin) string {
 func (e *explanation) classHint(name string) string {
 	if !nearest.Profile(name) {
 		if e.classes[name] != nil && strings.HasPrefix(name, "vfio.") {
-			return "; a node needs an IOMMU and the driver vfio-pci, and the command check says what is missing"
+			return "; an administrator offers GPUs to virtual machines (virtualMachines.enabled of the chart), a " +
+				"node needs an IOMMU and the driver vfio-pci, and the command check says what is missing"
 		}
 		if e.classes[name] != nil {
 			return ""

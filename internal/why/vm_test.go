@@ -27,8 +27,9 @@ func TestVirtualMachines(t *testing.T) {
 				"claims",
 			"claim ns/h: gpu-aa-00-0-vfio on node a"},
 		{"the machine has no IOMMU", "t4-x2", "", vm("1"),
-			"no node has a device of class vfio.gpu.nvidia.com; a node needs an IOMMU and the driver vfio-pci, and " +
-				"the command check says what is missing", ""},
+			"no node has a device of class vfio.gpu.nvidia.com; an administrator offers GPUs to virtual machines " +
+				"(virtualMachines.enabled of the chart), a node needs an IOMMU and the driver vfio-pci, and the " +
+				"command check says what is missing", ""},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			s := fleet(t, clustertest.SimNode{Name: "a", Profile: row.profile})
