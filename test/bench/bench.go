@@ -76,6 +76,9 @@ func newBench(ctx context.Context, kubeconfig string) (*bench, error) {
 	if err := b.findGPUs(ctx); err != nil {
 		return nil, err
 	}
+	if len(b.gpus) != 8 {
+		return nil, fmt.Errorf("got %d GPUs, want a node with 8", len(b.gpus))
+	}
 	if err := b.attach(ctx); err != nil {
 		return nil, err
 	}
@@ -96,6 +99,7 @@ func (b *bench) findGPUs(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	b.gpus = nil
 	for _, slice := range slices.Items {
 		node := ptr.Deref(slice.Spec.NodeName, "")
 		if b.node != "" && b.node != node {
@@ -107,9 +111,6 @@ func (b *bench) findGPUs(ctx context.Context) error {
 				b.gpus = append(b.gpus, device.Name)
 			}
 		}
-	}
-	if len(b.gpus) != 8 {
-		return fmt.Errorf("got %d GPUs, want a node with 8", len(b.gpus))
 	}
 	return nil
 }

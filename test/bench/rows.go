@@ -36,6 +36,7 @@ var measurements = []measurement{
 	{"fragmentation", measureFragmentation},
 	{"controller", measureController},
 	{"kubectl-gpu", measureKubectl},
+	{"virtual machines", measureVirtualMachines}, // the node has other GPUs meanwhile
 }
 
 // row is a line of the table. Its values are in the bench's results under its key.
@@ -146,6 +147,10 @@ var rows = []row{
 	{key: "mig8", what: "8 partitions on 8 GPUs prepared at once, simulated creation set to 1 s, wall, p50", unit: "s",
 		aim: []float64{1.3}, why: whyCalls8},
 	{key: "migprepare", what: "– one that takes no time to make, prepare / unprepare, p50", unit: "ms"},
+	{key: "vfio", what: "a whole GPU for a virtual machine, Prepare / Unprepare, simulated kernel, p50", unit: "ms"},
+	{key: "vfiobeside", what: "– Prepare of plain GPUs while another GPU is bound and returned all the time, as a " +
+		"ratio to without, p50 / p99", unit: "×"},
+	{key: "vfiobesidems", what: "– that Prepare, p50 / p99", unit: "ms"},
 	{key: "partition", what: "allocation of a 1g.10gb on a half-full node of 8 H100, in-process, p50", unit: "ms",
 		aim: []float64{2}, why: whySearch},
 	{key: "partitionways", what: "– of what is recommended to ask for, on 1,000 half-full nodes of 8 or 16 H100, " +
