@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -47,16 +48,18 @@ func TestBindings(t *testing.T) {
 	}{
 		{"a file that cannot be written", busGPU + "vendor", "1", syscall.EACCES, "nvidia", 4},
 		{"no such GPU", from, "0000:39:00.0", syscall.ENODEV, "nvidia", 4},
+		{"vfio-pci takes what is given to it only", toVFIO, at38, syscall.ENODEV, "nvidia", 4},
+		{"given to it", override, "vfio-pci", nil, "nvidia", 4},
 		{"bound already", toVFIO, at38, syscall.EBUSY, "nvidia", 4},
 		{"not of this driver", fromVFIO, at38, syscall.ENODEV, "nvidia", 4},
 		{"unbound", from, at38 + "\n", nil, "", 3},
 		{"unbound already", from, at38, syscall.ENODEV, "", 3},
-		{"vfio-pci takes what is given to it only", toVFIO, at38, syscall.ENODEV, "", 3},
-		{"given to it", override, "vfio-pci", nil, "", 3},
 		{"not for another driver then", toNVIDIA, at38, syscall.ENODEV, "", 3},
 		{"bound to it", toVFIO, at38, nil, "vfio-pci", 3},
 		{"returned", fromVFIO, at38, nil, "", 3},
 		{"reset", busGPU + "reset", "1", nil, "", 3},
+		{"no reset", busGPU + "reset", "0", syscall.EINVAL, "", 3},
+		{"no number", busGPU + "reset", "yes", syscall.EINVAL, "", 3},
 		{"given to any", override, "\n", nil, "", 3},
 		{"bound to its driver", toNVIDIA, at38, nil, "nvidia", 4},
 	} {
@@ -87,18 +90,83 @@ func TestBindings(t *testing.T) {
 	}
 }
 
-// NVIDIA's driver waits until nobody has the GPU open.
+// A driver lets no GPU go while somebody has it open.
 func TestUnbindWaits(t *testing.T) {
 	n := closed(t, "l40s-x4")
 	must(t, n.LayOut(simulator.Programs{}))
-	release := n.Use()
-	unbound := make(chan error, 1)
-	go func() { unbound <- n.WriteSysfs(filepath.Join(n.DriverRoot(), "sys", from), at38) }()
-	select {
-	case err := <-unbound:
-		t.Fatalf("got %v while a process has NVML open", err)
-	case <-time.After(50 * time.Millisecond): // it would have ended by now
+	sys := filepath.Join(n.DriverRoot(), "sys")
+	must(t, n.WriteSysfs(filepath.Join(sys, override), "vfio-pci"))
+	for _, row := range []struct {
+		use        func() (release func())
+		from, then string
+	}{
+		{n.Use, from, toVFIO},
+		{func() func() { return n.UseVFIO(at38) }, fromVFIO, override},
+	} {
+		release := row.use()
+		unbound := make(chan error, 1)
+		go func() { unbound <- n.WriteSysfs(filepath.Join(sys, row.from), at38) }()
+		select {
+		case err := <-unbound:
+			t.Fatalf("%s: got %v while a process has it open", row.from, err)
+		case <-time.After(50 * time.Millisecond): // it would have ended by now
+		}
+		release()
+		must(t, <-unbound)
+		must(t, n.WriteSysfs(filepath.Join(sys, row.then), at38))
 	}
-	release()
-	must(t, <-unbound)
+}
+
+// A GPU vanishes while vfio-pci has it, and comes back with NVIDIA's driver; others are removed for good.
+func TestVanishedFromVFIO(t *testing.T) {
+	n := closed(t, "l40s-x4")
+	lay := func() { t.Helper(); must(t, n.LayOut(simulator.Programs{})) }
+	lay()
+	factory := n.String()
+	sys := filepath.Join(n.DriverRoot(), "sys")
+	give := func() {
+		t.Helper()
+		for _, w := range [][2]string{{override, "vfio-pci"}, {from, at38}, {toVFIO, at38}} {
+			must(t, n.WriteSysfs(filepath.Join(sys, w[0]), w[1]))
+		}
+	}
+	there := func(want bool) {
+		t.Helper()
+		for _, file := range []string{"sys/bus/pci/devices/" + at38, "sys/kernel/iommu_groups/17", "dev/vfio/17"} {
+			_, err := os.Lstat(filepath.Join(n.DriverRoot(), file))
+			if got := err == nil; got != want {
+				t.Errorf("%s exists: got %t, want %t", file, got, want)
+			}
+		}
+	}
+	give()
+	there(true)
+	must(t, n.Unplug("gpu-38-00-0"))
+	lay()
+	there(false)
+	if got := n.String(); !strings.Contains(got, "gpu-38-00-0 driver=vfio-pci unplugged\n") {
+		t.Errorf("unplugged: got %s", got)
+	}
+	if err := n.WriteSysfs(filepath.Join(sys, fromVFIO), at38); !errors.Is(err, syscall.ENODEV) {
+		t.Errorf("unbind: got %v, want %v", err, syscall.ENODEV)
+	}
+	must(t, n.Plug(at38))
+	lay()
+	if got := n.String(); got != factory {
+		t.Errorf("plugged: got %s, want %s", got, factory)
+	}
+	give()
+	must(t, n.Reboot())
+	lay()
+	if got := n.String(); got != factory {
+		t.Errorf("rebooted: got %s, want %s", got, factory)
+	}
+	give()
+	for _, which := range []string{"gpu-38-00-0", "0", "0", "0"} {
+		must(t, n.Remove(which))
+		there(false)
+	}
+	if left, _ := filepath.Glob(filepath.Join(sys, "kernel/iommu_groups/*")); len(left) != 0 {
+		t.Errorf("without GPUs: got the groups %q", left)
+	}
 }

@@ -205,7 +205,7 @@ var noResources = strings.TrimSpace(strings.Repeat("0x0000000000000000 0x0000000
 // layOutSysfs creates the parts of /sys that programs read: the path from the root complex to each GPU, its model, its
 // NUMA node, and on a machine with an IOMMU its group and drivers.
 func layOutSysfs(sys string, v *node.View) error {
-	keep := map[string]bool{}
+	keep, groups := map[string]bool{}, map[int][]string{}
 	var addresses []string
 	for _, c := range v.OnBus() {
 		at := c.PCI.Address.String()
@@ -232,11 +232,14 @@ func layOutSysfs(sys string, v *node.View) error {
 			return err
 		}
 		addresses = append(addresses, at)
-		if err := layOutDriver(sys, way, v.IOMMUGroup(c), c.Binding()); err != nil {
+		group := v.IOMMUGroup(c)
+		if err := layOutDriver(sys, way, group, c.Binding()); err != nil {
 			return err
 		}
+		groups[group] = append(groups[group], at)
 	}
 	return errors.Join(
+		keepGroups(filepath.Join(sys, "kernel/iommu_groups"), groups),
 		keepOnly(filepath.Join(sys, "bus/pci/devices"), "*", addresses),
 		keepDirectories(filepath.Join(sys, "devices"), keep))
 }
@@ -267,6 +270,17 @@ func layOutDriver(sys, way string, group int, b node.Binding) error {
 		errs = append(errs, ensureLink(filepath.Join(dir, "driver"), up+"bus/pci/drivers/"+b.Driver))
 	}
 	return errors.Join(errs...)
+}
+
+// keepGroups removes the IOMMU groups and their members that are not in keep. Group 0 is none.
+func keepGroups(dir string, keep map[int][]string) error {
+	var names []string
+	var errs []error
+	for group, members := range keep {
+		names = append(names, fmt.Sprint(group))
+		errs = append(errs, keepOnly(filepath.Join(dir, fmt.Sprint(group), "devices"), "*", members))
+	}
+	return errors.Join(append(errs, keepOnly(dir, "*", names))...)
 }
 
 // WriteSysfs plays the kernel for a write into a file of sysfs, whose path is absolute: see node.Node.WriteSysfs. What

@@ -9,11 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/cdi"
 	"github.com/gpudra/gpu-dra-driver/pkg/checkpoint"
@@ -34,12 +36,13 @@ type vmDriver struct {
 	dir  string
 	node *simulator.Node
 	inv  inventory.Inventory // of the first discovery
+	boot string              // the machine's boot ID
 }
 
 func newVMDriver(t *testing.T) *vmDriver {
 	n := closed(t, "l40s-x4")
 	must(t, n.LayOut(simulator.Programs{}))
-	d := &vmDriver{T: t, dir: t.TempDir(), node: n}
+	d := &vmDriver{T: t, dir: t.TempDir(), node: n, boot: "boot"}
 	found, err := d.machine().Discover(t.Context())
 	must(t, err)
 	d.inv = inventory.Defaults(found.Devices)
@@ -54,23 +57,32 @@ func (d *vmDriver) machine() *nvml.Machine {
 
 // serve prepares a claim with the device, or releases it without one.
 func (d *vmDriver) serve(ctx context.Context, device string) error {
+	p := d.preparer()
+	defer p.Hardware.(*nvml.Machine).Close()
+	if device == "" {
+		return p.Unprepare(ctx, sharing.Claim{Namespace: "ns", Name: "a", UID: "a"})
+	}
+	return prepare(ctx, p, "a", device)
+}
+
+func (d *vmDriver) preparer() *claims.Preparer {
 	records, err := checkpoint.Open(filepath.Join(d.dir, "plugin"))
 	must(d.T, err)
 	specs, err := cdi.NewSpecs("gpu.nvidia.com", filepath.Join(d.dir, "cdi"))
 	must(d.T, err)
 	m := d.machine()
-	defer m.Close()
-	p := &claims.Preparer{Driver: "gpu.nvidia.com", BootID: "boot", Daemons: mps.Dir(filepath.Join(d.dir, "mps")),
+	return &claims.Preparer{Driver: "gpu.nvidia.com", BootID: d.boot, Daemons: mps.Dir(filepath.Join(d.dir, "mps")),
 		Specs: specs, Records: records, Hardware: m, Passthrough: m, Timeout: time.Nanosecond,
 		Devices: func() (inventory.Inventory, error) { return d.inv, nil }}
-	if device == "" {
-		return p.Unprepare(ctx, sharing.Claim{Namespace: "ns", Name: "a", UID: "a"})
-	}
-	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", UID: "a"}}
+}
+
+func prepare(ctx context.Context, p *claims.Preparer, name, device string) error {
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name,
+		UID: types.UID(name)}}
 	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: "gpu.nvidia.com", Pool: "n",
 			Device: device}}}}
-	_, err = p.Prepare(ctx, claim)
+	_, err := p.Prepare(ctx, claim)
 	return err
 }
 
@@ -188,5 +200,114 @@ func TestPassthroughOfAGPUBoundByHand(t *testing.T) {
 	must(t, d.serve(t.Context(), ""))
 	if got := d.String(); !strings.HasPrefix(got, "vfio-pci vfio-pci ") || !strings.HasSuffix(got, ", 0 records") {
 		t.Errorf("released: got %s, want it still bound", got)
+	}
+}
+
+// The pod of a virtual machine was deleted by force: its claim is released while the hypervisor still has the GPU.
+func TestReleaseOfAGPUInUse(t *testing.T) {
+	d := newVMDriver(t)
+	before := d.String()
+	must(t, d.serve(t.Context(), vmDevice))
+	stop := d.node.UseVFIO(at38)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := d.serve(ctx, ""); !errors.Is(err, gputypes.ErrBusy) || !strings.Contains(err.Error(), fromVFIO) {
+		t.Errorf("while it is in use: got %v", err)
+	}
+	if got := d.String(); !strings.HasPrefix(got, "vfio-pci vfio-pci ") || !strings.HasSuffix(got, ", 1 records") {
+		t.Errorf("while it is in use: got %s", got)
+	}
+	stop()
+	must(t, d.serve(t.Context(), ""))
+	if got := d.String(); got != before {
+		t.Errorf("released: got %s, want %s", got, before)
+	}
+}
+
+// A reboot returns all GPUs to their drivers. The record of the claim is still there.
+func TestRebootOfPassthrough(t *testing.T) {
+	for _, then := range []string{vmDevice, ""} {
+		d := newVMDriver(t)
+		want := d.String()
+		must(t, d.serve(t.Context(), vmDevice))
+		if then != "" {
+			want = d.String()
+		}
+		must(t, d.node.Reboot())
+		must(t, d.node.LayOut(simulator.Programs{}))
+		d.boot = "next"
+		must(t, d.serve(t.Context(), then))
+		if got := d.String(); got != want {
+			t.Errorf("device %q: got %s, want %s", then, got, want)
+		}
+	}
+}
+
+// A GPU vanishes from the bus while a virtual machine has it. Its claim can be released, and it can come back.
+func TestVanishedUnderPassthrough(t *testing.T) {
+	d := newVMDriver(t)
+	before := d.String()
+	must(t, d.serve(t.Context(), vmDevice))
+	must(t, d.node.Unplug("gpu-38-00-0"))
+	must(t, d.node.LayOut(simulator.Programs{}))
+	found, err := d.machine().Discover(t.Context())
+	must(t, err)
+	if len(found.Devices) != 3 || len(found.Unlisted) != 0 {
+		t.Errorf("vanished: got %d GPUs and %d that NVML does not list", len(found.Devices), len(found.Unlisted))
+	}
+	must(t, d.serve(t.Context(), ""))
+	if got := d.String(); !strings.HasSuffix(got, ", 0 records") || strings.Contains(got, "/dev/vfio") {
+		t.Errorf("released: got %s", got)
+	}
+	must(t, d.node.Plug("gpu-38-00-0"))
+	must(t, d.node.LayOut(simulator.Programs{}))
+	if got := d.String(); got != before {
+		t.Errorf("back: got %s, want %s", got, before)
+	}
+	must(t, d.serve(t.Context(), vmDevice))
+	must(t, d.serve(t.Context(), ""))
+}
+
+// Two claims ask for one GPU at once: one gets it, and the other when the first is released.
+func TestRaceForPassthrough(t *testing.T) {
+	d := newVMDriver(t)
+	before := d.String()
+	p := d.preparer()
+	errs := map[string]error{"a": nil, "b": nil}
+	var mu sync.Mutex
+	var both sync.WaitGroup
+	for name := range errs {
+		both.Go(func() {
+			err := prepare(t.Context(), p, name, vmDevice)
+			mu.Lock()
+			defer mu.Unlock()
+			errs[name] = err
+		})
+	}
+	both.Wait()
+	first, second := "a", "b"
+	if errs[first] != nil {
+		first, second = second, first
+	}
+	must(t, errs[first])
+	if !errors.Is(errs[second], sharing.ErrInUse) {
+		t.Errorf("the other claim: got %v", errs[second])
+	}
+	if got := d.String(); !strings.HasPrefix(got, "vfio-pci vfio-pci ") || !strings.HasSuffix(got, ", 1 records") {
+		t.Errorf("got %s", got)
+	}
+	release := func(name string) {
+		must(t, p.Unprepare(t.Context(), sharing.Claim{Namespace: "ns", Name: name, UID: types.UID(name)}))
+	}
+	both.Go(func() { release(first) })
+	for errors.Is(errs[second], sharing.ErrInUse) { // as the kubelet tries again
+		errs[second] = prepare(t.Context(), p, second, vmDevice)
+	}
+	both.Wait()
+	must(t, errs[second])
+	release(second)
+	must(t, p.Hardware.(*nvml.Machine).Close())
+	if got := d.String(); got != before {
+		t.Errorf("released: got %s, want %s", got, before)
 	}
 }

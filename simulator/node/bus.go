@@ -3,9 +3,11 @@
 package node
 
 import (
+	"cmp"
 	"io/fs"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -50,8 +52,16 @@ func (v *View) IOMMUGroup(c GPU) int {
 	return 0
 }
 
-// OnBus returns all GPUs on the PCI bus, by address: those that NVML has, and those with another driver or none.
+// OnBus returns all GPUs on the PCI bus, by address: those that NVML has, and those with another driver or none. NVML
+// also has GPUs that do not answer any more.
 func (v *View) OnBus() []GPU {
+	return slices.DeleteFunc(v.present(), func(c GPU) bool {
+		return c.State.Unplugged && c.Binding().Driver != NVIDIADriver
+	})
+}
+
+// present returns all GPUs that were not removed, by address.
+func (v *View) present() []GPU {
 	all := slices.Concat(v.GPUs, v.away)
 	slices.SortStableFunc(all, func(a, b GPU) int { return a.PCI.Address.Compare(b.PCI.Address) })
 	return all
@@ -61,8 +71,8 @@ func (v *View) OnBus() []GPU {
 const inUseCheck = 10 * time.Millisecond
 
 // WriteSysfs plays the kernel for a write into a file of sysfs, whose path is relative to its root. It waits as long as
-// the kernel would: NVIDIA's driver lets no GPU go while a process has NVML open or uses the GPU. Errors are those of
-// the kernel, as *fs.PathError.
+// the kernel would: NVIDIA's driver lets no GPU go while a process has NVML open or uses the GPU, and vfio-pci while a
+// process has it open: see UseVFIO. Errors are those of the kernel, as *fs.PathError.
 func (n *Node) WriteSysfs(file, text string) error {
 	text = strings.TrimSpace(text)
 	var err error
@@ -79,7 +89,12 @@ func (n *Node) WriteSysfs(file, text string) error {
 			return nil
 		})
 	case parts[2] == "devices" && parts[4] == "reset":
-		err = n.rebind(parts[3], func(GPU, *Binding) error { return nil })
+		err = n.rebind(parts[3], func(GPU, *Binding) error {
+			if one, err := strconv.ParseUint(text, 0, 64); err != nil || one != 1 {
+				return syscall.EINVAL
+			}
+			return nil
+		})
 	default:
 		err = syscall.EACCES
 	}
@@ -128,11 +143,12 @@ func (n *Node) unbind(at, driver string) error {
 			return nil
 		})
 	}
-	if driver != NVIDIADriver {
-		return release()
+	lock := useName
+	if driver == VFIODriver {
+		lock = vfioName + at
 	}
 	for {
-		err := n.unused(release)
+		err := n.unused(lock, release)
 		if _, refused := err.(*Refusal); !refused { //nolint:errorlint // it is not wrapped
 			return err
 		}
@@ -143,11 +159,10 @@ func (n *Node) unbind(at, driver string) error {
 func (n *Node) bind(at, driver string) error {
 	return n.rebind(at, func(_ GPU, b *Binding) error {
 		switch {
+		case cmp.Or(b.Override, NVIDIADriver) != driver: // vfio-pci takes only what is given to it
+			return syscall.ENODEV
 		case b.Driver != "":
 			return syscall.EBUSY
-		case b.Override != "" && b.Override != driver, driver == VFIODriver && b.Override == "",
-			driver != NVIDIADriver && driver != VFIODriver:
-			return syscall.ENODEV
 		}
 		b.Driver = driver
 		return nil

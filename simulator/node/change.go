@@ -11,8 +11,17 @@ import (
 
 // change changes one GPU, which View.GPU finds.
 func (n *Node) change(which string, f func(GPU, *GPUState) error) error {
+	return n.changeOneOf(func(v *View) []GPU { return v.GPUs }, which, f)
+}
+
+// changePresent changes one GPU, also one that another driver has.
+func (n *Node) changePresent(which string, f func(GPU, *GPUState) error) error {
+	return n.changeOneOf((*View).present, which, f)
+}
+
+func (n *Node) changeOneOf(gpus func(*View) []GPU, which string, f func(GPU, *GPUState) error) error {
 	return n.Change(func(s *State) error {
-		c, err := n.last.GPU(which) // Change has just read it and holds the lock
+		c, err := find(gpus(n.last), which) // Change has just read it and holds the lock
 		if err != nil {
 			return err
 		}

@@ -27,21 +27,22 @@ func (a Added) gpu(like hwprofile.GPU) GPU {
 	return GPU{Name: a.PCI.Address.DeviceName(), UUID: a.UUID, Serial: a.Serial, Minor: a.Minor, GPU: like}
 }
 
-// Unplug takes the GPU off the bus: every call about it returns ERROR_GPU_IS_LOST, but NVML still counts it. It is no
-// error if the GPU is already unplugged.
+// Unplug takes the GPU off the bus: every call about it returns ERROR_GPU_IS_LOST, but NVML still counts it. A GPU with
+// another driver vanishes from /sys, too, when the driver root is laid out again. It is no error if the GPU is already
+// unplugged.
 func (n *Node) Unplug(which string) error {
-	return n.change(which, func(_ GPU, s *GPUState) error {
+	return n.changePresent(which, func(_ GPU, s *GPUState) error {
 		s.Unplugged = true
 		return nil
 	})
 }
 
-// Plug puts an unplugged GPU back: the same GPU at the same address, with its settings as after a reboot. Injected
-// faults stay. If the GPU is not unplugged, Plug does nothing.
+// Plug puts an unplugged GPU back: the same GPU at the same address, with NVIDIA's driver and its settings as after a
+// reboot. Injected faults stay. If the GPU is not unplugged, Plug does nothing.
 func (n *Node) Plug(which string) error {
-	return n.change(which, func(c GPU, s *GPUState) error {
+	return n.changePresent(which, func(c GPU, s *GPUState) error {
 		if s.Unplugged {
-			*s = c.restarted()
+			*s = c.booted()
 		}
 		return nil
 	})
@@ -50,7 +51,7 @@ func (n *Node) Plug(which string) error {
 // RemoveGPU removes the GPU from the machine permanently, as if the machine had booted without it. NVML no longer
 // counts it, and the index of each GPU after it decreases by one. Names and minor numbers stay.
 func (n *Node) RemoveGPU(which string) error {
-	return n.change(which, func(_ GPU, s *GPUState) error {
+	return n.changePresent(which, func(_ GPU, s *GPUState) error {
 		*s = GPUState{Removed: true, Added: s.Added, Minor: s.Minor}
 		return nil
 	})
@@ -108,7 +109,7 @@ func (v *View) addition(like GPU, at hwprofile.Address) (Added, error) {
 // place returns the address if it is free. For the zero address it returns the next free bus after the GPU's.
 func (v *View) place(like GPU, at hwprofile.Address) (hwprofile.Address, error) {
 	taken := func(is func(hwprofile.Address) bool) bool {
-		return slices.ContainsFunc(v.OnBus(), func(c GPU) bool {
+		return slices.ContainsFunc(v.present(), func(c GPU) bool {
 			return is(c.PCI.Address) || slices.ContainsFunc(c.PCI.Bridges, is)
 		})
 	}
@@ -151,7 +152,7 @@ func (v *View) bridges(beside hwprofile.PCI) []hwprofile.Address {
 // GPU cannot reach another GPU with it. If these run out, it returns the first free one.
 func (v *View) nextMinor() (int, error) {
 	next := 0
-	for _, c := range slices.Concat(v.OnBus(), v.gone) {
+	for _, c := range slices.Concat(v.present(), v.gone) {
 		next = max(next, c.Minor+1)
 	}
 	if next <= hwprofile.MaxMinor {

@@ -14,17 +14,26 @@ import (
 )
 
 // useName is the file that every process with NVML open holds a shared lock of. The kernel releases the lock of a
-// process that ends.
-const useName = "nvml.lock"
+// process that ends. vfioName and a PCI address are the same for a GPU that vfio-pci has.
+const (
+	useName  = "nvml.lock"
+	vfioName = "vfio.lock-"
+)
 
 // Use records that this process has NVML open, until release is called. Without access to the directory of the node,
 // it records nothing.
-func (n *Node) Use() (release func()) {
+func (n *Node) Use() (release func()) { return n.use(useName) }
+
+// UseVFIO records that this process has the GPU at the address open through VFIO, as a hypervisor has, until release is
+// called.
+func (n *Node) UseVFIO(at string) (release func()) { return n.use(vfioName + at) }
+
+func (n *Node) use(lock string) (release func()) {
 	nothing := func() {}
 	if n.dir == "" {
 		return nothing
 	}
-	f, err := os.OpenFile(filepath.Join(n.dir, useName), os.O_CREATE|os.O_RDONLY, 0o644)
+	f, err := os.OpenFile(filepath.Join(n.dir, lock), os.O_CREATE|os.O_RDONLY, 0o644)
 	if err != nil {
 		return nothing
 	}
@@ -35,12 +44,12 @@ func (n *Node) Use() (release func()) {
 	return func() { _ = f.Close() }
 }
 
-// unused runs f while no process has NVML open. If one has, it returns ERROR_IN_USE.
-func (n *Node) unused(f func() error) error {
+// unused runs f while no process has the lock. If one has, it returns ERROR_IN_USE.
+func (n *Node) unused(name string, f func() error) error {
 	if n.dir == "" {
 		return fmt.Errorf("change %s: it was attached to be read only", n.library)
 	}
-	lock, err := os.OpenFile(filepath.Join(n.dir, useName), os.O_CREATE|os.O_RDWR, 0o644)
+	lock, err := os.OpenFile(filepath.Join(n.dir, name), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return err
 	}
@@ -66,7 +75,7 @@ func flock(f *os.File, how int) error {
 // Reset resets the GPU as nvidia-smi --gpu-reset does. It is then as after a reboot, except for injected faults and
 // for what a reset does not mend. While a process has NVML open or uses the GPU, it returns ERROR_IN_USE.
 func (n *Node) Reset(which string) error {
-	return n.unused(func() error {
+	return n.unused(useName, func() error {
 		return n.change(which, func(c GPU, s *GPUState) error {
 			switch {
 			case n.last.Unloaded:
@@ -101,11 +110,30 @@ func (c GPU) restarted() GPUState {
 	return fresh
 }
 
+// booted is the state of the GPU when the machine has booted: restarted, with NVIDIA's driver.
+func (c GPU) booted() GPUState {
+	fresh := c.restarted()
+	fresh.Binding = nil
+	return fresh
+}
+
+// Reboot is what a reboot of the machine does to its GPUs, also to unplugged ones. The caller lays out the driver root
+// afterwards.
+func (n *Node) Reboot() error {
+	return n.Change(func(s *State) error {
+		for _, c := range n.last.present() {
+			s.GPUs[c.entry] = c.booted()
+		}
+		s.Unloaded = false
+		return nil
+	})
+}
+
 // Unload unloads the driver as rmmod does: NVML answers ERROR_DRIVER_NOT_LOADED until Load or ReloadDriver. The GPUs
 // are then as after a reboot. While a process has NVML open or uses a GPU, it returns ERROR_IN_USE. It is no error if
 // the driver is not loaded.
 func (n *Node) Unload() error {
-	return n.unused(func() error {
+	return n.unused(useName, func() error {
 		return n.Change(func(s *State) error {
 			for _, c := range n.last.GPUs {
 				if err := c.idle(); err != nil {

@@ -31,7 +31,7 @@ type View struct {
 
 // GPU is a GPU of a view.
 type GPU struct {
-	Index         int
+	Index         int    // of NVML; -1: another driver has it
 	Name          string // the device name, "gpu-1b-00-0"
 	UUID          string
 	Serial        string
@@ -55,6 +55,7 @@ func newView(p hwprofile.Profile, c content) *View {
 			continue
 		}
 		if gpu.Binding().Driver != NVIDIADriver {
+			gpu.Index = -1
 			v.away = append(v.away, gpu)
 			continue
 		}
@@ -92,15 +93,17 @@ func newGPU(p hwprofile.Profile, seed string, entry int, s GPUState) GPU {
 }
 
 // GPU finds a GPU by its device name, index, UUID or PCI address.
-func (v *View) GPU(which string) (GPU, error) {
-	for _, c := range v.GPUs {
+func (v *View) GPU(which string) (GPU, error) { return find(v.GPUs, which) }
+
+func find(gpus []GPU, which string) (GPU, error) {
+	for _, c := range gpus {
 		if which == c.Name || which == strconv.Itoa(c.Index) || which == c.UUID ||
 			strings.EqualFold(which, c.PCI.Address.String()) {
 			return c, nil
 		}
 	}
 	var names []string
-	for _, c := range v.GPUs {
+	for _, c := range gpus {
 		names = append(names, c.Name)
 	}
 	if len(names) == 0 {
@@ -157,7 +160,11 @@ func (v *View) String() string {
 		}
 	}
 	for _, c := range v.away {
-		fmt.Fprintf(&b, "%s driver=%s\n", c.Name, cmp.Or(c.Binding().Driver, "none"))
+		fmt.Fprintf(&b, "%s driver=%s", c.Name, cmp.Or(c.Binding().Driver, "none"))
+		if c.State.Unplugged {
+			b.WriteString(" unplugged")
+		}
+		b.WriteByte('\n')
 	}
 	if v.Crash != nil {
 		fmt.Fprintf(&b, "%s\n", v.Crash)

@@ -13,13 +13,39 @@ import (
 )
 
 func unplugCommand(dir *string) *cobra.Command {
-	return gpuCommand(dir, "unplug GPU", "Let a GPU fall off the bus: NVML answers ERROR_GPU_IS_LOST to all calls "+
-		"about it", (*node.Node).Unplug)
+	return busCommand(dir, "unplug GPU", "Let a GPU fall off the bus: NVML answers ERROR_GPU_IS_LOST to all calls "+
+		"about it", laidOut((*node.Node).Unplug))
 }
 
 func plugCommand(dir *string) *cobra.Command {
-	return gpuCommand(dir, "plug GPU", "Put an unplugged GPU back: the same one, set as after a start of the machine",
-		(*node.Node).Plug)
+	return busCommand(dir, "plug GPU", "Put an unplugged GPU back: the same one, set as after a start of the machine",
+		laidOut((*node.Node).Plug))
+}
+
+// busCommand returns a command that changes what is on the PCI bus.
+func busCommand(dir *string, use, short string, do func(n *simulator.Node, gpu string) error) *cobra.Command {
+	return &cobra.Command{
+		Use:   use,
+		Short: short,
+		Args:  cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			n, err := simulator.Attach(*dir)
+			if err != nil {
+				return err
+			}
+			return do(n, args[0])
+		},
+	}
+}
+
+// laidOut lays out the driver root after the change: a GPU that vfio-pci has is in /sys only.
+func laidOut(change func(n *node.Node, gpu string) error) func(n *simulator.Node, gpu string) error {
+	return func(n *simulator.Node, gpu string) error {
+		if err := change(n.Node, gpu); err != nil {
+			return err
+		}
+		return n.LayOut(simulator.Programs{})
+	}
 }
 
 func addCommand(dir *string) *cobra.Command {
@@ -60,18 +86,8 @@ func addCommand(dir *string) *cobra.Command {
 }
 
 func removeCommand(dir *string) *cobra.Command {
-	return &cobra.Command{
-		Use:   "remove GPU",
-		Short: "Take a GPU out for good, as if the machine had been started without it",
-		Args:  cobra.ExactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			n, err := simulator.Attach(*dir)
-			if err != nil {
-				return err
-			}
-			return n.Remove(args[0])
-		},
-	}
+	return busCommand(dir, "remove GPU", "Take a GPU out for good, as if the machine had been started without it",
+		(*simulator.Node).Remove)
 }
 
 func reloadCommand(dir *string) *cobra.Command {
