@@ -116,6 +116,12 @@ func (s *suite) findClaim(ctx context.Context, pod *corev1.Pod) (claim resourcea
 			return claim, err
 		}
 	}
+	for _, made := range pod.Spec.ResourceClaims { // those without a template
+		if made.ResourceClaimName != nil {
+			err := s.Get(ctx, client.ObjectKey{Namespace: pod.Namespace, Name: *made.ResourceClaimName}, &claim)
+			return claim, err
+		}
+	}
 	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
 		err := s.Get(ctx, client.ObjectKey{Namespace: pod.Namespace, Name: extended.ResourceClaimName}, &claim)
 		return claim, err

@@ -103,7 +103,7 @@ func TestCluster(t *testing.T) {
 			t.Run("a container that names a request gets the GPU of this request", s.testRequests)
 		})
 	})
-	t.Run("a virtual machine gets a whole GPU, and then a container", s.testVirtualMachine)
+	t.Run("virtual machines of KubeVirt get whole GPUs, and then a container does", s.testVirtualMachine)
 	t.Run("pods of higher priority get GPUs, and a budget keeps others", s.testPreemption)
 	t.Run("a quota counts the GPUs of a class for all kinds of requests", s.testQuota)
 	t.Run("claims at once do not exceed a quota of GiB", s.testGPUQuota)

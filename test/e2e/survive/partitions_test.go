@@ -15,7 +15,6 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
-	sim "github.com/gpudra/gpu-dra-driver/simulator/node"
 )
 
 // partition creates a pod with a small partition of a specific GPU; empty: of any.
@@ -111,18 +110,11 @@ func pointsAround(t *testing.T, steps, verb string, names ...string) [][]string 
 // testPowerCutPartitions cuts the power while a pod has a partition: Hopper loses it, so it is created again.
 func (n node) testPowerCutPartitions(t *testing.T) {
 	ns := n.namespace(t, "power-cut")
-	factory, gpus := n.simctl(t, "print"), n.gpus(t)
+	factory := n.simctl(t, "print")
 	pod := n.partition(t, ns, "worker", "")
 	n.running(t, pod)
 	before, device := n.made(t, pod), n.device(t, pod)
-	n.control(t, "crash", n.name)
-	machine, err := sim.Attach(n.disk(simDir)) // the simulation does not notice the boot by itself
-	must(t, err)
-	for gpu := range strings.SplitSeq(gpus, "\n") {
-		must(t, machine.Unplug(gpu))
-		must(t, machine.Plug(gpu))
-	}
-	n.control(t, "start", n.name)
+	n.cutPower(t)
 	eventually(t, soon, "the pod to be restarted", func() string {
 		if n.running(t, pod).Status.ContainerStatuses[0].RestartCount == 0 {
 			return "not yet"

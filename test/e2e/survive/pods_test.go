@@ -107,6 +107,12 @@ func (n node) monitor(t *testing.T, namespace, name string) client.ObjectKey {
 		AdminAccess: new(true)})
 }
 
+// machine creates a pod on the node with a GPU for a virtual machine.
+func (n node) machine(t *testing.T, namespace, name string) client.ObjectKey {
+	t.Helper()
+	return n.podFor(t, namespace, name, resourceapi.ExactDeviceRequest{DeviceClassName: "vfio." + driver})
+}
+
 // podFor creates a pod on the node with the request.
 func (n node) podFor(t *testing.T, namespace, name string, request resourceapi.ExactDeviceRequest,
 	options ...podOption) client.ObjectKey {

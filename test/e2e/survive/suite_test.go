@@ -181,7 +181,7 @@ func (s *suite) install(t *testing.T, settings ...string) {
 	t.Helper()
 	args := []string{"upgrade", "--install", release, chart, "--kubeconfig", s.kubeconfig, "--namespace", release,
 		"--create-namespace",
-		"--set", "simulate.enabled=true",
+		"--set", "simulate.enabled=true", "--set", "virtualMachines.enabled=true",
 		// Without the controller, because crashing nodes would take its replicas with them; the nodes do not need it.
 		"--set", "controller.enabled=false", "--set", "kubeletPlugin.sweepPeriod=" + sweepPeriod.String(), "--set-json",
 		hookConfig}

@@ -52,7 +52,18 @@ func (s *suite) testUpgrade(t *testing.T) {
 	made := n.made(t, part)
 	monitor := n.monitor(t, ns, "monitor")
 	s.running(t, monitor)
-	goOn := []func(){n.stillRuns(t, keeper), n.stillRuns(t, part), n.stillRuns(t, monitor)}
+	other := s.node("node-1") // its GPUs can be given to virtual machines
+	machine := other.machine(t, ns, "machine")
+	s.running(t, machine)
+	eventually(t, soon, "the taint of the virtual machine's GPU", func() string {
+		for _, name := range other.inPool(t, other.name) {
+			if strings.HasPrefix(name, other.device(t, machine)+" ") {
+				return ""
+			}
+		}
+		return "it has none"
+	})
+	goOn := []func(){n.stillRuns(t, keeper), n.stillRuns(t, part), n.stillRuns(t, monitor), other.stillRuns(t, machine)}
 	old := n.plugin(t)
 	published, err := s.SliceVersions(t.Context(), driver)
 	must(t, err)
@@ -117,7 +128,7 @@ func (s *suite) testUpgrade(t *testing.T) {
 	if got := n.clients(t); got != clients {
 		t.Errorf("the client of MPS: %s", is(got, clients))
 	}
-	s.remove(t, keeper, sharer, part, monitor)
+	s.remove(t, keeper, sharer, part, monitor, machine)
 	for i := range pods {
 		if err := pods[i].err; err != nil {
 			t.Errorf("pods on node-%d: %v", i+1, err)
