@@ -7,6 +7,8 @@
 #   hack/guest.sh _output/bin/cluster up --nodes 1 --profile node-1=mixed
 #
 # GUEST_QEMU has more arguments for QEMU, and GUEST_KERNEL more for the kernel: make test-vfio runs it with an IOMMU.
+# GUEST_BOOT is the path of a directory with another kernel, not below /tmp: boot/vmlinuz-VERSION and
+# lib/modules/VERSION, with modules.dep.
 #
 # The machine sees the files of this one; what it writes is gone when it stops. It has no network, so everything must
 # have been built and downloaded before. It is emulated, so programs take about ten times as long: a cluster of one node
@@ -28,7 +30,7 @@ for program in qemu-system-x86_64 busybox; do
 done
 
 caches=${XDG_CACHE_HOME:-$HOME/.cache}
-cache=$caches/gpu-dra-driver/guest
+cache=${GUEST_BOOT:-$caches/gpu-dra-driver/guest}
 new=$cache.$$
 work=$(mktemp -d)
 trap 'rm -rf "$work" "$new"' EXIT

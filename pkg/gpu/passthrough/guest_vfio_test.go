@@ -28,6 +28,8 @@ const (
 	_
 	regionInfo
 
+	bindIOMMUFD = 0x3b76
+
 	type1v2     = 3
 	isViable    = 1 << 0
 	canBeMapped = 1 << 2
@@ -82,6 +84,23 @@ func use(groupNode, vfioNode, address string) error {
 		return err
 	}
 	return mapRegion(os.NewFile(uintptr(device), address))
+}
+
+// useIOMMUFD is use with iommufd.
+func useIOMMUFD(deviceNode, iommuNode string) error {
+	iommu, err := os.OpenFile(iommuNode, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	device, err := os.OpenFile(deviceNode, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	bind := [4]uint32{16, 0, uint32(iommu.Fd())} // size of this, flags, iommufd, the number of the device there
+	if _, err := ioctl(device, bindIOMMUFD, uintptr(unsafe.Pointer(&bind))); err != nil {
+		return err
+	}
+	return mapRegion(device)
 }
 
 // mapRegion maps the first region of the device, reads from it, and does not end.
