@@ -208,40 +208,48 @@ func layOutSysfs(sys string, v *node.View) error {
 	keep, groups := map[string]bool{}, map[int][]string{}
 	var addresses []string
 	for _, c := range v.OnBus() {
-		at := c.PCI.Address.String()
-		way := filepath.Join("devices", c.PCI.Root)
-		keep[filepath.Join(sys, way)] = true
-		for _, step := range append(slices.Clone(c.PCI.Bridges), c.PCI.Address) {
-			way = filepath.Join(way, step.String())
-			keep[filepath.Join(sys, way)] = true
+		above := filepath.Join("devices", c.PCI.Root)
+		keep[filepath.Join(sys, above)] = true
+		for _, bridge := range c.PCI.Bridges {
+			above = filepath.Join(above, bridge.String())
+			keep[filepath.Join(sys, above)] = true
 		}
-		for name, content := range map[string]string{
-			"vendor":           fmt.Sprintf("%#04x", hwprofile.Vendor),
-			"device":           fmt.Sprintf("%#04x", c.PCI.DeviceID),
-			"subsystem_vendor": fmt.Sprintf("%#04x", c.PCI.Subsystem&0xffff),
-			"subsystem_device": fmt.Sprintf("%#04x", c.PCI.Subsystem>>16),
-			"class":            "0x030200", // 3D controller
-			"numa_node":        fmt.Sprint(c.PCI.NUMANode),
-			"resource":         noResources,
-		} {
-			if err := ensureFile(filepath.Join(sys, way, name), []byte(content+"\n"), 0o444); err != nil {
+		group := v.IOMMUGroup(c)
+		for _, f := range v.Functions(c) {
+			at := f.Address.String()
+			way := filepath.Join(above, at)
+			keep[filepath.Join(sys, way)] = true
+			if err := layOutFunction(sys, way, c, f); err != nil {
 				return err
 			}
+			if err := layOutDriver(sys, way, group, f.Binding); err != nil {
+				return err
+			}
+			addresses, groups[group] = append(addresses, at), append(groups[group], at)
 		}
-		if err := ensureLink(filepath.Join(sys, "bus/pci/devices", at), filepath.Join("../../..", way)); err != nil {
-			return err
-		}
-		addresses = append(addresses, at)
-		group := v.IOMMUGroup(c)
-		if err := layOutDriver(sys, way, group, c.Binding()); err != nil {
-			return err
-		}
-		groups[group] = append(groups[group], at)
 	}
 	return errors.Join(
 		keepGroups(filepath.Join(sys, "kernel/iommu_groups"), groups),
 		keepOnly(filepath.Join(sys, "bus/pci/devices"), "*", addresses),
 		keepDirectories(filepath.Join(sys, "devices"), keep))
+}
+
+// layOutFunction creates what /sys has of a function of the GPU's card, at way.
+func layOutFunction(sys, way string, c node.GPU, f node.Function) error {
+	for name, content := range map[string]string{
+		"vendor":           fmt.Sprintf("%#04x", hwprofile.Vendor),
+		"device":           fmt.Sprintf("%#04x", f.DeviceID),
+		"subsystem_vendor": fmt.Sprintf("%#04x", c.PCI.Subsystem&0xffff),
+		"subsystem_device": fmt.Sprintf("%#04x", c.PCI.Subsystem>>16),
+		"class":            fmt.Sprintf("0x%06x", f.Class),
+		"numa_node":        fmt.Sprint(c.PCI.NUMANode),
+		"resource":         noResources,
+	} {
+		if err := ensureFile(filepath.Join(sys, way, name), []byte(content+"\n"), 0o444); err != nil {
+			return err
+		}
+	}
+	return ensureLink(filepath.Join(sys, "bus/pci/devices", f.Address.String()), filepath.Join("../../..", way))
 }
 
 // layOutDriver creates what /sys has of the driver and the IOMMU group of the PCI function at way. Without a group,
@@ -259,7 +267,7 @@ func layOutDriver(sys, way string, group int, b node.Binding) error {
 		ensureLink(filepath.Join(sys, "kernel/iommu_groups", fmt.Sprint(group), "devices", filepath.Base(way)),
 			filepath.Join("../../../..", way)),
 	}
-	for _, driver := range []string{node.NVIDIADriver, node.VFIODriver} {
+	for _, driver := range []string{node.NVIDIADriver, node.SoundDriver, node.VFIODriver} {
 		for _, file := range []string{"bind", "unbind"} {
 			errs = append(errs, ensureFile(filepath.Join(sys, "bus/pci/drivers", driver, file), nil, 0o200))
 		}

@@ -37,14 +37,21 @@ type vmDriver struct {
 	node *simulator.Node
 	inv  inventory.Inventory // of the first discovery
 	boot string              // the machine's boot ID
+	card string              // the PCI address without the function
 }
 
-func newVMDriver(t *testing.T) *vmDriver {
-	n := closed(t, "l40s-x4")
+// newVMDriver is about the first GPU of an L40S server, whose cards have one function.
+func newVMDriver(t *testing.T) *vmDriver { return newVMDriverOf(t, "l40s-x4", "0000:38:00") }
+
+// newVMDriverOf is about the GPU on the card of the profile.
+func newVMDriverOf(t *testing.T, profile, card string) *vmDriver {
+	n := closed(t, profile)
 	must(t, n.LayOut(simulator.Programs{}))
-	d := &vmDriver{T: t, dir: t.TempDir(), node: n, boot: "boot"}
-	found, err := d.machine().Discover(t.Context())
+	d := &vmDriver{T: t, dir: t.TempDir(), node: n, boot: "boot", card: card}
+	m := d.machine()
+	found, err := m.Discover(t.Context())
 	must(t, err)
+	must(t, m.Close()) // without persistence mode, it stays open
 	d.inv = inventory.Defaults(found.Devices)
 	return d
 }
@@ -86,16 +93,20 @@ func prepare(ctx context.Context, p *claims.Preparer, name, device string) error
 	return err
 }
 
-// String is the GPU's driver and persistence mode, and what a container gets.
+// String is the drivers of the card's functions, the GPU's persistence mode, and what a container gets.
 func (d *vmDriver) String() string {
-	link, _ := os.Readlink(filepath.Join(d.node.DriverRoot(), "sys", busGPU, "driver"))
-	override, _ := os.ReadFile(filepath.Join(d.node.DriverRoot(), "sys", override))
-	text := filepath.Base(link) + " " + strings.TrimSpace(string(override))
+	functions, _ := filepath.Glob(filepath.Join(d.node.DriverRoot(), "sys/bus/pci/devices", d.card+".*"))
+	text := ""
+	for _, dir := range functions {
+		link, _ := os.Readlink(filepath.Join(dir, "driver"))
+		override, _ := os.ReadFile(filepath.Join(dir, "driver_override"))
+		text += filepath.Base(link) + " " + strings.TrimSpace(string(override)) + " "
+	}
 	v, err := d.node.View()
 	must(d.T, err)
 	for _, c := range v.OnBus() {
-		if mode, _ := c.Persistence().Get(); c.PCI.Address.String() == at38 {
-			text += fmt.Sprintf(" persistence=%v", mode)
+		if mode, _ := c.Persistence().Get(); c.PCI.Address.String() == d.card+".0" {
+			text += fmt.Sprintf("persistence=%v", mode)
 		}
 	}
 	records, _ := filepath.Glob(filepath.Join(d.dir, "plugin/claims/*.json"))
@@ -109,25 +120,31 @@ func (d *vmDriver) String() string {
 
 const vmDevice = "gpu-38-00-0-vfio"
 
-// After a crash before or after any step, the same call leads to the same state, and so does the opposite one.
+// After a crash before or after any step, the same call leads to the same state, and so does the opposite one. The
+// card has a sound function.
 func TestCrashesOfPassthrough(t *testing.T) {
 	errCrash := errors.New("cut off")
+	const device = "gpu-1a-00-0-vfio"
+	open := func() *vmDriver { return newVMDriverOf(t, "workstation", "0000:1a:00") }
 	for _, row := range []struct {
 		name          string
 		before, verb  string // "": a release
 		hasBefore     bool
 		then, thenAll string
 	}{
-		{"prepare, prepare", "", vmDevice, false, vmDevice, "prepared"},
-		{"prepare, unprepare", "", vmDevice, false, "", "released"},
-		{"unprepare, unprepare", vmDevice, "", true, "", "released"},
+		{"prepare, prepare", "", device, false, device, "prepared"},
+		{"prepare, unprepare", "", device, false, "", "released"},
+		{"unprepare, unprepare", device, "", true, "", "released"},
 	} {
-		clean := newVMDriver(t)
+		clean := open()
 		before := clean.String()
-		must(t, clean.serve(t.Context(), vmDevice))
+		if !strings.HasPrefix(before, "nvidia (null) snd_hda_intel (null) ") {
+			t.Fatalf("got %s", before)
+		}
+		must(t, clean.serve(t.Context(), device))
 		want := clean.String()
-		if !strings.Contains(want, `"path":"/dev/vfio/17","hostPath":"<root>/dev/vfio/17"`) ||
-			!strings.HasPrefix(want, "vfio-pci vfio-pci ") || strings.Contains(want, "nvidia0") {
+		if !strings.Contains(want, `"path":"/dev/vfio/14","hostPath":"<root>/dev/vfio/14"`) ||
+			!strings.HasPrefix(want, "vfio-pci vfio-pci vfio-pci vfio-pci ") || strings.Contains(want, "nvidia0") {
 			t.Fatalf("prepared: got %s", want)
 		}
 		if row.thenAll == "released" {
@@ -139,7 +156,7 @@ func TestCrashesOfPassthrough(t *testing.T) {
 		crashed := 0
 		for n, passes := 1, true; passes; n++ {
 			for _, after := range []bool{false, true} {
-				d := newVMDriver(t)
+				d := open()
 				if row.hasBefore {
 					must(t, d.serve(t.Context(), row.before))
 				}
@@ -167,7 +184,7 @@ func TestCrashesOfPassthrough(t *testing.T) {
 				}
 			}
 		}
-		if crashed < 10 {
+		if crashed < 14 {
 			t.Errorf("%s: only %d crashes", row.name, crashed)
 		}
 	}

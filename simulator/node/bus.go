@@ -11,11 +11,14 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 )
 
-// NVIDIADriver and VFIODriver are the kernel's drivers that the GPUs of a node can have.
+// The kernel's drivers of a node: of its GPUs, of the sound functions of their cards, and VFIODriver of both.
 const (
 	NVIDIADriver = "nvidia"
+	SoundDriver  = "snd_hda_intel"
 	VFIODriver   = "vfio-pci"
 )
 
@@ -25,6 +28,33 @@ const (
 var iommuGroups = map[string][]int{
 	"l40s-x4":     {17, 18, 31, 32},
 	"workstation": {14, 15, 15},
+}
+
+// sounds are the PCI device IDs of the sound functions on the cards of these profiles.
+var sounds = map[string]uint32{"workstation": 0x1aef}
+
+// Function is a function of a GPU's card on the PCI bus.
+type Function struct {
+	Address  hwprofile.Address
+	DeviceID uint32
+	Class    uint32
+	Known    string // the driver that knows it
+	Binding  Binding
+}
+
+// Functions returns the functions of the GPU's card, itself first.
+func (v *View) Functions(c GPU) []Function {
+	all := []Function{{c.PCI.Address, c.PCI.DeviceID, 0x030200, NVIDIADriver, c.Binding()}} // 3D
+	if sound := sounds[v.Profile.Name]; sound != 0 && v.IOMMUGroup(c) != 0 {
+		at := c.PCI.Address
+		at.Function = 1
+		b := Binding{Driver: SoundDriver}
+		if c.State.Sound != nil {
+			b = *c.State.Sound
+		}
+		all = append(all, Function{at, sound, 0x040300, SoundDriver, b})
+	}
+	return all
 }
 
 // Binding is what the kernel's PCI bus knows of a GPU's driver.
@@ -84,12 +114,12 @@ func (n *Node) WriteSysfs(file, text string) error {
 	case parts[2] == "drivers" && parts[4] == "bind":
 		err = n.bind(text, parts[3])
 	case parts[2] == "devices" && parts[4] == "driver_override":
-		err = n.rebind(parts[3], func(_ GPU, b *Binding) error {
+		err = n.rebind(parts[3], func(_ GPU, _ string, b *Binding) error {
 			b.Override = text
 			return nil
 		})
 	case parts[2] == "devices" && parts[4] == "reset":
-		err = n.rebind(parts[3], func(GPU, *Binding) error {
+		err = n.rebind(parts[3], func(GPU, string, *Binding) error {
 			if one, err := strconv.ParseUint(text, 0, 64); err != nil || one != 1 {
 				return syscall.EINVAL
 			}
@@ -104,25 +134,33 @@ func (n *Node) WriteSysfs(file, text string) error {
 	return err
 }
 
-// rebind changes the binding of the GPU at the address. Error: ENODEV if there is none.
-func (n *Node) rebind(at string, f func(GPU, *Binding) error) error {
+// rebind changes the binding of the function at the address. f also gets the driver that knows it. Error: ENODEV if
+// there is none.
+func (n *Node) rebind(at string, f func(c GPU, driver string, b *Binding) error) error {
 	return n.Change(func(s *State) error {
 		for _, c := range n.last.OnBus() { // Change has just read it and holds the lock
-			if c.PCI.Address.String() != at || n.last.IOMMUGroup(c) == 0 {
-				continue
+			for i, function := range n.last.Functions(c) {
+				if function.Address.String() != at || n.last.IOMMUGroup(c) == 0 {
+					continue
+				}
+				state, b := &s.GPUs[c.entry], function.Binding
+				if err := f(c, function.Known, &b); err != nil {
+					return err
+				}
+				changed := &b
+				if b == (Binding{Driver: function.Known}) {
+					changed = nil
+				}
+				if i > 0 {
+					state.Sound = changed
+					return nil
+				}
+				if b.Driver != c.Binding().Driver { // the next driver starts it anew
+					*state = c.restarted()
+				}
+				state.Binding = changed
+				return nil
 			}
-			b := c.Binding()
-			if err := f(c, &b); err != nil {
-				return err
-			}
-			state := &s.GPUs[c.entry]
-			if b.Driver != c.Binding().Driver { // the next driver starts it anew
-				*state = c.restarted()
-			}
-			if state.Binding = &b; b == bound {
-				state.Binding = nil
-			}
-			return nil
 		}
 		return syscall.ENODEV
 	})
@@ -130,7 +168,7 @@ func (n *Node) rebind(at string, f func(GPU, *Binding) error) error {
 
 func (n *Node) unbind(at, driver string) error {
 	release := func() error {
-		return n.rebind(at, func(c GPU, b *Binding) error {
+		return n.rebind(at, func(c GPU, _ string, b *Binding) error {
 			if b.Driver != driver {
 				return syscall.ENODEV
 			}
@@ -157,9 +195,9 @@ func (n *Node) unbind(at, driver string) error {
 }
 
 func (n *Node) bind(at, driver string) error {
-	return n.rebind(at, func(_ GPU, b *Binding) error {
+	return n.rebind(at, func(_ GPU, known string, b *Binding) error {
 		switch {
-		case cmp.Or(b.Override, NVIDIADriver) != driver: // vfio-pci takes only what is given to it
+		case cmp.Or(b.Override, known) != driver: // vfio-pci takes only what is given to it
 			return syscall.ENODEV
 		case b.Driver != "":
 			return syscall.EBUSY

@@ -42,6 +42,7 @@ type GPUState struct {
 	Added       *Added              `json:",omitempty"` // nil for a GPU of the profile
 	Health      *Health             `json:",omitempty"` // nil: nothing is wrong
 	Binding     *Binding            `json:",omitempty"` // nil: NVIDIA's driver has it
+	Sound       *Binding            `json:",omitempty"` // of the card's sound function; nil: its driver has it
 	Persistence *hwprofile.Switch   `json:",omitempty"` // nil: that of the profile
 }
 
@@ -57,7 +58,9 @@ const format = 7
 
 // oldest returns the oldest format that can hold the state.
 func (s State) oldest() int {
-	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.Binding != nil || g.Persistence != nil }) {
+	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool {
+		return g.Binding != nil || g.Sound != nil || g.Persistence != nil
+	}) {
 		return 7
 	}
 	if s.Unloaded || slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.Health != nil }) {

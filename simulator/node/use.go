@@ -104,16 +104,16 @@ func (c GPU) idle() error {
 func (c GPU) restarted() GPUState {
 	fresh := factoryState(c.GPU)
 	fresh.Faults, fresh.Delays, fresh.MPS, fresh.Added = c.State.Faults, c.State.Delays, c.State.MPS, c.State.Added
-	fresh.Minor, fresh.Binding = c.State.Minor, c.State.Binding
+	fresh.Minor, fresh.Binding, fresh.Sound = c.State.Minor, c.State.Binding, c.State.Sound
 	fresh.setHealth(c.Health().restarted())
 	fresh.setMIG(c.GPU, c.afterStart(c.MIG()))
 	return fresh
 }
 
-// booted is the state of the GPU when the machine has booted: restarted, with NVIDIA's driver.
+// booted is the state of the GPU when the machine has booted: restarted, with the drivers that know its card.
 func (c GPU) booted() GPUState {
 	fresh := c.restarted()
-	fresh.Binding = nil
+	fresh.Binding, fresh.Sound = nil, nil
 	return fresh
 }
 
