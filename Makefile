@@ -58,6 +58,7 @@ compute:
 	@$(MAKE) test-rest
 	@$(MAKE) test-race
 	@$(MAKE) test-nvidia
+	@GO="$(GO)" ./hack/vfio-test.sh if-possible
 
 # The packages with tests for the race detector.
 RACE = ./convert ./internal/controller/... ./internal/plugin/... ./pkg/claims ./pkg/gpu/nvml ./pkg/gpu/passthrough ./test/fleet

@@ -96,7 +96,7 @@ read -ra more <<<"${GUEST_QEMU:-}"
 qemu-system-x86_64 -accel "${GUEST_ACCEL:-tcg,thread=multi}" -cpu max -smp "${GUEST_CPUS:-2}" \
 	-m "${GUEST_MEMORY:-8192}" -nic none -nographic -no-reboot \
 	-kernel "$cache/boot/vmlinuz-$version" -initrd "$work/initramfs.gz" \
-	-append "console=ttyS0 quiet panic=-1 ${GUEST_KERNEL:-}" "${more[@]}" \
+	-append "console=ttyS0 quiet panic=-1 no_timer_check ${GUEST_KERNEL:-}" "${more[@]}" \
 	-virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
 	-virtfs "local,path=$work/out,mount_tag=out,security_model=none" </dev/null
 exit "$(cat "$work/out/status" 2>/dev/null || echo 1)"
