@@ -38,6 +38,8 @@ type vmDriver struct {
 	inv  inventory.Inventory // of the first discovery
 	boot string              // the machine's boot ID
 	card string              // the PCI address without the function
+
+	writes func(file string) // called before each write to sysfs, if there is one
 }
 
 // newVMDriver is about the first GPU of an L40S server, whose cards have one function.
@@ -58,7 +60,13 @@ func newVMDriverOf(t *testing.T, profile, card string) *vmDriver {
 
 func (d *vmDriver) machine() *nvml.Machine {
 	root := d.node.DriverRoot()
-	return nvml.New(nvml.MachineConfig{Library: d.node.NVML(), Sysfs: root + "/sys", WriteSysfs: d.node.WriteSysfs,
+	write := func(file, text string) error {
+		if d.writes != nil {
+			d.writes(file)
+		}
+		return d.node.WriteSysfs(file, text)
+	}
+	return nvml.New(nvml.MachineConfig{Library: d.node.NVML(), Sysfs: root + "/sys", WriteSysfs: write,
 		Dev: root + "/dev", Proc: d.node.Proc(), Driver: driverroot.Root{Host: root, Here: root}})
 }
 
@@ -226,8 +234,12 @@ func TestReleaseOfAGPUInUse(t *testing.T) {
 	before := d.String()
 	must(t, d.serve(t.Context(), vmDevice))
 	stop := d.node.UseVFIO(at38)
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
+	ctx, cancel := context.WithCancel(t.Context())
+	d.writes = func(file string) {
+		if strings.HasSuffix(file, fromVFIO) {
+			cancel()
+		}
+	}
 	if err := d.serve(ctx, ""); !errors.Is(err, gputypes.ErrBusy) || !strings.Contains(err.Error(), fromVFIO) {
 		t.Errorf("while it is in use: got %v", err)
 	}

@@ -94,14 +94,12 @@ func attributeIs(domain, name, value string) string {
 	return fmt.Sprintf("device.attributes[%q].%s == %q", domain, name, value)
 }
 
-// vfioClaim has a request for each selector; empty: any GPU.
+// vfioClaim has a request for each selector.
 func vfioClaim(selectors ...string) (claim resourceapi.DeviceClaim) {
 	for i, selector := range selectors {
-		r := resourceapi.ExactDeviceRequest{DeviceClassName: "vfio." + *driver}
-		if selector != "" {
-			r.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: selector}}}
-		}
-		claim.Requests = append(claim.Requests, resourceapi.DeviceRequest{Name: vfioRequest(i), Exactly: &r})
+		claim.Requests = append(claim.Requests, resourceapi.DeviceRequest{Name: vfioRequest(i),
+			Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "vfio." + *driver,
+				Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: selector}}}}})
 	}
 	return claim
 }
@@ -151,6 +149,7 @@ func (s *suite) checkLauncher(t *testing.T, pod *corev1.Pod, requests int) {
 			t.Errorf("request %s: got the PCI address %q, want %q", result.Request, got, bus)
 		}
 	}
+	s.waitLog(t, key, "no nvidia-smi in this container\nno GPU device node in /dev\n")
 	slices.Sort(nodes)
 	if got := s.vfioNodes(t, key); !slices.Equal(got, nodes) {
 		t.Errorf("device nodes: got %q, want %q", got, nodes)
@@ -168,7 +167,7 @@ func (s *suite) vfioNodes(t *testing.T, pod client.ObjectKey) (names []string) {
 	return names
 }
 
-// metadataBus returns the PCI address of the only device in the only file of metadata of the request; dir is
+// metadataBus returns the PCI address of the only device in the file of metadata of the request; dir is
 // resourceclaimtemplates/NAME or resourceclaims/NAME.
 func (s *suite) metadataBus(t *testing.T, pod client.ObjectKey, dir, request string) string {
 	t.Helper()
