@@ -40,7 +40,8 @@ func (n node) testRestarts(t *testing.T) {
 				goOn = append(goOn, n.stillRuns(t, pod))
 			}
 			n.control(t, "restart", n.name+"/"+component)
-			next, says := client.ObjectKey{}, ": allowed"
+			var next client.ObjectKey
+			says := ": allowed"
 			if component == "containerd" { // while a virtual machine runs, the kubelet is restarted
 				next, says = n.machine(t, ns, "machine"), "no GPU device node in /dev"
 			} else {
