@@ -119,13 +119,16 @@ func (n *Node) layOutGPUs(v *node.View) error {
 	return n.layOutDevices(v)
 }
 
-// layOutProc creates the parts of /proc that programs read: the minor numbers of partitions' device nodes, and the
-// version of the kernel module.
+// layOutProc creates the parts of /proc that programs read: the numbers of device nodes, and the version of the kernel
+// module.
 func layOutProc(proc string, v *node.View) error {
-	return errors.Join(
+	imex, err := freeMajor(0, v.Major)
+	return errors.Join(err,
+		ensureFile(filepath.Join(proc, "driver/nvidia/capabilities/fabric-imex-mgmt"), []byte(node.IMEXManagement()),
+			0o444),
 		ensureFile(filepath.Join(proc, "driver/nvidia-caps/mig-minors"), []byte(v.MigMinors()), 0o444),
 		ensureFile(filepath.Join(proc, "driver/nvidia/version"), []byte(v.ModuleVersion()), 0o444),
-		ensureFile(filepath.Join(proc, "devices"), []byte(v.KernelDevices()), 0o444))
+		ensureFile(filepath.Join(proc, "devices"), []byte(v.KernelDevices(imex)), 0o444))
 }
 
 // libraries are the driver's libraries for compute, with the number in their soname. The management library is not

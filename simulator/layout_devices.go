@@ -85,8 +85,9 @@ func (n *Node) layOutVFIO(dir string, v *node.View) error {
 	return keepOnly(dir, "*", slices.Collect(maps.Keys(nodes)))
 }
 
-// freeMajor returns a major number that no driver of the running kernel owns, if possible the wanted one.
-func freeMajor(wanted int) (int, error) {
+// freeMajor returns a major number that no driver of the running kernel owns and that is not one of the others, if
+// possible the wanted one.
+func freeMajor(wanted int, others ...int) (int, error) {
 	f, err := os.Open("/proc/devices")
 	if err != nil {
 		return 0, err
@@ -95,6 +96,9 @@ func freeMajor(wanted int) (int, error) {
 	taken, err := characterMajors(f)
 	if err != nil {
 		return 0, fmt.Errorf("read /proc/devices: %w", err)
+	}
+	for _, major := range others {
+		taken[major] = "the simulation"
 	}
 	return chooseMajor(wanted, taken)
 }

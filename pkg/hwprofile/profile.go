@@ -4,9 +4,12 @@
 package hwprofile
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"reflect"
 	"regexp"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 
@@ -142,6 +145,27 @@ func ParseProfile(text []byte) (Profile, error) {
 	}
 	return p, nil
 }
+
+// InRack returns the profile with the GPUs in the NVLink fabric of the named rack: the cluster UUID follows from the
+// name. Error: no GPU is in a fabric of several nodes.
+func (p Profile) InRack(name string) (Profile, error) {
+	hash := sha256.Sum256([]byte("rack " + name))
+	u := hex.EncodeToString(hash[:16])
+	rack := fmt.Sprintf("%s-%s-%s-%s-%s", u[:8], u[8:12], u[12:16], u[16:20], u[20:])
+	text := p.source
+	for _, g := range p.GPUs {
+		if f, e := g.Calls.GetGpuFabricInfo.Get(); e == "" && f.ClusterUUID != noCluster {
+			text = strings.ReplaceAll(text, f.ClusterUUID, rack)
+		}
+	}
+	if text == p.source {
+		return Profile{}, fmt.Errorf("profile %s: no GPU is in an NVLink fabric of several nodes", p.Name)
+	}
+	return ParseProfile([]byte(text))
+}
+
+// noCluster is the cluster UUID of a fabric that ends at the node.
+const noCluster = "00000000-0000-0000-0000-000000000000"
 
 // check reports missing and contradicting values.
 func (p *Profile) check(d *decoder, top *yaml.Node, at []raw) {

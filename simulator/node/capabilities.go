@@ -50,9 +50,17 @@ func (v *View) MigMinors() string {
 	return b.String()
 }
 
-// KernelDevices is the content of /proc/devices for the simulated driver.
-func (v *View) KernelDevices() string {
-	return fmt.Sprintf("Character devices:\n%3d nvidia\n%3d nvidia-caps\n\nBlock devices:\n", v.Major, v.Major)
+// KernelDevices is the content of /proc/devices for the simulated driver. IMEX channels have a major number of their
+// own, because their minor numbers begin at 0.
+func (v *View) KernelDevices(imexMajor int) string {
+	return fmt.Sprintf("Character devices:\n%3d nvidia\n%3d nvidia-caps\n%3d nvidia-caps-imex-channels\n\n"+
+		"Block devices:\n", v.Major, v.Major, imexMajor)
+}
+
+// IMEXManagement is the content of /proc/driver/nvidia/capabilities/fabric-imex-mgmt: the capability device node of the
+// IMEX daemon.
+func IMEXManagement() string {
+	return fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 256\nDeviceFileModify: 1\n", firstCapability)
 }
 
 // ModuleVersion is the content of /proc/driver/nvidia/version for the simulated kernel module.

@@ -136,7 +136,12 @@ type smiGPU struct {
 	Minor        string `xml:"minor_number"`
 	Bus          string `xml:"pci>pci_bus_id"`
 	Memory       string `xml:"fb_memory_usage>total"`
+	Cluster      string `xml:"fabric>clusterUuid"` // not in the oldest of the branches
+	Clique       string `xml:"fabric>cliqueId"`
 }
+
+// noCluster is the cluster UUID of a GPU that is in no fabric of several nodes.
+var noCluster = regexp.MustCompile(`^(N/A|[0-]*)$`)
 
 var leadingZeros = regexp.MustCompile(`\.0+([0-9])`)
 
@@ -152,9 +157,16 @@ func checkPublished(t *testing.T, n *simulator.Node, document string) {
 		want.CUDA = strings.TrimSuffix(text(d, "cudaDriverVersion"), ".0")
 		want.GPUs = append(want.GPUs, smiGPU{text(d, "productName"), text(d, "architecture"), text(d, "uuid"),
 			text(d, "minor"), strings.ToUpper("0000" + text(d, "resource.kubernetes.io/pciBusID")),
-			fmt.Sprintf("%s MiB", mebibytes(d))})
+			fmt.Sprintf("%s MiB", mebibytes(d)), "", ""})
+		if fabric := text(d, "fabricDomain"); fabric != text(d, "uuid") && strings.Contains(document, "<clusterUuid>") {
+			last := &want.GPUs[len(want.GPUs)-1]
+			last.Cluster, last.Clique, _ = strings.Cut(fabric, ".")
+		}
 	}
 	for i := range got.GPUs {
+		if noCluster.MatchString(got.GPUs[i].Cluster) {
+			got.GPUs[i].Cluster, got.GPUs[i].Clique = "", ""
+		}
 		if got.GPUs[i].Architecture == "Unknown" { // these branches are older than Blackwell
 			got.GPUs[i].Architecture = "Blackwell"
 		}

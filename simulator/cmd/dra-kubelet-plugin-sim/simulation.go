@@ -26,6 +26,8 @@ import (
 const (
 	// profileLabel is the node label that names the profile of the simulated GPUs.
 	profileLabel = "gpu.nvidia.com/sim-profile"
+	// rackLabel is the node label that names the rack whose NVLink fabric the simulated GPUs are in.
+	rackLabel = "gpu.nvidia.com/sim-rack"
 	// nvidiaSMI and mpsControl are the simulated programs of NVIDIA's driver in the image.
 	nvidiaSMI  = "/usr/bin/sim-nvidia-smi"
 	mpsControl = "/usr/bin/sim-nvidia-cuda-mps-control"
@@ -98,7 +100,8 @@ func config(machine *simulator.Node) nvml.MachineConfig {
 // errNoAnswer means that the API server did not answer.
 var errNoAnswer = errors.New("no answer of the API server")
 
-// nodeProfile returns the profile in the label of this node, otherwise the default one. Error: errNoAnswer.
+// nodeProfile returns the profile in the label of this node, otherwise the default one, in the rack of the other label.
+// Error: errNoAnswer.
 func (s *simulation) nodeProfile(ctx context.Context, client kubernetes.Interface, nodeName string) (hwprofile.Profile,
 	error) {
 	node, err := client.CoreV1().Nodes().Get(ctx, nodeName, metav1.GetOptions{})
@@ -117,5 +120,11 @@ func (s *simulation) nodeProfile(ctx context.Context, client kubernetes.Interfac
 			"give --simulate-profile; profiles: %s",
 			nodeName, profileLabel, strings.Join(simulator.Profiles(), ", "))
 	}
-	return simulator.FindProfile(name, s.profilesDir)
+	profile, err := simulator.FindProfile(name, s.profilesDir)
+	if rack := node.Labels[rackLabel]; rack != "" && err == nil {
+		if profile, err = profile.InRack(rack); err != nil {
+			return hwprofile.Profile{}, fmt.Errorf("label %s=%s of node %s: %w", rackLabel, rack, nodeName, err)
+		}
+	}
+	return profile, err
 }

@@ -53,6 +53,29 @@ func TestProfileOfANode(t *testing.T) {
 	}
 }
 
+// Nodes with one name of a rack are in one clique, and others in another.
+func TestRackOfANode(t *testing.T) {
+	cluster := func(profile, rack string) string {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n",
+			Labels: map[string]string{profileLabel: profile, rackLabel: rack}}}
+		p, err := (&simulation{}).nodeProfile(t.Context(), fake.NewClientset(node), "n")
+		if err != nil {
+			return err.Error()
+		}
+		f, _ := p.GPUs[3].Calls.GetGpuFabricInfo.Get()
+		return f.ClusterUUID
+	}
+	a, again, b, none := cluster("gb200-nvl4", "a"), cluster("gb200-nvl4", "a"), cluster("gb200-nvl4", "b"),
+		cluster("gb200-nvl4", "")
+	if a != again || a == b || a == none || b == none || len(a) != len(none) {
+		t.Errorf("got racks a %s and %s, b %s, none %s", a, again, b, none)
+	}
+	const want = "label gpu.nvidia.com/sim-rack=a of node n: profile dgx-h100: no GPU is in an NVLink fabric"
+	if got := cluster("dgx-h100", "a"); !strings.Contains(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 // The simulated GPUs of a plugin that starts while the API server is down are those that it had.
 func TestStartWithoutAPIServer(t *testing.T) {
 	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n",
