@@ -28,7 +28,9 @@ type GPU struct {
 	UUID              string `json:"uuid,omitempty"`
 	Model             string `json:"model,omitempty"`
 	ComputeCapability string `json:"computeCapability,omitempty"`
-	Sharing           string `json:"sharing,omitempty"` // how claims share it; empty: only partitions are published
+	// FabricDomain is the clique of an NVLink fabric of several nodes; empty: it is in none.
+	FabricDomain string `json:"fabricDomain,omitempty"`
+	Sharing      string `json:"sharing,omitempty"` // how claims share it; empty: only partitions are published
 	// VMOnly means that only virtual machines can have it. Its model and memory may be unknown then.
 	VMOnly   bool   `json:"vmOnly,omitempty"`
 	Replicas int64  `json:"replicas,omitempty"` // how many claims a replicated GPU is for
@@ -171,6 +173,9 @@ func (g *GPU) describe(known *cluster.GPU) {
 	}
 	first := tainted[0].Device
 	g.UUID, g.Index = text(first, uuid), first.Attributes["index"].IntValue
+	if domain := text(first, "fabricDomain"); domain != text(first, "uuid") {
+		g.FabricDomain = domain
+	}
 	g.ComputeCapability = strings.TrimSuffix(text(first, "cudaComputeCapability"), ".0")
 	for _, d := range tainted {
 		for _, t := range d.Taints {

@@ -161,8 +161,9 @@ func lsCommand(p *plugin) *cobra.Command {
 		Use:   "ls [NODE|GPU...]",
 		Short: "List the GPUs of the cluster with their allocated memory and cores, taints, and who holds them.",
 		Long: "List the GPUs of the cluster with their sharing mode, allocated memory and cores, partitions, taints, " +
-			"and the claims that hold them. With --namespace, only GPUs that claims of this namespace hold. A GPU is " +
-			"named NODE/DEVICE, by its device name, or by its UUID.",
+			"and the claims that hold them. A second table has the cliques of NVLink fabrics with several nodes, if " +
+			"there are any. With --namespace, only GPUs that claims of this namespace hold. A GPU is named " +
+			"NODE/DEVICE, by its device name, or by its UUID.",
 		Example: "  kubectl gpu ls\n  kubectl gpu ls node-1 --model h100\n  kubectl gpu ls -n team-a -o wide",
 		Aliases: []string{"list"},
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -200,7 +201,7 @@ func (p *plugin) ls(ctx context.Context, f filter, o output) error {
 		return err
 	}
 	err = printList(p, printer, o, "GPUList", all, (*GPU).Ref, f.nothing(), gpuTable(all, f, o))
-	return errors.Join(err, s.Err())
+	return errors.Join(err, p.printCliques(cliquesOf(all), o), s.Err())
 }
 
 // gpuTable returns a row for each GPU.

@@ -175,6 +175,36 @@ func foreign() *resourceapi.ResourceSlice {
 }
 
 // The driver is about to publish the slices of a pool.
+// Only GPUs in an NVLink fabric of several nodes are in a clique.
+func TestLsCliques(t *testing.T) {
+	s := newCluster(t)
+	for _, name := range []string{"r1", "r2"} {
+		s.Nodes = append(s.Nodes, node(name))
+		s.Slices = append(s.Slices, published(t, name, "gb200-nvl4")...)
+	}
+	s.Claims = append(s.Claims, claim("rank", "r2", "gpu-0008-01-00-0", "memory=189471Mi", "cores=0"))
+	const clique = "00000000-0000-0000-0000-000000000000.32766"
+	for _, row := range []struct{ name, args, want string }{
+		{"two nodes of a rack, beside others", "", "\n\nCLIQUE GPUS FREE NODES\n" + clique + " 8 7 r1, r2\n"},
+		{"one node of it", "r1 -o wide", "\n\nCLIQUE GPUS FREE NODES\n" + clique + " 4 4 r1\n"},
+		{"none of the GPUs", "a", ""},
+		{"for programs", "r1 --no-headers", ""},
+	} {
+		out, _, err := s.run(t, append([]string{"ls"}, strings.Fields(row.args)...)...)
+		_, got, _ := strings.Cut(squeezed(out)+"\n", "\n\n")
+		if got != "" {
+			got = "\n\n" + strings.TrimRight(got, "\n") + "\n"
+		}
+		if err != nil || got != row.want {
+			t.Errorf("%s: got %q, %v, want %q", row.name, got, err, row.want)
+		}
+	}
+	s.forbidden = []string{claimsPath}
+	if out, _, _ := s.run(t, "ls", "r1"); !strings.Contains(squeezed(out), clique+" 4 ? r1") {
+		t.Errorf("without the right to read claims: got\n%s", out)
+	}
+}
+
 func TestIncompletePool(t *testing.T) {
 	s := newCluster(t)
 	s.Slices[0].Spec.Pool.ResourceSliceCount = 3
