@@ -60,6 +60,9 @@ type Connection struct {
 
 // Serve registers the plugin and answers the kubelet until Stop. From then on the kubelet calls only this instance.
 func Serve(ctx context.Context, s Sockets, server *Server) (*Connection, error) {
+	if err := s.unique(); err != nil {
+		return nil, fmt.Errorf("serve the kubelet: %w", err)
+	}
 	// The helper cancels calls when its context ends, so its context never ends: Stop is called after the drain.
 	options := s.options(server)
 	helper, err := kubeletplugin.Start(context.WithoutCancel(ctx), server, options...)
@@ -157,6 +160,18 @@ func dead(socket string) bool {
 		_ = conn.Close()
 	}
 	return errors.Is(err, unix.ECONNREFUSED)
+}
+
+// unique returns an error if another driver is registered under the name of this one. That has no UID in its socket.
+func (s Sockets) unique() error {
+	socket := filepath.Join(s.RegistryDir, s.DriverName+"-reg.sock")
+	there, _ := filepath.Glob(socket)
+	if s.PodUID == "" || len(there) == 0 || dead(socket) { // without a UID, this instance is about to serve it
+		return nil
+	}
+	return fmt.Errorf("another driver of this node is registered as %s (%s answers): two drivers cannot have the "+
+		"same GPUs; with NVIDIA's chart, set resources.gpus.enabled=false, or keep it from this node", s.DriverName,
+		socket)
 }
 
 // services returns the DRA sockets of all instances.

@@ -5,6 +5,7 @@ package kubelet
 import (
 	"net"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -38,4 +39,22 @@ func TestAlone(t *testing.T) {
 	want(true, "its socket is removed")
 	listen("dra.sock")
 	want(false, "an instance without a UID serves")
+}
+
+// NVIDIA's driver registers under the same name, without a UID. Its socket outlives it if it is killed.
+func TestAnotherDriver(t *testing.T) {
+	s := Sockets{DriverName: "gpu.nvidia.com", PluginDir: t.TempDir(), RegistryDir: t.TempDir(), PodUID: "new"}
+	other, err := net.Listen("unix", filepath.Join(s.RegistryDir, "gpu.nvidia.com-reg.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "serve the kubelet: another driver of this node is registered as gpu.nvidia.com ("
+	if _, err := Serve(t.Context(), s, nil); err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	other.(*net.UnixListener).SetUnlinkOnClose(false) // as SIGKILL does
+	_ = other.Close()
+	if err := s.unique(); err != nil {
+		t.Errorf("after its end: got %v", err)
+	}
 }
