@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -106,6 +107,13 @@ func TestLayOut(t *testing.T) {
 	golden(t, "t4-x2-root.txt", want)
 	v, err := n.View()
 	must(t, err)
+	devices, err := os.ReadFile(filepath.Join(n.Proc(), "devices"))
+	must(t, err)
+	majors := regexp.MustCompile(`(?m)^ *(\d+) nvidia(?:-caps(?:-imex-channels)?)?$`).FindAllSubmatch(devices, -1)
+	if len(majors) != 3 || string(majors[0][1]) != string(majors[1][1]) ||
+		string(majors[1][1]) == string(majors[2][1]) {
+		t.Errorf("IMEX channels need a major number of their own: got\n%s", devices)
+	}
 	for _, tt := range []struct {
 		name  string
 		spoil func() error
