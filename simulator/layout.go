@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -239,7 +240,7 @@ func layOutSysfs(sys string, v *node.View) error {
 
 // layOutFunction creates what /sys has of a function of the GPU's card, at way.
 func layOutFunction(sys, way string, c node.GPU, f node.Function) error {
-	for name, content := range map[string]string{
+	files := map[string]string{
 		"vendor":           fmt.Sprintf("%#04x", hwprofile.Vendor),
 		"device":           fmt.Sprintf("%#04x", f.DeviceID),
 		"subsystem_vendor": fmt.Sprintf("%#04x", c.PCI.Subsystem&0xffff),
@@ -247,7 +248,11 @@ func layOutFunction(sys, way string, c node.GPU, f node.Function) error {
 		"class":            fmt.Sprintf("0x%06x", f.Class),
 		"numa_node":        fmt.Sprint(c.PCI.NUMANode),
 		"resource":         noResources,
-	} {
+	}
+	if f.Address == c.PCI.Address {
+		maps.Copy(files, c.State.AER.Files())
+	}
+	for name, content := range files {
 		if err := ensureFile(filepath.Join(sys, way, name), []byte(content+"\n"), 0o444); err != nil {
 			return err
 		}
@@ -305,6 +310,14 @@ func (n *Node) WriteSysfs(file, text string) error {
 		return err
 	}
 	return n.layingOut(func() error { return n.layOut(Programs{}) })
+}
+
+// CountAER counts PCIe errors of a GPU: see node.Node.CountAER. Its part of /sys shows them when it returns.
+func (n *Node) CountAER(which, kind string, count int) error {
+	if err := n.Node.CountAER(which, kind, count); err != nil {
+		return err
+	}
+	return n.LayOutSysfs()
 }
 
 // keepDirectories removes the directories below dir that are not in keep.

@@ -18,6 +18,8 @@ type Discovery struct {
 	Answered map[UUID]time.Time
 	// Health is what each GPU that answers says about itself.
 	Health map[UUID]Health
+	// AER are the errors of each GPU on the PCI bus, unless the kernel does not count them.
+	AER map[PCIAddress]AER
 	// Unwatched has the GPUs whose events are not watched, with the reason.
 	Unwatched map[UUID]string
 	// Persistent reports whether all GPUs keep their settings while NVML is closed.

@@ -53,6 +53,13 @@ type Health struct {
 	NodeMissing string
 }
 
+// AER are the uncorrectable errors that the kernel has counted of a PCIe function since it found it (Advanced Error
+// Reporting).
+type AER struct {
+	Fatal    uint64 `json:"fatal,omitempty"`    // the link was not reliable any more
+	Nonfatal uint64 `json:"nonfatal,omitempty"` // the link was
+}
+
 // RecoveryAction is what NVIDIA's driver says must be done with a GPU (nvml.h: nvmlDeviceGpuRecoveryAction_t).
 type RecoveryAction string
 

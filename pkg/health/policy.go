@@ -40,7 +40,7 @@ func (c Cause) Title() string {
 	return string(c)
 }
 
-// The causes that are no XIDs. NVML can be asked again about all but ECCDoubleBit.
+// The causes that are no XIDs. The GPU can be asked again about all but the last three: see answered.
 const (
 	RecoveryActionReset             Cause = recoveryActionPrefix + Cause(gpu.RecoveryReset)
 	RecoveryActionReboot            Cause = recoveryActionPrefix + Cause(gpu.RecoveryReboot)
@@ -61,6 +61,9 @@ const (
 	GPULost Cause = "GPULost"
 	// ECCDoubleBit is an uncorrected memory error that NVML reports without an XID.
 	ECCDoubleBit Cause = "ECCDoubleBit"
+	// AERFatal and AERNonfatal are uncorrectable errors that the GPU has reported over PCIe.
+	AERFatal    Cause = "AERFatal"
+	AERNonfatal Cause = "AERNonfatal"
 )
 
 const recoveryActionPrefix Cause = "RecoveryAction"
@@ -232,9 +235,16 @@ var conditions = []Entry{
 	{ECCDoubleBit, "A memory error that could not be corrected, reported without an XID.",
 		resetAdvice, untilReset,
 		"NVML: event; as XID 48"},
+	{AERFatal, "The GPU has reported a fatal PCIe error: its link was not reliable any more.",
+		"End what uses the GPU, and reset it or reboot the node. " + linkAdvice, untilReset,
+		"kernel: aer_dev_fatal of the PCI function"},
+	{AERNonfatal, "The GPU has reported a PCIe error that could not be corrected and left the link usable.",
+		"Nothing, if it happens once. " + linkAdvice, untilQuiet,
+		"kernel: aer_dev_nonfatal of the PCI function"},
 }
 
 const (
 	recoveryActionSource = "NVML: recovery action"
+	linkAdvice           = "If it comes back, check the GPU's slot and power."
 	resetAdvice          = "End the programs on the GPU, and reset it: nvidia-smi -r -i INDEX."
 )

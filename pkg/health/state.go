@@ -101,6 +101,14 @@ type State struct {
 	Conditions []Condition `json:"conditions,omitempty"`
 	// Links are the NVLinks of each GPU that have been active. One of them that is not is down.
 	Links map[gpu.UUID][]int `json:"links,omitempty"`
+	// AER are the PCIe errors of each GPU at the last look.
+	AER map[gpu.UUID]AERCount `json:"aer,omitempty"`
+}
+
+// AERCount are the PCIe errors of a GPU in one boot of the machine.
+type AERCount struct {
+	gpu.AER
+	BootID string `json:"bootID"`
 }
 
 // See records that something is wrong with the subject.
@@ -220,6 +228,28 @@ func (s *State) Answered(now time.Time, bootID string, id gpu.UUID, is gpu.Healt
 		return c.GPU == id && c.endedByAnswer(policy.For(c.Cause)) &&
 			is.At.Sub(c.Last) >= max(settleTime, c.flapping())
 	})...)
+}
+
+// Counted records the PCIe errors of the GPU. Those of the first look of a boot happened before anybody watched: they
+// begin nothing.
+func (s *State) Counted(now time.Time, bootID string, id gpu.UUID, is gpu.AER) (began []Condition) {
+	was, known := s.AER[id]
+	if s.AER == nil {
+		s.AER = map[gpu.UUID]AERCount{}
+	}
+	s.AER[id] = AERCount{is, bootID}
+	if !known || was.BootID != bootID {
+		return nil
+	}
+	see := func(cause Cause, was, is uint64) {
+		if is > was {
+			detail := fmt.Sprintf("the kernel has counted %d", is)
+			began = append(began, s.See(now, bootID, Subject{GPU: id}, cause, detail)...)
+		}
+	}
+	see(AERFatal, was.Fatal, is.Fatal)
+	see(AERNonfatal, was.Nonfatal, is.Nonfatal)
+	return began
 }
 
 // Reset ends the conditions of the GPU that a reset ends. Those that NVML can be asked about end when it says so, and
@@ -411,10 +441,10 @@ func join(numbers []int) string {
 	return strings.Join(text, ", ")
 }
 
-// answered reports whether NVML can be asked whether the cause is still there.
+// answered reports whether the GPU can be asked whether the cause is still there.
 func answered(c Cause) bool {
 	_, xid := c.XID()
-	return !xid && c != ECCDoubleBit
+	return !xid && c != ECCDoubleBit && c != AERFatal && c != AERNonfatal
 }
 
 // unknown reports whether the answers do not say whether the cause is still there.

@@ -35,6 +35,7 @@ type machine struct {
 //
 //	see CAUSE [START]     an event of the GPU, or of its partition at START
 //	answer WORD...        what the GPU answers: see health; "asked TIME": it was asked earlier
+//	count FATAL NONFATAL  the PCIe errors that the kernel has counted
 //	lapse, reset, clear   Elapsed, Reset, Clear
 //	boot ID               the machine starts again
 func (m *machine) play(script string) {
@@ -55,6 +56,9 @@ func (m *machine) play(script string) {
 			changed = m.See(now, m.bootID, about, Cause(args[0]), "")
 		case "answer":
 			changed = m.Answered(now, m.bootID, "GPU-0", m.health(now, args), policies)
+		case "count":
+			changed = m.Counted(now, m.bootID, "GPU-0", gpu.AER{Fatal: uint64(m.number(args[0])),
+				Nonfatal: uint64(m.number(args[1]))})
 		case "lapse":
 			changed = m.Elapsed(now, policies)
 		case "reset":
@@ -220,6 +224,15 @@ func TestConditionsBeginAndEnd(t *testing.T) {
 			"0s XID48 began\n1s XID48 ended (reset)\n1m XID48 began again, 1\n61s XID48 ended (reset)\n" +
 				"2m XID48 began again, 2\n180s XID48 ended (quiet)\n4m XID48 began again, 3\n" +
 				"2h XID48 ended (reset)"},
+		{"PCIe errors of before the first look are old", "0s count 3 4; 1s count 3 4; 2s boot b; 3s count 5 6", ""},
+		{"a fatal one waits for a reset, or until none is needed",
+			"0s count 0 0; 1s count 2 0; 2s count 2 0; 1h lapse; 2h reset; 3h count 3 0; 4h answer None",
+			"1s AERFatal began (the kernel has counted 2)\n2h AERFatal ended (reset)\n" +
+				"3h AERFatal began (the kernel has counted 3) again, 1\n4h AERFatal ended (healthy again)"},
+		{"another one must not come back", "0s count 0 0; 1s count 0 1; 5m1s count 0 2; 5m2s reset; 10m1s lapse; " +
+			"15m1s lapse", "1s AERNonfatal began (the kernel has counted 1)\n15m1s AERNonfatal ended (quiet)"},
+		{"a GPU that the kernel finds anew is counted anew", "0s count 9 9; 1s count 0 0; 2s count 1 0",
+			"2s AERFatal began (the kernel has counted 1)"},
 		{"partitions have conditions of their own",
 			"0s see XID95 0; 1s see XID95 2; 2s see XID95; 3s see XID95 2; 1m reset",
 			"0s XID95 at 0 began\n1s XID95 at 2 began\n2s XID95 began\n" +

@@ -113,6 +113,8 @@ func TestEncodeOldestFormat(t *testing.T) {
 		},
 		{"health", func(n *node.Node) error { return setHealth(n, "0", "retired-pages=pending") },
 			func(n *node.Node) error { return setHealth(n, "0", "retired-pages=none") }, 6},
+		{"a PCIe error", func(n *node.Node) error { return n.CountAER("gpu-3b-00-0", "fatal", 1) },
+			func(n *node.Node) error { return n.CountAER("gpu-3b-00-0", "fatal", -1) }, 8},
 		{"an unloaded driver", (*node.Node).Unload, (*node.Node).Load, 6},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

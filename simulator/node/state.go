@@ -44,6 +44,7 @@ type GPUState struct {
 	Binding     *Binding            `json:",omitempty"` // nil: NVIDIA's driver has it
 	Sound       *Binding            `json:",omitempty"` // of the card's sound function; nil: its driver has it
 	Persistence *hwprofile.Switch   `json:",omitempty"` // nil: that of the profile
+	AER         AER                 `json:",omitzero"`
 }
 
 // AllCalls means every call of the GPU.
@@ -53,11 +54,15 @@ const AllCalls = "all"
 // an nvidia-smi in a container that started before an update can still read it, and so can the program after a
 // downgrade. Format 2 adds delays, faults that count calls, unplugged, removed and added GPUs, crashes and steps.
 // Format 3 adds time slices and MPS; format 4 MIG and fake processes; format 5 changes of the driver version and of
-// minor numbers; format 6 health and an unloaded driver; format 7 other drivers and persistence modes of GPUs.
-const format = 7
+// minor numbers; format 6 health and an unloaded driver; format 7 other drivers and persistence modes of GPUs;
+// format 8 PCIe errors.
+const format = 8
 
 // oldest returns the oldest format that can hold the state.
 func (s State) oldest() int {
+	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.AER != AER{} }) {
+		return 8
+	}
 	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool {
 		return g.Binding != nil || g.Sound != nil || g.Persistence != nil
 	}) {

@@ -105,6 +105,7 @@ func (c GPU) restarted() GPUState {
 	fresh := factoryState(c.GPU)
 	fresh.Faults, fresh.Delays, fresh.MPS, fresh.Added = c.State.Faults, c.State.Delays, c.State.MPS, c.State.Added
 	fresh.Minor, fresh.Binding, fresh.Sound = c.State.Minor, c.State.Binding, c.State.Sound
+	fresh.AER = c.State.AER
 	fresh.setHealth(c.Health().restarted())
 	fresh.setMIG(c.GPU, c.afterStart(c.MIG()))
 	return fresh

@@ -149,6 +149,9 @@ func (v *View) String() string {
 		if c.State.Health != nil {
 			fmt.Fprintf(&b, "%s health %s\n", c.Name, c.Health())
 		}
+		if a := c.State.AER; a != (AER{}) {
+			fmt.Fprintf(&b, "%s aer fatal=%d nonfatal=%d correctable=%d\n", c.Name, a.Fatal, a.Nonfatal, a.Correctable)
+		}
 		if c.State.MPS != nil {
 			fmt.Fprintf(&b, "%s mps %s\n", c.Name, c.State.MPS)
 		}

@@ -4,6 +4,7 @@ package simctl
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -88,6 +89,24 @@ func addCommand(dir *string) *cobra.Command {
 func removeCommand(dir *string) *cobra.Command {
 	return busCommand(dir, "remove GPU", "Take a GPU out for good, as if the machine had been started without it",
 		(*simulator.Node).Remove)
+}
+
+func aerCommand(dir *string) *cobra.Command {
+	var count int
+	c := &cobra.Command{
+		Use:   "aer GPU " + strings.Join(node.AERKinds, "|"),
+		Short: "Let a GPU report a PCIe error, which the kernel counts in sysfs, whatever driver the GPU has",
+		Args:  cobra.ExactArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			n, err := simulator.Attach(*dir)
+			if err != nil {
+				return err
+			}
+			return n.CountAER(args[0], args[1], count)
+		},
+	}
+	c.Flags().IntVar(&count, "count", 1, "how many of them")
+	return c
 }
 
 func reloadCommand(dir *string) *cobra.Command {

@@ -32,7 +32,8 @@ func Command() *cobra.Command {
 	c.AddCommand(
 		printCommand(&dir), setCommand(&dir),
 		failCommand(&dir), slowCommand(&dir), healCommand(&dir),
-		xidCommand(&dir), eccCommand(&dir), clocksCommand(&dir), healthCommand(&dir), resetCommand(&dir),
+		xidCommand(&dir), eccCommand(&dir), clocksCommand(&dir), aerCommand(&dir), healthCommand(&dir),
+		resetCommand(&dir),
 		mpsCommand(&dir),
 		migCommand(&dir), partitionCommand(&dir), processCommand(&dir),
 		unplugCommand(&dir), plugCommand(&dir), addCommand(&dir), removeCommand(&dir),

@@ -120,6 +120,13 @@ func TestCommands(t *testing.T) {
 		{"an XID of no partition", "xid 0/1g.5gb@0 79", "error: gpu-3b-00-0 has no partition 1g.5gb@0\n"},
 		{"ECC errors", "ecc 0 double --count 2", "0 reports ecc double, 2 times\n"},
 		{"an ECC error of another kind", "ecc 0 triple", `error: ecc "triple": want double or single` + "\n"},
+		{"PCIe errors of another kind", "aer gpu-3b-00-0 deadly",
+			`error: PCIe error "deadly": want one of [fatal nonfatal correctable]` + "\n"},
+		{"PCIe errors of no GPU", "aer gpu-3c-00-0 fatal",
+			`error: no GPU "gpu-3c-00-0" on the PCI bus, which has [gpu-3b-00-0 gpu-af-00-0]` + "\n"},
+		{"PCIe errors", "aer gpu-3b-00-0 fatal --count 2; aer 0000:3b:00.0 correctable; print",
+			"t4-x2 driver=580.95.05\n" + first + "Default\ngpu-3b-00-0 aer fatal=2 nonfatal=0 correctable=1\n" +
+				second},
 		{"clocks", "event 1 clocks", "1 reports event clocks\n"},
 		{"another event", "event 1 xid", `error: event "xid": want clocks or pstate` + "\n"},
 		{"health", "health 0 recovery-action=reset retired-pages=pending; print", "t4-x2 driver=580.95.05\n" + first +

@@ -159,7 +159,7 @@ func (m *Manager) Discovered(ctx context.Context, at Moment, known Known) {
 	now := at.Now
 	m.clamp(now)
 	m.merge(ctx, at)
-	last, links := m.known, maps.Clone(m.state.Links)
+	last, links, counted := m.known, maps.Clone(m.state.Links), maps.Clone(m.state.AER)
 	if known.Policies == nil {
 		known.Policies = last.Policies
 	}
@@ -173,14 +173,17 @@ func (m *Manager) Discovered(ctx context.Context, at Moment, known Known) {
 		if d.MovedTo != "" {
 			continue // the GPU is here, under that name
 		}
+		if errs, ok := known.AER[d.PCI]; ok {
+			changed = append(changed, m.state.Counted(now, m.bootID, d.UUID, errs)...)
+		}
 		if d.Lost {
 			changed = append(changed, m.state.See(now, m.bootID, health.Subject{GPU: d.UUID}, health.GPULost, "")...)
 			continue
 		}
 		answers, ok := known.Health[d.UUID]
 		was, had := last.GPUs.FindUUID(d.UUID)
-		// Without a reset, NVIDIA's driver still asks for one.
-		if had && was.Lost && !answers.RecoveryAction.Needed() {
+		// A GPU that was in a virtual machine has been reset. Without a reset, NVIDIA's driver still asks for one.
+		if back := was.Lost || was.InVM() && !d.InVM(); had && back && !answers.RecoveryAction.Needed() {
 			changed = append(changed, m.state.Reset(now, d.UUID, m.policy)...)
 			m.dirty = true // also if nothing ends yet
 		}
@@ -191,7 +194,7 @@ func (m *Manager) Discovered(ctx context.Context, at Moment, known Known) {
 			m.actions.Recheck = append(m.actions.Recheck, d.UUID)
 		}
 	}
-	if !maps.EqualFunc(links, m.state.Links, slices.Equal) {
+	if !maps.EqualFunc(links, m.state.Links, slices.Equal) || !maps.Equal(counted, m.state.AER) {
 		m.dirty = true
 	}
 	if !sameGPUs(last, known) {

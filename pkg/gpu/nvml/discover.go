@@ -123,6 +123,7 @@ func (m *Machine) readAll(ctx context.Context) (gpu.Discovery, error) {
 	}
 	assignNVLinkDomains(look.Devices, connections)
 	look.Devices, look.Unlisted = m.withVFIO(withLost(m.Sysfs, look.Devices, silent))
+	look.AER = m.aer(look.Devices, look.Unlisted)
 	look.Answered = m.known.answered()
 	look.Persistent = m.known.persistent()
 	look.Unwatched = m.watch.unwatched(look.Devices, 2*m.eventWait())

@@ -69,6 +69,17 @@ func (m *Machine) withVFIO(listed []gpu.Device) (devices, unlisted []gpu.Device)
 	return devices, unlisted
 }
 
+// aer returns the errors that the kernel counts of the GPUs: NVML says nothing about one that vfio-pci has.
+func (m *Machine) aer(listed, unlisted []gpu.Device) map[gpu.PCIAddress]gpu.AER {
+	all := map[gpu.PCIAddress]gpu.AER{}
+	for _, d := range slices.Concat(listed, unlisted) {
+		if errs, ok := m.bus().AER(d.PCI); ok {
+			all[d.PCI] = errs
+		}
+	}
+	return all
+}
+
 // place sets the name, root complex and NUMA node that follow from the PCI address.
 func place(d *gpu.Device, sysfs string) {
 	d.Name = d.PCI.DeviceName()
