@@ -135,7 +135,7 @@ func attributes(t *testing.T) string { return attributesOf(t, false) }
 func standard(t *testing.T) string   { return attributesOf(t, true) }
 
 func attributesOf(t *testing.T, standard bool) string {
-	devices := published(t, example)
+	devices := append(published(t, example), published(t, "vgpu-guest")...)
 	known := map[resourceapi.QualifiedName]bool{}
 	var rows [][]string
 	for _, a := range inventory.AllAttributes {

@@ -181,10 +181,35 @@ func (d *device) setConfigCalls() {
 		v, ret := ecc()
 		return state(v.Current), state(v.Pending), ret
 	}
+	d.GetVirtualizationModeFunc = value(d,
+		func(c node.GPU) hwprofile.Answer[hwprofile.Virtualization] { return c.Calls.GetVirtualizationMode },
+		func(v hwprofile.Virtualization) nvml.GpuVirtualizationMode { return nvml.GpuVirtualizationMode(v) })
+	d.GetGridLicensableFeaturesFunc = value(d,
+		func(c node.GPU) hwprofile.Answer[hwprofile.License] { return c.License() }, licensableFeatures)
 	d.GetSupportedEventTypesFunc = value(d,
 		func(c node.GPU) hwprofile.Answer[uint64] { return c.SupportedEvents() }, same[uint64])
 	d.RegisterEventsFunc = d.registerEvents
 	d.GetFieldValuesFunc = d.fieldValues
+}
+
+// licensableFeatures has the expiry of a licence only while there is one.
+func licensableFeatures(l hwprofile.License) nvml.GridLicensableFeatures {
+	var out nvml.GridLicensableFeatures
+	if l.Product == "" {
+		return out
+	}
+	f := &out.GridLicensableFeatures[0]
+	out.IsGridLicenseSupported, out.LicensableFeaturesCount = 1, 1
+	f.FeatureEnabled, f.FeatureState = 1, uint32(l.Licensed)
+	f.FeatureCode = uint32(nvml.GRID_LICENSE_FEATURE_CODE_NVIDIA_RTX)
+	put(f.ProductName[:], l.Product)
+	if at, err := time.Parse(time.RFC3339, l.Expiry); err == nil && l.Licensed == hwprofile.Enabled {
+		at = at.UTC()
+		f.LicenseExpiry = nvml.GridLicenseExpiry{Year: uint32(at.Year()), Month: uint16(at.Month()),
+			Day: uint16(at.Day()), Hour: uint16(at.Hour()), Min: uint16(at.Minute()), Sec: uint16(at.Second()),
+			Status: nvml.GRID_LICENSE_EXPIRY_VALID}
+	}
+	return out
 }
 
 func (d *device) setComputeMode(mode nvml.ComputeMode) nvml.Return {

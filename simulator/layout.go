@@ -251,6 +251,9 @@ func layOutFunction(sys, way string, c node.GPU, f node.Function) error {
 	}
 	if f.Address == c.PCI.Address {
 		maps.Copy(files, c.State.AER.Files())
+		if config := c.ConfigSpace(); config != nil {
+			files["config"] = string(config)
+		}
 	}
 	for name, content := range files {
 		if err := ensureFile(filepath.Join(sys, way, name), []byte(content+"\n"), 0o444); err != nil {

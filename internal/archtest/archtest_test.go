@@ -73,7 +73,7 @@ var allowed = map[string][]string{
 
 	// The commands of the plugin's program: run, check, record.
 	"pkg/hwprofile":        {"pkg/gpu"},
-	"pkg/hwprofile/record": {"pkg/gpu", "pkg/gpu/nvml", "pkg/hwprofile"},
+	"pkg/hwprofile/record": {"pkg/gpu", "pkg/gpu/nvml", "pkg/gpu/passthrough", "pkg/hwprofile"},
 	"internal/check/host":  {},
 	"internal/check": {"internal/check/host", "pkg/cdi", "pkg/gpu", "pkg/gpu/nvml", "pkg/gpu/passthrough",
 		"pkg/gpu/toolkit", "pkg/health", "pkg/hwprofile", "pkg/hwprofile/record", "pkg/inventory"},

@@ -81,15 +81,17 @@ type Host struct {
 
 // GPU is a GPU that NVML counts.
 type GPU struct {
-	Index      int               `json:"index"`
-	Name       string            `json:"name"`
-	Error      string            `json:"error"`
-	Attributes map[string]any    `json:"attributes"`
-	Memory     uint64            `json:"memory"`
-	MIG        MIG               `json:"mig"`
-	MPSLimits  bool              `json:"mpsLimits"`
-	Nodes      []string          `json:"deviceNodes"`
-	Unanswered map[string]string `json:"unanswered"`
+	Index      int            `json:"index"`
+	Name       string         `json:"name"`
+	Error      string         `json:"error"`
+	Attributes map[string]any `json:"attributes"`
+	Memory     uint64         `json:"memory"`
+	MIG        MIG            `json:"mig"`
+	MPSLimits  bool           `json:"mpsLimits"`
+	// VGPULicense is the licence of a vGPU; empty: it is none, or nothing is known.
+	VGPULicense string            `json:"vgpuLicense"`
+	Nodes       []string          `json:"deviceNodes"`
+	Unanswered  map[string]string `json:"unanswered"`
 }
 
 // Passthrough says whether virtual machines can have a GPU.
@@ -181,7 +183,8 @@ func (e *checker) health() {
 	}
 	for _, g := range saved.GPUs {
 		for _, c := range saved.Conditions {
-			if c.GPU == g.UUID && c.Active() && c.Cause != health.GPULost { // see gpuLost
+			if c.GPU == g.UUID && c.Active() && c.Cause != health.GPULost &&
+				c.Cause != health.VGPUUnlicensed { // see gpuLost and vgpuUnlicensed
 				meaning, _ := health.Describe(c.Cause)
 				e.found(gpuSick.Found("%s: %s (%s) since %s: %s", g.Name, c.Cause.Title(), g.Rules[c.Cause],
 					c.Since.UTC().Format(time.RFC3339), meaning))

@@ -3,6 +3,7 @@
 package check
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -113,7 +114,7 @@ func (e *checker) list(devices []gpu.Device, broken []error) {
 func (e *checker) entry(d gpu.Device) GPU {
 	g := GPU{Index: d.Index, Name: d.Name, Memory: inventory.Memory(d), Attributes: map[string]any{}, Nodes: []string{},
 		Unanswered: map[string]string{},
-		MPSLimits:  d.Product.MPSLimits(),
+		MPSLimits:  d.MPSLimits(),
 		MIG: MIG{Capable: d.MIG.Capable, Enabled: d.MIG.Enabled, Switchable: d.MIG.Switchable,
 			Offered: inventory.Partitioning(d, gpu.PartitionsAuto, gpu.PartitionsAuto,
 				func(gpu.Placement) bool { return false }).String()}}
@@ -129,7 +130,14 @@ func (e *checker) entry(d gpu.Device) GPU {
 	for _, problem := range d.MIG.Problems {
 		e.found(migUnreadable.Found("%s: %s", d.Name, problem))
 	}
-	if !g.MPSLimits {
+	if v := d.VGPU; v != nil {
+		g.VGPULicense = v.License.String()
+		if v.License.State != gpu.Licensed {
+			e.found(vgpuUnlicensed.Found("%s (%s): %s", d.Name, d.Product.Name,
+				cmp.Or(string(v.License.State), "NVML does not tell the state of the licence")))
+		}
+	}
+	if !d.Product.MPSLimits() {
 		e.found(oldForMPS.Found("%s (%s) has compute capability %d.%d", d.Name, d.Product.Name,
 			d.Product.ComputeCapability.Major, d.Product.ComputeCapability.Minor))
 	}

@@ -96,6 +96,9 @@ func (p *printer) gpu(g GPU) {
 	}
 	p.row("memory", fmt.Sprintf("%d MiB", g.Memory>>20))
 	p.row("MPS limits", yes(g.MPSLimits))
+	if g.VGPULicense != "" {
+		p.row("vGPU licence", g.VGPULicense)
+	}
 	if g.MIG.Capable {
 		p.row("MIG mode", fmt.Sprintf("%s; %s", map[bool]string{true: "on", false: "off"}[g.MIG.Enabled],
 			map[bool]string{true: "changes without a reset", false: "changes with a reset"}[g.MIG.Switchable]))

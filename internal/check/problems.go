@@ -51,6 +51,9 @@ var (
 	oldForMPS = host.ProblemKind{ID: "no-mps-limits", Severity: host.Warning,
 		Remedy: "let it be used as a whole, or in replicas (sharing: exclusive, replicated): MPS limits shares from " +
 			"Volta on"}
+	vgpuUnlicensed = host.ProblemKind{ID: "vgpu-unlicensed", Severity: host.Warning,
+		Remedy: "check the licence server, and the log of nvidia-gridd on the node (nvidia-smi -q shows the state): " +
+			"20 minutes after its start, an unlicensed machine has a slow GPU"}
 	noHook = host.ProblemKind{ID: "no-cdi-hook", Severity: host.Warning,
 		Remedy: "nothing on the node itself: the driver's image brings it; elsewhere name it (--cdi-hook)"}
 	noCapabilities = host.ProblemKind{ID: "no-mig-device-nodes", Severity: host.Warning,
@@ -67,5 +70,5 @@ var (
 var AllKinds = append([]host.ProblemKind{
 	noLibrary, noModule, versionMismatch, noNVML, noPermission, noGPU, gpuLost, gpuUnreadable, gpuSick, driverFiles,
 	twoVersions, symlink, oddVersion, callFails, noSMI, noMPS, oldForMPS, noHook, noCapabilities,
-	migUnreadable, noPersistence,
+	migUnreadable, noPersistence, vgpuUnlicensed,
 }, host.AllKinds...)

@@ -49,6 +49,8 @@ type Health struct {
 	Fabric string
 	// Slowdown says why the hardware slows the GPU down to protect it; empty: it does not, or the driver does not say.
 	Slowdown string
+	// License is the state of the licence of a vGPU.
+	License LicenseState
 	// NodeMissing is the device node that has vanished; empty: none.
 	NodeMissing string
 }

@@ -31,11 +31,11 @@ type SharingMode struct {
 // MaxMPSClients is the maximum number of clients of an MPS server, from Volta on.
 const MaxMPSClients = 48
 
-// EnforceableOn returns the mode with what a GPU of the product can enforce. MPS limits nothing before Volta: a GPU
+// EnforceableOn returns the mode with what the GPU can enforce. MPS limits nothing before Volta, and on no vGPU: a GPU
 // that would have shares is exclusive then, so that a share is not silently without limits. Replicas, which somebody
 // has asked for, are only counted.
-func (m SharingMode) EnforceableOn(p Product) SharingMode {
-	if m.Isolation != IsolationMPS || p.MPSLimits() {
+func (m SharingMode) EnforceableOn(d Device) SharingMode {
+	if m.Isolation != IsolationMPS || d.MPSLimits() {
 		return m
 	}
 	switch m.Sharing {

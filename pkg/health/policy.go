@@ -57,6 +57,8 @@ const (
 	FabricUnhealthy       Cause = "FabricUnhealthy"
 	HardwareSlowdown      Cause = "HardwareSlowdown"
 	DeviceNodeMissing     Cause = "DeviceNodeMissing"
+	// VGPUUnlicensed is about a vGPU in a virtual machine.
+	VGPUUnlicensed Cause = "VGPUUnlicensed"
 	// GPULost is the loss of a GPU while its events were awaited.
 	GPULost Cause = "GPULost"
 	// ECCDoubleBit is an uncorrected memory error that NVML reports without an XID.
@@ -229,6 +231,10 @@ var conditions = []Entry{
 	{DeviceNodeMissing, "A device node of the GPU has vanished.",
 		"Create it again with nvidia-modprobe, and find out what removed it.", untilManual,
 		"driver: containers cannot get the GPU"},
+	{VGPUUnlicensed, "The vGPU has no licence. NVIDIA's driver slows it down 20 minutes after the machine's start.",
+		"Check the licence server, and the log of nvidia-gridd. nvidia-smi -q shows the state.",
+		Rule{Effect: EffectNone, Recovery: RecoveryManual},
+		"NVML: licensable features; NVIDIA's licensing guide; a new machine gets its licence after its start"},
 	{GPULost, "NVML has lost the GPU.",
 		"Drain the node and reboot it. If the GPU is lost again, check its PCIe connection.", untilReboot,
 		"NVML: GPU is lost; as XID 79"},

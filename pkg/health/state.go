@@ -429,6 +429,7 @@ func problems(is gpu.Health) []problem {
 	add(is.PagesPending, PageRetirementPending, "")
 	add(is.Fabric != "", FabricUnhealthy, is.Fabric)
 	add(is.Slowdown != "", HardwareSlowdown, is.Slowdown)
+	add(is.License == gpu.Unlicensed, VGPUUnlicensed, "")
 	add(is.NodeMissing != "", DeviceNodeMissing, is.NodeMissing)
 	return all
 }
@@ -452,6 +453,8 @@ func unknown(c Cause, is gpu.Health) bool {
 	switch {
 	case c == RowRemapPending || c == RowRemapFailed:
 		return is.RowsUnknown
+	case c == VGPUUnlicensed:
+		return is.License == gpu.LicenseUnknown
 	case c == NVLinkDown:
 		return is.LinksUp == nil
 	case strings.HasPrefix(string(c), string(recoveryActionPrefix)):

@@ -59,6 +59,8 @@ type Calls struct {
 	GetNvLinkRemoteDeviceType                Answer[Links[LinkEnd]]          `yaml:"GetNvLinkRemoteDeviceType"`
 	GetNvLinkRemotePciInfo                   Answer[Links[Address]]          `yaml:"GetNvLinkRemotePciInfo"`
 	GetTopologyCommonAncestor                Answer[map[Address]Proximity]   `yaml:"GetTopologyCommonAncestor"`
+	GetVirtualizationMode                    Answer[Virtualization]          `yaml:"GetVirtualizationMode"`
+	GetGridLicensableFeatures                Answer[License]                 `yaml:"GetGridLicensableFeatures"`
 	GetSupportedEventTypes                   Answer[uint64]                  `yaml:"GetSupportedEventTypes"`
 	errors                                   map[string]Error                // of other calls, which have no values
 }
@@ -100,6 +102,13 @@ type Fabric struct {
 	Status      int         `yaml:"status"` // an nvmlReturn_t: 0 is success
 	CliqueID    uint32      `yaml:"cliqueId"`
 	ClusterUUID string      `yaml:"clusterUuid"`
+}
+
+// License is the answer of GetGridLicensableFeatures: the feature that is enabled.
+type License struct {
+	Product  string `yaml:"product"`  // empty: no feature is enabled
+	Licensed Switch `yaml:"licensed"` // initially; then the state of the node has it
+	Expiry   string `yaml:"expiry"`   // "2027-01-31T00:00:00Z"; empty: NVML does not say
 }
 
 // Answer is the answer to a call: a value or an error. The zero Answer is ERROR_NOT_SUPPORTED.

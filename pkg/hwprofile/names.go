@@ -12,7 +12,8 @@ type Brand int
 
 func (Brand) names() map[string]int {
 	return map[string]int{"BRAND_UNKNOWN": 0, "BRAND_QUADRO": 1, "BRAND_TESLA": 2, "BRAND_NVS": 3, "BRAND_GRID": 4,
-		"BRAND_GEFORCE": 5, "BRAND_TITAN": 6, "BRAND_QUADRO_RTX": 12, "BRAND_NVIDIA_RTX": 13, "BRAND_NVIDIA": 14,
+		"BRAND_GEFORCE": 5, "BRAND_TITAN": 6, "BRAND_NVIDIA_VWS": 10,
+		"BRAND_QUADRO_RTX": 12, "BRAND_NVIDIA_RTX": 13, "BRAND_NVIDIA": 14,
 		"BRAND_GEFORCE_RTX": 15, "BRAND_TITAN_RTX": 16}
 }
 
@@ -40,6 +41,15 @@ const (
 
 func (Switch) names() map[string]int {
 	return map[string]int{"FEATURE_DISABLED": 0, "FEATURE_ENABLED": 1}
+}
+
+// Virtualization is nvmlGpuVirtualizationMode_t.
+type Virtualization int
+
+func (Virtualization) names() map[string]int {
+	return map[string]int{"GPU_VIRTUALIZATION_MODE_NONE": 0, "GPU_VIRTUALIZATION_MODE_PASSTHROUGH": 1,
+		"GPU_VIRTUALIZATION_MODE_VGPU": 2, "GPU_VIRTUALIZATION_MODE_HOST_VGPU": 3,
+		"GPU_VIRTUALIZATION_MODE_HOST_VSGA": 4}
 }
 
 // AddressingMode is nvmlDeviceAddressingModeType_t.
@@ -148,7 +158,7 @@ func Constants() map[string]int {
 	out := map[string]int{}
 	for _, t := range []named{Brand(0), Architecture(0), Switch(0), AddressingMode(0), ComputeMode(0), Clock(0),
 		Sensor(0),
-		Performance(0), LinkVersion(0), LinkEnd(0), FabricState(0), Proximity(0)} {
+		Performance(0), LinkVersion(0), LinkEnd(0), FabricState(0), Proximity(0), Virtualization(0)} {
 		maps.Copy(out, t.names())
 	}
 	maps.Copy(out, errorNumbers)

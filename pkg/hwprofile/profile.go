@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"regexp"
 	"strings"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 
@@ -51,6 +52,8 @@ type PCI struct {
 	NUMANode  int       `yaml:"numaNode"` // -1: unknown
 	DeviceID  uint32    `yaml:"deviceId"` // 0x2330; the vendor is always NVIDIA, 0x10de
 	Subsystem uint32    `yaml:"subsystemId"`
+	// HostDriver is the version that a vGPU has in its configuration space: "580.95.05"; empty: it is none.
+	HostDriver string `yaml:"hostDriver"`
 }
 
 // Vendor is NVIDIA's PCI vendor id.
@@ -97,6 +100,9 @@ var (
 	hexUUIDFormat = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 	versionFormat = regexp.MustCompile(`^[0-9]+(\.[0-9]+){1,2}([-+][0-9A-Za-z.+-]+)?$`)
 )
+
+// maxHostDriver is the room in the configuration space.
+const maxHostDriver = 10
 
 // MaxMinor is the last minor number of a GPU; higher ones belong to device nodes without a GPU.
 const MaxMinor = 247
@@ -215,6 +221,15 @@ func (g *GPU) check(d *decoder, path string, n *yaml.Node) {
 	}
 	if g.PCI.DeviceID > 0xffff {
 		d.problem(path+".pci.deviceId", n, "%#x: want at most 0xffff", g.PCI.DeviceID)
+	}
+	if len(g.PCI.HostDriver) > maxHostDriver {
+		d.problem(path+".pci.hostDriver", n, "%q: want at most %d characters", g.PCI.HostDriver, maxHostDriver)
+	}
+	if l, e := g.Calls.GetGridLicensableFeatures.Get(); e == "" && l.Expiry != "" {
+		if _, err := time.Parse(time.RFC3339, l.Expiry); err != nil {
+			d.problem(path+".calls.GetGridLicensableFeatures.expiry", n, "%q: want a time such as "+
+				"2027-01-31T00:00:00Z", l.Expiry)
+		}
 	}
 	if id, e := g.Calls.GetUUID.Get(); e == "" && !uuidFormat.MatchString(id) {
 		d.problem(path+".calls.GetUUID", n, "%q: want GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", id)

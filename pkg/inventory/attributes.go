@@ -26,7 +26,8 @@ type Attribute struct {
 }
 
 // AllAttributes are published for every device, because a selector on a missing attribute fails for the whole pod. Only
-// unknown standard attributes are left out, and those that only GPUs for virtual machines have.
+// unknown standard attributes are left out, and those that only GPUs for virtual machines or only vGPUs have.
+// Partitions lack some: a selector of a request is only asked about devices that the class has selected.
 var AllAttributes = []Attribute{
 	{"type", "what the device is: see above",
 		func(d gpu.Device) value { return text(string(d.Type)) }},
@@ -79,6 +80,24 @@ var AllAttributes = []Attribute{
 		func(d gpu.Device) value { return ofGPUs(d, isolation(d).String()) }},
 	{"sharedOnly", "whether only claims for shared GPUs (class `shared.gpu.nvidia.com`) get it",
 		func(d gpu.Device) value { return value{BoolValue: ptr.To(d.Use.SharedOnly)} }},
+	{"vgpu", "whether it is a vGPU: the node is a virtual machine, and has a part of a GPU of its host; not of type " +
+		"`mig`",
+		ofWhole(func(d gpu.Device) value { return value{BoolValue: ptr.To(d.VGPU != nil)} })},
+	{"vgpuLicense", "`licensed` or `unlicensed`; empty: unknown, or no vGPU; not of type `mig`",
+		ofWhole(func(d gpu.Device) value {
+			if d.VGPU == nil {
+				return text("")
+			}
+			return text(string(d.VGPU.License.State))
+		})},
+	{"vgpuHostDriverVersion", "NVIDIA's driver on the host, written as `driverVersion`; only of a vGPU, if known; " +
+		"not of type `mig`",
+		ofWhole(func(d gpu.Device) value {
+			if d.VGPU == nil || d.VGPU.HostDriver == "" {
+				return value{}
+			}
+			return versionOf(d.VGPU.HostDriver)
+		})},
 	{"iommuGroup", "the IOMMU group; only of type `vfio`",
 		ofVM(func(v gpu.VFIO) value { return number(v.Group) })},
 	{"pciVendorID", "the PCI vendor ID, `10de`; only of type `vfio`",
@@ -124,6 +143,16 @@ func ofVM(of func(gpu.VFIO) value) func(gpu.Device) value {
 			return value{}
 		}
 		return of(*d.VFIO)
+	}
+}
+
+// ofWhole returns an attribute of all devices but partitions, which have no room for it.
+func ofWhole(of func(gpu.Device) value) func(gpu.Device) value {
+	return func(d gpu.Device) value {
+		if d.Partition != nil {
+			return value{}
+		}
+		return of(d)
 	}
 }
 

@@ -77,7 +77,7 @@ func Unclaimed(gpus []gpu.Device, configured func(gpu.Device) gpu.SharingMode) I
 	nobody := func(gpu.Placement) bool { return false }
 	inv := New(gpus)
 	for i, d := range inv {
-		use := configured(d).EnforceableOn(d.Product)
+		use := configured(d).EnforceableOn(d)
 		use.Partitions = Partitioning(d, use.Partitions, gpu.PartitionsAuto, nobody)
 		inv[i].Use = use
 	}

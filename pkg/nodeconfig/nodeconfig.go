@@ -112,14 +112,18 @@ func (c Config) Unmatched(devices []gpu.Device) []string {
 func (e entry) unlimitable(devices []gpu.Device) []string {
 	var out []string
 	for _, d := range devices {
-		switch is := e.use.EnforceableOn(d.Product); {
+		why := "MPS limits nothing before Volta"
+		if d.VGPU != nil {
+			why = "the driver uses no MPS on a vGPU"
+		}
+		switch is := e.use.EnforceableOn(d); {
 		case is == e.use:
 		case is.Sharing == gpu.Exclusive:
-			out = append(out, at(e.line, e.path, "%s (%s) is exclusive, because MPS limits nothing before Volta: "+
-				"isolation: none counts its shares", d.Name, d.Product.Name))
+			out = append(out, at(e.line, e.path, "%s (%s) is exclusive, because %s: isolation: none counts its shares",
+				d.Name, d.Product.Name, why))
 		default:
-			out = append(out, at(e.line, e.path, "%s (%s): its replicas have isolation none, because MPS limits "+
-				"nothing before Volta", d.Name, d.Product.Name))
+			out = append(out, at(e.line, e.path, "%s (%s): its replicas have isolation none, because %s", d.Name,
+				d.Product.Name, why))
 		}
 	}
 	return out

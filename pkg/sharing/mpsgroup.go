@@ -104,6 +104,10 @@ func (r mpsRule) memoryLimit(of gpu.Device) (uint64, error) {
 func (a *Assignment) joinGroup(groups []mpsGroup) error {
 	for _, g := range groups {
 		if i := slices.IndexFunc(g.devices, func(d gpu.Device) bool { return d.Name == a.Device }); i >= 0 {
+			if g.devices[i].VGPU != nil {
+				return refuseField(ErrRefused, "sharing.strategy", "MPS", "it is a vGPU, and the driver uses no MPS "+
+					"there, because NVIDIA does not say that it works; leave the strategy out")
+			}
 			client := g.client
 			a.MPS = &client
 			a.Unenforced = len(client.limits()) > 0 && !g.devices[i].Product.MPSLimits()

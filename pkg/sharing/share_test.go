@@ -623,3 +623,21 @@ func TestLimitsOfMPSBeforeVolta(t *testing.T) {
 		}
 	}
 }
+
+func TestNoMPSOnAVGPU(t *testing.T) {
+	d := gpu.Device{Name: "gpu-0", UUID: "GPU-0", Memory: 8 << 30, VGPU: &gpu.VGPU{}}
+	d.Use = gpu.SharingMode{}.EnforceableOn(d)
+	if got := d.Use.String(); got != "exclusive" {
+		t.Errorf("by default: got %s, want exclusive", got)
+	}
+	replicas := gpu.SharingMode{Sharing: gpu.Replicated, Replicas: 2}
+	if got := replicas.EnforceableOn(d).String(); got != "replicated: 2, isolation none" {
+		t.Errorf("replicas: got %s", got)
+	}
+	_, err := NewPlan([]allocation.Result{{Request: "r", Device: "gpu-0",
+		Config: api.DeviceConfig{Sharing: api.Sharing{MPS: &api.MPS{}}}}}, inventory.Inventory{d}, nil)
+	const want = "request r: device gpu-0: sharing.strategy MPS: it is a vGPU, "
+	if !errors.Is(err, ErrRefused) || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("a claim for MPS: got %v, want %s…", err, want)
+	}
+}

@@ -45,6 +45,7 @@ type GPUState struct {
 	Sound       *Binding            `json:",omitempty"` // of the card's sound function; nil: its driver has it
 	Persistence *hwprofile.Switch   `json:",omitempty"` // nil: that of the profile
 	AER         AER                 `json:",omitzero"`
+	License     *hwprofile.Switch   `json:",omitempty"` // nil: that of the profile
 }
 
 // AllCalls means every call of the GPU.
@@ -55,12 +56,12 @@ const AllCalls = "all"
 // downgrade. Format 2 adds delays, faults that count calls, unplugged, removed and added GPUs, crashes and steps.
 // Format 3 adds time slices and MPS; format 4 MIG and fake processes; format 5 changes of the driver version and of
 // minor numbers; format 6 health and an unloaded driver; format 7 other drivers and persistence modes of GPUs;
-// format 8 PCIe errors.
+// format 8 PCIe errors and licences.
 const format = 8
 
 // oldest returns the oldest format that can hold the state.
 func (s State) oldest() int {
-	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.AER != AER{} }) {
+	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.AER != AER{} || g.License != nil }) {
 		return 8
 	}
 	if slices.ContainsFunc(s.GPUs, func(g GPUState) bool {

@@ -105,7 +105,7 @@ func (c GPU) restarted() GPUState {
 	fresh := factoryState(c.GPU)
 	fresh.Faults, fresh.Delays, fresh.MPS, fresh.Added = c.State.Faults, c.State.Delays, c.State.MPS, c.State.Added
 	fresh.Minor, fresh.Binding, fresh.Sound = c.State.Minor, c.State.Binding, c.State.Sound
-	fresh.AER = c.State.AER
+	fresh.AER, fresh.License = c.State.AER, c.State.License
 	fresh.setHealth(c.Health().restarted())
 	fresh.setMIG(c.GPU, c.afterStart(c.MIG()))
 	return fresh
@@ -114,7 +114,7 @@ func (c GPU) restarted() GPUState {
 // booted is the state of the GPU when the machine has booted: restarted, with the drivers that know its card.
 func (c GPU) booted() GPUState {
 	fresh := c.restarted()
-	fresh.Binding, fresh.Sound = nil, nil
+	fresh.Binding, fresh.Sound, fresh.AER = nil, nil, AER{}
 	return fresh
 }
 

@@ -149,6 +149,10 @@ func (v *View) String() string {
 		if c.State.Health != nil {
 			fmt.Fprintf(&b, "%s health %s\n", c.Name, c.Health())
 		}
+		if s := c.State.License; s != nil {
+			fmt.Fprintf(&b, "%s %s\n", c.Name, map[hwprofile.Switch]string{hwprofile.Enabled: "licensed",
+				hwprofile.Disabled: "unlicensed"}[*s])
+		}
 		if a := c.State.AER; a != (AER{}) {
 			fmt.Fprintf(&b, "%s aer fatal=%d nonfatal=%d correctable=%d\n", c.Name, a.Fatal, a.Nonfatal, a.Correctable)
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
 )
 
@@ -159,6 +160,26 @@ func healthCommand(dir *string) *cobra.Command {
 			}
 			_, err = fmt.Fprintf(c.OutOrStdout(), "%s has %s\n", args[0], strings.Join(args[1:], " "))
 			return err
+		},
+	}
+}
+
+func licenseCommand(dir *string) *cobra.Command {
+	states := map[string]hwprofile.Switch{"licensed": hwprofile.Enabled, "unlicensed": hwprofile.Disabled}
+	return &cobra.Command{
+		Use:   "license GPU licensed|unlicensed",
+		Short: "Give a vGPU its licence, or take it",
+		Args:  cobra.ExactArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			state, ok := states[args[1]]
+			if !ok {
+				return fmt.Errorf("licence %q: want licensed or unlicensed", args[1])
+			}
+			n, err := node.Attach(*dir)
+			if err != nil {
+				return err
+			}
+			return n.SetLicense(args[0], state)
 		},
 	}
 }

@@ -33,7 +33,7 @@ func Command() *cobra.Command {
 		printCommand(&dir), setCommand(&dir),
 		failCommand(&dir), slowCommand(&dir), healCommand(&dir),
 		xidCommand(&dir), eccCommand(&dir), clocksCommand(&dir), aerCommand(&dir), healthCommand(&dir),
-		resetCommand(&dir),
+		resetCommand(&dir), licenseCommand(&dir),
 		mpsCommand(&dir),
 		migCommand(&dir), partitionCommand(&dir), processCommand(&dir),
 		unplugCommand(&dir), plugCommand(&dir), addCommand(&dir), removeCommand(&dir),

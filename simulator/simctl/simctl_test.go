@@ -71,7 +71,7 @@ func TestCommands(t *testing.T) {
 			"bridge\ndgx-a100     "},
 		{"a profile", "profile t4-x2", "# SPDX-License-Identifier"},
 		{"an unknown profile", "profile b200",
-			`error: no profile "b200"; built in are a30-x2, dgx-a100, dgx-h100, dgx1-v100, gb200-nvl4, hgx-b200, hgx-h200, l40s-x4, mixed, rtx2080ti-x4, rtxpro6000-x2, t4-x2, workstation` + "\n"},
+			`error: no profile "b200"; built in are a30-x2, dgx-a100, dgx-h100, dgx1-v100, gb200-nvl4, hgx-b200, hgx-h200, l40s-x4, mixed, rtx2080ti-x4, rtxpro6000-x2, t4-x2, vgpu-guest, workstation` + "\n"},
 		{"fail for a while", "fail 0 GetName ERROR_UNKNOWN --after 3 --times 2; print",
 			"t4-x2 driver=580.95.05\n" + first + "Default\ngpu-3b-00-0 fails GetName ERROR_UNKNOWN after=3 times=2\n" +
 				second},
@@ -120,6 +120,8 @@ func TestCommands(t *testing.T) {
 		{"an XID of no partition", "xid 0/1g.5gb@0 79", "error: gpu-3b-00-0 has no partition 1g.5gb@0\n"},
 		{"ECC errors", "ecc 0 double --count 2", "0 reports ecc double, 2 times\n"},
 		{"an ECC error of another kind", "ecc 0 triple", `error: ecc "triple": want double or single` + "\n"},
+		{"a licence of no vGPU", "license 0 licensed", "error: gpu-3b-00-0 is no vGPU, and needs no licence (ERROR_NOT_SUPPORTED)\n"},
+		{"another state of a licence", "license 0 expired", `error: licence "expired": want licensed or unlicensed` + "\n"},
 		{"PCIe errors of another kind", "aer gpu-3b-00-0 deadly",
 			`error: PCIe error "deadly": want one of [fatal nonfatal correctable]` + "\n"},
 		{"PCIe errors of no GPU", "aer gpu-3c-00-0 fatal",

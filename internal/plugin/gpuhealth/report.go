@@ -28,7 +28,7 @@ func (m *Manager) report(ctx context.Context, now time.Time, c health.Condition)
 	case !c.Active():
 		text += m.ended(c)
 		node, claim = report.Events.GPURecovered, report.Events.DeviceRecovered
-		if c.End == health.EndGone {
+		if c.End == health.EndGone || rule.Effect == health.EffectNone {
 			node, claim = report.Events.GPUNotice, report.Events.DeviceNotice
 		}
 	case rule.Effect == health.EffectNone:
@@ -39,7 +39,8 @@ func (m *Manager) report(ctx context.Context, now time.Time, c health.Condition)
 	}
 	klog.FromContext(ctx).Info("Health of GPU", "uuid", c.GPU, "cause", c.Cause, "active", c.Active(), "effect",
 		rule.Effect, "recovery", rule.Recovery, "message", text)
-	if !c.Active() && rule.Effect == health.EffectNone {
+	// Users of a new machine wait for its licence.
+	if !c.Active() && rule.Effect == health.EffectNone && c.Cause != health.VGPUUnlicensed {
 		return
 	}
 	if c.Cause != health.GPULost || !c.Active() { // the discovery reports lost GPUs
@@ -165,7 +166,7 @@ func (m *Manager) consequence(c health.Condition, rule health.Rule) string {
 // ended says why the condition ended and what is left.
 func (m *Manager) ended(c health.Condition) string {
 	text := fmt.Sprintf("%s has ended (%s) after %s", c.Cause.Title(), c.End, c.Ended.Sub(c.Since).Round(time.Second))
-	if c.End == health.EndGone {
+	if c.End == health.EndGone || m.rule(c).Effect == health.EffectNone {
 		return text
 	}
 	var left []string

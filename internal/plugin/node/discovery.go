@@ -103,11 +103,15 @@ func withRemoved(inv inventory.Inventory, all []removedPartition) inventory.Inve
 	return inv
 }
 
-// withoutTransientState clears the fields that change with every claim, so that they do not make inventories differ.
+// withoutTransientState clears the fields that change with every claim, or with every renewal of a licence, so that
+// they do not make inventories differ.
 func withoutTransientState(inv inventory.Inventory) inventory.Inventory {
 	inv = slices.Clone(inv)
 	for i := range inv {
 		inv[i].MIG.Enabled, inv[i].MIG.Instances, inv[i].ComputeMode = false, nil, ""
+		if v := inv[i].VGPU; v != nil {
+			inv[i].VGPU = &gpu.VGPU{HostDriver: v.HostDriver, License: gpu.License{State: v.License.State}}
+		}
 	}
 	return inv
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
+	"github.com/gpudra/gpu-dra-driver/pkg/inventory"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 	"github.com/gpudra/gpu-dra-driver/simulator/node"
 )
@@ -242,12 +243,28 @@ func TestSlowdown(t *testing.T) {
 }
 
 func TestVirtualGPUsOfferNoPartitions(t *testing.T) {
-	_, n, l := with(t, "dgx-h100", "", "")
+	sim, n, l := with(t, "dgx-h100", "", "")
 	for _, l.virtual = range []bool{false, true} {
 		look, err := nvml.New(n.MachineConfig).Discover(t.Context())
 		must(t, err)
 		if got := look.Devices[0].MIG.Capable; got == l.virtual {
 			t.Errorf("virtual %t: got MIG %t", l.virtual, got)
 		}
+	}
+	// The host has made it of a GPU instance: the partition can be used, and not be changed.
+	must(t, sim.SwitchMIG("0", 1))
+	_, err := sim.CreatePartition("0", "1g.10gb")
+	must(t, err)
+	look, err := nvml.New(n.MachineConfig).Discover(t.Context())
+	must(t, err)
+	if m := look.Devices[0].MIG; !m.Enabled || m.Switchable || len(m.Profiles) > 0 || len(m.Instances) != 1 {
+		t.Errorf("a GPU instance of the host: got %+v", m)
+	}
+	var names []string
+	for _, d := range inventory.Defaults(look.Devices[:1]) {
+		names = append(names, d.Name)
+	}
+	if got := strings.Join(names, " "); got != "gpu-1b-00-0-mig-1g10gb-0" {
+		t.Errorf("published: got %s", got)
 	}
 }

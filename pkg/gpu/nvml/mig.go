@@ -78,9 +78,9 @@ func (s *session) askMIG(handle nvmllib.Device, d gpu.Device) (gpu.MIG, error) {
 		err := fmt.Errorf("get MIG mode: %w", ret)
 		return gpu.MIG{Problems: []string{err.Error()}}, err
 	}
-	// NVIDIA's driver does not change the MIG mode of a virtual GPU, whatever it answers here.
-	if mode, ret := handle.GetVirtualizationMode(); ret == nvmllib.SUCCESS &&
-		mode == nvmllib.GPU_VIRTUALIZATION_MODE_VGPU {
+	// NVIDIA's driver does not change the MIG mode of a vGPU, whatever it answers here.
+	virtual := isVGPU(handle)
+	if virtual && current != nvmllib.DEVICE_MIG_ENABLE {
 		return gpu.MIG{}, nil
 	}
 	m := gpu.MIG{Capable: true, Enabled: current == nvmllib.DEVICE_MIG_ENABLE,
@@ -93,6 +93,9 @@ func (s *session) askMIG(handle nvmllib.Device, d gpu.Device) (gpu.MIG, error) {
 			continue
 		}
 		m.Profiles = append(m.Profiles, p.Profile)
+	}
+	if virtual { // it is a GPU instance of its host, which makes and removes those
+		m.Switchable, m.Profiles = false, nil
 	}
 	var unlisted error
 	m.Instances, unlisted = s.instances(handle, d.UUID, profiles)

@@ -14,6 +14,9 @@ func (b Bus) refusal(g GPU, all []member, isGPU func(Function) bool) string {
 		return fmt.Sprintf("the machine has an NVSwitch (%s): its NVLink fabric would have to be partitioned, so only "+
 			"all GPUs together could be given to a virtual machine", all[i].PCI)
 	}
+	if b.HostDriver(g.PCI) != "" {
+		return "it is a vGPU: the host of this virtual machine has the GPU"
+	}
 	if g.Group == NoGroup {
 		return "it has no IOMMU group: enable the IOMMU in the firmware and on the kernel's command line"
 	}

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/passthrough"
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 )
 
@@ -19,7 +20,8 @@ type bus string
 
 var rootComplex = regexp.MustCompile(`^pci[0-9a-f]{4,8}:[0-9a-f]{2}$`)
 
-// complete adds the bridges between the GPU and the CPU, and the model if NVML does not return it. Without sysfs, the
+// complete adds the bridges between the GPU and the CPU, the model if NVML does not return it, and the driver of
+// a vGPU's host. Without sysfs, the
 // GPU gets a root complex of its own.
 func (b bus) complete(p *hwprofile.PCI) {
 	p.Root, p.NUMANode = fmt.Sprintf("pci%04x:%02x", p.Address.Domain, p.Address.Bus), -1
@@ -31,6 +33,7 @@ func (b bus) complete(p *hwprofile.PCI) {
 		p.DeviceID = b.number(device, "device")
 		p.Subsystem = b.number(device, "subsystem_device")<<16 | b.number(device, "subsystem_vendor")
 	}
+	p.HostDriver = passthrough.Bus{Sysfs: string(b)}.HostDriver(p.Address.PCIAddress)
 	way, err := filepath.EvalSymlinks(device)
 	if err != nil {
 		return

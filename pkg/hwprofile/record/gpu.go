@@ -6,10 +6,12 @@ import (
 	"encoding/hex"
 	"fmt"
 	"slices"
+	"time"
 
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
+	"github.com/gpudra/gpu-dra-driver/pkg/gpu/nvml"
 	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 )
 
@@ -194,6 +196,18 @@ func (g *gpuReader) memory() hwprofile.Answer[hwprofile.Memory] {
 	return v2
 }
 
+func licenseOf(all nvmllib.GridLicensableFeatures) hwprofile.License {
+	l := nvml.LicenseOf(all)
+	out := hwprofile.License{Product: l.Product}
+	if l.State == gpu.Licensed {
+		out.Licensed = hwprofile.Enabled
+	}
+	if !l.Expiry.IsZero() {
+		out.Expiry = l.Expiry.Format(time.RFC3339)
+	}
+	return out
+}
+
 func (g *gpuReader) readConfig() {
 	d, c := g.handle, &g.out.Calls
 	c.GetComputeMode = ask(g, "GetComputeMode", d.GetComputeMode, to[hwprofile.ComputeMode])
@@ -203,6 +217,8 @@ func (g *gpuReader) readConfig() {
 		current, pending, ret := d.GetEccMode()
 		return hwprofile.ModeChange{Current: hwprofile.Switch(current), Pending: hwprofile.Switch(pending)}, ret
 	}, same)
+	c.GetVirtualizationMode = ask(g, "GetVirtualizationMode", d.GetVirtualizationMode, to[hwprofile.Virtualization])
+	c.GetGridLicensableFeatures = ask(g, "GetGridLicensableFeatures", d.GetGridLicensableFeatures, licenseOf)
 	c.GetSupportedEventTypes = ask(g, "GetSupportedEventTypes", d.GetSupportedEventTypes, same)
 }
 
