@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/gpudra/gpu-dra-driver/internal/check"
+	"github.com/gpudra/gpu-dra-driver/pkg/hwprofile"
 	"github.com/gpudra/gpu-dra-driver/simulator"
 )
 
@@ -39,6 +40,29 @@ func TestVirtualMachines(t *testing.T) {
 		_, section, _ := strings.Cut(out.String(), "\nVirtual machines\n")
 		if line, _, _ := strings.Cut(section, "\n"); !strings.Contains(line, row.want) {
 			t.Errorf("%s: got %q, want %q in it", row.name, line, row.want)
+		}
+	}
+}
+
+func TestLicenceOfAVGPU(t *testing.T) {
+	p, err := simulator.BuiltIn("vgpu-guest")
+	must(t, err)
+	n := newTestNode(t, p)
+	for _, row := range []struct {
+		state             hwprofile.Switch
+		problems, licence string
+	}{
+		{hwprofile.Enabled, "", "licensed, NVIDIA RTX Virtual Workstation, until 2027-06-30T12:00:00Z"},
+		{hwprofile.Disabled, "vgpu-unlicensed", "unlicensed, NVIDIA RTX Virtual Workstation"},
+	} {
+		must(t, n.SetLicense("0", row.state))
+		r := check.Run(n.config)
+		if got := problems(r); got != row.problems {
+			t.Errorf("got the problems %q, want %q", got, row.problems)
+		}
+		if got := r.GPUs[0]; got.VGPULicense != row.licence || got.MPSLimits {
+			t.Errorf("got the licence %q and MPS limits %t, want %q, none", got.VGPULicense, got.MPSLimits,
+				row.licence)
 		}
 	}
 }
