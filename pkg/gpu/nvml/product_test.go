@@ -54,6 +54,7 @@ var products = []product{
 	{"NVIDIA L40", "Nvidia", ada, 18176, 384, 9001, 2490, 864, 181.05,
 		"half the rate of the L40S, which has the same multiprocessors"},
 	{"NVIDIA L40S", "Nvidia", ada, 18176, 384, 9001, 2520, 864, 362.05, ""},
+	{"NVIDIA L40S-24Q", "NvidiaVWS", ada, 18176, 384, 9001, 2520, 864, 366.05, ""},
 	{"NVIDIA GeForce RTX 4090", "GeForce", ada, 16384, 384, 10501, 3105, 1008, 330.3, ""},
 	{"NVIDIA RTX 6000 Ada Generation", "NvidiaRTX", ada, 18176, 384, 10001, 3105, 960, 364.2, ""},
 	{"NVIDIA H100 PCIe", "Nvidia", hopper, 14592, 5120, 1593, 1755, 2000, 1513. / 2, ""},
@@ -183,4 +184,4 @@ func TestProfilesMatchKnownProducts(t *testing.T) {
 }
 
 // brands are those of the profiles: nvml.h's number and go-nvlib's word.
-var brands = map[int]string{2: "Tesla", 5: "GeForce", 13: "NvidiaRTX", 14: "Nvidia"}
+var brands = map[int]string{2: "Tesla", 5: "GeForce", 10: "NvidiaVWS", 13: "NvidiaRTX", 14: "Nvidia"}
