@@ -143,7 +143,8 @@ func (m machine) Discover(context.Context) (gpu.Discovery, error) {
 	return gpu.Discovery{Devices: []gpu.Device{device}, Answered: map[gpu.UUID]time.Time{"GPU-1": time.Now()}}, nil
 }
 
-func (machine) Users(context.Context, gpu.Device) ([]string, error) { return nil, nil }
+func (machine) Users(context.Context, gpu.Device) ([]string, error)   { return nil, nil }
+func (machine) Openers(context.Context, gpu.Device) ([]string, error) { return nil, nil }
 func (machine) Processes(context.Context, gpu.Device) (gpu.Processes, error) {
 	return gpu.Processes{}, nil
 }

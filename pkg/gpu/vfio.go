@@ -16,6 +16,8 @@ type VFIO struct {
 	Functions []PCIFunction `json:",omitempty"`
 	// Refusal says why it cannot be given to a virtual machine; empty: it can.
 	Refusal string `json:",omitempty"`
+	// Blocked says who keeps the driver from binding it now; empty: nobody.
+	Blocked string `json:",omitempty"`
 	// Bound means that it is bound to vfio-pci, so that NVML does not list it.
 	Bound bool `json:",omitempty"`
 }

@@ -28,7 +28,7 @@ func (inv Inventory) WithPartitions(own func(gpu.Placement) bool) Inventory {
 		if !d.MIG.Enabled {
 			d.Blocked = "" // it only concerns partitions
 		}
-		if passable(d) {
+		if Passable(d) {
 			passthrough = slices.Insert(passthrough, 0, forVM(d))
 		}
 		if d.VFIO == nil || !d.VFIO.External() {
@@ -53,15 +53,16 @@ func (inv Inventory) WithPartitions(own func(gpu.Placement) bool) Inventory {
 	return slices.Concat(all, partitions, passthrough)
 }
 
-// passable reports whether virtual machines can have the GPU, unless partitions keep it from being used as a whole. One
+// Passable reports whether virtual machines can have the GPU, unless partitions keep it from being used as a whole. One
 // that is only for shares is not for them.
-func passable(d gpu.Device) bool {
+func Passable(d gpu.Device) bool {
 	return d.VFIO != nil && d.VFIO.Refusal == "" && !d.Use.NoPassthrough && !d.Use.SharedOnly
 }
 
-// forVM returns the device of a GPU for virtual machines. It is exclusive to one claim.
+// forVM returns the device of a GPU for virtual machines. It is exclusive to one claim. A GPU whose MIG mode cannot be
+// disabled is Blocked, too.
 func forVM(d gpu.Device) gpu.Device {
-	d.Name, d.Type = gpu.VFIOName(d.Name), gpu.TypeVFIO
+	d.Name, d.Type, d.Blocked = gpu.VFIOName(d.Name), gpu.TypeVFIO, cmp.Or(d.VFIO.Blocked, d.Blocked)
 	d.Use = gpu.SharingMode{Sharing: gpu.Exclusive, Isolation: gpu.IsolationNone, Partitions: d.Use.Partitions}
 	return withOwnDomains(d)
 }

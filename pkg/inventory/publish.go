@@ -74,7 +74,10 @@ var AllTaints = []Taint{
 	{"gpu.nvidia.com/mig-blocked", resourceapi.DeviceTaintEffectNoSchedule,
 		"somebody's program on the GPU, or a partition that is not the driver's, keeps the driver from making the " +
 			"partition, or from making the GPU whole again",
-		func(d gpu.Device) bool { return d.Blocked != "" }},
+		func(d gpu.Device) bool { return d.Blocked != "" && d.Type != gpu.TypeVFIO }},
+	{"gpu.nvidia.com/vfio-blocked", resourceapi.DeviceTaintEffectNoSchedule,
+		"somebody's program on the GPU keeps the driver from binding it for a virtual machine",
+		func(d gpu.Device) bool { return d.Blocked != "" && d.Type == gpu.TypeVFIO }},
 	{TaintXID, resourceapi.DeviceTaintEffectNoSchedule,
 		"an XID, the value, that is not the fault of a program; docs/health.md says which, what ends it, and how the " +
 			"node configuration makes it `NoExecute`", nil},

@@ -95,6 +95,10 @@ func TestDevicesForVirtualMachines(t *testing.T) {
 		{"it is in a virtual machine", func(d *gpu.Device) { d.VFIO.Bound = true },
 			"gpu-10-00-0:gpu=1 gpu-10-00-0-vfio:gpu=1"},
 		{"somebody else has bound it", func(d *gpu.Device) { d.VFIO = &gpu.VFIO{Bound: true} }, "gpu-10-00-0-vfio:"},
+		{"a program keeps it from virtual machines", func(d *gpu.Device) { d.VFIO.Blocked = "exporter" },
+			"gpu-10-00-0:gpu=1 gpu-10-00-0-vfio:gpu=1gpu.nvidia.com/vfio-blocked!"},
+		{"a program keeps its MIG mode off", func(d *gpu.Device) { d.Blocked = "exporter" },
+			"gpu-10-00-0:gpu=1 gpu-10-00-0-vfio:gpu=1"},
 		{"others have partitioned it", func(d *gpu.Device) { d.MIG = gpu.MIG{Capable: true, Enabled: true} }, ""},
 		{"it is lost", func(d *gpu.Device) { d.Lost = true }, "gpu-10-00-0:gpu=1! gpu-10-00-0-vfio:gpu=1!"},
 	} {

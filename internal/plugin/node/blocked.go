@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -16,7 +17,7 @@ import (
 // blockedFor is how long a GPU counts as blocked. Meanwhile claims get other GPUs; then the change is tried again.
 const blockedFor = time.Minute
 
-// blockedGPUs records why the MIG mode of GPUs could not be changed for a claim.
+// blockedGPUs records why GPUs could not be changed for a claim.
 type blockedGPUs map[gpu.UUID]blocked
 
 type blocked struct {
@@ -24,7 +25,7 @@ type blocked struct {
 	until time.Time // zero: for good
 }
 
-// note records the result of a change of MIG mode.
+// note records the result of a change.
 func (b blockedGPUs) note(now time.Time, id gpu.UUID, err error) {
 	switch {
 	case err == nil:
@@ -36,7 +37,7 @@ func (b blockedGPUs) note(now time.Time, id gpu.UUID, err error) {
 	}
 }
 
-// all returns what prevents a change of the MIG mode of GPUs.
+// all returns what prevents a change of GPUs.
 func (b blockedGPUs) all(now time.Time) map[gpu.UUID]string {
 	all := map[gpu.UUID]string{}
 	for id, known := range b {
@@ -52,42 +53,59 @@ func changesMode(d gpu.Device) bool {
 	return !d.Lost && d.Use.Partitions == gpu.PartitionsDynamic && (!d.MIG.Enabled || len(d.MIG.Instances) == 0)
 }
 
-// block returns the GPUs with what prevents a change of their MIG mode for a claim: a recent failure, or programs that
-// belong to no claim. The text stays the same as long as anything does. Programs count when two discoveries in a row
-// have found them, because the MPS server of a claim may end a moment after the claim. One discovery is enough if it is
-// the first, or if the GPU was blocked before.
+// bindable reports whether a claim for a virtual machine may need the GPU bound to vfio-pci.
+func bindable(d gpu.Device) bool {
+	return !d.Lost && inventory.Passable(d) && len(d.VFIO.Functions) > 0 && !d.VFIO.Bound
+}
+
+// block returns the GPUs with what prevents a change of their MIG mode for a claim, or keeps them from virtual machines:
+// a recent failure, or programs that belong to no claim. The text stays the same as long as anything does. Programs
+// count when two discoveries in a row have found them, because the MPS server of a claim may end a moment after the
+// claim. One discovery is enough if the GPU was blocked before, and for the MIG mode if it is the first: then another
+// instance of the driver may have GPUs open.
 func (s *state) block(now time.Time, e *found) inventory.Inventory {
-	gpus, used, failed := slices.Clone(e.gpus), map[gpu.UUID]bool{}, s.blocked.all(now)
+	gpus, used, open := slices.Clone(e.gpus), map[gpu.UUID]bool{}, map[gpu.UUID]bool{}
+	failed, unbound := s.blocked.all(now), s.unbound.all(now)
 	for i, d := range gpus {
-		if !changesMode(d) {
-			continue
-		}
 		before, _ := e.known.FindUUID(d.UUID)
-		why := failed[d.UUID]
-		if why == "" {
-			why = e.users[d.UUID]
-			used[d.UUID] = why != ""
-			if s.used != nil && !s.used[d.UUID] && before.Blocked == "" {
-				why = ""
+		if changesMode(d) {
+			used[d.UUID] = e.users[d.UUID] != ""
+			gpus[i].Blocked = obstacle(failed[d.UUID], e.users[d.UUID], s.used == nil || s.used[d.UUID], before.Blocked)
+		}
+		if bindable(d) {
+			v, was := *d.VFIO, ""
+			if before.VFIO != nil {
+				was = before.VFIO.Blocked
 			}
+			open[d.UUID] = e.openers[d.UUID] != ""
+			v.Blocked = obstacle(unbound[d.UUID], e.openers[d.UUID], s.open[d.UUID], was)
+			gpus[i].VFIO = &v
 		}
-		if why != "" && before.Blocked != "" {
-			why = before.Blocked
-		}
-		gpus[i].Blocked = why
 	}
-	s.used = used
+	s.used, s.open = used, open
 	return gpus
+}
+
+// obstacle returns what prevents a change: a failure, or programs that have been there before. was is the last text.
+func obstacle(failed, programs string, lasting bool, was string) string { //nolint:revive // a fact, no choice
+	why := failed
+	if why == "" && (lasting || was != "") {
+		why = programs
+	}
+	if why != "" {
+		why = cmp.Or(was, why)
+	}
+	return why
 }
 
 // usersTimeout is the timeout for listing the programs that use a GPU.
 const usersTimeout = 2 * time.Second
 
-// usedBy names the programs that use the GPU. Programs that it cannot see are found when a claim gets the GPU.
-func (n *Node) usedBy(ctx context.Context, d gpu.Device) string {
+// usedBy names the programs that find finds on the GPU. Programs that it cannot see are found when a claim gets the GPU.
+func usedBy(ctx context.Context, d gpu.Device, find func(context.Context, gpu.Device) ([]string, error)) string {
 	ctx, cancel := context.WithTimeout(ctx, usersTimeout)
 	defer cancel()
-	users, err := n.Machine.Users(ctx, d)
+	users, err := find(ctx, d)
 	if err != nil || len(users) == 0 {
 		return ""
 	}

@@ -25,6 +25,7 @@ type discovery struct {
 	known   inventory.Inventory
 	lacking publish.Lacking
 	blocked map[gpu.UUID]string
+	unbound map[gpu.UUID]string
 }
 
 // found is what a discovery has found.
@@ -39,6 +40,7 @@ type found struct {
 	pending  []report.PendingChange // of modes
 	unknown  error                  // GPUs that are left out, because their mode is not known
 	users    map[gpu.UUID]string    // programs that use a GPU
+	openers  map[gpu.UUID]string    // those that keep it from virtual machines
 }
 
 // discover reads the machine and its configuration. It blocks as long as a GPU does.
@@ -50,7 +52,7 @@ func (n *Node) discover(ctx context.Context, d *discovery) *found {
 		return &found{err: err}
 	}
 	after, errAfter := n.Records.List()
-	f := &found{Discovery: discovered, known: d.known, users: map[gpu.UUID]string{},
+	f := &found{Discovery: discovered, known: d.known, users: map[gpu.UUID]string{}, openers: map[gpu.UUID]string{},
 		records: newRecords(n.BootID, before, after, errors.Join(errBefore, errAfter))}
 	if d.first {
 		f.known = saved(n.Dir)
@@ -71,8 +73,14 @@ func (n *Node) discover(ctx context.Context, d *discovery) *found {
 		return f
 	}
 	for _, g := range f.gpus {
-		if n.FindUsers && changesMode(g) && d.blocked[g.UUID] == "" && !f.records.touches(g.Name) {
-			f.users[g.UUID] = n.usedBy(ctx, g)
+		if !n.FindUsers || f.records.touches(g.Name) {
+			continue
+		}
+		if changesMode(g) && d.blocked[g.UUID] == "" {
+			f.users[g.UUID] = usedBy(ctx, g, n.Machine.Users)
+		}
+		if bindable(g) && d.unbound[g.UUID] == "" {
+			f.openers[g.UUID] = usedBy(ctx, g, n.Machine.Openers)
 		}
 	}
 	return f

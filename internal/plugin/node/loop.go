@@ -46,6 +46,10 @@ type (
 		gpu gpu.UUID
 		err error
 	}
+	gpuBound struct { // a GPU was bound to vfio-pci for a claim, or could not be
+		gpu gpu.UUID
+		err error
+	}
 )
 
 // actions are what follows from an event. They are done in the order of the fields: see Node.do.
@@ -104,8 +108,10 @@ type state struct {
 	published inventory.Inventory  // devices with their taints
 	changed   chan struct{}        // of the last snapshot
 	known     inventory.Inventory  // all GPUs of the last discovery, and the available partitions
-	blocked   blockedGPUs
+	blocked   blockedGPUs       // their MIG mode
+	unbound   blockedGPUs       // those that could not be bound for virtual machines
 	used      map[gpu.UUID]bool // by programs that belong to no claim, at the last discovery; nil: there was none
+	open      map[gpu.UUID]bool // likewise, those that keep the GPU from virtual machines
 	pending   []report.PendingChange
 	failed    int               // discoveries in a row
 	resumed   time.Time         // when claims were last resumed
@@ -119,7 +125,7 @@ type state struct {
 }
 
 func newState(o Options) *state {
-	return &state{dir: o.Dir, blocked: blockedGPUs{}, logged: map[string]string{},
+	return &state{dir: o.Dir, blocked: blockedGPUs{}, unbound: blockedGPUs{}, logged: map[string]string{},
 		changed: make(chan struct{}),
 		health:  gpuhealth.New(o.Dir, o.BootID, o.Records)}
 }
@@ -147,6 +153,10 @@ func (s *state) step(ctx context.Context, at gpuhealth.Moment, event any) action
 		s.health.Paused(ctx, at, string(e))
 	case modeSet:
 		s.blocked.note(at.Now, e.gpu, e.err)
+	case gpuBound:
+		_, known := s.unbound.all(at.Now)[e.gpu]
+		s.unbound.note(at.Now, e.gpu, e.err)
+		s.asked = s.asked || e.err == nil || !known // a call that waits tries again each second
 	case publish.Lacking:
 		s.lacking, s.asked = e, true
 	case registered:
@@ -160,7 +170,7 @@ func (s *state) step(ctx context.Context, at gpuhealth.Moment, event any) action
 	if !s.discovering && (s.asked || !at.Now.Before(s.due)) {
 		s.discovering, s.asked = true, false
 		a.Discover = &discovery{first: s.devices == nil, known: s.known, lacking: s.lacking,
-			blocked: s.blocked.all(at.Now)}
+			blocked: s.blocked.all(at.Now), unbound: s.unbound.all(at.Now)}
 	}
 	if !s.discovering {
 		a.Wake = s.due

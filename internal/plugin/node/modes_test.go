@@ -151,6 +151,7 @@ type testNode struct {
 	unlisted  []gpu.Device        // by NVML
 	failure   error               // of discoveries
 	users     map[gpu.UUID]string // programs on GPUs
+	openers   map[gpu.UUID]string // those that keep them from virtual machines
 	library   string
 	changed   atomic.Bool // the driver
 	alone     atomic.Bool // no other instance runs
@@ -217,6 +218,10 @@ func (l *testNode) Discover(context.Context) (gpu.Discovery, error) {
 
 func (l *testNode) Users(_ context.Context, d gpu.Device) ([]string, error) {
 	return strings.Fields(l.users[d.UUID]), nil
+}
+
+func (l *testNode) Openers(_ context.Context, d gpu.Device) ([]string, error) {
+	return strings.Fields(l.openers[d.UUID]), nil
 }
 
 func (l *testNode) DriverChanged() bool { return l.changed.Swap(false) }

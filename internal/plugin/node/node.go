@@ -35,6 +35,8 @@ type Machine interface {
 	Discover(ctx context.Context) (gpu.Discovery, error)
 	// Users returns the names of programs that use a GPU.
 	Users(ctx context.Context, d gpu.Device) ([]string, error)
+	// Openers returns the names of programs that keep a GPU from being given to a virtual machine.
+	Openers(ctx context.Context, d gpu.Device) ([]string, error)
 	// DriverChanged reports whether the driver on disk has changed since the last discovery.
 	DriverChanged() bool
 	// LibraryDir returns the directory in which a change of the driver shows; empty: there is none.
@@ -66,7 +68,8 @@ type Options struct {
 	Client    kubernetes.Interface
 	Records   report.Lister
 	Machine   Machine
-	// FindUsers looks for programs that block MIG mode. Otherwise they are found when a claim needs the change.
+	// FindUsers looks for programs that block MIG mode or virtual machines. Otherwise they are found when a claim needs
+	// the change.
 	FindUsers bool
 	// VirtualMachines offers GPUs to virtual machines, unless the node configuration says otherwise.
 	VirtualMachines bool

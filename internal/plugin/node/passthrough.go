@@ -88,6 +88,11 @@ func reportPassthrough(logger klog.Logger, d, old gpu.Device, a *actions) {
 	if d.InVM() != old.InVM() {
 		logger.Info("GPU bound to vfio-pci or returned", "bound", d.InVM())
 	}
+	if d.VFIO != nil && d.VFIO.Blocked != "" && (old.VFIO == nil || old.VFIO.Blocked == "") {
+		logger.Info("GPU cannot be bound to vfio-pci now", "why", d.VFIO.Blocked)
+		a.notice(report.Events.PassthroughBlocked, fmt.Sprintf("GPU %s (%s) cannot be given to virtual machines now: %s",
+			d.Name, d.UUID, d.VFIO.Blocked))
+	}
 	if d.VFIO == nil || d.Use.NoPassthrough || d.VFIO.Refusal == "" ||
 		old.VFIO != nil && old.VFIO.Refusal == d.VFIO.Refusal {
 		return
@@ -106,8 +111,9 @@ type observedPassthrough struct {
 }
 
 func (p observedPassthrough) BindVFIO(ctx context.Context, id gpu.UUID, functions []gpu.PCIFunction) error {
-	defer p.node.send(discoverNow{})
-	return p.Passthrough.BindVFIO(ctx, id, functions)
+	err := p.Passthrough.BindVFIO(ctx, id, functions)
+	p.node.send(gpuBound{id, err})
+	return err
 }
 
 func (p observedPassthrough) ReturnVFIO(ctx context.Context, id gpu.UUID, functions []gpu.PCIFunction,

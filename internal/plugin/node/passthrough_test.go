@@ -59,6 +59,9 @@ func (l vmNode) is(when, want string) {
 		if d.Type == gpu.TypeVFIO && d.Product.Name == "" {
 			text += " of an unknown model"
 		}
+		if d.Blocked != "" {
+			text += " blocked"
+		}
 		for _, t := range d.Taints {
 			text += " " + strings.TrimPrefix(t.Key, "gpu.nvidia.com/")
 		}
@@ -182,4 +185,46 @@ func TestRefusedPassthrough(t *testing.T) {
 	l.is("it still is", without)
 	l.restart(l.Options)
 	l.is("also for the next instance", without)
+}
+
+// Programs that have a GPU open, or a claim that cannot have it bound, keep other claims from its device for virtual
+// machines, until they let it go.
+func TestProgramsKeepAGPUFromVirtualMachines(t *testing.T) {
+	const (
+		blocked  = "gpu-0=GPU-0, gpu-1=GPU-1, gpu-0-vfio=GPU-0 blocked; gpu-0 gpu-1"
+		reported = "\nWarning PassthroughBlocked: GPU gpu-0 (GPU-0) cannot be given to virtual machines now: "
+	)
+	l := newVMNode(t)
+	c := l.Options
+	c.FindUsers, l.openers = true, map[gpu.UUID]string{"GPU-0": "exporter", "GPU-1": "exporter"}
+	l.restart(c)
+	l.is("at first another instance may have it open", offered)
+	l.is("a program has it open", blocked+reported+"used by exporter")
+	l.openers["GPU-0"] = "exporter Xorg"
+	l.is("another one, too", blocked)
+	l.restart(c)
+	l.is("the plugin starts anew", blocked)
+	delete(l.openers, "GPU-0")
+	l.is("they let it go", offered)
+
+	rec := l.claim()
+	asked := func(err error) bool {
+		l.turn(l.Context(), gpuBound{"GPU-0", err}) // which begins the discovery that it asks for
+		asked := l.state.discovering
+		l.state.discovering = false
+		return asked
+	}
+	if !asked(gpu.ErrBusy) {
+		t.Error("a GPU that cannot be bound is not looked at")
+	}
+	l.is("a claim waits for it", blocked+reported+gpu.ErrBusy.Error())
+	if asked(gpu.ErrBusy) {
+		t.Error("it is looked at each time that the claim tries again")
+	}
+	if !asked(nil) {
+		t.Error("a GPU that was bound is not looked at")
+	}
+	l.bind("vfio-pci")
+	l.is("the claim has it", away)
+	l.release(rec)
 }

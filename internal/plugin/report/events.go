@@ -27,7 +27,7 @@ var Events = struct {
 	MPSServerFailed, MPSSingleUser, PartitionLost, DeviceUnhealthy, DeviceRecovered, DeviceNotice, ClaimIdle event.Kind
 
 	ReleaseFailed, GPULost, FieldsDropped, NodeConfigRefused, NodeConfigWarning, ModeChangePending, ModeChanged,
-	MIGBlocked, PassthroughRefused,
+	MIGBlocked, PassthroughRefused, PassthroughBlocked,
 	RuntimeWithoutCDI, DevicePluginPresent, GPUUnhealthy, GPURecovered, GPUNotice event.Kind
 }{
 	PrepareFailed: event.Warning("PrepareFailed", "ResourceClaim",
@@ -99,6 +99,9 @@ var Events = struct {
 			"the text says who or why, and what needs the change is tainted meanwhile"),
 	PassthroughRefused: event.Warning("PassthroughRefused", "Node",
 		"the kernel has vfio-pci, and a GPU cannot be given to virtual machines; the text says why and what to do"),
+	PassthroughBlocked: event.Warning("PassthroughBlocked", "Node",
+		"a GPU cannot be given to virtual machines now, because somebody uses it or has it open; the text says who, "+
+			"and its device for virtual machines is tainted meanwhile"),
 	ModeChanged: event.Normal("ModeChanged", "Node",
 		"a GPU may be used in another way from now on; the text names both modes"),
 }

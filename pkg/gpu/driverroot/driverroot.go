@@ -95,8 +95,11 @@ func (r Root) Dev() (here, host string) {
 	return r.Here, r.Host
 }
 
+// DeviceNodes begins the paths of the device nodes of NVIDIA's driver.
+const DeviceNodes = "/dev/nvidia"
+
 // DeviceNode returns the path of the device node of the GPU with the minor number.
-func DeviceNode(minor int) string { return fmt.Sprintf("/dev/nvidia%d", minor) }
+func DeviceNode(minor int) string { return fmt.Sprint(DeviceNodes, minor) }
 
 // Program returns the path of the program, without links. Error: exec.ErrNotFound.
 func (r Root) Program(name string) (string, error) {

@@ -39,21 +39,44 @@ func (s *session) clients(handle nvmllib.Device) []string {
 		pids = slices.Sorted(maps.Keys(listed))
 	}
 	if len(pids) == 0 {
-		if minor, ret := handle.GetMinorNumber(); ret == nvmllib.SUCCESS {
-			pids = s.cachedOpeners(driverroot.DeviceNode(minor))
-		}
+		pids = s.openedBy(handle, s.cachedOpeners)
 	}
 	return s.processNames(pids)
 }
 
+// openersOf implements Machine.Openers.
+func (s *session) openersOf(id gpu.UUID) ([]string, error) {
+	handle, err := s.handle(id)
+	if err != nil {
+		return nil, err
+	}
+	names := s.clients(handle)
+	if len(names) > 0 || persistent(handle) { // NVIDIA's persistence daemon lets it go when the mode ends
+		return names, nil
+	}
+	return s.allNames(s.openedBy(handle, s.cachedOpeners)), nil
+}
+
+// openedBy returns the processes that have the GPU open.
+func (s *session) openedBy(handle nvmllib.Device, open func(path string) []int) []int {
+	minor, ret := handle.GetMinorNumber()
+	if ret != nvmllib.SUCCESS {
+		return nil
+	}
+	return open(driverroot.DeviceNode(minor))
+}
+
+// processNames names the processes, without NVIDIA's persistence daemon.
 func (s *session) processNames(pids []int) []string {
+	return s.allNames(slices.DeleteFunc(slices.Clone(pids), func(pid int) bool {
+		return strings.HasPrefix(s.processName(pid), persistenced)
+	}))
+}
+
+func (s *session) allNames(pids []int) []string {
 	var names []string
 	for _, pid := range pids {
-		name := s.processName(pid)
-		if strings.HasPrefix(name, persistenced) {
-			continue
-		}
-		names = append(names, fmt.Sprintf("process %d (%s)", pid, name))
+		names = append(names, fmt.Sprintf("process %d (%s)", pid, s.processName(pid)))
 	}
 	return names
 }
@@ -66,39 +89,43 @@ const persistenced = "nvidia-persiste"
 // reads every open file descriptor of the machine.
 const openersAge = 5 * time.Second
 
-// found is a cached result of openers.
+// found is a result of openers.
 type found struct {
 	at   time.Time
-	pids []int
+	pids map[string][]int // of processes, by the file that they have open
 }
 
-// cachedOpeners returns openers, cached for openersAge.
+// cachedOpeners returns the openers of a device node, cached for openersAge.
 func (s *session) cachedOpeners(path string) []int {
-	if last, ok := s.opened.Load(path); ok && time.Since(last.(found).at) < openersAge {
-		return last.(found).pids
+	last := s.opened.Load()
+	if last == nil || time.Since(last.at) >= openersAge {
+		last = &found{time.Now(), openers(s.config.Proc)}
+		s.opened.Store(last)
 	}
-	now := found{time.Now(), openers(s.config.Proc, path)}
-	s.opened.Store(path, now)
-	return now.pids
+	return last.pids[path]
 }
 
-// openers returns the PIDs of other processes that have the file open.
-func openers(proc, path string) []int {
+// openers returns the PIDs of other processes, ascending, by the device nodes of NVIDIA's driver that they have open.
+func openers(proc string) map[string][]int {
 	links, err := filepath.Glob(filepath.Join(proc, "[0-9]*", "fd", "*"))
 	if err != nil {
 		return nil
 	}
-	var pids []int
+	pids := map[string][]int{}
 	for _, link := range links {
-		if target, err := os.Readlink(link); err != nil || target != path {
+		target, err := os.Readlink(link)
+		if err != nil || !strings.HasPrefix(target, driverroot.DeviceNodes) {
 			continue
 		}
 		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(filepath.Dir(link)))); err == nil && pid != os.Getpid() {
-			pids = append(pids, pid)
+			pids[target] = append(pids[target], pid)
 		}
 	}
-	slices.Sort(pids)
-	return slices.Compact(pids)
+	for path, all := range pids {
+		slices.Sort(all)
+		pids[path] = slices.Compact(all)
+	}
+	return pids
 }
 
 func (s *session) processName(pid int) string {

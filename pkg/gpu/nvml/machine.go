@@ -54,6 +54,12 @@ func (m *Machine) Users(ctx context.Context, d gpu.Device) ([]string, error) {
 	return call(ctx, m, d.Physical(), func(s *session) ([]string, error) { return s.programs(d) })
 }
 
+// Openers returns the names of the programs that keep the GPU from being given to a virtual machine: they use it, or
+// have it open. It sees those of the PID namespace of this process, and looks for the latter every 5 s at most.
+func (m *Machine) Openers(ctx context.Context, d gpu.Device) ([]string, error) {
+	return call(ctx, m, d.Physical(), func(s *session) ([]string, error) { return s.openersOf(d.UUID) })
+}
+
 // instance is a GPU instance with a compute instance, and the minor number of its GPU.
 type instance struct {
 	gpu.Instance

@@ -15,7 +15,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
-	"github.com/gpudra/gpu-dra-driver/pkg/gpu/driverroot"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/passthrough"
 	"github.com/gpudra/gpu-dra-driver/pkg/steps"
 )
@@ -161,16 +160,10 @@ func (s *session) vacate(ctx context.Context, id gpu.UUID) error {
 	if err != nil {
 		return err
 	}
-	openedBy := func() []int {
-		minor, ret := handle.GetMinorNumber()
-		if ret != nvmllib.SUCCESS {
-			return nil
-		}
-		return openers(s.config.Proc, driverroot.DeviceNode(minor))
-	}
+	now := func(path string) []int { return openers(s.config.Proc)[path] }
 	users := s.clients(handle)
 	if len(users) == 0 { // those of clients may be old
-		users = s.processNames(openedBy())
+		users = s.processNames(s.openedBy(handle, now))
 	}
 	if len(users) > 0 {
 		return fmt.Errorf("give it to a virtual machine: used by %s: %w", strings.Join(users, ", "), gpu.ErrBusy)
@@ -184,11 +177,7 @@ func (s *session) vacate(ctx context.Context, id gpu.UUID) error {
 		return err
 	}
 	// NVIDIA's persistence daemon, too, keeps the kernel from unbinding a GPU that it has open.
-	var open []string
-	for _, pid := range openedBy() {
-		open = append(open, s.processName(pid))
-	}
-	if len(open) > 0 {
+	if open := s.allNames(s.openedBy(handle, now)); len(open) > 0 {
 		return fmt.Errorf("give it to a virtual machine: held open by %s: %w", strings.Join(open, ", "), gpu.ErrBusy)
 	}
 	return nil

@@ -304,11 +304,11 @@ func TestBindWhileACallHangs(t *testing.T) {
 // when the mode is off.
 func TestBindOfAGPUInUse(t *testing.T) {
 	for _, row := range []struct {
-		program, want string
+		program, before, want string
 		persistent    nvmllib.EnableState
 	}{
-		{"exporter", "used by process 4242 (exporter)", nvmllib.FEATURE_ENABLED},
-		{"nvidia-persiste", "held open by nvidia-persiste", nvmllib.FEATURE_DISABLED},
+		{"exporter", "process 4242 (exporter)", "used by process 4242 (exporter)", nvmllib.FEATURE_ENABLED},
+		{"nvidia-persiste", "", "held open by process 4242 (nvidia-persiste)", nvmllib.FEATURE_DISABLED},
 	} {
 		t.Run(row.program, func(t *testing.T) {
 			v := newVMMachine(t)
@@ -320,13 +320,23 @@ func TestBindOfAGPUInUse(t *testing.T) {
 			c := v.MachineConfig
 			c.Proc = proc
 			v.Machine = nvml.New(c)
-			err := v.bind(t.Context())
+			found, err := v.Openers(t.Context(), v.gpu)
+			must(t, err)
+			before := strings.Join(found, ", ")
+			err = v.bind(t.Context())
 			if !errors.Is(err, gpu.ErrBusy) || !strings.Contains(err.Error(), row.want) {
 				t.Errorf("got %v, want %s", err, row.want)
 			}
 			if got := v.drivers(); got != "nvidia snd_hda_intel" || v.persistent != row.persistent {
 				t.Errorf("got %s, persistence mode %d, want the drivers untouched and %d", got, v.persistent,
 					row.persistent)
+			}
+			must(t, v.Close()) // with what it has found
+			found, err = v.Openers(t.Context(), v.gpu)
+			must(t, err)
+			after := "process 4242 (" + row.program + ")"
+			if got := strings.Join(found, ", "); before != row.before || got != after {
+				t.Errorf("openers: got %q, then %q; want %q, then %q", before, got, row.before, after)
 			}
 		})
 	}

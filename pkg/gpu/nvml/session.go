@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
@@ -89,7 +90,7 @@ type session struct {
 	retired bool // the last user shuts it down
 
 	handles sync.Map // UUID of a GPU → nvmllib.Device
-	opened  sync.Map // device node → found
+	opened  atomic.Pointer[found]
 }
 
 // has reports whether the library has the function. A call of one that it lacks ends the program: the binding to it
