@@ -55,6 +55,7 @@ type fixture struct {
 	persistent map[gpu.UUID]bool          // GPUs in persistence mode
 	running    map[string]bool            // claims with which a container runs
 	busy       bool                       // another process uses the GPUs
+	stuck      bool                       // GPUs do not come back from virtual machines
 	supervised bool                       // requested MPS daemons start
 	timeout    time.Duration              // Preparer.Timeout
 	containers []sharing.Container        // of the pods that use the claim
@@ -262,6 +263,8 @@ func (w *fixture) do(verb string) string {
 		}
 	case "busy": // "yes" or "no": somebody has the GPUs open
 		w.busy = name == "yes"
+	case "stuck": // "yes" or "no": GPUs do not come back from virtual machines
+		w.stuck = name == "yes"
 	case "run": // a container with the claim
 		w.running[name] = true
 	case "end": // that container

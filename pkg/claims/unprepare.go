@@ -23,8 +23,9 @@ import (
 var ErrRunning = errors.New("the claim is released when it has ended")
 
 // ErrNotRestored means that settings and MPS daemons of the claim's GPUs stay as they are, because a claim with an
-// unreadable record may need them, or because the GPUs cannot be set since a reboot. Nothing else is left of the claim
-// but its record, in phase Releasing. Unprepare can be called again when that has ended.
+// unreadable record may need them, or because the GPUs cannot be set since a reboot; or that a GPU does not come back
+// from a virtual machine. Nothing else is left of the claim but its record, in phase Releasing. Unprepare can be called
+// again when that has ended.
 var ErrNotRestored = errors.New("the settings of its GPUs are not restored")
 
 // Unprepare releases the devices of the claim. It is no error if it has none. Errors: ErrRunning, ErrNotRestored,
@@ -91,18 +92,22 @@ func (t *tx) release(results []allocation.Result) error {
 		plan.Assignments = slices.DeleteFunc(plan.Assignments, sharing.Assignment.MakesPartition)
 		plan.Assignments = slices.DeleteFunc(plan.Assignments, sharing.Assignment.Binds)
 	}
-	if err := change.ReturnVFIO(t.ctx, t.Passthrough, plan); err != nil {
+	notReturned, err := t.returnVFIO(plan)
+	if err != nil {
 		return err
 	}
 	if err := change.DestroyPartitions(t.ctx, t.Hardware, plan); err != nil {
 		return err
 	}
-	err := t.restore(plan)
+	err = t.restore(plan)
 	if err != nil && rebooted { // the GPUs need not be there yet
 		err = fmt.Errorf("%w: %w", ErrNotRestored, err)
 	}
 	if err != nil {
 		return err
+	}
+	if notReturned != nil {
+		return fmt.Errorf("%w: %w", ErrNotRestored, notReturned)
 	}
 	return t.step(steps.DeleteRecord, func() error { return t.Records.Delete(t.record) })
 }
@@ -135,9 +140,11 @@ func (t *tx) releasePartitions(unknown error) error {
 		return err
 	}
 	if t.record.BootID == t.BootID {
-		if err := change.ReturnVFIO(t.ctx, t.Passthrough, t.record.Plan); err != nil {
+		notReturned, err := t.returnVFIO(t.record.Plan)
+		if err != nil {
 			return err
 		}
+		unknown = errors.Join(unknown, notReturned)
 		if err := change.DestroyPartitions(t.ctx, t.Hardware, t.record.Plan); err != nil {
 			return err
 		}
@@ -146,6 +153,16 @@ func (t *tx) releasePartitions(unknown error) error {
 		return err
 	}
 	return fmt.Errorf("%w: %w", ErrNotRestored, unknown)
+}
+
+// returnVFIO takes the plan's GPUs from virtual machines. notReturned says of which GPU this cannot be done, and why.
+// Other errors end the attempt: gpu.ErrBusy, and that the call has ended.
+func (t *tx) returnVFIO(plan sharing.Plan) (notReturned, err error) {
+	err = change.ReturnVFIO(t.ctx, t.Passthrough, plan)
+	if errors.Is(err, gpu.ErrBusy) || t.ctx.Err() != nil {
+		return nil, err
+	}
+	return err, nil
 }
 
 // removeOrphan removes the spec of a claim without a record: Prepare may have been interrupted between the two. If

@@ -53,6 +53,9 @@ func (p passthrough) BindVFIO(ctx context.Context, id gpu.UUID, functions []gpu.
 
 func (p passthrough) ReturnVFIO(ctx context.Context, id gpu.UUID, functions []gpu.PCIFunction, persistent bool) error {
 	h := hardware(p)
+	if p.w.stuck {
+		return errors.New("reset: input/output error")
+	}
 	for _, f := range functions {
 		if f.Driver == "" {
 			return errors.New("the driver of a function was forgotten")
@@ -84,10 +87,12 @@ func (p passthrough) VFIONodes(at gpu.PCIAddress, iommufd bool) ([]gpu.DeviceNod
 
 // State of a claim a with gpu-1 for a virtual machine.
 const (
-	aBound = "0000:01:00.0: vfio-pci\n0000:01:00.1: vfio-pci\n"
-	aCDI   = "cdi a-gpu-1-vfio /dev/vfio/1 /dev/vfio/vfio NVIDIA_VISIBLE_DEVICES=void"
-	aHasVM = aBound + "a Prepared boot-0 gpu-1-vfio\n" + aCDI
-	inUse  = "is held by claim ns/a (UID a)"
+	aBound  = "0000:01:00.0: vfio-pci\n0000:01:00.1: vfio-pci\n"
+	aCDI    = "cdi a-gpu-1-vfio /dev/vfio/1 /dev/vfio/vfio NVIDIA_VISIBLE_DEVICES=void"
+	aHasVM  = aBound + "a Prepared boot-0 gpu-1-vfio\n" + aCDI
+	aStuck  = aBound + "a Releasing boot-0 gpu-1-vfio"
+	notBack = "the settings of its GPUs are not restored: GPU GPU-1: reset: input/output error"
+	inUse   = "is held by claim ns/a (UID a)"
 )
 
 func TestVirtualMachines(t *testing.T) {
@@ -133,6 +138,16 @@ func TestVirtualMachines(t *testing.T) {
 		{"and has ended", "busy yes; prepare a gpu-1-vfio; busy no; prepare a gpu-1-vfio", "r0=node/gpu-1-vfio",
 			aHasVM},
 		{"the claim ends before the program", "busy yes; prepare a gpu-1-vfio; unprepare a", "ok", ""},
+
+		{"a GPU that does not come back keeps no pod, but its record",
+			"prepare a gpu-1-vfio; stuck yes; unprepare a; unprepare a", "error: " + notBack, aStuck},
+		{"no other claim gets it", "prepare a gpu-1-vfio; stuck yes; unprepare a; prepare b gpu-1",
+			"error: request r0: device gpu-1 " + inUse + ", which has gpu-1-vfio: device in use", aStuck},
+		{"it comes back later", "prepare a gpu-1-vfio; stuck yes; unprepare a; stuck no; unprepare a", "ok", ""},
+		{"it comes back after a restart", "prepare a gpu-1-vfio; stuck yes; unprepare a; stuck no; restart", "ok", ""},
+		{"or after a reboot", "prepare a gpu-1-vfio; stuck yes; unprepare a; reboot; unprepare a", "ok", ""},
+		{"beside an unreadable record", "prepare b gpu-1; prepare a gpu-2-vfio; truncate b; stuck yes; unprepare a; " +
+			"stuck no; unprepare a", "ok", "unreadable b.json\ncdi b-gpu-1 /dev/nvidia0" + common},
 
 		{"after a reboot it is bound again", "prepare a gpu-1-vfio; reboot; prepare a gpu-1-vfio", "r0=node/gpu-1-vfio",
 			aBound + "a Prepared boot-1 gpu-1-vfio\n" + aCDI},

@@ -57,8 +57,8 @@ type Device struct {
 	VGPU *VGPU `json:",omitempty"`
 	// ComputeMode is the current mode, as NVML reports it.
 	ComputeMode ComputeMode `json:",omitempty"`
-	// Blocked says who prevents the driver from enabling or disabling the MIG mode, from creating the partition, or from
-	// binding the GPU for a virtual machine; empty: nobody.
+	// Blocked says who prevents the driver from enabling or disabling the MIG mode, from creating the partition, or
+	// from binding the GPU for a virtual machine; empty: nobody.
 	Blocked string `json:",omitempty"`
 	// Taints are those of its health.
 	Taints []Taint `json:",omitempty"`

@@ -73,7 +73,7 @@ var Meanings = map[string]string{
 	DisablePersistence: "disables the persistence mode of one GPU, unless it is disabled",
 	EnablePersistence:  "enables the persistence mode of one GPU again",
 	BindVFIO:           "binds one PCI function of a GPU to vfio-pci, for a virtual machine",
-	ReturnVFIO:         "resets one PCI function of a GPU, and returns it to its driver",
+	ReturnVFIO:         "takes a GPU from vfio-pci, resets it, and returns its PCI functions to their drivers",
 	RequestDaemon:      "asks the supervisor for an MPS daemon, or for other limits of it",
 	ReleaseDaemon:      "tells the supervisor that an MPS daemon is not needed any more",
 	AwaitDaemon:        "waits for an MPS daemon",

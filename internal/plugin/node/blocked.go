@@ -58,11 +58,11 @@ func bindable(d gpu.Device) bool {
 	return !d.Lost && inventory.Passable(d) && len(d.VFIO.Functions) > 0 && !d.VFIO.Bound
 }
 
-// block returns the GPUs with what prevents a change of their MIG mode for a claim, or keeps them from virtual machines:
-// a recent failure, or programs that belong to no claim. The text stays the same as long as anything does. Programs
-// count when two discoveries in a row have found them, because the MPS server of a claim may end a moment after the
-// claim. One discovery is enough if the GPU was blocked before, and for the MIG mode if it is the first: then another
-// instance of the driver may have GPUs open.
+// block returns the GPUs with what prevents a change of their MIG mode for a claim, or keeps them from virtual
+// machines: a recent failure, or programs that belong to no claim. The text stays the same as long as anything does.
+// Programs count when two discoveries in a row have found them, because the MPS server of a claim may end a moment
+// after the claim. One discovery is enough if the GPU was blocked before. For the MIG mode the first one is enough;
+// not for virtual machines, because another instance of the driver may have GPUs open then.
 func (s *state) block(now time.Time, e *found) inventory.Inventory {
 	gpus, used, open := slices.Clone(e.gpus), map[gpu.UUID]bool{}, map[gpu.UUID]bool{}
 	failed, unbound := s.blocked.all(now), s.unbound.all(now)
@@ -70,7 +70,8 @@ func (s *state) block(now time.Time, e *found) inventory.Inventory {
 		before, _ := e.known.FindUUID(d.UUID)
 		if changesMode(d) {
 			used[d.UUID] = e.users[d.UUID] != ""
-			gpus[i].Blocked = obstacle(failed[d.UUID], e.users[d.UUID], s.used == nil || s.used[d.UUID], before.Blocked)
+			lasting := s.used == nil || s.used[d.UUID]
+			gpus[i].Blocked = obstacle(failed[d.UUID], e.users[d.UUID], lasting, before.Blocked)
 		}
 		if bindable(d) {
 			v, was := *d.VFIO, ""
@@ -101,7 +102,8 @@ func obstacle(failed, programs string, lasting bool, was string) string { //noli
 // usersTimeout is the timeout for listing the programs that use a GPU.
 const usersTimeout = 2 * time.Second
 
-// usedBy names the programs that find finds on the GPU. Programs that it cannot see are found when a claim gets the GPU.
+// usedBy names the programs that find finds on the GPU. Programs that it cannot see are found when a claim gets the
+// GPU.
 func usedBy(ctx context.Context, d gpu.Device, find func(context.Context, gpu.Device) ([]string, error)) string {
 	ctx, cancel := context.WithTimeout(ctx, usersTimeout)
 	defer cancel()

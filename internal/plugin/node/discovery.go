@@ -26,6 +26,7 @@ type discovery struct {
 	lacking publish.Lacking
 	blocked map[gpu.UUID]string
 	unbound map[gpu.UUID]string
+	stuck   map[gpu.UUID]string // GPUs that do not come back from virtual machines
 }
 
 // found is what a discovery has found.
@@ -58,7 +59,7 @@ func (n *Node) discover(ctx context.Context, d *discovery) *found {
 		f.known = saved(n.Dir)
 	}
 	gpus := f.known.GPUs()
-	all := withProduct(inventory.New(withPassthrough(f, gpus)), f.known).Retain(gpus, f.records.touches)
+	all := withProduct(inventory.New(withPassthrough(f, gpus, d.stuck)), f.known).Retain(gpus, f.records.touches)
 	f.config, f.noConfig = n.config.current(ctx)
 	if f.noConfig == nil {
 		n.config.logUnmatched(ctx, f.config, all)

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"reflect"
 	"slices"
 	"time"
@@ -47,6 +48,10 @@ type (
 		err error
 	}
 	gpuBound struct { // a GPU was bound to vfio-pci for a claim, or could not be
+		gpu gpu.UUID
+		err error
+	}
+	gpuReturned struct { // a GPU came back from a virtual machine, or could not
 		gpu gpu.UUID
 		err error
 	}
@@ -108,10 +113,11 @@ type state struct {
 	published inventory.Inventory  // devices with their taints
 	changed   chan struct{}        // of the last snapshot
 	known     inventory.Inventory  // all GPUs of the last discovery, and the available partitions
-	blocked   blockedGPUs       // their MIG mode
-	unbound   blockedGPUs       // those that could not be bound for virtual machines
-	used      map[gpu.UUID]bool // by programs that belong to no claim, at the last discovery; nil: there was none
-	open      map[gpu.UUID]bool // likewise, those that keep the GPU from virtual machines
+	blocked   blockedGPUs          // their MIG mode
+	unbound   blockedGPUs          // those that could not be bound for virtual machines
+	stuck     map[gpu.UUID]string  // why GPUs do not come back from virtual machines
+	used      map[gpu.UUID]bool    // by programs that belong to no claim, at the last discovery; nil: there was none
+	open      map[gpu.UUID]bool    // likewise, those that keep the GPU from virtual machines
 	pending   []report.PendingChange
 	failed    int               // discoveries in a row
 	resumed   time.Time         // when claims were last resumed
@@ -125,7 +131,8 @@ type state struct {
 }
 
 func newState(o Options) *state {
-	return &state{dir: o.Dir, blocked: blockedGPUs{}, unbound: blockedGPUs{}, logged: map[string]string{},
+	return &state{dir: o.Dir, blocked: blockedGPUs{}, unbound: blockedGPUs{},
+		stuck: map[gpu.UUID]string{}, logged: map[string]string{},
 		changed: make(chan struct{}),
 		health:  gpuhealth.New(o.Dir, o.BootID, o.Records)}
 }
@@ -157,6 +164,12 @@ func (s *state) step(ctx context.Context, at gpuhealth.Moment, event any) action
 		_, known := s.unbound.all(at.Now)[e.gpu]
 		s.unbound.note(at.Now, e.gpu, e.err)
 		s.asked = s.asked || e.err == nil || !known // a call that waits tries again each second
+	case gpuReturned:
+		before := s.stuck[e.gpu]
+		if delete(s.stuck, e.gpu); e.err != nil && !errors.Is(e.err, gpu.ErrBusy) {
+			s.stuck[e.gpu] = e.err.Error()
+		}
+		s.asked = s.asked || e.err == nil || s.stuck[e.gpu] != before
 	case publish.Lacking:
 		s.lacking, s.asked = e, true
 	case registered:
@@ -170,7 +183,7 @@ func (s *state) step(ctx context.Context, at gpuhealth.Moment, event any) action
 	if !s.discovering && (s.asked || !at.Now.Before(s.due)) {
 		s.discovering, s.asked = true, false
 		a.Discover = &discovery{first: s.devices == nil, known: s.known, lacking: s.lacking,
-			blocked: s.blocked.all(at.Now), unbound: s.unbound.all(at.Now)}
+			blocked: s.blocked.all(at.Now), unbound: s.unbound.all(at.Now), stuck: maps.Clone(s.stuck)}
 	}
 	if !s.discovering {
 		a.Wake = s.due

@@ -24,8 +24,9 @@ const (
 
 // withPassthrough adds the GPUs that NVML does not list: those of claims for virtual machines, and those that somebody
 // else has bound to vfio-pci. The former keep what is known of them, because only their records tell which drivers they
-// had. A GPU that a claim holds in another shape is left out: for that claim it is lost.
-func withPassthrough(f *found, known inventory.Inventory) []gpu.Device {
+// had. Those that do not come back are lost: stuck says why. A GPU that a claim holds in another shape is left out: for
+// that claim it is lost.
+func withPassthrough(f *found, known inventory.Inventory, stuck map[gpu.UUID]string) []gpu.Device {
 	all := slices.Clone(f.Devices)
 	for i, d := range all {
 		if a, ok := f.records.bound(d.Name); ok && d.VFIO != nil {
@@ -37,10 +38,10 @@ func withPassthrough(f *found, known inventory.Inventory) []gpu.Device {
 		before, isKnown := known.Find(d.Name)
 		switch {
 		case held && isKnown && before.UUID == a.GPU:
-			before.VFIO, before.Lost = claimed(*d.VFIO, *a.VFIO, true), false
+			before.VFIO, before.Lost = claimed(*d.VFIO, *a.VFIO, true), stuck[a.GPU] != ""
 			d = before
 		case held:
-			d.UUID, d.VFIO = a.GPU, claimed(*d.VFIO, *a.VFIO, true)
+			d.UUID, d.VFIO, d.Lost = a.GPU, claimed(*d.VFIO, *a.VFIO, true), stuck[a.GPU] != ""
 		case f.records.incomplete != nil && isKnown && before.InVM() && d.VFIO.Bound:
 			d = before
 		case d.VFIO.Bound && !f.records.holdsOtherwise(d.Name):
@@ -51,8 +52,11 @@ func withPassthrough(f *found, known inventory.Inventory) []gpu.Device {
 		if f.Unwatched == nil {
 			f.Unwatched = map[gpu.UUID]string{}
 		}
-		if f.Unwatched[d.UUID] = inVM; d.VFIO.External() {
+		switch f.Unwatched[d.UUID] = inVM; {
+		case d.VFIO.External():
 			f.Unwatched[d.UUID] = byHand
+		case d.Lost:
+			f.Unwatched[d.UUID] = "it has not come back from a virtual machine: " + stuck[d.UUID]
 		}
 		all = append(all, d)
 	}
@@ -90,8 +94,8 @@ func reportPassthrough(logger klog.Logger, d, old gpu.Device, a *actions) {
 	}
 	if d.VFIO != nil && d.VFIO.Blocked != "" && (old.VFIO == nil || old.VFIO.Blocked == "") {
 		logger.Info("GPU cannot be bound to vfio-pci now", "why", d.VFIO.Blocked)
-		a.notice(report.Events.PassthroughBlocked, fmt.Sprintf("GPU %s (%s) cannot be given to virtual machines now: %s",
-			d.Name, d.UUID, d.VFIO.Blocked))
+		a.notice(report.Events.PassthroughBlocked, fmt.Sprintf("GPU %s (%s) cannot be given to virtual machines "+
+			"now: %s", d.Name, d.UUID, d.VFIO.Blocked))
 	}
 	if d.VFIO == nil || d.Use.NoPassthrough || d.VFIO.Refusal == "" ||
 		old.VFIO != nil && old.VFIO.Refusal == d.VFIO.Refusal {
@@ -118,6 +122,7 @@ func (p observedPassthrough) BindVFIO(ctx context.Context, id gpu.UUID, function
 
 func (p observedPassthrough) ReturnVFIO(ctx context.Context, id gpu.UUID, functions []gpu.PCIFunction,
 	persistent bool) error {
-	defer p.node.send(discoverNow{})
-	return p.Passthrough.ReturnVFIO(ctx, id, functions, persistent)
+	err := p.Passthrough.ReturnVFIO(ctx, id, functions, persistent)
+	p.node.send(gpuReturned{id, err})
+	return err
 }

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -171,7 +172,7 @@ func TestGPUInAVirtualMachineWithAnUnreadableRecord(t *testing.T) {
 		Functions: []gpu.PCIFunction{{Driver: "nvidia"}}}}}
 	f := &found{records: records{incomplete: checkpoint.ErrUnreadable}}
 	f.Unlisted = l.unlisted
-	if got := withPassthrough(f, known); len(got) != 1 || got[0].UUID != "GPU-0" || got[0].VFIO.External() {
+	if got := withPassthrough(f, known, nil); len(got) != 1 || got[0].UUID != "GPU-0" || got[0].VFIO.External() {
 		t.Errorf("got %+v, want what was known", got)
 	}
 }
@@ -227,4 +228,43 @@ func TestProgramsKeepAGPUFromVirtualMachines(t *testing.T) {
 	l.bind("vfio-pci")
 	l.is("the claim has it", away)
 	l.release(rec)
+}
+
+// A GPU that cannot be returned to its driver is lost, until it can.
+func TestGPUThatDoesNotComeBack(t *testing.T) {
+	l := newVMNode(t)
+	card := l.devices[0]
+	rec := l.claim()
+	l.is("a claim has it", offered)
+	l.bind("vfio-pci")
+	l.is("it is in a virtual machine", away)
+	l.bind("")
+	const stuck = "gpu-0=GPU-0 lost gpu-lost, gpu-1=GPU-1, gpu-0-vfio=GPU-0 lost gpu-lost; gpu-1"
+	returned := func(err error) bool {
+		l.turn(l.Context(), gpuReturned{"GPU-0", err})
+		asked := l.state.discovering
+		l.state.discovering = false
+		return asked
+	}
+	if returned(gpu.ErrBusy) {
+		t.Error("a virtual machine that has not ended: the GPU is looked at again")
+	}
+	l.is("the virtual machine has not ended", away)
+	failure := errors.New("reset: input/output error")
+	if !returned(failure) || returned(failure) {
+		t.Error("it is looked at never, or each time that the return is tried")
+	}
+	l.is("it cannot be reset", stuck+"\nWarning GPULost: GPU gpu-0 (NVIDIA L40S, GPU-0) does not answer any more")
+	l.is("it still cannot", stuck)
+	l.release(rec)
+	l.devices, l.unlisted = slices.Insert(l.devices, 0, card), nil
+	if !returned(nil) {
+		t.Error("it is not looked at")
+	}
+	if err := l.look(); err != nil {
+		t.Fatal(err)
+	}
+	if d, _ := l.Inventory().Find("gpu-0"); d.Lost || d.InVM() {
+		t.Errorf("it is back: got %+v", d)
+	}
 }

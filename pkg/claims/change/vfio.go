@@ -18,10 +18,11 @@ type Passthrough interface {
 	// NVML does not list it yet.
 	Persistent(ctx context.Context, id gpu.UUID) (bool, error)
 	// BindVFIO binds the functions of the GPU to vfio-pci, itself first, after its MIG and persistence modes are off.
-	// Error: gpu.ErrBusy, which names the users of the GPU or what the kernel has not finished.
+	// Error: gpu.ErrBusy, which names the users of the GPU or what the kernel has not finished within seconds: the next
+	// call goes on with that.
 	BindVFIO(ctx context.Context, id gpu.UUID, functions []gpu.PCIFunction) error
 	// ReturnVFIO returns the functions to their drivers, and restores persistence mode. It is no error if the GPU is
-	// gone. Error: gpu.ErrBusy.
+	// gone. Errors: gpu.ErrBusy; others say what keeps the GPU from coming back.
 	ReturnVFIO(ctx context.Context, id gpu.UUID, functions []gpu.PCIFunction, persistent bool) error
 }
 

@@ -32,6 +32,18 @@ func (c *calls) hangs(about gpu.UUID) bool {
 	return c.hanging[about] > 0
 }
 
+// anyHangs reports whether any abandoned call has not returned yet.
+func (c *calls) anyHangs() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, n := range c.hanging {
+		if n > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // giveUp records an abandoned call. returned is closed when the call has returned.
 func (c *calls) giveUp(about gpu.UUID, returned <-chan struct{}) {
 	c.mu.Lock()

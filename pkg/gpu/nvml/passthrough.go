@@ -22,11 +22,14 @@ import (
 // The methods in this file implement claims.Passthrough, which says what they do.
 
 const (
-	// closedLimit is how long NVML stays closed for one write to sysfs: other calls wait for it meanwhile.
+	// closedLimit is how long NVML stays closed for writes to sysfs: other calls wait for it meanwhile. It is also how
+	// long a call waits for such writes.
 	closedLimit = 5 * time.Second
 	// returnLimit is how long ReturnVFIO waits until NVML lists the GPU again.
 	returnLimit = 10 * time.Second
 	pollPeriod  = 20 * time.Millisecond
+	// listPeriod and longestListPeriod are the first and the longest time between two looks whether NVML lists it.
+	listPeriod, longestListPeriod = 50 * time.Millisecond, time.Second
 )
 
 // bus returns the PCI bus of the machine.
@@ -131,11 +134,15 @@ func (s *session) listed(id gpu.UUID) (nvmllib.Device, error) {
 	return handle, err
 }
 
-// BindVFIO closes NVML meanwhile, because an open session keeps the kernel from unbinding the GPU.
+// BindVFIO closes NVML meanwhile, because an open session keeps the kernel from unbinding the GPU. While a write of an
+// earlier call still blocks, NVML stays open: it was closed when that began.
 func (m *Machine) BindVFIO(ctx context.Context, id gpu.UUID, functions []gpu.PCIFunction) error {
 	isBound := func(f gpu.PCIFunction) bool { return m.bus().DriverOf(f.PCI) == passthrough.Driver }
 	if !slices.ContainsFunc(functions, func(f gpu.PCIFunction) bool { return !isBound(f) }) {
 		return nil
+	}
+	if err := m.limited(ctx, func(ctx context.Context) error { return m.bus().Settled(ctx, functions) }); err != nil {
+		return err
 	}
 	if driver := m.bus().DriverOf(functions[0].PCI); driver != "" && driver != passthrough.Driver {
 		if _, err := call(ctx, m, id, func(s *session) (none, error) { return none{}, s.vacate(ctx, id) }); err != nil {
@@ -143,15 +150,24 @@ func (m *Machine) BindVFIO(ctx context.Context, id gpu.UUID, functions []gpu.PCI
 		}
 	}
 	return m.whileClosed(ctx, func() error {
-		for _, f := range functions {
-			if err := steps.Do(ctx, steps.BindVFIO, func(ctx context.Context) error {
-				return m.bus().Bind(ctx, f.PCI)
-			}); err != nil {
-				return err
+		return m.limited(ctx, func(ctx context.Context) error {
+			for _, f := range functions {
+				if err := steps.Do(ctx, steps.BindVFIO, func(ctx context.Context) error {
+					return m.bus().Bind(ctx, f.PCI)
+				}); err != nil {
+					return err
+				}
 			}
-		}
-		return nil
+			return nil
+		})
 	})
+}
+
+// limited calls do with a context for writes to sysfs, which may block for ever.
+func (*Machine) limited(ctx context.Context, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, closedLimit)
+	defer cancel()
+	return do(ctx)
 }
 
 // vacate makes the GPU ready to be unbound: it checks that nobody uses it, and disables MIG and persistence modes.
@@ -196,23 +212,17 @@ func setPersistence(handle nvmllib.Device, mode nvmllib.EnableState) error {
 // restored.
 func (m *Machine) ReturnVFIO(ctx context.Context, id gpu.UUID, functions []gpu.PCIFunction, //nolint:revive // a flag of the record
 	persistent bool) error {
-	gone := 0
-	for _, f := range functions {
-		err := steps.Do(ctx, steps.ReturnVFIO, func(ctx context.Context) error {
-			return m.bus().Return(ctx, f.PCI, f.Driver)
-		})
-		switch {
-		case errors.Is(err, passthrough.ErrGone):
-			gone++
-		case err != nil:
-			return err
-		}
-	}
-	if gone == len(functions) {
+	err := steps.Do(ctx, steps.ReturnVFIO, func(ctx context.Context) error {
+		return m.limited(ctx, func(ctx context.Context) error { return m.bus().Return(ctx, functions) })
+	})
+	if errors.Is(err, passthrough.ErrGone) {
 		return nil
 	}
+	if err != nil {
+		return err
+	}
 	// A session lists the GPUs that were there when it began. If it cannot be closed now, a later one finds the GPU.
-	err := m.whileClosed(ctx, func() error { return nil })
+	err = m.whileClosed(ctx, func() error { return nil })
 	if err != nil && !errors.Is(err, gpu.ErrBusy) {
 		return err
 	}
@@ -232,7 +242,8 @@ func (m *Machine) ReturnVFIO(ctx context.Context, id gpu.UUID, functions []gpu.P
 
 // restorePersistence waits until NVML lists the GPU. Error: gpu.ErrBusy.
 func (m *Machine) restorePersistence(ctx context.Context, id gpu.UUID) error {
-	for until := time.Now().Add(returnLimit); ; {
+	pause := listPeriod
+	for until := time.Now().Add(returnLimit); ; pause = min(2*pause, longestListPeriod) {
 		_, err := call(ctx, m, id, func(s *session) (none, error) {
 			handle, err := s.listed(id)
 			if err != nil {
@@ -243,7 +254,8 @@ func (m *Machine) restorePersistence(ctx context.Context, id gpu.UUID) error {
 		if !errors.Is(err, gpu.ErrBusy) || ctx.Err() != nil || time.Now().After(until) {
 			return err
 		}
-		if err := m.whileClosed(ctx, func() error { time.Sleep(pollPeriod); return nil }); err != nil {
+		time.Sleep(pause)
+		if err := m.whileClosed(ctx, func() error { return nil }); err != nil {
 			return err
 		}
 	}
@@ -261,6 +273,9 @@ func (m *Machine) whileClosed(ctx context.Context, do func() error) error {
 
 // close closes NVML, begins do, and lets NVML be opened again when do has ended, or after closedLimit.
 func (m *Machine) close(ctx context.Context, do func() error) (done chan error, err error) {
+	if m.calls.anyHangs() {
+		return nil, errStaysOpen
+	}
 	m.giving.Lock() // one after the other
 	defer m.giving.Unlock()
 	m.watch.stayOut(true)
@@ -284,6 +299,9 @@ func (m *Machine) close(ctx context.Context, do func() error) (done chan error, 
 	return done, nil
 }
 
+// errStaysOpen means that NVML cannot be closed.
+var errStaysOpen = fmt.Errorf("used by this program, of which a call of NVML does not return: %w", gpu.ErrBusy)
+
 // awaitClosed closes the session, and waits until no session is left, also of those that were closed before and have
 // calls that run. No other one can be opened meanwhile.
 func (m *Machine) awaitClosed(ctx context.Context) error {
@@ -298,7 +316,7 @@ func (m *Machine) awaitClosed(ctx context.Context) error {
 		case left == 0:
 			return nil
 		case ctx.Err() != nil, time.Now().After(until):
-			return fmt.Errorf("used by this program, of which a call of NVML does not return: %w", gpu.ErrBusy)
+			return errStaysOpen
 		}
 	}
 }

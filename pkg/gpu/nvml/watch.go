@@ -20,7 +20,9 @@ import (
 
 const (
 	// eventWait is the default of MachineConfig.EventWait.
-	eventWait = 5 * time.Second
+	eventWait = 250 * time.Millisecond
+	// hungWaits is how many times longer a call may take before it counts as hanging.
+	hungWaits = 20
 	// registerTimeout is how long a GPU may take to register its events.
 	registerTimeout = 5 * time.Second
 	// reopenPeriod and maxReopenPeriod are the times between attempts to watch: the first, doubled up to the second.
@@ -136,7 +138,7 @@ func (m *Machine) leaveWatch() {
 	}
 	select {
 	case <-inside:
-	case <-time.After(m.eventWait() + grace): // the call hangs
+	case <-time.After(hungWaits * m.eventWait()): // the call hangs
 	}
 }
 

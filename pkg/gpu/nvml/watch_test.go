@@ -27,7 +27,7 @@ type watcher struct {
 func watch(t *testing.T, profile string) *watcher {
 	t.Helper()
 	m, n := following(t, profile)
-	n.EventWait = 500 * time.Millisecond
+	n.EventWait = 100 * time.Millisecond
 	w := &watcher{t, m, n, make(chan gpu.Event, 100)}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})

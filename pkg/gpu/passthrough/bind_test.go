@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -29,10 +30,15 @@ const (
 	toIt, fromOwner = "drivers/nvidia/bind " + at, "drivers/nvidia/unbind " + at
 )
 
+// toOwner returns the function to NVIDIA's driver.
+var toOwner = []gpu.PCIFunction{{PCI: gpu.PCIAddress{Bus: 0x3b}, Driver: "nvidia"}}
+
 func TestBindAndReturn(t *testing.T) {
 	bind := func(b Bus, pci gpu.PCIAddress) error { return b.Bind(context.Background(), pci) }
 	giveTo := func(driver string) func(Bus, gpu.PCIAddress) error {
-		return func(b Bus, pci gpu.PCIAddress) error { return b.Return(context.Background(), pci, driver) }
+		return func(b Bus, pci gpu.PCIAddress) error {
+			return b.Return(context.Background(), []gpu.PCIFunction{{PCI: pci, Driver: driver}})
+		}
 	}
 	for _, row := range []struct {
 		name      string
@@ -67,6 +73,10 @@ func TestBindAndReturn(t *testing.T) {
 		{"return: an override of the administrator", free, "nvidia", giveTo("nvidia"), []string{reset, toIt},
 			"nvidia nvidia"},
 		{"return: to no driver, and it got one", bound, "", giveTo(""), nil, "nvidia (null)"},
+		{"return: its driver is not registered any more", given, Driver, giveTo("nouveau"),
+			[]string{fromIt, reset, cleared}, "none (null)"},
+		{"return: somebody has bound it to another driver", bound, Driver, giveTo("nouveau"), []string{cleared},
+			"nvidia (null)"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			k := newTree(t, row.functions, Driver, "nvidia")
@@ -91,7 +101,7 @@ func TestBindAndReturn(t *testing.T) {
 // The process crashes before each write and after it. The call, said again, completes; so does the opposite one.
 func TestEveryStep(t *testing.T) {
 	bind := func(b Bus) error { return b.Bind(context.Background(), gpu.PCIAddress{Bus: 0x3b}) }
-	giveBack := func(b Bus) error { return b.Return(context.Background(), gpu.PCIAddress{Bus: 0x3b}, "nvidia") }
+	giveBack := func(b Bus) error { return b.Return(context.Background(), toOwner) }
 	for _, row := range []struct {
 		name      string
 		functions string
@@ -176,10 +186,9 @@ func TestErrors(t *testing.T) {
 			syscall.EINVAL, "drivers/vfio-pci/bind: invalid argument", "none vfio-pci"},
 		{"the reset fails", given, refusing("devices/"+at+"/reset", syscall.EIO), "return", syscall.EIO,
 			"/reset: input/output error", "none (null)"},
-		{"its driver is not registered any more", given, func(k *tree) { k.remove("bus/pci/drivers/nvidia") },
-			"return", nil, "its driver nvidia is not registered any more: it has none now", "none (null)"},
-		{"somebody has bound it to another driver", strings.ReplaceAll(bound, "nvidia", "nouveau"), nil, "return", nil,
-			"it has the driver nouveau, not nvidia: somebody else has bound it", "nouveau (null)"},
+		{"its driver does not take it", given, refusing("drivers/nvidia/bind", syscall.ENODEV), "return",
+			syscall.ENODEV, "nvidia does not take it, the kernel's log may say why: write",
+			"none (null)"},
 		{"unbind has no effect", bound, func(k *tree) { k.ignored = true }, "bind", nil,
 			"it has the driver nvidia after it was unbound from nvidia", "nvidia (null)"},
 		{"bind has no effect", free, func(k *tree) { k.ignored = true }, "bind", nil,
@@ -192,7 +201,7 @@ func TestErrors(t *testing.T) {
 			}
 			do := k.bus().Bind
 			if row.do == "return" {
-				do = func(ctx context.Context, pci gpu.PCIAddress) error { return k.bus().Return(ctx, pci, "nvidia") }
+				do = func(ctx context.Context, _ gpu.PCIAddress) error { return k.bus().Return(ctx, toOwner) }
 			}
 			err := do(t.Context(), address(t, at))
 			if err == nil || !strings.Contains(err.Error(), row.says) || row.is != nil && !errors.Is(err, row.is) {
@@ -203,6 +212,57 @@ func TestErrors(t *testing.T) {
 			}
 			if got := k.state(at); got != row.state {
 				t.Errorf("got %s, want %s", got, row.state)
+			}
+		})
+	}
+}
+
+// The functions of a card are all unbound, then reset, then bound again. One that fails does not keep the others,
+// unless it cannot be unbound.
+func TestReturnOfACard(t *testing.T) {
+	const (
+		sound = "0000:3b:00.1"
+		card  = given + sound + " 10de:22ba 040300 vfio-pci 42 reset\n"
+		gone  = given
+	)
+	functions := append(slices.Clone(toOwner), gpu.PCIFunction{PCI: gpu.PCIAddress{Bus: 0x3b, Function: 1},
+		Driver: "snd_hda_intel"})
+	const (
+		unbound = "drivers/vfio-pci/unbind 3b:00.0, drivers/vfio-pci/unbind 3b:00.1"
+		resets  = unbound + ", devices/3b:00.0/reset 1, devices/3b:00.1/reset 1"
+		owner   = ", drivers/nvidia/bind 3b:00.0"
+		other   = ", drivers/snd_hda_intel/bind 3b:00.1"
+	)
+	for _, row := range []struct{ name, functions, refuse, writes, says, want string }{
+		{"all", card, "", resets + owner + other, "", "nvidia snd_hda_intel"},
+		{"one cannot be unbound", card, "drivers/vfio-pci/unbind " + sound, unbound, "return " + sound,
+			"none vfio-pci"},
+		{"one cannot be reset", card, "devices/" + at + "/reset 1", resets + other, "return " + at,
+			"none snd_hda_intel"},
+		{"a driver does not take one", card, "drivers/snd_hda_intel/bind " + sound, resets + owner + other,
+			"return " + sound, "nvidia none"},
+		{"one is gone", gone, "", "drivers/vfio-pci/unbind 3b:00.0, devices/3b:00.0/reset 1" + owner, "",
+			"nvidia none"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			k := newTree(t, row.functions, "nvidia", "snd_hda_intel")
+			k.refuse = func(file, text string) error {
+				if file+" "+text == row.refuse {
+					return syscall.EIO
+				}
+				return nil
+			}
+			err := k.bus().Return(t.Context(), functions)
+			if !strings.Contains(fmt.Sprint(err), row.says) || row.says == "" && err != nil {
+				t.Errorf("got %v, want %q", err, row.says)
+			}
+			if got := strings.ReplaceAll(strings.Join(k.written(), ", "), "0000:", ""); got != row.writes {
+				t.Errorf("writes: got\n%s\nwant\n%s", got, row.writes)
+			}
+			owner, _, _ := strings.Cut(k.state(at), " ")
+			other, _, _ := strings.Cut(k.state(sound), " ")
+			if got := owner + " " + other; got != row.want {
+				t.Errorf("got %s, want %s", got, row.want)
 			}
 		})
 	}
@@ -225,7 +285,7 @@ func TestBlockedWrite(t *testing.T) {
 		for _, again := range []func(context.Context) error{
 			func(ctx context.Context) error { return b.Bind(ctx, address(t, at)) },
 			func(ctx context.Context) error { return b.Bind(ctx, address(t, at)) },
-			func(ctx context.Context) error { return b.Return(ctx, address(t, at), "nvidia") },
+			func(ctx context.Context) error { return b.Return(ctx, toOwner) },
 		} {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			err := again(ctx)

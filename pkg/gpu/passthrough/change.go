@@ -30,6 +30,16 @@ func (r *running) now(file string) {
 	r.file = file
 }
 
+// settled waits until the change has ended.
+func (r *running) settled(ctx context.Context) error {
+	select {
+	case <-r.ended:
+		return nil
+	case <-ctx.Done():
+		return r.busy(ctx)
+	}
+}
+
 // busy is the error of a call whose context has ended before the change.
 func (r *running) busy(ctx context.Context) error {
 	r.mu.Lock()
@@ -52,6 +62,18 @@ func (b Bus) change(ctx context.Context, at gpu.PCIAddress, what string, do func
 	return nil
 }
 
+// Settled waits until ctx ends for changes of the functions that this program has begun. Error: gpu.ErrBusy.
+func (b Bus) Settled(ctx context.Context, functions []gpu.PCIFunction) error {
+	for _, f := range functions {
+		if earlier, found := changes.Load(b.function(f.PCI, "")); found {
+			if err := earlier.(*running).settled(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 func (b Bus) await(ctx context.Context, at gpu.PCIAddress, do func(writer) error) error {
 	dir := b.function(at, "")
 	mine := &running{ended: make(chan struct{}), file: dir}
@@ -63,10 +85,8 @@ func (b Bus) await(ctx context.Context, at gpu.PCIAddress, do func(writer) error
 		if !found {
 			break
 		}
-		select {
-		case <-earlier.(*running).ended:
-		case <-ctx.Done():
-			return earlier.(*running).busy(ctx)
+		if err := earlier.(*running).settled(ctx); err != nil {
+			return err
 		}
 	}
 	result := make(chan error, 1)

@@ -156,10 +156,8 @@ func TestGuestHundredTimes(t *testing.T) {
 			if _, err := b.Nodes(before.PCI, false); err != nil {
 				t.Fatal(err)
 			}
-			for _, f := range before.Own {
-				if err := b.Return(t.Context(), f.PCI, f.Driver); err != nil {
-					t.Fatal(err)
-				}
+			if err := b.Return(t.Context(), ownOf(before)); err != nil {
+				t.Fatal(err)
 			}
 		}
 		if after := read(t, at); text([]GPU{after}) != text([]GPU{before}) {
@@ -173,11 +171,14 @@ func TestGuestHundredTimes(t *testing.T) {
 	}
 }
 
+// toE1000e returns the single GPU to its driver.
+var toE1000e = []gpu.PCIFunction{{PCI: gpu.PCIAddress{Bus: 2}, Driver: "e1000e"}}
+
 // The process is killed before each write and after it. The same call, and the opposite one, complete in another.
 func TestGuestKilled(t *testing.T) {
 	calls := map[string]func() error{
 		"bind":   func() error { return guest().Bind(context.Background(), gpu.PCIAddress{Bus: 2}) },
-		"return": func() error { return guest().Return(context.Background(), gpu.PCIAddress{Bus: 2}, "e1000e") },
+		"return": func() error { return guest().Return(context.Background(), toE1000e) },
 	}
 	want := map[string]string{"bind": "vfio-pci vfio-pci", "return": "e1000e (null)"}
 	opposite := map[string]string{"bind": "return", "return": "bind"}
@@ -232,7 +233,7 @@ func TestGuestInUse(t *testing.T) {
 	_ = killed.cmd.Process.Kill() // the kernel ends it when it has finished the write
 	for range 2 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		err := b.Return(ctx, g.PCI, g.Driver)
+		err := b.Return(ctx, ownOf(g))
 		cancel()
 		// If the other process has begun to unbind it, the kernel shows no driver any more.
 		if !errors.Is(err, gpu.ErrBusy) || !strings.Contains(err.Error(), "/drivers/vfio-pci/unbind: ") &&
@@ -242,7 +243,7 @@ func TestGuestInUse(t *testing.T) {
 	}
 	user.kill()
 	killed.kill()
-	if err := b.Return(t.Context(), g.PCI, g.Driver); err != nil {
+	if err := b.Return(t.Context(), ownOf(g)); err != nil {
 		t.Error(err)
 	}
 	if got := kernelState(t, single); got != "e1000e (null)" {
@@ -288,11 +289,17 @@ func read(t *testing.T, at string) GPU {
 
 func giveBack(t *testing.T, g GPU) {
 	t.Helper()
-	for _, f := range g.Own {
-		if err := guest().Return(context.Background(), f.PCI, f.Driver); err != nil {
-			t.Error(err)
-		}
+	if err := guest().Return(context.Background(), ownOf(g)); err != nil {
+		t.Error(err)
 	}
+}
+
+// ownOf returns the functions of the GPU's card, as claims record them.
+func ownOf(g GPU) (functions []gpu.PCIFunction) {
+	for _, f := range g.Own {
+		functions = append(functions, gpu.PCIFunction{PCI: f.PCI, Driver: f.Driver})
+	}
+	return functions
 }
 
 // kernelState writes the function as text: its driver, then what driver_override says.
@@ -401,7 +408,7 @@ func child(what string) {
 		if args[0] == "bind" {
 			err = b.Bind(context.Background(), gpu.PCIAddress{Bus: 2})
 		} else {
-			err = b.Return(context.Background(), gpu.PCIAddress{Bus: 2}, "e1000e")
+			err = b.Return(context.Background(), toE1000e)
 		}
 		if err == nil {
 			fmt.Println("done")
