@@ -38,6 +38,7 @@ func checkCommand(p Platform, flags *pflag.FlagSet) *cobra.Command {
 		if err != nil && !errors.Is(err, driverroot.ErrNoDriver) {
 			return err
 		}
+		c.ContainersOnly = !o.virtualMachines
 		dir := o.directory()
 		report := check.Run(check.Target{
 			Machine: c, DriverName: o.driverName, NodeName: o.nodeName, CDIDir: o.cdiDir,
@@ -55,6 +56,7 @@ func checkCommand(p Platform, flags *pflag.FlagSet) *cobra.Command {
 	f := cmd.Flags()
 	hostname, _ := os.Hostname() //nolint:errcheck // the flag is empty then
 	o.addDirectoryFlags(f)
+	o.addVirtualMachines(f)
 	f.StringVar(&o.nodeName, "node-name", hostname, "name of this node, as in what would be published")
 	f.StringVar(&o.cdiDir, "cdi-dir", "/var/run/cdi", "where container runtimes look for CDI specs")
 	f.StringVar(&o.cdiHook, "cdi-hook", "/usr/bin/nvidia-cdi-hook", "NVIDIA's CDI hook program")

@@ -98,12 +98,16 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 		"measure what containers use of GPUs; needs the host's PID namespace")
 	f.BoolVar(&o.metricsGPUManagerNames, "metrics-gpu-manager-names", false,
 		"give the metrics of containers also under the names of gpu-manager")
-	f.BoolVar(&o.virtualMachines, "virtual-machines", false, "offer GPUs to virtual machines, too, where the kernel "+
-		"has the driver vfio-pci")
+	o.addVirtualMachines(f)
 	f.DurationVar(&o.idleAfter, "idle-after", 0, "how long a GPU is not used until its claim is marked as idle; 0: "+
 		"never; needs --metrics-container-usage")
 	f.IntVar(&o.idleBelow, "idle-below", 1, "a GPU is not used while the utilization by each process is below this, "+
 		"in percent")
+}
+
+func (o *options) addVirtualMachines(f *pflag.FlagSet) {
+	f.BoolVar(&o.virtualMachines, "virtual-machines", false, "offer GPUs to virtual machines, too, where the kernel "+
+		"has the driver vfio-pci")
 }
 
 // complete validates the flags and sets derived defaults.

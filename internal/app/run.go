@@ -70,7 +70,7 @@ func run(ctx context.Context, o options, p Platform) error {
 	if err != nil {
 		return err
 	}
-	machine.Timeout = o.gpuTimeout
+	machine.Timeout, machine.ContainersOnly = o.gpuTimeout, !o.virtualMachines
 	gpus := nvml.New(machine.MachineConfig)
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)

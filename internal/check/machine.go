@@ -47,8 +47,13 @@ func (e *checker) machine() {
 	e.answers()
 	e.access(m, present)
 	e.virtualMachines()
+	for i := range devices {
+		if e.Machine.ContainersOnly {
+			devices[i].VFIO = nil
+		}
+	}
 	for _, d := range look.Unlisted {
-		if d.VFIO.External() { // or a claim has it, which check does not know
+		if d.VFIO.External() && !e.Machine.ContainersOnly { // or a claim has it, which check does not know
 			d.UUID = gpu.UUID(gpu.VFIOName(d.Name))
 			devices = append(devices, d)
 		}
@@ -65,6 +70,10 @@ func (e *checker) virtualMachines() {
 		return
 	}
 	for _, g := range gpus {
+		if e.Machine.ContainersOnly {
+			g.Refusal = cmp.Or(g.Refusal, "nothing is in the way, but virtualMachines.enabled of the chart "+
+				"(--virtual-machines) is not set")
+		}
 		e.report.VirtualMachines = append(e.report.VirtualMachines, Passthrough{Name: g.PCI.DeviceName(),
 			Group: g.Group, Driver: g.Driver, Refusal: g.Refusal})
 	}

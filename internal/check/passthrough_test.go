@@ -30,13 +30,32 @@ func TestVirtualMachines(t *testing.T) {
 	for i, f := range functions {
 		must(t, os.Symlink(fmt.Sprint("../../../kernel/iommu_groups/", 41+i), filepath.Join(f, "iommu_group")))
 	}
-	for _, row := range []struct{ name, driver, want string }{
-		{"no vfio-pci", "nvidia", "the driver vfio-pci is not registered: load the kernel module vfio-pci"},
-		{"vfio-pci", "vfio-pci", "can have it: IOMMU group 41, driver none"},
+	for _, row := range []struct {
+		name, driver, want string
+		off                bool
+		published          int
+	}{
+		{"no vfio-pci", "nvidia", "the driver vfio-pci is not registered: load the kernel module vfio-pci", false, 0},
+		{"vfio-pci", "vfio-pci", "can have it: IOMMU group 41, driver none", false, 2},
+		{"the administrator offers none", "vfio-pci", "nothing is in the way, but virtualMachines.enabled of the chart",
+			true, 0},
 	} {
 		must(t, os.MkdirAll(filepath.Join(sys, "bus/pci/drivers", row.driver), 0o755))
+		n.config.Machine.ContainersOnly = row.off
 		var out bytes.Buffer
-		must(t, check.Run(n.config).Print(&out))
+		report := check.Run(n.config)
+		must(t, report.Print(&out))
+		published := 0
+		for _, s := range report.Slices {
+			for _, d := range s.Spec.Devices {
+				if strings.HasSuffix(d.Name, "-vfio") {
+					published++
+				}
+			}
+		}
+		if published != row.published {
+			t.Errorf("%s: %d devices for virtual machines, want %d", row.name, published, row.published)
+		}
 		_, section, _ := strings.Cut(out.String(), "\nVirtual machines\n")
 		if line, _, _ := strings.Cut(section, "\n"); !strings.Contains(line, row.want) {
 			t.Errorf("%s: got %q, want %q in it", row.name, line, row.want)

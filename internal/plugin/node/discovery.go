@@ -134,6 +134,7 @@ func (s *state) report(ctx context.Context, before inventory.Inventory, removed 
 		old, known := before.Find(d.Name)
 		reportGPU(logger.WithValues("device", d.Name, "uuid", d.UUID), d, old, known, a)
 	}
+	reportRefused(gpus, before, a)
 	for _, d := range before.GPUs() {
 		if _, ok := s.known.Find(d.Name); !ok {
 			logger.Info("GPU gone", "device", d.Name, "uuid", d.UUID)

@@ -36,6 +36,12 @@ func assignModes(found, known inventory.Inventory, r records, configured func(gp
 			}
 			before.Use.Partitions = how
 		}
+		if r.holds(gpu.VFIOName(d.Name)) { // otherwise its device would not be published
+			if !ok {
+				before.Use, ok = want, true
+			}
+			before.Use.NoPassthrough, before.Use.SharedOnly = false, false
+		}
 		if holders := r.claimsOn(d.Name); ok && before.Use != want && len(holders) > 0 {
 			pending = append(pending, report.PendingChange{Device: d.Name, UUID: d.UUID, From: before.Use, To: want,
 				Claims: holders})

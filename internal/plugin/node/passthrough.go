@@ -5,7 +5,9 @@ package node
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	"k8s.io/klog/v2"
 
@@ -87,7 +89,7 @@ func (r records) holdsOtherwise(device string) bool {
 	})
 }
 
-// reportPassthrough logs that a GPU went into a virtual machine, and reports why one cannot.
+// reportPassthrough logs that a GPU went into a virtual machine, and why one cannot; see reportRefused.
 func reportPassthrough(logger klog.Logger, d, old gpu.Device, a *actions) {
 	if d.InVM() != old.InVM() {
 		logger.Info("GPU bound to vfio-pci or returned", "bound", d.InVM())
@@ -97,13 +99,32 @@ func reportPassthrough(logger klog.Logger, d, old gpu.Device, a *actions) {
 		a.notice(report.Events.PassthroughBlocked, fmt.Sprintf("GPU %s (%s) cannot be given to virtual machines "+
 			"now: %s", d.Name, d.UUID, d.VFIO.Blocked))
 	}
-	if d.VFIO == nil || d.Use.NoPassthrough || d.VFIO.Refusal == "" ||
-		old.VFIO != nil && old.VFIO.Refusal == d.VFIO.Refusal {
-		return
+	if why := refusal(d); why != "" && why != refusal(old) {
+		logger.Info("GPU cannot be given to virtual machines", "why", why)
 	}
-	logger.Info("GPU cannot be given to virtual machines", "why", d.VFIO.Refusal)
-	a.notice(report.Events.PassthroughRefused, fmt.Sprintf("GPU %s (%s) cannot be given to virtual machines: %s",
-		d.Name, d.UUID, d.VFIO.Refusal))
+}
+
+// refusal says why the GPU cannot be given to virtual machines although the administrator wants that.
+func refusal(d gpu.Device) string {
+	if d.VFIO == nil || d.Use.NoPassthrough {
+		return ""
+	}
+	return d.VFIO.Refusal
+}
+
+// reportRefused reports why GPUs cannot be given to virtual machines: once for each reason, which may be that of all.
+func reportRefused(gpus, before inventory.Inventory, a *actions) {
+	names := map[string][]string{} // by reason
+	for _, d := range gpus {
+		old, _ := before.Find(d.Name)
+		if why := refusal(d); why != "" && why != refusal(old) {
+			names[why] = append(names[why], d.Name)
+		}
+	}
+	for _, why := range slices.Sorted(maps.Keys(names)) {
+		a.notice(report.Events.PassthroughRefused, fmt.Sprintf("GPU %s cannot be given to virtual machines: %s",
+			strings.Join(names[why], ", "), why))
+	}
 }
 
 // Passthrough wraps p, so that the Node looks at a GPU whose driver has changed.

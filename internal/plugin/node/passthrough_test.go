@@ -163,6 +163,18 @@ func TestGPUOfAContainerBoundByHand(t *testing.T) {
 		"Warning GPULost: GPU gpu-0 (NVIDIA L40S, GPU-0) does not answer any more")
 }
 
+// Nothing but the record is known of the GPU, and the administrator keeps GPUs from virtual machines now.
+func TestGPUInAVirtualMachineThatTheAdministratorWantsBack(t *testing.T) {
+	l := newVMNode(t)
+	l.claim()
+	l.bind("vfio-pci")
+	l.write("default", configHead+"gpus: [{passthrough: false}]")
+	const mode = "fractional, isolation mps"
+	l.is("it is in a virtual machine", "gpu-0=GPU-0 unmonitored, gpu-1=GPU-1, gpu-0-vfio=GPU-0 of an unknown model "+
+		"unmonitored; gpu-1\nNormal ModeChangePending: GPU gpu-0 (GPU-0) will change from "+mode+" to "+mode+
+		", no passthrough when these claims have ended: ns/vm")
+}
+
 // A record that cannot be read may be about the virtual machine.
 func TestGPUInAVirtualMachineWithAnUnreadableRecord(t *testing.T) {
 	l := newVMNode(t)
@@ -178,14 +190,25 @@ func TestGPUInAVirtualMachineWithAnUnreadableRecord(t *testing.T) {
 }
 
 func TestRefusedPassthrough(t *testing.T) {
+	mode := func(name string) string {
+		return "Normal ModeChanged: GPU " + name + " (" + strings.ToUpper(name) + ") changed from fractional, " +
+			"isolation mps to fractional, isolation mps, no passthrough"
+	}
 	l := newVMNode(t)
 	l.devices[0].VFIO.Refusal = "the GPU 0000:02:00.0 is in the same IOMMU group"
 	const without = "gpu-0=GPU-0, gpu-1=GPU-1; gpu-0 gpu-1"
-	l.is("something is in the way", without+"\nWarning PassthroughRefused: GPU gpu-0 (GPU-0) cannot be given to "+
+	l.is("something is in the way", without+"\nWarning PassthroughRefused: GPU gpu-0 cannot be given to "+
 		"virtual machines: the GPU 0000:02:00.0 is in the same IOMMU group")
 	l.is("it still is", without)
 	l.restart(l.Options)
 	l.is("also for the next instance", without)
+	l.devices[0].VFIO = &gpu.VFIO{Refusal: "the machine has an NVSwitch"}
+	l.devices[1].VFIO = l.devices[0].VFIO
+	l.is("for all GPUs", without+"\nWarning PassthroughRefused: GPU gpu-0, gpu-1 cannot be given to virtual machines: "+
+		"the machine has an NVSwitch")
+	l.VirtualMachines = false
+	l.restart(l.Options)
+	l.is("nobody asks for virtual machines", without+"\n"+mode("gpu-0")+"\n"+mode("gpu-1"))
 }
 
 // Programs that have a GPU open, or a claim that cannot have it bound, keep other claims from its device for virtual

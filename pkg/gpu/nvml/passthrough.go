@@ -38,9 +38,9 @@ func (m *Machine) bus() passthrough.Bus {
 }
 
 // withVFIO adds to GPUs how they are given to virtual machines. It returns the GPUs that NVML does not list separately.
-// If the kernel has no vfio-pci, no GPU is offered, and the IOMMU groups are not looked at.
+// If the kernel has no vfio-pci, no GPU is offered, and the IOMMU groups are not looked at; see also ContainersOnly.
 func (m *Machine) withVFIO(listed []gpu.Device) (devices, unlisted []gpu.Device) {
-	if !m.bus().Registered() {
+	if !m.bus().Registered() || m.ContainersOnly && !m.bus().InUse() {
 		return listed, nil
 	}
 	gpus, err := m.bus().GPUs()

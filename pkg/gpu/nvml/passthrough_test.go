@@ -111,8 +111,10 @@ func (v *vmMachine) write(file, text string) error {
 	switch at, _ := gpu.ParsePCIAddress(text); what {
 	case "unbind":
 		v.link(at, "")
+		_ = os.Remove(filepath.Join(filepath.Dir(file), text))
 	case "bind":
 		v.link(at, driver)
+		return os.Symlink("../../devices/"+text, filepath.Join(filepath.Dir(file), text))
 	default:
 		return os.WriteFile(file, []byte(text), 0o600)
 	}
@@ -350,6 +352,24 @@ func TestBindOfAGPUInUse(t *testing.T) {
 				t.Errorf("openers: got %q, then %q; want %q, then %q", before, got, row.before, after)
 			}
 		})
+	}
+}
+
+// Nobody offers GPUs to virtual machines: the bus is looked at only while vfio-pci has a function.
+func TestMachineForContainersOnly(t *testing.T) {
+	v := newVMMachine(t)
+	c := v.MachineConfig
+	c.ContainersOnly = true
+	v.Machine = nvml.New(c)
+	t.Cleanup(func() { _ = v.Close() })
+	found, err := v.Discover(t.Context())
+	must(t, err)
+	if found.Devices[0].VFIO != nil {
+		t.Errorf("got %+v, want nothing about virtual machines", found.Devices[0].VFIO)
+	}
+	must(t, v.bind(t.Context()))
+	if listed, unlisted := v.look(); len(listed) != 1 || !slices.Equal(unlisted, []string{v.gpu.Name}) {
+		t.Errorf("a claim has a GPU: NVML lists %v, and not %v", listed, unlisted)
 	}
 }
 

@@ -24,6 +24,9 @@ import (
 type MachineConfig struct {
 	Library nvmllib.Interface // nil: the one in the driver root
 	Sysfs   string            // where sysfs is mounted: "/sys" on a real machine
+	// ContainersOnly says that no GPU is offered to virtual machines. The PCI bus is then read only while vfio-pci has
+	// functions: a claim may hold one of them.
+	ContainersOnly bool
 	// WriteSysfs writes a file of sysfs; nil: like a shell does.
 	WriteSysfs func(file, text string) error
 	// Dev is where the host's device nodes are seen, for virtual machines. HostDev says that they are in the host's

@@ -55,6 +55,12 @@ func (b Bus) HasIOMMUFD() bool { return exists(filepath.Join(b.Dev, "iommu")) }
 // Registered reports whether the kernel has vfio-pci.
 func (b Bus) Registered() bool { return exists(b.driver(Driver, "")) }
 
+// InUse reports whether vfio-pci has any function, also one that is no GPU.
+func (b Bus) InUse() bool {
+	bound, err := filepath.Glob(b.driver(Driver, "[0-9a-f]*:*:*.*"))
+	return err == nil && len(bound) > 0
+}
+
 // DriverOf returns the driver that the function is bound to; empty: none.
 func (b Bus) DriverOf(at gpu.PCIAddress) string { return b.target(at, "driver") }
 
