@@ -163,6 +163,9 @@ func (s *state) step(ctx context.Context, at gpuhealth.Moment, event any) action
 	case gpuBound:
 		_, known := s.unbound.all(at.Now)[e.gpu]
 		s.unbound.note(at.Now, e.gpu, e.err)
+		if e.err == nil {
+			delete(s.stuck, e.gpu)
+		}
 		s.asked = s.asked || e.err == nil || !known // a call that waits tries again each second
 	case gpuReturned:
 		before := s.stuck[e.gpu]

@@ -96,13 +96,16 @@ type found struct {
 }
 
 // cachedOpeners returns the openers of a device node, cached for openersAge.
-func (s *session) cachedOpeners(path string) []int {
-	last := s.opened.Load()
-	if last == nil || time.Since(last.at) >= openersAge {
-		last = &found{time.Now(), openers(s.config.Proc)}
-		s.opened.Store(last)
+func (s *session) cachedOpeners(path string) []int { return s.known.openers(s.config.Proc)[path] }
+
+// openers returns openers, cached for openersAge.
+func (k *known) openers(proc string) map[string][]int {
+	if last := k.opened.Load(); last != nil && time.Since(last.at) < openersAge {
+		return last.pids
 	}
-	return last.pids[path]
+	pids := openers(proc)
+	k.opened.Store(&found{time.Now(), pids})
+	return pids
 }
 
 // openers returns the PIDs of other processes, ascending, by the device nodes of NVIDIA's driver that they have open.

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -23,6 +24,7 @@ type known struct {
 	partitioned map[gpu.UUID]gpu.MIG // the last known partitioning
 	said        map[string]string    // logged errors, so that each is logged once
 
+	opened      atomic.Pointer[found]
 	offered     sync.Map // UUID of a GPU → []profile
 	deviceNodes sync.Map // paths of device nodes that have existed
 }

@@ -57,6 +57,7 @@ func (m *Machine) Users(ctx context.Context, d gpu.Device) ([]string, error) {
 // Openers returns the names of the programs that keep the GPU from being given to a virtual machine: they use it, or
 // have it open. It sees those of the PID namespace of this process, and looks for the latter every 5 s at most.
 func (m *Machine) Openers(ctx context.Context, d gpu.Device) ([]string, error) {
+	m.known.openers(m.Proc) // this may take long, so it is no part of the call, which would count as hanging
 	return call(ctx, m, d.Physical(), func(s *session) ([]string, error) { return s.openersOf(d.UUID) })
 }
 

@@ -212,22 +212,22 @@ func setPersistence(handle nvmllib.Device, mode nvmllib.EnableState) error {
 // restored.
 func (m *Machine) ReturnVFIO(ctx context.Context, id gpu.UUID, functions []gpu.PCIFunction, //nolint:revive // a flag of the record
 	persistent bool) error {
-	err := steps.Do(ctx, steps.ReturnVFIO, func(ctx context.Context) error {
+	failed := steps.Do(ctx, steps.ReturnVFIO, func(ctx context.Context) error {
 		return m.limited(ctx, func(ctx context.Context) error { return m.bus().Return(ctx, functions) })
 	})
-	if errors.Is(err, passthrough.ErrGone) {
+	switch {
+	case errors.Is(failed, passthrough.ErrGone):
 		return nil
-	}
-	if err != nil {
-		return err
+	case errors.Is(failed, gpu.ErrBusy), ctx.Err() != nil:
+		return failed
 	}
 	// A session lists the GPUs that were there when it began. If it cannot be closed now, a later one finds the GPU.
-	err = m.whileClosed(ctx, func() error { return nil })
+	err := m.whileClosed(ctx, func() error { return nil })
 	if err != nil && !errors.Is(err, gpu.ErrBusy) {
-		return err
+		return errors.Join(failed, err)
 	}
-	if !persistent {
-		return nil
+	if failed != nil || !persistent { // the GPU may be back, and another function of its card not
+		return failed
 	}
 	return steps.Do(ctx, steps.EnablePersistence, func(ctx context.Context) error {
 		err := m.restorePersistence(ctx, id)

@@ -344,7 +344,6 @@ func TestBindOfAGPUInUse(t *testing.T) {
 				t.Errorf("got %s, persistence mode %d, want the drivers untouched and %d", got, v.persistent,
 					row.persistent)
 			}
-			must(t, v.Close()) // with what it has found
 			found, err = v.Openers(t.Context(), v.gpu)
 			must(t, err)
 			after := "process 4242 (" + row.program + ")"

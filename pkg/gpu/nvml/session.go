@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
@@ -93,7 +92,6 @@ type session struct {
 	retired bool // the last user shuts it down
 
 	handles sync.Map // UUID of a GPU → nvmllib.Device
-	opened  atomic.Pointer[found]
 }
 
 // has reports whether the library has the function. A call of one that it lacks ends the program: the binding to it
