@@ -39,6 +39,7 @@ type vmMachine struct {
 	begun      int  // sessions
 	hidden     bool // from the session
 	persistent nvmllib.EnableState
+	refuses    string        // the end of a file of sysfs that cannot be written
 	blocks     chan struct{} // a write to sysfs does, until it is closed
 	blocked    chan struct{} // closed when it does
 }
@@ -107,6 +108,9 @@ func (v *vmMachine) write(file, text string) error {
 			close(v.blocked)
 			<-blocks
 		}
+	}
+	if v.refuses != "" && strings.HasSuffix(file, v.refuses) {
+		return syscall.EIO
 	}
 	switch at, _ := gpu.ParsePCIAddress(text); what {
 	case "unbind":
@@ -279,6 +283,23 @@ func TestBindThatBlocks(t *testing.T) {
 	}
 	if got := v.drivers(); got != "nvidia snd_hda_intel" {
 		t.Errorf("returned: got %s", got)
+	}
+}
+
+// A function that its driver does not take keeps the GPU itself from nobody.
+func TestReturnThatFailsInPart(t *testing.T) {
+	v := newVMMachine(t)
+	must(t, v.bind(t.Context()))
+	if listed, _ := v.look(); len(listed) != 1 {
+		t.Fatalf("bound: NVML lists %v", listed)
+	}
+	v.refuses = "snd_hda_intel/bind"
+	err := v.ReturnVFIO(t.Context(), v.gpu.UUID, v.functions, false)
+	if err == nil || errors.Is(err, gpu.ErrBusy) || !strings.Contains(err.Error(), v.refuses) {
+		t.Errorf("got %v, want what cannot be written", err)
+	}
+	if listed, _ := v.look(); len(listed) != 2 {
+		t.Errorf("returned: NVML lists %v", listed)
 	}
 }
 
