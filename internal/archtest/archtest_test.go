@@ -51,6 +51,7 @@ var allowed = map[string][]string{
 	// The kubelet plugin. Only the root package imports all of its packages; others import report and podresources.
 	"internal/plugin/podresources": {},
 	"internal/plugin/dirwatch":     {},
+	"internal/plugin/uevent":       {},
 	"internal/plugin/report": {"internal/event", "internal/plugin/dirwatch", "pkg/checkpoint", "pkg/gpu",
 		"pkg/inventory", "pkg/sharing", "pkg/sharing/mps", "pkg/steps"},
 	"internal/plugin/gpuhealth": {"internal/event", "internal/plugin/report", "pkg/gpu", "pkg/health",
@@ -68,8 +69,8 @@ var allowed = map[string][]string{
 	"internal/plugin/cleanup": {"internal/plugin/podresources", "pkg/checkpoint", "pkg/inventory", "pkg/sharing"},
 	"internal/plugin": {"internal/plugin/cleanup", "internal/plugin/containers", "internal/plugin/idle",
 		"internal/plugin/kubelet", "internal/plugin/node", "internal/plugin/publish", "internal/plugin/report",
-		"internal/plugin/usage", "pkg/checkpoint", "pkg/claims", "pkg/gpu", "pkg/health", "pkg/sharing/mps",
-		"pkg/steps"},
+		"internal/plugin/uevent", "internal/plugin/usage", "pkg/checkpoint", "pkg/claims", "pkg/gpu", "pkg/health",
+		"pkg/sharing/mps", "pkg/steps"},
 
 	// The commands of the plugin's program: run, check, record.
 	"pkg/hwprofile":        {"pkg/gpu"},

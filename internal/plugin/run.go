@@ -14,6 +14,7 @@
 //	cleanup       releasing claims that the kubelet has forgotten
 //	podresources  client of the kubelet's pod resources API
 //	dirwatch      changes of files
+//	uevent        GPUs that the kernel adds and removes
 package plugin
 
 import (
@@ -31,6 +32,7 @@ import (
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/node"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/publish"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/report"
+	"github.com/gpudra/gpu-dra-driver/internal/plugin/uevent"
 	"github.com/gpudra/gpu-dra-driver/internal/plugin/usage"
 	"github.com/gpudra/gpu-dra-driver/pkg/claims"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
@@ -102,12 +104,16 @@ func (p *Plugin) Run(ctx context.Context) error {
 		Client: p.Client, Stopping: ctx.Done()})
 	publisher := publish.New(publish.PublisherConfig{Client: p.Client, Driver: p.DriverName, Node: p.NodeName,
 		Dir: p.PluginDir, Records: records, Reporter: reporter, Readiness: readiness})
+	hotPlug, err := uevent.Watch(ctx)
+	if err != nil {
+		klog.FromContext(ctx).Info("GPUs that come and go are noticed late", "why", err)
+	}
 	resumes := make(chan struct{}, 1)
 	gpus := node.New(node.Options{NodeName: p.NodeName, Dir: p.PluginDir, BootID: p.Preparer.BootID,
 		ConfigDir: p.NodeConfigs, Client: p.Client, Records: records, Machine: p.Machine, FindUsers: p.ContainerUsage,
 		VirtualMachines: p.VirtualMachines,
 		Alone:           p.Alone, Gates: publisher.Gates, Publisher: publisher, Readiness: readiness, Metrics: metrics,
-		Reporter: reporter, Resume: resumes})
+		Reporter: reporter, HotPlug: hotPlug, Resume: resumes})
 	containerUsage := p.usage(gpus)
 	watcher := idle.New(idle.Options{After: p.IdleAfter, Dir: p.PluginDir, Claims: containerUsage.Claims,
 		Reporter: reporter})

@@ -68,6 +68,20 @@ func TestANewDriverIsDiscoveredAtOnce(t *testing.T) {
 	}
 }
 
+// A GPU that comes or goes is discovered at once, not only at the next discovery.
+func TestHotPlugIsDiscoveredAtOnce(t *testing.T) {
+	l := newTestNode(t)
+	hotPlug := make(chan struct{}) // the loop takes each
+	l.HotPlug = hotPlug
+	defer l.run(t.Context())()
+	l.eventually("the first discovery", func() bool { return l.discovered() > 0 })
+	for range 5 { // more than the timer starts in the time that this takes
+		before := l.discovered()
+		hotPlug <- struct{}{}
+		l.eventually("the next discovery", func() bool { return l.discovered() > before })
+	}
+}
+
 // A discovery that is asked for while one is under way follows it at once. Meanwhile events are handled.
 func TestADiscoveryFollowsAnother(t *testing.T) {
 	l := newTestNode(t)

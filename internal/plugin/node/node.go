@@ -80,6 +80,8 @@ type Options struct {
 	Readiness *report.Readiness
 	Metrics   *report.Metrics
 	Reporter  *report.Reporter
+	// HotPlug has a value when a GPU has come or gone; nil: nobody tells.
+	HotPlug <-chan struct{}
 	// Resume has room for one value, and gets it when the hardware state of claims may have to be restored.
 	Resume chan<- struct{}
 }
@@ -217,6 +219,8 @@ func (n *Node) Run(ctx context.Context) {
 			event = n.Gates.Lacking()
 		case <-n.requests.Changed():
 			event = requested{}
+		case <-n.HotPlug:
+			event = discoverNow{}
 		case <-driver:
 			if !n.Machine.DriverChanged() {
 				continue
