@@ -24,7 +24,7 @@ func (v *View) SlimSlice(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 	slim := &resourceapi.ResourceSlice{TypeMeta: s.TypeMeta, ObjectMeta: s.ObjectMeta}
 	slim.ManagedFields = nil
 	slim.Spec = resourceapi.ResourceSliceSpec{Driver: s.Spec.Driver, Pool: s.Spec.Pool, NodeName: s.Spec.NodeName}
-	if s.Spec.Driver != v.driver {
+	if !v.onNode(s) {
 		return slim
 	}
 	keys := v.kindsOf(s.Spec.Devices)

@@ -83,13 +83,14 @@ func New(driver string) *View {
 // Driver returns the name of the driver.
 func (v *View) Driver() string { return v.driver }
 
-// SetSlice adds or updates a slice, which must not change any more.
+// SetSlice adds or updates a slice, which must not change any more. It ignores devices that are on no node: a fabric
+// may offer GPUs that it can attach to one (docs/composable.md).
 func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 	keys := v.kindsOf(s.Spec.Devices)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.dropSlice(s.Name)
-	if s.Spec.Driver != v.driver {
+	if !v.onNode(s) {
 		return
 	}
 	all := make([]Device, len(s.Spec.Devices))
@@ -115,6 +116,11 @@ func (v *View) SetSlice(s *resourceapi.ResourceSlice) {
 	}
 	v.slices[s.Name] = all
 	v.addToNode(s, all)
+}
+
+// onNode reports whether the devices of the slice are the driver's, and on one node.
+func (v *View) onNode(s *resourceapi.ResourceSlice) bool {
+	return s.Spec.Driver == v.driver && s.Spec.NodeSelector == nil
 }
 
 // DeleteSlice removes a slice.

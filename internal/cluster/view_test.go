@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -93,6 +94,11 @@ func TestView(t *testing.T) {
 
 	slices := clustertest.Slices(t, clustertest.SimNode{Name: "a", Profile: "t4-x2"})
 	tainted, monitor := slices[0], slices[1]
+	fabric := tainted.DeepCopy()
+	fabric.Name, fabric.Spec.NodeName, fabric.Spec.Pool.Name = "fabric", nil, "fabric1"
+	fabric.Spec.NodeSelector = &corev1.NodeSelector{}
+	v.SetSlice(v.SlimSlice(fabric))
+	same("a fabric offers GPUs", "a gpu-3b-00-0 Tesla T4 []\na gpu-af-00-0 Tesla T4 [two gpu-af-00-0]")
 	tainted.Spec.Devices[0].Taints = []resourceapi.DeviceTaint{{Key: "k",
 		Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	tainted.Spec.Devices[1].Taints = []resourceapi.DeviceTaint{{Key: "k", Effect: resourceapi.DeviceTaintEffectNone}}
