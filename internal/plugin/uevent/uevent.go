@@ -41,10 +41,11 @@ func receive(socket *os.File, changed chan<- struct{}) {
 	message := make([]byte, 8<<10) // the kernel's are at most 2 KiB long
 	for {
 		n, err := socket.Read(message)
-		if errors.Is(err, os.ErrClosed) {
+		switch {
+		case errors.Is(err, unix.ENOBUFS): // events were lost
+		case err != nil: // ctx has ended
 			return
-		}
-		if err == nil && !concernsGPU(string(message[:n])) { // an error means that events were lost
+		case !concernsGPU(string(message[:n])):
 			continue
 		}
 		select {
@@ -56,13 +57,7 @@ func receive(socket *os.File, changed chan<- struct{}) {
 
 // concernsGPU reports whether the event changes the GPUs that NVML can know.
 func concernsGPU(message string) bool {
-	has := map[string]bool{}
-	for field := range strings.SplitSeq(message, "\x00") {
-		if id, ok := strings.CutPrefix(field, "PCI_ID="); ok {
-			field = "vendor=" + id[:min(len(id), len("10DE"))]
-		}
-		has[field] = true
-	}
-	return has["SUBSYSTEM=pci"] && has["vendor=10DE"] && (has["ACTION=remove"] ||
-		has["ACTION=bind"] && has["DRIVER=nvidia"])
+	has := func(field string) bool { return strings.Contains(message, "\x00"+field) }
+	return has("SUBSYSTEM=pci\x00") && has("PCI_ID=10DE:") &&
+		(has("ACTION=remove\x00") || has("ACTION=bind\x00") && has("DRIVER=nvidia\x00"))
 }

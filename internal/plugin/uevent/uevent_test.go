@@ -24,7 +24,7 @@ func TestConcernsGPU(t *testing.T) {
 		{"a short identity", "remove@/devices/x ACTION=remove SUBSYSTEM=pci PCI_ID=1", false},
 		{"another bus", "remove@/devices/x ACTION=remove SUBSYSTEM=usb PCI_ID=10DE:2330", false},
 	} {
-		if got := concernsGPU(strings.ReplaceAll(row.event, " ", "\x00")); got != row.want {
+		if got := concernsGPU(strings.ReplaceAll(row.event+" ", " ", "\x00")); got != row.want {
 			t.Errorf("%s: got %t, want %t", row.name, got, row.want)
 		}
 	}
