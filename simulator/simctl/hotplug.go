@@ -76,7 +76,6 @@ func addCommand(dir *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			announce("bind")
 			_, err = fmt.Fprintln(c.OutOrStdout(), added.Name)
 			return err
 		},
