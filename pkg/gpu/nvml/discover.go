@@ -34,6 +34,9 @@ const (
 // unloaded. Errors: driverroot.ErrNoDriver, ErrDriverReplaced, ErrReleased. The health of a GPU is at most healthPeriod
 // old.
 func (m *Machine) Discover(caller context.Context) (gpu.Discovery, error) {
+	if m.hotPlugged() {
+		m.leaveWatch() // takes as long as a wait for events
+	}
 	ctx, cancel := m.limit(caller)
 	defer cancel()
 	look, err := m.discover(ctx)
@@ -63,7 +66,11 @@ func (m *Machine) awaitSession(ctx context.Context, change func() (bool, error))
 
 // discover reads all GPUs in a session of the library on disk.
 func (m *Machine) discover(ctx context.Context) (gpu.Discovery, error) {
-	if _, err := m.awaitSession(ctx, func() (bool, error) { return true, m.refresh() }); err != nil {
+	change := func() (bool, error) { return true, m.refresh() }
+	if m.hotPlugged() {
+		change = m.renew
+	}
+	if _, err := m.awaitSession(ctx, change); err != nil {
 		return gpu.Discovery{}, err
 	}
 	return m.readAll(ctx)
@@ -111,6 +118,9 @@ func (m *Machine) readAll(ctx context.Context) (gpu.Discovery, error) {
 	var connections []links
 	var silent []gpu.Device
 	for i, r := range readings {
+		if errs[i] != nil && m.Removed(r.device) {
+			continue
+		}
 		if errs[i] != nil {
 			look.Broken = append(look.Broken, fmt.Errorf("GPU %d: %w", i, errs[i]))
 			silent = append(silent, r.device)

@@ -4,11 +4,50 @@ package nvml
 
 import (
 	"cmp"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu"
 	"github.com/gpudra/gpu-dra-driver/pkg/gpu/passthrough"
 )
+
+// busGPU is a GPU of the PCI bus, and the kernel's driver that has it.
+type busGPU struct {
+	at     gpu.PCIAddress
+	driver string
+}
+
+// onBus returns the GPUs of the PCI bus; none if it cannot be read.
+func (m *Machine) onBus() (all []busGPU) {
+	gpus, _ := m.bus().GPUs()
+	for _, g := range gpus {
+		all = append(all, busGPU{g.PCI, g.Driver})
+	}
+	return all
+}
+
+// hotPlugged reports whether the kernel has other GPUs than when the session was opened. NVML may count only those of
+// its start.
+func (m *Machine) hotPlugged() bool {
+	now := m.onBus()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.follows && m.current != nil && !slices.Equal(m.current.onBus, now)
+}
+
+// Removed reports whether the GPU is no longer on the PCI bus. One that has fallen off the bus still is. false: the bus
+// cannot be read.
+func (m *Machine) Removed(d gpu.Device) bool {
+	devices := filepath.Join(m.Sysfs, "bus/pci/devices")
+	if _, err := os.Stat(devices); err != nil || d.PCI == (gpu.PCIAddress{}) {
+		return false
+	}
+	_, err := os.Lstat(filepath.Join(devices, d.PCI.String()))
+	return errors.Is(err, fs.ErrNotExist)
+}
 
 // withLost adds the GPUs that NVML counts but that do not answer, as lost, because claims may hold them. A GPU of
 // unknown PCI address gets the next address at which Linux has a GPU and NVML has no other one, in NVML's order.

@@ -87,6 +87,7 @@ type session struct {
 	lib     nvmllib.Interface
 	devices device.Interface
 	file    os.FileInfo // of the library on disk; nil: not followed
+	onBus   []busGPU    // when it was opened
 
 	users   int  // running calls; under Machine.mu
 	retired bool // the last user shuts it down
@@ -174,6 +175,7 @@ func (m *Machine) open() (*session, error) {
 			s.lib = nvmllib.New(nvmllib.WithLibraryPath(path))
 		}
 	}
+	s.onBus = m.onBus()
 	// A machine without GPUs is no error: they may be added, or come back.
 	if ret := s.lib.InitWithFlags(nvmllib.INIT_FLAG_NO_GPUS); ret != nvmllib.SUCCESS {
 		return nil, fmt.Errorf("initialise NVML: %w", ret)
