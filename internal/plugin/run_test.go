@@ -150,6 +150,7 @@ func (machine) Processes(context.Context, gpu.Device) (gpu.Processes, error) {
 }
 func (machine) DriverChanged() bool                    { return false }
 func (machine) LibraryDir() string                     { return "" }
+func (machine) Removed(gpu.Device) bool                { return false }
 func (machine) Watch(context.Context, func(gpu.Event)) {}
 func (machine) Recheck(gpu.UUID)                       {}
 func (machine) Release(string)                         {}

@@ -59,7 +59,10 @@ func (n *Node) discover(ctx context.Context, d *discovery) *found {
 		f.known = saved(n.Dir)
 	}
 	gpus := f.known.GPUs()
-	all := withProduct(inventory.New(withPassthrough(f, gpus, d.stuck)), f.known).Retain(gpus, f.records.touches)
+	expected := slices.DeleteFunc(slices.Clone(gpus), func(d gpu.Device) bool {
+		return n.Machine.Removed(d) && !f.records.touches(d.Name)
+	})
+	all := withProduct(inventory.New(withPassthrough(f, gpus, d.stuck)), f.known).Retain(expected, f.records.touches)
 	f.config, f.noConfig = n.config.current(ctx)
 	if f.noConfig == nil {
 		n.config.logUnmatched(ctx, f.config, all)

@@ -82,6 +82,37 @@ func TestHotPlugIsDiscoveredAtOnce(t *testing.T) {
 	}
 }
 
+// A free GPU that the PCI bus no longer has is forgotten without an event. One that only NVML does not list is lost.
+func TestARemovedGPUIsForgotten(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		removed gpu.UUID
+		want    string
+	}{
+		{"it is removed", "GPU-1", "[gpu-0] 0"},
+		{"it is not listed", "", "[gpu-0 gpu-1 lost] 1"},
+	} {
+		l := newTestNode(t)
+		if err := l.look(); err != nil {
+			t.Fatal(err)
+		}
+		before := len(l.recorded)
+		l.devices, l.removed = l.devices[:1], tt.removed
+		if err := l.look(); err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, d := range l.published {
+			if names = append(names, d.Name); d.Lost {
+				names = append(names, "lost")
+			}
+		}
+		if got := fmt.Sprint(names, len(l.recorded)-before); got != tt.want {
+			t.Errorf("%s: got %s, want %s", tt.name, got, tt.want)
+		}
+	}
+}
+
 // A discovery that is asked for while one is under way follows it at once. Meanwhile events are handled.
 func TestADiscoveryFollowsAnother(t *testing.T) {
 	l := newTestNode(t)

@@ -37,6 +37,8 @@ type Machine interface {
 	Users(ctx context.Context, d gpu.Device) ([]string, error)
 	// Openers returns the names of programs that keep a GPU from being given to a virtual machine.
 	Openers(ctx context.Context, d gpu.Device) ([]string, error)
+	// Removed reports whether the GPU is no longer on the PCI bus.
+	Removed(d gpu.Device) bool
 	// DriverChanged reports whether the driver on disk has changed since the last discovery.
 	DriverChanged() bool
 	// LibraryDir returns the directory in which a change of the driver shows; empty: there is none.
