@@ -82,19 +82,25 @@ func TestHotPlugIsDiscoveredAtOnce(t *testing.T) {
 	}
 }
 
-// A free GPU that the PCI bus no longer has is forgotten without an event. One that only NVML does not list is lost.
+// A free GPU that the PCI bus no longer has is forgotten without an event. One that a claim holds, or that only NVML
+// does not list, is lost.
 func TestARemovedGPUIsForgotten(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		removed gpu.UUID
+		held    bool
 		want    string
 	}{
-		{"it is removed", "GPU-1", "[gpu-0] 0"},
-		{"it is not listed", "", "[gpu-0 gpu-1 lost] 1"},
+		{"it is removed", "GPU-1", false, "[gpu-0] 0"},
+		{"it is removed from a claim", "GPU-1", true, "[gpu-0 gpu-1 lost] 2"}, // about the node and the claim
+		{"it is not listed", "", false, "[gpu-0 gpu-1 lost] 1"},
 	} {
 		l := newTestNode(t)
 		if err := l.look(); err != nil {
 			t.Fatal(err)
+		}
+		if tt.held {
+			l.hold("a", "gpu-1")
 		}
 		before := len(l.recorded)
 		l.devices, l.removed = l.devices[:1], tt.removed
