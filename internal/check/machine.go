@@ -139,7 +139,7 @@ func (e *checker) entry(d gpu.Device) GPU {
 	for _, problem := range d.MIG.Problems {
 		e.found(migUnreadable.Found("%s: %s", d.Name, problem))
 	}
-	if v := d.VGPU; v != nil {
+	if v := d.Guest; v != nil {
 		g.VGPULicense = v.License.String()
 		if v.License.State != gpu.Licensed {
 			e.found(vgpuUnlicensed.Found("%s (%s): %s", d.Name, d.Product.Name,

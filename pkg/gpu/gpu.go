@@ -53,8 +53,8 @@ type Device struct {
 	Partition *Partition `json:",omitempty"`
 	// VFIO says how it is given to a virtual machine; nil: it has no IOMMU group, or the machine has no vfio-pci.
 	VFIO *VFIO `json:",omitempty"`
-	// VGPU is set if this machine is a virtual one and the GPU a part of one of its host.
-	VGPU *VGPU `json:",omitempty"`
+	// Guest is set if this machine is a virtual one and the GPU a part of one of its host.
+	Guest *Guest `json:",omitempty"`
 	// ComputeMode is the current mode, as NVML reports it.
 	ComputeMode ComputeMode `json:",omitempty"`
 	// Blocked says who prevents the driver from enabling or disabling the MIG mode, from creating the partition, or
@@ -100,7 +100,7 @@ func (p Product) MPSLimits() bool {
 
 // MPSLimits reports whether MPS limits what its clients use of the device. The driver uses no MPS on a vGPU, where
 // NVIDIA does not say that it works.
-func (d Device) MPSLimits() bool { return d.VGPU == nil && d.Product.MPSLimits() }
+func (d Device) MPSLimits() bool { return d.Guest == nil && d.Product.MPSLimits() }
 
 // Topology says what a GPU is connected to. Both fields name a set of GPUs; a GPU that is alone has its own UUID.
 type Topology struct {

@@ -82,21 +82,21 @@ var AllAttributes = []Attribute{
 		func(d gpu.Device) value { return value{BoolValue: ptr.To(d.Use.SharedOnly)} }},
 	{"vgpu", "whether it is a vGPU: the node is a virtual machine, and has a part of a GPU of its host; not of type " +
 		"`mig`",
-		ofWhole(func(d gpu.Device) value { return value{BoolValue: ptr.To(d.VGPU != nil)} })},
+		ofWhole(func(d gpu.Device) value { return value{BoolValue: ptr.To(d.Guest != nil)} })},
 	{"vgpuLicense", "`licensed` or `unlicensed`; empty: unknown, or no vGPU; not of type `mig`",
 		ofWhole(func(d gpu.Device) value {
-			if d.VGPU == nil {
+			if d.Guest == nil {
 				return text("")
 			}
-			return text(string(d.VGPU.License.State))
+			return text(string(d.Guest.License.State))
 		})},
 	{"vgpuHostDriverVersion", "NVIDIA's driver on the host, written as `driverVersion`; only of a vGPU, if known; " +
 		"not of type `mig`",
 		ofWhole(func(d gpu.Device) value {
-			if d.VGPU == nil || d.VGPU.HostDriver == "" {
+			if d.Guest == nil || d.Guest.HostDriver == "" {
 				return value{}
 			}
-			return versionOf(d.VGPU.HostDriver)
+			return versionOf(d.Guest.HostDriver)
 		})},
 	{"iommuGroup", "the IOMMU group; only of type `vfio`",
 		ofVM(func(v gpu.VFIO) value { return number(v.Group) })},

@@ -113,7 +113,7 @@ func (e entry) unlimitable(devices []gpu.Device) []string {
 	var out []string
 	for _, d := range devices {
 		why := "MPS limits nothing before Volta"
-		if d.VGPU != nil {
+		if d.Guest != nil {
 			why = "the driver uses no MPS on a vGPU"
 		}
 		switch is := e.use.EnforceableOn(d); {

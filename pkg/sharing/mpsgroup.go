@@ -104,7 +104,7 @@ func (r mpsRule) memoryLimit(of gpu.Device) (uint64, error) {
 func (a *Assignment) joinGroup(groups []mpsGroup) error {
 	for _, g := range groups {
 		if i := slices.IndexFunc(g.devices, func(d gpu.Device) bool { return d.Name == a.Device }); i >= 0 {
-			if g.devices[i].VGPU != nil {
+			if g.devices[i].Guest != nil {
 				return refuseField(ErrRefused, "sharing.strategy", "MPS", "it is a vGPU, and the driver uses no MPS "+
 					"there, because NVIDIA does not say that it works; leave the strategy out")
 			}

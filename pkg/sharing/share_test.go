@@ -625,7 +625,7 @@ func TestLimitsOfMPSBeforeVolta(t *testing.T) {
 }
 
 func TestNoMPSOnAVGPU(t *testing.T) {
-	d := gpu.Device{Name: "gpu-0", UUID: "GPU-0", Memory: 8 << 30, VGPU: &gpu.VGPU{}}
+	d := gpu.Device{Name: "gpu-0", UUID: "GPU-0", Memory: 8 << 30, Guest: &gpu.Guest{}}
 	d.Use = gpu.SharingMode{}.EnforceableOn(d)
 	if got := d.Use.String(); got != "exclusive" {
 		t.Errorf("by default: got %s, want exclusive", got)

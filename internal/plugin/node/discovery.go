@@ -121,8 +121,8 @@ func withoutTransientState(inv inventory.Inventory) inventory.Inventory {
 	inv = slices.Clone(inv)
 	for i := range inv {
 		inv[i].MIG.Enabled, inv[i].MIG.Instances, inv[i].ComputeMode = false, nil, ""
-		if v := inv[i].VGPU; v != nil {
-			inv[i].VGPU = &gpu.VGPU{HostDriver: v.HostDriver, License: gpu.License{State: v.License.State}}
+		if v := inv[i].Guest; v != nil {
+			inv[i].Guest = &gpu.Guest{HostDriver: v.HostDriver, License: gpu.License{State: v.License.State}}
 		}
 	}
 	return inv

@@ -35,7 +35,7 @@ func (m *Machine) Recheck(id gpu.UUID) {
 // withHealth returns r with the health of the GPU, which is asked for every healthPeriod, and after Recheck.
 func (s *session) withHealth(handle nvmllib.Device, r discovered) discovered {
 	if time.Since(r.checked) >= healthPeriod || r.recheck.After(r.health.At) {
-		r.device.VGPU = s.vgpu(handle, r.device.PCI) // the licence may come later
+		r.device.Guest = s.guest(handle, r.device.PCI) // the licence may come later
 		r.health, r.checked = s.health(handle, r.device), time.Now()
 	}
 	return r
@@ -53,8 +53,8 @@ func (s *session) health(handle nvmllib.Device, d gpu.Device) gpu.Health {
 	if pending, ret := handle.GetRetiredPagesPendingStatus(); ret == nvmllib.SUCCESS {
 		h.PagesPending = pending == nvmllib.FEATURE_ENABLED
 	}
-	if d.VGPU != nil {
-		h.License = d.VGPU.License.State
+	if d.Guest != nil {
+		h.License = d.Guest.License.State
 	}
 	h.NodeMissing = s.vanishedNode(d)
 	return h

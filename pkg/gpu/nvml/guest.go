@@ -18,12 +18,12 @@ func isVGPU(handle nvmllib.Device) bool {
 	return ret == nvmllib.SUCCESS && mode == nvmllib.GPU_VIRTUALIZATION_MODE_VGPU
 }
 
-// vgpu returns nil if the GPU is no vGPU. NVML does not know the driver of the host, but the PCI function does.
-func (s *session) vgpu(handle nvmllib.Device, at gpu.PCIAddress) *gpu.VGPU {
+// guest returns nil if the GPU is no vGPU. NVML does not know the driver of the host, but the PCI function does.
+func (s *session) guest(handle nvmllib.Device, at gpu.PCIAddress) *gpu.Guest {
 	if !isVGPU(handle) {
 		return nil
 	}
-	return &gpu.VGPU{HostDriver: passthrough.Bus{Sysfs: s.config.Sysfs}.HostDriver(at), License: s.license(handle)}
+	return &gpu.Guest{HostDriver: passthrough.Bus{Sysfs: s.config.Sysfs}.HostDriver(at), License: s.license(handle)}
 }
 
 // license returns the licence of a vGPU. NVML says whether there is one, and not whether the vGPU is slowed down

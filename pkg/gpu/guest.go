@@ -4,15 +4,15 @@ package gpu
 
 import "time"
 
-// VGPU is what a virtual machine knows of its vGPU, a part of a GPU of its host.
-type VGPU struct {
+// Guest is what a virtual machine knows of its vGPU, a part of a GPU of its host.
+type Guest struct {
 	HostDriver string  `json:",omitempty"` // NVIDIA's driver on the host, "580.95.05"; empty: unknown
 	License    License `json:",omitzero"`
 }
 
 // String is for people: "host driver 580.95.05, licence: licensed".
-func (v *VGPU) String() string {
-	return "host driver " + v.HostDriver + ", licence: " + v.License.String()
+func (g *Guest) String() string {
+	return "host driver " + g.HostDriver + ", licence: " + g.License.String()
 }
 
 // License is the licence of a vGPU. The zero value: nothing is known.
